@@ -1,0 +1,1 @@
+//! Everything in Windlass that decides and acts

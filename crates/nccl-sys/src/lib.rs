@@ -1,0 +1,1 @@
+//! C types of nccl.h, the list of entry points, finding and opening the real library

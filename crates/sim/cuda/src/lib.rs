@@ -1,0 +1,1 @@
+//! A stand-in for libcuda.so.1 on host memory, for machines without a GPU

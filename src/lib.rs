@@ -1,0 +1,1 @@
+//! The ABI face of Windlass: exported C functions, nothing else.
