@@ -101,7 +101,9 @@ fn reason(error: &std::io::Error) -> String {
 
 fn load(path: &Path, flags: c_int) -> Result<Library, String> {
     // SAFETY: opening runs the library's constructors; the file is what the user or the loader calls NCCL.
-    unsafe { Library::open(Some(path), flags) }.map_err(|error| error.to_string())
+    unsafe { Library::open(Some(path), flags) }.map_err(|error| {
+        std::error::Error::source(&error).map_or_else(|| error.to_string(), |cause| cause.to_string())
+    })
 }
 
 fn symbol(library: &Library, name: &CStr) -> Option<*mut ()> {
