@@ -17,7 +17,7 @@ def digest(*tensors):
     """A digest of the bytes of these tensors on every rank, in rank order."""
     own = hashlib.sha256()
     for tensor in tensors:
-        own.update(tensor.detach().contiguous().cpu().view(torch.uint8).numpy().tobytes())
+        own.update(tensor.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
     everyone = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, own.hexdigest())
     return hashlib.sha256("".join(everyone).encode()).hexdigest()[:16]
