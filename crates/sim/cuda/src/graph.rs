@@ -246,9 +246,15 @@ pub fn instantiate(graph: &Graph, flags: u64) -> Result<Handle, Code> {
     Ok(executable.handle)
 }
 
+/// References to the objects of a graph and of its child graphs, which may be destroyed before the executable is.
 fn all_objects(graph: &Graph) -> Held {
-    // Child graphs keep their own references as long as the parent lives; the executable takes the parent's.
-    lock(&graph.objects).clone()
+    let mut objects = lock(&graph.objects).clone();
+    for node in graph.nodes() {
+        if let Content::Child(child) = node.content() {
+            objects.absorb(all_objects(&child));
+        }
+    }
+    objects
 }
 
 /// Appends the steps of a graph behind `entry` and gives those that its followers depend on.

@@ -74,6 +74,13 @@ impl Held {
         self.0.entry(object.handle).or_insert_with(|| (object.clone(), 0)).1 += count;
     }
 
+    /// Takes over all references of another holder.
+    pub fn absorb(&mut self, mut other: Held) {
+        for (object, count) in std::mem::take(&mut other.0).into_values() {
+            self.adopt(&object, count);
+        }
+    }
+
     pub fn release(&mut self, object: &Arc<UserObject>, count: u32) -> Result<(), Code> {
         let held = self.0.get_mut(&object.handle).ok_or(CUDA_ERROR_INVALID_VALUE)?;
         held.1 = held.1.checked_sub(count).ok_or(CUDA_ERROR_INVALID_VALUE)?;

@@ -241,3 +241,24 @@ fn a_user_object_dies_with_its_last_holder_where_cuda_calls_are_not_permitted() 
     assert_eq!(receiver.recv().unwrap(), 800);
     ok(cuStreamDestroy_v2(stream));
 }
+
+#[test]
+fn an_executable_holds_the_user_objects_of_child_graphs_too() {
+    start();
+    let (sender, receiver) = channel();
+    let destruction = Destruction(sender);
+    let (parent, child) = (made(|out| cuGraphCreate(out, 0)), made(|out| cuGraphCreate(out, 0)));
+    let data = (&raw const destruction).cast_mut().cast();
+    let object = made(|out| cuUserObjectCreate(out, data, destroyed, 1, 1));
+    ok(cuGraphRetainUserObject(child, object, 1, 1));
+    made(|out| cuGraphAddChildGraphNode(out, parent, std::ptr::null(), 0, child));
+    let executable = instantiate(parent);
+    [child, parent].into_iter().for_each(|graph| ok(cuGraphDestroy(graph)));
+    assert!(receiver.try_recv().is_err());
+    let stream = stream();
+    ok(cuGraphLaunch(executable, stream));
+    ok(cuStreamSynchronize(stream));
+    ok(cuGraphExecDestroy(executable));
+    assert_eq!(receiver.recv().unwrap(), 800);
+    ok(cuStreamDestroy_v2(stream));
+}

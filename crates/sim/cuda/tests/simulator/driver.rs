@@ -96,6 +96,7 @@ driver! {
     fn cuStreamIsCapturing(stream: Handle, status: &mut u32);
     fn cuThreadExchangeStreamCaptureMode(mode: &mut u32);
     fn cuGraphCreate(graph: &mut Handle, flags: u32);
+    fn cuGraphAddChildGraphNode(node: &mut Handle, graph: Handle, on: *const Handle, count: usize, child: Handle);
     fn cuGraphClone(clone: &mut Handle, graph: Handle);
     fn cuGraphGetNodes(graph: Handle, nodes: *mut Handle, count: &mut usize);
     fn cuGraphInstantiateWithFlags(executable: &mut Handle, graph: Handle, flags: u64);
