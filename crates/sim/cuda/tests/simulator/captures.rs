@@ -262,3 +262,56 @@ fn an_executable_holds_the_user_objects_of_child_graphs_too() {
     assert_eq!(receiver.recv().unwrap(), 800);
     ok(cuStreamDestroy_v2(stream));
 }
+
+#[test]
+fn a_captured_launch_runs_with_the_graph_that_captured_it() {
+    start();
+    let stream = stream();
+    let list = Arc::new(Mutex::new(Vec::new()));
+    ok(cuStreamBeginCapture_v2(stream, GLOBAL));
+    [2, 3].into_iter().for_each(|entry| note(stream, &list, entry));
+    let inner = end(stream);
+    let inner_executable = instantiate(inner);
+    ok(cuStreamBeginCapture_v2(stream, GLOBAL));
+    note(stream, &list, 1);
+    ok(cuGraphLaunch(inner_executable, stream));
+    note(stream, &list, 4);
+    let outer = end(stream);
+    let outer_executable = instantiate(outer);
+    ok(cuGraphExecDestroy(inner_executable));
+    ok(cuGraphLaunch(outer_executable, stream));
+    ok(cuStreamSynchronize(stream));
+    assert_eq!(*list.lock().unwrap(), [1, 2, 3, 4]);
+    ok(cuGraphExecDestroy(outer_executable));
+    [inner, outer].into_iter().for_each(|graph| ok(cuGraphDestroy(graph)));
+    ok(cuStreamDestroy_v2(stream));
+}
+
+#[test]
+fn memory_allocated_in_a_capture_lives_as_long_as_what_was_made_of_it() {
+    start();
+    let stream = stream();
+    let target = buffer(64);
+    ok(cuStreamBeginCapture_v2(stream, GLOBAL));
+    let block = made(|out| cuMemAllocAsync(out, 64, stream));
+    ok(cuMemsetD32Async(block, 9, 16, stream));
+    ok(cuMemcpyDtoDAsync_v2(target, block, 64, stream));
+    ok(cuMemFreeAsync(block, stream));
+    assert_eq!(cuMemFreeAsync(target, stream), 801);
+    let graph = end(stream);
+    let executable = instantiate(graph);
+    ok(cuGraphDestroy(graph));
+    for _ in 0..2 {
+        ok(cuMemsetD32Async(target, 0, 16, stream));
+        ok(cuGraphLaunch(executable, stream));
+        let mut words = [0_u32; 16];
+        ok(cuStreamSynchronize(stream));
+        ok(cuMemcpyDtoH_v2(words.as_mut_ptr().cast(), target, 64));
+        assert_eq!(words, [9; 16]);
+    }
+    ok(cuGraphExecDestroy(executable));
+    let mut value = 0_u64;
+    assert_eq!(cuPointerGetAttribute((&raw mut value).cast(), 7, block), 1);
+    ok(cuStreamDestroy_v2(stream));
+    ok(cuMemFree_v2(target));
+}
