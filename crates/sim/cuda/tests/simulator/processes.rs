@@ -214,7 +214,9 @@ fn child_does_not_leak() {
     start();
     let address = buffer(64);
     ok(cuMemFree_v2(address));
+    // A capture that is never ended goes with its stream.
     let stream = stream();
+    ok(cuStreamBeginCapture_v2(stream, 0));
     ok(cuStreamDestroy_v2(stream));
     ok(cuDevicePrimaryCtxRelease_v2(0));
 }
