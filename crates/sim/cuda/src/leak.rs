@@ -72,7 +72,7 @@ pub fn at_exit() {
         return;
     }
     for (kind, count) in &counts {
-        eprintln!("sim-cuda: leak: {count} {kind}");
+        crate::report::line(format_args!("leak: {count} {kind}"));
     }
     // SAFETY: flushing all streams is what exit would do next; leaving at once keeps others from changing the status.
     unsafe {

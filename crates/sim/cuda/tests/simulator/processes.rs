@@ -195,7 +195,22 @@ fn a_strict_process_that_leaks_says_so_and_fails() {
 }
 
 #[test]
+fn a_closed_stderr_loses_the_report_and_not_the_status() {
+    let mut command = child("child_closes_stderr_and_leaks");
+    assert_eq!(command.env("WINDLASS_SIM_STRICT", "1").output().unwrap().status.code(), Some(86));
+}
+
+#[test]
 #[ignore = "a child process of the test above"]
+fn child_closes_stderr_and_leaks() {
+    start();
+    buffer(64);
+    // SAFETY: nothing in this process needs it any more.
+    unsafe { libc::close(2) };
+}
+
+#[test]
+#[ignore = "a child process of a test above"]
 fn child_leaks() {
     start();
     buffer(64);
