@@ -11,7 +11,7 @@ const ROWS: &[(Together, &[&str])] = &[
     (Together::No, &["forward"]),
     (Together::No, &["process"]),
     (Together::No, &["stats"]),
-    (Together::No, &["log"]),
+    (Together::No, &["annotate", "log"]),
     (Together::No, &["config", "error"]),
     (Together::No, &["call", "path"]),
 ];

@@ -2,6 +2,7 @@
 
 use nccl_sys::{ncclInProgress, ncclResult_t, ncclSuccess};
 
+use crate::annotate;
 use crate::call::Call;
 use crate::communicator::{self, Communicator};
 use crate::forward::{self, known};
@@ -27,6 +28,7 @@ fn run(call: &Call, communicator: &Communicator) -> ncclResult_t {
     }
     let path = plan(&call.shared);
     count::call(communicator.counters(), call.shared.function, path, call.shared.bytes(communicator.ranks()));
+    let _range = annotate::range(call.shared.function.entry().description().name);
     match path {
         Path::Forward => forward::forward(call),
     }
