@@ -64,9 +64,11 @@ def compare(compiler, lines, exact):
     """Lines of a table that do not hold for the compiler's header, each with what is seen instead."""
     wrong = complaints(compiler, lines, [c_check(line, exact) for line in lines], "c")
     wrong.update(complaints(compiler, lines, [cpp_check(line) for line in lines], "c++"))
-    initial = [line for line in lines if line.startswith("initial ") and initializer(line) in compiler.macros()]
-    wrong.update({line: "no such initializer" for line in lines if line.startswith("initial ") and line not in initial})
-    wrong.update(wrong_initial_values(compiler, initial))
+    macros, missing = compiler.macros(), {line.split()[1] for line in wrong if line.startswith("field ")}
+    initial = [line for line in lines if line.startswith("initial ")]
+    present = [line for line in initial if initializer(line) in macros and line.split()[1] not in missing]
+    wrong.update({line: "no such initializer or field" for line in initial if line not in present})
+    wrong.update(wrong_initial_values(compiler, present))
     for line in wrong:
         if line.startswith("constant "):
             wrong[line] = seen_value(compiler, line.split()[1])
