@@ -72,3 +72,12 @@ if(SIM_DIR)
     add_run(symbols sim windlass 60 "${UNINTENDED}" ${EXPORT_LISTS})
   endif()
 endif()
+
+# The harness and the runner fail where they must.
+add_executable(harness_proof programs/harness_proof.c)
+target_link_libraries(harness_proof PRIVATE harness)
+if(SIM_DIR)
+  add_test(NAME sim.proof COMMAND "${Python3_EXECUTABLE}" "${CMAKE_CURRENT_SOURCE_DIR}/support/proof.py" "${SIM_DIR}"
+           $<TARGET_FILE:harness_proof> $<TARGET_FILE:premulsum> "${RUNS}/proof")
+  set_tests_properties(sim.proof PROPERTIES LABELS sim TIMEOUT 120)
+endif()

@@ -18,4 +18,6 @@ with scratch() as folder:
     named = run(BUILD / "ask", "version", LD_LIBRARY_PATH=folder, WINDLASS_NCCL="/nowhere/libnccl.so.2")
     check("/nowhere/libnccl.so.2" in named.stderr and len(log_lines(named)) == 1, "it names what WINDLASS_NCCL said", named)
     check(named.stdout.split()[1] == str(SYSTEM_ERROR), "a wrong WINDLASS_NCCL is not replaced by another", named)
+    silent = run("bash", "-c", 'exec "$0" version init suspend version 2>&-', BUILD / "ask", LD_LIBRARY_PATH=folder)
+    check(silent.returncode == 0 and len(silent.stdout.splitlines()) == 4, "a closed standard error harms nothing", silent)
 done()

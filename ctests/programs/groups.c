@@ -113,6 +113,18 @@ static void one_end_too_many(struct rank* self, ncclComm_t communicator) {
   nested(self, communicator);
 }
 
+/* The second set of names is the same functions: a group opened by one is closed by the other. */
+static void by_the_other_names(struct rank* self, ncclComm_t communicator) {
+  struct transfer transfers[2] = {transfer_of(self, ALL_REDUCE, 71, 50), transfer_of(self, ALL_GATHER, 72, 51)};
+  cudaStream_t stream = as_cuda(self->stream);
+  NCCL(pncclGroupStart());
+  NCCL(pncclAllReduce(transfers[0].send, transfers[0].receive, 71, ncclInt32, ncclSum, communicator, stream));
+  NCCL(pncclAllGather(transfers[1].send, transfers[1].receive, 72, ncclInt32, communicator, stream));
+  NCCL(ncclGroupEnd());
+  wait_for(self->stream);
+  settle(self, transfers, 2);
+}
+
 static void all(struct rank* self) {
   ncclComm_t first = world(self, 0), second = world(self, 1);
   empty();
@@ -121,12 +133,15 @@ static void all(struct rank* self) {
   mixed(self, first);
   closed_and_reopened(self, first);
   one_end_too_many(self, second);
+  by_the_other_names(self, first);
   NCCL(ncclCommDestroy(second));
   NCCL(ncclCommDestroy(first));
 }
 
 int main(void) {
   begin("groups", 60);
-  run_ranks("groups", PROCESSES, rank_count(4), all, NULL);
+  int ranks = rank_count(4);
+  run_ranks("processes", PROCESSES, ranks, all, NULL);
+  run_ranks("threads", THREADS, ranks, all, NULL);
   return finish();
 }

@@ -2,6 +2,9 @@
  * host computes; every rank draws the same sequence. */
 #include "../support/collective.h"
 
+#include <stdlib.h>
+#include <string.h>
+
 enum { STEPS = 260, COMMUNICATORS = 3, STREAMS = 3, BATCH_MAX = 4 };
 
 struct place { ncclComm_t communicator; int rank, ranks; };
@@ -41,6 +44,32 @@ static void step(struct rank* self, struct random* random, const struct place* p
   }
 }
 
+/* Every rank sends to and receives from the rank that is `distance` further on, as many bytes as were drawn. */
+static void shift(struct rank* self, struct random* random, const struct place* place, CUstream stream, uint64_t key) {
+  int distance = (int)(random_next(random) % (uint64_t)place->ranks);
+  size_t count = (size_t)random_below(random, 20000);
+  int to = (place->rank + distance) % place->ranks, from = (place->rank + place->ranks - distance) % place->ranks;
+  int32_t* host = malloc(count * 4 + 1);
+  int32_t* wanted = malloc(count * 4 + 1);
+  void* given = device_alloc(count * 4);
+  void* gotten = device_alloc(count * 4);
+  input_fill(host, key, place->rank, 0, count, ncclInt32, ncclSum);
+  upload(given, host, count * 4);
+  NCCL(ncclGroupStart());
+  NCCL(ncclSend(given, count, ncclInt32, to, place->communicator, as_cuda(stream)));
+  NCCL(ncclRecv(gotten, count, ncclInt32, from, place->communicator, as_cuda(stream)));
+  NCCL(ncclGroupEnd());
+  wait_for(stream);
+  download(host, gotten, count * 4);
+  input_fill(wanted, key, from, 0, count, ncclInt32, ncclSum);
+  CHECK(memcmp(host, wanted, count * 4) == 0);
+  record(self, host, count * 4);
+  free(host);
+  free(wanted);
+  device_free(given);
+  device_free(gotten);
+}
+
 static void all(struct rank* self) {
   struct random random = random_from(*(uint64_t*)self->argument);
   int half = self->rank % 2, known = collectives_known();
@@ -50,7 +79,10 @@ static void all(struct rank* self) {
   NCCL(ncclCommSplit(places[0].communicator, 0, -self->rank, &places[1].communicator, NULL));
   NCCL(ncclCommSplit(places[0].communicator, half, self->rank, &places[2].communicator, NULL));
   CUstream streams[STREAMS] = {self->stream, new_stream(), new_stream()};
-  for (uint64_t key = 1; key <= STEPS; key++) step(self, &random, places, streams, known, key);
+  for (uint64_t key = 1; key <= STEPS; key++) {
+    step(self, &random, places, streams, known, key);
+    if (key % 4 == 0) shift(self, &random, &places[key / 4 % COMMUNICATORS], streams[key / 4 % STREAMS], key);
+  }
   for (int i = COMMUNICATORS - 1; i >= 0; i--) NCCL(ncclCommDestroy(places[i].communicator));
   for (int i = 1; i < STREAMS; i++) CUDA(cuStreamDestroy_v2(streams[i]));
 }
@@ -58,6 +90,8 @@ static void all(struct rank* self) {
 int main(void) {
   begin("random_calls", 120);
   uint64_t seed = program_seed(20240);
-  run_ranks("random calls", PROCESSES, rank_count(4), all, &seed);
+  int ranks = rank_count(4);
+  run_ranks("processes", PROCESSES, ranks, all, &seed);
+  run_ranks("threads", THREADS, ranks, all, &seed);
   return finish();
 }

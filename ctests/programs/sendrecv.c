@@ -147,5 +147,6 @@ int main(void) {
   int ranks = rank_count(4);
   run_ranks("processes", PROCESSES, ranks, all, NULL);
   run_ranks("pair", PROCESSES, 2, all, NULL);
+  run_ranks("threads", THREADS, ranks, all, NULL);
   return finish();
 }

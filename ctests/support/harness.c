@@ -265,8 +265,10 @@ void count_calls(const char* function, int calls) {
   pthread_mutex_unlock(&board->mutex);
 }
 
-/* Counts the call written as `text`, for instance "ncclCommCount(communicator, &count)". */
+/* Counts the call written as `text`, for instance "ncclCommCount(communicator, &count)"; the pnccl twin of a function
+ * counts as the function. */
 static void count_call(const char* text) {
+  if (text[0] == 'p') text++;
   char name[NAME_BYTES];
   size_t length = strcspn(text, "(");
   if (length >= sizeof name || strncmp(text, "nccl", 4)) return;
