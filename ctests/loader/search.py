@@ -32,6 +32,17 @@ two = run(BUILD / "ask", "version", "mapped", LD_PRELOAD=PRELOAD, LD_LIBRARY_PAT
 found(two, FIRST, "of two candidates the first")
 check(mapped(two, A) and not mapped(two, B), "and the second is not mapped", two)
 
+# Programs that open NCCL themselves: by its name, which a preloaded Windlass answers, or by a path from a setting.
+OPEN = """
+import ctypes, sys
+version = ctypes.c_int()
+print("version", ctypes.CDLL(sys.argv[1]).ncclGetVersion(ctypes.byref(version)), version.value)
+"""
+by_name = run("python3", "-c", OPEN, "libnccl.so.2", LD_PRELOAD=PRELOAD, LD_LIBRARY_PATH=A, WINDLASS_NCCL=B)
+found(by_name, SECOND, "dlopen by name is answered by a preloaded Windlass")
+found(run("python3", "-c", OPEN, PRELOAD, LD_LIBRARY_PATH=A), FIRST, "dlopen of Windlass by path, the real one behind it")
+found(run("python3", "-c", OPEN, PRELOAD, WINDLASS_NCCL=A), FIRST, "dlopen of Windlass by path, the real one named")
+
 with scratch() as folder:
     copied = copy(PRELOAD, folder / "copy")
     named = run(BUILD / "ask", "version", LD_PRELOAD=PRELOAD, WINDLASS_NCCL=copied)

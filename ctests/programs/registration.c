@@ -41,6 +41,7 @@ static void registered(struct rank* self, ncclComm_t communicator) {
   NCCL(ncclCommRegister(communicator, memory, BYTES, &handle));
   reduce_within(self, communicator, memory, 2);
   reduce_within(self, communicator, memory, 3);
+  meet(self); /* a peer may still be reading this buffer when this rank's stream is done */
   NCCL(ncclCommDeregister(communicator, handle));
   reduce_within(self, communicator, memory, 4);
   NCCL(ncclMemFree(memory));
@@ -52,6 +53,7 @@ static void in_a_window(struct rank* self, ncclComm_t communicator) {
   NCCL(ncclMemAlloc(&memory, BYTES));
   NCCL(ncclCommWindowRegister(communicator, memory, BYTES, &window, NCCL_WIN_COLL_SYMMETRIC));
   reduce_within(self, communicator, memory, 5);
+  meet(self);
   /* A library may have no windows on this machine: it then says success and gives none. */
   if (window) NCCL(ncclCommWindowDeregister(communicator, window));
   reduce_within(self, communicator, memory, 6);

@@ -135,11 +135,11 @@ int device_count(void) {
   return count;
 }
 
-int rank_count(int at_most) {
+int rank_count(int usual) {
   int devices = device_count();
   const char* wanted = getenv("CTESTS_RANKS");
-  int ranks = wanted ? atoi(wanted) : 4;
-  if (ranks > at_most) ranks = at_most;
+  int ranks = wanted ? atoi(wanted) : usual;
+  if (ranks > RANKS_MAX) ranks = RANKS_MAX;
   if (ranks > devices) ranks = devices;
   /* Sums over three ranks have averages that no format holds exactly: the even number below tests as much. */
   if (!wanted && ranks == 3) ranks = 2;

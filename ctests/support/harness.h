@@ -38,8 +38,9 @@ int finish(void);
 /* Ends the program as skipped; `reason` is printed. */
 void skip(const char* reason);
 
-/* How many ranks to run: CTESTS_RANKS, else the devices up to `at_most`. Skips the program if there are fewer than two. */
-int rank_count(int at_most);
+/* How many ranks to run: CTESTS_RANKS, else `usual`, no more than there are devices. Skips the program if that is
+ * fewer than two. */
+int rank_count(int usual);
 /* Runs `body` once a rank, each with a device, its primary context and a stream; prints one digest line a rank. */
 void run_ranks(const char* section, enum rank_kind kind, int ranks, void (*body)(struct rank*), void* argument);
 /* Waits until every rank of the running section is here. */
