@@ -25,7 +25,8 @@ def exported_names(library):
 
     Objects are left out: 2.30.3 exports four by accident, which no header declares.
     """
-    listing = subprocess.run(["nm", "-D", "--defined-only", str(library)], text=True, stdout=subprocess.PIPE, check=True)
+    command = ["nm", "-D", "--defined-only", str(library)]
+    listing = subprocess.run(command, text=True, stdout=subprocess.PIPE, check=True)
     names = set()
     for line in listing.stdout.splitlines():
         kind, name = line.split()[-2:]

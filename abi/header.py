@@ -78,7 +78,8 @@ class Compiler:
         """Names that the header defines, without its include guard: name to "" or "(arguments)"."""
         text = self.header.read_text()
         found = {}
-        for name, arguments, rest in re.findall(r"^[ \t]*#[ \t]*define[ \t]+(p?nccl\w+|NCCL_\w+)(\([^)]*\))?(.*)$", text, re.M):
+        define = r"^[ \t]*#[ \t]*define[ \t]+(p?nccl\w+|NCCL_\w+)(\([^)]*\))?(.*)$"
+        for name, arguments, rest in re.findall(define, text, re.M):
             if rest.strip() or arguments:
                 found[name] = arguments
         defined = set(re.findall(r"^#define (\w+)", self.gcc(["-E", "-dM"], self.include()).stdout, re.M))

@@ -13,16 +13,19 @@ CUDA_STUBS = os.environ["CTESTS_CUDA_STUBS"]
 CONSUMER = ROOT / "ctests" / "consumers" / "package"
 
 
+def install(prefix):
+    return run("cmake", f"-DPREFIX={prefix}", f"-DLIBRARY={PRELOAD}", f"-DINCLUDE_DIR={HEADERS}", "-P",
+               ROOT / "cmake" / "install.cmake")
+
+
 def configure(folder, prefix, *more):
     return run("cmake", "-S", CONSUMER, "-B", folder, f"-DCMAKE_PREFIX_PATH={prefix}", *more)
 
 
 with scratch() as folder:
-    installed = run("cmake", f"-DPREFIX={folder}/first", f"-DLIBRARY={PRELOAD}", f"-DINCLUDE_DIR={HEADERS}", "-P",
-                    ROOT / "cmake" / "install.cmake")
+    installed = install(folder / "first")
     check(installed.returncode == 0, "install.cmake installs", installed)
-    again = run("cmake", f"-DPREFIX={folder}/first", f"-DLIBRARY={PRELOAD}", f"-DINCLUDE_DIR={HEADERS}", "-P",
-                ROOT / "cmake" / "install.cmake")
+    again = install(folder / "first")
     check(again.returncode == 0, "and installs again over itself", again)
     os.rename(folder / "first", folder / "moved")
     configured = configure(folder / "build", folder / "moved", f"-DCMAKE_C_FLAGS=-isystem {CUDA_STUBS}")
@@ -33,5 +36,6 @@ with scratch() as folder:
     check(result.stdout == "0 22801\n" and result.stderr == "", "and reaches the real library through Windlass", result)
     (folder / "moved" / "lib" / "windlass" / "libnccl.so.2").unlink()
     broken = configure(folder / "broken", folder / "moved")
-    check(broken.returncode != 0 and "install Windlass again" in broken.stderr, "a broken tree is not found, and says why", broken)
+    said = broken.returncode != 0 and "install Windlass again" in broken.stderr
+    check(said, "a broken tree is not found, and says why", broken)
 done()

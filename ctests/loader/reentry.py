@@ -8,8 +8,8 @@ COUNTED = {"ncclBcast": 1, "ncclBroadcast": 1, "ncclReduce": 1, "ncclAllGather":
 
 for name, preload in [("bound deep", str(PRELOAD)), ("not bound deep", f"{TOYS}/liballocator.so:{PRELOAD}")]:
     with scratch() as folder:
-        result = run(BUILD / "ask", "init", "bcast", "broadcast", "reduce", "allgather", f"toy:{TOY}", LD_PRELOAD=preload,
-                     WINDLASS_NCCL=TOY, WINDLASS_REPORT=f"json:{folder}/report-%p.json")
+        result = run(BUILD / "ask", "init", "bcast", "broadcast", "reduce", "allgather", f"toy:{TOY}",
+                     LD_PRELOAD=preload, WINDLASS_NCCL=TOY, WINDLASS_REPORT=f"json:{folder}/report-%p.json")
         check(result.returncode == 0 and result.stderr == "", f"{name}: the program ends well", result)
         check("toy 4" in result.stdout, f"{name}: the innermost function ran once a call", result)
         functions = {key: value for key, value in functions_of(folder).items() if key in COUNTED}

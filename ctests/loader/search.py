@@ -18,7 +18,8 @@ def mapped(result, folder):
             if line.startswith("mapped") and line.split()[1].startswith(os.path.realpath(folder) + "/")]
 
 
-found(run(BUILD / "ask", "version", LD_PRELOAD=PRELOAD, WINDLASS_NCCL=A / "libnccl.so.2"), FIRST, "WINDLASS_NCCL, a file")
+found(run(BUILD / "ask", "version", LD_PRELOAD=PRELOAD, WINDLASS_NCCL=A / "libnccl.so.2"), FIRST,
+      "WINDLASS_NCCL, a file")
 found(run(BUILD / "ask", "version", LD_PRELOAD=PRELOAD, WINDLASS_NCCL=A), FIRST, "WINDLASS_NCCL, a folder")
 found(run(BUILD / "ask", "version", LD_PRELOAD=PRELOAD, WINDLASS_NCCL=B, LD_LIBRARY_PATH=A), SECOND,
       "WINDLASS_NCCL before LD_LIBRARY_PATH")
@@ -40,13 +41,15 @@ print("version", ctypes.CDLL(sys.argv[1]).ncclGetVersion(ctypes.byref(version)),
 """
 by_name = run("python3", "-c", OPEN, "libnccl.so.2", LD_PRELOAD=PRELOAD, LD_LIBRARY_PATH=A, WINDLASS_NCCL=B)
 found(by_name, SECOND, "dlopen by name is answered by a preloaded Windlass")
-found(run("python3", "-c", OPEN, PRELOAD, LD_LIBRARY_PATH=A), FIRST, "dlopen of Windlass by path, the real one behind it")
+found(run("python3", "-c", OPEN, PRELOAD, LD_LIBRARY_PATH=A), FIRST,
+      "dlopen of Windlass by path, the real one behind it")
 found(run("python3", "-c", OPEN, PRELOAD, WINDLASS_NCCL=A), FIRST, "dlopen of Windlass by path, the real one named")
 
 with scratch() as folder:
     copied = copy(PRELOAD, folder / "copy")
     named = run(BUILD / "ask", "version", LD_PRELOAD=PRELOAD, WINDLASS_NCCL=copied)
-    check("version 2 " in named.stdout and len(log_lines(named)) == 1, "a copy of Windlass is refused, with one line", named)
+    refused = "version 2 " in named.stdout and len(log_lines(named)) == 1
+    check(refused, "a copy of Windlass is refused, with one line", named)
     itself = run(BUILD / "ask", "version", LD_PRELOAD=PRELOAD, WINDLASS_NCCL=PRELOAD)
     check("version 2 " in itself.stdout and len(log_lines(itself)) == 1, "Windlass itself is refused", itself)
     found(run(BUILD / "ask", "version", LD_PRELOAD=PRELOAD, LD_LIBRARY_PATH=paths(folder / "copy", A)), FIRST,

@@ -18,7 +18,7 @@ def compiled_against(header_folder, folder):
     program = folder / "ask"
     stubs = cuda_stubs.write(folder / "cuda")
     source = ROOT / "ctests" / "loader" / "ask.c"
-    subprocess.run(["gcc", "-w", "-o", program, source, "-I", header_folder, "-isystem", stubs, "-ldl",
+    subprocess.run(["gcc", "-w", "-o", program, source, "-I", header_folder, "-isystem", stubs, "-ldl", "-lpthread",
                     BUILD / "libnccl_link_stub.so"], check=True)
     return program
 

@@ -6,7 +6,9 @@
 
 static void wrong_check(struct rank* self) { EQUAL(self->rank, 0); }
 
-static void wrong_code(struct rank* self) { CODE(ncclGetVersion(NULL), self->rank == 1 ? ncclSuccess : ncclInvalidArgument); }
+static void wrong_code(struct rank* self) {
+  CODE(ncclGetVersion(NULL), self->rank == 1 ? ncclSuccess : ncclInvalidArgument);
+}
 
 /* The others would wait for rank 1 for ever. */
 static void dead_rank(struct rank* self) {

@@ -295,8 +295,9 @@ bool check_equal(long long left, long long right, const char* text, const char* 
 
 bool check_code(ncclResult_t seen, ncclResult_t wanted, const char* call, const char* file, int line) {
   count_call(call);
-  if (!judge(seen == wanted)) fprintf(stderr, "%s:%d: %s answered %d, not %d\n", file, line, call, (int)seen, (int)wanted);
-  return seen == wanted;
+  if (judge(seen == wanted)) return true;
+  fprintf(stderr, "%s:%d: %s answered %d, not %d\n", file, line, call, (int)seen, (int)wanted);
+  return false;
 }
 
 void require_nccl(ncclResult_t seen, const char* call, const char* file, int line) {
@@ -340,7 +341,9 @@ uint64_t digest_of(uint64_t digest, const void* bytes, size_t count) {
   return digest;
 }
 
-void record(struct rank* self, const void* bytes, size_t count) { self->digest = digest_of(self->digest, bytes, count); }
+void record(struct rank* self, const void* bytes, size_t count) {
+  self->digest = digest_of(self->digest, bytes, count);
+}
 
 void* device_alloc(size_t bytes) {
   CUdeviceptr pointer = 0;

@@ -74,3 +74,28 @@ ncclResult_t ncclAllGather(const void* sendbuff, void* recvbuff, size_t sendcoun
   pthread_join(thread, NULL);
   return ncclSuccess;
 }
+
+/* The next three check that what arrives is what `ask` passes. */
+ncclResult_t ncclCommInitRank(ncclComm_t* comm, int nranks, ncclUniqueId id, int rank) {
+  for (int i = 0; i < NCCL_UNIQUE_ID_BYTES; i++) {
+    if (id.internal[i] != (char)(i * 3 + 1)) return ncclInternalError;
+  }
+  if (nranks != 5 || rank != 3) return ncclInvalidArgument;
+  *comm = &communicator;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclPutSignal(const void* localbuff, size_t count, ncclDataType_t datatype, int peer, ncclWindow_t window,
+                           size_t offset, int signal, int context, unsigned int flags, ncclComm_t comm,
+                           cudaStream_t stream) {
+  int right = localbuff == (void*)0x101 && count == 0x10000000202 && datatype == ncclDouble && peer == 4 &&
+              window == (ncclWindow_t)0x505 && offset == 0x60000000606 && signal == 7 && context == 8 && flags == 9 &&
+              comm == (ncclComm_t)0xa0a && stream == (cudaStream_t)0xb0b;
+  return right ? ncclSuccess : ncclInvalidArgument;
+}
+
+/* The second toy is older: it lacks what returns a structure. */
+#if TOY_VERSION != 22802
+struct team { int ranks, rank, stride; };
+struct team ncclTeamWorld(ncclComm_t comm) { (void)comm; return (struct team){11, 22, 33}; }
+#endif
