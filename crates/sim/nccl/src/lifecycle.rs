@@ -27,12 +27,7 @@ pub unsafe fn init_rank(
     // SAFETY: by contract.
     let result = unsafe { hold_birth(out, ranks, ids, rank, config) };
     let result = group::note(result);
-    let ended = group::end();
-    if !out.is_null() && (result.is_err() || ended.is_err_and(|code| code != ncclInProgress)) {
-        // SAFETY: by contract.
-        unsafe { drop_newborn(out) };
-    }
-    result.and(ended)
+    result.and(group::end())
 }
 
 /// # Safety
@@ -61,25 +56,21 @@ unsafe fn hold_birth(
     // SAFETY: by contract. NCCL writes the handle before the birth, too.
     unsafe { *out = communicator::publish(&communicator) };
     let newborn = communicator.clone();
+    let place = out as usize;
     let work = Box::new(move || {
         let member = Member { rank, ranks, device, bus_id };
-        let segment = rendezvous::join(token, &member, &newborn.leave)?;
-        newborn.set_segment(segment);
-        Ok(())
+        let joined = rendezvous::join(token, &member, &newborn.leave).map(|segment| newborn.set_segment(segment));
+        if joined.is_err() && config.blocking {
+            let place = place as *mut ncclComm_t;
+            // SAFETY: by contract. A nonblocking caller keeps the handle, to learn the error and to abort.
+            unsafe {
+                communicator::withdraw(*place, "never born");
+                *place = std::ptr::null_mut();
+            }
+        }
+        joined
     });
     group::run(Task { communicator, work })
-}
-
-/// # Safety
-/// `out` must be readable and writable.
-unsafe fn drop_newborn(out: *mut ncclComm_t) {
-    // SAFETY: by contract.
-    let handle = unsafe { *out };
-    if !handle.is_null() {
-        communicator::withdraw(handle, "never born");
-        // SAFETY: by contract.
-        unsafe { *out = std::ptr::null_mut() };
-    }
 }
 
 /// `ncclCommInitAll`: one communicator a device, all in this thread.

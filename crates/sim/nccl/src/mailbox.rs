@@ -6,7 +6,7 @@ use crate::communicator::Communicator;
 use crate::operation::{Call, Kind};
 use crate::refusal::{Outcome, refuse};
 use crate::registration::{COVERED, Coverage, LARGE_BYTES};
-use crate::segment::{Left, MESSAGES_MAX, MessageCard, RING_BLOCK_BYTES, Segment, ring_bytes};
+use crate::segment::{Left, MESSAGES_MAX, MessageCard, RING_BLOCK_BYTES, Segment, absorbed_bytes};
 use crate::strict;
 use nccl_sys::*;
 use std::cell::Cell;
@@ -155,7 +155,7 @@ impl Lane {
         }
         while self.moved < message.card.bytes {
             let written = pair.written.load(Relaxed);
-            let room = ring_bytes(segment.ranks()) - (written - pair.consumed.load(Acquire));
+            let room = absorbed_bytes(segment.ranks()) - (written - pair.consumed.load(Acquire));
             if room == 0 {
                 break;
             }

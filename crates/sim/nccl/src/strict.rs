@@ -1,5 +1,6 @@
 //! What happens when misuse is found: lines on stderr, then the end of the process with status 86.
 
+use crate::dump;
 use crate::segment::Segment;
 use crate::settings::settings;
 use std::sync::atomic::Ordering::SeqCst;
@@ -46,7 +47,9 @@ pub fn follow(segment: &Segment, rank: usize) -> ! {
     let failed = segment.header().failed.load(SeqCst) - 1;
     let call = segment.rank(rank).call.get();
     let doing = if call.is_empty() { String::new() } else { format!(" while in {call}") };
-    say(&format!("{}: leaves{doing}, because rank {failed} reported misuse", self::name(segment, rank)));
+    let line = format!("{}: leaves{doing}, because rank {failed} reported misuse", self::name(segment, rank));
+    let lines: Vec<String> = std::iter::once(line).chain(dump::elsewhere(segment)).collect();
+    say(&lines.join("\nsim-nccl: "));
     segment.unlink();
     leave()
 }

@@ -4,7 +4,7 @@ mod support;
 
 use support::*;
 
-const COUNTS: [usize; 4] = [0, 1, 1000, 300_001];
+const COUNTS: [usize; 4] = [0, 1, 1000, 70_001];
 
 #[test]
 #[ignore = "started by the other tests"]

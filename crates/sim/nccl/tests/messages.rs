@@ -55,7 +55,7 @@ fn fifo_of_bytes() {
     expect_success("fits", Ranks::Processes(2));
     expect_failure("exceeds", Ranks::Processes(2), &short, &["Send of 75497472 bytes, 67108864 taken"]);
     expect_success("fits_four", Ranks::Threads(4));
-    expect_failure("exceeds_four", Ranks::Threads(4), &short, &["Send of 41943040 bytes, 33554432 taken"]);
+    expect_failure("exceeds_four", Ranks::Processes(4), &short, &["Send of 41943040 bytes, 33554432 taken"]);
 }
 
 /// An operation starts only when the rank's earlier ones have finished, also on other streams.
@@ -80,7 +80,7 @@ fn pattern(rank: usize, bytes: usize) -> Vec<u8> {
 fn ring(rank: &mut Rank) {
     rank.join();
     let (next, previous) = ((rank.rank + 1) % rank.ranks, (rank.rank + rank.ranks - 1) % rank.ranks);
-    for bytes in [0, 1, 1000, 300_000, 5 * MIB + 3] {
+    for bytes in [0, 1, 1000, 300_000, MIB + 3] {
         let send = rank.upload(&pattern(rank.rank, bytes));
         let receive = rank.upload(&vec![0u8; bytes]);
         let code = rank.nccl.group(|| {
@@ -90,15 +90,22 @@ fn ring(rank: &mut Rank) {
         assert_eq!(code, SUCCESS);
         assert_eq!(rank.download::<u8>(receive, bytes), pattern(previous, bytes), "{bytes} bytes");
     }
-    // Larger than the FIFO, both ways at once.
-    let bytes = 70 * MIB;
-    let (send, receive) = (rank.upload(&vec![rank.rank as u8; bytes]), rank.upload(&vec![9u8; bytes]));
+    // Larger than the FIFO, both ways at once, from an odd position in the ring on.
+    let bytes = if rank.ranks == 2 { 70 * MIB } else { 34 * MIB };
+    let block = |rank| pattern(rank, 999_983);
+    let fill = |rank| {
+        let mut all = block(rank).repeat(bytes.div_ceil(999_983));
+        all.truncate(bytes);
+        all
+    };
+    let (send, receive) = (rank.upload(&fill(rank.rank)), rank.upload(&vec![9u8; bytes]));
     let code = rank.nccl.group(|| {
         assert_eq!(rank.recv(receive, bytes, previous), SUCCESS);
         assert_eq!(rank.send(send, bytes, next), SUCCESS);
     });
     assert_eq!(code, SUCCESS);
-    assert_eq!(rank.download::<u8>(receive + bytes - 4, 4), [previous as u8; 4]);
+    let got = rank.download::<u8>(receive, bytes);
+    assert!(got == fill(previous));
     rank.leave();
 }
 
