@@ -40,7 +40,8 @@ macro_rules! exports {
     ($(fn $name:ident | $twin:ident ($($argument:ident: $type:ty),*) $body:block)*) => {
         mod bodies {
             use super::*;
-            $(pub unsafe fn $name($($argument: $type),*) -> Outcome $body)*
+            $(#[allow(clippy::too_many_arguments)]
+            pub unsafe fn $name($($argument: $type),*) -> Outcome $body)*
         }
         $(
             #[unsafe(no_mangle)]

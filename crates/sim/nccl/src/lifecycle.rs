@@ -59,7 +59,8 @@ unsafe fn hold_birth(
     let place = out as usize;
     let work = Box::new(move || {
         let member = Member { rank, ranks, device, bus_id };
-        let joined = rendezvous::join(token, &member, &newborn.leave).map(|segment| newborn.set_segment(segment));
+        let joined =
+            rendezvous::join(token, &member, &newborn.leave).map(|segment| newborn.set_segment(segment));
         if joined.is_err() && config.blocking {
             let place = place as *mut ncclComm_t;
             // SAFETY: by contract. A nonblocking caller keeps the handle, to learn the error and to abort.

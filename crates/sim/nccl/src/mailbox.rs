@@ -90,7 +90,7 @@ pub fn run(communicator: &Communicator, messages: &[Message]) -> Result<(), Left
         };
         segment.wait(rank, &communicator.leave, what, || {
             // Every lane gets its turn, whichever moved.
-            lanes.iter_mut().fold(false, |moved, lane| lane.advance(segment, rank) || moved)
+            lanes.iter_mut().filter_map(|lane| lane.advance(segment, rank).then_some(())).count() > 0
         })?;
         lanes.retain(|lane| !lane.messages.is_empty());
     }

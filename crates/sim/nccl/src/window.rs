@@ -179,8 +179,9 @@ fn window_complaint(cards: &[CallCard], call: &Call) -> Option<String> {
     let complain = |name: &str, place: &dyn Fn(&CallCard) -> (u64, u64)| {
         let all = cards.iter().all(in_windows);
         (all && cards.iter().any(|card| place(card) != place(&cards[0]))).then(|| {
-            let text = |(rank, card)| match place(card) {
-                (window, offset) => format!("rank {rank} window {window} offset {offset}"),
+            let text = |(rank, card)| {
+                let (window, offset) = place(card);
+                format!("rank {rank} window {window} offset {offset}")
             };
             let list: Vec<String> = cards.iter().enumerate().map(text).collect();
             format!("unequal window offsets of {name}: {}", list.join(", "))

@@ -1,5 +1,7 @@
 //! Births, children and ends of communicators; arguments; exports.
 
+#![allow(clippy::undocumented_unsafe_blocks, reason = "C calls with the scenario's own buffers, all of them")]
+
 mod support;
 
 use std::process::{Command, Stdio};
@@ -97,7 +99,8 @@ fn forked_children_are_refused() {
 #[test]
 fn exports_are_those_of_2_28() {
     let library = libraries().join("libnccl.so.2");
-    let output = Command::new("nm").args(["-D", "--defined-only"]).arg(library).stderr(Stdio::null()).output();
+    let output =
+        Command::new("nm").args(["-D", "--defined-only"]).arg(library).stderr(Stdio::null()).output();
     let text = String::from_utf8(output.expect("nm runs").stdout).expect("names");
     let mut names: Vec<&str> = text.lines().filter_map(|line| line.split(' ').nth(2)).collect();
     names.sort();
@@ -122,7 +125,10 @@ fn queries(rank: &mut Rank) {
         assert_eq!((rank.nccl.user_rank)(rank.comm, &mut me), SUCCESS);
         assert_eq!((rank.nccl.device)(rank.comm, &mut device), SUCCESS);
         assert_eq!((rank.nccl.get_version)(&mut version), SUCCESS);
-        assert_eq!((count, me, device, version), (rank.ranks as i32, rank.rank as i32, rank.rank as i32, 22809));
+        assert_eq!(
+            (count, me, device, version),
+            (rank.ranks as i32, rank.rank as i32, rank.rank as i32, 22809)
+        );
         assert_eq!((rank.nccl.finalize)(rank.comm), SUCCESS);
         assert_eq!((rank.nccl.finalize)(rank.comm), INVALID_ARGUMENT);
     }
@@ -143,7 +149,8 @@ fn sum_over(rank: &Rank, comms: &[Comm]) {
     let code = rank.nccl.group(|| {
         for (index, comm) in comms.iter().enumerate() {
             let buffer = buffers[index];
-            let code = unsafe { (rank.nccl.all_reduce)(buffer, buffer, 1, FLOAT32, SUM, *comm, streams[index]) };
+            let code =
+                unsafe { (rank.nccl.all_reduce)(buffer, buffer, 1, FLOAT32, SUM, *comm, streams[index]) };
             assert_eq!(code, SUCCESS);
         }
     });
@@ -229,7 +236,10 @@ fn splits(rank: &mut Rank) {
     let mut second = Comm(0);
     assert_eq!(unsafe { (rank.nccl.split)(rank.comm, 0, 0, &mut second, &mut config) }, SUCCESS);
     let buffer = rank.upload(&[1f32]);
-    assert_eq!(unsafe { (rank.nccl.all_reduce)(buffer, buffer, 1, FLOAT32, SUM, second, rank.stream) }, SUCCESS);
+    assert_eq!(
+        unsafe { (rank.nccl.all_reduce)(buffer, buffer, 1, FLOAT32, SUM, second, rank.stream) },
+        SUCCESS
+    );
     assert_eq!(rank.all_reduce(buffer, buffer, 1), SUCCESS);
     assert_eq!(rank.download::<f32>(buffer, 1), [16.0]);
     assert_eq!(rank.nccl.destroy(child), SUCCESS);
@@ -247,7 +257,10 @@ fn shrinks(rank: &mut Rank) {
         };
         assert_eq!(code, SUCCESS);
         let buffer = rank.upload(&[1f32]);
-        assert_eq!(unsafe { (rank.nccl.all_reduce)(buffer, buffer, 1, FLOAT32, SUM, child, rank.stream) }, SUCCESS);
+        assert_eq!(
+            unsafe { (rank.nccl.all_reduce)(buffer, buffer, 1, FLOAT32, SUM, child, rank.stream) },
+            SUCCESS
+        );
         assert_eq!(rank.download::<f32>(buffer, 1), [2.0]);
         assert_eq!(rank.nccl.destroy(child), SUCCESS);
     }
@@ -281,7 +294,10 @@ fn revokes(rank: &mut Rank) {
     assert_eq!(rank.all_reduce(buffer, buffer, 1), INVALID_USAGE);
     let mut child = Comm(0);
     assert_eq!(unsafe { (rank.nccl.split)(rank.comm, 0, 0, &mut child, std::ptr::null_mut()) }, SUCCESS);
-    assert_eq!(unsafe { (rank.nccl.all_reduce)(buffer, buffer, 1, FLOAT32, SUM, child, rank.stream) }, SUCCESS);
+    assert_eq!(
+        unsafe { (rank.nccl.all_reduce)(buffer, buffer, 1, FLOAT32, SUM, child, rank.stream) },
+        SUCCESS
+    );
     assert_eq!(rank.download::<f32>(buffer, 1), [2.0]);
     assert_eq!(rank.nccl.destroy(child), SUCCESS);
     rank.leave();

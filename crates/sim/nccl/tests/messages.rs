@@ -1,5 +1,7 @@
 //! Sends, receives, groups, the total order and the depth of the FIFO.
 
+#![allow(clippy::undocumented_unsafe_blocks, reason = "C calls with the scenario's own buffers, all of them")]
+
 mod support;
 
 use support::*;
@@ -42,10 +44,12 @@ fn self_sends() {
 #[test]
 fn fifo_of_messages() {
     expect_success("eight_messages", Ranks::Processes(2));
-    expect_failure("nine_messages", Ranks::Processes(2), &[("WINDLASS_SIM_TIMEOUT_MS", "300")], &[
-        "no progress for 300 ms, waits for rank 1 to receive",
-        "8 messages",
-    ]);
+    expect_failure(
+        "nine_messages",
+        Ranks::Processes(2),
+        &[("WINDLASS_SIM_TIMEOUT_MS", "300")],
+        &["no progress for 300 ms, waits for rank 1 to receive", "8 messages"],
+    );
 }
 
 /// 64 MiB complete before their receive is posted, 72 MiB do not; with four ranks 32 and 40.
@@ -61,9 +65,12 @@ fn fifo_of_bytes() {
 /// An operation starts only when the rank's earlier ones have finished, also on other streams.
 #[test]
 fn one_order_for_all_streams() {
-    expect_failure("total_order", Ranks::Processes(2), &[("WINDLASS_SIM_TIMEOUT_MS", "300")], &[
-        "an earlier operation of this rank that has not started",
-    ]);
+    expect_failure(
+        "total_order",
+        Ranks::Processes(2),
+        &[("WINDLASS_SIM_TIMEOUT_MS", "300")],
+        &["an earlier operation of this rank that has not started"],
+    );
 }
 
 /// Two communicators in one group, and one group over several streams.

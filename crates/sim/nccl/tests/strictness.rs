@@ -1,5 +1,7 @@
 //! Every strict check ends the process with status 86 and names what is wrong.
 
+#![allow(clippy::undocumented_unsafe_blocks, reason = "C calls with the scenario's own buffers, all of them")]
+
 mod support;
 
 use support::*;
@@ -63,7 +65,8 @@ fn threads_inside_one_communicator() {
 fn registration_on_some_ranks() {
     let text = "mixed registration of 2097152 bytes: rank 0 registered, rank 1 unregistered";
     expect_failure("mixed_registration", BOTH, &[], &[text]);
-    let text = "rank 0 sends 2097152 bytes from a registered buffer, rank 1 receives into an unregistered buffer";
+    let text =
+        "rank 0 sends 2097152 bytes from a registered buffer, rank 1 receives into an unregistered buffer";
     expect_failure("mixed_messages", BOTH, &[], &[text]);
     let ended = run("mixed_messages", BOTH, &[("WINDLASS_SIM_STRICT", "0")]);
     assert!(ended.iter().all(|ended| ended.status == Some(0)), "{ended:?}");
@@ -72,8 +75,18 @@ fn registration_on_some_ranks() {
 /// Windows are equal on all ranks, and used at equal offsets.
 #[test]
 fn windows_that_differ() {
-    expect_failure("unequal_offsets", BOTH, &[], &["unequal window offsets of sendbuff: rank 0 window 1 offset 0, rank 1"]);
-    expect_failure("unequal_windows", BOTH, &[], &["window registered with unequal sizes", "rank 1: ncclCommWindowRegister of"]);
+    expect_failure(
+        "unequal_offsets",
+        BOTH,
+        &[],
+        &["unequal window offsets of sendbuff: rank 0 window 1 offset 0, rank 1"],
+    );
+    expect_failure(
+        "unequal_windows",
+        BOTH,
+        &[],
+        &["window registered with unequal sizes", "rank 1: ncclCommWindowRegister of"],
+    );
 }
 
 /// Registered memory must not be freed before its registration ends.
@@ -92,19 +105,29 @@ fn use_after_destroy() {
 /// Capturing is a property of the collective, not of a rank.
 #[test]
 fn captured_on_some_ranks() {
-    expect_failure("captured_on_one", BOTH, &[], &["captured on some ranks only: rank 0 captured, rank 1 eager"]);
+    expect_failure(
+        "captured_on_one",
+        BOTH,
+        &[],
+        &["captured on some ranks only: rank 0 captured, rank 1 eager"],
+    );
 }
 
 /// What was never given back is listed.
 #[test]
 fn leaks_at_exit() {
-    expect_failure("leaks", BOTH, &[], &[
-        "leak: never destroyed",
-        "leak: registration of",
-        "leak: ncclMemAlloc of 4096 bytes",
-        "leak: 1 groups never ended",
-        "leak: 1 reduction operators never destroyed",
-    ]);
+    expect_failure(
+        "leaks",
+        BOTH,
+        &[],
+        &[
+            "leak: never destroyed",
+            "leak: registration of",
+            "leak: ncclMemAlloc of 4096 bytes",
+            "leak: 1 groups never ended",
+            "leak: 1 reduction operators never destroyed",
+        ],
+    );
     let ended = run("leaks", BOTH, &[("WINDLASS_SIM_STRICT", "0")]);
     assert!(ended.iter().all(|ended| ended.status == Some(0)), "{ended:?}");
 }
@@ -112,13 +135,23 @@ fn leaks_at_exit() {
 /// A stuck operation says what every rank waits for.
 #[test]
 fn deadlocks_are_dumped() {
-    expect_failure("missing_peer", Ranks::Processes(3), &SHORT, &[
-        "no progress for 300 ms, waits for rank 2 to take part",
-        "  rank 2 (process",
-        "in Recv(",
-        "waits for rank 0 to send",
-    ]);
-    expect_failure("never_joined", Ranks::Processes(2), &SHORT, &["waits for all ranks to join", "rank 1: has not joined"]);
+    expect_failure(
+        "missing_peer",
+        Ranks::Processes(3),
+        &SHORT,
+        &[
+            "no progress for 300 ms, waits for rank 2 to take part",
+            "  rank 2 (process",
+            "in Recv(",
+            "waits for rank 0 to send",
+        ],
+    );
+    expect_failure(
+        "never_joined",
+        Ranks::Processes(2),
+        &SHORT,
+        &["waits for all ranks to join", "rank 1: has not joined"],
+    );
 }
 
 /// A peer that died is named.
@@ -183,8 +216,10 @@ fn two_threads(rank: &mut Rank) {
     let buffer = rank.upload(&[0f32; 64]);
     std::thread::scope(|scope| {
         for _ in 0..4 {
-            scope.spawn(move || loop {
-                unsafe { (nccl.all_reduce)(buffer, buffer, 8, FLOAT32, SUM, comm, stream) };
+            scope.spawn(move || {
+                loop {
+                    unsafe { (nccl.all_reduce)(buffer, buffer, 8, FLOAT32, SUM, comm, stream) };
+                }
             });
         }
     });
@@ -275,7 +310,8 @@ fn captured_on_one(rank: &mut Rank) {
     rank.join();
     let buffer = rank.upload(&[0f32; 64]);
     if rank.rank == 0 {
-        let graph = rank.cuda.capture(rank.stream, || assert_eq!(rank.all_reduce(buffer, buffer, 8), SUCCESS));
+        let graph =
+            rank.cuda.capture(rank.stream, || assert_eq!(rank.all_reduce(buffer, buffer, 8), SUCCESS));
         rank.cuda.launch(graph, rank.stream);
     } else {
         rank.all_reduce(buffer, buffer, 8);

@@ -1,7 +1,7 @@
 //! Scenarios: ranks as threads of one process or as processes, over both stand-ins.
 //!
 //! A test starts this very binary again, with the name of a scenario; the child runs it for its ranks.
-#![allow(dead_code, clippy::undocumented_unsafe_blocks, clippy::missing_safety_doc)]
+#![allow(dead_code, reason = "every test file uses its part")]
 
 pub mod cuda;
 pub mod nccl;
@@ -76,7 +76,10 @@ pub fn run(scenario: &str, ranks: Ranks, environment: &[(&str, &str)]) -> Vec<En
         .into_iter()
         .map(|child| {
             let output = child.wait_with_output().expect("the child ran");
-            Ended { status: output.status.code(), stderr: String::from_utf8_lossy(&output.stderr).into_owned() }
+            Ended {
+                status: output.status.code(),
+                stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+            }
         })
         .collect()
 }
@@ -87,7 +90,14 @@ fn fresh_id() -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn spawn(scenario: &str, id: &str, first: usize, count: usize, ranks: usize, environment: &[(&str, &str)]) -> Child {
+fn spawn(
+    scenario: &str,
+    id: &str,
+    first: usize,
+    count: usize,
+    ranks: usize,
+    environment: &[(&str, &str)],
+) -> Child {
     let mut command = Command::new(std::env::current_exe().expect("this binary"));
     command
         .args(["--exact", "child", "--ignored", "--nocapture", "--test-threads=1"])
