@@ -212,6 +212,14 @@ impl Driver {
         (code == SUCCESS && id != 0).then_some(id)
     }
 
+    /// Where the allocation at `address` begins.
+    pub fn allocation_start(&self, address: usize) -> Outcome<usize> {
+        let (mut base, mut bytes) = (0, 0);
+        // SAFETY: see above.
+        check(unsafe { (self.address_range)(&mut base, &mut bytes, address) }, "cuMemGetAddressRange")?;
+        Ok(base)
+    }
+
     /// Whether `address` lies in memory made of exportable handles.
     pub fn is_virtual(&self, address: usize) -> bool {
         let mut handle = 0;

@@ -137,7 +137,10 @@ exports! {
         unsafe { lifecycle::init_rank(comm, ranks, ids, rank, config) }
     }
     fn ncclCommInitAll | pncclCommInitAll (comms: *mut ncclComm_t, number: c_int, devices: *const c_int) {
-        if number < 1 {
+        if comms.is_null() {
+            return refuse(ncclInvalidArgument, "CommInitAll : comms argument is NULL");
+        }
+        if number < 0 {
             return refuse(ncclInvalidArgument, format!("Invalid device count requested : {number}"));
         }
         let devices: Vec<c_int> = match devices.is_null() {
@@ -193,7 +196,8 @@ exports! {
     }
     fn ncclMemAlloc | pncclMemAlloc (pointer: *mut *mut c_void, size: usize) {
         if pointer.is_null() {
-            return refuse(ncclInvalidArgument, "ncclMemAlloc : ptr argument is NULL");
+            // As cudaMalloc, to which NCCL passes it on.
+            return refuse(ncclUnhandledCudaError, "ncclMemAlloc : ptr argument is NULL");
         }
         // SAFETY: see above.
         unsafe { put(pointer, allocation::allocate(size)? as *mut c_void, "ptr") }

@@ -77,11 +77,17 @@ unsafe fn hold_birth(
 /// `ncclCommInitAll`: one communicator a device, all in this thread.
 ///
 /// # Safety
-/// `out` must be null or have room for `devices.len()` handles.
+/// `out` must have room for `devices.len()` handles.
 pub unsafe fn init_all(out: *mut ncclComm_t, devices: &[i32]) -> Outcome {
     let driver = driver()?;
-    if out.is_null() {
-        return refuse(ncclInvalidArgument, "CommInitAll : comms argument is NULL");
+    let known = driver.devices()?;
+    for (index, device) in devices.iter().enumerate() {
+        if *device < 0 || *device >= known {
+            return refuse(ncclInvalidArgument, format!("Invalid device {device} (totalnDev={known})"));
+        }
+        if devices[..index].contains(device) {
+            return refuse(ncclInvalidUsage, format!("ncclCommInitAll: device {device} is named twice"));
+        }
     }
     let id = [rendezvous::unique_id()?];
     let before = driver.context();

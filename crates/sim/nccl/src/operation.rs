@@ -5,6 +5,7 @@ use crate::driver::driver;
 use crate::operators::{self, Recipe};
 use crate::refusal::{Outcome, refuse};
 use crate::segment::CallCard;
+use crate::settings::settings;
 use crate::{arguments, collective, group, mailbox, registration, strict, window};
 use nccl_sys::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -162,6 +163,9 @@ struct Operation {
 /// Checks a call and holds it until the outermost group ends, which may be at once.
 pub fn enqueue(handle: ncclComm_t, call: Call) -> Outcome {
     let communicator = group::note(find_for_operation(handle, call.kind.name()))?;
+    if settings().log {
+        strict::say(&format!("{}: {}", communicator.name(), call.describe()));
+    }
     let inside = communicator.enter(call.kind.name());
     group::start();
     let held = check(&communicator, call).map(|queued| queued.into_iter().for_each(group::hold));

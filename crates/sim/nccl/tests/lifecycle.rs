@@ -19,6 +19,10 @@ fn child() {
         ("splits", splits),
         ("shrinks", shrinks),
         ("aborts", aborts),
+        ("abort_queued", abort_queued),
+        ("abort_shared_order", abort_shared_order),
+        ("abort_birth", abort_birth),
+        ("full", full),
         ("revokes", revokes),
         ("duplicate_device", duplicate_device),
         ("arguments", arguments),
@@ -63,6 +67,20 @@ fn children_by_exclusion() {
 #[test]
 fn aborts_free_streams() {
     expect_success("aborts", Ranks::Processes(2));
+}
+
+/// An abort also ends what is queued behind a stuck operation, on other streams and in shared orders, and births.
+#[test]
+fn aborts_reach_everything() {
+    expect_success("abort_queued", Ranks::Threads(2));
+    expect_success("abort_shared_order", Ranks::Processes(2));
+    expect_success("abort_birth", Ranks::Processes(1));
+}
+
+/// A full /dev/shm is an error code.
+#[test]
+fn no_shared_memory_is_an_error() {
+    expect_success("full", Ranks::Processes(1));
 }
 
 /// A revoked communicator refuses operations and still splits.
@@ -219,7 +237,7 @@ fn splits(rank: &mut Rank) {
     let code = rank.nccl.group(|| {
         let code = unsafe { (rank.nccl.split)(rank.comm, color, -me, &mut child, std::ptr::null_mut()) };
         assert_eq!(code, SUCCESS);
-        assert_eq!(unsafe { *(&raw const child) }, Comm(0));
+        assert_eq!(child, Comm(0));
     });
     assert_eq!(code, SUCCESS);
     assert_eq!(child == Comm(0), color == -1);
@@ -281,6 +299,57 @@ fn aborts(rank: &mut Rank) {
     assert_eq!(aborting.join().expect("a thread"), SUCCESS);
     let mut code = 0;
     assert_eq!(unsafe { (rank.nccl.async_error)(rank.comm, &mut code) }, INVALID_ARGUMENT);
+}
+
+fn abort_queued(rank: &mut Rank) {
+    rank.join();
+    let buffer = rank.upload(&[1f32]);
+    let first = rank.stream;
+    if rank.rank == 0 {
+        assert_eq!(rank.all_reduce(buffer, buffer, 1), SUCCESS);
+        rank.stream = rank.cuda.stream();
+        assert_eq!(rank.recv(buffer, 4, 1), SUCCESS);
+    }
+    assert_eq!(unsafe { (rank.nccl.abort)(rank.comm) }, SUCCESS);
+    rank.synchronize();
+    rank.cuda.synchronize(first);
+}
+
+/// The child's stuck operation goes, the parent's runs after it.
+fn abort_shared_order(rank: &mut Rank) {
+    rank.join();
+    let mut config = Config { split_share: 1, ..Config::default() };
+    let mut child = Comm(0);
+    assert_eq!(unsafe { (rank.nccl.split)(rank.comm, 0, 0, &mut child, &mut config) }, SUCCESS);
+    let buffer = rank.upload(&[1f32]);
+    let other = rank.cuda.stream();
+    if rank.rank == 0 {
+        assert_eq!(unsafe { (rank.nccl.recv)(buffer, 1, FLOAT32, 1, child, other) }, SUCCESS);
+    }
+    assert_eq!(rank.all_reduce(buffer, buffer, 1), SUCCESS);
+    assert_eq!(unsafe { (rank.nccl.abort)(child) }, SUCCESS);
+    assert_eq!(rank.download::<f32>(buffer, 1), [2.0]);
+    rank.cuda.synchronize(other);
+    rank.leave();
+}
+
+fn abort_birth(rank: &mut Rank) {
+    let mut config = Config { blocking: 0, ..Config::default() };
+    let mut comm = Comm(0);
+    let code = unsafe { (rank.nccl.init_rank_config)(&mut comm, 2, UniqueId(rank.id), 0, &mut config) };
+    assert_eq!(code, IN_PROGRESS);
+    assert_eq!(unsafe { (rank.nccl.abort)(comm) }, SUCCESS);
+}
+
+/// A limit on file sizes stands for a full file system.
+fn full(rank: &mut Rank) {
+    let limit = libc::rlimit { rlim_cur: 4096, rlim_max: 4096 };
+    unsafe {
+        libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+        libc::setrlimit(libc::RLIMIT_FSIZE, &limit);
+    }
+    assert_eq!(rank.nccl.init_rank(1, rank.id, 0), Err(SYSTEM_ERROR));
+    assert!(rank.nccl.last_error().starts_with("/dev/shm"), "{}", rank.nccl.last_error());
 }
 
 fn revokes(rank: &mut Rank) {
