@@ -238,7 +238,7 @@ exports! {
             unsafe { (place as *mut ncclWindow_t).write(handle as ncclWindow_t) };
             Ok(())
         });
-        group::note(group::run(group::Task { communicator: communicator.clone(), work }))
+        group::note(group::run(group::Task { communicator: communicator.clone(), work, blocking: group::Blocking::AsConfigured }))
     }
     fn ncclCommWindowDeregister | pncclCommWindowDeregister (comm: ncclComm_t, window: ncclWindow_t) {
         if window.is_null() {

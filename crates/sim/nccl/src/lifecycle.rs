@@ -2,7 +2,7 @@
 
 use crate::communicator::{self, Birth, Communicator, Config, find};
 use crate::driver::driver;
-use crate::group::{self, Task};
+use crate::group::{self, Blocking, Task};
 use crate::order::Order;
 use crate::refusal::{Outcome, lock, refuse};
 use crate::rendezvous::{self, Member, Token};
@@ -71,7 +71,7 @@ unsafe fn hold_birth(
         }
         joined
     });
-    group::run(Task { communicator, work })
+    group::run(Task { communicator, work, blocking: Blocking::AsConfigured })
 }
 
 /// `ncclCommInitAll`: one communicator a device, all in this thread.
@@ -116,7 +116,11 @@ pub fn finalize(handle: ncclComm_t) -> Outcome {
         flushed.wait_idle("ncclCommFinalize");
         Ok(())
     });
-    group::note(group::run(Task { communicator: communicator.clone(), work }))
+    group::note(group::run(Task {
+        communicator: communicator.clone(),
+        work,
+        blocking: Blocking::AsConfigured,
+    }))
 }
 
 /// `ncclCommDestroy`: waits for all that was issued, then lets go. Peers are not waited for.

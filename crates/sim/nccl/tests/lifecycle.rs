@@ -23,6 +23,9 @@ fn child() {
         ("abort_shared_order", abort_shared_order),
         ("abort_birth", abort_birth),
         ("full", full),
+        ("scalable", scalable),
+        ("grouped_ends", grouped_ends),
+        ("exits", exits),
         ("revokes", revokes),
         ("duplicate_device", duplicate_device),
         ("arguments", arguments),
@@ -81,6 +84,26 @@ fn aborts_reach_everything() {
 #[test]
 fn no_shared_memory_is_an_error() {
     expect_success("full", Ranks::Processes(1));
+}
+
+/// Several ids name one communicator; a simulated group runs nothing.
+#[test]
+fn several_ids_and_simulated_groups() {
+    expect_success("scalable", Ranks::Processes(2));
+}
+
+/// Groups hold ends back, of nonblocking communicators too.
+#[test]
+fn ends_in_groups() {
+    expect_success("grouped_ends", Ranks::Threads(2));
+}
+
+/// A program that fails keeps its own status, and its leaks are still listed.
+#[test]
+fn leaks_do_not_hide_a_failure() {
+    let ended = run("exits", Ranks::Processes(1), &[]);
+    assert_eq!(ended[0].status, Some(3), "{ended:?}");
+    assert!(ended[0].stderr.contains("leak: never destroyed"), "{ended:?}");
 }
 
 /// A revoked communicator refuses operations and still splits.
@@ -339,6 +362,47 @@ fn abort_birth(rank: &mut Rank) {
     let code = unsafe { (rank.nccl.init_rank_config)(&mut comm, 2, UniqueId(rank.id), 0, &mut config) };
     assert_eq!(code, IN_PROGRESS);
     assert_eq!(unsafe { (rank.nccl.abort)(comm) }, SUCCESS);
+}
+
+fn scalable(rank: &mut Rank) {
+    let mut ids = [UniqueId(rank.id); 2];
+    ids[1].0[5] ^= 1;
+    let (ranks, me) = (rank.ranks as i32, rank.rank as i32);
+    let (mut comm, mut config) = (Comm(0), Config::default());
+    let code =
+        unsafe { (rank.nccl.init_rank_scalable)(&mut comm, ranks, me, 2, ids.as_mut_ptr(), &mut config) };
+    assert_eq!(code, SUCCESS);
+    rank.comm = comm;
+    let buffer = rank.upload(&[1f32]);
+    assert_eq!(unsafe { (rank.nccl.group_start)() }, SUCCESS);
+    assert_eq!(rank.all_reduce(buffer, buffer, 1), SUCCESS);
+    let mut info = SimInfo { size: size_of::<SimInfo>(), magic: 0x7468_5283, version: 22809, time: -1.0 };
+    assert_eq!(unsafe { (rank.nccl.group_simulate_end)(&mut info) }, SUCCESS);
+    assert!(info.time > 0.0);
+    assert_eq!(rank.download::<f32>(buffer, 1), [1.0]);
+    rank.leave();
+}
+
+fn grouped_ends(rank: &mut Rank) {
+    rank.join();
+    let mut config = Config { blocking: 0, ..Config::default() };
+    let mut id = rank.id;
+    id[0] ^= 0xff;
+    let (ranks, me) = (rank.ranks as i32, rank.rank as i32);
+    let mut other = Comm(0);
+    unsafe { (rank.nccl.init_rank_config)(&mut other, ranks, UniqueId(id), me, &mut config) };
+    assert_eq!(settle(rank, other), SUCCESS);
+    let code = rank.nccl.group(|| {
+        assert_eq!(rank.nccl.destroy(other), SUCCESS);
+        assert_eq!(rank.nccl.destroy(rank.comm), SUCCESS);
+    });
+    assert_eq!(code, SUCCESS);
+    assert_eq!(rank.nccl.destroy(rank.comm), INVALID_ARGUMENT);
+}
+
+fn exits(rank: &mut Rank) {
+    rank.join();
+    std::process::exit(3);
 }
 
 /// A limit on file sizes stands for a full file system.

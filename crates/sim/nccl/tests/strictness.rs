@@ -140,7 +140,8 @@ fn deadlocks_are_dumped() {
         Ranks::Processes(3),
         &SHORT,
         &[
-            "no progress for 300 ms, waits for rank 2 to take part",
+            "no progress for 300 ms, waits for rank",
+            "waits for rank 2 to take part",
             "  rank 2 (process",
             "in Recv(",
             "waits for rank 0 to send",
