@@ -34,7 +34,7 @@ fn child() {
 }
 
 const BOTH: Ranks = Ranks::Processes(2);
-const SHORT: [(&str, &str); 1] = [("WINDLASS_SIM_TIMEOUT_MS", "300")];
+const SHORT: [(&str, &str); 1] = [("WINDLASS_SIM_TIMEOUT_MS", "1000")];
 
 /// Ranks must make the same call with the same arguments.
 #[test]
@@ -140,7 +140,7 @@ fn deadlocks_are_dumped() {
         Ranks::Processes(3),
         &SHORT,
         &[
-            "no progress for 300 ms, waits for rank",
+            "no progress for 1000 ms, waits for rank",
             "waits for rank 2 to take part",
             "  rank 2 (process",
             "in Recv(",
