@@ -257,6 +257,10 @@ impl Driver {
             .and_then(|()| check(unsafe { (self.memory_map)(address, bytes, 0, handle, 0) }, "cuMemMap"));
         // SAFETY: the mapping keeps the memory; without one it goes now.
         unsafe { (self.memory_release)(handle) };
+        if mapped.is_err() && address != 0 {
+            // SAFETY: reserved just now, nothing is mapped there.
+            unsafe { (self.address_free)(address, bytes) };
+        }
         mapped?;
         for id in 0..self.devices()? {
             let location = Location { kind: LOCATION_TYPE_DEVICE, id };
