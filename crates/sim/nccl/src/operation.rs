@@ -201,6 +201,10 @@ pub fn launch_all(mut queued: Vec<Queued>) -> Outcome {
 
 fn launch(communicator: &Arc<Communicator>, queued: Vec<Queued>) -> Outcome {
     let _inside = communicator.enter("ncclGroupEnd");
+    if communicator.finalized.load(SeqCst) && !communicator.leave.load(SeqCst) && strict::enabled() {
+        let line = format!("{} after ncclCommFinalize or ncclCommDestroy", queued[0].call.describe());
+        strict::fail(communicator.segment(), communicator.rank, &[line]);
+    }
     let driver = driver()?;
     let mut streams: Vec<usize> = Vec::new();
     for entry in &queued {

@@ -30,6 +30,12 @@ fn child() {
         ("dead_peer", dead_peer),
         ("never_joined", never_joined),
         ("replay_after_destroy", replay_after_destroy),
+        ("after_finalize", after_finalize),
+        ("same_rank", same_rank),
+        ("different_ranks", different_ranks),
+        ("after_abort", after_abort),
+        ("different_exchanges", different_exchanges),
+        ("destroyed_windows", destroyed_windows),
     ]);
 }
 
@@ -100,6 +106,37 @@ fn freed_memory_that_is_registered() {
 fn use_after_destroy() {
     expect_failure("after_destroy", Ranks::Processes(1), &[], &["was destroyed, then used by AllReduce"]);
     expect_failure("replay_after_destroy", BOTH, &[], &["after the communicator was destroyed"]);
+}
+
+/// Nor after an abort or a finalize.
+#[test]
+fn use_after_other_ends() {
+    expect_failure("after_finalize", Ranks::Processes(1), &[], &["after ncclCommFinalize"]);
+    expect_failure("after_abort", Ranks::Processes(1), &[], &["was aborted, then used by AllReduce"]);
+}
+
+/// The ranks of a birth agree on how many and who they are, and on what they meet for.
+#[test]
+fn mismatched_meetings() {
+    expect_failure("same_rank", Ranks::Threads(2), &[], &["two callers joined as this rank"]);
+    expect_failure("different_ranks", Ranks::Threads(2), &[], &["but a peer said"]);
+    expect_failure(
+        "different_exchanges",
+        BOTH,
+        &[],
+        &["mismatched calls", "ncclCommSplit", "ncclCommWindowRegister"],
+    );
+}
+
+/// A communicator that takes windows and registrations with it leaks them.
+#[test]
+fn leaks_at_destroy() {
+    expect_failure(
+        "destroyed_windows",
+        BOTH,
+        &[],
+        &["leak: window of 2097152 bytes", "leak: registration of 4096 bytes"],
+    );
 }
 
 /// Capturing is a property of the collective, not of a rank.
@@ -360,4 +397,50 @@ fn never_joined(rank: &mut Rank) {
     } else {
         unsafe { libc::_exit(86) };
     }
+}
+
+fn after_finalize(rank: &mut Rank) {
+    rank.join();
+    let buffer = rank.upload(&[0f32; 64]);
+    assert_eq!(unsafe { (rank.nccl.finalize)(rank.comm) }, SUCCESS);
+    rank.all_reduce(buffer, buffer, 8);
+}
+
+fn after_abort(rank: &mut Rank) {
+    rank.join();
+    let buffer = rank.upload(&[0f32; 64]);
+    assert_eq!(unsafe { (rank.nccl.abort)(rank.comm) }, SUCCESS);
+    rank.all_reduce(buffer, buffer, 8);
+}
+
+fn same_rank(rank: &mut Rank) {
+    rank.rank = 0;
+    rank.join();
+}
+
+fn different_ranks(rank: &mut Rank) {
+    rank.ranks += rank.rank;
+    rank.join();
+}
+
+fn different_exchanges(rank: &mut Rank) {
+    rank.join();
+    if rank.rank == 0 {
+        let mut child = Comm(0);
+        unsafe { (rank.nccl.split)(rank.comm, 0, 0, &mut child, std::ptr::null_mut()) };
+    } else {
+        let (buffer, mut window) = (rank.nccl.allocate(2 * MIB), 0);
+        unsafe { (rank.nccl.window_register)(rank.comm, buffer, 2 * MIB, &mut window, 1) };
+    }
+}
+
+fn destroyed_windows(rank: &mut Rank) {
+    rank.join();
+    let (buffer, mut window, mut handle) = (rank.nccl.allocate(2 * MIB), 0, 0);
+    unsafe {
+        assert_eq!((rank.nccl.window_register)(rank.comm, buffer, 2 * MIB, &mut window, 1), SUCCESS);
+        assert_eq!((rank.nccl.register)(rank.comm, buffer, 4096, &mut handle), SUCCESS);
+    }
+    rank.leave();
+    assert_eq!(unsafe { (rank.nccl.mem_free)(buffer) }, SUCCESS);
 }
