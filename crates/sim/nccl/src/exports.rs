@@ -4,10 +4,10 @@
 
 use crate::device_api::{self, ResourceHandle, ResourceRequirements, Team};
 use crate::operation::{self, Buffer, Call, Kind};
-use crate::refusal::{Outcome, code_text, last_error, refuse};
+use crate::refusal::{Outcome, code_text, last_error, outcome, refuse};
 use crate::settings::settings;
 use crate::{allocation, arguments, communicator, group, leaks, lifecycle, operators, registration};
-use crate::{rendezvous, split, strict, window};
+use crate::{reentry, rendezvous, split, strict, window};
 use libc::{c_char, c_int, c_void};
 use nccl_sys::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -278,7 +278,11 @@ exports! {
         enqueue(comm, stream, Call { root, ..call(Kind::Broadcast, send, receive, count, datatype) })
     }
     fn ncclBcast | pncclBcast (buffer: *mut c_void, count: usize, datatype: ncclDataType_t, root: c_int, comm: ncclComm_t, stream: cudaStream_t) {
-        enqueue(comm, stream, Call { root, ..call(Kind::Broadcast, buffer, buffer, count, datatype) })
+        match reentry::broadcast() {
+            // SAFETY: see above.
+            Some(broadcast) => outcome(unsafe { broadcast(buffer, buffer, count, datatype, root, comm, stream) }),
+            None => enqueue(comm, stream, Call { root, ..call(Kind::Broadcast, buffer, buffer, count, datatype) }),
+        }
     }
     fn ncclReduce | pncclReduce (send: *const c_void, receive: *mut c_void, count: usize, datatype: ncclDataType_t, operator: ncclRedOp_t, root: c_int, comm: ncclComm_t, stream: cudaStream_t) {
         enqueue(comm, stream, Call { operator, root, ..call(Kind::Reduce, send, receive, count, datatype) })

@@ -18,6 +18,8 @@
 // The calls.
 mod exports;
 
+mod reentry;
+
 mod arguments;
 mod device_api;
 

@@ -4,10 +4,10 @@ use crate::communicator::{self, Birth, Communicator, Config, find};
 use crate::driver::driver;
 use crate::group::{self, Blocking, Task};
 use crate::order::Order;
-use crate::refusal::{Outcome, lock, refuse};
+use crate::refusal::{Outcome, lock, outcome, refuse};
 use crate::rendezvous::{self, Member, Token};
 use crate::segment::standing;
-use crate::{leaks, strict};
+use crate::{leaks, reentry, strict};
 use nccl_sys::*;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -89,7 +89,7 @@ pub unsafe fn init_all(out: *mut ncclComm_t, devices: &[i32]) -> Outcome {
             return refuse(ncclInvalidUsage, format!("ncclCommInitAll: device {device} is named twice"));
         }
     }
-    let id = [rendezvous::unique_id()?];
+    let id = [public_unique_id()?];
     let before = driver.context();
     let config = Config { blocking: true, split_share: false, shrink_share: false };
     group::start();
@@ -101,6 +101,14 @@ pub unsafe fn init_all(out: *mut ncclComm_t, devices: &[i32]) -> Outcome {
     let ended = group::end();
     driver.make_current(before)?;
     result.and(ended)
+}
+
+fn public_unique_id() -> Outcome<ncclUniqueId> {
+    let Some(get_unique_id) = reentry::get_unique_id() else { return rendezvous::unique_id() };
+    let mut id = ncclUniqueId { internal: [0; NCCL_UNIQUE_ID_BYTES] };
+    // SAFETY: the place is writable.
+    outcome(unsafe { get_unique_id(&mut id) })?;
+    Ok(id)
 }
 
 /// `ncclCommFinalize`: waits for all that was issued.

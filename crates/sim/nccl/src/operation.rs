@@ -3,10 +3,10 @@
 use crate::communicator::{Communicator, find_for_operation};
 use crate::driver::driver;
 use crate::operators::{self, Recipe};
-use crate::refusal::{Outcome, refuse};
+use crate::refusal::{Outcome, outcome, refuse};
 use crate::segment::CallCard;
 use crate::settings::settings;
-use crate::{arguments, collective, group, mailbox, registration, strict, window};
+use crate::{arguments, collective, group, mailbox, reentry, registration, strict, window};
 use nccl_sys::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -171,8 +171,18 @@ pub fn enqueue(handle: ncclComm_t, call: Call) -> Outcome {
     let held = check(&communicator, call).map(|queued| queued.into_iter().for_each(group::hold));
     drop(inside);
     let held = group::note(held);
-    let ended = group::end();
-    held.and(ended)
+    held.and(group::end())?;
+    if communicator.config.blocking { Ok(()) } else { ask_state(handle) }
+}
+
+/// What NCCL answers for a nonblocking communicator, asked by the public name.
+fn ask_state(handle: ncclComm_t) -> Outcome {
+    let mut state = ncclSuccess;
+    if let Some(get_async_error) = reentry::get_async_error() {
+        // SAFETY: the handle was found just now, the place is writable.
+        outcome(unsafe { get_async_error(handle, &mut state) })?;
+    }
+    outcome(state)
 }
 
 fn check(communicator: &Arc<Communicator>, call: Call) -> Outcome<Option<Queued>> {

@@ -158,6 +158,20 @@ fn exports_are_those_of_2_28() {
     assert_eq!(names, wanted);
 }
 
+/// Like the real library, it calls some of its own functions by names that a preloaded library may have taken.
+#[test]
+fn own_names_can_be_taken() {
+    let library = libraries().join("libnccl.so.2");
+    let output = Command::new("readelf").args(["-rW"]).arg(library).output().expect("readelf runs");
+    let text = String::from_utf8(output.stdout).expect("names");
+    for name in ["ncclBroadcast", "ncclGetUniqueId", "ncclCommGetAsyncError"] {
+        assert!(
+            text.lines().any(|line| line.contains("GLOB_DAT") && line.contains(&format!(" {name} "))),
+            "{name}"
+        );
+    }
+}
+
 fn queries(rank: &mut Rank) {
     rank.join();
     let (mut count, mut me, mut device, mut version) = (0, 0, 0, 0);
