@@ -35,9 +35,11 @@ fn run(call: &Call, communicator: &Communicator) -> ncclResult_t {
 /// A handle that we have not seen is NCCL's to judge. If it takes the call, the communicator is real.
 #[cold]
 fn first_sight(call: &Call) -> ncclResult_t {
-    process::first_communicator();
     let result = forward::forward(call);
     let accepted = result == ncclSuccess || result == ncclInProgress;
+    if accepted {
+        process::first_communicator();
+    }
     let identity = if accepted { known::identity(call.local.communicator) } else { None };
     let (counters, ranks) = match identity {
         Some(identity) => {
