@@ -4,28 +4,36 @@
 
 #[cfg(feature = "nvtx")]
 mod ranges {
+    use std::ffi::CString;
+
+    use nvtx::domain::{LocalRange, RegisteredString};
     use once_cell::sync::OnceCell;
 
+    use crate::call::{FUNCTIONS, Function};
+
     static DOMAIN: OnceCell<nvtx::Domain> = OnceCell::new();
+    static NAMES: OnceCell<[RegisteredString<'static>; FUNCTIONS]> = OnceCell::new();
 
     /// A range that ends when this is dropped.
-    pub struct Range(#[allow(dead_code)] nvtx::domain::LocalRange<'static>);
+    pub type Range = LocalRange<'static>;
 
     pub fn start() {
-        DOMAIN.get_or_init(|| nvtx::Domain::new("windlass"));
+        let domain = DOMAIN.get_or_init(|| nvtx::Domain::new(c"windlass"));
+        let name = |function: Function| CString::new(function.entry().description().name).unwrap_or_default();
+        NAMES.get_or_init(|| Function::ALL.map(|function| domain.register_string(name(function))));
     }
 
     /// Begins a range, if ranges were asked for.
     #[inline]
-    pub fn range(name: &'static str) -> Option<Range> {
-        DOMAIN.get().map(|domain| Range(domain.local_range(name)))
+    pub fn range(function: Function) -> Option<Range> {
+        let name = NAMES.get()?[function as usize];
+        Some(DOMAIN.get()?.local_range(name))
     }
 }
 
 #[cfg(not(feature = "nvtx"))]
 mod ranges {
-    /// Nothing.
-    pub struct Range;
+    use crate::call::Function;
 
     pub fn start() {
         log::warn!("WINDLASS_NVTX is on, but this build has no NVTX: build with the feature nvtx");
@@ -33,12 +41,12 @@ mod ranges {
 
     /// No range.
     #[inline]
-    pub fn range(_name: &'static str) -> Option<Range> {
+    pub fn range(_function: Function) -> Option<()> {
         None
     }
 }
 
-pub use ranges::{Range, range};
+pub use ranges::range;
 
 use crate::config::{Config, Switch};
 

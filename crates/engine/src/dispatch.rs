@@ -28,7 +28,7 @@ fn run(call: &Call, communicator: &Communicator) -> ncclResult_t {
     }
     let path = plan(&call.shared);
     count::call(communicator.counters(), call.shared.function, path, call.shared.bytes(communicator.ranks()));
-    let _range = annotate::range(call.shared.function.entry().description().name);
+    let _range = annotate::range(call.shared.function);
     match path {
         Path::Forward => forward::forward(call),
     }
