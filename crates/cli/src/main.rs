@@ -1,2 +1,3 @@
-//! The `windlass` command.
+//! x
+mod collective; mod element; mod gpu; mod nccl; mod ranks;
 fn main() {}

@@ -2,20 +2,34 @@
 //!
 //! * [`types`]: codes and structures of the C interface.
 //! * [`for_each_entry`]: the list that the face, the header, the stand-in and the tests expand from.
-//! * [`slots`]: one cell an entry point, through which every call reaches the real library; bound at first use.
+//! * [`slots`]: one cell an entry point, through which every call reaches the real library.
 //! * [`real`]: typed calls through those cells.
-//! * [`find`]: where the real library is looked for; [`objects`] and [`cache`] are what it reads.
-//! * [`open`]: opening it, once.
+//! * [`missing`]: answers where there is nothing to call.
+//! * [`open`]: opening the real library, once.
+//! * [`find`]: where it is looked for; [`objects`] and [`cache`] are what the search reads.
+
+#![allow(non_upper_case_globals)]
 
 pub mod types;
+
 mod table;
+
 pub mod slots;
+
 pub mod real;
-mod missing;
+
+pub mod missing;
+
 pub mod open;
+
 pub mod find;
+
 pub mod objects;
+
 pub mod cache;
 
-
+pub use slots::Entry;
 pub use types::*;
+
+#[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+compile_error!("Windlass runs on x86-64 Linux: its entry points are a few instructions of that machine");

@@ -1,1 +1,158 @@
-//! x
+//! One cell an entry point: the address that a call to the real library jumps to.
+//!
+//! The cells are empty until [`crate::open`] has opened the real library; the face lets no call past before
+//! that. What the real library lacks holds the address of an answer of [`crate::missing`], so a cell can be
+//! called without a check ever after.
+
+use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+
+use crate::for_each_entry;
+
+/// Who answers an entry point.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Role {
+    /// The face has Rust code for it.
+    Seen,
+    /// Jumps to the real library today; a mechanism of the design is to answer it.
+    Later,
+    /// Always jumps to the real library.
+    Pass,
+}
+
+/// A row of the list as data.
+#[derive(Debug)]
+pub struct Description {
+    /// The public name.
+    pub name: &'static str,
+    /// The `pnccl` name of the same function; one internal function has none.
+    pub twin: Option<&'static str>,
+    /// Version code of the first release that exports it.
+    pub since: u32,
+    /// Who answers it.
+    pub role: Role,
+    /// What it does; empty for an opaque entry.
+    pub about: &'static [&'static str],
+    /// Arguments as Rust source, `name: type` separated by commas; `None` where the signature is not ours to know.
+    pub arguments: Option<&'static str>,
+    /// The result type as Rust source; `()` for none.
+    pub returns: &'static str,
+}
+
+macro_rules! role {
+    (seen) => {
+        Role::Seen
+    };
+    (later) => {
+        Role::Later
+    };
+    (pass) => {
+        Role::Pass
+    };
+}
+
+macro_rules! optional {
+    () => {
+        None
+    };
+    ($value:ident) => {
+        Some(stringify!($value))
+    };
+}
+
+macro_rules! returned {
+    () => {
+        "()"
+    };
+    ($type:ty) => {
+        stringify!($type)
+    };
+}
+
+macro_rules! describe {
+    (calls { $($(#[doc = $doc:literal])* [$since:literal $role:ident] fn $name:ident | $twin:ident
+               ($($arg:ident: $type:ty),*) $(-> $result:ty)?;)* }
+     opaque { $([$osince:literal $orole:ident] $oname:ident $(| $otwin:ident)? -> $oresult:ty;)* }) => {
+        /// An entry point of NCCL, by name.
+        #[allow(non_camel_case_types, missing_docs)]
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        #[repr(usize)]
+        pub enum Entry { $($name,)* $($oname,)* }
+
+        /// Every entry point, in the order of [`Entry`].
+        pub static ENTRIES: &[Description] = &[
+            $(Description {
+                name: stringify!($name), twin: Some(stringify!($twin)), since: $since, role: role!($role),
+                about: &[$($doc),*], arguments: Some(stringify!($($arg: $type),*)),
+                returns: returned!($($result)?),
+            },)*
+            $(Description {
+                name: stringify!($oname), twin: optional!($($otwin)?), since: $osince, role: role!($orole),
+                about: &[], arguments: None, returns: stringify!($oresult),
+            },)*
+        ];
+
+        /// How many entry points there are.
+        pub const COUNT: usize = [$(Entry::$name,)* $(Entry::$oname,)*].len();
+    };
+}
+for_each_entry!(describe);
+
+/// The cells, in the order of [`Entry`].
+pub static SLOTS: [AtomicPtr<()>; COUNT] = [const { AtomicPtr::new(std::ptr::null_mut()) }; COUNT];
+
+/// Calls counted before there is a segment for them; see [`PASSED`].
+static PASSED_EARLY: [AtomicU64; COUNT] = [const { AtomicU64::new(0) }; COUNT];
+
+/// Where the face counts calls that it passes without Rust code: the first of [`COUNT`] counters, in the order
+/// of [`Entry`]. Never null.
+pub static PASSED: AtomicPtr<AtomicU64> = AtomicPtr::new(PASSED_EARLY.as_ptr().cast_mut());
+
+/// Addresses from which a call is forwarded unseen: two ranges of (first address, length), the text of the real
+/// library and our own (which it can reach through us by a tail call). Empty until it is open. A first range that
+/// covers everything forwards every call: see [`forward_everything`].
+pub static INSIDE: [AtomicUsize; 4] = [const { AtomicUsize::new(0) }; 4];
+
+/// Makes every later call go to the real library unseen and uncounted (kill switch; children after a fork).
+pub fn forward_everything() {
+    INSIDE[0].store(0, Ordering::Relaxed);
+    INSIDE[1].store(usize::MAX, Ordering::Relaxed);
+}
+
+/// Whether [`forward_everything`] was called.
+pub fn forwards_everything() -> bool {
+    INSIDE[1].load(Ordering::Relaxed) == usize::MAX
+}
+
+impl Entry {
+    /// The row of this entry point.
+    pub fn description(self) -> &'static Description {
+        &ENTRIES[self as usize]
+    }
+
+    /// The entry point with this public name (not the twin's).
+    pub fn by_name(name: &str) -> Option<usize> {
+        ENTRIES.iter().position(|entry| entry.name == name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    /// Names are unique, a twin is `p` + name, and versions are NCCL's codes.
+    #[test]
+    fn rows_are_well_formed() {
+        let mut names = HashSet::new();
+        for entry in ENTRIES {
+            assert!(names.insert(entry.name), "{} twice", entry.name);
+            assert!((21800..24000).contains(&entry.since), "{}", entry.name);
+            if let Some(twin) = entry.twin {
+                assert_eq!(twin, format!("p{}", entry.name));
+            }
+            assert_eq!(entry.arguments.is_some(), !entry.about.is_empty(), "{}", entry.name);
+        }
+        assert_eq!(ENTRIES.len(), COUNT);
+        assert_eq!(Entry::ncclAllReduce.description().name, "ncclAllReduce");
+    }
+}
