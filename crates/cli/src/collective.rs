@@ -98,9 +98,15 @@ impl Collective {
 
     /// What `rank` must find in its receive buffer, when rank `r` put `value(r, i)` at element `i` of its send
     /// buffer; `None` where the call leaves the buffer alone.
-    pub fn expected(&self, rank: usize, ranks: usize, value: impl Fn(usize, usize) -> f64) -> Option<Vec<f64>> {
+    pub fn expected(
+        &self,
+        rank: usize,
+        ranks: usize,
+        value: impl Fn(usize, usize) -> f64,
+    ) -> Option<Vec<f64>> {
         let count = self.count;
-        let reduced = |index: usize| self.reduction.of(self.element, (0..ranks).map(|from| value(from, index)));
+        let reduced =
+            |index: usize| self.reduction.of(self.element, (0..ranks).map(|from| value(from, index)));
         let blocks = |one: &dyn Fn(usize, usize) -> f64| {
             (0..count * ranks).map(|index| one(index / count, index % count)).collect()
         };
@@ -125,19 +131,34 @@ impl Collective {
         communicator: ncclComm_t,
         stream: cudaStream_t,
     ) -> Result<()> {
-        let (count, kind, op, root) = (self.count, self.element.code, self.reduction.code, self.root as c_int);
+        let (count, kind, op, root) =
+            (self.count, self.element.code, self.reduction.code, self.root as c_int);
         match self.kind {
-            Kind::AllReduce => nccl_call!(nccl, ncclAllReduce(send, receive, count, kind, op, communicator, stream)),
-            Kind::Broadcast => nccl_call!(nccl, ncclBroadcast(send, receive, count, kind, root, communicator, stream)),
+            Kind::AllReduce => {
+                nccl_call!(nccl, ncclAllReduce(send, receive, count, kind, op, communicator, stream))
+            }
+            Kind::Broadcast => {
+                nccl_call!(nccl, ncclBroadcast(send, receive, count, kind, root, communicator, stream))
+            }
             Kind::Bcast => nccl_call!(nccl, ncclBcast(receive, count, kind, root, communicator, stream)),
-            Kind::Reduce => nccl_call!(nccl, ncclReduce(send, receive, count, kind, op, root, communicator, stream)),
-            Kind::AllGather => nccl_call!(nccl, ncclAllGather(send, receive, count, kind, communicator, stream)),
+            Kind::Reduce => {
+                nccl_call!(nccl, ncclReduce(send, receive, count, kind, op, root, communicator, stream))
+            }
+            Kind::AllGather => {
+                nccl_call!(nccl, ncclAllGather(send, receive, count, kind, communicator, stream))
+            }
             Kind::ReduceScatter => {
                 nccl_call!(nccl, ncclReduceScatter(send, receive, count, kind, op, communicator, stream))
             }
-            Kind::AlltoAll => nccl_call!(nccl, ncclAlltoAll(send, receive, count, kind, communicator, stream)),
-            Kind::Gather => nccl_call!(nccl, ncclGather(send, receive, count, kind, root, communicator, stream)),
-            Kind::Scatter => nccl_call!(nccl, ncclScatter(send, receive, count, kind, root, communicator, stream)),
+            Kind::AlltoAll => {
+                nccl_call!(nccl, ncclAlltoAll(send, receive, count, kind, communicator, stream))
+            }
+            Kind::Gather => {
+                nccl_call!(nccl, ncclGather(send, receive, count, kind, root, communicator, stream))
+            }
+            Kind::Scatter => {
+                nccl_call!(nccl, ncclScatter(send, receive, count, kind, root, communicator, stream))
+            }
         }
     }
 }

@@ -17,7 +17,8 @@ impl Gpu {
     /// Takes device `ordinal` and makes its primary context current on this thread.
     pub fn open(ordinal: usize) -> Result<Self> {
         result::init().context("cuInit")?;
-        let device = result::device::get(ordinal as i32).with_context(|| format!("no CUDA device {ordinal}"))?;
+        let device =
+            result::device::get(ordinal as i32).with_context(|| format!("no CUDA device {ordinal}"))?;
         // SAFETY: the device is valid; `drop` releases what is retained here.
         let context = unsafe { result::primary_ctx::retain(device) }.context("cuDevicePrimaryCtxRetain")?;
         // SAFETY: the context was retained on the line above.
@@ -83,7 +84,8 @@ impl Buffer {
         let mut data = vec![0; bytes];
         if bytes > 0 {
             // SAFETY: both sides hold `bytes`; `data` outlives the copy because of the wait below.
-            unsafe { result::memcpy_dtoh_async(&mut data, self.pointer, stream.0) }.context("cuMemcpyDtoHAsync")?;
+            unsafe { result::memcpy_dtoh_async(&mut data, self.pointer, stream.0) }
+                .context("cuMemcpyDtoHAsync")?;
         }
         stream.synchronize()?;
         Ok(data)
@@ -110,16 +112,17 @@ impl Stream {
         unsafe { result::stream::synchronize(self.0) }.context("cuStreamSynchronize")
     }
 
-    /// Captures what `issue` puts on this stream as a graph.
-    pub fn capture(&self, issue: impl FnOnce() -> Result<()>) -> Result<Graph> {
+    /// Begins a capture; every captured stream must reach [`end_capture`](Self::end_capture).
+    pub fn begin_capture(&self) -> Result<()> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: the stream is alive and not capturing: captures begin and end in this function alone.
-        unsafe { result::stream::begin_capture(self.0, mode) }.context("cuStreamBeginCapture")?;
-        let issued = issue();
-        // SAFETY: begun above.
-        let graph = unsafe { result::stream::end_capture(self.0) };
-        issued?;
-        let graph = graph.context("cuStreamEndCapture")?;
+        // SAFETY: the stream is alive; the driver refuses if it is capturing.
+        unsafe { result::stream::begin_capture(self.0, mode) }.context("cuStreamBeginCapture")
+    }
+
+    /// Ends a capture: what was put on this stream since its beginning, ready to run.
+    pub fn end_capture(&self) -> Result<Graph> {
+        // SAFETY: the stream is alive; the driver refuses if it is not capturing.
+        let graph = unsafe { result::stream::end_capture(self.0) }.context("cuStreamEndCapture")?;
         // SAFETY: the graph came from the capture.
         let executable = unsafe { result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0)) };
         match executable.context("cuGraphInstantiate") {

@@ -29,7 +29,8 @@ macro_rules! functions {
             ($($argument:ident: $type:ty),* $(,)?) $(-> $result:ty)?;
     )* } opaque { $($opaque:tt)* }) => {
         /// One cell a function of the table; `None` where the library lacks it.
-        #[allow(non_snake_case)]
+        // The whole table is bound, whichever part of it is called here.
+        #[allow(non_snake_case, dead_code)]
         pub struct Functions { $(pub $name: Option<unsafe extern "C" fn($($type),*) $(-> $result)?>,)* }
 
         impl Functions {
@@ -132,7 +133,10 @@ impl Nccl {
         });
         match explained.filter(|text| !text.is_empty()) {
             Some(text) => bail!("{name} answered {code}: {text} (library {})", self.path.display()),
-            None => bail!("{name} answered {code} (library {}; NCCL_DEBUG=WARN may say more)", self.path.display()),
+            None => bail!(
+                "{name} answered {code} (library {}; NCCL_DEBUG=WARN may say more)",
+                self.path.display()
+            ),
         }
     }
 }

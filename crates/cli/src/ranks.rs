@@ -25,26 +25,34 @@ enum FromRank {
     Failed(String),
 }
 
+/// A variable's name and value.
+pub type Variable = (OsString, OsString);
+
 /// What to start.
 pub struct Launch {
     /// The hidden subcommand that runs a rank.
     pub subcommand: &'static str,
     pub ranks: usize,
     /// Variables for every rank, beside the inherited ones.
-    pub environment: Vec<(OsString, OsString)>,
+    pub environment: Vec<Variable>,
     /// How long all ranks may say nothing before the run counts as stuck.
     pub silence: Duration,
 }
 
 /// Runs the ranks to their end; `jobs` holds one job a rank. Returns their results in rank order.
 ///
-/// `progress` is called with each progress line. A rank that fails ends all others.
-pub fn run(launch: &Launch, jobs: &[Value], progress: &mut dyn FnMut(usize, &str)) -> Result<Vec<Value>> {
+/// `own` gives variables for one rank alone; `progress` is called with each progress line. A rank that fails ends all others.
+pub fn run(
+    launch: &Launch,
+    jobs: &[Value],
+    own: &dyn Fn(usize) -> Vec<Variable>,
+    progress: &mut dyn FnMut(usize, &str),
+) -> Result<Vec<Value>> {
     assert_eq!(jobs.len(), launch.ranks);
     let (sender, events) = mpsc::channel();
     let mut ranks = Ranks { running: Vec::new() };
     for (rank, job) in jobs.iter().enumerate() {
-        ranks.running.push(start(launch, rank, job, sender.clone())?);
+        ranks.running.push(start(launch, rank, &own(rank), job, sender.clone())?);
     }
     drop(sender);
     let outcome = converse(launch, &mut ranks, &events, progress);
@@ -104,12 +112,18 @@ impl Ranks {
 
 type Event = (usize, Option<FromRank>);
 
-fn start(launch: &Launch, rank: usize, job: &Value, events: mpsc::Sender<Event>) -> Result<Rank> {
+fn start(
+    launch: &Launch,
+    rank: usize,
+    own: &[Variable],
+    job: &Value,
+    events: mpsc::Sender<Event>,
+) -> Result<Rank> {
     let (ours, theirs) = UnixStream::pair().context("socketpair")?;
     let executable = std::env::current_exe().context("cannot find this executable")?;
     let process = Command::new(&executable)
         .arg(launch.subcommand)
-        .envs(launch.environment.iter().map(|(name, value)| (name, value)))
+        .envs(launch.environment.iter().chain(own).map(|(name, value)| (name, value)))
         .stdin(Stdio::from(OwnedFd::from(theirs)))
         .stdout(Stdio::from(std::io::stderr()))
         .spawn()
@@ -144,7 +158,11 @@ fn converse(
         let (rank, message) = match events.recv_timeout(launch.silence) {
             Ok(event) => event,
             Err(RecvTimeoutError::Timeout) => {
-                bail!("no rank said anything for {} s: they are stuck (ranks that wait: {:?})", launch.silence.as_secs(), waiting(&results))
+                bail!(
+                    "no rank said anything for {} s: they are stuck (ranks that wait: {:?})",
+                    launch.silence.as_secs(),
+                    waiting(&results)
+                )
             }
             Err(RecvTimeoutError::Disconnected) => bail!("all ranks left without a result"),
         };
@@ -157,7 +175,8 @@ fn converse(
                 if exchange.iter().all(Option::is_some) {
                     let all: Vec<Value> = exchange.iter_mut().filter_map(Option::take).collect();
                     for (rank, running) in ranks.running.iter_mut().enumerate() {
-                        send(&mut running.channel, &all).with_context(|| format!("rank {rank} does not listen"))?;
+                        send(&mut running.channel, &all)
+                            .with_context(|| format!("rank {rank} does not listen"))?;
                     }
                 }
             }
@@ -220,7 +239,7 @@ impl Channel {
     }
 
     /// What rank 0 has in `value`. All ranks must call it.
-    pub fn from_first<T: Serialize + DeserializeOwned>(&mut self, value: &T) -> Result<T> {
+    pub fn share_first<T: Serialize + DeserializeOwned>(&mut self, value: &T) -> Result<T> {
         self.exchange(value)?.into_iter().next().ok_or_else(|| anyhow!("an exchange without ranks"))
     }
 
@@ -236,7 +255,9 @@ impl Channel {
     fn receive<T: DeserializeOwned>(&mut self) -> Result<T> {
         let mut line = String::new();
         if self.reader.read_line(&mut line).context("cannot read from the parent process")? == 0 {
-            bail!("the parent process is gone (a rank is started by `windlass demo` or `windlass bench`, not by hand)");
+            bail!(
+                "the parent process is gone (a rank is started by `windlass demo` or `windlass bench`, not by hand)"
+            );
         }
         serde_json::from_str(&line).with_context(|| format!("unreadable line from the parent: {line:?}"))
     }
