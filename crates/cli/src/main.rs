@@ -5,6 +5,7 @@
 
 mod answering;
 mod asking;
+mod bench;
 mod collective;
 mod demo;
 mod element;
@@ -26,6 +27,7 @@ use std::process::ExitCode;
 
 /// Hidden subcommands that run a rank.
 const DEMO_RANK: &str = "demo-rank";
+const BENCH_RANK: &str = "bench-rank";
 
 /// A drop-in for libnccl.so.2: run programs over it, look at it, measure it.
 #[derive(Parser)]
@@ -41,6 +43,10 @@ enum Action {
     Run(run::Options),
     /// Run every kind of call on several ranks, check all data and Windlass's counters
     Demo(demo::Options),
+    /// Time the real library alone against the same calls through Windlass
+    Bench(bench::Options),
+    #[command(name = BENCH_RANK, hide = true)]
+    BenchRank,
     #[command(name = DEMO_RANK, hide = true)]
     DemoRank,
     #[command(name = asking::SUBCOMMAND, hide = true)]
@@ -64,6 +70,8 @@ fn act(action: Action) -> Result<u8> {
     match action {
         Action::Run(options) => run::run(&options),
         Action::Demo(options) => demo::run(&options).map(|passed| u8::from(!passed)),
+        Action::Bench(options) => bench::run(&options).map(|()| 0),
+        Action::BenchRank => bench::work().map(|()| 0),
         Action::DemoRank => demo::work().map(|()| 0),
         Action::Ask { question } => answering::answer(question).map(|()| 0),
     }

@@ -3,7 +3,7 @@
 use crate::nccl::ENTRIES;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// What a rank did, by function.
@@ -64,6 +64,16 @@ pub struct Calls {
 }
 
 impl Report {
+    /// The paths that calls of these functions took, joined; empty if none was counted.
+    pub fn paths_of(&self, functions: &[&str]) -> String {
+        let calls = self.communicators.iter().flat_map(|communicator| &communicator.calls);
+        let paths: BTreeSet<&str> = calls
+            .filter(|calls| calls.calls > 0 && functions.contains(&calls.function.as_str()))
+            .map(|calls| calls.path.as_str())
+            .collect();
+        paths.into_iter().collect::<Vec<_>>().join("+")
+    }
+
     pub fn read(file: &Path) -> Result<Self> {
         let text = std::fs::read_to_string(file).with_context(|| {
             format!("Windlass wrote no report to {} (did the calls reach it?)", file.display())

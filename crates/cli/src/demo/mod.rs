@@ -8,6 +8,7 @@ mod steps;
 mod table;
 mod worker;
 
+pub use counters::Report;
 pub use worker::work;
 
 use crate::installation;
@@ -16,7 +17,7 @@ use crate::ranks::{self, Launch};
 use crate::search;
 use anyhow::{Context, Result};
 use clap::Args;
-use counters::{Counters, Report};
+use counters::Counters;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -106,7 +107,8 @@ pub fn run(options: &Options) -> Result<bool> {
     Ok(failures.is_empty())
 }
 
-fn json_report(file: &Path) -> std::ffi::OsString {
+/// The value of `WINDLASS_REPORT` for a report in `file`.
+pub fn json_report(file: &Path) -> std::ffi::OsString {
     let mut value = std::ffi::OsString::from("json:");
     value.push(file);
     value
