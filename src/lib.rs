@@ -1,1 +1,17 @@
 //! The ABI face of Windlass: exported C functions, nothing else.
+//!
+//! * [`entries`]: every public name of NCCL, as a few instructions each.
+//! * [`first_use`]: what the very first call does.
+//! * [`seen`]: the Rust code of the entry points that the engine looks at.
+//! * [`extra`]: the few functions of our own (`windlass.h`).
+//! * [`guard`]: no panic leaves this library.
+
+mod entries;
+
+mod first_use;
+
+mod seen;
+
+mod extra;
+
+mod guard;

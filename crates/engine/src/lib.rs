@@ -1,1 +1,36 @@
-//! Everything in Windlass that decides and acts
+//! Everything in Windlass that decides and acts. Read from the call downwards: a call of the face comes in at
+//! [`dispatch`], is described by [`call`], decided by [`plan`], and run by one mechanism, which today is always
+//! [`forward`]. What a module names lies in a row below its own; `tests/arrows.rs` of the workspace holds that.
+
+#![deny(unsafe_code)]
+
+// The call.
+pub mod dispatch;
+
+pub mod lifecycle;
+
+// What is known and decided.
+pub mod communicator;
+
+pub mod group;
+
+pub mod plan;
+
+// The mechanisms.
+pub mod forward;
+
+// The process and what it counts, says and is told.
+pub mod process;
+
+pub mod stats;
+
+pub mod log;
+
+pub mod config;
+
+pub mod error;
+
+// Words that all of them use.
+pub mod call;
+
+pub mod path;

@@ -92,6 +92,16 @@ fn open_candidate(
     Ok((library, path))
 }
 
+/// Keeps this very library mapped until the process ends, whoever closes it: exit handlers, thread-local
+/// destructors and graphs may call into it later than any `dlclose`.
+pub fn stay_mapped() {
+    let mapped = objects::mapped();
+    let Some(own) = objects::holding(&mapped, own_address()) else { return };
+    if let Ok(library) = load(&own.path, libc::RTLD_LAZY | libc::RTLD_NOLOAD | libc::RTLD_NODELETE) {
+        std::mem::forget(library);
+    }
+}
+
 fn reason(error: &std::io::Error) -> String {
     match error.kind() {
         std::io::ErrorKind::NotFound => "no such file".into(),
@@ -142,6 +152,9 @@ fn fill_cells(library: &Library) {
 }
 
 fn note_inside() {
+    if crate::slots::forwards_everything() {
+        return;
+    }
     let mapped = objects::mapped();
     let real = SLOTS[crate::slots::Entry::ncclGetVersion as usize].load(Ordering::Acquire) as usize;
     for (range, address) in [(0, real), (2, own_address())] {

@@ -100,12 +100,9 @@ for_each_entry!(describe);
 /// The cells, in the order of [`Entry`].
 pub static SLOTS: [AtomicPtr<()>; COUNT] = [const { AtomicPtr::new(std::ptr::null_mut()) }; COUNT];
 
-/// Calls counted before there is a segment for them; see [`PASSED`].
-static PASSED_EARLY: [AtomicU64; COUNT] = [const { AtomicU64::new(0) }; COUNT];
-
 /// Where the face counts calls that it passes without Rust code: the first of [`COUNT`] counters, in the order
-/// of [`Entry`]. Never null.
-pub static PASSED: AtomicPtr<AtomicU64> = AtomicPtr::new(PASSED_EARLY.as_ptr().cast_mut());
+/// of [`Entry`]. Set before the face lets a first call past.
+pub static PASSED: AtomicPtr<AtomicU64> = AtomicPtr::new(std::ptr::null_mut());
 
 /// Addresses from which a call is forwarded unseen: two ranges of (first address, length), the text of the real
 /// library and our own (which it can reach through us by a tail call). Empty until it is open. A first range that

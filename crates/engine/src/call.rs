@@ -1,0 +1,177 @@
+//! A collective, send or receive as plain data.
+//!
+//! It has two parts. [`Shared`] is equal on every rank that takes part (for a send and its receive: on both
+//! sides), and only it may decide how the call runs. [`Local`] is this rank's own.
+
+use nccl_sys::{Entry, cudaStream_t, ncclCollConfig_t, ncclComm_t, ncclDataType_t, ncclRedOp_t};
+use std::ffi::{c_int, c_void};
+
+/// The functions that move data, in the order in which they are counted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(usize)]
+#[allow(missing_docs)]
+pub enum Function {
+    AllReduce,
+    Broadcast,
+    Bcast,
+    Reduce,
+    AllGather,
+    ReduceScatter,
+    AlltoAll,
+    Gather,
+    Scatter,
+    AllReduceConfig,
+    BroadcastConfig,
+    ReduceConfig,
+    AllGatherConfig,
+    ReduceScatterConfig,
+    AlltoAllConfig,
+    GatherConfig,
+    ScatterConfig,
+    Send,
+    Recv,
+}
+
+/// How many [`Function`]s there are.
+pub const FUNCTIONS: usize = Function::Recv as usize + 1;
+
+/// What every rank passes alike.
+#[derive(Clone, Copy, Debug)]
+pub struct Shared {
+    /// Which function.
+    pub function: Function,
+    /// Elements, as the function counts them.
+    pub count: usize,
+    /// Type of an element.
+    pub datatype: ncclDataType_t,
+    /// The operation of a reduction.
+    pub operation: Option<ncclRedOp_t>,
+    /// The root of a rooted collective.
+    pub root: Option<c_int>,
+}
+
+/// What is this rank's own. Pointers are device addresses and are never read here.
+#[derive(Clone, Copy, Debug)]
+pub struct Local {
+    /// Where this rank's data lie; null for a receive.
+    pub send: *const c_void,
+    /// Where results go; null for a send.
+    pub receive: *mut c_void,
+    /// The other side of a send or receive.
+    pub peer: Option<c_int>,
+    /// The configuration of a call by a `…Config` function; may be null.
+    pub config: *const ncclCollConfig_t,
+    /// The communicator's handle.
+    pub communicator: ncclComm_t,
+    /// The stream in whose order the call runs.
+    pub stream: cudaStream_t,
+}
+
+/// A call.
+#[derive(Clone, Copy, Debug)]
+pub struct Call {
+    /// What every rank passes alike.
+    pub shared: Shared,
+    /// What is this rank's own.
+    pub local: Local,
+}
+
+impl Shared {
+    /// Bytes of the larger buffer of the call over `ranks` ranks, the size by which nccl-tests names a call; 0 if
+    /// the type is unknown.
+    pub fn bytes(&self, ranks: usize) -> u64 {
+        let blocks = match self.function {
+            Function::AllGather
+            | Function::ReduceScatter
+            | Function::AlltoAll
+            | Function::Gather
+            | Function::Scatter
+            | Function::AllGatherConfig
+            | Function::ReduceScatterConfig
+            | Function::AlltoAllConfig
+            | Function::GatherConfig
+            | Function::ScatterConfig => ranks,
+            _ => 1,
+        };
+        let element = self.datatype.size_bytes().unwrap_or(0);
+        (self.count as u64).saturating_mul(element as u64).saturating_mul(blocks as u64)
+    }
+}
+
+impl Function {
+    /// Every function, in order.
+    pub const ALL: [Function; FUNCTIONS] = [
+        Function::AllReduce,
+        Function::Broadcast,
+        Function::Bcast,
+        Function::Reduce,
+        Function::AllGather,
+        Function::ReduceScatter,
+        Function::AlltoAll,
+        Function::Gather,
+        Function::Scatter,
+        Function::AllReduceConfig,
+        Function::BroadcastConfig,
+        Function::ReduceConfig,
+        Function::AllGatherConfig,
+        Function::ReduceScatterConfig,
+        Function::AlltoAllConfig,
+        Function::GatherConfig,
+        Function::ScatterConfig,
+        Function::Send,
+        Function::Recv,
+    ];
+
+    /// Its entry point.
+    pub fn entry(self) -> Entry {
+        match self {
+            Function::AllReduce => Entry::ncclAllReduce,
+            Function::Broadcast => Entry::ncclBroadcast,
+            Function::Bcast => Entry::ncclBcast,
+            Function::Reduce => Entry::ncclReduce,
+            Function::AllGather => Entry::ncclAllGather,
+            Function::ReduceScatter => Entry::ncclReduceScatter,
+            Function::AlltoAll => Entry::ncclAlltoAll,
+            Function::Gather => Entry::ncclGather,
+            Function::Scatter => Entry::ncclScatter,
+            Function::AllReduceConfig => Entry::ncclAllReduceConfig,
+            Function::BroadcastConfig => Entry::ncclBroadcastConfig,
+            Function::ReduceConfig => Entry::ncclReduceConfig,
+            Function::AllGatherConfig => Entry::ncclAllGatherConfig,
+            Function::ReduceScatterConfig => Entry::ncclReduceScatterConfig,
+            Function::AlltoAllConfig => Entry::ncclAlltoAllConfig,
+            Function::GatherConfig => Entry::ncclGatherConfig,
+            Function::ScatterConfig => Entry::ncclScatterConfig,
+            Function::Send => Entry::ncclSend,
+            Function::Recv => Entry::ncclRecv,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nccl_sys::ncclFloat32;
+
+    /// Bytes are those of the larger buffer, and do not overflow.
+    #[test]
+    fn bytes_of_the_larger_buffer() {
+        let shared =
+            |function, count| Shared { function, count, datatype: ncclFloat32, operation: None, root: None };
+        assert_eq!(shared(Function::AllReduce, 10).bytes(4), 40);
+        assert_eq!(shared(Function::AllGather, 10).bytes(4), 160);
+        assert_eq!(shared(Function::ScatterConfig, 10).bytes(4), 160);
+        assert_eq!(shared(Function::Send, 10).bytes(4), 40);
+        assert_eq!(shared(Function::AllGather, usize::MAX).bytes(8), u64::MAX);
+        assert_eq!(Shared { datatype: ncclDataType_t(77), ..shared(Function::Send, 10) }.bytes(4), 0);
+    }
+
+    /// The list of all functions is in counting order, and each is counted under its own entry point.
+    #[test]
+    fn order() {
+        for (index, function) in Function::ALL.into_iter().enumerate() {
+            assert_eq!(function as usize, index);
+            assert_eq!(function.entry().description().name, format!("nccl{function:?}"));
+        }
+    }
+}

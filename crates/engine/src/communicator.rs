@@ -1,0 +1,254 @@
+//! The communicators we know, found by NCCL's own handle.
+//!
+//! The handle that applications hold is NCCL's pointer, so what we know of it lies beside, in a table that is read
+//! without locks on every call. Entries come from every function that makes a communicator, and from the first
+//! call of a handle that we have not seen (made by a non-blocking split, or before we were there).
+
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use nccl_sys::ncclComm_t;
+
+use crate::stats::count::{self, Identity};
+
+/// What we know of a communicator. Records are reused, never freed: a thread that is inside a call while another
+/// aborts its communicator still reads a record.
+#[derive(Debug)]
+pub struct Communicator {
+    handle: AtomicUsize,
+    counters: AtomicUsize,
+    ranks: AtomicI32,
+    known: AtomicBool,
+}
+
+impl Communicator {
+    /// Where its calls are counted.
+    pub fn counters(&self) -> usize {
+        self.counters.load(Ordering::Relaxed)
+    }
+
+    /// How many ranks it has; 0 while that is not known.
+    pub fn ranks(&self) -> usize {
+        self.ranks.load(Ordering::Relaxed) as usize
+    }
+
+    /// Whether rank, ranks and device are all known.
+    pub fn is_known(&self) -> bool {
+        self.known.load(Ordering::Relaxed)
+    }
+
+    /// Notes what has become known.
+    pub fn identify(&self, identity: Identity) {
+        self.ranks.store(identity.ranks.max(0), Ordering::Relaxed);
+        let known = identity.rank >= 0 && identity.ranks > 0 && identity.device >= 0;
+        self.known.store(known, Ordering::Relaxed);
+        count::identify(self.counters(), identity);
+    }
+}
+
+struct Place {
+    handle: AtomicUsize,
+    communicator: AtomicPtr<Communicator>,
+}
+
+struct Table {
+    /// A power of two; at least half of the places were never used, so that every search ends.
+    places: Box<[Place]>,
+}
+
+const NEVER_USED: usize = 0;
+/// No heap pointer is odd.
+const REMOVED: usize = 1;
+const FIRST_PLACES: usize = 256;
+
+static TABLE: AtomicPtr<Table> = AtomicPtr::new(std::ptr::null_mut());
+/// Held by whoever changes the table, for a few stores; what it holds are records to use again. Comes after no
+/// other lock.
+static CHANGING: Mutex<Vec<&'static Communicator>> = Mutex::new(Vec::new());
+
+/// The communicator with this handle.
+#[inline]
+pub fn find(handle: ncclComm_t) -> Option<&'static Communicator> {
+    let communicator = table()?.find(handle as usize)?;
+    // The place may have been given to another handle between two loads.
+    (communicator.handle.load(Ordering::Relaxed) == handle as usize).then_some(communicator)
+}
+
+/// Enters a new communicator. A handle that is known already belonged to one that ended unseen.
+pub fn insert(handle: ncclComm_t, identity: Identity) -> &'static Communicator {
+    remove(handle);
+    let counters = count::begin(identity);
+    let mut spare = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
+    let communicator: &'static Communicator = spare.pop().unwrap_or_else(|| {
+        Box::leak(Box::new(Communicator {
+            handle: AtomicUsize::new(0),
+            counters: AtomicUsize::new(0),
+            ranks: AtomicI32::new(0),
+            known: AtomicBool::new(false),
+        }))
+    });
+    communicator.counters.store(counters, Ordering::Relaxed);
+    communicator.identify(identity);
+    communicator.handle.store(handle as usize, Ordering::Relaxed);
+    let grown = match table() {
+        Some(table) if table.has_room() => table,
+        full => Table::replace(full),
+    };
+    grown.insert(handle as usize, communicator);
+    communicator
+}
+
+/// Takes a communicator out; its counts stay.
+pub fn remove(handle: ncclComm_t) {
+    let mut spare = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(place) = table().and_then(|table| table.place_of(handle as usize)) else { return };
+    place.handle.store(REMOVED, Ordering::Release);
+    let communicator = reference(place.communicator.load(Ordering::Relaxed));
+    count::end(communicator.counters());
+    communicator.handle.store(0, Ordering::Relaxed);
+    spare.push(communicator);
+}
+
+fn table() -> Option<&'static Table> {
+    let table = TABLE.load(Ordering::Acquire);
+    (!table.is_null()).then(|| reference(table))
+}
+
+#[allow(unsafe_code)]
+fn reference<T>(leaked: *mut T) -> &'static T {
+    // SAFETY: tables and records come from `Box::leak` and are never freed.
+    unsafe { &*leaked }
+}
+
+impl Table {
+    fn with_places(count: usize) -> &'static Table {
+        let place = |_| Place { handle: AtomicUsize::new(NEVER_USED), communicator: AtomicPtr::default() };
+        Box::leak(Box::new(Table { places: (0..count).map(place).collect() }))
+    }
+
+    /// A table with room, holding what `full` holds. The old one stays for its readers: sizes double while the
+    /// living grow, so all old tables together are smaller than the newest; with few living and many removed it
+    /// is the same size again, which [`Table::insert`]'s reuse of removed places makes rare.
+    fn replace(full: Option<&'static Table>) -> &'static Table {
+        let living: Vec<_> = full.iter().flat_map(|table| table.living()).collect();
+        let table = Table::with_places((4 * living.len()).next_power_of_two().max(FIRST_PLACES));
+        for (handle, communicator) in living {
+            table.insert(handle, communicator);
+        }
+        TABLE.store(std::ptr::from_ref(table).cast_mut(), Ordering::Release);
+        table
+    }
+
+    fn living(&self) -> impl Iterator<Item = (usize, &'static Communicator)> {
+        self.places.iter().filter_map(|place| {
+            let handle = place.handle.load(Ordering::Relaxed);
+            (handle > REMOVED).then(|| (handle, reference(place.communicator.load(Ordering::Relaxed))))
+        })
+    }
+
+    fn has_room(&self) -> bool {
+        let used =
+            self.places.iter().filter(|place| place.handle.load(Ordering::Relaxed) != NEVER_USED).count();
+        2 * used < self.places.len()
+    }
+
+    /// The places to look at for a handle, in order, up to the first never used.
+    #[inline]
+    fn probe(&self, handle: usize) -> impl Iterator<Item = (&Place, usize)> {
+        let mask = self.places.len() - 1;
+        let start = (handle >> 4).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20;
+        (0..self.places.len()).map(move |step| {
+            let place = &self.places[(start + step) & mask];
+            (place, place.handle.load(Ordering::Acquire))
+        })
+    }
+
+    #[inline]
+    fn find(&self, handle: usize) -> Option<&'static Communicator> {
+        let place = self.place_of(handle)?;
+        Some(reference(place.communicator.load(Ordering::Acquire)))
+    }
+
+    #[inline]
+    fn place_of(&self, handle: usize) -> Option<&Place> {
+        if handle <= REMOVED {
+            return None;
+        }
+        for (place, found) in self.probe(handle) {
+            if found == handle {
+                return Some(place);
+            }
+            if found == NEVER_USED {
+                return None;
+            }
+        }
+        None
+    }
+
+    /// Under the lock; there is a place that is free.
+    fn insert(&self, handle: usize, communicator: &'static Communicator) {
+        if let Some((place, _)) = self.probe(handle).find(|(_, found)| *found <= REMOVED) {
+            place.communicator.store(std::ptr::from_ref(communicator).cast_mut(), Ordering::Relaxed);
+            place.handle.store(handle, Ordering::Release);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashMap;
+
+    fn handle(number: usize) -> ncclComm_t {
+        (0x10000 + 64 * number) as ncclComm_t
+    }
+
+    fn identity(ranks: i32) -> Identity {
+        Identity { rank: 0, ranks, device: 0 }
+    }
+
+    /// Random births and deaths against a map; what is found is what is alive. Growth and reuse both happen.
+    #[test]
+    fn behaves_as_a_map() {
+        let mut alive: HashMap<usize, i32> = HashMap::new();
+        let mut state = 88172645463325252u64;
+        for step in 0..20_000 {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            let number = (state % 700) as usize;
+            if state.is_multiple_of(3) {
+                remove(handle(number));
+                alive.remove(&number);
+            } else {
+                insert(handle(number), identity(step));
+                alive.insert(number, step);
+            }
+        }
+        for number in 0..700 {
+            let found = find(handle(number)).map(|communicator| communicator.ranks() as i32);
+            assert_eq!(found, alive.get(&number).copied(), "handle {number}");
+        }
+        assert!(table().unwrap().places.len() <= 4096);
+        alive.keys().for_each(|number| remove(handle(*number)));
+        assert!(find(std::ptr::null_mut()).is_none());
+    }
+
+    /// A reader never sees another's communicator while handles come and go beside it.
+    #[test]
+    fn readers_beside_changes() {
+        let kept = handle(5000);
+        insert(kept, identity(77));
+        std::thread::scope(|scope| {
+            let reader = scope
+                .spawn(|| (0..200_000).all(|_| find(handle(5000)).is_some_and(|found| found.ranks() == 77)));
+            for number in 0..30_000 {
+                insert(handle(number % 900), identity(1));
+                remove(handle((number + 450) % 900));
+            }
+            assert!(reader.join().unwrap());
+        });
+        (0..900).for_each(|number| remove(handle(number)));
+        remove(kept);
+    }
+}

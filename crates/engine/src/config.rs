@@ -1,0 +1,300 @@
+//! The one table of options, and what the environment says of them.
+//!
+//! Only this file reads the environment; it is read once, when the first call comes. `docs/options.md` is made
+//! from [`OPTIONS`].
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use once_cell::sync::OnceCell;
+
+/// A row of the table.
+#[derive(Debug)]
+pub struct Description {
+    /// The variable.
+    pub name: &'static str,
+    /// What it takes.
+    pub values: &'static str,
+    /// What holds when it is not set.
+    pub default: &'static str,
+    /// One sentence.
+    pub about: &'static str,
+}
+
+/// Every variable that Windlass reads.
+pub const OPTIONS: &[Description] = &[
+    Description {
+        name: "WINDLASS",
+        values: "on, off",
+        default: "on",
+        about: "The kill switch: off sends every call straight to the real NCCL, unseen and uncounted.",
+    },
+    Description {
+        name: "WINDLASS_NCCL",
+        values: "path",
+        default: "searched for",
+        about: "The real libnccl.so.2, or the folder that holds it. If it cannot be used, no other is tried.",
+    },
+    Description {
+        name: "WINDLASS_LOG",
+        values: "off, error, warn, info, debug, trace",
+        default: "error",
+        about: "How much is logged, as lines like NCCL's. Errors are only what makes calls fail.",
+    },
+    Description {
+        name: "WINDLASS_LOG_FILE",
+        values: "path",
+        default: "standard error",
+        about: "Where log lines go; %h becomes the host's name and %p the process id.",
+    },
+    Description {
+        name: "WINDLASS_REPORT",
+        values: "text, json, text:path, json:path",
+        default: "none",
+        about: "Prints what was counted when the process exits, to standard error or a file; %h and %p as above.",
+    },
+    Description {
+        name: "WINDLASS_STATS",
+        values: "on, off",
+        default: "on",
+        about: "Whether the counters lie in shared memory (under 1 MiB in /dev/shm), where `windlass stats` reads them.",
+    },
+    Description {
+        name: "WINDLASS_NVTX",
+        values: "on, off",
+        default: "off",
+        about: "NVTX ranges around calls; needs a build with the feature `nvtx`.",
+    },
+    Description {
+        name: "WINDLASS_LIBRARY",
+        values: "path",
+        default: "beside the command",
+        about: "The libwindlass.so that the `windlass` command uses; read by the command only.",
+    },
+];
+
+/// Variables with this prefix belong to the stand-ins of the tests.
+const STAND_IN_PREFIX: &str = "WINDLASS_SIM_";
+
+/// How a report at exit is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// A table for people.
+    Text,
+    /// One JSON object.
+    Json,
+}
+
+/// A report that was asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// How it is written.
+    pub form: Form,
+    /// The file, or standard error.
+    pub file: Option<PathBuf>,
+}
+
+/// A switch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Switch {
+    On,
+    Off,
+}
+
+/// What the environment says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct Config {
+    pub windlass: Switch,
+    pub log: ::log::LevelFilter,
+    pub log_file: Option<PathBuf>,
+    pub report: Option<Report>,
+    pub stats: Switch,
+    pub nvtx: Switch,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            windlass: Switch::On,
+            log: ::log::LevelFilter::Error,
+            log_file: None,
+            report: None,
+            stats: Switch::On,
+            nvtx: Switch::Off,
+        }
+    }
+}
+
+static CONFIG: OnceCell<(Config, Vec<String>)> = OnceCell::new();
+
+/// The options of this process, read at the first call.
+pub fn config() -> &'static Config {
+    &read().0
+}
+
+/// What is wrong with the options, one sentence each.
+pub fn complaints() -> &'static [String] {
+    &read().1
+}
+
+fn read() -> &'static (Config, Vec<String>) {
+    CONFIG.get_or_init(|| parse(std::env::vars_os()))
+}
+
+/// Reads options from variables. A value that cannot be read leaves the default, and says so.
+pub fn parse(variables: impl Iterator<Item = (OsString, OsString)>) -> (Config, Vec<String>) {
+    let mut config = Config::default();
+    let mut complaints = Vec::new();
+    for (name, value) in variables {
+        let Some(name) = name.to_str().filter(|name| *name == "WINDLASS" || name.starts_with("WINDLASS_"))
+        else {
+            continue;
+        };
+        let text = value.to_string_lossy();
+        let outcome = match name {
+            "WINDLASS" => switch(&text).map(|value| config.windlass = value),
+            "WINDLASS_LOG" => level(&text).map(|value| config.log = value),
+            "WINDLASS_LOG_FILE" => {
+                config.log_file = path(&text);
+                Some(())
+            }
+            "WINDLASS_REPORT" => report(&text).map(|value| config.report = value),
+            "WINDLASS_STATS" => switch(&text).map(|value| config.stats = value),
+            "WINDLASS_NVTX" => switch(&text).map(|value| config.nvtx = value),
+            _ if OPTIONS.iter().any(|option| option.name == name) || name.starts_with(STAND_IN_PREFIX) => {
+                Some(())
+            }
+            _ => {
+                complaints.push(format!("{name} is no option; the nearest is {}", nearest(name)));
+                Some(())
+            }
+        };
+        if outcome.is_none() {
+            complaints.push(format!("{name} is \"{text}\", expected one of: {}", values_of(name)));
+        }
+    }
+    (config, complaints)
+}
+
+fn switch(text: &str) -> Option<Switch> {
+    match text.to_ascii_lowercase().as_str() {
+        "on" | "1" | "yes" | "true" => Some(Switch::On),
+        "off" | "0" | "no" | "false" => Some(Switch::Off),
+        _ => None,
+    }
+}
+
+fn level(text: &str) -> Option<::log::LevelFilter> {
+    text.parse().ok()
+}
+
+fn path(text: &str) -> Option<PathBuf> {
+    (!text.is_empty()).then(|| PathBuf::from(text))
+}
+
+fn report(text: &str) -> Option<Option<Report>> {
+    let (form, file) = text.split_once(':').unwrap_or((text, ""));
+    let form = match form {
+        "" | "none" => return Some(None),
+        "text" => Form::Text,
+        "json" => Form::Json,
+        _ => return None,
+    };
+    Some(Some(Report { form, file: path(file) }))
+}
+
+fn nearest(name: &str) -> &'static str {
+    OPTIONS
+        .iter()
+        .map(|option| option.name)
+        .min_by_key(|known| strsim::levenshtein(known, name))
+        .unwrap_or_default()
+}
+
+fn values_of(name: &str) -> &'static str {
+    OPTIONS.iter().find(|option| option.name == name).map_or("", |option| option.values)
+}
+
+/// Replaces `%h` by the host's name and `%p` by the process id, as `NCCL_DEBUG_FILE` has it.
+pub fn expand_file_name(name: &std::path::Path) -> PathBuf {
+    let text = name.to_string_lossy();
+    if !text.contains('%') {
+        return name.to_owned();
+    }
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    PathBuf::from(text.replace("%h", &host).replace("%p", &std::process::id().to_string()))
+}
+
+/// The text of `docs/options.md`.
+pub fn documentation() -> String {
+    let rows =
+        OPTIONS.iter().map(|o| format!("| `{}` | {} | {} | {} |\n", o.name, o.values, o.default, o.about));
+    let head = "# Options\n\nEnvironment variables, read once at the first NCCL call. This page is made from the table in \
+                `crates/engine/src/config.rs`.\nA value that cannot be read leaves the default and logs a warning; so \
+                does a `WINDLASS_` name that is none of these.\n\n| variable | values | default | what it does |\n|---|---|---|---|\n";
+    head.to_owned() + &rows.collect::<String>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(pairs: &[(&str, &str)]) -> (Config, Vec<String>) {
+        parse(pairs.iter().map(|(name, value)| ((*name).into(), (*value).into())))
+    }
+
+    /// Nothing set, and variables of others: the defaults, no complaint.
+    #[test]
+    fn defaults() {
+        assert_eq!(
+            read(&[("PATH", "/bin"), ("WINDLASSES", "2"), ("WINDLASS_SIM_DEVICES", "4")]),
+            (Config::default(), vec![])
+        );
+    }
+
+    /// Every option is read.
+    #[test]
+    fn values() {
+        let (config, complaints) = read(&[
+            ("WINDLASS", "off"),
+            ("WINDLASS_LOG", "INFO"),
+            ("WINDLASS_LOG_FILE", "/tmp/x.%p"),
+            ("WINDLASS_REPORT", "json:/tmp/r:1"),
+            ("WINDLASS_STATS", "0"),
+            ("WINDLASS_NVTX", "on"),
+            ("WINDLASS_NCCL", "/x"),
+        ]);
+        assert!(complaints.is_empty(), "{complaints:?}");
+        let expected = Config {
+            windlass: Switch::Off,
+            log: ::log::LevelFilter::Info,
+            log_file: Some("/tmp/x.%p".into()),
+            report: Some(Report { form: Form::Json, file: Some("/tmp/r:1".into()) }),
+            stats: Switch::Off,
+            nvtx: Switch::On,
+        };
+        assert_eq!(config, expected);
+    }
+
+    /// A misspelt name gets the nearest; a bad value names what was expected, and the default stays.
+    #[test]
+    fn complaints_name_the_mend() {
+        let (config, complaints) = read(&[("WINDLASS_LGO", "info"), ("WINDLASS_STATS", "maybe")]);
+        assert_eq!(config, Config::default());
+        assert_eq!(complaints[0], "WINDLASS_LGO is no option; the nearest is WINDLASS_LOG");
+        assert_eq!(complaints[1], "WINDLASS_STATS is \"maybe\", expected one of: on, off");
+    }
+
+    /// docs/options.md is this table.
+    #[test]
+    fn documentation_is_fresh() {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/options.md");
+        if std::env::var_os("WINDLASS_BLESS").is_some() {
+            std::fs::write(file, documentation()).unwrap();
+        }
+        let committed = std::fs::read_to_string(file).unwrap_or_default();
+        assert!(committed == documentation(), "docs/options.md is stale: run with WINDLASS_BLESS=1");
+    }
+}

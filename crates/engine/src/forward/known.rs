@@ -1,0 +1,73 @@
+//! What else we ask of the real NCCL: handles that it wrote, facts of a communicator, its end, groups.
+
+// The pointers are the application's own arguments: the exported C functions are the unsafe border, and the
+// engine behind it hands them on.
+#![allow(unsafe_code, clippy::not_unsafe_ptr_arg_deref)]
+
+use std::ffi::c_int;
+
+use nccl_sys::{ncclComm_t, ncclInProgress, ncclResult_t, ncclSimInfo_t, ncclSuccess, real};
+
+use crate::forward::birth::Handle;
+use crate::stats::count::Identity;
+
+/// How a communicator ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(missing_docs)]
+pub enum End {
+    Finalize,
+    Destroy,
+    Abort,
+}
+
+/// The handle that stands there now.
+pub fn read_handle(handle: Handle) -> ncclComm_t {
+    // SAFETY: NCCL took this pointer to write a handle to, now or at the end of the open group, and calls here
+    // are made no later than that.
+    unsafe { handle.0.read_volatile() }
+}
+
+/// Rank, ranks and device of a communicator that NCCL has accepted; none while it is not ready, or if NCCL says
+/// otherwise.
+pub fn identity(communicator: ncclComm_t) -> Option<Identity> {
+    let (mut state, mut rank, mut ranks, mut device): (_, c_int, c_int, c_int) = (ncclInProgress, -1, 0, -1);
+    // SAFETY: NCCL wrote or accepted this handle; the outputs are locals.
+    let all_answered = unsafe {
+        real::ncclCommGetAsyncError(communicator, &mut state) == ncclSuccess
+            && state == ncclSuccess
+            && real::ncclCommUserRank(communicator, &mut rank) == ncclSuccess
+            && real::ncclCommCount(communicator, &mut ranks) == ncclSuccess
+            && real::ncclCommCuDevice(communicator, &mut device) == ncclSuccess
+    };
+    all_answered.then_some(Identity { rank, ranks, device })
+}
+
+/// Ends a communicator.
+pub fn end(how: End, communicator: ncclComm_t) -> ncclResult_t {
+    // SAFETY: the application's own argument; the library is open.
+    unsafe {
+        match how {
+            End::Finalize => real::ncclCommFinalize(communicator),
+            End::Destroy => real::ncclCommDestroy(communicator),
+            End::Abort => real::ncclCommAbort(communicator),
+        }
+    }
+}
+
+/// Opens a group.
+pub fn group_start() -> ncclResult_t {
+    // SAFETY: the library is open.
+    unsafe { real::ncclGroupStart() }
+}
+
+/// Closes a group.
+pub fn group_end() -> ncclResult_t {
+    // SAFETY: the library is open.
+    unsafe { real::ncclGroupEnd() }
+}
+
+/// Closes a group without running it.
+pub fn group_simulate_end(estimate: *mut ncclSimInfo_t) -> ncclResult_t {
+    // SAFETY: the application's own argument; the library is open.
+    unsafe { real::ncclGroupSimulateEnd(estimate) }
+}

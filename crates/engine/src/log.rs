@@ -1,0 +1,106 @@
+//! Log lines in NCCL's shape: `host:pid:tid WINDLASS LEVEL text`, errors only unless asked.
+//!
+//! A line is one write, straight to the descriptor: standard error may be closed, full or a broken pipe, and a
+//! library must neither panic nor kill the process (SIGPIPE) over a log line. What cannot be written is dropped.
+
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use log::{LevelFilter, Log, Metadata, Record};
+
+use crate::config::{Config, expand_file_name};
+
+/// Where and how much; made once.
+#[derive(Debug)]
+struct Lines {
+    host: String,
+    file: Option<File>,
+}
+
+/// Starts logging as the options say. A log file that cannot be opened leaves standard error, and says so.
+pub fn start(config: &Config) {
+    if config.log == LevelFilter::Off {
+        return;
+    }
+    let opened = config.log_file.as_deref().map(|name| {
+        let name = expand_file_name(name);
+        File::options()
+            .create(true)
+            .append(true)
+            .open(&name)
+            .map_err(|error| format!("{}: {error}", name.display()))
+    });
+    let (file, complaint) = match opened {
+        None => (None, None),
+        Some(Ok(file)) => (Some(file), None),
+        Some(Err(complaint)) => (None, Some(complaint)),
+    };
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    if log::set_logger(Box::leak(Box::new(Lines { host, file }))).is_ok() {
+        log::set_max_level(config.log);
+    }
+    if let Some(complaint) = complaint {
+        log::error!("log file {complaint}: logging to standard error");
+    }
+}
+
+impl Log for Lines {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.level() <= log::max_level()
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        if !self.enabled(record.metadata()) {
+            return;
+        }
+        let process = rustix::process::getpid().as_raw_nonzero();
+        let thread = rustix::thread::gettid().as_raw_nonzero();
+        let line =
+            format!("{}:{process}:{thread} WINDLASS {} {}\n", self.host, record.level(), record.args());
+        // SAFETY: descriptor 2 may be closed or another file by now; writing to it then fails or does what any
+        // program's message would do. It is not closed here.
+        let standard_error = unsafe { BorrowedFd::borrow_raw(2) };
+        write_without_signal(self.file.as_ref().map_or(standard_error, AsFd::as_fd), line.as_bytes());
+    }
+
+    fn flush(&self) {}
+}
+
+/// Writes once; a broken pipe raises no signal in this process.
+pub(crate) fn write_without_signal(to: BorrowedFd<'_>, bytes: &[u8]) {
+    // SAFETY: plain signal-mask calls on this thread with sets made here; a SIGPIPE that was pending before is
+    // left pending, one that our write raised is taken back before the mask is restored.
+    unsafe {
+        let mut pipe: libc::sigset_t = std::mem::zeroed();
+        let mut before: libc::sigset_t = std::mem::zeroed();
+        let mut pending: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&mut pipe);
+        libc::sigaddset(&mut pipe, libc::SIGPIPE);
+        libc::sigpending(&mut pending);
+        let was_pending = libc::sigismember(&pending, libc::SIGPIPE) == 1;
+        libc::pthread_sigmask(libc::SIG_BLOCK, &pipe, &mut before);
+        let broken = rustix::io::write(to, bytes) == Err(rustix::io::Errno::PIPE);
+        if broken && !was_pending {
+            let at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+            libc::sigtimedwait(&pipe, std::ptr::null_mut(), &at_once);
+        }
+        libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Writing into a pipe that nobody reads neither kills nor panics.
+    #[test]
+    fn broken_pipe() {
+        // SAFETY: restores the default action, which Rust's test runner has replaced by ignoring.
+        unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        write_without_signal(writer.as_fd(), b"nobody reads this\n");
+    }
+}

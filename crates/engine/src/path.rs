@@ -1,0 +1,24 @@
+//! The ways in which a call can run.
+
+/// A way for a call to run. Ranks that take part in one call are always on one path.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(usize)]
+pub enum Path {
+    /// The real NCCL runs it, as it came.
+    Forward,
+}
+
+/// How many [`Path`]s there are.
+pub const PATHS: usize = Path::ALL.len();
+
+impl Path {
+    /// Every path, in the order in which they are counted.
+    pub const ALL: [Path; 1] = [Path::Forward];
+
+    /// Its name in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Path::Forward => "forward",
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! What this process starts when it is needed, and how it ends: options and log at the first call, shared counters
+//! and the report at the first communicator. Loading the library starts nothing.
+
+#![allow(unsafe_code)]
+
+use std::io::Write;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Once;
+use std::sync::atomic::Ordering;
+
+use nccl_sys::{open, slots};
+use once_cell::sync::OnceCell;
+
+use crate::config::{Form, Report, Switch, complaints, config, expand_file_name};
+use crate::log;
+use crate::stats::segment;
+use crate::stats::{report, snapshot::Snapshot};
+
+static FIRST_CALL: Once = Once::new();
+static SEGMENT_FILE: OnceCell<(PathBuf, u32)> = OnceCell::new();
+
+/// The first call of all: options, log, kill switch. The real library is not open yet.
+pub fn first_call() {
+    FIRST_CALL.call_once(|| {
+        log::start(config());
+        complaints().iter().for_each(|complaint| ::log::warn!("{complaint}"));
+        slots::PASSED.store(segment::current().passed.as_ptr().cast_mut(), Ordering::Release);
+    });
+}
+
+/// The real library is open; with the kill switch, nothing more is looked at.
+pub fn library_opened(library: &open::RealLibrary) {
+    ::log::info!(
+        "real NCCL {} ({}), {} bound, {} candidates refused before it",
+        library.path.display(),
+        library.chosen.reason,
+        if library.deep_bound { "deep" } else { "not deep" },
+        library.refused.len()
+    );
+    if config().windlass == Switch::Off {
+        ::log::info!("switched off by WINDLASS: every call goes straight to the real NCCL");
+        slots::forward_everything();
+    }
+}
+
+/// No real library could be opened: says once all that was searched.
+pub fn library_missing(refused: &[open::Refusal]) {
+    static SAID: Once = Once::new();
+    SAID.call_once(|| {
+        let tried: Vec<String> = refused
+            .iter()
+            .map(|refusal| format!("{} ({}): {}", refusal.candidate.path.display(), refusal.candidate.reason, refusal.why))
+            .collect();
+        ::log::error!(
+            "no usable libnccl.so.2: every call answers ncclSystemError; set WINDLASS_NCCL to its path. Searched: {}",
+            if tried.is_empty() { "nothing".into() } else { tried.join("; ") }
+        );
+    });
+}
+
+/// The first communicator is asked for: counters move to shared memory, the report is ordered, and children that
+/// are forked from now on only forward.
+pub fn first_communicator() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        open::stay_mapped();
+        if config().stats == Switch::On {
+            match segment::share() {
+                Ok(file) => drop(SEGMENT_FILE.set((file, std::process::id()))),
+                Err(error) => {
+                    ::log::warn!("no shared counters ({error}): `windlass stats` will not see this process")
+                }
+            }
+        }
+        slots::PASSED.store(segment::current().passed.as_ptr().cast_mut(), Ordering::Release);
+        describe_process();
+        // SAFETY: both functions are of this library, which stays mapped.
+        unsafe {
+            libc::atexit(at_exit);
+            libc::pthread_atfork(None, None, Some(in_child));
+        }
+    });
+}
+
+fn describe_process() {
+    let segment = segment::current();
+    segment.process.store(std::process::id(), Ordering::Relaxed);
+    let program = std::fs::read_link("/proc/self/exe").unwrap_or_default();
+    let name = program.file_name().unwrap_or_default();
+    segment::write_text(&segment.program, name.as_encoded_bytes());
+    let Some(library) = open::opened() else { return };
+    segment::write_text(&segment.nccl_path, library.path.as_os_str().as_encoded_bytes());
+    let mut version = 0;
+    // SAFETY: the library is open and the pointer is to a local.
+    if unsafe { nccl_sys::real::ncclGetVersion(&mut version) } == nccl_sys::ncclSuccess {
+        segment.nccl_version.store(version, Ordering::Relaxed);
+    }
+}
+
+/// The fork of a process with communicators shares its connections, descriptors and counters: it may use none.
+extern "C" fn in_child() {
+    slots::forward_everything();
+}
+
+extern "C" fn at_exit() {
+    let Some(owner) = std::num::NonZero::new(segment::current().process.load(Ordering::Relaxed)) else {
+        return;
+    };
+    if owner.get() != std::process::id() {
+        return;
+    }
+    if let Some(wanted) = &config().report {
+        write_report(wanted);
+    }
+    if let Some((file, _)) = SEGMENT_FILE.get() {
+        let _ = std::fs::remove_file(file);
+    }
+}
+
+/// Writes the report so far, as JSON.
+pub fn dump(path: &Path) -> std::io::Result<()> {
+    write_file(&expand_file_name(path), &report::json(&Snapshot::of(segment::current())))
+}
+
+fn write_report(wanted: &Report) {
+    let snapshot = Snapshot::of(segment::current());
+    let text = match wanted.form {
+        Form::Text => report::text(&snapshot),
+        Form::Json => report::json(&snapshot),
+    };
+    let written = match &wanted.file {
+        Some(file) => write_file(&expand_file_name(file), &text),
+        None => {
+            // SAFETY: as for log lines: descriptor 2 may be anything by now, and is not closed here.
+            let standard_error = unsafe { BorrowedFd::borrow_raw(2) };
+            log::write_without_signal(standard_error.as_fd(), text.as_bytes());
+            Ok(())
+        }
+    };
+    if let Err(error) = written {
+        ::log::error!("the report could not be written: {error}");
+    }
+}
+
+/// Writes the whole report or none of it: readers may be waiting for the file.
+fn write_file(path: &Path, text: &str) -> std::io::Result<()> {
+    let mut partial = path.as_os_str().to_owned();
+    partial.push(".part");
+    std::fs::File::create(&partial)?.write_all(text.as_bytes())?;
+    std::fs::rename(&partial, path)
+}

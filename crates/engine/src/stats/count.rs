@@ -1,0 +1,135 @@
+//! Counting. Nothing here waits, allocates or is contended: a communicator's cells are written by the threads that
+//! use it, and calls without one are spread over sets by thread.
+
+use std::cell::Cell as ThreadCell;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use nccl_sys::Entry;
+
+use crate::call::Function;
+use crate::path::Path;
+use crate::stats::segment::{self, COMMUNICATORS_MAX, Communicator, ENDED, FREE, LIVE, THREAD_SETS};
+
+thread_local! {
+    static SET: ThreadCell<usize> = const { ThreadCell::new(usize::MAX) };
+}
+static NEXT_SET: AtomicUsize = AtomicUsize::new(0);
+
+/// Where the calls of no known communicator are counted.
+pub const UNKNOWN: usize = 0;
+
+/// What is known of a communicator at its birth.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Identity {
+    /// This process's rank, -1 if not known yet.
+    pub rank: i32,
+    /// How many ranks, 0 if not known yet.
+    pub ranks: i32,
+    /// The CUDA device, -1 if not known yet.
+    pub device: i32,
+}
+
+/// Counts a call that has no communicator.
+pub fn function(entry: Entry) {
+    let set = SET.get();
+    let set = if set == usize::MAX { choose_set() } else { set };
+    segment::current().threads[set][entry as usize].fetch_add(1, Ordering::Relaxed);
+}
+
+#[cold]
+fn choose_set() -> usize {
+    let set = NEXT_SET.fetch_add(1, Ordering::Relaxed) % THREAD_SETS;
+    SET.set(set);
+    set
+}
+
+/// Counts a call of the communicator with these counters.
+#[inline]
+pub fn call(counters: usize, function: Function, path: Path, bytes: u64) {
+    let cell = &segment::current().communicators[counters].cells[function as usize][path as usize];
+    cell.calls.fetch_add(1, Ordering::Relaxed);
+    cell.bytes.fetch_add(bytes, Ordering::Relaxed);
+}
+
+/// Gives counters to a new communicator: free ones, else those of the communicator that was born first among the
+/// dead, whose counts go to [`UNKNOWN`]; else [`UNKNOWN`] itself.
+pub fn begin(identity: Identity) -> usize {
+    let segment = segment::current();
+    let serial = segment.communicators_made.fetch_add(1, Ordering::Relaxed) + 1;
+    let places = || (1..COMMUNICATORS_MAX).map(|index| (index, &segment.communicators[index]));
+    let take = |from: u32, place: &Communicator| {
+        place.state.compare_exchange(from, LIVE, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    };
+    let free = || places().find(|(_, place)| take(FREE, place));
+    let oldest_dead = || {
+        let dead = places().filter(|(_, place)| place.state.load(Ordering::Acquire) == ENDED);
+        dead.min_by_key(|(_, place)| place.serial.load(Ordering::Relaxed))
+            .filter(|(_, place)| take(ENDED, place))
+    };
+    let Some((index, place)) = free().or_else(oldest_dead) else { return UNKNOWN };
+    forget(place, &segment.communicators[UNKNOWN]);
+    place.serial.store(serial, Ordering::Relaxed);
+    identify(index, identity);
+    index
+}
+
+/// Notes what has become known of a communicator.
+pub fn identify(counters: usize, identity: Identity) {
+    if counters == UNKNOWN {
+        return;
+    }
+    let place = &segment::current().communicators[counters];
+    place.rank.store(identity.rank, Ordering::Relaxed);
+    place.ranks.store(identity.ranks, Ordering::Relaxed);
+    place.device.store(identity.device, Ordering::Relaxed);
+}
+
+/// Notes that a communicator has ended; its counts stay to be read.
+pub fn end(counters: usize) {
+    if counters != UNKNOWN {
+        segment::current().communicators[counters].state.store(ENDED, Ordering::Release);
+    }
+}
+
+fn forget(place: &Communicator, into: &Communicator) {
+    for (cell, sum) in place.cells.iter().flatten().zip(into.cells.iter().flatten()) {
+        sum.calls.fetch_add(cell.calls.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+        sum.bytes.fetch_add(cell.bytes.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stats::snapshot::Snapshot;
+
+    const IDENTITY: Identity = Identity { rank: 1, ranks: 2, device: 1 };
+
+    /// More communicators than places: none is lost, the dead are forgotten first, then the unknown share.
+    #[test]
+    fn places_run_out() {
+        let born: Vec<usize> = (0..COMMUNICATORS_MAX + 3).map(|_| begin(IDENTITY)).collect();
+        for place in &born {
+            call(*place, Function::Send, Path::Forward, 10);
+        }
+        assert_eq!(born.iter().filter(|place| **place == UNKNOWN).count(), 4);
+        end(born[7]);
+        assert_eq!(begin(IDENTITY), born[7]);
+        call(born[7], Function::Send, Path::Forward, 10);
+        let seen = Snapshot::of(segment::current());
+        assert_eq!(seen.functions["ncclSend"], COMMUNICATORS_MAX as u64 + 4);
+        assert_eq!(seen.communicators_made, COMMUNICATORS_MAX as u64 + 4);
+        let unknown = seen.communicators.iter().find(|communicator| communicator.serial == 0).unwrap();
+        assert_eq!((unknown.calls[0].calls, unknown.calls[0].bytes), (5, 50));
+    }
+
+    /// Threads count together.
+    #[test]
+    fn threads_add_up() {
+        let threads: Vec<_> = (0..40)
+            .map(|_| std::thread::spawn(|| (0..100).for_each(|_| function(Entry::ncclGroupStart))))
+            .collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        assert_eq!(Snapshot::of(segment::current()).functions["ncclGroupStart"], 4000);
+    }
+}

@@ -1,0 +1,139 @@
+//! A snapshot told: as a table, or as JSON.
+
+use std::fmt::Write;
+
+use crate::stats::snapshot::Snapshot;
+
+/// One JSON object on one line.
+pub fn json(snapshot: &Snapshot) -> String {
+    serde_json::to_string(snapshot).unwrap_or_else(|error| format!("{{\"error\": \"{error}\"}}")) + "\n"
+}
+
+/// A table for people.
+pub fn text(snapshot: &Snapshot) -> String {
+    let mut out = String::new();
+    // Writing to a string cannot fail.
+    let _ = writeln!(
+        out,
+        "windlass {} in {} (process {}), NCCL {} at {}",
+        snapshot.windlass,
+        or_unknown(&snapshot.program),
+        snapshot.process,
+        version(snapshot.nccl_version),
+        or_unknown(&snapshot.nccl_path),
+    );
+    let _ = writeln!(out, "\n{:<32} {:>12}", "function", "calls");
+    for (name, calls) in &snapshot.functions {
+        let _ = writeln!(out, "{name:<32} {calls:>12}");
+    }
+    let _ = writeln!(
+        out,
+        "\n{:<34} {:<24} {:<10} {:>12} {:>12}",
+        "communicator", "function", "path", "calls", "bytes"
+    );
+    for communicator in &snapshot.communicators {
+        let who = match communicator.serial {
+            0 => "unknown, or ended long ago".to_owned(),
+            serial => format!(
+                "{serial}: rank {} of {}, device {}, {}",
+                known(communicator.rank, 0),
+                known(communicator.ranks, 1),
+                known(communicator.device, 0),
+                communicator.state
+            ),
+        };
+        if communicator.calls.is_empty() {
+            let _ = writeln!(out, "{who:<34} {:<24}", "none");
+        }
+        for counts in &communicator.calls {
+            let bytes = size(counts.bytes);
+            let _ = writeln!(
+                out,
+                "{who:<34} {:<24} {:<10} {:>12} {bytes:>12}",
+                counts.function, counts.path, counts.calls
+            );
+        }
+    }
+    out
+}
+
+fn or_unknown(text: &str) -> &str {
+    if text.is_empty() { "unknown" } else { text }
+}
+
+fn known(value: i32, least: i32) -> String {
+    if value < least { "?".into() } else { value.to_string() }
+}
+
+/// `2.28.9` for 22809.
+pub fn version(code: i32) -> String {
+    match code {
+        0 => "unknown".into(),
+        _ => format!("{}.{}.{}", code / 10000, code / 100 % 100, code % 100),
+    }
+}
+
+/// `1.5 GiB` for 1610612736.
+pub fn size(bytes: u64) -> String {
+    const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+    let power = (bytes.max(1).ilog2() / 10).min(5);
+    let value = bytes as f64 / (1u64 << (10 * power)) as f64;
+    match power {
+        0 => format!("{bytes} B"),
+        _ => format!("{value:.1} {}", UNITS[power as usize]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stats::snapshot::{CallCounts, CommunicatorCounts};
+
+    fn example() -> Snapshot {
+        let calls =
+            CallCounts { function: "ncclAllReduce".into(), path: "forward".into(), calls: 3, bytes: 3 << 20 };
+        Snapshot {
+            windlass: "0.1.0".into(),
+            process: 7,
+            program: "train".into(),
+            nccl_path: "/x/libnccl.so.2".into(),
+            nccl_version: 22809,
+            began_ns: 1,
+            communicators_made: 1,
+            functions: [("ncclAllReduce".to_owned(), 3), ("ncclCommInitRank".to_owned(), 1)].into(),
+            communicators: vec![CommunicatorCounts {
+                serial: 1,
+                state: "live".into(),
+                rank: 0,
+                ranks: 4,
+                device: -1,
+                calls: vec![calls],
+            }],
+        }
+    }
+
+    /// The table names program, library, functions and communicators.
+    #[test]
+    fn table() {
+        let table = text(&example());
+        assert!(
+            table.starts_with("windlass 0.1.0 in train (process 7), NCCL 2.28.9 at /x/libnccl.so.2\n"),
+            "{table}"
+        );
+        let row = table.lines().last().unwrap().split_whitespace().collect::<Vec<_>>().join(" ");
+        assert_eq!(row, "1: rank 0 of 4, device ?, live ncclAllReduce forward 3 3.0 MiB");
+    }
+
+    /// JSON reads back as the same snapshot.
+    #[test]
+    fn json_round_trip() {
+        assert_eq!(serde_json::from_str::<Snapshot>(&json(&example())).unwrap(), example());
+    }
+
+    /// Sizes choose a readable unit.
+    #[test]
+    fn sizes() {
+        assert_eq!((size(0), size(1023), size(1536)), ("0 B".into(), "1023 B".into(), "1.5 KiB".into()));
+        assert_eq!(size(u64::MAX), "16384.0 PiB");
+    }
+}

@@ -1,0 +1,201 @@
+//! The memory in which calls are counted: plain atomics at fixed places, in a file of `/dev/shm` once there is a
+//! communicator, so that `windlass stats` can read a running process.
+//!
+//! Until then, and where shared memory is off or cannot be had, the same structure lies in this library's own
+//! zeroed memory. Readers never write and writers never wait.
+
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path as FilePath, PathBuf};
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
+
+use rustix::mm::{MapFlags, ProtFlags};
+
+use crate::call::FUNCTIONS;
+use crate::path::PATHS;
+
+/// Entry points that fit; more than the table has, so that the layout changes seldom.
+pub const ENTRIES_MAX: usize = 128;
+/// Communicators with counters of their own, the living and the latest dead; the rest share number 0.
+pub const COMMUNICATORS_MAX: usize = 256;
+/// Sets of counters among which threads are spread for calls without a communicator.
+pub const THREAD_SETS: usize = 16;
+
+/// The first word of a segment.
+pub const MAGIC: u64 = 0x5753_4e41_4c44_4e57;
+
+/// All counters of a process.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Segment {
+    /// [`MAGIC`], written last.
+    pub magic: AtomicU64,
+    /// Bytes of this structure: readers of another build see that they do not fit.
+    pub size: AtomicU64,
+    /// The process.
+    pub process: AtomicU32,
+    /// Version code of the real NCCL; 0 while unknown.
+    pub nccl_version: AtomicI32,
+    /// When counting in this segment began, nanoseconds since 1970.
+    pub began_ns: AtomicU64,
+    /// The real library's file, zero-padded.
+    pub nccl_path: [AtomicU8; 256],
+    /// The program's file name, zero-padded.
+    pub program: [AtomicU8; 64],
+    /// Communicators made so far.
+    pub communicators_made: AtomicU64,
+    /// Calls that the face passed on without looking, by entry point.
+    pub passed: [AtomicU64; ENTRIES_MAX],
+    /// Calls without a communicator, by entry point, spread over threads.
+    pub threads: [[AtomicU64; ENTRIES_MAX]; THREAD_SETS],
+    /// Counters by communicator; number 0 is for calls of handles we do not know, and of the forgotten dead.
+    pub communicators: [Communicator; COMMUNICATORS_MAX],
+}
+
+/// The counters of one communicator.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct Communicator {
+    /// [`FREE`], [`LIVE`] or [`ENDED`].
+    pub state: AtomicU32,
+    /// This process's rank in it, -1 while unknown.
+    pub rank: AtomicI32,
+    /// How many ranks it has, 0 while unknown.
+    pub ranks: AtomicI32,
+    /// The CUDA device, -1 while unknown.
+    pub device: AtomicI32,
+    /// Its number in this process, from 1, in the order of birth.
+    pub serial: AtomicU64,
+    /// Calls by function and path.
+    pub cells: [[Cell; PATHS]; FUNCTIONS],
+}
+
+/// What is counted of calls of one kind.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Cell {
+    /// How many.
+    pub calls: AtomicU64,
+    /// Their bytes, as [`crate::call::Shared::bytes`] counts.
+    pub bytes: AtomicU64,
+}
+
+/// No communicator has these counters.
+pub const FREE: u32 = 0;
+/// A living communicator has these counters.
+pub const LIVE: u32 = 1;
+/// A communicator had these counters; they are kept until the place is needed.
+pub const ENDED: u32 = 2;
+
+/// Where segments lie.
+pub const FOLDER: &str = "/dev/shm";
+const PREFIX: &str = "windlass-";
+
+// SAFETY: a structure of integers is valid when zeroed.
+static EARLY: Segment = unsafe { std::mem::zeroed() };
+static CURRENT: AtomicPtr<Segment> = AtomicPtr::new((&raw const EARLY).cast_mut());
+
+/// Where to count now.
+#[inline]
+pub fn current() -> &'static Segment {
+    // SAFETY: the pointer is `EARLY`'s or that of a mapping that is never unmapped.
+    unsafe { &*CURRENT.load(Ordering::Acquire) }
+}
+
+/// Moves the counters into shared memory and gives the file's path. What other threads count at this very moment
+/// may stay behind; before the first communicator that is no call of one.
+pub fn share() -> io::Result<PathBuf> {
+    let began = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    let name = format!(
+        "{PREFIX}{}-{}-{:x}",
+        rustix::process::getuid().as_raw(),
+        std::process::id(),
+        began.as_nanos() as u64
+    );
+    let path = FilePath::new(FOLDER).join(name);
+    let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(&path)?;
+    let shared =
+        reserve(&file).and_then(|()| map(&file, ProtFlags::READ | ProtFlags::WRITE)).inspect_err(|_| {
+            let _ = std::fs::remove_file(&path);
+        })?;
+    copy(&EARLY, shared);
+    shared.process.store(std::process::id(), Ordering::Relaxed);
+    shared.size.store(size_of::<Segment>() as u64, Ordering::Relaxed);
+    shared.began_ns.store(began.as_nanos() as u64, Ordering::Relaxed);
+    shared.magic.store(MAGIC, Ordering::Release);
+    CURRENT.store(std::ptr::from_ref(shared).cast_mut(), Ordering::Release);
+    Ok(path)
+}
+
+/// A segment of any process, to read.
+pub fn open(path: &FilePath) -> io::Result<&'static Segment> {
+    let file = File::open(path)?;
+    if file.metadata()?.len() != size_of::<Segment>() as u64 {
+        return Err(io::Error::other("written by another version of Windlass"));
+    }
+    let segment = map(&file, ProtFlags::READ)?;
+    match segment.magic.load(Ordering::Acquire) {
+        MAGIC => Ok(segment),
+        _ => Err(io::Error::other("not complete yet, or not a segment of Windlass")),
+    }
+}
+
+/// The files of all segments on this machine.
+pub fn list() -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(FOLDER) else { return Vec::new() };
+    let ours =
+        |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(PREFIX));
+    let mut paths: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).filter(ours).collect();
+    paths.sort();
+    paths
+}
+
+/// Takes the memory now: a write into shared memory that is full kills the process.
+fn reserve(file: &File) -> io::Result<()> {
+    Ok(rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, size_of::<Segment>() as u64)?)
+}
+
+fn map(file: &File, protection: ProtFlags) -> io::Result<&'static Segment> {
+    let length = size_of::<Segment>();
+    // SAFETY: a fresh mapping at an address of the kernel's choice, of a file as long as the structure, which is
+    // valid for any bytes; it is never unmapped. Others may write to it: all of it is atomics.
+    unsafe {
+        let address = rustix::mm::mmap(std::ptr::null_mut(), length, protection, MapFlags::SHARED, file, 0)?;
+        Ok(&*address.cast::<Segment>())
+    }
+}
+
+fn copy(from: &Segment, to: &Segment) {
+    let words = size_of::<Segment>() / 8;
+    // SAFETY: both are structures of atomics whose size is a multiple of 8 (their alignment is 64), read and
+    // written here as relaxed words.
+    let (from, to) = unsafe {
+        (
+            std::slice::from_raw_parts(std::ptr::from_ref(from).cast::<AtomicU64>(), words),
+            std::slice::from_raw_parts(std::ptr::from_ref(to).cast::<AtomicU64>(), words),
+        )
+    };
+    for (source, target) in from.iter().zip(to) {
+        target.store(source.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+}
+
+/// Writes text into a padded field.
+pub fn write_text(field: &[AtomicU8], text: &[u8]) {
+    for (index, byte) in field.iter().enumerate() {
+        let last = index + 1 == field.len();
+        byte.store(text.get(index).copied().filter(|_| !last).unwrap_or(0), Ordering::Relaxed);
+    }
+}
+
+/// Reads text from a padded field.
+pub fn read_text(field: &[AtomicU8]) -> String {
+    let bytes: Vec<u8> =
+        field.iter().map(|byte| byte.load(Ordering::Relaxed)).take_while(|byte| *byte != 0).collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+const _: () = assert!(nccl_sys::slots::COUNT <= ENTRIES_MAX);

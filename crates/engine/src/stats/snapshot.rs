@@ -1,0 +1,141 @@
+//! What a reader sees of a segment at one moment. This is also the JSON report.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+
+use nccl_sys::slots::ENTRIES;
+use serde::{Deserialize, Serialize};
+
+use crate::call::Function;
+use crate::path::Path;
+use crate::stats::segment::{self, FREE, LIVE, Segment};
+
+/// Counts of a process. Counters are read one by one while calls go on: sums may differ by calls in flight.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct Snapshot {
+    /// Windlass's version.
+    pub windlass: String,
+    /// The process.
+    pub process: u32,
+    /// The program's file name.
+    pub program: String,
+    /// The real library's file, and its version code (0 if unknown).
+    pub nccl_path: String,
+    /// See `nccl_path`.
+    pub nccl_version: i32,
+    /// When counting began, nanoseconds since 1970.
+    pub began_ns: u64,
+    /// Communicators made so far.
+    pub communicators_made: u64,
+    /// Calls by function, only those called; a `pnccl` name counts as its `nccl` name.
+    pub functions: BTreeMap<String, u64>,
+    /// Communicators, in the order of birth. Serial 0 stands for unknown handles and for old, ended ones.
+    pub communicators: Vec<CommunicatorCounts>,
+}
+
+/// Counts of a communicator.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct CommunicatorCounts {
+    /// Its number in this process, from 1.
+    pub serial: u64,
+    /// `live` or `ended`.
+    pub state: String,
+    /// This process's rank, -1 if unknown.
+    pub rank: i32,
+    /// How many ranks, 0 if unknown.
+    pub ranks: i32,
+    /// The CUDA device, -1 if unknown.
+    pub device: i32,
+    /// Calls by function and path, only those that were.
+    pub calls: Vec<CallCounts>,
+}
+
+/// Calls of one function on one path.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct CallCounts {
+    /// NCCL's name of the function.
+    pub function: String,
+    /// How the calls ran.
+    pub path: String,
+    /// How many.
+    pub calls: u64,
+    /// Their bytes: of the larger buffer of each call, as nccl-tests counts.
+    pub bytes: u64,
+}
+
+impl Snapshot {
+    /// Reads a segment.
+    pub fn of(segment: &Segment) -> Snapshot {
+        let mut communicators: Vec<CommunicatorCounts> =
+            segment.communicators.iter().filter_map(CommunicatorCounts::of).collect();
+        communicators.sort_by_key(|communicator| communicator.serial);
+        Snapshot {
+            windlass: env!("CARGO_PKG_VERSION").into(),
+            process: segment.process.load(Ordering::Relaxed),
+            program: segment::read_text(&segment.program),
+            nccl_path: segment::read_text(&segment.nccl_path),
+            nccl_version: segment.nccl_version.load(Ordering::Relaxed),
+            began_ns: segment.began_ns.load(Ordering::Relaxed),
+            communicators_made: segment.communicators_made.load(Ordering::Relaxed),
+            functions: functions(segment, &communicators),
+            communicators,
+        }
+    }
+
+    /// Calls and bytes by path, over all communicators.
+    pub fn paths(&self) -> BTreeMap<&str, (u64, u64)> {
+        let mut paths = BTreeMap::new();
+        for counts in self.communicators.iter().flat_map(|communicator| &communicator.calls) {
+            let sum: &mut (u64, u64) = paths.entry(counts.path.as_str()).or_default();
+            *sum = (sum.0 + counts.calls, sum.1 + counts.bytes);
+        }
+        paths
+    }
+}
+
+impl CommunicatorCounts {
+    fn of(counters: &segment::Communicator) -> Option<CommunicatorCounts> {
+        let load = |value: &std::sync::atomic::AtomicI32| value.load(Ordering::Relaxed);
+        let cells = Function::ALL.iter().zip(&counters.cells);
+        let calls: Vec<CallCounts> = cells
+            .flat_map(|(function, paths)| {
+                Path::ALL.iter().zip(paths).map(move |(path, cell)| (function, path, cell))
+            })
+            .map(|(function, path, cell)| CallCounts {
+                function: function.entry().description().name.into(),
+                path: path.name().into(),
+                calls: cell.calls.load(Ordering::Relaxed),
+                bytes: cell.bytes.load(Ordering::Relaxed),
+            })
+            .filter(|counts| counts.calls > 0)
+            .collect();
+        let state = counters.state.load(Ordering::Acquire);
+        // Number 0 never gets a state: it is told only when it has counted something.
+        if state == FREE && calls.is_empty() {
+            return None;
+        }
+        Some(CommunicatorCounts {
+            serial: counters.serial.load(Ordering::Relaxed),
+            state: if state == LIVE { "live" } else { "ended" }.into(),
+            rank: load(&counters.rank),
+            ranks: load(&counters.ranks),
+            device: load(&counters.device),
+            calls,
+        })
+    }
+}
+
+fn functions(segment: &Segment, communicators: &[CommunicatorCounts]) -> BTreeMap<String, u64> {
+    let mut functions: BTreeMap<String, u64> = BTreeMap::new();
+    for (index, entry) in ENTRIES.iter().enumerate() {
+        let passed = segment.passed[index].load(Ordering::Relaxed);
+        let seen: u64 = segment.threads.iter().map(|set| set[index].load(Ordering::Relaxed)).sum();
+        if passed + seen > 0 {
+            functions.insert(entry.name.into(), passed + seen);
+        }
+    }
+    for counts in communicators.iter().flat_map(|communicator| &communicator.calls) {
+        *functions.entry(counts.function.clone()).or_default() += counts.calls;
+    }
+    functions
+}
