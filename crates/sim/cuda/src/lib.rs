@@ -1,1 +1,51 @@
-//! A stand-in for libcuda.so.1 on host memory, for machines without a GPU
+//! A stand-in for `libcuda.so.1` on host memory, for machines without a GPU.
+//!
+//! It exports the driver API with the driver's names and ABI. Device memory is host memory, every stream is an OS thread,
+//! and kernels are host functions. It is a test instrument: strict where a GPU would be, and honest about the rest
+//! (`CUDA_ERROR_NOT_SUPPORTED`).
+//!
+//! # Environment
+//! - `WINDLASS_SIM_DEVICES`: number of devices, 8.
+//! - `WINDLASS_SIM_DEVICE_MEMORY`: MiB per device and process, 1024.
+//! - `WINDLASS_SIM_STRICT=1`: what was never released is listed at exit as `sim-cuda: leak: COUNT KIND`, and the exit
+//!   status becomes 86.
+//!
+//! # Kernels
+//! A module is a shared object: `cuModuleLoad` and `cuLibraryLoadFromFile` take its path, the calls that take an image
+//! take `windlass-sim:` followed by the terminated path. For every kernel it exports
+//! ```c
+//! struct SimLaunch {
+//!     uint32_t grid[3], block[3], shared_bytes, cooperative, cluster[3];
+//!     int32_t device;
+//!     uint64_t stream_id;
+//! };
+//! void name(const struct SimLaunch *launch, void **params);  /* params[i] points to a copy of parameter i */
+//! const struct { uint32_t count, bytes[N]; } name_params;    /* sizes of the parameters, copied at launch */
+//! ```
+//! The function runs once per launch on the stream's thread and does the work of the whole grid. It makes no CUDA calls;
+//! those answer `CUDA_ERROR_NOT_PERMITTED`.
+
+mod exports;
+
+mod capture;
+mod code;
+mod context;
+mod device;
+mod event;
+mod ffi;
+mod graph;
+mod guard;
+mod ipc;
+mod lane;
+mod leak;
+mod mapping;
+mod memory;
+mod module;
+mod pointer;
+mod simulator;
+mod stream;
+mod sync;
+mod table;
+mod user_object;
+mod virtual_memory;
+mod work;

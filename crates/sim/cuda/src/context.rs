@@ -1,0 +1,284 @@
+//! Contexts: which one is current on a thread, and the order that the legacy stream imposes within one.
+
+use crate::code::{
+    CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_VALUE,
+    CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, Code,
+};
+use crate::device::Ordinal;
+use crate::lane::{Lane, Marker};
+use crate::simulator::{Simulator, next_identity, simulator};
+use crate::sync::lock;
+use crate::table::Handle;
+use crate::{capture, leak};
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, Weak};
+
+pub struct Context {
+    pub handle: Handle,
+    pub id: u64,
+    pub device: Ordinal,
+    pub kind: Kind,
+    pub legacy: Arc<Lane>,
+    pub legacy_id: u64,
+    /// After a stream's capture state.
+    order: Mutex<Order>,
+    pub settings: Mutex<Settings>,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+pub enum Kind {
+    Primary,
+    Created,
+}
+
+#[derive(Default)]
+pub struct Settings {
+    pub flags: u32,
+    pub cache: u32,
+    pub shared_banks: u32,
+    pub limits: std::collections::BTreeMap<u32, usize>,
+    pub peers: BTreeSet<Ordinal>,
+}
+
+/// How a stream stands to the legacy default stream.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Role {
+    Legacy,
+    Blocking,
+    NonBlocking,
+}
+
+#[derive(Default)]
+struct Order {
+    lanes: Vec<(Role, Weak<Lane>)>,
+}
+
+/// A device's primary context: its handle stays the same over all its lives.
+#[derive(Default)]
+pub struct Primary {
+    pub handle: Option<Handle>,
+    pub holders: usize,
+    pub flags: u32,
+}
+
+thread_local! {
+    static CURRENT: RefCell<Vec<Handle>> = const { RefCell::new(Vec::new()) };
+}
+
+impl Context {
+    pub fn new(handle: Handle, device: Ordinal, kind: Kind, flags: u32) -> Self {
+        Context {
+            handle,
+            id: next_identity(),
+            device,
+            kind,
+            legacy: Arc::default(),
+            legacy_id: next_identity(),
+            order: Mutex::default(),
+            settings: Mutex::new(Settings { flags, ..Settings::default() }),
+        }
+    }
+
+    pub fn new_lane(&self, role: Role) -> Arc<Lane> {
+        let lane = Arc::<Lane>::default();
+        let mut order = lock(&self.order);
+        order.lanes.retain(|(_, lane)| lane.strong_count() > 0);
+        order.lanes.push((role, Arc::downgrade(&lane)));
+        lane
+    }
+
+    /// Queues an operation. Work on the legacy stream waits for what all blocking streams hold now, and they for it.
+    pub fn submit(&self, lane: &Arc<Lane>, role: Role, operation: impl FnOnce() + Send + 'static) -> Marker {
+        let order = lock(&self.order);
+        let before: Vec<Marker> = match role {
+            Role::Legacy => order.pending(|role| role == Role::Blocking),
+            Role::Blocking => self.legacy.pending().into_iter().collect(),
+            Role::NonBlocking => Vec::new(),
+        };
+        lane.submit(move || {
+            before.iter().for_each(Marker::wait);
+            operation();
+        })
+    }
+
+    /// What the legacy stream would wait for: its own work and that of blocking streams.
+    pub fn pending_for_legacy(&self) -> Vec<Marker> {
+        let mut pending = lock(&self.order).pending(|role| role == Role::Blocking);
+        pending.extend(self.legacy.pending());
+        pending
+    }
+
+    pub fn pending(&self) -> Vec<Marker> {
+        let mut pending = lock(&self.order).pending(|_| true);
+        pending.extend(self.legacy.pending());
+        pending
+    }
+
+    pub fn synchronize(&self) {
+        self.pending().iter().for_each(Marker::wait);
+    }
+}
+
+impl Order {
+    fn pending(&self, wanted: impl Fn(Role) -> bool) -> Vec<Marker> {
+        let lanes = self.lanes.iter().filter(|(role, _)| wanted(*role));
+        lanes.filter_map(|(_, lane)| lane.upgrade()?.pending()).collect()
+    }
+}
+
+/// The context that is current on this thread.
+pub fn current() -> Result<Arc<Context>, Code> {
+    let simulator = simulator()?;
+    let handle = current_handle().ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
+    simulator.contexts.get(handle).ok_or(CUDA_ERROR_CONTEXT_IS_DESTROYED)
+}
+
+pub fn current_handle() -> Option<Handle> {
+    CURRENT.with_borrow(|stack| stack.last().copied())
+}
+
+/// Replaces the top of the stack; null takes it away.
+pub fn set_current(handle: Handle) -> Result<(), Code> {
+    if handle != 0 {
+        find(handle)?;
+    }
+    CURRENT.with_borrow_mut(|stack| {
+        stack.pop();
+        stack.extend((handle != 0).then_some(handle));
+    });
+    Ok(())
+}
+
+pub fn push_current(handle: Handle) -> Result<(), Code> {
+    find(handle)?;
+    CURRENT.with_borrow_mut(|stack| stack.push(handle));
+    Ok(())
+}
+
+pub fn pop_current() -> Result<Handle, Code> {
+    simulator()?;
+    CURRENT.with_borrow_mut(Vec::pop).ok_or(CUDA_ERROR_INVALID_CONTEXT)
+}
+
+/// The context of a handle; null means the current one.
+pub fn find_or_current(handle: Handle) -> Result<Arc<Context>, Code> {
+    if handle == 0 { current() } else { find(handle) }
+}
+
+pub fn find(handle: Handle) -> Result<Arc<Context>, Code> {
+    simulator()?.contexts.get(handle).ok_or(CUDA_ERROR_INVALID_CONTEXT)
+}
+
+pub fn create(device: Ordinal, flags: u32) -> Result<Arc<Context>, Code> {
+    let simulator = simulator()?;
+    simulator.device(device)?;
+    let context = simulator.contexts.insert(|handle| Context::new(handle, device, Kind::Created, flags));
+    push_current(context.handle)?;
+    Ok(context)
+}
+
+pub fn destroy(handle: Handle) -> Result<(), Code> {
+    let simulator = simulator()?;
+    let context = find(handle)?;
+    if context.kind == Kind::Primary {
+        return Err(CUDA_ERROR_INVALID_CONTEXT);
+    }
+    if capture::running_in(context.handle) {
+        return Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    }
+    tear_down(simulator, &context);
+    CURRENT.with_borrow_mut(|stack| {
+        stack.pop_if(|top| *top == handle);
+    });
+    Ok(())
+}
+
+pub fn retain_primary(ordinal: Ordinal) -> Result<Handle, Code> {
+    let simulator = simulator()?;
+    let mut primary = lock(&simulator.device(ordinal)?.primary);
+    let flags = primary.flags;
+    let handle = match primary.handle {
+        Some(handle) if primary.holders > 0 => handle,
+        Some(handle) => {
+            simulator.contexts.restore(handle, Arc::new(Context::new(handle, ordinal, Kind::Primary, flags)));
+            handle
+        }
+        None => {
+            simulator.contexts.insert(|handle| Context::new(handle, ordinal, Kind::Primary, flags)).handle
+        }
+    };
+    primary.handle = Some(handle);
+    primary.holders += 1;
+    Ok(handle)
+}
+
+pub fn release_primary(ordinal: Ordinal) -> Result<(), Code> {
+    let simulator = simulator()?;
+    let mut primary = lock(&simulator.device(ordinal)?.primary);
+    if primary.holders == 0 {
+        return Err(CUDA_ERROR_INVALID_CONTEXT);
+    }
+    primary.holders -= 1;
+    if primary.holders == 0 {
+        end_primary(simulator, &primary);
+    }
+    Ok(())
+}
+
+pub fn reset_primary(ordinal: Ordinal) -> Result<(), Code> {
+    let simulator = simulator()?;
+    let mut primary = lock(&simulator.device(ordinal)?.primary);
+    if primary.holders > 0 {
+        end_primary(simulator, &primary);
+    }
+    primary.holders = 0;
+    primary.flags = 0;
+    Ok(())
+}
+
+pub fn set_primary_flags(ordinal: Ordinal, flags: u32) -> Result<(), Code> {
+    if flags & !0xff != 0 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let simulator = simulator()?;
+    let mut primary = lock(&simulator.device(ordinal)?.primary);
+    primary.flags = flags;
+    let live = primary.handle.and_then(|handle| simulator.contexts.get(handle));
+    if let Some(context) = live {
+        lock(&context.settings).flags = flags;
+    }
+    Ok(())
+}
+
+fn end_primary(simulator: &Simulator, primary: &Primary) {
+    let context = primary.handle.and_then(|handle| simulator.contexts.get(handle));
+    if let Some(context) = context {
+        tear_down(simulator, &context);
+    }
+}
+
+/// Ends a context with everything that lives in it, as the driver does. What the application had not released counts as
+/// leaked all the same.
+fn tear_down(simulator: &Simulator, context: &Context) {
+    context.synchronize();
+    leak::count_abandoned(simulator, context.handle);
+    for stream in simulator.streams.all().iter().filter(|stream| stream.context.handle == context.handle) {
+        stream.lane.close();
+        simulator.streams.remove(stream.handle);
+    }
+    for event in simulator.events.all().iter().filter(|event| event.context == context.handle) {
+        simulator.events.remove(event.handle);
+    }
+    let ranges = lock(&simulator.ranges).take_of_context(context.handle);
+    drop(ranges);
+    context.legacy.close();
+    simulator.contexts.remove(context.handle);
+}
+
+/// Waits for everything on a device, as `cuMemFree` does.
+pub fn synchronize_device(simulator: &Simulator, device: Ordinal) {
+    for context in simulator.contexts.all().iter().filter(|context| context.device == device) {
+        context.synchronize();
+    }
+}

@@ -1,0 +1,173 @@
+//! Devices: how many, what they say of themselves, and how much memory they have left.
+
+use crate::code::{CUDA_ERROR_OUT_OF_MEMORY, Code};
+use crate::context::Primary;
+use crate::mapping::{anonymous_file, discard, grow};
+use crate::sync::lock;
+use crate::table::Handle;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex};
+
+/// `CUdevice`.
+pub type Ordinal = i32;
+
+pub struct Device {
+    pub ordinal: Ordinal,
+    pub memory: Arc<DeviceMemory>,
+    pub primary: Mutex<Primary>,
+    pub pools: Mutex<Pools>,
+}
+
+/// Handles of the pool that the device began with and of the one that allocations use now.
+#[derive(Default)]
+pub struct Pools {
+    pub default: Handle,
+    pub current: Handle,
+}
+
+impl Device {
+    pub fn new(ordinal: Ordinal, bytes: usize) -> Self {
+        Device {
+            ordinal,
+            memory: Arc::new(DeviceMemory { ordinal, total: bytes, state: Mutex::default() }),
+            primary: Mutex::default(),
+            pools: Mutex::default(),
+        }
+    }
+
+    pub fn uuid(&self) -> [u8; 16] {
+        let mut uuid = *b"windlass-sim-gpu";
+        uuid[15] = self.ordinal as u8;
+        uuid
+    }
+
+    pub fn bus(&self) -> i32 {
+        self.ordinal + 1
+    }
+
+    pub fn bus_id(&self) -> String {
+        format!("0000:{:02X}:00.0", self.bus())
+    }
+
+    /// `CUdevice_attribute` values of an H200 where a program could care, 0 elsewhere.
+    pub fn attribute(&self, attribute: u32) -> Option<i32> {
+        let value = match attribute {
+            1 | 2 | 3 => 1024,
+            4 => 64,
+            5 => i32::MAX,
+            6 | 7 => 65535,
+            8 => 48 << 10,
+            9 => 64 << 10,
+            10 => 32,
+            11 => i32::MAX,
+            12 | 82 => 65536,
+            13 => 1_980_000,
+            14 => 512,
+            15 | 19 | 31 | 32 | 41 | 78..=80 | 83 | 86..=91 => attribute_flag(attribute),
+            16 => 132,
+            30 => 512,
+            33 => self.bus(),
+            36 => 3_201_000,
+            37 => 6144,
+            38 => 60 << 20,
+            39 => 2048,
+            40 => 3,
+            51 => 32,
+            75 => 9,
+            76 => 0,
+            81 => 228 << 10,
+            85 => self.ordinal,
+            92..=95 | 99 | 102 | 103 | 115 | 120 | 122 | 123 | 125 => 1,
+            96 | 98 => 0,
+            97 => 227 << 10,
+            106 => 32,
+            108 => 30 << 20,
+            109 => 128 << 20,
+            111 => 1024,
+            119 => 1,
+            126 => 4,
+            131 | 134 => 0,
+            0 | 146.. => return None,
+            _ => 0,
+        };
+        Some(value)
+    }
+}
+
+/// Yes-or-no attributes whose numbers lie between others.
+fn attribute_flag(attribute: u32) -> i32 {
+    // No native host atomics, no pageable memory access: those would hide bugs that a PCIe machine shows.
+    i32::from(!matches!(attribute, 86 | 88))
+}
+
+/// The memory of one device: an allowance, and one sparse file that `cuMemAlloc` cuts its blocks from. Offsets are never
+/// used twice, so that a process that still maps a freed block over IPC can never see somebody else's data.
+pub struct DeviceMemory {
+    pub ordinal: Ordinal,
+    pub total: usize,
+    state: Mutex<MemoryState>,
+}
+
+#[derive(Default)]
+struct MemoryState {
+    used: usize,
+    file: Option<Arc<OwnedFd>>,
+    next: usize,
+}
+
+/// Bytes taken from a device's allowance, given back when dropped.
+pub struct Charge {
+    memory: Arc<DeviceMemory>,
+    bytes: usize,
+}
+
+/// A part of the device's file, emptied when dropped.
+pub struct Block {
+    pub file: Arc<OwnedFd>,
+    pub offset: usize,
+    pub bytes: usize,
+    _charge: Charge,
+}
+
+impl DeviceMemory {
+    pub fn free(&self) -> usize {
+        self.total - lock(&self.state).used
+    }
+
+    pub fn charge(self: &Arc<Self>, bytes: usize) -> Result<Charge, Code> {
+        let mut state = lock(&self.state);
+        let used = state
+            .used
+            .checked_add(bytes)
+            .filter(|used| *used <= self.total)
+            .ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+        state.used = used;
+        Ok(Charge { memory: self.clone(), bytes })
+    }
+
+    pub fn block(self: &Arc<Self>, bytes: usize) -> Result<Block, Code> {
+        let charge = self.charge(bytes)?;
+        let mut state = lock(&self.state);
+        let file = match &state.file {
+            Some(file) => file.clone(),
+            None => Arc::new(anonymous_file(&format!("sim-cuda-memory-{}", self.ordinal), 0)?),
+        };
+        state.file = Some(file.clone());
+        let offset = state.next;
+        grow(&file, offset + bytes)?;
+        state.next += bytes;
+        Ok(Block { file, offset, bytes, _charge: charge })
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        lock(&self.memory.state).used -= self.bytes;
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        discard(&self.file, self.offset, self.bytes);
+    }
+}

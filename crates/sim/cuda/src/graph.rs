@@ -1,0 +1,433 @@
+//! Graphs, the executable graphs made of them, and how those run.
+
+use crate::code::{
+    CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE,
+    CUDA_ERROR_NOT_SUPPORTED, Code,
+};
+use crate::event::Recording;
+use crate::simulator::simulator;
+use crate::stream::Stream;
+use crate::sync::{Signal, lock};
+use crate::table::Handle;
+use crate::user_object::Held;
+use crate::work::Work;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::Scope;
+
+pub struct Graph {
+    pub handle: Handle,
+    /// Part of a child node and destroyed with it.
+    pub is_child: bool,
+    pub objects: Mutex<Held>,
+    nodes: Mutex<Vec<Arc<Node>>>,
+}
+
+pub struct Node {
+    pub handle: Handle,
+    pub graph: Handle,
+    /// The node that this one was cloned from.
+    pub original: Option<Handle>,
+    pub state: Mutex<NodeState>,
+}
+
+#[derive(Clone)]
+pub struct NodeState {
+    pub content: Content,
+    pub dependencies: Vec<Handle>,
+}
+
+#[derive(Clone)]
+pub enum Content {
+    Work(Work),
+    Child(Arc<Graph>),
+}
+
+impl Content {
+    /// `CUgraphNodeType`.
+    pub fn node_type(&self) -> u32 {
+        match self {
+            Content::Work(work) => work.node_type(),
+            Content::Child(_) => 4,
+        }
+    }
+}
+
+impl Graph {
+    pub fn new(handle: Handle) -> Self {
+        Graph { handle, is_child: false, objects: Mutex::default(), nodes: Mutex::default() }
+    }
+
+    pub fn nodes(&self) -> Vec<Arc<Node>> {
+        lock(&self.nodes).clone()
+    }
+
+    fn holds(&self, handles: &[Handle]) -> bool {
+        let nodes = lock(&self.nodes);
+        handles.iter().all(|handle| nodes.iter().any(|node| node.handle == *handle))
+    }
+}
+
+impl Node {
+    pub fn dependencies(&self) -> Vec<Handle> {
+        lock(&self.state).dependencies.clone()
+    }
+
+    pub fn content(&self) -> Content {
+        lock(&self.state).content.clone()
+    }
+}
+
+pub fn find(handle: Handle) -> Result<Arc<Graph>, Code> {
+    simulator()?.graphs.get(handle).ok_or(CUDA_ERROR_INVALID_VALUE)
+}
+
+pub fn find_node(handle: Handle) -> Result<Arc<Node>, Code> {
+    simulator()?.nodes.get(handle).ok_or(CUDA_ERROR_INVALID_VALUE)
+}
+
+pub fn find_executable(handle: Handle) -> Result<Arc<Executable>, Code> {
+    simulator()?.executables.get(handle).ok_or(CUDA_ERROR_INVALID_VALUE)
+}
+
+pub fn add_node(graph: &Graph, work: Work, dependencies: &[Handle]) -> Result<Arc<Node>, Code> {
+    add_content(graph, Content::Work(work), dependencies, None)
+}
+
+pub fn add_child(graph: &Graph, child: &Graph, dependencies: &[Handle]) -> Result<Arc<Node>, Code> {
+    let copy = clone(child, true)?;
+    add_content(graph, Content::Child(copy), dependencies, None)
+}
+
+fn add_content(
+    graph: &Graph,
+    content: Content,
+    dependencies: &[Handle],
+    original: Option<Handle>,
+) -> Result<Arc<Node>, Code> {
+    let distinct: BTreeSet<_> = dependencies.iter().copied().collect();
+    if distinct.len() < dependencies.len() || !graph.holds(dependencies) {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let state = NodeState { content, dependencies: dependencies.to_vec() };
+    let node = simulator()?.nodes.insert(|handle| Node {
+        handle,
+        graph: graph.handle,
+        original,
+        state: Mutex::new(state),
+    });
+    lock(&graph.nodes).push(node.clone());
+    Ok(node)
+}
+
+/// A copy with nodes of its own; it holds the user objects as often as the original does.
+pub fn clone(original: &Graph, is_child: bool) -> Result<Arc<Graph>, Code> {
+    let simulator = simulator()?;
+    let objects = lock(&original.objects).clone();
+    let copy = simulator.graphs.insert(|handle| Graph {
+        handle,
+        is_child,
+        objects: Mutex::new(objects),
+        nodes: Mutex::default(),
+    });
+    let mut copies = BTreeMap::new();
+    for node in sorted(original)? {
+        let content = match node.content() {
+            Content::Child(child) => Content::Child(clone(&child, true)?),
+            work => work,
+        };
+        let dependencies: Vec<_> = node.dependencies().iter().map(|dependency| copies[dependency]).collect();
+        let twin = add_content(&copy, content, &dependencies, Some(node.handle))?;
+        copies.insert(node.handle, twin.handle);
+    }
+    Ok(copy)
+}
+
+pub fn destroy(handle: Handle) -> Result<(), Code> {
+    let simulator = simulator()?;
+    let graph = simulator.graphs.remove(handle).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    for node in lock(&graph.nodes).drain(..) {
+        forget_node(&node)?;
+    }
+    // A capture that failed may hold the graph for longer; its references end now.
+    drop(std::mem::take(&mut *lock(&graph.objects)));
+    Ok(())
+}
+
+pub fn destroy_node(handle: Handle) -> Result<(), Code> {
+    let node = find_node(handle)?;
+    let graph = find(node.graph)?;
+    lock(&graph.nodes).retain(|other| other.handle != handle);
+    for other in graph.nodes() {
+        lock(&other.state).dependencies.retain(|dependency| *dependency != handle);
+    }
+    forget_node(&node)
+}
+
+fn forget_node(node: &Node) -> Result<(), Code> {
+    simulator()?.nodes.remove(node.handle);
+    match node.content() {
+        Content::Child(child) => destroy(child.handle),
+        Content::Work(_) => Ok(()),
+    }
+}
+
+/// The given nodes and everything that they depend on.
+pub fn ancestors(graph: &Graph, last: &[Handle]) -> BTreeSet<Handle> {
+    let dependencies: BTreeMap<_, _> =
+        graph.nodes().iter().map(|node| (node.handle, node.dependencies())).collect();
+    let mut found = BTreeSet::new();
+    let mut open = last.to_vec();
+    while let Some(node) = open.pop() {
+        if found.insert(node) {
+            open.extend(dependencies.get(&node).into_iter().flatten());
+        }
+    }
+    found
+}
+
+/// The nodes in an order that respects their dependencies; an error if there is a cycle.
+fn sorted(graph: &Graph) -> Result<Vec<Arc<Node>>, Code> {
+    let mut open = graph.nodes();
+    let mut done = BTreeSet::new();
+    let mut order = Vec::with_capacity(open.len());
+    while !open.is_empty() {
+        let before = open.len();
+        open.retain(|node| {
+            let ready = node.dependencies().iter().all(|dependency| done.contains(dependency));
+            if ready {
+                done.insert(node.handle);
+                order.push(node.clone());
+            }
+            !ready
+        });
+        if open.len() == before {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+    }
+    Ok(order)
+}
+
+pub struct Executable {
+    pub handle: Handle,
+    pub flags: u64,
+    steps: Mutex<Arc<Vec<Step>>>,
+    /// Launches that are still to run keep the references alive after `cuGraphExecDestroy`.
+    objects: Mutex<Arc<Held>>,
+    /// Launches of one executable graph never overlap.
+    last_launch: Mutex<Option<Arc<Signal>>>,
+}
+
+#[derive(Clone)]
+struct Step {
+    node: Handle,
+    work: Work,
+    dependencies: Vec<usize>,
+    enabled: bool,
+}
+
+pub fn instantiate(graph: &Graph, flags: u64) -> Result<Handle, Code> {
+    // Device launch and automatic free need what the simulator does not have.
+    const KNOWN: u64 = 1 | 2 | 8;
+    if flags & !KNOWN != 0 {
+        return Err(CUDA_ERROR_NOT_SUPPORTED);
+    }
+    let mut steps = Vec::new();
+    flatten(graph, &[], &mut steps)?;
+    let objects = all_objects(graph);
+    let executable = simulator()?.executables.insert(|handle| Executable {
+        handle,
+        flags,
+        steps: Mutex::new(Arc::new(steps)),
+        objects: Mutex::new(Arc::new(objects)),
+        last_launch: Mutex::default(),
+    });
+    Ok(executable.handle)
+}
+
+fn all_objects(graph: &Graph) -> Held {
+    // Child graphs keep their own references as long as the parent lives; the executable takes the parent's.
+    lock(&graph.objects).clone()
+}
+
+/// Appends the steps of a graph behind `entry` and gives those that its followers depend on.
+fn flatten(graph: &Graph, entry: &[usize], steps: &mut Vec<Step>) -> Result<Vec<usize>, Code> {
+    let mut exits: BTreeMap<Handle, Vec<usize>> = BTreeMap::new();
+    let mut inner = BTreeSet::new();
+    for node in sorted(graph)? {
+        let named = node.dependencies();
+        let mut dependencies: Vec<usize> =
+            named.iter().flat_map(|dependency| exits[dependency].clone()).collect();
+        if named.is_empty() {
+            dependencies = entry.to_vec();
+        }
+        inner.extend(named);
+        let own = match node.content() {
+            Content::Child(child) => flatten(&child, &dependencies, steps)?,
+            Content::Work(work) => {
+                steps.push(Step { node: node.handle, work, dependencies, enabled: true });
+                vec![steps.len() - 1]
+            }
+        };
+        exits.insert(node.handle, own);
+    }
+    if exits.is_empty() {
+        return Ok(entry.to_vec());
+    }
+    Ok(exits.into_iter().filter(|(node, _)| !inner.contains(node)).flat_map(|(_, steps)| steps).collect())
+}
+
+/// Why an update was refused: `CUgraphExecUpdateResult` and the node of the new graph.
+pub struct Mismatch {
+    pub result: u32,
+    pub node: Handle,
+}
+
+pub const UPDATE_TOPOLOGY_CHANGED: u32 = 2;
+pub const UPDATE_NODE_TYPE_CHANGED: u32 = 3;
+
+impl Executable {
+    /// Takes over the parameters of a graph of the same shape.
+    pub fn update(&self, graph: &Graph) -> Result<Option<Mismatch>, Code> {
+        let mut steps = Vec::new();
+        flatten(graph, &[], &mut steps)?;
+        let mut current = lock(&self.steps);
+        if steps.len() != current.len() {
+            return Ok(Some(Mismatch { result: UPDATE_TOPOLOGY_CHANGED, node: 0 }));
+        }
+        for (old, new) in current.iter().zip(&mut steps) {
+            if old.dependencies != new.dependencies {
+                return Ok(Some(Mismatch { result: UPDATE_TOPOLOGY_CHANGED, node: new.node }));
+            }
+            if old.work.node_type() != new.work.node_type() {
+                return Ok(Some(Mismatch { result: UPDATE_NODE_TYPE_CHANGED, node: new.node }));
+            }
+            // Later single-node updates still name the nodes of the graph that was instantiated.
+            new.node = old.node;
+            new.enabled = old.enabled;
+        }
+        *current = Arc::new(steps);
+        *lock(&self.objects) = Arc::new(all_objects(graph));
+        Ok(None)
+    }
+
+    pub fn set_work(&self, node: Handle, work: Work) -> Result<(), Code> {
+        self.change(node, |step| {
+            if step.work.node_type() != work.node_type() {
+                return Err(CUDA_ERROR_INVALID_VALUE);
+            }
+            step.work = work;
+            Ok(())
+        })
+    }
+
+    pub fn set_enabled(&self, node: Handle, enabled: bool) -> Result<(), Code> {
+        self.change(node, |step| {
+            step.enabled = enabled;
+            Ok(())
+        })
+    }
+
+    pub fn is_enabled(&self, node: Handle) -> Result<bool, Code> {
+        let steps = lock(&self.steps);
+        steps.iter().find(|step| step.node == node).map(|step| step.enabled).ok_or(CUDA_ERROR_INVALID_VALUE)
+    }
+
+    fn change(&self, node: Handle, edit: impl FnOnce(&mut Step) -> Result<(), Code>) -> Result<(), Code> {
+        let mut steps = lock(&self.steps);
+        let at = steps.iter().position(|step| step.node == node).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        edit(&mut Arc::make_mut(&mut steps)[at])
+    }
+
+    pub fn launch(&self, stream: &Arc<Stream>) -> Result<(), Code> {
+        if stream.is_capturing() {
+            return Err(CUDA_ERROR_NOT_SUPPORTED);
+        }
+        let flight = Flight::new(lock(&self.steps).clone());
+        let objects = lock(&self.objects).clone();
+        let done = Arc::<Signal>::default();
+        let before = lock(&self.last_launch).replace(done.clone());
+        stream.submit(move || {
+            before.iter().for_each(|launch| launch.wait());
+            flight.run();
+            drop(objects);
+            done.raise();
+        });
+        Ok(())
+    }
+}
+
+/// One launch on its way: independent nodes run at the same time, because they may wait for each other across ranks.
+struct Flight {
+    steps: Arc<Vec<Step>>,
+    recordings: Vec<Option<Recording>>,
+    followers: Vec<Vec<usize>>,
+    open: Vec<AtomicUsize>,
+}
+
+impl Flight {
+    /// Events: all waits take what was recorded before this launch, then all records begin.
+    fn new(steps: Arc<Vec<Step>>) -> Self {
+        let mut followers = vec![Vec::new(); steps.len()];
+        for (index, step) in steps.iter().enumerate() {
+            step.dependencies.iter().for_each(|dependency| followers[*dependency].push(index));
+        }
+        let mut recordings: Vec<Option<Recording>> = steps
+            .iter()
+            .map(|step| match &step.work {
+                Work::WaitEvent(event) => event.latest(),
+                _ => None,
+            })
+            .collect();
+        for (step, recording) in steps.iter().zip(&mut recordings) {
+            if let Work::RecordEvent(event) = &step.work {
+                *recording = Some(event.begin_recording());
+            }
+        }
+        let open = steps.iter().map(|step| AtomicUsize::new(step.dependencies.len())).collect();
+        Flight { steps, recordings, followers, open }
+    }
+
+    fn run(&self) {
+        std::thread::scope(|scope| {
+            let mut roots = (0..self.steps.len()).filter(|index| self.steps[*index].dependencies.is_empty());
+            let first = roots.next();
+            for root in roots {
+                scope.spawn(move || self.run_from(scope, root));
+            }
+            if let Some(root) = first {
+                self.run_from(scope, root);
+            }
+        });
+    }
+
+    /// Runs a step and goes on with what it makes ready; threads are made for branches only.
+    fn run_from<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>, root: usize) {
+        let mut next = Some(root);
+        while let Some(index) = next.take() {
+            let step = &self.steps[index];
+            if step.enabled {
+                step.work.run(self.recordings[index].as_ref());
+            }
+            for follower in &self.followers[index] {
+                let follower = *follower;
+                if self.open[follower].fetch_sub(1, Ordering::AcqRel) > 1 {
+                    continue;
+                }
+                if next.is_none() {
+                    next = Some(follower);
+                } else {
+                    scope.spawn(move || self.run_from(scope, follower));
+                }
+            }
+        }
+    }
+}
+
+/// What `cuGraphExecUpdate` answers for a mismatch.
+pub const UPDATE_REFUSED: Code = CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
+
+pub fn destroy_executable(handle: Handle) -> Result<(), Code> {
+    simulator()?.executables.remove(handle).map(drop).ok_or(CUDA_ERROR_INVALID_HANDLE)
+}

@@ -1,0 +1,83 @@
+//! Strictness at exit: what was never released is reported and fails the process.
+
+use crate::guard;
+use crate::memory::{Kind, Range};
+use crate::simulator::{Simulator, started};
+use crate::sync::lock;
+use crate::table::Handle;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+/// The exit status of a strict process that leaked.
+pub const EXIT_STATUS: i32 = 86;
+
+/// Things that ended with their context and not by the application's own call.
+static ABANDONED: Mutex<BTreeMap<&'static str, usize>> = Mutex::new(BTreeMap::new());
+
+fn name(range: &Range) -> &'static str {
+    match range.kind {
+        Kind::Device => "device allocations",
+        Kind::Pool(_) => "stream-ordered allocations",
+        Kind::Managed => "managed allocations",
+        Kind::PinnedHost => "pinned host allocations",
+        Kind::RegisteredHost => "host registrations",
+        Kind::Virtual(_) => "virtual memory mappings",
+        Kind::Imported(_) => "open IPC memory handles",
+    }
+}
+
+fn add(counts: &mut BTreeMap<&'static str, usize>, kind: &'static str, count: usize) {
+    if count > 0 {
+        *counts.entry(kind).or_default() += count;
+    }
+}
+
+fn add_ranges<'a>(counts: &mut BTreeMap<&'static str, usize>, ranges: impl Iterator<Item = &'a Arc<Range>>) {
+    ranges.for_each(|range| add(counts, name(range), 1));
+}
+
+/// Counts what is about to end with its context.
+pub fn count_abandoned(simulator: &Simulator, context: Handle) {
+    let mut counts = lock(&ABANDONED);
+    add_ranges(&mut counts, lock(&simulator.ranges).all().filter(|range| range.context == context));
+    let streams = simulator.streams.all();
+    add(&mut counts, "streams", streams.iter().filter(|stream| stream.context.handle == context).count());
+    let events = simulator.events.all();
+    add(&mut counts, "events", events.iter().filter(|event| event.context == context).count());
+}
+
+fn live(simulator: &Simulator) -> BTreeMap<&'static str, usize> {
+    let mut counts = lock(&ABANDONED).clone();
+    add_ranges(&mut counts, lock(&simulator.ranges).all());
+    add(&mut counts, "virtual memory handles", simulator.physicals.len());
+    add(&mut counts, "address reservations", lock(&simulator.addresses).len());
+    add(&mut counts, "streams", simulator.streams.len());
+    add(&mut counts, "events", simulator.events.len());
+    add(&mut counts, "graphs", simulator.graphs.all().iter().filter(|graph| !graph.is_child).count());
+    add(&mut counts, "executable graphs", simulator.executables.len());
+    add(&mut counts, "user objects", simulator.user_objects.len());
+    add(&mut counts, "modules", simulator.modules.len());
+    add(&mut counts, "memory pools", simulator.pools.all().iter().filter(|pool| !pool.is_default).count());
+    counts
+}
+
+/// Runs at exit, before handlers that were registered before `cuInit`.
+pub fn at_exit() {
+    let Some(simulator) = started() else { return };
+    let strict = std::env::var("WINDLASS_SIM_STRICT").is_ok_and(|value| value == "1");
+    if !strict || guard::forked() {
+        return;
+    }
+    let counts = live(simulator);
+    if counts.is_empty() {
+        return;
+    }
+    for (kind, count) in &counts {
+        eprintln!("sim-cuda: leak: {count} {kind}");
+    }
+    // SAFETY: flushing all streams is what exit would do next; leaving at once keeps others from changing the status.
+    unsafe {
+        libc::fflush(std::ptr::null_mut());
+        libc::_exit(EXIT_STATUS);
+    }
+}

@@ -1,0 +1,221 @@
+//! Modules: shared objects whose functions stand for kernels. The crate's documentation says what one must export.
+
+use crate::code::{
+    CUDA_ERROR_FILE_NOT_FOUND, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_INVALID_VALUE,
+    CUDA_ERROR_NOT_FOUND, Code,
+};
+use crate::guard;
+use crate::simulator::simulator;
+use crate::sync::lock;
+use crate::table::Handle;
+use std::collections::BTreeMap;
+use std::ffi::{CStr, CString, c_void};
+use std::sync::{Arc, Mutex};
+
+/// What begins an image in memory; the terminated path of a shared object follows.
+pub const IMAGE_PREFIX: &[u8] = b"windlass-sim:";
+
+/// The first argument of every kernel.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SimLaunch {
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    pub shared_bytes: u32,
+    /// 1 for a cooperative launch.
+    pub cooperative: u32,
+    /// Blocks per cluster; 1, 1, 1 without clusters.
+    pub cluster: [u32; 3],
+    pub device: i32,
+    pub stream_id: u64,
+}
+
+type Kernel = unsafe extern "C" fn(*const SimLaunch, *mut *mut c_void);
+
+pub struct Module {
+    pub handle: Handle,
+    pub context: Handle,
+    object: usize,
+    functions: Mutex<BTreeMap<CString, Handle>>,
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        // SAFETY: opened by us once; launches hold their module, so none of its code is running.
+        unsafe { libc::dlclose(self.object as *mut c_void) };
+    }
+}
+
+pub struct Function {
+    pub handle: Handle,
+    pub name: CString,
+    pub module: Arc<Module>,
+    pub parameter_bytes: Vec<usize>,
+    pub attributes: Mutex<BTreeMap<u32, i32>>,
+    kernel: Kernel,
+}
+
+/// One kernel launch with its own copy of the parameters.
+pub struct Launch {
+    pub function: Arc<Function>,
+    pub shape: SimLaunch,
+    /// Storage aligned for every parameter type.
+    parameters: Vec<Vec<u128>>,
+}
+
+pub fn load_path(path: &CStr, context: Handle) -> Result<Handle, Code> {
+    // SAFETY: the path is terminated; constructors of the object are the application's own code.
+    let object = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+    if object.is_null() {
+        eprintln!("sim-cuda: cannot load module {}: {}", path.to_string_lossy(), last_loader_error());
+        return Err(CUDA_ERROR_FILE_NOT_FOUND);
+    }
+    let functions = Mutex::default();
+    let make = |handle| Module { handle, context, object: object as usize, functions };
+    Ok(simulator()?.modules.insert(make).handle)
+}
+
+/// Loads from an image in memory, which must begin with [`IMAGE_PREFIX`]. Real device code is refused.
+pub fn load_image(image: *const u8, context: Handle) -> Result<Handle, Code> {
+    if image.is_null() {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    for (offset, expected) in IMAGE_PREFIX.iter().enumerate() {
+        // SAFETY: images carry no length; byte by byte, never further than the first difference.
+        if unsafe { image.add(offset).read() } != *expected {
+            return Err(CUDA_ERROR_INVALID_IMAGE);
+        }
+    }
+    // SAFETY: after our prefix comes a terminated path.
+    let path = unsafe { CStr::from_ptr(image.add(IMAGE_PREFIX.len()).cast()) };
+    load_path(path, context)
+}
+
+pub fn unload(handle: Handle) -> Result<(), Code> {
+    let simulator = simulator()?;
+    let module = simulator.modules.remove(handle).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+    for function in std::mem::take(&mut *lock(&module.functions)).into_values() {
+        simulator.functions.remove(function);
+    }
+    Ok(())
+}
+
+pub fn find(handle: Handle) -> Result<Arc<Module>, Code> {
+    simulator()?.modules.get(handle).ok_or(CUDA_ERROR_INVALID_HANDLE)
+}
+
+pub fn find_function(handle: Handle) -> Result<Arc<Function>, Code> {
+    simulator()?.functions.get(handle).ok_or(CUDA_ERROR_INVALID_HANDLE)
+}
+
+/// The function of a name, the same handle each time.
+pub fn function(module: &Arc<Module>, name: &CStr) -> Result<Handle, Code> {
+    let mut functions = lock(&module.functions);
+    if let Some(handle) = functions.get(name) {
+        return Ok(*handle);
+    }
+    let kernel = module.symbol(name).ok_or(CUDA_ERROR_NOT_FOUND)?;
+    let parameters = [name.to_bytes(), b"_params"].concat();
+    let parameters = CString::new(parameters).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
+    let Some(sizes) = module.symbol(&parameters) else {
+        eprintln!("sim-cuda: the module has {name:?} but lacks {parameters:?}");
+        return Err(CUDA_ERROR_NOT_FOUND);
+    };
+    let parameter_bytes = read_sizes(sizes.cast_const().cast());
+    // SAFETY: whoever exports the name beside its `_params` promises the kernel's signature.
+    let kernel = unsafe { std::mem::transmute::<*mut c_void, Kernel>(kernel) };
+    let function = simulator()?.functions.insert(|handle| Function {
+        handle,
+        name: name.to_owned(),
+        module: module.clone(),
+        parameter_bytes,
+        attributes: Mutex::default(),
+        kernel,
+    });
+    functions.insert(name.to_owned(), function.handle);
+    Ok(function.handle)
+}
+
+impl Module {
+    fn symbol(&self, name: &CStr) -> Option<*mut c_void> {
+        // SAFETY: the object is open as long as `self` lives.
+        let symbol = unsafe { libc::dlsym(self.object as *mut c_void, name.as_ptr()) };
+        (!symbol.is_null()).then_some(symbol)
+    }
+}
+
+/// Reads `{ uint32_t count; uint32_t bytes[count]; }`.
+fn read_sizes(table: *const u32) -> Vec<usize> {
+    // SAFETY: exported by the module in this layout, as the crate's documentation asks.
+    let count = unsafe { table.read() } as usize;
+    // SAFETY: `count` sizes follow.
+    (1..=count).map(|index| unsafe { table.add(index).read() } as usize).collect()
+}
+
+fn last_loader_error() -> String {
+    // SAFETY: gives null or a terminated string that lives until the next loader call of this thread.
+    let error = unsafe { libc::dlerror() };
+    if error.is_null() {
+        return "no reason given".into();
+    }
+    // SAFETY: not null, see above.
+    unsafe { CStr::from_ptr(error) }.to_string_lossy().into_owned()
+}
+
+impl Launch {
+    /// Copies the parameters from an array of pointers to them, as `kernelParams` is.
+    pub fn from_pointers(
+        function: Arc<Function>,
+        shape: SimLaunch,
+        pointers: *const *const u8,
+    ) -> Result<Self, Code> {
+        if pointers.is_null() && !function.parameter_bytes.is_empty() {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let copy = |(index, bytes): (usize, &usize)| {
+            // SAFETY: the application passes as many pointers as the kernel has parameters.
+            let from = unsafe { pointers.add(index).read() };
+            if from.is_null() { Err(CUDA_ERROR_INVALID_VALUE) } else { Ok(copy_bytes(from, *bytes)) }
+        };
+        let parameters = function.parameter_bytes.iter().enumerate().map(copy).collect::<Result<_, _>>()?;
+        Ok(Launch { function, shape, parameters })
+    }
+
+    /// Copies the parameters from one buffer in which they lie naturally aligned, as `extra` names it.
+    pub fn from_buffer(
+        function: Arc<Function>,
+        shape: SimLaunch,
+        buffer: *const u8,
+        bytes_max: usize,
+    ) -> Result<Self, Code> {
+        let mut offset = 0_usize;
+        let mut parameters = Vec::new();
+        for bytes in &function.parameter_bytes {
+            let alignment = 1 << bytes.trailing_zeros().min(4);
+            offset = offset.next_multiple_of(alignment);
+            if buffer.is_null() || offset + bytes > bytes_max {
+                return Err(CUDA_ERROR_INVALID_VALUE);
+            }
+            // SAFETY: within the buffer that the application describes.
+            parameters.push(copy_bytes(unsafe { buffer.add(offset) }, *bytes));
+            offset += bytes;
+        }
+        Ok(Launch { function, shape, parameters })
+    }
+
+    pub fn run(&self) {
+        let mut pointers: Vec<*mut c_void> =
+            self.parameters.iter().map(|parameter| parameter.as_ptr().cast_mut().cast()).collect();
+        guard::forbidding_calls(|| {
+            // SAFETY: the kernel has this signature (see `function`), and every pointer leads to a parameter's copy.
+            unsafe { (self.function.kernel)(&self.shape, pointers.as_mut_ptr()) }
+        });
+    }
+}
+
+fn copy_bytes(from: *const u8, bytes: usize) -> Vec<u128> {
+    let mut copy = vec![0_u128; bytes.div_ceil(16)];
+    // SAFETY: the application passes `bytes` readable bytes, and the copy has room for them.
+    unsafe { std::ptr::copy_nonoverlapping(from, copy.as_mut_ptr().cast(), bytes) };
+    copy
+}

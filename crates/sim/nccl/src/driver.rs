@@ -1,0 +1,282 @@
+//! The calls of the CUDA driver that the stand-in makes, from `libcuda.so.1`.
+
+use crate::refusal::{Outcome, refuse};
+use libc::{c_char, c_int, c_uint, c_ulonglong, c_void};
+use libloading::os::unix::Library;
+use nccl_sys::*;
+use std::sync::OnceLock;
+
+pub type Stream = usize;
+pub type Context = usize;
+type Result = c_int;
+
+const SUCCESS: Result = 0;
+const POINTER_ATTRIBUTE_BUFFER_ID: c_int = 7;
+const POINTER_ATTRIBUTE_DEVICE_ORDINAL: c_int = 9;
+const EVENT_DISABLE_TIMING: c_uint = 2;
+const HANDLE_TYPE_POSIX_FILE_DESCRIPTOR: c_int = 1;
+const ALLOCATION_TYPE_PINNED: c_int = 1;
+const LOCATION_TYPE_DEVICE: c_int = 1;
+const ACCESS_READ_WRITE: c_int = 3;
+const GRANULARITY_RECOMMENDED: c_int = 1;
+
+macro_rules! driver_calls {
+    ($($field:ident = $symbol:literal: fn($($argument:ty),*);)*) => {
+        /// Entry points, found once.
+        pub struct Driver {
+            _library: Library,
+            $($field: unsafe extern "C" fn($($argument),*) -> Result,)*
+        }
+
+        fn open() -> std::result::Result<Driver, String> {
+            // SAFETY: loading the driver runs its constructors, as every CUDA program does.
+            let library = unsafe { Library::new("libcuda.so.1") }.map_err(|error| error.to_string())?;
+            Ok(Driver {
+                // SAFETY: the signatures are those of cuda.h for these versioned names.
+                $($field: unsafe { *library.get($symbol).map_err(|error| error.to_string())? },)*
+                _library: library,
+            })
+        }
+    };
+}
+
+driver_calls! {
+    init = b"cuInit\0": fn(c_uint);
+    device_count = b"cuDeviceGetCount\0": fn(*mut c_int);
+    device_get = b"cuDeviceGet\0": fn(*mut c_int, c_int);
+    device_bus_id = b"cuDeviceGetPCIBusId\0": fn(*mut c_char, c_int, c_int);
+    primary_retain = b"cuDevicePrimaryCtxRetain\0": fn(*mut Context, c_int);
+    context_current = b"cuCtxGetCurrent\0": fn(*mut Context);
+    context_set = b"cuCtxSetCurrent\0": fn(Context);
+    context_device = b"cuCtxGetDevice\0": fn(*mut c_int);
+    stream_capturing = b"cuStreamIsCapturing\0": fn(Stream, *mut c_int);
+    stream_wait = b"cuStreamWaitEvent\0": fn(Stream, usize, c_uint);
+    launch_host = b"cuLaunchHostFunc\0": fn(Stream, extern "C" fn(*mut c_void), *mut c_void);
+    event_create = b"cuEventCreate\0": fn(*mut usize, c_uint);
+    event_record = b"cuEventRecord\0": fn(usize, Stream);
+    event_destroy = b"cuEventDestroy_v2\0": fn(usize);
+    pointer_attribute = b"cuPointerGetAttribute\0": fn(*mut c_void, c_int, usize);
+    address_range = b"cuMemGetAddressRange_v2\0": fn(*mut usize, *mut usize, usize);
+    memory_free = b"cuMemFree_v2\0": fn(usize);
+    granularity = b"cuMemGetAllocationGranularity\0": fn(*mut usize, *const AllocationProperties, c_int);
+    memory_create = b"cuMemCreate\0": fn(*mut c_ulonglong, usize, *const AllocationProperties, c_ulonglong);
+    memory_release = b"cuMemRelease\0": fn(c_ulonglong);
+    address_reserve = b"cuMemAddressReserve\0": fn(*mut usize, usize, usize, usize, c_ulonglong);
+    address_free = b"cuMemAddressFree\0": fn(usize, usize);
+    memory_map = b"cuMemMap\0": fn(usize, usize, usize, c_ulonglong, c_ulonglong);
+    memory_unmap = b"cuMemUnmap\0": fn(usize, usize);
+    set_access = b"cuMemSetAccess\0": fn(usize, usize, *const AccessDescription, usize);
+    retain_handle = b"cuMemRetainAllocationHandle\0": fn(*mut c_ulonglong, usize);
+}
+
+/// `CUmemLocation`.
+#[repr(C)]
+struct Location {
+    kind: c_int,
+    id: c_int,
+}
+
+/// `CUmemAllocationProp`.
+#[repr(C)]
+struct AllocationProperties {
+    kind: c_int,
+    handle_types: c_int,
+    location: Location,
+    win32_metadata: *mut c_void,
+    flags: [u8; 8],
+}
+
+/// `CUmemAccessDesc`.
+#[repr(C)]
+struct AccessDescription {
+    location: Location,
+    flags: c_int,
+}
+
+/// The driver, opened and initialised at the first need.
+pub fn driver() -> Outcome<&'static Driver> {
+    static DRIVER: OnceLock<std::result::Result<Driver, String>> = OnceLock::new();
+    let opened = DRIVER.get_or_init(|| {
+        let driver = open()?;
+        // SAFETY: cuInit takes no pointers.
+        match unsafe { (driver.init)(0) } {
+            SUCCESS => Ok(driver),
+            code => Err(format!("cuInit answered {code}")),
+        }
+    });
+    match opened {
+        Ok(driver) => Ok(driver),
+        Err(text) => refuse(ncclUnhandledCudaError, format!("no CUDA driver: {text}")),
+    }
+}
+
+fn check(code: Result, name: &str) -> Outcome {
+    if code == SUCCESS {
+        Ok(())
+    } else {
+        refuse(ncclUnhandledCudaError, format!("Cuda failure {code} in {name}"))
+    }
+}
+
+// SAFETY, for all unsafe blocks below: pointers are to locals or to values that the caller keeps alive for the call,
+// and handles are passed through to the driver, which checks them.
+impl Driver {
+    /// The current context and its device; without one, the primary context of device 0 becomes current.
+    pub fn current(&self) -> Outcome<(Context, c_int)> {
+        let (mut context, mut device) = (0, 0);
+        // SAFETY: see above.
+        check(unsafe { (self.context_current)(&mut context) }, "cuCtxGetCurrent")?;
+        if context == 0 {
+            context = self.primary(0)?;
+            self.make_current(context)?;
+        }
+        // SAFETY: see above.
+        check(unsafe { (self.context_device)(&mut device) }, "cuCtxGetDevice")?;
+        Ok((context, device))
+    }
+
+    /// The calling thread's context, 0 for none.
+    pub fn context(&self) -> Context {
+        let mut context = 0;
+        // SAFETY: see above.
+        unsafe { (self.context_current)(&mut context) };
+        context
+    }
+
+    pub fn primary(&self, device: c_int) -> Outcome<Context> {
+        let (mut handle, mut context) = (0, 0);
+        // SAFETY: see above.
+        check(unsafe { (self.device_get)(&mut handle, device) }, "cuDeviceGet")?;
+        // SAFETY: see above.
+        check(unsafe { (self.primary_retain)(&mut context, handle) }, "cuDevicePrimaryCtxRetain")?;
+        Ok(context)
+    }
+
+    pub fn make_current(&self, context: Context) -> Outcome {
+        // SAFETY: see above.
+        check(unsafe { (self.context_set)(context) }, "cuCtxSetCurrent")
+    }
+
+    pub fn devices(&self) -> Outcome<c_int> {
+        let mut count = 0;
+        // SAFETY: see above.
+        check(unsafe { (self.device_count)(&mut count) }, "cuDeviceGetCount")?;
+        Ok(count)
+    }
+
+    /// A number that tells physical devices of this host apart.
+    pub fn bus_id(&self, device: c_int) -> Outcome<u64> {
+        let mut text = [0u8; 64];
+        // SAFETY: see above.
+        let code = unsafe { (self.device_bus_id)(text.as_mut_ptr().cast(), text.len() as c_int, device) };
+        check(code, "cuDeviceGetPCIBusId")?;
+        let end = text.iter().position(|byte| *byte == 0).unwrap_or(text.len());
+        let digits = text[..end].iter().filter_map(|byte| (*byte as char).to_digit(16));
+        Ok(digits.fold(0u64, |value, digit| value << 4 | u64::from(digit)))
+    }
+
+    pub fn is_capturing(&self, stream: Stream) -> Outcome<bool> {
+        let mut status = 0;
+        // SAFETY: see above.
+        check(unsafe { (self.stream_capturing)(stream, &mut status) }, "cuStreamIsCapturing")?;
+        Ok(status != 0)
+    }
+
+    /// Runs `function(data)` on `stream`, after all that was enqueued before.
+    pub fn launch(&self, stream: Stream, function: extern "C" fn(*mut c_void), data: *mut c_void) -> Outcome {
+        // SAFETY: the caller keeps `data` alive until the function has run (or for ever, if captured).
+        check(unsafe { (self.launch_host)(stream, function, data) }, "cuLaunchHostFunc")
+    }
+
+    /// Makes `later` wait for all that `earlier` holds now.
+    pub fn order(&self, earlier: Stream, later: Stream) -> Outcome {
+        let mut event = 0;
+        // SAFETY: see above.
+        check(unsafe { (self.event_create)(&mut event, EVENT_DISABLE_TIMING) }, "cuEventCreate")?;
+        // SAFETY: see above.
+        let recorded = check(unsafe { (self.event_record)(event, earlier) }, "cuEventRecord");
+        // SAFETY: see above.
+        let waited = recorded
+            .and_then(|()| check(unsafe { (self.stream_wait)(later, event, 0) }, "cuStreamWaitEvent"));
+        // SAFETY: the driver keeps a destroyed event until the work that names it has gone.
+        unsafe { (self.event_destroy)(event) };
+        waited
+    }
+
+    /// The identity of the allocation at `address`; `None` where the driver knows none.
+    pub fn buffer_id(&self, address: usize) -> Option<u64> {
+        let mut id = 0u64;
+        // SAFETY: BUFFER_ID is 64 bits wide.
+        let code =
+            unsafe { (self.pointer_attribute)((&raw mut id).cast(), POINTER_ATTRIBUTE_BUFFER_ID, address) };
+        (code == SUCCESS && id != 0).then_some(id)
+    }
+
+    /// Whether `address` lies in memory made of exportable handles.
+    pub fn is_virtual(&self, address: usize) -> bool {
+        let mut handle = 0;
+        // SAFETY: see above.
+        if unsafe { (self.retain_handle)(&mut handle, address) } != SUCCESS {
+            return false;
+        }
+        // SAFETY: the handle was retained just now.
+        unsafe { (self.memory_release)(handle) };
+        true
+    }
+
+    /// Device memory as `ncclMemAlloc` makes it. Gives address and size in bytes.
+    pub fn allocate_virtual(&self, bytes: usize) -> Outcome<(usize, usize)> {
+        let (_, device) = self.current()?;
+        let properties = AllocationProperties {
+            kind: ALLOCATION_TYPE_PINNED,
+            handle_types: HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+            location: Location { kind: LOCATION_TYPE_DEVICE, id: device },
+            win32_metadata: std::ptr::null_mut(),
+            flags: [0; 8],
+        };
+        let (mut grain, mut handle, mut address) = (0, 0, 0);
+        // SAFETY: see above.
+        let code = unsafe { (self.granularity)(&mut grain, &properties, GRANULARITY_RECOMMENDED) };
+        check(code, "cuMemGetAllocationGranularity")?;
+        let bytes = bytes.next_multiple_of(grain);
+        // SAFETY: see above.
+        check(unsafe { (self.memory_create)(&mut handle, bytes, &properties, 0) }, "cuMemCreate")?;
+        // SAFETY: see above.
+        let reserved =
+            check(unsafe { (self.address_reserve)(&mut address, bytes, grain, 0, 0) }, "cuMemAddressReserve");
+        // SAFETY: the range was reserved just now, the handle is as large.
+        let mapped = reserved
+            .and_then(|()| check(unsafe { (self.memory_map)(address, bytes, 0, handle, 0) }, "cuMemMap"));
+        // SAFETY: the mapping keeps the memory; without one it goes now.
+        unsafe { (self.memory_release)(handle) };
+        mapped?;
+        for id in 0..self.devices()? {
+            let location = Location { kind: LOCATION_TYPE_DEVICE, id };
+            let access = AccessDescription { location, flags: ACCESS_READ_WRITE };
+            // SAFETY: see above.
+            check(unsafe { (self.set_access)(address, bytes, &access, 1) }, "cuMemSetAccess")?;
+        }
+        Ok((address, bytes))
+    }
+
+    /// Frees memory of `allocate_virtual`, or of cuMemAlloc.
+    pub fn free(&self, address: usize) -> Outcome {
+        let mut device = 0;
+        let attribute = POINTER_ATTRIBUTE_DEVICE_ORDINAL;
+        // SAFETY: DEVICE_ORDINAL is an int.
+        let code =
+            unsafe { (self.pointer_attribute)((&raw mut device as *mut c_int).cast(), attribute, address) };
+        check(code, "cuPointerGetAttribute")?;
+        if !self.is_virtual(address) {
+            // SAFETY: the driver checks the address.
+            return check(unsafe { (self.memory_free)(address) }, "cuMemFree");
+        }
+        let (mut base, mut bytes) = (0, 0);
+        // SAFETY: see above.
+        check(unsafe { (self.address_range)(&mut base, &mut bytes, address) }, "cuMemGetAddressRange")?;
+        // SAFETY: the caller gives the memory up.
+        check(unsafe { (self.memory_unmap)(base, bytes) }, "cuMemUnmap")?;
+        // SAFETY: as above.
+        check(unsafe { (self.address_free)(base, bytes) }, "cuMemAddressFree")
+    }
+}

@@ -1,0 +1,54 @@
+//! What every rank of a communicator waits for, when one has waited too long.
+
+use crate::segment::{Segment, standing};
+use crate::settings::settings;
+use crate::strict;
+use std::sync::atomic::Ordering::SeqCst;
+
+/// Reports that `rank` is stuck and ends the process.
+pub fn stuck(segment: &Segment, rank: usize) -> ! {
+    let name = strict::name(segment, rank);
+    let limit = settings().timeout.as_millis();
+    let mut lines =
+        vec![format!("{name}: no progress for {limit} ms, waits for {}", segment.rank(rank).waits_for.get())];
+    // Ranks time out together; one dump is enough.
+    if segment.header().dumped.swap(1, SeqCst) == 0 {
+        lines.extend((0..segment.ranks()).map(|peer| describe(segment, peer)));
+    }
+    strict::say(&lines.join("\nsim-nccl: "));
+    let _ = segment.header().failed.compare_exchange(0, rank as u32 + 1, SeqCst, SeqCst);
+    segment.unlink();
+    segment.ring_all();
+    strict::leave()
+}
+
+/// One rank in one line.
+pub fn describe(segment: &Segment, rank: usize) -> String {
+    let record = segment.rank(rank);
+    let state = match record.standing.load(SeqCst) {
+        standing::ABSENT => return format!("  rank {rank}: has not joined"),
+        standing::ABORTED => "aborted",
+        standing::DESTROYED => "destroyed its communicator",
+        standing::REVOKED => "revoked its communicator",
+        _ => "alive",
+    };
+    let process = record.process.load(SeqCst);
+    let state = if is_gone(process) { "dead (the process is gone; NCCL would hang)" } else { state };
+    let (device, operation) = (record.device.load(SeqCst), record.operation.load(SeqCst));
+    let call =
+        Some(record.call.get()).filter(|text| !text.is_empty()).unwrap_or_else(|| "no call".to_owned());
+    let waits = Some(record.waits_for.get()).filter(|text| !text.is_empty());
+    let waits = waits.map_or_else(|| "waits for nothing".to_owned(), |text| format!("waits for {text}"));
+    format!(
+        "  rank {rank} (process {process}, device {device}): {state}, operation {operation}, in {call}, {waits}"
+    )
+}
+
+/// Whether a process has ended; a zombie that nobody has waited for counts.
+fn is_gone(process: i32) -> bool {
+    let Ok(text) = std::fs::read_to_string(format!("/proc/{process}/stat")) else {
+        // SAFETY: signal 0 only asks.
+        return unsafe { libc::kill(process, 0) } != 0;
+    };
+    text.rsplit(')').next().is_some_and(|rest| matches!(rest.trim_start().chars().next(), Some('Z' | 'X')))
+}

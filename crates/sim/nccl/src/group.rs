@@ -1,0 +1,181 @@
+//! Groups: what a thread holds back until its outermost group ends.
+
+use crate::communicator::Communicator;
+use crate::driver::driver;
+use crate::operation::{self, Queued};
+use crate::refusal::{Outcome, refuse};
+use nccl_sys::*;
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::sync::atomic::AtomicI64;
+use std::sync::atomic::Ordering::SeqCst;
+
+/// Work that may block on peers: births, splits, windows, ends.
+pub struct Task {
+    /// Whose state tells how it went.
+    pub communicator: Arc<Communicator>,
+    /// Tasks of one communicator run one after another, others beside each other.
+    pub work: Box<dyn FnOnce() -> Outcome + Send>,
+}
+
+#[derive(Default)]
+struct Group {
+    depth: u32,
+    error: Option<ncclResult_t>,
+    tasks: Vec<Task>,
+    calls: Vec<Queued>,
+}
+
+thread_local! {
+    static GROUP: RefCell<Group> = RefCell::default();
+}
+
+/// Groups that users have opened and not ended, over all threads.
+pub static OPEN: AtomicI64 = AtomicI64::new(0);
+
+pub fn start() {
+    GROUP.with_borrow_mut(|group| group.depth += 1);
+}
+
+/// `ncclGroupStart`.
+pub fn start_by_user() {
+    start();
+    OPEN.fetch_add(1, SeqCst);
+}
+
+/// `ncclGroupEnd`.
+pub fn end_by_user() -> Outcome {
+    if GROUP.with_borrow(|group| group.depth) > 0 {
+        OPEN.fetch_sub(1, SeqCst);
+    }
+    end()
+}
+
+/// Remembers an error for the end of the group around the call, if there is one.
+pub fn note<T>(outcome: Outcome<T>) -> Outcome<T> {
+    if let Err(code) = outcome
+        && code != ncclInProgress
+    {
+        GROUP.with_borrow_mut(|group| {
+            if group.depth > 0 {
+                group.error = Some(code);
+            }
+        });
+    }
+    outcome
+}
+
+pub fn hold(call: Queued) {
+    GROUP.with_borrow_mut(|group| group.calls.push(call));
+}
+
+/// Runs a task at the end of the outermost group, which may be at once.
+pub fn run(task: Task) -> Outcome {
+    start();
+    GROUP.with_borrow_mut(|group| group.tasks.push(task));
+    end()
+}
+
+/// Runs work of a communicator that is about to go at the end of the outermost group, always blocking.
+pub fn run_last(communicator: Arc<Communicator>, work: impl FnOnce() -> Outcome + Send + 'static) -> Outcome {
+    let held = GROUP.with_borrow(|group| group.depth > 0);
+    if !held {
+        return work();
+    }
+    run(Task { communicator, work: Box::new(work) })
+}
+
+/// Leaves a group; the outermost one runs what it holds.
+pub fn end() -> Outcome {
+    let Some(group) = leave()? else { return Ok(()) };
+    let Group { error, tasks, calls, .. } = group;
+    if let Some(code) = error {
+        return Err(code);
+    }
+    let mut communicators =
+        tasks.iter().map(|task| &task.communicator).chain(calls.iter().map(|call| &call.communicator));
+    let Some(first) = communicators.next() else { return Ok(()) };
+    let blocking = first.config.blocking;
+    if communicators.any(|communicator| communicator.config.blocking != blocking) {
+        let text = "Blocking and nonblocking communicators are not allowed in the same group.";
+        return refuse(ncclInvalidArgument, text);
+    }
+    if blocking || tasks.is_empty() {
+        return run_tasks(tasks).and_then(|()| operation::launch_all(calls));
+    }
+    run_behind(tasks, calls);
+    Err(ncclInProgress)
+}
+
+/// `ncclGroupSimulateEnd`: ends the group without running its calls; gives how many there were.
+pub fn end_simulated() -> Outcome<usize> {
+    if GROUP.with_borrow(|group| group.depth) > 0 {
+        OPEN.fetch_sub(1, SeqCst);
+    }
+    match leave()? {
+        Some(Group { error: Some(code), .. }) => Err(code),
+        Some(Group { tasks, calls, .. }) => run_tasks(tasks).map(|()| calls.len()),
+        None => Ok(0),
+    }
+}
+
+/// One level less; the group itself, if it was the outermost.
+fn leave() -> Outcome<Option<Group>> {
+    GROUP.with_borrow_mut(|group| {
+        if group.depth == 0 {
+            return refuse(ncclInvalidUsage, "ncclGroupEnd: not in a group call.");
+        }
+        group.depth -= 1;
+        Ok((group.depth == 0).then(|| std::mem::take(group)))
+    })
+}
+
+/// Runs tasks, each communicator's on a thread; the first error counts.
+fn run_tasks(tasks: Vec<Task>) -> Outcome {
+    let mut queues: Vec<Vec<Task>> = Vec::new();
+    for task in tasks {
+        match queues.iter_mut().find(|queue| Arc::ptr_eq(&queue[0].communicator, &task.communicator)) {
+            Some(queue) => queue.push(task),
+            None => queues.push(vec![task]),
+        }
+    }
+    if queues.len() <= 1 {
+        return queues.pop().map_or(Ok(()), run_queue);
+    }
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = queues.into_iter().map(|queue| scope.spawn(|| run_queue(queue))).collect();
+        let results: Vec<Outcome> =
+            threads.into_iter().map(|thread| thread.join().unwrap_or(Err(ncclInternalError))).collect();
+        results.into_iter().collect()
+    })
+}
+
+/// Runs the tasks of one communicator in its context, and leaves the thread's context as it was.
+fn run_queue(queue: Vec<Task>) -> Outcome {
+    let driver = driver()?;
+    let before = driver.context();
+    let mut result = Ok(());
+    for Task { communicator, work } in queue {
+        driver.make_current(communicator.context)?;
+        result = result.and(work());
+    }
+    driver.make_current(before)?;
+    result
+}
+
+/// Runs tasks and calls of nonblocking communicators on a thread of our own.
+fn run_behind(tasks: Vec<Task>, calls: Vec<Queued>) {
+    let mut communicators: Vec<Arc<Communicator>> = Vec::new();
+    for communicator in
+        tasks.iter().map(|task| &task.communicator).chain(calls.iter().map(|call| &call.communicator))
+    {
+        communicator.set_state(ncclInProgress);
+        communicators.push(communicator.clone());
+    }
+    std::thread::spawn(move || {
+        let work = || run_tasks(tasks).and_then(|()| operation::launch_all(calls));
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+        let code = result.unwrap_or(Err(ncclInternalError)).err().unwrap_or(ncclSuccess);
+        communicators.iter().for_each(|communicator| communicator.set_state(code));
+    });
+}

@@ -1,0 +1,84 @@
+//! What was never given back, reported when the process ends.
+
+use crate::refusal::lock;
+use crate::{allocation, communicator, group, lifecycle, strict};
+use std::sync::Mutex;
+use std::sync::atomic::AtomicI32;
+use std::sync::atomic::Ordering::SeqCst;
+
+/// The process that used the library first; 0 before. Forked children own nothing.
+static OWNER: AtomicI32 = AtomicI32::new(0);
+/// The status that the process passed to exit.
+static STATUS: AtomicI32 = AtomicI32::new(0);
+static REMEMBERED: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+unsafe extern "C" {
+    fn on_exit(
+        function: extern "C" fn(libc::c_int, *mut libc::c_void),
+        argument: *mut libc::c_void,
+    ) -> libc::c_int;
+}
+
+/// Runs after all atexit handlers and after the destructors of programs that depend on this library.
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static AT_END: extern "C" fn() = report;
+
+/// Begins to watch: from now on this process owns the library.
+pub fn watch_exit() {
+    // SAFETY: getpid has no preconditions.
+    let process = unsafe { libc::getpid() };
+    if OWNER.compare_exchange(0, process, SeqCst, SeqCst).is_ok() {
+        // SAFETY: the library is linked with nodelete: the function outlives all calls.
+        unsafe { on_exit(note_status, std::ptr::null_mut()) };
+    }
+}
+
+/// Whether this is a child forked after the library was used.
+pub fn is_forked_child() -> bool {
+    let owner = OWNER.load(SeqCst);
+    // SAFETY: getpid has no preconditions.
+    owner != 0 && owner != unsafe { libc::getpid() }
+}
+
+/// A leak that was found before the end.
+pub fn remember(line: String) {
+    lock(&REMEMBERED).push(line);
+}
+
+extern "C" fn note_status(status: libc::c_int, _: *mut libc::c_void) {
+    STATUS.store(status, SeqCst);
+}
+
+extern "C" fn report() {
+    if OWNER.load(SeqCst) == 0 || is_forked_child() {
+        return;
+    }
+    let _ = std::panic::catch_unwind(|| {
+        if !strict::enabled() {
+            return;
+        }
+        let lines = lines();
+        lines.iter().for_each(|line| strict::say(line));
+        // A program that fails already keeps its own status.
+        if !lines.is_empty() && STATUS.load(SeqCst) == 0 {
+            strict::leave();
+        }
+    });
+}
+
+fn lines() -> Vec<String> {
+    let mut lines = std::mem::take(&mut *lock(&REMEMBERED));
+    for communicator in communicator::live() {
+        lines.push(format!("{}: leak: never destroyed", communicator.name()));
+        lines.extend(lifecycle::leftovers(&communicator));
+    }
+    for (address, bytes) in allocation::live() {
+        lines.push(format!("leak: ncclMemAlloc of {bytes} bytes at {address:#x} never freed"));
+    }
+    let open = group::OPEN.load(SeqCst);
+    if open > 0 {
+        lines.push(format!("leak: {open} groups never ended"));
+    }
+    lines
+}

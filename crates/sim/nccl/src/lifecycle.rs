@@ -1,0 +1,192 @@
+//! Birth by unique id, and the ways in which a communicator ends.
+
+use crate::communicator::{self, Birth, Communicator, Config, find};
+use crate::driver::driver;
+use crate::group::{self, Task};
+use crate::order::Order;
+use crate::refusal::{Outcome, lock, refuse};
+use crate::rendezvous::{self, Member, Token};
+use crate::segment::standing;
+use crate::{leaks, strict};
+use nccl_sys::*;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+
+/// Joins the communicator of `ids` as `rank` of `ranks`, with the thread's current device.
+///
+/// # Safety
+/// `out` must be null or writable until the outermost group has ended.
+pub unsafe fn init_rank(
+    out: *mut ncclComm_t,
+    ranks: i32,
+    ids: &[ncclUniqueId],
+    rank: i32,
+    config: Config,
+) -> Outcome {
+    group::start();
+    // SAFETY: by contract.
+    let result = unsafe { hold_birth(out, ranks, ids, rank, config) };
+    let result = group::note(result);
+    let ended = group::end();
+    if !out.is_null() && (result.is_err() || ended.is_err_and(|code| code != ncclInProgress)) {
+        // SAFETY: by contract.
+        unsafe { drop_newborn(out) };
+    }
+    result.and(ended)
+}
+
+/// # Safety
+/// As `init_rank`.
+unsafe fn hold_birth(
+    out: *mut ncclComm_t,
+    ranks: i32,
+    ids: &[ncclUniqueId],
+    rank: i32,
+    config: Config,
+) -> Outcome {
+    let driver = driver()?;
+    let (context, device) = driver.current()?;
+    if out.is_null() {
+        return refuse(ncclInvalidArgument, "CommInitRank : newcomm argument is NULL");
+    }
+    // SAFETY: by contract.
+    unsafe { *out = std::ptr::null_mut() };
+    if ranks < 1 || rank < 0 || rank >= ranks {
+        return refuse(ncclInvalidArgument, format!("Invalid rank requested : {rank}/{ranks}"));
+    }
+    let bus_id = driver.bus_id(device)?;
+    let (rank, ranks, token) = (rank as usize, ranks as usize, Token::of_ids(ids));
+    let order = Arc::new(Order::default());
+    let communicator = Communicator::new(Birth { rank, ranks, device, context, config, token, order });
+    // SAFETY: by contract. NCCL writes the handle before the birth, too.
+    unsafe { *out = communicator::publish(&communicator) };
+    let newborn = communicator.clone();
+    let work = Box::new(move || {
+        let member = Member { rank, ranks, device, bus_id };
+        let segment = rendezvous::join(token, &member, &newborn.leave)?;
+        newborn.set_segment(segment);
+        Ok(())
+    });
+    group::run(Task { communicator, work })
+}
+
+/// # Safety
+/// `out` must be readable and writable.
+unsafe fn drop_newborn(out: *mut ncclComm_t) {
+    // SAFETY: by contract.
+    let handle = unsafe { *out };
+    if !handle.is_null() {
+        communicator::withdraw(handle, "never born");
+        // SAFETY: by contract.
+        unsafe { *out = std::ptr::null_mut() };
+    }
+}
+
+/// `ncclCommInitAll`: one communicator a device, all in this thread.
+///
+/// # Safety
+/// `out` must be null or have room for `devices.len()` handles.
+pub unsafe fn init_all(out: *mut ncclComm_t, devices: &[i32]) -> Outcome {
+    let driver = driver()?;
+    if out.is_null() {
+        return refuse(ncclInvalidArgument, "CommInitAll : comms argument is NULL");
+    }
+    let id = [rendezvous::unique_id()?];
+    let before = driver.context();
+    let config = Config { blocking: true, split_share: false, shrink_share: false };
+    group::start();
+    let result = devices.iter().enumerate().try_for_each(|(rank, device)| {
+        driver.make_current(driver.primary(*device)?)?;
+        // SAFETY: by contract.
+        unsafe { init_rank(out.add(rank), devices.len() as i32, &id, rank as i32, config) }
+    });
+    let ended = group::end();
+    driver.make_current(before)?;
+    result.and(ended)
+}
+
+/// `ncclCommFinalize`: waits for all that was issued.
+pub fn finalize(handle: ncclComm_t) -> Outcome {
+    let communicator = find(handle, "CommFinalize")?;
+    communicator.ensure_ready()?;
+    if communicator.finalized.swap(true, SeqCst) {
+        return refuse(ncclInvalidArgument, "ncclCommFinalize: already finalized");
+    }
+    let _inside = communicator.enter("ncclCommFinalize");
+    let flushed = communicator.clone();
+    let work = Box::new(move || {
+        flushed.wait_idle("ncclCommFinalize");
+        Ok(())
+    });
+    group::note(group::run(Task { communicator: communicator.clone(), work }))
+}
+
+/// `ncclCommDestroy`: waits for all that was issued, then lets go. Peers are not waited for.
+pub fn destroy(handle: ncclComm_t) -> Outcome {
+    let communicator = find(handle, "CommDestroy")?;
+    communicator.wait_settled();
+    let inside = communicator.enter("ncclCommDestroy");
+    let ending = communicator.clone();
+    let address = handle as usize;
+    let end = move || {
+        ending.wait_idle("ncclCommDestroy");
+        ending.finalized.store(true, SeqCst);
+        note_leftovers(&ending);
+        if let Some(segment) = ending.segment_if_born() {
+            segment.rank(ending.rank).standing.store(standing::DESTROYED, SeqCst);
+        }
+        communicator::withdraw(address as ncclComm_t, "destroyed");
+        Ok(())
+    };
+    drop(inside);
+    // Always blocking: there is no handle left to ask.
+    group::run_last(communicator, end)
+}
+
+/// What NCCL would clean up silently, and programs should have given back.
+fn note_leftovers(communicator: &Communicator) {
+    if communicator.leave.load(SeqCst) || !strict::enabled() {
+        return;
+    }
+    leftovers(communicator).into_iter().for_each(leaks::remember);
+}
+
+/// One line for everything of a communicator that was not given back.
+pub fn leftovers(communicator: &Communicator) -> Vec<String> {
+    let name = communicator.name();
+    let mut lines = Vec::new();
+    for range in lock(&communicator.registrations).live() {
+        lines.push(format!("{name}: leak: registration of {} bytes at {:#x}", range.bytes, range.address));
+    }
+    for range in lock(&communicator.windows).live() {
+        lines.push(format!("{name}: leak: window of {} bytes at {:#x}", range.bytes, range.address));
+    }
+    let operators = lock(&communicator.operators).live();
+    if operators > 0 {
+        lines.push(format!("{name}: leak: {operators} reduction operators never destroyed"));
+    }
+    lines
+}
+
+/// `ncclCommAbort`: from any thread, at any time, inside groups at once.
+pub fn abort(handle: ncclComm_t) -> Outcome {
+    let communicator = find(handle, "CommAbort")?;
+    communicator.make_leave(standing::ABORTED);
+    communicator.wait_settled();
+    // What was born meanwhile must know as well.
+    communicator.make_leave(standing::ABORTED);
+    communicator::withdraw(handle, "aborted");
+    Ok(())
+}
+
+/// `ncclCommRevoke`: stops operations; splits and shrinks stay possible.
+pub fn revoke(handle: ncclComm_t, flags: i32) -> Outcome {
+    let communicator = find(handle, "CommRevoke")?;
+    if flags != 0 || communicator.finalized.load(SeqCst) || communicator.revoked.swap(true, SeqCst) {
+        return refuse(ncclInvalidArgument, "ncclCommRevoke: bad flags, or finalized or revoked before");
+    }
+    communicator.make_leave(standing::REVOKED);
+    communicator.wait_settled();
+    communicator.finalized.store(true, SeqCst);
+    Ok(())
+}

@@ -1,0 +1,311 @@
+//! Collectives, sends and receives: from the call to the host function on the user's stream.
+
+use crate::communicator::{Communicator, find_for_operation};
+use crate::driver::driver;
+use crate::operators::{self, Recipe};
+use crate::refusal::{Outcome, refuse};
+use crate::segment::CallCard;
+use crate::{arguments, collective, group, mailbox, registration, strict, window};
+use nccl_sys::*;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    AllReduce,
+    Broadcast,
+    Reduce,
+    AllGather,
+    ReduceScatter,
+    AlltoAll,
+    Gather,
+    Scatter,
+    Send,
+    Recv,
+}
+
+impl Kind {
+    /// As NCCL names it in its messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::AllReduce => "AllReduce",
+            Kind::Broadcast => "Broadcast",
+            Kind::Reduce => "Reduce",
+            Kind::AllGather => "AllGather",
+            Kind::ReduceScatter => "ReduceScatter",
+            Kind::AlltoAll => "AlltoAll",
+            Kind::Gather => "Gather",
+            Kind::Scatter => "Scatter",
+            Kind::Send => "Send",
+            Kind::Recv => "Recv",
+        }
+    }
+
+    pub fn reduces(self) -> bool {
+        matches!(self, Kind::AllReduce | Kind::Reduce | Kind::ReduceScatter)
+    }
+
+    pub fn has_root(self) -> bool {
+        matches!(self, Kind::Broadcast | Kind::Reduce | Kind::Gather | Kind::Scatter)
+    }
+
+    fn is_message(self) -> bool {
+        matches!(self, Kind::Send | Kind::Recv)
+    }
+}
+
+/// One call as plain data. `root` is the peer of a send or receive.
+#[derive(Clone, Copy, Debug)]
+pub struct Call {
+    pub kind: Kind,
+    pub send: usize,
+    pub receive: usize,
+    pub count: usize,
+    pub datatype: ncclDataType_t,
+    pub operator: ncclRedOp_t,
+    pub root: i32,
+    pub stream: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Buffer {
+    pub address: usize,
+    pub bytes: usize,
+}
+
+impl Call {
+    pub fn element_bytes(&self) -> usize {
+        self.datatype.size_bytes().unwrap_or(1)
+    }
+
+    /// The bytes of `count` elements.
+    pub fn bytes(&self) -> usize {
+        self.count * self.element_bytes()
+    }
+
+    /// What this rank reads and writes, where it does.
+    pub fn buffers(&self, rank: usize, ranks: usize) -> (Option<Buffer>, Option<Buffer>) {
+        let (one, all) = (self.bytes(), self.bytes() * ranks);
+        let is_root = rank as i32 == self.root;
+        let (send, receive) = match self.kind {
+            Kind::AllReduce => (Some(one), Some(one)),
+            Kind::Broadcast => (is_root.then_some(one), Some(one)),
+            Kind::Reduce => (Some(one), is_root.then_some(one)),
+            Kind::AllGather => (Some(one), Some(all)),
+            Kind::ReduceScatter => (Some(all), Some(one)),
+            Kind::AlltoAll => (Some(all), Some(all)),
+            Kind::Gather => (Some(one), is_root.then_some(all)),
+            Kind::Scatter => (is_root.then_some(all), Some(one)),
+            Kind::Send => (Some(one), None),
+            Kind::Recv => (None, Some(one)),
+        };
+        let buffer = |address, bytes: Option<usize>| bytes.map(|bytes| Buffer { address, bytes });
+        (buffer(self.send, send), buffer(self.receive, receive))
+    }
+
+    /// The call with its arguments, for people.
+    pub fn describe(&self) -> String {
+        let datatype = CODES[2].values.iter().find(|(_, value)| *value == self.datatype.0);
+        let datatype = datatype.map_or("unknown", |(name, _)| name);
+        let (name, count, stream) = (self.kind.name(), self.count, self.stream);
+        let (send, receive) = (self.send, self.receive);
+        match self.kind {
+            Kind::Send => format!(
+                "Send(buff {send:#x}, count {count}, {datatype}, peer {}, stream {stream:#x})",
+                self.root
+            ),
+            Kind::Recv => {
+                format!(
+                    "Recv(buff {receive:#x}, count {count}, {datatype}, peer {}, stream {stream:#x})",
+                    self.root
+                )
+            }
+            kind => {
+                let root = if kind.has_root() { format!(", root {}", self.root) } else { String::new() };
+                let operator = CODES[1].values.iter().find(|(_, value)| *value == self.operator.0);
+                let operator = operator
+                    .map_or_else(|| format!("operator {}", self.operator.0), |(name, _)| (*name).into());
+                let operator = if kind.reduces() { format!(", {operator}") } else { String::new() };
+                format!(
+                    "{name}(sendbuff {send:#x}, recvbuff {receive:#x}, count {count}, {datatype}{operator}{root}, stream {stream:#x})"
+                )
+            }
+        }
+    }
+}
+
+/// A checked call that waits for the end of its group.
+pub struct Queued {
+    pub communicator: Arc<Communicator>,
+    pub call: Call,
+    recipe: Option<Recipe>,
+}
+
+/// A collective with what was found out about its buffers.
+pub struct Collective {
+    pub call: Call,
+    pub recipe: Option<Recipe>,
+    pub card: CallCard,
+}
+
+/// All that one group does on one communicator: one entry in its total order.
+struct Operation {
+    communicator: Arc<Communicator>,
+    collectives: Vec<Collective>,
+    messages: Vec<mailbox::Message>,
+    captured: bool,
+    ticket: Option<u64>,
+    text: String,
+}
+
+/// Checks a call and holds it until the outermost group ends, which may be at once.
+pub fn enqueue(handle: ncclComm_t, call: Call) -> Outcome {
+    let communicator = group::note(find_for_operation(handle, call.kind.name()))?;
+    let inside = communicator.enter(call.kind.name());
+    group::start();
+    let held = check(&communicator, call).map(|queued| queued.into_iter().for_each(group::hold));
+    drop(inside);
+    let held = group::note(held);
+    let ended = group::end();
+    held.and(ended)
+}
+
+fn check(communicator: &Arc<Communicator>, call: Call) -> Outcome<Option<Queued>> {
+    arguments::check(communicator, &call)?;
+    if call.count == 0 && !call.kind.is_message() {
+        return Ok(None);
+    }
+    let recipe = match call.kind.reduces() {
+        true => Some(operators::recipe(communicator, call.operator, call.datatype)?),
+        false => None,
+    };
+    Ok(Some(Queued { communicator: communicator.clone(), call, recipe }))
+}
+
+/// Launches the calls of an ended group, communicator by communicator.
+pub fn launch_all(mut queued: Vec<Queued>) -> Outcome {
+    while let Some(first) = queued.first() {
+        let communicator = first.communicator.clone();
+        let (mine, rest) =
+            queued.into_iter().partition(|entry| Arc::ptr_eq(&entry.communicator, &communicator));
+        queued = rest;
+        launch(&communicator, mine)?;
+    }
+    Ok(())
+}
+
+fn launch(communicator: &Arc<Communicator>, queued: Vec<Queued>) -> Outcome {
+    let _inside = communicator.enter("ncclGroupEnd");
+    let driver = driver()?;
+    let mut streams: Vec<usize> = Vec::new();
+    for entry in &queued {
+        if !streams.contains(&entry.call.stream) {
+            streams.push(entry.call.stream);
+        }
+    }
+    let captured = driver.is_capturing(streams[0])?;
+    for stream in &streams[1..] {
+        if driver.is_capturing(*stream)? != captured {
+            return refuse(
+                ncclInvalidUsage,
+                "Streams given to a communicator within a NCCL group must either be all uncaptured or all captured by the same graph.",
+            );
+        }
+    }
+    let texts: Vec<String> = queued.iter().map(|entry| entry.call.describe()).collect();
+    let mut operation = Operation {
+        communicator: communicator.clone(),
+        collectives: Vec::new(),
+        messages: Vec::new(),
+        captured,
+        ticket: None,
+        text: texts.join(" + "),
+    };
+    for Queued { call, recipe, .. } in queued {
+        let buffers = call.buffers(communicator.rank, communicator.ranks);
+        let coverage = registration::coverage(communicator, &call, buffers);
+        if call.kind.is_message() {
+            operation.messages.push(mailbox::Message::new(&call, coverage, captured));
+        } else {
+            let card = window::card(communicator, &call, recipe.as_ref(), buffers, coverage, captured);
+            operation.collectives.push(Collective { call, recipe, card });
+        }
+    }
+    mailbox::check_self(communicator, &operation.messages)?;
+    if !operation.collectives.is_empty() && communicator.ranks > 1 {
+        communicator.segment().prepare_staging()?;
+    }
+    for stream in &streams[1..] {
+        driver.order(*stream, streams[0])?;
+    }
+    if !captured {
+        operation.ticket = Some(communicator.order.ticket());
+        communicator.add_pending();
+    }
+    let (ticket, order) = (operation.ticket, communicator.order.clone());
+    // A captured operation lives as long as the process: nobody tells when its last graph has gone.
+    let data = Box::into_raw(Box::new(operation));
+    let function = if captured { run_captured } else { run_eager };
+    if let Err(code) = driver.launch(streams[0], function, data.cast()) {
+        // SAFETY: the driver did not take it.
+        drop(unsafe { Box::from_raw(data) });
+        if !captured {
+            order.skip(ticket);
+            communicator.end_pending();
+        }
+        return Err(code);
+    }
+    streams[1..].iter().try_for_each(|stream| driver.order(streams[0], *stream))
+}
+
+extern "C" fn run_eager(data: *mut libc::c_void) {
+    // SAFETY: `launch` made the box; an eager host function runs once.
+    let operation = unsafe { Box::from_raw(data.cast::<Operation>()) };
+    run(&operation);
+    operation.communicator.end_pending();
+}
+
+extern "C" fn run_captured(data: *mut libc::c_void) {
+    // SAFETY: `launch` leaked the box of a captured operation.
+    let operation = unsafe { &*data.cast::<Operation>() };
+    run(operation);
+}
+
+fn run(operation: &Operation) {
+    if catch_unwind(AssertUnwindSafe(|| run_in_order(operation))).is_err() {
+        // The order is lost; going on would hang peers silently.
+        strict::fail(
+            operation.communicator.segment(),
+            operation.communicator.rank,
+            &[format!("internal error of the stand-in in {}", operation.text)],
+        );
+    }
+}
+
+fn run_in_order(operation: &Operation) {
+    let Operation { communicator, collectives, messages, captured, ticket, text } = operation;
+    let segment = communicator.segment();
+    let record = segment.rank(communicator.rank);
+    if *captured
+        && communicator.finalized.load(SeqCst)
+        && !communicator.leave.load(SeqCst)
+        && strict::enabled()
+    {
+        let line = format!("a graph replays {text} after the communicator was destroyed");
+        strict::fail(segment, communicator.rank, &[line]);
+    }
+    if communicator.order.begin(*ticket, |idle| communicator.still(idle, text)).is_err() {
+        communicator.order.skip(*ticket);
+        return;
+    }
+    record.operation.store(communicator.operations.fetch_add(1, SeqCst) + 1, SeqCst);
+    record.call.set(text);
+    let _ = collectives
+        .iter()
+        .try_for_each(|collective| collective::run(communicator, collective))
+        .and_then(|()| mailbox::run(communicator, messages));
+    record.call.set("");
+    record.waits_for.set("");
+    communicator.order.end(*ticket);
+}

@@ -1,0 +1,119 @@
+//! How the ranks of a new communicator find each other: by a shared-memory file named from the unique id.
+
+use crate::refusal::{Outcome, refuse};
+use crate::segment::{RANKS_MAX, Segment, standing};
+use crate::{leaks, strict};
+use nccl_sys::*;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::SeqCst;
+
+/// Names a communicator, equally on all its ranks.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Token(u128);
+
+impl Token {
+    /// All bytes of the id count, as in NCCL.
+    pub fn of_ids(ids: &[ncclUniqueId]) -> Token {
+        Token(fold(OFFSET, ids.iter().flat_map(|id| id.internal).map(|byte| byte as u8)))
+    }
+
+    /// The token of the `number`th child with `color`.
+    pub fn child(self, kind: &str, number: u64, color: i64) -> Token {
+        let bytes = kind.bytes().chain(number.to_le_bytes()).chain(color.to_le_bytes());
+        Token(fold(fold(OFFSET, self.0.to_le_bytes().into_iter()), bytes))
+    }
+
+    pub fn name(self) -> String {
+        format!("{:032x}", self.0)
+    }
+}
+
+/// FNV-1a.
+const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
+
+fn fold(start: u128, bytes: impl Iterator<Item = u8>) -> u128 {
+    bytes.fold(start, |hash, byte| (hash ^ u128::from(byte)).wrapping_mul(0x0100_0000_0000_0000_0000_013b))
+}
+
+/// A new id, laid out as NCCL's: a random magic, then an IPv4 address with a port, the rest zero.
+pub fn unique_id() -> Outcome<ncclUniqueId> {
+    let mut random = [0u8; 22];
+    // SAFETY: the buffer is as long as said.
+    let got = unsafe { libc::getrandom(random.as_mut_ptr().cast(), random.len(), 0) };
+    if got != random.len() as isize {
+        return refuse(ncclSystemError, "getrandom failed");
+    }
+    let mut bytes = [0u8; NCCL_UNIQUE_ID_BYTES];
+    bytes[..8].copy_from_slice(&random[..8]);
+    bytes[8..10].copy_from_slice(&(libc::AF_INET as u16).to_le_bytes());
+    bytes[10..12].copy_from_slice(&random[8..10]);
+    bytes[12..16].copy_from_slice(&[127, 0, 0, 1]);
+    // NCCL leaves these zero or unset in an IPv4 address; here they carry the rest of the randomness.
+    bytes[16..28].copy_from_slice(&random[10..22]);
+    Ok(ncclUniqueId { internal: bytes.map(|byte| byte as libc::c_char) })
+}
+
+/// Who joins.
+pub struct Member {
+    pub rank: usize,
+    pub ranks: usize,
+    pub device: i32,
+    pub bus_id: u64,
+}
+
+/// Joins the segment of `token` and waits for all ranks. `leave` ends the wait.
+pub fn join(token: Token, member: &Member, leave: &AtomicBool) -> Outcome<Segment> {
+    let &Member { rank, ranks, device, bus_id } = member;
+    if ranks > RANKS_MAX {
+        return refuse(
+            ncclSystemError,
+            format!("the stand-in has at most {RANKS_MAX} ranks, asked for {ranks}"),
+        );
+    }
+    leaks::watch_exit();
+    let segment = Segment::open(&token.name(), ranks)?;
+    let header = segment.header();
+    if let Err(other) = header.ranks.compare_exchange(0, ranks as u32, SeqCst, SeqCst)
+        && other != ranks as u32
+    {
+        strict::fail(
+            &segment,
+            rank,
+            &[format!("ncclCommInitRank with {ranks} ranks, but a peer said {other}")],
+        );
+    }
+    header.name.set(&token.name()[..8]);
+    let record = segment.rank(rank);
+    if record.claimed.swap(1, SeqCst) != 0 {
+        strict::fail(&segment, rank, &["ncclCommInitRank: two callers joined as this rank".to_owned()]);
+    }
+    // SAFETY: getpid has no preconditions.
+    record.process.store(unsafe { libc::getpid() }, SeqCst);
+    record.device.store(device, SeqCst);
+    record.bus_id.store(bus_id, SeqCst);
+    record.call.set("CommInitRank");
+    record.standing.store(standing::ALIVE, SeqCst);
+    if header.joined.fetch_add(1, SeqCst) + 1 == ranks as u32 {
+        segment.unlink();
+    }
+    segment.ring_all();
+    let all = || header.joined.load(SeqCst) >= ranks as u32;
+    if segment.wait(rank, leave, || "all ranks to join".to_owned(), all).is_err() {
+        record.standing.store(standing::ABORTED, SeqCst);
+        return refuse(ncclInternalError, "aborted while joining");
+    }
+    segment.leave_name();
+    record.call.set("");
+    for (first, second) in (0..ranks).flat_map(|first| (first + 1..ranks).map(move |second| (first, second)))
+    {
+        if segment.rank(first).bus_id.load(SeqCst) == segment.rank(second).bus_id.load(SeqCst) {
+            record.standing.store(standing::DESTROYED, SeqCst);
+            let bus_id = segment.rank(first).bus_id.load(SeqCst);
+            let text = format!(
+                "Duplicate GPU detected : rank {first} and rank {second} both on CUDA device {bus_id:x}"
+            );
+            return refuse(ncclInvalidUsage, text);
+        }
+    }
+    Ok(segment)
+}

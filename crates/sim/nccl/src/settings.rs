@@ -1,0 +1,29 @@
+//! The stand-in's environment variables, read once, at the first need.
+
+use std::sync::OnceLock;
+use std::time::Duration;
+
+pub struct Settings {
+    /// `WINDLASS_SIM_STRICT`, default 1: whether misuse that would corrupt or leak on NCCL is a failure.
+    pub strict: bool,
+    /// `WINDLASS_SIM_TIMEOUT_MS`, default 20000: how long an operation waits without progress.
+    pub timeout: Duration,
+    /// `WINDLASS_SIM_NCCL_LOG`, default 0: one line a call on stderr.
+    pub log: bool,
+    /// `NCCL_LEGACY_CUDA_REGISTER`, default 0: as in NCCL, cudaMalloc memory can be registered.
+    pub legacy_registration: bool,
+}
+
+pub fn settings() -> &'static Settings {
+    static SETTINGS: OnceLock<Settings> = OnceLock::new();
+    SETTINGS.get_or_init(|| Settings {
+        strict: number("WINDLASS_SIM_STRICT", 1) != 0,
+        timeout: Duration::from_millis(number("WINDLASS_SIM_TIMEOUT_MS", 20_000)),
+        log: number("WINDLASS_SIM_NCCL_LOG", 0) != 0,
+        legacy_registration: number("NCCL_LEGACY_CUDA_REGISTER", 0) != 0,
+    })
+}
+
+fn number(name: &str, default: u64) -> u64 {
+    std::env::var(name).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(default)
+}

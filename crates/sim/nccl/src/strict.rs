@@ -1,0 +1,52 @@
+//! What happens when misuse is found: lines on stderr, then the end of the process with status 86.
+
+use crate::segment::Segment;
+use crate::settings::settings;
+use std::sync::atomic::Ordering::SeqCst;
+
+pub const STATUS: i32 = 86;
+
+/// Whether misuse that NCCL would let pass, until it corrupts, is a failure.
+pub fn enabled() -> bool {
+    settings().strict
+}
+
+/// One line on stderr, in one write, so that lines of several processes do not mix. Never panics.
+pub fn say(text: &str) {
+    let line = format!("sim-nccl: {text}\n");
+    // SAFETY: the buffer is as long as said.
+    unsafe { libc::write(2, line.as_ptr().cast(), line.len()) };
+}
+
+/// Ends the process.
+pub fn leave() -> ! {
+    // SAFETY: _exit runs no handlers, which may wait for threads that are stuck.
+    unsafe { libc::_exit(STATUS) }
+}
+
+/// How lines name a communicator and a rank.
+pub fn name(segment: &Segment, rank: usize) -> String {
+    let name = segment.header().name.get();
+    format!("communicator {name} ({} ranks) rank {rank}", segment.ranks())
+}
+
+/// Reports misuse found by `rank` and ends the process; peers follow.
+pub fn fail(segment: &Segment, rank: usize, lines: &[String]) -> ! {
+    let name = name(segment, rank);
+    let text: Vec<String> = lines.iter().map(|line| format!("{name}: {line}")).collect();
+    say(&text.join("\nsim-nccl: "));
+    let _ = segment.header().failed.compare_exchange(0, rank as u32 + 1, SeqCst, SeqCst);
+    segment.unlink();
+    segment.ring_all();
+    leave()
+}
+
+/// A peer has reported misuse: end as well.
+pub fn follow(segment: &Segment, rank: usize) -> ! {
+    let failed = segment.header().failed.load(SeqCst) - 1;
+    let call = segment.rank(rank).call.get();
+    let doing = if call.is_empty() { String::new() } else { format!(" while in {call}") };
+    say(&format!("{}: leaves{doing}, because rank {failed} reported misuse", self::name(segment, rank)));
+    segment.unlink();
+    leave()
+}

@@ -1,0 +1,384 @@
+//! Births, children and ends of communicators; arguments; exports.
+
+mod support;
+
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+use support::*;
+
+#[test]
+#[ignore = "started by the other tests"]
+fn child() {
+    support::child(&[
+        ("queries", queries),
+        ("init_all", init_all),
+        ("grouped_init", grouped_init),
+        ("nonblocking", nonblocking),
+        ("splits", splits),
+        ("shrinks", shrinks),
+        ("aborts", aborts),
+        ("revokes", revokes),
+        ("duplicate_device", duplicate_device),
+        ("arguments", arguments),
+        ("memory", memory),
+        ("forks", forks),
+    ]);
+}
+
+/// Rank, count and device are what the birth said; finalize, then destroy.
+#[test]
+fn queries_answer() {
+    expect_success("queries", Ranks::Processes(3));
+}
+
+/// One thread makes all communicators of a process.
+#[test]
+fn one_thread_makes_all() {
+    expect_success("init_all", Ranks::Threads(1));
+    expect_success("grouped_init", Ranks::Threads(1));
+}
+
+/// A nonblocking birth is in progress until all ranks are there.
+#[test]
+fn nonblocking_births() {
+    expect_success("nonblocking", Ranks::Processes(2));
+}
+
+/// Splits order by key, leave NOCOLOR out, and write the handle when the group ends.
+#[test]
+fn children_by_color() {
+    expect_success("splits", Ranks::Threads(4));
+    expect_success("splits", Ranks::Processes(4));
+}
+
+/// Survivors alone make a shrunk communicator.
+#[test]
+fn children_by_exclusion() {
+    expect_success("shrinks", Ranks::Processes(3));
+}
+
+/// An abort from another thread frees a stuck stream.
+#[test]
+fn aborts_free_streams() {
+    expect_success("aborts", Ranks::Processes(2));
+}
+
+/// A revoked communicator refuses operations and still splits.
+#[test]
+fn revoked_communicators_split() {
+    expect_success("revokes", Ranks::Threads(2));
+}
+
+/// Two ranks on one device are refused.
+#[test]
+fn one_device_one_rank() {
+    expect_success("duplicate_device", Ranks::Threads(2));
+}
+
+/// Bad arguments get NCCL's codes and sentences.
+#[test]
+fn bad_arguments() {
+    expect_success("arguments", Ranks::Threads(1));
+}
+
+/// ncclMemAlloc, registrations that nest, windows.
+#[test]
+fn memory_and_registrations() {
+    expect_success("memory", Ranks::Processes(2));
+}
+
+/// A child forked after the first communicator is refused.
+#[test]
+fn forked_children_are_refused() {
+    expect_success("forks", Ranks::Threads(1));
+}
+
+/// Every entry point of 2.28 is exported under both names, and nothing newer or foreign.
+#[test]
+fn exports_are_those_of_2_28() {
+    let library = libraries().join("libnccl.so.2");
+    let output = Command::new("nm").args(["-D", "--defined-only"]).arg(library).stderr(Stdio::null()).output();
+    let text = String::from_utf8(output.expect("nm runs").stdout).expect("names");
+    let mut names: Vec<&str> = text.lines().filter_map(|line| line.split(' ').nth(2)).collect();
+    names.sort();
+    let mut wanted: Vec<&str> = Vec::new();
+    macro_rules! collect {
+        (calls { $($(#[$doc:meta])* [$first:literal $role:ident] fn $name:ident | $twin:ident ($($arguments:tt)*) $(-> $result:ty)?;)* }
+         opaque { $([$opaque_first:literal $opaque_role:ident] $opaque:ident $(| $opaque_twin:ident)? -> $opaque_result:ty;)* }) => {
+            $(if $first < 22900 { wanted.extend([stringify!($name), stringify!($twin)]); })*
+            $(if $opaque_first < 22900 { wanted.push(stringify!($opaque)); $(wanted.push(stringify!($opaque_twin));)? })*
+        };
+    }
+    nccl_sys::for_each_entry!(collect);
+    wanted.sort();
+    assert_eq!(names, wanted);
+}
+
+fn queries(rank: &mut Rank) {
+    rank.join();
+    let (mut count, mut me, mut device, mut version) = (0, 0, 0, 0);
+    unsafe {
+        assert_eq!((rank.nccl.count)(rank.comm, &mut count), SUCCESS);
+        assert_eq!((rank.nccl.user_rank)(rank.comm, &mut me), SUCCESS);
+        assert_eq!((rank.nccl.device)(rank.comm, &mut device), SUCCESS);
+        assert_eq!((rank.nccl.get_version)(&mut version), SUCCESS);
+        assert_eq!((count, me, device, version), (rank.ranks as i32, rank.rank as i32, rank.rank as i32, 22809));
+        assert_eq!((rank.nccl.finalize)(rank.comm), SUCCESS);
+        assert_eq!((rank.nccl.finalize)(rank.comm), INVALID_ARGUMENT);
+    }
+    rank.leave();
+    assert_eq!(rank.nccl.destroy(rank.comm), INVALID_ARGUMENT);
+    assert!(rank.nccl.last_error().contains("was destroyed"), "{}", rank.nccl.last_error());
+}
+
+/// Sums over communicators of devices 0… in one thread.
+fn sum_over(rank: &Rank, comms: &[Comm]) {
+    let streams: Vec<usize> = (0..comms.len() as i32)
+        .map(|device| {
+            rank.cuda.use_device(device);
+            rank.cuda.stream()
+        })
+        .collect();
+    let buffers: Vec<usize> = comms.iter().map(|_| rank.upload(&[1f32])).collect();
+    let code = rank.nccl.group(|| {
+        for (index, comm) in comms.iter().enumerate() {
+            let buffer = buffers[index];
+            let code = unsafe { (rank.nccl.all_reduce)(buffer, buffer, 1, FLOAT32, SUM, *comm, streams[index]) };
+            assert_eq!(code, SUCCESS);
+        }
+    });
+    assert_eq!(code, SUCCESS);
+    for (index, comm) in comms.iter().enumerate() {
+        rank.cuda.synchronize(streams[index]);
+        assert_eq!(rank.download::<f32>(buffers[index], 1), [comms.len() as f32]);
+        assert_eq!(rank.nccl.destroy(*comm), SUCCESS);
+    }
+}
+
+fn init_all(rank: &mut Rank) {
+    let mut comms = [Comm(0); 4];
+    assert_eq!(unsafe { (rank.nccl.init_all)(comms.as_mut_ptr(), 4, std::ptr::null()) }, SUCCESS);
+    sum_over(rank, &comms);
+}
+
+fn grouped_init(rank: &mut Rank) {
+    let mut comms = [Comm(0); 3];
+    let code = rank.nccl.group(|| {
+        for (index, comm) in comms.iter_mut().enumerate() {
+            rank.cuda.use_device(index as i32);
+            assert_eq!(unsafe { (rank.nccl.init_rank_c)(comm, 3, UniqueId(rank.id), index as i32) }, SUCCESS);
+        }
+    });
+    assert_eq!(code, SUCCESS);
+    sum_over(rank, &comms);
+    assert_eq!(unsafe { (rank.nccl.group_end)() }, INVALID_USAGE);
+    assert_eq!(rank.nccl.last_error(), "ncclGroupEnd: not in a group call.");
+}
+
+/// Asks until the communicator is out of progress.
+fn settle(rank: &Rank, comm: Comm) -> i32 {
+    let mut code = IN_PROGRESS;
+    while code == IN_PROGRESS {
+        std::thread::yield_now();
+        assert_eq!(unsafe { (rank.nccl.async_error)(comm, &mut code) }, SUCCESS);
+    }
+    code
+}
+
+fn nonblocking(rank: &mut Rank) {
+    let mut config = Config { blocking: 0, ..Config::default() };
+    let (ranks, me) = (rank.ranks as i32, rank.rank as i32);
+    let mut comm = Comm(0);
+    let code = unsafe { (rank.nccl.init_rank_config)(&mut comm, ranks, UniqueId(rank.id), me, &mut config) };
+    assert_eq!(code, IN_PROGRESS);
+    assert_ne!(comm, Comm(0));
+    assert_eq!(settle(rank, comm), SUCCESS);
+    rank.comm = comm;
+    let buffer = rank.upload(&[1f32]);
+    assert!(matches!(rank.all_reduce(buffer, buffer, 1), SUCCESS | IN_PROGRESS));
+    assert_eq!(settle(rank, comm), SUCCESS);
+    assert_eq!(rank.download::<f32>(buffer, 1), [2.0]);
+    assert!(matches!(unsafe { (rank.nccl.finalize)(comm) }, SUCCESS | IN_PROGRESS));
+    assert_eq!(settle(rank, comm), SUCCESS);
+    rank.leave();
+}
+
+fn splits(rank: &mut Rank) {
+    rank.join();
+    // Ranks 0 and 2 in reverse order, 1 and 3 in none.
+    let me = rank.rank as i32;
+    let color = if me % 2 == 0 { 7 } else { -1 };
+    let mut child = Comm(1);
+    let code = rank.nccl.group(|| {
+        let code = unsafe { (rank.nccl.split)(rank.comm, color, -me, &mut child, std::ptr::null_mut()) };
+        assert_eq!(code, SUCCESS);
+        assert_eq!(unsafe { *(&raw const child) }, Comm(0));
+    });
+    assert_eq!(code, SUCCESS);
+    assert_eq!(child == Comm(0), color == -1);
+    if color == 7 {
+        let (mut position, mut count) = (0, 0);
+        unsafe {
+            assert_eq!((rank.nccl.user_rank)(child, &mut position), SUCCESS);
+            assert_eq!((rank.nccl.count)(child, &mut count), SUCCESS);
+        }
+        assert_eq!((position, count), (1 - me / 2, 2));
+    }
+    // A second split is another communicator; with splitShare it shares the order.
+    let mut config = Config { split_share: 1, ..Config::default() };
+    let mut second = Comm(0);
+    assert_eq!(unsafe { (rank.nccl.split)(rank.comm, 0, 0, &mut second, &mut config) }, SUCCESS);
+    let buffer = rank.upload(&[1f32]);
+    assert_eq!(unsafe { (rank.nccl.all_reduce)(buffer, buffer, 1, FLOAT32, SUM, second, rank.stream) }, SUCCESS);
+    assert_eq!(rank.all_reduce(buffer, buffer, 1), SUCCESS);
+    assert_eq!(rank.download::<f32>(buffer, 1), [16.0]);
+    assert_eq!(rank.nccl.destroy(child), SUCCESS);
+    assert_eq!(rank.nccl.destroy(second), SUCCESS);
+    rank.leave();
+}
+
+fn shrinks(rank: &mut Rank) {
+    rank.join();
+    if rank.rank != 1 {
+        let mut excluded = [1];
+        let mut child = Comm(0);
+        let code = unsafe {
+            (rank.nccl.shrink)(rank.comm, excluded.as_mut_ptr(), 1, &mut child, std::ptr::null_mut(), 0)
+        };
+        assert_eq!(code, SUCCESS);
+        let buffer = rank.upload(&[1f32]);
+        assert_eq!(unsafe { (rank.nccl.all_reduce)(buffer, buffer, 1, FLOAT32, SUM, child, rank.stream) }, SUCCESS);
+        assert_eq!(rank.download::<f32>(buffer, 1), [2.0]);
+        assert_eq!(rank.nccl.destroy(child), SUCCESS);
+    }
+    rank.leave();
+}
+
+fn aborts(rank: &mut Rank) {
+    rank.join();
+    let buffer = rank.upload(&[1f32]);
+    if rank.rank == 0 {
+        // Nobody answers this one.
+        assert_eq!(rank.all_reduce(buffer, buffer, 1), SUCCESS);
+        assert!(!rank.cuda.is_idle(rank.stream));
+    }
+    let (nccl, comm) = (rank.nccl, rank.comm);
+    let aborting = std::thread::spawn(move || unsafe { (nccl.abort)(comm) });
+    rank.synchronize();
+    assert_eq!(aborting.join().expect("a thread"), SUCCESS);
+    let mut code = 0;
+    assert_eq!(unsafe { (rank.nccl.async_error)(rank.comm, &mut code) }, INVALID_ARGUMENT);
+}
+
+fn revokes(rank: &mut Rank) {
+    rank.join();
+    let buffer = rank.upload(&[1f32]);
+    if rank.rank == 0 {
+        assert_eq!(rank.all_reduce(buffer, buffer, 1), SUCCESS);
+    }
+    assert_eq!(unsafe { (rank.nccl.revoke)(rank.comm, 0) }, SUCCESS);
+    rank.synchronize();
+    assert_eq!(rank.all_reduce(buffer, buffer, 1), INVALID_USAGE);
+    let mut child = Comm(0);
+    assert_eq!(unsafe { (rank.nccl.split)(rank.comm, 0, 0, &mut child, std::ptr::null_mut()) }, SUCCESS);
+    assert_eq!(unsafe { (rank.nccl.all_reduce)(buffer, buffer, 1, FLOAT32, SUM, child, rank.stream) }, SUCCESS);
+    assert_eq!(rank.download::<f32>(buffer, 1), [2.0]);
+    assert_eq!(rank.nccl.destroy(child), SUCCESS);
+    rank.leave();
+}
+
+fn duplicate_device(rank: &mut Rank) {
+    rank.cuda.use_device(0);
+    assert_eq!(rank.nccl.init_rank(rank.ranks, rank.id, rank.rank), Err(INVALID_USAGE));
+    assert!(rank.nccl.last_error().starts_with("Duplicate GPU detected"), "{}", rank.nccl.last_error());
+}
+
+fn arguments(rank: &mut Rank) {
+    let nccl = rank.nccl;
+    let mut comm = Comm(0);
+    assert_eq!(unsafe { (nccl.init_rank_c)(&mut comm, 1, UniqueId(rank.id), 1) }, INVALID_ARGUMENT);
+    let mut config = Config { magic: 0, ..Config::default() };
+    let code = unsafe { (nccl.init_rank_config)(&mut comm, 1, UniqueId(rank.id), 0, &mut config) };
+    assert_eq!(code, INVALID_ARGUMENT);
+    rank.join();
+    let buffer = rank.upload(&[0f32]);
+    let reduce = |datatype, operator, comm| unsafe {
+        (nccl.all_reduce)(buffer, buffer, 1, datatype, operator, comm, rank.stream)
+    };
+    assert_eq!(reduce(99, SUM, rank.comm), INVALID_ARGUMENT);
+    assert_eq!(nccl.last_error(), "AllReduce : invalid type 99");
+    assert_eq!(reduce(FLOAT32, -1, rank.comm), INVALID_ARGUMENT);
+    assert_eq!(reduce(FLOAT32, 77, rank.comm), INVALID_ARGUMENT);
+    assert_eq!(reduce(FLOAT32, SUM, Comm(0)), INVALID_ARGUMENT);
+    assert_eq!(nccl.last_error(), "AllReduce : comm argument is NULL");
+    let foreign = [0u64; 8];
+    assert_eq!(reduce(FLOAT32, SUM, Comm(foreign.as_ptr() as usize)), INVALID_ARGUMENT);
+    assert_eq!(nccl.last_error(), "Error: corrupted comm object detected");
+    let code = unsafe { (nccl.broadcast)(buffer, buffer, 1, FLOAT32, 1, rank.comm, rank.stream) };
+    assert_eq!(code, INVALID_ARGUMENT);
+    assert_eq!(rank.send(buffer, 4, 9), INVALID_ARGUMENT);
+    assert_eq!(rank.all_reduce(0, 0, 1), INVALID_ARGUMENT);
+    assert_eq!(rank.all_reduce(0, 0, 0), SUCCESS);
+    // An error inside a group comes again at its end, and nothing of the group runs.
+    let code = nccl.group(|| {
+        assert_eq!(rank.send(buffer, 4, 9), INVALID_ARGUMENT);
+    });
+    assert_eq!(code, INVALID_ARGUMENT);
+    rank.leave();
+}
+
+fn memory(rank: &mut Rank) {
+    rank.join();
+    let nccl = rank.nccl;
+    let bytes = 2 << 20;
+    let (first, second) = (nccl.allocate(bytes), nccl.allocate(bytes));
+    let (mut whole, mut part) = (0, 0);
+    unsafe {
+        assert_eq!((nccl.register)(rank.comm, first, bytes, &mut whole), SUCCESS);
+        assert_eq!((nccl.register)(rank.comm, first + 4096, 4096, &mut part), SUCCESS);
+        assert_eq!(whole, part);
+        assert_eq!((nccl.register)(rank.comm, second, bytes, &mut part), SUCCESS);
+    }
+    assert_eq!(rank.all_reduce(first, second, bytes / 4), SUCCESS);
+    rank.synchronize();
+    unsafe {
+        assert_eq!((nccl.deregister)(rank.comm, whole), SUCCESS);
+        assert_eq!((nccl.deregister)(rank.comm, whole), SUCCESS);
+        assert_eq!((nccl.deregister)(rank.comm, whole), INVALID_USAGE);
+        assert_eq!((nccl.deregister)(rank.comm, part), SUCCESS);
+    }
+    let mut window = 0;
+    unsafe {
+        assert_eq!((nccl.window_register)(rank.comm, first, bytes, &mut window, 1), SUCCESS);
+        assert_ne!(window, 0);
+        assert_eq!(rank.all_reduce(first + 64, first + 128, 8), SUCCESS);
+        rank.synchronize();
+        assert_eq!((nccl.window_deregister)(rank.comm, window), SUCCESS);
+        assert_eq!((nccl.mem_free)(first), SUCCESS);
+        assert_eq!((nccl.mem_free)(second), SUCCESS);
+    }
+    rank.leave();
+}
+
+fn forks(rank: &mut Rank) {
+    rank.join();
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let mut count = 0;
+        let code = unsafe { (rank.nccl.count)(rank.comm, &mut count) };
+        unsafe { libc::_exit(if code == SYSTEM_ERROR { 0 } else { 1 }) };
+    }
+    let mut status = 0;
+    unsafe { libc::waitpid(child, &mut status, 0) };
+    assert_eq!(status, 0);
+    rank.leave();
+}
+
+/// The whole file is about ends; this keeps the helper honest.
+#[test]
+fn a_child_that_fails_is_seen() {
+    let started = Instant::now();
+    let ended = run("no such scenario", Ranks::Threads(1), &[]);
+    assert_ne!(ended[0].status, Some(0));
+    assert!(started.elapsed() < Duration::from_secs(10));
+}
