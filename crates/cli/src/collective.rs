@@ -96,6 +96,11 @@ impl Collective {
         }
     }
 
+    /// Bytes of the larger of the two buffers of a rank, as nccl-tests and Windlass count.
+    pub fn bytes(&self, ranks: usize) -> u64 {
+        (self.elements_in(ranks).max(self.elements_out(ranks)) * self.element.bytes()) as u64
+    }
+
     /// What `rank` must find in its receive buffer, when rank `r` put `value(r, i)` at element `i` of its send
     /// buffer; `None` where the call leaves the buffer alone.
     pub fn expected(

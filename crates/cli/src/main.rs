@@ -7,6 +7,7 @@ mod answering;
 mod asking;
 mod bench;
 mod collective;
+mod counts;
 mod demo;
 mod element;
 mod elf;
@@ -19,6 +20,7 @@ mod program;
 mod ranks;
 mod run;
 mod search;
+mod stats;
 mod text;
 
 use anyhow::Result;
@@ -45,6 +47,8 @@ enum Action {
     Demo(demo::Options),
     /// Time the real library alone against the same calls through Windlass
     Bench(bench::Options),
+    /// Show what running programs have counted
+    Stats(stats::Options),
     #[command(name = BENCH_RANK, hide = true)]
     BenchRank,
     #[command(name = DEMO_RANK, hide = true)]
@@ -71,6 +75,7 @@ fn act(action: Action) -> Result<u8> {
         Action::Run(options) => run::run(&options),
         Action::Demo(options) => demo::run(&options).map(|passed| u8::from(!passed)),
         Action::Bench(options) => bench::run(&options).map(|()| 0),
+        Action::Stats(options) => stats::run(&options).map(|()| 0),
         Action::BenchRank => bench::work().map(|()| 0),
         Action::DemoRank => demo::work().map(|()| 0),
         Action::Ask { question } => answering::answer(question).map(|()| 0),

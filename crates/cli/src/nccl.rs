@@ -3,7 +3,8 @@
 use anyhow::{Context, Result, bail};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use nccl_sys::types::*;
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 /// An open library and the functions that it has.
@@ -12,14 +13,7 @@ pub struct Nccl {
     path: PathBuf,
     version: c_int,
     /// Kept open to the end of the process: communicators own threads that run its code.
-    _library: std::mem::ManuallyDrop<Library>,
-}
-
-/// An entry point as the table has it.
-pub struct Entry {
-    pub name: &'static str,
-    /// Whether Windlass sees the call and so counts it.
-    pub counted: bool,
+    library: std::mem::ManuallyDrop<Library>,
 }
 
 macro_rules! functions {
@@ -41,19 +35,9 @@ macro_rules! functions {
                 },)* }
             }
         }
-
-        /// Every entry point with a known signature.
-        pub const ENTRIES: &[Entry] =
-            &[$(Entry { name: stringify!($name), counted: is_seen(stringify!($role)) },)*];
-
-        const _: &[c_uint] = &[$($first),*];
     };
 }
 nccl_sys::for_each_entry!(functions);
-
-const fn is_seen(role: &str) -> bool {
-    matches!(role.as_bytes(), b"seen")
-}
 
 /// Calls one function of a library: an error if the library lacks it or answers anything but success.
 macro_rules! nccl_call {
@@ -85,7 +69,7 @@ impl Nccl {
             functions: Functions::load(&library),
             path: path.to_owned(),
             version: 0,
-            _library: std::mem::ManuallyDrop::new(library),
+            library: std::mem::ManuallyDrop::new(library),
         };
         let mut version = 0;
         nccl_call!(&nccl, ncclGetVersion(&mut version))?;
@@ -110,6 +94,16 @@ impl Nccl {
         let mut communicator = std::ptr::null_mut();
         nccl_call!(self, ncclCommInitRank(&mut communicator, ranks as c_int, id, rank as c_int))?;
         Ok(communicator)
+    }
+
+    /// Writes Windlass's report of this process so far to a file; `None` if this library is not Windlass.
+    pub fn dump(&self, file: &Path) -> Option<Result<()>> {
+        type Dump = unsafe extern "C" fn(*const c_char) -> ncclResult_t;
+        // SAFETY: the signature is windlass.h's.
+        let function = unsafe { self.library.get::<Dump>(c"windlassDump".to_bytes_with_nul()) }.ok()?;
+        let path = CString::new(file.as_os_str().as_bytes()).ok()?;
+        // SAFETY: the path is a C string.
+        Some(self.checked("windlassDump", unsafe { function(path.as_ptr()) }))
     }
 
     pub(crate) fn missing(&self, name: &str) -> anyhow::Error {
@@ -180,13 +174,5 @@ mod tests {
         let bytes: Vec<u8> = (0..128).map(|byte| byte as u8 ^ 0xa5).collect();
         assert_eq!(id_bytes(&id_from_bytes(&bytes).unwrap()), bytes);
         assert!(id_from_bytes(&bytes[1..]).is_err());
-    }
-
-    /// The table tells counted calls from others.
-    #[test]
-    fn counted_entries() {
-        let counted = |name| ENTRIES.iter().find(|entry| entry.name == name).unwrap().counted;
-        assert!(counted("ncclAllReduce"));
-        assert!(!counted("ncclGetVersion"));
     }
 }

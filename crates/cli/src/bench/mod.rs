@@ -13,7 +13,6 @@ mod worker;
 
 pub use worker::work;
 
-use crate::demo::Report;
 use crate::element::{Element, Reduction, SUM};
 use crate::installation;
 use crate::machine::{Machine, Wish};
@@ -160,7 +159,6 @@ fn cells(options: &Options) -> Vec<Cell> {
 struct Results {
     cells: Vec<CellDone>,
     nccl_version: i32,
-    report: Report,
 }
 
 fn measure(
@@ -170,9 +168,6 @@ fn measure(
     ranks: usize,
     cells: &[Cell],
 ) -> Result<Results> {
-    let folder =
-        tempfile::Builder::new().prefix("windlass-bench-").tempdir().context("cannot make a folder")?;
-    let report = folder.path().join("report.json");
     let launch = Launch {
         subcommand: super::BENCH_RANK,
         ranks,
@@ -191,30 +186,24 @@ fn measure(
         batch_us: options.seconds * 1e6 / f64::from(2 * options.repeat),
     };
     let jobs = (0..ranks).map(|rank| serde_json::to_value(job(rank))).collect::<Result<Vec<_>, _>>()?;
-    let own = |rank: usize| match rank {
-        0 => vec![("WINDLASS_REPORT".into(), crate::demo::json_report(&report))],
-        _ => Vec::new(),
-    };
     let mut done: Vec<CellDone> = Vec::new();
     let mut unreadable = None;
-    let outcomes =
-        ranks::run(&launch, &jobs, &own, &mut |_, text| match serde_json::from_str::<CellDone>(text) {
-            Ok(cell) => {
-                let count = done.len() + 1;
-                eprintln!("bench: {count}/{} {}", cells.len(), cell.describe());
-                done.push(cell);
-            }
-            Err(error) => unreadable = Some(error),
-        })?;
+    let outcomes = ranks::run(&launch, &jobs, &|_| Vec::new(), &mut |_, text| match serde_json::from_str::<
+        CellDone,
+    >(text)
+    {
+        Ok(cell) => {
+            let count = done.len() + 1;
+            eprintln!("bench: {count}/{} {}", cells.len(), cell.describe());
+            done.push(cell);
+        }
+        Err(error) => unreadable = Some(error),
+    })?;
     if let Some(error) = unreadable {
         return Err(error).context("unreadable progress of a rank");
     }
     let first: Outcome = serde_json::from_value(outcomes.into_iter().next().context("no ranks")?)?;
-    let report = Report::read(&report).unwrap_or_else(|error| {
-        eprintln!("bench: paths are unknown: {error:#}");
-        Report::default()
-    });
-    Ok(Results { cells: done, nccl_version: first.nccl_version, report })
+    Ok(Results { cells: done, nccl_version: first.nccl_version })
 }
 
 fn records(options: &Options, machine: &Machine, ranks: usize, results: &Results) -> Vec<Record> {
@@ -246,7 +235,7 @@ fn records(options: &Options, machine: &Machine, ranks: usize, results: &Results
         windlass_min_us: done.windlass.min,
         windlass_max_us: done.windlass.max,
         ratio: done.windlass.median / done.plain.median,
-        path: results.report.paths_of(done.cell.operation.functions()),
+        path: done.path.clone(),
     };
     results.cells.iter().map(record).collect()
 }

@@ -3,14 +3,16 @@
 use super::Cell;
 use super::batch::{self, Batch, Side, Work};
 use super::statistics::{Spread, spread};
+use crate::counts;
 use crate::element::{Element, Reduction};
 use crate::gpu::Gpu;
 use crate::nccl::{Nccl, id_bytes, id_from_bytes};
 use crate::ranks::{self, Channel};
 use crate::text;
-use anyhow::{Result, anyhow};
+use anyhow::{Context, Result, anyhow};
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use windlass_engine::stats::snapshot::Snapshot;
 
 /// What a rank is to do.
 #[derive(Serialize, Deserialize)]
@@ -38,6 +40,8 @@ pub struct CellDone {
     pub calls: usize,
     pub plain: Spread,
     pub windlass: Spread,
+    /// How Windlass ran the calls.
+    pub path: String,
 }
 
 /// What a rank says at its end.
@@ -74,6 +78,7 @@ fn rank(channel: &mut Channel, job: Job) -> Result<Outcome> {
     let largest =
         job.cells.iter().map(|cell| cell.bytes as usize).max().unwrap_or(0) + job.ranks * element.bytes();
     let (send, receive) = (gpu.buffer(largest)?, gpu.buffer(largest)?);
+    let dump = tempfile::NamedTempFile::new().context("cannot make a temporary file")?;
     for cell in job.cells.iter().filter(|cell| cell.operation.exists_in(&plain.nccl)) {
         let count = cell.operation.count(cell.bytes, element, job.ranks);
         let work = Work {
@@ -87,20 +92,29 @@ fn rank(channel: &mut Channel, job: Job) -> Result<Outcome> {
             send: &send,
             receive: &receive,
         };
+        let before = counts_of(&windlass, dump.path())?;
         let calls = batch_calls(channel, &plain, &windlass, &work, job.batch_us)?;
         let (times_plain, times_windlass) = alternate(&plain, &windlass, work, calls, job.repeat)?;
+        let after = counts_of(&windlass, dump.path())?;
         let plain_all = channel.exchange(&times_plain)?;
         let windlass_all = channel.exchange(&times_windlass)?;
         if job.rank == 0 {
+            let path = counts::paths_between(&before, &after, cell.operation.functions());
             let bytes = cell.operation.bytes(count, element, job.ranks);
             let (plain, windlass) = (spread(&plain_all), spread(&windlass_all));
-            let done = CellDone { cell: *cell, bytes, calls, plain, windlass };
+            let done = CellDone { cell: *cell, bytes, calls, plain, windlass, path };
             channel.progress(serde_json::to_string(&done)?)?;
         }
     }
     windlass.destroy()?;
     plain.destroy()?;
     Ok(Outcome { nccl_version: plain.nccl.version() })
+}
+
+/// Windlass's counters of this process.
+fn counts_of(windlass: &Side, file: &Path) -> Result<Snapshot> {
+    windlass.nccl.dump(file).context("the library named as Windlass has no windlassDump")??;
+    counts::read(file)
 }
 
 fn join(channel: &mut Channel, gpu: &Gpu, nccl: Nccl, job: &Job) -> Result<Side> {

@@ -8,9 +8,9 @@ mod steps;
 mod table;
 mod worker;
 
-pub use counters::Report;
 pub use worker::work;
 
+use crate::counts;
 use crate::installation;
 use crate::machine::{Machine, Wish};
 use crate::ranks::{self, Launch};
@@ -86,7 +86,7 @@ pub fn run(options: &Options) -> Result<bool> {
         let outcome: Outcome = serde_json::from_value(outcome).context("a rank's result")?;
         passed += outcome.passed;
         failures.extend(outcome.failures.iter().map(|failure| format!("rank {rank}: {failure}")));
-        match Report::read(&report(rank)) {
+        match counts::read(&report(rank)) {
             Ok(report) => {
                 let compared = counters::compare(&outcome.counters, &report);
                 passed += compared.iter().filter(|line| line.is_ok()).count();
@@ -108,7 +108,7 @@ pub fn run(options: &Options) -> Result<bool> {
 }
 
 /// The value of `WINDLASS_REPORT` for a report in `file`.
-pub fn json_report(file: &Path) -> std::ffi::OsString {
+fn json_report(file: &Path) -> std::ffi::OsString {
     let mut value = std::ffi::OsString::from("json:");
     value.push(file);
     value

@@ -36,8 +36,10 @@ pub struct Member {
 
 impl<'a> Session<'a> {
     pub fn new(gpu: &'a Gpu, nccl: &'a Nccl, channel: &'a mut Channel) -> Result<Self> {
-        let (counters, failures) = (Counters::default(), Vec::new());
-        Ok(Self { gpu, nccl, stream: gpu.stream()?, channel, counters, passed: 0, failures })
+        let mut counters = Counters::default();
+        // What opening the library called.
+        counters.add("ncclGetVersion", 0);
+        Ok(Self { gpu, nccl, stream: gpu.stream()?, channel, counters, passed: 0, failures: Vec::new() })
     }
 
     pub fn check(&mut self, passed: bool, failure: impl FnOnce() -> String) {
@@ -102,7 +104,7 @@ impl<'a> Session<'a> {
         receive: *mut c_void,
         member: Member,
     ) -> Result<()> {
-        self.counters.add(call.kind.function(), (call.count * call.element.bytes()) as u64);
+        self.counters.add(call.kind.function(), call.bytes(member.ranks));
         call.issue(self.nccl, send, receive, member.handle, self.stream.as_nccl())
     }
 
@@ -251,6 +253,8 @@ impl<'a> Session<'a> {
             return Ok(None);
         }
         let (mut rank, mut ranks) = (-1, -1);
+        self.counters.add("ncclCommUserRank", 0);
+        self.counters.add("ncclCommCount", 0);
         nccl_call!(self.nccl, ncclCommUserRank(handle, &mut rank))?;
         nccl_call!(self.nccl, ncclCommCount(handle, &mut ranks))?;
         Ok(Some(Member { handle, rank: rank as usize, ranks: ranks as usize }))

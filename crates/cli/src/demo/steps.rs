@@ -41,6 +41,9 @@ fn call(kind: Kind, count: usize, code: ncclDataType_t) -> Collective {
 }
 
 fn questions(session: &mut Session, world: Member) -> Result<()> {
+    for function in ["ncclCommCount", "ncclCommUserRank", "ncclCommCuDevice", "ncclCommGetAsyncError"] {
+        session.counters.add(function, 0);
+    }
     let (mut ranks, mut rank, mut device) = (-1, -1, -1);
     nccl_call!(session.nccl, ncclCommCount(world.handle, &mut ranks))?;
     nccl_call!(session.nccl, ncclCommUserRank(world.handle, &mut rank))?;

@@ -1,8 +1,10 @@
 //! The table at the end of the demo, from Windlass's counters: function, calls, bytes, path, time.
 
-use super::counters::{Counters, Report};
+use super::counters::Counters;
+use crate::counts;
 use crate::text;
 use std::collections::{BTreeMap, BTreeSet};
+use windlass_engine::stats::snapshot::Snapshot;
 
 /// One line of the table, summed over ranks.
 #[derive(Debug, PartialEq)]
@@ -17,7 +19,7 @@ pub struct Row {
 }
 
 /// Every function that Windlass counted on any rank.
-pub fn rows(ranks: &[(Counters, Report)]) -> Vec<Row> {
+pub fn rows(ranks: &[(Counters, Snapshot)]) -> Vec<Row> {
     let mut rows: BTreeMap<String, Row> = BTreeMap::new();
     for (made, report) in ranks {
         for (function, calls) in report.functions.iter().filter(|(_, calls)| **calls > 0) {
@@ -32,10 +34,10 @@ pub fn rows(ranks: &[(Counters, Report)]) -> Vec<Row> {
             row.seconds =
                 row.seconds.max(made.functions.get(function).map_or(0.0, |counted| counted.seconds));
         }
-        for calls in report.communicators.iter().flat_map(|communicator| &communicator.calls) {
-            if let Some(row) = rows.get_mut(&calls.function) {
-                row.bytes += calls.bytes;
-                row.paths.insert(calls.path.clone());
+        for ((function, path), (_, bytes)) in counts::by_path(report) {
+            if let Some(row) = rows.get_mut(function) {
+                row.bytes += bytes;
+                row.paths.insert(path.to_owned());
             }
         }
     }
@@ -62,6 +64,7 @@ pub fn render(rows: &[Row]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::counts::tests::snapshot;
 
     /// Calls and bytes are summed over ranks, paths collected, times are the slowest rank's.
     #[test]
@@ -70,20 +73,16 @@ mod tests {
             let mut made = Counters::default();
             made.add("ncclAllReduce", 8);
             made.add_seconds("ncclAllReduce", seconds);
-            let report = serde_json::json!({
-                "functions": {"ncclAllReduce": 1, "ncclGroupStart": 0},
-                "communicators": [{"calls": [{"function": "ncclAllReduce", "path": path, "calls": 1, "bytes": 8}]}],
-            });
-            (made, serde_json::from_value(report).unwrap())
+            (made, snapshot(&[("ncclAllReduce", path, 1, 8), ("ncclGroupStart", "", 0, 0)]))
         };
-        let rows = rows(&[rank("Forward", 0.001), rank("Fast", 0.002)]);
+        let rows = rows(&[rank("forward", 0.001), rank("fast", 0.002)]);
         assert_eq!(rows.len(), 1);
         assert_eq!((rows[0].calls, rows[0].bytes, rows[0].seconds), (2, 16, 0.002));
         let text = render(&rows);
         assert_eq!(
             text,
             "function       calls  bytes  path            time\n\
-             ncclAllReduce      2     16  Fast Forward  2.0 ms\n"
+             ncclAllReduce      2     16  fast forward  2.0 ms\n"
         );
     }
 }
