@@ -54,12 +54,18 @@ pub struct Pair {
 
 /// Asks the CUDA driver; `library_path` replaces `LD_LIBRARY_PATH` of the child.
 pub fn gpus(library_path: Option<&OsStr>) -> Result<Gpus> {
-    ask(&[OsString::from("gpus")], library_path)
+    ask(&[OsString::from("gpus")], library_path.map(|path| ("LD_LIBRARY_PATH", path)))
 }
 
 /// The version code that the NCCL at `path` reports.
 pub fn nccl_version(path: &Path) -> Result<i32> {
     ask(&[OsString::from("version"), path.as_os_str().to_owned()], None)
+}
+
+/// The version code that Windlass reports over the NCCL at `nccl`: the real one's, if the way through works.
+pub fn version_through(windlass: &Path, nccl: &Path) -> Result<i32> {
+    let question = [OsString::from("version"), windlass.as_os_str().to_owned()];
+    ask(&question, Some(("WINDLASS_NCCL", nccl.as_os_str())))
 }
 
 /// An answer, as the child prints it.
@@ -69,11 +75,11 @@ pub enum Answer<T> {
     Failed(String),
 }
 
-fn ask<T: for<'de> Deserialize<'de>>(question: &[OsString], library_path: Option<&OsStr>) -> Result<T> {
+fn ask<T: for<'de> Deserialize<'de>>(question: &[OsString], variable: Option<(&str, &OsStr)>) -> Result<T> {
     let mut command = Command::new(std::env::current_exe().context("cannot find this executable")?);
     command.arg(SUBCOMMAND).args(question).env_remove("LD_PRELOAD");
-    if let Some(path) = library_path {
-        command.env("LD_LIBRARY_PATH", path);
+    if let Some((name, value)) = variable {
+        command.env(name, value);
     }
     let printed = output_within(command, TIME_LIMIT)?;
     // Libraries may print before the answer; the answer is the last line.

@@ -9,6 +9,7 @@ mod bench;
 mod collective;
 mod counts;
 mod demo;
+mod doctor;
 mod element;
 mod elf;
 mod gpu;
@@ -43,6 +44,8 @@ struct Command {
 enum Action {
     /// Run a command over Windlass
     Run(run::Options),
+    /// Show what would load, what this machine can do, and what stands in the way
+    Doctor(doctor::Options),
     /// Run every kind of call on several ranks, check all data and Windlass's counters
     Demo(demo::Options),
     /// Time the real library alone against the same calls through Windlass
@@ -73,6 +76,7 @@ fn main() -> ExitCode {
 fn act(action: Action) -> Result<u8> {
     match action {
         Action::Run(options) => run::run(&options),
+        Action::Doctor(options) => doctor::run(&options),
         Action::Demo(options) => demo::run(&options).map(|passed| u8::from(!passed)),
         Action::Bench(options) => bench::run(&options).map(|()| 0),
         Action::Stats(options) => stats::run(&options).map(|()| 0),

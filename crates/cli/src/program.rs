@@ -2,7 +2,7 @@
 
 use crate::elf::{self, Elf};
 use anyhow::{Context, Result, bail};
-use std::ffi::{CString, OsStr};
+use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -82,8 +82,7 @@ fn is_python(file: &Path) -> bool {
 fn privilege(executable: &Path) -> Result<Option<String>> {
     let facts =
         std::fs::metadata(executable).with_context(|| format!("cannot read {}", executable.display()))?;
-    // SAFETY: these ask the kernel for numbers.
-    let (user, group) = unsafe { (libc::getuid(), libc::getgid()) };
+    let (user, group) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
     let mode = facts.permissions().mode();
     if mode & 0o4000 != 0 && facts.uid() != user {
         return Ok(Some(format!("it is set-user-id to user {}", facts.uid())));
@@ -98,11 +97,8 @@ fn privilege(executable: &Path) -> Result<Option<String>> {
 }
 
 fn has_capabilities(executable: &Path) -> bool {
-    let Ok(path) = CString::new(executable.as_os_str().as_bytes()) else { return false };
-    // SAFETY: both texts end with a zero; no room is given, so nothing is written.
-    let bytes =
-        unsafe { libc::getxattr(path.as_ptr(), c"security.capability".as_ptr(), std::ptr::null_mut(), 0) };
-    bytes > 0
+    // No room is given: only the length is asked for.
+    rustix::fs::getxattr(executable, "security.capability", &mut [0_u8; 0]).is_ok_and(|bytes| bytes > 0)
 }
 
 #[cfg(test)]

@@ -77,7 +77,8 @@ pub fn decide(situation: &Situation) -> Decision {
     decision
 }
 
-fn refuse_program(program: &Program) -> Option<String> {
+/// Why a program would not take the preload.
+pub fn refuse_program(program: &Program) -> Option<String> {
     let name = program.executable.display();
     if program.elf.bits == Bits::Is32 {
         return Some(format!("{name} is a 32-bit program; Windlass is a 64-bit library"));
@@ -119,7 +120,7 @@ fn not_windlass(library: &Library) -> String {
 }
 
 /// The functions that the real library has and Windlass lacks, in words.
-pub fn gap(real: &Elf, windlass: &Elf) -> Option<String> {
+fn gap(real: &Elf, windlass: &Elf) -> Option<String> {
     let missing = real.functions_missing_in(windlass);
     (!missing.is_empty())
         .then(|| format!("exports {} functions that Windlass lacks ({})", missing.len(), missing.join(", ")))

@@ -12,7 +12,7 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-pub use decision::{environment_warnings, gap};
+pub use decision::{environment_warnings, refuse_program};
 
 /// Exit code of a refusal, as `env` and `timeout` have it: no code of the command itself.
 pub const REFUSED: u8 = 125;
