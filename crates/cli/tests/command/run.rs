@@ -61,8 +61,8 @@ fn keeps_preloads() {
 fn takes_effect() {
     let folder = tempfile::tempdir().unwrap();
     const ID: &str = "typedef struct { char internal[128]; } ncclUniqueId;";
-    let init =
-        "int ncclCommInitRank(void **comm, int ranks, ncclUniqueId id, int rank) { *comm = comm; return 0; }";
+    let init = "int ncclCommInitRank(void **comm, int ranks, ncclUniqueId id, int rank) { *comm = comm; return 0; }\n\
+                int ncclCommGetAsyncError(void *comm, int *error) { *error = 0; return 0; }";
     let real = make_nccl(folder.path(), 21234, &format!("{ID}\n{init}"));
     let program = folder.path().join("program");
     // Windlass reports from the first communicator on.
