@@ -77,20 +77,19 @@ impl Element {
         }
     }
 
-    /// How far a quotient may be from the exact one, as a share of it: libraries multiply by a rounded
-    /// reciprocal. Integers are exact.
-    pub fn quotient_error(self) -> f64 {
+    /// The relative distance of neighbouring values near 1; 0 for integers.
+    pub fn epsilon(self) -> f64 {
         match self.code {
-            ncclFloat16 => f16::EPSILON.to_f64() * 2.0,
-            ncclBfloat16 => bf16::EPSILON.to_f64() * 2.0,
-            ncclFloat32 => f64::from(f32::EPSILON) * 2.0,
-            ncclFloat64 => f64::EPSILON * 2.0,
+            ncclFloat16 => f16::EPSILON.to_f64(),
+            ncclBfloat16 => bf16::EPSILON.to_f64(),
+            ncclFloat32 => f64::from(f32::EPSILON),
+            ncclFloat64 => f64::EPSILON,
             _ => 0.0,
         }
     }
 
     pub fn is_integer(self) -> bool {
-        self.quotient_error() == 0.0
+        self.epsilon() == 0.0
     }
 }
 

@@ -16,17 +16,14 @@ pub fn value(reduction: Reduction, round: usize, rank: usize, index: usize) -> f
     }
 }
 
-/// The first wrong element: index, found, expected. Quotients of floating-point types may be rounded.
-pub fn first_difference(
-    element: Element,
-    reduction: Option<Reduction>,
-    found: &[f64],
-    expected: &[f64],
-) -> Option<(usize, f64, f64)> {
-    let tolerance = match reduction {
-        Some(reduction) if reduction.code == ncclAvg => element.quotient_error(),
-        _ => 0.0,
-    };
+/// How far a result may be from the exact one, as a share of it. Averages alone are rounded: NCCL multiplies every
+/// rank's value by a rounded 1/ranks and rounds each partial sum.
+pub fn tolerance(element: Element, reduction: Reduction, ranks: usize) -> f64 {
+    if reduction.code == ncclAvg { element.epsilon() * (ranks + 1) as f64 } else { 0.0 }
+}
+
+/// The first wrong element: index, found, expected.
+pub fn first_difference(found: &[f64], expected: &[f64], tolerance: f64) -> Option<(usize, f64, f64)> {
     let pairs = found.iter().zip(expected).enumerate();
     pairs
         .map(|(index, (found, expected))| (index, *found, *expected))
@@ -36,7 +33,7 @@ pub fn first_difference(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::element::{ELEMENTS, REDUCTIONS};
+    use crate::element::{ELEMENTS, REDUCTIONS, SUM};
 
     /// Over eight ranks, every operation's result survives every type, so that a wrong result cannot hide.
     #[test]
@@ -62,15 +59,16 @@ mod tests {
         }
     }
 
-    /// Differences are found with their place; averages may be off by a rounding.
+    /// Differences are found with their place; averages may be off by roundings.
     #[test]
     fn differences() {
-        let float = "float".parse().unwrap();
-        let avg = "avg".parse().ok();
-        assert_eq!(first_difference(float, None, &[1.0, 2.0], &[1.0, 3.0]), Some((1, 2.0, 3.0)));
+        assert_eq!(first_difference(&[1.0, 2.0], &[1.0, 3.0], 0.0), Some((1, 2.0, 3.0)));
+        let (float, avg) = ("float".parse().unwrap(), "avg".parse().unwrap());
         let rounded = [f64::from(1.0_f32 / 3.0)];
-        assert_eq!(first_difference(float, avg, &rounded, &[1.0 / 3.0]), None);
-        assert!(first_difference(float, avg, &[0.34], &[1.0 / 3.0]).is_some());
-        assert!(first_difference(float, avg, &[f64::NAN], &[1.0 / 3.0]).is_some());
+        assert!(first_difference(&rounded, &[1.0 / 3.0], 0.0).is_some());
+        assert_eq!(first_difference(&rounded, &[1.0 / 3.0], tolerance(float, avg, 3)), None);
+        assert!(first_difference(&[0.34], &[1.0 / 3.0], tolerance(float, avg, 3)).is_some());
+        assert!(first_difference(&[f64::NAN], &[1.0 / 3.0], tolerance(float, avg, 3)).is_some());
+        assert_eq!(tolerance(float, SUM, 3), 0.0);
     }
 }

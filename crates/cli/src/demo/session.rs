@@ -50,23 +50,37 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Checks the beginning of a buffer against values.
+    /// Checks the beginning of a buffer against values, exactly.
     pub fn check_data(
         &mut self,
         what: &str,
         buffer: &Buffer,
         element: Element,
-        reduction: Option<Reduction>,
+        expected: &[f64],
+    ) -> Result<()> {
+        self.check_within(0.0, what, buffer, element, expected)
+    }
+
+    /// Checks the beginning of a buffer against values; `tolerance` is relative.
+    pub fn check_within(
+        &mut self,
+        tolerance: f64,
+        what: &str,
+        buffer: &Buffer,
+        element: Element,
         expected: &[f64],
     ) -> Result<()> {
         let bytes = buffer.download(&self.stream, expected.len() * element.bytes())?;
-        let found = element.decode(&bytes);
-        let difference = data::first_difference(element, reduction, &found, expected);
+        self.compare(tolerance, what, &element.decode(&bytes), expected);
+        Ok(())
+    }
+
+    fn compare(&mut self, tolerance: f64, what: &str, found: &[f64], expected: &[f64]) {
+        let difference = data::first_difference(found, expected, tolerance);
         self.check(difference.is_none(), || {
             let (index, found, expected) = difference.unwrap_or_default();
             format!("{what}: element {index} is {found}, expected {expected}")
         });
-        Ok(())
     }
 
     /// A buffer with this rank's values of `round` in its first `count` elements.
@@ -110,65 +124,55 @@ impl<'a> Session<'a> {
 
     /// One collective in buffers of its own, checked.
     pub fn collective(&mut self, call: Collective, place: Place, member: Member) -> Result<()> {
-        let Member { rank, ranks, .. } = member;
-        let (elements_in, elements_out) = (call.elements_in(ranks), call.elements_out(ranks));
-        let in_place = place == Place::Same || call.kind == Kind::Bcast;
-        let receive;
-        let (send_at, receive_at, sent);
-        if in_place {
-            // As NCCL's manual has it: the block of this rank lies where the call would put or look for it.
-            let (send_offset, receive_offset) = in_place_offsets(&call, rank);
-            let bytes = call.element.bytes();
-            receive = self.untouched(elements_in.max(elements_out), call.element)?;
-            let values: Vec<f64> =
-                (0..elements_in).map(|index| data::value(call.reduction, 0, rank, index)).collect();
-            let mut whole = vec![UNTOUCHED; elements_in.max(elements_out) * bytes];
-            whole[send_offset * bytes..][..elements_in * bytes]
+        let layout = Layout::of(&call, place, member);
+        let values: Vec<f64> = (0..call.elements_in(member.ranks))
+            .map(|index| data::value(call.reduction, 0, member.rank, index))
+            .collect();
+        let bytes = call.element.bytes();
+        let receive = self.untouched(layout.elements, call.element)?;
+        let send = self.gpu.buffer(values.len() * bytes)?;
+        let send_at = if layout.shared {
+            let mut whole = vec![UNTOUCHED; layout.elements * bytes];
+            whole[layout.send_at * bytes..][..values.len() * bytes]
                 .copy_from_slice(&call.element.encode(&values));
             receive.upload(&self.stream, &whole)?;
-            send_at = receive.at(send_offset * bytes);
-            receive_at = receive.at(receive_offset * bytes);
-            sent = None;
+            receive.at(layout.send_at * bytes)
         } else {
-            receive = self.untouched(elements_out, call.element)?;
-            let send = self.filled_for(call.reduction, elements_in, call.element, 0, rank)?;
-            send_at = send.at(0);
-            receive_at = receive.at(0);
-            sent = Some(send);
-        }
-        let started = Instant::now();
-        self.issue(&call, send_at, receive_at, member)?;
-        self.stream.synchronize()?;
-        self.counters.add_seconds(call.kind.function(), started.elapsed().as_secs_f64());
-        drop(sent);
+            send.upload(&self.stream, &call.element.encode(&values))?;
+            send.at(0)
+        };
+        let receive_at = receive.at(layout.receive_at * bytes);
+        self.timed(&[call.kind.function()], |session| session.issue(&call, send_at, receive_at, member))?;
+        self.check_collective(&call, &layout, &receive, member)
+    }
 
-        let what = format!(
-            "{} of {} {} {}{}{}",
-            call.kind.function(),
-            call.count,
-            call.element,
-            if call.kind.reduces() { call.reduction.name } else { "" },
-            if call.kind.has_root() { format!(" root {}", call.root) } else { String::new() },
-            if in_place { " in place" } else { "" }
-        );
-        let reduction = call.kind.reduces().then_some(call.reduction);
-        if let Some(expected) =
-            call.expected(rank, ranks, |rank, index| data::value(call.reduction, 0, rank, index))
-        {
-            let offset = (receive_at as usize - receive.at(0) as usize) / call.element.bytes();
-            let bytes = receive.download(&self.stream, (offset + expected.len()) * call.element.bytes())?;
-            let found = call.element.decode(&bytes[offset * call.element.bytes()..]);
-            let difference = data::first_difference(call.element, reduction, &found, &expected);
-            self.check(difference.is_none(), || {
-                let (index, found, expected) = difference.unwrap_or_default();
-                format!("{what}: element {index} is {found}, expected {expected}")
-            });
-        } else if !in_place {
-            let bytes = receive.download(&self.stream, elements_out * call.element.bytes())?;
-            let untouched = bytes.iter().all(|byte| *byte == UNTOUCHED);
-            self.check(untouched, || {
-                format!("{what}: wrote into the receive buffer of a rank that is not the root")
-            });
+    fn check_collective(
+        &mut self,
+        call: &Collective,
+        layout: &Layout,
+        receive: &Buffer,
+        member: Member,
+    ) -> Result<()> {
+        let Member { rank, ranks, .. } = member;
+        let what = describe(call, layout);
+        let bytes = receive.download(&self.stream, layout.elements * call.element.bytes())?;
+        match call.expected(rank, ranks, |rank, index| data::value(call.reduction, 0, rank, index)) {
+            Some(expected) => {
+                let received = &call.element.decode(&bytes)[layout.receive_at..][..expected.len()];
+                let tolerance = if call.kind.reduces() {
+                    data::tolerance(call.element, call.reduction, ranks)
+                } else {
+                    0.0
+                };
+                self.compare(tolerance, &what, received, &expected);
+            }
+            None if layout.shared => {}
+            None => {
+                let untouched = bytes.iter().all(|byte| *byte == UNTOUCHED);
+                self.check(untouched, || {
+                    format!("{what}: wrote into the receive buffer of a rank that is not the root")
+                });
+            }
         }
         Ok(())
     }
@@ -276,11 +280,44 @@ pub enum Place {
     Apart,
 }
 
-/// Where the send and the receive part begin within one buffer, in elements.
-fn in_place_offsets(call: &Collective, rank: usize) -> (usize, usize) {
-    match call.kind {
-        Kind::AllGather | Kind::Gather => (rank * call.count, 0),
-        Kind::ReduceScatter | Kind::Scatter => (0, rank * call.count),
-        _ => (0, 0),
+/// Where a collective finds and leaves its data, in elements.
+struct Layout {
+    /// Whether both lie in one buffer.
+    shared: bool,
+    /// Length of the receive buffer, or of the one buffer.
+    elements: usize,
+    send_at: usize,
+    receive_at: usize,
+}
+
+impl Layout {
+    /// In place, the block of a rank lies where the call would put it or look for it, as NCCL's manual has it.
+    fn of(call: &Collective, place: Place, member: Member) -> Self {
+        let (elements_in, elements_out) = (call.elements_in(member.ranks), call.elements_out(member.ranks));
+        if place == Place::Apart && call.kind != Kind::Bcast {
+            return Self { shared: false, elements: elements_out, send_at: 0, receive_at: 0 };
+        }
+        let block = member.rank * call.count;
+        let (send_at, receive_at) = match call.kind {
+            Kind::AllGather | Kind::Gather => (block, 0),
+            Kind::ReduceScatter | Kind::Scatter => (0, block),
+            _ => (0, 0),
+        };
+        Self { shared: true, elements: elements_in.max(elements_out), send_at, receive_at }
     }
+}
+
+/// A call in words.
+fn describe(call: &Collective, layout: &Layout) -> String {
+    let mut words = format!("{} of {} {}", call.kind.function(), call.count, call.element);
+    if call.kind.reduces() {
+        words += &format!(" {}", call.reduction);
+    }
+    if call.kind.has_root() {
+        words += &format!(" root {}", call.root);
+    }
+    if layout.shared {
+        words += " in place";
+    }
+    words
 }

@@ -143,26 +143,15 @@ fn training(session: &mut Session, world: Member) -> Result<()> {
     for (layer, (_, whole, _, part)) in layers.iter().enumerate() {
         let value = |rank, index| data::value(SUM, layer, rank, index);
         let expected = gather.expected(rank, ranks, value).unwrap_or_default();
-        session.check_data(
-            &format!("parameters of layer {layer}"),
-            whole,
-            gather.element,
-            None,
-            &expected,
-        )?;
+        session.check_data(&format!("parameters of layer {layer}"), whole, gather.element, &expected)?;
         let expected = scatter.expected(rank, ranks, value).unwrap_or_default();
-        session.check_data(&format!("gradients of layer {layer}"), part, scatter.element, None, &expected)?;
+        session.check_data(&format!("gradients of layer {layer}"), part, scatter.element, &expected)?;
     }
     let expected = loss.expected(rank, ranks, |rank, index| data::value(loss.reduction, 0, rank, index));
-    session.check_data(
-        "the loss",
-        &losses,
-        loss.element,
-        Some(loss.reduction),
-        &expected.unwrap_or_default(),
-    )?;
+    let tolerance = data::tolerance(loss.element, loss.reduction, ranks);
+    session.check_within(tolerance, "the loss", &losses, loss.element, &expected.unwrap_or_default())?;
     let expected = seed.expected(rank, ranks, |rank, index| data::value(SUM, 0, rank, index));
-    session.check_data("the seed", &seeds, seed.element, None, &expected.unwrap_or_default())
+    session.check_data("the seed", &seeds, seed.element, &expected.unwrap_or_default())
 }
 
 /// To the next rank and from the previous one, in a group; a ring of one rank sends to itself.
@@ -191,7 +180,7 @@ fn rings(session: &mut Session, world: Member) -> Result<()> {
             ring(session, sent.at(0), received.at(0), count, element, world)
         })?;
         let expected: Vec<f64> = (0..count).map(|index| data::value(SUM, 0, previous, index)).collect();
-        session.check_data(&format!("ring of {count} {element}"), &received, element, None, &expected)?;
+        session.check_data(&format!("ring of {count} {element}"), &received, element, &expected)?;
     }
     Ok(())
 }
@@ -222,7 +211,7 @@ fn uneven_all_to_all(session: &mut Session, world: Member) -> Result<()> {
     for (peer, received) in received.iter().enumerate() {
         let expected: Vec<f64> =
             (0..part(peer, rank)).map(|index| data::value(SUM, rank, peer, index)).collect();
-        session.check_data(&format!("part of rank {peer}"), received, element, None, &expected)?;
+        session.check_data(&format!("part of rank {peer}"), received, element, &expected)?;
     }
     Ok(())
 }
@@ -241,10 +230,10 @@ fn nested_groups(session: &mut Session, world: Member) -> Result<()> {
     })?;
     let expected =
         sum.expected(rank, ranks, |rank, index| data::value(SUM, 0, rank, index)).unwrap_or_default();
-    session.check_data("sum in a group", &sums, sum.element, None, &expected)?;
+    session.check_data("sum in a group", &sums, sum.element, &expected)?;
     let expected =
         max.expected(rank, ranks, |rank, index| data::value(SUM, 1, rank, index)).unwrap_or_default();
-    session.check_data("maximum in an inner group", &maxima, max.element, None, &expected)
+    session.check_data("maximum in an inner group", &maxima, max.element, &expected)
 }
 
 /// The ranks by parity, then again without the last one.
@@ -293,7 +282,7 @@ fn pair(session: &mut Session, world: Member) -> Result<()> {
         }
     })?;
     let expected: Vec<f64> = (0..count).map(|index| data::value(SUM, 0, peer, index)).collect();
-    session.check_data("message of the pair", &received, element, None, &expected)?;
+    session.check_data("message of the pair", &received, element, &expected)?;
     session.destroy(pair)
 }
 
@@ -315,10 +304,10 @@ fn graph(session: &mut Session, world: Member) -> Result<()> {
         input.upload(&session.stream, &float.encode(&values))?;
         session.timed(&["ncclAllReduce", "ncclSend", "ncclRecv"], |session| graph.launch(&session.stream))?;
         let expected = sum.expected(rank, ranks, |rank, index| data::value(SUM, round, rank, index));
-        session.check_data("sum of a graph", &total, float, None, &expected.unwrap_or_default())?;
+        session.check_data("sum of a graph", &total, float, &expected.unwrap_or_default())?;
         let previous = (rank + ranks - 1) % ranks;
         let expected: Vec<f64> = (0..count).map(|index| data::value(SUM, round, previous, index)).collect();
-        session.check_data("ring of a graph", &received, float, None, &expected)?;
+        session.check_data("ring of a graph", &received, float, &expected)?;
     }
     Ok(())
 }

@@ -61,8 +61,11 @@ fn keeps_preloads() {
 fn takes_effect() {
     let folder = tempfile::tempdir().unwrap();
     const ID: &str = "typedef struct { char internal[128]; } ncclUniqueId;";
+    // What Windlass asks of a new communicator is there too.
     let init = "int ncclCommInitRank(void **comm, int ranks, ncclUniqueId id, int rank) { *comm = comm; return 0; }\n\
-                int ncclCommGetAsyncError(void *comm, int *error) { *error = 0; return 0; }";
+                #define ANSWER(name, value) int name(void *comm, int *answer) { *answer = value; return 0; }\n\
+                ANSWER(ncclCommGetAsyncError, 0) ANSWER(ncclCommCount, 1)\n\
+                ANSWER(ncclCommUserRank, 0) ANSWER(ncclCommCuDevice, 0)";
     let real = make_nccl(folder.path(), 21234, &format!("{ID}\n{init}"));
     let program = folder.path().join("program");
     // Windlass reports from the first communicator on.
