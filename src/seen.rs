@@ -17,8 +17,10 @@ use crate::guard;
 
 // Collectives, sends and receives.
 
+#[inline(always)]
 fn run(shared: Shared, local: Local) -> ncclResult_t {
-    guard::call(|| dispatch::call(&Call { shared, local }))
+    let call = Call { shared, local };
+    guard::call(|| dispatch::call(&call))
 }
 
 fn shared(function: Function, count: usize, datatype: ncclDataType_t) -> Shared {

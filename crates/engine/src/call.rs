@@ -79,24 +79,37 @@ pub struct Call {
 impl Shared {
     /// Bytes of the larger buffer of the call over `ranks` ranks, the size by which nccl-tests names a call; 0 if
     /// the type is unknown.
+    #[inline]
     pub fn bytes(&self, ranks: usize) -> u64 {
-        let blocks = match self.function {
-            Function::AllGather
-            | Function::ReduceScatter
-            | Function::AlltoAll
-            | Function::Gather
-            | Function::Scatter
-            | Function::AllGatherConfig
-            | Function::ReduceScatterConfig
-            | Function::AlltoAllConfig
-            | Function::GatherConfig
-            | Function::ScatterConfig => ranks,
-            _ => 1,
-        };
+        let blocks = if BY_RANK[self.function as usize] { ranks } else { 1 };
         let element = self.datatype.size_bytes().unwrap_or(0);
-        (self.count as u64).saturating_mul(element as u64).saturating_mul(blocks as u64)
+        (self.count as u64).saturating_mul((element * blocks) as u64)
     }
 }
+
+/// Functions whose larger buffer holds `count` elements of every rank.
+const BY_RANK: [bool; FUNCTIONS] = {
+    use Function::*;
+    let mut by_rank = [false; FUNCTIONS];
+    let listed = [
+        AllGather,
+        ReduceScatter,
+        AlltoAll,
+        Gather,
+        Scatter,
+        AllGatherConfig,
+        ReduceScatterConfig,
+        AlltoAllConfig,
+        GatherConfig,
+        ScatterConfig,
+    ];
+    let mut index = 0;
+    while index < listed.len() {
+        by_rank[listed[index] as usize] = true;
+        index += 1;
+    }
+    by_rank
+};
 
 impl Function {
     /// Every function, in order.

@@ -2,6 +2,7 @@
 
 use nccl_sys::{ncclInProgress, ncclResult_t, ncclSuccess};
 
+use crate::annotate;
 use crate::call::Call;
 use crate::communicator::{self, Communicator};
 use crate::forward::{self, known};
@@ -27,6 +28,7 @@ fn run(call: &Call, communicator: &Communicator) -> ncclResult_t {
     }
     let path = plan(&call.shared);
     count::call(communicator.counters(), call.shared.function, path, call.shared.bytes(communicator.ranks()));
+    let _range = annotate::range(call.shared.function.entry().description().name);
     match path {
         Path::Forward => forward::forward(call),
     }
@@ -35,9 +37,11 @@ fn run(call: &Call, communicator: &Communicator) -> ncclResult_t {
 /// A handle that we have not seen is NCCL's to judge. If it takes the call, the communicator is real.
 #[cold]
 fn first_sight(call: &Call) -> ncclResult_t {
-    process::first_communicator();
     let result = forward::forward(call);
     let accepted = result == ncclSuccess || result == ncclInProgress;
+    if accepted {
+        process::first_communicator();
+    }
     let identity = if accepted { known::identity(call.local.communicator) } else { None };
     let (counters, ranks) = match identity {
         Some(identity) => {

@@ -24,6 +24,8 @@ pub mod process;
 
 pub mod stats;
 
+pub mod annotate;
+
 pub mod log;
 
 pub mod config;

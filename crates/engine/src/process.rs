@@ -13,9 +13,9 @@ use nccl_sys::{open, slots};
 use once_cell::sync::OnceCell;
 
 use crate::config::{Form, Report, Switch, complaints, config, expand_file_name};
-use crate::log;
 use crate::stats::segment;
 use crate::stats::{report, snapshot::Snapshot};
+use crate::{annotate, log};
 
 static FIRST_CALL: Once = Once::new();
 static SEGMENT_FILE: OnceCell<(PathBuf, u32)> = OnceCell::new();
@@ -24,6 +24,7 @@ static SEGMENT_FILE: OnceCell<(PathBuf, u32)> = OnceCell::new();
 pub fn first_call() {
     FIRST_CALL.call_once(|| {
         log::start(config());
+        annotate::start(config());
         complaints().iter().for_each(|complaint| ::log::warn!("{complaint}"));
         slots::PASSED.store(segment::current().passed.as_ptr().cast_mut(), Ordering::Release);
     });

@@ -1,7 +1,8 @@
 //! Answers for entry points that the real library lacks, and for all of them where there is no real library.
 //!
 //! An answer must fit the result type: `ncclInvalidUsage` or `ncclSystemError` for a code, a text for a string,
-//! a team of no ranks, a slot count of 0. A missing name is logged once, when it is first called.
+//! a team of no ranks, a slot count of 0. A missing name is logged once, when it is first called; as a warning, since
+//! clients that try newer functions and do without are ordinary (JAX asks for properties that 2.28 does not have).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -63,7 +64,7 @@ extern "C" fn report(index: usize) -> *const () {
         _ => Answer::Zero,
     };
     if !LOGGED[index].swap(true, Ordering::Relaxed) {
-        log::error!(
+        log::warn!(
             "{} is not in the real NCCL (it came with {}): answering {}",
             entry.name,
             entry.since,

@@ -175,6 +175,16 @@ pub fn end(stream: &Arc<Stream>) -> Result<Arc<Graph>, Code> {
     verdict
 }
 
+/// A member is destroyed. Without its origin nobody can end the capture, so it ends here, and with it its graph.
+pub fn lose(capture: &Arc<Capture>, member: &Arc<Stream>) -> Result<(), Code> {
+    capture.invalidate();
+    if !std::ptr::eq(capture.origin.as_ptr(), Arc::as_ptr(member)) {
+        return Ok(());
+    }
+    finish(capture);
+    if capture.graph_is_ours { graph::destroy(capture.graph.handle) } else { Ok(()) }
+}
+
 /// A member that never issued anything after its fork has nothing to join.
 fn all_joined(capture: &Arc<Capture>, joined: &BTreeSet<Handle>) -> bool {
     let members: Vec<_> = lock(&capture.members).iter().filter_map(Weak::upgrade).collect();

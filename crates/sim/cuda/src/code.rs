@@ -1,6 +1,7 @@
 //! The driver's result codes: constants for C's transparent integers, with their names and sentences.
 
 #![allow(dead_code, reason = "the list is the driver's, whole")]
+
 use std::ffi::CStr;
 
 /// `CUresult`.

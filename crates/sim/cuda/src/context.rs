@@ -9,7 +9,7 @@ use crate::lane::{Lane, Marker};
 use crate::simulator::{Simulator, next_identity, simulator};
 use crate::sync::lock;
 use crate::table::Handle;
-use crate::{capture, leak};
+use crate::{capture, leak, module, stream};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, Weak};
@@ -264,11 +264,16 @@ fn tear_down(simulator: &Simulator, context: &Context) {
     context.synchronize();
     leak::count_abandoned(simulator, context.handle);
     for stream in simulator.streams.all().iter().filter(|stream| stream.context.handle == context.handle) {
-        stream.lane.close();
         simulator.streams.remove(stream.handle);
+        // Only a capture's graph could be gone already, and then there is nothing left to end.
+        let _ = stream::retire(stream);
     }
     for event in simulator.events.all().iter().filter(|event| event.context == context.handle) {
         simulator.events.remove(event.handle);
+    }
+    for module in simulator.modules.all().iter().filter(|module| module.context == context.handle) {
+        // It was in the table a moment ago; whoever unloads it first does it.
+        let _ = module::unload(module.handle);
     }
     let ranges = lock(&simulator.ranges).take_of_context(context.handle);
     drop(ranges);

@@ -52,7 +52,7 @@ impl Device {
     /// `CUdevice_attribute` values of an H200 where a program could care, 0 elsewhere.
     pub fn attribute(&self, attribute: u32) -> Option<i32> {
         let value = match attribute {
-            1 | 2 | 3 => 1024,
+            1..=3 => 1024,
             4 => 64,
             5 => i32::MAX,
             6 | 7 => 65535,

@@ -1,9 +1,11 @@
 //! Graphs, the executable graphs made of them, and how those run.
 
+use crate::capture::{self, Capturing};
 use crate::code::{
     CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE,
     CUDA_ERROR_NOT_SUPPORTED, Code,
 };
+use crate::context::Role;
 use crate::event::Recording;
 use crate::simulator::simulator;
 use crate::stream::Stream;
@@ -246,9 +248,15 @@ pub fn instantiate(graph: &Graph, flags: u64) -> Result<Handle, Code> {
     Ok(executable.handle)
 }
 
+/// References to the objects of a graph and of its child graphs, which may be destroyed before the executable is.
 fn all_objects(graph: &Graph) -> Held {
-    // Child graphs keep their own references as long as the parent lives; the executable takes the parent's.
-    lock(&graph.objects).clone()
+    let mut objects = lock(&graph.objects).clone();
+    for node in graph.nodes() {
+        if let Content::Child(child) = node.content() {
+            objects.absorb(all_objects(&child));
+        }
+    }
+    objects
 }
 
 /// Appends the steps of a graph behind `entry` and gives those that its followers depend on.
@@ -340,9 +348,39 @@ impl Executable {
         edit(&mut Arc::make_mut(&mut steps)[at])
     }
 
+    /// Captures a launch: the steps become nodes behind what the stream has captured.
+    fn add_to(&self, capturing: &mut Capturing) -> Result<(), Code> {
+        capturing.capture.refuse_invalidated()?;
+        let steps = lock(&self.steps).clone();
+        let graph = &capturing.capture.graph;
+        let mut nodes = Vec::with_capacity(steps.len());
+        let mut last = BTreeSet::new();
+        for step in steps.iter() {
+            let mut dependencies: Vec<Handle> = step.dependencies.iter().map(|index| nodes[*index]).collect();
+            dependencies.iter().for_each(|dependency| {
+                last.remove(dependency);
+            });
+            if dependencies.is_empty() {
+                dependencies.clone_from(&capturing.dependencies);
+            }
+            let work = if step.enabled { step.work.clone() } else { Work::Empty };
+            let node = add_node(graph, work, &dependencies)?.handle;
+            nodes.push(node);
+            last.insert(node);
+        }
+        lock(&graph.objects).absorb(Held::clone(&lock(&self.objects)));
+        if !last.is_empty() {
+            capturing.dependencies = last.into_iter().collect();
+        }
+        Ok(())
+    }
+
     pub fn launch(&self, stream: &Arc<Stream>) -> Result<(), Code> {
-        if stream.is_capturing() {
-            return Err(CUDA_ERROR_NOT_SUPPORTED);
+        if stream.role == Role::Legacy {
+            capture::refuse_legacy(&stream.context)?;
+        }
+        if let Some(capturing) = &mut *lock(&stream.capturing) {
+            return self.add_to(capturing);
         }
         let flight = Flight::new(lock(&self.steps).clone());
         let objects = lock(&self.objects).clone();

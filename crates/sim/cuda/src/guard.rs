@@ -21,14 +21,16 @@ pub fn answer(name: &str, body: impl FnOnce() -> Result<(), Code>) -> Code {
         return CUDA_ERROR_NOT_INITIALIZED;
     }
     if FORBIDDEN.get() {
-        eprintln!("sim-cuda: {name} called from a host function, kernel or user object destructor");
+        crate::report::line(format_args!(
+            "{name} called from a host function, kernel or user object destructor"
+        ));
         return CUDA_ERROR_NOT_PERMITTED;
     }
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => CUDA_SUCCESS,
         Ok(Err(code)) => code,
         Err(_) => {
-            eprintln!("sim-cuda: {name} panicked");
+            crate::report::line(format_args!("{name} panicked"));
             CUDA_ERROR_UNKNOWN
         }
     }

@@ -74,7 +74,7 @@ impl Lane {
                 drop(queue);
                 if catch_unwind(AssertUnwindSafe(operation)).is_err() {
                     // A panic of ours must not leave everyone who waits for this stream hanging.
-                    eprintln!("sim-cuda: an operation panicked on its stream");
+                    crate::report::line(format_args!("an operation panicked on its stream"));
                 }
                 queue = lock(&self.queue);
                 queue.completed += 1;

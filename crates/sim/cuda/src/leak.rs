@@ -56,7 +56,6 @@ fn live(simulator: &Simulator) -> BTreeMap<&'static str, usize> {
     add(&mut counts, "graphs", simulator.graphs.all().iter().filter(|graph| !graph.is_child).count());
     add(&mut counts, "executable graphs", simulator.executables.len());
     add(&mut counts, "user objects", simulator.user_objects.len());
-    add(&mut counts, "modules", simulator.modules.len());
     add(&mut counts, "memory pools", simulator.pools.all().iter().filter(|pool| !pool.is_default).count());
     counts
 }
@@ -73,7 +72,7 @@ pub fn at_exit() {
         return;
     }
     for (kind, count) in &counts {
-        eprintln!("sim-cuda: leak: {count} {kind}");
+        crate::report::line(format_args!("leak: {count} {kind}"));
     }
     // SAFETY: flushing all streams is what exit would do next; leaving at once keeps others from changing the status.
     unsafe {

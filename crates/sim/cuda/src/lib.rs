@@ -42,6 +42,7 @@ mod mapping;
 mod memory;
 mod module;
 mod pointer;
+mod report;
 mod simulator;
 mod stream;
 mod sync;

@@ -67,7 +67,11 @@ pub fn load_path(path: &CStr, context: Handle) -> Result<Handle, Code> {
     // SAFETY: the path is terminated; constructors of the object are the application's own code.
     let object = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     if object.is_null() {
-        eprintln!("sim-cuda: cannot load module {}: {}", path.to_string_lossy(), last_loader_error());
+        crate::report::line(format_args!(
+            "cannot load module {}: {}",
+            path.to_string_lossy(),
+            last_loader_error()
+        ));
         return Err(CUDA_ERROR_FILE_NOT_FOUND);
     }
     let functions = Mutex::default();
@@ -118,7 +122,7 @@ pub fn function(module: &Arc<Module>, name: &CStr) -> Result<Handle, Code> {
     let parameters = [name.to_bytes(), b"_params"].concat();
     let parameters = CString::new(parameters).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
     let Some(sizes) = module.symbol(&parameters) else {
-        eprintln!("sim-cuda: the module has {name:?} but lacks {parameters:?}");
+        crate::report::line(format_args!("the module has {name:?} but lacks {parameters:?}"));
         return Err(CUDA_ERROR_NOT_FOUND);
     };
     let parameter_bytes = read_sizes(sizes.cast_const().cast());

@@ -76,7 +76,8 @@ fn of_range(range: &Range, address: Address, attribute: u32) -> Result<Value, Co
         12 => Value::Long(range.bytes as u64),
         13 => Value::Word(1),
         14 => Value::Long(u64::from(handle_types(range))),
-        15 => Value::Word(u32::from(!range.kind.is_host())),
+        // As the device attribute says.
+        15 => Value::Word(0),
         16 => Value::Word(3),
         17 => Value::Long(if let Kind::Pool(pool) = range.kind { pool as u64 } else { 0 }),
         18 => Value::Long(mapping(range).1 as u64),

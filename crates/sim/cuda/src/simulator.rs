@@ -88,7 +88,7 @@ fn number_from_environment(name: &str) -> Option<usize> {
     let text = std::env::var(name).ok()?;
     let number = text.trim().parse().ok();
     if number.is_none() {
-        eprintln!("sim-cuda: {name} is not a number: {text}");
+        crate::report::line(format_args!("{name} is not a number: {text}"));
     }
     number
 }

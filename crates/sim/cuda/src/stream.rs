@@ -154,11 +154,17 @@ pub fn destroy(handle: Handle) -> Result<(), Code> {
         return Err(CUDA_ERROR_INVALID_HANDLE);
     }
     let stream = simulator.streams.remove(handle).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
-    if let Some(capturing) = lock(&stream.capturing).take() {
-        capturing.capture.invalidate();
-    }
+    retire(&stream)
+}
+
+/// Ends what a stream that is no longer in the table still has.
+pub fn retire(stream: &Arc<Stream>) -> Result<(), Code> {
     stream.lane.close();
-    Ok(())
+    let capturing = lock(&stream.capturing).take();
+    match capturing {
+        Some(capturing) => capture::lose(&capturing.capture, stream),
+        None => Ok(()),
+    }
 }
 
 /// Issues work: into the capture of a capturing stream, else into the queue. Nothing was queued if this is `None`.

@@ -1,7 +1,8 @@
-//! User objects: counted resources of the application that graphs keep alive.
+//! User objects, counted resources of the application, and whatever else graphs keep alive.
 
 use crate::code::{CUDA_ERROR_INVALID_VALUE, Code};
 use crate::guard;
+use crate::memory::Address;
 use crate::simulator::{simulator, started};
 use crate::sync::lock;
 use crate::table::Handle;
@@ -64,21 +65,41 @@ pub fn find(handle: Handle) -> Result<Arc<UserObject>, Code> {
     simulator()?.user_objects.get(handle).ok_or(CUDA_ERROR_INVALID_VALUE)
 }
 
-/// References that a graph or an executable graph holds; copying it retains, dropping it releases.
+/// What a graph or an executable graph keeps alive. Copying it retains the objects, dropping it releases them.
 #[derive(Default)]
-pub struct Held(BTreeMap<Handle, (Arc<UserObject>, u32)>);
+pub struct Held {
+    objects: BTreeMap<Handle, (Arc<UserObject>, u32)>,
+    blocks: Vec<Arc<GraphBlock>>,
+}
 
 impl Held {
     /// Takes over references that the caller owned.
     pub fn adopt(&mut self, object: &Arc<UserObject>, count: u32) {
-        self.0.entry(object.handle).or_insert_with(|| (object.clone(), 0)).1 += count;
+        self.objects.entry(object.handle).or_insert_with(|| (object.clone(), 0)).1 += count;
+    }
+
+    pub fn adopt_block(&mut self, block: GraphBlock) {
+        self.blocks.push(Arc::new(block));
+    }
+
+    /// Whether memory at this address was allocated in the graph.
+    pub fn has_block(&self, address: Address) -> bool {
+        self.blocks.iter().any(|block| block.base == address)
+    }
+
+    /// Takes over everything of another holder.
+    pub fn absorb(&mut self, mut other: Held) {
+        for (object, count) in std::mem::take(&mut other.objects).into_values() {
+            self.adopt(&object, count);
+        }
+        self.blocks.append(&mut other.blocks);
     }
 
     pub fn release(&mut self, object: &Arc<UserObject>, count: u32) -> Result<(), Code> {
-        let held = self.0.get_mut(&object.handle).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let held = self.objects.get_mut(&object.handle).ok_or(CUDA_ERROR_INVALID_VALUE)?;
         held.1 = held.1.checked_sub(count).ok_or(CUDA_ERROR_INVALID_VALUE)?;
         if held.1 == 0 {
-            self.0.remove(&object.handle);
+            self.objects.remove(&object.handle);
         }
         object.release(count)
     }
@@ -86,16 +107,35 @@ impl Held {
 
 impl Clone for Held {
     fn clone(&self) -> Self {
-        self.0.values().for_each(|(object, count)| object.retain(*count));
-        Held(self.0.clone())
+        self.objects.values().for_each(|(object, count)| object.retain(*count));
+        Held { objects: self.objects.clone(), blocks: self.blocks.clone() }
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        for (object, count) in self.0.values() {
+        for (object, count) in self.objects.values() {
             // Cannot underflow: these references are ours.
             let _ = object.release(*count);
         }
+    }
+}
+
+/// Memory that a capture allocated: its address is fixed, and it lives until the graph and all that was made of it are
+/// gone, or until the application frees it.
+pub struct GraphBlock {
+    pub base: Address,
+    pub buffer_id: u64,
+}
+
+impl Drop for GraphBlock {
+    fn drop(&mut self) {
+        let Some(simulator) = started() else { return };
+        let mut ranges = lock(&simulator.ranges);
+        // The application may have freed it, and something else may have come to lie there.
+        let is_it = ranges.at(self.base).is_some_and(|range| range.buffer_id == self.buffer_id);
+        let taken = is_it.then(|| ranges.remove(self.base));
+        drop(ranges);
+        drop(taken);
     }
 }

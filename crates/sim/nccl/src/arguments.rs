@@ -13,6 +13,9 @@ pub fn check(communicator: &Communicator, call: &Call) -> Outcome {
     if communicator.revoked.load(SeqCst) {
         return refuse(ncclInvalidUsage, format!("{name}: communicator was revoked"));
     }
+    if communicator.leave.load(SeqCst) {
+        return refuse(ncclInvalidUsage, format!("{name}: communicator was aborted by a shrink"));
+    }
     communicator.ensure_ready()?;
     let (root, ranks) = (call.root, communicator.ranks);
     if root < 0 || root >= ranks as i32 {

@@ -212,6 +212,14 @@ impl Driver {
         (code == SUCCESS && id != 0).then_some(id)
     }
 
+    /// Where the allocation at `address` begins.
+    pub fn allocation_start(&self, address: usize) -> Outcome<usize> {
+        let (mut base, mut bytes) = (0, 0);
+        // SAFETY: see above.
+        check(unsafe { (self.address_range)(&mut base, &mut bytes, address) }, "cuMemGetAddressRange")?;
+        Ok(base)
+    }
+
     /// Whether `address` lies in memory made of exportable handles.
     pub fn is_virtual(&self, address: usize) -> bool {
         let mut handle = 0;
@@ -249,6 +257,10 @@ impl Driver {
             .and_then(|()| check(unsafe { (self.memory_map)(address, bytes, 0, handle, 0) }, "cuMemMap"));
         // SAFETY: the mapping keeps the memory; without one it goes now.
         unsafe { (self.memory_release)(handle) };
+        if mapped.is_err() && address != 0 {
+            // SAFETY: reserved just now, nothing is mapped there.
+            unsafe { (self.address_free)(address, bytes) };
+        }
         mapped?;
         for id in 0..self.devices()? {
             let location = Location { kind: LOCATION_TYPE_DEVICE, id };

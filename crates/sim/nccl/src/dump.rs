@@ -2,7 +2,7 @@
 
 use crate::segment::{Segment, standing};
 use crate::settings::settings;
-use crate::strict;
+use crate::{communicator, strict};
 use std::sync::atomic::Ordering::SeqCst;
 
 /// Reports that `rank` is stuck and ends the process.
@@ -15,11 +15,24 @@ pub fn stuck(segment: &Segment, rank: usize) -> ! {
     if segment.header().dumped.swap(1, SeqCst) == 0 {
         lines.extend((0..segment.ranks()).map(|peer| describe(segment, peer)));
     }
+    lines.extend(elsewhere(segment));
     strict::say(&lines.join("\nsim-nccl: "));
     let _ = segment.header().failed.compare_exchange(0, rank as u32 + 1, SeqCst, SeqCst);
     segment.unlink();
     segment.ring_all();
     strict::leave()
+}
+
+/// What this process's other communicators are in: a rank that is late here is often stuck there.
+pub fn elsewhere(segment: &Segment) -> Vec<String> {
+    let others = communicator::live();
+    let busy = others.iter().filter_map(|other| {
+        let theirs = other.segment_if_born().filter(|theirs| !std::ptr::eq(*theirs, segment))?;
+        let record = theirs.rank(other.rank);
+        let call = Some(record.call.get()).filter(|call| !call.is_empty())?;
+        Some(format!("  {}: in {call}, waits for {}", other.name(), record.waits_for.get()))
+    });
+    busy.collect()
 }
 
 /// One rank in one line.

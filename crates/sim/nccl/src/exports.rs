@@ -4,10 +4,10 @@
 
 use crate::device_api::{self, ResourceHandle, ResourceRequirements, Team};
 use crate::operation::{self, Buffer, Call, Kind};
-use crate::refusal::{Outcome, code_text, last_error, refuse};
+use crate::refusal::{Outcome, code_text, last_error, outcome, refuse};
 use crate::settings::settings;
 use crate::{allocation, arguments, communicator, group, leaks, lifecycle, operators, registration};
-use crate::{rendezvous, split, strict, window};
+use crate::{reentry, rendezvous, split, strict, window};
 use libc::{c_char, c_int, c_void};
 use nccl_sys::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -40,7 +40,8 @@ macro_rules! exports {
     ($(fn $name:ident | $twin:ident ($($argument:ident: $type:ty),*) $body:block)*) => {
         mod bodies {
             use super::*;
-            $(pub unsafe fn $name($($argument: $type),*) -> Outcome $body)*
+            $(#[allow(clippy::too_many_arguments)]
+            pub unsafe fn $name($($argument: $type),*) -> Outcome $body)*
         }
         $(
             #[unsafe(no_mangle)]
@@ -136,7 +137,10 @@ exports! {
         unsafe { lifecycle::init_rank(comm, ranks, ids, rank, config) }
     }
     fn ncclCommInitAll | pncclCommInitAll (comms: *mut ncclComm_t, number: c_int, devices: *const c_int) {
-        if number < 1 {
+        if comms.is_null() {
+            return refuse(ncclInvalidArgument, "CommInitAll : comms argument is NULL");
+        }
+        if number < 0 {
             return refuse(ncclInvalidArgument, format!("Invalid device count requested : {number}"));
         }
         let devices: Vec<c_int> = match devices.is_null() {
@@ -192,7 +196,8 @@ exports! {
     }
     fn ncclMemAlloc | pncclMemAlloc (pointer: *mut *mut c_void, size: usize) {
         if pointer.is_null() {
-            return refuse(ncclInvalidArgument, "ncclMemAlloc : ptr argument is NULL");
+            // As cudaMalloc, to which NCCL passes it on.
+            return refuse(ncclUnhandledCudaError, "ncclMemAlloc : ptr argument is NULL");
         }
         // SAFETY: see above.
         unsafe { put(pointer, allocation::allocate(size)? as *mut c_void, "ptr") }
@@ -233,7 +238,7 @@ exports! {
             unsafe { (place as *mut ncclWindow_t).write(handle as ncclWindow_t) };
             Ok(())
         });
-        group::note(group::run(group::Task { communicator: communicator.clone(), work }))
+        group::note(group::run(group::Task { communicator: communicator.clone(), work, blocking: group::Blocking::AsConfigured }))
     }
     fn ncclCommWindowDeregister | pncclCommWindowDeregister (comm: ncclComm_t, window: ncclWindow_t) {
         if window.is_null() {
@@ -273,7 +278,11 @@ exports! {
         enqueue(comm, stream, Call { root, ..call(Kind::Broadcast, send, receive, count, datatype) })
     }
     fn ncclBcast | pncclBcast (buffer: *mut c_void, count: usize, datatype: ncclDataType_t, root: c_int, comm: ncclComm_t, stream: cudaStream_t) {
-        enqueue(comm, stream, Call { root, ..call(Kind::Broadcast, buffer, buffer, count, datatype) })
+        match reentry::broadcast() {
+            // SAFETY: see above.
+            Some(broadcast) => outcome(unsafe { broadcast(buffer, buffer, count, datatype, root, comm, stream) }),
+            None => enqueue(comm, stream, Call { root, ..call(Kind::Broadcast, buffer, buffer, count, datatype) }),
+        }
     }
     fn ncclReduce | pncclReduce (send: *const c_void, receive: *mut c_void, count: usize, datatype: ncclDataType_t, operator: ncclRedOp_t, root: c_int, comm: ncclComm_t, stream: cudaStream_t) {
         enqueue(comm, stream, Call { operator, root, ..call(Kind::Reduce, send, receive, count, datatype) })

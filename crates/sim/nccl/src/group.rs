@@ -16,6 +16,16 @@ pub struct Task {
     pub communicator: Arc<Communicator>,
     /// Tasks of one communicator run one after another, others beside each other.
     pub work: Box<dyn FnOnce() -> Outcome + Send>,
+    pub blocking: Blocking,
+}
+
+/// Whether the end of the group waits for a task.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Blocking {
+    /// As the communicator was configured.
+    AsConfigured,
+    /// Always: afterwards there is no handle left to ask.
+    Always,
 }
 
 #[derive(Default)]
@@ -82,7 +92,7 @@ pub fn run_last(communicator: Arc<Communicator>, work: impl FnOnce() -> Outcome 
     if !held {
         return work();
     }
-    run(Task { communicator, work: Box::new(work) })
+    run(Task { communicator, work: Box::new(work), blocking: Blocking::Always })
 }
 
 /// Leaves a group; the outermost one runs what it holds.
@@ -92,14 +102,21 @@ pub fn end() -> Outcome {
     if let Some(code) = error {
         return Err(code);
     }
-    let mut communicators =
-        tasks.iter().map(|task| &task.communicator).chain(calls.iter().map(|call| &call.communicator));
-    let Some(first) = communicators.next() else { return Ok(()) };
-    let blocking = first.config.blocking;
-    if communicators.any(|communicator| communicator.config.blocking != blocking) {
+    let configured = tasks.iter().map(|task| (&task.communicator, task.blocking));
+    let configured = configured.chain(calls.iter().map(|call| (&call.communicator, Blocking::AsConfigured)));
+    // As in NCCL, an end makes the whole group blocking.
+    let mut kinds: Vec<bool> = configured
+        .clone()
+        .filter(|(_, how)| *how == Blocking::AsConfigured)
+        .map(|(own, _)| own.config.blocking)
+        .collect();
+    let ends = configured.clone().any(|(_, how)| how == Blocking::Always);
+    kinds.dedup();
+    if kinds.len() > 1 {
         let text = "Blocking and nonblocking communicators are not allowed in the same group.";
         return refuse(ncclInvalidArgument, text);
     }
+    let blocking = ends || kinds.first().copied().unwrap_or(true);
     if blocking || tasks.is_empty() {
         return run_tasks(tasks).and_then(|()| operation::launch_all(calls));
     }
@@ -155,7 +172,7 @@ fn run_queue(queue: Vec<Task>) -> Outcome {
     let driver = driver()?;
     let before = driver.context();
     let mut result = Ok(());
-    for Task { communicator, work } in queue {
+    for Task { communicator, work, .. } in queue {
         driver.make_current(communicator.context)?;
         result = result.and(work());
     }

@@ -4,12 +4,21 @@
 //! meets the other ranks in a shared-memory segment and moves bytes. Misuse that would hang or corrupt on NCCL ends
 //! the process with status 86 and lines that begin with `sim-nccl: `.
 //!
-//! `settings` lists the environment variables.
+//! - `WINDLASS_SIM_STRICT=0` switches off what only finds misuse: leaks, mixed registration, unequal offsets, freed
+//!   memory, threads side by side, captures on some ranks, use after the end. Mismatched calls and sizes stay failures.
+//! - `WINDLASS_SIM_TIMEOUT_MS`: how long an operation waits without progress before everybody's state is dumped, 20000.
+//! - `WINDLASS_SIM_NCCL_LOG=1`: a line a call on stderr.
+//! - `NCCL_LEGACY_CUDA_REGISTER=1`: registrations of cudaMalloc memory count, as in NCCL.
+//!
+//! Where it differs from NCCL: every collective waits for all ranks; 8-bit floats are copied but not reduced; there are
+//! no device communicators.
 
 #![allow(non_upper_case_globals)]
 
 // The calls.
 mod exports;
+
+mod reentry;
 
 mod arguments;
 mod device_api;

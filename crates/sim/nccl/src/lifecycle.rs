@@ -2,12 +2,12 @@
 
 use crate::communicator::{self, Birth, Communicator, Config, find};
 use crate::driver::driver;
-use crate::group::{self, Task};
+use crate::group::{self, Blocking, Task};
 use crate::order::Order;
-use crate::refusal::{Outcome, lock, refuse};
+use crate::refusal::{Outcome, lock, outcome, refuse};
 use crate::rendezvous::{self, Member, Token};
 use crate::segment::standing;
-use crate::{leaks, strict};
+use crate::{leaks, reentry, strict};
 use nccl_sys::*;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -27,12 +27,7 @@ pub unsafe fn init_rank(
     // SAFETY: by contract.
     let result = unsafe { hold_birth(out, ranks, ids, rank, config) };
     let result = group::note(result);
-    let ended = group::end();
-    if !out.is_null() && (result.is_err() || ended.is_err_and(|code| code != ncclInProgress)) {
-        // SAFETY: by contract.
-        unsafe { drop_newborn(out) };
-    }
-    result.and(ended)
+    result.and(group::end())
 }
 
 /// # Safety
@@ -61,37 +56,40 @@ unsafe fn hold_birth(
     // SAFETY: by contract. NCCL writes the handle before the birth, too.
     unsafe { *out = communicator::publish(&communicator) };
     let newborn = communicator.clone();
+    let place = out as usize;
     let work = Box::new(move || {
         let member = Member { rank, ranks, device, bus_id };
-        let segment = rendezvous::join(token, &member, &newborn.leave)?;
-        newborn.set_segment(segment);
-        Ok(())
+        let joined =
+            rendezvous::join(token, &member, &newborn.leave).map(|segment| newborn.set_segment(segment));
+        if joined.is_err() && config.blocking {
+            let place = place as *mut ncclComm_t;
+            // SAFETY: by contract. A nonblocking caller keeps the handle, to learn the error and to abort.
+            unsafe {
+                communicator::withdraw(*place, "never born");
+                *place = std::ptr::null_mut();
+            }
+        }
+        joined
     });
-    group::run(Task { communicator, work })
-}
-
-/// # Safety
-/// `out` must be readable and writable.
-unsafe fn drop_newborn(out: *mut ncclComm_t) {
-    // SAFETY: by contract.
-    let handle = unsafe { *out };
-    if !handle.is_null() {
-        communicator::withdraw(handle, "never born");
-        // SAFETY: by contract.
-        unsafe { *out = std::ptr::null_mut() };
-    }
+    group::run(Task { communicator, work, blocking: Blocking::AsConfigured })
 }
 
 /// `ncclCommInitAll`: one communicator a device, all in this thread.
 ///
 /// # Safety
-/// `out` must be null or have room for `devices.len()` handles.
+/// `out` must have room for `devices.len()` handles.
 pub unsafe fn init_all(out: *mut ncclComm_t, devices: &[i32]) -> Outcome {
     let driver = driver()?;
-    if out.is_null() {
-        return refuse(ncclInvalidArgument, "CommInitAll : comms argument is NULL");
+    let known = driver.devices()?;
+    for (index, device) in devices.iter().enumerate() {
+        if *device < 0 || *device >= known {
+            return refuse(ncclInvalidArgument, format!("Invalid device {device} (totalnDev={known})"));
+        }
+        if devices[..index].contains(device) {
+            return refuse(ncclInvalidUsage, format!("ncclCommInitAll: device {device} is named twice"));
+        }
     }
-    let id = [rendezvous::unique_id()?];
+    let id = [public_unique_id()?];
     let before = driver.context();
     let config = Config { blocking: true, split_share: false, shrink_share: false };
     group::start();
@@ -103,6 +101,14 @@ pub unsafe fn init_all(out: *mut ncclComm_t, devices: &[i32]) -> Outcome {
     let ended = group::end();
     driver.make_current(before)?;
     result.and(ended)
+}
+
+fn public_unique_id() -> Outcome<ncclUniqueId> {
+    let Some(get_unique_id) = reentry::get_unique_id() else { return rendezvous::unique_id() };
+    let mut id = ncclUniqueId { internal: [0; NCCL_UNIQUE_ID_BYTES] };
+    // SAFETY: the place is writable.
+    outcome(unsafe { get_unique_id(&mut id) })?;
+    Ok(id)
 }
 
 /// `ncclCommFinalize`: waits for all that was issued.
@@ -118,7 +124,11 @@ pub fn finalize(handle: ncclComm_t) -> Outcome {
         flushed.wait_idle("ncclCommFinalize");
         Ok(())
     });
-    group::note(group::run(Task { communicator: communicator.clone(), work }))
+    group::note(group::run(Task {
+        communicator: communicator.clone(),
+        work,
+        blocking: Blocking::AsConfigured,
+    }))
 }
 
 /// `ncclCommDestroy`: waits for all that was issued, then lets go. Peers are not waited for.

@@ -6,7 +6,7 @@ use crate::communicator::Communicator;
 use crate::operation::{Call, Kind};
 use crate::refusal::{Outcome, refuse};
 use crate::registration::{COVERED, Coverage, LARGE_BYTES};
-use crate::segment::{Left, MESSAGES_MAX, MessageCard, RING_BLOCK_BYTES, Segment, ring_bytes};
+use crate::segment::{Left, MESSAGES_MAX, MessageCard, RING_BLOCK_BYTES, Segment, absorbed_bytes};
 use crate::strict;
 use nccl_sys::*;
 use std::cell::Cell;
@@ -90,7 +90,7 @@ pub fn run(communicator: &Communicator, messages: &[Message]) -> Result<(), Left
         };
         segment.wait(rank, &communicator.leave, what, || {
             // Every lane gets its turn, whichever moved.
-            lanes.iter_mut().fold(false, |moved, lane| lane.advance(segment, rank) || moved)
+            lanes.iter_mut().filter_map(|lane| lane.advance(segment, rank).then_some(())).count() > 0
         })?;
         lanes.retain(|lane| !lane.messages.is_empty());
     }
@@ -155,7 +155,7 @@ impl Lane {
         }
         while self.moved < message.card.bytes {
             let written = pair.written.load(Relaxed);
-            let room = ring_bytes(segment.ranks()) - (written - pair.consumed.load(Acquire));
+            let room = absorbed_bytes(segment.ranks()) - (written - pair.consumed.load(Acquire));
             if room == 0 {
                 break;
             }

@@ -3,9 +3,10 @@
 use crate::communicator::{Communicator, find_for_operation};
 use crate::driver::driver;
 use crate::operators::{self, Recipe};
-use crate::refusal::{Outcome, refuse};
+use crate::refusal::{Outcome, outcome, refuse};
 use crate::segment::CallCard;
-use crate::{arguments, collective, group, mailbox, registration, strict, window};
+use crate::settings::settings;
+use crate::{arguments, collective, group, mailbox, reentry, registration, strict, window};
 use nccl_sys::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -162,13 +163,26 @@ struct Operation {
 /// Checks a call and holds it until the outermost group ends, which may be at once.
 pub fn enqueue(handle: ncclComm_t, call: Call) -> Outcome {
     let communicator = group::note(find_for_operation(handle, call.kind.name()))?;
+    if settings().log {
+        strict::say(&format!("{}: {}", communicator.name(), call.describe()));
+    }
     let inside = communicator.enter(call.kind.name());
     group::start();
     let held = check(&communicator, call).map(|queued| queued.into_iter().for_each(group::hold));
     drop(inside);
     let held = group::note(held);
-    let ended = group::end();
-    held.and(ended)
+    held.and(group::end())?;
+    if communicator.config.blocking { Ok(()) } else { ask_state(handle) }
+}
+
+/// What NCCL answers for a nonblocking communicator, asked by the public name.
+fn ask_state(handle: ncclComm_t) -> Outcome {
+    let mut state = ncclSuccess;
+    if let Some(get_async_error) = reentry::get_async_error() {
+        // SAFETY: the handle was found just now, the place is writable.
+        outcome(unsafe { get_async_error(handle, &mut state) })?;
+    }
+    outcome(state)
 }
 
 fn check(communicator: &Arc<Communicator>, call: Call) -> Outcome<Option<Queued>> {
@@ -197,6 +211,10 @@ pub fn launch_all(mut queued: Vec<Queued>) -> Outcome {
 
 fn launch(communicator: &Arc<Communicator>, queued: Vec<Queued>) -> Outcome {
     let _inside = communicator.enter("ncclGroupEnd");
+    if communicator.finalized.load(SeqCst) && !communicator.leave.load(SeqCst) && strict::enabled() {
+        let line = format!("{} after ncclCommFinalize or ncclCommDestroy", queued[0].call.describe());
+        strict::fail(communicator.segment(), communicator.rank, &[line]);
+    }
     let driver = driver()?;
     let mut streams: Vec<usize> = Vec::new();
     for entry in &queued {

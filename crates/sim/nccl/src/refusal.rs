@@ -30,6 +30,11 @@ pub fn last_error() -> *const libc::c_char {
     lock(&LAST_ERROR).0.as_ptr().cast()
 }
 
+/// A code as an outcome.
+pub fn outcome(code: ncclResult_t) -> Outcome {
+    if code == ncclSuccess { Ok(()) } else { Err(code) }
+}
+
 /// NCCL's own sentences.
 pub fn code_text(code: ncclResult_t) -> &'static CStr {
     match code {

@@ -159,8 +159,13 @@ struct Layout {
 }
 
 /// Unreceived bytes that a send absorbs, as measured on NCCL.
-pub fn ring_bytes(ranks: usize) -> u64 {
+pub fn absorbed_bytes(ranks: usize) -> u64 {
     if ranks <= 2 { 64 << 20 } else { 32 << 20 }
+}
+
+/// One block more than is absorbed: the sender never comes into the block that the receiver is about to give back.
+fn ring_bytes(ranks: usize) -> u64 {
+    absorbed_bytes(ranks) + RING_BLOCK_BYTES
 }
 
 fn layout(ranks: usize) -> Layout {
@@ -325,6 +330,7 @@ impl Segment {
     ) -> Result<(), Left> {
         let record = self.rank(rank);
         let mut started = None;
+        let mut told = Instant::now();
         loop {
             let bell = record.bell.load(SeqCst);
             if ready() {
@@ -339,11 +345,14 @@ impl Segment {
             if self.header().failed.load(SeqCst) != 0 {
                 strict::follow(self, rank);
             }
-            let since = *started.get_or_insert_with(|| {
+            let since = *started.get_or_insert_with(Instant::now);
+            // Told anew now and then, for what is missing changes while this rank sleeps.
+            if told <= since || told.elapsed() > NAP / 2 {
                 record.waits_for.set(&what());
-                Instant::now()
-            });
+                told = Instant::now();
+            }
             if since.elapsed() > settings().timeout {
+                record.waits_for.set(&what());
                 dump::stuck(self, rank);
             }
             record.waiters.fetch_add(1, SeqCst);

@@ -3,7 +3,7 @@
 use crate::communicator::{self, Birth, Communicator, Config, find};
 use crate::driver::driver;
 use crate::exchange::{Note, SPLIT, exchange};
-use crate::group::{self, Task};
+use crate::group::{self, Blocking, Task};
 use crate::order::Order;
 use crate::refusal::{Outcome, refuse};
 use crate::rendezvous::{self, Member, Token};
@@ -66,7 +66,7 @@ pub unsafe fn split(
         let share = config.split_share && !splitting.revoked.load(SeqCst);
         bear(&splitting, rank, members.len(), token, config, share, out)
     });
-    group::note(group::run(Task { communicator: parent.clone(), work }))
+    group::note(group::run(Task { communicator: parent.clone(), work, blocking: Blocking::AsConfigured }))
 }
 
 fn parent_notes(parent: &Communicator, note: Note) -> Option<Vec<Note>> {
@@ -121,7 +121,7 @@ pub unsafe fn shrink(
     let share = config.shrink_share && flags & SHRINK_ABORT == 0 && !parent.revoked.load(SeqCst);
     let shrinking = parent.clone();
     let work = Box::new(move || bear(&shrinking, rank, survivors.len(), token, config, share, out));
-    group::note(group::run(Task { communicator: parent.clone(), work }))
+    group::note(group::run(Task { communicator: parent.clone(), work, blocking: Blocking::AsConfigured }))
 }
 
 const SHRINK_ABORT: i32 = 1;

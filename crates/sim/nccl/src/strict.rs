@@ -1,5 +1,6 @@
 //! What happens when misuse is found: lines on stderr, then the end of the process with status 86.
 
+use crate::dump;
 use crate::segment::Segment;
 use crate::settings::settings;
 use std::sync::atomic::Ordering::SeqCst;
@@ -18,10 +19,17 @@ pub fn say(text: &str) {
     unsafe { libc::write(2, line.as_ptr().cast(), line.len()) };
 }
 
-/// Ends the process.
+unsafe extern "C" {
+    static stdout: *mut libc::FILE;
+}
+
+/// Ends the process. What the program has printed so far is not lost.
 pub fn leave() -> ! {
-    // SAFETY: _exit runs no handlers, which may wait for threads that are stuck.
-    unsafe { libc::_exit(STATUS) }
+    // SAFETY: `stdout` is libc's. _exit runs no handlers, which may wait for threads that are stuck.
+    unsafe {
+        libc::fflush(stdout);
+        libc::_exit(STATUS)
+    }
 }
 
 /// How lines name a communicator and a rank.
@@ -46,7 +54,10 @@ pub fn follow(segment: &Segment, rank: usize) -> ! {
     let failed = segment.header().failed.load(SeqCst) - 1;
     let call = segment.rank(rank).call.get();
     let doing = if call.is_empty() { String::new() } else { format!(" while in {call}") };
-    say(&format!("{}: leaves{doing}, because rank {failed} reported misuse", self::name(segment, rank)));
+    let line =
+        format!("{}: leaves{doing}, because rank {failed} reported a failure", self::name(segment, rank));
+    let lines: Vec<String> = std::iter::once(line).chain(dump::elsewhere(segment)).collect();
+    say(&lines.join("\nsim-nccl: "));
     segment.unlink();
     leave()
 }

@@ -1,6 +1,7 @@
 //! Windows: symmetric registrations that all ranks make together; and what the ranks of a collective must agree on.
 
 use crate::communicator::Communicator;
+use crate::driver::driver;
 use crate::exchange::{Note, WINDOW_REGISTER, exchange};
 use crate::operation::{Buffer, Call, Kind};
 use crate::operators::Recipe;
@@ -11,6 +12,8 @@ use crate::strict;
 use nccl_sys::*;
 
 const SYMMETRIC: i32 = 1;
+/// NCCL_WIN_REQUIRED_ALIGNMENT, counted from the start of the allocation.
+const ALIGNMENT_BYTES: usize = 4096;
 
 #[derive(Clone, Copy, Debug)]
 pub struct Window {
@@ -44,6 +47,16 @@ impl Windows {
 /// Registers a window with all ranks.
 pub fn register(communicator: &Communicator, buffer: Buffer, flags: i32) -> Outcome<usize> {
     communicator.ensure_ready()?;
+    let driver = driver()?;
+    if !(buffer.address - driver.allocation_start(buffer.address)?).is_multiple_of(ALIGNMENT_BYTES) {
+        return refuse(ncclInvalidArgument, "Window address must be suitably aligned.");
+    }
+    if !driver.is_virtual(buffer.address) {
+        return refuse(
+            ncclUnhandledCudaError,
+            "Cuda failure in cuMemRetainAllocationHandle: no memory for windows",
+        );
+    }
     let range = Range::new(buffer.address, buffer.bytes)?;
     if communicator.ranks > 1 {
         let (segment, rank) = (communicator.segment(), communicator.rank);
@@ -179,8 +192,9 @@ fn window_complaint(cards: &[CallCard], call: &Call) -> Option<String> {
     let complain = |name: &str, place: &dyn Fn(&CallCard) -> (u64, u64)| {
         let all = cards.iter().all(in_windows);
         (all && cards.iter().any(|card| place(card) != place(&cards[0]))).then(|| {
-            let text = |(rank, card)| match place(card) {
-                (window, offset) => format!("rank {rank} window {window} offset {offset}"),
+            let text = |(rank, card)| {
+                let (window, offset) = place(card);
+                format!("rank {rank} window {window} offset {offset}")
             };
             let list: Vec<String> = cards.iter().enumerate().map(text).collect();
             format!("unequal window offsets of {name}: {}", list.join(", "))

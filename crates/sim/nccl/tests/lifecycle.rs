@@ -1,5 +1,7 @@
 //! Births, children and ends of communicators; arguments; exports.
 
+#![allow(clippy::undocumented_unsafe_blocks, reason = "C calls with the scenario's own buffers, all of them")]
+
 mod support;
 
 use std::process::{Command, Stdio};
@@ -17,6 +19,13 @@ fn child() {
         ("splits", splits),
         ("shrinks", shrinks),
         ("aborts", aborts),
+        ("abort_queued", abort_queued),
+        ("abort_shared_order", abort_shared_order),
+        ("abort_birth", abort_birth),
+        ("full", full),
+        ("scalable", scalable),
+        ("grouped_ends", grouped_ends),
+        ("exits", exits),
         ("revokes", revokes),
         ("duplicate_device", duplicate_device),
         ("arguments", arguments),
@@ -63,6 +72,40 @@ fn aborts_free_streams() {
     expect_success("aborts", Ranks::Processes(2));
 }
 
+/// An abort also ends what is queued behind a stuck operation, on other streams and in shared orders, and births.
+#[test]
+fn aborts_reach_everything() {
+    expect_success("abort_queued", Ranks::Threads(2));
+    expect_success("abort_shared_order", Ranks::Processes(2));
+    expect_success("abort_birth", Ranks::Processes(1));
+}
+
+/// A full /dev/shm is an error code.
+#[test]
+fn no_shared_memory_is_an_error() {
+    expect_success("full", Ranks::Processes(1));
+}
+
+/// Several ids name one communicator; a simulated group runs nothing.
+#[test]
+fn several_ids_and_simulated_groups() {
+    expect_success("scalable", Ranks::Processes(2));
+}
+
+/// Groups hold ends back, of nonblocking communicators too.
+#[test]
+fn ends_in_groups() {
+    expect_success("grouped_ends", Ranks::Threads(2));
+}
+
+/// A program that fails keeps its own status, and its leaks are still listed.
+#[test]
+fn leaks_do_not_hide_a_failure() {
+    let ended = run("exits", Ranks::Processes(1), &[]);
+    assert_eq!(ended[0].status, Some(3), "{ended:?}");
+    assert!(ended[0].stderr.contains("leak: never destroyed"), "{ended:?}");
+}
+
 /// A revoked communicator refuses operations and still splits.
 #[test]
 fn revoked_communicators_split() {
@@ -97,7 +140,8 @@ fn forked_children_are_refused() {
 #[test]
 fn exports_are_those_of_2_28() {
     let library = libraries().join("libnccl.so.2");
-    let output = Command::new("nm").args(["-D", "--defined-only"]).arg(library).stderr(Stdio::null()).output();
+    let output =
+        Command::new("nm").args(["-D", "--defined-only"]).arg(library).stderr(Stdio::null()).output();
     let text = String::from_utf8(output.expect("nm runs").stdout).expect("names");
     let mut names: Vec<&str> = text.lines().filter_map(|line| line.split(' ').nth(2)).collect();
     names.sort();
@@ -114,6 +158,20 @@ fn exports_are_those_of_2_28() {
     assert_eq!(names, wanted);
 }
 
+/// Like the real library, it calls some of its own functions by names that a preloaded library may have taken.
+#[test]
+fn own_names_can_be_taken() {
+    let library = libraries().join("libnccl.so.2");
+    let output = Command::new("readelf").args(["-rW"]).arg(library).output().expect("readelf runs");
+    let text = String::from_utf8(output.stdout).expect("names");
+    for name in ["ncclBroadcast", "ncclGetUniqueId", "ncclCommGetAsyncError"] {
+        assert!(
+            text.lines().any(|line| line.contains("GLOB_DAT") && line.contains(&format!(" {name} "))),
+            "{name}"
+        );
+    }
+}
+
 fn queries(rank: &mut Rank) {
     rank.join();
     let (mut count, mut me, mut device, mut version) = (0, 0, 0, 0);
@@ -122,7 +180,10 @@ fn queries(rank: &mut Rank) {
         assert_eq!((rank.nccl.user_rank)(rank.comm, &mut me), SUCCESS);
         assert_eq!((rank.nccl.device)(rank.comm, &mut device), SUCCESS);
         assert_eq!((rank.nccl.get_version)(&mut version), SUCCESS);
-        assert_eq!((count, me, device, version), (rank.ranks as i32, rank.rank as i32, rank.rank as i32, 22809));
+        assert_eq!(
+            (count, me, device, version),
+            (rank.ranks as i32, rank.rank as i32, rank.rank as i32, 22809)
+        );
         assert_eq!((rank.nccl.finalize)(rank.comm), SUCCESS);
         assert_eq!((rank.nccl.finalize)(rank.comm), INVALID_ARGUMENT);
     }
@@ -143,7 +204,8 @@ fn sum_over(rank: &Rank, comms: &[Comm]) {
     let code = rank.nccl.group(|| {
         for (index, comm) in comms.iter().enumerate() {
             let buffer = buffers[index];
-            let code = unsafe { (rank.nccl.all_reduce)(buffer, buffer, 1, FLOAT32, SUM, *comm, streams[index]) };
+            let code =
+                unsafe { (rank.nccl.all_reduce)(buffer, buffer, 1, FLOAT32, SUM, *comm, streams[index]) };
             assert_eq!(code, SUCCESS);
         }
     });
@@ -212,7 +274,7 @@ fn splits(rank: &mut Rank) {
     let code = rank.nccl.group(|| {
         let code = unsafe { (rank.nccl.split)(rank.comm, color, -me, &mut child, std::ptr::null_mut()) };
         assert_eq!(code, SUCCESS);
-        assert_eq!(unsafe { *(&raw const child) }, Comm(0));
+        assert_eq!(child, Comm(0));
     });
     assert_eq!(code, SUCCESS);
     assert_eq!(child == Comm(0), color == -1);
@@ -229,7 +291,10 @@ fn splits(rank: &mut Rank) {
     let mut second = Comm(0);
     assert_eq!(unsafe { (rank.nccl.split)(rank.comm, 0, 0, &mut second, &mut config) }, SUCCESS);
     let buffer = rank.upload(&[1f32]);
-    assert_eq!(unsafe { (rank.nccl.all_reduce)(buffer, buffer, 1, FLOAT32, SUM, second, rank.stream) }, SUCCESS);
+    assert_eq!(
+        unsafe { (rank.nccl.all_reduce)(buffer, buffer, 1, FLOAT32, SUM, second, rank.stream) },
+        SUCCESS
+    );
     assert_eq!(rank.all_reduce(buffer, buffer, 1), SUCCESS);
     assert_eq!(rank.download::<f32>(buffer, 1), [16.0]);
     assert_eq!(rank.nccl.destroy(child), SUCCESS);
@@ -247,7 +312,10 @@ fn shrinks(rank: &mut Rank) {
         };
         assert_eq!(code, SUCCESS);
         let buffer = rank.upload(&[1f32]);
-        assert_eq!(unsafe { (rank.nccl.all_reduce)(buffer, buffer, 1, FLOAT32, SUM, child, rank.stream) }, SUCCESS);
+        assert_eq!(
+            unsafe { (rank.nccl.all_reduce)(buffer, buffer, 1, FLOAT32, SUM, child, rank.stream) },
+            SUCCESS
+        );
         assert_eq!(rank.download::<f32>(buffer, 1), [2.0]);
         assert_eq!(rank.nccl.destroy(child), SUCCESS);
     }
@@ -270,6 +338,98 @@ fn aborts(rank: &mut Rank) {
     assert_eq!(unsafe { (rank.nccl.async_error)(rank.comm, &mut code) }, INVALID_ARGUMENT);
 }
 
+fn abort_queued(rank: &mut Rank) {
+    rank.join();
+    let buffer = rank.upload(&[1f32]);
+    let first = rank.stream;
+    if rank.rank == 0 {
+        assert_eq!(rank.all_reduce(buffer, buffer, 1), SUCCESS);
+        rank.stream = rank.cuda.stream();
+        assert_eq!(rank.recv(buffer, 4, 1), SUCCESS);
+    }
+    assert_eq!(unsafe { (rank.nccl.abort)(rank.comm) }, SUCCESS);
+    rank.synchronize();
+    rank.cuda.synchronize(first);
+}
+
+/// The child's stuck operation goes, the parent's runs after it.
+fn abort_shared_order(rank: &mut Rank) {
+    rank.join();
+    let mut config = Config { split_share: 1, ..Config::default() };
+    let mut child = Comm(0);
+    assert_eq!(unsafe { (rank.nccl.split)(rank.comm, 0, 0, &mut child, &mut config) }, SUCCESS);
+    let buffer = rank.upload(&[1f32]);
+    let other = rank.cuda.stream();
+    if rank.rank == 0 {
+        assert_eq!(unsafe { (rank.nccl.recv)(buffer, 1, FLOAT32, 1, child, other) }, SUCCESS);
+    }
+    assert_eq!(rank.all_reduce(buffer, buffer, 1), SUCCESS);
+    assert_eq!(unsafe { (rank.nccl.abort)(child) }, SUCCESS);
+    assert_eq!(rank.download::<f32>(buffer, 1), [2.0]);
+    rank.cuda.synchronize(other);
+    rank.leave();
+}
+
+fn abort_birth(rank: &mut Rank) {
+    let mut config = Config { blocking: 0, ..Config::default() };
+    let mut comm = Comm(0);
+    let code = unsafe { (rank.nccl.init_rank_config)(&mut comm, 2, UniqueId(rank.id), 0, &mut config) };
+    assert_eq!(code, IN_PROGRESS);
+    assert_eq!(unsafe { (rank.nccl.abort)(comm) }, SUCCESS);
+}
+
+fn scalable(rank: &mut Rank) {
+    let mut ids = [UniqueId(rank.id); 2];
+    ids[1].0[5] ^= 1;
+    let (ranks, me) = (rank.ranks as i32, rank.rank as i32);
+    let (mut comm, mut config) = (Comm(0), Config::default());
+    let code =
+        unsafe { (rank.nccl.init_rank_scalable)(&mut comm, ranks, me, 2, ids.as_mut_ptr(), &mut config) };
+    assert_eq!(code, SUCCESS);
+    rank.comm = comm;
+    let buffer = rank.upload(&[1f32]);
+    assert_eq!(unsafe { (rank.nccl.group_start)() }, SUCCESS);
+    assert_eq!(rank.all_reduce(buffer, buffer, 1), SUCCESS);
+    let mut info = SimInfo { size: size_of::<SimInfo>(), magic: 0x7468_5283, version: 22809, time: -1.0 };
+    assert_eq!(unsafe { (rank.nccl.group_simulate_end)(&mut info) }, SUCCESS);
+    assert!(info.time > 0.0);
+    assert_eq!(rank.download::<f32>(buffer, 1), [1.0]);
+    rank.leave();
+}
+
+fn grouped_ends(rank: &mut Rank) {
+    rank.join();
+    let mut config = Config { blocking: 0, ..Config::default() };
+    let mut id = rank.id;
+    id[0] ^= 0xff;
+    let (ranks, me) = (rank.ranks as i32, rank.rank as i32);
+    let mut other = Comm(0);
+    unsafe { (rank.nccl.init_rank_config)(&mut other, ranks, UniqueId(id), me, &mut config) };
+    assert_eq!(settle(rank, other), SUCCESS);
+    let code = rank.nccl.group(|| {
+        assert_eq!(rank.nccl.destroy(other), SUCCESS);
+        assert_eq!(rank.nccl.destroy(rank.comm), SUCCESS);
+    });
+    assert_eq!(code, SUCCESS);
+    assert_eq!(rank.nccl.destroy(rank.comm), INVALID_ARGUMENT);
+}
+
+fn exits(rank: &mut Rank) {
+    rank.join();
+    std::process::exit(3);
+}
+
+/// A limit on file sizes stands for a full file system.
+fn full(rank: &mut Rank) {
+    let limit = libc::rlimit { rlim_cur: 4096, rlim_max: 4096 };
+    unsafe {
+        libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+        libc::setrlimit(libc::RLIMIT_FSIZE, &limit);
+    }
+    assert_eq!(rank.nccl.init_rank(1, rank.id, 0), Err(SYSTEM_ERROR));
+    assert!(rank.nccl.last_error().starts_with("/dev/shm"), "{}", rank.nccl.last_error());
+}
+
 fn revokes(rank: &mut Rank) {
     rank.join();
     let buffer = rank.upload(&[1f32]);
@@ -281,7 +441,10 @@ fn revokes(rank: &mut Rank) {
     assert_eq!(rank.all_reduce(buffer, buffer, 1), INVALID_USAGE);
     let mut child = Comm(0);
     assert_eq!(unsafe { (rank.nccl.split)(rank.comm, 0, 0, &mut child, std::ptr::null_mut()) }, SUCCESS);
-    assert_eq!(unsafe { (rank.nccl.all_reduce)(buffer, buffer, 1, FLOAT32, SUM, child, rank.stream) }, SUCCESS);
+    assert_eq!(
+        unsafe { (rank.nccl.all_reduce)(buffer, buffer, 1, FLOAT32, SUM, child, rank.stream) },
+        SUCCESS
+    );
     assert_eq!(rank.download::<f32>(buffer, 1), [2.0]);
     assert_eq!(rank.nccl.destroy(child), SUCCESS);
     rank.leave();

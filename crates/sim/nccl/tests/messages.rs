@@ -1,5 +1,7 @@
 //! Sends, receives, groups, the total order and the depth of the FIFO.
 
+#![allow(clippy::undocumented_unsafe_blocks, reason = "C calls with the scenario's own buffers, all of them")]
+
 mod support;
 
 use support::*;
@@ -21,6 +23,7 @@ fn child() {
         ("total_order", total_order),
         ("two_communicators", two_communicators),
         ("many_streams", many_streams),
+        ("mixture", mixture),
     ]);
 }
 
@@ -42,28 +45,33 @@ fn self_sends() {
 #[test]
 fn fifo_of_messages() {
     expect_success("eight_messages", Ranks::Processes(2));
-    expect_failure("nine_messages", Ranks::Processes(2), &[("WINDLASS_SIM_TIMEOUT_MS", "300")], &[
-        "no progress for 300 ms, waits for rank 1 to receive",
-        "8 messages",
-    ]);
+    expect_failure(
+        "nine_messages",
+        Ranks::Processes(2),
+        &[("WINDLASS_SIM_TIMEOUT_MS", "1000")],
+        &["no progress for 1000 ms, waits for rank 1 to receive", "8 messages"],
+    );
 }
 
 /// 64 MiB complete before their receive is posted, 72 MiB do not; with four ranks 32 and 40.
 #[test]
 fn fifo_of_bytes() {
-    let short = [("WINDLASS_SIM_TIMEOUT_MS", "500")];
+    let short = [("WINDLASS_SIM_TIMEOUT_MS", "1000")];
     expect_success("fits", Ranks::Processes(2));
     expect_failure("exceeds", Ranks::Processes(2), &short, &["Send of 75497472 bytes, 67108864 taken"]);
     expect_success("fits_four", Ranks::Threads(4));
-    expect_failure("exceeds_four", Ranks::Threads(4), &short, &["Send of 41943040 bytes, 33554432 taken"]);
+    expect_failure("exceeds_four", Ranks::Processes(4), &short, &["Send of 41943040 bytes, 33554432 taken"]);
 }
 
 /// An operation starts only when the rank's earlier ones have finished, also on other streams.
 #[test]
 fn one_order_for_all_streams() {
-    expect_failure("total_order", Ranks::Processes(2), &[("WINDLASS_SIM_TIMEOUT_MS", "300")], &[
-        "an earlier operation of this rank that has not started",
-    ]);
+    expect_failure(
+        "total_order",
+        Ranks::Processes(2),
+        &[("WINDLASS_SIM_TIMEOUT_MS", "1000")],
+        &["an earlier operation of this rank that has not started"],
+    );
 }
 
 /// Two communicators in one group, and one group over several streams.
@@ -73,6 +81,74 @@ fn groups_over_communicators_and_streams() {
     expect_success("many_streams", Ranks::Processes(2));
 }
 
+/// A long random mixture on two communicators and two streams, which each rank picks for itself, keeps its data.
+#[test]
+fn mixtures() {
+    expect_success("mixture", Ranks::Processes(4));
+    expect_success("mixture", Ranks::Threads(8));
+}
+
+/// Numbers that are equal on all ranks that start with the same seed.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % limit
+    }
+}
+
+fn mixture(rank: &mut Rank) {
+    rank.join();
+    let (me, ranks, nccl, world) = (rank.rank, rank.ranks, rank.nccl, rank.comm);
+    // A child in reverse order.
+    let mut reversed = Comm(0);
+    assert_eq!(unsafe { (nccl.split)(world, 0, -(me as i32), &mut reversed, std::ptr::null_mut()) }, SUCCESS);
+    let streams = [rank.stream, rank.cuda.stream()];
+    let (mut shared, mut own) = (Random(1), Random(me as u64 + 7));
+    let mut expected: Vec<(usize, Vec<u8>)> = Vec::new();
+    for _ in 0..60 {
+        let child = shared.below(2) == 1;
+        let (comm, position) = if child { (reversed, ranks - 1 - me) } else { (world, me) };
+        (rank.comm, rank.stream) = (comm, streams[own.below(2)]);
+        match shared.below(3) {
+            0 => {
+                let (bytes, shift) = (shared.below(600_000), 1 + shared.below(ranks - 1));
+                let (to, from) = ((position + shift) % ranks, (position + ranks - shift) % ranks);
+                let send = rank.upload(&vec![position as u8 + 1; bytes]);
+                let receive = rank.upload(&vec![0u8; bytes]);
+                let code = nccl.group(|| {
+                    assert_eq!(rank.recv(receive, bytes, from), SUCCESS);
+                    assert_eq!(rank.send(send, bytes, to), SUCCESS);
+                });
+                assert_eq!(code, SUCCESS);
+                expected.push((receive, vec![from as u8 + 1; bytes]));
+            }
+            1 => {
+                let count = 1 + shared.below(40_000);
+                let buffer = rank.upload(&vec![position as u8 + 1; count]);
+                let code = unsafe { (nccl.all_reduce)(buffer, buffer, count, INT8, SUM, comm, rank.stream) };
+                assert_eq!(code, SUCCESS);
+                expected.push((buffer, vec![(ranks * (ranks + 1) / 2) as u8; count]));
+            }
+            _ => {
+                let (count, root) = (1 + shared.below(300_000), shared.below(ranks));
+                let buffer = rank.upload(&vec![position as u8 + 1; count]);
+                let code = unsafe { (nccl.bcast)(buffer, count, INT8, root as i32, comm, rank.stream) };
+                assert_eq!(code, SUCCESS);
+                expected.push((buffer, vec![root as u8 + 1; count]));
+            }
+        }
+    }
+    streams.iter().for_each(|stream| rank.cuda.synchronize(*stream));
+    for (step, (buffer, bytes)) in expected.iter().enumerate() {
+        assert!(rank.download::<u8>(*buffer, bytes.len()) == *bytes, "step {step}");
+    }
+    rank.comm = world;
+    assert_eq!(nccl.destroy(reversed), SUCCESS);
+    rank.leave();
+}
+
 fn pattern(rank: usize, bytes: usize) -> Vec<u8> {
     (0..bytes).map(|index| (index * 31 + rank * 7 + index / 251) as u8).collect()
 }
@@ -80,7 +156,7 @@ fn pattern(rank: usize, bytes: usize) -> Vec<u8> {
 fn ring(rank: &mut Rank) {
     rank.join();
     let (next, previous) = ((rank.rank + 1) % rank.ranks, (rank.rank + rank.ranks - 1) % rank.ranks);
-    for bytes in [0, 1, 1000, 300_000, 5 * MIB + 3] {
+    for bytes in [0, 1, 1000, 300_000, MIB + 3] {
         let send = rank.upload(&pattern(rank.rank, bytes));
         let receive = rank.upload(&vec![0u8; bytes]);
         let code = rank.nccl.group(|| {
@@ -90,15 +166,22 @@ fn ring(rank: &mut Rank) {
         assert_eq!(code, SUCCESS);
         assert_eq!(rank.download::<u8>(receive, bytes), pattern(previous, bytes), "{bytes} bytes");
     }
-    // Larger than the FIFO, both ways at once.
-    let bytes = 70 * MIB;
-    let (send, receive) = (rank.upload(&vec![rank.rank as u8; bytes]), rank.upload(&vec![9u8; bytes]));
+    // Larger than the FIFO, both ways at once, from an odd position in the ring on.
+    let bytes = if rank.ranks == 2 { 70 * MIB } else { 34 * MIB };
+    let block = |rank| pattern(rank, 999_983);
+    let fill = |rank| {
+        let mut all = block(rank).repeat(bytes.div_ceil(999_983));
+        all.truncate(bytes);
+        all
+    };
+    let (send, receive) = (rank.upload(&fill(rank.rank)), rank.upload(&vec![9u8; bytes]));
     let code = rank.nccl.group(|| {
         assert_eq!(rank.recv(receive, bytes, previous), SUCCESS);
         assert_eq!(rank.send(send, bytes, next), SUCCESS);
     });
     assert_eq!(code, SUCCESS);
-    assert_eq!(rank.download::<u8>(receive + bytes - 4, 4), [previous as u8; 4]);
+    let got = rank.download::<u8>(receive, bytes);
+    assert!(got == fill(previous));
     rank.leave();
 }
 

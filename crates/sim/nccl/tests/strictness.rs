@@ -1,5 +1,7 @@
 //! Every strict check ends the process with status 86 and names what is wrong.
 
+#![allow(clippy::undocumented_unsafe_blocks, reason = "C calls with the scenario's own buffers, all of them")]
+
 mod support;
 
 use support::*;
@@ -28,11 +30,17 @@ fn child() {
         ("dead_peer", dead_peer),
         ("never_joined", never_joined),
         ("replay_after_destroy", replay_after_destroy),
+        ("after_finalize", after_finalize),
+        ("same_rank", same_rank),
+        ("different_ranks", different_ranks),
+        ("after_abort", after_abort),
+        ("different_exchanges", different_exchanges),
+        ("destroyed_windows", destroyed_windows),
     ]);
 }
 
 const BOTH: Ranks = Ranks::Processes(2);
-const SHORT: [(&str, &str); 1] = [("WINDLASS_SIM_TIMEOUT_MS", "300")];
+const SHORT: [(&str, &str); 1] = [("WINDLASS_SIM_TIMEOUT_MS", "1000")];
 
 /// Ranks must make the same call with the same arguments.
 #[test]
@@ -63,7 +71,8 @@ fn threads_inside_one_communicator() {
 fn registration_on_some_ranks() {
     let text = "mixed registration of 2097152 bytes: rank 0 registered, rank 1 unregistered";
     expect_failure("mixed_registration", BOTH, &[], &[text]);
-    let text = "rank 0 sends 2097152 bytes from a registered buffer, rank 1 receives into an unregistered buffer";
+    let text =
+        "rank 0 sends 2097152 bytes from a registered buffer, rank 1 receives into an unregistered buffer";
     expect_failure("mixed_messages", BOTH, &[], &[text]);
     let ended = run("mixed_messages", BOTH, &[("WINDLASS_SIM_STRICT", "0")]);
     assert!(ended.iter().all(|ended| ended.status == Some(0)), "{ended:?}");
@@ -72,8 +81,18 @@ fn registration_on_some_ranks() {
 /// Windows are equal on all ranks, and used at equal offsets.
 #[test]
 fn windows_that_differ() {
-    expect_failure("unequal_offsets", BOTH, &[], &["unequal window offsets of sendbuff: rank 0 window 1 offset 0, rank 1"]);
-    expect_failure("unequal_windows", BOTH, &[], &["window registered with unequal sizes", "rank 1: ncclCommWindowRegister of"]);
+    expect_failure(
+        "unequal_offsets",
+        BOTH,
+        &[],
+        &["unequal window offsets of sendbuff: rank 0 window 1 offset 0, rank 1"],
+    );
+    expect_failure(
+        "unequal_windows",
+        BOTH,
+        &[],
+        &["window registered with unequal sizes", "rank 1: ncclCommWindowRegister of"],
+    );
 }
 
 /// Registered memory must not be freed before its registration ends.
@@ -89,22 +108,63 @@ fn use_after_destroy() {
     expect_failure("replay_after_destroy", BOTH, &[], &["after the communicator was destroyed"]);
 }
 
+/// Nor after an abort or a finalize.
+#[test]
+fn use_after_other_ends() {
+    expect_failure("after_finalize", Ranks::Processes(1), &[], &["after ncclCommFinalize"]);
+    expect_failure("after_abort", Ranks::Processes(1), &[], &["was aborted, then used by AllReduce"]);
+}
+
+/// The ranks of a birth agree on how many and who they are, and on what they meet for.
+#[test]
+fn mismatched_meetings() {
+    expect_failure("same_rank", Ranks::Threads(2), &[], &["two callers joined as this rank"]);
+    expect_failure("different_ranks", Ranks::Threads(2), &[], &["but a peer said"]);
+    expect_failure(
+        "different_exchanges",
+        BOTH,
+        &[],
+        &["mismatched calls", "ncclCommSplit", "ncclCommWindowRegister"],
+    );
+}
+
+/// A communicator that takes windows and registrations with it leaks them.
+#[test]
+fn leaks_at_destroy() {
+    expect_failure(
+        "destroyed_windows",
+        BOTH,
+        &[],
+        &["leak: window of 2097152 bytes", "leak: registration of 4096 bytes"],
+    );
+}
+
 /// Capturing is a property of the collective, not of a rank.
 #[test]
 fn captured_on_some_ranks() {
-    expect_failure("captured_on_one", BOTH, &[], &["captured on some ranks only: rank 0 captured, rank 1 eager"]);
+    expect_failure(
+        "captured_on_one",
+        BOTH,
+        &[],
+        &["captured on some ranks only: rank 0 captured, rank 1 eager"],
+    );
 }
 
 /// What was never given back is listed.
 #[test]
 fn leaks_at_exit() {
-    expect_failure("leaks", BOTH, &[], &[
-        "leak: never destroyed",
-        "leak: registration of",
-        "leak: ncclMemAlloc of 4096 bytes",
-        "leak: 1 groups never ended",
-        "leak: 1 reduction operators never destroyed",
-    ]);
+    expect_failure(
+        "leaks",
+        BOTH,
+        &[],
+        &[
+            "leak: never destroyed",
+            "leak: registration of",
+            "leak: ncclMemAlloc of 4096 bytes",
+            "leak: 1 groups never ended",
+            "leak: 1 reduction operators never destroyed",
+        ],
+    );
     let ended = run("leaks", BOTH, &[("WINDLASS_SIM_STRICT", "0")]);
     assert!(ended.iter().all(|ended| ended.status == Some(0)), "{ended:?}");
 }
@@ -112,13 +172,24 @@ fn leaks_at_exit() {
 /// A stuck operation says what every rank waits for.
 #[test]
 fn deadlocks_are_dumped() {
-    expect_failure("missing_peer", Ranks::Processes(3), &SHORT, &[
-        "no progress for 300 ms, waits for rank 2 to take part",
-        "  rank 2 (process",
-        "in Recv(",
-        "waits for rank 0 to send",
-    ]);
-    expect_failure("never_joined", Ranks::Processes(2), &SHORT, &["waits for all ranks to join", "rank 1: has not joined"]);
+    expect_failure(
+        "missing_peer",
+        Ranks::Processes(3),
+        &SHORT,
+        &[
+            "no progress for 1000 ms, waits for rank",
+            "waits for rank 2 to take part",
+            "  rank 2 (process",
+            "in Recv(",
+            "waits for rank 0 to send",
+        ],
+    );
+    expect_failure(
+        "never_joined",
+        Ranks::Processes(2),
+        &SHORT,
+        &["waits for all ranks to join", "rank 1: has not joined"],
+    );
 }
 
 /// A peer that died is named.
@@ -183,8 +254,10 @@ fn two_threads(rank: &mut Rank) {
     let buffer = rank.upload(&[0f32; 64]);
     std::thread::scope(|scope| {
         for _ in 0..4 {
-            scope.spawn(move || loop {
-                unsafe { (nccl.all_reduce)(buffer, buffer, 8, FLOAT32, SUM, comm, stream) };
+            scope.spawn(move || {
+                loop {
+                    unsafe { (nccl.all_reduce)(buffer, buffer, 8, FLOAT32, SUM, comm, stream) };
+                }
             });
         }
     });
@@ -275,7 +348,8 @@ fn captured_on_one(rank: &mut Rank) {
     rank.join();
     let buffer = rank.upload(&[0f32; 64]);
     if rank.rank == 0 {
-        let graph = rank.cuda.capture(rank.stream, || assert_eq!(rank.all_reduce(buffer, buffer, 8), SUCCESS));
+        let graph =
+            rank.cuda.capture(rank.stream, || assert_eq!(rank.all_reduce(buffer, buffer, 8), SUCCESS));
         rank.cuda.launch(graph, rank.stream);
     } else {
         rank.all_reduce(buffer, buffer, 8);
@@ -323,4 +397,50 @@ fn never_joined(rank: &mut Rank) {
     } else {
         unsafe { libc::_exit(86) };
     }
+}
+
+fn after_finalize(rank: &mut Rank) {
+    rank.join();
+    let buffer = rank.upload(&[0f32; 64]);
+    assert_eq!(unsafe { (rank.nccl.finalize)(rank.comm) }, SUCCESS);
+    rank.all_reduce(buffer, buffer, 8);
+}
+
+fn after_abort(rank: &mut Rank) {
+    rank.join();
+    let buffer = rank.upload(&[0f32; 64]);
+    assert_eq!(unsafe { (rank.nccl.abort)(rank.comm) }, SUCCESS);
+    rank.all_reduce(buffer, buffer, 8);
+}
+
+fn same_rank(rank: &mut Rank) {
+    rank.rank = 0;
+    rank.join();
+}
+
+fn different_ranks(rank: &mut Rank) {
+    rank.ranks += rank.rank;
+    rank.join();
+}
+
+fn different_exchanges(rank: &mut Rank) {
+    rank.join();
+    if rank.rank == 0 {
+        let mut child = Comm(0);
+        unsafe { (rank.nccl.split)(rank.comm, 0, 0, &mut child, std::ptr::null_mut()) };
+    } else {
+        let (buffer, mut window) = (rank.nccl.allocate(2 * MIB), 0);
+        unsafe { (rank.nccl.window_register)(rank.comm, buffer, 2 * MIB, &mut window, 1) };
+    }
+}
+
+fn destroyed_windows(rank: &mut Rank) {
+    rank.join();
+    let (buffer, mut window, mut handle) = (rank.nccl.allocate(2 * MIB), 0, 0);
+    unsafe {
+        assert_eq!((rank.nccl.window_register)(rank.comm, buffer, 2 * MIB, &mut window, 1), SUCCESS);
+        assert_eq!((rank.nccl.register)(rank.comm, buffer, 4096, &mut handle), SUCCESS);
+    }
+    rank.leave();
+    assert_eq!(unsafe { (rank.nccl.mem_free)(buffer) }, SUCCESS);
 }

@@ -50,6 +50,15 @@ exports! {
         if found.is_ok() && status != QUERY_SUCCESS { Err(CUDA_ERROR_NOT_FOUND) } else { found }
     }
 
+    // There is no profiler to switch.
+    fn cuProfilerStart() {
+        simulator::simulator().map(drop)
+    }
+
+    fn cuProfilerStop() {
+        simulator::simulator().map(drop)
+    }
+
     // The tables behind this call are the CUDA runtime's private way into the driver; the simulator has none.
     fn cuGetExportTable(table: Out<*const c_void>, id: In<[u8; 16]>) {
         id.get()?;
@@ -114,8 +123,8 @@ fn own_symbol(name: &str) -> Option<*mut c_void> {
     }
     let name = CString::new(name).ok()?;
     let mut here = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
-    // SAFETY: the address is one of this library's functions, and there is room for the answer.
-    let known = unsafe { libc::dladdr(cuInit as *const c_void, here.as_mut_ptr()) };
+    // SAFETY: the address is this function's, which nothing can interpose, and there is room for the answer.
+    let known = unsafe { libc::dladdr(own_symbol as *const c_void, here.as_mut_ptr()) };
     if known == 0 {
         return None;
     }

@@ -9,7 +9,9 @@ use crate::simulator::simulator;
 use crate::stream;
 use crate::sync::lock;
 use crate::table::Handle;
+use crate::user_object::GraphBlock;
 use crate::virtual_memory::{AccessDescription, AllocationProperties, LOCATION_DEVICE};
+use crate::work::Work;
 
 /// `CUmemPool_attribute` numbers: the first four can be set; the release threshold and the gauges are 64 bits wide.
 const RELEASE_THRESHOLD: u32 = 4;
@@ -36,8 +38,10 @@ exports! {
         if address == 0 {
             return Ok(());
         }
-        if stream.is_capturing() {
-            return Err(CUDA_ERROR_NOT_SUPPORTED);
+        if let Some(capturing) = &mut *lock(&stream.capturing) {
+            // Only memory of the same graph: its addresses stay valid from launch to launch, so nothing happens then.
+            let is_ours = lock(&capturing.capture.graph.objects).has_block(address);
+            return if is_ours { capturing.add(Work::Empty) } else { Err(CUDA_ERROR_NOT_SUPPORTED) };
         }
         memory::free_in_order(address, &stream)
     }
@@ -129,10 +133,13 @@ exports! {
 fn allocate(address: &Out<Address>, bytes: usize, pool: Handle, stream: Handle) -> Result<(), Code> {
     address.check()?;
     let stream = stream::find(stream)?;
-    if stream.is_capturing() {
-        // Memory nodes are not simulated.
-        return Err(CUDA_ERROR_NOT_SUPPORTED);
-    }
     context::find(stream.context.handle)?;
-    address.set(memory::allocate(&stream.context, bytes, Kind::Pool(pool))?.base)
+    let Some(capturing) = &mut *lock(&stream.capturing) else {
+        return address.set(memory::allocate(&stream.context, bytes, Kind::Pool(pool))?.base);
+    };
+    capturing.add(Work::Empty)?;
+    let range = memory::allocate(&stream.context, bytes, Kind::Pool(pool))?;
+    let block = GraphBlock { base: range.base, buffer_id: range.buffer_id };
+    lock(&capturing.capture.graph.objects).adopt_block(block);
+    address.set(range.base)
 }

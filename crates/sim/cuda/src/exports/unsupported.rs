@@ -30,12 +30,8 @@ unsupported! {
     cuCheckpointProcessLock
     cuCheckpointProcessRestore
     cuCheckpointProcessUnlock
-    cuCoredumpDeregisterCompleteCallback
-    cuCoredumpDeregisterStartCallback
     cuCoredumpGetAttribute
     cuCoredumpGetAttributeGlobal
-    cuCoredumpRegisterCompleteCallback
-    cuCoredumpRegisterStartCallback
     cuCoredumpSetAttribute
     cuCoredumpSetAttributeGlobal
     cuCtxAttach
@@ -52,13 +48,9 @@ unsupported! {
     cuDestroyExternalMemory
     cuDestroyExternalSemaphore
     cuDevResourceGenerateDesc
-    cuDevSmResourceSplit
     cuDevSmResourceSplitByCount
-    cuDeviceGetCliqueCount
-    cuDeviceGetCliqueInfo
     cuDeviceGetDevResource
     cuDeviceGetExecAffinitySupport
-    cuDeviceGetFabricClusterUuid
     cuDeviceGetGraphMemAttribute
     cuDeviceGetHostAtomicCapabilities
     cuDeviceGetLuid
@@ -74,7 +66,6 @@ unsupported! {
     cuExternalMemoryGetMappedBuffer
     cuExternalMemoryGetMappedMipmappedArray
     cuFlushGPUDirectRDMAWrites
-    cuFuncGetParamCount
     cuFuncSetBlockShape
     cuFuncSetSharedSize
     cuGetProcAddress_v2_ptsz
@@ -85,21 +76,18 @@ unsupported! {
     cuGraphAddMemFreeNode
     cuGraphAddNode
     cuGraphAddNode_v2
-    cuGraphAddNode_v3
     cuGraphBatchMemOpNodeGetParams
     cuGraphConditionalHandleCreate
     cuGraphDebugDotPrint
     cuGraphExecChildGraphNodeSetParams
     cuGraphExecExternalSemaphoresSignalNodeSetParams
     cuGraphExecExternalSemaphoresWaitNodeSetParams
-    cuGraphExecGetId
     cuGraphExecKernelNodeSetParams
     cuGraphExecNodeSetParams
     cuGraphExternalSemaphoresSignalNodeGetParams
     cuGraphExternalSemaphoresSignalNodeSetParams
     cuGraphExternalSemaphoresWaitNodeGetParams
     cuGraphExternalSemaphoresWaitNodeSetParams
-    cuGraphGetId
     cuGraphInstantiate
     cuGraphKernelNodeCopyAttributes
     cuGraphKernelNodeGetAttribute
@@ -110,12 +98,7 @@ unsupported! {
     cuGraphMemAllocNodeGetParams
     cuGraphMemFreeNodeGetParams
     cuGraphMemcpyNodeGetParams
-    cuGraphNodeGetContainingGraph
-    cuGraphNodeGetLocalId
-    cuGraphNodeGetParams
-    cuGraphNodeGetToolsId
     cuGraphNodeSetParams
-    cuGraphNodeSetParams_v2
     cuGraphicsMapResources
     cuGraphicsMapResources_ptsz
     cuGraphicsResourceGetMappedMipmappedArray
@@ -137,12 +120,10 @@ unsupported! {
     cuImportExternalMemory
     cuImportExternalSemaphore
     cuIpcOpenMemHandle
-    cuKernelGetParamCount
     cuLaunch
     cuLaunchCooperativeKernelMultiDevice
     cuLaunchGrid
     cuLaunchGridAsync
-    cuLaunchHostFunc_v2
     cuLibraryEnumerateKernels
     cuLibraryGetGlobal
     cuLibraryGetKernelCount
@@ -156,18 +137,6 @@ unsupported! {
     cuLinkCreate
     cuLinkCreate_v2
     cuLinkDestroy
-    cuLogicalEndpointAddDevice
-    cuLogicalEndpointBindAddr
-    cuLogicalEndpointBindMem
-    cuLogicalEndpointCreate
-    cuLogicalEndpointDestroy
-    cuLogicalEndpointExport
-    cuLogicalEndpointGetLimits
-    cuLogicalEndpointIdRelease
-    cuLogicalEndpointIdReserve
-    cuLogicalEndpointImport
-    cuLogicalEndpointQuery
-    cuLogicalEndpointUnbind
     cuLogsCurrent
     cuLogsDumpToFile
     cuLogsDumpToMemory
@@ -179,13 +148,14 @@ unsupported! {
     cuMemBatchDecompressAsync
     cuMemBatchDecompressAsync_ptsz
     cuMemDiscardAndPrefetchBatchAsync
+    cuMemDiscardAndPrefetchBatchAsync_ptsz
     cuMemDiscardBatchAsync
+    cuMemDiscardBatchAsync_ptsz
     cuMemFree
     cuMemGetAddressRange
     cuMemGetDefaultMemPool
     cuMemGetHandleForAddressRange
     cuMemGetInfo
-    cuMemGetLocationInfo
     cuMemGetMemPool
     cuMemHostGetDevicePointer
     cuMemHostRegister
@@ -197,6 +167,7 @@ unsupported! {
     cuMemPoolImportFromShareableHandle
     cuMemPoolImportPointer
     cuMemPrefetchBatchAsync
+    cuMemPrefetchBatchAsync_ptsz
     cuMemRangeGetAttribute
     cuMemRangeGetAttributes
     cuMemSetMemPool
@@ -208,11 +179,11 @@ unsupported! {
     cuMemcpy3DBatchAsync
     cuMemcpy3DBatchAsync_ptsz
     cuMemcpy3DBatchAsync_v2
+    cuMemcpy3DBatchAsync_v2_ptsz
     cuMemcpy3DPeer
     cuMemcpy3DPeerAsync
     cuMemcpy3DPeerAsync_ptsz
     cuMemcpy3DPeer_ptds
-    cuMemcpy3DWithAttributesAsync
     cuMemcpyAtoA
     cuMemcpyAtoA_v2
     cuMemcpyAtoA_v2_ptds
@@ -228,6 +199,7 @@ unsupported! {
     cuMemcpyBatchAsync
     cuMemcpyBatchAsync_ptsz
     cuMemcpyBatchAsync_v2
+    cuMemcpyBatchAsync_v2_ptsz
     cuMemcpyDtoA
     cuMemcpyDtoA_v2
     cuMemcpyDtoA_v2_ptds
@@ -243,7 +215,6 @@ unsupported! {
     cuMemcpyHtoA_v2_ptds
     cuMemcpyHtoD
     cuMemcpyHtoDAsync
-    cuMemcpyWithAttributesAsync
     cuMemsetD16
     cuMemsetD2D16
     cuMemsetD2D32
@@ -263,9 +234,7 @@ unsupported! {
     cuModuleGetTexRef
     cuMulticastAddDevice
     cuMulticastBindAddr
-    cuMulticastBindAddr_v2
     cuMulticastBindMem
-    cuMulticastBindMem_v2
     cuMulticastCreate
     cuMulticastGetGranularity
     cuMulticastUnbind
@@ -275,22 +244,16 @@ unsupported! {
     cuParamSeti
     cuParamSetv
     cuProfilerInitialize
-    cuProfilerStart
-    cuProfilerStop
     cuSignalExternalSemaphoresAsync
     cuSignalExternalSemaphoresAsync_ptsz
     cuStreamBatchMemOp
     cuStreamBatchMemOp_ptsz
     cuStreamBeginCapture
-    cuStreamBeginCaptureToCig
     cuStreamBeginCapture_ptsz
-    cuStreamBeginRecaptureToGraph
     cuStreamCopyAttributes
     cuStreamCopyAttributes_ptsz
-    cuStreamEndCaptureToCig
     cuStreamGetAttribute
     cuStreamGetAttribute_ptsz
-    cuStreamGetDevResource
     cuStreamGetGreenCtx
     cuStreamSetAttribute
     cuStreamSetAttribute_ptsz

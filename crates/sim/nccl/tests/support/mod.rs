@@ -1,12 +1,12 @@
 //! Scenarios: ranks as threads of one process or as processes, over both stand-ins.
 //!
 //! A test starts this very binary again, with the name of a scenario; the child runs it for its ranks.
-#![allow(dead_code, clippy::undocumented_unsafe_blocks, clippy::missing_safety_doc)]
+#![allow(dead_code, reason = "every test file uses its part")]
 
 pub mod cuda;
 pub mod nccl;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::Barrier;
@@ -76,7 +76,10 @@ pub fn run(scenario: &str, ranks: Ranks, environment: &[(&str, &str)]) -> Vec<En
         .into_iter()
         .map(|child| {
             let output = child.wait_with_output().expect("the child ran");
-            Ended { status: output.status.code(), stderr: String::from_utf8_lossy(&output.stderr).into_owned() }
+            Ended {
+                status: output.status.code(),
+                stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+            }
         })
         .collect()
 }
@@ -87,7 +90,14 @@ fn fresh_id() -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn spawn(scenario: &str, id: &str, first: usize, count: usize, ranks: usize, environment: &[(&str, &str)]) -> Child {
+fn spawn(
+    scenario: &str,
+    id: &str,
+    first: usize,
+    count: usize,
+    ranks: usize,
+    environment: &[(&str, &str)],
+) -> Child {
     let mut command = Command::new(std::env::current_exe().expect("this binary"));
     command
         .args(["--exact", "child", "--ignored", "--nocapture", "--test-threads=1"])
@@ -105,16 +115,21 @@ fn spawn(scenario: &str, id: &str, first: usize, count: usize, ranks: usize, env
 
 /// A folder with the stand-ins under the names that programs load.
 pub fn libraries() -> PathBuf {
+    // Where cargo puts what tests depend on; the copies one folder up are those of the last `cargo build`.
     let executable = std::env::current_exe().expect("this binary");
-    let built = executable.parent().and_then(Path::parent).expect("target/PROFILE/deps/BINARY").to_owned();
+    let built = executable.parent().expect("target/PROFILE/deps/BINARY").to_owned();
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("libraries");
     std::fs::create_dir_all(&folder).expect("a folder in the target directory");
     for (name, file) in [("libnccl.so.2", "libsim_nccl.so"), ("libcuda.so.1", "libsim_cuda.so")] {
         let target = built.join(file);
         if !target.exists() {
             let package = if file == "libsim_cuda.so" { "sim-cuda" } else { "sim-nccl" };
-            let status = Command::new(env!("CARGO")).args(["build", "-p", package]).status();
-            assert!(status.is_ok_and(|status| status.success()), "cargo build -p {package}");
+            let mut build = Command::new(env!("CARGO"));
+            build.args(["build", "-p", package]);
+            if built.ends_with("release/deps") {
+                build.arg("--release");
+            }
+            assert!(build.status().is_ok_and(|status| status.success()), "cargo build -p {package}");
         }
         let link = folder.join(name);
         if std::fs::read_link(&link).ok().as_ref() != Some(&target) {

@@ -40,6 +40,15 @@ pub struct Config {
     pub rest: [i32; 6],
 }
 
+/// `ncclSimInfo_t`.
+#[repr(C)]
+pub struct SimInfo {
+    pub size: usize,
+    pub magic: u32,
+    pub version: u32,
+    pub time: f32,
+}
+
 impl Default for Config {
     fn default() -> Self {
         let none = i32::MIN;
@@ -85,6 +94,8 @@ functions! {
     get_version = "ncclGetVersion": fn(*mut i32);
     init_rank_config = "ncclCommInitRankConfig": fn(*mut Comm, i32, UniqueId, i32, *mut Config);
     init_rank_c = "ncclCommInitRank": fn(*mut Comm, i32, UniqueId, i32);
+    init_rank_scalable = "ncclCommInitRankScalable": fn(*mut Comm, i32, i32, i32, *mut UniqueId, *mut Config);
+    group_simulate_end = "ncclGroupSimulateEnd": fn(*mut SimInfo);
     init_all = "ncclCommInitAll": fn(*mut Comm, i32, *const i32);
     finalize = "ncclCommFinalize": fn(Comm);
     destroy_c = "ncclCommDestroy": fn(Comm);

@@ -1,0 +1,15 @@
+//! Runs one function many times, to be counted from outside: `instructions WHAT HOW TIMES`, with WHAT `pass` or
+//! `seen` and HOW `direct` or `through`. Two runs that differ in TIMES give the instructions of one call.
+
+mod support;
+
+use support::Functions;
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    let [what, how, times] = &arguments[..] else { return };
+    let (direct, through) = Functions::both();
+    let functions = if how == "direct" { direct } else { through };
+    let call = if what == "pass" { Functions::call_count } else { Functions::call_all_reduce };
+    (0..times.parse().unwrap_or(0u64)).for_each(|_| call(&functions));
+}

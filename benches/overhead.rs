@@ -1,0 +1,24 @@
+//! What Windlass adds to a call: each function of the null library direct and through Windlass, in one run.
+
+mod support;
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use support::Functions;
+
+fn overhead(criterion: &mut Criterion) {
+    let (direct, through) = Functions::both();
+    let calls: [(&str, fn(&Functions)); 3] = [
+        ("ncclCommCount (passed on)", Functions::call_count),
+        ("ncclAllReduce (seen and counted)", Functions::call_all_reduce),
+        ("ncclGroupStart + ncclGroupEnd", Functions::call_group),
+    ];
+    for (name, call) in calls {
+        let mut group = criterion.benchmark_group(name);
+        group.bench_function("direct", |bencher| bencher.iter(|| call(&direct)));
+        group.bench_function("through Windlass", |bencher| bencher.iter(|| call(&through)));
+        group.finish();
+    }
+}
+
+criterion_group!(benches, overhead);
+criterion_main!(benches);

@@ -1,0 +1,317 @@
+use crate::driver::*;
+use std::ffi::c_void;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+
+const GLOBAL: u32 = 0;
+const THREAD_LOCAL: u32 = 1;
+const RELAXED: u32 = 2;
+
+const UNSUPPORTED: u32 = 900;
+const INVALIDATED: u32 = 901;
+
+fn end(stream: Handle) -> Handle {
+    made(|graph| cuStreamEndCapture(stream, graph))
+}
+
+#[test]
+fn a_fork_and_join_replays_in_order_as_often_as_launched() {
+    start();
+    let (main, side) = (stream(), stream());
+    let (fork, join) = (event(), event());
+    let list = Arc::new(Mutex::new(Vec::new()));
+    ok(cuStreamBeginCapture_v2(main, GLOBAL));
+    note(main, &list, 1);
+    ok(cuEventRecord(fork, main));
+    ok(cuStreamWaitEvent(side, fork, 0));
+    let mut status = 0;
+    ok(cuStreamIsCapturing(side, &mut status));
+    assert_eq!(status, 1);
+    note(side, &list, 2);
+    note(main, &list, 2);
+    ok(cuEventRecord(join, side));
+    ok(cuStreamWaitEvent(main, join, 0));
+    note(main, &list, 3);
+    let graph = end(main);
+    assert!(list.lock().unwrap().is_empty());
+    let mut nodes = 0;
+    ok(cuGraphGetNodes(graph, std::ptr::null_mut(), &mut nodes));
+    assert_eq!(nodes, 4);
+    let executable = instantiate(graph);
+    ok(cuGraphDestroy(graph));
+    ok(cuGraphLaunch(executable, main));
+    ok(cuGraphLaunch(executable, side));
+    ok(cuCtxSynchronize());
+    assert_eq!(*list.lock().unwrap(), [1, 2, 2, 3, 1, 2, 2, 3]);
+    ok(cuGraphExecDestroy(executable));
+    [fork, join].into_iter().for_each(|event| ok(cuEventDestroy_v2(event)));
+    [main, side].into_iter().for_each(|stream| ok(cuStreamDestroy_v2(stream)));
+}
+
+extern "C" fn meet(data: *mut c_void) {
+    // SAFETY: the test keeps the pair alive until the graph has run.
+    let (sender, receiver) = unsafe { &*data.cast::<(Sender<()>, Mutex<Receiver<()>>)>() };
+    sender.send(()).expect("the other branch lives");
+    receiver.lock().expect("no panics").recv().expect("the other branch comes");
+}
+
+#[test]
+fn branches_of_a_graph_that_wait_for_each_other_both_run() {
+    start();
+    let (main, side) = (stream(), stream());
+    let (fork, join) = (event(), event());
+    let (to_side, from_main) = channel::<()>();
+    let (to_main, from_side) = channel::<()>();
+    let pairs = [(to_side, Mutex::new(from_side)), (to_main, Mutex::new(from_main))];
+    ok(cuStreamBeginCapture_v2(main, GLOBAL));
+    ok(cuEventRecord(fork, main));
+    ok(cuStreamWaitEvent(side, fork, 0));
+    ok(cuLaunchHostFunc(main, meet, (&raw const pairs[0]).cast_mut().cast()));
+    ok(cuLaunchHostFunc(side, meet, (&raw const pairs[1]).cast_mut().cast()));
+    ok(cuEventRecord(join, side));
+    ok(cuStreamWaitEvent(main, join, 0));
+    let graph = end(main);
+    let executable = instantiate(graph);
+    ok(cuGraphLaunch(executable, main));
+    ok(cuStreamSynchronize(main));
+    ok(cuGraphExecDestroy(executable));
+    ok(cuGraphDestroy(graph));
+}
+
+#[test]
+fn an_unsafe_call_is_refused_and_ends_a_global_capture() {
+    start();
+    let stream = stream();
+    let mut address = 0;
+    ok(cuStreamBeginCapture_v2(stream, GLOBAL));
+    assert_eq!(cuMemAlloc_v2(&mut address, 64), UNSUPPORTED);
+    let mut graph = 1;
+    assert_eq!(cuStreamEndCapture(stream, &mut graph), INVALIDATED);
+    assert_eq!(graph, 0);
+    ok(cuStreamBeginCapture_v2(stream, RELAXED));
+    ok(cuMemAlloc_v2(&mut address, 64));
+    assert_eq!(cuStreamSynchronize(stream), UNSUPPORTED);
+    assert_eq!(cuStreamEndCapture(stream, &mut graph), INVALIDATED);
+    ok(cuMemFree_v2(address));
+    ok(cuStreamDestroy_v2(stream));
+}
+
+#[test]
+fn another_thread_is_bound_by_a_global_capture_only_and_not_in_relaxed_mode() {
+    let context = start();
+    let stream = stream();
+    let allocate = move |mode: u32| {
+        let thread = std::thread::spawn(move || {
+            ok(cuCtxSetCurrent(context));
+            let mut mode = mode;
+            ok(cuThreadExchangeStreamCaptureMode(&mut mode));
+            assert_eq!(mode, GLOBAL);
+            let mut address = 0;
+            (cuMemAlloc_v2(&mut address, 64), address)
+        });
+        thread.join().unwrap()
+    };
+    let mut graph = 0;
+    ok(cuStreamBeginCapture_v2(stream, THREAD_LOCAL));
+    let (code, first) = allocate(GLOBAL);
+    ok(code);
+    ok(cuStreamEndCapture(stream, &mut graph));
+    ok(cuGraphDestroy(graph));
+    ok(cuStreamBeginCapture_v2(stream, GLOBAL));
+    let (code, second) = allocate(RELAXED);
+    ok(code);
+    assert_eq!(allocate(GLOBAL).0, UNSUPPORTED);
+    assert_eq!(cuStreamEndCapture(stream, &mut graph), INVALIDATED);
+    [first, second].into_iter().for_each(|address| ok(cuMemFree_v2(address)));
+    ok(cuStreamDestroy_v2(stream));
+}
+
+#[test]
+fn mistakes_in_a_capture_have_their_own_codes() {
+    start();
+    let (main, side) = (stream(), stream());
+    let blocking = made(|out| cuStreamCreate(out, 0));
+    let (fork, foreign) = (event(), event());
+    let list = Arc::new(Mutex::new(Vec::new()));
+    let mut graph = 0;
+    // The legacy stream.
+    assert_eq!(cuStreamBeginCapture_v2(0, GLOBAL), 900);
+    ok(cuStreamBeginCapture_v2(blocking, GLOBAL));
+    assert_eq!(cuEventRecord(foreign, 0), 906);
+    assert_eq!(cuStreamEndCapture(blocking, &mut graph), INVALIDATED);
+    // A forked stream that never comes back.
+    ok(cuStreamBeginCapture_v2(main, GLOBAL));
+    ok(cuEventRecord(fork, main));
+    ok(cuStreamWaitEvent(side, fork, 0));
+    note(side, &list, 1);
+    assert_eq!(cuStreamEndCapture(side, &mut graph), 903);
+    assert_eq!(cuStreamEndCapture(main, &mut graph), INVALIDATED);
+    ok(cuStreamBeginCapture_v2(main, GLOBAL));
+    ok(cuEventRecord(fork, main));
+    ok(cuStreamWaitEvent(side, fork, 0));
+    note(side, &list, 1);
+    assert_eq!(cuStreamEndCapture(main, &mut graph), 904);
+    // Work outside the capture, and an event within one.
+    ok(cuEventRecord(foreign, side));
+    ok(cuStreamBeginCapture_v2(main, RELAXED));
+    assert_eq!(cuStreamWaitEvent(main, foreign, 0), 905);
+    assert_eq!(cuStreamEndCapture(main, &mut graph), INVALIDATED);
+    ok(cuStreamBeginCapture_v2(main, RELAXED));
+    ok(cuEventRecord(fork, main));
+    assert_eq!(cuEventQuery(fork), 907);
+    assert_eq!(cuStreamEndCapture(main, &mut graph), INVALIDATED);
+    assert_eq!(cuStreamEndCapture(main, &mut graph), 401);
+}
+
+#[test]
+fn external_events_reach_across_launches() {
+    start();
+    let (main, other) = (stream(), stream());
+    let external = event();
+    ok(cuStreamBeginCapture_v2(main, GLOBAL));
+    ok(cuStreamWaitEvent(main, external, 1));
+    ok(cuEventRecordWithFlags(external, main, 1));
+    let graph = end(main);
+    let executable = instantiate(graph);
+    let gate = Gate::in_stream(other);
+    ok(cuEventRecord(external, other));
+    ok(cuGraphLaunch(executable, main));
+    gate.wait_until_reached();
+    assert_eq!(cuEventQuery(external), NOT_READY);
+    assert_eq!(cuStreamQuery(main), NOT_READY);
+    gate.open();
+    ok(cuEventSynchronize(external));
+    ok(cuStreamSynchronize(main));
+    ok(cuGraphExecDestroy(executable));
+    ok(cuGraphDestroy(graph));
+}
+
+#[test]
+fn an_update_takes_new_parameters_and_refuses_another_shape() {
+    start();
+    let stream = stream();
+    let list = Arc::new(Mutex::new(Vec::new()));
+    let capture = |entries: &[u32]| {
+        ok(cuStreamBeginCapture_v2(stream, GLOBAL));
+        entries.iter().for_each(|entry| note(stream, &list, *entry));
+        end(stream)
+    };
+    let graphs = [capture(&[1, 2]), capture(&[3, 4]), capture(&[5])];
+    let executable = instantiate(graphs[0]);
+    let mut result = [9; 3];
+    ok(cuGraphExecUpdate_v2(executable, graphs[1], &mut result));
+    assert_eq!(result[0] as u32, 0);
+    assert_eq!(cuGraphExecUpdate_v2(executable, graphs[2], &mut result), 910);
+    assert_eq!(result[0] as u32, 2);
+    ok(cuGraphLaunch(executable, stream));
+    ok(cuStreamSynchronize(stream));
+    assert_eq!(*list.lock().unwrap(), [3, 4]);
+    ok(cuGraphExecDestroy(executable));
+    graphs.into_iter().for_each(|graph| ok(cuGraphDestroy(graph)));
+}
+
+struct Destruction(Sender<u32>);
+
+extern "C" fn destroyed(data: *mut c_void) {
+    // SAFETY: the test keeps it alive until it has heard from us.
+    let Destruction(heard) = unsafe { &*data.cast::<Destruction>() };
+    heard.send(cuCtxSynchronize()).expect("the test waits");
+}
+
+#[test]
+fn a_user_object_dies_with_its_last_holder_where_cuda_calls_are_not_permitted() {
+    start();
+    let (sender, receiver) = channel();
+    let destruction = Destruction(sender);
+    let stream = stream();
+    let graph = made(|out| cuGraphCreate(out, 0));
+    let data = (&raw const destruction).cast_mut().cast();
+    let object = made(|out| cuUserObjectCreate(out, data, destroyed, 1, 1));
+    ok(cuGraphRetainUserObject(graph, object, 1, 1));
+    let clone = made(|out| cuGraphClone(out, graph));
+    let executable = instantiate(clone);
+    let gate = Gate::in_stream(stream);
+    ok(cuGraphLaunch(executable, stream));
+    ok(cuGraphDestroy(graph));
+    ok(cuGraphDestroy(clone));
+    ok(cuGraphExecDestroy(executable));
+    // The launch that is still to run holds the last reference.
+    assert!(receiver.try_recv().is_err());
+    gate.open();
+    assert_eq!(receiver.recv().unwrap(), 800);
+    ok(cuStreamDestroy_v2(stream));
+}
+
+#[test]
+fn an_executable_holds_the_user_objects_of_child_graphs_too() {
+    start();
+    let (sender, receiver) = channel();
+    let destruction = Destruction(sender);
+    let (parent, child) = (made(|out| cuGraphCreate(out, 0)), made(|out| cuGraphCreate(out, 0)));
+    let data = (&raw const destruction).cast_mut().cast();
+    let object = made(|out| cuUserObjectCreate(out, data, destroyed, 1, 1));
+    ok(cuGraphRetainUserObject(child, object, 1, 1));
+    made(|out| cuGraphAddChildGraphNode(out, parent, std::ptr::null(), 0, child));
+    let executable = instantiate(parent);
+    [child, parent].into_iter().for_each(|graph| ok(cuGraphDestroy(graph)));
+    assert!(receiver.try_recv().is_err());
+    let stream = stream();
+    ok(cuGraphLaunch(executable, stream));
+    ok(cuStreamSynchronize(stream));
+    ok(cuGraphExecDestroy(executable));
+    assert_eq!(receiver.recv().unwrap(), 800);
+    ok(cuStreamDestroy_v2(stream));
+}
+
+#[test]
+fn a_captured_launch_runs_with_the_graph_that_captured_it() {
+    start();
+    let stream = stream();
+    let list = Arc::new(Mutex::new(Vec::new()));
+    ok(cuStreamBeginCapture_v2(stream, GLOBAL));
+    [2, 3].into_iter().for_each(|entry| note(stream, &list, entry));
+    let inner = end(stream);
+    let inner_executable = instantiate(inner);
+    ok(cuStreamBeginCapture_v2(stream, GLOBAL));
+    note(stream, &list, 1);
+    ok(cuGraphLaunch(inner_executable, stream));
+    note(stream, &list, 4);
+    let outer = end(stream);
+    let outer_executable = instantiate(outer);
+    ok(cuGraphExecDestroy(inner_executable));
+    ok(cuGraphLaunch(outer_executable, stream));
+    ok(cuStreamSynchronize(stream));
+    assert_eq!(*list.lock().unwrap(), [1, 2, 3, 4]);
+    ok(cuGraphExecDestroy(outer_executable));
+    [inner, outer].into_iter().for_each(|graph| ok(cuGraphDestroy(graph)));
+    ok(cuStreamDestroy_v2(stream));
+}
+
+#[test]
+fn memory_allocated_in_a_capture_lives_as_long_as_what_was_made_of_it() {
+    start();
+    let stream = stream();
+    let target = buffer(64);
+    ok(cuStreamBeginCapture_v2(stream, GLOBAL));
+    let block = made(|out| cuMemAllocAsync(out, 64, stream));
+    ok(cuMemsetD32Async(block, 9, 16, stream));
+    ok(cuMemcpyDtoDAsync_v2(target, block, 64, stream));
+    ok(cuMemFreeAsync(block, stream));
+    assert_eq!(cuMemFreeAsync(target, stream), 801);
+    let graph = end(stream);
+    let executable = instantiate(graph);
+    ok(cuGraphDestroy(graph));
+    for _ in 0..2 {
+        ok(cuMemsetD32Async(target, 0, 16, stream));
+        ok(cuGraphLaunch(executable, stream));
+        let mut words = [0_u32; 16];
+        ok(cuStreamSynchronize(stream));
+        ok(cuMemcpyDtoH_v2(words.as_mut_ptr().cast(), target, 64));
+        assert_eq!(words, [9; 16]);
+    }
+    ok(cuGraphExecDestroy(executable));
+    let mut value = 0_u64;
+    assert_eq!(cuPointerGetAttribute((&raw mut value).cast(), 7, block), 1);
+    ok(cuStreamDestroy_v2(stream));
+    ok(cuMemFree_v2(target));
+}

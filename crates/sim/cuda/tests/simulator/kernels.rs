@@ -1,0 +1,106 @@
+use crate::driver::*;
+use std::ffi::{CString, c_void};
+use std::os::unix::ffi::OsStrExt;
+use std::process::Command;
+
+const SOURCE: &str = r#"
+#include <stdint.h>
+struct SimLaunch { uint32_t grid[3], block[3], shared_bytes, cooperative, cluster[3]; int32_t device; uint64_t stream_id; };
+const struct { uint32_t count, bytes[3]; } add_params = { 3, { 8, 8, 4 } };
+void add(const struct SimLaunch *launch, void **params) {
+    uint32_t *to = *(uint32_t **)params[0], *from = *(uint32_t **)params[1], value = *(uint32_t *)params[2];
+    for (uint32_t i = 0; i < launch->grid[0] * launch->block[0]; i++) to[i] = from[i] + value + launch->device;
+}
+void unsized(const struct SimLaunch *launch, void **params) {}
+"#;
+
+/// Builds the kernels, and gives the image that names them.
+fn image(directory: &std::path::Path) -> Vec<u8> {
+    let (source, object) = (directory.join("kernels.c"), directory.join("kernels.so"));
+    std::fs::write(&source, SOURCE).unwrap();
+    let built =
+        Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&object).arg(&source).status().unwrap();
+    assert!(built.success());
+    [b"windlass-sim:", object.as_os_str().as_bytes(), b"\0"].concat()
+}
+
+#[test]
+fn kernels_run_in_order_with_the_parameters_of_their_launch() {
+    start();
+    let directory = std::env::temp_dir().join(format!("sim-cuda-kernels-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).unwrap();
+    let module = made(|out| cuModuleLoadData(out, image(&directory).as_ptr()));
+    std::fs::remove_dir_all(&directory).unwrap();
+    let function = |name: &str, out: &mut usize| {
+        let name = CString::new(name).unwrap();
+        cuModuleGetFunction(out, module, name.as_ptr())
+    };
+    let add = made(|out| function("add", out));
+    let mut none = 0;
+    assert_eq!(function("unsized", &mut none), 500);
+    assert_eq!(function("missing", &mut none), 500);
+    let stream = stream();
+    let words = buffer(4 * 64);
+    let gate = Gate::in_stream(stream);
+    ok(cuMemsetD32Async(words, 100, 64, stream));
+    let mut value = 5_u32;
+    let parameters: [*const c_void; 3] =
+        [(&raw const words).cast(), (&raw const words).cast(), (&raw const value).cast()];
+    let launch = || cuLaunchKernel(add, 2, 1, 1, 32, 1, 1, 0, stream, parameters.as_ptr(), std::ptr::null());
+    ok(launch());
+    // SAFETY: nobody else looks at it now; the launch above must have its own copy.
+    unsafe { (&raw mut value).write_volatile(1) };
+    ok(launch());
+    gate.open();
+    let mut found = [0_u32; 64];
+    ok(cuStreamSynchronize(stream));
+    ok(cuMemcpyDtoH_v2(found.as_mut_ptr().cast(), words, 256));
+    assert_eq!(found, [106; 64]);
+    assert_eq!(cuLaunchKernel(add, 0, 1, 1, 32, 1, 1, 0, stream, parameters.as_ptr(), std::ptr::null()), 1);
+    assert_eq!(cuModuleLoadData(&mut none, b"\x7fELF".as_ptr()), 200);
+    ok(cuMemFree_v2(words));
+    ok(cuStreamDestroy_v2(stream));
+    ok(cuModuleUnload(module));
+}
+
+#[test]
+fn entry_points_are_found_by_name_and_version() {
+    let find = |name: &str, version: i32| {
+        let name = CString::new(name).unwrap();
+        let (mut function, mut status) = (0, 9);
+        let code = cuGetProcAddress_v2(name.as_ptr(), &mut function, version, 0, &mut status);
+        (code, function != 0, status)
+    };
+    assert_eq!(find("cuMemAlloc", 12000), (0, true, 0));
+    assert_eq!(find("cuStreamBeginCapture", 12000), (0, true, 0));
+    assert_eq!(find("cuMemCreate", 9000), (0, false, 2));
+    assert_eq!(find("cuNoSuchThing", 12000), (500, false, 1));
+    // The base name means the newest variant of that version.
+    let address = |name: &str, version| {
+        let name = CString::new(name).unwrap();
+        let (mut function, mut status) = (0, 0);
+        ok(cuGetProcAddress_v2(name.as_ptr(), &mut function, version, 0, &mut status));
+        function
+    };
+    assert_eq!(address("cuMemAlloc", 12000), address("cuMemAlloc_v2", 12000));
+    assert_ne!(address("cuEventElapsedTime", 12000), address("cuEventElapsedTime", 12080));
+}
+
+#[test]
+fn peers_are_enabled_once_and_calls_before_init_are_refused() {
+    let mut count = 0;
+    assert_eq!(cuDeviceGetCount(&mut count), 3);
+    start();
+    let peer = use_device(1);
+    use_device(0);
+    ok(cuCtxEnablePeerAccess(peer, 0));
+    assert_eq!(cuCtxEnablePeerAccess(peer, 0), 704);
+    let mut value = 0;
+    ok(cuDeviceGetAttribute(&mut value, 16, 0));
+    assert_eq!(value, 132);
+    let mut current = 0;
+    ok(cuCtxSetCurrent(0));
+    ok(cuCtxGetCurrent(&mut current));
+    assert_eq!(current, 0);
+    assert_eq!(cuCtxSynchronize(), 201);
+}

@@ -1,0 +1,148 @@
+use crate::driver::*;
+
+const CHUNK: usize = 2 << 20;
+const BUFFER_ID: u32 = 7;
+
+/// `CUmemAllocationProp`: pinned, exported by descriptor, on a device.
+pub fn properties(device: u64) -> [u64; 4] {
+    [1 | 1 << 32, 1 | device << 32, 0, 0]
+}
+
+pub fn map(address: usize, bytes: usize, handle: u64) {
+    ok(cuMemMap(address, bytes, 0, handle, 0));
+    ok(cuMemSetAccess(address, bytes, &[1, 0, 3], 1));
+}
+
+pub fn physical(bytes: usize) -> u64 {
+    let mut handle = 0;
+    ok(cuMemCreate(&mut handle, bytes, &properties(0), 0));
+    handle
+}
+
+pub fn reserve(bytes: usize) -> usize {
+    made(|out| cuMemAddressReserve(out, bytes, 0, 0, 0))
+}
+
+fn free_bytes() -> usize {
+    let (mut free, mut total) = (0, 0);
+    ok(cuMemGetInfo_v2(&mut free, &mut total));
+    free
+}
+
+#[test]
+fn a_device_has_the_memory_that_the_environment_gives_it_and_no_more() {
+    // SAFETY: this process runs one test, and no thread of it reads the environment yet.
+    unsafe {
+        std::env::set_var("WINDLASS_SIM_DEVICES", "3");
+        std::env::set_var("WINDLASS_SIM_DEVICE_MEMORY", "16");
+    }
+    start();
+    let (mut count, mut version) = (0, 0);
+    ok(cuDeviceGetCount(&mut count));
+    ok(cuDriverGetVersion(&mut version));
+    assert_eq!((count, version), (3, 13000));
+    assert_eq!(free_bytes(), 16 << 20);
+    let first = buffer(10 << 20);
+    let mut second = 0;
+    assert_eq!(cuMemAlloc_v2(&mut second, 7 << 20), 2);
+    let mut handle = 0;
+    assert_eq!(cuMemCreate(&mut handle, 8 << 20, &properties(0), 0), 2);
+    ok(cuMemCreate(&mut handle, 8 << 20, &properties(1), 0));
+    ok(cuMemRelease(handle));
+    ok(cuMemFree_v2(first));
+    assert_eq!(free_bytes(), 16 << 20);
+    assert_eq!(cuMemFree_v2(first), 1);
+    assert_eq!(cuMemAlloc_v2(&mut second, 0), 1);
+}
+
+#[test]
+fn pageable_sources_may_be_reused_at_once() {
+    start();
+    let stream = stream();
+    let (first, second) = (buffer(4096), buffer(4096));
+    let mut bytes = vec![7_u8; 4096];
+    let gate = Gate::in_stream(stream);
+    ok(cuMemcpyHtoDAsync_v2(first, bytes.as_ptr().cast(), bytes.len(), stream));
+    bytes.fill(0);
+    ok(cuMemcpyDtoDAsync_v2(second, first, bytes.len(), stream));
+    gate.open();
+    ok(cuStreamSynchronize(stream));
+    ok(cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), second, bytes.len()));
+    assert!(bytes.iter().all(|byte| *byte == 7));
+    assert_eq!(cuMemcpyHtoD_v2(first, bytes.as_ptr().cast(), 4097), 1);
+    [first, second].into_iter().for_each(|address| ok(cuMemFree_v2(address)));
+    ok(cuStreamDestroy_v2(stream));
+}
+
+#[test]
+fn a_range_mapped_again_is_another_buffer() {
+    start();
+    let base = reserve(2 * CHUNK);
+    let (first, second) = (physical(CHUNK), physical(CHUNK));
+    map(base, CHUNK, first);
+    map(base + CHUNK, CHUNK, second);
+    let ids = [attribute(base, BUFFER_ID), attribute(base + CHUNK, BUFFER_ID)];
+    assert_ne!(ids[0], ids[1]);
+    let (mut start, mut bytes) = (0, 0);
+    ok(cuMemGetAddressRange_v2(&mut start, &mut bytes, base + CHUNK + 5));
+    assert_eq!((start, bytes), (base + CHUNK, CHUNK));
+    assert_eq!(cuMemMap(base, CHUNK, 0, second, 0), 208);
+    assert_eq!(cuMemUnmap(base, CHUNK / 2), 1);
+    assert_eq!(cuMemAddressFree(base, 2 * CHUNK), 1);
+    ok(cuMemUnmap(base, CHUNK));
+    map(base, CHUNK, first);
+    assert!(!ids.contains(&attribute(base, BUFFER_ID)));
+    // Released handles live on in their mappings and can be had back.
+    ok(cuMemRelease(first));
+    ok(cuMemRelease(second));
+    let mut again = 0;
+    ok(cuMemRetainAllocationHandle(&mut again, base + 1));
+    assert_eq!(again, first);
+    ok(cuMemRelease(again));
+    assert_eq!(cuMemRelease(again), 1);
+    ok(cuMemUnmap(base, 2 * CHUNK));
+    ok(cuMemAddressFree(base, 2 * CHUNK));
+    assert_eq!(free_bytes(), 1 << 30);
+}
+
+#[test]
+fn pool_blocks_live_until_the_stream_frees_them() {
+    start();
+    let stream = stream();
+    let block = made(|out| cuMemAllocAsync(out, 4096, stream));
+    let id = attribute(block, BUFFER_ID);
+    let gate = Gate::in_stream(stream);
+    ok(cuMemFreeAsync(block, stream));
+    assert_eq!(cuMemFreeAsync(block, stream), 1);
+    assert_eq!(attribute(block, BUFFER_ID), id);
+    gate.open();
+    ok(cuStreamSynchronize(stream));
+    let mut value = 0_u64;
+    assert_eq!(cuPointerGetAttribute((&raw mut value).cast(), BUFFER_ID, block), 1);
+    ok(cuStreamDestroy_v2(stream));
+}
+
+#[test]
+fn pointers_say_what_they_are() {
+    let context = start();
+    let device = buffer(1000);
+    let host = made(|out| cuMemHostAlloc(out, 1000, 0));
+    let own = vec![0_u8; 1000];
+    let registered = own.as_ptr() as usize;
+    assert_eq!(cuMemHostUnregister(registered), 713);
+    ok(cuMemHostRegister_v2(registered, own.len(), 0));
+    assert_eq!(cuMemHostRegister_v2(registered + 10, 10, 0), 712);
+    let (context_of, memory_type, ordinal, legacy_ipc, base, bytes) = (1, 2, 9, 10, 11, 12);
+    assert_eq!(attribute(device + 5, context_of), context as u64);
+    assert_eq!(attribute(device + 5, memory_type), 2);
+    assert_eq!(attribute(device + 5, ordinal), 0);
+    assert_eq!(attribute(device + 5, legacy_ipc), 1);
+    assert_eq!(attribute(device + 5, base), device as u64);
+    assert_eq!(attribute(device + 5, bytes), 1000);
+    assert_eq!(attribute(host, memory_type), 1);
+    assert_eq!(attribute(registered + 999, memory_type), 1);
+    assert_eq!(cuMemFree_v2(host), 1);
+    ok(cuMemHostUnregister(registered));
+    ok(cuMemFreeHost(host));
+    ok(cuMemFree_v2(device));
+}

@@ -1,0 +1,83 @@
+# The C programs and how each is run.
+add_library(harness STATIC support/harness.c support/reference.c support/collective.c)
+target_include_directories(harness PUBLIC "${NCCL_INCLUDE_DIR}")
+target_include_directories(harness SYSTEM PUBLIC "${STUBS}/include")
+find_package(Threads REQUIRED)
+target_link_libraries(harness PUBLIC nccl_link_stub cuda_link_stub Threads::Threads ${CMAKE_DL_LIBS})
+
+set(RUN "${Python3_EXECUTABLE}" "${CMAKE_CURRENT_SOURCE_DIR}/support/run.py")
+set(RUNS "${CMAKE_CURRENT_BINARY_DIR}/runs")
+
+# One run of a program: on SIDE plain or windlass, on MACHINE sim or gpu.
+function(add_run program machine side seconds)
+  set(name "${machine}.${program}.${side}")
+  set(options --out "${RUNS}/${name}")
+  if(machine STREQUAL "sim")
+    list(APPEND options --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}")
+  else()
+    list(APPEND options --nccl "${REAL_NCCL_LIBRARY}" --gpu)
+  endif()
+  if(side STREQUAL "windlass")
+    list(APPEND options --windlass "${WINDLASS_LIBRARY_DIR}")
+  endif()
+  add_test(NAME ${name} COMMAND ${RUN} ${options} -- $<TARGET_FILE:${program}> ${ARGN})
+  set_tests_properties(${name} PROPERTIES LABELS ${machine} TIMEOUT ${seconds} SKIP_RETURN_CODE 77)
+  if(machine STREQUAL "gpu")
+    set_tests_properties(${name} PROPERTIES RUN_SERIAL ON)
+  else()
+    set_tests_properties(${name} PROPERTIES PROCESSORS 2)
+  endif()
+endfunction()
+
+# Both runs, and that they printed the same.
+function(add_differential program machine seconds)
+  add_run(${program} ${machine} plain ${seconds} ${ARGN})
+  if(NOT WINDLASS_LIBRARY_DIR)
+    return()
+  endif()
+  add_run(${program} ${machine} windlass ${seconds} ${ARGN})
+  set(equal "${machine}.${program}.equal")
+  add_test(NAME ${equal} COMMAND "${Python3_EXECUTABLE}" "${CMAKE_CURRENT_SOURCE_DIR}/support/same_output.py"
+           "${RUNS}/${machine}.${program}.plain" "${RUNS}/${machine}.${program}.windlass")
+  set_tests_properties(${machine}.${program}.plain ${machine}.${program}.windlass
+                       PROPERTIES FIXTURES_SETUP ${machine}.${program})
+  set_tests_properties(${equal} PROPERTIES FIXTURES_REQUIRED ${machine}.${program} LABELS ${machine} TIMEOUT 20)
+endfunction()
+
+set(PROGRAMS strings arguments collectives sendrecv groups lifecycle threads nonblocking premulsum registration graphs
+             forked random_calls)
+foreach(program IN LISTS PROGRAMS)
+  add_executable(${program} programs/${program}.c)
+  target_link_libraries(${program} PRIVATE harness)
+  set(seconds 120)
+  if(program STREQUAL "collectives")
+    set(seconds 300)
+  endif()
+  if(SIM_DIR)
+    add_differential(${program} sim ${seconds})
+  endif()
+  if(REAL_NCCL_LIBRARY)
+    add_differential(${program} gpu ${seconds})
+  endif()
+endforeach()
+
+# Every name of every release is ours.
+add_executable(symbols programs/symbols.c)
+target_link_libraries(symbols PRIVATE harness)
+file(GLOB EXPORT_LISTS CONFIGURE_DEPENDS "${ROOT}/abi/exports/*.txt")
+if(SIM_DIR)
+  set(UNINTENDED "${ROOT}/abi/unintended.txt")
+  add_run(symbols sim plain 60 "${UNINTENDED}" "${ROOT}/abi/exports/2.28.9.txt")
+  if(WINDLASS_LIBRARY_DIR)
+    add_run(symbols sim windlass 60 "${UNINTENDED}" ${EXPORT_LISTS})
+  endif()
+endif()
+
+# The harness and the runner fail where they must.
+add_executable(harness_proof programs/harness_proof.c)
+target_link_libraries(harness_proof PRIVATE harness)
+if(SIM_DIR)
+  add_test(NAME sim.proof COMMAND "${Python3_EXECUTABLE}" "${CMAKE_CURRENT_SOURCE_DIR}/support/proof.py" "${SIM_DIR}"
+           $<TARGET_FILE:harness_proof> $<TARGET_FILE:premulsum> "${RUNS}/proof")
+  set_tests_properties(sim.proof PROPERTIES LABELS sim TIMEOUT 120)
+endif()

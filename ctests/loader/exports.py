@@ -1,0 +1,30 @@
+"""Holds: Windlass exports exactly the names that some release of NCCL exports, and its own few; it is called
+libnccl.so.2, and needs neither CUDA nor NCCL."""
+
+import re
+import subprocess
+
+from scene import PRELOAD, ROOT, check, done
+
+
+def lines(command):
+    return subprocess.run(command, text=True, stdout=subprocess.PIPE, check=True).stdout.splitlines()
+
+
+def names_in(path):
+    return {line for line in path.read_text().splitlines() if line and not line.startswith("#")}
+
+
+lists = sorted((ROOT / "abi" / "exports").glob("*.txt"))
+wanted = set().union(*map(names_in, lists)) - names_in(ROOT / "abi" / "unintended.txt")
+exported = {line.split()[-1].split("@")[0] for line in lines(["nm", "-D", "--defined-only", PRELOAD])}
+nccl = {name for name in exported if re.match("p?nccl", name)}
+check(nccl >= wanted, f"every name of {len(lists)} releases ({len(wanted)}); missing: {sorted(wanted - nccl)}")
+check(nccl <= wanted, f"no other name of NCCL's; more: {sorted(nccl - wanted)}")
+others = {name for name in exported - nccl if not name.startswith("windlass")}
+check(not others, f"besides them only names that begin with windlass; more: {sorted(others)}")
+dynamic = " ".join(lines(["readelf", "-d", PRELOAD]))
+check("Library soname: [libnccl.so.2]" in dynamic, "the soname")
+needed = re.findall(r"\(NEEDED\)\s+Shared library: \[(.*?)\]", dynamic)
+check(not [name for name in needed if re.search("cuda|nccl|nvidia", name)], f"it needs {', '.join(needed)}")
+done()

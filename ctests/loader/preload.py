@@ -1,0 +1,22 @@
+"""Holds: preloaded into programs that have nothing to do with NCCL, Windlass says nothing and changes nothing."""
+
+import shutil
+
+from scene import PRELOAD, check, check_quiet, done, run, scratch
+
+with scratch() as folder:
+    source = folder / "empty.c"
+    source.write_text("int main(void) { return 0; }\n")
+    commands = [["python3", "-c", "pass"], ["bash", "-c", ":"], ["bash", "-c", "(:) | cat; $(:)"],
+                ["gcc", "--version"], ["gcc", "-o", folder / "empty", source], ["make", "--version"]]
+    for command in commands:
+        if shutil.which(command[0]):
+            check_quiet(run(*command, LD_PRELOAD=PRELOAD), " ".join(str(word) for word in command))
+    check((folder / "empty").exists(), "the compiler made its program")
+    # Loading alone opens nothing, starts no thread and leaves no descriptor.
+    script = "import os; print(len(os.listdir('/proc/self/task')), len(os.listdir('/proc/self/fd')))"
+    check(run("python3", "-c", script, LD_PRELOAD=PRELOAD).stdout == run("python3", "-c", script).stdout,
+          "as many threads and descriptors as without")
+    # A report is asked for, but nothing was called: nothing is said.
+    check_quiet(run("python3", "-c", "pass", LD_PRELOAD=PRELOAD, WINDLASS_LOG="error"), "with the log on")
+done()

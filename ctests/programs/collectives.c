@@ -1,0 +1,51 @@
+/* Holds: every collective gives what the host computes, for all types, operations and counts, in and out of place,
+ * with ranks as processes. */
+#include "../support/collective.h"
+
+static const size_t COUNTS[] = {0, 1, 3, 255, 1024, 16411};
+enum { COUNT_COUNT = sizeof COUNTS / sizeof COUNTS[0] };
+
+static void one(struct rank* self, ncclComm_t communicator, struct transfer transfer) {
+  transfer.rank = self->rank;
+  transfer.ranks = self->ranks;
+  transfer_prepare(&transfer);
+  transfer_launch(&transfer, communicator, self->stream);
+  wait_for(self->stream);
+  transfer_verify(&transfer, self);
+  transfer_release(&transfer);
+}
+
+static void all(struct rank* self) {
+  ncclComm_t communicator = world(self, 0);
+  uint64_t key = 1;
+  int known = collectives_known();
+  for (int which = 0; which < known; which++) {
+    for (int t = 0; t < REDUCIBLE_COUNT; t++) {
+      for (int c = 0; c < COUNT_COUNT; c++) {
+        for (int in_place = 0; in_place < 2; in_place++) {
+          if (in_place && !collective_can_be_in_place(which)) continue;
+          int ops = collective_reduces(which) ? ncclNumOps : 1;
+          for (int op = 0; op < ops; op++, key++) {
+            if (op == ncclAvg && !average_is_exact(REDUCIBLE[t], self->ranks)) continue;
+            one(self, communicator, (struct transfer){.which = (enum collective)which, .type = REDUCIBLE[t],
+                .op = (ncclRedOp_t)op, .count = COUNTS[c], .root = (int)(key % (uint64_t)self->ranks),
+                .in_place = in_place, .key = key});
+          }
+        }
+      }
+    }
+  }
+  /* Larger than any one buffer or chunk of the library. */
+  for (int which = 0; which < known; which++, key++) {
+    one(self, communicator, (struct transfer){.which = (enum collective)which, .type = ncclFloat32, .op = ncclSum,
+        .count = ((size_t)1 << 20) + 3, .root = self->ranks - 1, .key = key});
+  }
+  NCCL(ncclCommDestroy(communicator));
+}
+
+int main(void) {
+  begin("collectives", 240);
+  int ranks = rank_count(4);
+  run_ranks("collectives", PROCESSES, ranks, all, NULL);
+  return finish();
+}

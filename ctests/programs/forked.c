@@ -1,0 +1,58 @@
+/* Holds: a process that has communicators may fork: the child runs a program or exits cleanly, the parent's
+ * communicators go on, and what the child closes does not harm them. */
+#include "../support/collective.h"
+
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static void reduce(struct rank* self, ncclComm_t communicator, uint64_t key) {
+  struct transfer transfer = {.which = ALL_REDUCE, .type = ncclFloat, .op = ncclSum, .count = 9001,
+                              .rank = self->rank, .ranks = self->ranks, .key = key};
+  transfer_prepare(&transfer);
+  transfer_launch(&transfer, communicator, self->stream);
+  wait_for(self->stream);
+  transfer_verify(&transfer, self);
+  transfer_release(&transfer);
+}
+
+static void check_exit(pid_t child) {
+  int status = -1;
+  CHECK(child > 0 && waitpid(child, &status, 0) == child);
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+static void all(struct rank* self) {
+  ncclComm_t communicator = world(self, 0);
+  reduce(self, communicator, 1);
+  pid_t child = fork();
+  if (child == 0) _exit(0);
+  check_exit(child);
+  reduce(self, communicator, 2);
+  /* A child that asks something harmless and leaves by exit(), so that destructors run in it. */
+  child = fork();
+  if (child == 0) {
+    int version = 0;
+    ncclResult_t answer = ncclGetVersion(&version);
+    alarm(20);
+    exit(answer == ncclSuccess && version > 20000 ? 0 : 1);
+  }
+  check_exit(child);
+  reduce(self, communicator, 3);
+  /* A child that becomes another program. */
+  child = fork();
+  if (child == 0) {
+    execl("/bin/true", "true", (char*)NULL);
+    _exit(1);
+  }
+  check_exit(child);
+  reduce(self, communicator, 4);
+  meet(self);
+  NCCL(ncclCommDestroy(communicator));
+}
+
+int main(void) {
+  begin("forked", 60);
+  run_ranks("forked", PROCESSES, rank_count(4), all, NULL);
+  return finish();
+}

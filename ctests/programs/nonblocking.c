@@ -1,0 +1,72 @@
+/* Holds: a communicator with `blocking = 0` answers ncclInProgress where NCCL may, becomes ready by polling, and then
+ * gives the same results; finalize and destroy work the same way. */
+#include "../support/collective.h"
+
+#include <sched.h>
+
+/* Polls until nothing is in progress. How many polls that takes is the machine's business: no check counts them. */
+static void settled(ncclComm_t communicator) {
+  ncclResult_t state = ncclInProgress;
+  while (state == ncclInProgress) {
+    count_calls("ncclCommGetAsyncError", 1);
+    if (ncclCommGetAsyncError(communicator, &state) != ncclSuccess) break;
+    sched_yield();
+  }
+  EQUAL(state, ncclSuccess);
+}
+
+static bool started(ncclResult_t answer) { return answer == ncclSuccess || answer == ncclInProgress; }
+
+/* CHECK(started(call)) counts only the check: the call itself is counted here. */
+#define STARTED(function, ...) (count_calls(#function, 1), CHECK(started(function(__VA_ARGS__))))
+
+static void all(struct rank* self) {
+  ncclConfig_t configuration = NCCL_CONFIG_INITIALIZER;
+  configuration.blocking = 0;
+  ncclComm_t communicator = NULL, child = NULL;
+  ncclUniqueId id = share_id(self, 0, 0);
+  STARTED(ncclCommInitRankConfig, &communicator, self->ranks, id, self->rank, &configuration);
+  settled(communicator);
+  int ranks = 0;
+  NCCL(ncclCommCount(communicator, &ranks));
+  EQUAL(ranks, self->ranks);
+
+  struct transfer transfer = {.which = ALL_REDUCE, .type = ncclFloat, .op = ncclSum, .count = 30011,
+                              .rank = self->rank, .ranks = self->ranks, .key = 5};
+  transfer_prepare(&transfer);
+  STARTED(ncclAllReduce, transfer.send, transfer.receive, transfer.count, transfer.type, transfer.op, communicator,
+          as_cuda(self->stream));
+  settled(communicator);
+  wait_for(self->stream);
+  transfer_verify(&transfer, self);
+  transfer_release(&transfer);
+
+  NCCL(ncclGroupStart());
+  transfer = (struct transfer){.which = ALL_GATHER, .type = ncclInt8, .count = 513, .rank = self->rank,
+                               .ranks = self->ranks, .key = 6};
+  transfer_prepare(&transfer);
+  STARTED(ncclAllGather, transfer.send, transfer.receive, transfer.count, transfer.type, communicator,
+          as_cuda(self->stream));
+  STARTED(ncclGroupEnd);
+  settled(communicator);
+  wait_for(self->stream);
+  transfer_verify(&transfer, self);
+  transfer_release(&transfer);
+
+  STARTED(ncclCommSplit, communicator, self->rank % 2, self->rank, &child, NULL);
+  settled(communicator);
+  CHECK(child != NULL);
+  settled(child);
+  STARTED(ncclCommFinalize, child);
+  settled(child);
+  NCCL(ncclCommDestroy(child));
+  STARTED(ncclCommFinalize, communicator);
+  settled(communicator);
+  NCCL(ncclCommDestroy(communicator));
+}
+
+int main(void) {
+  begin("nonblocking", 60);
+  run_ranks("nonblocking", PROCESSES, rank_count(4), all, NULL);
+  return finish();
+}

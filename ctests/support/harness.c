@@ -1,0 +1,375 @@
+/* The harness: see harness.h for what each function does. */
+#define _GNU_SOURCE
+#include "harness.h"
+
+#include <dlfcn.h>
+#include <limits.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { FUNCTIONS_MAX = 128, NAME_BYTES = 48 };
+
+/* What ranks share, be they threads or processes: mapped before the first of them starts. */
+struct board {
+  atomic_int checks, failures;
+  pthread_mutex_t mutex; /* protects the calls and, with `moved`, the meeting */
+  pthread_cond_t moved;
+  int meeting_size, arrived;
+  unsigned meeting; /* how many meetings are over */
+  struct { char name[NAME_BYTES]; long long count; } calls[FUNCTIONS_MAX];
+  ncclUniqueId ids[SLOTS_MAX];
+  uint64_t digests[RANKS_MAX];
+};
+
+static struct board* board;
+static const char* program = "test";
+static pid_t starter;
+static pid_t children[RANKS_MAX];
+
+static void end_children(void) {
+  for (int rank = 0; rank < RANKS_MAX; rank++) {
+    if (children[rank] > 0) kill(children[rank], SIGKILL);
+  }
+}
+
+static void out_of_time(int signal_number) {
+  (void)signal_number;
+  static const char text[] = "time limit reached\n";
+  ssize_t written = write(STDERR_FILENO, text, sizeof text - 1);
+  (void)written;
+  if (getpid() == starter) end_children();
+  _exit(STATUS_FAILED);
+}
+
+/* A run that reaches another library than it means to proves nothing: CTESTS_NCCL names the right one. */
+static void check_library(void) {
+  const char* meant = getenv("CTESTS_NCCL");
+  Dl_info info = {0};
+  char wanted[PATH_MAX], seen[PATH_MAX];
+  if (!meant) return;
+  void* address = dlsym(RTLD_DEFAULT, "ncclGetVersion");
+  if (!address || !dladdr(address, &info) || !realpath(info.dli_fname, seen) || !realpath(meant, wanted) ||
+      strcmp(seen, wanted)) {
+    fprintf(stderr, "%s: NCCL is %s, not %s\n", program, info.dli_fname ? info.dli_fname : "nowhere", meant);
+    exit(STATUS_FAILED);
+  }
+}
+
+void begin(const char* name, int seconds) {
+  program = name;
+  starter = getpid();
+  board = mmap(NULL, sizeof *board, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (board == MAP_FAILED) {
+    perror("mmap");
+    exit(STATUS_FAILED);
+  }
+  pthread_mutexattr_t mutex_attributes;
+  pthread_mutexattr_init(&mutex_attributes);
+  pthread_mutexattr_setpshared(&mutex_attributes, PTHREAD_PROCESS_SHARED);
+  pthread_mutex_init(&board->mutex, &mutex_attributes);
+  pthread_condattr_t condition_attributes;
+  pthread_condattr_init(&condition_attributes);
+  pthread_condattr_setpshared(&condition_attributes, PTHREAD_PROCESS_SHARED);
+  pthread_cond_init(&board->moved, &condition_attributes);
+  check_library();
+  signal(SIGALRM, out_of_time);
+  const char* limit = getenv("CTESTS_TIMEOUT_S");
+  alarm((unsigned)(limit ? atoi(limit) : seconds));
+}
+
+static int by_name(const void* left, const void* right) { return strcmp(left, right); }
+
+static void write_calls(void) {
+  const char* path = getenv("CTESTS_CALLS");
+  if (!path) return;
+  FILE* file = fopen(path, "w");
+  if (!file) {
+    perror(path);
+    atomic_fetch_add(&board->failures, 1);
+    return;
+  }
+  int used = 0;
+  while (used < FUNCTIONS_MAX && board->calls[used].name[0]) used++;
+  qsort(board->calls, (size_t)used, sizeof board->calls[0], by_name);
+  for (int i = 0; i < used; i++) fprintf(file, "%s %lld\n", board->calls[i].name, board->calls[i].count);
+  fclose(file);
+}
+
+int finish(void) {
+  write_calls();
+  int checks = atomic_load(&board->checks), failures = atomic_load(&board->failures);
+  printf("%s: %d checks, %d failed\n", program, checks, failures);
+  if (checks == 0) fprintf(stderr, "%s: nothing was checked\n", program);
+  fflush(stdout);
+  return failures || !checks ? STATUS_FAILED : STATUS_PASSED;
+}
+
+void skip(const char* reason) {
+  printf("%s: skipped: %s\n", program, reason);
+  fflush(stdout);
+  _exit(STATUS_SKIPPED);
+}
+
+/* Devices are counted in a child, so that processes forked later start without CUDA in them. */
+int device_count(void) {
+  int ends[2];
+  if (pipe(ends)) return 0;
+  pid_t child = fork();
+  if (child == 0) {
+    int count = 0;
+    if (cuInit(0) != CUDA_SUCCESS || cuDeviceGetCount(&count) != CUDA_SUCCESS) count = 0;
+    ssize_t written = write(ends[1], &count, sizeof count);
+    _exit(written == sizeof count ? 0 : 1);
+  }
+  close(ends[1]);
+  int count = 0;
+  if (read(ends[0], &count, sizeof count) != sizeof count) count = 0;
+  close(ends[0]);
+  waitpid(child, NULL, 0);
+  return count;
+}
+
+int rank_count(int usual) {
+  int devices = device_count();
+  const char* wanted = getenv("CTESTS_RANKS");
+  int ranks = wanted ? atoi(wanted) : usual;
+  if (ranks > RANKS_MAX) ranks = RANKS_MAX;
+  if (ranks > devices) ranks = devices;
+  /* Sums over three ranks have averages that no format holds exactly: the even number below tests as much. */
+  if (!wanted && ranks == 3) ranks = 2;
+  if (ranks < 2) skip("fewer than two devices");
+  return ranks;
+}
+
+CUcontext use_device(int ordinal) {
+  CUdevice device;
+  CUcontext context;
+  CUDA(cuInit(0));
+  CUDA(cuDeviceGet(&device, ordinal));
+  CUDA(cuDevicePrimaryCtxRetain(&context, device));
+  CUDA(cuCtxSetCurrent(context));
+  return context;
+}
+
+struct start { struct rank rank; void (*body)(struct rank*); };
+
+static void* run_rank(void* argument) {
+  struct start* start = argument;
+  struct rank* self = &start->rank;
+  self->digest = digest_of(0, NULL, 0);
+  self->context = use_device(self->rank);
+  self->device = self->rank;
+  self->stream = new_stream();
+  start->body(self);
+  wait_for(self->stream);
+  CUDA(cuStreamDestroy_v2(self->stream));
+  board->digests[self->rank] = self->digest;
+  return NULL;
+}
+
+static void run_threads(struct start* starts, int ranks) {
+  pthread_t threads[RANKS_MAX];
+  for (int rank = 0; rank < ranks; rank++) {
+    if (pthread_create(&threads[rank], NULL, run_rank, &starts[rank])) abort();
+  }
+  for (int rank = 0; rank < ranks; rank++) pthread_join(threads[rank], NULL);
+}
+
+static void run_processes(struct start* starts, int ranks) {
+  fflush(NULL);
+  for (int rank = 0; rank < ranks; rank++) {
+    children[rank] = fork();
+    if (children[rank] < 0) abort();
+    if (children[rank] == 0) {
+      memset(children, 0, sizeof children);
+      run_rank(&starts[rank]);
+      exit(0); /* not _exit: libraries write their reports at exit */
+    }
+  }
+  for (int ended = 0; ended < ranks; ended++) {
+    int status;
+    pid_t child = wait(&status);
+    for (int rank = 0; rank < ranks; rank++) {
+      if (children[rank] != child) continue;
+      children[rank] = 0;
+      if (WIFEXITED(status) && WEXITSTATUS(status) == 0) continue;
+      fprintf(stderr, "%s: rank %d ended with %s %d\n", program, rank, WIFEXITED(status) ? "status" : "signal",
+              WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status));
+      atomic_fetch_add(&board->failures, 1);
+      end_children(); /* they would wait for the dead one for ever */
+    }
+  }
+}
+
+void run_ranks(const char* section, enum rank_kind kind, int ranks, void (*body)(struct rank*), void* argument) {
+  struct start starts[RANKS_MAX];
+  memset(starts, 0, sizeof starts);
+  board->meeting_size = ranks;
+  board->arrived = 0;
+  for (int rank = 0; rank < ranks; rank++) {
+    starts[rank].rank.rank = rank;
+    starts[rank].rank.ranks = ranks;
+    starts[rank].rank.argument = argument;
+    starts[rank].body = body;
+  }
+  (kind == THREADS ? run_threads : run_processes)(starts, ranks);
+  if (atomic_load(&board->failures)) exit(finish());
+  for (int rank = 0; rank < ranks; rank++) {
+    printf("%s rank %d of %d digest %016llx\n", section, rank, ranks, (unsigned long long)board->digests[rank]);
+  }
+  fflush(stdout);
+}
+
+void meet(struct rank* self) {
+  (void)self;
+  pthread_mutex_lock(&board->mutex);
+  unsigned meeting = board->meeting;
+  if (++board->arrived == board->meeting_size) {
+    board->arrived = 0;
+    board->meeting++;
+    pthread_cond_broadcast(&board->moved);
+  }
+  while (board->meeting == meeting) pthread_cond_wait(&board->moved, &board->mutex);
+  pthread_mutex_unlock(&board->mutex);
+}
+
+ncclUniqueId share_id(struct rank* self, int slot, int maker) {
+  if (self->rank == maker) NCCL(ncclGetUniqueId(&board->ids[slot]));
+  meet(self);
+  ncclUniqueId id = board->ids[slot];
+  meet(self);
+  return id;
+}
+
+ncclComm_t world(struct rank* self, int slot) {
+  ncclComm_t communicator = NULL;
+  ncclUniqueId id = share_id(self, slot, 0);
+  NCCL(ncclCommInitRank(&communicator, self->ranks, id, self->rank));
+  return communicator;
+}
+
+void count_calls(const char* function, int calls) {
+  pthread_mutex_lock(&board->mutex);
+  for (int i = 0; i < FUNCTIONS_MAX; i++) {
+    if (!board->calls[i].name[0]) snprintf(board->calls[i].name, NAME_BYTES, "%s", function);
+    if (strcmp(board->calls[i].name, function)) continue;
+    board->calls[i].count += calls;
+    break;
+  }
+  pthread_mutex_unlock(&board->mutex);
+}
+
+/* Counts the call written as `text`, for instance "ncclCommCount(communicator, &count)"; the pnccl twin of a function
+ * counts as the function. */
+static void count_call(const char* text) {
+  if (text[0] == 'p') text++;
+  char name[NAME_BYTES];
+  size_t length = strcspn(text, "(");
+  if (length >= sizeof name || strncmp(text, "nccl", 4)) return;
+  memcpy(name, text, length);
+  name[length] = 0;
+  count_calls(name, 1);
+}
+
+static bool judge(bool holds) {
+  atomic_fetch_add(&board->checks, 1);
+  if (!holds) atomic_fetch_add(&board->failures, 1);
+  return holds;
+}
+
+bool check_that(bool holds, const char* text, const char* file, int line) {
+  if (!judge(holds)) fprintf(stderr, "%s:%d: %s does not hold\n", file, line, text);
+  return holds;
+}
+
+bool check_equal(long long left, long long right, const char* text, const char* file, int line) {
+  if (!judge(left == right)) fprintf(stderr, "%s:%d: %s does not hold: %lld, %lld\n", file, line, text, left, right);
+  return left == right;
+}
+
+bool check_code(ncclResult_t seen, ncclResult_t wanted, const char* call, const char* file, int line) {
+  count_call(call);
+  if (judge(seen == wanted)) return true;
+  fprintf(stderr, "%s:%d: %s answered %d, not %d\n", file, line, call, (int)seen, (int)wanted);
+  return false;
+}
+
+void require_nccl(ncclResult_t seen, const char* call, const char* file, int line) {
+  count_call(call);
+  if (judge(seen == ncclSuccess)) return;
+  fprintf(stderr, "%s:%d: %s answered %d: %s\n", file, line, call, (int)seen, ncclGetLastError(NULL));
+  _exit(STATUS_FAILED);
+}
+
+void require_cuda(CUresult seen, const char* call, const char* file, int line) {
+  if (seen == CUDA_SUCCESS) return;
+  atomic_fetch_add(&board->failures, 1);
+  fprintf(stderr, "%s:%d: %s answered %d\n", file, line, call, seen);
+  _exit(STATUS_FAILED);
+}
+
+uint64_t program_seed(uint64_t otherwise) {
+  const char* text = getenv("CTESTS_SEED");
+  uint64_t seed = text ? strtoull(text, NULL, 0) : otherwise;
+  fprintf(stderr, "%s: seed %llu (CTESTS_SEED sets it)\n", program, (unsigned long long)seed);
+  return seed;
+}
+
+struct random random_from(uint64_t seed) { return (struct random){seed}; }
+
+/* The splitmix64 sequence. */
+uint64_t random_next(struct random* random) {
+  uint64_t mixed = random->state += 0x9e3779b97f4a7c15u;
+  mixed = (mixed ^ (mixed >> 30)) * 0xbf58476d1ce4e5b9u;
+  mixed = (mixed ^ (mixed >> 27)) * 0x94d049bb133111ebu;
+  return mixed ^ (mixed >> 31);
+}
+
+uint64_t random_below(struct random* random, uint64_t below) { return random_next(random) % below; }
+
+/* FNV-1a over 64 bits. */
+uint64_t digest_of(uint64_t digest, const void* bytes, size_t count) {
+  const unsigned char* byte = bytes;
+  if (!digest) digest = 0xcbf29ce484222325u;
+  for (size_t i = 0; i < count; i++) digest = (digest ^ byte[i]) * 0x100000001b3u;
+  return digest;
+}
+
+void record(struct rank* self, const void* bytes, size_t count) {
+  self->digest = digest_of(self->digest, bytes, count);
+}
+
+void* device_alloc(size_t bytes) {
+  CUdeviceptr pointer = 0;
+  CUDA(cuMemAlloc_v2(&pointer, bytes ? bytes : 1));
+  return (void*)(uintptr_t)pointer;
+}
+
+void device_free(void* pointer) { CUDA(cuMemFree_v2((CUdeviceptr)(uintptr_t)pointer)); }
+
+void device_fill(void* pointer, unsigned char value, size_t bytes) {
+  if (bytes) CUDA(cuMemsetD8_v2((CUdeviceptr)(uintptr_t)pointer, value, bytes));
+  CUDA(cuCtxSynchronize()); /* a memset need not have finished when it returns */
+}
+
+void upload(void* device, const void* host, size_t bytes) {
+  if (bytes) CUDA(cuMemcpyHtoD_v2((CUdeviceptr)(uintptr_t)device, host, bytes));
+}
+
+void download(void* host, const void* device, size_t bytes) {
+  if (bytes) CUDA(cuMemcpyDtoH_v2(host, (CUdeviceptr)(uintptr_t)device, bytes));
+}
+
+CUstream new_stream(void) {
+  CUstream stream = NULL;
+  CUDA(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  return stream;
+}
+
+void wait_for(CUstream stream) { CUDA(cuStreamSynchronize(stream)); }

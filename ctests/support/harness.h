@@ -1,0 +1,94 @@
+/* What every test program stands on: checks that count, ranks as processes or threads, the exchange of ids,
+ * seeded values, device memory, and a digest of all results.
+ *
+ * A program's standard output is deterministic: the same with and without Windlass. Everything else (failures,
+ * seeds) goes to standard error. Each NCCL call made through NCCL() or CODE() is counted by name over all ranks;
+ * the counts go to the file that CTESTS_CALLS names, where they are compared with what Windlass reports. */
+#ifndef WINDLASS_CTESTS_HARNESS_H
+#define WINDLASS_CTESTS_HARNESS_H
+
+#include <nccl.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "cuda_driver.h"
+
+enum { RANKS_MAX = 8, SLOTS_MAX = 64 };
+
+/* Exit statuses that CTest and the runner know. */
+enum { STATUS_PASSED = 0, STATUS_FAILED = 1, STATUS_SKIPPED = 77 };
+
+enum rank_kind { PROCESSES, THREADS };
+
+struct rank {
+  int rank, ranks;
+  CUdevice device;
+  CUcontext context;
+  CUstream stream;
+  uint64_t digest; /* of all results that this rank has recorded */
+  void* argument;  /* what run_ranks was given */
+};
+
+/* Starts the program: its time limit begins. */
+void begin(const char* name, int seconds);
+/* Prints the totals; the program's exit status. */
+int finish(void);
+/* Ends the program as skipped; `reason` is printed. */
+void skip(const char* reason);
+
+/* How many ranks to run: CTESTS_RANKS, else `usual`, no more than there are devices. Skips the program if that is
+ * fewer than two. */
+int rank_count(int usual);
+/* Runs `body` once a rank, each with a device, its primary context and a stream; prints one digest line a rank. */
+void run_ranks(const char* section, enum rank_kind kind, int ranks, void (*body)(struct rank*), void* argument);
+/* Waits until every rank of the running section is here. */
+void meet(struct rank* self);
+/* An id made by rank `maker`, handed to all ranks; every rank calls with the same `slot`. */
+ncclUniqueId share_id(struct rank* self, int slot, int maker);
+/* A communicator of all ranks of the section. */
+ncclComm_t world(struct rank* self, int slot);
+
+/* Checks. The first three count and go on; NCCL() and CUDA() end the rank when they fail. */
+#define CHECK(condition) check_that((condition), #condition, __FILE__, __LINE__)
+#define EQUAL(left, right) check_equal((long long)(left), (long long)(right), #left " == " #right, __FILE__, __LINE__)
+#define CODE(call, code) check_code((call), (code), #call, __FILE__, __LINE__)
+#define NCCL(call) require_nccl((call), #call, __FILE__, __LINE__)
+#define CUDA(call) require_cuda((call), #call, __FILE__, __LINE__)
+bool check_that(bool holds, const char* text, const char* file, int line);
+bool check_equal(long long left, long long right, const char* text, const char* file, int line);
+bool check_code(ncclResult_t seen, ncclResult_t wanted, const char* call, const char* file, int line);
+void require_nccl(ncclResult_t seen, const char* call, const char* file, int line);
+void require_cuda(CUresult seen, const char* call, const char* file, int line);
+/* Counts `calls` more calls of a function that the macros above did not see. */
+void count_calls(const char* function, int calls);
+
+/* Random numbers: the same from the same seed everywhere. CTESTS_SEED replaces the program's own. */
+struct random { uint64_t state; };
+uint64_t program_seed(uint64_t otherwise);
+struct random random_from(uint64_t seed);
+uint64_t random_next(struct random* random);
+/* A number from 0 to `below` - 1. */
+uint64_t random_below(struct random* random, uint64_t below);
+
+/* Adds bytes to a rank's digest. */
+void record(struct rank* self, const void* bytes, size_t count);
+uint64_t digest_of(uint64_t digest, const void* bytes, size_t count);
+
+/* Device memory of the calling thread's context. Zero bytes still give a pointer. */
+void* device_alloc(size_t bytes);
+void device_free(void* pointer);
+void device_fill(void* pointer, unsigned char value, size_t bytes);
+void upload(void* device, const void* host, size_t bytes);
+void download(void* host, const void* device, size_t bytes);
+CUstream new_stream(void);
+void wait_for(CUstream stream);
+/* NCCL's stream type is the driver's. */
+static inline cudaStream_t as_cuda(CUstream stream) { return (cudaStream_t)stream; }
+
+/* Lower level, for programs that make their ranks themselves. */
+CUcontext use_device(int device);
+int device_count(void);
+
+#endif

@@ -1,0 +1,94 @@
+#!/usr/bin/env python3
+"""Runs one test program over the real library (or its stand-in), plainly or through Windlass.
+
+    run.py --out DIR --nccl LIBRARY [--windlass DIR] [--cuda DIR] [--gpu] -- PROGRAM [ARGUMENT...]
+
+The program's standard output is kept in DIR/output.txt. Through Windlass its report is kept too, and every call that
+the program counted must be in it, exactly as often: a test that never reached Windlass proves nothing.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+ENTRY_POINTS = pathlib.Path(__file__).resolve().parents[2] / "crates" / "nccl-sys" / "src" / "table.rs"
+
+
+def main():
+    options = read_options()
+    shutil.rmtree(options.out, ignore_errors=True)
+    options.out.mkdir(parents=True)
+    result = subprocess.run(options.command, env=environment(options), stdout=subprocess.PIPE, text=True)
+    sys.stdout.write(result.stdout)
+    (options.out / "output.txt").write_text(result.stdout)
+    if result.returncode:
+        sys.exit(result.returncode if result.returncode > 0 else 1)
+    if options.windlass:
+        sys.exit(1 if uncounted(options.out) else 0)
+
+
+def read_options():
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--out", type=pathlib.Path, required=True, help="folder of what the run leaves")
+    arguments.add_argument("--nccl", type=pathlib.Path, required=True, help="the real libnccl.so.2 or the stand-in")
+    arguments.add_argument("--windlass", type=pathlib.Path, help="folder with Windlass as libnccl.so.2")
+    arguments.add_argument("--cuda", type=pathlib.Path, help="folder with the stand-in libcuda.so.1")
+    arguments.add_argument("--gpu", action="store_true", help="on real GPUs")
+    arguments.add_argument("command", nargs="+")
+    return arguments.parse_args()
+
+
+def environment(options):
+    """The program's environment; everything of ours that the caller has set for other purposes is left out."""
+    kept = {name: value for name, value in os.environ.items()
+            if not name.startswith("WINDLASS_") or name.startswith("WINDLASS_SIM_")}
+    first = options.windlass or options.nccl.parent
+    folders = [str(folder) for folder in (first, options.cuda) if folder]
+    before = [kept["LD_LIBRARY_PATH"]] if kept.get("LD_LIBRARY_PATH") else []
+    kept["LD_LIBRARY_PATH"] = ":".join(folders + before)
+    kept["CTESTS_NCCL"] = str(first / "libnccl.so.2")
+    kept["CTESTS_CALLS"] = str(options.out / "calls.txt")
+    if options.gpu:
+        kept["NCCL_NVLS_ENABLE"] = "0"  # NVLink multicast is never asked for on the machines we test on
+    else:
+        kept.setdefault("WINDLASS_SIM_DEVICES", "4")
+    if options.windlass:
+        kept["WINDLASS_NCCL"] = str(options.nccl)
+        kept["WINDLASS_REPORT"] = f"json:{options.out}/report-%p.json"
+    return kept
+
+
+def uncounted(out):
+    """Whether the reports lack calls that the program made, or have more; prints which."""
+    counted = out / "calls.txt"
+    made = dict(line.split() for line in counted.read_text().splitlines()) if counted.exists() else {}
+    reported = {}
+    for path in sorted(out.glob("report-*.json")):
+        for name, calls in json.loads(path.read_text())["functions"].items():
+            reported[name] = reported.get(name, 0) + calls
+    seen = seen_functions()
+    wrong = {name: (int(calls), reported.get(name, 0)) for name, calls in made.items()
+             if name in seen and int(calls) != reported.get(name, 0)}
+    for name, (calls, counted) in wrong.items():
+        print(f"counters: {name} was called {calls} times, Windlass counted {counted}", file=sys.stderr)
+    checked = len([name for name in made if name in seen])
+    print(f"counters: {checked} functions compared, {len(wrong)} wrong, {len(list(out.glob('report-*.json')))} reports",
+          file=sys.stderr)
+    if not counted.exists():
+        # An example counts nothing itself: that Windlass counted anything is the proof.
+        return not reported
+    return bool(wrong)
+
+
+def seen_functions():
+    """Names of the entry points that the face counts: those of role `seen` in the table."""
+    return set(re.findall(r"\[\d+ seen\] fn (\w+)", ENTRY_POINTS.read_text()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+//! Holds the arrows of ARCHITECTURE.md: a file of the engine names only rows below its own, mechanisms never name
+//! each other, and what must stay in one place stays there.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+/// The engine's rows, from the call downwards. Modules of one row may name each other only where `together`.
+const ROWS: &[(Together, &[&str])] = &[
+    (Together::Yes, &["dispatch", "lifecycle"]),
+    (Together::No, &["communicator", "group", "plan"]),
+    (Together::No, &["forward"]),
+    (Together::No, &["process"]),
+    (Together::No, &["stats"]),
+    (Together::No, &["annotate", "log"]),
+    (Together::No, &["config", "error"]),
+    (Together::No, &["call", "path"]),
+];
+
+#[derive(PartialEq)]
+enum Together {
+    Yes,
+    No,
+}
+
+fn repository() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn sources(folder: &str) -> Vec<(PathBuf, String)> {
+    let mut found = Vec::new();
+    let mut folders = vec![repository().join(folder)];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let text = std::fs::read_to_string(&path).unwrap();
+                found.push((path, text));
+            }
+        }
+    }
+    assert!(!found.is_empty(), "{folder} has no sources");
+    found
+}
+
+/// Code lines outside tests and comments.
+fn code(text: &str) -> impl Iterator<Item = &str> {
+    text.lines()
+        .take_while(|line| !line.starts_with("#[cfg(test)]"))
+        .filter(|line| !line.trim_start().starts_with("//"))
+}
+
+/// The modules that a source file names by `crate::`, also inside braces.
+fn named_modules(text: &str) -> BTreeSet<String> {
+    let joined: String = code(text).collect::<Vec<_>>().join(" ");
+    let mut names = BTreeSet::new();
+    for rest in joined.split("crate::").skip(1) {
+        let list = rest.strip_prefix('{').map_or(rest, |list| list.split('}').next().unwrap_or_default());
+        let items: Vec<&str> = if rest.starts_with('{') { list.split(',').collect() } else { vec![list] };
+        for item in items {
+            let name: String =
+                item.trim().chars().take_while(|c| c.is_ascii_lowercase() || *c == '_').collect();
+            names.insert(name);
+        }
+    }
+    names
+}
+
+fn row_of(module: &str) -> usize {
+    let row = ROWS.iter().position(|(_, modules)| modules.contains(&module));
+    row.unwrap_or_else(|| {
+        panic!("module {module} of the engine has no row: give it one here and in ARCHITECTURE.md")
+    })
+}
+
+/// Every arrow inside the engine points down.
+#[test]
+fn engine_arrows_point_down() {
+    let mut arrows = 0;
+    for (path, text) in sources("crates/engine/src") {
+        let inner = path.strip_prefix(repository().join("crates/engine/src")).unwrap();
+        let module = inner.iter().next().unwrap().to_str().unwrap().trim_end_matches(".rs");
+        if module == "lib" {
+            continue;
+        }
+        let own = row_of(module);
+        for named in named_modules(&text).iter().filter(|named| *named != module) {
+            let there = row_of(named);
+            let allowed = there > own || there == own && ROWS[own].0 == Together::Yes;
+            assert!(
+                allowed,
+                "{}: an arrow from {module} (row {own}) to {named} (row {there})",
+                path.display()
+            );
+            arrows += 1;
+        }
+    }
+    assert!(arrows > 15, "only {arrows} arrows seen: this test no longer reads the sources");
+}
+
+/// The face names the engine and nccl-sys; neither names the face, and nccl-sys names no one.
+#[test]
+fn crates_point_down() {
+    let forbidden = [("crates/nccl-sys/src", "windlass_engine"), ("crates/engine/src", "windlass::")];
+    for (folder, name) in forbidden {
+        for (path, text) in sources(folder) {
+            assert!(!code(&text).any(|line| line.contains(name)), "{} names {name}", path.display());
+        }
+    }
+}
+
+/// The engine reads the environment in its table of options alone, opens no library and exports nothing.
+#[test]
+fn engine_keeps_to_its_rooms() {
+    let rules = [("std::env::", "config.rs"), ("no_mangle", ""), ("dlopen", ""), ("libloading", "")];
+    for (path, text) in sources("crates/engine/src") {
+        for (what, room) in rules {
+            let allowed = !room.is_empty() && path.ends_with(room);
+            assert!(allowed || !code(&text).any(|line| line.contains(what)), "{} has {what}", path.display());
+        }
+    }
+}
+
+/// Library code does not panic on purpose, print, or end the process.
+#[test]
+fn library_code_neither_prints_nor_exits() {
+    let words =
+        [".unwrap()", ".expect(", "panic!(", "println!(", "eprintln!(", "process::exit", "process::abort"];
+    for (path, text) in ["src", "crates/engine/src", "crates/nccl-sys/src"].into_iter().flat_map(sources) {
+        for line in code(&text) {
+            let found = words.iter().find(|word| line.contains(**word));
+            assert!(found.is_none(), "{}: {}: {line}", path.display(), found.unwrap());
+        }
+    }
+}
