@@ -11,6 +11,8 @@ use std::path::{Path, PathBuf};
 
 const SIZE: (u32, u32) = (800, 640);
 const TIME_HEIGHT: i32 = 420;
+/// Labels of an axis at most.
+const LABELS: usize = 12;
 // Told apart also without color vision.
 const PLAIN: RGBColor = RGBColor(0x99, 0x99, 0x99);
 const WINDLASS: RGBColor = RGBColor(0x00, 0x72, 0xb2);
@@ -67,11 +69,13 @@ fn draw_times(area: &Area, records: &[&Record]) -> Result<()> {
         .margin(12)
         .x_label_area_size(32)
         .y_label_area_size(64)
-        .build_cartesian_2d(size_range(records).log_scale(), (low / 1.5..high * 1.5).log_scale())
+        .build_cartesian_2d(size_range(records).log_scale().base(2.0), (low / 1.5..high * 1.5).log_scale())
         .map_err(drawing)?;
     chart
         .configure_mesh()
         .y_desc("us a call")
+        .x_labels(LABELS)
+        .y_labels(LABELS)
         .x_label_formatter(&size_label)
         .y_label_formatter(&|us| format!("{us:.3}").trim_end_matches('0').trim_end_matches('.').to_owned())
         .draw()
@@ -99,12 +103,14 @@ fn draw_ratios(area: &Area, records: &[&Record]) -> Result<()> {
         .margin(12)
         .x_label_area_size(32)
         .y_label_area_size(64)
-        .build_cartesian_2d(size_range(records).log_scale(), (low - 0.05)..(high + 0.05))
+        .build_cartesian_2d(size_range(records).log_scale().base(2.0), (low - 0.05)..(high + 0.05))
         .map_err(drawing)?;
     chart
         .configure_mesh()
         .x_desc("bytes")
         .y_desc("ratio")
+        .x_labels(LABELS)
+        .y_labels(LABELS)
         .x_label_formatter(&size_label)
         .draw()
         .map_err(drawing)?;
