@@ -19,10 +19,16 @@ pub struct Options {
     /// Look again every so many seconds, until interrupted
     #[arg(long, value_name = "SECONDS")]
     watch: Option<f64>,
+    /// Remove what killed programs left behind (a program in another container counts as ended)
+    #[arg(long, conflicts_with_all = ["watch", "json"])]
+    clean: bool,
 }
 
 /// Prints what processes have counted so far.
 pub fn run(options: &Options) -> Result<()> {
+    if options.clean {
+        return clean(options.process);
+    }
     let pause = options.watch.map(Duration::try_from_secs_f64).transpose();
     let pause = pause.with_context(|| format!("--watch {:?}: expected seconds", options.watch))?;
     loop {
@@ -67,6 +73,19 @@ fn look(options: &Options) -> Result<String> {
         ));
     }
     Ok(overview(&seen))
+}
+
+/// Removes the counters of processes that are gone. Only a killed process leaves any.
+fn clean(wanted: Option<u32>) -> Result<()> {
+    for path in segment::list() {
+        let gone = process_of(&path)
+            .is_some_and(|process| wanted.is_none_or(|wanted| wanted == process) && !is_alive(process));
+        if gone {
+            std::fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
+            println!("removed {}", path.display());
+        }
+    }
+    Ok(())
 }
 
 /// The process in a segment's name, `windlass-USER-PROCESS-TIME`.

@@ -38,3 +38,30 @@ fn no_counters() {
     assert_eq!(code, Some(1));
     assert!(told.contains("process 1 has no counters in /dev/shm"), "{told}");
 }
+
+/// Counters of a process that is gone are removed on request, those of living ones stay.
+#[test]
+fn cleans_up() {
+    // Process numbers end well below this one.
+    let left = Leftover::new(4_000_000_000);
+    let own = Leftover::new(std::process::id());
+    let (code, printed, told) = outcome(windlass(&["stats", "--clean", "4000000000"]));
+    assert_eq!((code, printed), (Some(0), format!("removed {}\n", left.0.display())), "{told}");
+    assert!(!left.0.exists() && own.0.exists());
+}
+
+struct Leftover(std::path::PathBuf);
+
+impl Leftover {
+    fn new(process: u32) -> Self {
+        let path = format!("/dev/shm/windlass-0-{process}-0").into();
+        std::fs::write(&path, "left behind").unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for Leftover {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
