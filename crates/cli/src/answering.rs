@@ -1,0 +1,108 @@
+//! The child's side of [`asking`](crate::asking): loads the library in question and prints one line.
+
+use crate::asking::{Answer, Device, Gpus, Pair};
+use crate::nccl::Nccl;
+use anyhow::{Context, Result, bail};
+use clap::Subcommand;
+use cudarc::driver::{result, sys};
+use serde::Serialize;
+use std::path::PathBuf;
+use sys::CUdevice_P2PAttribute_enum as PairAttribute;
+use sys::CUdevice_attribute_enum as Attribute;
+
+/// A question.
+#[derive(Subcommand)]
+pub enum Question {
+    /// Devices and pairs of devices.
+    Gpus,
+    /// The version of the NCCL library at a path.
+    Version { path: PathBuf },
+}
+
+/// Prints the answer.
+pub fn answer(question: Question) -> Result<()> {
+    match question {
+        Question::Gpus => print(gpus()),
+        Question::Version { path } => print(Nccl::open(&path).map(|nccl| nccl.version())),
+    }
+}
+
+fn print<T: Serialize>(outcome: Result<T>) -> Result<()> {
+    let answer = match outcome {
+        Ok(value) => Answer::Answered(value),
+        Err(error) => Answer::Failed(format!("{error:#}")),
+    };
+    println!("{}", serde_json::to_string(&answer)?);
+    Ok(())
+}
+
+fn gpus() -> Result<Gpus> {
+    // SAFETY: opens the driver library, which is what was asked for.
+    if !unsafe { sys::is_culib_present() } {
+        bail!("libcuda.so.1 is not installed: this machine has no NVIDIA driver");
+    }
+    result::init().map_err(|error| anyhow::anyhow!("libcuda.so.1 is there, but cuInit answers {error}"))?;
+    let mut cuda_version = 0;
+    // SAFETY: writes one integer.
+    unsafe { sys::cuDriverGetVersion(&mut cuda_version) }.result().context("cuDriverGetVersion")?;
+    let ordinals = 0..result::device::get_count().context("cuDeviceGetCount")?;
+    let handles: Vec<sys::CUdevice> =
+        ordinals.map(result::device::get).collect::<Result<_, _>>().context("cuDeviceGet")?;
+    let devices = handles.iter().map(|device| describe(*device)).collect::<Result<Vec<_>>>()?;
+    let nvml = crate::nvml::Nvml::open();
+    let mut pairs = Vec::new();
+    for (from, first) in handles.iter().enumerate() {
+        for (to, second) in handles.iter().enumerate().filter(|(to, _)| *to != from) {
+            pairs.push(Pair {
+                from,
+                to,
+                peer_access: pair_attribute(
+                    PairAttribute::CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED,
+                    *first,
+                    *second,
+                ),
+                native_atomics: pair_attribute(
+                    PairAttribute::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED,
+                    *first,
+                    *second,
+                ),
+                nvlink: nvml.as_ref().and_then(|nvml| nvml.nvlink(&bus_id(*first)?, &bus_id(*second)?)),
+            });
+        }
+    }
+    Ok(Gpus { cuda_version, driver: nvml.as_ref().and_then(|nvml| nvml.driver()), devices, pairs })
+}
+
+fn describe(device: sys::CUdevice) -> Result<Device> {
+    let attribute = |attribute| {
+        // SAFETY: the device is valid. A driver too old for an attribute answers an error: not supported.
+        unsafe { result::device::get_attribute(device, attribute) }.unwrap_or(0)
+    };
+    Ok(Device {
+        name: result::device::get_name(device).context("cuDeviceGetName")?,
+        // SAFETY: the device is valid.
+        memory_bytes: unsafe { result::device::total_mem(device) }.context("cuDeviceTotalMem")? as u64,
+        compute_capability: (
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
+        ),
+        virtual_memory: attribute(Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) != 0,
+        posix_handles: attribute(Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)
+            != 0,
+        fabric_handles: attribute(Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED) != 0,
+        multicast: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED) != 0,
+    })
+}
+
+fn pair_attribute(attribute: PairAttribute, from: sys::CUdevice, to: sys::CUdevice) -> bool {
+    let mut value = 0;
+    // SAFETY: both devices are valid and the answer is one integer.
+    unsafe { sys::cuDeviceGetP2PAttribute(&mut value, attribute, from, to) }.result().is_ok() && value != 0
+}
+
+fn bus_id(device: sys::CUdevice) -> Option<String> {
+    let mut text = [0; 32];
+    // SAFETY: the length given is the array's; the driver ends the text with a zero.
+    unsafe { sys::cuDeviceGetPCIBusId(text.as_mut_ptr(), text.len() as i32, device) }.result().ok()?;
+    Some(text.iter().take_while(|byte| **byte != 0).map(|byte| *byte as u8 as char).collect())
+}

@@ -1,0 +1,150 @@
+//! Questions that load foreign libraries: put to a child process, with a time limit, so that neither a hanging driver
+//! nor a crashing library takes this process along, and CUDA is never initialised in a process that starts ranks.
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+use std::ffi::{OsStr, OsString};
+use std::io::Read;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// The hidden subcommand that answers.
+pub const SUBCOMMAND: &str = "ask";
+
+const TIME_LIMIT: Duration = Duration::from_secs(30);
+
+/// What the CUDA driver says about this machine.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Gpus {
+    /// As `cuDriverGetVersion` gives it: 12080 is CUDA 12.8.
+    pub cuda_version: i32,
+    /// The kernel driver's version, from NVML.
+    pub driver: Option<String>,
+    pub devices: Vec<Device>,
+    pub pairs: Vec<Pair>,
+}
+
+/// One GPU.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Device {
+    pub name: String,
+    pub memory_bytes: u64,
+    pub compute_capability: (i32, i32),
+    /// cuMemCreate, cuMemMap and their kin.
+    pub virtual_memory: bool,
+    /// Memory shared by file descriptor.
+    pub posix_handles: bool,
+    /// Memory shared by fabric handle.
+    pub fabric_handles: bool,
+    pub multicast: bool,
+}
+
+/// Two GPUs, as the first sees the second.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Pair {
+    pub from: usize,
+    pub to: usize,
+    pub peer_access: bool,
+    pub native_atomics: bool,
+    /// Whether NVLink joins them; `None` where NVML cannot say.
+    pub nvlink: Option<bool>,
+}
+
+/// Asks the CUDA driver; `library_path` replaces `LD_LIBRARY_PATH` of the child.
+pub fn gpus(library_path: Option<&OsStr>) -> Result<Gpus> {
+    ask(&[OsString::from("gpus")], library_path.map(|path| ("LD_LIBRARY_PATH", path)))
+}
+
+/// The version code that the NCCL at `path` reports.
+pub fn nccl_version(path: &Path) -> Result<i32> {
+    ask(&[OsString::from("version"), path.as_os_str().to_owned()], None)
+}
+
+/// The version code that Windlass reports over the NCCL at `nccl`: the real one's, if the way through works.
+pub fn version_through(windlass: &Path, nccl: &Path) -> Result<i32> {
+    let question = [OsString::from("version"), windlass.as_os_str().to_owned()];
+    ask(&question, Some(("WINDLASS_NCCL", nccl.as_os_str())))
+}
+
+/// An answer, as the child prints it.
+#[derive(Serialize, Deserialize)]
+pub enum Answer<T> {
+    Answered(T),
+    Failed(String),
+}
+
+fn ask<T: for<'de> Deserialize<'de>>(question: &[OsString], variable: Option<(&str, &OsStr)>) -> Result<T> {
+    let mut command = Command::new(std::env::current_exe().context("cannot find this executable")?);
+    command.arg(SUBCOMMAND).args(question).env_remove("LD_PRELOAD");
+    if let Some((name, value)) = variable {
+        command.env(name, value);
+    }
+    let printed = output_within(command, TIME_LIMIT)?;
+    // Libraries may print before the answer; the answer is the last line.
+    let line = printed.lines().last().unwrap_or_default();
+    match serde_json::from_str(line) {
+        Ok(Answer::Answered(answer)) => Ok(answer),
+        Ok(Answer::Failed(reason)) => bail!("{reason}"),
+        Err(_) => bail!("no answer, but {line:?}"),
+    }
+}
+
+/// Standard output of a command that must end with success within `limit`.
+pub fn output_within(mut command: Command, limit: Duration) -> Result<String> {
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().with_context(|| format!("cannot start {:?}", command.get_program()))?;
+    let printed = drain(child.stdout.take());
+    let complained = drain(child.stderr.take());
+    let deadline = Instant::now() + limit;
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break status;
+        }
+        if Instant::now() > deadline {
+            child.kill()?;
+            child.wait()?;
+            bail!("no answer within {} s", limit.as_secs());
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    let complaint = complained.join().unwrap_or_default();
+    if !status.success() {
+        bail!("ended with {status}: {}", complaint.trim());
+    }
+    Ok(printed.join().unwrap_or_default())
+}
+
+/// Reads a pipe to its end on a thread, so that the child never waits for us.
+fn drain(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<String> {
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        if let Some(mut pipe) = pipe {
+            let _ = pipe.read_to_end(&mut bytes);
+        }
+        String::from_utf8_lossy(&bytes).into_owned()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    /// Output comes back; failures carry what was complained; hanging commands are ended.
+    #[test]
+    fn output_or_reason() {
+        let limit = Duration::from_secs(20);
+        assert_eq!(output_within(shell("echo yes"), limit).unwrap(), "yes\n");
+        let failed = output_within(shell("echo because >&2; exit 3"), limit).unwrap_err().to_string();
+        assert!(failed.contains("because") && failed.contains('3'), "{failed}");
+        let hanging = output_within(shell("exec sleep 1000"), Duration::from_millis(50)).unwrap_err();
+        assert!(hanging.to_string().contains("within"), "{hanging}");
+    }
+}

@@ -1,0 +1,158 @@
+//! Timing batches of calls of one side.
+
+use super::Mode;
+use super::operation::{Issue, Operation};
+use crate::element::{Element, Reduction, SUM, element};
+use crate::gpu::{Buffer, Event, Gpu, Graph, Stream};
+use crate::nccl::{Nccl, nccl_call};
+use anyhow::Result;
+use nccl_sys::types::{ncclComm_t, ncclFloat32};
+use std::time::Instant;
+
+/// Calls whose launches the device's queue surely takes without waiting.
+const HOST_CALLS_MAX: usize = 64;
+/// Calls in one graph; more only makes the capture long.
+const GRAPH_CALLS_MAX: usize = 128;
+const EAGER_CALLS_MAX: usize = 2000;
+
+/// A library, a communicator through it, and what timing needs.
+pub struct Side {
+    pub nccl: Nccl,
+    pub communicator: ncclComm_t,
+    stream: Stream,
+    start: Event,
+    end: Event,
+    scratch: Buffer,
+}
+
+/// What is done in a batch.
+#[derive(Clone, Copy)]
+pub struct Work<'a> {
+    pub operation: Operation,
+    pub mode: Mode,
+    pub count: usize,
+    pub element: Element,
+    pub reduction: Reduction,
+    pub rank: usize,
+    pub ranks: usize,
+    pub send: &'a Buffer,
+    pub receive: &'a Buffer,
+}
+
+/// A batch ready to be timed again and again.
+pub struct Batch<'a> {
+    side: &'a Side,
+    work: Work<'a>,
+    calls: usize,
+    graph: Option<Graph>,
+}
+
+impl Side {
+    pub fn new(gpu: &Gpu, nccl: Nccl, communicator: ncclComm_t) -> Result<Self> {
+        let (start, end, scratch) = (gpu.event()?, gpu.event()?, gpu.buffer(4)?);
+        Ok(Self { nccl, communicator, stream: gpu.stream()?, start, end, scratch })
+    }
+
+    pub fn destroy(&self) -> Result<()> {
+        nccl_call!(&self.nccl, ncclCommDestroy(self.communicator))
+    }
+
+    pub fn synchronize(&self) -> Result<()> {
+        self.stream.synchronize()
+    }
+
+    /// Lines the ranks up on their devices, so that a late rank's lateness is in nobody's time.
+    fn line_up(&self) -> Result<()> {
+        let (at, kind, stream) = (self.scratch.at(0), element(ncclFloat32).code, self.stream.as_nccl());
+        nccl_call!(&self.nccl, ncclAllReduce(at, at, 1, kind, SUM.code, self.communicator, stream))
+    }
+
+    pub fn issue(&self, work: &Work) -> Result<()> {
+        let issue = Issue {
+            nccl: &self.nccl,
+            communicator: self.communicator,
+            stream: self.stream.as_nccl(),
+            send: work.send.at(0),
+            receive: work.receive.at(0),
+            rank: work.rank,
+            ranks: work.ranks,
+            element: work.element,
+            reduction: work.reduction,
+        };
+        work.operation.issue(work.count, &issue)
+    }
+
+    /// Microseconds of a few calls, each, on the device.
+    pub fn estimate_us(&self, work: &Work) -> Result<f64> {
+        let batch = Batch { side: self, work: Work { mode: Mode::Eager, ..*work }, calls: 4, graph: None };
+        batch.time_us()
+    }
+}
+
+/// How many calls fill `batch_us` when one takes `call_us`.
+pub fn calls(mode: Mode, batch_us: f64, call_us: f64) -> usize {
+    let most = match mode {
+        Mode::Eager => EAGER_CALLS_MAX,
+        Mode::Graph => GRAPH_CALLS_MAX,
+        Mode::Host => HOST_CALLS_MAX,
+    };
+    // A float that is too large or no number becomes the largest or zero.
+    ((batch_us / call_us.max(0.1)) as usize).clamp(1, most)
+}
+
+impl<'a> Batch<'a> {
+    pub fn new(side: &'a Side, work: Work<'a>, calls: usize) -> Result<Self> {
+        let mut batch = Self { side, work, calls, graph: None };
+        if work.mode == Mode::Graph {
+            side.stream.begin_capture()?;
+            let issued = batch.issue_all();
+            let graph = side.stream.end_capture();
+            issued?;
+            batch.graph = Some(graph?);
+        }
+        Ok(batch)
+    }
+
+    /// Runs the batch; microseconds of one call.
+    pub fn time_us(&self) -> Result<f64> {
+        let Side { stream, start, end, .. } = self.side;
+        self.side.line_up()?;
+        let total_us = if self.work.mode == Mode::Host {
+            stream.synchronize()?;
+            let started = Instant::now();
+            self.issue_all()?;
+            let issued = started.elapsed();
+            stream.synchronize()?;
+            issued.as_secs_f64() * 1e6
+        } else {
+            start.record(stream)?;
+            match &self.graph {
+                Some(graph) => graph.launch(stream)?,
+                None => self.issue_all()?,
+            }
+            end.record(stream)?;
+            stream.synchronize()?;
+            end.us_since(start)?
+        };
+        Ok(total_us / self.calls as f64)
+    }
+
+    fn issue_all(&self) -> Result<()> {
+        (0..self.calls).try_for_each(|_| self.side.issue(&self.work))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Batches fill their time within limits of the mode.
+    #[test]
+    fn batch_lengths() {
+        assert_eq!(calls(Mode::Eager, 10_000.0, 100.0), 100);
+        assert_eq!(calls(Mode::Eager, 10_000.0, 0.0), EAGER_CALLS_MAX);
+        assert_eq!(calls(Mode::Graph, 10_000.0, 1.0), GRAPH_CALLS_MAX);
+        assert_eq!(calls(Mode::Host, 1e9, 1.0), HOST_CALLS_MAX);
+        assert_eq!(calls(Mode::Eager, 10.0, 1e6), 1);
+    }
+}

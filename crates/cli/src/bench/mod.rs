@@ -1,0 +1,241 @@
+//! `windlass bench`: the real library alone against the same calls through Windlass, in one run.
+//!
+//! Every rank process opens both libraries and makes a communicator through each; batches alternate between them. The
+//! real library of both sides is the same mapped file, since Windlass forwards to what `WINDLASS_NCCL` names.
+
+mod batch;
+mod operation;
+mod plot;
+mod record;
+mod sizes;
+mod statistics;
+mod worker;
+
+pub use worker::work;
+
+use crate::element::{Element, Reduction, SUM};
+use crate::installation;
+use crate::machine::{Machine, Wish};
+use crate::nccl::version_text;
+use crate::ranks::{self, Launch};
+use crate::search;
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use operation::Operation;
+use record::{MachineFacts, Record, Versions};
+use serde::{Deserialize, Serialize};
+use sizes::Sizes;
+use std::io::Write;
+use std::path::PathBuf;
+use std::time::Duration;
+use worker::{CellDone, Job, Outcome};
+
+/// Options of `windlass bench`.
+#[derive(Args)]
+pub struct Options {
+    /// What to measure [default: all]
+    #[arg(long = "op", value_name = "OPERATIONS", value_delimiter = ',')]
+    operations: Vec<Operation>,
+    /// Bytes of the whole call: FIRST:LAST:FACTOR, or a list with commas
+    #[arg(long, default_value = "1K:64M:4")]
+    sizes: Sizes,
+    /// Element type
+    #[arg(long = "type", value_name = "TYPE", default_value = "float")]
+    element: Element,
+    /// Reduction of the collectives that reduce
+    #[arg(long, default_value = SUM.name)]
+    reduction: Reduction,
+    /// How calls are issued
+    #[arg(long, value_delimiter = ',', default_value = "eager,graph")]
+    mode: Vec<Mode>,
+    /// Measure only what issuing costs on the host (same as --mode host)
+    #[arg(long, conflicts_with = "mode")]
+    host: bool,
+    /// Ranks, one process and one device each [default: as many as there are devices, up to 8; 2 simulated]
+    #[arg(long)]
+    ranks: Option<usize>,
+    /// Batches of each side, of which the median counts
+    #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..))]
+    repeat: u32,
+    /// Seconds for one size of one operation, about
+    #[arg(long, default_value_t = 0.25)]
+    seconds: f64,
+    /// Append one JSON line for each measurement to this file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Draw curves into this folder, as SVG
+    #[arg(long, value_name = "DIR")]
+    plot: Option<PathBuf>,
+    /// The real NCCL library [default: searched as `windlass doctor` shows]
+    #[arg(long, value_name = "PATH")]
+    nccl: Option<PathBuf>,
+    #[command(flatten)]
+    wish: Wish,
+}
+
+/// How calls are issued and what is timed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// Calls on a stream, device time
+    Eager,
+    /// Calls captured in a CUDA graph, device time
+    Graph,
+    /// Calls on a stream, host time of issuing alone
+    Host,
+}
+
+impl Mode {
+    fn name(self) -> &'static str {
+        match self {
+            Mode::Eager => "eager",
+            Mode::Graph => "graph",
+            Mode::Host => "host",
+        }
+    }
+}
+
+/// One measurement to make.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Cell {
+    pub operation: Operation,
+    pub bytes: u64,
+    pub mode: Mode,
+}
+
+/// Runs the benchmark and prints its table.
+pub fn run(options: &Options) -> Result<()> {
+    if !(options.seconds > 0.0 && options.seconds <= 3600.0) {
+        bail!("--seconds {}: expected more than 0 and at most 3600", options.seconds);
+    }
+    let windlass = installation::windlass_library()?;
+    let machine = Machine::prepare(options.wish, || search::for_tools(options.nccl.as_deref()))?;
+    let ranks = machine.ranks(options.ranks, if machine.is_simulated() { 2 } else { 8 })?;
+    if ranks < 2 {
+        bail!("--ranks {ranks}: two are needed to communicate");
+    }
+    let cells = cells(options);
+    eprintln!("bench: {ranks} ranks {}, {} measurements", machine.describe(), cells.len());
+    if machine.is_simulated() {
+        eprintln!("bench: times on the simulator say nothing about GPUs; only that everything runs");
+    }
+    let results = measure(options, &machine, &windlass, ranks, &cells)?;
+    let records = records(options, &machine, ranks, &results);
+    print!("{}", record::table(&records));
+    println!("{}", record::summary(&records));
+    if let Some(file) = &options.json {
+        let mut out = std::fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(file)
+            .with_context(|| format!("cannot write {}", file.display()))?;
+        for record in &records {
+            writeln!(out, "{}", serde_json::to_string(record)?)?;
+        }
+    }
+    if let Some(folder) = &options.plot {
+        for file in plot::draw(folder, &records)? {
+            eprintln!("bench: wrote {}", file.display());
+        }
+    }
+    Ok(())
+}
+
+/// Every measurement, in the order in which it is made.
+fn cells(options: &Options) -> Vec<Cell> {
+    let operations =
+        if options.operations.is_empty() { Operation::ALL.to_vec() } else { options.operations.clone() };
+    let modes = if options.host { vec![Mode::Host] } else { options.mode.clone() };
+    let mut cells = Vec::new();
+    for operation in operations {
+        for mode in &modes {
+            cells.extend(options.sizes.0.iter().map(|bytes| Cell { operation, bytes: *bytes, mode: *mode }));
+        }
+    }
+    cells
+}
+
+/// What the ranks found.
+struct Results {
+    cells: Vec<CellDone>,
+    nccl_version: i32,
+}
+
+fn measure(
+    options: &Options,
+    machine: &Machine,
+    windlass: &std::path::Path,
+    ranks: usize,
+    cells: &[Cell],
+) -> Result<Results> {
+    let launch = Launch {
+        subcommand: super::BENCH_RANK,
+        ranks,
+        environment: machine.environment(),
+        silence: Duration::from_secs_f64(120.0 + 4.0 * options.seconds),
+    };
+    let job = |rank| Job {
+        rank,
+        ranks,
+        plain: machine.nccl.clone(),
+        windlass: windlass.to_owned(),
+        cells: cells.to_vec(),
+        element: options.element.name.to_owned(),
+        reduction: options.reduction.name.to_owned(),
+        repeat: options.repeat as usize,
+        batch_us: options.seconds * 1e6 / f64::from(2 * options.repeat),
+    };
+    let jobs = (0..ranks).map(|rank| serde_json::to_value(job(rank))).collect::<Result<Vec<_>, _>>()?;
+    let mut done: Vec<CellDone> = Vec::new();
+    let mut unreadable = None;
+    let outcomes = ranks::run(&launch, &jobs, &|_| Vec::new(), &mut |_, text| match serde_json::from_str::<
+        CellDone,
+    >(text)
+    {
+        Ok(cell) => {
+            let count = done.len() + 1;
+            eprintln!("bench: {count}/{} {}", cells.len(), cell.describe());
+            done.push(cell);
+        }
+        Err(error) => unreadable = Some(error),
+    })?;
+    if let Some(error) = unreadable {
+        return Err(error).context("unreadable progress of a rank");
+    }
+    let first: Outcome = serde_json::from_value(outcomes.into_iter().next().context("no ranks")?)?;
+    Ok(Results { cells: done, nccl_version: first.nccl_version })
+}
+
+fn records(options: &Options, machine: &Machine, ranks: usize, results: &Results) -> Vec<Record> {
+    let date = record::date(std::time::SystemTime::now());
+    let facts = MachineFacts {
+        gpu: machine.device_name().to_owned(),
+        driver: machine.gpus.driver.clone(),
+        cuda: machine.gpus.cuda_version,
+        simulated: machine.is_simulated(),
+    };
+    let versions =
+        Versions { nccl: version_text(results.nccl_version), windlass: env!("CARGO_PKG_VERSION").into() };
+    let record = |done: &CellDone| Record {
+        date: date.clone(),
+        machine: facts.clone(),
+        versions: versions.clone(),
+        ranks,
+        op: done.cell.operation.name().to_owned(),
+        reduction: done.cell.operation.reduces().then(|| options.reduction.name.to_owned()),
+        element: options.element.name.to_owned(),
+        bytes: done.bytes,
+        mode: done.cell.mode,
+        calls: done.calls,
+        repeat: options.repeat,
+        plain_us: done.plain.median,
+        plain_min_us: done.plain.min,
+        plain_max_us: done.plain.max,
+        windlass_us: done.windlass.median,
+        windlass_min_us: done.windlass.min,
+        windlass_max_us: done.windlass.max,
+        ratio: done.windlass.median / done.plain.median,
+        path: done.path.clone(),
+    };
+    results.cells.iter().map(record).collect()
+}

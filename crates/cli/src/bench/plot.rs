@@ -1,0 +1,169 @@
+//! Curves of a run as SVG: time by size, both axes logarithmic, and the ratio below.
+
+use super::record::Record;
+use crate::text;
+use anyhow::{Context, Result, anyhow};
+use plotters::coord::Shift;
+use plotters::prelude::*;
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::path::{Path, PathBuf};
+
+const SIZE: (u32, u32) = (800, 640);
+const TIME_HEIGHT: i32 = 420;
+/// Labels of an axis at most.
+const LABELS: usize = 12;
+// Told apart also without color vision.
+const PLAIN: RGBColor = RGBColor(0x99, 0x99, 0x99);
+const WINDLASS: RGBColor = RGBColor(0x00, 0x72, 0xb2);
+
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+
+/// Draws one file for each operation, type and mode; returns their paths.
+pub fn draw(folder: &Path, records: &[Record]) -> Result<Vec<PathBuf>> {
+    std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let mut curves: BTreeMap<String, Vec<&Record>> = BTreeMap::new();
+    for record in records {
+        let name = format!("{}-{}-{}", record.op, record.element, record.mode.name());
+        curves.entry(name).or_default().push(record);
+    }
+    let mut files = Vec::new();
+    for (name, mut records) in curves {
+        records.sort_by_key(|record| record.bytes);
+        let file = folder.join(format!("{name}.svg"));
+        let mut svg = String::new();
+        picture(&mut svg, &records)?;
+        std::fs::write(&file, svg).with_context(|| format!("cannot write {}", file.display()))?;
+        files.push(file);
+    }
+    Ok(files)
+}
+
+fn picture(svg: &mut String, records: &[&Record]) -> Result<()> {
+    let root = SVGBackend::with_string(svg, SIZE).into_drawing_area();
+    root.fill(&WHITE).map_err(drawing)?;
+    let (times, ratios) = root.split_vertically(TIME_HEIGHT);
+    draw_times(&times, records)?;
+    draw_ratios(&ratios, records)?;
+    root.present().map_err(drawing)
+}
+
+fn title(record: &Record) -> String {
+    let machine =
+        if record.machine.simulated { "simulator: times mean nothing" } else { &record.machine.gpu };
+    format!(
+        "{} {} {}, {} ranks, NCCL {}, {machine}",
+        record.op,
+        record.element,
+        record.mode.name(),
+        record.ranks,
+        record.versions.nccl
+    )
+}
+
+fn draw_times(area: &Area, records: &[&Record]) -> Result<()> {
+    let times = records.iter().flat_map(|record| [record.plain_us, record.windlass_us]);
+    let (low, high) = range(times);
+    let mut chart = ChartBuilder::on(area)
+        .caption(title(records[0]), ("sans-serif", 18))
+        .margin(12)
+        .x_label_area_size(32)
+        .y_label_area_size(64)
+        .build_cartesian_2d(size_range(records).log_scale().base(2.0), (low / 1.5..high * 1.5).log_scale())
+        .map_err(drawing)?;
+    chart
+        .configure_mesh()
+        .y_desc("us a call")
+        .x_labels(LABELS)
+        .y_labels(LABELS)
+        .x_label_formatter(&size_label)
+        .y_label_formatter(&|us| format!("{us:.3}").trim_end_matches('0').trim_end_matches('.').to_owned())
+        .draw()
+        .map_err(drawing)?;
+    for (name, color, time) in [
+        ("NCCL alone", PLAIN, (|record: &Record| record.plain_us) as fn(&Record) -> f64),
+        ("through Windlass", WINDLASS, |record| record.windlass_us),
+    ] {
+        let points: Vec<(f64, f64)> = records.iter().map(|record| (place(record), time(record))).collect();
+        let style = color.stroke_width(2);
+        chart
+            .draw_series(LineSeries::new(points, style).point_size(3))
+            .map_err(drawing)?
+            .label(name)
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 20, y)], style));
+    }
+    let mut labels = chart.configure_series_labels();
+    labels.position(SeriesLabelPosition::UpperLeft).border_style(BLACK).background_style(WHITE);
+    labels.draw().map_err(drawing)
+}
+
+fn draw_ratios(area: &Area, records: &[&Record]) -> Result<()> {
+    let (low, high) = range(records.iter().map(|record| record.ratio).chain([1.0]));
+    let mut chart = ChartBuilder::on(area)
+        .margin(12)
+        .x_label_area_size(32)
+        .y_label_area_size(64)
+        .build_cartesian_2d(size_range(records).log_scale().base(2.0), (low - 0.05)..(high + 0.05))
+        .map_err(drawing)?;
+    chart
+        .configure_mesh()
+        .x_desc("bytes")
+        .y_desc("ratio")
+        .x_labels(LABELS)
+        .y_labels(LABELS)
+        .x_label_formatter(&size_label)
+        .draw()
+        .map_err(drawing)?;
+    let ends = [records[0], records[records.len() - 1]].map(|record| (place(record), 1.0));
+    chart.draw_series(LineSeries::new(ends, PLAIN)).map_err(drawing)?;
+    let points: Vec<(f64, f64)> = records.iter().map(|record| (place(record), record.ratio)).collect();
+    chart.draw_series(LineSeries::new(points, WINDLASS.stroke_width(2)).point_size(3)).map_err(drawing)?;
+    Ok(())
+}
+
+/// A logarithm needs at least one byte.
+fn place(record: &Record) -> f64 {
+    record.bytes.max(1) as f64
+}
+
+fn size_range(records: &[&Record]) -> std::ops::Range<f64> {
+    let (low, high) = range(records.iter().map(|record| place(record)));
+    low / 1.2..high * 1.2
+}
+
+fn size_label(bytes: &f64) -> String {
+    text::size(bytes.round() as u64)
+}
+
+fn range(values: impl Iterator<Item = f64>) -> (f64, f64) {
+    values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| (low.min(value), high.max(value)))
+}
+
+fn drawing(error: impl Display) -> anyhow::Error {
+    anyhow!("cannot draw: {error}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::record::tests::record;
+
+    /// One picture an operation, with both curves, a legend and the sizes; also for a single point.
+    #[test]
+    fn draws() {
+        let folder = tempfile::tempdir().unwrap();
+        let records = [
+            record("all_reduce", 1 << 20, 20.0, 21.0),
+            record("all_reduce", 1024, 10.0, 5.0),
+            record("reduce", 1024, 10.0, 10.0),
+        ];
+        let files = draw(folder.path(), &records).unwrap();
+        let names: Vec<_> = files.iter().filter_map(|file| file.file_name()?.to_str()).collect();
+        assert_eq!(names, ["all_reduce-float-eager.svg", "reduce-float-eager.svg"]);
+        let svg = std::fs::read_to_string(&files[0]).unwrap();
+        for part in ["<svg", "through Windlass", "NCCL alone", "us a call", "all_reduce float eager, 2 ranks"]
+        {
+            assert!(svg.contains(part), "no {part:?} in {svg}");
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! Measurements as JSON lines and as a table.
+
+use super::Mode;
+use super::statistics::geometric_mean;
+use crate::text;
+use serde::{Deserialize, Serialize};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// One line of the JSON file. Times are microseconds of one call.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Record {
+    /// UTC.
+    pub date: String,
+    pub machine: MachineFacts,
+    pub versions: Versions,
+    pub ranks: usize,
+    pub op: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reduction: Option<String>,
+    #[serde(rename = "type")]
+    pub element: String,
+    pub bytes: u64,
+    pub mode: Mode,
+    /// Calls of one batch.
+    pub calls: usize,
+    /// Batches of each side.
+    pub repeat: u32,
+    pub plain_us: f64,
+    pub plain_min_us: f64,
+    pub plain_max_us: f64,
+    pub windlass_us: f64,
+    pub windlass_min_us: f64,
+    pub windlass_max_us: f64,
+    /// Windlass's time over the real library's: below 1 is faster.
+    pub ratio: f64,
+    pub path: String,
+}
+
+/// Where it was measured.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct MachineFacts {
+    pub gpu: String,
+    pub driver: Option<String>,
+    /// As `cuDriverGetVersion` gives it.
+    pub cuda: i32,
+    pub simulated: bool,
+}
+
+/// What was measured.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Versions {
+    pub nccl: String,
+    pub windlass: String,
+}
+
+/// The table of a run.
+pub fn table(records: &[Record]) -> String {
+    let head =
+        ["op", "type", "bytes", "mode", "plain us", "min…max", "windlass us", "min…max", "ratio", "path"];
+    let mut lines = vec![head.map(str::to_owned).to_vec()];
+    for record in records {
+        lines.push(vec![
+            record.op.clone(),
+            record.element.clone(),
+            text::size(record.bytes),
+            record.mode.name().to_owned(),
+            time(record.plain_us),
+            format!("{}…{}", time(record.plain_min_us), time(record.plain_max_us)),
+            time(record.windlass_us),
+            format!("{}…{}", time(record.windlass_min_us), time(record.windlass_max_us)),
+            format!("{:.3}", record.ratio),
+            record.path.clone(),
+        ]);
+    }
+    text::table(&lines, &[2, 4, 5, 6, 7, 8])
+}
+
+/// Three significant digits or so; host times are fractions of a microsecond.
+fn time(us: f64) -> String {
+    match us {
+        us if us >= 1000.0 => format!("{us:.0}"),
+        us if us >= 100.0 => format!("{us:.1}"),
+        us if us >= 10.0 => format!("{us:.2}"),
+        us => format!("{us:.3}"),
+    }
+}
+
+/// The mean ratio of each mode, in one line.
+pub fn summary(records: &[Record]) -> String {
+    let means: Vec<String> = [Mode::Eager, Mode::Graph, Mode::Host]
+        .into_iter()
+        .filter_map(|mode| {
+            let ratios: Vec<f64> =
+                records.iter().filter(|record| record.mode == mode).map(|record| record.ratio).collect();
+            (!ratios.is_empty())
+                .then(|| format!("{} {:.3} over {}", mode.name(), geometric_mean(&ratios), ratios.len()))
+        })
+        .collect();
+    if means.is_empty() {
+        return "bench: nothing measured: the library has none of these operations".into();
+    }
+    format!("bench: ratio windlass/plain, geometric mean: {}", means.join(", "))
+}
+
+/// A time as `2026-01-31T12:00:00Z`.
+pub fn date(time: SystemTime) -> String {
+    let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let (year, month, day) = civil(seconds / 86_400);
+    let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+}
+
+/// Year, month and day of a day since 1970-01-01, in eras of 400 years that begin in March
+/// (Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms").
+fn civil(days: u64) -> (u64, u64, u64) {
+    let days = days + 719_468;
+    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
+    (era * 400 + year_of_era + u64::from(month <= 2), month, day)
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    /// A measurement for tests.
+    pub fn record(op: &str, bytes: u64, plain_us: f64, windlass_us: f64) -> Record {
+        serde_json::from_value(serde_json::json!({
+            "date": "2026-01-01T00:00:00Z",
+            "machine": {"gpu": "H200", "driver": null, "cuda": 13000, "simulated": true},
+            "versions": {"nccl": "2.28.9", "windlass": "0.1.0"},
+            "ranks": 2, "op": op, "type": "float", "bytes": bytes, "mode": "eager", "calls": 10, "repeat": 9,
+            "plain_us": plain_us, "plain_min_us": plain_us, "plain_max_us": plain_us,
+            "windlass_us": windlass_us, "windlass_min_us": windlass_us, "windlass_max_us": windlass_us,
+            "ratio": windlass_us / plain_us, "path": "Forward",
+        }))
+        .unwrap()
+    }
+
+    /// Days that calendars disagree on if they are wrong.
+    #[test]
+    fn dates() {
+        let at = |seconds| date(UNIX_EPOCH + Duration::from_secs(seconds));
+        assert_eq!(at(0), "1970-01-01T00:00:00Z");
+        assert_eq!(at(951_782_400), "2000-02-29T00:00:00Z");
+        assert_eq!(at(1_767_225_599), "2025-12-31T23:59:59Z");
+    }
+
+    /// The table names sizes as the command line does and shows the path.
+    #[test]
+    fn tables() {
+        let text = table(&[record("all_reduce", 1024, 10.0, 5.0)]);
+        let line = text.lines().nth(1).unwrap();
+        let cells: Vec<&str> = line.split_whitespace().collect();
+        assert_eq!(
+            cells,
+            [
+                "all_reduce",
+                "float",
+                "1K",
+                "eager",
+                "10.00",
+                "10.00…10.00",
+                "5.000",
+                "5.000…5.000",
+                "0.500",
+                "Forward"
+            ]
+        );
+    }
+
+    /// The mean is over ratios, by mode; nothing measured is said.
+    #[test]
+    fn summaries() {
+        let records = [record("a", 1, 1.0, 2.0), record("a", 2, 2.0, 1.0)];
+        assert!(summary(&records).ends_with("eager 1.000 over 2"), "{}", summary(&records));
+        assert!(summary(&[]).contains("nothing measured"));
+    }
+}

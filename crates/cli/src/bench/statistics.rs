@@ -1,0 +1,64 @@
+//! Repetitions of a measurement on all ranks, reduced to three numbers.
+
+use serde::{Deserialize, Serialize};
+
+/// Over repetitions, of the slowest rank of each.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Spread {
+    pub median: f64,
+    pub min: f64,
+    pub max: f64,
+}
+
+/// Takes one list of times a rank, equally long: a repetition took as long as its slowest rank.
+pub fn spread(ranks: &[Vec<f64>]) -> Spread {
+    let repetitions = ranks.iter().map(Vec::len).min().unwrap_or(0);
+    let slowest = |repetition: usize| ranks.iter().map(|times| times[repetition]).fold(0.0, f64::max);
+    let mut times: Vec<f64> = (0..repetitions).map(slowest).collect();
+    times.sort_by(f64::total_cmp);
+    Spread {
+        median: median(&times),
+        min: times.first().copied().unwrap_or(0.0),
+        max: times.last().copied().unwrap_or(0.0),
+    }
+}
+
+/// The median of sorted values; the mean of the middle two of an even number.
+fn median(sorted: &[f64]) -> f64 {
+    let middle = sorted.len() / 2;
+    match sorted.len() {
+        0 => 0.0,
+        length if length % 2 == 1 => sorted[middle],
+        _ => (sorted[middle - 1] + sorted[middle]) / 2.0,
+    }
+}
+
+/// The geometric mean, the fair one for ratios.
+pub fn geometric_mean(values: &[f64]) -> f64 {
+    (values.iter().map(|value| value.ln()).sum::<f64>() / values.len().max(1) as f64).exp()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The slowest rank counts in each repetition, then the median over repetitions.
+    #[test]
+    fn slowest_then_median() {
+        let spread = spread(&[vec![1.0, 9.0, 3.0], vec![2.0, 1.0, 4.0]]);
+        assert_eq!(spread, Spread { median: 4.0, min: 2.0, max: 9.0 });
+    }
+
+    /// Even numbers and none.
+    #[test]
+    fn medians() {
+        assert_eq!(median(&[1.0, 2.0, 4.0, 8.0]), 3.0);
+        assert_eq!(spread(&[]).median, 0.0);
+    }
+
+    /// Twice as fast and twice as slow cancel out.
+    #[test]
+    fn ratios() {
+        assert!((geometric_mean(&[0.5, 2.0]) - 1.0).abs() < 1e-12);
+    }
+}

@@ -1,0 +1,169 @@
+//! One rank of the benchmark.
+
+use super::Cell;
+use super::batch::{self, Batch, Side, Work};
+use super::statistics::{Spread, spread};
+use crate::counts;
+use crate::element::{Element, Reduction};
+use crate::gpu::Gpu;
+use crate::nccl::{Nccl, id_bytes, id_from_bytes};
+use crate::ranks::{self, Channel};
+use crate::text;
+use anyhow::{Context, Result, anyhow};
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+use windlass_engine::stats::snapshot::Snapshot;
+
+/// What a rank is to do.
+#[derive(Serialize, Deserialize)]
+pub struct Job {
+    pub rank: usize,
+    pub ranks: usize,
+    /// The real library.
+    pub plain: PathBuf,
+    pub windlass: PathBuf,
+    pub cells: Vec<Cell>,
+    pub element: String,
+    pub reduction: String,
+    pub repeat: usize,
+    /// Microseconds that a batch should take.
+    pub batch_us: f64,
+}
+
+/// A finished measurement.
+#[derive(Serialize, Deserialize)]
+pub struct CellDone {
+    pub cell: Cell,
+    /// Bytes of the whole call, after rounding to whole elements.
+    pub bytes: u64,
+    /// Calls of one batch.
+    pub calls: usize,
+    pub plain: Spread,
+    pub windlass: Spread,
+    /// How Windlass ran the calls.
+    pub path: String,
+}
+
+/// What a rank says at its end.
+#[derive(Serialize, Deserialize)]
+pub struct Outcome {
+    pub nccl_version: i32,
+}
+
+impl CellDone {
+    pub fn describe(&self) -> String {
+        format!(
+            "{} {} {}: {:.2} us alone, {:.2} us through Windlass",
+            self.cell.operation.name(),
+            text::size(self.bytes),
+            self.cell.mode.name(),
+            self.plain.median,
+            self.windlass.median
+        )
+    }
+}
+
+/// The hidden subcommand: a rank that talks to its parent over standard input.
+pub fn work() -> Result<()> {
+    ranks::work(rank)
+}
+
+fn rank(channel: &mut Channel, job: Job) -> Result<Outcome> {
+    let gpu = Gpu::open(job.rank)?;
+    let element: Element = job.element.parse().map_err(|reason: String| anyhow!(reason))?;
+    let reduction: Reduction = job.reduction.parse().map_err(|reason: String| anyhow!(reason))?;
+    // The real library first: Windlass then forwards to the very library that is mapped.
+    let plain = join(channel, &gpu, Nccl::open(&job.plain)?, &job)?;
+    let windlass = join(channel, &gpu, Nccl::open(&job.windlass)?, &job)?;
+    let largest =
+        job.cells.iter().map(|cell| cell.bytes as usize).max().unwrap_or(0) + job.ranks * element.bytes();
+    let (send, receive) = (gpu.buffer(largest)?, gpu.buffer(largest)?);
+    let dump = tempfile::NamedTempFile::new().context("cannot make a temporary file")?;
+    for cell in job.cells.iter().filter(|cell| cell.operation.exists_in(&plain.nccl)) {
+        let count = cell.operation.count(cell.bytes, element, job.ranks);
+        let work = Work {
+            operation: cell.operation,
+            mode: cell.mode,
+            count,
+            element,
+            reduction,
+            rank: job.rank,
+            ranks: job.ranks,
+            send: &send,
+            receive: &receive,
+        };
+        let before = counts_of(&windlass, dump.path())?;
+        let calls = batch_calls(channel, &plain, &windlass, &work, job.batch_us)?;
+        let (times_plain, times_windlass) = alternate(&plain, &windlass, work, calls, job.repeat)?;
+        let after = counts_of(&windlass, dump.path())?;
+        let plain_all = channel.exchange(&times_plain)?;
+        let windlass_all = channel.exchange(&times_windlass)?;
+        if job.rank == 0 {
+            let path = counts::paths_between(&before, &after, cell.operation.functions());
+            let bytes = cell.operation.bytes(count, element, job.ranks);
+            let (plain, windlass) = (spread(&plain_all), spread(&windlass_all));
+            let done = CellDone { cell: *cell, bytes, calls, plain, windlass, path };
+            channel.progress(serde_json::to_string(&done)?)?;
+        }
+    }
+    windlass.destroy()?;
+    plain.destroy()?;
+    Ok(Outcome { nccl_version: plain.nccl.version() })
+}
+
+/// Windlass's counters of this process.
+fn counts_of(windlass: &Side, file: &Path) -> Result<Snapshot> {
+    windlass.nccl.dump(file).context("the library named as Windlass has no windlassDump")??;
+    counts::read(file)
+}
+
+fn join(channel: &mut Channel, gpu: &Gpu, nccl: Nccl, job: &Job) -> Result<Side> {
+    let own = if job.rank == 0 { id_bytes(&nccl.unique_id()?) } else { Vec::new() };
+    let id = id_from_bytes(&channel.share_first(&own)?)?;
+    let communicator = nccl.communicator(job.ranks, id, job.rank)?;
+    Side::new(gpu, nccl, communicator)
+}
+
+/// Warms both sides up (first calls connect) and settles how many calls a batch has; the same on all ranks.
+fn batch_calls(
+    channel: &mut Channel,
+    plain: &Side,
+    windlass: &Side,
+    work: &Work,
+    batch_us: f64,
+) -> Result<usize> {
+    for side in [plain, windlass] {
+        side.issue(work)?;
+        side.issue(work)?;
+        side.synchronize()?;
+    }
+    let call_us = plain.estimate_us(work)?.max(windlass.estimate_us(work)?);
+    let slowest = channel.exchange(&call_us)?.into_iter().fold(0.0, f64::max);
+    Ok(batch::calls(work.mode, batch_us, slowest))
+}
+
+/// Times of one call in every repetition, of the real library and of Windlass; who begins alternates.
+fn alternate(
+    plain: &Side,
+    windlass: &Side,
+    work: Work,
+    calls: usize,
+    repeat: usize,
+) -> Result<(Vec<f64>, Vec<f64>)> {
+    let plain = Batch::new(plain, work, calls)?;
+    let windlass = Batch::new(windlass, work, calls)?;
+    let (mut times_plain, mut times_windlass) = (Vec::new(), Vec::new());
+    // One batch each that nobody counts: a graph's first launch uploads it.
+    plain.time_us()?;
+    windlass.time_us()?;
+    for repetition in 0..repeat {
+        if repetition % 2 == 0 {
+            times_plain.push(plain.time_us()?);
+            times_windlass.push(windlass.time_us()?);
+        } else {
+            times_windlass.push(windlass.time_us()?);
+            times_plain.push(plain.time_us()?);
+        }
+    }
+    Ok((times_plain, times_windlass))
+}

@@ -1,0 +1,77 @@
+//! Windlass's counters as other processes see them: a report in a file.
+
+use anyhow::{Context, Result};
+use std::collections::BTreeMap;
+use std::path::Path;
+use windlass_engine::stats::snapshot::Snapshot;
+
+/// Reads a report of `WINDLASS_REPORT=json:FILE` or `windlassDump`.
+pub fn read(file: &Path) -> Result<Snapshot> {
+    let text = std::fs::read_to_string(file).with_context(|| {
+        format!("Windlass wrote no report to {} (did the calls reach it?)", file.display())
+    })?;
+    serde_json::from_str(&text).with_context(|| format!("unreadable report of Windlass: {text:?}"))
+}
+
+/// Calls and bytes by function and path, over all communicators.
+pub fn by_path(snapshot: &Snapshot) -> BTreeMap<(&str, &str), (u64, u64)> {
+    let mut sums: BTreeMap<(&str, &str), (u64, u64)> = BTreeMap::new();
+    for counts in snapshot.communicators.iter().flat_map(|communicator| &communicator.calls) {
+        let sum = sums.entry((&counts.function, &counts.path)).or_default();
+        *sum = (sum.0 + counts.calls, sum.1 + counts.bytes);
+    }
+    sums
+}
+
+/// The paths that calls of these functions took between two snapshots, joined; empty if there was none.
+pub fn paths_between(before: &Snapshot, after: &Snapshot, functions: &[&str]) -> String {
+    let before = by_path(before);
+    let taken = |key: &(&str, &str), calls: u64| calls > before.get(key).map_or(0, |sum| sum.0);
+    let paths: std::collections::BTreeSet<&str> = by_path(after)
+        .into_iter()
+        .filter(|(key, (calls, _))| functions.contains(&key.0) && taken(key, *calls))
+        .map(|((_, path), _)| path)
+        .collect();
+    paths.into_iter().collect::<Vec<_>>().join("+")
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+
+    /// A snapshot of one communicator with these calls: function, path, calls, bytes.
+    pub fn snapshot(calls: &[(&str, &str, u64, u64)]) -> Snapshot {
+        let mut functions: BTreeMap<&str, u64> = BTreeMap::new();
+        for (function, _, calls, _) in calls {
+            *functions.entry(function).or_default() += calls;
+        }
+        let calls: Vec<_> = calls
+            .iter()
+            .map(|(function, path, calls, bytes)| {
+                serde_json::json!({"function": function, "path": path, "calls": calls, "bytes": bytes})
+            })
+            .collect();
+        serde_json::from_value(serde_json::json!({
+            "windlass": "0.1.0", "process": 1, "program": "x", "nccl_path": "", "nccl_version": 22809,
+            "began_ns": 0, "communicators_made": 1, "functions": functions,
+            "communicators": [
+                {"serial": 1, "state": "live", "rank": 0, "ranks": 2, "device": 0, "calls": calls},
+            ],
+        }))
+        .unwrap()
+    }
+
+    /// Only paths whose counters moved, and only of the functions asked for.
+    #[test]
+    fn moved_paths() {
+        let before = snapshot(&[("ncclSend", "forward", 5, 0), ("ncclRecv", "fast", 1, 0)]);
+        let after = snapshot(&[
+            ("ncclSend", "forward", 5, 0),
+            ("ncclSend", "mailbox", 1, 0),
+            ("ncclRecv", "fast", 2, 0),
+            ("ncclAllReduce", "staged", 1, 0),
+        ]);
+        assert_eq!(paths_between(&before, &after, &["ncclSend", "ncclRecv"]), "fast+mailbox");
+        assert_eq!(paths_between(&before, &after, &["ncclBcast"]), "");
+    }
+}

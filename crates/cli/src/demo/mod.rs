@@ -1,0 +1,115 @@
+//! `windlass demo`: a training-like mix of every kind of call through Windlass, all data checked on the host, and the
+//! counters of Windlass compared with the calls that were made.
+
+mod counters;
+mod data;
+mod session;
+mod steps;
+mod table;
+mod worker;
+
+pub use worker::work;
+
+use crate::counts;
+use crate::installation;
+use crate::machine::{Machine, Wish};
+use crate::ranks::{self, Launch};
+use crate::search;
+use anyhow::{Context, Result};
+use clap::Args;
+use counters::Counters;
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Options of `windlass demo`.
+#[derive(Args)]
+pub struct Options {
+    /// Ranks, one process and one device each [default: 4, or as many devices as there are]
+    #[arg(long)]
+    ranks: Option<usize>,
+    #[command(flatten)]
+    wish: Wish,
+    /// The real NCCL library [default: searched as `windlass doctor` shows]
+    #[arg(long, value_name = "PATH")]
+    nccl: Option<PathBuf>,
+}
+
+/// What a rank is to do.
+#[derive(Serialize, Deserialize)]
+struct Job {
+    rank: usize,
+    ranks: usize,
+    windlass: PathBuf,
+}
+
+/// What a rank did.
+#[derive(Serialize, Deserialize)]
+struct Outcome {
+    passed: usize,
+    failures: Vec<String>,
+    counters: Counters,
+}
+
+/// Runs the demo; the answer is whether all checks passed.
+pub fn run(options: &Options) -> Result<bool> {
+    let started = Instant::now();
+    let windlass = installation::windlass_library()?;
+    let machine = Machine::prepare(options.wish, || search::for_tools(options.nccl.as_deref()))?;
+    let ranks = machine.ranks(options.ranks, 4)?;
+    eprintln!("demo: {ranks} ranks {}", machine.describe());
+    eprintln!("demo: Windlass {}", windlass.display());
+
+    let reports =
+        tempfile::Builder::new().prefix("windlass-demo-").tempdir().context("cannot make a folder")?;
+    let report = |rank: usize| reports.path().join(format!("{rank}.json"));
+    let launch = Launch {
+        subcommand: super::DEMO_RANK,
+        ranks,
+        environment: machine.environment(),
+        silence: Duration::from_secs(120),
+    };
+    let jobs = (0..ranks)
+        .map(|rank| serde_json::to_value(Job { rank, ranks, windlass: windlass.clone() }))
+        .collect::<Result<Vec<_>, _>>()?;
+    let own = |rank: usize| vec![("WINDLASS_REPORT".into(), json_report(&report(rank)))];
+    let outcomes = ranks::run(&launch, &jobs, &own, &mut |rank, text| {
+        if rank == 0 {
+            eprintln!("demo: {text}");
+        }
+    })?;
+
+    let mut passed = 0;
+    let mut failures = Vec::new();
+    let mut all = Vec::new();
+    for (rank, outcome) in outcomes.into_iter().enumerate() {
+        let outcome: Outcome = serde_json::from_value(outcome).context("a rank's result")?;
+        passed += outcome.passed;
+        failures.extend(outcome.failures.iter().map(|failure| format!("rank {rank}: {failure}")));
+        match counts::read(&report(rank)) {
+            Ok(report) => {
+                let compared = counters::compare(&outcome.counters, &report);
+                passed += compared.iter().filter(|line| line.is_ok()).count();
+                failures.extend(
+                    compared.into_iter().filter_map(Result::err).map(|line| format!("rank {rank}: {line}")),
+                );
+                all.push((outcome.counters, report));
+            }
+            Err(error) => failures.push(format!("rank {rank}: {error:#}")),
+        }
+    }
+    print!("{}", table::render(&table::rows(&all)));
+    for failure in &failures {
+        println!("FAILED {failure}");
+    }
+    eprintln!("demo: {:.1} s", started.elapsed().as_secs_f64());
+    println!("demo: {passed} checks passed, {} failed", failures.len());
+    Ok(failures.is_empty())
+}
+
+/// The value of `WINDLASS_REPORT` for a report in `file`.
+fn json_report(file: &Path) -> std::ffi::OsString {
+    let mut value = std::ffi::OsString::from("json:");
+    value.push(file);
+    value
+}

@@ -1,0 +1,160 @@
+//! What `doctor` looks at.
+
+use crate::asking::{self, Gpus};
+use crate::elf;
+use crate::installation;
+use crate::program;
+use crate::run;
+use crate::search::{Looked, Request, search};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// Variables that change what NCCL does and so bind Windlass too, or that decide what is loaded.
+const SWITCHES: [&str; 17] = [
+    "NCCL_P2P_DISABLE",
+    "NCCL_P2P_LEVEL",
+    "NCCL_SHM_DISABLE",
+    "NCCL_CUMEM_ENABLE",
+    "NCCL_CUMEM_HOST_ENABLE",
+    "NCCL_NVLS_ENABLE",
+    "NCCL_ALGO",
+    "NCCL_PROTO",
+    "NCCL_MIN_CTAS",
+    "NCCL_MAX_CTAS",
+    "NCCL_CTA_POLICY",
+    "NCCL_GRAPH_MIXING_SUPPORT",
+    "NCCL_LAUNCH_ORDER_IMPLICIT",
+    "NCCL_COMM_ID",
+    "CUDA_VISIBLE_DEVICES",
+    "LD_PRELOAD",
+    "LD_LIBRARY_PATH",
+];
+
+/// Everything found.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Facts {
+    /// The library, or why there is none.
+    pub windlass: Option<PathBuf>,
+    pub windlass_problem: Option<String>,
+    /// Every file that was looked at for the real library.
+    pub search: Vec<Looked>,
+    pub nccl: Option<NcclFacts>,
+    /// Why the command that was named would not run over Windlass.
+    pub refusals: Vec<String>,
+    pub warnings: Vec<String>,
+    pub gpus: Option<Gpus>,
+    pub gpus_problem: Option<String>,
+    /// A preloaded allocator whose `free` is not libc's.
+    pub allocator: Option<String>,
+    /// `/dev/shm`.
+    pub shared_memory: Option<SharedMemory>,
+    /// Variables that are set.
+    pub switches: BTreeMap<String, String>,
+    /// What Windlass's own reading of its variables complains about.
+    pub option_complaints: Vec<String>,
+}
+
+/// The real library.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct NcclFacts {
+    pub path: PathBuf,
+    /// Its version code, or why it does not load.
+    pub version: Option<i32>,
+    pub load_problem: Option<String>,
+    /// The version code that comes through Windlass.
+    pub version_through_windlass: Option<i32>,
+    pub through_problem: Option<String>,
+    /// How many functions it exports.
+    pub functions: usize,
+    /// Functions that it has and Windlass lacks.
+    pub lacking_in_windlass: Vec<String>,
+    /// How many functions Windlass has and it lacks: those answer `ncclInvalidUsage`.
+    pub lacking_in_nccl: usize,
+}
+
+/// Room in `/dev/shm`, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct SharedMemory {
+    pub total_bytes: u64,
+    pub free_bytes: u64,
+}
+
+/// Looks at everything. What can hang or crash is asked in child processes.
+pub fn gather(named: Option<&Path>, command: Option<&OsStr>) -> Facts {
+    let mut facts = Facts::default();
+    let program = command.map(program::look_up);
+    let looked_up = program.as_ref().and_then(|program| program.as_ref().ok());
+    let search = search(&Request { named, program: looked_up });
+    let windlass = installation::windlass_library().and_then(|path| Ok((elf::read(&path)?, path)));
+    if let Some((path, elf)) = &search.chosen {
+        let mut nccl =
+            NcclFacts { path: path.clone(), functions: elf.functions.len(), ..NcclFacts::default() };
+        (nccl.version, nccl.load_problem) = split(asking::nccl_version(path));
+        if let Ok((windlass, windlass_path)) = &windlass {
+            nccl.lacking_in_windlass = elf.functions_missing_in(windlass);
+            nccl.lacking_in_nccl = windlass.functions_missing_in(elf).len();
+            (nccl.version_through_windlass, nccl.through_problem) =
+                split(asking::version_through(windlass_path, path));
+        }
+        facts.nccl = Some(nccl);
+    }
+    facts.search = search.looked;
+    let environment: BTreeMap<OsString, OsString> = std::env::vars_os().collect();
+    if let Ok((_, path)) = &windlass {
+        facts.warnings = run::environment_warnings(&environment, path);
+    }
+    match &program {
+        Some(Ok(program)) => facts.refusals.extend(run::refuse_program(program)),
+        Some(Err(error)) => facts.refusals.push(format!("{error:#}")),
+        None => {}
+    }
+    let (windlass, problem) = split(windlass.map(|(_, path)| path));
+    (facts.windlass, facts.windlass_problem) = (windlass, problem);
+    (facts.gpus, facts.gpus_problem) = split(asking::gpus(None));
+    facts.allocator = environment.get(OsStr::new("LD_PRELOAD")).and_then(|value| allocator(value));
+    facts.shared_memory = rustix::fs::statvfs("/dev/shm").ok().map(|room| SharedMemory {
+        total_bytes: room.f_blocks * room.f_frsize,
+        free_bytes: room.f_bavail * room.f_frsize,
+    });
+    facts.switches = SWITCHES
+        .iter()
+        .filter_map(|name| {
+            Some(((*name).to_owned(), environment.get(OsStr::new(name))?.display().to_string()))
+        })
+        .collect();
+    facts.option_complaints = windlass_engine::config::parse(environment.into_iter()).1;
+    facts
+}
+
+fn split<T>(result: anyhow::Result<T>) -> (Option<T>, Option<String>) {
+    match result {
+        Ok(value) => (Some(value), None),
+        Err(error) => (None, Some(format!("{error:#}"))),
+    }
+}
+
+/// The allocator in a value of LD_PRELOAD.
+fn allocator(preload: &OsStr) -> Option<String> {
+    const NAMES: [&str; 4] = ["jemalloc", "tcmalloc", "mimalloc", "libhoard"];
+    let mut parts = preload.as_bytes().split(|byte| matches!(byte, b' ' | b':')).map(String::from_utf8_lossy);
+    let is_allocator =
+        |part: &str| NAMES.iter().any(|name| part.rsplit('/').next().is_some_and(|file| file.contains(name)));
+    parts.find(|part| is_allocator(part)).map(|part| part.into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Allocators are told by their file name.
+    #[test]
+    fn allocators() {
+        let of = |value: &str| allocator(OsStr::new(value));
+        assert_eq!(of("/w/libwindlass.so:/x/libjemalloc.so.2"), Some("/x/libjemalloc.so.2".into()));
+        assert_eq!(of("libtcmalloc_minimal.so.4"), Some("libtcmalloc_minimal.so.4".into()));
+        assert_eq!(of("/jemalloc/libother.so"), None);
+    }
+}

@@ -1,0 +1,321 @@
+//! What the facts mean.
+
+use super::facts::{Facts, NcclFacts};
+use crate::asking::{Gpus, Pair};
+use crate::nccl::version_text;
+use serde::Serialize;
+use std::fmt::Display;
+
+/// How bad it is, least first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Level {
+    Good,
+    /// Worth knowing, nothing is lost.
+    Note,
+    /// Windlass works, but not all that it can do.
+    Limited,
+    /// Windlass would not take effect.
+    Broken,
+}
+
+/// One thing found.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Finding {
+    pub level: Level,
+    pub what: String,
+}
+
+/// Less `/dev/shm` than this is a container's default, too little for NCCL's own needs with several ranks.
+const SHARED_MEMORY_MIN: u64 = 256 << 20;
+
+/// Every finding, in the order of the facts.
+pub fn judge(facts: &Facts) -> Vec<Finding> {
+    let mut findings = Findings(Vec::new());
+    libraries(facts, &mut findings);
+    for refusal in &facts.refusals {
+        findings.broken(refusal);
+    }
+    for warning in &facts.warnings {
+        // Switched off is not in effect; what goes round the preload is one client of several.
+        if warning.starts_with("WINDLASS=off") { findings.broken(warning) } else { findings.limited(warning) }
+    }
+    for complaint in &facts.option_complaints {
+        findings.limited(complaint);
+    }
+    match (&facts.gpus, &facts.gpus_problem) {
+        (Some(gpus), _) => judge_gpus(gpus, &mut findings),
+        (None, problem) => findings.limited(format!(
+            "no GPUs: {}; `windlass demo --sim` runs on the simulator",
+            problem.as_deref().unwrap_or("not asked")
+        )),
+    }
+    surroundings(facts, &mut findings);
+    findings.0
+}
+
+struct Findings(Vec<Finding>);
+
+impl Findings {
+    fn add(&mut self, level: Level, what: impl Display) {
+        self.0.push(Finding { level, what: what.to_string() });
+    }
+    fn good(&mut self, what: impl Display) {
+        self.add(Level::Good, what);
+    }
+    fn note(&mut self, what: impl Display) {
+        self.add(Level::Note, what);
+    }
+    fn limited(&mut self, what: impl Display) {
+        self.add(Level::Limited, what);
+    }
+    fn broken(&mut self, what: impl Display) {
+        self.add(Level::Broken, what);
+    }
+}
+
+fn libraries(facts: &Facts, findings: &mut Findings) {
+    if let Some(problem) = &facts.windlass_problem {
+        findings.broken(problem);
+    }
+    let Some(nccl) = &facts.nccl else {
+        return findings.broken(
+            "found no real NCCL: install one (pip install nvidia-nccl-cu12) or name it with --nccl PATH",
+        );
+    };
+    match (nccl.version, &nccl.load_problem) {
+        (Some(version), _) => findings.good(format!("NCCL {} loads", version_text(version))),
+        (None, problem) => {
+            let problem = problem.as_deref().unwrap_or("not asked");
+            return findings.broken(format!("{} does not load: {problem}", nccl.path.display()));
+        }
+    }
+    if facts.windlass.is_some() {
+        through_windlass(nccl, findings);
+    }
+}
+
+fn through_windlass(nccl: &NcclFacts, findings: &mut Findings) {
+    match (nccl.version_through_windlass, &nccl.through_problem) {
+        (through, _) if through.is_some() && through == nccl.version => {
+            findings.good("Windlass loads and reaches it")
+        }
+        (Some(through), _) => findings.broken(format!(
+            "Windlass reaches another NCCL: it reports {}, expected {}",
+            version_text(through),
+            version_text(nccl.version.unwrap_or(0))
+        )),
+        (None, problem) => findings
+            .broken(format!("Windlass does not reach NCCL: {}", problem.as_deref().unwrap_or("not asked"))),
+    }
+    match &nccl.lacking_in_windlass[..] {
+        [] => findings.good(format!("Windlass has all {} functions of this NCCL", nccl.functions)),
+        missing => findings.broken(format!(
+            "this NCCL exports {} functions that Windlass lacks ({}): take a newer Windlass or an older NCCL",
+            missing.len(),
+            missing.join(", ")
+        )),
+    }
+    if nccl.lacking_in_nccl > 0 {
+        findings.note(format!(
+            "{} functions of later NCCL versions answer ncclInvalidUsage, because this NCCL lacks them",
+            nccl.lacking_in_nccl
+        ));
+    }
+}
+
+fn judge_gpus(gpus: &Gpus, findings: &mut Findings) {
+    match gpus.devices.len() {
+        0 => return findings.limited("the driver has no GPU (CUDA_VISIBLE_DEVICES?)"),
+        1 => return findings.limited("one GPU: nobody to communicate with on this machine"),
+        count => findings.good(format!("{count} GPUs")),
+    }
+    let without = |has: fn(&crate::asking::Device) -> bool| {
+        let lacking = gpus.devices.iter().enumerate().filter(|(_, device)| !has(device));
+        lacking.map(|(ordinal, _)| ordinal.to_string()).collect::<Vec<_>>().join(", ")
+    };
+    for (what, loss, lacking) in [
+        (
+            "virtual memory calls (cuMemCreate)",
+            "no pool, no fast paths",
+            without(|device| device.virtual_memory),
+        ),
+        (
+            "sharing memory by file descriptor",
+            "ranks in several processes cannot share a pool",
+            without(|device| device.posix_handles),
+        ),
+    ] {
+        if lacking.is_empty() {
+            findings.good(format!("{what} on every GPU"));
+        } else {
+            findings.limited(format!("no {what} on GPU {lacking}: {loss}"));
+        }
+    }
+    let pairs = |lacking: fn(&Pair) -> bool| {
+        let pairs = gpus.pairs.iter().filter(|pair| lacking(pair));
+        pairs.map(|pair| format!("{}→{}", pair.from, pair.to)).collect::<Vec<_>>().join(" ")
+    };
+    let without_access = pairs(|pair| !pair.peer_access);
+    let without_link = pairs(|pair| pair.nvlink == Some(false));
+    if !without_access.is_empty() {
+        findings.limited(format!(
+            "no peer access {without_access}: communicators with these pairs are forwarded"
+        ));
+    } else if !without_link.is_empty() {
+        findings.limited(format!("no NVLink {without_link}: communicators with these pairs are forwarded"));
+    } else if gpus.pairs.iter().any(|pair| pair.nvlink.is_none()) {
+        findings.note("peer access between all pairs; NVML did not say whether by NVLink");
+    } else {
+        findings.good("NVLink and peer access between all pairs");
+    }
+}
+
+fn surroundings(facts: &Facts, findings: &mut Findings) {
+    if let Some(allocator) = &facts.allocator {
+        findings.note(format!(
+            "{allocator} is preloaded: the real NCCL is opened without RTLD_DEEPBIND (with it, it would abort)"
+        ));
+    }
+    match facts.shared_memory {
+        Some(room) if room.total_bytes < SHARED_MEMORY_MIN => findings.limited(format!(
+            "/dev/shm has {} MiB: NCCL and Windlass's counters need shared memory; give a container --shm-size=1g or --ipc=host",
+            room.total_bytes >> 20
+        )),
+        Some(room) if room.free_bytes < SHARED_MEMORY_MIN => findings
+            .limited(format!("/dev/shm has {} MiB free of {}", room.free_bytes >> 20, room.total_bytes >> 20)),
+        Some(_) => {}
+        None => findings.limited("no /dev/shm: no counters for `windlass stats`"),
+    }
+    for (name, value) in &facts.switches {
+        match (name.as_str(), value.as_str()) {
+            ("NCCL_P2P_DISABLE", "1") => {
+                findings.limited("NCCL_P2P_DISABLE=1 binds Windlass too: all communicators are forwarded");
+            }
+            ("NCCL_CUMEM_ENABLE", "0") => {
+                findings
+                    .limited("NCCL_CUMEM_ENABLE=0 binds Windlass too: no pool, no registration, no windows");
+            }
+            ("NCCL_P2P_LEVEL" | "NCCL_ALGO" | "NCCL_PROTO" | "NCCL_COMM_ID", _) => {
+                findings.limited(format!("{name}={value} binds Windlass too: what it names is left to NCCL"));
+            }
+            ("NCCL_NVLS_ENABLE", "0") => {
+                findings.note("NCCL_NVLS_ENABLE=0: NCCL leaves NVLink multicast alone")
+            }
+            (name, value) if name.starts_with("NCCL_") => findings.note(format!("{name}={value}")),
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::asking::Device;
+    use crate::doctor::facts::SharedMemory;
+
+    fn good() -> Facts {
+        let device =
+            Device { name: "H200".into(), virtual_memory: true, posix_handles: true, ..Device::default() };
+        let pair = |from, to| Pair { from, to, peer_access: true, native_atomics: true, nvlink: Some(true) };
+        Facts {
+            windlass: Some("/w/libwindlass.so".into()),
+            nccl: Some(NcclFacts {
+                path: "/n/libnccl.so.2".into(),
+                version: Some(22809),
+                version_through_windlass: Some(22809),
+                functions: 90,
+                ..NcclFacts::default()
+            }),
+            gpus: Some(Gpus {
+                devices: vec![device; 2],
+                pairs: vec![pair(0, 1), pair(1, 0)],
+                ..Gpus::default()
+            }),
+            shared_memory: Some(SharedMemory { total_bytes: 1 << 30, free_bytes: 1 << 30 }),
+            ..Facts::default()
+        }
+    }
+
+    fn worst(facts: &Facts) -> (Level, String) {
+        let findings = judge(facts);
+        let worst = findings.iter().max_by_key(|finding| finding.level).unwrap();
+        (worst.level, worst.what.clone())
+    }
+
+    /// A machine as it should be.
+    #[test]
+    fn all_good() {
+        assert_eq!(worst(&good()).0, Level::Good, "{:?}", judge(&good()));
+    }
+
+    /// What keeps Windlass from taking effect.
+    #[test]
+    fn broken() {
+        let nccl = |change: fn(&mut NcclFacts)| {
+            let mut facts = good();
+            change(facts.nccl.as_mut().unwrap());
+            facts
+        };
+        for (facts, what) in [
+            (Facts { nccl: None, ..good() }, "found no real NCCL"),
+            (
+                Facts {
+                    windlass_problem: Some("libwindlass.so is not in /x".into()),
+                    windlass: None,
+                    ..good()
+                },
+                "libwindlass.so is not",
+            ),
+            (nccl(|nccl| nccl.version = None), "does not load"),
+            (nccl(|nccl| nccl.version_through_windlass = Some(21803)), "it reports 2.18.3, expected 2.28.9"),
+            (nccl(|nccl| nccl.version_through_windlass = None), "does not reach NCCL"),
+            (
+                nccl(|nccl| nccl.lacking_in_windlass = vec!["ncclTeleport".into()]),
+                "1 functions that Windlass lacks (ncclTeleport)",
+            ),
+            (Facts { refusals: vec!["x is statically linked".into()], ..good() }, "statically linked"),
+            (Facts { warnings: vec!["WINDLASS=off: all forwarded".into()], ..good() }, "WINDLASS=off"),
+        ] {
+            let (level, found) = worst(&facts);
+            assert!(level == Level::Broken && found.contains(what), "{what}: {found}");
+        }
+    }
+
+    /// What limits it.
+    #[test]
+    fn limited() {
+        let gpus = |change: fn(&mut Gpus)| {
+            let mut facts = good();
+            change(facts.gpus.as_mut().unwrap());
+            facts
+        };
+        let switch =
+            |name: &str, value: &str| Facts { switches: [(name.into(), value.into())].into(), ..good() };
+        let tiny = SharedMemory { total_bytes: 64 << 20, free_bytes: 64 << 20 };
+        for (facts, what) in [
+            (Facts { gpus: None, gpus_problem: Some("no driver".into()), ..good() }, "no GPUs: no driver"),
+            (gpus(|gpus| gpus.devices.truncate(1)), "one GPU"),
+            (gpus(|gpus| gpus.devices[1].virtual_memory = false), "on GPU 1: no pool"),
+            (gpus(|gpus| gpus.pairs[1].peer_access = false), "no peer access 1→0"),
+            (gpus(|gpus| gpus.pairs[0].nvlink = Some(false)), "no NVLink 0→1"),
+            (Facts { shared_memory: Some(tiny), ..good() }, "/dev/shm has 64 MiB"),
+            (switch("NCCL_P2P_DISABLE", "1"), "all communicators are forwarded"),
+            (switch("NCCL_CUMEM_ENABLE", "0"), "no pool"),
+            (switch("NCCL_ALGO", "Ring"), "NCCL_ALGO=Ring"),
+            (Facts { option_complaints: vec!["WINDLASS_LGO is unknown".into()], ..good() }, "WINDLASS_LGO"),
+        ] {
+            let (level, found) = worst(&facts);
+            assert!(level == Level::Limited && found.contains(what), "{what}: {found}");
+        }
+    }
+
+    /// What is only worth knowing.
+    #[test]
+    fn notes() {
+        let facts = Facts { allocator: Some("libjemalloc.so.2".into()), ..good() };
+        assert_eq!(worst(&facts).0, Level::Note);
+        let old = Facts { switches: [("NCCL_P2P_DISABLE".into(), "0".into())].into(), ..good() };
+        assert_eq!(worst(&old).0, Level::Note);
+    }
+}

@@ -1,0 +1,45 @@
+//! `windlass doctor`: what would load and why, what this machine can do, and what stands in the way.
+
+mod facts;
+mod findings;
+mod print;
+
+use anyhow::Result;
+use clap::Args;
+use findings::Level;
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+/// Options of `windlass doctor`.
+#[derive(Args)]
+#[command(after_help = "Exit code: 0 all good, 1 Windlass would not take effect, 2 works but limited")]
+pub struct Options {
+    /// Facts and findings as one JSON object
+    #[arg(long)]
+    json: bool,
+    /// The real NCCL library [default: searched]
+    #[arg(long, value_name = "PATH")]
+    nccl: Option<PathBuf>,
+    /// A command to look at, as `windlass run` would
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    command: Vec<OsString>,
+}
+
+/// Looks, judges and tells; returns the exit code.
+pub fn run(options: &Options) -> Result<u8> {
+    let facts = facts::gather(options.nccl.as_deref(), options.command.first().map(OsString::as_os_str));
+    let findings = findings::judge(&facts);
+    if options.json {
+        println!(
+            "{}",
+            serde_json::to_string_pretty(&serde_json::json!({"facts": facts, "findings": findings}))?
+        );
+    } else {
+        print!("{}", print::text(&facts, &findings));
+    }
+    Ok(match findings.iter().map(|finding| finding.level).max() {
+        Some(Level::Broken) => 1,
+        Some(Level::Limited) => 2,
+        _ => 0,
+    })
+}

@@ -1,0 +1,188 @@
+//! What an ELF file says about itself: how it is loaded, what it needs, what NCCL functions it exports.
+
+use anyhow::{Context, Result, bail};
+use object::elf;
+use object::read::elf::{Dyn, FileHeader, ProgramHeader, Sym};
+use object::read::{FileKind, ReadCache, ReadRef};
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// A function that every Windlass library exports and no NCCL does.
+pub const WINDLASS_MARK: &str = "windlassGetVersion";
+
+/// Functions that NCCL 2.30.3 alone exports, by accident: no header declares them and only the library itself calls them.
+const UNDECLARED: [&str; 3] =
+    ["ncclParamEnvPluginGet", "ncclParamIsCacheDisabled", "ncclParamRegistryInstance"];
+
+/// Facts of one ELF file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Elf {
+    pub bits: Bits,
+    /// The machine code of the header, `EM_X86_64` and so on.
+    pub machine: u16,
+    /// Whether it asks for a dynamic loader: without one there is no preload.
+    pub has_loader: bool,
+    pub soname: Option<String>,
+    pub needed: Vec<String>,
+    /// RPATH and RUNPATH with `$ORIGIN` expanded, in order.
+    pub search_path: Vec<PathBuf>,
+    /// Exported functions named `nccl*`, `pnccl*` or `windlass*`.
+    pub functions: BTreeSet<String>,
+}
+
+/// The class of an ELF file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Bits {
+    #[default]
+    Is64,
+    Is32,
+}
+
+impl Elf {
+    pub fn is_windlass(&self) -> bool {
+        self.functions.contains(WINDLASS_MARK)
+    }
+
+    pub fn is_nccl(&self) -> bool {
+        self.functions.contains("ncclGetVersion")
+    }
+
+    /// NCCL functions that this library has and `other` lacks, but for those that nobody can call.
+    pub fn functions_missing_in(&self, other: &Elf) -> Vec<String> {
+        self.functions
+            .difference(&other.functions)
+            .filter(|name| name.contains("nccl") && !UNDECLARED.contains(&name.as_str()))
+            .cloned()
+            .collect()
+    }
+}
+
+/// The machine code of this very program.
+pub fn native_machine() -> u16 {
+    let machine = match std::env::consts::ARCH {
+        "x86_64" => elf::EM_X86_64,
+        "aarch64" => elf::EM_AARCH64,
+        _ => elf::EM_NONE,
+    };
+    machine.0
+}
+
+/// A readable name of a machine code.
+pub fn machine_name(machine: u16) -> String {
+    match elf::Machine(machine) {
+        elf::EM_X86_64 => "x86-64".into(),
+        elf::EM_AARCH64 => "arm64".into(),
+        elf::EM_386 => "x86".into(),
+        elf::EM_ARM => "arm".into(),
+        elf::EM_PPC64 => "ppc64".into(),
+        elf::EM_RISCV => "riscv".into(),
+        other => format!("machine {}", other.0),
+    }
+}
+
+/// Reads the facts of the file at `path`; only the parts needed, since libraries have hundreds of megabytes.
+pub fn read(path: &Path) -> Result<Elf> {
+    let file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let data = ReadCache::new(file);
+    match FileKind::parse(&data) {
+        Ok(FileKind::Elf64) => read_class::<elf::FileHeader64<object::Endianness>>(&data, path, Bits::Is64),
+        Ok(FileKind::Elf32) => read_class::<elf::FileHeader32<object::Endianness>>(&data, path, Bits::Is32),
+        _ => bail!("{} is no ELF file", path.display()),
+    }
+    .with_context(|| format!("damaged ELF file {}", path.display()))
+}
+
+fn read_class<Header: FileHeader<Endian = object::Endianness>>(
+    data: &ReadCache<File>,
+    path: &Path,
+    bits: Bits,
+) -> Result<Elf> {
+    let header = Header::parse(data)?;
+    let endian = header.endian()?;
+    let mut found = Elf { bits, machine: header.e_machine(endian).0, ..Elf::default() };
+    let segments = header.program_headers(endian, data)?;
+    found.has_loader = segments.iter().any(|segment| segment.p_type(endian) == elf::PT_INTERP);
+    let sections = header.sections(endian, data)?;
+    if let Some((entries, strings)) = sections.dynamic(endian, data)? {
+        let strings = sections.strings(endian, data, strings)?;
+        let text = |entry: &Header::Dyn| entry.string(endian, strings).map(String::from_utf8_lossy);
+        for entry in entries {
+            match entry.tag(endian) {
+                elf::DT_NULL => break,
+                elf::DT_NEEDED => found.needed.push(text(entry)?.into_owned()),
+                elf::DT_SONAME => found.soname = Some(text(entry)?.into_owned()),
+                elf::DT_RPATH | elf::DT_RUNPATH => {
+                    let list = entry.string(endian, strings)?;
+                    found
+                        .search_path
+                        .extend(nccl_sys::objects::expand_search_path(OsStr::from_bytes(list), path));
+                }
+                _ => {}
+            }
+        }
+    }
+    let symbols = sections.symbols(endian, data, elf::SHT_DYNSYM)?;
+    for symbol in symbols.iter() {
+        let is_function = matches!(symbol.st_type(), elf::STT_FUNC | elf::STT_GNU_IFUNC);
+        if !is_function || symbol.is_undefined(endian) {
+            continue;
+        }
+        let name = symbol.name(endian, symbols.strings())?;
+        if [&b"nccl"[..], b"pnccl", b"windlass"].iter().any(|prefix| name.starts_with(prefix)) {
+            found.functions.insert(String::from_utf8_lossy(name).into_owned());
+        }
+    }
+    Ok(found)
+}
+
+/// The interpreter line of a script: the program and its argument.
+pub fn script_interpreter(path: &Path) -> Option<(PathBuf, Option<String>)> {
+    let data = ReadCache::new(File::open(path).ok()?);
+    let length = (&data).len().ok()?.min(512);
+    interpreter_of((&data).read_bytes_at(0, length).ok()?)
+}
+
+fn interpreter_of(beginning: &[u8]) -> Option<(PathBuf, Option<String>)> {
+    let line = beginning.strip_prefix(b"#!")?.split(|byte| *byte == b'\n').next()?;
+    let line = String::from_utf8_lossy(line);
+    let (program, argument) = match line.trim().split_once(char::is_whitespace) {
+        Some((program, argument)) => (program, Some(argument.trim().to_owned())),
+        None => (line.trim(), None),
+    };
+    (!program.is_empty()).then(|| (PathBuf::from(program), argument.filter(|text| !text.is_empty())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// This test program: dynamic, of this machine, needs libc, and is neither NCCL nor Windlass.
+    #[test]
+    fn reads_itself() {
+        let own = read(&std::env::current_exe().unwrap()).unwrap();
+        assert_eq!((own.bits, own.machine), (Bits::Is64, native_machine()));
+        assert!(own.has_loader && !own.is_nccl() && !own.is_windlass());
+        assert!(own.needed.iter().any(|name| name == "libc.so.6"), "{:?}", own.needed);
+    }
+
+    /// A text file is refused by name.
+    #[test]
+    fn refuses_text() {
+        let error = read(Path::new("/etc/passwd")).unwrap_err();
+        assert!(format!("{error:#}").contains("/etc/passwd is no ELF file"), "{error:#}");
+    }
+
+    /// Interpreter lines with and without an argument.
+    #[test]
+    fn interpreter_lines() {
+        assert_eq!(interpreter_of(b"#!/bin/sh\nexit"), Some(("/bin/sh".into(), None)));
+        assert_eq!(
+            interpreter_of(b"#! /usr/bin/env python3 \nimport"),
+            Some(("/usr/bin/env".into(), Some("python3".into())))
+        );
+        assert_eq!(interpreter_of(b"\x7fELF"), None);
+    }
+}

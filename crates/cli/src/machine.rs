@@ -1,0 +1,138 @@
+//! On what ranks run: this machine's GPUs or the simulator.
+
+use crate::asking::{self, Gpus};
+use crate::installation::StandIns;
+use anyhow::{Result, bail};
+use clap::Args;
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+/// The flags that choose.
+#[derive(Args, Clone, Copy, Debug, Default)]
+#[group(multiple = false)]
+pub struct Wish {
+    /// Run on the simulator, also where there are GPUs
+    #[arg(long = "sim")]
+    simulator: bool,
+    /// Run on GPUs, or fail
+    #[arg(long)]
+    gpu: bool,
+}
+
+/// What was chosen.
+#[derive(Debug, PartialEq)]
+pub enum Choice {
+    Gpus,
+    Simulator,
+}
+
+/// Decides, with the reason in words.
+fn choose(wish: Wish, asked: &Result<Gpus, String>) -> Result<(Choice, String), String> {
+    if wish.simulator {
+        return Ok((Choice::Simulator, "--sim asks for it".into()));
+    }
+    match asked {
+        Ok(gpus) if gpus.devices.len() >= 2 || (wish.gpu && !gpus.devices.is_empty()) => {
+            Ok((Choice::Gpus, format!("{} × {}", gpus.devices.len(), gpus.devices[0].name)))
+        }
+        Ok(gpus) if wish.gpu => Err(format!("--gpu asks for GPUs, the driver has {}", gpus.devices.len())),
+        Ok(gpus) => Ok((Choice::Simulator, format!("{} GPU where two are needed", gpus.devices.len()))),
+        Err(reason) if wish.gpu => Err(format!("--gpu asks for GPUs: {reason}")),
+        Err(reason) => Ok((Choice::Simulator, reason.clone())),
+    }
+}
+
+/// A machine made ready for ranks.
+pub struct Machine {
+    pub gpus: Gpus,
+    /// The library that is called "real" here: NVIDIA's, or the stand-in.
+    pub nccl: PathBuf,
+    /// Why this machine.
+    pub why: String,
+    stand_ins: Option<StandIns>,
+}
+
+impl Machine {
+    /// Asks, chooses and prepares; `nccl` finds the real library when GPUs are chosen.
+    pub fn prepare(wish: Wish, nccl: impl FnOnce() -> Result<PathBuf>) -> Result<Self> {
+        let asked = if wish.simulator {
+            Err(String::new())
+        } else {
+            asking::gpus(None).map_err(|error| format!("{error:#}"))
+        };
+        match (choose(wish, &asked), asked) {
+            (Err(reason), _) => bail!("{reason}"),
+            (Ok((Choice::Gpus, why)), Ok(gpus)) => Ok(Self { gpus, nccl: nccl()?, why, stand_ins: None }),
+            (Ok((_, why)), _) => {
+                let stand_ins = StandIns::lay_out()?;
+                let gpus = asking::gpus(Some(&stand_ins.library_path()))?;
+                Ok(Self { gpus, nccl: stand_ins.nccl(), why, stand_ins: Some(stand_ins) })
+            }
+        }
+    }
+
+    pub fn is_simulated(&self) -> bool {
+        self.stand_ins.is_some()
+    }
+
+    /// One line for the user.
+    pub fn describe(&self) -> String {
+        match self.stand_ins {
+            Some(_) => format!("on the simulator ({})", self.why),
+            None => format!("on {}, NCCL {}", self.why, self.nccl.display()),
+        }
+    }
+
+    /// How many ranks to run: what was asked for, checked, or as many as there are devices up to `usual`.
+    pub fn ranks(&self, asked: Option<usize>, usual: usize) -> Result<usize> {
+        let devices = self.gpus.devices.len();
+        match asked {
+            None => Ok(usual.min(devices)),
+            Some(ranks) if (1..=devices).contains(&ranks) => Ok(ranks),
+            Some(ranks) => bail!("--ranks {ranks}: this machine has {devices} devices, one a rank"),
+        }
+    }
+
+    /// Variables for rank processes that open the real library and Windlass over it.
+    pub fn environment(&self) -> Vec<(OsString, OsString)> {
+        let mut environment = vec![("WINDLASS_NCCL".into(), self.nccl.clone().into())];
+        if let Some(stand_ins) = &self.stand_ins {
+            environment.push(("LD_LIBRARY_PATH".into(), stand_ins.library_path()));
+            // Leaks and misuse fail the run.
+            environment.push(("WINDLASS_SIM_STRICT".into(), "1".into()));
+        }
+        environment
+    }
+
+    /// The name of the devices.
+    pub fn device_name(&self) -> &str {
+        self.gpus.devices.first().map_or("no device", |device| &device.name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::asking::Device;
+
+    fn gpus(count: usize) -> Result<Gpus, String> {
+        Ok(Gpus {
+            devices: vec![Device { name: "H200".into(), ..Device::default() }; count],
+            ..Gpus::default()
+        })
+    }
+
+    /// Two GPUs are used unless the simulator is asked for; fewer fall back, saying why.
+    #[test]
+    fn choices() {
+        let any = Wish::default();
+        assert_eq!(choose(any, &gpus(4)).unwrap(), (Choice::Gpus, "4 × H200".into()));
+        assert_eq!(choose(any, &gpus(1)).unwrap().0, Choice::Simulator);
+        assert_eq!(choose(any, &Err("no driver".into())).unwrap(), (Choice::Simulator, "no driver".into()));
+        let simulator = Wish { simulator: true, ..any };
+        assert_eq!(choose(simulator, &gpus(4)).unwrap().0, Choice::Simulator);
+        let gpu = Wish { gpu: true, ..any };
+        assert_eq!(choose(gpu, &gpus(1)).unwrap().0, Choice::Gpus);
+        assert!(choose(gpu, &Err("no driver".into())).unwrap_err().contains("no driver"));
+    }
+}

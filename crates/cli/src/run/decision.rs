@@ -1,0 +1,271 @@
+//! What `run` decides, over plain facts.
+
+use crate::elf::{self, Bits, Elf};
+use crate::program::Program;
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// Everything that the decision depends on.
+pub struct Situation {
+    /// As it was typed.
+    pub command: OsString,
+    pub program: Result<Program, String>,
+    pub windlass: Result<Library, String>,
+    pub real: Option<Library>,
+    /// The search for the real library, one line a file.
+    pub searched: String,
+    pub environment: BTreeMap<OsString, OsString>,
+}
+
+/// A library and what it exports.
+pub struct Library {
+    pub path: PathBuf,
+    pub elf: Elf,
+}
+
+/// Whether to run, and with which variables.
+#[derive(Debug, Default, PartialEq)]
+pub struct Decision {
+    /// Why not; empty means run.
+    pub refusals: Vec<String>,
+    pub warnings: Vec<String>,
+    /// Variables to set.
+    pub set: Vec<(&'static str, OsString)>,
+}
+
+/// Programs whose command runs elsewhere, where this environment does not reach.
+const ELSEWHERE: [&str; 5] = ["docker", "podman", "kubectl", "ssh", "apptainer"];
+
+/// Variables by which clients name the NCCL library and open it by that path.
+const LIBRARY_VARIABLES: [&str; 2] = ["VLLM_NCCL_SO_PATH", "SGLANG_NCCL_SO_PATH"];
+
+/// Decides.
+pub fn decide(situation: &Situation) -> Decision {
+    let mut decision = Decision::default();
+    match &situation.program {
+        Ok(program) => decision.refusals.extend(refuse_program(program)),
+        Err(reason) => decision.refusals.push(reason.clone()),
+    }
+    let elsewhere = Path::new(&situation.command).file_name().and_then(OsStr::to_str).unwrap_or_default();
+    if ELSEWHERE.contains(&elsewhere) {
+        decision.warnings.push(format!(
+            "{elsewhere} runs its command elsewhere, without this environment: use `windlass run` on that side"
+        ));
+    }
+    match (&situation.windlass, &situation.real) {
+        (Err(reason), _) => decision.refusals.push(reason.clone()),
+        (Ok(windlass), None) => {
+            if !windlass.elf.is_windlass() {
+                decision.refusals.push(not_windlass(windlass));
+            }
+            decision.refusals.push(format!(
+                "found no real NCCL for this command; name it with --nccl PATH. Looked at:\n{}",
+                situation.searched
+            ));
+        }
+        (Ok(windlass), Some(real)) => {
+            decision.refusals.extend(refuse_libraries(windlass, real));
+            decision.warnings.extend(environment_warnings(&situation.environment, &windlass.path));
+            decision.set = vec![
+                ("LD_PRELOAD", preload(&windlass.path, situation.environment.get(OsStr::new("LD_PRELOAD")))),
+                ("WINDLASS_NCCL", real.path.clone().into()),
+            ];
+        }
+    }
+    decision
+}
+
+/// Why a program would not take the preload.
+pub fn refuse_program(program: &Program) -> Option<String> {
+    let name = program.executable.display();
+    if program.elf.bits == Bits::Is32 {
+        return Some(format!("{name} is a 32-bit program; Windlass is a 64-bit library"));
+    }
+    if program.elf.machine != elf::native_machine() {
+        let (its, ours) = (elf::machine_name(program.elf.machine), elf::machine_name(elf::native_machine()));
+        return Some(format!("{name} is a program for {its}; Windlass is a library for {ours}"));
+    }
+    if !program.elf.has_loader {
+        return Some(format!(
+            "{name} is statically linked: no loader reads LD_PRELOAD for it; link it dynamically"
+        ));
+    }
+    program.privilege.as_ref().map(|privilege| {
+        format!("the loader ignores LD_PRELOAD for {name}, because {privilege}; run what it starts with `windlass run`")
+    })
+}
+
+fn refuse_libraries(windlass: &Library, real: &Library) -> Option<String> {
+    if !windlass.elf.is_windlass() {
+        return Some(not_windlass(windlass));
+    }
+    if windlass.path.as_os_str().as_bytes().iter().any(|byte| matches!(byte, b' ' | b':')) {
+        return Some(format!(
+            "{}: LD_PRELOAD cannot carry a path with a space or a colon; move Windlass",
+            windlass.path.display()
+        ));
+    }
+    gap(&real.elf, &windlass.elf).map(|gap| {
+        format!(
+            "{} {gap}: calls of them would bypass Windlass; take a newer Windlass or an older NCCL",
+            real.path.display()
+        )
+    })
+}
+
+fn not_windlass(library: &Library) -> String {
+    format!("{} is not Windlass: it exports no {}", library.path.display(), elf::WINDLASS_MARK)
+}
+
+/// The functions that the real library has and Windlass lacks, in words.
+fn gap(real: &Elf, windlass: &Elf) -> Option<String> {
+    let missing = real.functions_missing_in(windlass);
+    (!missing.is_empty())
+        .then(|| format!("exports {} functions that Windlass lacks ({})", missing.len(), missing.join(", ")))
+}
+
+/// What in the environment keeps Windlass from taking effect.
+pub fn environment_warnings(environment: &BTreeMap<OsString, OsString>, windlass: &Path) -> Vec<String> {
+    let mut warnings = Vec::new();
+    for name in LIBRARY_VARIABLES {
+        let Some(value) = environment.get(OsStr::new(name)).filter(|value| !value.is_empty()) else {
+            continue;
+        };
+        if value.as_bytes().contains(&b'/') && Path::new(value) != windlass {
+            warnings.push(format!(
+                "{name} is {}: a library opened by its path escapes LD_PRELOAD; unset it, or set {name}={}",
+                value.display(),
+                windlass.display()
+            ));
+        }
+    }
+    if environment.get(OsStr::new("WINDLASS")).is_some_and(|value| value == "off") {
+        warnings.push("WINDLASS=off: every call goes straight to the real NCCL".into());
+    }
+    warnings
+}
+
+/// Windlass before what is preloaded already.
+fn preload(windlass: &Path, before: Option<&OsString>) -> OsString {
+    let mut value = windlass.as_os_str().to_owned();
+    for other in before.map_or(&[][..], |before| before.as_bytes()).split(|byte| matches!(byte, b' ' | b':'))
+    {
+        if !other.is_empty() && other != windlass.as_os_str().as_bytes() {
+            value.push(":");
+            value.push(OsStr::from_bytes(other));
+        }
+    }
+    value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WINDLASS: &str = "/w/libwindlass.so";
+
+    fn library(path: &str, functions: &[&str]) -> Library {
+        let functions = functions.iter().map(|name| (*name).to_owned()).collect();
+        Library {
+            path: path.into(),
+            elf: Elf { machine: elf::native_machine(), functions, ..Elf::default() },
+        }
+    }
+
+    fn program(change: impl FnOnce(&mut Program)) -> Result<Program, String> {
+        let elf = Elf { machine: elf::native_machine(), has_loader: true, ..Elf::default() };
+        let mut program = Program { executable: "/bin/train".into(), elf, python: None, privilege: None };
+        change(&mut program);
+        Ok(program)
+    }
+
+    fn situation() -> Situation {
+        Situation {
+            command: "train".into(),
+            program: program(|_| ()),
+            windlass: Ok(library(WINDLASS, &["ncclGetVersion", "ncclSend", elf::WINDLASS_MARK])),
+            real: Some(library("/n/libnccl.so.2", &["ncclGetVersion", "ncclSend"])),
+            searched: "  /n/libnccl.so.2 (x): no such file".into(),
+            environment: BTreeMap::new(),
+        }
+    }
+
+    fn refusal(situation: &Situation) -> String {
+        decide(situation).refusals.join("\n")
+    }
+
+    /// A plain program runs with two variables and no word.
+    #[test]
+    fn runs() {
+        let decision = decide(&situation());
+        assert_eq!((decision.refusals.len(), decision.warnings.len()), (0, 0), "{decision:?}");
+        let expected = [("LD_PRELOAD", WINDLASS.into()), ("WINDLASS_NCCL", "/n/libnccl.so.2".into())];
+        assert_eq!(decision.set, expected);
+    }
+
+    /// Programs that would not take the preload are refused, each with its reason.
+    #[test]
+    fn refuses_programs() {
+        for (program, reason) in [
+            (program(|program| program.elf.has_loader = false), "statically linked"),
+            (program(|program| program.elf.bits = Bits::Is32), "32-bit"),
+            (program(|program| program.elf.machine = 8), "is a program for"),
+            (
+                program(|program| program.privilege = Some("it is set-user-id to user 0".into())),
+                "set-user-id",
+            ),
+            (Err("x: command not found in PATH".into()), "command not found"),
+        ] {
+            let refusal = refusal(&Situation { program, ..situation() });
+            assert!(refusal.contains(reason), "{reason}: {refusal}");
+        }
+    }
+
+    /// Libraries that cannot work are refused: none, not Windlass, a gap in the exports.
+    #[test]
+    fn refuses_libraries() {
+        let none = refusal(&Situation { real: None, ..situation() });
+        assert!(none.contains("found no real NCCL") && none.contains("/n/libnccl.so.2 (x)"), "{none}");
+        let other =
+            refusal(&Situation { windlass: Ok(library(WINDLASS, &["ncclGetVersion"])), ..situation() });
+        assert!(other.contains("is not Windlass"), "{other}");
+        let newer = Some(library("/n/libnccl.so.2", &["ncclGetVersion", "ncclTeleport"]));
+        let newer = refusal(&Situation { real: newer, ..situation() });
+        assert!(newer.contains("exports 1 functions that Windlass lacks (ncclTeleport)"), "{newer}");
+        let missing =
+            refusal(&Situation { windlass: Err("libwindlass.so is not in /x".into()), ..situation() });
+        assert!(missing.contains("libwindlass.so is not in /x"), "{missing}");
+        let spaced =
+            library("/my folder/libwindlass.so", &["ncclGetVersion", "ncclSend", elf::WINDLASS_MARK]);
+        assert!(refusal(&Situation { windlass: Ok(spaced), ..situation() }).contains("with a space"));
+    }
+
+    /// What is preloaded stays, behind Windlass, and Windlass is not named twice.
+    #[test]
+    fn keeps_preloads() {
+        let with = |value: &str| preload(Path::new(WINDLASS), Some(&value.into()));
+        assert_eq!(preload(Path::new(WINDLASS), None), WINDLASS);
+        assert_eq!(with("/x/libjemalloc.so:/w/libwindlass.so"), "/w/libwindlass.so:/x/libjemalloc.so");
+        assert_eq!(with("/a.so /b.so"), "/w/libwindlass.so:/a.so:/b.so");
+    }
+
+    /// Variables that go round the preload are warned of, unless they name Windlass or no path.
+    #[test]
+    fn warns() {
+        let warnings = |name: &str, value: &str| {
+            let environment = BTreeMap::from([(name.into(), value.into())]);
+            decide(&Situation { environment, ..situation() }).warnings
+        };
+        assert!(
+            warnings("VLLM_NCCL_SO_PATH", "/y/libnccl.so.2")[0]
+                .contains("set VLLM_NCCL_SO_PATH=/w/libwindlass.so")
+        );
+        assert_eq!(warnings("VLLM_NCCL_SO_PATH", WINDLASS), Vec::<String>::new());
+        assert_eq!(warnings("SGLANG_NCCL_SO_PATH", "libnccl.so.2"), Vec::<String>::new());
+        assert!(warnings("WINDLASS", "off")[0].contains("straight to the real NCCL"));
+        let docker = decide(&Situation { command: "/usr/bin/docker".into(), ..situation() });
+        assert!(docker.warnings[0].contains("docker runs its command elsewhere"));
+    }
+}

@@ -1,0 +1,146 @@
+//! `windlass stats`: the counters of running programs, from shared memory.
+
+use crate::text;
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use windlass_engine::stats::snapshot::Snapshot;
+use windlass_engine::stats::{report, segment};
+
+/// Options of `windlass stats`.
+#[derive(Args)]
+pub struct Options {
+    /// The process [default: all that can be read, in one line each]
+    process: Option<u32>,
+    /// One JSON object for each process and look
+    #[arg(long)]
+    json: bool,
+    /// Look again every so many seconds, until interrupted
+    #[arg(long, value_name = "SECONDS")]
+    watch: Option<f64>,
+    /// Remove what killed programs left behind (a program in another container counts as ended)
+    #[arg(long, conflicts_with_all = ["watch", "json"])]
+    clean: bool,
+}
+
+/// Prints what processes have counted so far.
+pub fn run(options: &Options) -> Result<()> {
+    if options.clean {
+        return clean(options.process);
+    }
+    let pause = options.watch.map(Duration::try_from_secs_f64).transpose();
+    let pause = pause.with_context(|| format!("--watch {:?}: expected seconds", options.watch))?;
+    loop {
+        print!("{}", look(options)?);
+        let Some(pause) = pause else { return Ok(()) };
+        std::thread::sleep(pause);
+        println!();
+    }
+}
+
+fn look(options: &Options) -> Result<String> {
+    let mut seen = Vec::new();
+    for path in segment::list() {
+        let Some(process) = process_of(&path) else { continue };
+        if options.process.is_some_and(|wanted| wanted != process) {
+            continue;
+        }
+        match segment::open(&path) {
+            Ok(segment) => seen.push((Snapshot::of(segment), is_alive(process))),
+            // Segments of other users cannot be read, and need not be talked of unless asked for.
+            Err(error) if options.process.is_some() => bail!("cannot read {}: {error}", path.display()),
+            Err(_) => {}
+        }
+    }
+    if let Some(process) = options.process.filter(|_| seen.is_empty()) {
+        bail!(
+            "process {process} has no counters in {}: it runs without Windlass, made no communicator yet, or was \
+             started with WINDLASS_STATS=off",
+            segment::FOLDER
+        );
+    }
+    if options.json {
+        return Ok(seen.iter().map(|(snapshot, _)| report::json(snapshot)).collect());
+    }
+    if options.process.is_some() {
+        return Ok(seen.iter().map(|(snapshot, _)| report::text(snapshot)).collect());
+    }
+    if seen.is_empty() {
+        return Ok(format!(
+            "no process counts in {} (programs do from their first communicator on)\n",
+            segment::FOLDER
+        ));
+    }
+    Ok(overview(&seen))
+}
+
+/// Removes the counters of processes that are gone. Only a killed process leaves any.
+fn clean(wanted: Option<u32>) -> Result<()> {
+    for path in segment::list() {
+        let gone = process_of(&path)
+            .is_some_and(|process| wanted.is_none_or(|wanted| wanted == process) && !is_alive(process));
+        if gone {
+            std::fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
+            println!("removed {}", path.display());
+        }
+    }
+    Ok(())
+}
+
+/// The process in a segment's name, `windlass-USER-PROCESS-TIME`.
+fn process_of(path: &Path) -> Option<u32> {
+    path.file_name()?.to_str()?.split('-').nth(2)?.parse().ok()
+}
+
+fn is_alive(process: u32) -> bool {
+    PathBuf::from(format!("/proc/{process}")).exists()
+}
+
+/// One line a process.
+fn overview(seen: &[(Snapshot, bool)]) -> String {
+    let head = ["process", "program", "NCCL", "communicators", "calls", "bytes", "paths"];
+    let mut lines = vec![head.map(str::to_owned).to_vec()];
+    for (snapshot, alive) in seen {
+        let paths = snapshot.paths();
+        let (calls, bytes) = paths.values().fold((0, 0), |sum, path| (sum.0 + path.0, sum.1 + path.1));
+        let live = snapshot.communicators.iter().filter(|communicator| communicator.state == "live").count();
+        let by_path: Vec<String> = paths.iter().map(|(path, sum)| format!("{path} {}", sum.0)).collect();
+        let ended = if *alive { "" } else { " (ended)" };
+        lines.push(vec![
+            snapshot.process.to_string(),
+            format!("{}{ended}", snapshot.program),
+            report::version(snapshot.nccl_version),
+            format!("{live} of {}", snapshot.communicators_made),
+            calls.to_string(),
+            report::size(bytes),
+            by_path.join(" "),
+        ]);
+    }
+    text::table(&lines, &[0, 4, 5])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::counts::tests::snapshot;
+
+    /// The process is the third part of a segment's name.
+    #[test]
+    fn names() {
+        assert_eq!(process_of(Path::new("/dev/shm/windlass-0-4711-18b3")), Some(4711));
+        assert_eq!(process_of(Path::new("/dev/shm/windlass-sim")), None);
+    }
+
+    /// One line a process, with sums over paths; the dead are marked.
+    #[test]
+    fn overviews() {
+        let snapshot = snapshot(&[("ncclSend", "forward", 2, 1024), ("ncclRecv", "mailbox", 1, 1024)]);
+        let text = overview(&[(snapshot, false)]);
+        let cells: Vec<&str> = text.lines().nth(1).unwrap().split_whitespace().collect();
+        let expected = [
+            "1", "x", "(ended)", "2.28.9", "1", "of", "1", "3", "2.0", "KiB", "forward", "2", "mailbox", "1",
+        ];
+        assert_eq!(cells, expected);
+    }
+}

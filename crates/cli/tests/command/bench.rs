@@ -1,0 +1,89 @@
+use crate::{outcome, windlass};
+use serde_json::Value;
+
+/// All modes and kinds of operation, with JSON lines of the promised schema and pictures.
+#[test]
+fn measures() {
+    let folder = tempfile::tempdir().unwrap();
+    let (json, plot) = (folder.path().join("lines.json"), folder.path().join("plots"));
+    let mut command =
+        windlass(&["bench", "--sim", "--ranks", "2", "--op", "all_reduce,all_gather,send_ring"]);
+    command.args([
+        "--sizes",
+        "1K:64K:64",
+        "--mode",
+        "eager,graph,host",
+        "--repeat",
+        "3",
+        "--seconds",
+        "0.02",
+    ]);
+    command.args(["--type", "bf16", "--reduction", "max"]);
+    command.arg("--json").arg(&json).arg("--plot").arg(&plot);
+    let (code, printed, told) = outcome(command);
+    assert_eq!(code, Some(0), "{printed}{told}");
+    assert!(told.contains("say nothing about GPUs"), "{told}");
+
+    let text = std::fs::read_to_string(&json).unwrap();
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.len(), 3 * 2 * 3, "{text}");
+    for line in &lines {
+        let time = |name: &str| {
+            line[name].as_f64().filter(|us| *us > 0.0).unwrap_or_else(|| panic!("{name}: {line}"))
+        };
+        let (plain, through) = (time("plain_us"), time("windlass_us"));
+        assert!((line["ratio"].as_f64().unwrap() - through / plain).abs() < 1e-9, "{line}");
+        assert!(time("plain_min_us") <= plain && plain <= time("plain_max_us"), "{line}");
+        assert_eq!(line["path"], "forward", "{line}");
+        assert_eq!(line["type"], "bfloat16", "{line}");
+        assert_eq!(line["ranks"], 2, "{line}");
+        assert_eq!(line["machine"]["simulated"], true, "{line}");
+        assert_eq!(line["versions"]["nccl"], "2.28.9", "{line}");
+        assert_eq!(line["date"].as_str().unwrap().len(), "2026-01-01T00:00:00Z".len(), "{line}");
+        assert!([1024, 65536].contains(&line["bytes"].as_u64().unwrap()), "{line}");
+        let reduction = (line["op"] == "all_reduce").then_some("max");
+        assert_eq!(line.get("reduction").and_then(Value::as_str), reduction, "{line}");
+        // The host's name is nobody's business.
+        assert!(!line.to_string().contains("host\":\"") || line["mode"] == "host", "{line}");
+    }
+    let modes = |mode: &str| lines.iter().filter(|line| line["mode"] == mode).count();
+    assert_eq!([modes("eager"), modes("graph"), modes("host")], [6, 6, 6]);
+    assert_eq!(std::fs::read_dir(&plot).unwrap().count(), 9);
+    // A heading, a line each, the mean.
+    assert_eq!(printed.lines().count(), 1 + 18 + 1, "{printed}");
+}
+
+/// Every operation runs, on an odd number of ranks too.
+#[test]
+fn every_operation() {
+    let mut command = windlass(&["bench", "--sim", "--ranks", "3", "--sizes", "0,1000", "--repeat", "1"]);
+    command.args(["--seconds", "0.01", "--mode", "eager"]);
+    let (code, printed, told) = outcome(command);
+    assert_eq!(code, Some(0), "{printed}{told}");
+    for operation in ["reduce_scatter", "broadcast", "reduce ", "alltoall", "send_one_way", "send_both_ways"]
+    {
+        assert_eq!(
+            printed.lines().filter(|line| line.starts_with(operation)).count(),
+            2,
+            "{operation}: {printed}"
+        );
+    }
+}
+
+/// Wrong arguments are named.
+#[test]
+fn refusals() {
+    for (arguments, code, reason) in [
+        (&["--sizes", "1X"][..], 2, "is no size"),
+        (&["--type", "quad"], 2, "no element type \"quad\""),
+        (&["--ranks", "1"], 1, "two are needed"),
+        (&["--seconds", "0"], 1, "--seconds 0: expected more than 0"),
+        (&["--repeat", "0"], 2, "0 is not in 1.."),
+    ] {
+        let mut command = windlass(&["bench", "--sim"]);
+        command.args(arguments);
+        let (found, _, told) = outcome(command);
+        assert_eq!(found, Some(code), "{arguments:?}: {told}");
+        assert!(told.contains(reason), "{arguments:?}: {told}");
+    }
+}

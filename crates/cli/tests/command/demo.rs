@@ -1,0 +1,72 @@
+use crate::{outcome, windlass};
+
+fn last_line(text: &str) -> &str {
+    text.lines().last().unwrap_or_default()
+}
+
+/// Every kind of call on four ranks: all data right, all counters equal, every function in the table.
+#[test]
+fn passes() {
+    let (code, printed, told) = outcome(windlass(&["demo", "--sim", "--ranks", "4"]));
+    assert_eq!(code, Some(0), "{printed}{told}");
+    let words: Vec<&str> = last_line(&printed).split_whitespace().collect();
+    let ["demo:", passed, "checks", "passed,", "0", "failed"] = words[..] else { panic!("{printed}") };
+    // As many as were counted when this was written, less what a change of steps may take away.
+    assert!(passed.parse::<usize>().unwrap() > 1200, "{printed}");
+    for function in [
+        "ncclAllReduce",
+        "ncclBroadcast",
+        "ncclBcast",
+        "ncclReduce",
+        "ncclAllGather",
+        "ncclReduceScatter",
+        "ncclAlltoAll",
+        "ncclGather",
+        "ncclScatter",
+        "ncclSend",
+        "ncclRecv",
+        "ncclCommSplit",
+        "ncclGroupEnd",
+    ] {
+        assert!(printed.lines().any(|line| line.starts_with(function)), "no {function} in\n{printed}");
+    }
+    assert!(told.contains("on the simulator (--sim asks for it)"), "{told}");
+}
+
+/// An odd number of ranks, where halves and pairs do not fit.
+#[test]
+fn three_ranks() {
+    let (code, printed, told) = outcome(windlass(&["demo", "--sim", "--ranks", "3"]));
+    assert_eq!(code, Some(0), "{printed}{told}");
+    assert!(last_line(&printed).ends_with(", 0 failed"), "{printed}");
+}
+
+/// The demo fails when Windlass counted nothing, although all data is right.
+#[test]
+fn counters_are_checked() {
+    let mut command = windlass(&["demo", "--sim", "--ranks", "2"]);
+    command.env("WINDLASS", "off");
+    let (code, printed, _) = outcome(command);
+    assert_eq!(code, Some(1), "{printed}");
+    assert!(printed.contains("FAILED rank 0: "), "{printed}");
+    assert!(!last_line(&printed).ends_with(", 0 failed"), "{printed}");
+}
+
+/// More ranks than devices are refused with the numbers.
+#[test]
+fn too_many_ranks() {
+    let (code, _, told) = outcome(windlass(&["demo", "--sim", "--ranks", "9"]));
+    assert_eq!(code, Some(1));
+    assert!(told.contains("--ranks 9: this machine has 8 devices"), "{told}");
+}
+
+/// A rank that dies ends the run at once, with its name and no rank left behind.
+#[test]
+fn dying_ranks() {
+    let mut command = windlass(&["demo", "--sim", "--ranks", "2"]);
+    // The stand-in device has too little memory for the larger buffers.
+    command.env("WINDLASS_SIM_DEVICE_MEMORY", "1");
+    let (code, _, told) = outcome(command);
+    assert_eq!(code, Some(1), "{told}");
+    assert!(told.contains("windlass: rank ") && told.contains("bytes of device memory"), "{told}");
+}

@@ -1,0 +1,77 @@
+use crate::{built, make_nccl, outcome, stand_in_nccl, windlass};
+use serde_json::Value;
+use std::process::Command;
+
+fn with_stand_in_cuda(mut command: Command) -> (Command, tempfile::TempDir) {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["libcuda.so", "libcuda.so.1"] {
+        std::os::unix::fs::symlink(built("libsim_cuda.so"), folder.path().join(name)).unwrap();
+    }
+    command.env("LD_LIBRARY_PATH", folder.path());
+    (command, folder)
+}
+
+fn json(command: Command) -> (Option<i32>, Value) {
+    let (code, printed, told) = outcome(command);
+    (code, serde_json::from_str(&printed).unwrap_or_else(|error| panic!("{error}: {printed}{told}")))
+}
+
+fn findings(answer: &Value, level: &str) -> Vec<String> {
+    let all = answer["findings"].as_array().unwrap().iter();
+    all.filter(|finding| finding["level"] == level).map(|finding| finding["what"].to_string()).collect()
+}
+
+/// On the simulated machine all is good; facts name devices, versions and the library that was taken.
+#[test]
+fn all_good() {
+    let (command, _folder) = with_stand_in_cuda(windlass(&["doctor", "--json", "--nccl", &stand_in_nccl()]));
+    let (code, answer) = json(command);
+    assert_eq!(code, Some(0), "{answer:#}");
+    let facts = &answer["facts"];
+    assert_eq!(facts["nccl"]["version"], 22809, "{answer:#}");
+    assert_eq!(facts["nccl"]["version_through_windlass"], 22809, "{answer:#}");
+    assert_eq!(facts["gpus"]["devices"].as_array().unwrap().len(), 8, "{answer:#}");
+    assert_eq!(facts["gpus"]["pairs"].as_array().unwrap().len(), 56, "{answer:#}");
+    assert_eq!(facts["search"][0]["refused"], Value::Null, "{answer:#}");
+}
+
+/// What limits Windlass gives code 2 and is named.
+#[test]
+fn limited() {
+    let (mut command, _folder) =
+        with_stand_in_cuda(windlass(&["doctor", "--json", "--nccl", &stand_in_nccl()]));
+    command.env("NCCL_P2P_DISABLE", "1").env("WINDLASS_LGO", "info").env("WINDLASS_SIM_DEVICES", "1");
+    let (code, answer) = json(command);
+    assert_eq!(code, Some(2), "{answer:#}");
+    let limited = findings(&answer, "limited").join("\n");
+    for what in ["NCCL_P2P_DISABLE=1", "WINDLASS_LGO", "one GPU"] {
+        assert!(limited.contains(what), "{what}: {answer:#}");
+    }
+}
+
+/// What keeps Windlass from taking effect gives code 1: no library, a gap in the exports, a command out of reach.
+#[test]
+fn broken() {
+    let folder = tempfile::tempdir().unwrap();
+    let newer = make_nccl(folder.path(), 99999, "int ncclTeleport(void) { return 0; }").display().to_string();
+    for (arguments, what) in [
+        (vec!["--nccl", "/no/such/libnccl.so.2"], "found no real NCCL"),
+        (vec!["--nccl", &newer], "lacks (ncclTeleport)"),
+        (vec!["--nccl", &newer, "--", "no-such-command"], "command not found"),
+    ] {
+        let mut command = windlass(&["doctor", "--json"]);
+        command.args(&arguments);
+        let (code, answer) = json(command);
+        assert_eq!(code, Some(1), "{answer:#}");
+        assert!(findings(&answer, "broken").join("\n").contains(what), "{what}: {answer:#}");
+    }
+}
+
+/// The text names the search, and says the verdict last.
+#[test]
+fn text() {
+    let (command, _folder) = with_stand_in_cuda(windlass(&["doctor", "--nccl", &stand_in_nccl()]));
+    let (_, printed, _) = outcome(command);
+    assert!(printed.contains(&format!("{} (--nccl): TAKEN", stand_in_nccl())), "{printed}");
+    assert!(printed.ends_with("\nall good\n"), "{printed}");
+}

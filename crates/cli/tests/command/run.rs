@@ -1,0 +1,174 @@
+use crate::{built, compile, make_nccl, outcome, stand_in_nccl, windlass};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+const REFUSED: Option<i32> = Some(125);
+
+fn refused(arguments: &[&str], reason: &str) {
+    let mut command = windlass(&["run"]);
+    command.args(arguments);
+    let (code, printed, told) = outcome(command);
+    assert_eq!(code, REFUSED, "{arguments:?}: {printed}{told}");
+    assert!(told.contains(reason), "{arguments:?}: {told}");
+    assert!(told.ends_with("windlass: not run, because Windlass would not take effect\n"), "{told}");
+}
+
+fn executable(path: &Path, content: &[u8]) -> String {
+    std::fs::write(path, content).unwrap();
+    std::fs::set_permissions(path, PermissionsExt::from_mode(0o755)).unwrap();
+    path.display().to_string()
+}
+
+/// An ELF header and nothing behind it: no loader is asked for.
+fn elf_header(class: u8, machine: u16) -> Vec<u8> {
+    let length = if class == 1 { 52 } else { 64 };
+    let mut header = vec![0_u8; length];
+    header[..7].copy_from_slice(&[0x7f, b'E', b'L', b'F', class, 1, 1]);
+    header[16] = 2;
+    header[18..20].copy_from_slice(&machine.to_le_bytes());
+    header[20] = 1;
+    let size_at = if class == 1 { 40 } else { 52 };
+    header[size_at] = length as u8;
+    header
+}
+
+/// Two variables are set, the command's code comes back, and nothing is said.
+#[test]
+fn runs() {
+    let nccl = stand_in_nccl();
+    let script = "echo $LD_PRELOAD; echo $WINDLASS_NCCL; exit 7";
+    let (code, printed, told) = outcome(windlass(&["run", "--nccl", &nccl, "--", "sh", "-c", script]));
+    assert_eq!(code, Some(7), "{told}");
+    assert_eq!(printed, format!("{}\n{nccl}\n", built("libwindlass.so").display()));
+    assert_eq!(told, "");
+}
+
+/// What is preloaded already stays, behind Windlass; --check only says what would be set.
+#[test]
+fn keeps_preloads() {
+    let mut command = windlass(&["run", "--check", "--nccl", &stand_in_nccl(), "--", "sh"]);
+    command.env("LD_PRELOAD", "libm.so.6");
+    let (code, printed, _) = outcome(command);
+    assert_eq!(code, Some(0));
+    assert!(
+        printed.contains(&format!("LD_PRELOAD={}:libm.so.6\n", built("libwindlass.so").display())),
+        "{printed}"
+    );
+}
+
+/// An unmodified program that needs libnccl.so.2 in its RPATH: found there, run over Windlass, and counted.
+#[test]
+fn takes_effect() {
+    let folder = tempfile::tempdir().unwrap();
+    const ID: &str = "typedef struct { char internal[128]; } ncclUniqueId;";
+    // What Windlass asks of a new communicator is there too.
+    let init = "int ncclCommInitRank(void **comm, int ranks, ncclUniqueId id, int rank) { *comm = comm; return 0; }\n\
+                #define ANSWER(name, value) int name(void *comm, int *answer) { *answer = value; return 0; }\n\
+                ANSWER(ncclCommGetAsyncError, 0) ANSWER(ncclCommCount, 1)\n\
+                ANSWER(ncclCommUserRank, 0) ANSWER(ncclCommCuDevice, 0)";
+    let real = make_nccl(folder.path(), 21234, &format!("{ID}\n{init}"));
+    let program = folder.path().join("program");
+    // Windlass reports from the first communicator on.
+    let source = format!(
+        "#include <stdio.h>\n{ID}\nint ncclGetVersion(int *), ncclCommInitRank(void **, int, ncclUniqueId, int);\n\
+         int main(void) {{ int version = 0; void *comm = 0; ncclUniqueId id = {{{{0}}}};\n\
+         ncclGetVersion(&version); ncclCommInitRank(&comm, 1, id, 0); printf(\"%d\\n\", version); }}"
+    );
+    let library = real.display().to_string();
+    compile(&source, &program, &[&library, "-Wl,-rpath,$ORIGIN"]);
+    let report = folder.path().join("report.json");
+    let mut command = windlass(&["run", "--"]);
+    command.arg(&program).env("WINDLASS_REPORT", format!("json:{}", report.display()));
+    let (code, printed, told) = outcome(command);
+    assert_eq!((code, printed.as_str(), told.as_str()), (Some(0), "21234\n", ""));
+    let report: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(report).unwrap()).unwrap();
+    assert_eq!(report["functions"]["ncclGetVersion"], 1, "{report}");
+    assert_eq!(report["functions"]["ncclCommInitRank"], 1, "{report}");
+    assert_eq!(report["nccl_path"].as_str(), Some(&*library), "{report}");
+}
+
+/// A Python is asked where its packages keep NCCL, without running the program.
+#[test]
+fn asks_python() {
+    let folder = tempfile::tempdir().unwrap();
+    let real = make_nccl(folder.path(), 21234, "");
+    let python = executable(
+        &folder.path().join("python3.12"),
+        format!("#!/bin/sh\n[ \"$1\" = -c ] || exit 9\necho '[\"{}\"]'\n", folder.path().display())
+            .as_bytes(),
+    );
+    let (code, printed, told) = outcome(windlass(&["run", "--check", "--", &python, "train.py"]));
+    assert_eq!(code, Some(0), "{told}");
+    assert!(printed.contains(&format!("WINDLASS_NCCL={}\n", real.display())), "{printed}");
+}
+
+/// Programs that no preload reaches.
+#[test]
+fn refuses_programs() {
+    let folder = tempfile::tempdir().unwrap();
+    let nccl = stand_in_nccl();
+    let native = if cfg!(target_arch = "x86_64") { 62 } else { 183 };
+    let file = |name: &str, content: &[u8]| executable(&folder.path().join(name), content);
+    let command = |program: &str, reason: &str| refused(&["--nccl", &nccl, "--", program], reason);
+    command(&file("static", &elf_header(2, native)), "is statically linked");
+    command(&file("small", &elf_header(1, 3)), "is a 32-bit program");
+    command(&file("foreign", &elf_header(2, 243)), "is a program for riscv");
+    command(&file("text", b"hello"), "is no ELF file");
+    command("no-such-command", "command not found in PATH");
+}
+
+/// A program that runs with another user's rights.
+#[test]
+fn refuses_privileged_programs() {
+    let folder = tempfile::tempdir().unwrap();
+    let own = folder.path().join("privileged");
+    let program = match std::fs::copy("/bin/true", &own)
+        .and_then(|_| std::os::unix::fs::chown(&own, Some(4711), None))
+    {
+        Ok(()) => own,
+        // Only root gives files away; others find such programs on every machine.
+        Err(_) => ["/usr/bin/su", "/usr/bin/passwd", "/bin/su"]
+            .map(Into::into)
+            .into_iter()
+            .find(|file: &std::path::PathBuf| file.exists())
+            .unwrap(),
+    };
+    let _ = std::fs::set_permissions(&program, PermissionsExt::from_mode(0o4755));
+    refused(&["--nccl", &stand_in_nccl(), "--", &program.display().to_string()], "it is set-user-id");
+}
+
+/// Libraries that cannot be the real one, or that Windlass does not cover.
+#[test]
+fn refuses_libraries() {
+    let folder = tempfile::tempdir().unwrap();
+    let windlass = built("libwindlass.so").display().to_string();
+    refused(
+        &["--nccl", "/no/such/libnccl.so.2", "--", "true"],
+        "/no/such/libnccl.so.2 (--nccl): no such file",
+    );
+    refused(&["--nccl", &windlass, "--", "true"], "it is Windlass itself");
+    let other = built("libsim_cuda.so").display().to_string();
+    refused(&["--nccl", &other, "--", "true"], "not NCCL");
+    let newer = make_nccl(folder.path(), 99999, "int ncclTeleport(void) { return 0; }").display().to_string();
+    refused(&["--nccl", &newer, "--", "true"], "exports 1 functions that Windlass lacks (ncclTeleport)");
+}
+
+/// Windlass itself must be there.
+#[test]
+fn refuses_without_windlass() {
+    let mut command = windlass(&["run", "--nccl", &stand_in_nccl(), "--", "true"]);
+    command.env("WINDLASS_LIBRARY", "/no/such/libwindlass.so");
+    let (code, _, told) = outcome(command);
+    assert_eq!(code, REFUSED);
+    assert!(told.contains("WINDLASS_LIBRARY names /no/such/libwindlass.so"), "{told}");
+}
+
+/// A client that opens its own library by path is warned of, and runs.
+#[test]
+fn warns() {
+    let mut command = windlass(&["run", "--nccl", &stand_in_nccl(), "--", "true"]);
+    command.env("VLLM_NCCL_SO_PATH", "/x/libnccl.so.2");
+    let (code, _, told) = outcome(command);
+    assert_eq!(code, Some(0));
+    assert!(told.contains("warning: VLLM_NCCL_SO_PATH is /x/libnccl.so.2"), "{told}");
+}

@@ -1,0 +1,67 @@
+use crate::{outcome, windlass};
+use std::process::Stdio;
+
+/// The counters of a running program are seen from outside while it runs.
+#[test]
+fn sees_a_running_program() {
+    let mut demo = windlass(&["demo", "--sim", "--ranks", "2"]);
+    let mut demo = demo.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let parent = demo.id();
+    let mut seen = None;
+    while seen.is_none() && demo.try_wait().unwrap().is_none() {
+        // Other tests' ranks are seen too: ours are the children of this demo.
+        let (code, printed, told) = outcome(windlass(&["stats", "--json"]));
+        assert_eq!(code, Some(0), "{told}");
+        seen = printed.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok()).find(
+            |snapshot| {
+                let process = snapshot["process"].as_u64().unwrap_or(0);
+                parent_of(process) == Some(parent)
+                    && snapshot["functions"]["ncclAllReduce"].as_u64() > Some(0)
+            },
+        );
+    }
+    let status = demo.wait().unwrap();
+    assert!(status.success());
+    let seen = seen.expect("the demo ended before its counters were seen");
+    assert_eq!(seen["communicators"][0]["ranks"], 2, "{seen:#}");
+}
+
+fn parent_of(process: u64) -> Option<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()
+}
+
+/// A process without counters is named, with the reasons there may be.
+#[test]
+fn no_counters() {
+    let (code, _, told) = outcome(windlass(&["stats", "1"]));
+    assert_eq!(code, Some(1));
+    assert!(told.contains("process 1 has no counters in /dev/shm"), "{told}");
+}
+
+/// Counters of a process that is gone are removed on request, those of living ones stay.
+#[test]
+fn cleans_up() {
+    // Process numbers end well below this one.
+    let left = Leftover::new(4_000_000_000);
+    let own = Leftover::new(std::process::id());
+    let (code, printed, told) = outcome(windlass(&["stats", "--clean", "4000000000"]));
+    assert_eq!((code, printed), (Some(0), format!("removed {}\n", left.0.display())), "{told}");
+    assert!(!left.0.exists() && own.0.exists());
+}
+
+struct Leftover(std::path::PathBuf);
+
+impl Leftover {
+    fn new(process: u32) -> Self {
+        let path = format!("/dev/shm/windlass-0-{process}-0").into();
+        std::fs::write(&path, "left behind").unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for Leftover {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
