@@ -1,5 +1,5 @@
-//! Runs one function many times, to be counted from outside: `instructions WHAT HOW TIMES`, with WHAT `pass` or
-//! `seen` and HOW `direct` or `through`. Two runs that differ in TIMES give the instructions of one call.
+//! Runs one function many times, to be counted from outside: `instructions WHAT HOW TIMES`, with WHAT `pass`,
+//! `seen` or `group` and HOW `direct` or `through`. Two runs that differ in TIMES give the instructions of one call.
 
 mod support;
 
@@ -10,6 +10,10 @@ fn main() {
     let [what, how, times] = &arguments[..] else { return };
     let (direct, through) = Functions::both();
     let functions = if how == "direct" { direct } else { through };
-    let call = if what == "pass" { Functions::call_count } else { Functions::call_all_reduce };
+    let call = match what.as_str() {
+        "pass" => Functions::call_count,
+        "group" => Functions::call_group,
+        _ => Functions::call_all_reduce,
+    };
     (0..times.parse().unwrap_or(0u64)).for_each(|_| call(&functions));
 }

@@ -13,10 +13,6 @@ use std::path::{Path, PathBuf};
 /// A function that every Windlass library exports and no NCCL does.
 pub const WINDLASS_MARK: &str = "windlassGetVersion";
 
-/// Functions that NCCL 2.30.3 alone exports, by accident: no header declares them and only the library itself calls them.
-const UNDECLARED: [&str; 3] =
-    ["ncclParamEnvPluginGet", "ncclParamIsCacheDisabled", "ncclParamRegistryInstance"];
-
 /// Facts of one ELF file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Elf {
@@ -50,13 +46,9 @@ impl Elf {
         self.functions.contains("ncclGetVersion")
     }
 
-    /// NCCL functions that this library has and `other` lacks, but for those that nobody can call.
+    /// NCCL functions that this library has and `other` lacks.
     pub fn functions_missing_in(&self, other: &Elf) -> Vec<String> {
-        self.functions
-            .difference(&other.functions)
-            .filter(|name| name.contains("nccl") && !UNDECLARED.contains(&name.as_str()))
-            .cloned()
-            .collect()
+        self.functions.difference(&other.functions).filter(|name| name.contains("nccl")).cloned().collect()
     }
 }
 

@@ -51,7 +51,7 @@ pub const OPTIONS: &[Description] = &[
         name: "WINDLASS_REPORT",
         values: "text, json, text:path, json:path",
         default: "none",
-        about: "Prints what was counted when the process exits, to standard error or a file; %h and %p as above.",
+        about: "Prints what was counted when a process that asked for a communicator exits, to standard error or a file; %h and %p as above.",
     },
     Description {
         name: "WINDLASS_STATS",

@@ -12,8 +12,8 @@
 //! device headers, whose structures change from release to release. Only their result is written down, for
 //! the answer when the real library lacks them. They are jumped through with registers and stack untouched.
 //!
-//! Left out: a few C++ objects that 2.30.3 alone exported by accident (`ncclParamDumpAllFlag` and the like),
-//! which no header declares and only the library itself uses.
+//! Left out: a few C++ objects (not functions) that 2.30.3 alone exported by accident, `ncclParamDumpAllFlag` and
+//! the like, which no header declares and only the library itself uses. The functions of that accident are in.
 
 /// Calls `$callback!` with the whole list: `calls { rows } opaque { rows }`, after any leading tokens.
 #[macro_export]
@@ -197,6 +197,9 @@ macro_rules! for_each_entry {
             [22902 pass] ncclGetPeerDevicePointer | pncclGetPeerDevicePointer -> ncclResult_t;
             [22907 pass] ncclGinInboxA2ACreateRequirement | pncclGinInboxA2ACreateRequirement -> ncclResult_t;
             [22907 pass] ncclGinOutboxCreateRequirement | pncclGinOutboxCreateRequirement -> ncclResult_t;
+            [23003 pass] ncclParamEnvPluginGet -> usize;
+            [23003 pass] ncclParamIsCacheDisabled -> usize;
+            [23003 pass] ncclParamRegistryInstance -> usize;
             [23102 pass] ncclGetCftDeviceLeInfo | pncclGetCftDeviceLeInfo -> ncclResult_t;
             [23102 pass] ncclGetMultimemDeviceLeInfo | pncclGetMultimemDeviceLeInfo -> ncclResult_t;
             [23102 pass] ncclGetPeerDeviceLeInfo | pncclGetPeerDeviceLeInfo -> ncclResult_t;
