@@ -14,7 +14,7 @@ import tempfile
 import zipfile
 
 # Tags that NVIDIA gave its wheels over the years; naming them makes the answer the same on every machine.
-PLATFORMS = ["manylinux1_x86_64", "manylinux2014_x86_64", "manylinux_2_17_x86_64", "manylinux_2_18_x86_64"]
+PLATFORMS = [f"manylinux{tag}_x86_64" for tag in ["1", "2014", "_2_17", "_2_18", "_2_24", "_2_27", "_2_28"]]
 
 
 def fetch(version, directory):
