@@ -8,12 +8,12 @@ use std::path::{Path, PathBuf};
 const ROWS: &[(Together, &[&str])] = &[
     (Together::Yes, &["dispatch", "lifecycle"]),
     (Together::No, &["communicator", "group", "plan"]),
-    (Together::No, &["forward"]),
+    (Together::No, &["forward", "rendezvous"]),
     (Together::No, &["process"]),
     (Together::No, &["stats"]),
     (Together::No, &["annotate", "log"]),
     (Together::No, &["config", "error"]),
-    (Together::No, &["call", "path"]),
+    (Together::No, &["call", "contract", "path"]),
 ];
 
 #[derive(PartialEq)]

@@ -60,6 +60,12 @@ pub const OPTIONS: &[Description] = &[
         about: "Whether the counters lie in shared memory (under 1 MiB in /dev/shm), where `windlass stats` reads them.",
     },
     Description {
+        name: "WINDLASS_MEETINGS_MAX",
+        values: "number",
+        default: "1024",
+        about: "Ids made by this process whose ranks can still meet, each with a listening socket; communicators of further ids are NCCL's alone.",
+    },
+    Description {
         name: "WINDLASS_NVTX",
         values: "on, off",
         default: "off",
@@ -112,6 +118,7 @@ pub struct Config {
     pub report: Option<Report>,
     pub stats: Switch,
     pub nvtx: Switch,
+    pub meetings_max: usize,
 }
 
 impl Default for Config {
@@ -123,6 +130,7 @@ impl Default for Config {
             report: None,
             stats: Switch::On,
             nvtx: Switch::Off,
+            meetings_max: 1024,
         }
     }
 }
@@ -162,6 +170,7 @@ pub fn parse(variables: impl Iterator<Item = (OsString, OsString)>) -> (Config, 
             }
             "WINDLASS_REPORT" => report(&text).map(|value| config.report = value),
             "WINDLASS_STATS" => switch(&text).map(|value| config.stats = value),
+            "WINDLASS_MEETINGS_MAX" => text.parse().ok().map(|value| config.meetings_max = value),
             "WINDLASS_NVTX" => switch(&text).map(|value| config.nvtx = value),
             _ if OPTIONS.iter().any(|option| option.name == name) || name.starts_with(STAND_IN_PREFIX) => {
                 Some(())
@@ -264,6 +273,7 @@ mod tests {
             ("WINDLASS_REPORT", "json:/tmp/r:1"),
             ("WINDLASS_STATS", "0"),
             ("WINDLASS_NVTX", "on"),
+            ("WINDLASS_MEETINGS_MAX", "7"),
             ("WINDLASS_NCCL", "/x"),
         ]);
         assert!(complaints.is_empty(), "{complaints:?}");
@@ -274,6 +284,7 @@ mod tests {
             report: Some(Report { form: Form::Json, file: Some("/tmp/r:1".into()) }),
             stats: Switch::Off,
             nvtx: Switch::On,
+            meetings_max: 7,
         };
         assert_eq!(config, expected);
     }

@@ -19,6 +19,8 @@ pub mod plan;
 // The mechanisms.
 pub mod forward;
 
+pub mod rendezvous;
+
 // The process and what it counts, says and is told.
 pub mod process;
 
@@ -34,5 +36,7 @@ pub mod error;
 
 // Words that all of them use.
 pub mod call;
+
+pub mod contract;
 
 pub mod path;

@@ -1,0 +1,202 @@
+//! What the ranks of a communicator agreed on at its birth: plain data, the same bytes on every rank.
+//!
+//! Only what is in the contract (and in a call's shared part) may decide a path. The host of the meeting composes it
+//! once from what all ranks reported; every rank reads the very same bytes.
+
+pub mod bytes;
+
+use bytes::{Reader, Writer, checksum};
+
+/// A fabric has at most this many ranks: as many GPUs as one host joins by NVLink.
+pub const RANKS_MAX: usize = 16;
+/// A rank's attachment is at most this many bytes.
+pub const ATTACHMENT_BYTES_MAX: usize = 4096;
+/// No contract is longer.
+pub const CONTRACT_BYTES_MAX: usize = 256 + RANKS_MAX * (128 + ATTACHMENT_BYTES_MAX);
+
+/// 128 bits: random where they prove something, an identity elsewhere.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Token(pub [u8; 16]);
+
+impl std::fmt::Debug for Token {
+    /// The first four bytes: enough to follow one in a log, not enough to use it.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:08x}..", u32::from_be_bytes([self.0[0], self.0[1], self.0[2], self.0[3]]))
+    }
+}
+
+/// A version of Windlass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct Version {
+    pub major: u16,
+    pub minor: u16,
+    pub patch: u16,
+}
+
+impl Version {
+    /// This build's.
+    pub const THIS: Version = Version {
+        major: number(env!("CARGO_PKG_VERSION_MAJOR")),
+        minor: number(env!("CARGO_PKG_VERSION_MINOR")),
+        patch: number(env!("CARGO_PKG_VERSION_PATCH")),
+    };
+
+    pub(crate) fn put(self, writer: &mut Writer) {
+        writer.u16(self.major).u16(self.minor).u16(self.patch);
+    }
+
+    pub(crate) fn take(reader: &mut Reader<'_>) -> Option<Version> {
+        Some(Version { major: reader.u16()?, minor: reader.u16()?, patch: reader.u16()? })
+    }
+}
+
+const fn number(text: &str) -> u16 {
+    let (bytes, mut value, mut index) = (text.as_bytes(), 0, 0);
+    while index < bytes.len() {
+        value = value * 10 + (bytes[index] - b'0') as u16;
+        index += 1;
+    }
+    value
+}
+
+/// A GPU, by names that hold in every process and container of the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Device {
+    /// CUDA's UUID.
+    pub uuid: [u8; 16],
+    /// PCI domain, bus and device.
+    pub pci: (u32, u8, u8),
+}
+
+/// A rank, as its peers know it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// Its number.
+    pub rank: u32,
+    /// Its process, by a random name: process ids of other namespaces say nothing.
+    pub process: Token,
+    /// Its process id in its own namespace, for logs.
+    pub process_id: u32,
+    /// Its GPU.
+    pub device: Device,
+    /// The Unix socket where this rank's process takes descriptors in this birth
+    /// ([`crate::rendezvous::descriptors`]); ranks that joined together share one.
+    pub door: Token,
+    /// What mechanisms announce to their peers, at most [`ATTACHMENT_BYTES_MAX`].
+    pub attachment: Vec<u8>,
+}
+
+impl Member {
+    pub(crate) fn put(&self, writer: &mut Writer) {
+        let (domain, bus, slot) = self.device.pci;
+        writer.u32(self.rank).token(self.process).u32(self.process_id);
+        writer.raw(&self.device.uuid).u32(domain).u8(bus).u8(slot);
+        writer.token(self.door).counted(&self.attachment, ATTACHMENT_BYTES_MAX);
+    }
+
+    pub(crate) fn take(reader: &mut Reader<'_>) -> Option<Member> {
+        Some(Member {
+            rank: reader.u32()?,
+            process: reader.token()?,
+            process_id: reader.u32()?,
+            device: Device { uuid: reader.raw()?, pci: (reader.u32()?, reader.u8()?, reader.u8()?) },
+            door: reader.token()?,
+            attachment: reader.counted(ATTACHMENT_BYTES_MAX)?.to_vec(),
+        })
+    }
+}
+
+/// What all ranks of a fabric agreed on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Contract {
+    /// Names this birth; no other has it.
+    pub birth: Token,
+    /// Every rank's version of Windlass.
+    pub version: Version,
+    /// The host that all ranks share, by its boot id.
+    pub host: Token,
+    /// What every rank can do, [`capability`] bits.
+    pub capabilities: u64,
+    /// Checksum of the options that change behaviour, the same on every rank.
+    pub options: u64,
+    /// The least of the ranks' limits on blocks; 0 is no limit.
+    pub ctas_max: u32,
+    /// All ranks, in order.
+    pub members: Vec<Member>,
+}
+
+/// What a rank's device and driver can do.
+pub mod capability {
+    /// CUDA's virtual memory calls.
+    pub const VIRTUAL_MEMORY: u64 = 1;
+    /// Memory that is exported as a file descriptor.
+    pub const DESCRIPTORS: u64 = 2;
+    /// Memory that is exported as a fabric handle.
+    pub const FABRIC_HANDLES: u64 = 4;
+    /// Multicast objects (NVLS).
+    pub const MULTICAST: u64 = 8;
+    /// What every rank of a fabric must have.
+    pub const REQUIRED: u64 = VIRTUAL_MEMORY | DESCRIPTORS;
+}
+
+const LAYOUT: u16 = 1;
+
+impl Contract {
+    /// The bytes that every rank gets.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut writer = Writer::default();
+        writer.u16(LAYOUT).token(self.birth);
+        self.version.put(&mut writer);
+        writer.token(self.host).u64(self.capabilities).u64(self.options).u32(self.ctas_max);
+        writer.u32(self.members.len() as u32);
+        self.members.iter().for_each(|member| member.put(&mut writer));
+        writer.finish()
+    }
+
+    /// Reads a contract: exactly [`Contract::encode`]'s bytes, with each rank in its place.
+    pub fn decode(bytes: &[u8]) -> Option<Contract> {
+        let mut reader = Reader::new(bytes);
+        if reader.u16()? != LAYOUT {
+            return None;
+        }
+        let mut contract = Contract {
+            birth: reader.token()?,
+            version: Version::take(&mut reader)?,
+            host: reader.token()?,
+            capabilities: reader.u64()?,
+            options: reader.u64()?,
+            ctas_max: reader.u32()?,
+            members: Vec::new(),
+        };
+        let ranks = reader.u32()? as usize;
+        if ranks > RANKS_MAX {
+            return None;
+        }
+        for rank in 0..ranks {
+            let member = Member::take(&mut reader)?;
+            if member.rank as usize != rank {
+                return None;
+            }
+            contract.members.push(member);
+        }
+        reader.finish()?;
+        Some(contract)
+    }
+
+    /// The same on every rank; of two births never the same, short of an accident of 64 bits.
+    pub fn hash(&self) -> u64 {
+        checksum(&self.encode())
+    }
+
+    /// The doors of the processes that take part, each once, in the order of their first rank.
+    pub fn doors(&self) -> Vec<Token> {
+        let mut doors: Vec<Token> = Vec::new();
+        for member in &self.members {
+            if !doors.contains(&member.door) {
+                doors.push(member.door);
+            }
+        }
+        doors
+    }
+}

@@ -1,0 +1,208 @@
+//! Birth: how the ranks of a new communicator meet, agree and confirm.
+//!
+//! The process that makes an `ncclUniqueId` hosts the meeting: it puts [its own port and a calling card](card) into the
+//! id. Ranks with Windlass [report](facts::Facts) there, the host [decides](decision), all prepare (map, test, load)
+//! and confirm, and the host gives one verdict: fabric, plain, or failed. Every other connection goes byte for byte
+//! [to NCCL's root](relay), and before the verdict it is the proof that a rank has no Windlass or went to NCCL: plain.
+//!
+//! **One port an id.** NCCL's protocol says in its first eight bytes which id it means, so one port could serve all
+//! ids; but then the relay, and with it every init of programs without a fabric, would rest on bytes of a private
+//! protocol (which an environment variable of NCCL's can change). A port an id needs to understand nothing. It costs
+//! one descriptor, where NCCL spends a descriptor and a thread; they are bounded by `WINDLASS_MEETINGS_MAX`, and a
+//! port closes when NCCL's root behind it has.
+//!
+//! # Why ranks never act on different verdicts
+//!
+//! Two generals cannot both be sure: whoever sends the last message does not know that it arrived. So no rank is ever
+//! asked to be sure of another; there is one decider, and a rank without its word has no communicator.
+//!
+//! 1. The verdict is a step of one [machine](agreement::Agreement) in one process. All that ranks hear are copies of
+//!    it. So two ranks that hear a verdict hear the same one.
+//! 2. It is *fabric* only if every rank has confirmed, that is, has mapped, tested and loaded all it needs. So whoever
+//!    hears it needs nothing more from anyone, not even that they hear it too.
+//! 3. A rank that has reported takes no step on its own: not plain, not fabric. If the host is lost before the verdict
+//!    reached it, its init **fails**. Others may have heard *fabric*: they then miss a peer, as they would if it had
+//!    died just after its init, and wait for it as NCCL does, until the configured time of a stuck operation or an
+//!    abort. An error here and a missing peer there is what NCCL gives, too; two paths at once would hang silently.
+//! 4. A rank that was never heard of (could not connect) may go to NCCL by itself: the others cannot have agreed
+//!    without it, and its NCCL connects to the same port, which makes the meeting plain.
+//! 5. A rank that leaves after its report and before the verdict makes the meeting fail, whether it had confirmed or
+//!    not: nothing has been built on its word yet. After the verdict leaving is news ([`Membership::departed`]), not
+//!    failure.
+//! 6. Nothing is timed. A rank that is minutes late is waited for, as NCCL waits; one that never comes and never goes
+//!    to NCCL is waited for until its peers are aborted, as with NCCL.
+//!
+//! The remaining freedom is when plain is decided: a rank with a [reason of its own](facts::plain_reason) goes to NCCL
+//! at once, and conflicts end the meeting at the first report that shows them.
+
+pub mod agreement;
+pub mod attendance;
+pub mod card;
+mod connection;
+pub mod counts;
+pub mod decision;
+pub mod descriptors;
+pub mod facts;
+pub mod message;
+pub mod ours;
+pub mod party;
+pub mod place;
+pub mod poll;
+mod reactor;
+mod relay;
+mod thread;
+pub mod verdict;
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use once_cell::sync::OnceCell;
+
+use crate::config::config;
+use crate::contract::Version;
+use card::{Card, Id};
+use counts::Counts;
+use descriptors::Door;
+use facts::Facts;
+use reactor::{Command, NewMeeting, Reactor, Shared};
+
+pub use party::{Canceller, Membership, Outcome, Party, Preparation, join_all};
+
+/// What bounds the rendezvous of a process.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Ids whose meetings are open at once.
+    pub meetings_max: usize,
+    /// Connections that are relayed at once; more wait in the kernel's queue.
+    pub relays_max: usize,
+    /// Connections of one meeting that have not said who they are; more push the oldest out.
+    pub newcomers_max: usize,
+    /// Ranks' connections of one meeting, with those that come again.
+    pub present_max: usize,
+    /// Connections taken before others get a turn.
+    pub accepts_per_turn: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits {
+            meetings_max: 1024,
+            relays_max: 256,
+            newcomers_max: 128,
+            present_max: 64,
+            accepts_per_turn: 32,
+        }
+    }
+}
+
+/// The rendezvous of a process: its background thread and all meetings in which it takes part.
+#[derive(Debug)]
+pub struct Rendezvous {
+    shared: Arc<Shared>,
+    limits: Limits,
+    thread: Option<JoinHandle<()>>,
+}
+
+static PROCESS: OnceCell<Rendezvous> = OnceCell::new();
+static FORKED: AtomicBool = AtomicBool::new(false);
+
+/// The one of this process, started by its first use; an error if it cannot be, or in a forked child.
+pub fn process() -> io::Result<&'static Rendezvous> {
+    if FORKED.load(Ordering::Relaxed) {
+        return Err(io::Error::other("a forked child has no rendezvous"));
+    }
+    let limits = Limits { meetings_max: config().meetings_max, ..Limits::default() };
+    PROCESS.get_or_try_init(|| Rendezvous::start(limits))
+}
+
+/// For a child just forked: closes our descriptors, and lets nothing of ours begin there. Takes no lock.
+pub fn in_child() {
+    FORKED.store(true, Ordering::Relaxed);
+    ours::close_in_child();
+}
+
+impl Rendezvous {
+    /// Starts the background thread.
+    pub fn start(limits: Limits) -> io::Result<Rendezvous> {
+        let shared = Arc::new(Shared::new()?);
+        let for_thread = shared.clone();
+        let (tell, told) = std::sync::mpsc::sync_channel(1);
+        // The reactor is made in its thread, to which it belongs.
+        let thread = thread::spawn("windlass", move || match Reactor::new(for_thread, limits) {
+            Ok(reactor) => {
+                let _ = tell.send(Ok(()));
+                reactor.run();
+            }
+            Err(error) => drop(tell.send(Err(io::Error::from(error)))),
+        })?;
+        told.recv().unwrap_or_else(|_| Err(io::Error::other("the background thread did not start")))?;
+        Ok(Rendezvous { shared, limits, thread: Some(thread) })
+    }
+
+    /// Hosts the meeting of an id that NCCL has just made, and gives the id that ranks must get instead. An error
+    /// leaves NCCL's own id as good as it was, without a card.
+    pub fn host(&self, id: &Id) -> io::Result<Id> {
+        let root = card::address(id).ok_or_else(|| io::Error::other("the id holds no address"))?;
+        let open = self.shared.counts.meetings_open.fetch_add(1, Ordering::Relaxed);
+        let hosted = if open as usize >= self.limits.meetings_max {
+            Counts::up(&self.shared.counts.meetings_refused);
+            Err(io::Error::other(format!("{open} meetings are open, the limit of WINDLASS_MEETINGS_MAX")))
+        } else {
+            self.open(id, root)
+        };
+        match &hosted {
+            Ok(_) => Counts::up(&self.shared.counts.meetings),
+            Err(_) => Counts::down(&self.shared.counts.meetings_open),
+        }
+        hosted
+    }
+
+    fn open(&self, id: &Id, root: std::net::SocketAddr) -> io::Result<Id> {
+        let card = Card { version: Version::THIS, token: place::random()?, root_port: root.port() };
+        let (listener, port) = connection::listen(&root)?;
+        let carded =
+            card.encode(id, port).ok_or_else(|| io::Error::other("the id holds no usable address"))?;
+        let mut magic = [0; 8];
+        magic.copy_from_slice(&id[..8]);
+        let birth = place::random()?;
+        self.shared.send(Command::Open(NewMeeting { token: card.token, birth, magic, listener, root }));
+        Ok(carded)
+    }
+
+    /// Closes the meeting of an id that nobody will use any more: its port, and whoever has not said who he is. Ranks
+    /// of a fabric stay connected.
+    pub fn retire(&self, id: &Id) {
+        if let Some(card) = Card::decode(id) {
+            self.shared.send(Command::Retire(card.token));
+        }
+    }
+
+    /// Begins to attend the meeting of an id with the ranks that the caller brings: their reports go out now. Never
+    /// waits. An error means that no report has gone out; the caller goes to NCCL.
+    pub fn attend(&self, id: &Id, facts: Vec<Facts>) -> io::Result<Party> {
+        let card = Card::decode(id).ok_or_else(|| io::Error::other("the id has no calling card"))?;
+        let address = card::address(id).ok_or_else(|| io::Error::other("the id holds no address"))?;
+        // Before any report, so that whoever reads the contract finds the door open.
+        let door = Door::open()?;
+        let party = Party::new(self.shared.clone(), card.token, door, facts)?;
+        self.shared.send(Command::Attend(address, party.reports()));
+        Ok(party)
+    }
+
+    /// What has been counted.
+    pub fn counts(&self) -> &Counts {
+        &self.shared.counts
+    }
+}
+
+impl Drop for Rendezvous {
+    /// Ends the thread and with it all meetings; ranks that wait are told.
+    fn drop(&mut self) {
+        self.shared.send(Command::End);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! The host's side of a meeting as a pure machine: events in, answers out, no clock and no sockets.
+//!
+//! One machine decides once; all that ranks hear are copies of that decision. The argument why no two ranks ever act
+//! on different verdicts stands in [`super`].
+
+use crate::contract::{RANKS_MAX, Token};
+
+use super::decision;
+use super::facts::Facts;
+use super::message::{FromHost, FromRank};
+use super::verdict::{Failure, Reason, Verdict};
+
+/// A rank's connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Seat(pub u64);
+
+/// What happens to a meeting.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// A rank says something.
+    Said(Seat, FromRank),
+    /// A rank's connection is gone.
+    Left(Seat),
+    /// Someone connected who is not one of us.
+    Foreign,
+}
+
+/// A message for one rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// Whose.
+    pub to: Seat,
+    /// What.
+    pub message: FromHost,
+}
+
+#[derive(Debug)]
+struct Present {
+    seat: Seat,
+    facts: Facts,
+    stance: Stance,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stance {
+    Here,
+    Confirmed,
+    Gone,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Phase {
+    Gathering,
+    Preparing,
+    Over(Verdict),
+}
+
+/// A meeting.
+#[derive(Debug)]
+pub struct Agreement {
+    birth: Token,
+    phase: Phase,
+    /// How many ranks there are, once one has said so.
+    ranks: Option<u32>,
+    /// At most one a rank.
+    present: Vec<Present>,
+}
+
+impl Agreement {
+    /// A meeting to which nobody has come; its contract will bear this name.
+    pub fn new(birth: Token) -> Agreement {
+        Agreement { birth, phase: Phase::Gathering, ranks: None, present: Vec::new() }
+    }
+
+    /// How it ended, if it has.
+    pub fn verdict(&self) -> Option<&Verdict> {
+        match &self.phase {
+            Phase::Over(verdict) => Some(verdict),
+            _ => None,
+        }
+    }
+
+    /// How many ranks there are, if any has come.
+    pub fn ranks(&self) -> Option<u32> {
+        self.ranks
+    }
+
+    /// One step. Answers go out in this order.
+    pub fn step(&mut self, event: Event) -> Vec<Answer> {
+        match event {
+            Event::Foreign if self.verdict().is_none() => self.end(Verdict::Plain(Reason::Foreign)),
+            Event::Foreign => Vec::new(),
+            Event::Left(seat) => self.left(seat),
+            Event::Said(seat, FromRank::Report(facts)) => self.report(seat, *facts),
+            Event::Said(seat, FromRank::Confirm) => self.confirm(seat),
+            Event::Said(seat, FromRank::Refuse(words)) => self.refuse(seat, words),
+        }
+    }
+
+    fn report(&mut self, seat: Seat, facts: Facts) -> Vec<Answer> {
+        let rank = facts.member.rank;
+        if self.of_seat(seat).is_some() {
+            return self.disorder(rank);
+        }
+        match &self.phase {
+            // Whoever comes after a fabric's verdict has a number that is taken.
+            Phase::Over(Verdict::Fabric) | Phase::Preparing => {
+                self.refuse_newcomer(seat, Failure::Duplicate { rank })
+            }
+            Phase::Over(verdict) => vec![Answer { to: seat, message: FromHost::Verdict(verdict.clone()) }],
+            Phase::Gathering => self.gather(seat, facts),
+        }
+    }
+
+    fn gather(&mut self, seat: Seat, facts: Facts) -> Vec<Answer> {
+        let (rank, ranks) = (facts.member.rank, facts.ranks);
+        let expected = *self.ranks.get_or_insert(ranks);
+        if ranks != expected || rank >= ranks {
+            return self.refuse_newcomer(seat, Failure::Mismatch { rank, ranks, expected });
+        }
+        if self.present.iter().any(|present| present.facts.member.rank == rank) {
+            return self.refuse_newcomer(seat, Failure::Duplicate { rank });
+        }
+        let conflict = if ranks as usize > RANKS_MAX {
+            Some(Reason::ManyRanks)
+        } else {
+            decision::conflict(&facts, self.present.iter().map(|present| &present.facts))
+        };
+        self.present.push(Present { seat, facts, stance: Stance::Here });
+        if let Some(reason) = conflict {
+            return self.end(Verdict::Plain(reason));
+        }
+        if self.present.len() < ranks as usize {
+            return Vec::new();
+        }
+        self.phase = Phase::Preparing;
+        self.present.sort_by_key(|present| present.facts.member.rank);
+        let contract = decision::contract(self.birth, self.present.iter().map(|present| &present.facts));
+        self.tell_all(&FromHost::Prepare(contract))
+    }
+
+    fn confirm(&mut self, seat: Seat) -> Vec<Answer> {
+        let preparing = self.phase == Phase::Preparing;
+        let over = self.verdict().is_some();
+        match self.of_seat(seat) {
+            // Its confirmation crossed the verdict, or it never reported and was told so.
+            _ if over => Vec::new(),
+            Some(present) if preparing && present.stance == Stance::Here => {
+                present.stance = Stance::Confirmed;
+                let all = self.present.iter().all(|present| present.stance == Stance::Confirmed);
+                if all { self.end(Verdict::Fabric) } else { Vec::new() }
+            }
+            Some(present) => {
+                let rank = present.facts.member.rank;
+                self.disorder(rank)
+            }
+            None => Vec::new(),
+        }
+    }
+
+    fn refuse(&mut self, seat: Seat, words: String) -> Vec<Answer> {
+        let over = self.verdict().is_some();
+        match self.of_seat(seat) {
+            Some(present) if !over => {
+                let rank = present.facts.member.rank;
+                // It may refuse once it has reported; after its confirmation that is out of turn.
+                if present.stance == Stance::Confirmed {
+                    return self.disorder(rank);
+                }
+                self.end(Verdict::Plain(Reason::Refused { rank, words }))
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    fn left(&mut self, seat: Seat) -> Vec<Answer> {
+        let Some(present) = self.of_seat(seat) else { return Vec::new() };
+        if present.stance == Stance::Gone {
+            return Vec::new();
+        }
+        present.stance = Stance::Gone;
+        let rank = present.facts.member.rank;
+        match &self.phase {
+            Phase::Over(Verdict::Fabric) => self.tell_all(&FromHost::Departed(rank)),
+            Phase::Over(_) => Vec::new(),
+            Phase::Gathering | Phase::Preparing => self.end(Verdict::Failed(Failure::Lost { rank })),
+        }
+    }
+
+    fn of_seat(&mut self, seat: Seat) -> Option<&mut Present> {
+        self.present.iter_mut().find(|present| present.seat == seat)
+    }
+
+    fn disorder(&mut self, rank: u32) -> Vec<Answer> {
+        if self.verdict().is_some() {
+            Vec::new()
+        } else {
+            self.end(Verdict::Failed(Failure::Disorder { rank }))
+        }
+    }
+
+    /// A rank with a claim that cannot be true holds the token all the same, so this is an error of the program, and
+    /// all ranks hear of it while there is no verdict yet.
+    fn refuse_newcomer(&mut self, seat: Seat, failure: Failure) -> Vec<Answer> {
+        let verdict = Verdict::Failed(failure);
+        let mut answers = if self.verdict().is_none() { self.end(verdict.clone()) } else { Vec::new() };
+        answers.push(Answer { to: seat, message: FromHost::Verdict(verdict) });
+        answers
+    }
+
+    fn end(&mut self, verdict: Verdict) -> Vec<Answer> {
+        self.phase = Phase::Over(verdict.clone());
+        self.tell_all(&FromHost::Verdict(verdict))
+    }
+
+    fn tell_all(&self, message: &FromHost) -> Vec<Answer> {
+        let there = self.present.iter().filter(|present| present.stance != Stance::Gone);
+        there.map(|present| Answer { to: present.seat, message: message.clone() }).collect()
+    }
+}

@@ -1,0 +1,125 @@
+//! A rank's side of a meeting as a pure machine.
+
+use std::sync::Arc;
+
+use crate::contract::Contract;
+
+use super::facts::Facts;
+use super::message::FromHost;
+use super::verdict::{Failure, Verdict};
+
+/// Where a rank stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// It reported, or is about to.
+    Asked,
+    /// All are there: it prepares.
+    Preparing(Arc<Contract>),
+    /// It is prepared and waits for the verdict.
+    Confirmed(Arc<Contract>),
+    /// All confirmed.
+    Fabric(Arc<Contract>),
+    /// There is no fabric, or no communicator.
+    Over(Verdict),
+}
+
+/// A rank in a meeting.
+#[derive(Clone, Debug)]
+pub struct Attendance {
+    facts: Facts,
+    stage: Stage,
+    departed: u64,
+}
+
+impl Attendance {
+    /// A rank that is about to report this.
+    pub fn new(facts: Facts) -> Attendance {
+        Attendance { facts, stage: Stage::Asked, departed: 0 }
+    }
+
+    /// Where it stands.
+    pub fn stage(&self) -> &Stage {
+        &self.stage
+    }
+
+    /// What it reports.
+    pub fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    /// After the verdict: the ranks that have closed or died, one bit each. Absence is not failure: this only says
+    /// that nobody is there to wait for.
+    pub fn departed(&self) -> u64 {
+        self.departed
+    }
+
+    /// Whether there is nothing left to wait for.
+    pub fn is_over(&self) -> bool {
+        matches!(self.stage, Stage::Fabric(_) | Stage::Over(_))
+    }
+
+    /// The host said something. What is out of turn makes this rank fail: it has no verdict that it could trust.
+    pub fn heard(&mut self, message: FromHost) {
+        self.stage = match (&self.stage, message) {
+            (Stage::Asked, FromHost::Prepare(contract)) if self.is_mine(&contract) => {
+                Stage::Preparing(Arc::new(contract))
+            }
+            (Stage::Confirmed(contract), FromHost::Verdict(Verdict::Fabric)) => {
+                Stage::Fabric(contract.clone())
+            }
+            (
+                Stage::Asked | Stage::Preparing(_) | Stage::Confirmed(_),
+                FromHost::Verdict(verdict @ (Verdict::Plain(_) | Verdict::Failed(_))),
+            ) => Stage::Over(verdict),
+            (Stage::Fabric(_), FromHost::Departed(rank)) => {
+                self.departed |= 1u64.checked_shl(rank).unwrap_or(0);
+                return;
+            }
+            (Stage::Fabric(_) | Stage::Over(_), _) => return,
+            _ => Stage::Over(Verdict::Failed(Failure::Unreadable)),
+        };
+    }
+
+    /// This rank is prepared. False if it is no longer, or not yet, its turn: nothing is to be said then.
+    #[must_use]
+    pub fn confirm(&mut self) -> Turn {
+        match &self.stage {
+            Stage::Preparing(contract) => {
+                self.stage = Stage::Confirmed(contract.clone());
+                Turn::Speak
+            }
+            _ => Turn::Silence,
+        }
+    }
+
+    /// The connection is gone, or what came cannot be read. After the verdict that is no failure.
+    pub fn lost(&mut self, failure: Failure) {
+        if let Stage::Fabric(contract) = &self.stage {
+            let others = (1u64 << contract.members.len().min(63)) - 1;
+            self.departed |= others & !(1 << self.facts.member.rank.min(63));
+        } else {
+            self.end(Verdict::Failed(failure));
+        }
+    }
+
+    /// Ends this rank's waiting, unless it has ended.
+    pub fn end(&mut self, verdict: Verdict) {
+        if !self.is_over() {
+            self.stage = Stage::Over(verdict);
+        }
+    }
+
+    fn is_mine(&self, contract: &Contract) -> bool {
+        contract.members.len() == self.facts.ranks as usize
+            && contract.options == self.facts.options
+            && contract.members.get(self.facts.member.rank as usize) == Some(&self.facts.member)
+    }
+}
+
+/// Whether a rank may say what it wants to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Turn {
+    Speak,
+    Silence,
+}

@@ -1,0 +1,54 @@
+//! What the rendezvous of this process has and has done.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::verdict::Verdict;
+
+/// Counters; relaxed, for reports and tests.
+#[derive(Debug, Default)]
+pub struct Counts {
+    /// Meetings that take ranks now.
+    pub meetings_open: AtomicU64,
+    /// Meetings opened so far.
+    pub meetings: AtomicU64,
+    /// Meetings not opened, because too many were open: their ids have no card.
+    pub meetings_refused: AtomicU64,
+    /// Meetings here that ended in a fabric.
+    pub fabrics: AtomicU64,
+    /// Meetings here that ended plain.
+    pub plains: AtomicU64,
+    /// Meetings here that failed.
+    pub failures: AtomicU64,
+    /// Connections relayed to NCCL's roots.
+    pub relays: AtomicU64,
+    /// Of these, those that ended out of order.
+    pub relays_broken: AtomicU64,
+    /// Bytes relayed, both ways, by connections that have ended.
+    pub relayed_bytes: AtomicU64,
+    /// Connections closed because they said nothing, had a wrong token, or were too many.
+    pub turned_away: AtomicU64,
+    /// Connections of ranks closed because a message was oversized or made no sense.
+    pub unreadable: AtomicU64,
+}
+
+impl Counts {
+    pub(super) fn up(counter: &AtomicU64) {
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn down(counter: &AtomicU64) {
+        counter.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn add(counter: &AtomicU64, value: u64) {
+        counter.fetch_add(value, Ordering::Relaxed);
+    }
+
+    pub(super) fn verdict(&self, verdict: &Verdict) {
+        Counts::up(match verdict {
+            Verdict::Fabric => &self.fabrics,
+            Verdict::Plain(_) => &self.plains,
+            Verdict::Failed(_) => &self.failures,
+        });
+    }
+}

@@ -1,0 +1,63 @@
+//! What follows from what the ranks reported.
+//!
+//! Every conflict is a fact of two ranks that no later report can mend, so a meeting is plain at the first one seen,
+//! without waiting for the rest.
+
+use crate::contract::{Contract, Token, Version, capability};
+
+use super::facts::Facts;
+use super::verdict::Reason;
+
+/// Why a newcomer and those who are there cannot form a fabric.
+pub fn conflict<'a>(newcomer: &Facts, mut present: impl Iterator<Item = &'a Facts>) -> Option<Reason> {
+    let rank = newcomer.member.rank;
+    if newcomer.version != Version::THIS {
+        return Some(Reason::OtherVersion);
+    }
+    if newcomer.capabilities & capability::REQUIRED != capability::REQUIRED {
+        return Some(Reason::Incapable { rank });
+    }
+    present.find_map(|facts| {
+        let other = facts.member.rank;
+        if facts.place.host != newcomer.place.host {
+            Some(Reason::OtherHost { rank, other })
+        } else if facts.place.network != newcomer.place.network {
+            Some(Reason::OtherNetwork { rank, other })
+        } else if facts.member.device.uuid == newcomer.member.device.uuid {
+            Some(Reason::SameDevice { rank, other })
+        } else if facts.options != newcomer.options {
+            Some(Reason::OtherOptions { rank, other })
+        } else {
+            None
+        }
+    })
+}
+
+/// The contract of ranks that are all there, in order, without conflict.
+pub fn contract<'a>(birth: Token, facts: impl Iterator<Item = &'a Facts>) -> Contract {
+    let mut contract = Contract {
+        birth,
+        version: Version::THIS,
+        host: Token([0; 16]),
+        capabilities: u64::MAX,
+        options: 0,
+        ctas_max: 0,
+        members: Vec::new(),
+    };
+    for facts in facts {
+        contract.host = facts.place.host;
+        contract.capabilities &= facts.capabilities;
+        contract.options = facts.options;
+        contract.ctas_max = lesser_limit(contract.ctas_max, facts.ctas_max);
+        contract.members.push(facts.member.clone());
+    }
+    contract
+}
+
+/// 0 is no limit.
+fn lesser_limit(one: u32, other: u32) -> u32 {
+    match (one, other) {
+        (0, limit) | (limit, 0) => limit,
+        (one, other) => one.min(other),
+    }
+}

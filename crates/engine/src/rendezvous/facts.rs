@@ -1,0 +1,160 @@
+//! What a rank knows before it talks, and what follows from that alone.
+//!
+//! A rank for which [`plain_reason`] finds a reason goes to NCCL without a word to anyone. That is safe although its
+//! peers may be waiting in a meeting: its NCCL connects to the port in the id, which is the meeting's, and such a
+//! connection is the proof that makes the meeting plain for all.
+
+use crate::contract::bytes::{Reader, Writer};
+use crate::contract::{Member, RANKS_MAX, Token, Version};
+
+use super::card::Card;
+use super::verdict::Reason;
+
+/// How a communicator is asked for, as far as it decides whether there is a meeting at all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LocalFacts {
+    /// How many ranks the communicator has.
+    pub ranks: usize,
+    /// The card of its first id.
+    pub card: Option<Card>,
+    /// How many ids there are: more than one with `ncclCommInitRankScalable`.
+    pub ids: usize,
+    /// Whether the call waits (`blocking` of the configuration and NCCL_COMM_BLOCKING).
+    pub waiting: Waiting,
+    /// What forbids it, of the environment and of our options.
+    pub forbidden: Forbidden,
+}
+
+/// Whether the caller of an init waits for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Waiting {
+    Blocking,
+    NonBlocking,
+}
+
+/// What forbids a fabric without asking anyone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Forbidden {
+    /// Nothing.
+    Nothing,
+    /// `WINDLASS=off`.
+    SwitchedOff,
+    /// NCCL_COMM_ID is set: every rank makes its own id.
+    CommId,
+    /// NCCL_P2P_DISABLE, NCCL_P2P_LEVEL or NCCL_CUMEM_ENABLE forbid what we do.
+    PeerAccess,
+}
+
+/// Why this communicator is plain without talk, if it is.
+pub fn plain_reason(facts: &LocalFacts) -> Option<Reason> {
+    match facts.forbidden {
+        Forbidden::SwitchedOff => return Some(Reason::SwitchedOff),
+        Forbidden::CommId => return Some(Reason::CommId),
+        Forbidden::PeerAccess => return Some(Reason::PeerAccess),
+        Forbidden::Nothing => {}
+    }
+    if facts.ranks < 2 {
+        return Some(Reason::OneRank);
+    }
+    if facts.ranks > RANKS_MAX {
+        return Some(Reason::ManyRanks);
+    }
+    if facts.waiting == Waiting::NonBlocking {
+        return Some(Reason::NonBlocking);
+    }
+    if facts.ids != 1 {
+        return Some(Reason::ManyIds);
+    }
+    match facts.card {
+        None => Some(Reason::NoCard),
+        Some(card) if card.version != Version::THIS => Some(Reason::OtherVersion),
+        Some(_) => None,
+    }
+}
+
+/// Where a rank runs, as far as its peers can reach it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The boot id: the same in all containers of a host.
+    pub host: Token,
+    /// The network namespace, which is also that of abstract Unix sockets. Only a hint that saves time: the proof is
+    /// that descriptors pass.
+    pub network: u64,
+}
+
+/// What a rank reports to the meeting.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// How many ranks it believes there are.
+    pub ranks: u32,
+    /// Its version of Windlass.
+    pub version: Version,
+    /// Where it runs.
+    pub place: Place,
+    /// What its device and driver can do, [`crate::contract::capability`] bits.
+    pub capabilities: u64,
+    /// Checksum of the options that change behaviour.
+    pub options: u64,
+    /// Its limit on blocks; 0 is no limit.
+    pub ctas_max: u32,
+    /// The rest, which goes into the contract as it is.
+    pub member: Member,
+}
+
+impl Facts {
+    pub(super) fn put(&self, writer: &mut Writer) {
+        writer.u32(self.ranks);
+        self.version.put(writer);
+        writer.token(self.place.host).u64(self.place.network);
+        writer.u64(self.capabilities).u64(self.options).u32(self.ctas_max);
+        self.member.put(writer);
+    }
+
+    pub(super) fn take(reader: &mut Reader<'_>) -> Option<Facts> {
+        Some(Facts {
+            ranks: reader.u32()?,
+            version: Version::take(reader)?,
+            place: Place { host: reader.token()?, network: reader.u64()? },
+            capabilities: reader.u64()?,
+            options: reader.u64()?,
+            ctas_max: reader.u32()?,
+            member: Member::take(reader)?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each reason alone; nothing of it, and there is a meeting.
+    #[test]
+    fn reasons() {
+        let card = Card { version: Version::THIS, token: Token([1; 16]), root_port: 1 };
+        let good = LocalFacts {
+            ranks: 4,
+            card: Some(card),
+            ids: 1,
+            waiting: Waiting::Blocking,
+            forbidden: Forbidden::Nothing,
+        };
+        let other = Card { version: Version { major: 999, minor: 0, patch: 0 }, ..card };
+        let cases = [
+            (good, None),
+            (LocalFacts { ranks: RANKS_MAX, ..good }, None),
+            (LocalFacts { ranks: RANKS_MAX + 1, ..good }, Some(Reason::ManyRanks)),
+            (LocalFacts { ranks: 1, ..good }, Some(Reason::OneRank)),
+            (LocalFacts { card: None, ..good }, Some(Reason::NoCard)),
+            (LocalFacts { card: Some(other), ..good }, Some(Reason::OtherVersion)),
+            (LocalFacts { ids: 2, ..good }, Some(Reason::ManyIds)),
+            (LocalFacts { waiting: Waiting::NonBlocking, ..good }, Some(Reason::NonBlocking)),
+            (LocalFacts { forbidden: Forbidden::SwitchedOff, ..good }, Some(Reason::SwitchedOff)),
+            (LocalFacts { forbidden: Forbidden::CommId, ..good }, Some(Reason::CommId)),
+            (LocalFacts { forbidden: Forbidden::PeerAccess, ..good }, Some(Reason::PeerAccess)),
+        ];
+        for (facts, expected) in cases {
+            assert_eq!(plain_reason(&facts), expected, "{facts:?}");
+        }
+    }
+}

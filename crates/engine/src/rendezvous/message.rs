@@ -1,0 +1,183 @@
+//! The messages of a meeting: `length u32, kind u16, body`, little-endian, each kind with its limit.
+//!
+//! A connection of a rank begins with a [`greeting`]; everything else that connects is not one of us.
+
+use crate::contract::bytes::{Reader, Writer};
+use crate::contract::{ATTACHMENT_BYTES_MAX, CONTRACT_BYTES_MAX, Contract, Token};
+
+use super::facts::Facts;
+use super::verdict::{Verdict, WORDS_BYTES_MAX};
+
+/// The first bytes of a rank's connection. NCCL's begin with the id's magic, 64 random bits.
+pub const GREETING_MAGIC: [u8; 8] = *b"\x01wndlss\x01";
+/// Bytes of a greeting.
+pub const GREETING_BYTES: usize = 24;
+/// Bytes before a message's body.
+pub const HEADER_BYTES: usize = 6;
+/// A body from a rank is at most this long.
+pub const FROM_RANK_BYTES_MAX: usize = 256 + ATTACHMENT_BYTES_MAX;
+/// A body from the host is at most this long.
+pub const FROM_HOST_BYTES_MAX: usize = CONTRACT_BYTES_MAX + WORDS_BYTES_MAX;
+
+/// What a rank says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FromRank {
+    /// I am here.
+    Report(Box<Facts>),
+    /// I am prepared, and wait for the verdict however long it takes.
+    Confirm,
+    /// I could not prepare.
+    Refuse(String),
+}
+
+/// What the host says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FromHost {
+    /// All are here and this is what they agree on: prepare.
+    Prepare(Contract),
+    /// How it ends.
+    Verdict(Verdict),
+    /// After the verdict: a rank has closed, or its process is gone.
+    Departed(u32),
+}
+
+impl FromHost {
+    /// Whether the host has no more to say.
+    pub fn is_last(&self) -> bool {
+        matches!(self, FromHost::Verdict(Verdict::Plain(_) | Verdict::Failed(_)))
+    }
+}
+
+/// What a rank's connection begins with.
+pub fn greeting(token: Token) -> [u8; GREETING_BYTES] {
+    let mut bytes = [0; GREETING_BYTES];
+    bytes[..8].copy_from_slice(&GREETING_MAGIC);
+    bytes[8..].copy_from_slice(&token.0);
+    bytes
+}
+
+/// Who connected, by the first bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Caller {
+    /// More bytes are needed.
+    Unclear,
+    /// A rank that was given the id.
+    Rank,
+    /// A rank of another meeting, whose host had this port before.
+    Stray,
+    /// Not one of us.
+    Foreign,
+}
+
+/// Tells who connected; the first byte that no greeting has there decides.
+pub fn identify(bytes: &[u8], token: Token) -> Caller {
+    let magic = bytes.len().min(GREETING_MAGIC.len());
+    if bytes[..magic] != GREETING_MAGIC[..magic] {
+        Caller::Foreign
+    } else if bytes.len() < GREETING_BYTES {
+        Caller::Unclear
+    } else if bytes[8..GREETING_BYTES] == token.0 {
+        Caller::Rank
+    } else {
+        Caller::Stray
+    }
+}
+
+/// A message that lies at the front of some bytes.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Front<'a> {
+    /// More bytes are needed.
+    Partial,
+    /// Its length is over the limit.
+    Oversized(usize),
+    /// The kind, the body, and how many bytes both take.
+    Whole(u16, &'a [u8], usize),
+}
+
+/// Looks for a message.
+pub fn front(bytes: &[u8], limit: usize) -> Front<'_> {
+    let mut reader = Reader::new(bytes);
+    let Some(length) = reader.u32() else { return Front::Partial };
+    let length = length as usize;
+    if length > limit {
+        return Front::Oversized(length);
+    }
+    let end = HEADER_BYTES + length;
+    match (reader.u16(), bytes.get(HEADER_BYTES..end)) {
+        (Some(kind), Some(body)) => Front::Whole(kind, body, end),
+        _ => Front::Partial,
+    }
+}
+
+fn framed(kind: u16, body: &[u8]) -> Vec<u8> {
+    let mut writer = Writer::default();
+    writer.u32(body.len() as u32).u16(kind).raw(body);
+    writer.finish()
+}
+
+impl FromRank {
+    /// The bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut body = Writer::default();
+        let kind = match self {
+            FromRank::Report(facts) => {
+                facts.put(&mut body);
+                1
+            }
+            FromRank::Confirm => 2,
+            FromRank::Refuse(words) => {
+                body.counted(words.as_bytes(), WORDS_BYTES_MAX);
+                3
+            }
+        };
+        framed(kind, &body.finish())
+    }
+
+    /// Reads a body; nothing if it is not exactly one.
+    pub fn decode(kind: u16, body: &[u8]) -> Option<FromRank> {
+        let mut reader = Reader::new(body);
+        let message = match kind {
+            1 => FromRank::Report(Box::new(Facts::take(&mut reader)?)),
+            2 => FromRank::Confirm,
+            3 => FromRank::Refuse(String::from_utf8_lossy(reader.counted(WORDS_BYTES_MAX)?).into_owned()),
+            _ => return None,
+        };
+        reader.finish()?;
+        Some(message)
+    }
+}
+
+impl FromHost {
+    /// The bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut body = Writer::default();
+        let kind = match self {
+            FromHost::Prepare(contract) => {
+                body.raw(&contract.encode());
+                1
+            }
+            FromHost::Verdict(verdict) => {
+                verdict.put(&mut body);
+                2
+            }
+            FromHost::Departed(rank) => {
+                body.u32(*rank);
+                3
+            }
+        };
+        framed(kind, &body.finish())
+    }
+
+    /// Reads a body; nothing if it is not exactly one.
+    pub fn decode(kind: u16, body: &[u8]) -> Option<FromHost> {
+        let mut reader = Reader::new(body);
+        let message = match kind {
+            1 => return Contract::decode(body).map(FromHost::Prepare),
+            2 => FromHost::Verdict(Verdict::take(&mut reader)?),
+            3 => FromHost::Departed(reader.u32()?),
+            _ => return None,
+        };
+        reader.finish()?;
+        Some(message)
+    }
+}

@@ -1,0 +1,63 @@
+//! Descriptors that are ours: closed by an exec (close-on-exec) and by [`close_in_child`] after a fork.
+//!
+//! A forked child that kept them would hold connections open for a dead parent: nobody would see it die. Which
+//! numbers are ours stands in a table of bits that the child can read without a lock, at any moment of the parent.
+
+#![allow(unsafe_code)]
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Descriptors above this are refused: Linux's default ceiling for one process.
+const NUMBERS_MAX: usize = 1 << 20;
+
+static NUMBERS: [AtomicU64; NUMBERS_MAX / 64] = [const { AtomicU64::new(0) }; NUMBERS_MAX / 64];
+
+/// A descriptor of ours.
+#[derive(Debug)]
+pub struct Ours(OwnedFd);
+
+impl Ours {
+    /// Enters a descriptor. One whose number is out of the table's range is closed and refused.
+    pub fn new(fd: OwnedFd) -> rustix::io::Result<Ours> {
+        let number = fd.as_raw_fd() as usize;
+        let word = NUMBERS.get(number / 64).ok_or(rustix::io::Errno::MFILE)?;
+        word.fetch_or(1 << (number % 64), Ordering::Relaxed);
+        Ok(Ours(fd))
+    }
+}
+
+impl Drop for Ours {
+    /// Leaves the table before the number is free for another's descriptor. A fork between the two leaks one into the
+    /// child, which is harmless beside closing a stranger's.
+    fn drop(&mut self) {
+        let number = self.0.as_raw_fd() as usize;
+        NUMBERS[number / 64].fetch_and(!(1 << (number % 64)), Ordering::Relaxed);
+    }
+}
+
+impl AsFd for Ours {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// How many descriptors are ours now.
+pub fn open() -> usize {
+    NUMBERS.iter().map(|word| word.load(Ordering::Relaxed).count_ones() as usize).sum()
+}
+
+/// In a child just forked, which will never run our code again: closes what it got from us. Takes no lock and
+/// allocates nothing.
+pub fn close_in_child() {
+    for (index, word) in NUMBERS.iter().enumerate() {
+        let mut bits = word.swap(0, Ordering::Relaxed);
+        while bits != 0 {
+            let number = (index * 64) as RawFd + bits.trailing_zeros() as RawFd;
+            bits &= bits - 1;
+            // SAFETY: the number was ours in the parent when it forked; the child's owners of it are never dropped,
+            // since no thread of ours lives there and every entry of the face only forwards.
+            unsafe { libc::close(number) };
+        }
+    }
+}

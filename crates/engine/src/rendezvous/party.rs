@@ -1,0 +1,328 @@
+//! The caller's side: the ranks that one caller brings to one meeting, waiting while the background thread talks.
+//!
+//! No lock is held while anyone waits, works or calls NCCL; a [`Canceller`] ends a rank's wait from any thread.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use crate::contract::{Contract, Token};
+
+use super::attendance::{Attendance, Stage, Turn};
+use super::descriptors::Door;
+use super::facts::Facts;
+use super::message::{FromHost, FromRank};
+use super::poll::Flag;
+use super::reactor::{Command, Shared};
+use super::verdict::{Failure, Reason, Verdict, bounded};
+
+/// What the background thread and the waiting caller share of a party.
+#[derive(Debug)]
+pub struct Ranks {
+    /// Where each rank stands. Held for a few stores; comes after no other lock, and none after it.
+    standing: Mutex<Vec<Attendance>>,
+    changed: Condvar,
+    /// Up as soon as a rank's wait has ended: preparing is pointless from then on.
+    stop: Flag,
+}
+
+impl Ranks {
+    fn new(facts: Vec<Facts>) -> rustix::io::Result<Ranks> {
+        let standing = Mutex::new(facts.into_iter().map(Attendance::new).collect());
+        Ok(Ranks { standing, changed: Condvar::new(), stop: Flag::new()? })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Attendance>> {
+        self.standing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'a>(&self, standing: MutexGuard<'a, Vec<Attendance>>) -> MutexGuard<'a, Vec<Attendance>> {
+        self.changed.wait(standing).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes where a rank stands; says whether its connection is still needed.
+    fn change(&self, index: usize, change: impl FnOnce(&mut Attendance)) -> Need {
+        let mut standing = self.lock();
+        let Some(attendance) = standing.get_mut(index) else { return Need::Nothing };
+        change(attendance);
+        let over = matches!(attendance.stage(), Stage::Over(_));
+        drop(standing);
+        if over {
+            self.stop.raise();
+        }
+        self.changed.notify_all();
+        if over { Need::Nothing } else { Need::Connection }
+    }
+
+    pub(super) fn heard(&self, index: usize, message: FromHost) -> Need {
+        self.change(index, |attendance| attendance.heard(message))
+    }
+
+    pub(super) fn lost(&self, index: usize, failure: Failure) {
+        self.change(index, |attendance| attendance.lost(failure));
+    }
+
+    pub(super) fn end(&self, index: usize, verdict: Verdict) {
+        self.change(index, |attendance| attendance.end(verdict));
+    }
+}
+
+/// Whether a rank still needs its connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Need {
+    Connection,
+    Nothing,
+}
+
+/// How it ended for a rank.
+#[derive(Debug)]
+pub enum Outcome {
+    /// It is in a fabric for as long as it keeps this.
+    Fabric(Membership),
+    /// It goes to NCCL.
+    Plain(Reason),
+    /// Its init fails.
+    Failed(Failure),
+}
+
+/// A rank's place in a fabric. Dropping it tells the others that this rank has closed.
+#[derive(Debug)]
+pub struct Membership {
+    /// What was agreed.
+    pub contract: Arc<Contract>,
+    /// This rank.
+    pub rank: u32,
+    ranks: Arc<Ranks>,
+    index: usize,
+    key: u64,
+    shared: Arc<Shared>,
+}
+
+impl Membership {
+    /// The ranks that have closed or whose process is gone, one bit each; all others if the meeting's host is gone.
+    /// This ends no wait by itself.
+    pub fn departed(&self) -> u64 {
+        self.ranks.lock()[self.index].departed()
+    }
+
+    /// Waits until all these ranks (one bit each) have departed: for teardown and tests.
+    pub fn await_departed(&self, ranks: u64) {
+        let mut standing = self.ranks.lock();
+        while standing[self.index].departed() & ranks != ranks {
+            standing = self.ranks.wait(standing);
+        }
+    }
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        self.shared.send(Command::Leave(self.key));
+    }
+}
+
+/// What a caller needs to prepare its ranks of one meeting.
+#[derive(Debug)]
+pub struct Preparation<'a> {
+    /// What all agree on if all confirm.
+    pub contract: &'a Arc<Contract>,
+    /// The ranks that this caller prepares.
+    pub ranks: &'a [u32],
+    /// The meeting's token.
+    pub token: Token,
+    /// Where descriptors for these ranks arrive.
+    pub door: &'a Door,
+    /// Readable once preparing is pointless.
+    pub stop: &'a Flag,
+}
+
+/// The ranks that one caller brings to one meeting. They have reported.
+#[derive(Debug)]
+pub struct Party {
+    ranks: Arc<Ranks>,
+    keys: Vec<u64>,
+    numbers: Vec<u32>,
+    shared: Arc<Shared>,
+    token: Token,
+    door: Door,
+}
+
+/// Ends a rank's wait from another thread.
+#[derive(Clone, Debug)]
+pub struct Canceller {
+    ranks: Arc<Ranks>,
+    index: usize,
+    key: u64,
+    shared: Arc<Shared>,
+}
+
+impl Canceller {
+    /// The rank fails with [`Failure::Aborted`] at once, unless its meeting is over; its peers hear that it left.
+    pub fn abort(&self) {
+        self.ranks.end(self.index, Verdict::Failed(Failure::Aborted));
+        if matches!(self.ranks.lock()[self.index].stage(), Stage::Over(_)) {
+            self.shared.send(Command::Leave(self.key));
+        }
+    }
+}
+
+impl Party {
+    /// Ranks that are about to report; each gets a number of a connection.
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        token: Token,
+        door: Door,
+        mut facts: Vec<Facts>,
+    ) -> rustix::io::Result<Party> {
+        facts.iter_mut().for_each(|facts| facts.member.door = door.name());
+        let keys = facts.iter().map(|_| shared.new_key()).collect();
+        let numbers = facts.iter().map(|facts| facts.member.rank).collect();
+        Ok(Party { ranks: Arc::new(Ranks::new(facts)?), keys, numbers, shared, token, door })
+    }
+
+    /// For the background thread: key, shared part, index and report of each rank.
+    pub(super) fn reports(&self) -> Vec<(u64, Arc<Ranks>, usize, Vec<u8>)> {
+        let standing = self.ranks.lock();
+        let report = |(index, attendance): (usize, &Attendance)| {
+            let mut bytes = super::message::greeting(self.token).to_vec();
+            bytes.extend(FromRank::Report(Box::new(attendance.facts().clone())).encode());
+            (self.keys[index], self.ranks.clone(), index, bytes)
+        };
+        standing.iter().enumerate().map(report).collect()
+    }
+
+    /// One a rank, in the order in which they were brought.
+    pub fn cancellers(&self) -> Vec<Canceller> {
+        let canceller = |(index, key): (usize, &u64)| Canceller {
+            ranks: self.ranks.clone(),
+            index,
+            key: *key,
+            shared: self.shared.clone(),
+        };
+        self.keys.iter().enumerate().map(canceller).collect()
+    }
+
+    /// Waits for the others, prepares, confirms and waits for the verdict: as long as it takes, on the caller's
+    /// thread. `prepare` runs at most once, without a lock, and says in a few words why it cannot if it cannot.
+    pub fn join(mut self, prepare: impl FnOnce(&Preparation<'_>) -> Result<(), String>) -> Vec<Outcome> {
+        match self.await_decision() {
+            Some(contract) => {
+                let preparation = Preparation {
+                    contract: &contract,
+                    ranks: &self.numbers,
+                    token: self.token,
+                    door: &self.door,
+                    stop: &self.ranks.stop,
+                };
+                match prepare(&preparation) {
+                    Ok(()) => self.confirm(),
+                    Err(words) => self.refuse(&words),
+                }
+            }
+            // One of ours is out already, so that the others' meeting can have no good end. They say so, because
+            // the caller goes nowhere before all of them have ended.
+            None => self.refuse("another rank of this process is out"),
+        }
+        self.await_verdict()
+    }
+
+    /// The contract to prepare for; none once a rank is out.
+    fn await_decision(&self) -> Option<Arc<Contract>> {
+        let mut standing = self.ranks.lock();
+        loop {
+            if standing.iter().any(Attendance::is_over) {
+                return None;
+            }
+            let prepared =
+                standing.iter().all(|attendance| matches!(attendance.stage(), Stage::Preparing(_)));
+            if let (true, Some(Stage::Preparing(contract))) =
+                (prepared, standing.first().map(Attendance::stage))
+            {
+                return Some(contract.clone());
+            }
+            standing = self.ranks.wait(standing);
+        }
+    }
+
+    fn confirm(&self) {
+        let mut standing = self.ranks.lock();
+        // If one is out, the others stay silent: the host has heard of it, or is about to.
+        for (attendance, key) in standing.iter_mut().zip(&self.keys) {
+            if attendance.confirm() == Turn::Speak {
+                self.shared.send(Command::Say(*key, FromRank::Confirm.encode()));
+            }
+        }
+    }
+
+    fn refuse(&self, words: &str) {
+        let message = FromRank::Refuse(bounded(words)).encode();
+        for (attendance, key) in self.ranks.lock().iter().zip(&self.keys) {
+            if !attendance.is_over() {
+                self.shared.send(Command::Say(*key, message.clone()));
+            }
+        }
+    }
+
+    fn await_verdict(&mut self) -> Vec<Outcome> {
+        let mut standing = self.ranks.lock();
+        while !standing.iter().all(Attendance::is_over) {
+            standing = self.ranks.wait(standing);
+        }
+        let stages: Vec<Stage> = standing.iter().map(|attendance| attendance.stage().clone()).collect();
+        drop(standing);
+        stages.into_iter().enumerate().map(|(index, stage)| self.outcome(index, stage)).collect()
+    }
+
+    fn outcome(&mut self, index: usize, stage: Stage) -> Outcome {
+        match stage {
+            Stage::Fabric(contract) => Outcome::Fabric(Membership {
+                contract,
+                rank: self.numbers[index],
+                ranks: self.ranks.clone(),
+                index,
+                // The membership leaves, not the party.
+                key: std::mem::take(&mut self.keys[index]),
+                shared: self.shared.clone(),
+            }),
+            Stage::Over(Verdict::Plain(reason)) => Outcome::Plain(reason),
+            Stage::Over(Verdict::Failed(failure)) => Outcome::Failed(failure),
+            // `is_over` held, and what is over stays so.
+            _ => Outcome::Failed(Failure::Unreadable),
+        }
+    }
+}
+
+impl Drop for Party {
+    fn drop(&mut self) {
+        self.keys.iter().filter(|key| **key != 0).for_each(|key| self.shared.send(Command::Leave(*key)));
+    }
+}
+
+/// Brings several parties to their meetings at once, as a group does: no meeting waits for another, whatever the
+/// order in which other processes go to theirs. The first runs on the caller's thread, each further one on a thread
+/// that ends with this call.
+pub fn join_all(
+    parties: Vec<Party>,
+    prepare: &(dyn Fn(&Preparation<'_>) -> Result<(), String> + Sync),
+) -> Vec<Vec<Outcome>> {
+    let mut parties = parties.into_iter();
+    let Some(first) = parties.next() else { return Vec::new() };
+    std::thread::scope(|scope| {
+        let rest: Vec<_> = parties
+            .map(|party| {
+                let count = party.numbers.len();
+                let cancellers = party.cancellers();
+                let begun = std::thread::Builder::new().spawn_scoped(scope, move || party.join(prepare));
+                (count, cancellers, begun)
+            })
+            .collect();
+        let mut outcomes = vec![first.join(prepare)];
+        outcomes.extend(rest.into_iter().map(|(count, cancellers, begun)| {
+            let joined = begun.ok().and_then(|thread| thread.join().ok());
+            joined.unwrap_or_else(|| {
+                // No thread could be had, or `prepare` panicked there: these ranks are out, and their peers hear it.
+                cancellers.iter().for_each(Canceller::abort);
+                (0..count).map(|_| Outcome::Failed(Failure::Aborted)).collect()
+            })
+        }));
+        outcomes
+    })
+}

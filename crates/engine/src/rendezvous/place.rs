@@ -1,0 +1,55 @@
+//! Where this process is, in words that hold across containers; and random names.
+
+use std::io;
+
+use once_cell::sync::OnceCell;
+use rustix::rand::{GetRandomFlags, getrandom};
+
+use crate::contract::Token;
+
+use super::facts::Place;
+
+/// The boot id of the kernel and the network namespace. Process ids, host names and machine ids are not asked: each
+/// container has its own.
+pub fn here() -> io::Result<Place> {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    let host = boot_id(&text).ok_or_else(|| io::Error::other("the boot id cannot be read"))?;
+    let network = rustix::fs::stat("/proc/self/ns/net")?.st_ino;
+    Ok(Place { host, network })
+}
+
+fn boot_id(text: &str) -> Option<Token> {
+    let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
+    let number = u128::from_str_radix(&digits, 16).ok().filter(|_| digits.len() == 32)?;
+    Some(Token(number.to_be_bytes()))
+}
+
+/// 128 random bits.
+pub fn random() -> io::Result<Token> {
+    let mut bytes = [0u8; 16];
+    let filled = getrandom(&mut bytes, GetRandomFlags::empty())?;
+    if filled == bytes.len() { Ok(Token(bytes)) } else { Err(io::Error::other("too few random bytes")) }
+}
+
+/// A random name of this process, the same for all its life.
+pub fn process() -> io::Result<Token> {
+    static NAME: OnceCell<Token> = OnceCell::new();
+    NAME.get_or_try_init(random).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The boot id is read as the number that it is; anything else is none.
+    #[test]
+    fn boot_ids() {
+        let read = boot_id("00000000-0000-0000-0000-0000000001ff\n");
+        assert_eq!(read.unwrap().0[14..], [1, 255]);
+        assert_eq!(boot_id("1234"), None);
+        assert_eq!(boot_id(""), None);
+        assert_eq!(here().unwrap(), here().unwrap());
+        assert_ne!(random().unwrap(), random().unwrap());
+        assert_eq!(process().unwrap(), process().unwrap());
+    }
+}

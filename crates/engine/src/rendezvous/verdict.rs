@@ -1,0 +1,143 @@
+//! How a meeting ends, and why.
+
+use nccl_sys::{
+    ncclInternalError, ncclInvalidArgument, ncclInvalidUsage, ncclRemoteError, ncclResult_t, ncclSystemError,
+};
+
+use crate::contract::bytes::{Reader, Writer};
+
+/// Bytes of a rank's own words for its refusal.
+pub const WORDS_BYTES_MAX: usize = 200;
+
+/// What a meeting decided, the same for all ranks that hear it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// All ranks confirmed.
+    Fabric,
+    /// No fabric: NCCL does everything.
+    Plain(Reason),
+    /// There will be no communicator.
+    Failed(Failure),
+}
+
+/// Declares the wire code of every case in one place; ranks are two numbers, words a text.
+macro_rules! coded {
+    ($(#[$meta:meta])* $type:ident { $($code:literal $name:ident $(($($field:ident: $kind:ident),*))? = $about:literal,)* }) => {
+        $(#[$meta])*
+        #[derive(Clone, Debug, PartialEq, Eq)]
+        pub enum $type {
+            $(#[doc = $about] $name $({ $(#[doc = "As the sentence says."] $field: coded!(@type $kind)),* })?,)*
+        }
+
+        impl $type {
+            fn put(&self, writer: &mut Writer) {
+                match self {
+                    $($type::$name $({ $($field),* })? => {
+                        writer.u16($code);
+                        $($(coded!(@put writer, $field, $kind);)*)?
+                    })*
+                }
+            }
+
+            fn take(reader: &mut Reader<'_>) -> Option<$type> {
+                Some(match reader.u16()? {
+                    $($code => $type::$name $({ $($field: coded!(@take reader, $kind)),* })?,)*
+                    _ => return None,
+                })
+            }
+        }
+
+        impl std::fmt::Display for $type {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                match self {
+                    $($type::$name $({ $($field),* })? => {
+                        f.write_str($about)?;
+                        $($(write!(f, ", {} {}", stringify!($field), $field)?;)*)?
+                        Ok(())
+                    })*
+                }
+            }
+        }
+    };
+    (@type number) => { u32 };
+    (@type words) => { String };
+    (@put $writer:ident, $field:ident, number) => { $writer.u32(*$field) };
+    (@put $writer:ident, $field:ident, words) => { $writer.counted($field.as_bytes(), WORDS_BYTES_MAX) };
+    (@take $reader:ident, number) => { $reader.u32()? };
+    (@take $reader:ident, words) => { String::from_utf8_lossy($reader.counted(WORDS_BYTES_MAX)?).into_owned() };
+}
+
+coded! {
+    /// Why a communicator has no fabric.
+    Reason {
+        1 SwitchedOff = "windlass is switched off",
+        2 OneRank = "one rank has no peers",
+        3 ManyRanks = "more ranks than one host can hold",
+        4 NonBlocking = "the caller does not wait",
+        5 CommId = "NCCL_COMM_ID is set",
+        6 ManyIds = "more than one id",
+        7 PeerAccess = "NCCL's own options forbid peer access",
+        8 NoCard = "the id has no calling card",
+        9 OtherVersion = "ranks run other versions of windlass",
+        10 Unreachable(words: words) = "the meeting cannot be reached",
+        11 NoIdentity(words: words) = "this rank cannot say where it is",
+        12 Foreign = "a rank has no windlass or went to NCCL",
+        13 OtherHost(rank: number, other: number) = "ranks are on different hosts",
+        14 OtherNetwork(rank: number, other: number) = "ranks are in different network namespaces",
+        15 SameDevice(rank: number, other: number) = "ranks share a device",
+        16 OtherOptions(rank: number, other: number) = "ranks have different options",
+        17 Incapable(rank: number) = "a device or driver lacks what is needed",
+        18 Refused(rank: number, words: words) = "a rank could not prepare",
+    }
+}
+
+coded! {
+    /// Why there is no communicator.
+    Failure {
+        1 Lost(rank: number) = "a rank left before the verdict",
+        2 HostLost = "the process that made the id left before the verdict",
+        3 Aborted = "this rank was aborted",
+        4 Mismatch(rank: number, ranks: number, expected: number) = "ranks disagree on their number",
+        5 Duplicate(rank: number) = "a rank reported twice",
+        6 Disorder(rank: number) = "a rank spoke out of turn",
+        7 Unreadable = "the host of the meeting sent what cannot be read",
+    }
+}
+
+impl Failure {
+    /// What NCCL answers in the like case.
+    pub fn code(&self) -> ncclResult_t {
+        match self {
+            Failure::Lost { .. } | Failure::HostLost => ncclRemoteError,
+            Failure::Mismatch { .. } => ncclInvalidArgument,
+            Failure::Duplicate { .. } => ncclInvalidUsage,
+            Failure::Aborted => ncclSystemError,
+            Failure::Disorder { .. } | Failure::Unreadable => ncclInternalError,
+        }
+    }
+}
+
+impl Verdict {
+    pub(super) fn put(&self, writer: &mut Writer) {
+        match self {
+            Verdict::Fabric => drop(writer.u8(0)),
+            Verdict::Plain(reason) => reason.put(writer.u8(1)),
+            Verdict::Failed(failure) => failure.put(writer.u8(2)),
+        }
+    }
+
+    pub(super) fn take(reader: &mut Reader<'_>) -> Option<Verdict> {
+        Some(match reader.u8()? {
+            0 => Verdict::Fabric,
+            1 => Verdict::Plain(Reason::take(reader)?),
+            2 => Verdict::Failed(Failure::take(reader)?),
+            _ => return None,
+        })
+    }
+}
+
+/// Cuts words to what a message holds, between characters.
+pub(super) fn bounded(words: &str) -> String {
+    let end = (0..=words.len().min(WORDS_BYTES_MAX)).rev().find(|end| words.is_char_boundary(*end));
+    words[..end.unwrap_or(0)].to_owned()
+}
