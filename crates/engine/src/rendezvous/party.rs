@@ -134,6 +134,13 @@ pub struct Preparation<'a> {
     pub stop: &'a Flag,
 }
 
+impl Preparation<'_> {
+    /// The doors of all other parties, in the contract's order.
+    pub fn peers(&self) -> Vec<Token> {
+        self.contract.doors().into_iter().filter(|door| *door != self.door.name()).collect()
+    }
+}
+
 /// The ranks that one caller brings to one meeting. They have reported.
 #[derive(Debug)]
 pub struct Party {

@@ -29,6 +29,8 @@ const WAKE: u64 = 0;
 const FIRST_OWN_KEY: u64 = 1 << 63;
 /// How soon a listener that could not accept is tried again, and a root that was about to close is looked at.
 const RETRY_MS: u32 = 100;
+/// How often a root is looked at that was about to close; after that the sweep does.
+const CLOSING_LOOKS: u32 = 50;
 /// Meetings looked at, at each new one, for whether NCCL's root is gone.
 const SWEEP: usize = 4;
 
@@ -169,6 +171,8 @@ pub struct Reactor {
     sweeping: VecDeque<Token>,
     /// Listeners that could not accept.
     paused: Vec<u64>,
+    /// Meetings where all of NCCL's ranks have been, and how often their root was looked at since.
+    closing: Vec<(Token, u32)>,
     relays: usize,
     running: bool,
 }
@@ -185,6 +189,7 @@ impl Reactor {
             meetings: HashMap::new(),
             sweeping: VecDeque::new(),
             paused: Vec::new(),
+            closing: Vec::new(),
             relays: 0,
             running: true,
         })
@@ -192,11 +197,12 @@ impl Reactor {
 
     pub fn run(mut self) {
         while self.running {
-            let timeout_ms = (!self.paused.is_empty()).then_some(RETRY_MS);
-            for key in self.poll.wait(timeout_ms) {
+            let idle = self.paused.is_empty() && self.closing.is_empty();
+            for key in self.poll.wait((!idle).then_some(RETRY_MS)) {
                 self.ready(key);
             }
             self.resume();
+            self.close_behind_roots();
         }
     }
 
@@ -416,12 +422,23 @@ impl Reactor {
         } else {
             meeting.relayed += 1;
         }
-        // NCCL's root closes when all ranks have been there. Should it be a moment late, the next sweep sees it.
         let all_came = meeting.agreement.ranks().is_some_and(|ranks| meeting.relayed >= ranks);
-        if all_came && meeting.relays == 0 && connection::is_free(&meeting.root) {
-            self.retire(token);
+        if all_came && meeting.relays == 0 && !self.closing.iter().any(|(closing, _)| *closing == token) {
+            self.closing.push((token, 0));
         }
         self.forget_if_empty(token);
+    }
+
+    /// NCCL's root closes a moment after the last rank has been there; nobody can come after that.
+    fn close_behind_roots(&mut self) {
+        for (token, looks) in std::mem::take(&mut self.closing) {
+            let Some(meeting) = self.meetings.get(&token) else { continue };
+            if connection::is_free(&meeting.root) {
+                self.retire(token);
+            } else if looks < CLOSING_LOOKS {
+                self.closing.push((token, looks + 1));
+            }
+        }
     }
 
     fn present(&mut self, key: u64, token: Token) {

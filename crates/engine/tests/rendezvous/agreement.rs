@@ -1,0 +1,370 @@
+//! The agreement over a model network: connections keep order, everything else is up to chance.
+
+use std::collections::VecDeque;
+
+use proptest::prelude::*;
+
+use windlass_engine::contract::Token;
+use windlass_engine::rendezvous::agreement::{Agreement, Event, Seat};
+use windlass_engine::rendezvous::attendance::{Attendance, Stage, Turn};
+use windlass_engine::rendezvous::message::{FromHost, FromRank};
+use windlass_engine::rendezvous::verdict::{Failure, Reason, Verdict};
+
+use crate::support::facts;
+
+/// What chance may do to a rank.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Fate {
+    Well,
+    OtherOptions,
+    OtherHost,
+    OtherVersion,
+    SameDevice,
+    Refuses,
+    /// Goes to NCCL without a word.
+    Foreign,
+    Never,
+    /// Dies after this many of its own steps.
+    Dies(u8),
+}
+
+struct Rank {
+    fate: Fate,
+    attendance: Attendance,
+    steps: u8,
+    reported: bool,
+    confirmed: bool,
+    alive: bool,
+    to_host: VecDeque<FromRank>,
+    from_host: VecDeque<FromHost>,
+    /// Its connection's end, seen by the host after all it said.
+    left_seen: bool,
+}
+
+struct World {
+    host: Option<Agreement>,
+    ranks: Vec<Rank>,
+    foreign_pending: usize,
+}
+
+fn world(fates: &[Fate]) -> World {
+    let ranks = fates.iter().enumerate().map(|(rank, fate)| {
+        let mut facts = facts(rank as u32, fates.len() as u32);
+        match fate {
+            Fate::OtherOptions => facts.options = 77,
+            Fate::OtherHost => facts.place.host = Token([3; 16]),
+            Fate::OtherVersion => facts.version.major = 99,
+            Fate::SameDevice => facts.member.device.uuid = [0; 16],
+            _ => {}
+        }
+        Rank {
+            fate: *fate,
+            attendance: Attendance::new(facts),
+            steps: 0,
+            reported: false,
+            confirmed: false,
+            alive: *fate != Fate::Never,
+            to_host: VecDeque::new(),
+            from_host: VecDeque::new(),
+            left_seen: false,
+        }
+    });
+    World { host: Some(Agreement::new(Token([5; 16]))), ranks: ranks.collect(), foreign_pending: 0 }
+}
+
+impl World {
+    /// All that could happen next: (rank, what). Rank `n` is the host itself.
+    fn moves(&self) -> Vec<(usize, u8)> {
+        let mut moves = Vec::new();
+        for (index, rank) in self.ranks.iter().enumerate() {
+            let preparing = matches!(rank.attendance.stage(), Stage::Preparing(_));
+            if rank.alive && (!rank.reported || preparing && !rank.confirmed) {
+                moves.push((index, 0));
+            }
+            if self.host.is_some() && !rank.to_host.is_empty() {
+                moves.push((index, 1));
+            }
+            if rank.alive && !rank.from_host.is_empty() {
+                moves.push((index, 2));
+            }
+            if self.host.is_some()
+                && !rank.alive
+                && rank.reported
+                && rank.to_host.is_empty()
+                && !rank.left_seen
+            {
+                moves.push((index, 3));
+            }
+            if self.host.is_none() && rank.alive && rank.reported && rank.from_host.is_empty() && !over(rank)
+            {
+                moves.push((index, 4));
+            }
+        }
+        if self.foreign_pending > 0 && self.host.is_some() {
+            moves.push((self.ranks.len(), 0));
+        }
+        moves
+    }
+
+    fn take(&mut self, (index, what): (usize, u8)) {
+        if index == self.ranks.len() {
+            self.foreign_pending -= 1;
+            return self.host_sees(Event::Foreign);
+        }
+        let seat = Seat(index as u64 + 1);
+        let rank = &mut self.ranks[index];
+        match what {
+            0 => self.acts(index),
+            1 => {
+                let message = rank.to_host.pop_front().unwrap();
+                self.host_sees(Event::Said(seat, message));
+            }
+            2 => {
+                let message = rank.from_host.pop_front().unwrap();
+                rank.attendance.heard(message);
+            }
+            3 => {
+                rank.left_seen = true;
+                self.host_sees(Event::Left(seat));
+            }
+            _ => rank.attendance.lost(Failure::HostLost),
+        }
+    }
+
+    fn acts(&mut self, index: usize) {
+        let rank = &mut self.ranks[index];
+        rank.steps += 1;
+        if rank.fate == Fate::Dies(rank.steps) {
+            rank.alive = false;
+            return;
+        }
+        if !rank.reported {
+            rank.reported = true;
+            if rank.fate == Fate::Foreign {
+                self.foreign_pending += 1;
+                rank.attendance.end(Verdict::Plain(Reason::NonBlocking));
+            } else {
+                rank.to_host.push_back(FromRank::Report(Box::new(rank.attendance.facts().clone())));
+            }
+            return;
+        }
+        rank.confirmed = true;
+        if rank.fate == Fate::Refuses {
+            rank.to_host.push_back(FromRank::Refuse("it does not map".into()));
+        } else if rank.attendance.confirm() == Turn::Speak {
+            rank.to_host.push_back(FromRank::Confirm);
+        }
+        if rank.fate == Fate::Dies(rank.steps + 1) {
+            rank.alive = false;
+        }
+    }
+
+    fn host_sees(&mut self, event: Event) {
+        let Some(host) = &mut self.host else { return };
+        for answer in host.step(event) {
+            // Over the wire, as bytes.
+            let bytes = answer.message.encode();
+            let kind = u16::from_le_bytes([bytes[4], bytes[5]]);
+            let message = FromHost::decode(kind, &bytes[6..]).expect("readable");
+            assert_eq!(message, answer.message);
+            let rank = &mut self.ranks[answer.to.0 as usize - 1];
+            if rank.alive {
+                rank.from_host.push_back(message);
+            }
+        }
+    }
+
+    fn run(&mut self, choices: &[u16], host_dies_at: Option<usize>) {
+        for step in 0.. {
+            let moves = self.moves();
+            if moves.is_empty() {
+                return;
+            }
+            assert!(step < 1000, "this does not end");
+            if host_dies_at == Some(step) {
+                self.host = None;
+                // What had not been sent is lost.
+                for rank in &mut self.ranks {
+                    let keep = choices.first().map_or(0, |choice| *choice as usize % 3);
+                    rank.from_host.truncate(keep);
+                }
+                continue;
+            }
+            let choice = choices.get(step).copied().unwrap_or(step as u16);
+            let chosen = moves[choice as usize % moves.len()];
+            self.take(chosen);
+        }
+    }
+
+    fn check(&self, host_died: bool) {
+        let living = || self.ranks.iter().filter(|rank| rank.alive && rank.reported);
+        let fabric: Vec<_> = living()
+            .filter_map(|rank| match rank.attendance.stage() {
+                Stage::Fabric(contract) => Some(contract.encode()),
+                _ => None,
+            })
+            .collect();
+        let plain =
+            living().filter(|rank| matches!(rank.attendance.stage(), Stage::Over(Verdict::Plain(_)))).count();
+        assert!(fabric.is_empty() || plain == 0, "a fabric beside plain ranks");
+        assert!(fabric.windows(2).all(|pair| pair[0] == pair[1]), "contracts differ");
+        if !fabric.is_empty() {
+            assert!(self.ranks.iter().all(|rank| rank.confirmed), "a fabric that not all confirmed");
+            if !host_died {
+                assert_eq!(fabric.len(), living().count(), "some living ranks are not in the fabric");
+            }
+        }
+        let all_came = self.ranks.iter().all(|rank| rank.reported);
+        if all_came || host_died {
+            for rank in living() {
+                assert!(over(rank), "a rank waits for ever: {:?}", rank.attendance.stage());
+            }
+        }
+    }
+}
+
+fn over(rank: &Rank) -> bool {
+    rank.attendance.is_over()
+}
+
+fn fates() -> impl Strategy<Value = Vec<Fate>> {
+    let fate = prop_oneof![
+        40 => Just(Fate::Well),
+        1 => Just(Fate::OtherOptions),
+        1 => Just(Fate::OtherHost),
+        1 => Just(Fate::OtherVersion),
+        1 => Just(Fate::SameDevice),
+        2 => Just(Fate::Refuses),
+        2 => Just(Fate::Foreign),
+        1 => Just(Fate::Never),
+        4 => (1u8..5).prop_map(Fate::Dies),
+    ];
+    proptest::collection::vec(fate, 2..=8)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 4000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Under any order, with deaths at any step of any rank and of the host: no two verdicts differ, a fabric has all
+    /// confirmations and one contract, and nobody who need not waits for ever.
+    #[test]
+    fn one_verdict(
+        fates in fates(),
+        choices in proptest::collection::vec(any::<u16>(), 0..120),
+        host_dies_at in proptest::option::weighted(0.3, 0usize..80),
+    ) {
+        let mut world = world(&fates);
+        world.run(&choices, host_dies_at);
+        world.check(world.host.is_none());
+    }
+}
+
+fn run_in_order(fates: &[Fate]) -> Vec<Stage> {
+    let mut world = world(fates);
+    world.run(&[0; 200], None);
+    world.check(false);
+    world.ranks.iter().map(|rank| rank.attendance.stage().clone()).collect()
+}
+
+/// Each fate alone gives its own outcome.
+#[test]
+fn outcomes() {
+    let well = run_in_order(&[Fate::Well; 4]);
+    assert!(well.iter().all(|stage| matches!(stage, Stage::Fabric(_))));
+    let cases = [
+        (Fate::OtherOptions, Verdict::Plain(Reason::OtherOptions { rank: 1, other: 0 })),
+        (Fate::OtherHost, Verdict::Plain(Reason::OtherHost { rank: 1, other: 0 })),
+        (Fate::OtherVersion, Verdict::Plain(Reason::OtherVersion)),
+        (Fate::SameDevice, Verdict::Plain(Reason::SameDevice { rank: 1, other: 0 })),
+        (Fate::Refuses, Verdict::Plain(Reason::Refused { rank: 1, words: "it does not map".into() })),
+        (Fate::Foreign, Verdict::Plain(Reason::Foreign)),
+        (Fate::Dies(2), Verdict::Failed(Failure::Lost { rank: 1 })),
+    ];
+    for (fate, expected) in cases {
+        assert_eq!(run_in_order(&[Fate::Well, fate])[0], Stage::Over(expected), "{fate:?}");
+    }
+    // Never there, and dead before its report: both are merely late, and waited for.
+    for fate in [Fate::Never, Fate::Dies(1)] {
+        assert_eq!(run_in_order(&[Fate::Well, fate])[0], Stage::Asked, "{fate:?}");
+    }
+}
+
+fn report(rank: u32, ranks: u32) -> FromRank {
+    FromRank::Report(Box::new(facts(rank, ranks)))
+}
+
+/// Claims that cannot be true: all hear the same failure. After the verdict only the newcomer does.
+#[test]
+fn impossible_claims() {
+    let told = |answers: &[windlass_engine::rendezvous::agreement::Answer]| -> Vec<(u64, Verdict)> {
+        answers
+            .iter()
+            .filter_map(|answer| match &answer.message {
+                FromHost::Verdict(verdict) => Some((answer.to.0, verdict.clone())),
+                _ => None,
+            })
+            .collect()
+    };
+    let cases = [
+        (report(0, 2), Failure::Duplicate { rank: 0 }),
+        (report(1, 3), Failure::Mismatch { rank: 1, ranks: 3, expected: 2 }),
+        (report(2, 2), Failure::Mismatch { rank: 2, ranks: 2, expected: 2 }),
+    ];
+    for (claim, failure) in cases {
+        let mut host = Agreement::new(Token([0; 16]));
+        assert!(host.step(Event::Said(Seat(1), report(0, 2))).is_empty());
+        let failed = Verdict::Failed(failure);
+        assert_eq!(told(&host.step(Event::Said(Seat(2), claim))), [(1, failed.clone()), (2, failed.clone())]);
+        // Whoever comes later hears it too.
+        assert_eq!(told(&host.step(Event::Said(Seat(3), report(1, 2)))), [(3, failed)]);
+    }
+    let mut host = Agreement::new(Token([0; 16]));
+    assert!(host.step(Event::Said(Seat(1), FromRank::Confirm)).is_empty());
+    host.step(Event::Said(Seat(1), report(0, 2)));
+    let disorder = Verdict::Failed(Failure::Disorder { rank: 0 });
+    assert_eq!(told(&host.step(Event::Said(Seat(1), FromRank::Confirm))), [(1, disorder)]);
+
+    let mut host = Agreement::new(Token([0; 16]));
+    host.step(Event::Said(Seat(1), report(0, 2)));
+    host.step(Event::Said(Seat(2), report(1, 2)));
+    host.step(Event::Said(Seat(1), FromRank::Confirm));
+    let fabric = told(&host.step(Event::Said(Seat(2), FromRank::Confirm)));
+    assert_eq!(fabric, [(1, Verdict::Fabric), (2, Verdict::Fabric)]);
+    let again = Verdict::Failed(Failure::Duplicate { rank: 1 });
+    assert_eq!(told(&host.step(Event::Said(Seat(3), report(1, 2)))), [(3, again)]);
+    assert!(host.step(Event::Foreign).is_empty());
+    let gone = host.step(Event::Left(Seat(1)));
+    assert_eq!(gone.len(), 1);
+    assert_eq!((gone[0].to, &gone[0].message), (Seat(2), &FromHost::Departed(0)));
+}
+
+proptest! {
+    /// Bytes that are no message are none: neither panic nor belief.
+    #[test]
+    fn garbage_is_no_message(kind in 0u16..6, body in proptest::collection::vec(any::<u8>(), 0..400)) {
+        if let Some(message) = FromRank::decode(kind, &body) {
+            prop_assert!(message.encode().len() <= body.len() + 6 + 400);
+        }
+        let _ = FromHost::decode(kind, &body);
+        let _ = windlass_engine::contract::Contract::decode(&body);
+    }
+
+    /// Reports and contracts are read as they were written; with a byte cut or added they are nothing.
+    #[test]
+    fn round_trips(rank in 0u32..8, attachment in proptest::collection::vec(any::<u8>(), 0..4096)) {
+        let mut facts = facts(rank, 8);
+        facts.member.attachment = attachment;
+        let message = FromRank::Report(Box::new(facts.clone()));
+        let bytes = message.encode();
+        prop_assert_eq!(FromRank::decode(1, &bytes[6..]), Some(message));
+        prop_assert_eq!(FromRank::decode(1, &bytes[6..bytes.len() - 1]), None);
+        facts.member.rank = 0;
+        let contract = windlass_engine::rendezvous::decision::contract(Token([1; 16]), std::iter::once(&facts));
+        let bytes = contract.encode();
+        let read = windlass_engine::contract::Contract::decode(&bytes).unwrap();
+        prop_assert_eq!(read.hash(), contract.hash());
+        prop_assert_eq!(read, contract);
+        let longer: Vec<u8> = bytes.iter().copied().chain([0]).collect();
+        prop_assert_eq!(windlass_engine::contract::Contract::decode(&longer), None);
+    }
+}

@@ -1,0 +1,9 @@
+//! The rendezvous over real sockets and processes, and its agreement under random orders and deaths.
+
+mod agreement;
+mod descriptors;
+mod endings;
+mod meetings;
+mod processes;
+mod strangers;
+mod support;

@@ -1,0 +1,286 @@
+//! Meetings among threads, each rank over its own socket.
+
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use windlass_engine::contract::Contract;
+use windlass_engine::rendezvous::verdict::{Failure, Reason};
+use windlass_engine::rendezvous::{Limits, Outcome, Rendezvous, card, join_all};
+
+use crate::support::{facts, hosted, id_of, is_fabric, join, ready, real_facts};
+
+/// 2 to 8 ranks on threads of their own, with a process's rendezvous each: one fabric, one contract.
+#[test]
+fn threads() {
+    for ranks in 2..=8 {
+        let hosted = hosted();
+        let outcomes: Vec<Outcome> = thread::scope(|scope| {
+            let rank = |rank| {
+                let id = &hosted.id;
+                scope.spawn(move || {
+                    let own = Rendezvous::start(Limits::default()).unwrap();
+                    let outcome = join(&own, id, real_facts(rank, ranks));
+                    // The others' verdicts may be on their way; this rank's place ends with its rendezvous.
+                    (outcome, own)
+                })
+            };
+            let started: Vec<_> = (0..ranks).map(rank).collect();
+            let joined: Vec<_> = started.into_iter().map(|thread| thread.join().unwrap()).collect();
+            joined.into_iter().map(|(outcome, _)| outcome).collect()
+        });
+        let contracts: Vec<Vec<u8>> = outcomes
+            .iter()
+            .map(|outcome| match outcome {
+                Outcome::Fabric(membership) => membership.contract.encode(),
+                other => panic!("{ranks} ranks: {other:?}"),
+            })
+            .collect();
+        assert!(contracts.windows(2).all(|pair| pair[0] == pair[1]));
+        let contract = Contract::decode(&contracts[0]).unwrap();
+        assert_eq!(contract.members.len(), ranks as usize);
+        assert_eq!(contract.doors().len(), ranks as usize);
+        assert_eq!(hosted.rendezvous.counts().fabrics.load(Ordering::Relaxed), 1);
+    }
+}
+
+/// Eight ranks of one process brought by one thread: one door, one preparation.
+#[test]
+fn one_thread() {
+    let hosted = hosted();
+    let prepared = AtomicUsize::new(0);
+    let party =
+        hosted.rendezvous.attend(&hosted.id, (0..8).map(|rank| real_facts(rank, 8)).collect()).unwrap();
+    let outcomes = join_all(vec![party], &|preparation| {
+        prepared.fetch_add(1, Ordering::Relaxed);
+        assert_eq!(preparation.ranks, [0, 1, 2, 3, 4, 5, 6, 7]);
+        assert!(preparation.peers().is_empty());
+        Ok(())
+    });
+    assert!(outcomes[0].len() == 8 && outcomes[0].iter().all(is_fabric), "{outcomes:?}");
+    assert_eq!(prepared.load(Ordering::Relaxed), 1);
+}
+
+/// Two processes join two meetings in opposite orders in a group each, with preparations that wait for the peer's:
+/// no meeting waits for another.
+#[test]
+fn groups_in_opposite_order() {
+    let hosted = hosted();
+    let root = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let other_id = hosted.rendezvous.host(&id_of(&root.local_addr().unwrap())).unwrap();
+    let both_prepare = [Barrier::new(2), Barrier::new(2)];
+    let bring = |rank: u32, ids: [&card::Id; 2]| {
+        let parties = ids.map(|id| hosted.rendezvous.attend(id, vec![facts(rank, 2)]).unwrap());
+        join_all(parties.into(), &|preparation| {
+            let first = preparation.token == card::Card::decode(&hosted.id).unwrap().token;
+            both_prepare[usize::from(first)].wait();
+            Ok(())
+        })
+    };
+    thread::scope(|scope| {
+        let there = scope.spawn(|| bring(0, [&hosted.id, &other_id]));
+        let here = bring(1, [&other_id, &hosted.id]);
+        for outcomes in [there.join().unwrap(), here] {
+            assert!(outcomes.iter().flatten().all(is_fabric), "{outcomes:?}");
+        }
+    });
+}
+
+/// A rank that comes long after the others have settled to wait is waited for.
+#[test]
+fn late_rank() {
+    let hosted = hosted();
+    let party = hosted.rendezvous.attend(&hosted.id, vec![facts(0, 3), facts(1, 3)]).unwrap();
+    let settled = Barrier::new(2);
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            settled.wait();
+            party.join(ready)
+        });
+        settled.wait();
+        // A whole other meeting goes by on the same thread meanwhile.
+        let root = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let id = hosted.rendezvous.host(&id_of(&root.local_addr().unwrap())).unwrap();
+        let two = hosted.rendezvous.attend(&id, vec![facts(0, 2), facts(1, 2)]).unwrap();
+        assert!(two.join(ready).iter().all(is_fabric));
+        assert!(!waiting.is_finished());
+        assert!(is_fabric(&join(&hosted.rendezvous, &hosted.id, facts(2, 3))));
+        assert!(waiting.join().unwrap().iter().all(is_fabric));
+    });
+}
+
+/// A rank without Windlass: plain for those who wait, and for those who come later.
+#[test]
+fn rank_without_windlass() {
+    let hosted = hosted();
+    let party = hosted.rendezvous.attend(&hosted.id, vec![facts(0, 3)]).unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| party.join(ready));
+        hosted.nccl_rank();
+        let outcomes = waiting.join().unwrap();
+        assert!(matches!(outcomes[0], Outcome::Plain(Reason::Foreign)), "{outcomes:?}");
+    });
+    let late = join(&hosted.rendezvous, &hosted.id, facts(1, 3));
+    assert!(matches!(late, Outcome::Plain(Reason::Foreign)), "{late:?}");
+}
+
+/// After a fabric's verdict NCCL's connections are relayed as ever, and the port closes once the root has.
+#[test]
+fn real_communicator_after_the_verdict() {
+    let hosted = hosted();
+    let party = hosted.rendezvous.attend(&hosted.id, vec![facts(0, 2), facts(1, 2)]).unwrap();
+    let outcomes = party.join(ready);
+    assert!(outcomes.iter().all(is_fabric));
+    hosted.nccl_rank();
+    hosted.nccl_rank();
+    let counts = hosted.rendezvous.counts();
+    assert_eq!(counts.meetings_open.load(Ordering::Relaxed), 1);
+    drop(hosted.root);
+    while counts.meetings_open.load(Ordering::Relaxed) != 0 {
+        thread::yield_now();
+    }
+    assert_eq!(counts.plains.load(Ordering::Relaxed), 0);
+    let Outcome::Fabric(membership) = &outcomes[0] else { panic!() };
+    assert_eq!(membership.departed(), 0);
+}
+
+/// A rank that cannot prepare says why, and all are plain for it.
+#[test]
+fn refusal() {
+    let hosted = hosted();
+    let parties = [0, 1].map(|rank| hosted.rendezvous.attend(&hosted.id, vec![facts(rank, 2)]).unwrap());
+    let outcomes = join_all(parties.into(), &|preparation| match preparation.ranks {
+        [1] => Err("a chunk of 2 MiB did not map ".repeat(20)),
+        _ => Ok(()),
+    });
+    for outcome in outcomes.iter().flatten() {
+        let Outcome::Plain(Reason::Refused { rank: 1, words }) = outcome else { panic!("{outcome:?}") };
+        assert!(words.starts_with("a chunk") && words.len() <= 200);
+    }
+}
+
+/// Whoever prepares hears that it is pointless, and stops.
+#[test]
+fn stop_ends_preparing() {
+    let hosted = hosted();
+    let parties = [0, 1].map(|rank| hosted.rendezvous.attend(&hosted.id, vec![facts(rank, 2)]).unwrap());
+    let outcomes = join_all(parties.into(), &|preparation| match preparation.ranks {
+        [0] => Err("no room".into()),
+        _ => {
+            use rustix::event::{PollFd, PollFlags, poll};
+            poll(&mut [PollFd::new(preparation.stop, PollFlags::IN)], None).unwrap();
+            Err("stopped".into())
+        }
+    });
+    for outcome in outcomes.iter().flatten() {
+        assert!(matches!(outcome, Outcome::Plain(Reason::Refused { rank: 0, .. })), "{outcome:?}");
+    }
+}
+
+/// Different options, hosts, devices: plain at the report that shows it, without waiting for the rest.
+#[test]
+fn conflicts() {
+    let change: [(fn(&mut windlass_engine::rendezvous::facts::Facts), Reason); 5] = [
+        (|facts| facts.options = 6, Reason::OtherOptions { rank: 1, other: 0 }),
+        (|facts| facts.place.host.0[0] = 9, Reason::OtherHost { rank: 1, other: 0 }),
+        (|facts| facts.place.network = 9, Reason::OtherNetwork { rank: 1, other: 0 }),
+        (|facts| facts.member.device.uuid = [0; 16], Reason::SameDevice { rank: 1, other: 0 }),
+        (|facts| facts.capabilities = 0, Reason::Incapable { rank: 1 }),
+    ];
+    for (change, expected) in change {
+        let hosted = hosted();
+        let mut second = facts(1, 4);
+        change(&mut second);
+        let first = hosted.rendezvous.attend(&hosted.id, vec![facts(0, 4)]).unwrap();
+        let second = hosted.rendezvous.attend(&hosted.id, vec![second]).unwrap();
+        for outcome in [first.join(ready), second.join(ready)].iter().flatten() {
+            let Outcome::Plain(reason) = outcome else { panic!("{outcome:?}") };
+            // Which of two reports came first is up to the network.
+            let swapped = format!("{reason}").replace("rank 0, other 1", "rank 1, other 0");
+            assert_eq!(swapped, format!("{expected}"));
+        }
+    }
+}
+
+/// The contract holds the least limit and what all can do.
+#[test]
+fn contract_of_unlike_ranks() {
+    let hosted = hosted();
+    let (mut first, mut second) = (facts(0, 3), facts(1, 3));
+    (first.ctas_max, second.ctas_max) = (16, 8);
+    second.capabilities |= 12;
+    second.member.attachment = b"a slice at 4096".to_vec();
+    let party = hosted.rendezvous.attend(&hosted.id, vec![first, second, facts(2, 3)]).unwrap();
+    for outcome in party.join(ready) {
+        let Outcome::Fabric(membership) = outcome else { panic!("{outcome:?}") };
+        assert_eq!((membership.contract.ctas_max, membership.contract.capabilities), (8, 3));
+        assert_eq!(membership.contract.members[1].attachment, b"a slice at 4096");
+    }
+}
+
+/// A meeting whose host cannot be reached leaves a rank that nobody has heard of: it goes to NCCL.
+#[test]
+fn unreachable_host() {
+    let hosted = hosted();
+    hosted.rendezvous.retire(&hosted.id);
+    while hosted.rendezvous.counts().meetings_open.load(Ordering::Relaxed) != 0 {
+        thread::yield_now();
+    }
+    let outcome = join(&hosted.rendezvous, &hosted.id, facts(0, 2));
+    assert!(matches!(outcome, Outcome::Plain(Reason::Unreachable { .. })), "{outcome:?}");
+}
+
+/// 200 meetings leave no descriptor and no thread.
+#[test]
+fn two_hundred_meetings() {
+    let rendezvous = Rendezvous::start(Limits::default()).unwrap();
+    let alive = || {
+        let count = |folder: &str| std::fs::read_dir(folder).unwrap().count();
+        (count("/proc/self/fd"), count("/proc/self/task"))
+    };
+    let meet = |number: usize| {
+        let root = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let id = rendezvous.host(&id_of(&root.local_addr().unwrap())).unwrap();
+        let party = rendezvous.attend(&id, (0..4).map(|rank| facts(rank, 4)).collect()).unwrap();
+        assert!(party.join(ready).iter().all(is_fabric), "meeting {number}");
+        rendezvous.retire(&id);
+    };
+    let settle = || {
+        while rendezvous.counts().meetings_open.load(Ordering::Relaxed) != 0 {
+            thread::yield_now();
+        }
+        // All commands before this one's have been done, those of the last members among them.
+        let root = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let id = rendezvous.host(&id_of(&root.local_addr().unwrap())).unwrap();
+        rendezvous.retire(&id);
+        while rendezvous.counts().meetings_open.load(Ordering::Relaxed) != 0 {
+            thread::yield_now();
+        }
+    };
+    meet(0);
+    settle();
+    let before = alive();
+    (1..=200).for_each(meet);
+    settle();
+    // The host's ends of the last connections close one turn after the ranks'.
+    while alive().0 > before.0 {
+        thread::yield_now();
+    }
+    assert_eq!(alive(), before);
+}
+
+/// Too many open meetings: the id stays NCCL's own, and is counted. Ids whose root is gone make room again.
+#[test]
+fn limit_of_meetings() {
+    let rendezvous = Rendezvous::start(Limits { meetings_max: 3, ..Limits::default() }).unwrap();
+    let mut roots: Vec<_> = (0..4).map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+    let addresses: Vec<_> = roots.iter().map(|root| root.local_addr().unwrap()).collect();
+    let counts = rendezvous.counts();
+    (0..3).for_each(|number| drop(rendezvous.host(&id_of(&addresses[number])).unwrap()));
+    assert!(rendezvous.host(&id_of(&addresses[3])).is_err());
+    assert_eq!(counts.meetings_refused.load(Ordering::Relaxed), 1);
+    roots.drain(..2);
+    while rendezvous.host(&id_of(&addresses[3])).is_err() {
+        thread::yield_now();
+    }
+}
