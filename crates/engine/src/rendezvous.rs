@@ -148,6 +148,7 @@ impl Rendezvous {
         let open = self.shared.counts.meetings_open.fetch_add(1, Ordering::Relaxed);
         let hosted = if open as usize >= self.limits.meetings_max {
             Counts::up(&self.shared.counts.meetings_refused);
+            self.shared.send(Command::Sweep);
             Err(io::Error::other(format!("{open} meetings are open, the limit of WINDLASS_MEETINGS_MAX")))
         } else {
             self.open(id, root)
@@ -171,8 +172,8 @@ impl Rendezvous {
         Ok(carded)
     }
 
-    /// Closes the meeting of an id that nobody will use any more: its port, and whoever has not said who he is. Ranks
-    /// of a fabric stay connected.
+    /// Closes the meeting of an id that nobody will use any more: its port, and whoever waits there without a verdict.
+    /// Ranks of a fabric stay connected.
     pub fn retire(&self, id: &Id) {
         if let Some(card) = Card::decode(id) {
             self.shared.send(Command::Retire(card.token));

@@ -38,6 +38,8 @@ const SWEEP: usize = 4;
 #[derive(Debug)]
 pub enum Command {
     Open(NewMeeting),
+    /// There are too many meetings: look whether some can go.
+    Sweep,
     Retire(Token),
     Attend(SocketAddr, Vec<(u64, Arc<Ranks>, usize, Vec<u8>)>),
     Say(u64, Vec<u8>),
@@ -226,6 +228,7 @@ impl Reactor {
     fn command(&mut self, command: Command) {
         match command {
             Command::Open(meeting) => self.open(meeting),
+            Command::Sweep => self.sweep(),
             Command::Retire(token) => self.retire(token),
             Command::Attend(address, reports) => {
                 reports.into_iter().for_each(|(key, ranks, index, report)| {
@@ -280,7 +283,7 @@ impl Reactor {
         }
     }
 
-    /// Nobody can come any more; ranks of a fabric stay connected.
+    /// Nobody can come any more. Ranks of a fabric stay connected; ranks that wait for a verdict lose their host.
     fn retire(&mut self, token: Token) {
         let Some(meeting) = self.meetings.get_mut(&token) else { return };
         if let Some(key) = meeting.listener.take() {
@@ -289,6 +292,11 @@ impl Reactor {
         }
         for key in std::mem::take(&mut meeting.newcomers) {
             self.endpoints.remove(&key);
+        }
+        if meeting.agreement.verdict().is_none() {
+            meeting.present = 0;
+            self.endpoints
+                .retain(|_, endpoint| !matches!(endpoint, Endpoint::Present(_, of) if *of == token));
         }
         self.forget_if_empty(token);
     }

@@ -1,1 +1,134 @@
-//! To come.
+//! Ranks and hosts that go before their time, and aborts.
+
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use windlass_engine::rendezvous::verdict::Failure;
+use windlass_engine::rendezvous::{Limits, Outcome, Rendezvous};
+
+use crate::support::{facts, hosted, is_fabric, ready};
+
+/// A rank waits for peers that never come; another thread aborts it, and it returns.
+#[test]
+fn abort_from_another_thread() {
+    let hosted = hosted();
+    let party = hosted.rendezvous.attend(&hosted.id, vec![facts(0, 2)]).unwrap();
+    let canceller = party.cancellers().remove(0);
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| party.join(ready));
+        canceller.abort();
+        let outcomes = waiting.join().unwrap();
+        assert!(matches!(outcomes[0], Outcome::Failed(Failure::Aborted)), "{outcomes:?}");
+    });
+    canceller.abort();
+}
+
+/// A rank that is aborted while it prepares: its peers' init fails, and says which rank is lost. Also after the
+/// peers have confirmed.
+#[test]
+fn peers_of_an_aborted_rank() {
+    let hosted = hosted();
+    let one = hosted.rendezvous.attend(&hosted.id, vec![facts(0, 2)]).unwrap();
+    let other = hosted.rendezvous.attend(&hosted.id, vec![facts(1, 2)]).unwrap();
+    let canceller = other.cancellers().remove(0);
+    let preparing = Barrier::new(2);
+    let aborted = Barrier::new(2);
+    thread::scope(|scope| {
+        let confirmed = scope.spawn(|| one.join(ready));
+        let lost = scope.spawn(|| {
+            other.join(|_| {
+                preparing.wait();
+                aborted.wait();
+                Ok(())
+            })
+        });
+        preparing.wait();
+        canceller.abort();
+        aborted.wait();
+        assert!(matches!(lost.join().unwrap()[0], Outcome::Failed(Failure::Aborted)));
+        let outcomes = confirmed.join().unwrap();
+        assert!(matches!(outcomes[0], Outcome::Failed(Failure::Lost { rank: 1 })), "{outcomes:?}");
+    });
+}
+
+/// One of two ranks that a thread brings is aborted: both end, though a third never comes.
+#[test]
+fn abort_of_one_in_a_party() {
+    let hosted = hosted();
+    let party = hosted.rendezvous.attend(&hosted.id, vec![facts(0, 3), facts(1, 3)]).unwrap();
+    let canceller = party.cancellers().remove(1);
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| party.join(ready));
+        canceller.abort();
+        let outcomes = waiting.join().unwrap();
+        assert!(matches!(outcomes[1], Outcome::Failed(Failure::Aborted)), "{outcomes:?}");
+        assert!(!is_fabric(&outcomes[0]), "{outcomes:?}");
+    });
+}
+
+/// The host ends before all are there: an error, not plain.
+#[test]
+fn host_is_lost() {
+    let hosted = hosted();
+    let own = Rendezvous::start(Limits::default()).unwrap();
+    let reached = AtomicBool::new(false);
+    let one = own.attend(&hosted.id, vec![facts(0, 2)]).unwrap();
+    let other = own.attend(&hosted.id, vec![facts(1, 2)]).unwrap();
+    let prepared = Barrier::new(2);
+    thread::scope(|scope| {
+        let confirmed = scope.spawn(|| one.join(ready));
+        let waiting = scope.spawn(|| {
+            other.join(|preparation| {
+                reached.store(true, Ordering::Relaxed);
+                prepared.wait();
+                use rustix::event::{PollFd, PollFlags, poll};
+                poll(&mut [PollFd::new(preparation.stop, PollFlags::IN)], None).unwrap();
+                Ok(())
+            })
+        });
+        prepared.wait();
+        drop(hosted.rendezvous);
+        for outcomes in [confirmed.join().unwrap(), waiting.join().unwrap()] {
+            assert!(matches!(outcomes[0], Outcome::Failed(Failure::HostLost)), "{outcomes:?}");
+        }
+    });
+    assert!(reached.into_inner());
+}
+
+/// A rank that closes after the verdict: its peers hear it and nothing fails; so with the host.
+#[test]
+fn departures() {
+    let hosted = hosted();
+    let own = Rendezvous::start(Limits::default()).unwrap();
+    let party = own.attend(&hosted.id, (0..3).map(|rank| facts(rank, 3)).collect()).unwrap();
+    let mut members: Vec<_> = party
+        .join(ready)
+        .into_iter()
+        .map(|outcome| match outcome {
+            Outcome::Fabric(membership) => membership,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(members[0].departed(), 0);
+    drop(members.pop());
+    members[0].await_departed(0b100);
+    members[1].await_departed(0b100);
+    assert_eq!(members[0].departed(), 0b100);
+    drop(hosted.rendezvous);
+    members[0].await_departed(0b110);
+    members[1].await_departed(0b101);
+}
+
+/// A rendezvous that ends under its ranks ends their wait.
+#[test]
+fn thread_ends() {
+    let hosted = hosted();
+    let own = Rendezvous::start(Limits::default()).unwrap();
+    let party = own.attend(&hosted.id, vec![facts(0, 2)]).unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| party.join(ready));
+        drop(own);
+        assert!(!is_fabric(&waiting.join().unwrap()[0]));
+    });
+}

@@ -230,6 +230,27 @@ fn unreachable_host() {
     assert!(matches!(outcome, Outcome::Plain(Reason::Unreachable { .. })), "{outcome:?}");
 }
 
+/// A meeting that is retired under those who wait there fails for them.
+#[test]
+fn retired_while_waiting() {
+    let hosted = hosted();
+    let party = hosted.rendezvous.attend(&hosted.id, vec![facts(0, 2)]).unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| party.join(ready));
+        while !waiting.is_finished() {
+            hosted.rendezvous.retire(&hosted.id);
+            thread::yield_now();
+        }
+        let outcomes = waiting.join().unwrap();
+        // Unreachable, if the port was closed before the rank came.
+        let expected = matches!(
+            outcomes[0],
+            Outcome::Failed(Failure::HostLost) | Outcome::Plain(Reason::Unreachable { .. })
+        );
+        assert!(expected, "{outcomes:?}");
+    });
+}
+
 /// 200 meetings leave no descriptor and no thread.
 #[test]
 fn two_hundred_meetings() {
@@ -276,7 +297,9 @@ fn limit_of_meetings() {
     let mut roots: Vec<_> = (0..4).map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap()).collect();
     let addresses: Vec<_> = roots.iter().map(|root| root.local_addr().unwrap()).collect();
     let counts = rendezvous.counts();
-    (0..3).for_each(|number| drop(rendezvous.host(&id_of(&addresses[number])).unwrap()));
+    for address in &addresses[..3] {
+        rendezvous.host(&id_of(address)).unwrap();
+    }
     assert!(rendezvous.host(&id_of(&addresses[3])).is_err());
     assert_eq!(counts.meetings_refused.load(Ordering::Relaxed), 1);
     roots.drain(..2);

@@ -1,1 +1,199 @@
-//! To come.
+//! Whoever else connects: relayed to NCCL's root byte for byte, or bounded and without harm to others.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::atomic::Ordering;
+use std::thread;
+
+use windlass_engine::contract::Token;
+use windlass_engine::rendezvous::card::Card;
+use windlass_engine::rendezvous::message::{FromRank, GREETING_MAGIC, greeting};
+use windlass_engine::rendezvous::verdict::{Failure, Reason};
+use windlass_engine::rendezvous::{Limits, Outcome, join_all};
+
+use crate::support::{MAGIC, facts, hosted, hosted_with, is_fabric, join, ready};
+
+fn noise(bytes: usize, mut state: u64) -> Vec<u8> {
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state as u8
+    };
+    (0..bytes).map(|_| next()).collect()
+}
+
+fn send_and_shut(mut stream: &TcpStream, bytes: &[u8]) {
+    stream.write_all(bytes).unwrap();
+    stream.shutdown(Shutdown::Write).unwrap();
+}
+
+fn read_all(mut stream: &TcpStream) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    stream.read_to_end(&mut bytes).unwrap();
+    bytes
+}
+
+/// Megabytes both ways at once, byte for byte; each side's end arrives on its own; the bytes are counted.
+#[test]
+fn relay_is_exact() {
+    let hosted = hosted();
+    let (forth, back) = (noise(9_000_001, 3), noise(5_000_003, 4));
+    let forth = [&MAGIC[..], &forth].concat();
+    let client = hosted.connect();
+    thread::scope(|scope| {
+        scope.spawn(|| send_and_shut(&client, &forth));
+        let at_root = hosted.root.accept().unwrap().0;
+        let read = scope.spawn(|| read_all(&client));
+        // The root hears the client's end before it says its own.
+        assert!(read_all(&at_root) == forth);
+        send_and_shut(&at_root, &back);
+        assert!(read.join().unwrap() == back);
+    });
+    let counts = hosted.rendezvous.counts();
+    while counts.relayed_bytes.load(Ordering::Relaxed) == 0 {
+        thread::yield_now();
+    }
+    assert_eq!(counts.relayed_bytes.load(Ordering::Relaxed), (forth.len() + back.len()) as u64);
+    assert_eq!(counts.relays_broken.load(Ordering::Relaxed), 0);
+}
+
+/// The root's end first, with a client that goes on sending; and a root that does not read holds up only its client.
+#[test]
+fn relay_holds_back() {
+    let hosted = hosted();
+    let stuck = hosted.connect();
+    (&stuck).write_all(&MAGIC).unwrap();
+    let stuck_root = hosted.root.accept().unwrap().0;
+    stuck.set_nonblocking(true).unwrap();
+    // Until no byte goes any more: kernel buffers and ours are full.
+    let chunk = [7u8; 65536];
+    let mut sent = MAGIC.len();
+    let mut refused = 0;
+    while refused < 1000 {
+        match (&stuck).write(&chunk) {
+            Ok(count) => (sent, refused) = (sent + count, 0),
+            Err(_) => {
+                refused += 1;
+                thread::yield_now();
+            }
+        }
+    }
+    // Another connection passes beside it.
+    let quick = hosted.connect();
+    thread::scope(|scope| {
+        scope.spawn(|| send_and_shut(&quick, &[&MAGIC[..], &noise(1_000_000, 5)].concat()));
+        let at_root = hosted.root.accept().unwrap().0;
+        at_root.shutdown(Shutdown::Write).unwrap();
+        assert!(read_all(&quick).is_empty());
+        assert_eq!(read_all(&at_root).len(), 1_000_008);
+    });
+    stuck.set_nonblocking(false).unwrap();
+    stuck.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(read_all(&stuck_root).len(), sent);
+}
+
+/// NCCL's root is gone: whoever comes for it is closed, and the thread goes on.
+#[test]
+fn root_is_gone() {
+    let mut hosted = hosted();
+    hosted.root = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let client = hosted.connect();
+    (&client).write_all(&MAGIC).unwrap();
+    let mut byte = [0];
+    assert!(matches!((&client).read(&mut byte), Ok(0) | Err(_)));
+    let late = join(&hosted.rendezvous, &hosted.id, facts(0, 2));
+    assert!(matches!(late, Outcome::Plain(Reason::Foreign)), "{late:?}");
+}
+
+/// Silent connections, half greetings, wrong tokens, even hundreds of them: none is a proof of anything, none keeps
+/// ranks from meeting, and only so many are held.
+#[test]
+fn silent_and_stray() {
+    let hosted = hosted_with(Limits { newcomers_max: 16, ..Limits::default() });
+    let silent: Vec<TcpStream> = (0..100).map(|_| hosted.connect()).collect();
+    let half: Vec<TcpStream> = (0..4)
+        .map(|_| {
+            let mut stream = hosted.connect();
+            stream.write_all(&GREETING_MAGIC[..5]).unwrap();
+            stream
+        })
+        .collect();
+    let mut stray = hosted.connect();
+    stray.write_all(&greeting(Token([9; 16]))).unwrap();
+    assert_eq!(stray.read(&mut [0; 8]).unwrap_or(0), 0);
+    drop(hosted.connect());
+    let counts = hosted.rendezvous.counts();
+    while counts.turned_away.load(Ordering::Relaxed) < 100 + 4 + 1 + 1 - 16 {
+        thread::yield_now();
+    }
+    let party = hosted.rendezvous.attend(&hosted.id, vec![facts(0, 2), facts(1, 2)]).unwrap();
+    assert!(party.join(ready).iter().all(is_fabric));
+    assert_eq!(counts.relays.load(Ordering::Relaxed), 0);
+    drop((silent, half));
+}
+
+/// A greeting that comes byte by byte is one; whoever holds the token and sends an oversized or unreadable message is
+/// closed and counted, and the meeting goes on as if he had never been there.
+#[test]
+fn oversized_and_unreadable() {
+    let hosted = hosted();
+    let token = Card::decode(&hosted.id).unwrap().token;
+    let mut bad: Vec<Vec<u8>> = vec![
+        [0xff; 6].to_vec(),
+        [&5u32.to_le_bytes()[..], &1u16.to_le_bytes(), b"hello"].concat(),
+        [&0u32.to_le_bytes()[..], &9u16.to_le_bytes()].concat(),
+    ];
+    let mut cut = FromRank::Report(Box::new(facts(0, 2))).encode();
+    cut[0] -= 1;
+    bad.push(cut);
+    for message in &bad {
+        let mut stream = hosted.connect();
+        for byte in greeting(token) {
+            stream.write_all(&[byte]).unwrap();
+        }
+        stream.write_all(message).unwrap();
+        assert_eq!(stream.read(&mut [0; 8]).unwrap_or(0), 0, "{message:?}");
+    }
+    assert_eq!(hosted.rendezvous.counts().unreadable.load(Ordering::Relaxed), bad.len() as u64);
+    let party = hosted.rendezvous.attend(&hosted.id, vec![facts(0, 2), facts(1, 2)]).unwrap();
+    assert!(party.join(ready).iter().all(is_fabric));
+}
+
+/// More of NCCL's connections than are relayed at once wait in the kernel's queue, and all are served.
+#[test]
+fn limit_of_relays() {
+    let hosted = hosted_with(Limits { relays_max: 2, ..Limits::default() });
+    let clients: Vec<TcpStream> = (0..20).map(|_| hosted.connect()).collect();
+    thread::scope(|scope| {
+        for client in &clients {
+            scope.spawn(move || {
+                send_and_shut(client, &[&MAGIC[..], &[3; 100]].concat());
+                assert_eq!(read_all(client), b"ok");
+            });
+        }
+        for _ in 0..clients.len() {
+            let at_root = hosted.root.accept().unwrap().0;
+            assert_eq!(read_all(&at_root).len(), 108);
+            send_and_shut(&at_root, b"ok");
+        }
+    });
+    assert_eq!(hosted.rendezvous.counts().relays.load(Ordering::Relaxed), 20);
+}
+
+/// Ranks that disagree on their number, and two that claim one number: all hear the same failure.
+#[test]
+fn disagreement() {
+    let hosted = hosted();
+    let parties =
+        [facts(0, 3), facts(1, 2)].map(|facts| hosted.rendezvous.attend(&hosted.id, vec![facts]).unwrap());
+    for outcome in join_all(parties.into(), &ready).iter().flatten() {
+        assert!(matches!(outcome, Outcome::Failed(Failure::Mismatch { .. })), "{outcome:?}");
+    }
+    let hosted = crate::support::hosted();
+    let parties =
+        [facts(1, 3), facts(1, 3)].map(|facts| hosted.rendezvous.attend(&hosted.id, vec![facts]).unwrap());
+    for outcome in join_all(parties.into(), &ready).iter().flatten() {
+        assert!(matches!(outcome, Outcome::Failed(Failure::Duplicate { rank: 1 })), "{outcome:?}");
+    }
+}
