@@ -1,1 +1,158 @@
-//! To come.
+//! Descriptors between parties.
+
+use std::io::{Read, Seek, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::thread;
+
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::io::{FdFlags, fcntl_getfd};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, connect, send, socket};
+
+use windlass_engine::contract::Token;
+use windlass_engine::rendezvous::Preparation;
+use windlass_engine::rendezvous::descriptors::{DESCRIPTORS_MAX, Door, PAYLOAD_BYTES_MAX, Sending, Trouble};
+use windlass_engine::rendezvous::poll::Flag;
+
+fn file_with(text: &str) -> OwnedFd {
+    let mut file = std::fs::File::from(memfd_create("windlass test", MemfdFlags::CLOEXEC).unwrap());
+    file.write_all(text.as_bytes()).unwrap();
+    file.into()
+}
+
+fn text_of(file: &OwnedFd) -> String {
+    assert!(fcntl_getfd(file).unwrap().contains(FdFlags::CLOEXEC));
+    let mut file = std::fs::File::from(file.try_clone().unwrap());
+    let mut text = String::new();
+    file.rewind().unwrap();
+    file.read_to_string(&mut text).unwrap();
+    text
+}
+
+/// A preparation: every party gives each other one two files that name it and the receiver, and reads the others'.
+pub fn swap_names(preparation: &Preparation<'_>) -> Result<(), String> {
+    let own = format!("{:?}", preparation.door.name());
+    let peers = preparation.peers();
+    let files: Vec<[OwnedFd; 2]> =
+        peers.iter().map(|peer| [file_with(&own), file_with(&format!("for {peer:?}"))]).collect();
+    let borrowed: Vec<[BorrowedFd<'_>; 2]> =
+        files.iter().map(|pair| [pair[0].as_fd(), pair[1].as_fd()]).collect();
+    let sendings: Vec<Sending<'_>> = peers
+        .iter()
+        .zip(&borrowed)
+        .map(|(peer, pair)| Sending { to: *peer, payload: own.as_bytes(), descriptors: pair })
+        .collect();
+    let parcels = preparation
+        .door
+        .exchange(preparation.token, &sendings, preparation.stop)
+        .map_err(|trouble| trouble.to_string())?;
+    for (peer, parcel) in peers.iter().zip(&parcels) {
+        let name = format!("{peer:?}");
+        let right = parcel.payload == name.as_bytes()
+            && parcel.descriptors.len() == 2
+            && text_of(&parcel.descriptors[0]) == name
+            && text_of(&parcel.descriptors[1]) == format!("for {own}");
+        if !right {
+            return Err(format!("the parcel of {name} is not what it sent"));
+        }
+    }
+    Ok(())
+}
+
+const TOKEN: Token = Token([4; 16]);
+
+/// The largest parcel, one with nothing in it, and both at once.
+#[test]
+fn sizes() {
+    let (one, other) = (Door::open().unwrap(), Door::open().unwrap());
+    let stop = Flag::new().unwrap();
+    let file = file_with("x");
+    // Many descriptors of one file; a few less than the limit of open files that CI may have.
+    let many = vec![file.as_fd(); 200];
+    let payload: Vec<u8> = (0..PAYLOAD_BYTES_MAX).map(|index| index as u8).collect();
+    let large = Sending { to: other.name(), payload: &payload, descriptors: &many };
+    thread::scope(|scope| {
+        let sent = scope.spawn(|| one.exchange(TOKEN, &[large], &stop).unwrap());
+        let empty = Sending { to: one.name(), payload: &[], descriptors: &[] };
+        let got = other.exchange(TOKEN, &[empty], &stop).unwrap().remove(0);
+        assert!(got.payload == payload && got.descriptors.len() == 200);
+        let nothing = sent.join().unwrap().remove(0);
+        assert!(nothing.payload.is_empty() && nothing.descriptors.is_empty());
+    });
+    let too_many = vec![file.as_fd(); DESCRIPTORS_MAX + 1];
+    let sending = Sending { to: other.name(), payload: &[], descriptors: &too_many };
+    assert!(matches!(one.exchange(TOKEN, &[sending], &stop), Err(Trouble::TooLarge)));
+}
+
+/// A peer that never sends: the meeting's end stops the wait. A door that is not there: unreachable at once.
+#[test]
+fn stopped_and_unreachable() {
+    let (one, other) = (Door::open().unwrap(), Door::open().unwrap());
+    let stop = Flag::new().unwrap();
+    let to = |to| Sending { to, payload: b"hello", descriptors: &[] };
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| one.exchange(TOKEN, &[to(other.name())], &stop));
+        stop.raise();
+        assert!(matches!(waiting.join().unwrap(), Err(Trouble::Stopped)));
+    });
+    let gone = other.name();
+    drop(other);
+    let outcome = one.exchange(TOKEN, &[to(gone)], &stop);
+    assert!(matches!(outcome, Err(Trouble::Unreachable(door, _)) if door == gone), "{outcome:?}");
+}
+
+/// Strangers at a door, silent ones and those with a wrong token, by the hundred: neither believed nor in the way.
+#[test]
+fn strangers_at_the_door() {
+    let (one, other) = (Door::open().unwrap(), Door::open().unwrap());
+    let stop = Flag::new().unwrap();
+    let name = format!("windlass-{:032x}", u128::from_be_bytes(one.name().0));
+    let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            let sending = Sending { to: other.name(), payload: b"1", descriptors: &[] };
+            one.exchange(TOKEN, &[sending], &stop)
+        });
+        let strangers: Vec<OwnedFd> = (0..300)
+            .map(|number| {
+                let stranger = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+                connect(&stranger, &address).unwrap();
+                if number % 2 == 0 {
+                    let mut opening = b"wndlssfd".to_vec();
+                    opening.extend([9; 16]);
+                    opening.extend(other.name().0);
+                    opening.extend([0; 8]);
+                    let _ = send(&stranger, &opening, rustix::net::SendFlags::NOSIGNAL);
+                }
+                stranger
+            })
+            .collect();
+        let sending = Sending { to: one.name(), payload: b"2", descriptors: &[] };
+        assert_eq!(other.exchange(TOKEN, &[sending], &stop).unwrap()[0].payload, b"1");
+        assert_eq!(waiting.join().unwrap().unwrap()[0].payload, b"2");
+        drop(strangers);
+    });
+}
+
+/// Five parties on threads, everyone with everyone.
+#[test]
+fn everyone_with_everyone() {
+    let doors: Vec<Door> = (0..5).map(|_| Door::open().unwrap()).collect();
+    let stop = Flag::new().unwrap();
+    thread::scope(|scope| {
+        for door in &doors {
+            let (doors, stop) = (&doors, &stop);
+            scope.spawn(move || {
+                let own = file_with(&format!("{:?}", door.name()));
+                let fds = [own.as_fd()];
+                let peers: Vec<Token> =
+                    doors.iter().map(Door::name).filter(|peer| *peer != door.name()).collect();
+                let sendings: Vec<Sending<'_>> =
+                    peers.iter().map(|peer| Sending { to: *peer, payload: &[], descriptors: &fds }).collect();
+                let parcels = door.exchange(TOKEN, &sendings, stop).unwrap();
+                for (peer, parcel) in peers.iter().zip(parcels) {
+                    assert_eq!(text_of(&parcel.descriptors[0]), format!("{peer:?}"));
+                }
+            });
+        }
+    });
+}

@@ -1,13 +1,16 @@
 //! Ranks and hosts that go before their time, and aborts.
 
+use std::io::Write;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
+use windlass_engine::rendezvous::card::Card;
+use windlass_engine::rendezvous::message::{FromRank, greeting};
 use windlass_engine::rendezvous::verdict::Failure;
 use windlass_engine::rendezvous::{Limits, Outcome, Rendezvous};
 
-use crate::support::{facts, hosted, is_fabric, ready};
+use crate::support::{facts, hosted, is_fabric, join, ready};
 
 /// A rank waits for peers that never come; another thread aborts it, and it returns.
 #[test]
@@ -65,6 +68,29 @@ fn abort_of_one_in_a_party() {
         assert!(matches!(outcomes[1], Outcome::Failed(Failure::Aborted)), "{outcomes:?}");
         assert!(!is_fabric(&outcomes[0]), "{outcomes:?}");
     });
+}
+
+/// A rank that goes before it has reported whole is merely late: it may come again. One that goes after its report
+/// makes the meeting fail, though a third has not come yet; the third hears it too.
+#[test]
+fn gone_before_all_are_there() {
+    let hosted = hosted();
+    let token = Card::decode(&hosted.id).unwrap().token;
+    let report = [&greeting(token)[..], &FromRank::Report(Box::new(facts(1, 3))).encode()].concat();
+    let party = hosted.rendezvous.attend(&hosted.id, vec![facts(0, 3)]).unwrap();
+    for cut in [0, 5, 24, 30, report.len() - 1] {
+        hosted.connect().write_all(&report[..cut]).unwrap();
+    }
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| party.join(ready));
+        let mut rank = hosted.connect();
+        rank.write_all(&report).unwrap();
+        drop(rank);
+        let outcomes = waiting.join().unwrap();
+        assert!(matches!(outcomes[0], Outcome::Failed(Failure::Lost { rank: 1 })), "{outcomes:?}");
+    });
+    let late = join(&hosted.rendezvous, &hosted.id, facts(2, 3));
+    assert!(matches!(late, Outcome::Failed(Failure::Lost { .. })), "{late:?}");
 }
 
 /// The host ends before all are there: an error, not plain.

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use windlass_engine::contract::Contract;
+use windlass_engine::rendezvous::facts::Facts;
 use windlass_engine::rendezvous::verdict::{Failure, Reason};
 use windlass_engine::rendezvous::{Limits, Outcome, Rendezvous, card, join_all};
 
@@ -180,14 +181,15 @@ fn stop_ends_preparing() {
 /// Different options, hosts, devices: plain at the report that shows it, without waiting for the rest.
 #[test]
 fn conflicts() {
-    let change: [(fn(&mut windlass_engine::rendezvous::facts::Facts), Reason); 5] = [
+    type Change = fn(&mut Facts);
+    let changes: [(Change, Reason); 5] = [
         (|facts| facts.options = 6, Reason::OtherOptions { rank: 1, other: 0 }),
         (|facts| facts.place.host.0[0] = 9, Reason::OtherHost { rank: 1, other: 0 }),
         (|facts| facts.place.network = 9, Reason::OtherNetwork { rank: 1, other: 0 }),
         (|facts| facts.member.device.uuid = [0; 16], Reason::SameDevice { rank: 1, other: 0 }),
         (|facts| facts.capabilities = 0, Reason::Incapable { rank: 1 }),
     ];
-    for (change, expected) in change {
+    for (change, expected) in changes {
         let hosted = hosted();
         let mut second = facts(1, 4);
         change(&mut second);

@@ -1,1 +1,319 @@
-//! To come.
+//! Ranks in processes of their own: this test binary again, told by variables what to be.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::thread;
+
+use windlass_engine::rendezvous::card::Id;
+use windlass_engine::rendezvous::verdict::{Failure, Reason};
+use windlass_engine::rendezvous::{Limits, Outcome, Preparation, Rendezvous};
+
+use crate::descriptors::swap_names;
+use crate::support::{Hosted, facts, hosted, id_of, is_fabric, join, ready, real_facts};
+
+/// A process that plays a part and says line by line how far it is; it goes on when it is told, ends when its
+/// standard input does.
+struct Played {
+    child: Child,
+    says: BufReader<ChildStdout>,
+    told: Option<ChildStdin>,
+}
+
+const PART: &str = "WINDLASS_SIM_PART";
+const RANK: &str = "WINDLASS_SIM_RANK";
+const RANKS: &str = "WINDLASS_SIM_RANKS";
+const ID: &str = "WINDLASS_SIM_ID";
+
+fn play(before: &[&str], part: &str, rank: u32, ranks: u32, id: &Id) -> Played {
+    let this = std::env::current_exe().unwrap();
+    let mut words: Vec<std::ffi::OsString> = before.iter().map(Into::into).collect();
+    words.push(this.into());
+    let mut child = Command::new(&words[0])
+        .args(&words[1..])
+        .args(["--exact", "processes::part", "--ignored", "--nocapture"])
+        .env(PART, part)
+        .env(RANK, rank.to_string())
+        .env(RANKS, ranks.to_string())
+        .env(ID, id.iter().map(|byte| format!("{byte:02x}")).collect::<String>())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let says = BufReader::new(child.stdout.take().unwrap());
+    let told = child.stdin.take();
+    Played { child, says, told }
+}
+
+impl Played {
+    /// The next line that is the part's own.
+    fn says(&mut self) -> String {
+        loop {
+            let mut line = String::new();
+            assert_ne!(self.says.read_line(&mut line).unwrap(), 0, "the process ended without a word");
+            if let Some((_, words)) = line.split_once("part: ") {
+                return words.trim_end().to_owned();
+            }
+        }
+    }
+
+    fn go_on(&mut self) {
+        self.told.as_mut().unwrap().write_all(b".").unwrap();
+    }
+}
+
+impl Drop for Played {
+    fn drop(&mut self) {
+        drop(self.told.take());
+        if thread::panicking() {
+            let _ = self.child.kill();
+        }
+        let _ = self.child.wait();
+    }
+}
+
+fn say(words: &str) {
+    println!("part: {words}");
+    std::io::stdout().flush().unwrap();
+}
+
+/// Waits until the test says so; at its end, ends too.
+fn await_word() {
+    std::io::stdin().read_exact(&mut [0]).unwrap();
+}
+
+fn die() -> ! {
+    rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL).unwrap();
+    unreachable!()
+}
+
+/// The parts; run by other tests only.
+#[test]
+#[ignore = "a process of the other tests"]
+fn part() {
+    let Ok(part) = std::env::var(PART) else { return };
+    let number = |name| std::env::var(name).unwrap().parse::<u32>().unwrap();
+    let (rank, ranks) = (number(RANK), number(RANKS));
+    let hex = std::env::var(ID).unwrap();
+    let mut id: Id = [0; 128];
+    for (index, byte) in id.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&hex[2 * index..2 * index + 2], 16).unwrap();
+    }
+    let rendezvous = Rendezvous::start(Limits::default()).unwrap();
+    let prepare = |preparation: &Preparation<'_>| -> Result<(), String> {
+        match part.as_str() {
+            "swap" | "swap-lying" => swap_names(preparation),
+            "die-preparing" => die(),
+            "prepare-slowly" => {
+                say("preparing");
+                await_word();
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    };
+    let mut report = if part == "swap" { real_facts(rank, ranks) } else { facts(rank, ranks) };
+    report.member.process_id = std::process::id();
+    let party = rendezvous.attend(&id, vec![report]).unwrap();
+    let outcomes = party.join(prepare);
+    match &outcomes[0] {
+        Outcome::Fabric(membership) => say(&format!("fabric {:x}", membership.contract.hash())),
+        Outcome::Plain(reason) => say(&format!("plain {reason}")),
+        Outcome::Failed(failure) => say(&format!("failed {failure}")),
+    }
+    if part == "die-after" {
+        await_word();
+        die();
+    }
+    let _ = std::io::stdin().read(&mut [0]);
+}
+
+/// Four processes: one fabric, the same contract everywhere, and each has read the others' files.
+#[test]
+fn fabric_of_processes() {
+    let hosted = hosted();
+    let mut others: Vec<Played> = (1..4).map(|rank| play(&[], "swap", rank, 4, &hosted.id)).collect();
+    let party = hosted.rendezvous.attend(&hosted.id, vec![real_facts(0, 4)]).unwrap();
+    let outcomes = party.join(swap_names);
+    let Outcome::Fabric(membership) = &outcomes[0] else { panic!("{outcomes:?}") };
+    for other in &mut others {
+        assert_eq!(other.says(), format!("fabric {:x}", membership.contract.hash()));
+    }
+    let processes: std::collections::BTreeSet<_> =
+        membership.contract.members.iter().map(|member| member.process).collect();
+    assert_eq!(processes.len(), 4);
+}
+
+/// A process that dies while it prepares, or after it has confirmed and before the verdict, makes the init of all
+/// others fail.
+#[test]
+fn death_before_the_verdict() {
+    let lost = |outcome: &Outcome, rank| matches!(outcome, Outcome::Failed(Failure::Lost { rank: lost }) if *lost == rank);
+    // While it prepares.
+    let hosted = hosted();
+    let dying = play(&[], "die-preparing", 1, 2, &hosted.id);
+    let outcome = join(&hosted.rendezvous, &hosted.id, facts(0, 2));
+    assert!(lost(&outcome, 1), "{outcome:?}");
+    drop(dying);
+
+    // After its confirmation, which the other's still lacks.
+    let hosted = crate::support::hosted();
+    let mut slow = play(&[], "prepare-slowly", 0, 3, &hosted.id);
+    let mut confirmed = play(&[], "join", 1, 3, &hosted.id);
+    let party = hosted.rendezvous.attend(&hosted.id, vec![facts(2, 3)]).unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| party.join(ready));
+        assert_eq!(slow.says(), "preparing");
+        confirmed.child.kill().unwrap();
+        let outcome = waiting.join().unwrap().remove(0);
+        assert!(lost(&outcome, 1), "{outcome:?}");
+        slow.go_on();
+        assert_eq!(slow.says(), "failed a rank left before the verdict, rank 1");
+    });
+}
+
+/// A process that dies after the verdict is news and no failure.
+#[test]
+fn death_after_the_verdict() {
+    let hosted = hosted();
+    let mut dying = play(&[], "die-after", 1, 2, &hosted.id);
+    let outcome = join(&hosted.rendezvous, &hosted.id, facts(0, 2));
+    let Outcome::Fabric(membership) = outcome else { panic!("{outcome:?}") };
+    assert!(dying.says().starts_with("fabric"));
+    assert_eq!(membership.departed(), 0);
+    dying.go_on();
+    membership.await_departed(0b10);
+}
+
+/// A process that is started only when the others have long been waiting.
+#[test]
+fn late_process() {
+    let hosted = hosted();
+    let party = hosted.rendezvous.attend(&hosted.id, vec![facts(0, 2)]).unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| party.join(ready));
+        let mut late = play(&[], "join", 1, 2, &hosted.id);
+        assert!(late.says().starts_with("fabric"));
+        assert!(is_fabric(&waiting.join().unwrap()[0]));
+    });
+}
+
+/// Whether a command that a test needs works here; says why a test is skipped.
+fn possible(what: &str, command: &[&str]) -> bool {
+    let tried = Command::new(command[0]).args(&command[1..]).output();
+    let works = tried.as_ref().is_ok_and(|output| output.status.success());
+    if !works {
+        println!("skipped: no {what} here: {tried:?}");
+    }
+    works
+}
+
+/// Process-id namespaces do not matter.
+#[test]
+fn process_id_namespace() {
+    if !possible("process-id namespace", &["unshare", "-rpf", "true"]) {
+        return;
+    }
+    let hosted = hosted();
+    let mut apart = play(&["unshare", "-rpf"], "swap", 1, 2, &hosted.id);
+    let outcome = hosted.rendezvous.attend(&hosted.id, vec![real_facts(0, 2)]).unwrap().join(swap_names);
+    assert!(is_fabric(&outcome[0]), "{outcome:?}");
+    assert!(apart.says().starts_with("fabric"));
+}
+
+/// A network namespace that reaches ours over a pair of virtual interfaces, gone when dropped.
+struct Apart(String);
+
+impl Apart {
+    fn new() -> Option<(Apart, std::net::Ipv4Addr)> {
+        let number = std::process::id();
+        let name = format!("windlass{number}");
+        if !possible("network namespace", &["ip", "netns", "add", &name]) {
+            return None;
+        }
+        let apart = Apart(name.clone());
+        let (here, there) = (format!("wl{number}a"), format!("wl{number}b"));
+        let octets = [10, 231, (number >> 6) as u8, (number << 2) as u8];
+        let address = |last: u8| {
+            std::net::Ipv4Addr::new(octets[0], octets[1], octets[2], octets[3] + last).to_string() + "/30"
+        };
+        let (ours, theirs) = (address(1), address(2));
+        let steps: [&[&str]; 5] = [
+            &["ip", "link", "add", &here, "type", "veth", "peer", "name", &there, "netns", &name],
+            &["ip", "addr", "add", &ours, "dev", &here],
+            &["ip", "link", "set", &here, "up"],
+            &["ip", "netns", "exec", &name, "ip", "addr", "add", &theirs, "dev", &there],
+            &["ip", "netns", "exec", &name, "ip", "link", "set", &there, "up"],
+        ];
+        let all = steps.iter().all(|step| possible("virtual interfaces", step));
+        all.then(|| (apart, ours.trim_end_matches("/30").parse().unwrap()))
+    }
+}
+
+impl Drop for Apart {
+    fn drop(&mut self) {
+        let _ = Command::new("ip").args(["netns", "del", &self.0]).output();
+    }
+}
+
+/// Across network namespaces: plain by the reports; and if those did not tell, plain because descriptors do not pass.
+#[test]
+fn network_namespace() {
+    let Some((apart, ours)) = Apart::new() else { return };
+    let meeting = || {
+        let rendezvous = Rendezvous::start(Limits::default()).unwrap();
+        let root = std::net::TcpListener::bind((ours, 0)).unwrap();
+        let mut id = id_of(&root.local_addr().unwrap());
+        id[12..16].copy_from_slice(&ours.octets());
+        let id = rendezvous.host(&id).unwrap();
+        Hosted { rendezvous, root, id }
+    };
+    let before = ["ip", "netns", "exec", &apart.0];
+    let hosted = meeting();
+    let mut other = play(&before, "swap", 1, 2, &hosted.id);
+    let outcome = hosted.rendezvous.attend(&hosted.id, vec![real_facts(0, 2)]).unwrap().join(swap_names);
+    assert!(matches!(outcome[0], Outcome::Plain(Reason::OtherNetwork { .. })), "{outcome:?}");
+    assert!(other.says().starts_with("plain ranks are in different network namespaces"));
+
+    let hosted = meeting();
+    let mut other = play(&before, "swap-lying", 1, 2, &hosted.id);
+    let outcome = hosted.rendezvous.attend(&hosted.id, vec![facts(0, 2)]).unwrap().join(swap_names);
+    let Outcome::Plain(Reason::Refused { words, .. }) = &outcome[0] else { panic!("{outcome:?}") };
+    assert!(words.contains("cannot be reached"), "{words}");
+    assert!(other.says().starts_with("plain a rank could not prepare"));
+}
+
+/// A child forked from a process with meetings closes what is ours and nothing else; the parent's peers see its end.
+#[test]
+fn forked_child() {
+    let hosted = hosted();
+    let own = Rendezvous::start(Limits::default()).unwrap();
+    let outcomes = own.attend(&hosted.id, vec![facts(0, 2), facts(1, 2)]).unwrap().join(ready);
+    assert!(outcomes.iter().all(is_fabric));
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    // SAFETY: the child calls only what is allowed after a fork of a process with threads.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        windlass_engine::rendezvous::in_child();
+        let left = windlass_engine::rendezvous::ours::open() as u8;
+        let mut sockets = 0u8;
+        for number in 3..1024 {
+            // SAFETY: a query of a number.
+            unsafe {
+                let mut status: libc::stat = std::mem::zeroed();
+                if libc::fstat(number, &mut status) == 0 && status.st_mode & libc::S_IFMT == libc::S_IFSOCK {
+                    sockets += 1;
+                }
+            }
+        }
+        let _ = writer.write_all(&[left, sockets]);
+        // SAFETY: ends the child without the parent's exit handlers.
+        unsafe { libc::_exit(0) };
+    }
+    drop(writer);
+    let mut told = [9; 2];
+    (&reader).read_exact(&mut told).unwrap();
+    // NCCL's root, which the test holds, is not ours.
+    assert_eq!(told, [0, 1]);
+    // SAFETY: our own child.
+    unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
+}
