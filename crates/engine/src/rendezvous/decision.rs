@@ -33,6 +33,14 @@ pub fn conflict<'a>(newcomer: &Facts, mut present: impl Iterator<Item = &'a Fact
     })
 }
 
+/// Decides for ranks that are all in one hand, in order, as those of `ncclCommInitAll` are: no meeting is needed.
+pub fn decide(birth: Token, all: &[Facts]) -> Result<Contract, Reason> {
+    match all.iter().enumerate().find_map(|(index, facts)| conflict(facts, all[..index].iter())) {
+        Some(reason) => Err(reason),
+        None => Ok(contract(birth, all.iter())),
+    }
+}
+
 /// The contract of ranks that are all there, in order, without conflict.
 pub fn contract<'a>(birth: Token, facts: impl Iterator<Item = &'a Facts>) -> Contract {
     let mut contract = Contract {

@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use windlass_engine::contract::Token;
 use windlass_engine::rendezvous::agreement::{Agreement, Event, Seat};
 use windlass_engine::rendezvous::attendance::{Attendance, Stage, Turn};
+use windlass_engine::rendezvous::decision;
 use windlass_engine::rendezvous::message::{FromHost, FromRank};
 use windlass_engine::rendezvous::verdict::{Failure, Reason, Verdict};
 
@@ -289,6 +290,16 @@ fn outcomes() {
     }
 }
 
+/// Ranks in one hand need no meeting and get what one would give.
+#[test]
+fn without_a_meeting() {
+    let mut all: Vec<_> = (0..4).map(|rank| facts(rank, 4)).collect();
+    let contract = decision::decide(Token([6; 16]), &all).unwrap();
+    assert_eq!((contract.members.len(), contract.birth), (4, Token([6; 16])));
+    all[3].member.device.uuid = [1; 16];
+    assert_eq!(decision::decide(Token([6; 16]), &all), Err(Reason::SameDevice { rank: 3, other: 1 }));
+}
+
 fn report(rank: u32, ranks: u32) -> FromRank {
     FromRank::Report(Box::new(facts(rank, ranks)))
 }
@@ -359,7 +370,7 @@ proptest! {
         prop_assert_eq!(FromRank::decode(1, &bytes[6..]), Some(message));
         prop_assert_eq!(FromRank::decode(1, &bytes[6..bytes.len() - 1]), None);
         facts.member.rank = 0;
-        let contract = windlass_engine::rendezvous::decision::contract(Token([1; 16]), std::iter::once(&facts));
+        let contract = decision::contract(Token([1; 16]), std::iter::once(&facts));
         let bytes = contract.encode();
         let read = windlass_engine::contract::Contract::decode(&bytes).unwrap();
         prop_assert_eq!(read.hash(), contract.hash());

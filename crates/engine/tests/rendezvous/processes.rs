@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::atomic::Ordering;
 use std::thread;
 
 use windlass_engine::rendezvous::card::Id;
@@ -113,6 +114,10 @@ fn part() {
     };
     let mut report = if part == "swap" { real_facts(rank, ranks) } else { facts(rank, ranks) };
     report.member.process_id = std::process::id();
+    if part == "when-told" {
+        say("waiting");
+        await_word();
+    }
     let party = rendezvous.attend(&id, vec![report]).unwrap();
     let outcomes = party.join(prepare);
     match &outcomes[0] {
@@ -195,6 +200,31 @@ fn late_process() {
         assert!(late.says().starts_with("fabric"));
         assert!(is_fabric(&waiting.join().unwrap()[0]));
     });
+}
+
+/// No descriptor is left to accept with: tried again now and then, without spinning, until there is one.
+#[test]
+fn no_descriptors_left() {
+    let hosted = hosted();
+    let mut late = play(&[], "when-told", 1, 2, &hosted.id);
+    assert_eq!(late.says(), "waiting");
+    let party = hosted.rendezvous.attend(&hosted.id, vec![facts(0, 2)]).unwrap();
+    let counts = hosted.rendezvous.counts();
+    let mut few = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    few.current = Some(64);
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, few).unwrap();
+    let mut all = Vec::new();
+    while let Ok(file) = hosted.root.try_clone() {
+        all.push(file);
+    }
+    late.go_on();
+    while counts.starved.load(Ordering::Relaxed) == 0 {
+        thread::yield_now();
+    }
+    drop(all);
+    assert!(is_fabric(&party.join(ready)[0]));
+    assert!(late.says().starts_with("fabric"));
+    assert!(counts.starved.load(Ordering::Relaxed) < 20);
 }
 
 /// Whether a command that a test needs works here; says why a test is skipped.

@@ -1,0 +1,115 @@
+//! The ranks of this process at their meetings, wherever those are hosted.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use rustix::event::epoll::EventFlags;
+use rustix::io::Errno;
+
+use super::{Endpoint, Reactor};
+use crate::rendezvous::connection::{self, Connection, Line};
+use crate::rendezvous::message::{FROM_HOST_BYTES_MAX, FromHost};
+use crate::rendezvous::party::{Need, Ranks};
+use crate::rendezvous::verdict::{Failure, Reason, Verdict, bounded};
+
+#[derive(Debug)]
+pub(super) struct Attending {
+    connection: Connection,
+    ranks: Arc<Ranks>,
+    index: usize,
+    state: Joining,
+    report: Vec<u8>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Joining {
+    Connecting,
+    Talking,
+}
+
+impl Reactor {
+    pub(super) fn attend(
+        &mut self,
+        address: &SocketAddr,
+        key: u64,
+        ranks: Arc<Ranks>,
+        index: usize,
+        report: Vec<u8>,
+    ) {
+        let begun = connection::connect(address).and_then(|socket| {
+            let mut watched = self.poll.watch_as(socket, key);
+            watched.want(EventFlags::OUT)?;
+            Ok(watched)
+        });
+        match begun {
+            Ok(watched) => {
+                let connection = Connection::new(watched);
+                let state = Joining::Connecting;
+                let attending = Attending { connection, ranks, index, state, report };
+                self.endpoints.insert(key, Endpoint::Attending(attending));
+            }
+            Err(error) => ranks.end(index, unreachable(address, error)),
+        }
+    }
+
+    pub(super) fn attending(&mut self, key: u64) {
+        let Some(Endpoint::Attending(attending)) = self.endpoints.get_mut(&key) else { return };
+        if attending.turn() == Need::Nothing {
+            self.endpoints.remove(&key);
+        }
+    }
+
+    pub(super) fn say(&mut self, key: u64, bytes: &[u8]) {
+        let Some(Endpoint::Attending(attending)) = self.endpoints.get_mut(&key) else { return };
+        match attending.state {
+            // Behind the report.
+            Joining::Connecting => attending.report.extend_from_slice(bytes),
+            // A line that closed while speaking is read to its end at the next turn: a verdict may lie in it.
+            Joining::Talking => {
+                if attending.connection.say(bytes) == Line::Closed && attending.turn() == Need::Nothing {
+                    self.endpoints.remove(&key);
+                }
+            }
+        }
+    }
+}
+
+impl Attending {
+    fn turn(&mut self) -> Need {
+        if self.state == Joining::Connecting {
+            if let Err(error) = connection::outcome(&self.connection.watched) {
+                // Nobody has heard of this rank, so it may go to NCCL: whose root is there, or is not, for it too.
+                let words = bounded(&error.to_string());
+                self.ranks.end(self.index, Verdict::Plain(Reason::Unreachable { words }));
+                return Need::Nothing;
+            }
+            self.state = Joining::Talking;
+            let report = std::mem::take(&mut self.report);
+            let _ = self.connection.say(&report);
+        }
+        let (messages, line, complaint) = self.connection.messages(FROM_HOST_BYTES_MAX, FromHost::decode);
+        for message in messages {
+            if self.ranks.heard(self.index, message) == Need::Nothing {
+                return Need::Nothing;
+            }
+        }
+        let line = if line == Line::Open { self.connection.flush() } else { line };
+        if line == Line::Open {
+            return Need::Connection;
+        }
+        let failure = if complaint.is_some() { Failure::Unreadable } else { Failure::HostLost };
+        self.ranks.lost(self.index, failure);
+        Need::Nothing
+    }
+}
+
+fn unreachable(address: &SocketAddr, error: Errno) -> Verdict {
+    Verdict::Plain(Reason::Unreachable { words: bounded(&format!("{address}: {error}")) })
+}
+
+impl Drop for Attending {
+    /// However its connection ends, nobody waits for it.
+    fn drop(&mut self) {
+        self.ranks.lost(self.index, Failure::HostLost);
+    }
+}
