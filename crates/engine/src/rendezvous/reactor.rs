@@ -10,6 +10,7 @@ use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use crate::contract::Token;
 
@@ -28,7 +29,7 @@ use hosting::Meeting;
 const WAKE: u64 = 0;
 const FIRST_OWN_KEY: u64 = 1 << 63;
 /// How soon a listener that could not accept is tried again, and a root that was about to close is looked at.
-const RETRY_MS: u32 = 100;
+const RETRY_MS: u64 = 100;
 
 /// What callers ask of the thread.
 #[derive(Debug)]
@@ -142,6 +143,8 @@ pub struct Reactor {
     paused: Vec<u64>,
     /// Meetings where all of NCCL's ranks have been, and how often their root was looked at since.
     closing: Vec<(Token, u32)>,
+    /// When to look again at those two; none while both are empty.
+    due: Option<Instant>,
     relays: usize,
     running: bool,
 }
@@ -159,6 +162,7 @@ impl Reactor {
             sweeping: VecDeque::new(),
             paused: Vec::new(),
             closing: Vec::new(),
+            due: None,
             relays: 0,
             running: true,
         })
@@ -166,12 +170,25 @@ impl Reactor {
 
     pub fn run(mut self) {
         while self.running {
-            let idle = self.paused.is_empty() && self.closing.is_empty();
-            for key in self.poll.wait((!idle).then_some(RETRY_MS)) {
+            let timeout_ms =
+                self.due.map(|due| due.saturating_duration_since(Instant::now()).as_millis() + 1);
+            for key in self.poll.wait(timeout_ms.map(|ms| ms as u32)) {
                 self.ready(key);
             }
+            self.look_again();
+        }
+    }
+
+    /// What can only be tried again is, at most once in [`RETRY_MS`]. While there is nothing of the kind the thread
+    /// sleeps until something happens.
+    fn look_again(&mut self) {
+        if self.due.is_some_and(|due| due <= Instant::now()) {
+            self.due = None;
             self.resume();
             self.close_behind_roots();
+        }
+        if self.due.is_none() && !(self.paused.is_empty() && self.closing.is_empty()) {
+            self.due = Some(Instant::now() + Duration::from_millis(RETRY_MS));
         }
     }
 

@@ -215,6 +215,8 @@ impl Reactor {
         self.relays -= 1;
         let (forth, back) = relay.bytes();
         drop(relay);
+        // There is room again, if that was missing.
+        self.resume();
         Counts::add(&self.shared.counts.relayed_bytes, forth + back);
         let Some(meeting) = self.meetings.get_mut(&token) else { return };
         meeting.relays -= 1;
