@@ -87,6 +87,26 @@ fn groups_in_opposite_order() {
     });
 }
 
+/// Over IPv6, where the id holds another kind of address.
+#[test]
+fn internet_protocol_6() {
+    let Ok(root) = std::net::TcpListener::bind("[::1]:0") else {
+        println!("skipped: no IPv6 here");
+        return;
+    };
+    let mut id = id_of(&root.local_addr().unwrap());
+    id[8..36].fill(0);
+    id[8..10].copy_from_slice(&10u16.to_ne_bytes());
+    id[10..12].copy_from_slice(&root.local_addr().unwrap().port().to_be_bytes());
+    id[31] = 1;
+    let rendezvous = Rendezvous::start(Limits::default()).unwrap();
+    let id = rendezvous.host(&id).unwrap();
+    let party = rendezvous.attend(&id, vec![facts(0, 2), facts(1, 2)]).unwrap();
+    assert!(party.join(ready).iter().all(is_fabric));
+    let hosted = crate::support::Hosted { rendezvous, root, id };
+    hosted.nccl_rank();
+}
+
 /// A rank that comes long after the others have settled to wait is waited for.
 #[test]
 fn late_rank() {

@@ -90,7 +90,14 @@ fn relay_holds_back() {
     });
     stuck.set_nonblocking(false).unwrap();
     stuck.shutdown(Shutdown::Write).unwrap();
-    assert_eq!(read_all(&stuck_root).len(), sent);
+    // In small pieces, so that its last bytes are held when the client's end is seen.
+    let (mut read, mut piece) = (0, [0u8; 2048]);
+    while read < sent {
+        let count = (&stuck_root).read(&mut piece).unwrap();
+        assert_ne!(count, 0, "{read} of {sent} bytes arrived");
+        read += count;
+    }
+    assert!(read_all(&stuck_root).is_empty());
 }
 
 /// NCCL's root is gone: whoever comes for it is closed, and the thread goes on.
@@ -126,6 +133,10 @@ fn silent_and_stray() {
     let counts = hosted.rendezvous.counts();
     while counts.turned_away.load(Ordering::Relaxed) < 100 + 4 + 1 + 1 - 16 {
         thread::yield_now();
+    }
+    // The oldest have been closed.
+    for mut stream in &silent[..silent.len() - 16] {
+        assert_eq!(stream.read(&mut [0; 8]).unwrap_or(0), 0);
     }
     let party = hosted.rendezvous.attend(&hosted.id, vec![facts(0, 2), facts(1, 2)]).unwrap();
     assert!(party.join(ready).iter().all(is_fabric));
