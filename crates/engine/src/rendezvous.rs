@@ -26,10 +26,12 @@
 //!    abort. An error here and a missing peer there is what NCCL gives, too; two paths at once would hang silently.
 //! 4. A rank that was never heard of (could not connect) may go to NCCL by itself: the others cannot have agreed
 //!    without it, and its NCCL connects to the same port, which makes the meeting plain.
-//! 5. A rank that leaves after its report and before the verdict makes the meeting fail, whether it had confirmed or
+//! 5. A rank that cannot prepare refuses, and the meeting will be plain; but the verdict waits until all have confirmed
+//!    or refused, since a refusal may be what a rank makes of a peer that is dying. A dead rank never speaks.
+//! 6. A rank that leaves after its report and before the verdict makes the meeting fail, whether it had confirmed or
 //!    not: nothing has been built on its word yet. After the verdict leaving is news ([`Membership::departed`]), not
 //!    failure.
-//! 6. Nothing is timed. A rank that is minutes late is waited for, as NCCL waits; one that never comes and never goes
+//! 7. Nothing is timed. A rank that is minutes late is waited for, as NCCL waits; one that never comes and never goes
 //!    to NCCL is waited for until its peers are aborted, as with NCCL.
 //!
 //! The remaining freedom is when plain is decided: a rank with a [reason of its own](facts::plain_reason) goes to NCCL

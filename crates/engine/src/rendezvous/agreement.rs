@@ -45,6 +45,7 @@ struct Present {
 enum Stance {
     Here,
     Confirmed,
+    Refused,
     Gone,
 }
 
@@ -52,6 +53,8 @@ enum Stance {
 enum Phase {
     Gathering,
     Preparing,
+    /// A rank could not prepare, for this reason; the others stop, and speak.
+    Stopping(Reason),
     Over(Verdict),
 }
 
@@ -104,7 +107,7 @@ impl Agreement {
         }
         match &self.phase {
             // Whoever comes after a fabric's verdict has a number that is taken.
-            Phase::Over(Verdict::Fabric) | Phase::Preparing => {
+            Phase::Over(Verdict::Fabric) | Phase::Preparing | Phase::Stopping(_) => {
                 self.refuse_newcomer(seat, Failure::Duplicate { rank })
             }
             Phase::Over(verdict) => vec![Answer { to: seat, message: FromHost::Verdict(verdict.clone()) }],
@@ -140,15 +143,13 @@ impl Agreement {
     }
 
     fn confirm(&mut self, seat: Seat) -> Vec<Answer> {
-        let preparing = self.phase == Phase::Preparing;
-        let over = self.verdict().is_some();
+        let (may_speak, over) = (self.is_preparing(), self.verdict().is_some());
         match self.of_seat(seat) {
             // Its confirmation crossed the verdict, or it never reported and was told so.
             _ if over => Vec::new(),
-            Some(present) if preparing && present.stance == Stance::Here => {
+            Some(present) if may_speak && present.stance == Stance::Here => {
                 present.stance = Stance::Confirmed;
-                let all = self.present.iter().all(|present| present.stance == Stance::Confirmed);
-                if all { self.end(Verdict::Fabric) } else { Vec::new() }
+                self.end_if_all_spoke()
             }
             Some(present) => {
                 let rank = present.facts.member.rank;
@@ -158,18 +159,40 @@ impl Agreement {
         }
     }
 
+    /// A refusal is a rank's own word; it may also be what it makes of a peer's death. So the verdict waits until all
+    /// have spoken: whoever died never does, and is seen to have left.
     fn refuse(&mut self, seat: Seat, words: String) -> Vec<Answer> {
         let over = self.verdict().is_some();
-        match self.of_seat(seat) {
-            Some(present) if !over => {
-                let rank = present.facts.member.rank;
-                // It may refuse once it has reported; after its confirmation that is out of turn.
-                if present.stance == Stance::Confirmed {
-                    return self.disorder(rank);
-                }
-                self.end(Verdict::Plain(Reason::Refused { rank, words }))
-            }
-            _ => Vec::new(),
+        let Some(present) = self.of_seat(seat).filter(|_| !over) else { return Vec::new() };
+        let rank = present.facts.member.rank;
+        if present.stance != Stance::Here {
+            return self.disorder(rank);
+        }
+        present.stance = Stance::Refused;
+        let reason = Reason::Refused { rank, words };
+        match self.phase {
+            Phase::Gathering => return self.end(Verdict::Plain(reason)),
+            Phase::Preparing => self.phase = Phase::Stopping(reason),
+            _ => return self.end_if_all_spoke(),
+        }
+        let mut answers = self.end_if_all_spoke();
+        if answers.is_empty() {
+            answers = self.tell(&FromHost::Stop, |stance| stance == Stance::Here);
+        }
+        answers
+    }
+
+    fn is_preparing(&self) -> bool {
+        matches!(self.phase, Phase::Preparing | Phase::Stopping(_))
+    }
+
+    fn end_if_all_spoke(&mut self) -> Vec<Answer> {
+        if self.present.iter().any(|present| present.stance == Stance::Here) {
+            return Vec::new();
+        }
+        match &self.phase {
+            Phase::Stopping(reason) => self.end(Verdict::Plain(reason.clone())),
+            _ => self.end(Verdict::Fabric),
         }
     }
 
@@ -183,7 +206,9 @@ impl Agreement {
         match &self.phase {
             Phase::Over(Verdict::Fabric) => self.tell_all(&FromHost::Departed(rank)),
             Phase::Over(_) => Vec::new(),
-            Phase::Gathering | Phase::Preparing => self.end(Verdict::Failed(Failure::Lost { rank })),
+            Phase::Gathering | Phase::Preparing | Phase::Stopping(_) => {
+                self.end(Verdict::Failed(Failure::Lost { rank }))
+            }
         }
     }
 
@@ -214,7 +239,11 @@ impl Agreement {
     }
 
     fn tell_all(&self, message: &FromHost) -> Vec<Answer> {
-        let there = self.present.iter().filter(|present| present.stance != Stance::Gone);
+        self.tell(message, |stance| stance != Stance::Gone)
+    }
+
+    fn tell(&self, message: &FromHost, whom: impl Fn(Stance) -> bool) -> Vec<Answer> {
+        let there = self.present.iter().filter(|present| whom(present.stance));
         there.map(|present| Answer { to: present.seat, message: message.clone() }).collect()
     }
 }

@@ -29,17 +29,31 @@ pub struct Attendance {
     facts: Facts,
     stage: Stage,
     departed: u64,
+    preparing: Worth,
+}
+
+/// Whether preparing can still lead to a fabric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Worth {
+    Worthwhile,
+    Pointless,
 }
 
 impl Attendance {
     /// A rank that is about to report this.
     pub fn new(facts: Facts) -> Attendance {
-        Attendance { facts, stage: Stage::Asked, departed: 0 }
+        Attendance { facts, stage: Stage::Asked, departed: 0, preparing: Worth::Worthwhile }
     }
 
     /// Where it stands.
     pub fn stage(&self) -> &Stage {
         &self.stage
+    }
+
+    /// Whether preparing is worth while.
+    pub fn preparing(&self) -> Worth {
+        if matches!(self.stage, Stage::Over(_)) { Worth::Pointless } else { self.preparing }
     }
 
     /// What it reports.
@@ -71,6 +85,11 @@ impl Attendance {
                 Stage::Asked | Stage::Preparing(_) | Stage::Confirmed(_),
                 FromHost::Verdict(verdict @ (Verdict::Plain(_) | Verdict::Failed(_))),
             ) => Stage::Over(verdict),
+            // It may cross this rank's own word.
+            (Stage::Preparing(_) | Stage::Confirmed(_), FromHost::Stop) => {
+                self.preparing = Worth::Pointless;
+                return;
+            }
             (Stage::Fabric(_), FromHost::Departed(rank)) => {
                 self.departed |= 1u64.checked_shl(rank).unwrap_or(0);
                 return;

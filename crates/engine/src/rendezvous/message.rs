@@ -35,6 +35,8 @@ pub enum FromRank {
 pub enum FromHost {
     /// All are here and this is what they agree on: prepare.
     Prepare(Contract),
+    /// A rank could not prepare: stop, and say how far you are.
+    Stop,
     /// How it ends.
     Verdict(Verdict),
     /// After the verdict: a rank has closed, or its process is gone.
@@ -164,6 +166,7 @@ impl FromHost {
                 body.u32(*rank);
                 3
             }
+            FromHost::Stop => 4,
         };
         framed(kind, &body.finish())
     }
@@ -175,6 +178,7 @@ impl FromHost {
             1 => return Contract::decode(body).map(FromHost::Prepare),
             2 => FromHost::Verdict(Verdict::take(&mut reader)?),
             3 => FromHost::Departed(reader.u32()?),
+            4 => FromHost::Stop,
             _ => return None,
         };
         reader.finish()?;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::contract::{Contract, Token};
 
-use super::attendance::{Attendance, Stage, Turn};
+use super::attendance::{Attendance, Stage, Turn, Worth};
 use super::descriptors::Door;
 use super::facts::Facts;
 use super::message::{FromHost, FromRank};
@@ -44,8 +44,9 @@ impl Ranks {
         let Some(attendance) = standing.get_mut(index) else { return Need::Nothing };
         change(attendance);
         let over = matches!(attendance.stage(), Stage::Over(_));
+        let pointless = attendance.preparing() == Worth::Pointless;
         drop(standing);
-        if over {
+        if pointless {
             self.stop.raise();
         }
         self.changed.notify_all();

@@ -1,8 +1,6 @@
 //! How a meeting ends, and why.
 
-use nccl_sys::{
-    ncclInternalError, ncclInvalidArgument, ncclInvalidUsage, ncclRemoteError, ncclResult_t, ncclSystemError,
-};
+use nccl_sys::{ncclInternalError, ncclInvalidArgument, ncclInvalidUsage, ncclRemoteError, ncclResult_t};
 
 use crate::contract::bytes::{Reader, Writer};
 
@@ -111,8 +109,8 @@ impl Failure {
             Failure::Lost { .. } | Failure::HostLost => ncclRemoteError,
             Failure::Mismatch { .. } => ncclInvalidArgument,
             Failure::Duplicate { .. } => ncclInvalidUsage,
-            Failure::Aborted => ncclSystemError,
-            Failure::Disorder { .. } | Failure::Unreadable => ncclInternalError,
+            // What NCCL's own waits answer when they are aborted.
+            Failure::Aborted | Failure::Disorder { .. } | Failure::Unreadable => ncclInternalError,
         }
     }
 }
@@ -140,4 +138,23 @@ impl Verdict {
 pub(super) fn bounded(words: &str) -> String {
     let end = (0..=words.len().min(WORDS_BYTES_MAX)).rev().find(|end| words.is_char_boundary(*end));
     words[..end.unwrap_or(0)].to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The codes that callers see, as NCCL's bootstrap gives them; and words are cut between characters.
+    #[test]
+    fn codes_and_words() {
+        assert_eq!(Failure::Lost { rank: 1 }.code(), ncclRemoteError);
+        assert_eq!(Failure::HostLost.code(), ncclRemoteError);
+        assert_eq!(Failure::Aborted.code(), ncclInternalError);
+        assert_eq!(bounded(&"é".repeat(150)), "é".repeat(100));
+        assert_eq!(bounded("x"), "x");
+        assert_eq!(
+            Reason::OtherHost { rank: 1, other: 0 }.to_string(),
+            "ranks are on different hosts, rank 1, other 0"
+        );
+    }
 }

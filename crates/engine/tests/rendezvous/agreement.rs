@@ -349,6 +349,33 @@ fn impossible_claims() {
     assert_eq!((gone[0].to, &gone[0].message), (Seat(2), &FromHost::Departed(0)));
 }
 
+/// After a refusal the verdict waits for the words of all: a rank that leaves meanwhile makes the meeting fail.
+#[test]
+fn refusal_waits_for_all() {
+    let begin = || {
+        let mut host = Agreement::new(Token([0; 16]));
+        for rank in 0..3 {
+            host.step(Event::Said(Seat(u64::from(rank) + 1), report(rank, 3)));
+        }
+        assert!(host.step(Event::Said(Seat(1), FromRank::Confirm)).is_empty());
+        let stops = host.step(Event::Said(Seat(2), FromRank::Refuse("full".into())));
+        // Whoever has spoken is not asked again.
+        assert_eq!(stops.len(), 1);
+        assert_eq!((stops[0].to, &stops[0].message), (Seat(3), &FromHost::Stop));
+        host
+    };
+    for word in [FromRank::Confirm, FromRank::Refuse("stopped".into())] {
+        let mut host = begin();
+        assert_eq!(host.step(Event::Said(Seat(3), word)).len(), 3);
+        assert_eq!(host.verdict(), Some(&Verdict::Plain(Reason::Refused { rank: 1, words: "full".into() })));
+    }
+    for (gone, rank) in [(1, 0), (2, 1), (3, 2)] {
+        let mut host = begin();
+        assert_eq!(host.step(Event::Left(Seat(gone))).len(), 2);
+        assert_eq!(host.verdict(), Some(&Verdict::Failed(Failure::Lost { rank })));
+    }
+}
+
 proptest! {
     /// Bytes that are no message are none: neither panic nor belief.
     #[test]

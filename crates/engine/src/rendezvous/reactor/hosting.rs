@@ -225,7 +225,7 @@ impl Reactor {
         } else {
             meeting.relayed += 1;
         }
-        let all_came = meeting.agreement.ranks().is_some_and(|ranks| meeting.relayed >= ranks);
+        let all_came = meeting.agreement.ranks().is_none_or(|ranks| meeting.relayed >= ranks);
         if all_came && meeting.relays == 0 && !self.closing.iter().any(|(closing, _)| *closing == token) {
             self.closing.push((token, 0));
         }
