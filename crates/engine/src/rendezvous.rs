@@ -3,13 +3,22 @@
 //! The process that makes an `ncclUniqueId` hosts the meeting: it puts [its own port and a calling card](card) into the
 //! id. Ranks with Windlass [report](facts::Facts) there, the host [decides](decision), all prepare (map, test, load)
 //! and confirm, and the host gives one verdict: fabric, plain, or failed. Every other connection goes byte for byte
-//! [to NCCL's root](relay), and before the verdict it is the proof that a rank has no Windlass or went to NCCL: plain.
+//! to NCCL's root (`relay`), and before the verdict it is the proof that a rank has no Windlass or went to NCCL: plain.
 //!
 //! **One port an id.** NCCL's protocol says in its first eight bytes which id it means, so one port could serve all
 //! ids; but then the relay, and with it every init of programs without a fabric, would rest on bytes of a private
 //! protocol (which an environment variable of NCCL's can change). A port an id needs to understand nothing. It costs
 //! one descriptor, where NCCL spends a descriptor and a thread; they are bounded by `WINDLASS_MEETINGS_MAX`, and a
 //! port closes when NCCL's root behind it has.
+//!
+//! # How it is used
+//!
+//! `ncclGetUniqueId`: [`Rendezvous::host`] with the id that NCCL made (not with one of NCCL_COMM_ID or of
+//! `ncclCommGetUniqueId`, which grow a communicator: those stay as they are). `ncclCommInitRank`:
+//! [`facts::plain_reason`], or [`Rendezvous::attend`] with all ranks that this caller brings to the meeting, then
+//! [`join_all`] over all meetings of the group with what there is to prepare; [`Party::cancellers`] first, for
+//! `ncclCommAbort`. Plain means the real init with the same id, which the relay serves, as it does beside a fabric.
+//! `ncclCommInitAll`: [`decision::decide`], without a meeting. After a fork: [`in_child`].
 //!
 //! # Why ranks never act on different verdicts
 //!

@@ -338,6 +338,7 @@ fn forked_child() {
     if child == 0 {
         windlass_engine::rendezvous::in_child();
         let left = windlass_engine::rendezvous::ours::open() as u8;
+        let begins = u8::from(windlass_engine::rendezvous::process().is_ok());
         let mut sockets = 0u8;
         for number in 3..1024 {
             // SAFETY: a query of a number.
@@ -348,15 +349,16 @@ fn forked_child() {
                 }
             }
         }
-        let _ = writer.write_all(&[left, sockets]);
+        let _ = writer.write_all(&[left, sockets, begins]);
         // SAFETY: ends the child without the parent's exit handlers.
         unsafe { libc::_exit(0) };
     }
     drop(writer);
-    let mut told = [9; 2];
+    let mut told = [9; 3];
     (&reader).read_exact(&mut told).unwrap();
-    // NCCL's root, which the test holds, is not ours.
-    assert_eq!(told, [0, 1]);
+    // NCCL's root, which the test holds, is not ours. Nothing of ours begins in the child; here it does.
+    assert_eq!(told, [0, 1, 0]);
+    assert!(windlass_engine::rendezvous::process().is_ok());
     // SAFETY: our own child.
     unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
 }
