@@ -120,18 +120,16 @@ impl Poll {
         epoll::add(&self.set, fd, EventData::new_u64(key), EventFlags::IN)
     }
 
-    /// Waits; gives the keys that have something.
-    pub fn wait(&mut self, timeout_ms: Option<u32>) -> Vec<u64> {
+    /// Waits; gives the keys that have something. An error is final: a program that closed descriptors that were not
+    /// its own has taken this one too.
+    pub fn wait(&mut self, timeout_ms: Option<u32>) -> rustix::io::Result<Vec<u64>> {
         let timeout = timeout_ms
             .map(|ms| Timespec { tv_sec: i64::from(ms / 1000), tv_nsec: (ms % 1000 * 1_000_000).into() });
         self.events.clear();
         match epoll::wait(&self.set, spare_capacity(&mut self.events), timeout.as_ref()) {
-            Ok(_) => self.events.iter().map(|event| event.data.u64()).collect(),
-            Err(Errno::INTR) => Vec::new(),
-            Err(error) => {
-                log::error!("rendezvous wait failed: {error}");
-                Vec::new()
-            }
+            Ok(_) => Ok(self.events.iter().map(|event| event.data.u64()).collect()),
+            Err(Errno::INTR) => Ok(Vec::new()),
+            Err(error) => Err(error),
         }
     }
 }

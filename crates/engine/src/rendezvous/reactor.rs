@@ -172,8 +172,12 @@ impl Reactor {
         while self.running {
             let timeout_ms =
                 self.due.map(|due| due.saturating_duration_since(Instant::now()).as_millis() + 1);
-            for key in self.poll.wait(timeout_ms.map(|ms| ms as u32)) {
-                self.ready(key);
+            match self.poll.wait(timeout_ms.map(|ms| ms as u32)) {
+                Ok(keys) => keys.into_iter().for_each(|key| self.ready(key)),
+                Err(error) => {
+                    log::error!("rendezvous cannot wait: {error}, every meeting of this process ends");
+                    return;
+                }
             }
             self.look_again();
         }

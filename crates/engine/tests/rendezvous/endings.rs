@@ -1,6 +1,7 @@
 //! Ranks and hosts that go before their time, and aborts.
 
 use std::io::Write;
+use std::os::fd::AsRawFd;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -157,4 +158,33 @@ fn thread_ends() {
         drop(own);
         assert!(!is_fabric(&waiting.join().unwrap()[0]));
     });
+}
+
+/// A program takes our descriptors away, as those that close all they find do: whoever waits is told, whoever comes
+/// after goes to NCCL, and the thread neither spins nor stays.
+#[test]
+fn descriptors_taken_away() {
+    let hosted = hosted();
+    let own = Rendezvous::start(Limits::default()).unwrap();
+    let party = own.attend(&hosted.id, vec![facts(0, 3)]).unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| party.join(ready));
+        let null = std::fs::File::open("/dev/null").unwrap();
+        for entry in std::fs::read_dir("/proc/self/fd").unwrap() {
+            let entry = entry.unwrap();
+            let target = std::fs::read_link(entry.path()).unwrap_or_default();
+            if target.to_string_lossy().contains("[eventpoll]") {
+                let number: i32 = entry.file_name().to_str().unwrap().parse().unwrap();
+                // SAFETY: the number stays a valid descriptor of its owner, of another file.
+                assert_eq!(unsafe { libc::dup2(null.as_raw_fd(), number) }, number);
+            }
+        }
+        while !waiting.is_finished() {
+            // Wakes both threads, which then wait for nothing that exists.
+            let _ = own.attend(&hosted.id, vec![facts(1, 3)]);
+            hosted.rendezvous.retire(&hosted.id);
+        }
+        assert!(!is_fabric(&waiting.join().unwrap()[0]));
+    });
+    assert!(!is_fabric(&own.attend(&hosted.id, vec![facts(1, 3)]).unwrap().join(ready)[0]));
 }

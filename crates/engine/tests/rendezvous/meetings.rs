@@ -273,6 +273,27 @@ fn retired_while_waiting() {
     });
 }
 
+/// An id that NCCL never used serves again, with the same root and another token.
+#[test]
+fn recycled_id() {
+    let hosted = hosted();
+    let meet = |id: &card::Id| {
+        let party = hosted.rendezvous.attend(id, vec![facts(0, 2), facts(1, 2)]).unwrap();
+        party.join(ready).into_iter().map(|outcome| match outcome {
+            Outcome::Fabric(membership) => membership.contract.birth,
+            other => panic!("{other:?}"),
+        })
+    };
+    let first: Vec<_> = meet(&hosted.id).collect();
+    let again = hosted.rendezvous.host(&card::without_card(&hosted.id).unwrap()).unwrap();
+    hosted.rendezvous.retire(&hosted.id);
+    let (old, new) = (card::Card::decode(&hosted.id).unwrap(), card::Card::decode(&again).unwrap());
+    assert_ne!(old.token, new.token);
+    assert_eq!(old.root_port, new.root_port);
+    let second: Vec<_> = meet(&again).collect();
+    assert!(first[0] == first[1] && second[0] == second[1] && first[0] != second[0]);
+}
+
 /// 200 meetings leave no descriptor and no thread.
 #[test]
 fn two_hundred_meetings() {

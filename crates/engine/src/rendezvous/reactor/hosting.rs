@@ -270,7 +270,6 @@ impl Reactor {
             meeting.present -= 1;
         }
         self.happen(token, Event::Left(Seat(key)));
-        self.forget_if_empty(token);
     }
 
     /// Steps the agreement and sends its answers; whoever cannot be reached has left.
@@ -298,5 +297,6 @@ impl Reactor {
                 }
             }
         }
+        self.forget_if_empty(token);
     }
 }
