@@ -1,5 +1,6 @@
 //! What the very first call does: options, log, opening the real library. Loading this library does nothing.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use nccl_sys::{missing, open};
@@ -54,13 +55,24 @@ pub unsafe extern "C" fn first_use() {
     )
 }
 
+thread_local! {
+    /// Whether this thread is opening the real library.
+    static OPENING: Cell<bool> = const { Cell::new(false) };
+}
+
 /// Gives the address at which the call goes on.
 extern "C" fn prepare(index: usize, entry: *const ()) -> *const () {
     guard::or_else(
         || missing::without_library(index),
         || {
+            if OPENING.get() {
+                return open::address_while_opening(index).unwrap_or_else(|| missing::without_library(index));
+            }
             process::first_call();
-            match open::open() {
+            OPENING.set(true);
+            let opened = open::open();
+            OPENING.set(false);
+            match opened {
                 Ok(library) => {
                     process::library_opened(library);
                     READY.store(1, Ordering::Release);
