@@ -4,9 +4,7 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use nccl_sys::{missing, open};
-use windlass_engine::process;
-
-use crate::guard;
+use windlass_engine::{guard, process};
 
 /// 1 once the real library is open and every cell can be jumped through.
 pub static READY: AtomicU8 = AtomicU8::new(0);

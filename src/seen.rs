@@ -1,6 +1,8 @@
 //! The Rust code of the entry points that the engine looks at. Each makes plain data of its arguments and hands
 //! them to the engine; the entries of [`crate::entries`] jump here. The compiler holds every signature against the
 //! list of entry points.
+//!
+//! `C-unwind`: what the real NCCL throws passes through ([`windlass_engine::guard::around`]).
 
 #![allow(non_snake_case, clippy::too_many_arguments)]
 
@@ -13,14 +15,12 @@ use windlass_engine::forward::birth::Birth;
 use windlass_engine::forward::known::End;
 use windlass_engine::{dispatch, lifecycle};
 
-use crate::guard;
-
 // Collectives, sends and receives.
 
 #[inline(always)]
 fn run(shared: Shared, local: Local) -> ncclResult_t {
     let call = Call { shared, local };
-    guard::call(|| dispatch::call(&call))
+    dispatch::call(&call)
 }
 
 fn shared(function: Function, count: usize, datatype: ncclDataType_t) -> Shared {
@@ -31,7 +31,7 @@ fn local(communicator: ncclComm_t, stream: cudaStream_t, send: *const c_void, re
     Local { send, receive, peer: None, config: null(), communicator, stream }
 }
 
-pub extern "C" fn ncclAllReduce(
+pub extern "C-unwind" fn ncclAllReduce(
     sendbuff: *const c_void,
     recvbuff: *mut c_void,
     count: usize,
@@ -46,7 +46,7 @@ pub extern "C" fn ncclAllReduce(
     )
 }
 
-pub extern "C" fn ncclBroadcast(
+pub extern "C-unwind" fn ncclBroadcast(
     sendbuff: *const c_void,
     recvbuff: *mut c_void,
     count: usize,
@@ -61,7 +61,7 @@ pub extern "C" fn ncclBroadcast(
     )
 }
 
-pub extern "C" fn ncclReduce(
+pub extern "C-unwind" fn ncclReduce(
     sendbuff: *const c_void,
     recvbuff: *mut c_void,
     count: usize,
@@ -77,7 +77,7 @@ pub extern "C" fn ncclReduce(
     )
 }
 
-pub extern "C" fn ncclAllGather(
+pub extern "C-unwind" fn ncclAllGather(
     sendbuff: *const c_void,
     recvbuff: *mut c_void,
     sendcount: usize,
@@ -88,7 +88,7 @@ pub extern "C" fn ncclAllGather(
     run(shared(Function::AllGather, sendcount, datatype), local(comm, stream, sendbuff, recvbuff))
 }
 
-pub extern "C" fn ncclReduceScatter(
+pub extern "C-unwind" fn ncclReduceScatter(
     sendbuff: *const c_void,
     recvbuff: *mut c_void,
     recvcount: usize,
@@ -103,7 +103,7 @@ pub extern "C" fn ncclReduceScatter(
     )
 }
 
-pub extern "C" fn ncclAlltoAll(
+pub extern "C-unwind" fn ncclAlltoAll(
     sendbuff: *const c_void,
     recvbuff: *mut c_void,
     count: usize,
@@ -114,7 +114,7 @@ pub extern "C" fn ncclAlltoAll(
     run(shared(Function::AlltoAll, count, datatype), local(comm, stream, sendbuff, recvbuff))
 }
 
-pub extern "C" fn ncclGather(
+pub extern "C-unwind" fn ncclGather(
     sendbuff: *const c_void,
     recvbuff: *mut c_void,
     count: usize,
@@ -129,7 +129,7 @@ pub extern "C" fn ncclGather(
     )
 }
 
-pub extern "C" fn ncclScatter(
+pub extern "C-unwind" fn ncclScatter(
     sendbuff: *const c_void,
     recvbuff: *mut c_void,
     count: usize,
@@ -144,7 +144,7 @@ pub extern "C" fn ncclScatter(
     )
 }
 
-pub extern "C" fn ncclAllReduceConfig(
+pub extern "C-unwind" fn ncclAllReduceConfig(
     sendbuff: *const c_void,
     recvbuff: *mut c_void,
     count: usize,
@@ -160,7 +160,7 @@ pub extern "C" fn ncclAllReduceConfig(
     )
 }
 
-pub extern "C" fn ncclBroadcastConfig(
+pub extern "C-unwind" fn ncclBroadcastConfig(
     sendbuff: *const c_void,
     recvbuff: *mut c_void,
     count: usize,
@@ -176,7 +176,7 @@ pub extern "C" fn ncclBroadcastConfig(
     )
 }
 
-pub extern "C" fn ncclReduceConfig(
+pub extern "C-unwind" fn ncclReduceConfig(
     sendbuff: *const c_void,
     recvbuff: *mut c_void,
     count: usize,
@@ -193,7 +193,7 @@ pub extern "C" fn ncclReduceConfig(
     )
 }
 
-pub extern "C" fn ncclAllGatherConfig(
+pub extern "C-unwind" fn ncclAllGatherConfig(
     sendbuff: *const c_void,
     recvbuff: *mut c_void,
     sendcount: usize,
@@ -208,7 +208,7 @@ pub extern "C" fn ncclAllGatherConfig(
     )
 }
 
-pub extern "C" fn ncclReduceScatterConfig(
+pub extern "C-unwind" fn ncclReduceScatterConfig(
     sendbuff: *const c_void,
     recvbuff: *mut c_void,
     recvcount: usize,
@@ -224,7 +224,7 @@ pub extern "C" fn ncclReduceScatterConfig(
     )
 }
 
-pub extern "C" fn ncclAlltoAllConfig(
+pub extern "C-unwind" fn ncclAlltoAllConfig(
     sendbuff: *const c_void,
     recvbuff: *mut c_void,
     count: usize,
@@ -239,7 +239,7 @@ pub extern "C" fn ncclAlltoAllConfig(
     )
 }
 
-pub extern "C" fn ncclGatherConfig(
+pub extern "C-unwind" fn ncclGatherConfig(
     sendbuff: *const c_void,
     recvbuff: *mut c_void,
     count: usize,
@@ -255,7 +255,7 @@ pub extern "C" fn ncclGatherConfig(
     )
 }
 
-pub extern "C" fn ncclScatterConfig(
+pub extern "C-unwind" fn ncclScatterConfig(
     sendbuff: *const c_void,
     recvbuff: *mut c_void,
     count: usize,
@@ -271,7 +271,7 @@ pub extern "C" fn ncclScatterConfig(
     )
 }
 
-pub extern "C" fn ncclBcast(
+pub extern "C-unwind" fn ncclBcast(
     buff: *mut c_void,
     count: usize,
     datatype: ncclDataType_t,
@@ -285,7 +285,7 @@ pub extern "C" fn ncclBcast(
     )
 }
 
-pub extern "C" fn ncclSend(
+pub extern "C-unwind" fn ncclSend(
     sendbuff: *const c_void,
     count: usize,
     datatype: ncclDataType_t,
@@ -299,7 +299,7 @@ pub extern "C" fn ncclSend(
     )
 }
 
-pub extern "C" fn ncclRecv(
+pub extern "C-unwind" fn ncclRecv(
     recvbuff: *mut c_void,
     count: usize,
     datatype: ncclDataType_t,
@@ -316,10 +316,10 @@ pub extern "C" fn ncclRecv(
 // Birth and end of communicators.
 
 fn birth(entry: Entry, wish: Birth) -> ncclResult_t {
-    guard::call(|| lifecycle::birth(entry, &wish))
+    lifecycle::birth(entry, &wish)
 }
 
-pub extern "C" fn ncclCommInitRank(
+pub extern "C-unwind" fn ncclCommInitRank(
     comm: *mut ncclComm_t,
     nranks: c_int,
     commId: ncclUniqueId,
@@ -328,7 +328,7 @@ pub extern "C" fn ncclCommInitRank(
     birth(Entry::ncclCommInitRank, Birth::InitRank { handle: comm, ranks: nranks, id: commId, rank })
 }
 
-pub extern "C" fn ncclCommInitRankConfig(
+pub extern "C-unwind" fn ncclCommInitRankConfig(
     comm: *mut ncclComm_t,
     nranks: c_int,
     commId: ncclUniqueId,
@@ -341,7 +341,7 @@ pub extern "C" fn ncclCommInitRankConfig(
     )
 }
 
-pub extern "C" fn ncclCommInitRankScalable(
+pub extern "C-unwind" fn ncclCommInitRankScalable(
     newcomm: *mut ncclComm_t,
     nranks: c_int,
     myrank: c_int,
@@ -362,11 +362,15 @@ pub extern "C" fn ncclCommInitRankScalable(
     )
 }
 
-pub extern "C" fn ncclCommInitAll(comm: *mut ncclComm_t, ndev: c_int, devlist: *const c_int) -> ncclResult_t {
+pub extern "C-unwind" fn ncclCommInitAll(
+    comm: *mut ncclComm_t,
+    ndev: c_int,
+    devlist: *const c_int,
+) -> ncclResult_t {
     birth(Entry::ncclCommInitAll, Birth::InitAll { handles: comm, count: ndev, devices: devlist })
 }
 
-pub extern "C" fn ncclCommSplit(
+pub extern "C-unwind" fn ncclCommSplit(
     comm: ncclComm_t,
     color: c_int,
     key: c_int,
@@ -376,7 +380,7 @@ pub extern "C" fn ncclCommSplit(
     birth(Entry::ncclCommSplit, Birth::Split { parent: comm, color, key, handle: newcomm, config })
 }
 
-pub extern "C" fn ncclCommShrink(
+pub extern "C-unwind" fn ncclCommShrink(
     comm: ncclComm_t,
     excludeRanksList: *mut c_int,
     excludeRanksCount: c_int,
@@ -397,7 +401,7 @@ pub extern "C" fn ncclCommShrink(
     )
 }
 
-pub extern "C" fn ncclCommGrow(
+pub extern "C-unwind" fn ncclCommGrow(
     comm: ncclComm_t,
     nRanks: c_int,
     uniqueId: *const ncclUniqueId,
@@ -411,30 +415,30 @@ pub extern "C" fn ncclCommGrow(
     )
 }
 
-pub extern "C" fn ncclCommFinalize(comm: ncclComm_t) -> ncclResult_t {
-    guard::call(|| lifecycle::end(Entry::ncclCommFinalize, End::Finalize, comm))
+pub extern "C-unwind" fn ncclCommFinalize(comm: ncclComm_t) -> ncclResult_t {
+    lifecycle::end(Entry::ncclCommFinalize, End::Finalize, comm)
 }
 
-pub extern "C" fn ncclCommDestroy(comm: ncclComm_t) -> ncclResult_t {
-    guard::call(|| lifecycle::end(Entry::ncclCommDestroy, End::Destroy, comm))
+pub extern "C-unwind" fn ncclCommDestroy(comm: ncclComm_t) -> ncclResult_t {
+    lifecycle::end(Entry::ncclCommDestroy, End::Destroy, comm)
 }
 
-pub extern "C" fn ncclCommAbort(comm: ncclComm_t) -> ncclResult_t {
-    guard::call(|| lifecycle::end(Entry::ncclCommAbort, End::Abort, comm))
+pub extern "C-unwind" fn ncclCommAbort(comm: ncclComm_t) -> ncclResult_t {
+    lifecycle::end(Entry::ncclCommAbort, End::Abort, comm)
 }
 
 // Groups.
 
-pub extern "C" fn ncclGroupStart() -> ncclResult_t {
-    guard::call(lifecycle::group_start)
+pub extern "C-unwind" fn ncclGroupStart() -> ncclResult_t {
+    lifecycle::group_start()
 }
 
-pub extern "C" fn ncclGroupEnd() -> ncclResult_t {
-    guard::call(lifecycle::group_end)
+pub extern "C-unwind" fn ncclGroupEnd() -> ncclResult_t {
+    lifecycle::group_end()
 }
 
-pub extern "C" fn ncclGroupSimulateEnd(simInfo: *mut ncclSimInfo_t) -> ncclResult_t {
-    guard::call(|| lifecycle::group_simulate_end(simInfo))
+pub extern "C-unwind" fn ncclGroupSimulateEnd(simInfo: *mut ncclSimInfo_t) -> ncclResult_t {
+    lifecycle::group_simulate_end(simInfo)
 }
 
 // Every row of the list that is marked `seen` has code here, with the row's signature.
@@ -446,7 +450,7 @@ macro_rules! signatures {
         $(signatures!(@$role $name ($($type),*) $(-> $result)?);)*
     };
     (@seen $name:ident ($($type:ty),*) -> $result:ty) => {
-        const _: extern "C" fn($($type),*) -> $result = $name;
+        const _: extern "C-unwind" fn($($type),*) -> $result = $name;
     };
     (@$role:ident $($rest:tt)*) => {};
 }

@@ -12,7 +12,7 @@ const ROWS: &[(Together, &[&str])] = &[
     (Together::No, &["process"]),
     (Together::No, &["stats"]),
     (Together::No, &["annotate", "log"]),
-    (Together::No, &["config", "error"]),
+    (Together::No, &["config", "error", "guard"]),
     (Together::No, &["call", "path"]),
 ];
 

@@ -32,6 +32,8 @@ pub mod config;
 
 pub mod error;
 
+pub mod guard;
+
 // Words that all of them use.
 pub mod call;
 

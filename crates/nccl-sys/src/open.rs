@@ -162,15 +162,8 @@ fn own_address() -> usize {
 }
 
 /// The operators that a C++ program may replace, of which libstdc++ has its own.
-const OPERATORS: [&CStr; 7] = [
-    c"_Znwm",
-    c"_Znam",
-    c"_ZdlPv",
-    c"_ZdlPvm",
-    c"_ZdaPv",
-    c"_ZnwmSt11align_val_t",
-    c"_ZdlPvSt11align_val_t",
-];
+const OPERATORS: [&CStr; 7] =
+    [c"_Znwm", c"_Znam", c"_ZdlPv", c"_ZdlPvm", c"_ZdaPv", c"_ZnwmSt11align_val_t", c"_ZdlPvSt11align_val_t"];
 
 /// A deep-bound NCCL calls libc's `free` on what libc's own functions took from a preloaded allocator's `malloc`,
 /// and libstdc++'s `delete` on what libstdc++'s own functions took from the program's `new`: either aborts. So deep
