@@ -37,6 +37,12 @@ add_library(allocator SHARED loader/toys/allocator.c)
 target_compile_options(allocator PRIVATE -fno-builtin)
 set_target_properties(allocator PROPERTIES LIBRARY_OUTPUT_DIRECTORY "${TOYS}")
 
+add_library(calling SHARED loader/toys/calling.c)
+target_include_directories(calling PRIVATE "${NCCL_INCLUDE_DIR}")
+target_include_directories(calling SYSTEM PRIVATE "${STUBS}/include")
+target_link_libraries(calling PRIVATE nccl_link_stub)
+set_target_properties(calling PROPERTIES LIBRARY_OUTPUT_DIRECTORY "${TOYS}")
+
 function(add_loader_test name label)
   add_test(NAME loader.${name} COMMAND "${Python3_EXECUTABLE}" "${CMAKE_CURRENT_SOURCE_DIR}/loader/${name}.py")
   set(environment "CTESTS_WINDLASS_DIR=${WINDLASS_LIBRARY_DIR}" "CTESTS_BUILD_DIR=${CMAKE_CURRENT_BINARY_DIR}"
