@@ -89,7 +89,12 @@ impl Machine {
         match asked {
             None => Ok(usual.min(devices)),
             Some(ranks) if (1..=devices).contains(&ranks) => Ok(ranks),
-            Some(ranks) => bail!("--ranks {ranks}: this machine has {devices} devices, one a rank"),
+            Some(ranks) => {
+                let owner = if self.is_simulated() { "the simulator" } else { "this machine" };
+                bail!(
+                    "--ranks {ranks}: expected 1 to {devices}, because {owner} has {devices} devices, one a rank"
+                )
+            }
         }
     }
 

@@ -25,8 +25,9 @@ use operation::Operation;
 use record::{MachineFacts, Record, Versions};
 use serde::{Deserialize, Serialize};
 use sizes::Sizes;
+use std::fs::File;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use worker::{CellDone, Job, Outcome};
 
@@ -119,16 +120,13 @@ pub fn run(options: &Options) -> Result<()> {
     if machine.is_simulated() {
         eprintln!("bench: times on the simulator say nothing about GPUs; only that everything runs");
     }
+    // Opened first: a wrong name should not cost the measurements.
+    let json = options.json.as_deref().map(open_to_append).transpose()?;
     let results = measure(options, &machine, &windlass, ranks, &cells)?;
     let records = records(options, &machine, ranks, &results);
     print!("{}", record::table(&records));
     println!("{}", record::summary(&records));
-    if let Some(file) = &options.json {
-        let mut out = std::fs::OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(file)
-            .with_context(|| format!("cannot write {}", file.display()))?;
+    if let Some(mut out) = json {
         for record in &records {
             writeln!(out, "{}", serde_json::to_string(record)?)?;
         }
@@ -139,6 +137,11 @@ pub fn run(options: &Options) -> Result<()> {
         }
     }
     Ok(())
+}
+
+fn open_to_append(file: &Path) -> Result<File> {
+    let opened = File::options().create(true).append(true).open(file);
+    opened.with_context(|| format!("cannot write {}", file.display()))
 }
 
 /// Every measurement, in the order in which it is made.

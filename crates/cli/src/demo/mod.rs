@@ -1,4 +1,4 @@
-//! `windlass demo`: a training-like mix of every kind of call through Windlass, all data checked on the host, and the
+//! `windlass demo`: a training-like mix of calls that move data through Windlass, all data checked on the host, and the
 //! counters of Windlass compared with the calls that were made.
 
 mod counters;
