@@ -99,7 +99,7 @@ fn clean(wanted: Option<u32>) -> Result<()> {
             .is_some_and(|process| wanted.is_none_or(|wanted| wanted == process) && !is_alive(process));
         if gone {
             std::fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
-            println!("removed {}", path.display());
+            text::print(format!("removed {}\n", path.display()))?;
         }
     }
     Ok(())

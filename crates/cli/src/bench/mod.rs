@@ -18,7 +18,7 @@ use crate::installation;
 use crate::machine::{Machine, Wish};
 use crate::nccl::version_text;
 use crate::ranks::{self, Launch};
-use crate::search;
+use crate::{search, text};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use operation::Operation;
@@ -110,7 +110,9 @@ pub fn run(options: &Options) -> Result<()> {
         bail!("--seconds {}: expected more than 0 and at most 3600", options.seconds);
     }
     let windlass = installation::windlass_library()?;
-    let machine = Machine::prepare(options.wish, || search::for_tools(options.nccl.as_deref()))?;
+    let machine = Machine::prepare(options.wish, options.nccl.as_deref(), || {
+        search::for_tools(options.nccl.as_deref())
+    })?;
     let ranks = machine.ranks(options.ranks, if machine.is_simulated() { 2 } else { 8 })?;
     if ranks < 2 {
         bail!("--ranks {ranks}: two are needed to communicate");
@@ -124,8 +126,8 @@ pub fn run(options: &Options) -> Result<()> {
     let json = options.json.as_deref().map(open_to_append).transpose()?;
     let results = measure(options, &machine, &windlass, ranks, &cells)?;
     let records = records(options, &machine, ranks, &results);
-    print!("{}", record::table(&records));
-    println!("{}", record::summary(&records));
+    text::print(record::table(&records))?;
+    text::print(record::summary(&records) + "\n")?;
     if let Some(mut out) = json {
         for record in &records {
             writeln!(out, "{}", serde_json::to_string(record)?)?;

@@ -64,7 +64,7 @@ pub fn decide(situation: &Situation) -> Decision {
                 decision.refusals.push(not_windlass(windlass));
             }
             decision.refusals.push(format!(
-                "found no real NCCL for this command; name it with --nccl PATH. Looked at:\n{}",
+                "found no real NCCL for this command; name an existing one with --nccl PATH. Looked at:\n{}",
                 situation.searched
             ));
         }

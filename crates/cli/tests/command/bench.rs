@@ -1,3 +1,5 @@
+//! Holds that `windlass bench` measures, and tells what it measured.
+
 use crate::{outcome, windlass};
 use serde_json::Value;
 

@@ -1,3 +1,5 @@
+//! Holds that `windlass stats` sees running programs, and ends as it should.
+
 use crate::{outcome, windlass};
 use std::process::Stdio;
 
