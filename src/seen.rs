@@ -31,244 +31,40 @@ fn local(communicator: ncclComm_t, stream: cudaStream_t, send: *const c_void, re
     Local { send, receive, peer: None, config: null(), communicator, stream }
 }
 
-pub extern "C-unwind" fn ncclAllReduce(
-    sendbuff: *const c_void,
-    recvbuff: *mut c_void,
-    count: usize,
-    datatype: ncclDataType_t,
-    op: ncclRedOp_t,
-    comm: ncclComm_t,
-    stream: cudaStream_t,
-) -> ncclResult_t {
-    run(
-        Shared { operation: Some(op), ..shared(Function::AllReduce, count, datatype) },
-        local(comm, stream, sendbuff, recvbuff),
-    )
-}
+/// A row for each collective: the plain function and the one with a configuration, and what it has besides buffers,
+/// count, type, communicator and stream.
+macro_rules! collectives {
+    ($($plain:ident $plain_function:ident, $configured:ident $configured_function:ident,
+       ($($argument:ident: $type:ty),*) { $($field:ident),* };)*) => {
+        $(
+            pub extern "C-unwind" fn $plain(
+                sendbuff: *const c_void, recvbuff: *mut c_void, count: usize, datatype: ncclDataType_t,
+                $($argument: $type,)* comm: ncclComm_t, stream: cudaStream_t,
+            ) -> ncclResult_t {
+                let shared = shared(Function::$plain_function, count, datatype);
+                run(Shared { $($field: Some($argument),)* ..shared }, local(comm, stream, sendbuff, recvbuff))
+            }
 
-pub extern "C-unwind" fn ncclBroadcast(
-    sendbuff: *const c_void,
-    recvbuff: *mut c_void,
-    count: usize,
-    datatype: ncclDataType_t,
-    root: c_int,
-    comm: ncclComm_t,
-    stream: cudaStream_t,
-) -> ncclResult_t {
-    run(
-        Shared { root: Some(root), ..shared(Function::Broadcast, count, datatype) },
-        local(comm, stream, sendbuff, recvbuff),
-    )
+            pub extern "C-unwind" fn $configured(
+                sendbuff: *const c_void, recvbuff: *mut c_void, count: usize, datatype: ncclDataType_t,
+                $($argument: $type,)* comm: ncclComm_t, stream: cudaStream_t, config: *const ncclCollConfig_t,
+            ) -> ncclResult_t {
+                let shared = shared(Function::$configured_function, count, datatype);
+                let local = local(comm, stream, sendbuff, recvbuff);
+                run(Shared { $($field: Some($argument),)* ..shared }, Local { config, ..local })
+            }
+        )*
+    };
 }
-
-pub extern "C-unwind" fn ncclReduce(
-    sendbuff: *const c_void,
-    recvbuff: *mut c_void,
-    count: usize,
-    datatype: ncclDataType_t,
-    op: ncclRedOp_t,
-    root: c_int,
-    comm: ncclComm_t,
-    stream: cudaStream_t,
-) -> ncclResult_t {
-    run(
-        Shared { operation: Some(op), root: Some(root), ..shared(Function::Reduce, count, datatype) },
-        local(comm, stream, sendbuff, recvbuff),
-    )
-}
-
-pub extern "C-unwind" fn ncclAllGather(
-    sendbuff: *const c_void,
-    recvbuff: *mut c_void,
-    sendcount: usize,
-    datatype: ncclDataType_t,
-    comm: ncclComm_t,
-    stream: cudaStream_t,
-) -> ncclResult_t {
-    run(shared(Function::AllGather, sendcount, datatype), local(comm, stream, sendbuff, recvbuff))
-}
-
-pub extern "C-unwind" fn ncclReduceScatter(
-    sendbuff: *const c_void,
-    recvbuff: *mut c_void,
-    recvcount: usize,
-    datatype: ncclDataType_t,
-    op: ncclRedOp_t,
-    comm: ncclComm_t,
-    stream: cudaStream_t,
-) -> ncclResult_t {
-    run(
-        Shared { operation: Some(op), ..shared(Function::ReduceScatter, recvcount, datatype) },
-        local(comm, stream, sendbuff, recvbuff),
-    )
-}
-
-pub extern "C-unwind" fn ncclAlltoAll(
-    sendbuff: *const c_void,
-    recvbuff: *mut c_void,
-    count: usize,
-    datatype: ncclDataType_t,
-    comm: ncclComm_t,
-    stream: cudaStream_t,
-) -> ncclResult_t {
-    run(shared(Function::AlltoAll, count, datatype), local(comm, stream, sendbuff, recvbuff))
-}
-
-pub extern "C-unwind" fn ncclGather(
-    sendbuff: *const c_void,
-    recvbuff: *mut c_void,
-    count: usize,
-    datatype: ncclDataType_t,
-    root: c_int,
-    comm: ncclComm_t,
-    stream: cudaStream_t,
-) -> ncclResult_t {
-    run(
-        Shared { root: Some(root), ..shared(Function::Gather, count, datatype) },
-        local(comm, stream, sendbuff, recvbuff),
-    )
-}
-
-pub extern "C-unwind" fn ncclScatter(
-    sendbuff: *const c_void,
-    recvbuff: *mut c_void,
-    count: usize,
-    datatype: ncclDataType_t,
-    root: c_int,
-    comm: ncclComm_t,
-    stream: cudaStream_t,
-) -> ncclResult_t {
-    run(
-        Shared { root: Some(root), ..shared(Function::Scatter, count, datatype) },
-        local(comm, stream, sendbuff, recvbuff),
-    )
-}
-
-pub extern "C-unwind" fn ncclAllReduceConfig(
-    sendbuff: *const c_void,
-    recvbuff: *mut c_void,
-    count: usize,
-    datatype: ncclDataType_t,
-    op: ncclRedOp_t,
-    comm: ncclComm_t,
-    stream: cudaStream_t,
-    config: *const ncclCollConfig_t,
-) -> ncclResult_t {
-    run(
-        Shared { operation: Some(op), ..shared(Function::AllReduceConfig, count, datatype) },
-        Local { config, ..local(comm, stream, sendbuff, recvbuff) },
-    )
-}
-
-pub extern "C-unwind" fn ncclBroadcastConfig(
-    sendbuff: *const c_void,
-    recvbuff: *mut c_void,
-    count: usize,
-    datatype: ncclDataType_t,
-    root: c_int,
-    comm: ncclComm_t,
-    stream: cudaStream_t,
-    config: *const ncclCollConfig_t,
-) -> ncclResult_t {
-    run(
-        Shared { root: Some(root), ..shared(Function::BroadcastConfig, count, datatype) },
-        Local { config, ..local(comm, stream, sendbuff, recvbuff) },
-    )
-}
-
-pub extern "C-unwind" fn ncclReduceConfig(
-    sendbuff: *const c_void,
-    recvbuff: *mut c_void,
-    count: usize,
-    datatype: ncclDataType_t,
-    op: ncclRedOp_t,
-    root: c_int,
-    comm: ncclComm_t,
-    stream: cudaStream_t,
-    config: *const ncclCollConfig_t,
-) -> ncclResult_t {
-    run(
-        Shared { operation: Some(op), root: Some(root), ..shared(Function::ReduceConfig, count, datatype) },
-        Local { config, ..local(comm, stream, sendbuff, recvbuff) },
-    )
-}
-
-pub extern "C-unwind" fn ncclAllGatherConfig(
-    sendbuff: *const c_void,
-    recvbuff: *mut c_void,
-    sendcount: usize,
-    datatype: ncclDataType_t,
-    comm: ncclComm_t,
-    stream: cudaStream_t,
-    config: *const ncclCollConfig_t,
-) -> ncclResult_t {
-    run(
-        shared(Function::AllGatherConfig, sendcount, datatype),
-        Local { config, ..local(comm, stream, sendbuff, recvbuff) },
-    )
-}
-
-pub extern "C-unwind" fn ncclReduceScatterConfig(
-    sendbuff: *const c_void,
-    recvbuff: *mut c_void,
-    recvcount: usize,
-    datatype: ncclDataType_t,
-    op: ncclRedOp_t,
-    comm: ncclComm_t,
-    stream: cudaStream_t,
-    config: *const ncclCollConfig_t,
-) -> ncclResult_t {
-    run(
-        Shared { operation: Some(op), ..shared(Function::ReduceScatterConfig, recvcount, datatype) },
-        Local { config, ..local(comm, stream, sendbuff, recvbuff) },
-    )
-}
-
-pub extern "C-unwind" fn ncclAlltoAllConfig(
-    sendbuff: *const c_void,
-    recvbuff: *mut c_void,
-    count: usize,
-    datatype: ncclDataType_t,
-    comm: ncclComm_t,
-    stream: cudaStream_t,
-    config: *const ncclCollConfig_t,
-) -> ncclResult_t {
-    run(
-        shared(Function::AlltoAllConfig, count, datatype),
-        Local { config, ..local(comm, stream, sendbuff, recvbuff) },
-    )
-}
-
-pub extern "C-unwind" fn ncclGatherConfig(
-    sendbuff: *const c_void,
-    recvbuff: *mut c_void,
-    count: usize,
-    datatype: ncclDataType_t,
-    root: c_int,
-    comm: ncclComm_t,
-    stream: cudaStream_t,
-    config: *const ncclCollConfig_t,
-) -> ncclResult_t {
-    run(
-        Shared { root: Some(root), ..shared(Function::GatherConfig, count, datatype) },
-        Local { config, ..local(comm, stream, sendbuff, recvbuff) },
-    )
-}
-
-pub extern "C-unwind" fn ncclScatterConfig(
-    sendbuff: *const c_void,
-    recvbuff: *mut c_void,
-    count: usize,
-    datatype: ncclDataType_t,
-    root: c_int,
-    comm: ncclComm_t,
-    stream: cudaStream_t,
-    config: *const ncclCollConfig_t,
-) -> ncclResult_t {
-    run(
-        Shared { root: Some(root), ..shared(Function::ScatterConfig, count, datatype) },
-        Local { config, ..local(comm, stream, sendbuff, recvbuff) },
-    )
+collectives! {
+    ncclAllReduce AllReduce, ncclAllReduceConfig AllReduceConfig, (op: ncclRedOp_t) { operation };
+    ncclBroadcast Broadcast, ncclBroadcastConfig BroadcastConfig, (root: c_int) { root };
+    ncclReduce Reduce, ncclReduceConfig ReduceConfig, (op: ncclRedOp_t, root: c_int) { operation, root };
+    ncclAllGather AllGather, ncclAllGatherConfig AllGatherConfig, () {};
+    ncclReduceScatter ReduceScatter, ncclReduceScatterConfig ReduceScatterConfig, (op: ncclRedOp_t) { operation };
+    ncclAlltoAll AlltoAll, ncclAlltoAllConfig AlltoAllConfig, () {};
+    ncclGather Gather, ncclGatherConfig GatherConfig, (root: c_int) { root };
+    ncclScatter Scatter, ncclScatterConfig ScatterConfig, (root: c_int) { root };
 }
 
 pub extern "C-unwind" fn ncclBcast(

@@ -122,6 +122,32 @@ fn engine_keeps_to_its_rooms() {
     }
 }
 
+/// In the engine `unsafe` stands only where it is allowed by name, and ARCHITECTURE.md tells these files.
+#[test]
+fn unsafe_stays_at_the_border() {
+    let allowed: BTreeSet<String> = sources("crates/engine/src")
+        .into_iter()
+        .filter(|(_, text)| code(text).any(|line| line.contains("unsafe {") || line.contains("unsafe fn")))
+        .map(|(path, _)| {
+            path.strip_prefix(repository().join("crates/engine/src")).unwrap().display().to_string()
+        })
+        .collect();
+    let known = [
+        "communicator.rs",
+        "forward.rs",
+        "forward/birth.rs",
+        "forward/known.rs",
+        "log.rs",
+        "process.rs",
+        "stats/segment.rs",
+    ];
+    assert_eq!(
+        allowed.iter().map(String::as_str).collect::<Vec<_>>(),
+        known,
+        "unsafe moved: is ARCHITECTURE.md still true?"
+    );
+}
+
 /// Library code does not panic on purpose, print, or end the process.
 #[test]
 fn library_code_neither_prints_nor_exits() {

@@ -232,8 +232,9 @@ pub fn documentation() -> String {
     let rows =
         OPTIONS.iter().map(|o| format!("| `{}` | {} | {} | {} |\n", o.name, o.values, o.default, o.about));
     let head = "# Options\n\nEnvironment variables, read once at the first NCCL call. This page is made from the table in \
-                `crates/engine/src/config.rs`.\nA value that cannot be read leaves the default and logs a warning; so \
-                does a `WINDLASS_` name that is none of these.\n\n| variable | values | default | what it does |\n|---|---|---|---|\n";
+                `crates/engine/src/config.rs`.\nA value that cannot be read leaves the default; that, and a \
+                `WINDLASS_` name that is none of these, is logged as a warning,\nand said by `windlass run` and \
+                `windlass doctor`. (`WINDLASS_SIM_` names belong to the simulator: `crates/sim`.)\n\n| variable | values | default | what it does |\n|---|---|---|---|\n";
     head.to_owned() + &rows.collect::<String>()
 }
 

@@ -133,17 +133,18 @@ fn write_report(wanted: &Report) {
         Form::Text => report::text(&snapshot),
         Form::Json => report::json(&snapshot),
     };
-    let written = match &wanted.file {
-        Some(file) => write_file(&expand_file_name(file), &text),
+    match &wanted.file {
+        Some(file) => {
+            let file = expand_file_name(file);
+            if let Err(error) = write_file(&file, &text) {
+                ::log::error!("the report could not be written to {}: {error}", file.display());
+            }
+        }
         None => {
             // SAFETY: as for log lines: descriptor 2 may be anything by now, and is not closed here.
             let standard_error = unsafe { BorrowedFd::borrow_raw(2) };
             log::write_without_signal(standard_error.as_fd(), text.as_bytes());
-            Ok(())
         }
-    };
-    if let Err(error) = written {
-        ::log::error!("the report could not be written: {error}");
     }
 }
 
