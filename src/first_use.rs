@@ -16,6 +16,7 @@ pub unsafe extern "C" fn first_use() {
     core::arch::naked_asm!(
         // The call pushed 8 bytes; 200 more make the stack aligned for the next.
         "sub rsp, 200",
+        ".cfi_adjust_cfa_offset 200",
         "movups [rsp], xmm0",
         "movups [rsp + 16], xmm1",
         "movups [rsp + 32], xmm2",
@@ -48,6 +49,7 @@ pub unsafe extern "C" fn first_use() {
         "mov r8, [rsp + 160]",
         "mov r9, [rsp + 168]",
         "add rsp, 200",
+        ".cfi_adjust_cfa_offset -200",
         "jmp rax",
         prepare = sym prepare,
     )
