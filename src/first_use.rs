@@ -14,6 +14,8 @@ pub static READY: AtomicU8 = AtomicU8::new(0);
 #[unsafe(naked)]
 pub unsafe extern "C" fn first_use() {
     core::arch::naked_asm!(
+        // With a described frame, what unwinds or prints a stack inside `prepare` sees the caller.
+        ".cfi_startproc",
         // The call pushed 8 bytes; 200 more make the stack aligned for the next.
         "sub rsp, 200",
         ".cfi_adjust_cfa_offset 200",
@@ -51,6 +53,7 @@ pub unsafe extern "C" fn first_use() {
         "add rsp, 200",
         ".cfi_adjust_cfa_offset -200",
         "jmp rax",
+        ".cfi_endproc",
         prepare = sym prepare,
     )
 }
