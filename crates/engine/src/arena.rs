@@ -88,8 +88,9 @@ impl Arena {
         let home = Home::of(driver, device)?;
         let entered = home.enter()?;
         let granularity = granularity(driver, device)?;
+        let mapped_bytes_max = mapped_bytes_max.min(place::SPAN_BYTES_MAX / SPAN_PER_MAPPED);
         let mapped_bytes_max = mapped_bytes_max / granularity * granularity;
-        let span_bytes = mapped_bytes_max.max(granularity).saturating_mul(SPAN_PER_MAPPED);
+        let span_bytes = mapped_bytes_max.max(granularity) * SPAN_PER_MAPPED;
         let reservation = Arc::new(Reservation::new(driver, span_bytes, granularity)?);
         let stream = Stream::new(driver)?;
         drop(entered);

@@ -29,7 +29,7 @@ pub mod module;
 pub use context::Home;
 pub use device::Ordinal;
 pub use failure::Failure;
-pub use library::{Calls, Driver, driver};
+pub use library::{Calls, Driver, driver, opened};
 pub use stream::StreamHandle;
 
 /// `CUdeviceptr`: an address that all devices and the host agree on.

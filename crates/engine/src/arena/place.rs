@@ -6,7 +6,7 @@ use crate::arena::refusal::Refusal;
 use crate::arena::space::Serial;
 
 /// No arena has more addresses: 16 TiB.
-const SPAN_BYTES_MAX: u64 = 1 << 44;
+pub(super) const SPAN_BYTES_MAX: u64 = 1 << 44;
 
 /// Where a slice lies in its owner's arena. The same offsets hold in every mapping of the arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

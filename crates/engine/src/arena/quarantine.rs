@@ -35,7 +35,8 @@ pub enum Event {
     ClosedHere(LeaseId),
     /// Another rank has closed: it has unmapped, or will not touch it again.
     Closed(LeaseId, u32),
-    /// A process is gone, with all its ranks.
+    /// A process is gone, with all its ranks, and so are its kernels. Its pidfd tells that, or that it can be waited
+    /// for; a closed connection does not: sockets are closed before the driver has stopped what runs on the GPU.
     Died(Process),
 }
 

@@ -41,7 +41,7 @@ pub(super) fn peer(peer: Peer) -> Result<Arc<PeerArena>, Refusal> {
 /// Takes back what is over in all arenas and mappings of this process, and lets go of those that nobody uses. The
 /// background thread calls it now and then, and after it told an arena that something closed. Never beside a call.
 pub fn settle() {
-    if !gpu::driver().is_ok_and(|driver| !driver.is_in_forked_child()) {
+    if !are_ours() {
         return;
     }
     let arenas: Vec<_> = lock(&ARENAS).values().cloned().collect();
@@ -61,6 +61,9 @@ pub fn settle() {
 
 /// What all arenas of this process have, and what is mapped of peers'.
 pub fn counters() -> (Vec<Counters>, PeerCounters) {
+    if !are_ours() {
+        return Default::default();
+    }
     let arenas: Vec<_> = lock(&ARENAS).values().map(|arena| arena.counters()).collect();
     let mut peers = PeerCounters::default();
     for peer in lock(&PEERS).values() {
@@ -70,4 +73,9 @@ pub fn counters() -> (Vec<Counters>, PeerCounters) {
         peers.mapped_bytes += bytes;
     }
     (arenas, peers)
+}
+
+/// Whether this process can have arenas at all. In a forked child the locks may be held by threads that are not here.
+fn are_ours() -> bool {
+    gpu::opened().is_some_and(|driver| !driver.is_in_forked_child())
 }

@@ -120,6 +120,11 @@ pub fn driver() -> Result<&'static Driver, Failure> {
     DRIVER.get_or_try_init(|| Driver::open(c"libcuda.so.1"))
 }
 
+/// The driver, if it was opened before. Opens nothing.
+pub fn opened() -> Option<&'static Driver> {
+    DRIVER.get()
+}
+
 impl Driver {
     /// Opens a driver by the name that the loader knows it under. The library stays open.
     pub fn open(name: &CStr) -> Result<Driver, Failure> {
