@@ -86,7 +86,7 @@ fn zeros_come_before_the_announcement() {
     slow_fill::GATES.store(Box::into_raw(Box::new((enter, opened))) as usize, Ordering::Release);
     let slice = arena.lend(MIB, &Holds::new()).unwrap();
     let behind = arena.lend(MIB, &Holds::new()).unwrap();
-    entered.recv().unwrap();
+    entered.recv_timeout(SOON).unwrap();
     let member = [Member { rank: 1, process: 1 }];
     assert!(!slice.is_zeroed().unwrap());
     assert!(matches!(slice.announce(&member), Err(Refusal::NotZeroed { .. })));

@@ -10,7 +10,7 @@ use windlass_engine::arena::{Arena, Holds, Slice};
 use windlass_engine::gpu::{Calls, Driver, StreamHandle, driver};
 
 pub const MIB: u64 = 1 << 20;
-pub const SOON: Duration = Duration::from_secs(20);
+pub const SOON: Duration = Duration::from_secs(10);
 
 /// Functions of the driver that only applications call.
 macro_rules! application_calls {
@@ -129,7 +129,7 @@ impl AppStream {
         let data = Box::into_raw(Box::new((enter, opened)));
         // SAFETY: the box is for this one call, and `wait_at_gate` makes no CUDA call.
         unsafe { driver().unwrap().launch_host(self.handle(), wait_at_gate, data.cast()) }.unwrap();
-        entered.recv().unwrap();
+        entered.recv_timeout(SOON).unwrap();
         Gate(open)
     }
 
