@@ -33,22 +33,24 @@ fn the_current_context_comes_back() {
 fn a_context_of_the_applications_own() {
     let driver = start();
     let context = made(|out| cuCtxCreate_v2(out, 0, 2));
-    let is_active = || {
+    let is_active = |device| {
         let (mut flags, mut active) = (0, 0);
         // SAFETY: the outputs are locals.
-        ok(unsafe { (driver.calls.cuDevicePrimaryCtxGetState)(2, &mut flags, &mut active) }.0);
+        ok(unsafe { (driver.calls.cuDevicePrimaryCtxGetState)(device, &mut flags, &mut active) }.0);
         active != 0
     };
     let arena = Arena::open(driver, 2, 16 * MIB).unwrap();
     drop(lend(&arena, MIB));
     arena.settle().unwrap();
-    assert!(!is_active());
+    assert!(!is_active(2));
     drop(arena);
     assert_eq!(current(driver), context);
     // Of another device there is none current: the primary one it is.
     let arena = Arena::open(driver, 3, 16 * MIB).unwrap();
     drop(lend(&arena, MIB));
     arena.settle().unwrap();
+    assert!(is_active(3));
     drop(arena);
+    assert!(!is_active(3), "given back");
     ok(cuCtxDestroy_v2(context));
 }

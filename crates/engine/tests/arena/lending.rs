@@ -184,3 +184,41 @@ fn quarantine() {
         arena.counters().mapped_bytes == 0
     });
 }
+
+/// Threads that lend, use and drop, beside one that settles all the time: nobody sees another's bytes, nothing is left.
+#[test]
+fn threads() {
+    let application = Application::on(0);
+    let arena = application.arena(32 * MIB);
+    let working = AtomicUsize::new(4);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while working.load(Ordering::Acquire) > 0 {
+                arena.settle().unwrap();
+            }
+        });
+        for thread in 1..5_u8 {
+            let (arena, working) = (&arena, &working);
+            scope.spawn(move || {
+                let mut state = u64::from(thread);
+                for _ in 0..100 {
+                    let bytes = 1 + next(&mut state) % (3 * MIB);
+                    let Ok(slice) = arena.lend(bytes, &Holds::new()) else { continue };
+                    slice.wait_zeroed(SOON).unwrap();
+                    let words = [content(&slice)[0], content(&slice)[bytes as usize - 1]];
+                    assert_eq!(words, [0, 0]);
+                    content(&slice).fill(thread);
+                    let lease = slice.lease();
+                    drop(slice.announce(&[Member { rank: 1, process: 1 }]).unwrap());
+                    assert!(content(&slice).iter().all(|byte| *byte == thread));
+                    drop(slice);
+                    arena.note(Event::Closed(lease, 1));
+                }
+                working.fetch_sub(1, Ordering::Release);
+            });
+        }
+    });
+    arena.settle().unwrap();
+    assert_eq!((arena.counters().mapped_bytes, arena.counters().slices), (0, 0));
+    assert!(arena.counters().grown > 4);
+}

@@ -25,7 +25,9 @@ fn mapped_once() {
     let mut mapped = vec![map(&slices[0], &near)];
     assert_eq!(peer.mapped(), (1, 4 * MIB));
     mapped.push(map(&slices[1], &near));
+    assert_eq!([0, 1, 2].map(|device| may_access(device, mapped[0].address())), [true, false, false]);
     mapped.push(map(&slices[0], &far));
+    assert_eq!([0, 1, 2].map(|device| may_access(device, mapped[0].address())), [true, true, false]);
     assert_eq!(peer.mapped(), (1, 4 * MIB));
     mapped.push(map(&slices[2], &far));
     assert_eq!(peer.mapped(), (2, 24 * MIB));
@@ -93,8 +95,10 @@ fn two_devices_of_one_process() {
     let arenas = [0, 1]
         .map(|device| windlass_engine::arena::Arena::open(application.driver, device, 64 * MIB).unwrap());
     let slices = [lend(&arenas[0], MIB), lend(&arenas[1], MIB)];
+    assert!(!may_access(1, slices[0].address()));
     slices[0].allow(1).unwrap();
     slices[1].allow(0).unwrap();
+    assert!(may_access(0, slices[0].address()) && may_access(1, slices[0].address()));
     for (here, there) in [(0, 1), (1, 0)] {
         let word = 100 + here as u32;
         arenas[there].store(slices[there].address(), word).unwrap();

@@ -40,6 +40,7 @@ application_calls! {
     fn cuGraphDestroy(graph: usize);
     fn cuGraphExecDestroy(executable: usize);
     fn cuMemsetD32Async(at: u64, value: u32, count: usize, stream: usize);
+    fn cuMemGetAccess(flags: &mut u64, location: &[i32; 2], at: u64);
     fn cuMemGetInfo_v2(free: &mut usize, total: &mut usize);
 }
 
@@ -184,6 +185,14 @@ pub fn lend(arena: &Arc<Arena>, bytes: u64) -> Slice {
     let slice = arena.lend(bytes, &Holds::new()).unwrap();
     slice.wait_zeroed(SOON).unwrap();
     slice
+}
+
+/// Whether a device may read and write at an address.
+pub fn may_access(device: i32, at: u64) -> bool {
+    const DEVICE: i32 = 1;
+    let mut flags = 0;
+    ok(cuMemGetAccess(&mut flags, &[DEVICE, device], at));
+    flags == 3
 }
 
 /// The bytes of a slice: the stand-in's devices live in host memory.
