@@ -33,7 +33,7 @@ fn everything_works_beside_a_capture() {
         assert_eq!(arena.counters().mapped_bytes, 0);
         ok(cuMemsetD32Async(target.address() + 4, 8, 1, stream.0));
     });
-    assert_eq!(content(&target)[..8], [0; 8], "captured, not run");
+    assert!(holds(&target, 0), "captured, not run");
     ok(cuGraphDestroy(graph));
     // The test can fail: without the guard this breaks the capture.
     ok(cuStreamBeginCapture_v2(stream.0, 0));

@@ -28,8 +28,8 @@ fn random_sizes() {
                     Ok(slice) => {
                         slice.wait_zeroed(SOON).unwrap();
                         assert!(slice.bytes() >= bytes && slice.address().is_multiple_of(64 << 10));
-                        assert!(content(&slice).iter().all(|byte| *byte == 0), "step {step}: not zeros");
-                        content(&slice).fill(step as u8 | 1);
+                        assert!(holds(&slice, 0), "step {step}: not zeros");
+                        fill(&slice, step as u8 | 1);
                         lent.push((slice, step as u8 | 1));
                     }
                     Err(Refusal::Full { .. }) => refused += 1,
@@ -38,7 +38,7 @@ fn random_sizes() {
             }
             3 if !lent.is_empty() => {
                 let (slice, mark) = lent.swap_remove(next(&mut state) as usize % lent.len());
-                assert!(content(&slice).iter().all(|byte| *byte == mark), "step {step}: overwritten");
+                assert!(holds(&slice, mark), "step {step}: overwritten");
             }
             _ => arena.settle().unwrap(),
         }
@@ -102,7 +102,7 @@ fn zeros_come_before_the_announcement() {
     assert_eq!(arena.counters().slices, 2, "its zeroing is not done");
     open.send(()).unwrap();
     slice.wait_zeroed(SOON).unwrap();
-    assert_eq!(content(&slice)[..4], [0; 4]);
+    assert!(holds(&slice, 0));
     assert_eq!(slice.announce(&member).unwrap().place.bytes, MIB);
     arena.note(Event::Closed(slice.lease(), 1));
     drop(slice);
@@ -126,7 +126,7 @@ fn grows_beside_spinning_kernels() {
     assert_eq!(cuStreamQuery(legacy.0), 600, "the legacy stream waits for the blocking one");
     let grown = lend(&arena, 100 * MIB);
     assert_eq!(arena.counters().chunks, 2);
-    assert!(content(&grown).iter().all(|byte| *byte == 0));
+    assert!(holds(&grown, 0));
     let announcement = grown.announce(&[Member { rank: 1, process: 1 }]).unwrap();
     assert_eq!(announcement.place.bytes, 100 * MIB);
     drop(announcement);
@@ -198,19 +198,19 @@ fn threads() {
             }
         });
         for thread in 1..5_u8 {
-            let (arena, working) = (&arena, &working);
+            let (arena, working, context) = (&arena, &working, application.context);
             scope.spawn(move || {
+                ok(cuCtxSetCurrent(context));
                 let mut state = u64::from(thread);
                 for _ in 0..100 {
                     let bytes = 1 + next(&mut state) % (3 * MIB);
                     let Ok(slice) = arena.lend(bytes, &Holds::new()) else { continue };
                     slice.wait_zeroed(SOON).unwrap();
-                    let words = [content(&slice)[0], content(&slice)[bytes as usize - 1]];
-                    assert_eq!(words, [0, 0]);
-                    content(&slice).fill(thread);
+                    assert!(holds(&slice, 0));
+                    fill(&slice, thread);
                     let lease = slice.lease();
                     drop(slice.announce(&[Member { rank: 1, process: 1 }]).unwrap());
-                    assert!(content(&slice).iter().all(|byte| *byte == thread));
+                    assert!(holds(&slice, thread));
                     drop(slice);
                     arena.note(Event::Closed(lease, 1));
                 }

@@ -6,6 +6,7 @@ mod support;
 mod captures;
 mod contexts;
 mod faults;
+mod gpu;
 mod lending;
 mod peers;
 mod processes;

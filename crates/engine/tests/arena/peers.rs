@@ -35,9 +35,9 @@ fn mapped_once() {
     assert_eq!(mapped[3].address() - mapped[0].address(), slices[2].address() - slices[0].address());
     assert_eq!(mapped[2].address(), mapped[0].address());
     // Both ways, by another address of the same memory.
-    content(&slices[2])[..4].copy_from_slice(&77_u32.to_le_bytes());
+    owner.store(slices[2].address(), 77).unwrap();
     far.probe(mapped[3].address(), 77, mapped[3].address() + 4, 78).unwrap();
-    assert_eq!(content(&slices[2])[4..8], 78_u32.to_le_bytes());
+    assert_eq!(owner.load(slices[2].address() + 4).unwrap(), 78);
     assert!(matches!(
         far.probe(mapped[3].address(), 1, mapped[3].address(), 2),
         Err(Refusal::Deaf { loaded: 77, .. })
@@ -79,7 +79,7 @@ fn addresses_are_used_again() {
     assert!(matches!(map(), Err(Refusal::Strange { .. })));
     drop(old);
     let new = map().unwrap();
-    content(&slice)[0] = 5;
+    owner.store(slice.address(), 5).unwrap();
     assert_eq!(owner.load(new.address()).unwrap(), 5);
     drop(new);
     peer.settle();
@@ -103,7 +103,7 @@ fn two_devices_of_one_process() {
         let word = 100 + here as u32;
         arenas[there].store(slices[there].address(), word).unwrap();
         arenas[here].probe(slices[there].address(), word, slices[there].address() + 64, word + 1).unwrap();
-        assert_eq!(content(&slices[there])[64..68], (word + 1).to_le_bytes());
+        assert_eq!(arenas[there].load(slices[there].address() + 64).unwrap(), word + 1);
     }
     assert!(matches!(slices[0].allow(99), Err(Refusal::Cuda(_))));
     drop(slices);

@@ -28,6 +28,9 @@ fn without_a_driver() {
 /// What the stand-in's device is, and a failure in the driver's words.
 #[test]
 fn facts() {
+    if on_a_gpu() {
+        return;
+    }
     let driver = start();
     assert!(driver.version().unwrap() >= 12_000);
     let facts = driver.device_facts(1).unwrap();
@@ -55,7 +58,7 @@ fn streams_and_events() {
     assert_eq!(driver.stream_flags(handle).unwrap(), 1);
     drop(first);
     let second = Stream::new(driver).unwrap();
-    assert_eq!(second.handle, handle, "the stand-in reuses handles");
+    assert!(on_a_gpu() || second.handle == handle, "the stand-in reuses handles");
     assert_ne!(driver.stream_id(second.handle).unwrap(), id);
     let (spinning, waiting) = (application.stream(), application.stream());
     let [event, after] = [(); 2].map(|()| Event::new(driver).unwrap());
@@ -82,6 +85,9 @@ void ncclTell(const struct SimLaunch *launch, void **params) {
 /// A kernel gets the shape and the parameters that it is launched with.
 #[test]
 fn launches() {
+    if on_a_gpu() {
+        return;
+    }
     let application = Application::on(0);
     let driver = application.driver;
     let folder = std::env::temp_dir().join(format!("windlass-kernels-{}", std::process::id()));
@@ -107,8 +113,7 @@ fn launches() {
         // SAFETY: the kernel takes an address, mapped while it runs, and a word.
         unsafe { driver.launch(function, stream.handle(), &shape, &mut parameters) }.unwrap();
         ok(cuStreamSynchronize(stream.0));
-        let words = content(&slice)[..20].chunks_exact(4);
-        words.map(|word| u32::from_le_bytes(word.try_into().unwrap())).collect::<Vec<_>>()
+        (0..5).map(|word| arena.load(slice.address() + 4 * word).unwrap()).collect::<Vec<_>>()
     };
     assert_eq!(launch(4, MemoryDomain::Remote, Start::WhenAllowed), [32, 512, 64 << 10, 4, 5]);
     assert_eq!(launch(1, MemoryDomain::Default, Start::AfterStream), [32, 512, 64 << 10, 1, 5]);
