@@ -30,6 +30,7 @@ pub mod counters;
 pub mod refusal;
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use counters::Counters;
@@ -179,7 +180,8 @@ impl Arena {
         match self.zero(placement) {
             Ok(done) => {
                 let mut zeroing = lock(&self.zeroing);
-                let lease = lock(&self.book).quarantine.lend(placement, holds.clone());
+                let lease = LeaseId(never_again());
+                lock(&self.book).quarantine.lend(lease, placement, holds.clone());
                 zeroing.insert(lease, done);
                 Ok(Slice::new(self.clone(), lease, placement))
             }
@@ -227,8 +229,10 @@ impl Arena {
         };
         let mapping = self.map_chunk(growth)?;
         let mut book = lock(&self.book);
-        let serial = book.space.grown(growth.offset, mapping.physical().bytes);
-        let Some(serial) = serial else { return Err(full(&book)) };
+        let serial = never_again();
+        if !book.space.grown(serial, growth.offset, mapping.physical().bytes) {
+            return Err(full(&book));
+        }
         chunks.insert(serial, mapping);
         book.seen.grown += 1;
         let placement = book.space.lend(bytes).map_err(|_| full(&book))?;
@@ -317,6 +321,12 @@ impl Drop for Arena {
         }
         std::mem::take(&mut *lock(&self.chunks)).into_values().for_each(std::mem::forget);
     }
+}
+
+/// A number that this process never used: arenas come and go, and what peers say of an old one may come late.
+fn never_again() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 /// A panic elsewhere leaves these structures whole: every change of them is complete before anything can fail.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use crate::arena::holds::Holds;
 use crate::arena::space::Placement;
 
-/// Names a lease for good: events may come late, and those of leases that are gone mean nothing.
+/// Names a lease for good, in this process: events may come late, and those of leases that are gone mean nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LeaseId(pub u64);
 
@@ -66,14 +66,11 @@ enum Content {
 #[derive(Debug, Default)]
 pub struct Quarantine {
     leases: BTreeMap<LeaseId, Lease>,
-    last: u64,
 }
 
 impl Quarantine {
     /// A slice is lent; its zeroing has been issued.
-    pub fn lend(&mut self, placement: Placement, holds: Arc<Holds>) -> LeaseId {
-        self.last += 1;
-        let id = LeaseId(self.last);
+    pub fn lend(&mut self, id: LeaseId, placement: Placement, holds: Arc<Holds>) {
         let lease = Lease {
             placement,
             holds,
@@ -82,7 +79,6 @@ impl Quarantine {
             open: BTreeSet::new(),
         };
         self.leases.insert(id, lease);
-        id
     }
 
     /// A slice is about to be announced: from now on these may touch it. False: there is no such lease, or it does not
@@ -199,7 +195,7 @@ mod tests {
         assert_eq!(orders.len(), 120);
         for order in orders {
             let mut quarantine = Quarantine::default();
-            assert_eq!(quarantine.lend(PLACEMENT, Holds::new()), id);
+            quarantine.lend(id, PLACEMENT, Holds::new());
             quarantine.note(Event::Zeroed(id));
             assert!(quarantine.announce(id, &members(4)));
             let mut done = BTreeSet::new();
@@ -222,7 +218,8 @@ mod tests {
     #[test]
     fn zeros_first() {
         let mut quarantine = Quarantine::default();
-        let id = quarantine.lend(PLACEMENT, Holds::new());
+        let id = LeaseId(3);
+        quarantine.lend(id, PLACEMENT, Holds::new());
         assert!(!quarantine.announce(id, &members(1)));
         quarantine.note(Event::ClosedHere(id));
         assert!(quarantine.take_over().is_empty());
@@ -239,7 +236,8 @@ mod tests {
         use crate::gpu::graph::Released;
         let mut quarantine = Quarantine::default();
         let holds = Holds::new();
-        let id = quarantine.lend(PLACEMENT, holds.clone());
+        let id = LeaseId(4);
+        quarantine.lend(id, PLACEMENT, holds.clone());
         quarantine.note(Event::Zeroed(id));
         quarantine.note(Event::ClosedHere(id));
         holds.count_one();

@@ -19,6 +19,9 @@ pub enum Refusal {
     /// It does not hold zeros yet, so that nobody may be told of it.
     #[allow(missing_docs)]
     NotZeroed { bytes: u64, waited_ms: u64 },
+    /// The device did not come to our own work.
+    #[allow(missing_docs)]
+    Late { device: i32, waited_ms: u64 },
     /// A peer announced what cannot be.
     #[allow(missing_docs)]
     Strange { place: Place, why: &'static str },
@@ -36,7 +39,10 @@ impl Refusal {
     pub fn result(&self) -> ncclResult_t {
         match self {
             Refusal::Cuda(failure) => failure.result(),
-            Refusal::Full { .. } | Refusal::NotZeroed { .. } | Refusal::Deaf { .. } => ncclUnhandledCudaError,
+            Refusal::Full { .. }
+            | Refusal::NotZeroed { .. }
+            | Refusal::Late { .. }
+            | Refusal::Deaf { .. } => ncclUnhandledCudaError,
             Refusal::ForkedChild => ncclSystemError,
             Refusal::Strange { .. } | Refusal::Gone => ncclInternalError,
         }
@@ -66,6 +72,9 @@ impl fmt::Display for Refusal {
             Refusal::Cuda(failure) => failure.fmt(out),
             Refusal::NotZeroed { bytes, waited_ms } => {
                 write!(out, "a slice of {bytes} bytes is not zeroed after {waited_ms} ms")
+            }
+            Refusal::Late { device, waited_ms } => {
+                write!(out, "device {device} did none of the arena's work in {waited_ms} ms")
             }
             Refusal::Strange { place, why } => write!(out, "a peer announced {place:?}: {why}"),
             Refusal::Deaf { address, expected, loaded } => {

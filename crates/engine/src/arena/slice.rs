@@ -79,6 +79,7 @@ impl Slice {
     fn announce_now(&self, members: &[Member]) -> Result<Announcement, Refusal> {
         self.arena.refuse_child()?;
         let _entered = self.arena.home.enter()?;
+        self.arena.observe_zeroing(Some(self.lease))?;
         let chunks = lock(&self.arena.chunks);
         // A chunk with a lease in it is mapped.
         let mapping = chunks.get(&self.placement.chunk).ok_or(Refusal::Gone)?;

@@ -16,7 +16,8 @@ pub const CHUNK_BYTES_MIN: u64 = 4 << 20;
 /// The largest step, except for slices that are larger: mapping one at every peer takes under 1 ms, bytes.
 pub const CHUNK_BYTES_MAX: u64 = 32 << 20;
 
-/// Which chunk, ever: offsets are used again, serials never.
+/// Which chunk, ever, in this process: offsets are used again, also by a later arena of the device; serials never, so
+/// that a peer never takes what it has mapped for another chunk.
 pub type Serial = u64;
 
 /// Where a slice lies. Offsets count from the beginning of the arena.
@@ -66,7 +67,6 @@ pub struct Limits {
 pub struct Space {
     limits: Limits,
     chunks: Ranges<Chunk>,
-    last_serial: Serial,
     mapped_bytes: u64,
     lent_bytes: u64,
 }
@@ -80,7 +80,7 @@ struct Chunk {
 impl Space {
     /// Nothing mapped yet.
     pub fn new(limits: Limits) -> Space {
-        Space { limits, chunks: Ranges::new(), last_serial: 0, mapped_bytes: 0, lent_bytes: 0 }
+        Space { limits, chunks: Ranges::new(), mapped_bytes: 0, lent_bytes: 0 }
     }
 
     /// Lends a place for `bytes` bytes, or says what it takes.
@@ -110,14 +110,15 @@ impl Space {
         place(wanted).or_else(|| place(bytes_min))
     }
 
-    /// Enters a chunk that has been mapped.
-    pub fn grown(&mut self, offset: u64, bytes: u64) -> Option<Serial> {
-        let serial = self.last_serial + 1;
+    /// Enters a chunk that has been mapped. False: another one is there.
+    #[must_use]
+    pub fn grown(&mut self, serial: Serial, offset: u64, bytes: u64) -> bool {
         let chunk = Chunk { serial, slices: Ranges::new() };
-        self.chunks.insert(Range { base: offset, bytes }, chunk).ok()?;
-        self.last_serial = serial;
-        self.mapped_bytes += bytes;
-        Some(serial)
+        let entered = self.chunks.insert(Range { base: offset, bytes }, chunk).is_ok();
+        if entered {
+            self.mapped_bytes += bytes;
+        }
+        entered
     }
 
     /// Takes a slice back. False: there is no such slice.
@@ -171,6 +172,8 @@ impl Space {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
     use super::*;
 
     const GRANULARITY: u64 = 2 << 20;
@@ -191,7 +194,8 @@ mod tests {
             Err(Obstacle::Full) => None,
             Err(Obstacle::Grow(growth)) => {
                 assert!(growth.bytes >= growth.bytes_min && growth.bytes_min >= bytes);
-                space.grown(growth.offset, growth.bytes).unwrap();
+                static SERIALS: AtomicU64 = AtomicU64::new(1);
+                assert!(space.grown(SERIALS.fetch_add(1, Ordering::Relaxed), growth.offset, growth.bytes));
                 Some(space.lend(bytes).unwrap())
             }
         }

@@ -88,6 +88,33 @@ fn addresses_are_used_again() {
     owner.settle().unwrap();
 }
 
+/// An arena that nobody used went, and the device's next one lends the same offsets: a peer that has not unmapped yet
+/// does not take the old memory for the new.
+#[test]
+fn a_later_arena_is_another() {
+    let application = Application::on(0);
+    let near = application.arena(MIB);
+    let peer = PeerArena::new(application.driver);
+    let once = |word: u32| {
+        let arena = application.arena(16 * MIB);
+        let slice = lend(&arena, MIB);
+        arena.store(slice.address(), word).unwrap();
+        let Announcement { place, descriptor } = slice.announce(&THERE).unwrap();
+        let mapped = peer.map(place, descriptor.as_fd(), &near, &Holds::new()).unwrap();
+        assert_eq!(near.load(mapped.address()).unwrap(), word);
+        let lease = slice.lease();
+        arena.note(Event::Died(9));
+        drop((slice, mapped));
+        arena.settle().unwrap();
+        assert_eq!(arena.counters().mapped_bytes, 0);
+        (place, lease)
+    };
+    let ((first, old), (second, new)) = (once(1), once(2));
+    assert_eq!((first.offset, first.chunk_bytes), (second.offset, second.chunk_bytes));
+    assert!(first.chunk != second.chunk && old != new);
+    peer.settle();
+}
+
 /// Devices of one process need no import: access is set, and holds at the owner's own address.
 #[test]
 fn two_devices_of_one_process() {
