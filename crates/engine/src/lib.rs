@@ -19,8 +19,14 @@ pub mod plan;
 // The mechanisms.
 pub mod forward;
 
+pub mod arena;
+
 // The process and what it counts, says and is told.
 pub mod process;
+
+pub mod gpu;
+
+pub mod range;
 
 pub mod stats;
 
