@@ -131,13 +131,16 @@ fn engine_keeps_to_its_rooms() {
 /// In the engine `unsafe` stands only where it is allowed by name, and ARCHITECTURE.md tells these files.
 #[test]
 fn unsafe_stays_at_the_border() {
-    let allowed: BTreeSet<String> = sources("crates/engine/src")
+    let files: BTreeSet<String> = sources("crates/engine/src")
         .into_iter()
         .filter(|(_, text)| code(text).any(|line| line.contains("unsafe {") || line.contains("unsafe fn")))
         .map(|(path, _)| {
             path.strip_prefix(repository().join("crates/engine/src")).unwrap().display().to_string()
         })
         .collect();
+    // The room that calls CUDA, whole; single files elsewhere.
+    let outside_gpu: Vec<&str> =
+        files.iter().map(String::as_str).filter(|path| !path.starts_with("gpu/")).collect();
     let known = [
         "communicator.rs",
         "forward.rs",
@@ -147,11 +150,7 @@ fn unsafe_stays_at_the_border() {
         "process.rs",
         "stats/segment.rs",
     ];
-    assert_eq!(
-        allowed.iter().map(String::as_str).collect::<Vec<_>>(),
-        known,
-        "unsafe moved: is ARCHITECTURE.md still true?"
-    );
+    assert_eq!(outside_gpu, known, "unsafe moved: is ARCHITECTURE.md still true?");
 }
 
 /// Library code does not panic on purpose, print, or end the process.

@@ -69,7 +69,7 @@ pub const OPTIONS: &[Description] = &[
         name: "WINDLASS_ARENA_MAX",
         values: "bytes, with K, M, G or T for powers of 1024",
         default: "4G",
-        about: "How much device memory the pool of this process may have on each device; it takes what communicators need, in steps, and gives it back.",
+        about: "How much device memory the pool of this process may have on each device; it takes what communicators need, in steps, and gives it back. (Nothing uses the pool yet.)",
     },
     Description {
         name: "WINDLASS_LIBRARY",
