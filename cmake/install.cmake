@@ -33,6 +33,8 @@ if(failed)
 endif()
 file(RENAME "${FOLDER}/libwindlass.so.new" "${FOLDER}/libwindlass.so")
 file(CREATE_LINK libwindlass.so "${FOLDER}/libnccl.so.2" SYMBOLIC)
+# The name that a linker looks for at -lnccl.
+file(CREATE_LINK libnccl.so.2 "${FOLDER}/libnccl.so" SYMBOLIC)
 
 file(GLOB HEADERS "${INCLUDE_DIR}/nccl.h" "${INCLUDE_DIR}/windlass.h")
 file(COPY ${HEADERS} DESTINATION "${PREFIX}/include/windlass")

@@ -27,43 +27,16 @@ macro_rules! entries {
     };
 
     (@seen $export:ident $entry:ident) => {
-        #[unsafe(naked)]
-        #[unsafe(no_mangle)]
-        #[allow(non_snake_case)]
-        unsafe extern "C" fn $export() {
-            core::arch::naked_asm!(
-                "2:",
-                "cmp byte ptr [rip + {ready}], 0",
-                "je 4f",
-                "mov rax, [rsp]",
-                "mov r11, rax",
-                "sub rax, [rip + {inside}]",
-                "cmp rax, [rip + {inside} + 8]",
-                "jb 3f",
-                "sub r11, [rip + {inside} + 16]",
-                "cmp r11, [rip + {inside} + 24]",
-                "jb 3f",
-                "jmp {rust}",
-                "3:",
-                "jmp qword ptr [rip + {slots} + {offset}]",
-                "4:",
-                "lea r11, [rip + 2b]",
-                "mov r10d, {index}",
-                "jmp {first_use}",
-                ready = sym READY,
-                inside = sym INSIDE,
-                slots = sym SLOTS,
-                rust = sym crate::seen::$entry,
-                offset = const Entry::$entry as usize * 8,
-                index = const Entry::$entry as usize,
-                first_use = sym first_use,
-            )
-        }
+        entries!(@code $export $entry ["jmp {rust}"] [rust = sym crate::seen::$entry,]);
+    };
+    (@later $export:ident $entry:ident) => { entries!(@pass $export $entry); };
+    (@pass $export:ident $entry:ident) => {
+        entries!(@code $export $entry
+            ["mov r11, [rip + {passed}]", "lock inc qword ptr [r11 + {offset}]"] [passed = sym PASSED,]);
     };
 
-    (@later $export:ident $entry:ident) => { entries!(@pass $export $entry); };
-
-    (@pass $export:ident $entry:ident) => {
+    // What a call from outside does, between the questions and the jump into the real library.
+    (@code $export:ident $entry:ident [$($code:literal),*] [$($operand:tt)*]) => {
         #[unsafe(naked)]
         #[unsafe(no_mangle)]
         #[allow(non_snake_case)]
@@ -80,17 +53,16 @@ macro_rules! entries {
                 "sub r11, [rip + {inside} + 16]",
                 "cmp r11, [rip + {inside} + 24]",
                 "jb 3f",
-                "mov r11, [rip + {passed}]",
-                "lock inc qword ptr [r11 + {offset}]",
+                $($code,)*
                 "3:",
                 "jmp qword ptr [rip + {slots} + {offset}]",
                 "4:",
                 "lea r11, [rip + 2b]",
                 "mov r10d, {index}",
                 "jmp {first_use}",
+                $($operand)*
                 ready = sym READY,
                 inside = sym INSIDE,
-                passed = sym PASSED,
                 slots = sym SLOTS,
                 offset = const Entry::$entry as usize * 8,
                 index = const Entry::$entry as usize,

@@ -7,10 +7,8 @@ use std::path::Path;
 
 use nccl_sys::{ncclInvalidArgument, ncclResult_t, ncclSuccess, ncclSystemError, slots};
 use windlass_engine::error::refuse;
-use windlass_engine::process;
 use windlass_engine::stats::{segment, snapshot::Snapshot};
-
-use crate::guard;
+use windlass_engine::{guard, process};
 
 /// What Windlass counted in this process so far. Set `size` to `sizeof(windlassStats_t)` before the call: a library
 /// that knows fewer fields fills those, one that knows more fills what fits.

@@ -1,11 +1,10 @@
 //! What the very first call does: options, log, opening the real library. Loading this library does nothing.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use nccl_sys::{missing, open};
-use windlass_engine::process;
-
-use crate::guard;
+use windlass_engine::{guard, process};
 
 /// 1 once the real library is open and every cell can be jumped through.
 pub static READY: AtomicU8 = AtomicU8::new(0);
@@ -15,8 +14,11 @@ pub static READY: AtomicU8 = AtomicU8::new(0);
 #[unsafe(naked)]
 pub unsafe extern "C" fn first_use() {
     core::arch::naked_asm!(
+        // With a described frame, what unwinds or prints a stack inside `prepare` sees the caller.
+        ".cfi_startproc",
         // The call pushed 8 bytes; 200 more make the stack aligned for the next.
         "sub rsp, 200",
+        ".cfi_adjust_cfa_offset 200",
         "movups [rsp], xmm0",
         "movups [rsp + 16], xmm1",
         "movups [rsp + 32], xmm2",
@@ -49,9 +51,16 @@ pub unsafe extern "C" fn first_use() {
         "mov r8, [rsp + 160]",
         "mov r9, [rsp + 168]",
         "add rsp, 200",
+        ".cfi_adjust_cfa_offset -200",
         "jmp rax",
+        ".cfi_endproc",
         prepare = sym prepare,
     )
+}
+
+thread_local! {
+    /// Whether this thread is opening the real library.
+    static OPENING: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Gives the address at which the call goes on.
@@ -59,8 +68,14 @@ extern "C" fn prepare(index: usize, entry: *const ()) -> *const () {
     guard::or_else(
         || missing::without_library(index),
         || {
+            if OPENING.get() {
+                return open::address_while_opening(index).unwrap_or_else(|| missing::without_library(index));
+            }
             process::first_call();
-            match open::open() {
+            OPENING.set(true);
+            let opened = open::open();
+            OPENING.set(false);
+            match opened {
                 Ok(library) => {
                     process::library_opened(library);
                     READY.store(1, Ordering::Release);

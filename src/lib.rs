@@ -4,7 +4,6 @@
 //! * [`first_use`]: what the very first call does.
 //! * [`seen`]: the Rust code of the entry points that the engine looks at.
 //! * [`extra`]: the few functions of our own (`windlass.h`).
-//! * [`guard`]: no panic leaves this library.
 
 mod entries;
 
@@ -13,5 +12,3 @@ mod first_use;
 mod seen;
 
 mod extra;
-
-mod guard;

@@ -1,6 +1,8 @@
 //! The Rust code of the entry points that the engine looks at. Each makes plain data of its arguments and hands
 //! them to the engine; the entries of [`crate::entries`] jump here. The compiler holds every signature against the
 //! list of entry points.
+//!
+//! `C-unwind`: what the real NCCL throws passes through ([`windlass_engine::guard::around`]).
 
 #![allow(non_snake_case, clippy::too_many_arguments)]
 
@@ -13,14 +15,12 @@ use windlass_engine::forward::birth::Birth;
 use windlass_engine::forward::known::End;
 use windlass_engine::{dispatch, lifecycle};
 
-use crate::guard;
-
 // Collectives, sends and receives.
 
 #[inline(always)]
 fn run(shared: Shared, local: Local) -> ncclResult_t {
     let call = Call { shared, local };
-    guard::call(|| dispatch::call(&call))
+    dispatch::call(&call)
 }
 
 fn shared(function: Function, count: usize, datatype: ncclDataType_t) -> Shared {
@@ -37,7 +37,7 @@ macro_rules! collectives {
     ($($plain:ident $plain_function:ident, $configured:ident $configured_function:ident,
        ($($argument:ident: $type:ty),*) { $($field:ident),* };)*) => {
         $(
-            pub extern "C" fn $plain(
+            pub extern "C-unwind" fn $plain(
                 sendbuff: *const c_void, recvbuff: *mut c_void, count: usize, datatype: ncclDataType_t,
                 $($argument: $type,)* comm: ncclComm_t, stream: cudaStream_t,
             ) -> ncclResult_t {
@@ -45,7 +45,7 @@ macro_rules! collectives {
                 run(Shared { $($field: Some($argument),)* ..shared }, local(comm, stream, sendbuff, recvbuff))
             }
 
-            pub extern "C" fn $configured(
+            pub extern "C-unwind" fn $configured(
                 sendbuff: *const c_void, recvbuff: *mut c_void, count: usize, datatype: ncclDataType_t,
                 $($argument: $type,)* comm: ncclComm_t, stream: cudaStream_t, config: *const ncclCollConfig_t,
             ) -> ncclResult_t {
@@ -67,7 +67,7 @@ collectives! {
     ncclScatter Scatter, ncclScatterConfig ScatterConfig, (root: c_int) { root };
 }
 
-pub extern "C" fn ncclBcast(
+pub extern "C-unwind" fn ncclBcast(
     buff: *mut c_void,
     count: usize,
     datatype: ncclDataType_t,
@@ -81,7 +81,7 @@ pub extern "C" fn ncclBcast(
     )
 }
 
-pub extern "C" fn ncclSend(
+pub extern "C-unwind" fn ncclSend(
     sendbuff: *const c_void,
     count: usize,
     datatype: ncclDataType_t,
@@ -95,7 +95,7 @@ pub extern "C" fn ncclSend(
     )
 }
 
-pub extern "C" fn ncclRecv(
+pub extern "C-unwind" fn ncclRecv(
     recvbuff: *mut c_void,
     count: usize,
     datatype: ncclDataType_t,
@@ -112,10 +112,10 @@ pub extern "C" fn ncclRecv(
 // Birth and end of communicators.
 
 fn birth(entry: Entry, wish: Birth) -> ncclResult_t {
-    guard::call(|| lifecycle::birth(entry, &wish))
+    lifecycle::birth(entry, &wish)
 }
 
-pub extern "C" fn ncclCommInitRank(
+pub extern "C-unwind" fn ncclCommInitRank(
     comm: *mut ncclComm_t,
     nranks: c_int,
     commId: ncclUniqueId,
@@ -124,7 +124,7 @@ pub extern "C" fn ncclCommInitRank(
     birth(Entry::ncclCommInitRank, Birth::InitRank { handle: comm, ranks: nranks, id: commId, rank })
 }
 
-pub extern "C" fn ncclCommInitRankConfig(
+pub extern "C-unwind" fn ncclCommInitRankConfig(
     comm: *mut ncclComm_t,
     nranks: c_int,
     commId: ncclUniqueId,
@@ -137,7 +137,7 @@ pub extern "C" fn ncclCommInitRankConfig(
     )
 }
 
-pub extern "C" fn ncclCommInitRankScalable(
+pub extern "C-unwind" fn ncclCommInitRankScalable(
     newcomm: *mut ncclComm_t,
     nranks: c_int,
     myrank: c_int,
@@ -158,11 +158,15 @@ pub extern "C" fn ncclCommInitRankScalable(
     )
 }
 
-pub extern "C" fn ncclCommInitAll(comm: *mut ncclComm_t, ndev: c_int, devlist: *const c_int) -> ncclResult_t {
+pub extern "C-unwind" fn ncclCommInitAll(
+    comm: *mut ncclComm_t,
+    ndev: c_int,
+    devlist: *const c_int,
+) -> ncclResult_t {
     birth(Entry::ncclCommInitAll, Birth::InitAll { handles: comm, count: ndev, devices: devlist })
 }
 
-pub extern "C" fn ncclCommSplit(
+pub extern "C-unwind" fn ncclCommSplit(
     comm: ncclComm_t,
     color: c_int,
     key: c_int,
@@ -172,7 +176,7 @@ pub extern "C" fn ncclCommSplit(
     birth(Entry::ncclCommSplit, Birth::Split { parent: comm, color, key, handle: newcomm, config })
 }
 
-pub extern "C" fn ncclCommShrink(
+pub extern "C-unwind" fn ncclCommShrink(
     comm: ncclComm_t,
     excludeRanksList: *mut c_int,
     excludeRanksCount: c_int,
@@ -193,7 +197,7 @@ pub extern "C" fn ncclCommShrink(
     )
 }
 
-pub extern "C" fn ncclCommGrow(
+pub extern "C-unwind" fn ncclCommGrow(
     comm: ncclComm_t,
     nRanks: c_int,
     uniqueId: *const ncclUniqueId,
@@ -207,30 +211,30 @@ pub extern "C" fn ncclCommGrow(
     )
 }
 
-pub extern "C" fn ncclCommFinalize(comm: ncclComm_t) -> ncclResult_t {
-    guard::call(|| lifecycle::end(Entry::ncclCommFinalize, End::Finalize, comm))
+pub extern "C-unwind" fn ncclCommFinalize(comm: ncclComm_t) -> ncclResult_t {
+    lifecycle::end(Entry::ncclCommFinalize, End::Finalize, comm)
 }
 
-pub extern "C" fn ncclCommDestroy(comm: ncclComm_t) -> ncclResult_t {
-    guard::call(|| lifecycle::end(Entry::ncclCommDestroy, End::Destroy, comm))
+pub extern "C-unwind" fn ncclCommDestroy(comm: ncclComm_t) -> ncclResult_t {
+    lifecycle::end(Entry::ncclCommDestroy, End::Destroy, comm)
 }
 
-pub extern "C" fn ncclCommAbort(comm: ncclComm_t) -> ncclResult_t {
-    guard::call(|| lifecycle::end(Entry::ncclCommAbort, End::Abort, comm))
+pub extern "C-unwind" fn ncclCommAbort(comm: ncclComm_t) -> ncclResult_t {
+    lifecycle::end(Entry::ncclCommAbort, End::Abort, comm)
 }
 
 // Groups.
 
-pub extern "C" fn ncclGroupStart() -> ncclResult_t {
-    guard::call(lifecycle::group_start)
+pub extern "C-unwind" fn ncclGroupStart() -> ncclResult_t {
+    lifecycle::group_start()
 }
 
-pub extern "C" fn ncclGroupEnd() -> ncclResult_t {
-    guard::call(lifecycle::group_end)
+pub extern "C-unwind" fn ncclGroupEnd() -> ncclResult_t {
+    lifecycle::group_end()
 }
 
-pub extern "C" fn ncclGroupSimulateEnd(simInfo: *mut ncclSimInfo_t) -> ncclResult_t {
-    guard::call(|| lifecycle::group_simulate_end(simInfo))
+pub extern "C-unwind" fn ncclGroupSimulateEnd(simInfo: *mut ncclSimInfo_t) -> ncclResult_t {
+    lifecycle::group_simulate_end(simInfo)
 }
 
 // Every row of the list that is marked `seen` has code here, with the row's signature.
@@ -242,7 +246,7 @@ macro_rules! signatures {
         $(signatures!(@$role $name ($($type),*) $(-> $result)?);)*
     };
     (@seen $name:ident ($($type:ty),*) -> $result:ty) => {
-        const _: extern "C" fn($($type),*) -> $result = $name;
+        const _: extern "C-unwind" fn($($type),*) -> $result = $name;
     };
     (@$role:ident $($rest:tt)*) => {};
 }

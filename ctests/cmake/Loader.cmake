@@ -11,11 +11,11 @@ set(TOYS "${CMAKE_CURRENT_BINARY_DIR}/toys")
 target_link_options(ask_rpath PRIVATE "LINKER:--disable-new-dtags,-rpath,${TOYS}/a")
 target_link_options(ask_runpath PRIVATE "LINKER:--enable-new-dtags,-rpath,${TOYS}/a")
 
-# Two toys under NCCL's name, which answer different versions.
-function(add_toy folder version)
-  add_library(nccl_toy_${folder} SHARED loader/toys/nccl_toy.c)
+# Toys under NCCL's name: two that answer different versions, and two of peculiar behaviour.
+function(add_toy folder version source)
+  add_library(nccl_toy_${folder} SHARED loader/toys/${source})
   target_compile_definitions(nccl_toy_${folder} PRIVATE TOY_VERSION=${version})
-  # Tail calls are made only when optimising.
+  # Tail calls are made, and destructors inlined, only when optimising.
   target_compile_options(nccl_toy_${folder} PRIVATE -O2)
   target_include_directories(nccl_toy_${folder} PRIVATE "${NCCL_INCLUDE_DIR}")
   target_include_directories(nccl_toy_${folder} SYSTEM PRIVATE "${STUBS}/include")
@@ -23,11 +23,25 @@ function(add_toy folder version)
   set_target_properties(nccl_toy_${folder} PROPERTIES NO_SONAME ON LINK_FLAGS "-Wl,-soname,libnccl.so.2"
                         LIBRARY_OUTPUT_DIRECTORY "${TOYS}/${folder}" OUTPUT_NAME nccl SUFFIX .so.2)
 endfunction()
-add_toy(a 22801)
-add_toy(b 22802)
+add_toy(a 22801 nccl_toy.c)
+add_toy(b 22802 nccl_toy.c)
+add_toy(early 22803 early_toy.c)
+add_toy(cpp 22804 cpp_toy.cpp)
+# In later standards a string is freed inside libstdc++.
+set_target_properties(nccl_toy_cpp PROPERTIES CXX_STANDARD 11)
+add_executable(own_new loader/own_new.cpp)
+target_include_directories(own_new PRIVATE "${NCCL_INCLUDE_DIR}")
+target_include_directories(own_new SYSTEM PRIVATE "${STUBS}/include")
+target_link_libraries(own_new PRIVATE nccl_link_stub Threads::Threads)
 add_library(allocator SHARED loader/toys/allocator.c)
 target_compile_options(allocator PRIVATE -fno-builtin)
 set_target_properties(allocator PROPERTIES LIBRARY_OUTPUT_DIRECTORY "${TOYS}")
+
+add_library(calling SHARED loader/toys/calling.c)
+target_include_directories(calling PRIVATE "${NCCL_INCLUDE_DIR}")
+target_include_directories(calling SYSTEM PRIVATE "${STUBS}/include")
+target_link_libraries(calling PRIVATE nccl_link_stub)
+set_target_properties(calling PROPERTIES LIBRARY_OUTPUT_DIRECTORY "${TOYS}")
 
 function(add_loader_test name label)
   add_test(NAME loader.${name} COMMAND "${Python3_EXECUTABLE}" "${CMAKE_CURRENT_SOURCE_DIR}/loader/${name}.py")
@@ -38,7 +52,7 @@ function(add_loader_test name label)
 endfunction()
 
 if(WINDLASS_LIBRARY_DIR)
-  foreach(name exports preload no_library search passing missing_names reentry jemalloc)
+  foreach(name exports preload no_library search passing missing_names reentry early_calls own_new file_limit jemalloc)
     add_loader_test(${name} sim)
   endforeach()
   if(WHEEL_CACHE_DIR)

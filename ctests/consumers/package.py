@@ -34,6 +34,9 @@ with scratch() as folder:
     check(built.returncode == 0, "the consumer builds", built)
     result = run(folder / "build" / "consumer", WINDLASS_NCCL=TOYS / "a")
     check(result.stdout == "0 22801\n" and result.stderr == "", "and reaches the real library through Windlass", result)
+    linked = run("cc", CONSUMER / "main.c", "-o", folder / "linked", "-I", folder / "moved" / "include" / "windlass",
+                 "-L", folder / "moved" / "lib" / "windlass", "-lnccl")
+    check(linked.returncode == 0, "so does a plain -lnccl", linked)
     (folder / "moved" / "lib" / "windlass" / "libnccl.so.2").unlink()
     broken = configure(folder / "broken", folder / "moved")
     said = broken.returncode != 0 and "install Windlass again" in broken.stderr

@@ -1,6 +1,7 @@
 /* Does what its arguments say, in order, and prints each answer: calls of NCCL's functions on a machine without a GPU.
  *
  *   dlopen:PATH    maps a library before anything is asked
+ *   beside:PATH    maps a library in another thread while this one calls ncclGetVersion
  *   version        ncclGetVersion
  *   string:CODE    ncclGetErrorString
  *   init           ncclCommInitAll of one rank
@@ -20,6 +21,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static ncclComm_t communicator;
 
@@ -64,6 +66,19 @@ static void race(void) {
   printf("race %d of %d answered %d\n", equal, RACERS, (int)answers[0]);
 }
 
+static void* map_library(void* path) { return dlopen(path, RTLD_NOW | RTLD_LOCAL); }
+
+static void beside(char* path) {
+  pthread_t thread;
+  void* library = NULL;
+  int version = 0;
+  if (pthread_create(&thread, NULL, map_library, path)) abort();
+  usleep(100000);
+  ncclGetVersion(&version);
+  pthread_join(thread, &library);
+  printf("beside %s %d\n", library ? "done" : "failed", version);
+}
+
 static void init_rank(void) {
   ncclUniqueId id;
   for (int i = 0; i < NCCL_UNIQUE_ID_BYTES; i++) id.internal[i] = (char)(i * 3 + 1);
@@ -91,9 +106,10 @@ static void team(void) {
   printf("team %d %d %d\n", world.ranks, world.rank, world.stride);
 }
 
-static void obey(const char* word) {
+static void obey(char* word) {
   int version = 0;
   if (!strncmp(word, "dlopen:", 7)) printf("dlopen %s\n", dlopen(word + 7, RTLD_NOW | RTLD_LOCAL) ? "done" : dlerror());
+  else if (!strncmp(word, "beside:", 7)) beside(word + 7);
   else if (!strcmp(word, "version")) {
     ncclResult_t answer = ncclGetVersion(&version);
     printf("version %d %d\n", (int)answer, version);

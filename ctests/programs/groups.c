@@ -11,7 +11,15 @@ static struct transfer transfer_of(const struct rank* self, enum collective whic
   return transfer;
 }
 
+/* Ranks that are threads of one process allocate and free only while no rank's kernel runs: with peer access between the
+ * devices either waits for all of them and holds up the other threads' launches, for which those kernels wait (plain
+ * NCCL 2.28.9 hung so on H200s). Ranks that are processes go on at once. */
+static void together(struct rank* self) {
+  if (*(enum rank_kind*)self->argument == THREADS) meet(self);
+}
+
 static void settle(struct rank* self, struct transfer* transfers, int count) {
+  together(self);
   for (int i = 0; i < count; i++) {
     transfer_verify(&transfers[i], self);
     transfer_release(&transfers[i]);
@@ -31,6 +39,7 @@ static void empty(void) {
 static void nested(struct rank* self, ncclComm_t communicator) {
   struct transfer transfers[3] = {transfer_of(self, ALL_REDUCE, 1000, 10), transfer_of(self, ALL_GATHER, 333, 11),
                                   transfer_of(self, BROADCAST, 77, 12)};
+  together(self);
   NCCL(ncclGroupStart());
   transfer_launch(&transfers[0], communicator, self->stream);
   NCCL(ncclGroupStart());
@@ -49,6 +58,7 @@ static void two_communicators(struct rank* self, ncclComm_t first, ncclComm_t se
   CUstream other = new_stream();
   struct transfer transfers[4] = {transfer_of(self, REDUCE_SCATTER, 501, 20), transfer_of(self, ALL_REDUCE, 4097, 21),
                                   transfer_of(self, ALL_REDUCE, 5, 22), transfer_of(self, BCAST, 64, 23)};
+  together(self);
   NCCL(ncclGroupStart());
   transfer_launch(&transfers[0], second, other);
   transfer_launch(&transfers[1], first, self->stream);
@@ -72,6 +82,7 @@ static void mixed(struct rank* self, ncclComm_t communicator) {
   void* to = device_alloc(sizeof get);
   upload(from, give, sizeof give);
   struct transfer transfers[2] = {transfer_of(self, ALL_REDUCE, 300, 31), transfer_of(self, REDUCE, 41, 32)};
+  together(self);
   NCCL(ncclGroupStart());
   NCCL(ncclSend(from, COUNT, ncclInt32, next, communicator, as_cuda(self->stream)));
   transfer_launch(&transfers[0], communicator, self->stream);
@@ -88,18 +99,20 @@ static void mixed(struct rank* self, ncclComm_t communicator) {
 }
 
 /* All groups closed to make a communicator, then as many reopened: what PyTorch does. Ranks that are processes leave the
- * first call in flight meanwhile. Threads may not: making a communicator waits for the device, and holds what the other
- * rank's thread needs in order to launch its part of the call (plain NCCL 2.28.9 hangs so on two H200). */
+ * first call in flight meanwhile. */
 static void closed_and_reopened(struct rank* self, ncclComm_t communicator) {
   ncclComm_t made = NULL;
   struct transfer transfers[2] = {transfer_of(self, ALL_REDUCE, 12, 40), transfer_of(self, ALL_REDUCE, 13, 41)};
+  together(self);
   NCCL(ncclGroupStart());
   NCCL(ncclGroupStart());
   transfer_launch(&transfers[0], communicator, self->stream);
   NCCL(ncclGroupEnd());
   NCCL(ncclGroupEnd());
   if (*(enum rank_kind*)self->argument == THREADS) wait_for(self->stream);
+  together(self);
   made = world(self, 2);
+  together(self);
   NCCL(ncclGroupStart());
   NCCL(ncclGroupStart());
   transfer_launch(&transfers[1], made, self->stream);
@@ -120,6 +133,7 @@ static void one_end_too_many(struct rank* self, ncclComm_t communicator) {
 static void by_the_other_names(struct rank* self, ncclComm_t communicator) {
   struct transfer transfers[2] = {transfer_of(self, ALL_REDUCE, 71, 50), transfer_of(self, ALL_GATHER, 72, 51)};
   cudaStream_t stream = as_cuda(self->stream);
+  together(self);
   NCCL(pncclGroupStart());
   NCCL(pncclAllReduce(transfers[0].send, transfers[0].receive, 71, ncclInt32, ncclSum, communicator, stream));
   NCCL(pncclAllGather(transfers[1].send, transfers[1].receive, 72, ncclInt32, communicator, stream));

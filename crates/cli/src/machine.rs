@@ -5,7 +5,7 @@ use crate::installation::StandIns;
 use anyhow::{Result, bail};
 use clap::Args;
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// The flags that choose.
 #[derive(Args, Clone, Copy, Debug, Default)]
@@ -53,8 +53,9 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Asks, chooses and prepares; `nccl` finds the real library when GPUs are chosen.
-    pub fn prepare(wish: Wish, nccl: impl FnOnce() -> Result<PathBuf>) -> Result<Self> {
+    /// Asks, chooses and prepares; `nccl` finds the real library when GPUs are chosen. One that was `named` is not for
+    /// the simulator, whose NCCL is its own.
+    pub fn prepare(wish: Wish, named: Option<&Path>, nccl: impl FnOnce() -> Result<PathBuf>) -> Result<Self> {
         let asked = if wish.simulator {
             Err(String::new())
         } else {
@@ -64,6 +65,12 @@ impl Machine {
             (Err(reason), _) => bail!("{reason}"),
             (Ok((Choice::Gpus, why)), Ok(gpus)) => Ok(Self { gpus, nccl: nccl()?, why, stand_ins: None }),
             (Ok((_, why)), _) => {
+                if let Some(named) = named {
+                    bail!(
+                        "--nccl {}: the simulator has its own NCCL, and no GPUs are used ({why})",
+                        named.display()
+                    );
+                }
                 let stand_ins = StandIns::lay_out()?;
                 let gpus = asking::gpus(Some(&stand_ins.library_path()))?;
                 Ok(Self { gpus, nccl: stand_ins.nccl(), why, stand_ins: Some(stand_ins) })
@@ -89,7 +96,12 @@ impl Machine {
         match asked {
             None => Ok(usual.min(devices)),
             Some(ranks) if (1..=devices).contains(&ranks) => Ok(ranks),
-            Some(ranks) => bail!("--ranks {ranks}: this machine has {devices} devices, one a rank"),
+            Some(ranks) => {
+                let owner = if self.is_simulated() { "the simulator" } else { "this machine" };
+                bail!(
+                    "--ranks {ranks}: expected 1 to {devices}, because {owner} has {devices} devices, one a rank"
+                )
+            }
         }
     }
 

@@ -46,7 +46,7 @@ enum Action {
     Run(run::Options),
     /// Show what would load, what this machine can do, and what stands in the way
     Doctor(doctor::Options),
-    /// Run every kind of call on several ranks, check all data and Windlass's counters
+    /// Run collectives, send/recv and groups on several ranks, check all data and Windlass's counters
     Demo(demo::Options),
     /// Time the real library alone against the same calls through Windlass
     Bench(bench::Options),

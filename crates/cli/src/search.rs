@@ -7,7 +7,7 @@ use crate::asking::output_within;
 use crate::elf::{self, Bits, Elf};
 use crate::program::{self, Program};
 use anyhow::{Result, bail};
-use nccl_sys::find::LIBRARY;
+use nccl_sys::find::{DEFAULT_FOLDERS, LIBRARY};
 use serde::Serialize;
 use std::collections::{BTreeSet, VecDeque};
 use std::ffi::{OsStr, OsString};
@@ -16,8 +16,6 @@ use std::process::Command;
 use std::time::Duration;
 
 const CACHE: &str = "/etc/ld.so.cache";
-const DEFAULT_FOLDERS: [&str; 4] =
-    ["/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib64", "/usr/lib64"];
 /// Libraries looked through for one that needs NCCL; large programs have a few hundred.
 const LIBRARIES_MAX: usize = 1000;
 

@@ -3,10 +3,13 @@
 use crate::text;
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use windlass_engine::stats::snapshot::Snapshot;
 use windlass_engine::stats::{report, segment};
+
+const PAUSE_MIN: Duration = Duration::from_millis(10);
 
 /// Options of `windlass stats`.
 #[derive(Args)]
@@ -29,13 +32,27 @@ pub fn run(options: &Options) -> Result<()> {
     if options.clean {
         return clean(options.process);
     }
-    let pause = options.watch.map(Duration::try_from_secs_f64).transpose();
-    let pause = pause.with_context(|| format!("--watch {:?}: expected seconds", options.watch))?;
+    let pause = options.watch.map(pause).transpose()?;
     loop {
-        print!("{}", look(options)?);
+        let mut text = look(options)?;
+        if pause.is_some() && !options.json {
+            text.push('\n');
+        }
+        match std::io::stdout().write_all(text.as_bytes()) {
+            // As `| head` does when it has enough.
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(()),
+            written => written.context("cannot write to standard output")?,
+        }
         let Some(pause) = pause else { return Ok(()) };
         std::thread::sleep(pause);
-        println!();
+    }
+}
+
+/// The time between two looks: without any, the command would do nothing but look.
+fn pause(seconds: f64) -> Result<Duration> {
+    match Duration::try_from_secs_f64(seconds) {
+        Ok(pause) if pause >= PAUSE_MIN => Ok(pause),
+        _ => bail!("--watch {seconds}: expected seconds, at least {}", PAUSE_MIN.as_secs_f64()),
     }
 }
 
@@ -82,7 +99,7 @@ fn clean(wanted: Option<u32>) -> Result<()> {
             .is_some_and(|process| wanted.is_none_or(|wanted| wanted == process) && !is_alive(process));
         if gone {
             std::fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
-            println!("removed {}", path.display());
+            text::print(format!("removed {}\n", path.display()))?;
         }
     }
     Ok(())

@@ -1,4 +1,16 @@
-//! Tables and sizes as text.
+//! Text for people: printing, tables, sizes.
+
+use std::io::{ErrorKind, Write};
+
+/// Writes to standard output. A reader that has closed it has enough (`| head`): that is no error.
+pub fn print(text: impl AsRef<str>) -> anyhow::Result<()> {
+    match std::io::stdout().write_all(text.as_ref().as_bytes()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(anyhow::anyhow!("cannot write to standard output: {error}"))
+        }
+        _ => Ok(()),
+    }
+}
 
 /// Lines of cells as aligned text, two spaces between columns; the columns in `right` are aligned to the right.
 pub fn table(lines: &[Vec<String>], right: &[usize]) -> String {

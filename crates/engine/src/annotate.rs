@@ -39,14 +39,17 @@ mod ranges {
         log::warn!("WINDLASS_NVTX is on, but this build has no NVTX: build with the feature nvtx");
     }
 
+    /// There is none.
+    pub type Range = ();
+
     /// No range.
     #[inline]
-    pub fn range(_function: Function) -> Option<()> {
+    pub fn range(_function: Function) -> Option<Range> {
         None
     }
 }
 
-pub use ranges::range;
+pub use ranges::{Range, range};
 
 use crate::config::{Config, Switch};
 

@@ -62,13 +62,31 @@ const REMOVED: usize = 1;
 const FIRST_PLACES: usize = 256;
 
 static TABLE: AtomicPtr<Table> = AtomicPtr::new(std::ptr::null_mut());
-/// Held by whoever changes the table, for a few stores; what it holds are records to use again. Comes after no
-/// other lock.
-static CHANGING: Mutex<Vec<&'static Communicator>> = Mutex::new(Vec::new());
+/// Held by whoever changes the table, for a few stores. Comes after no other lock.
+static CHANGING: Mutex<Spare> = Mutex::new(Spare { records: Vec::new(), tables: Vec::new() });
+
+/// What is used again instead of being freed: a thread may still read it.
+struct Spare {
+    records: Vec<&'static Communicator>,
+    /// At most one of each size.
+    tables: Vec<&'static Table>,
+}
 
 /// The communicator with this handle.
 #[inline]
 pub fn find(handle: ncclComm_t) -> Option<&'static Communicator> {
+    look_up(handle).or_else(|| look_again(handle))
+}
+
+/// A reader that was held up in an old table while that was filled anew may have missed a handle that is there.
+#[cold]
+fn look_again(handle: ncclComm_t) -> Option<&'static Communicator> {
+    let _unchanging = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
+    look_up(handle)
+}
+
+#[inline]
+fn look_up(handle: ncclComm_t) -> Option<&'static Communicator> {
     let communicator = table()?.find(handle as usize)?;
     // The place may have been given to another handle between two loads.
     (communicator.handle.load(Ordering::Relaxed) == handle as usize).then_some(communicator)
@@ -79,7 +97,7 @@ pub fn insert(handle: ncclComm_t, identity: Identity) -> &'static Communicator {
     remove(handle);
     let counters = count::begin(identity);
     let mut spare = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
-    let communicator: &'static Communicator = spare.pop().unwrap_or_else(|| {
+    let communicator: &'static Communicator = spare.records.pop().unwrap_or_else(|| {
         Box::leak(Box::new(Communicator {
             handle: AtomicUsize::new(0),
             counters: AtomicUsize::new(0),
@@ -92,7 +110,7 @@ pub fn insert(handle: ncclComm_t, identity: Identity) -> &'static Communicator {
     communicator.handle.store(handle as usize, Ordering::Relaxed);
     let grown = match table() {
         Some(table) if table.has_room() => table,
-        full => Table::replace(full),
+        full => Table::replace(full, &mut spare.tables),
     };
     grown.insert(handle as usize, communicator);
     communicator
@@ -106,7 +124,7 @@ pub fn remove(handle: ncclComm_t) {
     let communicator = reference(place.communicator.load(Ordering::Relaxed));
     count::end(communicator.counters());
     communicator.handle.store(0, Ordering::Relaxed);
-    spare.push(communicator);
+    spare.records.push(communicator);
 }
 
 fn table() -> Option<&'static Table> {
@@ -126,16 +144,21 @@ impl Table {
         Box::leak(Box::new(Table { places: (0..count).map(place).collect() }))
     }
 
-    /// A table with room, holding what `full` holds. The old one stays for its readers: sizes double while the
-    /// living grow, so all old tables together are smaller than the newest; with few living and many removed it
-    /// is the same size again, which [`Table::insert`]'s reuse of removed places makes rare.
-    fn replace(full: Option<&'static Table>) -> &'static Table {
+    /// A table with room, holding what `full` holds; removed places fill one of any size in the end. The old one stays
+    /// for its readers, and is filled anew when the next of its size is needed.
+    fn replace(full: Option<&'static Table>, spare: &mut Vec<&'static Table>) -> &'static Table {
         let living: Vec<_> = full.iter().flat_map(|table| table.living()).collect();
-        let table = Table::with_places((4 * living.len()).next_power_of_two().max(FIRST_PLACES));
+        let count = (4 * living.len()).next_power_of_two().max(FIRST_PLACES);
+        let table = match spare.iter().position(|table| table.places.len() == count) {
+            Some(index) => spare.swap_remove(index),
+            None => Table::with_places(count),
+        };
+        table.places.iter().for_each(|place| place.handle.store(NEVER_USED, Ordering::Relaxed));
         for (handle, communicator) in living {
             table.insert(handle, communicator);
         }
         TABLE.store(std::ptr::from_ref(table).cast_mut(), Ordering::Release);
+        spare.extend(full);
         table
     }
 
@@ -232,6 +255,20 @@ mod tests {
         assert!(table().unwrap().places.len() <= 4096);
         alive.keys().for_each(|number| remove(handle(*number)));
         assert!(find(std::ptr::null_mut()).is_none());
+    }
+
+    /// Communicators that come and go at ever new addresses leave no tables behind.
+    #[test]
+    fn cycles_leave_no_tables() {
+        let mut tables = std::collections::HashSet::new();
+        for number in 1..20_000 {
+            // Now few are alive, now many: tables of several sizes.
+            let alive = if number % 4_000 < 2_000 { 3 } else { 300 };
+            insert(handle(number * 257), identity(1));
+            (alive..=301).filter(|age| *age < number).for_each(|age| remove(handle((number - age) * 257)));
+            tables.insert(TABLE.load(Ordering::Relaxed) as usize);
+        }
+        assert!((3..=8).contains(&tables.len()), "{} tables", tables.len());
     }
 
     /// A reader never sees another's communicator while handles come and go beside it.

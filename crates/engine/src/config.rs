@@ -63,13 +63,19 @@ pub const OPTIONS: &[Description] = &[
         name: "WINDLASS_MEETINGS_MAX",
         values: "number",
         default: "1024",
-        about: "Ids made by this process whose ranks can still meet, each with a listening socket; communicators of further ids are NCCL's alone.",
+        about: "Ids made by this process whose ranks can still meet, each with a listening socket; communicators of further ids are NCCL's alone. (Nothing uses it yet.)",
     },
     Description {
         name: "WINDLASS_NVTX",
         values: "on, off",
         default: "off",
         about: "NVTX ranges around calls; needs a build with the feature `nvtx`.",
+    },
+    Description {
+        name: "WINDLASS_ARENA_MAX",
+        values: "bytes, with K, M, G or T for powers of 1024",
+        default: "4G",
+        about: "How much device memory the pool of this process may have on each device; it takes what communicators need, in steps, and gives it back. (Nothing uses the pool yet.)",
     },
     Description {
         name: "WINDLASS_LIBRARY",
@@ -119,7 +125,12 @@ pub struct Config {
     pub stats: Switch,
     pub nvtx: Switch,
     pub meetings_max: usize,
+    pub arena_bytes_max: u64,
 }
+
+/// Enough for 100 communicators of 40 MiB, or for rings that grew to what NCCL's FIFOs take on 8 ranks nine times over,
+/// and still 3 % of an H200 and 5 % of an 80 GB device. It is a limit: a pair costs 4 MiB until it sends more.
+const ARENA_BYTES_MAX: u64 = 4 << 30;
 
 impl Default for Config {
     fn default() -> Config {
@@ -131,6 +142,7 @@ impl Default for Config {
             stats: Switch::On,
             nvtx: Switch::Off,
             meetings_max: 1024,
+            arena_bytes_max: ARENA_BYTES_MAX,
         }
     }
 }
@@ -172,6 +184,7 @@ pub fn parse(variables: impl Iterator<Item = (OsString, OsString)>) -> (Config, 
             "WINDLASS_STATS" => switch(&text).map(|value| config.stats = value),
             "WINDLASS_MEETINGS_MAX" => text.parse().ok().map(|value| config.meetings_max = value),
             "WINDLASS_NVTX" => switch(&text).map(|value| config.nvtx = value),
+            "WINDLASS_ARENA_MAX" => bytes(&text).map(|value| config.arena_bytes_max = value),
             _ if OPTIONS.iter().any(|option| option.name == name) || name.starts_with(STAND_IN_PREFIX) => {
                 Some(())
             }
@@ -193,6 +206,20 @@ fn switch(text: &str) -> Option<Switch> {
         "off" | "0" | "no" | "false" => Some(Switch::Off),
         _ => None,
     }
+}
+
+/// `512`, `64K`, `1.5G` is not: whole numbers with one letter.
+fn bytes(text: &str) -> Option<u64> {
+    let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
+    let shift = match text[digits.len()..].to_ascii_uppercase().as_str() {
+        "" => 0,
+        "K" => 10,
+        "M" => 20,
+        "G" => 30,
+        "T" => 40,
+        _ => return None,
+    };
+    digits.parse::<u64>().ok()?.checked_mul(1 << shift).filter(|bytes| *bytes > 0)
 }
 
 fn level(text: &str) -> Option<::log::LevelFilter> {
@@ -241,8 +268,9 @@ pub fn documentation() -> String {
     let rows =
         OPTIONS.iter().map(|o| format!("| `{}` | {} | {} | {} |\n", o.name, o.values, o.default, o.about));
     let head = "# Options\n\nEnvironment variables, read once at the first NCCL call. This page is made from the table in \
-                `crates/engine/src/config.rs`.\nA value that cannot be read leaves the default and logs a warning; so \
-                does a `WINDLASS_` name that is none of these.\n\n| variable | values | default | what it does |\n|---|---|---|---|\n";
+                `crates/engine/src/config.rs`.\nA value that cannot be read leaves the default; that, and a \
+                `WINDLASS_` name that is none of these, is logged as a warning,\nand said by `windlass run` and \
+                `windlass doctor`. (`WINDLASS_SIM_` names belong to the simulator: `crates/sim`.)\n\n| variable | values | default | what it does |\n|---|---|---|---|\n";
     head.to_owned() + &rows.collect::<String>()
 }
 
@@ -275,6 +303,7 @@ mod tests {
             ("WINDLASS_NVTX", "on"),
             ("WINDLASS_MEETINGS_MAX", "7"),
             ("WINDLASS_NCCL", "/x"),
+            ("WINDLASS_ARENA_MAX", "96m"),
         ]);
         assert!(complaints.is_empty(), "{complaints:?}");
         let expected = Config {
@@ -285,6 +314,7 @@ mod tests {
             stats: Switch::Off,
             nvtx: Switch::On,
             meetings_max: 7,
+            arena_bytes_max: 96 << 20,
         };
         assert_eq!(config, expected);
     }
@@ -296,6 +326,15 @@ mod tests {
         assert_eq!(config, Config::default());
         assert_eq!(complaints[0], "WINDLASS_LGO is no option; the nearest is WINDLASS_LOG");
         assert_eq!(complaints[1], "WINDLASS_STATS is \"maybe\", expected one of: on, off");
+    }
+
+    /// Sizes are whole numbers with at most one letter, and fit.
+    #[test]
+    fn sizes() {
+        let read = ["1", "64K", "4G", "2t", "", "G", "1.5G", "-1", "4GB", "0", "99999999999T"].map(bytes);
+        let expected = [Some(1), Some(64 << 10), Some(4 << 30), Some(2 << 40)];
+        assert_eq!(read[..4], expected);
+        assert_eq!(read[4..11], [None; 7]);
     }
 
     /// docs/options.md is this table.

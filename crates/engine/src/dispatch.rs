@@ -7,37 +7,51 @@ use crate::call::Call;
 use crate::communicator::{self, Communicator};
 use crate::forward::{self, known};
 use crate::group;
+use crate::guard;
 use crate::path::Path;
 use crate::plan::plan;
 use crate::process;
 use crate::stats::count::{self, Identity};
 
+/// What is decided of a call before it runs.
+struct Decided {
+    path: Path,
+    counted: bool,
+    _range: Option<annotate::Range>,
+}
+
 /// Runs a call.
 #[inline]
 pub fn call(call: &Call) -> ncclResult_t {
-    match communicator::find(call.local.communicator) {
-        Some(communicator) => run(call, communicator),
-        None => first_sight(call),
-    }
+    guard::around(
+        || decide(call),
+        |decided| match decided.path {
+            Path::Forward => forward::forward(call),
+        },
+        |decided, result| {
+            if !decided.counted {
+                first_sight(call, result);
+            }
+        },
+    )
 }
 
 #[inline]
-fn run(call: &Call, communicator: &Communicator) -> ncclResult_t {
+fn decide(call: &Call) -> Decided {
+    let Some(communicator) = communicator::find(call.local.communicator) else {
+        return Decided { path: Path::Forward, counted: false, _range: None };
+    };
     if !communicator.is_known() {
         learn(call, communicator);
     }
     let path = plan(&call.shared);
     count::call(communicator.counters(), call.shared.function, path, call.shared.bytes(communicator.ranks()));
-    let _range = annotate::range(call.shared.function);
-    match path {
-        Path::Forward => forward::forward(call),
-    }
+    Decided { path, counted: true, _range: annotate::range(call.shared.function) }
 }
 
-/// A handle that we have not seen is NCCL's to judge. If it takes the call, the communicator is real.
+/// A handle that we have not seen is NCCL's to judge. If it took the call, the communicator is real.
 #[cold]
-fn first_sight(call: &Call) -> ncclResult_t {
-    let result = forward::forward(call);
+fn first_sight(call: &Call, result: ncclResult_t) {
     let accepted = result == ncclSuccess || result == ncclInProgress;
     if accepted {
         process::first_communicator();
@@ -51,7 +65,6 @@ fn first_sight(call: &Call) -> ncclResult_t {
         None => (count::UNKNOWN, 0),
     };
     count::call(counters, call.shared.function, Path::Forward, call.shared.bytes(ranks));
-    result
 }
 
 /// Rank, ranks and device of a communicator that was not ready when it was entered. Inside a group it may not be

@@ -1,7 +1,7 @@
 //! How deep this thread is in groups, and what its open group still has to tell when it ends.
 //!
-//! NCCL counts per thread, and its count is the one that matters: ours follows what it answered, so a group that
-//! NCCL refused to open or close does not shift it. PyTorch closes all its open groups to make a communicator and
+//! NCCL counts per thread, and its count is the one that matters: a group that NCCL refused to open does not shift
+//! ours, nor does closing what is not open, and what fails or throws at its end is closed. PyTorch closes all its open groups to make a communicator and
 //! opens as many again; nothing is carried across that.
 
 use std::cell::{Cell, RefCell};
@@ -23,7 +23,7 @@ pub fn opened() {
     DEPTH.set(DEPTH.get() + 1);
 }
 
-/// NCCL closed a group. At the outermost one, gives the handles that were waited for.
+/// NCCL is asked to close a group. At the outermost one, gives the handles that were waited for.
 pub fn closed() -> Vec<Handle> {
     DEPTH.set(DEPTH.get().saturating_sub(1));
     if is_open() {

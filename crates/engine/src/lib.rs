@@ -21,8 +21,14 @@ pub mod forward;
 
 pub mod rendezvous;
 
+pub mod arena;
+
 // The process and what it counts, says and is told.
 pub mod process;
+
+pub mod gpu;
+
+pub mod range;
 
 pub mod stats;
 
@@ -33,6 +39,8 @@ pub mod log;
 pub mod config;
 
 pub mod error;
+
+pub mod guard;
 
 // Words that all of them use.
 pub mod call;

@@ -30,19 +30,22 @@ pub fn first_call() {
     });
 }
 
-/// The real library is open; with the kill switch, nothing more is looked at.
+/// The real library is open; with the kill switch, nothing more is looked at. Threads that came meanwhile all tell.
 pub fn library_opened(library: &open::RealLibrary) {
-    ::log::info!(
-        "real NCCL {} ({}), {} bound, {} candidates refused before it",
-        library.path.display(),
-        library.chosen.reason,
-        if library.deep_bound { "deep" } else { "not deep" },
-        library.refused.len()
-    );
-    if config().windlass == Switch::Off {
-        ::log::info!("switched off by WINDLASS: every call goes straight to the real NCCL");
-        slots::forward_everything();
-    }
+    static OPENED: Once = Once::new();
+    OPENED.call_once(|| {
+        ::log::info!(
+            "real NCCL {} ({}), {} bound, {} candidates refused before it",
+            library.path.display(),
+            library.chosen.reason,
+            if library.deep_bound { "deep" } else { "not deep" },
+            library.refused.len()
+        );
+        if config().windlass == Switch::Off {
+            ::log::info!("switched off by WINDLASS: every call goes straight to the real NCCL");
+            slots::forward_everything();
+        }
+    });
 }
 
 /// No real library could be opened: says once all that was searched.
@@ -130,24 +133,26 @@ fn write_report(wanted: &Report) {
         Form::Text => report::text(&snapshot),
         Form::Json => report::json(&snapshot),
     };
-    let written = match &wanted.file {
-        Some(file) => write_file(&expand_file_name(file), &text),
+    match &wanted.file {
+        Some(file) => {
+            let file = expand_file_name(file);
+            if let Err(error) = write_file(&file, &text) {
+                ::log::error!("the report could not be written to {}: {error}", file.display());
+            }
+        }
         None => {
             // SAFETY: as for log lines: descriptor 2 may be anything by now, and is not closed here.
             let standard_error = unsafe { BorrowedFd::borrow_raw(2) };
             log::write_without_signal(standard_error.as_fd(), text.as_bytes());
-            Ok(())
         }
-    };
-    if let Err(error) = written {
-        ::log::error!("the report could not be written: {error}");
     }
 }
 
-/// Writes the whole report or none of it: readers may be waiting for the file.
+/// Writes the whole report or none of it: readers may be waiting for the file, and other processes write to the same
+/// name if the user left out `%p`.
 fn write_file(path: &Path, text: &str) -> std::io::Result<()> {
     let mut partial = path.as_os_str().to_owned();
-    partial.push(".part");
+    partial.push(format!(".{}.part", std::process::id()));
     std::fs::File::create(&partial)?.write_all(text.as_bytes())?;
     std::fs::rename(&partial, path)
 }

@@ -20,7 +20,8 @@ use crate::objects::{self, Object};
 /// The file name under which programs ask for NCCL.
 pub const LIBRARY: &str = "libnccl.so.2";
 
-const DEFAULT_FOLDERS: [&str; 4] =
+/// The folders that the loader searches last.
+pub const DEFAULT_FOLDERS: [&str; 4] =
     ["/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib64", "/usr/lib64"];
 
 /// What the search depends on.

@@ -11,7 +11,7 @@ use once_cell::sync::OnceCell;
 use crate::find::{self, Candidate, Surroundings};
 use crate::missing;
 use crate::objects::{self, Object};
-use crate::slots::{ENTRIES, INSIDE, SLOTS};
+use crate::slots::{self, Description, ENTRIES, Entry, SLOTS};
 
 /// A function that every Windlass library exports, and no NCCL: how we know ourselves and our copies.
 pub const MARK: &CStr = c"windlassGetVersion";
@@ -45,24 +45,52 @@ pub fn opened() -> Option<&'static RealLibrary> {
     OPENED.get()
 }
 
-/// Opens the library and fills every cell, or tells all that was tried. A failure is not remembered: a library
-/// that a program maps later is found then. Threads that come meanwhile wait.
-pub fn open() -> Result<&'static RealLibrary, Vec<Refusal>> {
-    OPENED.get_or_try_init(search_and_open)
+/// A library that is open but not taken yet.
+struct Found {
+    library: RealLibrary,
+    cells: Vec<*mut ()>,
+    inside: [(usize, usize); 2],
 }
 
-fn search_and_open() -> Result<RealLibrary, Vec<Refusal>> {
+/// Opens the library and fills every cell, or tells all that was tried. A failure is not remembered: a library
+/// that a program maps later is found then.
+///
+/// No lock of ours is held while the loader works. The library's constructors may call its own public names, which
+/// reach us when it is not bound deep (NCCL 2.30.3 does), and a thread that waited here inside a constructor would
+/// hold the loader's lock, for which the opening thread waits. So whoever comes searches for itself (the loader opens
+/// the file once), and the first to finish fills the cells.
+pub fn open() -> Result<&'static RealLibrary, Vec<Refusal>> {
+    if let Some(library) = OPENED.get() {
+        return Ok(library);
+    }
+    let found = search_and_open()?;
+    Ok(OPENED.get_or_init(|| take(found)))
+}
+
+/// Where a call of entry `index` goes that the library's own constructors make while this thread opens it. It is not
+/// taken yet: other threads must not come in before its constructors have run.
+pub fn address_while_opening(index: usize) -> Option<*const ()> {
+    static CELLS: OnceCell<Vec<usize>> = OnceCell::new();
+    if CELLS.get().is_none() {
+        let cells = search_and_open().ok()?.cells;
+        let _ = CELLS.set(cells.into_iter().map(|address| address as usize).collect());
+    }
+    CELLS.get().map(|cells| cells[index] as *const ())
+}
+
+fn search_and_open() -> Result<Found, Vec<Refusal>> {
     let around = Surroundings::of_this_process();
-    let deep_bound = free_is_libcs(&around.mapped);
+    let deep_bound = allocation_is_the_systems(&around.mapped);
     let mut refused = Vec::new();
     for candidate in find::candidates(&around) {
         match open_candidate(&candidate, &around.mapped, deep_bound) {
-            Ok((library, path)) => {
-                fill_cells(&library);
-                note_inside();
+            Ok((opened, path)) => {
+                let cells = addresses(&opened);
+                let inside = inside(&cells);
                 // Never closed: the cells point into it.
-                std::mem::forget(library);
-                return Ok(RealLibrary { path, chosen: candidate, deep_bound, refused });
+                std::mem::forget(opened);
+                let library = RealLibrary { path, chosen: candidate, deep_bound, refused };
+                return Ok(Found { library, cells, inside });
             }
             Err(why) => refused.push(Refusal { candidate, why }),
         }
@@ -133,36 +161,52 @@ fn own_address() -> usize {
     open_candidate as *const () as usize
 }
 
-/// A deep-bound NCCL calls libc's `free` on what libc's own functions took from a preloaded allocator's `malloc`:
-/// that aborts. So deep binding is only for processes whose `free` is libc's.
-fn free_is_libcs(mapped: &[Object]) -> bool {
-    let free = symbol(&Library::this(), c"free").map_or(0, |address| address as usize);
-    let libc_text = libc::gnu_get_libc_version as *const () as usize;
-    match (objects::holding(mapped, free), objects::holding(mapped, libc_text)) {
+/// The operators that a C++ program may replace, of which libstdc++ has its own.
+const OPERATORS: [&CStr; 7] =
+    [c"_Znwm", c"_Znam", c"_ZdlPv", c"_ZdlPvm", c"_ZdaPv", c"_ZnwmSt11align_val_t", c"_ZdlPvSt11align_val_t"];
+
+/// A deep-bound NCCL calls libc's `free` on what libc's own functions took from a preloaded allocator's `malloc`,
+/// and libstdc++'s `delete` on what libstdc++'s own functions took from the program's `new`: either aborts. So deep
+/// binding is only for processes in which all of these are the system's.
+fn allocation_is_the_systems(mapped: &[Object]) -> bool {
+    let program = Library::this();
+    let holder = |address: usize| objects::holding(mapped, address);
+    let free = symbol(&program, c"free").map_or(0, |address| address as usize);
+    let free_is_libcs = match (holder(free), holder(libc::gnu_get_libc_version as *const () as usize)) {
         (Some(one), Some(other)) => one.path == other.path,
         _ => false,
-    }
+    };
+    let mut operators = OPERATORS.iter().filter_map(|name| symbol(&program, name));
+    free_is_libcs && operators.all(|address| holder(address as usize).is_some_and(is_cpp_runtime))
 }
 
-fn fill_cells(library: &Library) {
-    for (index, (entry, cell)) in ENTRIES.iter().zip(&SLOTS).enumerate() {
+fn is_cpp_runtime(object: &Object) -> bool {
+    let name = object.path.file_name().unwrap_or_default().to_string_lossy();
+    ["libstdc++.so", "libc++.so", "libc++abi.so"].iter().any(|runtime| name.starts_with(runtime))
+}
+
+fn addresses(library: &Library) -> Vec<*mut ()> {
+    let find = |(index, entry): (usize, &Description)| {
         let address = CString::new(entry.name).ok().and_then(|name| symbol(library, &name));
-        cell.store(address.unwrap_or_else(|| missing::in_library(index)), Ordering::Release);
-    }
+        address.unwrap_or_else(|| missing::in_library(index))
+    };
+    ENTRIES.iter().enumerate().map(find).collect()
 }
 
-fn note_inside() {
-    if crate::slots::forwards_everything() {
-        return;
-    }
+/// First address and length of the real library's text and of our own.
+fn inside(cells: &[*mut ()]) -> [(usize, usize); 2] {
     let mapped = objects::mapped();
-    let real = SLOTS[crate::slots::Entry::ncclGetVersion as usize].load(Ordering::Acquire) as usize;
-    for (range, address) in [(0, real), (2, own_address())] {
-        if let Some(object) = objects::holding(&mapped, address) {
-            INSIDE[range].store(object.text.0, Ordering::Relaxed);
-            INSIDE[range + 1].store(object.text.1, Ordering::Relaxed);
-        }
+    [cells[Entry::ncclGetVersion as usize] as usize, own_address()]
+        .map(|address| objects::holding(&mapped, address).map_or((0, 0), |object| object.text))
+}
+
+/// Only stores: whoever comes meanwhile waits.
+fn take(found: Found) -> RealLibrary {
+    for (cell, address) in SLOTS.iter().zip(found.cells) {
+        cell.store(address, Ordering::Release);
     }
+    slots::note_inside(found.inside);
+    found.library
 }
 
 #[cfg(test)]
@@ -183,9 +227,9 @@ mod tests {
         assert!(refuse("/lib/x86_64-linux-gnu/libm.so.6").contains("no ncclGetVersion"));
     }
 
-    /// In a plain process `free` is libc's.
+    /// In a plain process `free` is libc's, and nobody has replaced `new`.
     #[test]
     fn plain_allocator() {
-        assert!(free_is_libcs(&objects::mapped()));
+        assert!(allocation_is_the_systems(&objects::mapped()));
     }
 }

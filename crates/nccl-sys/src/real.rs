@@ -27,7 +27,7 @@ macro_rules! typed {
                 // SAFETY: a filled cell holds the address of a function with this row's signature, in the real
                 // library or among the answers of `missing`; the caller vouches for the rest.
                 unsafe {
-                    let function: unsafe extern "C" fn($($type),*) $(-> $result)? = std::mem::transmute(address);
+                    let function: unsafe extern "C-unwind" fn($($type),*) $(-> $result)? = std::mem::transmute(address);
                     function($($arg),*)
                 }
             }

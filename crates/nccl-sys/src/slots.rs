@@ -115,9 +115,14 @@ pub fn forward_everything() {
     INSIDE[1].store(usize::MAX, Ordering::Relaxed);
 }
 
-/// Whether [`forward_everything`] was called.
-pub fn forwards_everything() -> bool {
-    INSIDE[1].load(Ordering::Relaxed) == usize::MAX
+/// Notes the two ranges, unless everything is forwarded already: that stays.
+pub(crate) fn note_inside(ranges: [(usize, usize); 2]) {
+    let [real, own] = ranges;
+    INSIDE[2].store(own.0, Ordering::Relaxed);
+    INSIDE[3].store(own.1, Ordering::Relaxed);
+    // The length comes last and only into an empty range: a range that covers everything may begin anywhere.
+    INSIDE[0].store(real.0, Ordering::Relaxed);
+    let _ = INSIDE[1].compare_exchange(0, real.1, Ordering::Relaxed, Ordering::Relaxed);
 }
 
 impl Entry {

@@ -18,15 +18,16 @@ use crate::installation;
 use crate::machine::{Machine, Wish};
 use crate::nccl::version_text;
 use crate::ranks::{self, Launch};
-use crate::search;
+use crate::{search, text};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use operation::Operation;
 use record::{MachineFacts, Record, Versions};
 use serde::{Deserialize, Serialize};
 use sizes::Sizes;
+use std::fs::File;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use worker::{CellDone, Job, Outcome};
 
@@ -109,7 +110,9 @@ pub fn run(options: &Options) -> Result<()> {
         bail!("--seconds {}: expected more than 0 and at most 3600", options.seconds);
     }
     let windlass = installation::windlass_library()?;
-    let machine = Machine::prepare(options.wish, || search::for_tools(options.nccl.as_deref()))?;
+    let machine = Machine::prepare(options.wish, options.nccl.as_deref(), || {
+        search::for_tools(options.nccl.as_deref())
+    })?;
     let ranks = machine.ranks(options.ranks, if machine.is_simulated() { 2 } else { 8 })?;
     if ranks < 2 {
         bail!("--ranks {ranks}: two are needed to communicate");
@@ -119,16 +122,13 @@ pub fn run(options: &Options) -> Result<()> {
     if machine.is_simulated() {
         eprintln!("bench: times on the simulator say nothing about GPUs; only that everything runs");
     }
+    // Opened first: a wrong name should not cost the measurements.
+    let json = options.json.as_deref().map(open_to_append).transpose()?;
     let results = measure(options, &machine, &windlass, ranks, &cells)?;
     let records = records(options, &machine, ranks, &results);
-    print!("{}", record::table(&records));
-    println!("{}", record::summary(&records));
-    if let Some(file) = &options.json {
-        let mut out = std::fs::OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(file)
-            .with_context(|| format!("cannot write {}", file.display()))?;
+    text::print(record::table(&records))?;
+    text::print(record::summary(&records) + "\n")?;
+    if let Some(mut out) = json {
         for record in &records {
             writeln!(out, "{}", serde_json::to_string(record)?)?;
         }
@@ -139,6 +139,11 @@ pub fn run(options: &Options) -> Result<()> {
         }
     }
     Ok(())
+}
+
+fn open_to_append(file: &Path) -> Result<File> {
+    let opened = File::options().create(true).append(true).open(file);
+    opened.with_context(|| format!("cannot write {}", file.display()))
 }
 
 /// Every measurement, in the order in which it is made.

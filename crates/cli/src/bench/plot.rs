@@ -73,6 +73,7 @@ fn draw_times(area: &Area, records: &[&Record]) -> Result<()> {
         .map_err(drawing)?;
     chart
         .configure_mesh()
+        .max_light_lines(0)
         .y_desc("us a call")
         .x_labels(LABELS)
         .y_labels(LABELS)
@@ -107,6 +108,7 @@ fn draw_ratios(area: &Area, records: &[&Record]) -> Result<()> {
         .map_err(drawing)?;
     chart
         .configure_mesh()
+        .max_light_lines(0)
         .x_desc("bytes")
         .y_desc("ratio")
         .x_labels(LABELS)

@@ -1,4 +1,4 @@
-//! `windlass demo`: a training-like mix of every kind of call through Windlass, all data checked on the host, and the
+//! `windlass demo`: a training-like mix of calls that move data through Windlass, all data checked on the host, and the
 //! counters of Windlass compared with the calls that were made.
 
 mod counters;
@@ -14,7 +14,7 @@ use crate::counts;
 use crate::installation;
 use crate::machine::{Machine, Wish};
 use crate::ranks::{self, Launch};
-use crate::search;
+use crate::{search, text};
 use anyhow::{Context, Result};
 use clap::Args;
 use counters::Counters;
@@ -55,7 +55,9 @@ struct Outcome {
 pub fn run(options: &Options) -> Result<bool> {
     let started = Instant::now();
     let windlass = installation::windlass_library()?;
-    let machine = Machine::prepare(options.wish, || search::for_tools(options.nccl.as_deref()))?;
+    let machine = Machine::prepare(options.wish, options.nccl.as_deref(), || {
+        search::for_tools(options.nccl.as_deref())
+    })?;
     let ranks = machine.ranks(options.ranks, 4)?;
     eprintln!("demo: {ranks} ranks {}", machine.describe());
     eprintln!("demo: Windlass {}", windlass.display());
@@ -98,12 +100,12 @@ pub fn run(options: &Options) -> Result<bool> {
             Err(error) => failures.push(format!("rank {rank}: {error:#}")),
         }
     }
-    print!("{}", table::render(&table::rows(&all)));
+    text::print(table::render(&table::rows(&all)))?;
     for failure in &failures {
-        println!("FAILED {failure}");
+        text::print(format!("FAILED {failure}\n"))?;
     }
     eprintln!("demo: {:.1} s", started.elapsed().as_secs_f64());
-    println!("demo: {passed} checks passed, {} failed", failures.len());
+    text::print(format!("demo: {passed} checks passed, {} failed\n", failures.len()))?;
     Ok(failures.is_empty())
 }
 

@@ -5,7 +5,7 @@ use super::data;
 use crate::collective::{Collective, Kind};
 use crate::element::{Element, Reduction, SUM};
 use crate::gpu::{Buffer, Gpu, Graph, Stream};
-use crate::nccl::{Nccl, nccl_call};
+use crate::nccl::{Nccl, id_bytes, id_from_bytes, nccl_call};
 use crate::ranks::Channel;
 use anyhow::Result;
 use nccl_sys::types::*;
@@ -231,6 +231,16 @@ impl<'a> Session<'a> {
             self.counters.add_seconds(function, seconds);
         }
         Ok(())
+    }
+
+    /// A new id, made by rank 0; all ranks must call.
+    pub fn shared_id(&mut self, rank: usize) -> Result<ncclUniqueId> {
+        let mut own = Vec::new();
+        if rank == 0 {
+            self.counters.add("ncclGetUniqueId", 0);
+            own = id_bytes(&self.nccl.unique_id()?);
+        }
+        id_from_bytes(&self.channel.share_first(&own)?)
     }
 
     /// Joins a new communicator of `ranks` ranks under an id that rank 0 of this run handed out.

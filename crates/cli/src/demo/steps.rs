@@ -2,7 +2,6 @@
 
 use super::data;
 use super::session::{Member, Place, Session};
-use super::worker::shared_id;
 use crate::collective::{Collective, Kind};
 use crate::element::{ELEMENTS, Element, REDUCTIONS, SUM, element};
 use crate::nccl::nccl_call;
@@ -258,7 +257,7 @@ fn sub_communicators(session: &mut Session, world: Member) -> Result<()> {
 
 /// The first and the last rank, as pipeline stages have it: there, then back, outside of groups.
 fn pair(session: &mut Session, world: Member) -> Result<()> {
-    let id = shared_id(session, world.rank)?;
+    let id = session.shared_id(world.rank)?;
     let place = match world.rank {
         0 => 0,
         rank if rank == world.ranks - 1 => 1,

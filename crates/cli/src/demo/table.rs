@@ -1,4 +1,5 @@
-//! The table at the end of the demo, from Windlass's counters: function, calls, bytes, path, time.
+//! The table at the end of the demo, from Windlass's counters: function, calls, bytes, path; and how long the
+//! steps took that used the function, on the slowest rank (functions of one step share its time).
 
 use super::counters::Counters;
 use crate::counts;
@@ -46,7 +47,7 @@ pub fn rows(ranks: &[(Counters, Snapshot)]) -> Vec<Row> {
 
 /// The table as text.
 pub fn render(rows: &[Row]) -> String {
-    let mut lines = vec![["function", "calls", "bytes", "path", "time"].map(str::to_owned).to_vec()];
+    let mut lines = vec![["function", "calls", "bytes", "path", "steps took"].map(str::to_owned).to_vec()];
     for row in rows {
         let paths: Vec<&str> = row.paths.iter().map(String::as_str).collect();
         let time = if row.seconds > 0.0 { format!("{:.1} ms", row.seconds * 1e3) } else { String::new() };
@@ -81,8 +82,8 @@ mod tests {
         let text = render(&rows);
         assert_eq!(
             text,
-            "function       calls  bytes  path            time\n\
-             ncclAllReduce      2     16  fast forward  2.0 ms\n"
+            "function       calls  bytes  path          steps took\n\
+             ncclAllReduce      2     16  fast forward      2.0 ms\n"
         );
     }
 }

@@ -80,7 +80,7 @@ fn libraries(facts: &Facts, findings: &mut Findings) {
     }
     let Some(nccl) = &facts.nccl else {
         return findings.broken(
-            "found no real NCCL: install one (pip install nvidia-nccl-cu12) or name it with --nccl PATH",
+            "found no real NCCL: install one (pip install nvidia-nccl-cu12) or name an existing one with --nccl PATH",
         );
     };
     match (nccl.version, &nccl.load_problem) {

@@ -4,6 +4,7 @@ mod facts;
 mod findings;
 mod print;
 
+use crate::text;
 use anyhow::Result;
 use clap::Args;
 use findings::Level;
@@ -30,12 +31,10 @@ pub fn run(options: &Options) -> Result<u8> {
     let facts = facts::gather(options.nccl.as_deref(), options.command.first().map(OsString::as_os_str));
     let findings = findings::judge(&facts);
     if options.json {
-        println!(
-            "{}",
-            serde_json::to_string_pretty(&serde_json::json!({"facts": facts, "findings": findings}))?
-        );
+        let object = serde_json::json!({"facts": facts, "findings": findings});
+        text::print(serde_json::to_string_pretty(&object)? + "\n")?;
     } else {
-        print!("{}", print::text(&facts, &findings));
+        text::print(print::text(&facts, &findings))?;
     }
     Ok(match findings.iter().map(|finding| finding.level).max() {
         Some(Level::Broken) => 1,

@@ -54,6 +54,9 @@ pub fn decide(situation: &Situation) -> Decision {
             "{elsewhere} runs its command elsewhere, without this environment: use `windlass run` on that side"
         ));
     }
+    // The library only logs these, and by default not even that: whoever types the command should see them.
+    let variables = situation.environment.iter().map(|(name, value)| (name.clone(), value.clone()));
+    decision.warnings.extend(windlass_engine::config::parse(variables).1);
     match (&situation.windlass, &situation.real) {
         (Err(reason), _) => decision.refusals.push(reason.clone()),
         (Ok(windlass), None) => {
@@ -61,7 +64,7 @@ pub fn decide(situation: &Situation) -> Decision {
                 decision.refusals.push(not_windlass(windlass));
             }
             decision.refusals.push(format!(
-                "found no real NCCL for this command; name it with --nccl PATH. Looked at:\n{}",
+                "found no real NCCL for this command; name an existing one with --nccl PATH. Looked at:\n{}",
                 situation.searched
             ));
         }
@@ -265,6 +268,10 @@ mod tests {
         assert_eq!(warnings("VLLM_NCCL_SO_PATH", WINDLASS), Vec::<String>::new());
         assert_eq!(warnings("SGLANG_NCCL_SO_PATH", "libnccl.so.2"), Vec::<String>::new());
         assert!(warnings("WINDLASS", "off")[0].contains("straight to the real NCCL"));
+        assert_eq!(
+            warnings("WINDLASS_REPROT", "text"),
+            ["WINDLASS_REPROT is no option; the nearest is WINDLASS_REPORT"]
+        );
         let docker = decide(&Situation { command: "/usr/bin/docker".into(), ..situation() });
         assert!(docker.warnings[0].contains("docker runs its command elsewhere"));
     }

@@ -3,7 +3,7 @@
 mod decision;
 
 use crate::search::{Request, search};
-use crate::{elf, installation, program};
+use crate::{elf, installation, program, text};
 use anyhow::{Context, Result};
 use clap::Args;
 use decision::{Decision, Library, Situation};
@@ -47,7 +47,7 @@ pub fn run(options: &Options) -> Result<u8> {
     }
     if options.check {
         for (name, value) in set {
-            println!("{name}={}", value.display());
+            text::print(format!("{name}={}\n", value.display()))?;
         }
         return Ok(0);
     }

@@ -1,3 +1,5 @@
+//! Holds that `windlass bench` measures, and tells what it measured.
+
 use crate::{outcome, windlass};
 use serde_json::Value;
 
@@ -79,6 +81,7 @@ fn refusals() {
         (&["--ranks", "1"], 1, "two are needed"),
         (&["--seconds", "0"], 1, "--seconds 0: expected more than 0"),
         (&["--repeat", "0"], 2, "0 is not in 1.."),
+        (&["--json", "/no/such/folder/lines"], 1, "cannot write /no/such/folder/lines"),
     ] {
         let mut command = windlass(&["bench", "--sim"]);
         command.args(arguments);

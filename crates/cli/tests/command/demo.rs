@@ -57,7 +57,7 @@ fn counters_are_checked() {
 fn too_many_ranks() {
     let (code, _, told) = outcome(windlass(&["demo", "--sim", "--ranks", "9"]));
     assert_eq!(code, Some(1));
-    assert!(told.contains("--ranks 9: this machine has 8 devices"), "{told}");
+    assert!(told.contains("--ranks 9: expected 1 to 8, because the simulator has 8 devices"), "{told}");
 }
 
 /// A rank that dies ends the run at once, with its name and no rank left behind.

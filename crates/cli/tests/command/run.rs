@@ -1,3 +1,5 @@
+//! Holds that `windlass run` takes effect, or refuses with the reason.
+
 use crate::{built, compile, make_nccl, outcome, stand_in_nccl, windlass};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;

@@ -1,3 +1,5 @@
+//! Holds that `windlass stats` sees running programs, and ends as it should.
+
 use crate::{outcome, windlass};
 use std::process::Stdio;
 
@@ -37,6 +39,26 @@ fn no_counters() {
     let (code, _, told) = outcome(windlass(&["stats", "1"]));
     assert_eq!(code, Some(1));
     assert!(told.contains("process 1 has no counters in /dev/shm"), "{told}");
+}
+
+/// A reader that has seen enough, as `head`, ends the watch without a word.
+#[test]
+fn ends_with_its_reader() {
+    let mut watch = windlass(&["stats", "--watch", "0.01"]);
+    let mut watch = watch.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(watch.stdout.take());
+    let ended = watch.wait_with_output().unwrap();
+    assert_eq!((ended.status.code(), String::from_utf8_lossy(&ended.stderr).as_ref()), (Some(0), ""));
+}
+
+/// A watch without a pause would only look, for ever: it is refused.
+#[test]
+fn watching_takes_time() {
+    for seconds in ["0", "-1", "NaN"] {
+        let (code, _, told) = outcome(windlass(&["stats", &format!("--watch={seconds}")]));
+        assert_eq!(code, Some(1), "{seconds}");
+        assert!(told.contains("expected seconds, at least 0.01"), "{told}");
+    }
 }
 
 /// Counters of a process that is gone are removed on request, those of living ones stay.

@@ -153,8 +153,13 @@ pub fn list() -> Vec<PathBuf> {
     paths
 }
 
-/// Takes the memory now: a write into shared memory that is full kills the process.
+/// Takes the memory now: a write into shared memory that is full kills the process, and so does taking more than
+/// the process's limit of file sizes (SIGXFSZ).
 fn reserve(file: &File) -> io::Result<()> {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
+    if limit.is_some_and(|limit| limit < size_of::<Segment>() as u64) {
+        return Err(io::Error::from(io::ErrorKind::FileTooLarge));
+    }
     Ok(rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, size_of::<Segment>() as u64)?)
 }
 

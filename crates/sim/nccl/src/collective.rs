@@ -7,7 +7,7 @@ use crate::communicator::Communicator;
 use crate::operation::{Collective, Kind};
 use crate::reduce;
 use crate::segment::{CallCard, Left, SLOT_BYTES, Segment};
-use crate::{strict, window};
+use crate::{agreement, strict};
 use std::sync::atomic::Ordering::SeqCst;
 
 /// Each round counts three phases: published, reduced, read.
@@ -202,7 +202,7 @@ fn compare(communicator: &Communicator, collective: &Collective, round: u64) {
         unsafe { segment.rank(peer).cards[(round & 1) as usize].get().read() }
     };
     let cards: Vec<CallCard> = (0..communicator.ranks).map(read).collect();
-    if let Some(complaint) = window::complaint(&cards, &collective.call) {
+    if let Some(complaint) = agreement::complaint(&cards, &collective.call) {
         let calls =
             (0..communicator.ranks).map(|peer| format!("  rank {peer}: {}", segment.rank(peer).call.get()));
         let lines: Vec<String> = std::iter::once(complaint).chain(calls).collect();

@@ -33,6 +33,7 @@ mod operation;
 
 mod order;
 
+mod agreement;
 mod collective;
 mod operators;
 mod reduce;

@@ -6,7 +6,7 @@ use crate::operators::{self, Recipe};
 use crate::refusal::{Outcome, outcome, refuse};
 use crate::segment::CallCard;
 use crate::settings::settings;
-use crate::{arguments, collective, group, mailbox, reentry, registration, strict, window};
+use crate::{agreement, arguments, collective, group, mailbox, reentry, registration, strict};
 use nccl_sys::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -246,7 +246,7 @@ fn launch(communicator: &Arc<Communicator>, queued: Vec<Queued>) -> Outcome {
         if call.kind.is_message() {
             operation.messages.push(mailbox::Message::new(&call, coverage, captured));
         } else {
-            let card = window::card(communicator, &call, recipe.as_ref(), buffers, coverage, captured);
+            let card = agreement::card(communicator, &call, recipe.as_ref(), buffers, coverage, captured);
             operation.collectives.push(Collective { call, recipe, card });
         }
     }

@@ -1,3 +1,5 @@
+//! Holds that kernels of a shared object run in stream order with the arguments of their launch.
+
 use crate::driver::*;
 use std::ffi::{CString, c_void};
 use std::os::unix::ffi::OsStrExt;

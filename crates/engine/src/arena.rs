@@ -1,0 +1,335 @@
+//! The persistent symmetric pool: per process and device one growing block of device memory, lent in slices to
+//! communicators, exported to peer processes by descriptor, mapped once per peer process.
+//!
+//! A slice's life: [`Arena::lend`] places and zeroes it; once it [holds zeros](Slice::wait_zeroed) it is
+//! [announced](Slice::announce) to the other ranks, which [map](PeerArena::map) its chunk and find the slice at the same
+//! offset of their mapping. Dropping it closes it here; events tell when the others have; [`settle`], on the background
+//! thread, then takes it back, unmaps what is empty and lets go of arenas and peers that nobody uses.
+//!
+//! Growth, mapping and unmapping are virtual memory calls alone, and zeroing runs on a stream of ours that waits for no
+//! other: all of it may happen beside kernels that wait for a peer, and while the calling thread captures.
+
+pub mod space;
+
+pub mod quarantine;
+
+pub mod holds;
+
+pub mod slice;
+
+pub mod peer;
+
+pub mod place;
+
+pub mod probe;
+
+pub mod registry;
+
+pub mod counters;
+
+pub mod refusal;
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+pub use counters::Counters;
+pub use holds::Holds;
+pub use peer::{Peer, PeerArena, PeerSlice};
+pub use place::{Announcement, Place};
+pub use quarantine::{Event, LeaseId, Member, Process};
+pub use refusal::Refusal;
+pub use registry::{counters, settle};
+pub use slice::Slice;
+pub use space::{Placement, Serial};
+
+use crate::gpu::memory::{Mapping, Physical, Reservation, granularity};
+use crate::gpu::stream::{self, Stream};
+use crate::gpu::{Address, Driver, Failure, Home, Ordinal};
+
+/// Addresses cost nothing: this many times what may be mapped keeps holes between chunks from mattering.
+const SPAN_PER_MAPPED: u64 = 4;
+
+/// One device's.
+///
+/// Fields are dropped in this order: memory before its addresses, the context last.
+#[derive(Debug)]
+pub struct Arena {
+    /// What is mapped. Taken first of the three; held across virtual memory calls, by births and the background thread
+    /// alone.
+    chunks: Mutex<BTreeMap<Serial, Mapping>>,
+    /// Zeroing that was not seen done. Taken after `chunks`; held across the query of an event.
+    zeroing: Mutex<BTreeMap<LeaseId, stream::Event>>,
+    /// Who has what. Taken last, and never held across a call of the driver: events come from anywhere.
+    book: Mutex<Book>,
+    stream: Stream,
+    reservation: Arc<Reservation>,
+    home: Home,
+}
+
+#[derive(Debug)]
+struct Book {
+    space: space::Space,
+    quarantine: quarantine::Quarantine,
+    seen: counters::Seen,
+}
+
+impl Arena {
+    /// The arena of a device of this process, made at the first call. Limited by `WINDLASS_ARENA_MAX`.
+    pub fn of(device: Ordinal) -> Result<Arc<Arena>, Refusal> {
+        registry::arena(device).map_err(Refusal::told)
+    }
+
+    /// An arena beside the process's own: what tests use. Maps at most `mapped_bytes_max` bytes.
+    pub fn open(
+        driver: &'static Driver,
+        device: Ordinal,
+        mapped_bytes_max: u64,
+    ) -> Result<Arc<Arena>, Refusal> {
+        let home = Home::of(driver, device)?;
+        let entered = home.enter()?;
+        let granularity = granularity(driver, device)?;
+        let mapped_bytes_max = mapped_bytes_max.min(place::SPAN_BYTES_MAX / SPAN_PER_MAPPED);
+        let mapped_bytes_max = mapped_bytes_max / granularity * granularity;
+        let span_bytes = mapped_bytes_max.max(granularity) * SPAN_PER_MAPPED;
+        let reservation = Arc::new(Reservation::new(driver, span_bytes, granularity)?);
+        let stream = Stream::new(driver)?;
+        drop(entered);
+        let limits = space::Limits { granularity, mapped_bytes_max, span_bytes };
+        let book = Book {
+            space: space::Space::new(limits),
+            quarantine: quarantine::Quarantine::default(),
+            seen: counters::Seen::default(),
+        };
+        Ok(Arc::new(Arena {
+            chunks: Mutex::default(),
+            zeroing: Mutex::default(),
+            book: Mutex::new(book),
+            stream,
+            reservation,
+            home,
+        }))
+    }
+
+    /// The device.
+    pub fn device(&self) -> Ordinal {
+        self.home.device
+    }
+
+    /// The context that its work runs in; kernels and events of ours belong there too.
+    pub fn home(&self) -> &Home {
+        &self.home
+    }
+
+    /// Lends at least `bytes` bytes to the communicator of `holds`. They are being filled with zeros when this returns.
+    /// Maps more memory if need be; refuses at the limit, with the numbers.
+    pub fn lend(self: &Arc<Self>, bytes: u64, holds: &Arc<Holds>) -> Result<Slice, Refusal> {
+        let lent = self.lend_now(bytes, holds);
+        if lent.is_err() && !self.is_in_forked_child() {
+            lock(&self.book).seen.refused += 1;
+        }
+        lent.map_err(Refusal::told)
+    }
+
+    /// Takes note of what happened to leases. Never waits for the driver; any thread, any time.
+    pub fn note(&self, event: Event) {
+        if !self.is_in_forked_child() {
+            lock(&self.book).quarantine.note(event);
+        }
+    }
+
+    /// Takes back the slices whose leases are over and unmaps what is empty. For the background thread.
+    pub fn settle(&self) -> Result<(), Refusal> {
+        self.refuse_child()?;
+        let _entered = self.home.enter()?;
+        self.settle_within(&mut lock(&self.chunks)).map_err(|failure| Refusal::from(failure).told())
+    }
+
+    /// What there is and was.
+    pub fn counters(&self) -> Counters {
+        if self.is_in_forked_child() {
+            return Counters::default();
+        }
+        let book = lock(&self.book);
+        Counters {
+            device: self.home.device,
+            mapped_bytes_limit: book.space.mapped_bytes_max(),
+            mapped_bytes: book.space.mapped_bytes(),
+            mapped_bytes_highest: book.seen.mapped_bytes_highest,
+            lent_bytes: book.space.lent_bytes(),
+            lent_bytes_highest: book.seen.lent_bytes_highest,
+            waiting_bytes: book.quarantine.waiting_bytes(),
+            slices: book.quarantine.len() as u64,
+            chunks: book.space.chunk_count() as u64,
+            grown: book.seen.grown,
+            refused: book.seen.refused,
+        }
+    }
+
+    /// Whether nothing is lent and nothing mapped.
+    fn is_idle(&self) -> bool {
+        let book = lock(&self.book);
+        book.quarantine.is_empty() && book.space.chunk_count() == 0
+    }
+
+    fn lend_now(self: &Arc<Self>, bytes: u64, holds: &Arc<Holds>) -> Result<Slice, Refusal> {
+        self.refuse_child()?;
+        let _entered = self.home.enter()?;
+        let mut chunks = lock(&self.chunks);
+        let placement = self.place(&mut chunks, bytes)?;
+        match self.zero(placement) {
+            Ok(done) => {
+                let mut zeroing = lock(&self.zeroing);
+                let lease = LeaseId(never_again());
+                lock(&self.book).quarantine.lend(lease, placement, holds.clone());
+                zeroing.insert(lease, done);
+                Ok(Slice::new(self.clone(), lease, placement))
+            }
+            Err(failure) => {
+                lock(&self.book).space.give_back(placement);
+                Err(failure.into())
+            }
+        }
+    }
+
+    /// A place, on memory that may have to be mapped first. Where there is no room, leases that are over are taken back.
+    fn place(&self, chunks: &mut BTreeMap<Serial, Mapping>, bytes: u64) -> Result<Placement, Refusal> {
+        let first = self.place_or_grow(chunks, bytes);
+        let worth_settling = match &first {
+            Err(Refusal::Full { .. }) => true,
+            Err(Refusal::Cuda(failure)) => failure.is_out_of_memory(),
+            _ => false,
+        };
+        if !worth_settling {
+            return first;
+        }
+        self.settle_within(chunks)?;
+        self.place_or_grow(chunks, bytes)
+    }
+
+    fn place_or_grow(
+        &self,
+        chunks: &mut BTreeMap<Serial, Mapping>,
+        bytes: u64,
+    ) -> Result<Placement, Refusal> {
+        let full = |book: &Book| Refusal::Full {
+            device: self.home.device,
+            asked_bytes: bytes,
+            lent_bytes: book.space.lent_bytes(),
+            mapped_bytes: book.space.mapped_bytes(),
+            mapped_bytes_limit: book.space.mapped_bytes_max(),
+        };
+        let growth = {
+            let mut book = lock(&self.book);
+            match book.space.lend(bytes) {
+                Ok(placement) => return Ok(book.lent(placement)),
+                Err(space::Obstacle::Full) => return Err(full(&book)),
+                Err(space::Obstacle::Grow(growth)) => growth,
+            }
+        };
+        let mapping = self.map_chunk(growth)?;
+        let mut book = lock(&self.book);
+        let serial = never_again();
+        if !book.space.grown(serial, growth.offset, mapping.physical().bytes) {
+            return Err(full(&book));
+        }
+        chunks.insert(serial, mapping);
+        book.seen.grown += 1;
+        let placement = book.space.lend(bytes).map_err(|_| full(&book))?;
+        Ok(book.lent(placement))
+    }
+
+    /// Virtual memory calls only. If the device is short of memory, what is needed must do.
+    fn map_chunk(&self, growth: space::Growth) -> Result<Mapping, Failure> {
+        let (driver, device) = (self.home.driver, self.home.device);
+        let physical = match Physical::create(driver, device, growth.bytes) {
+            Err(failure) if failure.is_out_of_memory() && growth.bytes_min < growth.bytes => {
+                Physical::create(driver, device, growth.bytes_min)
+            }
+            created => created,
+        }?;
+        Mapping::new(&self.reservation, growth.offset, physical, device)
+    }
+
+    /// Begins zeroing and gives the event that tells its end. Zeroing is in order with zeroing alone, so a slice that is
+    /// lent again is zeroed after everything that was done to it before.
+    fn zero(&self, placement: Placement) -> Result<stream::Event, Failure> {
+        let done = stream::Event::new(self.home.driver)?;
+        self.stream.zero(self.address(placement), placement.bytes)?;
+        done.record(self.stream.handle, stream::Ordering::Inside)?;
+        Ok(done)
+    }
+
+    /// Looks whether zeroing is done, of one lease or of all. Waits for nothing.
+    fn observe_zeroing(&self, wanted: Option<LeaseId>) -> Result<(), Failure> {
+        let mut zeroing = lock(&self.zeroing);
+        let mut done = Vec::new();
+        for (lease, event) in
+            zeroing.iter().filter(|(lease, _)| wanted.is_none_or(|wanted| wanted == **lease))
+        {
+            if event.is_done()? {
+                done.push(*lease);
+            }
+        }
+        for lease in done {
+            zeroing.remove(&lease);
+            lock(&self.book).quarantine.note(Event::Zeroed(lease));
+        }
+        Ok(())
+    }
+
+    fn settle_within(&self, chunks: &mut BTreeMap<Serial, Mapping>) -> Result<(), Failure> {
+        self.observe_zeroing(None)?;
+        let empty = {
+            let mut book = lock(&self.book);
+            for (_, placement) in book.quarantine.take_over() {
+                book.space.give_back(placement);
+            }
+            book.space.take_empty()
+        };
+        // Each is unmapped and released here.
+        empty.iter().for_each(|serial| drop(chunks.remove(serial)));
+        Ok(())
+    }
+
+    fn address(&self, placement: Placement) -> Address {
+        self.reservation.base + placement.offset
+    }
+
+    fn is_in_forked_child(&self) -> bool {
+        self.home.driver.is_in_forked_child()
+    }
+
+    fn refuse_child(&self) -> Result<(), Refusal> {
+        if self.is_in_forked_child() { Err(Refusal::ForkedChild) } else { Ok(()) }
+    }
+}
+
+impl Book {
+    fn lent(&mut self, placement: Placement) -> Placement {
+        self.seen.look(self.space.mapped_bytes(), self.space.lent_bytes());
+        placement
+    }
+}
+
+impl Drop for Arena {
+    /// The last owner is gone, but not every lease is over: the memory stays until the process ends, because peers,
+    /// graphs or our own zeroing may still touch it.
+    fn drop(&mut self) {
+        if self.is_in_forked_child() || lock(&self.book).quarantine.is_empty() {
+            return;
+        }
+        std::mem::take(&mut *lock(&self.chunks)).into_values().for_each(std::mem::forget);
+    }
+}
+
+/// A number that this process never used: arenas come and go, and what peers say of an old one may come late.
+fn never_again() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// A panic elsewhere leaves these structures whole: every change of them is complete before anything can fail.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

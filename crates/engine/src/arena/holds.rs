@@ -1,0 +1,51 @@
+//! What graphs hold: a graph that captured our kernels may run them long after the communicator was destroyed.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use crate::gpu::stream::Capture;
+use crate::gpu::{Driver, Failure, graph::Released};
+
+/// Of one communicator: how many graphs can still run its kernels. Its own slices, and its mappings of peers' slices,
+/// stay while there are any; it tells its peers that it has closed only when there are none.
+#[derive(Debug, Default)]
+pub struct Holds {
+    graphs: AtomicUsize,
+    /// The capture that was counted last, so that each is counted once. Capture ids are never used again.
+    last_capture: AtomicU64,
+}
+
+impl Holds {
+    /// None.
+    pub fn new() -> Arc<Holds> {
+        Arc::default()
+    }
+
+    /// Lets the graph of a capture, and everything made of it, hold the communicator. Cheap when this was the last one
+    /// that asked. One thread at a time, as NCCL has it for a communicator.
+    pub fn hold(self: &Arc<Self>, driver: &Driver, capture: Capture) -> Result<(), Failure> {
+        if self.last_capture.load(Ordering::Relaxed) == capture.id {
+            return Ok(());
+        }
+        self.count_one();
+        driver.retain_in_graph(capture.graph, self.clone())?;
+        self.last_capture.store(capture.id, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Whether no graph is left.
+    pub fn are_none(&self) -> bool {
+        self.graphs.load(Ordering::Acquire) == 0
+    }
+
+    pub(super) fn count_one(&self) {
+        self.graphs.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Released for Holds {
+    /// Only marks: this runs in a destructor of the driver's. The background thread sees it when it settles.
+    fn released(&self) {
+        self.graphs.fetch_sub(1, Ordering::Release);
+    }
+}

@@ -1,0 +1,228 @@
+//! Another process's arena, mapped here: once, whatever the number of communicators and of our devices.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex};
+
+use crate::arena::holds::Holds;
+use crate::arena::place::Place;
+use crate::arena::quarantine::Process;
+use crate::arena::refusal::Refusal;
+use crate::arena::space::Serial;
+use crate::arena::{Arena, lock, registry};
+use crate::gpu::memory::{Mapping, Physical, Reservation, granularity};
+use crate::gpu::{Address, Driver, Home, Ordinal};
+
+/// Whose arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Peer {
+    /// The process.
+    pub process: Process,
+    /// The device, by the name that it has in every process.
+    pub device_uuid: [u8; 16],
+}
+
+/// The mapping of a peer's arena.
+#[derive(Debug)]
+pub struct PeerArena {
+    driver: &'static Driver,
+    /// Taken first; held across virtual memory calls, by births and the background thread alone.
+    mapped: Mutex<Mapped>,
+    /// Taken after `mapped`, never held across a call of the driver: slices close from anywhere.
+    uses: Mutex<BTreeMap<Serial, Uses>>,
+}
+
+#[derive(Debug, Default)]
+struct Mapped {
+    chunks: BTreeMap<Serial, Chunk>,
+    /// The same offsets as in the peer's own.
+    reservation: Option<Arc<Reservation>>,
+}
+
+#[derive(Debug)]
+struct Chunk {
+    mapping: Mapping,
+    offset: u64,
+    devices: BTreeSet<Ordinal>,
+}
+
+#[derive(Debug, Default)]
+struct Uses {
+    open: usize,
+    /// Of slices that are closed here, but that graphs may still touch.
+    closing: Vec<Arc<Holds>>,
+}
+
+impl Uses {
+    fn are_over(&self) -> bool {
+        self.open == 0 && self.closing.iter().all(|holds| holds.are_none())
+    }
+}
+
+/// A peer's slice in our mapping. Dropping it closes it, without a driver call: only when no kernel of ours can touch it
+/// any more, except from graphs, which `holds` counts.
+#[derive(Debug)]
+pub struct PeerSlice {
+    arena: Arc<PeerArena>,
+    chunk: Serial,
+    holds: Arc<Holds>,
+    address: Address,
+    bytes: u64,
+}
+
+impl PeerArena {
+    /// The mapping of a peer's arena in this process, with nothing mapped at first.
+    pub fn of(peer: Peer) -> Result<Arc<PeerArena>, Refusal> {
+        registry::peer(peer).map_err(Refusal::told)
+    }
+
+    /// A mapping beside the process's own: what tests use.
+    pub fn new(driver: &'static Driver) -> Arc<PeerArena> {
+        Arc::new(PeerArena { driver, mapped: Mutex::default(), uses: Mutex::default() })
+    }
+
+    /// Maps what a peer announced, for the device of `local`, if that was not done already. The descriptor stays the
+    /// caller's. A failure leaves nothing behind.
+    pub fn map(
+        self: &Arc<Self>,
+        place: Place,
+        descriptor: BorrowedFd<'_>,
+        local: &Arena,
+        holds: &Arc<Holds>,
+    ) -> Result<PeerSlice, Refusal> {
+        self.map_now(place, descriptor, local.home(), holds).map_err(Refusal::told)
+    }
+
+    fn map_now(
+        self: &Arc<Self>,
+        place: Place,
+        descriptor: BorrowedFd<'_>,
+        home: &Home,
+        holds: &Arc<Holds>,
+    ) -> Result<PeerSlice, Refusal> {
+        if self.driver.is_in_forked_child() {
+            return Err(Refusal::ForkedChild);
+        }
+        let _entered = home.enter()?;
+        place.check(granularity(self.driver, home.device)?)?;
+        let mut mapped = lock(&self.mapped);
+        let made = self.map_chunk(&mut mapped, place, descriptor, home.device);
+        if mapped.chunks.is_empty() {
+            mapped.reservation = None;
+        }
+        let base = made?;
+        lock(&self.uses).entry(place.chunk).or_default().open += 1;
+        Ok(PeerSlice {
+            arena: self.clone(),
+            chunk: place.chunk,
+            holds: holds.clone(),
+            address: base + place.offset,
+            bytes: place.bytes,
+        })
+    }
+
+    /// Gives the address that offset 0 has here.
+    fn map_chunk(
+        &self,
+        mapped: &mut Mapped,
+        place: Place,
+        descriptor: BorrowedFd<'_>,
+        device: Ordinal,
+    ) -> Result<Address, Refusal> {
+        let strange = |why| Err(Refusal::Strange { place, why });
+        let reservation = match &mapped.reservation {
+            Some(reservation) if reservation.bytes != place.span_bytes => {
+                return strange("its arena had another size before");
+            }
+            Some(reservation) => reservation.clone(),
+            None => {
+                Arc::new(Reservation::new(self.driver, place.span_bytes, granularity(self.driver, device)?)?)
+            }
+        };
+        if let Some(chunk) = mapped.chunks.get_mut(&place.chunk) {
+            if (chunk.offset, chunk.mapping.physical().bytes) != (place.chunk_offset, place.chunk_bytes) {
+                return strange("the chunk lay elsewhere before");
+            }
+            if !chunk.devices.contains(&device) {
+                chunk.mapping.allow(device)?;
+                chunk.devices.insert(device);
+            }
+            return Ok(reservation.base);
+        }
+        // The peer uses these addresses again: what was mapped there before is over for it, so it must be for us.
+        self.unmap_unused(mapped);
+        let end = place.chunk_offset + place.chunk_bytes;
+        let overlaps = |chunk: &Chunk| {
+            chunk.offset < end && place.chunk_offset < chunk.offset + chunk.mapping.physical().bytes
+        };
+        if mapped.chunks.values().any(overlaps) {
+            return strange("another chunk is in use there");
+        }
+        let physical = Physical::import(self.driver, descriptor, place.chunk_bytes)?;
+        let mapping = Mapping::new(&reservation, place.chunk_offset, physical, device)?;
+        let chunk = Chunk { mapping, offset: place.chunk_offset, devices: BTreeSet::from([device]) };
+        mapped.chunks.insert(place.chunk, chunk);
+        mapped.reservation = Some(reservation.clone());
+        Ok(reservation.base)
+    }
+
+    /// Unmaps what no slice of ours uses any more, so that the peer's memory really goes back. For the background thread.
+    pub fn settle(&self) {
+        if self.driver.is_in_forked_child() {
+            return;
+        }
+        let mut mapped = lock(&self.mapped);
+        self.unmap_unused(&mut mapped);
+        if mapped.chunks.is_empty() {
+            mapped.reservation = None;
+        }
+    }
+
+    fn unmap_unused(&self, mapped: &mut Mapped) {
+        let over: Vec<Serial> = {
+            let mut uses = lock(&self.uses);
+            let over: Vec<Serial> =
+                uses.iter().filter(|(_, uses)| uses.are_over()).map(|(serial, _)| *serial).collect();
+            over.iter().for_each(|serial| drop(uses.remove(serial)));
+            over
+        };
+        over.iter().for_each(|serial| drop(mapped.chunks.remove(serial)));
+    }
+
+    /// Chunks and bytes that are mapped.
+    pub fn mapped(&self) -> (u64, u64) {
+        let mapped = lock(&self.mapped);
+        (mapped.chunks.len() as u64, mapped.chunks.values().map(|chunk| chunk.mapping.physical().bytes).sum())
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        lock(&self.mapped).chunks.is_empty()
+    }
+}
+
+impl PeerSlice {
+    /// Where it begins, for the devices that it was mapped for.
+    pub fn address(&self) -> Address {
+        self.address
+    }
+
+    /// How much.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl Drop for PeerSlice {
+    fn drop(&mut self) {
+        if self.arena.driver.is_in_forked_child() {
+            return;
+        }
+        if let Some(uses) = lock(&self.arena.uses).get_mut(&self.chunk) {
+            uses.open -= 1;
+            uses.closing.retain(|holds| !holds.are_none());
+            if !self.holds.are_none() {
+                uses.closing.push(self.holds.clone());
+            }
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! Loads and stores through a mapping: that a call to map succeeded does not prove that memory is there.
+
+use std::time::{Duration, Instant};
+
+use crate::arena::Arena;
+use crate::arena::refusal::Refusal;
+use crate::gpu::Address;
+use crate::gpu::stream::{Event, Ordering};
+
+/// A device that does nothing of ours for so long will not.
+const AT_MOST: Duration = Duration::from_secs(10);
+const LOOK_EVERY: Duration = Duration::from_micros(50);
+
+impl Arena {
+    /// Loads a word by this arena's device: of a slice of its own, or of a peer's in our mapping. Waits for the stream
+    /// that zeroes slices, and for no other.
+    pub fn load(&self, address: Address) -> Result<u32, Refusal> {
+        self.refuse_child()?;
+        let _entered = self.home.enter()?;
+        self.load_after_stream(address)
+    }
+
+    /// Stores a word by this arena's device, and loads it back, so that it is there when this returns.
+    pub fn store(&self, address: Address, word: u32) -> Result<(), Refusal> {
+        self.refuse_child()?;
+        let _entered = self.home.enter()?;
+        self.stream.store(address, word)?;
+        match self.load_after_stream(address)? {
+            loaded if loaded == word => Ok(()),
+            loaded => Err(Refusal::Deaf { address, expected: word, loaded }),
+        }
+    }
+
+    /// The copy to the host waits inside the driver, perhaps with its locks. So it is issued when it has nothing to wait
+    /// for: a fill can stand behind long kernels, and those behind launches that need the same locks.
+    fn load_after_stream(&self, address: Address) -> Result<u32, Refusal> {
+        let done = Event::new(self.home.driver)?;
+        done.record(self.stream.handle, Ordering::Inside)?;
+        let began = Instant::now();
+        while !done.is_done()? {
+            if began.elapsed() >= AT_MOST {
+                let waited_ms = began.elapsed().as_millis() as u64;
+                return Err(Refusal::Late { device: self.home.device, waited_ms });
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+        Ok(self.stream.load(address)?)
+    }
+
+    /// What birth demands of every mapping: the word that its owner stored is there, and ours can be stored beside it.
+    pub fn probe(&self, read: Address, expected: u32, write: Address, word: u32) -> Result<(), Refusal> {
+        let loaded = self.load(read).map_err(Refusal::told)?;
+        if loaded != expected {
+            return Err(Refusal::Deaf { address: read, expected, loaded }.told());
+        }
+        self.store(write, word).map_err(Refusal::told)
+    }
+}

@@ -1,0 +1,248 @@
+//! When a slice may go back: after every member of its communicator has closed, no graph can run its kernels any more,
+//! and our own zeroing of it is done. Pure: fed by events.
+//!
+//! A dead process counts as closed. Nothing else ends a wait here: a member that is only slow keeps its slices, and the
+//! counters show it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use crate::arena::holds::Holds;
+use crate::arena::space::Placement;
+
+/// Names a lease for good, in this process: events may come late, and those of leases that are gone mean nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct LeaseId(pub u64);
+
+/// A process, by whatever makes it unique among the peers of this host.
+pub type Process = u64;
+
+/// Another rank that a slice was announced to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Member {
+    /// Its rank in the communicator.
+    pub rank: u32,
+    /// Where it lives.
+    pub process: Process,
+}
+
+/// What happens to leases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The memory holds zeros.
+    Zeroed(LeaseId),
+    /// This rank has closed.
+    ClosedHere(LeaseId),
+    /// Another rank has closed: it has unmapped, or will not touch it again.
+    Closed(LeaseId, u32),
+    /// A process is gone, with all its ranks, and so are its kernels. Its pidfd tells that, or that it can be waited
+    /// for; a closed connection does not: sockets are closed before the driver has stopped what runs on the GPU.
+    Died(Process),
+}
+
+#[derive(Debug)]
+struct Lease {
+    placement: Placement,
+    holds: Arc<Holds>,
+    here: Here,
+    content: Content,
+    /// Members that may still touch it.
+    open: BTreeSet<Member>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Here {
+    Open,
+    Closed,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Content {
+    BeingZeroed,
+    Zeroed,
+}
+
+/// All leases of an arena.
+#[derive(Debug, Default)]
+pub struct Quarantine {
+    leases: BTreeMap<LeaseId, Lease>,
+}
+
+impl Quarantine {
+    /// A slice is lent; its zeroing has been issued.
+    pub fn lend(&mut self, id: LeaseId, placement: Placement, holds: Arc<Holds>) {
+        let lease = Lease {
+            placement,
+            holds,
+            here: Here::Open,
+            content: Content::BeingZeroed,
+            open: BTreeSet::new(),
+        };
+        self.leases.insert(id, lease);
+    }
+
+    /// A slice is about to be announced: from now on these may touch it. False: there is no such lease, or it does not
+    /// hold zeros yet.
+    #[must_use]
+    pub fn announce(&mut self, id: LeaseId, members: &[Member]) -> bool {
+        match self.leases.get_mut(&id) {
+            Some(lease) if lease.content == Content::Zeroed && lease.here == Here::Open => {
+                lease.open.extend(members);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Takes note. Events of leases that are gone, and repeated ones, change nothing.
+    pub fn note(&mut self, event: Event) {
+        match event {
+            Event::Zeroed(id) => self.change(id, |lease| lease.content = Content::Zeroed),
+            Event::ClosedHere(id) => self.change(id, |lease| lease.here = Here::Closed),
+            Event::Closed(id, rank) => {
+                self.change(id, |lease| lease.open.retain(|member| member.rank != rank))
+            }
+            Event::Died(process) => {
+                let leases = self.leases.values_mut();
+                leases.for_each(|lease| lease.open.retain(|member| member.process != process));
+            }
+        }
+    }
+
+    fn change(&mut self, id: LeaseId, change: impl FnOnce(&mut Lease)) {
+        if let Some(lease) = self.leases.get_mut(&id) {
+            change(lease);
+        }
+    }
+
+    /// Takes out the leases that are over.
+    pub fn take_over(&mut self) -> Vec<(LeaseId, Placement)> {
+        let over: Vec<_> = self
+            .leases
+            .iter()
+            .filter(|(_, lease)| lease.is_over())
+            .map(|(id, lease)| (*id, lease.placement))
+            .collect();
+        over.iter().for_each(|(id, _)| drop(self.leases.remove(id)));
+        over
+    }
+
+    /// Whether the memory holds zeros; a lease that is gone does.
+    pub fn is_zeroed(&self, id: LeaseId) -> bool {
+        self.leases.get(&id).is_none_or(|lease| lease.content == Content::Zeroed)
+    }
+
+    /// How many.
+    pub fn len(&self) -> usize {
+        self.leases.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.leases.is_empty()
+    }
+
+    /// Bytes of slices that this rank has closed and that wait for others.
+    pub fn waiting_bytes(&self) -> u64 {
+        let waiting = self.leases.values().filter(|lease| lease.here == Here::Closed);
+        waiting.map(|lease| lease.placement.bytes).sum()
+    }
+}
+
+impl Lease {
+    fn is_over(&self) -> bool {
+        self.here == Here::Closed
+            && self.content == Content::Zeroed
+            && self.open.is_empty()
+            && self.holds.are_none()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLACEMENT: Placement = Placement { chunk: 1, offset: 0, bytes: 1 << 20 };
+
+    fn members(ranks: u32) -> Vec<Member> {
+        (1..=ranks).map(|rank| Member { rank, process: 100 + u64::from(rank) / 2 }).collect()
+    }
+
+    /// Every order of events ends the lease at the last of them, not before.
+    #[test]
+    fn over_at_the_last_event_in_any_order() {
+        let id = LeaseId(1);
+        let events = [
+            Event::ClosedHere(id),
+            Event::Closed(id, 1),
+            Event::Died(101),
+            Event::Closed(id, 3),
+            Event::Died(102),
+        ];
+        // Ranks 2 and 3 live in process 101, rank 4 in 102.
+        let mut orders = vec![Vec::new()];
+        for _ in 0..events.len() {
+            orders = orders
+                .into_iter()
+                .flat_map(|order: Vec<usize>| {
+                    (0..events.len())
+                        .filter(|next| !order.contains(next))
+                        .map(|next| [order.as_slice(), &[next]].concat())
+                        .collect::<Vec<_>>()
+                })
+                .collect();
+        }
+        assert_eq!(orders.len(), 120);
+        for order in orders {
+            let mut quarantine = Quarantine::default();
+            quarantine.lend(id, PLACEMENT, Holds::new());
+            quarantine.note(Event::Zeroed(id));
+            assert!(quarantine.announce(id, &members(4)));
+            let mut done = BTreeSet::new();
+            for event in &order {
+                assert!(quarantine.take_over().is_empty(), "{order:?}");
+                quarantine.note(events[*event]);
+                quarantine.note(events[*event]);
+                done.insert(*event);
+                // Rank 3 closes by itself or dies with its process.
+                if [0, 1, 2, 4].iter().all(|needed| done.contains(needed)) {
+                    break;
+                }
+            }
+            assert_eq!(quarantine.take_over(), [(id, PLACEMENT)], "{order:?}");
+            assert!(quarantine.is_empty());
+        }
+    }
+
+    /// Not announced before it holds zeros, nor after it closed; not over while it is being zeroed.
+    #[test]
+    fn zeros_first() {
+        let mut quarantine = Quarantine::default();
+        let id = LeaseId(3);
+        quarantine.lend(id, PLACEMENT, Holds::new());
+        assert!(!quarantine.announce(id, &members(1)));
+        quarantine.note(Event::ClosedHere(id));
+        assert!(quarantine.take_over().is_empty());
+        assert_eq!(quarantine.waiting_bytes(), PLACEMENT.bytes);
+        quarantine.note(Event::Zeroed(id));
+        assert!(!quarantine.announce(id, &members(1)));
+        assert_eq!(quarantine.take_over().len(), 1);
+        assert!(!quarantine.announce(id, &members(1)) && quarantine.is_zeroed(id));
+    }
+
+    /// A graph that holds the communicator holds its slices.
+    #[test]
+    fn graphs_hold() {
+        use crate::gpu::graph::Released;
+        let mut quarantine = Quarantine::default();
+        let holds = Holds::new();
+        let id = LeaseId(4);
+        quarantine.lend(id, PLACEMENT, holds.clone());
+        quarantine.note(Event::Zeroed(id));
+        quarantine.note(Event::ClosedHere(id));
+        holds.count_one();
+        assert!(quarantine.take_over().is_empty());
+        holds.released();
+        assert_eq!(quarantine.take_over().len(), 1);
+    }
+}

@@ -1,0 +1,89 @@
+//! Why an arena could not do what was asked.
+
+use std::fmt;
+
+use nccl_sys::{ncclInternalError, ncclResult_t, ncclSystemError, ncclUnhandledCudaError};
+
+use crate::arena::place::Place;
+use crate::error::refuse;
+use crate::gpu::{Address, Failure};
+
+/// Why not, with the numbers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The limit does not allow it, or the holes between chunks are too small.
+    #[allow(missing_docs)]
+    Full { device: i32, asked_bytes: u64, lent_bytes: u64, mapped_bytes: u64, mapped_bytes_limit: u64 },
+    /// The driver could not.
+    Cuda(Failure),
+    /// It does not hold zeros yet, so that nobody may be told of it.
+    #[allow(missing_docs)]
+    NotZeroed { bytes: u64, waited_ms: u64 },
+    /// The device did not come to our own work.
+    #[allow(missing_docs)]
+    Late { device: i32, waited_ms: u64 },
+    /// A peer announced what cannot be.
+    #[allow(missing_docs)]
+    Strange { place: Place, why: &'static str },
+    /// A load does not see what was stored.
+    #[allow(missing_docs)]
+    Deaf { address: Address, expected: u32, loaded: u32 },
+    /// The slice's memory is not mapped.
+    Gone,
+    /// This process was forked off one that uses CUDA.
+    ForkedChild,
+}
+
+impl Refusal {
+    /// NCCL's code for it.
+    pub fn result(&self) -> ncclResult_t {
+        match self {
+            Refusal::Cuda(failure) => failure.result(),
+            Refusal::Full { .. }
+            | Refusal::NotZeroed { .. }
+            | Refusal::Late { .. }
+            | Refusal::Deaf { .. } => ncclUnhandledCudaError,
+            Refusal::ForkedChild => ncclSystemError,
+            Refusal::Strange { .. } | Refusal::Gone => ncclInternalError,
+        }
+    }
+
+    /// Logs it, once, where it is decided.
+    pub(super) fn told(self) -> Refusal {
+        refuse(self.result(), format_args!("{self}"));
+        self
+    }
+}
+
+impl From<Failure> for Refusal {
+    fn from(failure: Failure) -> Refusal {
+        Refusal::Cuda(failure)
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Refusal::Full { device, asked_bytes, lent_bytes, mapped_bytes, mapped_bytes_limit } => write!(
+                out,
+                "the arena of device {device} cannot lend {asked_bytes} bytes: lent {lent_bytes}, mapped \
+                 {mapped_bytes}, WINDLASS_ARENA_MAX {mapped_bytes_limit}"
+            ),
+            Refusal::Cuda(failure) => failure.fmt(out),
+            Refusal::NotZeroed { bytes, waited_ms } => {
+                write!(out, "a slice of {bytes} bytes is not zeroed after {waited_ms} ms")
+            }
+            Refusal::Late { device, waited_ms } => {
+                write!(out, "device {device} did none of the arena's work in {waited_ms} ms")
+            }
+            Refusal::Strange { place, why } => write!(out, "a peer announced {place:?}: {why}"),
+            Refusal::Deaf { address, expected, loaded } => {
+                write!(out, "the word at {address:#x} should be {expected:#x} and is {loaded:#x}")
+            }
+            Refusal::Gone => write!(out, "a slice's memory is not mapped"),
+            Refusal::ForkedChild => write!(out, "this process was forked off one that uses CUDA"),
+        }
+    }
+}
+
+impl std::error::Error for Refusal {}

@@ -1,0 +1,284 @@
+//! Where slices lie: chunks of memory within the arena's addresses, and slices within chunks. Pure.
+//!
+//! A slice lies in one chunk, at the first place where it fits from the lowest address on: low chunks stay full and high
+//! ones become empty, so that memory goes back. Slices are multiples of [`SLICE_ALIGNMENT`]. That is 64 KiB and not the
+//! 2 MiB of the hardware's pages: rings and flags of small communicators would cost ten times what they hold, while
+//! 64 KiB still keep two communicators' lines apart and are enough for every kernel, bulk copy and window.
+
+use crate::range::{Range, Ranges};
+
+/// What slices' offsets and sizes are multiples of, bytes.
+pub const SLICE_ALIGNMENT: u64 = 64 << 10;
+
+/// The smallest step in which an arena grows: what a first pair's ring needs, bytes.
+pub const CHUNK_BYTES_MIN: u64 = 4 << 20;
+
+/// The largest step, except for slices that are larger: mapping one at every peer takes under 1 ms, bytes.
+pub const CHUNK_BYTES_MAX: u64 = 32 << 20;
+
+/// Which chunk, ever, in this process: offsets are used again, also by a later arena of the device; serials never, so
+/// that a peer never takes what it has mapped for another chunk.
+pub type Serial = u64;
+
+/// Where a slice lies. Offsets count from the beginning of the arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Placement {
+    /// The chunk that it lies in.
+    pub chunk: Serial,
+    /// First byte.
+    pub offset: u64,
+    /// A multiple of [`SLICE_ALIGNMENT`].
+    pub bytes: u64,
+}
+
+/// A chunk to map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Growth {
+    /// Where.
+    pub offset: u64,
+    /// What it should have: half as much again, to grow rarely.
+    pub bytes: u64,
+    /// What it must have, if there is no more.
+    pub bytes_min: u64,
+}
+
+/// What must happen before a slice can be lent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Obstacle {
+    /// A chunk must be mapped first.
+    Grow(Growth),
+    /// The limit, or the addresses, do not allow it.
+    Full,
+}
+
+/// The sizes that everything is measured in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// What chunks are multiples of, bytes.
+    pub granularity: u64,
+    /// How much may be mapped, bytes.
+    pub mapped_bytes_max: u64,
+    /// How many addresses there are.
+    pub span_bytes: u64,
+}
+
+/// All chunks and slices of an arena.
+#[derive(Debug)]
+pub struct Space {
+    limits: Limits,
+    chunks: Ranges<Chunk>,
+    mapped_bytes: u64,
+    lent_bytes: u64,
+}
+
+#[derive(Debug)]
+struct Chunk {
+    serial: Serial,
+    slices: Ranges<()>,
+}
+
+impl Space {
+    /// Nothing mapped yet.
+    pub fn new(limits: Limits) -> Space {
+        Space { limits, chunks: Ranges::new(), mapped_bytes: 0, lent_bytes: 0 }
+    }
+
+    /// Lends a place for `bytes` bytes, or says what it takes.
+    pub fn lend(&mut self, bytes: u64) -> Result<Placement, Obstacle> {
+        let bytes = bytes.max(1).checked_next_multiple_of(SLICE_ALIGNMENT).ok_or(Obstacle::Full)?;
+        for (whole, chunk) in self.chunks.iter_mut() {
+            let Some(offset) = chunk.slices.gap(whole, bytes, SLICE_ALIGNMENT) else { continue };
+            if chunk.slices.insert(Range { base: offset, bytes }, ()).is_ok() {
+                self.lent_bytes += bytes;
+                return Ok(Placement { chunk: chunk.serial, offset, bytes });
+            }
+        }
+        Err(self.growth_for(bytes).map_or(Obstacle::Full, Obstacle::Grow))
+    }
+
+    fn growth_for(&self, bytes: u64) -> Option<Growth> {
+        let granularity = self.limits.granularity;
+        let room = self.limits.mapped_bytes_max.saturating_sub(self.mapped_bytes) / granularity * granularity;
+        let bytes_min = bytes.checked_next_multiple_of(granularity).filter(|needed| *needed <= room)?;
+        let step = self.mapped_bytes.clamp(CHUNK_BYTES_MIN, CHUNK_BYTES_MAX);
+        let wanted = bytes_min.max(step.next_multiple_of(granularity)).min(room);
+        let whole = Range { base: 0, bytes: self.limits.span_bytes };
+        let place = |bytes: u64| {
+            let offset = self.chunks.gap(whole, bytes, granularity)?;
+            Some(Growth { offset, bytes, bytes_min })
+        };
+        place(wanted).or_else(|| place(bytes_min))
+    }
+
+    /// Enters a chunk that has been mapped. False: another one is there.
+    #[must_use]
+    pub fn grown(&mut self, serial: Serial, offset: u64, bytes: u64) -> bool {
+        let chunk = Chunk { serial, slices: Ranges::new() };
+        let entered = self.chunks.insert(Range { base: offset, bytes }, chunk).is_ok();
+        if entered {
+            self.mapped_bytes += bytes;
+        }
+        entered
+    }
+
+    /// Takes a slice back. False: there is no such slice.
+    pub fn give_back(&mut self, placement: Placement) -> bool {
+        let Some((_, chunk)) = self.chunks.find_mut(placement.offset) else { return false };
+        if chunk.serial != placement.chunk || chunk.slices.remove(placement.offset).is_none() {
+            return false;
+        }
+        self.lent_bytes -= placement.bytes;
+        true
+    }
+
+    /// Takes out the chunks that no slice lies in: they are to be unmapped.
+    pub fn take_empty(&mut self) -> Vec<Serial> {
+        let empty: Vec<u64> = self
+            .chunks
+            .iter()
+            .filter(|(_, chunk)| chunk.slices.is_empty())
+            .map(|(range, _)| range.base)
+            .collect();
+        let mut serials = Vec::with_capacity(empty.len());
+        for base in empty {
+            if let Some((range, chunk)) = self.chunks.remove(base) {
+                self.mapped_bytes -= range.bytes;
+                serials.push(chunk.serial);
+            }
+        }
+        serials
+    }
+
+    /// Bytes of chunks.
+    pub fn mapped_bytes(&self) -> u64 {
+        self.mapped_bytes
+    }
+
+    /// Bytes of slices.
+    pub fn lent_bytes(&self) -> u64 {
+        self.lent_bytes
+    }
+
+    /// How many chunks.
+    pub fn chunk_count(&self) -> usize {
+        self.chunks.len()
+    }
+
+    /// What may be mapped, bytes.
+    pub fn mapped_bytes_max(&self) -> u64 {
+        self.limits.mapped_bytes_max
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use super::*;
+
+    const GRANULARITY: u64 = 2 << 20;
+    const LIMITS: Limits =
+        Limits { granularity: GRANULARITY, mapped_bytes_max: 96 << 20, span_bytes: 4 * (96 << 20) };
+
+    fn next(state: &mut u64) -> u64 {
+        *state ^= *state << 13;
+        *state ^= *state >> 7;
+        *state ^= *state << 17;
+        *state
+    }
+
+    /// Lends, growing as told.
+    fn lend(space: &mut Space, bytes: u64) -> Option<Placement> {
+        match space.lend(bytes) {
+            Ok(placement) => Some(placement),
+            Err(Obstacle::Full) => None,
+            Err(Obstacle::Grow(growth)) => {
+                assert!(growth.bytes >= growth.bytes_min && growth.bytes_min >= bytes);
+                static SERIALS: AtomicU64 = AtomicU64::new(1);
+                assert!(space.grown(SERIALS.fetch_add(1, Ordering::Relaxed), growth.offset, growth.bytes));
+                Some(space.lend(bytes).unwrap())
+            }
+        }
+    }
+
+    /// Random sizes, lent and given back: aligned, in one chunk, never over each other, never over the limit, and at
+    /// the end everything has come back.
+    #[test]
+    fn a_model_agrees() {
+        for seed in 1..60_u64 {
+            let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            let mut space = Space::new(LIMITS);
+            let mut lent: Vec<Placement> = Vec::new();
+            let mut refused = 0;
+            for _ in 0..400 {
+                match next(&mut state) % 5 {
+                    0..=2 => {
+                        let bytes = 1 + next(&mut state) % (1 << (10 + next(&mut state) % 16));
+                        match lend(&mut space, bytes) {
+                            Some(slice) => {
+                                assert!(
+                                    slice.bytes >= bytes && slice.bytes < bytes + SLICE_ALIGNMENT,
+                                    "seed {seed}"
+                                );
+                                assert!(slice.offset.is_multiple_of(SLICE_ALIGNMENT), "seed {seed}");
+                                let range =
+                                    |slice: &Placement| Range { base: slice.offset, bytes: slice.bytes };
+                                assert!(
+                                    lent.iter().all(|other| !range(other).overlaps(range(&slice))),
+                                    "seed {seed}"
+                                );
+                                lent.push(slice);
+                            }
+                            None => refused += 1,
+                        }
+                    }
+                    3 if !lent.is_empty() => {
+                        let slice = lent.swap_remove(next(&mut state) as usize % lent.len());
+                        assert!(space.give_back(slice), "seed {seed}");
+                        assert!(!space.give_back(slice), "seed {seed}: twice");
+                    }
+                    _ => drop(space.take_empty()),
+                }
+                assert!(space.mapped_bytes() <= LIMITS.mapped_bytes_max, "seed {seed}");
+                assert_eq!(
+                    space.lent_bytes(),
+                    lent.iter().map(|slice| slice.bytes).sum::<u64>(),
+                    "seed {seed}"
+                );
+            }
+            assert!(refused > 0, "seed {seed}: the limit was never reached");
+            assert!(lent.drain(..).all(|slice| space.give_back(slice)));
+            space.take_empty();
+            assert_eq!((space.mapped_bytes(), space.lent_bytes(), space.chunk_count()), (0, 0, 0));
+        }
+    }
+
+    /// The steps of growth: a first ring costs what it holds, later steps are larger, the last one is what is left.
+    #[test]
+    fn steps() {
+        let mut space = Space::new(LIMITS);
+        let mut mapped = Vec::new();
+        while lend(&mut space, 4 << 20).is_some() {
+            mapped.push(space.mapped_bytes() >> 20);
+        }
+        mapped.dedup();
+        assert_eq!(mapped, [4, 8, 16, 32, 64, 96]);
+        assert_eq!(space.lend(4 << 20), Err(Obstacle::Full));
+    }
+
+    /// A slice larger than any step has a chunk of its own; one larger than the limit has none.
+    #[test]
+    fn large_slices() {
+        let mut space = Space::new(LIMITS);
+        let slice = lend(&mut space, (70 << 20) + 1).unwrap();
+        assert_eq!(space.mapped_bytes(), 72 << 20);
+        assert_eq!(space.lend(97 << 20), Err(Obstacle::Full));
+        assert_eq!(space.lend(u64::MAX), Err(Obstacle::Full));
+        assert!(space.give_back(slice));
+        assert_eq!(space.take_empty().len(), 1);
+        // The offset is used again under another serial: the old placement names nothing.
+        let again = lend(&mut space, 64 << 20).unwrap();
+        assert_eq!(again.offset, slice.offset);
+        assert!(!space.give_back(slice) && space.give_back(again));
+    }
+}

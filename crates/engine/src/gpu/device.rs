@@ -1,0 +1,148 @@
+//! Devices: who they are, what they can, how two of them reach each other.
+
+use std::ffi::c_int;
+
+use crate::gpu::failure::Failure;
+use crate::gpu::library::Driver;
+
+/// `CUdevice`, and the ordinal that makes it: they are equal.
+pub type Ordinal = i32;
+
+/// What a device says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// As this process numbers it.
+    pub ordinal: Ordinal,
+    /// The same in every process.
+    pub uuid: [u8; 16],
+    /// `domain:bus:device.function`, lower case as the driver gives it or not: compare without case.
+    pub pci: String,
+    /// Compute capability, 90 for 9.0.
+    pub capability: i32,
+    /// SMs.
+    pub multiprocessors: i32,
+    /// Device memory, bytes.
+    pub memory_bytes: usize,
+    /// Virtual memory management, without which there is no arena.
+    pub virtual_memory: bool,
+    /// Handles of it as descriptors, without which no other process can map it.
+    pub posix_handles: bool,
+    /// Handles of it for other hosts.
+    pub fabric_handles: bool,
+    /// Memory synchronisation domains; 1 where there are none to choose from.
+    pub memory_domains: i32,
+    /// Threads per SM at once.
+    pub threads_per_multiprocessor: i32,
+}
+
+/// How one device reaches another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reach {
+    /// Loads and stores work.
+    pub access: bool,
+    /// Atomics work natively: NVLink, not PCIe.
+    pub native_atomics: bool,
+    /// 0 is the best link of this machine.
+    pub performance_rank: i32,
+}
+
+/// `CUdevice_attribute`.
+mod attribute {
+    pub const MULTIPROCESSOR_COUNT: u32 = 16;
+    pub const MAX_THREADS_PER_MULTIPROCESSOR: u32 = 39;
+    pub const COMPUTE_CAPABILITY_MAJOR: u32 = 75;
+    pub const COMPUTE_CAPABILITY_MINOR: u32 = 76;
+    pub const VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: u32 = 102;
+    pub const HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED: u32 = 103;
+    pub const MEM_SYNC_DOMAIN_COUNT: u32 = 126;
+    pub const HANDLE_TYPE_FABRIC_SUPPORTED: u32 = 128;
+}
+
+/// `CUdevice_P2PAttribute`.
+mod link {
+    pub const PERFORMANCE_RANK: u32 = 1;
+    pub const ACCESS_SUPPORTED: u32 = 2;
+    pub const NATIVE_ATOMIC_SUPPORTED: u32 = 3;
+}
+
+impl Driver {
+    /// How many devices this process sees.
+    pub fn device_count(&self) -> Result<i32, Failure> {
+        let mut count = 0;
+        // SAFETY: the output is a local.
+        let code = unsafe { (self.calls.cuDeviceGetCount)(&mut count) };
+        self.check("cuDeviceGetCount", code, String::new)?;
+        Ok(count)
+    }
+
+    /// What a device says of itself. An attribute that the driver is too old for counts as not there.
+    pub fn device_facts(&self, ordinal: Ordinal) -> Result<Facts, Failure> {
+        let detail = || format!("device {ordinal}");
+        let mut device = 0;
+        // SAFETY: the output is a local.
+        self.check("cuDeviceGet", unsafe { (self.calls.cuDeviceGet)(&mut device, ordinal) }, detail)?;
+        let mut uuid = [0; 16];
+        // SAFETY: a CUuuid is 16 bytes.
+        let code = unsafe { (self.calls.cuDeviceGetUuid_v2)(&mut uuid, device) };
+        self.check("cuDeviceGetUuid_v2", code, detail)?;
+        let mut memory_bytes = 0;
+        // SAFETY: the output is a local.
+        let code = unsafe { (self.calls.cuDeviceTotalMem_v2)(&mut memory_bytes, device) };
+        self.check("cuDeviceTotalMem_v2", code, detail)?;
+        let ask = |attribute| self.attribute(device, attribute);
+        Ok(Facts {
+            ordinal,
+            uuid,
+            pci: self.pci(device)?,
+            capability: 10 * ask(attribute::COMPUTE_CAPABILITY_MAJOR)?
+                + ask(attribute::COMPUTE_CAPABILITY_MINOR)?,
+            multiprocessors: ask(attribute::MULTIPROCESSOR_COUNT)?,
+            memory_bytes,
+            virtual_memory: ask(attribute::VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED).unwrap_or(0) != 0,
+            posix_handles: ask(attribute::HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED).unwrap_or(0) != 0,
+            fabric_handles: ask(attribute::HANDLE_TYPE_FABRIC_SUPPORTED).unwrap_or(0) != 0,
+            memory_domains: ask(attribute::MEM_SYNC_DOMAIN_COUNT).unwrap_or(1).max(1),
+            threads_per_multiprocessor: ask(attribute::MAX_THREADS_PER_MULTIPROCESSOR)?,
+        })
+    }
+
+    /// How `from` reaches the memory of `to`; a device reaches its own.
+    pub fn reach(&self, from: Ordinal, to: Ordinal) -> Result<Reach, Failure> {
+        if from == to {
+            return Ok(Reach { access: true, native_atomics: true, performance_rank: 0 });
+        }
+        let ask = |attribute: u32| {
+            let mut value: c_int = 0;
+            // SAFETY: the output is a local.
+            let code = unsafe { (self.calls.cuDeviceGetP2PAttribute)(&mut value, attribute, from, to) };
+            self.check("cuDeviceGetP2PAttribute", code, || {
+                format!("attribute {attribute}, from device {from}, to device {to}")
+            })?;
+            Ok::<_, Failure>(value)
+        };
+        Ok(Reach {
+            access: ask(link::ACCESS_SUPPORTED)? != 0,
+            native_atomics: ask(link::NATIVE_ATOMIC_SUPPORTED)? != 0,
+            performance_rank: ask(link::PERFORMANCE_RANK)?,
+        })
+    }
+
+    fn attribute(&self, device: Ordinal, attribute: u32) -> Result<i32, Failure> {
+        let mut value: c_int = 0;
+        // SAFETY: the output is a local.
+        let code = unsafe { (self.calls.cuDeviceGetAttribute)(&mut value, attribute, device) };
+        self.check("cuDeviceGetAttribute", code, || format!("attribute {attribute}, device {device}"))?;
+        Ok(value)
+    }
+
+    fn pci(&self, device: Ordinal) -> Result<String, Failure> {
+        let mut text = [0_u8; 32];
+        // SAFETY: the driver writes at most as many bytes as it is told there are.
+        let code = unsafe {
+            (self.calls.cuDeviceGetPCIBusId)(text.as_mut_ptr().cast(), text.len() as c_int, device)
+        };
+        self.check("cuDeviceGetPCIBusId", code, || format!("device {device}"))?;
+        let end = text.iter().position(|byte| *byte == 0).unwrap_or(text.len());
+        Ok(String::from_utf8_lossy(&text[..end]).into_owned())
+    }
+}

@@ -1,0 +1,187 @@
+//! Opens the driver and finds its functions.
+//!
+//! The names are the versioned ones that programs have linked for years (`_v2`), so that `dlsym` gives exactly the
+//! signatures below. Not cudarc: its loader panics where a library or a function is missing, and its codes are Rust
+//! enums, which a newer driver's answer would make undefined.
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+
+use libloading::os::unix::Library;
+use once_cell::sync::OnceCell;
+
+use crate::gpu::Address;
+use crate::gpu::failure::{Code, Failure, SUCCESS};
+use crate::gpu::memory::{AccessDescription, AllocationProperties};
+use crate::gpu::module::LaunchConfiguration;
+
+/// `CUhostFn`.
+pub type HostFunction = unsafe extern "C" fn(*mut c_void);
+
+macro_rules! calls {
+    ($(fn $name:ident($($argument:ty),* $(,)?);)*) => {
+        /// The driver's functions, by its names.
+        #[allow(non_snake_case, missing_docs)]
+        #[derive(Clone, Copy, Debug)]
+        pub struct Calls {
+            $(pub $name: unsafe extern "C" fn($($argument),*) -> Code,)*
+        }
+
+        impl Calls {
+            fn find(library: &Library) -> Result<Calls, Failure> {
+                Ok(Calls {
+                    $($name: {
+                        // SAFETY: the signature is cuda.h's for this name; the library is never closed.
+                        let found = unsafe {
+                            library.get::<unsafe extern "C" fn($($argument),*) -> Code>(
+                                concat!(stringify!($name), "\0").as_bytes(),
+                            )
+                        };
+                        *found.map_err(|_| missing(stringify!($name)))?
+                    },)*
+                })
+            }
+        }
+    };
+}
+
+calls! {
+    fn cuInit(c_uint);
+    fn cuGetErrorName(Code, *mut *const c_char);
+    fn cuDriverGetVersion(*mut c_int);
+    fn cuDeviceGet(*mut c_int, c_int);
+    fn cuDeviceGetCount(*mut c_int);
+    fn cuDeviceGetUuid_v2(*mut [u8; 16], c_int);
+    fn cuDeviceGetPCIBusId(*mut c_char, c_int, c_int);
+    fn cuDeviceGetAttribute(*mut c_int, c_uint, c_int);
+    fn cuDeviceTotalMem_v2(*mut usize, c_int);
+    fn cuDeviceCanAccessPeer(*mut c_int, c_int, c_int);
+    fn cuDeviceGetP2PAttribute(*mut c_int, c_uint, c_int, c_int);
+    fn cuDevicePrimaryCtxRetain(*mut usize, c_int);
+    fn cuDevicePrimaryCtxRelease_v2(c_int);
+    fn cuDevicePrimaryCtxGetState(c_int, *mut c_uint, *mut c_int);
+    fn cuCtxGetCurrent(*mut usize);
+    fn cuCtxGetDevice(*mut c_int);
+    fn cuCtxPushCurrent_v2(usize);
+    fn cuCtxPopCurrent_v2(*mut usize);
+    fn cuThreadExchangeStreamCaptureMode(*mut c_uint);
+    fn cuStreamCreate(*mut usize, c_uint);
+    fn cuStreamDestroy_v2(usize);
+    fn cuStreamSynchronize(usize);
+    fn cuStreamGetId(usize, *mut u64);
+    fn cuStreamGetFlags(usize, *mut c_uint);
+    fn cuStreamGetCtx(usize, *mut usize);
+    fn cuStreamGetCaptureInfo_v2(
+        usize, *mut c_uint, *mut u64, *mut usize, *mut *const usize, *mut usize,
+    );
+    fn cuStreamWaitEvent(usize, usize, c_uint);
+    fn cuLaunchHostFunc(usize, HostFunction, *mut c_void);
+    fn cuEventCreate(*mut usize, c_uint);
+    fn cuEventDestroy_v2(usize);
+    fn cuEventRecordWithFlags(usize, usize, c_uint);
+    fn cuEventQuery(usize);
+    fn cuMemsetD8Async(Address, u8, usize, usize);
+    fn cuMemsetD32Async(Address, c_uint, usize, usize);
+    fn cuMemcpyDtoHAsync_v2(*mut c_void, Address, usize, usize);
+    fn cuMemGetAllocationGranularity(*mut usize, *const AllocationProperties, c_uint);
+    fn cuMemAddressReserve(*mut Address, usize, usize, Address, u64);
+    fn cuMemAddressFree(Address, usize);
+    fn cuMemCreate(*mut u64, usize, *const AllocationProperties, u64);
+    fn cuMemRelease(u64);
+    fn cuMemMap(Address, usize, usize, u64, u64);
+    fn cuMemUnmap(Address, usize);
+    fn cuMemSetAccess(Address, usize, *const AccessDescription, usize);
+    fn cuMemExportToShareableHandle(*mut c_void, u64, c_uint, u64);
+    fn cuMemImportFromShareableHandle(*mut u64, *mut c_void, c_uint);
+    fn cuModuleLoadData(*mut usize, *const c_void);
+    fn cuModuleUnload(usize);
+    fn cuModuleGetFunction(*mut usize, usize, *const c_char);
+    fn cuFuncGetAttribute(*mut c_int, c_uint, usize);
+    fn cuFuncSetAttribute(usize, c_uint, c_int);
+    fn cuOccupancyMaxActiveBlocksPerMultiprocessor(*mut c_int, usize, c_int, usize);
+    fn cuLaunchKernelEx(*const LaunchConfiguration, usize, *mut *mut c_void, *mut *mut c_void);
+    fn cuUserObjectCreate(*mut usize, *mut c_void, HostFunction, c_uint, c_uint);
+    fn cuUserObjectRelease(usize, c_uint);
+    fn cuGraphRetainUserObject(usize, usize, c_uint, c_uint);
+}
+
+/// The driver of this process.
+#[derive(Debug)]
+pub struct Driver {
+    /// Its functions.
+    pub calls: Calls,
+    /// The process that it was opened in: in a forked child CUDA is dead.
+    process: u32,
+}
+
+static DRIVER: OnceCell<Driver> = OnceCell::new();
+
+/// The driver, opened and initialised at the first call. A failure is not remembered.
+pub fn driver() -> Result<&'static Driver, Failure> {
+    DRIVER.get_or_try_init(|| Driver::open(c"libcuda.so.1"))
+}
+
+/// The driver, if it was opened before. Opens nothing.
+pub fn opened() -> Option<&'static Driver> {
+    DRIVER.get()
+}
+
+impl Driver {
+    /// Opens a driver by the name that the loader knows it under. The library stays open.
+    pub fn open(name: &CStr) -> Result<Driver, Failure> {
+        // SAFETY: every CUDA program runs this library's constructors; its text is the driver's or a stand-in's.
+        let library = unsafe { Library::open(Some(name.to_string_lossy().as_ref()), libc::RTLD_NOW) };
+        let library = library.map_err(|error| {
+            let cause = std::error::Error::source(&error).map(ToString::to_string);
+            Failure::without_code("dlopen", "an error", cause.unwrap_or_else(|| error.to_string()))
+        })?;
+        let driver = Driver::of(Calls::find(&library)?);
+        std::mem::forget(library);
+        // SAFETY: 0 is the only flag there is; repeating it is harmless.
+        driver.check("cuInit", unsafe { (driver.calls.cuInit)(0) }, || "flags 0".into())?;
+        Ok(driver)
+    }
+
+    /// A driver of the given functions.
+    pub fn of(calls: Calls) -> Driver {
+        Driver { calls, process: std::process::id() }
+    }
+
+    /// Whether this process was forked off the one that opened the driver: no call works here.
+    pub fn is_in_forked_child(&self) -> bool {
+        std::process::id() != self.process
+    }
+
+    /// The driver's version as `1000 major + 10 minor` of CUDA.
+    pub fn version(&self) -> Result<i32, Failure> {
+        let mut version = 0;
+        // SAFETY: the output is a local.
+        let code = unsafe { (self.calls.cuDriverGetVersion)(&mut version) };
+        self.check("cuDriverGetVersion", code, String::new)?;
+        Ok(version)
+    }
+
+    /// Turns a code into a result; `detail` is asked for only on failure.
+    pub(crate) fn check(
+        &self,
+        call: &'static str,
+        code: Code,
+        detail: impl FnOnce() -> String,
+    ) -> Result<(), Failure> {
+        if code == SUCCESS { Ok(()) } else { Err(Failure::of(self, call, code, detail())) }
+    }
+
+    /// For destructors, which can tell nobody: what is not the end of the process is logged.
+    pub(crate) fn note(&self, call: &'static str, code: Code, detail: impl FnOnce() -> String) {
+        if code != SUCCESS && code != super::failure::DEINITIALIZED {
+            ::log::warn!("{}", Failure::of(self, call, code, detail()));
+        }
+    }
+}
+
+fn missing(name: &'static str) -> Failure {
+    Failure::without_code(
+        name,
+        "nothing",
+        "this libcuda does not have it; CUDA 12.0 is the oldest that will do".into(),
+    )
+}

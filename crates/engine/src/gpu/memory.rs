@@ -1,0 +1,248 @@
+//! Virtual memory: addresses, physical memory, what is mapped where. None of these calls waits for work on a GPU, so
+//! they may run beside kernels that wait for a peer (FACTS §2).
+
+use std::ffi::c_void;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+
+use crate::gpu::Address;
+use crate::gpu::device::Ordinal;
+use crate::gpu::failure::Failure;
+use crate::gpu::library::Driver;
+
+/// `CU_MEM_ALLOCATION_TYPE_PINNED`, the only type there is.
+const PINNED: u32 = 1;
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
+const DESCRIPTOR: u32 = 1;
+/// `CU_MEM_LOCATION_TYPE_DEVICE`.
+const DEVICE: u32 = 1;
+/// `CU_MEM_ALLOC_GRANULARITY_RECOMMENDED`.
+const RECOMMENDED: u32 = 1;
+/// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
+const READ_WRITE: u32 = 3;
+
+/// `CUmemLocation`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Location {
+    kind: u32,
+    id: i32,
+}
+
+/// `CUmemAllocationProp`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct AllocationProperties {
+    kind: u32,
+    handle_types: u32,
+    location: Location,
+    windows: usize,
+    compression: u8,
+    direct_rdma: u8,
+    usage: u16,
+    reserved: [u8; 4],
+}
+
+/// `CUmemAccessDesc`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct AccessDescription {
+    location: Location,
+    flags: u32,
+}
+
+const _: () = assert!(size_of::<AllocationProperties>() == 32 && size_of::<AccessDescription>() == 12);
+
+/// Device memory that other processes can open.
+fn shareable(device: Ordinal) -> AllocationProperties {
+    AllocationProperties {
+        kind: PINNED,
+        handle_types: DESCRIPTOR,
+        location: Location { kind: DEVICE, id: device },
+        windows: 0,
+        compression: 0,
+        direct_rdma: 0,
+        usage: 0,
+        reserved: [0; 4],
+    }
+}
+
+/// What sizes and offsets of shareable memory are multiples of, bytes.
+pub fn granularity(driver: &Driver, device: Ordinal) -> Result<u64, Failure> {
+    let mut bytes = 0;
+    let properties = shareable(device);
+    // SAFETY: the output and the properties are locals.
+    let code = unsafe { (driver.calls.cuMemGetAllocationGranularity)(&mut bytes, &properties, RECOMMENDED) };
+    driver.check("cuMemGetAllocationGranularity", code, || format!("device {device}"))?;
+    Ok(bytes as u64)
+}
+
+/// Addresses of ours, with or without memory behind them; given back when dropped, after all mappings in them.
+#[derive(Debug)]
+pub struct Reservation {
+    driver: &'static Driver,
+    /// First address.
+    pub base: Address,
+    /// How many.
+    pub bytes: u64,
+}
+
+impl Reservation {
+    /// Takes addresses anywhere. Costs no memory.
+    pub fn new(driver: &'static Driver, bytes: u64, alignment: u64) -> Result<Reservation, Failure> {
+        let mut base = 0;
+        // SAFETY: the output is a local; no address is wished for.
+        let code = unsafe {
+            (driver.calls.cuMemAddressReserve)(&mut base, bytes as usize, alignment as usize, 0, 0)
+        };
+        driver.check("cuMemAddressReserve", code, || format!("bytes {bytes}, alignment {alignment}"))?;
+        Ok(Reservation { driver, base, bytes })
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        if self.driver.is_in_forked_child() {
+            return;
+        }
+        // SAFETY: reserved by `new`; mappings hold the reservation, so none is left.
+        let code = unsafe { (self.driver.calls.cuMemAddressFree)(self.base, self.bytes as usize) };
+        self.driver
+            .note("cuMemAddressFree", code, || format!("address {:#x}, bytes {}", self.base, self.bytes));
+    }
+}
+
+/// A handle of physical memory, released when dropped; mappings keep the memory beyond that.
+#[derive(Debug)]
+pub struct Physical {
+    driver: &'static Driver,
+    handle: u64,
+    /// How much; for memory of another process, what it said.
+    pub bytes: u64,
+}
+
+impl Physical {
+    /// New memory of a device, shareable by descriptor. Its content is undefined.
+    pub fn create(driver: &'static Driver, device: Ordinal, bytes: u64) -> Result<Physical, Failure> {
+        let mut handle = 0;
+        // SAFETY: the output and the properties are locals.
+        let code = unsafe { (driver.calls.cuMemCreate)(&mut handle, bytes as usize, &shareable(device), 0) };
+        driver.check("cuMemCreate", code, || format!("bytes {bytes}, device {device}"))?;
+        Ok(Physical { driver, handle, bytes })
+    }
+
+    /// Memory of another process from its descriptor, which stays the caller's.
+    pub fn import(
+        driver: &'static Driver,
+        descriptor: BorrowedFd<'_>,
+        bytes: u64,
+    ) -> Result<Physical, Failure> {
+        let mut handle = 0;
+        let number = descriptor.as_raw_fd();
+        // SAFETY: a descriptor travels in the pointer argument itself; it is open for the length of the call.
+        let code = unsafe {
+            (driver.calls.cuMemImportFromShareableHandle)(
+                &mut handle,
+                number as usize as *mut c_void,
+                DESCRIPTOR,
+            )
+        };
+        driver.check("cuMemImportFromShareableHandle", code, || {
+            format!("descriptor {number}, bytes {bytes}")
+        })?;
+        Ok(Physical { driver, handle, bytes })
+    }
+
+    /// A descriptor of it for other processes. While one is open, somewhere, the memory stays.
+    pub fn export(&self) -> Result<OwnedFd, Failure> {
+        let mut number: i32 = -1;
+        // SAFETY: for this handle type the output is an int; ours to close.
+        let code = unsafe {
+            (self.driver.calls.cuMemExportToShareableHandle)(
+                (&raw mut number).cast(),
+                self.handle,
+                DESCRIPTOR,
+                0,
+            )
+        };
+        let detail = || format!("bytes {}", self.bytes);
+        self.driver.check("cuMemExportToShareableHandle", code, detail)?;
+        // SAFETY: a new descriptor that nobody else knows.
+        let descriptor = unsafe { OwnedFd::from_raw_fd(number) };
+        // Programs that are started meanwhile must not keep the memory. Without the flag it would only be kept longer.
+        let _ = rustix::io::fcntl_setfd(&descriptor, rustix::io::FdFlags::CLOEXEC);
+        Ok(descriptor)
+    }
+}
+
+impl Drop for Physical {
+    fn drop(&mut self) {
+        if self.driver.is_in_forked_child() {
+            return;
+        }
+        // SAFETY: the one reference that `create` or `import` took.
+        let code = unsafe { (self.driver.calls.cuMemRelease)(self.handle) };
+        self.driver.note("cuMemRelease", code, || format!("bytes {}", self.bytes));
+    }
+}
+
+/// Physical memory at an address, unmapped and released when dropped. Nobody may use the addresses then.
+#[derive(Debug)]
+pub struct Mapping {
+    /// Declared before the reservation: dropped first.
+    physical: Physical,
+    reservation: Arc<Reservation>,
+    /// First address.
+    pub address: Address,
+}
+
+impl Mapping {
+    /// Maps all of `physical` at `offset` of the reservation, readable and writable for `device`.
+    pub fn new(
+        reservation: &Arc<Reservation>,
+        offset: u64,
+        physical: Physical,
+        device: Ordinal,
+    ) -> Result<Mapping, Failure> {
+        let driver = reservation.driver;
+        let (address, bytes) = (reservation.base + offset, physical.bytes);
+        // SAFETY: the addresses are of our reservation; the driver refuses what is mapped already or does not fit.
+        let code = unsafe { (driver.calls.cuMemMap)(address, bytes as usize, 0, physical.handle, 0) };
+        driver.check("cuMemMap", code, || format!("address {address:#x}, bytes {bytes}"))?;
+        // From here on dropping unmaps.
+        let mapping = Mapping { physical, reservation: reservation.clone(), address };
+        mapping.allow(device)?;
+        Ok(mapping)
+    }
+
+    /// Lets another device of this process read and write it too.
+    pub fn allow(&self, device: Ordinal) -> Result<(), Failure> {
+        let driver = self.reservation.driver;
+        let access = AccessDescription { location: Location { kind: DEVICE, id: device }, flags: READ_WRITE };
+        let bytes = self.physical.bytes;
+        // SAFETY: exactly the bytes that are mapped; the description is a local.
+        let code = unsafe { (driver.calls.cuMemSetAccess)(self.address, bytes as usize, &access, 1) };
+        driver.check("cuMemSetAccess", code, || {
+            format!("address {:#x}, bytes {bytes}, device {device}", self.address)
+        })
+    }
+
+    /// The memory behind it.
+    pub fn physical(&self) -> &Physical {
+        &self.physical
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        let driver = self.reservation.driver;
+        if driver.is_in_forked_child() {
+            return;
+        }
+        // SAFETY: mapped by `new`; the owner vouches that nothing uses it any more.
+        let code = unsafe { (driver.calls.cuMemUnmap)(self.address, self.physical.bytes as usize) };
+        driver.note("cuMemUnmap", code, || {
+            format!("address {:#x}, bytes {}", self.address, self.physical.bytes)
+        });
+    }
+}

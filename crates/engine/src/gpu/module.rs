@@ -1,0 +1,211 @@
+//! Kernels: modules from bytes, loaded whole before they are needed, and launches with attributes.
+
+use std::ffi::{CStr, c_int, c_void};
+
+use crate::gpu::failure::Failure;
+use crate::gpu::library::Driver;
+use crate::gpu::stream::StreamHandle;
+
+/// `CUlaunchAttribute`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct Attribute {
+    id: u32,
+    pad: u32,
+    value: [u32; 16],
+}
+
+/// `CUlaunchConfig`.
+#[repr(C)]
+#[derive(Debug)]
+pub struct LaunchConfiguration {
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared_bytes: u32,
+    stream: usize,
+    attributes: *const c_void,
+    attribute_count: u32,
+}
+
+const _: () = assert!(size_of::<Attribute>() == 72 && size_of::<LaunchConfiguration>() == 56);
+
+/// `CUlaunchAttributeID`.
+const CLUSTER_DIMENSION: u32 = 4;
+const PROGRAMMATIC_STREAM_SERIALIZATION: u32 = 6;
+const MEM_SYNC_DOMAIN: u32 = 10;
+
+/// `CUfunction_attribute`.
+const NUM_REGS: u32 = 4;
+const MAX_DYNAMIC_SHARED_SIZE_BYTES: u32 = 8;
+
+/// Which stores a kernel's fences wait for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MemoryDomain {
+    /// Those of ordinary kernels.
+    #[default]
+    Default,
+    /// NCCL's, so that fences of ordinary kernels do not wait for stores over NVLink.
+    Remote,
+}
+
+/// When a kernel may begin.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Start {
+    /// After all work before it in its stream.
+    #[default]
+    AfterStream,
+    /// As soon as the kernel before it allows (programmatic serialization).
+    WhenAllowed,
+}
+
+/// The shape of a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Blocks.
+    pub blocks: u32,
+    /// Threads per block.
+    pub threads: u32,
+    /// Dynamic shared memory per block, bytes.
+    pub shared_bytes: u32,
+    /// Blocks per cluster; 1 for none. It divides `blocks`.
+    pub cluster: u32,
+    /// Memory synchronisation domain.
+    pub domain: MemoryDomain,
+    /// When it may begin.
+    pub start: Start,
+}
+
+/// Loaded code, unloaded when dropped. Unloading can wait for the device: only when nothing of ours runs.
+#[derive(Debug)]
+pub struct Module {
+    driver: &'static Driver,
+    handle: usize,
+}
+
+/// A kernel of a module that its user keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Function(usize);
+
+impl Module {
+    /// Loads a cubin, a fat binary or terminated PTX into the current context.
+    ///
+    /// # Safety
+    /// The driver finds the end of the image by its format: `image` is a whole one.
+    pub unsafe fn load(driver: &'static Driver, image: &[u8]) -> Result<Module, Failure> {
+        let mut handle = 0;
+        // SAFETY: the caller's promise; the driver copies what it needs.
+        let code = unsafe { (driver.calls.cuModuleLoadData)(&mut handle, image.as_ptr().cast()) };
+        driver.check("cuModuleLoadData", code, || format!("image bytes {}", image.len()))?;
+        Ok(Module { driver, handle })
+    }
+
+    /// A kernel, with its code on the device now: with lazy loading its first launch would otherwise load it, and that
+    /// can wait for a kernel that waits for us.
+    pub fn function(&self, name: &CStr, shared_bytes_max: u32) -> Result<Function, Failure> {
+        let mut handle = 0;
+        let detail = || format!("kernel {}", name.to_string_lossy());
+        // SAFETY: the name is terminated and the output a local.
+        let code =
+            unsafe { (self.driver.calls.cuModuleGetFunction)(&mut handle, self.handle, name.as_ptr()) };
+        self.driver.check("cuModuleGetFunction", code, detail)?;
+        let mut registers: c_int = 0;
+        // SAFETY: as above. Asking for an attribute loads the code.
+        let code = unsafe { (self.driver.calls.cuFuncGetAttribute)(&mut registers, NUM_REGS, handle) };
+        self.driver.check("cuFuncGetAttribute", code, detail)?;
+        if shared_bytes_max > 0 {
+            let bytes = shared_bytes_max as c_int;
+            // SAFETY: the function was found above.
+            let code = unsafe {
+                (self.driver.calls.cuFuncSetAttribute)(handle, MAX_DYNAMIC_SHARED_SIZE_BYTES, bytes)
+            };
+            self.driver
+                .check("cuFuncSetAttribute", code, || format!("{}, shared bytes {bytes}", detail()))?;
+        }
+        Ok(Function(handle))
+    }
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        if self.driver.is_in_forked_child() {
+            return;
+        }
+        // SAFETY: loaded by `load`; users of its functions are gone.
+        let code = unsafe { (self.driver.calls.cuModuleUnload)(self.handle) };
+        self.driver.note("cuModuleUnload", code, String::new);
+    }
+}
+
+impl Driver {
+    /// How many blocks of a kernel one SM holds at once.
+    pub fn blocks_per_multiprocessor(
+        &self,
+        function: Function,
+        threads: u32,
+        shared_bytes: u32,
+    ) -> Result<i32, Failure> {
+        let mut blocks = 0;
+        // SAFETY: the function's module is loaded; the output is a local.
+        let code = unsafe {
+            (self.calls.cuOccupancyMaxActiveBlocksPerMultiprocessor)(
+                &mut blocks,
+                function.0,
+                threads as c_int,
+                shared_bytes as usize,
+            )
+        };
+        self.check("cuOccupancyMaxActiveBlocksPerMultiprocessor", code, || {
+            format!("threads {threads}, shared bytes {shared_bytes}")
+        })?;
+        Ok(blocks)
+    }
+
+    /// Launches a kernel. Allocates nothing.
+    ///
+    /// # Safety
+    /// `parameters` point to values of the kernel's parameters, in order and in number; what they name stays mapped
+    /// until the kernel is done.
+    pub unsafe fn launch(
+        &self,
+        function: Function,
+        stream: StreamHandle,
+        shape: &Shape,
+        parameters: &mut [*mut c_void],
+    ) -> Result<(), Failure> {
+        let mut attributes = [Attribute { id: 0, pad: 0, value: [0; 16] }; 3];
+        let mut count = 0;
+        let mut add = |id, value: &[u32]| {
+            attributes[count].id = id;
+            attributes[count].value[..value.len()].copy_from_slice(value);
+            count += 1;
+        };
+        if shape.cluster > 1 {
+            add(CLUSTER_DIMENSION, &[shape.cluster, 1, 1]);
+        }
+        if shape.domain == MemoryDomain::Remote {
+            add(MEM_SYNC_DOMAIN, &[1]);
+        }
+        if shape.start == Start::WhenAllowed {
+            add(PROGRAMMATIC_STREAM_SERIALIZATION, &[1]);
+        }
+        let configuration = LaunchConfiguration {
+            grid: [shape.blocks, 1, 1],
+            block: [shape.threads, 1, 1],
+            shared_bytes: shape.shared_bytes,
+            stream: stream.0,
+            attributes: attributes.as_ptr().cast(),
+            attribute_count: count as u32,
+        };
+        // SAFETY: the configuration and its attributes are locals, which the driver reads during the call; the rest is
+        // the caller's promise.
+        let code = unsafe {
+            (self.calls.cuLaunchKernelEx)(
+                &configuration,
+                function.0,
+                parameters.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        };
+        self.check("cuLaunchKernelEx", code, || format!("stream {:#x}, {shape:?}", stream.0))
+    }
+}

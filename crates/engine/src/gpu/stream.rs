@@ -1,0 +1,213 @@
+//! Streams and events: our own, and what can be known of the application's.
+
+use std::ffi::c_void;
+
+use crate::gpu::Address;
+use crate::gpu::failure::{Failure, NOT_READY, SUCCESS};
+use crate::gpu::library::{Driver, HostFunction};
+
+const NON_BLOCKING: u32 = 1;
+const DISABLE_TIMING: u32 = 2;
+
+/// A stream of anybody's, as C passes it. Handles are reused: two streams are the same if their ids are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StreamHandle(pub usize);
+
+/// How an event orders work in and around captures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ordering {
+    /// Within eager work, or within one capture.
+    Inside,
+    /// From a capture to what is outside it, as a node of its own.
+    External,
+}
+
+impl Ordering {
+    fn flag(self) -> u32 {
+        match self {
+            Ordering::Inside => 0,
+            Ordering::External => 1,
+        }
+    }
+}
+
+/// A capture that a stream is part of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capture {
+    /// Unique in the process.
+    pub id: u64,
+    /// The graph that is being made.
+    pub graph: usize,
+}
+
+impl Driver {
+    /// What tells a stream from any other, also after its handle is reused.
+    pub fn stream_id(&self, stream: StreamHandle) -> Result<u64, Failure> {
+        let mut id = 0;
+        // SAFETY: the application vouches for its stream; the output is a local.
+        self.check("cuStreamGetId", unsafe { (self.calls.cuStreamGetId)(stream.0, &mut id) }, || {
+            about(stream)
+        })?;
+        Ok(id)
+    }
+
+    /// `CU_STREAM_` flags that it was made with.
+    pub fn stream_flags(&self, stream: StreamHandle) -> Result<u32, Failure> {
+        let mut flags = 0;
+        // SAFETY: as above.
+        let code = unsafe { (self.calls.cuStreamGetFlags)(stream.0, &mut flags) };
+        self.check("cuStreamGetFlags", code, || about(stream))?;
+        Ok(flags)
+    }
+
+    /// The capture that a stream is part of, if any. An invalidated one is a failure to come of the application's own.
+    pub fn capture_of(&self, stream: StreamHandle) -> Result<Option<Capture>, Failure> {
+        const ACTIVE: u32 = 1;
+        let (mut status, mut id, mut graph) = (0, 0, 0);
+        // SAFETY: as above; the dependencies are not asked for.
+        let code = unsafe {
+            (self.calls.cuStreamGetCaptureInfo_v2)(
+                stream.0,
+                &mut status,
+                &mut id,
+                &mut graph,
+                std::ptr::null_mut(),
+                std::ptr::null_mut(),
+            )
+        };
+        self.check("cuStreamGetCaptureInfo_v2", code, || about(stream))?;
+        Ok((status == ACTIVE).then_some(Capture { id, graph }))
+    }
+
+    /// Lets later work of a stream wait for an event.
+    pub fn wait(&self, stream: StreamHandle, event: &Event, ordering: Ordering) -> Result<(), Failure> {
+        // SAFETY: the event is alive; the application vouches for its stream.
+        let code = unsafe { (self.calls.cuStreamWaitEvent)(stream.0, event.handle, ordering.flag()) };
+        self.check("cuStreamWaitEvent", code, || about(stream))
+    }
+
+    /// Runs a function on the host in a stream's order.
+    ///
+    /// # Safety
+    /// `function` may be called with `data` from another thread as often as the work runs, and makes no CUDA call.
+    pub unsafe fn launch_host(
+        &self,
+        stream: StreamHandle,
+        function: HostFunction,
+        data: *mut c_void,
+    ) -> Result<(), Failure> {
+        // SAFETY: the caller's promise.
+        let code = unsafe { (self.calls.cuLaunchHostFunc)(stream.0, function, data) };
+        self.check("cuLaunchHostFunc", code, || about(stream))
+    }
+}
+
+fn about(stream: StreamHandle) -> String {
+    format!("stream {:#x}", stream.0)
+}
+
+/// A stream of ours that orders itself with no other, destroyed when dropped.
+#[derive(Debug)]
+pub struct Stream {
+    driver: &'static Driver,
+    /// For calls that take any stream.
+    pub handle: StreamHandle,
+}
+
+impl Stream {
+    /// Makes one in the current context.
+    pub fn new(driver: &'static Driver) -> Result<Stream, Failure> {
+        let mut handle = 0;
+        // SAFETY: the output is a local.
+        let code = unsafe { (driver.calls.cuStreamCreate)(&mut handle, NON_BLOCKING) };
+        driver.check("cuStreamCreate", code, || "flags non-blocking".into())?;
+        Ok(Stream { driver, handle: StreamHandle(handle) })
+    }
+
+    /// Fills `bytes` bytes at `address` with zero, in order.
+    pub fn zero(&self, address: Address, bytes: u64) -> Result<(), Failure> {
+        // SAFETY: callers pass memory that they have mapped and keep until the work is done.
+        let code = unsafe { (self.driver.calls.cuMemsetD8Async)(address, 0, bytes as usize, self.handle.0) };
+        self.driver.check("cuMemsetD8Async", code, || format!("address {address:#x}, bytes {bytes}"))
+    }
+
+    /// Stores a word at `address`, in order.
+    pub fn store(&self, address: Address, word: u32) -> Result<(), Failure> {
+        // SAFETY: as above.
+        let code = unsafe { (self.driver.calls.cuMemsetD32Async)(address, word, 1, self.handle.0) };
+        self.driver.check("cuMemsetD32Async", code, || format!("address {address:#x}"))
+    }
+
+    /// Loads the word at `address`: waits for this stream, and for no other.
+    pub fn load(&self, address: Address) -> Result<u32, Failure> {
+        let mut word = 0_u32;
+        let detail = || format!("address {address:#x}");
+        // SAFETY: as above; the local outlives the copy, because nothing below returns before the stream is done or dead.
+        let code = unsafe {
+            (self.driver.calls.cuMemcpyDtoHAsync_v2)((&raw mut word).cast(), address, 4, self.handle.0)
+        };
+        self.driver.check("cuMemcpyDtoHAsync_v2", code, detail)?;
+        // SAFETY: the stream is alive.
+        let code = unsafe { (self.driver.calls.cuStreamSynchronize)(self.handle.0) };
+        self.driver.check("cuStreamSynchronize", code, detail)?;
+        Ok(word)
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if self.driver.is_in_forked_child() {
+            return;
+        }
+        // SAFETY: created by `new`; work that it still holds completes all the same.
+        let code = unsafe { (self.driver.calls.cuStreamDestroy_v2)(self.handle.0) };
+        self.driver.note("cuStreamDestroy_v2", code, || about(self.handle));
+    }
+}
+
+/// An event without a time, destroyed when dropped.
+#[derive(Debug)]
+pub struct Event {
+    driver: &'static Driver,
+    handle: usize,
+}
+
+impl Event {
+    /// Makes one in the current context.
+    pub fn new(driver: &'static Driver) -> Result<Event, Failure> {
+        let mut handle = 0;
+        // SAFETY: the output is a local.
+        let code = unsafe { (driver.calls.cuEventCreate)(&mut handle, DISABLE_TIMING) };
+        driver.check("cuEventCreate", code, || "flags no timing".into())?;
+        Ok(Event { driver, handle })
+    }
+
+    /// Marks what a stream holds now.
+    pub fn record(&self, stream: StreamHandle, ordering: Ordering) -> Result<(), Failure> {
+        // SAFETY: the event is alive; the application vouches for its stream.
+        let code =
+            unsafe { (self.driver.calls.cuEventRecordWithFlags)(self.handle, stream.0, ordering.flag()) };
+        self.driver.check("cuEventRecordWithFlags", code, || about(stream))
+    }
+
+    /// Whether what was marked last is done. Waits for nothing.
+    pub fn is_done(&self) -> Result<bool, Failure> {
+        // SAFETY: the event is alive.
+        match unsafe { (self.driver.calls.cuEventQuery)(self.handle) } {
+            SUCCESS => Ok(true),
+            NOT_READY => Ok(false),
+            code => Err(Failure::of(self.driver, "cuEventQuery", code, String::new())),
+        }
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if self.driver.is_in_forked_child() {
+            return;
+        }
+        // SAFETY: created by `new`; the driver keeps it until pending work has passed it.
+        let code = unsafe { (self.driver.calls.cuEventDestroy_v2)(self.handle) };
+        self.driver.note("cuEventDestroy_v2", code, String::new);
+    }
+}

@@ -1,0 +1,113 @@
+//! Captures of the application: they survive our calls, and their graphs hold our slices.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use windlass_engine::arena::{Announcement, Event, Holds, Member, PeerArena};
+
+use crate::support::*;
+
+const THERE: [Member; 1] = [Member { rank: 1, process: 9 }];
+
+/// With the strictest capture in progress on the calling thread: an arena is opened, grows, zeroes, announces, maps a
+/// peer, probes and takes back, and the capture comes out whole.
+#[test]
+fn everything_works_beside_a_capture() {
+    let application = Application::on(0);
+    let stream = application.stream();
+    let target = application.arena(64 * MIB);
+    let target = lend(&target, MIB);
+    let graph = stream.capture(|| {
+        ok(cuMemsetD32Async(target.address(), 7, 1, stream.0));
+        let arena = application.arena(64 * MIB);
+        let peer = PeerArena::new(application.driver);
+        let slice = lend(&arena, 40 * MIB);
+        let Announcement { place, descriptor } = slice.announce(&THERE).unwrap();
+        slice.allow(1).unwrap();
+        let mapped = peer.map(place, descriptor.as_fd(), &arena, &Holds::new()).unwrap();
+        arena.probe(slice.address(), 0, mapped.address() + 4, 5).unwrap();
+        arena.note(Event::Died(9));
+        drop((slice, mapped));
+        peer.settle();
+        arena.settle().unwrap();
+        assert_eq!(arena.counters().mapped_bytes, 0);
+        ok(cuMemsetD32Async(target.address() + 4, 8, 1, stream.0));
+    });
+    assert!(holds(&target, 0), "captured, not run");
+    ok(cuGraphDestroy(graph));
+    // The test can fail: without the guard this breaks the capture.
+    ok(cuStreamBeginCapture_v2(stream.0, 0));
+    let mut none = 0;
+    assert_eq!(cuStreamQuery(application.stream().0), 900);
+    assert_eq!(cuStreamEndCapture(stream.0, &mut none), 901);
+    let arena = target.arena().clone();
+    drop(target);
+    arena.settle().unwrap();
+}
+
+/// A graph, then what is made of it, hold the slices of the communicator and its mappings of peers; the destructor
+/// only marks, and the next settling takes all back.
+#[test]
+fn graphs_hold_slices() {
+    let application = Application::on(0);
+    let (stream, other) = (application.stream(), application.stream());
+    let arena = application.arena(64 * MIB);
+    let peer = PeerArena::new(application.driver);
+    let holds = Holds::new();
+    let slice = arena.lend(MIB, &holds).unwrap();
+    slice.wait_zeroed(SOON).unwrap();
+    let Announcement { place, descriptor } = slice.announce(&THERE).unwrap();
+    let mapped = peer.map(place, descriptor.as_fd(), &arena, &holds).unwrap();
+    drop(descriptor);
+    assert_eq!(application.driver.capture_of(stream.handle()).unwrap(), None);
+    let graph = stream.capture(|| {
+        let capture = application.driver.capture_of(stream.handle()).unwrap().unwrap();
+        // Every operation of a capture asks; the first one counts.
+        for _ in 0..3 {
+            holds.hold(application.driver, capture).unwrap();
+        }
+    });
+    let second = other.capture(|| {
+        let capture = application.driver.capture_of(other.handle()).unwrap().unwrap();
+        holds.hold(application.driver, capture).unwrap();
+    });
+    let executable = made(|out| cuGraphInstantiateWithFlags(out, graph, 0));
+    assert!(!holds.are_none());
+    arena.note(Event::Died(9));
+    drop((slice, mapped));
+    let settle = || {
+        arena.settle().unwrap();
+        peer.settle();
+        (arena.counters().mapped_bytes, peer.mapped().1)
+    };
+    ok(cuGraphDestroy(graph));
+    assert_eq!(settle(), (4 * MIB, 4 * MIB));
+    assert_eq!(arena.counters().waiting_bytes, MIB);
+    ok(cuGraphExecDestroy(executable));
+    assert_eq!(settle(), (4 * MIB, 4 * MIB), "the second graph");
+    ok(cuGraphDestroy(second));
+    eventually("the destructors ran", || holds.are_none());
+    assert_eq!(settle(), (0, 0));
+    assert_eq!(Arc::strong_count(&holds), 1, "nothing keeps the communicator");
+}
+
+/// A capture that fails lets go too; a graph that does not exist is an error and holds nothing.
+#[test]
+fn failed_captures_let_go() {
+    let application = Application::on(0);
+    let stream = application.stream();
+    let holds = Holds::new();
+    ok(cuStreamBeginCapture_v2(stream.0, 0));
+    let capture = application.driver.capture_of(stream.handle()).unwrap().unwrap();
+    holds.hold(application.driver, capture).unwrap();
+    // Breaks it.
+    assert_eq!(cuStreamQuery(stream.0), 900);
+    let mut none = 0;
+    assert_eq!(cuStreamEndCapture(stream.0, &mut none), 901);
+    eventually("the destructor ran", || holds.are_none());
+    let gone = windlass_engine::gpu::stream::Capture { id: capture.id + 1, graph: capture.graph };
+    let failure = holds.hold(application.driver, gone).unwrap_err();
+    assert_eq!(failure.call, "cuGraphRetainUserObject");
+    eventually("the destructor ran", || holds.are_none());
+    assert_eq!(Arc::strong_count(&holds), 1);
+}

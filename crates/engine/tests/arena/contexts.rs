@@ -1,0 +1,56 @@
+//! Contexts, and what is left of the calling thread's after our calls.
+
+use windlass_engine::arena::Arena;
+use windlass_engine::gpu::Driver;
+
+use crate::support::*;
+
+fn current(driver: &Driver) -> usize {
+    // SAFETY: the output is a local.
+    made(|out| unsafe { (driver.calls.cuCtxGetCurrent)(out) }.0)
+}
+
+/// Whatever is current, it is so after; also nothing.
+#[test]
+fn the_current_context_comes_back() {
+    let application = Application::on(0);
+    let other = Application::on(1);
+    let arena = application.arena(16 * MIB);
+    for context in [other.context, application.context, 0] {
+        ok(cuCtxSetCurrent(context));
+        let slice = lend(&arena, MIB);
+        assert_eq!(current(application.driver), context);
+        drop(slice);
+        arena.settle().unwrap();
+        assert!(arena.lend(MIB << 20, &windlass_engine::arena::Holds::new()).is_err());
+        assert_eq!(current(application.driver), context);
+    }
+    assert_eq!(application.driver.current_device().unwrap(), None);
+}
+
+/// An application with a context of its own gets no primary one beside it.
+#[test]
+fn a_context_of_the_applications_own() {
+    let driver = start();
+    let context = made(|out| cuCtxCreate_v2(out, 0, 2));
+    let is_active = |device| {
+        let (mut flags, mut active) = (0, 0);
+        // SAFETY: the outputs are locals.
+        ok(unsafe { (driver.calls.cuDevicePrimaryCtxGetState)(device, &mut flags, &mut active) }.0);
+        active != 0
+    };
+    let arena = Arena::open(driver, 2, 16 * MIB).unwrap();
+    drop(lend(&arena, MIB));
+    arena.settle().unwrap();
+    assert!(!is_active(2));
+    drop(arena);
+    assert_eq!(current(driver), context);
+    // Of another device there is none current: the primary one it is.
+    let arena = Arena::open(driver, 3, 16 * MIB).unwrap();
+    drop(lend(&arena, MIB));
+    arena.settle().unwrap();
+    assert!(is_active(3));
+    drop(arena);
+    assert!(!is_active(3), "given back");
+    ok(cuCtxDestroy_v2(context));
+}

@@ -1,0 +1,86 @@
+//! What only a GPU can show: run with `ARENA_TEST_ON=gpu`, `--ignored`, on a machine with two GPUs.
+
+use std::os::fd::AsFd;
+use std::time::Instant;
+
+use windlass_engine::arena::{Announcement, Event, Holds, Member, PeerArena};
+use windlass_engine::gpu::module::{MemoryDomain, Module, Shape, Start};
+
+use crate::support::*;
+
+/// Spins until a word is not zero.
+const SPIN: &[u8] = b".version 7.0
+.target sm_70
+.address_size 64
+.visible .entry ncclSpin(.param .u64 word)
+{
+    .reg .u64 %address;
+    .reg .u32 %value;
+    .reg .pred %zero;
+    ld.param.u64 %address, [word];
+again:
+    ld.volatile.u32 %value, [%address];
+    setp.eq.u32 %zero, %value, 0;
+    @%zero bra again;
+    ret;
+}
+\0";
+
+/// Beside a kernel that really spins, in clusters, in the remote domain: everything that an arena does after birth, and
+/// what each step takes.
+#[test]
+#[ignore = "needs two GPUs"]
+fn beside_a_spinning_kernel() {
+    let application = Application::on(0);
+    let driver = application.driver;
+    let arena = application.arena(1 << 30);
+    let word = lend(&arena, 1);
+    let stream = application.blocking_stream();
+    // SAFETY: whole, terminated PTX.
+    let module = unsafe { Module::load(driver, SPIN) }.unwrap();
+    let function = module.function(c"ncclSpin", 0).unwrap();
+    let clusters = if driver.device_facts(0).unwrap().capability >= 90 { 4 } else { 1 };
+    let shape = Shape {
+        blocks: 32,
+        threads: 512,
+        shared_bytes: 0,
+        cluster: clusters,
+        domain: if clusters > 1 { MemoryDomain::Remote } else { MemoryDomain::Default },
+        start: Start::AfterStream,
+    };
+    let mut address = word.address();
+    // SAFETY: the kernel takes one address, which stays mapped until the stream is done.
+    unsafe { driver.launch(function, stream.handle(), &shape, &mut [(&raw mut address).cast()]) }.unwrap();
+    let mut began = Instant::now();
+    let mut tell = |what: &str| {
+        println!("{what:<28} {:>8.1} us", began.elapsed().as_nanos() as f64 / 1e3);
+        began = Instant::now();
+    };
+    let slice = arena.lend(64 * MIB, &Holds::new()).unwrap();
+    tell("lend 64 MiB (grows)");
+    slice.wait_zeroed(SOON).unwrap();
+    tell("zeroed");
+    let Announcement { place, descriptor } = slice.announce(&[Member { rank: 1, process: 9 }]).unwrap();
+    tell("announce");
+    slice.allow(1).unwrap();
+    tell("allow device 1");
+    let peer = PeerArena::new(driver);
+    let far = windlass_engine::arena::Arena::open(driver, 1, 64 * MIB).unwrap();
+    tell("open an arena on device 1");
+    let mapped = peer.map(place, descriptor.as_fd(), &far, &Holds::new()).unwrap();
+    tell("map for device 1");
+    far.probe(mapped.address(), 0, mapped.address() + 4, 5).unwrap();
+    assert_eq!(arena.load(slice.address() + 4).unwrap(), 5);
+    tell("probe both ways");
+    drop((mapped, descriptor));
+    arena.note(Event::Died(9));
+    drop(slice);
+    peer.settle();
+    arena.settle().unwrap();
+    tell("settle (unmaps both)");
+    assert_eq!(cuStreamQuery(stream.0), 600, "it still spins");
+    arena.store(word.address(), 1).unwrap();
+    ok(cuStreamSynchronize(stream.0));
+    drop(word);
+    arena.settle().unwrap();
+}

@@ -1,0 +1,13 @@
+//! The arena and the gpu seam on the stand-in driver, strict: what is alive when a test's process ends fails it.
+//! Run by nextest, which gives every test a process.
+
+mod support;
+
+mod captures;
+mod contexts;
+mod faults;
+mod gpu;
+mod lending;
+mod peers;
+mod processes;
+mod seam;
