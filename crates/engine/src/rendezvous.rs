@@ -38,8 +38,8 @@
 //! 5. A rank that cannot prepare refuses, and the meeting will be plain; but the verdict waits until all have confirmed
 //!    or refused, since a refusal may be what a rank makes of a peer that is dying. A dead rank never speaks.
 //! 6. A rank that leaves after its report and before the verdict makes the meeting fail, whether it had confirmed or
-//!    not: nothing has been built on its word yet. After the verdict leaving is news ([`Membership::departed`]), not
-//!    failure.
+//!    not: nothing has been built on its word yet. After the verdict leaving is news ([`Membership::closed`],
+//!    [`Membership::departed`]), not failure.
 //! 7. Nothing is timed. A rank that is minutes late is waited for, as NCCL waits; one that never comes and never goes
 //!    to NCCL is waited for until its peers are aborted, as with NCCL.
 //!

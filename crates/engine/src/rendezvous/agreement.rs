@@ -93,7 +93,8 @@ impl Agreement {
         match event {
             Event::Foreign if self.verdict().is_none() => self.end(Verdict::Plain(Reason::Foreign)),
             Event::Foreign => Vec::new(),
-            Event::Left(seat) => self.left(seat),
+            Event::Left(seat) => self.left(seat, FromHost::Departed),
+            Event::Said(seat, FromRank::Close) => self.left(seat, FromHost::Closed),
             Event::Said(seat, FromRank::Report(facts)) => self.report(seat, *facts),
             Event::Said(seat, FromRank::Confirm) => self.confirm(seat),
             Event::Said(seat, FromRank::Refuse(words)) => self.refuse(seat, words),
@@ -196,7 +197,8 @@ impl Agreement {
         }
     }
 
-    fn left(&mut self, seat: Seat) -> Vec<Answer> {
+    /// Before the verdict whoever leaves is lost, however it leaves.
+    fn left(&mut self, seat: Seat, news: fn(u32) -> FromHost) -> Vec<Answer> {
         let Some(present) = self.of_seat(seat) else { return Vec::new() };
         if present.stance == Stance::Gone {
             return Vec::new();
@@ -204,7 +206,7 @@ impl Agreement {
         present.stance = Stance::Gone;
         let rank = present.facts.member.rank;
         match &self.phase {
-            Phase::Over(Verdict::Fabric) => self.tell_all(&FromHost::Departed(rank)),
+            Phase::Over(Verdict::Fabric) => self.tell_all(&news(rank)),
             Phase::Over(_) => Vec::new(),
             Phase::Gathering | Phase::Preparing | Phase::Stopping(_) => {
                 self.end(Verdict::Failed(Failure::Lost { rank }))

@@ -28,6 +28,7 @@ pub enum Stage {
 pub struct Attendance {
     facts: Facts,
     stage: Stage,
+    closed: u64,
     departed: u64,
     preparing: Worth,
 }
@@ -43,7 +44,7 @@ pub enum Worth {
 impl Attendance {
     /// A rank that is about to report this.
     pub fn new(facts: Facts) -> Attendance {
-        Attendance { facts, stage: Stage::Asked, departed: 0, preparing: Worth::Worthwhile }
+        Attendance { facts, stage: Stage::Asked, closed: 0, departed: 0, preparing: Worth::Worthwhile }
     }
 
     /// Where it stands.
@@ -61,8 +62,12 @@ impl Attendance {
         &self.facts
     }
 
-    /// After the verdict: the ranks that have closed or died, one bit each. Absence is not failure: this only says
-    /// that nobody is there to wait for.
+    /// After the verdict: the ranks that have said that they closed, one bit each.
+    pub fn closed(&self) -> u64 {
+        self.closed
+    }
+
+    /// After the verdict: the ranks that are not heard of any more and had not closed, one bit each.
     pub fn departed(&self) -> u64 {
         self.departed
     }
@@ -90,6 +95,10 @@ impl Attendance {
                 self.preparing = Worth::Pointless;
                 return;
             }
+            (Stage::Fabric(_), FromHost::Closed(rank)) => {
+                self.closed |= 1u64.checked_shl(rank).unwrap_or(0);
+                return;
+            }
             (Stage::Fabric(_), FromHost::Departed(rank)) => {
                 self.departed |= 1u64.checked_shl(rank).unwrap_or(0);
                 return;
@@ -115,7 +124,7 @@ impl Attendance {
     pub fn lost(&mut self, failure: Failure) {
         if let Stage::Fabric(contract) = &self.stage {
             let others = (1u64 << contract.members.len().min(63)) - 1;
-            self.departed |= others & !(1 << self.facts.member.rank.min(63));
+            self.departed |= others & !self.closed & !(1 << self.facts.member.rank.min(63));
         } else {
             self.end(Verdict::Failed(failure));
         }

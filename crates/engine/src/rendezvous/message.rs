@@ -28,6 +28,8 @@ pub enum FromRank {
     Confirm,
     /// I could not prepare.
     Refuse(String),
+    /// After the verdict: I have closed, and touch nothing of the others' any more.
+    Close,
 }
 
 /// What the host says.
@@ -39,7 +41,9 @@ pub enum FromHost {
     Stop,
     /// How it ends.
     Verdict(Verdict),
-    /// After the verdict: a rank has closed, or its process is gone.
+    /// After the verdict: a rank has closed.
+    Closed(u32),
+    /// After the verdict: a rank's connection is gone, and it had not closed.
     Departed(u32),
 }
 
@@ -127,6 +131,7 @@ impl FromRank {
                 1
             }
             FromRank::Confirm => 2,
+            FromRank::Close => 4,
             FromRank::Refuse(words) => {
                 body.counted(words.as_bytes(), WORDS_BYTES_MAX);
                 3
@@ -141,6 +146,7 @@ impl FromRank {
         let message = match kind {
             1 => FromRank::Report(Box::new(Facts::take(&mut reader)?)),
             2 => FromRank::Confirm,
+            4 => FromRank::Close,
             3 => FromRank::Refuse(String::from_utf8_lossy(reader.counted(WORDS_BYTES_MAX)?).into_owned()),
             _ => return None,
         };
@@ -167,6 +173,10 @@ impl FromHost {
                 3
             }
             FromHost::Stop => 4,
+            FromHost::Closed(rank) => {
+                body.u32(*rank);
+                5
+            }
         };
         framed(kind, &body.finish())
     }
@@ -179,6 +189,7 @@ impl FromHost {
             2 => FromHost::Verdict(Verdict::take(&mut reader)?),
             3 => FromHost::Departed(reader.u32()?),
             4 => FromHost::Stop,
+            5 => FromHost::Closed(reader.u32()?),
             _ => return None,
         };
         reader.finish()?;

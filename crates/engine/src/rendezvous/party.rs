@@ -85,7 +85,8 @@ pub enum Outcome {
     Failed(Failure),
 }
 
-/// A rank's place in a fabric. Dropping it tells the others that this rank has closed.
+/// A rank's place in a fabric. Dropping it tells the others that this rank has closed: drop it when nothing of theirs
+/// is touched here any more.
 #[derive(Debug)]
 pub struct Membership {
     /// What was agreed.
@@ -99,16 +100,22 @@ pub struct Membership {
 }
 
 impl Membership {
-    /// The ranks that have closed or whose process is gone, one bit each; all others if the meeting's host is gone.
-    /// This ends no wait by itself.
+    /// The ranks that have closed, one bit each: they said so, after they had let go of all that is ours.
+    pub fn closed(&self) -> u64 {
+        self.ranks.lock()[self.index].closed()
+    }
+
+    /// The ranks that are not heard of any more and had not closed, one bit each; all others if the meeting's host is
+    /// gone. This ends no wait by itself, and it does not say that a process is dead: its sockets close before its
+    /// kernels stop. A pidfd that it gave among its descriptors says that.
     pub fn departed(&self) -> u64 {
         self.ranks.lock()[self.index].departed()
     }
 
-    /// Waits until all these ranks (one bit each) have departed: for teardown and tests.
-    pub fn await_departed(&self, ranks: u64) {
+    /// Waits until each of these ranks (one bit each) has closed or departed: for teardown and tests.
+    pub fn await_absent(&self, ranks: u64) {
         let mut standing = self.ranks.lock();
-        while standing[self.index].departed() & ranks != ranks {
+        while (standing[self.index].closed() | standing[self.index].departed()) & ranks != ranks {
             standing = self.ranks.wait(standing);
         }
     }
@@ -116,6 +123,7 @@ impl Membership {
 
 impl Drop for Membership {
     fn drop(&mut self) {
+        self.shared.send(Command::Say(self.key, FromRank::Close.encode()));
         self.shared.send(Command::Leave(self.key));
     }
 }

@@ -2,11 +2,13 @@
 
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Mutex;
 use std::thread;
 
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::{FdFlags, fcntl_getfd};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, connect, send, socket};
+use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
 use windlass_engine::contract::Token;
 use windlass_engine::rendezvous::Preparation;
@@ -27,14 +29,19 @@ fn text_of(file: &OwnedFd) -> String {
     String::from_utf8(text[..length].to_vec()).unwrap()
 }
 
-/// A preparation: every party gives each other one two files that name it and the receiver, and reads the others'.
+/// The pidfds of peers that [`swap_names`] got.
+pub static PEERS: Mutex<Vec<OwnedFd>> = Mutex::new(Vec::new());
+
+/// A preparation: every party gives each other one two files that name it and the receiver, and its pidfd, and reads
+/// the others'.
 pub fn swap_names(preparation: &Preparation<'_>) -> Result<(), String> {
     let own = format!("{:?}", preparation.door.name());
     let peers = preparation.peers();
     let files: Vec<[OwnedFd; 2]> =
         peers.iter().map(|peer| [file_with(&own), file_with(&format!("for {peer:?}"))]).collect();
-    let borrowed: Vec<[BorrowedFd<'_>; 2]> =
-        files.iter().map(|pair| [pair[0].as_fd(), pair[1].as_fd()]).collect();
+    let this = pidfd_open(getpid(), PidfdFlags::empty()).map_err(|error| error.to_string())?;
+    let borrowed: Vec<[BorrowedFd<'_>; 3]> =
+        files.iter().map(|pair| [pair[0].as_fd(), pair[1].as_fd(), this.as_fd()]).collect();
     let sendings: Vec<Sending<'_>> = peers
         .iter()
         .zip(&borrowed)
@@ -44,15 +51,16 @@ pub fn swap_names(preparation: &Preparation<'_>) -> Result<(), String> {
         .door
         .exchange(preparation.token, &sendings, preparation.stop)
         .map_err(|trouble| trouble.to_string())?;
-    for (peer, parcel) in peers.iter().zip(&parcels) {
+    for (peer, mut parcel) in peers.iter().zip(parcels) {
         let name = format!("{peer:?}");
         let right = parcel.payload == name.as_bytes()
-            && parcel.descriptors.len() == 2
+            && parcel.descriptors.len() == 3
             && text_of(&parcel.descriptors[0]) == name
             && text_of(&parcel.descriptors[1]) == format!("for {own}");
         if !right {
             return Err(format!("the parcel of {name} is not what it sent"));
         }
+        PEERS.lock().unwrap().extend(parcel.descriptors.pop());
     }
     Ok(())
 }

@@ -139,12 +139,13 @@ fn departures() {
         .collect();
     assert_eq!(members[0].departed(), 0);
     drop(members.pop());
-    members[0].await_departed(0b100);
-    members[1].await_departed(0b100);
-    assert_eq!(members[0].departed(), 0b100);
+    members[0].await_absent(0b100);
+    members[1].await_absent(0b100);
+    assert_eq!((members[0].closed(), members[0].departed()), (0b100, 0));
     drop(hosted.rendezvous);
-    members[0].await_departed(0b110);
-    members[1].await_departed(0b101);
+    members[0].await_absent(0b110);
+    members[1].await_absent(0b101);
+    assert_eq!((members[0].closed(), members[0].departed()), (0b100, 0b010));
 }
 
 /// A rendezvous that ends under its ranks ends their wait.

@@ -5,6 +5,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::Ordering;
 use std::thread;
 
+use rustix::event::{PollFd, PollFlags};
 use windlass_engine::rendezvous::card::Id;
 use windlass_engine::rendezvous::verdict::{Failure, Reason};
 use windlass_engine::rendezvous::{Limits, Outcome, Preparation, Rendezvous};
@@ -201,7 +202,8 @@ fn death_after_the_verdict() {
     assert!(dying.says().starts_with("fabric"));
     assert_eq!(membership.departed(), 0);
     dying.go_on();
-    membership.await_departed(0b10);
+    membership.await_absent(0b10);
+    assert_eq!((membership.closed(), membership.departed()), (0, 0b10));
 }
 
 /// A process that is started only when the others have long been waiting.
@@ -261,6 +263,13 @@ fn process_id_namespace() {
     let outcome = hosted.rendezvous.attend(&hosted.id, vec![real_facts(0, 2)]).unwrap().join(swap_names);
     assert!(is_fabric(&outcome[0]), "{outcome:?}");
     assert!(apart.says().starts_with("fabric"));
+    // Its pidfd came from there, and tells its end here.
+    let peers = std::mem::take(&mut *crate::descriptors::PEERS.lock().unwrap());
+    let [peer] = &peers[..] else { panic!("{peers:?}") };
+    let ended = |timeout| rustix::event::poll(&mut [PollFd::new(peer, PollFlags::IN)], timeout).unwrap();
+    assert_eq!(ended(Some(&rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 })), 0);
+    drop(apart);
+    assert_eq!(ended(None), 1);
 }
 
 /// A network namespace that reaches ours over a pair of virtual interfaces, gone when dropped.
