@@ -1,0 +1,89 @@
+// A unit: what one warp puts into a slot of a line lane at once. Sixteen lines of 120 payload and 8 tag bytes.
+//
+// Each thread holds four vectors. Group g is the 512 bytes (four lines) that the warp stores with one instruction. Every
+// eighth thread (the keeper of a line) owns the last 16 bytes of its line, of which 8 are the tag, so of two groups it has
+// one vector of payload: half of it goes into each group's line. In this order a half unit is 960 bytes in a row:
+//   group 0: vectors 0..31 of the half unit, thread by thread; group 1: vectors 32..59, threads that keep no line.
+#pragma once
+#include "vectors.cuh"
+
+constexpr int unit_groups = 4;
+typedef Vector Unit[unit_groups];
+
+MAIL_DEVICE bool keeps_line() { return (lane_index() & 7) == 7; }
+// Does this thread hold payload of its own in group g, and where in the unit does it begin?
+MAIL_DEVICE bool holds_payload(int group) { return (group & 1) == 0 || !keeps_line(); }
+MAIL_DEVICE uint32_t payload_offset(int group) {
+  const uint32_t lane = lane_index();
+  return (uint32_t)(group / 2) * WINDLASS_HALF_UNIT_PAYLOAD_BYTES + 16 * (group & 1 ? 32 + lane - lane / 8 : lane);
+}
+
+// `bytes`: 1 to WINDLASS_UNIT_PAYLOAD_BYTES, the part of the message that this unit carries.
+MAIL_DEVICE void load_payload(Unit& unit, const char* from, uint32_t bytes, uint32_t width) {
+  if (width == 16 && bytes == WINDLASS_UNIT_PAYLOAD_BYTES) {
+    MAIL_UNROLL
+    for (int group = 0; group < unit_groups; ++group) {
+      unit[group] = Vector{0, 0};
+      if (holds_payload(group)) unit[group] = load_input(from + payload_offset(group));
+    }
+    return;
+  }
+  MAIL_UNROLL
+  for (int group = 0; group < unit_groups; ++group) {
+    const uint32_t at = payload_offset(group);
+    unit[group] = Vector{0, 0};
+    if (holds_payload(group) && at < bytes) {
+      const uint32_t here = bytes - at < 16 ? bytes - at : 16;
+      unit[group] = width == 16 && here == 16 ? load_input(from + at) : load_narrow(from + at, here, width);
+    }
+  }
+}
+
+MAIL_DEVICE void store_payload(char* to, const Unit& unit, uint32_t bytes, uint32_t width) {
+  if (width == 16 && bytes == WINDLASS_UNIT_PAYLOAD_BYTES) {
+    MAIL_UNROLL
+    for (int group = 0; group < unit_groups; ++group)
+      if (holds_payload(group)) store_output(to + payload_offset(group), unit[group]);
+    return;
+  }
+  MAIL_UNROLL
+  for (int group = 0; group < unit_groups; ++group) {
+    const uint32_t at = payload_offset(group);
+    if (holds_payload(group) && at < bytes) {
+      const uint32_t here = bytes - at < 16 ? bytes - at : 16;
+      if (width == 16 && here == 16)
+        store_output(to + at, unit[group]);
+      else
+        store_narrow(to + at, unit[group], here, width);
+    }
+  }
+}
+
+// Both sides move the second half of a slot only when the message reaches into it.
+MAIL_DEVICE bool uses_second_half(uint32_t bytes) { return bytes > WINDLASS_HALF_UNIT_PAYLOAD_BYTES; }
+
+MAIL_DEVICE void send_unit(char* slot, const Unit& unit, uint32_t bytes, uint64_t tag) {
+  char* const own = slot + lane_index() * 16;
+  MAIL_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    if (half == 1 && !uses_second_half(bytes)) return;
+    Vector first = unit[2 * half], second = unit[2 * half + 1];
+    if (keeps_line()) {
+      second = Vector{first.y, tag};
+      first.y = tag;
+    }
+    store_line(own + (2 * half) * 512, first);
+    store_line(own + (2 * half + 1) * 512, second);
+  }
+}
+
+// One look: true if the whole unit with this tag is there, and then `unit` is its payload.
+MAIL_DEVICE bool receive_unit(Unit& unit, const char* slot, uint32_t bytes, uint64_t tag) {
+  const char* const own = slot + lane_index() * 16;
+  const bool there = uses_second_half(bytes) ? load_lines<4>(unit, own, tag) : load_lines<2>(unit, own, tag);
+  if (there && keeps_line()) {
+    unit[0].y = unit[1].x;
+    unit[2].y = unit[3].x;
+  }
+  return there;
+}
