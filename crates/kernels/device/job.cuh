@@ -26,13 +26,11 @@ struct Group {
   MAIL_DEVICE const WindlassMailGeometry& geometry() const { return launch.geometry; }
   MAIL_DEVICE uint32_t channels() const { return launch.send_channels + launch.receive_channels; }
   MAIL_DEVICE WindlassMailChannel channel(uint32_t index) const {
-    if (launch.channel_list) return reinterpret_cast<const WindlassMailChannel*>(launch.channel_list)[index];
     return reinterpret_cast<const WindlassMailChannel*>(launch.storage)[index];
   }
   MAIL_DEVICE WindlassMailOperation operation(uint32_t index) const {
     if (launch.operation_list) return reinterpret_cast<const WindlassMailOperation*>(launch.operation_list)[index];
-    const uint32_t before = launch.channel_list ? 0 : channels() * (uint32_t)(sizeof(WindlassMailChannel) / 8);
-    const uint64_t* at = launch.storage + before + index * 2;
+    const uint64_t* at = launch.storage + channels() * (uint32_t)(sizeof(WindlassMailChannel) / 8) + index * 2;
     return WindlassMailOperation{at[0], at[1]};
   }
   MAIL_DEVICE bool is_bulk(uint64_t bytes) const { return bytes >= launch.geometry.bulk_from_bytes; }

@@ -18,5 +18,5 @@ struct alignas(16) Vector {
 #if defined(__CUDACC__)
 #include "machine_gpu.cuh"
 #else
-#include "machine_host.h"
+#include "../host/machine_host.h"
 #endif

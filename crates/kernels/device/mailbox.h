@@ -90,14 +90,14 @@ typedef struct WindlassMailChannel {
   uint32_t active_bulk_lanes;
 } WindlassMailChannel;
 
-// The kernel's one parameter. The storage holds the channels (sends, then receives), then the operations, each unless
-// its list is given. A launch may hand over only the used part: WINDLASS_LAUNCH_HEAD_BYTES + the used storage.
+// The kernel's one parameter. The storage holds the channels (sends, then receives), then the operations unless a list is
+// given. A launch may hand over only the used part: WINDLASS_LAUNCH_HEAD_BYTES + the used storage.
 typedef struct WindlassMailLaunch {
   WindlassMailGeometry geometry;
   uint64_t control;         // address of the abort word (32 bits), in any device-visible memory
   uint64_t report;          // address of a WindlassMailReport in device memory
-  uint64_t channel_list;    // address of a list in device-visible memory, or 0: in the storage
-  uint64_t operation_list;  // likewise
+  uint64_t operation_list;  // address of a list in device-visible memory, or 0: the operations are in the storage
+  uint64_t reserved_head;
   uint32_t send_channels;
   uint32_t receive_channels;
   uint32_t line_send_lanes;     // sums of active lanes over the channels
