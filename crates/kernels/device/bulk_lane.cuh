@@ -269,8 +269,7 @@ struct Pusher {
       Piece piece;
       find_piece(group, channel, true, task.lane, task.operation, task.step, piece);
       const uint32_t stage_count = group.launch.stages, stage = loaded % stage_count;
-      // The stage's last chunk is store number loaded - stage_count; at least stage_count - ahead newer ones follow it.
-      if (loaded >= stage_count) wait_stages_read(stage_count - stage_count / 2);
+      // The stage is free: fewer than half of the stages are loaded and not stored, at most half stored and not complete.
       char* const at = stages + (uint64_t)stage * group.geometry().bulk_chunk_bytes;
       const char* const from = reinterpret_cast<const char*>(piece.address + piece.offset);
       const uint32_t whole = piece.bytes & ~15u;
@@ -280,7 +279,7 @@ struct Pusher {
         for (uint32_t i = whole; i < piece.bytes; ++i) at[i] = load_piece<char>(from + i);
         fence_stage();
       }
-      orders[loaded % (2 * stage_count)] =
+      orders[stage] =
           Order{reinterpret_cast<uint64_t>(bulk_slot(group, channel, task.lane, task.base + task.pushed)), piece.bytes, index};
       ++loaded;
       ++task.step;
@@ -293,7 +292,7 @@ struct Pusher {
   MAIL_DEVICE void store_one() {
     const uint32_t stage = stored % group.launch.stages;
     while (!barrier_passed(barriers + stage, stored / group.launch.stages & 1)) pause_thread();
-    const Order& order = orders[stored % (2 * group.launch.stages)];
+    const Order& order = orders[stage];
     // Up to 15 bytes more than the message has: the slot is ours, and the receiver knows the message's size.
     bulk_store(reinterpret_cast<char*>(order.slot), stages + (uint64_t)stage * group.geometry().bulk_chunk_bytes,
                (order.bytes + 15) & ~15u);
@@ -304,7 +303,7 @@ struct Pusher {
   MAIL_DEVICE void complete(uint32_t left) {
     wait_stores(left);
     for (; told_stored < stored - left; ++told_stored) {
-      const uint32_t index = orders[told_stored % (2 * group.launch.stages)].task;
+      const uint32_t index = orders[told_stored % group.launch.stages].task;
       tell(block.teller(index, 0), ++block.tasks[index].stored);
     }
   }

@@ -162,15 +162,6 @@ MAIL_DEVICE void wait_stores(uint32_t left) {
     default: asm volatile("cp.async.bulk.wait_group 4;" ::: "memory"); break;
   }
 }
-MAIL_DEVICE void wait_stages_read(uint32_t left) {
-  switch (left) {
-    case 0: asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); break;
-    case 1: asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory"); break;
-    case 2: asm volatile("cp.async.bulk.wait_group.read 2;" ::: "memory"); break;
-    case 3: asm volatile("cp.async.bulk.wait_group.read 3;" ::: "memory"); break;
-    default: asm volatile("cp.async.bulk.wait_group.read 4;" ::: "memory"); break;
-  }
-}
 // Ordinary writes of this thread to shared memory, before copies of this thread that read them.
 MAIL_DEVICE void fence_stage() { asm volatile("fence.proxy.async;" ::: "memory"); }
 #else

@@ -107,7 +107,7 @@ typedef struct WindlassMailLaunch {
   uint32_t line_send_warps;     // movers of a block that send lines: its first ones
   uint32_t line_receive_warps;  // movers of a block that receive lines: its last ones
   uint32_t movers;              // warps of a block that move data; all of them move bulk messages
-  uint32_t stages;              // chunks that the pusher holds in shared memory; 0: no pusher
+  uint32_t stages;              // chunks that the pusher holds in shared memory, even; 0: no pusher
   uint32_t jobs_per_warp;       // room in shared memory for a mover that serves several lanes; 0: none does
   uint32_t flags;               // WINDLASS_LAUNCH_*
   uint32_t operations;          // in all
@@ -136,7 +136,7 @@ typedef struct WindlassMailReport {
 typedef struct WindlassMailShared {
   uint32_t stages;    // [stage][chunk]
   uint32_t barriers;  // [stage], 8 bytes
-  uint32_t orders;    // [2 * stages], 16 bytes
+  uint32_t orders;    // [stage], 16 bytes
   uint32_t tasks;     // [bulk lanes of the block, sends first], 64 bytes
   uint32_t told;      // [task][mover], 4 bytes
   uint32_t jobs;      // [mover][job], 32 bytes
@@ -160,7 +160,7 @@ WINDLASS_ANYWHERE WindlassMailShared windlass_shared_layout(const WindlassMailLa
   shared.stages = 0;
   shared.barriers = shared.stages + launch.stages * launch.geometry.bulk_chunk_bytes;
   shared.orders = shared.barriers + (launch.stages * 8 + 15) / 16 * 16;
-  shared.tasks = shared.orders + launch.stages * 2 * 16;
+  shared.tasks = shared.orders + launch.stages * 16;
   shared.told = shared.tasks + tasks * 64;
   shared.jobs = shared.told + (tasks * launch.movers * 4 + 15) / 16 * 16;
   shared.total = shared.jobs + launch.movers * launch.jobs_per_warp * 32;

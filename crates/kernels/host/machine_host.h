@@ -10,7 +10,7 @@
 //    or reading of one not yet announced, is a data race and reported.
 //  - Words that the GPU reads relaxed are acquired here, stores released: there the order comes from loads that have
 //    returned before their values are used, which C++ has no word for.
-//  - Bulk copies: the load happens late, when its barrier is asked; the store reads its stage as late as the wait for that
+//  - Bulk copies: the load happens late, when its barrier is asked; the store reads its stage as late as wait_stores
 //    allows, and after wait_stores its bytes are still in flight: they arrive when some thread of the block makes a
 //    system fence. A protocol that announces a chunk without that fence reads old bytes here at once.
 //  - Lanes of a warp are scheduled one by one and switch only at collectives and pauses; a collective that not all
@@ -49,17 +49,20 @@ void __tsan_release(void* address);
 #define HOST_TSAN 0
 #endif
 
+// The scheduler's own fields are shared by the fibers of one thread, which never run at once; the sanitizer is not asked.
+#define HOST_QUIET __attribute__((no_sanitize("thread")))
+
 namespace host {
 
 struct Random {
   uint64_t state;
-  uint64_t next() {
+  HOST_QUIET uint64_t next() {
     uint64_t z = state += 0x9e3779b97f4a7c15ull;
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9ull;
     z = (z ^ z >> 27) * 0x94d049bb133111ebull;
     return z ^ z >> 31;
   }
-  uint64_t below(uint64_t limit) { return next() % limit; }
+  HOST_QUIET uint64_t below(uint64_t limit) { return next() % limit; }
 };
 
 // How rough the tests are: one in `rarity` operations is followed by a delay; 0: none is.
@@ -184,14 +187,14 @@ struct Warp {
   std::deque<PendingLoad> loads;
   std::deque<PendingStore> stores;
 
-  void switch_to(Fiber& from, Fiber& to) {
+  HOST_QUIET void switch_to(Fiber& from, Fiber& to) {
 #if HOST_TSAN
     __tsan_switch_to_fiber(to.sanitizer, 1);
 #endif
     host_switch_stack(&from.stack_pointer, to.stack_pointer);
   }
 
-  void run() {
+  HOST_QUIET void run() {
     current = this;
 #if HOST_TSAN
     if (!home.sanitizer) home.sanitizer = __tsan_get_current_fiber();
@@ -227,7 +230,7 @@ struct Warp {
 #endif
   }
 
-  void yield() {
+  HOST_QUIET void yield() {
     const uint32_t from = lane;
     uint32_t to = from;
     do to = (to + 1) & 31;
@@ -237,7 +240,7 @@ struct Warp {
     switch_to(fibers[from], fibers[to]);
   }
 
-  void finish_lane() {
+  HOST_QUIET void finish_lane() {
     const uint32_t from = lane;
     fibers[from].done = true;
 #if HOST_TSAN
@@ -258,7 +261,7 @@ struct Warp {
     std::abort();
   }
 
-  void meet() {
+  HOST_QUIET void meet() {
     if (live != 32) {
       std::fprintf(stderr, "a collective of %u lanes\n", live);
       std::abort();
@@ -280,7 +283,7 @@ struct Warp {
 
   // Two meetings: values are read before anyone writes the next ones.
   template <class Result>
-  Result exchange(uint64_t value, Result (*combine)(const uint64_t*)) {
+  HOST_QUIET Result exchange(uint64_t value, Result (*combine)(const uint64_t*)) {
     values[lane] = value;
     meet();
     const Result result = combine(values);
@@ -288,7 +291,7 @@ struct Warp {
     return result;
   }
 
-  void delay() {
+  HOST_QUIET void delay() {
     const uint32_t rarity = delay_rarity.load(std::memory_order_relaxed);
     if (!rarity || random.below(rarity)) return;
     switch (random.below(8)) {
@@ -300,7 +303,7 @@ struct Warp {
   }
 };
 
-inline void fiber_main() {
+HOST_QUIET inline void fiber_main() {
 #if HOST_TSAN
   __tsan_acquire(current);
 #endif
@@ -389,13 +392,13 @@ class Machine {
 
 }  // namespace host
 
-inline uint32_t lane_index() { return host::current->lane; }
-inline uint32_t warp_index() { return host::current->index; }
+HOST_QUIET inline uint32_t lane_index() { return host::current->lane; }
+HOST_QUIET inline uint32_t warp_index() { return host::current->index; }
 inline uint32_t thread_index() { return warp_index() * 32 + lane_index(); }
-inline uint32_t thread_count() { return host::current->block->threads; }
-inline uint32_t block_index() { return host::current->block->index; }
-inline uint32_t block_count() { return host::current->block->count; }
-inline char* shared_memory() {
+HOST_QUIET inline uint32_t thread_count() { return host::current->block->threads; }
+HOST_QUIET inline uint32_t block_index() { return host::current->block->index; }
+HOST_QUIET inline uint32_t block_count() { return host::current->block->count; }
+HOST_QUIET inline char* shared_memory() {
   return reinterpret_cast<char*>((reinterpret_cast<uint64_t>(host::current->block->memory.data()) + 127) & ~127ull);
 }
 
@@ -540,10 +543,6 @@ inline void bulk_store(char* to, const char* stage, uint32_t bytes) {
   if (reinterpret_cast<uint64_t>(to) % 16 || bytes % 16 || bytes == 0) std::abort();
   host::current->stores.push_back({to, stage, bytes, false, {}});
   if (host::current->random.below(2)) read_stage(host::current->stores.back());
-}
-inline void wait_stages_read(uint32_t left) {
-  auto& stores = host::current->stores;
-  for (size_t i = 0; i + left < stores.size(); ++i) read_stage(stores[i]);
 }
 inline void wait_stores(uint32_t left) {
   auto& stores = host::current->stores;
