@@ -94,7 +94,7 @@ MAIL_DEVICE void report_job(const Group& group, const Job& job) {
   report_wait(group, channel.peer, waited_for, job.lane, job.operation, job.count, job.seen);
 }
 
-// A mover with one job: all of it in registers, nothing between two looks.
+// A mover with one job, of lines: all of it in registers, nothing between two looks.
 template <class Step>
 MAIL_DEVICE void run_one(const Group& group, Job& job, Step step) {
   uint32_t idle = 0;
@@ -146,12 +146,11 @@ MAIL_DEVICE void run_mover(const Group& group, const BulkBlock& block, uint32_t 
   if (!list.find(job)) return;
   if (group.launch.jobs_per_warp == 0) {
     const WindlassMailChannel channel = group.channel(job.channel);
-    switch (job.kind) {
-      case job_line_send: run_one(group, job, [&] { return step_line_send(group, channel, job); }); return;
-      case job_line_receive: run_one(group, job, [&] { return step_line_receive(group, channel, job); }); return;
-      case job_bulk_send: run_one(group, job, [&] { return step_bulk_send(group, block, channel, mover, job); }); return;
-      default: run_one(group, job, [&] { return step_bulk_receive(group, block, channel, mover, job); }); return;
-    }
+    if (job.kind == job_line_send)
+      run_one(group, job, [&] { return step_line_send(group, channel, job); });
+    else
+      run_one(group, job, [&] { return step_line_receive(group, channel, job); });
+    return;
   }
   uint32_t count = 0;
   do {

@@ -108,7 +108,7 @@ typedef struct WindlassMailLaunch {
   uint32_t line_receive_warps;  // movers of a block that receive lines: its last ones
   uint32_t movers;              // warps of a block that move data; all of them move bulk messages
   uint32_t stages;              // chunks that the pusher holds in shared memory, even; 0: no pusher
-  uint32_t jobs_per_warp;       // room in shared memory for a mover that serves several lanes; 0: none does
+  uint32_t jobs_per_warp;       // room in shared memory for a mover's jobs; 0: each has at most one, a line lane
   uint32_t flags;               // WINDLASS_LAUNCH_*
   uint32_t operations;          // in all
   uint32_t reserved;

@@ -110,7 +110,7 @@ inline MailShape mail_arrange(const MailCall* calls, size_t count, const MailPee
     const uint32_t most = std::max(share(launch.line_send_lanes, launch.line_send_warps),
                                    share(launch.line_receive_lanes, launch.line_receive_warps)) +
                           share(launch.bulk_receive_lanes, 1) + (ordinary ? share(launch.bulk_send_lanes, 1) : 0);
-    return most > 1 ? most : 0;
+    return most > 1 || bulk ? most : 0;
   };
   launch.jobs_per_warp = jobs();
   launch.stages = pusher ? limits.stages : 0;
