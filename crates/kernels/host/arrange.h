@@ -1,5 +1,5 @@
 // From calls to a launch, in C++: what the tests on the host and the program on GPUs use. The product does the same in Rust
-// (src/arrange.rs); tests/arrange.rs holds that both make the same bytes.
+// (src/arrange.rs); tests/kernels/arrange.rs holds that both make the same bytes.
 #pragma once
 #include <algorithm>
 #include <cstring>
