@@ -180,6 +180,7 @@ struct Warp {
   uint64_t generation = 0;
   uint64_t values[32] = {};
   Random random{0};
+  uint32_t idle = 0;  // pauses since something moved
 
   Block* block = nullptr;
   uint32_t index = 0;
@@ -290,6 +291,18 @@ struct Warp {
     meet();
     return result;
   }
+
+  // Waiting warps sleep, so that those with work get this host's few processors.
+  HOST_QUIET void pause() {
+    const bool first = lane == 0;
+    yield();
+    if (!first) return;
+    if (++idle < 8)
+      sched_yield();
+    else
+      std::this_thread::sleep_for(std::chrono::microseconds(HOST_TSAN ? 300 : 30));
+  }
+  HOST_QUIET void moved() { idle = 0; }
 
   HOST_QUIET void delay() {
     const uint32_t rarity = delay_rarity.load(std::memory_order_relaxed);
@@ -428,11 +441,7 @@ inline void sync_block() {
   }
   sync_warp();
 }
-inline void pause_thread() {
-  const uint32_t lane = lane_index();
-  host::current->yield();
-  if (lane == 0) sched_yield();
-}
+inline void pause_thread() { host::current->pause(); }
 
 inline Vector load_input(const char* from) { return *reinterpret_cast<const Vector*>(from); }
 inline void store_output(char* to, Vector v) { *reinterpret_cast<Vector*>(to) = v; }
@@ -450,6 +459,7 @@ inline void store_piece(char* to, Piece piece) {
 inline void store_line(char* to, Vector v) {
   auto* words = reinterpret_cast<uint64_t*>(to);
   const bool keeper = (lane_index() & 7) == 7;
+  host::current->moved();
   words[0] = v.x;
   if (!keeper) words[1] = v.y;
   sync_warp();
@@ -464,6 +474,7 @@ inline bool load_lines(Vector* v, const char* from, uint64_t tag) {
     there &= __atomic_load_n(reinterpret_cast<const uint64_t*>(from + group * 512 + 8), __ATOMIC_ACQUIRE) == tag;
   host::current->delay();
   if (!all_of_warp(there)) return false;
+  host::current->moved();
   for (int group = 0; group < groups; ++group) {
     const auto* words = reinterpret_cast<const uint64_t*>(from + group * 512);
     v[group] = Vector{words[0], keeper ? tag : words[1]};
@@ -492,6 +503,7 @@ inline uint32_t load_control(uint64_t address) {
 }
 inline uint32_t claim(uint32_t* counter) { return __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED); }
 inline void tell(uint32_t* counter, uint32_t value) {
+  host::current->moved();
   host::current->delay();
   __atomic_store_n(counter, value, __ATOMIC_RELEASE);
 }

@@ -250,7 +250,7 @@ void run_all(World& world, const std::vector<Step>& steps, const How& how = {}) 
 }
 
 #if HOST_TSAN
-constexpr int scale = 4;  // fewer and smaller: a sanitized run is ten times slower
+constexpr int scale = 6;  // fewer and smaller: a sanitized run is ten times slower
 #else
 constexpr int scale = 1;
 #endif
@@ -300,7 +300,7 @@ void one_way() {
   World world(Options{});
   host::Random random{seed};
   std::vector<Step> steps;
-  for (int i = 0; i < (HOST_TSAN ? 25 : 1000); ++i) steps.push_back({{{0, 1, random.below(i % 8 ? 12000 : 120000)}}});
+  for (int i = 0; i < (HOST_TSAN ? 16 : 600); ++i) steps.push_back({{{0, 1, random.below(i % 8 ? 12000 : 120000)}}});
   run_all(world, steps, {1, 400, true});
 }
 
@@ -308,7 +308,7 @@ void both_ways() {
   World world(Options{});
   host::Random random{seed};
   std::vector<Step> steps;
-  for (int i = 0; i < (HOST_TSAN ? 15 : 600); ++i) {
+  for (int i = 0; i < (HOST_TSAN ? 8 : 300); ++i) {
     const uint64_t limit = i % 6 ? 12000 : 150000;
     steps.push_back({{{0, 1, random.below(limit)}, {1, 0, random.below(limit)}}});
   }
@@ -476,7 +476,7 @@ void tags_near(uint64_t first_tag, uint64_t first_count) {
   World world(o);
   host::Random random{seed};
   std::vector<Step> steps;
-  for (int i = 0; i < (HOST_TSAN ? 6 : 200); ++i) steps.push_back({{{0, 1, 3000 + random.below(60000)}, {1, 0, random.below(30000)}}});
+  for (int i = 0; i < (HOST_TSAN ? 4 : 100); ++i) steps.push_back({{{0, 1, 3000 + random.below(60000)}, {1, 0, random.below(30000)}}});
   run_all(world, steps, {1, 200, true});
 }
 
@@ -568,7 +568,7 @@ void abort_in_the_middle(bool bulk_copies) {
 // Random groups over 2 to 4 ranks, grids, sizes, alignments and geometries, one after the other.
 void random_groups() {
   host::Random random{seed};
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(HOST_TSAN ? 5 : 6);
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(4);
   int worlds = 0;
   do {
     Options o;
@@ -579,7 +579,7 @@ void random_groups() {
     o.bulk_slots = 1u << random.below(4);
     o.chunk = 128u << random.below(7);
     o.bulk_from = 1 + random.below(20000);
-    o.blocks_max = 1 + (uint32_t)random.below(HOST_TSAN ? 2 : 5);
+    o.blocks_max = 1 + (uint32_t)random.below(HOST_TSAN ? 1 : 5);
     o.stages = 2 * (1 + (uint32_t)random.below(4));
     o.bulk_copies = random.below(3) != 0;
     World world(o);
