@@ -163,7 +163,7 @@ struct Communicator {
   uint32_t* control;             // mapped host memory
   uint64_t control_on_device;
   WindlassMailReport* report;    // device
-  char* lists;                   // mapped host memory for operations that do not fit
+  char *lists, *lists_on_device;  // for operations that do not fit: pinned, and a copy that the kernel reads
   size_t list_used = 0;
   static constexpr size_t lists_bytes = 8 << 20;
 
@@ -216,7 +216,8 @@ struct Communicator {
     control_on_device = reinterpret_cast<uint64_t>(device);
     CU(cudaMalloc((void**)&report, sizeof *report));
     CU(cudaMemset(report, 0, sizeof *report));
-    CU(cudaHostAlloc((void**)&lists, lists_bytes, cudaHostAllocMapped));
+    CU(cudaHostAlloc((void**)&lists, lists_bytes, cudaHostAllocDefault));
+    CU(cudaMalloc((void**)&lists_on_device, lists_bytes));
     CU(cudaDeviceSynchronize());
     barrier();
   }
@@ -238,9 +239,8 @@ struct Communicator {
         list_used = 0;
       }
       memcpy(lists + list_used, operations.data(), bytes);
-      void* device;
-      CU(cudaHostGetDevicePointer(&device, lists + list_used, 0));
-      launch.operation_list = reinterpret_cast<uint64_t>(device);
+      CU(cudaMemcpyAsync(lists_on_device + list_used, lists + list_used, bytes, cudaMemcpyHostToDevice, stream));
+      launch.operation_list = reinterpret_cast<uint64_t>(lists_on_device + list_used);
       list_used += bytes;
     }
     CUlaunchConfig config_ = {};
@@ -392,7 +392,7 @@ static std::vector<Message> random_group(Random& random) {
       for (int r = 0; r < ranks; ++r) add(r, r ^ 1);
       break;
     default:
-      for (int k = 0, n = 1 + (int)random.below(random.below(12) ? 12 : 70); k < n; ++k) {
+      for (int k = 0, n = 1 + (int)random.below(random.below(12) ? 12 : 100 * ranks); k < n; ++k) {
         const int from = (int)random.below(ranks);
         add(from, (from + 1 + (int)random.below(ranks - 1)) % ranks);
       }

@@ -94,21 +94,36 @@ MAIL_DEVICE void report_job(const Group& group, const Job& job) {
   report_wait(group, channel.peer, waited_for, job.lane, job.operation, job.count, job.seen);
 }
 
-// A mover with one job, of lines: all of it in registers, nothing between two looks.
-template <class Step>
-MAIL_DEVICE void run_one(const Group& group, Job& job, Step step) {
+// Movers with one job, of lines: all of it in registers, nothing between two looks.
+struct Patience {
   uint32_t idle = 0;
-  while (job.live) {
-    if (step()) {
-      idle = 0;
-    } else {
-      pause_thread();
-      if (++idle % rounds_between_looks == 0 && any_of_warp(group.aborted())) {
-        report_job(group, job);
-        return;
-      }
-    }
+
+  // After a look in vain: shall the warp give up?
+  MAIL_DEVICE bool ends(const Group& group, const Job& job) {
+    pause_thread();
+    if (++idle % rounds_between_looks || !any_of_warp(group.aborted())) return false;
+    report_job(group, job);
+    return true;
   }
+};
+
+// The payload is on its way from memory while the warp looks for room (for the first unit: for the lane's state).
+MAIL_DEVICE void run_line_send(const Group& group, const WindlassMailChannel& channel, Job& job) {
+  while (job.live) {
+    Unit unit;
+    Piece piece;
+    load_next(group, channel, job, unit, piece);
+    Patience patience;
+    while (!has_line_room(group, channel, job))
+      if (patience.ends(group, job)) return;
+    send_loaded(group, channel, job, unit, piece);
+  }
+}
+
+MAIL_DEVICE void run_line_receive(const Group& group, const WindlassMailChannel& channel, Job& job) {
+  Patience patience;
+  while (job.live)
+    if (!step_line_receive(group, channel, job) && patience.ends(group, job)) return;
 }
 
 // A mover with several jobs takes them in turn and never stays with one that cannot move.
@@ -147,9 +162,9 @@ MAIL_DEVICE void run_mover(const Group& group, const BulkBlock& block, uint32_t 
   if (group.launch.jobs_per_warp == 0) {
     const WindlassMailChannel channel = group.channel(job.channel);
     if (job.kind == job_line_send)
-      run_one(group, job, [&] { return step_line_send(group, channel, job); });
+      run_line_send(group, channel, job);
     else
-      run_one(group, job, [&] { return step_line_receive(group, channel, job); });
+      run_line_receive(group, channel, job);
     return;
   }
   uint32_t count = 0;

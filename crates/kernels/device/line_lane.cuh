@@ -23,30 +23,42 @@ MAIL_DEVICE void begin_line_job(const Group& group, const WindlassMailChannel& c
   const uint64_t progress = channel.line_progress + job.lane * WINDLASS_PROGRESS_STRIDE;
   const uint64_t credit = channel.line_credit + job.lane * WINDLASS_LINE_WORD_STRIDE;
   job.count = load_own_word(progress);
-  // Read now, beside the progress word, so that a sender need not wait for it a moment later. One thread's value for
-  // all: threads that see different credits would part ways at the next vote.
-  job.seen = job.kind == job_line_send ? from_first_lane(load_word_relaxed(credit)) : 0;
+  // Read now, beside the progress word, so that a sender need not wait for it a moment later.
+  job.seen = job.kind == job_line_send ? load_word_relaxed(credit) : 0;
   Piece piece;
   job.live = find_piece(group, channel, false, job.lane, job.operation, job.step, piece);
 }
 
-// True if a unit was moved.
-MAIL_DEVICE bool step_line_send(const Group& group, const WindlassMailChannel& channel, Job& job) {
+// May the next unit go? One thread's value of the credit for all: threads that see different credits would part ways.
+MAIL_DEVICE bool has_line_room(const Group& group, const WindlassMailChannel& channel, Job& job) {
   const uint64_t slots = group.geometry().line_slots;
-  if (job.count - job.seen >= slots) {
-    // Relaxed is enough here: the stores that follow depend on the branch, and the receiver's loads had returned before it
-    // gave the credit.
-    job.seen = from_first_lane(load_word_relaxed(channel.line_credit + job.lane * WINDLASS_LINE_WORD_STRIDE));
-    if (job.count - job.seen >= slots) return false;
-  }
-  Piece piece;
+  job.seen = from_first_lane(job.seen);
+  if (job.count - job.seen < slots) return true;
+  // Relaxed is enough here: the stores that follow depend on the branch, and the receiver's loads had returned before it
+  // gave the credit.
+  job.seen = from_first_lane(load_word_relaxed(channel.line_credit + job.lane * WINDLASS_LINE_WORD_STRIDE));
+  return job.count - job.seen < slots;
+}
+
+MAIL_DEVICE void load_next(const Group& group, const WindlassMailChannel& channel, Job& job, Unit& unit, Piece& piece) {
   find_piece(group, channel, false, job.lane, job.operation, job.step, piece);
-  Unit unit;
   load_payload(unit, reinterpret_cast<const char*>(piece.address + piece.offset), piece.bytes, access_width(piece.address));
+}
+
+MAIL_DEVICE void send_loaded(const Group& group, const WindlassMailChannel& channel, Job& job, const Unit& unit, Piece& piece) {
   send_unit(line_slot(group, channel, job), unit, piece.bytes, group.geometry().first_tag + job.count);
   ++job.count;
   ++job.step;
   if (!find_piece(group, channel, false, job.lane, job.operation, job.step, piece)) end_line_job(channel, job);
+}
+
+// True if a unit was moved.
+MAIL_DEVICE bool step_line_send(const Group& group, const WindlassMailChannel& channel, Job& job) {
+  if (!has_line_room(group, channel, job)) return false;
+  Unit unit;
+  Piece piece;
+  load_next(group, channel, job, unit, piece);
+  send_loaded(group, channel, job, unit, piece);
   return true;
 }
 
