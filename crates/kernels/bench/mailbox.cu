@@ -134,7 +134,7 @@ struct Kernel {
   CUfunction function;
   bool bulk_copies;
 };
-static bool trimmed_parameters = true;
+static bool trimmed_parameters = true, trimmed_parameters_work = true;
 
 static std::vector<char> contents(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
@@ -230,6 +230,11 @@ struct Communicator {
     const MailLimits limits{blocks_max, kernel.bulk_copies, config.stages, 220u << 10};
     const MailShape shape = mail_arrange(calls.data(), calls.size(), peers.data(), peers.size(), own, limits, launch, operations);
     if (!shape.blocks) return;
+    if (shape.blocks == mail_refused) {
+      fprintf(stderr, "too many lanes for %u blocks\n", blocks_max);
+      shared->failed = 1;
+      _exit(1);
+    }
     launch.control = control_on_device;
     launch.report = reinterpret_cast<uint64_t>(report);
     if (shape.lists_operations) {
@@ -250,7 +255,7 @@ struct Communicator {
     config_.hStream = stream;
     CUlaunchAttribute attributes[2];
     unsigned count = 0;
-    if (shape.cluster > 1) {
+    if (shape.cluster > 1 && kernel.bulk_copies) {
       attributes[count].id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
       attributes[count].value.clusterDim = {shape.cluster, 1, 1};
       ++count;
@@ -263,11 +268,12 @@ struct Communicator {
     if (trimmed_parameters) {
       size_t bytes = shape.parameter_bytes;
       void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, &launch, CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes, CU_LAUNCH_PARAM_END};
-      CU(cuLaunchKernelEx(&config_, kernel.function, nullptr, extra));
-    } else {
-      void* parameters[] = {&launch};
-      CU(cuLaunchKernelEx(&config_, kernel.function, parameters, nullptr));
+      if (cuLaunchKernelEx(&config_, kernel.function, nullptr, extra) == CUDA_SUCCESS) return;
+      fprintf(stderr, "rank %d: this driver wants all parameters\n", rank);
+      trimmed_parameters = trimmed_parameters_work = false;
     }
+    void* parameters[] = {&launch};
+    CU(cuLaunchKernelEx(&config_, kernel.function, parameters, nullptr));
   }
 };
 static Communicator communicators[3];
@@ -423,7 +429,7 @@ static Verdict verify(const Kernel& kernel, double seconds, uint64_t seed, int c
       const Placed placed = place(messages, where, streams[where]);
       if (local.below(4) == 0) linger<<<1, 1, 0, streams[where]>>>((long long)local.below(60000));
       const uint32_t grids[] = {1, 2, 3, 4, 8, 13, 16, 24, 32, 32, 32, 32};
-      communicators[where].group(kernel, placed.calls, streams[where], grids[local.below(12)], bulk_from);
+      communicators[where].group(kernel, placed.calls, streams[where], std::max(grids[local.below(12)], ranks > 4 ? 4u : 1u), bulk_from);
       check_placed(placed, streams[where]);
       verdict.operations += placed.calls.size();
       ++verdict.groups;
@@ -609,7 +615,7 @@ static void times(const Kernel& kernel) {
         for (int which = 0; which < 2; ++which) bulk[which] = microseconds([&] { communicators[which].group(kernel, calls, streams[0], 32, 1); }, bytes);
       trimmed_parameters = false;
       const double full = bytes <= 65536 ? microseconds([&] { communicators[0].group(kernel, calls, streams[0], 32, never); }, bytes) : 0;
-      trimmed_parameters = true;
+      trimmed_parameters = trimmed_parameters_work;
       say("%10s %9.1f %9.1f %9.1f %9.1f %9.1f\n", size_name(bytes), theirs, lines, bulk[0], bulk[1], full);
     }
   }

@@ -27,7 +27,7 @@ struct MailLimits {
 };
 
 struct MailShape {
-  uint32_t blocks;  // 0: nothing to launch
+  uint32_t blocks;  // 0: nothing to launch; mail_refused: the grid is too small for so many lanes
   uint32_t threads;
   uint32_t shared_bytes;
   uint32_t cluster;          // blocks of a cluster; 1: no attribute
@@ -35,6 +35,7 @@ struct MailShape {
   uint32_t lists_operations; // the operations did not fit: place them and set operation_list
 };
 
+constexpr uint32_t mail_refused = ~0u;
 constexpr uint32_t mail_role_warps = 8;    // movers of a block for one direction of lines, if the other has lines too
 constexpr uint32_t mail_bulk_movers = 16;
 
@@ -122,6 +123,11 @@ inline MailShape mail_arrange(const MailCall* calls, size_t count, const MailPee
       if (channels[i].active_bulk_lanes) channels[i].flags |= WINDLASS_CHANNEL_ORDINARY_STORES;
     launch.jobs_per_warp = jobs();
     shape.shared_bytes = windlass_shared_layout(launch, blocks).total;
+  }
+  if (shape.shared_bytes > limits.shared_bytes_max) {
+    shape = {};
+    shape.blocks = mail_refused;
+    return shape;
   }
   shape.blocks = blocks;
   shape.threads = 32 * (launch.movers + (bulk ? WINDLASS_BULK_SERVICE_WARPS : 0));

@@ -109,6 +109,7 @@ struct World {
     own.rank = rank;
     const MailShape shape = mail_arrange(calls.data(), calls.size(), peers[rank].data(), peers[rank].size(), own, limits, launch, operations);
     if (shape.blocks == 0) return;
+    expect(shape.blocks != mail_refused, "too many lanes");
     launch.control = reinterpret_cast<uint64_t>(&control);
     launch.report = reinterpret_cast<uint64_t>(&reports[rank]);
     if (shape.lists_operations) launch.operation_list = reinterpret_cast<uint64_t>(operations.data());

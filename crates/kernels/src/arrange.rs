@@ -72,7 +72,7 @@ pub struct Shape {
     pub threads: u32,
     /// Dynamic shared memory of a block.
     pub shared_bytes: u32,
-    /// Blocks of a cluster; 1: launch without the attribute.
+    /// Blocks of a cluster, where the device has clusters (9.0 and newer); 1: launch without the attribute.
     pub cluster: u32,
     /// The part of the launch to hand over.
     pub parameter_bytes: u32,
@@ -86,9 +86,15 @@ const BULK_MOVERS: u32 = 16;
 /// Blocks of a cluster. Without clusters the first blocks crowd on one part of the GPU and starve its links.
 const CLUSTER: u32 = 4;
 
-/// More channels than the launch holds: more peers than a host has.
+/// Why a group cannot be arranged. Neither happens in a communicator whose largest group was tried at birth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TooManyPeers;
+pub enum Refusal {
+    /// More channels (49) than the launch holds: more peers than a host has.
+    TooManyPeers,
+    /// A block cannot keep the state of all the lanes that it must serve: the grid is too small for the geometry. With
+    /// [`Geometry::recommended`] for the same number of blocks, or with 4 blocks and more, 8 ranks fit.
+    TooManyLanes,
+}
 
 /// Lanes that a message of this many bytes uses, in pieces of a unit's or a chunk's size.
 pub fn lanes_of(bytes: u64, piece_bytes: u64, lanes: u32) -> u32 {
@@ -100,7 +106,7 @@ pub fn lanes_of(bytes: u64, piece_bytes: u64, lanes: u32) -> u32 {
 /// unless the shape says that they did not fit.
 ///
 /// # Errors
-/// More than 49 channels, which no host has.
+/// See [`Refusal`].
 pub fn arrange(
     calls: &[Call],
     peers: &[Peer],
@@ -108,7 +114,7 @@ pub fn arrange(
     limits: &Limits,
     launch: &mut Launch,
     operations: &mut Vec<Operation>,
-) -> Result<Shape, TooManyPeers> {
+) -> Result<Shape, Refusal> {
     *launch = Launch { geometry: *geometry, ..Launch::default() };
     operations.clear();
     let mut channels = 0;
@@ -154,6 +160,9 @@ pub fn arrange(
         launch.stages = 0;
         send_by_ordinary_stores(launch);
         launch.jobs_per_warp = jobs_per_warp(launch, blocks, true);
+    }
+    if shared_bytes(launch, blocks) > limits.shared_bytes_max {
+        return Err(Refusal::TooManyLanes);
     }
 
     let channel_words = channels * CHANNEL_WORDS;
@@ -221,14 +230,13 @@ fn channel<'a>(
     (channel.operations > 0).then_some(found)
 }
 
-fn add(
-    launch: &mut Launch,
-    index: usize,
-    channel: &Channel,
-    direction: Direction,
-) -> Result<(), TooManyPeers> {
+fn add(launch: &mut Launch, index: usize, channel: &Channel, direction: Direction) -> Result<(), Refusal> {
     let at = index * CHANNEL_WORDS;
-    launch.storage.get_mut(at..at + CHANNEL_WORDS).ok_or(TooManyPeers)?.copy_from_slice(&channel.words());
+    launch
+        .storage
+        .get_mut(at..at + CHANNEL_WORDS)
+        .ok_or(Refusal::TooManyPeers)?
+        .copy_from_slice(&channel.words());
     let (count, line_lanes, bulk_lanes) = match direction {
         Direction::Send => {
             (&mut launch.send_channels, &mut launch.line_send_lanes, &mut launch.bulk_send_lanes)
@@ -386,12 +394,33 @@ mod tests {
         assert_eq!((shape.lists_operations, shape.parameter_bytes), (true, 128 + 2 * 80));
     }
 
+    /// The largest group of 8 ranks fits at every grid for which the geometry was made, and is refused where not.
+    #[test]
+    fn largest_groups() {
+        let peers = vec![Peer::default(); 7];
+        let both = |bytes: u64, p: u32| [call(bytes, p, Direction::Send), call(bytes, p, Direction::Receive)];
+        let calls: Vec<Call> = (0..7).flat_map(|p| [both(4 << 20, p), both(64 << 20, p)].concat()).collect();
+        let refusal = |geometry: &Geometry, blocks_max: u32| {
+            let limits = Limits { blocks_max, ..LIMITS };
+            arrange(&calls, &peers, geometry, &limits, &mut Launch::default(), &mut Vec::new()).err()
+        };
+        for blocks_max in 1..=32 {
+            assert_eq!(
+                refusal(&Geometry::recommended(blocks_max, 0), blocks_max),
+                None,
+                "{blocks_max} blocks"
+            );
+        }
+        assert_eq!(refusal(&Geometry::recommended(32, 0), 1), Some(Refusal::TooManyLanes));
+        assert_eq!(refusal(&Geometry::recommended(32, 0), 4), None);
+    }
+
     /// More peers than fit are refused.
     #[test]
     fn too_many_peers() {
         let peers = vec![Peer::default(); 60];
         let calls: Vec<Call> = (0..60).map(|peer| call(1, peer, Direction::Send)).collect();
         let answer = arrange(&calls, &peers, &GEOMETRY, &LIMITS, &mut Launch::default(), &mut Vec::new());
-        assert_eq!(answer, Err(TooManyPeers));
+        assert_eq!(answer, Err(Refusal::TooManyPeers));
     }
 }

@@ -49,6 +49,25 @@ pub struct Geometry {
 }
 
 impl Geometry {
+    /// The measured geometry for grids of at most this many blocks (equal on all ranks: the least of their limits):
+    /// per directed pair 4 MiB of line ring and 16 MiB of bulk ring, whatever the number of lanes.
+    pub fn recommended(blocks_max: u32, rank: u32) -> Geometry {
+        let bulk_lanes = blocks_max.clamp(1, 32);
+        let line_lanes = 8 * bulk_lanes;
+        let bulk_chunk_bytes = 16 << 10;
+        let slots = |ring_bytes: u32, lane_bytes: u32| 1 << (ring_bytes / lane_bytes).ilog2();
+        Geometry {
+            first_tag: 1,
+            bulk_from_bytes: 12 << 20,
+            line_lanes,
+            line_slots: slots(4 << 20, line_lanes * UNIT_SLOT_BYTES),
+            bulk_lanes,
+            bulk_slots: slots(16 << 20, bulk_lanes * bulk_chunk_bytes),
+            bulk_chunk_bytes,
+            rank,
+        }
+    }
+
     /// Bytes of the line ring of one directed pair, in the receiver's arena.
     pub fn line_ring_bytes(&self) -> u64 {
         u64::from(self.line_lanes) * u64::from(self.line_slots) * u64::from(UNIT_SLOT_BYTES)
