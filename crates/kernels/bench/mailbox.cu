@@ -1,7 +1,7 @@
 // Mailboxes on GPUs: verifies random groups bitwise, then times them against NCCL in the same run. One process a GPU,
 // arenas mapped by CUDA IPC. The kernel is the committed one: it is loaded from compiled/, as the product does.
 //
-//   nvcc -arch=sm_90 -std=c++17 -O3 mailbox.cu -o mailbox -lcuda -ldl -lpthread
+//   nvcc -arch=sm_90 -std=c++17 -O3 mailbox.cu -o mailbox -ldl -lpthread
 //   mailbox FOLDER_OF_COMPILED [SECONDS_OF_VERIFICATION] [SEED]       NCCL_LIBRARY: path of libnccl.so.2
 //
 // Prints the verdict first, then tables; the same into $OUT/mailbox.txt.
@@ -130,6 +130,24 @@ __global__ void linger(long long nanoseconds) {
 static int grid_for(size_t bytes) { return (int)std::min<size_t>(64, bytes / 4096 + 1); }
 
 // --- the kernel ------------------------------------------------------------------------------------------------------------
+// Of the driver, found at run time: nothing to link with.
+static struct {
+  decltype(&cuModuleLoadData) load;
+  decltype(&cuModuleGetFunction) get_function;
+  decltype(&cuFuncSetAttribute) set_attribute;
+  decltype(&cuLaunchKernelEx) launch;
+} driver;
+static bool open_driver() {
+  void* library = dlopen("libcuda.so.1", RTLD_NOW);
+  if (!library) return false;
+  const auto find = [&](auto& function, const char* name) {
+    function = reinterpret_cast<std::decay_t<decltype(function)>>(dlsym(library, name));
+    return function != nullptr;
+  };
+  return find(driver.load, "cuModuleLoadData") && find(driver.get_function, "cuModuleGetFunction") &&
+         find(driver.set_attribute, "cuFuncSetAttribute") && find(driver.launch, "cuLaunchKernelEx");
+}
+
 struct Kernel {
   CUfunction function;
   bool bulk_copies;
@@ -145,9 +163,9 @@ static std::vector<char> contents(const std::string& path) {
 static bool load_kernel(const std::string& path, bool bulk_copies, Kernel& kernel) {
   CUmodule module;
   const auto bytes = contents(path);
-  if (bytes.size() < 2 || cuModuleLoadData(&module, bytes.data())) return false;
-  CU(cuModuleGetFunction(&kernel.function, module, WINDLASS_MAIL_KERNEL));
-  CU(cuFuncSetAttribute(kernel.function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 220 << 10));
+  if (bytes.size() < 2 || driver.load(&module, bytes.data())) return false;
+  CU(driver.get_function(&kernel.function, module, WINDLASS_MAIL_KERNEL));
+  CU(driver.set_attribute(kernel.function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 220 << 10));
   kernel.bulk_copies = bulk_copies;
   return true;
 }
@@ -268,12 +286,12 @@ struct Communicator {
     if (trimmed_parameters) {
       size_t bytes = shape.parameter_bytes;
       void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, &launch, CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes, CU_LAUNCH_PARAM_END};
-      if (cuLaunchKernelEx(&config_, kernel.function, nullptr, extra) == CUDA_SUCCESS) return;
+      if (driver.launch(&config_, kernel.function, nullptr, extra) == CUDA_SUCCESS) return;
       fprintf(stderr, "rank %d: this driver wants all parameters\n", rank);
       trimmed_parameters = trimmed_parameters_work = false;
     }
     void* parameters[] = {&launch};
-    CU(cuLaunchKernelEx(&config_, kernel.function, parameters, nullptr));
+    CU(driver.launch(&config_, kernel.function, parameters, nullptr));
   }
 };
 static Communicator communicators[3];
@@ -738,9 +756,15 @@ int main(int count, char** arguments) {
   CU(cudaMemset(bad, 0, 8));
 
   Kernel cubin, newer, older;
+  if (!open_driver()) {
+    say("no driver\n");
+    shared->failed = 1;
+    _exit(1);
+  }
   if (!load_kernel(folder + "/mailbox.sm_90.cubin", true, cubin)) {
     say("no kernel in %s\n", folder.c_str());
-    return 1;
+    shared->failed = 1;
+    _exit(1);
   }
   const bool has_newer = load_kernel(folder + "/mailbox.compute_90.ptx", true, newer);
   const bool has_older = load_kernel(folder + "/mailbox.compute_80.ptx", false, older);
