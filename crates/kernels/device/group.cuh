@@ -122,8 +122,10 @@ MAIL_DEVICE void run_line_send(const Group& group, const WindlassMailChannel& ch
 
 MAIL_DEVICE void run_line_receive(const Group& group, const WindlassMailChannel& channel, Job& job) {
   Patience patience;
+  Piece piece;
+  find_piece(group, channel, false, job.lane, job.operation, job.step, piece);
   while (job.live)
-    if (!step_line_receive(group, channel, job) && patience.ends(group, job)) return;
+    if (!receive_found(group, channel, job, piece) && patience.ends(group, job)) return;
 }
 
 // A mover with several jobs takes them in turn and never stays with one that cannot move.

@@ -62,14 +62,14 @@ MAIL_DEVICE bool step_line_send(const Group& group, const WindlassMailChannel& c
   return true;
 }
 
-MAIL_DEVICE bool step_line_receive(const Group& group, const WindlassMailChannel& channel, Job& job) {
-  Piece piece, next;
-  find_piece(group, channel, false, job.lane, job.operation, job.step, piece);
+// One look at `piece`, the job's next. True if it was there; then `piece` is the one after it.
+MAIL_DEVICE bool receive_found(const Group& group, const WindlassMailChannel& channel, Job& job, Piece& piece) {
   Unit unit;
   if (!receive_unit(unit, line_slot(group, channel, job), piece.bytes, group.geometry().first_tag + job.count)) return false;
+  const Piece here = piece;
   ++job.count;
   ++job.step;
-  const bool last = !find_piece(group, channel, false, job.lane, job.operation, job.step, next);
+  const bool last = !find_piece(group, channel, false, job.lane, job.operation, job.step, piece);
   // Credit may go out before the payload is stored: the vote over the tags has waited for the loads of the whole warp.
   // Not for each unit, as a sender seldom waits for the newest; always for the last, as the next group may be far away.
   const uint32_t slots = group.geometry().line_slots;
@@ -78,7 +78,13 @@ MAIL_DEVICE bool step_line_receive(const Group& group, const WindlassMailChannel
     sync_warp();
     if (lane_index() == 0) store_word(channel.line_credit + job.lane * WINDLASS_LINE_WORD_STRIDE, job.count);
   }
-  store_payload(reinterpret_cast<char*>(piece.address + piece.offset), unit, piece.bytes, access_width(piece.address));
+  store_payload(reinterpret_cast<char*>(here.address + here.offset), unit, here.bytes, access_width(here.address));
   if (last) end_line_job(channel, job);
   return true;
+}
+
+MAIL_DEVICE bool step_line_receive(const Group& group, const WindlassMailChannel& channel, Job& job) {
+  Piece piece;
+  find_piece(group, channel, false, job.lane, job.operation, job.step, piece);
+  return receive_found(group, channel, job, piece);
 }

@@ -18,44 +18,35 @@ MAIL_DEVICE uint32_t payload_offset(int group) {
   return (uint32_t)(group / 2) * WINDLASS_HALF_UNIT_PAYLOAD_BYTES + 16 * (group & 1 ? 32 + lane - lane / 8 : lane);
 }
 
-// `bytes`: 1 to WINDLASS_UNIT_PAYLOAD_BYTES, the part of the message that this unit carries.
+// `bytes`: 1 to WINDLASS_UNIT_PAYLOAD_BYTES, the part of the message that this unit carries. Whole vectors first, all in flight
+// at once; then, if there is one, the vector that the message does not fill.
 MAIL_DEVICE void load_payload(Unit& unit, const char* from, uint32_t bytes, uint32_t width) {
-  if (width == 16 && bytes == WINDLASS_UNIT_PAYLOAD_BYTES) {
-    MAIL_UNROLL
-    for (int group = 0; group < unit_groups; ++group) {
-      unit[group] = Vector{0, 0};
-      if (holds_payload(group)) unit[group] = load_input(from + payload_offset(group));
-    }
-    return;
+  const uint32_t whole = width == 16 ? bytes & ~15u : 0;
+  MAIL_UNROLL
+  for (int group = 0; group < unit_groups; ++group) {
+    unit[group] = Vector{0, 0};
+    if (holds_payload(group) && payload_offset(group) < whole) unit[group] = load_input(from + payload_offset(group));
   }
+  if (whole == bytes) return;
   MAIL_UNROLL
   for (int group = 0; group < unit_groups; ++group) {
     const uint32_t at = payload_offset(group);
-    unit[group] = Vector{0, 0};
-    if (holds_payload(group) && at < bytes) {
-      const uint32_t here = bytes - at < 16 ? bytes - at : 16;
-      unit[group] = width == 16 && here == 16 ? load_input(from + at) : load_narrow(from + at, here, width);
-    }
+    if (holds_payload(group) && at >= whole && at < bytes)
+      unit[group] = load_narrow(from + at, bytes - at < 16 ? bytes - at : 16, width);
   }
 }
 
 MAIL_DEVICE void store_payload(char* to, const Unit& unit, uint32_t bytes, uint32_t width) {
-  if (width == 16 && bytes == WINDLASS_UNIT_PAYLOAD_BYTES) {
-    MAIL_UNROLL
-    for (int group = 0; group < unit_groups; ++group)
-      if (holds_payload(group)) store_output(to + payload_offset(group), unit[group]);
-    return;
-  }
+  const uint32_t whole = width == 16 ? bytes & ~15u : 0;
+  MAIL_UNROLL
+  for (int group = 0; group < unit_groups; ++group)
+    if (holds_payload(group) && payload_offset(group) < whole) store_output(to + payload_offset(group), unit[group]);
+  if (whole == bytes) return;
   MAIL_UNROLL
   for (int group = 0; group < unit_groups; ++group) {
     const uint32_t at = payload_offset(group);
-    if (holds_payload(group) && at < bytes) {
-      const uint32_t here = bytes - at < 16 ? bytes - at : 16;
-      if (width == 16 && here == 16)
-        store_output(to + at, unit[group]);
-      else
-        store_narrow(to + at, unit[group], here, width);
-    }
+    if (holds_payload(group) && at >= whole && at < bytes)
+      store_narrow(to + at, unit[group], bytes - at < 16 ? bytes - at : 16, width);
   }
 }
 

@@ -494,6 +494,7 @@ inline uint64_t load_word_acquire(uint64_t address) {
 inline uint64_t load_word_relaxed(uint64_t address) { return load_word_acquire(address); }
 inline void store_word(uint64_t address, uint64_t value) {
   host::current->delay();
+  host::current->moved();
   // Words only grow: one that steps back has two writers.
   if (__atomic_load_n(reinterpret_cast<uint64_t*>(address), __ATOMIC_RELAXED) > value) std::abort();
   __atomic_store_n(reinterpret_cast<uint64_t*>(address), value, __ATOMIC_RELEASE);
@@ -535,6 +536,7 @@ inline void bulk_load(char* stage, const char* from, uint32_t bytes, Barrier* ba
       std::fprintf(stderr, "a stage is loaded again before its store has read it\n");
       std::abort();
     }
+  host::current->moved();
   host::current->loads.push_back({stage, from, bytes, barrier});
 }
 inline bool barrier_passed(Barrier* barrier, uint32_t parity) {
