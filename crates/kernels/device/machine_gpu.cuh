@@ -3,7 +3,8 @@
 #include <cuda_runtime.h>
 
 #define MAIL_DEVICE __device__ __forceinline__
-#define MAIL_DEVICE_FUNCTION static __device__ __noinline__
+// Inline, so that its name does not depend on the path of the source.
+#define MAIL_DEVICE_FUNCTION inline __device__ __noinline__
 #define MAIL_UNROLL _Pragma("unroll")
 #define MAIL_NO_UNROLL _Pragma("unroll 1")
 
