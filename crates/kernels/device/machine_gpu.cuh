@@ -52,19 +52,35 @@ MAIL_DEVICE void store_piece(char* to, Piece piece) {
   *reinterpret_cast<volatile Piece*>(to) = piece;
 }
 
-// Lines.
-MAIL_DEVICE void store_line(char* to, Vector v) {
-  asm volatile("st.volatile.global.v2.u64 [%0],{%1,%2};" ::"l"(to), "l"(v.x), "l"(v.y) : "memory");
+// Lines. The caller has just called sync_warp: a line is stored, or loaded, by one instruction of the whole warp or not at all
+// as a line. One block of assembly, so that nothing that could part the warp comes between.
+MAIL_DEVICE void store_half(char* to, Vector first, Vector second) {
+  asm volatile(
+      "st.volatile.global.v2.u64 [%0],{%1,%2};\n\t"
+      "st.volatile.global.v2.u64 [%0+512],{%3,%4};" ::"l"(to),
+      "l"(first.x), "l"(first.y), "l"(second.x), "l"(second.y)
+      : "memory");
 }
 // `groups` loads in flight at once, then the tags are looked at: true if every line read here carries `tag`.
 template <int groups>
 MAIL_DEVICE bool load_lines(Vector* v, const char* from, uint64_t tag) {
-  MAIL_UNROLL
-  for (int group = 0; group < groups; ++group)
-    asm volatile("ld.volatile.global.v2.u64 {%0,%1},[%2];"
-                 : "=l"(v[group].x), "=l"(v[group].y)
-                 : "l"(from + group * 512)
-                 : "memory");
+  if (groups == 4)
+    asm volatile(
+        "ld.volatile.global.v2.u64 {%0,%1},[%8];\n\t"
+        "ld.volatile.global.v2.u64 {%2,%3},[%8+512];\n\t"
+        "ld.volatile.global.v2.u64 {%4,%5},[%8+1024];\n\t"
+        "ld.volatile.global.v2.u64 {%6,%7},[%8+1536];"
+        : "=&l"(v[0].x), "=&l"(v[0].y), "=&l"(v[1].x), "=&l"(v[1].y), "=&l"(v[2].x), "=&l"(v[2].y), "=&l"(v[3].x),
+          "=&l"(v[3].y)
+        : "l"(from)
+        : "memory");
+  else
+    asm volatile(
+        "ld.volatile.global.v2.u64 {%0,%1},[%4];\n\t"
+        "ld.volatile.global.v2.u64 {%2,%3},[%4+512];"
+        : "=&l"(v[0].x), "=&l"(v[0].y), "=&l"(v[1].x), "=&l"(v[1].y)
+        : "l"(from)
+        : "memory");
   bool there = true;
   if ((lane_index() & 7) == 7) {
     MAIL_UNROLL

@@ -63,14 +63,20 @@ MAIL_DEVICE void send_unit(char* slot, const Unit& unit, uint32_t bytes, uint64_
       second = Vector{first.y, tag};
       first.y = tag;
     }
-    store_line(own + (2 * half) * 512, first);
-    store_line(own + (2 * half + 1) * 512, second);
+    // Race: threads that have just gone different ways (narrow loads, above all) need not run together again by
+    // themselves. Then a keeper stores its tag before its neighbours their payload, and the receiver takes what the slot
+    // had before. Seen on H200: wrong bytes in every message with a tail or at an odd address; votes and shuffles before
+    // do not help.
+    sync_warp();
+    store_half(own + half * 1024, first, second);
   }
 }
 
 // One look: true if the whole unit with this tag is there, and then `unit` is its payload.
 MAIL_DEVICE bool receive_unit(Unit& unit, const char* slot, uint32_t bytes, uint64_t tag) {
   const char* const own = slot + lane_index() * 16;
+  // The same race on this side (narrow stores of the unit before): payload loaded early, its keeper's tag late.
+  sync_warp();
   const bool there = uses_second_half(bytes) ? load_lines<4>(unit, own, tag) : load_lines<2>(unit, own, tag);
   if (there && keeps_line()) {
     unit[0].y = unit[1].x;

@@ -2,10 +2,12 @@
 // Every operation may be followed by a random delay.
 //
 // What is modelled, and how it is weaker or stronger than a GPU:
-//  - store_line: the payload first, then (after the warp has met) the tag words, with release. load_lines: the tag words
-//    with acquire, and only if they match the payload. So payload and tag are 8-byte accesses with nothing between them
-//    but the order that LL128 claims of a GPU: who finds the tag finds the payload written with it. Lines of a unit may
-//    arrive one by one.
+//  - store_half directly after sync_warp: the payload first, then (after the warp has met) the tag words, with release.
+//    load_lines directly after sync_warp: the tag words with acquire, and only if they match the payload. So payload and
+//    tag are 8-byte accesses with nothing between them but the order that LL128 claims of a GPU: who finds the tag
+//    finds the payload written with it. Lines of a unit may arrive one by one.
+//    Without sync_warp directly before (memory operations, votes and shuffles end its effect) the warp counts as parted:
+//    every lane stores or loads its 16 bytes in its own time, and tags may be seen before payload.
 //  - Slots and user buffers are ordinary memory: with ThreadSanitizer, any overwriting of a slot that is still read,
 //    or reading of one not yet announced, is a data race and reported.
 //  - Words that the GPU reads relaxed are acquired here, stores released: there the order comes from loads that have
@@ -181,6 +183,7 @@ struct Warp {
   uint64_t values[32] = {};
   Random random{0};
   uint32_t idle = 0;  // pauses since something moved
+  bool together[32] = {};  // since its last sync_warp this lane has done nothing that could part the warp
 
   Block* block = nullptr;
   uint32_t index = 0;
@@ -285,6 +288,7 @@ struct Warp {
   // Two meetings: values are read before anyone writes the next ones.
   template <class Result>
   HOST_QUIET Result exchange(uint64_t value, Result (*combine)(const uint64_t*)) {
+    part();
     values[lane] = value;
     meet();
     const Result result = combine(values);
@@ -303,6 +307,14 @@ struct Warp {
       std::this_thread::sleep_for(std::chrono::microseconds(HOST_TSAN ? 300 : 30));
   }
   HOST_QUIET void moved() { idle = 0; }
+  HOST_QUIET void part() { together[lane] = false; }
+  HOST_QUIET void join() { together[lane] = true; }
+  HOST_QUIET bool is_together() { return together[lane]; }
+  // A parted warp: this lane goes on some time before or after the others.
+  HOST_QUIET void straggle() {
+    for (uint64_t turns = random.below(3); turns; --turns) yield();
+    if (random.below(16) == 0) sched_yield();
+  }
 
   HOST_QUIET void delay() {
     const uint32_t rarity = delay_rarity.load(std::memory_order_relaxed);
@@ -415,7 +427,10 @@ HOST_QUIET inline char* shared_memory() {
   return reinterpret_cast<char*>((reinterpret_cast<uint64_t>(host::current->block->memory.data()) + 127) & ~127ull);
 }
 
-inline void sync_warp() { host::current->meet(); }
+inline void sync_warp() {
+  host::current->meet();
+  host::current->join();
+}
 inline bool all_of_warp(bool value) {
   return host::current->exchange<bool>(value, [](const uint64_t* values) {
     for (int i = 0; i < 32; ++i)
@@ -443,42 +458,61 @@ inline void sync_block() {
 }
 inline void pause_thread() { host::current->pause(); }
 
-inline Vector load_input(const char* from) { return *reinterpret_cast<const Vector*>(from); }
-inline void store_output(char* to, Vector v) { *reinterpret_cast<Vector*>(to) = v; }
+inline Vector load_input(const char* from) {
+  host::current->part();
+  return *reinterpret_cast<const Vector*>(from);
+}
+inline void store_output(char* to, Vector v) {
+  host::current->part();
+  *reinterpret_cast<Vector*>(to) = v;
+}
 template <class Piece>
 inline Piece load_piece(const char* from) {
+  host::current->part();
   if (reinterpret_cast<uint64_t>(from) % sizeof(Piece)) std::abort();
   return *reinterpret_cast<const Piece*>(from);
 }
 template <class Piece>
 inline void store_piece(char* to, Piece piece) {
+  host::current->part();
   if (reinterpret_cast<uint64_t>(to) % sizeof(Piece)) std::abort();
   *reinterpret_cast<Piece*>(to) = piece;
 }
 
-inline void store_line(char* to, Vector v) {
-  auto* words = reinterpret_cast<uint64_t*>(to);
+inline void store_half(char* to, Vector first, Vector second) {
   const bool keeper = (lane_index() & 7) == 7;
+  const bool together = host::current->is_together();
   host::current->moved();
-  words[0] = v.x;
-  if (!keeper) words[1] = v.y;
-  sync_warp();
-  host::current->delay();
-  if (keeper) __atomic_store_n(words + 1, v.y, __ATOMIC_RELEASE);
+  for (Vector v : {first, second}) {
+    auto* words = reinterpret_cast<uint64_t*>(to);
+    if (!together) host::current->straggle();
+    words[0] = v.x;
+    if (!keeper) words[1] = v.y;
+    if (together) host::current->meet();
+    host::current->delay();
+    if (keeper) __atomic_store_n(words + 1, v.y, __ATOMIC_RELEASE);
+    to += 512;
+  }
 }
 template <int groups>
 inline bool load_lines(Vector* v, const char* from, uint64_t tag) {
   const bool keeper = (lane_index() & 7) == 7;
+  const bool together = host::current->is_together();
+  const auto words = [&](int group) { return reinterpret_cast<const uint64_t*>(from + group * 512); };
+  const auto load_payload_words = [&] {
+    for (int group = 0; group < groups; ++group) v[group] = Vector{words(group)[0], keeper ? tag : words(group)[1]};
+  };
   bool there = true;
+  if (!together) {
+    host::current->straggle();
+    load_payload_words();
+  }
   for (int group = 0; keeper && group < groups; ++group)
-    there &= __atomic_load_n(reinterpret_cast<const uint64_t*>(from + group * 512 + 8), __ATOMIC_ACQUIRE) == tag;
+    there &= __atomic_load_n(words(group) + 1, __ATOMIC_ACQUIRE) == tag;
   host::current->delay();
   if (!all_of_warp(there)) return false;
   host::current->moved();
-  for (int group = 0; group < groups; ++group) {
-    const auto* words = reinterpret_cast<const uint64_t*>(from + group * 512);
-    v[group] = Vector{words[0], keeper ? tag : words[1]};
-  }
+  if (together) load_payload_words();
   return true;
 }
 
