@@ -113,13 +113,21 @@ __global__ void fill(uint8_t* data, size_t bytes, uint64_t id) {
   for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < bytes; i += (size_t)gridDim.x * blockDim.x) data[i] = expected_byte(id, i);
 }
 // Also the margins before and after.
-__global__ void check(const uint8_t* data, size_t bytes, uint64_t id, unsigned long long* bad) {
+struct Found {
+  unsigned long long wrong, first;  // first: offset from the margin's begin << 16 | expected << 8 | found
+};
+__global__ void check(const uint8_t* data, size_t bytes, uint64_t id, unsigned long long* bad, Found* found) {
   unsigned long long wrong = 0;
   for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < bytes + 2 * margin; i += (size_t)gridDim.x * blockDim.x) {
     const bool inside = i >= margin && i < bytes + margin;
-    wrong += data[(ptrdiff_t)i - margin] != (inside ? expected_byte(id, i - margin) : canary);
+    const uint8_t here = data[(ptrdiff_t)i - margin], right = inside ? expected_byte(id, i - margin) : canary;
+    if (here == right) continue;
+    if (!wrong++) atomicMin(&found->first, (unsigned long long)i << 16 | (unsigned)right << 8 | here);
   }
-  if (wrong) atomicAdd(bad, wrong);
+  if (wrong) {
+    atomicAdd(bad, wrong);
+    atomicAdd(&found->wrong, wrong);
+  }
 }
 __global__ void linger(long long nanoseconds) {
   long long start, now;
@@ -151,6 +159,7 @@ static bool open_driver() {
 struct Kernel {
   CUfunction function;
   bool bulk_copies;
+  const char* name;
 };
 static bool trimmed_parameters = true, trimmed_parameters_work = true;
 
@@ -167,6 +176,7 @@ static bool load_kernel(const std::string& path, bool bulk_copies, Kernel& kerne
   CU(driver.get_function(&kernel.function, module, WINDLASS_MAIL_KERNEL));
   CU(driver.set_attribute(kernel.function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 220 << 10));
   kernel.bulk_copies = bulk_copies;
+  kernel.name = bulk_copies ? "bulk copies" : "ordinary stores";
   return true;
 }
 
@@ -339,13 +349,28 @@ static size_t space = 640ull << 20;
 static unsigned long long* bad;
 static uint64_t message_id = 1;
 
+// What is known of a received message, for the tables of what went wrong.
+struct Received {
+  int from;
+  size_t bytes;
+  uint32_t send_offset, receive_offset;
+  int where;
+  uint64_t bulk_from;
+  size_t in_group;
+};
+constexpr size_t received_max = 1 << 15;
+static std::vector<Received> received;
+static Found* found_on_device;
+
 struct Placed {
   std::vector<MailCall> calls;
   std::vector<std::pair<uint8_t*, std::pair<size_t, uint64_t>>> expected;
+  size_t first_received = 0;
 };
 // Fills what this rank sends and clears what it receives; identical choices on all ranks.
-static Placed place(const std::vector<Message>& messages, int where, cudaStream_t stream) {
+static Placed place(const std::vector<Message>& messages, int where, cudaStream_t stream, uint64_t bulk_from = 0) {
   Placed placed;
+  placed.first_received = received.size();
   size_t in = 0, out = 0;
   for (const Message& m : messages) {
     const uint64_t id = message_id++;
@@ -361,6 +386,7 @@ static Placed place(const std::vector<Message>& messages, int where, cudaStream_
       out += (m.bytes + 2 * margin + 16 + 255) / 256 * 256;
       placed.calls.push_back({reinterpret_cast<uint64_t>(at), m.bytes, (uint32_t)m.from, 1});
       placed.expected.push_back({at, {m.bytes, id}});
+      received.push_back({m.from, m.bytes, m.send_offset, m.receive_offset, where, bulk_from ? bulk_from : communicators[where].geometry.bulk_from_bytes, messages.size()});
     }
   }
   if (in > space || out > space) {
@@ -371,7 +397,11 @@ static Placed place(const std::vector<Message>& messages, int where, cudaStream_
   return placed;
 }
 static void check_placed(const Placed& placed, cudaStream_t stream) {
-  for (const auto& e : placed.expected) check<<<grid_for(e.second.first), 256, 0, stream>>>(e.first, e.second.first, e.second.second, bad);
+  size_t index = placed.first_received;
+  for (const auto& e : placed.expected) {
+    Found* const found = found_on_device + std::min(index++, received_max - 1);
+    check<<<grid_for(e.second.first), 256, 0, stream>>>(e.first, e.second.first, e.second.second, bad, found);
+  }
 }
 
 static size_t random_size(Random& random) {
@@ -431,6 +461,37 @@ static std::vector<Message> random_group(Random& random) {
 }
 
 static cudaStream_t streams[2];
+// After a synchronisation: says which classes of messages were wrong and shows the first few. Then forgets them.
+static int shown = 0;
+static void classify(const char* name) {
+  static std::vector<Found> found(received_max);
+  const size_t count = std::min(received.size(), received_max);
+  CU(cudaMemcpy(found.data(), found_on_device, count * sizeof(Found), cudaMemcpyDeviceToHost));
+  size_t wrong = 0, bulk = 0, tail = 0, odd_source = 0, odd_target = 0, large_group = 0, second = 0;
+  for (size_t i = 0; i < count; ++i) {
+    if (!found[i].wrong) continue;
+    const Received& r = received[i];
+    ++wrong;
+    bulk += r.bytes >= r.bulk_from;
+    tail += r.bytes % 16 != 0;
+    odd_source += r.send_offset != 0;
+    odd_target += r.receive_offset != 0;
+    large_group += r.in_group > 100;
+    second += r.where;
+    if (shown++ < 8)
+      fprintf(stderr, "rank %d %s: from %d, %zu bytes, offsets %u and %u, %s, communicator %d, group of %zu: %llu wrong, first at %lld (%02llx, not %02llx)\n", rank, name, r.from, r.bytes,
+              r.send_offset, r.receive_offset, r.bytes >= r.bulk_from ? "bulk" : "lines", r.where, r.in_group, found[i].wrong, (long long)(found[i].first >> 16) - margin, found[i].first & 255,
+              found[i].first >> 8 & 255);
+  }
+  if (wrong && shown < 40)
+    fprintf(stderr, "rank %d %s: %zu of %zu messages wrong: bulk %zu, with a tail %zu, odd source %zu, odd target %zu, in groups over 100 %zu, second communicator %zu\n", rank, name, wrong, count,
+            bulk, tail, odd_source, odd_target, large_group, second);
+  received.clear();
+  std::fill(found.begin(), found.end(), Found{0, ~0ull});
+  CU(cudaMemcpy(found_on_device, found.data(), received_max * sizeof(Found), cudaMemcpyHostToDevice));
+  CU(cudaDeviceSynchronize());
+}
+
 struct Verdict {
   uint64_t operations = 0, groups = 0, bytes = 0;
 };
@@ -444,7 +505,7 @@ static Verdict verify(const Kernel& kernel, double seconds, uint64_t seed, int c
       const auto messages = random_group(random);
       const uint64_t bulk_choices[] = {0, 0, 300000, 4 << 20, 1ull << 40};
       const uint64_t bulk_from = bulk_choices[random.below(5)];
-      const Placed placed = place(messages, where, streams[where]);
+      const Placed placed = place(messages, where, streams[where], bulk_from);
       if (local.below(4) == 0) linger<<<1, 1, 0, streams[where]>>>((long long)local.below(60000));
       const uint32_t grids[] = {1, 2, 3, 4, 8, 13, 16, 24, 32, 32, 32, 32};
       communicators[where].group(kernel, placed.calls, streams[where], std::max(grids[local.below(12)], ranks > 4 ? 4u : 1u), bulk_from);
@@ -454,6 +515,7 @@ static Verdict verify(const Kernel& kernel, double seconds, uint64_t seed, int c
       for (const auto& e : placed.expected) verdict.bytes += e.second.first;
     }
     CU(cudaDeviceSynchronize());
+    classify(kernel.name);
     ++beats;
     const double now = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     if (greatest(now) > seconds) break;
@@ -492,6 +554,7 @@ static void verify_graph(const Kernel& kernel, uint64_t seed) {
     check_placed(eager, streams[0]);
   }
   CU(cudaDeviceSynchronize());
+  classify("graph");
 }
 
 // Nobody sends: the kernel must leave soon after the abort word is set, and say what it waited for.
@@ -765,6 +828,8 @@ int main(int count, char** arguments) {
   }
   CU(cudaMalloc((void**)&bad, 8));
   CU(cudaMemset(bad, 0, 8));
+  CU(cudaMalloc((void**)&found_on_device, received_max * sizeof(Found)));
+  classify("nothing");
 
   Kernel cubin, newer, older;
   if (!open_driver()) {

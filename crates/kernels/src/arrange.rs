@@ -51,6 +51,9 @@ pub struct Limits {
     pub shared_bytes_max: u32,
 }
 
+/// Chunks in shared memory for [`Geometry::recommended`].
+pub const RECOMMENDED_STAGES: u32 = 6;
+
 /// How large messages leave this rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BulkSend {
@@ -401,7 +404,8 @@ mod tests {
         let both = |bytes: u64, p: u32| [call(bytes, p, Direction::Send), call(bytes, p, Direction::Receive)];
         let calls: Vec<Call> = (0..7).flat_map(|p| [both(4 << 20, p), both(64 << 20, p)].concat()).collect();
         let refusal = |geometry: &Geometry, blocks_max: u32| {
-            let limits = Limits { blocks_max, ..LIMITS };
+            let bulk = BulkSend::Copies { stages: RECOMMENDED_STAGES };
+            let limits = Limits { blocks_max, bulk, ..LIMITS };
             arrange(&calls, &peers, geometry, &limits, &mut Launch::default(), &mut Vec::new()).err()
         };
         for blocks_max in 1..=32 {

@@ -54,11 +54,11 @@ impl Geometry {
     pub fn recommended(blocks_max: u32, rank: u32) -> Geometry {
         let bulk_lanes = blocks_max.clamp(1, 32);
         let line_lanes = 8 * bulk_lanes;
-        let bulk_chunk_bytes = 16 << 10;
+        let bulk_chunk_bytes = 32 << 10;
         let slots = |ring_bytes: u32, lane_bytes: u32| 1 << (ring_bytes / lane_bytes).ilog2();
         Geometry {
             first_tag: 1,
-            bulk_from_bytes: 12 << 20,
+            bulk_from_bytes: 32 << 20,
             line_lanes,
             line_slots: slots(4 << 20, line_lanes * UNIT_SLOT_BYTES),
             bulk_lanes,
