@@ -1,0 +1,346 @@
+// Bulk lanes: rings of chunks for large messages. A chunk is there when the posted word says so.
+//
+// Roles in a block. The pusher (one thread) moves whole chunks by asynchronous copies, user -> shared memory -> slot. The
+// movers (all other warps) copy chunks out, each its part of each chunk, and, where the pusher cannot serve, copy them in.
+// The poster (one warp) is the only writer of the words that the peer reads: posted words of lanes that send, credit words
+// of lanes that receive. All others only tell it, through counters in shared memory, how far they are. This way
+//  - a system fence, which waits for all of an SM's stores, holds up neither pusher nor movers, and one serves all lanes;
+//  - a word has one writer, so it cannot step back.
+//
+// Invariant of a lane: credit <= copied out <= posted <= copied in <= credit + slots.
+#pragma once
+#include "job.cuh"
+
+// A bulk lane that this block serves, sends first. Lies in shared memory.
+struct alignas(16) BulkTask {
+  uint64_t base;        // chunks of the lane before this launch
+  uint64_t seen;        // pusher: the last credit read
+  uint32_t total;       // chunks of this launch
+  uint32_t published;   // of these, how many the poster has posted or credited
+  uint32_t pushed;      // pusher: of these, how many it has begun to load
+  uint32_t stored;      // pusher: of these, how many it has told complete
+  uint32_t operation;   // pusher: at which piece it is
+  uint32_t step;
+  uint16_t channel;
+  uint16_t lane;
+  uint32_t tellers;     // counters to look at: every mover, or the pusher's one
+  uint32_t reserved[2];
+};
+static_assert(sizeof(BulkTask) == 64, "WindlassMailShared.tasks counts 64 bytes a task");
+
+// A chunk between its two copies.
+struct alignas(16) Order {
+  uint64_t slot;
+  uint32_t bytes;
+  uint32_t task;
+};
+static_assert(sizeof(Order) == 16, "WindlassMailShared.orders counts 16 bytes an order");
+
+// The block's shared memory.
+struct BulkBlock {
+  BulkTask* tasks;
+  uint32_t* told;  // [task][mover]: chunks of this launch that a mover (or, at mover 0, the pusher) is done with
+  uint32_t movers;
+  uint32_t send_tasks;
+  uint32_t receive_tasks;
+
+  MAIL_DEVICE uint32_t count() const { return send_tasks + receive_tasks; }
+  MAIL_DEVICE uint32_t* teller(uint32_t task, uint32_t mover) const { return told + task * movers + mover; }
+};
+
+MAIL_DEVICE char* bulk_slot(const Group& group, const WindlassMailChannel& channel, uint32_t lane, uint64_t count) {
+  const uint32_t slots = group.geometry().bulk_slots;
+  const uint64_t slot = (uint64_t)lane * slots + (count & (slots - 1));
+  return reinterpret_cast<char*>(channel.bulk_ring + slot * group.geometry().bulk_chunk_bytes);
+}
+MAIL_DEVICE uint64_t bulk_word(uint64_t words, uint32_t lane) { return words + lane * WINDLASS_BULK_WORD_STRIDE; }
+
+// Task number `index` of the block is lane (block + index * blocks) of all active bulk lanes, channel after channel.
+MAIL_DEVICE void begin_bulk_task(const Group& group, const BulkBlock& block, uint32_t index) {
+  const bool receive = index >= block.send_tasks;
+  uint32_t lane = block_index() + (receive ? index - block.send_tasks : index) * block_count();
+  uint32_t channel_index = receive ? group.launch.send_channels : 0;
+  WindlassMailChannel channel = group.channel(channel_index);
+  while (lane >= channel.active_bulk_lanes) {
+    lane -= channel.active_bulk_lanes;
+    channel = group.channel(++channel_index);
+  }
+  BulkTask& task = block.tasks[index];
+  task.base = load_own_word(channel.bulk_progress + lane * WINDLASS_PROGRESS_STRIDE);
+  task.seen = 0;
+  task.published = task.pushed = task.stored = task.operation = task.step = 0;
+  task.channel = (uint16_t)channel_index;
+  task.lane = (uint16_t)lane;
+  task.tellers = receive || channel.flags & WINDLASS_CHANNEL_ORDINARY_STORES ? block.movers : 1;
+  const uint64_t stride = (uint64_t)group.geometry().bulk_lanes * group.geometry().bulk_chunk_bytes;
+  const uint64_t first = (uint64_t)lane * group.geometry().bulk_chunk_bytes;
+  uint32_t total = 0;
+  for (uint32_t i = 0; i < channel.operations; ++i) {
+    const uint64_t bytes = group.operation(channel.first_operation + i).bytes;
+    if (group.is_bulk(bytes) && bytes > first) total += (uint32_t)((bytes - first + stride - 1) / stride);
+  }
+  task.total = total;
+  for (uint32_t mover = 0; mover < block.movers; ++mover) *block.teller(index, mover) = 0;
+}
+
+// --- movers -----------------------------------------------------------------------------------------------------------
+
+MAIL_DEVICE void begin_bulk_job(const Group& group, const BulkBlock& block, const WindlassMailChannel& channel, Job& job) {
+  const BulkTask& task = block.tasks[job.task];
+  job.count = task.base;
+  job.seen = 0;
+  Piece piece;
+  job.live = find_piece(group, channel, true, job.lane, job.operation, job.step, piece);
+}
+
+MAIL_DEVICE void finish_part(const Group& group, const BulkBlock& block, const WindlassMailChannel& channel, uint32_t mover,
+                             Job& job) {
+  ++job.count;
+  ++job.step;
+  // The whole warp's part is done before its first lane tells.
+  sync_warp();
+  if (lane_index() == 0) tell(block.teller(job.task, mover), (uint32_t)(job.count - block.tasks[job.task].base));
+  Piece next;
+  job.live = find_piece(group, channel, true, job.lane, job.operation, job.step, next);
+}
+
+constexpr uint32_t vectors_in_flight = 4;
+
+// This mover's part of the next chunk, out of its slot. True if it was there.
+MAIL_DEVICE bool step_bulk_receive(const Group& group, const BulkBlock& block, const WindlassMailChannel& channel,
+                                   uint32_t mover, Job& job) {
+  if (job.seen <= job.count) {
+    // One thread acquires for the warp; the vote inside from_first_lane orders nothing, so sync_warp hands it on.
+    uint64_t posted = 0;
+    if (lane_index() == 0) posted = load_word_acquire(bulk_word(channel.bulk_posted, job.lane));
+    job.seen = from_first_lane(posted);
+    sync_warp();
+    if (job.seen <= job.count) return false;
+  }
+  Piece piece;
+  find_piece(group, channel, true, job.lane, job.operation, job.step, piece);
+  const char* const from = bulk_slot(group, channel, job.lane, job.count);
+  char* const to = reinterpret_cast<char*>(piece.address + piece.offset);
+  const uint32_t width = access_width(piece.address);
+  const uint32_t vectors = (piece.bytes + 15) / 16, stride = block.movers * 32;
+  for (uint32_t first = mover * 32 + lane_index(); first < vectors; first += stride * vectors_in_flight) {
+    Vector v[vectors_in_flight];
+    MAIL_UNROLL
+    for (uint32_t i = 0; i < vectors_in_flight; ++i)
+      if (first + i * stride < vectors) v[i] = load_slot(from + (uint64_t)(first + i * stride) * 16);
+    MAIL_UNROLL
+    for (uint32_t i = 0; i < vectors_in_flight; ++i) {
+      const uint32_t at = (first + i * stride) * 16;
+      if (at < piece.bytes) {
+        if (width == 16 && at + 16 <= piece.bytes)
+          store_output(to + at, v[i]);
+        else
+          store_narrow(to + at, v[i], piece.bytes - at < 16 ? piece.bytes - at : 16, width);
+      }
+    }
+  }
+  // Credit only now: the values were stored, so their loads have returned. A credit that leaves while a load without a
+  // consumer is in flight lets the sender overwrite the slot under it.
+  finish_part(group, block, channel, mover, job);
+  return true;
+}
+
+// This mover's part of the next chunk, into its slot by ordinary stores.
+MAIL_DEVICE bool step_bulk_send(const Group& group, const BulkBlock& block, const WindlassMailChannel& channel,
+                                uint32_t mover, Job& job) {
+  const uint64_t slots = group.geometry().bulk_slots;
+  if (job.count - job.seen >= slots) {
+    uint64_t credit = 0;
+    if (lane_index() == 0) credit = load_word_acquire(bulk_word(channel.bulk_credit, job.lane));
+    job.seen = from_first_lane(credit);
+    sync_warp();
+    if (job.count - job.seen >= slots) return false;
+  }
+  Piece piece;
+  find_piece(group, channel, true, job.lane, job.operation, job.step, piece);
+  const char* const from = reinterpret_cast<const char*>(piece.address + piece.offset);
+  char* const to = bulk_slot(group, channel, job.lane, job.count);
+  const uint32_t width = access_width(piece.address);
+  const uint32_t vectors = (piece.bytes + 15) / 16, stride = block.movers * 32;
+  for (uint32_t first = mover * 32 + lane_index(); first < vectors; first += stride * vectors_in_flight) {
+    Vector v[vectors_in_flight];
+    MAIL_UNROLL
+    for (uint32_t i = 0; i < vectors_in_flight; ++i) {
+      const uint32_t at = (first + i * stride) * 16;
+      if (at < piece.bytes)
+        v[i] = width == 16 && at + 16 <= piece.bytes
+                   ? load_input(from + at)
+                   : load_narrow(from + at, piece.bytes - at < 16 ? piece.bytes - at : 16, width);
+    }
+    MAIL_UNROLL
+    for (uint32_t i = 0; i < vectors_in_flight; ++i)
+      if (first + i * stride < vectors) store_slot(to + (uint64_t)(first + i * stride) * 16, v[i]);
+  }
+  finish_part(group, block, channel, mover, job);
+  return true;
+}
+
+// --- the poster -------------------------------------------------------------------------------------------------------
+
+// Each lane looks after tasks lane, lane + 32, ...
+MAIL_DEVICE void run_poster(const Group& group, const BulkBlock& block) {
+  uint32_t idle = 0;
+  for (;;) {
+    bool unfinished = false, moved = false;
+    for (uint32_t first = 0; first < block.count(); first += 32) {
+      const uint32_t index = first + lane_index();
+      const bool mine = index < block.count();
+      uint32_t done = 0, published = 0;
+      if (mine) {
+        const BulkTask& task = block.tasks[index];
+        published = task.published;
+        done = task.total;
+        for (uint32_t mover = 0; mover < task.tellers; ++mover) {
+          const uint32_t one = told(block.teller(index, mover));
+          done = one < done ? one : done;
+        }
+      }
+      const bool news = done > published;
+      if (any_of_warp(news)) {
+        moved = true;
+        // The chunks, before the words that announce them. Completion of the pusher's copies is not arrival at the peer:
+        // without this fence a receiver read old bytes. (For credit alone no fence would be needed.)
+        if (any_of_warp(news && index < block.send_tasks)) fence_system();
+        if (news) {
+          BulkTask& task = block.tasks[index];
+          const WindlassMailChannel channel = group.channel(task.channel);
+          const bool send = index < block.send_tasks;
+          store_word(bulk_word(send ? channel.bulk_posted : channel.bulk_credit, task.lane), task.base + done);
+          task.published = done;
+          if (done == task.total)
+            store_own_word(channel.bulk_progress + task.lane * WINDLASS_PROGRESS_STRIDE, task.base + done);
+        }
+      }
+      unfinished |= mine && done < block.tasks[index].total;
+    }
+    if (!any_of_warp(unfinished)) return;
+    if (moved) {
+      idle = 0;
+    } else {
+      pause_thread();
+      if (++idle % 1024 == 0 && any_of_warp(group.aborted())) return;
+    }
+  }
+}
+
+// --- the pusher -------------------------------------------------------------------------------------------------------
+#if MAIL_HAS_BULK_COPIES
+
+// One thread. Chunks pass through `stages` places of shared memory in the order in which they were loaded, whichever lanes
+// they are of; a chunk is loaded only when its lane has room for it, so nothing that was loaded ever waits for a peer and no
+// lane waits behind another. Without room anywhere all that is under way is completed and told before the pusher polls: the
+// credit that it waits for may depend on it.
+struct Pusher {
+  const Group& group;
+  const BulkBlock& block;
+  char* stages;
+  Barrier* barriers;
+  Order* orders;
+  uint32_t loaded = 0, stored = 0, told_stored = 0;  // chunks, over all lanes
+  uint32_t unfinished = 0;                           // lanes with chunks left to load
+  uint32_t turn = 0;
+
+  MAIL_DEVICE bool served_here(uint32_t index) const {
+    return !(group.channel(block.tasks[index].channel).flags & WINDLASS_CHANNEL_ORDINARY_STORES);
+  }
+
+  MAIL_DEVICE bool has_room(BulkTask& task, const WindlassMailChannel& channel) {
+    const uint64_t count = task.base + task.pushed, slots = group.geometry().bulk_slots;
+    if (count - task.seen < slots) return true;
+    task.seen = load_word_acquire(bulk_word(channel.bulk_credit, task.lane));
+    return count - task.seen < slots;
+  }
+
+  // Begins to load a chunk of the next lane that has room. Each lane is asked once.
+  MAIL_DEVICE bool load_one() {
+    for (uint32_t asked = 0; asked < block.send_tasks; ++asked) {
+      const uint32_t index = turn;
+      turn = turn + 1 < block.send_tasks ? turn + 1 : 0;
+      BulkTask& task = block.tasks[index];
+      if (task.pushed == task.total || !served_here(index)) continue;
+      const WindlassMailChannel channel = group.channel(task.channel);
+      if (!has_room(task, channel)) continue;
+
+      Piece piece;
+      find_piece(group, channel, true, task.lane, task.operation, task.step, piece);
+      const uint32_t stage_count = group.launch.stages, stage = loaded % stage_count;
+      // The stage is free: fewer than half of the stages are loaded and not stored, at most half stored and not complete.
+      char* const at = stages + (uint64_t)stage * group.geometry().bulk_chunk_bytes;
+      const char* const from = reinterpret_cast<const char*>(piece.address + piece.offset);
+      const uint32_t whole = piece.bytes & ~15u;
+      bulk_load(at, from, whole, barriers + stage);
+      if (whole < piece.bytes) {
+        // The message's last bytes that fill no vector.
+        for (uint32_t i = whole; i < piece.bytes; ++i) at[i] = load_piece<char>(from + i);
+        fence_stage();
+      }
+      orders[stage] =
+          Order{reinterpret_cast<uint64_t>(bulk_slot(group, channel, task.lane, task.base + task.pushed)), piece.bytes, index};
+      ++loaded;
+      ++task.step;
+      if (++task.pushed == task.total) --unfinished;
+      return true;
+    }
+    return false;
+  }
+
+  MAIL_DEVICE void store_one() {
+    const uint32_t stage = stored % group.launch.stages;
+    while (!barrier_passed(barriers + stage, stored / group.launch.stages & 1)) pause_thread();
+    const Order& order = orders[stage];
+    // Up to 15 bytes more than the message has: the slot is ours, and the receiver knows the message's size.
+    bulk_store(reinterpret_cast<char*>(order.slot), stages + (uint64_t)stage * group.geometry().bulk_chunk_bytes,
+               (order.bytes + 15) & ~15u);
+    ++stored;
+  }
+
+  // All but `left` of the stores are complete: tell the poster.
+  MAIL_DEVICE void complete(uint32_t left) {
+    wait_stores(left);
+    for (; told_stored < stored - left; ++told_stored) {
+      const uint32_t index = orders[told_stored % group.launch.stages].task;
+      tell(block.teller(index, 0), ++block.tasks[index].stored);
+    }
+  }
+
+  MAIL_DEVICE void report_stuck() {
+    for (uint32_t index = 0; index < block.send_tasks; ++index) {
+      const BulkTask& task = block.tasks[index];
+      if (task.pushed == task.total || !served_here(index)) continue;
+      report_wait(group, group.channel(task.channel).peer, WINDLASS_WAITED_BULK_CREDIT, task.lane, task.operation,
+                  task.base + task.pushed, task.seen);
+      return;
+    }
+  }
+
+  MAIL_DEVICE void run() {
+    for (uint32_t index = 0; index < block.send_tasks; ++index)
+      if (block.tasks[index].total && served_here(index)) ++unfinished;
+    const uint32_t ahead = group.launch.stages / 2, under_way = group.launch.stages / 2;
+    uint32_t idle = 0;
+    while (unfinished || told_stored < loaded) {
+      while (unfinished && loaded - stored < ahead && load_one()) {
+      }
+      if (stored < loaded) {
+        store_one();
+        if (stored - told_stored > under_way) complete(under_way);
+        idle = 0;
+      } else if (told_stored < stored) {
+        complete(0);
+      } else {
+        pause_thread();
+        if (++idle % 1024 == 0 && group.aborted()) {
+          // Nothing is under way here: shared memory may go to another block.
+          report_stuck();
+          return;
+        }
+      }
+    }
+  }
+};
+#endif

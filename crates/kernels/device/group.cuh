@@ -1,0 +1,221 @@
+// The group kernel: all sends and receives of one group of one communicator on one stream.
+//
+// No block waits for another block of its grid, and no job for another job of its rank, except that a block's parts of one
+// bulk chunk are credited together. Which block or warp serves a lane is this launch's own affair: lanes keep their state in
+// device memory between launches.
+#pragma once
+#include "bulk_lane.cuh"
+#include "line_lane.cuh"
+
+// Failed rounds between two looks at the abort word, which may lie across PCIe.
+constexpr uint32_t rounds_between_looks = 1024;
+
+// The jobs of one mover, one after the other. Lines are dealt to blocks first, then to the warps of a block, so that few
+// units use many blocks' links.
+struct JobList {
+  const Group& group;
+  const BulkBlock& block;
+  const uint32_t mover;
+  // where the list is
+  JobKind kind = job_line_send;
+  uint32_t next = 0;
+
+  MAIL_DEVICE bool find_line(bool receive, Job& job) {
+    const WindlassMailLaunch& launch = group.launch;
+    const uint32_t warps = receive ? launch.line_receive_warps : launch.line_send_warps;
+    const uint32_t first_warp = receive ? launch.movers - warps : 0;
+    if (mover < first_warp || mover >= first_warp + warps) return false;
+    uint32_t lane = block_index() + block_count() * (mover - first_warp + warps * next);
+    if (lane >= (receive ? launch.line_receive_lanes : launch.line_send_lanes)) return false;
+    uint32_t index = receive ? launch.send_channels : 0;
+    WindlassMailChannel channel = group.channel(index);
+    while (lane >= channel.active_line_lanes) {
+      lane -= channel.active_line_lanes;
+      channel = group.channel(++index);
+    }
+    job.channel = (uint16_t)index;
+    job.lane = (uint16_t)lane;
+    job.operation = job.step = 0;
+    job.task = 0;
+    job.kind = receive ? job_line_receive : job_line_send;
+    begin_line_job(group, channel, job);
+    ++next;
+    return true;
+  }
+
+  MAIL_DEVICE bool find_bulk(bool receive, Job& job) {
+    while (next < (receive ? block.receive_tasks : block.send_tasks)) {
+      const uint32_t index = (receive ? block.send_tasks : 0) + next++;
+      const BulkTask& task = block.tasks[index];
+      const WindlassMailChannel channel = group.channel(task.channel);
+      if (!receive && !(channel.flags & WINDLASS_CHANNEL_ORDINARY_STORES)) continue;  // the pusher's
+      job.channel = task.channel;
+      job.lane = task.lane;
+      job.operation = job.step = 0;
+      job.task = (uint16_t)index;
+      job.kind = receive ? job_bulk_receive : job_bulk_send;
+      begin_bulk_job(group, block, channel, job);
+      return true;
+    }
+    return false;
+  }
+
+  MAIL_DEVICE bool find(Job& job) {
+    for (;;) {
+      const bool found = kind == job_line_send      ? find_line(false, job)
+                         : kind == job_line_receive ? find_line(true, job)
+                         : kind == job_bulk_send    ? find_bulk(false, job)
+                                                    : find_bulk(true, job);
+      if (found) return true;
+      if (kind == job_bulk_receive) return false;
+      kind = (JobKind)(kind + 1);
+      next = 0;
+    }
+  }
+};
+
+MAIL_DEVICE bool step_job(const Group& group, const BulkBlock& block, const WindlassMailChannel& channel, uint32_t mover,
+                          Job& job) {
+  switch (job.kind) {
+    case job_line_send: return step_line_send(group, channel, job);
+    case job_line_receive: return step_line_receive(group, channel, job);
+    case job_bulk_send: return step_bulk_send(group, block, channel, mover, job);
+    default: return step_bulk_receive(group, block, channel, mover, job);
+  }
+}
+
+MAIL_DEVICE void report_job(const Group& group, const Job& job) {
+  if (lane_index() != 0) return;
+  const WindlassMailChannel channel = group.channel(job.channel);
+  const uint32_t waited_for = job.kind == job_line_send      ? WINDLASS_WAITED_LINE_CREDIT
+                              : job.kind == job_line_receive ? WINDLASS_WAITED_LINE_DATA
+                              : job.kind == job_bulk_send    ? WINDLASS_WAITED_BULK_CREDIT
+                                                             : WINDLASS_WAITED_BULK_DATA;
+  report_wait(group, channel.peer, waited_for, job.lane, job.operation, job.count, job.seen);
+}
+
+// Movers with one job, of lines: all of it in registers, nothing between two looks.
+struct Patience {
+  uint32_t idle = 0;
+
+  // After a look in vain: shall the warp give up?
+  MAIL_DEVICE bool ends(const Group& group, const Job& job) {
+    pause_thread();
+    if (++idle % rounds_between_looks || !any_of_warp(group.aborted())) return false;
+    report_job(group, job);
+    return true;
+  }
+};
+
+// The payload is on its way from memory while the warp looks for room (for the first unit: for the lane's state).
+MAIL_DEVICE void run_line_send(const Group& group, const WindlassMailChannel& channel, Job& job) {
+  while (job.live) {
+    Unit unit;
+    Piece piece;
+    load_next(group, channel, job, unit, piece);
+    Patience patience;
+    while (!has_line_room(group, channel, job))
+      if (patience.ends(group, job)) return;
+    send_loaded(group, channel, job, unit, piece);
+  }
+}
+
+MAIL_DEVICE void run_line_receive(const Group& group, const WindlassMailChannel& channel, Job& job) {
+  Patience patience;
+  Piece piece;
+  find_piece(group, channel, false, job.lane, job.operation, job.step, piece);
+  while (job.live)
+    if (!receive_found(group, channel, job, piece) && patience.ends(group, job)) return;
+}
+
+// A mover with several jobs takes them in turn and never stays with one that cannot move.
+MAIL_DEVICE void run_several(const Group& group, const BulkBlock& block, uint32_t mover, Job* jobs, uint32_t count) {
+  uint32_t idle = 0, live = count;
+  while (live) {
+    bool moved = false;
+    for (uint32_t index = 0; index < count; ++index) {
+      Job job = jobs[index];
+      if (!job.live) continue;
+      const WindlassMailChannel channel = group.channel(job.channel);
+      if (step_job(group, block, channel, mover, job)) moved = true;
+      if (!job.live) --live;
+      // All lanes have read the job before one writes it, and it is written before all read it again.
+      sync_warp();
+      if (lane_index() == 0) jobs[index] = job;
+      sync_warp();
+    }
+    if (moved) {
+      idle = 0;
+    } else {
+      pause_thread();
+      if (++idle % rounds_between_looks == 0 && any_of_warp(group.aborted())) {
+        for (uint32_t index = 0; index < count; ++index)
+          if (jobs[index].live) report_job(group, jobs[index]);
+        return;
+      }
+    }
+  }
+}
+
+MAIL_DEVICE void run_mover(const Group& group, const BulkBlock& block, uint32_t mover, Job* jobs) {
+  JobList list{group, block, mover};
+  Job job;
+  if (!list.find(job)) return;
+  if (group.launch.jobs_per_warp == 0) {
+    const WindlassMailChannel channel = group.channel(job.channel);
+    if (job.kind == job_line_send)
+      run_line_send(group, channel, job);
+    else
+      run_line_receive(group, channel, job);
+    return;
+  }
+  uint32_t count = 0;
+  do {
+    if (!job.live) continue;
+    if (lane_index() == 0) jobs[count] = job;
+    ++count;
+  } while (list.find(job));
+  sync_warp();
+  run_several(group, block, mover, jobs, count);
+}
+
+MAIL_DEVICE void run_group(const WindlassMailLaunch& launch) {
+  begin_after_previous(launch.flags & WINDLASS_LAUNCH_EARLY_NEXT);
+  const Group group{launch};
+  char* const shared = shared_memory();
+  const WindlassMailShared layout = windlass_shared_layout(launch, block_count());
+  const auto own_share = [&](uint32_t lanes) {
+    return block_index() < lanes ? windlass_divided_up(lanes - block_index(), block_count()) : 0;
+  };
+  BulkBlock block{reinterpret_cast<BulkTask*>(shared + layout.tasks), reinterpret_cast<uint32_t*>(shared + layout.told),
+                  launch.movers, own_share(launch.bulk_send_lanes), own_share(launch.bulk_receive_lanes)};
+  Job* const jobs = reinterpret_cast<Job*>(shared + layout.jobs);
+
+  if (launch.bulk_send_lanes + launch.bulk_receive_lanes == 0) {
+    run_mover(group, block, warp_index(), jobs + warp_index() * launch.jobs_per_warp);
+    return;
+  }
+  for (uint32_t index = thread_index(); index < block.count(); index += thread_count()) begin_bulk_task(group, block, index);
+#if MAIL_HAS_BULK_COPIES
+  Barrier* const barriers = reinterpret_cast<Barrier*>(shared + layout.barriers);
+  if (thread_index() == 0) {
+    for (uint32_t stage = 0; stage < launch.stages; ++stage) barrier_make(barriers + stage);
+    barriers_made();
+  }
+#endif
+  // The block's only barrier: everyone sees the tasks, and all bases are read before the poster writes progress.
+  sync_block();
+  if (warp_index() == 0) {
+#if MAIL_HAS_BULK_COPIES
+    if (lane_index() == 0 && launch.stages) {
+      Pusher pusher{group, block, shared + layout.stages, barriers, reinterpret_cast<Order*>(shared + layout.orders)};
+      pusher.run();
+    }
+#endif
+  } else if (warp_index() == 1) {
+    run_poster(group, block);
+  } else {
+    const uint32_t mover = warp_index() - WINDLASS_BULK_SERVICE_WARPS;
+    run_mover(group, block, mover, jobs + mover * launch.jobs_per_warp);
+  }
+}

@@ -1,0 +1,78 @@
+// A job: one lane of one channel that a warp serves, and how far it is. A job's step never waits: it moves one unit or
+// chunk, or says that it cannot yet. So a warp can take several jobs in turn, and none holds up another.
+#pragma once
+#include "vectors.cuh"
+
+enum JobKind : uint8_t { job_line_send, job_line_receive, job_bulk_send, job_bulk_receive };
+
+// Kept in registers by a warp with one job, else in shared memory, read and written by the warp as a whole.
+struct alignas(16) Job {
+  uint64_t count;      // the next unit or chunk of this lane, from birth
+  uint64_t seen;       // the last count read of credit (sender) or of the posted word (receiver of bulk)
+  uint32_t operation;  // the message at which the job is, in its channel
+  uint32_t step;       // how many units or chunks of that message this lane has moved
+  uint16_t channel;
+  uint16_t lane;
+  uint16_t task;       // bulk: which of the block's bulk lanes
+  JobKind kind;
+  uint8_t live;        // anything left to do
+};
+static_assert(sizeof(Job) == 32, "WindlassMailShared.jobs counts 32 bytes a job");
+
+// The launch as a thread reads it: what lies in the parameters comes from the constant bank.
+struct Group {
+  const WindlassMailLaunch& launch;
+
+  MAIL_DEVICE const WindlassMailGeometry& geometry() const { return launch.geometry; }
+  MAIL_DEVICE uint32_t channels() const { return launch.send_channels + launch.receive_channels; }
+  MAIL_DEVICE WindlassMailChannel channel(uint32_t index) const {
+    return reinterpret_cast<const WindlassMailChannel*>(launch.storage)[index];
+  }
+  MAIL_DEVICE WindlassMailOperation operation(uint32_t index) const {
+    if (launch.operation_list) return reinterpret_cast<const WindlassMailOperation*>(launch.operation_list)[index];
+    const uint64_t* at = launch.storage + channels() * (uint32_t)(sizeof(WindlassMailChannel) / 8) + index * 2;
+    return WindlassMailOperation{at[0], at[1]};
+  }
+  MAIL_DEVICE bool is_bulk(uint64_t bytes) const { return bytes >= launch.geometry.bulk_from_bytes; }
+  MAIL_DEVICE bool aborted() const { return load_control(launch.control) != WINDLASS_CONTROL_RUN; }
+};
+
+// A piece of a message: what one unit or one chunk carries.
+struct Piece {
+  uint64_t address;  // of the message
+  uint64_t offset;   // of the piece in it
+  uint32_t bytes;    // of the piece
+};
+
+// The piece at (operation, step) or the next after it that this lane carries. Lane l of `lanes` carries pieces l,
+// l + lanes, l + 2 lanes ... of every message of its kind: a function of bytes and geometry, equal on both sides.
+// False when the channel has no more for this lane.
+MAIL_DEVICE bool find_piece(const Group& group, const WindlassMailChannel& channel, bool bulk, uint32_t lane,
+                            uint32_t& operation, uint32_t& step, Piece& piece) {
+  const uint64_t size = bulk ? group.geometry().bulk_chunk_bytes : (uint64_t)WINDLASS_UNIT_PAYLOAD_BYTES;
+  const uint64_t lanes = bulk ? group.geometry().bulk_lanes : group.geometry().line_lanes;
+  while (operation < channel.operations) {
+    const WindlassMailOperation message = group.operation(channel.first_operation + operation);
+    const uint64_t offset = (lane + step * lanes) * size;
+    if (message.bytes && group.is_bulk(message.bytes) == bulk && offset < message.bytes) {
+      piece.address = message.address;
+      piece.offset = offset;
+      piece.bytes = (uint32_t)(message.bytes - offset < size ? message.bytes - offset : size);
+      return true;
+    }
+    ++operation;
+    step = 0;
+  }
+  return false;
+}
+
+// Says what this job waited for. Called by one thread.
+MAIL_DEVICE void report_wait(const Group& group, uint32_t peer, uint32_t waited_for, uint32_t lane, uint32_t operation,
+                             uint64_t sequence, uint64_t seen) {
+  WindlassMailReport* const report = reinterpret_cast<WindlassMailReport*>(group.launch.report);
+  if (!report) return;
+  const uint32_t index = claim(&report->claimed);
+  if (index >= WINDLASS_REPORT_ENTRIES) return;
+  if (index == 0) report->rank = group.geometry().rank;
+  report->entries[index] = WindlassMailReportEntry{peer, waited_for, lane, operation, sequence, seen};
+}

@@ -1,0 +1,186 @@
+// The machine as CUDA has it: thin names over PTX. Everything here is one instruction or two.
+#pragma once
+#include <cuda_runtime.h>
+
+#define MAIL_DEVICE __device__ __forceinline__
+// Inline, so that its name does not depend on the path of the source.
+#define MAIL_DEVICE_FUNCTION inline __device__ __noinline__
+#define MAIL_UNROLL _Pragma("unroll")
+#define MAIL_NO_UNROLL _Pragma("unroll 1")
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#define MAIL_HAS_BULK_COPIES 1
+#else
+#define MAIL_HAS_BULK_COPIES 0
+#endif
+
+MAIL_DEVICE uint32_t lane_index() { return threadIdx.x & 31; }
+MAIL_DEVICE uint32_t warp_index() { return threadIdx.x / 32; }
+MAIL_DEVICE uint32_t thread_index() { return threadIdx.x; }
+MAIL_DEVICE uint32_t thread_count() { return blockDim.x; }
+MAIL_DEVICE uint32_t block_index() { return blockIdx.x; }
+MAIL_DEVICE uint32_t block_count() { return gridDim.x; }
+MAIL_DEVICE char* shared_memory() {
+  extern __shared__ __align__(128) char shared_bytes[];
+  return shared_bytes;
+}
+
+MAIL_DEVICE void sync_block() { __syncthreads(); }
+MAIL_DEVICE void sync_warp() { __syncwarp(); }
+MAIL_DEVICE bool all_of_warp(bool value) { return __all_sync(~0u, value); }
+MAIL_DEVICE bool any_of_warp(bool value) { return __any_sync(~0u, value); }
+MAIL_DEVICE uint64_t from_first_lane(uint64_t value) { return __shfl_sync(~0u, (unsigned long long)value, 0); }
+// Nothing else could use the time of a waiting thread.
+MAIL_DEVICE void pause_thread() {}
+
+// The user's data: read once, written once, so kept out of L1.
+// Volatile, so that no load moves above the wait for the kernel before (begin_after_previous).
+MAIL_DEVICE Vector load_input(const char* from) {
+  Vector v;
+  asm volatile("ld.global.L1::no_allocate.v2.u64 {%0,%1},[%2];" : "=l"(v.x), "=l"(v.y) : "l"(from));
+  return v;
+}
+MAIL_DEVICE void store_output(char* to, Vector v) {
+  asm volatile("st.global.v2.u64 [%0],{%1,%2};" ::"l"(to), "l"(v.x), "l"(v.y) : "memory");
+}
+template <class Piece>
+MAIL_DEVICE Piece load_piece(const char* from) {
+  return *reinterpret_cast<const volatile Piece*>(from);
+}
+template <class Piece>
+MAIL_DEVICE void store_piece(char* to, Piece piece) {
+  *reinterpret_cast<volatile Piece*>(to) = piece;
+}
+
+// Lines. The caller has just called sync_warp: a line is stored, or loaded, by one instruction of the whole warp or not at all
+// as a line. One block of assembly, so that nothing that could part the warp comes between.
+MAIL_DEVICE void store_half(char* to, Vector first, Vector second) {
+  asm volatile(
+      "st.volatile.global.v2.u64 [%0],{%1,%2};\n\t"
+      "st.volatile.global.v2.u64 [%0+512],{%3,%4};" ::"l"(to),
+      "l"(first.x), "l"(first.y), "l"(second.x), "l"(second.y)
+      : "memory");
+}
+// `groups` loads in flight at once, then the tags are looked at: true if every line read here carries `tag`.
+template <int groups>
+MAIL_DEVICE bool load_lines(Vector* v, const char* from, uint64_t tag) {
+  if (groups == 4)
+    asm volatile(
+        "ld.volatile.global.v2.u64 {%0,%1},[%8];\n\t"
+        "ld.volatile.global.v2.u64 {%2,%3},[%8+512];\n\t"
+        "ld.volatile.global.v2.u64 {%4,%5},[%8+1024];\n\t"
+        "ld.volatile.global.v2.u64 {%6,%7},[%8+1536];"
+        : "=&l"(v[0].x), "=&l"(v[0].y), "=&l"(v[1].x), "=&l"(v[1].y), "=&l"(v[2].x), "=&l"(v[2].y), "=&l"(v[3].x),
+          "=&l"(v[3].y)
+        : "l"(from)
+        : "memory");
+  else
+    asm volatile(
+        "ld.volatile.global.v2.u64 {%0,%1},[%4];\n\t"
+        "ld.volatile.global.v2.u64 {%2,%3},[%4+512];"
+        : "=&l"(v[0].x), "=&l"(v[0].y), "=&l"(v[1].x), "=&l"(v[1].y)
+        : "l"(from)
+        : "memory");
+  bool there = true;
+  if ((lane_index() & 7) == 7) {
+    MAIL_UNROLL
+    for (int group = 0; group < groups; ++group) there &= v[group].y == tag;
+  }
+  return all_of_warp(there);
+}
+
+// Slots of bulk lanes. Reads bypass L1, which may hold what the slot had before.
+MAIL_DEVICE Vector load_slot(const char* from) {
+  Vector v;
+  asm volatile("ld.global.cg.v2.u64 {%0,%1},[%2];" : "=l"(v.x), "=l"(v.y) : "l"(from) : "memory");
+  return v;
+}
+MAIL_DEVICE void store_slot(char* to, Vector v) { store_output(to, v); }
+
+// Words.
+MAIL_DEVICE uint64_t load_own_word(uint64_t address) { return *reinterpret_cast<volatile uint64_t*>(address); }
+MAIL_DEVICE void store_own_word(uint64_t address, uint64_t value) {
+  *reinterpret_cast<volatile uint64_t*>(address) = value;
+}
+MAIL_DEVICE uint64_t load_word_relaxed(uint64_t address) {
+  uint64_t value;
+  asm volatile("ld.relaxed.sys.global.u64 %0,[%1];" : "=l"(value) : "l"(address) : "memory");
+  return value;
+}
+MAIL_DEVICE uint64_t load_word_acquire(uint64_t address) {
+  uint64_t value;
+  asm volatile("ld.acquire.sys.global.u64 %0,[%1];" : "=l"(value) : "l"(address) : "memory");
+  return value;
+}
+MAIL_DEVICE void store_word(uint64_t address, uint64_t value) {
+  asm volatile("st.relaxed.sys.global.u64 [%0],%1;" ::"l"(address), "l"(value) : "memory");
+}
+MAIL_DEVICE uint32_t load_control(uint64_t address) {
+  uint32_t value;
+  asm volatile("ld.relaxed.sys.global.u32 %0,[%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+MAIL_DEVICE uint32_t claim(uint32_t* counter) { return atomicAdd(counter, 1); }
+MAIL_DEVICE void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+
+MAIL_DEVICE uint32_t shared_address(const void* pointer) { return (uint32_t)__cvta_generic_to_shared(pointer); }
+MAIL_DEVICE void tell(uint32_t* counter, uint32_t value) {
+  asm volatile("st.release.cta.shared.u32 [%0],%1;" ::"r"(shared_address(counter)), "r"(value) : "memory");
+}
+MAIL_DEVICE uint32_t told(uint32_t* counter) {
+  uint32_t value;
+  asm volatile("ld.acquire.cta.shared.u32 %0,[%1];" : "=r"(value) : "r"(shared_address(counter)) : "memory");
+  return value;
+}
+
+#if MAIL_HAS_BULK_COPIES
+typedef uint64_t Barrier;
+
+MAIL_DEVICE void begin_after_previous(bool let_next_begin) {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  if (let_next_begin) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+MAIL_DEVICE void barrier_make(Barrier* barrier) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0],1;" ::"r"(shared_address(barrier)) : "memory");
+}
+// The copy engine must see the barriers made.
+MAIL_DEVICE void barriers_made() { asm volatile("fence.mbarrier_init.release.cluster; fence.proxy.async;" ::: "memory"); }
+// One arrival that expects `bytes`; the barrier's phase ends when they have come.
+MAIL_DEVICE void bulk_load(char* stage, const char* from, uint32_t bytes, Barrier* barrier) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _,[%0],%1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
+  if (bytes)
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1],%2,[%3];" ::"r"(
+                     shared_address(stage)),
+                 "l"(from), "r"(bytes), "r"(shared_address(barrier))
+                 : "memory");
+}
+MAIL_DEVICE bool barrier_passed(Barrier* barrier, uint32_t parity) {
+  uint32_t passed;
+  asm volatile(
+      "{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p,[%1],%2; selp.u32 %0,1,0,p;}"
+      : "=r"(passed)
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
+  return passed;
+}
+// A copy of its own group.
+MAIL_DEVICE void bulk_store(char* to, const char* stage, uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0],[%1],%2; cp.async.bulk.commit_group;" ::"l"(to),
+               "r"(shared_address(stage)), "r"(bytes)
+               : "memory");
+}
+// At most `left` of the newest copies still unfinished; the instruction wants a constant.
+MAIL_DEVICE void wait_stores(uint32_t left) {
+  switch (left) {
+    case 0: asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); break;
+    case 1: asm volatile("cp.async.bulk.wait_group 1;" ::: "memory"); break;
+    case 2: asm volatile("cp.async.bulk.wait_group 2;" ::: "memory"); break;
+    case 3: asm volatile("cp.async.bulk.wait_group 3;" ::: "memory"); break;
+    default: asm volatile("cp.async.bulk.wait_group 4;" ::: "memory"); break;
+  }
+}
+// Ordinary writes of this thread to shared memory, before copies of this thread that read them.
+MAIL_DEVICE void fence_stage() { asm volatile("fence.proxy.async;" ::: "memory"); }
+#else
+MAIL_DEVICE void begin_after_previous(bool) {}
+#endif

@@ -1,0 +1,177 @@
+// What the host side and the mailbox kernel say to each other: C structures, the same bytes in C++, CUDA and Rust
+// (crates/kernels/src/launch.rs). Sizes and offsets are asserted at the end of this file and tested in Rust.
+//
+// All addresses are 64-bit device-visible addresses. All counts of units and chunks are counted from the birth of the
+// communicator, so memory that is zeroed at birth needs no further preparation.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+#define WINDLASS_MAIL_KERNEL "ncclWindlassMail"
+
+enum {
+  // A line is 128 bytes: 120 of payload, 8 of tag. A unit is what one warp moves at once: 16 lines.
+  WINDLASS_LINE_BYTES = 128,
+  WINDLASS_LINES_PER_UNIT = 16,
+  WINDLASS_UNIT_SLOT_BYTES = 2048,
+  WINDLASS_UNIT_PAYLOAD_BYTES = 1920,
+  // Half a unit (8 lines) is the least that goes over the wire.
+  WINDLASS_HALF_UNIT_PAYLOAD_BYTES = 960,
+  // Distance between the credit words of neighbouring line lanes, and between the words of neighbouring bulk lanes:
+  // words that different warps write over the link do not share a sector.
+  WINDLASS_LINE_WORD_STRIDE = 32,
+  WINDLASS_BULK_WORD_STRIDE = 128,
+  WINDLASS_PROGRESS_STRIDE = 8,
+  WINDLASS_LAUNCH_BYTES = 4096,
+  WINDLASS_LAUNCH_HEAD_BYTES = 128,
+  WINDLASS_INLINE_BYTES = WINDLASS_LAUNCH_BYTES - WINDLASS_LAUNCH_HEAD_BYTES,
+  WINDLASS_REPORT_ENTRIES = 31,
+  // Warps before the movers in a launch that moves bulk messages: the pusher and the poster.
+  WINDLASS_BULK_SERVICE_WARPS = 2,
+};
+
+// WindlassMailChannel.flags
+enum {
+  WINDLASS_CHANNEL_RECEIVE = 1,
+  // Bulk messages of this channel are sent by ordinary loads and stores: the architecture lacks bulk copies, or a
+  // buffer is not 16-byte aligned. The receiver cannot tell.
+  WINDLASS_CHANNEL_ORDINARY_STORES = 2,
+};
+
+// WindlassMailLaunch.flags
+enum {
+  // The next kernel of the stream may be set up while this one runs (programmatic serialization on its side).
+  WINDLASS_LAUNCH_EARLY_NEXT = 1,
+};
+
+// The word at `control`.
+enum { WINDLASS_CONTROL_RUN = 0, WINDLASS_CONTROL_ABORT = 1 };
+
+// WindlassMailReportEntry.waited_for
+enum {
+  WINDLASS_WAITED_LINE_CREDIT = 1,   // a sender, for room in a line lane
+  WINDLASS_WAITED_LINE_DATA = 2,     // a receiver, for a unit
+  WINDLASS_WAITED_BULK_CREDIT = 3,   // a sender, for room in a bulk lane
+  WINDLASS_WAITED_BULK_DATA = 4,     // a receiver, for a chunk
+};
+
+// What the ranks of a communicator agreed on at its birth; equal on all of them, constant for its life.
+typedef struct WindlassMailGeometry {
+  uint64_t first_tag;         // tag of the first unit of every line lane; tags grow by one a unit; 0 is no tag
+  uint64_t bulk_from_bytes;   // messages of at least this many bytes go by bulk lanes, shorter ones by line lanes
+  uint32_t line_lanes;        // line lanes of a directed pair
+  uint32_t line_slots;        // units that a line lane's ring holds; a power of two
+  uint32_t bulk_lanes;        // bulk lanes of a directed pair
+  uint32_t bulk_slots;        // chunks that a bulk lane's ring holds; a power of two
+  uint32_t bulk_chunk_bytes;  // a multiple of 128
+  uint32_t rank;              // own rank; for the report only
+} WindlassMailGeometry;
+
+// One message. Messages of a channel stand in the order in which they were called.
+typedef struct WindlassMailOperation {
+  uint64_t address;  // any alignment
+  uint64_t bytes;    // any count; 0 uses no slot
+} WindlassMailOperation;
+
+// All of a group's messages to one peer, or from one. "Mine" is this rank's memory, "the peer's" is mapped.
+typedef struct WindlassMailChannel {
+  uint64_t line_ring;      // send: the peer's; receive: mine. [lane][slot][2048 bytes]
+  uint64_t line_credit;    // units consumed, written by the receiver. send: mine; receive: the peer's. [lane], stride 32
+  uint64_t line_progress;  // units done by this side. mine. [lane], stride 8
+  uint64_t bulk_ring;      // send: the peer's; receive: mine. [lane][slot][chunk]
+  uint64_t bulk_posted;    // chunks arrived, written by the sender. send: the peer's; receive: mine. [lane], stride 128
+  uint64_t bulk_credit;    // chunks consumed, written by the receiver. send: mine; receive: the peer's. [lane], stride 128
+  uint64_t bulk_progress;  // chunks done by this side. mine. [lane], stride 8
+  uint32_t peer;           // rank; for the report only
+  uint32_t flags;          // WINDLASS_CHANNEL_*
+  uint32_t first_operation;
+  uint32_t operations;
+  uint32_t active_line_lanes;  // lanes that the group's messages use: 0 .. active - 1
+  uint32_t active_bulk_lanes;
+} WindlassMailChannel;
+
+// The kernel's one parameter. The storage holds the channels (sends, then receives), then the operations unless a list is
+// given. A launch may hand over only the used part: WINDLASS_LAUNCH_HEAD_BYTES + the used storage.
+typedef struct WindlassMailLaunch {
+  WindlassMailGeometry geometry;
+  uint64_t control;         // address of the abort word (32 bits), in any device-visible memory
+  uint64_t report;          // address of a WindlassMailReport in device memory
+  uint64_t operation_list;  // address of a list in device-visible memory, or 0: the operations are in the storage
+  uint64_t reserved_head;
+  uint32_t send_channels;
+  uint32_t receive_channels;
+  uint32_t line_send_lanes;     // sums of active lanes over the channels
+  uint32_t line_receive_lanes;
+  uint32_t bulk_send_lanes;
+  uint32_t bulk_receive_lanes;
+  uint32_t line_send_warps;     // movers of a block that send lines: its first ones
+  uint32_t line_receive_warps;  // movers of a block that receive lines: its last ones
+  uint32_t movers;              // warps of a block that move data; all of them move bulk messages
+  uint32_t stages;              // chunks that the pusher holds in shared memory, even; 0: no pusher
+  uint32_t jobs_per_warp;       // room in shared memory for a mover's jobs; 0: each has at most one, a line lane
+  uint32_t flags;               // WINDLASS_LAUNCH_*
+  uint32_t operations;          // in all
+  uint32_t reserved;
+  uint64_t storage[WINDLASS_INLINE_BYTES / 8];
+} WindlassMailLaunch;
+
+// What a warp waited for when it saw the abort word.
+typedef struct WindlassMailReportEntry {
+  uint32_t peer;
+  uint32_t waited_for;  // WINDLASS_WAITED_*
+  uint32_t lane;
+  uint32_t operation;   // index in the channel's messages
+  uint64_t sequence;    // unit or chunk of the lane, counted from birth
+  uint64_t seen;        // the last count read of what it waits for (credit or posted word)
+} WindlassMailReportEntry;
+
+typedef struct WindlassMailReport {
+  uint32_t claimed;  // entries asked for; more than WINDLASS_REPORT_ENTRIES: the rest was dropped
+  uint32_t rank;
+  uint64_t reserved[3];
+  WindlassMailReportEntry entries[WINDLASS_REPORT_ENTRIES];
+} WindlassMailReport;
+
+// Bytes of shared memory of a launch, from its head: where each part begins.
+typedef struct WindlassMailShared {
+  uint32_t stages;    // [stage][chunk]
+  uint32_t barriers;  // [stage], 8 bytes
+  uint32_t orders;    // [stage], 16 bytes
+  uint32_t tasks;     // [bulk lanes of the block, sends first], 64 bytes
+  uint32_t told;      // [task][mover], 4 bytes
+  uint32_t jobs;      // [mover][job], 32 bytes
+  uint32_t total;
+} WindlassMailShared;
+
+#if defined(__CUDACC__)
+#define WINDLASS_ANYWHERE __host__ __device__ __forceinline__
+#else
+#define WINDLASS_ANYWHERE inline
+#endif
+#if defined(__cplusplus)
+WINDLASS_ANYWHERE uint32_t windlass_divided_up(uint32_t dividend, uint32_t divisor) {
+  return (dividend + divisor - 1) / divisor;
+}
+
+WINDLASS_ANYWHERE WindlassMailShared windlass_shared_layout(const WindlassMailLaunch& launch, uint32_t blocks) {
+  const uint32_t tasks = windlass_divided_up(launch.bulk_send_lanes, blocks) +
+                         windlass_divided_up(launch.bulk_receive_lanes, blocks);
+  WindlassMailShared shared;
+  shared.stages = 0;
+  shared.barriers = shared.stages + launch.stages * launch.geometry.bulk_chunk_bytes;
+  shared.orders = shared.barriers + (launch.stages * 8 + 15) / 16 * 16;
+  shared.tasks = shared.orders + launch.stages * 16;
+  shared.told = shared.tasks + tasks * 64;
+  shared.jobs = shared.told + (tasks * launch.movers * 4 + 15) / 16 * 16;
+  shared.total = shared.jobs + launch.movers * launch.jobs_per_warp * 32;
+  return shared;
+}
+
+static_assert(sizeof(WindlassMailGeometry) == 40 && offsetof(WindlassMailGeometry, line_lanes) == 16, "geometry");
+static_assert(sizeof(WindlassMailOperation) == 16, "operation");
+static_assert(sizeof(WindlassMailChannel) == 80 && offsetof(WindlassMailChannel, peer) == 56, "channel");
+static_assert(sizeof(WindlassMailLaunch) == WINDLASS_LAUNCH_BYTES, "launch");
+static_assert(offsetof(WindlassMailLaunch, control) == 40 && offsetof(WindlassMailLaunch, send_channels) == 72, "launch");
+static_assert(offsetof(WindlassMailLaunch, storage) == WINDLASS_LAUNCH_HEAD_BYTES, "launch");
+static_assert(sizeof(WindlassMailReportEntry) == 32 && sizeof(WindlassMailReport) == 32 + 31 * 32, "report");
+#endif

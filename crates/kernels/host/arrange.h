@@ -1,0 +1,144 @@
+// From calls to a launch, in C++: what the tests on the host and the program on GPUs use. The product does the same in Rust
+// (src/arrange.rs); tests/kernels/arrange.rs holds that both make the same bytes.
+#pragma once
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "../device/mailbox.h"
+
+struct MailCall {
+  uint64_t address;
+  uint64_t bytes;
+  uint32_t peer;  // index in the table of peers
+  uint32_t receive;
+};
+
+// Addresses of both directions with one peer; the fields after `peer` are zero.
+struct MailPeer {
+  WindlassMailChannel send, receive;
+};
+
+struct MailLimits {
+  uint32_t blocks_max;
+  uint32_t bulk_copies;  // does the architecture have them
+  uint32_t stages;       // chunks in shared memory; even, 2 to 8
+  uint32_t shared_bytes_max;
+};
+
+struct MailShape {
+  uint32_t blocks;  // 0: nothing to launch; mail_refused: the grid is too small for so many lanes
+  uint32_t threads;
+  uint32_t shared_bytes;
+  uint32_t cluster;          // blocks of a cluster; 1: no attribute
+  uint32_t parameter_bytes;  // used part of the launch
+  uint32_t lists_operations; // the operations did not fit: place them and set operation_list
+};
+
+constexpr uint32_t mail_refused = ~0u;
+constexpr uint32_t mail_role_warps = 8;    // movers of a block for one direction of lines, if the other has lines too
+constexpr uint32_t mail_bulk_movers = 16;
+
+inline uint32_t mail_lanes(uint64_t bytes, uint64_t piece_bytes, uint32_t lanes) {
+  return (uint32_t)std::min<uint64_t>(lanes, (bytes + piece_bytes - 1) / piece_bytes);
+}
+
+// Writes the launch (all but control, report, operation_list and flags) and `operations`, which are also in the launch
+// unless shape.lists_operations.
+inline MailShape mail_arrange(const MailCall* calls, size_t count, const MailPeer* peers, size_t peer_count,
+                              const WindlassMailGeometry& geometry, const MailLimits& limits, WindlassMailLaunch& launch,
+                              std::vector<WindlassMailOperation>& operations) {
+  std::memset(&launch, 0, sizeof launch);
+  launch.geometry = geometry;
+  operations.clear();
+  auto* const channels = reinterpret_cast<WindlassMailChannel*>(launch.storage);
+  uint32_t used = 0;
+  bool pusher = false, ordinary = false;
+  for (uint32_t receive = 0; receive < 2; ++receive)
+    for (size_t peer = 0; peer < peer_count; ++peer) {
+      WindlassMailChannel channel = receive ? peers[peer].receive : peers[peer].send;
+      channel.flags = receive ? WINDLASS_CHANNEL_RECEIVE : 0;
+      channel.first_operation = (uint32_t)operations.size();
+      bool aligned = true;
+      for (size_t i = 0; i < count; ++i) {
+        const MailCall& call = calls[i];
+        if (call.peer != peer || call.receive != receive || call.bytes == 0) continue;
+        operations.push_back({call.address, call.bytes});
+        if (call.bytes >= geometry.bulk_from_bytes) {
+          channel.active_bulk_lanes = std::max(channel.active_bulk_lanes, mail_lanes(call.bytes, geometry.bulk_chunk_bytes, geometry.bulk_lanes));
+          aligned &= call.address % 16 == 0;
+        } else {
+          channel.active_line_lanes = std::max(channel.active_line_lanes, mail_lanes(call.bytes, WINDLASS_UNIT_PAYLOAD_BYTES, geometry.line_lanes));
+        }
+      }
+      channel.operations = (uint32_t)operations.size() - channel.first_operation;
+      if (channel.operations == 0) continue;
+      if (!receive && channel.active_bulk_lanes) {
+        if (limits.bulk_copies && aligned) {
+          pusher = true;
+        } else {
+          channel.flags |= WINDLASS_CHANNEL_ORDINARY_STORES;
+          ordinary = true;
+        }
+      }
+      channels[used++] = channel;
+      ++(receive ? launch.receive_channels : launch.send_channels);
+      (receive ? launch.line_receive_lanes : launch.line_send_lanes) += channel.active_line_lanes;
+      (receive ? launch.bulk_receive_lanes : launch.bulk_send_lanes) += channel.active_bulk_lanes;
+    }
+  launch.operations = (uint32_t)operations.size();
+  MailShape shape = {};
+  if (operations.empty()) return shape;
+
+  const bool bulk = launch.bulk_send_lanes || launch.bulk_receive_lanes;
+  const uint32_t line_lanes = std::max(launch.line_send_lanes, launch.line_receive_lanes);
+  uint32_t blocks = std::max({windlass_divided_up(line_lanes, mail_role_warps), launch.bulk_send_lanes, launch.bulk_receive_lanes});
+  blocks = std::max(1u, std::min(blocks, limits.blocks_max));
+  shape.cluster = 1;
+  if (blocks > 2 && limits.blocks_max >= 4) {
+    // Whole clusters, or the first blocks crowd on one part of the GPU and starve its links.
+    blocks = std::min(windlass_divided_up(blocks, 4), limits.blocks_max / 4) * 4;
+    shape.cluster = 4;
+  }
+  const uint32_t warps_max = launch.line_send_lanes && launch.line_receive_lanes ? mail_role_warps : 2 * mail_role_warps;
+  launch.line_send_warps = std::min(warps_max, windlass_divided_up(launch.line_send_lanes, blocks));
+  launch.line_receive_warps = std::min(warps_max, windlass_divided_up(launch.line_receive_lanes, blocks));
+  launch.movers = std::max(launch.line_send_warps + launch.line_receive_warps, bulk ? mail_bulk_movers : 0);
+
+  // Most jobs that a mover can have: its lines of one direction, and its part in the block's bulk lanes.
+  const auto share = [&](uint32_t lanes, uint32_t warps) { return warps ? windlass_divided_up(lanes, blocks * warps) : 0; };
+  const auto jobs = [&] {
+    const uint32_t most = std::max(share(launch.line_send_lanes, launch.line_send_warps),
+                                   share(launch.line_receive_lanes, launch.line_receive_warps)) +
+                          share(launch.bulk_receive_lanes, 1) + (ordinary ? share(launch.bulk_send_lanes, 1) : 0);
+    return most > 1 || bulk ? most : 0;
+  };
+  launch.jobs_per_warp = jobs();
+  launch.stages = pusher ? limits.stages : 0;
+  shape.shared_bytes = windlass_shared_layout(launch, blocks).total;
+  if (launch.stages && shape.shared_bytes > limits.shared_bytes_max) {
+    launch.stages = 0;
+    ordinary = true;
+    for (uint32_t i = 0; i < launch.send_channels; ++i)
+      if (channels[i].active_bulk_lanes) channels[i].flags |= WINDLASS_CHANNEL_ORDINARY_STORES;
+    launch.jobs_per_warp = jobs();
+    shape.shared_bytes = windlass_shared_layout(launch, blocks).total;
+  }
+  if (shape.shared_bytes > limits.shared_bytes_max) {
+    shape = {};
+    shape.blocks = mail_refused;
+    return shape;
+  }
+  shape.blocks = blocks;
+  shape.threads = 32 * (launch.movers + (bulk ? WINDLASS_BULK_SERVICE_WARPS : 0));
+  uint32_t bytes = used * (uint32_t)sizeof(WindlassMailChannel);
+  const uint32_t listed = launch.operations * (uint32_t)sizeof(WindlassMailOperation);
+  if (bytes + listed <= WINDLASS_INLINE_BYTES) {
+    std::memcpy(reinterpret_cast<char*>(launch.storage) + bytes, operations.data(), listed);
+    bytes += listed;
+  } else {
+    shape.lists_operations = 1;
+  }
+  shape.parameter_bytes = WINDLASS_LAUNCH_HEAD_BYTES + bytes;
+  return shape;
+}

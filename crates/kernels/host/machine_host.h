@@ -1,0 +1,605 @@
+// The machine on threads of this host, for tests: a warp is a thread, its 32 lanes are fibers, shared memory is a buffer.
+// Every operation may be followed by a random delay.
+//
+// What is modelled, and how it is weaker or stronger than a GPU:
+//  - store_half directly after sync_warp: the payload first, then (after the warp has met) the tag words, with release.
+//    load_lines directly after sync_warp: the tag words with acquire, and only if they match the payload. So payload and
+//    tag are 8-byte accesses with nothing between them but the order that LL128 claims of a GPU: who finds the tag
+//    finds the payload written with it. Lines of a unit may arrive one by one.
+//    Without sync_warp directly before (memory operations, votes and shuffles end its effect) the warp counts as parted:
+//    every lane stores or loads its 16 bytes in its own time, and tags may be seen before payload.
+//  - Slots and user buffers are ordinary memory: with ThreadSanitizer, any overwriting of a slot that is still read,
+//    or reading of one not yet announced, is a data race and reported.
+//  - Words that the GPU reads relaxed are acquired here, stores released: there the order comes from loads that have
+//    returned before their values are used, which C++ has no word for.
+//  - Bulk copies: the load happens late, when its barrier is asked; the store reads its stage as late as wait_stores
+//    allows, and after wait_stores its bytes are still in flight: they arrive when some thread of the block makes a
+//    system fence. A protocol that announces a chunk without that fence reads old bytes here at once.
+//  - Lanes of a warp are scheduled one by one and switch only at collectives and pauses; a collective that not all
+//    lanes reach ends the program.
+#pragma once
+#include <sched.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#define MAIL_DEVICE inline
+#define MAIL_DEVICE_FUNCTION inline
+#define MAIL_UNROLL
+#define MAIL_NO_UNROLL
+#define MAIL_HAS_BULK_COPIES 1
+
+#if defined(__SANITIZE_THREAD__)
+#define HOST_TSAN 1
+extern "C" {
+void* __tsan_get_current_fiber();
+void* __tsan_create_fiber(unsigned flags);
+void __tsan_switch_to_fiber(void* fiber, unsigned flags);
+void __tsan_acquire(void* address);
+void __tsan_release(void* address);
+}
+#else
+#define HOST_TSAN 0
+#endif
+
+// The scheduler's own fields are shared by the fibers of one thread, which never run at once; the sanitizer is not asked.
+#define HOST_QUIET __attribute__((no_sanitize("thread")))
+
+namespace host {
+
+struct Random {
+  uint64_t state;
+  HOST_QUIET uint64_t next() {
+    uint64_t z = state += 0x9e3779b97f4a7c15ull;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebull;
+    return z ^ z >> 31;
+  }
+  HOST_QUIET uint64_t below(uint64_t limit) { return next() % limit; }
+};
+
+// How rough the tests are: one in `rarity` operations is followed by a delay; 0: none is.
+inline std::atomic<uint32_t> delay_rarity{64};
+
+struct Copy {
+  char* to;
+  std::vector<char> bytes;
+};
+
+struct Block {
+  uint32_t index, count, threads;
+  std::vector<uint64_t> memory;
+  std::atomic<uint32_t> arrived{0}, generation{0};
+  std::mutex in_flight_lock;  // protects in_flight; nothing else is taken while it is held
+  std::deque<Copy> in_flight;
+};
+
+struct PendingLoad {
+  char* stage;
+  const char* from;
+  uint32_t bytes;
+  uint64_t* barrier;
+};
+struct PendingStore {
+  char* to;
+  const char* stage;
+  uint32_t bytes;
+  bool read;
+  std::vector<char> data;
+};
+
+extern "C" void host_switch_stack(void** save, void* to);
+#if defined(__x86_64__)
+asm(R"(
+.text
+.globl host_switch_stack
+.type host_switch_stack,@function
+host_switch_stack:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+.size host_switch_stack, .-host_switch_stack
+)");
+#elif defined(__aarch64__)
+asm(R"(
+.text
+.globl host_switch_stack
+.type host_switch_stack,%function
+host_switch_stack:
+  sub sp, sp, #160
+  stp x19, x20, [sp, #0]
+  stp x21, x22, [sp, #16]
+  stp x23, x24, [sp, #32]
+  stp x25, x26, [sp, #48]
+  stp x27, x28, [sp, #64]
+  stp x29, x30, [sp, #80]
+  stp d8, d9, [sp, #96]
+  stp d10, d11, [sp, #112]
+  stp d12, d13, [sp, #128]
+  stp d14, d15, [sp, #144]
+  mov x9, sp
+  str x9, [x0]
+  mov sp, x1
+  ldp x19, x20, [sp, #0]
+  ldp x21, x22, [sp, #16]
+  ldp x23, x24, [sp, #32]
+  ldp x25, x26, [sp, #48]
+  ldp x27, x28, [sp, #64]
+  ldp x29, x30, [sp, #80]
+  ldp d8, d9, [sp, #96]
+  ldp d10, d11, [sp, #112]
+  ldp d12, d13, [sp, #128]
+  ldp d14, d15, [sp, #144]
+  add sp, sp, #160
+  ret
+)");
+#else
+#error "fibers: write host_switch_stack for this processor"
+#endif
+
+struct Warp;
+inline thread_local Warp* current = nullptr;
+inline void fiber_main();
+
+constexpr size_t stack_bytes = 64 << 10;
+
+struct Fiber {
+  void* stack_pointer = nullptr;
+  void* sanitizer = nullptr;
+  std::unique_ptr<char[]> stack;
+  bool done = true;
+};
+
+// A thread of this host that runs warps, one after the other.
+struct Warp {
+  Fiber fibers[32];
+  Fiber home;  // the thread's own stack
+  uint32_t lane = 0;
+  uint32_t live = 0;
+  // a collective: every live lane arrives, the last lets all go
+  uint32_t arrived = 0;
+  uint64_t generation = 0;
+  uint64_t values[32] = {};
+  Random random{0};
+  uint32_t idle = 0;  // pauses since something moved
+  bool together[32] = {};  // since its last sync_warp this lane has done nothing that could part the warp
+
+  Block* block = nullptr;
+  uint32_t index = 0;
+  const std::function<void()>* body = nullptr;
+  std::deque<PendingLoad> loads;
+  std::deque<PendingStore> stores;
+
+  HOST_QUIET void switch_to(Fiber& from, Fiber& to) {
+#if HOST_TSAN
+    __tsan_switch_to_fiber(to.sanitizer, 1);
+#endif
+    host_switch_stack(&from.stack_pointer, to.stack_pointer);
+  }
+
+  HOST_QUIET void run() {
+    current = this;
+#if HOST_TSAN
+    if (!home.sanitizer) home.sanitizer = __tsan_get_current_fiber();
+    __tsan_release(this);
+#endif
+    arrived = 0;
+    live = 32;
+    for (Fiber& fiber : fibers) {
+      if (!fiber.stack) {
+        fiber.stack.reset(new char[stack_bytes]);
+#if HOST_TSAN
+        fiber.sanitizer = __tsan_create_fiber(0);
+#endif
+      }
+      fiber.done = false;
+      auto* top = reinterpret_cast<uint64_t*>((reinterpret_cast<uint64_t>(fiber.stack.get()) + stack_bytes) & ~63ull);
+#if defined(__x86_64__)
+      *--top = 0;                                          // where fiber_main would return to
+      *--top = reinterpret_cast<uint64_t>(&fiber_main);    // popped by ret
+      for (int i = 0; i < 6; ++i) *--top = 0;
+#else
+      top -= 20;
+      std::memset(top, 0, 160);
+      top[11] = reinterpret_cast<uint64_t>(&fiber_main);
+#endif
+      fiber.stack_pointer = top;
+    }
+    lane = (uint32_t)random.below(32);
+    switch_to(home, fibers[lane]);
+    current = nullptr;
+#if HOST_TSAN
+    __tsan_acquire(this);
+#endif
+  }
+
+  HOST_QUIET void yield() {
+    const uint32_t from = lane;
+    uint32_t to = from;
+    do to = (to + 1) & 31;
+    while (fibers[to].done && to != from);
+    if (to == from) return;
+    lane = to;
+    switch_to(fibers[from], fibers[to]);
+  }
+
+  HOST_QUIET void finish_lane() {
+    const uint32_t from = lane;
+    fibers[from].done = true;
+#if HOST_TSAN
+    __tsan_release(this);
+#endif
+    if (--live == 0) {
+      switch_to(fibers[from], home);
+    } else {
+      if (arrived) {
+        std::fprintf(stderr, "lane %u ended while %u others wait at a collective\n", from, arrived);
+        std::abort();
+      }
+      uint32_t to = from;
+      while (fibers[to].done) to = (to + 1) & 31;
+      lane = to;
+      switch_to(fibers[from], fibers[to]);
+    }
+    std::abort();
+  }
+
+  HOST_QUIET void meet() {
+    if (live != 32) {
+      std::fprintf(stderr, "a collective of %u lanes\n", live);
+      std::abort();
+    }
+#if HOST_TSAN
+    __tsan_release(this);
+#endif
+    if (++arrived == live) {
+      arrived = 0;
+      ++generation;
+    } else {
+      const uint64_t before = generation;
+      while (generation == before) yield();
+    }
+#if HOST_TSAN
+    __tsan_acquire(this);
+#endif
+  }
+
+  // Two meetings: values are read before anyone writes the next ones.
+  template <class Result>
+  HOST_QUIET Result exchange(uint64_t value, Result (*combine)(const uint64_t*)) {
+    part();
+    values[lane] = value;
+    meet();
+    const Result result = combine(values);
+    meet();
+    return result;
+  }
+
+  // Waiting warps sleep, so that those with work get this host's few processors.
+  HOST_QUIET void pause() {
+    const bool first = lane == 0;
+    yield();
+    if (!first) return;
+    if (++idle < 8)
+      sched_yield();
+    else
+      std::this_thread::sleep_for(std::chrono::microseconds(HOST_TSAN ? 300 : 30));
+  }
+  HOST_QUIET void moved() { idle = 0; }
+  HOST_QUIET void part() { together[lane] = false; }
+  HOST_QUIET void join() { together[lane] = true; }
+  HOST_QUIET bool is_together() { return together[lane]; }
+  // A parted warp: this lane goes on some time before or after the others.
+  HOST_QUIET void straggle() {
+    for (uint64_t turns = random.below(3); turns; --turns) yield();
+    if (random.below(16) == 0) sched_yield();
+  }
+
+  HOST_QUIET void delay() {
+    const uint32_t rarity = delay_rarity.load(std::memory_order_relaxed);
+    if (!rarity || random.below(rarity)) return;
+    switch (random.below(8)) {
+      case 0: std::this_thread::sleep_for(std::chrono::microseconds(random.below(60))); break;
+      case 1:
+      case 2: yield(); break;
+      default: sched_yield();
+    }
+  }
+};
+
+HOST_QUIET inline void fiber_main() {
+#if HOST_TSAN
+  __tsan_acquire(current);
+#endif
+  (*current->body)();
+  current->finish_lane();
+}
+
+// Runs `body` on blocks * threads / 32 warps and returns when all have ended: a launch and its synchronisation.
+class Machine {
+ public:
+  ~Machine() {
+    {
+      std::lock_guard<std::mutex> guard(lock_);
+      closing_ = true;
+    }
+    wake_.notify_all();
+    for (auto& worker : workers_) worker.join();
+  }
+
+  void launch(uint32_t blocks, uint32_t threads, uint32_t shared_bytes, uint64_t seed, const std::function<void()>& body) {
+    std::vector<std::unique_ptr<Block>> made;
+    std::atomic<uint32_t> running{blocks * threads / 32};
+    Random random{seed};
+    {
+      std::lock_guard<std::mutex> guard(lock_);
+      for (uint32_t b = 0; b < blocks; ++b) {
+        made.emplace_back(new Block);
+        Block& block = *made.back();
+        block.index = b;
+        block.count = blocks;
+        block.threads = threads;
+        block.memory.assign(shared_bytes / 8 + 32, 0xcdcdcdcdcdcdcdcdull);
+        for (uint32_t w = 0; w < threads / 32; ++w) waiting_.push_back({&block, w, &body, random.next(), &running});
+      }
+      // Every warp has a thread of its own: all blocks are resident.
+      wanted_ += blocks * threads / 32;
+      while (workers_.size() < wanted_) workers_.emplace_back([this] { work(); });
+    }
+    wake_.notify_all();
+    std::unique_lock<std::mutex> guard(lock_);
+    ended_.wait(guard, [&] { return running.load() == 0; });
+    wanted_ -= blocks * threads / 32;
+  }
+
+ private:
+  struct Task {
+    Block* block;
+    uint32_t warp;
+    const std::function<void()>* body;
+    uint64_t seed;
+    std::atomic<uint32_t>* running;
+  };
+
+  void work() {
+    Warp warp;
+    std::unique_lock<std::mutex> guard(lock_);
+    for (;;) {
+      wake_.wait(guard, [&] { return closing_ || !waiting_.empty(); });
+      if (waiting_.empty()) return;
+      const Task task = waiting_.front();
+      waiting_.pop_front();
+      guard.unlock();
+      warp.block = task.block;
+      warp.index = task.warp;
+      warp.body = task.body;
+      warp.random.state = task.seed;
+      warp.loads.clear();
+      warp.stores.clear();
+      warp.run();
+      if (!warp.loads.empty() || !warp.stores.empty()) {
+        std::fprintf(stderr, "a warp ended with bulk copies under way\n");
+        std::abort();
+      }
+      guard.lock();
+      if (--*task.running == 0) ended_.notify_all();
+    }
+  }
+
+  std::mutex lock_;  // protects all below
+  std::condition_variable wake_, ended_;
+  std::deque<Task> waiting_;
+  std::vector<std::thread> workers_;
+  size_t wanted_ = 0;
+  bool closing_ = false;
+};
+
+}  // namespace host
+
+HOST_QUIET inline uint32_t lane_index() { return host::current->lane; }
+HOST_QUIET inline uint32_t warp_index() { return host::current->index; }
+inline uint32_t thread_index() { return warp_index() * 32 + lane_index(); }
+HOST_QUIET inline uint32_t thread_count() { return host::current->block->threads; }
+HOST_QUIET inline uint32_t block_index() { return host::current->block->index; }
+HOST_QUIET inline uint32_t block_count() { return host::current->block->count; }
+HOST_QUIET inline char* shared_memory() {
+  return reinterpret_cast<char*>((reinterpret_cast<uint64_t>(host::current->block->memory.data()) + 127) & ~127ull);
+}
+
+inline void sync_warp() {
+  host::current->meet();
+  host::current->join();
+}
+inline bool all_of_warp(bool value) {
+  return host::current->exchange<bool>(value, [](const uint64_t* values) {
+    for (int i = 0; i < 32; ++i)
+      if (!values[i]) return false;
+    return true;
+  });
+}
+inline bool any_of_warp(bool value) { return !all_of_warp(!value); }
+inline uint64_t from_first_lane(uint64_t value) {
+  return host::current->exchange<uint64_t>(value, [](const uint64_t* values) { return values[0]; });
+}
+inline void sync_block() {
+  sync_warp();
+  if (lane_index() == 0) {
+    host::Block& block = *host::current->block;
+    const uint32_t before = block.generation.load();
+    if (block.arrived.fetch_add(1) + 1 == block.threads / 32) {
+      block.arrived = 0;
+      block.generation.fetch_add(1);
+    } else {
+      while (block.generation.load() == before) sched_yield();
+    }
+  }
+  sync_warp();
+}
+inline void pause_thread() { host::current->pause(); }
+
+inline Vector load_input(const char* from) {
+  host::current->part();
+  return *reinterpret_cast<const Vector*>(from);
+}
+inline void store_output(char* to, Vector v) {
+  host::current->part();
+  *reinterpret_cast<Vector*>(to) = v;
+}
+template <class Piece>
+inline Piece load_piece(const char* from) {
+  host::current->part();
+  if (reinterpret_cast<uint64_t>(from) % sizeof(Piece)) std::abort();
+  return *reinterpret_cast<const Piece*>(from);
+}
+template <class Piece>
+inline void store_piece(char* to, Piece piece) {
+  host::current->part();
+  if (reinterpret_cast<uint64_t>(to) % sizeof(Piece)) std::abort();
+  *reinterpret_cast<Piece*>(to) = piece;
+}
+
+inline void store_half(char* to, Vector first, Vector second) {
+  const bool keeper = (lane_index() & 7) == 7;
+  const bool together = host::current->is_together();
+  host::current->moved();
+  for (Vector v : {first, second}) {
+    auto* words = reinterpret_cast<uint64_t*>(to);
+    if (!together) host::current->straggle();
+    words[0] = v.x;
+    if (!keeper) words[1] = v.y;
+    if (together) host::current->meet();
+    host::current->delay();
+    if (keeper) __atomic_store_n(words + 1, v.y, __ATOMIC_RELEASE);
+    to += 512;
+  }
+}
+template <int groups>
+inline bool load_lines(Vector* v, const char* from, uint64_t tag) {
+  const bool keeper = (lane_index() & 7) == 7;
+  const bool together = host::current->is_together();
+  const auto words = [&](int group) { return reinterpret_cast<const uint64_t*>(from + group * 512); };
+  const auto load_payload_words = [&] {
+    for (int group = 0; group < groups; ++group) v[group] = Vector{words(group)[0], keeper ? tag : words(group)[1]};
+  };
+  bool there = true;
+  if (!together) {
+    host::current->straggle();
+    load_payload_words();
+  }
+  for (int group = 0; keeper && group < groups; ++group)
+    there &= __atomic_load_n(words(group) + 1, __ATOMIC_ACQUIRE) == tag;
+  host::current->delay();
+  if (!all_of_warp(there)) return false;
+  host::current->moved();
+  if (together) load_payload_words();
+  return true;
+}
+
+inline Vector load_slot(const char* from) { return *reinterpret_cast<const Vector*>(from); }
+inline void store_slot(char* to, Vector v) { *reinterpret_cast<Vector*>(to) = v; }
+
+inline uint64_t load_own_word(uint64_t address) { return *reinterpret_cast<uint64_t*>(address); }
+inline void store_own_word(uint64_t address, uint64_t value) { *reinterpret_cast<uint64_t*>(address) = value; }
+inline uint64_t load_word_acquire(uint64_t address) {
+  host::current->delay();
+  return __atomic_load_n(reinterpret_cast<uint64_t*>(address), __ATOMIC_ACQUIRE);
+}
+inline uint64_t load_word_relaxed(uint64_t address) { return load_word_acquire(address); }
+inline void store_word(uint64_t address, uint64_t value) {
+  host::current->delay();
+  host::current->moved();
+  // Words only grow: one that steps back has two writers.
+  if (__atomic_load_n(reinterpret_cast<uint64_t*>(address), __ATOMIC_RELAXED) > value) std::abort();
+  __atomic_store_n(reinterpret_cast<uint64_t*>(address), value, __ATOMIC_RELEASE);
+}
+inline uint32_t load_control(uint64_t address) {
+  return __atomic_load_n(reinterpret_cast<uint32_t*>(address), __ATOMIC_RELAXED);
+}
+inline uint32_t claim(uint32_t* counter) { return __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED); }
+inline void tell(uint32_t* counter, uint32_t value) {
+  host::current->moved();
+  host::current->delay();
+  __atomic_store_n(counter, value, __ATOMIC_RELEASE);
+}
+inline uint32_t told(uint32_t* counter) { return __atomic_load_n(counter, __ATOMIC_ACQUIRE); }
+
+inline void begin_after_previous(bool) {}
+
+#if !defined(HOST_WITHOUT_FENCE)
+inline void fence_system() {
+  host::current->delay();
+  host::Block& block = *host::current->block;
+  std::lock_guard<std::mutex> guard(block.in_flight_lock);
+  for (const host::Copy& copy : block.in_flight) std::memcpy(copy.to, copy.bytes.data(), copy.bytes.size());
+  block.in_flight.clear();
+}
+#else
+// A fault on purpose, to see that the tests find it.
+inline void fence_system() {}
+#endif
+
+typedef uint64_t Barrier;  // phases that have ended
+inline void barrier_make(Barrier* barrier) { *barrier = 0; }
+inline void barriers_made() {}
+inline void bulk_load(char* stage, const char* from, uint32_t bytes, Barrier* barrier) {
+  if (reinterpret_cast<uint64_t>(stage) % 16 || reinterpret_cast<uint64_t>(from) % 16 || bytes % 16) std::abort();
+  // A store that has not read this stage yet reads it now at the latest: the kernel must have waited for that.
+  for (const host::PendingStore& store : host::current->stores)
+    if (store.stage == stage && !store.read) {
+      std::fprintf(stderr, "a stage is loaded again before its store has read it\n");
+      std::abort();
+    }
+  host::current->moved();
+  host::current->loads.push_back({stage, from, bytes, barrier});
+}
+inline bool barrier_passed(Barrier* barrier, uint32_t parity) {
+  auto& loads = host::current->loads;
+  if (!loads.empty() && loads.front().barrier == barrier && host::current->random.below(3) == 0) {
+    std::memcpy(loads.front().stage, loads.front().from, loads.front().bytes);
+    loads.pop_front();
+    ++*barrier;
+  }
+  return (*barrier & 1) != parity;
+}
+inline void read_stage(host::PendingStore& store) {
+  if (store.read) return;
+  store.data.assign(store.stage, store.stage + store.bytes);
+  store.read = true;
+}
+inline void bulk_store(char* to, const char* stage, uint32_t bytes) {
+  if (reinterpret_cast<uint64_t>(to) % 16 || bytes % 16 || bytes == 0) std::abort();
+  host::current->stores.push_back({to, stage, bytes, false, {}});
+  if (host::current->random.below(2)) read_stage(host::current->stores.back());
+}
+inline void wait_stores(uint32_t left) {
+  auto& stores = host::current->stores;
+  host::Block& block = *host::current->block;
+  while (stores.size() > left) {
+    read_stage(stores.front());
+    std::lock_guard<std::mutex> guard(block.in_flight_lock);
+    block.in_flight.push_back({stores.front().to, std::move(stores.front().data)});
+    stores.pop_front();
+  }
+}
+inline void fence_stage() {}

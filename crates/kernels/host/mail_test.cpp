@@ -1,0 +1,652 @@
+// Ranks as groups of threads of one process, mailboxes in shared arenas, the kernel of ../device compiled for the host.
+// Usage: mail_test SCENARIO [SEED]. Prints the seed; exits 0 only if every byte arrived and none beside it was touched.
+#include "../device/group.cuh"
+#include "arrange.h"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <string>
+
+namespace {
+
+host::Machine machine;
+uint64_t seed;
+
+[[noreturn]] void fail(const std::string& what) {
+  std::fprintf(stderr, "FAILED (seed %llu): %s\n", (unsigned long long)seed, what.c_str());
+  std::fflush(stderr);
+  _exit(1);
+}
+void expect(bool condition, const std::string& what) {
+  if (!condition) fail(what);
+}
+
+// --- a communicator -----------------------------------------------------------------------------------------------------
+
+struct Options {
+  uint32_t ranks = 2;
+  uint32_t line_lanes = 4, line_slots = 4, bulk_lanes = 2, bulk_slots = 4, chunk = 4096;
+  uint64_t bulk_from = 40000;
+  uint64_t first_tag = 1;
+  uint64_t first_count = 0;  // units and chunks that every lane is said to have carried already
+  uint32_t blocks_max = 2;
+  uint32_t stages = 4;
+  bool bulk_copies = true;
+};
+
+// Memory that is 128-byte aligned and zeroed, as a slice at birth.
+struct Slice {
+  std::vector<uint64_t> words;
+  uint64_t address = 0;
+  void make(size_t bytes) {
+    words.assign(bytes / 8 + 17, 0);
+    address = (reinterpret_cast<uint64_t>(words.data()) + 127) & ~127ull;
+  }
+};
+
+struct Directed {  // sender -> receiver
+  Slice line_ring, bulk_ring, posted;            // in the receiver's arena
+  Slice line_credit, bulk_credit;                // in the sender's
+  Slice line_progress[2], bulk_progress[2];      // each side's own
+};
+
+struct World {
+  Options options;
+  WindlassMailGeometry geometry;
+  std::vector<Directed> pairs;
+  std::vector<std::vector<MailPeer>> peers;  // [rank][peer]
+  uint32_t control = 0;
+  std::vector<WindlassMailReport> reports;
+
+  explicit World(const Options& o) : options(o), pairs(o.ranks * o.ranks), peers(o.ranks), reports(o.ranks) {
+    geometry = {o.first_tag, o.bulk_from, o.line_lanes, o.line_slots, o.bulk_lanes, o.bulk_slots, o.chunk, 0};
+    for (auto& list : peers) list.resize(o.ranks);
+    std::memset(reports.data(), 0, reports.size() * sizeof(WindlassMailReport));
+    for (uint32_t from = 0; from < o.ranks; ++from)
+      for (uint32_t to = 0; to < o.ranks; ++to) {
+        if (from == to) continue;
+        Directed& pair = pairs[from * o.ranks + to];
+        pair.line_ring.make((size_t)o.line_lanes * o.line_slots * WINDLASS_UNIT_SLOT_BYTES);
+        pair.bulk_ring.make((size_t)o.bulk_lanes * o.bulk_slots * o.chunk);
+        pair.posted.make(o.bulk_lanes * WINDLASS_BULK_WORD_STRIDE);
+        pair.line_credit.make(o.line_lanes * WINDLASS_LINE_WORD_STRIDE);
+        pair.bulk_credit.make(o.bulk_lanes * WINDLASS_BULK_WORD_STRIDE);
+        for (int side = 0; side < 2; ++side) {
+          pair.line_progress[side].make(o.line_lanes * 8);
+          pair.bulk_progress[side].make(o.bulk_lanes * 8);
+          for (uint32_t i = 0; i < o.line_lanes; ++i) word(pair.line_progress[side].address + i * 8) = o.first_count;
+          for (uint32_t i = 0; i < o.bulk_lanes; ++i) word(pair.bulk_progress[side].address + i * 8) = o.first_count;
+        }
+        for (uint32_t i = 0; i < o.line_lanes; ++i) word(pair.line_credit.address + i * WINDLASS_LINE_WORD_STRIDE) = o.first_count;
+        for (uint32_t i = 0; i < o.bulk_lanes; ++i) {
+          word(pair.bulk_credit.address + i * WINDLASS_BULK_WORD_STRIDE) = o.first_count;
+          word(pair.posted.address + i * WINDLASS_BULK_WORD_STRIDE) = o.first_count;
+        }
+        WindlassMailChannel channel = {};
+        channel.line_ring = pair.line_ring.address;
+        channel.line_credit = pair.line_credit.address;
+        channel.bulk_ring = pair.bulk_ring.address;
+        channel.bulk_posted = pair.posted.address;
+        channel.bulk_credit = pair.bulk_credit.address;
+        channel.line_progress = pair.line_progress[0].address;
+        channel.bulk_progress = pair.bulk_progress[0].address;
+        channel.peer = to;
+        peers[from][to].send = channel;
+        channel.line_progress = pair.line_progress[1].address;
+        channel.bulk_progress = pair.bulk_progress[1].address;
+        channel.peer = from;
+        peers[to][from].receive = channel;
+      }
+  }
+  static uint64_t& word(uint64_t address) { return *reinterpret_cast<uint64_t*>(address); }
+
+  // One launch and its synchronisation, as one group of `rank` on its stream.
+  void group(uint32_t rank, const std::vector<MailCall>& calls, const MailLimits& limits, uint64_t random) {
+    WindlassMailLaunch launch;
+    std::vector<WindlassMailOperation> operations;
+    WindlassMailGeometry own = geometry;
+    own.rank = rank;
+    const MailShape shape = mail_arrange(calls.data(), calls.size(), peers[rank].data(), peers[rank].size(), own, limits, launch, operations);
+    if (shape.blocks == 0) return;
+    expect(shape.blocks != mail_refused, "too many lanes");
+    launch.control = reinterpret_cast<uint64_t>(&control);
+    launch.report = reinterpret_cast<uint64_t>(&reports[rank]);
+    if (shape.lists_operations) launch.operation_list = reinterpret_cast<uint64_t>(operations.data());
+    // Only the used part is handed over: the rest is whatever was there.
+    std::vector<uint64_t> parameter(WINDLASS_LAUNCH_BYTES / 8, 0xababababababababull);
+    std::memcpy(parameter.data(), &launch, shape.parameter_bytes);
+    const auto& given = *reinterpret_cast<const WindlassMailLaunch*>(parameter.data());
+    machine.launch(shape.blocks, shape.threads, shape.shared_bytes, random, [&given] { run_group(given); });
+  }
+
+  // At the end every unit sent was received, and the two sides agree on how many.
+  void check_words() {
+    for (uint32_t from = 0; from < options.ranks; ++from)
+      for (uint32_t to = 0; to < options.ranks; ++to) {
+        if (from == to) continue;
+        Directed& pair = pairs[from * options.ranks + to];
+        for (uint32_t i = 0; i < options.line_lanes; ++i) {
+          const uint64_t sent = word(pair.line_progress[0].address + i * 8);
+          expect(sent == word(pair.line_progress[1].address + i * 8), "line progress differs");
+          expect(sent == word(pair.line_credit.address + i * WINDLASS_LINE_WORD_STRIDE), "line credit is not full at the end");
+        }
+        for (uint32_t i = 0; i < options.bulk_lanes; ++i) {
+          const uint64_t sent = word(pair.bulk_progress[0].address + i * 8);
+          expect(sent == word(pair.bulk_progress[1].address + i * 8), "bulk progress differs");
+          expect(sent == word(pair.bulk_credit.address + i * WINDLASS_BULK_WORD_STRIDE), "bulk credit is not full at the end");
+          expect(sent == word(pair.posted.address + i * WINDLASS_BULK_WORD_STRIDE), "posted word is behind");
+        }
+      }
+  }
+};
+
+// --- messages -----------------------------------------------------------------------------------------------------------
+
+struct Message {
+  uint32_t from, to;
+  uint64_t bytes;
+  uint32_t send_offset = 0, receive_offset = 0;  // of the buffers from 16-byte alignment
+};
+typedef std::vector<Message> Messages;
+
+uint8_t expected_byte(uint64_t id, uint64_t index) {
+  uint64_t z = (id << 40 ^ index / 8) * 0x9e3779b97f4a7c15ull;
+  z = (z ^ z >> 29) * 0xbf58476d1ce4e5b9ull;
+  return (uint8_t)(z >> (8 * (index % 8)));
+}
+
+constexpr uint8_t canary = 0x5e;
+constexpr size_t margin = 160;
+
+struct Buffer {
+  std::vector<uint8_t> bytes;
+  uint8_t* data;
+  size_t size;
+  Buffer(size_t n, uint32_t offset) : bytes(n + 2 * margin + 32, canary), size(n) {
+    data = reinterpret_cast<uint8_t*>(((reinterpret_cast<uint64_t>(bytes.data()) + margin + 15) & ~15ull) + offset);
+  }
+  void check(uint64_t id, const char* what) const {
+    for (const uint8_t& byte : bytes) {
+      const bool inside = &byte >= data && &byte < data + size;
+      const uint8_t right = inside ? expected_byte(id, (uint64_t)(&byte - data)) : canary;
+      if (byte != right)
+        fail(std::string(what) + " message " + std::to_string(id) + ": byte " + std::to_string(&byte - data) + " of " +
+             std::to_string(size) + " is " + std::to_string(byte) + ", not " + std::to_string(right));
+    }
+  }
+};
+
+struct Step {
+  Messages messages;
+};
+
+struct How {
+  // Ranks cut each step's calls into this many groups, each in its own way (0: one group).
+  uint32_t sender_groups = 1;
+  uint32_t late_microseconds = 0;   // a rank starts each step up to this late
+  bool vary_blocks = false;         // each launch has its own grid
+  uint32_t late_rank = ~0u;         // this rank starts late each time
+};
+
+// One rank's side of all steps.
+void run_rank(World& world, uint32_t rank, const std::vector<Step>& steps, const How& how, uint64_t random_seed) {
+  host::Random random{random_seed};
+  uint64_t base = 0;
+  for (const Step& step : steps) {
+    std::vector<std::unique_ptr<Buffer>> buffers(step.messages.size() * 2);
+    std::vector<MailCall> calls;
+    for (size_t i = 0; i < step.messages.size(); ++i) {
+      const Message& message = step.messages[i];
+      if (message.from == rank) {
+        auto& buffer = buffers[2 * i];
+        buffer.reset(new Buffer(message.bytes, message.send_offset));
+        for (size_t k = 0; k < message.bytes; ++k) buffer->data[k] = expected_byte(base + i, k);
+        calls.push_back({reinterpret_cast<uint64_t>(buffer->data), message.bytes, message.to, 0});
+      }
+      if (message.to == rank) {
+        auto& buffer = buffers[2 * i + 1];
+        buffer.reset(new Buffer(message.bytes, message.receive_offset));
+        calls.push_back({reinterpret_cast<uint64_t>(buffer->data), message.bytes, message.from, 1});
+      }
+    }
+    if (how.late_microseconds) usleep((useconds_t)random.below(how.late_microseconds));
+    if (rank == how.late_rank) usleep(20000);
+    const auto limits = [&] {
+      const uint32_t blocks = how.vary_blocks ? 1 + (uint32_t)random.below(world.options.blocks_max) : world.options.blocks_max;
+      return MailLimits{blocks, world.options.bulk_copies, world.options.stages, 220u << 10};
+    };
+    if (how.sender_groups == 1) {
+      world.group(rank, calls, limits(), random.next());
+    } else {
+      // Cut where nothing can hang: sends only on this rank, or receives only.
+      size_t at = 0;
+      while (at < calls.size()) {
+        const size_t take = std::min<size_t>(calls.size() - at, 1 + random.below(how.sender_groups));
+        world.group(rank, std::vector<MailCall>(calls.begin() + (long)at, calls.begin() + (long)(at + take)), limits(), random.next());
+        at += take;
+      }
+    }
+    for (size_t i = 0; i < step.messages.size(); ++i) {
+      if (buffers[2 * i]) buffers[2 * i]->check(base + i, "sent");
+      if (buffers[2 * i + 1]) buffers[2 * i + 1]->check(base + i, "received");
+    }
+    base += step.messages.size();
+  }
+}
+
+uint64_t bytes_moved = 0;
+
+void run_all(World& world, const std::vector<Step>& steps, const How& how = {}) {
+  host::Random random{seed ^ 0x77};
+  std::vector<std::thread> ranks;
+  for (uint32_t rank = 0; rank < world.options.ranks; ++rank) {
+    const uint64_t own = random.next();
+    ranks.emplace_back([&world, &steps, &how, rank, own] { run_rank(world, rank, steps, how, own); });
+  }
+  for (auto& rank : ranks) rank.join();
+  world.check_words();
+  for (const Step& step : steps)
+    for (const Message& message : step.messages) bytes_moved += message.bytes;
+}
+
+#if HOST_TSAN
+constexpr int scale = 6;  // fewer and smaller: a sanitized run is ten times slower
+#else
+constexpr int scale = 1;
+#endif
+
+// --- scenarios ----------------------------------------------------------------------------------------------------------
+
+std::vector<uint64_t> interesting_sizes(const Options& o) {
+  std::vector<uint64_t> sizes = {0, 1, 2, 7, 8, 15, 16, 17, 119, 120, 121, 128, 959, 960, 961, 1024, 1919, 1920, 1921, 2048, 3840, 3841};
+  const uint64_t line_ring = (uint64_t)o.line_lanes * o.line_slots * 1920, stripe = (uint64_t)o.bulk_lanes * o.chunk;
+  for (uint64_t around : {(uint64_t)o.line_lanes * 1920, line_ring, o.bulk_from, (uint64_t)o.chunk * 10, stripe * o.bulk_slots, stripe * (o.bulk_slots + 1)})
+    for (int64_t by : {-1920, -17, -16, -1, 0, 1, 15, 16, 1921}) sizes.push_back((uint64_t)((int64_t)around + by));
+  return sizes;
+}
+
+void sizes_and_alignments(bool bulk_copies) {
+  Options o;
+  o.bulk_copies = bulk_copies;
+  World world(o);
+  host::Random random{seed};
+  std::vector<Step> steps;
+  int i = 0;
+  for (uint64_t size : interesting_sizes(o)) {
+    if (++i % scale) continue;
+    const uint32_t offset = random.below(2) ? 0 : (uint32_t)random.below(16);
+    steps.push_back({{{0, 1, size, random.below(2) ? 0 : offset, random.below(2) ? 0 : (uint32_t)random.below(16)}}});
+  }
+  run_all(world, steps, {1, 300, true});
+}
+
+void every_alignment() {
+  World world(Options{});
+  std::vector<Step> steps;
+  for (uint32_t offset = 0; offset < 16; ++offset) {
+    Step step;
+    for (uint64_t size : {5, 33, 977, 1935, 4001}) {
+      step.messages.push_back({0, 1, size, offset, (offset * 7 + 3) % 16});
+      step.messages.push_back({1, 0, size + offset, 0, offset});
+    }
+    if (offset % scale == 0) step.messages.push_back({0, 1, 41003, offset, 15 - offset});
+    steps.push_back(step);
+  }
+  run_all(world, steps);
+}
+
+// One rank sends, the other receives, many times: credits alone, no traffic back.
+void one_way() {
+  World world(Options{});
+  host::Random random{seed};
+  std::vector<Step> steps;
+  for (int i = 0; i < (HOST_TSAN ? 16 : 600); ++i) steps.push_back({{{0, 1, random.below(i % 8 ? 12000 : 120000)}}});
+  run_all(world, steps, {1, 400, true});
+}
+
+void both_ways() {
+  World world(Options{});
+  host::Random random{seed};
+  std::vector<Step> steps;
+  for (int i = 0; i < (HOST_TSAN ? 8 : 300); ++i) {
+    const uint64_t limit = i % 6 ? 12000 : 150000;
+    steps.push_back({{{0, 1, random.below(limit)}, {1, 0, random.below(limit)}}});
+  }
+  run_all(world, steps, {1, 200, true});
+}
+
+// Many times the ring, in both kinds of lanes.
+void far_larger_than_the_ring() {
+  Options o;
+  o.bulk_from = 700000;
+  World world(o);
+  const uint64_t line_ring = 4 * 4 * 1920, bulk_ring = 2 * 4 * 4096;
+  std::vector<Step> steps;
+  steps.push_back({{{0, 1, 20 * line_ring + 5}, {1, 0, 7 * line_ring + 5}}});
+  steps.push_back({{{0, 1, 700000 + 3}, {1, 0, 20 * bulk_ring + 44700}}});
+  o.bulk_from = 700000;
+  run_all(world, steps);
+}
+
+// Rings of one or two slots: every unit waits for credit.
+void smallest_rings() {
+  for (uint32_t slots : {1u, 2u})
+    for (bool copies : {true, false}) {
+      Options o;
+      o.line_slots = slots;
+      o.bulk_slots = slots;
+      o.bulk_copies = copies;
+      o.stages = 2;
+      World world(o);
+      run_all(world, {{{{0, 1, 30000}, {1, 0, 31001}}}, {{{0, 1, 60000}, {1, 0, 90000, 0, 3}}}, {{{1, 0, 39999}}}, {{{0, 1, 100000}}}});
+    }
+}
+
+Step pattern(const std::string& name, uint32_t ranks, const std::function<uint64_t()>& size) {
+  Step step;
+  if (name == "ring")
+    for (uint32_t r = 0; r < ranks; ++r) step.messages.push_back({r, (r + 1) % ranks, size()});
+  if (name == "all_to_all")
+    for (uint32_t r = 0; r < ranks; ++r)
+      for (uint32_t p = 1; p < ranks; ++p) step.messages.push_back({r, (r + p) % ranks, size()});
+  if (name == "gather")
+    for (uint32_t r = 1; r < ranks; ++r) step.messages.push_back({r, 0, size()});
+  if (name == "scatter")
+    for (uint32_t r = 1; r < ranks; ++r) step.messages.push_back({0, r, size()});
+  return step;
+}
+
+void patterns(bool bulk_copies) {
+  Options o;
+  o.ranks = 4;
+  o.bulk_copies = bulk_copies;
+  World world(o);
+  host::Random random{seed};
+  std::vector<Step> steps;
+  for (int round = 0; round < (HOST_TSAN ? 1 : 8); ++round)
+    for (const char* name : {"ring", "all_to_all", "gather", "scatter"})
+      for (uint64_t limit : {3000, 30000, 90000})
+        steps.push_back(pattern(name, o.ranks, [&] { return random.below(limit / (HOST_TSAN ? 2 : 1)); }));
+  // hypercube: in each dimension both ways with the neighbour
+  for (uint32_t dimension = 1; dimension < o.ranks; dimension *= 2) {
+    Step step;
+    for (uint32_t r = 0; r < o.ranks; ++r) step.messages.push_back({r, r ^ dimension, 20000 + random.below(40000)});
+    steps.push_back(step);
+  }
+  run_all(world, steps, {1, 300, true});
+}
+
+void five_ranks() {
+  Options o;
+  o.ranks = 5;
+  o.line_lanes = 3;  // not every number is a power of two
+  o.bulk_lanes = 3;
+  o.blocks_max = 1;
+  World world(o);
+  host::Random random{seed};
+  std::vector<Step> steps;
+  for (int i = 0; i < (HOST_TSAN ? 1 : 30); ++i) steps.push_back(pattern("all_to_all", 5, [&] { return random.below(i % 4 == 3 ? 60000 : 9000); }));
+  run_all(world, steps, {1, 300, false});
+}
+
+// Several messages to one peer in one group, of both kinds, in order on every lane.
+void several_to_one_peer() {
+  World world(Options{});
+  host::Random random{seed};
+  std::vector<Step> steps;
+  for (int i = 0; i < (HOST_TSAN ? 4 : 60); ++i) {
+    Step step;
+    for (int k = 0; k < 12; ++k) {
+      const uint64_t size = random.below(4) ? random.below(9000) : 40000 + random.below(30000);
+      step.messages.push_back({(uint32_t)random.below(2), 0, size, (uint32_t)random.below(3) * 8 % 16, (uint32_t)random.below(2) * 4});
+      step.messages.back().to = 1 - step.messages.back().from;
+    }
+    steps.push_back(step);
+  }
+  run_all(world, steps, {1, 300, true});
+}
+
+// More operations than the parameters hold, zero sizes among them.
+void three_hundred_operations() {
+  Options o;
+  o.ranks = 3;
+  World world(o);
+  host::Random random{seed};
+  Step step;
+  for (int i = 0; i < 450; ++i) {
+    const uint32_t from = (uint32_t)random.below(3), to = (from + 1 + (uint32_t)random.below(2)) % 3;
+    const uint64_t size = random.below(5) == 0 ? 0 : random.below(40) == 0 ? 40000 + random.below(9000) : random.below(2500);
+    step.messages.push_back({from, to, size, (uint32_t)random.below(16), (uint32_t)random.below(16)});
+  }
+  run_all(world, {step, step});
+}
+
+// The sender's calls end before the receiver has begun: as much as the rings take. Groups are cut differently on both sides.
+void sender_far_ahead() {
+  World world(Options{});
+  std::vector<Step> steps;
+  std::atomic<bool> sent{false};
+  Messages messages;
+  // 16 units in 4 lanes of 4 slots, and 8 chunks in 2 lanes of 4 slots: exactly what the rings hold
+  for (int i = 0; i < 4; ++i) messages.push_back({0, 1, 1920 * 4});
+  messages.push_back({0, 1, 40000 - 7232});  // by lines it would not fit; see below
+  messages.pop_back();
+  std::vector<std::unique_ptr<Buffer>> out, in;
+  for (size_t i = 0; i < messages.size(); ++i) {
+    out.emplace_back(new Buffer(messages[i].bytes, 0));
+    in.emplace_back(new Buffer(messages[i].bytes, 0));
+    for (size_t k = 0; k < messages[i].bytes; ++k) out[i]->data[k] = expected_byte(i, k);
+  }
+  for (size_t i = 0; i < messages.size(); ++i)  // one group each; returns although nobody receives
+    world.group(0, {{reinterpret_cast<uint64_t>(out[i]->data), messages[i].bytes, 1, 0}}, {2, 1, 4, 220u << 10}, seed + i);
+  std::vector<MailCall> calls;
+  for (size_t i = 0; i < messages.size(); ++i) calls.push_back({reinterpret_cast<uint64_t>(in[i]->data), messages[i].bytes, 0, 1});
+  world.group(1, calls, {1, 1, 4, 220u << 10}, seed);
+  for (size_t i = 0; i < messages.size(); ++i) in[i]->check(i, "received");
+  world.check_words();
+
+  Options bulk;
+  bulk.bulk_from = 20000;
+  World large(bulk);
+  Buffer source(2 * 4 * 4096, 0), sink(2 * 4 * 4096, 0);
+  for (size_t k = 0; k < source.size; ++k) source.data[k] = expected_byte(9, k);
+  large.group(0, {{reinterpret_cast<uint64_t>(source.data), source.size, 1, 0}}, {2, 1, 4, 220u << 10}, seed);
+  large.group(1, {{reinterpret_cast<uint64_t>(sink.data), sink.size, 0, 1}}, {1, 1, 4, 220u << 10}, seed);
+  sink.check(9, "received");
+  large.check_words();
+}
+
+// One side makes a group of many calls, the other many groups: matching follows order, not groups.
+void groups_cut_differently() {
+  World world(Options{});
+  host::Random random{seed};
+  std::vector<Step> steps;
+  for (int i = 0; i < (HOST_TSAN ? 4 : 60); ++i) {
+    Step step;
+    for (int k = 0; k < 9; ++k) step.messages.push_back({0, 1, random.below(k == 5 ? 80000 : 6000)});
+    steps.push_back(step);
+  }
+  run_all(world, steps, {4, 300, true});
+}
+
+void tags_near(uint64_t first_tag, uint64_t first_count) {
+  Options o;
+  o.first_tag = first_tag;
+  o.first_count = first_count;
+  World world(o);
+  host::Random random{seed};
+  std::vector<Step> steps;
+  for (int i = 0; i < (HOST_TSAN ? 4 : 100); ++i) steps.push_back({{{0, 1, 3000 + random.below(60000)}, {1, 0, random.below(30000)}}});
+  run_all(world, steps, {1, 200, true});
+}
+
+// Rank 2 sends to rank 1 only when it has everything of rank 0; rank 1 wants both at once. A warp of rank 0 or 1 that stays with
+// one lane until it moves would wait for ever: the ring from 0 to 1 is full, and what comes from 2 depends on the rest.
+void none_holds_up_another() {
+  for (int bulk = 0; bulk < 3; ++bulk) {
+    Options o;
+    o.ranks = 3;
+    o.line_lanes = 20;
+    o.line_slots = 2;
+    o.bulk_from = bulk ? 1000 : 1 << 20;
+    o.bulk_copies = bulk == 1;
+    World world(o);
+    const MailLimits limits{1, o.bulk_copies, 4, 220u << 10};
+    const size_t bytes = 300000;
+    std::vector<std::unique_ptr<Buffer>> buffers;
+    const auto make = [&](int id) {
+      buffers.emplace_back(new Buffer(bytes, 0));
+      for (size_t k = 0; id >= 0 && k < bytes; ++k) buffers.back()->data[k] = expected_byte((uint64_t)id, k);
+      return reinterpret_cast<uint64_t>(buffers.back()->data);
+    };
+    const uint64_t send01 = make(1), send02 = make(2), send21 = make(3), receive01 = make(-1), receive02 = make(-1), receive21 = make(-1);
+    std::thread zero([&] { world.group(0, {{send01, bytes, 1, 0}, {send02, bytes, 2, 0}}, limits, seed); });
+    std::thread one([&] { world.group(1, {{receive01, bytes, 0, 1}, {receive21, bytes, 2, 1}}, limits, seed + 1); });
+    world.group(2, {{receive02, bytes, 0, 1}}, limits, seed + 2);
+    world.group(2, {{send21, bytes, 1, 0}}, limits, seed + 3);
+    zero.join();
+    one.join();
+    buffers[3]->check(1, "received");
+    buffers[4]->check(2, "received");
+    buffers[5]->check(3, "received");
+    world.check_words();
+  }
+}
+
+// Payload that looks like tags to come must not be taken for one.
+void payload_like_tags() {
+  World world(Options{});
+  std::vector<uint64_t> out(24000 / 8), in(24000 / 8);
+  for (int round = 0; round < 8; ++round) {
+    for (size_t i = 0; i < out.size(); ++i) out[i] = 1 + i % 24 + round;
+    std::thread sender([&] { world.group(0, {{reinterpret_cast<uint64_t>(out.data()), 24000, 1, 0}}, {2, 1, 4, 220u << 10}, seed); });
+    world.group(1, {{reinterpret_cast<uint64_t>(in.data()), 24000, 0, 1}}, {1, 1, 4, 220u << 10}, seed + 1);
+    sender.join();
+    expect(in == out, "payload that looks like tags");
+  }
+}
+
+// A peer that never comes: the kernels leave at the abort word and say what they waited for.
+void abort_in_the_middle(bool bulk_copies) {
+  for (int what = 0; what < 4; ++what) {
+    Options o;
+    o.ranks = 3;
+    o.bulk_copies = bulk_copies;
+    World world(o);
+    Buffer buffer(200000, 0), other(200000, 0);
+    const auto address = [](Buffer& b) { return reinterpret_cast<uint64_t>(b.data); };
+    // 0: a sender out of room by lines, 1: by chunks, 2: a receiver of lines, 3: of chunks; a finished exchange beside it
+    const uint64_t bytes = what % 2 ? 180000 : 39000;
+    std::vector<MailCall> calls = {{address(buffer), bytes, 1, what >= 2}, {address(other), 5000, 2, 0}};
+    std::thread stuck([&] { world.group(0, calls, {2, bulk_copies, 4, 220u << 10}, seed); });
+    Buffer sink(5000, 0);
+    world.group(2, {{address(sink), 5000, 0, 1}}, {2, bulk_copies, 4, 220u << 10}, seed);
+    usleep(30000);
+    __atomic_store_n(&world.control, (uint32_t)WINDLASS_CONTROL_ABORT, __ATOMIC_RELEASE);
+    const auto before = std::chrono::steady_clock::now();
+    stuck.join();
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - before).count();
+    expect(seconds < 20, "the kernel took long to leave");
+    const WindlassMailReport& report = world.reports[0];
+    expect(report.claimed >= 1, "no report");
+    expect(report.rank == 0, "the report names another rank");
+    bool found = false;
+    for (uint32_t i = 0; i < std::min<uint32_t>(report.claimed, WINDLASS_REPORT_ENTRIES); ++i) {
+      const WindlassMailReportEntry& entry = report.entries[i];
+      expect(entry.peer == 1, "the report names a peer that is not stuck");
+      const uint32_t right[] = {WINDLASS_WAITED_LINE_CREDIT, WINDLASS_WAITED_BULK_CREDIT, WINDLASS_WAITED_LINE_DATA, WINDLASS_WAITED_BULK_DATA};
+      expect(entry.waited_for == right[what], "the report names another wait: " + std::to_string(entry.waited_for));
+      // Four slots a lane: the sender waits with unit or chunk 4, the receiver with the first.
+      expect(entry.sequence == (what < 2 ? 4u : 0u), "the report names sequence " + std::to_string(entry.sequence));
+      expect(entry.operation == 0, "the report names another operation");
+      found = true;
+    }
+    expect(found, "nothing stuck was reported");
+  }
+}
+
+// Random groups over 2 to 4 ranks, grids, sizes, alignments and geometries, one after the other.
+void random_groups() {
+  host::Random random{seed};
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(4);
+  int worlds = 0;
+  do {
+    Options o;
+    o.ranks = 2 + (uint32_t)random.below(HOST_TSAN ? 2 : 3);
+    o.line_lanes = 1 + (uint32_t)random.below(9);
+    o.line_slots = 1u << random.below(4);
+    o.bulk_lanes = 1 + (uint32_t)random.below(4);
+    o.bulk_slots = 1u << random.below(4);
+    o.chunk = 128u << random.below(7);
+    o.bulk_from = 1 + random.below(20000);
+    o.blocks_max = 1 + (uint32_t)random.below(HOST_TSAN ? 1 : 5);
+    o.stages = 2 * (1 + (uint32_t)random.below(4));
+    o.bulk_copies = random.below(3) != 0;
+    World world(o);
+    std::vector<Step> steps;
+    for (int i = 0; i < 12 / scale; ++i) {
+      Step step;
+      const int count = 1 + (int)random.below(8);
+      for (int k = 0; k < count; ++k) {
+        const uint32_t from = (uint32_t)random.below(o.ranks), to = (from + 1 + (uint32_t)random.below(o.ranks - 1)) % o.ranks;
+        const bool odd = random.below(2);
+        step.messages.push_back({from, to, random.below(random.below(3) ? 3000 : 30000), odd ? (uint32_t)random.below(16) : 0, odd ? (uint32_t)random.below(16) : 0});
+      }
+      steps.push_back(step);
+    }
+    run_all(world, steps, {1, 200, true});
+    ++worlds;
+  } while (std::chrono::steady_clock::now() < end);
+  std::printf("%d communicators\n", worlds);
+}
+
+const struct {
+  const char* name;
+  std::function<void()> run;
+} scenarios[] = {
+    {"sizes", [] { sizes_and_alignments(true); }},
+    {"sizes_ordinary", [] { sizes_and_alignments(false); }},
+    {"alignments", every_alignment},
+    {"one_way", one_way},
+    {"both_ways", both_ways},
+    {"larger_than_ring", far_larger_than_the_ring},
+    {"smallest_rings", smallest_rings},
+    {"patterns", [] { patterns(true); }},
+    {"patterns_ordinary", [] { patterns(false); }},
+    {"five_ranks", five_ranks},
+    {"several_to_one_peer", several_to_one_peer},
+    {"three_hundred", three_hundred_operations},
+    {"sender_ahead", sender_far_ahead},
+    {"groups_cut", groups_cut_differently},
+    {"tags_32", [] { tags_near((1ull << 32) - 12, 0); }},
+    {"tags_64", [] { tags_near(0ull - (1ull << 20), 0); }},
+    {"counts_32", [] { tags_near(1, (1ull << 32) - 9); }},
+    {"none_holds_up_another", none_holds_up_another},
+    {"payload_like_tags", payload_like_tags},
+    {"abort", [] { abort_in_the_middle(true); }},
+    {"abort_ordinary", [] { abort_in_the_middle(false); }},
+    {"random", random_groups},
+};
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  const std::string name = count > 1 ? arguments[1] : "";
+  seed = count > 2 ? std::strtoull(arguments[2], nullptr, 0) : (uint64_t)std::chrono::system_clock::now().time_since_epoch().count();
+  alarm(150);  // a hang ends here, by signal
+  for (const auto& scenario : scenarios) {
+    if (name != scenario.name && name != "all") continue;
+    std::printf("%s seed %llu\n", scenario.name, (unsigned long long)seed);
+    std::fflush(stdout);
+    const auto begin = std::chrono::steady_clock::now();
+    scenario.run();
+    std::printf("%s: %.2f s, %.1f MB\n", scenario.name, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(), (double)bytes_moved / 1e6);
+    std::fflush(stdout);
+    bytes_moved = 0;
+    if (name == scenario.name) return 0;
+  }
+  if (name == "list")
+    for (const auto& scenario : scenarios) std::printf("%s\n", scenario.name);
+  return name == "all" || name == "list" ? 0 : 2;
+}

@@ -1,0 +1,430 @@
+//! From the calls of a group to a launch: pure decisions about channels, blocks, warps and shared memory.
+//!
+//! The C++ tests use `host/arrange.h`, which decides the same; `tests/kernels/arrange.rs` holds that both give the same bytes.
+//! Only lanes and chunks concern the peer, and they follow from a message's bytes and the geometry; all that is
+//! decided here (blocks, warps, who serves a lane, how data is loaded) is this rank's own affair.
+
+use crate::launch::{
+    BULK_SERVICE_WARPS, CHANNEL_ORDINARY_STORES, CHANNEL_RECEIVE, CHANNEL_WORDS, Channel, Geometry,
+    INLINE_BYTES, LAUNCH_HEAD_BYTES, Launch, Operation, UNIT_PAYLOAD_BYTES,
+};
+
+/// A send or a receive of a group, in call order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// The user's buffer, of any alignment.
+    pub address: u64,
+    /// Of any number; calls of zero bytes vanish.
+    pub bytes: u64,
+    /// Index in the table of peers.
+    pub peer: u32,
+    /// Which way.
+    pub direction: Direction,
+}
+
+/// Which way a message goes, seen from this rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// To the peer.
+    Send,
+    /// From the peer.
+    Receive,
+}
+
+/// The addresses of both mailboxes shared with one peer; flags and counts in them are ignored.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Peer {
+    /// This rank sends.
+    pub send: Channel,
+    /// This rank receives.
+    pub receive: Channel,
+}
+
+/// What this rank's device and budget allow.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Blocks of a grid; at least 1.
+    pub blocks_max: u32,
+    /// How large messages leave.
+    pub bulk: BulkSend,
+    /// Shared memory that a block may have, bytes.
+    pub shared_bytes_max: u32,
+}
+
+/// Chunks in shared memory for [`Geometry::recommended`].
+pub const RECOMMENDED_STAGES: u32 = 6;
+
+/// How large messages leave this rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BulkSend {
+    /// By asynchronous copies (sm_90 and newer) through this many chunks of shared memory: even, 2 to 8.
+    Copies {
+        /// Chunks in shared memory.
+        stages: u32,
+    },
+    /// By loads and stores.
+    OrdinaryStores,
+}
+
+/// How to launch. No blocks: there is nothing to do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Shape {
+    /// Blocks of the grid.
+    pub blocks: u32,
+    /// Threads of a block.
+    pub threads: u32,
+    /// Dynamic shared memory of a block.
+    pub shared_bytes: u32,
+    /// Blocks of a cluster, where the device has clusters (9.0 and newer); 1: launch without the attribute.
+    pub cluster: u32,
+    /// The part of the launch to hand over.
+    pub parameter_bytes: u32,
+    /// The operations did not fit: place them in device-visible memory and set [`Launch::operation_list`].
+    pub lists_operations: bool,
+}
+
+/// Movers of a block for lines of one direction, if the other has lines too.
+const ROLE_WARPS: u32 = 8;
+const BULK_MOVERS: u32 = 16;
+/// Blocks of a cluster. Without clusters the first blocks crowd on one part of the GPU and starve its links.
+const CLUSTER: u32 = 4;
+
+/// Why a group cannot be arranged. Neither happens in a communicator whose largest group was tried at birth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// More channels (49) than the launch holds: more peers than a host has.
+    TooManyPeers,
+    /// A block cannot keep the state of all the lanes that it must serve: the grid is too small for the geometry. With
+    /// [`Geometry::recommended`] for the same number of blocks, or with 4 blocks and more, 8 ranks fit.
+    TooManyLanes,
+}
+
+/// Lanes that a message of this many bytes uses, in pieces of a unit's or a chunk's size.
+pub fn lanes_of(bytes: u64, piece_bytes: u64, lanes: u32) -> u32 {
+    // At most `lanes`, so it fits.
+    bytes.div_ceil(piece_bytes).min(u64::from(lanes)) as u32
+}
+
+/// Writes `launch`, all but control, report, operation list and flags, and `operations`, which are in the launch too
+/// unless the shape says that they did not fit.
+///
+/// # Errors
+/// See [`Refusal`].
+pub fn arrange(
+    calls: &[Call],
+    peers: &[Peer],
+    geometry: &Geometry,
+    limits: &Limits,
+    launch: &mut Launch,
+    operations: &mut Vec<Operation>,
+) -> Result<Shape, Refusal> {
+    *launch = Launch { geometry: *geometry, ..Launch::default() };
+    operations.clear();
+    let mut channels = 0;
+    let mut by_copies = false;
+    let mut by_stores = false;
+    for direction in [Direction::Send, Direction::Receive] {
+        for (index, peer) in peers.iter().enumerate() {
+            let own = calls
+                .iter()
+                .filter(|call| call.peer as usize == index && call.direction == direction && call.bytes > 0);
+            let Some(mut channel) = channel(own, peer, direction, geometry, operations) else { continue };
+            if direction == Direction::Send && channel.channel.active_bulk_lanes > 0 {
+                if channel.aligned && matches!(limits.bulk, BulkSend::Copies { .. }) {
+                    by_copies = true;
+                } else {
+                    channel.channel.flags |= CHANNEL_ORDINARY_STORES;
+                    by_stores = true;
+                }
+            }
+            add(launch, channels, &channel.channel, direction)?;
+            channels += 1;
+        }
+    }
+    launch.operations = operations.len() as u32;
+    if operations.is_empty() {
+        return Ok(Shape::default());
+    }
+
+    let bulk = launch.bulk_send_lanes + launch.bulk_receive_lanes > 0;
+    let (blocks, cluster) = blocks(launch, limits.blocks_max);
+    let role_warps =
+        if launch.line_send_lanes > 0 && launch.line_receive_lanes > 0 { ROLE_WARPS } else { 2 * ROLE_WARPS };
+    launch.line_send_warps = launch.line_send_lanes.div_ceil(blocks).min(role_warps);
+    launch.line_receive_warps = launch.line_receive_lanes.div_ceil(blocks).min(role_warps);
+    launch.movers =
+        (launch.line_send_warps + launch.line_receive_warps).max(if bulk { BULK_MOVERS } else { 0 });
+    launch.stages = match limits.bulk {
+        BulkSend::Copies { stages } if by_copies => stages,
+        _ => 0,
+    };
+    launch.jobs_per_warp = jobs_per_warp(launch, blocks, by_stores);
+    if launch.stages > 0 && shared_bytes(launch, blocks) > limits.shared_bytes_max {
+        launch.stages = 0;
+        send_by_ordinary_stores(launch);
+        launch.jobs_per_warp = jobs_per_warp(launch, blocks, true);
+    }
+    if shared_bytes(launch, blocks) > limits.shared_bytes_max {
+        return Err(Refusal::TooManyLanes);
+    }
+
+    let channel_words = channels * CHANNEL_WORDS;
+    let operation_words = operations.len() * 2;
+    let fits = (channel_words + operation_words) * 8 <= INLINE_BYTES;
+    if fits {
+        let room = &mut launch.storage[channel_words..];
+        for (words, operation) in room.chunks_exact_mut(2).zip(operations.iter()) {
+            words.copy_from_slice(&[operation.address, operation.bytes]);
+        }
+    }
+    let words = channel_words + if fits { operation_words } else { 0 };
+    Ok(Shape {
+        blocks,
+        threads: 32 * (launch.movers + if bulk { BULK_SERVICE_WARPS } else { 0 }),
+        shared_bytes: shared_bytes(launch, blocks),
+        cluster,
+        parameter_bytes: (LAUNCH_HEAD_BYTES + words * 8) as u32,
+        lists_operations: !fits,
+    })
+}
+
+struct Found {
+    channel: Channel,
+    /// All buffers of bulk messages begin at a multiple of 16.
+    aligned: bool,
+}
+
+/// The channel of these calls, whose operations are appended; none if there are none.
+fn channel<'a>(
+    calls: impl Iterator<Item = &'a Call>,
+    peer: &Peer,
+    direction: Direction,
+    geometry: &Geometry,
+    operations: &mut Vec<Operation>,
+) -> Option<Found> {
+    let (addresses, flags) = match direction {
+        Direction::Send => (&peer.send, 0),
+        Direction::Receive => (&peer.receive, CHANNEL_RECEIVE),
+    };
+    let first = operations.len();
+    let mut found = Found {
+        channel: Channel {
+            flags,
+            first_operation: first as u32,
+            active_line_lanes: 0,
+            active_bulk_lanes: 0,
+            ..*addresses
+        },
+        aligned: true,
+    };
+    let channel = &mut found.channel;
+    for call in calls {
+        operations.push(Operation { address: call.address, bytes: call.bytes });
+        if call.bytes >= geometry.bulk_from_bytes {
+            let lanes = lanes_of(call.bytes, u64::from(geometry.bulk_chunk_bytes), geometry.bulk_lanes);
+            channel.active_bulk_lanes = channel.active_bulk_lanes.max(lanes);
+            found.aligned &= call.address.is_multiple_of(16);
+        } else {
+            let lanes = lanes_of(call.bytes, UNIT_PAYLOAD_BYTES, geometry.line_lanes);
+            channel.active_line_lanes = channel.active_line_lanes.max(lanes);
+        }
+    }
+    channel.operations = (operations.len() - first) as u32;
+    (channel.operations > 0).then_some(found)
+}
+
+fn add(launch: &mut Launch, index: usize, channel: &Channel, direction: Direction) -> Result<(), Refusal> {
+    let at = index * CHANNEL_WORDS;
+    launch
+        .storage
+        .get_mut(at..at + CHANNEL_WORDS)
+        .ok_or(Refusal::TooManyPeers)?
+        .copy_from_slice(&channel.words());
+    let (count, line_lanes, bulk_lanes) = match direction {
+        Direction::Send => {
+            (&mut launch.send_channels, &mut launch.line_send_lanes, &mut launch.bulk_send_lanes)
+        }
+        Direction::Receive => {
+            (&mut launch.receive_channels, &mut launch.line_receive_lanes, &mut launch.bulk_receive_lanes)
+        }
+    };
+    *count += 1;
+    *line_lanes += channel.active_line_lanes;
+    *bulk_lanes += channel.active_bulk_lanes;
+    Ok(())
+}
+
+/// Blocks of the grid and of a cluster.
+fn blocks(launch: &Launch, blocks_max: u32) -> (u32, u32) {
+    let line_lanes = launch.line_send_lanes.max(launch.line_receive_lanes);
+    let wanted = line_lanes.div_ceil(ROLE_WARPS).max(launch.bulk_send_lanes).max(launch.bulk_receive_lanes);
+    let blocks = wanted.min(blocks_max).max(1);
+    if blocks > 2 && blocks_max >= CLUSTER {
+        (blocks.div_ceil(CLUSTER).min(blocks_max / CLUSTER) * CLUSTER, CLUSTER)
+    } else {
+        (blocks, 1)
+    }
+}
+
+/// Most jobs that a mover can have: its lines of one direction, and its part in the block's bulk lanes. None if each
+/// has at most one line lane, which needs no room.
+fn jobs_per_warp(launch: &Launch, blocks: u32, by_stores: bool) -> u32 {
+    let share = |lanes: u32, warps: u32| if warps > 0 { lanes.div_ceil(blocks * warps) } else { 0 };
+    let lines = share(launch.line_send_lanes, launch.line_send_warps)
+        .max(share(launch.line_receive_lanes, launch.line_receive_warps));
+    let sends = if by_stores { share(launch.bulk_send_lanes, 1) } else { 0 };
+    let most = lines + share(launch.bulk_receive_lanes, 1) + sends;
+    let bulk = launch.bulk_send_lanes + launch.bulk_receive_lanes > 0;
+    if most > 1 || bulk { most } else { 0 }
+}
+
+fn send_by_ordinary_stores(launch: &mut Launch) {
+    for channel in launch.storage.chunks_exact_mut(CHANNEL_WORDS).take(launch.send_channels as usize) {
+        let active_bulk_lanes = channel[9] >> 32;
+        if active_bulk_lanes > 0 {
+            channel[7] |= u64::from(CHANNEL_ORDINARY_STORES) << 32;
+        }
+    }
+}
+
+/// Shared memory of a block: `windlass_shared_layout` of `device/mailbox.h`.
+fn shared_bytes(launch: &Launch, blocks: u32) -> u32 {
+    let tasks = launch.bulk_send_lanes.div_ceil(blocks) + launch.bulk_receive_lanes.div_ceil(blocks);
+    let stages = launch.stages * launch.geometry.bulk_chunk_bytes;
+    let barriers = (launch.stages * 8).next_multiple_of(16);
+    let orders = launch.stages * 16;
+    let told = (tasks * launch.movers * 4).next_multiple_of(16);
+    stages + barriers + orders + tasks * 64 + told + launch.movers * launch.jobs_per_warp * 32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GEOMETRY: Geometry = Geometry {
+        first_tag: 1,
+        bulk_from_bytes: 8 << 20,
+        line_lanes: 256,
+        line_slots: 8,
+        bulk_lanes: 32,
+        bulk_slots: 32,
+        bulk_chunk_bytes: 16384,
+        rank: 0,
+    };
+    const LIMITS: Limits =
+        Limits { blocks_max: 32, bulk: BulkSend::Copies { stages: 8 }, shared_bytes_max: 220 << 10 };
+
+    fn call(bytes: u64, peer: u32, direction: Direction) -> Call {
+        Call { address: 1 << 20, bytes, peer, direction }
+    }
+
+    fn arranged(calls: &[Call], limits: &Limits) -> (Shape, Launch) {
+        let mut launch = Launch::default();
+        let peers = vec![Peer::default(); 8];
+        let shape = arrange(calls, &peers, &GEOMETRY, limits, &mut launch, &mut Vec::new()).unwrap();
+        (shape, launch)
+    }
+
+    /// Zero bytes launch nothing.
+    #[test]
+    fn nothing_to_do() {
+        assert!(GEOMETRY.is_valid());
+        assert_eq!(arranged(&[], &LIMITS).0.blocks, 0);
+        assert_eq!(arranged(&[call(0, 1, Direction::Send)], &LIMITS).0.blocks, 0);
+    }
+
+    /// A small send is one warp, without shared memory, with few bytes of parameters.
+    #[test]
+    fn small_send() {
+        let (shape, launch) = arranged(&[call(8, 1, Direction::Send)], &LIMITS);
+        let expected =
+            Shape { blocks: 1, threads: 32, cluster: 1, parameter_bytes: 128 + 80 + 16, ..Shape::default() };
+        assert_eq!(shape, expected);
+        assert_eq!((launch.line_send_lanes, launch.line_send_warps, launch.movers), (1, 1, 1));
+    }
+
+    /// Middle sizes spread over whole clusters, large ones over all blocks with 18 warps.
+    #[test]
+    fn larger_messages() {
+        let (shape, _) =
+            arranged(&[call(65536, 1, Direction::Send), call(65536, 1, Direction::Receive)], &LIMITS);
+        assert_eq!((shape.blocks, shape.cluster, shape.threads), (8, 4, 320));
+        let (shape, launch) = arranged(&[call(64 << 20, 1, Direction::Send)], &LIMITS);
+        assert_eq!((shape.blocks, shape.cluster, shape.threads), (32, 4, 576));
+        assert!(shape.shared_bytes > 8 * 16384 && shape.shared_bytes < 140 << 10);
+        assert_eq!(launch.stages, 8);
+    }
+
+    /// Buffers at odd addresses, and GPUs without bulk copies, send by ordinary stores.
+    #[test]
+    fn ordinary_stores() {
+        let odd = Call { address: 8, ..call(64 << 20, 1, Direction::Send) };
+        let old = Limits { bulk: BulkSend::OrdinaryStores, ..LIMITS };
+        let small = Limits { shared_bytes_max: 64 << 10, ..LIMITS };
+        for (calls, limits) in [
+            ([odd], &LIMITS),
+            ([call(64 << 20, 1, Direction::Send)], &old),
+            ([call(64 << 20, 1, Direction::Send)], &small),
+        ] {
+            let (shape, launch) = arranged(&calls, limits);
+            assert_eq!(launch.stages, 0);
+            assert_eq!((launch.storage[7] >> 32) as u32, CHANNEL_ORDINARY_STORES);
+            assert!(shape.shared_bytes < 4096);
+        }
+    }
+
+    /// The grid keeps to its limit, and to whole clusters where there are any.
+    #[test]
+    fn grids_keep_to_the_limit() {
+        let calls: Vec<Call> = (1..8)
+            .flat_map(|p| [call(1 << 20, p, Direction::Send), call(32 << 20, p, Direction::Receive)])
+            .collect();
+        for blocks_max in 1..40 {
+            let (shape, launch) = arranged(&calls, &Limits { blocks_max, ..LIMITS });
+            assert!(shape.blocks <= blocks_max && shape.blocks % shape.cluster == 0, "{shape:?}");
+            assert!(shape.threads <= 576);
+            assert!(launch.line_send_warps + launch.line_receive_warps <= launch.movers);
+        }
+    }
+
+    /// Few operations travel inside the parameters, many in a list.
+    #[test]
+    fn many_operations() {
+        let calls = vec![call(100, 1, Direction::Send); 243];
+        let (shape, _) = arranged(&calls, &LIMITS);
+        assert_eq!((shape.lists_operations, shape.parameter_bytes), (false, 4096));
+        let (shape, _) = arranged(&[calls, vec![call(1, 2, Direction::Send)]].concat(), &LIMITS);
+        assert_eq!((shape.lists_operations, shape.parameter_bytes), (true, 128 + 2 * 80));
+    }
+
+    /// The largest group of 8 ranks fits at every grid for which the geometry was made, and is refused where not.
+    #[test]
+    fn largest_groups() {
+        let peers = vec![Peer::default(); 7];
+        let both = |bytes: u64, p: u32| [call(bytes, p, Direction::Send), call(bytes, p, Direction::Receive)];
+        let calls: Vec<Call> = (0..7).flat_map(|p| [both(4 << 20, p), both(64 << 20, p)].concat()).collect();
+        let refusal = |geometry: &Geometry, blocks_max: u32| {
+            let bulk = BulkSend::Copies { stages: RECOMMENDED_STAGES };
+            let limits = Limits { blocks_max, bulk, ..LIMITS };
+            arrange(&calls, &peers, geometry, &limits, &mut Launch::default(), &mut Vec::new()).err()
+        };
+        for blocks_max in 1..=32 {
+            assert_eq!(
+                refusal(&Geometry::recommended(blocks_max, 0), blocks_max),
+                None,
+                "{blocks_max} blocks"
+            );
+        }
+        assert_eq!(refusal(&Geometry::recommended(32, 0), 1), Some(Refusal::TooManyLanes));
+        assert_eq!(refusal(&Geometry::recommended(32, 0), 4), None);
+    }
+
+    /// More peers than fit are refused.
+    #[test]
+    fn too_many_peers() {
+        let peers = vec![Peer::default(); 60];
+        let calls: Vec<Call> = (0..60).map(|peer| call(1, peer, Direction::Send)).collect();
+        let answer = arrange(&calls, &peers, &GEOMETRY, &LIMITS, &mut Launch::default(), &mut Vec::new());
+        assert_eq!(answer, Err(Refusal::TooManyPeers));
+    }
+}

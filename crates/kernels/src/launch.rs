@@ -1,0 +1,231 @@
+//! The structures of `device/mailbox.h`, byte for byte. What each field means is said there.
+//!
+//! Addresses are device-visible. Counts of units and chunks start at zero with the communicator, so a slice that is
+//! zeroed at birth needs no further preparation.
+
+#![allow(missing_docs)]
+
+use std::mem::offset_of;
+
+pub const UNIT_SLOT_BYTES: u32 = 2048;
+pub const UNIT_PAYLOAD_BYTES: u64 = 1920;
+pub const LINE_WORD_STRIDE: u32 = 32;
+pub const BULK_WORD_STRIDE: u32 = 128;
+pub const PROGRESS_STRIDE: u32 = 8;
+pub const LAUNCH_BYTES: usize = 4096;
+pub const LAUNCH_HEAD_BYTES: usize = 128;
+pub const INLINE_BYTES: usize = LAUNCH_BYTES - LAUNCH_HEAD_BYTES;
+pub const REPORT_ENTRIES: usize = 31;
+pub const BULK_SERVICE_WARPS: u32 = 2;
+
+pub const CHANNEL_RECEIVE: u32 = 1;
+/// The channel's bulk messages are sent by ordinary loads and stores; the receiver cannot tell.
+pub const CHANNEL_ORDINARY_STORES: u32 = 2;
+/// The next kernel of the stream may be set up while this one runs.
+pub const LAUNCH_EARLY_NEXT: u32 = 1;
+
+/// Values of the word at [`Launch::control`].
+pub const CONTROL_RUN: u32 = 0;
+pub const CONTROL_ABORT: u32 = 1;
+
+/// Values of [`ReportEntry::waited_for`].
+pub const WAITED_LINE_CREDIT: u32 = 1;
+pub const WAITED_LINE_DATA: u32 = 2;
+pub const WAITED_BULK_CREDIT: u32 = 3;
+pub const WAITED_BULK_DATA: u32 = 4;
+
+/// What the ranks agreed on at birth; all but `rank` is equal on all of them.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Geometry {
+    pub first_tag: u64,
+    pub bulk_from_bytes: u64,
+    pub line_lanes: u32,
+    pub line_slots: u32,
+    pub bulk_lanes: u32,
+    pub bulk_slots: u32,
+    pub bulk_chunk_bytes: u32,
+    pub rank: u32,
+}
+
+impl Geometry {
+    /// The measured geometry for grids of at most this many blocks (equal on all ranks: the least of their limits):
+    /// per directed pair 4 MiB of line ring and 16 MiB of bulk ring, whatever the number of lanes.
+    pub fn recommended(blocks_max: u32, rank: u32) -> Geometry {
+        let bulk_lanes = blocks_max.clamp(1, 32);
+        let line_lanes = 8 * bulk_lanes;
+        let bulk_chunk_bytes = 32 << 10;
+        let slots = |ring_bytes: u32, lane_bytes: u32| 1 << (ring_bytes / lane_bytes).ilog2();
+        Geometry {
+            first_tag: 1,
+            bulk_from_bytes: 32 << 20,
+            line_lanes,
+            line_slots: slots(4 << 20, line_lanes * UNIT_SLOT_BYTES),
+            bulk_lanes,
+            bulk_slots: slots(16 << 20, bulk_lanes * bulk_chunk_bytes),
+            bulk_chunk_bytes,
+            rank,
+        }
+    }
+
+    /// Bytes of the line ring of one directed pair, in the receiver's arena.
+    pub fn line_ring_bytes(&self) -> u64 {
+        u64::from(self.line_lanes) * u64::from(self.line_slots) * u64::from(UNIT_SLOT_BYTES)
+    }
+
+    /// Bytes of the bulk ring of one directed pair, in the receiver's arena.
+    pub fn bulk_ring_bytes(&self) -> u64 {
+        u64::from(self.bulk_lanes) * u64::from(self.bulk_slots) * u64::from(self.bulk_chunk_bytes)
+    }
+
+    /// Payload that a sender can leave in the line lanes of a pair before anything is received.
+    pub fn line_capacity_bytes(&self) -> u64 {
+        u64::from(self.line_lanes) * u64::from(self.line_slots) * UNIT_PAYLOAD_BYTES
+    }
+
+    /// Whether the kernel can work with it: see the fields in `device/mailbox.h`. `first_tag` must leave room for all
+    /// tags that a lane will ever use, as 0 is no tag.
+    pub fn is_valid(&self) -> bool {
+        let lanes_fit = |lanes: u32| (1..=u32::from(u16::MAX)).contains(&lanes);
+        self.first_tag != 0
+            && self.bulk_from_bytes != 0
+            && lanes_fit(self.line_lanes)
+            && lanes_fit(self.bulk_lanes)
+            && self.line_slots.is_power_of_two()
+            && self.bulk_slots.is_power_of_two()
+            && self.bulk_chunk_bytes != 0
+            && self.bulk_chunk_bytes.is_multiple_of(128)
+    }
+}
+
+/// One message.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Operation {
+    pub address: u64,
+    pub bytes: u64,
+}
+
+/// All of a group's messages to one peer, or from one.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Channel {
+    pub line_ring: u64,
+    pub line_credit: u64,
+    pub line_progress: u64,
+    pub bulk_ring: u64,
+    pub bulk_posted: u64,
+    pub bulk_credit: u64,
+    pub bulk_progress: u64,
+    pub peer: u32,
+    pub flags: u32,
+    pub first_operation: u32,
+    pub operations: u32,
+    pub active_line_lanes: u32,
+    pub active_bulk_lanes: u32,
+}
+
+/// Words of a channel in [`Launch::storage`].
+pub const CHANNEL_WORDS: usize = size_of::<Channel>() / 8;
+
+impl Channel {
+    pub(crate) fn words(&self) -> [u64; CHANNEL_WORDS] {
+        let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+        [
+            self.line_ring,
+            self.line_credit,
+            self.line_progress,
+            self.bulk_ring,
+            self.bulk_posted,
+            self.bulk_credit,
+            self.bulk_progress,
+            pair(self.peer, self.flags),
+            pair(self.first_operation, self.operations),
+            pair(self.active_line_lanes, self.active_bulk_lanes),
+        ]
+    }
+}
+
+/// The kernel's one parameter. Only [`Shape::parameter_bytes`](crate::arrange::Shape) of it need be handed over.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Launch {
+    pub geometry: Geometry,
+    pub control: u64,
+    pub report: u64,
+    pub operation_list: u64,
+    pub reserved_head: u64,
+    pub send_channels: u32,
+    pub receive_channels: u32,
+    pub line_send_lanes: u32,
+    pub line_receive_lanes: u32,
+    pub bulk_send_lanes: u32,
+    pub bulk_receive_lanes: u32,
+    pub line_send_warps: u32,
+    pub line_receive_warps: u32,
+    pub movers: u32,
+    pub stages: u32,
+    pub jobs_per_warp: u32,
+    pub flags: u32,
+    pub operations: u32,
+    pub reserved: u32,
+    pub storage: [u64; INLINE_BYTES / 8],
+}
+
+impl Default for Launch {
+    fn default() -> Self {
+        Launch {
+            geometry: Geometry::default(),
+            control: 0,
+            report: 0,
+            operation_list: 0,
+            reserved_head: 0,
+            send_channels: 0,
+            receive_channels: 0,
+            line_send_lanes: 0,
+            line_receive_lanes: 0,
+            bulk_send_lanes: 0,
+            bulk_receive_lanes: 0,
+            line_send_warps: 0,
+            line_receive_warps: 0,
+            movers: 0,
+            stages: 0,
+            jobs_per_warp: 0,
+            flags: 0,
+            operations: 0,
+            reserved: 0,
+            storage: [0; INLINE_BYTES / 8],
+        }
+    }
+}
+
+/// What a warp waited for when it saw the abort word.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReportEntry {
+    pub peer: u32,
+    pub waited_for: u32,
+    pub lane: u32,
+    pub operation: u32,
+    pub sequence: u64,
+    pub seen: u64,
+}
+
+/// Written by the kernel on abort; zero before. In device memory.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    pub claimed: u32,
+    pub rank: u32,
+    pub reserved: [u64; 3],
+    pub entries: [ReportEntry; REPORT_ENTRIES],
+}
+
+const _: () = {
+    assert!(size_of::<Geometry>() == 40 && offset_of!(Geometry, line_lanes) == 16);
+    assert!(size_of::<Operation>() == 16);
+    assert!(size_of::<Channel>() == 80 && offset_of!(Channel, peer) == 56);
+    assert!(size_of::<Launch>() == LAUNCH_BYTES && offset_of!(Launch, storage) == LAUNCH_HEAD_BYTES);
+    assert!(offset_of!(Launch, control) == 40 && offset_of!(Launch, send_channels) == 72);
+    assert!(size_of::<ReportEntry>() == 32 && size_of::<Report>() == 32 + 31 * 32);
+};

@@ -1,0 +1,65 @@
+//! Compiles the C++ programs of `host/` once per change of any source, whichever test comes first.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use sha2::{Digest, Sha256};
+
+/// The folder of this crate.
+pub fn crate_folder() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Digest of all sources in a folder, in order of their names.
+fn digest(folders: &[&str], flags: &[&str]) -> String {
+    let mut digest = Sha256::new();
+    for folder in folders {
+        let entries = fs::read_dir(crate_folder().join(folder)).unwrap();
+        let mut paths: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
+        paths.sort();
+        for path in paths {
+            digest.update(path.file_name().unwrap().as_encoded_bytes());
+            digest.update(fs::read(&path).unwrap());
+        }
+    }
+    digest.update(flags.join(" "));
+    hex(&digest.finalize())
+}
+
+/// Bytes as `sha256sum` prints them.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The program `host/SOURCE.cpp` compiled with these flags.
+pub fn compiled(source: &str, name: &str, flags: &[&str]) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels-host");
+    fs::create_dir_all(&folder).unwrap();
+    let program = folder.join(format!("{name}-{}", &digest(&["device", "host"], flags)[..16]));
+    // Tests run as processes side by side: one compiles, the others wait.
+    let lock = File::create(folder.join(format!("{name}.lock"))).unwrap();
+    lock.lock().unwrap();
+    if program.exists() {
+        return program;
+    }
+    for old in fs::read_dir(&folder).unwrap() {
+        let old = old.unwrap().path();
+        if old.file_name().unwrap().to_string_lossy().starts_with(&format!("{name}-")) {
+            fs::remove_file(old).unwrap();
+        }
+    }
+    let unfinished = program.with_extension("part");
+    let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
+    let status = Command::new(&compiler)
+        .args(["-std=c++17", "-g", "-Wall", "-Wextra", "-Werror", "-Wno-maybe-uninitialized", "-pthread"])
+        .args(flags)
+        .arg("-o")
+        .arg(&unfinished)
+        .arg(crate_folder().join("host").join(source))
+        .status()
+        .unwrap_or_else(|error| panic!("a C++ compiler ({compiler}) is needed: {error}"));
+    assert!(status.success(), "{source} does not compile");
+    fs::rename(unfinished, &program).unwrap();
+    program
+}

@@ -1,0 +1,79 @@
+//! The kernel on threads of this host: what each test holds is told beside the scenario in `host/mail_test.cpp`.
+//!
+//! The seed is printed; `WINDLASS_SEED` repeats one.
+
+use super::host;
+
+use std::path::Path;
+use std::process::{Command, Output};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+fn plain() -> std::path::PathBuf {
+    host::compiled("mail_test.cpp", "mail_test", &["-O2"])
+}
+
+fn sanitized() -> std::path::PathBuf {
+    host::compiled("mail_test.cpp", "mail_test_tsan", &["-O1", "-fsanitize=thread"])
+}
+
+fn output(program: &Path, scenario: &str) -> Output {
+    let seed = std::env::var("WINDLASS_SEED")
+        .unwrap_or_else(|_| SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos().to_string());
+    let run = |command: &mut Command| {
+        command.arg(scenario).arg(&seed).env("TSAN_OPTIONS", "halt_on_error=1").output().unwrap()
+    };
+    let output = run(&mut Command::new(program));
+    // Older sanitizers cannot live with some layouts of a process; without randomisation they can.
+    if String::from_utf8_lossy(&output.stderr).contains("unexpected memory mapping") {
+        return run(Command::new("setarch").arg("-R").arg(program));
+    }
+    output
+}
+
+fn passes(program: &Path, scenario: &str) {
+    let output = output(program, scenario);
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    print!("{out}");
+    assert!(output.status.success(), "{scenario}: {}\n{out}\n{err}", output.status);
+}
+
+macro_rules! scenarios {
+    ($build:ident: $($name:ident)*) => {
+        mod $build {
+            $(
+                #[test]
+                fn $name() {
+                    super::passes(&super::$build(), stringify!($name));
+                }
+            )*
+            pub const NAMES: &[&str] = &[$(stringify!($name)),*];
+        }
+    };
+}
+
+scenarios!(plain:
+    sizes sizes_ordinary alignments one_way both_ways larger_than_ring smallest_rings patterns patterns_ordinary
+    five_ranks several_to_one_peer three_hundred sender_ahead groups_cut tags_32 tags_64 counts_32
+    none_holds_up_another payload_like_tags abort abort_ordinary random);
+
+// Those that reach every order of accesses; the rest would take minutes.
+scenarios!(sanitized:
+    sizes sizes_ordinary one_way both_ways five_ranks groups_cut counts_32 random);
+
+/// No scenario is forgotten.
+#[test]
+fn all_scenarios_run() {
+    let output = output(&plain(), "list");
+    let listed = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(listed.split_whitespace().collect::<Vec<_>>(), plain::NAMES);
+    assert!(sanitized::NAMES.iter().all(|name| plain::NAMES.contains(name)));
+}
+
+/// The tests would notice: without the poster's fence, chunks are announced before they have arrived.
+#[test]
+fn a_missing_fence_is_found() {
+    let faulty = host::compiled("mail_test.cpp", "mail_test_faulty", &["-O1", "-DHOST_WITHOUT_FENCE"]);
+    let output = output(&faulty, "both_ways");
+    assert!(!output.status.success());
+    assert!(String::from_utf8_lossy(&output.stderr).contains("FAILED"));
+}
