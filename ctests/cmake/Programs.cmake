@@ -29,6 +29,20 @@ function(add_run program machine side seconds)
   endif()
 endfunction()
 
+# A run of PROGRAM on the stand-ins whose communicators' ranks meet, with what reports must say of them; its output
+# must be that of the plain run.
+function(add_fabric program seconds says)
+  set(name "sim.${program}.fabric")
+  add_test(NAME ${name} COMMAND ${RUN} --out "${RUNS}/${name}" --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}"
+           --windlass "${WINDLASS_LIBRARY_DIR}" --fabric "${says}" -- $<TARGET_FILE:${program}> ${ARGN})
+  set_tests_properties(${name} PROPERTIES LABELS sim TIMEOUT ${seconds} SKIP_RETURN_CODE 77 PROCESSORS 2
+                       FIXTURES_SETUP ${program}.fabric)
+  set(equal "sim.${program}.fabric_equal")
+  add_test(NAME ${equal} COMMAND "${Python3_EXECUTABLE}" "${CMAKE_CURRENT_SOURCE_DIR}/support/same_output.py"
+           "${RUNS}/sim.${program}.plain" "${RUNS}/${name}")
+  set_tests_properties(${equal} PROPERTIES FIXTURES_REQUIRED "sim.${program};${program}.fabric" LABELS sim TIMEOUT 20)
+endfunction()
+
 # Both runs, and that they printed the same.
 function(add_differential program machine seconds)
   add_run(${program} ${machine} plain ${seconds} ${ARGN})

@@ -6,10 +6,14 @@
 
 use std::cell::{Cell, RefCell};
 
+use nccl_sys::ncclComm_t;
+
+use crate::fabric::Asked;
 use crate::forward::birth::Handle;
 
 thread_local! {
     static DEPTH: Cell<u32> = const { Cell::new(0) };
+    static MEETINGS: RefCell<Vec<(ncclComm_t, Asked)>> = const { RefCell::new(Vec::new()) };
     static AWAITED: RefCell<Vec<Handle>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -31,6 +35,16 @@ pub fn closed() -> Vec<Handle> {
     }
     // A thread that is ending may still close a group; it has nothing left to tell then.
     AWAITED.try_with(RefCell::take).unwrap_or_default()
+}
+
+/// The meetings of communicators that were asked for in the group that [`closed`] has just closed.
+pub fn meetings() -> Vec<(ncclComm_t, Asked)> {
+    if is_open() { Vec::new() } else { MEETINGS.try_with(RefCell::take).unwrap_or_default() }
+}
+
+/// A communicator's meeting is waited for at the end of the open group.
+pub fn await_meeting(handle: ncclComm_t, asked: Asked) {
+    let _ = MEETINGS.try_with(|meetings| meetings.borrow_mut().push((handle, asked)));
 }
 
 /// A handle will be written here at the end of the open group.
