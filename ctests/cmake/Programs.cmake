@@ -75,6 +75,17 @@ foreach(program IN LISTS PROGRAMS)
   endif()
 endforeach()
 
+# Births at which ranks meet: programs whose communicators all come from one id, and some whose do not.
+if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
+  set(DERIVED "only communicators made from an id have a meeting so far")
+  foreach(program collectives sendrecv groups threads premulsum registration graphs forked)
+    add_fabric(${program} 300 "yes")
+  endforeach()
+  add_fabric(lifecycle 120 "yes;more than one id;${DERIVED}")
+  add_fabric(nonblocking 120 "the caller does not wait")
+  add_fabric(random_calls 120 "yes;${DERIVED}")
+endif()
+
 # Every name of every release is ours.
 add_executable(symbols programs/symbols.c)
 target_link_libraries(symbols PRIVATE harness)

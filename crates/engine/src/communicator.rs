@@ -133,7 +133,7 @@ pub fn insert(handle: ncclComm_t, identity: Identity) -> &'static Communicator {
 /// Takes a communicator out; its counts stay. Gives what its birth left.
 pub fn remove(handle: ncclComm_t) -> Option<Kept> {
     let mut spare = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some(place) = table().and_then(|table| table.place_of(handle as usize)) else { return None };
+    let place = table()?.place_of(handle as usize)?;
     place.handle.store(REMOVED, Ordering::Release);
     let communicator = reference(place.communicator.load(Ordering::Relaxed));
     count::end(communicator.counters());

@@ -1,15 +1,18 @@
 //! Fabrics that this rank has closed, until the others have, too: then their memory goes back.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, TryLockError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::arena::{self, Arena, Event, LeaseId, Slice};
-use crate::rendezvous::Membership;
 use crate::rendezvous::ours::Ours;
+use crate::rendezvous::{self, Membership};
 use crate::{guard, process};
+
+/// Giving memory back takes milliseconds.
+const EXIT_WITHIN: Duration = Duration::from_secs(2);
 
 /// How it is known which ranks have closed.
 #[derive(Debug)]
@@ -150,32 +153,38 @@ pub(super) fn at_exit_too() {
     ONCE.call_once(|| process::on_exit(at_exit));
 }
 
+/// On a thread of its own: what this one had in thread-local storage is gone by now, the driver's part of it, too. Waited
+/// for a moment only: the driver may be stuck.
 extern "C" fn at_exit() {
-    if crate::rendezvous::is_in_child() {
+    static DONE: AtomicBool = AtomicBool::new(false);
+    if rendezvous::is_in_child() {
         return;
     }
-    guard::or_else(|| (), give_back);
+    let finish = || {
+        guard::or_else(|| (), give_back);
+        DONE.store(true, Ordering::Release);
+    };
+    guard::or_else(
+        || (),
+        || {
+            let begun = std::thread::Builder::new().spawn(finish);
+            let until = Instant::now() + EXIT_WITHIN;
+            while begun.is_ok() && !DONE.load(Ordering::Acquire) && Instant::now() < until {
+                std::thread::sleep(Duration::from_micros(200));
+            }
+        },
+    );
 }
 
-/// Waits a moment for whoever settles just now, and not for ever: the driver may be stuck.
 fn give_back() {
-    for _ in 0..100 {
-        let alone = match SETTLING.try_lock() {
-            Ok(alone) => alone,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => {
-                std::thread::sleep(Duration::from_millis(10));
-                continue;
-            }
-        };
-        EXITING.store(true, Ordering::Relaxed);
-        for closing in std::mem::take(&mut *closed()) {
-            for life in &closing.open {
-                closing.arena.note(Event::Closed(closing.lease, life.rank));
-            }
+    let _alone = SETTLING.lock().unwrap_or_else(PoisonError::into_inner);
+    EXITING.store(true, Ordering::Relaxed);
+    let left = std::mem::take(&mut *closed());
+    for closing in &left {
+        for life in &closing.open {
+            closing.arena.note(Event::Closed(closing.lease, life.rank));
         }
-        arena::settle();
-        drop(alone);
-        return;
     }
+    drop(left);
+    arena::settle();
 }
