@@ -80,8 +80,8 @@ def uncounted(out):
     seen = seen_functions()
     wrong = {name: (int(calls), reported.get(name, 0)) for name, calls in made.items()
              if name in seen and int(calls) != reported.get(name, 0)}
-    for name, (calls, counted) in wrong.items():
-        print(f"counters: {name} was called {calls} times, Windlass counted {counted}", file=sys.stderr)
+    for name, (calls, seen_calls) in wrong.items():
+        print(f"counters: {name} was called {calls} times, Windlass counted {seen_calls}", file=sys.stderr)
     checked = len([name for name in made if name in seen])
     print(f"counters: {checked} functions compared, {len(wrong)} wrong, {len(list(out.glob('report-*.json')))} reports",
           file=sys.stderr)

@@ -269,7 +269,7 @@ mod tests {
             assert_eq!(found, alive.get(&number).copied(), "handle {number}");
         }
         assert!(table().unwrap().places.len() <= 4096);
-        alive.keys().for_each(|number| remove(handle(*number)));
+        alive.keys().for_each(|number| drop(remove(handle(*number))));
         assert!(find(std::ptr::null_mut()).is_none());
     }
 
@@ -281,7 +281,9 @@ mod tests {
             // Now few are alive, now many: tables of several sizes.
             let alive = if number % 4_000 < 2_000 { 3 } else { 300 };
             insert(handle(number * 257), identity(1));
-            (alive..=301).filter(|age| *age < number).for_each(|age| remove(handle((number - age) * 257)));
+            (alive..=301)
+                .filter(|age| *age < number)
+                .for_each(|age| drop(remove(handle((number - age) * 257))));
             tables.insert(TABLE.load(Ordering::Relaxed) as usize);
         }
         assert!((3..=8).contains(&tables.len()), "{} tables", tables.len());
@@ -301,7 +303,7 @@ mod tests {
             }
             assert!(reader.join().unwrap());
         });
-        (0..900).for_each(|number| remove(handle(number)));
+        (0..900).for_each(|number| drop(remove(handle(number))));
         remove(kept);
     }
 }
