@@ -9,7 +9,7 @@ use crate::communicator::{self, Communicator};
 use crate::fabric::{self, Fate, Kept};
 use crate::forward::birth::{self, Birth, Handle};
 use crate::forward::known::{self, End};
-use crate::group;
+use crate::group::{self, Awaited};
 use crate::guard;
 use crate::process;
 use crate::stats::count::{self, Identity};
@@ -93,47 +93,44 @@ pub fn group_start() -> ncclResult_t {
 
 /// Closes a group.
 pub fn group_end() -> ncclResult_t {
-    guard::around(|| closing(Entry::ncclGroupEnd), |closing| closing.run(known::group_end), after_group)
+    guard::around(|| closing(Entry::ncclGroupEnd), |awaited| close(awaited, known::group_end), after_group)
 }
 
 /// Closes a group without running it.
 pub fn group_simulate_end(estimate: *mut ncclSimInfo_t) -> ncclResult_t {
     guard::around(
         || closing(Entry::ncclGroupSimulateEnd),
-        |closing| closing.run(|| known::group_simulate_end(estimate)),
+        |awaited| close(awaited, || known::group_simulate_end(estimate)),
         after_group,
     )
 }
 
-/// What the end of a group brings.
-struct Closing {
-    awaited: Vec<Handle>,
-    /// What a birth in it failed with.
-    failed: Option<ncclResult_t>,
-}
-
-impl Closing {
-    /// Lets NCCL close the group. If a birth in it failed, nothing of the group runs: its peers do not come to NCCL.
-    fn run(&self, end: impl FnOnce() -> ncclResult_t) -> ncclResult_t {
-        let Some(code) = self.failed else { return end() };
-        birth::spoil_group();
-        end();
-        code
-    }
-}
-
 /// The group is closed before NCCL runs it, as NCCL's own count is: it may throw.
-fn closing(entry: Entry) -> Closing {
+fn closing(entry: Entry) -> Vec<Awaited> {
     count::function(entry);
     let awaited = group::closed();
-    Closing { awaited, failed: meeting::join(group::meetings()) }
+    if awaited.is_empty() { awaited } else { meeting::join(awaited) }
 }
 
-fn after_group(closing: Closing, result: ncclResult_t) {
+/// Lets NCCL close the group. If a birth in it failed, nothing of the group runs: its peers do not come to NCCL.
+fn close(awaited: &[Awaited], end: impl FnOnce() -> ncclResult_t) -> ncclResult_t {
+    if let Some(Awaited::Failed(code)) = awaited.first() {
+        birth::spoil_group();
+        end();
+        return *code;
+    }
+    end()
+}
+
+fn after_group(awaited: Vec<Awaited>, result: ncclResult_t) {
     if result == ncclSuccess {
-        closing.awaited.into_iter().for_each(|handle| {
-            note(handle, UNKNOWN).into_iter().for_each(|(_, communicator)| unasked(communicator));
-        });
+        for waited in awaited {
+            if let Awaited::Handle(handle) = waited
+                && let Some((_, communicator)) = note(handle, UNKNOWN)
+            {
+                unasked(communicator);
+            }
+        }
     }
 }
 
@@ -145,7 +142,7 @@ fn note(handle: Handle, identity: Identity) -> Option<(ncclComm_t, &'static Comm
     let written = known::read_handle(handle);
     if written.is_null() {
         if group::is_open() {
-            group::await_handle(handle);
+            group::wait_for(Awaited::Handle(handle));
         }
         return None;
     }

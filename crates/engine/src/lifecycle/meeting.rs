@@ -4,9 +4,9 @@ use nccl_sys::{Entry, ncclComm_t, ncclInProgress, ncclResult_t, ncclSuccess};
 
 use crate::communicator::{self, Communicator};
 use crate::error::refuse;
-use crate::fabric::{self, Asked, Fate, Kept, Waiting, Wish};
+use crate::fabric::{self, Fate, Kept, Waiting, Wish};
 use crate::forward::birth::{self, Birth};
-use crate::group;
+use crate::group::{self, Awaited};
 use crate::guard;
 use crate::process;
 use crate::stats::count;
@@ -94,7 +94,7 @@ fn finish(step: Step, birth: &Birth) {
             Ok(asked) => {
                 let waiting = asked.canceller().map(Kept::Waiting);
                 waiting.into_iter().for_each(|waiting| drop(communicator.keep(handle, waiting)));
-                group::await_meeting(handle, asked);
+                group::wait_for(Awaited::Meeting(handle, Box::new(asked)));
             }
             Err(reason) => settle(handle, communicator, Fate::Plain(reason)),
         },
@@ -112,17 +112,28 @@ fn settle(handle: ncclComm_t, communicator: &Communicator, fate: Fate) {
     }
 }
 
-/// Waits for the meetings of a group, which go on beside each other. Gives the code of the first that failed.
-pub fn join(meetings: Vec<(ncclComm_t, Asked)>) -> Option<ncclResult_t> {
-    let (handles, asked): (Vec<_>, Vec<_>) = meetings.into_iter().unzip();
-    if asked.is_empty() {
-        return None;
+/// Waits for the meetings of a group, which go on beside each other. Gives the rest of what waited; the first failure
+/// comes first.
+pub fn join(awaited: Vec<Awaited>) -> Vec<Awaited> {
+    let (mut rest, mut handles, mut asked) = (Vec::new(), Vec::new(), Vec::new());
+    for waited in awaited {
+        match waited {
+            Awaited::Meeting(handle, one) => {
+                handles.push(handle);
+                asked.push(*one);
+            }
+            other => rest.push(other),
+        }
     }
-    let mut failed = None;
+    if asked.is_empty() {
+        return rest;
+    }
     for (handle, fate) in handles.into_iter().zip(fabric::join(asked)) {
         if let Fate::Failed(failure) = &fate {
             let code = refuse(failure.code(), format_args!("no communicator: {failure}"));
-            failed.get_or_insert(code);
+            if !matches!(rest.first(), Some(Awaited::Failed(_))) {
+                rest.insert(0, Awaited::Failed(code));
+            }
         }
         match communicator::find(handle) {
             Some(communicator) => settle(handle, communicator, fate),
@@ -130,5 +141,5 @@ pub fn join(meetings: Vec<(ncclComm_t, Asked)>) -> Option<ncclResult_t> {
             None => drop(fate),
         }
     }
-    failed
+    rest
 }
