@@ -111,6 +111,10 @@ pub extern "C-unwind" fn ncclRecv(
 
 // Birth and end of communicators.
 
+pub extern "C-unwind" fn ncclGetUniqueId(uniqueId: *mut ncclUniqueId) -> ncclResult_t {
+    lifecycle::unique_id(uniqueId)
+}
+
 fn birth(entry: Entry, wish: Birth) -> ncclResult_t {
     lifecycle::birth(entry, &wish)
 }

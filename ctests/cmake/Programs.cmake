@@ -29,6 +29,20 @@ function(add_run program machine side seconds)
   endif()
 endfunction()
 
+# A run of PROGRAM on the stand-ins whose communicators' ranks meet, with what reports must say of them; its output
+# must be that of the plain run.
+function(add_fabric program seconds says)
+  set(name "sim.${program}.fabric")
+  add_test(NAME ${name} COMMAND ${RUN} --out "${RUNS}/${name}" --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}"
+           --windlass "${WINDLASS_LIBRARY_DIR}" --fabric "${says}" -- $<TARGET_FILE:${program}> ${ARGN})
+  set_tests_properties(${name} PROPERTIES LABELS sim TIMEOUT ${seconds} SKIP_RETURN_CODE 77 PROCESSORS 2
+                       FIXTURES_SETUP ${program}.fabric)
+  set(equal "sim.${program}.fabric_equal")
+  add_test(NAME ${equal} COMMAND "${Python3_EXECUTABLE}" "${CMAKE_CURRENT_SOURCE_DIR}/support/same_output.py"
+           "${RUNS}/sim.${program}.plain" "${RUNS}/${name}")
+  set_tests_properties(${equal} PROPERTIES FIXTURES_REQUIRED "sim.${program};${program}.fabric" LABELS sim TIMEOUT 20)
+endfunction()
+
 # Both runs, and that they printed the same.
 function(add_differential program machine seconds)
   add_run(${program} ${machine} plain ${seconds} ${ARGN})
@@ -45,7 +59,7 @@ function(add_differential program machine seconds)
 endfunction()
 
 set(PROGRAMS strings arguments collectives sendrecv groups lifecycle threads nonblocking premulsum registration graphs
-             forked random_calls)
+             forked random_calls births)
 foreach(program IN LISTS PROGRAMS)
   add_executable(${program} programs/${program}.c)
   target_link_libraries(${program} PRIVATE harness)
@@ -60,6 +74,21 @@ foreach(program IN LISTS PROGRAMS)
     add_differential(${program} gpu ${seconds})
   endif()
 endforeach()
+
+# Births at which ranks meet: programs whose communicators all come from one id, and some whose do not.
+if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
+  set(DERIVED "only communicators made from an id have a meeting so far")
+  foreach(program collectives sendrecv groups threads premulsum registration graphs forked births)
+    add_fabric(${program} 300 "yes")
+  endforeach()
+  add_fabric(lifecycle 120 "yes;more than one id;${DERIVED}")
+  add_fabric(nonblocking 120 "the caller does not wait")
+  add_fabric(random_calls 120 "yes;${DERIVED}")
+  # Plain runs would wait for the dead. The communicator that is aborted in its meeting has neither fabric nor reason.
+  add_test(NAME sim.births.faults COMMAND ${RUN} --out "${RUNS}/sim.births.faults" --nccl "${SIM_DIR}/libnccl.so.2"
+           --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --fabric ";yes" -- $<TARGET_FILE:births> faults)
+  set_tests_properties(sim.births.faults PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
+endif()
 
 # Every name of every release is ours.
 add_executable(symbols programs/symbols.c)

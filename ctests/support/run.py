@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """Runs one test program over the real library (or its stand-in), plainly or through Windlass.
 
-    run.py --out DIR --nccl LIBRARY [--windlass DIR] [--cuda DIR] [--gpu] -- PROGRAM [ARGUMENT...]
+    run.py --out DIR --nccl LIBRARY [--windlass DIR [--fabric REASONS]] [--cuda DIR] [--gpu] -- PROGRAM [ARGUMENT...]
 
 The program's standard output is kept in DIR/output.txt. Through Windlass its report is kept too, and every call that
-the program counted must be in it, exactly as often: a test that never reached Windlass proves nothing.
+the program counted must be in it, exactly as often: a test that never reached Windlass proves nothing. With --fabric
+the ranks of communicators meet, and the reports must say of them just what is in REASONS: "yes", or why not, apart by
+semicolons. Then strictness about leaks holds for the stand-in of libcuda, too.
 """
 
 import argparse
@@ -29,7 +31,7 @@ def main():
     if result.returncode:
         sys.exit(result.returncode if result.returncode > 0 else 1)
     if options.windlass:
-        sys.exit(1 if uncounted(options.out) else 0)
+        sys.exit(1 if uncounted(options.out) or options.fabric and not met(options) else 0)
 
 
 def read_options():
@@ -37,6 +39,7 @@ def read_options():
     arguments.add_argument("--out", type=pathlib.Path, required=True, help="folder of what the run leaves")
     arguments.add_argument("--nccl", type=pathlib.Path, required=True, help="the real libnccl.so.2 or the stand-in")
     arguments.add_argument("--windlass", type=pathlib.Path, help="folder with Windlass as libnccl.so.2")
+    arguments.add_argument("--fabric", metavar="REASONS", help="with WINDLASS_FABRIC=on, and what reports must say then")
     arguments.add_argument("--cuda", type=pathlib.Path, help="folder with the stand-in libcuda.so.1")
     arguments.add_argument("--gpu", action="store_true", help="on real GPUs")
     arguments.add_argument("command", nargs="+")
@@ -60,6 +63,9 @@ def environment(options):
     if options.windlass:
         kept["WINDLASS_NCCL"] = str(options.nccl)
         kept["WINDLASS_REPORT"] = f"json:{options.out}/report-%p.json"
+    if options.fabric:
+        kept["WINDLASS_FABRIC"] = "on"
+        kept["WINDLASS_SIM_STRICT"] = "1"
     return kept
 
 
@@ -74,8 +80,8 @@ def uncounted(out):
     seen = seen_functions()
     wrong = {name: (int(calls), reported.get(name, 0)) for name, calls in made.items()
              if name in seen and int(calls) != reported.get(name, 0)}
-    for name, (calls, counted) in wrong.items():
-        print(f"counters: {name} was called {calls} times, Windlass counted {counted}", file=sys.stderr)
+    for name, (calls, seen_calls) in wrong.items():
+        print(f"counters: {name} was called {calls} times, Windlass counted {seen_calls}", file=sys.stderr)
     checked = len([name for name in made if name in seen])
     print(f"counters: {checked} functions compared, {len(wrong)} wrong, {len(list(out.glob('report-*.json')))} reports",
           file=sys.stderr)
@@ -83,6 +89,18 @@ def uncounted(out):
         # An example counts nothing itself: that Windlass counted anything is the proof.
         return not reported
     return bool(wrong)
+
+
+def met(options):
+    """Whether the reports say of all communicators just what was expected; prints what they say."""
+    said = {}
+    for path in options.out.glob("report-*.json"):
+        for communicator in json.loads(path.read_text())["communicators"]:
+            if communicator["serial"]:
+                text = communicator.get("fabric", "")
+                said[text] = said.get(text, 0) + 1
+    print(f"fabric: {said}", file=sys.stderr)
+    return set(said) == set(options.fabric.split(";"))
 
 
 def seen_functions():

@@ -9,6 +9,7 @@ use std::sync::{Mutex, PoisonError};
 
 use nccl_sys::ncclComm_t;
 
+use crate::fabric::Kept;
 use crate::stats::count::{self, Identity};
 
 /// What we know of a communicator. Records are reused, never freed: a thread that is inside a call while another
@@ -19,9 +20,21 @@ pub struct Communicator {
     counters: AtomicUsize,
     ranks: AtomicI32,
     known: AtomicBool,
+    /// What its birth left. Held for a few stores, after the lock of the table.
+    kept: Mutex<Option<Kept>>,
 }
 
 impl Communicator {
+    /// Keeps what its birth left, until [`remove`] gives it back. If the communicator has ended meanwhile, gives it back
+    /// at once.
+    pub fn keep(&self, handle: ncclComm_t, kept: Kept) -> Option<Kept> {
+        let _unchanging = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.handle.load(Ordering::Relaxed) != handle as usize {
+            return Some(kept);
+        }
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner).replace(kept)
+    }
+
     /// Where its calls are counted.
     pub fn counters(&self) -> usize {
         self.counters.load(Ordering::Relaxed)
@@ -94,7 +107,7 @@ fn look_up(handle: ncclComm_t) -> Option<&'static Communicator> {
 
 /// Enters a new communicator. A handle that is known already belonged to one that ended unseen.
 pub fn insert(handle: ncclComm_t, identity: Identity) -> &'static Communicator {
-    remove(handle);
+    drop(remove(handle));
     let counters = count::begin(identity);
     let mut spare = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
     let communicator: &'static Communicator = spare.records.pop().unwrap_or_else(|| {
@@ -103,6 +116,7 @@ pub fn insert(handle: ncclComm_t, identity: Identity) -> &'static Communicator {
             counters: AtomicUsize::new(0),
             ranks: AtomicI32::new(0),
             known: AtomicBool::new(false),
+            kept: Mutex::new(None),
         }))
     });
     communicator.counters.store(counters, Ordering::Relaxed);
@@ -116,15 +130,17 @@ pub fn insert(handle: ncclComm_t, identity: Identity) -> &'static Communicator {
     communicator
 }
 
-/// Takes a communicator out; its counts stay.
-pub fn remove(handle: ncclComm_t) {
+/// Takes a communicator out; its counts stay. Gives what its birth left.
+pub fn remove(handle: ncclComm_t) -> Option<Kept> {
     let mut spare = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some(place) = table().and_then(|table| table.place_of(handle as usize)) else { return };
+    let place = table()?.place_of(handle as usize)?;
     place.handle.store(REMOVED, Ordering::Release);
     let communicator = reference(place.communicator.load(Ordering::Relaxed));
     count::end(communicator.counters());
     communicator.handle.store(0, Ordering::Relaxed);
+    let kept = communicator.kept.lock().unwrap_or_else(PoisonError::into_inner).take();
     spare.records.push(communicator);
+    kept
 }
 
 fn table() -> Option<&'static Table> {
@@ -253,7 +269,7 @@ mod tests {
             assert_eq!(found, alive.get(&number).copied(), "handle {number}");
         }
         assert!(table().unwrap().places.len() <= 4096);
-        alive.keys().for_each(|number| remove(handle(*number)));
+        alive.keys().for_each(|number| drop(remove(handle(*number))));
         assert!(find(std::ptr::null_mut()).is_none());
     }
 
@@ -265,7 +281,9 @@ mod tests {
             // Now few are alive, now many: tables of several sizes.
             let alive = if number % 4_000 < 2_000 { 3 } else { 300 };
             insert(handle(number * 257), identity(1));
-            (alive..=301).filter(|age| *age < number).for_each(|age| remove(handle((number - age) * 257)));
+            (alive..=301)
+                .filter(|age| *age < number)
+                .for_each(|age| drop(remove(handle((number - age) * 257))));
             tables.insert(TABLE.load(Ordering::Relaxed) as usize);
         }
         assert!((3..=8).contains(&tables.len()), "{} tables", tables.len());
@@ -285,7 +303,7 @@ mod tests {
             }
             assert!(reader.join().unwrap());
         });
-        (0..900).for_each(|number| remove(handle(number)));
+        (0..900).for_each(|number| drop(remove(handle(number))));
         remove(kept);
     }
 }

@@ -60,10 +60,16 @@ pub const OPTIONS: &[Description] = &[
         about: "Whether the counters lie in shared memory (under 1 MiB in /dev/shm), where `windlass stats` reads them.",
     },
     Description {
+        name: "WINDLASS_FABRIC",
+        values: "on, off",
+        default: "off",
+        about: "Whether the ranks of a new communicator meet, agree and map each other's memory when it is made. Every call is still NCCL's.",
+    },
+    Description {
         name: "WINDLASS_MEETINGS_MAX",
         values: "number",
         default: "1024",
-        about: "Ids made by this process whose ranks can still meet, each with a listening socket; communicators of further ids are NCCL's alone. (Nothing uses it yet.)",
+        about: "Ids made by this process whose ranks can still meet, each with a listening socket; communicators of further ids are NCCL's alone.",
     },
     Description {
         name: "WINDLASS_NVTX",
@@ -75,7 +81,7 @@ pub const OPTIONS: &[Description] = &[
         name: "WINDLASS_ARENA_MAX",
         values: "bytes, with K, M, G or T for powers of 1024",
         default: "4G",
-        about: "How much device memory the pool of this process may have on each device; it takes what communicators need, in steps, and gives it back. (Nothing uses the pool yet.)",
+        about: "How much device memory the pool of this process may have on each device; it takes what communicators need, in steps, and gives it back. Used with WINDLASS_FABRIC only.",
     },
     Description {
         name: "WINDLASS_LIBRARY",
@@ -124,8 +130,21 @@ pub struct Config {
     pub report: Option<Report>,
     pub stats: Switch,
     pub nvtx: Switch,
+    pub fabric: Switch,
     pub meetings_max: usize,
     pub arena_bytes_max: u64,
+    pub nccl: Nccl,
+}
+
+/// What NCCL's own variables say about births.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Nccl {
+    /// NCCL_COMM_ID: whether every rank makes its own id.
+    pub comm_id: Switch,
+    /// NCCL_COMM_BLOCKING: whether inits wait where their configuration does not say.
+    pub blocking: Switch,
+    /// Whether NCCL_P2P_DISABLE, NCCL_P2P_LEVEL and NCCL_CUMEM_ENABLE allow what a fabric does.
+    pub peer_access: Switch,
 }
 
 /// Enough for 100 communicators of 40 MiB, or for rings that grew to what NCCL's FIFOs take on 8 ranks nine times over,
@@ -141,8 +160,10 @@ impl Default for Config {
             report: None,
             stats: Switch::On,
             nvtx: Switch::Off,
+            fabric: Switch::Off,
             meetings_max: 1024,
             arena_bytes_max: ARENA_BYTES_MAX,
+            nccl: Nccl { comm_id: Switch::Off, blocking: Switch::On, peer_access: Switch::On },
         }
     }
 }
@@ -168,6 +189,9 @@ pub fn parse(variables: impl Iterator<Item = (OsString, OsString)>) -> (Config, 
     let mut config = Config::default();
     let mut complaints = Vec::new();
     for (name, value) in variables {
+        if let Some(name) = name.to_str().filter(|name| name.starts_with("NCCL_")) {
+            config.nccl.read(name, &value.to_string_lossy());
+        }
         let Some(name) = name.to_str().filter(|name| *name == "WINDLASS" || name.starts_with("WINDLASS_"))
         else {
             continue;
@@ -183,6 +207,7 @@ pub fn parse(variables: impl Iterator<Item = (OsString, OsString)>) -> (Config, 
             "WINDLASS_REPORT" => report(&text).map(|value| config.report = value),
             "WINDLASS_STATS" => switch(&text).map(|value| config.stats = value),
             "WINDLASS_MEETINGS_MAX" => text.parse().ok().map(|value| config.meetings_max = value),
+            "WINDLASS_FABRIC" => switch(&text).map(|value| config.fabric = value),
             "WINDLASS_NVTX" => switch(&text).map(|value| config.nvtx = value),
             "WINDLASS_ARENA_MAX" => bytes(&text).map(|value| config.arena_bytes_max = value),
             _ if OPTIONS.iter().any(|option| option.name == name) || name.starts_with(STAND_IN_PREFIX) => {
@@ -198,6 +223,20 @@ pub fn parse(variables: impl Iterator<Item = (OsString, OsString)>) -> (Config, 
         }
     }
     (config, complaints)
+}
+
+impl Nccl {
+    /// As NCCL reads them: a number, or nothing.
+    fn read(&mut self, name: &str, text: &str) {
+        match (name, text.trim()) {
+            ("NCCL_COMM_ID", text) if !text.is_empty() => self.comm_id = Switch::On,
+            ("NCCL_COMM_BLOCKING", "0") => self.blocking = Switch::Off,
+            ("NCCL_P2P_DISABLE", "1") | ("NCCL_P2P_LEVEL", "0" | "LOC") | ("NCCL_CUMEM_ENABLE", "0") => {
+                self.peer_access = Switch::Off;
+            }
+            _ => {}
+        }
+    }
 }
 
 fn switch(text: &str) -> Option<Switch> {
@@ -301,6 +340,10 @@ mod tests {
             ("WINDLASS_REPORT", "json:/tmp/r:1"),
             ("WINDLASS_STATS", "0"),
             ("WINDLASS_NVTX", "on"),
+            ("WINDLASS_FABRIC", "on"),
+            ("NCCL_COMM_ID", "10.0.0.1:5000"),
+            ("NCCL_COMM_BLOCKING", "0"),
+            ("NCCL_P2P_LEVEL", "LOC"),
             ("WINDLASS_MEETINGS_MAX", "7"),
             ("WINDLASS_NCCL", "/x"),
             ("WINDLASS_ARENA_MAX", "96m"),
@@ -313,8 +356,10 @@ mod tests {
             report: Some(Report { form: Form::Json, file: Some("/tmp/r:1".into()) }),
             stats: Switch::Off,
             nvtx: Switch::On,
+            fabric: Switch::On,
             meetings_max: 7,
             arena_bytes_max: 96 << 20,
+            nccl: Nccl { comm_id: Switch::On, blocking: Switch::Off, peer_access: Switch::Off },
         };
         assert_eq!(config, expected);
     }

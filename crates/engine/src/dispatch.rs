@@ -8,6 +8,7 @@ use crate::communicator::{self, Communicator};
 use crate::forward::{self, known};
 use crate::group;
 use crate::guard;
+use crate::lifecycle;
 use crate::path::Path;
 use crate::plan::plan;
 use crate::process;
@@ -60,6 +61,7 @@ fn first_sight(call: &Call, result: ncclResult_t) {
     let (counters, ranks) = match identity {
         Some(identity) => {
             let communicator = communicator::insert(call.local.communicator, identity);
+            lifecycle::unasked(communicator);
             (communicator.counters(), communicator.ranks())
         }
         None => (count::UNKNOWN, 0),

@@ -6,11 +6,25 @@
 
 use std::cell::{Cell, RefCell};
 
+use nccl_sys::{ncclComm_t, ncclResult_t};
+
+use crate::fabric::Asked;
 use crate::forward::birth::Handle;
 
 thread_local! {
     static DEPTH: Cell<u32> = const { Cell::new(0) };
-    static AWAITED: RefCell<Vec<Handle>> = const { RefCell::new(Vec::new()) };
+    static AWAITED: RefCell<Vec<Awaited>> = const { RefCell::new(Vec::new()) };
+}
+
+/// What waits for the end of a group.
+#[derive(Debug)]
+pub enum Awaited {
+    /// A handle that NCCL writes then.
+    Handle(Handle),
+    /// The meeting of a communicator.
+    Meeting(ncclComm_t, Box<Asked>),
+    /// A birth that failed before NCCL came to it: the answer of the group.
+    Failed(ncclResult_t),
 }
 
 /// Whether this thread has an open group.
@@ -23,8 +37,8 @@ pub fn opened() {
     DEPTH.set(DEPTH.get() + 1);
 }
 
-/// NCCL is asked to close a group. At the outermost one, gives the handles that were waited for.
-pub fn closed() -> Vec<Handle> {
+/// NCCL is asked to close a group. At the outermost one, gives what waited for it.
+pub fn closed() -> Vec<Awaited> {
     DEPTH.set(DEPTH.get().saturating_sub(1));
     if is_open() {
         return Vec::new();
@@ -33,9 +47,9 @@ pub fn closed() -> Vec<Handle> {
     AWAITED.try_with(RefCell::take).unwrap_or_default()
 }
 
-/// A handle will be written here at the end of the open group.
-pub fn await_handle(handle: Handle) {
-    let _ = AWAITED.try_with(|awaited| awaited.borrow_mut().push(handle));
+/// This waits for the end of the open group.
+pub fn wait_for(what: Awaited) {
+    let _ = AWAITED.try_with(|awaited| awaited.borrow_mut().push(what));
 }
 
 #[cfg(test)]
@@ -45,18 +59,18 @@ mod tests {
     /// Handles come at the outermost end only, once, and closing too often does not count below zero.
     #[test]
     fn nested() {
-        let handle = Handle(std::ptr::dangling_mut());
+        let none = |awaited: Vec<Awaited>| awaited.is_empty();
         opened();
         opened();
-        await_handle(handle);
+        wait_for(Awaited::Handle(Handle(std::ptr::dangling_mut())));
         assert!(is_open());
-        assert_eq!(closed(), []);
-        assert_eq!(closed(), [handle]);
+        assert!(none(closed()));
+        assert!(matches!(closed()[..], [Awaited::Handle(_)]));
         assert!(!is_open());
-        assert_eq!(closed(), []);
+        assert!(none(closed()));
         opened();
         assert!(is_open());
-        assert_eq!(closed(), []);
+        assert!(none(closed()));
     }
 
     /// Groups are the thread's own.

@@ -16,6 +16,9 @@ pub mod group;
 
 pub mod plan;
 
+// What ranks agreed on and share.
+pub mod fabric;
+
 // The mechanisms.
 pub mod forward;
 

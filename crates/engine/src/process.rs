@@ -107,6 +107,19 @@ extern "C" fn in_child() {
     slots::forward_everything();
 }
 
+/// Lets a mechanism hear of forks, in the child, which may allocate nothing and take no lock. This library stays mapped.
+pub fn on_fork(in_child: extern "C" fn()) {
+    open::stay_mapped();
+    // SAFETY: a function of this library, which stays mapped.
+    unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+}
+
+/// Lets a mechanism hear of the process's exit, before the report that is ordered already.
+pub fn on_exit(at_exit: extern "C" fn()) {
+    // SAFETY: a function of this library, which stays mapped since the first communicator.
+    unsafe { libc::atexit(at_exit) };
+}
+
 extern "C" fn at_exit() {
     let Some(owner) = std::num::NonZero::new(segment::current().process.load(Ordering::Relaxed)) else {
         return;

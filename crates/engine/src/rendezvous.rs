@@ -117,6 +117,7 @@ pub struct Rendezvous {
 }
 
 static PROCESS: OnceCell<Rendezvous> = OnceCell::new();
+static NEWS: OnceCell<fn()> = OnceCell::new();
 static FORKED: AtomicBool = AtomicBool::new(false);
 
 /// The one of this process, started by its first use; an error if it cannot be, or in a forked child.
@@ -126,6 +127,21 @@ pub fn process() -> io::Result<&'static Rendezvous> {
     }
     let limits = Limits { meetings_max: config().meetings_max, ..Limits::default() };
     PROCESS.get_or_try_init(|| Rendezvous::start(limits))
+}
+
+/// What the background thread calls after ranks of this process have heard something; it may neither wait nor panic.
+/// The first one counts.
+pub fn on_news(listener: fn()) {
+    let _ = NEWS.set(listener);
+}
+
+fn tell_news() {
+    NEWS.get().into_iter().for_each(|listener| listener());
+}
+
+/// Whether this is a forked child, where nothing of ours begins.
+pub fn is_in_child() -> bool {
+    FORKED.load(Ordering::Relaxed)
 }
 
 /// For a child just forked: closes our descriptors, and lets nothing of ours begin there. Takes no lock.

@@ -1,6 +1,7 @@
 //! What was counted: [`segment`] is where, [`count`] how, [`snapshot`] what a reader sees, [`report`] how it is told.
 
 pub mod count;
+pub mod fabric;
 pub mod report;
 pub mod segment;
 pub mod snapshot;

@@ -34,7 +34,7 @@ macro_rules! for_each_entry {
             [23203 pass] fn ncclSetEncryption | pncclSetEncryption (config: *const ncclEncryptionConfig_t) -> ncclResult_t;
             // Birth and death of communicators.
             /// Makes the 128-byte id with which the ranks of a new communicator find each other.
-            [21803 later] fn ncclGetUniqueId | pncclGetUniqueId (uniqueId: *mut ncclUniqueId) -> ncclResult_t;
+            [21803 seen] fn ncclGetUniqueId | pncclGetUniqueId (uniqueId: *mut ncclUniqueId) -> ncclResult_t;
             /// Joins a new communicator as `rank` of `nranks`; blocks until all ranks have joined, unless in a group.
             [21803 seen] fn ncclCommInitRank | pncclCommInitRank (comm: *mut ncclComm_t, nranks: c_int, commId: ncclUniqueId, rank: c_int) -> ncclResult_t;
             /// As `ncclCommInitRank`, with a configuration; with `blocking = 0` it may answer `ncclInProgress`.

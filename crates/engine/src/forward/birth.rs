@@ -5,8 +5,12 @@
 #![allow(unsafe_code, clippy::not_unsafe_ptr_arg_deref)]
 
 use std::ffi::c_int;
+use std::mem::offset_of;
+use std::ptr::null;
 
-use nccl_sys::{ncclComm_t, ncclConfig_t, ncclResult_t, ncclUniqueId, real};
+use nccl_sys::{
+    NCCL_CONFIG_UNDEF_INT, NCCL_UNIQUE_ID_BYTES, ncclComm_t, ncclConfig_t, ncclResult_t, ncclUniqueId, real,
+};
 
 use crate::stats::count::Identity;
 
@@ -65,6 +69,23 @@ pub enum Birth {
     },
 }
 
+/// What an id's communicator is asked for with.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked {
+    /// The first id.
+    pub id: [u8; NCCL_UNIQUE_ID_BYTES],
+    /// How many ids there are.
+    pub ids: usize,
+    /// How many ranks.
+    pub ranks: c_int,
+    /// Which of them.
+    pub rank: c_int,
+    /// `blocking` of the configuration, if that says.
+    pub blocking: Option<c_int>,
+    /// `maxCTAs` of the configuration, if that says.
+    pub ctas_max: Option<c_int>,
+}
+
 /// Where NCCL writes the handle of a communicator: at once, or when the group in which it was asked for has run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Handle(pub *mut ncclComm_t);
@@ -99,6 +120,40 @@ impl Birth {
         }
     }
 
+    /// The arguments of an init by id, if it is one that NCCL would not refuse at once.
+    pub fn by_id(&self) -> Option<Asked> {
+        let (handle, ranks, rank, id, ids, config) = match *self {
+            Birth::InitRank { handle, ranks, id, rank } => (handle, ranks, rank, id, 1, null()),
+            Birth::InitRankConfig { handle, ranks, id, rank, config } => {
+                (handle, ranks, rank, id, 1, config.cast_const())
+            }
+            Birth::InitRankScalable { handle, ranks, rank, id_count, ids, config } => {
+                if ids.is_null() || id_count < 1 {
+                    return None;
+                }
+                // SAFETY: by this function's contract there are as many ids as the application said.
+                (handle, ranks, rank, unsafe { ids.read() }, id_count as usize, config.cast_const())
+            }
+            _ => return None,
+        };
+        if handle.is_null() || rank < 0 || rank >= ranks {
+            return None;
+        }
+        let id = id.internal.map(|byte| byte as u8);
+        let (blocking, ctas_max) = configured(config);
+        Some(Asked { id, ids, ranks, rank, blocking, ctas_max })
+    }
+
+    /// The devices of `ncclCommInitAll`, if this is one.
+    pub fn devices(&self) -> Option<Vec<c_int>> {
+        let Birth::InitAll { count, devices, .. } = *self else { return None };
+        if devices.is_null() {
+            return Some((0..count).collect());
+        }
+        // SAFETY: NCCL took the array, so it has `count` places.
+        Some((0..count.max(0) as usize).map(|index| unsafe { devices.add(index).read() }).collect())
+    }
+
     /// After NCCL took the wish: where each handle is or will be, and what its arguments say of the communicator.
     pub fn newborns(&self) -> impl Iterator<Item = (Handle, Identity)> {
         let unknown = Identity { rank: -1, ranks: 0, device: -1 };
@@ -116,4 +171,47 @@ impl Birth {
         // NCCL took the array, so it has `count` places.
         (0..count).map(move |index| (Handle(first.wrapping_add(index as usize)), identity))
     }
+}
+
+/// What a configuration says of waiting and blocks. The first fields, and `maxCTAs`, are where every version of NCCL has
+/// them; a field counts if the size that the configuration says of itself takes it in.
+fn configured(config: *const ncclConfig_t) -> (Option<c_int>, Option<c_int>) {
+    if config.is_null() {
+        return (None, None);
+    }
+    // SAFETY: the application's own configuration, which begins with its size; no more of it is read than that says.
+    unsafe {
+        let size = (&raw const (*config).size).read();
+        let read = |offset: usize| {
+            let fits = offset + size_of::<c_int>() <= size;
+            fits.then(|| config.byte_add(offset).cast::<c_int>().read())
+                .filter(|value| *value != NCCL_CONFIG_UNDEF_INT)
+        };
+        (read(offset_of!(ncclConfig_t, blocking)), read(offset_of!(ncclConfig_t, maxCTAs)))
+    }
+}
+
+/// Asks NCCL for an id.
+pub fn unique_id(place: *mut ncclUniqueId) -> ncclResult_t {
+    // SAFETY: the application's own argument; the library is open.
+    unsafe { real::ncclGetUniqueId(place) }
+}
+
+/// Changes the id that NCCL has just written.
+pub fn change_id(
+    place: *mut ncclUniqueId,
+    change: impl FnOnce([u8; NCCL_UNIQUE_ID_BYTES]) -> [u8; NCCL_UNIQUE_ID_BYTES],
+) {
+    // SAFETY: NCCL took this place and wrote an id there.
+    let id = unsafe { place.read() }.internal.map(|byte| byte as u8);
+    let changed = change(id).map(|byte| byte as std::ffi::c_char);
+    // SAFETY: as before.
+    unsafe { place.write(ncclUniqueId { internal: changed }) };
+}
+
+/// Makes the open group fail, so that its end runs nothing of it: NCCL remembers the error of any call in a group.
+pub fn spoil_group() {
+    let nobody = ncclUniqueId { internal: [0; NCCL_UNIQUE_ID_BYTES] };
+    // SAFETY: NCCL refuses a null place for the handle before it touches anything.
+    unsafe { real::ncclCommInitRank(std::ptr::null_mut(), 1, nobody, 0) };
 }

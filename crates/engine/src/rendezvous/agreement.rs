@@ -46,6 +46,8 @@ enum Stance {
     Here,
     Confirmed,
     Refused,
+    /// It closed, and still hears of the others: it waits for them to close, too.
+    Closed,
     Gone,
 }
 
@@ -200,13 +202,21 @@ impl Agreement {
     /// Before the verdict whoever leaves is lost, however it leaves.
     fn left(&mut self, seat: Seat, news: fn(u32) -> FromHost) -> Vec<Answer> {
         let Some(present) = self.of_seat(seat) else { return Vec::new() };
-        if present.stance == Stance::Gone {
+        let rank = present.facts.member.rank;
+        let news = news(rank);
+        let closes = matches!(news, FromHost::Closed(_));
+        let before = present.stance;
+        if before == Stance::Gone || before == Stance::Closed && closes {
             return Vec::new();
         }
-        present.stance = Stance::Gone;
-        let rank = present.facts.member.rank;
+        present.stance = if closes { Stance::Closed } else { Stance::Gone };
         match &self.phase {
-            Phase::Over(Verdict::Fabric) => self.tell_all(&news(rank)),
+            // All have heard that it closed.
+            Phase::Over(_) if before == Stance::Closed => Vec::new(),
+            Phase::Over(Verdict::Fabric) => {
+                let others = self.tell_all(&news).into_iter().filter(|answer| answer.to != seat);
+                others.collect()
+            }
             Phase::Over(_) => Vec::new(),
             Phase::Gathering | Phase::Preparing | Phase::Stopping(_) => {
                 self.end(Verdict::Failed(Failure::Lost { rank }))

@@ -112,6 +112,11 @@ impl Membership {
         self.ranks.lock()[self.index].departed()
     }
 
+    /// Tells the others that this rank has closed, and goes on hearing of them.
+    pub fn close(&self) {
+        self.shared.send(Command::Say(self.key, FromRank::Close.encode()));
+    }
+
     /// Waits until each of these ranks (one bit each) has closed or departed: for teardown and tests.
     pub fn await_absent(&self, ranks: u64) {
         let mut standing = self.ranks.lock();
@@ -123,7 +128,7 @@ impl Membership {
 
 impl Drop for Membership {
     fn drop(&mut self) {
-        self.shared.send(Command::Say(self.key, FromRank::Close.encode()));
+        self.close();
         self.shared.send(Command::Leave(self.key));
     }
 }

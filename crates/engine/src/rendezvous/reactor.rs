@@ -147,6 +147,8 @@ pub struct Reactor {
     due: Option<Instant>,
     relays: usize,
     running: bool,
+    /// Whether a rank of this process has heard something since [`super::on_news`] was last told.
+    heard: bool,
 }
 
 impl Reactor {
@@ -165,6 +167,7 @@ impl Reactor {
             due: None,
             relays: 0,
             running: true,
+            heard: false,
         })
     }
 
@@ -180,6 +183,9 @@ impl Reactor {
                 }
             }
             self.look_again();
+            if std::mem::take(&mut self.heard) {
+                super::tell_news();
+            }
         }
     }
 

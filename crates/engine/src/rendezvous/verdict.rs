@@ -28,6 +28,13 @@ macro_rules! coded {
         }
 
         impl $type {
+            /// Its number on wires and in counters.
+            pub fn number(&self) -> u16 {
+                match self {
+                    $($type::$name $({ $($field: _),* })? => $code,)*
+                }
+            }
+
             fn put(&self, writer: &mut Writer) {
                 match self {
                     $($type::$name $({ $($field),* })? => {
@@ -86,6 +93,7 @@ coded! {
         16 OtherOptions(rank: number, other: number) = "ranks have different options",
         17 Incapable(rank: number) = "a device or driver lacks what is needed",
         18 Refused(rank: number, words: words) = "a rank could not prepare",
+        19 Derived = "only communicators made from an id have a meeting so far",
     }
 }
 

@@ -8,6 +8,7 @@ use nccl_sys::Entry;
 
 use crate::call::Function;
 use crate::path::Path;
+use crate::stats::fabric;
 use crate::stats::segment::{self, COMMUNICATORS_MAX, Communicator, ENDED, FREE, LIVE, THREAD_SETS};
 
 thread_local! {
@@ -78,6 +79,7 @@ pub fn begin(identity: Identity) -> usize {
     let Some((index, place)) = free().or_else(oldest_dead) else { return UNKNOWN };
     forget(place, &segment.communicators[UNKNOWN]);
     place.serial.store(serial, Ordering::Relaxed);
+    place.fabric.store(fabric::NOT_ASKED, Ordering::Relaxed);
     identify(index, identity);
     index
 }
@@ -91,6 +93,16 @@ pub fn identify(counters: usize, identity: Identity) {
     place.rank.store(identity.rank, Ordering::Relaxed);
     place.ranks.store(identity.ranks, Ordering::Relaxed);
     place.device.store(identity.device, Ordering::Relaxed);
+}
+
+/// Notes whether a communicator has a fabric, by a number of [`crate::stats::fabric`]; gives its number in this process.
+pub fn fabric(counters: usize, number: u32) -> u64 {
+    if counters == UNKNOWN {
+        return 0;
+    }
+    let place = &segment::current().communicators[counters];
+    place.fabric.store(number, Ordering::Relaxed);
+    place.serial.load(Ordering::Relaxed)
 }
 
 /// Notes that a communicator has ended; its counts stay to be read.

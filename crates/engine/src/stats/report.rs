@@ -34,13 +34,15 @@ pub fn text(snapshot: &Snapshot) -> String {
     for communicator in &snapshot.communicators {
         let who = match communicator.serial {
             0 => "unknown, or ended long ago".to_owned(),
-            serial => format!(
-                "{serial}: rank {} of {}, device {}, {}",
-                known(communicator.rank, 0),
-                known(communicator.ranks, 1),
-                known(communicator.device, 0),
-                communicator.state
-            ),
+            serial => {
+                format!(
+                    "{serial}: rank {} of {}, device {}, {}",
+                    known(communicator.rank, 0),
+                    known(communicator.ranks, 1),
+                    known(communicator.device, 0),
+                    communicator.state
+                ) + &fabric(&communicator.fabric)
+            }
         };
         if communicator.calls.is_empty() {
             let _ = writeln!(out, "{who:<34} {:<24}", "none");
@@ -55,6 +57,14 @@ pub fn text(snapshot: &Snapshot) -> String {
         }
     }
     out
+}
+
+fn fabric(text: &str) -> String {
+    match text {
+        "" => String::new(),
+        "yes" => ", fabric".into(),
+        reason => format!(", plain: {reason}"),
+    }
 }
 
 fn or_unknown(text: &str) -> &str {
@@ -107,6 +117,7 @@ mod tests {
                 rank: 0,
                 ranks: 4,
                 device: -1,
+                fabric: String::new(),
                 calls: vec![calls],
             }],
         }

@@ -69,6 +69,8 @@ pub struct Communicator {
     pub device: AtomicI32,
     /// Its number in this process, from 1, in the order of birth.
     pub serial: AtomicU64,
+    /// Whether it has a fabric: a number of [`crate::stats::fabric`].
+    pub fabric: AtomicU32,
     /// Calls by function and path.
     pub cells: [[Cell; PATHS]; FUNCTIONS],
 }

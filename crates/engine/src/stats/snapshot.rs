@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::call::Function;
 use crate::path::Path;
+use crate::stats::fabric;
 use crate::stats::segment::{self, FREE, LIVE, Segment};
 
 /// Counts of a process. Counters are read one by one while calls go on: sums may differ by calls in flight.
@@ -46,6 +47,9 @@ pub struct CommunicatorCounts {
     pub ranks: i32,
     /// The CUDA device, -1 if unknown.
     pub device: i32,
+    /// `yes`, or why it has no fabric; empty where none was asked for.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub fabric: String,
     /// Calls by function and path, only those that were.
     pub calls: Vec<CallCounts>,
 }
@@ -120,6 +124,7 @@ impl CommunicatorCounts {
             rank: load(&counters.rank),
             ranks: load(&counters.ranks),
             device: load(&counters.device),
+            fabric: fabric::text(counters.fabric.load(Ordering::Relaxed)).into(),
             calls,
         })
     }

@@ -1,9 +1,12 @@
 //! How the ranks of a new communicator find each other: by a shared-memory file named from the unique id.
 
-use crate::refusal::{Outcome, refuse};
+use crate::refusal::{Outcome, lock, refuse};
 use crate::segment::{RANKS_MAX, Segment, standing};
 use crate::{leaks, strict};
 use nccl_sys::*;
+use std::collections::VecDeque;
+use std::net::{Ipv4Addr, TcpListener};
+use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -46,11 +49,26 @@ pub fn unique_id() -> Outcome<ncclUniqueId> {
     let mut bytes = [0u8; NCCL_UNIQUE_ID_BYTES];
     bytes[..8].copy_from_slice(&random[..8]);
     bytes[8..10].copy_from_slice(&(libc::AF_INET as u16).to_le_bytes());
-    bytes[10..12].copy_from_slice(&random[8..10]);
+    bytes[10..12].copy_from_slice(&root_port().map_or([random[8], random[9]], u16::to_be_bytes));
     bytes[12..16].copy_from_slice(&[127, 0, 0, 1]);
     // NCCL leaves these zero or unset in an IPv4 address; here they carry the rest of the randomness.
     bytes[16..28].copy_from_slice(&random[10..22]);
     Ok(ncclUniqueId { internal: bytes.map(|byte| byte as libc::c_char) })
+}
+
+/// The port of a root that listens, as NCCL's does, and that nobody talks to. NCCL's closes when all ranks have been
+/// there; here the latest ones stay.
+fn root_port() -> Option<u16> {
+    const ROOTS_MAX: usize = 256;
+    static ROOTS: Mutex<VecDeque<TcpListener>> = Mutex::new(VecDeque::new());
+    let root = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).ok()?;
+    let port = root.local_addr().ok()?.port();
+    let mut roots = lock(&ROOTS);
+    roots.push_back(root);
+    if roots.len() > ROOTS_MAX {
+        roots.pop_front();
+    }
+    Some(port)
 }
 
 /// Who joins.

@@ -1,0 +1,210 @@
+//! Between the contract and the confirmation: a slice of our own for the others, theirs for us, a load and a store
+//! through every mapping.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::process::{PidfdFlags, getpid, pidfd_open};
+
+use crate::arena::{Announcement, Arena, Holds, Member, Peer, PeerArena, PeerSlice, Place, Slice};
+use crate::contract::{Contract, RANKS_MAX, Token};
+use crate::rendezvous::Preparation;
+use crate::rendezvous::descriptors::{Parcel, Sending};
+use crate::rendezvous::ours::Ours;
+
+use super::closing::{Closing, Life, Word};
+
+/// What every rank lends at birth: rings for small messages between all pairs. A pair of ranks must cost no more than
+/// this until it sends large ones; the arena maps in steps of that order anyway.
+pub const SLICE_BYTES: u64 = 4 << 20;
+/// The end of a slice, where ranks leave words to be tested; all before it holds zeros.
+const WORDS_BYTES: u64 = 128;
+const _: () = assert!(4 * RANKS_MAX as u64 <= WORDS_BYTES);
+
+/// Filling 4 MiB takes microseconds; a device that does not come to it in so long will not.
+const ZEROED_WITHIN: Duration = Duration::from_secs(10);
+
+/// What a rank has prepared.
+#[derive(Debug)]
+pub(super) struct Prepared {
+    pub slice: Slice,
+    /// By rank, none for itself.
+    pub peers: Vec<Option<PeerSlice>>,
+    pub lives: Vec<Life>,
+}
+
+impl Prepared {
+    /// There is no fabric after all.
+    pub fn abandon(self, word: Word) {
+        let closing = Closing::new(&self.slice, word, self.lives);
+        drop((self.peers, self.slice));
+        closing.begin();
+    }
+}
+
+/// A slice that holds zeros and our word.
+struct Lent<'a> {
+    contract: &'a Contract,
+    rank: u32,
+    arena: &'a Arc<Arena>,
+    holds: Arc<Holds>,
+    slice: Slice,
+}
+
+impl<'a> Lent<'a> {
+    fn new(contract: &'a Contract, rank: u32, arena: &'a Arc<Arena>) -> Result<Lent<'a>, String> {
+        let holds = Holds::new();
+        let slice = arena.lend(SLICE_BYTES, &holds).map_err(words)?;
+        slice.wait_zeroed(ZEROED_WITHIN).map_err(words)?;
+        let lent = Lent { contract, rank, arena, holds, slice };
+        arena
+            .store(lent.word_at(lent.slice.address(), lent.slice.bytes(), rank), lent.word(rank))
+            .map_err(words)?;
+        Ok(lent)
+    }
+
+    fn announce(&self) -> Result<Announcement, String> {
+        let others = self.contract.members.iter().filter(|member| member.rank != self.rank);
+        let members: Vec<Member> = others
+            .map(|member| Member { rank: member.rank, process: process_number(member.process) })
+            .collect();
+        self.slice.announce(&members).map_err(words)
+    }
+
+    /// Maps a peer's slice, finds its word there and leaves ours beside it.
+    fn map(&self, rank: u32, place: Place, memory: BorrowedFd<'_>) -> Result<PeerSlice, String> {
+        let member = self.contract.members.get(rank as usize).ok_or("no such rank")?;
+        let peer = Peer { process: process_number(member.process), device_uuid: member.device.uuid };
+        let arena = PeerArena::of(peer).map_err(words)?;
+        let slice = arena.map(place, memory, self.arena, &self.holds).map_err(words)?;
+        if slice.bytes() < SLICE_BYTES {
+            return Err(format!("rank {rank} lends {} bytes, expected {SLICE_BYTES}", slice.bytes()));
+        }
+        let at = |rank| self.word_at(slice.address(), slice.bytes(), rank);
+        self.arena.probe(at(rank), self.word(rank), at(self.rank), self.word(self.rank)).map_err(words)?;
+        Ok(slice)
+    }
+
+    fn word_at(&self, address: u64, bytes: u64, rank: u32) -> u64 {
+        address + bytes - WORDS_BYTES + 4 * u64::from(rank)
+    }
+
+    /// Of this birth and of one rank; never what zeroed memory holds.
+    fn word(&self, rank: u32) -> u32 {
+        let birth = self.contract.birth.0;
+        (u32::from_le_bytes([birth[0], birth[1], birth[2], birth[3]]) << 8) | (rank + 1)
+    }
+}
+
+fn words(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}
+
+/// Names a process among those of this host.
+fn process_number(name: Token) -> u64 {
+    let mut bytes = [0; 8];
+    bytes.copy_from_slice(&name.0[..8]);
+    u64::from_le_bytes(bytes)
+}
+
+/// Prepares one rank of a meeting. What is said otherwise is why it cannot be; what others may have come to know by then
+/// is given all the same.
+pub(super) fn at_meeting(
+    preparation: &Preparation<'_>,
+    rank: u32,
+    arena: &Arc<Arena>,
+) -> Result<(Prepared, Result<(), String>), String> {
+    let contract = preparation.contract;
+    let lent = Lent::new(contract, rank, arena)?;
+    let mut peers: Vec<Option<PeerSlice>> = contract.members.iter().map(|_| None).collect();
+    let mut lives = lives_of(contract, rank);
+    let result = exchange(preparation, &lent, &mut peers, &mut lives);
+    Ok((Prepared { slice: lent.slice, peers, lives }, result))
+}
+
+fn exchange(
+    preparation: &Preparation<'_>,
+    lent: &Lent<'_>,
+    peers: &mut [Option<PeerSlice>],
+    lives: &mut [Life],
+) -> Result<(), String> {
+    let announcement = lent.announce()?;
+    // Ours: a child that is forked meanwhile keeps none of it.
+    let memory = Ours::new(announcement.descriptor).map_err(words)?;
+    let this = pidfd_open(getpid(), PidfdFlags::empty()).and_then(Ours::new).map_err(words)?;
+    let descriptors = [this.as_fd(), memory.as_fd()];
+    let mut payload = lent.rank.to_le_bytes().to_vec();
+    payload.extend(announcement.place.to_wire());
+    let doors = preparation.peers();
+    let sendings: Vec<Sending<'_>> =
+        doors.iter().map(|to| Sending { to: *to, payload: &payload, descriptors: &descriptors }).collect();
+    let parcels = preparation.door.exchange(preparation.token, &sendings, preparation.stop).map_err(words)?;
+    for (door, parcel) in doors.iter().zip(parcels) {
+        let (rank, place, ends, memory) = read(parcel).ok_or("a peer sent what cannot be read")?;
+        let member = lent.contract.members.get(rank as usize);
+        if rank == lent.rank || member.is_none_or(|member| member.door != *door) {
+            return Err("a peer spoke for another rank".into());
+        }
+        if let Some(life) = lives.iter_mut().find(|life| life.rank == rank) {
+            life.ends = Some(ends);
+        }
+        peers[rank as usize] = Some(lent.map(rank, place, memory.as_fd())?);
+    }
+    let missing = peers.iter().zip(0..).find(|(peer, rank)| peer.is_none() && *rank != lent.rank);
+    missing.map_or(Ok(()), |(_, rank)| Err(format!("nothing came from rank {rank}")))
+}
+
+/// The other ranks, of whose ends nothing is known yet.
+fn lives_of(contract: &Contract, own: u32) -> Vec<Life> {
+    let others = contract.members.iter().filter(|member| member.rank != own);
+    others
+        .map(|member| Life { rank: member.rank, process: process_number(member.process), ends: None })
+        .collect()
+}
+
+fn read(parcel: Parcel) -> Option<(u32, Place, Ours, Ours)> {
+    let (rank, place) = parcel.payload.split_first_chunk::<4>()?;
+    let place = Place::from_wire(place.try_into().ok()?);
+    let mut descriptors = parcel.descriptors.into_iter();
+    let (life, memory) = (Ours::new(descriptors.next()?).ok()?, Ours::new(descriptors.next()?).ok()?);
+    Some((u32::from_le_bytes(*rank), place, life, memory))
+}
+
+/// Prepares all ranks of a contract, which are all here; on failure says whose, and why.
+pub(super) fn in_one_hand(
+    contract: &Contract,
+    arenas: &[Arc<Arena>],
+) -> Result<Vec<Prepared>, (u32, String)> {
+    let mut lent = Vec::new();
+    for (rank, arena) in (0..).zip(arenas) {
+        lent.push(Lent::new(contract, rank, arena).map_err(|words| (rank, words))?);
+    }
+    let mut peers: Vec<Vec<Option<PeerSlice>>> =
+        lent.iter().map(|_| lent.iter().map(|_| None).collect()).collect();
+    let mapped = map_all(&lent, &mut peers);
+    let prepared: Vec<Prepared> = lent
+        .into_iter()
+        .zip(peers)
+        .map(|(lent, peers)| Prepared { lives: lives_of(contract, lent.rank), slice: lent.slice, peers })
+        .collect();
+    match mapped {
+        Ok(()) => Ok(prepared),
+        Err(failure) => {
+            prepared.into_iter().for_each(|prepared| prepared.abandon(Word::nobody()));
+            Err(failure)
+        }
+    }
+}
+
+fn map_all(lent: &[Lent<'_>], peers: &mut [Vec<Option<PeerSlice>>]) -> Result<(), (u32, String)> {
+    for owner in lent {
+        let announcement = owner.announce().map_err(|words| (owner.rank, words))?;
+        for other in lent.iter().filter(|other| other.rank != owner.rank) {
+            let slice = other.map(owner.rank, announcement.place, announcement.descriptor.as_fd());
+            peers[other.rank as usize][owner.rank as usize] =
+                Some(slice.map_err(|words| (other.rank, words))?);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,142 @@
+//! How a communicator is asked for, and who asks.
+
+use std::sync::Arc;
+
+use crate::arena::Arena;
+use crate::config::{Switch, config};
+use crate::contract::bytes::checksum;
+use crate::contract::{Device, Member, RANKS_MAX, Token, Version, capability};
+use crate::gpu::{self, Ordinal, device};
+use crate::rendezvous::card::{Card, Id};
+use crate::rendezvous::facts::{Facts, Forbidden, LocalFacts, Waiting, plain_reason};
+use crate::rendezvous::place;
+use crate::rendezvous::verdict::Reason;
+
+use super::preparing::SLICE_BYTES;
+
+/// A rank of a communicator that is asked for by an id.
+#[derive(Clone, Debug)]
+pub struct Wish {
+    /// The first id.
+    pub id: Id,
+    /// How many ids there are.
+    pub ids: usize,
+    /// How many ranks.
+    pub ranks: i32,
+    /// Which of them.
+    pub rank: i32,
+    /// Whether the call waits, where its configuration says.
+    pub waiting: Option<Waiting>,
+    /// The configuration's limit on blocks, 0 for none.
+    pub ctas_max: u32,
+}
+
+impl Wish {
+    /// The card, or why there is no meeting.
+    pub(super) fn check(&self) -> Result<Card, Reason> {
+        let by_environment = match config().nccl.blocking {
+            Switch::On => Waiting::Blocking,
+            Switch::Off => Waiting::NonBlocking,
+        };
+        let card = super::card(&self.id);
+        let facts = LocalFacts {
+            ranks: self.ranks.max(0) as usize,
+            card,
+            ids: self.ids,
+            waiting: self.waiting.unwrap_or(by_environment),
+            forbidden: forbidden(),
+        };
+        match plain_reason(&facts) {
+            Some(reason) => Err(reason),
+            None => card.ok_or(Reason::NoCard),
+        }
+    }
+}
+
+/// Why so many ranks in one hand have no fabric, before anything is asked of their devices.
+pub(super) fn check_all(ranks: usize) -> Result<(), Reason> {
+    match (forbidden(), ranks) {
+        (Forbidden::PeerAccess, _) => Err(Reason::PeerAccess),
+        (_, 0 | 1) => Err(Reason::OneRank),
+        (_, ranks) if ranks > RANKS_MAX => Err(Reason::ManyRanks),
+        _ => Ok(()),
+    }
+}
+
+fn forbidden() -> Forbidden {
+    let nccl = config().nccl;
+    if nccl.comm_id == Switch::On {
+        Forbidden::CommId
+    } else if nccl.peer_access == Switch::Off {
+        Forbidden::PeerAccess
+    } else {
+        Forbidden::Nothing
+    }
+}
+
+/// The arena and the facts of this thread's current device.
+pub(super) fn current() -> Result<(Arc<Arena>, Facts), Reason> {
+    let driver = gpu::driver().map_err(no_identity)?;
+    match driver.current_device().map_err(no_identity)? {
+        Some(device) => on(device),
+        // NCCL would take the runtime's, which only the runtime knows.
+        None => Err(no_identity("no device is current")),
+    }
+}
+
+/// The arena and the facts of a device; rank and number of ranks are still to be filled in.
+pub(super) fn on(ordinal: Ordinal) -> Result<(Arc<Arena>, Facts), Reason> {
+    let driver = gpu::driver().map_err(no_identity)?;
+    let device = driver.device_facts(ordinal).map_err(no_identity)?;
+    let arena = Arena::of(ordinal).map_err(no_identity)?;
+    let facts = Facts {
+        ranks: 0,
+        version: Version::THIS,
+        place: place::here().map_err(no_identity)?,
+        capabilities: capabilities(&device),
+        options: checksum(&SLICE_BYTES.to_le_bytes()),
+        ctas_max: 0,
+        member: Member {
+            rank: 0,
+            process: place::process().map_err(no_identity)?,
+            process_id: std::process::id(),
+            device: Device { uuid: device.uuid, pci: pci(&device.pci) },
+            door: Token([0; 16]),
+            attachment: Vec::new(),
+        },
+    };
+    Ok((arena, facts))
+}
+
+fn no_identity(error: impl std::fmt::Display) -> Reason {
+    Reason::NoIdentity { words: error.to_string() }
+}
+
+fn capabilities(device: &device::Facts) -> u64 {
+    let bits = [
+        (device.virtual_memory, capability::VIRTUAL_MEMORY),
+        (device.posix_handles, capability::DESCRIPTORS),
+        (device.fabric_handles, capability::FABRIC_HANDLES),
+    ];
+    bits.into_iter().filter(|(has, _)| *has).fold(0, |all, (_, bit)| all | bit)
+}
+
+/// `0000:65:00.0`; what cannot be read is 0, for nothing is decided by it.
+fn pci(text: &str) -> (u32, u8, u8) {
+    let mut numbers =
+        text.split([':', '.']).map(|part| u32::from_str_radix(part, 16).unwrap_or(0)).chain([0, 0, 0]);
+    let mut next = || numbers.next().unwrap_or(0);
+    (next(), next() as u8, next() as u8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Addresses are read as the driver writes them.
+    #[test]
+    fn pci_addresses() {
+        assert_eq!(pci("0001:C3:0a.0"), (1, 0xc3, 10));
+        assert_eq!(pci(""), (0, 0, 0));
+    }
+}

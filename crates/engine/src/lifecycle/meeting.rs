@@ -1,0 +1,145 @@
+//! Births whose ranks meet before NCCL makes the communicator. NCCL makes every one of them, from the same id.
+
+use nccl_sys::{Entry, ncclComm_t, ncclInProgress, ncclResult_t, ncclSuccess};
+
+use crate::communicator::{self, Communicator};
+use crate::error::refuse;
+use crate::fabric::{self, Fate, Kept, Waiting, Wish};
+use crate::forward::birth::{self, Birth};
+use crate::group::{self, Awaited};
+use crate::guard;
+use crate::process;
+use crate::stats::count;
+
+use super::note;
+
+/// How far a birth is before NCCL is called.
+enum Step {
+    /// Its meeting is over, or there is none.
+    Decided(Fate),
+    /// In a group: NCCL only takes note of it now, and so do we.
+    Grouped(Wish),
+    /// All ranks are in this hand: once NCCL has made them.
+    All,
+    /// NCCL refuses it.
+    Refused,
+}
+
+/// Makes communicators as asked, with their ranks' meetings.
+pub fn birth(entry: Entry, birth: &Birth) -> ncclResult_t {
+    guard::around(
+        || {
+            process::first_communicator();
+            count::function(entry);
+            begin(birth)
+        },
+        |step| match step {
+            Step::Decided(Fate::Failed(failure)) => {
+                refuse(failure.code(), format_args!("no communicator: {failure}"))
+            }
+            _ => birth.run(),
+        },
+        |step, result| {
+            if result == ncclSuccess || result == ncclInProgress {
+                finish(step, birth);
+            } else {
+                drop(step);
+                fabric::settle();
+            }
+        },
+    )
+}
+
+fn begin(birth: &Birth) -> Step {
+    let wish = match (birth, birth.by_id()) {
+        (Birth::InitAll { .. }, _) => return Step::All,
+        (_, Some(asked)) => wish(&asked),
+        (Birth::InitRank { .. } | Birth::InitRankConfig { .. } | Birth::InitRankScalable { .. }, None) => {
+            return Step::Refused;
+        }
+        _ => return Step::Decided(Fate::Plain(fabric::derived())),
+    };
+    if group::is_open() {
+        return Step::Grouped(wish);
+    }
+    Step::Decided(match fabric::ask(&wish) {
+        Ok(asked) => fabric::join(vec![asked]).pop().unwrap_or(Fate::Plain(fabric::derived())),
+        Err(reason) => Fate::Plain(reason),
+    })
+}
+
+fn wish(asked: &birth::Asked) -> Wish {
+    let birth::Asked { id, ids, ranks, rank, blocking, ctas_max } = *asked;
+    let waiting = blocking.map(|blocking| match blocking {
+        0 => Waiting::NonBlocking,
+        _ => Waiting::Blocking,
+    });
+    Wish { id, ids, ranks, rank, waiting, ctas_max: ctas_max.unwrap_or(0).max(0) as u32 }
+}
+
+/// NCCL has taken the wish.
+fn finish(step: Step, birth: &Birth) {
+    let newborns: Vec<_> = birth.newborns().map(|(handle, identity)| note(handle, identity)).collect();
+    let one = newborns.first().copied().flatten();
+    match (step, one) {
+        (Step::All, _) => {
+            let fates = fabric::all_here(&birth.devices().unwrap_or_default());
+            for (newborn, fate) in newborns.into_iter().zip(fates) {
+                if let Some((handle, communicator)) = newborn {
+                    settle(handle, communicator, fate);
+                }
+            }
+        }
+        (Step::Grouped(wish), Some((handle, communicator))) => match fabric::ask(&wish) {
+            Ok(asked) => {
+                let waiting = asked.canceller().map(Kept::Waiting);
+                waiting.into_iter().for_each(|waiting| drop(communicator.keep(handle, waiting)));
+                group::wait_for(Awaited::Meeting(handle, Box::new(asked)));
+            }
+            Err(reason) => settle(handle, communicator, Fate::Plain(reason)),
+        },
+        (Step::Decided(fate), Some((handle, communicator))) => settle(handle, communicator, fate),
+        // A split in a group, or later still: its handle is not written yet.
+        (_, _) => {}
+    }
+}
+
+/// What its birth came to is kept with the communicator, and told.
+fn settle(handle: ncclComm_t, communicator: &Communicator, fate: Fate) {
+    fabric::tell(communicator.counters(), &fate);
+    if let Fate::Fabric(fabric) = fate {
+        drop(communicator.keep(handle, Kept::Fabric(fabric)));
+    }
+}
+
+/// Waits for the meetings of a group, which go on beside each other. Gives the rest of what waited; the first failure
+/// comes first.
+pub fn join(awaited: Vec<Awaited>) -> Vec<Awaited> {
+    let (mut rest, mut handles, mut asked) = (Vec::new(), Vec::new(), Vec::new());
+    for waited in awaited {
+        match waited {
+            Awaited::Meeting(handle, one) => {
+                handles.push(handle);
+                asked.push(*one);
+            }
+            other => rest.push(other),
+        }
+    }
+    if asked.is_empty() {
+        return rest;
+    }
+    for (handle, fate) in handles.into_iter().zip(fabric::join(asked)) {
+        if let Fate::Failed(failure) = &fate {
+            let code = refuse(failure.code(), format_args!("no communicator: {failure}"));
+            if !matches!(rest.first(), Some(Awaited::Failed(_))) {
+                rest.insert(0, Awaited::Failed(code));
+            }
+        }
+        match communicator::find(handle) {
+            Some(communicator) => settle(handle, communicator, fate),
+            // Aborted meanwhile.
+            None => drop(fate),
+        }
+    }
+    rest
+}

@@ -1,0 +1,44 @@
+//! Whether a communicator has a fabric, as a number in the counters and as text for readers.
+
+/// No fabric was asked for.
+pub const NOT_ASKED: u32 = 0;
+/// It has one.
+pub const YES: u32 = 1;
+/// The reasons why it has none begin above this number.
+pub const PLAIN: u32 = 100;
+
+/// What the numbers above [`PLAIN`] mean, from 1.
+const REASONS: [&str; 19] = [
+    "windlass is switched off",
+    "one rank has no peers",
+    "more ranks than one host can hold",
+    "the caller does not wait",
+    "NCCL_COMM_ID is set",
+    "more than one id",
+    "NCCL's own options forbid peer access",
+    "the id has no calling card",
+    "ranks run other versions of windlass",
+    "the meeting cannot be reached",
+    "this rank cannot say where it is",
+    "a rank has no windlass or went to NCCL",
+    "ranks are on different hosts",
+    "ranks are in different network namespaces",
+    "ranks share a device",
+    "ranks have different options",
+    "a device or driver lacks what is needed",
+    "a rank could not prepare",
+    "only communicators made from an id have a meeting so far",
+];
+
+/// The text of a number: empty, `yes` or the reason.
+pub fn text(number: u32) -> &'static str {
+    match number {
+        NOT_ASKED => "",
+        YES => "yes",
+        _ => (number as usize)
+            .checked_sub(PLAIN as usize + 1)
+            .and_then(|index| REASONS.get(index))
+            .copied()
+            .unwrap_or("a reason that this reader does not know"),
+    }
+}

@@ -1,0 +1,150 @@
+/* Holds: communicators are born in groups as NCCL has it: all ranks of a process by one thread, several communicators in
+ * one group and in another order on every rank. With the argument `faults`, and where ranks meet at birth: a rank that
+ * dies or is aborted before all have met makes the others' inits fail at once, and later births work. */
+#include "../support/collective.h"
+
+#include <pthread.h>
+#include <string.h>
+#include <unistd.h>
+
+static void works(struct rank* self, ncclComm_t communicator, uint64_t key) {
+  struct transfer transfer = {.which = ALL_REDUCE, .type = ncclInt64, .op = ncclSum, .count = 519, .rank = self->rank,
+                              .ranks = self->ranks, .key = key};
+  transfer_prepare(&transfer);
+  transfer_launch(&transfer, communicator, self->stream);
+  wait_for(self->stream);
+  transfer_verify(&transfer, self);
+  transfer_release(&transfer);
+}
+
+/* Three communicators in one group: every rank begins with another one. */
+static void in_any_order(struct rank* self) {
+  ncclComm_t communicators[3] = {NULL, NULL, NULL};
+  ncclUniqueId ids[3];
+  for (int i = 0; i < 3; i++) ids[i] = share_id(self, i, i % self->ranks);
+  NCCL(ncclGroupStart());
+  NCCL(ncclGroupStart());
+  for (int i = 0; i < 3; i++) {
+    int which = (i + self->rank) % 3;
+    NCCL(ncclCommInitRank(&communicators[which], self->ranks, ids[which], self->rank));
+  }
+  NCCL(ncclGroupEnd());
+  NCCL(ncclGroupEnd());
+  for (int i = 0; i < 3; i++) works(self, communicators[i], 10 + (uint64_t)i);
+  for (int i = 0; i < 3; i++) NCCL(ncclCommDestroy(communicators[(i + self->rank) % 3]));
+}
+
+/* A rank that is late is waited for; destroying at once after a birth harms nobody. */
+static void late_and_short(struct rank* self) {
+  for (uint64_t round = 0; round < 8; round++) {
+    if (self->rank == (int)round % self->ranks) usleep(30000);
+    ncclComm_t communicator = world(self, 3);
+    if (round % 2) works(self, communicator, 20 + round);
+    NCCL(ncclCommDestroy(communicator));
+  }
+}
+
+/* In this order: what a thread counts while another moves the counters into shared memory, at the first communicator, may
+ * stay behind. */
+static void all(struct rank* self) {
+  late_and_short(self);
+  in_any_order(self);
+}
+
+/* All ranks of one process, each with its device current, by one thread in one group. */
+static void by_one_thread(int ranks) {
+  ncclComm_t communicators[RANKS_MAX];
+  struct transfer transfers[RANKS_MAX];
+  CUcontext contexts[RANKS_MAX];
+  CUstream streams[RANKS_MAX];
+  ncclUniqueId id;
+  struct rank self = {.ranks = ranks};
+  for (int rank = 0; rank < ranks; rank++) contexts[rank] = use_device(rank);
+  NCCL(ncclGetUniqueId(&id));
+  NCCL(ncclGroupStart());
+  for (int rank = 0; rank < ranks; rank++) {
+    CUDA(cuCtxSetCurrent(contexts[rank]));
+    NCCL(ncclCommInitRank(&communicators[rank], ranks, id, rank));
+  }
+  NCCL(ncclGroupEnd());
+  for (int rank = 0; rank < ranks; rank++) {
+    CUDA(cuCtxSetCurrent(contexts[rank]));
+    streams[rank] = new_stream();
+    transfers[rank] = (struct transfer){.which = ALL_REDUCE, .type = ncclFloat, .op = ncclSum, .count = 5003,
+                                        .rank = rank, .ranks = ranks, .key = 90};
+    transfer_prepare(&transfers[rank]);
+  }
+  NCCL(ncclGroupStart());
+  for (int rank = 0; rank < ranks; rank++) transfer_launch(&transfers[rank], communicators[rank], streams[rank]);
+  NCCL(ncclGroupEnd());
+  for (int rank = 0; rank < ranks; rank++) {
+    CUDA(cuCtxSetCurrent(contexts[rank]));
+    wait_for(streams[rank]);
+    transfer_verify(&transfers[rank], &self);
+    transfer_release(&transfers[rank]);
+    CUDA(cuStreamDestroy_v2(streams[rank]));
+  }
+  for (int rank = 0; rank < ranks; rank++) NCCL(ncclCommDestroy(communicators[rank]));
+  printf("one-thread digest %016llx\n", (unsigned long long)self.digest);
+}
+
+/* Rank 2 reports and dies while the others prepare with it; in the second round its process made the id. Its own calls are
+ * not counted: it leaves no report. */
+static void a_rank_dies(struct rank* self) {
+  int maker = *(int*)self->argument;
+  ncclComm_t communicator = NULL;
+  ncclUniqueId id = share_id(self, maker, maker);
+  if (self->rank == 2) {
+    if (maker == self->rank) count_calls("ncclGetUniqueId", -1);
+    ncclGroupStart();
+    ncclCommInitRank(&communicator, self->ranks, id, self->rank);
+    usleep(300000);
+    _exit(0);
+  }
+  CODE(ncclCommInitRank(&communicator, self->ranks, id, self->rank), ncclRemoteError);
+}
+
+static void* abort_it(void* argument) {
+  usleep(300000);
+  NCCL(ncclCommAbort((ncclComm_t)argument));
+  return NULL;
+}
+
+/* Rank 1 is aborted while it waits for rank 0, which comes later. */
+static void a_rank_is_aborted(struct rank* self) {
+  ncclComm_t communicator = NULL;
+  ncclUniqueId id = share_id(self, 0, 0);
+  if (self->rank == 1) {
+    pthread_t thread;
+    NCCL(ncclGroupStart());
+    NCCL(ncclCommInitRank(&communicator, self->ranks, id, self->rank));
+    if (pthread_create(&thread, NULL, abort_it, communicator)) return;
+    CODE(ncclGroupEnd(), ncclInternalError);
+    pthread_join(thread, NULL);
+    meet(self);
+  } else {
+    if (self->rank == 0) meet(self);
+    CODE(ncclCommInitRank(&communicator, self->ranks, id, self->rank), ncclRemoteError);
+    if (self->rank != 0) meet(self);
+  }
+  communicator = world(self, 1);
+  works(self, communicator, 30);
+  NCCL(ncclCommDestroy(communicator));
+}
+
+int main(int count, char** words) {
+  begin("births", 60);
+  int ranks = rank_count(4);
+  if (count > 1 && strcmp(words[1], "faults") == 0) {
+    if (ranks < 4) skip("needs four ranks");
+    int first = 0, dying = 2;
+    run_ranks("aborted", PROCESSES, ranks, a_rank_is_aborted, NULL);
+    run_ranks("dies", PROCESSES, ranks, a_rank_dies, &first);
+    run_ranks("host dies", PROCESSES, ranks, a_rank_dies, &dying);
+    return finish();
+  }
+  run_ranks("processes", PROCESSES, ranks, all, NULL);
+  run_ranks("threads", THREADS, ranks, all, NULL);
+  by_one_thread(ranks);
+  return finish();
+}
