@@ -26,6 +26,8 @@ pub mod rendezvous;
 
 pub mod arena;
 
+pub mod mailbox;
+
 // The process and what it counts, says and is told.
 pub mod process;
 

@@ -1,0 +1,225 @@
+//! Where the parts of every directed pair lie in the ranks' slices: a function of what all ranks agreed on, and of
+//! nothing else, so that every rank computes its peers' addresses too.
+//!
+//! A slice holds one block for each other rank, then what the rank has once: the report and the list of operations. All
+//! begin at multiples of 128, and rings share no line with anything else.
+
+use windlass_kernels::arrange::Peer;
+use windlass_kernels::launch::{
+    BULK_WORD_STRIDE, Channel, Geometry, LINE_WORD_STRIDE, Operation, PROGRESS_STRIDE, Report,
+};
+
+use crate::gpu::Address;
+
+const LINE: u64 = 128;
+/// Operations of one group at most; NCCL's own groups end earlier, at memory.
+pub const LISTED_MAX: usize = 1 << 16;
+/// Bytes of the list that lies in a slice.
+pub const LIST_BYTES: u64 = (LISTED_MAX * size_of::<Operation>()) as u64;
+
+/// Offsets in a slice of a communicator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    ranks: u32,
+    block: Block,
+    /// The kernel's report.
+    pub report: u64,
+    /// The operations of the group that runs, where they do not fit the kernel's parameters.
+    pub list: u64,
+    /// Of a slice.
+    pub bytes: u64,
+}
+
+/// What a slice has for one other rank: offsets from the block's beginning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Block {
+    /// The other sends into these.
+    line_ring: u64,
+    bulk_ring: u64,
+    posted: u64,
+    /// The other gives credit here.
+    line_credit: u64,
+    bulk_credit: u64,
+    /// Own counts.
+    sent_lines: u64,
+    sent_bulk: u64,
+    received_lines: u64,
+    received_bulk: u64,
+    bytes: u64,
+}
+
+impl Layout {
+    /// For a communicator of so many ranks.
+    pub fn of(ranks: u32, geometry: &Geometry) -> Layout {
+        let block = Block::of(geometry);
+        let mut end = block.bytes * u64::from(ranks.saturating_sub(1));
+        let report = take(&mut end, size_of::<Report>() as u64);
+        let list = take(&mut end, LIST_BYTES);
+        Layout { ranks, block, report, list, bytes: end }
+    }
+
+    /// The mailboxes that `rank` shares with `peer`, from where both slices begin for the device of `rank`.
+    pub fn peer(&self, rank: u32, own: Address, peer: u32, theirs: Address) -> Peer {
+        if peer == rank {
+            return Peer::default();
+        }
+        let block = &self.block;
+        let mine = own + self.block_of(rank, peer);
+        let theirs = theirs + self.block_of(peer, rank);
+        let send = Channel {
+            line_ring: theirs + block.line_ring,
+            line_credit: mine + block.line_credit,
+            line_progress: mine + block.sent_lines,
+            bulk_ring: theirs + block.bulk_ring,
+            bulk_posted: theirs + block.posted,
+            bulk_credit: mine + block.bulk_credit,
+            bulk_progress: mine + block.sent_bulk,
+            peer,
+            ..Channel::default()
+        };
+        let receive = Channel {
+            line_ring: mine + block.line_ring,
+            line_credit: theirs + block.line_credit,
+            line_progress: mine + block.received_lines,
+            bulk_ring: mine + block.bulk_ring,
+            bulk_posted: mine + block.posted,
+            bulk_credit: theirs + block.bulk_credit,
+            bulk_progress: mine + block.received_bulk,
+            peer,
+            ..Channel::default()
+        };
+        Peer { send, receive }
+    }
+
+    /// Where in the slice of `rank` the block for `peer` begins.
+    fn block_of(&self, rank: u32, peer: u32) -> u64 {
+        u64::from(if peer < rank { peer } else { peer - 1 }) * self.block.bytes
+    }
+
+    /// How many ranks it is for.
+    pub fn ranks(&self) -> u32 {
+        self.ranks
+    }
+}
+
+impl Block {
+    fn of(geometry: &Geometry) -> Block {
+        let mut end = 0;
+        let line_words = |stride: u32| u64::from(geometry.line_lanes) * u64::from(stride);
+        let bulk_words = |stride: u32| u64::from(geometry.bulk_lanes) * u64::from(stride);
+        Block {
+            line_ring: take(&mut end, geometry.line_ring_bytes()),
+            bulk_ring: take(&mut end, geometry.bulk_ring_bytes()),
+            posted: take(&mut end, bulk_words(BULK_WORD_STRIDE)),
+            line_credit: take(&mut end, line_words(LINE_WORD_STRIDE)),
+            bulk_credit: take(&mut end, bulk_words(BULK_WORD_STRIDE)),
+            sent_lines: take(&mut end, line_words(PROGRESS_STRIDE)),
+            sent_bulk: take(&mut end, bulk_words(PROGRESS_STRIDE)),
+            received_lines: take(&mut end, line_words(PROGRESS_STRIDE)),
+            received_bulk: take(&mut end, bulk_words(PROGRESS_STRIDE)),
+            bytes: end,
+        }
+    }
+}
+
+/// The next part of so many bytes.
+fn take(end: &mut u64, bytes: u64) -> u64 {
+    let at = *end;
+    *end = (at + bytes).next_multiple_of(LINE);
+    at
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SMALL: Geometry = Geometry {
+        first_tag: 1,
+        bulk_from_bytes: 40_000,
+        line_lanes: 3,
+        line_slots: 4,
+        bulk_lanes: 2,
+        bulk_slots: 4,
+        bulk_chunk_bytes: 4096,
+        rank: 0,
+    };
+
+    fn geometries() -> [Geometry; 3] {
+        [SMALL, Geometry::recommended(1, 0), Geometry::recommended(32, 0)]
+    }
+
+    /// Slices of all ranks side by side, as all see them.
+    fn slice(layout: &Layout, rank: u32) -> Address {
+        (1 << 40) + u64::from(rank) * layout.bytes
+    }
+
+    fn pair(layout: &Layout, rank: u32, peer: u32) -> Peer {
+        layout.peer(rank, slice(layout, rank), peer, slice(layout, peer))
+    }
+
+    /// Both sides of a directed pair mean the same rings and words, and not the same counts.
+    #[test]
+    fn both_sides_agree() {
+        for geometry in geometries() {
+            let layout = Layout::of(8, &geometry);
+            for (from, to) in (0..8).flat_map(|from| (0..8).map(move |to| (from, to))) {
+                if from == to {
+                    continue;
+                }
+                let (send, receive) = (pair(&layout, from, to).send, pair(&layout, to, from).receive);
+                let shared =
+                    |c: &Channel| (c.line_ring, c.line_credit, c.bulk_ring, c.bulk_posted, c.bulk_credit);
+                assert_eq!(shared(&send), shared(&receive));
+                assert_ne!(send.line_progress, receive.line_progress);
+                assert_eq!((send.peer, receive.peer), (to, from));
+            }
+        }
+    }
+
+    /// Every part of every slice has bytes of its own, aligned, within the slice of the rank that must have it.
+    #[test]
+    fn no_overlap() {
+        for (geometry, ranks) in geometries().into_iter().flat_map(|geometry| [(geometry, 2), (geometry, 5)])
+        {
+            let layout = Layout::of(ranks, &geometry);
+            let mut parts = Vec::new();
+            let line_words = |stride: u32| u64::from(geometry.line_lanes * stride);
+            let bulk_words = |stride: u32| u64::from(geometry.bulk_lanes * stride);
+            for rank in 0..ranks {
+                parts.push((slice(&layout, rank) + layout.report, size_of::<Report>() as u64, rank));
+                parts.push((slice(&layout, rank) + layout.list, LIST_BYTES, rank));
+                for peer in (0..ranks).filter(|peer| *peer != rank) {
+                    let Peer { send, receive } = pair(&layout, rank, peer);
+                    parts.extend([
+                        (receive.line_ring, geometry.line_ring_bytes(), rank),
+                        (receive.bulk_ring, geometry.bulk_ring_bytes(), rank),
+                        (receive.bulk_posted, bulk_words(BULK_WORD_STRIDE), rank),
+                        (send.line_credit, line_words(LINE_WORD_STRIDE), rank),
+                        (send.bulk_credit, bulk_words(BULK_WORD_STRIDE), rank),
+                        (send.line_progress, line_words(PROGRESS_STRIDE), rank),
+                        (send.bulk_progress, bulk_words(PROGRESS_STRIDE), rank),
+                        (receive.line_progress, line_words(PROGRESS_STRIDE), rank),
+                        (receive.bulk_progress, bulk_words(PROGRESS_STRIDE), rank),
+                    ]);
+                }
+            }
+            parts.sort_unstable();
+            for pair in parts.windows(2) {
+                assert!(pair[0].0 + pair[0].1 <= pair[1].0, "{pair:?}");
+            }
+            for (at, bytes, rank) in parts {
+                let begin = slice(&layout, rank);
+                assert!(at.is_multiple_of(LINE) && at >= begin && at + bytes <= begin + layout.bytes);
+            }
+        }
+    }
+
+    /// What the measured geometry costs: 21 MiB a directed pair.
+    #[test]
+    fn bytes_of_the_recommended() {
+        let bytes = |ranks| Layout::of(ranks, &Geometry::recommended(32, 0)).bytes;
+        let pair = bytes(3) - bytes(2);
+        assert!(pair > 20 << 20 && pair < 21 << 20, "{pair}");
+        assert!(bytes(1) < 2 << 20);
+    }
+}

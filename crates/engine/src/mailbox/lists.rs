@@ -1,0 +1,88 @@
+//! Room for lists of operations in host memory: 64 equal parts, a bit each, taken in runs. Streams and graphs that may
+//! still copy a list keep its parts.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use windlass_kernels::launch::Operation;
+
+use crate::mailbox::layout::{LIST_BYTES, LISTED_MAX};
+
+const PARTS: usize = 64;
+const OPERATIONS_PER_PART: usize = LISTED_MAX / PARTS;
+
+/// Bytes of host memory for all parts.
+pub(super) const BYTES: usize = LIST_BYTES as usize;
+
+/// Which parts are taken.
+#[derive(Debug, Default)]
+pub(super) struct Room(AtomicU64);
+
+/// Parts side by side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Run {
+    mask: u64,
+    first: usize,
+}
+
+impl Run {
+    /// Where it begins, bytes.
+    pub fn offset(self) -> usize {
+        self.first * OPERATIONS_PER_PART * size_of::<Operation>()
+    }
+}
+
+impl Room {
+    /// Parts for so many operations, if they are free.
+    pub fn take(&self, operations: usize) -> Option<Run> {
+        let parts = operations.div_ceil(OPERATIONS_PER_PART).max(1);
+        if parts > PARTS {
+            return None;
+        }
+        let ones = u64::MAX >> (PARTS - parts);
+        let mut taken = self.0.load(Ordering::Acquire);
+        loop {
+            let first = (0..=PARTS - parts).find(|first| taken & (ones << first) == 0)?;
+            let mask = ones << first;
+            match self.0.compare_exchange_weak(taken, taken | mask, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return Some(Run { mask, first }),
+                Err(now) => taken = now,
+            }
+        }
+    }
+
+    /// Nobody copies from them any more.
+    pub fn give_back(&self, run: Run) {
+        self.0.fetch_and(!run.mask, Ordering::AcqRel);
+    }
+
+    /// Nothing is taken.
+    pub fn clear(&self) {
+        self.0.store(0, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs never overlap; what comes back can be had again; too much is refused.
+    #[test]
+    fn runs() {
+        let room = Room::default();
+        let small = room.take(1).unwrap();
+        let two = room.take(OPERATIONS_PER_PART + 1).unwrap();
+        assert_eq!((small.offset(), two.offset()), (0, BYTES / PARTS));
+        assert_eq!(room.take(LISTED_MAX), None);
+        assert_eq!(room.take(LISTED_MAX + 1), None);
+        let rest = room.take(61 * OPERATIONS_PER_PART).unwrap();
+        assert_eq!(room.take(1), None);
+        room.give_back(two);
+        let one = room.take(OPERATIONS_PER_PART).unwrap();
+        assert_eq!(one.offset(), two.offset());
+        for run in [small, one, rest] {
+            room.give_back(run);
+        }
+        let all = room.take(LISTED_MAX).unwrap();
+        assert_eq!((all.offset(), all.mask), (0, u64::MAX));
+    }
+}

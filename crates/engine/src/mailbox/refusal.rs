@@ -1,0 +1,96 @@
+//! Why a mailbox could not do what was asked.
+
+use std::fmt;
+
+use nccl_sys::{ncclInternalError, ncclInvalidArgument, ncclInvalidUsage, ncclResult_t, ncclSystemError};
+use windlass_kernels::arrange;
+
+use crate::error::refuse;
+use crate::gpu::Failure;
+
+/// Why not, with the numbers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Refusal {
+    /// The driver could not.
+    Cuda(Failure),
+    /// No compiled kernel is for this device.
+    NoImage { device: i32, capability: i32 },
+    /// All blocks that communicators of this device may use are granted.
+    NoBlocks { device: i32, wanted: u32, left: u32 },
+    /// What the ranks agreed on is nothing that a mailbox can run with.
+    Strange { why: &'static str, ranks: usize, rank: u32 },
+    /// The kernel cannot serve all lanes of such a group with these blocks.
+    Lanes { blocks: u32, why: arrange::Refusal },
+    /// There is no such rank.
+    NoRank { peer: u32, ranks: u32 },
+    /// A send to itself without a receive, or the other way.
+    Unmatched { rank: u32, sends: usize, receives: usize },
+    /// Graphs hold all room for lists of operations, or one list is too long.
+    NoRoom { operations: usize, most: usize },
+    /// It was aborted before.
+    Aborted { rank: u32 },
+    /// Work is still in flight.
+    Busy { rank: u32, waited_ms: u64 },
+}
+
+impl Refusal {
+    /// NCCL's code for it.
+    pub fn result(&self) -> ncclResult_t {
+        match self {
+            Refusal::Cuda(failure) => failure.result(),
+            Refusal::NoRank { .. } => ncclInvalidArgument,
+            // As NCCL at the end of a group.
+            Refusal::Unmatched { .. } | Refusal::Aborted { .. } => ncclInvalidUsage,
+            Refusal::NoImage { .. } | Refusal::NoBlocks { .. } | Refusal::NoRoom { .. } => ncclSystemError,
+            Refusal::Strange { .. } | Refusal::Lanes { .. } | Refusal::Busy { .. } => ncclInternalError,
+        }
+    }
+
+    /// Logs it, once, where it is decided.
+    pub(super) fn told(self) -> Refusal {
+        refuse(self.result(), format_args!("{self}"));
+        self
+    }
+}
+
+impl From<Failure> for Refusal {
+    fn from(failure: Failure) -> Refusal {
+        Refusal::Cuda(failure)
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Refusal::Cuda(failure) => failure.fmt(out),
+            Refusal::NoImage { device, capability } => {
+                write!(out, "no mailbox kernel is for device {device} of capability {capability}")
+            }
+            Refusal::NoBlocks { device, wanted, left } => write!(
+                out,
+                "communicators of device {device} may use {left} more blocks, a mailbox needs {wanted}"
+            ),
+            Refusal::Strange { why, ranks, rank } => {
+                write!(out, "no mailbox for rank {rank} of {ranks}: {why}")
+            }
+            Refusal::Lanes { blocks, why } => {
+                write!(out, "the lanes of a group do not fit {blocks} blocks: {why:?}")
+            }
+            Refusal::NoRank { peer, ranks } => write!(out, "peer {peer} of {ranks} ranks"),
+            Refusal::Unmatched { rank, sends, receives } => {
+                write!(out, "rank {rank} sends {sends} messages to itself and receives {receives} of them")
+            }
+            Refusal::NoRoom { operations, most } => write!(
+                out,
+                "no room for a list of {operations} operations: {most} together, less what graphs hold"
+            ),
+            Refusal::Aborted { rank } => write!(out, "the mailbox of rank {rank} was aborted"),
+            Refusal::Busy { rank, waited_ms } => {
+                write!(out, "the mailbox of rank {rank} still has work in flight after {waited_ms} ms")
+            }
+        }
+    }
+}
+
+impl std::error::Error for Refusal {}

@@ -1,0 +1,140 @@
+//! Where operations were stuck, told by the kernel when it left.
+
+use std::fmt;
+
+use windlass_kernels::arrange::Direction;
+use windlass_kernels::launch::{
+    REPORT_ENTRIES, Report, ReportEntry, WAITED_BULK_CREDIT, WAITED_BULK_DATA, WAITED_LINE_CREDIT,
+    WAITED_LINE_DATA,
+};
+
+/// All that a rank waited for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stuck {
+    /// Who waited.
+    pub rank: u32,
+    /// For what.
+    pub waits: Vec<Wait>,
+    /// Waits that the report had no room for.
+    pub dropped: u32,
+}
+
+/// How far a directed pair came since birth, readable while kernels run: what does not grow for long is stuck.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// The other side.
+    pub peer: u32,
+    /// Seen from this rank.
+    pub direction: Direction,
+    /// Units that the receiver has consumed and told of, over all lanes; it tells at least every quarter of a ring.
+    pub units: u64,
+    /// Chunks, likewise.
+    pub chunks: u64,
+}
+
+/// One lane that did not get on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wait {
+    /// The other side.
+    pub peer: u32,
+    /// Seen from this rank.
+    pub direction: Direction,
+    /// What the lane carries.
+    pub wire: Wire,
+    /// Which lane of the pair.
+    pub lane: u32,
+    /// Which message of the group's to or from this peer, the first is 0.
+    pub message: u32,
+    /// Which unit or chunk of the lane since birth it was.
+    pub sequence: u64,
+    /// How far the other side was: units or chunks consumed for a send, arrived for a receive.
+    pub seen: u64,
+}
+
+/// The two kinds of lanes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Wire {
+    Lines,
+    Bulk,
+}
+
+impl Stuck {
+    /// Reads a report; entries that make no sense are left out and counted.
+    pub(super) fn of(report: &Report, rank: u32) -> Stuck {
+        let claimed = report.claimed as usize;
+        let waits: Vec<Wait> =
+            report.entries[..claimed.min(REPORT_ENTRIES)].iter().filter_map(Wait::of).collect();
+        let dropped = (claimed - waits.len()) as u32;
+        Stuck { rank, waits, dropped }
+    }
+}
+
+impl Wait {
+    fn of(entry: &ReportEntry) -> Option<Wait> {
+        let (direction, wire) = match entry.waited_for {
+            WAITED_LINE_CREDIT => (Direction::Send, Wire::Lines),
+            WAITED_LINE_DATA => (Direction::Receive, Wire::Lines),
+            WAITED_BULK_CREDIT => (Direction::Send, Wire::Bulk),
+            WAITED_BULK_DATA => (Direction::Receive, Wire::Bulk),
+            _ => return None,
+        };
+        Some(Wait {
+            peer: entry.peer,
+            direction,
+            wire,
+            lane: entry.lane,
+            message: entry.operation,
+            sequence: entry.sequence,
+            seen: entry.seen,
+        })
+    }
+}
+
+impl fmt::Display for Wait {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (verb, preposition) = match self.direction {
+            Direction::Send => ("sending", "to"),
+            Direction::Receive => ("receiving", "from"),
+        };
+        let (piece, lane) = match self.wire {
+            Wire::Lines => ("unit", "line"),
+            Wire::Bulk => ("chunk", "bulk"),
+        };
+        write!(
+            out,
+            "{verb} message {} of the group {preposition} rank {}: {piece} {} of {lane} lane {}, the peer was at {}",
+            self.message, self.peer, self.sequence, self.lane, self.seen
+        )
+    }
+}
+
+impl fmt::Display for Stuck {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "rank {} was stuck in {} places", self.rank, self.waits.len() + self.dropped as usize)?;
+        self.waits.iter().try_for_each(|wait| write!(out, "; {wait}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Entries become words; what is beyond the report's room, or nonsense, is counted.
+    #[test]
+    fn reports() {
+        let mut report = Report { claimed: 3, ..Report::default() };
+        report.entries[0] =
+            ReportEntry { peer: 2, waited_for: 2, lane: 5, operation: 1, sequence: 77, seen: 76 };
+        report.entries[1] = ReportEntry { waited_for: 3, ..ReportEntry::default() };
+        let stuck = Stuck::of(&report, 4);
+        assert_eq!((stuck.waits.len(), stuck.dropped), (2, 1));
+        assert_eq!(
+            stuck.waits[0].to_string(),
+            "receiving message 1 of the group from rank 2: unit 77 of line lane 5, the peer was at 76"
+        );
+        report.claimed = 1000;
+        assert_eq!(Stuck::of(&report, 4).dropped, 998);
+        assert!(Stuck::of(&report, 4).to_string().starts_with("rank 4 was stuck in 1000 places; receiving"));
+    }
+}

@@ -1,0 +1,174 @@
+//! Births that fail, aborts, and ends with work in flight.
+
+use std::time::{Duration, Instant};
+
+use windlass_engine::mailbox::{Direction, Mailbox, Parts, Progress, Refusal, Wire};
+use windlass_kernels::launch::Geometry;
+
+use crate::support::*;
+
+/// A receive from a rank that never sends: abort from another thread ends it, and the report names who was waited for.
+#[test]
+fn abort_in_the_middle() {
+    let devices = devices(3);
+    let ranks = communicator(&devices);
+    exchange(&devices, &ranks, &[message(2, 0, 1920 * 4)], 1);
+    let stream = devices[0].stream();
+    // Rank 1's arrives, rank 2's does not.
+    let side = Side::of(0, &[message(1, 0, 8), message(2, 0, 8)]);
+    ranks[0].mailbox.run(&side.operations, stream.handle()).unwrap();
+    let other = devices[1].stream();
+    let sent = Side::of(1, &[message(1, 0, 8)]);
+    ranks[1].mailbox.run(&sent.operations, other.handle()).unwrap();
+    other.synchronize();
+    assert!(stream.is_busy());
+    assert!(matches!(
+        ranks[0].mailbox.wait_idle(Duration::from_millis(20)),
+        Err(Refusal::Busy { rank: 0, .. })
+    ));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let began = Instant::now();
+            ranks[0].mailbox.abort();
+            assert!(began.elapsed() < Duration::from_secs(1));
+        });
+    });
+    devices[0].make_current();
+    stream.synchronize();
+    let stuck = ranks[0].mailbox.stuck().unwrap();
+    assert_eq!((stuck.rank, stuck.waits.len(), stuck.dropped), (0, 1, 0), "{stuck}");
+    let wait = stuck.waits[0];
+    assert_eq!((wait.peer, wait.direction, wait.wire), (2, Direction::Receive, Wire::Lines));
+    // One unit went over each of the four lanes before.
+    assert_eq!((wait.lane, wait.message, wait.sequence), (0, 0, 1), "{stuck}");
+    let refusal = ranks[0].mailbox.run(&side.operations, stream.handle()).unwrap_err();
+    assert_eq!(refusal, Refusal::Aborted { rank: 0 });
+    assert_eq!(ranks[1].mailbox.stuck().unwrap().waits, []);
+    drop((stream, other, side, sent));
+    end(ranks);
+}
+
+/// While kernels run, both sides see how far a pair came: units and chunks that were consumed.
+#[test]
+fn progress() {
+    let devices = devices(3);
+    let ranks = communicator(&devices);
+    exchange(&devices, &ranks, &[message(0, 1, 1921), message(0, 1, 40_960), message(1, 2, 8)], 2);
+    let stream = devices[0].stream();
+    let side = Side::of(0, &[message(2, 0, 8)]);
+    ranks[0].mailbox.run(&side.operations, stream.handle()).unwrap();
+    for (rank, peer, direction, units, chunks) in [
+        (0, 1, Direction::Send, 4, 20),
+        (1, 0, Direction::Receive, 4, 20),
+        (1, 2, Direction::Send, 2, 0),
+        (0, 2, Direction::Receive, 0, 0),
+    ] {
+        let all = ranks[rank].mailbox.progress().unwrap();
+        assert_eq!(all.len(), 4);
+        let expected = Progress { peer, direction, units, chunks };
+        assert!(all.contains(&expected), "{expected:?} among {all:?}");
+    }
+    ranks[0].mailbox.abort();
+    devices[0].make_current();
+    stream.synchronize();
+    drop((stream, side));
+    end(ranks);
+}
+
+/// A sender whose ring is full is told as well, for both wires.
+#[test]
+fn abort_of_senders() {
+    let devices = devices(2);
+    for (bytes, wire) in [(39_999, Wire::Lines), (200_000, Wire::Bulk)] {
+        let ranks = communicator(&devices);
+        let stream = devices[0].stream();
+        let side = Side::of(0, &[message(0, 1, bytes), message(0, 1, bytes)]);
+        ranks[0].mailbox.run(&side.operations, stream.handle()).unwrap();
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(stream.is_busy());
+        ranks[0].mailbox.abort();
+        stream.synchronize();
+        let stuck = ranks[0].mailbox.stuck().unwrap();
+        assert!(!stuck.waits.is_empty());
+        for wait in &stuck.waits {
+            assert_eq!((wait.peer, wait.direction, wait.wire), (1, Direction::Send, wire), "{stuck}");
+        }
+        drop((stream, side));
+        end(ranks);
+    }
+}
+
+/// An abort lets go a host that waits for room for lists.
+#[test]
+fn abort_of_a_full_queue() {
+    let devices = devices(2);
+    let ranks = communicator(&devices);
+    let stream = devices[0].stream();
+    let side = Side::of(0, &(0..300).map(|_| message(1, 0, 8)).collect::<Vec<_>>());
+    std::thread::scope(|scope| {
+        let issuing = scope.spawn(|| {
+            devices[0].make_current();
+            (0..20).find_map(|_| ranks[0].mailbox.run(&side.operations, stream.handle()).err())
+        });
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(!issuing.is_finished());
+        ranks[0].mailbox.abort();
+        assert_eq!(issuing.join().unwrap(), Some(Refusal::Aborted { rank: 0 }));
+    });
+    devices[0].make_current();
+    stream.synchronize();
+    drop((stream, side));
+    end(ranks);
+}
+
+/// Dropped with work in flight, a mailbox lets the GPU go; the next communicator of the device is not aborted.
+#[test]
+fn dropped_in_flight() {
+    let devices = devices(2);
+    let mut ranks = communicator(&devices);
+    let stream = devices[0].stream();
+    let side = Side::of(0, &[message(1, 0, 8)]);
+    ranks[0].mailbox.run(&side.operations, stream.handle()).unwrap();
+    let Rank { mailbox, slice, .. } = ranks.remove(0);
+    drop(mailbox);
+    stream.synchronize();
+    drop((slice, side, stream));
+    end(ranks);
+    let ranks = communicator(&devices);
+    exchange(&devices, &ranks, &[message(0, 1, 50_000), message(1, 0, 100)], 2);
+    end(ranks);
+}
+
+/// What cannot run later is refused at birth: the budget, lanes that do not fit, strange facts, images that do not load.
+#[test]
+fn births_that_fail() {
+    let devices = devices(1);
+    let supply = &devices[0].supply;
+    let all = supply.grant(u32::MAX, 1).unwrap();
+    assert!(all.blocks() > 8);
+    let refusal = supply.grant(4, 1).unwrap_err();
+    assert_eq!(refusal, Refusal::NoBlocks { device: 0, wanted: 1, left: 0 });
+    drop(all);
+    let birth = |geometry: Geometry, ranks: usize, address: u64, blocks: u32| {
+        let parts = Parts {
+            supply: supply.clone(),
+            grant: supply.grant(blocks, 1).unwrap(),
+            geometry,
+            slices: vec![address; ranks],
+            hold: Box::new(|_, _| Ok(())),
+        };
+        Mailbox::new(parts).map(drop)
+    };
+    assert!(birth(GEOMETRY, 2, 1 << 20, BLOCKS).is_ok());
+    assert!(matches!(birth(Geometry::default(), 2, 1 << 20, BLOCKS), Err(Refusal::Strange { .. })));
+    assert!(matches!(
+        birth(Geometry { rank: 2, ..GEOMETRY }, 2, 1 << 20, BLOCKS),
+        Err(Refusal::Strange { .. })
+    ));
+    assert!(matches!(birth(GEOMETRY, 2, 100, BLOCKS), Err(Refusal::Strange { .. })));
+    let wide = Geometry::recommended(32, 0);
+    assert!(matches!(birth(wide, 8, 1 << 20, 1), Err(Refusal::Lanes { blocks: 1, .. })));
+    assert!(birth(wide, 8, 1 << 20, 8).is_ok());
+    // Everything was given back.
+    assert!(supply.grant(u32::MAX, 1).unwrap().blocks() > 8);
+}

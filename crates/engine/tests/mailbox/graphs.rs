@@ -1,0 +1,212 @@
+//! Captured groups: replayed, mixed with eager ones, over streams, and alive after the mailbox is gone.
+
+use std::sync::Arc;
+
+use crate::support::*;
+
+/// Captures `body` on a stream and makes it runnable; the graph itself is destroyed at once.
+fn captured(stream: &AppStream, body: impl FnOnce()) -> usize {
+    // Ranks are threads here: what one does must not break another's capture.
+    const THREAD_LOCAL: u32 = 1;
+    ok(cuStreamBeginCapture_v2(stream.0, THREAD_LOCAL));
+    body();
+    let graph = made(|out| cuStreamEndCapture(stream.0, out));
+    let executable = made(|out| cuGraphInstantiateWithFlags(out, graph, 0));
+    ok(cuGraphDestroy(graph));
+    executable
+}
+
+/// Graphs and eager groups by turns on two streams, many times without waiting on the host in between.
+#[test]
+fn interleaved_with_eager() {
+    let devices = devices(2);
+    let ranks = communicator(&devices);
+    all(&devices, &ranks, |device, rank| {
+        let streams = [device.stream(), device.stream()];
+        let sides: Vec<Side> = [3000, 41_000, 100]
+            .into_iter()
+            .map(|bytes| Side::of(rank.rank, &[message(0, 1, bytes), message(1, 0, bytes + 1)]))
+            .collect();
+        rank.mailbox.run(&sides[0].operations, streams[0].handle()).unwrap();
+        // Two operations in one graph; capturing runs nothing.
+        let graph = captured(&streams[1], || {
+            rank.mailbox.run(&sides[1].operations, streams[1].handle()).unwrap();
+            rank.mailbox.run(&sides[2].operations, streams[1].handle()).unwrap();
+        });
+        for turn in 0..6 {
+            ok(cuGraphLaunch(graph, streams[turn % 2].0));
+            rank.mailbox.run(&sides[0].operations, streams[turn / 2 % 2].handle()).unwrap();
+            streams.iter().for_each(AppStream::synchronize);
+            sides.iter().for_each(Side::check);
+            sides.iter().for_each(Side::clear);
+        }
+        for turn in 0..6 {
+            ok(cuGraphLaunch(graph, streams[turn % 2].0));
+            rank.mailbox.run(&sides[0].operations, streams[(turn + 1) % 2].handle()).unwrap();
+        }
+        streams.iter().for_each(AppStream::synchronize);
+        sides.iter().for_each(Side::check);
+        ok(cuGraphExecDestroy(graph));
+    });
+    for rank in &ranks {
+        eventually("graphs let go", || rank.holds.are_none());
+    }
+    end(ranks);
+}
+
+/// Two graphs of different streams, launched on two streams side by side, with lists that each keeps for itself.
+#[test]
+fn two_graphs_with_lists() {
+    let devices = devices(2);
+    let ranks = communicator(&devices);
+    all(&devices, &ranks, |device, rank| {
+        let streams = [device.stream(), device.stream()];
+        let many =
+            |step: u64| -> Vec<Message> { (0..260).map(|index| message(0, 1, index % 9 * step)).collect() };
+        let sides =
+            [Side::of(rank.rank, &many(3)), Side::of(rank.rank, &many(50)), Side::of(rank.rank, &many(7))];
+        let graphs = [0, 1].map(|index| {
+            captured(&streams[index], || {
+                rank.mailbox.run(&sides[index].operations, streams[index].handle()).unwrap();
+            })
+        });
+        for _ in 0..4 {
+            ok(cuGraphLaunch(graphs[0], streams[0].0));
+            ok(cuGraphLaunch(graphs[1], streams[1].0));
+            rank.mailbox.run(&sides[2].operations, streams[0].handle()).unwrap();
+            streams.iter().for_each(AppStream::synchronize);
+            sides.iter().for_each(Side::check);
+            sides.iter().for_each(Side::clear);
+        }
+        graphs.iter().for_each(|graph| ok(cuGraphExecDestroy(*graph)));
+    });
+    for rank in &ranks {
+        eventually("graphs let go", || rank.holds.are_none());
+    }
+    end(ranks);
+}
+
+/// Lists of graphs that are gone make room: many more captures than there is room for.
+#[test]
+fn lists_come_back() {
+    let devices = devices(2);
+    let ranks = communicator(&devices);
+    let stream = devices[0].stream();
+    let side = Side::of(0, &(0..3000).map(|_| message(0, 1, 1)).collect::<Vec<_>>());
+    // 3 of 64 parts each.
+    let capture = || captured(&stream, || ranks[0].mailbox.run(&side.operations, stream.handle()).unwrap());
+    for _ in 0..3 {
+        let graphs: Vec<usize> = (0..21).map(|_| capture()).collect();
+        ok(cuStreamBeginCapture_v2(stream.0, 0));
+        let refusal = ranks[0].mailbox.run(&side.operations, stream.handle()).unwrap_err();
+        assert_eq!(refusal.result().name(), Some("ncclSystemError"), "{refusal}");
+        ok(cuGraphDestroy(made(|out| cuStreamEndCapture(stream.0, out))));
+        graphs.iter().for_each(|graph| ok(cuGraphExecDestroy(*graph)));
+        eventually("graphs let go", || ranks[0].holds.are_none());
+    }
+    drop((side, stream));
+    end(ranks);
+}
+
+/// Groups of one capture on two of its streams come one after the other.
+#[test]
+fn streams_of_one_capture() {
+    let devices = devices(2);
+    let ranks = communicator(&devices);
+    all(&devices, &ranks, |device, rank| {
+        use windlass_engine::gpu::stream::{Event, Ordering};
+        let (one, two) = (device.stream(), device.stream());
+        let (fork, join) = (Event::new(device.driver).unwrap(), Event::new(device.driver).unwrap());
+        let sides = [3000, 90_000, 70]
+            .map(|bytes| Side::of(rank.rank, &[message(0, 1, bytes), message(1, 0, 2 * bytes)]));
+        let graph = captured(&one, || {
+            fork.record(one.handle(), Ordering::Inside).unwrap();
+            device.driver.wait(two.handle(), &fork, Ordering::Inside).unwrap();
+            rank.mailbox.run(&sides[0].operations, one.handle()).unwrap();
+            rank.mailbox.run(&sides[1].operations, two.handle()).unwrap();
+            rank.mailbox.run(&sides[2].operations, one.handle()).unwrap();
+            join.record(two.handle(), Ordering::Inside).unwrap();
+            device.driver.wait(one.handle(), &join, Ordering::Inside).unwrap();
+        });
+        for _ in 0..5 {
+            ok(cuGraphLaunch(graph, one.0));
+        }
+        one.synchronize();
+        sides.iter().for_each(Side::check);
+        ok(cuGraphExecDestroy(graph));
+    });
+    for rank in &ranks {
+        eventually("graphs let go", || rank.holds.are_none());
+    }
+    end(ranks);
+}
+
+/// What is held up on one stream of a capture holds up what was called later on another.
+#[test]
+fn order_within_a_capture() {
+    use windlass_engine::gpu::stream::{Event, Ordering};
+    let devices = devices(2);
+    let ranks = communicator(&devices);
+    let (device, rank) = (&devices[0], &ranks[0]);
+    let (one, two) = (device.stream(), device.stream());
+    let (fork, join) = (Event::new(device.driver).unwrap(), Event::new(device.driver).unwrap());
+    let sides = [Side::of(0, &[message(0, 0, 50)]), Side::of(0, &[message(0, 0, 60)])];
+    let mut gate = None;
+    let graph = captured(&one, || {
+        fork.record(one.handle(), Ordering::Inside).unwrap();
+        device.driver.wait(two.handle(), &fork, Ordering::Inside).unwrap();
+        gate = Some(Gate::on(&one));
+        rank.mailbox.run(&sides[0].operations, one.handle()).unwrap();
+        rank.mailbox.run(&sides[1].operations, two.handle()).unwrap();
+        join.record(two.handle(), Ordering::Inside).unwrap();
+        device.driver.wait(one.handle(), &join, Ordering::Inside).unwrap();
+    });
+    ok(cuGraphLaunch(graph, one.0));
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    assert!(!sides[1].has_arrived());
+    gate.unwrap().open();
+    one.synchronize();
+    sides.iter().for_each(Side::check);
+    ok(cuGraphExecDestroy(graph));
+    drop((sides, one, two, fork, join));
+    end(ranks);
+}
+
+/// A graph runs after its mailbox and slices were given up, and what it kept comes back after it.
+#[test]
+fn a_graph_outlives_its_mailbox() {
+    let devices = devices(2);
+    let mut ranks = communicator(&devices);
+    let streams: Vec<AppStream> = devices.iter().map(Device::stream).collect();
+    let messages: Vec<Message> = (0..250).map(|_| message(0, 1, 100)).collect();
+    let sides = [Side::of(0, &messages), Side::of(1, &messages)];
+    let graphs: Vec<usize> = (0..2)
+        .map(|index| {
+            devices[index].make_current();
+            let rank = &ranks[index];
+            captured(&streams[index], || {
+                rank.mailbox.run(&sides[index].operations, streams[index].handle()).unwrap()
+            })
+        })
+        .collect();
+    let holds: Vec<_> = ranks.iter().map(|rank| Arc::clone(&rank.holds)).collect();
+    ranks.iter().for_each(|rank| rank.mailbox.wait_idle(SOON).unwrap());
+    ranks.clear();
+    for device in &devices {
+        device.arena.settle().unwrap();
+        assert_eq!(device.arena.counters().slices, 1, "the graph holds it");
+    }
+    // A communicator born meanwhile has words of its own.
+    let others = communicator(&devices);
+    others[0].mailbox.abort();
+    for _ in 0..3 {
+        graphs.iter().zip(&streams).for_each(|(graph, stream)| ok(cuGraphLaunch(*graph, stream.0)));
+        streams.iter().for_each(AppStream::synchronize);
+        sides[1].check();
+        sides[1].clear();
+    }
+    graphs.iter().for_each(|graph| ok(cuGraphExecDestroy(*graph)));
+    holds.iter().for_each(|holds| eventually("graphs let go", || holds.are_none()));
+    drop((sides, streams));
+    end(others);
+}

@@ -1,0 +1,10 @@
+//! The mailbox on the stand-in driver, strict, with the kernel on threads of this host: what is alive when a test's
+//! process ends fails it. Run by nextest, which gives every test a process.
+
+mod support;
+
+mod ends;
+mod graphs;
+mod messages;
+mod order;
+mod processes;

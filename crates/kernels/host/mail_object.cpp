@@ -1,0 +1,26 @@
+// The kernel on threads of this host as a shared object that the stand-in driver loads as a module: crates/sim/cuda/src/lib.rs
+// says what one exports. Grids of any streams run beside each other; every warp has a thread.
+#include "../device/group.cuh"
+
+namespace {
+host::Machine machine;
+std::atomic<uint64_t> launches{0};
+}  // namespace
+
+struct SimLaunch {
+  uint32_t grid[3], block[3], shared_bytes, cooperative, cluster[3];
+  int32_t device;
+  uint64_t stream_id;
+};
+
+extern "C" {
+extern const struct {
+  uint32_t count, bytes[1];
+} ncclWindlassMail_params;
+const decltype(ncclWindlassMail_params) ncclWindlassMail_params = {1, {WINDLASS_LAUNCH_BYTES}};
+
+void ncclWindlassMail(const SimLaunch* launch, void** parameters) {
+  const auto& given = *static_cast<const WindlassMailLaunch*>(parameters[0]);
+  machine.launch(launch->grid[0], launch->block[0], launch->shared_bytes, ++launches, [&given] { run_group(given); });
+}
+}
