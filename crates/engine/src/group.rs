@@ -1,8 +1,8 @@
 //! How deep this thread is in groups, and what its open group still has to tell when it ends.
 //!
 //! NCCL counts per thread, and its count is the one that matters: a group that NCCL refused to open does not shift
-//! ours, nor does closing what is not open, and what fails or throws at its end is closed. PyTorch closes all its open groups to make a communicator and
-//! opens as many again; nothing is carried across that.
+//! ours, nor does closing what is not open, and what fails or throws at its end is closed. PyTorch closes all its open
+//! groups to make a communicator and opens as many again; nothing is carried across that.
 
 use std::cell::{Cell, RefCell};
 
@@ -11,8 +11,15 @@ use nccl_sys::{ncclComm_t, ncclResult_t};
 use crate::fabric::Asked;
 use crate::forward::birth::Handle;
 
+/// This thread's open group. Few groups await anything: the list, which has a destructor to look after, is let be then.
+#[derive(Clone, Copy, Default)]
+struct Group {
+    depth: u32,
+    awaited: u32,
+}
+
 thread_local! {
-    static DEPTH: Cell<u32> = const { Cell::new(0) };
+    static GROUP: Cell<Group> = const { Cell::new(Group { depth: 0, awaited: 0 }) };
     static AWAITED: RefCell<Vec<Awaited>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -29,18 +36,23 @@ pub enum Awaited {
 
 /// Whether this thread has an open group.
 pub fn is_open() -> bool {
-    DEPTH.get() > 0
+    GROUP.get().depth > 0
 }
 
 /// NCCL opened a group.
 pub fn opened() {
-    DEPTH.set(DEPTH.get() + 1);
+    GROUP.with(|group| group.set(Group { depth: group.get().depth + 1, ..group.get() }));
 }
 
 /// NCCL is asked to close a group. At the outermost one, gives what waited for it.
 pub fn closed() -> Vec<Awaited> {
-    DEPTH.set(DEPTH.get().saturating_sub(1));
-    if is_open() {
+    let awaited = GROUP.with(|group| {
+        let Group { depth, awaited } = group.get();
+        let left = if depth > 1 { Group { depth: depth - 1, awaited } } else { Group::default() };
+        group.set(left);
+        if depth > 1 { 0 } else { awaited }
+    });
+    if awaited == 0 {
         return Vec::new();
     }
     // A thread that is ending may still close a group; it has nothing left to tell then.
@@ -49,7 +61,9 @@ pub fn closed() -> Vec<Awaited> {
 
 /// This waits for the end of the open group.
 pub fn wait_for(what: Awaited) {
-    let _ = AWAITED.try_with(|awaited| awaited.borrow_mut().push(what));
+    if AWAITED.try_with(|awaited| awaited.borrow_mut().push(what)).is_ok() {
+        GROUP.with(|group| group.set(Group { awaited: group.get().awaited + 1, ..group.get() }));
+    }
 }
 
 #[cfg(test)]

@@ -122,7 +122,16 @@ fn close(awaited: &[Awaited], end: impl FnOnce() -> ncclResult_t) -> ncclResult_
     end()
 }
 
+#[inline]
 fn after_group(awaited: Vec<Awaited>, result: ncclResult_t) {
+    if !awaited.is_empty() {
+        tell(awaited, result);
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn tell(awaited: Vec<Awaited>, result: ncclResult_t) {
     if result == ncclSuccess {
         for waited in awaited {
             if let Awaited::Handle(handle) = waited

@@ -114,6 +114,8 @@ fn settle(handle: ncclComm_t, communicator: &Communicator, fate: Fate) {
 
 /// Waits for the meetings of a group, which go on beside each other. Gives the rest of what waited; the first failure
 /// comes first.
+#[cold]
+#[inline(never)]
 pub fn join(awaited: Vec<Awaited>) -> Vec<Awaited> {
     let (mut rest, mut handles, mut asked) = (Vec::new(), Vec::new(), Vec::new());
     for waited in awaited {
