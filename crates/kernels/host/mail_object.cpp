@@ -3,7 +3,8 @@
 #include "../device/group.cuh"
 
 namespace {
-host::Machine machine;
+// Never destroyed: a process may end, or fork, while a kernel waits for a peer, and nobody should wait for that.
+host::Machine& machine = *new host::Machine;
 std::atomic<uint64_t> launches{0};
 }  // namespace
 
