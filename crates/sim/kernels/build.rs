@@ -10,6 +10,7 @@ fn main() {
     // Rust's list of exports hides what is compiled here: it goes out by another name, through `src/lib.rs`.
     build.define("ncclWindlassMail", "windlass_host_mail");
     build.define("ncclWindlassMail_params", "windlass_host_mail_params");
+    build.define("HOST_DELAY_RARITY", "4096");
     build.file(format!("{kernels}/host/mail_object.cpp")).compile("windlass_host_kernels");
     // Its threads stay as long as the process.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");

@@ -1,5 +1,7 @@
 //! The kernels of `crates/kernels` on threads of this host, as a module of the stand-in driver: what it runs when it is
 //! given compiled device code, if this library lies beside it. The documentation of `sim-cuda` says what one exports.
+//!
+//! `WINDLASS_SIM_DELAY_RARITY`: one in so many steps of a kernel is followed by a random delay, 4096; 0: none is.
 
 use std::ffi::c_void;
 
