@@ -196,8 +196,8 @@ impl Mailbox {
         let driver = home.driver;
         let kit = self.kit()?;
         let _entered = home.enter()?;
-        let lane = Lane { stream, id: driver.stream_id(stream)?, capture: driver.capture_of(stream)? };
-        if let Some(capture) = lane.capture
+        let lane = Lane::of(driver, stream)?;
+        if let Some(capture) = lane.capture()
             && work.held != Some(capture.id)
         {
             (self.hold)(driver, capture)?;
@@ -217,7 +217,7 @@ impl Mailbox {
         if let Some(run) = list {
             kit.host.copy_list(run.offset(), &work.listed, self.list, stream)?;
             work.launch.operation_list = self.list;
-            if lane.capture.is_none() {
+            if lane.capture().is_none() {
                 kit.copied[work.next_copy].record(stream, crate::gpu::stream::Ordering::Inside)?;
                 work.next_copy = (work.next_copy + 1) % EAGER_LISTS;
             }
@@ -254,7 +254,7 @@ impl Mailbox {
         next: usize,
     ) -> Result<Run, Refusal> {
         let no_room = || Refusal::NoRoom { operations, most: layout::LISTED_MAX };
-        if let Some(capture) = lane.capture {
+        if let Some(capture) = lane.capture() {
             let run = kit.room.take(operations).ok_or_else(no_room)?;
             // Given back when the graph is gone, also if this fails.
             let held = Held { lent: self.lent.clone(), list: Some(run) };
