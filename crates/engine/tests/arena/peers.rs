@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 
 use windlass_engine::arena::{Announcement, Event, Holds, Member, Peer, PeerArena, Refusal};
 
-use crate::support::*;
+use crate::application::*;
 
 const THERE: [Member; 1] = [Member { rank: 1, process: 9 }];
 
@@ -25,9 +25,12 @@ fn mapped_once() {
     let mut mapped = vec![map(&slices[0], &near)];
     assert_eq!(peer.mapped(), (1, 4 * MIB));
     mapped.push(map(&slices[1], &near));
-    assert_eq!([0, 1, 2].map(|device| may_access(device, mapped[0].address())), [true, false, false]);
+    // A third device, where there is one, never gets in.
+    let third = application.driver.device_count().unwrap() > 2;
+    let who = |address| [may_access(0, address), may_access(1, address), third && may_access(2, address)];
+    assert_eq!(who(mapped[0].address()), [true, false, false]);
     mapped.push(map(&slices[0], &far));
-    assert_eq!([0, 1, 2].map(|device| may_access(device, mapped[0].address())), [true, true, false]);
+    assert_eq!(who(mapped[0].address()), [true, true, false]);
     assert_eq!(peer.mapped(), (1, 4 * MIB));
     mapped.push(map(&slices[2], &far));
     assert_eq!(peer.mapped(), (2, 24 * MIB));
