@@ -52,7 +52,7 @@ pub struct StandIns {
 impl StandIns {
     /// Lays out a folder with both libraries.
     pub fn lay_out() -> Result<Self> {
-        let build = "build the simulator with `cargo build -p sim-cuda -p sim-nccl`";
+        let build = "build the simulator with `cargo build -p sim-cuda -p sim-kernels -p sim-nccl`";
         let cuda = find("libsim_cuda.so", build)?;
         let nccl = find("libsim_nccl.so", build)?;
         let folder =

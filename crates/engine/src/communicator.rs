@@ -5,11 +5,11 @@
 //! call of a handle that we have not seen (made by a non-blocking split, or before we were there).
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use nccl_sys::ncclComm_t;
+use nccl_sys::{cudaStream_t, ncclComm_t};
 
-use crate::fabric::Kept;
+use crate::fabric::{Fabric, Kept};
 use crate::stats::count::{self, Identity};
 
 /// What we know of a communicator. Records are reused, never freed: a thread that is inside a call while another
@@ -20,9 +20,17 @@ pub struct Communicator {
     counters: AtomicUsize,
     ranks: AtomicI32,
     known: AtomicBool,
+    /// Whether a fabric is kept: what every call may look at.
+    has_fabric: AtomicBool,
+    has_run_messages: AtomicBool,
+    /// The stream of the last call that went to NCCL since the last one of ours, by its handle; of a communicator with
+    /// a fabric only. [`NO_STREAM`]: none did.
+    forwarded_on: AtomicUsize,
     /// What its birth left. Held for a few stores, after the lock of the table.
     kept: Mutex<Option<Kept>>,
 }
+
+const NO_STREAM: usize = usize::MAX;
 
 impl Communicator {
     /// Keeps what its birth left, until [`remove`] gives it back. If the communicator has ended meanwhile, gives it back
@@ -32,7 +40,63 @@ impl Communicator {
         if self.handle.load(Ordering::Relaxed) != handle as usize {
             return Some(kept);
         }
+        self.forwarded_on.store(NO_STREAM, Ordering::Relaxed);
+        self.has_run_messages.store(false, Ordering::Relaxed);
+        self.has_fabric.store(matches!(kept, Kept::Fabric(_)), Ordering::Relaxed);
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).replace(kept)
+    }
+
+    /// Whether it has a fabric, as long as nobody ends it.
+    #[inline]
+    pub fn has_fabric(&self) -> bool {
+        self.has_fabric.load(Ordering::Relaxed)
+    }
+
+    /// Its fabric, which stays while this is held, also if another thread ends the communicator.
+    pub fn fabric(&self) -> Option<Arc<Fabric>> {
+        match self.kept.lock().unwrap_or_else(PoisonError::into_inner).as_ref() {
+            Some(Kept::Fabric(fabric)) => Some(fabric.clone()),
+            _ => None,
+        }
+    }
+
+    /// Ends this rank's wait in the meeting of its birth, if it is there.
+    pub fn cancel_meeting(&self) {
+        if let Some(Kept::Waiting(canceller)) =
+            self.kept.lock().unwrap_or_else(PoisonError::into_inner).as_ref()
+        {
+            canceller.abort();
+        }
+    }
+
+    /// All that comes is NCCL's to answer from now on.
+    pub fn give_up_fabric(&self) {
+        self.has_fabric.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether its fabric has run sends or receives.
+    #[inline]
+    pub fn has_run_messages(&self) -> bool {
+        self.has_run_messages.load(Ordering::Relaxed)
+    }
+
+    /// Its fabric runs sends or receives.
+    pub fn runs_messages(&self) {
+        self.has_run_messages.store(true, Ordering::Relaxed);
+    }
+
+    /// A call goes to NCCL on this stream.
+    #[inline]
+    pub fn forwards_on(&self, stream: cudaStream_t) {
+        self.forwarded_on.store(stream as usize, Ordering::Relaxed);
+    }
+
+    /// One of ours comes on this stream: whether NCCL has work of the communicator that it is not ordered after. Asks once.
+    pub fn has_forwarded_elsewhere(&self, stream: usize) -> bool {
+        /// `cudaStreamPerThread`: every thread's is another.
+        const PER_THREAD: usize = 2;
+        let forwarded = self.forwarded_on.swap(NO_STREAM, Ordering::Relaxed);
+        forwarded != NO_STREAM && (forwarded != stream || forwarded == PER_THREAD)
     }
 
     /// Where its calls are counted.
@@ -116,6 +180,9 @@ pub fn insert(handle: ncclComm_t, identity: Identity) -> &'static Communicator {
             counters: AtomicUsize::new(0),
             ranks: AtomicI32::new(0),
             known: AtomicBool::new(false),
+            has_fabric: AtomicBool::new(false),
+            has_run_messages: AtomicBool::new(false),
+            forwarded_on: AtomicUsize::new(NO_STREAM),
             kept: Mutex::new(None),
         }))
     });
@@ -138,6 +205,7 @@ pub fn remove(handle: ncclComm_t) -> Option<Kept> {
     let communicator = reference(place.communicator.load(Ordering::Relaxed));
     count::end(communicator.counters());
     communicator.handle.store(0, Ordering::Relaxed);
+    communicator.has_fabric.store(false, Ordering::Relaxed);
     let kept = communicator.kept.lock().unwrap_or_else(PoisonError::into_inner).take();
     spare.records.push(communicator);
     kept

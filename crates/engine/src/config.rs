@@ -145,6 +145,8 @@ pub struct Nccl {
     pub blocking: Switch,
     /// Whether NCCL_P2P_DISABLE, NCCL_P2P_LEVEL and NCCL_CUMEM_ENABLE allow what a fabric does.
     pub peer_access: Switch,
+    /// NCCL_MAX_CTAS: the most blocks of a kernel, 0 for no limit.
+    pub ctas_max: u32,
 }
 
 /// Enough for 100 communicators of 40 MiB, or for rings that grew to what NCCL's FIFOs take on 8 ranks nine times over,
@@ -163,7 +165,7 @@ impl Default for Config {
             fabric: Switch::Off,
             meetings_max: 1024,
             arena_bytes_max: ARENA_BYTES_MAX,
-            nccl: Nccl { comm_id: Switch::Off, blocking: Switch::On, peer_access: Switch::On },
+            nccl: Nccl { comm_id: Switch::Off, blocking: Switch::On, peer_access: Switch::On, ctas_max: 0 },
         }
     }
 }
@@ -234,6 +236,7 @@ impl Nccl {
             ("NCCL_P2P_DISABLE", "1") | ("NCCL_P2P_LEVEL", "0" | "LOC") | ("NCCL_CUMEM_ENABLE", "0") => {
                 self.peer_access = Switch::Off;
             }
+            ("NCCL_MAX_CTAS", text) => self.ctas_max = text.parse().unwrap_or(0),
             _ => {}
         }
     }
@@ -347,6 +350,7 @@ mod tests {
             ("WINDLASS_MEETINGS_MAX", "7"),
             ("WINDLASS_NCCL", "/x"),
             ("WINDLASS_ARENA_MAX", "96m"),
+            ("NCCL_MAX_CTAS", "12"),
         ]);
         assert!(complaints.is_empty(), "{complaints:?}");
         let expected = Config {
@@ -359,7 +363,7 @@ mod tests {
             fabric: Switch::On,
             meetings_max: 7,
             arena_bytes_max: 96 << 20,
-            nccl: Nccl { comm_id: Switch::On, blocking: Switch::Off, peer_access: Switch::Off },
+            nccl: Nccl { comm_id: Switch::On, blocking: Switch::Off, peer_access: Switch::Off, ctas_max: 12 },
         };
         assert_eq!(config, expected);
     }

@@ -1,22 +1,28 @@
 //! Every collective, send and receive comes through here: found, decided, run, counted.
 
+pub mod messages;
+
+use std::sync::Arc;
+
 use nccl_sys::{ncclInProgress, ncclResult_t, ncclSuccess};
 
 use crate::annotate;
 use crate::call::Call;
 use crate::communicator::{self, Communicator};
+use crate::fabric::Fabric;
 use crate::forward::{self, known};
 use crate::group;
 use crate::guard;
 use crate::lifecycle;
 use crate::path::Path;
-use crate::plan::plan;
+use crate::plan::{Standing, plan};
 use crate::process;
 use crate::stats::count::{self, Identity};
 
 /// What is decided of a call before it runs.
 struct Decided {
-    path: Path,
+    /// What serves it on [`Path::Mailbox`]; none is [`Path::Forward`].
+    fabric: Option<Arc<Fabric>>,
     counted: bool,
     _range: Option<annotate::Range>,
 }
@@ -26,8 +32,9 @@ struct Decided {
 pub fn call(call: &Call) -> ncclResult_t {
     guard::around(
         || decide(call),
-        |decided| match decided.path {
-            Path::Forward => forward::forward(call),
+        |decided| match &decided.fabric {
+            Some(fabric) => guard::call(|| messages::take(call, fabric)),
+            None => forward::forward(call),
         },
         |decided, result| {
             if !decided.counted {
@@ -40,14 +47,28 @@ pub fn call(call: &Call) -> ncclResult_t {
 #[inline]
 fn decide(call: &Call) -> Decided {
     let Some(communicator) = communicator::find(call.local.communicator) else {
-        return Decided { path: Path::Forward, counted: false, _range: None };
+        return Decided { fabric: None, counted: false, _range: None };
     };
     if !communicator.is_known() {
         learn(call, communicator);
     }
-    let path = plan(&call.shared);
+    let fabric = if communicator.has_fabric() { decide_in_fabric(call, communicator) } else { None };
+    let path = if fabric.is_some() { Path::Mailbox } else { Path::Forward };
     count::call(communicator.counters(), call.shared.function, path, call.shared.bytes(communicator.ranks()));
-    Decided { path, counted: true, _range: annotate::range(call.shared.function) }
+    Decided { fabric, counted: true, _range: annotate::range(call.shared.function) }
+}
+
+/// What serves a call whose communicator has a fabric; none: NCCL.
+#[inline(never)]
+fn decide_in_fabric(call: &Call, communicator: &Communicator) -> Option<Arc<Fabric>> {
+    let fabric = match plan(&call.shared, Standing::Fabric) {
+        Path::Mailbox => messages::serves(call, communicator),
+        Path::Forward => None,
+    };
+    if fabric.is_none() {
+        messages::before_forward(call, communicator);
+    }
+    fabric
 }
 
 /// A handle that we have not seen is NCCL's to judge. If it took the call, the communicator is real.

@@ -1,21 +1,27 @@
 //! What the ranks of a communicator share once they have met: each lends a slice of its device's memory and maps the
-//! others'. With `WINDLASS_FABRIC=on` only.
+//! others', and the mailboxes over these. With `WINDLASS_FABRIC=on` only.
 //!
 //! [`ask`] begins a birth and never waits; [`join`] waits for the others, prepares and brings each rank's [`Fate`]. A
 //! [`Fabric`] is kept with its communicator. Dropping it closes this rank; the slice goes back when all others have
 //! closed or died, which [`settle`] looks for: after the end of a communicator, and on the background thread when
 //! something was heard.
 
+mod boxes;
 mod closing;
 mod preparing;
 mod wish;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, Once, PoisonError};
+use std::time::Duration;
+
+use nccl_sys::{ncclInternalError, ncclResult_t, ncclSuccess};
 
 use crate::arena::{Arena, PeerSlice, Slice};
 use crate::config::{Switch, config};
 use crate::contract::{Contract, Token};
+use crate::gpu::{Address, StreamHandle};
+use crate::mailbox::{Mailbox, Operation};
 use crate::process;
 use crate::rendezvous::card::{Card, Id};
 use crate::rendezvous::verdict::{Failure, Reason};
@@ -23,6 +29,7 @@ use crate::rendezvous::{self, Canceller, Outcome, Party, decision, place};
 use crate::stats::{count, fabric};
 
 pub use crate::rendezvous::facts::Waiting;
+use boxes::Share;
 pub use closing::settle;
 use closing::{Closing, Word};
 use preparing::Prepared;
@@ -32,7 +39,7 @@ pub use wish::Wish;
 #[derive(Debug)]
 pub enum Fate {
     /// All ranks confirmed.
-    Fabric(Box<Fabric>),
+    Fabric(Arc<Fabric>),
     /// NCCL does everything.
     Plain(Reason),
     /// There is no communicator.
@@ -43,7 +50,7 @@ pub enum Fate {
 #[derive(Debug)]
 pub enum Kept {
     /// Its fabric.
-    Fabric(Box<Fabric>),
+    Fabric(Arc<Fabric>),
     /// Its meeting is not over: an abort ends this rank's wait.
     Waiting(Canceller),
 }
@@ -53,6 +60,8 @@ pub enum Kept {
 pub struct Fabric {
     contract: Arc<Contract>,
     rank: u32,
+    /// None while being dropped: the first to go.
+    mailbox: Option<Mailbox>,
     /// By rank, none at this rank's place. Dropped before the others hear that this rank has closed.
     peers: Vec<Option<PeerSlice>>,
     /// None while being dropped.
@@ -60,10 +69,11 @@ pub struct Fabric {
 }
 
 impl Fabric {
-    fn new(contract: Arc<Contract>, rank: u32, word: Word, prepared: Prepared) -> Box<Fabric> {
-        let Prepared { slice, peers, lives } = prepared;
-        let closing = Closing::new(&slice, word, lives);
-        Box::new(Fabric { contract, rank, peers, own: Some((slice, closing)) })
+    fn new(contract: Arc<Contract>, rank: u32, word: Word, prepared: Prepared) -> Option<Arc<Fabric>> {
+        let Prepared { slice, peers, lives, holds, mailbox } = prepared;
+        let closing = Closing::new(&slice, word, lives, holds);
+        let mailbox = Some(mailbox?);
+        Some(Arc::new(Fabric { contract, rank, mailbox, peers, own: Some((slice, closing)) }))
     }
 
     /// What all agreed on.
@@ -76,19 +86,48 @@ impl Fabric {
         self.rank
     }
 
-    /// This rank's slice.
-    pub fn slice(&self) -> Option<&Slice> {
-        self.own.as_ref().map(|(slice, _)| slice)
+    /// Runs a group's sends and receives, in call order, on the first stream; what the other streams hold comes before it,
+    /// and what they get later after it.
+    pub fn run(
+        &self,
+        operations: &[Operation],
+        stream: StreamHandle,
+        others: &[StreamHandle],
+    ) -> ncclResult_t {
+        let run = |mailbox: &Mailbox| mailbox.run_joined(operations, stream, others);
+        self.mailbox.as_ref().map_or(ncclInternalError, |mailbox| answer(run(mailbox)))
     }
 
-    /// The slice of a peer, as mapped here.
-    pub fn peer(&self, rank: u32) -> Option<&PeerSlice> {
-        self.peers.get(rank as usize)?.as_ref()
+    /// Lets what comes next on a stream run after all that the mailboxes ran.
+    pub fn order(&self, stream: StreamHandle) -> ncclResult_t {
+        self.mailbox.as_ref().map_or(ncclInternalError, |mailbox| answer(mailbox.order(stream)))
     }
+
+    /// Frees the GPU of this rank's kernels at once, and refuses more. Any thread.
+    pub fn abort(&self) {
+        self.mailbox.iter().for_each(Mailbox::abort);
+    }
+
+    /// Waits until all sends and receives are done, as NCCL does before it ends a communicator. An abort ends it.
+    pub fn wait_idle(&self) {
+        // A driver that answers nothing any more has nothing in flight either.
+        self.mailbox.iter().for_each(|mailbox| drop(mailbox.wait_idle(Duration::MAX)));
+    }
+
+    /// Bytes of this rank's device that nobody uses: two places for one byte each.
+    pub fn scratch(&self) -> Option<[Address; 2]> {
+        let (slice, _) = self.own.as_ref()?;
+        Some(preparing::scratch(slice))
+    }
+}
+
+fn answer(result: Result<(), crate::mailbox::Refusal>) -> ncclResult_t {
+    result.map_or_else(|refusal| refusal.result(), |()| ncclSuccess)
 }
 
 impl Drop for Fabric {
     fn drop(&mut self) {
+        self.mailbox = None;
         self.peers.clear();
         if let Some((slice, closing)) = self.own.take() {
             drop(slice);
@@ -135,6 +174,7 @@ pub struct Asked {
     token: Token,
     rank: u32,
     arena: Arc<Arena>,
+    share: Share,
 }
 
 impl Asked {
@@ -147,41 +187,49 @@ impl Asked {
 /// Begins a rank's birth with this thread's current device. Never waits; the reason says that NCCL does it alone.
 pub fn ask(wish: &Wish) -> Result<Asked, Reason> {
     let card = wish.check()?;
-    let (arena, mut facts) = wish::current()?;
-    facts.ranks = wish.ranks as u32;
-    facts.member.rank = wish.rank as u32;
-    facts.ctas_max = wish.ctas_max;
     closing::at_exit_too();
     // Room that is over must not keep a birth from having any.
     settle();
+    let (arena, share, mut facts) = wish::current(wish.ranks as u32, wish.ctas_max)?;
+    facts.member.rank = wish.rank as u32;
     let unreachable = |error: std::io::Error| Reason::Unreachable { words: error.to_string() };
     let rank = facts.member.rank;
     let party = rendezvous().and_then(|rendezvous| rendezvous.attend(&wish.id, vec![facts]));
-    Ok(Asked { party: party.map_err(unreachable)?, token: card.token, rank, arena })
+    Ok(Asked { party: party.map_err(unreachable)?, token: card.token, rank, arena, share })
 }
 
 /// Waits for all others, prepares and confirms: as long as it takes.
 pub fn join(asked: Vec<Asked>) -> Vec<Fate> {
-    let ranks: BTreeMap<(Token, u32), Arc<Arena>> =
-        asked.iter().map(|asked| ((asked.token, asked.rank), asked.arena.clone())).collect();
-    let keys: Vec<(Token, u32)> = asked.iter().map(|asked| (asked.token, asked.rank)).collect();
+    type Key = (Token, u32);
+    let (mut keys, mut parties, mut shares) = (Vec::new(), Vec::new(), BTreeMap::new());
+    for Asked { party, token, rank, arena, share } in asked {
+        keys.push((token, rank));
+        parties.push(party);
+        shares.insert((token, rank), (arena, share));
+    }
     // Held for a few stores; parties of a group prepare on several threads.
-    let prepared: Mutex<BTreeMap<(Token, u32), Prepared>> = Mutex::default();
+    let shares: Mutex<BTreeMap<Key, (Arc<Arena>, Share)>> = Mutex::new(shares);
+    let prepared: Mutex<BTreeMap<Key, Prepared>> = Mutex::default();
     let take = |key| prepared.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
-    let parties = asked.into_iter().map(|asked| asked.party).collect();
     let outcomes = rendezvous::join_all(parties, &|preparation| {
         // A party of ours has one rank.
         let rank = preparation.ranks.first().copied().unwrap_or_default();
         let key = (preparation.token, rank);
-        let arena = ranks.get(&key).ok_or("this rank did not ask")?;
-        let (made, result) = preparing::at_meeting(preparation, rank, arena)?;
+        let (arena, share) = shares
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&key)
+            .ok_or("this rank did not ask")?;
+        let (made, result) = preparing::at_meeting(preparation, rank, &arena, share)?;
         prepared.lock().unwrap_or_else(PoisonError::into_inner).insert(key, made);
         result
     });
     let fate = |(key, outcome)| match (outcome, take(key)) {
         (Outcome::Fabric(membership), Some(prepared)) => {
             let (contract, rank) = (membership.contract.clone(), membership.rank);
-            Fate::Fabric(Fabric::new(contract, rank, Word::Meeting(membership), prepared))
+            let fabric = Fabric::new(contract, rank, Word::Meeting(membership), prepared);
+            // Nobody confirms without mailboxes.
+            fabric.map_or(Fate::Failed(Failure::Unreadable), Fate::Fabric)
         }
         // Nobody confirms without having prepared.
         (Outcome::Fabric(_), None) => Fate::Failed(Failure::Unreadable),
@@ -210,21 +258,22 @@ pub fn all_here(devices: &[i32]) -> Vec<Fate> {
 
 fn all_here_or_reason(devices: &[i32]) -> Result<Vec<Fate>, Reason> {
     wish::check_all(devices.len())?;
-    let (mut arenas, mut all) = (Vec::new(), Vec::new());
-    for (rank, device) in devices.iter().enumerate() {
-        let (arena, mut facts) = wish::on(*device)?;
-        facts.ranks = devices.len() as u32;
-        facts.member.rank = rank as u32;
+    let (mut arenas, mut shares, mut all) = (Vec::new(), Vec::new(), Vec::new());
+    for (rank, device) in (0..).zip(devices) {
+        let (arena, share, mut facts) = wish::on(*device, devices.len() as u32, 0)?;
+        facts.member.rank = rank;
         arenas.push(arena);
+        shares.push(share);
         all.push(facts);
     }
     let no_name = |error: std::io::Error| Reason::NoIdentity { words: error.to_string() };
     let contract = Arc::new(decision::decide(place::random().map_err(no_name)?, &all)?);
     let refused = |(rank, words): (u32, String)| Reason::Refused { rank, words };
-    let prepared = preparing::in_one_hand(&contract, &arenas).map_err(refused)?;
+    let prepared = preparing::in_one_hand(&contract, &arenas, shares).map_err(refused)?;
     let closed = Word::in_one_hand();
     let fabric = |(rank, prepared)| {
-        Fate::Fabric(Fabric::new(contract.clone(), rank, Word::here(&closed, rank), prepared))
+        let fabric = Fabric::new(contract.clone(), rank, Word::here(&closed, rank), prepared);
+        fabric.map_or(Fate::Failed(Failure::Unreadable), Fate::Fabric)
     };
     Ok((0..).zip(prepared).map(fabric).collect())
 }

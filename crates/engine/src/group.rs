@@ -1,17 +1,21 @@
-//! How deep this thread is in groups, and what its open group still has to tell when it ends.
+//! How deep this thread is in groups, what its open group still has to tell when it ends, and which sends and receives it
+//! holds till then.
 //!
 //! NCCL counts per thread, and its count is the one that matters: a group that NCCL refused to open does not shift
 //! ours, nor does closing what is not open, and what fails or throws at its end is closed. PyTorch closes all its open
 //! groups to make a communicator and opens as many again; nothing is carried across that.
 
 use std::cell::{Cell, RefCell};
+use std::sync::Arc;
 
 use nccl_sys::{ncclComm_t, ncclResult_t};
 
-use crate::fabric::Asked;
+use crate::fabric::{Asked, Fabric};
 use crate::forward::birth::Handle;
+use crate::gpu::StreamHandle;
+use crate::mailbox::Operation;
 
-/// This thread's open group. Few groups await anything: the list, which has a destructor to look after, is let be then.
+/// This thread's open group. Few groups await anything: the lists, which have destructors to look after, are let be then.
 #[derive(Clone, Copy, Default)]
 struct Group {
     depth: u32,
@@ -20,7 +24,41 @@ struct Group {
 
 thread_local! {
     static GROUP: Cell<Group> = const { Cell::new(Group { depth: 0, awaited: 0 }) };
-    static AWAITED: RefCell<Vec<Awaited>> = const { RefCell::new(Vec::new()) };
+    static ENDED: RefCell<Ended> = const { RefCell::new(Ended { awaited: Vec::new(), held: Vec::new() }) };
+}
+
+/// What a group leaves at its end.
+#[derive(Debug, Default)]
+pub struct Ended {
+    /// What waited for it.
+    pub awaited: Vec<Awaited>,
+    /// Its sends and receives within fabrics, in call order.
+    pub held: Vec<Held>,
+}
+
+impl Ended {
+    /// Most groups leave nothing.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.awaited.is_empty() && self.held.is_empty()
+    }
+}
+
+/// A send or receive that waits for the end of its group. Its arguments were looked at.
+#[derive(Debug)]
+#[allow(missing_docs)]
+pub struct Held {
+    pub communicator: ncclComm_t,
+    pub fabric: Arc<Fabric>,
+    pub operation: Operation,
+    pub stream: StreamHandle,
+}
+
+impl Held {
+    /// The same once more.
+    pub fn again(&self) -> Held {
+        Held { fabric: self.fabric.clone(), ..*self }
+    }
 }
 
 /// What waits for the end of a group.
@@ -44,8 +82,8 @@ pub fn opened() {
     GROUP.with(|group| group.set(Group { depth: group.get().depth + 1, ..group.get() }));
 }
 
-/// NCCL is asked to close a group. At the outermost one, gives what waited for it.
-pub fn closed() -> Vec<Awaited> {
+/// NCCL is asked to close a group. At the outermost one, gives what it leaves.
+pub fn closed() -> Ended {
     let awaited = GROUP.with(|group| {
         let Group { depth, awaited } = group.get();
         let left = if depth > 1 { Group { depth: depth - 1, awaited } } else { Group::default() };
@@ -53,17 +91,46 @@ pub fn closed() -> Vec<Awaited> {
         if depth > 1 { 0 } else { awaited }
     });
     if awaited == 0 {
-        return Vec::new();
+        return Ended::default();
     }
     // A thread that is ending may still close a group; it has nothing left to tell then.
-    AWAITED.try_with(RefCell::take).unwrap_or_default()
+    ENDED.try_with(RefCell::take).unwrap_or_default()
 }
 
 /// This waits for the end of the open group.
 pub fn wait_for(what: Awaited) {
-    if AWAITED.try_with(|awaited| awaited.borrow_mut().push(what)).is_ok() {
-        GROUP.with(|group| group.set(Group { awaited: group.get().awaited + 1, ..group.get() }));
+    if ENDED.try_with(|ended| ended.borrow_mut().awaited.push(what)).is_ok() {
+        one_more();
     }
+}
+
+/// This send or receive runs at the end of the open group. If this thread is ending, gives it back.
+pub fn hold(what: Held) -> Result<(), Held> {
+    let mut what = Some(what);
+    let held = ENDED.try_with(|ended| ended.borrow_mut().held.extend(what.take()));
+    match (held, what) {
+        (Err(_), Some(what)) => Err(what),
+        _ => {
+            one_more();
+            Ok(())
+        }
+    }
+}
+
+/// The room of a list that has been run is used again.
+pub fn put_back(mut room: Vec<Held>) {
+    room.clear();
+    // A thread that is ending needs no room.
+    let _ = ENDED.try_with(|ended| {
+        let held = &mut ended.borrow_mut().held;
+        if held.capacity() < room.capacity() && held.is_empty() {
+            *held = room;
+        }
+    });
+}
+
+fn one_more() {
+    GROUP.with(|group| group.set(Group { awaited: group.get().awaited + 1, ..group.get() }));
 }
 
 #[cfg(test)]
@@ -73,13 +140,13 @@ mod tests {
     /// Handles come at the outermost end only, once, and closing too often does not count below zero.
     #[test]
     fn nested() {
-        let none = |awaited: Vec<Awaited>| awaited.is_empty();
+        let none = |ended: Ended| ended.is_empty();
         opened();
         opened();
         wait_for(Awaited::Handle(Handle(std::ptr::dangling_mut())));
         assert!(is_open());
         assert!(none(closed()));
-        assert!(matches!(closed()[..], [Awaited::Handle(_)]));
+        assert!(matches!(closed().awaited[..], [Awaited::Handle(_)]));
         assert!(!is_open());
         assert!(none(closed()));
         opened();

@@ -6,10 +6,11 @@ mod meeting;
 use nccl_sys::{Entry, ncclComm_t, ncclInProgress, ncclResult_t, ncclSimInfo_t, ncclSuccess, ncclUniqueId};
 
 use crate::communicator::{self, Communicator};
-use crate::fabric::{self, Fate, Kept};
+use crate::dispatch::messages;
+use crate::fabric::{self, Fate};
 use crate::forward::birth::{self, Birth, Handle};
 use crate::forward::known::{self, End};
-use crate::group::{self, Awaited};
+use crate::group::{self, Awaited, Ended};
 use crate::guard;
 use crate::process;
 use crate::stats::count::{self, Identity};
@@ -53,12 +54,9 @@ pub fn end(entry: Entry, how: End, handle: ncclComm_t) -> ncclResult_t {
     guard::around(
         || {
             count::function(entry);
+            before_end(how, handle);
             // Before NCCL frees it: its address may at once be another thread's new communicator.
-            let kept = if how == End::Finalize { None } else { communicator::remove(handle) };
-            if let Some(Kept::Waiting(canceller)) = &kept {
-                canceller.abort();
-            }
-            kept
+            if how == End::Finalize { None } else { communicator::remove(handle) }
         },
         |_| known::end(how, handle),
         // Nothing of this rank's runs any more.
@@ -69,6 +67,16 @@ pub fn end(entry: Entry, how: End, handle: ncclComm_t) -> ncclResult_t {
             }
         },
     )
+}
+
+/// An abort frees the GPU and whoever waits at once; the other ends wait for what was issued, as NCCL does.
+fn before_end(how: End, handle: ncclComm_t) {
+    let Some(communicator) = communicator::find(handle) else { return };
+    match (how, communicator.fabric()) {
+        (End::Abort, Some(fabric)) => fabric.abort(),
+        (End::Finalize | End::Destroy, Some(fabric)) => fabric.wait_idle(),
+        (_, None) => communicator.cancel_meeting(),
+    }
 }
 
 /// A communicator that was not seen when it was made.
@@ -93,28 +101,46 @@ pub fn group_start() -> ncclResult_t {
 
 /// Closes a group.
 pub fn group_end() -> ncclResult_t {
-    guard::around(|| closing(Entry::ncclGroupEnd), |awaited| close(awaited, known::group_end), after_group)
+    guard::around(
+        || closing(Entry::ncclGroupEnd),
+        |ended| match close(ended, known::group_end) {
+            // NCCL's first, on every rank.
+            result if !ended.held.is_empty() && is_taken(result) => {
+                let ours = guard::call(|| messages::run_held(&ended.held));
+                if ours == ncclSuccess { result } else { ours }
+            }
+            result => result,
+        },
+        after_group,
+    )
 }
 
 /// Closes a group without running it.
 pub fn group_simulate_end(estimate: *mut ncclSimInfo_t) -> ncclResult_t {
     guard::around(
         || closing(Entry::ncclGroupSimulateEnd),
-        |awaited| close(awaited, || known::group_simulate_end(estimate)),
+        |ended| close(ended, || known::group_simulate_end(estimate)),
         after_group,
     )
 }
 
+fn is_taken(result: ncclResult_t) -> bool {
+    result == ncclSuccess || result == ncclInProgress
+}
+
 /// The group is closed before NCCL runs it, as NCCL's own count is: it may throw.
-fn closing(entry: Entry) -> Vec<Awaited> {
+fn closing(entry: Entry) -> Ended {
     count::function(entry);
-    let awaited = group::closed();
-    if awaited.is_empty() { awaited } else { meeting::join(awaited) }
+    let mut ended = group::closed();
+    if !ended.awaited.is_empty() {
+        ended.awaited = meeting::join(ended.awaited);
+    }
+    ended
 }
 
 /// Lets NCCL close the group. If a birth in it failed, nothing of the group runs: its peers do not come to NCCL.
-fn close(awaited: &[Awaited], end: impl FnOnce() -> ncclResult_t) -> ncclResult_t {
-    if let Some(Awaited::Failed(code)) = awaited.first() {
+fn close(ended: &Ended, end: impl FnOnce() -> ncclResult_t) -> ncclResult_t {
+    if let Some(Awaited::Failed(code)) = ended.awaited.first() {
         birth::spoil_group();
         end();
         return *code;
@@ -123,17 +149,18 @@ fn close(awaited: &[Awaited], end: impl FnOnce() -> ncclResult_t) -> ncclResult_
 }
 
 #[inline]
-fn after_group(awaited: Vec<Awaited>, result: ncclResult_t) {
-    if !awaited.is_empty() {
-        tell(awaited, result);
+fn after_group(ended: Ended, result: ncclResult_t) {
+    if !ended.is_empty() {
+        tell(ended, result);
     }
 }
 
 #[cold]
 #[inline(never)]
-fn tell(awaited: Vec<Awaited>, result: ncclResult_t) {
+fn tell(ended: Ended, result: ncclResult_t) {
+    group::put_back(ended.held);
     if result == ncclSuccess {
-        for waited in awaited {
+        for waited in ended.awaited {
             if let Awaited::Handle(handle) = waited
                 && let Some((_, communicator)) = note(handle, UNKNOWN)
             {

@@ -47,7 +47,7 @@ pub use windlass_kernels::arrange::{Call as Operation, Direction};
 
 use crate::gpu::graph::Released;
 use crate::gpu::module::{Shape, Start};
-use crate::gpu::stream::Capture;
+use crate::gpu::stream::{Capture, Ordering::Inside};
 use crate::gpu::{Address, Driver, Failure, StreamHandle};
 use lists::Run;
 use order::{Lane, Order};
@@ -60,7 +60,7 @@ pub type Hold = Box<dyn Fn(&Driver, Capture) -> Result<(), Failure> + Send + Syn
 pub struct Parts {
     /// This rank's device's.
     pub supply: Arc<Supply>,
-    /// The most blocks that its kernels may have.
+    /// The blocks that its kernels may have.
     pub grant: Grant,
     /// What the ranks agreed on, and which of them this is.
     pub geometry: Geometry,
@@ -76,6 +76,7 @@ pub struct Mailbox {
     lent: Arc<Lent>,
     peers: Vec<Peer>,
     geometry: Geometry,
+    /// With the blocks that there are in any case.
     limits: Limits,
     report: Address,
     list: Address,
@@ -138,7 +139,7 @@ impl Mailbox {
             .map(|(peer, slice)| layout.peer(geometry.rank, own, peer, *slice))
             .collect();
         let limits = Limits {
-            blocks_max: grant.blocks(),
+            blocks_max: grant.least(),
             bulk: supply.bulk,
             shared_bytes_max: supply.shared_bytes_max,
         };
@@ -166,21 +167,64 @@ impl Mailbox {
     ///
     /// A failure of the driver leaves peers waiting: the communicator is then for its owner to abort.
     pub fn run(&self, operations: &[Operation], stream: StreamHandle) -> Result<(), Refusal> {
-        self.run_now(operations, stream).map_err(Refusal::told)
+        self.run_joined(operations, stream, &[])
     }
 
-    fn run_now(&self, operations: &[Operation], stream: StreamHandle) -> Result<(), Refusal> {
+    /// The same for a group that was called on other streams too: it runs after what they hold now, and what they get
+    /// later runs after it, as in NCCL.
+    pub fn run_joined(
+        &self,
+        operations: &[Operation],
+        stream: StreamHandle,
+        others: &[StreamHandle],
+    ) -> Result<(), Refusal> {
+        self.run_now(operations, stream, others).map_err(Refusal::told)
+    }
+
+    /// Lets what comes next on a stream run after all that this mailbox ran, in its captures too.
+    pub fn order(&self, stream: StreamHandle) -> Result<(), Refusal> {
+        let order = || -> Result<(), Refusal> {
+            let work = &mut *self.lock();
+            let kit = self.kit()?;
+            let home = self.supply.home();
+            let _entered = home.enter()?;
+            let lane = Lane::of(home.driver, stream)?;
+            self.hold_in(&mut work.held, lane)?;
+            Ok(work.order.before(home.driver, kit, lane)?)
+        };
+        order().map_err(Refusal::told)
+    }
+
+    /// A capture that uses the mailbox keeps what that needs, as long as its graph lives.
+    fn hold_in(&self, held: &mut Option<u64>, lane: Lane) -> Result<(), Failure> {
+        let driver = self.supply.home().driver;
+        if let Some(capture) = lane.capture()
+            && *held != Some(capture.id)
+        {
+            (self.hold)(driver, capture)?;
+            driver.retain_in_graph(capture.graph, Arc::new(Held { lent: self.lent.clone(), list: None }))?;
+            *held = Some(capture.id);
+        }
+        Ok(())
+    }
+
+    fn run_now(
+        &self,
+        operations: &[Operation],
+        stream: StreamHandle,
+        others: &[StreamHandle],
+    ) -> Result<(), Refusal> {
         if self.aborted.load(Ordering::Acquire) {
             return Err(Refusal::Aborted { rank: self.geometry.rank });
         }
         let work = &mut *self.lock();
         work.sort(operations, self.geometry.rank, self.peers.len() as u32)?;
-        let blocks = self.limits.blocks_max;
+        let blocks = self.lent.grant.share();
         let shape = arrange(
             &work.calls,
             &self.peers,
             &self.geometry,
-            &self.limits,
+            &Limits { blocks_max: blocks, ..self.limits },
             &mut work.launch,
             &mut work.listed,
         )
@@ -196,13 +240,11 @@ impl Mailbox {
         let driver = home.driver;
         let kit = self.kit()?;
         let _entered = home.enter()?;
-        let lane = Lane::of(driver, stream)?;
-        if let Some(capture) = lane.capture()
-            && work.held != Some(capture.id)
-        {
-            (self.hold)(driver, capture)?;
-            driver.retain_in_graph(capture.graph, Arc::new(Held { lent: self.lent.clone(), list: None }))?;
-            work.held = Some(capture.id);
+        let lane = Lane::of(home.driver, stream)?;
+        self.hold_in(&mut work.held, lane)?;
+        for other in others {
+            kit.joined.record(*other, Inside)?;
+            driver.wait(stream, &kit.joined, Inside)?;
         }
         let list = match shape.lists_operations {
             true => {
@@ -218,7 +260,7 @@ impl Mailbox {
             kit.host.copy_list(run.offset(), &work.listed, self.list, stream)?;
             work.launch.operation_list = self.list;
             if lane.capture().is_none() {
-                kit.copied[work.next_copy].record(stream, crate::gpu::stream::Ordering::Inside)?;
+                kit.copied[work.next_copy].record(stream, Inside)?;
                 work.next_copy = (work.next_copy + 1) % EAGER_LISTS;
             }
         }
@@ -229,6 +271,12 @@ impl Mailbox {
             calls::launch(driver, self.supply.function, stream, &shape, &mut work.launch)?;
         }
         work.order.after(kit, lane)?;
+        if !others.is_empty() {
+            kit.joined.record(stream, Inside)?;
+        }
+        for other in others {
+            driver.wait(*other, &kit.joined, Inside)?;
+        }
         Ok(())
     }
 

@@ -6,6 +6,8 @@
 pub enum Path {
     /// The real NCCL runs it, as it came.
     Forward,
+    /// Sends and receives: a kernel of ours runs them, over rings in the ranks' memory.
+    Mailbox,
 }
 
 /// How many [`Path`]s there are.
@@ -13,12 +15,13 @@ pub const PATHS: usize = Path::ALL.len();
 
 impl Path {
     /// Every path, in the order in which they are counted.
-    pub const ALL: [Path; 1] = [Path::Forward];
+    pub const ALL: [Path; 2] = [Path::Forward, Path::Mailbox];
 
     /// Its name in reports.
     pub fn name(self) -> &'static str {
         match self {
             Path::Forward => "forward",
+            Path::Mailbox => "mailbox",
         }
     }
 }

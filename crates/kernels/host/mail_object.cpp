@@ -3,8 +3,18 @@
 #include "../device/group.cuh"
 
 namespace {
-host::Machine machine;
+// Never destroyed: a process may end, or fork, while a kernel waits for a peer, and nobody should wait for that.
+host::Machine& machine = *new host::Machine;
 std::atomic<uint64_t> launches{0};
+// Tests of the kernel want delays everywhere; whole programs are to end soon.
+const bool delays_set = [] {
+  const char* rarity = std::getenv("WINDLASS_SIM_DELAY_RARITY");
+#if defined(HOST_DELAY_RARITY)
+  host::delay_rarity = HOST_DELAY_RARITY;
+#endif
+  if (rarity) host::delay_rarity = (uint32_t)std::strtoul(rarity, nullptr, 10);
+  return true;
+}();
 }  // namespace
 
 struct SimLaunch {

@@ -11,7 +11,7 @@ use std::process::{Command, Output};
 
 /// The command, without what this machine's environment may set.
 fn windlass(arguments: &[&str]) -> Command {
-    for library in ["libwindlass.so", "libsim_cuda.so", "libsim_nccl.so"] {
+    for library in ["libwindlass.so", "libsim_cuda.so", "libsim_kernels.so", "libsim_nccl.so"] {
         let file = built(library);
         assert!(
             file.exists(),

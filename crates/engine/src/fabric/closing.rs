@@ -6,10 +6,12 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::arena::{self, Arena, Event, LeaseId, Slice};
+use crate::arena::{self, Arena, Event, Holds, LeaseId, Slice};
 use crate::rendezvous::ours::Ours;
 use crate::rendezvous::{self, Membership};
 use crate::{guard, process};
+
+use super::boxes;
 
 /// Giving memory back takes milliseconds.
 const EXIT_WITHIN: Duration = Duration::from_secs(2);
@@ -88,6 +90,9 @@ pub(super) struct Closing {
     lease: LeaseId,
     word: Word,
     open: Vec<Life>,
+    /// Graphs that captured this rank's kernels may still touch what is the others'.
+    holds: Arc<Holds>,
+    told: bool,
 }
 
 /// Held across driver calls of [`settle`], by whoever settles; comes before the locks of arenas and [`CLOSED`].
@@ -97,18 +102,27 @@ static CLOSED: Mutex<Vec<Closing>> = Mutex::new(Vec::new());
 static EXITING: AtomicBool = AtomicBool::new(false);
 
 impl Closing {
-    pub fn new(slice: &Slice, word: Word, open: Vec<Life>) -> Closing {
-        Closing { arena: slice.arena().clone(), lease: slice.lease(), word, open }
+    pub fn new(slice: &Slice, word: Word, open: Vec<Life>, holds: Arc<Holds>) -> Closing {
+        Closing { arena: slice.arena().clone(), lease: slice.lease(), word, open, holds, told: false }
     }
 
-    /// This rank has let go of all that is the others'.
-    pub fn begin(self) {
-        self.word.close();
+    /// This rank has let go of all that is the others', but for graphs.
+    pub fn begin(mut self) {
+        self.tell();
         closed().push(self);
     }
 
-    /// Looks who has closed or died; whether nobody is left.
+    /// Tells the others that this rank has closed, once it has.
+    fn tell(&mut self) {
+        if !self.told && self.holds.are_none() {
+            self.told = true;
+            self.word.close();
+        }
+    }
+
+    /// Looks who has closed or died; whether nobody is left, nor anything to tell.
     fn look(&mut self) -> bool {
+        self.tell();
         let closed = self.word.closed();
         self.open.retain(|life| {
             if closed & (1 << life.rank) != 0 {
@@ -120,7 +134,7 @@ impl Closing {
             }
             false
         });
-        self.open.is_empty()
+        self.told && self.open.is_empty()
     }
 }
 
@@ -187,4 +201,5 @@ fn give_back() {
     }
     drop(left);
     arena::settle();
+    boxes::give_back();
 }

@@ -9,20 +9,27 @@ use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
 use crate::arena::{Announcement, Arena, Holds, Member, Peer, PeerArena, PeerSlice, Place, Slice};
 use crate::contract::{Contract, RANKS_MAX, Token};
+use crate::mailbox::{Layout, Mailbox};
 use crate::rendezvous::Preparation;
 use crate::rendezvous::descriptors::{Parcel, Sending};
 use crate::rendezvous::ours::Ours;
 
+use windlass_kernels::launch::Geometry;
+
+use super::boxes::{self, Share};
 use super::closing::{Closing, Life, Word};
 
-/// What every rank lends at birth: rings for small messages between all pairs. A pair of ranks must cost no more than
-/// this until it sends large ones; the arena maps in steps of that order anyway.
-pub const SLICE_BYTES: u64 = 4 << 20;
 /// The end of a slice, where ranks leave words to be tested; all before it holds zeros.
 const WORDS_BYTES: u64 = 128;
-const _: () = assert!(4 * RANKS_MAX as u64 <= WORDS_BYTES);
+const _: () = assert!(4 * RANKS_MAX as u64 <= WORDS_BYTES / 2);
 
-/// Filling 4 MiB takes microseconds; a device that does not come to it in so long will not.
+/// Places in the second half of that, which nobody looks at.
+pub(super) fn scratch(slice: &Slice) -> [u64; 2] {
+    let end = slice.address() + slice.bytes();
+    [end - 32, end - 16]
+}
+
+/// Filling some MiB takes microseconds; a device that does not come to it in so long will not.
 const ZEROED_WITHIN: Duration = Duration::from_secs(10);
 
 /// What a rank has prepared.
@@ -32,13 +39,16 @@ pub(super) struct Prepared {
     /// By rank, none for itself.
     pub peers: Vec<Option<PeerSlice>>,
     pub lives: Vec<Life>,
+    pub holds: Arc<Holds>,
+    /// None if the rank could not prepare.
+    pub mailbox: Option<Mailbox>,
 }
 
 impl Prepared {
     /// There is no fabric after all.
     pub fn abandon(self, word: Word) {
-        let closing = Closing::new(&self.slice, word, self.lives);
-        drop((self.peers, self.slice));
+        let closing = Closing::new(&self.slice, word, self.lives, self.holds);
+        drop((self.mailbox, self.peers, self.slice));
         closing.begin();
     }
 }
@@ -50,14 +60,17 @@ struct Lent<'a> {
     arena: &'a Arc<Arena>,
     holds: Arc<Holds>,
     slice: Slice,
+    geometry: Geometry,
 }
 
 impl<'a> Lent<'a> {
     fn new(contract: &'a Contract, rank: u32, arena: &'a Arc<Arena>) -> Result<Lent<'a>, String> {
         let holds = Holds::new();
-        let slice = arena.lend(SLICE_BYTES, &holds).map_err(words)?;
+        let geometry = boxes::geometry(contract, rank);
+        let bytes = Layout::of(contract.members.len() as u32, &geometry).bytes + WORDS_BYTES;
+        let slice = arena.lend(bytes, &holds).map_err(words)?;
         slice.wait_zeroed(ZEROED_WITHIN).map_err(words)?;
-        let lent = Lent { contract, rank, arena, holds, slice };
+        let lent = Lent { contract, rank, arena, holds, slice, geometry };
         arena
             .store(lent.word_at(lent.slice.address(), lent.slice.bytes(), rank), lent.word(rank))
             .map_err(words)?;
@@ -78,12 +91,27 @@ impl<'a> Lent<'a> {
         let peer = Peer { process: process_number(member.process), device_uuid: member.device.uuid };
         let arena = PeerArena::of(peer).map_err(words)?;
         let slice = arena.map(place, memory, self.arena, &self.holds).map_err(words)?;
-        if slice.bytes() < SLICE_BYTES {
-            return Err(format!("rank {rank} lends {} bytes, expected {SLICE_BYTES}", slice.bytes()));
+        if slice.bytes() != self.slice.bytes() {
+            return Err(format!(
+                "rank {rank} lends {} bytes, expected {}",
+                slice.bytes(),
+                self.slice.bytes()
+            ));
         }
         let at = |rank| self.word_at(slice.address(), slice.bytes(), rank);
         self.arena.probe(at(rank), self.word(rank), at(self.rank), self.word(self.rank)).map_err(words)?;
         Ok(slice)
+    }
+
+    /// The mailboxes with all peers, whose slices are mapped.
+    fn mailbox(&self, peers: &[Option<PeerSlice>], share: Share) -> Result<Mailbox, String> {
+        let address = |(rank, peer): (u32, &Option<PeerSlice>)| match peer {
+            Some(slice) => slice.address(),
+            None if rank == self.rank => self.slice.address(),
+            None => 0,
+        };
+        let slices = (0..).zip(peers).map(address).collect();
+        share.mailbox(self.geometry, slices, &self.holds).map_err(words)
     }
 
     fn word_at(&self, address: u64, bytes: u64, rank: u32) -> u64 {
@@ -114,13 +142,19 @@ pub(super) fn at_meeting(
     preparation: &Preparation<'_>,
     rank: u32,
     arena: &Arc<Arena>,
+    share: Share,
 ) -> Result<(Prepared, Result<(), String>), String> {
     let contract = preparation.contract;
     let lent = Lent::new(contract, rank, arena)?;
     let mut peers: Vec<Option<PeerSlice>> = contract.members.iter().map(|_| None).collect();
     let mut lives = lives_of(contract, rank);
-    let result = exchange(preparation, &lent, &mut peers, &mut lives);
-    Ok((Prepared { slice: lent.slice, peers, lives }, result))
+    let made =
+        exchange(preparation, &lent, &mut peers, &mut lives).and_then(|()| lent.mailbox(&peers, share));
+    let (mailbox, result) = match made {
+        Ok(mailbox) => (Some(mailbox), Ok(())),
+        Err(words) => (None, Err(words)),
+    };
+    Ok((Prepared { slice: lent.slice, peers, lives, holds: lent.holds, mailbox }, result))
 }
 
 fn exchange(
@@ -175,6 +209,7 @@ fn read(parcel: Parcel) -> Option<(u32, Place, Ours, Ours)> {
 pub(super) fn in_one_hand(
     contract: &Contract,
     arenas: &[Arc<Arena>],
+    shares: Vec<Share>,
 ) -> Result<Vec<Prepared>, (u32, String)> {
     let mut lent = Vec::new();
     for (rank, arena) in (0..).zip(arenas) {
@@ -182,15 +217,19 @@ pub(super) fn in_one_hand(
     }
     let mut peers: Vec<Vec<Option<PeerSlice>>> =
         lent.iter().map(|_| lent.iter().map(|_| None).collect()).collect();
-    let mapped = map_all(&lent, &mut peers);
-    let prepared: Vec<Prepared> = lent
-        .into_iter()
-        .zip(peers)
-        .map(|(lent, peers)| Prepared { lives: lives_of(contract, lent.rank), slice: lent.slice, peers })
-        .collect();
-    match mapped {
-        Ok(()) => Ok(prepared),
-        Err(failure) => {
+    let mut failed = map_all(&lent, &mut peers).err();
+    let mut prepared = Vec::new();
+    for ((lent, peers), share) in lent.into_iter().zip(peers).zip(shares) {
+        let mailbox = match &failed {
+            None => lent.mailbox(&peers, share).map_err(|words| failed = Some((lent.rank, words))).ok(),
+            Some(_) => None,
+        };
+        let lives = lives_of(contract, lent.rank);
+        prepared.push(Prepared { lives, slice: lent.slice, peers, holds: lent.holds, mailbox });
+    }
+    match failed {
+        None => Ok(prepared),
+        Some(failure) => {
             prepared.into_iter().for_each(|prepared| prepared.abandon(Word::nobody()));
             Err(failure)
         }

@@ -2,17 +2,20 @@
 
 use std::sync::Arc;
 
+use windlass_kernels::launch::Geometry;
+
 use crate::arena::Arena;
 use crate::config::{Switch, config};
 use crate::contract::bytes::checksum;
 use crate::contract::{Device, Member, RANKS_MAX, Token, Version, capability};
 use crate::gpu::{self, Ordinal, device};
+use crate::mailbox::Layout;
 use crate::rendezvous::card::{Card, Id};
 use crate::rendezvous::facts::{Facts, Forbidden, LocalFacts, Waiting, plain_reason};
 use crate::rendezvous::place;
 use crate::rendezvous::verdict::Reason;
 
-use super::preparing::SLICE_BYTES;
+use super::boxes::{self, Share};
 
 /// A rank of a communicator that is asked for by an id.
 #[derive(Clone, Debug)]
@@ -74,28 +77,31 @@ fn forbidden() -> Forbidden {
     }
 }
 
-/// The arena and the facts of this thread's current device.
-pub(super) fn current() -> Result<(Arc<Arena>, Facts), Reason> {
+/// The arena, the share and the facts of this thread's current device.
+pub(super) fn current(ranks: u32, ctas_max: u32) -> Result<(Arc<Arena>, Share, Facts), Reason> {
     let driver = gpu::driver().map_err(no_identity)?;
     match driver.current_device().map_err(no_identity)? {
-        Some(device) => on(device),
+        Some(device) => on(device, ranks, ctas_max),
         // NCCL would take the runtime's, which only the runtime knows.
         None => Err(no_identity("no device is current")),
     }
 }
 
-/// The arena and the facts of a device; rank and number of ranks are still to be filled in.
-pub(super) fn on(ordinal: Ordinal) -> Result<(Arc<Arena>, Facts), Reason> {
+/// The arena, the share and the facts of a device; the rank is still to be filled in.
+pub(super) fn on(ordinal: Ordinal, ranks: u32, ctas_max: u32) -> Result<(Arc<Arena>, Share, Facts), Reason> {
     let driver = gpu::driver().map_err(no_identity)?;
     let device = driver.device_facts(ordinal).map_err(no_identity)?;
     let arena = Arena::of(ordinal).map_err(no_identity)?;
+    let share = Share::new(ordinal, ranks, ctas_max).map_err(|words| Reason::Refused { rank: 0, words })?;
+    // The rings of an unlimited communicator stand for the protocol of the kernels.
+    let rings = Layout::of(2, &Geometry::recommended(boxes::BLOCKS_MAX, 0)).bytes;
     let facts = Facts {
-        ranks: 0,
+        ranks,
         version: Version::THIS,
         place: place::here().map_err(no_identity)?,
         capabilities: capabilities(&device),
-        options: checksum(&SLICE_BYTES.to_le_bytes()),
-        ctas_max: 0,
+        options: checksum(&rings.to_le_bytes()),
+        ctas_max: boxes::blocks_max(ctas_max),
         member: Member {
             rank: 0,
             process: place::process().map_err(no_identity)?,
@@ -105,7 +111,7 @@ pub(super) fn on(ordinal: Ordinal) -> Result<(Arc<Arena>, Facts), Reason> {
             attachment: Vec::new(),
         },
     };
-    Ok((arena, facts))
+    Ok((arena, share, facts))
 }
 
 fn no_identity(error: impl std::fmt::Display) -> Reason {

@@ -4,11 +4,14 @@
 // engine behind it hands them on.
 #![allow(unsafe_code, clippy::not_unsafe_ptr_arg_deref)]
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 
-use nccl_sys::{ncclComm_t, ncclInProgress, ncclResult_t, ncclSimInfo_t, ncclSuccess, real};
+use nccl_sys::{
+    cudaStream_t, ncclComm_t, ncclInProgress, ncclResult_t, ncclSimInfo_t, ncclSuccess, ncclUint8, real,
+};
 
 use crate::forward::birth::Handle;
+use crate::gpu::{Address, StreamHandle};
 use crate::stats::count::Identity;
 
 /// How a communicator ends.
@@ -51,6 +54,30 @@ pub fn end(how: End, communicator: ncclComm_t) -> ncclResult_t {
             End::Destroy => real::ncclCommDestroy(communicator),
             End::Abort => real::ncclCommAbort(communicator),
         }
+    }
+}
+
+/// Lets NCCL order all that it runs of a communicator before what comes next on a stream: by a copy of one byte of ours to
+/// itself, which needs no other rank.
+pub fn order(
+    communicator: ncclComm_t,
+    rank: u32,
+    from: Address,
+    to: Address,
+    stream: StreamHandle,
+) -> ncclResult_t {
+    let stream = stream.0 as cudaStream_t;
+    // SAFETY: the handle is that of a communicator that NCCL made and nobody has ended; the bytes are ours.
+    unsafe {
+        let opened = real::ncclGroupStart();
+        if opened != ncclSuccess {
+            return opened;
+        }
+        let rank = rank as c_int;
+        let sent = real::ncclSend(from as *const c_void, 1, ncclUint8, rank, communicator, stream);
+        let received = real::ncclRecv(to as *mut c_void, 1, ncclUint8, rank, communicator, stream);
+        let closed = real::ncclGroupEnd();
+        [sent, received, closed].into_iter().find(|code| *code != ncclSuccess).unwrap_or(ncclSuccess)
     }
 }
 

@@ -14,7 +14,7 @@ use crate::gpu::module::{Function, Module, Shape};
 use crate::gpu::stream::Stream;
 use crate::gpu::{Address, Driver, Failure, Home, StreamHandle};
 
-/// Functions of the driver that [`crate::gpu::Calls`] does not have; whoever wires the mailbox finds them.
+/// What the mailbox calls beside what [`crate::gpu`] does.
 #[allow(non_snake_case, missing_docs)]
 #[derive(Clone, Copy, Debug)]
 pub struct Calls {
@@ -30,6 +30,17 @@ const FOR_ALL_DEVICES: c_uint = 3;
 const SHARED_BYTES_OPTIN: c_uint = 97;
 
 impl Calls {
+    /// The driver's.
+    pub fn of(driver: &Driver) -> Calls {
+        let calls = &driver.calls;
+        Calls {
+            cuMemcpyDtoDAsync_v2: calls.cuMemcpyDtoDAsync_v2,
+            cuMemcpyHtoDAsync_v2: calls.cuMemcpyHtoDAsync_v2,
+            cuMemHostAlloc: calls.cuMemHostAlloc,
+            cuMemFreeHost: calls.cuMemFreeHost,
+        }
+    }
+
     /// Copies within the device in a stream's order, as part of its capture if there is one.
     pub(super) fn copy(
         &self,

@@ -2,6 +2,7 @@
 //! communicator to the next, because freeing host memory and unloading code may wait for the device.
 
 use std::ffi::CString;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use windlass_kernels::arrange::{BulkSend, RECOMMENDED_STAGES};
@@ -46,7 +47,18 @@ struct Ready {
     kits: Option<Vec<Kit>>,
     /// Kits in use.
     lent: usize,
-    blocks_left: u32,
+    budget: Budget,
+}
+
+/// Half of the blocks that the device holds resident, for all live communicators together: kernels that wait for peers
+/// must not keep each other from running.
+#[derive(Debug)]
+struct Budget {
+    all: u32,
+    /// Not reserved by any grant.
+    left: u32,
+    /// Grants whose communicators have run something.
+    active: u32,
 }
 
 /// What one communicator needs of the driver beside its slices.
@@ -59,6 +71,8 @@ pub(super) struct Kit {
     pub captured: [Event; CAPTURES],
     /// After the copy of each eager list.
     pub copied: [Event; EAGER_LISTS],
+    /// Between the streams of one group.
+    pub joined: Event,
     pub room: Room,
 }
 
@@ -69,10 +83,13 @@ pub(super) struct Lent {
     pub grant: Grant,
 }
 
-/// Blocks of the device's budget. They go back when dropped.
+/// Blocks of the device's budget: some are this communicator's whatever comes, the others it shares evenly with those that
+/// have run something too. They go back when dropped.
 #[derive(Debug)]
 pub struct Grant {
-    blocks: u32,
+    least: u32,
+    most: u32,
+    active: AtomicBool,
     shelf: Arc<Shelf>,
 }
 
@@ -101,7 +118,9 @@ impl Supply {
             home.device,
             image.name
         );
-        let ready = Ready { kits: Some(Vec::new()), lent: 0, blocks_left: (resident / 2).max(1) };
+        let all = (resident / 2).max(1);
+        let budget = Budget { all, left: all, active: 0 };
+        let ready = Ready { kits: Some(Vec::new()), lent: 0, budget };
         let domain = if facts.memory_domains > 1 { MemoryDomain::Remote } else { MemoryDomain::Default };
         let bulk = match image.has_bulk_copies {
             true => BulkSend::Copies { stages: RECOMMENDED_STAGES },
@@ -126,18 +145,18 @@ impl Supply {
         &self.home
     }
 
-    /// At most `wanted` blocks of the device's budget: half of what it holds resident, for all live communicators
-    /// together. Refuses if fewer than `least` are left.
-    pub fn grant(&self, wanted: u32, least: u32) -> Result<Grant, Refusal> {
+    /// Reserves `least` blocks of the device's budget; kernels may have up to `most` while few communicators use it. Refuses
+    /// if fewer than `least` are not reserved.
+    pub fn grant(&self, most: u32, least: u32) -> Result<Grant, Refusal> {
+        let least = least.max(1);
         let mut ready = self.shelf.lock();
-        let left = ready.blocks_left;
-        let blocks = wanted.min(left);
-        if blocks < least.max(1) {
-            let wanted = least.max(1);
-            return Err(Refusal::NoBlocks { device: self.home.device, wanted, left });
+        let left = ready.budget.left;
+        if left < least {
+            return Err(Refusal::NoBlocks { device: self.home.device, wanted: least, left });
         }
-        ready.blocks_left -= blocks;
-        Ok(Grant { blocks, shelf: self.shelf.clone() })
+        ready.budget.left -= least;
+        let most = most.max(least);
+        Ok(Grant { least, most, active: AtomicBool::new(false), shelf: self.shelf.clone() })
     }
 
     /// Whether no mailbox, and no graph that captured one, is left: then it may be dropped.
@@ -199,6 +218,7 @@ impl Kit {
             done: event()?,
             captured: [event()?, event()?, event()?, event()?],
             copied: [event()?, event()?, event()?, event()?],
+            joined: event()?,
             room: Room::default(),
         })
     }
@@ -217,9 +237,18 @@ impl Lent {
 }
 
 impl Grant {
-    /// How many.
-    pub fn blocks(&self) -> u32 {
-        self.blocks
+    /// What it has in any case.
+    pub fn least(&self) -> u32 {
+        self.least
+    }
+
+    /// What the next kernel may have. Kernels that were launched when fewer shared the budget may have more; they end.
+    pub(super) fn share(&self) -> u32 {
+        let mut ready = self.shelf.lock();
+        if !self.active.swap(true, Ordering::Relaxed) {
+            ready.budget.active += 1;
+        }
+        (ready.budget.all / ready.budget.active.max(1)).clamp(self.least, self.most)
     }
 }
 
@@ -244,7 +273,9 @@ impl Drop for Lent {
 
 impl Drop for Grant {
     fn drop(&mut self) {
-        self.shelf.lock().blocks_left += self.blocks;
+        let mut ready = self.shelf.lock();
+        ready.budget.left += self.least;
+        ready.budget.active -= u32::from(self.active.load(Ordering::Relaxed));
     }
 }
 

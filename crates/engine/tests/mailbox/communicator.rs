@@ -138,7 +138,7 @@ pub fn mailbox(
     let holds = holds.clone();
     Mailbox::new(Parts {
         supply: device.supply.clone(),
-        grant: device.supply.grant(blocks, 1).unwrap(),
+        grant: device.supply.grant(blocks, blocks).unwrap(),
         geometry,
         slices,
         hold: Box::new(move |driver, capture| holds.hold(driver, capture)),

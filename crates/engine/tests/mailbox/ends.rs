@@ -165,15 +165,21 @@ fn dropped_in_flight() {
 fn births_that_fail() {
     let devices = devices(1);
     let supply = &devices[0].supply;
-    let all = supply.grant(u32::MAX, 1).unwrap();
-    assert!(all.blocks() > 8);
+    let left = || match supply.grant(u32::MAX, u32::MAX) {
+        Err(Refusal::NoBlocks { device: 0, wanted: u32::MAX, left }) => left,
+        other => panic!("{other:?}"),
+    };
+    let before = left();
+    assert!(before > 8);
+    let all = supply.grant(u32::MAX, before).unwrap();
+    assert_eq!(all.least(), before);
     let refusal = supply.grant(4, 1).unwrap_err();
     assert_eq!(refusal, Refusal::NoBlocks { device: 0, wanted: 1, left: 0 });
     drop(all);
     let birth = |geometry: Geometry, ranks: usize, address: u64, blocks: u32| {
         let parts = Parts {
             supply: supply.clone(),
-            grant: supply.grant(blocks, 1).unwrap(),
+            grant: supply.grant(blocks, blocks).unwrap(),
             geometry,
             slices: vec![address; ranks],
             hold: Box::new(|_, _| Ok(())),
@@ -191,5 +197,5 @@ fn births_that_fail() {
     assert!(matches!(birth(wide, 8, 1 << 20, 1), Err(Refusal::Lanes { blocks: 1, .. })));
     assert!(birth(wide, 8, 1 << 20, 8).is_ok());
     // Everything was given back.
-    assert!(supply.grant(u32::MAX, 1).unwrap().blocks() > 8);
+    assert_eq!(left(), before);
 }

@@ -30,7 +30,7 @@ fn object() -> PathBuf {
         let unfinished = object.with_extension("part");
         let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
         let status = Command::new(&compiler)
-            .args(["-std=c++17", "-O2", "-g", "-pthread", "-shared", "-fPIC", "-o"])
+            .args(["-std=c++17", "-O2", "-g", "-pthread", "-shared", "-fPIC", "-Wl,-z,nodelete", "-o"])
             .arg(&unfinished)
             .arg(kernels.join("host/mail_object.cpp"))
             .status()

@@ -86,7 +86,11 @@ pub fn start() -> &'static Driver {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         // SAFETY: nextest gives this test a process of its own, and nothing else in it reads the environment now.
-        unsafe { std::env::set_var("WINDLASS_SIM_STRICT", "1") };
+        unsafe {
+            std::env::set_var("WINDLASS_SIM_STRICT", "1");
+            // An H200's: these tests say themselves how many blocks they take.
+            std::env::set_var("WINDLASS_SIM_MULTIPROCESSORS", "132");
+        }
         library();
         if on_a_gpu() {
             watch::begin();

@@ -13,6 +13,8 @@ pub type Ordinal = i32;
 
 pub struct Device {
     pub ordinal: Ordinal,
+    /// Few: a kernel of ours has a thread of this host for every warp, and its grid grows with the device.
+    pub multiprocessors: i32,
     pub memory: Arc<DeviceMemory>,
     pub primary: Mutex<Primary>,
     pub pools: Mutex<Pools>,
@@ -26,9 +28,10 @@ pub struct Pools {
 }
 
 impl Device {
-    pub fn new(ordinal: Ordinal, bytes: usize) -> Self {
+    pub fn new(ordinal: Ordinal, bytes: usize, multiprocessors: i32) -> Self {
         Device {
             ordinal,
+            multiprocessors,
             memory: Arc::new(DeviceMemory { ordinal, total: bytes, state: Mutex::default() }),
             primary: Mutex::default(),
             pools: Mutex::default(),
@@ -49,7 +52,7 @@ impl Device {
         format!("0000:{:02X}:00.0", self.bus())
     }
 
-    /// `CUdevice_attribute` values of an H200 where a program could care, 0 elsewhere.
+    /// `CUdevice_attribute` values of an H200 where a program could care (but for multiprocessors), 0 elsewhere.
     pub fn attribute(&self, attribute: u32) -> Option<i32> {
         let value = match attribute {
             1..=3 => 1024,
@@ -64,7 +67,7 @@ impl Device {
             13 => 1_980_000,
             14 => 512,
             15 | 19 | 31 | 32 | 41 | 78..=80 | 83 | 86..=91 => attribute_flag(attribute),
-            16 => 132,
+            16 => self.multiprocessors,
             30 => 512,
             33 => self.bus(),
             36 => 3_201_000,

@@ -7,6 +7,7 @@
 //! # Environment
 //! - `WINDLASS_SIM_DEVICES`: number of devices, 8.
 //! - `WINDLASS_SIM_DEVICE_MEMORY`: MiB per device and process, 1024.
+//! - `WINDLASS_SIM_MULTIPROCESSORS`: multiprocessors of a device, 16.
 //! - `WINDLASS_SIM_STRICT=1`: what was never released is listed at exit as `sim-cuda: leak: COUNT KIND`, and the exit
 //!   status becomes 86.
 //!
@@ -22,6 +23,9 @@
 //! void name(const struct SimLaunch *launch, void **params);  /* params[i] points to a copy of parameter i */
 //! const struct { uint32_t count, bytes[N]; } name_params;    /* sizes of the parameters, copied at launch */
 //! ```
+//! Compiled device code (a cubin or PTX) stands for `libsim_kernels.so` beside this library, if it is there; without it
+//! such an image is refused.
+//!
 //! The function runs once per launch on the stream's thread and does the work of the whole grid. It makes no CUDA calls;
 //! those answer `CUDA_ERROR_NOT_PERMITTED`.
 

@@ -9,11 +9,16 @@ use crate::simulator::simulator;
 use crate::sync::lock;
 use crate::table::Handle;
 use std::collections::BTreeMap;
-use std::ffi::{CStr, CString, c_void};
+use std::ffi::{CStr, CString, OsStr, c_void};
+use std::mem::MaybeUninit;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::sync::{Arc, Mutex};
 
 /// What begins an image in memory; the terminated path of a shared object follows.
 pub const IMAGE_PREFIX: &[u8] = b"windlass-sim:";
+
+/// The machine of an ELF file of device code.
+const EM_CUDA: u16 = 190;
 
 /// The first argument of every kernel.
 #[repr(C)]
@@ -79,20 +84,69 @@ pub fn load_path(path: &CStr, context: Handle) -> Result<Handle, Code> {
     Ok(simulator()?.modules.insert(make).handle)
 }
 
-/// Loads from an image in memory, which must begin with [`IMAGE_PREFIX`]. Real device code is refused.
+/// Loads from an image in memory: one that names a shared object after [`IMAGE_PREFIX`], or real device code, for which
+/// the library of kernels beside this one stands in. Without that library device code is refused.
 pub fn load_image(image: *const u8, context: Handle) -> Result<Handle, Code> {
     if image.is_null() {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    for (offset, expected) in IMAGE_PREFIX.iter().enumerate() {
-        // SAFETY: images carry no length; byte by byte, never further than the first difference.
-        if unsafe { image.add(offset).read() } != *expected {
-            return Err(CUDA_ERROR_INVALID_IMAGE);
+    if begins_with(image, IMAGE_PREFIX) {
+        // SAFETY: after our prefix comes a terminated path.
+        let path = unsafe { CStr::from_ptr(image.add(IMAGE_PREFIX.len()).cast()) };
+        return load_path(path, context);
+    }
+    if !is_device_code(image) {
+        return Err(CUDA_ERROR_INVALID_IMAGE);
+    }
+    load_path(&kernels_beside_us().ok_or(CUDA_ERROR_INVALID_IMAGE)?, context)
+}
+
+/// Images carry no length: byte by byte, never further than the first difference.
+fn begins_with(image: *const u8, expected: &[u8]) -> bool {
+    // SAFETY: the image goes on as long as it is what is expected.
+    expected.iter().enumerate().all(|(offset, byte)| unsafe { image.add(offset).read() } == *byte)
+}
+
+/// Machine code for GPUs, or PTX: a text whose first word after comments and space is `.version`.
+fn is_device_code(image: *const u8) -> bool {
+    if begins_with(image, b"\x7fELF\x02\x01") {
+        // SAFETY: the header of an ELF file is 64 bytes long; the machine stands at 18.
+        let machine = unsafe { image.add(18).cast::<u16>().read_unaligned() };
+        return machine == EM_CUDA;
+    }
+    // SAFETY: a text ends with a zero byte; whatever else begins so is not read further.
+    let byte = |at: usize| unsafe { image.add(at).read() };
+    let mut at = 0;
+    loop {
+        match byte(at) {
+            b'/' if byte(at + 1) == b'/' => {
+                while !matches!(byte(at), b'\n' | 0) {
+                    at += 1;
+                }
+            }
+            white if white.is_ascii_whitespace() => at += 1,
+            // SAFETY: within the text.
+            _ => return begins_with(unsafe { image.add(at) }, b".version "),
         }
     }
-    // SAFETY: after our prefix comes a terminated path.
-    let path = unsafe { CStr::from_ptr(image.add(IMAGE_PREFIX.len()).cast()) };
-    load_path(path, context)
+}
+
+/// `libsim_kernels.so` in the folder where this library really lies: programs find it through symbolic links.
+fn kernels_beside_us() -> Option<CString> {
+    let mut found = MaybeUninit::<libc::Dl_info>::zeroed();
+    // SAFETY: the address is one of this library's, the output a local; zeros are a whole answer.
+    let own = unsafe {
+        libc::dladdr(kernels_beside_us as *const c_void, found.as_mut_ptr());
+        found.assume_init().dli_fname
+    };
+    if own.is_null() {
+        return None;
+    }
+    // SAFETY: not null, see above: the loader's own name of this library, which stays loaded.
+    let own = unsafe { CStr::from_ptr(own) };
+    let own = std::fs::canonicalize(OsStr::from_bytes(own.to_bytes())).ok()?;
+    let kernels = own.with_file_name("libsim_kernels.so");
+    kernels.exists().then(|| CString::new(kernels.into_os_string().into_vec()).ok())?
 }
 
 pub fn unload(handle: Handle) -> Result<(), Code> {

@@ -65,13 +65,15 @@ pub fn start() -> Result<(), Code> {
     if devices == 0 {
         return Err(CUDA_ERROR_NO_DEVICE);
     }
+    let multiprocessors = number_from_environment("WINDLASS_SIM_MULTIPROCESSORS").unwrap_or(16);
+    let multiprocessors = multiprocessors.clamp(1, 1024) as i32;
     let mut failed = false;
     SIMULATOR.get_or_init(|| {
         // SAFETY: both handlers are plain functions of this library, which is never unloaded once it has threads.
         failed = unsafe {
             libc::pthread_atfork(None, None, Some(mark_forked)) != 0 || libc::atexit(report_leaks) != 0
         };
-        Simulator::new(devices, mebibytes << 20)
+        Simulator::new(devices, mebibytes << 20, multiprocessors)
     });
     if failed { Err(CUDA_ERROR_OPERATING_SYSTEM) } else { Ok(()) }
 }
@@ -94,9 +96,10 @@ fn number_from_environment(name: &str) -> Option<usize> {
 }
 
 impl Simulator {
-    fn new(devices: usize, bytes: usize) -> Self {
+    fn new(devices: usize, bytes: usize, multiprocessors: i32) -> Self {
+        let device = |ordinal| Device::new(ordinal as Ordinal, bytes, multiprocessors);
         Simulator {
-            devices: (0..devices).map(|ordinal| Device::new(ordinal as Ordinal, bytes)).collect(),
+            devices: (0..devices).map(device).collect(),
             contexts: Table::new(Reuse::Never),
             streams: Table::new(Reuse::LastFreed),
             events: Table::new(Reuse::Never),

@@ -15,7 +15,6 @@ use std::sync::Arc;
 
 const THREADS_PER_BLOCK_MAX: u32 = 1024;
 const THREADS_PER_MULTIPROCESSOR: i32 = 2048;
-const MULTIPROCESSORS: u64 = 132;
 const SHARED_BYTES_MAX: i32 = 227 << 10;
 const SHARED_BYTES_DEFAULT: i32 = 48 << 10;
 const SHARED_BYTES_PER_MULTIPROCESSOR: usize = 228 << 10;
@@ -333,7 +332,7 @@ exports! {
         let threads = shape.block.iter().product::<u32>() as i32;
         let per_multiprocessor = occupancy(threads, shape.shared_bytes as usize)?;
         let blocks = shape.cluster.iter().product::<u32>().max(1) as i32;
-        count.set(per_multiprocessor * MULTIPROCESSORS as i32 / blocks)
+        count.set(per_multiprocessor * multiprocessors(context::current()?.device)? / blocks)
     }
 }
 
@@ -408,8 +407,8 @@ fn check_shape(function: &Function, shape: &SimLaunch) -> Result<(), Code> {
     if shape.shared_bytes as i32 > attribute_of(function, ATTRIBUTE_DYNAMIC_SHARED_MAX)? {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    let resident = occupancy(threads as i32, shape.shared_bytes as usize)? as u64 * MULTIPROCESSORS;
-    if shape.cooperative != 0 && blocks > resident {
+    let resident = occupancy(threads as i32, shape.shared_bytes as usize)? * multiprocessors(shape.device)?;
+    if shape.cooperative != 0 && blocks > resident as u64 {
         return Err(CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE);
     }
     Ok(())
@@ -472,6 +471,10 @@ fn parameter_info(
     Ok(())
 }
 
+fn multiprocessors(device: i32) -> Result<i32, Code> {
+    Ok(crate::simulator::simulator()?.device(device)?.multiprocessors)
+}
+
 fn occupancy(block_threads: i32, shared_bytes: usize) -> Result<i32, Code> {
     if block_threads <= 0 {
         return Err(CUDA_ERROR_INVALID_VALUE);
@@ -494,5 +497,5 @@ fn potential(
     let threads =
         if limit > 0 { limit.min(THREADS_PER_BLOCK_MAX as i32) } else { THREADS_PER_BLOCK_MAX as i32 };
     block.set(threads)?;
-    grid.set(occupancy(threads, shared_bytes)? * MULTIPROCESSORS as i32)
+    grid.set(occupancy(threads, shared_bytes)? * multiprocessors(context::current()?.device)?)
 }
