@@ -186,38 +186,39 @@ MAIL_DEVICE bool step_bulk_receive(const Group& group, const BulkBlock& block, c
   return true;
 }
 
-// May this mover's part of the next chunk go? The movers of a block go on by themselves, with what credit each has seen, so
-// where the lane moves is decided by the gate: whoever uses the first ring has raised it before, and the first mover closes it.
+// The gate of a lane as one thread of a mover finds it, which is at chunk `count` and has just read `credit`. The movers of a
+// block go on by themselves, with what credit each has seen, so the gate decides where the lane moves: whoever uses the first
+// ring has raised it before, and the first mover closes it. A function of its own: the registers are needed elsewhere.
+MAIL_DEVICE_FUNCTION uint32_t pass_gate(BulkTask* task, uint64_t count, uint64_t credit, uint32_t slots, uint64_t growth_word) {
+  if (count - credit < slots) {
+    // Not beyond this launch: a move that lies ahead of its end would be forgotten.
+    const uint64_t reach = credit + slots - task->base;
+    return raise(&task->gate, reach < task->total ? (uint32_t)reach : task->total);
+  }
+  const uint32_t gate = told(&task->gate);
+  if (!growth_word || gate & gate_closed) return gate;
+  const uint64_t grown = load_word_acquire(growth_word);
+  if (!grown) return gate;
+  task->grown = grown;
+  return set_bits(&task->gate, gate_closed) | gate_closed;
+}
+
+// May this mover's part of the next chunk go?
 MAIL_DEVICE bool has_part_room(const Group& group, const BulkBlock& block, const WindlassMailChannel& channel, uint32_t mover,
                                Job& job, bool look) {
-  const uint64_t slots = group.geometry().bulk_slots;
+  const uint32_t slots = group.geometry().bulk_slots;
   if (job.count - job.seen < slots_at(slots, job.from, job.grown, job.count)) return true;
-  BulkTask& task = block.tasks[job.task];
+  BulkTask* const task = block.tasks + job.task;
   uint64_t credit = 0;
   uint32_t gate = 0;
   if (lane_index() == 0) {
     credit = load_word_acquire(bulk_word(channel.bulk_credit, job.lane));
-    if (job.from == from_none) {
-      if (job.count - credit < slots) {
-        // Not beyond this launch: a move that lies ahead of its end would be forgotten.
-        const uint64_t reach = credit + slots - task.base;
-        gate = raise(&task.gate, reach < task.total ? (uint32_t)reach : task.total);
-      } else {
-        gate = told(&task.gate);
-        if (look && mover == 0 && !(gate & gate_closed)) {
-          const uint64_t grown = load_word_acquire(bulk_growth(channel));
-          if (grown) {
-            task.grown = grown;
-            gate = set_bits(&task.gate, gate_closed) | gate_closed;
-          }
-        }
-      }
-    }
+    if (job.from == from_none) gate = pass_gate(task, job.count, credit, slots, look && mover == 0 ? bulk_growth(channel) : 0);
   }
   job.seen = from_first_lane(credit);
   gate = (uint32_t)from_first_lane(gate);
   sync_warp();
-  if (job.from == from_none) take_gate(task, gate, job);
+  if (job.from == from_none) take_gate(*task, gate, job);
   return job.count - job.seen < slots_at(slots, job.from, job.grown, job.count);
 }
 

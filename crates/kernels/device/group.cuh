@@ -209,31 +209,33 @@ MAIL_DEVICE void run_group(const WindlassMailLaunch& launch) {
                   launch.movers, own_share(launch.bulk_send_lanes), own_share(launch.bulk_receive_lanes)};
   Job* const jobs = reinterpret_cast<Job*>(shared + layout.jobs);
 
-  if (launch.bulk_send_lanes + launch.bulk_receive_lanes == 0) {
-    run_mover(group, block, warp_index(), jobs + warp_index() * launch.jobs_per_warp);
-    return;
-  }
-  for (uint32_t index = thread_index(); index < block.count(); index += thread_count()) begin_bulk_task(group, block, index);
+  const bool bulk = launch.bulk_send_lanes + launch.bulk_receive_lanes != 0;
+  if (bulk) {
+    for (uint32_t index = thread_index(); index < block.count(); index += thread_count()) begin_bulk_task(group, block, index);
 #if MAIL_HAS_BULK_COPIES
-  Barrier* const barriers = reinterpret_cast<Barrier*>(shared + layout.barriers);
-  if (thread_index() == 0) {
-    for (uint32_t stage = 0; stage < launch.stages; ++stage) barrier_make(barriers + stage);
-    barriers_made();
-  }
-#endif
-  // The block's only barrier: everyone sees the tasks, and all bases are read before the poster writes progress.
-  sync_block();
-  if (warp_index() == 0) {
-#if MAIL_HAS_BULK_COPIES
-    if (lane_index() == 0 && launch.stages) {
-      Pusher pusher{group, block, shared + layout.stages, barriers, reinterpret_cast<Order*>(shared + layout.orders)};
-      pusher.run();
+    Barrier* const barriers = reinterpret_cast<Barrier*>(shared + layout.barriers);
+    if (thread_index() == 0) {
+      for (uint32_t stage = 0; stage < launch.stages; ++stage) barrier_make(barriers + stage);
+      barriers_made();
     }
 #endif
-  } else if (warp_index() == 1) {
-    run_poster(group, block);
-  } else {
-    const uint32_t mover = warp_index() - WINDLASS_BULK_SERVICE_WARPS;
-    run_mover(group, block, mover, jobs + mover * launch.jobs_per_warp);
+    // The block's only barrier: everyone sees the tasks, and all bases are read before the poster writes progress.
+    sync_block();
+    if (warp_index() == 0) {
+#if MAIL_HAS_BULK_COPIES
+      if (lane_index() == 0 && launch.stages) {
+        Pusher pusher{group, block, shared + layout.stages, barriers, reinterpret_cast<Order*>(shared + layout.orders)};
+        pusher.run();
+      }
+#endif
+      return;
+    }
+    if (warp_index() == 1) {
+      run_poster(group, block);
+      return;
+    }
   }
+  // Called from one place: it is most of the code.
+  const uint32_t mover = warp_index() - (bulk ? WINDLASS_BULK_SERVICE_WARPS : 0);
+  run_mover(group, block, mover, jobs + mover * launch.jobs_per_warp);
 }
