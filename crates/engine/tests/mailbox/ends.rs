@@ -74,7 +74,8 @@ fn progress() {
     ] {
         let all = ranks[rank].mailbox.progress().unwrap();
         assert_eq!(all.len(), 4);
-        let expected = Progress { peer, direction, units, chunks };
+        let (lines_grown, bulk_grown) = (false, false);
+        let expected = Progress { peer, direction, units, chunks, lines_grown, bulk_grown };
         assert!(all.contains(&expected), "{expected:?} among {all:?}");
     }
     ranks[0].mailbox.abort();
