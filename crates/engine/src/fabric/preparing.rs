@@ -38,7 +38,7 @@ pub(super) struct Prepared {
     pub slice: Slice,
     /// By rank, none for itself.
     pub peers: Vec<Option<PeerSlice>>,
-    pub lives: Vec<Life>,
+    pub lives: Vec<Arc<Life>>,
     pub holds: Arc<Holds>,
     /// None if the rank could not prepare.
     pub mailbox: Option<Mailbox>,
@@ -143,7 +143,7 @@ fn words(error: impl std::fmt::Display) -> String {
 }
 
 /// Names a process among those of this host.
-fn process_number(name: Token) -> u64 {
+pub(super) fn process_number(name: Token) -> u64 {
     let mut bytes = [0; 8];
     bytes.copy_from_slice(&name.0[..8]);
     u64::from_le_bytes(bytes)
@@ -167,6 +167,7 @@ pub(super) fn at_meeting(
         Ok(mailbox) => (Some(mailbox), Ok(())),
         Err(words) => (None, Err(words)),
     };
+    let lives = lives.into_iter().map(Arc::new).collect();
     Ok((Prepared { slice: lent.slice, peers, lives, holds: lent.holds, mailbox }, result))
 }
 
@@ -260,7 +261,7 @@ pub(super) fn in_one_hand(
             None => lent.mailbox(&peers, share).map_err(|words| failed = Some((lent.rank, words))).ok(),
             Some(_) => None,
         };
-        let lives = lives_of(contract, lent.rank);
+        let lives = lives_of(contract, lent.rank).into_iter().map(Arc::new).collect();
         prepared.push(Prepared { lives, slice: lent.slice, peers, holds: lent.holds, mailbox });
     }
     match failed {
