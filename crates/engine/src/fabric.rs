@@ -8,6 +8,7 @@
 
 mod boxes;
 mod closing;
+mod line;
 mod preparing;
 mod wish;
 
@@ -70,9 +71,10 @@ pub struct Fabric {
 
 impl Fabric {
     fn new(contract: Arc<Contract>, rank: u32, word: Word, prepared: Prepared) -> Option<Arc<Fabric>> {
-        let Prepared { slice, peers, lives, holds, mailbox } = prepared;
+        let Prepared { slice, peers, lives, holds, mailbox, line: _, lines } = prepared;
         let closing = Closing::new(&slice, word, lives, holds);
         let mailbox = Some(mailbox?);
+        lines.into_iter().for_each(|line| line.keep(rank));
         Some(Arc::new(Fabric { contract, rank, mailbox, peers, own: Some((slice, closing)) }))
     }
 
@@ -233,14 +235,19 @@ pub fn join(asked: Vec<Asked>) -> Vec<Fate> {
         }
         // Nobody confirms without having prepared.
         (Outcome::Fabric(_), None) => Fate::Failed(Failure::Unreadable),
+        // It comes at any moment: as if it had failed.
+        (Outcome::Plain(Reason::Foreign), prepared) => {
+            prepared.into_iter().for_each(|prepared| prepared.fail());
+            Fate::Plain(Reason::Foreign)
+        }
         (Outcome::Plain(reason), prepared) => {
             // All have spoken: nobody touches what was announced any more.
-            prepared.into_iter().for_each(|prepared| prepared.abandon(Word::nobody()));
+            prepared.into_iter().for_each(|prepared| prepared.abandon());
             Fate::Plain(reason)
         }
         (Outcome::Failed(failure), prepared) => {
-            // Others may still be testing it: only their end says that they are not.
-            prepared.into_iter().for_each(|prepared| prepared.abandon(Word::unheard()));
+            // Others may still be testing it: they let go of their lines when they are not.
+            prepared.into_iter().for_each(|prepared| prepared.fail());
             Fate::Failed(failure)
         }
     };
