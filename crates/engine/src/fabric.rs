@@ -9,6 +9,7 @@
 mod boxes;
 mod closing;
 mod growing;
+mod line;
 mod preparing;
 mod stuck;
 mod watch;
@@ -83,9 +84,10 @@ pub struct Fabric {
 
 impl Fabric {
     fn new(contract: Arc<Contract>, rank: u32, word: Word, prepared: Prepared) -> Option<Arc<Fabric>> {
-        let Prepared { slice, peers, lives, holds, mailbox } = prepared;
+        let Prepared { slice, peers, lives, holds, mailbox, line: _, lines } = prepared;
         let mailbox = Some(mailbox?);
         let closing = Closing::new(&slice, word, lives.clone(), holds.clone());
+        lines.into_iter().for_each(|line| line.keep(rank));
         let fabric = Arc::new(Fabric {
             contract,
             rank,
@@ -96,7 +98,7 @@ impl Fabric {
             holds,
             lives,
             runs: AtomicU64::new(0),
-            failed: AtomicI32::new(ncclSuccess.0 as i32),
+            failed: AtomicI32::new(ncclSuccess.0),
         });
         watch::begin(&fabric);
         Some(fabric)
@@ -135,7 +137,7 @@ impl Fabric {
 
     /// The asynchronous error of what ran here; `ncclSuccess` if there is none.
     pub fn error(&self) -> ncclResult_t {
-        ncclResult_t(self.failed.load(Ordering::Acquire) as _)
+        ncclResult_t(self.failed.load(Ordering::Acquire))
     }
 
     fn has_failed(&self) -> bool {
@@ -143,7 +145,7 @@ impl Fabric {
     }
 
     fn fail(&self, error: ncclResult_t) {
-        self.failed.store(error.0 as i32, Ordering::Release);
+        self.failed.store(error.0, Ordering::Release);
     }
 
     /// Frees the GPU of this rank's kernels at once, and refuses more. Any thread.
@@ -278,14 +280,19 @@ pub fn join(asked: Vec<Asked>) -> Vec<Fate> {
         }
         // Nobody confirms without having prepared.
         (Outcome::Fabric(_), None) => Fate::Failed(Failure::Unreadable),
+        // It comes at any moment: as if it had failed.
+        (Outcome::Plain(Reason::Foreign), prepared) => {
+            prepared.into_iter().for_each(|prepared| prepared.fail());
+            Fate::Plain(Reason::Foreign)
+        }
         (Outcome::Plain(reason), prepared) => {
             // All have spoken: nobody touches what was announced any more.
-            prepared.into_iter().for_each(|prepared| prepared.abandon(Word::nobody()));
+            prepared.into_iter().for_each(|prepared| prepared.abandon());
             Fate::Plain(reason)
         }
         (Outcome::Failed(failure), prepared) => {
-            // Others may still be testing it: only their end says that they are not.
-            prepared.into_iter().for_each(|prepared| prepared.abandon(Word::unheard()));
+            // Others may still be testing it: they let go of their lines when they are not.
+            prepared.into_iter().for_each(|prepared| prepared.fail());
             Fate::Failed(failure)
         }
     };

@@ -11,6 +11,7 @@ use crate::rendezvous::ours::Ours;
 use crate::rendezvous::{self, Membership};
 use crate::{guard, process};
 
+use super::line::Line;
 use super::{boxes, watch};
 
 /// Giving memory back takes milliseconds.
@@ -25,8 +26,8 @@ pub(super) enum Word {
     Here(Arc<AtomicU64>, u32),
     /// All have, as of now.
     Nobody,
-    /// Nothing is heard; only processes that end are seen.
-    Unheard,
+    /// The meeting is over: who touches the slice keeps the line open.
+    Line(Line),
 }
 
 impl Word {
@@ -39,19 +40,16 @@ impl Word {
         Word::Here(closed.clone(), rank)
     }
 
-    pub fn nobody() -> Word {
-        Word::Nobody
-    }
-
-    pub fn unheard() -> Word {
-        Word::Unheard
+    /// After a birth that failed. Without a line nobody came to know the slice.
+    pub fn failed(line: Option<Line>) -> Word {
+        line.map_or(Word::Nobody, Word::Line)
     }
 
     fn close(&self) {
         match self {
             Word::Meeting(membership) => membership.close(),
             Word::Here(closed, rank) => drop(closed.fetch_or(1 << rank, Ordering::Relaxed)),
-            Word::Nobody | Word::Unheard => {}
+            Word::Nobody | Word::Line(_) => {}
         }
     }
 
@@ -60,7 +58,7 @@ impl Word {
             Word::Meeting(membership) => membership.closed(),
             Word::Here(closed, _) => closed.load(Ordering::Relaxed),
             Word::Nobody => u64::MAX,
-            Word::Unheard => 0,
+            Word::Line(line) => line.let_go(),
         }
     }
 }

@@ -78,8 +78,14 @@ impl Watch {
             ending: AtomicBool::new(false),
             thread: Mutex::default(),
         });
-        let round =
-            Round { watch: watch.clone(), desk, asked: BTreeMap::new(), next: 0, busy: Busy::default() };
+        let round = Round {
+            watch: watch.clone(),
+            desk,
+            asked: BTreeMap::new(),
+            next: 0,
+            busy: Busy::default(),
+            dead: BTreeSet::new(),
+        };
         let thread = thread::spawn("windlass-watch", move || round.run())?;
         *watch.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
         Ok(watch)

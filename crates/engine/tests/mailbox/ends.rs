@@ -6,7 +6,6 @@ use windlass_engine::mailbox::{Direction, Mailbox, Parts, Progress, Refusal, Wir
 use windlass_kernels::launch::Geometry;
 
 use crate::communicator::*;
-use crate::support::watch::step;
 use crate::support::*;
 use crate::traffic::*;
 
