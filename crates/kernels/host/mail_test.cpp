@@ -729,12 +729,10 @@ void head_to_head() {
       world.group(r, {parcels[1 - r].receive(1 - r)}, limits_of(o), seed + 2 + r);
     };
     std::thread zero(rank, 0), one(rank, 1);
-    for (bool grown[2] = {}; !grown[0] || !grown[1]; usleep(500))
-      for (uint32_t r = 0; r < 2; ++r)
-        if (!grown[r] && world.has_wish(r, 1 - r, wire.wire)) {
-          world.grow(r, 1 - r, wire.wire, 8 * world.first_slots(wire.wire), 500);
-          grown[r] = true;
-        }
+    // Both first: whoever may go on receives, and the other need not ask any more.
+    for (uint32_t r = 0; r < 2; ++r)
+      while (!world.has_wish(r, 1 - r, wire.wire)) usleep(500);
+    for (uint32_t r = 0; r < 2; ++r) world.grow(r, 1 - r, wire.wire, 8 * world.first_slots(wire.wire), 500);
     zero.join();
     one.join();
     parcels[0].in.check(1, "received");

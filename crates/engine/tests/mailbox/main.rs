@@ -5,6 +5,7 @@ mod support;
 
 mod ends;
 mod graphs;
+mod growing;
 mod messages;
 mod order;
 mod processes;
