@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdarg>
@@ -30,7 +31,9 @@
 constexpr int ranks_max = 8;
 struct Shared {
   std::atomic<int> arrived, generation, failed;
-  cudaIpcMemHandle_t arenas[4][ranks_max];
+  cudaIpcMemHandle_t arenas[8][ranks_max];
+  // Growth of the fourth communicator: [sender][receiver][wire]. Asked by the sender, told by the receiver's host to the sender's.
+  std::atomic<uint32_t> asked[ranks_max][ranks_max][2], told[ranks_max][ranks_max][2];
   char nccl_id[128];
   double values[ranks_max];
   uint64_t counts[ranks_max];
@@ -193,6 +196,13 @@ struct Communicator {
   WindlassMailReport* report;    // device
   char *lists, *lists_on_device;  // for operations that do not fit: pinned, and a copy that the kernel reads
   size_t list_used = 0;
+  char *arena = nullptr, *larger = nullptr;  // rings and words; the rings that these grow to
+  size_t arena_bytes = 0, larger_bytes = 0;
+  struct Grown {
+    uint64_t send[2], receive[2];  // words for the larger rings, by wire
+  };
+  std::vector<Grown> grown;
+  static constexpr uint32_t times_larger = 8;
   static constexpr size_t lists_bytes = 8 << 20;
 
   static size_t up(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
@@ -202,14 +212,22 @@ struct Communicator {
     const size_t line = up((size_t)c.line_lanes * c.line_slots * WINDLASS_UNIT_SLOT_BYTES), bulk = up((size_t)c.bulk_lanes * c.bulk_slots * c.chunk);
     const size_t posted = up(c.bulk_lanes * WINDLASS_BULK_WORD_STRIDE), line_credit = up(c.line_lanes * WINDLASS_LINE_WORD_STRIDE), bulk_credit = posted;
     const size_t progress = up((c.line_lanes + c.bulk_lanes) * WINDLASS_PROGRESS_STRIDE);
-    const size_t pair = line + bulk + posted + line_credit + bulk_credit + 2 * progress;
-    char* arena;
-    CU(cudaMalloc((void**)&arena, pair * ranks));
-    CU(cudaMemset(arena, 0, pair * ranks));
-    CU(cudaDeviceSynchronize());
+    const size_t line_from = up(c.line_lanes * WINDLASS_LINE_FROM_STRIDE);
+    const size_t pair = line + bulk + posted + line_credit + bulk_credit + 2 * progress + line_from;
+    const size_t larger_pair = (line + bulk) * times_larger;
+    arena_bytes = pair * ranks;
+    larger_bytes = larger_pair * ranks;
+    CU(cudaMalloc((void**)&arena, arena_bytes));
+    CU(cudaMalloc((void**)&larger, larger_bytes));
     CU(cudaIpcGetMemHandle(&shared->arenas[slot][rank], arena));
-    barrier();
+    CU(cudaIpcGetMemHandle(&shared->arenas[slot + 4][rank], larger));
+    CU(cudaHostAlloc((void**)&control, 4096, cudaHostAllocMapped));
+    void* device;
+    CU(cudaHostGetDevicePointer(&device, control, 0));
+    control_on_device = reinterpret_cast<uint64_t>(device);
+    renew();
     peers.resize(ranks);
+    grown.resize(ranks);
     for (int peer = 0; peer < ranks; ++peer) {
       if (peer == rank) continue;
       char* theirs;
@@ -234,20 +252,43 @@ struct Communicator {
       receive.bulk_credit = at(theirs, o_bulk_credit);
       receive.line_progress = at(mine, o_progress + progress);
       receive.bulk_progress = at(mine, o_progress + progress + c.line_lanes * 8);
+      send.line_from = at(theirs, o_progress + 2 * progress);
+      receive.line_from = at(mine, o_progress + 2 * progress);
+      send.growth = control_on_device + 1024 + peer * 16;
+      receive.growth = control_on_device + 2048 + peer * 16;
       send.peer = receive.peer = (uint32_t)peer;
       peers[peer] = {send, receive};
+      char* their_larger;
+      CU(cudaIpcOpenMemHandle((void**)&their_larger, shared->arenas[slot + 4][peer], cudaIpcMemLazyEnablePeerAccess));
+      const auto slots = [](uint32_t first) { return (uint64_t)__builtin_ctz(first * times_larger); };
+      char *to = their_larger + larger_pair * rank, *from = larger + larger_pair * peer;
+      grown[peer] = {{at(to, 0) | slots(c.line_slots), at(to, line * times_larger) | slots(c.bulk_slots)},
+                     {at(from, 0) | slots(c.line_slots), at(from, line * times_larger) | slots(c.bulk_slots)}};
     }
-    CU(cudaHostAlloc((void**)&control, 4096, cudaHostAllocMapped));
-    *control = 0;
-    void* device;
-    CU(cudaHostGetDevicePointer(&device, control, 0));
-    control_on_device = reinterpret_cast<uint64_t>(device);
     CU(cudaMalloc((void**)&report, sizeof *report));
     CU(cudaMemset(report, 0, sizeof *report));
     CU(cudaHostAlloc((void**)&lists, lists_bytes, cudaHostAllocDefault));
     CU(cudaMalloc((void**)&lists_on_device, lists_bytes));
     CU(cudaDeviceSynchronize());
     barrier();
+  }
+
+  // As at birth; all ranks together, with nothing in flight.
+  void renew() {
+    CU(cudaDeviceSynchronize());
+    barrier();
+    CU(cudaMemset(arena, 0, arena_bytes));
+    CU(cudaMemset(larger, 0, larger_bytes));
+    CU(cudaDeviceSynchronize());
+    memset(control, 0, 4096);
+    for (int peer = 0; peer < ranks; ++peer)
+      for (int wire = 0; wire < 2; ++wire) shared->asked[rank][peer][wire] = shared->told[rank][peer][wire] = 0;
+    barrier();
+  }
+  bool has_wish(int peer, int wire) { return *(volatile uint8_t*)((char*)control + 128 + wire * WINDLASS_WISHES_PER_WIRE + peer); }
+  void tell_growth(bool receive, int peer, int wire) {
+    uint64_t* const word = (uint64_t*)((char*)control + (receive ? 2048 : 1024) + peer * 16 + wire * 8);
+    __atomic_store_n(word, receive ? grown[peer].receive[wire] : grown[peer].send[wire], __ATOMIC_RELEASE);
   }
 
   void group(const Kernel& kernel, const std::vector<MailCall>& calls, cudaStream_t stream, uint32_t blocks_max = 32, uint64_t bulk_from = 0) {
@@ -264,6 +305,7 @@ struct Communicator {
       _exit(1);
     }
     launch.control = control_on_device;
+    launch.wishes = control_on_device + 128;
     launch.report = reinterpret_cast<uint64_t>(report);
     if (shape.lists_operations) {
       const size_t bytes = operations.size() * sizeof(WindlassMailOperation);
@@ -304,7 +346,7 @@ struct Communicator {
     CU(driver.launch(&config_, kernel.function, parameters, nullptr));
   }
 };
-static Communicator communicators[3];
+static Communicator communicators[4];
 
 static void print_report(Communicator& communicator, const char* name) {
   WindlassMailReport report;
@@ -333,8 +375,8 @@ static void watch() {
     if (c.control) *(volatile uint32_t*)c.control = WINDLASS_CONTROL_ABORT;
   sleep(1);
   fprintf(stderr, "rank %d: stuck after %llu beats\n", rank, (unsigned long long)beats.load());
-  for (int i = 0; i < 3; ++i)
-    if (communicators[i].control) print_report(communicators[i], i == 0 ? "first" : i == 1 ? "second" : "third");
+  for (int i = 0; i < 4; ++i)
+    if (communicators[i].control) print_report(communicators[i], i == 0 ? "first" : i == 1 ? "second" : i == 2 ? "third" : "growing");
   _exit(1);
 }
 
@@ -555,6 +597,108 @@ static void verify_graph(const Kernel& kernel, uint64_t seed) {
   }
   CU(cudaDeviceSynchronize());
   classify("graph");
+}
+
+// This rank's host: grows rings of the fourth communicator while groups run, as the product's hosts would agree. At random
+// times, or where a sender asks.
+struct Growing {
+  std::atomic<bool> ends{false};
+  uint32_t grew = 0;
+  std::thread thread;
+  Growing(uint64_t seed, bool on_wish) {
+    thread = std::thread([this, seed, on_wish] {
+      Communicator& communicator = communicators[3];
+      Random random{seed};
+      std::vector<std::array<bool, 2>> sent(ranks), received(ranks);
+      while (!ends) {
+        usleep((useconds_t)(on_wish ? 50 : random.below(3000)));
+        const int peer = (int)random.below(ranks), wire = (int)random.below(2);
+        if (peer == rank) continue;
+        if (!sent[peer][wire] && (on_wish ? communicator.has_wish(peer, wire) : true)) shared->asked[rank][peer][wire] = 1;
+        if (!received[peer][wire] && shared->asked[peer][rank][wire]) {
+          communicator.tell_growth(true, peer, wire);
+          received[peer][wire] = true;
+          shared->told[peer][rank][wire] = 1;
+        }
+        if (!sent[peer][wire] && shared->told[rank][peer][wire]) {
+          communicator.tell_growth(false, peer, wire);
+          sent[peer][wire] = true;
+          ++grew;
+        }
+      }
+    });
+  }
+  uint32_t end() {
+    ends = true;
+    thread.join();
+    return grew;
+  }
+};
+
+// Random groups while rings grow at random times; again and again on a communicator as at birth.
+static Verdict verify_growing(const Kernel& kernel, double seconds, uint64_t seed, uint64_t& grew) {
+  Random random{seed}, local{seed * 37 + (uint64_t)rank};
+  Verdict verdict;
+  const auto begin = std::chrono::steady_clock::now();
+  uint64_t own = 0;
+  for (;;) {
+    communicators[3].renew();
+    Growing growing(local.next(), false);
+    for (int k = 0; k < 30; ++k) {
+      const auto messages = random_group(random);
+      const uint64_t bulk_choices[] = {0, 300000, 300000, 4 << 20, 1ull << 40};
+      const uint64_t bulk_from = bulk_choices[random.below(5)];
+      if (k % 6 == 5) CU(cudaDeviceSynchronize());
+      const Placed placed = place(messages, 0, streams[0], bulk_from);
+      if (local.below(4) == 0) linger<<<1, 1, 0, streams[0]>>>((long long)local.below(60000));
+      const uint32_t grids[] = {1, 2, 4, 8, 13, 24, 32, 32};
+      communicators[3].group(kernel, placed.calls, streams[0], std::max(grids[local.below(8)], ranks > 4 ? 4u : 1u), bulk_from);
+      check_placed(placed, streams[0]);
+      verdict.operations += placed.calls.size();
+      ++verdict.groups;
+      for (const auto& e : placed.expected) verdict.bytes += e.second.first;
+    }
+    CU(cudaDeviceSynchronize());
+    barrier();
+    own += growing.end();
+    classify("growing");
+    const double now = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    if (greatest(now) > seconds) break;
+  }
+  verdict.operations = sum(verdict.operations);
+  verdict.bytes = sum(verdict.bytes);
+  grew = sum(own);
+  return verdict;
+}
+
+// All ranks send more than the first ring takes, each to the next, and only then receive. Hangs unless rings grow.
+static void verify_head_to_head(const Kernel& kernel) {
+  for (int wire = 0; wire < 2; ++wire)
+    for (int again = 0; again < 2; ++again) {
+      communicators[3].renew();
+      Growing growing((uint64_t)rank + 5, true);
+      const uint64_t bulk_from = wire ? 1 << 20 : 1ull << 40;
+      double first = 0, next = 0;
+      for (int turn = 0; turn < 2; ++turn) {
+        std::vector<Message> messages;
+        for (int r = 0; r < ranks; ++r) messages.push_back({r, (r + 1) % ranks, (6 << 20) + 4099, 0, 0});
+        const Placed placed = place(messages, 0, streams[0], bulk_from);
+        CU(cudaStreamSynchronize(streams[0]));
+        barrier();
+        const auto begin = std::chrono::steady_clock::now();
+        for (uint32_t receive = 0; receive < 2; ++receive)
+          for (const MailCall& call : placed.calls)
+            if (call.receive == receive) communicators[3].group(kernel, {call}, streams[0], 32, bulk_from);
+        CU(cudaStreamSynchronize(streams[0]));
+        (turn ? next : first) = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+        check_placed(placed, streams[0]);
+        CU(cudaDeviceSynchronize());
+        barrier();
+      }
+      const uint64_t grew = sum(growing.end());
+      classify("head to head");
+      say("%s, head to head by %s: %.2f ms while rings grow (%llu grew), then %.2f ms\n", kernel.name, wire ? "chunks" : "lines", greatest(first) * 1e3, (unsigned long long)grew, greatest(next) * 1e3);
+    }
 }
 
 // Nobody sends: the kernel must leave soon after the abort word is set, and say what it waited for.
@@ -874,6 +1018,20 @@ int main(int count, char** arguments) {
   const uint64_t in_graphs = take_bad();
   wrong += in_graphs;
   say("captured group replayed 40 times between eager ones: %llu wrong bytes\n", (unsigned long long)in_graphs);
+  // First rings as small as may be: 1 MiB of lines and 1 MiB of chunks, which grow eightfold.
+  Config small;
+  small.line_slots = small.bulk_slots = 2;
+  communicators[3].make(3, small);
+  for (const Part& part : {Part{"sm_90 cubin", &cubin, 0.5, true}, Part{"compute_80 PTX (ordinary stores)", &older, 0.3, has_older}}) {
+    if (!part.there) continue;
+    uint64_t grew = 0;
+    const Verdict verdict = verify_growing(*part.kernel, seconds * part.share, seed, grew);
+    verify_head_to_head(*part.kernel);
+    const uint64_t now = take_bad();
+    wrong += now;
+    say("%s, growing: %llu operations in %llu groups while %llu rings grew, %.1f GB, %llu wrong bytes\n", part.name, (unsigned long long)verdict.operations, (unsigned long long)verdict.groups,
+        (unsigned long long)grew, verdict.bytes / 1e9, (unsigned long long)now);
+  }
   verify_abort(cubin);
   say("VERDICT: %s\n\n", wrong ? "WRONG" : "right");
 

@@ -165,7 +165,9 @@ struct World {
           const uint64_t own = i * WINDLASS_PROGRESS_STRIDE;
           const uint64_t sent = word(pair.line_progress[0].address + own);
           expect(sent == word(pair.line_progress[1].address + own), "line progress differs");
-          check_rings(pair.line_progress, own, word(pair.line_from.address + i * WINDLASS_LINE_FROM_STRIDE), pair.grown[0]);
+          const uint64_t from = word(pair.line_from.address + i * WINDLASS_LINE_FROM_STRIDE);
+          check_rings(pair.line_progress, own, from, pair.grown[0]);
+          if (from) check_move(pair, i, from - 1, sent);
           expect(sent == word(pair.line_credit.address + i * WINDLASS_LINE_WORD_STRIDE), "line credit is not full at the end");
         }
         for (uint32_t i = 0; i < options.bulk_lanes; ++i) {
@@ -188,6 +190,17 @@ struct World {
     // A receiver of lines that has not waited in vain since does not know yet; nothing has come by that ring.
     expect(receiver == sender || (receiver == 0 && from - 1 == sent), "the receiver does not know where the lane has moved");
     lanes_moved += sender != 0;
+  }
+  // The unit before the move is the last in the first ring, and all after it lie in the other.
+  void check_move(const Directed& pair, uint32_t lane, uint64_t from, uint64_t sent) {
+    const auto tag = [&](uint64_t ring, uint64_t slots, uint64_t unit) {
+      return word(ring + (lane * slots + (unit & (slots - 1))) * WINDLASS_UNIT_SLOT_BYTES + WINDLASS_LINE_BYTES - 8);
+    };
+    const uint64_t slots = 1ull << (pair.told[0] & 63);
+    if (from > options.first_count)
+      expect(tag(pair.line_ring.address, options.line_slots, from - 1) == geometry.first_tag + from - 1, "a lane has moved later than it said");
+    for (uint64_t unit = std::max(from, sent > slots ? sent - slots : 0); unit < sent; ++unit)
+      expect(tag(pair.grown[0].address, slots, unit) == geometry.first_tag + unit, "a lane has moved earlier than it said");
   }
   uint32_t lanes_moved = 0;
 };
@@ -685,6 +698,25 @@ void grow_while_stalled() {
     }
 }
 
+// The sender moved in the middle of a group that the receiver takes as two: its first launch may know of a move that lies
+// beyond its end.
+void grow_and_cut() {
+  for (const Wire& wire : wires) {
+    const Options o = wire.options();
+    World world(o);
+    const Parcel first(1, wire.bytes(o, 3)), second(2, wire.bytes(o, 3)), third(3, wire.bytes(o, 9));
+    std::thread sender([&] { world.group(0, {first.send(1), second.send(1), third.send(1)}, limits_of(o), seed); });
+    while (!world.has_wish(0, 1, wire.wire)) usleep(1000);
+    world.grow(0, 1, wire.wire, 16);
+    sender.join();
+    for (const Parcel* parcel : {&first, &second, &third}) {
+      world.group(1, {parcel->receive(0)}, limits_of(o), seed + parcel->id);
+      parcel->in.check(parcel->id, "received");
+    }
+    world.check_words();
+  }
+}
+
 // A ring that has grown before anything was sent: lines move when they first lack room, chunks at once.
 void grow_before_use() {
   for (const Wire& wire : wires) {
@@ -729,12 +761,10 @@ void head_to_head() {
       world.group(r, {parcels[1 - r].receive(1 - r)}, limits_of(o), seed + 2 + r);
     };
     std::thread zero(rank, 0), one(rank, 1);
-    for (bool grown[2] = {}; !grown[0] || !grown[1]; usleep(500))
-      for (uint32_t r = 0; r < 2; ++r)
-        if (!grown[r] && world.has_wish(r, 1 - r, wire.wire)) {
-          world.grow(r, 1 - r, wire.wire, 8 * world.first_slots(wire.wire), 500);
-          grown[r] = true;
-        }
+    // Both first: whoever may go on receives, and the other need not ask any more.
+    for (uint32_t r = 0; r < 2; ++r)
+      while (!world.has_wish(r, 1 - r, wire.wire)) usleep(500);
+    for (uint32_t r = 0; r < 2; ++r) world.grow(r, 1 - r, wire.wire, 8 * world.first_slots(wire.wire), 500);
     zero.join();
     one.join();
     parcels[0].in.check(1, "received");
@@ -881,6 +911,7 @@ const struct {
     {"abort", [] { abort_in_the_middle(true); }},
     {"abort_ordinary", [] { abort_in_the_middle(false); }},
     {"grow_stalled", grow_while_stalled},
+    {"grow_and_cut", grow_and_cut},
     {"grow_before_use", grow_before_use},
     {"grow_one_side", grow_one_side_first},
     {"grow_head_to_head", head_to_head},

@@ -6,18 +6,6 @@ use crate::communicator::*;
 use crate::support::*;
 use crate::traffic::*;
 
-/// Captures `body` on a stream and makes it runnable; the graph itself is destroyed at once.
-fn captured(stream: &AppStream, body: impl FnOnce()) -> usize {
-    // Ranks are threads here: what one does must not break another's capture.
-    const THREAD_LOCAL: u32 = 1;
-    ok(cuStreamBeginCapture_v2(stream.0, THREAD_LOCAL));
-    body();
-    let graph = made(|out| cuStreamEndCapture(stream.0, out));
-    let executable = made(|out| cuGraphInstantiateWithFlags(out, graph, 0));
-    ok(cuGraphDestroy(graph));
-    executable
-}
-
 /// Graphs and eager groups by turns on two streams, many times without waiting on the host in between.
 #[test]
 fn interleaved_with_eager() {

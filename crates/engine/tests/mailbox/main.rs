@@ -9,6 +9,7 @@ mod traffic;
 
 mod ends;
 mod graphs;
+mod growing;
 mod messages;
 mod order;
 mod processes;

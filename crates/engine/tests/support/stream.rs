@@ -86,3 +86,15 @@ pub unsafe extern "C" fn wait_at_gate(data: *mut c_void) {
     let _ = reach.send(());
     let _ = opened.recv();
 }
+
+/// Captures `body` on a stream and makes it runnable; the graph itself is destroyed at once.
+pub fn captured(stream: &AppStream, body: impl FnOnce()) -> usize {
+    // Ranks are threads here: what one does must not break another's capture.
+    const THREAD_LOCAL: u32 = 1;
+    ok(cuStreamBeginCapture_v2(stream.0, THREAD_LOCAL));
+    body();
+    let graph = made(|out| cuStreamEndCapture(stream.0, out));
+    let executable = made(|out| cuGraphInstantiateWithFlags(out, graph, 0));
+    ok(cuGraphDestroy(graph));
+    executable
+}
