@@ -1,5 +1,5 @@
 # The C programs and how each is run.
-add_library(harness STATIC support/harness.c support/reference.c support/collective.c)
+add_library(harness STATIC support/harness.c support/reference.c support/collective.c support/messages.c)
 target_include_directories(harness PUBLIC "${NCCL_INCLUDE_DIR}")
 target_include_directories(harness SYSTEM PUBLIC "${STUBS}/include")
 find_package(Threads REQUIRED)
@@ -59,7 +59,7 @@ function(add_differential program machine seconds)
 endfunction()
 
 set(PROGRAMS strings arguments collectives sendrecv groups lifecycle threads nonblocking premulsum registration graphs
-             forked random_calls births)
+             forked random_calls births patterns)
 foreach(program IN LISTS PROGRAMS)
   add_executable(${program} programs/${program}.c)
   target_link_libraries(${program} PRIVATE harness)

@@ -56,6 +56,7 @@ def environment(options):
     kept["LD_LIBRARY_PATH"] = ":".join(folders + before)
     kept["CTESTS_NCCL"] = str(first / "libnccl.so.2")
     kept["CTESTS_CALLS"] = str(options.out / "calls.txt")
+    kept["CTESTS_MACHINE"] = "gpu" if options.gpu else "sim"
     if options.gpu:
         kept["NCCL_NVLS_ENABLE"] = "0"  # NVLink multicast is never asked for on the machines we test on
     else:
