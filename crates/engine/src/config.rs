@@ -350,6 +350,7 @@ mod tests {
             ("WINDLASS_MEETINGS_MAX", "7"),
             ("WINDLASS_NCCL", "/x"),
             ("WINDLASS_ARENA_MAX", "96m"),
+            ("NCCL_MAX_CTAS", "12"),
         ]);
         assert!(complaints.is_empty(), "{complaints:?}");
         let expected = Config {
@@ -362,7 +363,7 @@ mod tests {
             fabric: Switch::On,
             meetings_max: 7,
             arena_bytes_max: 96 << 20,
-            nccl: Nccl { comm_id: Switch::On, blocking: Switch::Off, peer_access: Switch::Off },
+            nccl: Nccl { comm_id: Switch::On, blocking: Switch::Off, peer_access: Switch::Off, ctas_max: 12 },
         };
         assert_eq!(config, expected);
     }

@@ -188,22 +188,17 @@ impl Mailbox {
             let kit = self.kit()?;
             let home = self.supply.home();
             let _entered = home.enter()?;
-            let lane = self.lane(stream)?;
+            let lane = Lane::of(home.driver, stream)?;
             self.hold_in(&mut work.held, lane)?;
             Ok(work.order.before(home.driver, kit, lane)?)
         };
         order().map_err(Refusal::told)
     }
 
-    fn lane(&self, stream: StreamHandle) -> Result<Lane, Failure> {
-        let driver = self.supply.home().driver;
-        Ok(Lane { stream, id: driver.stream_id(stream)?, capture: driver.capture_of(stream)? })
-    }
-
     /// A capture that uses the mailbox keeps what that needs, as long as its graph lives.
     fn hold_in(&self, held: &mut Option<u64>, lane: Lane) -> Result<(), Failure> {
         let driver = self.supply.home().driver;
-        if let Some(capture) = lane.capture
+        if let Some(capture) = lane.capture()
             && *held != Some(capture.id)
         {
             (self.hold)(driver, capture)?;
@@ -245,7 +240,7 @@ impl Mailbox {
         let driver = home.driver;
         let kit = self.kit()?;
         let _entered = home.enter()?;
-        let lane = self.lane(stream)?;
+        let lane = Lane::of(home.driver, stream)?;
         self.hold_in(&mut work.held, lane)?;
         for other in others {
             kit.joined.record(*other, Inside)?;
@@ -264,7 +259,7 @@ impl Mailbox {
         if let Some(run) = list {
             kit.host.copy_list(run.offset(), &work.listed, self.list, stream)?;
             work.launch.operation_list = self.list;
-            if lane.capture.is_none() {
+            if lane.capture().is_none() {
                 kit.copied[work.next_copy].record(stream, Inside)?;
                 work.next_copy = (work.next_copy + 1) % EAGER_LISTS;
             }
@@ -307,7 +302,7 @@ impl Mailbox {
         next: usize,
     ) -> Result<Run, Refusal> {
         let no_room = || Refusal::NoRoom { operations, most: layout::LISTED_MAX };
-        if let Some(capture) = lane.capture {
+        if let Some(capture) = lane.capture() {
             let run = kit.room.take(operations).ok_or_else(no_room)?;
             // Given back when the graph is gone, also if this fails.
             let held = Held { lent: self.lent.clone(), list: Some(run) };

@@ -3,7 +3,7 @@
 //! Each operation records the communicator's event right after itself in its own stream; nothing is recorded later on a
 //! stream that has gone on with other communicators' work. The next operation waits for it if the stream's *id* differs.
 //! In a capture the first operation waits by a node that reaches outside the graph, each records by one, and among
-//! themselves operations of one capture are ordered by an event of that capture. After a first capture every operation
+//! themselves operations of one capture are ordered by an event of that capture, whatever their streams. After a first capture every operation
 //! waits: a graph may have run on any stream since.
 
 use crate::gpu::stream::{Capture, Ordering};
@@ -18,36 +18,54 @@ pub(super) struct Order {
     /// A capture has taken operations: the event may be recorded by graphs.
     shared_with_graphs: bool,
     /// Captures that were seen last, by turns, each with its own event of the kit.
-    captures: [Option<Inside>; CAPTURES],
+    captures: [Option<u64>; CAPTURES],
     next: usize,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Inside {
-    capture: u64,
-    stream: u64,
 }
 
 /// Where an operation runs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Lane {
     pub stream: StreamHandle,
-    /// What tells it from others.
-    pub id: u64,
-    pub capture: Option<Capture>,
+    pub place: Place,
+}
+
+/// Into the stream itself, or into a capture that it is part of.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Place {
+    /// With the stream's id, which tells it from others.
+    Eager(u64),
+    Captured(Capture),
+}
+
+impl Lane {
+    /// The capture is asked for first: the driver refuses to tell the id of a stream that is part of one.
+    pub fn of(driver: &Driver, stream: StreamHandle) -> Result<Lane, Failure> {
+        let place = match driver.capture_of(stream)? {
+            Some(capture) => Place::Captured(capture),
+            None => Place::Eager(driver.stream_id(stream)?),
+        };
+        Ok(Lane { stream, place })
+    }
+
+    pub fn capture(&self) -> Option<Capture> {
+        match self.place {
+            Place::Captured(capture) => Some(capture),
+            Place::Eager(_) => None,
+        }
+    }
 }
 
 impl Order {
     /// Lets the operation that comes now in `lane` run after all before it.
     pub fn before(&self, driver: &Driver, kit: &Kit, lane: Lane) -> Result<(), Failure> {
-        match lane.capture {
-            None if self.shared_with_graphs || self.last.is_some_and(|last| last != lane.id) => {
+        match lane.place {
+            Place::Eager(id) if self.shared_with_graphs || self.last.is_some_and(|last| last != id) => {
                 driver.wait(lane.stream, &kit.done, Ordering::Inside)
             }
-            None => Ok(()),
-            Some(capture) => match self.find(capture) {
-                Some((_, inside)) if inside.stream == lane.id => Ok(()),
-                Some((index, _)) => driver.wait(lane.stream, &kit.captured[index], Ordering::Inside),
+            Place::Eager(_) => Ok(()),
+            // Also on the same stream, where it adds nothing: which stream it was cannot be asked.
+            Place::Captured(capture) => match self.find(capture) {
+                Some(index) => driver.wait(lane.stream, &kit.captured[index], Ordering::Inside),
                 None => driver.wait(lane.stream, &kit.done, Ordering::External),
             },
         }
@@ -55,15 +73,18 @@ impl Order {
 
     /// The operation was issued in `lane`.
     pub fn after(&mut self, kit: &Kit, lane: Lane) -> Result<(), Failure> {
-        let Some(capture) = lane.capture else {
-            kit.done.record(lane.stream, Ordering::Inside)?;
-            self.last = Some(lane.id);
-            return Ok(());
+        let capture = match lane.place {
+            Place::Captured(capture) => capture,
+            Place::Eager(id) => {
+                kit.done.record(lane.stream, Ordering::Inside)?;
+                self.last = Some(id);
+                return Ok(());
+            }
         };
         self.shared_with_graphs = true;
         kit.done.record(lane.stream, Ordering::External)?;
         let index = match self.find(capture) {
-            Some((index, _)) => index,
+            Some(index) => index,
             None => {
                 let index = self.next;
                 self.next = (index + 1) % CAPTURES;
@@ -71,14 +92,12 @@ impl Order {
             }
         };
         kit.captured[index].record(lane.stream, Ordering::Inside)?;
-        self.captures[index] = Some(Inside { capture: capture.id, stream: lane.id });
+        self.captures[index] = Some(capture.id);
         Ok(())
     }
 
-    fn find(&self, capture: Capture) -> Option<(usize, Inside)> {
-        let mut known = self.captures.iter().enumerate();
-        known.find_map(|(index, inside)| {
-            inside.filter(|inside| inside.capture == capture.id).map(|inside| (index, inside))
-        })
+    /// Which of the kit's events belongs to this capture.
+    fn find(&self, capture: Capture) -> Option<usize> {
+        self.captures.iter().position(|known| *known == Some(capture.id))
     }
 }

@@ -97,12 +97,20 @@ impl Stream {
         }
     }
 
-    /// Calls about progress are never permitted on a capturing stream, whatever the mode.
-    fn refuse_capturing(&self) -> Result<(), Code> {
-        if let Some(capturing) = &*lock(&self.capturing) {
-            capturing.capture.invalidate();
-            return Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    /// Some calls are never permitted on a capturing stream, whatever the mode: those about progress, and the question
+    /// for its id (seen on driver 580; whether that one breaks the capture too is not known, so here it does).
+    pub fn refuse_member(&self) -> Result<(), Code> {
+        match &*lock(&self.capturing) {
+            Some(capturing) => {
+                capturing.capture.invalidate();
+                Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
+            }
+            None => Ok(()),
         }
+    }
+
+    fn refuse_capturing(&self) -> Result<(), Code> {
+        self.refuse_member()?;
         if self.role == Role::Legacy {
             capture::refuse_legacy(&self.context)?;
         }

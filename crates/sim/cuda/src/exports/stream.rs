@@ -77,7 +77,9 @@ exports! {
     }
 
     fn cuStreamGetId / cuStreamGetId_ptsz(handle: Handle, id: Out<u64>) {
-        id.set(stream::find(handle)?.id)
+        let stream = stream::find(handle)?;
+        stream.refuse_member()?;
+        id.set(stream.id)
     }
 
     fn cuStreamGetDevice / cuStreamGetDevice_ptsz(handle: Handle, device: Out<i32>) {
@@ -105,10 +107,7 @@ exports! {
         if flags != 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        if let Some(capturing) = &*lock(&stream.capturing) {
-            capturing.capture.invalidate();
-            return Err(crate::code::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-        }
+        stream.refuse_member()?;
         let data = data as usize;
         stream.submit(move || {
             crate::guard::forbidding_calls(|| callback(handle, 0, data as *mut c_void));

@@ -164,6 +164,32 @@ fn mistakes_in_a_capture_have_their_own_codes() {
 }
 
 #[test]
+fn a_member_does_not_tell_its_id_in_any_mode() {
+    start();
+    let (main, side) = (stream(), stream());
+    let fork = event();
+    let (mut graph, mut id) = (0, 0);
+    for mode in [GLOBAL, THREAD_LOCAL, RELAXED] {
+        ok(cuStreamBeginCapture_v2(main, mode));
+        assert_eq!(cuStreamGetId(main, &mut id), UNSUPPORTED);
+        assert_eq!(cuStreamEndCapture(main, &mut graph), INVALIDATED);
+    }
+    // Nor does one that was taken in later; others do.
+    ok(cuStreamBeginCapture_v2(main, GLOBAL));
+    ok(cuStreamGetId(side, &mut id));
+    ok(cuEventRecord(fork, main));
+    ok(cuStreamWaitEvent(side, fork, 0));
+    let mut mode = RELAXED;
+    ok(cuThreadExchangeStreamCaptureMode(&mut mode));
+    assert_eq!(cuStreamGetId(side, &mut id), UNSUPPORTED);
+    ok(cuThreadExchangeStreamCaptureMode(&mut mode));
+    assert_eq!(cuStreamEndCapture(main, &mut graph), INVALIDATED);
+    ok(cuStreamGetId(side, &mut id));
+    ok(cuEventDestroy_v2(fork));
+    [main, side].into_iter().for_each(|stream| ok(cuStreamDestroy_v2(stream)));
+}
+
+#[test]
 fn external_events_reach_across_launches() {
     start();
     let (main, other) = (stream(), stream());
