@@ -194,3 +194,12 @@ void exchange_whole(struct rank* self, ncclComm_t communicator, const struct par
   exchange_verify(&exchange, self);
   exchange_release(&exchange);
 }
+
+void acquaint(struct rank* self, ncclComm_t communicator, int own) {
+  const struct parcel parcels[2] = {{.from = 0, .to = 1, .bytes = 64, .type = ncclUint8, .key = 1},
+                                    {.from = 1, .to = 0, .bytes = 64, .type = ncclUint8, .key = 2}};
+  struct rank place = *self;
+  place.rank = own;
+  exchange_whole(&place, communicator, parcels, 2);
+  self->digest = place.digest;
+}

@@ -55,5 +55,8 @@ void exchange_untouched(const struct exchange* exchange);
 void exchange_release(struct exchange* exchange);
 /* All of it, in one group on the rank's stream. */
 void exchange_whole(struct rank* self, ncclComm_t communicator, const struct parcel* parcels, int count);
+/* Lets both directions of a communicator of two ranks carry something, so that NCCL's connections, which else may wait for
+ * the peer, are made; `own` is the rank in it. */
+void acquaint(struct rank* self, ncclComm_t communicator, int own);
 
 #endif

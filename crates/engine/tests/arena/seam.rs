@@ -35,7 +35,7 @@ fn facts() {
     assert!(driver.version().unwrap() >= 12_000);
     let facts = driver.device_facts(1).unwrap();
     assert_eq!((facts.uuid, facts.pci.as_str()), (*b"windlass-sim-gp\x01", "0000:02:00.0"));
-    assert_eq!((facts.capability, facts.multiprocessors, facts.memory_domains), (90, 16, 4));
+    assert_eq!((facts.capability, facts.multiprocessors, facts.memory_domains), (90, 32, 4));
     assert!(facts.virtual_memory && facts.posix_handles && !facts.fabric_handles);
     assert_eq!(
         driver.reach(0, 1).unwrap(),
