@@ -84,7 +84,7 @@ function(add_differential program machine seconds)
 endfunction()
 
 set(PROGRAMS strings arguments collectives sendrecv groups lifecycle threads nonblocking premulsum registration graphs
-             forked random_calls births patterns pairs absorbed graphs_p2p)
+             forked random_calls births patterns pairs absorbed graphs_p2p random_p2p)
 foreach(program IN LISTS PROGRAMS)
   add_executable(${program} programs/${program}.c)
   target_link_libraries(${program} PRIVATE harness)
@@ -116,7 +116,7 @@ if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
 endif()
 
 # Sends and receives of one fabric: on mailboxes. What `absorbed` holds waits for rings that grow.
-set(MESSAGING sendrecv patterns pairs graphs_p2p)
+set(MESSAGING sendrecv patterns pairs graphs_p2p random_p2p)
 if(WINDLASS_LIBRARY_DIR)
   foreach(program IN LISTS MESSAGING)
     if(SIM_DIR)
