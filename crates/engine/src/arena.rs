@@ -3,7 +3,7 @@
 //!
 //! A slice's life: [`Arena::lend`] places and zeroes it; once it [holds zeros](Slice::wait_zeroed) it is
 //! [announced](Slice::announce) to the other ranks, which [map](PeerArena::map) its chunk and find the slice at the same
-//! offset of their mapping. Dropping it closes it here; events tell when the others have; [`settle`], on the background
+//! offset of their mapping; ranks of the same process [reach] it where it lies. Dropping it closes it here; events tell when the others have; [`settle`], on the background
 //! thread, then takes it back, unmaps what is empty and lets go of arenas and peers that nobody uses.
 //!
 //! Growth, mapping and unmapping are virtual memory calls alone, and zeroing runs on a stream of ours that waits for no
@@ -18,6 +18,8 @@ pub mod holds;
 pub mod slice;
 
 pub mod peer;
+
+pub mod near;
 
 pub mod place;
 
@@ -35,6 +37,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use counters::Counters;
 pub use holds::Holds;
+pub use near::reach;
 pub use peer::{Peer, PeerArena, PeerSlice};
 pub use place::{Announcement, Place};
 pub use quarantine::{Event, LeaseId, Member, Process};

@@ -54,13 +54,6 @@ pub struct Held {
     pub stream: StreamHandle,
 }
 
-impl Held {
-    /// The same once more.
-    pub fn again(&self) -> Held {
-        Held { fabric: self.fabric.clone(), ..*self }
-    }
-}
-
 /// What waits for the end of a group.
 #[derive(Debug)]
 pub enum Awaited {
@@ -104,17 +97,14 @@ pub fn wait_for(what: Awaited) {
     }
 }
 
-/// This send or receive runs at the end of the open group. If this thread is ending, gives it back.
-pub fn hold(what: Held) -> Result<(), Held> {
-    let mut what = Some(what);
-    let held = ENDED.try_with(|ended| ended.borrow_mut().held.extend(what.take()));
-    match (held, what) {
-        (Err(_), Some(what)) => Err(what),
-        _ => {
-            one_more();
-            Ok(())
-        }
+/// This send or receive runs at the end of the open group. False: this thread is ending and holds nothing any more.
+#[must_use]
+pub fn hold(what: Held) -> bool {
+    let held = ENDED.try_with(|ended| ended.borrow_mut().held.push(what)).is_ok();
+    if held {
+        one_more();
     }
+    held
 }
 
 /// The room of a list that has been run is used again.

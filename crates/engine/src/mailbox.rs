@@ -45,6 +45,7 @@ pub use supply::{Grant, Supply};
 /// A send or a receive of a group; the peer is a rank of the communicator, also this one.
 pub use windlass_kernels::arrange::{Call as Operation, Direction};
 
+use crate::gpu::capture::Relaxed;
 use crate::gpu::graph::Released;
 use crate::gpu::module::{Shape, Start};
 use crate::gpu::stream::{Capture, Ordering::Inside};
@@ -185,9 +186,12 @@ impl Mailbox {
     pub fn order(&self, stream: StreamHandle) -> Result<(), Refusal> {
         let order = || -> Result<(), Refusal> {
             let work = &mut *self.lock();
+            if work.order.is_all_on(stream) {
+                return Ok(());
+            }
             let kit = self.kit()?;
             let home = self.supply.home();
-            let _entered = home.enter()?;
+            let _current = home.be_current()?;
             let lane = Lane::of(home.driver, stream)?;
             self.hold_in(&mut work.held, lane)?;
             Ok(work.order.before(home.driver, kit, lane)?)
@@ -239,7 +243,9 @@ impl Mailbox {
         let home = self.supply.home();
         let driver = home.driver;
         let kit = self.kit()?;
-        let _entered = home.enter()?;
+        let _current = home.be_current()?;
+        // Lists are waited for by asking events, which may break others' captures.
+        let _relaxed = if shape.lists_operations { Some(Relaxed::enter(driver)?) } else { None };
         let lane = Lane::of(home.driver, stream)?;
         self.hold_in(&mut work.held, lane)?;
         for other in others {

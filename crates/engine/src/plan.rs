@@ -16,7 +16,11 @@ pub enum Standing {
 #[inline]
 pub fn plan(call: &Shared, standing: Standing) -> Path {
     match (call.function, standing) {
-        (Function::Send | Function::Recv, Standing::Fabric) => Path::Mailbox,
+        // Collectives that NCCL makes of sends and receives too. With a configuration they stay NCCL's.
+        (
+            Function::Send | Function::Recv | Function::AlltoAll | Function::Gather | Function::Scatter,
+            Standing::Fabric,
+        ) => Path::Mailbox,
         _ => Path::Forward,
     }
 }
@@ -26,11 +30,12 @@ mod tests {
     use super::*;
     use nccl_sys::ncclFloat32;
 
-    /// Sends and receives of any size stay within a fabric; all else is NCCL's.
+    /// Sends and receives of any size, and what is made of them, stay within a fabric; all else is NCCL's.
     #[test]
     fn sends_and_receives_stay_in_the_fabric() {
         for function in Function::ALL {
-            let point_to_point = matches!(function, Function::Send | Function::Recv);
+            use Function::{AlltoAll, Gather, Recv, Scatter, Send};
+            let point_to_point = matches!(function, Send | Recv | AlltoAll | Gather | Scatter);
             for count in [0, 1, usize::MAX] {
                 let call = Shared { function, count, datatype: ncclFloat32, operation: None, root: None };
                 let expected = if point_to_point { Path::Mailbox } else { Path::Forward };

@@ -1,6 +1,6 @@
 //! Another process's arena, mapped here: once, whatever the number of communicators and of our devices.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex};
 
@@ -43,7 +43,6 @@ struct Mapped {
 struct Chunk {
     mapping: Mapping,
     offset: u64,
-    devices: BTreeSet<Ordinal>,
 }
 
 #[derive(Debug, Default)]
@@ -59,15 +58,22 @@ impl Uses {
     }
 }
 
-/// A peer's slice in our mapping. Dropping it closes it, without a driver call: only when no kernel of ours can touch it
-/// any more, except from graphs, which `holds` counts.
+/// A peer's slice as our devices reach it. Dropping it closes it, without a driver call: only when no kernel of ours can
+/// touch it any more, except from graphs, which `holds` counts.
 #[derive(Debug)]
 pub struct PeerSlice {
+    address: Address,
+    bytes: u64,
+    /// None for a slice of this process, which is reached where it lies.
+    _mapped: Option<Use>,
+}
+
+/// A use of a chunk of our mapping.
+#[derive(Debug)]
+struct Use {
     arena: Arc<PeerArena>,
     chunk: Serial,
     holds: Arc<Holds>,
-    address: Address,
-    bytes: u64,
 }
 
 impl PeerArena {
@@ -112,13 +118,8 @@ impl PeerArena {
         }
         let base = made?;
         lock(&self.uses).entry(place.chunk).or_default().open += 1;
-        Ok(PeerSlice {
-            arena: self.clone(),
-            chunk: place.chunk,
-            holds: holds.clone(),
-            address: base + place.offset,
-            bytes: place.bytes,
-        })
+        let mapped = Use { arena: self.clone(), chunk: place.chunk, holds: holds.clone() };
+        Ok(PeerSlice { address: base + place.offset, bytes: place.bytes, _mapped: Some(mapped) })
     }
 
     /// Gives the address that offset 0 has here.
@@ -139,14 +140,11 @@ impl PeerArena {
                 Arc::new(Reservation::new(self.driver, place.span_bytes, granularity(self.driver, device)?)?)
             }
         };
-        if let Some(chunk) = mapped.chunks.get_mut(&place.chunk) {
+        if let Some(chunk) = mapped.chunks.get(&place.chunk) {
             if (chunk.offset, chunk.mapping.physical().bytes) != (place.chunk_offset, place.chunk_bytes) {
                 return strange("the chunk lay elsewhere before");
             }
-            if !chunk.devices.contains(&device) {
-                chunk.mapping.allow(device)?;
-                chunk.devices.insert(device);
-            }
+            chunk.mapping.allow(device)?;
             return Ok(reservation.base);
         }
         // The peer uses these addresses again: what was mapped there before is over for it, so it must be for us.
@@ -160,8 +158,7 @@ impl PeerArena {
         }
         let physical = Physical::import(self.driver, descriptor, place.chunk_bytes)?;
         let mapping = Mapping::new(&reservation, place.chunk_offset, physical, device)?;
-        let chunk = Chunk { mapping, offset: place.chunk_offset, devices: BTreeSet::from([device]) };
-        mapped.chunks.insert(place.chunk, chunk);
+        mapped.chunks.insert(place.chunk, Chunk { mapping, offset: place.chunk_offset });
         mapped.reservation = Some(reservation.clone());
         Ok(reservation.base)
     }
@@ -201,6 +198,11 @@ impl PeerArena {
 }
 
 impl PeerSlice {
+    /// One of this process. Its owner's quarantine keeps it there until this rank has closed.
+    pub(super) fn here(address: Address, bytes: u64) -> PeerSlice {
+        PeerSlice { address, bytes, _mapped: None }
+    }
+
     /// Where it begins, for the devices that it was mapped for.
     pub fn address(&self) -> Address {
         self.address
@@ -212,7 +214,7 @@ impl PeerSlice {
     }
 }
 
-impl Drop for PeerSlice {
+impl Drop for Use {
     fn drop(&mut self) {
         if self.arena.driver.is_in_forked_child() {
             return;

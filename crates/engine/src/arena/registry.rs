@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use crate::arena::counters::{Counters, PeerCounters};
 use crate::arena::peer::{Peer, PeerArena};
 use crate::arena::refusal::Refusal;
+use crate::arena::space::Serial;
 use crate::arena::{Arena, lock};
 use crate::config::config;
 use crate::gpu::{self, Ordinal};
@@ -28,6 +29,15 @@ pub(super) fn arena(device: Ordinal) -> Result<Arc<Arena>, Refusal> {
     let arena = Arena::open(driver, device, config().arena_bytes_max)?;
     arenas.insert(device, arena.clone());
     Ok(arena)
+}
+
+/// The arena of this process that has a chunk of this number.
+pub(super) fn arena_with(chunk: Serial) -> Option<Arc<Arena>> {
+    if !are_ours() {
+        return None;
+    }
+    let arenas: Vec<_> = lock(&ARENAS).values().cloned().collect();
+    arenas.into_iter().find(|arena| arena.has_chunk(chunk))
 }
 
 pub(super) fn peer(peer: Peer) -> Result<Arc<PeerArena>, Refusal> {

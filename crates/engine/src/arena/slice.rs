@@ -8,7 +8,8 @@ use crate::arena::quarantine::{Event, LeaseId, Member};
 use crate::arena::refusal::Refusal;
 use crate::arena::space::Placement;
 use crate::arena::{Arena, lock};
-use crate::gpu::{Address, Ordinal};
+use crate::gpu::memory::Mapping;
+use crate::gpu::{Address, Failure, Ordinal};
 
 /// How often a wait for zeros looks: zeroing runs at a terabyte a second.
 const LOOK_EVERY: Duration = Duration::from_micros(50);
@@ -70,32 +71,46 @@ impl Slice {
     }
 
     /// From now on these ranks may touch it: it goes back only after each has closed or died. Gives what they need to
-    /// map it; members of this process need [`allow`](Self::allow) instead. Refused before it holds zeros. May be called
-    /// again for further members.
+    /// map it; members of this process need only the place, see [`announce_here`](Self::announce_here). Refused before it
+    /// holds zeros. May be called again for further members.
     pub fn announce(&self, members: &[Member]) -> Result<Announcement, Refusal> {
-        self.announce_now(members).map_err(Refusal::told)
+        self.announce_with(members, |mapping, place| {
+            Ok(Announcement { place, descriptor: mapping.physical().export()? })
+        })
     }
 
-    fn announce_now(&self, members: &[Member]) -> Result<Announcement, Refusal> {
-        self.arena.refuse_child()?;
-        let _entered = self.arena.home.enter()?;
-        self.arena.observe_zeroing(Some(self.lease))?;
-        let chunks = lock(&self.arena.chunks);
-        // A chunk with a lease in it is mapped.
-        let mapping = chunks.get(&self.placement.chunk).ok_or(Refusal::Gone)?;
-        let descriptor = mapping.physical().export()?;
-        if !lock(&self.arena.book).quarantine.announce(self.lease, members) {
-            return Err(Refusal::NotZeroed { bytes: self.bytes(), waited_ms: 0 });
-        }
-        let place = Place {
-            span_bytes: self.arena.reservation.bytes,
-            chunk: self.placement.chunk,
-            chunk_offset: mapping.address - self.arena.reservation.base,
-            chunk_bytes: mapping.physical().bytes,
-            offset: self.placement.offset,
-            bytes: self.placement.bytes,
+    /// The same for members that are all in this process: they [reach](super::reach) it where it lies.
+    pub fn announce_here(&self, members: &[Member]) -> Result<Place, Refusal> {
+        self.announce_with(members, |_, place| Ok(place))
+    }
+
+    fn announce_with<T>(
+        &self,
+        members: &[Member],
+        give: impl FnOnce(&Mapping, Place) -> Result<T, Failure>,
+    ) -> Result<T, Refusal> {
+        let announced = || {
+            self.arena.refuse_child()?;
+            let _entered = self.arena.home.enter()?;
+            self.arena.observe_zeroing(Some(self.lease))?;
+            let chunks = lock(&self.arena.chunks);
+            // A chunk with a lease in it is mapped.
+            let mapping = chunks.get(&self.placement.chunk).ok_or(Refusal::Gone)?;
+            let place = Place {
+                span_bytes: self.arena.reservation.bytes,
+                chunk: self.placement.chunk,
+                chunk_offset: mapping.address - self.arena.reservation.base,
+                chunk_bytes: mapping.physical().bytes,
+                offset: self.placement.offset,
+                bytes: self.placement.bytes,
+            };
+            let given = give(mapping, place)?;
+            if !lock(&self.arena.book).quarantine.announce(self.lease, members) {
+                return Err(Refusal::NotZeroed { bytes: self.bytes(), waited_ms: 0 });
+            }
+            Ok(given)
         };
-        Ok(Announcement { place, descriptor })
+        announced().map_err(Refusal::told)
     }
 
     /// Lets another device of this process read and write it, at the same address. It holds for the whole chunk, until

@@ -10,12 +10,14 @@
 //! our stream, which it orders after its own work. That looks at handles of streams: what NCCL runs from a graph, or
 //! ran on a stream that was destroyed and whose handle is in use again, is not seen.
 
+use std::ffi::c_int;
 use std::sync::Arc;
 
-use nccl_sys::{ncclResult_t, ncclSuccess};
+use nccl_sys::{ncclComm_t, ncclInternalError, ncclResult_t, ncclSuccess};
 
 use crate::call::{Call, Function};
 use crate::communicator::{self, Communicator};
+use crate::contract::RANKS_MAX;
 use crate::error::refuse;
 use crate::fabric::Fabric;
 use crate::forward::known;
@@ -34,54 +36,43 @@ pub fn before_forward(call: &Call, communicator: &Communicator) {
     }
 }
 
-/// The fabric that serves this send or receive; none if NCCL is to refuse it, or if another thread has just ended the
-/// communicator.
+/// The fabric that serves this call; none if NCCL is to refuse it, or if another thread has just ended the communicator.
 pub fn serves(call: &Call, communicator: &Communicator) -> Option<Arc<Fabric>> {
     let fabric = communicator.fabric()?;
-    let ranks = fabric.contract().members.len();
-    let good_peer = call.local.peer.is_some_and(|peer| (0..ranks as i32).contains(&peer));
-    (good_peer && operation(call).is_some()).then_some(fabric)
+    Messages::of(call, &fabric).is_some().then_some(fabric)
 }
 
-/// Runs a send or receive, or holds it till its group ends.
+/// Runs a call, or holds it till its group ends.
 pub fn take(call: &Call, fabric: &Arc<Fabric>) -> ncclResult_t {
-    let Some(operation) = operation(call) else {
-        return refuse(nccl_sys::ncclInternalError, format_args!("a message without bytes or peer"));
+    let Some(messages) = Messages::of(call, fabric) else {
+        return refuse(ncclInternalError, format_args!("a message without bytes or peer"));
     };
-    let held = Held {
-        communicator: call.local.communicator,
-        fabric: fabric.clone(),
-        operation,
-        stream: stream_of(call),
-    };
+    let (communicator, stream) = (call.local.communicator, stream_of(call));
     if group::is_open() {
-        match group::hold(held) {
-            Ok(()) => ncclSuccess,
-            Err(held) => run(&[held]),
+        let hold = |operation: &Operation| {
+            group::hold(Held { communicator, fabric: fabric.clone(), operation: *operation, stream })
+        };
+        if messages.all().iter().all(hold) {
+            return ncclSuccess;
         }
-    } else {
-        run(&[held])
+        return refuse(ncclInternalError, format_args!("a group of a thread that is ending"));
     }
+    run(communicator, fabric, messages.all(), stream, &[])
 }
 
 /// Runs what a group held. The first that fails is the answer; the others run all the same, as their peers wait.
 pub fn run_held(held: &[Held]) -> ncclResult_t {
     let Some(first) = held.first() else { return ncclSuccess };
-    if held.iter().all(|one| Arc::ptr_eq(&one.fabric, &first.fabric)) {
-        return run(held);
-    }
-    let mut fabrics: Vec<&Arc<Fabric>> = Vec::new();
+    let mut fabrics: Vec<&Held> = vec![first];
     for one in held {
-        if !fabrics.iter().any(|fabric| Arc::ptr_eq(fabric, &one.fabric)) {
-            fabrics.push(&one.fabric);
+        if !fabrics.iter().any(|known| Arc::ptr_eq(&known.fabric, &one.fabric)) {
+            fabrics.push(one);
         }
     }
-    fabrics.sort_by_key(|fabric| (fabric.contract().birth, fabric.rank()));
+    fabrics.sort_by_key(|one| (one.fabric.contract().birth, one.fabric.rank()));
     let mut answer = ncclSuccess;
-    for fabric in fabrics {
-        let own: Vec<Held> =
-            held.iter().filter(|one| Arc::ptr_eq(fabric, &one.fabric)).map(Held::again).collect();
-        let result = run(&own);
+    for first in fabrics {
+        let result = run_of(first, held.iter().filter(|one| Arc::ptr_eq(&one.fabric, &first.fabric)));
         if answer == ncclSuccess {
             answer = result;
         }
@@ -89,44 +80,93 @@ pub fn run_held(held: &[Held]) -> ncclResult_t {
     answer
 }
 
-/// Runs one communicator's part.
-fn run(held: &[Held]) -> ncclResult_t {
-    let Some(first) = held.first() else { return ncclSuccess };
-    let (fabric, stream) = (&first.fabric, first.stream);
-    if let Some(communicator) = communicator::find(first.communicator) {
+/// One communicator's part.
+fn run_of<'a>(first: &Held, own: impl Iterator<Item = &'a Held>) -> ncclResult_t {
+    let mut others: Vec<StreamHandle> = Vec::new();
+    let mut operations: Vec<Operation> = Vec::new();
+    for one in own {
+        operations.push(one.operation);
+        if one.stream != first.stream && !others.contains(&one.stream) {
+            others.push(one.stream);
+        }
+    }
+    run(first.communicator, &first.fabric, &operations, first.stream, &others)
+}
+
+fn run(
+    handle: ncclComm_t,
+    fabric: &Arc<Fabric>,
+    operations: &[Operation],
+    stream: StreamHandle,
+    others: &[StreamHandle],
+) -> ncclResult_t {
+    if let Some(communicator) = communicator::find(handle) {
         communicator.runs_messages();
         if communicator.has_forwarded_elsewhere(stream.0)
             && let Some([from, to]) = fabric.scratch()
         {
-            let result = known::order(first.communicator, fabric.rank(), from, to, stream);
+            let result = known::order(handle, fabric.rank(), from, to, stream);
             if result != ncclSuccess {
                 return refuse(result, format_args!("NCCL did not order its work before ours"));
             }
         }
     }
-    if held.len() == 1 {
-        return fabric.run(&[first.operation], stream, &[]);
-    }
-    let operations: Vec<Operation> = held.iter().map(|one| one.operation).collect();
-    let mut others: Vec<StreamHandle> = Vec::new();
-    for one in held {
-        if one.stream != stream && !others.contains(&one.stream) {
-            others.push(one.stream);
-        }
-    }
-    fabric.run(&operations, stream, &others)
+    fabric.run(operations, stream, others)
 }
 
-/// What is to be moved, if the type is one and the bytes can be counted.
-fn operation(call: &Call) -> Option<Operation> {
-    let (address, direction) = match call.shared.function {
-        Function::Send => (call.local.send as u64, Direction::Send),
-        Function::Recv => (call.local.receive as u64, Direction::Receive),
-        _ => return None,
-    };
-    let bytes = (call.shared.count as u64).checked_mul(call.shared.datatype.size_bytes()? as u64)?;
-    Some(Operation { address, bytes, peer: u32::try_from(call.local.peer?).ok()?, direction })
+/// The sends and receives of a call, in NCCL's order.
+struct Messages {
+    operations: [Operation; 2 * RANKS_MAX],
+    count: usize,
 }
+
+impl Messages {
+    /// None if an argument is such that NCCL refuses it.
+    fn of(call: &Call, fabric: &Fabric) -> Option<Messages> {
+        let (shared, local) = (&call.shared, &call.local);
+        let ranks = fabric.contract().members.len() as u32;
+        let bytes = (shared.count as u64).checked_mul(shared.datatype.size_bytes()? as u64)?;
+        let send = |place: u32, peer| (local.send as u64, place, peer, Direction::Send);
+        let receive = |place: u32, peer| (local.receive as u64, place, peer, Direction::Receive);
+        let known = |rank: Option<c_int>| u32::try_from(rank?).ok().filter(|rank| *rank < ranks);
+        let mut messages = Messages { operations: [NOTHING; 2 * RANKS_MAX], count: 0 };
+        let mut add = |(base, place, peer, direction): (u64, u32, u32, Direction)| {
+            let address = base.wrapping_add(u64::from(place).wrapping_mul(bytes));
+            messages.operations[messages.count] = Operation { address, bytes, peer, direction };
+            messages.count += 1;
+        };
+        match shared.function {
+            Function::Send => add(send(0, known(local.peer)?)),
+            Function::Recv => add(receive(0, known(local.peer)?)),
+            Function::AlltoAll => (0..ranks).for_each(|peer| {
+                add(send(peer, peer));
+                add(receive(peer, peer));
+            }),
+            Function::Gather => {
+                let root = known(shared.root)?;
+                add(send(0, root));
+                if root == fabric.rank() {
+                    (0..ranks).for_each(|peer| add(receive(peer, peer)));
+                }
+            }
+            Function::Scatter => {
+                let root = known(shared.root)?;
+                if root == fabric.rank() {
+                    (0..ranks).for_each(|peer| add(send(peer, peer)));
+                }
+                add(receive(0, root));
+            }
+            _ => return None,
+        }
+        Some(messages)
+    }
+
+    fn all(&self) -> &[Operation] {
+        &self.operations[..self.count]
+    }
+}
+
+const NOTHING: Operation = Operation { address: 0, bytes: 0, peer: 0, direction: Direction::Send };
 
 fn stream_of(call: &Call) -> StreamHandle {
     StreamHandle(call.local.stream as usize)

@@ -1,5 +1,5 @@
 //! Between the contract and the confirmation: a slice of our own for the others, theirs for us, a load and a store
-//! through every mapping.
+//! through every mapping. Ranks of one process reach each other's where they lie: that takes no descriptor.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
-use crate::arena::{Announcement, Arena, Holds, Member, Peer, PeerArena, PeerSlice, Place, Slice};
+use crate::arena::{self, Arena, Holds, Member, Peer, PeerArena, PeerSlice, Place, Slice};
 use crate::contract::{Contract, RANKS_MAX, Token};
 use crate::mailbox::{Layout, Mailbox};
 use crate::rendezvous::Preparation;
@@ -77,20 +77,33 @@ impl<'a> Lent<'a> {
         Ok(lent)
     }
 
-    fn announce(&self) -> Result<Announcement, String> {
+    /// The other ranks, to whom the slice is announced.
+    fn others(&self) -> Vec<Member> {
         let others = self.contract.members.iter().filter(|member| member.rank != self.rank);
-        let members: Vec<Member> = others
-            .map(|member| Member { rank: member.rank, process: process_number(member.process) })
-            .collect();
-        self.slice.announce(&members).map_err(words)
+        others.map(|member| Member { rank: member.rank, process: process_number(member.process) }).collect()
     }
 
-    /// Maps a peer's slice, finds its word there and leaves ours beside it.
+    /// Whether a rank lives in this process, too.
+    fn is_near(&self, rank: u32) -> bool {
+        let process = |rank: u32| self.contract.members.get(rank as usize).map(|member| member.process);
+        process(rank) == process(self.rank)
+    }
+
+    /// Maps the slice of a peer in another process.
     fn map(&self, rank: u32, place: Place, memory: BorrowedFd<'_>) -> Result<PeerSlice, String> {
         let member = self.contract.members.get(rank as usize).ok_or("no such rank")?;
         let peer = Peer { process: process_number(member.process), device_uuid: member.device.uuid };
         let arena = PeerArena::of(peer).map_err(words)?;
-        let slice = arena.map(place, memory, self.arena, &self.holds).map_err(words)?;
+        self.tested(rank, arena.map(place, memory, self.arena, &self.holds).map_err(words)?)
+    }
+
+    /// Reaches the slice of a peer in this process.
+    fn reach(&self, rank: u32, place: Place) -> Result<PeerSlice, String> {
+        self.tested(rank, arena::reach(place, self.arena).map_err(words)?)
+    }
+
+    /// Finds a peer's word in its slice and leaves ours beside it.
+    fn tested(&self, rank: u32, slice: PeerSlice) -> Result<PeerSlice, String> {
         if slice.bytes() != self.slice.bytes() {
             return Err(format!(
                 "rank {rank} lends {} bytes, expected {}",
@@ -163,27 +176,50 @@ fn exchange(
     peers: &mut [Option<PeerSlice>],
     lives: &mut [Life],
 ) -> Result<(), String> {
-    let announcement = lent.announce()?;
-    // Ours: a child that is forked meanwhile keeps none of it.
-    let memory = Ours::new(announcement.descriptor).map_err(words)?;
-    let this = pidfd_open(getpid(), PidfdFlags::empty()).and_then(Ours::new).map_err(words)?;
-    let descriptors = [this.as_fd(), memory.as_fd()];
-    let mut payload = lent.rank.to_le_bytes().to_vec();
-    payload.extend(announcement.place.to_wire());
+    let others = lent.others();
     let doors = preparation.peers();
-    let sendings: Vec<Sending<'_>> =
-        doors.iter().map(|to| Sending { to: *to, payload: &payload, descriptors: &descriptors }).collect();
+    // A door is one process's.
+    let is_near = |door: &Token| {
+        let mut there = lent.contract.members.iter().filter(|member| member.door == *door);
+        there.any(|member| lent.is_near(member.rank))
+    };
+    // Ours: a child that is forked meanwhile keeps none of it.
+    let (place, far) = match doors.iter().all(is_near) {
+        true => (lent.slice.announce_here(&others).map_err(words)?, None),
+        false => {
+            let announcement = lent.slice.announce(&others).map_err(words)?;
+            let memory = Ours::new(announcement.descriptor).map_err(words)?;
+            let this = pidfd_open(getpid(), PidfdFlags::empty()).and_then(Ours::new).map_err(words)?;
+            (announcement.place, Some([this, memory]))
+        }
+    };
+    let descriptors: Vec<BorrowedFd<'_>> = far.iter().flatten().map(AsFd::as_fd).collect();
+    let mut payload = lent.rank.to_le_bytes().to_vec();
+    payload.extend(place.to_wire());
+    let sending = |to: &Token| {
+        let descriptors: &[BorrowedFd<'_>] = if is_near(to) { &[] } else { &descriptors };
+        Sending { to: *to, payload: &payload, descriptors }
+    };
+    let sendings: Vec<Sending<'_>> = doors.iter().map(sending).collect();
     let parcels = preparation.door.exchange(preparation.token, &sendings, preparation.stop).map_err(words)?;
     for (door, parcel) in doors.iter().zip(parcels) {
-        let (rank, place, ends, memory) = read(parcel).ok_or("a peer sent what cannot be read")?;
+        let (rank, place, descriptors) = read(parcel).ok_or("a peer sent what cannot be read")?;
         let member = lent.contract.members.get(rank as usize);
         if rank == lent.rank || member.is_none_or(|member| member.door != *door) {
             return Err("a peer spoke for another rank".into());
         }
-        if let Some(life) = lives.iter_mut().find(|life| life.rank == rank) {
-            life.ends = Some(ends);
-        }
-        peers[rank as usize] = Some(lent.map(rank, place, memory.as_fd())?);
+        let mut descriptors = descriptors.into_iter();
+        let slice = match (lent.is_near(rank), descriptors.next(), descriptors.next()) {
+            (true, ..) => lent.reach(rank, place)?,
+            (false, Some(ends), Some(memory)) => {
+                if let Some(life) = lives.iter_mut().find(|life| life.rank == rank) {
+                    life.ends = Some(ends);
+                }
+                lent.map(rank, place, memory.as_fd())?
+            }
+            (false, ..) => return Err("a peer sent too few descriptors".into()),
+        };
+        peers[rank as usize] = Some(slice);
     }
     let missing = peers.iter().zip(0..).find(|(peer, rank)| peer.is_none() && *rank != lent.rank);
     missing.map_or(Ok(()), |(_, rank)| Err(format!("nothing came from rank {rank}")))
@@ -197,12 +233,12 @@ fn lives_of(contract: &Contract, own: u32) -> Vec<Life> {
         .collect()
 }
 
-fn read(parcel: Parcel) -> Option<(u32, Place, Ours, Ours)> {
+/// The rank, where its slice lies, and what came with it: from another process its pidfd and the slice's memory.
+fn read(parcel: Parcel) -> Option<(u32, Place, Vec<Ours>)> {
     let (rank, place) = parcel.payload.split_first_chunk::<4>()?;
     let place = Place::from_wire(place.try_into().ok()?);
-    let mut descriptors = parcel.descriptors.into_iter();
-    let (life, memory) = (Ours::new(descriptors.next()?).ok()?, Ours::new(descriptors.next()?).ok()?);
-    Some((u32::from_le_bytes(*rank), place, life, memory))
+    let descriptors = parcel.descriptors.into_iter().map(|descriptor| Ours::new(descriptor).ok());
+    Some((u32::from_le_bytes(*rank), place, descriptors.collect::<Option<_>>()?))
 }
 
 /// Prepares all ranks of a contract, which are all here; on failure says whose, and why.
@@ -217,7 +253,7 @@ pub(super) fn in_one_hand(
     }
     let mut peers: Vec<Vec<Option<PeerSlice>>> =
         lent.iter().map(|_| lent.iter().map(|_| None).collect()).collect();
-    let mut failed = map_all(&lent, &mut peers).err();
+    let mut failed = reach_all(&lent, &mut peers).err();
     let mut prepared = Vec::new();
     for ((lent, peers), share) in lent.into_iter().zip(peers).zip(shares) {
         let mailbox = match &failed {
@@ -236,13 +272,13 @@ pub(super) fn in_one_hand(
     }
 }
 
-fn map_all(lent: &[Lent<'_>], peers: &mut [Vec<Option<PeerSlice>>]) -> Result<(), (u32, String)> {
+fn reach_all(lent: &[Lent<'_>], peers: &mut [Vec<Option<PeerSlice>>]) -> Result<(), (u32, String)> {
     for owner in lent {
-        let announcement = owner.announce().map_err(|words| (owner.rank, words))?;
+        let place = owner.slice.announce_here(&owner.others());
+        let place = place.map_err(|refusal| (owner.rank, words(refusal)))?;
         for other in lent.iter().filter(|other| other.rank != owner.rank) {
-            let slice = other.map(owner.rank, announcement.place, announcement.descriptor.as_fd());
-            peers[other.rank as usize][owner.rank as usize] =
-                Some(slice.map_err(|words| (other.rank, words))?);
+            let slice = other.reach(owner.rank, place).map_err(|words| (other.rank, words))?;
+            peers[other.rank as usize][owner.rank as usize] = Some(slice);
         }
     }
     Ok(())

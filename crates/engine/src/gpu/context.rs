@@ -29,8 +29,15 @@ enum Kind {
 /// Our context is current on this thread and its capture mode relaxed; both come back after.
 #[derive(Debug)]
 pub struct Entered<'home> {
-    home: &'home Home,
+    _current: Current<'home>,
     _relaxed: Relaxed,
+}
+
+/// Our context is current on this thread; what was current comes back after.
+#[derive(Debug)]
+pub struct Current<'home> {
+    /// Set if that was another.
+    pushed_by: Option<&'home Home>,
 }
 
 impl Home {
@@ -56,10 +63,22 @@ impl Home {
     /// Makes the context current and the capture mode relaxed.
     pub fn enter(&self) -> Result<Entered<'_>, Failure> {
         let relaxed = Relaxed::enter(self.driver)?;
+        Ok(Entered { _current: self.be_current()?, _relaxed: relaxed })
+    }
+
+    /// Makes the context current: enough for calls that may be part of a capture, and for what cannot break one.
+    pub fn be_current(&self) -> Result<Current<'_>, Failure> {
+        let mut current = 0;
+        // SAFETY: the output is a local.
+        let code = unsafe { (self.driver.calls.cuCtxGetCurrent)(&mut current) };
+        self.driver.check("cuCtxGetCurrent", code, String::new)?;
+        if current == self.context {
+            return Ok(Current { pushed_by: None });
+        }
         // SAFETY: the context is alive: retained, or promised by `of`.
         let code = unsafe { (self.driver.calls.cuCtxPushCurrent_v2)(self.context) };
         self.driver.check("cuCtxPushCurrent_v2", code, || format!("device {}", self.device))?;
-        Ok(Entered { home: self, _relaxed: relaxed })
+        Ok(Current { pushed_by: Some(self) })
     }
 }
 
@@ -100,11 +119,12 @@ impl Drop for Home {
     }
 }
 
-impl Drop for Entered<'_> {
+impl Drop for Current<'_> {
     fn drop(&mut self) {
+        let Some(home) = self.pushed_by else { return };
         let mut popped = 0;
-        // SAFETY: takes off what `enter` pushed; guards nest, so it is on top.
-        let code = unsafe { (self.home.driver.calls.cuCtxPopCurrent_v2)(&mut popped) };
-        self.home.driver.note("cuCtxPopCurrent_v2", code, || format!("device {}", self.home.device));
+        // SAFETY: takes off what `be_current` pushed; guards nest, so it is on top.
+        let code = unsafe { (home.driver.calls.cuCtxPopCurrent_v2)(&mut popped) };
+        home.driver.note("cuCtxPopCurrent_v2", code, || format!("device {}", home.device));
     }
 }

@@ -4,6 +4,7 @@
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::gpu::Address;
 use crate::gpu::device::Ordinal;
@@ -194,6 +195,8 @@ pub struct Mapping {
     reservation: Arc<Reservation>,
     /// First address.
     pub address: Address,
+    /// The first 64 devices that may access it, one bit each: asking again takes the driver as long as the first time.
+    allowed: AtomicU64,
 }
 
 impl Mapping {
@@ -210,13 +213,18 @@ impl Mapping {
         let code = unsafe { (driver.calls.cuMemMap)(address, bytes as usize, 0, physical.handle, 0) };
         driver.check("cuMemMap", code, || format!("address {address:#x}, bytes {bytes}"))?;
         // From here on dropping unmaps.
-        let mapping = Mapping { physical, reservation: reservation.clone(), address };
+        let mapping =
+            Mapping { physical, reservation: reservation.clone(), address, allowed: AtomicU64::new(0) };
         mapping.allow(device)?;
         Ok(mapping)
     }
 
     /// Lets another device of this process read and write it too.
     pub fn allow(&self, device: Ordinal) -> Result<(), Failure> {
+        let bit = 1_u64.checked_shl(device as u32).unwrap_or(0);
+        if self.allowed.load(Ordering::Relaxed) & bit != 0 {
+            return Ok(());
+        }
         let driver = self.reservation.driver;
         let access = AccessDescription { location: Location { kind: DEVICE, id: device }, flags: READ_WRITE };
         let bytes = self.physical.bytes;
@@ -224,7 +232,9 @@ impl Mapping {
         let code = unsafe { (driver.calls.cuMemSetAccess)(self.address, bytes as usize, &access, 1) };
         driver.check("cuMemSetAccess", code, || {
             format!("address {:#x}, bytes {bytes}, device {device}", self.address)
-        })
+        })?;
+        self.allowed.fetch_or(bit, Ordering::Relaxed);
+        Ok(())
     }
 
     /// The memory behind it.

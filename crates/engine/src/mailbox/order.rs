@@ -15,6 +15,7 @@ use crate::mailbox::supply::{CAPTURES, Kit};
 pub(super) struct Order {
     /// The stream of the last eager operation.
     last: Option<u64>,
+    last_handle: Option<StreamHandle>,
     /// A capture has taken operations: the event may be recorded by graphs.
     shared_with_graphs: bool,
     /// Captures that were seen last, by turns, each with its own event of the kit.
@@ -56,6 +57,14 @@ impl Lane {
 }
 
 impl Order {
+    /// Whether all operations so far were eager ones on the stream with this handle. A stream that was destroyed and another
+    /// with its handle are not told apart: enough where only NCCL's own order is kept up, not for our rings.
+    pub fn is_all_on(&self, stream: StreamHandle) -> bool {
+        /// `cudaStreamPerThread`: every thread's is another.
+        const PER_THREAD: usize = 2;
+        !self.shared_with_graphs && self.last_handle == Some(stream) && stream.0 != PER_THREAD
+    }
+
     /// Lets the operation that comes now in `lane` run after all before it.
     pub fn before(&self, driver: &Driver, kit: &Kit, lane: Lane) -> Result<(), Failure> {
         match lane.place {
@@ -78,6 +87,7 @@ impl Order {
             Place::Eager(id) => {
                 kit.done.record(lane.stream, Ordering::Inside)?;
                 self.last = Some(id);
+                self.last_handle = Some(lane.stream);
                 return Ok(());
             }
         };

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use windlass_engine::arena::{Announcement, Event, Holds, Member, PeerArena};
 
+use crate::application::*;
 use crate::support::*;
 
 const THERE: [Member; 1] = [Member { rank: 1, process: 9 }];
@@ -14,10 +15,10 @@ const THERE: [Member; 1] = [Member { rank: 1, process: 9 }];
 #[test]
 fn everything_works_beside_a_capture() {
     let application = Application::on(0);
-    let stream = application.stream();
+    let stream = AppStream::new();
     let target = application.arena(64 * MIB);
     let target = lend(&target, MIB);
-    let graph = stream.capture(|| {
+    let graph = capture(&stream, || {
         ok(cuMemsetD32Async(target.address(), 7, 1, stream.0));
         let arena = application.arena(64 * MIB);
         let peer = PeerArena::new(application.driver);
@@ -38,7 +39,7 @@ fn everything_works_beside_a_capture() {
     // The test can fail: without the guard this breaks the capture.
     ok(cuStreamBeginCapture_v2(stream.0, 0));
     let mut none = 0;
-    assert_eq!(cuStreamQuery(application.stream().0), 900);
+    assert_eq!(cuStreamQuery(AppStream::new().0), 900);
     assert_eq!(cuStreamEndCapture(stream.0, &mut none), 901);
     let arena = target.arena().clone();
     drop(target);
@@ -50,24 +51,24 @@ fn everything_works_beside_a_capture() {
 #[test]
 fn graphs_hold_slices() {
     let application = Application::on(0);
-    let (stream, other) = (application.stream(), application.stream());
+    let (stream, other) = (AppStream::new(), AppStream::new());
     let arena = application.arena(64 * MIB);
     let peer = PeerArena::new(application.driver);
     let holds = Holds::new();
     let slice = arena.lend(MIB, &holds).unwrap();
-    slice.wait_zeroed(SOON).unwrap();
+    slice.wait_zeroed(soon()).unwrap();
     let Announcement { place, descriptor } = slice.announce(&THERE).unwrap();
     let mapped = peer.map(place, descriptor.as_fd(), &arena, &holds).unwrap();
     drop(descriptor);
     assert_eq!(application.driver.capture_of(stream.handle()).unwrap(), None);
-    let graph = stream.capture(|| {
+    let graph = capture(&stream, || {
         let capture = application.driver.capture_of(stream.handle()).unwrap().unwrap();
         // Every operation of a capture asks; the first one counts.
         for _ in 0..3 {
             holds.hold(application.driver, capture).unwrap();
         }
     });
-    let second = other.capture(|| {
+    let second = capture(&other, || {
         let capture = application.driver.capture_of(other.handle()).unwrap().unwrap();
         holds.hold(application.driver, capture).unwrap();
     });
@@ -95,7 +96,7 @@ fn graphs_hold_slices() {
 #[test]
 fn failed_captures_let_go() {
     let application = Application::on(0);
-    let stream = application.stream();
+    let stream = AppStream::new();
     let holds = Holds::new();
     ok(cuStreamBeginCapture_v2(stream.0, 0));
     let capture = application.driver.capture_of(stream.handle()).unwrap().unwrap();

@@ -3,6 +3,7 @@
 use windlass_engine::arena::Arena;
 use windlass_engine::gpu::Driver;
 
+use crate::application::*;
 use crate::support::*;
 
 fn current(driver: &Driver) -> usize {
@@ -32,25 +33,26 @@ fn the_current_context_comes_back() {
 #[test]
 fn a_context_of_the_applications_own() {
     let driver = start();
-    let context = made(|out| cuCtxCreate_v2(out, 0, 2));
+    let context = made(|out| cuCtxCreate_v2(out, 0, 0));
     let is_active = |device| {
         let (mut flags, mut active) = (0, 0);
         // SAFETY: the outputs are locals.
         ok(unsafe { (driver.calls.cuDevicePrimaryCtxGetState)(device, &mut flags, &mut active) }.0);
         active != 0
     };
-    let arena = Arena::open(driver, 2, 16 * MIB).unwrap();
+    assert!(!is_active(0) && !is_active(1), "nobody has used them");
+    let arena = Arena::open(driver, 0, 16 * MIB).unwrap();
     drop(lend(&arena, MIB));
     arena.settle().unwrap();
-    assert!(!is_active(2));
+    assert!(!is_active(0));
     drop(arena);
     assert_eq!(current(driver), context);
     // Of another device there is none current: the primary one it is.
-    let arena = Arena::open(driver, 3, 16 * MIB).unwrap();
+    let arena = Arena::open(driver, 1, 16 * MIB).unwrap();
     drop(lend(&arena, MIB));
     arena.settle().unwrap();
-    assert!(is_active(3));
+    assert!(is_active(1));
     drop(arena);
-    assert!(!is_active(3), "given back");
+    assert!(!is_active(1), "given back");
     ok(cuCtxDestroy_v2(context));
 }

@@ -6,6 +6,7 @@ use std::time::Instant;
 use windlass_engine::arena::{Announcement, Event, Holds, Member, PeerArena};
 use windlass_engine::gpu::module::{MemoryDomain, Module, Shape, Start};
 
+use crate::application::*;
 use crate::support::*;
 
 /// Spins until a word is not zero.
@@ -35,7 +36,7 @@ fn beside_a_spinning_kernel() {
     let driver = application.driver;
     let arena = application.arena(1 << 30);
     let word = lend(&arena, 1);
-    let stream = application.blocking_stream();
+    let stream = AppStream::blocking();
     // SAFETY: whole, terminated PTX.
     let module = unsafe { Module::load(driver, SPIN) }.unwrap();
     let function = module.function(c"ncclSpin", 0).unwrap();
@@ -58,7 +59,7 @@ fn beside_a_spinning_kernel() {
     };
     let slice = arena.lend(64 * MIB, &Holds::new()).unwrap();
     tell("lend 64 MiB (grows)");
-    slice.wait_zeroed(SOON).unwrap();
+    slice.wait_zeroed(soon()).unwrap();
     tell("zeroed");
     let Announcement { place, descriptor } = slice.announce(&[Member { rank: 1, process: 9 }]).unwrap();
     tell("announce");

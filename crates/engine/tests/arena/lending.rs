@@ -1,12 +1,13 @@
 //! Slices: lent, zeroed, refused at the limit, taken back.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, Sender};
 use std::time::Duration;
 
 use windlass_engine::arena::{Event, Holds, Member, Refusal};
 use windlass_engine::gpu::failure::Code;
+use windlass_engine::gpu::stream;
 
+use crate::application::*;
 use crate::support::*;
 
 /// Random sizes on real memory: every slice is aligned, holds zeros whatever lay there before, overlaps no other, and
@@ -26,7 +27,7 @@ fn random_sizes() {
                 let bytes = 1 + next(&mut state) % (1 << (12 + next(&mut state) % 12));
                 match arena.lend(bytes, &Holds::new()) {
                     Ok(slice) => {
-                        slice.wait_zeroed(SOON).unwrap();
+                        slice.wait_zeroed(soon()).unwrap();
                         assert!(slice.bytes() >= bytes && slice.address().is_multiple_of(64 << 10));
                         assert!(holds(&slice, 0), "step {step}: not zeros");
                         fill(&slice, step as u8 | 1);
@@ -56,16 +57,20 @@ fn random_sizes() {
 
 /// The driver's fill, behind work that does not end until it is told.
 mod slow_fill {
+    use std::ffi::c_void;
+    use std::sync::atomic::AtomicPtr;
+
     use super::*;
 
-    pub static GATES: AtomicUsize = AtomicUsize::new(0);
+    /// What the next fill waits behind.
+    pub static GATE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
     pub unsafe extern "C" fn fill(at: u64, value: u8, bytes: usize, stream: usize) -> Code {
         let driver = start();
-        let gate = GATES.swap(0, Ordering::AcqRel) as *mut (Sender<()>, Receiver<()>);
+        let gate = GATE.swap(std::ptr::null_mut(), Ordering::AcqRel);
         if !gate.is_null() {
-            // SAFETY: leaked for this one call.
-            unsafe { (driver.calls.cuLaunchHostFunc)(stream, wait_at_gate, gate.cast()) };
+            // SAFETY: of `Gate::closed`, for this one call.
+            unsafe { (driver.calls.cuLaunchHostFunc)(stream, wait_at_gate, gate) };
         }
         // SAFETY: passed on.
         unsafe { (driver.calls.cuMemsetD8Async)(at, value, bytes, stream) }
@@ -76,32 +81,31 @@ mod slow_fill {
 /// can be dropped. What is dropped unzeroed goes back only after its zeroing.
 #[test]
 fn zeros_come_before_the_announcement() {
-    let application = Application::on(0);
+    let _application = Application::on(0);
     let arena = {
         let driver = with_calls(|calls| calls.cuMemsetD8Async = slow_fill::fill);
         windlass_engine::arena::Arena::open(driver, 0, 64 * MIB).unwrap()
     };
-    let (open, opened) = std::sync::mpsc::channel();
-    let (enter, entered) = std::sync::mpsc::channel::<()>();
-    slow_fill::GATES.store(Box::into_raw(Box::new((enter, opened))) as usize, Ordering::Release);
+    let (gate, data) = Gate::closed();
+    slow_fill::GATE.store(data, Ordering::Release);
     let slice = arena.lend(MIB, &Holds::new()).unwrap();
     let behind = arena.lend(MIB, &Holds::new()).unwrap();
-    entered.recv_timeout(SOON).unwrap();
+    gate.wait_until_reached();
     let member = [Member { rank: 1, process: 1 }];
     assert!(!slice.is_zeroed().unwrap());
     assert!(matches!(slice.announce(&member), Err(Refusal::NotZeroed { .. })));
     assert!(matches!(slice.wait_zeroed(Duration::from_millis(3)), Err(Refusal::NotZeroed { .. })));
     // Streams of the application, blocking ones too, run through.
-    for stream in [application.stream(), application.blocking_stream()] {
+    for stream in [AppStream::new(), AppStream::blocking()] {
         ok(cuMemsetD32Async(slice.address(), 7, 1, stream.0));
-        ok(cuStreamSynchronize(stream.0));
+        stream.synchronize();
     }
     ok(cuStreamSynchronize(0));
     drop(behind);
     arena.settle().unwrap();
     assert_eq!(arena.counters().slices, 2, "its zeroing is not done");
-    open.send(()).unwrap();
-    slice.wait_zeroed(SOON).unwrap();
+    gate.open();
+    slice.wait_zeroed(soon()).unwrap();
     assert!(holds(&slice, 0));
     assert_eq!(slice.announce(&member).unwrap().place.bytes, MIB);
     arena.note(Event::Closed(slice.lease(), 1));
@@ -112,18 +116,22 @@ fn zeros_come_before_the_announcement() {
     });
 }
 
-/// Beside kernels that spin on a non-blocking, a blocking and the legacy stream, an arena grows, zeroes, announces,
-/// takes back and unmaps.
+/// Beside work that does not end until it is told, on a non-blocking, a blocking and the legacy stream, an arena grows,
+/// zeroes, announces, takes back and unmaps. (`gpu::beside_a_spinning_kernel` does it beside a kernel.)
 #[test]
 fn grows_beside_spinning_kernels() {
     let application = Application::on(0);
     let arena = application.arena(256 * MIB);
     let first = lend(&arena, MIB);
-    let streams = [application.stream(), application.blocking_stream()];
-    let gates: Vec<_> = streams.iter().map(AppStream::spin).collect();
+    let [free, blocking] = [AppStream::new(), AppStream::blocking()];
+    let gate = Gate::on(&free);
+    let behind = stream::Event::new(application.driver).unwrap();
+    behind.record(free.handle(), stream::Ordering::Inside).unwrap();
+    application.driver.wait(blocking.handle(), &behind, stream::Ordering::Inside).unwrap();
+    gate.wait_until_reached();
     let legacy = std::mem::ManuallyDrop::new(AppStream(0));
     ok(cuMemsetD32Async(first.address(), 7, 1, legacy.0));
-    assert_eq!(cuStreamQuery(legacy.0), 600, "the legacy stream waits for the blocking one");
+    assert!(legacy.is_busy(), "the legacy stream waits for the blocking one");
     let grown = lend(&arena, 100 * MIB);
     assert_eq!(arena.counters().chunks, 2);
     assert!(holds(&grown, 0));
@@ -134,9 +142,9 @@ fn grows_beside_spinning_kernels() {
     drop(grown);
     arena.settle().unwrap();
     assert_eq!(arena.counters().chunks, 1);
-    assert_eq!(cuStreamQuery(streams[0].0), 600, "still spinning");
-    gates.into_iter().for_each(Gate::open);
-    ok(cuStreamSynchronize(0));
+    assert!(free.is_busy() && blocking.is_busy() && legacy.is_busy(), "still waiting");
+    gate.open();
+    legacy.synchronize();
     drop(first);
     arena.settle().unwrap();
 }
@@ -205,7 +213,7 @@ fn threads() {
                 for _ in 0..60 {
                     let bytes = 1 + next(&mut state) % MIB;
                     let Ok(slice) = arena.lend(bytes, &Holds::new()) else { continue };
-                    slice.wait_zeroed(SOON).unwrap();
+                    slice.wait_zeroed(soon()).unwrap();
                     assert!(holds(&slice, 0));
                     fill(&slice, thread);
                     let lease = slice.lease();

@@ -1,7 +1,10 @@
 //! The arena and the gpu seam on the stand-in driver, strict: what is alive when a test's process ends fails it.
 //! Run by nextest, which gives every test a process.
 
+#[path = "../support/mod.rs"]
 mod support;
+
+mod application;
 
 mod captures;
 mod contexts;

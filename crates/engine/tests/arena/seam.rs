@@ -8,6 +8,7 @@ use windlass_engine::gpu::module::{MemoryDomain, Module, Shape, Start};
 use windlass_engine::gpu::stream::{Event, Ordering, Stream};
 use windlass_engine::gpu::{Driver, device::Reach};
 
+use crate::application::*;
 use crate::support::*;
 
 /// No driver, or one that lacks functions: an error that says so, and nothing else.
@@ -35,7 +36,7 @@ fn facts() {
     assert!(driver.version().unwrap() >= 12_000);
     let facts = driver.device_facts(1).unwrap();
     assert_eq!((facts.uuid, facts.pci.as_str()), (*b"windlass-sim-gp\x01", "0000:02:00.0"));
-    assert_eq!((facts.capability, facts.multiprocessors, facts.memory_domains), (90, 32, 4));
+    assert_eq!((facts.capability, facts.multiprocessors, facts.memory_domains), (90, 132, 4));
     assert!(facts.virtual_memory && facts.posix_handles && !facts.fabric_handles);
     assert_eq!(
         driver.reach(0, 1).unwrap(),
@@ -60,9 +61,10 @@ fn streams_and_events() {
     let second = Stream::new(driver).unwrap();
     assert!(on_a_gpu() || second.handle == handle, "the stand-in reuses handles");
     assert_ne!(driver.stream_id(second.handle).unwrap(), id);
-    let (spinning, waiting) = (application.stream(), application.stream());
+    let (spinning, waiting) = (AppStream::new(), AppStream::new());
     let [event, after] = [(); 2].map(|()| Event::new(driver).unwrap());
-    let gate = spinning.spin();
+    let gate = Gate::on(&spinning);
+    gate.wait_until_reached();
     event.record(spinning.handle(), Ordering::Inside).unwrap();
     driver.wait(waiting.handle(), &event, Ordering::Inside).unwrap();
     after.record(waiting.handle(), Ordering::Inside).unwrap();
@@ -105,7 +107,7 @@ fn launches() {
     assert!(driver.blocks_per_multiprocessor(function, 512, 64 << 10).unwrap() >= 1);
     let arena = application.arena(16 * MIB);
     let slice = lend(&arena, MIB);
-    let stream = application.stream();
+    let stream = AppStream::new();
     let (mut to, mut value) = (slice.address(), 5_u32);
     let mut launch = |cluster, domain, start| {
         let shape = Shape { blocks: 32, threads: 512, shared_bytes: 64 << 10, cluster, domain, start };

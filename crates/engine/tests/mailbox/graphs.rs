@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
+use crate::communicator::*;
 use crate::support::*;
+use crate::traffic::*;
 
 /// Captures `body` on a stream and makes it runnable; the graph itself is destroyed at once.
 fn captured(stream: &AppStream, body: impl FnOnce()) -> usize {
@@ -179,7 +181,11 @@ fn a_graph_outlives_its_mailbox() {
     let mut ranks = communicator(&devices);
     let streams: Vec<AppStream> = devices.iter().map(Device::stream).collect();
     let messages: Vec<Message> = (0..250).map(|_| message(0, 1, 100)).collect();
-    let sides = [Side::of(0, &messages), Side::of(1, &messages)];
+    // Buffers lie on the device that is current.
+    let sides = [0, 1].map(|rank| {
+        devices[rank].make_current();
+        Side::of(rank as u32, &messages)
+    });
     let graphs: Vec<usize> = (0..2)
         .map(|index| {
             devices[index].make_current();
@@ -190,7 +196,7 @@ fn a_graph_outlives_its_mailbox() {
         })
         .collect();
     let holds: Vec<_> = ranks.iter().map(|rank| Arc::clone(&rank.holds)).collect();
-    ranks.iter().for_each(|rank| rank.mailbox.wait_idle(SOON).unwrap());
+    ranks.iter().for_each(|rank| rank.mailbox.wait_idle(soon()).unwrap());
     ranks.clear();
     for device in &devices {
         device.arena.settle().unwrap();
@@ -200,7 +206,10 @@ fn a_graph_outlives_its_mailbox() {
     let others = communicator(&devices);
     others[0].mailbox.abort();
     for _ in 0..3 {
-        graphs.iter().zip(&streams).for_each(|(graph, stream)| ok(cuGraphLaunch(*graph, stream.0)));
+        for ((graph, stream), device) in graphs.iter().zip(&streams).zip(&devices) {
+            device.make_current();
+            ok(cuGraphLaunch(*graph, stream.0));
+        }
         streams.iter().for_each(AppStream::synchronize);
         sides[1].check();
         sides[1].clear();

@@ -1,7 +1,12 @@
 //! The mailbox on the stand-in driver, strict, with the kernel on threads of this host: what is alive when a test's
 //! process ends fails it. Run by nextest, which gives every test a process.
 
+#[path = "../support/mod.rs"]
 mod support;
+
+mod communicator;
+mod kernel;
+mod traffic;
 
 mod ends;
 mod graphs;

@@ -1,6 +1,8 @@
 //! A communicator's operations on a GPU come one after the other, whatever their streams.
 
+use crate::communicator::*;
 use crate::support::*;
+use crate::traffic::*;
 
 /// Many operations on two streams in turn, nobody waiting on the host: each message is its own.
 #[test]

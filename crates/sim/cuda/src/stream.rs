@@ -202,7 +202,7 @@ fn record_in_order(stream: &Arc<Stream>, event: &Arc<Event>) -> Marker {
 pub enum Scope {
     /// It orders nodes of the capture among each other.
     Capture,
-    /// It becomes a node that reaches beyond the graph.
+    /// It becomes a node that reaches beyond the graph. The driver's flag for it is invalid outside of captures.
     External,
 }
 
@@ -221,11 +221,17 @@ pub fn record_event(stream: &Arc<Stream>, event: &Arc<Event>, scope: Scope) -> R
         event.capture_at(point);
         return Ok(());
     }
+    if scope == Scope::External && !stream.is_capturing() {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
     issue(stream, Work::RecordEvent(event.clone())).map(drop)
 }
 
 pub fn wait_event(stream: &Arc<Stream>, event: &Arc<Event>, scope: Scope) -> Result<(), Code> {
     if scope == Scope::External {
+        if !stream.is_capturing() {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
         return issue(stream, Work::WaitEvent(event.clone())).map(drop);
     }
     let point = event.captured();

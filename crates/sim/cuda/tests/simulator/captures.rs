@@ -194,6 +194,8 @@ fn external_events_reach_across_launches() {
     start();
     let (main, other) = (stream(), stream());
     let external = event();
+    // The flag has no meaning outside of captures.
+    assert_eq!((cuStreamWaitEvent(main, external, 1), cuEventRecordWithFlags(external, main, 1)), (1, 1));
     ok(cuStreamBeginCapture_v2(main, GLOBAL));
     ok(cuStreamWaitEvent(main, external, 1));
     ok(cuEventRecordWithFlags(external, main, 1));

@@ -1,0 +1,194 @@
+//! Communicators of ranks on devices of the stand-in driver, or of a GPU machine ([`on_a_gpu`]), each rank on a thread.
+
+use std::ops::Deref;
+use std::sync::Arc;
+
+use windlass_engine::arena::{Arena, Holds, Slice};
+use windlass_engine::gpu::Home;
+use windlass_engine::mailbox::{Calls, Layout, Mailbox, Parts, Supply};
+use windlass_kernels::launch::Geometry;
+
+use crate::kernel;
+use crate::support::*;
+use crate::traffic::*;
+
+/// Small: rings of 31 KB of lines and 32 KiB of chunks, so that ordinary messages go round them.
+pub const GEOMETRY: Geometry = Geometry {
+    first_tag: 1,
+    bulk_from_bytes: 40_000,
+    line_lanes: 4,
+    line_slots: 4,
+    bulk_lanes: 2,
+    bulk_slots: 4,
+    bulk_chunk_bytes: 4096,
+    rank: 0,
+};
+pub const BLOCKS: u32 = 2;
+
+fn calls() -> Calls {
+    macro_rules! found {
+        ($name:ident) => {
+            // SAFETY: the field's type is that of the driver's header.
+            *unsafe { library().get(concat!(stringify!($name), "\0").as_bytes()) }.expect(stringify!($name))
+        };
+    }
+    Calls {
+        cuMemcpyDtoDAsync_v2: found!(cuMemcpyDtoDAsync_v2),
+        cuMemcpyHtoDAsync_v2: found!(cuMemcpyHtoDAsync_v2),
+        cuMemHostAlloc: found!(cuMemHostAlloc),
+        cuMemFreeHost: found!(cuMemFreeHost),
+    }
+}
+
+/// A device that the program uses, and what our side of it has.
+pub struct Device {
+    primary: Primary,
+    pub arena: Arc<Arena>,
+    pub supply: Arc<Supply>,
+}
+
+impl Deref for Device {
+    type Target = Primary;
+
+    fn deref(&self) -> &Primary {
+        &self.primary
+    }
+}
+
+impl Device {
+    pub fn new(ordinal: i32) -> Device {
+        let primary = Primary::of(ordinal);
+        let arena = Arena::open(primary.driver, ordinal, 256 << 20).unwrap();
+        let home = Home::of(primary.driver, ordinal).unwrap();
+        let supply = match on_a_gpu() {
+            true => Supply::new(home, calls()),
+            false => Supply::with_images(home, calls(), &[kernel::image()]),
+        };
+        Device { primary, arena, supply: supply.unwrap() }
+    }
+
+    pub fn stream(&self) -> AppStream {
+        self.make_current();
+        AppStream::new()
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            return;
+        }
+        eventually("graphs let go", || self.supply.is_unused());
+        self.arena.settle().unwrap();
+        assert_eq!(self.arena.counters().slices, 0, "slices are left");
+    }
+}
+
+/// One rank. Fields are dropped in this order: the mailbox before its slice.
+pub struct Rank {
+    pub rank: u32,
+    pub mailbox: Mailbox,
+    pub slice: Slice,
+    pub holds: Arc<Holds>,
+}
+
+pub fn devices(count: usize) -> Vec<Device> {
+    (0..count as i32).map(Device::new).collect()
+}
+
+/// A communicator with one rank on each device.
+pub fn communicator(devices: &[Device]) -> Vec<Rank> {
+    communicator_of(devices, GEOMETRY, BLOCKS)
+}
+
+pub fn communicator_of(devices: &[Device], geometry: Geometry, blocks: u32) -> Vec<Rank> {
+    let bytes = Layout::of(devices.len() as u32, &geometry).bytes;
+    let lent: Vec<(Slice, Arc<Holds>)> = devices
+        .iter()
+        .map(|device| {
+            let holds = Holds::new();
+            let slice = device.arena.lend(bytes, &holds).unwrap();
+            slice.wait_zeroed(soon()).unwrap();
+            devices
+                .iter()
+                .filter(|other| other.device != device.device)
+                .for_each(|other| slice.allow(other.device).unwrap());
+            (slice, holds)
+        })
+        .collect();
+    let slices: Vec<u64> = lent.iter().map(|(slice, _)| slice.address()).collect();
+    lent.into_iter()
+        .zip(devices)
+        .enumerate()
+        .map(|(rank, ((slice, holds), device))| {
+            let mailbox =
+                mailbox(device, Geometry { rank: rank as u32, ..geometry }, blocks, slices.clone(), &holds);
+            Rank { rank: rank as u32, mailbox, slice, holds }
+        })
+        .collect()
+}
+
+pub fn mailbox(
+    device: &Device,
+    geometry: Geometry,
+    blocks: u32,
+    slices: Vec<u64>,
+    holds: &Arc<Holds>,
+) -> Mailbox {
+    let holds = holds.clone();
+    Mailbox::new(Parts {
+        supply: device.supply.clone(),
+        grant: device.supply.grant(blocks, blocks).unwrap(),
+        geometry,
+        slices,
+        hold: Box::new(move |driver, capture| holds.hold(driver, capture)),
+    })
+    .unwrap()
+}
+
+/// Runs `body` for every rank on a thread of its own, with its device current. Where one fails, all are aborted, so that
+/// none waits for it.
+pub fn all<'a>(devices: &'a [Device], ranks: &'a [Rank], body: impl Fn(&'a Device, &'a Rank) + Sync) {
+    struct Together<'a>(&'a [Rank]);
+
+    impl Drop for Together<'_> {
+        fn drop(&mut self) {
+            if std::thread::panicking() {
+                self.0.iter().for_each(|rank| rank.mailbox.abort());
+            }
+        }
+    }
+
+    std::thread::scope(|scope| {
+        for (device, rank) in devices.iter().zip(ranks) {
+            let body = &body;
+            scope.spawn(move || {
+                let _together = Together(ranks);
+                device.make_current();
+                body(device, rank);
+            });
+        }
+    });
+}
+
+/// Ends a communicator as its owner does.
+pub fn end(ranks: Vec<Rank>) {
+    for rank in &ranks {
+        rank.mailbox.wait_idle(soon()).unwrap();
+    }
+    drop(ranks);
+}
+
+/// All messages as one group of every rank, several times, verified.
+pub fn exchange(devices: &[Device], ranks: &[Rank], messages: &[Message], times: usize) {
+    all(devices, ranks, |device, rank| {
+        let stream = device.stream();
+        let side = Side::of(rank.rank, messages);
+        for _ in 0..times {
+            rank.mailbox.run(&side.operations, stream.handle()).unwrap();
+            stream.synchronize();
+            side.check();
+            side.clear();
+        }
+    });
+}

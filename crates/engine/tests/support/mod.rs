@@ -1,0 +1,15 @@
+//! What the programs of this folder share: the driver that they run on, streams of the application, processes side by side.
+
+#![allow(dead_code, reason = "each test program uses a part")]
+
+mod driver;
+
+mod stream;
+
+mod processes;
+
+pub mod watch;
+
+pub use driver::*;
+pub use processes::*;
+pub use stream::*;
