@@ -85,11 +85,13 @@ endfunction()
 
 set(PROGRAMS strings arguments collectives sendrecv groups lifecycle threads nonblocking premulsum registration graphs
              forked random_calls births patterns pairs absorbed graphs_p2p random_p2p)
+# Sends and receives of one fabric: on mailboxes, too. What `absorbed` holds waits for rings that grow.
+set(MESSAGING sendrecv patterns pairs graphs_p2p random_p2p)
 foreach(program IN LISTS PROGRAMS)
   add_executable(${program} programs/${program}.c)
   target_link_libraries(${program} PRIVATE harness)
   set(seconds 120)
-  if(program STREQUAL "collectives")
+  if(program STREQUAL "collectives" OR program STREQUAL "absorbed" OR program IN_LIST MESSAGING)
     set(seconds 300)
   endif()
   if(SIM_DIR)
@@ -115,8 +117,6 @@ if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
   set_tests_properties(sim.births.faults PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
 endif()
 
-# Sends and receives of one fabric: on mailboxes. What `absorbed` holds waits for rings that grow.
-set(MESSAGING sendrecv patterns pairs graphs_p2p random_p2p)
 if(WINDLASS_LIBRARY_DIR)
   foreach(program IN LISTS MESSAGING)
     if(SIM_DIR)
