@@ -227,6 +227,17 @@ pub extern "C-unwind" fn ncclCommAbort(comm: ncclComm_t) -> ncclResult_t {
     lifecycle::end(Entry::ncclCommAbort, End::Abort, comm)
 }
 
+pub extern "C-unwind" fn ncclCommRevoke(comm: ncclComm_t, revokeFlags: c_int) -> ncclResult_t {
+    lifecycle::revoke(comm, revokeFlags)
+}
+
+pub extern "C-unwind" fn ncclCommGetAsyncError(
+    comm: ncclComm_t,
+    asyncError: *mut ncclResult_t,
+) -> ncclResult_t {
+    lifecycle::async_error(comm, asyncError)
+}
+
 // Groups.
 
 pub extern "C-unwind" fn ncclGroupStart() -> ncclResult_t {

@@ -372,6 +372,9 @@ void device_fill(void* pointer, unsigned char value, size_t bytes) {
 
 void upload(void* device, const void* host, size_t bytes) {
   if (bytes) CUDA(cuMemcpyHtoD_v2((CUdeviceptr)(uintptr_t)device, host, bytes));
+  /* From pageable memory the last bytes may still be on their way when it returns, and streams here order
+   * themselves with no other. */
+  CUDA(cuCtxSynchronize());
 }
 
 void download(void* host, const void* device, size_t bytes) {

@@ -5,6 +5,7 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use once_cell::sync::OnceCell;
 
@@ -84,6 +85,12 @@ pub const OPTIONS: &[Description] = &[
         about: "How much device memory the pool of this process may have on each device; it takes what communicators need, in steps, and gives it back. Used with WINDLASS_FABRIC only.",
     },
     Description {
+        name: "WINDLASS_STUCK_AFTER",
+        values: "seconds",
+        default: "10",
+        about: "How long a send or receive that does not move waits for a rank whose process is dead, before the communicator gets an asynchronous error.",
+    },
+    Description {
         name: "WINDLASS_LIBRARY",
         values: "path",
         default: "beside the command",
@@ -133,6 +140,7 @@ pub struct Config {
     pub fabric: Switch,
     pub meetings_max: usize,
     pub arena_bytes_max: u64,
+    pub stuck_after: Duration,
     pub nccl: Nccl,
 }
 
@@ -165,6 +173,7 @@ impl Default for Config {
             fabric: Switch::Off,
             meetings_max: 1024,
             arena_bytes_max: ARENA_BYTES_MAX,
+            stuck_after: Duration::from_secs(10),
             nccl: Nccl { comm_id: Switch::Off, blocking: Switch::On, peer_access: Switch::On, ctas_max: 0 },
         }
     }
@@ -211,6 +220,9 @@ pub fn parse(variables: impl Iterator<Item = (OsString, OsString)>) -> (Config, 
             "WINDLASS_MEETINGS_MAX" => text.parse().ok().map(|value| config.meetings_max = value),
             "WINDLASS_FABRIC" => switch(&text).map(|value| config.fabric = value),
             "WINDLASS_NVTX" => switch(&text).map(|value| config.nvtx = value),
+            "WINDLASS_STUCK_AFTER" => {
+                text.parse().ok().map(|seconds| config.stuck_after = Duration::from_secs(seconds))
+            }
             "WINDLASS_ARENA_MAX" => bytes(&text).map(|value| config.arena_bytes_max = value),
             _ if OPTIONS.iter().any(|option| option.name == name) || name.starts_with(STAND_IN_PREFIX) => {
                 Some(())
@@ -351,6 +363,7 @@ mod tests {
             ("WINDLASS_NCCL", "/x"),
             ("WINDLASS_ARENA_MAX", "96m"),
             ("NCCL_MAX_CTAS", "12"),
+            ("WINDLASS_STUCK_AFTER", "3"),
         ]);
         assert!(complaints.is_empty(), "{complaints:?}");
         let expected = Config {
@@ -363,6 +376,7 @@ mod tests {
             fabric: Switch::On,
             meetings_max: 7,
             arena_bytes_max: 96 << 20,
+            stuck_after: Duration::from_secs(3),
             nccl: Nccl { comm_id: Switch::On, blocking: Switch::Off, peer_access: Switch::Off, ctas_max: 12 },
         };
         assert_eq!(config, expected);

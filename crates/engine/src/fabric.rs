@@ -8,18 +8,24 @@
 
 mod boxes;
 mod closing;
+mod growing;
+mod line;
 mod preparing;
+mod stuck;
+mod watch;
 mod wish;
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::time::Duration;
 
 use nccl_sys::{ncclInternalError, ncclResult_t, ncclSuccess};
 
-use crate::arena::{Arena, PeerSlice, Slice};
+use crate::arena::{Arena, Holds, PeerSlice, Slice};
 use crate::config::{Switch, config};
 use crate::contract::{Contract, Token};
+use crate::error::refuse;
 use crate::gpu::{Address, StreamHandle};
 use crate::mailbox::{Mailbox, Operation};
 use crate::process;
@@ -31,7 +37,8 @@ use crate::stats::{count, fabric};
 pub use crate::rendezvous::facts::Waiting;
 use boxes::Share;
 pub use closing::settle;
-use closing::{Closing, Word};
+use closing::{Closing, Life, Word};
+use growing::Growing;
 use preparing::Prepared;
 pub use wish::Wish;
 
@@ -64,16 +71,37 @@ pub struct Fabric {
     mailbox: Option<Mailbox>,
     /// By rank, none at this rank's place. Dropped before the others hear that this rank has closed.
     peers: Vec<Option<PeerSlice>>,
+    growing: Growing,
     /// None while being dropped.
     own: Option<(Slice, Closing)>,
+    holds: Arc<Holds>,
+    lives: Vec<Arc<Life>>,
+    /// Groups that were issued.
+    runs: AtomicU64,
+    /// The asynchronous error; `ncclSuccess` while there is none.
+    failed: AtomicI32,
 }
 
 impl Fabric {
     fn new(contract: Arc<Contract>, rank: u32, word: Word, prepared: Prepared) -> Option<Arc<Fabric>> {
-        let Prepared { slice, peers, lives, holds, mailbox } = prepared;
-        let closing = Closing::new(&slice, word, lives, holds);
+        let Prepared { slice, peers, lives, holds, mailbox, line: _, lines } = prepared;
         let mailbox = Some(mailbox?);
-        Some(Arc::new(Fabric { contract, rank, mailbox, peers, own: Some((slice, closing)) }))
+        let closing = Closing::new(&slice, word, lives.clone(), holds.clone());
+        lines.into_iter().for_each(|line| line.keep(rank));
+        let fabric = Arc::new(Fabric {
+            contract,
+            rank,
+            mailbox,
+            peers,
+            growing: Growing::default(),
+            own: Some((slice, closing)),
+            holds,
+            lives,
+            runs: AtomicU64::new(0),
+            failed: AtomicI32::new(ncclSuccess.0),
+        });
+        watch::begin(&fabric);
+        Some(fabric)
     }
 
     /// What all agreed on.
@@ -94,6 +122,10 @@ impl Fabric {
         stream: StreamHandle,
         others: &[StreamHandle],
     ) -> ncclResult_t {
+        self.runs.fetch_add(1, Ordering::Relaxed);
+        if self.has_failed() {
+            return refuse(self.error(), format_args!("the communicator has failed"));
+        }
         let run = |mailbox: &Mailbox| mailbox.run_joined(operations, stream, others);
         self.mailbox.as_ref().map_or(ncclInternalError, |mailbox| answer(run(mailbox)))
     }
@@ -101,6 +133,19 @@ impl Fabric {
     /// Lets what comes next on a stream run after all that the mailboxes ran.
     pub fn order(&self, stream: StreamHandle) -> ncclResult_t {
         self.mailbox.as_ref().map_or(ncclInternalError, |mailbox| answer(mailbox.order(stream)))
+    }
+
+    /// The asynchronous error of what ran here; `ncclSuccess` if there is none.
+    pub fn error(&self) -> ncclResult_t {
+        ncclResult_t(self.failed.load(Ordering::Acquire))
+    }
+
+    fn has_failed(&self) -> bool {
+        self.error() != ncclSuccess
+    }
+
+    fn fail(&self, error: ncclResult_t) {
+        self.failed.store(error.0, Ordering::Release);
     }
 
     /// Frees the GPU of this rank's kernels at once, and refuses more. Any thread.
@@ -129,8 +174,10 @@ impl Drop for Fabric {
     fn drop(&mut self) {
         self.mailbox = None;
         self.peers.clear();
-        if let Some((slice, closing)) = self.own.take() {
+        let leases = self.growing.end();
+        if let Some((slice, mut closing)) = self.own.take() {
             drop(slice);
+            closing.also(leases);
             closing.begin();
         }
     }
@@ -233,14 +280,19 @@ pub fn join(asked: Vec<Asked>) -> Vec<Fate> {
         }
         // Nobody confirms without having prepared.
         (Outcome::Fabric(_), None) => Fate::Failed(Failure::Unreadable),
+        // It comes at any moment: as if it had failed.
+        (Outcome::Plain(Reason::Foreign), prepared) => {
+            prepared.into_iter().for_each(|prepared| prepared.fail());
+            Fate::Plain(Reason::Foreign)
+        }
         (Outcome::Plain(reason), prepared) => {
             // All have spoken: nobody touches what was announced any more.
-            prepared.into_iter().for_each(|prepared| prepared.abandon(Word::nobody()));
+            prepared.into_iter().for_each(|prepared| prepared.abandon());
             Fate::Plain(reason)
         }
         (Outcome::Failed(failure), prepared) => {
-            // Others may still be testing it: only their end says that they are not.
-            prepared.into_iter().for_each(|prepared| prepared.abandon(Word::unheard()));
+            // Others may still be testing it: they let go of their lines when they are not.
+            prepared.into_iter().for_each(|prepared| prepared.fail());
             Fate::Failed(failure)
         }
     };

@@ -3,6 +3,8 @@
 
 mod meeting;
 
+use std::ffi::c_int;
+
 use nccl_sys::{Entry, ncclComm_t, ncclInProgress, ncclResult_t, ncclSimInfo_t, ncclSuccess, ncclUniqueId};
 
 use crate::communicator::{self, Communicator};
@@ -77,6 +79,39 @@ fn before_end(how: End, handle: ncclComm_t) {
         (End::Finalize | End::Destroy, Some(fabric)) => fabric.wait_idle(),
         (_, None) => communicator.cancel_meeting(),
     }
+}
+
+/// Stops a communicator's work everywhere on this rank; what is called on it later is NCCL's to refuse.
+pub fn revoke(handle: ncclComm_t, flags: c_int) -> ncclResult_t {
+    guard::around(
+        || count::function(Entry::ncclCommRevoke),
+        |()| known::revoke(handle, flags),
+        |(), result| {
+            if is_taken(result)
+                && let Some(communicator) = communicator::find(handle)
+            {
+                communicator.fabric().iter().for_each(|fabric| fabric.abort());
+                communicator.give_up_fabric();
+            }
+        },
+    )
+}
+
+/// What went wrong beside calls: NCCL's answer, or where that has none, ours. Waits for nothing.
+pub fn async_error(handle: ncclComm_t, place: *mut ncclResult_t) -> ncclResult_t {
+    guard::around(
+        || count::function(Entry::ncclCommGetAsyncError),
+        |()| known::async_error(handle, place),
+        |(), result| {
+            if result == ncclSuccess
+                && let Some(communicator) = communicator::find(handle)
+                && communicator.has_fabric()
+                && let Some(fabric) = communicator.fabric()
+            {
+                known::add_error(place, fabric.error());
+            }
+        },
+    )
 }
 
 /// A communicator that was not seen when it was made.

@@ -6,6 +6,12 @@
 //! [`Mailbox`]; all that can fail for want of something fails there. After that nothing allocates on the device and
 //! nothing waits for it, except a group whose list of operations finds four lists before it still on their way.
 //!
+//! # Growing
+//! The first rings are small. A larger one is a slice too, of [`Mailbox::growth_bytes`] zeros at the receiver, mapped by
+//! the sender; the ranks agree on it elsewhere, asked by [`Mailbox::wants_growth`] and [`Mailbox::asks_early`]. Then
+//! [`Mailbox::grow_receive`] at the receiver, and only after it [`Mailbox::grow_send`] at the sender: both are a store, so
+//! that kernels that run already see it, and graphs too. It stays as long as the first ones.
+//!
 //! # The end
 //! NCCL's destroy waits for the work that was issued: [`Mailbox::wait_idle`], then drop the mailbox, then its slices.
 //! A mailbox that is dropped with work in flight aborts it, so that the GPU gets free; its slices must then stay until
@@ -14,6 +20,8 @@
 //! with each other.
 
 pub mod calls;
+
+mod growing;
 
 pub mod layout;
 
@@ -28,7 +36,7 @@ pub mod stuck;
 pub mod supply;
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -38,18 +46,22 @@ use windlass_kernels::launch::{
 };
 
 pub use calls::Calls;
+pub use growing::Wants;
 pub use layout::Layout;
 pub use refusal::Refusal;
-pub use stuck::{Progress, Stuck, Wait, Wire};
+pub use stuck::{Progress, Stuck, Wait};
 pub use supply::{Grant, Supply};
 /// A send or a receive of a group; the peer is a rank of the communicator, also this one.
 pub use windlass_kernels::arrange::{Call as Operation, Direction};
+/// What a lane carries: short messages go by lines, long ones by chunks.
+pub use windlass_kernels::growth::Wire;
 
 use crate::gpu::capture::Relaxed;
 use crate::gpu::graph::Released;
 use crate::gpu::module::{Shape, Start};
 use crate::gpu::stream::{Capture, Ordering::Inside};
 use crate::gpu::{Address, Driver, Failure, StreamHandle};
+use calls::PEERS_MAX;
 use lists::Run;
 use order::{Lane, Order};
 use supply::{EAGER_LISTS, Kit, Lent};
@@ -83,6 +95,8 @@ pub struct Mailbox {
     list: Address,
     hold: Hold,
     aborted: AtomicBool,
+    /// Peers to whom a group sent chunks.
+    sent_chunks: AtomicU64,
     /// Taken by operations, which NCCL has one thread at a time issue, and held across calls of the driver.
     work: Mutex<Work>,
 }
@@ -129,13 +143,16 @@ impl Mailbox {
         if !geometry.is_valid() {
             return Err(strange("the geometry is not one"));
         }
-        let ranks = u32::try_from(slices.len()).map_err(|_| strange("too many ranks"))?;
+        if slices.len() > PEERS_MAX {
+            return Err(strange("too many ranks"));
+        }
+        let ranks = slices.len() as u32;
         let own = *slices.get(geometry.rank as usize).ok_or_else(|| strange("there is no such rank"))?;
         if slices.iter().any(|slice| *slice == 0 || !slice.is_multiple_of(128)) {
             return Err(strange("a slice is not aligned to 128 bytes"));
         }
         let layout = Layout::of(ranks, &geometry);
-        let peers: Vec<Peer> = (0..ranks)
+        let mut peers: Vec<Peer> = (0..ranks)
             .zip(&slices)
             .map(|(peer, slice)| layout.peer(geometry.rank, own, peer, *slice))
             .collect();
@@ -149,6 +166,7 @@ impl Mailbox {
             let _entered = supply.home().enter()?;
             Arc::new(supply.lend(grant)?)
         };
+        growing::place_words(&mut peers, &lent);
         Ok(Mailbox {
             lent,
             peers,
@@ -158,6 +176,7 @@ impl Mailbox {
             list: own + layout.list,
             hold,
             aborted: AtomicBool::new(false),
+            sent_chunks: AtomicU64::new(0),
             work: Mutex::default(),
             supply,
         })
@@ -223,6 +242,7 @@ impl Mailbox {
         }
         let work = &mut *self.lock();
         work.sort(operations, self.geometry.rank, self.peers.len() as u32)?;
+        self.note_chunks(&work.calls);
         let blocks = self.lent.grant.share();
         let shape = arrange(
             &work.calls,
@@ -272,6 +292,7 @@ impl Mailbox {
         }
         if shape.blocks > 0 {
             work.launch.control = kit.host.control_address();
+            work.launch.wishes = kit.host.wishes_address();
             work.launch.report = self.report;
             let shape = self.shape(&shape);
             calls::launch(driver, self.supply.function, stream, &shape, &mut work.launch)?;
@@ -394,7 +415,9 @@ impl Mailbox {
                     let geometry = &self.geometry;
                     let units = self.sum(channel.line_credit, geometry.line_lanes, LINE_WORD_STRIDE)?;
                     let chunks = self.sum(channel.bulk_credit, geometry.bulk_lanes, BULK_WORD_STRIDE)?;
-                    all.push(Progress { peer, direction, units, chunks });
+                    let [lines_grown, bulk_grown] =
+                        [Wire::Lines, Wire::Bulk].map(|wire| self.has_grown(direction, peer, wire));
+                    all.push(Progress { peer, direction, units, chunks, lines_grown, bulk_grown });
                 }
             }
             Ok(all)

@@ -47,6 +47,7 @@
 //! at once, and conflicts end the meeting at the first report that shows them.
 
 pub mod agreement;
+pub mod asking;
 pub mod attendance;
 pub mod card;
 mod connection;
@@ -61,7 +62,7 @@ pub mod place;
 pub mod poll;
 mod reactor;
 mod relay;
-mod thread;
+pub mod thread;
 pub mod verdict;
 
 use std::io;

@@ -15,18 +15,27 @@
 struct alignas(16) BulkTask {
   uint64_t base;        // chunks of the lane before this launch
   uint64_t seen;        // pusher: the last credit read
+  uint64_t grown;       // the ring into which the lane moves or has moved; to be read only once `gate` is closed
   uint32_t total;       // chunks of this launch
   uint32_t published;   // of these, how many the poster has posted or credited
   uint32_t pushed;      // pusher: of these, how many it has begun to load
   uint32_t stored;      // pusher: of these, how many it has told complete
   uint32_t operation;   // pusher: at which piece it is
   uint32_t step;
+  uint32_t gate;        // see gate_closed
   uint16_t channel;
   uint16_t lane;
   uint32_t tellers;     // counters to look at: every mover, or the pusher's one
-  uint32_t reserved[2];
+  uint32_t announced;   // poster: it has told the receiver from where on the ring is the grown one
 };
 static_assert(sizeof(BulkTask) == 64, "WindlassMailShared.tasks counts 64 bytes a task");
+
+// The gate between a lane's two rings: all who send chunks of the lane must agree where the grown one begins.
+//  - Open: so many chunks of this launch may have gone, or may yet go, into the first ring. Movers raise it before they use
+//    room that they have just seen.
+//  - Closed, by one of them: with the bit, and chunks from that number on go into the grown ring.
+// On a lane that receives: closed once a mover has learnt of a move, or if the lane moved before this launch.
+constexpr uint32_t gate_closed = 1u << 31;
 
 // A chunk between its two copies.
 struct alignas(16) Order {
@@ -48,12 +57,16 @@ struct BulkBlock {
   MAIL_DEVICE uint32_t* teller(uint32_t task, uint32_t mover) const { return told + task * movers + mover; }
 };
 
-MAIL_DEVICE char* bulk_slot(const Group& group, const WindlassMailChannel& channel, uint32_t lane, uint64_t count) {
-  const uint32_t slots = group.geometry().bulk_slots;
-  const uint64_t slot = (uint64_t)lane * slots + (count & (slots - 1));
-  return reinterpret_cast<char*>(channel.bulk_ring + slot * group.geometry().bulk_chunk_bytes);
+MAIL_DEVICE char* bulk_slot(const Group& group, const WindlassMailChannel& channel, uint32_t lane, uint64_t count,
+                            uint64_t from, uint64_t grown) {
+  return slot_of(channel.bulk_ring, group.geometry().bulk_slots, from, grown, lane, count, group.geometry().bulk_chunk_bytes);
 }
 MAIL_DEVICE uint64_t bulk_word(uint64_t words, uint32_t lane) { return words + lane * WINDLASS_BULK_WORD_STRIDE; }
+// Beside the posted word.
+MAIL_DEVICE uint64_t bulk_from(const WindlassMailChannel& channel, uint32_t lane) {
+  return bulk_word(channel.bulk_posted, lane) + 8;
+}
+MAIL_DEVICE uint64_t bulk_growth(const WindlassMailChannel& channel) { return channel.growth + 8 * WINDLASS_GROWTH_BULK; }
 
 // Task number `index` of the block is lane (block + index * blocks) of all active bulk lanes, channel after channel.
 MAIL_DEVICE void begin_bulk_task(const Group& group, const BulkBlock& block, uint32_t index) {
@@ -66,7 +79,11 @@ MAIL_DEVICE void begin_bulk_task(const Group& group, const BulkBlock& block, uin
     channel = group.channel(++channel_index);
   }
   BulkTask& task = block.tasks[index];
-  task.base = load_own_word(channel.bulk_progress + lane * WINDLASS_PROGRESS_STRIDE);
+  const Vector own = load_own_words(channel.bulk_progress + lane * WINDLASS_PROGRESS_STRIDE);
+  task.base = own.x;
+  // A message of many chunks has the time to look for a larger ring first, once there is one never again.
+  task.grown = own.y || receive ? own.y : load_word_acquire(bulk_growth(channel));
+  task.announced = own.y != 0;
   task.seen = 0;
   task.published = task.pushed = task.stored = task.operation = task.step = 0;
   task.channel = (uint16_t)channel_index;
@@ -80,15 +97,27 @@ MAIL_DEVICE void begin_bulk_task(const Group& group, const BulkBlock& block, uin
     if (group.is_bulk(bytes) && bytes > first) total += (uint32_t)((bytes - first + stride - 1) / stride);
   }
   task.total = total;
+  // Chunks that a mover may send with a credit of zero.
+  const uint64_t slots = group.geometry().bulk_slots, at_first = slots > task.base ? slots - task.base : 0;
+  task.gate = task.grown ? gate_closed : (uint32_t)(at_first < total ? at_first : total);
   for (uint32_t mover = 0; mover < block.movers; ++mover) *block.teller(index, mover) = 0;
 }
 
 // --- movers -----------------------------------------------------------------------------------------------------------
 
+MAIL_DEVICE void take_gate(const BulkTask& task, uint32_t gate, Job& job) {
+  if (!(gate & gate_closed)) return;
+  job.from = task.base + (gate & ~gate_closed);
+  job.grown = task.grown;
+}
+
 MAIL_DEVICE void begin_bulk_job(const Group& group, const BulkBlock& block, const WindlassMailChannel& channel, Job& job) {
   const BulkTask& task = block.tasks[job.task];
   job.count = task.base;
   job.seen = 0;
+  job.from = from_none;
+  job.grown = 0;
+  take_gate(task, told(&block.tasks[job.task].gate), job);
   Piece piece;
   job.live = find_piece(group, channel, true, job.lane, job.operation, job.step, piece);
 }
@@ -106,20 +135,32 @@ MAIL_DEVICE void finish_part(const Group& group, const BulkBlock& block, const W
 
 constexpr uint32_t vectors_in_flight = 4;
 
+// The sender has said that the lane moves: learn from where on. Before any chunk in the grown ring is taken for there.
+MAIL_DEVICE bool follow_bulk_lane(const BulkBlock& block, const WindlassMailChannel& channel, Job& job) {
+  if (job.grown) return true;
+  const Move move = followed_move(bulk_from(channel, job.lane), bulk_growth(channel));
+  if (!move.grown) return false;
+  job.from = move.from;
+  job.grown = move.grown;
+  // For the poster, which keeps it for the next launch.
+  if (lane_index() == 0) tell(&block.tasks[job.task].gate, gate_closed);
+  return true;
+}
+
 // This mover's part of the next chunk, out of its slot. True if it was there.
 MAIL_DEVICE bool step_bulk_receive(const Group& group, const BulkBlock& block, const WindlassMailChannel& channel,
                                    uint32_t mover, Job& job) {
   if (job.seen <= job.count) {
     // One thread acquires for the warp; the vote inside from_first_lane orders nothing, so sync_warp hands it on.
-    uint64_t posted = 0;
-    if (lane_index() == 0) posted = load_word_acquire(bulk_word(channel.bulk_posted, job.lane));
-    job.seen = from_first_lane(posted);
+    const uint64_t posted = load_word_for_warp(bulk_word(channel.bulk_posted, job.lane));
     sync_warp();
+    if (posted & WINDLASS_POSTED_MOVES && !follow_bulk_lane(block, channel, job)) return false;
+    job.seen = posted & ~WINDLASS_POSTED_MOVES;
     if (job.seen <= job.count) return false;
   }
   Piece piece;
   find_piece(group, channel, true, job.lane, job.operation, job.step, piece);
-  const char* const from = bulk_slot(group, channel, job.lane, job.count);
+  const char* const from = bulk_slot(group, channel, job.lane, job.count, job.from, job.grown);
   char* const to = reinterpret_cast<char*>(piece.address + piece.offset);
   const uint32_t width = access_width(piece.address);
   const uint32_t vectors = (piece.bytes + 15) / 16, stride = block.movers * 32;
@@ -145,21 +186,50 @@ MAIL_DEVICE bool step_bulk_receive(const Group& group, const BulkBlock& block, c
   return true;
 }
 
+// The gate of a lane as one thread of a mover finds it, which is at chunk `count` and has just read `credit`. The movers of a
+// block go on by themselves, with what credit each has seen, so the gate decides where the lane moves: whoever uses the first
+// ring has raised it before, and the first mover closes it. A function of its own: the registers are needed elsewhere.
+MAIL_DEVICE_FUNCTION uint32_t pass_gate(BulkTask* task, uint64_t count, uint64_t credit, uint32_t slots, uint64_t growth_word) {
+  if (count - credit < slots) {
+    // Not beyond this launch: a move that lies ahead of its end would be forgotten.
+    const uint64_t reach = credit + slots - task->base;
+    return raise(&task->gate, reach < task->total ? (uint32_t)reach : task->total);
+  }
+  const uint32_t gate = told(&task->gate);
+  if (!growth_word || gate & gate_closed) return gate;
+  const uint64_t grown = load_word_acquire(growth_word);
+  if (!grown) return gate;
+  task->grown = grown;
+  return set_bits(&task->gate, gate_closed) | gate_closed;
+}
+
+// May this mover's part of the next chunk go?
+MAIL_DEVICE bool has_part_room(const Group& group, const BulkBlock& block, const WindlassMailChannel& channel, uint32_t mover,
+                               Job& job, bool look) {
+  const uint32_t slots = group.geometry().bulk_slots;
+  if (job.count - job.seen < slots_at(slots, job.from, job.grown, job.count)) return true;
+  BulkTask* const task = block.tasks + job.task;
+  uint64_t credit = 0;
+  uint32_t gate = 0;
+  if (lane_index() == 0) {
+    credit = load_word_acquire(bulk_word(channel.bulk_credit, job.lane));
+    if (job.from == from_none) gate = pass_gate(task, job.count, credit, slots, look && mover == 0 ? bulk_growth(channel) : 0);
+  }
+  job.seen = from_first_lane(credit);
+  gate = (uint32_t)from_first_lane(gate);
+  sync_warp();
+  if (job.from == from_none) take_gate(*task, gate, job);
+  return job.count - job.seen < slots_at(slots, job.from, job.grown, job.count);
+}
+
 // This mover's part of the next chunk, into its slot by ordinary stores.
 MAIL_DEVICE bool step_bulk_send(const Group& group, const BulkBlock& block, const WindlassMailChannel& channel,
-                                uint32_t mover, Job& job) {
-  const uint64_t slots = group.geometry().bulk_slots;
-  if (job.count - job.seen >= slots) {
-    uint64_t credit = 0;
-    if (lane_index() == 0) credit = load_word_acquire(bulk_word(channel.bulk_credit, job.lane));
-    job.seen = from_first_lane(credit);
-    sync_warp();
-    if (job.count - job.seen >= slots) return false;
-  }
+                                uint32_t mover, Job& job, bool look) {
+  if (!has_part_room(group, block, channel, mover, job, look)) return false;
   Piece piece;
   find_piece(group, channel, true, job.lane, job.operation, job.step, piece);
   const char* const from = reinterpret_cast<const char*>(piece.address + piece.offset);
-  char* const to = bulk_slot(group, channel, job.lane, job.count);
+  char* const to = bulk_slot(group, channel, job.lane, job.count, job.from, job.grown);
   const uint32_t width = access_width(piece.address);
   const uint32_t vectors = (piece.bytes + 15) / 16, stride = block.movers * 32;
   for (uint32_t first = mover * 32 + lane_index(); first < vectors; first += stride * vectors_in_flight) {
@@ -182,6 +252,14 @@ MAIL_DEVICE bool step_bulk_send(const Group& group, const BulkBlock& block, cons
 
 // --- the poster -------------------------------------------------------------------------------------------------------
 
+// The ring in which the next launch goes on.
+MAIL_DEVICE uint64_t ring_at_end(const BulkTask& task, uint32_t gate, const WindlassMailChannel& channel, bool send) {
+  if (task.announced || !(gate & gate_closed)) return task.announced ? task.grown : 0;
+  // A receiver that learnt of a move in this launch, which may lie still ahead: then the next launch asks again.
+  const uint64_t from = send ? 0 : load_word_acquire(bulk_from(channel, task.lane));
+  return from && task.base + task.total >= from - 1 ? load_word_acquire(bulk_growth(channel)) : 0;
+}
+
 // Each lane looks after tasks lane, lane + 32, ...
 MAIL_DEVICE void run_poster(const Group& group, const BulkBlock& block) {
   uint32_t idle = 0;
@@ -203,6 +281,16 @@ MAIL_DEVICE void run_poster(const Group& group, const BulkBlock& block) {
       const bool news = done > published;
       if (any_of_warp(news)) {
         moved = true;
+        // Where the lane moves, before the word that says so. Asked after the counters: who has told of a chunk in the grown
+        // ring had found the gate closed.
+        if (news && index < block.send_tasks && !block.tasks[index].announced) {
+          BulkTask& task = block.tasks[index];
+          const uint32_t gate = told(&task.gate);
+          if (gate & gate_closed) {
+            store_word(bulk_from(group.channel(task.channel), task.lane), task.base + (gate & ~gate_closed) + 1);
+            task.announced = 1;
+          }
+        }
         // The chunks, before the words that announce them. Completion of the pusher's copies is not arrival at the peer:
         // without this fence a receiver read old bytes. (For credit alone no fence would be needed.)
         if (any_of_warp(news && index < block.send_tasks)) fence_system();
@@ -210,10 +298,12 @@ MAIL_DEVICE void run_poster(const Group& group, const BulkBlock& block) {
           BulkTask& task = block.tasks[index];
           const WindlassMailChannel channel = group.channel(task.channel);
           const bool send = index < block.send_tasks;
-          store_word(bulk_word(send ? channel.bulk_posted : channel.bulk_credit, task.lane), task.base + done);
+          const uint64_t moves = send && task.announced ? WINDLASS_POSTED_MOVES : 0;
+          store_word(bulk_word(send ? channel.bulk_posted : channel.bulk_credit, task.lane), (task.base + done) | moves);
           task.published = done;
           if (done == task.total)
-            store_own_word(channel.bulk_progress + task.lane * WINDLASS_PROGRESS_STRIDE, task.base + done);
+            store_own_words(channel.bulk_progress + task.lane * WINDLASS_PROGRESS_STRIDE,
+                            Vector{task.base + done, ring_at_end(task, told(&task.gate), channel, send)});
         }
       }
       unfinished |= mine && done < block.tasks[index].total;
@@ -223,7 +313,7 @@ MAIL_DEVICE void run_poster(const Group& group, const BulkBlock& block) {
       idle = 0;
     } else {
       pause_thread();
-      if (++idle % 1024 == 0 && any_of_warp(group.aborted())) return;
+      if (++idle % rounds_between_looks == 0 && any_of_warp(group.aborted())) return;
     }
   }
 }
@@ -249,22 +339,36 @@ struct Pusher {
     return !(group.channel(block.tasks[index].channel).flags & WINDLASS_CHANNEL_ORDINARY_STORES);
   }
 
-  MAIL_DEVICE bool has_room(BulkTask& task, const WindlassMailChannel& channel) {
-    const uint64_t count = task.base + task.pushed, slots = group.geometry().bulk_slots;
-    if (count - task.seen < slots) return true;
-    task.seen = load_word_acquire(bulk_word(channel.bulk_credit, task.lane));
-    return count - task.seen < slots;
+  // The first chunk in the grown ring; the pusher alone closes the gates of its lanes.
+  MAIL_DEVICE static uint64_t from_of(BulkTask& task) {
+    const uint32_t gate = told(&task.gate);
+    return gate & gate_closed ? task.base + (gate & ~gate_closed) : from_none;
   }
 
-  // Begins to load a chunk of the next lane that has room. Each lane is asked once.
-  MAIL_DEVICE bool load_one() {
+  MAIL_DEVICE bool has_room(BulkTask& task, const WindlassMailChannel& channel, bool look) {
+    const uint64_t count = task.base + task.pushed, from = from_of(task);
+    const uint64_t slots = slots_at(group.geometry().bulk_slots, from, task.grown, count);
+    if (count - task.seen < slots) return true;
+    task.seen = load_word_acquire(bulk_word(channel.bulk_credit, task.lane));
+    if (count - task.seen < slots) return true;
+    if (!look || from != from_none) return false;
+    const uint64_t grown = load_word_acquire(bulk_growth(channel));
+    if (!grown) return false;
+    task.grown = grown;
+    tell(&task.gate, gate_closed | task.pushed);
+    return true;
+  }
+
+  // Begins to load a chunk of the next lane that has room. Each lane is asked once. `look`: if one has none, look for a
+  // larger ring.
+  MAIL_DEVICE bool load_one(bool look) {
     for (uint32_t asked = 0; asked < block.send_tasks; ++asked) {
       const uint32_t index = turn;
       turn = turn + 1 < block.send_tasks ? turn + 1 : 0;
       BulkTask& task = block.tasks[index];
       if (task.pushed == task.total || !served_here(index)) continue;
       const WindlassMailChannel channel = group.channel(task.channel);
-      if (!has_room(task, channel)) continue;
+      if (!has_room(task, channel, look)) continue;
 
       Piece piece;
       find_piece(group, channel, true, task.lane, task.operation, task.step, piece);
@@ -279,8 +383,8 @@ struct Pusher {
         for (uint32_t i = whole; i < piece.bytes; ++i) at[i] = load_piece<char>(from + i);
         fence_stage();
       }
-      orders[stage] =
-          Order{reinterpret_cast<uint64_t>(bulk_slot(group, channel, task.lane, task.base + task.pushed)), piece.bytes, index};
+      char* const slot = bulk_slot(group, channel, task.lane, task.base + task.pushed, from_of(task), task.grown);
+      orders[stage] = Order{reinterpret_cast<uint64_t>(slot), piece.bytes, index};
       ++loaded;
       ++task.step;
       if (++task.pushed == task.total) --unfinished;
@@ -318,13 +422,22 @@ struct Pusher {
     }
   }
 
+  MAIL_DEVICE void wish() {
+    for (uint32_t index = 0; index < block.send_tasks; ++index) {
+      BulkTask& task = block.tasks[index];
+      if (task.pushed < task.total && served_here(index) && from_of(task) == from_none)
+        wish_for_growth(group, group.channel(task.channel).peer, WINDLASS_GROWTH_BULK);
+    }
+  }
+
   MAIL_DEVICE void run() {
     for (uint32_t index = 0; index < block.send_tasks; ++index)
       if (block.tasks[index].total && served_here(index)) ++unfinished;
     const uint32_t ahead = group.launch.stages / 2, under_way = group.launch.stages / 2;
     uint32_t idle = 0;
     while (unfinished || told_stored < loaded) {
-      while (unfinished && loaded - stored < ahead && load_one()) {
+      const bool look = idle % rounds_between_growth_looks == rounds_between_growth_looks - 1;
+      while (unfinished && loaded - stored < ahead && load_one(look)) {
       }
       if (stored < loaded) {
         store_one();
@@ -334,7 +447,9 @@ struct Pusher {
         complete(0);
       } else {
         pause_thread();
-        if (++idle % 1024 == 0 && group.aborted()) {
+        if (++idle % rounds_between_looks) continue;
+        if (idle % rounds_before_wish == 0) wish();
+        if (group.aborted()) {
           // Nothing is under way here: shared memory may go to another block.
           report_stuck();
           return;

@@ -7,9 +7,6 @@
 #include "bulk_lane.cuh"
 #include "line_lane.cuh"
 
-// Failed rounds between two looks at the abort word, which may lie across PCIe.
-constexpr uint32_t rounds_between_looks = 1024;
-
 // The jobs of one mover, one after the other. Lines are dealt to blocks first, then to the warps of a block, so that few
 // units use many blocks' links.
 struct JobList {
@@ -75,11 +72,11 @@ struct JobList {
 };
 
 MAIL_DEVICE bool step_job(const Group& group, const BulkBlock& block, const WindlassMailChannel& channel, uint32_t mover,
-                          Job& job) {
+                          Job& job, bool look) {
   switch (job.kind) {
-    case job_line_send: return step_line_send(group, channel, job);
-    case job_line_receive: return step_line_receive(group, channel, job);
-    case job_bulk_send: return step_bulk_send(group, block, channel, mover, job);
+    case job_line_send: return step_line_send(group, channel, job, look);
+    case job_line_receive: return step_line_receive(group, channel, job, look);
+    case job_bulk_send: return step_bulk_send(group, block, channel, mover, job, look);
     default: return step_bulk_receive(group, block, channel, mover, job);
   }
 }
@@ -94,6 +91,13 @@ MAIL_DEVICE void report_job(const Group& group, const Job& job) {
   report_wait(group, channel.peer, waited_for, job.lane, job.operation, job.count, job.seen);
 }
 
+// A sender that has long been without room.
+MAIL_DEVICE void wish_for_job(const Group& group, const Job& job) {
+  const bool line = job.kind == job_line_send;
+  if (lane_index() != 0 || job.grown || !(line || job.kind == job_bulk_send)) return;
+  wish_for_growth(group, group.channel(job.channel).peer, line ? WINDLASS_GROWTH_LINES : WINDLASS_GROWTH_BULK);
+}
+
 // Movers with one job, of lines: all of it in registers, nothing between two looks.
 struct Patience {
   uint32_t idle = 0;
@@ -101,9 +105,14 @@ struct Patience {
   // After a look in vain: shall the warp give up?
   MAIL_DEVICE bool ends(const Group& group, const Job& job) {
     pause_thread();
-    if (++idle % rounds_between_looks || !any_of_warp(group.aborted())) return false;
+    if (++idle % rounds_between_looks) return false;
+    if (idle % rounds_before_wish == 0) wish_for_job(group, job);
+    if (!any_of_warp(group.aborted())) return false;
     report_job(group, job);
     return true;
+  }
+  MAIL_DEVICE bool looks_for_growth() const {
+    return idle % rounds_between_growth_looks == rounds_between_growth_looks - 1;
   }
 };
 
@@ -114,7 +123,7 @@ MAIL_DEVICE void run_line_send(const Group& group, const WindlassMailChannel& ch
     Piece piece;
     load_next(group, channel, job, unit, piece);
     Patience patience;
-    while (!has_line_room(group, channel, job))
+    while (!has_line_room(group, channel, job, patience.looks_for_growth()))
       if (patience.ends(group, job)) return;
     send_loaded(group, channel, job, unit, piece);
   }
@@ -124,20 +133,25 @@ MAIL_DEVICE void run_line_receive(const Group& group, const WindlassMailChannel&
   Patience patience;
   Piece piece;
   find_piece(group, channel, false, job.lane, job.operation, job.step, piece);
-  while (job.live)
-    if (!receive_found(group, channel, job, piece) && patience.ends(group, job)) return;
+  while (job.live) {
+    if (receive_found(group, channel, job, piece)) continue;
+    if (patience.looks_for_growth()) follow_line_job(channel, job);
+    if (patience.ends(group, job)) return;
+  }
 }
 
 // A mover with several jobs takes them in turn and never stays with one that cannot move.
 MAIL_DEVICE void run_several(const Group& group, const BulkBlock& block, uint32_t mover, Job* jobs, uint32_t count) {
-  uint32_t idle = 0, live = count;
+  uint32_t idle = 0, live = count, turn = 0;
   while (live) {
     bool moved = false;
+    // By turns, not by idle ones: a lane that could move may stand beside others that always do.
+    const bool look = ++turn % rounds_between_growth_looks == 0;
     for (uint32_t index = 0; index < count; ++index) {
       Job job = jobs[index];
       if (!job.live) continue;
       const WindlassMailChannel channel = group.channel(job.channel);
-      if (step_job(group, block, channel, mover, job)) moved = true;
+      if (step_job(group, block, channel, mover, job, look)) moved = true;
       if (!job.live) --live;
       // All lanes have read the job before one writes it, and it is written before all read it again.
       sync_warp();
@@ -148,7 +162,11 @@ MAIL_DEVICE void run_several(const Group& group, const BulkBlock& block, uint32_
       idle = 0;
     } else {
       pause_thread();
-      if (++idle % rounds_between_looks == 0 && any_of_warp(group.aborted())) {
+      if (++idle % rounds_between_looks) continue;
+      if (idle % rounds_before_wish == 0)
+        for (uint32_t index = 0; index < count; ++index)
+          if (jobs[index].live) wish_for_job(group, jobs[index]);
+      if (any_of_warp(group.aborted())) {
         for (uint32_t index = 0; index < count; ++index)
           if (jobs[index].live) report_job(group, jobs[index]);
         return;
@@ -191,31 +209,33 @@ MAIL_DEVICE void run_group(const WindlassMailLaunch& launch) {
                   launch.movers, own_share(launch.bulk_send_lanes), own_share(launch.bulk_receive_lanes)};
   Job* const jobs = reinterpret_cast<Job*>(shared + layout.jobs);
 
-  if (launch.bulk_send_lanes + launch.bulk_receive_lanes == 0) {
-    run_mover(group, block, warp_index(), jobs + warp_index() * launch.jobs_per_warp);
-    return;
-  }
-  for (uint32_t index = thread_index(); index < block.count(); index += thread_count()) begin_bulk_task(group, block, index);
+  const bool bulk = launch.bulk_send_lanes + launch.bulk_receive_lanes != 0;
+  if (bulk) {
+    for (uint32_t index = thread_index(); index < block.count(); index += thread_count()) begin_bulk_task(group, block, index);
 #if MAIL_HAS_BULK_COPIES
-  Barrier* const barriers = reinterpret_cast<Barrier*>(shared + layout.barriers);
-  if (thread_index() == 0) {
-    for (uint32_t stage = 0; stage < launch.stages; ++stage) barrier_make(barriers + stage);
-    barriers_made();
-  }
-#endif
-  // The block's only barrier: everyone sees the tasks, and all bases are read before the poster writes progress.
-  sync_block();
-  if (warp_index() == 0) {
-#if MAIL_HAS_BULK_COPIES
-    if (lane_index() == 0 && launch.stages) {
-      Pusher pusher{group, block, shared + layout.stages, barriers, reinterpret_cast<Order*>(shared + layout.orders)};
-      pusher.run();
+    Barrier* const barriers = reinterpret_cast<Barrier*>(shared + layout.barriers);
+    if (thread_index() == 0) {
+      for (uint32_t stage = 0; stage < launch.stages; ++stage) barrier_make(barriers + stage);
+      barriers_made();
     }
 #endif
-  } else if (warp_index() == 1) {
-    run_poster(group, block);
-  } else {
-    const uint32_t mover = warp_index() - WINDLASS_BULK_SERVICE_WARPS;
-    run_mover(group, block, mover, jobs + mover * launch.jobs_per_warp);
+    // The block's only barrier: everyone sees the tasks, and all bases are read before the poster writes progress.
+    sync_block();
+    if (warp_index() == 0) {
+#if MAIL_HAS_BULK_COPIES
+      if (lane_index() == 0 && launch.stages) {
+        Pusher pusher{group, block, shared + layout.stages, barriers, reinterpret_cast<Order*>(shared + layout.orders)};
+        pusher.run();
+      }
+#endif
+      return;
+    }
+    if (warp_index() == 1) {
+      run_poster(group, block);
+      return;
+    }
   }
+  // Called from one place: it is most of the code.
+  const uint32_t mover = warp_index() - (bulk ? WINDLASS_BULK_SERVICE_WARPS : 0);
+  run_mover(group, block, mover, jobs + mover * launch.jobs_per_warp);
 }

@@ -1,6 +1,7 @@
 // A job: one lane of one channel that a warp serves, and how far it is. A job's step never waits: it moves one unit or
 // chunk, or says that it cannot yet. So a warp can take several jobs in turn, and none holds up another.
 #pragma once
+#include "growth.cuh"
 #include "vectors.cuh"
 
 enum JobKind : uint8_t { job_line_send, job_line_receive, job_bulk_send, job_bulk_receive };
@@ -9,6 +10,8 @@ enum JobKind : uint8_t { job_line_send, job_line_receive, job_bulk_send, job_bul
 struct alignas(16) Job {
   uint64_t count;      // the next unit or chunk of this lane, from birth
   uint64_t seen;       // the last count read of credit (sender) or of the posted word (receiver of bulk)
+  uint64_t from;       // the first unit or chunk in the grown ring: 0 before this launch, from_none: not known of
+  uint64_t grown;      // that ring, if there is one
   uint32_t operation;  // the message at which the job is, in its channel
   uint32_t step;       // how many units or chunks of that message this lane has moved
   uint16_t channel;
@@ -17,7 +20,7 @@ struct alignas(16) Job {
   JobKind kind;
   uint8_t live;        // anything left to do
 };
-static_assert(sizeof(Job) == 32, "WindlassMailShared.jobs counts 32 bytes a job");
+static_assert(sizeof(Job) == 48, "WindlassMailShared.jobs counts 48 bytes a job");
 
 // The launch as a thread reads it: what lies in the parameters comes from the constant bank.
 struct Group {
@@ -64,6 +67,12 @@ MAIL_DEVICE bool find_piece(const Group& group, const WindlassMailChannel& chann
     step = 0;
   }
   return false;
+}
+
+// Asks the host for a larger ring: it may read this whenever it likes, so nothing orders it. Called by one thread.
+MAIL_DEVICE void wish_for_growth(const Group& group, uint32_t peer, uint32_t wire) {
+  if (group.launch.wishes)
+    set_byte(group.launch.wishes + wire * WINDLASS_WISHES_PER_WIRE + peer % WINDLASS_WISHES_PER_WIRE);
 }
 
 // Says what this job waited for. Called by one thread.

@@ -1,5 +1,6 @@
 // Line lanes: one warp to one warp, a ring of units, no fence. A unit is there when its tag is. The tag of a lane's unit
-// number n is first_tag + n and never comes again, so a slot needs no cleaning; n % slots is its slot.
+// number n is first_tag + n and never comes again, so a slot needs no cleaning; n % slots is its slot. Therefore a receiver
+// that does not know yet that the lane has moved waits in vain in the first ring, and takes nothing wrong.
 //
 // Invariant: credit <= received <= sent <= credit + slots. The sender holds the last part by looking at credit, the
 // receiver the first by giving credit only for units whose loads have returned.
@@ -8,36 +9,71 @@
 #include "unit.cuh"
 
 MAIL_DEVICE char* line_slot(const Group& group, const WindlassMailChannel& channel, const Job& job) {
-  const uint32_t slots = group.geometry().line_slots;
-  const uint64_t slot = (uint64_t)job.lane * slots + (job.count & (slots - 1));
-  return reinterpret_cast<char*>(channel.line_ring + slot * WINDLASS_UNIT_SLOT_BYTES);
+  return slot_of(channel.line_ring, group.geometry().line_slots, job.from, job.grown, job.lane, job.count,
+                 WINDLASS_UNIT_SLOT_BYTES);
+}
+MAIL_DEVICE uint64_t line_from(const WindlassMailChannel& channel, const Job& job) {
+  return channel.line_from + job.lane * WINDLASS_LINE_FROM_STRIDE;
 }
 
 // The lane's last unit of this group is done: the next launch goes on from here.
 MAIL_DEVICE void end_line_job(const WindlassMailChannel& channel, Job& job) {
   job.live = false;
-  if (lane_index() == 0) store_own_word(channel.line_progress + job.lane * WINDLASS_PROGRESS_STRIDE, job.count);
+  // A receiver may know of a move that lies still ahead: the next launch asks again.
+  const uint64_t ring = job.count >= job.from ? job.grown : 0;
+  if (lane_index() == 0)
+    store_own_words(channel.line_progress + job.lane * WINDLASS_PROGRESS_STRIDE, Vector{job.count, ring});
 }
 
 MAIL_DEVICE void begin_line_job(const Group& group, const WindlassMailChannel& channel, Job& job) {
   const uint64_t progress = channel.line_progress + job.lane * WINDLASS_PROGRESS_STRIDE;
   const uint64_t credit = channel.line_credit + job.lane * WINDLASS_LINE_WORD_STRIDE;
-  job.count = load_own_word(progress);
+  const Vector own = load_own_words(progress);
+  job.count = own.x;
+  job.grown = own.y;
+  job.from = own.y ? 0 : from_none;
   // Read now, beside the progress word, so that a sender need not wait for it a moment later.
   job.seen = job.kind == job_line_send ? load_word_relaxed(credit) : 0;
   Piece piece;
   job.live = find_piece(group, channel, false, job.lane, job.operation, job.step, piece);
 }
 
+// Is there a larger ring? Then the lane moves: unit `count`, the next, is the first in it. The ring, or 0.
+MAIL_DEVICE_FUNCTION uint64_t move_line_lane(uint64_t from_word, uint64_t growth_word, uint64_t count) {
+  const uint64_t grown = load_word_for_warp(growth_word);
+  if (grown && lane_index() == 0) {
+    // Who reads our word finds what our host had heard of: see followed_move.
+    fence_system();
+    store_word(from_word, count + 1);
+  }
+  return grown;
+}
+MAIL_DEVICE uint64_t line_growth(const WindlassMailChannel& channel) { return channel.growth + 8 * WINDLASS_GROWTH_LINES; }
+MAIL_DEVICE bool move_line_job(const WindlassMailChannel& channel, Job& job) {
+  if (job.grown) return false;
+  job.grown = move_line_lane(line_from(channel, job), line_growth(channel), job.count);
+  if (job.grown) job.from = job.count;
+  return job.grown != 0;
+}
+
+// Asked now and then by a receiver that waits in vain.
+MAIL_DEVICE void follow_line_job(const WindlassMailChannel& channel, Job& job) {
+  if (job.grown) return;
+  const Move move = followed_move(line_from(channel, job), line_growth(channel));
+  job.from = move.from;
+  job.grown = move.grown;
+}
+
 // May the next unit go? One thread's value of the credit for all: threads that see different credits would part ways.
-MAIL_DEVICE bool has_line_room(const Group& group, const WindlassMailChannel& channel, Job& job) {
-  const uint64_t slots = group.geometry().line_slots;
+// `look`: if not, look for a larger ring.
+MAIL_DEVICE bool has_line_room(const Group& group, const WindlassMailChannel& channel, Job& job, bool look) {
+  const uint64_t slots = slots_at(group.geometry().line_slots, job.from, job.grown, job.count);
   job.seen = from_first_lane(job.seen);
   if (job.count - job.seen < slots) return true;
   // Relaxed is enough here: the stores that follow depend on the branch, and the receiver's loads had returned before it
   // gave the credit.
   job.seen = from_first_lane(load_word_relaxed(channel.line_credit + job.lane * WINDLASS_LINE_WORD_STRIDE));
-  return job.count - job.seen < slots;
+  return job.count - job.seen < slots || (look && move_line_job(channel, job));
 }
 
 MAIL_DEVICE void load_next(const Group& group, const WindlassMailChannel& channel, Job& job, Unit& unit, Piece& piece) {
@@ -53,8 +89,8 @@ MAIL_DEVICE void send_loaded(const Group& group, const WindlassMailChannel& chan
 }
 
 // True if a unit was moved.
-MAIL_DEVICE bool step_line_send(const Group& group, const WindlassMailChannel& channel, Job& job) {
-  if (!has_line_room(group, channel, job)) return false;
+MAIL_DEVICE bool step_line_send(const Group& group, const WindlassMailChannel& channel, Job& job, bool look) {
+  if (!has_line_room(group, channel, job, look)) return false;
   Unit unit;
   Piece piece;
   load_next(group, channel, job, unit, piece);
@@ -83,8 +119,10 @@ MAIL_DEVICE bool receive_found(const Group& group, const WindlassMailChannel& ch
   return true;
 }
 
-MAIL_DEVICE bool step_line_receive(const Group& group, const WindlassMailChannel& channel, Job& job) {
+MAIL_DEVICE bool step_line_receive(const Group& group, const WindlassMailChannel& channel, Job& job, bool look) {
   Piece piece;
   find_piece(group, channel, false, job.lane, job.operation, job.step, piece);
-  return receive_found(group, channel, job, piece);
+  if (receive_found(group, channel, job, piece)) return true;
+  if (look) follow_line_job(channel, job);
+  return false;
 }

@@ -8,6 +8,7 @@
 //   load_word_*, store_word    64-bit words that peers read and write; acquire where the name says so
 //   fence_system               what this thread did, or learnt of by `told`, before it is there before what it stores after
 //   tell / told                a counter in shared memory, release and acquire within the block
+//   raise / set_bits           the same counters, changed by several: both orders, and the value before
 //   bulk_*, wait_*, barrier_*  asynchronous copies of one thread, global -> shared -> global
 #pragma once
 #include "mailbox.h"

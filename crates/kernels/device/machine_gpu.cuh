@@ -33,6 +33,11 @@ MAIL_DEVICE uint64_t from_first_lane(uint64_t value) { return __shfl_sync(~0u, (
 // Nothing else could use the time of a waiting thread.
 MAIL_DEVICE void pause_thread() {}
 
+// Vain rounds between two looks at the abort word, which may lie across PCIe.
+constexpr uint32_t rounds_between_looks = 1024;
+// Vain rounds of a sender without room before it asks the host for a larger ring: some 20 ms. A multiple of the former.
+constexpr uint32_t rounds_before_wish = 20480;
+
 // The user's data: read once, written once, so kept out of L1.
 // Volatile, so that no load moves above the wait for the kernel before (begin_after_previous).
 MAIL_DEVICE Vector load_input(const char* from) {
@@ -98,9 +103,14 @@ MAIL_DEVICE Vector load_slot(const char* from) {
 MAIL_DEVICE void store_slot(char* to, Vector v) { store_output(to, v); }
 
 // Words.
-MAIL_DEVICE uint64_t load_own_word(uint64_t address) { return *reinterpret_cast<volatile uint64_t*>(address); }
-MAIL_DEVICE void store_own_word(uint64_t address, uint64_t value) {
-  *reinterpret_cast<volatile uint64_t*>(address) = value;
+// Two words of this side's own, 16-byte aligned.
+MAIL_DEVICE Vector load_own_words(uint64_t address) {
+  Vector v;
+  asm volatile("ld.volatile.global.v2.u64 {%0,%1},[%2];" : "=l"(v.x), "=l"(v.y) : "l"(address) : "memory");
+  return v;
+}
+MAIL_DEVICE void store_own_words(uint64_t address, Vector v) {
+  asm volatile("st.volatile.global.v2.u64 [%0],{%1,%2};" ::"l"(address), "l"(v.x), "l"(v.y) : "memory");
 }
 MAIL_DEVICE uint64_t load_word_relaxed(uint64_t address) {
   uint64_t value;
@@ -120,6 +130,7 @@ MAIL_DEVICE uint32_t load_control(uint64_t address) {
   asm volatile("ld.relaxed.sys.global.u32 %0,[%1];" : "=r"(value) : "l"(address) : "memory");
   return value;
 }
+MAIL_DEVICE void set_byte(uint64_t address) { *reinterpret_cast<volatile uint8_t*>(address) = 1; }
 MAIL_DEVICE uint32_t claim(uint32_t* counter) { return atomicAdd(counter, 1); }
 MAIL_DEVICE void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 
@@ -131,6 +142,17 @@ MAIL_DEVICE uint32_t told(uint32_t* counter) {
   uint32_t value;
   asm volatile("ld.acquire.cta.shared.u32 %0,[%1];" : "=r"(value) : "r"(shared_address(counter)) : "memory");
   return value;
+}
+// A counter in shared memory that several raise; what it was before.
+MAIL_DEVICE uint32_t raise(uint32_t* counter, uint32_t value) {
+  uint32_t before;
+  asm volatile("atom.acq_rel.cta.shared.max.u32 %0,[%1],%2;" : "=r"(before) : "r"(shared_address(counter)), "r"(value) : "memory");
+  return before;
+}
+MAIL_DEVICE uint32_t set_bits(uint32_t* counter, uint32_t bits) {
+  uint32_t before;
+  asm volatile("atom.acq_rel.cta.shared.or.b32 %0,[%1],%2;" : "=r"(before) : "r"(shared_address(counter)), "r"(bits) : "memory");
+  return before;
 }
 
 #if MAIL_HAS_BULK_COPIES

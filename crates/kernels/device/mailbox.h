@@ -21,14 +21,24 @@ enum {
   // words that different warps write over the link do not share a sector.
   WINDLASS_LINE_WORD_STRIDE = 32,
   WINDLASS_BULK_WORD_STRIDE = 128,
-  WINDLASS_PROGRESS_STRIDE = 8,
+  // A side's own words of a lane: its count, then the ring into which the lane has moved, or 0. Read by one load.
+  WINDLASS_PROGRESS_STRIDE = 16,
+  // Words by which the sender of a line lane says where it moves.
+  WINDLASS_LINE_FROM_STRIDE = 8,
   WINDLASS_LAUNCH_BYTES = 4096,
   WINDLASS_LAUNCH_HEAD_BYTES = 128,
   WINDLASS_INLINE_BYTES = WINDLASS_LAUNCH_BYTES - WINDLASS_LAUNCH_HEAD_BYTES,
   WINDLASS_REPORT_ENTRIES = 31,
   // Warps before the movers in a launch that moves bulk messages: the pusher and the poster.
   WINDLASS_BULK_SERVICE_WARPS = 2,
+  // Bytes at `wishes`: of each wire, one for each peer (by its rank, modulo).
+  WINDLASS_WISHES_PER_WIRE = 64,
 };
+
+// In a posted word: the lane moves, or has moved, into its grown ring; the word after it says from which chunk on.
+#define WINDLASS_POSTED_MOVES (1ull << 63)
+// Words at WindlassMailChannel.growth.
+enum { WINDLASS_GROWTH_LINES = 0, WINDLASS_GROWTH_BULK = 1 };
 
 // WindlassMailChannel.flags
 enum {
@@ -77,11 +87,15 @@ typedef struct WindlassMailOperation {
 typedef struct WindlassMailChannel {
   uint64_t line_ring;      // send: the peer's; receive: mine. [lane][slot][2048 bytes]
   uint64_t line_credit;    // units consumed, written by the receiver. send: mine; receive: the peer's. [lane], stride 32
-  uint64_t line_progress;  // units done by this side. mine. [lane], stride 8
+  uint64_t line_progress;  // units done by this side, ring. mine. [lane], stride 16
+  uint64_t line_from;      // 1 + the first unit in the grown ring, or 0. send: the peer's; receive: mine. [lane], stride 8
   uint64_t bulk_ring;      // send: the peer's; receive: mine. [lane][slot][chunk]
-  uint64_t bulk_posted;    // chunks arrived, written by the sender. send: the peer's; receive: mine. [lane], stride 128
+  uint64_t bulk_posted;    // chunks arrived, and 1 + the first chunk in the grown ring, or 0, written by the sender.
+                           // send: the peer's; receive: mine. [lane], stride 128
   uint64_t bulk_credit;    // chunks consumed, written by the receiver. send: mine; receive: the peer's. [lane], stride 128
-  uint64_t bulk_progress;  // chunks done by this side. mine. [lane], stride 8
+  uint64_t bulk_progress;  // chunks done by this side, ring. mine. [lane], stride 16
+  uint64_t growth;         // the larger rings, of lines and of chunks, once there are any (growth.cuh); written by this
+                           // side's host in its memory. Sends: the peer's ring; receives: mine
   uint32_t peer;           // rank; for the report only
   uint32_t flags;          // WINDLASS_CHANNEL_*
   uint32_t first_operation;
@@ -97,7 +111,7 @@ typedef struct WindlassMailLaunch {
   uint64_t control;         // address of the abort word (32 bits), in any device-visible memory
   uint64_t report;          // address of a WindlassMailReport in device memory
   uint64_t operation_list;  // address of a list in device-visible memory, or 0: the operations are in the storage
-  uint64_t reserved_head;
+  uint64_t wishes;          // address of bytes that senders without room set to 1, or 0. [wire][peer modulo 64]
   uint32_t send_channels;
   uint32_t receive_channels;
   uint32_t line_send_lanes;     // sums of active lanes over the channels
@@ -139,7 +153,7 @@ typedef struct WindlassMailShared {
   uint32_t orders;    // [stage], 16 bytes
   uint32_t tasks;     // [bulk lanes of the block, sends first], 64 bytes
   uint32_t told;      // [task][mover], 4 bytes
-  uint32_t jobs;      // [mover][job], 32 bytes
+  uint32_t jobs;      // [mover][job], 48 bytes
   uint32_t total;
 } WindlassMailShared;
 
@@ -163,13 +177,13 @@ WINDLASS_ANYWHERE WindlassMailShared windlass_shared_layout(const WindlassMailLa
   shared.tasks = shared.orders + launch.stages * 16;
   shared.told = shared.tasks + tasks * 64;
   shared.jobs = shared.told + (tasks * launch.movers * 4 + 15) / 16 * 16;
-  shared.total = shared.jobs + launch.movers * launch.jobs_per_warp * 32;
+  shared.total = shared.jobs + launch.movers * launch.jobs_per_warp * 48;
   return shared;
 }
 
 static_assert(sizeof(WindlassMailGeometry) == 40 && offsetof(WindlassMailGeometry, line_lanes) == 16, "geometry");
 static_assert(sizeof(WindlassMailOperation) == 16, "operation");
-static_assert(sizeof(WindlassMailChannel) == 80 && offsetof(WindlassMailChannel, peer) == 56, "channel");
+static_assert(sizeof(WindlassMailChannel) == 96 && offsetof(WindlassMailChannel, peer) == 72, "channel");
 static_assert(sizeof(WindlassMailLaunch) == WINDLASS_LAUNCH_BYTES, "launch");
 static_assert(offsetof(WindlassMailLaunch, control) == 40 && offsetof(WindlassMailLaunch, send_channels) == 72, "launch");
 static_assert(offsetof(WindlassMailLaunch, storage) == WINDLASS_LAUNCH_HEAD_BYTES, "launch");

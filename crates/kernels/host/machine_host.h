@@ -456,6 +456,9 @@ inline void sync_block() {
   }
   sync_warp();
 }
+// Rounds take longer here.
+constexpr uint32_t rounds_between_looks = HOST_TSAN ? 16 : 128;
+constexpr uint32_t rounds_before_wish = HOST_TSAN ? 32 : 512;
 inline void pause_thread() { host::current->pause(); }
 
 inline Vector load_input(const char* from) {
@@ -519,8 +522,8 @@ inline bool load_lines(Vector* v, const char* from, uint64_t tag) {
 inline Vector load_slot(const char* from) { return *reinterpret_cast<const Vector*>(from); }
 inline void store_slot(char* to, Vector v) { *reinterpret_cast<Vector*>(to) = v; }
 
-inline uint64_t load_own_word(uint64_t address) { return *reinterpret_cast<uint64_t*>(address); }
-inline void store_own_word(uint64_t address, uint64_t value) { *reinterpret_cast<uint64_t*>(address) = value; }
+inline Vector load_own_words(uint64_t address) { return *reinterpret_cast<Vector*>(address); }
+inline void store_own_words(uint64_t address, Vector v) { *reinterpret_cast<Vector*>(address) = v; }
 inline uint64_t load_word_acquire(uint64_t address) {
   host::current->delay();
   return __atomic_load_n(reinterpret_cast<uint64_t*>(address), __ATOMIC_ACQUIRE);
@@ -536,6 +539,7 @@ inline void store_word(uint64_t address, uint64_t value) {
 inline uint32_t load_control(uint64_t address) {
   return __atomic_load_n(reinterpret_cast<uint32_t*>(address), __ATOMIC_RELAXED);
 }
+inline void set_byte(uint64_t address) { __atomic_store_n(reinterpret_cast<uint8_t*>(address), 1, __ATOMIC_RELAXED); }
 inline uint32_t claim(uint32_t* counter) { return __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED); }
 inline void tell(uint32_t* counter, uint32_t value) {
   host::current->moved();
@@ -543,6 +547,18 @@ inline void tell(uint32_t* counter, uint32_t value) {
   __atomic_store_n(counter, value, __ATOMIC_RELEASE);
 }
 inline uint32_t told(uint32_t* counter) { return __atomic_load_n(counter, __ATOMIC_ACQUIRE); }
+
+inline uint32_t raise(uint32_t* counter, uint32_t value) {
+  host::current->delay();
+  uint32_t before = __atomic_load_n(counter, __ATOMIC_ACQUIRE);
+  while (before < value && !__atomic_compare_exchange_n(counter, &before, value, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
+  }
+  return before;
+}
+inline uint32_t set_bits(uint32_t* counter, uint32_t bits) {
+  host::current->delay();
+  return __atomic_fetch_or(counter, bits, __ATOMIC_ACQ_REL);
+}
 
 inline void begin_after_previous(bool) {}
 

@@ -49,6 +49,10 @@ struct Directed {  // sender -> receiver
   Slice line_ring, bulk_ring, posted;            // in the receiver's arena
   Slice line_credit, bulk_credit;                // in the sender's
   Slice line_progress[2], bulk_progress[2];      // each side's own
+  Slice line_from;                               // in the receiver's
+  Slice growth[2];                               // each side's own, in host memory
+  Slice grown[2];                                // the larger rings, by wire; in the receiver's arena, none at birth
+  uint64_t told[2] = {};                         // the words for them
 };
 
 struct World {
@@ -58,8 +62,9 @@ struct World {
   std::vector<std::vector<MailPeer>> peers;  // [rank][peer]
   uint32_t control = 0;
   std::vector<WindlassMailReport> reports;
+  std::vector<std::vector<uint8_t>> wishes;  // [rank]
 
-  explicit World(const Options& o) : options(o), pairs(o.ranks * o.ranks), peers(o.ranks), reports(o.ranks) {
+  explicit World(const Options& o) : options(o), pairs(o.ranks * o.ranks), peers(o.ranks), reports(o.ranks), wishes(o.ranks, std::vector<uint8_t>(2 * WINDLASS_WISHES_PER_WIRE)) {
     geometry = {o.first_tag, o.bulk_from, o.line_lanes, o.line_slots, o.bulk_lanes, o.bulk_slots, o.chunk, 0};
     for (auto& list : peers) list.resize(o.ranks);
     std::memset(reports.data(), 0, reports.size() * sizeof(WindlassMailReport));
@@ -73,11 +78,13 @@ struct World {
         pair.line_credit.make(o.line_lanes * WINDLASS_LINE_WORD_STRIDE);
         pair.bulk_credit.make(o.bulk_lanes * WINDLASS_BULK_WORD_STRIDE);
         for (int side = 0; side < 2; ++side) {
-          pair.line_progress[side].make(o.line_lanes * 8);
-          pair.bulk_progress[side].make(o.bulk_lanes * 8);
-          for (uint32_t i = 0; i < o.line_lanes; ++i) word(pair.line_progress[side].address + i * 8) = o.first_count;
-          for (uint32_t i = 0; i < o.bulk_lanes; ++i) word(pair.bulk_progress[side].address + i * 8) = o.first_count;
+          pair.line_progress[side].make(o.line_lanes * WINDLASS_PROGRESS_STRIDE);
+          pair.bulk_progress[side].make(o.bulk_lanes * WINDLASS_PROGRESS_STRIDE);
+          for (uint32_t i = 0; i < o.line_lanes; ++i) word(pair.line_progress[side].address + i * WINDLASS_PROGRESS_STRIDE) = o.first_count;
+          for (uint32_t i = 0; i < o.bulk_lanes; ++i) word(pair.bulk_progress[side].address + i * WINDLASS_PROGRESS_STRIDE) = o.first_count;
+          pair.growth[side].make(16);
         }
+        pair.line_from.make(o.line_lanes * WINDLASS_LINE_FROM_STRIDE);
         for (uint32_t i = 0; i < o.line_lanes; ++i) word(pair.line_credit.address + i * WINDLASS_LINE_WORD_STRIDE) = o.first_count;
         for (uint32_t i = 0; i < o.bulk_lanes; ++i) {
           word(pair.bulk_credit.address + i * WINDLASS_BULK_WORD_STRIDE) = o.first_count;
@@ -89,15 +96,42 @@ struct World {
         channel.bulk_ring = pair.bulk_ring.address;
         channel.bulk_posted = pair.posted.address;
         channel.bulk_credit = pair.bulk_credit.address;
+        channel.line_from = pair.line_from.address;
         channel.line_progress = pair.line_progress[0].address;
         channel.bulk_progress = pair.bulk_progress[0].address;
+        channel.growth = pair.growth[0].address;
         channel.peer = to;
         peers[from][to].send = channel;
         channel.line_progress = pair.line_progress[1].address;
         channel.bulk_progress = pair.bulk_progress[1].address;
+        channel.growth = pair.growth[1].address;
         channel.peer = from;
         peers[to][from].receive = channel;
       }
+  }
+  Directed& pair(uint32_t from, uint32_t to) { return pairs[from * options.ranks + to]; }
+
+  // What the two hosts do: the receiver's makes a ring and tells its kernels, then the sender's tells its own.
+  void make_growth(uint32_t from, uint32_t to, uint32_t wire, uint32_t slots) {
+    Directed& directed = pair(from, to);
+    expect(directed.grown[wire].address == 0 && (slots & (slots - 1)) == 0, "a ring grows once, to a power of two");
+    const uint32_t lane_bytes = slots * (wire == WINDLASS_GROWTH_BULK ? options.chunk : (uint32_t)WINDLASS_UNIT_SLOT_BYTES);
+    directed.grown[wire].make((size_t)lane_bytes * (wire == WINDLASS_GROWTH_BULK ? options.bulk_lanes : options.line_lanes));
+    directed.told[wire] = directed.grown[wire].address | (uint64_t)__builtin_ctz(slots);
+  }
+  void tell_growth(uint32_t from, uint32_t to, uint32_t wire, uint32_t side) {
+    Directed& directed = pair(from, to);
+    __atomic_store_n(&word(directed.growth[side].address + 8 * wire), directed.told[wire], __ATOMIC_RELEASE);
+  }
+  void grow(uint32_t from, uint32_t to, uint32_t wire, uint32_t slots, uint32_t between_microseconds = 0) {
+    make_growth(from, to, wire, slots);
+    tell_growth(from, to, wire, 1);
+    if (between_microseconds) usleep(between_microseconds);
+    tell_growth(from, to, wire, 0);
+  }
+  uint32_t first_slots(uint32_t wire) const { return wire == WINDLASS_GROWTH_BULK ? options.bulk_slots : options.line_slots; }
+  bool has_wish(uint32_t rank, uint32_t peer, uint32_t wire) {
+    return __atomic_load_n(&wishes[rank][wire * WINDLASS_WISHES_PER_WIRE + peer], __ATOMIC_RELAXED);
   }
   static uint64_t& word(uint64_t address) { return *reinterpret_cast<uint64_t*>(address); }
 
@@ -112,6 +146,7 @@ struct World {
     expect(shape.blocks != mail_refused, "too many lanes");
     launch.control = reinterpret_cast<uint64_t>(&control);
     launch.report = reinterpret_cast<uint64_t>(&reports[rank]);
+    launch.wishes = reinterpret_cast<uint64_t>(wishes[rank].data());
     if (shape.lists_operations) launch.operation_list = reinterpret_cast<uint64_t>(operations.data());
     // Only the used part is handed over: the rest is whatever was there.
     std::vector<uint64_t> parameter(WINDLASS_LAUNCH_BYTES / 8, 0xababababababababull);
@@ -127,18 +162,34 @@ struct World {
         if (from == to) continue;
         Directed& pair = pairs[from * options.ranks + to];
         for (uint32_t i = 0; i < options.line_lanes; ++i) {
-          const uint64_t sent = word(pair.line_progress[0].address + i * 8);
-          expect(sent == word(pair.line_progress[1].address + i * 8), "line progress differs");
+          const uint64_t own = i * WINDLASS_PROGRESS_STRIDE;
+          const uint64_t sent = word(pair.line_progress[0].address + own);
+          expect(sent == word(pair.line_progress[1].address + own), "line progress differs");
+          check_rings(pair.line_progress, own, word(pair.line_from.address + i * WINDLASS_LINE_FROM_STRIDE), pair.grown[0]);
           expect(sent == word(pair.line_credit.address + i * WINDLASS_LINE_WORD_STRIDE), "line credit is not full at the end");
         }
         for (uint32_t i = 0; i < options.bulk_lanes; ++i) {
-          const uint64_t sent = word(pair.bulk_progress[0].address + i * 8);
-          expect(sent == word(pair.bulk_progress[1].address + i * 8), "bulk progress differs");
+          const uint64_t own = i * WINDLASS_PROGRESS_STRIDE, posted = word(pair.posted.address + i * WINDLASS_BULK_WORD_STRIDE);
+          const uint64_t sent = word(pair.bulk_progress[0].address + own);
+          expect(sent == word(pair.bulk_progress[1].address + own), "bulk progress differs");
+          check_rings(pair.bulk_progress, own, word(pair.posted.address + i * WINDLASS_BULK_WORD_STRIDE + 8), pair.grown[1]);
+          expect(!(posted & WINDLASS_POSTED_MOVES) == !word(pair.bulk_progress[0].address + own + 8), "the posted word does not say that the lane has moved");
           expect(sent == word(pair.bulk_credit.address + i * WINDLASS_BULK_WORD_STRIDE), "bulk credit is not full at the end");
-          expect(sent == word(pair.posted.address + i * WINDLASS_BULK_WORD_STRIDE), "posted word is behind");
+          expect(sent == (posted & ~WINDLASS_POSTED_MOVES), "posted word is behind");
         }
       }
   }
+
+  // A lane that has moved knows its ring on the sender's side, and on the receiver's if that has come so far.
+  void check_rings(const Slice* progress, uint64_t own, uint64_t from, const Slice& grown) {
+    const uint64_t sent = word(progress[0].address + own), sender = word(progress[0].address + own + 8), receiver = word(progress[1].address + own + 8);
+    expect(!sender == !from && (!from || from - 1 <= sent), "a lane has moved and not said so");
+    expect(!sender || (sender & ~127ull) == grown.address, "a lane has moved elsewhere");
+    // A receiver of lines that has not waited in vain since does not know yet; nothing has come by that ring.
+    expect(receiver == sender || (receiver == 0 && from - 1 == sent), "the receiver does not know where the lane has moved");
+    lanes_moved += sender != 0;
+  }
+  uint32_t lanes_moved = 0;
 };
 
 // --- messages -----------------------------------------------------------------------------------------------------------
@@ -566,6 +617,205 @@ void abort_in_the_middle(bool bulk_copies) {
   }
 }
 
+// --- growing ------------------------------------------------------------------------------------------------------------
+
+constexpr uint32_t both_wires[] = {WINDLASS_GROWTH_LINES, WINDLASS_GROWTH_BULK};
+
+// A message that takes a wire as `bytes` lie, and its buffers.
+struct Parcel {
+  Buffer out, in;
+  uint64_t id;
+  Parcel(uint64_t i, size_t bytes) : out(bytes, 0), in(bytes, 0), id(i) {
+    for (size_t k = 0; k < bytes; ++k) out.data[k] = expected_byte(id, k);
+  }
+  MailCall send(uint32_t to) const { return {reinterpret_cast<uint64_t>(out.data), out.size, to, 0}; }
+  MailCall receive(uint32_t from) const { return {reinterpret_cast<uint64_t>(in.data), in.size, from, 1}; }
+};
+MailLimits limits_of(const Options& o) { return {o.blocks_max, o.bulk_copies, o.stages, 220u << 10}; }
+
+// How a wire is tried: by lines, by bulk copies, by ordinary stores.
+struct Wire {
+  uint32_t wire;
+  bool bulk_copies;
+  Options options() const {
+    Options o;
+    o.bulk_copies = bulk_copies;
+    o.bulk_from = wire == WINDLASS_GROWTH_BULK ? 1 : 1 << 30;
+    return o;
+  }
+  // Bytes that fill so many slots of every lane.
+  size_t bytes(const Options& o, size_t slots) const {
+    return slots * (wire == WINDLASS_GROWTH_BULK ? o.bulk_lanes * o.chunk : o.line_lanes * 1920);
+  }
+};
+constexpr Wire wires[] = {{WINDLASS_GROWTH_LINES, true}, {WINDLASS_GROWTH_BULK, true}, {WINDLASS_GROWTH_BULK, false}};
+
+// Without room and without a receiver a sender asks for a larger ring, moves into it when there is one, and ends. What it left
+// in both rings is found later, by a receiver that was told of nothing; and so on, around the larger ring.
+void grow_while_stalled() {
+  for (const Wire& wire : wires)
+    for (uint32_t times : {2, 8}) {
+      const Options o = wire.options();
+      World world(o);
+      const uint32_t slots = times * world.first_slots(wire.wire);
+      const Parcel first(1, wire.bytes(o, slots) - 1000), second(2, wire.bytes(o, slots)), third(3, wire.bytes(o, 3 * slots));
+      std::atomic<bool> sent{false};
+      std::thread sender([&] {
+        world.group(0, {first.send(1)}, limits_of(o), seed);
+        sent = true;
+      });
+      while (!world.has_wish(0, 1, wire.wire)) usleep(1000);
+      expect(!sent, "the first ring held more than it has room for");
+      expect(!world.has_wish(0, 1, 1 - wire.wire), "the sender asked for the other wire");
+      world.grow(0, 1, wire.wire, slots, 1000);
+      sender.join();
+      world.group(1, {first.receive(0)}, limits_of(o), seed + 1);
+      first.in.check(1, "received");
+      world.check_words();
+      expect(world.lanes_moved == (wire.wire ? o.bulk_lanes : o.line_lanes), "not every lane has moved");
+      // As much as the larger ring takes, again with nobody there; and more than it takes.
+      world.group(0, {second.send(1)}, limits_of(o), seed + 2);
+      world.group(1, {second.receive(0)}, limits_of(o), seed + 3);
+      second.in.check(2, "received");
+      std::thread late([&] { world.group(1, {third.receive(0)}, limits_of(o), seed + 4); });
+      world.group(0, {third.send(1)}, limits_of(o), seed + 5);
+      late.join();
+      third.in.check(3, "received");
+      world.check_words();
+    }
+}
+
+// A ring that has grown before anything was sent: lines move when they first lack room, chunks at once.
+void grow_before_use() {
+  for (const Wire& wire : wires) {
+    const Options o = wire.options();
+    World world(o);
+    world.grow(0, 1, wire.wire, 4 * world.first_slots(wire.wire));
+    const Parcel parcel(1, wire.bytes(o, 4 * world.first_slots(wire.wire)));
+    world.group(0, {parcel.send(1)}, limits_of(o), seed);
+    world.group(1, {parcel.receive(0)}, limits_of(o), seed + 1);
+    parcel.in.check(1, "received");
+    world.check_words();
+    expect(world.lanes_moved == (wire.wire ? o.bulk_lanes : o.line_lanes), "not every lane has moved");
+    std::vector<Step> steps;
+    for (int i = 0; i < 12 / scale; ++i) steps.push_back({{{0, 1, wire.bytes(o, 3) * (uint64_t)(1 + i)}, {1, 0, 5000}}});
+    run_all(world, steps, {1, 200, true});
+  }
+}
+
+// Only the receiver's host has told: nothing changes. The sender's never does, or much later.
+void grow_one_side_first() {
+  for (const Wire& wire : wires) {
+    const Options o = wire.options();
+    World world(o);
+    world.make_growth(0, 1, wire.wire, 16);
+    world.tell_growth(0, 1, wire.wire, 1);
+    run_all(world, {{{{0, 1, wire.bytes(o, 11) + 7}}}, {{{0, 1, 99}}}});
+    expect(world.lanes_moved == 0, "a lane has moved without its sender");
+    world.tell_growth(0, 1, wire.wire, 0);
+    run_all(world, {{{{0, 1, wire.bytes(o, 30) + 7}}}, {{{0, 1, wire.bytes(o, 16)}}}, {{{0, 1, 99}}}});
+  }
+}
+
+// Both ranks send more than the first ring takes, then receive; the hosts grow what is asked for while both kernels spin.
+void head_to_head() {
+  for (const Wire& wire : wires) {
+    const Options o = wire.options();
+    World world(o);
+    const size_t bytes = wire.bytes(o, 7 * world.first_slots(wire.wire)) + 333;
+    const Parcel parcels[] = {{1, bytes}, {2, bytes}};
+    const auto rank = [&](uint32_t r) {
+      world.group(r, {parcels[r].send(1 - r)}, limits_of(o), seed + r);
+      world.group(r, {parcels[1 - r].receive(1 - r)}, limits_of(o), seed + 2 + r);
+    };
+    std::thread zero(rank, 0), one(rank, 1);
+    for (bool grown[2] = {}; !grown[0] || !grown[1]; usleep(500))
+      for (uint32_t r = 0; r < 2; ++r)
+        if (!grown[r] && world.has_wish(r, 1 - r, wire.wire)) {
+          world.grow(r, 1 - r, wire.wire, 8 * world.first_slots(wire.wire), 500);
+          grown[r] = true;
+        }
+    zero.join();
+    one.join();
+    parcels[0].in.check(1, "received");
+    parcels[1].in.check(2, "received");
+    world.check_words();
+  }
+}
+
+// Several messages deep before the first is received, of both wires, each its own group.
+void eight_deep() {
+  Options o;
+  World world(o);
+  std::vector<std::unique_ptr<Parcel>> parcels;
+  for (uint64_t i = 0; i < 8; ++i) parcels.emplace_back(new Parcel(i, i % 2 ? 39999 : 40000 + 4096 * i));
+  std::thread sender([&] {
+    for (const auto& parcel : parcels) world.group(0, {parcel->send(1)}, limits_of(o), seed + parcel->id);
+  });
+  for (bool grown[2] = {}; !grown[0] || !grown[1]; usleep(500))
+    for (uint32_t wire : both_wires)
+      if (!grown[wire] && world.has_wish(0, 1, wire)) {
+        world.grow(0, 1, wire, 64);
+        grown[wire] = true;
+      }
+  sender.join();
+  for (const auto& parcel : parcels) world.group(1, {parcel->receive(0)}, limits_of(o), seed + 20 + parcel->id);
+  for (const auto& parcel : parcels) parcel->in.check(parcel->id, "received");
+  world.check_words();
+}
+
+// The hosts of a communicator: grow every ring at some time, in some order, while groups run.
+struct Hosts {
+  std::thread thread;
+  Hosts(World& world, uint64_t random_seed, uint32_t within_microseconds) {
+    thread = std::thread([&world, random_seed, within_microseconds] {
+      host::Random random{random_seed};
+      std::vector<uint32_t> order;
+      const uint32_t ranks = world.options.ranks;
+      for (uint32_t i = 0; i < ranks * ranks * 2; ++i)
+        if (i / 2 / ranks != i / 2 % ranks) order.push_back(i);
+      for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random.below(i)]);
+      for (uint32_t which : order) {
+        if (random.below(6) == 0) continue;
+        usleep((useconds_t)random.below(within_microseconds / order.size() + 1));
+        const uint32_t wire = which & 1, slots = world.first_slots(wire) << (1 + random.below(4));
+        world.grow(which / 2 / ranks, which / 2 % ranks, wire, slots, (uint32_t)random.below(300));
+      }
+    });
+  }
+  ~Hosts() { thread.join(); }
+};
+
+// Rings grow in the middle of traffic, both ways, on both wires.
+void grow_in_traffic(bool bulk_copies) {
+  host::Random random{seed};
+  uint32_t moved = 0;
+  for (int round = 0; round < (HOST_TSAN ? 1 : 10); ++round) {
+    Options o;
+    o.bulk_copies = bulk_copies;
+    o.line_slots = o.bulk_slots = 1u << random.below(3);
+    o.bulk_lanes = 1 + (uint32_t)random.below(3);
+    World world(o);
+    std::vector<Step> steps;
+    for (int i = 0; i < (HOST_TSAN ? 6 : 24); ++i) {
+      Step step;
+      for (uint64_t k = random.below(4); k < 4; ++k) {
+        const uint32_t from = (uint32_t)random.below(2);
+        step.messages.push_back({from, 1 - from, random.below(random.below(2) ? 30000 : 150000), (uint32_t)random.below(2) * 5, 0});
+      }
+      steps.push_back(step);
+    }
+    {
+      Hosts hosts(world, random.next(), HOST_TSAN ? 400000 : 30000);
+      run_all(world, steps, {1 + (uint32_t)random.below(2) * 3, 300, true});
+    }
+    run_all(world, {steps[0], steps[1]});
+    moved += world.lanes_moved;
+  }
+  expect(moved > 0, "no lane has moved");
+  std::printf("%u lanes moved\n", moved);
+}
+
 // Random groups over 2 to 4 ranks, grids, sizes, alignments and geometries, one after the other.
 void random_groups() {
   host::Random random{seed};
@@ -595,7 +845,11 @@ void random_groups() {
       }
       steps.push_back(step);
     }
-    run_all(world, steps, {1, 200, true});
+    {
+      std::unique_ptr<Hosts> hosts;
+      if (random.below(2)) hosts.reset(new Hosts(world, random.next(), 40000));
+      run_all(world, steps, {1, 200, true});
+    }
     ++worlds;
   } while (std::chrono::steady_clock::now() < end);
   std::printf("%d communicators\n", worlds);
@@ -626,6 +880,13 @@ const struct {
     {"payload_like_tags", payload_like_tags},
     {"abort", [] { abort_in_the_middle(true); }},
     {"abort_ordinary", [] { abort_in_the_middle(false); }},
+    {"grow_stalled", grow_while_stalled},
+    {"grow_before_use", grow_before_use},
+    {"grow_one_side", grow_one_side_first},
+    {"grow_head_to_head", head_to_head},
+    {"grow_eight_deep", eight_deep},
+    {"grow_in_traffic", [] { grow_in_traffic(true); }},
+    {"grow_in_traffic_ordinary", [] { grow_in_traffic(false); }},
     {"random", random_groups},
 };
 

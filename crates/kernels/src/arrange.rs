@@ -92,7 +92,7 @@ const CLUSTER: u32 = 4;
 /// Why a group cannot be arranged. Neither happens in a communicator whose largest group was tried at birth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// More channels (49) than the launch holds: more peers than a host has.
+    /// More channels (41) than the launch holds: more peers than a host has.
     TooManyPeers,
     /// A block cannot keep the state of all the lanes that it must serve: the grid is too small for the geometry. With
     /// [`Geometry::recommended`] for the same number of blocks, or with 4 blocks and more, 8 ranks fit.
@@ -280,9 +280,9 @@ fn jobs_per_warp(launch: &Launch, blocks: u32, by_stores: bool) -> u32 {
 
 fn send_by_ordinary_stores(launch: &mut Launch) {
     for channel in launch.storage.chunks_exact_mut(CHANNEL_WORDS).take(launch.send_channels as usize) {
-        let active_bulk_lanes = channel[9] >> 32;
+        let active_bulk_lanes = channel[CHANNEL_WORDS - 1] >> 32;
         if active_bulk_lanes > 0 {
-            channel[7] |= u64::from(CHANNEL_ORDINARY_STORES) << 32;
+            channel[CHANNEL_WORDS - 3] |= u64::from(CHANNEL_ORDINARY_STORES) << 32;
         }
     }
 }
@@ -294,7 +294,7 @@ fn shared_bytes(launch: &Launch, blocks: u32) -> u32 {
     let barriers = (launch.stages * 8).next_multiple_of(16);
     let orders = launch.stages * 16;
     let told = (tasks * launch.movers * 4).next_multiple_of(16);
-    stages + barriers + orders + tasks * 64 + told + launch.movers * launch.jobs_per_warp * 32
+    stages + barriers + orders + tasks * 64 + told + launch.movers * launch.jobs_per_warp * 48
 }
 
 #[cfg(test)]
@@ -338,7 +338,7 @@ mod tests {
     fn small_send() {
         let (shape, launch) = arranged(&[call(8, 1, Direction::Send)], &LIMITS);
         let expected =
-            Shape { blocks: 1, threads: 32, cluster: 1, parameter_bytes: 128 + 80 + 16, ..Shape::default() };
+            Shape { blocks: 1, threads: 32, cluster: 1, parameter_bytes: 128 + 96 + 16, ..Shape::default() };
         assert_eq!(shape, expected);
         assert_eq!((launch.line_send_lanes, launch.line_send_warps, launch.movers), (1, 1, 1));
     }
@@ -368,7 +368,7 @@ mod tests {
         ] {
             let (shape, launch) = arranged(&calls, limits);
             assert_eq!(launch.stages, 0);
-            assert_eq!((launch.storage[7] >> 32) as u32, CHANNEL_ORDINARY_STORES);
+            assert_eq!((launch.storage[CHANNEL_WORDS - 3] >> 32) as u32, CHANNEL_ORDINARY_STORES);
             assert!(shape.shared_bytes < 4096);
         }
     }
@@ -390,11 +390,11 @@ mod tests {
     /// Few operations travel inside the parameters, many in a list.
     #[test]
     fn many_operations() {
-        let calls = vec![call(100, 1, Direction::Send); 243];
+        let calls = vec![call(100, 1, Direction::Send); 242];
         let (shape, _) = arranged(&calls, &LIMITS);
         assert_eq!((shape.lists_operations, shape.parameter_bytes), (false, 4096));
         let (shape, _) = arranged(&[calls, vec![call(1, 2, Direction::Send)]].concat(), &LIMITS);
-        assert_eq!((shape.lists_operations, shape.parameter_bytes), (true, 128 + 2 * 80));
+        assert_eq!((shape.lists_operations, shape.parameter_bytes), (true, 128 + 2 * 96));
     }
 
     /// The largest group of 8 ranks fits at every grid for which the geometry was made, and is refused where not.

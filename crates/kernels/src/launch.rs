@@ -11,12 +11,15 @@ pub const UNIT_SLOT_BYTES: u32 = 2048;
 pub const UNIT_PAYLOAD_BYTES: u64 = 1920;
 pub const LINE_WORD_STRIDE: u32 = 32;
 pub const BULK_WORD_STRIDE: u32 = 128;
-pub const PROGRESS_STRIDE: u32 = 8;
+pub const PROGRESS_STRIDE: u32 = 16;
+pub const LINE_FROM_STRIDE: u32 = 8;
 pub const LAUNCH_BYTES: usize = 4096;
 pub const LAUNCH_HEAD_BYTES: usize = 128;
 pub const INLINE_BYTES: usize = LAUNCH_BYTES - LAUNCH_HEAD_BYTES;
 pub const REPORT_ENTRIES: usize = 31;
 pub const BULK_SERVICE_WARPS: u32 = 2;
+/// Bytes of each wire at [`Launch::wishes`].
+pub const WISHES_PER_WIRE: usize = 64;
 
 pub const CHANNEL_RECEIVE: u32 = 1;
 /// The channel's bulk messages are sent by ordinary loads and stores; the receiver cannot tell.
@@ -50,7 +53,8 @@ pub struct Geometry {
 
 impl Geometry {
     /// The measured geometry for grids of at most this many blocks (equal on all ranks: the least of their limits):
-    /// per directed pair 4 MiB of line ring and 16 MiB of bulk ring, whatever the number of lanes.
+    /// per directed pair 4 MiB of line ring and 2 MiB of bulk ring, whatever the number of lanes. Rings [grow](crate::growth)
+    /// when they must; chunks through so small a ring are slow.
     pub fn recommended(blocks_max: u32, rank: u32) -> Geometry {
         let bulk_lanes = blocks_max.clamp(1, 32);
         let line_lanes = 8 * bulk_lanes;
@@ -62,7 +66,7 @@ impl Geometry {
             line_lanes,
             line_slots: slots(4 << 20, line_lanes * UNIT_SLOT_BYTES),
             bulk_lanes,
-            bulk_slots: slots(16 << 20, bulk_lanes * bulk_chunk_bytes),
+            bulk_slots: slots(2 << 20, bulk_lanes * bulk_chunk_bytes),
             bulk_chunk_bytes,
             rank,
         }
@@ -113,10 +117,12 @@ pub struct Channel {
     pub line_ring: u64,
     pub line_credit: u64,
     pub line_progress: u64,
+    pub line_from: u64,
     pub bulk_ring: u64,
     pub bulk_posted: u64,
     pub bulk_credit: u64,
     pub bulk_progress: u64,
+    pub growth: u64,
     pub peer: u32,
     pub flags: u32,
     pub first_operation: u32,
@@ -135,10 +141,12 @@ impl Channel {
             self.line_ring,
             self.line_credit,
             self.line_progress,
+            self.line_from,
             self.bulk_ring,
             self.bulk_posted,
             self.bulk_credit,
             self.bulk_progress,
+            self.growth,
             pair(self.peer, self.flags),
             pair(self.first_operation, self.operations),
             pair(self.active_line_lanes, self.active_bulk_lanes),
@@ -154,7 +162,7 @@ pub struct Launch {
     pub control: u64,
     pub report: u64,
     pub operation_list: u64,
-    pub reserved_head: u64,
+    pub wishes: u64,
     pub send_channels: u32,
     pub receive_channels: u32,
     pub line_send_lanes: u32,
@@ -179,7 +187,7 @@ impl Default for Launch {
             control: 0,
             report: 0,
             operation_list: 0,
-            reserved_head: 0,
+            wishes: 0,
             send_channels: 0,
             receive_channels: 0,
             line_send_lanes: 0,
@@ -224,7 +232,7 @@ pub struct Report {
 const _: () = {
     assert!(size_of::<Geometry>() == 40 && offset_of!(Geometry, line_lanes) == 16);
     assert!(size_of::<Operation>() == 16);
-    assert!(size_of::<Channel>() == 80 && offset_of!(Channel, peer) == 56);
+    assert!(size_of::<Channel>() == 96 && offset_of!(Channel, peer) == 72);
     assert!(size_of::<Launch>() == LAUNCH_BYTES && offset_of!(Launch, storage) == LAUNCH_HEAD_BYTES);
     assert!(offset_of!(Launch, control) == 40 && offset_of!(Launch, send_channels) == 72);
     assert!(size_of::<ReportEntry>() == 32 && size_of::<Report>() == 32 + 31 * 32);

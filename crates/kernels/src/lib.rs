@@ -4,5 +4,6 @@
 //! launches hands the used part of it to the driver with the kernel of an [`images::Image`].
 
 pub mod arrange;
+pub mod growth;
 pub mod images;
 pub mod launch;

@@ -58,10 +58,10 @@ macro_rules! for_each_entry {
             /// Frees a communicator and ends its unfinished operations; may be called from another thread.
             [21803 seen] fn ncclCommAbort | pncclCommAbort (comm: ncclComm_t) -> ncclResult_t;
             /// Stops a communicator without freeing it.
-            [22807 later] fn ncclCommRevoke | pncclCommRevoke (comm: ncclComm_t, revokeFlags: c_int) -> ncclResult_t;
+            [22807 seen] fn ncclCommRevoke | pncclCommRevoke (comm: ncclComm_t, revokeFlags: c_int) -> ncclResult_t;
             // Questions to a communicator.
             /// The state of a communicator: success, in progress, or the error that stopped it.
-            [21803 later] fn ncclCommGetAsyncError | pncclCommGetAsyncError (comm: ncclComm_t, asyncError: *mut ncclResult_t) -> ncclResult_t;
+            [21803 seen] fn ncclCommGetAsyncError | pncclCommGetAsyncError (comm: ncclComm_t, asyncError: *mut ncclResult_t) -> ncclResult_t;
             /// How many ranks a communicator has.
             [21803 later] fn ncclCommCount | pncclCommCount (comm: ncclComm_t, count: *mut c_int) -> ncclResult_t;
             /// The CUDA device of this rank.

@@ -11,7 +11,8 @@ use crate::rendezvous::ours::Ours;
 use crate::rendezvous::{self, Membership};
 use crate::{guard, process};
 
-use super::boxes;
+use super::line::Line;
+use super::{boxes, watch};
 
 /// Giving memory back takes milliseconds.
 const EXIT_WITHIN: Duration = Duration::from_secs(2);
@@ -25,8 +26,8 @@ pub(super) enum Word {
     Here(Arc<AtomicU64>, u32),
     /// All have, as of now.
     Nobody,
-    /// Nothing is heard; only processes that end are seen.
-    Unheard,
+    /// The meeting is over: who touches the slice keeps the line open.
+    Line(Line),
 }
 
 impl Word {
@@ -39,19 +40,16 @@ impl Word {
         Word::Here(closed.clone(), rank)
     }
 
-    pub fn nobody() -> Word {
-        Word::Nobody
-    }
-
-    pub fn unheard() -> Word {
-        Word::Unheard
+    /// After a birth that failed. Without a line nobody came to know the slice.
+    pub fn failed(line: Option<Line>) -> Word {
+        line.map_or(Word::Nobody, Word::Line)
     }
 
     fn close(&self) {
         match self {
             Word::Meeting(membership) => membership.close(),
             Word::Here(closed, rank) => drop(closed.fetch_or(1 << rank, Ordering::Relaxed)),
-            Word::Nobody | Word::Unheard => {}
+            Word::Nobody | Word::Line(_) => {}
         }
     }
 
@@ -60,7 +58,7 @@ impl Word {
             Word::Meeting(membership) => membership.closed(),
             Word::Here(closed, _) => closed.load(Ordering::Relaxed),
             Word::Nobody => u64::MAX,
-            Word::Unheard => 0,
+            Word::Line(line) => line.let_go(),
         }
     }
 }
@@ -75,7 +73,7 @@ pub(super) struct Life {
 }
 
 impl Life {
-    fn is_over(&self) -> bool {
+    pub fn is_over(&self) -> bool {
         let Some(ends) = &self.ends else { return false };
         let mut polled = [PollFd::new(ends, PollFlags::IN)];
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -87,9 +85,9 @@ impl Life {
 #[derive(Debug)]
 pub(super) struct Closing {
     arena: Arc<Arena>,
-    lease: LeaseId,
+    leases: Vec<LeaseId>,
     word: Word,
-    open: Vec<Life>,
+    open: Vec<Arc<Life>>,
     /// Graphs that captured this rank's kernels may still touch what is the others'.
     holds: Arc<Holds>,
     told: bool,
@@ -102,8 +100,13 @@ static CLOSED: Mutex<Vec<Closing>> = Mutex::new(Vec::new());
 static EXITING: AtomicBool = AtomicBool::new(false);
 
 impl Closing {
-    pub fn new(slice: &Slice, word: Word, open: Vec<Life>, holds: Arc<Holds>) -> Closing {
-        Closing { arena: slice.arena().clone(), lease: slice.lease(), word, open, holds, told: false }
+    pub fn new(slice: &Slice, word: Word, open: Vec<Arc<Life>>, holds: Arc<Holds>) -> Closing {
+        Closing { arena: slice.arena().clone(), leases: vec![slice.lease()], word, open, holds, told: false }
+    }
+
+    /// These were lent to the others later.
+    pub fn also(&mut self, leases: Vec<LeaseId>) {
+        self.leases.extend(leases);
     }
 
     /// This rank has let go of all that is the others', but for graphs.
@@ -126,7 +129,7 @@ impl Closing {
         let closed = self.word.closed();
         self.open.retain(|life| {
             if closed & (1 << life.rank) != 0 {
-                self.arena.note(Event::Closed(self.lease, life.rank));
+                note_closed(&self.arena, &self.leases, life.rank);
             } else if life.is_over() {
                 self.arena.note(Event::Died(life.process));
             } else {
@@ -136,6 +139,10 @@ impl Closing {
         });
         self.told && self.open.is_empty()
     }
+}
+
+fn note_closed(arena: &Arena, leases: &[LeaseId], rank: u32) {
+    leases.iter().for_each(|lease| arena.note(Event::Closed(*lease, rank)));
 }
 
 fn closed() -> MutexGuard<'static, Vec<Closing>> {
@@ -191,12 +198,13 @@ extern "C" fn at_exit() {
 }
 
 fn give_back() {
+    watch::end();
     let _alone = SETTLING.lock().unwrap_or_else(PoisonError::into_inner);
     EXITING.store(true, Ordering::Relaxed);
     let left = std::mem::take(&mut *closed());
     for closing in &left {
         for life in &closing.open {
-            closing.arena.note(Event::Closed(closing.lease, life.rank));
+            note_closed(&closing.arena, &closing.leases, life.rank);
         }
     }
     drop(left);

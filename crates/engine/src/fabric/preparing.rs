@@ -18,6 +18,7 @@ use windlass_kernels::launch::Geometry;
 
 use super::boxes::{self, Share};
 use super::closing::{Closing, Life, Word};
+use super::line::{Hold, Line};
 
 /// The end of a slice, where ranks leave words to be tested; all before it holds zeros.
 const WORDS_BYTES: u64 = 128;
@@ -38,17 +39,28 @@ pub(super) struct Prepared {
     pub slice: Slice,
     /// By rank, none for itself.
     pub peers: Vec<Option<PeerSlice>>,
-    pub lives: Vec<Life>,
+    pub lives: Vec<Arc<Life>>,
     pub holds: Arc<Holds>,
     /// None if the rank could not prepare.
     pub mailbox: Option<Mailbox>,
+    /// To those who came to know the slice at a meeting.
+    pub line: Option<Line>,
+    /// To the owners of slices that this rank came to know there.
+    pub lines: Vec<Hold>,
 }
 
 impl Prepared {
-    /// There is no fabric after all.
-    pub fn abandon(self, word: Word) {
-        let closing = Closing::new(&self.slice, word, self.lives, self.holds);
+    /// There is no fabric after all, and nobody touches what was announced any more.
+    pub fn abandon(mut self) {
+        self.line = None;
+        self.fail();
+    }
+
+    /// There is none, but others may still be testing the slice.
+    pub fn fail(self) {
+        let closing = Closing::new(&self.slice, Word::failed(self.line), self.lives, self.holds);
         drop((self.mailbox, self.peers, self.slice));
+        drop(self.lines);
         closing.begin();
     }
 }
@@ -143,7 +155,7 @@ fn words(error: impl std::fmt::Display) -> String {
 }
 
 /// Names a process among those of this host.
-fn process_number(name: Token) -> u64 {
+pub(super) fn process_number(name: Token) -> u64 {
     let mut bytes = [0; 8];
     bytes.copy_from_slice(&name.0[..8]);
     u64::from_le_bytes(bytes)
@@ -161,20 +173,33 @@ pub(super) fn at_meeting(
     let lent = Lent::new(contract, rank, arena)?;
     let mut peers: Vec<Option<PeerSlice>> = contract.members.iter().map(|_| None).collect();
     let mut lives = lives_of(contract, rank);
-    let made =
-        exchange(preparation, &lent, &mut peers, &mut lives).and_then(|()| lent.mailbox(&peers, share));
+    let (line, others_end) = Line::new().map_err(words)?;
+    let mut known = Known { peers: &mut peers, lives: &mut lives, lines: Vec::new() };
+    let exchanged = exchange(preparation, &lent, others_end, &mut known);
+    let lines = known.lines;
+    let made = exchanged.and_then(|()| lent.mailbox(&peers, share));
     let (mailbox, result) = match made {
         Ok(mailbox) => (Some(mailbox), Ok(())),
         Err(words) => (None, Err(words)),
     };
-    Ok((Prepared { slice: lent.slice, peers, lives, holds: lent.holds, mailbox }, result))
+    let (slice, holds) = (lent.slice, lent.holds);
+    let lives = lives.into_iter().map(Arc::new).collect();
+    Ok((Prepared { slice, peers, lives, holds, mailbox, line: Some(line), lines }, result))
 }
 
+/// What a rank comes to know of its peers.
+struct Known<'a> {
+    peers: &'a mut [Option<PeerSlice>],
+    lives: &'a mut [Life],
+    lines: Vec<Hold>,
+}
+
+/// Our end of the line that others get is closed when this returns: what is in their queues stays open.
 fn exchange(
     preparation: &Preparation<'_>,
     lent: &Lent<'_>,
-    peers: &mut [Option<PeerSlice>],
-    lives: &mut [Life],
+    line: Hold,
+    known: &mut Known<'_>,
 ) -> Result<(), String> {
     let others = lent.others();
     let doors = preparation.peers();
@@ -193,11 +218,13 @@ fn exchange(
             (announcement.place, Some([this, memory]))
         }
     };
-    let descriptors: Vec<BorrowedFd<'_>> = far.iter().flatten().map(AsFd::as_fd).collect();
+    let line = [line.as_fd()];
+    let descriptors: Vec<BorrowedFd<'_>> =
+        line.into_iter().chain(far.iter().flatten().map(AsFd::as_fd)).collect();
     let mut payload = lent.rank.to_le_bytes().to_vec();
     payload.extend(place.to_wire());
     let sending = |to: &Token| {
-        let descriptors: &[BorrowedFd<'_>] = if is_near(to) { &[] } else { &descriptors };
+        let descriptors = if is_near(to) { &line[..] } else { &descriptors };
         Sending { to: *to, payload: &payload, descriptors }
     };
     let sendings: Vec<Sending<'_>> = doors.iter().map(sending).collect();
@@ -209,19 +236,20 @@ fn exchange(
             return Err("a peer spoke for another rank".into());
         }
         let mut descriptors = descriptors.into_iter();
+        known.lines.extend(descriptors.next().map(Hold::of));
         let slice = match (lent.is_near(rank), descriptors.next(), descriptors.next()) {
             (true, ..) => lent.reach(rank, place)?,
             (false, Some(ends), Some(memory)) => {
-                if let Some(life) = lives.iter_mut().find(|life| life.rank == rank) {
+                if let Some(life) = known.lives.iter_mut().find(|life| life.rank == rank) {
                     life.ends = Some(ends);
                 }
                 lent.map(rank, place, memory.as_fd())?
             }
             (false, ..) => return Err("a peer sent too few descriptors".into()),
         };
-        peers[rank as usize] = Some(slice);
+        known.peers[rank as usize] = Some(slice);
     }
-    let missing = peers.iter().zip(0..).find(|(peer, rank)| peer.is_none() && *rank != lent.rank);
+    let missing = known.peers.iter().zip(0..).find(|(peer, rank)| peer.is_none() && *rank != lent.rank);
     missing.map_or(Ok(()), |(_, rank)| Err(format!("nothing came from rank {rank}")))
 }
 
@@ -233,7 +261,8 @@ fn lives_of(contract: &Contract, own: u32) -> Vec<Life> {
         .collect()
 }
 
-/// The rank, where its slice lies, and what came with it: from another process its pidfd and the slice's memory.
+/// The rank, where its slice lies, and what came with it: a line; from another process also its pidfd and the slice's
+/// memory.
 fn read(parcel: Parcel) -> Option<(u32, Place, Vec<Ours>)> {
     let (rank, place) = parcel.payload.split_first_chunk::<4>()?;
     let place = Place::from_wire(place.try_into().ok()?);
@@ -260,13 +289,14 @@ pub(super) fn in_one_hand(
             None => lent.mailbox(&peers, share).map_err(|words| failed = Some((lent.rank, words))).ok(),
             Some(_) => None,
         };
-        let lives = lives_of(contract, lent.rank);
-        prepared.push(Prepared { lives, slice: lent.slice, peers, holds: lent.holds, mailbox });
+        let lives = lives_of(contract, lent.rank).into_iter().map(Arc::new).collect();
+        let (slice, holds) = (lent.slice, lent.holds);
+        prepared.push(Prepared { lives, slice, peers, holds, mailbox, line: None, lines: Vec::new() });
     }
     match failed {
         None => Ok(prepared),
         Some(failure) => {
-            prepared.into_iter().for_each(|prepared| prepared.abandon(Word::nobody()));
+            prepared.into_iter().for_each(|prepared| prepared.abandon());
             Err(failure)
         }
     }

@@ -16,6 +16,7 @@ use crate::rendezvous::place;
 use crate::rendezvous::verdict::Reason;
 
 use super::boxes::{self, Share};
+use super::watch;
 
 /// A rank of a communicator that is asked for by an id.
 #[derive(Clone, Debug)]
@@ -108,7 +109,7 @@ pub(super) fn on(ordinal: Ordinal, ranks: u32, ctas_max: u32) -> Result<(Arc<Are
             process_id: std::process::id(),
             device: Device { uuid: device.uuid, pci: pci(&device.pci) },
             door: Token([0; 16]),
-            attachment: Vec::new(),
+            attachment: watch::desk().map_err(no_identity)?.0.to_vec(),
         },
     };
     Ok((arena, share, facts))

@@ -57,6 +57,28 @@ pub fn end(how: End, communicator: ncclComm_t) -> ncclResult_t {
     }
 }
 
+/// Revokes a communicator.
+pub fn revoke(communicator: ncclComm_t, flags: c_int) -> ncclResult_t {
+    // SAFETY: the application's own arguments; the library is open.
+    unsafe { real::ncclCommRevoke(communicator, flags) }
+}
+
+/// Asks for a communicator's asynchronous error.
+pub fn async_error(communicator: ncclComm_t, place: *mut ncclResult_t) -> ncclResult_t {
+    // SAFETY: the application's own arguments; the library is open.
+    unsafe { real::ncclCommGetAsyncError(communicator, place) }
+}
+
+/// Writes an error of ours where NCCL has just written that there is none.
+pub fn add_error(place: *mut ncclResult_t, error: ncclResult_t) {
+    // SAFETY: NCCL took this place and wrote its answer there.
+    unsafe {
+        if place.read() == ncclSuccess {
+            place.write(error);
+        }
+    }
+}
+
 /// Lets NCCL order all that it runs of a communicator before what comes next on a stream: by a copy of one byte of ours to
 /// itself, which needs no other rank.
 pub fn order(

@@ -5,9 +5,11 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
-use windlass_kernels::launch::{Launch, Operation, Report};
+use windlass_kernels::arrange::Direction;
+use windlass_kernels::growth::Wire;
+use windlass_kernels::launch::{Launch, Operation, Report, WISHES_PER_WIRE};
 
 use crate::gpu::failure::Code;
 use crate::gpu::module::{Function, Module, Shape};
@@ -58,7 +60,7 @@ impl Calls {
     }
 }
 
-/// Memory of the host that devices read: the word for the kernel, then room for lists. Zero at first.
+/// Memory of the host that devices read and write: the head, then room for lists. Zero at first.
 #[derive(Debug)]
 pub(super) struct HostMemory {
     driver: &'static Driver,
@@ -67,10 +69,23 @@ pub(super) struct HostMemory {
     list_bytes: usize,
 }
 
-/// Before the lists, so that the word has a line for itself.
-const HEAD_BYTES: usize = 128;
+/// Before the lists. What one side writes shares no line with what the other does.
+#[repr(C)]
+struct Head {
+    control: AtomicU32,
+    aside: [u8; 124],
+    /// Written by the kernel: by wire and peer.
+    wishes: [[AtomicU8; WISHES_PER_WIRE]; 2],
+    /// Words for larger rings: by direction, peer and wire.
+    growth: [[[AtomicU64; 2]; PEERS_MAX]; 2],
+}
 
-// SAFETY: the word is only used as an atomic; whoever writes to a list owns that part of it.
+/// Ranks of a communicator; fewer fit a launch.
+pub(super) const PEERS_MAX: usize = WISHES_PER_WIRE;
+const HEAD_BYTES: usize = size_of::<Head>();
+const _: () = assert!(HEAD_BYTES.is_multiple_of(128));
+
+// SAFETY: the head has only atomics; whoever writes to a list owns that part of it.
 unsafe impl Send for HostMemory {}
 // SAFETY: as above.
 unsafe impl Sync for HostMemory {}
@@ -93,13 +108,42 @@ impl HostMemory {
 
     /// The word that tells the kernel to leave.
     pub fn control(&self) -> &AtomicU32 {
-        // SAFETY: within the allocation, aligned, and used as an atomic by all.
-        unsafe { self.base.cast::<AtomicU32>().as_ref() }
+        &self.head().control
+    }
+
+    fn head(&self) -> &Head {
+        // SAFETY: within the allocation, which is aligned to a page; any bytes are a head, and all use it as atomics.
+        unsafe { self.base.cast::<Head>().as_ref() }
     }
 
     /// Where devices find the word: the same address as on the host, as all memory has one address.
     pub fn control_address(&self) -> Address {
         self.base.as_ptr() as Address
+    }
+
+    /// Where the kernel says that it wants larger rings.
+    pub fn wishes_address(&self) -> Address {
+        self.head().wishes.as_ptr() as Address
+    }
+
+    /// The peers for whom the kernel wants one, a bit each.
+    pub fn wishes(&self, wire: Wire) -> u64 {
+        let bytes = self.head().wishes[wire as usize].iter().enumerate();
+        bytes.fold(0, |mask, (peer, byte)| mask | u64::from(byte.load(Ordering::Relaxed) != 0) << peer)
+    }
+
+    /// The word that tells the kernel of a larger ring. Released by whoever stores it, once.
+    pub fn growth(&self, direction: Direction, peer: u32, wire: Wire) -> &AtomicU64 {
+        &self.growths(direction, peer)[wire as usize]
+    }
+
+    /// Where the kernel finds the words of both wires.
+    pub fn growth_address(&self, direction: Direction, peer: u32) -> Address {
+        self.growths(direction, peer).as_ptr() as Address
+    }
+
+    fn growths(&self, direction: Direction, peer: u32) -> &[AtomicU64; 2] {
+        &self.head().growth[direction as usize][peer as usize]
     }
 
     /// Writes a list and lets a stream copy it to the device. The bytes from `offset` on are the caller's until the copy,
@@ -127,9 +171,12 @@ impl HostMemory {
         self.driver.check("cuMemcpyHtoDAsync_v2", code, detail)
     }
 
-    /// Lets the next kernel run.
+    /// Lets the next communicator's kernels run.
     pub fn reset(&self) {
-        self.control().store(windlass_kernels::launch::CONTROL_RUN, Ordering::Release);
+        let head = self.head();
+        head.wishes.iter().flatten().for_each(|byte| byte.store(0, Ordering::Relaxed));
+        head.growth.iter().flatten().flatten().for_each(|word| word.store(0, Ordering::Relaxed));
+        head.control.store(windlass_kernels::launch::CONTROL_RUN, Ordering::Release);
     }
 }
 

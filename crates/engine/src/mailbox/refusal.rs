@@ -4,6 +4,7 @@ use std::fmt;
 
 use nccl_sys::{ncclInternalError, ncclInvalidArgument, ncclInvalidUsage, ncclResult_t, ncclSystemError};
 use windlass_kernels::arrange;
+use windlass_kernels::growth::Wire;
 
 use crate::error::refuse;
 use crate::gpu::Failure;
@@ -28,6 +29,8 @@ pub enum Refusal {
     Unmatched { rank: u32, sends: usize, receives: usize },
     /// Graphs hold all room for lists of operations, or one list is too long.
     NoRoom { operations: usize, most: usize },
+    /// No lane can move into such a ring.
+    NoGrowth { peer: u32, wire: Wire, why: &'static str },
     /// It was aborted before.
     Aborted { rank: u32 },
     /// Work is still in flight.
@@ -43,7 +46,10 @@ impl Refusal {
             // As NCCL at the end of a group.
             Refusal::Unmatched { .. } | Refusal::Aborted { .. } => ncclInvalidUsage,
             Refusal::NoImage { .. } | Refusal::NoBlocks { .. } | Refusal::NoRoom { .. } => ncclSystemError,
-            Refusal::Strange { .. } | Refusal::Lanes { .. } | Refusal::Busy { .. } => ncclInternalError,
+            Refusal::Strange { .. }
+            | Refusal::Lanes { .. }
+            | Refusal::NoGrowth { .. }
+            | Refusal::Busy { .. } => ncclInternalError,
         }
     }
 
@@ -85,6 +91,9 @@ impl fmt::Display for Refusal {
                 out,
                 "no room for a list of {operations} operations: {most} together, less what graphs hold"
             ),
+            Refusal::NoGrowth { peer, wire, why } => {
+                write!(out, "no larger ring of {wire:?} with peer {peer}: {why}")
+            }
             Refusal::Aborted { rank } => write!(out, "the mailbox of rank {rank} was aborted"),
             Refusal::Busy { rank, waited_ms } => {
                 write!(out, "the mailbox of rank {rank} still has work in flight after {waited_ms} ms")

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use windlass_kernels::arrange::Direction;
+use windlass_kernels::growth::Wire;
 use windlass_kernels::launch::{
     REPORT_ENTRIES, Report, ReportEntry, WAITED_BULK_CREDIT, WAITED_BULK_DATA, WAITED_LINE_CREDIT,
     WAITED_LINE_DATA,
@@ -30,6 +31,10 @@ pub struct Progress {
     pub units: u64,
     /// Chunks, likewise.
     pub chunks: u64,
+    /// This side's kernels may use a larger ring of lines.
+    pub lines_grown: bool,
+    /// A larger ring of chunks, likewise.
+    pub bulk_grown: bool,
 }
 
 /// One lane that did not get on.
@@ -49,14 +54,6 @@ pub struct Wait {
     pub sequence: u64,
     /// How far the other side was: units or chunks consumed for a send, arrived for a receive.
     pub seen: u64,
-}
-
-/// The two kinds of lanes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub enum Wire {
-    Lines,
-    Bulk,
 }
 
 impl Stuck {

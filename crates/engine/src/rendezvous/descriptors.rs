@@ -167,12 +167,12 @@ impl Door {
     }
 }
 
-fn socket() -> rustix::io::Result<Ours> {
+pub(super) fn socket() -> rustix::io::Result<Ours> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     Ours::new(net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
 }
 
-fn address(door: Token) -> rustix::io::Result<SocketAddrUnix> {
+pub(super) fn address(door: Token) -> rustix::io::Result<SocketAddrUnix> {
     let name = format!("windlass-{:032x}", u128::from_be_bytes(door.0));
     SocketAddrUnix::new_abstract_name(name.as_bytes())
 }

@@ -1,4 +1,4 @@
-//! What only a GPU can show: run with `ARENA_TEST_ON=gpu`, `--ignored`, on a machine with two GPUs.
+//! What only a GPU can show: run with `ENGINE_TEST_ON=gpu`, `--ignored`, on a machine with two GPUs.
 
 use std::os::fd::AsFd;
 use std::time::Instant;

@@ -8,7 +8,6 @@ use windlass_engine::gpu::Home;
 use windlass_engine::mailbox::{Calls, Layout, Mailbox, Parts, Supply};
 use windlass_kernels::launch::Geometry;
 
-use crate::kernel;
 use crate::support::*;
 use crate::traffic::*;
 
@@ -24,21 +23,6 @@ pub const GEOMETRY: Geometry = Geometry {
     rank: 0,
 };
 pub const BLOCKS: u32 = 2;
-
-fn calls() -> Calls {
-    macro_rules! found {
-        ($name:ident) => {
-            // SAFETY: the field's type is that of the driver's header.
-            *unsafe { library().get(concat!(stringify!($name), "\0").as_bytes()) }.expect(stringify!($name))
-        };
-    }
-    Calls {
-        cuMemcpyDtoDAsync_v2: found!(cuMemcpyDtoDAsync_v2),
-        cuMemcpyHtoDAsync_v2: found!(cuMemcpyHtoDAsync_v2),
-        cuMemHostAlloc: found!(cuMemHostAlloc),
-        cuMemFreeHost: found!(cuMemFreeHost),
-    }
-}
 
 /// A device that the program uses, and what our side of it has.
 pub struct Device {
@@ -60,11 +44,8 @@ impl Device {
         let primary = Primary::of(ordinal);
         let arena = Arena::open(primary.driver, ordinal, 256 << 20).unwrap();
         let home = Home::of(primary.driver, ordinal).unwrap();
-        let supply = match on_a_gpu() {
-            true => Supply::new(home, calls()),
-            false => Supply::with_images(home, calls(), &[kernel::image()]),
-        };
-        Device { primary, arena, supply: supply.unwrap() }
+        let supply = Supply::new(home, Calls::of(primary.driver)).unwrap();
+        Device { primary, arena, supply }
     }
 
     pub fn stream(&self) -> AppStream {

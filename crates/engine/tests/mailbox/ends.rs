@@ -6,7 +6,6 @@ use windlass_engine::mailbox::{Direction, Mailbox, Parts, Progress, Refusal, Wir
 use windlass_kernels::launch::Geometry;
 
 use crate::communicator::*;
-use crate::support::watch::step;
 use crate::support::*;
 use crate::traffic::*;
 
@@ -74,7 +73,8 @@ fn progress() {
     ] {
         let all = ranks[rank].mailbox.progress().unwrap();
         assert_eq!(all.len(), 4);
-        let expected = Progress { peer, direction, units, chunks };
+        let (lines_grown, bulk_grown) = (false, false);
+        let expected = Progress { peer, direction, units, chunks, lines_grown, bulk_grown };
         assert!(all.contains(&expected), "{expected:?} among {all:?}");
     }
     ranks[0].mailbox.abort();

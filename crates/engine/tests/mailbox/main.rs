@@ -5,7 +5,6 @@
 mod support;
 
 mod communicator;
-mod kernel;
 mod traffic;
 
 mod ends;

@@ -1,6 +1,6 @@
 //! What the programs of this folder share: the driver that they run on, streams of the application, processes side by side.
 
-#![allow(dead_code, reason = "each test program uses a part")]
+#![allow(dead_code, unused_imports, reason = "each test program uses a part")]
 
 mod driver;
 
@@ -8,8 +8,9 @@ mod stream;
 
 mod processes;
 
-pub mod watch;
+mod watch;
 
 pub use driver::*;
 pub use processes::*;
 pub use stream::*;
+pub use watch::step;

@@ -56,10 +56,12 @@ fn case(random: &mut Random) -> Case {
         line_ring: random.next(),
         line_credit: random.next(),
         line_progress: random.next(),
+        line_from: random.next(),
         bulk_ring: random.next(),
         bulk_posted: random.next(),
         bulk_credit: random.next(),
         bulk_progress: random.next(),
+        growth: random.next(),
         peer: random.below(8) as u32,
         ..Channel::default()
     };
@@ -105,10 +107,12 @@ impl Bytes {
             c.line_ring,
             c.line_credit,
             c.line_progress,
+            c.line_from,
             c.bulk_ring,
             c.bulk_posted,
             c.bulk_credit,
             c.bulk_progress,
+            c.growth,
         ]);
         self.u32(&[
             c.peer,
@@ -146,7 +150,7 @@ impl Bytes {
     /// The launch field by field, in the order of `device/mailbox.h`.
     fn launch(&mut self, l: &Launch) {
         self.geometry(&l.geometry);
-        self.u64(&[l.control, l.report, l.operation_list, l.reserved_head]);
+        self.u64(&[l.control, l.report, l.operation_list, l.wishes]);
         self.u32(&[l.send_channels, l.receive_channels, l.line_send_lanes, l.line_receive_lanes]);
         self.u32(&[l.bulk_send_lanes, l.bulk_receive_lanes, l.line_send_warps, l.line_receive_warps]);
         self.u32(&[l.movers, l.stages, l.jobs_per_warp, l.flags, l.operations, l.reserved]);

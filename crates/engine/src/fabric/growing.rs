@@ -1,0 +1,205 @@
+//! Larger rings for a pair: the sender's process asks the receiver's, which lends memory for the ring, tells its own kernels
+//! and answers with it; the sender maps it and tells its kernels. On the watch thread of both; calls and kernels go on. Each
+//! ring grows once. What cannot be lent or mapped leaves the ring as it is, and is not asked for again.
+
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use crate::arena::{self, LeaseId, Member, Peer, PeerArena, PeerSlice, Place, Slice};
+use crate::contract::bytes::{Reader, Writer};
+use crate::contract::{self, Token};
+use crate::mailbox::{Mailbox, Wire};
+use crate::rendezvous::asking::Answer;
+
+use super::Fabric;
+use super::preparing::process_number;
+
+/// Zeroing 128 MiB takes well under a millisecond.
+const ZEROED_WITHIN: Duration = Duration::from_secs(10);
+
+/// What rings grew into.
+#[derive(Debug, Default)]
+pub(super) struct Growing {
+    /// Pairs whose ring was asked for, a bit for each peer: lines, then chunks.
+    asked: [AtomicU64; 2],
+    /// Held for a push, and taken when the fabric ends.
+    grown: Mutex<Grown>,
+}
+
+#[derive(Debug, Default)]
+struct Grown {
+    slices: Vec<Slice>,
+    peers: Vec<PeerSlice>,
+}
+
+/// A ring that should be larger: this rank sends to the peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Question {
+    pub birth: Token,
+    pub from: u32,
+    pub to: u32,
+    pub wire: Wire,
+}
+
+impl Question {
+    pub fn encode(self) -> Vec<u8> {
+        let mut writer = Writer::default();
+        writer.token(self.birth).u32(self.from).u32(self.to).u8(index(self.wire) as u8);
+        writer.finish()
+    }
+
+    pub fn decode(words: &[u8]) -> Option<Question> {
+        let mut reader = Reader::new(words);
+        let (birth, from, to) = (reader.token()?, reader.u32()?, reader.u32()?);
+        let wire = match reader.u8()? {
+            0 => Wire::Lines,
+            1 => Wire::Bulk,
+            _ => return None,
+        };
+        reader.finish()?;
+        Some(Question { birth, from, to, wire })
+    }
+}
+
+fn index(wire: Wire) -> usize {
+    match wire {
+        Wire::Lines => 0,
+        Wire::Bulk => 1,
+    }
+}
+
+impl Growing {
+    /// Nobody of this rank uses the rings any more. Gives the leases.
+    pub fn end(&self) -> Vec<LeaseId> {
+        let grown = std::mem::take(&mut *self.lock());
+        grown.slices.iter().map(Slice::lease).collect()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Grown> {
+        self.grown.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Fabric {
+    /// The rings that should be larger and were not asked for yet; now they are. Calls no driver.
+    pub(super) fn ask_for_growth(&self) -> Vec<Question> {
+        let Some(mailbox) = &self.mailbox else { return Vec::new() };
+        let (stalled, early) = (mailbox.wants_growth(), mailbox.asks_early());
+        let mut questions = Vec::new();
+        for (wire, wanted) in
+            [(Wire::Lines, stalled.lines | early.lines), (Wire::Bulk, stalled.bulk | early.bulk)]
+        {
+            let asked = &self.growing.asked[index(wire)];
+            let new = wanted & !asked.load(Ordering::Relaxed);
+            if new == 0 {
+                continue;
+            }
+            asked.fetch_or(new, Ordering::Relaxed);
+            let peers = (0..self.contract.members.len() as u32).filter(|peer| new & (1 << peer) != 0);
+            let question = |to| Question { birth: self.contract.birth, from: self.rank, to, wire };
+            questions.extend(peers.map(question));
+        }
+        questions
+    }
+
+    /// As the receiver: lends the ring and tells this rank's kernels.
+    pub(super) fn grant_growth(&self, question: Question) -> Option<Answer> {
+        let granted = self.grant(question);
+        granted
+            .inspect_err(|words| log::warn!("no larger ring for messages of rank {}: {words}", question.from))
+            .ok()
+    }
+
+    fn grant(&self, Question { from, wire, .. }: Question) -> Result<Answer, String> {
+        let (mailbox, own) = self.parts()?;
+        let sender = self.member(from)?;
+        let slice = own.arena().lend(mailbox.growth_bytes(wire), &self.holds).map_err(words)?;
+        slice.wait_zeroed(ZEROED_WITHIN).map_err(words)?;
+        let member = Member { rank: from, process: process_number(sender.process) };
+        let (place, descriptor) = if self.is_near(from) {
+            (slice.announce_here(&[member]).map_err(words)?, None)
+        } else {
+            let announcement = slice.announce(&[member]).map_err(words)?;
+            (announcement.place, Some(announcement.descriptor))
+        };
+        let told = mailbox.grow_receive(from, wire, slice.address(), mailbox.growth_slots(wire));
+        // Announced: it stays until the sender has closed, whether it is used or not.
+        self.growing.lock().slices.push(slice);
+        told.map_err(words)?;
+        log::debug!("a larger ring for messages of rank {from}: {} bytes", mailbox.growth_bytes(wire));
+        Ok(Answer { words: place.to_wire().to_vec(), descriptor })
+    }
+
+    /// As the sender: maps the ring and tells this rank's kernels.
+    pub(super) fn take_growth(&self, question: Question, answer: Option<Answer>) {
+        let taken = match answer {
+            Some(answer) => self.take(question, answer),
+            None => Err("its process gives none".into()),
+        };
+        if let Err(words) = taken {
+            log::warn!("no larger ring for messages to rank {}: {words}", question.to);
+        }
+    }
+
+    fn take(&self, Question { to, wire, .. }: Question, answer: Answer) -> Result<(), String> {
+        let (mailbox, own) = self.parts()?;
+        let receiver = self.member(to)?;
+        let place = Place::from_wire(answer.words[..].try_into().map_err(|_| "an answer that says nothing")?);
+        let slice = match answer.descriptor {
+            Some(memory) => {
+                let process = process_number(receiver.process);
+                let peer = Peer { process, device_uuid: receiver.device.uuid };
+                let peers = PeerArena::of(peer).map_err(words)?;
+                peers.map(place, memory.as_fd(), own.arena(), &self.holds).map_err(words)?
+            }
+            None => arena::reach(place, own.arena()).map_err(words)?,
+        };
+        let (address, bytes) = (slice.address(), slice.bytes());
+        self.growing.lock().peers.push(slice);
+        let expected = mailbox.growth_bytes(wire);
+        if bytes < expected {
+            return Err(format!("it lends {bytes} bytes, expected {expected}"));
+        }
+        mailbox.grow_send(to, wire, address, mailbox.growth_slots(wire)).map_err(words)
+    }
+
+    fn parts(&self) -> Result<(&Mailbox, &Slice), String> {
+        let own = self.own.as_ref().map(|(slice, _)| slice);
+        self.mailbox.as_ref().zip(own).ok_or_else(|| "it is ending".into())
+    }
+
+    fn member(&self, rank: u32) -> Result<&contract::Member, String> {
+        let member = self.contract.members.get(rank as usize);
+        member.filter(|_| rank != self.rank).ok_or_else(|| format!("there is no other rank {rank}"))
+    }
+
+    fn is_near(&self, rank: u32) -> bool {
+        let process = |rank: u32| self.contract.members.get(rank as usize).map(|member| member.process);
+        process(rank) == process(self.rank)
+    }
+}
+
+fn words(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Questions read back; anything else is none.
+    #[test]
+    fn questions() {
+        for wire in [Wire::Lines, Wire::Bulk] {
+            let question = Question { birth: Token([7; 16]), from: 3, to: 1, wire };
+            let mut bytes = question.encode();
+            assert_eq!(Question::decode(&bytes), Some(question));
+            assert_eq!(Question::decode(&bytes[1..]), None);
+            *bytes.last_mut().unwrap() = 2;
+            assert_eq!(Question::decode(&bytes), None);
+        }
+        assert_eq!(Question::decode(&[]), None);
+    }
+}

@@ -1,0 +1,66 @@
+//! A wait for a rank that is dead ends, when nothing has moved for a configured time: then the kernels leave, and the
+//! communicator has an asynchronous error. Death alone is no failure: what the dead had sent arrives all the same.
+
+use std::time::{Duration, Instant};
+
+use nccl_sys::ncclRemoteError;
+
+use crate::config::config;
+use crate::mailbox::{Mailbox, Progress};
+
+use super::Fabric;
+
+/// How often a fabric with a dead rank is asked.
+const ASK_EVERY: Duration = Duration::from_millis(250);
+/// A kernel sees an abort within microseconds.
+const LEAVES_WITHIN: Duration = Duration::from_secs(2);
+
+/// A fabric with a dead rank.
+#[derive(Debug, Default)]
+pub(super) struct Watched {
+    asked: Option<Instant>,
+    /// Since when nothing has moved, and how far all was then.
+    still: Option<(Instant, Vec<Progress>)>,
+}
+
+impl Watched {
+    /// Looks whether work is in flight and moves.
+    pub fn look(&mut self, fabric: &Fabric, dead: &[u32]) {
+        let Some(mailbox) = &fabric.mailbox else { return };
+        if fabric.has_failed() || self.asked.is_some_and(|asked| asked.elapsed() < ASK_EVERY) {
+            return;
+        }
+        self.asked = Some(Instant::now());
+        let moved = match (mailbox.is_idle(), mailbox.progress()) {
+            (Ok(false), Ok(progress)) => progress,
+            // Nothing waits; or the driver answers nothing, and its owner will see that.
+            _ => {
+                self.still = None;
+                return;
+            }
+        };
+        match &self.still {
+            Some((since, before)) if *before == moved => {
+                if since.elapsed() >= config().stuck_after {
+                    end(fabric, mailbox, dead, since.elapsed());
+                }
+            }
+            _ => self.still = Some((Instant::now(), moved)),
+        }
+    }
+}
+
+fn end(fabric: &Fabric, mailbox: &Mailbox, dead: &[u32], still_for: Duration) {
+    fabric.fail(ncclRemoteError);
+    mailbox.abort();
+    let place = match mailbox.wait_idle(LEAVES_WITHIN).and_then(|()| mailbox.stuck()) {
+        Ok(stuck) => stuck.to_string(),
+        Err(refusal) => format!("where is not known: {refusal}"),
+    };
+    log::error!(
+        "rank {} of {}: the process of rank {dead:?} is dead and nothing has moved for {} ms: {place}",
+        fabric.rank,
+        fabric.contract.members.len(),
+        still_for.as_millis()
+    );
+}

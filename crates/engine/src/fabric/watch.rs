@@ -1,0 +1,233 @@
+//! The thread that looks after fabrics while nobody calls: it lets rings grow, ends waits for the dead, and gives back what
+//! graphs held. Another than the rendezvous' own, because it calls the driver, and a birth must not wait for that.
+//!
+//! It sleeps in one poll. While sends and receives are being issued it looks every few milliseconds at words in the host's
+//! memory; else rarely. Nothing of it is in a call's way.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use once_cell::sync::OnceCell;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::contract::Token;
+use crate::guard;
+use crate::rendezvous::asking::{Answer, Desk};
+use crate::rendezvous::poll::Flag;
+use crate::rendezvous::thread;
+
+use super::closing::Life;
+use super::growing::Question;
+use super::stuck::Watched;
+use super::{Fabric, settle};
+
+/// How often it looks while sends and receives are issued, and for how long after the last.
+const BUSY_TICK: Duration = Duration::from_millis(5);
+const BUSY_FOR: Duration = Duration::from_secs(1);
+/// How often it looks otherwise.
+const IDLE_TICK: Duration = Duration::from_millis(100);
+/// At the process's end.
+const END_WITHIN: Duration = Duration::from_secs(1);
+
+struct Watch {
+    desk: Token,
+    /// Held for a push or a copy.
+    fabrics: Mutex<Vec<Weak<Fabric>>>,
+    wake: Flag,
+    ending: AtomicBool,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+static WATCH: OnceCell<Arc<Watch>> = OnceCell::new();
+
+/// Where this process answers other ranks' questions. The first call starts the thread.
+pub(super) fn desk() -> std::io::Result<Token> {
+    WATCH.get_or_try_init(Watch::start).map(|watch| watch.desk)
+}
+
+/// From now on a fabric is looked after.
+pub(super) fn begin(fabric: &Arc<Fabric>) {
+    if let Some(watch) = WATCH.get() {
+        watch.fabrics().push(Arc::downgrade(fabric));
+        watch.wake.raise();
+    }
+}
+
+/// The process ends: the thread lets go of all that it holds.
+pub(super) fn end() {
+    let Some(watch) = WATCH.get() else { return };
+    watch.ending.store(true, Ordering::Release);
+    watch.wake.raise();
+    let thread = watch.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let until = Instant::now() + END_WITHIN;
+    while thread.as_ref().is_some_and(|thread| !thread.is_finished()) && Instant::now() < until {
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+impl Watch {
+    fn start() -> std::io::Result<Arc<Watch>> {
+        let desk = Desk::open()?;
+        let watch = Arc::new(Watch {
+            desk: desk.name(),
+            fabrics: Mutex::default(),
+            wake: Flag::new()?,
+            ending: AtomicBool::new(false),
+            thread: Mutex::default(),
+        });
+        let round = Round {
+            watch: watch.clone(),
+            desk,
+            asked: BTreeMap::new(),
+            next: 0,
+            busy: Busy::default(),
+            dead: BTreeSet::new(),
+        };
+        let thread = thread::spawn("windlass-watch", move || round.run())?;
+        *watch.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
+        Ok(watch)
+    }
+
+    fn fabrics(&self) -> MutexGuard<'_, Vec<Weak<Fabric>>> {
+        self.fabrics.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Those that are alive; each is let go of as soon as it has been looked at.
+    fn alive(&self) -> Vec<Weak<Fabric>> {
+        let mut fabrics = self.fabrics();
+        fabrics.retain(|fabric| fabric.strong_count() > 0);
+        fabrics.clone()
+    }
+
+    fn find(&self, birth: Token, rank: u32) -> Option<Arc<Fabric>> {
+        let alive = self.alive();
+        let mut fabrics = alive.iter().filter_map(Weak::upgrade);
+        fabrics.find(|fabric| fabric.contract.birth == birth && fabric.rank == rank)
+    }
+}
+
+/// What the thread has.
+struct Round {
+    watch: Arc<Watch>,
+    desk: Desk,
+    /// Questions on their way, by key.
+    asked: BTreeMap<u64, Question>,
+    next: u64,
+    busy: Busy,
+    /// Processes of peers that have ended.
+    dead: BTreeSet<u64>,
+}
+
+/// Whether sends and receives are being issued.
+#[derive(Default)]
+struct Busy {
+    runs: u64,
+    since: Option<Instant>,
+}
+
+impl Round {
+    fn run(mut self) {
+        let mut stuck: BTreeMap<(Token, u32), Watched> = BTreeMap::new();
+        while !self.watch.ending.load(Ordering::Acquire) {
+            let lives = self.lives();
+            if self.wait(&lives).is_err() {
+                log::error!(
+                    "the watch thread cannot wait: rings do not grow, and nobody ends a wait for the dead"
+                );
+                return;
+            }
+            drop(lives);
+            // What panics leaves a fabric as it was.
+            guard::or_else(|| (), || self.look(&mut stuck));
+            settle();
+        }
+    }
+
+    /// The peers' processes that live, each once.
+    fn lives(&self) -> Vec<Arc<Life>> {
+        let mut lives: BTreeMap<u64, Arc<Life>> = BTreeMap::new();
+        for fabric in self.watch.alive().iter().filter_map(Weak::upgrade) {
+            let far = fabric.lives.iter().filter(|life| life.ends.is_some());
+            for life in far.filter(|life| !self.dead.contains(&life.process)) {
+                lives.entry(life.process).or_insert_with(|| life.clone());
+            }
+        }
+        lives.into_values().collect()
+    }
+
+    /// Gives the processes that have ended.
+    fn wait(&self, lives: &[Arc<Life>]) -> rustix::io::Result<Vec<u64>> {
+        let mut polled = self.desk.polled();
+        let first = polled.len() + 1;
+        polled.push(PollFd::new(&self.watch.wake, PollFlags::IN));
+        let ends = lives.iter().filter_map(|life| life.ends.as_ref());
+        polled.extend(ends.map(|ends| PollFd::new(ends, PollFlags::IN)));
+        let tick = if self.busy.since.is_some() || self.desk.knocks() { BUSY_TICK } else { IDLE_TICK };
+        let idle = self.watch.alive().is_empty();
+        let tick = Timespec { tv_sec: 0, tv_nsec: tick.as_nanos() as i64 };
+        match poll(&mut polled, if idle { None } else { Some(&tick) }) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+        self.watch.wake.lower();
+        let ended = lives.iter().filter(|life| life.ends.is_some()).zip(&polled[first..]);
+        Ok(ended.filter(|(_, ends)| !ends.revents().is_empty()).map(|(life, _)| life.process).collect())
+    }
+
+    fn look(&mut self, stuck: &mut BTreeMap<(Token, u32), Watched>) {
+        let alive = self.watch.alive();
+        let mut runs = 0;
+        let mut names = Vec::new();
+        for fabric in alive.iter().filter_map(Weak::upgrade) {
+            runs += fabric.runs.load(Ordering::Relaxed);
+            for question in fabric.ask_for_growth() {
+                self.ask(&fabric, question);
+            }
+            let name = (fabric.contract.birth, fabric.rank);
+            names.push(name);
+            let dead = fabric.lives.iter().filter(|life| self.dead.contains(&life.process));
+            let dead: Vec<u32> = dead.map(|life| life.rank).collect();
+            if !dead.is_empty() {
+                stuck.entry(name).or_default().look(&fabric, &dead);
+            }
+        }
+        stuck.retain(|name, _| names.contains(name));
+        self.busy.note(runs);
+        let watch = &self.watch;
+        for (key, answer) in self.desk.turn(|words| grant(watch, words)) {
+            let Some(question) = self.asked.remove(&key) else { continue };
+            if let Some(fabric) = watch.find(question.birth, question.from) {
+                fabric.take_growth(question, answer);
+            }
+        }
+    }
+
+    fn ask(&mut self, fabric: &Fabric, question: Question) {
+        let desk = fabric.contract.members.get(question.to as usize).and_then(|member| {
+            let name = member.attachment.first_chunk()?;
+            Some(Token(*name))
+        });
+        let Some(desk) = desk else { return };
+        self.next += 1;
+        self.asked.insert(self.next, question);
+        self.desk.ask(desk, question.encode(), self.next);
+    }
+}
+
+fn grant(watch: &Watch, words: &[u8]) -> Option<Answer> {
+    let question = Question::decode(words)?;
+    watch.find(question.birth, question.to)?.grant_growth(question)
+}
+
+impl Busy {
+    fn note(&mut self, runs: u64) {
+        if runs != self.runs {
+            (self.runs, self.since) = (runs, Some(Instant::now()));
+        } else if self.since.is_some_and(|since| since.elapsed() > BUSY_FOR) {
+            self.since = None;
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! Larger rings: who wants one, and telling the kernels of it. No call of the driver, no lock, nothing allocated: any thread,
+//! at any time, also while the kernel waits for room. The words lie in host memory because a copy to the device might stand
+//! in a queue behind that very kernel.
+
+use std::sync::atomic::Ordering;
+
+use windlass_kernels::arrange::{Direction, Peer};
+use windlass_kernels::growth::{self, Wire};
+
+use crate::gpu::Address;
+use crate::mailbox::refusal::Refusal;
+use crate::mailbox::supply::Lent;
+use crate::mailbox::{Mailbox, Operation};
+
+/// Peers with whom a pair should have a larger ring, a bit for each rank. This rank sends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct Wants {
+    pub lines: u64,
+    pub bulk: u64,
+}
+
+/// Gives every channel its words for larger rings.
+pub(super) fn place_words(peers: &mut [Peer], lent: &Lent) {
+    let Some(kit) = lent.kit() else { return };
+    for (index, peer) in (0..).zip(peers) {
+        peer.send.growth = kit.host.growth_address(Direction::Send, index);
+        peer.receive.growth = kit.host.growth_address(Direction::Receive, index);
+    }
+}
+
+impl Mailbox {
+    /// The peers to whom this rank's kernel has been sending without room for some 20 ms, over a ring that has not grown.
+    pub fn wants_growth(&self) -> Wants {
+        let Some(kit) = self.lent.kit() else { return Wants::default() };
+        Wants {
+            lines: kit.host.wishes(Wire::Lines) & !self.grown_sends(Wire::Lines),
+            bulk: kit.host.wishes(Wire::Bulk) & !self.grown_sends(Wire::Bulk),
+        }
+    }
+
+    /// The peers to whom a group sent messages by chunks, over a ring that has not grown: it works, but slowly. Known when
+    /// the group is issued.
+    pub fn asks_early(&self) -> Wants {
+        let bulk = self.sent_chunks.load(Ordering::Relaxed) & !self.grown_sends(Wire::Bulk);
+        Wants { lines: 0, bulk }
+    }
+
+    /// Slots of each lane that a ring of this communicator grows to: enough for what NCCL takes before the receiver comes.
+    pub fn growth_slots(&self, wire: Wire) -> u32 {
+        growth::growth(self.peers.len() as u32, wire, &self.geometry)
+    }
+
+    /// Bytes of such a ring.
+    pub fn growth_bytes(&self, wire: Wire) -> u64 {
+        growth::ring_bytes(wire, &self.geometry, self.growth_slots(wire))
+    }
+
+    /// The ring in which messages of `peer` may arrive from now on: in this rank's arena, all zeros, for as long as the
+    /// slices. Once for each peer and wire, before the peer [tells its own kernels](Mailbox::grow_send).
+    pub fn grow_receive(&self, peer: u32, wire: Wire, address: Address, slots: u32) -> Result<(), Refusal> {
+        self.grow(Direction::Receive, peer, wire, address, slots).map_err(Refusal::told)
+    }
+
+    /// The ring in which messages to `peer` go from now on, where this rank's device has it mapped: after the peer has
+    /// [told its own kernels](Mailbox::grow_receive), and with the same slots.
+    pub fn grow_send(&self, peer: u32, wire: Wire, address: Address, slots: u32) -> Result<(), Refusal> {
+        self.grow(Direction::Send, peer, wire, address, slots).map_err(Refusal::told)
+    }
+
+    fn grow(
+        &self,
+        direction: Direction,
+        peer: u32,
+        wire: Wire,
+        address: Address,
+        slots: u32,
+    ) -> Result<(), Refusal> {
+        let ranks = self.peers.len() as u32;
+        if peer >= ranks || peer == self.geometry.rank {
+            return Err(Refusal::NoRank { peer, ranks });
+        }
+        let refused = |why| Refusal::NoGrowth { peer, wire, why };
+        let word = growth::ring_word(address, wire, &self.geometry, slots)
+            .ok_or_else(|| refused("it is not aligned, or not larger by a power of two"))?;
+        let there = self.kit()?.host.growth(direction, peer, wire);
+        // Release: who finds the word finds the zeros that its ring was filled with.
+        there
+            .compare_exchange(0, word, Ordering::Release, Ordering::Relaxed)
+            .map(drop)
+            .map_err(|_| refused("it has grown before"))
+    }
+
+    /// Whether this side's kernels were told of a larger ring.
+    pub(super) fn has_grown(&self, direction: Direction, peer: u32, wire: Wire) -> bool {
+        let kit = self.lent.kit();
+        kit.is_some_and(|kit| kit.host.growth(direction, peer, wire).load(Ordering::Relaxed) != 0)
+    }
+
+    fn grown_sends(&self, wire: Wire) -> u64 {
+        let peers = 0..self.peers.len() as u32;
+        let grown = peers.filter(|peer| self.has_grown(Direction::Send, *peer, wire));
+        grown.fold(0, |mask, peer| mask | 1 << peer)
+    }
+
+    /// Of a group that is being issued.
+    pub(super) fn note_chunks(&self, calls: &[Operation]) {
+        let large = calls
+            .iter()
+            .filter(|call| call.direction == Direction::Send && call.bytes >= self.geometry.bulk_from_bytes);
+        let peers = large.fold(0_u64, |mask, call| mask | 1 << call.peer);
+        if peers & !self.sent_chunks.load(Ordering::Relaxed) != 0 {
+            self.sent_chunks.fetch_or(peers, Ordering::Relaxed);
+        }
+    }
+}

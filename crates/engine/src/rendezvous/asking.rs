@@ -1,0 +1,251 @@
+//! Questions between processes that share a fabric, long after its birth: a packet each way, the answer with at most one
+//! descriptor. Over Unix sockets with random abstract names, as [doors](super::descriptors) are; a name proves nothing, so
+//! questions carry what only ranks of the fabric know.
+//!
+//! Nothing here waits: the owner of a [`Desk`] polls [`Desk::polled`] and calls [`Desk::turn`]. Whoever does not answer, or
+//! cannot be reached, is no failure but no answer.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
+use rustix::net::{
+    self, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags,
+};
+
+use crate::contract::Token;
+
+use super::descriptors::{address, socket};
+use super::ours::Ours;
+use super::place;
+
+/// Bytes of a question or an answer.
+pub const WORDS_BYTES_MAX: usize = 512;
+/// Connections that have not asked yet; more push the oldest out.
+const STRANGERS_MAX: usize = 64;
+
+/// An answer.
+#[derive(Debug, Default)]
+pub struct Answer {
+    /// At least one byte, at most [`WORDS_BYTES_MAX`].
+    pub words: Vec<u8>,
+    /// Comes close-on-exec.
+    pub descriptor: Option<OwnedFd>,
+}
+
+/// Where questions arrive and from where they are asked.
+#[derive(Debug)]
+pub struct Desk {
+    name: Token,
+    listener: Ours,
+    /// Accepted, and not asked yet.
+    callers: Vec<Ours>,
+    asked: Vec<Asked>,
+}
+
+#[derive(Debug)]
+struct Asked {
+    key: u64,
+    to: Token,
+    words: Vec<u8>,
+    /// None while the other desk's queue is full.
+    socket: Option<Ours>,
+    sent: bool,
+}
+
+enum Turn {
+    Later,
+    Over(Option<Answer>),
+}
+
+impl Desk {
+    /// Opens one with a new name.
+    pub fn open() -> std::io::Result<Desk> {
+        let name = place::random()?;
+        let listener = socket()?;
+        net::bind(&listener, &address(name)?)?;
+        net::listen(&listener, 128)?;
+        Ok(Desk { name, listener, callers: Vec::new(), asked: Vec::new() })
+    }
+
+    /// What others must know to ask here.
+    pub fn name(&self) -> Token {
+        self.name
+    }
+
+    /// Asks another desk, or this one; the answer comes from [`Desk::turn`] with this key.
+    pub fn ask(&mut self, to: Token, words: Vec<u8>, key: u64) {
+        self.asked.push(Asked { key, to, words, socket: None, sent: false });
+    }
+
+    /// Whether questions wait for a desk whose queue is full: turn again soon.
+    pub fn knocks(&self) -> bool {
+        self.asked.iter().any(|asked| !asked.sent)
+    }
+
+    /// What to wait for.
+    pub fn polled(&self) -> Vec<PollFd<'_>> {
+        let own = std::iter::once(&self.listener).chain(&self.callers);
+        let asked = self.asked.iter().filter_map(|asked| asked.socket.as_ref());
+        own.chain(asked).map(|socket| PollFd::new(socket, PollFlags::IN)).collect()
+    }
+
+    /// Goes on with all that can: answers questions with `answer` (none: the caller hears nothing), and gives the answers
+    /// that have come; none where there will be none.
+    pub fn turn(&mut self, mut answer: impl FnMut(&[u8]) -> Option<Answer>) -> Vec<(u64, Option<Answer>)> {
+        let mut answers = Vec::new();
+        self.asked.retain_mut(|asked| match asked.turn() {
+            Turn::Later => true,
+            Turn::Over(answer) => {
+                answers.push((asked.key, answer));
+                false
+            }
+        });
+        self.accept();
+        self.callers.retain(|caller| {
+            let mut words = [0; WORDS_BYTES_MAX + 1];
+            match net::recv(caller, &mut words, RecvFlags::empty()) {
+                Err(Errno::AGAIN | Errno::INTR) => true,
+                Ok((_, length)) if (1..=WORDS_BYTES_MAX).contains(&length) => {
+                    if let Some(answer) = answer(&words[..length]) {
+                        // Who asked may be gone.
+                        let _ = send(caller, &answer);
+                    }
+                    false
+                }
+                _ => false,
+            }
+        });
+        answers
+    }
+
+    fn accept(&mut self) {
+        loop {
+            match net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                Ok(caller) => self.callers.extend(Ours::new(caller).ok()),
+                Err(Errno::INTR | Errno::CONNABORTED) => {}
+                // Without descriptors left it is tried again at the next turn.
+                Err(_) => return,
+            }
+            if self.callers.len() > STRANGERS_MAX {
+                drop(self.callers.remove(0));
+            }
+        }
+    }
+}
+
+impl Asked {
+    fn turn(&mut self) -> Turn {
+        match self.go_on() {
+            Ok(turn) => turn,
+            Err(Errno::AGAIN | Errno::INTR) => Turn::Later,
+            Err(_) => Turn::Over(None),
+        }
+    }
+
+    fn go_on(&mut self) -> rustix::io::Result<Turn> {
+        if self.socket.is_none() {
+            let socket = socket()?;
+            net::connect(&socket, &address(self.to)?)?;
+            self.socket = Some(socket);
+        }
+        let Some(socket) = &self.socket else { return Ok(Turn::Later) };
+        if !self.sent {
+            net::send(socket, &self.words, SendFlags::NOSIGNAL)?;
+            self.sent = true;
+        }
+        let mut words = [0; WORDS_BYTES_MAX + 1];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut buffers = [IoSliceMut::new(&mut words)];
+        let received = net::recvmsg(socket, &mut buffers, &mut control, RecvFlags::CMSG_CLOEXEC)?;
+        let mut descriptor = None;
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+                descriptor = descriptors.last();
+            }
+        }
+        let cut = received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
+        if cut || !(1..=WORDS_BYTES_MAX).contains(&received.bytes) {
+            return Ok(Turn::Over(None));
+        }
+        Ok(Turn::Over(Some(Answer { words: words[..received.bytes].to_vec(), descriptor })))
+    }
+}
+
+fn send(socket: &Ours, answer: &Answer) -> rustix::io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let descriptor: Vec<_> = answer.descriptor.iter().map(AsFd::as_fd).collect();
+    if !descriptor.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&descriptor)) {
+        return Err(Errno::NOBUFS);
+    }
+    net::sendmsg(socket, &[IoSlice::new(&answer.words)], &mut control, SendFlags::NOSIGNAL).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn turns(
+        desks: &mut [Desk],
+        mut answer: impl FnMut(&[u8]) -> Option<Answer>,
+    ) -> Vec<(u64, Option<Answer>)> {
+        let mut answers = Vec::new();
+        for _ in 0..10 {
+            for desk in desks.iter_mut() {
+                answers.extend(desk.turn(&mut answer));
+            }
+        }
+        answers
+    }
+
+    /// Questions to another desk and to one's own are answered, each with its key; a descriptor arrives.
+    #[test]
+    fn answers_with_descriptors() {
+        let mut desks = [Desk::open().unwrap(), Desk::open().unwrap()];
+        let (own, other) = (desks[0].name(), desks[1].name());
+        desks[0].ask(other, b"yes".to_vec(), 7);
+        desks[0].ask(own, b"own".to_vec(), 8);
+        let mut answers = turns(&mut desks, |words| {
+            let descriptor = (words == b"yes").then(|| OwnedFd::from(std::fs::File::open("/").unwrap()));
+            Some(Answer { words: words.to_vec(), descriptor })
+        });
+        answers.sort_by_key(|(key, _)| *key);
+        let [(7, Some(yes)), (8, Some(own))] = &answers[..] else { panic!("{answers:?}") };
+        assert_eq!((&yes.words[..], yes.descriptor.is_some()), (&b"yes"[..], true));
+        assert_eq!((&own.words[..], own.descriptor.is_some()), (&b"own"[..], false));
+    }
+
+    /// A refused question, one that is too long and one to nobody end without an answer; a stranger that says nothing
+    /// keeps nobody from asking.
+    #[test]
+    fn no_answers() {
+        let mut desks = [Desk::open().unwrap(), Desk::open().unwrap()];
+        let other = desks[1].name();
+        let strangers: Vec<_> = (0..2 * STRANGERS_MAX)
+            .map(|_| {
+                let socket = socket().unwrap();
+                let reached = net::connect(&socket, &address(other).unwrap()).is_ok();
+                desks[1].turn(|_| None);
+                (socket, reached)
+            })
+            .collect();
+        assert!(strangers.iter().all(|(_, reached)| *reached));
+        desks[0].ask(other, b"no".to_vec(), 1);
+        desks[0].ask(other, vec![1; WORDS_BYTES_MAX + 1], 2);
+        desks[0].ask(place::random().unwrap(), b"anyone".to_vec(), 3);
+        let mut seen = 0;
+        let mut answers = turns(&mut desks, |words| {
+            seen += 1;
+            assert_eq!(words, b"no");
+            None
+        });
+        answers.sort_by_key(|(key, _)| *key);
+        assert!(matches!(answers[..], [(1, None), (2, None), (3, None)]), "{answers:?}");
+        assert_eq!(seen, 1);
+    }
+}

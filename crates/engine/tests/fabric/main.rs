@@ -1,0 +1,7 @@
+//! Births of fabrics on the stand-in driver, strict, with all ranks in this process. Run by nextest, which gives every test
+//! a process.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod births;

@@ -1,0 +1,114 @@
+//! How large a ring grows, and the word by which kernels are told of it (`device/growth.cuh`).
+
+use crate::launch::{Geometry, UNIT_PAYLOAD_BYTES, UNIT_SLOT_BYTES};
+
+/// The two kinds of lanes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Wire {
+    Lines,
+    Bulk,
+}
+
+/// Messages of any size that NCCL takes before the receiver comes.
+const MESSAGES: u64 = 8;
+/// Through a smaller ring chunks are slow.
+const BULK_RING_BYTES_MIN: u64 = 32 << 20;
+
+/// Bytes that NCCL takes before the receiver comes, in a communicator of so many ranks within a host.
+pub fn absorbed_bytes(ranks: u32) -> u64 {
+    match ranks {
+        0..=2 => 64 << 20,
+        3..=4 => 32 << 20,
+        _ => 16 << 20,
+    }
+}
+
+/// Slots of each lane of the larger ring: so many that a pair in a communicator of so many ranks takes at least what NCCL
+/// does before the receiver comes. A power of two, more than the first ring has.
+pub fn growth(ranks: u32, wire: Wire, geometry: &Geometry) -> u32 {
+    let absorbed = absorbed_bytes(ranks);
+    let slots = match wire {
+        // Every message begins at the first lane, so each may cost the first lanes a unit more.
+        Wire::Lines => absorbed.div_ceil(u64::from(geometry.line_lanes) * UNIT_PAYLOAD_BYTES) + MESSAGES,
+        Wire::Bulk => {
+            let chunks = u64::from(geometry.bulk_lanes) * u64::from(geometry.bulk_chunk_bytes);
+            absorbed.max(BULK_RING_BYTES_MIN).div_ceil(chunks)
+        }
+    };
+    // A geometry of a few bytes only would need more.
+    let slots = u32::try_from(slots).unwrap_or(u32::MAX).min(1 << 30);
+    slots.next_power_of_two().max(2 * first_slots(wire, geometry))
+}
+
+/// Slots of each lane of the ring of birth.
+pub fn first_slots(wire: Wire, geometry: &Geometry) -> u32 {
+    match wire {
+        Wire::Lines => geometry.line_slots,
+        Wire::Bulk => geometry.bulk_slots,
+    }
+}
+
+/// Bytes of a ring of so many slots a lane, of one directed pair.
+pub fn ring_bytes(wire: Wire, geometry: &Geometry, slots: u32) -> u64 {
+    let (lanes, slot_bytes) = match wire {
+        Wire::Lines => (geometry.line_lanes, UNIT_SLOT_BYTES),
+        Wire::Bulk => (geometry.bulk_lanes, geometry.bulk_chunk_bytes),
+    };
+    u64::from(lanes) * u64::from(slot_bytes) * u64::from(slots)
+}
+
+/// The word for a ring. None if it is not one that a lane can move into: not aligned to 128 bytes, or not of a power of two
+/// of slots, more than the first ring has (a sender finds room as soon as it has moved).
+pub fn ring_word(address: u64, wire: Wire, geometry: &Geometry, slots: u32) -> Option<u64> {
+    let fits = address != 0
+        && address.is_multiple_of(128)
+        && slots.is_power_of_two()
+        && slots > first_slots(wire, geometry);
+    fits.then(|| address | u64::from(slots.ilog2()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whatever the grid, a grown ring takes what NCCL takes: in eight messages, or in one; its memory stays within twice that.
+    #[test]
+    fn takes_what_nccl_takes() {
+        for blocks in 1..=32 {
+            let geometry = Geometry::recommended(blocks, 0);
+            for (ranks, absorbed) in
+                [(2, 64 << 20), (3, 32 << 20), (4, 32 << 20), (5, 16 << 20), (8, 16 << 20)]
+            {
+                assert_eq!(absorbed_bytes(ranks), absorbed);
+                let slots = growth(ranks, Wire::Lines, &geometry);
+                let messages = absorbed / MESSAGES;
+                let units = messages.div_ceil(UNIT_PAYLOAD_BYTES).div_ceil(u64::from(geometry.line_lanes));
+                assert!(u64::from(slots) >= MESSAGES * units, "{blocks} blocks, {ranks} ranks");
+                assert!(ring_bytes(Wire::Lines, &geometry, slots) <= 3 * absorbed);
+                let slots = growth(ranks, Wire::Bulk, &geometry);
+                let bytes = ring_bytes(Wire::Bulk, &geometry, slots);
+                assert!(bytes >= absorbed.max(32 << 20) && bytes < 2 * absorbed.max(32 << 20), "{bytes}");
+                for wire in [Wire::Lines, Wire::Bulk] {
+                    assert!(ring_word(1 << 40, wire, &geometry, growth(ranks, wire, &geometry)).is_some());
+                }
+            }
+        }
+        let geometry = Geometry::recommended(32, 0);
+        let bytes = |ranks, wire| ring_bytes(wire, &geometry, growth(ranks, wire, &geometry)) >> 20;
+        assert_eq!([2, 4, 8].map(|ranks| bytes(ranks, Wire::Lines)), [128, 64, 32]);
+        assert_eq!([2, 4, 8].map(|ranks| bytes(ranks, Wire::Bulk)), [64, 32, 32]);
+    }
+
+    /// What no lane can move into has no word.
+    #[test]
+    fn words() {
+        let geometry = Geometry::recommended(32, 0);
+        assert_eq!(ring_word(0x1_0000, Wire::Lines, &geometry, 64), Some(0x1_0000 | 6));
+        for (address, slots) in
+            [(0, 64), (0x1_0040, 64), (0x1_0000, 48), (0x1_0000, geometry.line_slots), (0x1_0000, 0)]
+        {
+            assert_eq!(ring_word(address, Wire::Lines, &geometry, slots), None);
+        }
+    }
+}
