@@ -1,5 +1,5 @@
 # The C programs and how each is run.
-add_library(harness STATIC support/harness.c support/reference.c support/collective.c)
+add_library(harness STATIC support/harness.c support/reference.c support/collective.c support/messages.c)
 target_include_directories(harness PUBLIC "${NCCL_INCLUDE_DIR}")
 target_include_directories(harness SYSTEM PUBLIC "${STUBS}/include")
 find_package(Threads REQUIRED)
@@ -43,6 +43,31 @@ function(add_fabric program seconds says)
   set_tests_properties(${equal} PROPERTIES FIXTURES_REQUIRED "sim.${program};${program}.fabric" LABELS sim TIMEOUT 20)
 endfunction()
 
+# A run of PROGRAM on MACHINE whose sends and receives go through mailboxes, as the reports must say; its output must be
+# that of the plain run.
+function(add_mailbox program machine seconds)
+  set(name "${machine}.${program}.mailbox")
+  set(options --out "${RUNS}/${name}" --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes --served mailbox)
+  if(machine STREQUAL "sim")
+    list(APPEND options --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}")
+  else()
+    list(APPEND options --nccl "${REAL_NCCL_LIBRARY}" --gpu)
+  endif()
+  add_test(NAME ${name} COMMAND ${RUN} ${options} -- $<TARGET_FILE:${program}> ${ARGN})
+  set_tests_properties(${name} PROPERTIES LABELS ${machine} TIMEOUT ${seconds} SKIP_RETURN_CODE 77
+                       FIXTURES_SETUP ${machine}.${program}.mailbox)
+  if(machine STREQUAL "gpu")
+    set_tests_properties(${name} PROPERTIES RUN_SERIAL ON)
+  else()
+    set_tests_properties(${name} PROPERTIES PROCESSORS 2)
+  endif()
+  set(equal "${name}_equal")
+  add_test(NAME ${equal} COMMAND "${Python3_EXECUTABLE}" "${CMAKE_CURRENT_SOURCE_DIR}/support/same_output.py"
+           "${RUNS}/${machine}.${program}.plain" "${RUNS}/${name}")
+  set_tests_properties(${equal} PROPERTIES FIXTURES_REQUIRED "${machine}.${program};${machine}.${program}.mailbox"
+                       LABELS ${machine} TIMEOUT 20)
+endfunction()
+
 # Both runs, and that they printed the same.
 function(add_differential program machine seconds)
   add_run(${program} ${machine} plain ${seconds} ${ARGN})
@@ -59,12 +84,14 @@ function(add_differential program machine seconds)
 endfunction()
 
 set(PROGRAMS strings arguments collectives sendrecv groups lifecycle threads nonblocking premulsum registration graphs
-             forked random_calls births)
+             forked random_calls births patterns pairs absorbed graphs_p2p random_p2p)
+# Sends and receives of one fabric: on mailboxes, too. What `absorbed` holds waits for rings that grow.
+set(MESSAGING sendrecv patterns pairs graphs_p2p random_p2p)
 foreach(program IN LISTS PROGRAMS)
   add_executable(${program} programs/${program}.c)
   target_link_libraries(${program} PRIVATE harness)
   set(seconds 120)
-  if(program STREQUAL "collectives")
+  if(program STREQUAL "collectives" OR program STREQUAL "absorbed" OR program IN_LIST MESSAGING)
     set(seconds 300)
   endif()
   if(SIM_DIR)
@@ -88,6 +115,17 @@ if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
   add_test(NAME sim.births.faults COMMAND ${RUN} --out "${RUNS}/sim.births.faults" --nccl "${SIM_DIR}/libnccl.so.2"
            --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --fabric ";yes" -- $<TARGET_FILE:births> faults)
   set_tests_properties(sim.births.faults PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
+endif()
+
+if(WINDLASS_LIBRARY_DIR)
+  foreach(program IN LISTS MESSAGING)
+    if(SIM_DIR)
+      add_mailbox(${program} sim 300)
+    endif()
+    if(REAL_NCCL_LIBRARY)
+      add_mailbox(${program} gpu 300)
+    endif()
+  endforeach()
 endif()
 
 # Every name of every release is ours.

@@ -147,6 +147,18 @@ int rank_count(int usual) {
   return ranks;
 }
 
+bool on_gpus(void) {
+  const char* machine = getenv("CTESTS_MACHINE");
+  return machine && strcmp(machine, "gpu") == 0;
+}
+
+bool is_wanted(int count, char** arguments, const char* part) {
+  for (int i = 1; i < count; i++) {
+    if (strcmp(arguments[i], part) == 0) return true;
+  }
+  return count < 2;
+}
+
 CUcontext use_device(int ordinal) {
   CUdevice device;
   CUcontext context;

@@ -41,6 +41,10 @@ void skip(const char* reason);
 /* How many ranks to run: CTESTS_RANKS, else `usual`, no more than there are devices. Skips the program if that is
  * fewer than two. */
 int rank_count(int usual);
+/* Whether this runs on GPUs and not on stand-ins, where messages are kept smaller: CTESTS_MACHINE. */
+bool on_gpus(void);
+/* Whether to run a part of the program: the arguments name those that are wanted, none means all. */
+bool is_wanted(int count, char** arguments, const char* part);
 /* Runs `body` once a rank, each with a device, its primary context and a stream; prints one digest line a rank. */
 void run_ranks(const char* section, enum rank_kind kind, int ranks, void (*body)(struct rank*), void* argument);
 /* Waits until every rank of the running section is here. */

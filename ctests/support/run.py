@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Runs one test program over the real library (or its stand-in), plainly or through Windlass.
 
-    run.py --out DIR --nccl LIBRARY [--windlass DIR [--fabric REASONS]] [--cuda DIR] [--gpu] -- PROGRAM [ARGUMENT...]
+    run.py --out DIR --nccl LIBRARY [--windlass DIR [--fabric REASONS] [--served PATH]] [--cuda DIR] [--gpu] -- PROGRAM [ARGUMENT...]
 
 The program's standard output is kept in DIR/output.txt. Through Windlass its report is kept too, and every call that
 the program counted must be in it, exactly as often: a test that never reached Windlass proves nothing. With --fabric
 the ranks of communicators meet, and the reports must say of them just what is in REASONS: "yes", or why not, apart by
-semicolons. Then strictness about leaks holds for the stand-in of libcuda, too.
+semicolons. Then strictness about leaks holds for the stand-in of libcuda, too. With --served the reports must count
+calls on that path.
 """
 
 import argparse
@@ -31,7 +32,8 @@ def main():
     if result.returncode:
         sys.exit(result.returncode if result.returncode > 0 else 1)
     if options.windlass:
-        sys.exit(1 if uncounted(options.out) or options.fabric and not met(options) else 0)
+        wrong = [uncounted(options.out), options.fabric and not met(options), options.served and not served(options)]
+        sys.exit(1 if any(wrong) else 0)
 
 
 def read_options():
@@ -40,6 +42,7 @@ def read_options():
     arguments.add_argument("--nccl", type=pathlib.Path, required=True, help="the real libnccl.so.2 or the stand-in")
     arguments.add_argument("--windlass", type=pathlib.Path, help="folder with Windlass as libnccl.so.2")
     arguments.add_argument("--fabric", metavar="REASONS", help="with WINDLASS_FABRIC=on, and what reports must say then")
+    arguments.add_argument("--served", metavar="PATH", help="a path on which some calls must have run")
     arguments.add_argument("--cuda", type=pathlib.Path, help="folder with the stand-in libcuda.so.1")
     arguments.add_argument("--gpu", action="store_true", help="on real GPUs")
     arguments.add_argument("command", nargs="+")
@@ -56,6 +59,7 @@ def environment(options):
     kept["LD_LIBRARY_PATH"] = ":".join(folders + before)
     kept["CTESTS_NCCL"] = str(first / "libnccl.so.2")
     kept["CTESTS_CALLS"] = str(options.out / "calls.txt")
+    kept["CTESTS_MACHINE"] = "gpu" if options.gpu else "sim"
     if options.gpu:
         kept["NCCL_NVLS_ENABLE"] = "0"  # NVLink multicast is never asked for on the machines we test on
     else:
@@ -101,6 +105,17 @@ def met(options):
                 said[text] = said.get(text, 0) + 1
     print(f"fabric: {said}", file=sys.stderr)
     return set(said) == set(options.fabric.split(";"))
+
+
+def served(options):
+    """Whether the reports count calls on the path that was expected; prints how many ran on each."""
+    ran = {}
+    for path in options.out.glob("report-*.json"):
+        for communicator in json.loads(path.read_text())["communicators"]:
+            for calls in communicator.get("calls", []):
+                ran[calls["path"]] = ran.get(calls["path"], 0) + calls["calls"]
+    print(f"paths: {ran}", file=sys.stderr)
+    return ran.get(options.served, 0) > 0
 
 
 def seen_functions():

@@ -6,7 +6,7 @@
 use anyhow::{Context, Result};
 use cudarc::driver::{result, sys};
 use nccl_sys::types::cudaStream_t;
-use std::ffi::c_void;
+use std::ffi::{CStr, c_void};
 
 /// A device whose primary context is current on this thread.
 pub struct Gpu {
@@ -40,6 +40,20 @@ impl Gpu {
 
     pub fn stream(&self) -> Result<Stream> {
         Ok(Stream(result::stream::create(result::stream::StreamKind::NonBlocking).context("cuStreamCreate")?))
+    }
+
+    /// Free bytes of the device, whoever uses the rest.
+    pub fn free_bytes(&self) -> Result<usize> {
+        result::mem_get_info().map(|(free, _)| free).context("cuMemGetInfo")
+    }
+
+    /// A kernel of a terminated text of PTX, loaded for the life of the process.
+    pub fn kernel(&self, ptx: &CStr, name: &CStr) -> Result<Kernel> {
+        // SAFETY: a text, terminated.
+        let module = unsafe { result::module::load_data(ptx.as_ptr().cast()) }.context("cuModuleLoadData")?;
+        // SAFETY: the module was loaded on the line above and stays.
+        let function = unsafe { result::module::get_function(module, name.to_owned()) };
+        Ok(Kernel(function.context("cuModuleGetFunction")?))
     }
 
     pub fn event(&self) -> Result<Event> {
@@ -112,6 +126,13 @@ impl Stream {
         unsafe { result::stream::synchronize(self.0) }.context("cuStreamSynchronize")
     }
 
+    /// Lets what comes wait for an event.
+    pub fn wait(&self, event: &Event) -> Result<()> {
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: both are alive.
+        unsafe { result::stream::wait_event(self.0, event.0, flags) }.context("cuStreamWaitEvent")
+    }
+
     /// Begins a capture; every captured stream must reach [`end_capture`](Self::end_capture).
     pub fn begin_capture(&self) -> Result<()> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
@@ -162,6 +183,31 @@ impl Drop for Graph {
         let _ = unsafe { result::graph::exec_destroy(self.executable) };
         // SAFETY: as above.
         let _ = unsafe { result::graph::destroy(self.graph) };
+    }
+}
+
+/// A loaded kernel.
+pub struct Kernel(sys::CUfunction);
+
+impl Kernel {
+    /// Launches it.
+    ///
+    /// # Safety
+    /// `parameters` point to values of the kernel's parameters, in order and in number; the memory that they name is
+    /// the kernel's until the stream has run past it.
+    pub unsafe fn launch(
+        &self,
+        stream: cudaStream_t,
+        grid: [u32; 2],
+        threads: u32,
+        parameters: &mut [*mut c_void],
+    ) -> Result<()> {
+        let [x, y] = grid;
+        // SAFETY: the caller's promise.
+        let launched = unsafe {
+            result::launch_kernel(self.0, (x, y, 1), (threads, 1, 1), 0, stream.cast(), parameters)
+        };
+        launched.context("cuLaunchKernel")
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::Mode;
 use super::operation::{Issue, Operation};
+use super::product::Product;
 use crate::element::{Element, Reduction, SUM, element};
 use crate::gpu::{Buffer, Event, Gpu, Graph, Stream};
 use crate::nccl::{Nccl, nccl_call};
@@ -19,7 +20,13 @@ const EAGER_CALLS_MAX: usize = 2000;
 pub struct Side {
     pub nccl: Nccl,
     pub communicator: ncclComm_t,
+    /// Of the same ranks, for operations on two.
+    other: ncclComm_t,
     stream: Stream,
+    other_stream: Stream,
+    /// Where the other stream leaves the first, and comes back to it.
+    fork: Event,
+    join: Event,
     start: Event,
     end: Event,
     scratch: Buffer,
@@ -37,6 +44,9 @@ pub struct Work<'a> {
     pub ranks: usize,
     pub send: &'a Buffer,
     pub receive: &'a Buffer,
+    /// Of the receive buffer, for each of two communicators.
+    pub receive_bytes: usize,
+    pub product: Option<&'a Product>,
 }
 
 /// A batch ready to be timed again and again.
@@ -48,16 +58,20 @@ pub struct Batch<'a> {
 }
 
 impl Side {
-    pub fn new(gpu: &Gpu, nccl: Nccl, communicator: ncclComm_t) -> Result<Self> {
+    pub fn new(gpu: &Gpu, nccl: Nccl, communicator: ncclComm_t, other: ncclComm_t) -> Result<Self> {
         let (start, end, scratch) = (gpu.event()?, gpu.event()?, gpu.buffer(4)?);
-        Ok(Self { nccl, communicator, stream: gpu.stream()?, start, end, scratch })
+        let (fork, join, other_stream) = (gpu.event()?, gpu.event()?, gpu.stream()?);
+        let stream = gpu.stream()?;
+        Ok(Self { nccl, communicator, other, stream, other_stream, fork, join, start, end, scratch })
     }
 
     pub fn destroy(&self) -> Result<()> {
+        nccl_call!(&self.nccl, ncclCommDestroy(self.other))?;
         nccl_call!(&self.nccl, ncclCommDestroy(self.communicator))
     }
 
     pub fn synchronize(&self) -> Result<()> {
+        self.other_stream.synchronize()?;
         self.stream.synchronize()
     }
 
@@ -72,8 +86,12 @@ impl Side {
             nccl: &self.nccl,
             communicator: self.communicator,
             stream: self.stream.as_nccl(),
+            other_communicator: self.other,
+            other_stream: self.other_stream.as_nccl(),
+            product: work.product,
             send: work.send.at(0),
             receive: work.receive.at(0),
+            other_receive: work.receive.at(work.receive_bytes),
             rank: work.rank,
             ranks: work.ranks,
             element: work.element,
@@ -138,7 +156,18 @@ impl<'a> Batch<'a> {
     }
 
     fn issue_all(&self) -> Result<()> {
-        (0..self.calls).try_for_each(|_| self.side.issue(&self.work))
+        let Side { stream, other_stream, fork, join, .. } = self.side;
+        let two = self.work.operation.has_two_streams();
+        if two {
+            fork.record(stream)?;
+            other_stream.wait(fork)?;
+        }
+        (0..self.calls).try_for_each(|_| self.side.issue(&self.work))?;
+        if two {
+            join.record(other_stream)?;
+            stream.wait(join)?;
+        }
+        Ok(())
     }
 }
 

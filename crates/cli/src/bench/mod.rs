@@ -4,8 +4,10 @@
 //! real library of both sides is the same mapped file, since Windlass forwards to what `WINDLASS_NCCL` names.
 
 mod batch;
+mod first_use;
 mod operation;
 mod plot;
+mod product;
 mod record;
 mod sizes;
 mod statistics;
@@ -21,6 +23,7 @@ use crate::ranks::{self, Launch};
 use crate::{search, text};
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use first_use::FirstUse;
 use operation::Operation;
 use record::{MachineFacts, Record, Versions};
 use serde::{Deserialize, Serialize};
@@ -61,6 +64,9 @@ pub struct Options {
     /// Seconds for one size of one operation, about
     #[arg(long, default_value_t = 0.25)]
     seconds: f64,
+    /// Also measure what a communicator's birth and its first message to a peer cost
+    #[arg(long)]
+    first_use: bool,
     /// Append one JSON line for each measurement to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -128,9 +134,15 @@ pub fn run(options: &Options) -> Result<()> {
     let records = records(options, &machine, ranks, &results);
     text::print(record::table(&records))?;
     text::print(record::summary(&records) + "\n")?;
+    if options.first_use {
+        text::print(first_use::table(&results.first_uses))?;
+    }
     if let Some(mut out) = json {
         for record in &records {
             writeln!(out, "{}", serde_json::to_string(record)?)?;
+        }
+        for line in first_use_lines(&machine, ranks, &results) {
+            writeln!(out, "{}", serde_json::to_string(&line)?)?;
         }
     }
     if let Some(folder) = &options.plot {
@@ -164,6 +176,7 @@ fn cells(options: &Options) -> Vec<Cell> {
 struct Results {
     cells: Vec<CellDone>,
     nccl_version: i32,
+    first_uses: Vec<FirstUse>,
 }
 
 fn measure(
@@ -189,6 +202,8 @@ fn measure(
         reduction: options.reduction.name.to_owned(),
         repeat: options.repeat as usize,
         batch_us: options.seconds * 1e6 / f64::from(2 * options.repeat),
+        births: if options.first_use { first_use::BIRTHS } else { 0 },
+        simulated: machine.is_simulated(),
     };
     let jobs = (0..ranks).map(|rank| serde_json::to_value(job(rank))).collect::<Result<Vec<_>, _>>()?;
     let mut done: Vec<CellDone> = Vec::new();
@@ -208,10 +223,11 @@ fn measure(
         return Err(error).context("unreadable progress of a rank");
     }
     let first: Outcome = serde_json::from_value(outcomes.into_iter().next().context("no ranks")?)?;
-    Ok(Results { cells: done, nccl_version: first.nccl_version })
+    Ok(Results { cells: done, nccl_version: first.nccl_version, first_uses: first.first_uses })
 }
 
-fn records(options: &Options, machine: &Machine, ranks: usize, results: &Results) -> Vec<Record> {
+/// When, where and what.
+fn circumstances(machine: &Machine, results: &Results) -> (String, MachineFacts, Versions) {
     let date = record::date(std::time::SystemTime::now());
     let facts = MachineFacts {
         gpu: machine.device_name().to_owned(),
@@ -221,6 +237,23 @@ fn records(options: &Options, machine: &Machine, ranks: usize, results: &Results
     };
     let versions =
         Versions { nccl: version_text(results.nccl_version), windlass: env!("CARGO_PKG_VERSION").into() };
+    (date, facts, versions)
+}
+
+fn first_use_lines(machine: &Machine, ranks: usize, results: &Results) -> Vec<first_use::Line> {
+    let (date, machine, versions) = circumstances(machine, results);
+    let line = |measured: &FirstUse| first_use::Line {
+        date: date.clone(),
+        machine: machine.clone(),
+        versions: versions.clone(),
+        ranks,
+        measured: measured.clone(),
+    };
+    results.first_uses.iter().map(line).collect()
+}
+
+fn records(options: &Options, machine: &Machine, ranks: usize, results: &Results) -> Vec<Record> {
+    let (date, facts, versions) = circumstances(machine, results);
     let record = |done: &CellDone| Record {
         date: date.clone(),
         machine: facts.clone(),

@@ -1,5 +1,6 @@
 //! What is measured: collectives and patterns of messages, by total size.
 
+use super::product::Product;
 use crate::collective::{Collective, Kind};
 use crate::element::{Element, Reduction};
 use crate::nccl::{Nccl, nccl_call};
@@ -27,6 +28,16 @@ pub enum Operation {
     SendBothWays,
     /// Every rank sends to the next and receives from the previous
     SendRing,
+    /// Every rank sends to every other and to itself, in one group
+    #[value(name = "send_alltoall")]
+    #[serde(rename = "send_alltoall")]
+    SendAlltoAll,
+    /// Two exchanges at once, with different peers where there are more than two ranks, on two communicators and streams
+    SendTwoCommunicators,
+    /// A matrix product alone, of one size
+    Product,
+    /// A matrix product on one stream beside pairs of ranks that send to each other on another
+    SendBesideProduct,
 }
 
 /// Buffers, communicator and stream of one side.
@@ -35,8 +46,14 @@ pub struct Issue<'a> {
     pub nccl: &'a Nccl,
     pub communicator: ncclComm_t,
     pub stream: cudaStream_t,
+    /// For operations on two communicators, or on two streams.
+    pub other_communicator: ncclComm_t,
+    pub other_stream: cudaStream_t,
+    pub product: Option<&'a Product>,
     pub send: *const c_void,
     pub receive: *mut c_void,
+    /// For the exchange on the other communicator.
+    pub other_receive: *mut c_void,
     pub rank: usize,
     pub ranks: usize,
     pub element: Element,
@@ -44,7 +61,7 @@ pub struct Issue<'a> {
 }
 
 impl Operation {
-    pub const ALL: [Operation; 9] = [
+    pub const ALL: [Operation; 13] = [
         Operation::AllReduce,
         Operation::AllGather,
         Operation::ReduceScatter,
@@ -54,6 +71,10 @@ impl Operation {
         Operation::SendOneWay,
         Operation::SendBothWays,
         Operation::SendRing,
+        Operation::SendAlltoAll,
+        Operation::SendTwoCommunicators,
+        Operation::Product,
+        Operation::SendBesideProduct,
     ];
 
     pub fn name(self) -> &'static str {
@@ -67,6 +88,10 @@ impl Operation {
             Operation::SendOneWay => "send_one_way",
             Operation::SendBothWays => "send_both_ways",
             Operation::SendRing => "send_ring",
+            Operation::SendAlltoAll => "send_alltoall",
+            Operation::SendTwoCommunicators => "send_two_communicators",
+            Operation::Product => "product",
+            Operation::SendBesideProduct => "send_beside_product",
         }
     }
 
@@ -78,7 +103,7 @@ impl Operation {
             Operation::Broadcast => Some(Kind::Broadcast),
             Operation::Reduce => Some(Kind::Reduce),
             Operation::AlltoAll => Some(Kind::AlltoAll),
-            Operation::SendOneWay | Operation::SendBothWays | Operation::SendRing => None,
+            _ => None,
         }
     }
 
@@ -91,14 +116,22 @@ impl Operation {
             Operation::Broadcast => &["ncclBroadcast"],
             Operation::Reduce => &["ncclReduce"],
             Operation::AlltoAll => &["ncclAlltoAll"],
-            Operation::SendOneWay | Operation::SendBothWays | Operation::SendRing => {
-                &["ncclSend", "ncclRecv"]
-            }
+            Operation::Product => &[],
+            _ => &["ncclSend", "ncclRecv"],
         }
     }
 
     pub fn reduces(self) -> bool {
         self.kind().is_some_and(Kind::reduces)
+    }
+
+    /// Whether it works on the other stream too, which then has to join.
+    pub fn has_two_streams(self) -> bool {
+        matches!(self, Operation::SendTwoCommunicators | Operation::SendBesideProduct)
+    }
+
+    pub fn has_product(self) -> bool {
+        matches!(self, Operation::Product | Operation::SendBesideProduct)
     }
 
     pub fn exists_in(self, nccl: &Nccl) -> bool {
@@ -109,7 +142,10 @@ impl Operation {
     /// buffers of a rank. At least one element.
     pub fn count(self, bytes: u64, element: Element, ranks: usize) -> usize {
         let parts = match self {
-            Operation::AllGather | Operation::ReduceScatter | Operation::AlltoAll => ranks,
+            Operation::AllGather
+            | Operation::ReduceScatter
+            | Operation::AlltoAll
+            | Operation::SendAlltoAll => ranks,
             _ => 1,
         };
         (bytes as usize / element.bytes() / parts).max(1)
@@ -118,7 +154,10 @@ impl Operation {
     /// The bytes that a call with [`count`](Self::count) really has.
     pub fn bytes(self, count: usize, element: Element, ranks: usize) -> u64 {
         let parts = match self {
-            Operation::AllGather | Operation::ReduceScatter | Operation::AlltoAll => ranks,
+            Operation::AllGather
+            | Operation::ReduceScatter
+            | Operation::AlltoAll
+            | Operation::SendAlltoAll => ranks,
             _ => 1,
         };
         (count * parts * element.bytes()) as u64
@@ -131,28 +170,63 @@ impl Operation {
             let call = Collective { kind, count, element, reduction, root: 0 };
             return call.issue(nccl, with.send, with.receive, communicator, stream);
         }
-        let send = |peer: usize| {
-            nccl_call!(nccl, ncclSend(with.send, count, element.code, peer as c_int, communicator, stream))
+        let send = |communicator, from: *const c_void, peer: usize, stream| {
+            nccl_call!(nccl, ncclSend(from, count, element.code, peer as c_int, communicator, stream))
         };
-        let receive = |peer: usize| {
-            nccl_call!(nccl, ncclRecv(with.receive, count, element.code, peer as c_int, communicator, stream))
+        let receive = |communicator, to: *mut c_void, peer: usize, stream| {
+            nccl_call!(nccl, ncclRecv(to, count, element.code, peer as c_int, communicator, stream))
         };
         let exchange = |to: usize, from: usize| {
             nccl_call!(nccl, ncclGroupStart())?;
-            send(to)?;
-            receive(from)?;
+            send(communicator, with.send, to, stream)?;
+            receive(communicator, with.receive, from, stream)?;
             nccl_call!(nccl, ncclGroupEnd())
         };
-        let partner = rank ^ 1;
+        let multiply = |stream| with.product.map_or(Ok(()), |product| product.issue(stream));
+        let pair = Some(rank ^ 1).filter(|partner| *partner < ranks);
         match self {
+            Operation::SendAlltoAll => {
+                nccl_call!(nccl, ncclGroupStart())?;
+                for peer in 0..ranks {
+                    let at = peer * count * element.bytes();
+                    send(communicator, with.send.wrapping_byte_add(at), peer, stream)?;
+                    receive(communicator, with.receive.wrapping_byte_add(at), peer, stream)?;
+                }
+                nccl_call!(nccl, ncclGroupEnd())
+            }
+            Operation::Product => multiply(stream),
+            Operation::SendRing => exchange((rank + 1) % ranks, (rank + ranks - 1) % ranks),
+            Operation::SendTwoCommunicators => {
+                if let Some(partner) = pair {
+                    exchange(partner, partner)?;
+                }
+                let Some(partner) = other_pair(rank, ranks) else { return Ok(()) };
+                nccl_call!(nccl, ncclGroupStart())?;
+                send(with.other_communicator, with.send, partner, with.other_stream)?;
+                receive(with.other_communicator, with.other_receive, partner, with.other_stream)?;
+                nccl_call!(nccl, ncclGroupEnd())
+            }
+            Operation::SendBesideProduct => {
+                multiply(with.other_stream)?;
+                pair.map_or(Ok(()), |partner| exchange(partner, partner))
+            }
             // The last of an odd number of ranks has no partner.
-            Operation::SendOneWay | Operation::SendBothWays if partner >= ranks => Ok(()),
-            Operation::SendOneWay if rank < partner => send(partner),
-            Operation::SendOneWay => receive(partner),
-            Operation::SendBothWays => exchange(partner, partner),
-            _ => exchange((rank + 1) % ranks, (rank + ranks - 1) % ranks),
+            _ => match pair {
+                None => Ok(()),
+                Some(partner) if self == Operation::SendBothWays => exchange(partner, partner),
+                Some(partner) if rank < partner => send(communicator, with.send, partner, stream),
+                Some(partner) => receive(communicator, with.receive, partner, stream),
+            },
         }
     }
+}
+
+/// Pairs that begin with rank 1: around the end if the number is even.
+fn other_pair(rank: usize, ranks: usize) -> Option<usize> {
+    if ranks % 2 == 1 && rank == 0 {
+        return None;
+    }
+    Some(if rank % 2 == 1 { (rank + 1) % ranks } else { (rank + ranks - 1) % ranks })
 }
 
 #[cfg(test)]
@@ -168,6 +242,18 @@ mod tests {
         assert_eq!(Operation::AllGather.bytes(64, float, 4), 1024);
         assert_eq!(Operation::AlltoAll.count(1, float, 4), 1);
         assert_eq!(Operation::SendRing.bytes(256, float, 4), 1024);
+    }
+
+    /// Each is its partner's partner, and another one's than in the first pairs where there are others.
+    #[test]
+    fn other_pairs() {
+        for ranks in 2..9 {
+            for rank in 0..ranks {
+                let Some(partner) = other_pair(rank, ranks) else { continue };
+                assert_eq!(other_pair(partner, ranks), Some(rank), "{rank} of {ranks}");
+                assert!(partner != rank && (ranks == 2 || partner != rank ^ 1), "{rank} of {ranks}");
+            }
+        }
     }
 
     /// Names are the same on the command line, in tables and in JSON.

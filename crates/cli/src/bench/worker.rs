@@ -2,6 +2,8 @@
 
 use super::Cell;
 use super::batch::{self, Batch, Side, Work};
+use super::first_use::{self, FirstUse};
+use super::product::Product;
 use super::statistics::{Spread, spread};
 use crate::counts;
 use crate::element::{Element, Reduction};
@@ -10,6 +12,7 @@ use crate::nccl::{Nccl, id_bytes, id_from_bytes};
 use crate::ranks::{self, Channel};
 use crate::text;
 use anyhow::{Context, Result, anyhow};
+use nccl_sys::types::ncclComm_t;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use windlass_engine::stats::snapshot::Snapshot;
@@ -28,6 +31,10 @@ pub struct Job {
     pub repeat: usize,
     /// Microseconds that a batch should take.
     pub batch_us: f64,
+    /// Communicators that are made to see what a first message costs; 0: none.
+    pub births: usize,
+    /// On stand-ins, where a matrix product is small.
+    pub simulated: bool,
 }
 
 /// A finished measurement.
@@ -48,6 +55,8 @@ pub struct CellDone {
 #[derive(Serialize, Deserialize)]
 pub struct Outcome {
     pub nccl_version: i32,
+    /// In the order in which they were made.
+    pub first_uses: Vec<FirstUse>,
 }
 
 impl CellDone {
@@ -73,11 +82,20 @@ fn rank(channel: &mut Channel, job: Job) -> Result<Outcome> {
     let element: Element = job.element.parse().map_err(|reason: String| anyhow!(reason))?;
     let reduction: Reduction = job.reduction.parse().map_err(|reason: String| anyhow!(reason))?;
     // The real library first: Windlass then forwards to the very library that is mapped.
-    let plain = join(channel, &gpu, Nccl::open(&job.plain)?, &job)?;
-    let windlass = join(channel, &gpu, Nccl::open(&job.windlass)?, &job)?;
+    let (plain, windlass) = (Nccl::open(&job.plain)?, Nccl::open(&job.windlass)?);
+    let first_uses = first_use::measure(channel, &gpu, [&plain, &windlass], &job)?;
+    let plain = join(channel, &gpu, plain, &job)?;
+    let windlass = join(channel, &gpu, windlass, &job)?;
+    let wants_product = job.cells.iter().any(|cell| cell.operation.has_product());
+    let product = wants_product.then(|| Product::new(&gpu, job.simulated)).transpose()?;
+    if let Some(product) = product.as_ref().filter(|_| job.rank == 0) {
+        eprintln!("bench: the product is {}", product.describe());
+    }
     let largest =
         job.cells.iter().map(|cell| cell.bytes as usize).max().unwrap_or(0) + job.ranks * element.bytes();
-    let (send, receive) = (gpu.buffer(largest)?, gpu.buffer(largest)?);
+    // One part for each of two communicators, aligned alike.
+    let receive_bytes = largest.next_multiple_of(256);
+    let (send, receive) = (gpu.buffer(largest)?, gpu.buffer(2 * receive_bytes)?);
     let dump = tempfile::NamedTempFile::new().context("cannot make a temporary file")?;
     for cell in job.cells.iter().filter(|cell| cell.operation.exists_in(&plain.nccl)) {
         let count = cell.operation.count(cell.bytes, element, job.ranks);
@@ -91,6 +109,8 @@ fn rank(channel: &mut Channel, job: Job) -> Result<Outcome> {
             ranks: job.ranks,
             send: &send,
             receive: &receive,
+            receive_bytes,
+            product: product.as_ref(),
         };
         let before = counts_of(&windlass, dump.path())?;
         let calls = batch_calls(channel, &plain, &windlass, &work, job.batch_us)?;
@@ -108,7 +128,7 @@ fn rank(channel: &mut Channel, job: Job) -> Result<Outcome> {
     }
     windlass.destroy()?;
     plain.destroy()?;
-    Ok(Outcome { nccl_version: plain.nccl.version() })
+    Ok(Outcome { nccl_version: plain.nccl.version(), first_uses })
 }
 
 /// Windlass's counters of this process.
@@ -118,10 +138,16 @@ fn counts_of(windlass: &Side, file: &Path) -> Result<Snapshot> {
 }
 
 fn join(channel: &mut Channel, gpu: &Gpu, nccl: Nccl, job: &Job) -> Result<Side> {
+    let communicator = communicator(channel, &nccl, job)?;
+    let other = self::communicator(channel, &nccl, job)?;
+    Side::new(gpu, nccl, communicator, other)
+}
+
+/// A new communicator of all ranks.
+pub(super) fn communicator(channel: &mut Channel, nccl: &Nccl, job: &Job) -> Result<ncclComm_t> {
     let own = if job.rank == 0 { id_bytes(&nccl.unique_id()?) } else { Vec::new() };
     let id = id_from_bytes(&channel.share_first(&own)?)?;
-    let communicator = nccl.communicator(job.ranks, id, job.rank)?;
-    Side::new(gpu, nccl, communicator)
+    nccl.communicator(job.ranks, id, job.rank)
 }
 
 /// Warms both sides up (first calls connect) and settles how many calls a batch has; the same on all ranks.

@@ -62,14 +62,55 @@ fn every_operation() {
     command.args(["--seconds", "0.01", "--mode", "eager"]);
     let (code, printed, told) = outcome(command);
     assert_eq!(code, Some(0), "{printed}{told}");
-    for operation in ["reduce_scatter", "broadcast", "reduce ", "alltoall", "send_one_way", "send_both_ways"]
-    {
+    for operation in [
+        "reduce_scatter",
+        "broadcast",
+        "reduce ",
+        "alltoall",
+        "send_one_way",
+        "send_both_ways",
+        "send_alltoall",
+        "send_two_communicators",
+        "product",
+        "send_beside_product",
+    ] {
         assert_eq!(
             printed.lines().filter(|line| line.starts_with(operation)).count(),
             2,
             "{operation}: {printed}"
         );
     }
+}
+
+/// Messages eager and in graphs beside a product and on two communicators, over mailboxes where ranks meet, with what the
+/// first messages of communicators cost.
+#[test]
+fn messages() {
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("lines.json");
+    let mut command = windlass(&["bench", "--sim", "--ranks", "4", "--first-use", "--mode", "eager,graph"]);
+    command.args(["--op", "send_one_way,send_alltoall,send_two_communicators,product,send_beside_product"]);
+    command.args(["--sizes", "8,64K", "--repeat", "1", "--seconds", "0.01"]).arg("--json").arg(&json);
+    command.env("WINDLASS_FABRIC", "on");
+    let (code, printed, told) = outcome(command);
+    assert_eq!(code, Some(0), "{printed}{told}");
+    assert!(told.contains("64 x 64 elements, float by a plain kernel"), "{told}");
+    let text = std::fs::read_to_string(&json).unwrap();
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let (first_uses, measured): (Vec<&Value>, Vec<&Value>) =
+        lines.iter().partition(|line| line.get("what").is_some());
+    assert_eq!(measured.len(), 5 * 2 * 2, "{text}");
+    for line in measured {
+        let path = if line["op"] == "product" { "" } else { "mailbox" };
+        assert_eq!(line["path"], path, "{line}");
+    }
+    assert_eq!(first_uses.len(), 7 * 3, "{text}");
+    for line in first_uses {
+        let (what, plain) = (line["what"].as_str().unwrap(), line["plain"].as_f64().unwrap());
+        assert!(!what.ends_with("_ms") || plain > 0.0, "{line}");
+        assert!(line["windlass"].is_f64() && line["birth"].as_u64().unwrap() < 3, "{line}");
+    }
+    assert!(printed.contains("first message to a peer, ms"), "{printed}");
 }
 
 /// Wrong arguments are named.

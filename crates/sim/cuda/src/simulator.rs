@@ -65,7 +65,7 @@ pub fn start() -> Result<(), Code> {
     if devices == 0 {
         return Err(CUDA_ERROR_NO_DEVICE);
     }
-    let multiprocessors = number_from_environment("WINDLASS_SIM_MULTIPROCESSORS").unwrap_or(16);
+    let multiprocessors = number_from_environment("WINDLASS_SIM_MULTIPROCESSORS").unwrap_or(32);
     let multiprocessors = multiprocessors.clamp(1, 1024) as i32;
     let mut failed = false;
     SIMULATOR.get_or_init(|| {

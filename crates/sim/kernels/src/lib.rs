@@ -11,17 +11,17 @@ unsafe extern "C" {
     fn windlass_host_mail(launch: *const c_void, parameters: *mut *mut c_void);
 }
 
-/// `{ uint32_t count; uint32_t bytes[1]; }`
+/// `{ uint32_t count; uint32_t bytes[N]; }`
 #[repr(C)]
-pub struct ParameterBytes {
+pub struct ParameterBytes<const N: usize> {
     count: u32,
-    bytes: [u32; 1],
+    bytes: [u32; N],
 }
 
 /// The mailbox kernel has one parameter.
 #[allow(non_upper_case_globals)]
 #[unsafe(no_mangle)]
-pub static ncclWindlassMail_params: ParameterBytes =
+pub static ncclWindlassMail_params: ParameterBytes<1> =
     ParameterBytes { count: 1, bytes: [size_of::<Launch>() as u32] };
 
 /// The mailbox kernel.
@@ -33,4 +33,31 @@ pub static ncclWindlassMail_params: ParameterBytes =
 pub unsafe extern "C" fn ncclWindlassMail(launch: *const c_void, parameters: *mut *mut c_void) {
     // SAFETY: the caller's promise.
     unsafe { windlass_host_mail(launch, parameters) }
+}
+
+/// Three matrices and their size: see [`windlassBenchProduct`].
+#[allow(non_upper_case_globals)]
+#[unsafe(no_mangle)]
+pub static windlassBenchProduct_params: ParameterBytes<4> = ParameterBytes { count: 4, bytes: [8, 8, 8, 4] };
+
+/// The matrix product that `windlass bench` brings along as PTX: square matrices of floats, row by row.
+///
+/// # Safety
+/// As the stand-in driver calls kernels: pointers to two matrices, a third that is written, and the elements of a side.
+#[allow(non_snake_case)]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn windlassBenchProduct(_launch: *const c_void, parameters: *mut *mut c_void) {
+    // SAFETY: the caller's promise.
+    let matrix = |index: usize| unsafe { parameters.add(index).read().cast::<*mut f32>().read() };
+    // SAFETY: the same.
+    let size = unsafe { parameters.add(3).read().cast::<u32>().read() } as usize;
+    let (left, right, result) = (matrix(0), matrix(1), matrix(2));
+    for at in 0..size * size {
+        let (row, column) = (at / size, at % size);
+        // SAFETY: within the matrices.
+        let term =
+            |k: usize| unsafe { left.add(row * size + k).read() * right.add(k * size + column).read() };
+        // SAFETY: the same.
+        unsafe { result.add(at).write((0..size).map(term).sum()) };
+    }
 }

@@ -50,6 +50,8 @@ driver_calls! {
     context_set = b"cuCtxSetCurrent\0": fn(Context);
     context_device = b"cuCtxGetDevice\0": fn(*mut c_int);
     stream_capturing = b"cuStreamIsCapturing\0": fn(Stream, *mut c_int);
+    capture_info = b"cuStreamGetCaptureInfo_v2\0": fn(Stream, *mut c_int, *mut u64, *mut usize, *mut *const usize, *mut usize);
+    capture_dependencies = b"cuStreamUpdateCaptureDependencies\0": fn(Stream, *const usize, usize, c_uint);
     stream_wait = b"cuStreamWaitEvent\0": fn(Stream, usize, c_uint);
     launch_host = b"cuLaunchHostFunc\0": fn(Stream, extern "C" fn(*mut c_void), *mut c_void);
     event_create = b"cuEventCreate\0": fn(*mut usize, c_uint);
@@ -91,6 +93,14 @@ struct AllocationProperties {
 struct AccessDescription {
     location: Location,
     flags: c_int,
+}
+
+/// A place in a capture.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Captured {
+    pub capture: u64,
+    /// What a stream's next work waits for; none at the beginning.
+    pub node: Option<usize>,
 }
 
 /// The driver, opened and initialised at the first need.
@@ -180,6 +190,30 @@ impl Driver {
         // SAFETY: see above.
         check(unsafe { (self.stream_capturing)(stream, &mut status) }, "cuStreamIsCapturing")?;
         Ok(status != 0)
+    }
+
+    /// Where a stream is in its capture; `None` if it has none.
+    pub fn captured(&self, stream: Stream) -> Outcome<Option<Captured>> {
+        let (mut status, mut capture, mut graph, mut nodes, mut count) = (0, 0, 0, std::ptr::null(), 0);
+        // SAFETY: all outputs are locals.
+        let code = unsafe {
+            (self.capture_info)(stream, &mut status, &mut capture, &mut graph, &mut nodes, &mut count)
+        };
+        check(code, "cuStreamGetCaptureInfo")?;
+        if status == 0 {
+            return Ok(None);
+        }
+        // SAFETY: there are `count` nodes, readable until the capture goes on.
+        let node = (count > 0).then(|| unsafe { nodes.add(count - 1).read() });
+        Ok(Some(Captured { capture, node }))
+    }
+
+    /// Makes what comes in a capturing stream wait for a node of the same capture.
+    pub fn order_behind(&self, node: usize, later: Stream) -> Outcome {
+        const ADD: c_uint = 0;
+        // SAFETY: one node.
+        let code = unsafe { (self.capture_dependencies)(later, &node, 1, ADD) };
+        check(code, "cuStreamUpdateCaptureDependencies")
     }
 
     /// Runs `function(data)` on `stream`, after all that was enqueued before.

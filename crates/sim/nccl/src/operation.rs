@@ -1,9 +1,9 @@
 //! Collectives, sends and receives: from the call to the host function on the user's stream.
 
 use crate::communicator::{Communicator, find_for_operation};
-use crate::driver::driver;
+use crate::driver::{Captured, driver};
 use crate::operators::{self, Recipe};
-use crate::refusal::{Outcome, outcome, refuse};
+use crate::refusal::{Outcome, lock, outcome, refuse};
 use crate::segment::CallCard;
 use crate::settings::settings;
 use crate::{agreement, arguments, collective, group, mailbox, reentry, registration, strict};
@@ -257,6 +257,15 @@ fn launch(communicator: &Arc<Communicator>, queued: Vec<Queued>) -> Outcome {
     for stream in &streams[1..] {
         driver.order(*stream, streams[0])?;
     }
+    if captured {
+        let (now, last) = (driver.captured(streams[0])?, *lock(&communicator.order.captured));
+        if let (Some(now), Some(Captured { capture, node: Some(node) })) = (now, last)
+            && now.capture == capture
+            && now.node != Some(node)
+        {
+            driver.order_behind(node, streams[0])?;
+        }
+    }
     if !captured {
         operation.ticket = Some(communicator.order.ticket());
         communicator.add_pending();
@@ -273,6 +282,9 @@ fn launch(communicator: &Arc<Communicator>, queued: Vec<Queued>) -> Outcome {
             communicator.end_pending();
         }
         return Err(code);
+    }
+    if captured {
+        *lock(&communicator.order.captured) = driver.captured(streams[0])?;
     }
     streams[1..].iter().try_for_each(|stream| driver.order(streams[0], *stream))
 }

@@ -1,8 +1,9 @@
 //! NCCL's total order: operations of one communicator run one after another on a rank, whatever their streams.
 //!
-//! An eager operation takes a ticket when it is launched. A captured one has no place until it runs: it only never
-//! runs beside another.
+//! An eager operation takes a ticket when it is launched. A captured one waits for the one before it in the same capture;
+//! else it has no place until it runs: it only never runs beside another.
 
+use crate::driver::Captured;
 use crate::refusal::lock;
 use crate::segment::Left;
 use std::collections::BTreeSet;
@@ -13,6 +14,8 @@ use std::time::{Duration, Instant};
 pub struct Order {
     state: Mutex<State>,
     changed: Condvar,
+    /// The last operation of the last capture.
+    pub captured: Mutex<Option<Captured>>,
 }
 
 #[derive(Default)]

@@ -130,7 +130,7 @@ fn peers_are_enabled_once_and_calls_before_init_are_refused() {
     assert_eq!(cuCtxEnablePeerAccess(peer, 0), 704);
     let mut value = 0;
     ok(cuDeviceGetAttribute(&mut value, 16, 0));
-    assert_eq!(value, 16);
+    assert_eq!(value, 32);
     let mut current = 0;
     ok(cuCtxSetCurrent(0));
     ok(cuCtxGetCurrent(&mut current));
