@@ -77,7 +77,7 @@ endforeach()
 
 # Births at which ranks meet: programs whose communicators all come from one id, and some whose do not.
 if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
-  set(DERIVED "only communicators made from an id have a meeting so far")
+  set(DERIVED "made from a communicator without a fabric, grown, or not seen at its birth")
   foreach(program collectives sendrecv groups threads premulsum registration graphs forked births)
     add_fabric(${program} 300 "yes")
   endforeach()

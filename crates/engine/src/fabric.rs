@@ -7,6 +7,7 @@
 //! something was heard.
 
 mod closing;
+mod derived;
 mod preparing;
 mod wish;
 
@@ -25,6 +26,8 @@ use crate::stats::{count, fabric};
 pub use crate::rendezvous::facts::Waiting;
 pub use closing::settle;
 use closing::{Closing, Word};
+pub use derived::{Configured, Derivation, Deriving, Newborn, Wanted};
+use derived::{Line, Wait};
 use preparing::Prepared;
 pub use wish::Wish;
 
@@ -53,6 +56,8 @@ pub enum Kept {
 pub struct Fabric {
     contract: Arc<Contract>,
     rank: u32,
+    /// What communicators made from this one need.
+    line: Arc<Line>,
     /// By rank, none at this rank's place. Dropped before the others hear that this rank has closed.
     peers: Vec<Option<PeerSlice>>,
     /// None while being dropped.
@@ -63,7 +68,8 @@ impl Fabric {
     fn new(contract: Arc<Contract>, rank: u32, word: Word, prepared: Prepared) -> Box<Fabric> {
         let Prepared { slice, peers, lives } = prepared;
         let closing = Closing::new(&slice, word, lives);
-        Box::new(Fabric { contract, rank, peers, own: Some((slice, closing)) })
+        let line = Line::new(contract.clone(), rank);
+        Box::new(Fabric { contract, rank, line, peers, own: Some((slice, closing)) })
     }
 
     /// What all agreed on.
@@ -89,6 +95,7 @@ impl Fabric {
 
 impl Drop for Fabric {
     fn drop(&mut self) {
+        self.line.end();
         self.peers.clear();
         if let Some((slice, closing)) = self.own.take() {
             drop(slice);
@@ -135,6 +142,8 @@ pub struct Asked {
     token: Token,
     rank: u32,
     arena: Arc<Arena>,
+    /// Of a communicator made from another: its wait ends with that one.
+    until: Option<Wait>,
 }
 
 impl Asked {
@@ -154,10 +163,13 @@ pub fn ask(wish: &Wish) -> Result<Asked, Reason> {
     closing::at_exit_too();
     // Room that is over must not keep a birth from having any.
     settle();
-    let unreachable = |error: std::io::Error| Reason::Unreachable { words: error.to_string() };
     let rank = facts.member.rank;
     let party = rendezvous().and_then(|rendezvous| rendezvous.attend(&wish.id, vec![facts]));
-    Ok(Asked { party: party.map_err(unreachable)?, token: card.token, rank, arena })
+    Ok(Asked { party: party.map_err(unreachable)?, token: card.token, rank, arena, until: None })
+}
+
+fn unreachable(error: std::io::Error) -> Reason {
+    Reason::Unreachable { words: error.to_string() }
 }
 
 /// Waits for all others, prepares and confirms: as long as it takes.
@@ -168,7 +180,8 @@ pub fn join(asked: Vec<Asked>) -> Vec<Fate> {
     // Held for a few stores; parties of a group prepare on several threads.
     let prepared: Mutex<BTreeMap<(Token, u32), Prepared>> = Mutex::default();
     let take = |key| prepared.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
-    let parties = asked.into_iter().map(|asked| asked.party).collect();
+    let (parties, _until): (Vec<_>, Vec<_>) =
+        asked.into_iter().map(|asked| (asked.party, asked.until)).unzip();
     let outcomes = rendezvous::join_all(parties, &|preparation| {
         // A party of ours has one rank.
         let rank = preparation.ranks.first().copied().unwrap_or_default();

@@ -8,7 +8,7 @@ use std::cell::{Cell, RefCell};
 
 use nccl_sys::{ncclComm_t, ncclResult_t};
 
-use crate::fabric::Asked;
+use crate::fabric::{Asked, Configured, Derivation};
 use crate::forward::birth::Handle;
 
 /// This thread's open group. Few groups await anything: the list, which has a destructor to look after, is let be then.
@@ -30,6 +30,8 @@ pub enum Awaited {
     Handle(Handle),
     /// The meeting of a communicator.
     Meeting(ncclComm_t, Box<Asked>),
+    /// A communicator made from another, whose handle NCCL writes then.
+    Derived(Handle, Configured, Box<Derivation>),
     /// A birth that failed before NCCL came to it: the answer of the group.
     Failed(ncclResult_t),
 }

@@ -1,7 +1,10 @@
 //! Birth and end of communicators. NCCL makes and ends them; we note which there are, and with `WINDLASS_FABRIC=on` their
 //! ranks meet first.
 
+mod derived;
 mod meeting;
+
+use std::cell::Cell;
 
 use nccl_sys::{Entry, ncclComm_t, ncclInProgress, ncclResult_t, ncclSimInfo_t, ncclSuccess, ncclUniqueId};
 
@@ -55,8 +58,10 @@ pub fn end(entry: Entry, how: End, handle: ncclComm_t) -> ncclResult_t {
             count::function(entry);
             // Before NCCL frees it: its address may at once be another thread's new communicator.
             let kept = if how == End::Finalize { None } else { communicator::remove(handle) };
-            if let Some(Kept::Waiting(canceller)) = &kept {
-                canceller.abort();
+            match &kept {
+                Some(Kept::Waiting(canceller)) => canceller.abort(),
+                Some(Kept::Fabric(fabric)) if how == End::Abort => fabric.end_derived(),
+                _ => {}
             }
             kept
         },
@@ -93,16 +98,24 @@ pub fn group_start() -> ncclResult_t {
 
 /// Closes a group.
 pub fn group_end() -> ncclResult_t {
-    guard::around(|| closing(Entry::ncclGroupEnd), |awaited| close(awaited, known::group_end), after_group)
+    let met = Cell::new(ncclSuccess);
+    let result = guard::around(
+        || closing(Entry::ncclGroupEnd),
+        |awaited| close(awaited, known::group_end),
+        |awaited, result| after_group(awaited, result, &met),
+    );
+    if result == ncclSuccess { met.get() } else { result }
 }
 
 /// Closes a group without running it.
 pub fn group_simulate_end(estimate: *mut ncclSimInfo_t) -> ncclResult_t {
-    guard::around(
+    let met = Cell::new(ncclSuccess);
+    let result = guard::around(
         || closing(Entry::ncclGroupSimulateEnd),
         |awaited| close(awaited, || known::group_simulate_end(estimate)),
-        after_group,
-    )
+        |awaited, result| after_group(awaited, result, &met),
+    );
+    if result == ncclSuccess { met.get() } else { result }
 }
 
 /// The group is closed before NCCL runs it, as NCCL's own count is: it may throw.
@@ -123,15 +136,16 @@ fn close(awaited: &[Awaited], end: impl FnOnce() -> ncclResult_t) -> ncclResult_
 }
 
 #[inline]
-fn after_group(awaited: Vec<Awaited>, result: ncclResult_t) {
+fn after_group(awaited: Vec<Awaited>, result: ncclResult_t, met: &Cell<ncclResult_t>) {
     if !awaited.is_empty() {
-        tell(awaited, result);
+        met.set(tell(awaited, result));
     }
 }
 
 #[cold]
 #[inline(never)]
-fn tell(awaited: Vec<Awaited>, result: ncclResult_t) {
+fn tell(awaited: Vec<Awaited>, result: ncclResult_t) -> ncclResult_t {
+    let (awaited, met) = derived::after_group(awaited, result);
     if result == ncclSuccess {
         for waited in awaited {
             if let Awaited::Handle(handle) = waited
@@ -141,6 +155,7 @@ fn tell(awaited: Vec<Awaited>, result: ncclResult_t) {
             }
         }
     }
+    met
 }
 
 const UNKNOWN: Identity = Identity { rank: -1, ranks: 0, device: -1 };

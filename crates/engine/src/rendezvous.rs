@@ -52,8 +52,10 @@ pub mod card;
 mod connection;
 pub mod counts;
 pub mod decision;
+pub mod derived;
 pub mod descriptors;
 pub mod facts;
+pub mod gathering;
 pub mod message;
 pub mod ours;
 pub mod party;
@@ -72,12 +74,16 @@ use std::thread::JoinHandle;
 use once_cell::sync::OnceCell;
 
 use crate::config::config;
-use crate::contract::Version;
+use crate::contract::{Token, Version};
 use card::{Card, Id};
 use counts::Counts;
+use derived::Invitation;
 use descriptors::Door;
 use facts::Facts;
-use reactor::{Command, NewMeeting, Reactor, Shared};
+use message::FromRank;
+use ours::Ours;
+use reactor::{Command, Expected, Host, Lobby, NewMeeting, Reactor, Shared};
+use verdict::Verdict;
 
 pub use party::{Canceller, Membership, Outcome, Party, Preparation, join_all};
 
@@ -113,6 +119,7 @@ impl Default for Limits {
 pub struct Rendezvous {
     shared: Arc<Shared>,
     limits: Limits,
+    lobby: Token,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -155,9 +162,12 @@ impl Rendezvous {
     pub fn start(limits: Limits) -> io::Result<Rendezvous> {
         let shared = Arc::new(Shared::new()?);
         let for_thread = shared.clone();
+        // Without one, communicators made from others have no fabric; all else works.
+        let lobby = Lobby::open().inspect_err(|error| log::info!("rendezvous has no lobby: {error}")).ok();
+        let secret = lobby.as_ref().map_or(derived::NOBODY, |lobby| lobby.secret);
         let (tell, told) = std::sync::mpsc::sync_channel(1);
         // The reactor is made in its thread, to which it belongs.
-        let thread = thread::spawn("windlass", move || match Reactor::new(for_thread, limits) {
+        let thread = thread::spawn("windlass", move || match Reactor::new(for_thread, limits, lobby) {
             Ok(reactor) => {
                 let _ = tell.send(Ok(()));
                 reactor.run();
@@ -165,7 +175,7 @@ impl Rendezvous {
             Err(error) => drop(tell.send(Err(io::Error::from(error)))),
         })?;
         told.recv().unwrap_or_else(|_| Err(io::Error::other("the background thread did not start")))?;
-        Ok(Rendezvous { shared, limits, thread: Some(thread) })
+        Ok(Rendezvous { shared, limits, lobby: secret, thread: Some(thread) })
     }
 
     /// Hosts the meeting of an id that NCCL has just made, and gives the id that ranks must get instead. An error
@@ -215,8 +225,44 @@ impl Rendezvous {
         // Before any report, so that whoever reads the contract finds the door open.
         let door = Door::open()?;
         let party = Party::new(self.shared.clone(), card.token, door, facts)?;
-        self.shared.send(Command::Attend(address, party.reports()));
+        let reports = party.reports(&message::greeting(card.token));
+        self.shared.send(Command::Attend(Host::Port(address), reports));
         Ok(party)
+    }
+
+    /// What opens the lobby of this process; [`derived::NOBODY`] if it has none.
+    pub fn lobby(&self) -> Token {
+        self.lobby
+    }
+
+    /// This process hosts the meetings of a call, which these ranks of the parent make (one bit each): those whose
+    /// process, by its pidfd, ends before they have come, will not.
+    pub fn expect(&self, call: Token, ranks: u64, lives: Vec<(u32, Ours)>) {
+        self.shared.send(Command::Expect(Expected { call, ranks, lives }));
+    }
+
+    /// Begins to attend the meeting to which a rank is invited, as [`Rendezvous::attend`] does. After an error the rank
+    /// must [`Rendezvous::decline`]: it is waited for.
+    pub fn attend_invited(&self, invitation: &Invitation, facts: Facts) -> io::Result<Party> {
+        let door = Door::open()?;
+        let party = Party::new(self.shared.clone(), invitation.child, door, vec![facts])?;
+        let reports = party.reports(&invitation.greeting());
+        self.shared.send(Command::Attend(Host::Lobby(invitation.lobby), reports));
+        Ok(party)
+    }
+
+    /// A rank that is in no new communicator, or alone in one. Never waits.
+    pub fn pass_by(&self, invitation: &Invitation) {
+        let nobody = Invitation { child: derived::NOBODY, ..*invitation };
+        self.shared.send(Command::Tell(invitation.lobby, nobody.greeting()));
+    }
+
+    /// A rank that does not come to the meeting to which it is invited, which ends with this verdict: never a fabric.
+    /// Never waits.
+    pub fn decline(&self, invitation: &Invitation, verdict: Verdict) {
+        let mut words = invitation.greeting();
+        words.extend(FromRank::Decline(verdict).encode());
+        self.shared.send(Command::Tell(invitation.lobby, words));
     }
 
     /// What has been counted.

@@ -101,6 +101,11 @@ impl Closing {
         Closing { arena: slice.arena().clone(), lease: slice.lease(), word, open }
     }
 
+    /// Other ranks whose ends are not known yet.
+    pub fn others(&self) -> &[Life] {
+        &self.open
+    }
+
     /// This rank has let go of all that is the others'.
     pub fn begin(self) {
         self.word.close();

@@ -11,7 +11,7 @@ use crate::guard;
 use crate::process;
 use crate::stats::count;
 
-use super::note;
+use super::{derived, note};
 
 /// How far a birth is before NCCL is called.
 enum Step {
@@ -27,6 +27,9 @@ enum Step {
 
 /// Makes communicators as asked, with their ranks' meetings.
 pub fn birth(entry: Entry, birth: &Birth) -> ncclResult_t {
+    if derived::is_one(birth) {
+        return derived::birth(entry, birth);
+    }
     guard::around(
         || {
             process::first_communicator();
@@ -105,7 +108,7 @@ fn finish(step: Step, birth: &Birth) {
 }
 
 /// What its birth came to is kept with the communicator, and told.
-fn settle(handle: ncclComm_t, communicator: &Communicator, fate: Fate) {
+pub fn settle(handle: ncclComm_t, communicator: &Communicator, fate: Fate) {
     fabric::tell(communicator.counters(), &fate);
     if let Fate::Fabric(fabric) = fate {
         drop(communicator.keep(handle, Kept::Fabric(fabric)));

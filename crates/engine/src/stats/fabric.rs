@@ -27,7 +27,7 @@ const REASONS: [&str; 19] = [
     "ranks have different options",
     "a device or driver lacks what is needed",
     "a rank could not prepare",
-    "only communicators made from an id have a meeting so far",
+    "made from a communicator without a fabric, grown, or not seen at its birth",
 ];
 
 /// The text of a number: empty, `yes` or the reason.

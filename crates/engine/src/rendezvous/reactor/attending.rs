@@ -6,7 +6,9 @@ use std::sync::Arc;
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 
-use super::{Endpoint, Reactor};
+use super::lobby::{self, Knock, Knocking};
+use super::{Endpoint, Reactor, Reporting};
+use crate::contract::Token;
 use crate::rendezvous::connection::{self, Connection, Line};
 use crate::rendezvous::message::{FROM_HOST_BYTES_MAX, FromHost};
 use crate::rendezvous::party::{Need, Ranks};
@@ -28,14 +30,7 @@ enum Joining {
 }
 
 impl Reactor {
-    pub(super) fn attend(
-        &mut self,
-        address: &SocketAddr,
-        key: u64,
-        ranks: Arc<Ranks>,
-        index: usize,
-        report: Vec<u8>,
-    ) {
+    pub(super) fn attend(&mut self, address: &SocketAddr, (key, ranks, index, report): Reporting) {
         let begun = connection::connect(address).and_then(|socket| {
             let mut watched = self.poll.watch_as(socket, key);
             watched.want(EventFlags::OUT)?;
@@ -50,6 +45,42 @@ impl Reactor {
             }
             Err(error) => ranks.end(index, unreachable(address, error)),
         }
+    }
+
+    /// Whoever finds nobody there has lost its host; whoever cannot come in goes on trying.
+    pub(super) fn attend_at_lobby(&mut self, lobby: Token, (key, ranks, index, report): Reporting) {
+        let begun = lobby::connect(lobby).map(|socket| self.poll.watch_as(socket, key));
+        match begun {
+            Ok(mut watched) => {
+                if watched.want(EventFlags::OUT).is_err() {
+                    return ranks.lost(index, Failure::HostLost);
+                }
+                let connection = Connection::new(watched);
+                let state = Joining::Connecting;
+                let attending = Attending { connection, ranks, index, state, report };
+                self.endpoints.insert(key, Endpoint::Attending(attending));
+            }
+            Err(Knock::Later) => {
+                self.knocking.push(Knocking::Attending(lobby, (key, ranks, index, report)));
+            }
+            Err(Knock::Gone) => ranks.lost(index, Failure::HostLost),
+        }
+    }
+
+    pub(super) fn knock_again(&mut self) {
+        for knocking in std::mem::take(&mut self.knocking) {
+            match knocking {
+                Knocking::Telling(lobby, bytes) => self.tell(lobby, bytes),
+                Knocking::Attending(lobby, reporting) => self.attend_at_lobby(lobby, reporting),
+            }
+        }
+    }
+
+    pub(super) fn leave_meeting(&mut self, key: u64) {
+        self.endpoints.remove(&key);
+        let attends =
+            |knocking: &Knocking| matches!(knocking, Knocking::Attending(_, (other, ..)) if *other == key);
+        self.knocking.retain(|knocking| !attends(knocking));
     }
 
     pub(super) fn attending(&mut self, key: u64) {
