@@ -21,6 +21,9 @@ use sha2::{Digest, Sha256};
 use crate::contract::Token;
 use crate::contract::bytes::{Reader, Writer};
 
+use super::message::FromRank;
+use super::verdict::{Failure, Verdict};
+
 /// The name of no communicator: of a rank that is in none, or alone in one.
 pub const NOBODY: Token = Token([0; 16]);
 /// The first bytes of a connection to a lobby.
@@ -110,6 +113,16 @@ impl Invitation {
         bytes.raw(&GREETING_MAGIC).token(self.lobby).token(self.call).token(self.child).u32(self.rank);
         bytes.finish()
     }
+}
+
+/// Of a greeting at a lobby, and whatever follows it: which lobby, and the words of a rank that does not come after all.
+/// It would be waited for.
+pub fn withdrawal(words: &[u8]) -> Option<(Token, Vec<u8>)> {
+    let greeting = words.get(..GREETING_BYTES).filter(|greeting| greeting.starts_with(&GREETING_MAGIC))?;
+    let lobby = Reader::new(&greeting[8..]).token()?;
+    let Some(Visitor::Invited(Invitation { rank, .. })) = read(greeting, lobby) else { return None };
+    let absent = FromRank::Decline(Verdict::Failed(Failure::Absent { rank })).encode();
+    Some((lobby, [greeting, &absent].concat()))
 }
 
 /// Who came to a lobby.
