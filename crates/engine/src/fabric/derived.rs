@@ -34,7 +34,8 @@ pub(super) struct Line {
     contract: Arc<Contract>,
     rank: u32,
     splits: AtomicU32,
-    shrinks: AtomicU32,
+    /// By who remains, one bit each: an excluded rank knows nothing of the others' shrink. Held for a few stores.
+    shrinks: Mutex<BTreeMap<u64, u32>>,
     /// Held for a few stores; the rendezvous' locks come after it.
     waiting: Mutex<Waits>,
 }
@@ -59,6 +60,13 @@ impl Line {
         let cancellers = std::mem::take(&mut waiting.cancellers);
         drop(waiting);
         cancellers.values().for_each(Canceller::abort);
+    }
+
+    fn count_shrink(&self, ranks: u64) -> u32 {
+        let mut shrinks = self.shrinks.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = shrinks.entry(ranks).or_default();
+        *count += 1;
+        *count - 1
     }
 
     fn waiting(&self) -> MutexGuard<'_, Waits> {
@@ -161,9 +169,7 @@ impl Deriving {
         let Deriving { line, lobby, hosts, ranks, shrinks, color, lives } = self;
         let making = match shrinks {
             None => Making::Split { count: line.splits.fetch_add(1, Ordering::Relaxed) },
-            Some(excluded) => {
-                Making::Shrink { count: line.shrinks.fetch_add(1, Ordering::Relaxed), excluded }
-            }
+            Some(excluded) => Making::Shrink { count: line.count_shrink(ranks), excluded },
         };
         let call = making.name(line.contract.birth);
         if hosts == line.rank

@@ -4,7 +4,8 @@
 use std::cell::Cell;
 
 use nccl_sys::{
-    Entry, NCCL_SPLIT_NOCOLOR, ncclComm_t, ncclInvalidArgument, ncclInvalidUsage, ncclResult_t, ncclSuccess,
+    Entry, NCCL_SPLIT_NOCOLOR, ncclComm_t, ncclInProgress, ncclInvalidArgument, ncclInvalidUsage,
+    ncclResult_t, ncclSuccess,
 };
 
 use crate::communicator::{self, Communicator};
@@ -80,7 +81,7 @@ fn after(before: Option<Before>, handle: Handle, result: ncclResult_t) -> ncclRe
     // NCCL counts a call once it has looked at the arguments, and so do we.
     let begun = result != ncclInvalidArgument && result != ncclInvalidUsage;
     let Some(Before { deriving, configured }) = before.filter(|_| begun) else {
-        if result == ncclSuccess {
+        if result == ncclSuccess || result == ncclInProgress {
             note_plain(handle);
         }
         return ncclSuccess;

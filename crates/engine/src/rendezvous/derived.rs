@@ -39,7 +39,7 @@ pub enum Making {
         /// How many.
         count: u32,
     },
-    /// So many shrinks of this parent came before, and this one leaves out these of its ranks.
+    /// A shrink that leaves out these ranks of this parent, which so many like it came before.
     Shrink {
         /// How many.
         count: u32,
