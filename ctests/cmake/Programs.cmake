@@ -83,7 +83,7 @@ if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
   add_fabric(lifecycle 120 "yes;more than one id;one rank has no peers")
   add_fabric(nonblocking 120 "the caller does not wait")
   add_fabric(random_calls 120 "yes")
-  add_fabric(splits 300 "yes;one rank has no peers")
+  add_fabric(splits 300 "yes;one rank has no peers;the caller does not wait")
   # Plain runs would wait for the dead. A communicator that fails in its meeting has neither fabric nor reason.
   foreach(program births splits)
     set(name "sim.${program}.faults")

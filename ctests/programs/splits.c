@@ -147,6 +147,12 @@ static void configured(struct rank* self, ncclComm_t parent) {
   NCCL(ncclCommSplit(parent, half_of(self->rank), self->rank, &child, &configuration));
   works(self, child, self->rank / 2, of_half(self), 60);
   NCCL(ncclCommDestroy(child));
+  /* NCCL waits as the parent was configured; how the child waits is the child's own. */
+  configuration = (ncclConfig_t)NCCL_CONFIG_INITIALIZER;
+  configuration.blocking = 0;
+  NCCL(ncclCommSplit(parent, 0, self->rank, &child, &configuration));
+  CHECK(child != NULL);
+  NCCL(ncclCommAbort(child));
 }
 
 static void shrink(struct rank* self, ncclComm_t parent) {

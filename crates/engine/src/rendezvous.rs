@@ -20,6 +20,10 @@
 //! `ncclCommAbort`. Plain means the real init with the same id, which the relay serves, as it does beside a fabric.
 //! `ncclCommInitAll`: [`decision::decide`], without a meeting. After a fork: [`in_child`].
 //!
+//! `ncclCommSplit` and `ncclCommShrink`, of a parent whose ranks have met: [`Rendezvous::expect`] by the rank whose process
+//! hosts, and one of [`Rendezvous::attend_invited`], [`Rendezvous::pass_by`], [`Rendezvous::decline`] by each; see
+//! [`derived`].
+//!
 //! # Why ranks never act on different verdicts
 //!
 //! Two generals cannot both be sure: whoever sends the last message does not know that it arrived. So no rank is ever
@@ -92,6 +96,9 @@ pub use party::{Canceller, Membership, Outcome, Party, Preparation, join_all};
 pub struct Limits {
     /// Ids whose meetings are open at once.
     pub meetings_max: usize,
+    /// Calls that make communicators from others, whose ranks have not all been in our lobby; of more, the oldest one is
+    /// forgotten for which nobody waits. A rank whose program gives a call up would be waited for as long as it lives.
+    pub calls_max: usize,
     /// Connections that are relayed at once; more wait in the kernel's queue.
     pub relays_max: usize,
     /// Connections of one meeting that have not said who they are; more push the oldest out.
@@ -106,6 +113,7 @@ impl Default for Limits {
     fn default() -> Limits {
         Limits {
             meetings_max: 1024,
+            calls_max: 1024,
             relays_max: 256,
             newcomers_max: 128,
             present_max: 64,

@@ -61,8 +61,13 @@ fn joined(party: Party) -> Outcome {
 /// A process, as a rank's, with its pidfd.
 fn process() -> (Child, Ours) {
     let process = Command::new("sleep").arg("600").spawn().unwrap();
-    let pid = Pid::from_raw(process.id() as i32).unwrap();
-    (process, Ours::new(pidfd_open(pid, PidfdFlags::empty()).unwrap()).unwrap())
+    let pidfd = pidfd_of(process.id());
+    (process, pidfd)
+}
+
+fn pidfd_of(process: u32) -> Ours {
+    let process = Pid::from_raw(process as i32).unwrap();
+    Ours::new(pidfd_open(process, PidfdFlags::empty()).unwrap()).unwrap()
 }
 
 fn kill(mut process: Child) {
@@ -304,6 +309,30 @@ fn aborted_at_once() {
         let lost = matches!(outcome, Outcome::Failed(Failure::Lost { .. } | Failure::Absent { rank: 1 }));
         assert!(lost, "{outcome:?}");
     }
+}
+
+/// Calls that are never completed are bounded: the oldest are forgotten, but never one in which somebody waits.
+#[test]
+fn too_many_calls() {
+    let host = Rendezvous::start(Limits { calls_max: 4, ..Limits::default() }).unwrap();
+    let split = Split { host, call: Making::Split { count: 0 }.name(PARENT) };
+    let mut waiting = split.connect();
+    let report = FromRank::Report(Box::new(facts(0, 2))).encode();
+    waiting.write_all(&[split.invites(0, 1).greeting(), report].concat()).unwrap();
+    // Whoever comes behind it is heard after it.
+    let mut behind = split.connect();
+    behind.write_all(b"?").unwrap();
+    assert_eq!(behind.read(&mut [0]).unwrap_or(0), 0);
+    split.host.expect(split.call, 0b11, Vec::new());
+    for count in 1..=8 {
+        let call = Making::Split { count }.name(PARENT);
+        split.host.expect(call, 0b11, vec![(1, pidfd_of(std::process::id()))]);
+    }
+    let late = split.attend(&split.host, 1, 1, 1, 2);
+    waiting.read_exact(&mut [0; 6]).unwrap();
+    drop(late);
+    // Four have room, one of them somebody waits in.
+    assert_eq!(split.host.counts().calls_forgotten.load(Ordering::Relaxed), 5);
 }
 
 /// Whoever does not know the secret, or says what makes no sense, is turned away and harms nobody; so with hundreds of the

@@ -31,10 +31,6 @@ impl Lobby {
     }
 }
 
-/// Calls that are waited for at once; of more, the oldest one for which nobody waits is forgotten. A rank whose program
-/// gives a call up without making it would be waited for as long as it lives.
-const GATHERINGS_MAX: usize = 1024;
-
 impl Reactor {
     pub(super) fn open_lobby(&mut self, lobby: Lobby) -> rustix::io::Result<()> {
         let mut watched = self.poll.watch(lobby.listener);
@@ -133,7 +129,7 @@ impl Reactor {
     }
 
     fn make_room(&mut self) {
-        if self.gatherings.len() < GATHERINGS_MAX {
+        if self.gatherings.len() < self.limits.calls_max {
             return;
         }
         let idle = |gathering: &Gathering| {
@@ -141,7 +137,11 @@ impl Reactor {
             !gathering.children().iter().any(busy)
         };
         let oldest = self.calls.iter().find(|call| self.gatherings.get(call).is_none_or(idle)).copied();
-        oldest.into_iter().for_each(|oldest| self.forget_call(oldest));
+        if let Some(oldest) = oldest {
+            log::warn!("rendezvous forgets call {oldest:?}, for which nobody waits: there are too many");
+            Counts::up(&self.shared.counts.calls_forgotten);
+            self.forget_call(oldest);
+        }
     }
 
     /// The host's own rank makes the call: from now on the others are known, and those that die are seen.
