@@ -20,7 +20,7 @@
 //! `ncclCommAbort`. Plain means the real init with the same id, which the relay serves, as it does beside a fabric.
 //! `ncclCommInitAll`: [`decision::decide`], without a meeting. After a fork: [`in_child`].
 //!
-//! `ncclCommSplit` and `ncclCommShrink`, of a parent whose ranks have met: [`Rendezvous::expect`] by the rank whose process
+//! `ncclCommSplit` and `ncclCommShrink`, of a parent whose ranks have met: [`Rendezvous::await_ranks`] by the rank whose process
 //! hosts, and one of [`Rendezvous::attend_invited`], [`Rendezvous::pass_by`], [`Rendezvous::decline`] by each; see
 //! [`derived`].
 //!
@@ -245,7 +245,7 @@ impl Rendezvous {
 
     /// This process hosts the meetings of a call, which these ranks of the parent make (one bit each): those whose
     /// process, by its pidfd, ends before they have come, will not.
-    pub fn expect(&self, call: Token, ranks: u64, lives: Vec<(u32, Ours)>) {
+    pub fn await_ranks(&self, call: Token, ranks: u64, lives: Vec<(u32, Ours)>) {
         self.shared.send(Command::Expect(Expected { call, ranks, lives }));
     }
 

@@ -175,7 +175,7 @@ impl Deriving {
         if hosts == line.rank
             && let Ok(rendezvous) = rendezvous()
         {
-            rendezvous.expect(call, ranks, lives);
+            rendezvous.await_ranks(call, ranks, lives);
         }
         let child = color.map_or(NOBODY, |color| child(call, color));
         let invitation = Invitation { lobby, call, child, rank: line.rank };

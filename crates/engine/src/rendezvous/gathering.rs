@@ -15,7 +15,7 @@ pub struct Gathering {
 
 impl Gathering {
     /// These ranks of the parent make the call, one bit each.
-    pub fn expect(&mut self, ranks: u64) {
+    pub fn await_ranks(&mut self, ranks: u64) {
         self.expected = Some(ranks);
     }
 
@@ -76,7 +76,7 @@ mod tests {
         gathering.spoke(2);
         gathering.spoke(1);
         assert_eq!((gathering.coming(), gathering.is_over()), (None, false));
-        gathering.expect(0b1111);
+        gathering.await_ranks(0b1111);
         assert_eq!(gathering.coming(), Some(2));
         gathering.died(2);
         assert_eq!((gathering.coming(), gathering.absent()), (Some(2), 0));
@@ -92,7 +92,7 @@ mod tests {
     #[test]
     fn excluded() {
         let mut gathering = Gathering::default();
-        gathering.expect(0b101);
+        gathering.await_ranks(0b101);
         gathering.died(1);
         gathering.spoke(0);
         assert_eq!(gathering.coming(), Some(1));

@@ -301,7 +301,7 @@ impl Reactor {
             Command::Attend(Host::Lobby(lobby), reports) => {
                 reports.into_iter().for_each(|reporting| self.attend_at_lobby(lobby, reporting));
             }
-            Command::Expect(expected) => self.expect(expected),
+            Command::Expect(expected) => self.await_ranks(expected),
             Command::Tell(lobby, bytes) => self.tell(lobby, bytes),
             Command::Say(key, bytes) => self.say(key, &bytes),
             Command::Leave(key) => self.leave_meeting(key),

@@ -87,7 +87,7 @@ fn two_colors_at_once() {
         split.attend(&split.host, 2, 8, 1, 2),
     ];
     other.pass_by(&split.invites(0, 0));
-    split.host.expect(split.call, 0b11111, Vec::new());
+    split.host.await_ranks(split.call, 0b11111, Vec::new());
     let outcomes: Vec<Outcome> = thread::scope(|scope| {
         let threads: Vec<_> = parties.into_iter().map(|party| scope.spawn(|| joined(party))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
@@ -114,7 +114,7 @@ fn two_colors_at_once() {
 #[test]
 fn declined() {
     let split = split();
-    split.host.expect(split.call, 0b11111, Vec::new());
+    split.host.await_ranks(split.call, 0b11111, Vec::new());
     let early = split.attend(&split.host, 0, 1, 0, 3);
     let others = [split.attend(&split.host, 1, 2, 0, 2), split.attend(&split.host, 2, 2, 1, 2)];
     rendezvous_declines(&split, 3, Verdict::Plain(Reason::NonBlocking));
@@ -141,7 +141,7 @@ fn rendezvous_declines(split: &Split, rank: u32, verdict: Verdict) {
 #[test]
 fn a_call_failed() {
     let split = split();
-    split.host.expect(split.call, 0b111, Vec::new());
+    split.host.await_ranks(split.call, 0b111, Vec::new());
     let waiting = split.attend(&split.host, 0, 1, 0, 3);
     rendezvous_declines(&split, 2, Verdict::Failed(Failure::Absent { rank: 2 }));
     let outcome = joined(waiting);
@@ -156,7 +156,7 @@ fn a_call_failed() {
 fn dies_before_it_comes() {
     let split = split();
     let ((dying, pidfd), (living, alive)) = (process(), process());
-    split.host.expect(split.call, 0b1111, vec![(3, pidfd), (2, alive)]);
+    split.host.await_ranks(split.call, 0b1111, vec![(3, pidfd), (2, alive)]);
     let misses_the_dead = split.attend(&split.host, 0, 1, 0, 2);
     let misses_the_late = split.attend(&split.host, 1, 2, 0, 2);
     kill(dying);
@@ -179,7 +179,7 @@ fn excluded_and_dead() {
     let call = Making::Shrink { count: 0, excluded: vec![0, 2] }.name(PARENT);
     let invites = |rank| Invitation { lobby: host.lobby(), call, child: child(call, 0), rank };
     let (third, pidfd) = process();
-    host.expect(call, 0b1010, vec![(3, pidfd)]);
+    host.await_ranks(call, 0b1010, vec![(3, pidfd)]);
     let one = host.attend_invited(&invites(1), facts(0, 2)).unwrap();
     let other = host.attend_invited(&invites(3), facts(1, 2)).unwrap();
     thread::scope(|scope| {
@@ -195,7 +195,7 @@ fn excluded_and_dead() {
 fn leaves_after_its_report() {
     for words in [vec![], FromRank::Confirm.encode()] {
         let split = split();
-        split.host.expect(split.call, 0b111, Vec::new());
+        split.host.await_ranks(split.call, 0b111, Vec::new());
         let mut leaving = split.connect();
         let report = FromRank::Report(Box::new(facts(1, 3))).encode();
         leaving.write_all(&[split.invites(1, 1).greeting(), report].concat()).unwrap();
@@ -218,7 +218,7 @@ fn leaves_after_its_report() {
 #[test]
 fn leaves_before_its_report() {
     let split = split();
-    split.host.expect(split.call, 0b11, Vec::new());
+    split.host.await_ranks(split.call, 0b11, Vec::new());
     let waiting = split.attend(&split.host, 0, 1, 0, 2);
     split.connect().write_all(&split.invites(1, 1).greeting()).unwrap();
     let outcome = joined(waiting);
@@ -229,7 +229,7 @@ fn leaves_before_its_report() {
 #[test]
 fn aborted() {
     let split = split();
-    split.host.expect(split.call, 0b111, Vec::new());
+    split.host.await_ranks(split.call, 0b111, Vec::new());
     let (one, two) = (split.attend(&split.host, 0, 1, 0, 3), split.attend(&split.host, 1, 1, 1, 3));
     let canceller = one.cancellers().remove(0);
     thread::scope(|scope| {
@@ -300,7 +300,7 @@ fn full_queue() {
 fn aborted_at_once() {
     for _ in 0..50 {
         let (split, own) = (split(), rendezvous());
-        split.host.expect(split.call, 0b11, Vec::new());
+        split.host.await_ranks(split.call, 0b11, Vec::new());
         let waiting = split.attend(&split.host, 0, 1, 0, 2);
         let aborted = split.attend(&own, 1, 1, 1, 2);
         aborted.cancellers()[0].abort();
@@ -323,10 +323,10 @@ fn too_many_calls() {
     let mut behind = split.connect();
     behind.write_all(b"?").unwrap();
     assert_eq!(behind.read(&mut [0]).unwrap_or(0), 0);
-    split.host.expect(split.call, 0b11, Vec::new());
+    split.host.await_ranks(split.call, 0b11, Vec::new());
     for count in 1..=8 {
         let call = Making::Split { count }.name(PARENT);
-        split.host.expect(call, 0b11, vec![(1, pidfd_of(std::process::id()))]);
+        split.host.await_ranks(call, 0b11, vec![(1, pidfd_of(std::process::id()))]);
     }
     let late = split.attend(&split.host, 1, 1, 1, 2);
     waiting.read_exact(&mut [0; 6]).unwrap();
@@ -340,7 +340,7 @@ fn too_many_calls() {
 #[test]
 fn strangers() {
     let split = split();
-    split.host.expect(split.call, 0b11, Vec::new());
+    split.host.await_ranks(split.call, 0b11, Vec::new());
     let waiting = split.attend(&split.host, 0, 1, 0, 2);
     let good = split.invites(1, 1);
     let wrong_secret = Invitation { lobby: Token([1; 16]), ..good }.greeting();

@@ -145,9 +145,9 @@ impl Reactor {
     }
 
     /// The host's own rank makes the call: from now on the others are known, and those that die are seen.
-    pub(super) fn expect(&mut self, expected: Expected) {
+    pub(super) fn await_ranks(&mut self, expected: Expected) {
         let Expected { call, ranks, lives } = expected;
-        self.gathering(call).expect(ranks);
+        self.gathering(call).await_ranks(ranks);
         for (rank, life) in lives {
             let mut watched = self.poll.watch(life);
             match watched.want(EventFlags::IN) {
