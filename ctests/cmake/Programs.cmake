@@ -84,7 +84,7 @@ function(add_differential program machine seconds)
 endfunction()
 
 set(PROGRAMS strings arguments collectives sendrecv groups lifecycle threads nonblocking premulsum registration graphs
-             forked random_calls births patterns pairs absorbed graphs_p2p random_p2p)
+             forked random_calls births patterns pairs absorbed graphs_p2p random_p2p splits)
 # Sends and receives of one fabric: on mailboxes, too. What `absorbed` holds waits for rings that grow.
 set(MESSAGING sendrecv patterns pairs graphs_p2p random_p2p)
 foreach(program IN LISTS PROGRAMS)
@@ -104,17 +104,20 @@ endforeach()
 
 # Births at which ranks meet: programs whose communicators all come from one id, and some whose do not.
 if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
-  set(DERIVED "only communicators made from an id have a meeting so far")
   foreach(program collectives sendrecv groups threads premulsum registration graphs forked births)
     add_fabric(${program} 300 "yes")
   endforeach()
-  add_fabric(lifecycle 120 "yes;more than one id;${DERIVED}")
+  add_fabric(lifecycle 120 "yes;more than one id;one rank has no peers")
   add_fabric(nonblocking 120 "the caller does not wait")
-  add_fabric(random_calls 120 "yes;${DERIVED}")
-  # Plain runs would wait for the dead. The communicator that is aborted in its meeting has neither fabric nor reason.
-  add_test(NAME sim.births.faults COMMAND ${RUN} --out "${RUNS}/sim.births.faults" --nccl "${SIM_DIR}/libnccl.so.2"
-           --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --fabric ";yes" -- $<TARGET_FILE:births> faults)
-  set_tests_properties(sim.births.faults PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
+  add_fabric(random_calls 120 "yes")
+  add_fabric(splits 300 "yes;one rank has no peers;the caller does not wait")
+  # Plain runs would wait for the dead. A communicator that fails in its meeting has neither fabric nor reason.
+  foreach(program births splits)
+    set(name "sim.${program}.faults")
+    add_test(NAME ${name} COMMAND ${RUN} --out "${RUNS}/${name}" --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}"
+             --windlass "${WINDLASS_LIBRARY_DIR}" --fabric ";yes" -- $<TARGET_FILE:${program}> faults)
+    set_tests_properties(${name} PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
+  endforeach()
 endif()
 
 if(WINDLASS_LIBRARY_DIR)

@@ -99,6 +99,15 @@ impl Communicator {
         forwarded != NO_STREAM && (forwarded != stream || forwarded == PER_THREAD)
     }
 
+    /// Looks at what its birth left, if it is still this communicator. `look` must be quick.
+    pub fn look_at_kept<T>(&self, handle: ncclComm_t, look: impl FnOnce(&Kept) -> T) -> Option<T> {
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.handle.load(Ordering::Relaxed) != handle as usize {
+            return None;
+        }
+        kept.as_ref().map(look)
+    }
+
     /// Where its calls are counted.
     pub fn counters(&self) -> usize {
         self.counters.load(Ordering::Relaxed)

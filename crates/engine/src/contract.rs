@@ -83,6 +83,9 @@ pub struct Member {
     /// The Unix socket where this rank's process takes descriptors in this birth
     /// ([`crate::rendezvous::descriptors`]); ranks that joined together share one.
     pub door: Token,
+    /// What opens the lobby of this rank's process, where the ranks of communicators made from this one meet
+    /// ([`crate::rendezvous::derived`]); zeros where there is none.
+    pub lobby: Token,
     /// What mechanisms announce to their peers, at most [`ATTACHMENT_BYTES_MAX`].
     pub attachment: Vec<u8>,
 }
@@ -92,7 +95,7 @@ impl Member {
         let (domain, bus, slot) = self.device.pci;
         writer.u32(self.rank).token(self.process).u32(self.process_id);
         writer.raw(&self.device.uuid).u32(domain).u8(bus).u8(slot);
-        writer.token(self.door).counted(&self.attachment, ATTACHMENT_BYTES_MAX);
+        writer.token(self.door).token(self.lobby).counted(&self.attachment, ATTACHMENT_BYTES_MAX);
     }
 
     pub(crate) fn take(reader: &mut Reader<'_>) -> Option<Member> {
@@ -102,6 +105,7 @@ impl Member {
             process_id: reader.u32()?,
             device: Device { uuid: reader.raw()?, pci: (reader.u32()?, reader.u8()?, reader.u8()?) },
             door: reader.token()?,
+            lobby: reader.token()?,
             attachment: reader.counted(ATTACHMENT_BYTES_MAX)?.to_vec(),
         })
     }
@@ -140,7 +144,7 @@ pub mod capability {
     pub const REQUIRED: u64 = VIRTUAL_MEMORY | DESCRIPTORS;
 }
 
-const LAYOUT: u16 = 1;
+const LAYOUT: u16 = 2;
 
 impl Contract {
     /// The bytes that every rank gets.

@@ -8,6 +8,7 @@
 
 mod boxes;
 mod closing;
+mod derived;
 mod growing;
 mod line;
 mod preparing;
@@ -26,7 +27,7 @@ use crate::arena::{Arena, Holds, PeerSlice, Slice};
 use crate::config::{Switch, config};
 use crate::contract::{Contract, Token};
 use crate::error::refuse;
-use crate::gpu::{Address, StreamHandle};
+use crate::gpu::{self, Address, StreamHandle};
 use crate::mailbox::{Mailbox, Operation};
 use crate::process;
 use crate::rendezvous::card::{Card, Id};
@@ -38,6 +39,8 @@ pub use crate::rendezvous::facts::Waiting;
 use boxes::Share;
 pub use closing::settle;
 use closing::{Closing, Life, Word};
+pub use derived::{Configured, Derivation, Deriving, Newborn, Wanted};
+use derived::{Line, Wait};
 use growing::Growing;
 use preparing::Prepared;
 pub use wish::Wish;
@@ -69,6 +72,8 @@ pub struct Fabric {
     rank: u32,
     /// None while being dropped: the first to go.
     mailbox: Option<Mailbox>,
+    /// What communicators made from this one need.
+    line: Arc<Line>,
     /// By rank, none at this rank's place. Dropped before the others hear that this rank has closed.
     peers: Vec<Option<PeerSlice>>,
     growing: Growing,
@@ -88,12 +93,14 @@ impl Fabric {
         let mailbox = Some(mailbox?);
         let closing = Closing::new(&slice, word, lives.clone(), holds.clone());
         lines.into_iter().for_each(|line| line.keep(rank));
+        let line = derived::Line::new(contract.clone(), rank);
         let fabric = Arc::new(Fabric {
             contract,
             rank,
             mailbox,
             peers,
             growing: Growing::default(),
+            line,
             own: Some((slice, closing)),
             holds,
             lives,
@@ -172,6 +179,7 @@ fn answer(result: Result<(), crate::mailbox::Refusal>) -> ncclResult_t {
 
 impl Drop for Fabric {
     fn drop(&mut self) {
+        self.line.end();
         self.mailbox = None;
         self.peers.clear();
         let leases = self.growing.end();
@@ -222,6 +230,8 @@ pub struct Asked {
     rank: u32,
     arena: Arc<Arena>,
     share: Share,
+    /// Of a communicator made from another: its wait ends with that one.
+    until: Option<Wait>,
 }
 
 impl Asked {
@@ -231,25 +241,41 @@ impl Asked {
     }
 }
 
-/// Begins a rank's birth with this thread's current device. Never waits; the reason says that NCCL does it alone.
+/// This thread's current device, where [`ask`] is called later than NCCL is.
+pub fn device_now() -> Option<i32> {
+    gpu::driver().ok()?.current_device().ok()?
+}
+
+/// Begins a rank's birth with the wish's device, or this thread's current one. Never waits; the reason says that NCCL does
+/// it alone.
 pub fn ask(wish: &Wish) -> Result<Asked, Reason> {
     let card = wish.check()?;
     closing::at_exit_too();
     // Room that is over must not keep a birth from having any.
     settle();
-    let (arena, share, mut facts) = wish::current(wish.ranks as u32, wish.ctas_max)?;
+    let (ranks, ctas_max) = (wish.ranks as u32, wish.ctas_max);
+    let (arena, share, mut facts) = match wish.device {
+        Some(device) => wish::on(device, ranks, ctas_max)?,
+        None => wish::current(ranks, ctas_max)?,
+    };
     facts.member.rank = wish.rank as u32;
-    let unreachable = |error: std::io::Error| Reason::Unreachable { words: error.to_string() };
     let rank = facts.member.rank;
     let party = rendezvous().and_then(|rendezvous| rendezvous.attend(&wish.id, vec![facts]));
-    Ok(Asked { party: party.map_err(unreachable)?, token: card.token, rank, arena, share })
+    Ok(Asked { party: party.map_err(unreachable)?, token: card.token, rank, arena, share, until: None })
+}
+
+fn unreachable(error: std::io::Error) -> Reason {
+    Reason::Unreachable { words: error.to_string() }
 }
 
 /// Waits for all others, prepares and confirms: as long as it takes.
 pub fn join(asked: Vec<Asked>) -> Vec<Fate> {
     type Key = (Token, u32);
     let (mut keys, mut parties, mut shares) = (Vec::new(), Vec::new(), BTreeMap::new());
-    for Asked { party, token, rank, arena, share } in asked {
+    let mut waits = Vec::new();
+    for Asked { party, token, rank, arena, share, until } in asked {
+        // Ends with its parent as long as it waits.
+        waits.extend(until);
         keys.push((token, rank));
         parties.push(party);
         shares.insert((token, rank), (arena, share));
@@ -355,6 +381,18 @@ pub fn tell(counters: usize, fate: &Fate) {
     }
 }
 
+/// Whether these communicators are all one.
+pub fn is_one_meeting<'a>(wishes: impl Iterator<Item = &'a Wish>) -> bool {
+    let mut ids: Vec<&Id> = wishes.map(|wish| &wish.id).collect();
+    ids.dedup();
+    ids.len() < 2
+}
+
+/// Why a communicator that was made in a group with others has none.
+pub fn grouped() -> Reason {
+    Reason::Grouped
+}
+
 /// The card of an id, if it has one.
 fn card(id: &Id) -> Option<Card> {
     Card::decode(id)
@@ -388,6 +426,7 @@ mod tests {
             Reason::Incapable { rank: 1 },
             Reason::Refused { rank: 1, words: words() },
             Reason::Derived,
+            Reason::Grouped,
         ];
         for reason in reasons {
             let text = fabric::text(fabric::PLAIN + u32::from(reason.number()));

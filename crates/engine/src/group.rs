@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use nccl_sys::{ncclComm_t, ncclResult_t};
 
-use crate::fabric::{Asked, Fabric};
+use crate::fabric::{Configured, Derivation, Fabric, Wish};
 use crate::forward::birth::Handle;
 use crate::gpu::StreamHandle;
 use crate::mailbox::Operation;
@@ -59,8 +59,10 @@ pub struct Held {
 pub enum Awaited {
     /// A handle that NCCL writes then.
     Handle(Handle),
-    /// The meeting of a communicator.
-    Meeting(ncclComm_t, Box<Asked>),
+    /// A communicator whose ranks are to meet.
+    Wished(ncclComm_t, Box<Wish>),
+    /// A communicator made from another, whose handle NCCL writes then.
+    Derived(Handle, Configured, Box<Derivation>),
     /// A birth that failed before NCCL came to it: the answer of the group.
     Failed(ncclResult_t),
 }

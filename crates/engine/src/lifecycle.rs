@@ -1,8 +1,10 @@
 //! Birth and end of communicators. NCCL makes and ends them; we note which there are, and with `WINDLASS_FABRIC=on` their
 //! ranks meet first.
 
+mod derived;
 mod meeting;
 
+use std::cell::Cell;
 use std::ffi::c_int;
 
 use nccl_sys::{Entry, ncclComm_t, ncclInProgress, ncclResult_t, ncclSimInfo_t, ncclSuccess, ncclUniqueId};
@@ -75,7 +77,10 @@ pub fn end(entry: Entry, how: End, handle: ncclComm_t) -> ncclResult_t {
 fn before_end(how: End, handle: ncclComm_t) {
     let Some(communicator) = communicator::find(handle) else { return };
     match (how, communicator.fabric()) {
-        (End::Abort, Some(fabric)) => fabric.abort(),
+        (End::Abort, Some(fabric)) => {
+            fabric.abort();
+            fabric.end_derived();
+        }
         (End::Finalize | End::Destroy, Some(fabric)) => fabric.wait_idle(),
         (_, None) => communicator.cancel_meeting(),
     }
@@ -136,7 +141,8 @@ pub fn group_start() -> ncclResult_t {
 
 /// Closes a group.
 pub fn group_end() -> ncclResult_t {
-    guard::around(
+    let met = Cell::new(ncclSuccess);
+    let result = guard::around(
         || closing(Entry::ncclGroupEnd),
         |ended| match close(ended, known::group_end) {
             // NCCL's first, on every rank.
@@ -146,17 +152,20 @@ pub fn group_end() -> ncclResult_t {
             }
             result => result,
         },
-        after_group,
-    )
+        |ended, result| after_group(ended, result, &met),
+    );
+    if result == ncclSuccess { met.get() } else { result }
 }
 
 /// Closes a group without running it.
 pub fn group_simulate_end(estimate: *mut ncclSimInfo_t) -> ncclResult_t {
-    guard::around(
+    let met = Cell::new(ncclSuccess);
+    let result = guard::around(
         || closing(Entry::ncclGroupSimulateEnd),
         |ended| close(ended, || known::group_simulate_end(estimate)),
-        after_group,
-    )
+        |ended, result| after_group(ended, result, &met),
+    );
+    if result == ncclSuccess { met.get() } else { result }
 }
 
 fn is_taken(result: ncclResult_t) -> bool {
@@ -168,7 +177,7 @@ fn closing(entry: Entry) -> Ended {
     count::function(entry);
     let mut ended = group::closed();
     if !ended.awaited.is_empty() {
-        ended.awaited = meeting::join(ended.awaited);
+        ended.awaited = meeting::join(derived::before_group(ended.awaited));
     }
     ended
 }
@@ -184,18 +193,19 @@ fn close(ended: &Ended, end: impl FnOnce() -> ncclResult_t) -> ncclResult_t {
 }
 
 #[inline]
-fn after_group(ended: Ended, result: ncclResult_t) {
+fn after_group(ended: Ended, result: ncclResult_t, met: &Cell<ncclResult_t>) {
     if !ended.is_empty() {
-        tell(ended, result);
+        met.set(tell(ended, result));
     }
 }
 
 #[cold]
 #[inline(never)]
-fn tell(ended: Ended, result: ncclResult_t) {
+fn tell(ended: Ended, result: ncclResult_t) -> ncclResult_t {
     group::put_back(ended.held);
+    let (awaited, met) = derived::after_group(ended.awaited, result);
     if result == ncclSuccess {
-        for waited in ended.awaited {
+        for waited in awaited {
             if let Awaited::Handle(handle) = waited
                 && let Some((_, communicator)) = note(handle, UNKNOWN)
             {
@@ -203,6 +213,7 @@ fn tell(ended: Ended, result: ncclResult_t) {
             }
         }
     }
+    met
 }
 
 const UNKNOWN: Identity = Identity { rank: -1, ranks: 0, device: -1 };

@@ -20,6 +20,10 @@
 //! `ncclCommAbort`. Plain means the real init with the same id, which the relay serves, as it does beside a fabric.
 //! `ncclCommInitAll`: [`decision::decide`], without a meeting. After a fork: [`in_child`].
 //!
+//! `ncclCommSplit` and `ncclCommShrink`, of a parent whose ranks have met: [`Rendezvous::await_ranks`] by the rank whose process
+//! hosts, and one of [`Rendezvous::attend_invited`], [`Rendezvous::pass_by`], [`Rendezvous::decline`] by each; see
+//! [`derived`].
+//!
 //! # Why ranks never act on different verdicts
 //!
 //! Two generals cannot both be sure: whoever sends the last message does not know that it arrived. So no rank is ever
@@ -53,8 +57,10 @@ pub mod card;
 mod connection;
 pub mod counts;
 pub mod decision;
+pub mod derived;
 pub mod descriptors;
 pub mod facts;
+pub mod gathering;
 pub mod message;
 pub mod ours;
 pub mod party;
@@ -73,12 +79,16 @@ use std::thread::JoinHandle;
 use once_cell::sync::OnceCell;
 
 use crate::config::config;
-use crate::contract::Version;
+use crate::contract::{Token, Version};
 use card::{Card, Id};
 use counts::Counts;
+use derived::Invitation;
 use descriptors::Door;
 use facts::Facts;
-use reactor::{Command, NewMeeting, Reactor, Shared};
+use message::FromRank;
+use ours::Ours;
+use reactor::{Command, Expected, Host, Lobby, NewMeeting, Reactor, Shared};
+use verdict::Verdict;
 
 pub use party::{Canceller, Membership, Outcome, Party, Preparation, join_all};
 
@@ -87,6 +97,9 @@ pub use party::{Canceller, Membership, Outcome, Party, Preparation, join_all};
 pub struct Limits {
     /// Ids whose meetings are open at once.
     pub meetings_max: usize,
+    /// Calls that make communicators from others, whose ranks have not all been in our lobby; of more, the oldest one is
+    /// forgotten for which nobody waits. A rank whose program gives a call up would be waited for as long as it lives.
+    pub calls_max: usize,
     /// Connections that are relayed at once; more wait in the kernel's queue.
     pub relays_max: usize,
     /// Connections of one meeting that have not said who they are; more push the oldest out.
@@ -101,6 +114,7 @@ impl Default for Limits {
     fn default() -> Limits {
         Limits {
             meetings_max: 1024,
+            calls_max: 1024,
             relays_max: 256,
             newcomers_max: 128,
             present_max: 64,
@@ -114,6 +128,7 @@ impl Default for Limits {
 pub struct Rendezvous {
     shared: Arc<Shared>,
     limits: Limits,
+    lobby: Token,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -156,9 +171,12 @@ impl Rendezvous {
     pub fn start(limits: Limits) -> io::Result<Rendezvous> {
         let shared = Arc::new(Shared::new()?);
         let for_thread = shared.clone();
+        // Without one, communicators made from others have no fabric; all else works.
+        let lobby = Lobby::open().inspect_err(|error| log::info!("rendezvous has no lobby: {error}")).ok();
+        let secret = lobby.as_ref().map_or(derived::NOBODY, |lobby| lobby.secret);
         let (tell, told) = std::sync::mpsc::sync_channel(1);
         // The reactor is made in its thread, to which it belongs.
-        let thread = thread::spawn("windlass", move || match Reactor::new(for_thread, limits) {
+        let thread = thread::spawn("windlass", move || match Reactor::new(for_thread, limits, lobby) {
             Ok(reactor) => {
                 let _ = tell.send(Ok(()));
                 reactor.run();
@@ -166,7 +184,7 @@ impl Rendezvous {
             Err(error) => drop(tell.send(Err(io::Error::from(error)))),
         })?;
         told.recv().unwrap_or_else(|_| Err(io::Error::other("the background thread did not start")))?;
-        Ok(Rendezvous { shared, limits, thread: Some(thread) })
+        Ok(Rendezvous { shared, limits, lobby: secret, thread: Some(thread) })
     }
 
     /// Hosts the meeting of an id that NCCL has just made, and gives the id that ranks must get instead. An error
@@ -216,8 +234,44 @@ impl Rendezvous {
         // Before any report, so that whoever reads the contract finds the door open.
         let door = Door::open()?;
         let party = Party::new(self.shared.clone(), card.token, door, facts)?;
-        self.shared.send(Command::Attend(address, party.reports()));
+        let reports = party.reports(&message::greeting(card.token));
+        self.shared.send(Command::Attend(Host::Port(address), reports));
         Ok(party)
+    }
+
+    /// What opens the lobby of this process; [`derived::NOBODY`] if it has none.
+    pub fn lobby(&self) -> Token {
+        self.lobby
+    }
+
+    /// This process hosts the meetings of a call, which these ranks of the parent make (one bit each): those whose
+    /// process, by its pidfd, ends before they have come, will not.
+    pub fn await_ranks(&self, call: Token, ranks: u64, lives: Vec<(u32, Ours)>) {
+        self.shared.send(Command::Expect(Expected { call, ranks, lives }));
+    }
+
+    /// Begins to attend the meeting to which a rank is invited, as [`Rendezvous::attend`] does. After an error the rank
+    /// must [`Rendezvous::decline`]: it is waited for.
+    pub fn attend_invited(&self, invitation: &Invitation, facts: Facts) -> io::Result<Party> {
+        let door = Door::open()?;
+        let party = Party::new(self.shared.clone(), invitation.child, door, vec![facts])?;
+        let reports = party.reports(&invitation.greeting());
+        self.shared.send(Command::Attend(Host::Lobby(invitation.lobby), reports));
+        Ok(party)
+    }
+
+    /// A rank that is in no new communicator, or alone in one. Never waits.
+    pub fn pass_by(&self, invitation: &Invitation) {
+        let nobody = Invitation { child: derived::NOBODY, ..*invitation };
+        self.shared.send(Command::Tell(invitation.lobby, nobody.greeting()));
+    }
+
+    /// A rank that does not come to the meeting to which it is invited, which ends with this verdict: never a fabric.
+    /// Never waits.
+    pub fn decline(&self, invitation: &Invitation, verdict: Verdict) {
+        let mut words = invitation.greeting();
+        words.extend(FromRank::Decline(verdict).encode());
+        self.shared.send(Command::Tell(invitation.lobby, words));
     }
 
     /// What has been counted.

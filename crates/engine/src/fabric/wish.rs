@@ -11,6 +11,7 @@ use crate::contract::{Device, Member, RANKS_MAX, Token, Version, capability};
 use crate::gpu::{self, Ordinal, device};
 use crate::mailbox::Layout;
 use crate::rendezvous::card::{Card, Id};
+use crate::rendezvous::derived::NOBODY;
 use crate::rendezvous::facts::{Facts, Forbidden, LocalFacts, Waiting, plain_reason};
 use crate::rendezvous::place;
 use crate::rendezvous::verdict::Reason;
@@ -33,27 +34,40 @@ pub struct Wish {
     pub waiting: Option<Waiting>,
     /// The configuration's limit on blocks, 0 for none.
     pub ctas_max: u32,
+    /// The rank's device, if it is not the current one any more.
+    pub device: Option<Ordinal>,
 }
 
 impl Wish {
     /// The card, or why there is no meeting.
     pub(super) fn check(&self) -> Result<Card, Reason> {
-        let by_environment = match config().nccl.blocking {
-            Switch::On => Waiting::Blocking,
-            Switch::Off => Waiting::NonBlocking,
-        };
         let card = super::card(&self.id);
         let facts = LocalFacts {
             ranks: self.ranks.max(0) as usize,
             card,
             ids: self.ids,
-            waiting: self.waiting.unwrap_or(by_environment),
+            waiting: self.waiting.unwrap_or_else(by_environment),
             forbidden: forbidden(),
         };
         match plain_reason(&facts) {
             Some(reason) => Err(reason),
             None => card.ok_or(Reason::NoCard),
         }
+    }
+}
+
+/// Why a communicator made from one with a fabric has none, before anything is asked of its device.
+pub(super) fn check_derived(waiting: Option<Waiting>) -> Result<(), Reason> {
+    match waiting.unwrap_or_else(by_environment) {
+        Waiting::Blocking => Ok(()),
+        Waiting::NonBlocking => Err(Reason::NonBlocking),
+    }
+}
+
+fn by_environment() -> Waiting {
+    match config().nccl.blocking {
+        Switch::On => Waiting::Blocking,
+        Switch::Off => Waiting::NonBlocking,
     }
 }
 
@@ -109,6 +123,7 @@ pub(super) fn on(ordinal: Ordinal, ranks: u32, ctas_max: u32) -> Result<(Arc<Are
             process_id: std::process::id(),
             device: Device { uuid: device.uuid, pci: pci(&device.pci) },
             door: Token([0; 16]),
+            lobby: super::rendezvous().map_or(NOBODY, |rendezvous| rendezvous.lobby()),
             attachment: watch::desk().map_err(no_identity)?.0.to_vec(),
         },
     };

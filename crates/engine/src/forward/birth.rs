@@ -14,6 +14,8 @@ use nccl_sys::{
 
 use crate::stats::count::Identity;
 
+const NCCL_SHRINK_ABORT: c_int = 1;
+
 /// A wish for communicators, with the application's arguments.
 #[derive(Clone, Copy)]
 #[allow(missing_docs)]
@@ -86,6 +88,26 @@ pub struct Asked {
     pub ctas_max: Option<c_int>,
 }
 
+/// How a communicator is asked for from another.
+#[derive(Clone, Debug)]
+pub struct FromParent {
+    /// The other.
+    pub parent: ncclComm_t,
+    /// Of which ranks.
+    pub which: Which,
+    /// `blocking` and `maxCTAs` of the configuration, where that says; no configuration means the parent's.
+    pub configured: Option<(Option<c_int>, Option<c_int>)>,
+}
+
+/// The ranks of a communicator made from another.
+#[derive(Clone, Debug)]
+pub enum Which {
+    /// Those with this color.
+    Color(c_int),
+    /// All but these.
+    AllBut(Vec<c_int>),
+}
+
 /// Where NCCL writes the handle of a communicator: at once, or when the group in which it was asked for has run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Handle(pub *mut ncclComm_t);
@@ -142,6 +164,35 @@ impl Birth {
         let id = id.internal.map(|byte| byte as u8);
         let (blocking, ctas_max) = configured(config);
         Some(Asked { id, ids, ranks, rank, blocking, ctas_max })
+    }
+
+    /// The arguments of a split or shrink, if it is one that NCCL would not refuse at once.
+    pub fn from_parent(&self) -> Option<FromParent> {
+        let (parent, which, handle, config) = match *self {
+            Birth::Split { parent, color, handle, config, .. } => {
+                (parent, Which::Color(color), handle, config)
+            }
+            Birth::Shrink { parent, excluded, excluded_count, handle, config, .. } => {
+                if excluded.is_null() || excluded_count < 1 {
+                    return None;
+                }
+                // SAFETY: by this function's contract there are as many ranks as the application said.
+                let read = |index| unsafe { excluded.add(index).read() };
+                let excluded = (0..excluded_count as usize).map(read).collect();
+                (parent, Which::AllBut(excluded), handle, config)
+            }
+            _ => return None,
+        };
+        let configured = (!config.is_null()).then(|| configured(config));
+        (!handle.is_null()).then_some(FromParent { parent, which, configured })
+    }
+
+    /// The communicator whose work is aborted to make this one of its survivors.
+    pub fn aborted_parent(&self) -> Option<ncclComm_t> {
+        match *self {
+            Birth::Shrink { parent, flags, .. } if flags & NCCL_SHRINK_ABORT != 0 => Some(parent),
+            _ => None,
+        }
     }
 
     /// The devices of `ncclCommInitAll`, if this is one.

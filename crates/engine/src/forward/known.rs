@@ -30,6 +30,16 @@ pub fn read_handle(handle: Handle) -> ncclComm_t {
     unsafe { handle.0.read_volatile() }
 }
 
+/// Takes back a handle that NCCL wrote: there is no communicator after all. Nothing has run on it, and its parent may be
+/// in use: it is not aborted, for the two may share the word that aborts.
+pub fn take_back(handle: Handle, communicator: ncclComm_t) -> ncclResult_t {
+    // SAFETY: as for `read_handle`; nobody has been told of the communicator.
+    unsafe {
+        handle.0.write_volatile(std::ptr::null_mut());
+        real::ncclCommDestroy(communicator)
+    }
+}
+
 /// Rank, ranks and device of a communicator that NCCL has accepted; none while it is not ready, or if NCCL says
 /// otherwise.
 pub fn identity(communicator: ncclComm_t) -> Option<Identity> {

@@ -11,7 +11,7 @@ use crate::guard;
 use crate::process;
 use crate::stats::count;
 
-use super::note;
+use super::{derived, note};
 
 /// How far a birth is before NCCL is called.
 enum Step {
@@ -27,6 +27,9 @@ enum Step {
 
 /// Makes communicators as asked, with their ranks' meetings.
 pub fn birth(entry: Entry, birth: &Birth) -> ncclResult_t {
+    if derived::is_one(birth) {
+        return derived::birth(entry, birth);
+    }
     guard::around(
         || {
             process::first_communicator();
@@ -60,7 +63,7 @@ fn begin(birth: &Birth) -> Step {
         _ => return Step::Decided(Fate::Plain(fabric::derived())),
     };
     if group::is_open() {
-        return Step::Grouped(wish);
+        return Step::Grouped(Wish { device: fabric::device_now(), ..wish });
     }
     Step::Decided(match fabric::ask(&wish) {
         Ok(asked) => fabric::join(vec![asked]).pop().unwrap_or(Fate::Plain(fabric::derived())),
@@ -74,7 +77,7 @@ fn wish(asked: &birth::Asked) -> Wish {
         0 => Waiting::NonBlocking,
         _ => Waiting::Blocking,
     });
-    Wish { id, ids, ranks, rank, waiting, ctas_max: ctas_max.unwrap_or(0).max(0) as u32 }
+    Wish { id, ids, ranks, rank, waiting, ctas_max: ctas_max.unwrap_or(0).max(0) as u32, device: None }
 }
 
 /// NCCL has taken the wish.
@@ -90,14 +93,7 @@ fn finish(step: Step, birth: &Birth) {
                 }
             }
         }
-        (Step::Grouped(wish), Some((handle, communicator))) => match fabric::ask(&wish) {
-            Ok(asked) => {
-                let waiting = asked.canceller().map(Kept::Waiting);
-                waiting.into_iter().for_each(|waiting| drop(communicator.keep(handle, waiting)));
-                group::wait_for(Awaited::Meeting(handle, Box::new(asked)));
-            }
-            Err(reason) => settle(handle, communicator, Fate::Plain(reason)),
-        },
+        (Step::Grouped(wish), Some((handle, _))) => group::wait_for(Awaited::Wished(handle, Box::new(wish))),
         (Step::Decided(fate), Some((handle, communicator))) => settle(handle, communicator, fate),
         // A split in a group, or later still: its handle is not written yet.
         (_, _) => {}
@@ -105,26 +101,40 @@ fn finish(step: Step, birth: &Birth) {
 }
 
 /// What its birth came to is kept with the communicator, and told.
-fn settle(handle: ncclComm_t, communicator: &Communicator, fate: Fate) {
+pub fn settle(handle: ncclComm_t, communicator: &Communicator, fate: Fate) {
     fabric::tell(communicator.counters(), &fate);
     if let Fate::Fabric(fabric) = fate {
         drop(communicator.keep(handle, Kept::Fabric(fabric)));
     }
 }
 
-/// Waits for the meetings of a group, which go on beside each other. Gives the rest of what waited; the first failure
-/// comes first.
+/// Begins the meetings of a group and waits for them. Gives the rest of what waited; the first failure comes first.
+///
+/// NCCL makes all communicators of a group beside each other, but only after their meetings. A rank that makes them one after
+/// the other is in NCCL for the first before it comes to the second's meeting: so communicators that are made in
+/// one group with others have no meeting, and their other ranks hear that from NCCL's connection.
 #[cold]
 #[inline(never)]
 pub fn join(awaited: Vec<Awaited>) -> Vec<Awaited> {
-    let (mut rest, mut handles, mut asked) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut rest, mut wished) = (Vec::new(), Vec::new());
     for waited in awaited {
         match waited {
-            Awaited::Meeting(handle, one) => {
-                handles.push(handle);
-                asked.push(*one);
-            }
+            Awaited::Wished(handle, wish) => wished.push((handle, *wish)),
             other => rest.push(other),
+        }
+    }
+    let together = fabric::is_one_meeting(wished.iter().map(|(_, wish)| wish));
+    let (mut handles, mut asked) = (Vec::new(), Vec::new());
+    for (handle, wish) in wished {
+        let Some(communicator) = communicator::find(handle) else { continue };
+        match if together { fabric::ask(&wish) } else { Err(fabric::grouped()) } {
+            Ok(one) => {
+                let waiting = one.canceller().map(Kept::Waiting);
+                waiting.into_iter().for_each(|waiting| drop(communicator.keep(handle, waiting)));
+                handles.push(handle);
+                asked.push(one);
+            }
+            Err(reason) => settle(handle, communicator, Fate::Plain(reason)),
         }
     }
     if asked.is_empty() {

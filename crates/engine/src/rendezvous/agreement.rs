@@ -23,6 +23,8 @@ pub enum Event {
     Left(Seat),
     /// Someone connected who is not one of us.
     Foreign,
+    /// A rank that has not reported never will.
+    Absent(Failure),
 }
 
 /// A message for one rank.
@@ -90,11 +92,21 @@ impl Agreement {
         self.ranks
     }
 
+    /// How many ranks have not reported yet; nothing where that is not known or not waited for.
+    pub fn missing(&self) -> Option<u32> {
+        match self.phase {
+            Phase::Gathering => Some(self.ranks?.saturating_sub(self.present.len() as u32)),
+            _ => None,
+        }
+    }
+
     /// One step. Answers go out in this order.
     pub fn step(&mut self, event: Event) -> Vec<Answer> {
         match event {
             Event::Foreign if self.verdict().is_none() => self.end(Verdict::Plain(Reason::Foreign)),
             Event::Foreign => Vec::new(),
+            Event::Absent(failure) => self.without(Verdict::Failed(failure)),
+            Event::Said(_, FromRank::Decline(verdict)) => self.without(verdict),
             Event::Left(seat) => self.left(seat, FromHost::Departed),
             Event::Said(seat, FromRank::Close) => self.left(seat, FromHost::Closed),
             Event::Said(seat, FromRank::Report(facts)) => self.report(seat, *facts),
@@ -116,6 +128,11 @@ impl Agreement {
             Phase::Over(verdict) => vec![Answer { to: seat, message: FromHost::Verdict(verdict.clone()) }],
             Phase::Gathering => self.gather(seat, facts),
         }
+    }
+
+    /// Somebody will not come. Where all have reported, that is none of them.
+    fn without(&mut self, verdict: Verdict) -> Vec<Answer> {
+        if self.phase == Phase::Gathering { self.end(verdict) } else { Vec::new() }
     }
 
     fn gather(&mut self, seat: Seat, facts: Facts) -> Vec<Answer> {

@@ -34,7 +34,7 @@ pub struct Card {
 
 const MAGIC: [u8; 8] = *b"windlass";
 /// Changes when anything in the card or in the talk between ranks does.
-pub(super) const LAYOUT: u16 = 1;
+pub(super) const LAYOUT: u16 = 2;
 const CARD: usize = 40;
 const FAMILY: std::ops::Range<usize> = 8..10;
 const PORT: std::ops::Range<usize> = 10..12;
@@ -203,7 +203,7 @@ mod tests {
         let card = Card { version, token: Token([9; 16]), root_port: 4000 };
         let carded = card.encode(&id, 5000).unwrap();
         assert_eq!(&carded[8..16], &[2, 0, 0x13, 0x88, 10, 1, 2, 3]);
-        assert_eq!(&carded[40..58], b"windlass\x01\x00\x01\x00\x02\x00\x03\x00\x09\x09");
+        assert_eq!(&carded[40..58], b"windlass\x02\x00\x01\x00\x02\x00\x03\x00\x09\x09");
         assert_eq!(&carded[72..74], &4000u16.to_le_bytes());
         assert!(carded[82..].iter().all(|byte| *byte == 0));
     }

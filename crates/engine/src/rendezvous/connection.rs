@@ -4,7 +4,9 @@ use std::net::SocketAddr;
 
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
-use rustix::net::{self, AddressFamily, SendFlags, Shutdown, SocketFlags, SocketType, sockopt};
+use rustix::net::{
+    self, AddressFamily, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, sockopt,
+};
 
 use super::message::{Front, front};
 use super::ours::Ours;
@@ -137,6 +139,31 @@ impl Connection {
             Err(_) => Line::Closed,
         }
     }
+}
+
+/// Connects to the lobby of a process of this host, at once or not at all.
+pub fn connect_locally(lobby: &SocketAddrUnix) -> rustix::io::Result<Ours> {
+    let socket = local_socket()?;
+    net::connect(&socket, lobby)?;
+    Ok(socket)
+}
+
+/// Listens under an abstract name.
+pub fn listen_locally(name: &SocketAddrUnix) -> rustix::io::Result<Ours> {
+    let socket = local_socket()?;
+    net::bind(&socket, name)?;
+    net::listen(&socket, 4096)?;
+    Ok(socket)
+}
+
+fn local_socket() -> rustix::io::Result<Ours> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ours::new(net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?)
+}
+
+/// Takes a connection that is waiting at a lobby.
+pub fn accept_locally(listener: &Watched) -> rustix::io::Result<Ours> {
+    Ours::new(net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?)
 }
 
 fn socket(address: &SocketAddr) -> rustix::io::Result<Ours> {

@@ -19,6 +19,8 @@ pub struct Counts {
     pub plains: AtomicU64,
     /// Meetings here that failed.
     pub failures: AtomicU64,
+    /// Calls that were forgotten before all of their ranks had come, because there were too many.
+    pub calls_forgotten: AtomicU64,
     /// Connections relayed to NCCL's roots.
     pub relays: AtomicU64,
     /// Of these, those that ended out of order.

@@ -28,6 +28,8 @@ pub enum FromRank {
     Confirm,
     /// I could not prepare.
     Refuse(String),
+    /// Instead of a report, in a meeting that is not at the port of an id: I shall not come, and this is how it ends.
+    Decline(Verdict),
     /// After the verdict: I have closed, and touch nothing of the others' any more.
     Close,
 }
@@ -132,6 +134,10 @@ impl FromRank {
             }
             FromRank::Confirm => 2,
             FromRank::Close => 4,
+            FromRank::Decline(verdict) => {
+                verdict.put(&mut body);
+                5
+            }
             FromRank::Refuse(words) => {
                 body.counted(words.as_bytes(), WORDS_BYTES_MAX);
                 3
@@ -147,6 +153,10 @@ impl FromRank {
             1 => FromRank::Report(Box::new(Facts::take(&mut reader)?)),
             2 => FromRank::Confirm,
             4 => FromRank::Close,
+            5 => match Verdict::take(&mut reader)? {
+                Verdict::Fabric => return None,
+                verdict => FromRank::Decline(verdict),
+            },
             3 => FromRank::Refuse(String::from_utf8_lossy(reader.counted(WORDS_BYTES_MAX)?).into_owned()),
             _ => return None,
         };

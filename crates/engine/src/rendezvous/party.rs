@@ -199,11 +199,11 @@ impl Party {
         Ok(Party { ranks: Arc::new(Ranks::new(facts)?), keys, numbers, shared, token, door })
     }
 
-    /// For the background thread: key, shared part, index and report of each rank.
-    pub(super) fn reports(&self) -> Vec<(u64, Arc<Ranks>, usize, Vec<u8>)> {
+    /// For the background thread: key, shared part, index, and greeting and report of each rank.
+    pub(super) fn reports(&self, greeting: &[u8]) -> Vec<(u64, Arc<Ranks>, usize, Vec<u8>)> {
         let standing = self.ranks.lock();
         let report = |(index, attendance): (usize, &Attendance)| {
-            let mut bytes = super::message::greeting(self.token).to_vec();
+            let mut bytes = greeting.to_vec();
             bytes.extend(FromRank::Report(Box::new(attendance.facts().clone())).encode());
             (self.keys[index], self.ranks.clone(), index, bytes)
         };

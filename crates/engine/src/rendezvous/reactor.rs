@@ -5,6 +5,7 @@
 
 mod attending;
 mod hosting;
+mod lobby;
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -17,13 +18,18 @@ use crate::contract::Token;
 use super::Limits;
 use super::connection::Connection;
 use super::counts::Counts;
+use super::derived::NOBODY;
+use super::gathering::Gathering;
 use super::ours::Ours;
 use super::party::Ranks;
 use super::poll::{Flag, Poll, Watched};
 use super::relay::Relay;
-use super::verdict::{Reason, Verdict};
+use super::verdict::{Failure, Reason, Verdict};
 use attending::Attending;
 use hosting::Meeting;
+use lobby::Knocking;
+
+pub use lobby::Lobby;
 
 /// Wakes the thread; numbers from here on belong to callers, those above [`FIRST_OWN_KEY`] to the thread.
 const WAKE: u64 = 0;
@@ -38,10 +44,37 @@ pub enum Command {
     /// There are too many meetings: look whether some can go.
     Sweep,
     Retire(Token),
-    Attend(SocketAddr, Vec<(u64, Arc<Ranks>, usize, Vec<u8>)>),
+    Attend(Host, Vec<Reporting>),
+    /// A rank of ours is the host's in this call.
+    Expect(Expected),
+    /// Something is to be said at a lobby by a rank that does not wait for an answer.
+    Tell(Token, Vec<u8>),
     Say(u64, Vec<u8>),
     Leave(u64),
     End,
+}
+
+/// Where a meeting is.
+#[derive(Clone, Copy, Debug)]
+pub enum Host {
+    /// At the port of an id.
+    Port(SocketAddr),
+    /// In the lobby that this opens.
+    Lobby(Token),
+}
+
+/// A rank that goes to a meeting: the key of its connection, where it stands, its greeting and report.
+pub type Reporting = (u64, Arc<Ranks>, usize, Vec<u8>);
+
+/// A call that makes communicators from another, as seen by the rank whose process hosts their meetings.
+#[derive(Debug)]
+pub struct Expected {
+    /// Its name.
+    pub call: Token,
+    /// The ranks that make it, one bit each.
+    pub ranks: u64,
+    /// Pidfds of the processes of other ranks.
+    pub lives: Vec<(u32, Ours)>,
 }
 
 /// A meeting that this process hosts from now on.
@@ -108,9 +141,14 @@ impl Shared {
 
 /// Without the thread nobody has heard of these ranks.
 fn lost(command: Command) {
-    if let Command::Attend(_, reports) = command {
-        let verdict =
-            || Verdict::Plain(Reason::Unreachable { words: "the background thread has ended".into() });
+    if let Command::Attend(host, reports) = command {
+        let verdict = || match host {
+            Host::Port(_) => {
+                Verdict::Plain(Reason::Unreachable { words: "the background thread has ended".into() })
+            }
+            // They would be waited for.
+            Host::Lobby(_) => Verdict::Failed(Failure::HostLost),
+        };
         reports.iter().for_each(|(_, ranks, index, _)| ranks.end(*index, verdict()));
     }
 }
@@ -127,6 +165,18 @@ enum Endpoint {
     /// The connection to the root of the relay with this key.
     Root(u64),
     Relayed(Relay, Token),
+    /// Where ranks of communicators made from others come.
+    Lobby(Watched),
+    /// Accepted there.
+    Visitor(Connection),
+    /// What is said at a lobby without an answer, until it has arrived.
+    Telling(Connection),
+    /// The process of a rank that has not come in a call yet.
+    Life {
+        _pidfd: Watched,
+        call: Token,
+        rank: u32,
+    },
 }
 
 /// The thread's state.
@@ -146,16 +196,24 @@ pub struct Reactor {
     /// When to look again at those two; none while both are empty.
     due: Option<Instant>,
     relays: usize,
+    /// What opens our lobby.
+    lobby: Token,
+    /// Calls whose meetings are in our lobby, and the order in which they came.
+    gatherings: HashMap<Token, Gathering>,
+    calls: VecDeque<Token>,
+    visitors: VecDeque<u64>,
+    /// What is to be said at lobbies that could not be entered.
+    knocking: Vec<Knocking>,
     running: bool,
     /// Whether a rank of this process has heard something since [`super::on_news`] was last told.
     heard: bool,
 }
 
 impl Reactor {
-    pub fn new(shared: Arc<Shared>, limits: Limits) -> rustix::io::Result<Reactor> {
+    pub fn new(shared: Arc<Shared>, limits: Limits, lobby: Option<Lobby>) -> rustix::io::Result<Reactor> {
         let poll = Poll::new(FIRST_OWN_KEY)?;
         poll.add(&shared.wake, WAKE)?;
-        Ok(Reactor {
+        let mut reactor = Reactor {
             shared,
             limits,
             poll,
@@ -166,9 +224,16 @@ impl Reactor {
             closing: Vec::new(),
             due: None,
             relays: 0,
+            lobby: NOBODY,
+            gatherings: HashMap::new(),
+            calls: VecDeque::new(),
+            visitors: VecDeque::new(),
+            knocking: Vec::new(),
             running: true,
             heard: false,
-        })
+        };
+        lobby.map_or(Ok(()), |lobby| reactor.open_lobby(lobby))?;
+        Ok(reactor)
     }
 
     pub fn run(mut self) {
@@ -196,8 +261,10 @@ impl Reactor {
             self.due = None;
             self.resume();
             self.close_behind_roots();
+            self.knock_again();
         }
-        if self.due.is_none() && !(self.paused.is_empty() && self.closing.is_empty()) {
+        let nothing = self.paused.is_empty() && self.closing.is_empty() && self.knocking.is_empty();
+        if self.due.is_none() && !nothing {
             self.due = Some(Instant::now() + Duration::from_millis(RETRY_MS));
         }
     }
@@ -215,6 +282,10 @@ impl Reactor {
             Some(Endpoint::Attending(_)) => self.attending(key),
             Some(Endpoint::Root(relay)) => self.relayed(*relay, key),
             Some(Endpoint::Relayed(..)) => self.relayed(key, key),
+            Some(Endpoint::Lobby(_)) => self.accept_visitors(key),
+            Some(Endpoint::Visitor(_)) => self.visitor(key),
+            Some(Endpoint::Telling(_)) => self.telling(key),
+            Some(Endpoint::Life { .. }) => self.died(key),
             None => {}
         }
     }
@@ -224,13 +295,16 @@ impl Reactor {
             Command::Open(meeting) => self.open(meeting),
             Command::Sweep => self.sweep(),
             Command::Retire(token) => self.retire(token),
-            Command::Attend(address, reports) => {
-                reports.into_iter().for_each(|(key, ranks, index, report)| {
-                    self.attend(&address, key, ranks, index, report);
-                });
+            Command::Attend(Host::Port(address), reports) => {
+                reports.into_iter().for_each(|reporting| self.attend(&address, reporting));
             }
+            Command::Attend(Host::Lobby(lobby), reports) => {
+                reports.into_iter().for_each(|reporting| self.attend_at_lobby(lobby, reporting));
+            }
+            Command::Expect(expected) => self.await_ranks(expected),
+            Command::Tell(lobby, bytes) => self.tell(lobby, bytes),
             Command::Say(key, bytes) => self.say(key, &bytes),
-            Command::Leave(key) => drop(self.endpoints.remove(&key)),
+            Command::Leave(key) => self.leave_meeting(key),
             Command::End => self.running = false,
         }
     }

@@ -93,7 +93,8 @@ coded! {
         16 OtherOptions(rank: number, other: number) = "ranks have different options",
         17 Incapable(rank: number) = "a device or driver lacks what is needed",
         18 Refused(rank: number, words: words) = "a rank could not prepare",
-        19 Derived = "only communicators made from an id have a meeting so far",
+        19 Derived = "made from a communicator without a fabric, grown, or not seen at its birth",
+        20 Grouped = "made in a group with others, which other ranks may make one after the other",
     }
 }
 
@@ -107,6 +108,7 @@ coded! {
         5 Duplicate(rank: number) = "a rank reported twice",
         6 Disorder(rank: number) = "a rank spoke out of turn",
         7 Unreadable = "the host of the meeting sent what cannot be read",
+        8 Absent(rank: number) = "a rank of the communicator it is made from died, or its own call failed",
     }
 }
 
@@ -114,7 +116,7 @@ impl Failure {
     /// What NCCL answers in the like case.
     pub fn code(&self) -> ncclResult_t {
         match self {
-            Failure::Lost { .. } | Failure::HostLost => ncclRemoteError,
+            Failure::Lost { .. } | Failure::HostLost | Failure::Absent { .. } => ncclRemoteError,
             Failure::Mismatch { .. } => ncclInvalidArgument,
             Failure::Duplicate { .. } => ncclInvalidUsage,
             // What NCCL's own waits answer when they are aborted.

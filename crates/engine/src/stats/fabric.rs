@@ -8,7 +8,7 @@ pub const YES: u32 = 1;
 pub const PLAIN: u32 = 100;
 
 /// What the numbers above [`PLAIN`] mean, from 1.
-const REASONS: [&str; 19] = [
+const REASONS: [&str; 20] = [
     "windlass is switched off",
     "one rank has no peers",
     "more ranks than one host can hold",
@@ -27,7 +27,8 @@ const REASONS: [&str; 19] = [
     "ranks have different options",
     "a device or driver lacks what is needed",
     "a rank could not prepare",
-    "only communicators made from an id have a meeting so far",
+    "made from a communicator without a fabric, grown, or not seen at its birth",
+    "made in a group with others, which other ranks may make one after the other",
 ];
 
 /// The text of a number: empty, `yes` or the reason.

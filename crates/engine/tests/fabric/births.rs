@@ -32,7 +32,15 @@ fn id() -> (Id, TcpListener) {
 
 fn ask(device: &Primary, id: Id, ranks: usize) -> Asked {
     device.make_current();
-    let wish = Wish { id, ids: 1, ranks: ranks as i32, rank: device.device, waiting: None, ctas_max: 0 };
+    let wish = Wish {
+        id,
+        ids: 1,
+        ranks: ranks as i32,
+        rank: device.device,
+        waiting: None,
+        ctas_max: 0,
+        device: None,
+    };
     fabric::ask(&wish).unwrap()
 }
 

@@ -25,6 +25,10 @@ enum Fate {
     /// Goes to NCCL without a word.
     Foreign,
     Never,
+    /// Says instead of its report that it does not come, for this reason.
+    Declines,
+    /// The same, because its own call failed.
+    Fails,
     /// Dies after this many of its own steps.
     Dies(u8),
 }
@@ -144,6 +148,9 @@ impl World {
             if rank.fate == Fate::Foreign {
                 self.foreign_pending += 1;
                 rank.attendance.end(Verdict::Plain(Reason::NonBlocking));
+            } else if let Some(verdict) = declining(rank.fate) {
+                rank.to_host.push_back(FromRank::Decline(verdict.clone()));
+                rank.attendance.end(verdict);
             } else {
                 rank.to_host.push_back(FromRank::Report(Box::new(rank.attendance.facts().clone())));
             }
@@ -224,6 +231,14 @@ impl World {
     }
 }
 
+fn declining(fate: Fate) -> Option<Verdict> {
+    match fate {
+        Fate::Declines => Some(Verdict::Plain(Reason::NonBlocking)),
+        Fate::Fails => Some(Verdict::Failed(Failure::Absent { rank: 7 })),
+        _ => None,
+    }
+}
+
 fn over(rank: &Rank) -> bool {
     rank.attendance.is_over()
 }
@@ -238,6 +253,8 @@ fn fates() -> impl Strategy<Value = Vec<Fate>> {
         2 => Just(Fate::Refuses),
         2 => Just(Fate::Foreign),
         1 => Just(Fate::Never),
+        1 => Just(Fate::Declines),
+        1 => Just(Fate::Fails),
         4 => (1u8..5).prop_map(Fate::Dies),
     ];
     proptest::collection::vec(fate, 2..=8)
@@ -279,6 +296,8 @@ fn outcomes() {
         (Fate::SameDevice, Verdict::Plain(Reason::SameDevice { rank: 1, other: 0 })),
         (Fate::Refuses, Verdict::Plain(Reason::Refused { rank: 1, words: "it does not map".into() })),
         (Fate::Foreign, Verdict::Plain(Reason::Foreign)),
+        (Fate::Declines, Verdict::Plain(Reason::NonBlocking)),
+        (Fate::Fails, Verdict::Failed(Failure::Absent { rank: 7 })),
         (Fate::Dies(2), Verdict::Failed(Failure::Lost { rank: 1 })),
     ];
     for (fate, expected) in cases {
@@ -288,6 +307,29 @@ fn outcomes() {
     for fate in [Fate::Never, Fate::Dies(1)] {
         assert_eq!(run_in_order(&[Fate::Well, fate])[0], Stage::Asked, "{fate:?}");
     }
+}
+
+/// A rank that is never coming ends the wait for it, and nothing else.
+#[test]
+fn absent() {
+    let lost = Failure::Absent { rank: 5 };
+    let mut host = Agreement::new(Token([0; 16]));
+    assert_eq!(host.missing(), None);
+    host.step(Event::Said(Seat(1), report(0, 2)));
+    assert_eq!(host.missing(), Some(1));
+    assert_eq!(host.step(Event::Absent(lost.clone())).len(), 1);
+    assert_eq!((host.missing(), host.verdict()), (None, Some(&Verdict::Failed(lost.clone()))));
+    // Where all are there, it was not waited for.
+    let mut host = Agreement::new(Token([0; 16]));
+    host.step(Event::Said(Seat(1), report(0, 2)));
+    assert_eq!(host.step(Event::Said(Seat(2), report(1, 2))).len(), 2);
+    assert_eq!(host.missing(), None);
+    assert!(host.step(Event::Absent(lost.clone())).is_empty());
+    assert!(host.step(Event::Said(Seat(3), FromRank::Decline(Verdict::Failed(lost)))).is_empty());
+    assert_eq!(host.verdict(), None);
+    // No message says that there is a fabric.
+    let bytes = FromRank::Decline(Verdict::Fabric).encode();
+    assert_eq!(FromRank::decode(5, &bytes[6..]), None);
 }
 
 /// Ranks in one hand need no meeting and get what one would give.

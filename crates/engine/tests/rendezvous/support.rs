@@ -25,6 +25,7 @@ pub fn facts(rank: u32, ranks: u32) -> Facts {
             process_id: 1,
             device: Device { uuid: [rank as u8; 16], pci: (0, rank as u8, 0) },
             door: Token([0; 16]),
+            lobby: Token([0; 16]),
             attachment: Vec::new(),
         },
     }

@@ -50,7 +50,8 @@ pub struct Communicator {
     pub round: AtomicU64,
     pub operations: AtomicU64,
     pub splits: AtomicU64,
-    pub shrinks: AtomicU64,
+    /// By who remains: an excluded rank knows nothing of the others' shrink.
+    pub shrinks: Mutex<HashMap<i64, u64>>,
     state: Mutex<ncclResult_t>,
     state_changed: Condvar,
     /// Eager operations that were launched and have not finished.
@@ -92,7 +93,7 @@ impl Communicator {
             round: AtomicU64::new(0),
             operations: AtomicU64::new(0),
             splits: AtomicU64::new(0),
-            shrinks: AtomicU64::new(0),
+            shrinks: Mutex::default(),
             state: Mutex::new(ncclSuccess),
             state_changed: Condvar::new(),
             pending: Mutex::new(0),

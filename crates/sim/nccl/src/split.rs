@@ -5,7 +5,7 @@ use crate::driver::driver;
 use crate::exchange::{Note, SPLIT, exchange};
 use crate::group::{self, Blocking, Task};
 use crate::order::Order;
-use crate::refusal::{Outcome, refuse};
+use crate::refusal::{Outcome, lock, refuse};
 use crate::rendezvous::{self, Member, Token};
 use nccl_sys::*;
 use std::sync::Arc;
@@ -116,7 +116,8 @@ pub unsafe fn shrink(
         (0..parent.ranks).filter(|rank| !excluded.contains(&(*rank as i32))).collect();
     // Survivors need no word with each other: who they are names the child.
     let mask = survivors.iter().fold(0i64, |mask, rank| mask | 1 << rank);
-    let token = parent.token.child("shrink", parent.shrinks.fetch_add(1, SeqCst), mask);
+    let count = *lock(&parent.shrinks).entry(mask).and_modify(|count| *count += 1).or_default();
+    let token = parent.token.child("shrink", count, mask);
     let rank = survivors.iter().position(|rank| *rank == parent.rank).expect("not excluded");
     let share = config.shrink_share && flags & SHRINK_ABORT == 0 && !parent.revoked.load(SeqCst);
     let shrinking = parent.clone();

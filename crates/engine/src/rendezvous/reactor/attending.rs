@@ -6,8 +6,11 @@ use std::sync::Arc;
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 
-use super::{Endpoint, Reactor};
+use super::lobby::{self, Knock, Knocking};
+use super::{Endpoint, Reactor, Reporting};
+use crate::contract::Token;
 use crate::rendezvous::connection::{self, Connection, Line};
+use crate::rendezvous::derived;
 use crate::rendezvous::message::{FROM_HOST_BYTES_MAX, FromHost};
 use crate::rendezvous::party::{Need, Ranks};
 use crate::rendezvous::verdict::{Failure, Reason, Verdict, bounded};
@@ -24,18 +27,13 @@ pub(super) struct Attending {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Joining {
     Connecting,
+    /// At a lobby.
+    Entering,
     Talking,
 }
 
 impl Reactor {
-    pub(super) fn attend(
-        &mut self,
-        address: &SocketAddr,
-        key: u64,
-        ranks: Arc<Ranks>,
-        index: usize,
-        report: Vec<u8>,
-    ) {
+    pub(super) fn attend(&mut self, address: &SocketAddr, (key, ranks, index, report): Reporting) {
         let begun = connection::connect(address).and_then(|socket| {
             let mut watched = self.poll.watch_as(socket, key);
             watched.want(EventFlags::OUT)?;
@@ -52,6 +50,55 @@ impl Reactor {
         }
     }
 
+    /// Whoever finds nobody there has lost its host; whoever cannot come in goes on trying.
+    pub(super) fn attend_at_lobby(&mut self, lobby: Token, (key, ranks, index, report): Reporting) {
+        let begun = lobby::connect(lobby).map(|socket| self.poll.watch_as(socket, key));
+        match begun {
+            Ok(mut watched) => {
+                if watched.want(EventFlags::OUT).is_err() {
+                    return ranks.lost(index, Failure::HostLost);
+                }
+                let connection = Connection::new(watched);
+                let state = Joining::Entering;
+                let attending = Attending { connection, ranks, index, state, report };
+                self.endpoints.insert(key, Endpoint::Attending(attending));
+            }
+            Err(Knock::Later) => {
+                self.knocking.push(Knocking::Attending(lobby, (key, ranks, index, report)));
+            }
+            Err(Knock::Gone) => ranks.lost(index, Failure::HostLost),
+        }
+    }
+
+    pub(super) fn knock_again(&mut self) {
+        for knocking in std::mem::take(&mut self.knocking) {
+            match knocking {
+                Knocking::Telling(lobby, bytes) => self.tell(lobby, bytes),
+                Knocking::Attending(lobby, reporting) => self.attend_at_lobby(lobby, reporting),
+            }
+        }
+    }
+
+    pub(super) fn leave_meeting(&mut self, key: u64) {
+        let unsaid = match self.endpoints.remove(&key) {
+            Some(Endpoint::Attending(attending)) => attending.report.clone(),
+            _ => self.stop_knocking(key),
+        };
+        // The host of a call waits for a word of each rank, and the report has not gone out.
+        if let Some((lobby, words)) = derived::withdrawal(&unsaid) {
+            self.tell(lobby, words);
+        }
+    }
+
+    /// Gives what was to be said.
+    fn stop_knocking(&mut self, key: u64) -> Vec<u8> {
+        let attends = |knocking: &mut Knocking| matches!(knocking, Knocking::Attending(_, (other, ..)) if *other == key);
+        match self.knocking.extract_if(.., attends).next() {
+            Some(Knocking::Attending(_, (.., report))) => report,
+            _ => Vec::new(),
+        }
+    }
+
     pub(super) fn attending(&mut self, key: u64) {
         let Some(Endpoint::Attending(attending)) = self.endpoints.get_mut(&key) else { return };
         self.heard = true;
@@ -64,7 +111,7 @@ impl Reactor {
         let Some(Endpoint::Attending(attending)) = self.endpoints.get_mut(&key) else { return };
         match attending.state {
             // Behind the report.
-            Joining::Connecting => attending.report.extend_from_slice(bytes),
+            Joining::Connecting | Joining::Entering => attending.report.extend_from_slice(bytes),
             // A line that closed while speaking is read to its end at the next turn: a verdict may lie in it.
             Joining::Talking => {
                 if attending.connection.say(bytes) == Line::Closed && attending.turn() == Need::Nothing {
@@ -77,8 +124,12 @@ impl Reactor {
 
 impl Attending {
     fn turn(&mut self) -> Need {
-        if self.state == Joining::Connecting {
+        if self.state != Joining::Talking {
             if let Err(error) = connection::outcome(&self.connection.watched) {
+                if self.state == Joining::Entering {
+                    self.ranks.lost(self.index, Failure::HostLost);
+                    return Need::Nothing;
+                }
                 // Nobody has heard of this rank, so it may go to NCCL: whose root is there, or is not, for it too.
                 let words = bounded(&error.to_string());
                 self.ranks.end(self.index, Verdict::Plain(Reason::Unreachable { words }));

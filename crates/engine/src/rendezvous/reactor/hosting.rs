@@ -23,8 +23,7 @@ const SWEEP: usize = 4;
 #[derive(Debug)]
 pub(super) struct Meeting {
     agreement: Agreement,
-    magic: [u8; 8],
-    root: SocketAddr,
+    kind: Kind,
     listener: Option<u64>,
     newcomers: VecDeque<u64>,
     /// Ranks' connections.
@@ -32,6 +31,80 @@ pub(super) struct Meeting {
     relays: usize,
     /// Connections of NCCL's that came and went in good order.
     relayed: u32,
+}
+
+#[derive(Debug)]
+enum Kind {
+    /// Of an id, with what NCCL's connections begin with and where its root is.
+    Id { magic: [u8; 8], root: SocketAddr },
+    /// Of a call that makes communicators from another, with the connections that have not said a word, and whose they
+    /// are. Kept until nobody can come any more.
+    Call { call: Token, silent: Vec<(u64, u32)> },
+    /// Of such a call, and all who could come have come.
+    Complete,
+}
+
+impl Meeting {
+    fn new(birth: Token, kind: Kind, listener: Option<u64>) -> Meeting {
+        Meeting {
+            agreement: Agreement::new(birth),
+            kind,
+            listener,
+            newcomers: VecDeque::new(),
+            present: 0,
+            relays: 0,
+            relayed: 0,
+        }
+    }
+
+    pub(super) fn of_call(call: Token, birth: Token) -> Meeting {
+        Meeting::new(birth, Kind::Call { call, silent: Vec::new() }, None)
+    }
+
+    /// Takes a connection of a rank of the parent in, if there is room.
+    pub(super) fn enter(&mut self, key: u64, rank: u32, present_max: usize) -> Option<()> {
+        if self.present >= present_max {
+            return None;
+        }
+        self.present += 1;
+        if let Kind::Call { silent, .. } = &mut self.kind {
+            silent.push((key, rank));
+        }
+        Some(())
+    }
+
+    /// The first word of a connection: of which call, and whose.
+    pub(super) fn arrived(&mut self, key: u64) -> Option<(Token, u32)> {
+        let Kind::Call { call, silent } = &mut self.kind else { return None };
+        let index = silent.iter().position(|(silent, _)| *silent == key)?;
+        Some((*call, silent.swap_remove(index).1))
+    }
+
+    /// How many ranks are waited for that have not reported.
+    pub(super) fn missing(&self) -> Option<u32> {
+        self.agreement.missing()
+    }
+
+    /// Whether nobody is there.
+    pub(super) fn is_left(&self) -> bool {
+        self.present == 0
+    }
+
+    /// All who could come have come.
+    pub(super) fn nobody_comes(&mut self) {
+        self.kind = Kind::Complete;
+    }
+
+    fn root(&self) -> Option<&SocketAddr> {
+        match &self.kind {
+            Kind::Id { root, .. } => Some(root),
+            _ => None,
+        }
+    }
+
+    fn root_is_gone(&self) -> bool {
+        self.root().is_some_and(connection::is_free)
+    }
 }
 
 impl Reactor {
@@ -44,17 +117,7 @@ impl Reactor {
         }
         let key = watched.key();
         self.endpoints.insert(key, Endpoint::Listener(watched, token));
-        let meeting = Meeting {
-            agreement: Agreement::new(birth),
-            magic,
-            root,
-            listener: Some(key),
-            newcomers: VecDeque::new(),
-            present: 0,
-            relays: 0,
-            relayed: 0,
-        };
-        self.meetings.insert(token, meeting);
+        self.meetings.insert(token, Meeting::new(birth, Kind::Id { magic, root }, Some(key)));
         self.sweeping.push_back(token);
     }
 
@@ -66,7 +129,7 @@ impl Reactor {
             let Some(meeting) = self.meetings.get(&token) else { continue };
             let idle = meeting.relays == 0 && meeting.newcomers.is_empty();
             let waited_for = meeting.present > 0 && meeting.agreement.verdict().is_none();
-            if meeting.listener.is_some() && idle && !waited_for && connection::is_free(&meeting.root) {
+            if meeting.listener.is_some() && idle && !waited_for && meeting.root_is_gone() {
                 self.retire(token);
             }
             if self.meetings.contains_key(&token) {
@@ -93,9 +156,11 @@ impl Reactor {
         self.forget_if_empty(token);
     }
 
-    fn forget_if_empty(&mut self, token: Token) {
-        let empty =
-            |meeting: &Meeting| meeting.listener.is_none() && meeting.present == 0 && meeting.relays == 0;
+    pub(super) fn forget_if_empty(&mut self, token: Token) {
+        let empty = |meeting: &Meeting| {
+            let awaited = meeting.listener.is_some() || matches!(meeting.kind, Kind::Call { .. });
+            !awaited && meeting.present == 0 && meeting.relays == 0
+        };
         if self.meetings.get(&token).is_some_and(empty) {
             self.meetings.remove(&token);
             self.sweeping.retain(|other| *other != token);
@@ -137,8 +202,10 @@ impl Reactor {
         }
     }
 
-    fn pause(&mut self, listener: u64) {
-        if let Some(Endpoint::Listener(watched, _)) = self.endpoints.get_mut(&listener) {
+    pub(super) fn pause(&mut self, listener: u64) {
+        if let Some(Endpoint::Listener(watched, _) | Endpoint::Lobby(watched)) =
+            self.endpoints.get_mut(&listener)
+        {
             let _ = watched.want(EventFlags::empty());
             self.paused.push(listener);
         }
@@ -149,7 +216,9 @@ impl Reactor {
             return;
         }
         for key in std::mem::take(&mut self.paused) {
-            if let Some(Endpoint::Listener(watched, _)) = self.endpoints.get_mut(&key) {
+            if let Some(Endpoint::Listener(watched, _) | Endpoint::Lobby(watched)) =
+                self.endpoints.get_mut(&key)
+            {
                 let _ = watched.want(EventFlags::IN);
             }
         }
@@ -182,9 +251,9 @@ impl Reactor {
     fn foreign(&mut self, connection: Connection, token: Token) {
         let Some(meeting) = self.meetings.get_mut(&token) else { return };
         let first = meeting.agreement.verdict().is_none();
-        let root = connection::connect(&meeting.root);
+        let Kind::Id { magic, root } = &meeting.kind else { return };
+        let (root, speaks_nccl) = (connection::connect(root), connection.input.starts_with(magic));
         if first {
-            let speaks_nccl = connection.input.starts_with(&meeting.magic);
             log::debug!("rendezvous {token:?} foreign connection, nccl {speaks_nccl}: plain");
             self.happen(token, Event::Foreign);
         }
@@ -236,7 +305,7 @@ impl Reactor {
     pub(super) fn close_behind_roots(&mut self) {
         for (token, looks) in std::mem::take(&mut self.closing) {
             let Some(meeting) = self.meetings.get(&token) else { continue };
-            if connection::is_free(&meeting.root) {
+            if meeting.root_is_gone() {
                 self.retire(token);
             } else if looks < CLOSING_LOOKS {
                 self.closing.push((token, looks + 1));
@@ -254,8 +323,13 @@ impl Reactor {
             log::warn!("rendezvous {token:?} {complaint} from a rank: closing its connection");
             Counts::up(&self.shared.counts.unreadable);
         }
+        let spoke = if messages.is_empty() { line } else { Line::Open };
+        let silent = messages.is_empty() && line == Line::Open;
         for message in messages {
             self.happen(token, Event::Said(Seat(key), message));
+        }
+        if !silent {
+            self.arrived(key, token, spoke);
         }
         if line == Line::Closed {
             self.leave(key, token);
@@ -273,7 +347,7 @@ impl Reactor {
     }
 
     /// Steps the agreement and sends its answers; whoever cannot be reached has left.
-    fn happen(&mut self, token: Token, event: Event) {
+    pub(super) fn happen(&mut self, token: Token, event: Event) {
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
             let Some(meeting) = self.meetings.get_mut(&token) else { return };

@@ -1,0 +1,212 @@
+//! Communicators made from others. NCCL makes every one of them; where the other has a fabric the ranks of the new one
+//! meet then: at the call, or at the end of the outermost group.
+
+use std::cell::Cell;
+
+use nccl_sys::{
+    Entry, NCCL_SPLIT_NOCOLOR, ncclComm_t, ncclInProgress, ncclInvalidArgument, ncclInvalidUsage,
+    ncclResult_t, ncclSuccess,
+};
+
+use crate::communicator::{self, Communicator};
+use crate::error::refuse;
+use crate::fabric::{self, Asked, Configured, Derivation, Deriving, Fate, Kept, Newborn, Waiting, Wanted};
+use crate::forward::birth::{Birth, FromParent, Handle, Which};
+use crate::forward::known;
+use crate::group::{self, Awaited};
+use crate::guard;
+use crate::process;
+use crate::rendezvous::verdict::Reason;
+use crate::stats::count;
+
+use super::meeting::settle;
+use super::{UNKNOWN, note};
+
+/// A call before NCCL is asked: what there is to do after it, if anything.
+struct Before {
+    deriving: Deriving,
+    configured: Configured,
+}
+
+/// Whether a birth is one of these.
+pub fn is_one(birth: &Birth) -> bool {
+    matches!(birth, Birth::Split { .. } | Birth::Shrink { .. })
+}
+
+/// Makes a communicator as asked, and lets its ranks meet.
+pub fn birth(entry: Entry, birth: &Birth) -> ncclResult_t {
+    let met = Cell::new(ncclSuccess);
+    let result = guard::around(
+        || {
+            process::first_communicator();
+            count::function(entry);
+            if let Some(parent) = birth.aborted_parent() {
+                communicator::find(parent)
+                    .and_then(Communicator::fabric)
+                    .iter()
+                    .for_each(|fabric| fabric.abort());
+            }
+            birth.from_parent().and_then(before)
+        },
+        |_| birth.run(),
+        |before, result| {
+            if let Some((handle, _)) = birth.newborns().next() {
+                met.set(after(before, handle, result));
+            }
+        },
+    );
+    if result == ncclSuccess { met.get() } else { result }
+}
+
+fn before(from: FromParent) -> Option<Before> {
+    let FromParent { parent, which, configured } = from;
+    let wanted = match which {
+        Which::Color(NCCL_SPLIT_NOCOLOR) => Wanted::Split(None),
+        Which::Color(color) => Wanted::Split(Some(color)),
+        Which::AllBut(excluded) => Wanted::Shrink(excluded),
+    };
+    let derive = |kept: &Kept| match kept {
+        Kept::Fabric(fabric) => fabric.derive(&wanted),
+        Kept::Waiting(_) => None,
+    };
+    let deriving = communicator::find(parent)?.look_at_kept(parent, derive)??;
+    let configured = match configured {
+        // A parent with a fabric is one that waits.
+        None => Configured { waiting: Some(Waiting::Blocking), ctas_max: None },
+        Some((blocking, ctas_max)) => Configured {
+            waiting: blocking
+                .map(|blocking| if blocking == 0 { Waiting::NonBlocking } else { Waiting::Blocking }),
+            ctas_max: Some(ctas_max.unwrap_or(0).max(0) as u32),
+        },
+    };
+    Some(Before { deriving, configured })
+}
+
+/// NCCL has answered.
+fn after(before: Option<Before>, handle: Handle, result: ncclResult_t) -> ncclResult_t {
+    // NCCL counts a call once it has looked at the arguments, and so do we.
+    let begun = result != ncclInvalidArgument && result != ncclInvalidUsage;
+    let Some(Before { deriving, configured }) = before.filter(|_| begun) else {
+        if result == ncclSuccess || result == ncclInProgress {
+            note_plain(handle);
+        }
+        return ncclSuccess;
+    };
+    let derivation = deriving.begun();
+    if result != ncclSuccess {
+        derivation.fail();
+    } else if group::is_open() {
+        group::wait_for(Awaited::Derived(handle, configured, Box::new(derivation)));
+    } else {
+        return meet(vec![(handle, configured, derivation)]);
+    }
+    ncclSuccess
+}
+
+/// One whose parent has no fabric.
+fn note_plain(handle: Handle) {
+    if let Some((_, communicator)) = note(handle, UNKNOWN) {
+        super::unasked(communicator);
+    }
+}
+
+/// Before NCCL runs a group. A rank that makes its part of a group one after the other waits for this rank's word between
+/// them, while NCCL here waits for all: so what is derived in a group has a meeting only if one thread brings several ranks
+/// of one call, which it cannot do without.
+pub fn before_group(awaited: Vec<Awaited>) -> Vec<Awaited> {
+    let is_derived = |waited: &&Awaited| matches!(waited, Awaited::Derived(..));
+    let calls: Vec<_> = awaited
+        .iter()
+        .filter_map(|waited| match waited {
+            Awaited::Derived(_, _, derivation) => Some(derivation.call()),
+            _ => None,
+        })
+        .collect();
+    let together = calls.len() > 1 && calls.iter().all(|call| *call == calls[0]);
+    if together || awaited.iter().find(is_derived).is_none() {
+        return awaited;
+    }
+    let plain = |waited| match waited {
+        Awaited::Derived(handle, _, derivation) => {
+            derivation.refuse(fabric::grouped());
+            Awaited::Handle(handle)
+        }
+        other => other,
+    };
+    awaited.into_iter().map(plain).collect()
+}
+
+/// NCCL has run a group. Gives the rest of what waited for its end, and the first failure.
+pub fn after_group(awaited: Vec<Awaited>, result: ncclResult_t) -> (Vec<Awaited>, ncclResult_t) {
+    let (mut rest, mut derived) = (Vec::new(), Vec::new());
+    for waited in awaited {
+        match waited {
+            Awaited::Derived(handle, configured, derivation) => {
+                derived.push((handle, configured, *derivation))
+            }
+            other => rest.push(other),
+        }
+    }
+    if result != ncclSuccess {
+        derived.into_iter().for_each(|(_, _, derivation)| derivation.fail());
+        return (rest, result);
+    }
+    let met = if derived.is_empty() { ncclSuccess } else { meet(derived) };
+    (rest, met)
+}
+
+/// A communicator that NCCL has made, while its ranks meet.
+type Meeting = (Handle, ncclComm_t, &'static Communicator);
+
+/// Lets the ranks of communicators meet that NCCL has made, beside each other.
+fn meet(made: Vec<(Handle, Configured, Derivation)>) -> ncclResult_t {
+    let (mut meetings, mut asked): (Vec<Meeting>, Vec<Asked>) = (Vec::new(), Vec::new());
+    for (place, configured, derivation) in made {
+        let Some((handle, communicator)) = note(place, UNKNOWN) else {
+            derivation.pass_by();
+            continue;
+        };
+        match ask(handle, configured, derivation) {
+            Ok(one) => {
+                let waiting = one.canceller().map(Kept::Waiting);
+                waiting.into_iter().for_each(|waiting| drop(communicator.keep(handle, waiting)));
+                meetings.push((place, handle, communicator));
+                asked.push(one);
+            }
+            Err(reason) => settle(handle, communicator, Fate::Plain(reason)),
+        }
+    }
+    let mut first = ncclSuccess;
+    for ((place, handle, communicator), fate) in meetings.into_iter().zip(fabric::join(asked)) {
+        let failed = match &fate {
+            Fate::Failed(failure) => refuse(failure.code(), format_args!("no communicator: {failure}")),
+            _ => ncclSuccess,
+        };
+        if failed == ncclSuccess {
+            settle(handle, communicator, fate);
+            continue;
+        }
+        // Unless it was aborted meanwhile, which has ended it.
+        if communicator::remove(handle).is_some() {
+            known::take_back(place, handle);
+        }
+        if first == ncclSuccess {
+            first = failed;
+        }
+    }
+    first
+}
+
+fn ask(handle: ncclComm_t, configured: Configured, derivation: Derivation) -> Result<Asked, Reason> {
+    match known::identity(handle) {
+        Some(identity) if identity.rank >= 0 && identity.ranks > identity.rank => {
+            let (rank, ranks) = (identity.rank as u32, identity.ranks as u32);
+            derivation.ask(Newborn { device: identity.device, rank, ranks }, configured)
+        }
+        _ => {
+            let reason = Reason::NoIdentity { words: "NCCL does not say which rank this is".into() };
+            derivation.refuse(reason.clone());
+            Err(reason)
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! Meetings of communicators that are made from another: splits and shrinks.
+//!
+//! There is no id with a port in it. But the parent's contract says where each rank's process has its **lobby**, a Unix
+//! socket that the background thread listens at for as long as the process lives, and all ranks of the parent know one of
+//! them that is alive: rank 0 for a split, in which all take part; the lowest survivor for a shrink. Its process hosts the
+//! meetings of all communicators that come of this one call, each by a name that only ranks of the parent can know. A
+//! meeting begins with whoever comes first, also before its host has.
+//!
+//! **Every rank of the parent that makes the call says one thing there**: it [reports](super::message::FromRank::Report)
+//! as a rank of a new communicator, or [declines](super::message::FromRank::Decline) for one, or is [`NOBODY`]. The host
+//! sees those die that have not come yet by their pidfds. So a meeting whose missing ranks cannot come any more
+//! [ends](super::gathering), and nothing is timed.
+//!
+//! The rules of [`super`] hold but for two. There is no root of NCCL's behind a lobby, so that no rank goes to NCCL
+//! without a word: it declines, which is tried as long as the host is there. And the host's death is a rank's: whoever
+//! finds no lobby fails, as those do who lose it.
+
+use rustix::net::SocketAddrUnix;
+use sha2::{Digest, Sha256};
+
+use crate::contract::Token;
+use crate::contract::bytes::{Reader, Writer};
+
+use super::message::FromRank;
+use super::verdict::{Failure, Verdict};
+
+/// The name of no communicator: of a rank that is in none, or alone in one.
+pub const NOBODY: Token = Token([0; 16]);
+/// The first bytes of a connection to a lobby.
+pub const GREETING_MAGIC: [u8; 8] = *b"\x01wndlss\x02";
+/// Bytes of a greeting.
+pub const GREETING_BYTES: usize = 8 + 3 * 16 + 4;
+
+/// A call that makes communicators from another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Making {
+    /// So many splits of this parent came before.
+    Split {
+        /// How many.
+        count: u32,
+    },
+    /// A shrink that leaves out these ranks of this parent, which so many like it came before.
+    Shrink {
+        /// How many.
+        count: u32,
+        /// In order, each once.
+        excluded: Vec<u32>,
+    },
+}
+
+impl Making {
+    /// The name of this call on the parent with this birth.
+    pub fn name(&self, parent: Token) -> Token {
+        let mut words = Writer::default();
+        words.token(parent);
+        match self {
+            Making::Split { count } => {
+                words.u8(1).u32(*count);
+            }
+            Making::Shrink { count, excluded } => {
+                words.u8(2).u32(*count);
+                excluded.iter().for_each(|rank| {
+                    words.u32(*rank);
+                });
+            }
+        }
+        digest(b"windlass call", &words.finish())
+    }
+}
+
+/// The name of the communicator that a call makes of the ranks with this color.
+pub fn child(call: Token, color: i32) -> Token {
+    let mut words = Writer::default();
+    words.token(call).u32(color as u32);
+    digest(b"windlass child", &words.finish())
+}
+
+/// What the contract of a communicator bears as its birth.
+pub fn birth(child: Token) -> Token {
+    digest(b"windlass birth", &child.0)
+}
+
+/// Where a lobby listens, by what opens it: the name can be seen by everyone on the host, and opens nothing.
+pub fn address(lobby: Token) -> rustix::io::Result<SocketAddrUnix> {
+    let name = u128::from_be_bytes(digest(b"windlass lobby", &lobby.0).0);
+    SocketAddrUnix::new_abstract_name(format!("windlass-lobby-{name:032x}").as_bytes())
+}
+
+fn digest(what: &[u8], words: &[u8]) -> Token {
+    let whole = Sha256::new().chain_update(what).chain_update([0]).chain_update(words).finalize();
+    let mut token = [0; 16];
+    token.copy_from_slice(&whole[..16]);
+    Token(token)
+}
+
+/// What a connection to a lobby begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Invitation {
+    /// Opens the lobby of the host.
+    pub lobby: Token,
+    /// [`Making::name`].
+    pub call: Token,
+    /// [`child`], or [`NOBODY`].
+    pub child: Token,
+    /// Who speaks, by its rank in the parent.
+    pub rank: u32,
+}
+
+impl Invitation {
+    /// The bytes.
+    pub fn greeting(&self) -> Vec<u8> {
+        let mut bytes = Writer::default();
+        bytes.raw(&GREETING_MAGIC).token(self.lobby).token(self.call).token(self.child).u32(self.rank);
+        bytes.finish()
+    }
+}
+
+/// Of a greeting at a lobby, and whatever follows it: which lobby, and the words of a rank that does not come after all.
+/// It would be waited for.
+pub fn withdrawal(words: &[u8]) -> Option<(Token, Vec<u8>)> {
+    let greeting = words.get(..GREETING_BYTES).filter(|greeting| greeting.starts_with(&GREETING_MAGIC))?;
+    let lobby = Reader::new(&greeting[8..]).token()?;
+    let Some(Visitor::Invited(Invitation { rank, .. })) = read(greeting, lobby) else { return None };
+    let absent = FromRank::Decline(Verdict::Failed(Failure::Absent { rank })).encode();
+    Some((lobby, [greeting, &absent].concat()))
+}
+
+/// Who came to a lobby.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Visitor {
+    /// More bytes are needed.
+    Unclear,
+    /// A rank of a communicator in which this process has one, too.
+    Invited(Invitation),
+    /// Anyone else.
+    Stranger,
+}
+
+/// Tells who came; the first byte that no greeting has there decides.
+pub fn identify(bytes: &[u8], lobby: Token) -> Visitor {
+    let mut known = GREETING_MAGIC.to_vec();
+    known.extend(lobby.0);
+    let seen = bytes.len().min(known.len());
+    if bytes[..seen] != known[..seen] {
+        return Visitor::Stranger;
+    }
+    read(bytes, lobby).unwrap_or(Visitor::Unclear)
+}
+
+fn read(bytes: &[u8], lobby: Token) -> Option<Visitor> {
+    let mut reader = Reader::new(bytes.get(24..GREETING_BYTES)?);
+    let (call, child, rank) = (reader.token()?, reader.token()?, reader.u32()?);
+    let possible = (rank as usize) < crate::contract::RANKS_MAX;
+    Some(if possible { Visitor::Invited(Invitation { lobby, call, child, rank }) } else { Visitor::Stranger })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PARENT: Token = Token([7; 16]);
+
+    /// Calls, their communicators and births all have names of their own, the same on every rank.
+    #[test]
+    fn names_differ() {
+        let shrink = |count, excluded: &[u32]| Making::Shrink { count, excluded: excluded.to_vec() };
+        let calls = [
+            Making::Split { count: 0 },
+            Making::Split { count: 1 },
+            shrink(0, &[1]),
+            shrink(1, &[1]),
+            shrink(0, &[2]),
+            shrink(0, &[1, 2]),
+        ];
+        let mut names = vec![PARENT, NOBODY];
+        for call in &calls {
+            let call = call.name(PARENT);
+            names.push(call);
+            for child in [0, 1, -5, i32::MAX].map(|color| child(call, color)) {
+                names.extend([child, birth(child)]);
+            }
+        }
+        names.push(calls[0].name(Token([8; 16])));
+        let count = names.len();
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), count);
+        assert_eq!(calls[3].name(PARENT), shrink(1, &[1]).name(PARENT));
+    }
+
+    /// A greeting is read back; cut, it is unclear; with a wrong byte before the call's name, or an impossible rank, it is
+    /// a stranger's.
+    #[test]
+    fn greetings() {
+        let lobby = Token([3; 16]);
+        let invitation = Invitation { lobby, call: Token([4; 16]), child: NOBODY, rank: 15 };
+        let bytes = invitation.greeting();
+        assert_eq!(bytes.len(), GREETING_BYTES);
+        assert_eq!(identify(&bytes, lobby), Visitor::Invited(invitation));
+        for cut in 0..bytes.len() {
+            assert_eq!(identify(&bytes[..cut], lobby), Visitor::Unclear);
+        }
+        for wrong in 0..24 {
+            let mut bytes = bytes.clone();
+            bytes[wrong] ^= 1;
+            assert_eq!(identify(&bytes, lobby), Visitor::Stranger);
+        }
+        let impossible = Invitation { rank: 16, ..invitation }.greeting();
+        assert_eq!(identify(&impossible, lobby), Visitor::Stranger);
+        assert_ne!(address(lobby).unwrap(), address(NOBODY).unwrap());
+    }
+}

@@ -1,0 +1,102 @@
+//! Who of a communicator has come to the lobby in a call that makes others from it, as pure data: when nobody can come
+//! any more, those who are still waited for will never be there.
+
+use crate::contract::Token;
+
+/// A call, as its host sees it.
+#[derive(Debug, Default)]
+pub struct Gathering {
+    /// The ranks of the parent that make the call, one bit each, once the host's own rank has said so.
+    expected: Option<u64>,
+    spoken: u64,
+    dead: u64,
+    children: Vec<Token>,
+}
+
+impl Gathering {
+    /// These ranks of the parent make the call, one bit each.
+    pub fn await_ranks(&mut self, ranks: u64) {
+        self.expected = Some(ranks);
+    }
+
+    /// Somebody comes for the communicator of this name.
+    pub fn comes_for(&mut self, child: Token) {
+        if !self.children.contains(&child) {
+            self.children.push(child);
+        }
+    }
+
+    /// A rank of the parent has said what it has to.
+    pub fn spoke(&mut self, rank: u32) {
+        self.spoken |= bit(rank);
+    }
+
+    /// A rank's process has died, or it left without a word.
+    pub fn died(&mut self, rank: u32) {
+        self.dead |= bit(rank);
+    }
+
+    /// How many can still come; nothing as long as that is not known.
+    pub fn coming(&self) -> Option<u32> {
+        Some((self.expected? & !self.spoken & !self.dead).count_ones())
+    }
+
+    /// The first rank that will not come, or else the first of all.
+    pub fn absent(&self) -> u32 {
+        let absent = self.dead & !self.spoken;
+        if absent == 0 { 0 } else { absent.trailing_zeros() }
+    }
+
+    /// Whether nobody comes any more.
+    pub fn is_over(&self) -> bool {
+        self.coming() == Some(0)
+    }
+
+    /// The communicators for which somebody has come.
+    pub fn children(&self) -> &[Token] {
+        &self.children
+    }
+}
+
+fn bit(rank: u32) -> u64 {
+    1u64.checked_shl(rank).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CHILD: Token = Token([1; 16]);
+
+    /// Until the host's rank is there nothing is known; a rank that came and died counts once.
+    #[test]
+    fn counts_down() {
+        let mut gathering = Gathering::default();
+        gathering.comes_for(CHILD);
+        gathering.spoke(2);
+        gathering.spoke(1);
+        assert_eq!((gathering.coming(), gathering.is_over()), (None, false));
+        gathering.await_ranks(0b1111);
+        assert_eq!(gathering.coming(), Some(2));
+        gathering.died(2);
+        assert_eq!((gathering.coming(), gathering.absent()), (Some(2), 0));
+        gathering.died(3);
+        assert_eq!((gathering.coming(), gathering.absent()), (Some(1), 3));
+        gathering.comes_for(CHILD);
+        gathering.spoke(0);
+        assert!(gathering.is_over());
+        assert_eq!(gathering.children(), [CHILD]);
+    }
+
+    /// Of a shrink the excluded are never waited for, whatever is heard of them.
+    #[test]
+    fn excluded() {
+        let mut gathering = Gathering::default();
+        gathering.await_ranks(0b101);
+        gathering.died(1);
+        gathering.spoke(0);
+        assert_eq!(gathering.coming(), Some(1));
+        gathering.spoke(2);
+        assert!(gathering.is_over());
+    }
+}

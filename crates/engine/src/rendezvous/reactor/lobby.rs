@@ -1,0 +1,256 @@
+//! The lobby of this process: who comes for communicators that are made from others, and who never will.
+
+use rustix::event::epoll::EventFlags;
+use rustix::io::Errno;
+
+use crate::contract::Token;
+
+use super::hosting::Meeting;
+use super::{Endpoint, Expected, Reactor};
+use crate::rendezvous::agreement::Event;
+use crate::rendezvous::connection::{self, Connection, Line};
+use crate::rendezvous::counts::Counts;
+use crate::rendezvous::derived::{self, GREETING_BYTES, Invitation, NOBODY, Visitor};
+use crate::rendezvous::gathering::Gathering;
+use crate::rendezvous::ours::Ours;
+use crate::rendezvous::place;
+use crate::rendezvous::verdict::Failure;
+
+/// Where ranks of communicators that have one in this process may come.
+#[derive(Debug)]
+pub struct Lobby {
+    pub secret: Token,
+    pub listener: Ours,
+}
+
+impl Lobby {
+    /// Listens under a new name.
+    pub fn open() -> std::io::Result<Lobby> {
+        let secret = place::random()?;
+        Ok(Lobby { secret, listener: connection::listen_locally(&derived::address(secret)?)? })
+    }
+}
+
+impl Reactor {
+    pub(super) fn open_lobby(&mut self, lobby: Lobby) -> rustix::io::Result<()> {
+        let mut watched = self.poll.watch(lobby.listener);
+        watched.want(EventFlags::IN)?;
+        self.endpoints.insert(watched.key(), Endpoint::Lobby(watched));
+        self.lobby = lobby.secret;
+        Ok(())
+    }
+
+    pub(super) fn accept_visitors(&mut self, lobby: u64) {
+        for _ in 0..self.limits.accepts_per_turn {
+            let Some(Endpoint::Lobby(watched)) = self.endpoints.get(&lobby) else { return };
+            let accepted = match connection::accept_locally(watched) {
+                Ok(accepted) => accepted,
+                Err(Errno::AGAIN) => return,
+                Err(Errno::CONNABORTED | Errno::INTR) => continue,
+                Err(error) => {
+                    log::warn!("rendezvous cannot accept at its lobby: {error}, trying again soon");
+                    Counts::up(&self.shared.counts.starved);
+                    return self.pause(lobby);
+                }
+            };
+            let mut watched = self.poll.watch(accepted);
+            let key = watched.key();
+            if watched.want(EventFlags::IN).is_err() {
+                continue;
+            }
+            self.endpoints.insert(key, Endpoint::Visitor(Connection::new(watched)));
+            self.visitors.push_back(key);
+            if self.visitors.len() > self.limits.newcomers_max
+                && let Some(oldest) = self.visitors.pop_front()
+            {
+                // It has been silent for longest; nothing honest connects in order to say nothing.
+                self.endpoints.remove(&oldest);
+                Counts::up(&self.shared.counts.turned_away);
+            }
+        }
+    }
+
+    pub(super) fn visitor(&mut self, key: u64) {
+        let Some(Endpoint::Visitor(connection)) = self.endpoints.get_mut(&key) else { return };
+        let line = connection.fill(GREETING_BYTES);
+        let visitor = derived::identify(&connection.input, self.lobby);
+        if visitor == Visitor::Unclear && line == Line::Open {
+            return;
+        }
+        let Some(Endpoint::Visitor(connection)) = self.endpoints.remove(&key) else { return };
+        self.visitors.retain(|visitor| *visitor != key);
+        match visitor {
+            Visitor::Invited(invitation) => self.welcome(connection, invitation),
+            _ => Counts::up(&self.shared.counts.turned_away),
+        }
+    }
+
+    fn welcome(&mut self, mut connection: Connection, invitation: Invitation) {
+        let Invitation { call, child, rank, .. } = invitation;
+        let key = connection.watched.key();
+        let gathering = self.gathering(call);
+        if child == NOBODY {
+            gathering.spoke(rank);
+            return self.look_at(call);
+        }
+        gathering.comes_for(child);
+        let meeting =
+            self.meetings.entry(child).or_insert_with(|| Meeting::of_call(call, derived::birth(child)));
+        if meeting.enter(key, rank, self.limits.present_max).is_none() {
+            Counts::up(&self.shared.counts.turned_away);
+            self.gathering(call).died(rank);
+            return self.look_at(call);
+        }
+        connection.input.clear();
+        self.endpoints.insert(key, Endpoint::Present(connection, child));
+        self.present(key, child);
+    }
+
+    fn gathering(&mut self, call: Token) -> &mut Gathering {
+        if !self.gatherings.contains_key(&call) {
+            self.make_room();
+            self.calls.push_back(call);
+        }
+        self.gatherings.entry(call).or_default()
+    }
+
+    /// A rank in a meeting of a call has said its first word, or left without one.
+    pub(super) fn arrived(&mut self, key: u64, child: Token, line: Line) {
+        let Some((call, rank)) = self.meetings.get_mut(&child).and_then(|meeting| meeting.arrived(key))
+        else {
+            return;
+        };
+        let gathering = self.gathering(call);
+        match line {
+            Line::Open => gathering.spoke(rank),
+            Line::Closed => gathering.died(rank),
+        }
+        self.look_at(call);
+    }
+
+    fn make_room(&mut self) {
+        if self.gatherings.len() < self.limits.calls_max {
+            return;
+        }
+        let idle = |gathering: &Gathering| {
+            let busy = |child| self.meetings.get(child).is_some_and(|meeting| !meeting.is_left());
+            !gathering.children().iter().any(busy)
+        };
+        let oldest = self.calls.iter().find(|call| self.gatherings.get(call).is_none_or(idle)).copied();
+        if let Some(oldest) = oldest {
+            log::warn!("rendezvous forgets call {oldest:?}, for which nobody waits: there are too many");
+            Counts::up(&self.shared.counts.calls_forgotten);
+            self.forget_call(oldest);
+        }
+    }
+
+    /// The host's own rank makes the call: from now on the others are known, and those that die are seen.
+    pub(super) fn await_ranks(&mut self, expected: Expected) {
+        let Expected { call, ranks, lives } = expected;
+        self.gathering(call).await_ranks(ranks);
+        for (rank, life) in lives {
+            let mut watched = self.poll.watch(life);
+            match watched.want(EventFlags::IN) {
+                Ok(()) => {
+                    drop(self.endpoints.insert(watched.key(), Endpoint::Life { _pidfd: watched, call, rank }))
+                }
+                Err(error) => log::warn!("rendezvous cannot watch the process of rank {rank}: {error}"),
+            }
+        }
+        self.look_at(call);
+    }
+
+    pub(super) fn died(&mut self, key: u64) {
+        if let Some(Endpoint::Life { call, rank, .. }) = self.endpoints.remove(&key)
+            && let Some(gathering) = self.gatherings.get_mut(&call)
+        {
+            log::debug!("rendezvous {call:?} the process of rank {rank} has died");
+            gathering.died(rank);
+            self.look_at(call);
+        }
+    }
+
+    /// Ends the meetings whose ranks cannot all come any more, and forgets the call when nobody can.
+    fn look_at(&mut self, call: Token) {
+        let Some(gathering) = self.gatherings.get(&call) else { return };
+        let Some(coming) = gathering.coming() else { return };
+        let (over, rank) = (gathering.is_over(), gathering.absent());
+        let lost = |child: &&Token| {
+            let meeting = self.meetings.get(*child);
+            meeting.and_then(Meeting::missing).is_some_and(|missing| missing > coming)
+        };
+        let lost: Vec<Token> = gathering.children().iter().filter(lost).copied().collect();
+        for child in lost {
+            self.happen(child, Event::Absent(Failure::Absent { rank }));
+        }
+        if over {
+            self.forget_call(call);
+        }
+    }
+
+    fn forget_call(&mut self, call: Token) {
+        let Some(gathering) = self.gatherings.remove(&call) else { return };
+        self.calls.retain(|other| *other != call);
+        self.endpoints
+            .retain(|_, endpoint| !matches!(endpoint, Endpoint::Life { call: of, .. } if *of == call));
+        for child in gathering.children() {
+            if let Some(meeting) = self.meetings.get_mut(child) {
+                meeting.nobody_comes();
+            }
+            self.forget_if_empty(*child);
+        }
+    }
+
+    /// Says something at a lobby to which no rank of this process goes, as soon as it can be.
+    pub(super) fn tell(&mut self, lobby: Token, bytes: Vec<u8>) {
+        match connect(lobby) {
+            Ok(socket) => {
+                let mut connection = Connection::new(self.poll.watch(socket));
+                let key = connection.watched.key();
+                if connection.last_words(&bytes) == Line::Open {
+                    self.endpoints.insert(key, Endpoint::Telling(connection));
+                }
+            }
+            Err(Knock::Later) => self.knocking.push(Knocking::Telling(lobby, bytes)),
+            // Nobody is left who would wait for it.
+            Err(Knock::Gone) => {}
+        }
+    }
+
+    pub(super) fn telling(&mut self, key: u64) {
+        let Some(Endpoint::Telling(connection)) = self.endpoints.get_mut(&key) else { return };
+        let line = connection.fill(GREETING_BYTES);
+        connection.input.clear();
+        if line == Line::Closed || connection.flush() == Line::Closed {
+            self.endpoints.remove(&key);
+        }
+    }
+}
+
+/// What could not be said at a lobby yet.
+#[derive(Debug)]
+pub(super) enum Knocking {
+    Telling(Token, Vec<u8>),
+    Attending(Token, super::Reporting),
+}
+
+/// Why a lobby was not entered.
+pub(super) enum Knock {
+    /// Its queue is full, or this process has no descriptor to spare: it is there.
+    Later,
+    /// Its process is gone.
+    Gone,
+}
+
+/// Connects to a lobby. Only a refusal says that nobody is there: whoever gave up for another reason would be waited
+/// for.
+pub(super) fn connect(lobby: Token) -> Result<Ours, Knock> {
+    let address = derived::address(lobby).map_err(|_| Knock::Gone)?;
+    connection::connect_locally(&address).map_err(|error| match error {
+        Errno::CONNREFUSED | Errno::NOENT => Knock::Gone,
+        error => {
+            log::debug!("rendezvous cannot enter a lobby: {error}, trying again soon");
+            Knock::Later
+        }
+    })
+}

@@ -1,0 +1,373 @@
+//! Meetings in a lobby: of communicators that are made from another.
+
+use std::io::{Read, Write};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
+use std::process::{Child, Command};
+use std::sync::atomic::Ordering;
+use std::thread;
+
+use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use windlass_engine::contract::Token;
+use windlass_engine::rendezvous::derived::{self, Invitation, Making, NOBODY, child};
+use windlass_engine::rendezvous::message::FromRank;
+use windlass_engine::rendezvous::ours::Ours;
+use windlass_engine::rendezvous::verdict::{Failure, Reason, Verdict};
+use windlass_engine::rendezvous::{Limits, Outcome, Party, Rendezvous};
+
+use crate::support::{facts, is_fabric, ready};
+
+const PARENT: Token = Token([9; 16]);
+
+fn rendezvous() -> Rendezvous {
+    Rendezvous::start(Limits::default()).unwrap()
+}
+
+/// A split of a parent whose rank 0 is in the host's process.
+struct Split {
+    host: Rendezvous,
+    call: Token,
+}
+
+fn split() -> Split {
+    Split { host: rendezvous(), call: Making::Split { count: 0 }.name(PARENT) }
+}
+
+impl Split {
+    /// The invitation of a rank of the parent.
+    fn invites(&self, rank: u32, color: i32) -> Invitation {
+        Invitation { lobby: self.host.lobby(), call: self.call, child: child(self.call, color), rank }
+    }
+
+    fn attend(&self, from: &Rendezvous, parent_rank: u32, color: i32, rank: u32, ranks: u32) -> Party {
+        from.attend_invited(&self.invites(parent_rank, color), facts(rank, ranks)).unwrap()
+    }
+
+    fn connect(&self) -> UnixStream {
+        UnixStream::connect_addr(&address(self.host.lobby())).unwrap()
+    }
+}
+
+fn address(lobby: Token) -> SocketAddr {
+    let name = derived::address(lobby).unwrap();
+    SocketAddr::from_abstract_name(name.abstract_name().unwrap()).unwrap()
+}
+
+fn joined(party: Party) -> Outcome {
+    party.join(ready).remove(0)
+}
+
+/// A process, as a rank's, with its pidfd.
+fn process() -> (Child, Ours) {
+    let process = Command::new("sleep").arg("600").spawn().unwrap();
+    let pidfd = pidfd_of(process.id());
+    (process, pidfd)
+}
+
+fn pidfd_of(process: u32) -> Ours {
+    let process = Pid::from_raw(process as i32).unwrap();
+    Ours::new(pidfd_open(process, PidfdFlags::empty()).unwrap()).unwrap()
+}
+
+fn kill(mut process: Child) {
+    process.kill().unwrap();
+    process.wait().unwrap();
+}
+
+/// Two colors meet at one host beside each other, whoever comes first, also before the host's own rank; a rank in neither
+/// passes by. The contracts bear births of their own, and those of one color hear each other close.
+#[test]
+fn two_colors_at_once() {
+    let (split, other) = (split(), rendezvous());
+    let parties = vec![
+        split.attend(&other, 4, 7, 1, 2),
+        split.attend(&other, 3, 8, 0, 2),
+        split.attend(&split.host, 1, 7, 0, 2),
+        split.attend(&split.host, 2, 8, 1, 2),
+    ];
+    other.pass_by(&split.invites(0, 0));
+    split.host.await_ranks(split.call, 0b11111, Vec::new());
+    let outcomes: Vec<Outcome> = thread::scope(|scope| {
+        let threads: Vec<_> = parties.into_iter().map(|party| scope.spawn(|| joined(party))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let mut members = outcomes.into_iter().map(|outcome| match outcome {
+        Outcome::Fabric(member) => member,
+        other => panic!("{other:?}"),
+    });
+    let (one, two) = (members.next().unwrap(), members.next().unwrap());
+    let (one_too, two_too) = (members.next().unwrap(), members.next().unwrap());
+    assert_eq!(one.contract, one_too.contract);
+    assert_eq!(two.contract, two_too.contract);
+    assert_eq!(one.contract.birth, derived::birth(child(split.call, 7)));
+    assert_ne!(one.contract.birth, two.contract.birth);
+    // The call is over and forgotten; the meetings go on.
+    drop(one);
+    one_too.await_absent(0b10);
+    drop(two_too);
+    two.await_absent(0b10);
+    assert_eq!(split.host.counts().fabrics.load(Ordering::Relaxed), 2);
+}
+
+/// A rank that declines makes its meeting plain for all who wait and who come later, and no other's.
+#[test]
+fn declined() {
+    let split = split();
+    split.host.await_ranks(split.call, 0b11111, Vec::new());
+    let early = split.attend(&split.host, 0, 1, 0, 3);
+    let others = [split.attend(&split.host, 1, 2, 0, 2), split.attend(&split.host, 2, 2, 1, 2)];
+    rendezvous_declines(&split, 3, Verdict::Plain(Reason::NonBlocking));
+    assert!(matches!(joined(early), Outcome::Plain(Reason::NonBlocking)));
+    let late = split.attend(&split.host, 4, 1, 2, 3);
+    assert!(matches!(joined(late), Outcome::Plain(Reason::NonBlocking)));
+    thread::scope(|scope| {
+        for party in others {
+            scope.spawn(|| assert!(is_fabric(&joined(party))));
+        }
+    });
+}
+
+fn rendezvous_declines(split: &Split, rank: u32, verdict: Verdict) {
+    // Not the host's: what is said must arrive though its sender ends at once.
+    let other = rendezvous();
+    let invitation = split.invites(rank, 1);
+    other.decline(&invitation, verdict);
+    // Behind what was said.
+    drop(other);
+}
+
+/// A rank whose own call failed: its peers fail at once, though a third has not come.
+#[test]
+fn a_call_failed() {
+    let split = split();
+    split.host.await_ranks(split.call, 0b111, Vec::new());
+    let waiting = split.attend(&split.host, 0, 1, 0, 3);
+    rendezvous_declines(&split, 2, Verdict::Failed(Failure::Absent { rank: 2 }));
+    let outcome = joined(waiting);
+    assert!(matches!(outcome, Outcome::Failed(Failure::Absent { rank: 2 })), "{outcome:?}");
+    let late = joined(split.attend(&split.host, 1, 1, 1, 3));
+    assert!(matches!(late, Outcome::Failed(Failure::Absent { rank: 2 })), "{late:?}");
+}
+
+/// A process dies before its rank has come: the meeting that it is missing in fails once nobody else can be the one who
+/// is missing, and a meeting that has only late ranks does not.
+#[test]
+fn dies_before_it_comes() {
+    let split = split();
+    let ((dying, pidfd), (living, alive)) = (process(), process());
+    split.host.await_ranks(split.call, 0b1111, vec![(3, pidfd), (2, alive)]);
+    let misses_the_dead = split.attend(&split.host, 0, 1, 0, 2);
+    let misses_the_late = split.attend(&split.host, 1, 2, 0, 2);
+    kill(dying);
+    let late = split.attend(&split.host, 2, 2, 1, 2);
+    thread::scope(|scope| {
+        let fabric = [misses_the_late, late].map(|party| scope.spawn(|| joined(party)));
+        let outcome = joined(misses_the_dead);
+        assert!(matches!(outcome, Outcome::Failed(Failure::Absent { rank: 3 })), "{outcome:?}");
+        for outcome in fabric {
+            assert!(is_fabric(&outcome.join().unwrap()));
+        }
+    });
+    kill(living);
+}
+
+/// Of a shrink the excluded may be dead before it begins; they are not waited for.
+#[test]
+fn excluded_and_dead() {
+    let host = rendezvous();
+    let call = Making::Shrink { count: 0, excluded: vec![0, 2] }.name(PARENT);
+    let invites = |rank| Invitation { lobby: host.lobby(), call, child: child(call, 0), rank };
+    let (third, pidfd) = process();
+    host.await_ranks(call, 0b1010, vec![(3, pidfd)]);
+    let one = host.attend_invited(&invites(1), facts(0, 2)).unwrap();
+    let other = host.attend_invited(&invites(3), facts(1, 2)).unwrap();
+    thread::scope(|scope| {
+        for party in [one, other] {
+            scope.spawn(|| assert!(is_fabric(&joined(party))));
+        }
+    });
+    kill(third);
+}
+
+/// A rank that leaves after its report, also after its confirmation, fails the others, as at other births.
+#[test]
+fn leaves_after_its_report() {
+    for words in [vec![], FromRank::Confirm.encode()] {
+        let split = split();
+        split.host.await_ranks(split.call, 0b111, Vec::new());
+        let mut leaving = split.connect();
+        let report = FromRank::Report(Box::new(facts(1, 3))).encode();
+        leaving.write_all(&[split.invites(1, 1).greeting(), report].concat()).unwrap();
+        let parties = [split.attend(&split.host, 0, 1, 0, 3), split.attend(&split.host, 2, 1, 2, 3)];
+        // All are there.
+        let mut header = [0; 6];
+        leaving.read_exact(&mut header).unwrap();
+        leaving.write_all(&words).unwrap();
+        drop(leaving);
+        thread::scope(|scope| {
+            for outcome in parties.map(|party| scope.spawn(|| joined(party))) {
+                let outcome = outcome.join().unwrap();
+                assert!(matches!(outcome, Outcome::Failed(Failure::Lost { rank: 1 })), "{outcome:?}");
+            }
+        });
+    }
+}
+
+/// A rank that leaves between its greeting and its report has not come, and will not.
+#[test]
+fn leaves_before_its_report() {
+    let split = split();
+    split.host.await_ranks(split.call, 0b11, Vec::new());
+    let waiting = split.attend(&split.host, 0, 1, 0, 2);
+    split.connect().write_all(&split.invites(1, 1).greeting()).unwrap();
+    let outcome = joined(waiting);
+    assert!(matches!(outcome, Outcome::Failed(Failure::Absent { rank: 1 })), "{outcome:?}");
+}
+
+/// Another thread aborts a rank that waits: it returns, and its peers fail, also those who come later.
+#[test]
+fn aborted() {
+    let split = split();
+    split.host.await_ranks(split.call, 0b111, Vec::new());
+    let (one, two) = (split.attend(&split.host, 0, 1, 0, 3), split.attend(&split.host, 1, 1, 1, 3));
+    let canceller = one.cancellers().remove(0);
+    thread::scope(|scope| {
+        let aborted = scope.spawn(|| joined(one));
+        let peer = scope.spawn(|| joined(two));
+        canceller.abort();
+        assert!(matches!(aborted.join().unwrap(), Outcome::Failed(Failure::Aborted)));
+        let peer = peer.join().unwrap();
+        assert!(matches!(peer, Outcome::Failed(Failure::Lost { .. } | Failure::Absent { .. })), "{peer:?}");
+    });
+    let late = joined(split.attend(&split.host, 2, 1, 2, 3));
+    assert!(matches!(late, Outcome::Failed(Failure::Lost { .. } | Failure::Absent { .. })), "{late:?}");
+}
+
+/// The host ends while ranks wait, or before they come: they fail. Declining to nobody is harmless.
+#[test]
+fn host_is_gone() {
+    let (split, own) = (split(), rendezvous());
+    let waiting = split.attend(&own, 1, 1, 1, 2);
+    let invitation = split.invites(2, 1);
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| joined(waiting));
+        drop(split.host);
+        assert!(matches!(waiting.join().unwrap(), Outcome::Failed(Failure::HostLost)));
+    });
+    own.decline(&invitation, Verdict::Plain(Reason::NonBlocking));
+    let late = own.attend_invited(&invitation, facts(1, 2)).unwrap();
+    assert!(matches!(joined(late), Outcome::Failed(Failure::HostLost)));
+}
+
+/// A lobby whose queue is full is tried again, also by a rank that is aborted meanwhile, until there is room.
+#[test]
+fn full_queue() {
+    let lobby = Token([0x51; 16]);
+    let listener = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
+    let listener = listener.unwrap();
+    net::bind(&listener, &derived::address(lobby).unwrap()).unwrap();
+    net::listen(&listener, 0).unwrap();
+    // How many a queue of none holds is the kernel's to say.
+    let mut queued = Vec::new();
+    loop {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+        match net::connect(&socket, &derived::address(lobby).unwrap()) {
+            Ok(()) => queued.push(socket),
+            Err(error) => break assert_eq!(error, rustix::io::Errno::AGAIN),
+        }
+    }
+    let own = rendezvous();
+    let call = Making::Split { count: 3 }.name(PARENT);
+    let invites = |rank| Invitation { lobby, call, child: child(call, 0), rank };
+    let aborted = own.attend_invited(&invites(1), facts(1, 2)).unwrap();
+    aborted.cancellers()[0].abort();
+    assert!(matches!(joined(aborted), Outcome::Failed(Failure::Aborted)));
+    own.decline(&invites(2), Verdict::Plain(Reason::NonBlocking));
+    queued.iter().for_each(|_| drop(net::accept(&listener).unwrap()));
+    // The word of the one that was aborted comes, too: its host waits for it.
+    let mut missing = vec![invites(1).greeting(), invites(2).greeting()];
+    while !missing.is_empty() {
+        let mut words = Vec::new();
+        UnixStream::from(net::accept(&listener).unwrap()).read_to_end(&mut words).unwrap();
+        missing.retain(|greeting| !words.starts_with(greeting));
+    }
+}
+
+/// A rank that is aborted before its report has gone out: its peers hear that it does not come.
+#[test]
+fn aborted_at_once() {
+    for _ in 0..50 {
+        let (split, own) = (split(), rendezvous());
+        split.host.await_ranks(split.call, 0b11, Vec::new());
+        let waiting = split.attend(&split.host, 0, 1, 0, 2);
+        let aborted = split.attend(&own, 1, 1, 1, 2);
+        aborted.cancellers()[0].abort();
+        assert!(matches!(joined(aborted), Outcome::Failed(Failure::Aborted)));
+        let outcome = joined(waiting);
+        let lost = matches!(outcome, Outcome::Failed(Failure::Lost { .. } | Failure::Absent { rank: 1 }));
+        assert!(lost, "{outcome:?}");
+    }
+}
+
+/// Calls that are never completed are bounded: the oldest are forgotten, but never one in which somebody waits.
+#[test]
+fn too_many_calls() {
+    let host = Rendezvous::start(Limits { calls_max: 4, ..Limits::default() }).unwrap();
+    let split = Split { host, call: Making::Split { count: 0 }.name(PARENT) };
+    let mut waiting = split.connect();
+    let report = FromRank::Report(Box::new(facts(0, 2))).encode();
+    waiting.write_all(&[split.invites(0, 1).greeting(), report].concat()).unwrap();
+    // Whoever comes behind it is heard after it.
+    let mut behind = split.connect();
+    behind.write_all(b"?").unwrap();
+    assert_eq!(behind.read(&mut [0]).unwrap_or(0), 0);
+    split.host.await_ranks(split.call, 0b11, Vec::new());
+    for count in 1..=8 {
+        let call = Making::Split { count }.name(PARENT);
+        split.host.await_ranks(call, 0b11, vec![(1, pidfd_of(std::process::id()))]);
+    }
+    let late = split.attend(&split.host, 1, 1, 1, 2);
+    waiting.read_exact(&mut [0; 6]).unwrap();
+    drop(late);
+    // Four have room, one of them somebody waits in.
+    assert_eq!(split.host.counts().calls_forgotten.load(Ordering::Relaxed), 5);
+}
+
+/// Whoever does not know the secret, or says what makes no sense, is turned away and harms nobody; so with hundreds of the
+/// silent.
+#[test]
+fn strangers() {
+    let split = split();
+    split.host.await_ranks(split.call, 0b11, Vec::new());
+    let waiting = split.attend(&split.host, 0, 1, 0, 2);
+    let good = split.invites(1, 1);
+    let wrong_secret = Invitation { lobby: Token([1; 16]), ..good }.greeting();
+    let no_rank = Invitation { rank: 4711, ..good }.greeting();
+    let report = FromRank::Report(Box::new(facts(1, 2))).encode();
+    for bytes in
+        [&[][..], b"GET / HTTP/1.1\r\n\r\n", &wrong_secret, &no_rank, &good.greeting()[..59], &[0; 5000]]
+    {
+        let mut stranger = split.connect();
+        // It may be closed already.
+        let _ = stranger.write_all(bytes);
+        let _ = stranger.write_all(&report);
+    }
+    let silent: Vec<UnixStream> = (0..300).map(|_| split.connect()).collect();
+    // With another call's name: a meeting of its own, where nobody waits.
+    let elsewhere = Invitation { call: Token([2; 16]), child: Token([3; 16]), ..good };
+    let mut oversized = split.connect();
+    oversized.write_all(&[&elsewhere.greeting()[..], &u32::MAX.to_le_bytes(), &[0; 64]].concat()).unwrap();
+    assert_eq!(oversized.read(&mut [0]).unwrap_or(0), 0);
+    let other = split.attend(&split.host, 1, 1, 1, 2);
+    thread::scope(|scope| {
+        for party in [waiting, other] {
+            scope.spawn(|| assert!(is_fabric(&joined(party))));
+        }
+    });
+    drop(silent);
+    assert!(split.host.counts().turned_away.load(Ordering::Relaxed) >= 4);
+    assert_eq!(split.host.counts().unreadable.load(Ordering::Relaxed), 1);
+    assert_ne!(NOBODY, split.host.lobby());
+}

@@ -1,0 +1,348 @@
+/* Holds: communicators made from others carry collectives and messages: two colors, ranks turned round by keys, ranks
+ * without a color or alone, children of children, several in one group, with configurations, shrunk ones, many after
+ * each other. With the argument `faults`, and where ranks meet at birth: a shrink after a rank has died, also the one
+ * that made the id; a rank that dies or is aborted between NCCL's split and the meeting makes the others' splits fail. */
+#include "../support/collective.h"
+
+#include <pthread.h>
+#include <string.h>
+#include <unistd.h>
+
+static int version;
+
+static void reduces(struct rank* self, ncclComm_t communicator, int rank, int ranks, uint64_t key) {
+  struct transfer transfer = {.which = ALL_REDUCE, .type = ncclInt32, .op = ncclSum, .count = 389, .rank = rank,
+                              .ranks = ranks, .key = key};
+  transfer_prepare(&transfer);
+  transfer_launch(&transfer, communicator, self->stream);
+  wait_for(self->stream);
+  transfer_verify(&transfer, self);
+  transfer_release(&transfer);
+}
+
+/* Every rank sends to the next and receives from the one before, both at once. */
+static void passes_on(struct rank* self, ncclComm_t communicator, int rank, int ranks, uint64_t key) {
+  enum { COUNT = 3001 };
+  int next = (rank + 1) % ranks, before = (rank + ranks - 1) % ranks;
+  static _Thread_local unsigned char sent[COUNT], wanted[COUNT], seen[COUNT];
+  for (int i = 0; i < COUNT; i++) {
+    sent[i] = (unsigned char)(key * 31 + (uint64_t)rank * 7 + (uint64_t)i);
+    wanted[i] = (unsigned char)(key * 31 + (uint64_t)before * 7 + (uint64_t)i);
+  }
+  void *from = device_alloc(COUNT), *to = device_alloc(COUNT);
+  upload(from, sent, COUNT);
+  device_fill(to, 0xa5, COUNT);
+  NCCL(ncclGroupStart());
+  NCCL(ncclSend(from, COUNT, ncclUint8, next, communicator, as_cuda(self->stream)));
+  NCCL(ncclRecv(to, COUNT, ncclUint8, before, communicator, as_cuda(self->stream)));
+  NCCL(ncclGroupEnd());
+  wait_for(self->stream);
+  download(seen, to, COUNT);
+  CHECK(memcmp(seen, wanted, COUNT) == 0);
+  record(self, seen, COUNT);
+  device_free(from);
+  device_free(to);
+}
+
+/* This rank is `rank` of `ranks` there, and it works. */
+static void works(struct rank* self, ncclComm_t communicator, int rank, int ranks, uint64_t key) {
+  int seen_rank = -1, seen_ranks = -1;
+  NCCL(ncclCommUserRank(communicator, &seen_rank));
+  NCCL(ncclCommCount(communicator, &seen_ranks));
+  EQUAL(seen_rank, rank);
+  EQUAL(seen_ranks, ranks);
+  reduces(self, communicator, rank, ranks, key);
+  passes_on(self, communicator, rank, ranks, key);
+}
+
+static int half_of(int rank) { return rank % 2; }
+
+static int of_half(struct rank* self) { return (self->ranks + 1 - half_of(self->rank)) / 2; }
+
+static void two_colors(struct rank* self, ncclComm_t parent) {
+  ncclComm_t child = NULL;
+  NCCL(ncclCommSplit(parent, half_of(self->rank), self->rank, &child, NULL));
+  works(self, child, self->rank / 2, of_half(self), 10);
+  works(self, parent, self->rank, self->ranks, 11);
+  NCCL(ncclCommDestroy(child));
+}
+
+static void turned_round(struct rank* self, ncclComm_t parent) {
+  ncclComm_t child = NULL;
+  NCCL(ncclCommSplit(parent, 5, -self->rank, &child, NULL));
+  works(self, child, self->ranks - 1 - self->rank, self->ranks, 20);
+  NCCL(ncclCommDestroy(child));
+}
+
+/* Rank 1 is in none; the others split once more, turned round, and what comes of that shrinks where it can. */
+static void nested(struct rank* self, ncclComm_t parent) {
+  ncclComm_t child = (ncclComm_t)(uintptr_t)1, grandchild = NULL, last = NULL;
+  NCCL(ncclCommSplit(parent, self->rank == 1 ? NCCL_SPLIT_NOCOLOR : 3, self->rank, &child, NULL));
+  if (self->rank == 1) {
+    CHECK(child == NULL);
+    return;
+  }
+  int ranks = self->ranks - 1, rank = self->rank ? self->rank - 1 : 0;
+  works(self, child, rank, ranks, 30);
+  NCCL(ncclCommSplit(child, 0, -rank, &grandchild, NULL));
+  works(self, grandchild, ranks - 1 - rank, ranks, 31);
+  if (version >= 22703 && ranks >= 3) {
+    int excluded[] = {0};
+    if (ranks - 1 - rank != 0) {
+      NCCL(ncclCommShrink(grandchild, excluded, 1, &last, NULL, NCCL_SHRINK_DEFAULT));
+      works(self, last, ranks - 2 - rank, ranks - 1, 32);
+      NCCL(ncclCommDestroy(last));
+    }
+  }
+  NCCL(ncclCommDestroy(grandchild));
+  NCCL(ncclCommDestroy(child));
+}
+
+static void alone(struct rank* self, ncclComm_t parent) {
+  ncclComm_t child = NULL;
+  NCCL(ncclCommSplit(parent, self->rank, 0, &child, NULL));
+  works(self, child, 0, 1, 40);
+  NCCL(ncclCommDestroy(child));
+  /* Rank 0 alone, the others together. */
+  NCCL(ncclCommSplit(parent, self->rank == 0, 0, &child, NULL));
+  works(self, child, self->rank ? self->rank - 1 : 0, self->rank ? self->ranks - 1 : 1, 41);
+  NCCL(ncclCommDestroy(child));
+}
+
+static void nobody(struct rank* self, ncclComm_t parent) {
+  ncclComm_t child = NULL;
+  NCCL(ncclCommSplit(parent, NCCL_SPLIT_NOCOLOR, self->rank, &child, NULL));
+  CHECK(child == NULL);
+}
+
+/* Of two parents, one of them twice, and a birth from an id, in one group. */
+static void grouped(struct rank* self, ncclComm_t parent) {
+  ncclComm_t other = world(self, 1), halves = NULL, turned = NULL, none = NULL, born = NULL;
+  ncclUniqueId id = share_id(self, 2, self->ranks - 1);
+  NCCL(ncclGroupStart());
+  NCCL(ncclCommSplit(parent, half_of(self->rank), self->rank, &halves, NULL));
+  NCCL(ncclCommSplit(other, 9, -self->rank, &turned, NULL));
+  NCCL(ncclCommSplit(parent, self->rank ? NCCL_SPLIT_NOCOLOR : 1, 0, &none, NULL));
+  NCCL(ncclCommInitRank(&born, self->ranks, id, self->rank));
+  NCCL(ncclGroupEnd());
+  works(self, halves, self->rank / 2, of_half(self), 50);
+  works(self, turned, self->ranks - 1 - self->rank, self->ranks, 51);
+  works(self, born, self->rank, self->ranks, 52);
+  if (self->rank == 0) works(self, none, 0, 1, 53);
+  if (self->rank != 0) CHECK(none == NULL);
+  NCCL(ncclCommDestroy(born));
+  NCCL(ncclCommDestroy(halves));
+  NCCL(ncclCommDestroy(turned));
+  if (none) NCCL(ncclCommDestroy(none));
+  NCCL(ncclCommDestroy(other));
+}
+
+/* With configurations: limits, shared resources as PyTorch asks for them, a child that does not wait. */
+static void configured(struct rank* self, ncclComm_t parent) {
+  ncclComm_t child = NULL;
+  ncclConfig_t configuration = NCCL_CONFIG_INITIALIZER;
+  configuration.blocking = 1;
+  configuration.maxCTAs = 4;
+  configuration.splitShare = 1;
+  NCCL(ncclCommSplit(parent, half_of(self->rank), self->rank, &child, &configuration));
+  works(self, child, self->rank / 2, of_half(self), 60);
+  NCCL(ncclCommDestroy(child));
+  /* NCCL waits as the parent was configured; how the child waits is the child's own. */
+  configuration = (ncclConfig_t)NCCL_CONFIG_INITIALIZER;
+  configuration.blocking = 0;
+  NCCL(ncclCommSplit(parent, 0, self->rank, &child, &configuration));
+  CHECK(child != NULL);
+  NCCL(ncclCommAbort(child));
+}
+
+static void shrink(struct rank* self, ncclComm_t parent) {
+  ncclComm_t smaller = NULL;
+  if (version < 22703) return;
+  for (int excluded = 0; excluded < 2; excluded++) {
+    int list[1] = {excluded};
+    if (self->rank != excluded) {
+      NCCL(ncclCommShrink(parent, list, 1, &smaller, NULL, NCCL_SHRINK_DEFAULT));
+      works(self, smaller, self->rank - (self->rank > excluded), self->ranks - 1, 70 + (uint64_t)excluded);
+      NCCL(ncclCommDestroy(smaller));
+    }
+    meet(self);
+  }
+}
+
+/* The parent goes at once; rank 0's process hosts what is not its own. */
+static void outlives_its_parent(struct rank* self) {
+  ncclComm_t parent = world(self, 3), child = NULL;
+  NCCL(ncclCommSplit(parent, self->rank == 0 ? NCCL_SPLIT_NOCOLOR : 0, 0, &child, NULL));
+  NCCL(ncclCommDestroy(parent));
+  if (self->rank == 0) return;
+  works(self, child, self->rank - 1, self->ranks - 1, 80);
+  NCCL(ncclCommDestroy(child));
+}
+
+/* Late ranks are waited for, and many children leave nothing behind. */
+static void many(struct rank* self, ncclComm_t parent) {
+  for (uint64_t round = 0; round < 24; round++) {
+    ncclComm_t child = NULL;
+    if (round < 4 && self->rank == (int)round % self->ranks) usleep(20000);
+    NCCL(ncclCommSplit(parent, (self->rank + (int)round) % 2, self->rank, &child, NULL));
+    if (round % 4 == 3) {
+      int rank = 0, ranks = 0;
+      for (int other = 0; other < self->ranks; other++) {
+        if ((other + (int)round) % 2 != (self->rank + (int)round) % 2) continue;
+        rank += other < self->rank;
+        ranks++;
+      }
+      works(self, child, rank, ranks, 90 + round);
+    }
+    NCCL(ncclCommDestroy(child));
+  }
+}
+
+static void all(struct rank* self) {
+  NCCL(ncclGetVersion(&version));
+  ncclComm_t parent = world(self, 0);
+  two_colors(self, parent);
+  turned_round(self, parent);
+  nested(self, parent);
+  alone(self, parent);
+  nobody(self, parent);
+  grouped(self, parent);
+  configured(self, parent);
+  shrink(self, parent);
+  many(self, parent);
+  outlives_its_parent(self);
+  works(self, parent, self->rank, self->ranks, 1);
+  NCCL(ncclCommDestroy(parent));
+}
+
+/* All ranks of one process by one thread: splits in one group. */
+static void by_one_thread(int ranks) {
+  ncclComm_t parents[RANKS_MAX], children[RANKS_MAX];
+  struct transfer transfers[RANKS_MAX];
+  CUcontext contexts[RANKS_MAX];
+  CUstream streams[RANKS_MAX];
+  struct rank self = {.ranks = ranks};
+  for (int rank = 0; rank < ranks; rank++) contexts[rank] = use_device(rank);
+  NCCL(ncclCommInitAll(parents, ranks, NULL));
+  NCCL(ncclGroupStart());
+  for (int rank = 0; rank < ranks; rank++) NCCL(ncclCommSplit(parents[rank], 0, -rank, &children[rank], NULL));
+  NCCL(ncclGroupEnd());
+  for (int rank = 0; rank < ranks; rank++) {
+    CUDA(cuCtxSetCurrent(contexts[rank]));
+    streams[rank] = new_stream();
+    transfers[rank] = (struct transfer){.which = ALL_REDUCE, .type = ncclFloat, .op = ncclSum, .count = 1203,
+                                        .rank = ranks - 1 - rank, .ranks = ranks, .key = 95};
+    transfer_prepare(&transfers[rank]);
+  }
+  NCCL(ncclGroupStart());
+  for (int rank = 0; rank < ranks; rank++) transfer_launch(&transfers[rank], children[rank], streams[rank]);
+  NCCL(ncclGroupEnd());
+  for (int rank = 0; rank < ranks; rank++) {
+    CUDA(cuCtxSetCurrent(contexts[rank]));
+    wait_for(streams[rank]);
+    transfer_verify(&transfers[rank], &self);
+    transfer_release(&transfers[rank]);
+    CUDA(cuStreamDestroy_v2(streams[rank]));
+  }
+  for (int rank = 0; rank < ranks; rank++) NCCL(ncclCommDestroy(children[rank]));
+  for (int rank = 0; rank < ranks; rank++) NCCL(ncclCommDestroy(parents[rank]));
+  printf("one-thread digest %016llx\n", (unsigned long long)self.digest);
+}
+
+/* A rank dies; the others shrink without it. It leaves no report, so its calls are not counted. */
+static void shrink_without_the_dead(struct rank* self) {
+  int dead = *(int*)self->argument;
+  ncclComm_t parent = NULL, smaller = NULL;
+  ncclUniqueId id = share_id(self, dead, dead);
+  if (self->rank == dead) {
+    count_calls("ncclGetUniqueId", -1);
+    ncclCommInitRank(&parent, self->ranks, id, self->rank);
+    usleep(100000);
+    _exit(0);
+  }
+  NCCL(ncclCommInitRank(&parent, self->ranks, id, self->rank));
+  usleep(300000);
+  NCCL(ncclCommShrink(parent, &dead, 1, &smaller, NULL, NCCL_SHRINK_ABORT));
+  works(self, smaller, self->rank - (self->rank > dead), self->ranks - 1, 100 + (uint64_t)dead);
+  NCCL(ncclCommDestroy(smaller));
+  NCCL(ncclCommAbort(parent));
+}
+
+static void* die_soon(void* argument) {
+  (void)argument;
+  usleep(300000);
+  _exit(0);
+}
+
+/* One rank splits two communicators in one group, the others the first alone: NCCL has made all of its children when the
+ * one still waits for the second, and so the others wait for it in the meeting. There it dies. */
+static void dies_before_the_meeting(struct rank* self) {
+  int dying = *(int*)self->argument;
+  ncclComm_t first = NULL, second = NULL, child = NULL, other = NULL;
+  ncclUniqueId ids[2] = {share_id(self, 0, 3), share_id(self, 1, 3)};
+  if (self->rank == dying) {
+    pthread_t thread;
+    ncclCommInitRank(&first, self->ranks, ids[0], self->rank);
+    ncclCommInitRank(&second, self->ranks, ids[1], self->rank);
+    if (pthread_create(&thread, NULL, die_soon, NULL)) return;
+    ncclGroupStart();
+    ncclCommSplit(first, 0, 0, &child, NULL);
+    ncclCommSplit(second, 0, 0, &other, NULL);
+    ncclGroupEnd();
+    _exit(1);
+  }
+  NCCL(ncclCommInitRank(&first, self->ranks, ids[0], self->rank));
+  NCCL(ncclCommInitRank(&second, self->ranks, ids[1], self->rank));
+  CODE(ncclCommSplit(first, 0, 0, &child, NULL), ncclRemoteError);
+  CHECK(child == NULL);
+  NCCL(ncclCommAbort(first));
+  NCCL(ncclCommAbort(second));
+}
+
+static void* abort_soon(void* argument) {
+  usleep(300000);
+  NCCL(ncclCommAbort((ncclComm_t)argument));
+  return NULL;
+}
+
+/* As before, but nobody dies: another thread of rank 0 aborts the first communicator. */
+static void parent_is_aborted(struct rank* self) {
+  ncclComm_t first = world(self, 0), second = world(self, 1), child = NULL, other = NULL;
+  if (self->rank == 1) {
+    NCCL(ncclGroupStart());
+    NCCL(ncclCommSplit(first, 0, 0, &child, NULL));
+    NCCL(ncclCommSplit(second, 0, 0, &other, NULL));
+    CODE(ncclGroupEnd(), ncclRemoteError);
+  } else {
+    pthread_t thread;
+    if (self->rank == 0 && pthread_create(&thread, NULL, abort_soon, first)) return;
+    CODE(ncclCommSplit(first, 0, 0, &child, NULL), self->rank == 0 ? ncclInternalError : ncclRemoteError);
+    if (self->rank == 0) pthread_join(thread, NULL);
+    NCCL(ncclCommSplit(second, 0, 0, &other, NULL));
+  }
+  CHECK(child == NULL);
+  works(self, other, self->rank, self->ranks, 110);
+  works(self, second, self->rank, self->ranks, 111);
+  if (self->rank != 0) NCCL(ncclCommDestroy(first));
+  NCCL(ncclCommDestroy(other));
+  NCCL(ncclCommDestroy(second));
+}
+
+int main(int count, char** words) {
+  begin("splits", 100);
+  int ranks = rank_count(4);
+  if (count > 1 && strcmp(words[1], "faults") == 0) {
+    if (ranks < 4) skip("needs four ranks");
+    int first = 0, second = 2;
+    run_ranks("parent aborted", PROCESSES, ranks, parent_is_aborted, NULL);
+    run_ranks("dies", PROCESSES, ranks, dies_before_the_meeting, &second);
+    run_ranks("host dies", PROCESSES, ranks, dies_before_the_meeting, &first);
+    run_ranks("shrinks", PROCESSES, ranks, shrink_without_the_dead, &second);
+    run_ranks("shrinks without its host", PROCESSES, ranks, shrink_without_the_dead, &first);
+    return finish();
+  }
+  run_ranks("processes", PROCESSES, ranks, all, NULL);
+  run_ranks("threads", THREADS, ranks, all, NULL);
+  by_one_thread(ranks);
+  return finish();
+}
