@@ -668,6 +668,7 @@ constexpr Wire wires[] = {{WINDLASS_GROWTH_LINES, true}, {WINDLASS_GROWTH_BULK, 
 void grow_while_stalled() {
   for (const Wire& wire : wires)
     for (uint32_t times : {2, 8}) {
+      if (HOST_TSAN && times > 2) continue;
       const Options o = wire.options();
       World world(o);
       const uint32_t slots = times * world.first_slots(wire.wire);

@@ -379,7 +379,12 @@ mod tests {
         let calls: Vec<Call> = (1..8)
             .flat_map(|p| [call(1 << 20, p, Direction::Send), call(32 << 20, p, Direction::Receive)])
             .collect();
-        for blocks_max in 1..40 {
+        // A job has 48 bytes, since rings grow, and was 32: a geometry for 32 blocks no longer fits one block with this group.
+        let one = Limits { blocks_max: 1, ..LIMITS };
+        let refused =
+            arrange(&calls, &[Peer::default(); 8], &GEOMETRY, &one, &mut Launch::default(), &mut Vec::new());
+        assert_eq!(refused, Err(Refusal::TooManyLanes));
+        for blocks_max in 2..40 {
             let (shape, launch) = arranged(&calls, &Limits { blocks_max, ..LIMITS });
             assert!(shape.blocks <= blocks_max && shape.blocks % shape.cluster == 0, "{shape:?}");
             assert!(shape.threads <= 576);
