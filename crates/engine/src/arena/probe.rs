@@ -8,7 +8,7 @@ use crate::gpu::Address;
 use crate::gpu::stream::{Event, Ordering};
 
 /// A device that does nothing of ours for so long will not.
-const AT_MOST: Duration = Duration::from_secs(10);
+const AT_MOST: Duration = Duration::from_secs(300);
 const LOOK_EVERY: Duration = Duration::from_micros(50);
 
 impl Arena {

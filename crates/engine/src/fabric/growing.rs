@@ -2,10 +2,11 @@
 //! and answers with it; the sender maps it and tells its kernels. On the watch thread of both; calls and kernels go on. Each
 //! ring grows once. What cannot be lent or mapped leaves the ring as it is, and is not asked for again.
 
+use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::arena::{self, LeaseId, Member, Peer, PeerArena, PeerSlice, Place, Slice};
 use crate::contract::bytes::{Reader, Writer};
@@ -16,14 +17,20 @@ use crate::rendezvous::asking::Answer;
 use super::Fabric;
 use super::preparing::process_number;
 
-/// Zeroing 128 MiB takes well under a millisecond.
-const ZEROED_WITHIN: Duration = Duration::from_secs(10);
+/// Zeroing 128 MiB takes well under a millisecond, once the device comes to it.
+const ZEROED_WITHIN: Duration = Duration::from_secs(300);
+/// A receiver that comes within this time is only late: its pair needs no larger ring.
+const LATE: Duration = Duration::from_millis(250);
+/// A kernel that is still without room says so again after some 20 ms.
+const AGAIN_WITHIN: Duration = Duration::from_millis(80);
 
 /// What rings grew into.
 #[derive(Debug, Default)]
 pub(super) struct Growing {
     /// Pairs whose ring was asked for, a bit for each peer: lines, then chunks.
     asked: [AtomicU64; 2],
+    /// When a kernel said first and last that it is without room, by wire and peer. The watch thread's alone.
+    stalled: Mutex<BTreeMap<(usize, u32), (Instant, Instant)>>,
     /// Held for a push, and taken when the fabric ends.
     grown: Mutex<Grown>,
 }
@@ -88,10 +95,11 @@ impl Fabric {
         let Some(mailbox) = &self.mailbox else { return Vec::new() };
         let (stalled, early) = (mailbox.wants_growth(), mailbox.asks_early());
         let mut questions = Vec::new();
-        for (wire, wanted) in
-            [(Wire::Lines, stalled.lines | early.lines), (Wire::Bulk, stalled.bulk | early.bulk)]
+        for (wire, stalled, early) in
+            [(Wire::Lines, stalled.lines, early.lines), (Wire::Bulk, stalled.bulk, early.bulk)]
         {
             let asked = &self.growing.asked[index(wire)];
+            let wanted = early | self.without_room_for_long(wire, stalled & !asked.load(Ordering::Relaxed));
             let new = wanted & !asked.load(Ordering::Relaxed);
             if new == 0 {
                 continue;
@@ -102,6 +110,27 @@ impl Fabric {
             questions.extend(peers.map(question));
         }
         questions
+    }
+
+    /// Of the peers for whom the kernel says that it has no room, those for whom it has been saying so for long: it says it
+    /// again and again while it is stalled, and what it said is forgotten in between.
+    fn without_room_for_long(&self, wire: Wire, stalled: u64) -> u64 {
+        let mut seen = self.growing.stalled.lock().unwrap_or_else(PoisonError::into_inner);
+        if stalled == 0 && seen.is_empty() {
+            return 0;
+        }
+        let now = Instant::now();
+        seen.retain(|(of, _), (_, last)| *of != index(wire) || last.elapsed() < AGAIN_WITHIN);
+        let mut long = 0;
+        for peer in (0..self.contract.members.len() as u32).filter(|peer| stalled & (1 << peer) != 0) {
+            let (first, last) = seen.entry((index(wire), peer)).or_insert((now, now));
+            *last = now;
+            if first.elapsed() >= LATE {
+                long |= 1 << peer;
+            }
+        }
+        self.mailbox.iter().for_each(|mailbox| mailbox.forget_wishes(wire, stalled & !long));
+        long
     }
 
     /// As the receiver: lends the ring and tells this rank's kernels.

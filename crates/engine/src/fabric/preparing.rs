@@ -31,7 +31,7 @@ pub(super) fn scratch(slice: &Slice) -> [u64; 2] {
 }
 
 /// Filling some MiB takes microseconds; a device that does not come to it in so long will not.
-const ZEROED_WITHIN: Duration = Duration::from_secs(10);
+const ZEROED_WITHIN: Duration = Duration::from_secs(300);
 
 /// What a rank has prepared.
 #[derive(Debug)]

@@ -39,6 +39,11 @@ impl Mailbox {
         }
     }
 
+    /// Forgets what the kernel said of these peers; while it is stalled it says it again.
+    pub fn forget_wishes(&self, wire: Wire, peers: u64) {
+        self.lent.kit().into_iter().for_each(|kit| kit.host.forget_wishes(wire, peers));
+    }
+
     /// The peers to whom a group sent messages by chunks, over a ring that has not grown: it works, but slowly. Known when
     /// the group is issued.
     pub fn asks_early(&self) -> Wants {
