@@ -85,13 +85,13 @@ endfunction()
 
 set(PROGRAMS strings arguments collectives sendrecv groups lifecycle threads nonblocking premulsum registration graphs
              forked random_calls births patterns pairs absorbed graphs_p2p random_p2p splits)
-# Sends and receives of one fabric: on mailboxes, too. What `absorbed` holds waits for rings that grow.
-set(MESSAGING sendrecv patterns pairs graphs_p2p random_p2p)
+# Sends and receives of one fabric: on mailboxes, too.
+set(MESSAGING sendrecv patterns pairs absorbed graphs_p2p random_p2p)
 foreach(program IN LISTS PROGRAMS)
   add_executable(${program} programs/${program}.c)
   target_link_libraries(${program} PRIVATE harness)
   set(seconds 120)
-  if(program STREQUAL "collectives" OR program STREQUAL "absorbed" OR program IN_LIST MESSAGING)
+  if(program STREQUAL "collectives" OR program IN_LIST MESSAGING)
     set(seconds 300)
   endif()
   if(SIM_DIR)

@@ -304,7 +304,8 @@ struct Warp {
     if (++idle < 8)
       sched_yield();
     else
-      std::this_thread::sleep_for(std::chrono::microseconds(HOST_TSAN ? 300 : 30));
+      // Longer the longer it waits: hundreds of warps that wait for a peer else leave nobody the time to help them.
+      std::this_thread::sleep_for(std::chrono::microseconds((HOST_TSAN ? 300 : 30) * (idle < 64 ? 1 : idle < 512 ? 4 : 32)));
   }
   HOST_QUIET void moved() { idle = 0; }
   HOST_QUIET void part() { together[lane] = false; }
