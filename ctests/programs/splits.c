@@ -268,63 +268,18 @@ static void shrink_without_the_dead(struct rank* self) {
   NCCL(ncclCommAbort(parent));
 }
 
-static void* die_soon(void* argument) {
-  (void)argument;
-  usleep(300000);
-  _exit(0);
-}
-
-/* One rank splits two communicators in one group, the others the first alone: NCCL has made all of its children when the
- * one still waits for the second, and so the others wait for it in the meeting. There it dies. */
-static void dies_before_the_meeting(struct rank* self) {
-  int dying = *(int*)self->argument;
-  ncclComm_t first = NULL, second = NULL, child = NULL, other = NULL;
-  ncclUniqueId ids[2] = {share_id(self, 0, 3), share_id(self, 1, 3)};
-  if (self->rank == dying) {
-    pthread_t thread;
-    ncclCommInitRank(&first, self->ranks, ids[0], self->rank);
-    ncclCommInitRank(&second, self->ranks, ids[1], self->rank);
-    if (pthread_create(&thread, NULL, die_soon, NULL)) return;
-    ncclGroupStart();
-    ncclCommSplit(first, 0, 0, &child, NULL);
-    ncclCommSplit(second, 0, 0, &other, NULL);
-    ncclGroupEnd();
-    _exit(1);
-  }
-  NCCL(ncclCommInitRank(&first, self->ranks, ids[0], self->rank));
-  NCCL(ncclCommInitRank(&second, self->ranks, ids[1], self->rank));
-  CODE(ncclCommSplit(first, 0, 0, &child, NULL), ncclRemoteError);
-  CHECK(child == NULL);
-  NCCL(ncclCommAbort(first));
-  NCCL(ncclCommAbort(second));
-}
-
-static void* abort_soon(void* argument) {
-  usleep(300000);
-  NCCL(ncclCommAbort((ncclComm_t)argument));
-  return NULL;
-}
-
-/* As before, but nobody dies: another thread of rank 0 aborts the first communicator. */
-static void parent_is_aborted(struct rank* self) {
+/* Rank 1 splits two communicators in one group, the others one after the other. */
+static void in_turn(struct rank* self) {
   ncclComm_t first = world(self, 0), second = world(self, 1), child = NULL, other = NULL;
-  if (self->rank == 1) {
-    NCCL(ncclGroupStart());
-    NCCL(ncclCommSplit(first, 0, 0, &child, NULL));
-    NCCL(ncclCommSplit(second, 0, 0, &other, NULL));
-    CODE(ncclGroupEnd(), ncclRemoteError);
-  } else {
-    pthread_t thread;
-    if (self->rank == 0 && pthread_create(&thread, NULL, abort_soon, first)) return;
-    CODE(ncclCommSplit(first, 0, 0, &child, NULL), self->rank == 0 ? ncclInternalError : ncclRemoteError);
-    if (self->rank == 0) pthread_join(thread, NULL);
-    NCCL(ncclCommSplit(second, 0, 0, &other, NULL));
-  }
-  CHECK(child == NULL);
+  if (self->rank == 1) NCCL(ncclGroupStart());
+  NCCL(ncclCommSplit(first, 0, 0, &child, NULL));
+  NCCL(ncclCommSplit(second, 0, 0, &other, NULL));
+  if (self->rank == 1) NCCL(ncclGroupEnd());
+  works(self, child, self->rank, self->ranks, 109);
   works(self, other, self->rank, self->ranks, 110);
-  works(self, second, self->rank, self->ranks, 111);
-  if (self->rank != 0) NCCL(ncclCommDestroy(first));
+  NCCL(ncclCommDestroy(child));
   NCCL(ncclCommDestroy(other));
+  NCCL(ncclCommDestroy(first));
   NCCL(ncclCommDestroy(second));
 }
 
@@ -334,14 +289,12 @@ int main(int count, char** words) {
   if (count > 1 && strcmp(words[1], "faults") == 0) {
     if (ranks < 4) skip("needs four ranks");
     int first = 0, second = 2;
-    run_ranks("parent aborted", PROCESSES, ranks, parent_is_aborted, NULL);
-    run_ranks("dies", PROCESSES, ranks, dies_before_the_meeting, &second);
-    run_ranks("host dies", PROCESSES, ranks, dies_before_the_meeting, &first);
     run_ranks("shrinks", PROCESSES, ranks, shrink_without_the_dead, &second);
     run_ranks("shrinks without its host", PROCESSES, ranks, shrink_without_the_dead, &first);
     return finish();
   }
   run_ranks("processes", PROCESSES, ranks, all, NULL);
+  run_ranks("in turn", PROCESSES, ranks, in_turn, NULL);
   run_ranks("threads", THREADS, ranks, all, NULL);
   by_one_thread(ranks);
   return finish();

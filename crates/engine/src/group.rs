@@ -59,6 +59,8 @@ pub struct Held {
 pub enum Awaited {
     /// A handle that NCCL writes then.
     Handle(Handle),
+    /// One of a communicator whose ranks do not meet.
+    Grouped(Handle),
     /// A communicator whose ranks are to meet.
     Wished(ncclComm_t, Box<Wish>),
     /// A communicator made from another, whose handle NCCL writes then.

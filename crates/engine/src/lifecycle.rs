@@ -206,10 +206,15 @@ fn tell(ended: Ended, result: ncclResult_t) -> ncclResult_t {
     let (awaited, met) = derived::after_group(ended.awaited, result);
     if result == ncclSuccess {
         for waited in awaited {
-            if let Awaited::Handle(handle) = waited
-                && let Some((_, communicator)) = note(handle, UNKNOWN)
+            let (handle, reason) = match waited {
+                Awaited::Handle(handle) => (handle, fabric::derived()),
+                Awaited::Grouped(handle) => (handle, fabric::grouped()),
+                _ => continue,
+            };
+            if let Some((_, communicator)) = note(handle, UNKNOWN)
+                && fabric::is_on()
             {
-                unasked(communicator);
+                fabric::tell(communicator.counters(), &Fate::Plain(reason));
             }
         }
     }

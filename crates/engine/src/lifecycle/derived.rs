@@ -129,7 +129,7 @@ pub fn before_group(awaited: Vec<Awaited>) -> Vec<Awaited> {
     let plain = |waited| match waited {
         Awaited::Derived(handle, _, derivation) => {
             derivation.refuse(fabric::grouped());
-            Awaited::Handle(handle)
+            Awaited::Grouped(handle)
         }
         other => other,
     };
