@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use windlass_kernels::growth;
 use windlass_kernels::launch::Geometry;
 
 use crate::arena::Holds;
@@ -58,7 +59,9 @@ pub(super) fn blocks_max(ctas_max: u32) -> u32 {
 /// The shape of all rings, from what all ranks agreed on.
 pub(super) fn geometry(contract: &Contract, rank: u32) -> Geometry {
     let blocks = if contract.ctas_max == 0 { BLOCKS_MAX } else { contract.ctas_max.min(BLOCKS_MAX) };
-    Geometry::recommended(blocks, rank)
+    let geometry = Geometry::recommended(blocks, rank);
+    let ranks = contract.members.len() as u32;
+    Geometry { bulk_from_bytes: growth::bulk_from_bytes(ranks, &geometry), ..geometry }
 }
 
 /// Lets go of what no communicator uses: when the process ends.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use crate::arena::{self, LeaseId, Member, Peer, PeerArena, PeerSlice, Place, Slice};
 use crate::contract::bytes::{Reader, Writer};
 use crate::contract::{self, Token};
-use crate::mailbox::{Mailbox, Wire};
+use crate::mailbox::{Direction, Mailbox, Wire};
 use crate::rendezvous::asking::Answer;
 
 use super::Fabric;
@@ -21,19 +21,20 @@ use super::preparing::process_number;
 const ZEROED_WITHIN: Duration = Duration::from_secs(300);
 /// A receiver that comes within this time is only late: its pair needs no larger ring.
 const LATE: Duration = Duration::from_millis(250);
-/// A kernel that is still without room says so again after some 20 ms.
-const AGAIN_WITHIN: Duration = Duration::from_millis(80);
 
 /// What rings grew into.
 #[derive(Debug, Default)]
 pub(super) struct Growing {
     /// Pairs whose ring was asked for, a bit for each peer: lines, then chunks.
     asked: [AtomicU64; 2],
-    /// When a kernel said first and last that it is without room, by wire and peer. The watch thread's alone.
-    stalled: Mutex<BTreeMap<(usize, u32), (Instant, Instant)>>,
+    /// When a kernel said that it is without room, by wire and peer. The watch thread's alone.
+    stalled: Mutex<BTreeMap<(usize, u32), Stall>>,
     /// Held for a push, and taken when the fabric ends.
     grown: Mutex<Grown>,
 }
+
+/// Since when, and how far all was then: units and chunks.
+type Stall = (Instant, (u64, u64));
 
 #[derive(Debug, Default)]
 struct Grown {
@@ -112,24 +113,30 @@ impl Fabric {
         questions
     }
 
-    /// Of the peers for whom the kernel says that it has no room, those for whom it has been saying so for long: it says it
-    /// again and again while it is stalled, and what it said is forgotten in between.
+    /// Of the peers for whom the kernel says that it has no room, those to whom nothing has moved for long.
     fn without_room_for_long(&self, wire: Wire, stalled: u64) -> u64 {
         let mut seen = self.growing.stalled.lock().unwrap_or_else(PoisonError::into_inner);
-        if stalled == 0 && seen.is_empty() {
+        let (Some(mailbox), true) = (&self.mailbox, stalled != 0) else { return 0 };
+        let is_due = |peer: &u32| {
+            let at = seen.get(&(index(wire), *peer));
+            stalled & (1 << peer) != 0 && at.is_none_or(|(since, _)| since.elapsed() >= LATE)
+        };
+        let due: Vec<u32> = (0..self.contract.members.len() as u32).filter(is_due).collect();
+        if due.is_empty() {
             return 0;
         }
-        let now = Instant::now();
-        seen.retain(|(of, _), (_, last)| *of != index(wire) || last.elapsed() < AGAIN_WITHIN);
+        let Ok(progress) = mailbox.progress() else { return 0 };
         let mut long = 0;
-        for peer in (0..self.contract.members.len() as u32).filter(|peer| stalled & (1 << peer) != 0) {
-            let (first, last) = seen.entry((index(wire), peer)).or_insert((now, now));
-            *last = now;
-            if first.elapsed() >= LATE {
-                long |= 1 << peer;
+        for peer in due {
+            let sent = progress.iter().find(|one| one.peer == peer && one.direction == Direction::Send);
+            let moved = sent.map_or((0, 0), |one| (one.units, one.chunks));
+            match seen.remove(&(index(wire), peer)) {
+                Some((_, before)) if before == moved => long |= 1 << peer,
+                // It was only late. The kernel says so again if it is still stalled.
+                Some(_) => mailbox.forget_wishes(wire, 1 << peer),
+                None => drop(seen.insert((index(wire), peer), (Instant::now(), moved))),
             }
         }
-        self.mailbox.iter().for_each(|mailbox| mailbox.forget_wishes(wire, stalled & !long));
         long
     }
 
