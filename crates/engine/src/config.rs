@@ -64,7 +64,7 @@ pub const OPTIONS: &[Description] = &[
         name: "WINDLASS_FABRIC",
         values: "on, off",
         default: "off",
-        about: "Whether the ranks of a new communicator meet, agree and map each other's memory when it is made. Every call is still NCCL's.",
+        about: "Whether the ranks of a new communicator within one host meet, agree and map each other's memory when it is made. Its sends, receives, all-to-alls, gathers and scatters then run over that memory, without connections of NCCL.",
     },
     Description {
         name: "WINDLASS_MEETINGS_MAX",

@@ -279,8 +279,19 @@ impl Mailbox {
             false => None,
         };
         work.order.before(driver, kit, lane)?;
+        // Small copies cost less than a fork; and a stream that is forked into a capture stays there till that ends.
+        let long = copies.clone().any(|(_, _, bytes)| bytes >= COPY_ASIDE_BYTES);
+        let aside = long && shape.blocks > 0 && lane.capture().is_none();
+        let copying = if aside { kit.aside.handle } else { stream };
+        if aside {
+            kit.joined.record(stream, Inside)?;
+            driver.wait(copying, &kit.joined, Inside)?;
+        }
         for (to, from, bytes) in copies {
-            self.supply.calls.copy(driver, to, from, bytes, stream)?;
+            self.supply.calls.copy(driver, to, from, bytes, copying)?;
+        }
+        if aside {
+            kit.aside_done.record(copying, Inside)?;
         }
         if let Some(run) = list {
             kit.host.copy_list(run.offset(), &work.listed, self.list, stream)?;
@@ -296,6 +307,9 @@ impl Mailbox {
             work.launch.report = self.report;
             let shape = self.shape(&shape);
             calls::launch(driver, self.supply.function, stream, &shape, &mut work.launch)?;
+        }
+        if aside {
+            driver.wait(stream, &kit.aside_done, Inside)?;
         }
         work.order.after(kit, lane)?;
         if !others.is_empty() {
@@ -443,6 +457,9 @@ impl Mailbox {
         self.work.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+/// From so many bytes on a rank's message to itself is copied beside the kernel.
+const COPY_ASIDE_BYTES: u64 = 1 << 20;
 
 /// Refuses at birth what could not be arranged later: all mailboxes at once, both wires, both ways.
 fn try_largest_group(peers: &[Peer], geometry: &Geometry, limits: &Limits) -> Result<(), Refusal> {

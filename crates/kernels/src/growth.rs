@@ -12,15 +12,9 @@ pub enum Wire {
 
 /// Messages of any size that NCCL takes before the receiver comes.
 const MESSAGES: u64 = 8;
-/// Through a smaller ring chunks are slow; through one that is larger than the device's cache, too (64 MiB, both ways at once
-/// on H200: a fifth slower). It need not take what NCCL takes: longer messages than that go by chunks only
-/// ([`bulk_from_bytes`]), and of such a message NCCL takes but a part.
+/// Through a smaller ring chunks are slow. It need not take what NCCL takes: of messages that are longer than that NCCL takes
+/// but a part, too.
 const BULK_RING_BYTES: u64 = 16 << 20;
-
-/// From how many bytes on messages go by chunks, in a communicator of so many ranks.
-pub fn bulk_from_bytes(ranks: u32, geometry: &Geometry) -> u64 {
-    geometry.bulk_from_bytes.max(absorbed_bytes(ranks))
-}
 
 /// Bytes that NCCL takes before the receiver comes, in a communicator of so many ranks within a host.
 pub fn absorbed_bytes(ranks: u32) -> u64 {
@@ -96,7 +90,6 @@ mod tests {
                 let slots = growth(ranks, Wire::Bulk, &geometry);
                 let bytes = ring_bytes(Wire::Bulk, &geometry, slots);
                 assert!((16 << 20..32 << 20).contains(&bytes), "{bytes}");
-                assert!(bulk_from_bytes(ranks, &geometry) >= absorbed);
                 for wire in [Wire::Lines, Wire::Bulk] {
                     assert!(ring_word(1 << 40, wire, &geometry, growth(ranks, wire, &geometry)).is_some());
                 }

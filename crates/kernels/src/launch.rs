@@ -72,6 +72,17 @@ impl Geometry {
         }
     }
 
+    /// The same with lines for messages of every size; a bulk ring is there only in name.
+    pub fn of_lines(blocks_max: u32, rank: u32) -> Geometry {
+        Geometry {
+            bulk_from_bytes: 1 << 62,
+            bulk_lanes: 1,
+            bulk_slots: 1,
+            bulk_chunk_bytes: 128,
+            ..Geometry::recommended(blocks_max, rank)
+        }
+    }
+
     /// Bytes of the line ring of one directed pair, in the receiver's arena.
     pub fn line_ring_bytes(&self) -> u64 {
         u64::from(self.line_lanes) * u64::from(self.line_slots) * u64::from(UNIT_SLOT_BYTES)

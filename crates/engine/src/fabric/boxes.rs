@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use windlass_kernels::growth;
 use windlass_kernels::launch::Geometry;
 
 use crate::arena::Holds;
@@ -56,12 +55,11 @@ pub(super) fn blocks_max(ctas_max: u32) -> u32 {
     limits.into_iter().filter(|limit| *limit > 0).fold(BLOCKS_MAX, u32::min)
 }
 
-/// The shape of all rings, from what all ranks agreed on.
+/// The shape of all rings, from what all ranks agreed on. Lines carry messages of every size: since rings grow, chunks are
+/// slower than NCCL where both directions are busy (docs/fabric.md).
 pub(super) fn geometry(contract: &Contract, rank: u32) -> Geometry {
     let blocks = if contract.ctas_max == 0 { BLOCKS_MAX } else { contract.ctas_max.min(BLOCKS_MAX) };
-    let geometry = Geometry::recommended(blocks, rank);
-    let ranks = contract.members.len() as u32;
-    Geometry { bulk_from_bytes: growth::bulk_from_bytes(ranks, &geometry), ..geometry }
+    Geometry::of_lines(blocks, rank)
 }
 
 /// Lets go of what no communicator uses: when the process ends.
