@@ -124,6 +124,16 @@ if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
   endforeach()
 endif()
 
+# Plain runs would wait for the dead.
+add_executable(faults programs/faults.c)
+target_link_libraries(faults PRIVATE harness)
+if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
+  add_test(NAME sim.faults.mailbox COMMAND ${RUN} --out "${RUNS}/sim.faults.mailbox" --nccl "${SIM_DIR}/libnccl.so.2"
+           --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes --served mailbox
+           --set WINDLASS_STUCK_AFTER=2 -- $<TARGET_FILE:faults>)
+  set_tests_properties(sim.faults.mailbox PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
+endif()
+
 if(WINDLASS_LIBRARY_DIR)
   foreach(program IN LISTS MESSAGING)
     if(SIM_DIR)

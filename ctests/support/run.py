@@ -43,6 +43,7 @@ def read_options():
     arguments.add_argument("--windlass", type=pathlib.Path, help="folder with Windlass as libnccl.so.2")
     arguments.add_argument("--fabric", metavar="REASONS", help="with WINDLASS_FABRIC=on, and what reports must say then")
     arguments.add_argument("--served", metavar="PATH", help="a path on which some calls must have run")
+    arguments.add_argument("--set", metavar="NAME=VALUE", action="append", default=[], help="a variable of ours")
     arguments.add_argument("--cuda", type=pathlib.Path, help="folder with the stand-in libcuda.so.1")
     arguments.add_argument("--gpu", action="store_true", help="on real GPUs")
     arguments.add_argument("command", nargs="+")
@@ -70,6 +71,7 @@ def environment(options):
     if options.fabric:
         kept["WINDLASS_FABRIC"] = "on"
         kept["WINDLASS_SIM_STRICT"] = "1"
+    kept.update(pair.split("=", 1) for pair in options.set)
     return kept
 
 

@@ -10,6 +10,7 @@ mod boxes;
 mod closing;
 mod derived;
 mod growing;
+mod leaving;
 mod line;
 mod preparing;
 mod stuck;
@@ -42,6 +43,7 @@ use closing::{Closing, Life, Word};
 pub use derived::{Configured, Derivation, Deriving, Newborn, Wanted};
 use derived::{Line, Wait};
 use growing::Growing;
+use leaving::Leaving;
 use preparing::Prepared;
 pub use wish::Wish;
 
@@ -180,14 +182,14 @@ fn answer(result: Result<(), crate::mailbox::Refusal>) -> ncclResult_t {
 impl Drop for Fabric {
     fn drop(&mut self) {
         self.line.end();
-        self.mailbox = None;
-        self.peers.clear();
-        let leases = self.growing.end();
-        if let Some((slice, mut closing)) = self.own.take() {
-            drop(slice);
-            closing.also(leases);
-            closing.begin();
-        }
+        let leaving = Leaving {
+            mailbox: self.mailbox.take(),
+            peers: std::mem::take(&mut self.peers),
+            growing: std::mem::take(&mut self.growing),
+            own: self.own.take(),
+        };
+        leaving.begin();
+        watch::wake();
     }
 }
 

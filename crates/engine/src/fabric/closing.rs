@@ -12,7 +12,7 @@ use crate::rendezvous::{self, Membership};
 use crate::{guard, process};
 
 use super::line::Line;
-use super::{boxes, watch};
+use super::{boxes, leaving, watch};
 
 /// Giving memory back takes milliseconds.
 const EXIT_WITHIN: Duration = Duration::from_secs(2);
@@ -199,6 +199,8 @@ extern "C" fn at_exit() {
 
 fn give_back() {
     watch::end();
+    leaving::look();
+    leaving::forget();
     let _alone = SETTLING.lock().unwrap_or_else(PoisonError::into_inner);
     EXITING.store(true, Ordering::Relaxed);
     let left = std::mem::take(&mut *closed());

@@ -22,7 +22,7 @@ use crate::rendezvous::thread;
 use super::closing::Life;
 use super::growing::Question;
 use super::stuck::Watched;
-use super::{Fabric, settle};
+use super::{Fabric, leaving, settle};
 
 /// How often it looks while sends and receives are issued, and for how long after the last.
 const BUSY_TICK: Duration = Duration::from_millis(5);
@@ -56,6 +56,11 @@ pub(super) fn begin(fabric: &Arc<Fabric>) {
     }
 }
 
+/// Something is there to look at.
+pub(super) fn wake() {
+    WATCH.get().into_iter().for_each(|watch| watch.wake.raise());
+}
+
 /// The process ends: the thread lets go of all that it holds.
 pub(super) fn end() {
     let Some(watch) = WATCH.get() else { return };
@@ -85,6 +90,7 @@ impl Watch {
             next: 0,
             busy: Busy::default(),
             dead: BTreeSet::new(),
+            leaving: false,
         };
         let thread = thread::spawn("windlass-watch", move || round.run())?;
         *watch.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
@@ -119,6 +125,8 @@ struct Round {
     busy: Busy,
     /// Processes of peers that have ended.
     dead: BTreeSet<u64>,
+    /// Whether kernels of fabrics that have ended have not left yet.
+    leaving: bool,
 }
 
 /// Whether sends and receives are being issued.
@@ -133,15 +141,17 @@ impl Round {
         let mut stuck: BTreeMap<(Token, u32), Watched> = BTreeMap::new();
         while !self.watch.ending.load(Ordering::Acquire) {
             let lives = self.lives();
-            if self.wait(&lives).is_err() {
+            let Ok(ended) = self.wait(&lives) else {
                 log::error!(
-                    "the watch thread cannot wait: rings do not grow, and nobody ends a wait for the dead"
+                    "the watch thread cannot wait: rings stay as they are, and so do waits for the dead"
                 );
                 return;
-            }
+            };
+            self.dead.extend(ended);
             drop(lives);
             // What panics leaves a fabric as it was.
             guard::or_else(|| (), || self.look(&mut stuck));
+            self.leaving = guard::or_else(|| false, leaving::look);
             settle();
         }
     }
@@ -165,8 +175,9 @@ impl Round {
         polled.push(PollFd::new(&self.watch.wake, PollFlags::IN));
         let ends = lives.iter().filter_map(|life| life.ends.as_ref());
         polled.extend(ends.map(|ends| PollFd::new(ends, PollFlags::IN)));
-        let tick = if self.busy.since.is_some() || self.desk.knocks() { BUSY_TICK } else { IDLE_TICK };
-        let idle = self.watch.alive().is_empty();
+        let busy = self.busy.since.is_some() || self.desk.knocks() || self.leaving;
+        let tick = if busy { BUSY_TICK } else { IDLE_TICK };
+        let idle = self.watch.alive().is_empty() && !self.leaving;
         let tick = Timespec { tv_sec: 0, tv_nsec: tick.as_nanos() as i64 };
         match poll(&mut polled, if idle { None } else { Some(&tick) }) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}

@@ -1,0 +1,67 @@
+//! What a rank had of a fabric whose kernels have not left yet: an abort does not wait for them, and they may stand in a
+//! stream behind other work. Peers' memory stays mapped and ours lent until they have.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::arena::{PeerSlice, Slice};
+use crate::mailbox::Mailbox;
+
+use super::closing::Closing;
+use super::growing::Growing;
+
+/// Dropped in this order.
+#[derive(Debug)]
+pub(super) struct Leaving {
+    pub mailbox: Option<Mailbox>,
+    pub peers: Vec<Option<PeerSlice>>,
+    pub growing: Growing,
+    pub own: Option<(Slice, Closing)>,
+}
+
+/// Held across queries of events.
+static LEAVING: Mutex<Vec<Leaving>> = Mutex::new(Vec::new());
+
+impl Leaving {
+    /// Closes this rank, now or when its kernels have left.
+    pub fn begin(self) {
+        if self.is_over() {
+            self.close();
+        } else {
+            self.mailbox.iter().for_each(Mailbox::abort);
+            leaving().push(self);
+        }
+    }
+
+    /// A driver that answers nothing any more runs nothing either.
+    fn is_over(&self) -> bool {
+        self.mailbox.as_ref().is_none_or(|mailbox| mailbox.is_idle().unwrap_or(true))
+    }
+
+    fn close(self) {
+        let Leaving { mailbox, peers, growing, own } = self;
+        drop(mailbox);
+        drop(peers);
+        let leases = growing.end();
+        if let Some((slice, mut closing)) = own {
+            drop(slice);
+            closing.also(leases);
+            closing.begin();
+        }
+    }
+}
+
+/// Closes those whose kernels have left; whether there are others.
+pub(super) fn look() -> bool {
+    let over: Vec<Leaving> = leaving().extract_if(.., |one| one.is_over()).collect();
+    over.into_iter().for_each(Leaving::close);
+    !leaving().is_empty()
+}
+
+/// The process ends: what still runs is the driver's to stop.
+pub(super) fn forget() {
+    std::mem::forget(std::mem::take(&mut *leaving()));
+}
+
+fn leaving() -> MutexGuard<'static, Vec<Leaving>> {
+    LEAVING.lock().unwrap_or_else(PoisonError::into_inner)
+}

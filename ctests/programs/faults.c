@@ -1,0 +1,101 @@
+/* Holds, over mailboxes: when a rank's process dies in the middle of a message, its partner's receive ends with an
+ * asynchronous error after the configured time, the stream gets free, calls on that communicator answer the error, an abort
+ * returns at once, and another communicator goes on all the while. An abort from another thread ends a receive that
+ * nobody answers. NCCL alone would wait for the dead. */
+#include "../support/messages.h"
+
+#include <pthread.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { BYTES = 12 << 20 }; /* several times what a ring holds */
+
+static double seconds(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+static void pair_works(struct rank* self, ncclComm_t pair, uint64_t key) {
+  int own = self->rank == 2;
+  struct parcel both[] = {{0, 1, 5000, 0, 3, ncclUint8, key}, {1, 0, 70001, 1, 0, ncclUint8, key + 1}};
+  exchange_whole(&(struct rank){.rank = own, .ranks = 2, .stream = self->stream, .device = self->device}, pair, both, 2);
+}
+
+/* Rank 1 dies while it sends to rank 0; ranks 0 and 2 have a communicator of their own. */
+static void partner_dies(struct rank* self) {
+  ncclComm_t all = world(self, 0), pair = NULL;
+  ncclUniqueId id = share_id(self, 1, 0);
+  CUstream stream = new_stream();
+  struct message half = message_to_send(5, BYTES / 4, 0), whole = message_to_receive(6, BYTES, 0);
+  struct message first = message_to_receive(5, BYTES / 4, 0);
+  if (self->rank == 1) {
+    /* The first of the messages that rank 0 waits for. */
+    message_send(&half, 0, all, stream);
+    count_calls("ncclSend", -1);
+    count_calls("ncclCommInitRank", -1);
+    usleep(200000);
+    _exit(0);
+  }
+  NCCL(ncclCommInitRank(&pair, 2, id, self->rank == 2));
+  pair_works(self, pair, 20);
+  if (self->rank == 0) {
+    ncclResult_t error = ncclSuccess;
+    double began = seconds();
+    NCCL(ncclGroupStart());
+    message_receive(&first, 1, all, stream);
+    message_receive(&whole, 1, all, stream);
+    NCCL(ncclGroupEnd());
+    while (error == ncclSuccess && seconds() - began < 60) {
+      NCCL(ncclCommGetAsyncError(all, &error));
+      usleep(10000);
+    }
+    EQUAL(error, ncclRemoteError);
+    double took = seconds() - began;
+    CHECK(took > 1.5);
+    wait_for(stream); /* the kernel has left */
+    message_verify(&first, self);
+    CODE(ncclSend(whole.at, 8, ncclUint8, 2, all, as_cuda(stream)), ncclRemoteError);
+    began = seconds();
+    NCCL(ncclCommAbort(all));
+    CHECK(seconds() - began < 10);
+  }
+  pair_works(self, pair, 30);
+  if (self->rank == 2) NCCL(ncclCommAbort(all));
+  NCCL(ncclCommDestroy(pair));
+  message_release(&half);
+  message_release(&first);
+  message_release(&whole);
+  CUDA(cuStreamDestroy_v2(stream));
+}
+
+static void* abort_soon(void* communicator) {
+  usleep(300000);
+  NCCL(ncclCommAbort((ncclComm_t)communicator));
+  return NULL;
+}
+
+/* Another thread aborts a receive to which nobody sends. */
+static void aborted(struct rank* self) {
+  ncclComm_t all = world(self, 0);
+  struct message never = message_to_receive(7, 1000, 0);
+  acquaint(self, all, self->rank);
+  if (self->rank == 0) {
+    pthread_t thread;
+    message_receive(&never, 1, all, self->stream);
+    if (pthread_create(&thread, NULL, abort_soon, all)) return;
+    wait_for(self->stream);
+    pthread_join(thread, NULL);
+  } else {
+    NCCL(ncclCommAbort(all));
+  }
+  message_release(&never);
+}
+
+int main(void) {
+  begin("faults", 120);
+  if (rank_count(4) < 3) skip("needs three ranks");
+  run_ranks("aborted", PROCESSES, 2, aborted, NULL);
+  run_ranks("partner dies", PROCESSES, 3, partner_dies, NULL);
+  return finish();
+}
