@@ -52,21 +52,23 @@ impl Communicator {
         self.has_fabric.load(Ordering::Relaxed)
     }
 
-    /// Its fabric, which stays while this is held, also if another thread ends the communicator.
-    pub fn fabric(&self) -> Option<Arc<Fabric>> {
-        match self.kept.lock().unwrap_or_else(PoisonError::into_inner).as_ref() {
-            Some(Kept::Fabric(fabric)) => Some(fabric.clone()),
-            _ => None,
-        }
+    /// Its fabric, which stays while this is held, also if another thread ends the communicator; none if this record is
+    /// another communicator's by now.
+    pub fn fabric(&self, handle: ncclComm_t) -> Option<Arc<Fabric>> {
+        let kept = |kept: &Kept| match kept {
+            Kept::Fabric(fabric) => Some(fabric.clone()),
+            Kept::Waiting(_) => None,
+        };
+        self.look_at_kept(handle, kept)?
     }
 
     /// Ends this rank's wait in the meeting of its birth, if it is there.
-    pub fn cancel_meeting(&self) {
-        if let Some(Kept::Waiting(canceller)) =
-            self.kept.lock().unwrap_or_else(PoisonError::into_inner).as_ref()
-        {
-            canceller.abort();
-        }
+    pub fn cancel_meeting(&self, handle: ncclComm_t) {
+        self.look_at_kept(handle, |kept| {
+            if let Kept::Waiting(canceller) = kept {
+                canceller.abort();
+            }
+        });
     }
 
     /// All that comes is NCCL's to answer from now on.

@@ -87,7 +87,7 @@ pub const OPTIONS: &[Description] = &[
     Description {
         name: "WINDLASS_STUCK_AFTER",
         values: "seconds",
-        default: "10",
+        default: "60",
         about: "How long a send or receive that does not move waits for a rank whose process is dead, before the communicator gets an asynchronous error.",
     },
     Description {
@@ -173,7 +173,7 @@ impl Default for Config {
             fabric: Switch::Off,
             meetings_max: 1024,
             arena_bytes_max: ARENA_BYTES_MAX,
-            stuck_after: Duration::from_secs(10),
+            stuck_after: Duration::from_secs(60),
             nccl: Nccl { comm_id: Switch::Off, blocking: Switch::On, peer_access: Switch::On, ctas_max: 0 },
         }
     }

@@ -85,6 +85,8 @@ pub struct Fabric {
     lives: Vec<Arc<Life>>,
     /// Groups that were issued.
     runs: AtomicU64,
+    /// Peers of groups that may not be done, a bit each.
+    awaited: AtomicU64,
     /// The asynchronous error; `ncclSuccess` while there is none.
     failed: AtomicI32,
 }
@@ -107,6 +109,7 @@ impl Fabric {
             holds,
             lives,
             runs: AtomicU64::new(0),
+            awaited: AtomicU64::new(0),
             failed: AtomicI32::new(ncclSuccess.0),
         });
         watch::begin(&fabric);
@@ -136,7 +139,10 @@ impl Fabric {
             return refuse(self.error(), format_args!("the communicator has failed"));
         }
         let run = |mailbox: &Mailbox| mailbox.run_joined(operations, stream, others);
-        self.mailbox.as_ref().map_or(ncclInternalError, |mailbox| answer(run(mailbox)))
+        let result = self.mailbox.as_ref().map_or(ncclInternalError, |mailbox| answer(run(mailbox)));
+        let peers = operations.iter().fold(0, |peers, operation| peers | 1 << operation.peer);
+        self.awaited.fetch_or(peers, Ordering::Relaxed);
+        result
     }
 
     /// Lets what comes next on a stream run after all that the mailboxes ran.

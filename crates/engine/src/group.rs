@@ -79,6 +79,19 @@ pub fn opened() {
     GROUP.with(|group| group.set(Group { depth: group.get().depth + 1, ..group.get() }));
 }
 
+/// Whether closing a group now leaves nothing to do.
+#[inline]
+pub fn leaves_nothing() -> bool {
+    GROUP.get().awaited == 0
+}
+
+/// NCCL is asked to close a group that leaves nothing.
+#[inline]
+pub fn close_empty() {
+    let depth = GROUP.get().depth;
+    GROUP.set(Group { depth: depth.saturating_sub(1), awaited: 0 });
+}
+
 /// NCCL is asked to close a group. At the outermost one, gives what it leaves.
 pub fn closed() -> Ended {
     let awaited = GROUP.with(|group| {

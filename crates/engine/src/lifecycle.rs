@@ -76,13 +76,13 @@ pub fn end(entry: Entry, how: End, handle: ncclComm_t) -> ncclResult_t {
 /// An abort frees the GPU and whoever waits at once; the other ends wait for what was issued, as NCCL does.
 fn before_end(how: End, handle: ncclComm_t) {
     let Some(communicator) = communicator::find(handle) else { return };
-    match (how, communicator.fabric()) {
+    match (how, communicator.fabric(handle)) {
         (End::Abort, Some(fabric)) => {
             fabric.abort();
             fabric.end_derived();
         }
         (End::Finalize | End::Destroy, Some(fabric)) => fabric.wait_idle(),
-        (_, None) => communicator.cancel_meeting(),
+        (_, None) => communicator.cancel_meeting(handle),
     }
 }
 
@@ -95,7 +95,7 @@ pub fn revoke(handle: ncclComm_t, flags: c_int) -> ncclResult_t {
             if is_taken(result)
                 && let Some(communicator) = communicator::find(handle)
             {
-                communicator.fabric().iter().for_each(|fabric| fabric.abort());
+                communicator.fabric(handle).iter().for_each(|fabric| fabric.abort());
                 communicator.give_up_fabric();
             }
         },
@@ -111,7 +111,7 @@ pub fn async_error(handle: ncclComm_t, place: *mut ncclResult_t) -> ncclResult_t
             if result == ncclSuccess
                 && let Some(communicator) = communicator::find(handle)
                 && communicator.has_fabric()
-                && let Some(fabric) = communicator.fabric()
+                && let Some(fabric) = communicator.fabric(handle)
             {
                 known::add_error(place, fabric.error());
             }
@@ -141,6 +141,19 @@ pub fn group_start() -> ncclResult_t {
 
 /// Closes a group.
 pub fn group_end() -> ncclResult_t {
+    if !group::leaves_nothing() {
+        return end_of_much();
+    }
+    let before = || {
+        count::function(Entry::ncclGroupEnd);
+        // Before NCCL runs it, as NCCL's own count is: it may throw.
+        group::close_empty();
+    };
+    guard::around(before, |()| known::group_end(), |(), _| ())
+}
+
+#[inline(never)]
+fn end_of_much() -> ncclResult_t {
     let met = Cell::new(ncclSuccess);
     let result = guard::around(
         || closing(Entry::ncclGroupEnd),

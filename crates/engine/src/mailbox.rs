@@ -95,6 +95,10 @@ pub struct Mailbox {
     list: Address,
     hold: Hold,
     aborted: AtomicBool,
+    /// A group is being issued outside of captures.
+    issuing: AtomicBool,
+    /// A group was issued in part: what it left is never known to be done, and all that it may touch stays.
+    doubtful: AtomicBool,
     /// Peers to whom a group sent chunks.
     sent_chunks: AtomicU64,
     /// Taken by operations, which NCCL has one thread at a time issue, and held across calls of the driver.
@@ -176,6 +180,8 @@ impl Mailbox {
             list: own + layout.list,
             hold,
             aborted: AtomicBool::new(false),
+            issuing: AtomicBool::new(false),
+            doubtful: AtomicBool::new(false),
             sent_chunks: AtomicU64::new(0),
             work: Mutex::default(),
             supply,
@@ -198,7 +204,14 @@ impl Mailbox {
         stream: StreamHandle,
         others: &[StreamHandle],
     ) -> Result<(), Refusal> {
-        self.run_now(operations, stream, others).map_err(Refusal::told)
+        self.run_now(operations, stream, others).map_err(|refusal| {
+            if self.issuing.swap(false, Ordering::Relaxed) {
+                // What was issued may run, and nothing says when it is done.
+                self.doubtful.store(true, Ordering::Relaxed);
+                self.abort();
+            }
+            refusal.told()
+        })
     }
 
     /// Lets what comes next on a stream run after all that this mailbox ran, in its captures too.
@@ -278,6 +291,7 @@ impl Mailbox {
             }
             false => None,
         };
+        self.issuing.store(lane.capture().is_none(), Ordering::Relaxed);
         work.order.before(driver, kit, lane)?;
         // Small copies cost less than a fork; and a stream that is forked into a capture stays there till that ends.
         let long = copies.clone().any(|(_, _, bytes)| bytes >= COPY_ASIDE_BYTES);
@@ -318,6 +332,7 @@ impl Mailbox {
         for other in others {
             driver.wait(*other, &kit.joined, Inside)?;
         }
+        self.issuing.store(false, Ordering::Relaxed);
         Ok(())
     }
 
@@ -344,7 +359,7 @@ impl Mailbox {
     ) -> Result<Run, Refusal> {
         let no_room = || Refusal::NoRoom { operations, most: layout::LISTED_MAX };
         if let Some(capture) = lane.capture() {
-            let run = kit.room.take(operations).ok_or_else(no_room)?;
+            let run = kit.room.take_for_graph(operations).ok_or_else(no_room)?;
             // Given back when the graph is gone, also if this fails.
             let held = Held { lent: self.lent.clone(), list: Some(run) };
             self.supply.home().driver.retain_in_graph(capture.graph, Arc::new(held))?;
@@ -383,6 +398,9 @@ impl Mailbox {
 
     /// Whether all that was issued is done. Waits for nothing.
     pub fn is_idle(&self) -> Result<bool, Refusal> {
+        if self.doubtful.load(Ordering::Relaxed) {
+            return Ok(false);
+        }
         let kit = self.kit()?;
         let _entered = self.supply.home().enter()?;
         Ok(kit.done.is_done()?)

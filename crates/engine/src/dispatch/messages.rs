@@ -29,7 +29,7 @@ use crate::mailbox::{Direction, Operation};
 pub fn before_forward(call: &Call, communicator: &Communicator) {
     communicator.forwards_on(call.local.stream);
     if communicator.has_run_messages()
-        && let Some(fabric) = communicator.fabric()
+        && let Some(fabric) = communicator.fabric(call.local.communicator)
     {
         // What fails is logged; NCCL meets the same device.
         let _ = fabric.order(stream_of(call));
@@ -38,7 +38,7 @@ pub fn before_forward(call: &Call, communicator: &Communicator) {
 
 /// The fabric that serves this call; none if NCCL is to refuse it, or if another thread has just ended the communicator.
 pub fn serves(call: &Call, communicator: &Communicator) -> Option<Arc<Fabric>> {
-    let fabric = communicator.fabric()?;
+    let fabric = communicator.fabric(call.local.communicator)?;
     Messages::of(call, &fabric).is_some().then_some(fabric)
 }
 

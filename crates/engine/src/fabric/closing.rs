@@ -149,6 +149,11 @@ fn closed() -> MutexGuard<'static, Vec<Closing>> {
     CLOSED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Whether something waits for others, or for graphs, to be given back.
+pub(super) fn waits() -> bool {
+    !closed().is_empty()
+}
+
 /// Gives back what nobody touches any more. Any thread, between calls; cheap while nothing waits.
 pub fn settle() {
     if EXITING.load(Ordering::Relaxed) || closed().is_empty() {

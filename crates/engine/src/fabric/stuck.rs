@@ -1,6 +1,7 @@
 //! A wait for a rank that is dead ends, when nothing has moved for a configured time: then the kernels leave, and the
 //! communicator has an asynchronous error. Death alone is no failure: what the dead had sent arrives all the same.
 
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use nccl_sys::ncclRemoteError;
@@ -20,7 +21,7 @@ const LEAVES_WITHIN: Duration = Duration::from_secs(2);
 pub(super) struct Watched {
     asked: Option<Instant>,
     /// Since when nothing has moved, and how far all was then.
-    still: Option<(Instant, Vec<Progress>)>,
+    still: Option<(Instant, (u64, Vec<Progress>))>,
 }
 
 impl Watched {
@@ -31,8 +32,16 @@ impl Watched {
             return;
         }
         self.asked = Some(Instant::now());
-        let moved = match (mailbox.is_idle(), mailbox.progress()) {
-            (Ok(false), Ok(progress)) => progress,
+        let runs = fabric.runs.load(Ordering::Relaxed);
+        let idle = mailbox.is_idle();
+        if idle == Ok(true) {
+            fabric.awaited.store(0, Ordering::Relaxed);
+        }
+        // Of what is in flight none may be with the dead: then it is not they who are waited for.
+        let awaited = fabric.awaited.load(Ordering::Relaxed);
+        let with_dead = dead.iter().any(|rank| awaited & (1 << rank) != 0);
+        let moved = match (idle, mailbox.progress()) {
+            (Ok(false), Ok(progress)) if with_dead => (runs, progress),
             // Nothing waits; or the driver answers nothing, and its owner will see that.
             _ => {
                 self.still = None;

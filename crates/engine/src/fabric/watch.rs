@@ -22,7 +22,7 @@ use crate::rendezvous::thread;
 use super::closing::Life;
 use super::growing::Question;
 use super::stuck::Watched;
-use super::{Fabric, leaving, settle};
+use super::{Fabric, closing, leaving, settle};
 
 /// How often it looks while sends and receives are issued, and for how long after the last.
 const BUSY_TICK: Duration = Duration::from_millis(5);
@@ -177,7 +177,7 @@ impl Round {
         polled.extend(ends.map(|ends| PollFd::new(ends, PollFlags::IN)));
         let busy = self.busy.since.is_some() || self.desk.knocks() || self.leaving;
         let tick = if busy { BUSY_TICK } else { IDLE_TICK };
-        let idle = self.watch.alive().is_empty() && !self.leaving;
+        let idle = self.watch.alive().is_empty() && !self.leaving && !closing::waits();
         let tick = Timespec { tv_sec: 0, tv_nsec: tick.as_nanos() as i64 };
         match poll(&mut polled, if idle { None } else { Some(&tick) }) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}

@@ -42,7 +42,7 @@ pub fn birth(entry: Entry, birth: &Birth) -> ncclResult_t {
             count::function(entry);
             if let Some(parent) = birth.aborted_parent() {
                 communicator::find(parent)
-                    .and_then(Communicator::fabric)
+                    .and_then(|communicator| communicator.fabric(parent))
                     .iter()
                     .for_each(|fabric| fabric.abort());
             }

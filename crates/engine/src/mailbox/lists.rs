@@ -32,6 +32,13 @@ impl Run {
 }
 
 impl Room {
+    /// The same for a graph, which keeps them: a quarter stays for others.
+    pub fn take_for_graph(&self, operations: usize) -> Option<Run> {
+        let taken = self.0.load(Ordering::Acquire).count_ones() as usize;
+        let fits = taken + operations.div_ceil(OPERATIONS_PER_PART).max(1) <= PARTS / 4 * 3;
+        if fits { self.take(operations) } else { None }
+    }
+
     /// Parts for so many operations, if they are free.
     pub fn take(&self, operations: usize) -> Option<Run> {
         let parts = operations.div_ceil(OPERATIONS_PER_PART).max(1);

@@ -44,6 +44,8 @@ pub struct Desk {
     /// Accepted, and not asked yet.
     callers: Vec<Ours>,
     asked: Vec<Asked>,
+    /// Nothing can be accepted now.
+    deaf: bool,
 }
 
 #[derive(Debug)]
@@ -68,7 +70,7 @@ impl Desk {
         let listener = socket()?;
         net::bind(&listener, &address(name)?)?;
         net::listen(&listener, 128)?;
-        Ok(Desk { name, listener, callers: Vec::new(), asked: Vec::new() })
+        Ok(Desk { name, listener, callers: Vec::new(), asked: Vec::new(), deaf: false })
     }
 
     /// What others must know to ask here.
@@ -88,7 +90,8 @@ impl Desk {
 
     /// What to wait for.
     pub fn polled(&self) -> Vec<PollFd<'_>> {
-        let own = std::iter::once(&self.listener).chain(&self.callers);
+        let listener = (!self.deaf).then_some(&self.listener);
+        let own = listener.into_iter().chain(&self.callers);
         let asked = self.asked.iter().filter_map(|asked| asked.socket.as_ref());
         own.chain(asked).map(|socket| PollFd::new(socket, PollFlags::IN)).collect()
     }
@@ -122,16 +125,22 @@ impl Desk {
         answers
     }
 
+    /// No more than there is room for: who has asked is read before anyone is pushed out.
     fn accept(&mut self) {
-        loop {
+        self.deaf = false;
+        if self.callers.len() >= STRANGERS_MAX {
+            drop(self.callers.remove(0));
+        }
+        while self.callers.len() < STRANGERS_MAX {
             match net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(caller) => self.callers.extend(Ours::new(caller).ok()),
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
-                // Without descriptors left it is tried again at the next turn.
-                Err(_) => return,
-            }
-            if self.callers.len() > STRANGERS_MAX {
-                drop(self.callers.remove(0));
+                Err(Errno::AGAIN) => return,
+                // Without descriptors left it is tried again at the next turn, which must not be at once.
+                Err(_) => {
+                    self.deaf = true;
+                    return;
+                }
             }
         }
     }
