@@ -130,7 +130,7 @@ struct Held {
 impl Released for Held {
     fn released(&self) {
         if let (Some(kit), Some(run)) = (self.lent.kit(), self.list) {
-            kit.room.give_back(run);
+            kit.room.give_back_of_graph(run);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Room for lists of operations in host memory: 64 equal parts, a bit each, taken in runs. Streams and graphs that may
 //! still copy a list keep its parts.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use windlass_kernels::launch::Operation;
 
@@ -15,7 +15,11 @@ pub(super) const BYTES: usize = LIST_BYTES as usize;
 
 /// Which parts are taken.
 #[derive(Debug, Default)]
-pub(super) struct Room(AtomicU64);
+pub(super) struct Room {
+    taken: AtomicU64,
+    /// How many of them graphs have.
+    of_graphs: AtomicUsize,
+}
 
 /// Parts side by side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,11 +36,24 @@ impl Run {
 }
 
 impl Room {
-    /// The same for a graph, which keeps them: a quarter stays for others.
+    /// The same for a graph, which keeps them: all graphs together have three quarters.
     pub fn take_for_graph(&self, operations: usize) -> Option<Run> {
-        let taken = self.0.load(Ordering::Acquire).count_ones() as usize;
-        let fits = taken + operations.div_ceil(OPERATIONS_PER_PART).max(1) <= PARTS / 4 * 3;
-        if fits { self.take(operations) } else { None }
+        let parts = operations.div_ceil(OPERATIONS_PER_PART).max(1);
+        let run = if self.of_graphs.fetch_add(parts, Ordering::AcqRel) + parts <= PARTS / 4 * 3 {
+            self.take(operations)
+        } else {
+            None
+        };
+        if run.is_none() {
+            self.of_graphs.fetch_sub(parts, Ordering::AcqRel);
+        }
+        run
+    }
+
+    /// The graph is gone.
+    pub fn give_back_of_graph(&self, run: Run) {
+        self.give_back(run);
+        self.of_graphs.fetch_sub(run.mask.count_ones() as usize, Ordering::AcqRel);
     }
 
     /// Parts for so many operations, if they are free.
@@ -46,11 +63,11 @@ impl Room {
             return None;
         }
         let ones = u64::MAX >> (PARTS - parts);
-        let mut taken = self.0.load(Ordering::Acquire);
+        let mut taken = self.taken.load(Ordering::Acquire);
         loop {
             let first = (0..=PARTS - parts).find(|first| taken & (ones << first) == 0)?;
             let mask = ones << first;
-            match self.0.compare_exchange_weak(taken, taken | mask, Ordering::AcqRel, Ordering::Acquire) {
+            match self.taken.compare_exchange_weak(taken, taken | mask, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return Some(Run { mask, first }),
                 Err(now) => taken = now,
             }
@@ -59,12 +76,13 @@ impl Room {
 
     /// Nobody copies from them any more.
     pub fn give_back(&self, run: Run) {
-        self.0.fetch_and(!run.mask, Ordering::AcqRel);
+        self.taken.fetch_and(!run.mask, Ordering::AcqRel);
     }
 
     /// Nothing is taken.
     pub fn clear(&self) {
-        self.0.store(0, Ordering::Release);
+        self.taken.store(0, Ordering::Release);
+        self.of_graphs.store(0, Ordering::Release);
     }
 }
 
