@@ -4,26 +4,21 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::arena::{self, LeaseId, Member, Peer, PeerArena, PeerSlice, Place, Slice};
 use crate::contract::bytes::{Reader, Writer};
 use crate::contract::{self, Token};
-use crate::mailbox::{Mailbox, Wire};
+use crate::mailbox::{Direction, Mailbox, Wire};
 use crate::rendezvous::asking::Answer;
 
 use super::Fabric;
 use super::preparing::process_number;
 
-/// Zeroing 128 MiB takes well under a millisecond. Where the device does not come to it, others that ask wait as well: it
-/// is asked for again later.
-const ZEROED_WITHIN: Duration = Duration::from_millis(500);
-/// Questions for one ring; after that it stays as it is.
-const QUESTIONS_MAX: u32 = 20;
-/// A kernel that is still without room says so again, within some 20 to 200 ms on the GPUs that were tried.
-const AGAIN_WITHIN: Duration = Duration::from_secs(1);
+/// Zeroing 128 MiB takes well under a millisecond, once the device comes to it.
+const ZEROED_WITHIN: Duration = Duration::from_secs(300);
 /// A receiver that comes within this time is only late: its pair needs no larger ring.
 const LATE: Duration = Duration::from_millis(250);
 
@@ -32,16 +27,14 @@ const LATE: Duration = Duration::from_millis(250);
 pub(super) struct Growing {
     /// Pairs whose ring was asked for, a bit for each peer: lines, then chunks.
     asked: [AtomicU64; 2],
-    /// Questions without an answer.
-    unanswered: AtomicU32,
     /// When a kernel said that it is without room, by wire and peer. The watch thread's alone.
     stalled: Mutex<BTreeMap<(usize, u32), Stall>>,
     /// Held for a push, and taken when the fabric ends.
     grown: Mutex<Grown>,
 }
 
-/// When it was said first and last.
-type Stall = (Instant, Instant);
+/// Since when, and how far all was then: units and chunks.
+type Stall = (Instant, (u64, u64));
 
 #[derive(Debug, Default)]
 struct Grown {
@@ -120,25 +113,30 @@ impl Fabric {
         questions
     }
 
-    /// Of the peers for whom the kernel says that it has no room, those for whom it has been saying so for long: it says it
-    /// again and again while it is stalled, and what it said is forgotten in between. Reads nothing of the device's: that might
-    /// wait behind this very kernel.
+    /// Of the peers for whom the kernel says that it has no room, those to whom nothing has moved for long.
     fn without_room_for_long(&self, wire: Wire, stalled: u64) -> u64 {
         let mut seen = self.growing.stalled.lock().unwrap_or_else(PoisonError::into_inner);
-        if stalled == 0 && seen.is_empty() {
+        let (Some(mailbox), true) = (&self.mailbox, stalled != 0) else { return 0 };
+        let is_due = |peer: &u32| {
+            let at = seen.get(&(index(wire), *peer));
+            stalled & (1 << peer) != 0 && at.is_none_or(|(since, _)| since.elapsed() >= LATE)
+        };
+        let due: Vec<u32> = (0..self.contract.members.len() as u32).filter(is_due).collect();
+        if due.is_empty() {
             return 0;
         }
-        let now = Instant::now();
-        seen.retain(|(of, _), (_, last)| *of != index(wire) || last.elapsed() < AGAIN_WITHIN);
+        let Ok(progress) = mailbox.progress() else { return 0 };
         let mut long = 0;
-        for peer in (0..self.contract.members.len() as u32).filter(|peer| stalled & (1 << peer) != 0) {
-            let (first, last) = seen.entry((index(wire), peer)).or_insert((now, now));
-            *last = now;
-            if first.elapsed() >= LATE {
-                long |= 1 << peer;
+        for peer in due {
+            let sent = progress.iter().find(|one| one.peer == peer && one.direction == Direction::Send);
+            let moved = sent.map_or((0, 0), |one| (one.units, one.chunks));
+            match seen.remove(&(index(wire), peer)) {
+                Some((_, before)) if before == moved => long |= 1 << peer,
+                // It was only late. The kernel says so again if it is still stalled.
+                Some(_) => mailbox.forget_wishes(wire, 1 << peer),
+                None => drop(seen.insert((index(wire), peer), (Instant::now(), moved))),
             }
         }
-        self.mailbox.iter().for_each(|mailbox| mailbox.forget_wishes(wire, stalled));
         long
     }
 
@@ -174,15 +172,10 @@ impl Fabric {
     pub(super) fn take_growth(&self, question: Question, answer: Option<Answer>) {
         let taken = match answer {
             Some(answer) => self.take(question, answer),
-            None => Err(NO_ANSWER.into()),
+            None => Err("its process gives none".into()),
         };
         if let Err(words) = taken {
-            let again = self.growing.unanswered.fetch_add(1, Ordering::Relaxed) < QUESTIONS_MAX;
             log::warn!("no larger ring for messages to rank {}: {words}", question.to);
-            if again && words == NO_ANSWER {
-                let asked = &self.growing.asked[index(question.wire)];
-                asked.fetch_and(!(1 << question.to), Ordering::Relaxed);
-            }
         }
     }
 
@@ -223,8 +216,6 @@ impl Fabric {
         process(rank) == process(self.rank)
     }
 }
-
-const NO_ANSWER: &str = "its process gives none now";
 
 fn words(error: impl std::fmt::Display) -> String {
     error.to_string()
