@@ -1,7 +1,7 @@
 /* Holds: communicators made from others carry collectives and messages: two colors, ranks turned round by keys, ranks
  * without a color or alone, children of children, several in one group, with configurations, shrunk ones, many after
- * each other. With the argument `faults`, and where ranks meet at birth: a shrink after a rank has died, also the one
- * that made the id; a rank that dies or is aborted between NCCL's split and the meeting makes the others' splits fail. */
+ * each other; one rank groups two splits that the others make in turn. With the argument `faults`, and where ranks meet at
+ * birth: a shrink after a rank has died, also the one that made the id. */
 #include "../support/collective.h"
 
 #include <pthread.h>
