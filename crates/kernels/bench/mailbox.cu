@@ -244,14 +244,14 @@ struct Communicator {
       send.line_credit = at(mine, o_line_credit);
       send.bulk_credit = at(mine, o_bulk_credit);
       send.line_progress = at(mine, o_progress);
-      send.bulk_progress = at(mine, o_progress + c.line_lanes * 8);
+      send.bulk_progress = at(mine, o_progress + c.line_lanes * WINDLASS_PROGRESS_STRIDE);
       receive.line_ring = at(mine, 0);
       receive.bulk_ring = at(mine, line);
       receive.bulk_posted = at(mine, o_posted);
       receive.line_credit = at(theirs, o_line_credit);
       receive.bulk_credit = at(theirs, o_bulk_credit);
       receive.line_progress = at(mine, o_progress + progress);
-      receive.bulk_progress = at(mine, o_progress + progress + c.line_lanes * 8);
+      receive.bulk_progress = at(mine, o_progress + progress + c.line_lanes * WINDLASS_PROGRESS_STRIDE);
       send.line_from = at(theirs, o_progress + 2 * progress);
       receive.line_from = at(mine, o_progress + 2 * progress);
       send.growth = control_on_device + 1024 + peer * 16;
