@@ -550,7 +550,7 @@ static Verdict verify(const Kernel& kernel, double seconds, uint64_t seed, int c
       const Placed placed = place(messages, where, streams[where], bulk_from);
       if (local.below(4) == 0) linger<<<1, 1, 0, streams[where]>>>((long long)local.below(60000));
       const uint32_t grids[] = {1, 2, 3, 4, 8, 13, 16, 24, 32, 32, 32, 32};
-      communicators[where].group(kernel, placed.calls, streams[where], std::max(grids[local.below(12)], ranks > 4 ? 4u : 1u), bulk_from);
+      communicators[where].group(kernel, placed.calls, streams[where], std::max(grids[local.below(12)], ranks > 4 ? 4u : 2u), bulk_from);
       check_placed(placed, streams[where]);
       verdict.operations += placed.calls.size();
       ++verdict.groups;
@@ -652,7 +652,7 @@ static Verdict verify_growing(const Kernel& kernel, double seconds, uint64_t see
       const Placed placed = place(messages, 0, streams[0], bulk_from);
       if (local.below(4) == 0) linger<<<1, 1, 0, streams[0]>>>((long long)local.below(60000));
       const uint32_t grids[] = {1, 2, 4, 8, 13, 24, 32, 32};
-      communicators[3].group(kernel, placed.calls, streams[0], std::max(grids[local.below(8)], ranks > 4 ? 4u : 1u), bulk_from);
+      communicators[3].group(kernel, placed.calls, streams[0], std::max(grids[local.below(8)], ranks > 4 ? 4u : 2u), bulk_from);
       check_placed(placed, streams[0]);
       verdict.operations += placed.calls.size();
       ++verdict.groups;
