@@ -42,7 +42,8 @@ use std::time::{Duration, Instant};
 
 use windlass_kernels::arrange::{self, Limits, Peer, arrange};
 use windlass_kernels::launch::{
-    BULK_WORD_STRIDE, CONTROL_ABORT, Geometry, LINE_WORD_STRIDE, Launch, Operation as Listed,
+    BULK_WORD_STRIDE, CONTROL_ABORT, Geometry, LAUNCH_BULK_GREW, LINE_WORD_STRIDE, Launch,
+    Operation as Listed,
 };
 
 pub use calls::Calls;
@@ -109,9 +110,6 @@ pub struct Mailbox {
 #[derive(Default)]
 struct Work {
     order: Order,
-    calls: Vec<Operation>,
-    own_sends: Vec<Operation>,
-    own_receives: Vec<Operation>,
     listed: Vec<Listed>,
     launch: Launch,
     /// Eager lists that may not have been copied yet, each with its event of the kit.
@@ -254,11 +252,11 @@ impl Mailbox {
             return Err(Refusal::Aborted { rank: self.geometry.rank });
         }
         let work = &mut *self.lock();
-        work.sort(operations, self.geometry.rank, self.peers.len() as u32)?;
-        self.note_chunks(&work.calls);
+        self.check(operations)?;
+        self.note_chunks(operations);
         let blocks = self.lent.grant.share();
         let shape = arrange(
-            &work.calls,
+            operations,
             &self.peers,
             &self.geometry,
             &Limits { blocks_max: blocks, ..self.limits },
@@ -266,11 +264,7 @@ impl Mailbox {
             &mut work.listed,
         )
         .map_err(|why| Refusal::Lanes { blocks, why })?;
-        let copies = work.own_sends.iter().zip(&work.own_receives);
-        let copies = copies
-            .map(|(from, to)| (to.address, from.address, from.bytes.min(to.bytes)))
-            .filter(|(to, from, bytes)| *bytes > 0 && to != from);
-        if shape.blocks == 0 && copies.clone().next().is_none() {
+        if shape.blocks == 0 {
             return Ok(());
         }
         let home = self.supply.home();
@@ -293,20 +287,6 @@ impl Mailbox {
         };
         self.issuing.store(lane.capture().is_none(), Ordering::Relaxed);
         work.order.before(driver, kit, lane)?;
-        // Small copies cost less than a fork; and a stream that is forked into a capture stays there till that ends.
-        let long = copies.clone().any(|(_, _, bytes)| bytes >= COPY_ASIDE_BYTES);
-        let aside = long && shape.blocks > 0 && lane.capture().is_none();
-        let copying = if aside { kit.aside.handle } else { stream };
-        if aside {
-            kit.joined.record(stream, Inside)?;
-            driver.wait(copying, &kit.joined, Inside)?;
-        }
-        for (to, from, bytes) in copies {
-            self.supply.calls.copy(driver, to, from, bytes, copying)?;
-        }
-        if aside {
-            kit.aside_done.record(copying, Inside)?;
-        }
         if let Some(run) = list {
             kit.host.copy_list(run.offset(), &work.listed, self.list, stream)?;
             work.launch.operation_list = self.list;
@@ -315,16 +295,14 @@ impl Mailbox {
                 work.next_copy = (work.next_copy + 1) % EAGER_LISTS;
             }
         }
-        if shape.blocks > 0 {
-            work.launch.control = kit.host.control_address();
-            work.launch.wishes = kit.host.wishes_address();
-            work.launch.report = self.report;
-            let shape = self.shape(&shape);
-            calls::launch(driver, self.supply.function, stream, &shape, &mut work.launch)?;
+        work.launch.control = kit.host.control_address();
+        work.launch.wishes = kit.host.wishes_address();
+        work.launch.report = self.report;
+        if work.launch.bulk_send_lanes > 0 && self.grown_sends(Wire::Bulk) != 0 {
+            work.launch.flags |= LAUNCH_BULK_GREW;
         }
-        if aside {
-            driver.wait(stream, &kit.aside_done, Inside)?;
-        }
+        let shape = self.shape(&shape);
+        calls::launch(driver, self.supply.function, stream, &shape, &mut work.launch)?;
         work.order.after(kit, lane)?;
         if !others.is_empty() {
             kit.joined.record(stream, Inside)?;
@@ -334,6 +312,19 @@ impl Mailbox {
         }
         self.issuing.store(false, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Peers must be ranks, and as many messages come from this rank to itself as go.
+    fn check(&self, operations: &[Operation]) -> Result<(), Refusal> {
+        let (rank, ranks) = (self.geometry.rank, self.peers.len() as u32);
+        if let Some(stray) = operations.iter().find(|operation| operation.peer >= ranks) {
+            return Err(Refusal::NoRank { peer: stray.peer, ranks });
+        }
+        let own = |direction| {
+            operations.iter().filter(|one| one.peer == rank && one.direction == direction).count()
+        };
+        let (sends, receives) = (own(Direction::Send), own(Direction::Receive));
+        if sends == receives { Ok(()) } else { Err(Refusal::Unmatched { rank, sends, receives }) }
     }
 
     fn shape(&self, shape: &arrange::Shape) -> Shape {
@@ -476,9 +467,6 @@ impl Mailbox {
     }
 }
 
-/// From so many bytes on a rank's message to itself is copied beside the kernel.
-const COPY_ASIDE_BYTES: u64 = 1 << 20;
-
 /// Refuses at birth what could not be arranged later: all mailboxes at once, both wires, both ways.
 fn try_largest_group(peers: &[Peer], geometry: &Geometry, limits: &Limits) -> Result<(), Refusal> {
     let line = geometry.bulk_from_bytes - 1;
@@ -496,25 +484,6 @@ fn try_largest_group(peers: &[Peer], geometry: &Geometry, limits: &Limits) -> Re
     arrange(&calls, peers, geometry, limits, &mut Launch::default(), &mut Vec::new())
         .map(drop)
         .map_err(|why| Refusal::Lanes { blocks: limits.blocks_max, why })
-}
-
-impl Work {
-    /// Parts a group into what goes to peers and what stays here.
-    fn sort(&mut self, operations: &[Operation], rank: u32, ranks: u32) -> Result<(), Refusal> {
-        self.calls.clear();
-        self.own_sends.clear();
-        self.own_receives.clear();
-        for operation in operations {
-            match (operation.peer, operation.direction) {
-                (peer, _) if peer >= ranks => return Err(Refusal::NoRank { peer, ranks }),
-                (peer, Direction::Send) if peer == rank => self.own_sends.push(*operation),
-                (peer, Direction::Receive) if peer == rank => self.own_receives.push(*operation),
-                _ => self.calls.push(*operation),
-            }
-        }
-        let (sends, receives) = (self.own_sends.len(), self.own_receives.len());
-        if sends == receives { Ok(()) } else { Err(Refusal::Unmatched { rank, sends, receives }) }
-    }
 }
 
 impl Drop for Mailbox {

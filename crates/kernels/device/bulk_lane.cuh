@@ -71,7 +71,7 @@ MAIL_DEVICE uint64_t bulk_growth(const WindlassMailChannel& channel) { return ch
 // Task number `index` of the block is lane (block + index * blocks) of all active bulk lanes, channel after channel.
 MAIL_DEVICE void begin_bulk_task(const Group& group, const BulkBlock& block, uint32_t index) {
   const bool receive = index >= block.send_tasks;
-  uint32_t lane = block_index() + (receive ? index - block.send_tasks : index) * block_count();
+  uint32_t lane = block_index() + (receive ? index - block.send_tasks : index) * group.blocks();
   uint32_t channel_index = receive ? group.launch.send_channels : 0;
   WindlassMailChannel channel = group.channel(channel_index);
   while (lane >= channel.active_bulk_lanes) {
@@ -81,8 +81,8 @@ MAIL_DEVICE void begin_bulk_task(const Group& group, const BulkBlock& block, uin
   BulkTask& task = block.tasks[index];
   const Vector own = load_own_words(channel.bulk_progress + lane * WINDLASS_PROGRESS_STRIDE);
   task.base = own.x;
-  // A message of many chunks has the time to look for a larger ring first, once there is one never again.
-  task.grown = own.y || receive ? own.y : load_word_acquire(bulk_growth(channel));
+  const bool may_move = !receive && own.y == 0 && group.launch.flags & WINDLASS_LAUNCH_BULK_GREW;
+  task.grown = may_move ? load_word_acquire(bulk_growth(channel)) : own.y;
   task.announced = own.y != 0;
   task.seen = 0;
   task.published = task.pushed = task.stored = task.operation = task.step = 0;
@@ -434,11 +434,13 @@ struct Pusher {
     for (uint32_t index = 0; index < block.send_tasks; ++index)
       if (block.tasks[index].total && served_here(index)) ++unfinished;
     const uint32_t ahead = group.launch.stages / 2, under_way = group.launch.stages / 2;
-    uint32_t idle = 0;
+    // Rounds in vain: in a row, and all. A small ring may be slow without ever being full for long.
+    uint32_t idle = 0, vain = 0;
+    bool look = false;
     while (unfinished || told_stored < loaded) {
-      const bool look = idle % rounds_between_growth_looks == rounds_between_growth_looks - 1;
       while (unfinished && loaded - stored < ahead && load_one(look)) {
       }
+      look = false;
       if (stored < loaded) {
         store_one();
         if (stored - told_stored > under_way) complete(under_way);
@@ -447,6 +449,7 @@ struct Pusher {
         complete(0);
       } else {
         pause_thread();
+        look = ++vain % rounds_between_looks == 0;
         if (++idle % rounds_between_looks) continue;
         if (idle % rounds_before_wish == 0) wish();
         if (group.aborted()) {

@@ -5,6 +5,7 @@
 // device memory between launches.
 #pragma once
 #include "bulk_lane.cuh"
+#include "copies.cuh"
 #include "line_lane.cuh"
 
 // The jobs of one mover, one after the other. Lines are dealt to blocks first, then to the warps of a block, so that few
@@ -22,7 +23,7 @@ struct JobList {
     const uint32_t warps = receive ? launch.line_receive_warps : launch.line_send_warps;
     const uint32_t first_warp = receive ? launch.movers - warps : 0;
     if (mover < first_warp || mover >= first_warp + warps) return false;
-    uint32_t lane = block_index() + block_count() * (mover - first_warp + warps * next);
+    uint32_t lane = block_index() + group.blocks() * (mover - first_warp + warps * next);
     if (lane >= (receive ? launch.line_receive_lanes : launch.line_send_lanes)) return false;
     uint32_t index = receive ? launch.send_channels : 0;
     WindlassMailChannel channel = group.channel(index);
@@ -112,7 +113,7 @@ struct Patience {
     return true;
   }
   MAIL_DEVICE bool looks_for_growth() const {
-    return idle % rounds_between_growth_looks == rounds_between_growth_looks - 1;
+    return idle % rounds_between_looks == rounds_between_looks - 1;
   }
 };
 
@@ -146,7 +147,7 @@ MAIL_DEVICE void run_several(const Group& group, const BulkBlock& block, uint32_
   while (live) {
     bool moved = false;
     // By turns, not by idle ones: a lane that could move may stand beside others that always do.
-    const bool look = ++turn % rounds_between_growth_looks == 0;
+    const bool look = ++turn % rounds_between_looks == 0;
     for (uint32_t index = 0; index < count; ++index) {
       Job job = jobs[index];
       if (!job.live) continue;
@@ -200,10 +201,15 @@ MAIL_DEVICE void run_mover(const Group& group, const BulkBlock& block, uint32_t 
 MAIL_DEVICE void run_group(const WindlassMailLaunch& launch) {
   begin_after_previous(launch.flags & WINDLASS_LAUNCH_EARLY_NEXT);
   const Group group{launch};
+  const uint32_t blocks = group.blocks();
+  if (block_index() >= blocks) {
+    run_copies(group, block_index() - blocks);
+    return;
+  }
   char* const shared = shared_memory();
-  const WindlassMailShared layout = windlass_shared_layout(launch, block_count());
+  const WindlassMailShared layout = windlass_shared_layout(launch, blocks);
   const auto own_share = [&](uint32_t lanes) {
-    return block_index() < lanes ? windlass_divided_up(lanes - block_index(), block_count()) : 0;
+    return block_index() < lanes ? windlass_divided_up(lanes - block_index(), blocks) : 0;
   };
   BulkBlock block{reinterpret_cast<BulkTask*>(shared + layout.tasks), reinterpret_cast<uint32_t*>(shared + layout.told),
                   launch.movers, own_share(launch.bulk_send_lanes), own_share(launch.bulk_receive_lanes)};

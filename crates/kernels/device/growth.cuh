@@ -3,15 +3,14 @@
 //
 // A ring is told by one word, so that no reader finds half of it: its address (a multiple of 128), and in the low bits the
 // binary logarithm of a lane's slots. The host writes it into host memory, once: a copy to the device might stand in a queue
-// behind the very kernel that waits for it. So it is slow to read, and read only by who has nothing better to do; a lane
-// keeps its copy beside its count.
+// behind the very kernel that waits for it. So it is slow to read, above all by many at once (32 blocks took 27 us, as if
+// one after the other), and read only by who has waited for long, or when the host says that there is one; a lane keeps
+// its copy beside its count.
 #pragma once
 #include "machine.cuh"
 
 // No piece: this lane has not moved.
 constexpr uint64_t from_none = ~0ull;
-// In vain rounds: how often a lane looks whether it could move, or whether the other side has.
-constexpr uint32_t rounds_between_growth_looks = 32;
 
 MAIL_DEVICE uint64_t ring_address(uint64_t ring) { return ring & ~127ull; }
 MAIL_DEVICE uint64_t ring_slots(uint64_t ring) { return 1ull << (ring & 63); }

@@ -28,6 +28,8 @@ struct Group {
 
   MAIL_DEVICE const WindlassMailGeometry& geometry() const { return launch.geometry; }
   MAIL_DEVICE uint32_t channels() const { return launch.send_channels + launch.receive_channels; }
+  // That move messages: the first ones of the grid.
+  MAIL_DEVICE uint32_t blocks() const { return block_count() - launch.copy_blocks; }
   MAIL_DEVICE WindlassMailChannel channel(uint32_t index) const {
     return reinterpret_cast<const WindlassMailChannel*>(launch.storage)[index];
   }

@@ -52,6 +52,8 @@ enum {
 enum {
   // The next kernel of the stream may be set up while this one runs (programmatic serialization on its side).
   WINDLASS_LAUNCH_EARLY_NEXT = 1,
+  // Some channel's chunks have a grown ring to go to: bulk lanes that have not moved look for it at once.
+  WINDLASS_LAUNCH_BULK_GREW = 2,
 };
 
 // The word at `control`.
@@ -104,8 +106,8 @@ typedef struct WindlassMailChannel {
   uint32_t active_bulk_lanes;
 } WindlassMailChannel;
 
-// The kernel's one parameter. The storage holds the channels (sends, then receives), then the operations unless a list is
-// given. A launch may hand over only the used part: WINDLASS_LAUNCH_HEAD_BYTES + the used storage.
+// The kernel's one parameter. The storage holds the channels (sends, then receives), then, unless a list is given, the
+// operations and the copies: of each what it writes, then what it reads. A launch may hand over only the used part: WINDLASS_LAUNCH_HEAD_BYTES + the used storage.
 typedef struct WindlassMailLaunch {
   WindlassMailGeometry geometry;
   uint64_t control;         // address of the abort word (32 bits), in any device-visible memory
@@ -121,11 +123,12 @@ typedef struct WindlassMailLaunch {
   uint32_t line_send_warps;     // movers of a block that send lines: its first ones
   uint32_t line_receive_warps;  // movers of a block that receive lines: its last ones
   uint32_t movers;              // warps of a block that move data; all of them move bulk messages
-  uint32_t stages;              // chunks that the pusher holds in shared memory, even; 0: no pusher
+  uint16_t stages;              // chunks that the pusher holds in shared memory, even; 0: no pusher
+  uint16_t copy_blocks;         // blocks that copy what the rank sends to itself: the last ones of the grid
   uint32_t jobs_per_warp;       // room in shared memory for a mover's jobs; 0: each has at most one, a line lane
   uint32_t flags;               // WINDLASS_LAUNCH_*
-  uint32_t operations;          // in all
-  uint32_t reserved;
+  uint32_t operations;          // of all channels
+  uint32_t copies;
   uint64_t storage[WINDLASS_INLINE_BYTES / 8];
 } WindlassMailLaunch;
 
@@ -146,7 +149,7 @@ typedef struct WindlassMailReport {
   WindlassMailReportEntry entries[WINDLASS_REPORT_ENTRIES];
 } WindlassMailReport;
 
-// Bytes of shared memory of a launch, from its head: where each part begins.
+// Bytes of shared memory of a launch, from its head: where each part begins. Of the blocks that move messages.
 typedef struct WindlassMailShared {
   uint32_t stages;    // [stage][chunk]
   uint32_t barriers;  // [stage], 8 bytes

@@ -36,8 +36,10 @@ struct MailShape {
 };
 
 constexpr uint32_t mail_refused = ~0u;
-constexpr uint32_t mail_role_warps = 8;    // movers of a block for one direction of lines, if the other has lines too
-constexpr uint32_t mail_bulk_movers = 16;
+constexpr uint32_t mail_movers_max = 16;   // of a block
+constexpr uint32_t mail_bulk_movers = mail_movers_max - WINDLASS_BULK_SERVICE_WARPS;
+constexpr uint64_t mail_bytes_a_copy_block = 64 << 10;
+constexpr uint32_t mail_copy_blocks = 16, mail_lone_copy_blocks = 64;  // beside messages, without
 
 inline uint32_t mail_lanes(uint64_t bytes, uint64_t piece_bytes, uint32_t lanes) {
   return (uint32_t)std::min<uint64_t>(lanes, (bytes + piece_bytes - 1) / piece_bytes);
@@ -56,6 +58,7 @@ inline MailShape mail_arrange(const MailCall* calls, size_t count, const MailPee
   bool pusher = false, ordinary = false;
   for (uint32_t receive = 0; receive < 2; ++receive)
     for (size_t peer = 0; peer < peer_count; ++peer) {
+      if (peer == geometry.rank) continue;
       WindlassMailChannel channel = receive ? peers[peer].receive : peers[peer].send;
       channel.flags = receive ? WINDLASS_CHANNEL_RECEIVE : 0;
       channel.first_operation = (uint32_t)operations.size();
@@ -87,26 +90,41 @@ inline MailShape mail_arrange(const MailCall* calls, size_t count, const MailPee
       (receive ? launch.bulk_receive_lanes : launch.bulk_send_lanes) += channel.active_bulk_lanes;
     }
   launch.operations = (uint32_t)operations.size();
+  // What the rank sends to itself: the first send into the first receive, and so on.
+  uint64_t copied = 0;
+  for (size_t from = 0, to = 0; from < count && to < count; ++from, ++to) {
+    while (from < count && (calls[from].peer != geometry.rank || calls[from].receive)) ++from;
+    while (to < count && (calls[to].peer != geometry.rank || !calls[to].receive)) ++to;
+    if (from == count || to == count) break;
+    const uint64_t bytes = std::min(calls[from].bytes, calls[to].bytes);
+    if (bytes == 0 || calls[from].address == calls[to].address) continue;
+    operations.push_back({calls[to].address, bytes});
+    operations.push_back({calls[from].address, bytes});
+    ++launch.copies;
+    copied += bytes;
+  }
   MailShape shape = {};
   if (operations.empty()) return shape;
 
   const bool bulk = launch.bulk_send_lanes || launch.bulk_receive_lanes;
   const uint32_t line_lanes = std::max(launch.line_send_lanes, launch.line_receive_lanes);
-  uint32_t blocks = std::max({windlass_divided_up(line_lanes, mail_role_warps), launch.bulk_send_lanes, launch.bulk_receive_lanes});
-  blocks = std::max(1u, std::min(blocks, limits.blocks_max));
+  uint32_t blocks = std::max({windlass_divided_up(line_lanes, mail_movers_max / 2), launch.bulk_send_lanes, launch.bulk_receive_lanes});
+  blocks = std::min(blocks, limits.blocks_max);
   shape.cluster = 1;
   if (blocks > 2 && limits.blocks_max >= 4) {
     // Whole clusters, or the first blocks crowd on one part of the GPU and starve its links.
     blocks = std::min(windlass_divided_up(blocks, 4), limits.blocks_max / 4) * 4;
     shape.cluster = 4;
   }
-  const uint32_t warps_max = launch.line_send_lanes && launch.line_receive_lanes ? mail_role_warps : 2 * mail_role_warps;
-  launch.line_send_warps = std::min(warps_max, windlass_divided_up(launch.line_send_lanes, blocks));
-  launch.line_receive_warps = std::min(warps_max, windlass_divided_up(launch.line_receive_lanes, blocks));
-  launch.movers = std::max(launch.line_send_warps + launch.line_receive_warps, bulk ? mail_bulk_movers : 0);
+  const uint32_t movers_max = bulk ? mail_bulk_movers : mail_movers_max;
+  const uint32_t warps_max = launch.line_send_lanes && launch.line_receive_lanes ? movers_max / 2 : movers_max;
+  const auto warps = [&](uint32_t lanes) { return blocks ? std::min(warps_max, windlass_divided_up(lanes, blocks)) : 0; };
+  launch.line_send_warps = warps(launch.line_send_lanes);
+  launch.line_receive_warps = warps(launch.line_receive_lanes);
+  launch.movers = std::max(launch.line_send_warps + launch.line_receive_warps, bulk ? movers_max : 0);
 
   // Most jobs that a mover can have: its lines of one direction, and its part in the block's bulk lanes.
-  const auto share = [&](uint32_t lanes, uint32_t warps) { return warps ? windlass_divided_up(lanes, blocks * warps) : 0; };
+  const auto share = [&](uint32_t lanes, uint32_t warps) { return blocks && warps ? windlass_divided_up(lanes, blocks * warps) : 0; };
   const auto jobs = [&] {
     const uint32_t most = std::max(share(launch.line_send_lanes, launch.line_send_warps),
                                    share(launch.line_receive_lanes, launch.line_receive_warps)) +
@@ -114,8 +132,8 @@ inline MailShape mail_arrange(const MailCall* calls, size_t count, const MailPee
     return most > 1 || bulk ? most : 0;
   };
   launch.jobs_per_warp = jobs();
-  launch.stages = pusher ? limits.stages : 0;
-  shape.shared_bytes = windlass_shared_layout(launch, blocks).total;
+  launch.stages = (uint16_t)(pusher ? limits.stages : 0);
+  shape.shared_bytes = blocks ? windlass_shared_layout(launch, blocks).total : 0;
   if (launch.stages && shape.shared_bytes > limits.shared_bytes_max) {
     launch.stages = 0;
     ordinary = true;
@@ -129,10 +147,12 @@ inline MailShape mail_arrange(const MailCall* calls, size_t count, const MailPee
     shape.blocks = mail_refused;
     return shape;
   }
-  shape.blocks = blocks;
-  shape.threads = 32 * (launch.movers + (bulk ? WINDLASS_BULK_SERVICE_WARPS : 0));
+  const uint64_t copy_blocks = (copied + mail_bytes_a_copy_block - 1) / mail_bytes_a_copy_block;
+  launch.copy_blocks = (uint16_t)windlass_divided_up((uint32_t)std::min<uint64_t>(copy_blocks, blocks ? mail_copy_blocks : mail_lone_copy_blocks), shape.cluster) * shape.cluster;
+  shape.blocks = blocks + launch.copy_blocks;
+  shape.threads = 32 * (blocks ? launch.movers + (bulk ? WINDLASS_BULK_SERVICE_WARPS : 0) : mail_movers_max);
   uint32_t bytes = used * (uint32_t)sizeof(WindlassMailChannel);
-  const uint32_t listed = launch.operations * (uint32_t)sizeof(WindlassMailOperation);
+  const uint32_t listed = (uint32_t)(operations.size() * sizeof(WindlassMailOperation));
   if (bytes + listed <= WINDLASS_INLINE_BYTES) {
     std::memcpy(reinterpret_cast<char*>(launch.storage) + bytes, operations.data(), listed);
     bytes += listed;

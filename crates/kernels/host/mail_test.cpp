@@ -147,6 +147,9 @@ struct World {
     launch.control = reinterpret_cast<uint64_t>(&control);
     launch.report = reinterpret_cast<uint64_t>(&reports[rank]);
     launch.wishes = reinterpret_cast<uint64_t>(wishes[rank].data());
+    for (const MailPeer& peer : peers[rank])
+      if (peer.send.growth && __atomic_load_n(&word(peer.send.growth + 8 * WINDLASS_GROWTH_BULK), __ATOMIC_ACQUIRE))
+        launch.flags |= WINDLASS_LAUNCH_BULK_GREW;
     if (shape.lists_operations) launch.operation_list = reinterpret_cast<uint64_t>(operations.data());
     // Only the used part is handed over: the rest is whatever was there.
     std::vector<uint64_t> parameter(WINDLASS_LAUNCH_BYTES / 8, 0xababababababababull);
@@ -360,6 +363,25 @@ void every_alignment() {
   run_all(world, steps);
 }
 
+// Messages of a rank to itself, alone and beside others: any size and alignment, several in one group.
+void to_itself() {
+  World world(Options{});
+  host::Random random{seed};
+  std::vector<Step> steps;
+  const auto offset = [&] { return random.below(2) ? 0 : (uint32_t)random.below(16); };
+  for (uint64_t size : {0, 1, 7, 15, 16, 17, 31, 33, 1000, 65536, 65537, 200003}) {
+    Step alone, beside;
+    for (int i = 0; i < 3; ++i) {
+      const uint32_t at = offset();
+      alone.messages.push_back({0, 0, size + (uint64_t)i, at, random.below(2) ? at : offset()});
+    }
+    beside.messages = {{0, 1, size, 0, 0}, {0, 0, size, offset(), offset()}, {1, 0, 40000, 0, 0}, {1, 1, 5, 0, 0}, {0, 0, 3, 1, 2}};
+    steps.push_back(alone);
+    steps.push_back(beside);
+  }
+  run_all(world, steps, {1, 100, true});
+}
+
 // One rank sends, the other receives, many times: credits alone, no traffic back.
 void one_way() {
   World world(Options{});
@@ -413,7 +435,7 @@ Step pattern(const std::string& name, uint32_t ranks, const std::function<uint64
     for (uint32_t r = 0; r < ranks; ++r) step.messages.push_back({r, (r + 1) % ranks, size()});
   if (name == "all_to_all")
     for (uint32_t r = 0; r < ranks; ++r)
-      for (uint32_t p = 1; p < ranks; ++p) step.messages.push_back({r, (r + p) % ranks, size()});
+      for (uint32_t p = 0; p < ranks; ++p) step.messages.push_back({r, (r + p) % ranks, size()});
   if (name == "gather")
     for (uint32_t r = 1; r < ranks; ++r) step.messages.push_back({r, 0, size()});
   if (name == "scatter")
@@ -872,7 +894,7 @@ void random_groups() {
       Step step;
       const int count = 1 + (int)random.below(8);
       for (int k = 0; k < count; ++k) {
-        const uint32_t from = (uint32_t)random.below(o.ranks), to = (from + 1 + (uint32_t)random.below(o.ranks - 1)) % o.ranks;
+        const uint32_t from = (uint32_t)random.below(o.ranks), to = (from + (uint32_t)random.below(o.ranks)) % o.ranks;
         const bool odd = random.below(2);
         step.messages.push_back({from, to, random.below(random.below(3) ? 3000 : 30000), odd ? (uint32_t)random.below(16) : 0, odd ? (uint32_t)random.below(16) : 0});
       }
@@ -895,6 +917,7 @@ const struct {
     {"sizes", [] { sizes_and_alignments(true); }},
     {"sizes_ordinary", [] { sizes_and_alignments(false); }},
     {"alignments", every_alignment},
+    {"to_itself", to_itself},
     {"one_way", one_way},
     {"both_ways", both_ways},
     {"larger_than_ring", far_larger_than_the_ring},

@@ -16,7 +16,7 @@ pub struct Call {
     pub address: u64,
     /// Of any number; calls of zero bytes vanish.
     pub bytes: u64,
-    /// Index in the table of peers.
+    /// Index in the table of peers; the geometry's rank: a message to itself.
     pub peer: u32,
     /// Which way.
     pub direction: Direction,
@@ -52,7 +52,7 @@ pub struct Limits {
 }
 
 /// Chunks in shared memory for [`Geometry::recommended`].
-pub const RECOMMENDED_STAGES: u32 = 6;
+pub const RECOMMENDED_STAGES: u16 = 2;
 
 /// How large messages leave this rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,7 +60,7 @@ pub enum BulkSend {
     /// By asynchronous copies (sm_90 and newer) through this many chunks of shared memory: even, 2 to 8.
     Copies {
         /// Chunks in shared memory.
-        stages: u32,
+        stages: u16,
     },
     /// By loads and stores.
     OrdinaryStores,
@@ -83,9 +83,13 @@ pub struct Shape {
     pub lists_operations: bool,
 }
 
-/// Movers of a block for lines of one direction, if the other has lines too.
-const ROLE_WARPS: u32 = 8;
-const BULK_MOVERS: u32 = 16;
+/// Movers of a block: of a kernel of at most 16 warps.
+const MOVERS_MAX: u32 = 16;
+const BULK_MOVERS: u32 = MOVERS_MAX - BULK_SERVICE_WARPS;
+/// What a rank sends to itself is copied by blocks of their own, beside messages by few.
+const BYTES_A_COPY_BLOCK: u64 = 64 << 10;
+const COPY_BLOCKS: u64 = 16;
+const LONE_COPY_BLOCKS: u64 = 64;
 /// Blocks of a cluster. Without clusters the first blocks crowd on one part of the GPU and starve its links.
 const CLUSTER: u32 = 4;
 
@@ -124,7 +128,7 @@ pub fn arrange(
     let mut by_copies = false;
     let mut by_stores = false;
     for direction in [Direction::Send, Direction::Receive] {
-        for (index, peer) in peers.iter().enumerate() {
+        for (index, peer) in peers.iter().enumerate().filter(|(index, _)| *index != geometry.rank as usize) {
             let own = calls
                 .iter()
                 .filter(|call| call.peer as usize == index && call.direction == direction && call.bytes > 0);
@@ -142,31 +146,39 @@ pub fn arrange(
         }
     }
     launch.operations = operations.len() as u32;
+    let copied = copies(calls, geometry.rank, operations);
+    launch.copies = (operations.len() as u32 - launch.operations) / 2;
     if operations.is_empty() {
         return Ok(Shape::default());
     }
 
     let bulk = launch.bulk_send_lanes + launch.bulk_receive_lanes > 0;
     let (blocks, cluster) = blocks(launch, limits.blocks_max);
-    let role_warps =
-        if launch.line_send_lanes > 0 && launch.line_receive_lanes > 0 { ROLE_WARPS } else { 2 * ROLE_WARPS };
-    launch.line_send_warps = launch.line_send_lanes.div_ceil(blocks).min(role_warps);
-    launch.line_receive_warps = launch.line_receive_lanes.div_ceil(blocks).min(role_warps);
-    launch.movers =
-        (launch.line_send_warps + launch.line_receive_warps).max(if bulk { BULK_MOVERS } else { 0 });
-    launch.stages = match limits.bulk {
-        BulkSend::Copies { stages } if by_copies => stages,
-        _ => 0,
-    };
-    launch.jobs_per_warp = jobs_per_warp(launch, blocks, by_stores);
-    if launch.stages > 0 && shared_bytes(launch, blocks) > limits.shared_bytes_max {
-        launch.stages = 0;
-        send_by_ordinary_stores(launch);
-        launch.jobs_per_warp = jobs_per_warp(launch, blocks, true);
+    if blocks > 0 {
+        let movers_max = if bulk { BULK_MOVERS } else { MOVERS_MAX };
+        let both = launch.line_send_lanes > 0 && launch.line_receive_lanes > 0;
+        let warps_max = if both { movers_max / 2 } else { movers_max };
+        launch.line_send_warps = launch.line_send_lanes.div_ceil(blocks).min(warps_max);
+        launch.line_receive_warps = launch.line_receive_lanes.div_ceil(blocks).min(warps_max);
+        let line_warps = launch.line_send_warps + launch.line_receive_warps;
+        launch.movers = line_warps.max(if bulk { movers_max } else { 0 });
+        launch.stages = match limits.bulk {
+            BulkSend::Copies { stages } if by_copies => stages,
+            _ => 0,
+        };
+        launch.jobs_per_warp = jobs_per_warp(launch, blocks, by_stores);
+        if launch.stages > 0 && shared_bytes(launch, blocks) > limits.shared_bytes_max {
+            launch.stages = 0;
+            send_by_ordinary_stores(launch);
+            launch.jobs_per_warp = jobs_per_warp(launch, blocks, true);
+        }
+        if shared_bytes(launch, blocks) > limits.shared_bytes_max {
+            return Err(Refusal::TooManyLanes);
+        }
     }
-    if shared_bytes(launch, blocks) > limits.shared_bytes_max {
-        return Err(Refusal::TooManyLanes);
-    }
+    let copy_blocks = copied.div_ceil(BYTES_A_COPY_BLOCK);
+    let copy_blocks = copy_blocks.min(if blocks > 0 { COPY_BLOCKS } else { LONE_COPY_BLOCKS }) as u32;
+    launch.copy_blocks = copy_blocks.next_multiple_of(cluster) as u16;
 
     let channel_words = channels * CHANNEL_WORDS;
     let operation_words = operations.len() * 2;
@@ -178,14 +190,30 @@ pub fn arrange(
         }
     }
     let words = channel_words + if fits { operation_words } else { 0 };
+    let warps = launch.movers + if bulk { BULK_SERVICE_WARPS } else { 0 };
     Ok(Shape {
-        blocks,
-        threads: 32 * (launch.movers + if bulk { BULK_SERVICE_WARPS } else { 0 }),
-        shared_bytes: shared_bytes(launch, blocks),
+        blocks: blocks + u32::from(launch.copy_blocks),
+        threads: 32 * if blocks > 0 { warps } else { MOVERS_MAX },
+        shared_bytes: if blocks > 0 { shared_bytes(launch, blocks) } else { 0 },
         cluster,
         parameter_bytes: (LAUNCH_HEAD_BYTES + words * 8) as u32,
         lists_operations: !fits,
     })
+}
+
+/// Appends what the rank sends to itself, of each message where it goes and where it comes from: the first send into the
+/// first receive, and so on. The bytes of all.
+fn copies(calls: &[Call], rank: u32, operations: &mut Vec<Operation>) -> u64 {
+    let own = |direction| calls.iter().filter(move |call| call.peer == rank && call.direction == direction);
+    let mut copied = 0;
+    for (from, to) in own(Direction::Send).zip(own(Direction::Receive)) {
+        let bytes = from.bytes.min(to.bytes);
+        if bytes > 0 && from.address != to.address {
+            operations.extend([to.address, from.address].map(|address| Operation { address, bytes }));
+            copied += bytes;
+        }
+    }
+    copied
 }
 
 struct Found {
@@ -254,11 +282,12 @@ fn add(launch: &mut Launch, index: usize, channel: &Channel, direction: Directio
     Ok(())
 }
 
-/// Blocks of the grid and of a cluster.
+/// Blocks of the grid for messages, and of a cluster.
 fn blocks(launch: &Launch, blocks_max: u32) -> (u32, u32) {
     let line_lanes = launch.line_send_lanes.max(launch.line_receive_lanes);
-    let wanted = line_lanes.div_ceil(ROLE_WARPS).max(launch.bulk_send_lanes).max(launch.bulk_receive_lanes);
-    let blocks = wanted.min(blocks_max).max(1);
+    let wanted =
+        line_lanes.div_ceil(MOVERS_MAX / 2).max(launch.bulk_send_lanes).max(launch.bulk_receive_lanes);
+    let blocks = wanted.min(blocks_max);
     if blocks > 2 && blocks_max >= CLUSTER {
         (blocks.div_ceil(CLUSTER).min(blocks_max / CLUSTER) * CLUSTER, CLUSTER)
     } else {
@@ -290,9 +319,10 @@ fn send_by_ordinary_stores(launch: &mut Launch) {
 /// Shared memory of a block: `windlass_shared_layout` of `device/mailbox.h`.
 fn shared_bytes(launch: &Launch, blocks: u32) -> u32 {
     let tasks = launch.bulk_send_lanes.div_ceil(blocks) + launch.bulk_receive_lanes.div_ceil(blocks);
-    let stages = launch.stages * launch.geometry.bulk_chunk_bytes;
-    let barriers = (launch.stages * 8).next_multiple_of(16);
-    let orders = launch.stages * 16;
+    let stage_count = u32::from(launch.stages);
+    let stages = stage_count * launch.geometry.bulk_chunk_bytes;
+    let barriers = (stage_count * 8).next_multiple_of(16);
+    let orders = stage_count * 16;
     let told = (tasks * launch.movers * 4).next_multiple_of(16);
     stages + barriers + orders + tasks * 64 + told + launch.movers * launch.jobs_per_warp * 48
 }
@@ -343,14 +373,14 @@ mod tests {
         assert_eq!((launch.line_send_lanes, launch.line_send_warps, launch.movers), (1, 1, 1));
     }
 
-    /// Middle sizes spread over whole clusters, large ones over all blocks with 18 warps.
+    /// Middle sizes spread over whole clusters, large ones over all blocks with 16 warps.
     #[test]
     fn larger_messages() {
         let (shape, _) =
             arranged(&[call(65536, 1, Direction::Send), call(65536, 1, Direction::Receive)], &LIMITS);
         assert_eq!((shape.blocks, shape.cluster, shape.threads), (8, 4, 320));
         let (shape, launch) = arranged(&[call(64 << 20, 1, Direction::Send)], &LIMITS);
-        assert_eq!((shape.blocks, shape.cluster, shape.threads), (32, 4, 576));
+        assert_eq!((shape.blocks, shape.cluster, shape.threads), (32, 4, 512));
         assert!(shape.shared_bytes > 8 * 16384 && shape.shared_bytes < 140 << 10);
         assert_eq!(launch.stages, 8);
     }
@@ -373,6 +403,27 @@ mod tests {
         }
     }
 
+    /// A message to itself gets blocks of its own, after the others and in whole clusters; it needs no launch of its own.
+    #[test]
+    fn own_messages() {
+        let own = |bytes, address, direction| Call { address, ..call(bytes, 0, direction) };
+        let (send, receive) = (own(100_000, 64, Direction::Send), own(120_000, 4096, Direction::Receive));
+        let (shape, launch) = arranged(&[send, receive], &LIMITS);
+        let expected =
+            Shape { blocks: 2, threads: 512, cluster: 1, parameter_bytes: 128 + 32, ..Shape::default() };
+        assert_eq!((shape, launch.copies, launch.copy_blocks, launch.operations), (expected, 1, 2, 0));
+        assert_eq!(launch.storage[..4], [4096, 100_000, 64, 100_000]);
+        let (shape, launch) = arranged(&[send, call(65536, 1, Direction::Send), receive], &LIMITS);
+        assert_eq!((shape.blocks, shape.cluster, launch.copy_blocks), (12, 4, 4));
+        assert_eq!(launch.storage[CHANNEL_WORDS + 2..][..2], [4096, 100_000]);
+        // In place, or nothing, or no partner: nothing to do.
+        for calls in
+            [[send, Call { address: 64, ..receive }], [send, Call { bytes: 0, ..receive }], [send, send]]
+        {
+            assert_eq!(arranged(&calls, &LIMITS).0.blocks, 0);
+        }
+    }
+
     /// The grid keeps to its limit, and to whole clusters where there are any.
     #[test]
     fn grids_keep_to_the_limit() {
@@ -387,7 +438,7 @@ mod tests {
         for blocks_max in 2..40 {
             let (shape, launch) = arranged(&calls, &Limits { blocks_max, ..LIMITS });
             assert!(shape.blocks <= blocks_max && shape.blocks % shape.cluster == 0, "{shape:?}");
-            assert!(shape.threads <= 576);
+            assert!(shape.threads <= 512);
             assert!(launch.line_send_warps + launch.line_receive_warps <= launch.movers);
         }
     }
@@ -405,9 +456,9 @@ mod tests {
     /// The largest group of 8 ranks fits at every grid for which the geometry was made, and is refused where not.
     #[test]
     fn largest_groups() {
-        let peers = vec![Peer::default(); 7];
+        let peers = vec![Peer::default(); 8];
         let both = |bytes: u64, p: u32| [call(bytes, p, Direction::Send), call(bytes, p, Direction::Receive)];
-        let calls: Vec<Call> = (0..7).flat_map(|p| [both(4 << 20, p), both(64 << 20, p)].concat()).collect();
+        let calls: Vec<Call> = (1..8).flat_map(|p| [both(4 << 20, p), both(64 << 20, p)].concat()).collect();
         let refusal = |geometry: &Geometry, blocks_max: u32| {
             let bulk = BulkSend::Copies { stages: RECOMMENDED_STAGES };
             let limits = Limits { blocks_max, bulk, ..LIMITS };
@@ -427,8 +478,8 @@ mod tests {
     /// More peers than fit are refused.
     #[test]
     fn too_many_peers() {
-        let peers = vec![Peer::default(); 60];
-        let calls: Vec<Call> = (0..60).map(|peer| call(1, peer, Direction::Send)).collect();
+        let peers = vec![Peer::default(); 61];
+        let calls: Vec<Call> = (1..61).map(|peer| call(1, peer, Direction::Send)).collect();
         let answer = arrange(&calls, &peers, &GEOMETRY, &LIMITS, &mut Launch::default(), &mut Vec::new());
         assert_eq!(answer, Err(Refusal::TooManyPeers));
     }

@@ -26,6 +26,8 @@ pub const CHANNEL_RECEIVE: u32 = 1;
 pub const CHANNEL_ORDINARY_STORES: u32 = 2;
 /// The next kernel of the stream may be set up while this one runs.
 pub const LAUNCH_EARLY_NEXT: u32 = 1;
+/// Some channel's chunks have a grown ring to go to.
+pub const LAUNCH_BULK_GREW: u32 = 2;
 
 /// Values of the word at [`Launch::control`].
 pub const CONTROL_RUN: u32 = 0;
@@ -54,11 +56,12 @@ pub struct Geometry {
 impl Geometry {
     /// The measured geometry for grids of at most this many blocks (equal on all ranks: the least of their limits):
     /// per directed pair 4 MiB of line ring and 2 MiB of bulk ring, whatever the number of lanes. Rings [grow](crate::growth)
-    /// when they must; chunks through so small a ring are slow.
+    /// when they must; chunks through so small a ring are slow, and chunks of 32 KiB are slow where a block both sends and
+    /// receives.
     pub fn recommended(blocks_max: u32, rank: u32) -> Geometry {
         let bulk_lanes = blocks_max.clamp(1, 32);
         let line_lanes = 8 * bulk_lanes;
-        let bulk_chunk_bytes = 32 << 10;
+        let bulk_chunk_bytes = 64 << 10;
         let slots = |ring_bytes: u32, lane_bytes: u32| 1 << (ring_bytes / lane_bytes).ilog2();
         Geometry {
             first_tag: 1,
@@ -69,17 +72,6 @@ impl Geometry {
             bulk_slots: slots(2 << 20, bulk_lanes * bulk_chunk_bytes),
             bulk_chunk_bytes,
             rank,
-        }
-    }
-
-    /// The same with lines for messages of every size; a bulk ring is there only in name.
-    pub fn of_lines(blocks_max: u32, rank: u32) -> Geometry {
-        Geometry {
-            bulk_from_bytes: 1 << 62,
-            bulk_lanes: 1,
-            bulk_slots: 1,
-            bulk_chunk_bytes: 128,
-            ..Geometry::recommended(blocks_max, rank)
         }
     }
 
@@ -183,11 +175,12 @@ pub struct Launch {
     pub line_send_warps: u32,
     pub line_receive_warps: u32,
     pub movers: u32,
-    pub stages: u32,
+    pub stages: u16,
+    pub copy_blocks: u16,
     pub jobs_per_warp: u32,
     pub flags: u32,
     pub operations: u32,
-    pub reserved: u32,
+    pub copies: u32,
     pub storage: [u64; INLINE_BYTES / 8],
 }
 
@@ -209,10 +202,11 @@ impl Default for Launch {
             line_receive_warps: 0,
             movers: 0,
             stages: 0,
+            copy_blocks: 0,
             jobs_per_warp: 0,
             flags: 0,
             operations: 0,
-            reserved: 0,
+            copies: 0,
             storage: [0; INLINE_BYTES / 8],
         }
     }

@@ -55,11 +55,10 @@ pub(super) fn blocks_max(ctas_max: u32) -> u32 {
     limits.into_iter().filter(|limit| *limit > 0).fold(BLOCKS_MAX, u32::min)
 }
 
-/// The shape of all rings, from what all ranks agreed on. Lines carry messages of every size: since rings grow, chunks are
-/// slower than NCCL where both directions are busy (docs/fabric.md).
+/// The shape of all rings, from what all ranks agreed on.
 pub(super) fn geometry(contract: &Contract, rank: u32) -> Geometry {
     let blocks = if contract.ctas_max == 0 { BLOCKS_MAX } else { contract.ctas_max.min(BLOCKS_MAX) };
-    Geometry::of_lines(blocks, rank)
+    Geometry::recommended(blocks, rank)
 }
 
 /// Lets go of what no communicator uses: when the process ends.

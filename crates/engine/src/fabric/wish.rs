@@ -109,7 +109,7 @@ pub(super) fn on(ordinal: Ordinal, ranks: u32, ctas_max: u32) -> Result<(Arc<Are
     let arena = Arena::of(ordinal).map_err(no_identity)?;
     let share = Share::new(ordinal, ranks, ctas_max).map_err(|words| Reason::Refused { rank: 0, words })?;
     // The rings of an unlimited communicator stand for the protocol of the kernels.
-    let rings = Layout::of(2, &Geometry::of_lines(boxes::BLOCKS_MAX, 0)).bytes;
+    let rings = Layout::of(2, &Geometry::recommended(boxes::BLOCKS_MAX, 0)).bytes;
     let facts = Facts {
         ranks,
         version: Version::THIS,

@@ -83,7 +83,6 @@ calls! {
     fn cuMemsetD32Async(Address, c_uint, usize, usize);
     fn cuMemcpyDtoHAsync_v2(*mut c_void, Address, usize, usize);
     fn cuMemcpyHtoDAsync_v2(Address, *const c_void, usize, usize);
-    fn cuMemcpyDtoDAsync_v2(Address, Address, usize, usize);
     fn cuMemHostAlloc(*mut *mut c_void, usize, c_uint);
     fn cuMemFreeHost(*mut c_void);
     fn cuMemGetAllocationGranularity(*mut usize, *const AllocationProperties, c_uint);

@@ -20,7 +20,6 @@ use crate::gpu::{Address, Driver, Failure, Home, StreamHandle};
 #[allow(non_snake_case, missing_docs)]
 #[derive(Clone, Copy, Debug)]
 pub struct Calls {
-    pub cuMemcpyDtoDAsync_v2: unsafe extern "C" fn(Address, Address, usize, usize) -> Code,
     pub cuMemcpyHtoDAsync_v2: unsafe extern "C" fn(Address, *const c_void, usize, usize) -> Code,
     pub cuMemHostAlloc: unsafe extern "C" fn(*mut *mut c_void, usize, c_uint) -> Code,
     pub cuMemFreeHost: unsafe extern "C" fn(*mut c_void) -> Code,
@@ -36,27 +35,10 @@ impl Calls {
     pub fn of(driver: &Driver) -> Calls {
         let calls = &driver.calls;
         Calls {
-            cuMemcpyDtoDAsync_v2: calls.cuMemcpyDtoDAsync_v2,
             cuMemcpyHtoDAsync_v2: calls.cuMemcpyHtoDAsync_v2,
             cuMemHostAlloc: calls.cuMemHostAlloc,
             cuMemFreeHost: calls.cuMemFreeHost,
         }
-    }
-
-    /// Copies within the device in a stream's order, as part of its capture if there is one.
-    pub(super) fn copy(
-        &self,
-        driver: &Driver,
-        to: Address,
-        from: Address,
-        bytes: u64,
-        stream: StreamHandle,
-    ) -> Result<(), Failure> {
-        // SAFETY: the application vouches for its buffers, as it does to NCCL.
-        let code = unsafe { (self.cuMemcpyDtoDAsync_v2)(to, from, bytes as usize, stream.0) };
-        driver.check("cuMemcpyDtoDAsync_v2", code, || {
-            format!("to {to:#x}, from {from:#x}, bytes {bytes}, stream {:#x}", stream.0)
-        })
     }
 }
 

@@ -102,7 +102,7 @@ impl Mailbox {
         kit.is_some_and(|kit| kit.host.growth(direction, peer, wire).load(Ordering::Relaxed) != 0)
     }
 
-    fn grown_sends(&self, wire: Wire) -> u64 {
+    pub(super) fn grown_sends(&self, wire: Wire) -> u64 {
         let peers = 0..self.peers.len() as u32;
         let grown = peers.filter(|peer| self.has_grown(Direction::Send, *peer, wire));
         grown.fold(0, |mask, peer| mask | 1 << peer)
@@ -110,9 +110,11 @@ impl Mailbox {
 
     /// Of a group that is being issued.
     pub(super) fn note_chunks(&self, calls: &[Operation]) {
-        let large = calls
-            .iter()
-            .filter(|call| call.direction == Direction::Send && call.bytes >= self.geometry.bulk_from_bytes);
+        let large = calls.iter().filter(|call| {
+            call.direction == Direction::Send
+                && call.bytes >= self.geometry.bulk_from_bytes
+                && call.peer != self.geometry.rank
+        });
         let peers = large.fold(0_u64, |mask, call| mask | 1 << call.peer);
         if peers & !self.sent_chunks.load(Ordering::Relaxed) != 0 {
             self.sent_chunks.fetch_or(peers, Ordering::Relaxed);

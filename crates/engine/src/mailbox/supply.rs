@@ -73,9 +73,6 @@ pub(super) struct Kit {
     pub copied: [Event; EAGER_LISTS],
     /// Between the streams of one group.
     pub joined: Event,
-    /// For what a rank sends to itself, beside the kernel; never part of a capture.
-    pub aside: Stream,
-    pub aside_done: Event,
     pub room: Room,
 }
 
@@ -222,8 +219,6 @@ impl Kit {
             captured: [event()?, event()?, event()?, event()?],
             copied: [event()?, event()?, event()?, event()?],
             joined: event()?,
-            aside: Stream::new(driver)?,
-            aside_done: event()?,
             room: Room::default(),
         })
     }

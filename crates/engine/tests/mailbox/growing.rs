@@ -199,7 +199,7 @@ fn abort_in_a_grown_ring() {
         ranks[0].mailbox.run(&side.operations, stream.handle()).unwrap();
         eventually("a stalled sender asks", || wants(&ranks[0], wire) == 2);
         grow(&ranks, 0, 1, wire, &ring);
-        std::thread::sleep(std::time::Duration::from_millis(50));
+        std::thread::sleep(std::time::Duration::from_millis(500));
         assert!(stream.is_busy());
         ranks[0].mailbox.abort();
         stream.synchronize();

@@ -83,7 +83,7 @@ fn case(random: &mut Random) -> Case {
             blocks_max: 1 + random.below(40) as u32,
             bulk: match random.below(3) {
                 0 => BulkSend::OrdinaryStores,
-                _ => BulkSend::Copies { stages: 2 * (1 + random.below(4) as u32) },
+                _ => BulkSend::Copies { stages: 2 * (1 + random.below(4) as u16) },
             },
             shared_bytes_max: random.one_of(&[48 << 10, 220 << 10]) as u32,
         },
@@ -141,7 +141,7 @@ impl Bytes {
         }
         self.geometry(&case.geometry);
         let (copies, stages) = match case.limits.bulk {
-            BulkSend::Copies { stages } => (1, stages),
+            BulkSend::Copies { stages } => (1, u32::from(stages)),
             BulkSend::OrdinaryStores => (0, 8),
         };
         self.u32(&[case.limits.blocks_max, copies, stages, case.limits.shared_bytes_max]);
@@ -153,11 +153,12 @@ impl Bytes {
         self.u64(&[l.control, l.report, l.operation_list, l.wishes]);
         self.u32(&[l.send_channels, l.receive_channels, l.line_send_lanes, l.line_receive_lanes]);
         self.u32(&[l.bulk_send_lanes, l.bulk_receive_lanes, l.line_send_warps, l.line_receive_warps]);
-        self.u32(&[l.movers, l.stages, l.jobs_per_warp, l.flags, l.operations, l.reserved]);
+        let stages = u32::from(l.stages) | u32::from(l.copy_blocks) << 16;
+        self.u32(&[l.movers, stages, l.jobs_per_warp, l.flags, l.operations, l.copies]);
         self.u64(&l.storage);
     }
 
-    fn answer(&mut self, case: &Case) -> Shape {
+    fn answer(&mut self, case: &Case) -> (Shape, Launch) {
         let mut launch = Launch::default();
         let mut operations = Vec::new();
         let arranged =
@@ -179,7 +180,7 @@ impl Bytes {
         for operation in &operations {
             self.u64(&[operation.address, operation.bytes]);
         }
-        shape
+        (shape, launch)
     }
 }
 
@@ -188,17 +189,20 @@ impl Bytes {
 fn rust_and_cpp_arrange_alike() {
     let program = host::compiled("arrange_check.cpp", "arrange_check", &["-O1"]);
     let mut random = Random(7);
-    let (mut listed, mut clusters, mut refused) = (0, 0, 0);
+    let (mut listed, mut clusters, mut refused, mut copied, mut copied_alone) = (0, 0, 0, 0, 0);
     let (mut questions, mut expected) = (Bytes::default(), Bytes::default());
     for _ in 0..400 {
         let case = case(&mut random);
         questions.case(&case);
-        let shape = expected.answer(&case);
+        let (shape, launch) = expected.answer(&case);
+        copied += u32::from(launch.copies > 0 && shape.blocks > launch.copy_blocks.into());
+        copied_alone += u32::from(launch.copies > 0 && shape.blocks == launch.copy_blocks.into());
         listed += u32::from(shape.lists_operations);
         clusters += u32::from(shape.cluster > 1);
         refused += u32::from(shape.blocks == u32::MAX);
     }
     assert!(listed > 10 && clusters > 50 && (1..200).contains(&refused), "{listed} {clusters} {refused}");
+    assert!(copied > 30 && copied_alone > 0, "{copied} {copied_alone}");
 
     let mut child = Command::new(program).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut input = child.stdin.take().unwrap();
