@@ -31,6 +31,14 @@ fn grow(ranks: &[Rank], from: usize, to: usize, wire: Wire, ring: &Slice) {
     ranks[from].mailbox.grow_send(to as u32, wire, ring.address(), SLOTS).unwrap();
 }
 
+/// Both ranks' buffers, each on its own device.
+fn sides(devices: &[Device], messages: &[Message]) -> [Side; 2] {
+    [0, 1].map(|rank| {
+        devices[rank].make_current();
+        Side::of(rank as u32, messages)
+    })
+}
+
 fn wants(rank: &Rank, wire: Wire) -> u64 {
     let Wants { lines, bulk } = rank.mailbox.wants_growth();
     if wire == Wire::Lines { lines } else { bulk }
@@ -96,7 +104,7 @@ fn eight_deep() {
     let messages: Vec<Message> =
         (0..8_u64).map(|index| message(0, 1, if index % 2 == 0 { 39_000 } else { 45_000 + index })).collect();
     let streams: Vec<AppStream> = devices.iter().map(Device::stream).collect();
-    let sides = [Side::of(0, &messages), Side::of(1, &messages)];
+    let sides = sides(&devices, &messages);
     for operation in &sides[0].operations {
         ranks[0].mailbox.run(&[*operation], streams[0].handle()).unwrap();
     }
@@ -148,7 +156,7 @@ fn graphs_see_it() {
         let ranks = communicator(&devices);
         let streams: Vec<AppStream> = devices.iter().map(Device::stream).collect();
         let messages = [message(0, 1, long(wire)), message(0, 1, 100)];
-        let sides = [Side::of(0, &messages), Side::of(1, &messages)];
+        let sides = sides(&devices, &messages);
         let graphs: Vec<usize> = (0..2)
             .map(|index| {
                 devices[index].make_current();

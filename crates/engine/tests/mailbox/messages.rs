@@ -97,7 +97,7 @@ fn to_itself() {
         buffer.holds(9);
     });
     exchange(&devices, &ranks, &[message(0, 1, 5000)], 1);
-    // Long ones go beside the kernel.
+    // Beside others, in the same kernel.
     exchange(&devices, &ranks, &[message(0, 0, 3 << 20), message(0, 1, 5000), message(1, 1, 1 << 20)], 3);
     end(ranks);
 }

@@ -36,14 +36,12 @@ impl Buffer {
 
     pub fn clear(&self) {
         let bytes = vec![CANARY; self.whole_bytes()];
-        ok(cuMemcpyHtoD_v2(self.base, bytes.as_ptr().cast(), bytes.len()));
+        to_device(self.base, &bytes);
     }
 
     pub fn fill(&self, id: u64) {
         let bytes: Vec<u8> = (0..self.bytes).map(|index| expected(id, index)).collect();
-        if !bytes.is_empty() {
-            ok(cuMemcpyHtoD_v2(self.address, bytes.as_ptr().cast(), bytes.len()));
-        }
+        to_device(self.address, &bytes);
     }
 
     /// What is wrong, if anything is: the bytes of `id`, and nothing beside them written.
@@ -62,6 +60,15 @@ impl Buffer {
 
     pub fn holds(&self, id: u64) {
         assert_eq!(self.fault(id), None);
+    }
+}
+
+/// Copied when this returns: from pageable memory the driver's own call may return before, and streams of the application
+/// do not wait for its stream. (Seen on H200: the end of a cleared buffer over what the kernel had written.)
+fn to_device(to: u64, bytes: &[u8]) {
+    if !bytes.is_empty() {
+        ok(cuMemcpyHtoD_v2(to, bytes.as_ptr().cast(), bytes.len()));
+        ok(cuStreamSynchronize(0));
     }
 }
 
