@@ -6,8 +6,8 @@
 The program's standard output is kept in DIR/output.txt. Through Windlass its report is kept too, and every call that
 the program counted must be in it, exactly as often: a test that never reached Windlass proves nothing. With --fabric
 the ranks of communicators meet, and the reports must say of them just what is in REASONS: "yes", or why not, apart by
-semicolons. Then strictness about leaks holds for the stand-in of libcuda, too. With --served the reports must count
-calls on that path.
+semicolons; without it they do not. Then strictness about leaks holds for the stand-in of libcuda, too. With --served
+the reports must count calls on that path.
 """
 
 import argparse
@@ -68,8 +68,9 @@ def environment(options):
     if options.windlass:
         kept["WINDLASS_NCCL"] = str(options.nccl)
         kept["WINDLASS_REPORT"] = f"json:{options.out}/report-%p.json"
+    if options.windlass:
+        kept["WINDLASS_FABRIC"] = "on" if options.fabric else "off"
     if options.fabric:
-        kept["WINDLASS_FABRIC"] = "on"
         kept["WINDLASS_SIM_STRICT"] = "1"
     kept.update(pair.split("=", 1) for pair in options.set)
     return kept
