@@ -1,5 +1,6 @@
 # The C programs and how each is run.
-add_library(harness STATIC support/harness.c support/reference.c support/collective.c support/messages.c)
+add_library(harness STATIC support/harness.c support/reference.c support/collective.c support/one_thread.c
+            support/messages.c)
 target_include_directories(harness PUBLIC "${NCCL_INCLUDE_DIR}")
 target_include_directories(harness SYSTEM PUBLIC "${STUBS}/include")
 find_package(Threads REQUIRED)

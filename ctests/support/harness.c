@@ -25,10 +25,15 @@ struct board {
   struct { char name[NAME_BYTES]; long long count; } calls[FUNCTIONS_MAX];
   ncclUniqueId ids[SLOTS_MAX];
   uint64_t digests[RANKS_MAX];
+  /* What each rank is in: a string constant, at the same address in all processes. */
+  _Atomic(const char*) parts[RANKS_MAX];
 };
 
 static struct board* board;
 static const char* program = "test";
+static const char* section = "the beginning";
+static int word_count; /* the program's arguments, with its name */
+static char** words;
 static pid_t starter;
 static pid_t children[RANKS_MAX];
 
@@ -38,11 +43,24 @@ static void end_children(void) {
   }
 }
 
+/* As a signal's handler may. */
+static void write_error(const char* text) {
+  ssize_t written = write(STDERR_FILENO, text, strlen(text));
+  (void)written;
+}
+
 static void out_of_time(int signal_number) {
   (void)signal_number;
-  static const char text[] = "time limit reached\n";
-  ssize_t written = write(STDERR_FILENO, text, sizeof text - 1);
-  (void)written;
+  write_error("time limit reached in ");
+  write_error(section);
+  for (int rank = 0; rank < RANKS_MAX; rank++) {
+    const char* part = atomic_load(&board->parts[rank]);
+    if (!part) continue;
+    char number[] = {'\n', 'r', 'a', 'n', 'k', ' ', (char)('0' + rank), ':', ' ', 0};
+    write_error(number);
+    write_error(part);
+  }
+  write_error("\n");
   if (getpid() == starter) end_children();
   _exit(STATUS_FAILED);
 }
@@ -159,6 +177,59 @@ bool is_wanted(int count, char** arguments, const char* part) {
   return count < 2;
 }
 
+static bool is_one_of(const char* word, const char* const* list) {
+  while (*list && strcmp(word, *list)) list++;
+  return *list;
+}
+
+static bool is_named(const char* name) {
+  for (int i = 1; i < word_count; i++) {
+    if (strcmp(words[i], name) == 0) return true;
+  }
+  return false;
+}
+
+void choose(int count, char** arguments) {
+  word_count = count;
+  words = arguments;
+}
+
+static const char* const SECTIONS[] = {"processes", "threads", "in_turn", "one_thread", "faults", NULL};
+static const char* const SECTIONS_OF_PARTS[] = {"processes", "threads", NULL};
+
+bool is_section_chosen(const char* name) {
+  int sections = 0;
+  for (int i = 1; i < word_count; i++) sections += is_one_of(words[i], SECTIONS);
+  if (sections) return is_named(name);
+  return word_count < 2 ? strcmp(name, "faults") != 0 : is_one_of(name, SECTIONS_OF_PARTS);
+}
+
+static bool is_part_chosen(const char* name) {
+  int parts = 0;
+  for (int i = 1; i < word_count; i++) parts += !is_one_of(words[i], SECTIONS);
+  return !parts || is_named(name);
+}
+
+bool part_begins(struct rank* self, const char* part) {
+  if (!is_part_chosen(part)) return false;
+  atomic_store(&board->parts[self->rank], part);
+  return true;
+}
+
+/* The others' lines come at the section's end: here their order would be chance, and waiting for them would hide what
+ * happens when one runs ahead. */
+void part_ends(struct rank* self) {
+  const char* part = atomic_exchange(&board->parts[self->rank], NULL);
+  if (self->rank != 0) return;
+  printf("%s %s rank 0 digest %016llx\n", section, part, (unsigned long long)self->digest);
+  fflush(stdout);
+}
+
+void section_begins(const char* name) {
+  section = name;
+  for (int rank = 0; rank < RANKS_MAX; rank++) atomic_store(&board->parts[rank], NULL);
+}
+
 CUcontext use_device(int ordinal) {
   CUdevice device;
   CUcontext context;
@@ -219,21 +290,23 @@ static void run_processes(struct start* starts, int ranks) {
   }
 }
 
-void run_ranks(const char* section, enum rank_kind kind, int ranks, void (*body)(struct rank*), void* argument) {
+void run_ranks(const char* name, enum rank_kind kind, int ranks, void (*body)(struct rank*), void* argument) {
   struct start starts[RANKS_MAX];
   memset(starts, 0, sizeof starts);
+  section_begins(name);
   board->meeting_size = ranks;
   board->arrived = 0;
   for (int rank = 0; rank < ranks; rank++) {
     starts[rank].rank.rank = rank;
     starts[rank].rank.ranks = ranks;
+    starts[rank].rank.kind = kind;
     starts[rank].rank.argument = argument;
     starts[rank].body = body;
   }
   (kind == THREADS ? run_threads : run_processes)(starts, ranks);
   if (atomic_load(&board->failures)) exit(finish());
   for (int rank = 0; rank < ranks; rank++) {
-    printf("%s rank %d of %d digest %016llx\n", section, rank, ranks, (unsigned long long)board->digests[rank]);
+    printf("%s rank %d of %d digest %016llx\n", name, rank, ranks, (unsigned long long)board->digests[rank]);
   }
   fflush(stdout);
 }
@@ -251,6 +324,10 @@ void meet(struct rank* self) {
   pthread_mutex_unlock(&board->mutex);
 }
 
+void together(struct rank* self) {
+  if (self->kind == THREADS && on_gpus()) meet(self);
+}
+
 ncclUniqueId share_id(struct rank* self, int slot, int maker) {
   if (self->rank == maker) NCCL(ncclGetUniqueId(&board->ids[slot]));
   meet(self);
@@ -264,6 +341,12 @@ ncclComm_t world(struct rank* self, int slot) {
   ncclUniqueId id = share_id(self, slot, 0);
   NCCL(ncclCommInitRank(&communicator, self->ranks, id, self->rank));
   return communicator;
+}
+
+void destroy_each(ncclComm_t* communicators, int count) {
+  if (on_gpus()) NCCL(ncclGroupStart());
+  for (int i = 0; i < count; i++) NCCL(ncclCommDestroy(communicators[i]));
+  if (on_gpus()) NCCL(ncclGroupEnd());
 }
 
 void count_calls(const char* function, int calls) {

@@ -24,6 +24,7 @@ enum rank_kind { PROCESSES, THREADS };
 
 struct rank {
   int rank, ranks;
+  enum rank_kind kind;
   CUdevice device;
   CUcontext context;
   CUstream stream;
@@ -45,10 +46,31 @@ int rank_count(int usual);
 bool on_gpus(void);
 /* Whether to run a part of the program: the arguments name those that are wanted, none means all. */
 bool is_wanted(int count, char** arguments, const char* part);
+/* For programs whose sections have parts: the arguments name sections (`processes` and `threads`, of the same parts;
+ * `in_turn`, `one_thread`, `faults`) and parts. None means all but `faults`, which never runs unasked; parts alone mean them
+ * in both sections that have any. */
+void choose(int count, char** arguments);
+bool is_section_chosen(const char* section);
+/* Runs a part of a section if it is wanted. Rank 0 prints a line at its end, and when time is up the harness says which rank
+ * is in which part. The first argument of the part's function is `self`. */
+#define PART(function, ...) if (part_begins(self, #function)) function(__VA_ARGS__), part_ends(self)
+bool part_begins(struct rank* self, const char* part);
+void part_ends(struct rank* self);
+/* Says what runs now, for when time is up; run_ranks says it itself. */
+void section_begins(const char* section);
 /* Runs `body` once a rank, each with a device, its primary context and a stream; prints one digest line a rank. */
 void run_ranks(const char* section, enum rank_kind kind, int ranks, void (*body)(struct rank*), void* argument);
 /* Waits until every rank of the running section is here. */
 void meet(struct rank* self);
+/* Waits as `meet` does, but only on GPUs and where ranks are threads: to be called between what allocates, frees, makes or
+ * ends communicators and what launches. There each of the former may wait for all kernels of the process, with peer access
+ * between its devices, and hold up the other threads' launches, for which those kernels wait: NCCL's guide says so under
+ * "Concurrency between NCCL and CUDA calls", and plain NCCL 2.28.9 hung so on H200s. Elsewhere ranks run ahead freely. */
+void together(struct rank* self);
+/* Ends communicators, in this order. On GPUs in one group: NCCL's destroy waits, for a communicator that has carried
+ * something, until its peers in other processes end the same one (their connections to this process's proxy thread
+ * keep that thread, which destroy joins), so that two ranks with two orders would wait for each other for ever. */
+void destroy_each(ncclComm_t* communicators, int count);
 /* An id made by rank `maker`, handed to all ranks; every rank calls with the same `slot`. */
 ncclUniqueId share_id(struct rank* self, int slot, int maker);
 /* A communicator of all ranks of the section. */
