@@ -50,8 +50,8 @@ static void late_and_short(struct rank* self) {
 /* In this order: what a thread counts while another moves the counters into shared memory, at the first communicator, may
  * stay behind. */
 static void all(struct rank* self) {
-  PART(late_and_short, self);
-  PART(in_any_order, self);
+  RUN_PART(late_and_short, self);
+  RUN_PART(in_any_order, self);
 }
 
 /* Rank 1 makes two communicators in one group, the others one after the other. */

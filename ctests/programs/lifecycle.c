@@ -133,17 +133,17 @@ static void abort_from_another_thread(struct rank* self) {
 
 static void all(struct rank* self) {
   NCCL(ncclGetVersion(&version));
-  PART(plain, self);
-  PART(with_configuration, self);
-  PART(with_several_ids, self);
+  RUN_PART(plain, self);
+  RUN_PART(with_configuration, self);
+  RUN_PART(with_several_ids, self);
   ncclComm_t parent = world(self, 6);
-  PART(split_by_key, self, parent);
-  PART(split_without_color, self, parent);
-  PART(child_outlives_parent, self);
-  PART(shrink, self, parent);
+  RUN_PART(split_by_key, self, parent);
+  RUN_PART(split_without_color, self, parent);
+  RUN_PART(child_outlives_parent, self);
+  RUN_PART(shrink, self, parent);
   works(self, parent, self->rank, self->ranks, 80);
   NCCL(ncclCommDestroy(parent));
-  PART(abort_from_another_thread, self);
+  RUN_PART(abort_from_another_thread, self);
 }
 
 /* All communicators of one process by one call; the operations of its ranks stand in one group. */

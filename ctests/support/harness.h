@@ -53,7 +53,7 @@ void choose(int count, char** arguments);
 bool is_section_chosen(const char* section);
 /* Runs a part of a section if it is wanted. Rank 0 prints a line at its end, and when time is up the harness says which rank
  * is in which part. The first argument of the part's function is `self`. */
-#define PART(function, ...) if (part_begins(self, #function)) function(__VA_ARGS__), part_ends(self)
+#define RUN_PART(function, ...) if (part_begins(self, #function)) function(__VA_ARGS__), part_ends(self)
 bool part_begins(struct rank* self, const char* part);
 void part_ends(struct rank* self);
 /* Says what runs now, for when time is up; run_ranks says it itself. */
