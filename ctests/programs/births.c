@@ -1,23 +1,24 @@
 /* Holds: communicators are born in groups as NCCL has it: all ranks of a process by one thread, several communicators in
  * one group and in another order on every rank. With the argument `faults`, and where ranks meet at birth: a rank that
  * dies or is aborted before all have met makes the others' inits fail at once, and later births work. */
-#include "../support/collective.h"
+#include "../support/one_thread.h"
 
 #include <pthread.h>
-#include <string.h>
 #include <unistd.h>
 
 static void works(struct rank* self, ncclComm_t communicator, uint64_t key) {
   struct transfer transfer = {.which = ALL_REDUCE, .type = ncclInt64, .op = ncclSum, .count = 519, .rank = self->rank,
                               .ranks = self->ranks, .key = key};
   transfer_prepare(&transfer);
+  together(self);
   transfer_launch(&transfer, communicator, self->stream);
   wait_for(self->stream);
+  together(self);
   transfer_verify(&transfer, self);
   transfer_release(&transfer);
 }
 
-/* Three communicators in one group: every rank begins with another one. */
+/* Three communicators in one group: every rank begins with another one, at their end, too. */
 static void in_any_order(struct rank* self) {
   ncclComm_t communicators[3] = {NULL, NULL, NULL};
   ncclUniqueId ids[3];
@@ -31,7 +32,9 @@ static void in_any_order(struct rank* self) {
   NCCL(ncclGroupEnd());
   NCCL(ncclGroupEnd());
   for (int i = 0; i < 3; i++) works(self, communicators[i], 10 + (uint64_t)i);
-  for (int i = 0; i < 3; i++) NCCL(ncclCommDestroy(communicators[(i + self->rank) % 3]));
+  ncclComm_t ends[3];
+  for (int i = 0; i < 3; i++) ends[i] = communicators[(i + self->rank) % 3];
+  destroy_each(ends, 3);
 }
 
 /* A rank that is late is waited for; destroying at once after a birth harms nobody. */
@@ -47,8 +50,8 @@ static void late_and_short(struct rank* self) {
 /* In this order: what a thread counts while another moves the counters into shared memory, at the first communicator, may
  * stay behind. */
 static void all(struct rank* self) {
-  late_and_short(self);
-  in_any_order(self);
+  RUN_PART(late_and_short, self);
+  RUN_PART(in_any_order, self);
 }
 
 /* Rank 1 makes two communicators in one group, the others one after the other. */
@@ -68,39 +71,21 @@ static void in_turn(struct rank* self) {
 
 /* All ranks of one process, each with its device current, by one thread in one group. */
 static void by_one_thread(int ranks) {
+  struct one_thread all = one_thread_begin("one thread", ranks);
   ncclComm_t communicators[RANKS_MAX];
-  struct transfer transfers[RANKS_MAX];
-  CUcontext contexts[RANKS_MAX];
-  CUstream streams[RANKS_MAX];
   ncclUniqueId id;
-  struct rank self = {.ranks = ranks};
-  for (int rank = 0; rank < ranks; rank++) contexts[rank] = use_device(rank);
   NCCL(ncclGetUniqueId(&id));
   NCCL(ncclGroupStart());
   for (int rank = 0; rank < ranks; rank++) {
-    CUDA(cuCtxSetCurrent(contexts[rank]));
+    one_thread_use(&all, rank);
     NCCL(ncclCommInitRank(&communicators[rank], ranks, id, rank));
   }
   NCCL(ncclGroupEnd());
-  for (int rank = 0; rank < ranks; rank++) {
-    CUDA(cuCtxSetCurrent(contexts[rank]));
-    streams[rank] = new_stream();
-    transfers[rank] = (struct transfer){.which = ALL_REDUCE, .type = ncclFloat, .op = ncclSum, .count = 5003,
-                                        .rank = rank, .ranks = ranks, .key = 90};
-    transfer_prepare(&transfers[rank]);
-  }
-  NCCL(ncclGroupStart());
-  for (int rank = 0; rank < ranks; rank++) transfer_launch(&transfers[rank], communicators[rank], streams[rank]);
-  NCCL(ncclGroupEnd());
-  for (int rank = 0; rank < ranks; rank++) {
-    CUDA(cuCtxSetCurrent(contexts[rank]));
-    wait_for(streams[rank]);
-    transfer_verify(&transfers[rank], &self);
-    transfer_release(&transfers[rank]);
-    CUDA(cuStreamDestroy_v2(streams[rank]));
-  }
+  one_thread_runs(&all, (struct transfer){.which = ALL_REDUCE, .type = ncclFloat, .op = ncclSum, .count = 5003, .key = 90},
+                  communicators, NULL);
+  one_thread_end_streams(&all);
   for (int rank = 0; rank < ranks; rank++) NCCL(ncclCommDestroy(communicators[rank]));
-  printf("one-thread digest %016llx\n", (unsigned long long)self.digest);
+  one_thread_print(&all, "one-thread");
 }
 
 static void* die_soon(void* argument) {
@@ -153,18 +138,19 @@ static void a_rank_is_aborted(struct rank* self) {
 }
 
 int main(int count, char** words) {
-  begin("births", 60);
+  begin("births", 100);
+  choose(count, words);
   int ranks = rank_count(4);
-  if (count > 1 && strcmp(words[1], "faults") == 0) {
+  if (is_section_chosen("faults")) {
     if (ranks < 4) skip("needs four ranks");
     run_ranks("aborted", PROCESSES, ranks, a_rank_is_aborted, NULL);
     run_ranks("dies", PROCESSES, ranks, a_rank_dies, NULL);
     return finish();
   }
-  run_ranks("processes", PROCESSES, ranks, all, NULL);
+  if (is_section_chosen("processes")) run_ranks("processes", PROCESSES, ranks, all, NULL);
   /* The stand-in's ranks do not go to the port in the id, where the others would see that one has gone to NCCL. */
-  if (on_gpus()) run_ranks("in turn", PROCESSES, ranks, in_turn, NULL);
-  run_ranks("threads", THREADS, ranks, all, NULL);
-  by_one_thread(ranks);
+  if (on_gpus() && is_section_chosen("in_turn")) run_ranks("in turn", PROCESSES, ranks, in_turn, NULL);
+  if (is_section_chosen("threads")) run_ranks("threads", THREADS, ranks, all, NULL);
+  if (is_section_chosen("one_thread")) by_one_thread(ranks);
   return finish();
 }

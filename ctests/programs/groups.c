@@ -11,13 +11,6 @@ static struct transfer transfer_of(const struct rank* self, enum collective whic
   return transfer;
 }
 
-/* Ranks that are threads of one process allocate and free only while no rank's kernel runs: with peer access between the
- * devices either waits for all of them and holds up the other threads' launches, for which those kernels wait (plain
- * NCCL 2.28.9 hung so on H200s). Ranks that are processes go on at once. */
-static void together(struct rank* self) {
-  if (*(enum rank_kind*)self->argument == THREADS) meet(self);
-}
-
 static void settle(struct rank* self, struct transfer* transfers, int count) {
   together(self);
   for (int i = 0; i < count; i++) {
@@ -109,7 +102,7 @@ static void closed_and_reopened(struct rank* self, ncclComm_t communicator) {
   transfer_launch(&transfers[0], communicator, self->stream);
   NCCL(ncclGroupEnd());
   NCCL(ncclGroupEnd());
-  if (*(enum rank_kind*)self->argument == THREADS) wait_for(self->stream);
+  if (self->kind == THREADS) wait_for(self->stream);
   together(self);
   made = world(self, 2);
   together(self);
@@ -158,8 +151,7 @@ static void all(struct rank* self) {
 int main(void) {
   begin("groups", 60);
   int ranks = rank_count(4);
-  enum rank_kind processes = PROCESSES, threads = THREADS;
-  run_ranks("processes", processes, ranks, all, &processes);
-  run_ranks("threads", threads, ranks, all, &threads);
+  run_ranks("processes", PROCESSES, ranks, all, NULL);
+  run_ranks("threads", THREADS, ranks, all, NULL);
   return finish();
 }

@@ -1,6 +1,6 @@
 /* Holds: communicators are made and ended in every way that NCCL knows: init, with a configuration, with several
  * ids, split (no color, keys, nested), shrink, finalize, destroy, abort from another thread; and each works. */
-#include "../support/collective.h"
+#include "../support/one_thread.h"
 
 #include <pthread.h>
 
@@ -133,53 +133,36 @@ static void abort_from_another_thread(struct rank* self) {
 
 static void all(struct rank* self) {
   NCCL(ncclGetVersion(&version));
-  plain(self);
-  with_configuration(self);
-  with_several_ids(self);
+  RUN_PART(plain, self);
+  RUN_PART(with_configuration, self);
+  RUN_PART(with_several_ids, self);
   ncclComm_t parent = world(self, 6);
-  split_by_key(self, parent);
-  split_without_color(self, parent);
-  child_outlives_parent(self);
-  shrink(self, parent);
+  RUN_PART(split_by_key, self, parent);
+  RUN_PART(split_without_color, self, parent);
+  RUN_PART(child_outlives_parent, self);
+  RUN_PART(shrink, self, parent);
   works(self, parent, self->rank, self->ranks, 80);
   NCCL(ncclCommDestroy(parent));
-  abort_from_another_thread(self);
+  RUN_PART(abort_from_another_thread, self);
 }
 
 /* All communicators of one process by one call; the operations of its ranks stand in one group. */
 static void init_all(int ranks) {
+  struct one_thread all = one_thread_begin("init all", ranks);
   ncclComm_t communicators[RANKS_MAX];
-  struct transfer transfers[RANKS_MAX];
-  CUcontext contexts[RANKS_MAX];
-  CUstream streams[RANKS_MAX];
-  struct rank self = {.ranks = ranks};
-  for (int rank = 0; rank < ranks; rank++) contexts[rank] = use_device(rank);
   NCCL(ncclCommInitAll(communicators, ranks, NULL));
-  for (int rank = 0; rank < ranks; rank++) {
-    CUDA(cuCtxSetCurrent(contexts[rank]));
-    streams[rank] = new_stream();
-    transfers[rank] = (struct transfer){.which = ALL_REDUCE, .type = ncclFloat, .op = ncclSum, .count = 5003,
-                                        .rank = rank, .ranks = ranks, .key = 90};
-    transfer_prepare(&transfers[rank]);
-  }
-  NCCL(ncclGroupStart());
-  for (int rank = 0; rank < ranks; rank++) transfer_launch(&transfers[rank], communicators[rank], streams[rank]);
-  NCCL(ncclGroupEnd());
-  for (int rank = 0; rank < ranks; rank++) {
-    CUDA(cuCtxSetCurrent(contexts[rank]));
-    wait_for(streams[rank]);
-    transfer_verify(&transfers[rank], &self);
-    transfer_release(&transfers[rank]);
-    CUDA(cuStreamDestroy_v2(streams[rank]));
-  }
+  one_thread_runs(&all, (struct transfer){.which = ALL_REDUCE, .type = ncclFloat, .op = ncclSum, .count = 5003, .key = 90},
+                  communicators, NULL);
+  one_thread_end_streams(&all);
   for (int rank = 0; rank < ranks; rank++) NCCL(ncclCommDestroy(communicators[rank]));
-  printf("init-all digest %016llx\n", (unsigned long long)self.digest);
+  one_thread_print(&all, "init-all");
 }
 
-int main(void) {
+int main(int count, char** words) {
   begin("lifecycle", 90);
+  choose(count, words);
   int ranks = rank_count(4);
-  run_ranks("lifecycle", PROCESSES, ranks, all, NULL);
-  init_all(ranks);
+  if (is_section_chosen("processes")) run_ranks("lifecycle", PROCESSES, ranks, all, NULL);
+  if (is_section_chosen("one_thread")) init_all(ranks);
   return finish();
 }

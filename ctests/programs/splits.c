@@ -2,20 +2,24 @@
  * without a color or alone, children of children, several in one group, with configurations, shrunk ones, many after
  * each other; one rank groups two splits that the others make in turn. With the argument `faults`, and where ranks meet at
  * birth: a shrink after a rank has died, also the one that made the id. */
-#include "../support/collective.h"
+#include "../support/one_thread.h"
 
-#include <pthread.h>
 #include <string.h>
 #include <unistd.h>
 
 static int version;
 
+/* How often `reduces` and `passes_on` call `together`. */
+enum { STEPS = 4 };
+
 static void reduces(struct rank* self, ncclComm_t communicator, int rank, int ranks, uint64_t key) {
   struct transfer transfer = {.which = ALL_REDUCE, .type = ncclInt32, .op = ncclSum, .count = 389, .rank = rank,
                               .ranks = ranks, .key = key};
   transfer_prepare(&transfer);
+  together(self);
   transfer_launch(&transfer, communicator, self->stream);
   wait_for(self->stream);
+  together(self);
   transfer_verify(&transfer, self);
   transfer_release(&transfer);
 }
@@ -32,11 +36,13 @@ static void passes_on(struct rank* self, ncclComm_t communicator, int rank, int 
   void *from = device_alloc(COUNT), *to = device_alloc(COUNT);
   upload(from, sent, COUNT);
   device_fill(to, 0xa5, COUNT);
+  together(self);
   NCCL(ncclGroupStart());
   NCCL(ncclSend(from, COUNT, ncclUint8, next, communicator, as_cuda(self->stream)));
   NCCL(ncclRecv(to, COUNT, ncclUint8, before, communicator, as_cuda(self->stream)));
   NCCL(ncclGroupEnd());
   wait_for(self->stream);
+  together(self);
   download(seen, to, COUNT);
   CHECK(memcmp(seen, wanted, COUNT) == 0);
   record(self, seen, COUNT);
@@ -44,8 +50,12 @@ static void passes_on(struct rank* self, ncclComm_t communicator, int rank, int 
   device_free(to);
 }
 
-/* This rank is `rank` of `ranks` there, and it works. */
+/* This rank is `rank` of `ranks` there, and it works. All ranks of the section call; those that are in none, with NULL. */
 static void works(struct rank* self, ncclComm_t communicator, int rank, int ranks, uint64_t key) {
+  if (!communicator) {
+    for (int step = 0; step < STEPS; step++) together(self);
+    return;
+  }
   int seen_rank = -1, seen_ranks = -1;
   NCCL(ncclCommUserRank(communicator, &seen_rank));
   NCCL(ncclCommCount(communicator, &seen_ranks));
@@ -59,10 +69,19 @@ static int half_of(int rank) { return rank % 2; }
 
 static int of_half(struct rank* self) { return (self->ranks + 1 - half_of(self->rank)) / 2; }
 
+/* Two communicators that have no rank in common: at once, only as threads on GPUs (`together`) one after the other. */
+static void apart(struct rank* self, ncclComm_t communicator, int which, int rank, int ranks, uint64_t key) {
+  for (int turn = 0; turn < 2; turn++) works(self, turn == which ? communicator : NULL, rank, ranks, key);
+}
+
+static void halves(struct rank* self, ncclComm_t communicator, uint64_t key) {
+  apart(self, communicator, half_of(self->rank), self->rank / 2, of_half(self), key);
+}
+
 static void two_colors(struct rank* self, ncclComm_t parent) {
   ncclComm_t child = NULL;
   NCCL(ncclCommSplit(parent, half_of(self->rank), self->rank, &child, NULL));
-  works(self, child, self->rank / 2, of_half(self), 10);
+  halves(self, child, 10);
   works(self, parent, self->rank, self->ranks, 11);
   NCCL(ncclCommDestroy(child));
 }
@@ -78,24 +97,21 @@ static void turned_round(struct rank* self, ncclComm_t parent) {
 static void nested(struct rank* self, ncclComm_t parent) {
   ncclComm_t child = (ncclComm_t)(uintptr_t)1, grandchild = NULL, last = NULL;
   NCCL(ncclCommSplit(parent, self->rank == 1 ? NCCL_SPLIT_NOCOLOR : 3, self->rank, &child, NULL));
-  if (self->rank == 1) {
-    CHECK(child == NULL);
-    return;
-  }
+  if (self->rank == 1) CHECK(child == NULL);
   int ranks = self->ranks - 1, rank = self->rank ? self->rank - 1 : 0;
   works(self, child, rank, ranks, 30);
-  NCCL(ncclCommSplit(child, 0, -rank, &grandchild, NULL));
+  if (child) NCCL(ncclCommSplit(child, 0, -rank, &grandchild, NULL));
   works(self, grandchild, ranks - 1 - rank, ranks, 31);
   if (version >= 22703 && ranks >= 3) {
     int excluded[] = {0};
-    if (ranks - 1 - rank != 0) {
+    if (child && ranks - 1 - rank != 0) {
       NCCL(ncclCommShrink(grandchild, excluded, 1, &last, NULL, NCCL_SHRINK_DEFAULT));
-      works(self, last, ranks - 2 - rank, ranks - 1, 32);
-      NCCL(ncclCommDestroy(last));
     }
+    works(self, last, ranks - 2 - rank, ranks - 1, 32);
+    if (last) NCCL(ncclCommDestroy(last));
   }
-  NCCL(ncclCommDestroy(grandchild));
-  NCCL(ncclCommDestroy(child));
+  if (!child) return;
+  destroy_each((ncclComm_t[]){grandchild, child}, 2);
 }
 
 static void alone(struct rank* self, ncclComm_t parent) {
@@ -105,7 +121,7 @@ static void alone(struct rank* self, ncclComm_t parent) {
   NCCL(ncclCommDestroy(child));
   /* Rank 0 alone, the others together. */
   NCCL(ncclCommSplit(parent, self->rank == 0, 0, &child, NULL));
-  works(self, child, self->rank ? self->rank - 1 : 0, self->rank ? self->ranks - 1 : 1, 41);
+  apart(self, child, self->rank == 0, self->rank ? self->rank - 1 : 0, self->rank ? self->ranks - 1 : 1, 41);
   NCCL(ncclCommDestroy(child));
 }
 
@@ -117,20 +133,17 @@ static void nobody(struct rank* self, ncclComm_t parent) {
 
 /* Of two parents, and a birth from an id, in one group. (Two of one parent mix up their ranks in NCCL 2.28.9.) */
 static void grouped(struct rank* self, ncclComm_t parent) {
-  ncclComm_t other = world(self, 1), halves = NULL, turned = NULL, born = NULL;
+  ncclComm_t other = world(self, 1), half = NULL, turned = NULL, born = NULL;
   ncclUniqueId id = share_id(self, 2, self->ranks - 1);
   NCCL(ncclGroupStart());
-  NCCL(ncclCommSplit(parent, half_of(self->rank), self->rank, &halves, NULL));
+  NCCL(ncclCommSplit(parent, half_of(self->rank), self->rank, &half, NULL));
   NCCL(ncclCommSplit(other, 9, -self->rank, &turned, NULL));
   NCCL(ncclCommInitRank(&born, self->ranks, id, self->rank));
   NCCL(ncclGroupEnd());
-  works(self, halves, self->rank / 2, of_half(self), 50);
+  halves(self, half, 50);
   works(self, turned, self->ranks - 1 - self->rank, self->ranks, 51);
   works(self, born, self->rank, self->ranks, 52);
-  NCCL(ncclCommDestroy(born));
-  NCCL(ncclCommDestroy(halves));
-  NCCL(ncclCommDestroy(turned));
-  NCCL(ncclCommDestroy(other));
+  destroy_each((ncclComm_t[]){born, half, turned, other}, 4);
 }
 
 /* With configurations: limits, shared resources as PyTorch asks for them, a child that does not wait. */
@@ -141,7 +154,7 @@ static void configured(struct rank* self, ncclComm_t parent) {
   configuration.maxCTAs = 4;
   configuration.splitShare = 1;
   NCCL(ncclCommSplit(parent, half_of(self->rank), self->rank, &child, &configuration));
-  works(self, child, self->rank / 2, of_half(self), 60);
+  halves(self, child, 60);
   NCCL(ncclCommDestroy(child));
   /* NCCL waits as the parent was configured; how the child waits is the child's own. */
   configuration = (ncclConfig_t)NCCL_CONFIG_INITIALIZER;
@@ -158,9 +171,10 @@ static void shrink(struct rank* self, ncclComm_t parent) {
     int list[1] = {excluded};
     if (self->rank != excluded) {
       NCCL(ncclCommShrink(parent, list, 1, &smaller, NULL, NCCL_SHRINK_DEFAULT));
-      works(self, smaller, self->rank - (self->rank > excluded), self->ranks - 1, 70 + (uint64_t)excluded);
-      NCCL(ncclCommDestroy(smaller));
     }
+    works(self, smaller, self->rank - (self->rank > excluded), self->ranks - 1, 70 + (uint64_t)excluded);
+    if (smaller) NCCL(ncclCommDestroy(smaller));
+    smaller = NULL;
     meet(self);
   }
 }
@@ -170,25 +184,26 @@ static void outlives_its_parent(struct rank* self) {
   ncclComm_t parent = world(self, 3), child = NULL;
   NCCL(ncclCommSplit(parent, self->rank == 0 ? NCCL_SPLIT_NOCOLOR : 0, 0, &child, NULL));
   NCCL(ncclCommDestroy(parent));
-  if (self->rank == 0) return;
   works(self, child, self->rank - 1, self->ranks - 1, 80);
-  NCCL(ncclCommDestroy(child));
+  if (child) NCCL(ncclCommDestroy(child));
 }
 
-/* Late ranks are waited for, and many children leave nothing behind. */
+/* Late ranks are waited for, and many children leave nothing behind: few on GPUs, where each takes 0.6 s, and 1.5 if it
+ * works (0.5 of either to destroy it). */
 static void many(struct rank* self, ncclComm_t parent) {
-  for (uint64_t round = 0; round < 24; round++) {
+  uint64_t rounds = on_gpus() ? 2 : 24;
+  for (uint64_t round = 0; round < rounds; round++) {
     ncclComm_t child = NULL;
     if (round < 4 && self->rank == (int)round % self->ranks) usleep(20000);
     NCCL(ncclCommSplit(parent, (self->rank + (int)round) % 2, self->rank, &child, NULL));
-    if (round % 4 == 3) {
+    if (round % 4 == 3 || round + 1 == rounds) {
       int rank = 0, ranks = 0;
       for (int other = 0; other < self->ranks; other++) {
         if ((other + (int)round) % 2 != (self->rank + (int)round) % 2) continue;
         rank += other < self->rank;
         ranks++;
       }
-      works(self, child, rank, ranks, 90 + round);
+      apart(self, child, (self->rank + (int)round) % 2, rank, ranks, 90 + round);
     }
     NCCL(ncclCommDestroy(child));
   }
@@ -197,52 +212,36 @@ static void many(struct rank* self, ncclComm_t parent) {
 static void all(struct rank* self) {
   NCCL(ncclGetVersion(&version));
   ncclComm_t parent = world(self, 0);
-  two_colors(self, parent);
-  turned_round(self, parent);
-  nested(self, parent);
-  alone(self, parent);
-  nobody(self, parent);
-  grouped(self, parent);
-  configured(self, parent);
-  shrink(self, parent);
-  many(self, parent);
-  outlives_its_parent(self);
+  RUN_PART(two_colors, self, parent);
+  RUN_PART(turned_round, self, parent);
+  RUN_PART(nested, self, parent);
+  RUN_PART(alone, self, parent);
+  RUN_PART(nobody, self, parent);
+  RUN_PART(grouped, self, parent);
+  RUN_PART(configured, self, parent);
+  RUN_PART(shrink, self, parent);
+  RUN_PART(many, self, parent);
+  RUN_PART(outlives_its_parent, self);
   works(self, parent, self->rank, self->ranks, 1);
   NCCL(ncclCommDestroy(parent));
 }
 
 /* All ranks of one process by one thread: splits in one group. */
 static void by_one_thread(int ranks) {
+  struct one_thread all = one_thread_begin("one thread", ranks);
   ncclComm_t parents[RANKS_MAX], children[RANKS_MAX];
-  struct transfer transfers[RANKS_MAX];
-  CUcontext contexts[RANKS_MAX];
-  CUstream streams[RANKS_MAX];
-  struct rank self = {.ranks = ranks};
-  for (int rank = 0; rank < ranks; rank++) contexts[rank] = use_device(rank);
+  int places[RANKS_MAX];
   NCCL(ncclCommInitAll(parents, ranks, NULL));
   NCCL(ncclGroupStart());
   for (int rank = 0; rank < ranks; rank++) NCCL(ncclCommSplit(parents[rank], 0, -rank, &children[rank], NULL));
   NCCL(ncclGroupEnd());
-  for (int rank = 0; rank < ranks; rank++) {
-    CUDA(cuCtxSetCurrent(contexts[rank]));
-    streams[rank] = new_stream();
-    transfers[rank] = (struct transfer){.which = ALL_REDUCE, .type = ncclFloat, .op = ncclSum, .count = 1203,
-                                        .rank = ranks - 1 - rank, .ranks = ranks, .key = 95};
-    transfer_prepare(&transfers[rank]);
-  }
-  NCCL(ncclGroupStart());
-  for (int rank = 0; rank < ranks; rank++) transfer_launch(&transfers[rank], children[rank], streams[rank]);
-  NCCL(ncclGroupEnd());
-  for (int rank = 0; rank < ranks; rank++) {
-    CUDA(cuCtxSetCurrent(contexts[rank]));
-    wait_for(streams[rank]);
-    transfer_verify(&transfers[rank], &self);
-    transfer_release(&transfers[rank]);
-    CUDA(cuStreamDestroy_v2(streams[rank]));
-  }
+  for (int rank = 0; rank < ranks; rank++) places[rank] = ranks - 1 - rank;
+  one_thread_runs(&all, (struct transfer){.which = ALL_REDUCE, .type = ncclFloat, .op = ncclSum, .count = 1203, .key = 95},
+                  children, places);
+  one_thread_end_streams(&all);
   for (int rank = 0; rank < ranks; rank++) NCCL(ncclCommDestroy(children[rank]));
   for (int rank = 0; rank < ranks; rank++) NCCL(ncclCommDestroy(parents[rank]));
-  printf("one-thread digest %016llx\n", (unsigned long long)self.digest);
+  one_thread_print(&all, "one-thread");
 }
 
 /* A rank dies; the others shrink without it. It leaves no report, so its calls are not counted. */
@@ -280,18 +279,19 @@ static void in_turn(struct rank* self) {
 }
 
 int main(int count, char** words) {
-  begin("splits", 100);
+  begin("splits", 110);
+  choose(count, words);
   int ranks = rank_count(4);
-  if (count > 1 && strcmp(words[1], "faults") == 0) {
+  if (is_section_chosen("faults")) {
     if (ranks < 4) skip("needs four ranks");
     int first = 0, second = 2;
     run_ranks("shrinks", PROCESSES, ranks, shrink_without_the_dead, &second);
     run_ranks("shrinks without its host", PROCESSES, ranks, shrink_without_the_dead, &first);
     return finish();
   }
-  run_ranks("processes", PROCESSES, ranks, all, NULL);
-  run_ranks("in turn", PROCESSES, ranks, in_turn, NULL);
-  run_ranks("threads", THREADS, ranks, all, NULL);
-  by_one_thread(ranks);
+  if (is_section_chosen("processes")) run_ranks("processes", PROCESSES, ranks, all, NULL);
+  if (is_section_chosen("in_turn")) run_ranks("in turn", PROCESSES, ranks, in_turn, NULL);
+  if (is_section_chosen("threads")) run_ranks("threads", THREADS, ranks, all, NULL);
+  if (is_section_chosen("one_thread")) by_one_thread(ranks);
   return finish();
 }

@@ -1,6 +1,6 @@
 /* Holds: many ranks live in one process: each on its own thread, all on one thread in groups, and inits grouped on
  * one thread, each with the device that was current when it was called. */
-#include "../support/collective.h"
+#include "../support/one_thread.h"
 
 static void on_own_thread(struct rank* self) {
   ncclComm_t communicator = world(self, 0);
@@ -19,17 +19,13 @@ static void on_own_thread(struct rank* self) {
 }
 
 static void on_one_thread(int ranks) {
+  struct one_thread all = one_thread_begin("one thread", ranks);
   ncclComm_t communicators[RANKS_MAX];
-  CUcontext contexts[RANKS_MAX];
-  CUstream streams[RANKS_MAX];
-  struct transfer transfers[RANKS_MAX];
-  struct rank all = {.ranks = ranks};
   ncclUniqueId id;
   NCCL(ncclGetUniqueId(&id));
   NCCL(ncclGroupStart());
   for (int rank = 0; rank < ranks; rank++) {
-    contexts[rank] = use_device(rank);
-    streams[rank] = new_stream();
+    one_thread_use(&all, rank);
     NCCL(ncclCommInitRank(&communicators[rank], ranks, id, rank));
   }
   NCCL(ncclGroupEnd());
@@ -39,28 +35,15 @@ static void on_one_thread(int ranks) {
     EQUAL(device, rank);
   }
   for (int round = 0; round < 20; round++) {
-    for (int rank = 0; rank < ranks; rank++) {
-      CUDA(cuCtxSetCurrent(contexts[rank]));
-      transfers[rank] = (struct transfer){.which = (enum collective)(round % COLLECTIVES_OF_2_18), .type = ncclInt32,
-                                          .op = ncclMax, .count = 1 + 31 * (size_t)round, .root = round % ranks,
-                                          .rank = rank, .ranks = ranks, .key = 2000 + (uint64_t)round};
-      transfer_prepare(&transfers[rank]);
-    }
-    NCCL(ncclGroupStart());
-    for (int rank = 0; rank < ranks; rank++) transfer_launch(&transfers[rank], communicators[rank], streams[rank]);
-    NCCL(ncclGroupEnd());
-    for (int rank = 0; rank < ranks; rank++) {
-      CUDA(cuCtxSetCurrent(contexts[rank]));
-      wait_for(streams[rank]);
-      transfer_verify(&transfers[rank], &all);
-      transfer_release(&transfers[rank]);
-    }
+    struct transfer what = {.which = (enum collective)(round % COLLECTIVES_OF_2_18), .type = ncclInt32, .op = ncclMax,
+                            .count = 1 + 31 * (size_t)round, .root = round % ranks, .key = 2000 + (uint64_t)round};
+    one_thread_runs(&all, what, communicators, NULL);
   }
   NCCL(ncclGroupStart());
   for (int rank = 0; rank < ranks; rank++) NCCL(ncclCommDestroy(communicators[rank]));
   NCCL(ncclGroupEnd());
-  for (int rank = 0; rank < ranks; rank++) CUDA(cuStreamDestroy_v2(streams[rank]));
-  printf("one thread digest %016llx\n", (unsigned long long)all.digest);
+  one_thread_end_streams(&all);
+  one_thread_print(&all, "one thread");
 }
 
 int main(void) {

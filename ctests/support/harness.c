@@ -177,33 +177,41 @@ bool is_wanted(int count, char** arguments, const char* part) {
   return count < 2;
 }
 
-static bool names_kind(const char* word) { return strcmp(word, "processes") == 0 || strcmp(word, "threads") == 0; }
+static bool is_one_of(const char* word, const char* const* list) {
+  while (*list && strcmp(word, *list)) list++;
+  return *list;
+}
+
+static bool is_named(const char* name) {
+  for (int i = 1; i < word_count; i++) {
+    if (strcmp(words[i], name) == 0) return true;
+  }
+  return false;
+}
 
 void choose(int count, char** arguments) {
   word_count = count;
   words = arguments;
 }
 
-bool is_chosen(const char* part) {
-  bool all = true;
-  for (int i = 1; i < word_count; i++) {
-    if (strcmp(words[i], part) == 0) return true;
-    all = all && names_kind(words[i]);
-  }
-  return all;
+static const char* const SECTIONS[] = {"processes", "threads", "in_turn", "one_thread", "faults", NULL};
+static const char* const SECTIONS_OF_PARTS[] = {"processes", "threads", NULL};
+
+bool is_section_chosen(const char* name) {
+  int sections = 0;
+  for (int i = 1; i < word_count; i++) sections += is_one_of(words[i], SECTIONS);
+  if (sections) return is_named(name);
+  return word_count < 2 ? strcmp(name, "faults") != 0 : is_one_of(name, SECTIONS_OF_PARTS);
 }
 
-bool is_chosen_kind(enum rank_kind kind) {
-  bool all = true;
-  for (int i = 1; i < word_count; i++) {
-    if (strcmp(words[i], kind == THREADS ? "threads" : "processes") == 0) return true;
-    all = all && !names_kind(words[i]);
-  }
-  return all;
+static bool is_part_chosen(const char* name) {
+  int parts = 0;
+  for (int i = 1; i < word_count; i++) parts += !is_one_of(words[i], SECTIONS);
+  return !parts || is_named(name);
 }
 
 bool part_begins(struct rank* self, const char* part) {
-  if (!is_chosen(part)) return false;
+  if (!is_part_chosen(part)) return false;
   atomic_store(&board->parts[self->rank], part);
   return true;
 }

@@ -46,14 +46,14 @@ int rank_count(int usual);
 bool on_gpus(void);
 /* Whether to run a part of the program: the arguments name those that are wanted, none means all. */
 bool is_wanted(int count, char** arguments, const char* part);
-/* For programs of many parts that run in one section: the arguments name those that are wanted, none means all. `processes`
- * and `threads` among them say as what ranks run, else they run as both. */
+/* For programs whose sections have parts: the arguments name sections (`processes` and `threads`, of the same parts;
+ * `in_turn`, `one_thread`, `faults`) and parts. None means all but `faults`, which never runs unasked; parts alone mean them
+ * in both sections that have any. */
 void choose(int count, char** arguments);
-bool is_chosen(const char* part);
-bool is_chosen_kind(enum rank_kind kind);
+bool is_section_chosen(const char* section);
 /* Runs a part of a section if it is wanted. Rank 0 prints a line at its end, and when time is up the harness says which rank
  * is in which part. The first argument of the part's function is `self`. */
-#define PART(function, ...) if (part_begins(self, #function)) function(__VA_ARGS__), part_ends(self)
+#define RUN_PART(function, ...) if (part_begins(self, #function)) function(__VA_ARGS__), part_ends(self)
 bool part_begins(struct rank* self, const char* part);
 void part_ends(struct rank* self);
 /* Says what runs now, for when time is up; run_ranks says it itself. */

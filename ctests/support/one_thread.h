@@ -17,7 +17,8 @@ void one_thread_use(const struct one_thread* self, int device);
 /* One collective call, verified on all ranks; `communicators` are in the order of devices. `what` says all but the ranks;
  * `places` gives each device's rank, NULL if they are equal. */
 void one_thread_runs(struct one_thread* self, struct transfer what, const ncclComm_t* communicators, const int* places);
+void one_thread_end_streams(struct one_thread* self);
 /* Prints the digest. */
-void one_thread_end(struct one_thread* self, const char* section);
+void one_thread_print(const struct one_thread* self, const char* section);
 
 #endif

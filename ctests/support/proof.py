@@ -14,7 +14,7 @@ MODES = {
     "wrong-check": r"self->rank == 0 does not hold: 1, 0",
     "wrong-code": r"ncclGetVersion\(NULL\) answered 4, not 0",
     "dead-rank": r"rank 1 ended with status 3",
-    "never-ends": r"time limit reached",
+    "never-ends": r"time limit reached in never-ends\nrank 0: stays\nrank 1: stays\n",
     "checks-nothing": r"nothing was checked",
     "wrong-byte": r"byte \d+ is 7f, not ",
 }

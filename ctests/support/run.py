@@ -26,9 +26,10 @@ def main():
     options = read_options()
     shutil.rmtree(options.out, ignore_errors=True)
     options.out.mkdir(parents=True)
-    result = subprocess.run(options.command, env=environment(options), stdout=subprocess.PIPE, text=True)
-    sys.stdout.write(result.stdout)
-    (options.out / "output.txt").write_text(result.stdout)
+    output = options.out / "output.txt"
+    with output.open("w") as file:  # as it comes: of a run that is ended from outside, too
+        result = subprocess.run(options.command, env=environment(options), stdout=file)
+    sys.stdout.write(output.read_text())
     if result.returncode:
         sys.exit(result.returncode if result.returncode > 0 else 1)
     if options.windlass:
