@@ -136,7 +136,7 @@ MAIL_DEVICE void run_line_receive(const Group& group, const WindlassMailChannel&
   find_piece(group, channel, false, job.lane, job.operation, job.step, piece);
   while (job.live) {
     if (receive_found(group, channel, job, piece)) continue;
-    if (patience.looks_for_growth()) follow_line_job(channel, job);
+    if (patience.looks_for_growth()) follow_line_job(group, channel, job);
     if (patience.ends(group, job)) return;
   }
 }

@@ -12,6 +12,8 @@ struct alignas(16) Job {
   uint64_t seen;       // the last count read of credit (sender) or of the posted word (receiver of bulk)
   uint64_t from;       // the first unit or chunk in the grown ring: 0 before this launch, from_none: not known of
   uint64_t grown;      // that ring, if there is one
+  uint64_t slots;      // lines: where the lane's slots begin, in the ring in which the next unit lies
+  uint32_t slot_mask;  // lines: their number less one
   uint32_t operation;  // the message at which the job is, in its channel
   uint32_t step;       // how many units or chunks of that message this lane has moved
   uint16_t channel;
@@ -20,7 +22,7 @@ struct alignas(16) Job {
   JobKind kind;
   uint8_t live;        // anything left to do
 };
-static_assert(sizeof(Job) == 48, "WindlassMailShared.jobs counts 48 bytes a job");
+static_assert(sizeof(Job) == 64, "WindlassMailShared.jobs counts 64 bytes a job");
 
 // The launch as a thread reads it: what lies in the parameters comes from the constant bank.
 struct Group {

@@ -8,9 +8,15 @@
 #include "job.cuh"
 #include "unit.cuh"
 
-MAIL_DEVICE char* line_slot(const Group& group, const WindlassMailChannel& channel, const Job& job) {
-  return slot_of(channel.line_ring, group.geometry().line_slots, job.from, job.grown, job.lane, job.count,
-                 WINDLASS_UNIT_SLOT_BYTES);
+// Once for many units: where the lane's slots are. Again when `count` has come to `from`.
+MAIL_DEVICE void find_line_slots(const Group& group, const WindlassMailChannel& channel, Job& job) {
+  const bool moved = job.count >= job.from;
+  const uint64_t slots = moved ? ring_slots(job.grown) : group.geometry().line_slots;
+  job.slots = (moved ? ring_address(job.grown) : channel.line_ring) + job.lane * slots * WINDLASS_UNIT_SLOT_BYTES;
+  job.slot_mask = (uint32_t)slots - 1;
+}
+MAIL_DEVICE char* line_slot(const Job& job) {
+  return reinterpret_cast<char*>(job.slots + (uint64_t)((uint32_t)job.count & job.slot_mask) * WINDLASS_UNIT_SLOT_BYTES);
 }
 MAIL_DEVICE uint64_t line_from(const WindlassMailChannel& channel, const Job& job) {
   return channel.line_from + job.lane * WINDLASS_LINE_FROM_STRIDE;
@@ -32,6 +38,7 @@ MAIL_DEVICE void begin_line_job(const Group& group, const WindlassMailChannel& c
   job.count = own.x;
   job.grown = own.y;
   job.from = own.y ? 0 : from_none;
+  find_line_slots(group, channel, job);
   // Read now, beside the progress word, so that a sender need not wait for it a moment later.
   job.seen = job.kind == job_line_send ? load_word_relaxed(credit) : 0;
   Piece piece;
@@ -49,31 +56,33 @@ MAIL_DEVICE_FUNCTION uint64_t move_line_lane(uint64_t from_word, uint64_t growth
   return grown;
 }
 MAIL_DEVICE uint64_t line_growth(const WindlassMailChannel& channel) { return channel.growth + 8 * WINDLASS_GROWTH_LINES; }
-MAIL_DEVICE bool move_line_job(const WindlassMailChannel& channel, Job& job) {
+MAIL_DEVICE bool move_line_job(const Group& group, const WindlassMailChannel& channel, Job& job) {
   if (job.grown) return false;
   job.grown = move_line_lane(line_from(channel, job), line_growth(channel), job.count);
-  if (job.grown) job.from = job.count;
-  return job.grown != 0;
+  if (!job.grown) return false;
+  job.from = job.count;
+  find_line_slots(group, channel, job);
+  return true;
 }
 
 // Asked now and then by a receiver that waits in vain.
-MAIL_DEVICE void follow_line_job(const WindlassMailChannel& channel, Job& job) {
+MAIL_DEVICE void follow_line_job(const Group& group, const WindlassMailChannel& channel, Job& job) {
   if (job.grown) return;
   const Move move = followed_move(line_from(channel, job), line_growth(channel));
   job.from = move.from;
   job.grown = move.grown;
+  find_line_slots(group, channel, job);
 }
 
 // May the next unit go? One thread's value of the credit for all: threads that see different credits would part ways.
 // `look`: if not, look for a larger ring.
 MAIL_DEVICE bool has_line_room(const Group& group, const WindlassMailChannel& channel, Job& job, bool look) {
-  const uint64_t slots = slots_at(group.geometry().line_slots, job.from, job.grown, job.count);
   job.seen = from_first_lane(job.seen);
-  if (job.count - job.seen < slots) return true;
+  if (job.count - job.seen <= job.slot_mask) return true;
   // Relaxed is enough here: the stores that follow depend on the branch, and the receiver's loads had returned before it
   // gave the credit.
   job.seen = from_first_lane(load_word_relaxed(channel.line_credit + job.lane * WINDLASS_LINE_WORD_STRIDE));
-  return job.count - job.seen < slots || (look && move_line_job(channel, job));
+  return job.count - job.seen <= job.slot_mask || (look && move_line_job(group, channel, job));
 }
 
 MAIL_DEVICE void load_next(const Group& group, const WindlassMailChannel& channel, Job& job, Unit& unit, Piece& piece) {
@@ -82,7 +91,7 @@ MAIL_DEVICE void load_next(const Group& group, const WindlassMailChannel& channe
 }
 
 MAIL_DEVICE void send_loaded(const Group& group, const WindlassMailChannel& channel, Job& job, const Unit& unit, Piece& piece) {
-  send_unit(line_slot(group, channel, job), unit, piece.bytes, group.geometry().first_tag + job.count);
+  send_unit(line_slot(job), unit, piece.bytes, group.geometry().first_tag + job.count);
   ++job.count;
   ++job.step;
   if (!find_piece(group, channel, false, job.lane, job.operation, job.step, piece)) end_line_job(channel, job);
@@ -101,9 +110,9 @@ MAIL_DEVICE bool step_line_send(const Group& group, const WindlassMailChannel& c
 // One look at `piece`, the job's next. True if it was there; then `piece` is the one after it.
 MAIL_DEVICE bool receive_found(const Group& group, const WindlassMailChannel& channel, Job& job, Piece& piece) {
   Unit unit;
-  if (!receive_unit(unit, line_slot(group, channel, job), piece.bytes, group.geometry().first_tag + job.count)) return false;
+  if (!receive_unit(unit, line_slot(job), piece.bytes, group.geometry().first_tag + job.count)) return false;
   const Piece here = piece;
-  ++job.count;
+  if (++job.count == job.from) find_line_slots(group, channel, job);
   ++job.step;
   const bool last = !find_piece(group, channel, false, job.lane, job.operation, job.step, piece);
   // Credit may go out before the payload is stored: the vote over the tags has waited for the loads of the whole warp.
@@ -123,6 +132,6 @@ MAIL_DEVICE bool step_line_receive(const Group& group, const WindlassMailChannel
   Piece piece;
   find_piece(group, channel, false, job.lane, job.operation, job.step, piece);
   if (receive_found(group, channel, job, piece)) return true;
-  if (look) follow_line_job(channel, job);
+  if (look) follow_line_job(group, channel, job);
   return false;
 }

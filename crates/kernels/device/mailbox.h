@@ -156,7 +156,7 @@ typedef struct WindlassMailShared {
   uint32_t orders;    // [stage], 16 bytes
   uint32_t tasks;     // [bulk lanes of the block, sends first], 64 bytes
   uint32_t told;      // [task][mover], 4 bytes
-  uint32_t jobs;      // [mover][job], 48 bytes
+  uint32_t jobs;      // [mover][job], 64 bytes
   uint32_t total;
 } WindlassMailShared;
 
@@ -180,7 +180,7 @@ WINDLASS_ANYWHERE WindlassMailShared windlass_shared_layout(const WindlassMailLa
   shared.tasks = shared.orders + launch.stages * 16;
   shared.told = shared.tasks + tasks * 64;
   shared.jobs = shared.told + (tasks * launch.movers * 4 + 15) / 16 * 16;
-  shared.total = shared.jobs + launch.movers * launch.jobs_per_warp * 48;
+  shared.total = shared.jobs + launch.movers * launch.jobs_per_warp * 64;
   return shared;
 }
 

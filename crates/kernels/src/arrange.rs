@@ -324,7 +324,7 @@ fn shared_bytes(launch: &Launch, blocks: u32) -> u32 {
     let barriers = (stage_count * 8).next_multiple_of(16);
     let orders = stage_count * 16;
     let told = (tasks * launch.movers * 4).next_multiple_of(16);
-    stages + barriers + orders + tasks * 64 + told + launch.movers * launch.jobs_per_warp * 48
+    stages + barriers + orders + tasks * 64 + told + launch.movers * launch.jobs_per_warp * 64
 }
 
 #[cfg(test)]
