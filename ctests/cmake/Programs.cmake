@@ -124,6 +124,21 @@ if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
   endforeach()
 endif()
 
+# Births that the stand-in loses by wish, plainly and where ranks meet.
+add_executable(lost_births programs/lost_births.c)
+target_link_libraries(lost_births PRIVATE harness)
+if(SIM_DIR)
+  set(losing --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}" --set WINDLASS_SIM_LOST_BIRTHS=2,4,5,6)
+  add_test(NAME sim.lost_births.plain COMMAND ${RUN} --out "${RUNS}/sim.lost_births.plain" ${losing}
+           -- $<TARGET_FILE:lost_births>)
+  set_tests_properties(sim.lost_births.plain PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
+  if(WINDLASS_LIBRARY_DIR)
+    add_test(NAME sim.lost_births.fabric COMMAND ${RUN} --out "${RUNS}/sim.lost_births.fabric" ${losing}
+             --windlass "${WINDLASS_LIBRARY_DIR}" --fabric "yes;" -- $<TARGET_FILE:lost_births>)
+    set_tests_properties(sim.lost_births.fabric PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
+  endif()
+endif()
+
 # Plain runs would wait for the dead.
 add_executable(faults programs/faults.c)
 target_link_libraries(faults PRIVATE harness)
