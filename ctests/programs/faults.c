@@ -1,7 +1,8 @@
 /* Holds, over mailboxes: when a rank's process dies in the middle of a message, its partner's receive ends with an
  * asynchronous error after the configured time, the stream gets free, calls on that communicator answer the error, an abort
  * returns at once, and another communicator goes on all the while. An abort from another thread ends a receive that
- * nobody answers. NCCL alone would wait for the dead. */
+ * nobody answers. A rank that fails by itself, here by a stream that is none, ends its partners' waits as a dead one does. NCCL
+ * alone would wait. */
 #include "../support/messages.h"
 
 #include <pthread.h>
@@ -92,10 +93,56 @@ static void aborted(struct rank* self) {
   message_release(&never);
 }
 
+static ncclResult_t error_after_a_while(ncclComm_t communicator) {
+  ncclResult_t error = ncclSuccess;
+  double began = seconds();
+  while (error == ncclSuccess && seconds() - began < 30) {
+    NCCL(ncclCommGetAsyncError(communicator, &error));
+    usleep(10000);
+  }
+  return error;
+}
+
+/* Rank 0 cannot issue what rank 1 waits for; rank 2 waits for rank 1, which gives up. The first message arrived. */
+static void a_launch_fails(struct rank* self) {
+  ncclComm_t all = world(self, 0);
+  struct message first = self->rank == 0 ? message_to_send(40, 70000, 0) : message_to_receive(40, 70000, 0);
+  struct message never = message_to_receive(42, 100, 0);
+  struct message second = self->rank == 0 ? message_to_send(41, 3000, 0) : message_to_receive(41, 3000, 0);
+  if (self->rank == 0) {
+    CUstream none = new_stream();
+    message_send(&first, 1, all, self->stream);
+    wait_for(self->stream);
+    message_receive(&never, 2, all, self->stream);
+    CUDA(cuStreamDestroy_v2(none));
+    CODE(ncclSend(second.at, second.bytes, ncclUint8, 1, all, as_cuda(none)), ncclUnhandledCudaError);
+    CODE(ncclSend(second.at, second.bytes, ncclUint8, 1, all, as_cuda(self->stream)), ncclUnhandledCudaError);
+    EQUAL(error_after_a_while(all), ncclUnhandledCudaError);
+    wait_for(self->stream); /* what came before ends, too, when rank 2 has given up */
+    meet(self);
+    double began = seconds();
+    NCCL(ncclCommDestroy(all));
+    CHECK(seconds() - began < 10);
+  } else {
+    if (self->rank == 1) message_receive(&first, 0, all, self->stream);
+    message_receive(&second, self->rank - 1, all, self->stream);
+    EQUAL(error_after_a_while(all), ncclRemoteError);
+    wait_for(self->stream);
+    if (self->rank == 1) message_verify(&first, self);
+    meet(self);
+    NCCL(ncclCommAbort(all));
+  }
+  message_release(&first);
+  message_release(&second);
+  message_release(&never);
+}
+
 int main(void) {
   begin("faults", 120);
   if (rank_count(4) < 3) skip("needs three ranks");
   run_ranks("aborted", PROCESSES, 2, aborted, NULL);
+  /* On GPUs a stream that is none is nobody's to pass. */
+  if (!on_gpus()) run_ranks("launch fails", PROCESSES, 3, a_launch_fails, NULL);
   run_ranks("partner dies", PROCESSES, 3, partner_dies, NULL);
   return finish();
 }
