@@ -15,13 +15,13 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::contract::{Member, Token};
 use crate::guard;
-use crate::rendezvous::asking::{Answer, Desk};
+use crate::rendezvous::asking::{Answer, Desk, Reply};
 use crate::rendezvous::poll::Flag;
 use crate::rendezvous::thread;
 
 use super::closing::Life;
 use super::failing::{Loss, Telling};
-use super::growing::Question;
+use super::growing::{Granting, Question, Step};
 use super::stuck::Watched;
 use super::{Fabric, closing, leaving, settle};
 
@@ -107,6 +107,7 @@ impl Watch {
             watch: watch.clone(),
             desk,
             asked: BTreeMap::new(),
+            granting: BTreeMap::new(),
             next: 0,
             busy: Busy::default(),
             dead: BTreeSet::new(),
@@ -145,6 +146,8 @@ struct Round {
     desk: Desk,
     /// What is on its way, by key.
     asked: BTreeMap<u64, Asked>,
+    /// Rings that are being zeroed, by the desk's number of the question: each pair of a fabric asks once.
+    granting: BTreeMap<u64, Granting>,
     next: u64,
     busy: Busy,
     /// Processes of peers that have ended.
@@ -205,7 +208,8 @@ impl Round {
         polled.push(PollFd::new(&self.watch.wake, PollFlags::IN));
         let ends = lives.iter().filter_map(|life| life.ends.as_ref());
         polled.extend(ends.map(|ends| PollFd::new(ends, PollFlags::IN)));
-        let busy = self.busy.since.is_some() || self.desk.knocks() || self.leaving;
+        let busy =
+            self.busy.since.is_some() || self.desk.knocks() || self.leaving || !self.granting.is_empty();
         let tick = if busy { BUSY_TICK } else { IDLE_TICK };
         let idle = self.watch.alive().is_empty() && !self.leaving && !closing::waits();
         let idle = idle && self.watch.tellings().is_empty() && !self.desk.knocks();
@@ -243,7 +247,8 @@ impl Round {
         self.busy.note(runs);
         self.tell();
         let watch = &self.watch;
-        for (key, answer) in self.desk.turn(|words| reply(watch, words)) {
+        let granting = &mut self.granting;
+        for (key, answer) in self.desk.turn(|number, words| reply(watch, granting, number, words)) {
             match (self.asked.remove(&key), answer) {
                 (Some(Asked::Growth(question)), answer) => {
                     if let Some(fabric) = watch.find(question.birth, question.from) {
@@ -252,6 +257,20 @@ impl Round {
                 }
                 (Some(Asked::Heard(telling)), None) => watch.tellings().extend(telling.again()),
                 (Some(Asked::Heard(_)), Some(_)) | (None, _) => {}
+            }
+        }
+        self.grant();
+    }
+
+    /// Answers the questions whose rings are zeroed by now.
+    fn grant(&mut self) {
+        for (number, granting) in std::mem::take(&mut self.granting) {
+            let Question { birth, to, .. } = granting.question;
+            let fabric = self.watch.find(birth, to);
+            // What is lent goes back if its communicator has ended.
+            match fabric.map_or(Step::Over(None), |fabric| fabric.go_on_granting(granting)) {
+                Step::Waits(granting) => drop(self.granting.insert(number, granting)),
+                Step::Over(answer) => self.desk.answer(number, answer),
             }
         }
     }
@@ -278,15 +297,22 @@ impl Round {
     }
 }
 
-fn reply(watch: &Watch, words: &[u8]) -> Option<Answer> {
+fn reply(watch: &Watch, granting: &mut BTreeMap<u64, Granting>, number: u64, words: &[u8]) -> Reply {
     if let Some(Loss { birth, from, to }) = Loss::decode(words) {
-        let fabric = watch.find(birth, to)?;
+        let Some(fabric) = watch.find(birth, to) else { return Reply::Never };
         log::debug!("rank {to}: rank {from} says that it has failed");
         fabric.lost.fetch_or(1 << from, Ordering::Relaxed);
-        return Some(Answer { words: vec![1], descriptor: None });
+        return Reply::Now(Answer { words: vec![1], descriptor: None });
     }
-    let question = Question::decode(words)?;
-    watch.find(question.birth, question.to)?.grant_growth(question)
+    let lent = Question::decode(words)
+        .and_then(|question| watch.find(question.birth, question.to)?.grant_growth(question));
+    match lent {
+        Some(lent) => {
+            granting.insert(number, lent);
+            Reply::Later
+        }
+        None => Reply::Never,
+    }
 }
 
 impl Busy {
