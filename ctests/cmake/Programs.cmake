@@ -124,6 +124,15 @@ if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
   endforeach()
 endif()
 
+# What NCCL's files forbid holds for fabrics, too.
+if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
+  file(WRITE "${CMAKE_CURRENT_BINARY_DIR}/nccl.conf" "# As an administrator writes it.\nNCCL_P2P_DISABLE=1\n")
+  add_test(NAME sim.groups.nccl_conf COMMAND ${RUN} --out "${RUNS}/sim.groups.nccl_conf" --nccl "${SIM_DIR}/libnccl.so.2"
+           --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --fabric "NCCL's own options forbid peer access"
+           --set "NCCL_CONF_FILE=${CMAKE_CURRENT_BINARY_DIR}/nccl.conf" -- $<TARGET_FILE:groups>)
+  set_tests_properties(sim.groups.nccl_conf PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
+endif()
+
 # Births that the stand-in loses by wish, plainly and where ranks meet.
 add_executable(lost_births programs/lost_births.c)
 target_link_libraries(lost_births PRIVATE harness)
