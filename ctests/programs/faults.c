@@ -144,5 +144,6 @@ int main(void) {
   /* On GPUs a stream that is none is nobody's to pass. */
   if (!on_gpus()) run_ranks("launch fails", PROCESSES, 3, a_launch_fails, NULL);
   run_ranks("partner dies", PROCESSES, 3, partner_dies, NULL);
+  if (!on_gpus()) run_ranks("launch fails beside", THREADS, 3, a_launch_fails, NULL);
   return finish();
 }
