@@ -21,6 +21,8 @@ pub(super) enum Went {
 }
 
 /// Whether peers wait in vain for a group that was refused here.
+// Divergence: NCCL's communicator goes on after a launch that failed, and its peers wait, or take later messages for the lost
+// ones.
 pub(super) fn loses_a_group(refusal: &Refusal, went: Went) -> bool {
     match (refusal, went) {
         // Of a capture that did not come about nothing runs, here or elsewhere.

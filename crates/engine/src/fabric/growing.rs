@@ -79,6 +79,18 @@ pub(super) struct Granting {
     since: Instant,
 }
 
+impl Granting {
+    /// Its communicator has ended: it goes back once it is zeroed, which nothing else would look for.
+    pub(super) fn give_back(self) -> Step {
+        if self.slice.is_zeroed() == Ok(false) {
+            return Step::Waits(self);
+        }
+        drop(self.slice);
+        arena::settle();
+        Step::Over(None)
+    }
+}
+
 /// How far it is.
 #[derive(Debug)]
 pub(super) enum Step {

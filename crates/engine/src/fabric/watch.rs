@@ -212,7 +212,8 @@ impl Round {
             self.busy.since.is_some() || self.desk.knocks() || self.leaving || !self.granting.is_empty();
         let tick = if busy { BUSY_TICK } else { IDLE_TICK };
         let idle = self.watch.alive().is_empty() && !self.leaving && !closing::waits();
-        let idle = idle && self.watch.tellings().is_empty() && !self.desk.knocks();
+        let idle =
+            idle && self.granting.is_empty() && self.watch.tellings().is_empty() && !self.desk.knocks();
         let tick = Timespec { tv_sec: 0, tv_nsec: tick.as_nanos() as i64 };
         match poll(&mut polled, if idle { None } else { Some(&tick) }) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -266,9 +267,11 @@ impl Round {
     fn grant(&mut self) {
         for (number, granting) in std::mem::take(&mut self.granting) {
             let Question { birth, to, .. } = granting.question;
-            let fabric = self.watch.find(birth, to);
-            // What is lent goes back if its communicator has ended.
-            match fabric.map_or(Step::Over(None), |fabric| fabric.go_on_granting(granting)) {
+            let step = match self.watch.find(birth, to) {
+                Some(fabric) => fabric.go_on_granting(granting),
+                None => granting.give_back(),
+            };
+            match step {
                 Step::Waits(granting) => drop(self.granting.insert(number, granting)),
                 Step::Over(answer) => self.desk.answer(number, answer),
             }
