@@ -125,6 +125,30 @@ if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
   endforeach()
 endif()
 
+# What NCCL's files forbid holds for fabrics, too.
+if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
+  file(WRITE "${CMAKE_CURRENT_BINARY_DIR}/nccl.conf" "# As an administrator writes it.\nNCCL_P2P_DISABLE=1\n")
+  add_test(NAME sim.groups.nccl_conf COMMAND ${RUN} --out "${RUNS}/sim.groups.nccl_conf" --nccl "${SIM_DIR}/libnccl.so.2"
+           --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --fabric "NCCL's own options forbid peer access"
+           --set "NCCL_CONF_FILE=${CMAKE_CURRENT_BINARY_DIR}/nccl.conf" -- $<TARGET_FILE:groups>)
+  set_tests_properties(sim.groups.nccl_conf PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
+endif()
+
+# Births that the stand-in loses by wish, plainly and where ranks meet.
+add_executable(lost_births programs/lost_births.c)
+target_link_libraries(lost_births PRIVATE harness)
+if(SIM_DIR)
+  set(losing --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}" --set WINDLASS_SIM_LOST_BIRTHS=2,4,5,6)
+  add_test(NAME sim.lost_births.plain COMMAND ${RUN} --out "${RUNS}/sim.lost_births.plain" ${losing}
+           -- $<TARGET_FILE:lost_births>)
+  set_tests_properties(sim.lost_births.plain PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
+  if(WINDLASS_LIBRARY_DIR)
+    add_test(NAME sim.lost_births.fabric COMMAND ${RUN} --out "${RUNS}/sim.lost_births.fabric" ${losing}
+             --windlass "${WINDLASS_LIBRARY_DIR}" --fabric "yes;" -- $<TARGET_FILE:lost_births>)
+    set_tests_properties(sim.lost_births.fabric PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
+  endif()
+endif()
+
 # Plain runs would wait for the dead.
 add_executable(faults programs/faults.c)
 target_link_libraries(faults PRIVATE harness)
@@ -132,7 +156,10 @@ if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
   add_test(NAME sim.faults.mailbox COMMAND ${RUN} --out "${RUNS}/sim.faults.mailbox" --nccl "${SIM_DIR}/libnccl.so.2"
            --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes --served mailbox
            --set WINDLASS_STUCK_AFTER=2 -- $<TARGET_FILE:faults>)
-  set_tests_properties(sim.faults.mailbox PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
+  add_test(NAME sim.faults.slow_ring COMMAND ${RUN} --out "${RUNS}/sim.faults.slow_ring" --nccl "${SIM_DIR}/libnccl.so.2"
+           --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes --served mailbox
+           --set WINDLASS_STUCK_AFTER=2 --set WINDLASS_SIM_SLOW_FILL_MS=8000 -- $<TARGET_FILE:faults> slow_ring)
+  set_tests_properties(sim.faults.mailbox sim.faults.slow_ring PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
 endif()
 
 if(WINDLASS_LIBRARY_DIR)

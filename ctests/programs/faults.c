@@ -1,7 +1,8 @@
 /* Holds, over mailboxes: when a rank's process dies in the middle of a message, its partner's receive ends with an
  * asynchronous error after the configured time, the stream gets free, calls on that communicator answer the error, an abort
  * returns at once, and another communicator goes on all the while. An abort from another thread ends a receive that
- * nobody answers. NCCL alone would wait for the dead. */
+ * nobody answers. A rank that fails by itself, here by a stream that is none, ends its partners' waits as a dead one does. NCCL
+ * alone would wait. With the argument `slow_ring`: rings that grow hold up none of this. */
 #include "../support/messages.h"
 
 #include <pthread.h>
@@ -92,10 +93,98 @@ static void aborted(struct rank* self) {
   message_release(&never);
 }
 
-int main(void) {
+static ncclResult_t error_after_a_while(ncclComm_t communicator) {
+  ncclResult_t error = ncclSuccess;
+  double began = seconds();
+  while (error == ncclSuccess && seconds() - began < 30) {
+    NCCL(ncclCommGetAsyncError(communicator, &error));
+    usleep(10000);
+  }
+  return error;
+}
+
+/* Rank 0 cannot issue what rank 1 waits for; rank 2 waits for rank 1, which gives up. The first message arrived. */
+static void a_launch_fails(struct rank* self) {
+  ncclComm_t all = world(self, 0);
+  struct message first = self->rank == 0 ? message_to_send(40, 70000, 0) : message_to_receive(40, 70000, 0);
+  struct message never = message_to_receive(42, 100, 0);
+  struct message second = self->rank == 0 ? message_to_send(41, 3000, 0) : message_to_receive(41, 3000, 0);
+  if (self->rank == 0) {
+    CUstream none = new_stream();
+    message_send(&first, 1, all, self->stream);
+    wait_for(self->stream);
+    message_receive(&never, 2, all, self->stream);
+    CUDA(cuStreamDestroy_v2(none));
+    CODE(ncclSend(second.at, second.bytes, ncclUint8, 1, all, as_cuda(none)), ncclUnhandledCudaError);
+    CODE(ncclSend(second.at, second.bytes, ncclUint8, 1, all, as_cuda(self->stream)), ncclUnhandledCudaError);
+    EQUAL(error_after_a_while(all), ncclUnhandledCudaError);
+    wait_for(self->stream); /* what came before ends, too, when rank 2 has given up */
+    meet(self);
+    double began = seconds();
+    NCCL(ncclCommDestroy(all));
+    CHECK(seconds() - began < 10);
+  } else {
+    if (self->rank == 1) message_receive(&first, 0, all, self->stream);
+    message_receive(&second, self->rank - 1, all, self->stream);
+    EQUAL(error_after_a_while(all), ncclRemoteError);
+    wait_for(self->stream);
+    if (self->rank == 1) message_verify(&first, self);
+    meet(self);
+    NCCL(ncclCommAbort(all));
+  }
+  message_release(&first);
+  message_release(&second);
+  message_release(&never);
+}
+
+/* While rank 1's device takes long to zero the larger ring that rank 0 asks for, its wait for rank 2, which dies, ends in
+ * time all the same. Run where fills of that size take eight seconds. */
+static void a_slow_ring(struct rank* self) {
+  size_t before = 0, now = 0, all = 0;
+  CUDA(cuMemGetInfo_v2(&before, &all));
+  struct message one = self->rank == 0 ? message_to_send(50, BYTES, 0) : message_to_receive(50, BYTES, 0);
+  struct message other = message_to_receive(51, 1000, 0);
+  ncclUniqueId ids[2] = {share_id(self, 0, 1), share_id(self, 1, 1)};
+  ncclComm_t pairs[2] = {NULL, NULL};
+  CUstream stream = new_stream();
+  if (self->rank <= 1) NCCL(ncclCommInitRank(&pairs[0], 2, ids[0], self->rank));
+  if (self->rank >= 1) NCCL(ncclCommInitRank(&pairs[1], 2, ids[1], self->rank - 1));
+  if (self->rank == 2) {
+    count_calls("ncclCommInitRank", -1);
+    usleep(1500000);
+    _exit(0);
+  }
+  if (self->rank == 0) message_send(&one, 1, pairs[0], self->stream);
+  if (self->rank == 1) {
+    double began = seconds();
+    message_receive(&other, 1, pairs[1], stream);
+    EQUAL(error_after_a_while(pairs[1]), ncclRemoteError);
+    CHECK(seconds() - began < 7);
+    wait_for(stream);
+    NCCL(ncclCommAbort(pairs[1]));
+    message_receive(&one, 0, pairs[0], self->stream);
+  }
+  wait_for(self->stream);
+  if (self->rank == 1) message_verify(&one, self);
+  NCCL(ncclCommDestroy(pairs[0]));
+  message_release(&one);
+  message_release(&other);
+  CUDA(cuStreamDestroy_v2(stream));
+  for (double began = seconds(); now < before && seconds() - began < 30; usleep(1000)) CUDA(cuMemGetInfo_v2(&now, &all));
+  CHECK(now >= before);
+}
+
+int main(int count, char** parts) {
   begin("faults", 120);
+  if (count > 1 && is_wanted(count, parts, "slow_ring")) {
+    run_ranks("slow ring", PROCESSES, 3, a_slow_ring, NULL);
+    return finish();
+  }
   if (rank_count(4) < 3) skip("needs three ranks");
   run_ranks("aborted", PROCESSES, 2, aborted, NULL);
+  /* On GPUs a stream that is none is nobody's to pass. */
+  if (!on_gpus()) run_ranks("launch fails", PROCESSES, 3, a_launch_fails, NULL);
   run_ranks("partner dies", PROCESSES, 3, partner_dies, NULL);
+  if (!on_gpus()) run_ranks("launch fails beside", THREADS, 3, a_launch_fails, NULL);
   return finish();
 }

@@ -1,8 +1,10 @@
 /* Holds: a communicator with `blocking = 0` answers ncclInProgress where NCCL may, becomes ready by polling, and then
- * gives the same results; finalize and destroy work the same way. */
+ * gives the same results; finalize and destroy work the same way. One whose other ranks never come answers at once, alone
+ * and in a group, and is aborted. */
 #include "../support/collective.h"
 
 #include <sched.h>
+#include <time.h>
 
 /* Polls until nothing is in progress. How many polls that takes is the machine's business: no check counts them. */
 static void settled(ncclComm_t communicator) {
@@ -65,8 +67,40 @@ static void all(struct rank* self) {
   NCCL(ncclCommDestroy(communicator));
 }
 
+static double seconds(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+/* Rank 0 is alone. */
+static void nobody_comes(struct rank* self) {
+  ncclUniqueId ids[2] = {share_id(self, 0, 0), share_id(self, 1, 0)};
+  for (int i = 0; self->rank == 0 && i < 2; i++) {
+    ncclConfig_t configuration = NCCL_CONFIG_INITIALIZER;
+    configuration.blocking = 0;
+    ncclComm_t communicator = NULL;
+    ncclResult_t state = ncclSuccess;
+    double began = seconds();
+    if (i == 0) {
+      CODE(ncclCommInitRankConfig(&communicator, self->ranks, ids[i], self->rank, &configuration), ncclInProgress);
+    } else {
+      NCCL(ncclGroupStart());
+      STARTED(ncclCommInitRankConfig, &communicator, self->ranks, ids[i], self->rank, &configuration);
+      CODE(ncclGroupEnd(), ncclInProgress);
+    }
+    NCCL(ncclCommGetAsyncError(communicator, &state));
+    EQUAL(state, ncclInProgress);
+    NCCL(ncclCommAbort(communicator));
+    CHECK(seconds() - began < 10);
+  }
+  meet(self);
+}
+
 int main(void) {
   begin("nonblocking", 60);
   run_ranks("nonblocking", PROCESSES, rank_count(4), all, NULL);
+  /* What a real root does with a rank that leaves it is not tried here. */
+  if (!on_gpus()) run_ranks("nobody comes", PROCESSES, 2, nobody_comes, NULL);
   return finish();
 }

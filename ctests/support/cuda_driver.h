@@ -45,6 +45,7 @@ CUresult cuCtxSynchronize(void);
 
 CUresult cuMemAlloc_v2(CUdeviceptr* pointer, size_t bytes);
 CUresult cuMemFree_v2(CUdeviceptr pointer);
+CUresult cuMemGetInfo_v2(size_t* free, size_t* total);
 CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void* from, size_t bytes);
 CUresult cuMemcpyDtoH_v2(void* to, CUdeviceptr from, size_t bytes);
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t bytes, CUstream stream);

@@ -71,6 +71,16 @@ impl Communicator {
         });
     }
 
+    /// Gives what its birth left: there is no communicator, but NCCL's handle stays until its owner aborts it.
+    pub fn give_up(&self, handle: ncclComm_t) -> Option<Kept> {
+        let _unchanging = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.handle.load(Ordering::Relaxed) != handle as usize {
+            return None;
+        }
+        self.has_fabric.store(false, Ordering::Relaxed);
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
     /// All that comes is NCCL's to answer from now on.
     pub fn give_up_fabric(&self) {
         self.has_fabric.store(false, Ordering::Relaxed);

@@ -3,6 +3,9 @@
 //! Only this file reads the environment; it is read once, when the first call comes. `docs/options.md` is made
 //! from [`OPTIONS`].
 
+mod nccl_files;
+
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -144,7 +147,7 @@ pub struct Config {
     pub nccl: Nccl,
 }
 
-/// What NCCL's own variables say about births.
+/// What NCCL's own variables say about births, in the environment or [its files](nccl_files).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Nccl {
     /// NCCL_COMM_ID: whether every rank makes its own id.
@@ -192,7 +195,24 @@ pub fn complaints() -> &'static [String] {
 }
 
 fn read() -> &'static (Config, Vec<String>) {
-    CONFIG.get_or_init(|| parse(std::env::vars_os()))
+    CONFIG.get_or_init(|| {
+        let (mut config, complaints) = parse(std::env::vars_os());
+        // Only fabrics go by NCCL's own variables.
+        if config.fabric == Switch::On {
+            let files = nccl_files::files(std::env::var_os("NCCL_CONF_FILE").map(PathBuf::from), home);
+            let texts: Vec<String> = files.iter().map(|file| nccl_files::read(file)).collect();
+            let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+            config.nccl.read_files(names.collect(), &texts);
+        }
+        (config, complaints)
+    })
+}
+
+/// As NCCL has it; of users who are not in the file, as the environment has it.
+fn home() -> Option<PathBuf> {
+    let user = rustix::process::getuid().as_raw();
+    let users = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
+    nccl_files::home_of(user, &users).or_else(std::env::home_dir)
 }
 
 /// Reads options from variables. A value that cannot be read leaves the default, and says so.
@@ -240,6 +260,15 @@ pub fn parse(variables: impl Iterator<Item = (OsString, OsString)>) -> (Config, 
 }
 
 impl Nccl {
+    /// What files say of variables that are not set: an empty one is. The first to say it counts.
+    fn read_files(&mut self, mut set: BTreeSet<String>, texts: &[String]) {
+        for (name, value) in texts.iter().flat_map(|text| nccl_files::variables(text)) {
+            if set.insert(name.to_owned()) {
+                self.read(name, value);
+            }
+        }
+    }
+
     /// As NCCL reads them: a number, or nothing.
     fn read(&mut self, name: &str, text: &str) {
         match (name, text.trim()) {
@@ -380,6 +409,21 @@ mod tests {
             nccl: Nccl { comm_id: Switch::On, blocking: Switch::Off, peer_access: Switch::Off, ctas_max: 12 },
         };
         assert_eq!(config, expected);
+    }
+
+    /// What is set in the environment, if only to nothing, stays; of files the first counts.
+    #[test]
+    fn files_of_nccl() {
+        let pairs = [("NCCL_MAX_CTAS", "12"), ("NCCL_COMM_BLOCKING", "")];
+        let mut nccl = read(&pairs).0.nccl;
+        let set = pairs.iter().map(|(name, _)| (*name).to_owned()).collect();
+        let users = "NCCL_MAX_CTAS=3\nNCCL_COMM_BLOCKING=0\nNCCL_P2P_LEVEL=NVL\nNCCL_COMM_ID=10.0.0.1:5000";
+        let everybodys = "NCCL_P2P_LEVEL=LOC\nNCCL_CUMEM_ENABLE=0\n";
+        let (on, off) = (Switch::On, Switch::Off);
+        nccl.read_files(set, &[users.into(), "NCCL_P2P_LEVEL=LOC".into()]);
+        assert_eq!(nccl, Nccl { comm_id: on, blocking: on, peer_access: on, ctas_max: 12 });
+        nccl.read_files(BTreeSet::new(), &[everybodys.into()]);
+        assert_eq!(nccl.peer_access, off);
     }
 
     /// A misspelt name gets the nearest; a bad value names what was expected, and the default stays.

@@ -9,6 +9,7 @@
 mod boxes;
 mod closing;
 mod derived;
+mod failing;
 mod growing;
 mod leaving;
 mod line;
@@ -42,6 +43,7 @@ pub use closing::settle;
 use closing::{Closing, Life, Word};
 pub use derived::{Configured, Derivation, Deriving, Newborn, Wanted};
 use derived::{Line, Wait};
+use failing::Went;
 use growing::Growing;
 use leaving::Leaving;
 use preparing::Prepared;
@@ -87,6 +89,8 @@ pub struct Fabric {
     runs: AtomicU64,
     /// Peers of groups that may not be done, a bit each.
     awaited: AtomicU64,
+    /// Ranks that said that they have failed, a bit each.
+    lost: AtomicU64,
     /// The asynchronous error; `ncclSuccess` while there is none.
     failed: AtomicI32,
 }
@@ -110,6 +114,7 @@ impl Fabric {
             lives,
             runs: AtomicU64::new(0),
             awaited: AtomicU64::new(0),
+            lost: AtomicU64::new(0),
             failed: AtomicI32::new(ncclSuccess.0),
         });
         watch::begin(&fabric);
@@ -138,8 +143,16 @@ impl Fabric {
         if self.has_failed() {
             return refuse(self.error(), format_args!("the communicator has failed"));
         }
-        let run = |mailbox: &Mailbox| mailbox.run_joined(operations, stream, others);
-        let result = self.mailbox.as_ref().map_or(ncclInternalError, |mailbox| answer(run(mailbox)));
+        let run = |mailbox: &Mailbox| {
+            let ran = mailbox.run_joined(operations, stream, others);
+            if let Err(refusal) = &ran
+                && failing::loses_a_group(refusal, went(stream))
+            {
+                self.fail(refusal.result());
+            }
+            answer(ran)
+        };
+        let result = self.mailbox.as_ref().map_or(ncclInternalError, run);
         let peers = operations.iter().fold(0, |peers, operation| peers | 1 << operation.peer);
         self.awaited.fetch_or(peers, Ordering::Relaxed);
         result
@@ -159,8 +172,12 @@ impl Fabric {
         self.error() != ncclSuccess
     }
 
+    /// The first error stays, and the peers hear of it.
     fn fail(&self, error: ncclResult_t) {
-        self.failed.store(error.0, Ordering::Release);
+        let (none, relaxed) = (ncclSuccess.0, Ordering::Relaxed);
+        if self.failed.compare_exchange(none, error.0, Ordering::Release, relaxed).is_ok() {
+            watch::tell_peers(self);
+        }
     }
 
     /// Frees the GPU of this rank's kernels at once, and refuses more. Any thread.
@@ -168,8 +185,13 @@ impl Fabric {
         self.mailbox.iter().for_each(Mailbox::abort);
     }
 
-    /// Waits until all sends and receives are done, as NCCL does before it ends a communicator. An abort ends it.
+    /// Waits until all sends and receives are done, as NCCL does before it ends a communicator. An abort ends it; and where
+    /// this rank has failed its peers may have given up what it waits for: that gets a moment.
     pub fn wait_idle(&self) {
+        if self.has_failed() {
+            self.mailbox.iter().for_each(|mailbox| drop(mailbox.wait_idle(stuck::LEAVES_WITHIN)));
+            return self.abort();
+        }
         // A driver that answers nothing any more has nothing in flight either.
         self.mailbox.iter().for_each(|mailbox| drop(mailbox.wait_idle(Duration::MAX)));
     }
@@ -178,6 +200,14 @@ impl Fabric {
     pub fn scratch(&self) -> Option<[Address; 2]> {
         let (slice, _) = self.own.as_ref()?;
         Some(preparing::scratch(slice))
+    }
+}
+
+/// Asked where something was refused only.
+fn went(stream: StreamHandle) -> Went {
+    match gpu::driver().and_then(|driver| driver.capture_of(stream)) {
+        Ok(Some(_)) => Went::IntoCapture,
+        _ => Went::ToStream,
     }
 }
 

@@ -61,11 +61,13 @@ pub enum Awaited {
     Handle(Handle),
     /// One of a communicator whose ranks do not meet.
     Grouped(Handle),
-    /// A communicator whose ranks are to meet.
-    Wished(ncclComm_t, Box<Wish>),
+    /// A communicator whose ranks are to meet, and where NCCL wrote its handle.
+    Wished(Handle, ncclComm_t, Box<Wish>),
+    /// One that NCCL makes then, whatever its meeting came to.
+    Born(Handle, ncclComm_t),
     /// A communicator made from another, whose handle NCCL writes then.
     Derived(Handle, Configured, Box<Derivation>),
-    /// A birth that failed before NCCL came to it: the answer of the group.
+    /// A birth that failed before NCCL came to it, or that NCCL refused: the answer of the group.
     Failed(ncclResult_t),
 }
 

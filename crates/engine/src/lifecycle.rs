@@ -217,6 +217,9 @@ fn after_group(ended: Ended, result: ncclResult_t, met: &Cell<ncclResult_t>) {
 fn tell(ended: Ended, result: ncclResult_t) -> ncclResult_t {
     group::put_back(ended.held);
     let (awaited, met) = derived::after_group(ended.awaited, result);
+    if !is_taken(result) {
+        meeting::lose(&awaited);
+    }
     if result == ncclSuccess {
         for waited in awaited {
             let (handle, reason) = match waited {

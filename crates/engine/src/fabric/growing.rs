@@ -71,6 +71,33 @@ impl Question {
     }
 }
 
+/// A ring on its way to a sender: nobody else knows it yet.
+#[derive(Debug)]
+pub(super) struct Granting {
+    pub question: Question,
+    slice: Slice,
+    since: Instant,
+}
+
+impl Granting {
+    /// Its communicator has ended: it goes back once it is zeroed, which nothing else would look for.
+    pub(super) fn give_back(self) -> Step {
+        if self.slice.is_zeroed() == Ok(false) {
+            return Step::Waits(self);
+        }
+        drop(self.slice);
+        arena::settle();
+        Step::Over(None)
+    }
+}
+
+/// How far it is.
+#[derive(Debug)]
+pub(super) enum Step {
+    Waits(Granting),
+    Over(Option<Answer>),
+}
+
 fn index(wire: Wire) -> usize {
     match wire {
         Wire::Lines => 0,
@@ -140,19 +167,32 @@ impl Fabric {
         long
     }
 
-    /// As the receiver: lends the ring and tells this rank's kernels.
-    pub(super) fn grant_growth(&self, question: Question) -> Option<Answer> {
-        let granted = self.grant(question);
-        granted
-            .inspect_err(|words| log::warn!("no larger ring for messages of rank {}: {words}", question.from))
-            .ok()
+    /// As the receiver: lends the ring. It must be zeroed before anyone hears of it.
+    pub(super) fn grant_growth(&self, question: Question) -> Option<Granting> {
+        let lend = || {
+            let (mailbox, own) = self.parts()?;
+            self.member(question.from)?;
+            own.arena().lend(mailbox.growth_bytes(question.wire), &self.holds).map_err(words)
+        };
+        let lent = lend().inspect_err(|words| refused(question, words)).ok()?;
+        Some(Granting { question, slice: lent, since: Instant::now() })
     }
 
-    fn grant(&self, Question { from, wire, .. }: Question) -> Result<Answer, String> {
-        let (mailbox, own) = self.parts()?;
+    /// Looks whether the ring is zeroed, and if so tells this rank's kernels. Waits for nothing.
+    pub(super) fn go_on_granting(&self, granting: Granting) -> Step {
+        let question = granting.question;
+        let go_on = || match granting.slice.is_zeroed().map_err(words)? {
+            true => self.grant(granting).map(|answer| Step::Over(Some(answer))),
+            false if granting.since.elapsed() < ZEROED_WITHIN => Ok(Step::Waits(granting)),
+            false => Err(format!("it is not zeroed after {} s", ZEROED_WITHIN.as_secs())),
+        };
+        go_on().inspect_err(|words| refused(question, words)).unwrap_or(Step::Over(None))
+    }
+
+    fn grant(&self, Granting { question, slice, .. }: Granting) -> Result<Answer, String> {
+        let Question { from, wire, .. } = question;
+        let (mailbox, _) = self.parts()?;
         let sender = self.member(from)?;
-        let slice = own.arena().lend(mailbox.growth_bytes(wire), &self.holds).map_err(words)?;
-        slice.wait_zeroed(ZEROED_WITHIN).map_err(words)?;
         let member = Member { rank: from, process: process_number(sender.process) };
         let (place, descriptor) = if self.is_near(from) {
             (slice.announce_here(&[member]).map_err(words)?, None)
@@ -215,6 +255,10 @@ impl Fabric {
         let process = |rank: u32| self.contract.members.get(rank as usize).map(|member| member.process);
         process(rank) == process(self.rank)
     }
+}
+
+fn refused(question: Question, words: &str) {
+    log::warn!("no larger ring for messages of rank {}: {words}", question.from);
 }
 
 fn words(error: impl std::fmt::Display) -> String {

@@ -1,5 +1,6 @@
-//! A wait for a rank that is dead ends, when nothing has moved for a configured time: then the kernels leave, and the
-//! communicator has an asynchronous error. Death alone is no failure: what the dead had sent arrives all the same.
+//! A wait for a rank that is dead, or that said that it has failed, ends when nothing has moved for a configured time: then
+//! the kernels leave, and the communicator has an asynchronous error. Death alone is no failure: what the dead had sent
+//! arrives all the same.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -14,21 +15,23 @@ use super::Fabric;
 /// How often a fabric with a dead rank is asked.
 const ASK_EVERY: Duration = Duration::from_millis(250);
 /// A kernel sees an abort within microseconds.
-const LEAVES_WITHIN: Duration = Duration::from_secs(2);
+pub(super) const LEAVES_WITHIN: Duration = Duration::from_secs(2);
 
-/// A fabric with a dead rank.
+/// A fabric with a dead rank, or one that has failed.
 #[derive(Debug, Default)]
 pub(super) struct Watched {
     asked: Option<Instant>,
     /// Since when nothing has moved, and how far all was then.
     still: Option<(Instant, (u64, Vec<Progress>))>,
+    /// Its kernels were told to leave.
+    over: bool,
 }
 
 impl Watched {
     /// Looks whether work is in flight and moves.
     pub fn look(&mut self, fabric: &Fabric, dead: &[u32]) {
         let Some(mailbox) = &fabric.mailbox else { return };
-        if fabric.has_failed() || self.asked.is_some_and(|asked| asked.elapsed() < ASK_EVERY) {
+        if self.over || self.asked.is_some_and(|asked| asked.elapsed() < ASK_EVERY) {
             return;
         }
         self.asked = Some(Instant::now());
@@ -51,6 +54,7 @@ impl Watched {
         match &self.still {
             Some((since, before)) if *before == moved => {
                 if since.elapsed() >= config().stuck_after {
+                    self.over = true;
                     end(fabric, mailbox, dead, since.elapsed());
                 }
             }
@@ -67,7 +71,7 @@ fn end(fabric: &Fabric, mailbox: &Mailbox, dead: &[u32], still_for: Duration) {
         Err(refusal) => format!("where is not known: {refusal}"),
     };
     log::error!(
-        "rank {} of {}: the process of rank {dead:?} is dead and nothing has moved for {} ms: {place}",
+        "rank {} of {}: rank {dead:?} is dead or has failed, and nothing has moved for {} ms: {place}",
         fabric.rank,
         fabric.contract.members.len(),
         still_for.as_millis()

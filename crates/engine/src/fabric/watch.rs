@@ -13,14 +13,15 @@ use std::time::{Duration, Instant};
 use once_cell::sync::OnceCell;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::contract::Token;
+use crate::contract::{Member, Token};
 use crate::guard;
-use crate::rendezvous::asking::{Answer, Desk};
+use crate::rendezvous::asking::{Answer, Desk, Reply};
 use crate::rendezvous::poll::Flag;
 use crate::rendezvous::thread;
 
 use super::closing::Life;
-use super::growing::Question;
+use super::failing::{Loss, Telling};
+use super::growing::{Granting, Question, Step};
 use super::stuck::Watched;
 use super::{Fabric, closing, leaving, settle};
 
@@ -36,6 +37,8 @@ struct Watch {
     desk: Token,
     /// Held for a push or a copy.
     fabrics: Mutex<Vec<Weak<Fabric>>>,
+    /// What peers are to hear. Held for a push or a swap.
+    tellings: Mutex<Vec<Telling>>,
     wake: Flag,
     ending: AtomicBool,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -54,6 +57,22 @@ pub(super) fn begin(fabric: &Arc<Fabric>) {
         watch.fabrics().push(Arc::downgrade(fabric));
         watch.wake.raise();
     }
+}
+
+/// This rank has failed: its peers hear of it, also if its owner ends it at once.
+pub(super) fn tell_peers(fabric: &Fabric) {
+    let Some(watch) = WATCH.get() else { return };
+    let (birth, from) = (fabric.contract.birth, fabric.rank);
+    let peers = fabric.contract.members.iter().filter(|member| member.rank != from);
+    let tellings =
+        peers.filter_map(|peer| Some(Telling::new(Loss { birth, from, to: peer.rank }, desk_of(peer)?)));
+    watch.tellings().extend(tellings);
+    watch.wake.raise();
+}
+
+/// Where the process of a rank is asked.
+fn desk_of(member: &Member) -> Option<Token> {
+    Some(Token(*member.attachment.first_chunk()?))
 }
 
 /// Something is there to look at.
@@ -79,6 +98,7 @@ impl Watch {
         let watch = Arc::new(Watch {
             desk: desk.name(),
             fabrics: Mutex::default(),
+            tellings: Mutex::default(),
             wake: Flag::new()?,
             ending: AtomicBool::new(false),
             thread: Mutex::default(),
@@ -87,6 +107,7 @@ impl Watch {
             watch: watch.clone(),
             desk,
             asked: BTreeMap::new(),
+            granting: BTreeMap::new(),
             next: 0,
             busy: Busy::default(),
             dead: BTreeSet::new(),
@@ -99,6 +120,10 @@ impl Watch {
 
     fn fabrics(&self) -> MutexGuard<'_, Vec<Weak<Fabric>>> {
         self.fabrics.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tellings(&self) -> MutexGuard<'_, Vec<Telling>> {
+        self.tellings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Those that are alive; each is let go of as soon as it has been looked at.
@@ -119,14 +144,22 @@ impl Watch {
 struct Round {
     watch: Arc<Watch>,
     desk: Desk,
-    /// Questions on their way, by key.
-    asked: BTreeMap<u64, Question>,
+    /// What is on its way, by key.
+    asked: BTreeMap<u64, Asked>,
+    /// Rings that are being zeroed, by the desk's number of the question: each pair of a fabric asks once.
+    granting: BTreeMap<u64, Granting>,
     next: u64,
     busy: Busy,
     /// Processes of peers that have ended.
     dead: BTreeSet<u64>,
     /// Whether kernels of fabrics that have ended have not left yet.
     leaving: bool,
+}
+
+/// What is asked of a peer's process.
+enum Asked {
+    Growth(Question),
+    Heard(Telling),
 }
 
 /// Whether sends and receives are being issued.
@@ -175,9 +208,12 @@ impl Round {
         polled.push(PollFd::new(&self.watch.wake, PollFlags::IN));
         let ends = lives.iter().filter_map(|life| life.ends.as_ref());
         polled.extend(ends.map(|ends| PollFd::new(ends, PollFlags::IN)));
-        let busy = self.busy.since.is_some() || self.desk.knocks() || self.leaving;
+        let busy =
+            self.busy.since.is_some() || self.desk.knocks() || self.leaving || !self.granting.is_empty();
         let tick = if busy { BUSY_TICK } else { IDLE_TICK };
         let idle = self.watch.alive().is_empty() && !self.leaving && !closing::waits();
+        let idle =
+            idle && self.granting.is_empty() && self.watch.tellings().is_empty() && !self.desk.knocks();
         let tick = Timespec { tv_sec: 0, tv_nsec: tick.as_nanos() as i64 };
         match poll(&mut polled, if idle { None } else { Some(&tick) }) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -199,7 +235,10 @@ impl Round {
             }
             let name = (fabric.contract.birth, fabric.rank);
             names.push(name);
-            let dead = fabric.lives.iter().filter(|life| self.dead.contains(&life.process));
+            let lost = fabric.lost.load(Ordering::Relaxed);
+            let is_dead =
+                |life: &&Arc<Life>| self.dead.contains(&life.process) || lost & (1 << life.rank) != 0;
+            let dead = fabric.lives.iter().filter(is_dead);
             let dead: Vec<u32> = dead.map(|life| life.rank).collect();
             if !dead.is_empty() {
                 stuck.entry(name).or_default().look(&fabric, &dead);
@@ -207,30 +246,76 @@ impl Round {
         }
         stuck.retain(|name, _| names.contains(name));
         self.busy.note(runs);
+        self.tell();
         let watch = &self.watch;
-        for (key, answer) in self.desk.turn(|words| grant(watch, words)) {
-            let Some(question) = self.asked.remove(&key) else { continue };
-            if let Some(fabric) = watch.find(question.birth, question.from) {
-                fabric.take_growth(question, answer);
+        let granting = &mut self.granting;
+        for (key, answer) in self.desk.turn(|number, words| reply(watch, granting, number, words)) {
+            match (self.asked.remove(&key), answer) {
+                (Some(Asked::Growth(question)), answer) => {
+                    if let Some(fabric) = watch.find(question.birth, question.from) {
+                        fabric.take_growth(question, answer);
+                    }
+                }
+                (Some(Asked::Heard(telling)), None) => watch.tellings().extend(telling.again()),
+                (Some(Asked::Heard(_)), Some(_)) | (None, _) => {}
+            }
+        }
+        self.grant();
+    }
+
+    /// Answers the questions whose rings are zeroed by now.
+    fn grant(&mut self) {
+        for (number, granting) in std::mem::take(&mut self.granting) {
+            let Question { birth, to, .. } = granting.question;
+            let step = match self.watch.find(birth, to) {
+                Some(fabric) => fabric.go_on_granting(granting),
+                None => granting.give_back(),
+            };
+            match step {
+                Step::Waits(granting) => drop(self.granting.insert(number, granting)),
+                Step::Over(answer) => self.desk.answer(number, answer),
             }
         }
     }
 
+    /// Says what is due.
+    fn tell(&mut self) {
+        let now = Instant::now();
+        let due: Vec<Telling> = self.watch.tellings().extract_if(.., |one| one.due <= now).collect();
+        for telling in due {
+            let (desk, words) = (telling.desk, telling.loss.encode());
+            self.say(desk, words, Asked::Heard(telling));
+        }
+    }
+
     fn ask(&mut self, fabric: &Fabric, question: Question) {
-        let desk = fabric.contract.members.get(question.to as usize).and_then(|member| {
-            let name = member.attachment.first_chunk()?;
-            Some(Token(*name))
-        });
-        let Some(desk) = desk else { return };
+        let Some(desk) = fabric.contract.members.get(question.to as usize).and_then(desk_of) else { return };
+        self.say(desk, question.encode(), Asked::Growth(question));
+    }
+
+    fn say(&mut self, desk: Token, words: Vec<u8>, asked: Asked) {
         self.next += 1;
-        self.asked.insert(self.next, question);
-        self.desk.ask(desk, question.encode(), self.next);
+        self.asked.insert(self.next, asked);
+        self.desk.ask(desk, words, self.next);
     }
 }
 
-fn grant(watch: &Watch, words: &[u8]) -> Option<Answer> {
-    let question = Question::decode(words)?;
-    watch.find(question.birth, question.to)?.grant_growth(question)
+fn reply(watch: &Watch, granting: &mut BTreeMap<u64, Granting>, number: u64, words: &[u8]) -> Reply {
+    if let Some(Loss { birth, from, to }) = Loss::decode(words) {
+        let Some(fabric) = watch.find(birth, to) else { return Reply::Never };
+        log::debug!("rank {to}: rank {from} says that it has failed");
+        fabric.lost.fetch_or(1 << from, Ordering::Relaxed);
+        return Reply::Now(Answer { words: vec![1], descriptor: None });
+    }
+    let lent = Question::decode(words)
+        .and_then(|question| watch.find(question.birth, question.to)?.grant_growth(question));
+    match lent {
+        Some(lent) => {
+            granting.insert(number, lent);
+            Reply::Later
+        }
+        None => Reply::Never,
+    }
 }
 
 impl Busy {

@@ -19,7 +19,7 @@ use crate::process;
 use crate::rendezvous::verdict::Reason;
 use crate::stats::count;
 
-use super::meeting::settle;
+use super::meeting::{self, settle};
 use super::{UNKNOWN, note};
 
 /// A call before NCCL is asked: what there is to do after it, if anything.
@@ -89,11 +89,14 @@ fn after(before: Option<Before>, handle: Handle, result: ncclResult_t) -> ncclRe
     let Some(Before { deriving, configured }) = before.filter(|_| begun) else {
         if result == ncclSuccess || result == ncclInProgress {
             note_plain(handle);
+        } else {
+            meeting::refused(result);
         }
         return ncclSuccess;
     };
     let derivation = deriving.begun();
     if result != ncclSuccess {
+        meeting::refused(result);
         derivation.fail();
     } else if group::is_open() {
         group::wait_for(Awaited::Derived(handle, configured, Box::new(derivation)));

@@ -6,6 +6,7 @@ use crate::communicator::{self, Communicator};
 use crate::error::refuse;
 use crate::fabric::{self, Fate, Kept, Waiting, Wish};
 use crate::forward::birth::{self, Birth};
+use crate::forward::known;
 use crate::group::{self, Awaited};
 use crate::guard;
 use crate::process;
@@ -46,6 +47,10 @@ pub fn birth(entry: Entry, birth: &Birth) -> ncclResult_t {
             if result == ncclSuccess || result == ncclInProgress {
                 finish(step, birth);
             } else {
+                // An error of `ncclCommInitAll` itself is no error of the group around it.
+                if !matches!(step, Step::All) {
+                    refused(result);
+                }
                 drop(step);
                 fabric::settle();
             }
@@ -86,6 +91,11 @@ fn finish(step: Step, birth: &Birth) {
     let one = newborns.first().copied().flatten();
     match (step, one) {
         (Step::All, _) => {
+            if group::is_open() {
+                let born = birth.newborns().zip(&newborns);
+                born.filter_map(|((place, _), newborn)| Some(Awaited::Born(place, newborn.as_ref()?.0)))
+                    .for_each(group::wait_for);
+            }
             let fates = fabric::all_here(&birth.devices().unwrap_or_default());
             for (newborn, fate) in newborns.into_iter().zip(fates) {
                 if let Some((handle, communicator)) = newborn {
@@ -93,7 +103,10 @@ fn finish(step: Step, birth: &Birth) {
                 }
             }
         }
-        (Step::Grouped(wish), Some((handle, _))) => group::wait_for(Awaited::Wished(handle, Box::new(wish))),
+        (Step::Grouped(wish), Some((handle, _))) => {
+            let places = birth.newborns().map(|(place, _)| place);
+            places.for_each(|place| group::wait_for(Awaited::Wished(place, handle, Box::new(wish.clone()))));
+        }
         (Step::Decided(fate), Some((handle, communicator))) => settle(handle, communicator, fate),
         // A split in a group, or later still: its handle is not written yet.
         (_, _) => {}
@@ -108,7 +121,30 @@ pub fn settle(handle: ncclComm_t, communicator: &Communicator, fate: Fate) {
     }
 }
 
-/// Begins the meetings of a group and waits for them. Gives the rest of what waited; the first failure comes first.
+/// NCCL refused a birth: it will not run the group around it.
+pub fn refused(result: ncclResult_t) {
+    if group::is_open() {
+        group::wait_for(Awaited::Failed(result));
+    }
+}
+
+/// NCCL did not make what was to be born in a group. It may have made some of it, and never says which: it aborts all
+/// births of a group of which one fails. What their meetings left is closed; the handles that NCCL left are their owner's to
+/// abort.
+pub fn lose(awaited: &[Awaited]) {
+    for waited in awaited {
+        let Awaited::Born(place, handle) = waited else { continue };
+        let kept = match known::read_handle(*place) == *handle {
+            true => communicator::find(*handle).and_then(|communicator| communicator.give_up(*handle)),
+            false => communicator::remove(*handle),
+        };
+        drop(kept);
+    }
+    fabric::settle();
+}
+
+/// Begins the meetings of a group and waits for them. Gives the rest of what waited; the failure that is the group's
+/// answer comes first. A group that NCCL will not run has no meetings: its ranks need not all come.
 ///
 /// NCCL makes all communicators of a group beside each other, but only after their meetings. A rank that makes them one after
 /// the other is in NCCL for the first before it comes to the second's meeting: so communicators that are made in
@@ -119,9 +155,17 @@ pub fn join(awaited: Vec<Awaited>) -> Vec<Awaited> {
     let (mut rest, mut wished) = (Vec::new(), Vec::new());
     for waited in awaited {
         match waited {
-            Awaited::Wished(handle, wish) => wished.push((handle, *wish)),
+            Awaited::Wished(place, handle, wish) => {
+                rest.push(Awaited::Born(place, handle));
+                wished.push((handle, *wish));
+            }
             other => rest.push(other),
         }
+    }
+    // The last error of a group is NCCL's answer.
+    if let Some(last) = rest.iter().rposition(|waited| matches!(waited, Awaited::Failed(_))) {
+        rest.swap(0, last);
+        return rest;
     }
     let together = fabric::is_one_meeting(wished.iter().map(|(_, wish)| wish));
     let (mut handles, mut asked) = (Vec::new(), Vec::new());

@@ -139,17 +139,23 @@ impl Shared {
     }
 }
 
-/// Without the thread nobody has heard of these ranks.
+/// Without the thread nobody has heard of these ranks. At a lobby they are waited for as long as their process lives: so the
+/// caller says there that they do not come.
 fn lost(command: Command) {
-    if let Command::Attend(host, reports) = command {
-        let verdict = || match host {
-            Host::Port(_) => {
-                Verdict::Plain(Reason::Unreachable { words: "the background thread has ended".into() })
+    match command {
+        Command::Attend(Host::Port(_), reports) => {
+            let words = "the background thread has ended";
+            let verdict = || Verdict::Plain(Reason::Unreachable { words: words.into() });
+            reports.iter().for_each(|(_, ranks, index, _)| ranks.end(*index, verdict()));
+        }
+        Command::Attend(Host::Lobby(_), reports) => {
+            for (_, ranks, index, report) in reports {
+                ranks.end(index, Verdict::Failed(Failure::HostLost));
+                lobby::withdraw_alone(&report);
             }
-            // They would be waited for.
-            Host::Lobby(_) => Verdict::Failed(Failure::HostLost),
-        };
-        reports.iter().for_each(|(_, ranks, index, _)| ranks.end(*index, verdict()));
+        }
+        Command::Tell(lobby, words) => lobby::tell_alone(lobby, &words),
+        _ => {}
     }
 }
 
@@ -313,6 +319,9 @@ impl Reactor {
 impl Drop for Reactor {
     /// However the thread ends, nobody waits for it.
     fn drop(&mut self) {
+        // Whoever would come in here, also of this process, finds nobody.
+        self.endpoints.retain(|_, endpoint| !matches!(endpoint, Endpoint::Lobby(_)));
         self.shared.close();
+        self.say_what_was_not_said();
     }
 }

@@ -1,6 +1,7 @@
 //! Meetings in a lobby: of communicators that are made from another.
 
 use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::process::{Child, Command};
@@ -16,7 +17,7 @@ use windlass_engine::rendezvous::ours::Ours;
 use windlass_engine::rendezvous::verdict::{Failure, Reason, Verdict};
 use windlass_engine::rendezvous::{Limits, Outcome, Party, Rendezvous};
 
-use crate::support::{facts, is_fabric, ready};
+use crate::support::{facts, hosted, is_fabric, join, ready};
 
 const PARENT: Token = Token([9; 16]);
 
@@ -258,6 +259,79 @@ fn host_is_gone() {
     own.decline(&invitation, Verdict::Plain(Reason::NonBlocking));
     let late = own.attend_invited(&invitation, facts(1, 2)).unwrap();
     assert!(matches!(joined(late), Outcome::Failed(Failure::HostLost)));
+}
+
+/// The numbers of this process's instances of epoll.
+fn pollers() -> Vec<i32> {
+    let entries = std::fs::read_dir("/proc/self/fd").unwrap().map(Result::unwrap);
+    let is_one = |entry: &std::fs::DirEntry| {
+        let target = std::fs::read_link(entry.path()).unwrap_or_default();
+        target.to_string_lossy().contains("[eventpoll]")
+    };
+    entries.filter(is_one).map(|entry| entry.file_name().to_str().unwrap().parse().unwrap()).collect()
+}
+
+/// A process lives on though its background thread has ended, as when the program took its descriptors away: its
+/// ranks are not waited for, whether they were on their way, come, decline or pass by.
+#[test]
+fn thread_has_ended() {
+    let hosted = hosted();
+    let (process, _) = process();
+    let lives = || vec![(1, pidfd_of(process.id())), (2, pidfd_of(process.id()))];
+    let before = pollers();
+    let own = rendezvous();
+    let taken: Vec<i32> = pollers().into_iter().filter(|poller| !before.contains(poller)).collect();
+    let null = std::fs::File::open("/dev/null").unwrap();
+    for number in taken {
+        // SAFETY: the number stays a valid descriptor of its owner, of another file.
+        assert_eq!(unsafe { libc::dup2(null.as_raw_fd(), number) }, number);
+    }
+    let has_ended = || match join(&own, &hosted.id, facts(1, 3)) {
+        Outcome::Plain(Reason::Unreachable { words }) => words.contains("has ended"),
+        _ => false,
+    };
+    let at_host = Rendezvous::start(Limits::default()).unwrap();
+    for (count, way) in (0..).zip(["passes by", "declines", "comes"]) {
+        let split = Split { call: Making::Split { count }.name(PARENT), host: rendezvous() };
+        let waits = split.attend(&at_host, 0, 1, 0, 2);
+        split.host.await_ranks(split.call, 0b101, lives());
+        while !has_ended() {}
+        match way {
+            "passes by" => own.pass_by(&split.invites(2, 1)),
+            "declines" => own.decline(&split.invites(2, 1), Verdict::Failed(Failure::Absent { rank: 2 })),
+            _ => {
+                let outcome = joined(split.attend(&own, 2, 1, 1, 2));
+                assert!(matches!(outcome, Outcome::Failed(Failure::HostLost)), "{outcome:?}");
+            }
+        }
+        let outcome = joined(waits);
+        assert!(matches!(outcome, Outcome::Failed(Failure::Absent { .. })), "{way}: {outcome:?}");
+    }
+    kill(process);
+}
+
+/// A thread ends while a rank of its process knocks at a lobby: whose report has not gone out is not waited for.
+#[test]
+fn thread_ends_while_it_knocks() {
+    let (process, _) = process();
+    let other = rendezvous();
+    // How far it comes differs.
+    for _ in 0..20 {
+        let (split, own) = (split(), rendezvous());
+        let (waits, comes) = (split.attend(&other, 0, 1, 0, 2), split.attend(&own, 1, 1, 1, 2));
+        split.host.await_ranks(split.call, 0b11, vec![(1, pidfd_of(process.id()))]);
+        drop(own);
+        let outcomes = [joined(comes), joined(waits)];
+        assert!(
+            matches!(outcomes[0], Outcome::Failed(Failure::HostLost | Failure::Lost { .. })),
+            "{outcomes:?}"
+        );
+        assert!(
+            matches!(outcomes[1], Outcome::Failed(Failure::Absent { .. } | Failure::Lost { .. })),
+            "{outcomes:?}"
+        );
+    }
+    kill(process);
 }
 
 /// A lobby whose queue is full is tried again, also by a rank that is aborted meanwhile, until there is room.

@@ -61,7 +61,7 @@ unsafe fn hold_birth(
         let member = Member { rank, ranks, device, bus_id };
         let joined =
             rendezvous::join(token, &member, &newborn.leave).map(|segment| newborn.set_segment(segment));
-        if joined.is_err() && config.blocking {
+        if matches!(joined, Err(code) if code != rendezvous::LOST) && config.blocking {
             let place = place as *mut ncclComm_t;
             // SAFETY: by contract. A nonblocking caller keeps the handle, to learn the error and to abort.
             unsafe {

@@ -2,13 +2,14 @@
 
 use crate::refusal::{Outcome, lock, refuse};
 use crate::segment::{RANKS_MAX, Segment, standing};
+use crate::settings::settings;
 use crate::{leaks, strict};
 use nccl_sys::*;
 use std::collections::VecDeque;
 use std::net::{Ipv4Addr, TcpListener};
 use std::sync::Mutex;
-use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 /// Names a communicator, equally on all its ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -79,6 +80,15 @@ pub struct Member {
     pub bus_id: u64,
 }
 
+/// What a birth answers that is lost by wish.
+pub const LOST: ncclResult_t = ncclRemoteError;
+
+/// Counts a birth of this process.
+fn is_lost() -> bool {
+    static BIRTHS: AtomicU64 = AtomicU64::new(0);
+    settings().lost_births.contains(&(BIRTHS.fetch_add(1, SeqCst) + 1))
+}
+
 /// Joins the segment of `token` and waits for all ranks. `leave` ends the wait.
 pub fn join(token: Token, member: &Member, leave: &AtomicBool) -> Outcome<Segment> {
     let &Member { rank, ranks, device, bus_id } = member;
@@ -89,6 +99,7 @@ pub fn join(token: Token, member: &Member, leave: &AtomicBool) -> Outcome<Segmen
         );
     }
     leaks::watch_exit();
+    let lost = is_lost();
     let segment = Segment::open(&token.name(), ranks)?;
     let header = segment.header();
     if let Err(other) = header.ranks.compare_exchange(0, ranks as u32, SeqCst, SeqCst)
@@ -132,6 +143,10 @@ pub fn join(token: Token, member: &Member, leave: &AtomicBool) -> Outcome<Segmen
             );
             return refuse(ncclInvalidUsage, text);
         }
+    }
+    if lost {
+        record.standing.store(standing::DESTROYED, SeqCst);
+        return refuse(LOST, "WINDLASS_SIM_LOST_BIRTHS names this birth");
     }
     Ok(segment)
 }

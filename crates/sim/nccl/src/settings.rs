@@ -12,6 +12,8 @@ pub struct Settings {
     pub log: bool,
     /// `NCCL_LEGACY_CUDA_REGISTER`, default 0: as in NCCL, cudaMalloc memory can be registered.
     pub legacy_registration: bool,
+    /// `WINDLASS_SIM_LOST_BIRTHS`, default none: which births of this process fail, by number from 1.
+    pub lost_births: Vec<u64>,
 }
 
 pub fn settings() -> &'static Settings {
@@ -21,9 +23,15 @@ pub fn settings() -> &'static Settings {
         timeout: Duration::from_millis(number("WINDLASS_SIM_TIMEOUT_MS", 20_000)),
         log: number("WINDLASS_SIM_NCCL_LOG", 0) != 0,
         legacy_registration: number("NCCL_LEGACY_CUDA_REGISTER", 0) != 0,
+        lost_births: numbers("WINDLASS_SIM_LOST_BIRTHS"),
     })
 }
 
 fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(default)
+}
+
+fn numbers(name: &str) -> Vec<u64> {
+    let text = std::env::var(name).unwrap_or_default();
+    text.split(',').filter_map(|number| number.trim().parse().ok()).collect()
 }

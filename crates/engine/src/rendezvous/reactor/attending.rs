@@ -90,6 +90,24 @@ impl Reactor {
         }
     }
 
+    /// The thread ends, and with it these connections.
+    pub(super) fn say_what_was_not_said(&mut self) {
+        for endpoint in self.endpoints.values() {
+            if let Endpoint::Attending(attending) = endpoint {
+                lobby::withdraw_alone(&attending.report);
+            }
+        }
+        for knocking in std::mem::take(&mut self.knocking) {
+            match knocking {
+                Knocking::Telling(lobby, words) => lobby::tell_alone(lobby, &words),
+                Knocking::Attending(_, (_, ranks, index, report)) => {
+                    ranks.lost(index, Failure::HostLost);
+                    lobby::withdraw_alone(&report);
+                }
+            }
+        }
+    }
+
     /// Gives what was to be said.
     fn stop_knocking(&mut self, key: u64) -> Vec<u8> {
         let attends = |knocking: &mut Knocking| matches!(knocking, Knocking::Attending(_, (other, ..)) if *other == key);

@@ -1,7 +1,11 @@
 //! The lobby of this process: who comes for communicators that are made from others, and who never will.
 
+use std::time::{Duration, Instant};
+
 use rustix::event::epoll::EventFlags;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use rustix::net::{self, RecvFlags, SendFlags, Shutdown};
 
 use crate::contract::Token;
 
@@ -15,6 +19,9 @@ use crate::rendezvous::gathering::Gathering;
 use crate::rendezvous::ours::Ours;
 use crate::rendezvous::place;
 use crate::rendezvous::verdict::Failure;
+
+/// For one that says something without the thread.
+const ALONE_WITHIN: Duration = Duration::from_millis(900);
 
 /// Where ranks of communicators that have one in this process may come.
 #[derive(Debug)]
@@ -223,6 +230,45 @@ impl Reactor {
         connection.input.clear();
         if line == Line::Closed || connection.flush() == Line::Closed {
             self.endpoints.remove(&key);
+        }
+    }
+}
+
+/// Where there is no thread, the rank of a report that has not gone out says that it does not come.
+pub(super) fn withdraw_alone(report: &[u8]) {
+    if let Some((lobby, words)) = derived::withdrawal(report) {
+        tell_alone(lobby, &words);
+    }
+}
+
+/// Says something at a lobby where there is no thread, and waits a moment until it has been read: closing first could
+/// destroy what the host has not read.
+pub(super) fn tell_alone(lobby: Token, words: &[u8]) {
+    let until = Instant::now() + ALONE_WITHIN;
+    let left = || until.saturating_duration_since(Instant::now());
+    let socket = loop {
+        match connect(lobby) {
+            Ok(socket) => break socket,
+            Err(Knock::Later) if !left().is_zero() => std::thread::sleep(Duration::from_millis(1)),
+            Err(Knock::Later) => {
+                return log::warn!("rendezvous has no thread and its host's queue is full: peers may wait");
+            }
+            Err(Knock::Gone) => return,
+        }
+    };
+    // A new connection has room for so little.
+    if net::send(&socket, words, SendFlags::NOSIGNAL) != Ok(words.len()) {
+        log::warn!("rendezvous has no thread and its host does not hear: peers may wait");
+    }
+    let _ = net::shutdown(&socket, Shutdown::Write);
+    let mut answer = [0; 512];
+    while !left().is_zero() {
+        let tick = Timespec { tv_sec: 0, tv_nsec: left().subsec_nanos().into() };
+        let _ = poll(&mut [PollFd::new(&socket, PollFlags::IN)], Some(&tick));
+        match net::recv(&socket, &mut answer, RecvFlags::empty()) {
+            Ok((_, 0)) => return,
+            Ok(_) | Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(_) => return,
         }
     }
 }

@@ -1,0 +1,119 @@
+//! A rank that fails by itself: the driver refused what its peers count on. From then on its communicator takes nothing
+//! here, because what comes next would arrive as what was lost; and its peers hear of it, to whom it is as good as dead
+//! ([`super::stuck`]): what it had sent arrives, and who waits for more gets an asynchronous error.
+
+use std::time::{Duration, Instant};
+
+use crate::contract::Token;
+use crate::contract::bytes::{Reader, Writer};
+use crate::gpu::Failure;
+use crate::mailbox::Refusal;
+
+/// How long a peer is told that does not answer: it may not be through its birth yet, or have ended.
+const TOLD_WITHIN: Duration = Duration::from_secs(60);
+const TELL_EVERY: Duration = Duration::from_millis(100);
+
+/// Where a group went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Went {
+    ToStream,
+    IntoCapture,
+}
+
+/// Whether peers wait in vain for a group that was refused here.
+// Divergence: NCCL's communicator goes on after a launch that failed, and its peers wait, or take later messages for the lost
+// ones.
+pub(super) fn loses_a_group(refusal: &Refusal, went: Went) -> bool {
+    match (refusal, went) {
+        // Of a capture that did not come about nothing runs, here or elsewhere.
+        (_, Went::IntoCapture) => false,
+        (Refusal::Cuda(failure), _) => !is_of_capture(failure),
+        // The program's own mistakes, and what has ended before.
+        (Refusal::NoRank { .. } | Refusal::Unmatched { .. } | Refusal::Aborted { .. }, _) => false,
+        _ => true,
+    }
+}
+
+/// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` … `_WRONG_THREAD`: the stream is of a capture that is broken already.
+fn is_of_capture(failure: &Failure) -> bool {
+    failure.code.is_some_and(|code| (900..=908).contains(&code.0))
+}
+
+/// Word for a peer of a rank that has failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Loss {
+    pub birth: Token,
+    pub from: u32,
+    pub to: u32,
+}
+
+impl Loss {
+    pub fn encode(self) -> Vec<u8> {
+        let mut writer = Writer::default();
+        writer.token(self.birth).u32(self.from).u32(self.to);
+        writer.finish()
+    }
+
+    pub fn decode(words: &[u8]) -> Option<Loss> {
+        let mut reader = Reader::new(words);
+        let (birth, from, to) = (reader.token()?, reader.u32()?, reader.u32()?);
+        reader.finish()?;
+        (from < 64).then_some(Loss { birth, from, to })
+    }
+}
+
+/// A word that has to arrive.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Telling {
+    pub loss: Loss,
+    /// Where the peer's process is asked.
+    pub desk: Token,
+    /// When to say it next.
+    pub due: Instant,
+    until: Instant,
+}
+
+impl Telling {
+    pub fn new(loss: Loss, desk: Token) -> Telling {
+        let now = Instant::now();
+        Telling { loss, desk, due: now, until: now + TOLD_WITHIN }
+    }
+
+    /// It was said and not heard. Nothing if it was said for long enough.
+    pub fn again(self) -> Option<Telling> {
+        let due = Instant::now() + TELL_EVERY;
+        (due < self.until).then_some(Telling { due, ..self })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::failure::Code;
+
+    /// Words read back, and are no question for a larger ring.
+    #[test]
+    fn words() {
+        let loss = Loss { birth: Token([7; 16]), from: 3, to: 1 };
+        assert_eq!(Loss::decode(&loss.encode()), Some(loss));
+        assert_eq!(super::super::growing::Question::decode(&loss.encode()), None);
+        assert_eq!(Loss::decode(&loss.encode()[1..]), None);
+        assert_eq!(Loss::decode(&Loss { from: 64, ..loss }.encode()), None);
+    }
+
+    /// What the driver refuses is lost; a broken capture, the program's mistakes and what ended before lose nothing.
+    #[test]
+    fn what_is_lost() {
+        let cuda = |code| {
+            let failure = Failure::without_code("cuLaunchKernelEx", "a code", String::new());
+            Refusal::Cuda(Failure { code: Some(Code(code)), ..failure })
+        };
+        let room = Refusal::NoRoom { operations: 9, most: 8 };
+        let lost =
+            [cuda(719), cuda(400), room.clone()].map(|refusal| loses_a_group(&refusal, Went::ToStream));
+        assert_eq!(lost, [true; 3]);
+        assert!(!loses_a_group(&room, Went::IntoCapture));
+        let others = [cuda(901), Refusal::NoRank { peer: 3, ranks: 2 }, Refusal::Aborted { rank: 0 }];
+        assert!(others.iter().all(|refusal| !loses_a_group(refusal, Went::ToStream)));
+    }
+}
