@@ -14,8 +14,8 @@ use crate::{guard, process};
 use super::line::Line;
 use super::{boxes, leaving, watch};
 
-/// Giving memory back takes milliseconds.
-const EXIT_WITHIN: Duration = Duration::from_secs(2);
+/// Giving memory back takes milliseconds, on a machine that does nothing else.
+const EXIT_WITHIN: Duration = Duration::from_secs(5);
 
 /// How it is known which ranks have closed.
 #[derive(Debug)]
