@@ -11,7 +11,7 @@ import cuda_stubs  # noqa: E402
 import fetch  # noqa: E402
 
 CTESTS = ROOT / "ctests"
-SUPPORT = [CTESTS / "support" / f"{name}.c" for name in ("harness", "reference", "collective")]
+SUPPORT = [CTESTS / "support" / f"{name}.c" for name in ("harness", "reference", "collective", "one_thread")]
 
 if not (WHEELS and SIM):
     skip("WHEEL_CACHE_DIR or SIM_DIR is not set")

@@ -271,16 +271,39 @@ impl Nccl {
 
     /// As NCCL reads them: a number, or nothing.
     fn read(&mut self, name: &str, text: &str) {
-        match (name, text.trim()) {
-            ("NCCL_COMM_ID", text) if !text.is_empty() => self.comm_id = Switch::On,
-            ("NCCL_COMM_BLOCKING", "0") => self.blocking = Switch::Off,
-            ("NCCL_P2P_DISABLE", "1") | ("NCCL_P2P_LEVEL", "0" | "LOC") | ("NCCL_CUMEM_ENABLE", "0") => {
+        if text.is_empty() {
+            return;
+        }
+        match (name, number(text)) {
+            ("NCCL_COMM_ID", _) => self.comm_id = Switch::On,
+            ("NCCL_COMM_BLOCKING", 0) => self.blocking = Switch::Off,
+            ("NCCL_P2P_DISABLE", 1) | ("NCCL_CUMEM_ENABLE", 0) => self.peer_access = Switch::Off,
+            ("NCCL_P2P_LEVEL", 0) if text == "LOC" || text.trim_start().starts_with('0') => {
                 self.peer_access = Switch::Off;
             }
-            ("NCCL_MAX_CTAS", text) => self.ctas_max = text.parse().unwrap_or(0),
+            ("NCCL_MAX_CTAS", most) => self.ctas_max = u32::try_from(most).unwrap_or(0),
             _ => {}
         }
     }
+}
+
+/// As C's `strtoll` with base 0 reads it: `0x10`, `010` and `1 # why` are numbers, words are 0.
+fn number(text: &str) -> i64 {
+    let text = text.trim_start_matches([' ', '\t', '\n', '\r', '\x0b', '\x0c']);
+    let (negative, text) = match text.strip_prefix(['-', '+']) {
+        Some(rest) => (text.starts_with('-'), rest),
+        None => (false, text),
+    };
+    let hexadecimal = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X"));
+    let (radix, digits) = match hexadecimal.filter(|rest| rest.starts_with(|c: char| c.is_ascii_hexdigit())) {
+        Some(rest) => (16, rest),
+        None if text.starts_with('0') => (8, text),
+        None => (10, text),
+    };
+    let values = digits.chars().map_while(|digit| digit.to_digit(radix));
+    let value = values
+        .fold(0_i64, |sum, digit| sum.saturating_mul(i64::from(radix)).saturating_add(i64::from(digit)));
+    if negative { -value } else { value }
 }
 
 fn switch(text: &str) -> Option<Switch> {
@@ -372,6 +395,26 @@ mod tests {
             read(&[("PATH", "/bin"), ("WINDLASSES", "2"), ("WINDLASS_SIM_DEVICES", "4")]),
             (Config::default(), vec![])
         );
+    }
+
+    /// Numbers as C reads them: NCCL's switches are these.
+    #[test]
+    fn numbers_of_nccl() {
+        for (text, value) in [
+            ("1", 1),
+            (" 1 # why", 1),
+            ("0x1f", 31),
+            ("010", 8),
+            ("00", 0),
+            ("0x", 0),
+            ("-3", -3),
+            ("+7x", 7),
+            ("yes", 0),
+            ("", 0),
+            ("99999999999999999999", i64::MAX),
+        ] {
+            assert_eq!(number(text), value, "{text:?}");
+        }
     }
 
     /// Every option is read.

@@ -143,6 +143,9 @@ impl Fabric {
         if self.has_failed() {
             return refuse(self.error(), format_args!("the communicator has failed"));
         }
+        // Before it runs, so that who looks after it does not miss them.
+        let peers = operations.iter().fold(0, |peers, operation| peers | 1 << operation.peer);
+        self.awaited.fetch_or(peers, Ordering::Relaxed);
         let run = |mailbox: &Mailbox| {
             let ran = mailbox.run_joined(operations, stream, others);
             if let Err(refusal) = &ran
@@ -152,10 +155,7 @@ impl Fabric {
             }
             answer(ran)
         };
-        let result = self.mailbox.as_ref().map_or(ncclInternalError, run);
-        let peers = operations.iter().fold(0, |peers, operation| peers | 1 << operation.peer);
-        self.awaited.fetch_or(peers, Ordering::Relaxed);
-        result
+        self.mailbox.as_ref().map_or(ncclInternalError, run)
     }
 
     /// Lets what comes next on a stream run after all that the mailboxes ran.
@@ -173,7 +173,7 @@ impl Fabric {
     }
 
     /// The first error stays, and the peers hear of it.
-    fn fail(&self, error: ncclResult_t) {
+    pub fn fail(&self, error: ncclResult_t) {
         let (none, relaxed) = (ncclSuccess.0, Ordering::Relaxed);
         if self.failed.compare_exchange(none, error.0, Ordering::Release, relaxed).is_ok() {
             watch::tell_peers(self);

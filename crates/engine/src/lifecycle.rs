@@ -154,20 +154,22 @@ pub fn group_end() -> ncclResult_t {
 
 #[inline(never)]
 fn end_of_much() -> ncclResult_t {
-    let met = Cell::new(ncclSuccess);
+    let (met, ours) = (Cell::new(ncclSuccess), Cell::new(ncclSuccess));
     let result = guard::around(
         || closing(Entry::ncclGroupEnd),
-        |ended| match close(ended, known::group_end) {
+        |ended| {
+            let result = close(ended, known::group_end);
             // NCCL's first, on every rank.
-            result if !ended.held.is_empty() && is_taken(result) => {
-                let ours = guard::call(|| messages::run_held(&ended.held));
-                if ours == ncclSuccess { result } else { ours }
+            if !ended.held.is_empty() && is_taken(result) {
+                ours.set(guard::call(|| messages::run_held(&ended.held)));
             }
-            result => result,
+            result
         },
+        // What became of its births is NCCL's word alone.
         |ended, result| after_group(ended, result, &met),
     );
-    if result == ncclSuccess { met.get() } else { result }
+    let of_group = if ours.get() == ncclSuccess { result } else { ours.get() };
+    if of_group == ncclSuccess { met.get() } else { of_group }
 }
 
 /// Closes a group without running it.
@@ -218,7 +220,7 @@ fn tell(ended: Ended, result: ncclResult_t) -> ncclResult_t {
     group::put_back(ended.held);
     let (awaited, met) = derived::after_group(ended.awaited, result);
     if !is_taken(result) {
-        meeting::lose(&awaited);
+        meeting::lose(&awaited, result);
     }
     if result == ncclSuccess {
         for waited in awaited {

@@ -38,8 +38,9 @@ struct MailShape {
 constexpr uint32_t mail_refused = ~0u;
 constexpr uint32_t mail_movers_max = 16;   // of a block
 constexpr uint32_t mail_bulk_movers = mail_movers_max - WINDLASS_BULK_SERVICE_WARPS;
-constexpr uint64_t mail_bytes_a_copy_block = 64 << 10;
-constexpr uint32_t mail_copy_blocks = 16, mail_lone_copy_blocks = 64;  // beside messages, without
+constexpr uint64_t mail_bytes_a_copying_thread = 128;
+constexpr uint32_t mail_copying_threads = 16 * 512;  // beside messages
+constexpr uint32_t mail_copy_blocks_max = 64;
 
 inline uint32_t mail_lanes(uint64_t bytes, uint64_t piece_bytes, uint32_t lanes) {
   return (uint32_t)std::min<uint64_t>(lanes, (bytes + piece_bytes - 1) / piece_bytes);
@@ -147,10 +148,11 @@ inline MailShape mail_arrange(const MailCall* calls, size_t count, const MailPee
     shape.blocks = mail_refused;
     return shape;
   }
-  const uint64_t copy_blocks = (copied + mail_bytes_a_copy_block - 1) / mail_bytes_a_copy_block;
-  launch.copy_blocks = (uint16_t)windlass_divided_up((uint32_t)std::min<uint64_t>(copy_blocks, blocks ? mail_copy_blocks : mail_lone_copy_blocks), shape.cluster) * shape.cluster;
-  shape.blocks = blocks + launch.copy_blocks;
   shape.threads = 32 * (blocks ? launch.movers + (bulk ? WINDLASS_BULK_SERVICE_WARPS : 0) : mail_movers_max);
+  const uint64_t a_block = mail_bytes_a_copying_thread * shape.threads, copy_blocks = (copied + a_block - 1) / a_block;
+  const uint32_t most = std::min(blocks ? mail_copying_threads / shape.threads : mail_copy_blocks_max, mail_copy_blocks_max);
+  launch.copy_blocks = (uint16_t)(windlass_divided_up((uint32_t)std::min<uint64_t>(copy_blocks, most), shape.cluster) * shape.cluster);
+  shape.blocks = blocks + launch.copy_blocks;
   uint32_t bytes = used * (uint32_t)sizeof(WindlassMailChannel);
   const uint32_t listed = (uint32_t)(operations.size() * sizeof(WindlassMailOperation));
   if (bytes + listed <= WINDLASS_INLINE_BYTES) {

@@ -86,10 +86,10 @@ pub struct Shape {
 /// Movers of a block: of a kernel of at most 16 warps.
 const MOVERS_MAX: u32 = 16;
 const BULK_MOVERS: u32 = MOVERS_MAX - BULK_SERVICE_WARPS;
-/// What a rank sends to itself is copied by blocks of their own, beside messages by few.
-const BYTES_A_COPY_BLOCK: u64 = 64 << 10;
-const COPY_BLOCKS: u64 = 16;
-const LONE_COPY_BLOCKS: u64 = 64;
+/// What a rank sends to itself is copied by blocks of their own, beside messages by few threads.
+const BYTES_A_COPYING_THREAD: u64 = 128;
+const COPYING_THREADS: u64 = 16 * 512;
+const COPY_BLOCKS_MAX: u64 = 64;
 /// Blocks of a cluster. Without clusters the first blocks crowd on one part of the GPU and starve its links.
 const CLUSTER: u32 = 4;
 
@@ -176,8 +176,11 @@ pub fn arrange(
             return Err(Refusal::TooManyLanes);
         }
     }
-    let copy_blocks = copied.div_ceil(BYTES_A_COPY_BLOCK);
-    let copy_blocks = copy_blocks.min(if blocks > 0 { COPY_BLOCKS } else { LONE_COPY_BLOCKS }) as u32;
+    let warps = launch.movers + if bulk { BULK_SERVICE_WARPS } else { 0 };
+    let threads = 32 * if blocks > 0 { warps } else { MOVERS_MAX };
+    let most = if blocks > 0 { COPYING_THREADS / u64::from(threads) } else { COPY_BLOCKS_MAX };
+    let copy_blocks = copied.div_ceil(BYTES_A_COPYING_THREAD * u64::from(threads));
+    let copy_blocks = copy_blocks.min(most).min(COPY_BLOCKS_MAX) as u32;
     launch.copy_blocks = copy_blocks.next_multiple_of(cluster) as u16;
 
     let channel_words = channels * CHANNEL_WORDS;
@@ -190,10 +193,9 @@ pub fn arrange(
         }
     }
     let words = channel_words + if fits { operation_words } else { 0 };
-    let warps = launch.movers + if bulk { BULK_SERVICE_WARPS } else { 0 };
     Ok(Shape {
         blocks: blocks + u32::from(launch.copy_blocks),
-        threads: 32 * if blocks > 0 { warps } else { MOVERS_MAX },
+        threads,
         shared_bytes: if blocks > 0 { shared_bytes(launch, blocks) } else { 0 },
         cluster,
         parameter_bytes: (LAUNCH_HEAD_BYTES + words * 8) as u32,
@@ -414,7 +416,7 @@ mod tests {
         assert_eq!((shape, launch.copies, launch.copy_blocks, launch.operations), (expected, 1, 2, 0));
         assert_eq!(launch.storage[..4], [4096, 100_000, 64, 100_000]);
         let (shape, launch) = arranged(&[send, call(65536, 1, Direction::Send), receive], &LIMITS);
-        assert_eq!((shape.blocks, shape.cluster, launch.copy_blocks), (12, 4, 4));
+        assert_eq!((shape.blocks, shape.cluster, launch.copy_blocks), (16, 4, 8));
         assert_eq!(launch.storage[CHANNEL_WORDS + 2..][..2], [4096, 100_000]);
         // In place, or nothing, or no partner: nothing to do.
         for calls in
@@ -473,6 +475,13 @@ mod tests {
         }
         assert_eq!(refusal(&Geometry::recommended(32, 0), 1), Some(Refusal::TooManyLanes));
         assert_eq!(refusal(&Geometry::recommended(32, 0), 4), None);
+        // An A100 lacks bulk copies, so that movers have more jobs, and has 163 KiB.
+        let old = |blocks_max| {
+            let limits = Limits { blocks_max, bulk: BulkSend::OrdinaryStores, shared_bytes_max: 163 << 10 };
+            let geometry = Geometry::recommended(32, 0);
+            arrange(&calls, &peers, &geometry, &limits, &mut Launch::default(), &mut Vec::new()).err()
+        };
+        assert_eq!((old(4), old(8)), (Some(Refusal::TooManyLanes), None));
     }
 
     /// More peers than fit are refused.

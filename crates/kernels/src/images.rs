@@ -15,7 +15,7 @@ pub struct Image {
 pub const MAIL_KERNEL: &str = "ncclWindlassMail";
 
 /// Threads of a block at most; more do not load.
-pub const MAIL_THREADS_MAX: u32 = 576;
+pub const MAIL_THREADS_MAX: u32 = 512;
 
 /// For compute capability 8.0 and later.
 pub const PTX_80: Image = Image {

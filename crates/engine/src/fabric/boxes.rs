@@ -29,9 +29,8 @@ impl Share {
     /// For a communicator of so many ranks; `ctas_max` is its configuration's limit on blocks, 0 for none.
     pub fn new(device: Ordinal, ranks: u32, ctas_max: u32) -> Result<Share, String> {
         let most = blocks_max(ctas_max);
-        // So many can keep the state of the lanes of all pairs.
-        let least = ranks.div_ceil(2).clamp(2, 8).min(most);
         let supply = supply(device).map_err(|error| error.to_string())?;
+        let least = supply.least_blocks(ranks).min(most);
         let grant = supply.grant(most, least).map_err(|refusal| refusal.to_string())?;
         Ok(Share { supply, grant })
     }

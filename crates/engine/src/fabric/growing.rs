@@ -1,6 +1,7 @@
 //! Larger rings for a pair: the sender's process asks the receiver's, which lends memory for the ring, tells its own kernels
 //! and answers with it; the sender maps it and tells its kernels. On the watch thread of both; calls and kernels go on. Each
-//! ring grows once. What cannot be lent or mapped leaves the ring as it is, and is not asked for again.
+//! ring grows once. A receiver that gives none may not be through its birth yet, or have no memory now: it is asked again.
+//! What cannot be mapped leaves the ring as it is.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
@@ -22,11 +23,16 @@ const ZEROED_WITHIN: Duration = Duration::from_secs(300);
 /// A receiver that comes within this time is only late: its pair needs no larger ring.
 const LATE: Duration = Duration::from_millis(250);
 
+/// How soon a receiver that gave none is asked again.
+const AGAIN_AFTER: Duration = Duration::from_millis(500);
+
 /// What rings grew into.
 #[derive(Debug, Default)]
 pub(super) struct Growing {
     /// Pairs whose ring was asked for, a bit for each peer: lines, then chunks.
     asked: [AtomicU64; 2],
+    /// When a receiver gave none, by wire and peer. The watch thread's alone.
+    denied: Mutex<BTreeMap<(usize, u32), Instant>>,
     /// When a kernel said that it is without room, by wire and peer. The watch thread's alone.
     stalled: Mutex<BTreeMap<(usize, u32), Stall>>,
     /// Held for a push, and taken when the fabric ends.
@@ -106,6 +112,18 @@ fn index(wire: Wire) -> usize {
 }
 
 impl Growing {
+    /// Those who gave none a while ago may be asked.
+    fn ask_again(&self, wire: Wire) {
+        let mut denied = self.denied.lock().unwrap_or_else(PoisonError::into_inner);
+        denied.retain(|(of, peer), at| {
+            let again = *of == index(wire) && at.elapsed() >= AGAIN_AFTER;
+            if again {
+                self.asked[*of].fetch_and(!(1 << peer), Ordering::Relaxed);
+            }
+            !again
+        });
+    }
+
     /// Nobody of this rank uses the rings any more. Gives the leases.
     pub fn end(&self) -> Vec<LeaseId> {
         let grown = std::mem::take(&mut *self.lock());
@@ -127,6 +145,7 @@ impl Fabric {
             [(Wire::Lines, stalled.lines, early.lines), (Wire::Bulk, stalled.bulk, early.bulk)]
         {
             let asked = &self.growing.asked[index(wire)];
+            self.growing.ask_again(wire);
             let wanted = early | self.without_room_for_long(wire, stalled & !asked.load(Ordering::Relaxed));
             let new = wanted & !asked.load(Ordering::Relaxed);
             if new == 0 {
@@ -172,6 +191,9 @@ impl Fabric {
         let lend = || {
             let (mailbox, own) = self.parts()?;
             self.member(question.from)?;
+            if mailbox.has_grown(Direction::Receive, question.from, question.wire) {
+                return Err("it has grown before".into());
+            }
             own.arena().lend(mailbox.growth_bytes(question.wire), &self.holds).map_err(words)
         };
         let lent = lend().inspect_err(|words| refused(question, words)).ok()?;
@@ -212,7 +234,15 @@ impl Fabric {
     pub(super) fn take_growth(&self, question: Question, answer: Option<Answer>) {
         let taken = match answer {
             Some(answer) => self.take(question, answer),
-            None => Err("its process gives none".into()),
+            None => {
+                log::debug!(
+                    "no larger ring for messages to rank {} yet: its process gives none",
+                    question.to
+                );
+                let mut denied = self.growing.denied.lock().unwrap_or_else(PoisonError::into_inner);
+                denied.insert((index(question.wire), question.to), Instant::now());
+                Ok(())
+            }
         };
         if let Err(words) = taken {
             log::warn!("no larger ring for messages to rank {}: {words}", question.to);
@@ -268,6 +298,20 @@ fn words(error: impl std::fmt::Display) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Who gave none is asked again, a while later.
+    #[test]
+    fn asked_again() {
+        let growing = Growing::default();
+        growing.asked[1].store(0b110, Ordering::Relaxed);
+        let (now, wire) = (Instant::now(), index(Wire::Bulk));
+        growing.denied.lock().unwrap().extend([((wire, 1), now - AGAIN_AFTER), ((wire, 2), now)]);
+        growing.ask_again(Wire::Lines);
+        assert_eq!(growing.asked[1].load(Ordering::Relaxed), 0b110);
+        growing.ask_again(Wire::Bulk);
+        assert_eq!(growing.asked[1].load(Ordering::Relaxed), 0b100);
+        assert_eq!(growing.denied.lock().unwrap().keys().collect::<Vec<_>>(), [&(wire, 2)]);
+    }
 
     /// Questions read back; anything else is none.
     #[test]

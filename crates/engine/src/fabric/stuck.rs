@@ -36,9 +36,11 @@ impl Watched {
         }
         self.asked = Some(Instant::now());
         let runs = fabric.runs.load(Ordering::Relaxed);
+        // Taken before it is asked: what is called meanwhile adds itself.
+        let awaited = fabric.awaited.swap(0, Ordering::Relaxed);
         let idle = mailbox.is_idle();
-        if idle == Ok(true) {
-            fabric.awaited.store(0, Ordering::Relaxed);
+        if idle != Ok(true) {
+            fabric.awaited.fetch_or(awaited, Ordering::Relaxed);
         }
         // Of what is in flight none may be with the dead: then it is not they who are waited for.
         let awaited = fabric.awaited.load(Ordering::Relaxed);

@@ -131,13 +131,17 @@ pub fn refused(result: ncclResult_t) {
 /// NCCL did not make what was to be born in a group. It may have made some of it, and never says which: it aborts all
 /// births of a group of which one fails. What their meetings left is closed; the handles that NCCL left are their owner's to
 /// abort.
-pub fn lose(awaited: &[Awaited]) {
+pub fn lose(awaited: &[Awaited], result: ncclResult_t) {
     for waited in awaited {
         let Awaited::Born(place, handle) = waited else { continue };
         let kept = match known::read_handle(*place) == *handle {
             true => communicator::find(*handle).and_then(|communicator| communicator.give_up(*handle)),
             false => communicator::remove(*handle),
         };
+        // Some other rank's may live: it must not wait for this one.
+        if let Some(Kept::Fabric(fabric)) = &kept {
+            fabric.fail(result);
+        }
         drop(kept);
     }
     fabric::settle();

@@ -97,7 +97,7 @@ impl Mailbox {
     }
 
     /// Whether this side's kernels were told of a larger ring.
-    pub(super) fn has_grown(&self, direction: Direction, peer: u32, wire: Wire) -> bool {
+    pub fn has_grown(&self, direction: Direction, peer: u32, wire: Wire) -> bool {
         let kit = self.lent.kit();
         kit.is_some_and(|kit| kit.host.growth(direction, peer, wire).load(Ordering::Relaxed) != 0)
     }
