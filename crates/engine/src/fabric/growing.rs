@@ -18,10 +18,6 @@ use crate::rendezvous::asking::Answer;
 use super::Fabric;
 use super::preparing::process_number;
 
-/// Zeroing 128 MiB takes well under a millisecond, once the device comes to it.
-const ZEROED_WITHIN: Duration = Duration::from_secs(300);
-/// A receiver that comes within this time is only late: its pair needs no larger ring.
-const LATE: Duration = Duration::from_millis(250);
 
 /// How soon a receiver that gave none is asked again.
 const AGAIN_AFTER: Duration = Duration::from_millis(500);
@@ -33,14 +29,9 @@ pub(super) struct Growing {
     asked: [AtomicU64; 2],
     /// When a receiver gave none, by wire and peer. The watch thread's alone.
     denied: Mutex<BTreeMap<(usize, u32), Instant>>,
-    /// When a kernel said that it is without room, by wire and peer. The watch thread's alone.
-    stalled: Mutex<BTreeMap<(usize, u32), Stall>>,
     /// Held for a push, and taken when the fabric ends.
     grown: Mutex<Grown>,
 }
-
-/// Since when, and how far all was then: units and chunks.
-type Stall = (Instant, (u64, u64));
 
 #[derive(Debug, Default)]
 struct Grown {
@@ -75,33 +66,6 @@ impl Question {
         reader.finish()?;
         Some(Question { birth, from, to, wire })
     }
-}
-
-/// A ring on its way to a sender: nobody else knows it yet.
-#[derive(Debug)]
-pub(super) struct Granting {
-    pub question: Question,
-    slice: Slice,
-    since: Instant,
-}
-
-impl Granting {
-    /// Its communicator has ended: it goes back once it is zeroed, which nothing else would look for.
-    pub(super) fn give_back(self) -> Step {
-        if self.slice.is_zeroed() == Ok(false) {
-            return Step::Waits(self);
-        }
-        drop(self.slice);
-        arena::settle();
-        Step::Over(None)
-    }
-}
-
-/// How far it is.
-#[derive(Debug)]
-pub(super) enum Step {
-    Waits(Granting),
-    Over(Option<Answer>),
 }
 
 fn index(wire: Wire) -> usize {
@@ -146,8 +110,7 @@ impl Fabric {
         {
             let asked = &self.growing.asked[index(wire)];
             self.growing.ask_again(wire);
-            let wanted = early | self.without_room_for_long(wire, stalled & !asked.load(Ordering::Relaxed));
-            let new = wanted & !asked.load(Ordering::Relaxed);
+            let new = (early | stalled) & !asked.load(Ordering::Relaxed);
             if new == 0 {
                 continue;
             }
@@ -159,62 +122,21 @@ impl Fabric {
         questions
     }
 
-    /// Of the peers for whom the kernel says that it has no room, those to whom nothing has moved for long.
-    fn without_room_for_long(&self, wire: Wire, stalled: u64) -> u64 {
-        let mut seen = self.growing.stalled.lock().unwrap_or_else(PoisonError::into_inner);
-        let (Some(mailbox), true) = (&self.mailbox, stalled != 0) else { return 0 };
-        let is_due = |peer: &u32| {
-            let at = seen.get(&(index(wire), *peer));
-            stalled & (1 << peer) != 0 && at.is_none_or(|(since, _)| since.elapsed() >= LATE)
-        };
-        let due: Vec<u32> = (0..self.contract.members.len() as u32).filter(is_due).collect();
-        if due.is_empty() {
-            return 0;
-        }
-        let Ok(progress) = mailbox.progress() else { return 0 };
-        let mut long = 0;
-        for peer in due {
-            let sent = progress.iter().find(|one| one.peer == peer && one.direction == Direction::Send);
-            let moved = sent.map_or((0, 0), |one| (one.units, one.chunks));
-            match seen.remove(&(index(wire), peer)) {
-                Some((_, before)) if before == moved => long |= 1 << peer,
-                // It was only late. The kernel says so again if it is still stalled.
-                Some(_) => mailbox.forget_wishes(wire, 1 << peer),
-                None => drop(seen.insert((index(wire), peer), (Instant::now(), moved))),
-            }
-        }
-        long
+    /// As the receiver: lends the ring, tells this rank's kernels and gives what the sender needs. What the ring holds does not
+    /// matter (`growth` of the kernels crate says why), so nothing has to run on the device, which may be full of waiting kernels.
+    pub(super) fn grant_growth(&self, question: Question) -> Option<Answer> {
+        self.grant(question)
+            .inspect_err(|words| log::warn!("no larger ring for messages of rank {}: {words}", question.from))
+            .ok()
     }
 
-    /// As the receiver: lends the ring. It must be zeroed before anyone hears of it.
-    pub(super) fn grant_growth(&self, question: Question) -> Option<Granting> {
-        let lend = || {
-            let (mailbox, own) = self.parts()?;
-            self.member(question.from)?;
-            if mailbox.has_grown(Direction::Receive, question.from, question.wire) {
-                return Err("it has grown before".into());
-            }
-            own.arena().lend(mailbox.growth_bytes(question.wire), &self.holds).map_err(words)
-        };
-        let lent = lend().inspect_err(|words| refused(question, words)).ok()?;
-        Some(Granting { question, slice: lent, since: Instant::now() })
-    }
-
-    /// Looks whether the ring is zeroed, and if so tells this rank's kernels. Waits for nothing.
-    pub(super) fn go_on_granting(&self, granting: Granting) -> Step {
-        let question = granting.question;
-        let go_on = || match granting.slice.is_zeroed().map_err(words)? {
-            true => self.grant(granting).map(|answer| Step::Over(Some(answer))),
-            false if granting.since.elapsed() < ZEROED_WITHIN => Ok(Step::Waits(granting)),
-            false => Err(format!("it is not zeroed after {} s", ZEROED_WITHIN.as_secs())),
-        };
-        go_on().inspect_err(|words| refused(question, words)).unwrap_or(Step::Over(None))
-    }
-
-    fn grant(&self, Granting { question, slice, .. }: Granting) -> Result<Answer, String> {
-        let Question { from, wire, .. } = question;
-        let (mailbox, _) = self.parts()?;
+    fn grant(&self, Question { from, wire, .. }: Question) -> Result<Answer, String> {
+        let (mailbox, own) = self.parts()?;
         let sender = self.member(from)?;
+        if mailbox.has_grown(Direction::Receive, from, wire) {
+            return Err("it has grown before".into());
+        }
+        let slice = own.arena().lend_as_it_is(mailbox.growth_bytes(wire), &self.holds).map_err(words)?;
         let member = Member { rank: from, process: process_number(sender.process) };
         let (place, descriptor) = if self.is_near(from) {
             (slice.announce_here(&[member]).map_err(words)?, None)
@@ -285,10 +207,6 @@ impl Fabric {
         let process = |rank: u32| self.contract.members.get(rank as usize).map(|member| member.process);
         process(rank) == process(self.rank)
     }
-}
-
-fn refused(question: Question, words: &str) {
-    log::warn!("no larger ring for messages of rank {}: {words}", question.from);
 }
 
 fn words(error: impl std::fmt::Display) -> String {

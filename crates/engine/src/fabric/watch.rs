@@ -15,13 +15,13 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::contract::{Member, Token};
 use crate::guard;
-use crate::rendezvous::asking::{Answer, Desk, Reply};
+use crate::rendezvous::asking::{Answer, Desk};
 use crate::rendezvous::poll::Flag;
 use crate::rendezvous::thread;
 
 use super::closing::Life;
 use super::failing::{Loss, Telling};
-use super::growing::{Granting, Question, Step};
+use super::growing::Question;
 use super::stuck::Watched;
 use super::{Fabric, closing, leaving, settle};
 
@@ -107,7 +107,6 @@ impl Watch {
             watch: watch.clone(),
             desk,
             asked: BTreeMap::new(),
-            granting: BTreeMap::new(),
             next: 0,
             busy: Busy::default(),
             dead: BTreeSet::new(),
@@ -146,8 +145,6 @@ struct Round {
     desk: Desk,
     /// What is on its way, by key.
     asked: BTreeMap<u64, Asked>,
-    /// Rings that are being zeroed, by the desk's number of the question: each pair of a fabric asks once.
-    granting: BTreeMap<u64, Granting>,
     next: u64,
     busy: Busy,
     /// Processes of peers that have ended.
@@ -208,12 +205,10 @@ impl Round {
         polled.push(PollFd::new(&self.watch.wake, PollFlags::IN));
         let ends = lives.iter().filter_map(|life| life.ends.as_ref());
         polled.extend(ends.map(|ends| PollFd::new(ends, PollFlags::IN)));
-        let busy =
-            self.busy.since.is_some() || self.desk.knocks() || self.leaving || !self.granting.is_empty();
+        let busy = self.busy.since.is_some() || self.desk.knocks() || self.leaving;
         let tick = if busy { BUSY_TICK } else { IDLE_TICK };
         let idle = self.watch.alive().is_empty() && !self.leaving && !closing::waits();
-        let idle =
-            idle && self.granting.is_empty() && self.watch.tellings().is_empty() && !self.desk.knocks();
+        let idle = idle && self.watch.tellings().is_empty() && !self.desk.knocks();
         let tick = Timespec { tv_sec: 0, tv_nsec: tick.as_nanos() as i64 };
         match poll(&mut polled, if idle { None } else { Some(&tick) }) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -248,8 +243,7 @@ impl Round {
         self.busy.note(runs);
         self.tell();
         let watch = &self.watch;
-        let granting = &mut self.granting;
-        for (key, answer) in self.desk.turn(|number, words| reply(watch, granting, number, words)) {
+        for (key, answer) in self.desk.turn(|words| reply(watch, words)) {
             match (self.asked.remove(&key), answer) {
                 (Some(Asked::Growth(question)), answer) => {
                     if let Some(fabric) = watch.find(question.birth, question.from) {
@@ -258,22 +252,6 @@ impl Round {
                 }
                 (Some(Asked::Heard(telling)), None) => watch.tellings().extend(telling.again()),
                 (Some(Asked::Heard(_)), Some(_)) | (None, _) => {}
-            }
-        }
-        self.grant();
-    }
-
-    /// Answers the questions whose rings are zeroed by now.
-    fn grant(&mut self) {
-        for (number, granting) in std::mem::take(&mut self.granting) {
-            let Question { birth, to, .. } = granting.question;
-            let step = match self.watch.find(birth, to) {
-                Some(fabric) => fabric.go_on_granting(granting),
-                None => granting.give_back(),
-            };
-            match step {
-                Step::Waits(granting) => drop(self.granting.insert(number, granting)),
-                Step::Over(answer) => self.desk.answer(number, answer),
             }
         }
     }
@@ -300,22 +278,15 @@ impl Round {
     }
 }
 
-fn reply(watch: &Watch, granting: &mut BTreeMap<u64, Granting>, number: u64, words: &[u8]) -> Reply {
+fn reply(watch: &Watch, words: &[u8]) -> Option<Answer> {
     if let Some(Loss { birth, from, to }) = Loss::decode(words) {
-        let Some(fabric) = watch.find(birth, to) else { return Reply::Never };
+        let fabric = watch.find(birth, to)?;
         log::debug!("rank {to}: rank {from} says that it has failed");
         fabric.lost.fetch_or(1 << from, Ordering::Relaxed);
-        return Reply::Now(Answer { words: vec![1], descriptor: None });
+        return Some(Answer { words: vec![1], descriptor: None });
     }
-    let lent = Question::decode(words)
-        .and_then(|question| watch.find(question.birth, question.to)?.grant_growth(question));
-    match lent {
-        Some(lent) => {
-            granting.insert(number, lent);
-            Reply::Later
-        }
-        None => Reply::Never,
-    }
+    let question = Question::decode(words)?;
+    watch.find(question.birth, question.to)?.grant_growth(question)
 }
 
 impl Busy {

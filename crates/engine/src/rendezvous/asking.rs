@@ -5,7 +5,6 @@
 //! Nothing here waits: the owner of a [`Desk`] polls [`Desk::polled`] and calls [`Desk::turn`]. Whoever does not answer, or
 //! cannot be reached, is no failure but no answer.
 
-use std::collections::BTreeMap;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
@@ -37,17 +36,6 @@ pub struct Answer {
     pub descriptor: Option<OwnedFd>,
 }
 
-/// What is replied to a question.
-#[derive(Debug)]
-pub enum Reply {
-    /// The answer is here.
-    Now(Answer),
-    /// It comes by [`Desk::answer`]; others are answered meanwhile.
-    Later,
-    /// The caller hears nothing.
-    Never,
-}
-
 /// Where questions arrive and from where they are asked.
 #[derive(Debug)]
 pub struct Desk {
@@ -55,9 +43,6 @@ pub struct Desk {
     listener: Ours,
     /// Accepted, and not asked yet.
     callers: Vec<Ours>,
-    /// Those whose answer comes later, by number. As many as their replies said so: whoever says so bounds them.
-    waiting: BTreeMap<u64, Ours>,
-    next: u64,
     asked: Vec<Asked>,
     /// Nothing can be accepted now.
     deaf: bool,
@@ -85,8 +70,7 @@ impl Desk {
         let listener = socket()?;
         net::bind(&listener, &address(name)?)?;
         net::listen(&listener, 128)?;
-        let (callers, waiting, asked) = Default::default();
-        Ok(Desk { name, listener, callers, waiting, next: 0, asked, deaf: false })
+        Ok(Desk { name, listener, callers: Vec::new(), asked: Vec::new(), deaf: false })
     }
 
     /// What others must know to ask here.
@@ -112,9 +96,9 @@ impl Desk {
         own.chain(asked).map(|socket| PollFd::new(socket, PollFlags::IN)).collect()
     }
 
-    /// Goes on with all that can: replies to questions, each with a number of its own, and gives the answers that have come;
-    /// none where there will be none.
-    pub fn turn(&mut self, mut reply: impl FnMut(u64, &[u8]) -> Reply) -> Vec<(u64, Option<Answer>)> {
+    /// Goes on with all that can: answers questions with `answer` (none: the caller hears nothing), and gives the answers
+    /// that have come; none where there will be none.
+    pub fn turn(&mut self, mut answer: impl FnMut(&[u8]) -> Option<Answer>) -> Vec<(u64, Option<Answer>)> {
         let mut answers = Vec::new();
         self.asked.retain_mut(|asked| match asked.turn() {
             Turn::Later => true,
@@ -124,31 +108,21 @@ impl Desk {
             }
         });
         self.accept();
-        for caller in std::mem::take(&mut self.callers) {
+        self.callers.retain(|caller| {
             let mut words = [0; WORDS_BYTES_MAX + 1];
-            match net::recv(&caller, &mut words, RecvFlags::empty()) {
-                Err(Errno::AGAIN | Errno::INTR) => self.callers.push(caller),
+            match net::recv(caller, &mut words, RecvFlags::empty()) {
+                Err(Errno::AGAIN | Errno::INTR) => true,
                 Ok((_, length)) if (1..=WORDS_BYTES_MAX).contains(&length) => {
-                    self.next += 1;
-                    match reply(self.next, &words[..length]) {
+                    if let Some(answer) = answer(&words[..length]) {
                         // Who asked may be gone.
-                        Reply::Now(answer) => drop(send(&caller, &answer)),
-                        Reply::Later => drop(self.waiting.insert(self.next, caller)),
-                        Reply::Never => {}
+                        let _ = send(caller, &answer);
                     }
+                    false
                 }
-                _ => {}
+                _ => false,
             }
-        }
+        });
         answers
-    }
-
-    /// Answers a question whose reply was [`Reply::Later`]; none: the caller hears nothing.
-    pub fn answer(&mut self, number: u64, answer: Option<Answer>) {
-        if let Some((caller, answer)) = self.waiting.remove(&number).zip(answer) {
-            // Who asked may be gone.
-            let _ = send(&caller, &answer);
-        }
     }
 
     /// No more than there is room for: who has asked is read before anyone is pushed out.
@@ -225,11 +199,14 @@ fn send(socket: &Ours, answer: &Answer) -> rustix::io::Result<()> {
 mod tests {
     use super::*;
 
-    fn turns(desks: &mut [Desk], mut reply: impl FnMut(&[u8]) -> Reply) -> Vec<(u64, Option<Answer>)> {
+    fn turns(
+        desks: &mut [Desk],
+        mut answer: impl FnMut(&[u8]) -> Option<Answer>,
+    ) -> Vec<(u64, Option<Answer>)> {
         let mut answers = Vec::new();
         for _ in 0..10 {
             for desk in desks.iter_mut() {
-                answers.extend(desk.turn(|_, words| reply(words)));
+                answers.extend(desk.turn(&mut answer));
             }
         }
         answers
@@ -244,7 +221,7 @@ mod tests {
         desks[0].ask(own, b"own".to_vec(), 8);
         let mut answers = turns(&mut desks, |words| {
             let descriptor = (words == b"yes").then(|| OwnedFd::from(std::fs::File::open("/").unwrap()));
-            Reply::Now(Answer { words: words.to_vec(), descriptor })
+            Some(Answer { words: words.to_vec(), descriptor })
         });
         answers.sort_by_key(|(key, _)| *key);
         let [(7, Some(yes)), (8, Some(own))] = &answers[..] else { panic!("{answers:?}") };
@@ -262,7 +239,7 @@ mod tests {
             .map(|_| {
                 let socket = socket().unwrap();
                 let reached = net::connect(&socket, &address(other).unwrap()).is_ok();
-                desks[1].turn(|_, _| Reply::Never);
+                desks[1].turn(|_| None);
                 (socket, reached)
             })
             .collect();
@@ -274,42 +251,10 @@ mod tests {
         let mut answers = turns(&mut desks, |words| {
             seen += 1;
             assert_eq!(words, b"no");
-            Reply::Never
+            None
         });
         answers.sort_by_key(|(key, _)| *key);
         assert!(matches!(answers[..], [(1, None), (2, None), (3, None)]), "{answers:?}");
         assert_eq!(seen, 1);
-    }
-
-    /// A question whose answer takes long holds up no other one; its answer comes all the same, or none does.
-    #[test]
-    fn later_answers() {
-        let mut desks = [Desk::open().unwrap(), Desk::open().unwrap()];
-        let other = desks[1].name();
-        [(1, "long"), (2, "quick"), (3, "never")]
-            .into_iter()
-            .for_each(|(key, words)| desks[0].ask(other, words.into(), key));
-        let mut waiting = Vec::new();
-        let mut answers = Vec::new();
-        for _ in 0..10 {
-            answers.extend(desks[0].turn(|_, _| Reply::Never));
-            desks[1].turn(|number, words| match words {
-                b"quick" => Reply::Now(Answer { words: words.to_vec(), descriptor: None }),
-                _ => {
-                    waiting.push(number);
-                    Reply::Later
-                }
-            });
-        }
-        assert!(matches!(&answers[..], [(2, Some(_))]), "{answers:?}");
-        let [long, never] = waiting[..] else { panic!("{waiting:?}") };
-        desks[1].answer(never, None);
-        desks[1].answer(long, Some(Answer { words: b"done".to_vec(), descriptor: None }));
-        desks[1].answer(long, Some(Answer { words: b"twice".to_vec(), descriptor: None }));
-        let mut answers = turns(&mut desks, |_| Reply::Never);
-        answers.sort_by_key(|(key, _)| *key);
-        let [(1, Some(done)), (3, None)] = &answers[..] else { panic!("{answers:?}") };
-        assert_eq!(done.words, b"done");
-        assert!(desks[1].waiting.is_empty());
     }
 }
