@@ -156,10 +156,7 @@ if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
   add_test(NAME sim.faults.mailbox COMMAND ${RUN} --out "${RUNS}/sim.faults.mailbox" --nccl "${SIM_DIR}/libnccl.so.2"
            --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes --served mailbox
            --set WINDLASS_STUCK_AFTER=2 -- $<TARGET_FILE:faults>)
-  add_test(NAME sim.faults.slow_ring COMMAND ${RUN} --out "${RUNS}/sim.faults.slow_ring" --nccl "${SIM_DIR}/libnccl.so.2"
-           --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes --served mailbox
-           --set WINDLASS_STUCK_AFTER=2 --set WINDLASS_SIM_SLOW_FILL_MS=8000 -- $<TARGET_FILE:faults> slow_ring)
-  set_tests_properties(sim.faults.mailbox sim.faults.slow_ring PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
+  set_tests_properties(sim.faults.mailbox PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
 endif()
 
 if(WINDLASS_LIBRARY_DIR)

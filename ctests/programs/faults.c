@@ -2,7 +2,7 @@
  * asynchronous error after the configured time, the stream gets free, calls on that communicator answer the error, an abort
  * returns at once, and another communicator goes on all the while. An abort from another thread ends a receive that
  * nobody answers. A rank that fails by itself, here by a stream that is none, ends its partners' waits as a dead one does. NCCL
- * alone would wait. With the argument `slow_ring`: rings that grow hold up none of this. */
+ * alone would wait. */
 #include "../support/messages.h"
 
 #include <pthread.h>
@@ -137,49 +137,8 @@ static void a_launch_fails(struct rank* self) {
   message_release(&never);
 }
 
-/* While rank 1's device takes long to zero the larger ring that rank 0 asks for, its wait for rank 2, which dies, ends in
- * time all the same. Run where fills of that size take eight seconds. */
-static void a_slow_ring(struct rank* self) {
-  size_t before = 0, now = 0, all = 0;
-  CUDA(cuMemGetInfo_v2(&before, &all));
-  struct message one = self->rank == 0 ? message_to_send(50, BYTES, 0) : message_to_receive(50, BYTES, 0);
-  struct message other = message_to_receive(51, 1000, 0);
-  ncclUniqueId ids[2] = {share_id(self, 0, 1), share_id(self, 1, 1)};
-  ncclComm_t pairs[2] = {NULL, NULL};
-  CUstream stream = new_stream();
-  if (self->rank <= 1) NCCL(ncclCommInitRank(&pairs[0], 2, ids[0], self->rank));
-  if (self->rank >= 1) NCCL(ncclCommInitRank(&pairs[1], 2, ids[1], self->rank - 1));
-  if (self->rank == 2) {
-    count_calls("ncclCommInitRank", -1);
-    usleep(1500000);
-    _exit(0);
-  }
-  if (self->rank == 0) message_send(&one, 1, pairs[0], self->stream);
-  if (self->rank == 1) {
-    double began = seconds();
-    message_receive(&other, 1, pairs[1], stream);
-    EQUAL(error_after_a_while(pairs[1]), ncclRemoteError);
-    CHECK(seconds() - began < 7);
-    wait_for(stream);
-    NCCL(ncclCommAbort(pairs[1]));
-    message_receive(&one, 0, pairs[0], self->stream);
-  }
-  wait_for(self->stream);
-  if (self->rank == 1) message_verify(&one, self);
-  NCCL(ncclCommDestroy(pairs[0]));
-  message_release(&one);
-  message_release(&other);
-  CUDA(cuStreamDestroy_v2(stream));
-  for (double began = seconds(); now < before && seconds() - began < 30; usleep(1000)) CUDA(cuMemGetInfo_v2(&now, &all));
-  CHECK(now >= before);
-}
-
-int main(int count, char** parts) {
+int main(void) {
   begin("faults", 120);
-  if (count > 1 && is_wanted(count, parts, "slow_ring")) {
-    run_ranks("slow ring", PROCESSES, 3, a_slow_ring, NULL);
-    return finish();
-  }
   if (rank_count(4) < 3) skip("needs three ranks");
   run_ranks("aborted", PROCESSES, 2, aborted, NULL);
   /* On GPUs a stream that is none is nobody's to pass. */

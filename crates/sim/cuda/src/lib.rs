@@ -8,7 +8,6 @@
 //! - `WINDLASS_SIM_DEVICES`: number of devices, 8.
 //! - `WINDLASS_SIM_DEVICE_MEMORY`: MiB per device and process, 1024.
 //! - `WINDLASS_SIM_MULTIPROCESSORS`: multiprocessors of a device, 32.
-//! - `WINDLASS_SIM_SLOW_FILL_MS`: how much longer a fill in a stream's order takes that is large, from 16 MiB on; 0.
 //! - `WINDLASS_SIM_STRICT=1`: what was never released is listed at exit as `sim-cuda: leak: COUNT KIND`, and the exit
 //!   status becomes 86.
 //!

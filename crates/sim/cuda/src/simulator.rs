@@ -42,8 +42,6 @@ pub struct Simulator {
     pub physicals: Table<Physical>,
     pub ranges: Mutex<Ranges>,
     pub addresses: Mutex<AddressSpace>,
-    /// `WINDLASS_SIM_SLOW_FILL_MS`.
-    pub slow_fill_ms: usize,
 }
 
 /// The running simulator, or the driver's answer before `cuInit`.
@@ -115,7 +113,6 @@ impl Simulator {
             physicals: Table::new(Reuse::Never),
             ranges: Mutex::default(),
             addresses: Mutex::default(),
-            slow_fill_ms: number_from_environment("WINDLASS_SIM_SLOW_FILL_MS").unwrap_or(0),
         }
     }
 

@@ -1,14 +1,10 @@
 //! Copies and fills.
 
-use std::ffi::c_void;
-use std::time::Duration;
-
 use crate::capture;
 use crate::code::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, Code};
 use crate::context;
 use crate::ffi::In;
 use crate::memory::{self, Address};
-use crate::simulator::simulator;
 use crate::stream;
 use crate::table::Handle;
 use crate::work::{Copy, Fill, Work};
@@ -338,19 +334,8 @@ fn fill_now(fill: &Fill) -> Result<(), Code> {
     fill_in_order(fill, 0)
 }
 
-/// From so many bytes on a fill is a large one.
-const LARGE_BYTES: usize = 16 << 20;
-
 fn fill_in_order(fill: &Fill, stream: Handle) -> Result<(), Code> {
-    let slow_ms = simulator()?.slow_fill_ms;
-    if slow_ms > 0 && fill.width * fill.height * fill.element_bytes >= LARGE_BYTES {
-        stream::issue(&stream::find(stream)?, Work::Host { function: pass_time, data: slow_ms })?;
-    }
     stream::issue(&stream::find(stream)?, Work::Fill(*fill)).map(drop)
-}
-
-unsafe extern "C" fn pass_time(milliseconds: *mut c_void) {
-    std::thread::sleep(Duration::from_millis(milliseconds as u64));
 }
 
 /// The address that one side of a boxed copy names: host, device or unified memory; arrays do not exist here.
