@@ -40,6 +40,7 @@ pub use holds::Holds;
 pub use near::reach;
 pub use peer::{Peer, PeerArena, PeerSlice};
 pub use place::{Announcement, Place};
+use quarantine::Content;
 pub use quarantine::{Event, LeaseId, Member, Process};
 pub use refusal::Refusal;
 pub use registry::{counters, settle};
@@ -127,7 +128,21 @@ impl Arena {
     /// Lends at least `bytes` bytes to the communicator of `holds`. They are being filled with zeros when this returns.
     /// Maps more memory if need be; refuses at the limit, with the numbers.
     pub fn lend(self: &Arc<Self>, bytes: u64, holds: &Arc<Holds>) -> Result<Slice, Refusal> {
-        let lent = self.lend_now(bytes, holds);
+        self.lend_or_refuse(bytes, holds, Content::BeingZeroed)
+    }
+
+    /// The same, holding anything, for who needs no zeros: nothing runs on the device, so it never waits for kernels.
+    pub fn lend_as_it_is(self: &Arc<Self>, bytes: u64, holds: &Arc<Holds>) -> Result<Slice, Refusal> {
+        self.lend_or_refuse(bytes, holds, Content::Ready)
+    }
+
+    fn lend_or_refuse(
+        self: &Arc<Self>,
+        bytes: u64,
+        holds: &Arc<Holds>,
+        content: Content,
+    ) -> Result<Slice, Refusal> {
+        let lent = self.lend_now(bytes, holds, content);
         if lent.is_err() && !self.is_in_forked_child() {
             lock(&self.book).seen.refused += 1;
         }
@@ -175,17 +190,26 @@ impl Arena {
         book.quarantine.is_empty() && book.space.chunk_count() == 0
     }
 
-    fn lend_now(self: &Arc<Self>, bytes: u64, holds: &Arc<Holds>) -> Result<Slice, Refusal> {
+    fn lend_now(
+        self: &Arc<Self>,
+        bytes: u64,
+        holds: &Arc<Holds>,
+        content: Content,
+    ) -> Result<Slice, Refusal> {
         self.refuse_child()?;
         let _entered = self.home.enter()?;
         let mut chunks = lock(&self.chunks);
         let placement = self.place(&mut chunks, bytes)?;
-        match self.zero(placement) {
+        let done = match content {
+            Content::BeingZeroed => self.zero(placement).map(Some),
+            Content::Ready => Ok(None),
+        };
+        match done {
             Ok(done) => {
                 let mut zeroing = lock(&self.zeroing);
                 let lease = LeaseId(never_again());
-                lock(&self.book).quarantine.lend(lease, placement, holds.clone());
-                zeroing.insert(lease, done);
+                lock(&self.book).quarantine.lend(lease, placement, holds.clone(), content);
+                zeroing.extend(done.map(|done| (lease, done)));
                 Ok(Slice::new(self.clone(), lease, placement))
             }
             Err(failure) => {

@@ -7,7 +7,7 @@
 //! nothing waits for it, except a group whose list of operations finds four lists before it still on their way.
 //!
 //! # Growing
-//! The first rings are small. A larger one is a slice too, of [`Mailbox::growth_bytes`] zeros at the receiver, mapped by
+//! The first rings are small. A larger one is a slice too, of [`Mailbox::growth_bytes`] at the receiver, mapped by
 //! the sender; the ranks agree on it elsewhere, asked by [`Mailbox::wants_growth`] and [`Mailbox::asks_early`]. Then
 //! [`Mailbox::grow_receive`] at the receiver, and only after it [`Mailbox::grow_send`] at the sender: both are a store, so
 //! that kernels that run already see it, and graphs too. It stays as long as the first ones.

@@ -35,8 +35,9 @@ MAIL_DEVICE void pause_thread() {}
 
 // Vain rounds between two looks at the abort word, which may lie across PCIe.
 constexpr uint32_t rounds_between_looks = 1024;
-// Vain rounds of a sender without room before it asks the host for a larger ring: some 20 ms. A multiple of the former.
-constexpr uint32_t rounds_before_wish = 20480;
+// Vain rounds of a sender without room before it asks the host for a larger ring: some 250 ms. A receiver that comes earlier is
+// only late. A multiple of the former.
+constexpr uint32_t rounds_before_wish = 256 * 1024;
 
 // The user's data: read once, written once, so kept out of L1.
 // Volatile, so that no load moves above the wait for the kernel before (begin_after_previous).

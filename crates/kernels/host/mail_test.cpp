@@ -117,6 +117,9 @@ struct World {
     expect(directed.grown[wire].address == 0 && (slots & (slots - 1)) == 0, "a ring grows once, to a power of two");
     const uint32_t lane_bytes = slots * (wire == WINDLASS_GROWTH_BULK ? options.chunk : (uint32_t)WINDLASS_UNIT_SLOT_BYTES);
     directed.grown[wire].make((size_t)lane_bytes * (wire == WINDLASS_GROWTH_BULK ? options.bulk_lanes : options.line_lanes));
+    // It may hold anything.
+    host::Random anything{seed ^ from ^ to << 8 ^ wire << 16};
+    for (uint64_t& word : directed.grown[wire].words) word = anything.next();
     directed.told[wire] = directed.grown[wire].address | (uint64_t)__builtin_ctz(slots);
   }
   void tell_growth(uint32_t from, uint32_t to, uint32_t wire, uint32_t side) {

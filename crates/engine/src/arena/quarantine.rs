@@ -56,10 +56,13 @@ enum Here {
     Closed,
 }
 
+/// What a lent slice holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Content {
+pub enum Content {
+    /// Zeros, soon.
     BeingZeroed,
-    Zeroed,
+    /// What the lender wanted: zeros, or anything.
+    Ready,
 }
 
 /// All leases of an arena.
@@ -69,24 +72,18 @@ pub struct Quarantine {
 }
 
 impl Quarantine {
-    /// A slice is lent; its zeroing has been issued.
-    pub fn lend(&mut self, id: LeaseId, placement: Placement, holds: Arc<Holds>) {
-        let lease = Lease {
-            placement,
-            holds,
-            here: Here::Open,
-            content: Content::BeingZeroed,
-            open: BTreeSet::new(),
-        };
+    /// A slice is lent; if it is to hold zeros, that has been issued.
+    pub fn lend(&mut self, id: LeaseId, placement: Placement, holds: Arc<Holds>, content: Content) {
+        let lease = Lease { placement, holds, here: Here::Open, content, open: BTreeSet::new() };
         self.leases.insert(id, lease);
     }
 
     /// A slice is about to be announced: from now on these may touch it. False: there is no such lease, or it does not
-    /// hold zeros yet.
+    /// hold yet what it should.
     #[must_use]
     pub fn announce(&mut self, id: LeaseId, members: &[Member]) -> bool {
         match self.leases.get_mut(&id) {
-            Some(lease) if lease.content == Content::Zeroed && lease.here == Here::Open => {
+            Some(lease) if lease.content == Content::Ready && lease.here == Here::Open => {
                 lease.open.extend(members);
                 true
             }
@@ -97,7 +94,7 @@ impl Quarantine {
     /// Takes note. Events of leases that are gone, and repeated ones, change nothing.
     pub fn note(&mut self, event: Event) {
         match event {
-            Event::Zeroed(id) => self.change(id, |lease| lease.content = Content::Zeroed),
+            Event::Zeroed(id) => self.change(id, |lease| lease.content = Content::Ready),
             Event::ClosedHere(id) => self.change(id, |lease| lease.here = Here::Closed),
             Event::Closed(id, rank) => {
                 self.change(id, |lease| lease.open.retain(|member| member.rank != rank))
@@ -129,7 +126,7 @@ impl Quarantine {
 
     /// Whether the memory holds zeros; a lease that is gone does.
     pub fn is_zeroed(&self, id: LeaseId) -> bool {
-        self.leases.get(&id).is_none_or(|lease| lease.content == Content::Zeroed)
+        self.leases.get(&id).is_none_or(|lease| lease.content == Content::Ready)
     }
 
     /// How many.
@@ -152,7 +149,7 @@ impl Quarantine {
 impl Lease {
     fn is_over(&self) -> bool {
         self.here == Here::Closed
-            && self.content == Content::Zeroed
+            && self.content == Content::Ready
             && self.open.is_empty()
             && self.holds.are_none()
     }
@@ -195,7 +192,7 @@ mod tests {
         assert_eq!(orders.len(), 120);
         for order in orders {
             let mut quarantine = Quarantine::default();
-            quarantine.lend(id, PLACEMENT, Holds::new());
+            quarantine.lend(id, PLACEMENT, Holds::new(), Content::BeingZeroed);
             quarantine.note(Event::Zeroed(id));
             assert!(quarantine.announce(id, &members(4)));
             let mut done = BTreeSet::new();
@@ -219,7 +216,7 @@ mod tests {
     fn zeros_first() {
         let mut quarantine = Quarantine::default();
         let id = LeaseId(3);
-        quarantine.lend(id, PLACEMENT, Holds::new());
+        quarantine.lend(id, PLACEMENT, Holds::new(), Content::BeingZeroed);
         assert!(!quarantine.announce(id, &members(1)));
         quarantine.note(Event::ClosedHere(id));
         assert!(quarantine.take_over().is_empty());
@@ -237,7 +234,7 @@ mod tests {
         let mut quarantine = Quarantine::default();
         let holds = Holds::new();
         let id = LeaseId(4);
-        quarantine.lend(id, PLACEMENT, holds.clone());
+        quarantine.lend(id, PLACEMENT, holds.clone(), Content::BeingZeroed);
         quarantine.note(Event::Zeroed(id));
         quarantine.note(Event::ClosedHere(id));
         holds.count_one();

@@ -54,10 +54,14 @@ pub(super) fn blocks_max(ctas_max: u32) -> u32 {
     limits.into_iter().filter(|limit| *limit > 0).fold(BLOCKS_MAX, u32::min)
 }
 
-/// The shape of all rings, from what all ranks agreed on.
+/// The shape of all rings, from what all ranks agreed on. Tags begin at a random number, so that a ring that grows may lie in
+/// memory that holds anything, also the lines of a communicator before: what it holds at a tag's place is that very tag once
+/// in 2^60 lines.
 pub(super) fn geometry(contract: &Contract, rank: u32) -> Geometry {
     let blocks = if contract.ctas_max == 0 { BLOCKS_MAX } else { contract.ctas_max.min(BLOCKS_MAX) };
-    Geometry::recommended(blocks, rank)
+    let [first, ..] = contract.birth.0.as_chunks().0 else { unreachable!("a token has 16 bytes") };
+    let first_tag = u64::from_le_bytes(*first) >> 2 | 1;
+    Geometry { first_tag, ..Geometry::recommended(blocks, rank) }
 }
 
 /// Lets go of what no communicator uses: when the process ends.

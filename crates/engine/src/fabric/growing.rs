@@ -18,7 +18,6 @@ use crate::rendezvous::asking::Answer;
 use super::Fabric;
 use super::preparing::process_number;
 
-
 /// How soon a receiver that gave none is asked again.
 const AGAIN_AFTER: Duration = Duration::from_millis(500);
 

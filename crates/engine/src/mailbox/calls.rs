@@ -114,14 +114,6 @@ impl HostMemory {
         bytes.fold(0, |mask, (peer, byte)| mask | u64::from(byte.load(Ordering::Relaxed) != 0) << peer)
     }
 
-    /// As if it had not said so, until it does again.
-    pub fn forget_wishes(&self, wire: Wire, peers: u64) {
-        let bytes = self.head().wishes[wire as usize].iter().enumerate();
-        bytes
-            .filter(|(peer, _)| peers & 1_u64.checked_shl(*peer as u32).unwrap_or(0) != 0)
-            .for_each(|(_, byte)| byte.store(0, Ordering::Relaxed));
-    }
-
     /// The word that tells the kernel of a larger ring. Released by whoever stores it, once.
     pub fn growth(&self, direction: Direction, peer: u32, wire: Wire) -> &AtomicU64 {
         &self.growths(direction, peer)[wire as usize]

@@ -30,18 +30,13 @@ pub(super) fn place_words(peers: &mut [Peer], lent: &Lent) {
 }
 
 impl Mailbox {
-    /// The peers to whom this rank's kernel has been sending without room for some 20 ms, over a ring that has not grown.
+    /// The peers to whom this rank's kernel has been sending without room for some 250 ms, over a ring that has not grown.
     pub fn wants_growth(&self) -> Wants {
         let Some(kit) = self.lent.kit() else { return Wants::default() };
         Wants {
             lines: kit.host.wishes(Wire::Lines) & !self.grown_sends(Wire::Lines),
             bulk: kit.host.wishes(Wire::Bulk) & !self.grown_sends(Wire::Bulk),
         }
-    }
-
-    /// Forgets what the kernel said of these peers; while it is stalled it says it again.
-    pub fn forget_wishes(&self, wire: Wire, peers: u64) {
-        self.lent.kit().into_iter().for_each(|kit| kit.host.forget_wishes(wire, peers));
     }
 
     /// The peers to whom a group sent messages by chunks, over a ring that has not grown: it works, but slowly. Known when
@@ -61,7 +56,7 @@ impl Mailbox {
         growth::ring_bytes(wire, &self.geometry, self.growth_slots(wire))
     }
 
-    /// The ring in which messages of `peer` may arrive from now on: in this rank's arena, all zeros, for as long as the
+    /// The ring in which messages of `peer` may arrive from now on: in this rank's arena, holding anything, for as long as the
     /// slices. Once for each peer and wire, before the peer [tells its own kernels](Mailbox::grow_send).
     pub fn grow_receive(&self, peer: u32, wire: Wire, address: Address, slots: u32) -> Result<(), Refusal> {
         self.grow(Direction::Receive, peer, wire, address, slots).map_err(Refusal::told)
@@ -89,7 +84,7 @@ impl Mailbox {
         let word = growth::ring_word(address, wire, &self.geometry, slots)
             .ok_or_else(|| refused("it is not aligned, or not larger by a power of two"))?;
         let there = self.kit()?.host.growth(direction, peer, wire);
-        // Release: who finds the word finds the zeros that its ring was filled with.
+        // Release: who finds the word finds the ring mapped.
         there
             .compare_exchange(0, word, Ordering::Release, Ordering::Relaxed)
             .map(drop)

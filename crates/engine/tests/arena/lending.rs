@@ -77,6 +77,28 @@ mod slow_fill {
     }
 }
 
+/// Memory that need not hold zeros is ready at once, with what the last who had it left there.
+#[test]
+fn as_it_is() {
+    let application = Application::on(0);
+    let arena = application.arena(64 * MIB);
+    let kept = arena.lend(4096, &Holds::new()).unwrap();
+    let first = arena.lend(MIB, &Holds::new()).unwrap();
+    first.wait_zeroed(soon()).unwrap();
+    fill(&first, 7);
+    let address = first.address();
+    drop(first);
+    arena.settle().unwrap();
+    let second = arena.lend_as_it_is(MIB, &Holds::new()).unwrap();
+    assert_eq!((second.address(), second.is_zeroed()), (address, Ok(true)));
+    assert!(holds(&second, 7));
+    assert!(second.announce(&[Member { rank: 1, process: 2 }]).is_ok());
+    arena.note(Event::Closed(second.lease(), 1));
+    drop((kept, second));
+    arena.settle().unwrap();
+    assert_eq!(arena.counters().slices, 0);
+}
+
 /// Nobody is told of a slice before it holds zeros; meanwhile no other stream waits, a wait gives up in time, and slices
 /// can be dropped. What is dropped unzeroed goes back only after its zeroing.
 #[test]
