@@ -1,7 +1,8 @@
 //! Fabrics that this rank has closed, until the others have, too: then their memory goes back.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -68,14 +69,27 @@ impl Word {
 pub(super) struct Life {
     pub rank: u32,
     pub process: u64,
-    /// Its process's pidfd, which is readable once that has ended; none for this process.
-    pub ends: Option<Ours>,
+    /// Its process's pidfd, which is readable once that has ended; none for this process. One for all its ranks here.
+    pub ends: Option<Arc<Ours>>,
 }
 
+/// The pidfds that are open, by process: a program may have hundreds of communicators, and few descriptors. Held for a look.
+static ENDS: Mutex<BTreeMap<u64, Weak<Ours>>> = Mutex::new(BTreeMap::new());
+
 impl Life {
+    /// Its process is told by this pidfd, or by the one that there is already.
+    pub fn ends_with(&mut self, pidfd: Ours) {
+        let mut all = ENDS.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|_, ends| ends.strong_count() > 0);
+        let known = all.get(&self.process).and_then(Weak::upgrade);
+        let ends = known.unwrap_or_else(|| Arc::new(pidfd));
+        all.insert(self.process, Arc::downgrade(&ends));
+        self.ends = Some(ends);
+    }
+
     pub fn is_over(&self) -> bool {
         let Some(ends) = &self.ends else { return false };
-        let mut polled = [PollFd::new(ends, PollFlags::IN)];
+        let mut polled = [PollFd::new(ends.as_ref(), PollFlags::IN)];
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         poll(&mut polled, Some(&at_once)).is_ok_and(|ready| ready > 0)
     }

@@ -241,7 +241,7 @@ fn exchange(
             (true, ..) => lent.reach(rank, place)?,
             (false, Some(ends), Some(memory)) => {
                 if let Some(life) = known.lives.iter_mut().find(|life| life.rank == rank) {
-                    life.ends = Some(ends);
+                    life.ends_with(ends);
                 }
                 lent.map(rank, place, memory.as_fd())?
             }

@@ -204,7 +204,7 @@ impl Round {
         let first = polled.len() + 1;
         polled.push(PollFd::new(&self.watch.wake, PollFlags::IN));
         let ends = lives.iter().filter_map(|life| life.ends.as_ref());
-        polled.extend(ends.map(|ends| PollFd::new(ends, PollFlags::IN)));
+        polled.extend(ends.map(|ends| PollFd::new(ends.as_ref(), PollFlags::IN)));
         let busy = self.busy.since.is_some() || self.desk.knocks() || self.leaving;
         let tick = if busy { BUSY_TICK } else { IDLE_TICK };
         let idle = self.watch.alive().is_empty() && !self.leaving && !closing::waits();
