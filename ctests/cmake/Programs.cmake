@@ -134,6 +134,14 @@ if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
   set_tests_properties(sim.groups.nccl_conf PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
 endif()
 
+# Without NVLink a line may arrive in parts: no fabric.
+if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
+  add_test(NAME sim.groups.pcie COMMAND ${RUN} --out "${RUNS}/sim.groups.pcie" --nccl "${SIM_DIR}/libnccl.so.2"
+           --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --fabric "a rank could not prepare"
+           --set WINDLASS_SIM_NVLINK=0 -- $<TARGET_FILE:groups>)
+  set_tests_properties(sim.groups.pcie PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
+endif()
+
 # Births that the stand-in loses by wish, plainly and where ranks meet.
 add_executable(lost_births programs/lost_births.c)
 target_link_libraries(lost_births PRIVATE harness)

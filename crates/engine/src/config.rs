@@ -160,8 +160,8 @@ pub struct Nccl {
     pub ctas_max: u32,
 }
 
-/// Enough for 100 communicators of 40 MiB, or for rings that grew to what NCCL's FIFOs take on 8 ranks nine times over,
-/// and still 3 % of an H200 and 5 % of an 80 GB device. It is a limit: a pair costs 4 MiB until it sends more.
+/// Enough for 94 communicators of 8 ranks, or for rings that grew to what NCCL's FIFOs take on 8 ranks nine times over,
+/// and still 3 % of an H200 and 5 % of an 80 GB device. It is a limit: a pair costs 6 MiB until it sends more.
 const ARENA_BYTES_MAX: u64 = 4 << 30;
 
 impl Default for Config {
@@ -244,9 +244,9 @@ pub fn parse(variables: impl Iterator<Item = (OsString, OsString)>) -> (Config, 
                 text.parse().ok().map(|seconds| config.stuck_after = Duration::from_secs(seconds))
             }
             "WINDLASS_ARENA_MAX" => bytes(&text).map(|value| config.arena_bytes_max = value),
-            _ if OPTIONS.iter().any(|option| option.name == name) || name.starts_with(STAND_IN_PREFIX) => {
-                Some(())
-            }
+            // Read where the real library is searched for; and the stand-ins' own.
+            "WINDLASS_NCCL" | "WINDLASS_LIBRARY" => Some(()),
+            _ if name.starts_with(STAND_IN_PREFIX) => Some(()),
             _ => {
                 complaints.push(format!("{name} is no option; the nearest is {}", nearest(name)));
                 Some(())

@@ -26,6 +26,8 @@ pub mod graph;
 
 pub mod module;
 
+mod nvlink;
+
 pub use context::Home;
 pub use device::Ordinal;
 pub use failure::Failure;

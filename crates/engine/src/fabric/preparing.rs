@@ -114,8 +114,22 @@ impl<'a> Lent<'a> {
         self.tested(rank, arena::reach(place, self.arena).map_err(words)?)
     }
 
+    /// The lines of the mailboxes rest on NVLink.
+    fn check_link(&self, rank: u32) -> Result<(), String> {
+        let member = self.contract.members.get(rank as usize).ok_or("no such rank")?;
+        match self.arena.home().driver.nvlink(self.arena.device(), &member.device.uuid, member.device.pci) {
+            Some(true) => Ok(()),
+            Some(false) => Err(format!("no NVLink joins ranks {} and {rank}", self.rank)),
+            None => Err(format!(
+                "rank {rank}'s GPU is not seen by rank {}'s process, and NVML does not say whether NVLink joins them",
+                self.rank
+            )),
+        }
+    }
+
     /// Finds a peer's word in its slice and leaves ours beside it.
     fn tested(&self, rank: u32, slice: PeerSlice) -> Result<PeerSlice, String> {
+        self.check_link(rank)?;
         if slice.bytes() != self.slice.bytes() {
             return Err(format!(
                 "rank {rank} lends {} bytes, expected {}",

@@ -135,7 +135,7 @@ impl Driver {
         Ok(value)
     }
 
-    fn pci(&self, device: Ordinal) -> Result<String, Failure> {
+    pub(super) fn pci(&self, device: Ordinal) -> Result<String, Failure> {
         let mut text = [0_u8; 32];
         // SAFETY: the driver writes at most as many bytes as it is told there are.
         let code = unsafe {

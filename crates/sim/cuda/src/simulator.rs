@@ -42,6 +42,8 @@ pub struct Simulator {
     pub physicals: Table<Physical>,
     pub ranges: Mutex<Ranges>,
     pub addresses: Mutex<AddressSpace>,
+    /// `WINDLASS_SIM_NVLINK`.
+    pub nvlink: bool,
 }
 
 /// The running simulator, or the driver's answer before `cuInit`.
@@ -113,6 +115,7 @@ impl Simulator {
             physicals: Table::new(Reuse::Never),
             ranges: Mutex::default(),
             addresses: Mutex::default(),
+            nvlink: number_from_environment("WINDLASS_SIM_NVLINK") != Some(0),
         }
     }
 

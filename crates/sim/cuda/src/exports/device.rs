@@ -74,7 +74,8 @@ exports! {
         value.set(match attribute {
             // The best performance rank; access, atomics and array access over the simulated NVLink.
             1 => 0,
-            2..=4 => 1,
+            3 => i32::from(simulator.nvlink),
+            2 | 4 => 1,
             _ => return Err(CUDA_ERROR_INVALID_VALUE),
         })
     }

@@ -1,0 +1,78 @@
+//! Whether NVLink joins two GPUs: over PCIe a line of 128 bytes may arrive in parts. The driver says it of GPUs that this
+//! process sees; of the others NVML does, if it is there.
+
+use std::ffi::{CString, c_char, c_int, c_void};
+
+use libloading::os::unix::Library;
+use once_cell::sync::OnceCell;
+
+use crate::gpu::device::Ordinal;
+use crate::gpu::library::Driver;
+
+/// `NVML_P2P_CAPS_INDEX_NVLINK`.
+const CAPABILITY_NVLINK: c_int = 2;
+
+impl Driver {
+    /// Whether NVLink joins a device of this process to a GPU by UUID and PCI address (domain, bus, device). None: nobody knows.
+    pub fn nvlink(&self, from: Ordinal, uuid: &[u8; 16], pci: (u32, u8, u8)) -> Option<bool> {
+        match self.ordinal_of(uuid) {
+            Some(to) => self.reach(from, to).ok().map(|reach| reach.access && reach.native_atomics),
+            None => {
+                let (domain, bus, device) = pci;
+                Nvml::opened()?
+                    .nvlink(&self.pci(from).ok()?, &format!("{domain:08x}:{bus:02x}:{device:02x}.0"))
+            }
+        }
+    }
+
+    fn ordinal_of(&self, uuid: &[u8; 16]) -> Option<Ordinal> {
+        (0..self.device_count().ok()?).find(|ordinal| {
+            let mut found = [0; 16];
+            // SAFETY: a CUuuid is 16 bytes.
+            let code = unsafe { (self.calls.cuDeviceGetUuid_v2)(&mut found, *ordinal) };
+            code == super::failure::SUCCESS && found == *uuid
+        })
+    }
+}
+
+type Handle = *mut c_void;
+
+struct Nvml(Library);
+
+impl Nvml {
+    /// Opened once, for good.
+    fn opened() -> Option<&'static Nvml> {
+        static NVML: OnceCell<Option<Nvml>> = OnceCell::new();
+        NVML.get_or_init(Nvml::open).as_ref()
+    }
+
+    fn open() -> Option<Nvml> {
+        // SAFETY: NVML's constructors do nothing.
+        let library = unsafe { Library::open(Some("libnvidia-ml.so.1"), libc::RTLD_NOW) }.ok()?;
+        // SAFETY: the signature is nvml.h's.
+        let init = unsafe { library.get::<unsafe extern "C" fn() -> c_int>(b"nvmlInit_v2\0") }.ok()?;
+        // SAFETY: takes nothing; others in the process may have done it, too: it counts.
+        (unsafe { init() } == 0).then_some(())?;
+        Some(Nvml(library))
+    }
+
+    fn nvlink(&self, from: &str, to: &str) -> Option<bool> {
+        type Function = unsafe extern "C" fn(Handle, Handle, c_int, *mut c_int) -> c_int;
+        // SAFETY: the signature is nvml.h's.
+        let function = unsafe { self.0.get::<Function>(b"nvmlDeviceGetP2PStatus\0") }.ok()?;
+        let (from, to) = (self.device(from)?, self.device(to)?);
+        let mut status = -1;
+        // SAFETY: both handles are NVML's; the answer is one integer.
+        (unsafe { function(from, to, CAPABILITY_NVLINK, &mut status) } == 0).then_some(status == 0)
+    }
+
+    fn device(&self, pci: &str) -> Option<Handle> {
+        type Function = unsafe extern "C" fn(*const c_char, *mut Handle) -> c_int;
+        // SAFETY: the signature is nvml.h's.
+        let function = unsafe { self.0.get::<Function>(b"nvmlDeviceGetHandleByPciBusId_v2\0") }.ok()?;
+        let pci = CString::new(pci).ok()?;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: the text ends with a zero; the answer is one pointer.
+        (unsafe { function(pci.as_ptr(), &mut handle) } == 0).then_some(handle)
+    }
+}
