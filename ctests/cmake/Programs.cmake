@@ -30,33 +30,19 @@ function(add_run program machine side seconds)
   endif()
 endfunction()
 
-# A run of PROGRAM on the stand-ins whose communicators' ranks meet, with what reports must say of them; its output
-# must be that of the plain run.
-function(add_fabric program seconds says)
-  set(name "sim.${program}.fabric")
-  add_test(NAME ${name} COMMAND ${RUN} --out "${RUNS}/${name}" --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}"
-           --windlass "${WINDLASS_LIBRARY_DIR}" --fabric "${says}" -- $<TARGET_FILE:${program}> ${ARGN})
-  set_tests_properties(${name} PROPERTIES LABELS sim TIMEOUT ${seconds} SKIP_RETURN_CODE 77 PROCESSORS 2
-                       FIXTURES_SETUP ${program}.fabric)
-  set(equal "sim.${program}.fabric_equal")
-  add_test(NAME ${equal} COMMAND "${Python3_EXECUTABLE}" "${CMAKE_CURRENT_SOURCE_DIR}/support/same_output.py"
-           "${RUNS}/sim.${program}.plain" "${RUNS}/${name}")
-  set_tests_properties(${equal} PROPERTIES FIXTURES_REQUIRED "sim.${program};${program}.fabric" LABELS sim TIMEOUT 20)
-endfunction()
-
-# A run of PROGRAM on MACHINE whose sends and receives go through mailboxes, as the reports must say; its output must be
-# that of the plain run.
-function(add_mailbox program machine seconds)
-  set(name "${machine}.${program}.mailbox")
-  set(options --out "${RUNS}/${name}" --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes --served mailbox)
+# A run of PROGRAM on MACHINE whose communicators' ranks meet, called KIND, with what reports must SAY of them and further
+# options for the runner; its output must be that of the plain run.
+function(add_meeting program machine kind seconds says)
+  set(name "${machine}.${program}.${kind}")
+  set(options --out "${RUNS}/${name}" --windlass "${WINDLASS_LIBRARY_DIR}" --fabric "${says}" ${ARGN})
   if(machine STREQUAL "sim")
     list(APPEND options --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}")
   else()
     list(APPEND options --nccl "${REAL_NCCL_LIBRARY}" --gpu)
   endif()
-  add_test(NAME ${name} COMMAND ${RUN} ${options} -- $<TARGET_FILE:${program}> ${ARGN})
+  add_test(NAME ${name} COMMAND ${RUN} ${options} -- $<TARGET_FILE:${program}>)
   set_tests_properties(${name} PROPERTIES LABELS ${machine} TIMEOUT ${seconds} SKIP_RETURN_CODE 77
-                       FIXTURES_SETUP ${machine}.${program}.mailbox)
+                       FIXTURES_SETUP ${machine}.${program}.${kind})
   if(machine STREQUAL "gpu")
     set_tests_properties(${name} PROPERTIES RUN_SERIAL ON)
   else()
@@ -65,8 +51,18 @@ function(add_mailbox program machine seconds)
   set(equal "${name}_equal")
   add_test(NAME ${equal} COMMAND "${Python3_EXECUTABLE}" "${CMAKE_CURRENT_SOURCE_DIR}/support/same_output.py"
            "${RUNS}/${machine}.${program}.plain" "${RUNS}/${name}")
-  set_tests_properties(${equal} PROPERTIES FIXTURES_REQUIRED "${machine}.${program};${machine}.${program}.mailbox"
+  set_tests_properties(${equal} PROPERTIES FIXTURES_REQUIRED "${machine}.${program};${machine}.${program}.${kind}"
                        LABELS ${machine} TIMEOUT 20)
+endfunction()
+
+# On both machines, where there are any.
+function(add_fabric program seconds says)
+  if(SIM_DIR)
+    add_meeting(${program} sim fabric ${seconds} "${says}")
+  endif()
+  if(REAL_NCCL_LIBRARY)
+    add_meeting(${program} gpu fabric ${seconds} "${says}")
+  endif()
 endfunction()
 
 # Both runs, and that they printed the same.
@@ -104,16 +100,25 @@ foreach(program IN LISTS PROGRAMS)
 endforeach()
 
 # Births at which ranks meet: programs whose communicators all come from one id, and some whose do not.
-if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
+if(WINDLASS_LIBRARY_DIR)
   foreach(program collectives sendrecv groups threads premulsum registration graphs forked)
     add_fabric(${program} 300 "yes")
   endforeach()
   set(GROUPED "made in a group with others, which other ranks may make one after the other")
-  add_fabric(births 300 "yes;${GROUPED}")
+  # On GPUs `births` has another part, whose one rank has no Windlass.
+  if(SIM_DIR)
+    add_meeting(births sim fabric 300 "yes;${GROUPED}")
+  endif()
+  if(REAL_NCCL_LIBRARY)
+    add_meeting(births gpu fabric 300 "yes;${GROUPED};a rank has no windlass or went to NCCL")
+  endif()
   add_fabric(lifecycle 120 "yes;more than one id;one rank has no peers")
   add_fabric(nonblocking 120 "the caller does not wait")
   add_fabric(random_calls 120 "yes")
   add_fabric(splits 300 "yes;one rank has no peers;the caller does not wait;${GROUPED}")
+endif()
+
+if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
   # Plain runs would wait for the dead. A communicator that fails in its meeting has neither fabric nor reason.
   set(births_says ";yes")
   set(splits_says "yes")
@@ -160,20 +165,25 @@ endif()
 # Plain runs would wait for the dead.
 add_executable(faults programs/faults.c)
 target_link_libraries(faults PRIVATE harness)
+set(faulty --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes --served mailbox --set WINDLASS_STUCK_AFTER=2)
 if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
   add_test(NAME sim.faults.mailbox COMMAND ${RUN} --out "${RUNS}/sim.faults.mailbox" --nccl "${SIM_DIR}/libnccl.so.2"
-           --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes --served mailbox
-           --set WINDLASS_STUCK_AFTER=2 -- $<TARGET_FILE:faults>)
+           --cuda "${SIM_DIR}" ${faulty} -- $<TARGET_FILE:faults>)
   set_tests_properties(sim.faults.mailbox PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
+endif()
+if(REAL_NCCL_LIBRARY AND WINDLASS_LIBRARY_DIR)
+  add_test(NAME gpu.faults.mailbox COMMAND ${RUN} --out "${RUNS}/gpu.faults.mailbox" --nccl "${REAL_NCCL_LIBRARY}" --gpu
+           ${faulty} -- $<TARGET_FILE:faults>)
+  set_tests_properties(gpu.faults.mailbox PROPERTIES LABELS gpu TIMEOUT 120 RUN_SERIAL ON)
 endif()
 
 if(WINDLASS_LIBRARY_DIR)
   foreach(program IN LISTS MESSAGING)
     if(SIM_DIR)
-      add_mailbox(${program} sim 300)
+      add_meeting(${program} sim mailbox 300 yes --served mailbox)
     endif()
     if(REAL_NCCL_LIBRARY)
-      add_mailbox(${program} gpu 300)
+      add_meeting(${program} gpu mailbox 300 yes --served mailbox)
     endif()
   endforeach()
 endif()
