@@ -143,9 +143,6 @@ impl Fabric {
         if self.has_failed() {
             return refuse(self.error(), format_args!("the communicator has failed"));
         }
-        // Before it runs, so that who looks after it does not miss them.
-        let peers = operations.iter().fold(0, |peers, operation| peers | 1 << operation.peer);
-        self.awaited.fetch_or(peers, Ordering::Relaxed);
         let run = |mailbox: &Mailbox| {
             let ran = mailbox.run_joined(operations, stream, others);
             if let Err(refusal) = &ran
@@ -155,7 +152,11 @@ impl Fabric {
             }
             answer(ran)
         };
-        self.mailbox.as_ref().map_or(ncclInternalError, run)
+        let result = self.mailbox.as_ref().map_or(ncclInternalError, run);
+        // After it was issued: who looks takes them before it asks whether all is done.
+        let peers = operations.iter().fold(0, |peers, operation| peers | 1 << operation.peer);
+        self.awaited.fetch_or(peers, Ordering::Release);
+        result
     }
 
     /// Lets what comes next on a stream run after all that the mailboxes ran.

@@ -64,6 +64,11 @@ pub(super) fn geometry(contract: &Contract, rank: u32) -> Geometry {
     Geometry { first_tag, ..Geometry::recommended(blocks, rank) }
 }
 
+/// Whether no mailbox and no graph uses anything of them.
+pub(super) fn are_unused() -> bool {
+    lock().values().all(|supply| supply.is_unused())
+}
+
 /// Lets go of what no communicator uses: when the process ends.
 pub(super) fn give_back() {
     let unused: Vec<_> =

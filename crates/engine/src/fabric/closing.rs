@@ -18,6 +18,9 @@ use super::{boxes, leaving, watch};
 /// Giving memory back takes milliseconds, on a machine that does nothing else.
 const EXIT_WITHIN: Duration = Duration::from_secs(5);
 
+/// A graph that the program has destroyed lets go on a thread of the driver's, soon.
+const GRAPHS_WITHIN: Duration = Duration::from_millis(250);
+
 /// How it is known which ranks have closed.
 #[derive(Debug)]
 pub(super) enum Word {
@@ -216,10 +219,20 @@ extern "C" fn at_exit() {
     );
 }
 
+/// Whether graphs may still keep what closed fabrics had.
+fn are_held_by_graphs() -> bool {
+    let closed = closed();
+    closed.iter().any(|closing| !closing.holds.are_none()) || !closed.is_empty() && !boxes::are_unused()
+}
+
 fn give_back() {
     watch::end();
     leaving::look();
     leaving::forget();
+    let until = Instant::now() + GRAPHS_WITHIN;
+    while are_held_by_graphs() && Instant::now() < until {
+        std::thread::sleep(Duration::from_micros(200));
+    }
     let _alone = SETTLING.lock().unwrap_or_else(PoisonError::into_inner);
     EXITING.store(true, Ordering::Relaxed);
     let left = std::mem::take(&mut *closed());

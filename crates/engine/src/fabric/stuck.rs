@@ -37,7 +37,7 @@ impl Watched {
         self.asked = Some(Instant::now());
         let runs = fabric.runs.load(Ordering::Relaxed);
         // Taken before it is asked: what is called meanwhile adds itself.
-        let awaited = fabric.awaited.swap(0, Ordering::Relaxed);
+        let awaited = fabric.awaited.swap(0, Ordering::Acquire);
         let idle = mailbox.is_idle();
         if idle != Ok(true) {
             fabric.awaited.fetch_or(awaited, Ordering::Relaxed);
