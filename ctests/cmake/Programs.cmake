@@ -34,13 +34,14 @@ endfunction()
 # options for the runner; its output must be that of the plain run.
 function(add_meeting program machine kind seconds says)
   set(name "${machine}.${program}.${kind}")
-  set(options --out "${RUNS}/${name}" --windlass "${WINDLASS_LIBRARY_DIR}" --fabric "${says}" ${ARGN})
+  set(options --out "${RUNS}/${name}" --windlass "${WINDLASS_LIBRARY_DIR}" ${ARGN})
   if(machine STREQUAL "sim")
     list(APPEND options --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}")
   else()
     list(APPEND options --nccl "${REAL_NCCL_LIBRARY}" --gpu)
   endif()
-  add_test(NAME ${name} COMMAND ${RUN} ${options} -- $<TARGET_FILE:${program}>)
+  # Reasons have semicolons between them: no part of a list.
+  add_test(NAME ${name} COMMAND ${RUN} ${options} --fabric "${says}" -- $<TARGET_FILE:${program}>)
   set_tests_properties(${name} PROPERTIES LABELS ${machine} TIMEOUT ${seconds} SKIP_RETURN_CODE 77
                        FIXTURES_SETUP ${machine}.${program}.${kind})
   if(machine STREQUAL "gpu")
