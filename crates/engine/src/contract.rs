@@ -18,6 +18,15 @@ pub const CONTRACT_BYTES_MAX: usize = 256 + RANKS_MAX * (128 + ATTACHMENT_BYTES_
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Token(pub [u8; 16]);
 
+impl Token {
+    /// Half of it as a number, which is as random.
+    pub fn number(self) -> u64 {
+        let mut bytes = [0; 8];
+        bytes.copy_from_slice(&self.0[..8]);
+        u64::from_le_bytes(bytes)
+    }
+}
+
 impl std::fmt::Debug for Token {
     /// The first four bytes: enough to follow one in a log, not enough to use it.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

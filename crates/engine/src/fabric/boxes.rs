@@ -59,8 +59,7 @@ pub(super) fn blocks_max(ctas_max: u32) -> u32 {
 /// in 2^60 lines.
 pub(super) fn geometry(contract: &Contract, rank: u32) -> Geometry {
     let blocks = if contract.ctas_max == 0 { BLOCKS_MAX } else { contract.ctas_max.min(BLOCKS_MAX) };
-    let [first, ..] = contract.birth.0.as_chunks().0 else { unreachable!("a token has 16 bytes") };
-    let first_tag = u64::from_le_bytes(*first) >> 2 | 1;
+    let first_tag = contract.birth.number() >> 2 | 1;
     Geometry { first_tag, ..Geometry::recommended(blocks, rank) }
 }
 

@@ -170,9 +170,7 @@ fn words(error: impl std::fmt::Display) -> String {
 
 /// Names a process among those of this host.
 pub(super) fn process_number(name: Token) -> u64 {
-    let mut bytes = [0; 8];
-    bytes.copy_from_slice(&name.0[..8]);
-    u64::from_le_bytes(bytes)
+    name.number()
 }
 
 /// Prepares one rank of a meeting. What is said otherwise is why it cannot be; what others may have come to know by then
