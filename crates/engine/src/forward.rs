@@ -4,7 +4,13 @@
 
 pub mod birth;
 
+pub mod configuration;
+
 pub mod known;
+
+pub mod operators;
+
+pub mod registration;
 
 use nccl_sys::{ncclRedOp_t, ncclResult_t, real};
 use std::ffi::c_int;

@@ -7,11 +7,14 @@
 use std::ffi::c_int;
 use std::mem::offset_of;
 use std::ptr::null;
+use std::sync::atomic::AtomicPtr;
 
 use nccl_sys::{
-    NCCL_CONFIG_UNDEF_INT, NCCL_UNIQUE_ID_BYTES, ncclComm_t, ncclConfig_t, ncclResult_t, ncclUniqueId, real,
+    NCCL_CONFIG_UNDEF_INT, NCCL_UNIQUE_ID_BYTES, ncclComm, ncclComm_t, ncclConfig_t, ncclResult_t, ncclSuccess,
+    ncclUniqueId, real,
 };
 
+use crate::forward::configuration::{Configuration, Given};
 use crate::stats::count::Identity;
 
 const NCCL_SHRINK_ABORT: c_int = 1;
@@ -86,6 +89,8 @@ pub struct Asked {
     pub blocking: Option<c_int>,
     /// `maxCTAs` of the configuration, if that says.
     pub ctas_max: Option<c_int>,
+    /// Its configuration.
+    pub config: *const ncclConfig_t,
 }
 
 /// How a communicator is asked for from another.
@@ -163,7 +168,13 @@ impl Birth {
         }
         let id = id.internal.map(|byte| byte as u8);
         let (blocking, ctas_max) = configured(config);
-        Some(Asked { id, ids, ranks, rank, blocking, ctas_max })
+        Some(Asked { id, ids, ranks, rank, blocking, ctas_max, config })
+    }
+
+    /// Writes a handle of ours where NCCL would have written its own.
+    pub fn hand_out(place: Handle, handle: ncclComm_t) {
+        // SAFETY: by the called function's contract the application's place for a handle.
+        unsafe { place.0.write_volatile(handle) };
     }
 
     /// The arguments of a split or shrink, if it is one that NCCL would not refuse at once.
@@ -242,10 +253,47 @@ fn configured(config: *const ncclConfig_t) -> (Option<c_int>, Option<c_int>) {
     }
 }
 
+impl Asked {
+    /// A copy of its configuration.
+    pub fn given(&self) -> Given {
+        Given::of(self.config)
+    }
+}
+
 /// Asks NCCL for an id.
 pub fn unique_id(place: *mut ncclUniqueId) -> ncclResult_t {
     // SAFETY: the application's own argument; the library is open.
     unsafe { real::ncclGetUniqueId(place) }
+}
+
+/// Has NCCL build a communicator that was asked for earlier. It writes the handle to the place before it waits for the others.
+pub fn build(
+    place: &AtomicPtr<ncclComm>,
+    ranks: u32,
+    id: &[u8; NCCL_UNIQUE_ID_BYTES],
+    rank: u32,
+    configuration: Option<&Configuration>,
+) -> ncclResult_t {
+    let id = ncclUniqueId { internal: id.map(|byte| byte as std::ffi::c_char) };
+    let (ranks, rank) = (ranks as c_int, rank as c_int);
+    // SAFETY: the place is ours, as is the configuration; the library is open.
+    unsafe {
+        match configuration {
+            None => real::ncclCommInitRank(place.as_ptr(), ranks, id, rank),
+            Some(configuration) => {
+                real::ncclCommInitRankConfig(place.as_ptr(), ranks, id, rank, configuration.as_ptr())
+            }
+        }
+    }
+}
+
+/// Makes an id that is nobody's yet.
+pub fn make_id() -> Result<[u8; NCCL_UNIQUE_ID_BYTES], ncclResult_t> {
+    let mut id = ncclUniqueId { internal: [0; NCCL_UNIQUE_ID_BYTES] };
+    match unique_id(&mut id) {
+        ncclSuccess => Ok(id.internal.map(|byte| byte as u8)),
+        code => Err(code),
+    }
 }
 
 /// Changes the id that NCCL has just written.
