@@ -391,6 +391,11 @@ fn all_here_or_reason(devices: &[i32], patience: Patience) -> Result<Vec<Fate>, 
     Ok((0..).zip(prepared).map(fabric).collect())
 }
 
+/// Whether so many ranks in one hand would be promises.
+pub fn is_patient(ranks: usize) -> bool {
+    Patience::AsConfigured.capability(ranks as u32) != 0
+}
+
 /// Why a communicator that was made from another, or not seen at its birth, has no fabric.
 pub fn derived() -> Reason {
     Reason::Derived

@@ -10,6 +10,8 @@ pub mod known;
 
 pub mod operators;
 
+pub mod questions;
+
 pub mod registration;
 
 use nccl_sys::{ncclRedOp_t, ncclResult_t, real};

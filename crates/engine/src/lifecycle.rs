@@ -105,15 +105,12 @@ pub fn revoke(handle: ncclComm_t, flags: c_int) -> ncclResult_t {
             None => known::revoke(handle, flags),
         },
         |promise, result| {
-            if promise.is_some_and(|promise| result != ncclSuccess || {
-                promise.fabric().abort();
-                true
-            }) {
+            if !is_taken(result) {
                 return;
             }
-            if is_taken(result)
-                && let Some(communicator) = communicator::find(handle)
-            {
+            if let Some(promise) = promise {
+                promise.fabric().abort();
+            } else if let Some(communicator) = communicator::find(handle) {
                 communicator.fabric(handle).iter().for_each(|fabric| fabric.abort());
                 communicator.give_up_fabric();
             }

@@ -22,9 +22,9 @@ use nccl_sys::{
 use crate::call::Call;
 use crate::error::refuse;
 use crate::fabric::Fabric;
+use crate::forward::birth;
 use crate::forward::configuration::Configuration;
 use crate::forward::known::{self, End};
-use crate::forward::birth;
 use crate::gpu::{self, Home, Ordinal};
 use crate::guard;
 
@@ -174,10 +174,13 @@ impl Promise {
             if answer == ncclSuccess { ended } else { answer }
         };
         std::thread::scope(|scope| {
-            let thread = std::thread::Builder::new().name("windlass-honour".into()).spawn_scoped(scope, honour);
+            let thread =
+                std::thread::Builder::new().name("windlass-honour".into()).spawn_scoped(scope, honour);
             match thread {
                 Ok(thread) => thread.join().unwrap_or(ncclInternalError),
-                Err(error) => refuse(ncclInternalError, format_args!("no thread to honour promises on: {error}")),
+                Err(error) => {
+                    refuse(ncclInternalError, format_args!("no thread to honour promises on: {error}"))
+                }
             }
         })
     }
@@ -272,9 +275,10 @@ impl Promise {
     pub fn end(&self, how: End) -> ncclResult_t {
         match (how, self.real()) {
             (End::Abort, _) => self.abort(),
-            (End::Finalize, _) if self.finalized.swap(true, Ordering::AcqRel) => {
-                refuse(ncclInvalidArgument, format_args!("ncclCommFinalize: called before on this communicator"))
-            }
+            (End::Finalize, _) if self.finalized.swap(true, Ordering::AcqRel) => refuse(
+                ncclInvalidArgument,
+                format_args!("ncclCommFinalize: called before on this communicator"),
+            ),
             (_, None) => ncclSuccess,
             (how, Some(real)) => known::end(how, real),
         }
@@ -287,9 +291,10 @@ impl Promise {
             _ if flags != 0 => {
                 refuse(ncclInvalidArgument, format_args!("ncclCommRevoke: flags {flags}, expected 0"))
             }
-            _ if ended => {
-                refuse(ncclInvalidArgument, format_args!("ncclCommRevoke: the communicator is ending, or revoked"))
-            }
+            _ if ended => refuse(
+                ncclInvalidArgument,
+                format_args!("ncclCommRevoke: the communicator is ending, or revoked"),
+            ),
             None => ncclSuccess,
             Some(real) => known::revoke(real, flags),
         };

@@ -50,7 +50,7 @@ pub enum Patience {
 }
 
 impl Patience {
-    fn capability(self, ranks: u32) -> u64 {
+    pub(super) fn capability(self, ranks: u32) -> u64 {
         let lazy = match config().lazy {
             Lazy::Off => false,
             Lazy::Pairs => ranks == 2,
@@ -115,7 +115,11 @@ fn forbidden() -> Forbidden {
 }
 
 /// The arena, the share and the facts of this thread's current device.
-pub(super) fn current(ranks: u32, ctas_max: u32, patience: Patience) -> Result<(Arc<Arena>, Share, Facts), Reason> {
+pub(super) fn current(
+    ranks: u32,
+    ctas_max: u32,
+    patience: Patience,
+) -> Result<(Arc<Arena>, Share, Facts), Reason> {
     let driver = gpu::driver().map_err(no_identity)?;
     match driver.current_device().map_err(no_identity)? {
         Some(device) => on(device, ranks, ctas_max, patience),

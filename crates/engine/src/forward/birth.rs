@@ -10,8 +10,8 @@ use std::ptr::null;
 use std::sync::atomic::AtomicPtr;
 
 use nccl_sys::{
-    NCCL_CONFIG_UNDEF_INT, NCCL_UNIQUE_ID_BYTES, ncclComm, ncclComm_t, ncclConfig_t, ncclResult_t, ncclSuccess,
-    ncclUniqueId, real,
+    NCCL_CONFIG_UNDEF_INT, NCCL_UNIQUE_ID_BYTES, ncclComm, ncclComm_t, ncclConfig_t, ncclResult_t,
+    ncclSuccess, ncclUniqueId, real,
 };
 
 use crate::forward::configuration::{Configuration, Given};
@@ -171,12 +171,6 @@ impl Birth {
         Some(Asked { id, ids, ranks, rank, blocking, ctas_max, config })
     }
 
-    /// Writes a handle of ours where NCCL would have written its own.
-    pub fn hand_out(place: Handle, handle: ncclComm_t) {
-        // SAFETY: by the called function's contract the application's place for a handle.
-        unsafe { place.0.write_volatile(handle) };
-    }
-
     /// The arguments of a split or shrink, if it is one that NCCL would not refuse at once.
     pub fn from_parent(&self) -> Option<FromParent> {
         let (parent, which, handle, config) = match *self {
@@ -214,6 +208,40 @@ impl Birth {
         }
         // SAFETY: NCCL took the array, so it has `count` places.
         Some((0..count.max(0) as usize).map(|index| unsafe { devices.add(index).read() }).collect())
+    }
+
+    /// The devices of `ncclCommInitAll` before NCCL has looked at it; none if it refuses the arguments.
+    pub fn devices_asked(&self) -> Option<Vec<c_int>> {
+        match self {
+            Birth::InitAll { handles, count, .. } if !handles.is_null() && *count > 0 => self.devices(),
+            _ => None,
+        }
+    }
+
+    /// The communicator from which this one is made.
+    pub fn parent(&self) -> Option<ncclComm_t> {
+        match *self {
+            Birth::Split { parent, .. } | Birth::Shrink { parent, .. } | Birth::Grow { parent, .. } => {
+                Some(parent)
+            }
+            _ => None,
+        }
+    }
+
+    /// The same from NCCL's own communicator.
+    pub fn of_parent(self, real: ncclComm_t) -> Birth {
+        match self {
+            Birth::Split { color, key, handle, config, .. } => {
+                Birth::Split { parent: real, color, key, handle, config }
+            }
+            Birth::Shrink { excluded, excluded_count, handle, config, flags, .. } => {
+                Birth::Shrink { parent: real, excluded, excluded_count, handle, config, flags }
+            }
+            Birth::Grow { ranks, id, rank, handle, config, .. } => {
+                Birth::Grow { parent: real, ranks, id, rank, handle, config }
+            }
+            other => other,
+        }
     }
 
     /// After NCCL took the wish: where each handle is or will be, and what its arguments say of the communicator.
@@ -287,13 +315,17 @@ pub fn build(
     }
 }
 
+/// Writes a handle of ours where NCCL would have written its own.
+pub fn hand_out(place: Handle, handle: ncclComm_t) {
+    // SAFETY: by the called function's contract the application's place for a handle.
+    unsafe { place.0.write_volatile(handle) };
+}
+
 /// Makes an id that is nobody's yet.
 pub fn make_id() -> Result<[u8; NCCL_UNIQUE_ID_BYTES], ncclResult_t> {
     let mut id = ncclUniqueId { internal: [0; NCCL_UNIQUE_ID_BYTES] };
-    match unique_id(&mut id) {
-        ncclSuccess => Ok(id.internal.map(|byte| byte as u8)),
-        code => Err(code),
-    }
+    let code = unique_id(&mut id);
+    if code == ncclSuccess { Ok(id.internal.map(|byte| byte as u8)) } else { Err(code) }
 }
 
 /// Changes the id that NCCL has just written.

@@ -9,10 +9,15 @@ use std::mem::offset_of;
 use nccl_sys::{NCCL_API_MAGIC, NCCL_CONFIG_UNDEF_INT, ncclConfig_t};
 
 /// A copy of the application's own, with copies of its names.
-#[derive(Debug)]
 pub struct Configuration {
     config: Box<ncclConfig_t>,
     names: [Option<CString>; 2],
+}
+
+impl std::fmt::Debug for Configuration {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Configuration").field("names", &self.names).finish_non_exhaustive()
+    }
 }
 
 // SAFETY: its pointers are to its own names, which nobody changes.
@@ -94,16 +99,17 @@ fn is_sound(config: &ncclConfig_t, size: usize) -> bool {
     let base = std::ptr::from_ref(config);
     let integers = (FIRST..size).step_by(size_of::<c_int>());
     let is_name = |offset: usize| NAMES.iter().any(|name| (*name..name + 8).contains(&offset));
-    let sound = integers.filter(|offset| !is_name(*offset) && offset + size_of::<c_int>() <= size).all(|offset| {
-        // SAFETY: an integer's place within the structure.
-        let value = unsafe { base.byte_add(offset).cast::<c_int>().read() };
-        let allowed = SOUND.iter().find(|(field, _)| *field == offset).map(|(_, values)| values);
-        // Where an older header's ends with a hole, a field of a newer one lies.
-        let may_be_hole = offset + size_of::<c_int>() == size && allowed.is_none();
-        value == NCCL_CONFIG_UNDEF_INT
-            || allowed.is_some_and(|values| values.contains(&value))
-            || may_be_hole && value == 0
-    });
+    let sound =
+        integers.filter(|offset| !is_name(*offset) && offset + size_of::<c_int>() <= size).all(|offset| {
+            // SAFETY: an integer's place within the structure.
+            let value = unsafe { base.byte_add(offset).cast::<c_int>().read() };
+            let allowed = SOUND.iter().find(|(field, _)| *field == offset).map(|(_, values)| values);
+            // Where an older header's ends with a hole, a field of a newer one lies.
+            let may_be_hole = offset + size_of::<c_int>() == size && allowed.is_none();
+            value == NCCL_CONFIG_UNDEF_INT
+                || allowed.is_some_and(|values| values.contains(&value))
+                || may_be_hole && value == 0
+        });
     let says = |value: c_int| value != NCCL_CONFIG_UNDEF_INT;
     let reaches = size >= offset_of!(ncclConfig_t, maxCTAs) + size_of::<c_int>();
     // NCCL compares the two as they are: one that says nothing is the least of all numbers.

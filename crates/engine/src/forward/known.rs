@@ -7,7 +7,8 @@
 use std::ffi::{c_int, c_void};
 
 use nccl_sys::{
-    cudaStream_t, ncclComm_t, ncclInProgress, ncclInvalidArgument, ncclResult_t, ncclSimInfo_t, ncclSuccess, ncclUint8, real,
+    cudaStream_t, ncclComm_t, ncclInProgress, ncclInvalidArgument, ncclResult_t, ncclSimInfo_t, ncclSuccess,
+    ncclUint8, real,
 };
 
 use crate::error::refuse;

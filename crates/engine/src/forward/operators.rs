@@ -6,8 +6,8 @@
 use std::ffi::c_void;
 
 use nccl_sys::{
-    ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclScalarDevice, ncclScalarHostImmediate, ncclSuccess,
-    real,
+    ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclScalarDevice, ncclScalarHostImmediate,
+    ncclSuccess, real,
 };
 
 /// The factor of a reduction.
@@ -41,19 +41,14 @@ pub fn create(
     communicator: ncclComm_t,
 ) -> Result<ncclRedOp_t, ncclResult_t> {
     let mut made = ncclRedOp_t(0);
-    let mut bytes = [0; 8];
     let (place, residence) = match scalar {
-        Scalar::Here(given) => {
-            bytes = *given;
-            (bytes.as_mut_ptr().cast(), ncclScalarHostImmediate)
-        }
+        // NCCL reads it now.
+        Scalar::Here(bytes) => (bytes.as_ptr().cast_mut().cast(), ncclScalarHostImmediate),
         Scalar::OnDevice(place) => (*place as *mut c_void, ncclScalarDevice),
     };
     // SAFETY: the handle is that of a communicator that NCCL made and nobody has ended; the rest is as the application gave it.
-    match unsafe { real::ncclRedOpCreatePreMulSum(&mut made, place, datatype, residence, communicator) } {
-        ncclSuccess => Ok(made),
-        code => Err(code),
-    }
+    let code = unsafe { real::ncclRedOpCreatePreMulSum(&mut made, place, datatype, residence, communicator) };
+    if code == ncclSuccess { Ok(made) } else { Err(code) }
 }
 
 /// Ends one.

@@ -13,10 +13,8 @@ pub fn register(communicator: ncclComm_t, address: usize, bytes: usize) -> Resul
     // NCCL may take it without writing a handle.
     let mut handle: *mut c_void = null_mut();
     // SAFETY: the handle is that of a communicator that NCCL made and nobody has ended; the rest is as the application gave it.
-    match unsafe { real::ncclCommRegister(communicator, address as *mut c_void, bytes, &mut handle) } {
-        ncclSuccess => Ok(handle as usize),
-        code => Err(code),
-    }
+    let code = unsafe { real::ncclCommRegister(communicator, address as *mut c_void, bytes, &mut handle) };
+    if code == ncclSuccess { Ok(handle as usize) } else { Err(code) }
 }
 
 /// Ends a registration.

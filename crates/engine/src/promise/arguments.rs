@@ -45,11 +45,22 @@ mod tests {
     use nccl_sys::{ncclDataType_t, ncclFloat32, ncclInt8, ncclRedOp_t, ncclScalarHostImmediate, ncclSum};
     use std::ptr::{null, null_mut};
 
-    fn call(function: Function, datatype: ncclDataType_t, operation: Option<ncclRedOp_t>, root: Option<i32>) -> Call {
+    fn call(
+        function: Function,
+        datatype: ncclDataType_t,
+        operation: Option<ncclRedOp_t>,
+        root: Option<i32>,
+    ) -> Call {
         let shared = Shared { function, count: 3, datatype, operation, root };
         let communicator = null_mut();
-        let local =
-            Local { send: null(), receive: null_mut(), peer: None, config: null(), communicator, stream: null_mut() };
+        let local = Local {
+            send: null(),
+            receive: null_mut(),
+            peer: None,
+            config: null(),
+            communicator,
+            stream: null_mut(),
+        };
         Call { shared, local }
     }
 

@@ -56,7 +56,8 @@ mod tests {
         drop(first);
         let some: Vec<usize> = (0..REST / 2).map(|_| Minted::new().address()).collect();
         assert!(!some.contains(&address));
-        let distinct: std::collections::HashSet<usize> = (0..10_000).map(|_| Minted::new().address()).collect();
+        let distinct: std::collections::HashSet<usize> =
+            (0..10_000).map(|_| Minted::new().address()).collect();
         assert!(distinct.contains(&address) && distinct.len() <= REST + 2, "{}", distinct.len());
     }
 }

@@ -5,8 +5,8 @@ use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nccl_sys::{
-    ncclComm_t, ncclDataType_t, ncclInternalError, ncclInvalidArgument, ncclNumOps, ncclRedOp_t, ncclResult_t,
-    ncclScalarHostImmediate, ncclScalarResidence_t, ncclSuccess,
+    ncclComm_t, ncclDataType_t, ncclInternalError, ncclInvalidArgument, ncclNumOps, ncclRedOp_t,
+    ncclResult_t, ncclScalarHostImmediate, ncclScalarResidence_t, ncclSuccess,
 };
 
 use crate::error::refuse;
