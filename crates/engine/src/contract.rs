@@ -149,6 +149,9 @@ pub mod capability {
     pub const FABRIC_HANDLES: u64 = 4;
     /// Multicast objects (NVLS).
     pub const MULTICAST: u64 = 8;
+    /// This rank would have NCCL's communicator built later only. Of a fabric whose ranks all have it nobody goes to
+    /// NCCL with the id of its birth, ever: that id is recycled.
+    pub const PROMISE: u64 = 1 << 16;
     /// What every rank of a fabric must have.
     pub const REQUIRED: u64 = VIRTUAL_MEMORY | DESCRIPTORS;
 }

@@ -9,7 +9,8 @@ use std::mem::offset_of;
 use std::ptr::null;
 
 use nccl_sys::{
-    NCCL_CONFIG_UNDEF_INT, NCCL_UNIQUE_ID_BYTES, ncclComm_t, ncclConfig_t, ncclResult_t, ncclUniqueId, real,
+    NCCL_CONFIG_UNDEF_INT, NCCL_UNIQUE_ID_BYTES, ncclComm_t, ncclConfig_t, ncclResult_t, ncclSuccess,
+    ncclUniqueId, real,
 };
 
 use crate::stats::count::Identity;
@@ -246,6 +247,13 @@ fn configured(config: *const ncclConfig_t) -> (Option<c_int>, Option<c_int>) {
 pub fn unique_id(place: *mut ncclUniqueId) -> ncclResult_t {
     // SAFETY: the application's own argument; the library is open.
     unsafe { real::ncclGetUniqueId(place) }
+}
+
+/// Gives an id that NCCL made before, where NCCL would write a new one.
+pub fn give_id(place: *mut ncclUniqueId, id: &[u8; NCCL_UNIQUE_ID_BYTES]) -> ncclResult_t {
+    // SAFETY: the application's own argument, not null: NCCL would write there.
+    unsafe { place.write(ncclUniqueId { internal: id.map(|byte| byte as std::ffi::c_char) }) };
+    ncclSuccess
 }
 
 /// Changes the id that NCCL has just written.
