@@ -17,9 +17,9 @@
 //!
 //! `ncclGetUniqueId`: [`Rendezvous::host`] with a [spare id](Rendezvous::spare_id), or with one that NCCL makes (not with
 //! one of NCCL_COMM_ID or of `ncclCommGetUniqueId`, which grow a communicator: those stay as they are).
-//! `ncclCommInitRank`: [`facts::plain_reason`], or [`Rendezvous::attend`] with all ranks that this caller brings to the meeting, then
-//! [`join_all`] over all meetings of the group with what there is to prepare; [`Party::cancellers`] first, for
-//! `ncclCommAbort`. Plain means the real init with the same id, which the relay serves, as it does beside a fabric.
+//! `ncclCommInitRank`: [`facts::plain_reason`], or [`Rendezvous::attend`] with all ranks that this caller brings to the
+//! meeting, then [`join_all`] over all meetings of the group with what there is to prepare; [`Party::cancellers`] first,
+//! for `ncclCommAbort`. Plain means the real init with the same id, which the relay serves, as it does beside a fabric.
 //! `ncclCommInitAll`: [`decision::decide`], without a meeting. After a fork: [`in_child`].
 //!
 //! `ncclCommSplit` and `ncclCommShrink`, of a parent whose ranks have met: [`Rendezvous::await_ranks`] by the rank whose process
