@@ -243,6 +243,15 @@ pub fn host(id: &Id) -> Id {
     })
 }
 
+/// An id that NCCL made here, as it made it, whose root nobody was at or will be: to be used instead of a new one. NCCL
+/// makes none where NCCL_COMM_ID names the root.
+pub fn spare_id() -> Option<Id> {
+    if !is_on() || config().nccl.comm_id == Switch::On {
+        return None;
+    }
+    rendezvous::started()?.spare_id()
+}
+
 /// The rendezvous of this process, with all that it needs of us.
 fn rendezvous() -> std::io::Result<&'static rendezvous::Rendezvous> {
     static BEGUN: Once = Once::new();

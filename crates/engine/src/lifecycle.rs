@@ -24,9 +24,16 @@ use crate::stats::count::{self, Identity};
 /// Makes an id. With fabrics, its ranks meet at this process.
 pub fn unique_id(place: *mut ncclUniqueId) -> ncclResult_t {
     guard::around(
-        || count::function(Entry::ncclGetUniqueId),
-        |()| birth::unique_id(place),
-        |(), result| {
+        || {
+            count::function(Entry::ncclGetUniqueId);
+            // Of a null place NCCL says what it says.
+            if place.is_null() { None } else { fabric::spare_id() }
+        },
+        |spare| match spare {
+            Some(id) => birth::give_id(place, id),
+            None => birth::unique_id(place),
+        },
+        |_, result| {
             if result == ncclSuccess && fabric::is_on() {
                 birth::change_id(place, |id| fabric::host(&id));
             }

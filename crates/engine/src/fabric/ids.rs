@@ -104,7 +104,8 @@ impl Fabric {
         if let Some(id) = ids.get(&attempt) {
             return Ok(*id);
         }
-        let id = birth::make_id().map_err(|code| refuse(code, format_args!("NCCL makes no id")))?;
+        let id = super::spare_id().map_or_else(birth::make_id, Ok);
+        let id = id.map_err(|code| refuse(code, format_args!("NCCL makes no id")))?;
         if ids.len() >= KEPT_MAX {
             ids.pop_first();
         }

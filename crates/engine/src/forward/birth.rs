@@ -328,6 +328,13 @@ pub fn make_id() -> Result<[u8; NCCL_UNIQUE_ID_BYTES], ncclResult_t> {
     if code == ncclSuccess { Ok(id.internal.map(|byte| byte as u8)) } else { Err(code) }
 }
 
+/// Gives an id that NCCL made before, where NCCL would write a new one.
+pub fn give_id(place: *mut ncclUniqueId, id: &[u8; NCCL_UNIQUE_ID_BYTES]) -> ncclResult_t {
+    // SAFETY: the application's own argument, not null: NCCL would write there.
+    unsafe { place.write(ncclUniqueId { internal: id.map(|byte| byte as std::ffi::c_char) }) };
+    ncclSuccess
+}
+
 /// Changes the id that NCCL has just written.
 pub fn change_id(
     place: *mut ncclUniqueId,

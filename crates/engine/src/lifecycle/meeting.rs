@@ -88,15 +88,15 @@ fn begin(birth: &Birth) -> Step {
         return Step::Grouped(Wish { device: fabric::device_now(), ..wish });
     }
     let device = fabric::device_now();
-    let fate = match fabric::ask(&wish) {
+    let fate = match fabric::ask(&Wish { device, ..wish }) {
         Ok(asked) => fabric::join(vec![asked]).pop().unwrap_or(Fate::Plain(fabric::derived())),
         Err(reason) => Fate::Plain(reason),
     };
-    match (fate, device) {
-        (Fate::Fabric(fabric), Some(device)) if fabric.contract().is_promise() => {
-            Step::Promised(vec![Promise::new(fabric, device, configuration)])
+    match fate {
+        Fate::Fabric(fabric) if fabric.contract().is_promise() => {
+            Step::Promised(vec![Promise::new(fabric, device.unwrap_or_default(), configuration)])
         }
-        (fate, _) => Step::Decided(fate),
+        fate => Step::Decided(fate),
     }
 }
 
