@@ -62,7 +62,7 @@ static void one_way(struct rank* self) {
   NCCL(ncclCommDestroy(team.communicator));
 }
 
-/* A collective of no elements is nobody's business: one rank alone may call it. */
+/* A collective of no elements and a window over nothing are nobody's business: one rank alone may call them. */
 static void nothing_at_all(struct rank* self) {
   struct team team = born(self, STAYS);
   void* buffer = device_alloc(64);
@@ -75,6 +75,13 @@ static void nothing_at_all(struct rank* self) {
     NCCL(ncclReduceScatter(buffer, buffer, 0, ncclFloat, ncclSum, team.communicator, stream));
     NCCL(ncclReduce(buffer, buffer, 0, ncclFloat, ncclSum, 1, team.communicator, stream));
     NCCL(ncclGroupEnd());
+    ncclWindow_t window = NULL;
+    if (version >= 22703) {
+      NCCL(ncclCommWindowRegister(team.communicator, NULL, 4096, &window, NCCL_WIN_COLL_SYMMETRIC));
+      NCCL(ncclCommWindowRegister(team.communicator, buffer, 0, &window, NCCL_WIN_COLL_SYMMETRIC));
+      NCCL(ncclCommWindowDeregister(team.communicator, NULL));
+      CHECK(window == NULL);
+    }
   }
   wait_for(self->stream);
   team_passes(self, &team, 333, 25);
@@ -438,6 +445,36 @@ static void windows(struct rank* self) {
   NCCL(ncclCommDestroy(team.communicator));
 }
 
+/* Two windows and a first collective in one group. */
+static void windows_in_a_group(struct rank* self) {
+  if (version < 22703) return;
+  struct team team = born(self, HONOURED);
+  void* memory[2] = {NULL, NULL};
+  ncclWindow_t made[2] = {NULL, NULL};
+  struct transfer transfer = {.which = ALL_REDUCE, .type = ncclInt32, .op = ncclSum, .count = 200, .rank = team.rank,
+                              .ranks = team.ranks, .key = 145};
+  for (int i = 0; i < 2; i++) NCCL(ncclMemAlloc(&memory[i], REGISTERED_BYTES));
+  transfer_prepare(&transfer);
+  together(self);
+  NCCL(ncclGroupStart());
+  for (int i = 0; i < 2; i++) {
+    NCCL(ncclCommWindowRegister(team.communicator, memory[i], REGISTERED_BYTES, &made[i], NCCL_WIN_COLL_SYMMETRIC));
+  }
+  transfer_launch(&transfer, team.communicator, self->stream);
+  NCCL(ncclGroupEnd());
+  wait_for(self->stream);
+  together(self);
+  transfer_verify(&transfer, self);
+  transfer_release(&transfer);
+  CHECK(made[0] != made[1] || (!made[0] && !made[1]));
+  reduces_within(self, &team, memory[1], 146);
+  for (int i = 0; i < 2; i++) {
+    if (made[i]) NCCL(ncclCommWindowDeregister(team.communicator, made[i]));
+    NCCL(ncclMemFree(memory[i]));
+  }
+  NCCL(ncclCommDestroy(team.communicator));
+}
+
 /* Messages captured while it is a promise are replayed then, and after the first collective, which no capture sees. */
 static void captured_messages(struct rank* self) {
   struct team team = born(self, HONOURED);
@@ -629,6 +666,7 @@ static void all(struct rank* self) {
   RUN_PART(registrations, self);
   RUN_PART(idle_registrations, self);
   RUN_PART(windows, self);
+  RUN_PART(windows_in_a_group, self);
   RUN_PART(captured_messages, self);
   RUN_PART(captured_collective, self);
   RUN_PART(configured, self);
