@@ -82,7 +82,8 @@ function(add_differential program machine seconds)
 endfunction()
 
 set(PROGRAMS strings arguments collectives sendrecv groups lifecycle threads nonblocking premulsum registration graphs
-             forked random_calls births patterns pairs absorbed graphs_p2p random_p2p splits promises promise_errors)
+             forked random_calls births patterns pairs absorbed graphs_p2p random_p2p splits promises promise_errors
+             promise_children)
 # Sends and receives of one fabric: on mailboxes, too.
 set(MESSAGING sendrecv patterns pairs absorbed graphs_p2p random_p2p)
 foreach(program IN LISTS PROGRAMS)
