@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 const ROWS: &[(Together, &[&str])] = &[
     (Together::Yes, &["dispatch", "lifecycle"]),
     (Together::No, &["communicator", "group", "plan"]),
+    (Together::No, &["promise"]),
     (Together::No, &["fabric"]),
     (Together::No, &["forward", "arena", "rendezvous", "mailbox"]),
     (Together::No, &["process"]),

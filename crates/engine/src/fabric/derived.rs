@@ -17,7 +17,7 @@ use crate::rendezvous::facts::Waiting;
 use crate::rendezvous::ours::Ours;
 use crate::rendezvous::verdict::{Failure, Reason, Verdict};
 
-use super::{Asked, Fabric, closing, rendezvous, settle, unreachable, wish};
+use super::{Asked, Fabric, Patience, closing, rendezvous, settle, unreachable, wish};
 
 /// What is asked for.
 #[derive(Clone, Debug)]
@@ -260,7 +260,7 @@ impl Derivation {
         wish::check_derived(configured.waiting)?;
         settle();
         let ctas_max = configured.ctas_max.unwrap_or(self.line.contract.ctas_max);
-        let (arena, share, mut facts) = wish::on(newborn.device, newborn.ranks, ctas_max)?;
+        let (arena, share, mut facts) = wish::on(newborn.device, newborn.ranks, ctas_max, Patience::None)?;
         facts.member.rank = newborn.rank;
         let party = rendezvous().and_then(|rendezvous| rendezvous.attend_invited(&self.invitation, facts));
         let party = party.map_err(unreachable)?;

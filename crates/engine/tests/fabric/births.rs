@@ -16,15 +16,21 @@ fn three_devices() -> Option<Vec<Primary>> {
     has_devices(3).then(|| (0..3).map(Primary::of).collect())
 }
 
-/// An id as NCCL makes them, with a meeting, and the root to which nobody goes.
-fn id() -> (Id, TcpListener) {
-    let root = TcpListener::bind("127.0.0.1:0").unwrap();
+/// An id as NCCL makes them.
+pub fn id_of(root: &TcpListener) -> Id {
     let mut id = [0xee; 128];
     id[..40].fill(0);
     id[..8].copy_from_slice(b"\xa7ncclid\x01");
     id[8..10].copy_from_slice(&2u16.to_ne_bytes());
     id[10..12].copy_from_slice(&root.local_addr().unwrap().port().to_be_bytes());
     id[12..16].copy_from_slice(&Ipv4Addr::LOCALHOST.octets());
+    id
+}
+
+/// One with a meeting, and the root to which nobody goes.
+fn id() -> (Id, TcpListener) {
+    let root = TcpListener::bind("127.0.0.1:0").unwrap();
+    let id = id_of(&root);
     let hosted = fabric::host(&id);
     assert_ne!(hosted, id, "it has a meeting");
     (hosted, root)
