@@ -313,7 +313,12 @@ impl Promise {
         let mut call = *call;
         call.local.communicator = real;
         if let Some(operation) = call.shared.operation {
-            call.shared.operation = Some(self.operators.real(operation, real).ok_or(ncclInvalidArgument)?);
+            let made = self.operators.real(operation, real).ok_or_else(|| {
+                let name = call.shared.function.entry().description().name;
+                let why = format_args!("{name}: reduction {} is unknown to this communicator", operation.0);
+                refuse(ncclInvalidArgument, why)
+            });
+            call.shared.operation = Some(made?);
         }
         Ok(call)
     }

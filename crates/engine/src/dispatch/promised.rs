@@ -67,11 +67,7 @@ fn note(promise: &Promise) {
 
 fn look(call: &Call, promise: &Arc<Promise>) -> Look {
     if let Some(code) = refusal(call, promise) {
-        if group::is_open() {
-            // As NCCL has it, the group runs nothing.
-            group::wait_for(Awaited::Failed(code));
-        }
-        return Look::Answer(code);
+        return Look::Answer(refused(code));
     }
     // NCCL drops collectives without elements.
     if call.shared.count == 0 && !matches!(call.shared.function, Function::Send | Function::Recv) {
@@ -92,6 +88,14 @@ fn look(call: &Call, promise: &Arc<Promise>) -> Look {
     }
 }
 
+/// As NCCL has it, a group with a call that was refused runs nothing.
+fn refused(code: ncclResult_t) -> ncclResult_t {
+    if group::is_open() {
+        group::wait_for(Awaited::Failed(code));
+    }
+    code
+}
+
 fn refusal(call: &Call, promise: &Promise) -> Option<ncclResult_t> {
     if promise.is_revoked() {
         let name = call.shared.function.entry().description().name;
@@ -107,7 +111,7 @@ fn run(call: &Call, promise: &Promise) -> ncclResult_t {
             if let Some(communicator) = communicator::find(call.local.communicator) {
                 messages::before_forward(call, communicator);
             }
-            promise.translated(call)
+            promise.translated(call).map_err(refused)
         },
     );
     match translated {
