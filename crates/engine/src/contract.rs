@@ -149,6 +149,10 @@ pub mod capability {
     pub const FABRIC_HANDLES: u64 = 4;
     /// Multicast objects (NVLS).
     pub const MULTICAST: u64 = 8;
+    /// This rank would have NCCL's communicator built later only: what all ranks would is a promise.
+    pub const PROMISE: u64 = 16;
+    /// This rank would have that of some communicators made from this one: where all would, they tell each other at splits.
+    pub const PROMISED_CHILDREN: u64 = 32;
     /// What every rank of a fabric must have.
     pub const REQUIRED: u64 = VIRTUAL_MEMORY | DESCRIPTORS;
 }
@@ -200,6 +204,16 @@ impl Contract {
     /// The same on every rank; of two births never the same, short of an accident of 64 bits.
     pub fn hash(&self) -> u64 {
         checksum(&self.encode())
+    }
+
+    /// Whether NCCL's communicator is built later only.
+    pub fn is_promise(&self) -> bool {
+        self.capabilities & capability::PROMISE != 0
+    }
+
+    /// Whether communicators made from this one may be promises.
+    pub fn may_promise_children(&self) -> bool {
+        self.capabilities & capability::PROMISED_CHILDREN != 0
     }
 
     /// The doors of the processes that take part, each once, in the order of their first rank.

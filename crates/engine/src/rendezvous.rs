@@ -22,7 +22,8 @@
 //!
 //! `ncclCommSplit` and `ncclCommShrink`, of a parent whose ranks have met: [`Rendezvous::await_ranks`] by the rank whose process
 //! hosts, and one of [`Rendezvous::attend_invited`], [`Rendezvous::pass_by`], [`Rendezvous::decline`] by each; see
-//! [`derived`].
+//! [`derived`]. Before a split whose communicators may be promises, a round: [`Rendezvous::ask_round`] or
+//! [`Rendezvous::go_to_nccl`] by each.
 //!
 //! # Why ranks never act on different verdicts
 //!
@@ -54,6 +55,7 @@ pub mod agreement;
 pub mod asking;
 pub mod attendance;
 pub mod card;
+pub mod colors;
 mod connection;
 pub mod counts;
 pub mod decision;
@@ -61,6 +63,8 @@ pub mod derived;
 pub mod descriptors;
 pub mod facts;
 pub mod gathering;
+pub mod inquiry;
+pub mod listener;
 pub mod message;
 pub mod ours;
 pub mod party;
@@ -68,6 +72,7 @@ pub mod place;
 pub mod poll;
 mod reactor;
 mod relay;
+pub mod round;
 pub mod thread;
 pub mod verdict;
 
@@ -81,6 +86,7 @@ use once_cell::sync::OnceCell;
 use crate::config::config;
 use crate::contract::{Token, Version};
 use card::{Card, Id};
+use colors::{Willing, Word};
 use counts::Counts;
 use derived::Invitation;
 use descriptors::Door;
@@ -90,7 +96,9 @@ use ours::Ours;
 use reactor::{Command, Expected, Host, Lobby, NewMeeting, Reactor, Shared};
 use verdict::Verdict;
 
-pub use party::{Canceller, Membership, Outcome, Party, Preparation, join_all};
+pub use inquiry::Inquiry;
+pub use listener::Canceller;
+pub use party::{Membership, Outcome, Party, Preparation, join_all};
 
 /// What bounds the rendezvous of a process.
 #[derive(Clone, Copy, Debug)]
@@ -274,10 +282,30 @@ impl Rendezvous {
         self.shared.send(Command::Tell(invitation.lobby, words));
     }
 
+    /// Begins a round before a split of a parent of so many ranks: this rank's word goes out now. Never waits.
+    pub fn ask_round(&self, invitation: &Invitation, ranks: u32, word: Word) -> Inquiry {
+        let inquiry = Inquiry::new(self.shared.clone());
+        let reports = vec![inquiry.reporting(word_in_round(invitation, ranks, word))];
+        self.shared.send(Command::Attend(Host::Lobby(invitation.lobby), reports));
+        inquiry
+    }
+
+    /// The same for a rank that goes to NCCL without waiting, and so all do.
+    pub fn go_to_nccl(&self, invitation: &Invitation, ranks: u32) {
+        let word = Word { color: None, key: 0, willing: Willing::Real };
+        self.shared.send(Command::Tell(invitation.lobby, word_in_round(invitation, ranks, word)));
+    }
+
     /// What has been counted.
     pub fn counts(&self) -> &Counts {
         &self.shared.counts
     }
+}
+
+fn word_in_round(invitation: &Invitation, ranks: u32, word: Word) -> Vec<u8> {
+    let mut words = invitation.to_round().greeting();
+    words.extend(FromRank::Word { ranks, word }.encode());
+    words
 }
 
 impl Drop for Rendezvous {

@@ -4,20 +4,27 @@
 //! Before the real call: [`Fabric::derive`]. Once NCCL took it: [`Deriving::begun`], as often on every rank and in the
 //! same order, since NCCL counts so, too. When NCCL has made the communicator: one word of each rank, which is the host's
 //! due: [`Derivation::ask`], `pass_by` or `decline`. A derivation that is dropped without one declines.
+//!
+//! Where communicators made from this one may be promises ([`Deriving::has_round`]), the ranks of a split first tell each
+//! other where they go, so that they know which of them need NCCL at all: [`Deriving::begun`] and [`Derivation::round`]
+//! come before the real call then. A rank that cannot wait, or whose call NCCL may refuse, says so by
+//! [`Deriving::go_to_nccl`] and goes on as ever; NCCL makes all then. A shrink has no round: where its ranks would have a
+//! promise ([`Derivation::ask_promise`], [`Derivation::survivors`]) they meet before NCCL is asked, and the contract says.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::contract::{Contract, Token};
+use crate::contract::{Contract, Token, capability};
 use crate::gpu::Ordinal;
 use crate::rendezvous::Canceller;
+use crate::rendezvous::colors::{Course, Willing, Word};
 use crate::rendezvous::derived::{Invitation, Making, NOBODY, child};
 use crate::rendezvous::facts::Waiting;
 use crate::rendezvous::ours::Ours;
 use crate::rendezvous::verdict::{Failure, Reason, Verdict};
 
-use super::{Asked, Fabric, closing, rendezvous, settle, unreachable, wish};
+use super::{Asked, Fabric, rendezvous, settle, unreachable, wish};
 
 /// What is asked for.
 #[derive(Clone, Debug)]
@@ -34,6 +41,9 @@ pub(super) struct Line {
     contract: Arc<Contract>,
     rank: u32,
     splits: AtomicU32,
+    /// How many splits had begun when this rank last said in a round that it goes to NCCL, and one more; 0 if it never
+    /// did. NCCL may have refused that call: then the word is out for the next.
+    hurried: AtomicU32,
     /// By who remains, one bit each: an excluded rank knows nothing of the others' shrink. Held for a few stores.
     shrinks: Mutex<BTreeMap<u64, u32>>,
     /// Held for a few stores; the rendezvous' locks come after it.
@@ -49,8 +59,8 @@ struct Waits {
 
 impl Line {
     pub fn new(contract: Arc<Contract>, rank: u32) -> Arc<Line> {
-        let (splits, shrinks, waiting) = Default::default();
-        Arc::new(Line { contract, rank, splits, shrinks, waiting })
+        let (splits, hurried, shrinks, waiting) = Default::default();
+        Arc::new(Line { contract, rank, splits, hurried, shrinks, waiting })
     }
 
     /// The parent ends: nobody waits for its children.
@@ -67,6 +77,15 @@ impl Line {
         let count = shrinks.entry(ranks).or_default();
         *count += 1;
         *count - 1
+    }
+
+    /// Whether this rank has said for the split of this number that it goes to NCCL.
+    fn has_hurried(&self, count: u32) -> bool {
+        self.hurried.load(Ordering::Relaxed) == count.wrapping_add(1)
+    }
+
+    fn ranks(&self) -> u32 {
+        self.contract.members.len() as u32
     }
 
     fn waiting(&self) -> MutexGuard<'_, Waits> {
@@ -139,14 +158,14 @@ impl Fabric {
     /// Our own descriptors of the processes of these ranks.
     fn watched(&self, ranks: u64) -> Vec<(u32, Ours)> {
         let alive = self.lives.iter().filter(|life| ranks & (1 << life.rank) != 0);
-        alive.filter_map(|life| Some((life.rank, copy(life)?))).collect()
+        alive.filter_map(|life| Some((life.rank, copy(life.rank, life.ends.as_ref()?)?))).collect()
     }
 }
 
-fn copy(life: &closing::Life) -> Option<Ours> {
-    let copied = rustix::io::fcntl_dupfd_cloexec(life.ends.as_ref()?, 0).and_then(Ours::new);
+fn copy(rank: u32, life: &Ours) -> Option<Ours> {
+    let copied = rustix::io::fcntl_dupfd_cloexec(life, 0).and_then(Ours::new);
     // Nothing is lost but that the end of its process is not seen before it has come.
-    copied.inspect_err(|error| log::warn!("rank {} is not watched: {error}", life.rank)).ok()
+    copied.inspect_err(|error| log::warn!("rank {rank} is not watched: {error}")).ok()
 }
 
 /// A call that NCCL has not taken yet.
@@ -163,23 +182,74 @@ pub struct Deriving {
 }
 
 impl Deriving {
-    /// NCCL has taken the call.
+    /// Whether the ranks of this call tell each other where they go, which all find alike.
+    pub fn has_round(&self) -> bool {
+        self.shrinks.is_none() && self.line.contract.may_promise_children()
+    }
+
+    /// This rank does not wait for the others of a round, so that NCCL makes all communicators of this call. Before the
+    /// real call; if NCCL refuses that, the word stands for the next one. Never waits.
+    pub fn go_to_nccl(&self) {
+        let count = self.line.splits.load(Ordering::Relaxed);
+        if !self.has_round() || self.line.has_hurried(count) {
+            return;
+        }
+        let Ok(rendezvous) = rendezvous() else { return };
+        let invitation = self.invitation(Making::Split { count }.name(self.line.contract.birth));
+        self.await_round(&invitation);
+        rendezvous.go_to_nccl(&invitation, self.line.ranks());
+        self.line.hurried.store(count.wrapping_add(1), Ordering::Relaxed);
+    }
+
+    /// NCCL has taken the call; or, of one with a round, nothing keeps it from being made.
     pub fn begun(self) -> Derivation {
-        let Deriving { line, lobby, hosts, ranks, shrinks, color, lives } = self;
-        let making = match shrinks {
-            None => Making::Split { count: line.splits.fetch_add(1, Ordering::Relaxed) },
-            Some(excluded) => Making::Shrink { count: line.count_shrink(ranks), excluded },
+        let (making, ahead) = match &self.shrinks {
+            None => {
+                let count = self.line.splits.fetch_add(1, Ordering::Relaxed);
+                let is_due = self.has_round() && !self.line.has_hurried(count);
+                (Making::Split { count }, if is_due { Ahead::Round } else { Ahead::Nccl })
+            }
+            Some(excluded) => {
+                let count = self.line.count_shrink(self.ranks);
+                (Making::Shrink { count, excluded: excluded.clone() }, Ahead::Nccl)
+            }
         };
-        let call = making.name(line.contract.birth);
+        let invitation = self.invitation(making.name(self.line.contract.birth));
+        if ahead == Ahead::Round {
+            self.await_round(&invitation);
+        }
+        let Deriving { line, hosts, ranks, color, lives, .. } = self;
         if hosts == line.rank
             && let Ok(rendezvous) = rendezvous()
         {
-            rendezvous.await_ranks(call, ranks, lives);
+            rendezvous.await_ranks(invitation.call, ranks, lives);
         }
-        let child = color.map_or(NOBODY, |color| child(call, color));
-        let invitation = Invitation { lobby, call, child, rank: line.rank };
-        Derivation { line, invitation, due: Due::Word }
+        Derivation { line, invitation, ranks, color, ahead, due: Due::Word }
     }
+
+    fn invitation(&self, call: Token) -> Invitation {
+        let child = self.color.map_or(NOBODY, |color| child(call, color));
+        Invitation { lobby: self.lobby, call, child, rank: self.line.rank }
+    }
+
+    /// The host's rank comes to a round.
+    fn await_round(&self, invitation: &Invitation) {
+        if self.hosts == self.line.rank
+            && let Ok(rendezvous) = rendezvous()
+        {
+            let lives = self.lives.iter().filter_map(|(rank, life)| Some((*rank, copy(*rank, life)?)));
+            rendezvous.await_ranks(invitation.to_round().child, self.ranks, lives.collect());
+        }
+    }
+}
+
+/// What comes before a split's communicators.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ahead {
+    /// This rank's word, and then all others'.
+    Round,
+    /// NCCL's own split, of all.
+    Nccl,
 }
 
 /// Whether the host still waits for this rank's word.
@@ -194,6 +264,10 @@ enum Due {
 pub struct Derivation {
     line: Arc<Line>,
     invitation: Invitation,
+    /// The ranks of the parent that take part, one bit each.
+    ranks: u64,
+    color: Option<i32>,
+    ahead: Ahead,
     due: Due,
 }
 
@@ -223,6 +297,28 @@ impl Derivation {
         self.invitation.call
     }
 
+    /// Tells the other ranks of a split where this one goes, waits until all have spoken, and says what this rank does
+    /// next. Ends with the parent. Where this rank has said that it goes to NCCL, or there is no round, nobody is waited for.
+    pub fn round(&self, key: i32, willing: Willing) -> Result<Course, Failure> {
+        if self.ahead == Ahead::Nccl {
+            return Ok(Course::Nccl);
+        }
+        // The thread was there when the parent was born.
+        let rendezvous = rendezvous().map_err(|_| Failure::HostLost)?;
+        let word = Word { color: self.color, key, willing };
+        let inquiry = rendezvous.ask_round(&self.invitation, self.line.ranks(), word);
+        let wait = Wait::new(&self.line, inquiry.canceller());
+        let table = inquiry.wait();
+        drop(wait);
+        Ok(table?.course(self.line.rank))
+    }
+
+    /// This rank among those that take part, and their ranks in the parent: of a shrink, as the new communicator has them.
+    pub fn survivors(&self) -> (u32, Vec<u32>) {
+        let ranks: Vec<u32> = (0..self.line.ranks()).filter(|rank| self.ranks & (1 << rank) != 0).collect();
+        (ranks.iter().position(|rank| *rank == self.line.rank).unwrap_or_default() as u32, ranks)
+    }
+
     /// This rank is in no new communicator.
     pub fn pass_by(mut self) {
         self.due = Due::Nothing;
@@ -243,12 +339,27 @@ impl Derivation {
 
     /// Begins the birth of this rank's communicator. Never waits; the reason says that NCCL does everything, for all its
     /// ranks.
-    pub fn ask(mut self, newborn: Newborn, configured: Configured) -> Result<Asked, Reason> {
+    pub fn ask(self, newborn: Newborn, configured: Configured) -> Result<Asked, Reason> {
+        self.ask_with(newborn, configured, 0)
+    }
+
+    /// The same before NCCL has made it, which can come later. It is a promise if all its ranks ask so: of a round that
+    /// found one they do, of a shrink the contract says.
+    pub fn ask_promise(self, newborn: Newborn, configured: Configured) -> Result<Asked, Reason> {
+        self.ask_with(newborn, configured, capability::PROMISE)
+    }
+
+    fn ask_with(
+        mut self,
+        newborn: Newborn,
+        configured: Configured,
+        capability: u64,
+    ) -> Result<Asked, Reason> {
         if newborn.ranks < 2 {
             self.pass_by();
             return Err(Reason::OneRank);
         }
-        let asked = self.report(newborn, configured);
+        let asked = self.report(newborn, configured, capability);
         match &asked {
             Ok(_) => self.due = Due::Nothing,
             Err(reason) => self.decline(Verdict::Plain(reason.clone())),
@@ -256,12 +367,13 @@ impl Derivation {
         asked
     }
 
-    fn report(&self, newborn: Newborn, configured: Configured) -> Result<Asked, Reason> {
+    fn report(&self, newborn: Newborn, configured: Configured, capability: u64) -> Result<Asked, Reason> {
         wish::check_derived(configured.waiting)?;
         settle();
         let ctas_max = configured.ctas_max.unwrap_or(self.line.contract.ctas_max);
         let (arena, share, mut facts) = wish::on(newborn.device, newborn.ranks, ctas_max)?;
         facts.member.rank = newborn.rank;
+        facts.capabilities = facts.capabilities & !capability::PROMISE | capability;
         let party = rendezvous().and_then(|rendezvous| rendezvous.attend_invited(&self.invitation, facts));
         let party = party.map_err(unreachable)?;
         let until = party.cancellers().into_iter().next().map(|canceller| Wait::new(&self.line, canceller));
@@ -284,5 +396,121 @@ impl Drop for Derivation {
         if self.due == Due::Word {
             self.decline(Verdict::Failed(Failure::Absent { rank: self.invitation.rank }));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::contract::{Device, Member, Version};
+    use crate::rendezvous::colors::Others;
+
+    /// A parent of so many ranks, all of them here.
+    fn parent(ranks: u32, capabilities: u64) -> Vec<Arc<Line>> {
+        let lobby = rendezvous().unwrap().lobby();
+        let member = |rank| Member {
+            rank,
+            process: Token([2; 16]),
+            process_id: 1,
+            device: Device { uuid: [rank as u8; 16], pci: (0, 0, 0) },
+            door: NOBODY,
+            lobby,
+            attachment: Vec::new(),
+        };
+        let contract = Arc::new(Contract {
+            birth: Token([7; 16]),
+            version: Version::THIS,
+            host: NOBODY,
+            capabilities,
+            options: 0,
+            ctas_max: 0,
+            members: (0..ranks).map(member).collect(),
+        });
+        (0..ranks).map(|rank| Line::new(contract.clone(), rank)).collect()
+    }
+
+    fn deriving(line: &Arc<Line>, color: Option<i32>) -> Deriving {
+        Deriving {
+            line: line.clone(),
+            lobby: rendezvous().unwrap().lobby(),
+            hosts: 0,
+            ranks: (1 << line.ranks()) - 1,
+            shrinks: None,
+            color,
+            lives: Vec::new(),
+        }
+    }
+
+    /// What each rank does next of those that wait.
+    fn round(lines: &[Arc<Line>], color: impl Fn(u32) -> Option<i32>) -> Vec<Result<Course, Failure>> {
+        let begun = lines.iter().map(|line| deriving(line, color(line.rank)).begun());
+        let derivations: Vec<Derivation> = begun.collect();
+        std::thread::scope(|scope| {
+            let wait = |derivation: Derivation| scope.spawn(move || derivation.round(0, Willing::InPair));
+            let threads: Vec<_> = derivations.into_iter().map(wait).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        })
+    }
+
+    const MAY: u64 = capability::PROMISED_CHILDREN;
+
+    /// Pairs need no NCCL; a rank that cannot wait makes all go there, and the next round is as if it had not been.
+    #[test]
+    fn rounds_in_order() {
+        let lines = parent(4, MAY);
+        let pairs = |rank| Some(rank as i32 / 2);
+        let promise = |rank, ranks: [u32; 2]| {
+            Ok(Course::Promise { rank, ranks: ranks.to_vec(), others: Others::Nothing })
+        };
+        let promises = vec![promise(0, [0, 1]), promise(1, [0, 1]), promise(0, [2, 3]), promise(1, [2, 3])];
+        assert_eq!(round(&lines, pairs), promises);
+        for hurried in [3, 0] {
+            let hurries = deriving(&lines[hurried], Some(9));
+            hurries.go_to_nccl();
+            let waiting: Vec<_> = lines.iter().filter(|line| line.rank != hurried as u32).cloned().collect();
+            assert_eq!(round(&waiting, pairs), vec![Ok(Course::Nccl); 3]);
+            // NCCL has taken the call.
+            assert_eq!(hurries.begun().round(0, Willing::Always), Ok(Course::Nccl));
+            assert_eq!(round(&lines, pairs), promises);
+        }
+    }
+
+    /// NCCL refuses the call of a rank that went there, and the rank tries again: its word is out, and said once.
+    #[test]
+    fn refused_and_tried_again() {
+        let lines = parent(2, MAY);
+        deriving(&lines[1], Some(0)).go_to_nccl();
+        deriving(&lines[1], Some(0)).go_to_nccl();
+        assert_eq!(round(&lines, |_| Some(0)), vec![Ok(Course::Nccl); 2]);
+        assert!(matches!(round(&lines, |_| Some(0))[0], Ok(Course::Promise { .. })));
+    }
+
+    /// The end of the parent ends the wait of its rank, and of one that comes to wait later.
+    #[test]
+    fn parent_ends() {
+        let lines = parent(3, MAY);
+        let derivation = deriving(&lines[1], Some(0)).begun();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| derivation.round(0, Willing::Always));
+            lines[1].end();
+            assert_eq!(waiting.join().unwrap(), Err(Failure::Aborted));
+        });
+        assert_eq!(round(&lines[1..2], |_| Some(0)), [Err(Failure::Aborted)]);
+    }
+
+    /// Where no communicator can be a promise nobody is waited for, nor in a shrink, whose ranks are known.
+    #[test]
+    fn without_a_round() {
+        let lines = parent(3, !MAY);
+        let split = deriving(&lines[1], Some(0));
+        assert!(!split.has_round());
+        split.go_to_nccl();
+        assert_eq!(split.begun().round(0, Willing::Always), Ok(Course::Nccl));
+        let lines = parent(3, MAY);
+        let shrink = Deriving { ranks: 0b110, shrinks: Some(vec![0]), ..deriving(&lines[2], Some(0)) };
+        assert!(!shrink.has_round());
+        let derivation = shrink.begun();
+        assert_eq!(derivation.survivors(), (1, vec![1, 2]));
+        assert_eq!(derivation.round(0, Willing::Always), Ok(Course::Nccl));
     }
 }

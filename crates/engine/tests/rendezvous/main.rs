@@ -6,5 +6,6 @@ mod descriptors;
 mod endings;
 mod meetings;
 mod processes;
+mod rounds;
 mod strangers;
 mod support;
