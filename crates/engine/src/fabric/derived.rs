@@ -297,6 +297,11 @@ impl Derivation {
         self.invitation.call
     }
 
+    /// The communicator that this rank will be in, by a name that its ranks share.
+    pub fn child(&self) -> Token {
+        self.invitation.child
+    }
+
     /// Tells the other ranks of a split where this one goes, waits until all have spoken, and says what this rank does
     /// next. Ends with the parent. Where this rank has said that it goes to NCCL, or there is no round, nobody is waited for.
     pub fn round(&self, key: i32, willing: Willing) -> Result<Course, Failure> {

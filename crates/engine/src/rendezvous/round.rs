@@ -62,6 +62,11 @@ impl Round {
         self.seats.retain(|other| *other != seat);
     }
 
+    /// What all hear, once it has ended.
+    pub fn answer(&self) -> Option<&FromHost> {
+        self.answer.as_ref()
+    }
+
     /// Whether somebody waits.
     pub fn is_awaited(&self) -> bool {
         self.answer.is_none() && !self.seats.is_empty()

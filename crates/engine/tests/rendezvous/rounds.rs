@@ -57,6 +57,13 @@ impl Round<'_> {
         UnixStream::connect_addr(&address(self.host.lobby())).unwrap()
     }
 
+    /// Returns when the host has heard what was written before: whoever comes behind it is heard after it.
+    fn hear_all(&self) {
+        let mut behind = self.connect();
+        behind.write_all(b"?").unwrap();
+        assert_eq!(behind.read(&mut [0]).unwrap_or(0), 0);
+    }
+
     /// What a rank sends.
     fn words(&self, rank: u32, ranks: u32, word: Word) -> Vec<u8> {
         let word = FromRank::Word { ranks, word }.encode();
@@ -124,6 +131,7 @@ fn many_at_once() {
             assert_eq!(answer, Ok(Table::new(vec![pair(index as i32, 0); 3])));
         }
     }
+    assert!(hosts.iter().all(|host| host.counts().rounds.load(Ordering::Relaxed) == 20));
 }
 
 /// A rank that cannot wait only says so: all others hear that NCCL makes all. Its process' thread may end behind it.
@@ -163,15 +171,13 @@ fn dies_before_its_word() {
     }
     assert_eq!(round.say(&host, 2, pair(0, 0)).wait(), Err(Failure::Absent { rank: 3 }));
     kill(spoken);
+    assert_eq!(host.counts().rounds_failed.load(Ordering::Relaxed), 1);
 
     let round = Round::of(&host, 1, 3);
     let (dying, pidfd) = process();
     let mut words = round.connect();
     words.write_all(&round.words(1, 3, pair(0, 0))).unwrap();
-    // Whoever comes behind it is heard after it.
-    let mut behind = round.connect();
-    behind.write_all(b"?").unwrap();
-    assert_eq!(behind.read(&mut [0]).unwrap_or(0), 0);
+    round.hear_all();
     host.await_ranks(round.invites(0).to_round().child, 0b111, vec![(1, pidfd)]);
     drop(words);
     kill(dying);
@@ -333,10 +339,7 @@ fn too_many_rounds() {
     let round = Round::of(&host, 0, 2);
     let mut waiting = round.connect();
     waiting.write_all(&round.words(0, 2, pair(0, 0))).unwrap();
-    // Whoever comes behind it is heard after it.
-    let mut behind = round.connect();
-    behind.write_all(b"?").unwrap();
-    assert_eq!(behind.read(&mut [0]).unwrap_or(0), 0);
+    round.hear_all();
     round.begin();
     for count in 1..=8 {
         let name = Round::of(&host, count, 2).invites(0).to_round().child;
@@ -346,7 +349,16 @@ fn too_many_rounds() {
     waiting.read_exact(&mut [0; 6]).unwrap();
     // Four have room, one of them somebody waits in.
     assert_eq!(host.counts().calls_forgotten.load(Ordering::Relaxed), 5);
-    // So are connections that say nothing in one.
+    // Whoever is in one that is forgotten, and has said nothing yet, is let go.
+    let mut silent = round.connect();
+    silent.write_all(&Round::of(&host, 100, 2).invites(1).to_round().greeting()).unwrap();
+    round.hear_all();
+    for count in 101..=105 {
+        let name = Round::of(&host, count, 2).invites(0).to_round().child;
+        host.await_ranks(name, 0b11, vec![(1, pidfd_of(std::process::id()))]);
+    }
+    assert_eq!(silent.read(&mut [0]).unwrap_or(0), 0);
+    // Connections that say nothing in one are bounded, too.
     let host = Rendezvous::start(Limits { present_max: 4, ..Limits::default() }).unwrap();
     let round = Round::of(&host, 0, 2);
     let silent: Vec<UnixStream> = (0..5)

@@ -205,7 +205,7 @@ impl Reactor {
 
     fn forget_call(&mut self, call: Token) {
         let Some(gathering) = self.gatherings.remove(&call) else { return };
-        self.rounds.remove(&call);
+        self.forget_round(call);
         self.calls.retain(|other| *other != call);
         self.endpoints
             .retain(|_, endpoint| !matches!(endpoint, Endpoint::Life { call: of, .. } if *of == call));

@@ -6,7 +6,8 @@ use super::{Endpoint, Reactor};
 use crate::rendezvous::agreement::{Answer, Seat};
 use crate::rendezvous::connection::{Connection, Line};
 use crate::rendezvous::counts::Counts;
-use crate::rendezvous::message::{FROM_RANK_BYTES_MAX, FromRank};
+use crate::rendezvous::message::{FROM_RANK_BYTES_MAX, FromHost, FromRank};
+use crate::rendezvous::round::Round;
 use crate::rendezvous::verdict::{Failure, Verdict};
 
 impl Reactor {
@@ -51,25 +52,40 @@ impl Reactor {
     }
 
     fn said(&mut self, seat: Seat, name: Token, rank: u32, message: FromRank) {
-        let Some(round) = self.rounds.get_mut(&name) else { return };
-        let answers = match message {
+        if !self.rounds.contains_key(&name) {
+            return;
+        }
+        self.gathering(name).spoke(rank);
+        self.step(name, |round| match message {
             FromRank::Word { ranks, word } => round.said(seat, rank, ranks, word),
             FromRank::Decline(Verdict::Failed(failure)) => round.fail(failure),
             _ => round.disorder(seat, rank),
-        };
-        self.gathering(name).spoke(rank);
-        self.answer(name, answers);
+        });
     }
 
     /// There will be no table, if this is a round and there is none.
     pub(super) fn end_round(&mut self, name: Token, failure: Failure) {
-        let answers = self.rounds.get_mut(&name).map(|round| round.fail(failure));
-        self.answer(name, answers.unwrap_or_default());
+        self.step(name, |round| round.fail(failure));
     }
 
-    fn answer(&mut self, name: Token, answers: Vec<Answer>) {
-        if let Some(answer) = answers.first() {
-            log::debug!("rendezvous round {name:?} ends: {:?}", answer.message);
+    /// Those who are there and have said nothing would wait for ever.
+    pub(super) fn forget_round(&mut self, name: Token) {
+        if self.rounds.remove(&name).is_some_and(|round| round.answer().is_none()) {
+            let is_of_it =
+                |endpoint: &Endpoint| matches!(endpoint, Endpoint::InRound(_, other, _) if *other == name);
+            self.endpoints.retain(|_, endpoint| !is_of_it(endpoint));
+        }
+    }
+
+    fn step(&mut self, name: Token, step: impl FnOnce(&mut Round) -> Vec<Answer>) {
+        let Some(round) = self.rounds.get_mut(&name) else { return };
+        let before = round.answer().is_some();
+        let answers = step(round);
+        if let (false, Some(answer)) = (before, round.answer()) {
+            let counts = &self.shared.counts;
+            let is_table = matches!(answer, FromHost::Table(_));
+            Counts::up(if is_table { &counts.rounds } else { &counts.rounds_failed });
+            log::debug!("rendezvous round {name:?} ends: {answer:?}");
         }
         for Answer { to, message } in answers {
             let Some(Endpoint::InRound(connection, ..)) = self.endpoints.get_mut(&to.0) else { continue };
