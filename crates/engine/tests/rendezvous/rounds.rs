@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use std::thread;
 
 use windlass_engine::contract::{RANKS_MAX, Token};
+use windlass_engine::rendezvous::card::Id;
 use windlass_engine::rendezvous::colors::{Course, Others, Table, Willing, Word};
 use windlass_engine::rendezvous::derived::{Invitation, Making, NOBODY, child};
 use windlass_engine::rendezvous::message::{FromHost, FromRank};
@@ -14,6 +15,7 @@ use windlass_engine::rendezvous::verdict::{Failure, Reason, Verdict};
 use windlass_engine::rendezvous::{Inquiry, Limits, Rendezvous};
 
 use crate::derived::{address, kill, pidfd_of, process};
+use crate::processes::{Played, await_word, play, say};
 use crate::support::{facts, is_fabric, ready};
 
 const PARENT: Token = Token([9; 16]);
@@ -374,4 +376,92 @@ fn too_many_rounds() {
     drop(silent);
     let late = round.say(&host, 0, pair(0, 0)).wait();
     assert_eq!(late, Err(Failure::Absent { rank: 1 }));
+}
+
+/// A process of these tests. In the id's place: the lobby, if another process hosts.
+pub fn plays(part: &str, own: &Rendezvous, rank: u32, ranks: u32, id: &Id) -> bool {
+    let lobby = Token(*id.first_chunk().unwrap());
+    let call = Making::Split { count: 0 }.name(PARENT);
+    let invitation = Invitation { lobby, call, child: NOBODY, rank };
+    match part {
+        "hosts-rounds" => {
+            let hex: Vec<String> = own.lobby().0.iter().map(|byte| format!("{byte:02x}")).collect();
+            say(&hex.concat());
+            await_word();
+        }
+        "speaks" => {
+            let inquiry = own.ask_round(&invitation, ranks, pair(0, 0));
+            say("spoken");
+            say(&format!("{:?}", inquiry.wait().map(|table| table.course(rank))));
+        }
+        "hurries" => {
+            own.go_to_nccl(&invitation, ranks);
+            say("spoken");
+            await_word();
+        }
+        "is-silent" => {
+            say("here");
+            await_word();
+        }
+        _ => return false,
+    }
+    true
+}
+
+fn plays_in(round: &Round, part: &str, rank: u32) -> Played {
+    let mut id = [0; 128];
+    id[..16].copy_from_slice(&round.host.lobby().0);
+    play(&[], part, rank, round.ranks, &id)
+}
+
+/// Ranks in processes of their own hear the same; one that is killed before its word ends the round for all, whatever the
+/// others wait for.
+#[test]
+fn processes() {
+    let host = rendezvous();
+    let round = Round::of(&host, 0, 4);
+    let begin = |players: &[(u32, &Played)]| {
+        let lives = players.iter().map(|(rank, player)| (*rank, pidfd_of(player.id()))).collect();
+        host.await_ranks(round.invites(0).to_round().child, 0b1111, lives);
+    };
+    let (mut one, mut two) = (plays_in(&round, "speaks", 1), plays_in(&round, "speaks", 2));
+    let mut hurries = plays_in(&round, "hurries", 3);
+    begin(&[(1, &one), (2, &two), (3, &hurries)]);
+    let own = round.say(&host, 0, pair(0, 0));
+    assert_eq!([one.says(), two.says(), hurries.says()], ["spoken"; 3]);
+    assert_eq!([one.says(), two.says()], ["Ok(Nccl)"; 2]);
+    assert_eq!(own.wait().map(|table| table.course(0)), Ok(Course::Nccl));
+    drop((one, two, hurries));
+
+    // The last one's meeting is over: the same name again.
+    let (mut one, mut silent) = (plays_in(&round, "speaks", 1), plays_in(&round, "is-silent", 3));
+    begin(&[(1, &one), (3, &silent)]);
+    let own = round.say(&host, 0, pair(0, 0));
+    assert_eq!([one.says(), silent.says()], ["spoken", "here"]);
+    silent.kill();
+    assert_eq!(own.wait(), Err(Failure::Absent { rank: 3 }));
+    assert_eq!(one.says(), "Err(Absent { rank: 3 })");
+    let mut two = plays_in(&round, "speaks", 2);
+    assert_eq!([two.says(), two.says()], ["spoken", "Err(Absent { rank: 3 })"]);
+}
+
+/// The process that hosts is killed while ranks wait.
+#[test]
+fn host_process_is_killed() {
+    let own = rendezvous();
+    let mut host = play(&[], "hosts-rounds", 0, 3, &[0; 128]);
+    let hex = host.says();
+    let mut lobby = [0; 16];
+    for (index, byte) in lobby.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&hex[2 * index..2 * index + 2], 16).unwrap();
+    }
+    let call = Making::Split { count: 0 }.name(PARENT);
+    let invites = |rank| Invitation { lobby: Token(lobby), call, child: NOBODY, rank };
+    let waiting = own.ask_round(&invites(1), 3, pair(0, 0));
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| waiting.wait());
+        host.kill();
+        assert_eq!(waiting.join().unwrap(), Err(Failure::HostLost));
+    });
+    assert_eq!(own.ask_round(&invites(2), 3, pair(0, 0)).wait(), Err(Failure::HostLost));
 }
