@@ -304,12 +304,13 @@ impl Derivation {
 
     /// Tells the other ranks of a split where this one goes, waits until all have spoken, and says what this rank does
     /// next. Ends with the parent. Where this rank has said that it goes to NCCL, or there is no round, nobody is waited for.
-    pub fn round(&self, key: i32, willing: Willing) -> Result<Course, Failure> {
-        if self.ahead == Ahead::Nccl {
-            return Ok(Course::Nccl);
-        }
+    /// Once.
+    pub fn round(&mut self, key: i32, willing: Willing) -> Result<Course, Failure> {
         // The thread was there when the parent was born.
         let rendezvous = rendezvous().map_err(|_| Failure::HostLost)?;
+        if std::mem::replace(&mut self.ahead, Ahead::Nccl) == Ahead::Nccl {
+            return Ok(Course::Nccl);
+        }
         let word = Word { color: self.color, key, willing };
         let inquiry = rendezvous.ask_round(&self.invitation, self.line.ranks(), word);
         let wait = Wait::new(&self.line, inquiry.canceller());
@@ -398,6 +399,18 @@ impl Derivation {
 
 impl Drop for Derivation {
     fn drop(&mut self) {
+        if self.ahead == Ahead::Round
+            && let Ok(rendezvous) = rendezvous()
+        {
+            // The others of the round wait for it.
+            match self.due {
+                Due::Word => {
+                    let absent = Failure::Absent { rank: self.invitation.rank };
+                    rendezvous.decline(&self.invitation.to_round(), Verdict::Failed(absent));
+                }
+                Due::Nothing => rendezvous.go_to_nccl(&self.invitation, self.line.ranks()),
+            }
+        }
         if self.due == Due::Word {
             self.decline(Verdict::Failed(Failure::Absent { rank: self.invitation.rank }));
         }
@@ -451,7 +464,7 @@ mod tests {
         let begun = lines.iter().map(|line| deriving(line, color(line.rank)).begun());
         let derivations: Vec<Derivation> = begun.collect();
         std::thread::scope(|scope| {
-            let wait = |derivation: Derivation| scope.spawn(move || derivation.round(0, Willing::InPair));
+            let wait = |mut derivation: Derivation| scope.spawn(move || derivation.round(0, Willing::InPair));
             let threads: Vec<_> = derivations.into_iter().map(wait).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
         })
@@ -490,11 +503,22 @@ mod tests {
         assert!(matches!(round(&lines, |_| Some(0))[0], Ok(Course::Promise { .. })));
     }
 
+    /// A rank that gives its call up before its word ends the round for the others; one that is told that its communicator
+    /// has no fabric goes to NCCL.
+    #[test]
+    fn given_up() {
+        let lines = parent(2, MAY);
+        deriving(&lines[1], Some(0)).begun().fail();
+        assert_eq!(round(&lines[..1], |_| Some(0)), [Err(Failure::Absent { rank: 1 })]);
+        deriving(&lines[1], Some(0)).begun().refuse(Reason::Grouped);
+        assert_eq!(round(&lines[..1], |_| Some(0)), [Ok(Course::Nccl)]);
+    }
+
     /// The end of the parent ends the wait of its rank, and of one that comes to wait later.
     #[test]
     fn parent_ends() {
         let lines = parent(3, MAY);
-        let derivation = deriving(&lines[1], Some(0)).begun();
+        let mut derivation = deriving(&lines[1], Some(0)).begun();
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| derivation.round(0, Willing::Always));
             lines[1].end();
@@ -514,7 +538,7 @@ mod tests {
         let lines = parent(3, MAY);
         let shrink = Deriving { ranks: 0b110, shrinks: Some(vec![0]), ..deriving(&lines[2], Some(0)) };
         assert!(!shrink.has_round());
-        let derivation = shrink.begun();
+        let mut derivation = shrink.begun();
         assert_eq!(derivation.survivors(), (1, vec![1, 2]));
         assert_eq!(derivation.round(0, Willing::Always), Ok(Course::Nccl));
     }
