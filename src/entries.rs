@@ -15,6 +15,7 @@ use nccl_sys::for_each_entry;
 use nccl_sys::slots::{Entry, INSIDE, PASSED, SLOTS};
 
 use crate::first_use::{READY, first_use};
+use crate::translate::translate;
 
 macro_rules! entries {
     (calls { $($(#[doc = $doc:literal])* [$since:literal $role:ident] fn $name:ident | $twin:ident
@@ -30,6 +31,11 @@ macro_rules! entries {
         entries!(@code $export $entry ["jmp {rust}"] [rust = sym crate::seen::$entry,]);
     };
     (@later $export:ident $entry:ident) => { entries!(@pass $export $entry); };
+    (@handle $export:ident $entry:ident) => {
+        entries!(@code $export $entry
+            ["mov r11, [rip + {passed}]", "lock inc qword ptr [r11 + {offset}]", "mov r10d, {index}", "jmp {translate}"]
+            [passed = sym PASSED, translate = sym translate,]);
+    };
     (@pass $export:ident $entry:ident) => {
         entries!(@code $export $entry
             ["mov r11, [rip + {passed}]", "lock inc qword ptr [r11 + {offset}]"] [passed = sym PASSED,]);

@@ -6,13 +6,15 @@
 
 #![allow(non_snake_case, clippy::too_many_arguments)]
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::ptr::{null, null_mut};
 
 use nccl_sys::*;
 use windlass_engine::call::{Call, Function, Local, Shared};
 use windlass_engine::forward::birth::Birth;
 use windlass_engine::forward::known::End;
+use windlass_engine::forward::questions::OneSided;
+use windlass_engine::lifecycle::questions;
 use windlass_engine::{dispatch, lifecycle};
 
 // Collectives, sends and receives.
@@ -236,6 +238,91 @@ pub extern "C-unwind" fn ncclCommGetAsyncError(
     asyncError: *mut ncclResult_t,
 ) -> ncclResult_t {
     lifecycle::async_error(comm, asyncError)
+}
+
+// Questions to a communicator, and what else takes one.
+
+/// A row for each function that hands its arguments on as they are: the entry, its arguments, the engine's function.
+macro_rules! asked {
+    ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty = $asked:ident($($given:ident),*);)*) => {$(
+        pub extern "C-unwind" fn $name($($argument: $type),*) -> $result {
+            questions::$asked($($given),*)
+        }
+    )*};
+}
+asked! {
+    ncclCommCount(comm: ncclComm_t, count: *mut c_int) -> ncclResult_t = count(comm, count);
+    ncclCommCuDevice(comm: ncclComm_t, device: *mut c_int) -> ncclResult_t = device(comm, device);
+    ncclCommUserRank(comm: ncclComm_t, rank: *mut c_int) -> ncclResult_t = rank(comm, rank);
+    ncclGetLastError(comm: ncclComm_t) -> *const c_char = last_error(comm);
+    ncclCommSuspend(comm: ncclComm_t, flags: c_int) -> ncclResult_t = suspend(comm, flags);
+    ncclCommResume(comm: ncclComm_t) -> ncclResult_t = resume(comm);
+    ncclCommMemStats(comm: ncclComm_t, stat: ncclCommMemStat_t, value: *mut u64) -> ncclResult_t
+        = memory(comm, stat, value);
+    ncclCommGetUniqueId(comm: ncclComm_t, id: *mut ncclUniqueId) -> ncclResult_t = unique_id(comm, id);
+    ncclCommRegister(comm: ncclComm_t, buff: *mut c_void, size: usize, handle: *mut *mut c_void) -> ncclResult_t
+        = register(comm, buff, size, handle);
+    ncclCommDeregister(comm: ncclComm_t, handle: *mut c_void) -> ncclResult_t = deregister(comm, handle);
+    ncclCommWindowRegister(comm: ncclComm_t, buff: *mut c_void, size: usize, win: *mut ncclWindow_t, flags: c_int)
+        -> ncclResult_t = window(comm, buff, size, win, flags);
+    ncclCommWindowDeregister(comm: ncclComm_t, win: ncclWindow_t) -> ncclResult_t = end_window(comm, win);
+    ncclWinGetUserPtr(comm: ncclComm_t, win: ncclWindow_t, place: *mut *mut c_void) -> ncclResult_t
+        = window_address(comm, win, place);
+    ncclRedOpCreatePreMulSum(
+        op: *mut ncclRedOp_t, scalar: *mut c_void, datatype: ncclDataType_t, residence: ncclScalarResidence_t,
+        comm: ncclComm_t
+    ) -> ncclResult_t = operator(op, scalar, datatype, residence, comm);
+    ncclRedOpDestroy(op: ncclRedOp_t, comm: ncclComm_t) -> ncclResult_t = end_operator(op, comm);
+}
+
+pub extern "C-unwind" fn ncclPutSignal(
+    localbuff: *const c_void,
+    count: usize,
+    datatype: ncclDataType_t,
+    peer: c_int,
+    peerWin: ncclWindow_t,
+    peerWinOffset: usize,
+    sigIdx: c_int,
+    ctx: c_int,
+    flags: c_uint,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    let call = OneSided::Put {
+        local: localbuff,
+        count,
+        datatype,
+        peer,
+        window: peerWin,
+        offset: peerWinOffset,
+        signal: sigIdx,
+        context: ctx,
+        flags,
+        stream,
+    };
+    questions::one_sided(Entry::ncclPutSignal, comm, call)
+}
+
+pub extern "C-unwind" fn ncclSignal(
+    peer: c_int,
+    sigIdx: c_int,
+    ctx: c_int,
+    flags: c_uint,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    let call = OneSided::Signal { peer, signal: sigIdx, context: ctx, flags, stream };
+    questions::one_sided(Entry::ncclSignal, comm, call)
+}
+
+pub extern "C-unwind" fn ncclWaitSignal(
+    nDesc: c_int,
+    signalDescs: *mut ncclWaitSignalDesc_t,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    let call = OneSided::Wait { count: nDesc, signals: signalDescs, stream };
+    questions::one_sided(Entry::ncclWaitSignal, comm, call)
 }
 
 // Groups.

@@ -1,6 +1,6 @@
 # The C programs and how each is run.
 add_library(harness STATIC support/harness.c support/reference.c support/collective.c support/one_thread.c
-            support/messages.c)
+            support/messages.c support/team.c support/held.c)
 target_include_directories(harness PUBLIC "${NCCL_INCLUDE_DIR}")
 target_include_directories(harness SYSTEM PUBLIC "${STUBS}/include")
 find_package(Threads REQUIRED)
@@ -82,7 +82,8 @@ function(add_differential program machine seconds)
 endfunction()
 
 set(PROGRAMS strings arguments collectives sendrecv groups lifecycle threads nonblocking premulsum registration graphs
-             forked random_calls births patterns pairs absorbed graphs_p2p random_p2p splits)
+             forked random_calls births patterns pairs absorbed graphs_p2p random_p2p splits promises promise_errors
+             promise_children many_pairs reuse)
 # Sends and receives of one fabric: on mailboxes, too.
 set(MESSAGING sendrecv patterns pairs absorbed graphs_p2p random_p2p)
 foreach(program IN LISTS PROGRAMS)
@@ -158,7 +159,7 @@ if(SIM_DIR)
   set_tests_properties(sim.lost_births.plain PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
   if(WINDLASS_LIBRARY_DIR)
     add_test(NAME sim.lost_births.fabric COMMAND ${RUN} --out "${RUNS}/sim.lost_births.fabric" ${losing}
-             --windlass "${WINDLASS_LIBRARY_DIR}" --fabric "yes;" -- $<TARGET_FILE:lost_births>)
+             --windlass "${WINDLASS_LIBRARY_DIR}" --fabric "yes;" --set WINDLASS_LAZY=off -- $<TARGET_FILE:lost_births>)
     set_tests_properties(sim.lost_births.fabric PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
   endif()
 endif()

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Runs one test program over the real library (or its stand-in), plainly or through Windlass.
 
-    run.py --out DIR --nccl LIBRARY [--windlass DIR [--fabric REASONS] [--served PATH]] [--cuda DIR] [--gpu] -- PROGRAM [ARGUMENT...]
+    run.py --out DIR --nccl LIBRARY [--windlass DIR [--fabric REASONS] [--served PATH] [--promised]] [--cuda DIR] [--gpu] -- PROGRAM [ARGUMENT...]
 
 The program's standard output is kept in DIR/output.txt. Through Windlass its report is kept too, and every call that
 the program counted must be in it, exactly as often: a test that never reached Windlass proves nothing. With --fabric
 the ranks of communicators meet, and the reports must say of them just what is in REASONS: "yes", or why not, apart by
 semicolons; without it they do not. Then strictness about leaks holds for the stand-in of libcuda, too. With --served
-the reports must count calls on that path.
+the reports must count calls on that path. With --promised they must say of just as many communicators as the program
+foretold (support/team.h) that NCCL never built them, or, of a program that foretells nothing, of some.
 """
 
 import argparse
@@ -33,7 +34,8 @@ def main():
     if result.returncode:
         sys.exit(result.returncode if result.returncode > 0 else 1)
     if options.windlass:
-        wrong = [uncounted(options.out), options.fabric and not met(options), options.served and not served(options)]
+        wrong = [uncounted(options.out), options.fabric and not met(options), options.served and not served(options),
+                 options.promised and not promised(options)]
         sys.exit(1 if any(wrong) else 0)
 
 
@@ -44,6 +46,7 @@ def read_options():
     arguments.add_argument("--windlass", type=pathlib.Path, help="folder with Windlass as libnccl.so.2")
     arguments.add_argument("--fabric", metavar="REASONS", help="with WINDLASS_FABRIC=on, and what reports must say then")
     arguments.add_argument("--served", metavar="PATH", help="a path on which some calls must have run")
+    arguments.add_argument("--promised", action="store_true", help="how many communicators NCCL never builds is foretold")
     arguments.add_argument("--set", metavar="NAME=VALUE", action="append", default=[], help="a variable of ours")
     arguments.add_argument("--cuda", type=pathlib.Path, help="folder with the stand-in libcuda.so.1")
     arguments.add_argument("--gpu", action="store_true", help="on real GPUs")
@@ -120,6 +123,31 @@ def served(options):
                 ran[calls["path"]] = ran.get(calls["path"], 0) + calls["calls"]
     print(f"paths: {ran}", file=sys.stderr)
     return ran.get(options.served, 0) > 0
+
+
+def promised(options):
+    """Whether the reports say of as many communicators as the program foretold that NCCL never built them; prints how many."""
+    counted = options.out / "calls.txt"
+    lazy = dict(pair.split("=", 1) for pair in options.set).get("WINDLASS_LAZY", "pairs")
+    least = perhaps = foretold = 0
+    for name, count in (line.split() for line in counted.read_text().splitlines()):
+        kind, _, rest = name.partition("/")
+        if kind != "promise":
+            continue
+        ranks, fate = rest.split("/")
+        foretold += int(count)
+        if lazy == "all" or lazy == "pairs" and ranks == "2":
+            least += int(count) if fate == "stays" else 0
+            perhaps += int(count) if fate == "either" else 0
+    said = {}
+    for path in options.out.glob("report-*.json"):
+        for communicator in json.loads(path.read_text())["communicators"]:
+            if communicator["serial"]:
+                text = communicator.get("nccl", "unsaid")
+                said[text] = said.get(text, 0) + 1
+    print(f"promises: {said}, foretold {least} to {least + perhaps} of {foretold}", file=sys.stderr)
+    seen = said.get("promised", 0)
+    return least <= seen <= least + perhaps if foretold else seen > 0
 
 
 def seen_functions():

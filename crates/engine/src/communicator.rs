@@ -1,6 +1,6 @@
 //! The communicators we know, found by NCCL's own handle.
 //!
-//! The handle that applications hold is NCCL's pointer, so what we know of it lies beside, in a table that is read
+//! The handle that applications hold is NCCL's pointer (of a promise, [ours](crate::promise)), so what we know of it lies beside, in a table that is read
 //! without locks on every call. Entries come from every function that makes a communicator, and from the first
 //! call of a handle that we have not seen (made by a non-blocking split, or before we were there).
 
@@ -9,8 +9,32 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use nccl_sys::{cudaStream_t, ncclComm_t};
 
-use crate::fabric::{Fabric, Kept};
+use crate::fabric::Fabric;
+use crate::promise::Promise;
+use crate::rendezvous::Canceller;
 use crate::stats::count::{self, Identity};
+
+/// What is kept with a communicator.
+#[derive(Debug)]
+pub enum Kept {
+    /// Its fabric.
+    Fabric(Arc<Fabric>),
+    /// It is a promise, with its fabric.
+    Promise(Arc<Promise>),
+    /// Its meeting is not over: an abort ends this rank's wait.
+    Waiting(Canceller),
+}
+
+impl Kept {
+    /// The fabric, if its meeting is over.
+    pub fn fabric(&self) -> Option<&Arc<Fabric>> {
+        match self {
+            Kept::Fabric(fabric) => Some(fabric),
+            Kept::Promise(promise) => Some(promise.fabric()),
+            Kept::Waiting(_) => None,
+        }
+    }
+}
 
 /// What we know of a communicator. Records are reused, never freed: a thread that is inside a call while another
 /// aborts its communicator still reads a record.
@@ -22,6 +46,8 @@ pub struct Communicator {
     known: AtomicBool,
     /// Whether a fabric is kept: what every call may look at.
     has_fabric: AtomicBool,
+    /// Whether the handle is ours.
+    is_promise: AtomicBool,
     has_run_messages: AtomicBool,
     /// The stream of the last call that went to NCCL since the last one of ours, by its handle; of a communicator with
     /// a fabric only. [`NO_STREAM`]: none did.
@@ -42,24 +68,36 @@ impl Communicator {
         }
         self.forwarded_on.store(NO_STREAM, Ordering::Relaxed);
         self.has_run_messages.store(false, Ordering::Relaxed);
-        self.has_fabric.store(matches!(kept, Kept::Fabric(_)), Ordering::Relaxed);
+        self.is_promise.store(matches!(kept, Kept::Promise(_)), Ordering::Relaxed);
+        self.has_fabric.store(kept.fabric().is_some(), Ordering::Relaxed);
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).replace(kept)
     }
 
-    /// Whether it has a fabric, as long as nobody ends it.
+    /// Whether it has a fabric, as long as nobody ends it. A promise has one.
     #[inline]
     pub fn has_fabric(&self) -> bool {
         self.has_fabric.load(Ordering::Relaxed)
     }
 
+    /// Whether its handle is ours, so that NCCL must not get it.
+    #[inline]
+    pub fn is_promise(&self) -> bool {
+        self.is_promise.load(Ordering::Relaxed)
+    }
+
+    /// The promise, if it is one and nobody has ended it.
+    pub fn promise(&self, handle: ncclComm_t) -> Option<Arc<Promise>> {
+        let kept = |kept: &Kept| match kept {
+            Kept::Promise(promise) => Some(promise.clone()),
+            _ => None,
+        };
+        if self.is_promise() { self.look_at_kept(handle, kept)? } else { None }
+    }
+
     /// Its fabric, which stays while this is held, also if another thread ends the communicator; none if this record is
     /// another communicator's by now.
     pub fn fabric(&self, handle: ncclComm_t) -> Option<Arc<Fabric>> {
-        let kept = |kept: &Kept| match kept {
-            Kept::Fabric(fabric) => Some(fabric.clone()),
-            Kept::Waiting(_) => None,
-        };
-        self.look_at_kept(handle, kept)?
+        self.look_at_kept(handle, |kept| kept.fabric().cloned())?
     }
 
     /// Ends this rank's wait in the meeting of its birth, if it is there.
@@ -202,6 +240,7 @@ pub fn insert(handle: ncclComm_t, identity: Identity) -> &'static Communicator {
             ranks: AtomicI32::new(0),
             known: AtomicBool::new(false),
             has_fabric: AtomicBool::new(false),
+            is_promise: AtomicBool::new(false),
             has_run_messages: AtomicBool::new(false),
             forwarded_on: AtomicUsize::new(NO_STREAM),
             kept: Mutex::new(None),
@@ -227,6 +266,7 @@ pub fn remove(handle: ncclComm_t) -> Option<Kept> {
     count::end(communicator.counters());
     communicator.handle.store(0, Ordering::Relaxed);
     communicator.has_fabric.store(false, Ordering::Relaxed);
+    communicator.is_promise.store(false, Ordering::Relaxed);
     let kept = communicator.kept.lock().unwrap_or_else(PoisonError::into_inner).take();
     spare.records.push(communicator);
     kept

@@ -70,6 +70,12 @@ pub const OPTIONS: &[Description] = &[
         about: "Whether the ranks of a new communicator within one host meet, agree and map each other's memory when it is made. Its sends, receives, all-to-alls, gathers and scatters then run over that memory, without connections of NCCL.",
     },
     Description {
+        name: "WINDLASS_LAZY",
+        values: "pairs, all, off",
+        default: "pairs",
+        about: "Which communicators within a fabric are promises: NCCL's own is built when a call needs it that all ranks make. pairs are those of two ranks.",
+    },
+    Description {
         name: "WINDLASS_MEETINGS_MAX",
         values: "number",
         default: "1024",
@@ -130,6 +136,15 @@ pub enum Switch {
     Off,
 }
 
+/// Which communicators are promises.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Lazy {
+    Pairs,
+    All,
+    Off,
+}
+
 /// What the environment says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
@@ -141,6 +156,7 @@ pub struct Config {
     pub stats: Switch,
     pub nvtx: Switch,
     pub fabric: Switch,
+    pub lazy: Lazy,
     pub meetings_max: usize,
     pub arena_bytes_max: u64,
     pub stuck_after: Duration,
@@ -174,6 +190,7 @@ impl Default for Config {
             stats: Switch::On,
             nvtx: Switch::Off,
             fabric: Switch::On,
+            lazy: Lazy::Pairs,
             meetings_max: 1024,
             arena_bytes_max: ARENA_BYTES_MAX,
             stuck_after: Duration::from_secs(60),
@@ -239,6 +256,7 @@ pub fn parse(variables: impl Iterator<Item = (OsString, OsString)>) -> (Config, 
             "WINDLASS_STATS" => switch(&text).map(|value| config.stats = value),
             "WINDLASS_MEETINGS_MAX" => text.parse().ok().map(|value| config.meetings_max = value),
             "WINDLASS_FABRIC" => switch(&text).map(|value| config.fabric = value),
+            "WINDLASS_LAZY" => lazy(&text).map(|value| config.lazy = value),
             "WINDLASS_NVTX" => switch(&text).map(|value| config.nvtx = value),
             "WINDLASS_STUCK_AFTER" => {
                 text.parse().ok().map(|seconds| config.stuck_after = Duration::from_secs(seconds))
@@ -304,6 +322,14 @@ fn number(text: &str) -> i64 {
     let value = values
         .fold(0_i64, |sum, digit| sum.saturating_mul(i64::from(radix)).saturating_add(i64::from(digit)));
     if negative { -value } else { value }
+}
+
+fn lazy(text: &str) -> Option<Lazy> {
+    match text.to_ascii_lowercase().as_str() {
+        "pairs" => Some(Lazy::Pairs),
+        "all" => Some(Lazy::All),
+        _ => switch(text).filter(|switch| *switch == Switch::Off).map(|_| Lazy::Off),
+    }
 }
 
 fn switch(text: &str) -> Option<Switch> {
@@ -428,6 +454,7 @@ mod tests {
             ("WINDLASS_STATS", "0"),
             ("WINDLASS_NVTX", "on"),
             ("WINDLASS_FABRIC", "off"),
+            ("WINDLASS_LAZY", "all"),
             ("NCCL_COMM_ID", "10.0.0.1:5000"),
             ("NCCL_COMM_BLOCKING", "0"),
             ("NCCL_P2P_LEVEL", "LOC"),
@@ -446,6 +473,7 @@ mod tests {
             stats: Switch::Off,
             nvtx: Switch::On,
             fabric: Switch::Off,
+            lazy: Lazy::All,
             meetings_max: 7,
             arena_bytes_max: 96 << 20,
             stuck_after: Duration::from_secs(3),

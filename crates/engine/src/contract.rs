@@ -149,7 +149,8 @@ pub mod capability {
     pub const FABRIC_HANDLES: u64 = 4;
     /// Multicast objects (NVLS).
     pub const MULTICAST: u64 = 8;
-    /// This rank would have NCCL's communicator built later only: what all ranks would is a promise.
+    /// This rank would have NCCL's communicator built later only: what all ranks would is a promise. Nobody goes to NCCL with the
+    /// id of its birth, ever: that id is recycled.
     pub const PROMISE: u64 = 16;
     /// This rank would have that of some communicators made from this one: where all would, they tell each other at splits.
     pub const PROMISED_CHILDREN: u64 = 32;

@@ -2,6 +2,8 @@
 
 pub mod messages;
 
+pub mod promised;
+
 use std::sync::Arc;
 
 use nccl_sys::{ncclInProgress, ncclResult_t, ncclSuccess};
@@ -17,14 +19,24 @@ use crate::lifecycle;
 use crate::path::Path;
 use crate::plan::{Standing, plan};
 use crate::process;
+use crate::promise::Promise;
 use crate::stats::count::{self, Identity};
 
 /// What is decided of a call before it runs.
 struct Decided {
-    /// What serves it on [`Path::Mailbox`]; none is [`Path::Forward`].
-    fabric: Option<Arc<Fabric>>,
+    way: Way,
     counted: bool,
     _range: Option<annotate::Range>,
+}
+
+/// Who runs a call.
+enum Way {
+    /// NCCL, by the application's own handle.
+    Real,
+    /// A fabric.
+    Mailbox(Arc<Fabric>),
+    /// NCCL, which may have to build its communicator first.
+    Promise(Arc<Promise>),
 }
 
 /// Runs a call.
@@ -32,9 +44,10 @@ struct Decided {
 pub fn call(call: &Call) -> ncclResult_t {
     guard::around(
         || decide(call),
-        |decided| match &decided.fabric {
-            Some(fabric) => guard::call(|| messages::take(call, fabric)),
-            None => forward::forward(call),
+        |decided| match &decided.way {
+            Way::Real => forward::forward(call),
+            Way::Mailbox(fabric) => guard::call(|| messages::take(call, fabric)),
+            Way::Promise(promise) => promised::take(call, promise),
         },
         |decided, result| {
             if !decided.counted {
@@ -47,28 +60,34 @@ pub fn call(call: &Call) -> ncclResult_t {
 #[inline]
 fn decide(call: &Call) -> Decided {
     let Some(communicator) = communicator::find(call.local.communicator) else {
-        return Decided { fabric: None, counted: false, _range: None };
+        return Decided { way: Way::Real, counted: false, _range: None };
     };
     if !communicator.is_known() {
         learn(call, communicator);
     }
-    let fabric = if communicator.has_fabric() { decide_in_fabric(call, communicator) } else { None };
-    let path = if fabric.is_some() { Path::Mailbox } else { Path::Forward };
+    let way = if communicator.has_fabric() { decide_in_fabric(call, communicator) } else { Way::Real };
+    let path = if matches!(way, Way::Mailbox(_)) { Path::Mailbox } else { Path::Forward };
     count::call(communicator.counters(), call.shared.function, path, call.shared.bytes(communicator.ranks()));
-    Decided { fabric, counted: true, _range: annotate::range(call.shared.function) }
+    Decided { way, counted: true, _range: annotate::range(call.shared.function) }
 }
 
-/// What serves a call whose communicator has a fabric; none: NCCL.
+/// Who runs a call whose communicator has a fabric.
 #[inline(never)]
-fn decide_in_fabric(call: &Call, communicator: &Communicator) -> Option<Arc<Fabric>> {
+fn decide_in_fabric(call: &Call, communicator: &Communicator) -> Way {
     let fabric = match plan(&call.shared, Standing::Fabric) {
         Path::Mailbox => messages::serves(call, communicator),
         Path::Forward => None,
     };
-    if fabric.is_none() {
-        messages::before_forward(call, communicator);
+    if let Some(fabric) = fabric {
+        return Way::Mailbox(fabric);
     }
-    fabric
+    match communicator.promise(call.local.communicator) {
+        Some(promise) => Way::Promise(promise),
+        None => {
+            messages::before_forward(call, communicator);
+            Way::Real
+        }
+    }
 }
 
 /// A handle that we have not seen is NCCL's to judge. If it took the call, the communicator is real.

@@ -11,6 +11,7 @@ mod closing;
 mod derived;
 mod failing;
 mod growing;
+mod ids;
 mod leaving;
 mod line;
 mod preparing;
@@ -46,9 +47,10 @@ pub use derived::{Configured, Derivation, Deriving, Newborn, Wanted};
 use derived::{Line, Wait};
 use failing::Went;
 use growing::Growing;
+use ids::Ids;
 use leaving::Leaving;
 use preparing::Prepared;
-pub use wish::Wish;
+pub use wish::{Patience, Wish};
 
 /// What a communicator's birth came to.
 #[derive(Debug)]
@@ -59,15 +61,6 @@ pub enum Fate {
     Plain(Reason),
     /// There is no communicator.
     Failed(Failure),
-}
-
-/// What is kept with a communicator.
-#[derive(Debug)]
-pub enum Kept {
-    /// Its fabric.
-    Fabric(Arc<Fabric>),
-    /// Its meeting is not over: an abort ends this rank's wait.
-    Waiting(Canceller),
 }
 
 /// What all agreed on, and what this rank has of it.
@@ -82,6 +75,8 @@ pub struct Fabric {
     /// By rank, none at this rank's place. Dropped before the others hear that this rank has closed.
     peers: Vec<Option<PeerSlice>>,
     growing: Growing,
+    /// With which NCCL's communicators are made later: rank 0's.
+    ids: Ids,
     /// None while being dropped.
     own: Option<(Slice, Closing)>,
     holds: Arc<Holds>,
@@ -109,6 +104,7 @@ impl Fabric {
             mailbox,
             peers,
             growing: Growing::default(),
+            ids: Ids::default(),
             line,
             own: Some((slice, closing)),
             holds,
@@ -248,6 +244,15 @@ pub fn host(id: &Id) -> Id {
     })
 }
 
+/// An id that NCCL made here, as it made it, whose root nobody was at or will be: to be used instead of a new one. NCCL
+/// makes none where NCCL_COMM_ID names the root.
+pub fn spare_id() -> Option<Id> {
+    if !is_on() || config().nccl.comm_id == Switch::On {
+        return None;
+    }
+    rendezvous::started()?.spare_id()
+}
+
 /// The rendezvous of this process, with all that it needs of us.
 fn rendezvous() -> std::io::Result<&'static rendezvous::Rendezvous> {
     static BEGUN: Once = Once::new();
@@ -293,10 +298,10 @@ pub fn ask(wish: &Wish) -> Result<Asked, Reason> {
     closing::at_exit_too();
     // Room that is over must not keep a birth from having any.
     settle();
-    let (ranks, ctas_max) = (wish.ranks as u32, wish.ctas_max);
+    let (ranks, ctas_max, patience) = (wish.ranks as u32, wish.ctas_max, wish.patience);
     let (arena, share, mut facts) = match wish.device {
-        Some(device) => wish::on(device, ranks, ctas_max)?,
-        None => wish::current(ranks, ctas_max)?,
+        Some(device) => wish::on(device, ranks, ctas_max, patience)?,
+        None => wish::current(ranks, ctas_max, patience)?,
     };
     facts.member.rank = wish.rank as u32;
     let rank = facts.member.rank;
@@ -368,17 +373,17 @@ pub fn join(asked: Vec<Asked>) -> Vec<Fate> {
 }
 
 /// The fabric of ranks that are all in one hand, on these devices, in order.
-pub fn all_here(devices: &[i32]) -> Vec<Fate> {
+pub fn all_here(devices: &[i32], patience: Patience) -> Vec<Fate> {
     closing::at_exit_too();
-    all_here_or_reason(devices)
+    all_here_or_reason(devices, patience)
         .unwrap_or_else(|reason| devices.iter().map(|_| Fate::Plain(reason.clone())).collect())
 }
 
-fn all_here_or_reason(devices: &[i32]) -> Result<Vec<Fate>, Reason> {
+fn all_here_or_reason(devices: &[i32], patience: Patience) -> Result<Vec<Fate>, Reason> {
     wish::check_all(devices.len())?;
     let (mut arenas, mut shares, mut all) = (Vec::new(), Vec::new(), Vec::new());
     for (rank, device) in (0..).zip(devices) {
-        let (arena, share, mut facts) = wish::on(*device, devices.len() as u32, 0)?;
+        let (arena, share, mut facts) = wish::on(*device, devices.len() as u32, 0, patience)?;
         facts.member.rank = rank;
         arenas.push(arena);
         shares.push(share);
@@ -394,6 +399,11 @@ fn all_here_or_reason(devices: &[i32]) -> Result<Vec<Fate>, Reason> {
         fabric.map_or(Fate::Failed(Failure::Unreadable), Fate::Fabric)
     };
     Ok((0..).zip(prepared).map(fabric).collect())
+}
+
+/// Whether so many ranks in one hand would be promises.
+pub fn is_patient(ranks: usize) -> bool {
+    Patience::AsConfigured.capability(ranks as u32) != 0
 }
 
 /// Why a communicator that was made from another, or not seen at its birth, has no fabric.

@@ -4,7 +4,15 @@
 
 pub mod birth;
 
+pub mod configuration;
+
 pub mod known;
+
+pub mod operators;
+
+pub mod questions;
+
+pub mod registration;
 
 use nccl_sys::{ncclRedOp_t, ncclResult_t, real};
 use std::ffi::c_int;

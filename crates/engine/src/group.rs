@@ -10,10 +10,12 @@ use std::sync::Arc;
 
 use nccl_sys::{ncclComm_t, ncclResult_t};
 
+use crate::call::Call;
 use crate::fabric::{Configured, Derivation, Fabric, Wish};
 use crate::forward::birth::Handle;
 use crate::gpu::StreamHandle;
 use crate::mailbox::Operation;
+use crate::promise::{Operator, Promise};
 
 /// This thread's open group. Few groups await anything: the lists, which have destructors to look after, are let be then.
 #[derive(Clone, Copy, Default)]
@@ -24,7 +26,7 @@ struct Group {
 
 thread_local! {
     static GROUP: Cell<Group> = const { Cell::new(Group { depth: 0, awaited: 0 }) };
-    static ENDED: RefCell<Ended> = const { RefCell::new(Ended { awaited: Vec::new(), held: Vec::new() }) };
+    static ENDED: RefCell<Ended> = const { RefCell::new(Ended { awaited: Vec::new(), held: Vec::new(), promised: Vec::new() }) };
 }
 
 /// What a group leaves at its end.
@@ -34,13 +36,15 @@ pub struct Ended {
     pub awaited: Vec<Awaited>,
     /// Its sends and receives within fabrics, in call order.
     pub held: Vec<Held>,
+    /// What NCCL is to run of promises that are not honoured, in call order.
+    pub promised: Vec<Promised>,
 }
 
 impl Ended {
     /// Most groups leave nothing.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.awaited.is_empty() && self.held.is_empty()
+        self.awaited.is_empty() && self.held.is_empty() && self.promised.is_empty()
     }
 }
 
@@ -52,6 +56,31 @@ pub struct Held {
     pub fabric: Arc<Fabric>,
     pub operation: Operation,
     pub stream: StreamHandle,
+}
+
+/// What a promise waits for NCCL with.
+#[derive(Debug)]
+#[allow(missing_docs)]
+pub struct Promised {
+    pub promise: Arc<Promise>,
+    pub work: Work,
+}
+
+/// What NCCL is to run. Its arguments were looked at.
+pub enum Work {
+    /// A collective, with its reduction if that is the application's own: it may be destroyed meanwhile.
+    Call(Call, Option<Arc<Operator>>),
+    /// Anything else, which gets NCCL's handle.
+    Other(Box<dyn FnOnce(ncclComm_t) -> ncclResult_t>),
+}
+
+impl std::fmt::Debug for Work {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Work::Call(call, _) => call.fmt(f),
+            Work::Other(_) => f.write_str("Other"),
+        }
+    }
 }
 
 /// What waits for the end of a group.
@@ -120,6 +149,16 @@ pub fn wait_for(what: Awaited) {
 #[must_use]
 pub fn hold(what: Held) -> bool {
     let held = ENDED.try_with(|ended| ended.borrow_mut().held.push(what)).is_ok();
+    if held {
+        one_more();
+    }
+    held
+}
+
+/// This goes to NCCL at the end of the open group. False: this thread is ending and holds nothing any more.
+#[must_use]
+pub fn hold_promised(what: Promised) -> bool {
+    let held = ENDED.try_with(|ended| ended.borrow_mut().promised.push(what)).is_ok();
     if held {
         one_more();
     }

@@ -16,6 +16,9 @@ pub mod group;
 
 pub mod plan;
 
+// What stands for a communicator that NCCL has not built.
+pub mod promise;
+
 // What ranks agreed on and share.
 pub mod fabric;
 

@@ -3,14 +3,16 @@
 
 mod derived;
 mod meeting;
+pub mod questions;
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::ffi::c_int;
 
+use nccl_sys::missing::is_missing;
 use nccl_sys::{Entry, ncclComm_t, ncclInProgress, ncclResult_t, ncclSimInfo_t, ncclSuccess, ncclUniqueId};
 
 use crate::communicator::{self, Communicator};
-use crate::dispatch::messages;
+use crate::dispatch::{messages, promised};
 use crate::fabric::{self, Fate};
 use crate::forward::birth::{self, Birth, Handle};
 use crate::forward::known::{self, End};
@@ -22,9 +24,16 @@ use crate::stats::count::{self, Identity};
 /// Makes an id. With fabrics, its ranks meet at this process.
 pub fn unique_id(place: *mut ncclUniqueId) -> ncclResult_t {
     guard::around(
-        || count::function(Entry::ncclGetUniqueId),
-        |()| birth::unique_id(place),
-        |(), result| {
+        || {
+            count::function(Entry::ncclGetUniqueId);
+            // Of a null place NCCL says what it says.
+            if place.is_null() { None } else { fabric::spare_id() }
+        },
+        |spare| match spare {
+            Some(id) => birth::give_id(place, id),
+            None => birth::unique_id(place),
+        },
+        |_, result| {
             if result == ncclSuccess && fabric::is_on() {
                 birth::change_id(place, |id| fabric::host(&id));
             }
@@ -59,12 +68,17 @@ pub fn end(entry: Entry, how: End, handle: ncclComm_t) -> ncclResult_t {
         || {
             count::function(entry);
             before_end(how, handle);
+            let promise = communicator::find(handle).and_then(|communicator| communicator.promise(handle));
             // Before NCCL frees it: its address may at once be another thread's new communicator.
-            if how == End::Finalize { None } else { communicator::remove(handle) }
+            (promise, if how == End::Finalize { None } else { communicator::remove(handle) })
         },
-        |_| known::end(how, handle),
+        |(promise, _)| match promise {
+            Some(promise) => promise.end(how),
+            None => known::end(how, handle),
+        },
         // Nothing of this rank's runs any more.
-        |kept, _| {
+        |(promise, kept), _| {
+            drop(promise);
             if kept.is_some() {
                 drop(kept);
                 fabric::settle();
@@ -89,12 +103,21 @@ fn before_end(how: End, handle: ncclComm_t) {
 /// Stops a communicator's work everywhere on this rank; what is called on it later is NCCL's to refuse.
 pub fn revoke(handle: ncclComm_t, flags: c_int) -> ncclResult_t {
     guard::around(
-        || count::function(Entry::ncclCommRevoke),
-        |()| known::revoke(handle, flags),
-        |(), result| {
-            if is_taken(result)
-                && let Some(communicator) = communicator::find(handle)
-            {
+        || {
+            count::function(Entry::ncclCommRevoke);
+            questions::promise_of(handle).filter(|_| !is_missing(Entry::ncclCommRevoke))
+        },
+        |promise| match promise {
+            Some(promise) => promise.revoke(flags),
+            None => known::revoke(handle, flags),
+        },
+        |promise, result| {
+            if !is_taken(result) {
+                return;
+            }
+            if let Some(promise) = promise {
+                promise.fabric().abort();
+            } else if let Some(communicator) = communicator::find(handle) {
                 communicator.fabric(handle).iter().for_each(|fabric| fabric.abort());
                 communicator.give_up_fabric();
             }
@@ -105,9 +128,16 @@ pub fn revoke(handle: ncclComm_t, flags: c_int) -> ncclResult_t {
 /// What went wrong beside calls: NCCL's answer, or where that has none, ours. Waits for nothing.
 pub fn async_error(handle: ncclComm_t, place: *mut ncclResult_t) -> ncclResult_t {
     guard::around(
-        || count::function(Entry::ncclCommGetAsyncError),
-        |()| known::async_error(handle, place),
-        |(), result| {
+        || {
+            count::function(Entry::ncclCommGetAsyncError);
+            questions::promise_of(handle)
+        },
+        |promise| match promise.as_ref().map(|promise| promise.real()) {
+            None => known::async_error(handle, place),
+            Some(Some(real)) => known::async_error(real, place),
+            Some(None) => guard::call(|| known::put(place, ncclSuccess, "ncclCommGetAsyncError: asyncError")),
+        },
+        |_, result| {
             if result == ncclSuccess
                 && let Some(communicator) = communicator::find(handle)
                 && communicator.has_fabric()
@@ -156,17 +186,18 @@ pub fn group_end() -> ncclResult_t {
 fn end_of_much() -> ncclResult_t {
     let (met, ours) = (Cell::new(ncclSuccess), Cell::new(ncclSuccess));
     let result = guard::around(
-        || closing(Entry::ncclGroupEnd),
+        || RefCell::new(closing(Entry::ncclGroupEnd)),
         |ended| {
-            let result = close(ended, known::group_end);
+            let result = close(&mut ended.borrow_mut(), Simulated::No, known::group_end);
             // NCCL's first, on every rank.
+            let ended = ended.borrow();
             if !ended.held.is_empty() && is_taken(result) {
                 ours.set(guard::call(|| messages::run_held(&ended.held)));
             }
             result
         },
         // What became of its births is NCCL's word alone.
-        |ended, result| after_group(ended, result, &met),
+        |ended, result| after_group(ended.into_inner(), result, &met),
     );
     let of_group = if ours.get() == ncclSuccess { result } else { ours.get() };
     if of_group == ncclSuccess { met.get() } else { of_group }
@@ -176,9 +207,12 @@ fn end_of_much() -> ncclResult_t {
 pub fn group_simulate_end(estimate: *mut ncclSimInfo_t) -> ncclResult_t {
     let met = Cell::new(ncclSuccess);
     let result = guard::around(
-        || closing(Entry::ncclGroupSimulateEnd),
-        |ended| close(ended, || known::group_simulate_end(estimate)),
-        |ended, result| after_group(ended, result, &met),
+        || RefCell::new(closing(Entry::ncclGroupSimulateEnd)),
+        |ended| {
+            let end = || known::group_simulate_end(estimate);
+            close(&mut ended.borrow_mut(), Simulated::Yes, end)
+        },
+        |ended, result| after_group(ended.into_inner(), result, &met),
     );
     if result == ncclSuccess { met.get() } else { result }
 }
@@ -197,14 +231,28 @@ fn closing(entry: Entry) -> Ended {
     ended
 }
 
-/// Lets NCCL close the group. If a birth in it failed, nothing of the group runs: its peers do not come to NCCL.
-fn close(ended: &Ended, end: impl FnOnce() -> ncclResult_t) -> ncclResult_t {
+/// Whether a group runs when it ends.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Simulated {
+    No,
+    Yes,
+}
+
+/// Lets NCCL close the group. If a birth in it failed, nothing of the group runs: its peers do not come to NCCL. What promises
+/// held comes to NCCL now; a simulation knows nothing of it, since only all ranks together can honour them.
+fn close(ended: &mut Ended, simulated: Simulated, end: impl FnOnce() -> ncclResult_t) -> ncclResult_t {
+    let held = std::mem::take(&mut ended.promised);
     if let Some(Awaited::Failed(code)) = ended.awaited.first() {
         birth::spoil_group();
         end();
         return *code;
     }
-    end()
+    if held.is_empty() || simulated == Simulated::Yes {
+        return end();
+    }
+    let held = promised::begin(held);
+    let result = end();
+    if is_taken(result) { promised::finish(held) } else { result }
 }
 
 #[inline]

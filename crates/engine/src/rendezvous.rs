@@ -9,15 +9,17 @@
 //! ids; but then the relay, and with it every init of programs without a fabric, would rest on bytes of a private
 //! protocol (which an environment variable of NCCL's can change). A port an id needs to understand nothing. It costs
 //! one descriptor, where NCCL spends a descriptor and a thread; they are bounded by `WINDLASS_MEETINGS_MAX`, and a
-//! port closes when NCCL's root behind it has.
+//! port closes when NCCL's root behind it has. Where all ranks of a fabric have said that they go to NCCL later only
+//! ([`capability::PROMISE`](crate::contract::capability::PROMISE)), the port closes at the verdict, and NCCL's
+//! id, which nobody will use, [is spare](Rendezvous::spare_id).
 //!
 //! # How it is used
 //!
-//! `ncclGetUniqueId`: [`Rendezvous::host`] with the id that NCCL made (not with one of NCCL_COMM_ID or of
-//! `ncclCommGetUniqueId`, which grow a communicator: those stay as they are). `ncclCommInitRank`:
-//! [`facts::plain_reason`], or [`Rendezvous::attend`] with all ranks that this caller brings to the meeting, then
-//! [`join_all`] over all meetings of the group with what there is to prepare; [`Party::cancellers`] first, for
-//! `ncclCommAbort`. Plain means the real init with the same id, which the relay serves, as it does beside a fabric.
+//! `ncclGetUniqueId`: [`Rendezvous::host`] with a [spare id](Rendezvous::spare_id), or with one that NCCL makes (not with
+//! one of NCCL_COMM_ID or of `ncclCommGetUniqueId`, which grow a communicator: those stay as they are).
+//! `ncclCommInitRank`: [`facts::plain_reason`], or [`Rendezvous::attend`] with all ranks that this caller brings to the
+//! meeting, then [`join_all`] over all meetings of the group with what there is to prepare; [`Party::cancellers`] first,
+//! for `ncclCommAbort`. Plain means the real init with the same id, which the relay serves, as it does beside a fabric.
 //! `ncclCommInitAll`: [`decision::decide`], without a meeting. After a fork: [`in_child`].
 //!
 //! `ncclCommSplit` and `ncclCommShrink`, of a parent whose ranks have met: [`Rendezvous::await_ranks`] by the rank whose process
@@ -73,6 +75,7 @@ pub mod poll;
 mod reactor;
 mod relay;
 pub mod round;
+mod spare;
 pub mod thread;
 pub mod verdict;
 
@@ -108,6 +111,8 @@ pub struct Limits {
     /// Calls that make communicators from others, whose ranks have not all been in our lobby; of more, the oldest one is
     /// forgotten for which nobody waits. A rank whose program gives a call up would be waited for as long as it lives.
     pub calls_max: usize,
+    /// Ids kept that nobody uses. One that is dropped costs NCCL as much as one that is kept: room for many.
+    pub spare_ids_max: usize,
     /// Connections that are relayed at once; more wait in the kernel's queue.
     pub relays_max: usize,
     /// Connections of one meeting that have not said who they are; more push the oldest out.
@@ -123,6 +128,7 @@ impl Default for Limits {
         Limits {
             meetings_max: 1024,
             calls_max: 1024,
+            spare_ids_max: 1024,
             relays_max: 256,
             newcomers_max: 128,
             present_max: 64,
@@ -153,6 +159,11 @@ pub fn process() -> io::Result<&'static Rendezvous> {
     PROCESS.get_or_try_init(|| Rendezvous::start(limits))
 }
 
+/// The one of this process, if it has been started; none in a forked child.
+pub fn started() -> Option<&'static Rendezvous> {
+    PROCESS.get().filter(|_| !is_in_child())
+}
+
 /// What the background thread calls after ranks of this process have heard something; it may neither wait nor panic.
 /// The first one counts.
 pub fn on_news(listener: fn()) {
@@ -177,7 +188,7 @@ pub fn in_child() {
 impl Rendezvous {
     /// Starts the background thread.
     pub fn start(limits: Limits) -> io::Result<Rendezvous> {
-        let shared = Arc::new(Shared::new()?);
+        let shared = Arc::new(Shared::new(&limits)?);
         let for_thread = shared.clone();
         // Without one, communicators made from others have no fabric; all else works.
         let lobby = Lobby::open().inspect_err(|error| log::info!("rendezvous has no lobby: {error}")).ok();
@@ -219,11 +230,22 @@ impl Rendezvous {
         let (listener, port) = connection::listen(&root)?;
         let carded =
             card.encode(id, port).ok_or_else(|| io::Error::other("the id holds no usable address"))?;
-        let mut magic = [0; 8];
-        magic.copy_from_slice(&id[..8]);
         let birth = place::random()?;
-        self.shared.send(Command::Open(NewMeeting { token: card.token, birth, magic, listener, root }));
+        self.shared.send(Command::Open(NewMeeting { token: card.token, birth, id: *id, listener, root }));
         Ok(carded)
+    }
+
+    /// Takes an id that NCCL made in this process, as it made it, and that nobody has used or will: to be hosted, or to be
+    /// used as it is.
+    pub fn spare_id(&self) -> Option<Id> {
+        let id = self.shared.spares.take()?;
+        Counts::up(&self.shared.counts.ids_recycled);
+        Some(id)
+    }
+
+    /// Gives an id back that NCCL made in this process, as NCCL made it, and with which nobody has gone to NCCL or will.
+    pub fn return_id(&self, id: Id) {
+        self.shared.spare(id);
     }
 
     /// Closes the meeting of an id that nobody will use any more: its port, and whoever waits there without a verdict.

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use libc::{c_char, c_int};
 
-use crate::slots::{COUNT, ENTRIES, SLOTS};
+use crate::slots::{COUNT, ENTRIES, Entry, SLOTS};
 use crate::types::*;
 
 static LOGGED: [AtomicBool; COUNT] = [const { AtomicBool::new(false) }; COUNT];
@@ -27,6 +27,14 @@ enum Answer {
 /// The address of a function that logs once that entry `index` is missing in the real library, and answers.
 pub(crate) fn in_library(index: usize) -> *mut () {
     REPORTERS[index] as *mut ()
+}
+
+/// Whether the real library lacks an entry point, so that an answer of ours stands in its place.
+pub fn is_missing(entry: Entry) -> bool {
+    let index = entry as usize;
+    let there = SLOTS[index].load(Ordering::Acquire).cast_const();
+    let answers = [Answer::InvalidUsage, Answer::SystemError, Answer::Nothing, Answer::Zero].map(address);
+    there == in_library(index).cast_const() || answers.contains(&there)
 }
 
 /// The address of a function that answers for entry `index` where no real library could be opened.

@@ -15,6 +15,8 @@ pub enum Role {
     Seen,
     /// Jumps to the real library today; a mechanism of the design is to answer it.
     Later,
+    /// Jumps to the real library with NCCL's own handle as first argument.
+    Handle,
     /// Always jumps to the real library.
     Pass,
 }
@@ -44,6 +46,9 @@ macro_rules! role {
     };
     (later) => {
         Role::Later
+    };
+    (handle) => {
+        Role::Handle
     };
     (pass) => {
         Role::Pass

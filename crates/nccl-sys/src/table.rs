@@ -6,7 +6,8 @@
 //! * *first* is the version code (as `ncclGetVersion` gives it) of the first release on PyPI that exports the
 //!   name; `abi/exports` holds what each release exports, and a test compares.
 //! * *role*: `seen` has Rust code in the face today; `later` jumps straight to the real library today and is
-//!   due to be answered by a mechanism of the design; `pass` always jumps straight to the real library.
+//!   due to be answered by a mechanism of the design; `handle` jumps there with NCCL's own communicator in place of a
+//!   promise's, which is its first argument; `pass` always jumps straight to the real library.
 //!
 //! The second list, `opaque`, holds names whose signature is not ours to know: they are declared in NVIDIA's
 //! device headers, whose structures change from release to release. Only their result is written down, for
@@ -27,7 +28,7 @@ macro_rules! for_each_entry {
             /// A static string for a result code.
             [21803 pass] fn ncclGetErrorString | pncclGetErrorString (result: ncclResult_t) -> *const c_char;
             /// The last error text of this thread (`comm` may be null).
-            [21803 later] fn ncclGetLastError | pncclGetLastError (comm: ncclComm_t) -> *const c_char;
+            [21803 seen] fn ncclGetLastError | pncclGetLastError (comm: ncclComm_t) -> *const c_char;
             /// Makes the real library read its debug settings again. Deprecated by NVIDIA.
             [22403 pass] fn ncclResetDebugInit | pncclResetDebugInit ();
             /// Asks for encrypted sockets.
@@ -48,7 +49,7 @@ macro_rules! for_each_entry {
             /// Makes a communicator without the listed ranks; those do not call.
             [22703 seen] fn ncclCommShrink | pncclCommShrink (comm: ncclComm_t, excludeRanksList: *mut c_int, excludeRanksCount: c_int, newcomm: *mut ncclComm_t, config: *mut ncclConfig_t, shrinkFlags: c_int) -> ncclResult_t;
             /// An id under which new ranks may join `comm` by `ncclCommGrow`.
-            [22902 later] fn ncclCommGetUniqueId | pncclCommGetUniqueId (comm: ncclComm_t, uniqueId: *mut ncclUniqueId) -> ncclResult_t;
+            [22902 seen] fn ncclCommGetUniqueId | pncclCommGetUniqueId (comm: ncclComm_t, uniqueId: *mut ncclUniqueId) -> ncclResult_t;
             /// Makes a communicator with more ranks than `comm` has; new ranks pass a null `comm`.
             [22902 seen] fn ncclCommGrow | pncclCommGrow (comm: ncclComm_t, nRanks: c_int, uniqueId: *const ncclUniqueId, rank: c_int, newcomm: *mut ncclComm_t, config: *mut ncclConfig_t) -> ncclResult_t;
             /// Flushes all operations of a communicator; `ncclCommDestroy` then frees it.
@@ -63,37 +64,37 @@ macro_rules! for_each_entry {
             /// The state of a communicator: success, in progress, or the error that stopped it.
             [21803 seen] fn ncclCommGetAsyncError | pncclCommGetAsyncError (comm: ncclComm_t, asyncError: *mut ncclResult_t) -> ncclResult_t;
             /// How many ranks a communicator has.
-            [21803 later] fn ncclCommCount | pncclCommCount (comm: ncclComm_t, count: *mut c_int) -> ncclResult_t;
+            [21803 seen] fn ncclCommCount | pncclCommCount (comm: ncclComm_t, count: *mut c_int) -> ncclResult_t;
             /// The CUDA device of this rank.
-            [21803 later] fn ncclCommCuDevice | pncclCommCuDevice (comm: ncclComm_t, device: *mut c_int) -> ncclResult_t;
+            [21803 seen] fn ncclCommCuDevice | pncclCommCuDevice (comm: ncclComm_t, device: *mut c_int) -> ncclResult_t;
             /// This rank.
-            [21803 later] fn ncclCommUserRank | pncclCommUserRank (comm: ncclComm_t, rank: *mut c_int) -> ncclResult_t;
+            [21803 seen] fn ncclCommUserRank | pncclCommUserRank (comm: ncclComm_t, rank: *mut c_int) -> ncclResult_t;
             /// Gives back memory of an idle communicator.
-            [22907 later] fn ncclCommSuspend | pncclCommSuspend (comm: ncclComm_t, flags: c_int) -> ncclResult_t;
+            [22907 seen] fn ncclCommSuspend | pncclCommSuspend (comm: ncclComm_t, flags: c_int) -> ncclResult_t;
             /// Takes back what `ncclCommSuspend` gave.
-            [22907 later] fn ncclCommResume | pncclCommResume (comm: ncclComm_t) -> ncclResult_t;
+            [22907 seen] fn ncclCommResume | pncclCommResume (comm: ncclComm_t) -> ncclResult_t;
             /// Bytes of GPU memory that a communicator holds, by kind.
-            [22907 later] fn ncclCommMemStats | pncclCommMemStats (comm: ncclComm_t, stat: ncclCommMemStat_t, value: *mut u64) -> ncclResult_t;
+            [22907 seen] fn ncclCommMemStats | pncclCommMemStats (comm: ncclComm_t, stat: ncclCommMemStat_t, value: *mut u64) -> ncclResult_t;
             // Memory, registration, windows.
             /// Allocates `size` bytes of device memory fit for registration and windows.
             [21903 later] fn ncclMemAlloc | pncclMemAlloc (ptr: *mut *mut c_void, size: usize) -> ncclResult_t;
             /// Frees memory of `ncclMemAlloc`.
             [21903 later] fn ncclMemFree | pncclMemFree (ptr: *mut c_void) -> ncclResult_t;
             /// Registers `size` bytes at `buff` with a communicator for zero-copy use.
-            [21903 later] fn ncclCommRegister | pncclCommRegister (comm: ncclComm_t, buff: *mut c_void, size: usize, handle: *mut *mut c_void) -> ncclResult_t;
+            [21903 seen] fn ncclCommRegister | pncclCommRegister (comm: ncclComm_t, buff: *mut c_void, size: usize, handle: *mut *mut c_void) -> ncclResult_t;
             /// Ends a registration.
-            [21903 later] fn ncclCommDeregister | pncclCommDeregister (comm: ncclComm_t, handle: *mut c_void) -> ncclResult_t;
+            [21903 seen] fn ncclCommDeregister | pncclCommDeregister (comm: ncclComm_t, handle: *mut c_void) -> ncclResult_t;
             /// Registers a symmetric window; every rank must call, with equal `size` (bytes).
-            [22703 later] fn ncclCommWindowRegister | pncclCommWindowRegister (comm: ncclComm_t, buff: *mut c_void, size: usize, win: *mut ncclWindow_t, winFlags: c_int) -> ncclResult_t;
+            [22703 seen] fn ncclCommWindowRegister | pncclCommWindowRegister (comm: ncclComm_t, buff: *mut c_void, size: usize, win: *mut ncclWindow_t, winFlags: c_int) -> ncclResult_t;
             /// Ends a window.
-            [22703 later] fn ncclCommWindowDeregister | pncclCommWindowDeregister (comm: ncclComm_t, win: ncclWindow_t) -> ncclResult_t;
+            [22703 seen] fn ncclCommWindowDeregister | pncclCommWindowDeregister (comm: ncclComm_t, win: ncclWindow_t) -> ncclResult_t;
             /// The user's pointer of a window.
-            [22902 later] fn ncclWinGetUserPtr | pncclWinGetUserPtr (comm: ncclComm_t, win: ncclWindow_t, outUserPtr: *mut *mut c_void) -> ncclResult_t;
+            [22902 seen] fn ncclWinGetUserPtr | pncclWinGetUserPtr (comm: ncclComm_t, win: ncclWindow_t, outUserPtr: *mut *mut c_void) -> ncclResult_t;
             // User-defined reductions.
             /// Makes an operation that multiplies each rank's input by `scalar`, then sums.
-            [21803 later] fn ncclRedOpCreatePreMulSum | pncclRedOpCreatePreMulSum (op: *mut ncclRedOp_t, scalar: *mut c_void, datatype: ncclDataType_t, residence: ncclScalarResidence_t, comm: ncclComm_t) -> ncclResult_t;
+            [21803 seen] fn ncclRedOpCreatePreMulSum | pncclRedOpCreatePreMulSum (op: *mut ncclRedOp_t, scalar: *mut c_void, datatype: ncclDataType_t, residence: ncclScalarResidence_t, comm: ncclComm_t) -> ncclResult_t;
             /// Ends an operation; calls already made keep it.
-            [21803 later] fn ncclRedOpDestroy | pncclRedOpDestroy (op: ncclRedOp_t, comm: ncclComm_t) -> ncclResult_t;
+            [21803 seen] fn ncclRedOpDestroy | pncclRedOpDestroy (op: ncclRedOp_t, comm: ncclComm_t) -> ncclResult_t;
             // Collectives.
             /// Reduces `count` elements of every rank into `recvbuff` of every rank.
             [21803 seen] fn ncclAllReduce | pncclAllReduce (sendbuff: *const c_void, recvbuff: *mut c_void, count: usize, datatype: ncclDataType_t, op: ncclRedOp_t, comm: ncclComm_t, stream: cudaStream_t) -> ncclResult_t;
@@ -135,11 +136,11 @@ macro_rules! for_each_entry {
             /// Receives `count` elements from `peer`.
             [21803 seen] fn ncclRecv | pncclRecv (recvbuff: *mut c_void, count: usize, datatype: ncclDataType_t, peer: c_int, comm: ncclComm_t, stream: cudaStream_t) -> ncclResult_t;
             /// Writes `count` elements into a window of `peer`, then signals it.
-            [22902 later] fn ncclPutSignal | pncclPutSignal (localbuff: *const c_void, count: usize, datatype: ncclDataType_t, peer: c_int, peerWin: ncclWindow_t, peerWinOffset: usize, sigIdx: c_int, ctx: c_int, flags: c_uint, comm: ncclComm_t, stream: cudaStream_t) -> ncclResult_t;
+            [22902 seen] fn ncclPutSignal | pncclPutSignal (localbuff: *const c_void, count: usize, datatype: ncclDataType_t, peer: c_int, peerWin: ncclWindow_t, peerWinOffset: usize, sigIdx: c_int, ctx: c_int, flags: c_uint, comm: ncclComm_t, stream: cudaStream_t) -> ncclResult_t;
             /// Signals `peer` without data.
-            [22902 later] fn ncclSignal | pncclSignal (peer: c_int, sigIdx: c_int, ctx: c_int, flags: c_uint, comm: ncclComm_t, stream: cudaStream_t) -> ncclResult_t;
+            [22902 seen] fn ncclSignal | pncclSignal (peer: c_int, sigIdx: c_int, ctx: c_int, flags: c_uint, comm: ncclComm_t, stream: cudaStream_t) -> ncclResult_t;
             /// Waits, on the stream, for signals of peers.
-            [22902 later] fn ncclWaitSignal | pncclWaitSignal (nDesc: c_int, signalDescs: *mut ncclWaitSignalDesc_t, comm: ncclComm_t, stream: cudaStream_t) -> ncclResult_t;
+            [22902 seen] fn ncclWaitSignal | pncclWaitSignal (nDesc: c_int, signalDescs: *mut ncclWaitSignalDesc_t, comm: ncclComm_t, stream: cudaStream_t) -> ncclResult_t;
             // Groups.
             /// Opens a group of this thread; groups nest.
             [21803 seen] fn ncclGroupStart | pncclGroupStart () -> ncclResult_t;
@@ -178,19 +179,19 @@ macro_rules! for_each_entry {
             [23003 pass] fn ncclParamDumpAll | pncclParamDumpAll ();
         }
         opaque {
-            [22803 later] ncclDevCommCreate | pncclDevCommCreate -> ncclResult_t;
-            [22803 pass] ncclDevCommDestroy | pncclDevCommDestroy -> ncclResult_t;
+            [22803 handle] ncclDevCommCreate | pncclDevCommCreate -> ncclResult_t;
+            [22803 handle] ncclDevCommDestroy | pncclDevCommDestroy -> ncclResult_t;
             [22803 pass] ncclLLA2ACalcSlots | pncclLLA2ACalcSlots -> c_int;
             [22803 pass] ncclLLA2ACreateRequirement | pncclLLA2ACreateRequirement -> ncclResult_t;
             [22803 pass] ncclLsaBarrierCreateRequirement | pncclLsaBarrierCreateRequirement -> ncclResult_t;
             [22803 pass] ncclResetDebugInitInternal -> ();
-            [22803 later] ncclTeamLsa | pncclTeamLsa -> ncclTeam_t;
-            [22803 later] ncclTeamRail | pncclTeamRail -> ncclTeam_t;
-            [22803 later] ncclTeamRankToLsa | pncclTeamRankToLsa -> c_int;
-            [22803 later] ncclTeamRankToWorld | pncclTeamRankToWorld -> c_int;
-            [22803 later] ncclTeamWorld | pncclTeamWorld -> ncclTeam_t;
-            [22807 pass] ncclGinBarrierCreateRequirement | pncclGinBarrierCreateRequirement -> ncclResult_t;
-            [22902 later] ncclCommQueryProperties | pncclCommQueryProperties -> ncclResult_t;
+            [22803 handle] ncclTeamLsa | pncclTeamLsa -> ncclTeam_t;
+            [22803 handle] ncclTeamRail | pncclTeamRail -> ncclTeam_t;
+            [22803 handle] ncclTeamRankToLsa | pncclTeamRankToLsa -> c_int;
+            [22803 handle] ncclTeamRankToWorld | pncclTeamRankToWorld -> c_int;
+            [22803 handle] ncclTeamWorld | pncclTeamWorld -> ncclTeam_t;
+            [22807 handle] ncclGinBarrierCreateRequirement | pncclGinBarrierCreateRequirement -> ncclResult_t;
+            [22902 handle] ncclCommQueryProperties | pncclCommQueryProperties -> ncclResult_t;
             [22902 pass] ncclGetLsaDevicePointer | pncclGetLsaDevicePointer -> ncclResult_t;
             [22902 pass] ncclGetLsaMultimemDevicePointer | pncclGetLsaMultimemDevicePointer -> ncclResult_t;
             [22902 pass] ncclGetMultimemDevicePointer | pncclGetMultimemDevicePointer -> ncclResult_t;
@@ -203,8 +204,8 @@ macro_rules! for_each_entry {
             [23102 pass] ncclGetCftDeviceLeInfo | pncclGetCftDeviceLeInfo -> ncclResult_t;
             [23102 pass] ncclGetMultimemDeviceLeInfo | pncclGetMultimemDeviceLeInfo -> ncclResult_t;
             [23102 pass] ncclGetPeerDeviceLeInfo | pncclGetPeerDeviceLeInfo -> ncclResult_t;
-            [23102 later] ncclTeamCft | pncclTeamCft -> ncclTeam_t;
-            [23102 later] ncclTeamCftMultimem | pncclTeamCftMultimem -> ncclTeam_t;
+            [23102 handle] ncclTeamCft | pncclTeamCft -> ncclTeam_t;
+            [23102 handle] ncclTeamCftMultimem | pncclTeamCftMultimem -> ncclTeam_t;
         }
         }
     };

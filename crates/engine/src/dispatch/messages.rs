@@ -38,7 +38,11 @@ pub fn before_forward(call: &Call, communicator: &Communicator) {
 
 /// The fabric that serves this call; none if NCCL is to refuse it, or if another thread has just ended the communicator.
 pub fn serves(call: &Call, communicator: &Communicator) -> Option<Arc<Fabric>> {
-    let fabric = communicator.fabric(call.local.communicator)?;
+    let fabric = match communicator.promise(call.local.communicator) {
+        Some(promise) if promise.is_revoked() => return None,
+        Some(promise) => promise.fabric().clone(),
+        None => communicator.fabric(call.local.communicator)?,
+    };
     Messages::of(call, &fabric).is_some().then_some(fabric)
 }
 
@@ -104,14 +108,23 @@ fn run(
         communicator.runs_messages();
         if communicator.has_forwarded_elsewhere(stream.0)
             && let Some([from, to]) = fabric.scratch()
+            && let Some(real) = real_of(communicator, handle)
         {
-            let result = known::order(handle, fabric.rank(), from, to, stream);
+            let result = known::order(real, fabric.rank(), from, to, stream);
             if result != ncclSuccess {
                 return refuse(result, format_args!("NCCL did not order its work before ours"));
             }
         }
     }
     fabric.run(operations, stream, others)
+}
+
+/// NCCL's own handle; none of a promise that was not honoured, of which NCCL runs nothing.
+fn real_of(communicator: &Communicator, handle: ncclComm_t) -> Option<ncclComm_t> {
+    match communicator.promise(handle) {
+        Some(promise) => promise.real(),
+        None => Some(handle),
+    }
 }
 
 /// The sends and receives of a call, in NCCL's order.

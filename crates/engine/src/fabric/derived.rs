@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::contract::{Contract, Token, capability};
+use crate::contract::{Contract, Token};
 use crate::gpu::Ordinal;
 use crate::rendezvous::Canceller;
 use crate::rendezvous::colors::{Course, Willing, Word};
@@ -24,7 +24,7 @@ use crate::rendezvous::facts::Waiting;
 use crate::rendezvous::ours::Ours;
 use crate::rendezvous::verdict::{Failure, Reason, Verdict};
 
-use super::{Asked, Fabric, rendezvous, settle, unreachable, wish};
+use super::{Asked, Fabric, Patience, rendezvous, settle, unreachable, wish};
 
 /// What is asked for.
 #[derive(Clone, Debug)]
@@ -346,26 +346,26 @@ impl Derivation {
     /// Begins the birth of this rank's communicator. Never waits; the reason says that NCCL does everything, for all its
     /// ranks.
     pub fn ask(self, newborn: Newborn, configured: Configured) -> Result<Asked, Reason> {
-        self.ask_with(newborn, configured, 0)
+        self.ask_with(newborn, configured, Patience::None)
     }
 
-    /// The same before NCCL has made it, which can come later. It is a promise if all its ranks ask so: of a round that
-    /// found one they do, of a shrink the contract says.
+    /// The same before NCCL has made it. It is a promise if the options of all its ranks say so, as the contract tells:
+    /// where a round found one they do; of a shrink they may not.
     pub fn ask_promise(self, newborn: Newborn, configured: Configured) -> Result<Asked, Reason> {
-        self.ask_with(newborn, configured, capability::PROMISE)
+        self.ask_with(newborn, configured, Patience::AsConfigured)
     }
 
     fn ask_with(
         mut self,
         newborn: Newborn,
         configured: Configured,
-        capability: u64,
+        patience: Patience,
     ) -> Result<Asked, Reason> {
         if newborn.ranks < 2 {
             self.pass_by();
             return Err(Reason::OneRank);
         }
-        let asked = self.report(newborn, configured, capability);
+        let asked = self.report(newborn, configured, patience);
         match &asked {
             Ok(_) => self.due = Due::Nothing,
             Err(reason) => self.decline(Verdict::Plain(reason.clone())),
@@ -373,13 +373,12 @@ impl Derivation {
         asked
     }
 
-    fn report(&self, newborn: Newborn, configured: Configured, capability: u64) -> Result<Asked, Reason> {
+    fn report(&self, newborn: Newborn, configured: Configured, patience: Patience) -> Result<Asked, Reason> {
         wish::check_derived(configured.waiting)?;
         settle();
         let ctas_max = configured.ctas_max.unwrap_or(self.line.contract.ctas_max);
-        let (arena, share, mut facts) = wish::on(newborn.device, newborn.ranks, ctas_max)?;
+        let (arena, share, mut facts) = wish::on(newborn.device, newborn.ranks, ctas_max, patience)?;
         facts.member.rank = newborn.rank;
-        facts.capabilities = facts.capabilities & !capability::PROMISE | capability;
         let party = rendezvous().and_then(|rendezvous| rendezvous.attend_invited(&self.invitation, facts));
         let party = party.map_err(unreachable)?;
         let until = party.cancellers().into_iter().next().map(|canceller| Wait::new(&self.line, canceller));
@@ -420,7 +419,7 @@ impl Drop for Derivation {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::contract::{Device, Member, Version};
+    use crate::contract::{Device, Member, Version, capability};
     use crate::rendezvous::colors::Others;
 
     /// A parent of so many ranks, all of them here.

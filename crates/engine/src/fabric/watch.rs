@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -22,6 +23,7 @@ use crate::rendezvous::thread;
 use super::closing::Life;
 use super::failing::{Loss, Telling};
 use super::growing::Question;
+use super::ids::{self, Asking};
 use super::stuck::Watched;
 use super::{Fabric, closing, leaving, settle};
 
@@ -39,6 +41,8 @@ struct Watch {
     fabrics: Mutex<Vec<Weak<Fabric>>>,
     /// What peers are to hear. Held for a push or a swap.
     tellings: Mutex<Vec<Telling>>,
+    /// What threads wait to hear. Held for a push or a swap.
+    askings: Mutex<Vec<Asking>>,
     wake: Flag,
     ending: AtomicBool,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -70,6 +74,21 @@ pub(super) fn tell_peers(fabric: &Fabric) {
     watch.wake.raise();
 }
 
+/// Asks rank 0's process for an id; whether the answer will come.
+pub(super) fn ask_for_id(
+    fabric: &Fabric,
+    question: ids::Question,
+    answers: SyncSender<Option<Answer>>,
+) -> bool {
+    let desk = fabric.contract.members.first().and_then(desk_of);
+    let (Some(watch), Some(desk)) = (WATCH.get(), desk) else { return false };
+    let mut askings = watch.askings.lock().unwrap_or_else(PoisonError::into_inner);
+    askings.push(Asking { desk, question, answers });
+    drop(askings);
+    watch.wake.raise();
+    true
+}
+
 /// Where the process of a rank is asked.
 fn desk_of(member: &Member) -> Option<Token> {
     Some(Token(*member.attachment.first_chunk()?))
@@ -99,6 +118,7 @@ impl Watch {
             desk: desk.name(),
             fabrics: Mutex::default(),
             tellings: Mutex::default(),
+            askings: Mutex::default(),
             wake: Flag::new()?,
             ending: AtomicBool::new(false),
             thread: Mutex::default(),
@@ -157,6 +177,7 @@ struct Round {
 enum Asked {
     Growth(Question),
     Heard(Telling),
+    Id(SyncSender<Option<Answer>>),
 }
 
 /// Whether sends and receives are being issued.
@@ -251,6 +272,8 @@ impl Round {
                     }
                 }
                 (Some(Asked::Heard(telling)), None) => watch.tellings().extend(telling.again()),
+                // Who asked may have stopped waiting.
+                (Some(Asked::Id(answers)), answer) => drop(answers.try_send(answer)),
                 (Some(Asked::Heard(_)), Some(_)) | (None, _) => {}
             }
         }
@@ -263,6 +286,10 @@ impl Round {
         for telling in due {
             let (desk, words) = (telling.desk, telling.loss.encode());
             self.say(desk, words, Asked::Heard(telling));
+        }
+        let askings = std::mem::take(&mut *self.watch.askings.lock().unwrap_or_else(PoisonError::into_inner));
+        for Asking { desk, question, answers } in askings {
+            self.say(desk, question.encode(), Asked::Id(answers));
         }
     }
 
@@ -284,6 +311,10 @@ fn reply(watch: &Watch, words: &[u8]) -> Option<Answer> {
         log::debug!("rank {to}: rank {from} says that it has failed");
         fabric.lost.fetch_or(1 << from, Ordering::Relaxed);
         return Some(Answer { words: vec![1], descriptor: None });
+    }
+    if let Some(ids::Question { birth, attempt }) = ids::Question::decode(words) {
+        let id = watch.find(birth, 0)?.make_id(attempt).ok()?;
+        return Some(Answer { words: id.to_vec(), descriptor: None });
     }
     let question = Question::decode(words)?;
     watch.find(question.birth, question.to)?.grant_growth(question)

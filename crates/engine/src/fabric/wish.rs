@@ -5,12 +5,13 @@ use std::sync::Arc;
 use windlass_kernels::launch::Geometry;
 
 use crate::arena::Arena;
-use crate::config::{Switch, config};
+use crate::config::{Lazy, Switch, config};
 use crate::contract::bytes::checksum;
 use crate::contract::{Device, Member, RANKS_MAX, Token, Version, capability};
 use crate::gpu::{self, Ordinal, device};
 use crate::mailbox::Layout;
 use crate::rendezvous::card::{Card, Id};
+use crate::rendezvous::colors::Willing;
 use crate::rendezvous::derived::NOBODY;
 use crate::rendezvous::facts::{Facts, Forbidden, LocalFacts, Waiting, plain_reason};
 use crate::rendezvous::place;
@@ -36,6 +37,37 @@ pub struct Wish {
     pub ctas_max: u32,
     /// The rank's device, if it is not the current one any more.
     pub device: Option<Ordinal>,
+    /// Whether NCCL's part may come later.
+    pub patience: Patience,
+}
+
+/// Whether this rank would have NCCL's communicator built later only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Patience {
+    /// If the options say so.
+    AsConfigured,
+    /// NCCL makes it now.
+    None,
+}
+
+impl Patience {
+    pub(super) fn capability(self, ranks: u32) -> u64 {
+        let lazy = match config().lazy {
+            Lazy::Off => false,
+            Lazy::Pairs => ranks == 2,
+            Lazy::All => true,
+        };
+        if lazy && self == Patience::AsConfigured { capability::PROMISE } else { 0 }
+    }
+
+    /// What this rank says before a split, where it may wait.
+    pub fn willing(self) -> Willing {
+        match (self, config().lazy) {
+            (Patience::None, _) | (_, Lazy::Off) => Willing::Unwilling,
+            (_, Lazy::Pairs) => Willing::InPair,
+            (_, Lazy::All) => Willing::Always,
+        }
+    }
 }
 
 impl Wish {
@@ -93,17 +125,26 @@ fn forbidden() -> Forbidden {
 }
 
 /// The arena, the share and the facts of this thread's current device.
-pub(super) fn current(ranks: u32, ctas_max: u32) -> Result<(Arc<Arena>, Share, Facts), Reason> {
+pub(super) fn current(
+    ranks: u32,
+    ctas_max: u32,
+    patience: Patience,
+) -> Result<(Arc<Arena>, Share, Facts), Reason> {
     let driver = gpu::driver().map_err(no_identity)?;
     match driver.current_device().map_err(no_identity)? {
-        Some(device) => on(device, ranks, ctas_max),
+        Some(device) => on(device, ranks, ctas_max, patience),
         // NCCL would take the runtime's, which only the runtime knows.
         None => Err(no_identity("no device is current")),
     }
 }
 
 /// The arena, the share and the facts of a device; the rank is still to be filled in.
-pub(super) fn on(ordinal: Ordinal, ranks: u32, ctas_max: u32) -> Result<(Arc<Arena>, Share, Facts), Reason> {
+pub(super) fn on(
+    ordinal: Ordinal,
+    ranks: u32,
+    ctas_max: u32,
+    patience: Patience,
+) -> Result<(Arc<Arena>, Share, Facts), Reason> {
     let driver = gpu::driver().map_err(no_identity)?;
     let device = driver.device_facts(ordinal).map_err(no_identity)?;
     let arena = Arena::of(ordinal).map_err(no_identity)?;
@@ -114,7 +155,7 @@ pub(super) fn on(ordinal: Ordinal, ranks: u32, ctas_max: u32) -> Result<(Arc<Are
         ranks,
         version: Version::THIS,
         place: place::here().map_err(no_identity)?,
-        capabilities: capabilities(&device),
+        capabilities: capabilities(&device) | patience.capability(ranks) | of_children(),
         options: checksum(&rings.to_le_bytes()),
         ctas_max: boxes::blocks_max(ctas_max),
         member: Member {
@@ -132,6 +173,10 @@ pub(super) fn on(ordinal: Ordinal, ranks: u32, ctas_max: u32) -> Result<(Arc<Are
 
 fn no_identity(error: impl std::fmt::Display) -> Reason {
     Reason::NoIdentity { words: error.to_string() }
+}
+
+fn of_children() -> u64 {
+    if config().lazy == Lazy::Off { 0 } else { capability::PROMISED_CHILDREN }
 }
 
 fn capabilities(device: &device::Facts) -> u64 {

@@ -7,11 +7,14 @@
 use std::ffi::c_int;
 use std::mem::offset_of;
 use std::ptr::null;
+use std::sync::atomic::AtomicPtr;
 
 use nccl_sys::{
-    NCCL_CONFIG_UNDEF_INT, NCCL_UNIQUE_ID_BYTES, ncclComm_t, ncclConfig_t, ncclResult_t, ncclUniqueId, real,
+    NCCL_CONFIG_UNDEF_INT, NCCL_UNIQUE_ID_BYTES, ncclComm, ncclComm_t, ncclConfig_t, ncclResult_t,
+    ncclSuccess, ncclUniqueId, real,
 };
 
+use crate::forward::configuration::{Configuration, Given};
 use crate::stats::count::Identity;
 
 const NCCL_SHRINK_ABORT: c_int = 1;
@@ -86,6 +89,8 @@ pub struct Asked {
     pub blocking: Option<c_int>,
     /// `maxCTAs` of the configuration, if that says.
     pub ctas_max: Option<c_int>,
+    /// Its configuration.
+    pub config: *const ncclConfig_t,
 }
 
 /// How a communicator is asked for from another.
@@ -163,7 +168,7 @@ impl Birth {
         }
         let id = id.internal.map(|byte| byte as u8);
         let (blocking, ctas_max) = configured(config);
-        Some(Asked { id, ids, ranks, rank, blocking, ctas_max })
+        Some(Asked { id, ids, ranks, rank, blocking, ctas_max, config })
     }
 
     /// The arguments of a split or shrink, if it is one that NCCL would not refuse at once.
@@ -205,6 +210,40 @@ impl Birth {
         Some((0..count.max(0) as usize).map(|index| unsafe { devices.add(index).read() }).collect())
     }
 
+    /// The devices of `ncclCommInitAll` before NCCL has looked at it; none if it refuses the arguments.
+    pub fn devices_asked(&self) -> Option<Vec<c_int>> {
+        match self {
+            Birth::InitAll { handles, count, .. } if !handles.is_null() && *count > 0 => self.devices(),
+            _ => None,
+        }
+    }
+
+    /// The communicator from which this one is made.
+    pub fn parent(&self) -> Option<ncclComm_t> {
+        match *self {
+            Birth::Split { parent, .. } | Birth::Shrink { parent, .. } | Birth::Grow { parent, .. } => {
+                Some(parent)
+            }
+            _ => None,
+        }
+    }
+
+    /// The same from NCCL's own communicator.
+    pub fn of_parent(self, real: ncclComm_t) -> Birth {
+        match self {
+            Birth::Split { color, key, handle, config, .. } => {
+                Birth::Split { parent: real, color, key, handle, config }
+            }
+            Birth::Shrink { excluded, excluded_count, handle, config, flags, .. } => {
+                Birth::Shrink { parent: real, excluded, excluded_count, handle, config, flags }
+            }
+            Birth::Grow { ranks, id, rank, handle, config, .. } => {
+                Birth::Grow { parent: real, ranks, id, rank, handle, config }
+            }
+            other => other,
+        }
+    }
+
     /// After NCCL took the wish: where each handle is or will be, and what its arguments say of the communicator.
     pub fn newborns(&self) -> impl Iterator<Item = (Handle, Identity)> {
         let unknown = Identity { rank: -1, ranks: 0, device: -1 };
@@ -242,10 +281,58 @@ fn configured(config: *const ncclConfig_t) -> (Option<c_int>, Option<c_int>) {
     }
 }
 
+impl Asked {
+    /// A copy of its configuration.
+    pub fn given(&self) -> Given {
+        Given::of(self.config)
+    }
+}
+
 /// Asks NCCL for an id.
 pub fn unique_id(place: *mut ncclUniqueId) -> ncclResult_t {
     // SAFETY: the application's own argument; the library is open.
     unsafe { real::ncclGetUniqueId(place) }
+}
+
+/// Has NCCL build a communicator that was asked for earlier. It writes the handle to the place before it waits for the others.
+pub fn build(
+    place: &AtomicPtr<ncclComm>,
+    ranks: u32,
+    id: &[u8; NCCL_UNIQUE_ID_BYTES],
+    rank: u32,
+    configuration: Option<&Configuration>,
+) -> ncclResult_t {
+    let id = ncclUniqueId { internal: id.map(|byte| byte as std::ffi::c_char) };
+    let (ranks, rank) = (ranks as c_int, rank as c_int);
+    // SAFETY: the place is ours, as is the configuration; the library is open.
+    unsafe {
+        match configuration {
+            None => real::ncclCommInitRank(place.as_ptr(), ranks, id, rank),
+            Some(configuration) => {
+                real::ncclCommInitRankConfig(place.as_ptr(), ranks, id, rank, configuration.as_ptr())
+            }
+        }
+    }
+}
+
+/// Writes a handle of ours where NCCL would have written its own.
+pub fn hand_out(place: Handle, handle: ncclComm_t) {
+    // SAFETY: by the called function's contract the application's place for a handle.
+    unsafe { place.0.write_volatile(handle) };
+}
+
+/// Makes an id that is nobody's yet.
+pub fn make_id() -> Result<[u8; NCCL_UNIQUE_ID_BYTES], ncclResult_t> {
+    let mut id = ncclUniqueId { internal: [0; NCCL_UNIQUE_ID_BYTES] };
+    let code = unique_id(&mut id);
+    if code == ncclSuccess { Ok(id.internal.map(|byte| byte as u8)) } else { Err(code) }
+}
+
+/// Gives an id that NCCL made before, where NCCL would write a new one.
+pub fn give_id(place: *mut ncclUniqueId, id: &[u8; NCCL_UNIQUE_ID_BYTES]) -> ncclResult_t {
+    // SAFETY: the application's own argument, not null: NCCL would write there.
+    unsafe { place.write(ncclUniqueId { internal: id.map(|byte| byte as std::ffi::c_char) }) };
+    ncclSuccess
 }
 
 /// Changes the id that NCCL has just written.

@@ -7,9 +7,11 @@
 use std::ffi::{c_int, c_void};
 
 use nccl_sys::{
-    cudaStream_t, ncclComm_t, ncclInProgress, ncclResult_t, ncclSimInfo_t, ncclSuccess, ncclUint8, real,
+    cudaStream_t, ncclComm_t, ncclInProgress, ncclInvalidArgument, ncclResult_t, ncclSimInfo_t, ncclSuccess,
+    ncclUint8, real,
 };
 
+use crate::error::refuse;
 use crate::forward::birth::Handle;
 use crate::gpu::{Address, StreamHandle};
 use crate::stats::count::Identity;
@@ -77,6 +79,16 @@ pub fn revoke(communicator: ncclComm_t, flags: c_int) -> ncclResult_t {
 pub fn async_error(communicator: ncclComm_t, place: *mut ncclResult_t) -> ncclResult_t {
     // SAFETY: the application's own arguments; the library is open.
     unsafe { real::ncclCommGetAsyncError(communicator, place) }
+}
+
+/// Writes an answer of ours, or refuses a null place.
+pub fn put<T>(place: *mut T, value: T, what: &str) -> ncclResult_t {
+    if place.is_null() {
+        return refuse(ncclInvalidArgument, format_args!("{what} is null, expected a place for the answer"));
+    }
+    // SAFETY: the application's own place for this answer.
+    unsafe { place.write(value) };
+    ncclSuccess
 }
 
 /// Writes an error of ours where NCCL has just written that there is none.

@@ -8,9 +8,9 @@ use nccl_sys::{
     ncclResult_t, ncclSuccess,
 };
 
-use crate::communicator::{self, Communicator};
+use crate::communicator::{self, Communicator, Kept};
 use crate::error::refuse;
-use crate::fabric::{self, Asked, Configured, Derivation, Deriving, Fate, Kept, Newborn, Waiting, Wanted};
+use crate::fabric::{self, Asked, Configured, Derivation, Deriving, Fate, Newborn, Waiting, Wanted};
 use crate::forward::birth::{Birth, FromParent, Handle, Which};
 use crate::forward::known;
 use crate::group::{self, Awaited};
@@ -20,7 +20,7 @@ use crate::rendezvous::verdict::Reason;
 use crate::stats::count;
 
 use super::meeting::{self, settle};
-use super::{UNKNOWN, note};
+use super::{UNKNOWN, note, questions};
 
 /// A call before NCCL is asked: what there is to do after it, if anything.
 struct Before {
@@ -48,7 +48,7 @@ pub fn birth(entry: Entry, birth: &Birth) -> ncclResult_t {
             }
             birth.from_parent().and_then(before)
         },
-        |_| birth.run(),
+        |_| run(birth),
         |before, result| {
             if let Some((handle, _)) = birth.newborns().next() {
                 met.set(after(before, handle, result));
@@ -58,6 +58,17 @@ pub fn birth(entry: Entry, birth: &Birth) -> ncclResult_t {
     if result == ncclSuccess { met.get() } else { result }
 }
 
+/// NCCL makes it; a parent that is a promise is honoured first, by all its ranks.
+fn run(birth: &Birth) -> ncclResult_t {
+    match birth.parent().and_then(questions::promise_of) {
+        None => birth.run(),
+        Some(promise) => {
+            let birth = *birth;
+            questions::with_real(&promise, move |real| birth.of_parent(real).run())
+        }
+    }
+}
+
 fn before(from: FromParent) -> Option<Before> {
     let FromParent { parent, which, configured } = from;
     let wanted = match which {
@@ -65,10 +76,7 @@ fn before(from: FromParent) -> Option<Before> {
         Which::Color(color) => Wanted::Split(Some(color)),
         Which::AllBut(excluded) => Wanted::Shrink(excluded),
     };
-    let derive = |kept: &Kept| match kept {
-        Kept::Fabric(fabric) => fabric.derive(&wanted),
-        Kept::Waiting(_) => None,
-    };
+    let derive = |kept: &Kept| kept.fabric()?.derive(&wanted);
     let deriving = communicator::find(parent)?.look_at_kept(parent, derive)??;
     let configured = match configured {
         // A parent with a fabric is one that waits.

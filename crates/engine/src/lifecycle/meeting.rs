@@ -1,16 +1,21 @@
 //! Births whose ranks meet before NCCL makes the communicator. NCCL makes every one of them, from the same id.
 
+use std::sync::Arc;
+
 use nccl_sys::{Entry, ncclComm_t, ncclInProgress, ncclResult_t, ncclSuccess};
 
-use crate::communicator::{self, Communicator};
+use crate::communicator::{self, Communicator, Kept};
 use crate::error::refuse;
-use crate::fabric::{self, Fate, Kept, Waiting, Wish};
-use crate::forward::birth::{self, Birth};
+use crate::fabric::{self, Fate, Patience, Waiting, Wish};
+use crate::forward::birth::{self, Birth, Handle};
+use crate::forward::configuration::Given;
 use crate::forward::known;
 use crate::group::{self, Awaited};
 use crate::guard;
 use crate::process;
-use crate::stats::count;
+use crate::promise::Promise;
+use crate::stats::count::{self, Identity};
+use crate::stats::fabric::PROMISED;
 
 use super::{derived, note};
 
@@ -18,6 +23,8 @@ use super::{derived, note};
 enum Step {
     /// Its meeting is over, or there is none.
     Decided(Fate),
+    /// Its meeting is over: NCCL is not asked. Of `ncclCommInitAll` all ranks.
+    Promised(Vec<Arc<Promise>>),
     /// In a group: NCCL only takes note of it now, and so do we.
     Grouped(Wish),
     /// All ranks are in this hand: once NCCL has made them.
@@ -41,6 +48,7 @@ pub fn birth(entry: Entry, birth: &Birth) -> ncclResult_t {
             Step::Decided(Fate::Failed(failure)) => {
                 refuse(failure.code(), format_args!("no communicator: {failure}"))
             }
+            Step::Promised(_) => ncclSuccess,
             _ => birth.run(),
         },
         |step, result| {
@@ -59,9 +67,18 @@ pub fn birth(entry: Entry, birth: &Birth) -> ncclResult_t {
 }
 
 fn begin(birth: &Birth) -> Step {
-    let wish = match (birth, birth.by_id()) {
-        (Birth::InitAll { .. }, _) => return Step::All,
-        (_, Some(asked)) => wish(&asked),
+    let (wish, configuration) = match (birth, birth.by_id()) {
+        (Birth::InitAll { .. }, _) => return all(birth),
+        (_, Some(asked)) => {
+            // Of a group NCCL makes all communicators at its end.
+            let (patience, configuration) = match asked.given() {
+                _ if group::is_open() => (Patience::None, None),
+                Given::Nothing => (Patience::AsConfigured, None),
+                Given::Sound(configuration) => (Patience::AsConfigured, Some(configuration)),
+                Given::Doubtful => (Patience::None, None),
+            };
+            (wish(&asked, patience), configuration)
+        }
         (Birth::InitRank { .. } | Birth::InitRankConfig { .. } | Birth::InitRankScalable { .. }, None) => {
             return Step::Refused;
         }
@@ -70,23 +87,58 @@ fn begin(birth: &Birth) -> Step {
     if group::is_open() {
         return Step::Grouped(Wish { device: fabric::device_now(), ..wish });
     }
-    Step::Decided(match fabric::ask(&wish) {
+    let device = fabric::device_now();
+    let fate = match fabric::ask(&Wish { device, ..wish }) {
         Ok(asked) => fabric::join(vec![asked]).pop().unwrap_or(Fate::Plain(fabric::derived())),
         Err(reason) => Fate::Plain(reason),
-    })
+    };
+    match fate {
+        Fate::Fabric(fabric) if fabric.contract().is_promise() => {
+            Step::Promised(vec![Promise::new(fabric, device.unwrap_or_default(), configuration)])
+        }
+        fate => Step::Decided(fate),
+    }
 }
 
-fn wish(asked: &birth::Asked) -> Wish {
-    let birth::Asked { id, ids, ranks, rank, blocking, ctas_max } = *asked;
+/// All ranks in this hand: they may be promises; otherwise NCCL makes them first.
+fn all(birth: &Birth) -> Step {
+    let devices = birth.devices_asked().unwrap_or_default();
+    if group::is_open() || !fabric::is_patient(devices.len()) {
+        return Step::All;
+    }
+    let fates = fabric::all_here(&devices, Patience::AsConfigured);
+    let promised = fates.into_iter().zip(devices).map(|(fate, device)| match fate {
+        Fate::Fabric(fabric) => Some(Promise::new(fabric, device, None)),
+        _ => None,
+    });
+    // Where there is no fabric, NCCL may have something to say of these devices.
+    promised.collect::<Option<Vec<_>>>().map_or(Step::All, Step::Promised)
+}
+
+fn wish(asked: &birth::Asked, patience: Patience) -> Wish {
+    let birth::Asked { id, ids, ranks, rank, blocking, ctas_max, config: _ } = *asked;
     let waiting = blocking.map(|blocking| match blocking {
         0 => Waiting::NonBlocking,
         _ => Waiting::Blocking,
     });
-    Wish { id, ids, ranks, rank, waiting, ctas_max: ctas_max.unwrap_or(0).max(0) as u32, device: None }
+    Wish {
+        id,
+        ids,
+        ranks,
+        rank,
+        waiting,
+        ctas_max: ctas_max.unwrap_or(0).max(0) as u32,
+        device: None,
+        patience,
+    }
 }
 
-/// NCCL has taken the wish.
+/// NCCL has taken the wish, or is not asked.
 fn finish(step: Step, birth: &Birth) {
+    if let Step::Promised(promises) = step {
+        birth.newborns().zip(promises).for_each(|((place, _), promise)| hand_out(place, promise));
+        return;
+    }
     let newborns: Vec<_> = birth.newborns().map(|(handle, identity)| note(handle, identity)).collect();
     let one = newborns.first().copied().flatten();
     match (step, one) {
@@ -96,7 +148,7 @@ fn finish(step: Step, birth: &Birth) {
                 born.filter_map(|((place, _), newborn)| Some(Awaited::Born(place, newborn.as_ref()?.0)))
                     .for_each(group::wait_for);
             }
-            let fates = fabric::all_here(&birth.devices().unwrap_or_default());
+            let fates = fabric::all_here(&birth.devices().unwrap_or_default(), Patience::None);
             for (newborn, fate) in newborns.into_iter().zip(fates) {
                 if let Some((handle, communicator)) = newborn {
                     settle(handle, communicator, fate);
@@ -111,6 +163,18 @@ fn finish(step: Step, birth: &Birth) {
         // A split in a group, or later still: its handle is not written yet.
         (_, _) => {}
     }
+}
+
+/// The application gets our handle.
+pub fn hand_out(place: Handle, promise: Arc<Promise>) {
+    let (handle, fabric) = (promise.handle(), promise.fabric().clone());
+    let ranks = fabric.contract().members.len() as i32;
+    let identity = Identity { rank: fabric.rank() as i32, ranks, device: promise.device() };
+    let communicator = communicator::insert(handle, identity);
+    drop(communicator.keep(handle, Kept::Promise(promise)));
+    count::nccl(communicator.counters(), PROMISED);
+    fabric::tell(communicator.counters(), &Fate::Fabric(fabric));
+    birth::hand_out(place, handle);
 }
 
 /// What its birth came to is kept with the communicator, and told.

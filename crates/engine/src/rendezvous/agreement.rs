@@ -3,7 +3,7 @@
 //! One machine decides once; all that ranks hear are copies of that decision. The argument why no two ranks ever act
 //! on different verdicts stands in [`super`].
 
-use crate::contract::{RANKS_MAX, Token};
+use crate::contract::{RANKS_MAX, Token, capability};
 
 use super::decision;
 use super::facts::Facts;
@@ -71,12 +71,14 @@ pub struct Agreement {
     ranks: Option<u32>,
     /// At most one a rank.
     present: Vec<Present>,
+    /// The contract's capabilities, once there is one.
+    capabilities: u64,
 }
 
 impl Agreement {
     /// A meeting to which nobody has come; its contract will bear this name.
     pub fn new(birth: Token) -> Agreement {
-        Agreement { birth, phase: Phase::Gathering, ranks: None, present: Vec::new() }
+        Agreement { birth, phase: Phase::Gathering, ranks: None, present: Vec::new(), capabilities: 0 }
     }
 
     /// How it ended, if it has.
@@ -85,6 +87,11 @@ impl Agreement {
             Phase::Over(verdict) => Some(verdict),
             _ => None,
         }
+    }
+
+    /// Whether it ended in a fabric whose ranks go to NCCL later only, and with another id.
+    pub fn is_promise(&self) -> bool {
+        self.verdict() == Some(&Verdict::Fabric) && self.capabilities & capability::PROMISE != 0
     }
 
     /// How many ranks there are, if any has come.
@@ -167,6 +174,7 @@ impl Agreement {
         self.phase = Phase::Preparing;
         self.present.sort_by_key(|present| present.facts.member.rank);
         let contract = decision::contract(self.birth, self.present.iter().map(|present| &present.facts));
+        self.capabilities = contract.capabilities;
         self.tell_all(&FromHost::Prepare(contract))
     }
 

@@ -95,6 +95,11 @@ pub fn address(id: &Id) -> Option<SocketAddr> {
     }
 }
 
+/// What NCCL's connections for this id begin with.
+pub(super) fn magic(id: &Id) -> &[u8] {
+    &id[..8]
+}
+
 fn with_port(id: &Id, port: u16) -> Option<Id> {
     let usable = address(id)?;
     let anywhere = matches!(usable.ip(), IpAddr::V4(ip) if ip.is_unspecified())

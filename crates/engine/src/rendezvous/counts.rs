@@ -25,6 +25,10 @@ pub struct Counts {
     pub rounds_failed: AtomicU64,
     /// Calls that were forgotten before all of their ranks had come, because there were too many.
     pub calls_forgotten: AtomicU64,
+    /// Ids that NCCL made, nobody used and were given out again.
+    pub ids_recycled: AtomicU64,
+    /// Ids that nobody uses and that were not kept, because there were too many.
+    pub ids_dropped: AtomicU64,
     /// Connections relayed to NCCL's roots.
     pub relays: AtomicU64,
     /// Of these, those that ended out of order.

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use crate::contract::Token;
 
 use super::Limits;
+use super::card::Id;
 use super::connection::Connection;
 use super::counts::Counts;
 use super::derived::NOBODY;
@@ -26,6 +27,7 @@ use super::ours::Ours;
 use super::poll::{Flag, Poll, Watched};
 use super::relay::Relay;
 use super::round::Round;
+use super::spare::{Room, Spares};
 use super::verdict::{Failure, Reason, Verdict};
 use attending::Attending;
 use hosting::Meeting;
@@ -92,7 +94,8 @@ pub struct Expected {
 pub struct NewMeeting {
     pub token: Token,
     pub birth: Token,
-    pub magic: [u8; 8],
+    /// As NCCL made it.
+    pub id: Id,
     pub listener: Ours,
     pub root: SocketAddr,
 }
@@ -104,17 +107,26 @@ pub struct Shared {
     commands: Mutex<Option<Vec<Command>>>,
     wake: Flag,
     next_key: AtomicU64,
+    pub spares: Spares,
     pub counts: Counts,
 }
 
 impl Shared {
-    pub fn new() -> rustix::io::Result<Shared> {
+    pub fn new(limits: &Limits) -> rustix::io::Result<Shared> {
         Ok(Shared {
             commands: Mutex::new(Some(Vec::new())),
             wake: Flag::new()?,
             next_key: AtomicU64::new(WAKE + 1),
+            spares: Spares::new(limits.spare_ids_max),
             counts: Counts::default(),
         })
+    }
+
+    /// Keeps an id that nobody uses.
+    pub fn spare(&self, id: Id) {
+        if self.spares.put(id) == Room::Full {
+            Counts::up(&self.counts.ids_dropped);
+        }
     }
 
     pub fn new_key(&self) -> u64 {

@@ -80,6 +80,7 @@ pub fn begin(identity: Identity) -> usize {
     forget(place, &segment.communicators[UNKNOWN]);
     place.serial.store(serial, Ordering::Relaxed);
     place.fabric.store(fabric::NOT_ASKED, Ordering::Relaxed);
+    place.nccl.store(fabric::MADE, Ordering::Relaxed);
     identify(index, identity);
     index
 }
@@ -103,6 +104,13 @@ pub fn fabric(counters: usize, number: u32) -> u64 {
     let place = &segment::current().communicators[counters];
     place.fabric.store(number, Ordering::Relaxed);
     place.serial.load(Ordering::Relaxed)
+}
+
+/// Notes what of NCCL stands behind a communicator, by a number of [`crate::stats::fabric`].
+pub fn nccl(counters: usize, number: u32) {
+    if counters != UNKNOWN {
+        segment::current().communicators[counters].nccl.store(number, Ordering::Relaxed);
+    }
 }
 
 /// Notes that a communicator has ended; its counts stay to be read.

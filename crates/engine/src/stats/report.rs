@@ -42,6 +42,7 @@ pub fn text(snapshot: &Snapshot) -> String {
                     known(communicator.device, 0),
                     communicator.state
                 ) + &fabric(&communicator.fabric)
+                    + &nccl(&communicator.nccl)
             }
         };
         if communicator.calls.is_empty() {
@@ -65,6 +66,10 @@ fn fabric(text: &str) -> String {
         "yes" => ", fabric".into(),
         reason => format!(", plain: {reason}"),
     }
+}
+
+fn nccl(text: &str) -> String {
+    if text.is_empty() { String::new() } else { format!(", NCCL's {text}") }
 }
 
 fn or_unknown(text: &str) -> &str {
@@ -118,6 +123,7 @@ mod tests {
                 ranks: 4,
                 device: -1,
                 fabric: String::new(),
+                nccl: String::new(),
                 calls: vec![calls],
             }],
         }

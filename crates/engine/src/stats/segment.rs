@@ -71,6 +71,8 @@ pub struct Communicator {
     pub serial: AtomicU64,
     /// Whether it has a fabric: a number of [`crate::stats::fabric`].
     pub fabric: AtomicU32,
+    /// What of NCCL stands behind it: a number of [`crate::stats::fabric`].
+    pub nccl: AtomicU32,
     /// Calls by function and path.
     pub cells: [[Cell; PATHS]; FUNCTIONS],
 }

@@ -50,6 +50,9 @@ pub struct CommunicatorCounts {
     /// `yes`, or why it has no fabric; empty where none was asked for.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub fabric: String,
+    /// Of a promise: `promised`, `built` or `reused`; empty where NCCL made it at its birth.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub nccl: String,
     /// Calls by function and path, only those that were.
     pub calls: Vec<CallCounts>,
 }
@@ -125,6 +128,7 @@ impl CommunicatorCounts {
             ranks: load(&counters.ranks),
             device: load(&counters.device),
             fabric: fabric::text(counters.fabric.load(Ordering::Relaxed)).into(),
+            nccl: fabric::nccl(counters.nccl.load(Ordering::Relaxed)).into(),
             calls,
         })
     }

@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, TcpListener};
 
 use windlass_engine::arena;
-use windlass_engine::fabric::{self, Asked, Fate, Wish};
+use windlass_engine::fabric::{self, Asked, Fate, Patience, Wish};
 use windlass_engine::rendezvous::card::Id;
 use windlass_engine::rendezvous::{ours, verdict::Failure};
 
@@ -16,15 +16,21 @@ pub fn three_devices() -> Option<Vec<Primary>> {
     has_devices(3).then(|| (0..3).map(Primary::of).collect())
 }
 
-/// An id as NCCL makes them, with a meeting, and the root to which nobody goes.
-fn id() -> (Id, TcpListener) {
-    let root = TcpListener::bind("127.0.0.1:0").unwrap();
+/// An id as NCCL makes them.
+pub fn id_of(root: &TcpListener) -> Id {
     let mut id = [0xee; 128];
     id[..40].fill(0);
     id[..8].copy_from_slice(b"\xa7ncclid\x01");
     id[8..10].copy_from_slice(&2u16.to_ne_bytes());
     id[10..12].copy_from_slice(&root.local_addr().unwrap().port().to_be_bytes());
     id[12..16].copy_from_slice(&Ipv4Addr::LOCALHOST.octets());
+    id
+}
+
+/// One with a meeting, and the root to which nobody goes.
+fn id() -> (Id, TcpListener) {
+    let root = TcpListener::bind("127.0.0.1:0").unwrap();
+    let id = id_of(&root);
     let hosted = fabric::host(&id);
     assert_ne!(hosted, id, "it has a meeting");
     (hosted, root)
@@ -40,6 +46,7 @@ fn ask(device: &Primary, id: Id, ranks: usize) -> Asked {
         waiting: None,
         ctas_max: 0,
         device: None,
+        patience: Patience::None,
     };
     fabric::ask(&wish).unwrap()
 }
@@ -61,7 +68,7 @@ fn ranks_of_one_process() {
     let asked: Vec<Asked> = devices.iter().map(|device| ask(device, id, devices.len())).collect();
     let met = fabric::join(asked);
     let before = ours::open();
-    let made = fabric::all_here(&[0, 1, 2]);
+    let made = fabric::all_here(&[0, 1, 2], Patience::None);
     assert_eq!(ours::open(), before, "one call takes no descriptor");
     for fate in met.iter().chain(&made) {
         assert!(matches!(fate, Fate::Fabric(_)), "{fate:?}");

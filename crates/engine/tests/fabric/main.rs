@@ -6,3 +6,4 @@ mod support;
 
 mod births;
 mod derived;
+mod ids;

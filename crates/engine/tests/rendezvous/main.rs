@@ -4,6 +4,7 @@ mod agreement;
 mod derived;
 mod descriptors;
 mod endings;
+mod ids;
 mod meetings;
 mod processes;
 mod rounds;

@@ -10,6 +10,7 @@ use crate::contract::Token;
 
 use super::{Endpoint, NewMeeting, RETRY_MS, Reactor};
 use crate::rendezvous::agreement::{Agreement, Event, Seat};
+use crate::rendezvous::card::{self, Id};
 use crate::rendezvous::connection::{self, Connection, Line};
 use crate::rendezvous::counts::Counts;
 use crate::rendezvous::message::{self, Caller, FROM_RANK_BYTES_MAX, FromRank, GREETING_BYTES};
@@ -35,8 +36,8 @@ pub(super) struct Meeting {
 
 #[derive(Debug)]
 enum Kind {
-    /// Of an id, with what NCCL's connections begin with and where its root is.
-    Id { magic: [u8; 8], root: SocketAddr },
+    /// Of an id, as NCCL made it, and where its root is.
+    Id { id: Id, root: SocketAddr },
     /// Of a call that makes communicators from another, with the connections that have not said a word, and whose they
     /// are. Kept until nobody can come any more.
     Call { call: Token, silent: Vec<(u64, u32)> },
@@ -110,14 +111,14 @@ impl Meeting {
 impl Reactor {
     pub(super) fn open(&mut self, new: NewMeeting) {
         self.sweep();
-        let NewMeeting { token, birth, magic, listener, root } = new;
+        let NewMeeting { token, birth, id, listener, root } = new;
         let mut watched = self.poll.watch(listener);
         if let Err(error) = watched.want(EventFlags::IN) {
             log::warn!("rendezvous cannot wait for a listener: {error}");
         }
         let key = watched.key();
         self.endpoints.insert(key, Endpoint::Listener(watched, token));
-        self.meetings.insert(token, Meeting::new(birth, Kind::Id { magic, root }, Some(key)));
+        self.meetings.insert(token, Meeting::new(birth, Kind::Id { id, root }, Some(key)));
         self.sweeping.push_back(token);
     }
 
@@ -127,12 +128,14 @@ impl Reactor {
         for _ in 0..SWEEP.min(self.sweeping.len()) {
             let Some(token) = self.sweeping.pop_front() else { return };
             let Some(meeting) = self.meetings.get(&token) else { continue };
+            if meeting.listener.is_none() {
+                continue;
+            }
             let idle = meeting.relays == 0 && meeting.newcomers.is_empty();
             let waited_for = meeting.present > 0 && meeting.agreement.verdict().is_none();
-            if meeting.listener.is_some() && idle && !waited_for && meeting.root_is_gone() {
+            if idle && !waited_for && meeting.root_is_gone() {
                 self.retire(token);
-            }
-            if self.meetings.contains_key(&token) {
+            } else {
                 self.sweeping.push_back(token);
             }
         }
@@ -154,6 +157,24 @@ impl Reactor {
                 .retain(|_, endpoint| !matches!(endpoint, Endpoint::Present(_, of) if *of == token));
         }
         self.forget_if_empty(token);
+    }
+
+    /// All ranks have confirmed that they go to NCCL later only, and with another id: so nobody goes to the root of this
+    /// one. Also not
+    ///
+    /// - a rank that dies, leaves or loses us before it hears the verdict: whoever has reported goes nowhere without the
+    ///   host's word, its init fails;
+    /// - anybody who has been there: the first connection that is relayed makes the meeting plain, so none was;
+    /// - whoever else connects from now on: no rank is missing. It is refused, as by NCCL's root once all have been there.
+    ///
+    /// The port goes, the ranks stay connected, and the id goes to those that are given out again. That comes before
+    /// anybody hears the verdict: whoever asks for an id after the birth finds this one.
+    fn recycle(&mut self, token: Token) {
+        let Some(meeting) = self.meetings.get(&token) else { return };
+        if let Kind::Id { id, .. } = meeting.kind {
+            self.retire(token);
+            self.shared.spare(id);
+        }
     }
 
     pub(super) fn forget_if_empty(&mut self, token: Token) {
@@ -251,8 +272,8 @@ impl Reactor {
     fn foreign(&mut self, connection: Connection, token: Token) {
         let Some(meeting) = self.meetings.get_mut(&token) else { return };
         let first = meeting.agreement.verdict().is_none();
-        let Kind::Id { magic, root } = &meeting.kind else { return };
-        let (root, speaks_nccl) = (connection::connect(root), connection.input.starts_with(magic));
+        let Kind::Id { id, root } = &meeting.kind else { return };
+        let (root, speaks_nccl) = (connection::connect(root), connection.input.starts_with(card::magic(id)));
         if first {
             log::debug!("rendezvous {token:?} foreign connection, nccl {speaks_nccl}: plain");
             self.happen(token, Event::Foreign);
@@ -356,7 +377,11 @@ impl Reactor {
             if let (true, Some(verdict)) = (undecided, meeting.agreement.verdict()) {
                 self.shared.counts.verdict(verdict);
                 log::debug!("rendezvous {token:?} verdict {verdict:?}");
+                if meeting.agreement.is_promise() {
+                    self.recycle(token);
+                }
             }
+            let Some(meeting) = self.meetings.get_mut(&token) else { return };
             for answer in answers {
                 let Some(Endpoint::Present(connection, _)) = self.endpoints.get_mut(&answer.to.0) else {
                     continue;

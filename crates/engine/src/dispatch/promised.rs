@@ -1,0 +1,204 @@
+//! Calls of promises that NCCL is to run. What it would refuse is refused here, and what it would drop is dropped: neither is a
+//! reason to wait for other ranks. In a group such a call is held until the outermost end, where all promises of the group are
+//! honoured beside each other; then NCCL runs it, after its own part of the group.
+
+use std::sync::Arc;
+
+use nccl_sys::{ncclComm_t, ncclInternalError, ncclInvalidUsage, ncclResult_t, ncclSuccess};
+
+use crate::call::{Call, Function};
+use crate::communicator;
+use crate::contract::Token;
+use crate::error::refuse;
+use crate::forward::{self, known};
+use crate::group::{self, Awaited, Promised, Work};
+use crate::guard;
+use crate::promise::{Beside, Promise};
+use crate::stats::{count, fabric};
+
+use super::messages;
+
+/// What becomes of a call.
+enum Look {
+    Answer(ncclResult_t),
+    Honour,
+    /// At once, though a group is open.
+    HonourInGroup,
+}
+
+/// Runs a call, or holds it till its group ends.
+pub fn take(call: &Call, promise: &Arc<Promise>) -> ncclResult_t {
+    if promise.real().is_none() {
+        let honoured = match guard::or_else(|| Look::Answer(ncclInternalError), || look(call, promise)) {
+            Look::Answer(code) => return code,
+            Look::Honour => honour(promise),
+            Look::HonourInGroup => honour_in_group(promise),
+        };
+        if honoured != ncclSuccess {
+            return honoured;
+        }
+    }
+    run(call, promise)
+}
+
+/// Honours a promise, outside groups.
+pub fn honour(promise: &Arc<Promise>) -> ncclResult_t {
+    let result = promise.honour();
+    if result == ncclSuccess {
+        note(promise);
+    }
+    result
+}
+
+/// Honours a promise while this thread has a group open.
+pub fn honour_in_group(promise: &Arc<Promise>) -> ncclResult_t {
+    let result = promise.honour_beside().wait();
+    if result == ncclSuccess {
+        note(promise);
+    }
+    result
+}
+
+fn note(promise: &Promise) {
+    if let Some(communicator) = communicator::find(promise.handle()) {
+        count::nccl(communicator.counters(), fabric::BUILT);
+    }
+}
+
+fn look(call: &Call, promise: &Arc<Promise>) -> Look {
+    if let Some(code) = refusal(call, promise) {
+        if group::is_open() {
+            // As NCCL has it, the group runs nothing.
+            group::wait_for(Awaited::Failed(code));
+        }
+        return Look::Answer(code);
+    }
+    // NCCL drops collectives without elements.
+    if call.shared.count == 0 && !matches!(call.shared.function, Function::Send | Function::Recv) {
+        return Look::Answer(ncclSuccess);
+    }
+    if !group::is_open() {
+        return Look::Honour;
+    }
+    // What a configuration points to need not last till the group ends.
+    if !call.local.config.is_null() {
+        return Look::HonourInGroup;
+    }
+    let operator = call.shared.operation.and_then(|operation| promise.operators().get(operation));
+    let held = Promised { promise: promise.clone(), work: Work::Call(*call, operator) };
+    match group::hold_promised(held) {
+        true => Look::Answer(ncclSuccess),
+        false => Look::Answer(refuse(ncclInternalError, format_args!("a group of a thread that is ending"))),
+    }
+}
+
+fn refusal(call: &Call, promise: &Promise) -> Option<ncclResult_t> {
+    if promise.is_revoked() {
+        let name = call.shared.function.entry().description().name;
+        return Some(refuse(ncclInvalidUsage, format_args!("{name}: the communicator was revoked")));
+    }
+    promise.refusal(call)
+}
+
+fn run(call: &Call, promise: &Promise) -> ncclResult_t {
+    let translated = guard::or_else(
+        || Err(ncclInternalError),
+        || {
+            if let Some(communicator) = communicator::find(call.local.communicator) {
+                messages::before_forward(call, communicator);
+            }
+            promise.translated(call)
+        },
+    );
+    match translated {
+        Ok(call) => forward::forward(&call),
+        Err(code) => code,
+    }
+}
+
+/// What a group held, by communicator, in the order of each one's first call.
+pub struct Held(Vec<Unit>);
+
+struct Unit {
+    birth: Token,
+    promises: Vec<(Arc<Promise>, Beside)>,
+    work: Vec<Promised>,
+}
+
+/// Begins to honour what a group needs, each promise by itself: another rank may have its part of the group outside groups, one
+/// communicator after the other.
+pub fn begin(held: Vec<Promised>) -> Held {
+    let mut units: Vec<Unit> = Vec::new();
+    for one in held {
+        let birth = one.promise.fabric().contract().birth;
+        let index = units.iter().position(|unit| unit.birth == birth).unwrap_or_else(|| {
+            units.push(Unit { birth, promises: Vec::new(), work: Vec::new() });
+            units.len() - 1
+        });
+        let unit = &mut units[index];
+        if !unit.promises.iter().any(|(known, _)| Arc::ptr_eq(known, &one.promise)) {
+            unit.promises.push((one.promise.clone(), one.promise.honour_beside()));
+        }
+        unit.work.push(one);
+    }
+    Held(units)
+}
+
+/// Gives NCCL what a group held, after its own part of it has run: communicator by communicator, as soon as each is honoured,
+/// in a group each. The first failure is the answer; the others run all the same, as their peers wait.
+pub fn finish(held: Held) -> ncclResult_t {
+    let mut answer = ncclSuccess;
+    for Unit { promises, work, .. } in held.0 {
+        let mut result = ncclSuccess;
+        for (promise, honouring) in promises {
+            let honoured = honouring.wait();
+            match honoured == ncclSuccess {
+                true => note(&promise),
+                false if result == ncclSuccess => result = honoured,
+                false => {}
+            }
+        }
+        if result == ncclSuccess {
+            result = run_unit(work);
+        }
+        if answer == ncclSuccess {
+            answer = result;
+        }
+    }
+    answer
+}
+
+fn run_unit(work: Vec<Promised>) -> ncclResult_t {
+    let opened = known::group_start();
+    if opened != ncclSuccess {
+        return opened;
+    }
+    let results: Vec<ncclResult_t> = work.into_iter().map(run_one).collect();
+    let closed = known::group_end();
+    results.into_iter().find(|result| *result != ncclSuccess).unwrap_or(closed)
+}
+
+fn run_one(Promised { promise, work }: Promised) -> ncclResult_t {
+    let Some(real) = promise.real() else { return ncclInternalError };
+    match work {
+        Work::Other(work) => work(real),
+        Work::Call(call, None) => run(&call, &promise),
+        Work::Call(mut call, Some(operator)) => match operator.real(real) {
+            Some(operation) => {
+                call.shared.operation = Some(operation);
+                run_made(&call, &promise, real)
+            }
+            None => ncclInternalError,
+        },
+    }
+}
+
+/// A call whose reduction is NCCL's own already.
+fn run_made(call: &Call, promise: &Promise, real: ncclComm_t) -> ncclResult_t {
+    if let Some(communicator) = communicator::find(promise.handle()) {
+        messages::before_forward(call, communicator);
+    }
+    let mut call = *call;
+    call.local.communicator = real;
+    forward::forward(&call)
+}

@@ -1,0 +1,189 @@
+//! A communicator's configuration, kept for a communicator that NCCL makes later than it was asked for.
+
+// The pointer is the application's own argument, as in `birth`.
+#![allow(unsafe_code, clippy::not_unsafe_ptr_arg_deref)]
+
+use std::ffi::{CStr, CString, c_char, c_int};
+use std::mem::offset_of;
+
+use nccl_sys::{NCCL_API_MAGIC, NCCL_CONFIG_UNDEF_INT, ncclConfig_t};
+
+/// A copy of the application's own, with copies of its names.
+pub struct Configuration {
+    config: Box<ncclConfig_t>,
+    names: [Option<CString>; 2],
+}
+
+impl std::fmt::Debug for Configuration {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Configuration").field("names", &self.names).finish_non_exhaustive()
+    }
+}
+
+// SAFETY: its pointers are to its own names, which nobody changes.
+unsafe impl Send for Configuration {}
+// SAFETY: as above.
+unsafe impl Sync for Configuration {}
+
+/// What a caller gave as configuration.
+#[derive(Debug)]
+pub enum Given {
+    /// None.
+    Nothing,
+    /// One that NCCL takes for certain.
+    Sound(Configuration),
+    /// One that it may refuse, or that says what we do not know: it must see it now.
+    Doubtful,
+}
+
+/// Fields that must be one of these values if they say anything. Of the others nothing but silence is sound.
+const SOUND: &[(usize, std::ops::RangeInclusive<c_int>)] = &[
+    (offset_of!(ncclConfig_t, blocking), 1..=1),
+    (offset_of!(ncclConfig_t, cgaClusterSize), 0..=8),
+    (offset_of!(ncclConfig_t, minCTAs), 1..=64),
+    (offset_of!(ncclConfig_t, maxCTAs), 1..=64),
+    (offset_of!(ncclConfig_t, splitShare), 0..=1),
+    (offset_of!(ncclConfig_t, trafficClass), 0..=c_int::MAX),
+    (offset_of!(ncclConfig_t, collnetEnable), 0..=1),
+    (offset_of!(ncclConfig_t, CTAPolicy), 0..=1),
+    (offset_of!(ncclConfig_t, shrinkShare), 0..=1),
+    (offset_of!(ncclConfig_t, nvlsCTAs), 1..=32),
+    (offset_of!(ncclConfig_t, nChannelsPerNetPeer), 1..=32),
+    (offset_of!(ncclConfig_t, nvlinkCentricSched), 0..=1),
+];
+
+const KNOWN_BYTES: usize = size_of::<ncclConfig_t>();
+const NAMES: [usize; 2] = [offset_of!(ncclConfig_t, netName), offset_of!(ncclConfig_t, commName)];
+const FIRST: usize = offset_of!(ncclConfig_t, blocking);
+
+impl Given {
+    /// Copies what the application gave.
+    pub fn of(config: *const ncclConfig_t) -> Given {
+        if config.is_null() {
+            return Given::Nothing;
+        }
+        // SAFETY: the application's own configuration, which begins with its size.
+        let size = unsafe { (&raw const (*config).size).read() };
+        if !(FIRST + size_of::<c_int>()..=KNOWN_BYTES).contains(&size) {
+            return Given::Doubtful;
+        }
+        // SAFETY: a structure of integers and pointers is valid when zeroed.
+        let mut copy: Box<ncclConfig_t> = Box::new(unsafe { std::mem::zeroed() });
+        // SAFETY: as many bytes as the configuration says it has, into one that has room for them.
+        unsafe { std::ptr::copy_nonoverlapping(config.cast::<u8>(), (&raw mut *copy).cast::<u8>(), size) };
+        if copy.magic != NCCL_API_MAGIC || !is_sound(&copy, size) {
+            return Given::Doubtful;
+        }
+        let mut names = [None, None];
+        for (name, offset) in names.iter_mut().zip(NAMES) {
+            if offset + size_of::<*const c_char>() > size {
+                continue;
+            }
+            // SAFETY: a pointer's place within the copy.
+            let place = unsafe { (&raw mut *copy).byte_add(offset).cast::<*const c_char>() };
+            // SAFETY: as above.
+            let given = unsafe { place.read() };
+            if !given.is_null() {
+                // SAFETY: NCCL, too, takes it for a string.
+                let own = unsafe { CStr::from_ptr(given) }.to_owned();
+                // SAFETY: as above; the string lives as long as the copy.
+                unsafe { place.write(own.as_ptr()) };
+                *name = Some(own);
+            }
+        }
+        Given::Sound(Configuration { config: copy, names })
+    }
+}
+
+fn is_sound(config: &ncclConfig_t, size: usize) -> bool {
+    let base = std::ptr::from_ref(config);
+    let integers = (FIRST..size).step_by(size_of::<c_int>());
+    let is_name = |offset: usize| NAMES.iter().any(|name| (*name..name + 8).contains(&offset));
+    let sound =
+        integers.filter(|offset| !is_name(*offset) && offset + size_of::<c_int>() <= size).all(|offset| {
+            // SAFETY: an integer's place within the structure.
+            let value = unsafe { base.byte_add(offset).cast::<c_int>().read() };
+            let allowed = SOUND.iter().find(|(field, _)| *field == offset).map(|(_, values)| values);
+            // Where an older header's ends with a hole, a field of a newer one lies.
+            let may_be_hole = offset + size_of::<c_int>() == size && allowed.is_none();
+            value == NCCL_CONFIG_UNDEF_INT
+                || allowed.is_some_and(|values| values.contains(&value))
+                || may_be_hole && value == 0
+        });
+    let says = |value: c_int| value != NCCL_CONFIG_UNDEF_INT;
+    let reaches = size >= offset_of!(ncclConfig_t, maxCTAs) + size_of::<c_int>();
+    // NCCL compares the two as they are: one that says nothing is the least of all numbers.
+    sound && (!reaches || !says(config.minCTAs) || config.minCTAs <= config.maxCTAs)
+}
+
+impl Configuration {
+    /// For NCCL, which may not write to it.
+    pub fn as_ptr(&self) -> *mut ncclConfig_t {
+        (&raw const *self.config).cast_mut()
+    }
+
+    /// What it says, to be compared: two that are equal make equal communicators.
+    pub fn words(&self) -> Vec<u8> {
+        let mut config = *self.config;
+        (config.netName, config.commName) = (std::ptr::null(), std::ptr::null());
+        // SAFETY: the structure has no padding between integers that we set; bytes beyond `size` are zeros, as are holes.
+        let bytes = unsafe {
+            std::slice::from_raw_parts((&raw const config).cast::<u8>(), size_of::<ncclConfig_t>())
+        };
+        let mut words = bytes.to_vec();
+        self.names.iter().flatten().for_each(|name| words.extend(name.as_bytes_with_nul()));
+        words
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn silent() -> ncclConfig_t {
+        // SAFETY: a structure of integers and pointers is valid when zeroed.
+        let mut config: ncclConfig_t = unsafe { std::mem::zeroed() };
+        let base = &raw mut config;
+        for offset in (FIRST..offset_of!(ncclConfig_t, nvlsHostMode) + 4).step_by(4) {
+            if !NAMES.iter().any(|name| (*name..name + 8).contains(&offset)) {
+                // SAFETY: an integer's place within the structure.
+                unsafe { base.byte_add(offset).cast::<c_int>().write(NCCL_CONFIG_UNDEF_INT) };
+            }
+        }
+        ncclConfig_t { size: KNOWN_BYTES, magic: NCCL_API_MAGIC, version: 22809, ..config }
+    }
+
+    fn is_doubtful(config: ncclConfig_t) -> bool {
+        matches!(Given::of(&config), Given::Doubtful)
+    }
+
+    /// What NCCL takes for certain is kept, names too; what it may refuse is doubtful.
+    #[test]
+    fn sound_and_doubtful() {
+        assert!(matches!(Given::of(std::ptr::null()), Given::Nothing));
+        let name = CString::new("pair").unwrap();
+        let given = Given::of(&ncclConfig_t { blocking: 1, maxCTAs: 4, commName: name.as_ptr(), ..silent() });
+        drop(name);
+        let Given::Sound(kept) = given else { panic!("{given:?}") };
+        // SAFETY: our own copy.
+        let seen = unsafe { CStr::from_ptr((*kept.as_ptr()).commName) };
+        assert_eq!(seen.to_bytes(), b"pair");
+        assert!(kept.words().ends_with(b"pair\0"));
+        for doubtful in [
+            ncclConfig_t { blocking: 0, ..silent() },
+            ncclConfig_t { blocking: 2, ..silent() },
+            ncclConfig_t { magic: 1, ..silent() },
+            ncclConfig_t { size: KNOWN_BYTES + 8, ..silent() },
+            ncclConfig_t { size: 8, ..silent() },
+            ncclConfig_t { minCTAs: 8, maxCTAs: 4, ..silent() },
+            ncclConfig_t { minCTAs: 8, ..silent() },
+            ncclConfig_t { maxCTAs: 0, ..silent() },
+            ncclConfig_t { hostCftMode: nccl_sys::ncclHostCftEnable.0, ..silent() },
+        ] {
+            assert!(is_doubtful(doubtful));
+        }
+        // An older header's ends earlier.
+        let older = ncclConfig_t { size: offset_of!(ncclConfig_t, minCTAs), minCTAs: 99, ..silent() };
+        assert!(!is_doubtful(older));
+    }
+}

@@ -1,0 +1,70 @@
+//! User-defined reductions of the real NCCL.
+
+// The pointers are the application's own arguments.
+#![allow(unsafe_code, clippy::not_unsafe_ptr_arg_deref)]
+
+use std::ffi::c_void;
+
+use nccl_sys::{
+    ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclScalarDevice, ncclScalarHostImmediate,
+    ncclSuccess, real,
+};
+
+/// The factor of a reduction.
+#[derive(Clone, Copy, Debug)]
+pub enum Scalar {
+    /// Its bytes.
+    Here([u8; 8]),
+    /// Where it lies on the device when calls run.
+    OnDevice(usize),
+}
+
+impl Scalar {
+    /// Reads one of so many bytes, at most 8, from the host.
+    pub fn read(place: *const c_void, bytes: usize) -> Scalar {
+        let mut scalar = [0; 8];
+        // SAFETY: by ncclRedOpCreatePreMulSum's contract an element lies there; it has at most 8 bytes.
+        unsafe { std::ptr::copy_nonoverlapping(place.cast::<u8>(), scalar.as_mut_ptr(), bytes.min(8)) };
+        Scalar::Here(scalar)
+    }
+
+    /// One that lies on the device.
+    pub fn on_device(place: *mut c_void) -> Scalar {
+        Scalar::OnDevice(place as usize)
+    }
+}
+
+/// Makes one.
+pub fn create(
+    scalar: &Scalar,
+    datatype: ncclDataType_t,
+    communicator: ncclComm_t,
+) -> Result<ncclRedOp_t, ncclResult_t> {
+    let mut made = ncclRedOp_t(0);
+    let (place, residence) = match scalar {
+        // NCCL reads it now.
+        Scalar::Here(bytes) => (bytes.as_ptr().cast_mut().cast(), ncclScalarHostImmediate),
+        Scalar::OnDevice(place) => (*place as *mut c_void, ncclScalarDevice),
+    };
+    // SAFETY: the handle is that of a communicator that NCCL made and nobody has ended; the rest is as the application gave it.
+    let code = unsafe { real::ncclRedOpCreatePreMulSum(&mut made, place, datatype, residence, communicator) };
+    if code == ncclSuccess { Ok(made) } else { Err(code) }
+}
+
+/// Ends one.
+pub fn destroy(operation: ncclRedOp_t, communicator: ncclComm_t) -> ncclResult_t {
+    // SAFETY: as for `create`.
+    unsafe { real::ncclRedOpDestroy(operation, communicator) }
+}
+
+/// Hands a creation on.
+pub fn create_for(
+    place: *mut ncclRedOp_t,
+    scalar: *mut c_void,
+    datatype: ncclDataType_t,
+    residence: nccl_sys::ncclScalarResidence_t,
+    communicator: ncclComm_t,
+) -> ncclResult_t {
+    // SAFETY: the application's own arguments; the library is open.
+    unsafe { real::ncclRedOpCreatePreMulSum(place, scalar, datatype, residence, communicator) }
+}

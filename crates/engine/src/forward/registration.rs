@@ -1,0 +1,24 @@
+//! Registered buffers of the real NCCL.
+
+// The pointers are the application's own arguments.
+#![allow(unsafe_code, clippy::not_unsafe_ptr_arg_deref)]
+
+use std::ffi::c_void;
+use std::ptr::null_mut;
+
+use nccl_sys::{ncclComm_t, ncclResult_t, ncclSuccess, real};
+
+/// Registers a buffer.
+pub fn register(communicator: ncclComm_t, address: usize, bytes: usize) -> Result<usize, ncclResult_t> {
+    // NCCL may take it without writing a handle.
+    let mut handle: *mut c_void = null_mut();
+    // SAFETY: the handle is that of a communicator that NCCL made and nobody has ended; the rest is as the application gave it.
+    let code = unsafe { real::ncclCommRegister(communicator, address as *mut c_void, bytes, &mut handle) };
+    if code == ncclSuccess { Ok(handle as usize) } else { Err(code) }
+}
+
+/// Ends a registration.
+pub fn deregister(communicator: ncclComm_t, handle: usize) -> ncclResult_t {
+    // SAFETY: as for `register`.
+    unsafe { real::ncclCommDeregister(communicator, handle as *mut c_void) }
+}

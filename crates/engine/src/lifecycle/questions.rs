@@ -1,0 +1,273 @@
+//! What else is asked of a communicator. Of one that NCCL made, NCCL answers. Of a promise: what only this rank asks is answered
+//! here; what all ranks ask honours it, in a group at the group's end.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::sync::Arc;
+
+use nccl_sys::missing::is_missing;
+use nccl_sys::{
+    Entry, ncclComm_t, ncclDataType_t, ncclInternalError, ncclInvalidArgument, ncclInvalidUsage, ncclRedOp_t,
+    ncclResult_t, ncclScalarResidence_t, ncclSuccess, ncclWindow_t,
+};
+
+use crate::communicator;
+use crate::dispatch::promised;
+use crate::error::refuse;
+use crate::forward::known::put;
+use crate::forward::questions::OneSided;
+use crate::forward::{operators, questions};
+use crate::group::{self, Promised, Work};
+use crate::guard;
+use crate::promise::Promise;
+use crate::stats::count;
+
+/// The promise that a handle of ours stands for.
+pub fn promise_of(handle: ncclComm_t) -> Option<Arc<Promise>> {
+    let communicator = communicator::find(handle)?;
+    if communicator.is_promise() { communicator.promise(handle) } else { None }
+}
+
+/// What only this rank asks: `here` answers for a promise that is not honoured.
+fn ask(
+    entry: Entry,
+    handle: ncclComm_t,
+    here: impl FnOnce(&Arc<Promise>) -> ncclResult_t,
+    real: impl FnOnce(ncclComm_t) -> ncclResult_t,
+) -> ncclResult_t {
+    let before = || {
+        count::function(entry);
+        // What the real library lacks, it lacks for promises, too; that answer looks at no handle.
+        promise_of(handle).filter(|_| !is_missing(entry))
+    };
+    let answer = |promise: &Option<Arc<Promise>>| match promise {
+        None => real(handle),
+        Some(promise) => match promise.real() {
+            Some(built) => real(built),
+            None => guard::call(|| here(promise)),
+        },
+    };
+    guard::around(before, answer, |_, _| ())
+}
+
+/// What all ranks ask.
+fn need(
+    entry: Entry,
+    handle: ncclComm_t,
+    real: impl FnOnce(ncclComm_t) -> ncclResult_t + 'static,
+) -> ncclResult_t {
+    let before = || {
+        count::function(entry);
+        promise_of(handle).filter(|_| !is_missing(entry))
+    };
+    let answer = |promise: &Option<Arc<Promise>>| match promise {
+        None => real(handle),
+        Some(promise) => with_real(promise, real),
+    };
+    guard::around(before, answer, |_, _| ())
+}
+
+/// Runs what needs NCCL's communicator: now, or at the end of the open group.
+pub fn with_real(
+    promise: &Arc<Promise>,
+    real: impl FnOnce(ncclComm_t) -> ncclResult_t + 'static,
+) -> ncclResult_t {
+    if promise.real().is_none() && group::is_open() {
+        let held = Promised { promise: promise.clone(), work: Work::Other(Box::new(real)) };
+        return match group::hold_promised(held) {
+            true => ncclSuccess,
+            false => refuse(ncclInternalError, format_args!("a group of a thread that is ending")),
+        };
+    }
+    if promise.real().is_none() {
+        let honoured = promised::honour(promise);
+        if honoured != ncclSuccess {
+            return honoured;
+        }
+    }
+    promise.real().map_or(ncclInternalError, real)
+}
+
+/// How many ranks there are.
+pub fn count(handle: ncclComm_t, place: *mut c_int) -> ncclResult_t {
+    let here = |promise: &Arc<Promise>| {
+        put(place, promise.fabric().contract().members.len() as c_int, "ncclCommCount: count")
+    };
+    ask(Entry::ncclCommCount, handle, here, |real| questions::count(real, place))
+}
+
+/// This rank's device.
+pub fn device(handle: ncclComm_t, place: *mut c_int) -> ncclResult_t {
+    let here = |promise: &Arc<Promise>| put(place, promise.device(), "ncclCommCuDevice: device");
+    ask(Entry::ncclCommCuDevice, handle, here, |real| questions::device(real, place))
+}
+
+/// This rank.
+pub fn rank(handle: ncclComm_t, place: *mut c_int) -> ncclResult_t {
+    let here =
+        |promise: &Arc<Promise>| put(place, promise.fabric().rank() as c_int, "ncclCommUserRank: rank");
+    ask(Entry::ncclCommUserRank, handle, here, |real| questions::rank(real, place))
+}
+
+/// NCCL's last error text, which is the process's.
+pub fn last_error(handle: ncclComm_t) -> *const c_char {
+    count::function(Entry::ncclGetLastError);
+    let real = promise_of(handle).map_or(handle, |promise| promise.real().unwrap_or(std::ptr::null_mut()));
+    questions::last_error(real)
+}
+
+/// Gives back memory of an idle communicator. A promise that is not honoured has none of NCCL's.
+pub fn suspend(handle: ncclComm_t, flags: c_int) -> ncclResult_t {
+    ask(Entry::ncclCommSuspend, handle, |_| ncclSuccess, |real| questions::suspend(real, flags))
+}
+
+/// Takes that back.
+pub fn resume(handle: ncclComm_t) -> ncclResult_t {
+    ask(Entry::ncclCommResume, handle, |_| ncclSuccess, questions::resume)
+}
+
+/// Bytes of device memory that NCCL's communicator holds.
+pub fn memory(handle: ncclComm_t, which: nccl_sys::ncclCommMemStat_t, place: *mut u64) -> ncclResult_t {
+    let here = |_: &Arc<Promise>| put(place, 0, "ncclCommMemStats: value");
+    ask(Entry::ncclCommMemStats, handle, here, |real| questions::memory(real, which, place))
+}
+
+/// An id for ranks that join.
+pub fn unique_id(handle: ncclComm_t, place: *mut nccl_sys::ncclUniqueId) -> ncclResult_t {
+    need(Entry::ncclCommGetUniqueId, handle, move |real| questions::unique_id(real, place))
+}
+
+/// Registers a buffer.
+pub fn register(
+    handle: ncclComm_t,
+    address: *mut c_void,
+    bytes: usize,
+    place: *mut *mut c_void,
+) -> ncclResult_t {
+    let here = |promise: &Arc<Promise>| {
+        if place.is_null() {
+            return refuse(ncclInvalidArgument, format_args!("ncclCommRegister: handle is null"));
+        }
+        put(
+            place,
+            promise.registrations().add(address as usize, bytes) as *mut c_void,
+            "ncclCommRegister: handle",
+        )
+    };
+    ask(Entry::ncclCommRegister, handle, here, |real| questions::register(real, address, bytes, place))
+}
+
+/// Ends a registration.
+pub fn deregister(handle: ncclComm_t, registration: *mut c_void) -> ncclResult_t {
+    let before = || {
+        count::function(Entry::ncclCommDeregister);
+        promise_of(handle)
+    };
+    let answer = |promise: &Option<Arc<Promise>>| {
+        let Some(promise) = promise else { return questions::deregister(handle, registration) };
+        let real = promise.real();
+        match promise.registrations().remove(registration as usize, real) {
+            Some(result) => result,
+            None => match real {
+                Some(real) => questions::deregister(real, registration),
+                None if registration.is_null() => ncclSuccess,
+                None => {
+                    refuse(ncclInvalidUsage, format_args!("ncclCommDeregister: {registration:p} is unknown"))
+                }
+            },
+        }
+    };
+    guard::around(before, answer, |_, _| ())
+}
+
+/// Makes a reduction. Of a promise it stays ours, honoured or not.
+pub fn operator(
+    place: *mut ncclRedOp_t,
+    scalar: *mut c_void,
+    datatype: ncclDataType_t,
+    residence: ncclScalarResidence_t,
+    handle: ncclComm_t,
+) -> ncclResult_t {
+    let before = || {
+        count::function(Entry::ncclRedOpCreatePreMulSum);
+        promise_of(handle)
+    };
+    let answer = |promise: &Option<Arc<Promise>>| match promise {
+        None => operators::create_for(place, scalar, datatype, residence, handle),
+        Some(promise) => guard::call(|| {
+            if place.is_null() || scalar.is_null() {
+                let why = format_args!("ncclRedOpCreatePreMulSum: op or scalar is null");
+                return refuse(ncclInvalidArgument, why);
+            }
+            match promise.operators().create(scalar, datatype, residence) {
+                Ok(made) => put(place, made, "ncclRedOpCreatePreMulSum: op"),
+                Err(code) => code,
+            }
+        }),
+    };
+    guard::around(before, answer, |_, _| ())
+}
+
+/// Ends a reduction.
+pub fn end_operator(operation: ncclRedOp_t, handle: ncclComm_t) -> ncclResult_t {
+    let before = || {
+        count::function(Entry::ncclRedOpDestroy);
+        promise_of(handle)
+    };
+    let answer = |promise: &Option<Arc<Promise>>| match promise {
+        None => operators::destroy(operation, handle),
+        Some(promise) => promise.operators().destroy(operation, promise.real()),
+    };
+    guard::around(before, answer, |_, _| ())
+}
+
+/// Registers a window.
+pub fn window(
+    handle: ncclComm_t,
+    address: *mut c_void,
+    bytes: usize,
+    place: *mut ncclWindow_t,
+    flags: c_int,
+) -> ncclResult_t {
+    let register = move |real| questions::window(real, address, bytes, place, flags);
+    need(Entry::ncclCommWindowRegister, handle, register)
+}
+
+/// Ends a window. A promise that is not honoured has none.
+pub fn end_window(handle: ncclComm_t, window: ncclWindow_t) -> ncclResult_t {
+    let here = |_: &Arc<Promise>| match window.is_null() {
+        true => ncclSuccess,
+        false => refuse(ncclInvalidArgument, format_args!("ncclCommWindowDeregister: {window:p} is unknown")),
+    };
+    ask(Entry::ncclCommWindowDeregister, handle, here, |real| questions::end_window(real, window))
+}
+
+/// The application's address of a window.
+pub fn window_address(handle: ncclComm_t, window: ncclWindow_t, place: *mut *mut c_void) -> ncclResult_t {
+    let here = |_: &Arc<Promise>| {
+        refuse(ncclInvalidArgument, format_args!("ncclWinGetUserPtr: {window:p} is unknown"))
+    };
+    ask(Entry::ncclWinGetUserPtr, handle, here, |real| questions::window_address(real, window, place))
+}
+
+/// A one-sided call: it stands on windows, which have honoured the promise.
+pub fn one_sided(entry: Entry, handle: ncclComm_t, call: OneSided) -> ncclResult_t {
+    let here = |_: &Arc<Promise>| {
+        refuse(ncclInvalidUsage, format_args!("{entry:?}: the communicator has no window"))
+    };
+    ask(entry, handle, here, |real| questions::one_sided(real, call))
+}
+
+/// NCCL's handle for a function whose arguments are not ours to know: a promise is honoured, beside an open group.
+pub fn real_handle(handle: ncclComm_t) -> ncclComm_t {
+    let Some(promise) = guard::or_else(|| None, || promise_of(handle)) else { return handle };
+    if promise.real().is_none() {
+        let honoured = match group::is_open() {
+            true => promised::honour_in_group(&promise),
+            false => promised::honour(&promise),
+        };
+        if honoured != ncclSuccess {
+            refuse(honoured, format_args!("the promise behind {handle:p} cannot be honoured"));
+        }
+    }
+    promise.real().unwrap_or(std::ptr::null_mut())
+}

@@ -1,0 +1,324 @@
+//! A communicator that NCCL has not built yet, and may never: its ranks share a fabric, which serves what it can. The handle
+//! that the application holds is ours. To honour the promise is to have NCCL build its communicator: only a call does
+//! that which all ranks make; then this is where the two handles meet.
+//!
+//! One thread at a time calls on a communicator, as with NCCL; an abort, and the question for an error, may come from another.
+
+mod arguments;
+mod handle;
+mod kept;
+mod operators;
+
+use std::ffi::c_int;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use nccl_sys::{
+    ncclComm, ncclComm_t, ncclInternalError, ncclInvalidArgument, ncclInvalidUsage, ncclResult_t, ncclSuccess,
+};
+
+use crate::call::Call;
+use crate::error::refuse;
+use crate::fabric::Fabric;
+use crate::forward::birth;
+use crate::forward::configuration::Configuration;
+use crate::forward::known::{self, End};
+use crate::gpu::{self, Home, Ordinal};
+use crate::guard;
+
+use handle::Minted;
+pub use kept::Registrations;
+pub use operators::{Operator, Operators};
+
+/// A promise.
+#[derive(Debug)]
+pub struct Promise {
+    handle: Minted,
+    fabric: Arc<Fabric>,
+    device: Ordinal,
+    configuration: Option<Configuration>,
+    /// Where NCCL writes its handle, before it waits for the others.
+    written: AtomicPtr<ncclComm>,
+    /// NCCL's handle once it is built; null before.
+    real: AtomicPtr<ncclComm>,
+    attempts: AtomicU64,
+    aborted: AtomicBool,
+    finalized: AtomicBool,
+    revoked: AtomicBool,
+    /// Held for a few stores.
+    stage: Mutex<Stage>,
+    operators: Operators,
+    registrations: Registrations,
+}
+
+/// How far it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Promised,
+    /// A thread is in NCCL.
+    Honouring,
+    Honoured,
+}
+
+/// What the application has said of its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Aborted {
+    Nothing,
+    /// NCCL's, too, is to be aborted.
+    Real(ncclComm_t),
+}
+
+/// A promise that is being honoured on another thread.
+#[derive(Debug)]
+pub enum Beside {
+    /// It was, or cannot be.
+    Done(ncclResult_t),
+    /// It is.
+    Thread(JoinHandle<ncclResult_t>),
+}
+
+impl Beside {
+    /// Waits for it.
+    pub fn wait(self) -> ncclResult_t {
+        match self {
+            Beside::Done(result) => result,
+            Beside::Thread(thread) => thread.join().unwrap_or(ncclInternalError),
+        }
+    }
+}
+
+/// NCCL writes a handle within milliseconds.
+const WRITTEN_WITHIN: Duration = Duration::from_secs(10);
+
+impl Promise {
+    /// A new one. Nobody knows its handle yet.
+    pub fn new(fabric: Arc<Fabric>, device: Ordinal, configuration: Option<Configuration>) -> Arc<Promise> {
+        Arc::new(Promise {
+            handle: Minted::new(),
+            fabric,
+            device,
+            configuration,
+            written: AtomicPtr::new(null_mut()),
+            real: AtomicPtr::new(null_mut()),
+            attempts: AtomicU64::new(0),
+            aborted: AtomicBool::new(false),
+            finalized: AtomicBool::new(false),
+            revoked: AtomicBool::new(false),
+            stage: Mutex::new(Stage::Promised),
+            operators: Operators::default(),
+            registrations: Registrations::default(),
+        })
+    }
+
+    /// What the application holds.
+    pub fn handle(&self) -> ncclComm_t {
+        self.handle.address() as ncclComm_t
+    }
+
+    /// What serves it meanwhile, and later too.
+    pub fn fabric(&self) -> &Arc<Fabric> {
+        &self.fabric
+    }
+
+    /// This rank's device.
+    pub fn device(&self) -> Ordinal {
+        self.device
+    }
+
+    /// NCCL's own handle, once it has been honoured.
+    pub fn real(&self) -> Option<ncclComm_t> {
+        let real = self.real.load(Ordering::Acquire);
+        (!real.is_null()).then_some(real)
+    }
+
+    /// User-defined reductions.
+    pub fn operators(&self) -> &Operators {
+        &self.operators
+    }
+
+    /// The application's registered buffers.
+    pub fn registrations(&self) -> &Registrations {
+        &self.registrations
+    }
+
+    /// NCCL's answer to the arguments of a call that it would refuse, before any other rank has a part in it.
+    pub fn refusal(&self, call: &Call) -> Option<ncclResult_t> {
+        arguments::refusal(call, self.fabric.contract().members.len(), &self.operators)
+    }
+
+    /// Honours it. Waits for all other ranks, as NCCL's own init does; outside groups only. NCCL's error leaves the promise as it
+    /// was: what its fabric serves goes on.
+    pub fn honour(&self) -> ncclResult_t {
+        let begun = guard::or_else(|| Err(ncclInternalError), || self.begin());
+        let attempt = match begun {
+            Ok(Some(attempt)) => attempt,
+            Ok(None) => return ncclSuccess,
+            Err(code) => return code,
+        };
+        let result = self.build(attempt);
+        guard::call(|| self.finish(result))
+    }
+
+    /// Honours it on a thread of its own: this one may have a group open, and NCCL's groups are the thread's.
+    pub fn honour_beside(self: &Arc<Promise>) -> Beside {
+        if self.real().is_some() {
+            return Beside::Done(ncclSuccess);
+        }
+        let promise = self.clone();
+        let thread =
+            std::thread::Builder::new().name("windlass-honour".into()).spawn(move || promise.honour());
+        match thread {
+            Ok(thread) => Beside::Thread(thread),
+            Err(error) => {
+                let why = format_args!("no thread to honour a promise on: {error}");
+                Beside::Done(refuse(ncclInternalError, why))
+            }
+        }
+    }
+
+    /// Nothing: it has been honoured.
+    fn begin(&self) -> Result<Option<u64>, ncclResult_t> {
+        let mut stage = self.stage();
+        match *stage {
+            Stage::Honoured => return Ok(None),
+            // Divergence: NCCL says nothing of two threads at once.
+            Stage::Honouring => {
+                return Err(refuse(ncclInvalidUsage, format_args!("two threads call on one communicator")));
+            }
+            Stage::Promised if self.aborted.load(Ordering::Acquire) => return Err(ncclInvalidUsage),
+            Stage::Promised => {}
+        }
+        *stage = Stage::Honouring;
+        self.written.store(null_mut(), Ordering::Relaxed);
+        Ok(Some(self.attempts.fetch_add(1, Ordering::Relaxed)))
+    }
+
+    /// NCCL's own init. Under no catch of panics: what NCCL throws goes on.
+    fn build(&self, attempt: u64) -> ncclResult_t {
+        let id = match self.fabric.id(attempt, &self.aborted) {
+            Ok(id) => id,
+            Err(code) => return code,
+        };
+        let home = gpu::driver().and_then(|driver| Home::of(driver, self.device));
+        let home = match home {
+            Ok(home) => home,
+            Err(failure) => return refuse(ncclInternalError, format_args!("{failure}")),
+        };
+        let _current = match home.be_current() {
+            Ok(current) => current,
+            Err(failure) => return refuse(ncclInternalError, format_args!("{failure}")),
+        };
+        let ranks = self.fabric.contract().members.len() as u32;
+        birth::build(&self.written, ranks, &id, self.fabric.rank(), self.configuration.as_ref())
+    }
+
+    fn finish(&self, result: ncclResult_t) -> ncclResult_t {
+        let mut stage = self.stage();
+        let written = self.written.load(Ordering::Acquire);
+        if self.aborted.load(Ordering::Acquire) {
+            // Whoever aborts has NCCL's, or will.
+            *stage = Stage::Promised;
+            return if result == ncclSuccess { ncclInternalError } else { result };
+        }
+        if result != ncclSuccess {
+            *stage = Stage::Promised;
+            self.written.store(null_mut(), Ordering::Relaxed);
+            drop(stage);
+            if !written.is_null() {
+                known::end(End::Abort, written);
+            }
+            return refuse(result, format_args!("NCCL did not build the communicator of a promise"));
+        }
+        drop(stage);
+        self.registrations.replay(written);
+        *self.stage() = Stage::Honoured;
+        self.real.store(written, Ordering::Release);
+        ncclSuccess
+    }
+
+    /// Ends it as an abort does, from any thread: who is honouring it leaves. Gives NCCL's answer.
+    pub fn abort(&self) -> ncclResult_t {
+        match self.aborted_real() {
+            Aborted::Nothing => ncclSuccess,
+            Aborted::Real(real) => known::end(End::Abort, real),
+        }
+    }
+
+    fn aborted_real(&self) -> Aborted {
+        let until = Instant::now() + WRITTEN_WITHIN;
+        loop {
+            let stage = self.stage();
+            self.aborted.store(true, Ordering::Release);
+            let written = self.written.load(Ordering::Acquire);
+            match (*stage, self.real()) {
+                (_, Some(real)) => return Aborted::Real(real),
+                (Stage::Honouring, None) if !written.is_null() => return Aborted::Real(written),
+                (Stage::Honouring, None) if Instant::now() < until => {
+                    drop(stage);
+                    std::thread::sleep(Duration::from_micros(100));
+                }
+                _ => return Aborted::Nothing,
+            }
+        }
+    }
+
+    /// Ends it, or prepares its end. Gives NCCL's answer.
+    pub fn end(&self, how: End) -> ncclResult_t {
+        match (how, self.real()) {
+            (End::Abort, _) => self.abort(),
+            (End::Finalize, _) if self.finalized.swap(true, Ordering::AcqRel) => refuse(
+                ncclInvalidArgument,
+                format_args!("ncclCommFinalize: called before on this communicator"),
+            ),
+            (_, None) => ncclSuccess,
+            (how, Some(real)) => known::end(how, real),
+        }
+    }
+
+    /// Stops its work. Gives NCCL's answer.
+    pub fn revoke(&self, flags: c_int) -> ncclResult_t {
+        let ended = self.finalized.load(Ordering::Acquire) || self.is_revoked();
+        let result = match self.real() {
+            _ if flags != 0 => {
+                refuse(ncclInvalidArgument, format_args!("ncclCommRevoke: flags {flags}, expected 0"))
+            }
+            _ if ended => refuse(
+                ncclInvalidArgument,
+                format_args!("ncclCommRevoke: the communicator is ending, or revoked"),
+            ),
+            None => ncclSuccess,
+            Some(real) => known::revoke(real, flags),
+        };
+        if result == ncclSuccess {
+            self.revoked.store(true, Ordering::Release);
+            // NCCL counts it as finalized, too.
+            self.finalized.store(true, Ordering::Release);
+        }
+        result
+    }
+
+    /// Whether it was revoked.
+    pub fn is_revoked(&self) -> bool {
+        self.revoked.load(Ordering::Acquire)
+    }
+
+    /// The call as NCCL is to get it: its own handle, its own operator.
+    pub fn translated(&self, call: &Call) -> Result<Call, ncclResult_t> {
+        let Some(real) = self.real() else {
+            return Err(refuse(ncclInternalError, format_args!("a promise that was not honoured")));
+        };
+        let mut call = *call;
+        call.local.communicator = real;
+        if let Some(operation) = call.shared.operation {
+            call.shared.operation = Some(self.operators.real(operation, real).ok_or(ncclInvalidArgument)?);
+        }
+        Ok(call)
+    }
+
+    fn stage(&self) -> MutexGuard<'_, Stage> {
+        self.stage.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,121 @@
+//! User-defined reductions of a promise. Their numbers are ours as long as the promise lives; NCCL's own are made when a call
+//! needs them.
+
+use std::ffi::c_void;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use nccl_sys::{
+    ncclComm_t, ncclDataType_t, ncclInternalError, ncclInvalidArgument, ncclNumOps, ncclRedOp_t,
+    ncclResult_t, ncclScalarHostImmediate, ncclScalarResidence_t, ncclSuccess,
+};
+
+use crate::error::refuse;
+use crate::forward::operators::{self, Scalar};
+
+/// Numbers that no operator of NCCL's is likely to have.
+const FIRST: i32 = 0x0057_0000;
+
+/// Those of one communicator.
+#[derive(Debug, Default)]
+pub struct Operators(Mutex<Vec<Option<Arc<Operator>>>>);
+
+/// One. It lives as long as calls that are held need it, though the application has destroyed it.
+#[derive(Debug)]
+pub struct Operator {
+    scalar: Scalar,
+    datatype: ncclDataType_t,
+    /// NCCL's, once a call has needed it. Held while NCCL notes it, which waits for nobody.
+    real: Mutex<Option<ncclRedOp_t>>,
+}
+
+impl Operators {
+    /// Makes one that multiplies by a scalar, which is read now if it lies on the host.
+    pub fn create(
+        &self,
+        scalar: *mut c_void,
+        datatype: ncclDataType_t,
+        residence: ncclScalarResidence_t,
+    ) -> Result<ncclRedOp_t, ncclResult_t> {
+        let scalar = if residence == ncclScalarHostImmediate {
+            let Some(bytes) = datatype.size_bytes() else {
+                let why = format_args!("data type {}, expected one of NCCL's", datatype.0);
+                return Err(refuse(ncclInternalError, why));
+            };
+            Scalar::read(scalar, bytes)
+        } else {
+            Scalar::on_device(scalar)
+        };
+        let operator = Arc::new(Operator { scalar, datatype, real: Mutex::new(None) });
+        let mut all = self.lock();
+        let index = all.iter().position(Option::is_none).unwrap_or_else(|| {
+            all.push(None);
+            all.len() - 1
+        });
+        all[index] = Some(operator);
+        Ok(ncclRedOp_t(FIRST + index as i32))
+    }
+
+    /// Ends one; NCCL's goes, too, unless a held call still needs it.
+    pub fn destroy(&self, operation: ncclRedOp_t, real: Option<ncclComm_t>) -> ncclResult_t {
+        let refused = |why: &str| {
+            refuse(ncclInvalidArgument, format_args!("ncclRedOpDestroy: reduction {}: {why}", operation.0))
+        };
+        if (0..ncclNumOps.0).contains(&operation.0) {
+            return refused("NCCL's own, expected one that was made");
+        }
+        if operation.0 < 0 {
+            return refused("expected none below 0");
+        }
+        let taken = index(operation).and_then(|index| self.lock().get_mut(index)?.take());
+        let Some(operator) = taken else { return refused("unknown to this communicator") };
+        let made = operator.real.lock().unwrap_or_else(PoisonError::into_inner).take();
+        match (made, real) {
+            (Some(made), Some(real)) => operators::destroy(made, real),
+            _ => ncclSuccess,
+        }
+    }
+
+    /// The type that an operator was made with; none if there is no such one.
+    pub fn datatype(&self, operation: ncclRedOp_t) -> Option<ncclDataType_t> {
+        Some(self.get(operation)?.datatype)
+    }
+
+    /// One of ours; none is NCCL's own, or nobody's.
+    pub fn get(&self, operation: ncclRedOp_t) -> Option<Arc<Operator>> {
+        self.lock().get(index(operation)?)?.clone()
+    }
+
+    /// What NCCL calls an operator; none if it is unknown or NCCL makes none.
+    pub fn real(&self, operation: ncclRedOp_t, real: ncclComm_t) -> Option<ncclRedOp_t> {
+        if (0..ncclNumOps.0).contains(&operation.0) {
+            return Some(operation);
+        }
+        self.get(operation)?.real(real)
+    }
+
+    /// Whether the application has any.
+    pub fn is_empty(&self) -> bool {
+        self.lock().iter().all(Option::is_none)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Option<Arc<Operator>>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn index(operation: ncclRedOp_t) -> Option<usize> {
+    usize::try_from(operation.0.checked_sub(FIRST)?).ok()
+}
+
+impl Operator {
+    /// NCCL's own number for it, made now if it is not yet.
+    pub fn real(&self, real: ncclComm_t) -> Option<ncclRedOp_t> {
+        let mut made = self.real.lock().unwrap_or_else(PoisonError::into_inner);
+        if made.is_none() {
+            *made = operators::create(&self.scalar, self.datatype, real)
+                .map_err(|code| refuse(code, format_args!("NCCL makes no reduction")))
+                .ok();
+        }
+        *made
+    }
+}

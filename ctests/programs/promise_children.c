@@ -1,0 +1,283 @@
+/* Holds: communicators made from others, and all of a process by one call, live the same where NCCL builds them only when a
+ * call needs it: colors of one, two and three ranks at once, ranks without a color or turned round by keys, children of pairs
+ * and of children, of parents that have gone, of revoked ones, shrunk ones, with configurations, several in one group. */
+#include "../support/one_thread.h"
+#include "../support/team.h"
+
+static int version;
+
+/* The color that each rank of four names; those of two ranks are halves of it. */
+struct coloring { int colors[4]; };
+enum { NONE = NCCL_SPLIT_NOCOLOR };
+
+/* Splits off what this rank's color makes; its ranks keep their order, or are turned round. A child that no collective
+ * reaches stays as it is. */
+static struct team child_of(const struct team* parent, const int* colors, bool turned, enum fate fate,
+                            ncclConfig_t* configuration) {
+  struct team child = {(ncclComm_t)(uintptr_t)1, 0, 0};
+  int color = colors[parent->rank];
+  NCCL(ncclCommSplit(parent->communicator, color, turned ? -parent->rank : parent->rank, &child.communicator,
+                     configuration));
+  if (color == NONE) {
+    CHECK(child.communicator == NULL);
+    return child;
+  }
+  for (int rank = 0; rank < parent->ranks; rank++) {
+    if (colors[rank] != color) continue;
+    child.rank += turned ? rank > parent->rank : rank < parent->rank;
+    child.ranks++;
+  }
+  foretell(child.ranks, child.ranks == 1 ? HONOURED : fate);
+  return child;
+}
+
+static void lives(struct rank* self, const struct team* child, enum fate fate, uint64_t key) {
+  if (child->communicator) team_knows_itself(self, child);
+  team_passes(self, child, 5003, key);
+  if (fate == HONOURED) team_reduces(self, child, key);
+}
+
+static void ends(const struct team* child) {
+  if (child->communicator) NCCL(ncclCommDestroy(child->communicator));
+}
+
+/* All ranks of the section; whether a split of it needs NCCL is not said. */
+static struct team parent_born(struct rank* self) { return team_born(self, self->ranks, EITHER); }
+
+/* Sizes of every kind beside each other, with messages alone and with collectives. */
+static void mixed(struct rank* self) {
+  static const struct coloring colorings[] = {{{0, 1, 1, 1}}, {{4, 4, 2, 2}}, {{0, 1, 2, 2}}, {{3, 3, NONE, NONE}},
+                                              {{1, 0, 1, 0}}, {{0, 0, 0, 1}}, {{7, 7, 7, 7}}, {{NONE, NONE, NONE, NONE}}};
+  struct team parent = parent_born(self);
+  for (int i = 0; i < (int)(sizeof colorings / sizeof *colorings); i++) {
+    for (int used = 0; used < 2; used++) {
+      if (on_gpus() && used != i % 2) continue;
+      enum fate fate = used ? HONOURED : STAYS;
+      struct team child = child_of(&parent, colorings[i].colors, i % 2, fate, NULL);
+      lives(self, &child, fate, 100 + (uint64_t)(i * 2 + used));
+      ends(&child);
+    }
+  }
+  team_passes(self, &parent, 1001, 99);
+  team_reduces(self, &parent, 99);
+  ends(&parent);
+}
+
+/* Several children at once; collectives come last, and not to all. */
+static void many_alive(struct rank* self) {
+  static const struct coloring colorings[] = {{{0, 0, 1, 1}}, {{0, 1, 1, 0}}, {{0, 1, 0, 1}}};
+  struct team parent = parent_born(self), children[3];
+  for (int i = 0; i < 3; i++) children[i] = child_of(&parent, colorings[i].colors, false, i == 1 ? STAYS : HONOURED, NULL);
+  for (int i = 0; i < 3; i++) lives(self, &children[i], STAYS, 140 + (uint64_t)i);
+  team_reduces(self, &parent, 143);
+  for (int i = 2; i >= 0; i -= 2) lives(self, &children[i], HONOURED, 144 + (uint64_t)i);
+  destroy_each((ncclComm_t[]){children[0].communicator, children[1].communicator, children[2].communicator}, 3);
+  ends(&parent);
+}
+
+/* The parent is a pair: turned round, parted, left out, the same again. */
+static void of_a_pair(struct rank* self) {
+  static const int same[] = {5, 5}, parted[] = {0, 1}, left_out[] = {0, NONE};
+  struct team parent = team_born(self, 2, EITHER);
+  struct team turned = child_of(&parent, same, true, STAYS, NULL);
+  lives(self, &turned, STAYS, 150);
+  struct team alone = child_of(&parent, parted, false, HONOURED, NULL);
+  lives(self, &alone, HONOURED, 151);
+  struct team some = child_of(&parent, left_out, false, HONOURED, NULL);
+  lives(self, &some, HONOURED, 152);
+  team_reduces(self, &parent, 153);
+  struct team again = child_of(&parent, same, false, HONOURED, NULL);
+  lives(self, &again, HONOURED, 154);
+  ends(&some);
+  ends(&alone);
+  ends(&turned);
+  ends(&again);
+  ends(&parent);
+}
+
+/* Children of children; every parent goes as soon as it has a child. */
+static void nested(struct rank* self) {
+  static const struct coloring colorings[] = {{{0, 0, 0, NONE}}, {{2, 2, NONE}}, {{6, 6}}, {{1, 0}}};
+  struct team parent = parent_born(self);
+  for (int i = self->ranks == 2 ? 2 : 0; i < 4; i++) {
+    bool splits = parent.communicator != NULL;
+    enum fate fate = i == 1 ? EITHER : HONOURED;
+    struct team child = {NULL, 0, 0};
+    if (splits) child = child_of(&parent, colorings[i].colors, i % 2, fate, NULL);
+    ends(&parent);
+    lives(self, &child, i == 1 ? STAYS : HONOURED, 160 + (uint64_t)i);
+    parent = child;
+  }
+  ends(&parent);
+}
+
+static void configured(struct rank* self) {
+  static const int halves[] = {0, 0, 1, 1};
+  struct team parent = parent_born(self);
+  char name[] = "child";
+  ncclConfig_t configuration = NCCL_CONFIG_INITIALIZER;
+  configuration.blocking = 1;
+  configuration.maxCTAs = 8;
+  configuration.splitShare = 1;
+  configuration.commName = name;
+  struct team child = child_of(&parent, halves, true, HONOURED, &configuration);
+  configuration.blocking = 77;
+  name[0] = '?';
+  lives(self, &child, HONOURED, 170);
+  ends(&child);
+  ends(&parent);
+}
+
+/* Without the first rank, which does not call. */
+static void shrunk(struct rank* self) {
+  if (version < 22703 || self->ranks < 3) return;
+  struct team parent = parent_born(self);
+  struct team first = {NULL, self->rank - 1, self->ranks - 1}, second = {NULL, self->rank - 2, self->ranks - 2};
+  int excluded = 0;
+  if (self->rank > 0) {
+    NCCL(ncclCommShrink(parent.communicator, &excluded, 1, &first.communicator, NULL, NCCL_SHRINK_DEFAULT));
+    foretell(first.ranks, EITHER);
+  }
+  lives(self, &first, HONOURED, 180);
+  if (self->rank > 1) {
+    NCCL(ncclCommShrink(first.communicator, &excluded, 1, &second.communicator, NULL, NCCL_SHRINK_DEFAULT));
+    foretell(second.ranks, STAYS);
+  }
+  lives(self, &second, STAYS, 181);
+  ends(&second);
+  ends(&first);
+  ends(&parent);
+}
+
+/* What is revoked still has children. */
+static void of_a_revoked_one(struct rank* self) {
+  static const int halves[] = {0, 0, 1, 1};
+  if (version < 22807) return;
+  struct team parent = parent_born(self);
+  team_passes(self, &parent, 300, 190);
+  meet(self);
+  NCCL(ncclCommRevoke(parent.communicator, NCCL_REVOKE_DEFAULT));
+  meet(self);
+  struct team child = child_of(&parent, halves, false, HONOURED, NULL);
+  lives(self, &child, HONOURED, 191);
+  ends(&child);
+  ends(&parent);
+}
+
+/* Of two parents in one group; such children do not meet. */
+static void grouped(struct rank* self) {
+  static const int halves[] = {0, 0, 1, 1};
+  struct team first = parent_born(self), second = parent_born(self);
+  NCCL(ncclGroupStart());
+  ncclComm_t made[2] = {NULL, NULL};
+  NCCL(ncclCommSplit(first.communicator, halves[first.rank], first.rank, &made[0], NULL));
+  NCCL(ncclCommSplit(second.communicator, 0, -second.rank, &made[1], NULL));
+  NCCL(ncclGroupEnd());
+  struct team half = {made[0], first.rank % 2, 2}, turned = {made[1], second.ranks - 1 - second.rank, second.ranks};
+  foretell(2, HONOURED);
+  foretell(second.ranks, HONOURED);
+  lives(self, &half, HONOURED, 200);
+  lives(self, &turned, HONOURED, 201);
+  destroy_each((ncclComm_t[]){half.communicator, turned.communicator, first.communicator, second.communicator}, 4);
+}
+
+static void all(struct rank* self) {
+  NCCL(ncclGetVersion(&version));
+  RUN_PART(mixed, self);
+  RUN_PART(many_alive, self);
+  RUN_PART(of_a_pair, self);
+  RUN_PART(nested, self);
+  RUN_PART(configured, self);
+  RUN_PART(shrunk, self);
+  RUN_PART(of_a_revoked_one, self);
+  RUN_PART(grouped, self);
+}
+
+/* A message to the other of the pair and one back, of all communicators in one group. */
+static void exchanges(struct one_thread* all, const ncclComm_t* communicators, uint64_t key) {
+  struct message from[RANKS_MAX], to[RANKS_MAX];
+  for (int device = 0; device < all->ranks; device++) {
+    one_thread_use(all, device);
+    from[device] = message_to_send(key + (uint64_t)device, 6007, 0);
+    to[device] = message_to_receive(key + (uint64_t)(device ^ 1), 6007, 0);
+  }
+  NCCL(ncclGroupStart());
+  for (int device = 0; device < all->ranks; device++) {
+    message_receive(&to[device], 1 - device % 2, communicators[device], all->streams[device]);
+    message_send(&from[device], 1 - device % 2, communicators[device], all->streams[device]);
+  }
+  NCCL(ncclGroupEnd());
+  for (int device = 0; device < all->ranks; device++) {
+    one_thread_use(all, device);
+    wait_for(all->streams[device]);
+    message_verify(&to[device], &all->all);
+    message_release(&from[device]);
+    message_release(&to[device]);
+  }
+}
+
+/* Pairs made by one call each, on one thread: messages alone, then the first collectives of all pairs in one group. */
+static void pairs_of_one_process(int ranks) {
+  struct one_thread all = one_thread_begin("one thread", ranks);
+  ncclComm_t quiet[RANKS_MAX], loud[RANKS_MAX], turned[RANKS_MAX];
+  for (int low = 0; low < ranks; low += 2) {
+    int devices[] = {low, low + 1};
+    NCCL(ncclCommInitAll(&quiet[low], 2, devices));
+    NCCL(ncclCommInitAll(&loud[low], 2, devices));
+    for (int i = 0; i < 2; i++) {
+      foretell(2, STAYS);
+      foretell(2, HONOURED);
+    }
+  }
+  exchanges(&all, quiet, 300);
+  exchanges(&all, loud, 320);
+  struct transfer transfers[RANKS_MAX];
+  for (int device = 0; device < ranks; device++) {
+    one_thread_use(&all, device);
+    transfers[device] = (struct transfer){.which = ALL_REDUCE, .type = ncclInt32, .op = ncclSum, .count = 901,
+                                          .rank = device % 2, .ranks = 2, .key = 340};
+    transfer_prepare(&transfers[device]);
+  }
+  NCCL(ncclGroupStart());
+  for (int device = ranks - 1; device >= 0; device--) transfer_launch(&transfers[device], loud[device], all.streams[device]);
+  NCCL(ncclGroupEnd());
+  for (int device = 0; device < ranks; device++) {
+    one_thread_use(&all, device);
+    wait_for(all.streams[device]);
+    transfer_verify(&transfers[device], &all.all);
+    transfer_release(&transfers[device]);
+  }
+  exchanges(&all, loud, 360);
+  /* Children of those, made in one group, each pair turned round. */
+  for (int low = 0; low < ranks; low += 2) {
+    NCCL(ncclGroupStart());
+    for (int i = 0; i < 2; i++) NCCL(ncclCommSplit(loud[low + i], 0, -i, &turned[low + 1 - i], NULL));
+    NCCL(ncclGroupEnd());
+    for (int i = 0; i < 2; i++) foretell(2, STAYS);
+  }
+  for (int device = 0; device < ranks; device++) {
+    int rank = -1;
+    NCCL(ncclCommUserRank(turned[device], &rank));
+    EQUAL(rank, device % 2);
+  }
+  one_thread_end_streams(&all);
+  NCCL(ncclGroupStart());
+  for (int device = 0; device < ranks; device++) NCCL(ncclCommDestroy(turned[device]));
+  NCCL(ncclGroupEnd());
+  for (int device = 0; device < ranks; device++) NCCL(ncclCommDestroy(quiet[device]));
+  NCCL(ncclGroupStart());
+  for (int device = 0; device < ranks; device++) NCCL(ncclCommDestroy(loud[device]));
+  NCCL(ncclGroupEnd());
+  one_thread_print(&all, "one-thread");
+}
+
+int main(int count, char** words) {
+  begin("promise_children", 200);
+  choose(count, words);
+  int ranks = rank_count(4);
+  ranks -= ranks % 2;
+  if (is_section_chosen("processes")) run_ranks("processes", PROCESSES, ranks, all, NULL);
+  if (is_section_chosen("threads")) run_ranks("threads", THREADS, ranks, all, NULL);
+  if (is_section_chosen("one_thread")) pairs_of_one_process(ranks);
+  return finish();
+}

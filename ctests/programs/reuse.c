@@ -1,0 +1,89 @@
+/* Holds: communicators of two to four ranks come and go by the thousand, of members and ranks by chance, some without any
+ * use, some with messages, some with collectives, ended in every way: all results are right, and the process holds no more
+ * descriptors, threads, mappings and device memory at the end than after the first quarter. The argument is how many. */
+#include "../support/held.h"
+#include "../support/team.h"
+
+#include <stdlib.h>
+
+enum { MEMBERS_MAX = 4 };
+
+/* What all ranks know of one: its members in the order of their ranks, and what is done with it. */
+struct life {
+  int members[MEMBERS_MAX], ranks, maker;
+  bool passes, reduces, finalizes, aborts;
+};
+
+static struct life drawn(struct random* random, int ranks) {
+  int all[RANKS_MAX];
+  int most = ranks < MEMBERS_MAX ? ranks : MEMBERS_MAX;
+  struct life life = {.ranks = 2 + (int)random_below(random, (uint64_t)most - 1)};
+  for (int i = 0; i < ranks; i++) all[i] = i;
+  for (int i = 0; i < life.ranks; i++) {
+    int chosen = i + (int)random_below(random, (uint64_t)(ranks - i)), member = all[chosen];
+    all[chosen] = all[i];
+    all[i] = member;
+    life.members[i] = member;
+  }
+  life.maker = life.members[random_below(random, (uint64_t)life.ranks)];
+  uint64_t use = random_below(random, 8), end = random_below(random, 16);
+  life.passes = use & 1;
+  life.reduces = use == 4 || use == 5;
+  life.finalizes = end & 1;
+  life.aborts = end == 2;
+  return life;
+}
+
+static void lived(struct rank* self, const struct life* life, ncclUniqueId id, uint64_t key) {
+  struct team team = {NULL, -1, life->ranks};
+  for (int i = 0; i < life->ranks; i++) {
+    if (life->members[i] == self->rank) team.rank = i;
+  }
+  if (team.rank < 0) return;
+  NCCL(ncclCommInitRank(&team.communicator, life->ranks, id, team.rank));
+  foretell(life->ranks, life->reduces ? HONOURED : STAYS);
+  if (life->passes) team_passes(self, &team, 1 + key * 37 % 9000, key);
+  if (life->reduces) team_reduces(self, &team, key);
+  team_knows_itself(self, &team);
+  if (life->aborts) NCCL(ncclCommAbort(team.communicator));
+  else if (life->finalizes) NCCL(ncclCommFinalize(team.communicator));
+  if (!life->aborts) NCCL(ncclCommDestroy(team.communicator));
+}
+
+/* The stand-in keeps the sockets of its latest 256 ids for good, as if each had a root that waits: they are there from the
+ * first on. */
+static void fill_with_ids(void) {
+  ncclUniqueId id;
+  for (int i = 0; i < 260; i++) NCCL(ncclGetUniqueId(&id));
+}
+
+static void soak(struct rank* self) {
+  if (!on_gpus()) fill_with_ids();
+  int rounds = *(int*)self->argument;
+  struct random random = random_from(program_seed(2024));
+  struct held warm = held_now();
+  /* A leak of one in ten communicators is ten times this. */
+  const int room = rounds / 100 < 12 ? 12 : rounds / 100;
+  const struct held rooms = {room, room, 4 * room, (size_t)64 << 20};
+  for (int round = 0; round < rounds; round++) {
+    struct life life = drawn(&random, self->ranks);
+    ncclUniqueId id = share_id(self, 0, life.maker);
+    lived(self, &life, id, (uint64_t)round);
+    if (round + 1 == rounds / 4) {
+      meet(self);
+      warm = held_now();
+      meet(self);
+    }
+  }
+  meet(self);
+  CHECK(held_again(&warm, &rooms));
+  meet(self);
+}
+
+int main(int count, char** words) {
+  begin("reuse", 280);
+  int ranks = rank_count(4), rounds = on_gpus() ? 200 : 2000;
+  if (count > 1) rounds = atoi(words[1]);
+  run_ranks("soak", PROCESSES, ranks, soak, &rounds);
+  return finish();
+}
