@@ -24,7 +24,7 @@
 //!
 //! `ncclCommSplit` and `ncclCommShrink`, of a parent whose ranks have met: [`Rendezvous::await_ranks`] by the rank whose process
 //! hosts, and one of [`Rendezvous::attend_invited`], [`Rendezvous::pass_by`], [`Rendezvous::decline`] by each; see
-//! [`derived`]. Before a split whose communicators may be promises, a round: [`Rendezvous::ask_round`] or
+//! [`derived`]. Before a call whose communicators may be promises, a round: [`Rendezvous::ask_round`] or
 //! [`Rendezvous::go_to_nccl`] by each.
 //!
 //! # Why ranks never act on different verdicts
@@ -304,18 +304,19 @@ impl Rendezvous {
         self.shared.send(Command::Tell(invitation.lobby, words));
     }
 
-    /// Begins a round before a split of a parent of so many ranks: this rank's word goes out now. Never waits.
-    pub fn ask_round(&self, invitation: &Invitation, ranks: u32, word: Word) -> Inquiry {
+    /// Begins a round before a split or shrink that so many ranks make, this one in this place among them: its word goes
+    /// out now. Never waits.
+    pub fn ask_round(&self, invitation: &Invitation, place: u32, ranks: u32, word: Word) -> Inquiry {
         let inquiry = Inquiry::new(self.shared.clone());
-        let reports = vec![inquiry.reporting(word_in_round(invitation, ranks, word))];
+        let reports = vec![inquiry.reporting(word_in_round(invitation, place, ranks, word))];
         self.shared.send(Command::Attend(Host::Lobby(invitation.lobby), reports));
         inquiry
     }
 
     /// The same for a rank that goes to NCCL without waiting, and so all do.
-    pub fn go_to_nccl(&self, invitation: &Invitation, ranks: u32) {
+    pub fn go_to_nccl(&self, invitation: &Invitation, place: u32, ranks: u32) {
         let word = Word { color: None, key: 0, willing: Willing::Real };
-        self.shared.send(Command::Tell(invitation.lobby, word_in_round(invitation, ranks, word)));
+        self.shared.send(Command::Tell(invitation.lobby, word_in_round(invitation, place, ranks, word)));
     }
 
     /// What has been counted.
@@ -324,9 +325,9 @@ impl Rendezvous {
     }
 }
 
-fn word_in_round(invitation: &Invitation, ranks: u32, word: Word) -> Vec<u8> {
+fn word_in_round(invitation: &Invitation, place: u32, ranks: u32, word: Word) -> Vec<u8> {
     let mut words = invitation.to_round().greeting();
-    words.extend(FromRank::Word { ranks, word }.encode());
+    words.extend(FromRank::Word { place, ranks, word }.encode());
     words
 }
 

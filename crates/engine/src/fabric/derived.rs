@@ -5,14 +5,12 @@
 //! same order, since NCCL counts so, too. When NCCL has made the communicator: one word of each rank, which is the host's
 //! due: [`Derivation::ask`], `pass_by` or `decline`. A derivation that is dropped without one declines.
 //!
-//! Where communicators made from this one may be promises ([`Deriving::has_round`]), the ranks of a split first tell each
+//! Where communicators made from this one may be promises ([`Deriving::has_round`]), the ranks of a call first tell each
 //! other where they go, so that they know which of them need NCCL at all: [`Deriving::begun`] and [`Derivation::round`]
-//! come before the real call then. A rank that cannot wait, or whose call NCCL may refuse, says so by
-//! [`Deriving::go_to_nccl`] and goes on as ever; NCCL makes all then. A shrink has no round: where its ranks would have a
-//! promise ([`Derivation::ask_promise`], [`Derivation::survivors`]) they meet before NCCL is asked, and the contract says.
+//! come before the real call then, and who has a promise meets by [`Derivation::ask_promise`]. A rank that cannot wait, or
+//! whose call NCCL may refuse, says so by [`Deriving::go_to_nccl`] and goes on as ever; NCCL makes all then.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::contract::{Contract, Token};
@@ -40,14 +38,34 @@ pub enum Wanted {
 pub(super) struct Line {
     contract: Arc<Contract>,
     rank: u32,
-    splits: AtomicU32,
-    /// How many splits had begun when this rank last said in a round that it goes to NCCL, and one more; 0 if it never
-    /// did. NCCL may have refused that call: then the word is out for the next.
-    hurried: AtomicU32,
-    /// By who remains, one bit each: an excluded rank knows nothing of the others' shrink. Held for a few stores.
-    shrinks: Mutex<BTreeMap<u64, u32>>,
+    /// Held for a few stores.
+    counted: Mutex<BTreeMap<Kind, Counted>>,
     /// Held for a few stores; the rendezvous' locks come after it.
     waiting: Mutex<Waits>,
+}
+
+/// Calls that are counted together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Kind {
+    Split,
+    /// By who remains, one bit each: an excluded rank knows nothing of the others' shrink.
+    Shrink(u64),
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Counted {
+    /// How many have begun.
+    begun: u32,
+    /// How many had when this rank last said in a round that it goes to NCCL. NCCL may have refused that call: then the
+    /// word is out for the next.
+    hurried: Option<u32>,
+}
+
+impl Counted {
+    /// Whether this rank has said its word for the next call.
+    fn has_hurried(&self) -> bool {
+        self.hurried == Some(self.begun)
+    }
 }
 
 #[derive(Debug, Default)]
@@ -59,8 +77,8 @@ struct Waits {
 
 impl Line {
     pub fn new(contract: Arc<Contract>, rank: u32) -> Arc<Line> {
-        let (splits, hurried, shrinks, waiting) = Default::default();
-        Arc::new(Line { contract, rank, splits, hurried, shrinks, waiting })
+        let (counted, waiting) = Default::default();
+        Arc::new(Line { contract, rank, counted, waiting })
     }
 
     /// The parent ends: nobody waits for its children.
@@ -72,20 +90,20 @@ impl Line {
         cancellers.values().for_each(Canceller::abort);
     }
 
-    fn count_shrink(&self, ranks: u64) -> u32 {
-        let mut shrinks = self.shrinks.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = shrinks.entry(ranks).or_default();
-        *count += 1;
-        *count - 1
+    /// What was counted before the change.
+    fn counted(&self, kind: Kind, change: impl FnOnce(&mut Counted)) -> Counted {
+        let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
+        let counted = counted.entry(kind).or_default();
+        let before = *counted;
+        change(counted);
+        before
     }
 
-    /// Whether this rank has said for the split of this number that it goes to NCCL.
-    fn has_hurried(&self, count: u32) -> bool {
-        self.hurried.load(Ordering::Relaxed) == count.wrapping_add(1)
-    }
-
-    fn ranks(&self) -> u32 {
-        self.contract.members.len() as u32
+    /// This rank's place among those with a bit, and all of theirs.
+    fn among(&self, ranks: u64) -> (u32, Vec<u32>) {
+        let all = 0..self.contract.members.len() as u32;
+        let ranks: Vec<u32> = all.filter(|rank| ranks & (1 << rank) != 0).collect();
+        (ranks.iter().position(|rank| *rank == self.rank).unwrap_or_default() as u32, ranks)
     }
 
     fn waiting(&self) -> MutexGuard<'_, Waits> {
@@ -184,38 +202,33 @@ pub struct Deriving {
 impl Deriving {
     /// Whether the ranks of this call tell each other where they go, which all find alike.
     pub fn has_round(&self) -> bool {
-        self.shrinks.is_none() && self.line.contract.may_promise_children()
+        self.line.contract.may_promise_children()
     }
 
     /// This rank does not wait for the others of a round, so that NCCL makes all communicators of this call. Before the
     /// real call; if NCCL refuses that, the word stands for the next one. Never waits.
     pub fn go_to_nccl(&self) {
-        let count = self.line.splits.load(Ordering::Relaxed);
-        if !self.has_round() || self.line.has_hurried(count) {
+        let Ok(rendezvous) = rendezvous() else { return };
+        if !self.has_round() {
             return;
         }
-        let Ok(rendezvous) = rendezvous() else { return };
-        let invitation = self.invitation(Making::Split { count }.name(self.line.contract.birth));
+        let before = self.line.counted(self.kind(), |counted| counted.hurried = Some(counted.begun));
+        if before.has_hurried() {
+            return;
+        }
+        let invitation = self.invitation(before.begun);
         self.await_round(&invitation);
-        rendezvous.go_to_nccl(&invitation, self.line.ranks());
-        self.line.hurried.store(count.wrapping_add(1), Ordering::Relaxed);
+        let (place, ranks) = self.line.among(self.ranks);
+        rendezvous.go_to_nccl(&invitation, place, ranks.len() as u32);
     }
 
     /// NCCL has taken the call; or, of one with a round, nothing keeps it from being made.
     pub fn begun(self) -> Derivation {
-        let (making, ahead) = match &self.shrinks {
-            None => {
-                let count = self.line.splits.fetch_add(1, Ordering::Relaxed);
-                let is_due = self.has_round() && !self.line.has_hurried(count);
-                (Making::Split { count }, if is_due { Ahead::Round } else { Ahead::Nccl })
-            }
-            Some(excluded) => {
-                let count = self.line.count_shrink(self.ranks);
-                (Making::Shrink { count, excluded: excluded.clone() }, Ahead::Nccl)
-            }
-        };
-        let invitation = self.invitation(making.name(self.line.contract.birth));
-        if ahead == Ahead::Round {
+        let before = self.line.counted(self.kind(), |counted| counted.begun += 1);
+        let invitation = self.invitation(before.begun);
+        let is_due = self.has_round() && !before.has_hurried();
+        let ahead = if is_due { Ahead::Round } else { Ahead::Nccl };
+        if is_due {
             self.await_round(&invitation);
         }
         let Deriving { line, hosts, ranks, color, lives, .. } = self;
@@ -227,7 +240,17 @@ impl Deriving {
         Derivation { line, invitation, ranks, color, ahead, due: Due::Word }
     }
 
-    fn invitation(&self, call: Token) -> Invitation {
+    fn kind(&self) -> Kind {
+        if self.shrinks.is_none() { Kind::Split } else { Kind::Shrink(self.ranks) }
+    }
+
+    /// To the call before which so many of its kind came.
+    fn invitation(&self, count: u32) -> Invitation {
+        let making = match &self.shrinks {
+            None => Making::Split { count },
+            Some(excluded) => Making::Shrink { count, excluded: excluded.clone() },
+        };
+        let call = making.name(self.line.contract.birth);
         let child = self.color.map_or(NOBODY, |color| child(call, color));
         Invitation { lobby: self.lobby, call, child, rank: self.line.rank }
     }
@@ -243,7 +266,7 @@ impl Deriving {
     }
 }
 
-/// What comes before a split's communicators.
+/// What comes before the communicators of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ahead {
     /// This rank's word, and then all others'.
@@ -302,8 +325,8 @@ impl Derivation {
         self.invitation.child
     }
 
-    /// Tells the other ranks of a split where this one goes, waits until all have spoken, and says what this rank does
-    /// next. Ends with the parent. Where this rank has said that it goes to NCCL, or there is no round, nobody is waited for.
+    /// Tells the other ranks of the call where this one goes (its key orders a split; a shrink's is 0), waits until all
+    /// have spoken, and says what this rank does next; of a promise with its ranks in the parent. Ends with the parent. Where this rank has said that it goes to NCCL, or there is no round, nobody is waited for.
     /// Once.
     pub fn round(&mut self, key: i32, willing: Willing) -> Result<Course, Failure> {
         // The thread was there when the parent was born.
@@ -312,17 +335,18 @@ impl Derivation {
             return Ok(Course::Nccl);
         }
         let word = Word { color: self.color, key, willing };
-        let inquiry = rendezvous.ask_round(&self.invitation, self.line.ranks(), word);
+        let (place, ranks) = self.line.among(self.ranks);
+        let inquiry = rendezvous.ask_round(&self.invitation, place, ranks.len() as u32, word);
         let wait = Wait::new(&self.line, inquiry.canceller());
         let table = inquiry.wait();
         drop(wait);
-        Ok(table?.course(self.line.rank))
-    }
-
-    /// This rank among those that take part, and their ranks in the parent: of a shrink, as the new communicator has them.
-    pub fn survivors(&self) -> (u32, Vec<u32>) {
-        let ranks: Vec<u32> = (0..self.line.ranks()).filter(|rank| self.ranks & (1 << rank) != 0).collect();
-        (ranks.iter().position(|rank| *rank == self.line.rank).unwrap_or_default() as u32, ranks)
+        Ok(match table?.course(place) {
+            Course::Promise { rank, ranks: places, others } => {
+                let ranks = places.iter().filter_map(|place| ranks.get(*place as usize).copied()).collect();
+                Course::Promise { rank, ranks, others }
+            }
+            course => course,
+        })
     }
 
     /// This rank is in no new communicator.
@@ -349,8 +373,7 @@ impl Derivation {
         self.ask_with(newborn, configured, Patience::None)
     }
 
-    /// The same before NCCL has made it. It is a promise if the options of all its ranks say so, as the contract tells:
-    /// where a round found one they do; of a shrink they may not.
+    /// The same before NCCL has made it, where a round found that it is a promise.
     pub fn ask_promise(self, newborn: Newborn, configured: Configured) -> Result<Asked, Reason> {
         self.ask_with(newborn, configured, Patience::AsConfigured)
     }
@@ -407,7 +430,10 @@ impl Drop for Derivation {
                     let absent = Failure::Absent { rank: self.invitation.rank };
                     rendezvous.decline(&self.invitation.to_round(), Verdict::Failed(absent));
                 }
-                Due::Nothing => rendezvous.go_to_nccl(&self.invitation, self.line.ranks()),
+                Due::Nothing => {
+                    let (place, ranks) = self.line.among(self.ranks);
+                    rendezvous.go_to_nccl(&self.invitation, place, ranks.len() as u32);
+                }
             }
         }
         if self.due == Due::Word {
@@ -451,7 +477,7 @@ mod tests {
             line: line.clone(),
             lobby: rendezvous().unwrap().lobby(),
             hosts: 0,
-            ranks: (1 << line.ranks()) - 1,
+            ranks: (1 << line.contract.members.len()) - 1,
             shrinks: None,
             color,
             lives: Vec::new(),
@@ -526,7 +552,7 @@ mod tests {
         assert_eq!(round(&lines[1..2], |_| Some(0)), [Err(Failure::Aborted)]);
     }
 
-    /// Where no communicator can be a promise nobody is waited for, nor in a shrink, whose ranks are known.
+    /// Where no communicator can be a promise nobody is waited for.
     #[test]
     fn without_a_round() {
         let lines = parent(3, !MAY);
@@ -534,11 +560,37 @@ mod tests {
         assert!(!split.has_round());
         split.go_to_nccl();
         assert_eq!(split.begun().round(0, Willing::Always), Ok(Course::Nccl));
+    }
+
+    /// The survivors of a shrink tell each other, too, in the lobby of the lowest; other shrinks and splits count for
+    /// themselves, and a word that is out stands for the next of its kind.
+    #[test]
+    fn shrinks() {
         let lines = parent(3, MAY);
-        let shrink = Deriving { ranks: 0b110, shrinks: Some(vec![0]), ..deriving(&lines[2], Some(0)) };
-        assert!(!shrink.has_round());
-        let mut derivation = shrink.begun();
-        assert_eq!(derivation.survivors(), (1, vec![1, 2]));
-        assert_eq!(derivation.round(0, Willing::Always), Ok(Course::Nccl));
+        let shrink = |rank: usize| Deriving {
+            hosts: 1,
+            ranks: 0b110,
+            shrinks: Some(vec![0]),
+            ..deriving(&lines[rank], Some(0))
+        };
+        let both = || {
+            let derivations = [shrink(1).begun(), shrink(2).begun()];
+            std::thread::scope(|scope| {
+                let wait =
+                    |mut derivation: Derivation| scope.spawn(move || derivation.round(0, Willing::InPair));
+                derivations.map(wait).map(|thread| thread.join().unwrap())
+            })
+        };
+        let promise = |rank| Ok(Course::Promise { rank, ranks: vec![1, 2], others: Others::Nothing });
+        assert_eq!(both(), [promise(0), promise(1)]);
+        shrink(2).go_to_nccl();
+        shrink(2).go_to_nccl();
+        deriving(&lines[2], None).go_to_nccl();
+        assert_eq!(both(), [Ok(Course::Nccl), Ok(Course::Nccl)]);
+        assert_eq!(both(), [promise(0), promise(1)]);
+        // Who is left alone waits for nobody.
+        let alone =
+            Deriving { hosts: 2, ranks: 0b100, shrinks: Some(vec![0, 1]), ..deriving(&lines[2], Some(0)) };
+        assert_eq!(alone.begun().round(0, Willing::Always), Ok(Course::Nccl));
     }
 }

@@ -1,4 +1,4 @@
-//! Who of a communicator goes where in a split, and which of the new ones are promises: pure, from what all ranks say, and
+//! Who of a communicator goes where in a split, or in a shrink, where all have one color, and which of the new ones are promises: pure, from what all ranks say, and
 //! so the same on every rank.
 //!
 //! NCCL's split is a call of all ranks of the parent, whatever their color. So it is skipped only if nobody needs it, and
@@ -30,7 +30,7 @@ impl Willing {
     }
 }
 
-/// What a rank says before a split.
+/// What a rank says before a split or shrink.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Word {
     /// None: it will be in no new communicator.
@@ -41,7 +41,7 @@ pub struct Word {
     pub willing: Willing,
 }
 
-/// What all ranks of the parent said, in order.
+/// What all ranks that make the call said, in the order of the parent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table(Vec<Word>);
 
@@ -54,7 +54,8 @@ pub enum Course {
     Promise {
         /// Its rank there.
         rank: u32,
-        /// Their ranks in the parent, in the order of the new ones.
+        /// Their places in the table, in the order of the new ranks; where all ranks of the parent make the call, these are
+        /// their ranks there.
         ranks: Vec<u32>,
         /// What others need.
         others: Others,
@@ -73,7 +74,7 @@ pub enum Others {
 }
 
 impl Table {
-    /// All words, by the rank in the parent.
+    /// All words, by their places.
     pub fn new(words: Vec<Word>) -> Table {
         Table(words)
     }
@@ -83,7 +84,7 @@ impl Table {
         self.0.len()
     }
 
-    /// What a rank of the parent does next.
+    /// What the rank in a place does next.
     pub fn course(&self, rank: u32) -> Course {
         let nccl = self.needs_nccl();
         let color = self.0.get(rank as usize).and_then(|word| word.color);

@@ -11,10 +11,10 @@
 //! sees those die that have not come yet by their pidfds. So a meeting whose missing ranks cannot come any more
 //! [ends](super::gathering), and nothing is timed.
 //!
-//! **Rounds.** Before a split whose communicators may be promises all ranks of the parent say in the same lobby where they
+//! **Rounds.** Before a call whose communicators may be promises all ranks that make it say in the same lobby where they
 //! go and what they want ([`super::colors`]), and hear what all said. A rank that cannot wait only says that it goes to
 //! NCCL. One whose process dies before its word, or that withdraws it, ends the round for all; one that dies after it does
-//! not. A shrink needs none: who remains and in which order is known.
+//! not.
 //!
 //! The rules of [`super`] hold but for two. There is no root of NCCL's behind a lobby, so that no rank goes to NCCL
 //! without a word: it declines, which is tried as long as the host is there. And the host's death is a rank's: whoever
@@ -80,7 +80,7 @@ pub fn child(call: Token, color: i32) -> Token {
     digest(b"windlass child", &words.finish())
 }
 
-/// The name of the round in which the ranks of a parent tell each other what they want of this call.
+/// The name of the round in which the ranks that make this call tell each other what they want of it.
 pub fn round(call: Token) -> Token {
     digest(b"windlass round", &call.0)
 }

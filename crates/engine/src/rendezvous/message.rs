@@ -35,7 +35,9 @@ pub enum FromRank {
     Close,
     /// In a round before a split.
     Word {
-        /// How many ranks the parent has.
+        /// Its place among those who take part, in the order of the parent.
+        place: u32,
+        /// How many these are.
         ranks: u32,
         /// Of this rank.
         word: Word,
@@ -144,8 +146,8 @@ impl FromRank {
             }
             FromRank::Confirm => 2,
             FromRank::Close => 4,
-            FromRank::Word { ranks, word } => {
-                body.u32(*ranks);
+            FromRank::Word { place, ranks, word } => {
+                body.u32(*place).u32(*ranks);
                 word.put(&mut body);
                 6
             }
@@ -172,7 +174,9 @@ impl FromRank {
                 Verdict::Fabric => return None,
                 verdict => FromRank::Decline(verdict),
             },
-            6 => FromRank::Word { ranks: reader.u32()?, word: Word::take(&mut reader)? },
+            6 => {
+                FromRank::Word { place: reader.u32()?, ranks: reader.u32()?, word: Word::take(&mut reader)? }
+            }
             3 => FromRank::Refuse(String::from_utf8_lossy(reader.counted(WORDS_BYTES_MAX)?).into_owned()),
             _ => return None,
         };

@@ -1,5 +1,5 @@
-//! The host's side of a round before a split, as a pure machine: all ranks of the parent say a word, and all who wait get
-//! the same table, or the same failure.
+//! The host's side of a round before a split or shrink, as a pure machine: all ranks that make it say a word, and all who
+//! wait get the same table, or the same failure.
 
 use std::collections::BTreeMap;
 
@@ -13,8 +13,9 @@ use super::verdict::{Failure, Verdict};
 /// A round.
 #[derive(Debug, Default)]
 pub struct Round {
-    /// How many ranks the parent has, once one has said so.
+    /// How many ranks take part, once one has said so.
     ranks: Option<u32>,
+    /// By their places.
     words: BTreeMap<u32, Word>,
     /// Who has spoken and may wait for the answer.
     seats: Vec<Seat>,
@@ -22,19 +23,19 @@ pub struct Round {
 }
 
 impl Round {
-    /// A rank, of so many of the parent, says its word. Ranks that have gone before the answer are no failure here: others
+    /// The rank in this place, of so many, says its word. Ranks that have gone before the answer are no failure here: others
     /// notice when they need them.
-    pub fn said(&mut self, seat: Seat, rank: u32, ranks: u32, word: Word) -> Vec<Answer> {
+    pub fn said(&mut self, seat: Seat, place: u32, ranks: u32, word: Word) -> Vec<Answer> {
         if let Some(message) = &self.answer {
             return vec![Answer { to: seat, message: message.clone() }];
         }
         self.seats.push(seat);
         let expected = *self.ranks.get_or_insert(ranks);
-        if ranks != expected || rank >= ranks || ranks as usize > RANKS_MAX {
-            return self.fail(Failure::Mismatch { rank, ranks, expected });
+        if ranks != expected || place >= ranks || ranks as usize > RANKS_MAX {
+            return self.fail(Failure::Mismatch { rank: place, ranks, expected });
         }
-        if self.words.insert(rank, word).is_some() {
-            return self.fail(Failure::Duplicate { rank });
+        if self.words.insert(place, word).is_some() {
+            return self.fail(Failure::Duplicate { rank: place });
         }
         if self.words.len() < ranks as usize {
             return Vec::new();

@@ -1,4 +1,4 @@
-//! Rounds before splits: what all ranks of a parent tell each other in its lobby.
+//! Rounds before splits and shrinks: what the ranks that make a call tell each other in a lobby of the parent.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -52,7 +52,7 @@ impl Round<'_> {
     }
 
     fn say(&self, from: &Rendezvous, rank: u32, word: Word) -> Inquiry {
-        from.ask_round(&self.invites(rank), self.ranks, word)
+        from.ask_round(&self.invites(rank), rank, self.ranks, word)
     }
 
     fn connect(&self) -> UnixStream {
@@ -68,7 +68,7 @@ impl Round<'_> {
 
     /// What a rank sends.
     fn words(&self, rank: u32, ranks: u32, word: Word) -> Vec<u8> {
-        let word = FromRank::Word { ranks, word }.encode();
+        let word = FromRank::Word { place: rank, ranks, word }.encode();
         [self.invites(rank).to_round().greeting(), word].concat()
     }
 }
@@ -142,7 +142,7 @@ fn one_cannot_wait() {
     let (host, own) = (rendezvous(), rendezvous());
     let round = Round::of(&host, 0, 3);
     round.begin();
-    own.go_to_nccl(&round.invites(2), 3);
+    own.go_to_nccl(&round.invites(2), 2, 3);
     drop(own);
     let waiting = vec![round.say(&host, 0, pair(0, 0)), round.say(&host, 1, pair(0, 0))];
     for answer in wait_all(waiting) {
@@ -152,7 +152,7 @@ fn one_cannot_wait() {
     let round = Round::of(&host, 1, 2);
     let waiting = round.say(&host, 1, pair(0, 0));
     round.begin();
-    host.go_to_nccl(&round.invites(0), 2);
+    host.go_to_nccl(&round.invites(0), 0, 2);
     assert_eq!(waiting.wait().unwrap().course(1), Course::Nccl);
 }
 
@@ -239,8 +239,8 @@ fn host_is_gone() {
         drop(host);
         assert_eq!(waiting.join().unwrap(), Err(Failure::HostLost));
     });
-    own.go_to_nccl(&invitation, 2);
-    assert_eq!(own.ask_round(&invitation, 2, pair(0, 0)).wait(), Err(Failure::HostLost));
+    own.go_to_nccl(&invitation, 1, 2);
+    assert_eq!(own.ask_round(&invitation, 1, 2, pair(0, 0)).wait(), Err(Failure::HostLost));
 }
 
 /// What no rank says ends the round for all at once, and a stranger harms nobody.
@@ -282,7 +282,7 @@ fn nonsense() {
     let party = host.attend_invited(&invites(0), facts(0, 2)).unwrap();
     let mut stranger = UnixStream::connect_addr(&address(host.lobby())).unwrap();
     let report = FromRank::Report(Box::new(facts(1, 2))).encode();
-    let word = FromRank::Word { ranks: 2, word: pair(0, 0) }.encode();
+    let word = FromRank::Word { place: 1, ranks: 2, word: pair(0, 0) }.encode();
     stranger.write_all(&[invites(1).greeting(), report, word].concat()).unwrap();
     let outcome = party.join(ready).remove(0);
     let failed = windlass_engine::rendezvous::Outcome::Failed(Failure::Disorder { rank: 1 });
@@ -302,7 +302,7 @@ fn unreadable_host() {
     let too_many = Table::new(vec![pair(0, 0); RANKS_MAX + 1]);
     for answer in [FromHost::Stop.encode(), FromHost::Table(too_many).encode(), vec![0xff; 64]] {
         let invitation = Invitation { lobby, call, child: NOBODY, rank: 1 };
-        let inquiry = own.ask_round(&invitation, 2, pair(0, 0));
+        let inquiry = own.ask_round(&invitation, 1, 2, pair(0, 0));
         let (mut host, _) = listener.accept().unwrap();
         host.write_all(&answer).unwrap();
         assert_eq!(inquiry.wait(), Err(Failure::Unreadable));
@@ -322,7 +322,7 @@ fn nothing_is_left() {
         let inquiries = vec![round.say(&other, 1, pair(0, 0)), round.say(&host, 0, pair(0, 0))];
         match count % 3 {
             0 => assert!(round.say(&other, 2, pair(0, 0)).wait().is_ok()),
-            1 => other.go_to_nccl(&round.invites(2), 3),
+            1 => other.go_to_nccl(&round.invites(2), 2, 3),
             _ => drop(round.connect().write_all(&round.invites(2).to_round().greeting())),
         }
         assert!(wait_all(inquiries).iter().all(|answer| answer.is_ok() == (count % 3 != 2)));
@@ -390,12 +390,12 @@ pub fn plays(part: &str, own: &Rendezvous, rank: u32, ranks: u32, id: &Id) -> bo
             await_word();
         }
         "speaks" => {
-            let inquiry = own.ask_round(&invitation, ranks, pair(0, 0));
+            let inquiry = own.ask_round(&invitation, rank, ranks, pair(0, 0));
             say("spoken");
             say(&format!("{:?}", inquiry.wait().map(|table| table.course(rank))));
         }
         "hurries" => {
-            own.go_to_nccl(&invitation, ranks);
+            own.go_to_nccl(&invitation, rank, ranks);
             say("spoken");
             await_word();
         }
@@ -457,11 +457,11 @@ fn host_process_is_killed() {
     }
     let call = Making::Split { count: 0 }.name(PARENT);
     let invites = |rank| Invitation { lobby: Token(lobby), call, child: NOBODY, rank };
-    let waiting = own.ask_round(&invites(1), 3, pair(0, 0));
+    let waiting = own.ask_round(&invites(1), 1, 3, pair(0, 0));
     thread::scope(|scope| {
         let waiting = scope.spawn(|| waiting.wait());
         host.kill();
         assert_eq!(waiting.join().unwrap(), Err(Failure::HostLost));
     });
-    assert_eq!(own.ask_round(&invites(2), 3, pair(0, 0)).wait(), Err(Failure::HostLost));
+    assert_eq!(own.ask_round(&invites(2), 2, 3, pair(0, 0)).wait(), Err(Failure::HostLost));
 }

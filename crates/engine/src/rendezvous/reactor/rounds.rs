@@ -57,7 +57,7 @@ impl Reactor {
         }
         self.gathering(name).spoke(rank);
         self.step(name, |round| match message {
-            FromRank::Word { ranks, word } => round.said(seat, rank, ranks, word),
+            FromRank::Word { place, ranks, word } => round.said(seat, place, ranks, word),
             FromRank::Decline(Verdict::Failed(failure)) => round.fail(failure),
             _ => round.disorder(seat, rank),
         });
