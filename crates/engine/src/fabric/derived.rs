@@ -325,6 +325,12 @@ impl Derivation {
         self.invitation.child
     }
 
+    /// This rank's place among those that make the call, and how many these are: of a shrink, its rank in what it makes.
+    pub fn place(&self) -> (u32, u32) {
+        let (place, ranks) = self.line.among(self.ranks);
+        (place, ranks.len() as u32)
+    }
+
     /// Tells the other ranks of the call where this one goes (its key orders a split; a shrink's is 0), waits until all
     /// have spoken, and says what this rank does next; of a promise with its ranks in the parent. Ends with the parent. Where this rank has said that it goes to NCCL, or there is no round, nobody is waited for.
     /// Once.
