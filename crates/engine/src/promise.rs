@@ -24,7 +24,6 @@ use crate::call::Call;
 use crate::error::refuse;
 use crate::fabric::Fabric;
 use crate::forward::birth;
-use crate::forward::configuration::Configuration;
 use crate::forward::known::{self, End};
 use crate::gpu::{self, Home, Ordinal};
 use crate::guard;
@@ -39,7 +38,6 @@ pub struct Promise {
     handle: Minted,
     fabric: Arc<Fabric>,
     device: Ordinal,
-    configuration: Option<Configuration>,
     /// Where NCCL writes its handle, before it waits for the others.
     written: AtomicPtr<ncclComm>,
     /// NCCL's handle once it is built; null before.
@@ -106,12 +104,11 @@ const INIT_WITHIN: Duration = Duration::from_secs(3);
 
 impl Promise {
     /// A new one. Nobody knows its handle yet.
-    pub fn new(fabric: Arc<Fabric>, device: Ordinal, configuration: Option<Configuration>) -> Arc<Promise> {
+    pub fn new(fabric: Arc<Fabric>, device: Ordinal) -> Arc<Promise> {
         Arc::new(Promise {
             handle: Minted::new(),
             fabric,
             device,
-            configuration,
             written: AtomicPtr::new(null_mut()),
             real: AtomicPtr::new(null_mut()),
             attempts: AtomicU64::new(0),
@@ -209,21 +206,14 @@ impl Promise {
 
     /// NCCL's own init. Under no catch of panics: what NCCL throws goes on.
     fn build(&self, attempt: u64) -> ncclResult_t {
-        let id = match self.fabric.id(attempt, &self.aborted) {
+        let id = match self.fabric.id(0, attempt, &self.aborted) {
             Ok(id) => id,
             Err(code) => return code,
         };
-        let home = gpu::driver().and_then(|driver| Home::of(driver, self.device));
-        let home = match home {
-            Ok(home) => home,
-            Err(failure) => return refuse(ncclInternalError, format_args!("{failure}")),
-        };
-        let _current = match home.be_current() {
-            Ok(current) => current,
-            Err(failure) => return refuse(ncclInternalError, format_args!("{failure}")),
-        };
         let ranks = self.fabric.contract().members.len() as u32;
-        birth::build(&self.written, ranks, &id, self.fabric.rank(), self.configuration.as_ref())
+        on_device(self.device, || {
+            birth::build(&self.written, ranks, &id, self.fabric.rank(), self.fabric.configuration())
+        })
     }
 
     fn finish(&self, result: ncclResult_t) -> ncclResult_t {
@@ -340,4 +330,18 @@ impl Promise {
     fn stage(&self) -> MutexGuard<'_, Stage> {
         self.stage.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Calls NCCL with a device as the current one.
+pub fn on_device(device: Ordinal, call: impl FnOnce() -> ncclResult_t) -> ncclResult_t {
+    let home = gpu::driver().and_then(|driver| Home::of(driver, device));
+    let home = match home {
+        Ok(home) => home,
+        Err(failure) => return refuse(ncclInternalError, format_args!("{failure}")),
+    };
+    let _current = match home.be_current() {
+        Ok(current) => current,
+        Err(failure) => return refuse(ncclInternalError, format_args!("{failure}")),
+    };
+    call()
 }

@@ -8,14 +8,14 @@ use crate::communicator::{self, Communicator, Kept};
 use crate::error::refuse;
 use crate::fabric::{self, Fate, Patience, Waiting, Wish};
 use crate::forward::birth::{self, Birth, Handle};
-use crate::forward::configuration::Given;
+use crate::forward::configuration::{Given, Kept as Configuration};
 use crate::forward::known;
 use crate::group::{self, Awaited};
 use crate::guard;
 use crate::process;
 use crate::promise::Promise;
 use crate::stats::count::{self, Identity};
-use crate::stats::fabric::PROMISED;
+use crate::stats::fabric::{BUILT, PROMISED};
 
 use super::{derived, note};
 
@@ -71,13 +71,13 @@ fn begin(birth: &Birth) -> Step {
         (Birth::InitAll { .. }, _) => return all(birth),
         (_, Some(asked)) => {
             // Of a group NCCL makes all communicators at its end.
-            let (patience, configuration) = match asked.given() {
-                _ if group::is_open() => (Patience::None, None),
-                Given::Nothing => (Patience::AsConfigured, None),
-                Given::Sound(configuration) => (Patience::AsConfigured, Some(configuration)),
-                Given::Doubtful | Given::Wrong => (Patience::None, None),
+            let given = asked.given();
+            let patience = match given {
+                _ if group::is_open() => Patience::None,
+                Given::Nothing | Given::Sound(_) => Patience::AsConfigured,
+                Given::Doubtful | Given::Wrong => Patience::None,
             };
-            (wish(&asked, patience), configuration)
+            (wish(&asked, patience), given.over(&Configuration::Nothing))
         }
         (Birth::InitRank { .. } | Birth::InitRankConfig { .. } | Birth::InitRankScalable { .. }, None) => {
             return Step::Refused;
@@ -92,9 +92,12 @@ fn begin(birth: &Birth) -> Step {
         Ok(asked) => fabric::join(vec![asked]).pop().unwrap_or(Fate::Plain(fabric::derived())),
         Err(reason) => Fate::Plain(reason),
     };
+    if let Fate::Fabric(fabric) = &fate {
+        fabric.keep_configuration(configuration);
+    }
     match fate {
         Fate::Fabric(fabric) if fabric.contract().is_promise() => {
-            Step::Promised(vec![Promise::new(fabric, device.unwrap_or_default(), configuration)])
+            Step::Promised(vec![Promise::new(fabric, device.unwrap_or_default())])
         }
         fate => Step::Decided(fate),
     }
@@ -108,7 +111,10 @@ fn all(birth: &Birth) -> Step {
     }
     let fates = fabric::all_here(&devices, Patience::AsConfigured);
     let promised = fates.into_iter().zip(devices).map(|(fate, device)| match fate {
-        Fate::Fabric(fabric) => Some(Promise::new(fabric, device, None)),
+        Fate::Fabric(fabric) => {
+            fabric.keep_configuration(Configuration::Nothing);
+            Some(Promise::new(fabric, device))
+        }
         _ => None,
     });
     // Where there is no fabric, NCCL may have something to say of these devices.
@@ -171,8 +177,9 @@ pub fn hand_out(place: Handle, promise: Arc<Promise>) {
     let ranks = fabric.contract().members.len() as i32;
     let identity = Identity { rank: fabric.rank() as i32, ranks, device: promise.device() };
     let communicator = communicator::insert(handle, identity);
+    let standing = if promise.real().is_some() { BUILT } else { PROMISED };
     drop(communicator.keep(handle, Kept::Promise(promise)));
-    count::nccl(communicator.counters(), PROMISED);
+    count::nccl(communicator.counters(), standing);
     fabric::tell(communicator.counters(), &Fate::Fabric(fabric));
     birth::hand_out(place, handle);
 }
