@@ -357,6 +357,36 @@ static void operators(struct rank* self) {
   NCCL(ncclCommDestroy(team.communicator));
 }
 
+/* In one group: a first collective with an operator that goes at once, and one with the next, which may get its number. */
+static void operators_in_a_group(struct rank* self) {
+  struct team team = born(self, HONOURED);
+  float host[ELEMENTS], wanted[ELEMENTS];
+  void *input = device_alloc(sizeof host), *outputs[2] = {device_alloc(sizeof host), device_alloc(sizeof host)};
+  input_fill(host, 126, team.rank, 0, ELEMENTS, ncclFloat, ncclSum);
+  upload(input, host, sizeof host);
+  together(self);
+  NCCL(ncclGroupStart());
+  for (int i = 0; i < 2; i++) {
+    float scalar = FACTOR + (float)i;
+    ncclRedOp_t operator = ncclSum;
+    NCCL(ncclRedOpCreatePreMulSum(&operator, &scalar, ncclFloat, ncclScalarHostImmediate, team.communicator));
+    NCCL(ncclAllReduce(input, outputs[i], ELEMENTS, ncclFloat, operator, team.communicator, as_cuda(self->stream)));
+    NCCL(ncclRedOpDestroy(operator, team.communicator));
+  }
+  NCCL(ncclGroupEnd());
+  wait_for(self->stream);
+  together(self);
+  for (int i = 0; i < 2; i++) {
+    download(host, outputs[i], sizeof host);
+    reduced_fill(wanted, 126, team.ranks, 0, ELEMENTS, ncclFloat, ncclSum, FACTOR + i);
+    CHECK(memcmp(host, wanted, sizeof host) == 0);
+    record(self, host, sizeof host);
+    device_free(outputs[i]);
+  }
+  device_free(input);
+  NCCL(ncclCommDestroy(team.communicator));
+}
+
 /* Operators come and go without any collective. */
 static void idle_operators(struct rank* self) {
   struct team team = born(self, STAYS);
@@ -662,6 +692,7 @@ static void all(struct rank* self) {
   RUN_PART(on_many_threads, self);
   RUN_PART(beside_messages, self);
   RUN_PART(operators, self);
+  RUN_PART(operators_in_a_group, self);
   RUN_PART(idle_operators, self);
   RUN_PART(registrations, self);
   RUN_PART(idle_registrations, self);
