@@ -159,7 +159,7 @@ if(SIM_DIR)
   set_tests_properties(sim.lost_births.plain PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
   if(WINDLASS_LIBRARY_DIR)
     add_test(NAME sim.lost_births.fabric COMMAND ${RUN} --out "${RUNS}/sim.lost_births.fabric" ${losing}
-             --windlass "${WINDLASS_LIBRARY_DIR}" --fabric "yes;" -- $<TARGET_FILE:lost_births>)
+             --windlass "${WINDLASS_LIBRARY_DIR}" --fabric "yes;" --set WINDLASS_LAZY=off -- $<TARGET_FILE:lost_births>)
     set_tests_properties(sim.lost_births.fabric PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
   endif()
 endif()

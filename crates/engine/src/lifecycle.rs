@@ -241,18 +241,18 @@ enum Simulated {
 /// Lets NCCL close the group. If a birth in it failed, nothing of the group runs: its peers do not come to NCCL. What promises
 /// held comes to NCCL now; a simulation knows nothing of it, since only all ranks together can honour them.
 fn close(ended: &mut Ended, simulated: Simulated, end: impl FnOnce() -> ncclResult_t) -> ncclResult_t {
-    let promised = std::mem::take(&mut ended.promised);
-    let failed = match ended.awaited.first() {
-        Some(Awaited::Failed(code)) => *code,
-        _ if promised.is_empty() || simulated == Simulated::Yes => ncclSuccess,
-        _ => promised::run_held(promised),
-    };
-    if failed == ncclSuccess {
+    let held = std::mem::take(&mut ended.promised);
+    if let Some(Awaited::Failed(code)) = ended.awaited.first() {
+        birth::spoil_group();
+        end();
+        return *code;
+    }
+    if held.is_empty() || simulated == Simulated::Yes {
         return end();
     }
-    birth::spoil_group();
-    end();
-    failed
+    let held = promised::begin(held);
+    let result = end();
+    if is_taken(result) { promised::finish(held) } else { result }
 }
 
 #[inline]

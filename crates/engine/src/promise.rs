@@ -13,6 +13,7 @@ use std::ffi::c_int;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use nccl_sys::{
@@ -68,6 +69,25 @@ enum Aborted {
     Nothing,
     /// NCCL's, too, is to be aborted.
     Real(ncclComm_t),
+}
+
+/// A promise that is being honoured on another thread.
+#[derive(Debug)]
+pub enum Beside {
+    /// It was, or cannot be.
+    Done(ncclResult_t),
+    /// It is.
+    Thread(JoinHandle<ncclResult_t>),
+}
+
+impl Beside {
+    /// Waits for it.
+    pub fn wait(self) -> ncclResult_t {
+        match self {
+            Beside::Done(result) => result,
+            Beside::Thread(thread) => thread.join().unwrap_or(ncclInternalError),
+        }
+    }
 }
 
 /// NCCL writes a handle within milliseconds.
@@ -142,47 +162,21 @@ impl Promise {
         guard::call(|| self.finish(result))
     }
 
-    /// Honours several in one real group, on a thread of its own: this one may have a group open, and NCCL's groups are the
-    /// thread's. The first failure is the answer.
-    pub fn honour_together(promises: &[Arc<Promise>]) -> ncclResult_t {
-        let open: Vec<&Arc<Promise>> = promises.iter().filter(|promise| promise.real().is_none()).collect();
-        if open.is_empty() {
-            return ncclSuccess;
+    /// Honours it on a thread of its own: this one may have a group open, and NCCL's groups are the thread's.
+    pub fn honour_beside(self: &Arc<Promise>) -> Beside {
+        if self.real().is_some() {
+            return Beside::Done(ncclSuccess);
         }
-        let honour = || {
-            let mut begun = Vec::new();
-            let mut answer = known::group_start();
-            if answer != ncclSuccess {
-                return answer;
+        let promise = self.clone();
+        let thread =
+            std::thread::Builder::new().name("windlass-honour".into()).spawn(move || promise.honour());
+        match thread {
+            Ok(thread) => Beside::Thread(thread),
+            Err(error) => {
+                let why = format_args!("no thread to honour a promise on: {error}");
+                Beside::Done(refuse(ncclInternalError, why))
             }
-            for promise in &open {
-                match promise.begin() {
-                    Ok(Some(attempt)) if answer == ncclSuccess => {
-                        answer = promise.build(attempt);
-                        begun.push((promise, answer));
-                    }
-                    Ok(Some(_)) => begun.push((promise, ncclInternalError)),
-                    Ok(None) => {}
-                    Err(code) => answer = if answer == ncclSuccess { code } else { answer },
-                }
-            }
-            let ended = known::group_end();
-            for (promise, queued) in begun {
-                let result = promise.finish(if queued == ncclSuccess { ended } else { queued });
-                answer = if answer == ncclSuccess { result } else { answer };
-            }
-            if answer == ncclSuccess { ended } else { answer }
-        };
-        std::thread::scope(|scope| {
-            let thread =
-                std::thread::Builder::new().name("windlass-honour".into()).spawn_scoped(scope, honour);
-            match thread {
-                Ok(thread) => thread.join().unwrap_or(ncclInternalError),
-                Err(error) => {
-                    refuse(ncclInternalError, format_args!("no thread to honour promises on: {error}"))
-                }
-            }
-        })
+        }
     }
 
     /// Nothing: it has been honoured.

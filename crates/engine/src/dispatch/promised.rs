@@ -1,18 +1,19 @@
 //! Calls of promises that NCCL is to run. What it would refuse is refused here, and what it would drop is dropped: neither is a
 //! reason to wait for other ranks. In a group such a call is held until the outermost end, where all promises of the group are
-//! honoured together, before NCCL runs it.
+//! honoured beside each other; then NCCL runs it, after its own part of the group.
 
 use std::sync::Arc;
 
-use nccl_sys::{ncclInternalError, ncclInvalidUsage, ncclResult_t, ncclSuccess};
+use nccl_sys::{ncclComm_t, ncclInternalError, ncclInvalidUsage, ncclResult_t, ncclSuccess};
 
 use crate::call::{Call, Function};
 use crate::communicator;
+use crate::contract::Token;
 use crate::error::refuse;
-use crate::forward;
+use crate::forward::{self, known};
 use crate::group::{self, Awaited, Promised, Work};
 use crate::guard;
-use crate::promise::Promise;
+use crate::promise::{Beside, Promise};
 use crate::stats::{count, fabric};
 
 use super::messages;
@@ -31,7 +32,7 @@ pub fn take(call: &Call, promise: &Arc<Promise>) -> ncclResult_t {
         let honoured = match guard::or_else(|| Look::Answer(ncclInternalError), || look(call, promise)) {
             Look::Answer(code) => return code,
             Look::Honour => honour(promise),
-            Look::HonourInGroup => Promise::honour_together(std::slice::from_ref(promise)),
+            Look::HonourInGroup => honour_in_group(promise),
         };
         if honoured != ncclSuccess {
             return honoured;
@@ -43,6 +44,15 @@ pub fn take(call: &Call, promise: &Arc<Promise>) -> ncclResult_t {
 /// Honours a promise, outside groups.
 pub fn honour(promise: &Arc<Promise>) -> ncclResult_t {
     let result = promise.honour();
+    if result == ncclSuccess {
+        note(promise);
+    }
+    result
+}
+
+/// Honours a promise while this thread has a group open.
+pub fn honour_in_group(promise: &Arc<Promise>) -> ncclResult_t {
+    let result = promise.honour_beside().wait();
     if result == ncclSuccess {
         note(promise);
     }
@@ -106,47 +116,85 @@ fn run(call: &Call, promise: &Promise) -> ncclResult_t {
     }
 }
 
-/// Gives NCCL what a group held, in call order, within its own group: first the promises are honoured, all at once. What NCCL
-/// refuses of it fails the group at its end.
-pub fn run_held(held: Vec<Promised>) -> ncclResult_t {
-    let mut promises: Vec<Arc<Promise>> = Vec::new();
-    for one in &held {
-        if !promises.iter().any(|known| Arc::ptr_eq(known, &one.promise)) {
-            promises.push(one.promise.clone());
+/// What a group held, by communicator, in the order of each one's first call.
+pub struct Held(Vec<Unit>);
+
+struct Unit {
+    birth: Token,
+    promises: Vec<(Arc<Promise>, Beside)>,
+    work: Vec<Promised>,
+}
+
+/// Begins to honour what a group needs, each promise by itself: another rank may have its part of the group outside groups, one
+/// communicator after the other.
+pub fn begin(held: Vec<Promised>) -> Held {
+    let mut units: Vec<Unit> = Vec::new();
+    for one in held {
+        let birth = one.promise.fabric().contract().birth;
+        let index = units.iter().position(|unit| unit.birth == birth).unwrap_or_else(|| {
+            units.push(Unit { birth, promises: Vec::new(), work: Vec::new() });
+            units.len() - 1
+        });
+        let unit = &mut units[index];
+        if !unit.promises.iter().any(|(known, _)| Arc::ptr_eq(known, &one.promise)) {
+            unit.promises.push((one.promise.clone(), one.promise.honour_beside()));
         }
+        unit.work.push(one);
     }
-    promises.sort_by_key(|promise| (promise.fabric().contract().birth, promise.fabric().rank()));
-    let honoured = Promise::honour_together(&promises);
-    if honoured != ncclSuccess {
-        return honoured;
-    }
-    promises.iter().for_each(|promise| note(promise));
+    Held(units)
+}
+
+/// Gives NCCL what a group held, after its own part of it has run: communicator by communicator, as soon as each is honoured,
+/// in a group each. The first failure is the answer; the others run all the same, as their peers wait.
+pub fn finish(held: Held) -> ncclResult_t {
     let mut answer = ncclSuccess;
-    for Promised { promise, work } in held {
-        let result = match work {
-            Work::Call(call, operator) => match (operator, promise.real()) {
-                (Some(operator), Some(real)) => match operator.real(real) {
-                    Some(operation) => {
-                        let mut call = call;
-                        call.shared.operation = Some(operation);
-                        call.local.communicator = promise.handle();
-                        run_made(&call, &promise, real)
-                    }
-                    None => ncclInternalError,
-                },
-                _ => run(&call, &promise),
-            },
-            Work::Other(work) => promise.real().map_or(ncclInternalError, work),
-        };
-        if answer == ncclSuccess && result != ncclSuccess {
+    for Unit { promises, work, .. } in held.0 {
+        let mut result = ncclSuccess;
+        for (promise, honouring) in promises {
+            let honoured = honouring.wait();
+            match honoured == ncclSuccess {
+                true => note(&promise),
+                false if result == ncclSuccess => result = honoured,
+                false => {}
+            }
+        }
+        if result == ncclSuccess {
+            result = run_unit(work);
+        }
+        if answer == ncclSuccess {
             answer = result;
         }
     }
     answer
 }
 
+fn run_unit(work: Vec<Promised>) -> ncclResult_t {
+    let opened = known::group_start();
+    if opened != ncclSuccess {
+        return opened;
+    }
+    let results: Vec<ncclResult_t> = work.into_iter().map(run_one).collect();
+    let closed = known::group_end();
+    results.into_iter().find(|result| *result != ncclSuccess).unwrap_or(closed)
+}
+
+fn run_one(Promised { promise, work }: Promised) -> ncclResult_t {
+    let Some(real) = promise.real() else { return ncclInternalError };
+    match work {
+        Work::Other(work) => work(real),
+        Work::Call(call, None) => run(&call, &promise),
+        Work::Call(mut call, Some(operator)) => match operator.real(real) {
+            Some(operation) => {
+                call.shared.operation = Some(operation);
+                run_made(&call, &promise, real)
+            }
+            None => ncclInternalError,
+        },
+    }
+}
+
 /// A call whose reduction is NCCL's own already.
-fn run_made(call: &Call, promise: &Promise, real: nccl_sys::ncclComm_t) -> ncclResult_t {
+fn run_made(call: &Call, promise: &Promise, real: ncclComm_t) -> ncclResult_t {
     if let Some(communicator) = communicator::find(promise.handle()) {
         messages::before_forward(call, communicator);
     }

@@ -262,7 +262,7 @@ pub fn real_handle(handle: ncclComm_t) -> ncclComm_t {
     let Some(promise) = guard::or_else(|| None, || promise_of(handle)) else { return handle };
     if promise.real().is_none() {
         let honoured = match group::is_open() {
-            true => Promise::honour_together(std::slice::from_ref(&promise)),
+            true => promised::honour_in_group(&promise),
             false => promised::honour(&promise),
         };
         if honoured != ncclSuccess {

@@ -123,6 +123,7 @@ mod tests {
                 ranks: 4,
                 device: -1,
                 fabric: String::new(),
+                nccl: String::new(),
                 calls: vec![calls],
             }],
         }

@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, TcpListener};
 
 use windlass_engine::arena;
-use windlass_engine::fabric::{self, Asked, Fate, Wish};
+use windlass_engine::fabric::{self, Asked, Fate, Patience, Wish};
 use windlass_engine::rendezvous::card::Id;
 use windlass_engine::rendezvous::{ours, verdict::Failure};
 
@@ -46,6 +46,7 @@ fn ask(device: &Primary, id: Id, ranks: usize) -> Asked {
         waiting: None,
         ctas_max: 0,
         device: None,
+        patience: Patience::None,
     };
     fabric::ask(&wish).unwrap()
 }
@@ -67,7 +68,7 @@ fn ranks_of_one_process() {
     let asked: Vec<Asked> = devices.iter().map(|device| ask(device, id, devices.len())).collect();
     let met = fabric::join(asked);
     let before = ours::open();
-    let made = fabric::all_here(&[0, 1, 2]);
+    let made = fabric::all_here(&[0, 1, 2], Patience::None);
     assert_eq!(ours::open(), before, "one call takes no descriptor");
     for fate in met.iter().chain(&made) {
         assert!(matches!(fate, Fate::Fabric(_)), "{fate:?}");
