@@ -33,7 +33,9 @@ static struct life drawn(struct random* random, int ranks) {
   life.passes = use & 1;
   life.reduces = use == 4 || use == 5;
   life.finalizes = end & 1;
-  life.aborter = end < 4 ? (int)end : RANKS_MAX;
+  /* On GPUs a peer may still read from a rank that is done; only destroy waits for it. */
+  bool may_abort = !on_gpus() || !(life.passes || life.reduces);
+  life.aborter = may_abort && end < 4 ? (int)end : RANKS_MAX;
   life.ctas_max = (int)random_below(random, 3) * 4;
   return life;
 }
