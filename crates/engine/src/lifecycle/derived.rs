@@ -63,6 +63,11 @@ fn run(birth: &Birth) -> ncclResult_t {
     match birth.parent().and_then(questions::promise_of) {
         None => birth.run(),
         Some(promise) => {
+            if promise.real().is_none()
+                && let Some(why) = birth.refusal(promise.fabric().rank())
+            {
+                return refuse(ncclInvalidArgument, format_args!("a communicator from another: {why}"));
+            }
             let birth = *birth;
             questions::with_real(&promise, move |real| birth.of_parent(real).run())
         }
