@@ -230,6 +230,9 @@ static void wrong_operators(struct rank* self) {
     NCCL(ncclGroupStart());
     REFUSED(ncclReduceScatter(buffer, buffer, 4, ncclFloat, gone, team.communicator, stream), ncclInvalidArgument);
     CODE(ncclGroupEnd(), ncclInvalidArgument);
+    /* The group that failed ran nothing, so one rank alone may have had it; the next is clean. */
+    NCCL(ncclGroupStart());
+    NCCL(ncclGroupEnd());
   }
   NCCL(ncclRedOpDestroy(early, team.communicator));
   REFUSED(ncclAllReduce(buffer, buffer, 4, ncclFloat, early, team.communicator, stream), ncclInvalidArgument);

@@ -1,7 +1,7 @@
-/* Holds: communicators of two ranks, and of all, that NCCL builds only when a call needs it, live as those do that it builds
- * at birth: queries, messages only, the first collective in every place where it may stand (alone, after messages, in
- * groups of several in unlike orders, on several threads, beside captures), operators, registrations and windows from before and
- * after it, configurations, and every end; and what no call of all ranks asks for is never built. */
+/* Holds: communicators of two ranks, and of all, that NCCL builds only when a call needs it, live as those do that it
+ * builds at birth: queries, messages only, the first collective in every place where it may stand (alone, after messages,
+ * in groups of several in unlike orders, on several threads, captured or beside captures), operators, registrations and
+ * windows from before and after it, configurations, and every end; and what no call of all ranks asks for is never built. */
 #include "../support/team.h"
 
 #include <pthread.h>

@@ -1,7 +1,7 @@
 /* Holds: communicators of two to four ranks come and go by the thousand, of members and ranks by chance, some without any
- * use, some with messages, some with collectives, with unlike configurations, ended in every way, now and then by an abort of
- * one rank alone: all results are right, and the process holds no more descriptors, threads, mappings and device memory at the
- * end than after the first quarter. The argument is how many. */
+ * use, some with messages, some with collectives, with unlike configurations, ended in every way, now and then by an abort
+ * of one rank alone: all results are right, and the process holds no more descriptors, threads, mappings and device memory
+ * at the end than after the first quarter. The argument is how many. */
 #include "../support/held.h"
 #include "../support/team.h"
 

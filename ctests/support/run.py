@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Runs one test program over the real library (or its stand-in), plainly or through Windlass.
 
-    run.py --out DIR --nccl LIBRARY [--windlass DIR [--fabric REASONS] [--served PATH] [--promised]] [--cuda DIR] [--gpu] -- PROGRAM [ARGUMENT...]
+    run.py --out DIR --nccl LIBRARY [--windlass DIR [--fabric REASONS] [--served PATH] [--promised]] [--cuda DIR] [--gpu]
+           -- PROGRAM [ARGUMENT...]
 
 The program's standard output is kept in DIR/output.txt. Through Windlass its report is kept too, and every call that
 the program counted must be in it, exactly as often: a test that never reached Windlass proves nothing. With --fabric
