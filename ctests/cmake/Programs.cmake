@@ -56,13 +56,26 @@ function(add_meeting program machine kind seconds says)
                        LABELS ${machine} TIMEOUT 20)
 endfunction()
 
+# Programs that run a third time, where every communicator is a promise that can be one.
+set(LAZY collectives sendrecv groups threads premulsum registration graphs splits births lifecycle random_calls patterns pairs
+         promises promise_errors promise_children)
+
+# Where ranks meet on MACHINE, with promises as they are without a wish and, for those programs, with all of them.
+function(add_fabric_on machine program seconds says)
+  add_meeting(${program} ${machine} fabric ${seconds} "${says}" ${ARGN})
+  if(program IN_LIST LAZY)
+    set(options ${ARGN} --promised --set WINDLASS_LAZY=all)
+    add_meeting(${program} ${machine} lazy ${seconds} "${says}" ${options})
+  endif()
+endfunction()
+
 # On both machines, where there are any.
 function(add_fabric program seconds says)
   if(SIM_DIR)
-    add_meeting(${program} sim fabric ${seconds} "${says}")
+    add_fabric_on(sim ${program} ${seconds} "${says}" ${ARGN})
   endif()
   if(REAL_NCCL_LIBRARY)
-    add_meeting(${program} gpu fabric ${seconds} "${says}")
+    add_fabric_on(gpu ${program} ${seconds} "${says}" ${ARGN})
   endif()
 endfunction()
 
@@ -86,11 +99,13 @@ set(PROGRAMS strings arguments collectives sendrecv groups lifecycle threads non
              promise_children many_pairs reuse)
 # Sends and receives of one fabric: on mailboxes, too.
 set(MESSAGING sendrecv patterns pairs absorbed graphs_p2p random_p2p)
+# About promises.
+set(PROMISING promises promise_errors promise_children many_pairs reuse)
 foreach(program IN LISTS PROGRAMS)
   add_executable(${program} programs/${program}.c)
   target_link_libraries(${program} PRIVATE harness)
   set(seconds 120)
-  if(program STREQUAL "collectives" OR program IN_LIST MESSAGING)
+  if(program STREQUAL "collectives" OR program IN_LIST MESSAGING OR program IN_LIST PROMISING)
     set(seconds 300)
   endif()
   if(SIM_DIR)
@@ -109,22 +124,43 @@ if(WINDLASS_LIBRARY_DIR)
   set(GROUPED "made in a group with others, which other ranks may make one after the other")
   # On GPUs `births` has another part, whose one rank has no Windlass.
   if(SIM_DIR)
-    add_meeting(births sim fabric 300 "yes;${GROUPED}")
+    add_fabric_on(sim births 300 "yes;${GROUPED}")
   endif()
   if(REAL_NCCL_LIBRARY)
-    add_meeting(births gpu fabric 300 "yes;${GROUPED};a rank has no windlass or went to NCCL")
+    add_fabric_on(gpu births 300 "yes;${GROUPED};a rank has no windlass or went to NCCL")
   endif()
   add_fabric(lifecycle 120 "yes;more than one id;one rank has no peers")
   add_fabric(nonblocking 120 "the caller does not wait")
   add_fabric(random_calls 120 "yes")
   add_fabric(splits 300 "yes;one rank has no peers;the caller does not wait;${GROUPED}")
+  add_fabric(promises 300 "yes" --promised)
+  add_fabric(promise_errors 300 "yes" --promised)
+  add_fabric(promise_children 300 "yes;one rank has no peers;${GROUPED}" --promised)
+  add_fabric(reuse 300 "yes")
+  # A stand-in has fewer multiprocessors, unless told otherwise, than that many communicators need.
+  add_fabric(many_pairs 300 "yes" --promised --set WINDLASS_SIM_MULTIPROCESSORS=132)
+endif()
+
+# Ids that NCCL never used: plain runs would keep a thread and a socket of each.
+add_executable(unused_ids programs/unused_ids.c)
+target_link_libraries(unused_ids PRIVATE harness)
+if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
+  add_test(NAME sim.unused_ids.fabric COMMAND ${RUN} --out "${RUNS}/sim.unused_ids.fabric" --nccl "${SIM_DIR}/libnccl.so.2"
+           --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes -- $<TARGET_FILE:unused_ids>)
+  set_tests_properties(sim.unused_ids.fabric PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
+endif()
+if(REAL_NCCL_LIBRARY AND WINDLASS_LIBRARY_DIR)
+  add_test(NAME gpu.unused_ids.fabric COMMAND ${RUN} --out "${RUNS}/gpu.unused_ids.fabric" --nccl "${REAL_NCCL_LIBRARY}"
+           --gpu --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes -- $<TARGET_FILE:unused_ids>)
+  set_tests_properties(gpu.unused_ids.fabric PROPERTIES LABELS gpu TIMEOUT 300 RUN_SERIAL ON)
 endif()
 
 if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
   # Plain runs would wait for the dead. A communicator that fails in its meeting has neither fabric nor reason.
   set(births_says ";yes")
   set(splits_says "yes")
-  foreach(program births splits)
+  set(promise_errors_says "yes")
+  foreach(program births splits promise_errors)
     set(name "sim.${program}.faults")
     add_test(NAME ${name} COMMAND ${RUN} --out "${RUNS}/${name}" --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}"
              --windlass "${WINDLASS_LIBRARY_DIR}" --fabric "${${program}_says}" -- $<TARGET_FILE:${program}> faults)
@@ -186,6 +222,16 @@ if(WINDLASS_LIBRARY_DIR)
     endif()
     if(REAL_NCCL_LIBRARY)
       add_meeting(${program} gpu mailbox 300 yes --served mailbox)
+    endif()
+    # `sendrecv` has this row above.
+    if(program IN_LIST LAZY AND NOT program STREQUAL "sendrecv")
+      set(options --served mailbox --promised --set WINDLASS_LAZY=all)
+      if(SIM_DIR)
+        add_meeting(${program} sim lazy 300 yes ${options})
+      endif()
+      if(REAL_NCCL_LIBRARY)
+        add_meeting(${program} gpu lazy 300 yes ${options})
+      endif()
     endif()
   endforeach()
 endif()
