@@ -152,6 +152,8 @@ pub mod capability {
     /// This rank would have NCCL's communicator built later only: what all ranks would is a promise. Nobody goes to NCCL with the
     /// id of its birth, ever: that id is recycled.
     pub const PROMISE: u64 = 16;
+    /// This rank keeps NCCL's communicators of promises that have ended: where all do, they are parked.
+    pub const PARKS: u64 = 32;
     /// What every rank of a fabric must have.
     pub const REQUIRED: u64 = VIRTUAL_MEMORY | DESCRIPTORS;
 }
@@ -208,6 +210,11 @@ impl Contract {
     /// Whether NCCL's communicator is built later only.
     pub fn is_promise(&self) -> bool {
         self.capabilities & capability::PROMISE != 0
+    }
+
+    /// Whether NCCL's communicator may be parked when this one ends. If not, all ranks end it as ever.
+    pub fn parks(&self) -> bool {
+        self.capabilities & capability::PARKS != 0
     }
 
     /// The doors of the processes that take part, each once, in the order of their first rank.

@@ -5,9 +5,12 @@
 //! One thread at a time calls on a communicator, as with NCCL; an abort, and the question for an error, may come from another.
 
 mod arguments;
+mod ending;
 mod handle;
 mod kept;
 mod operators;
+pub mod parked;
+mod usage;
 
 use std::ffi::c_int;
 use std::ptr::null_mut;
@@ -26,12 +29,15 @@ use crate::fabric::Fabric;
 use crate::forward::birth;
 use crate::forward::configuration::Configuration;
 use crate::forward::known::{self, End};
-use crate::gpu::{self, Home, Ordinal};
+use crate::gpu::{self, Home, Ordinal, StreamHandle};
 use crate::guard;
 
 use handle::Minted;
 pub use kept::Registrations;
 pub use operators::{Operator, Operators};
+use parked::{Built, Kind};
+pub use usage::Unfit;
+use usage::{Usage, free_bytes};
 
 /// A promise.
 #[derive(Debug)]
@@ -42,8 +48,12 @@ pub struct Promise {
     configuration: Option<Configuration>,
     /// Where NCCL writes its handle, before it waits for the others.
     written: AtomicPtr<ncclComm>,
-    /// NCCL's handle once it is built; null before.
+    /// NCCL's handle once it is honoured; null before.
     real: AtomicPtr<ncclComm>,
+    /// What honours it, or has: an ended promise's, or what was built for this one. Held for a few stores, after `stage`.
+    built: Mutex<Option<Built>>,
+    is_reused: bool,
+    usage: Usage,
     attempts: AtomicU64,
     aborted: AtomicBool,
     finalized: AtomicBool,
@@ -61,6 +71,17 @@ enum Stage {
     /// A thread is in NCCL.
     Honouring,
     Honoured,
+}
+
+/// What there is to do to honour it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Begun {
+    /// Nothing: it has been honoured.
+    Over,
+    /// Nothing but to use what was taken at its birth.
+    Taken,
+    /// NCCL builds, with the id of this attempt.
+    Attempt(u64),
 }
 
 /// What the application has said of its end.
@@ -94,8 +115,13 @@ impl Beside {
 const WRITTEN_WITHIN: Duration = Duration::from_secs(10);
 
 impl Promise {
-    /// A new one. Nobody knows its handle yet.
-    pub fn new(fabric: Arc<Fabric>, device: Ordinal, configuration: Option<Configuration>) -> Arc<Promise> {
+    /// A new one, which an ended one's communicator honours if all ranks have it. Nobody knows its handle yet.
+    pub fn new(
+        fabric: Arc<Fabric>,
+        device: Ordinal,
+        configuration: Option<Configuration>,
+        built: Option<Built>,
+    ) -> Arc<Promise> {
         Arc::new(Promise {
             handle: Minted::new(),
             fabric,
@@ -103,6 +129,9 @@ impl Promise {
             configuration,
             written: AtomicPtr::new(null_mut()),
             real: AtomicPtr::new(null_mut()),
+            is_reused: built.is_some(),
+            built: Mutex::new(built),
+            usage: Usage::default(),
             attempts: AtomicU64::new(0),
             aborted: AtomicBool::new(false),
             finalized: AtomicBool::new(false),
@@ -153,12 +182,12 @@ impl Promise {
     /// was: what its fabric serves goes on.
     pub fn honour(&self) -> ncclResult_t {
         let begun = guard::or_else(|| Err(ncclInternalError), || self.begin());
-        let attempt = match begun {
-            Ok(Some(attempt)) => attempt,
-            Ok(None) => return ncclSuccess,
+        let result = match begun {
+            Ok(Begun::Attempt(attempt)) => self.build(attempt),
+            Ok(Begun::Taken) => ncclSuccess,
+            Ok(Begun::Over) => return ncclSuccess,
             Err(code) => return code,
         };
-        let result = self.build(attempt);
         guard::call(|| self.finish(result))
     }
 
@@ -179,11 +208,10 @@ impl Promise {
         }
     }
 
-    /// Nothing: it has been honoured.
-    fn begin(&self) -> Result<Option<u64>, ncclResult_t> {
+    fn begin(&self) -> Result<Begun, ncclResult_t> {
         let mut stage = self.stage();
         match *stage {
-            Stage::Honoured => return Ok(None),
+            Stage::Honoured => return Ok(Begun::Over),
             // Divergence: NCCL says nothing of two threads at once.
             Stage::Honouring => {
                 return Err(refuse(ncclInvalidUsage, format_args!("two threads call on one communicator")));
@@ -192,8 +220,13 @@ impl Promise {
             Stage::Promised => {}
         }
         *stage = Stage::Honouring;
-        self.written.store(null_mut(), Ordering::Relaxed);
-        Ok(Some(self.attempts.fetch_add(1, Ordering::Relaxed)))
+        let taken = self.built().as_ref().map(Built::handle);
+        self.written.store(taken.unwrap_or(null_mut()), Ordering::Relaxed);
+        // All ranks have it, or none.
+        Ok(match taken {
+            Some(_) => Begun::Taken,
+            None => Begun::Attempt(self.attempts.fetch_add(1, Ordering::Relaxed)),
+        })
     }
 
     /// NCCL's own init. Under no catch of panics: what NCCL throws goes on.
@@ -211,8 +244,23 @@ impl Promise {
             Ok(current) => current,
             Err(failure) => return refuse(ncclInternalError, format_args!("{failure}")),
         };
-        let ranks = self.fabric.contract().members.len() as u32;
-        birth::build(&self.written, ranks, &id, self.fabric.rank(), self.configuration.as_ref())
+        let kind = self.kind();
+        let before = home.driver.free_bytes().unwrap_or(0);
+        let result = birth::build(&self.written, kind.ranks, &id, kind.rank, self.configuration.as_ref());
+        if result == ncclSuccess {
+            self.usage.measured(self.device, before);
+            *self.built() = Some(Built::new(kind, &id, self.written.load(Ordering::Acquire)));
+        }
+        result
+    }
+
+    fn kind(&self) -> Kind {
+        Kind {
+            ranks: self.fabric.contract().members.len() as u32,
+            rank: self.fabric.rank(),
+            device: self.device,
+            configuration: Configuration::words_of(self.configuration.as_ref()),
+        }
     }
 
     fn finish(&self, result: ncclResult_t) -> ncclResult_t {
@@ -221,6 +269,7 @@ impl Promise {
         if self.aborted.load(Ordering::Acquire) {
             // Whoever aborts has NCCL's, or will.
             *stage = Stage::Promised;
+            self.built().take();
             return if result == ncclSuccess { ncclInternalError } else { result };
         }
         if result != ncclSuccess {
@@ -233,6 +282,9 @@ impl Promise {
             return refuse(result, format_args!("NCCL did not build the communicator of a promise"));
         }
         drop(stage);
+        if !self.registrations.is_empty() {
+            self.mark(Unfit::Here);
+        }
         self.registrations.replay(written);
         *self.stage() = Stage::Honoured;
         self.real.store(written, Ordering::Release);
@@ -260,6 +312,10 @@ impl Promise {
                     drop(stage);
                     std::thread::sleep(Duration::from_micros(100));
                 }
+                (Stage::Promised, None) => {
+                    let taken = self.built().take();
+                    return taken.map_or(Aborted::Nothing, |built| Aborted::Real(built.handle()));
+                }
                 _ => return Aborted::Nothing,
             }
         }
@@ -273,9 +329,42 @@ impl Promise {
                 ncclInvalidArgument,
                 format_args!("ncclCommFinalize: called before on this communicator"),
             ),
-            (_, None) => ncclSuccess,
-            (how, Some(real)) => known::end(how, real),
+            (End::Finalize, None) => ncclSuccess,
+            (End::Finalize, Some(real)) => self.finalize(real),
+            (End::Destroy, _) => self.destroy(),
         }
+    }
+
+    /// Whether an ended promise's communicator honours it, or will.
+    pub fn is_reused(&self) -> bool {
+        self.is_reused
+    }
+
+    /// What is done makes that nobody may have NCCL's communicator after this one.
+    pub fn mark(&self, unfit: Unfit) {
+        self.usage.mark(unfit);
+    }
+
+    /// A collective goes to NCCL on a stream; all ranks capture it, or none does.
+    pub fn runs_on(&self, stream: StreamHandle) {
+        self.usage.run_on(stream, Unfit::Everywhere);
+    }
+
+    /// A call of this rank's own goes to NCCL on a stream.
+    pub fn runs_alone_on(&self, stream: StreamHandle) {
+        self.usage.run_on(stream, Unfit::Here);
+    }
+
+    /// Before a call goes to NCCL: what is free on the device if it is the first, which makes connections. A call in a group
+    /// makes them at the group's end only.
+    pub fn measure(&self) -> Option<u64> {
+        let fresh = !self.is_reused && self.usage.is_fresh();
+        if fresh { free_bytes(self.device).ok() } else { None }
+    }
+
+    /// After it.
+    pub fn measured(&self, before: Option<u64>) {
+        before.into_iter().for_each(|before| self.usage.measured(self.device, before));
     }
 
     /// Stops its work. Gives NCCL's answer.
@@ -316,6 +405,10 @@ impl Promise {
             call.shared.operation = Some(self.operators.real(operation, real).ok_or(ncclInvalidArgument)?);
         }
         Ok(call)
+    }
+
+    fn built(&self) -> MutexGuard<'_, Option<Built>> {
+        self.built.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn stage(&self) -> MutexGuard<'_, Stage> {

@@ -61,7 +61,8 @@ pub fn honour_in_group(promise: &Arc<Promise>) -> ncclResult_t {
 
 fn note(promise: &Promise) {
     if let Some(communicator) = communicator::find(promise.handle()) {
-        count::nccl(communicator.counters(), fabric::BUILT);
+        let number = if promise.is_reused() { fabric::REUSED } else { fabric::BUILT };
+        count::nccl(communicator.counters(), number);
     }
 }
 
@@ -107,11 +108,17 @@ fn run(call: &Call, promise: &Promise) -> ncclResult_t {
             if let Some(communicator) = communicator::find(call.local.communicator) {
                 messages::before_forward(call, communicator);
             }
-            promise.translated(call)
+            let before = if group::is_open() { None } else { promise.measure() };
+            promise.runs_on(messages::stream_of(call));
+            Ok((promise.translated(call)?, before))
         },
     );
     match translated {
-        Ok(call) => forward::forward(&call),
+        Ok((call, before)) => {
+            let result = forward::forward(&call);
+            guard::or_else(|| (), || promise.measured(before));
+            result
+        }
         Err(code) => code,
     }
 }
@@ -150,6 +157,7 @@ pub fn finish(held: Held) -> ncclResult_t {
     let mut answer = ncclSuccess;
     for Unit { promises, work, .. } in held.0 {
         let mut result = ncclSuccess;
+        let mut measured = Vec::new();
         for (promise, honouring) in promises {
             let honoured = honouring.wait();
             match honoured == ncclSuccess {
@@ -157,10 +165,12 @@ pub fn finish(held: Held) -> ncclResult_t {
                 false if result == ncclSuccess => result = honoured,
                 false => {}
             }
+            measured.push((promise.measure(), promise));
         }
         if result == ncclSuccess {
             result = run_unit(work);
         }
+        measured.into_iter().for_each(|(before, promise)| promise.measured(before));
         if answer == ncclSuccess {
             answer = result;
         }
@@ -198,6 +208,7 @@ fn run_made(call: &Call, promise: &Promise, real: ncclComm_t) -> ncclResult_t {
     if let Some(communicator) = communicator::find(promise.handle()) {
         messages::before_forward(call, communicator);
     }
+    promise.runs_on(messages::stream_of(call));
     let mut call = *call;
     call.local.communicator = real;
     forward::forward(&call)

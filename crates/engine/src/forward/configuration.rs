@@ -122,6 +122,11 @@ impl Configuration {
         (&raw const *self.config).cast_mut()
     }
 
+    /// What one says, or nothing where there is none.
+    pub fn words_of(configuration: Option<&Configuration>) -> Vec<u8> {
+        configuration.map(Configuration::words).unwrap_or_default()
+    }
+
     /// What it says, to be compared: two that are equal make equal communicators.
     pub fn words(&self) -> Vec<u8> {
         let mut config = *self.config;

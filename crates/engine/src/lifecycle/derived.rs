@@ -16,6 +16,7 @@ use crate::forward::known;
 use crate::group::{self, Awaited};
 use crate::guard;
 use crate::process;
+use crate::promise::Unfit;
 use crate::rendezvous::verdict::Reason;
 use crate::stats::count;
 
@@ -63,6 +64,8 @@ fn run(birth: &Birth) -> ncclResult_t {
     match birth.parent().and_then(questions::promise_of) {
         None => birth.run(),
         Some(promise) => {
+            // They may share what it has.
+            promise.mark(Unfit::Everywhere);
             let birth = *birth;
             questions::with_real(&promise, move |real| birth.of_parent(real).run())
         }

@@ -8,12 +8,14 @@ use crate::communicator::{self, Communicator, Kept};
 use crate::error::refuse;
 use crate::fabric::{self, Fate, Patience, Waiting, Wish};
 use crate::forward::birth::{self, Birth, Handle};
-use crate::forward::configuration::Given;
+use crate::forward::configuration::{Configuration, Given};
 use crate::forward::known;
+use crate::gpu::Ordinal;
 use crate::group::{self, Awaited};
 use crate::guard;
 use crate::process;
 use crate::promise::Promise;
+use crate::promise::parked::{self, Kind, Taken};
 use crate::stats::count::{self, Identity};
 use crate::stats::fabric::PROMISED;
 
@@ -88,16 +90,25 @@ fn begin(birth: &Birth) -> Step {
         return Step::Grouped(Wish { device: fabric::device_now(), ..wish });
     }
     let device = fabric::device_now();
-    let fate = match fabric::ask(&Wish { device, ..wish }) {
+    let taken = take(&wish, device, configuration.as_ref());
+    let fate = match fabric::ask(&Wish { device, parked: taken.tokens(), ..wish }) {
         Ok(asked) => fabric::join(vec![asked]).pop().unwrap_or(Fate::Plain(fabric::derived())),
         Err(reason) => Fate::Plain(reason),
     };
     match fate {
         Fate::Fabric(fabric) if fabric.contract().is_promise() => {
-            Step::Promised(vec![Promise::new(fabric, device.unwrap_or_default(), configuration)])
+            let built = taken.choose(fabric::common_offer(fabric.contract()));
+            Step::Promised(vec![Promise::new(fabric, device.unwrap_or_default(), configuration, built)])
         }
         fate => Step::Decided(fate),
     }
+}
+
+/// What of ended promises may honour this one.
+fn take(wish: &Wish, device: Option<Ordinal>, configuration: Option<&Configuration>) -> Taken {
+    let (Patience::AsConfigured, Some(device)) = (wish.patience, device) else { return Taken::nothing() };
+    let (ranks, rank) = (wish.ranks as u32, wish.rank as u32);
+    parked::take(&Kind { ranks, rank, device, configuration: Configuration::words_of(configuration) })
 }
 
 /// All ranks in this hand: they may be promises; otherwise NCCL makes them first.
@@ -108,7 +119,7 @@ fn all(birth: &Birth) -> Step {
     }
     let fates = fabric::all_here(&devices, Patience::AsConfigured);
     let promised = fates.into_iter().zip(devices).map(|(fate, device)| match fate {
-        Fate::Fabric(fabric) => Some(Promise::new(fabric, device, None)),
+        Fate::Fabric(fabric) => Some(Promise::new(fabric, device, None, None)),
         _ => None,
     });
     // Where there is no fabric, NCCL may have something to say of these devices.
@@ -130,6 +141,7 @@ fn wish(asked: &birth::Asked, patience: Patience) -> Wish {
         ctas_max: ctas_max.unwrap_or(0).max(0) as u32,
         device: None,
         patience,
+        parked: Vec::new(),
     }
 }
 
