@@ -196,7 +196,9 @@ fn run_one(Promised { promise, work }: Promised) -> ncclResult_t {
         Work::Call(mut call, Some(operator)) => match operator.real(real) {
             Some(operation) => {
                 call.shared.operation = Some(operation);
-                run_made(&call, &promise, real)
+                let result = run_made(&call, &promise, real);
+                operator.let_go(real);
+                result
             }
             None => ncclInternalError,
         },

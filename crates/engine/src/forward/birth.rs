@@ -218,6 +218,30 @@ impl Birth {
         }
     }
 
+    /// Why NCCL refuses to make one from another by its arguments alone, on the rank that calls.
+    pub fn refusal(&self, rank: u32) -> Option<&'static str> {
+        let (handle, config) = match *self {
+            Birth::Split { handle, config, .. }
+            | Birth::Shrink { handle, config, .. }
+            | Birth::Grow { handle, config, .. } => (handle, config),
+            _ => return None,
+        };
+        if handle.is_null() {
+            return Some("no place for the new communicator");
+        }
+        if let Birth::Shrink { excluded, excluded_count, .. } = *self {
+            if excluded.is_null() || excluded_count <= 0 {
+                return Some("no ranks to exclude, expected one or more");
+            }
+            // SAFETY: by this function's contract there are as many ranks as the application said.
+            let read = |index| unsafe { excluded.add(index).read() };
+            if (0..excluded_count as usize).map(read).any(|excluded| excluded == rank as c_int) {
+                return Some("an excluded rank calls");
+            }
+        }
+        matches!(Given::of(config), Given::Wrong).then_some("a configuration that was not initialized")
+    }
+
     /// The communicator from which this one is made.
     pub fn parent(&self) -> Option<ncclComm_t> {
         match *self {

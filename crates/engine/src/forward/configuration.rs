@@ -34,6 +34,8 @@ pub enum Given {
     Sound(Configuration),
     /// One that it may refuse, or that says what we do not know: it must see it now.
     Doubtful,
+    /// One that it refuses for certain.
+    Wrong,
 }
 
 /// Fields that must be one of these values if they say anything. Of the others nothing but silence is sound.
@@ -62,8 +64,12 @@ impl Given {
         if config.is_null() {
             return Given::Nothing;
         }
-        // SAFETY: the application's own configuration, which begins with its size.
-        let size = unsafe { (&raw const (*config).size).read() };
+        // SAFETY: the application's own configuration, which begins with its size and a magic.
+        let (size, magic) =
+            unsafe { ((&raw const (*config).size).read(), (&raw const (*config).magic).read()) };
+        if magic != NCCL_API_MAGIC {
+            return Given::Wrong;
+        }
         if !(FIRST + size_of::<c_int>()..=KNOWN_BYTES).contains(&size) {
             return Given::Doubtful;
         }
@@ -71,7 +77,7 @@ impl Given {
         let mut copy: Box<ncclConfig_t> = Box::new(unsafe { std::mem::zeroed() });
         // SAFETY: as many bytes as the configuration says it has, into one that has room for them.
         unsafe { std::ptr::copy_nonoverlapping(config.cast::<u8>(), (&raw mut *copy).cast::<u8>(), size) };
-        if copy.magic != NCCL_API_MAGIC || !is_sound(&copy, size) {
+        if !is_sound(&copy, size) {
             return Given::Doubtful;
         }
         let mut names = [None, None];
@@ -177,7 +183,6 @@ mod tests {
         for doubtful in [
             ncclConfig_t { blocking: 0, ..silent() },
             ncclConfig_t { blocking: 2, ..silent() },
-            ncclConfig_t { magic: 1, ..silent() },
             ncclConfig_t { size: KNOWN_BYTES + 8, ..silent() },
             ncclConfig_t { size: 8, ..silent() },
             ncclConfig_t { minCTAs: 8, maxCTAs: 4, ..silent() },
@@ -187,6 +192,7 @@ mod tests {
         ] {
             assert!(is_doubtful(doubtful));
         }
+        assert!(matches!(Given::of(&ncclConfig_t { magic: 1, ..silent() }), Given::Wrong));
         // An older header's ends earlier.
         let older = ncclConfig_t { size: offset_of!(ncclConfig_t, minCTAs), minCTAs: 99, ..silent() };
         assert!(!is_doubtful(older));

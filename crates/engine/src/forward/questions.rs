@@ -3,12 +3,14 @@
 // The pointers are the application's own arguments.
 #![allow(unsafe_code, clippy::not_unsafe_ptr_arg_deref, missing_docs)]
 
-use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 use nccl_sys::{
     cudaStream_t, ncclComm_t, ncclCommMemStat_t, ncclDataType_t, ncclResult_t, ncclUniqueId,
     ncclWaitSignalDesc_t, ncclWindow_t, real,
 };
+
+use crate::error;
 
 /// One function each: the entry point, its name here and its arguments after the handle.
 macro_rules! questions {
@@ -39,7 +41,10 @@ questions! {
 
 pub fn last_error(communicator: ncclComm_t) -> *const c_char {
     // SAFETY: NCCL's own handle, or none, which NCCL's manual allows.
-    unsafe { real::ncclGetLastError(communicator) }
+    let said = unsafe { real::ncclGetLastError(communicator) };
+    // SAFETY: NCCL gives a string, or nothing.
+    let text = (!said.is_null()).then(|| unsafe { CStr::from_ptr(said) });
+    error::last(text).unwrap_or(said)
 }
 
 /// A one-sided call, with its arguments.

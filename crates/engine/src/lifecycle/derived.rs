@@ -64,8 +64,16 @@ fn run(birth: &Birth) -> ncclResult_t {
     match birth.parent().and_then(questions::promise_of) {
         None => birth.run(),
         Some(promise) => {
-            // They may share what it has.
-            promise.mark(Unfit::Everywhere);
+            let refused = birth.refusal(promise.fabric().rank());
+            if let Some(why) = refused
+                && promise.real().is_none()
+            {
+                return refuse(ncclInvalidArgument, format_args!("a communicator from another: {why}"));
+            }
+            if refused.is_none() {
+                // They may share what it has.
+                promise.mark(Unfit::Everywhere);
+            }
             let birth = *birth;
             questions::with_real(&promise, move |real| birth.of_parent(real).run())
         }

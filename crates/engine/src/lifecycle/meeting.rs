@@ -77,7 +77,7 @@ fn begin(birth: &Birth) -> Step {
                 _ if group::is_open() => (Patience::None, None),
                 Given::Nothing => (Patience::AsConfigured, None),
                 Given::Sound(configuration) => (Patience::AsConfigured, Some(configuration)),
-                Given::Doubtful => (Patience::None, None),
+                Given::Doubtful | Given::Wrong => (Patience::None, None),
             };
             (wish(&asked, patience), configuration)
         }

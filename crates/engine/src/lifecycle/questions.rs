@@ -244,6 +244,12 @@ pub fn window(
     place: *mut ncclWindow_t,
     flags: c_int,
 ) -> ncclResult_t {
+    // NCCL makes none over nothing, and asks nobody.
+    if address.is_null() || bytes == 0 {
+        let here = |_: &Arc<Promise>| ncclSuccess;
+        let register = |real| questions::window(real, address, bytes, place, flags);
+        return ask(Entry::ncclCommWindowRegister, handle, here, register);
+    }
     let register = move |real| questions::window(real, address, bytes, place, flags);
     keep_apart(handle, Unfit::Everywhere);
     need(Entry::ncclCommWindowRegister, handle, register)

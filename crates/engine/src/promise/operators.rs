@@ -2,6 +2,7 @@
 //! needs them.
 
 use std::ffi::c_void;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nccl_sys::{
@@ -26,6 +27,8 @@ pub struct Operator {
     datatype: ncclDataType_t,
     /// NCCL's, once a call has needed it. Held while NCCL notes it, which waits for nobody.
     real: Mutex<Option<ncclRedOp_t>>,
+    /// The application has destroyed it.
+    ended: AtomicBool,
 }
 
 impl Operators {
@@ -45,7 +48,8 @@ impl Operators {
         } else {
             Scalar::on_device(scalar)
         };
-        let operator = Arc::new(Operator { scalar, datatype, real: Mutex::new(None) });
+        let operator =
+            Arc::new(Operator { scalar, datatype, real: Mutex::new(None), ended: AtomicBool::new(false) });
         let mut all = self.lock();
         let index = all.iter().position(Option::is_none).unwrap_or_else(|| {
             all.push(None);
@@ -68,11 +72,8 @@ impl Operators {
         }
         let taken = index(operation).and_then(|index| self.lock().get_mut(index)?.take());
         let Some(operator) = taken else { return refused("unknown to this communicator") };
-        let made = operator.real.lock().unwrap_or_else(PoisonError::into_inner).take();
-        match (made, real) {
-            (Some(made), Some(real)) => operators::destroy(made, real),
-            _ => ncclSuccess,
-        }
+        operator.ended.store(true, Ordering::Release);
+        real.map_or(ncclSuccess, |real| operator.let_go(real))
     }
 
     /// The type that an operator was made with; none if there is no such one.
@@ -117,5 +118,15 @@ impl Operator {
                 .ok();
         }
         *made
+    }
+
+    /// A call that needed it has been handed to NCCL, which keeps what it needs: if the application has destroyed it, NCCL's
+    /// own goes.
+    pub fn let_go(&self, real: ncclComm_t) -> ncclResult_t {
+        if !self.ended.load(Ordering::Acquire) {
+            return ncclSuccess;
+        }
+        let made = self.real.lock().unwrap_or_else(PoisonError::into_inner).take();
+        made.map_or(ncclSuccess, |made| operators::destroy(made, real))
     }
 }
