@@ -83,7 +83,7 @@ endfunction()
 
 set(PROGRAMS strings arguments collectives sendrecv groups lifecycle threads nonblocking premulsum registration graphs
              forked random_calls births patterns pairs absorbed graphs_p2p random_p2p splits promises promise_errors
-             promise_children many_pairs reuse)
+             promise_children many_pairs reuse parking)
 # Sends and receives of one fabric: on mailboxes, too.
 set(MESSAGING sendrecv patterns pairs absorbed graphs_p2p random_p2p)
 foreach(program IN LISTS PROGRAMS)
@@ -118,6 +118,27 @@ if(WINDLASS_LIBRARY_DIR)
   add_fabric(nonblocking 120 "the caller does not wait")
   add_fabric(random_calls 120 "yes")
   add_fabric(splits 300 "yes;one rank has no peers;the caller does not wait;${GROUPED}")
+endif()
+
+# Communicators that are used again, or not: foretold to the last.
+if(WINDLASS_LIBRARY_DIR)
+  if(SIM_DIR)
+    add_meeting(parking sim fabric 120 "yes" --promised --reused)
+    add_meeting(parking sim unparked 120 "yes" --promised --reused --set WINDLASS_PARK=0)
+    foreach(part differing cycles)
+      set(name "sim.parking.${part}")
+      set(checks --fabric yes)
+      if(part STREQUAL "differing")
+        list(APPEND checks --reused)
+      endif()
+      add_test(NAME ${name} COMMAND ${RUN} --out "${RUNS}/${name}" --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}"
+               --windlass "${WINDLASS_LIBRARY_DIR}" ${checks} -- $<TARGET_FILE:parking> ${part})
+      set_tests_properties(${name} PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
+    endforeach()
+  endif()
+  if(REAL_NCCL_LIBRARY)
+    add_meeting(parking gpu fabric 120 "yes" --promised --reused)
+  endif()
 endif()
 
 if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
