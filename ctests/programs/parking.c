@@ -1,7 +1,7 @@
 /* Holds: pairs that end and are made again are as good as new, whatever of the old ones is used again: after finalize, unused in
- * between, with another configuration, in other roles, ended in a group or with work in flight, and where one rank's is
- * no longer fit. Reports say of just as many that they were used again as is foretold here (--reused). `differing`, which never
- * runs unasked, has a rank that keeps nothing. */
+ * between, with another configuration, in other roles, ended in a group or with work in flight, captured, with a
+ * child, and where one rank's is no longer fit. Reports say of just as many that they were used again as is foretold here
+ * (--reused). `differing`, which never runs unasked, has a rank that keeps nothing. */
 #include "../support/held.h"
 #include "../support/team.h"
 
@@ -150,6 +150,48 @@ static void operators(struct rank* self) {
   }
 }
 
+/* What a graph has captured may run later. */
+static void captured(struct rank* self) {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.maxCTAs = 9;
+  struct team team = configured(self, &config);
+  team_reduces(self, &team, 150);
+  struct transfer transfer = {.which = ALL_REDUCE, .type = ncclInt32, .op = ncclSum, .count = 501, .rank = team.rank,
+                              .ranks = 2, .key = 151};
+  CUgraph graph = NULL;
+  CUgraphExec executable = NULL;
+  transfer_prepare(&transfer);
+  together(self);
+  CUDA(cuStreamBeginCapture_v2(self->stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+  transfer_launch(&transfer, team.communicator, self->stream);
+  CUDA(cuStreamEndCapture(self->stream, &graph));
+  CUDA(cuGraphInstantiateWithFlags(&executable, graph, 0));
+  CUDA(cuGraphLaunch(executable, self->stream));
+  wait_for(self->stream);
+  together(self);
+  transfer_verify(&transfer, self);
+  transfer_release(&transfer);
+  CUDA(cuGraphExecDestroy(executable));
+  CUDA(cuGraphDestroy(graph));
+  NCCL(ncclCommDestroy(team.communicator));
+  used_and_ended(self, configured(self, &config), 152);
+  used_and_ended(self, configured(self, &config), 156);
+  foretell_reuse();
+}
+
+/* A child may share what its parent has. */
+static void with_a_child(struct rank* self) {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.maxCTAs = 10;
+  struct team team = configured(self, &config), child = team;
+  team_reduces(self, &team, 160);
+  NCCL(ncclCommSplit(team.communicator, 0, team.rank, &child.communicator, NULL));
+  NCCL(ncclCommDestroy(team.communicator));
+  team_reduces(self, &child, 161);
+  NCCL(ncclCommDestroy(child.communicator));
+  used_and_ended(self, configured(self, &config), 162);
+}
+
 /* What was aborted is nobody's. */
 static void aborted(struct rank* self) {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -179,6 +221,8 @@ static void all(struct rank* self) {
   RUN_PART(in_a_group, self);
   RUN_PART(unfit_on_one_rank, self);
   RUN_PART(operators, self);
+  RUN_PART(captured, self);
+  RUN_PART(with_a_child, self);
   RUN_PART(aborted, self);
 }
 
