@@ -152,8 +152,10 @@ pub mod capability {
     /// This rank would have NCCL's communicator built later only: what all ranks would is a promise. Nobody goes to NCCL with the
     /// id of its birth, ever: that id is recycled.
     pub const PROMISE: u64 = 16;
+    /// This rank would have that of some communicators made from this one: where all would, they tell each other at splits.
+    pub const PROMISED_CHILDREN: u64 = 32;
     /// This rank keeps NCCL's communicators of promises that have ended: where all do, they are parked.
-    pub const PARKS: u64 = 32;
+    pub const PARKS: u64 = 64;
     /// What every rank of a fabric must have.
     pub const REQUIRED: u64 = VIRTUAL_MEMORY | DESCRIPTORS;
 }
@@ -215,6 +217,11 @@ impl Contract {
     /// Whether NCCL's communicator may be parked when this one ends. If not, all ranks end it as ever.
     pub fn parks(&self) -> bool {
         self.capabilities & capability::PARKS != 0
+    }
+
+    /// Whether communicators made from this one may be promises.
+    pub fn may_promise_children(&self) -> bool {
+        self.capabilities & capability::PROMISED_CHILDREN != 0
     }
 
     /// The doors of the processes that take part, each once, in the order of their first rank.

@@ -39,6 +39,7 @@ use crate::rendezvous::verdict::{Failure, Reason};
 use crate::rendezvous::{self, Canceller, Outcome, Party, decision, place};
 use crate::stats::{count, fabric};
 
+pub use crate::rendezvous::colors::{Course, Others, Willing};
 pub use crate::rendezvous::facts::Waiting;
 use boxes::Share;
 use closing::{Closing, Life, Word};

@@ -70,6 +70,8 @@ enum Stage {
     Promised,
     /// A thread is in NCCL.
     Honouring,
+    /// It still is, and another has aborted NCCL's communicator.
+    Aborting,
     Honoured,
 }
 
@@ -102,6 +104,14 @@ pub enum Beside {
 }
 
 impl Beside {
+    /// Whether waiting for it takes no time.
+    pub fn is_over(&self) -> bool {
+        match self {
+            Beside::Done(_) => true,
+            Beside::Thread(thread) => thread.is_finished(),
+        }
+    }
+
     /// Waits for it.
     pub fn wait(self) -> ncclResult_t {
         match self {
@@ -111,8 +121,9 @@ impl Beside {
     }
 }
 
-/// NCCL writes a handle within milliseconds.
-const WRITTEN_WITHIN: Duration = Duration::from_secs(10);
+/// How long an abort lets NCCL's init come to its end: NCCL 2.28 frees what that still uses if it is aborted in the middle (seen:
+/// double frees), but not while it waits for a rank that does not come, which is why it takes longer than this.
+const INIT_WITHIN: Duration = Duration::from_secs(3);
 
 impl Promise {
     /// A new one, which an ended one's communicator honours if all ranks have it. Nobody knows its handle yet.
@@ -213,7 +224,7 @@ impl Promise {
         match *stage {
             Stage::Honoured => return Ok(Begun::Over),
             // Divergence: NCCL says nothing of two threads at once.
-            Stage::Honouring => {
+            Stage::Honouring | Stage::Aborting => {
                 return Err(refuse(ncclInvalidUsage, format_args!("two threads call on one communicator")));
             }
             Stage::Promised if self.aborted.load(Ordering::Acquire) => return Err(ncclInvalidUsage),
@@ -266,18 +277,19 @@ impl Promise {
     fn finish(&self, result: ncclResult_t) -> ncclResult_t {
         let mut stage = self.stage();
         let written = self.written.load(Ordering::Acquire);
-        if self.aborted.load(Ordering::Acquire) {
-            // Whoever aborts has NCCL's, or will.
-            *stage = Stage::Promised;
-            self.built().take();
-            return if result == ncclSuccess { ncclInternalError } else { result };
-        }
-        if result != ncclSuccess {
+        let aborted = self.aborted.load(Ordering::Acquire);
+        if aborted || result != ncclSuccess {
+            let is_ours = *stage == Stage::Honouring;
             *stage = Stage::Promised;
             self.written.store(null_mut(), Ordering::Relaxed);
+            self.built().take();
             drop(stage);
-            if !written.is_null() {
+            // Unless the abort could not wait.
+            if is_ours && !written.is_null() {
                 known::end(End::Abort, written);
+            }
+            if result == ncclSuccess {
+                return ncclInternalError;
             }
             return refuse(result, format_args!("NCCL did not build the communicator of a promise"));
         }
@@ -300,17 +312,17 @@ impl Promise {
     }
 
     fn aborted_real(&self) -> Aborted {
-        let until = Instant::now() + WRITTEN_WITHIN;
+        let until = Instant::now() + INIT_WITHIN;
         loop {
-            let stage = self.stage();
+            let mut stage = self.stage();
             self.aborted.store(true, Ordering::Release);
             let written = self.written.load(Ordering::Acquire);
             match (*stage, self.real()) {
                 (_, Some(real)) => return Aborted::Real(real),
-                (Stage::Honouring, None) if !written.is_null() => return Aborted::Real(written),
-                (Stage::Honouring, None) if Instant::now() < until => {
-                    drop(stage);
-                    std::thread::sleep(Duration::from_micros(100));
+                (Stage::Honouring, None) if Instant::now() < until => {}
+                (Stage::Honouring, None) if !written.is_null() => {
+                    *stage = Stage::Aborting;
+                    return Aborted::Real(written);
                 }
                 (Stage::Promised, None) => {
                     let taken = self.built().take();
@@ -318,6 +330,8 @@ impl Promise {
                 }
                 _ => return Aborted::Nothing,
             }
+            drop(stage);
+            std::thread::sleep(Duration::from_micros(200));
         }
     }
 
@@ -402,7 +416,12 @@ impl Promise {
         let mut call = *call;
         call.local.communicator = real;
         if let Some(operation) = call.shared.operation {
-            call.shared.operation = Some(self.operators.real(operation, real).ok_or(ncclInvalidArgument)?);
+            let made = self.operators.real(operation, real).ok_or_else(|| {
+                let name = call.shared.function.entry().description().name;
+                let why = format_args!("{name}: reduction {} is unknown to this communicator", operation.0);
+                refuse(ncclInvalidArgument, why)
+            });
+            call.shared.operation = Some(made?);
         }
         Ok(call)
     }

@@ -24,7 +24,8 @@
 //!
 //! `ncclCommSplit` and `ncclCommShrink`, of a parent whose ranks have met: [`Rendezvous::await_ranks`] by the rank whose process
 //! hosts, and one of [`Rendezvous::attend_invited`], [`Rendezvous::pass_by`], [`Rendezvous::decline`] by each; see
-//! [`derived`].
+//! [`derived`]. Before a call whose communicators may be promises, a round: [`Rendezvous::ask_round`] or
+//! [`Rendezvous::go_to_nccl`] by each.
 //!
 //! # Why ranks never act on different verdicts
 //!
@@ -56,6 +57,7 @@ pub mod agreement;
 pub mod asking;
 pub mod attendance;
 pub mod card;
+pub mod colors;
 mod connection;
 pub mod counts;
 pub mod decision;
@@ -63,6 +65,8 @@ pub mod derived;
 pub mod descriptors;
 pub mod facts;
 pub mod gathering;
+pub mod inquiry;
+pub mod listener;
 pub mod message;
 pub mod ours;
 pub mod party;
@@ -70,6 +74,7 @@ pub mod place;
 pub mod poll;
 mod reactor;
 mod relay;
+pub mod round;
 mod spare;
 pub mod thread;
 pub mod verdict;
@@ -84,6 +89,7 @@ use once_cell::sync::OnceCell;
 use crate::config::config;
 use crate::contract::{Token, Version};
 use card::{Card, Id};
+use colors::{Willing, Word};
 use counts::Counts;
 use derived::Invitation;
 use descriptors::Door;
@@ -93,7 +99,9 @@ use ours::Ours;
 use reactor::{Command, Expected, Host, Lobby, NewMeeting, Reactor, Shared};
 use verdict::Verdict;
 
-pub use party::{Canceller, Membership, Outcome, Party, Preparation, join_all};
+pub use inquiry::Inquiry;
+pub use listener::Canceller;
+pub use party::{Membership, Outcome, Party, Preparation, join_all};
 
 /// What bounds the rendezvous of a process.
 #[derive(Clone, Copy, Debug)]
@@ -296,10 +304,31 @@ impl Rendezvous {
         self.shared.send(Command::Tell(invitation.lobby, words));
     }
 
+    /// Begins a round before a split or shrink that so many ranks make, this one in this place among them: its word goes
+    /// out now. Never waits.
+    pub fn ask_round(&self, invitation: &Invitation, place: u32, ranks: u32, word: Word) -> Inquiry {
+        let inquiry = Inquiry::new(self.shared.clone());
+        let reports = vec![inquiry.reporting(word_in_round(invitation, place, ranks, word))];
+        self.shared.send(Command::Attend(Host::Lobby(invitation.lobby), reports));
+        inquiry
+    }
+
+    /// The same for a rank that goes to NCCL without waiting, and so all do.
+    pub fn go_to_nccl(&self, invitation: &Invitation, place: u32, ranks: u32) {
+        let word = Word { color: None, key: 0, willing: Willing::Real };
+        self.shared.send(Command::Tell(invitation.lobby, word_in_round(invitation, place, ranks, word)));
+    }
+
     /// What has been counted.
     pub fn counts(&self) -> &Counts {
         &self.shared.counts
     }
+}
+
+fn word_in_round(invitation: &Invitation, place: u32, ranks: u32, word: Word) -> Vec<u8> {
+    let mut words = invitation.to_round().greeting();
+    words.extend(FromRank::Word { place, ranks, word }.encode());
+    words
 }
 
 impl Drop for Rendezvous {

@@ -3,6 +3,7 @@
 //! honoured beside each other; then NCCL runs it, after its own part of the group.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use nccl_sys::{ncclComm_t, ncclInternalError, ncclInvalidUsage, ncclResult_t, ncclSuccess};
 
@@ -68,11 +69,7 @@ fn note(promise: &Promise) {
 
 fn look(call: &Call, promise: &Arc<Promise>) -> Look {
     if let Some(code) = refusal(call, promise) {
-        if group::is_open() {
-            // As NCCL has it, the group runs nothing.
-            group::wait_for(Awaited::Failed(code));
-        }
-        return Look::Answer(code);
+        return Look::Answer(refused(code));
     }
     // NCCL drops collectives without elements.
     if call.shared.count == 0 && !matches!(call.shared.function, Function::Send | Function::Recv) {
@@ -93,6 +90,14 @@ fn look(call: &Call, promise: &Arc<Promise>) -> Look {
     }
 }
 
+/// As NCCL has it, a group with a call that was refused runs nothing.
+fn refused(code: ncclResult_t) -> ncclResult_t {
+    if group::is_open() {
+        group::wait_for(Awaited::Failed(code));
+    }
+    code
+}
+
 fn refusal(call: &Call, promise: &Promise) -> Option<ncclResult_t> {
     if promise.is_revoked() {
         let name = call.shared.function.entry().description().name;
@@ -110,7 +115,7 @@ fn run(call: &Call, promise: &Promise) -> ncclResult_t {
             }
             let before = if group::is_open() { None } else { promise.measure() };
             promise.runs_on(messages::stream_of(call));
-            Ok((promise.translated(call)?, before))
+            Ok((promise.translated(call).map_err(refused)?, before))
         },
     );
     match translated {
@@ -123,7 +128,7 @@ fn run(call: &Call, promise: &Promise) -> ncclResult_t {
     }
 }
 
-/// What a group held, by communicator, in the order of each one's first call.
+/// What a group held, by communicator.
 pub struct Held(Vec<Unit>);
 
 struct Unit {
@@ -151,14 +156,46 @@ pub fn begin(held: Vec<Promised>) -> Held {
     Held(units)
 }
 
-/// Gives NCCL what a group held, after its own part of it has run: communicator by communicator, as soon as each is honoured,
-/// in a group each. The first failure is the answer; the others run all the same, as their peers wait.
+/// How long a communicator that is honoured waits for one that is to be first.
+const OUT_OF_TURN: Duration = Duration::from_secs(2);
+const LOOK_EVERY: Duration = Duration::from_micros(100);
+
+/// Gives NCCL what a group held, after its own part of it has run: communicator by communicator, in a group each, in the order of
+/// their births' names, which all ranks see alike; NCCL, too, has an order of its own within a group. Only where another rank
+/// has its part of the group outside groups, and is in one communicator's first call before it comes to the others, that order
+/// is left, after a while. The first failure is the answer; the others run all the same, as their peers wait.
 pub fn finish(held: Held) -> ncclResult_t {
-    let mut answer = ncclSuccess;
-    for Unit { promises, work, .. } in held.0 {
+    let mut units = held.0;
+    units.sort_by_key(|unit| unit.birth);
+    let (mut answer, mut waiting) = (ncclSuccess, None);
+    while !units.is_empty() {
+        let ready = units.iter().position(Unit::is_ready);
+        let next = match ready {
+            Some(0) => 0,
+            Some(other) if waiting.get_or_insert_with(Instant::now).elapsed() > OUT_OF_TURN => other,
+            _ => {
+                std::thread::sleep(LOOK_EVERY);
+                continue;
+            }
+        };
+        waiting = None;
+        let result = units.remove(next).run();
+        if answer == ncclSuccess {
+            answer = result;
+        }
+    }
+    answer
+}
+
+impl Unit {
+    fn is_ready(&self) -> bool {
+        self.promises.iter().all(|(_, honouring)| honouring.is_over())
+    }
+
+    fn run(self) -> ncclResult_t {
         let mut result = ncclSuccess;
         let mut measured = Vec::new();
-        for (promise, honouring) in promises {
+        for (promise, honouring) in self.promises {
             let honoured = honouring.wait();
             match honoured == ncclSuccess {
                 true => note(&promise),
@@ -168,14 +205,11 @@ pub fn finish(held: Held) -> ncclResult_t {
             measured.push((promise.measure(), promise));
         }
         if result == ncclSuccess {
-            result = run_unit(work);
+            result = run_unit(self.work);
         }
         measured.into_iter().for_each(|(before, promise)| promise.measured(before));
-        if answer == ncclSuccess {
-            answer = result;
-        }
+        result
     }
-    answer
 }
 
 fn run_unit(work: Vec<Promised>) -> ncclResult_t {

@@ -11,6 +11,7 @@ use crate::contract::{Device, Member, RANKS_MAX, Token, Version, capability};
 use crate::gpu::{self, Ordinal, device};
 use crate::mailbox::Layout;
 use crate::rendezvous::card::{Card, Id};
+use crate::rendezvous::colors::Willing;
 use crate::rendezvous::derived::NOBODY;
 use crate::rendezvous::facts::{Facts, Forbidden, LocalFacts, Waiting, plain_reason};
 use crate::rendezvous::place;
@@ -60,6 +61,15 @@ impl Patience {
         };
         let parks = if config().parked_bytes_max > 0 { capability::PARKS } else { 0 };
         if lazy && self == Patience::AsConfigured { capability::PROMISE | parks } else { 0 }
+    }
+
+    /// What this rank says before a split, where it may wait.
+    pub fn willing(self) -> Willing {
+        match (self, config().lazy) {
+            (Patience::None, _) | (_, Lazy::Off) => Willing::Unwilling,
+            (_, Lazy::Pairs) => Willing::InPair,
+            (_, Lazy::All) => Willing::Always,
+        }
     }
 }
 
@@ -148,7 +158,7 @@ pub(super) fn on(
         ranks,
         version: Version::THIS,
         place: place::here().map_err(no_identity)?,
-        capabilities: capabilities(&device) | patience.capability(ranks),
+        capabilities: capabilities(&device) | patience.capability(ranks) | of_children(),
         options: checksum(&rings.to_le_bytes()),
         ctas_max: boxes::blocks_max(ctas_max),
         member: Member {
@@ -166,6 +176,10 @@ pub(super) fn on(
 
 fn no_identity(error: impl std::fmt::Display) -> Reason {
     Reason::NoIdentity { words: error.to_string() }
+}
+
+fn of_children() -> u64 {
+    if config().lazy == Lazy::Off { 0 } else { capability::PROMISED_CHILDREN }
 }
 
 fn capabilities(device: &device::Facts) -> u64 {

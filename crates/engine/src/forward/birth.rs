@@ -252,6 +252,29 @@ impl Birth {
         }
     }
 
+    /// The configuration of one made from another, and the key of a split.
+    pub fn given_to_child(&self) -> Option<(Given, c_int)> {
+        match *self {
+            Birth::Split { config, key, .. } => Some((Given::of(config.cast_const()), key)),
+            Birth::Shrink { config, .. } => Some((Given::of(config.cast_const()), 0)),
+            _ => None,
+        }
+    }
+
+    /// The same for a rank that NCCL makes nothing for.
+    pub fn without_color(self) -> Birth {
+        match self {
+            Birth::Split { parent, key, handle, .. } => Birth::Split {
+                parent,
+                color: nccl_sys::NCCL_SPLIT_NOCOLOR,
+                key,
+                handle,
+                config: std::ptr::null_mut(),
+            },
+            other => other,
+        }
+    }
+
     /// The same from NCCL's own communicator.
     pub fn of_parent(self, real: ncclComm_t) -> Birth {
         match self {

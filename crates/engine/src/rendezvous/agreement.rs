@@ -119,6 +119,14 @@ impl Agreement {
             Event::Said(seat, FromRank::Report(facts)) => self.report(seat, *facts),
             Event::Said(seat, FromRank::Confirm) => self.confirm(seat),
             Event::Said(seat, FromRank::Refuse(words)) => self.refuse(seat, words),
+            // Of another kind of talk.
+            Event::Said(seat, FromRank::Word { .. }) => match self.of_seat(seat) {
+                Some(Present { facts, .. }) => {
+                    let rank = facts.member.rank;
+                    self.disorder(rank)
+                }
+                None => Vec::new(),
+            },
         }
     }
 

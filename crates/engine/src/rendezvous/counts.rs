@@ -19,6 +19,10 @@ pub struct Counts {
     pub plains: AtomicU64,
     /// Meetings here that failed.
     pub failures: AtomicU64,
+    /// Rounds here in which all ranks spoke.
+    pub rounds: AtomicU64,
+    /// Rounds here that failed.
+    pub rounds_failed: AtomicU64,
     /// Calls that were forgotten before all of their ranks had come, because there were too many.
     pub calls_forgotten: AtomicU64,
     /// Ids that NCCL made, nobody used and were given out again.

@@ -11,6 +11,11 @@
 //! sees those die that have not come yet by their pidfds. So a meeting whose missing ranks cannot come any more
 //! [ends](super::gathering), and nothing is timed.
 //!
+//! **Rounds.** Before a call whose communicators may be promises all ranks that make it say in the same lobby where they
+//! go and what they want ([`super::colors`]), and hear what all said. A rank that cannot wait only says that it goes to
+//! NCCL. One whose process dies before its word, or that withdraws it, ends the round for all; one that dies after it does
+//! not.
+//!
 //! The rules of [`super`] hold but for two. There is no root of NCCL's behind a lobby, so that no rank goes to NCCL
 //! without a word: it declines, which is tried as long as the host is there. And the host's death is a rank's: whoever
 //! finds no lobby fails, as those do who lose it.
@@ -75,6 +80,11 @@ pub fn child(call: Token, color: i32) -> Token {
     digest(b"windlass child", &words.finish())
 }
 
+/// The name of the round in which the ranks that make this call tell each other what they want of it.
+pub fn round(call: Token) -> Token {
+    digest(b"windlass round", &call.0)
+}
+
 /// What the contract of a communicator bears as its birth.
 pub fn birth(child: Token) -> Token {
     digest(b"windlass birth", &child.0)
@@ -100,13 +110,18 @@ pub struct Invitation {
     pub lobby: Token,
     /// [`Making::name`].
     pub call: Token,
-    /// [`child`], or [`NOBODY`].
+    /// [`child`], or [`NOBODY`]; of a word in the round before the call, [`round`].
     pub child: Token,
     /// Who speaks, by its rank in the parent.
     pub rank: u32,
 }
 
 impl Invitation {
+    /// To the round before the same call.
+    pub fn to_round(self) -> Invitation {
+        Invitation { child: round(self.call), ..self }
+    }
+
     /// The bytes.
     pub fn greeting(&self) -> Vec<u8> {
         let mut bytes = Writer::default();
@@ -175,7 +190,7 @@ mod tests {
         let mut names = vec![PARENT, NOBODY];
         for call in &calls {
             let call = call.name(PARENT);
-            names.push(call);
+            names.extend([call, round(call)]);
             for child in [0, 1, -5, i32::MAX].map(|color| child(call, color)) {
                 names.extend([child, birth(child)]);
             }

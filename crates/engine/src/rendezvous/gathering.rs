@@ -41,10 +41,15 @@ impl Gathering {
         Some((self.expected? & !self.spoken & !self.dead).count_ones())
     }
 
+    /// The first rank that will not come.
+    pub fn lost(&self) -> Option<u32> {
+        let absent = self.dead & !self.spoken;
+        (absent != 0).then(|| absent.trailing_zeros())
+    }
+
     /// The first rank that will not come, or else the first of all.
     pub fn absent(&self) -> u32 {
-        let absent = self.dead & !self.spoken;
-        if absent == 0 { 0 } else { absent.trailing_zeros() }
+        self.lost().unwrap_or(0)
     }
 
     /// Whether nobody comes any more.
@@ -80,6 +85,7 @@ mod tests {
         assert_eq!(gathering.coming(), Some(2));
         gathering.died(2);
         assert_eq!((gathering.coming(), gathering.absent()), (Some(2), 0));
+        assert_eq!(gathering.lost(), None);
         gathering.died(3);
         assert_eq!((gathering.coming(), gathering.absent()), (Some(1), 3));
         gathering.comes_for(CHILD);

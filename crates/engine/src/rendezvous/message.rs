@@ -5,6 +5,7 @@
 use crate::contract::bytes::{Reader, Writer};
 use crate::contract::{ATTACHMENT_BYTES_MAX, CONTRACT_BYTES_MAX, Contract, Token};
 
+use super::colors::{Table, Word};
 use super::facts::Facts;
 use super::verdict::{Verdict, WORDS_BYTES_MAX};
 
@@ -32,6 +33,15 @@ pub enum FromRank {
     Decline(Verdict),
     /// After the verdict: I have closed, and touch nothing of the others' any more.
     Close,
+    /// In a round before a split.
+    Word {
+        /// Its place among those who take part, in the order of the parent.
+        place: u32,
+        /// How many these are.
+        ranks: u32,
+        /// Of this rank.
+        word: Word,
+    },
 }
 
 /// What the host says.
@@ -47,12 +57,14 @@ pub enum FromHost {
     Closed(u32),
     /// After the verdict: a rank's connection is gone, and it had not closed.
     Departed(u32),
+    /// In a round before a split: all have spoken.
+    Table(Table),
 }
 
 impl FromHost {
     /// Whether the host has no more to say.
     pub fn is_last(&self) -> bool {
-        matches!(self, FromHost::Verdict(Verdict::Plain(_) | Verdict::Failed(_)))
+        matches!(self, FromHost::Verdict(Verdict::Plain(_) | Verdict::Failed(_)) | FromHost::Table(_))
     }
 }
 
@@ -134,6 +146,11 @@ impl FromRank {
             }
             FromRank::Confirm => 2,
             FromRank::Close => 4,
+            FromRank::Word { place, ranks, word } => {
+                body.u32(*place).u32(*ranks);
+                word.put(&mut body);
+                6
+            }
             FromRank::Decline(verdict) => {
                 verdict.put(&mut body);
                 5
@@ -157,6 +174,9 @@ impl FromRank {
                 Verdict::Fabric => return None,
                 verdict => FromRank::Decline(verdict),
             },
+            6 => {
+                FromRank::Word { place: reader.u32()?, ranks: reader.u32()?, word: Word::take(&mut reader)? }
+            }
             3 => FromRank::Refuse(String::from_utf8_lossy(reader.counted(WORDS_BYTES_MAX)?).into_owned()),
             _ => return None,
         };
@@ -183,6 +203,10 @@ impl FromHost {
                 3
             }
             FromHost::Stop => 4,
+            FromHost::Table(table) => {
+                table.put(&mut body);
+                6
+            }
             FromHost::Closed(rank) => {
                 body.u32(*rank);
                 5
@@ -200,6 +224,7 @@ impl FromHost {
             3 => FromHost::Departed(reader.u32()?),
             4 => FromHost::Stop,
             5 => FromHost::Closed(reader.u32()?),
+            6 => FromHost::Table(Table::take(&mut reader)?),
             _ => return None,
         };
         reader.finish()?;

@@ -9,9 +9,10 @@ use crate::contract::{Contract, Token};
 use super::attendance::{Attendance, Stage, Turn, Worth};
 use super::descriptors::Door;
 use super::facts::Facts;
+use super::listener::{Canceller, Listener, Need};
 use super::message::{FromHost, FromRank};
 use super::poll::Flag;
-use super::reactor::{Command, Shared};
+use super::reactor::{Command, Reporting, Shared};
 use super::verdict::{Failure, Reason, Verdict, bounded};
 
 /// What the background thread and the waiting caller share of a party.
@@ -64,14 +65,10 @@ impl Ranks {
     pub(super) fn end(&self, index: usize, verdict: Verdict) {
         self.change(index, |attendance| attendance.end(verdict));
     }
-}
 
-/// Whether a rank still needs its connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub enum Need {
-    Connection,
-    Nothing,
+    pub(super) fn is_over(&self, index: usize) -> bool {
+        matches!(self.lock()[index].stage(), Stage::Over(_))
+    }
 }
 
 /// How it ended for a rank.
@@ -166,25 +163,6 @@ pub struct Party {
     door: Door,
 }
 
-/// Ends a rank's wait from another thread.
-#[derive(Clone, Debug)]
-pub struct Canceller {
-    ranks: Arc<Ranks>,
-    index: usize,
-    key: u64,
-    shared: Arc<Shared>,
-}
-
-impl Canceller {
-    /// The rank fails with [`Failure::Aborted`] at once, unless its meeting is over; its peers hear that it left.
-    pub fn abort(&self) {
-        self.ranks.end(self.index, Verdict::Failed(Failure::Aborted));
-        if matches!(self.ranks.lock()[self.index].stage(), Stage::Over(_)) {
-            self.shared.send(Command::Leave(self.key));
-        }
-    }
-}
-
 impl Party {
     /// Ranks that are about to report; each gets a number of a connection.
     pub(super) fn new(
@@ -199,24 +177,21 @@ impl Party {
         Ok(Party { ranks: Arc::new(Ranks::new(facts)?), keys, numbers, shared, token, door })
     }
 
-    /// For the background thread: key, shared part, index, and greeting and report of each rank.
-    pub(super) fn reports(&self, greeting: &[u8]) -> Vec<(u64, Arc<Ranks>, usize, Vec<u8>)> {
+    /// For the background thread: with greeting and report of each rank.
+    pub(super) fn reports(&self, greeting: &[u8]) -> Vec<Reporting> {
         let standing = self.ranks.lock();
         let report = |(index, attendance): (usize, &Attendance)| {
-            let mut bytes = greeting.to_vec();
-            bytes.extend(FromRank::Report(Box::new(attendance.facts().clone())).encode());
-            (self.keys[index], self.ranks.clone(), index, bytes)
+            let mut words = greeting.to_vec();
+            words.extend(FromRank::Report(Box::new(attendance.facts().clone())).encode());
+            Reporting { key: self.keys[index], listener: Listener::Rank(self.ranks.clone(), index), words }
         };
         standing.iter().enumerate().map(report).collect()
     }
 
     /// One a rank, in the order in which they were brought.
     pub fn cancellers(&self) -> Vec<Canceller> {
-        let canceller = |(index, key): (usize, &u64)| Canceller {
-            ranks: self.ranks.clone(),
-            index,
-            key: *key,
-            shared: self.shared.clone(),
+        let canceller = |(index, key): (usize, &u64)| {
+            Canceller::new(Listener::Rank(self.ranks.clone(), index), *key, self.shared.clone())
         };
         self.keys.iter().enumerate().map(canceller).collect()
     }

@@ -1,11 +1,12 @@
 //! The background thread: every socket of every meeting of this process, waited for in one place.
 //!
-//! It owns all sockets; callers hand it commands and are told through [`Ranks`]. Nothing here waits for one
+//! It owns all sockets; callers hand it commands and are told through [`Listener`]s. Nothing here waits for one
 //! connection: what cannot go on is left until its socket is ready.
 
 mod attending;
 mod hosting;
 mod lobby;
+mod rounds;
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -21,10 +22,11 @@ use super::connection::Connection;
 use super::counts::Counts;
 use super::derived::NOBODY;
 use super::gathering::Gathering;
+use super::listener::Listener;
 use super::ours::Ours;
-use super::party::Ranks;
 use super::poll::{Flag, Poll, Watched};
 use super::relay::Relay;
+use super::round::Round;
 use super::spare::{Room, Spares};
 use super::verdict::{Failure, Reason, Verdict};
 use attending::Attending;
@@ -65,8 +67,16 @@ pub enum Host {
     Lobby(Token),
 }
 
-/// A rank that goes to a meeting: the key of its connection, where it stands, its greeting and report.
-pub type Reporting = (u64, Arc<Ranks>, usize, Vec<u8>);
+/// A rank that goes to a meeting, or to a round.
+#[derive(Debug)]
+pub struct Reporting {
+    /// Of its connection.
+    pub key: u64,
+    /// Who waits.
+    pub listener: Listener,
+    /// Its greeting, and its report or word.
+    pub words: Vec<u8>,
+}
 
 /// A call that makes communicators from another, as seen by the rank whose process hosts their meetings.
 #[derive(Debug)]
@@ -93,7 +103,7 @@ pub struct NewMeeting {
 /// What callers and the thread share.
 #[derive(Debug)]
 pub struct Shared {
-    /// None once the thread is gone. Held for a push or a swap; comes after [`Ranks`]'s lock and before none.
+    /// None once the thread is gone. Held for a push or a swap; comes after the lock of [`super::party::Ranks`] and before none.
     commands: Mutex<Option<Vec<Command>>>,
     wake: Flag,
     next_key: AtomicU64,
@@ -158,12 +168,12 @@ fn lost(command: Command) {
         Command::Attend(Host::Port(_), reports) => {
             let words = "the background thread has ended";
             let verdict = || Verdict::Plain(Reason::Unreachable { words: words.into() });
-            reports.iter().for_each(|(_, ranks, index, _)| ranks.end(*index, verdict()));
+            reports.iter().for_each(|reporting| reporting.listener.end(verdict()));
         }
         Command::Attend(Host::Lobby(_), reports) => {
-            for (_, ranks, index, report) in reports {
-                ranks.end(index, Verdict::Failed(Failure::HostLost));
-                lobby::withdraw_alone(&report);
+            for Reporting { listener, words, .. } in reports {
+                listener.end(Verdict::Failed(Failure::HostLost));
+                lobby::withdraw_alone(&words);
             }
         }
         Command::Tell(lobby, words) => lobby::tell_alone(lobby, &words),
@@ -178,7 +188,9 @@ enum Endpoint {
     Newcomer(Connection, Token),
     /// A rank at a meeting of ours.
     Present(Connection, Token),
-    /// A rank of this process at its meeting.
+    /// A rank in a round of ours, by the round and its rank in the parent.
+    InRound(Connection, Token, u32),
+    /// A rank of this process at its meeting, or in a round.
     Attending(Attending),
     /// The connection to the root of the relay with this key.
     Root(u64),
@@ -205,6 +217,8 @@ pub struct Reactor {
     poll: Poll,
     endpoints: HashMap<u64, Endpoint>,
     meetings: HashMap<Token, Meeting>,
+    /// Each also has a gathering by its name.
+    rounds: HashMap<Token, Round>,
     /// The order in which [`Reactor::sweep`] looks at meetings.
     sweeping: VecDeque<Token>,
     /// Listeners that could not accept.
@@ -216,7 +230,7 @@ pub struct Reactor {
     relays: usize,
     /// What opens our lobby.
     lobby: Token,
-    /// Calls whose meetings are in our lobby, and the order in which they came.
+    /// Calls whose meetings are in our lobby, rounds before calls, and the order in which they came.
     gatherings: HashMap<Token, Gathering>,
     calls: VecDeque<Token>,
     visitors: VecDeque<u64>,
@@ -237,6 +251,7 @@ impl Reactor {
             poll,
             endpoints: HashMap::new(),
             meetings: HashMap::new(),
+            rounds: HashMap::new(),
             sweeping: VecDeque::new(),
             paused: Vec::new(),
             closing: Vec::new(),
@@ -297,6 +312,7 @@ impl Reactor {
             Some(Endpoint::Listener(_, token)) => self.accept(key, *token),
             Some(Endpoint::Newcomer(..)) => self.newcomer(key),
             Some(Endpoint::Present(_, token)) => self.present(key, *token),
+            Some(Endpoint::InRound(..)) => self.in_round(key),
             Some(Endpoint::Attending(_)) => self.attending(key),
             Some(Endpoint::Root(relay)) => self.relayed(*relay, key),
             Some(Endpoint::Relayed(..)) => self.relayed(key, key),

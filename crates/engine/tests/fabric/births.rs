@@ -10,7 +10,7 @@ use windlass_engine::rendezvous::{ours, verdict::Failure};
 use crate::support::*;
 
 /// Three devices of the process, each with its context, and births with the fabric. None where there are fewer.
-fn three_devices() -> Option<Vec<Primary>> {
+pub fn three_devices() -> Option<Vec<Primary>> {
     // SAFETY: nextest gives this test a process of its own, and nothing else in it reads the environment now.
     unsafe { std::env::set_var("WINDLASS_FABRIC", "on") };
     has_devices(3).then(|| (0..3).map(Primary::of).collect())
@@ -52,7 +52,7 @@ fn ask(device: &Primary, id: Id, ranks: usize) -> Asked {
     fabric::ask(&wish).unwrap()
 }
 
-fn nothing_is_left() {
+pub fn nothing_is_left() {
     eventually("all memory came back", || {
         fabric::settle();
         let (arenas, peers) = arena::counters();

@@ -5,4 +5,5 @@
 mod support;
 
 mod births;
+mod derived;
 mod ids;

@@ -50,7 +50,7 @@ impl Split {
     }
 }
 
-fn address(lobby: Token) -> SocketAddr {
+pub fn address(lobby: Token) -> SocketAddr {
     let name = derived::address(lobby).unwrap();
     SocketAddr::from_abstract_name(name.abstract_name().unwrap()).unwrap()
 }
@@ -60,18 +60,18 @@ fn joined(party: Party) -> Outcome {
 }
 
 /// A process, as a rank's, with its pidfd.
-fn process() -> (Child, Ours) {
+pub fn process() -> (Child, Ours) {
     let process = Command::new("sleep").arg("600").spawn().unwrap();
     let pidfd = pidfd_of(process.id());
     (process, pidfd)
 }
 
-fn pidfd_of(process: u32) -> Ours {
+pub fn pidfd_of(process: u32) -> Ours {
     let process = Pid::from_raw(process as i32).unwrap();
     Ours::new(pidfd_open(process, PidfdFlags::empty()).unwrap()).unwrap()
 }
 
-fn kill(mut process: Child) {
+pub fn kill(mut process: Child) {
     process.kill().unwrap();
     process.wait().unwrap();
 }

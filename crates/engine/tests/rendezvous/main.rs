@@ -7,5 +7,6 @@ mod endings;
 mod ids;
 mod meetings;
 mod processes;
+mod rounds;
 mod strangers;
 mod support;

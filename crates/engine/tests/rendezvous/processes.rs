@@ -15,7 +15,7 @@ use crate::support::{Hosted, facts, hosted, id_of, is_fabric, join, ready, real_
 
 /// A process that plays a part and says line by line how far it is; it goes on when it is told, ends when its
 /// standard input does.
-struct Played {
+pub struct Played {
     child: Child,
     says: BufReader<ChildStdout>,
     told: Option<ChildStdin>,
@@ -26,7 +26,7 @@ const RANK: &str = "WINDLASS_SIM_RANK";
 const RANKS: &str = "WINDLASS_SIM_RANKS";
 const ID: &str = "WINDLASS_SIM_ID";
 
-fn play(before: &[&str], part: &str, rank: u32, ranks: u32, id: &Id) -> Played {
+pub fn play(before: &[&str], part: &str, rank: u32, ranks: u32, id: &Id) -> Played {
     let this = std::env::current_exe().unwrap();
     let mut words: Vec<std::ffi::OsString> = before.iter().map(Into::into).collect();
     words.push(this.into());
@@ -48,7 +48,7 @@ fn play(before: &[&str], part: &str, rank: u32, ranks: u32, id: &Id) -> Played {
 
 impl Played {
     /// The next line that is the part's own.
-    fn says(&mut self) -> String {
+    pub fn says(&mut self) -> String {
         loop {
             let mut line = String::new();
             assert_ne!(self.says.read_line(&mut line).unwrap(), 0, "the process ended without a word");
@@ -60,6 +60,14 @@ impl Played {
 
     fn go_on(&mut self) {
         self.told.as_mut().unwrap().write_all(b".").unwrap();
+    }
+
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub fn kill(&mut self) {
+        self.child.kill().unwrap();
     }
 }
 
@@ -73,13 +81,13 @@ impl Drop for Played {
     }
 }
 
-fn say(words: &str) {
+pub fn say(words: &str) {
     println!("part: {words}");
     std::io::stdout().flush().unwrap();
 }
 
 /// Waits until the test says so; at its end, ends too.
-fn await_word() {
+pub fn await_word() {
     std::io::stdin().read_exact(&mut [0]).unwrap();
 }
 
@@ -101,6 +109,9 @@ fn part() {
         *byte = u8::from_str_radix(&hex[2 * index..2 * index + 2], 16).unwrap();
     }
     let rendezvous = Rendezvous::start(Limits::default()).unwrap();
+    if crate::rounds::plays(&part, &rendezvous, rank, ranks, &id) {
+        return;
+    }
     let prepare = |preparation: &Preparation<'_>| -> Result<(), String> {
         match part.as_str() {
             "swap" | "swap-lying" => swap_names(preparation),

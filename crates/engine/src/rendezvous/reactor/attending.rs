@@ -1,7 +1,6 @@
 //! The ranks of this process at their meetings, wherever those are hosted.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
@@ -11,17 +10,17 @@ use super::{Endpoint, Reactor, Reporting};
 use crate::contract::Token;
 use crate::rendezvous::connection::{self, Connection, Line};
 use crate::rendezvous::derived;
+use crate::rendezvous::listener::{Listener, Need};
 use crate::rendezvous::message::{FROM_HOST_BYTES_MAX, FromHost};
-use crate::rendezvous::party::{Need, Ranks};
 use crate::rendezvous::verdict::{Failure, Reason, Verdict, bounded};
 
 #[derive(Debug)]
 pub(super) struct Attending {
     connection: Connection,
-    ranks: Arc<Ranks>,
-    index: usize,
+    listener: Listener,
     state: Joining,
-    report: Vec<u8>,
+    /// What has not gone out.
+    words: Vec<u8>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +32,8 @@ enum Joining {
 }
 
 impl Reactor {
-    pub(super) fn attend(&mut self, address: &SocketAddr, (key, ranks, index, report): Reporting) {
+    pub(super) fn attend(&mut self, address: &SocketAddr, reporting: Reporting) {
+        let Reporting { key, listener, words } = reporting;
         let begun = connection::connect(address).and_then(|socket| {
             let mut watched = self.poll.watch_as(socket, key);
             watched.want(EventFlags::OUT)?;
@@ -42,31 +42,30 @@ impl Reactor {
         match begun {
             Ok(watched) => {
                 let connection = Connection::new(watched);
-                let state = Joining::Connecting;
-                let attending = Attending { connection, ranks, index, state, report };
+                let attending = Attending { connection, listener, state: Joining::Connecting, words };
                 self.endpoints.insert(key, Endpoint::Attending(attending));
             }
-            Err(error) => ranks.end(index, unreachable(address, error)),
+            Err(error) => listener.end(unreachable(address, error)),
         }
     }
 
     /// Whoever finds nobody there has lost its host; whoever cannot come in goes on trying.
-    pub(super) fn attend_at_lobby(&mut self, lobby: Token, (key, ranks, index, report): Reporting) {
+    pub(super) fn attend_at_lobby(&mut self, lobby: Token, reporting: Reporting) {
+        let Reporting { key, listener, words } = reporting;
         let begun = lobby::connect(lobby).map(|socket| self.poll.watch_as(socket, key));
         match begun {
             Ok(mut watched) => {
                 if watched.want(EventFlags::OUT).is_err() {
-                    return ranks.lost(index, Failure::HostLost);
+                    return listener.lost(Failure::HostLost);
                 }
                 let connection = Connection::new(watched);
-                let state = Joining::Entering;
-                let attending = Attending { connection, ranks, index, state, report };
+                let attending = Attending { connection, listener, state: Joining::Entering, words };
                 self.endpoints.insert(key, Endpoint::Attending(attending));
             }
             Err(Knock::Later) => {
-                self.knocking.push(Knocking::Attending(lobby, (key, ranks, index, report)));
+                self.knocking.push(Knocking::Attending(lobby, Reporting { key, listener, words }));
             }
-            Err(Knock::Gone) => ranks.lost(index, Failure::HostLost),
+            Err(Knock::Gone) => listener.lost(Failure::HostLost),
         }
     }
 
@@ -81,7 +80,7 @@ impl Reactor {
 
     pub(super) fn leave_meeting(&mut self, key: u64) {
         let unsaid = match self.endpoints.remove(&key) {
-            Some(Endpoint::Attending(attending)) => attending.report.clone(),
+            Some(Endpoint::Attending(attending)) => attending.words.clone(),
             _ => self.stop_knocking(key),
         };
         // The host of a call waits for a word of each rank, and the report has not gone out.
@@ -94,15 +93,15 @@ impl Reactor {
     pub(super) fn say_what_was_not_said(&mut self) {
         for endpoint in self.endpoints.values() {
             if let Endpoint::Attending(attending) = endpoint {
-                lobby::withdraw_alone(&attending.report);
+                lobby::withdraw_alone(&attending.words);
             }
         }
         for knocking in std::mem::take(&mut self.knocking) {
             match knocking {
                 Knocking::Telling(lobby, words) => lobby::tell_alone(lobby, &words),
-                Knocking::Attending(_, (_, ranks, index, report)) => {
-                    ranks.lost(index, Failure::HostLost);
-                    lobby::withdraw_alone(&report);
+                Knocking::Attending(_, Reporting { listener, words, .. }) => {
+                    listener.lost(Failure::HostLost);
+                    lobby::withdraw_alone(&words);
                 }
             }
         }
@@ -110,9 +109,10 @@ impl Reactor {
 
     /// Gives what was to be said.
     fn stop_knocking(&mut self, key: u64) -> Vec<u8> {
-        let attends = |knocking: &mut Knocking| matches!(knocking, Knocking::Attending(_, (other, ..)) if *other == key);
+        let attends =
+            |knocking: &mut Knocking| matches!(knocking, Knocking::Attending(_, other) if other.key == key);
         match self.knocking.extract_if(.., attends).next() {
-            Some(Knocking::Attending(_, (.., report))) => report,
+            Some(Knocking::Attending(_, reporting)) => reporting.words,
             _ => Vec::new(),
         }
     }
@@ -129,7 +129,7 @@ impl Reactor {
         let Some(Endpoint::Attending(attending)) = self.endpoints.get_mut(&key) else { return };
         match attending.state {
             // Behind the report.
-            Joining::Connecting | Joining::Entering => attending.report.extend_from_slice(bytes),
+            Joining::Connecting | Joining::Entering => attending.words.extend_from_slice(bytes),
             // A line that closed while speaking is read to its end at the next turn: a verdict may lie in it.
             Joining::Talking => {
                 if attending.connection.say(bytes) == Line::Closed && attending.turn() == Need::Nothing {
@@ -145,21 +145,21 @@ impl Attending {
         if self.state != Joining::Talking {
             if let Err(error) = connection::outcome(&self.connection.watched) {
                 if self.state == Joining::Entering {
-                    self.ranks.lost(self.index, Failure::HostLost);
+                    self.listener.lost(Failure::HostLost);
                     return Need::Nothing;
                 }
                 // Nobody has heard of this rank, so it may go to NCCL: whose root is there, or is not, for it too.
                 let words = bounded(&error.to_string());
-                self.ranks.end(self.index, Verdict::Plain(Reason::Unreachable { words }));
+                self.listener.end(Verdict::Plain(Reason::Unreachable { words }));
                 return Need::Nothing;
             }
             self.state = Joining::Talking;
-            let report = std::mem::take(&mut self.report);
-            let _ = self.connection.say(&report);
+            let words = std::mem::take(&mut self.words);
+            let _ = self.connection.say(&words);
         }
         let (messages, line, complaint) = self.connection.messages(FROM_HOST_BYTES_MAX, FromHost::decode);
         for message in messages {
-            if self.ranks.heard(self.index, message) == Need::Nothing {
+            if self.listener.heard(message) == Need::Nothing {
                 return Need::Nothing;
             }
         }
@@ -168,7 +168,7 @@ impl Attending {
             return Need::Connection;
         }
         let failure = if complaint.is_some() { Failure::Unreadable } else { Failure::HostLost };
-        self.ranks.lost(self.index, failure);
+        self.listener.lost(failure);
         Need::Nothing
     }
 }
@@ -180,6 +180,6 @@ fn unreachable(address: &SocketAddr, error: Errno) -> Verdict {
 impl Drop for Attending {
     /// However its connection ends, nobody waits for it.
     fn drop(&mut self) {
-        self.ranks.lost(self.index, Failure::HostLost);
+        self.listener.lost(Failure::HostLost);
     }
 }

@@ -18,6 +18,7 @@ use crate::rendezvous::derived::{self, GREETING_BYTES, Invitation, NOBODY, Visit
 use crate::rendezvous::gathering::Gathering;
 use crate::rendezvous::ours::Ours;
 use crate::rendezvous::place;
+use crate::rendezvous::round::Round;
 use crate::rendezvous::verdict::Failure;
 
 /// For one that says something without the thread.
@@ -94,6 +95,9 @@ impl Reactor {
 
     fn welcome(&mut self, mut connection: Connection, invitation: Invitation) {
         let Invitation { call, child, rank, .. } = invitation;
+        if child == derived::round(call) {
+            return self.enter_round(connection, child, rank);
+        }
         let key = connection.watched.key();
         let gathering = self.gathering(call);
         if child == NOBODY {
@@ -113,7 +117,7 @@ impl Reactor {
         self.present(key, child);
     }
 
-    fn gathering(&mut self, call: Token) -> &mut Gathering {
+    pub(super) fn gathering(&mut self, call: Token) -> &mut Gathering {
         if !self.gatherings.contains_key(&call) {
             self.make_room();
             self.calls.push_back(call);
@@ -139,11 +143,13 @@ impl Reactor {
         if self.gatherings.len() < self.limits.calls_max {
             return;
         }
-        let idle = |gathering: &Gathering| {
+        let awaited = |call: &&Token| {
             let busy = |child| self.meetings.get(child).is_some_and(|meeting| !meeting.is_left());
-            !gathering.children().iter().any(busy)
+            let gathering = self.gatherings.get(*call);
+            gathering.is_some_and(|gathering| gathering.children().iter().any(busy))
+                || self.rounds.get(*call).is_some_and(Round::is_awaited)
         };
-        let oldest = self.calls.iter().find(|call| self.gatherings.get(call).is_none_or(idle)).copied();
+        let oldest = self.calls.iter().find(|call| !awaited(call)).copied();
         if let Some(oldest) = oldest {
             log::warn!("rendezvous forgets call {oldest:?}, for which nobody waits: there are too many");
             Counts::up(&self.shared.counts.calls_forgotten);
@@ -177,8 +183,10 @@ impl Reactor {
         }
     }
 
-    /// Ends the meetings whose ranks cannot all come any more, and forgets the call when nobody can.
-    fn look_at(&mut self, call: Token) {
+    /// Ends the meetings whose ranks cannot all come any more, and the round, and forgets the call when nobody can.
+    pub(super) fn look_at(&mut self, call: Token) {
+        let lost = self.gatherings.get(&call).and_then(Gathering::lost);
+        lost.into_iter().for_each(|rank| self.end_round(call, Failure::Absent { rank }));
         let Some(gathering) = self.gatherings.get(&call) else { return };
         let Some(coming) = gathering.coming() else { return };
         let (over, rank) = (gathering.is_over(), gathering.absent());
@@ -197,6 +205,7 @@ impl Reactor {
 
     fn forget_call(&mut self, call: Token) {
         let Some(gathering) = self.gatherings.remove(&call) else { return };
+        self.forget_round(call);
         self.calls.retain(|other| *other != call);
         self.endpoints
             .retain(|_, endpoint| !matches!(endpoint, Endpoint::Life { call: of, .. } if *of == call));

@@ -1,0 +1,306 @@
+//! Who of a communicator goes where in a split, or in a shrink, where all have one color, and which of the new ones are promises: pure, from what all ranks say, and
+//! so the same on every rank.
+//!
+//! NCCL's split is a call of all ranks of the parent, whatever their color. So it is skipped only if nobody needs it, and
+//! where somebody does, ranks of promises make it, too: without a color.
+
+use crate::contract::RANKS_MAX;
+use crate::contract::bytes::{Reader, Writer};
+
+/// What a rank wants of NCCL.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Willing {
+    /// It goes to NCCL without waiting for the others: NCCL makes all.
+    Real,
+    /// NCCL makes this rank's.
+    Unwilling,
+    /// A promise would do for two ranks.
+    InPair,
+    /// A promise would do for any number.
+    Always,
+}
+
+impl Willing {
+    fn accepts(self, ranks: usize) -> bool {
+        match self {
+            Willing::Real | Willing::Unwilling => false,
+            Willing::InPair => ranks == 2,
+            Willing::Always => true,
+        }
+    }
+}
+
+/// What a rank says before a split or shrink.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Word {
+    /// None: it will be in no new communicator.
+    pub color: Option<i32>,
+    /// Orders the ranks of a color.
+    pub key: i32,
+    /// What it wants of NCCL.
+    pub willing: Willing,
+}
+
+/// What all ranks that make the call said, in the order of the parent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Table(Vec<Word>);
+
+/// What a rank does next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Course {
+    /// It makes NCCL's split, as it was asked for.
+    Nccl,
+    /// Its communicator is a promise.
+    Promise {
+        /// Its rank there.
+        rank: u32,
+        /// Their places in the table, in the order of the new ranks; where all ranks of the parent make the call, these are
+        /// their ranks there.
+        ranks: Vec<u32>,
+        /// What others need.
+        others: Others,
+    },
+    /// It is in no new communicator, and nobody needs NCCL.
+    Nothing,
+}
+
+/// What ranks need that are in another communicator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Others {
+    /// Nothing.
+    Nothing,
+    /// NCCL's split, of all: this rank makes it without a color.
+    Nccl,
+}
+
+impl Table {
+    /// All words, by their places.
+    pub fn new(words: Vec<Word>) -> Table {
+        Table(words)
+    }
+
+    /// How many said something.
+    pub fn ranks(&self) -> usize {
+        self.0.len()
+    }
+
+    /// What the rank in a place does next.
+    pub fn course(&self, rank: u32) -> Course {
+        let nccl = self.needs_nccl();
+        let color = self.0.get(rank as usize).and_then(|word| word.color);
+        match color.map(|color| self.ordered(color)) {
+            Some(ranks) if self.is_promise(&ranks) => Course::Promise {
+                rank: ranks.iter().position(|other| *other == rank).unwrap_or_default() as u32,
+                ranks,
+                others: if nccl { Others::Nccl } else { Others::Nothing },
+            },
+            _ if nccl => Course::Nccl,
+            _ => Course::Nothing,
+        }
+    }
+
+    fn needs_nccl(&self) -> bool {
+        let by_nccl = |color| !self.is_promise(&self.ordered(color));
+        self.is_real() || self.0.iter().filter_map(|word| word.color).any(by_nccl)
+    }
+
+    fn is_real(&self) -> bool {
+        self.0.iter().any(|word| word.willing == Willing::Real)
+    }
+
+    /// NCCL's own order: by key, then by the rank in the parent.
+    fn ordered(&self, color: i32) -> Vec<u32> {
+        let of_color = (0..).zip(&self.0).filter(|(_, word)| word.color == Some(color));
+        let mut ranks: Vec<(i32, u32)> = of_color.map(|(rank, word)| (word.key, rank)).collect();
+        ranks.sort();
+        ranks.into_iter().map(|(_, rank)| rank).collect()
+    }
+
+    fn is_promise(&self, ranks: &[u32]) -> bool {
+        let accepts = |rank: &u32| self.0[*rank as usize].willing.accepts(ranks.len());
+        ranks.len() >= 2 && !self.is_real() && ranks.iter().all(accepts)
+    }
+
+    pub(super) fn put(&self, writer: &mut Writer) {
+        writer.u32(self.0.len() as u32);
+        self.0.iter().for_each(|word| word.put(writer));
+    }
+
+    pub(super) fn take(reader: &mut Reader<'_>) -> Option<Table> {
+        let ranks = reader.u32()? as usize;
+        if ranks > RANKS_MAX {
+            return None;
+        }
+        (0..ranks).map(|_| Word::take(reader)).collect::<Option<_>>().map(Table)
+    }
+}
+
+impl Word {
+    pub(super) fn put(&self, writer: &mut Writer) {
+        let willing = match self.willing {
+            Willing::Real => 0,
+            Willing::Unwilling => 1,
+            Willing::InPair => 2,
+            Willing::Always => 3,
+        };
+        writer.u8(self.color.is_some().into()).u32(self.color.unwrap_or_default() as u32);
+        writer.u32(self.key as u32).u8(willing);
+    }
+
+    pub(super) fn take(reader: &mut Reader<'_>) -> Option<Word> {
+        let (has_color, color) = (reader.u8()?, reader.u32()? as i32);
+        let color = match has_color {
+            0 if color == 0 => None,
+            1 => Some(color),
+            _ => return None,
+        };
+        let key = reader.u32()? as i32;
+        let willing = match reader.u8()? {
+            0 => Willing::Real,
+            1 => Willing::Unwilling,
+            2 => Willing::InPair,
+            3 => Willing::Always,
+            _ => return None,
+        };
+        Some(Word { color, key, willing })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn words() -> impl Strategy<Value = Vec<Word>> {
+        let willing = prop_oneof![
+            1 => Just(Willing::Real),
+            2 => Just(Willing::Unwilling),
+            10 => Just(Willing::InPair),
+            20 => Just(Willing::Always),
+        ];
+        // Few colors and keys, so that ranks share them; the ends of the range, too.
+        let key = prop_oneof![-2..3, Just(i32::MIN), Just(i32::MAX)];
+        let color =
+            proptest::option::weighted(0.8, prop_oneof![4 => 0..3, 1 => Just(i32::MAX), 1 => Just(-7)]);
+        let word = (color, key, willing).prop_map(|(color, key, willing)| Word { color, key, willing });
+        proptest::collection::vec(word, 1..=RANKS_MAX)
+    }
+
+    /// As NCCL's source describes it: each rank is put behind those whose key is not greater.
+    fn ordered_by_nccl(words: &[Word], color: i32) -> Vec<u32> {
+        let mut ranks: Vec<u32> = Vec::new();
+        for (rank, word) in (0..).zip(words) {
+            if word.color == Some(color) {
+                let behind = ranks.iter().take_while(|other| words[**other as usize].key <= word.key).count();
+                ranks.insert(behind, rank);
+            }
+        }
+        ranks
+    }
+
+    proptest! {
+        /// Every rank finds a course that fits all others': promises have the same ranks on all of them, in NCCL's order,
+        /// each once; and NCCL's split is made by all or by none.
+        #[test]
+        fn courses_fit(words in words()) {
+            let table = Table::new(words.clone());
+            let courses: Vec<Course> = (0..words.len() as u32).map(|rank| table.course(rank)).collect();
+            let makes_nccl = |course: &Course| match course {
+                Course::Nccl => true,
+                Course::Promise { others, .. } => *others == Others::Nccl,
+                Course::Nothing => false,
+            };
+            prop_assert!(courses.windows(2).all(|two| makes_nccl(&two[0]) == makes_nccl(&two[1])));
+            for (own, (course, word)) in (0..).zip(courses.iter().zip(&words)) {
+                match course {
+                    Course::Promise { rank, ranks, .. } => {
+                        let color = word.color.unwrap();
+                        prop_assert_eq!(ranks, &ordered_by_nccl(&words, color));
+                        prop_assert_eq!(ranks[*rank as usize], own);
+                        prop_assert!(ranks.len() >= 2);
+                        prop_assert!(words.iter().all(|word| word.willing != Willing::Real));
+                        for other in ranks {
+                            let willing = words[*other as usize].willing;
+                            prop_assert!(willing == Willing::Always || willing == Willing::InPair && ranks.len() == 2);
+                        }
+                    }
+                    Course::Nccl => prop_assert!(courses.iter().all(makes_nccl)),
+                    Course::Nothing => prop_assert_eq!(word.color, None),
+                }
+            }
+        }
+
+        /// Nobody goes to NCCL without a reason: somebody cannot wait, is alone, or does not want a promise of that size.
+        #[test]
+        fn nccl_has_a_reason(words in words()) {
+            let table = Table::new(words.clone());
+            let reason = |word: &Word| {
+                let size = word.color.map_or(0, |color| ordered_by_nccl(&words, color).len());
+                let refuses = match word.willing {
+                    Willing::Unwilling => true,
+                    Willing::InPair => size != 2,
+                    _ => false,
+                };
+                word.willing == Willing::Real || word.color.is_some() && (size == 1 || refuses)
+            };
+            let needed = words.iter().any(reason);
+            prop_assert_eq!((0..words.len() as u32).any(|rank| table.course(rank) == Course::Nccl), needed);
+        }
+
+        /// What is said is read back; cut, or with more behind it, it is nothing.
+        #[test]
+        fn read_back(words in words()) {
+            let table = Table::new(words);
+            let mut writer = Writer::default();
+            table.put(&mut writer);
+            let bytes = writer.finish();
+            let mut reader = Reader::new(&bytes);
+            prop_assert_eq!(Table::take(&mut reader), Some(table));
+            prop_assert_eq!(reader.finish(), Some(()));
+            prop_assert_eq!(Table::take(&mut Reader::new(&bytes[..bytes.len() - 1])), None);
+        }
+    }
+
+    /// A word as it is written, pinned; and what no rank says is not read.
+    #[test]
+    fn unreadable() {
+        let word = Word { color: Some(-7), key: -1, willing: Willing::InPair };
+        let mut writer = Writer::default();
+        word.put(&mut writer);
+        let good = writer.finish();
+        assert_eq!(good, [1, 0xf9, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2]);
+        for (place, wrong) in [(0, 0), (0, 2), (9, 4)] {
+            let mut bytes = good.clone();
+            bytes[place] = wrong;
+            assert_eq!(Word::take(&mut Reader::new(&bytes)), None);
+        }
+        let mut too_many = Writer::default();
+        too_many.u32(RANKS_MAX as u32 + 1);
+        (0..=RANKS_MAX).for_each(|_| word.put(&mut too_many));
+        assert_eq!(Table::take(&mut Reader::new(&too_many.finish())), None);
+    }
+
+    /// Some splits, as programs make them.
+    #[test]
+    fn examples() {
+        let word = |color, willing| Word { color, key: 0, willing };
+        let promise = |rank, ranks: &[u32], others| Course::Promise { rank, ranks: ranks.to_vec(), others };
+        let pairs = Willing::InPair;
+        let two_pairs = Table::new([0, 1, 0, 1].map(|color| word(Some(color), pairs)).to_vec());
+        assert_eq!(two_pairs.course(2), promise(1, &[0, 2], Others::Nothing));
+        // One pair, the others in none.
+        let one = Table::new(vec![word(None, pairs), word(Some(5), pairs), word(Some(5), pairs)]);
+        assert_eq!([one.course(0), one.course(1)], [Course::Nothing, promise(0, &[1, 2], Others::Nothing)]);
+        // A pair beside three, who are no promise.
+        let mixed = Table::new([0, 1, 1, 1, 0].map(|color| word(Some(color), pairs)).to_vec());
+        assert_eq!([mixed.course(1), mixed.course(4)], [Course::Nccl, promise(1, &[0, 4], Others::Nccl)]);
+        let all_in_none = Table::new(vec![word(None, Willing::Unwilling); 3]);
+        assert_eq!(all_in_none.course(0), Course::Nothing);
+        let alone = Table::new(vec![word(Some(0), Willing::Always), word(None, Willing::Always)]);
+        assert_eq!([alone.course(0), alone.course(1)], [Course::Nccl, Course::Nccl]);
+        // One in no new communicator cannot wait.
+        let hurried = Table::new(vec![word(Some(0), pairs), word(Some(0), pairs), word(None, Willing::Real)]);
+        assert_eq!(hurried.course(0), Course::Nccl);
+    }
+}

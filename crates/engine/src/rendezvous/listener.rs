@@ -1,0 +1,81 @@
+//! Who of this process waits for what comes over a connection, and what ends its wait.
+
+use std::sync::Arc;
+
+use super::inquiry::Hearing;
+use super::message::FromHost;
+use super::party::Ranks;
+use super::reactor::{Command, Shared};
+use super::verdict::{Failure, Verdict};
+
+/// Whom a connection is for.
+#[derive(Clone, Debug)]
+pub enum Listener {
+    /// A rank at its meeting, by its place in its party.
+    Rank(Arc<Ranks>, usize),
+    /// A rank in a round.
+    Round(Arc<Hearing>),
+}
+
+/// Whether a connection is still needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Need {
+    Connection,
+    Nothing,
+}
+
+impl Listener {
+    pub(super) fn heard(&self, message: FromHost) -> Need {
+        match self {
+            Listener::Rank(ranks, index) => ranks.heard(*index, message),
+            Listener::Round(hearing) => hearing.heard(message),
+        }
+    }
+
+    /// Its connection is gone, or what came cannot be read.
+    pub(super) fn lost(&self, failure: Failure) {
+        match self {
+            Listener::Rank(ranks, index) => ranks.lost(*index, failure),
+            Listener::Round(hearing) => hearing.end(Err(failure)),
+        }
+    }
+
+    pub(super) fn end(&self, verdict: Verdict) {
+        match (self, verdict) {
+            (Listener::Rank(ranks, index), verdict) => ranks.end(*index, verdict),
+            (Listener::Round(hearing), Verdict::Failed(failure)) => hearing.end(Err(failure)),
+            // There is no round at a port.
+            (Listener::Round(hearing), _) => hearing.end(Err(Failure::HostLost)),
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        match self {
+            Listener::Rank(ranks, index) => ranks.is_over(*index),
+            Listener::Round(hearing) => hearing.is_over(),
+        }
+    }
+}
+
+/// Ends a rank's wait from another thread.
+#[derive(Clone, Debug)]
+pub struct Canceller {
+    listener: Listener,
+    key: u64,
+    shared: Arc<Shared>,
+}
+
+impl Canceller {
+    pub(super) fn new(listener: Listener, key: u64, shared: Arc<Shared>) -> Canceller {
+        Canceller { listener, key, shared }
+    }
+
+    /// The rank fails with [`Failure::Aborted`] at once, unless its meeting is over; its peers hear that it left.
+    pub fn abort(&self) {
+        self.listener.end(Verdict::Failed(Failure::Aborted));
+        if self.listener.is_over() {
+            self.shared.send(Command::Leave(self.key));
+        }
+    }
+}

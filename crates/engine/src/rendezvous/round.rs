@@ -1,0 +1,154 @@
+//! The host's side of a round before a split or shrink, as a pure machine: all ranks that make it say a word, and all who
+//! wait get the same table, or the same failure.
+
+use std::collections::BTreeMap;
+
+use crate::contract::RANKS_MAX;
+
+use super::agreement::{Answer, Seat};
+use super::colors::{Table, Word};
+use super::message::FromHost;
+use super::verdict::{Failure, Verdict};
+
+/// A round.
+#[derive(Debug, Default)]
+pub struct Round {
+    /// How many ranks take part, once one has said so.
+    ranks: Option<u32>,
+    /// By their places.
+    words: BTreeMap<u32, Word>,
+    /// Who has spoken and may wait for the answer.
+    seats: Vec<Seat>,
+    answer: Option<FromHost>,
+}
+
+impl Round {
+    /// The rank in this place, of so many, says its word. Ranks that have gone before the answer are no failure here: others
+    /// notice when they need them.
+    pub fn said(&mut self, seat: Seat, place: u32, ranks: u32, word: Word) -> Vec<Answer> {
+        if let Some(message) = &self.answer {
+            return vec![Answer { to: seat, message: message.clone() }];
+        }
+        self.seats.push(seat);
+        let expected = *self.ranks.get_or_insert(ranks);
+        if ranks != expected || place >= ranks || ranks as usize > RANKS_MAX {
+            return self.fail(Failure::Mismatch { rank: place, ranks, expected });
+        }
+        if self.words.insert(place, word).is_some() {
+            return self.fail(Failure::Duplicate { rank: place });
+        }
+        if self.words.len() < ranks as usize {
+            return Vec::new();
+        }
+        let table = Table::new(self.words.values().copied().collect());
+        self.end(FromHost::Table(table))
+    }
+
+    /// A rank said something else.
+    pub fn disorder(&mut self, seat: Seat, rank: u32) -> Vec<Answer> {
+        self.seats.push(seat);
+        self.fail(Failure::Disorder { rank })
+    }
+
+    /// There will be no table, unless there is one.
+    pub fn fail(&mut self, failure: Failure) -> Vec<Answer> {
+        if self.answer.is_some() {
+            return Vec::new();
+        }
+        self.end(FromHost::Verdict(Verdict::Failed(failure)))
+    }
+
+    /// A connection is gone.
+    pub fn left(&mut self, seat: Seat) {
+        self.seats.retain(|other| *other != seat);
+    }
+
+    /// What all hear, once it has ended.
+    pub fn answer(&self) -> Option<&FromHost> {
+        self.answer.as_ref()
+    }
+
+    /// Whether somebody waits.
+    pub fn is_awaited(&self) -> bool {
+        self.answer.is_none() && !self.seats.is_empty()
+    }
+
+    fn end(&mut self, message: FromHost) -> Vec<Answer> {
+        self.answer = Some(message.clone());
+        let seats = std::mem::take(&mut self.seats);
+        seats.into_iter().map(|to| Answer { to, message: message.clone() }).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::colors::Willing;
+    use super::*;
+
+    fn word(rank: u32) -> Word {
+        Word { color: Some(rank as i32 % 2), key: -(rank as i32), willing: Willing::Always }
+    }
+
+    fn failed(answers: &[Answer]) -> &Failure {
+        match &answers[0].message {
+            FromHost::Verdict(Verdict::Failed(failure)) => failure,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    proptest! {
+        /// In whatever order ranks come, the table is the same, and it comes once all are there, to all who have not left.
+        #[test]
+        fn any_order(order in Just((0..7u32).collect::<Vec<_>>()).prop_shuffle(), leaves in 0..7usize) {
+            let mut round = Round::default();
+            let mut answers = Vec::new();
+            for (count, rank) in order.iter().enumerate() {
+                prop_assert!(answers.is_empty());
+                if count == 6 {
+                    round.left(Seat(order[leaves].into()));
+                }
+                answers = round.said(Seat(u64::from(*rank)), *rank, 7, word(*rank));
+            }
+            let table = FromHost::Table(Table::new((0..7).map(word).collect()));
+            prop_assert_eq!(answers.len(), if leaves == 6 { 7 } else { 6 });
+            prop_assert!(answers.iter().all(|answer| answer.message == table));
+            prop_assert!(!round.is_awaited());
+        }
+    }
+
+    /// What fails fails for those who wait and for those who come later, once; after the table nothing fails.
+    #[test]
+    fn failures() {
+        let mut round = Round::default();
+        assert!(round.said(Seat(1), 1, 3, word(1)).is_empty() && round.is_awaited());
+        let answers = round.fail(Failure::Absent { rank: 2 });
+        assert_eq!((answers.len(), failed(&answers)), (1, &Failure::Absent { rank: 2 }));
+        assert!(round.fail(Failure::Absent { rank: 0 }).is_empty());
+        let late = round.said(Seat(0), 0, 3, word(0));
+        assert_eq!((late[0].to, failed(&late)), (Seat(0), &Failure::Absent { rank: 2 }));
+
+        let mut alone = Round::default();
+        assert_eq!(alone.said(Seat(0), 0, 1, word(0)).len(), 1);
+        assert!(alone.fail(Failure::Absent { rank: 0 }).is_empty());
+    }
+
+    /// Claims that cannot be true end it.
+    #[test]
+    fn nonsense() {
+        let after = |rank, ranks| {
+            let mut round = Round::default();
+            round.said(Seat(1), 1, 3, word(1));
+            failed(&round.said(Seat(2), rank, ranks, word(rank))).clone()
+        };
+        assert_eq!(after(1, 3), Failure::Duplicate { rank: 1 });
+        assert_eq!(after(0, 4), Failure::Mismatch { rank: 0, ranks: 4, expected: 3 });
+        assert_eq!(after(3, 3), Failure::Mismatch { rank: 3, ranks: 3, expected: 3 });
+        let mut round = Round::default();
+        let answers = round.said(Seat(1), 1, u32::MAX, word(1));
+        assert!(matches!(failed(&answers), Failure::Mismatch { .. }));
+        let mut round = Round::default();
+        assert_eq!(failed(&round.disorder(Seat(1), 1)), &Failure::Disorder { rank: 1 });
+    }
+}
