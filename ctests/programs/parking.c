@@ -179,13 +179,15 @@ static void captured(struct rank* self) {
   foretell_reuse();
 }
 
-/* A child may share what its parent has. */
+/* A child that NCCL makes, as it does in a group, may share what its parent has. */
 static void with_a_child(struct rank* self) {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.maxCTAs = 10;
   struct team team = configured(self, &config), child = team;
   team_reduces(self, &team, 160);
+  NCCL(ncclGroupStart());
   NCCL(ncclCommSplit(team.communicator, 0, team.rank, &child.communicator, NULL));
+  NCCL(ncclGroupEnd());
   NCCL(ncclCommDestroy(team.communicator));
   team_reduces(self, &child, 161);
   NCCL(ncclCommDestroy(child.communicator));

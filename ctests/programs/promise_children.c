@@ -238,9 +238,13 @@ static void pairs_of_one_process(int ranks) {
                                           .rank = device % 2, .ranks = 2, .key = 340};
     transfer_prepare(&transfers[device]);
   }
+  CUcontext before = NULL, after = NULL;
+  CUDA(cuCtxGetCurrent(&before));
   NCCL(ncclGroupStart());
   for (int device = ranks - 1; device >= 0; device--) transfer_launch(&transfers[device], loud[device], all.streams[device]);
   NCCL(ncclGroupEnd());
+  CUDA(cuCtxGetCurrent(&after));
+  CHECK(before == after);
   for (int device = 0; device < ranks; device++) {
     one_thread_use(&all, device);
     wait_for(all.streams[device]);

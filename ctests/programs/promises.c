@@ -1,10 +1,11 @@
-/* Holds: communicators of two ranks, and of all, that NCCL builds only when a call needs it, live as those do that it builds
- * at birth: queries, messages only, the first collective in every place where it may stand (alone, after messages, in
- * groups of several in unlike orders, on several threads, beside captures), operators, registrations and windows from before and
- * after it, configurations, and every end; and what no call of all ranks asks for is never built. */
+/* Holds: communicators of two ranks, and of all, that NCCL builds only when a call needs it, live as those do that it
+ * builds at birth: queries, messages only, the first collective in every place where it may stand (alone, after messages,
+ * in groups of several in unlike orders, on several threads, captured or beside captures), operators, registrations and
+ * windows from before and after it, configurations, and every end; and what no call of all ranks asks for is never built. */
 #include "../support/team.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -188,6 +189,7 @@ static void first_in_a_group(struct rank* self) {
   transfer_launch(&first, team.communicator, self->stream);
   NCCL(ncclGroupEnd());
   message_receive(&to, team_before(&team), team.communicator, self->stream);
+  team_knows_itself(self, &team);
   transfer_launch(&second, team.communicator, self->stream);
   NCCL(ncclGroupEnd());
   wait_for(self->stream);
@@ -279,6 +281,58 @@ static void on_many_threads(struct rank* self) {
   several_end(self, &several);
 }
 
+struct watch { ncclComm_t communicator; atomic_bool ends, failed; };
+
+static void* watches(void* argument) {
+  struct watch* watch = argument;
+  while (!atomic_load(&watch->ends)) {
+    ncclResult_t state = ncclInternalError;
+    ncclResult_t result = ncclCommGetAsyncError(watch->communicator, &state);
+    count_calls("ncclCommGetAsyncError", 1);
+    if (result != ncclSuccess || state != ncclSuccess) atomic_store(&watch->failed, true);
+    usleep(1000);
+  }
+  return NULL;
+}
+
+/* Another thread asks for its state all the while, as PyTorch's does; one rank comes late. */
+static void watched(struct rank* self) {
+  struct team team = born(self, HONOURED);
+  struct watch watch = {.communicator = team.communicator};
+  pthread_t thread;
+  if (pthread_create(&thread, NULL, watches, &watch)) return;
+  team_passes(self, &team, 4000, 105);
+  if (team.rank == 0) usleep(50000);
+  team_reduces(self, &team, 106);
+  team_passes(self, &team, 4000, 107);
+  atomic_store(&watch.ends, true);
+  pthread_join(thread, NULL);
+  CHECK(!atomic_load(&watch.failed));
+  NCCL(ncclCommDestroy(team.communicator));
+}
+
+/* In one group, the first collective of one and the birth of another. */
+static void beside_a_birth(struct rank* self) {
+  struct team team = born(self, HONOURED), later = {NULL, team.rank, team.ranks};
+  struct transfer transfer = {.which = ALL_GATHER, .type = ncclFloat, .op = ncclSum, .count = 64, .rank = team.rank,
+                              .ranks = team.ranks, .key = 108};
+  ncclUniqueId id = team_id(self, team.ranks);
+  transfer_prepare(&transfer);
+  together(self);
+  NCCL(ncclGroupStart());
+  transfer_launch(&transfer, team.communicator, self->stream);
+  NCCL(ncclCommInitRank(&later.communicator, later.ranks, id, later.rank));
+  NCCL(ncclGroupEnd());
+  foretell(later.ranks, HONOURED);
+  wait_for(self->stream);
+  together(self);
+  transfer_verify(&transfer, self);
+  transfer_release(&transfer);
+  team_passes(self, &later, 600, 109);
+  team_reduces(self, &later, 109);
+  destroy_each((ncclComm_t[]){later.communicator, team.communicator}, 2);
+}
+
 /* In one group, messages of one and the first collective of another: the former needs nothing. */
 static void beside_messages(struct rank* self) {
   struct team quiet = born(self, STAYS), loud = born(self, HONOURED);
@@ -354,6 +408,36 @@ static void operators(struct rank* self) {
   ncclRedOp_t last = times_factor(&team);
   NCCL(ncclRedOpDestroy(last, team.communicator));
   team_reduces(self, &team, 124);
+  NCCL(ncclCommDestroy(team.communicator));
+}
+
+/* In one group: a first collective with an operator that goes at once, and one with the next, which may get its number. */
+static void operators_in_a_group(struct rank* self) {
+  struct team team = born(self, HONOURED);
+  float host[ELEMENTS], wanted[ELEMENTS];
+  void *input = device_alloc(sizeof host), *outputs[2] = {device_alloc(sizeof host), device_alloc(sizeof host)};
+  input_fill(host, 126, team.rank, 0, ELEMENTS, ncclFloat, ncclSum);
+  upload(input, host, sizeof host);
+  together(self);
+  NCCL(ncclGroupStart());
+  for (int i = 0; i < 2; i++) {
+    float scalar = FACTOR + (float)i;
+    ncclRedOp_t operator = ncclSum;
+    NCCL(ncclRedOpCreatePreMulSum(&operator, &scalar, ncclFloat, ncclScalarHostImmediate, team.communicator));
+    NCCL(ncclAllReduce(input, outputs[i], ELEMENTS, ncclFloat, operator, team.communicator, as_cuda(self->stream)));
+    NCCL(ncclRedOpDestroy(operator, team.communicator));
+  }
+  NCCL(ncclGroupEnd());
+  wait_for(self->stream);
+  together(self);
+  for (int i = 0; i < 2; i++) {
+    download(host, outputs[i], sizeof host);
+    reduced_fill(wanted, 126, team.ranks, 0, ELEMENTS, ncclFloat, ncclSum, FACTOR + i);
+    CHECK(memcmp(host, wanted, sizeof host) == 0);
+    record(self, host, sizeof host);
+    device_free(outputs[i]);
+  }
+  device_free(input);
   NCCL(ncclCommDestroy(team.communicator));
 }
 
@@ -611,6 +695,46 @@ static void aborted(struct rank* self) {
   NCCL(ncclCommAbort(other.communicator));
 }
 
+/* Within a group an abort acts at once; what the group holds of others goes its way. */
+static void aborted_within_a_group(struct rank* self) {
+  struct team idle = born(self, STAYS), team = born(self, HONOURED);
+  struct transfer transfer = {.which = ALL_REDUCE, .type = ncclInt64, .op = ncclMin, .count = 65, .rank = team.rank,
+                              .ranks = team.ranks, .key = 275};
+  transfer_prepare(&transfer);
+  together(self);
+  NCCL(ncclGroupStart());
+  transfer_launch(&transfer, team.communicator, self->stream);
+  NCCL(ncclCommAbort(idle.communicator));
+  NCCL(ncclGroupEnd());
+  wait_for(self->stream);
+  together(self);
+  transfer_verify(&transfer, self);
+  transfer_release(&transfer);
+  NCCL(ncclCommDestroy(team.communicator));
+}
+
+/* A group that ends as a rehearsal runs nothing. */
+static void rehearsed(struct rank* self) {
+  if (version < 22200) return;
+  struct team team = born(self, EITHER);
+  struct transfer transfer = {.which = ALL_REDUCE, .type = ncclInt64, .op = ncclMin, .count = 65, .rank = team.rank,
+                              .ranks = team.ranks, .key = 276};
+  ncclSimInfo_t information = NCCL_SIM_INFO_INITIALIZER;
+  transfer_prepare(&transfer);
+  together(self);
+  NCCL(ncclGroupStart());
+  transfer_launch(&transfer, team.communicator, self->stream);
+  NCCL(ncclGroupSimulateEnd(&information));
+  wait_for(self->stream);
+  together(self);
+  unsigned char seen = 0;
+  download(&seen, transfer.receive, 1);
+  EQUAL(seen, 0xa5);
+  transfer_release(&transfer);
+  team_passes(self, &team, 6000, 277);
+  NCCL(ncclCommDestroy(team.communicator));
+}
+
 static void revoked(struct rank* self) {
   if (version < 22807) return;
   struct team team = born(self, STAYS);
@@ -636,7 +760,8 @@ static void revoked(struct rank* self) {
 
 /* The same ranks make, use and end communicators again and again; half of them come to a collective. */
 static void again_and_again(struct rank* self) {
-  uint64_t rounds = on_gpus() ? 4 : 12;
+  /* Reports keep some 250 communicators of a process: with more, what is foretold could not be held. */
+  uint64_t rounds = on_gpus() ? 4 : 8;
   for (uint64_t round = 0; round < rounds; round++) {
     struct team team = born(self, round % 2 ? HONOURED : STAYS);
     team_passes(self, &team, 1000 + round, 290 + round);
@@ -660,8 +785,11 @@ static void all(struct rank* self) {
   RUN_PART(first_in_a_group, self);
   RUN_PART(opposite_orders, self);
   RUN_PART(on_many_threads, self);
+  RUN_PART(watched, self);
+  RUN_PART(beside_a_birth, self);
   RUN_PART(beside_messages, self);
   RUN_PART(operators, self);
+  RUN_PART(operators_in_a_group, self);
   RUN_PART(idle_operators, self);
   RUN_PART(registrations, self);
   RUN_PART(idle_registrations, self);
@@ -674,6 +802,8 @@ static void all(struct rank* self) {
   RUN_PART(ends_in_a_group, self);
   RUN_PART(ends_in_flight, self);
   RUN_PART(aborted, self);
+  RUN_PART(aborted_within_a_group, self);
+  RUN_PART(rehearsed, self);
   RUN_PART(revoked, self);
   RUN_PART(again_and_again, self);
 }

@@ -1,6 +1,7 @@
 /* Holds: communicators of two to four ranks come and go by the thousand, of members and ranks by chance, some without any
- * use, some with messages, some with collectives, ended in every way: all results are right, and the process holds no more
- * descriptors, threads, mappings and device memory at the end than after the first quarter. The argument is how many. */
+ * use, some with messages, some with collectives, with unlike configurations, ended in every way, now and then by an abort
+ * of one rank alone: all results are right, and the process holds no more descriptors, threads, mappings and device memory
+ * at the end than after the first quarter. The argument is how many. */
 #include "../support/held.h"
 #include "../support/team.h"
 
@@ -11,7 +12,9 @@ enum { MEMBERS_MAX = 4 };
 /* What all ranks know of one: its members in the order of their ranks, and what is done with it. */
 struct life {
   int members[MEMBERS_MAX], ranks, maker;
-  bool passes, reduces, finalizes, aborts;
+  int ctas_max; /* 0 for no configuration */
+  int aborter;  /* the rank that ends it by an abort, or none */
+  bool passes, reduces, finalizes;
 };
 
 static struct life drawn(struct random* random, int ranks) {
@@ -30,7 +33,10 @@ static struct life drawn(struct random* random, int ranks) {
   life.passes = use & 1;
   life.reduces = use == 4 || use == 5;
   life.finalizes = end & 1;
-  life.aborts = end == 2;
+  /* On GPUs a peer may still read from a rank that is done; only destroy waits for it. */
+  bool may_abort = !on_gpus() || !(life.passes || life.reduces);
+  life.aborter = may_abort && end < 4 ? (int)end : RANKS_MAX;
+  life.ctas_max = (int)random_below(random, 3) * 4;
   return life;
 }
 
@@ -40,14 +46,22 @@ static void lived(struct rank* self, const struct life* life, ncclUniqueId id, u
     if (life->members[i] == self->rank) team.rank = i;
   }
   if (team.rank < 0) return;
-  NCCL(ncclCommInitRank(&team.communicator, life->ranks, id, team.rank));
+  if (life->ctas_max) {
+    ncclConfig_t configuration = NCCL_CONFIG_INITIALIZER;
+    configuration.blocking = 1;
+    configuration.maxCTAs = life->ctas_max;
+    NCCL(ncclCommInitRankConfig(&team.communicator, life->ranks, id, team.rank, &configuration));
+  } else {
+    NCCL(ncclCommInitRank(&team.communicator, life->ranks, id, team.rank));
+  }
   foretell(life->ranks, life->reduces ? HONOURED : STAYS);
   if (life->passes) team_passes(self, &team, 1 + key * 37 % 9000, key);
   if (life->reduces) team_reduces(self, &team, key);
   team_knows_itself(self, &team);
-  if (life->aborts) NCCL(ncclCommAbort(team.communicator));
+  bool aborts = team.rank == life->aborter;
+  if (aborts) NCCL(ncclCommAbort(team.communicator));
   else if (life->finalizes) NCCL(ncclCommFinalize(team.communicator));
-  if (!life->aborts) NCCL(ncclCommDestroy(team.communicator));
+  if (!aborts) NCCL(ncclCommDestroy(team.communicator));
 }
 
 /* The stand-in keeps the sockets of its latest 256 ids for good, as if each had a root that waits: they are there from the

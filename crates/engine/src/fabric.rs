@@ -26,11 +26,13 @@ use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::time::Duration;
 
 use nccl_sys::{ncclInternalError, ncclResult_t, ncclSuccess};
+use once_cell::sync::OnceCell;
 
 use crate::arena::{Arena, Holds, PeerSlice, Slice};
 use crate::config::{Switch, config};
 use crate::contract::{Contract, Token};
 use crate::error::refuse;
+use crate::forward::configuration;
 use crate::gpu::{self, Address, StreamHandle};
 use crate::mailbox::{Mailbox, Operation};
 use crate::process;
@@ -79,6 +81,7 @@ pub struct Fabric {
     growing: Growing,
     /// With which NCCL's communicators are made later: rank 0's.
     ids: Ids,
+    configuration: OnceCell<configuration::Kept>,
     /// None while being dropped.
     own: Option<(Slice, Closing)>,
     holds: Arc<Holds>,
@@ -107,6 +110,7 @@ impl Fabric {
             peers,
             growing: Growing::default(),
             ids: Ids::default(),
+            configuration: OnceCell::new(),
             line,
             own: Some((slice, closing)),
             holds,
@@ -128,6 +132,16 @@ impl Fabric {
     /// This rank.
     pub fn rank(&self) -> u32 {
         self.rank
+    }
+
+    /// Notes the communicator's configuration, once.
+    pub fn keep_configuration(&self, configuration: configuration::Kept) {
+        let _ = self.configuration.set(configuration);
+    }
+
+    /// The communicator's configuration.
+    pub fn configuration(&self) -> &configuration::Kept {
+        self.configuration.get().unwrap_or(&configuration::Kept::Unknown)
     }
 
     /// Runs a group's sends and receives, in call order, on the first stream; what the other streams hold comes before it,

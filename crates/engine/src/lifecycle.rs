@@ -1,6 +1,7 @@
 //! Birth and end of communicators. NCCL makes and ends them; we note which there are, and with `WINDLASS_FABRIC=on` their
 //! ranks meet first.
 
+mod children;
 mod derived;
 mod meeting;
 pub mod questions;

@@ -27,7 +27,6 @@ use crate::call::Call;
 use crate::error::refuse;
 use crate::fabric::Fabric;
 use crate::forward::birth;
-use crate::forward::configuration::Configuration;
 use crate::forward::known::{self, End};
 use crate::gpu::{self, Home, Ordinal, StreamHandle};
 use crate::guard;
@@ -45,7 +44,6 @@ pub struct Promise {
     handle: Minted,
     fabric: Arc<Fabric>,
     device: Ordinal,
-    configuration: Option<Configuration>,
     /// Where NCCL writes its handle, before it waits for the others.
     written: AtomicPtr<ncclComm>,
     /// NCCL's handle once it is honoured; null before.
@@ -127,17 +125,11 @@ const INIT_WITHIN: Duration = Duration::from_secs(3);
 
 impl Promise {
     /// A new one, which an ended one's communicator honours if all ranks have it. Nobody knows its handle yet.
-    pub fn new(
-        fabric: Arc<Fabric>,
-        device: Ordinal,
-        configuration: Option<Configuration>,
-        built: Option<Built>,
-    ) -> Arc<Promise> {
+    pub fn new(fabric: Arc<Fabric>, device: Ordinal, built: Option<Built>) -> Arc<Promise> {
         Arc::new(Promise {
             handle: Minted::new(),
             fabric,
             device,
-            configuration,
             written: AtomicPtr::new(null_mut()),
             real: AtomicPtr::new(null_mut()),
             is_reused: built.is_some(),
@@ -242,36 +234,25 @@ impl Promise {
 
     /// NCCL's own init. Under no catch of panics: what NCCL throws goes on.
     fn build(&self, attempt: u64) -> ncclResult_t {
-        let id = match self.fabric.id(attempt, &self.aborted) {
+        let id = match self.fabric.id(0, attempt, &self.aborted) {
             Ok(id) => id,
             Err(code) => return code,
         };
-        let home = gpu::driver().and_then(|driver| Home::of(driver, self.device));
-        let home = match home {
-            Ok(home) => home,
-            Err(failure) => return refuse(ncclInternalError, format_args!("{failure}")),
-        };
-        let _current = match home.be_current() {
-            Ok(current) => current,
-            Err(failure) => return refuse(ncclInternalError, format_args!("{failure}")),
-        };
-        let kind = self.kind();
-        let before = home.driver.free_bytes().unwrap_or(0);
-        let result = birth::build(&self.written, kind.ranks, &id, kind.rank, self.configuration.as_ref());
+        let (ranks, rank) = (self.fabric.contract().members.len() as u32, self.fabric.rank());
+        let configuration = self.fabric.configuration();
+        let before = free_bytes(self.device);
+        let result = on_device(self.device, || birth::build(&self.written, ranks, &id, rank, configuration));
         if result == ncclSuccess {
-            self.usage.measured(self.device, before);
+            before.into_iter().for_each(|before| self.usage.measured(self.device, before));
+            let words = configuration.words();
+            if words.is_none() {
+                self.mark(Unfit::Here);
+            }
+            let configuration = words.unwrap_or_default();
+            let kind = Kind { ranks, rank, device: self.device, configuration };
             *self.built() = Some(Built::new(kind, &id, self.written.load(Ordering::Acquire)));
         }
         result
-    }
-
-    fn kind(&self) -> Kind {
-        Kind {
-            ranks: self.fabric.contract().members.len() as u32,
-            rank: self.fabric.rank(),
-            device: self.device,
-            configuration: Configuration::words_of(self.configuration.as_ref()),
-        }
     }
 
     fn finish(&self, result: ncclResult_t) -> ncclResult_t {
@@ -433,4 +414,18 @@ impl Promise {
     fn stage(&self) -> MutexGuard<'_, Stage> {
         self.stage.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Calls NCCL with a device as the current one.
+pub fn on_device(device: Ordinal, call: impl FnOnce() -> ncclResult_t) -> ncclResult_t {
+    let home = gpu::driver().and_then(|driver| Home::of(driver, device));
+    let home = match home {
+        Ok(home) => home,
+        Err(failure) => return refuse(ncclInternalError, format_args!("{failure}")),
+    };
+    let _current = match home.be_current() {
+        Ok(current) => current,
+        Err(failure) => return refuse(ncclInternalError, format_args!("{failure}")),
+    };
+    call()
 }

@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::contract::{Contract, Token};
+use crate::forward::configuration;
 use crate::gpu::Ordinal;
 use crate::rendezvous::Canceller;
 use crate::rendezvous::colors::{Course, Willing, Word};
@@ -306,12 +307,14 @@ pub struct Newborn {
 }
 
 /// What a configuration says of a communicator made from another.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Configured {
     /// Whether the caller waits, where the configuration says.
     pub waiting: Option<Waiting>,
     /// The configuration's limit on blocks, 0 for none; the parent's where there is none.
     pub ctas_max: Option<u32>,
+    /// All of it.
+    pub configuration: configuration::Kept,
 }
 
 impl Derivation {
@@ -331,9 +334,14 @@ impl Derivation {
         (place, ranks.len() as u32)
     }
 
+    /// The first rank of the parent that makes the call.
+    pub fn first(&self) -> u32 {
+        self.ranks.trailing_zeros()
+    }
+
     /// Tells the other ranks of the call where this one goes (its key orders a split; a shrink's is 0), waits until all
-    /// have spoken, and says what this rank does next; of a promise with its ranks in the parent. Ends with the parent. Where this rank has said that it goes to NCCL, or there is no round, nobody is waited for.
-    /// Once.
+    /// have spoken, and says what this rank does next; of a promise with its ranks in the parent. Ends with the parent. Where this rank
+    /// has said that it goes to NCCL, or there is no round, nobody is waited for. Once.
     pub fn round(&mut self, key: i32, willing: Willing) -> Result<Course, Failure> {
         // The thread was there when the parent was born.
         let rendezvous = rendezvous().map_err(|_| Failure::HostLost)?;

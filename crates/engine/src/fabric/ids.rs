@@ -1,7 +1,7 @@
-//! The ids with which NCCL's own communicators are made later than the fabric. All ranks ask the process of rank 0, which
-//! makes one at the first question, on its watch thread: rank 0 itself may come to it last, or first.
+//! The ids with which NCCL's own communicators are made later than the fabric. All ranks ask the process of one of them, which
+//! makes one at the first question, on its watch thread: that rank itself may come to it last, or first.
 
-use std::collections::BTreeMap;
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Mutex, PoisonError};
@@ -18,22 +18,25 @@ use crate::rendezvous::card::Id;
 
 use super::{Fabric, watch};
 
-/// Attempts whose ids are kept: ranks are at most a failed one apart.
-const KEPT_MAX: usize = 16;
+/// Ids that are kept: ranks are at most a failed attempt apart, and a rank that has made a communicator from this one asks soon.
+const KEPT_MAX: usize = 64;
 /// How soon a process that gave none is asked again: it may not be through its birth yet.
 const AGAIN_AFTER: Duration = Duration::from_millis(20);
 /// How often a rank that waits looks whether it should.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// Rank 0's ids, by attempt. Held while NCCL makes one, which waits for nobody.
+/// A rank's ids, by what they are for, the oldest first. Held while NCCL makes one, which waits for nobody.
 #[derive(Debug, Default)]
-pub(super) struct Ids(Mutex<BTreeMap<u64, Id>>);
+pub(super) struct Ids(Mutex<VecDeque<(u64, Id)>>);
 
 /// Which id is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Question {
     pub birth: Token,
-    pub attempt: u64,
+    /// The rank whose process makes it.
+    pub of: u32,
+    /// What it is for.
+    pub number: u64,
 }
 
 const WORD: &[u8; 8] = b"which id";
@@ -41,7 +44,7 @@ const WORD: &[u8; 8] = b"which id";
 impl Question {
     pub fn encode(self) -> Vec<u8> {
         let mut writer = Writer::default();
-        writer.raw(WORD).token(self.birth).u64(self.attempt);
+        writer.raw(WORD).token(self.birth).u32(self.of).u64(self.number);
         writer.finish()
     }
 
@@ -50,9 +53,9 @@ impl Question {
         if reader.raw::<8>()? != *WORD {
             return None;
         }
-        let (birth, attempt) = (reader.token()?, reader.u64()?);
+        let (birth, of, number) = (reader.token()?, reader.u32()?, reader.u64()?);
         reader.finish()?;
-        Some(Question { birth, attempt })
+        Some(Question { birth, of, number })
     }
 }
 
@@ -65,12 +68,13 @@ pub(super) struct Asking {
 }
 
 impl Fabric {
-    /// The id of an attempt, the same on all ranks. Waits for rank 0's process, whatever its threads do, until `stopped`.
-    pub fn id(&self, attempt: u64, stopped: &AtomicBool) -> Result<Id, ncclResult_t> {
-        if self.rank == 0 {
-            return self.make_id(attempt);
+    /// An id for something that ranks number alike, the same for all who ask the same rank. Waits for its process, whatever its
+    /// threads do, until `stopped`.
+    pub fn id(&self, of: u32, number: u64, stopped: &AtomicBool) -> Result<Id, ncclResult_t> {
+        if self.rank == of {
+            return self.make_id(number);
         }
-        let question = Question { birth: self.contract.birth, attempt };
+        let question = Question { birth: self.contract.birth, of, number };
         while !stopped.load(Ordering::Acquire) {
             let (answers, answer) = sync_channel(1);
             if !watch::ask_for_id(self, question, answers) {
@@ -92,24 +96,24 @@ impl Fabric {
                     Err(RecvTimeoutError::Timeout) => {}
                 }
             }
-            // Divergence: where rank 0's process is dead NCCL would wait in its bootstrap; here, too, until an abort.
+            // Divergence: where that process is dead NCCL would wait in its bootstrap; here, too, until an abort.
             std::thread::sleep(AGAIN_AFTER);
         }
         Err(ncclInternalError)
     }
 
-    /// As rank 0.
-    pub(super) fn make_id(&self, attempt: u64) -> Result<Id, ncclResult_t> {
+    /// As the rank that is asked.
+    pub(super) fn make_id(&self, number: u64) -> Result<Id, ncclResult_t> {
         let mut ids = self.ids.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(id) = ids.get(&attempt) {
+        if let Some((_, id)) = ids.iter().find(|(known, _)| *known == number) {
             return Ok(*id);
         }
         let id = super::spare_id().map_or_else(birth::make_id, Ok);
         let id = id.map_err(|code| refuse(code, format_args!("NCCL makes no id")))?;
         if ids.len() >= KEPT_MAX {
-            ids.pop_first();
+            ids.pop_front();
         }
-        ids.insert(attempt, id);
+        ids.push_back((number, id));
         Ok(id)
     }
 }
@@ -121,7 +125,7 @@ mod tests {
     /// Questions read back; anything else is none.
     #[test]
     fn questions() {
-        let question = Question { birth: Token([5; 16]), attempt: 7 };
+        let question = Question { birth: Token([5; 16]), of: 2, number: 7 };
         let bytes = question.encode();
         assert_eq!(Question::decode(&bytes), Some(question));
         assert_eq!(Question::decode(&bytes[1..]), None);

@@ -74,13 +74,13 @@ pub(super) fn tell_peers(fabric: &Fabric) {
     watch.wake.raise();
 }
 
-/// Asks rank 0's process for an id; whether the answer will come.
+/// Asks a rank's process for an id; whether the answer will come.
 pub(super) fn ask_for_id(
     fabric: &Fabric,
     question: ids::Question,
     answers: SyncSender<Option<Answer>>,
 ) -> bool {
-    let desk = fabric.contract.members.first().and_then(desk_of);
+    let desk = fabric.contract.members.get(question.of as usize).and_then(desk_of);
     let (Some(watch), Some(desk)) = (WATCH.get(), desk) else { return false };
     let mut askings = watch.askings.lock().unwrap_or_else(PoisonError::into_inner);
     askings.push(Asking { desk, question, answers });
@@ -312,8 +312,8 @@ fn reply(watch: &Watch, words: &[u8]) -> Option<Answer> {
         fabric.lost.fetch_or(1 << from, Ordering::Relaxed);
         return Some(Answer { words: vec![1], descriptor: None });
     }
-    if let Some(ids::Question { birth, attempt }) = ids::Question::decode(words) {
-        let id = watch.find(birth, 0)?.make_id(attempt).ok()?;
+    if let Some(ids::Question { birth, of, number }) = ids::Question::decode(words) {
+        let id = watch.find(birth, of)?.make_id(number).ok()?;
         return Some(Answer { words: id.to_vec(), descriptor: None });
     }
     let question = Question::decode(words)?;

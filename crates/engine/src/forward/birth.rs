@@ -14,7 +14,7 @@ use nccl_sys::{
     ncclSuccess, ncclUniqueId, real,
 };
 
-use crate::forward::configuration::{Configuration, Given};
+use crate::forward::configuration::{Given, Kept};
 use crate::stats::count::Identity;
 
 const NCCL_SHRINK_ABORT: c_int = 1;
@@ -94,7 +94,7 @@ pub struct Asked {
 }
 
 /// How a communicator is asked for from another.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct FromParent {
     /// The other.
     pub parent: ncclComm_t,
@@ -102,6 +102,8 @@ pub struct FromParent {
     pub which: Which,
     /// `blocking` and `maxCTAs` of the configuration, where that says; no configuration means the parent's.
     pub configured: Option<(Option<c_int>, Option<c_int>)>,
+    /// A copy of the configuration.
+    pub given: Given,
 }
 
 /// The ranks of a communicator made from another.
@@ -189,7 +191,8 @@ impl Birth {
             _ => return None,
         };
         let configured = (!config.is_null()).then(|| configured(config));
-        (!handle.is_null()).then_some(FromParent { parent, which, configured })
+        let given = Given::of(config);
+        (!handle.is_null()).then_some(FromParent { parent, which, configured, given })
     }
 
     /// The communicator whose work is aborted to make this one of its survivors.
@@ -252,12 +255,19 @@ impl Birth {
         }
     }
 
-    /// The configuration of one made from another, and the key of a split.
-    pub fn given_to_child(&self) -> Option<(Given, c_int)> {
+    /// The configuration of a split or shrink.
+    pub fn config_of_child(&self) -> *mut ncclConfig_t {
         match *self {
-            Birth::Split { config, key, .. } => Some((Given::of(config.cast_const()), key)),
-            Birth::Shrink { config, .. } => Some((Given::of(config.cast_const()), 0)),
-            _ => None,
+            Birth::Split { config, .. } | Birth::Shrink { config, .. } => config,
+            _ => std::ptr::null_mut(),
+        }
+    }
+
+    /// What orders the ranks of a split.
+    pub fn key(&self) -> c_int {
+        match *self {
+            Birth::Split { key, .. } => key,
+            _ => 0,
         }
     }
 
@@ -347,17 +357,37 @@ pub fn build(
     ranks: u32,
     id: &[u8; NCCL_UNIQUE_ID_BYTES],
     rank: u32,
-    configuration: Option<&Configuration>,
+    configuration: &Kept,
 ) -> ncclResult_t {
     let id = ncclUniqueId { internal: id.map(|byte| byte as std::ffi::c_char) };
     let (ranks, rank) = (ranks as c_int, rank as c_int);
     // SAFETY: the place is ours, as is the configuration; the library is open.
     unsafe {
         match configuration {
-            None => real::ncclCommInitRank(place.as_ptr(), ranks, id, rank),
-            Some(configuration) => {
+            Kept::Nothing | Kept::Unknown => real::ncclCommInitRank(place.as_ptr(), ranks, id, rank),
+            Kept::Sound(configuration) => {
                 real::ncclCommInitRankConfig(place.as_ptr(), ranks, id, rank, configuration.as_ptr())
             }
+        }
+    }
+}
+
+/// Has NCCL make a communicator by an id of ours, with the application's own place and configuration.
+pub fn make(
+    place: Handle,
+    ranks: u32,
+    id: &[u8; NCCL_UNIQUE_ID_BYTES],
+    rank: u32,
+    config: *mut ncclConfig_t,
+) -> ncclResult_t {
+    let id = ncclUniqueId { internal: id.map(|byte| byte as std::ffi::c_char) };
+    let (ranks, rank) = (ranks as c_int, rank as c_int);
+    // SAFETY: these are the application's own arguments but for the id; the library is open.
+    unsafe {
+        if config.is_null() {
+            real::ncclCommInitRank(place.0, ranks, id, rank)
+        } else {
+            real::ncclCommInitRankConfig(place.0, ranks, id, rank, config)
         }
     }
 }

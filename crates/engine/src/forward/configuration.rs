@@ -5,6 +5,7 @@
 
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::mem::offset_of;
+use std::sync::Arc;
 
 use nccl_sys::{NCCL_API_MAGIC, NCCL_CONFIG_UNDEF_INT, ncclConfig_t};
 
@@ -31,7 +32,7 @@ pub enum Given {
     /// None.
     Nothing,
     /// One that NCCL takes for certain.
-    Sound(Configuration),
+    Sound(Arc<Configuration>),
     /// One that it may refuse, or that says what we do not know: it must see it now.
     Doubtful,
     /// One that it refuses for certain.
@@ -101,7 +102,38 @@ impl Given {
                 *name = Some(own);
             }
         }
-        Given::Sound(Configuration { config: copy, names })
+        Given::Sound(Arc::new(Configuration { config: copy, names }))
+    }
+
+    /// What a communicator has with this: NCCL gives one that is made from another with nothing the other's.
+    pub fn over(&self, parent: &Kept) -> Kept {
+        match self {
+            Given::Nothing => parent.clone(),
+            Given::Sound(configuration) => Kept::Sound(configuration.clone()),
+            Given::Doubtful | Given::Wrong => Kept::Unknown,
+        }
+    }
+}
+
+/// The configuration that a communicator has.
+#[derive(Clone, Debug)]
+pub enum Kept {
+    /// NCCL knows.
+    Unknown,
+    /// None.
+    Nothing,
+    /// This one.
+    Sound(Arc<Configuration>),
+}
+
+impl Kept {
+    /// What it says, to be compared; nothing where that is not known.
+    pub fn words(&self) -> Option<Vec<u8>> {
+        match self {
+            Kept::Unknown => None,
+            Kept::Nothing => Some(Vec::new()),
+            Kept::Sound(configuration) => Some(configuration.words()),
+        }
     }
 }
 
@@ -130,11 +162,6 @@ impl Configuration {
     /// For NCCL, which may not write to it.
     pub fn as_ptr(&self) -> *mut ncclConfig_t {
         (&raw const *self.config).cast_mut()
-    }
-
-    /// What one says, or nothing where there is none.
-    pub fn words_of(configuration: Option<&Configuration>) -> Vec<u8> {
-        configuration.map(Configuration::words).unwrap_or_default()
     }
 
     /// What it says, to be compared: two that are equal make equal communicators.

@@ -1,36 +1,33 @@
-//! Communicators made from others. NCCL makes every one of them; where the other has a fabric the ranks of the new one
-//! meet then: at the call, or at the end of the outermost group.
+//! Communicators made from others by NCCL; where the other has a fabric the ranks of the new one meet then: at the call, or at
+//! the end of the outermost group. Which ones NCCL makes is decided [before](super::children).
 
 use std::cell::Cell;
-use std::sync::Arc;
 
 use nccl_sys::{
-    Entry, NCCL_SPLIT_NOCOLOR, ncclComm_t, ncclInProgress, ncclInternalError, ncclInvalidArgument,
-    ncclInvalidUsage, ncclResult_t, ncclSuccess,
+    Entry, NCCL_SPLIT_NOCOLOR, ncclComm_t, ncclInProgress, ncclInvalidArgument, ncclInvalidUsage,
+    ncclResult_t, ncclSuccess,
 };
 
 use crate::communicator::{self, Communicator, Kept};
 use crate::error::refuse;
-use crate::fabric::{
-    self, Asked, Configured, Course, Derivation, Deriving, Fate, Newborn, Others, Patience, Waiting, Wanted,
-};
+use crate::fabric::{self, Asked, Configured, Derivation, Deriving, Fate, Newborn, Waiting, Wanted};
 use crate::forward::birth::{Birth, FromParent, Handle, Which};
-use crate::forward::configuration::{Configuration, Given};
+use crate::forward::configuration::Kept as Configuration;
 use crate::forward::known;
 use crate::group::{self, Awaited};
 use crate::guard;
 use crate::process;
-use crate::promise::{Promise, Unfit};
+use crate::promise::Unfit;
 use crate::rendezvous::verdict::Reason;
 use crate::stats::count;
 
 use super::meeting::{self, settle};
-use super::{UNKNOWN, note, questions};
+use super::{UNKNOWN, children, note, questions};
 
 /// A call before NCCL is asked: what there is to do after it, if anything.
-struct Before {
-    deriving: Deriving,
-    configured: Configured,
+pub struct Before {
+    pub deriving: Deriving,
+    pub configured: Configured,
 }
 
 /// Whether a birth is one of these.
@@ -51,136 +48,20 @@ pub fn birth(entry: Entry, birth: &Birth) -> ncclResult_t {
                     .iter()
                     .for_each(|fabric| fabric.abort());
             }
-            step(birth, birth.from_parent().and_then(before))
+            children::step(birth, birth.from_parent().and_then(before))
         },
-        |step| match step {
-            Step::Nccl(_) | Step::Begun(..) => run(birth),
-            Step::Met(promise) => questions::with_real(promise, |_| ncclSuccess),
-            Step::Failed(code) => *code,
-            Step::Promise(promised) if promised.others == Others::Nccl => run(&birth.without_color()),
-            Step::Promise(_) => ncclSuccess,
-            Step::Nothing => ncclSuccess,
-        },
+        |step| children::act(step, birth),
         |step, result| {
             if let Some((handle, _)) = birth.newborns().next() {
-                met.set(finish(step, handle, result));
+                met.set(children::finish(step, handle, result));
             }
         },
     );
     if result == ncclSuccess { met.get() } else { result }
 }
 
-enum Step {
-    Nccl(Option<Before>),
-    Begun(Derivation, Configured),
-    Promise(Box<PromisedChild>),
-    /// Survivors of a parent that is not built have met: theirs is built at once.
-    Met(Arc<Promise>),
-    Nothing,
-    Failed(ncclResult_t),
-}
-
-struct PromisedChild {
-    derivation: Derivation,
-    others: Others,
-    newborn: Newborn,
-    configured: Configured,
-    configuration: Option<Configuration>,
-}
-
-fn is_unbuilt(parent: ncclComm_t) -> bool {
-    questions::promise_of(parent).is_some_and(|promise| promise.real().is_none())
-}
-
-fn step(birth: &Birth, before: Option<Before>) -> Step {
-    let Some(Before { deriving, configured }) = before else { return Step::Nccl(None) };
-    let Some((given, key)) =
-        birth.given_to_child().filter(|_| deriving.has_round() || matches!(birth, Birth::Shrink { .. }))
-    else {
-        return Step::Nccl(Some(Before { deriving, configured }));
-    };
-    let configuration = match given {
-        Given::Doubtful | Given::Wrong => None,
-        Given::Nothing => Some(None),
-        Given::Sound(configuration) => Some(Some(configuration)),
-    };
-    let parent = birth.parent().unwrap_or(std::ptr::null_mut());
-    let device = match questions::promise_of(parent) {
-        Some(promise) => Some(promise.device()),
-        None => known::identity(parent).map(|identity| identity.device),
-    };
-    let (Some(configuration), Some(device), false) = (configuration, device, group::is_open()) else {
-        deriving.go_to_nccl();
-        return Step::Nccl(Some(Before { deriving, configured }));
-    };
-    let mut derivation = deriving.begun();
-    match derivation.round(key, Patience::AsConfigured.willing()) {
-        Err(failure) => {
-            derivation.fail();
-            Step::Failed(refuse(failure.code(), format_args!("no split: {failure}")))
-        }
-        // Its other ranks may be dead: NCCL's communicator of the survivors is made without the parent's.
-        Ok(Course::Nccl) if matches!(birth, Birth::Shrink { .. }) && is_unbuilt(parent) => {
-            let (rank, ranks) = derivation.place();
-            let newborn = Newborn { device, rank, ranks };
-            let fate = match derivation.ask(newborn, configured) {
-                Ok(asked) => fabric::join(vec![asked]).pop().unwrap_or(Fate::Plain(fabric::derived())),
-                Err(reason) => Fate::Plain(reason),
-            };
-            match fate {
-                Fate::Fabric(fabric) => Step::Met(Promise::new(fabric, device, configuration, None)),
-                fate => Step::Failed(refuse(ncclInternalError, format_args!("no communicator: {fate:?}"))),
-            }
-        }
-        Ok(Course::Nccl) => Step::Begun(derivation, configured),
-        Ok(Course::Nothing) => {
-            derivation.pass_by();
-            Step::Nothing
-        }
-        Ok(Course::Promise { rank, ranks, others }) => {
-            let newborn = Newborn { device, rank, ranks: ranks.len() as u32 };
-            Step::Promise(Box::new(PromisedChild { derivation, others, newborn, configured, configuration }))
-        }
-    }
-}
-
-fn finish(step: Step, handle: Handle, result: ncclResult_t) -> ncclResult_t {
-    match step {
-        Step::Nccl(before) => return after(before, handle, result),
-        Step::Begun(derivation, _) if result != ncclSuccess => derivation.fail(),
-        Step::Begun(derivation, configured) => return meet(vec![(handle, configured, derivation)]),
-        Step::Promise(promised) if result != ncclSuccess => promised.derivation.fail(),
-        Step::Promise(promised) => {
-            let PromisedChild { derivation, newborn, configured, configuration, .. } = *promised;
-            let fate = match derivation.ask_promise(newborn, configured) {
-                Ok(asked) => fabric::join(vec![asked]).pop(),
-                Err(reason) => Some(Fate::Plain(reason)),
-            };
-            match fate {
-                Some(Fate::Fabric(fabric)) => {
-                    meeting::hand_out(handle, Promise::new(fabric, newborn.device, configuration, None));
-                }
-                Some(Fate::Failed(failure)) => {
-                    return refuse(failure.code(), format_args!("no communicator: {failure}"));
-                }
-                other => {
-                    return refuse(
-                        ncclInternalError,
-                        format_args!("the ranks of a promise got no fabric: {other:?}"),
-                    );
-                }
-            }
-        }
-        Step::Met(promise) if result == ncclSuccess => meeting::hand_out(handle, promise),
-        Step::Met(_) => {}
-        Step::Nothing => crate::forward::birth::hand_out(handle, std::ptr::null_mut()),
-        Step::Failed(_) => {}
-    }
-    ncclSuccess
-}
-
 /// NCCL makes it; a parent that is a promise is honoured first, by all its ranks.
-fn run(birth: &Birth) -> ncclResult_t {
+pub fn run(birth: &Birth) -> ncclResult_t {
     match birth.parent().and_then(questions::promise_of) {
         None => birth.run(),
         Some(promise) => {
@@ -201,18 +82,21 @@ fn run(birth: &Birth) -> ncclResult_t {
 }
 
 fn before(from: FromParent) -> Option<Before> {
-    let FromParent { parent, which, configured } = from;
+    let FromParent { parent, which, configured, given } = from;
     let wanted = match which {
         Which::Color(NCCL_SPLIT_NOCOLOR) => Wanted::Split(None),
         Which::Color(color) => Wanted::Split(Some(color)),
         Which::AllBut(excluded) => Wanted::Shrink(excluded),
     };
     let derive = |kept: &Kept| kept.fabric()?.derive(&wanted);
-    let deriving = communicator::find(parent)?.look_at_kept(parent, derive)??;
+    let known = communicator::find(parent)?;
+    let deriving = known.look_at_kept(parent, derive)??;
+    let configuration = given.over(known.fabric(parent)?.configuration());
     let configured = match configured {
         // A parent with a fabric is one that waits.
-        None => Configured { waiting: Some(Waiting::Blocking), ctas_max: None },
+        None => Configured { waiting: Some(Waiting::Blocking), ctas_max: None, configuration },
         Some((blocking, ctas_max)) => Configured {
+            configuration,
             waiting: blocking
                 .map(|blocking| if blocking == 0 { Waiting::NonBlocking } else { Waiting::Blocking }),
             ctas_max: Some(ctas_max.unwrap_or(0).max(0) as u32),
@@ -222,7 +106,7 @@ fn before(from: FromParent) -> Option<Before> {
 }
 
 /// NCCL has answered.
-fn after(before: Option<Before>, handle: Handle, result: ncclResult_t) -> ncclResult_t {
+pub fn after(before: Option<Before>, handle: Handle, result: ncclResult_t) -> ncclResult_t {
     // NCCL counts a call once it has looked at the arguments, and so do we.
     let begun = result != ncclInvalidArgument && result != ncclInvalidUsage;
     let Some(Before { deriving, configured }) = before.filter(|_| begun) else {
@@ -298,28 +182,33 @@ pub fn after_group(awaited: Vec<Awaited>, result: ncclResult_t) -> (Vec<Awaited>
 }
 
 /// A communicator that NCCL has made, while its ranks meet.
-type Meeting = (Handle, ncclComm_t, &'static Communicator);
+type Meeting = (Handle, ncclComm_t, &'static Communicator, Configuration);
 
 /// Lets the ranks of communicators meet that NCCL has made, beside each other.
-fn meet(made: Vec<(Handle, Configured, Derivation)>) -> ncclResult_t {
+pub fn meet(made: Vec<(Handle, Configured, Derivation)>) -> ncclResult_t {
     let (mut meetings, mut asked): (Vec<Meeting>, Vec<Asked>) = (Vec::new(), Vec::new());
     for (place, configured, derivation) in made {
         let Some((handle, communicator)) = note(place, UNKNOWN) else {
             derivation.pass_by();
             continue;
         };
+        let configuration = configured.configuration.clone();
         match ask(handle, configured, derivation) {
             Ok(one) => {
                 let waiting = one.canceller().map(Kept::Waiting);
                 waiting.into_iter().for_each(|waiting| drop(communicator.keep(handle, waiting)));
-                meetings.push((place, handle, communicator));
+                meetings.push((place, handle, communicator, configuration));
                 asked.push(one);
             }
             Err(reason) => settle(handle, communicator, Fate::Plain(reason)),
         }
     }
     let mut first = ncclSuccess;
-    for ((place, handle, communicator), fate) in meetings.into_iter().zip(fabric::join(asked)) {
+    for ((place, handle, communicator, configuration), fate) in meetings.into_iter().zip(fabric::join(asked))
+    {
+        if let Fate::Fabric(fabric) = &fate {
+            fabric.keep_configuration(configuration);
+        }
         let failed = match &fate {
             Fate::Failed(failure) => refuse(failure.code(), format_args!("no communicator: {failure}")),
             _ => ncclSuccess,

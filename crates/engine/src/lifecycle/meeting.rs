@@ -8,7 +8,7 @@ use crate::communicator::{self, Communicator, Kept};
 use crate::error::refuse;
 use crate::fabric::{self, Fate, Patience, Waiting, Wish};
 use crate::forward::birth::{self, Birth, Handle};
-use crate::forward::configuration::{Configuration, Given};
+use crate::forward::configuration::{Given, Kept as Configuration};
 use crate::forward::known;
 use crate::gpu::Ordinal;
 use crate::group::{self, Awaited};
@@ -17,7 +17,7 @@ use crate::process;
 use crate::promise::Promise;
 use crate::promise::parked::{self, Kind, Taken};
 use crate::stats::count::{self, Identity};
-use crate::stats::fabric::PROMISED;
+use crate::stats::fabric::{BUILT, PROMISED};
 
 use super::{derived, note};
 
@@ -73,13 +73,13 @@ fn begin(birth: &Birth) -> Step {
         (Birth::InitAll { .. }, _) => return all(birth),
         (_, Some(asked)) => {
             // Of a group NCCL makes all communicators at its end.
-            let (patience, configuration) = match asked.given() {
-                _ if group::is_open() => (Patience::None, None),
-                Given::Nothing => (Patience::AsConfigured, None),
-                Given::Sound(configuration) => (Patience::AsConfigured, Some(configuration)),
-                Given::Doubtful | Given::Wrong => (Patience::None, None),
+            let given = asked.given();
+            let patience = match given {
+                _ if group::is_open() => Patience::None,
+                Given::Nothing | Given::Sound(_) => Patience::AsConfigured,
+                Given::Doubtful | Given::Wrong => Patience::None,
             };
-            (wish(&asked, patience), configuration)
+            (wish(&asked, patience), given.over(&Configuration::Nothing))
         }
         (Birth::InitRank { .. } | Birth::InitRankConfig { .. } | Birth::InitRankScalable { .. }, None) => {
             return Step::Refused;
@@ -90,25 +90,32 @@ fn begin(birth: &Birth) -> Step {
         return Step::Grouped(Wish { device: fabric::device_now(), ..wish });
     }
     let device = fabric::device_now();
-    let taken = take(&wish, device, configuration.as_ref());
+    let taken = take(&wish, device, &configuration);
     let fate = match fabric::ask(&Wish { device, parked: taken.tokens(), ..wish }) {
         Ok(asked) => fabric::join(vec![asked]).pop().unwrap_or(Fate::Plain(fabric::derived())),
         Err(reason) => Fate::Plain(reason),
     };
+    if let Fate::Fabric(fabric) = &fate {
+        fabric.keep_configuration(configuration);
+    }
     match fate {
         Fate::Fabric(fabric) if fabric.contract().is_promise() => {
             let built = taken.choose(fabric::common_offer(fabric.contract()));
-            Step::Promised(vec![Promise::new(fabric, device.unwrap_or_default(), configuration, built)])
+            Step::Promised(vec![Promise::new(fabric, device.unwrap_or_default(), built)])
         }
         fate => Step::Decided(fate),
     }
 }
 
 /// What of ended promises may honour this one.
-fn take(wish: &Wish, device: Option<Ordinal>, configuration: Option<&Configuration>) -> Taken {
-    let (Patience::AsConfigured, Some(device)) = (wish.patience, device) else { return Taken::nothing() };
-    let (ranks, rank) = (wish.ranks as u32, wish.rank as u32);
-    parked::take(&Kind { ranks, rank, device, configuration: Configuration::words_of(configuration) })
+fn take(wish: &Wish, device: Option<Ordinal>, configuration: &Configuration) -> Taken {
+    match (wish.patience, device, configuration.words()) {
+        (Patience::AsConfigured, Some(device), Some(configuration)) => {
+            let (ranks, rank) = (wish.ranks as u32, wish.rank as u32);
+            parked::take(&Kind { ranks, rank, device, configuration })
+        }
+        _ => Taken::nothing(),
+    }
 }
 
 /// All ranks in this hand: they may be promises; otherwise NCCL makes them first.
@@ -119,7 +126,10 @@ fn all(birth: &Birth) -> Step {
     }
     let fates = fabric::all_here(&devices, Patience::AsConfigured);
     let promised = fates.into_iter().zip(devices).map(|(fate, device)| match fate {
-        Fate::Fabric(fabric) => Some(Promise::new(fabric, device, None, None)),
+        Fate::Fabric(fabric) => {
+            fabric.keep_configuration(Configuration::Nothing);
+            Some(Promise::new(fabric, device, None))
+        }
         _ => None,
     });
     // Where there is no fabric, NCCL may have something to say of these devices.
@@ -183,8 +193,9 @@ pub fn hand_out(place: Handle, promise: Arc<Promise>) {
     let ranks = fabric.contract().members.len() as i32;
     let identity = Identity { rank: fabric.rank() as i32, ranks, device: promise.device() };
     let communicator = communicator::insert(handle, identity);
+    let standing = if promise.real().is_some() { BUILT } else { PROMISED };
     drop(communicator.keep(handle, Kept::Promise(promise)));
-    count::nccl(communicator.counters(), PROMISED);
+    count::nccl(communicator.counters(), standing);
     fabric::tell(communicator.counters(), &Fate::Fabric(fabric));
     birth::hand_out(place, handle);
 }

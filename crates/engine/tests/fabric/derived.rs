@@ -4,10 +4,12 @@ use std::thread;
 
 use windlass_engine::contract::Contract;
 use windlass_engine::fabric::{self, Configured, Course, Fate, Newborn, Others, Patience, Waiting, Wanted};
+use windlass_engine::forward::configuration::Kept;
 
 use crate::births::{nothing_is_left, three_devices};
 
-const CONFIGURED: Configured = Configured { waiting: Some(Waiting::Blocking), ctas_max: None };
+const CONFIGURED: Configured =
+    Configured { waiting: Some(Waiting::Blocking), ctas_max: None, configuration: Kept::Nothing };
 const PATIENT: Patience = Patience::AsConfigured;
 
 fn contract(fate: &Fate) -> &Contract {

@@ -1,0 +1,228 @@
+//! Communicators made from one with a fabric, before NCCL is asked. Their ranks tell each other where they go and what they want
+//! of NCCL; those that are promises then meet, and NCCL's own call is made only if somebody else needs it. A rank that cannot
+//! wait, because it is in a group, says so, and NCCL makes all.
+//!
+//! A shrink of a promise that is not honoured never honours it: the ranks that are left out do not come. What its survivors get
+//! is made without the parent.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use nccl_sys::{ncclConfig_t, ncclResult_t, ncclSuccess};
+
+use crate::communicator;
+use crate::error::refuse;
+use crate::fabric::{self, Asked, Configured, Course, Derivation, Fabric, Fate, Newborn, Others, Patience};
+use crate::forward::birth::{self, Birth, Handle};
+use crate::forward::configuration::Kept as Configuration;
+use crate::forward::known;
+use crate::group;
+use crate::promise::{Promise, on_device};
+use crate::rendezvous::verdict::Reason;
+use crate::stats::count::Identity;
+
+use super::derived::{self, Before};
+use super::meeting::{self, settle};
+use super::{note, questions};
+
+/// What there is to do once all have spoken.
+pub enum Step {
+    /// NCCL's call, as it was asked for; then a meeting, if there is to be one.
+    Nccl(Option<Before>),
+    /// The same, and the ranks have spoken.
+    Begun(Derivation, Configured),
+    /// The ranks have met.
+    Met(Arc<Promise>, Others),
+    /// They have no fabric, or no parent of NCCL's: they make it by an id of ours.
+    ById(ById),
+    /// This rank is in no new communicator, and nobody needs NCCL.
+    Nothing,
+    /// There is none.
+    Failed(ncclResult_t),
+}
+
+/// A communicator that is made by an id of one of the parent's ranks.
+pub struct ById {
+    parent: Arc<Fabric>,
+    /// Whose id it is; none: this rank's, which is alone.
+    of: Option<u32>,
+    /// What the id is for.
+    number: u64,
+    newborn: Newborn,
+    config: *mut ncclConfig_t,
+    others: Others,
+    reason: Reason,
+}
+
+/// Lets the ranks speak, and those of promises meet.
+pub fn step(birth: &Birth, before: Option<Before>) -> Step {
+    let Some(Before { deriving, configured }) = before else { return Step::Nccl(None) };
+    let Some(parent) = parent_of(birth) else { return Step::Nccl(None) };
+    let promise = birth.parent().and_then(questions::promise_of);
+    let is_unbuilt = promise.as_ref().is_some_and(|promise| promise.real().is_none());
+    let is_left = is_unbuilt && matches!(birth, Birth::Shrink { .. });
+    // NCCL, or what stands for it, says why.
+    if birth.refusal(parent.rank()).is_some() {
+        return Step::Nccl(None);
+    }
+    if !deriving.has_round() && !is_left {
+        return Step::Nccl(Some(Before { deriving, configured }));
+    }
+    let device = match &promise {
+        Some(promise) => Some(promise.device()),
+        None => birth.parent().and_then(known::identity).map(|identity| identity.device),
+    };
+    let is_sound = !matches!(configured.configuration, Configuration::Unknown);
+    let (Some(device), true, true) = (device, is_sound, is_left || !group::is_open()) else {
+        deriving.go_to_nccl();
+        let (true, Some(device)) = (is_left, device) else {
+            return Step::Nccl(Some(Before { deriving, configured }));
+        };
+        // What becomes of this configuration only NCCL knows.
+        let derivation = deriving.begun();
+        let by_id = survivors(birth, parent, &derivation, device, fabric::derived());
+        derivation.refuse(fabric::derived());
+        return Step::ById(by_id);
+    };
+    let mut derivation = deriving.begun();
+    let course = match derivation.round(birth.key(), Patience::AsConfigured.willing()) {
+        Ok(course) => course,
+        Err(failure) => {
+            derivation.fail();
+            let why = format_args!("no communicator from another: {failure}");
+            return Step::Failed(refuse(failure.code(), why));
+        }
+    };
+    let configuration = configured.configuration.clone();
+    match course {
+        Course::Nothing => {
+            derivation.pass_by();
+            Step::Nothing
+        }
+        Course::Nccl if is_left => {
+            let by_id = survivors(birth, parent, &derivation, device, Reason::OneRank);
+            if by_id.of.is_none() {
+                derivation.pass_by();
+                return Step::ById(by_id);
+            }
+            let asked = derivation.ask(by_id.newborn, configured);
+            met(asked, configuration, by_id)
+        }
+        Course::Nccl => Step::Begun(derivation, configured),
+        Course::Promise { rank, ranks, others } => {
+            let newborn = Newborn { device, rank, ranks: ranks.len() as u32 };
+            let (number, of) = (derivation.child().number(), ranks.first().copied());
+            let (config, reason) = (birth.config_of_child(), fabric::derived());
+            let by_id = ById { parent, of, number, newborn, config, others, reason };
+            met(derivation.ask_promise(newborn, configured), configuration, by_id)
+        }
+    }
+}
+
+fn parent_of(birth: &Birth) -> Option<Arc<Fabric>> {
+    let parent = birth.parent()?;
+    communicator::find(parent)?.fabric(parent)
+}
+
+/// Those who are left of a parent that is not built.
+fn survivors(
+    birth: &Birth,
+    parent: Arc<Fabric>,
+    derivation: &Derivation,
+    device: i32,
+    reason: Reason,
+) -> ById {
+    let (rank, ranks) = derivation.place();
+    ById {
+        parent,
+        of: (ranks > 1).then(|| derivation.first()),
+        number: derivation.child().number(),
+        newborn: Newborn { device, rank, ranks },
+        config: birth.config_of_child(),
+        others: Others::Nothing,
+        reason,
+    }
+}
+
+/// The ranks meet; where they get no fabric, an id it is.
+fn met(asked: Result<Asked, Reason>, configuration: Configuration, by_id: ById) -> Step {
+    let fate = match asked {
+        Ok(asked) => fabric::join(vec![asked]).pop().unwrap_or(Fate::Plain(fabric::derived())),
+        Err(reason) => Fate::Plain(reason),
+    };
+    match fate {
+        Fate::Fabric(fabric) => {
+            fabric.keep_configuration(configuration);
+            Step::Met(Promise::new(fabric, by_id.newborn.device, None), by_id.others)
+        }
+        Fate::Plain(reason) => Step::ById(ById { reason, ..by_id }),
+        Fate::Failed(failure) => {
+            Step::Failed(refuse(failure.code(), format_args!("no communicator: {failure}")))
+        }
+    }
+}
+
+/// What NCCL has to do with it. Under no catch of panics: what NCCL throws goes on.
+pub fn act(step: &Step, birth: &Birth) -> ncclResult_t {
+    match step {
+        Step::Nccl(_) | Step::Begun(..) => derived::run(birth),
+        Step::Nothing => ncclSuccess,
+        Step::Failed(code) => *code,
+        Step::Met(promise, others) => {
+            let result = for_others(*others, birth);
+            if result != ncclSuccess || promise.fabric().contract().is_promise() {
+                return result;
+            }
+            // Not all would wait.
+            promise.honour_beside().wait()
+        }
+        Step::ById(by_id) => {
+            let result = for_others(by_id.others, birth);
+            if result == ncclSuccess { make(by_id, birth) } else { result }
+        }
+    }
+}
+
+fn for_others(others: Others, birth: &Birth) -> ncclResult_t {
+    match others {
+        Others::Nccl => derived::run(&birth.without_color()),
+        Others::Nothing => ncclSuccess,
+    }
+}
+
+fn make(by_id: &ById, birth: &Birth) -> ncclResult_t {
+    static NEVER: AtomicBool = AtomicBool::new(false);
+    let Some((place, _)) = birth.newborns().next() else { return ncclSuccess };
+    let id = match by_id.of {
+        None => birth::make_id(),
+        Some(of) => by_id.parent.id(of, by_id.number, &NEVER),
+    };
+    let Newborn { device, rank, ranks } = by_id.newborn;
+    match id {
+        Ok(id) => on_device(device, || birth::make(place, ranks, &id, rank, by_id.config)),
+        Err(code) => code,
+    }
+}
+
+/// NCCL has answered, where it was asked.
+pub fn finish(step: Step, place: Handle, result: ncclResult_t) -> ncclResult_t {
+    match step {
+        Step::Nccl(before) => return derived::after(before, place, result),
+        Step::Begun(derivation, _) if result != ncclSuccess => derivation.fail(),
+        Step::Begun(derivation, configured) => {
+            return derived::meet(vec![(place, configured, derivation)]);
+        }
+        _ if result != ncclSuccess => meeting::refused(result),
+        Step::Met(promise, _) => meeting::hand_out(place, promise),
+        Step::Nothing => birth::hand_out(place, std::ptr::null_mut()),
+        Step::ById(ById { newborn, reason, .. }) => {
+            let Newborn { device, rank, ranks } = newborn;
+            let identity = Identity { rank: rank as i32, ranks: ranks as i32, device };
+            if let Some((handle, communicator)) = note(place, identity) {
+                settle(handle, communicator, Fate::Plain(reason));
+            }
+        }
+        Step::Failed(_) => {}
+    }
+    ncclSuccess
+}
