@@ -416,15 +416,16 @@ impl Promise {
     }
 }
 
-/// Calls NCCL with a device as the current one.
+/// Calls NCCL with a device as the current one. In relaxed capture mode: a capture may have begun since the birth, and NCCL's init
+/// has nothing to do with it.
 pub fn on_device(device: Ordinal, call: impl FnOnce() -> ncclResult_t) -> ncclResult_t {
     let home = gpu::driver().and_then(|driver| Home::of(driver, device));
     let home = match home {
         Ok(home) => home,
         Err(failure) => return refuse(ncclInternalError, format_args!("{failure}")),
     };
-    let _current = match home.be_current() {
-        Ok(current) => current,
+    let _entered = match home.enter() {
+        Ok(entered) => entered,
         Err(failure) => return refuse(ncclInternalError, format_args!("{failure}")),
     };
     call()

@@ -3,7 +3,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
@@ -182,18 +182,28 @@ pub(super) fn at_meeting(
     share: Share,
 ) -> Result<(Prepared, Result<(), String>), String> {
     let contract = preparation.contract;
+    let began = Instant::now();
     let lent = Lent::new(contract, rank, arena)?;
+    let lent_at = began.elapsed();
     let mut peers: Vec<Option<PeerSlice>> = contract.members.iter().map(|_| None).collect();
     let mut lives = lives_of(contract, rank);
     let (line, others_end) = Line::new().map_err(words)?;
     let mut known = Known { peers: &mut peers, lives: &mut lives, lines: Vec::new() };
     let exchanged = exchange(preparation, &lent, others_end, &mut known);
     let lines = known.lines;
+    let exchanged_at = began.elapsed();
     let made = exchanged.and_then(|()| lent.mailbox(&peers, share));
     let (mailbox, result) = match made {
         Ok(mailbox) => (Some(mailbox), Ok(())),
         Err(words) => (None, Err(words)),
     };
+    log::debug!(
+        "birth {:?} rank {rank} lent after {} us, knew all slices after {} us, had its mailbox after {} us",
+        contract.birth,
+        lent_at.as_micros(),
+        exchanged_at.as_micros(),
+        began.elapsed().as_micros()
+    );
     let (slice, holds) = (lent.slice, lent.holds);
     let lives = lives.into_iter().map(Arc::new).collect();
     Ok((Prepared { slice, peers, lives, holds, mailbox, line: Some(line), lines }, result))
