@@ -96,7 +96,7 @@ endfunction()
 
 set(PROGRAMS strings arguments collectives sendrecv groups lifecycle threads nonblocking premulsum registration graphs
              forked random_calls births patterns pairs absorbed graphs_p2p random_p2p splits promises promise_errors
-             promise_children many_pairs reuse)
+             promise_children many_pairs reuse parking)
 # Sends and receives of one fabric: on mailboxes, too.
 set(MESSAGING sendrecv patterns pairs absorbed graphs_p2p random_p2p)
 # About promises.
@@ -153,6 +153,27 @@ if(REAL_NCCL_LIBRARY AND WINDLASS_LIBRARY_DIR)
   add_test(NAME gpu.unused_ids.fabric COMMAND ${RUN} --out "${RUNS}/gpu.unused_ids.fabric" --nccl "${REAL_NCCL_LIBRARY}"
            --gpu --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes -- $<TARGET_FILE:unused_ids>)
   set_tests_properties(gpu.unused_ids.fabric PROPERTIES LABELS gpu TIMEOUT 300 RUN_SERIAL ON)
+endif()
+
+# Communicators that are used again, or not: foretold to the last.
+if(WINDLASS_LIBRARY_DIR)
+  if(SIM_DIR)
+    add_meeting(parking sim fabric 120 "yes;${GROUPED}" --promised --reused)
+    add_meeting(parking sim unparked 120 "yes;${GROUPED}" --promised --reused --set WINDLASS_PARK=0)
+    foreach(part differing cycles)
+      set(name "sim.parking.${part}")
+      set(checks --fabric yes)
+      if(part STREQUAL "differing")
+        list(APPEND checks --reused)
+      endif()
+      add_test(NAME ${name} COMMAND ${RUN} --out "${RUNS}/${name}" --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}"
+               --windlass "${WINDLASS_LIBRARY_DIR}" ${checks} -- $<TARGET_FILE:parking> ${part})
+      set_tests_properties(${name} PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
+    endforeach()
+  endif()
+  if(REAL_NCCL_LIBRARY)
+    add_meeting(parking gpu fabric 120 "yes;${GROUPED}" --promised --reused)
+  endif()
 endif()
 
 if(SIM_DIR AND WINDLASS_LIBRARY_DIR)

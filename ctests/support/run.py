@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs one test program over the real library (or its stand-in), plainly or through Windlass.
 
-    run.py --out DIR --nccl LIBRARY [--windlass DIR [--fabric REASONS] [--served PATH] [--promised]] [--cuda DIR] [--gpu]
+    run.py --out DIR --nccl LIBRARY [--windlass DIR [--fabric REASONS] [--served PATH] [--promised] [--reused]] [--cuda DIR] [--gpu]
            -- PROGRAM [ARGUMENT...]
 
 The program's standard output is kept in DIR/output.txt. Through Windlass its report is kept too, and every call that
@@ -9,7 +9,8 @@ the program counted must be in it, exactly as often: a test that never reached W
 the ranks of communicators meet, and the reports must say of them just what is in REASONS: "yes", or why not, apart by
 semicolons; without it they do not. Then strictness about leaks holds for the stand-in of libcuda, too. With --served
 the reports must count calls on that path. With --promised they must say of just as many communicators as the program
-foretold (support/team.h) that NCCL never built them; of a program that foretells nothing, that some were promises.
+foretold (support/team.h) that NCCL never built them; of a program that foretells nothing, that some were promises; with
+--reused, of just as many as it foretold that an ended one's was used again, of none where WINDLASS_PARK is 0.
 """
 
 import argparse
@@ -36,7 +37,7 @@ def main():
         sys.exit(result.returncode if result.returncode > 0 else 1)
     if options.windlass:
         wrong = [uncounted(options.out), options.fabric and not met(options), options.served and not served(options),
-                 options.promised and not promised(options)]
+                 options.promised and not promised(options), options.reused and not reused(options)]
         sys.exit(1 if any(wrong) else 0)
 
 
@@ -48,6 +49,7 @@ def read_options():
     arguments.add_argument("--fabric", metavar="REASONS", help="with WINDLASS_FABRIC=on, and what reports must say then")
     arguments.add_argument("--served", metavar="PATH", help="a path on which some calls must have run")
     arguments.add_argument("--promised", action="store_true", help="how many communicators NCCL never builds is foretold")
+    arguments.add_argument("--reused", action="store_true", help="how many use NCCL's communicator of an ended one is foretold")
     arguments.add_argument("--set", metavar="NAME=VALUE", action="append", default=[], help="a variable of ours")
     arguments.add_argument("--cuda", type=pathlib.Path, help="folder with the stand-in libcuda.so.1")
     arguments.add_argument("--gpu", action="store_true", help="on real GPUs")
@@ -124,6 +126,19 @@ def served(options):
                 ran[calls["path"]] = ran.get(calls["path"], 0) + calls["calls"]
     print(f"paths: {ran}", file=sys.stderr)
     return ran.get(options.served, 0) > 0
+
+
+def reused(options):
+    """Whether the reports say of as many communicators as the program foretold that they were used again; prints how many."""
+    counted = dict(line.split() for line in (options.out / "calls.txt").read_text().splitlines())
+    foretold = 0 if "WINDLASS_PARK=0" in options.set else int(counted.get("reused", 0))
+    seen = parked = 0
+    for path in options.out.glob("report-*.json"):
+        report = json.loads(path.read_text())
+        parked += report["parked"]
+        seen += sum(communicator.get("nccl") == "reused" for communicator in report["communicators"])
+    print(f"reused: {seen}, foretold {foretold}; {parked} parked at the end", file=sys.stderr)
+    return seen == foretold and (parked > 0) == (foretold > 0)
 
 
 def promised(options):

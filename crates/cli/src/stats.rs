@@ -116,7 +116,7 @@ fn is_alive(process: u32) -> bool {
 
 /// One line a process.
 fn overview(seen: &[(Snapshot, bool)]) -> String {
-    let head = ["process", "program", "NCCL", "communicators", "calls", "bytes", "paths"];
+    let head = ["process", "program", "NCCL", "communicators", "parked", "calls", "bytes", "paths"];
     let mut lines = vec![head.map(str::to_owned).to_vec()];
     for (snapshot, alive) in seen {
         let paths = snapshot.paths();
@@ -129,12 +129,16 @@ fn overview(seen: &[(Snapshot, bool)]) -> String {
             format!("{}{ended}", snapshot.program),
             report::version(snapshot.nccl_version),
             format!("{live} of {}", snapshot.communicators_made),
+            match snapshot.parked {
+                0 => "-".into(),
+                parked => format!("{parked}, {}", report::size(snapshot.parked_bytes)),
+            },
             calls.to_string(),
             report::size(bytes),
             by_path.join(" "),
         ]);
     }
-    text::table(&lines, &[0, 4, 5])
+    text::table(&lines, &[0, 5, 6])
 }
 
 #[cfg(test)]
@@ -156,7 +160,8 @@ mod tests {
         let text = overview(&[(snapshot, false)]);
         let cells: Vec<&str> = text.lines().nth(1).unwrap().split_whitespace().collect();
         let expected = [
-            "1", "x", "(ended)", "2.28.9", "1", "of", "1", "3", "2.0", "KiB", "forward", "2", "mailbox", "1",
+            "1", "x", "(ended)", "2.28.9", "1", "of", "1", "-", "3", "2.0", "KiB", "forward", "2", "mailbox",
+            "1",
         ];
         assert_eq!(cells, expected);
     }

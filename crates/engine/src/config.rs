@@ -76,6 +76,12 @@ pub const OPTIONS: &[Description] = &[
         about: "Which communicators within a fabric are promises: NCCL's own is built when a call needs it that all ranks make. pairs are those of two ranks.",
     },
     Description {
+        name: "WINDLASS_PARK",
+        values: "bytes, with K, M, G or T for powers of 1024; 0 for none",
+        default: "1G",
+        about: "How much device memory NCCL's communicators of promises that have ended may keep in this process, to be used again by new ones of the same ranks.",
+    },
+    Description {
         name: "WINDLASS_MEETINGS_MAX",
         values: "number",
         default: "1024",
@@ -157,6 +163,7 @@ pub struct Config {
     pub nvtx: Switch,
     pub fabric: Switch,
     pub lazy: Lazy,
+    pub parked_bytes_max: u64,
     pub meetings_max: usize,
     pub arena_bytes_max: u64,
     pub stuck_after: Duration,
@@ -191,6 +198,7 @@ impl Default for Config {
             nvtx: Switch::Off,
             fabric: Switch::On,
             lazy: Lazy::Pairs,
+            parked_bytes_max: 1 << 30,
             meetings_max: 1024,
             arena_bytes_max: ARENA_BYTES_MAX,
             stuck_after: Duration::from_secs(60),
@@ -257,6 +265,7 @@ pub fn parse(variables: impl Iterator<Item = (OsString, OsString)>) -> (Config, 
             "WINDLASS_MEETINGS_MAX" => text.parse().ok().map(|value| config.meetings_max = value),
             "WINDLASS_FABRIC" => switch(&text).map(|value| config.fabric = value),
             "WINDLASS_LAZY" => lazy(&text).map(|value| config.lazy = value),
+            "WINDLASS_PARK" => bytes_or_none(&text).map(|value| config.parked_bytes_max = value),
             "WINDLASS_NVTX" => switch(&text).map(|value| config.nvtx = value),
             "WINDLASS_STUCK_AFTER" => {
                 text.parse().ok().map(|seconds| config.stuck_after = Duration::from_secs(seconds))
@@ -342,6 +351,11 @@ fn switch(text: &str) -> Option<Switch> {
 
 /// `512`, `64K`, `1.5G` is not: whole numbers with one letter.
 fn bytes(text: &str) -> Option<u64> {
+    bytes_or_none(text).filter(|bytes| *bytes > 0)
+}
+
+/// As [`bytes`], or 0.
+fn bytes_or_none(text: &str) -> Option<u64> {
     let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
     let shift = match text[digits.len()..].to_ascii_uppercase().as_str() {
         "" => 0,
@@ -351,7 +365,7 @@ fn bytes(text: &str) -> Option<u64> {
         "T" => 40,
         _ => return None,
     };
-    digits.parse::<u64>().ok()?.checked_mul(1 << shift).filter(|bytes| *bytes > 0)
+    digits.parse::<u64>().ok()?.checked_mul(1 << shift)
 }
 
 fn level(text: &str) -> Option<::log::LevelFilter> {
@@ -455,6 +469,7 @@ mod tests {
             ("WINDLASS_NVTX", "on"),
             ("WINDLASS_FABRIC", "off"),
             ("WINDLASS_LAZY", "all"),
+            ("WINDLASS_PARK", "0"),
             ("NCCL_COMM_ID", "10.0.0.1:5000"),
             ("NCCL_COMM_BLOCKING", "0"),
             ("NCCL_P2P_LEVEL", "LOC"),
@@ -474,6 +489,7 @@ mod tests {
             nvtx: Switch::On,
             fabric: Switch::Off,
             lazy: Lazy::All,
+            parked_bytes_max: 0,
             meetings_max: 7,
             arena_bytes_max: 96 << 20,
             stuck_after: Duration::from_secs(3),
@@ -513,6 +529,7 @@ mod tests {
         let expected = [Some(1), Some(64 << 10), Some(4 << 30), Some(2 << 40)];
         assert_eq!(read[..4], expected);
         assert_eq!(read[4..11], [None; 7]);
+        assert_eq!(["0", "16M", "-1"].map(bytes_or_none), [Some(0), Some(16 << 20), None]);
     }
 
     /// docs/options.md is this table.

@@ -154,6 +154,8 @@ pub mod capability {
     pub const PROMISE: u64 = 16;
     /// This rank would have that of some communicators made from this one: where all would, they tell each other at splits.
     pub const PROMISED_CHILDREN: u64 = 32;
+    /// This rank keeps NCCL's communicators of promises that have ended: where all do, they are parked.
+    pub const PARKS: u64 = 64;
     /// What every rank of a fabric must have.
     pub const REQUIRED: u64 = VIRTUAL_MEMORY | DESCRIPTORS;
 }
@@ -210,6 +212,11 @@ impl Contract {
     /// Whether NCCL's communicator is built later only.
     pub fn is_promise(&self) -> bool {
         self.capabilities & capability::PROMISE != 0
+    }
+
+    /// Whether NCCL's communicator may be parked when this one ends. If not, all ranks end it as ever.
+    pub fn parks(&self) -> bool {
+        self.capabilities & capability::PARKS != 0
     }
 
     /// Whether communicators made from this one may be promises.

@@ -14,6 +14,7 @@ mod growing;
 mod ids;
 mod leaving;
 mod line;
+mod offers;
 mod preparing;
 mod stuck;
 mod watch;
@@ -43,14 +44,15 @@ use crate::stats::{count, fabric};
 pub use crate::rendezvous::colors::{Course, Others, Willing};
 pub use crate::rendezvous::facts::Waiting;
 use boxes::Share;
-pub use closing::settle;
 use closing::{Closing, Life, Word};
+pub use closing::{before_exit, settle};
 pub use derived::{Configured, Derivation, Deriving, Newborn, Wanted};
 use derived::{Line, Wait};
 use failing::Went;
 use growing::Growing;
 use ids::Ids;
 use leaving::Leaving;
+pub use offers::common as common_offer;
 use preparing::Prepared;
 pub use wish::{Patience, Wish};
 
@@ -318,6 +320,7 @@ pub fn ask(wish: &Wish) -> Result<Asked, Reason> {
         None => wish::current(ranks, ctas_max, patience)?,
     };
     facts.member.rank = wish.rank as u32;
+    offers::put(&mut facts.member.attachment, &wish.parked);
     let rank = facts.member.rank;
     let party = rendezvous().and_then(|rendezvous| rendezvous.attend(&wish.id, vec![facts]));
     Ok(Asked { party: party.map_err(unreachable)?, token: card.token, rank, arena, share, until: None })

@@ -5,9 +5,12 @@
 //! One thread at a time calls on a communicator, as with NCCL; an abort, and the question for an error, may come from another.
 
 mod arguments;
+mod ending;
 mod handle;
 mod kept;
 mod operators;
+pub mod parked;
+mod usage;
 
 use std::ffi::c_int;
 use std::ptr::null_mut;
@@ -25,12 +28,15 @@ use crate::error::refuse;
 use crate::fabric::Fabric;
 use crate::forward::birth;
 use crate::forward::known::{self, End};
-use crate::gpu::{self, Home, Ordinal};
+use crate::gpu::{self, Home, Ordinal, StreamHandle};
 use crate::guard;
 
 use handle::Minted;
 pub use kept::Registrations;
 pub use operators::{Operator, Operators};
+use parked::{Built, Kind};
+pub use usage::Unfit;
+use usage::{Usage, free_bytes};
 
 /// A promise.
 #[derive(Debug)]
@@ -40,8 +46,12 @@ pub struct Promise {
     device: Ordinal,
     /// Where NCCL writes its handle, before it waits for the others.
     written: AtomicPtr<ncclComm>,
-    /// NCCL's handle once it is built; null before.
+    /// NCCL's handle once it is honoured; null before.
     real: AtomicPtr<ncclComm>,
+    /// What honours it, or has: an ended promise's, or what was built for this one. Held for a few stores, after `stage`.
+    built: Mutex<Option<Built>>,
+    is_reused: bool,
+    usage: Usage,
     attempts: AtomicU64,
     aborted: AtomicBool,
     finalized: AtomicBool,
@@ -61,6 +71,17 @@ enum Stage {
     /// It still is, and another has aborted NCCL's communicator.
     Aborting,
     Honoured,
+}
+
+/// What there is to do to honour it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Begun {
+    /// Nothing: it has been honoured.
+    Over,
+    /// Nothing but to use what was taken at its birth.
+    Taken,
+    /// NCCL builds, with the id of this attempt.
+    Attempt(u64),
 }
 
 /// What the application has said of its end.
@@ -103,14 +124,17 @@ impl Beside {
 const INIT_WITHIN: Duration = Duration::from_secs(3);
 
 impl Promise {
-    /// A new one. Nobody knows its handle yet.
-    pub fn new(fabric: Arc<Fabric>, device: Ordinal) -> Arc<Promise> {
+    /// A new one, which an ended one's communicator honours if all ranks have it. Nobody knows its handle yet.
+    pub fn new(fabric: Arc<Fabric>, device: Ordinal, built: Option<Built>) -> Arc<Promise> {
         Arc::new(Promise {
             handle: Minted::new(),
             fabric,
             device,
             written: AtomicPtr::new(null_mut()),
             real: AtomicPtr::new(null_mut()),
+            is_reused: built.is_some(),
+            built: Mutex::new(built),
+            usage: Usage::default(),
             attempts: AtomicU64::new(0),
             aborted: AtomicBool::new(false),
             finalized: AtomicBool::new(false),
@@ -161,12 +185,12 @@ impl Promise {
     /// was: what its fabric serves goes on.
     pub fn honour(&self) -> ncclResult_t {
         let begun = guard::or_else(|| Err(ncclInternalError), || self.begin());
-        let attempt = match begun {
-            Ok(Some(attempt)) => attempt,
-            Ok(None) => return ncclSuccess,
+        let result = match begun {
+            Ok(Begun::Attempt(attempt)) => self.build(attempt),
+            Ok(Begun::Taken) => ncclSuccess,
+            Ok(Begun::Over) => return ncclSuccess,
             Err(code) => return code,
         };
-        let result = self.build(attempt);
         guard::call(|| self.finish(result))
     }
 
@@ -187,11 +211,10 @@ impl Promise {
         }
     }
 
-    /// Nothing: it has been honoured.
-    fn begin(&self) -> Result<Option<u64>, ncclResult_t> {
+    fn begin(&self) -> Result<Begun, ncclResult_t> {
         let mut stage = self.stage();
         match *stage {
-            Stage::Honoured => return Ok(None),
+            Stage::Honoured => return Ok(Begun::Over),
             // Divergence: NCCL says nothing of two threads at once.
             Stage::Honouring | Stage::Aborting => {
                 return Err(refuse(ncclInvalidUsage, format_args!("two threads call on one communicator")));
@@ -200,8 +223,13 @@ impl Promise {
             Stage::Promised => {}
         }
         *stage = Stage::Honouring;
-        self.written.store(null_mut(), Ordering::Relaxed);
-        Ok(Some(self.attempts.fetch_add(1, Ordering::Relaxed)))
+        let taken = self.built().as_ref().map(Built::handle);
+        self.written.store(taken.unwrap_or(null_mut()), Ordering::Relaxed);
+        // All ranks have it, or none.
+        Ok(match taken {
+            Some(_) => Begun::Taken,
+            None => Begun::Attempt(self.attempts.fetch_add(1, Ordering::Relaxed)),
+        })
     }
 
     /// NCCL's own init. Under no catch of panics: what NCCL throws goes on.
@@ -210,10 +238,21 @@ impl Promise {
             Ok(id) => id,
             Err(code) => return code,
         };
-        let ranks = self.fabric.contract().members.len() as u32;
-        on_device(self.device, || {
-            birth::build(&self.written, ranks, &id, self.fabric.rank(), self.fabric.configuration())
-        })
+        let (ranks, rank) = (self.fabric.contract().members.len() as u32, self.fabric.rank());
+        let configuration = self.fabric.configuration();
+        let before = free_bytes(self.device);
+        let result = on_device(self.device, || birth::build(&self.written, ranks, &id, rank, configuration));
+        if result == ncclSuccess {
+            before.into_iter().for_each(|before| self.usage.measured(self.device, before));
+            let words = configuration.words();
+            if words.is_none() {
+                self.mark(Unfit::Here);
+            }
+            let configuration = words.unwrap_or_default();
+            let kind = Kind { ranks, rank, device: self.device, configuration };
+            *self.built() = Some(Built::new(kind, &id, self.written.load(Ordering::Acquire)));
+        }
+        result
     }
 
     fn finish(&self, result: ncclResult_t) -> ncclResult_t {
@@ -224,6 +263,7 @@ impl Promise {
             let is_ours = *stage == Stage::Honouring;
             *stage = Stage::Promised;
             self.written.store(null_mut(), Ordering::Relaxed);
+            self.built().take();
             drop(stage);
             // Unless the abort could not wait.
             if is_ours && !written.is_null() {
@@ -235,6 +275,9 @@ impl Promise {
             return refuse(result, format_args!("NCCL did not build the communicator of a promise"));
         }
         drop(stage);
+        if !self.registrations.is_empty() {
+            self.mark(Unfit::Here);
+        }
         self.registrations.replay(written);
         *self.stage() = Stage::Honoured;
         self.real.store(written, Ordering::Release);
@@ -262,6 +305,10 @@ impl Promise {
                     *stage = Stage::Aborting;
                     return Aborted::Real(written);
                 }
+                (Stage::Promised, None) => {
+                    let taken = self.built().take();
+                    return taken.map_or(Aborted::Nothing, |built| Aborted::Real(built.handle()));
+                }
                 _ => return Aborted::Nothing,
             }
             drop(stage);
@@ -277,9 +324,42 @@ impl Promise {
                 ncclInvalidArgument,
                 format_args!("ncclCommFinalize: called before on this communicator"),
             ),
-            (_, None) => ncclSuccess,
-            (how, Some(real)) => known::end(how, real),
+            (End::Finalize, None) => ncclSuccess,
+            (End::Finalize, Some(real)) => self.finalize(real),
+            (End::Destroy, _) => self.destroy(),
         }
+    }
+
+    /// Whether an ended promise's communicator honours it, or will.
+    pub fn is_reused(&self) -> bool {
+        self.is_reused
+    }
+
+    /// What is done makes that nobody may have NCCL's communicator after this one.
+    pub fn mark(&self, unfit: Unfit) {
+        self.usage.mark(unfit);
+    }
+
+    /// A collective goes to NCCL on a stream; all ranks capture it, or none does.
+    pub fn runs_on(&self, stream: StreamHandle) {
+        self.usage.run_on(stream, Unfit::Everywhere);
+    }
+
+    /// A call of this rank's own goes to NCCL on a stream.
+    pub fn runs_alone_on(&self, stream: StreamHandle) {
+        self.usage.run_on(stream, Unfit::Here);
+    }
+
+    /// Before a call goes to NCCL: what is free on the device if it is the first, which makes connections. A call in a group
+    /// makes them at the group's end only.
+    pub fn measure(&self) -> Option<u64> {
+        let fresh = !self.is_reused && self.usage.is_fresh();
+        if fresh { free_bytes(self.device).ok() } else { None }
+    }
+
+    /// After it.
+    pub fn measured(&self, before: Option<u64>) {
+        before.into_iter().for_each(|before| self.usage.measured(self.device, before));
     }
 
     /// Stops its work. Gives NCCL's answer.
@@ -325,6 +405,10 @@ impl Promise {
             call.shared.operation = Some(made?);
         }
         Ok(call)
+    }
+
+    fn built(&self) -> MutexGuard<'_, Option<Built>> {
+        self.built.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn stage(&self) -> MutexGuard<'_, Stage> {

@@ -108,7 +108,7 @@ fn run(
         communicator.runs_messages();
         if communicator.has_forwarded_elsewhere(stream.0)
             && let Some([from, to]) = fabric.scratch()
-            && let Some(real) = real_of(communicator, handle)
+            && let Some(real) = real_of(communicator, handle, stream)
         {
             let result = known::order(real, fabric.rank(), from, to, stream);
             if result != ncclSuccess {
@@ -119,10 +119,13 @@ fn run(
     fabric.run(operations, stream, others)
 }
 
-/// NCCL's own handle; none of a promise that was not honoured, of which NCCL runs nothing.
-fn real_of(communicator: &Communicator, handle: ncclComm_t) -> Option<ncclComm_t> {
+/// NCCL's own handle, for a copy on this stream; none of a promise that was not honoured, of which NCCL runs nothing.
+fn real_of(communicator: &Communicator, handle: ncclComm_t, stream: StreamHandle) -> Option<ncclComm_t> {
     match communicator.promise(handle) {
-        Some(promise) => promise.real(),
+        Some(promise) => {
+            promise.runs_alone_on(stream);
+            promise.real()
+        }
         None => Some(handle),
     }
 }
@@ -181,6 +184,6 @@ impl Messages {
 
 const NOTHING: Operation = Operation { address: 0, bytes: 0, peer: 0, direction: Direction::Send };
 
-fn stream_of(call: &Call) -> StreamHandle {
+pub(super) fn stream_of(call: &Call) -> StreamHandle {
     StreamHandle(call.local.stream as usize)
 }

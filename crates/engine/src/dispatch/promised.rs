@@ -62,7 +62,8 @@ pub fn honour_in_group(promise: &Arc<Promise>) -> ncclResult_t {
 
 fn note(promise: &Promise) {
     if let Some(communicator) = communicator::find(promise.handle()) {
-        count::nccl(communicator.counters(), fabric::BUILT);
+        let number = if promise.is_reused() { fabric::REUSED } else { fabric::BUILT };
+        count::nccl(communicator.counters(), number);
     }
 }
 
@@ -112,11 +113,17 @@ fn run(call: &Call, promise: &Promise) -> ncclResult_t {
             if let Some(communicator) = communicator::find(call.local.communicator) {
                 messages::before_forward(call, communicator);
             }
-            promise.translated(call).map_err(refused)
+            let before = if group::is_open() { None } else { promise.measure() };
+            promise.runs_on(messages::stream_of(call));
+            Ok((promise.translated(call).map_err(refused)?, before))
         },
     );
     match translated {
-        Ok(call) => forward::forward(&call),
+        Ok((call, before)) => {
+            let result = forward::forward(&call);
+            guard::or_else(|| (), || promise.measured(before));
+            result
+        }
         Err(code) => code,
     }
 }
@@ -187,6 +194,7 @@ impl Unit {
 
     fn run(self) -> ncclResult_t {
         let mut result = ncclSuccess;
+        let mut measured = Vec::new();
         for (promise, honouring) in self.promises {
             let honoured = honouring.wait();
             match honoured == ncclSuccess {
@@ -194,8 +202,13 @@ impl Unit {
                 false if result == ncclSuccess => result = honoured,
                 false => {}
             }
+            measured.push((promise.measure(), promise));
         }
-        if result == ncclSuccess { run_unit(self.work) } else { result }
+        if result == ncclSuccess {
+            result = run_unit(self.work);
+        }
+        measured.into_iter().for_each(|(before, promise)| promise.measured(before));
+        result
     }
 }
 
@@ -231,6 +244,7 @@ fn run_made(call: &Call, promise: &Promise, real: ncclComm_t) -> ncclResult_t {
     if let Some(communicator) = communicator::find(promise.handle()) {
         messages::before_forward(call, communicator);
     }
+    promise.runs_on(messages::stream_of(call));
     let mut call = *call;
     call.local.communicator = real;
     forward::forward(&call)

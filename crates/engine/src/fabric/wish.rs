@@ -39,6 +39,8 @@ pub struct Wish {
     pub device: Option<Ordinal>,
     /// Whether NCCL's part may come later.
     pub patience: Patience,
+    /// NCCL's communicators that this rank has parked and that would fit, by name, in the order of its preference.
+    pub parked: Vec<Token>,
 }
 
 /// Whether this rank would have NCCL's communicator built later only.
@@ -57,7 +59,8 @@ impl Patience {
             Lazy::Pairs => ranks == 2,
             Lazy::All => true,
         };
-        if lazy && self == Patience::AsConfigured { capability::PROMISE } else { 0 }
+        let parks = if config().parked_bytes_max > 0 { capability::PARKS } else { 0 };
+        if lazy && self == Patience::AsConfigured { capability::PROMISE | parks } else { 0 }
     }
 
     /// What this rank says before a split, where it may wait.

@@ -58,6 +58,8 @@ const SOUND: &[(usize, std::ops::RangeInclusive<c_int>)] = &[
 const KNOWN_BYTES: usize = size_of::<ncclConfig_t>();
 const NAMES: [usize; 2] = [offset_of!(ncclConfig_t, netName), offset_of!(ncclConfig_t, commName)];
 const FIRST: usize = offset_of!(ncclConfig_t, blocking);
+/// Behind the last field lies a hole, in which a program leaves anything.
+const LAST_END: usize = offset_of!(ncclConfig_t, nvlsHostMode) + size_of::<c_int>();
 
 impl Given {
     /// Copies what the application gave.
@@ -78,6 +80,8 @@ impl Given {
         let mut copy: Box<ncclConfig_t> = Box::new(unsafe { std::mem::zeroed() });
         // SAFETY: as many bytes as the configuration says it has, into one that has room for them.
         unsafe { std::ptr::copy_nonoverlapping(config.cast::<u8>(), (&raw mut *copy).cast::<u8>(), size) };
+        // SAFETY: within the copy.
+        unsafe { (&raw mut *copy).cast::<u8>().byte_add(LAST_END).write_bytes(0, KNOWN_BYTES - LAST_END) };
         if !is_sound(&copy, size) {
             return Given::Doubtful;
         }
@@ -120,6 +124,17 @@ pub enum Kept {
     Nothing,
     /// This one.
     Sound(Arc<Configuration>),
+}
+
+impl Kept {
+    /// What it says, to be compared; nothing where that is not known.
+    pub fn words(&self) -> Option<Vec<u8>> {
+        match self {
+            Kept::Unknown => None,
+            Kept::Nothing => Some(Vec::new()),
+            Kept::Sound(configuration) => Some(configuration.words()),
+        }
+    }
 }
 
 fn is_sound(config: &ncclConfig_t, size: usize) -> bool {
@@ -209,6 +224,14 @@ mod tests {
             assert!(is_doubtful(doubtful));
         }
         assert!(matches!(Given::of(&ncclConfig_t { magic: 1, ..silent() }), Given::Wrong));
+        // In the hole at the end lies anything, which says nothing.
+        let mut hole = silent();
+        // SAFETY: within the structure.
+        unsafe { (&raw mut hole).cast::<u8>().byte_add(LAST_END).write_bytes(0x55, KNOWN_BYTES - LAST_END) };
+        let (Given::Sound(one), Given::Sound(other)) = (Given::of(&hole), Given::of(&silent())) else {
+            panic!()
+        };
+        assert_eq!(one.words(), other.words());
         // An older header's ends earlier.
         let older = ncclConfig_t { size: offset_of!(ncclConfig_t, minCTAs), minCTAs: 99, ..silent() };
         assert!(!is_doubtful(older));

@@ -85,6 +85,7 @@ calls! {
     fn cuMemcpyHtoDAsync_v2(Address, *const c_void, usize, usize);
     fn cuMemHostAlloc(*mut *mut c_void, usize, c_uint);
     fn cuMemFreeHost(*mut c_void);
+    fn cuMemGetInfo_v2(*mut usize, *mut usize);
     fn cuMemGetAllocationGranularity(*mut usize, *const AllocationProperties, c_uint);
     fn cuMemAddressReserve(*mut Address, usize, usize, Address, u64);
     fn cuMemAddressFree(Address, usize);

@@ -68,6 +68,17 @@ fn shareable(device: Ordinal) -> AllocationProperties {
     }
 }
 
+impl Driver {
+    /// Bytes that are free on the current context's device, whoever has the rest.
+    pub fn free_bytes(&self) -> Result<u64, Failure> {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the outputs are locals.
+        let code = unsafe { (self.calls.cuMemGetInfo_v2)(&mut free, &mut total) };
+        self.check("cuMemGetInfo_v2", code, String::new)?;
+        Ok(free as u64)
+    }
+}
+
 /// What sizes and offsets of shareable memory are multiples of, bytes.
 pub fn granularity(driver: &Driver, device: Ordinal) -> Result<u64, Failure> {
     let mut bytes = 0;

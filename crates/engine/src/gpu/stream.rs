@@ -124,6 +124,13 @@ impl Stream {
         Ok(Stream { driver, handle: StreamHandle(handle) })
     }
 
+    /// Waits for all that it holds.
+    pub fn wait(&self) -> Result<(), Failure> {
+        // SAFETY: the stream is alive.
+        let code = unsafe { (self.driver.calls.cuStreamSynchronize)(self.handle.0) };
+        self.driver.check("cuStreamSynchronize", code, || about(self.handle))
+    }
+
     /// Fills `bytes` bytes at `address` with zero, in order.
     pub fn zero(&self, address: Address, bytes: u64) -> Result<(), Failure> {
         // SAFETY: callers pass memory that they have mapped and keep until the work is done.

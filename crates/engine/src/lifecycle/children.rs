@@ -153,7 +153,7 @@ fn met(asked: Result<Asked, Reason>, configuration: Configuration, by_id: ById) 
     match fate {
         Fate::Fabric(fabric) => {
             fabric.keep_configuration(configuration);
-            Step::Met(Promise::new(fabric, by_id.newborn.device), by_id.others)
+            Step::Met(Promise::new(fabric, by_id.newborn.device, None), by_id.others)
         }
         Fate::Plain(reason) => Step::ById(ById { reason, ..by_id }),
         Fate::Failed(failure) => {

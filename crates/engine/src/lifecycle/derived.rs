@@ -17,6 +17,7 @@ use crate::forward::known;
 use crate::group::{self, Awaited};
 use crate::guard;
 use crate::process;
+use crate::promise::Unfit;
 use crate::rendezvous::verdict::Reason;
 use crate::stats::count;
 
@@ -64,10 +65,15 @@ pub fn run(birth: &Birth) -> ncclResult_t {
     match birth.parent().and_then(questions::promise_of) {
         None => birth.run(),
         Some(promise) => {
-            if promise.real().is_none()
-                && let Some(why) = birth.refusal(promise.fabric().rank())
+            let refused = birth.refusal(promise.fabric().rank());
+            if let Some(why) = refused
+                && promise.real().is_none()
             {
                 return refuse(ncclInvalidArgument, format_args!("a communicator from another: {why}"));
+            }
+            if refused.is_none() {
+                // They may share what it has.
+                promise.mark(Unfit::Everywhere);
             }
             let birth = *birth;
             questions::with_real(&promise, move |real| birth.of_parent(real).run())

@@ -10,10 +10,12 @@ use crate::fabric::{self, Fate, Patience, Waiting, Wish};
 use crate::forward::birth::{self, Birth, Handle};
 use crate::forward::configuration::{Given, Kept as Configuration};
 use crate::forward::known;
+use crate::gpu::Ordinal;
 use crate::group::{self, Awaited};
 use crate::guard;
 use crate::process;
 use crate::promise::Promise;
+use crate::promise::parked::{self, Kind, Taken};
 use crate::stats::count::{self, Identity};
 use crate::stats::fabric::{BUILT, PROMISED};
 
@@ -88,7 +90,8 @@ fn begin(birth: &Birth) -> Step {
         return Step::Grouped(Wish { device: fabric::device_now(), ..wish });
     }
     let device = fabric::device_now();
-    let fate = match fabric::ask(&Wish { device, ..wish }) {
+    let taken = take(&wish, device, &configuration);
+    let fate = match fabric::ask(&Wish { device, parked: taken.tokens(), ..wish }) {
         Ok(asked) => fabric::join(vec![asked]).pop().unwrap_or(Fate::Plain(fabric::derived())),
         Err(reason) => Fate::Plain(reason),
     };
@@ -97,9 +100,21 @@ fn begin(birth: &Birth) -> Step {
     }
     match fate {
         Fate::Fabric(fabric) if fabric.contract().is_promise() => {
-            Step::Promised(vec![Promise::new(fabric, device.unwrap_or_default())])
+            let built = taken.choose(fabric::common_offer(fabric.contract()));
+            Step::Promised(vec![Promise::new(fabric, device.unwrap_or_default(), built)])
         }
         fate => Step::Decided(fate),
+    }
+}
+
+/// What of ended promises may honour this one.
+fn take(wish: &Wish, device: Option<Ordinal>, configuration: &Configuration) -> Taken {
+    match (wish.patience, device, configuration.words()) {
+        (Patience::AsConfigured, Some(device), Some(configuration)) => {
+            let (ranks, rank) = (wish.ranks as u32, wish.rank as u32);
+            parked::take(&Kind { ranks, rank, device, configuration })
+        }
+        _ => Taken::nothing(),
     }
 }
 
@@ -113,7 +128,7 @@ fn all(birth: &Birth) -> Step {
     let promised = fates.into_iter().zip(devices).map(|(fate, device)| match fate {
         Fate::Fabric(fabric) => {
             fabric.keep_configuration(Configuration::Nothing);
-            Some(Promise::new(fabric, device))
+            Some(Promise::new(fabric, device, None))
         }
         _ => None,
     });
@@ -136,6 +151,7 @@ fn wish(asked: &birth::Asked, patience: Patience) -> Wish {
         ctas_max: ctas_max.unwrap_or(0).max(0) as u32,
         device: None,
         patience,
+        parked: Vec::new(),
     }
 }
 

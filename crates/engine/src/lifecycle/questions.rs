@@ -18,13 +18,26 @@ use crate::forward::questions::OneSided;
 use crate::forward::{operators, questions};
 use crate::group::{self, Promised, Work};
 use crate::guard;
-use crate::promise::Promise;
+use crate::promise::{Promise, Unfit};
 use crate::stats::count;
 
 /// The promise that a handle of ours stands for.
 pub fn promise_of(handle: ncclComm_t) -> Option<Arc<Promise>> {
     let communicator = communicator::find(handle)?;
     if communicator.is_promise() { communicator.promise(handle) } else { None }
+}
+
+/// After this nobody else may have NCCL's communicator of a promise.
+fn keep_apart(handle: ncclComm_t, unfit: Unfit) {
+    guard::or_else(|| (), || promise_of(handle).into_iter().for_each(|promise| promise.mark(unfit)));
+}
+
+/// The same, if NCCL has it already: what is asked before is answered here.
+fn keep_built_apart(handle: ncclComm_t) {
+    let is_built = |promise: &Arc<Promise>| promise.real().is_some();
+    let mark =
+        || promise_of(handle).filter(is_built).into_iter().for_each(|promise| promise.mark(Unfit::Here));
+    guard::or_else(|| (), mark);
 }
 
 /// What only this rank asks: `here` answers for a promise that is not honoured.
@@ -117,6 +130,7 @@ pub fn last_error(handle: ncclComm_t) -> *const c_char {
 
 /// Gives back memory of an idle communicator. A promise that is not honoured has none of NCCL's.
 pub fn suspend(handle: ncclComm_t, flags: c_int) -> ncclResult_t {
+    keep_built_apart(handle);
     ask(Entry::ncclCommSuspend, handle, |_| ncclSuccess, |real| questions::suspend(real, flags))
 }
 
@@ -133,6 +147,7 @@ pub fn memory(handle: ncclComm_t, which: nccl_sys::ncclCommMemStat_t, place: *mu
 
 /// An id for ranks that join.
 pub fn unique_id(handle: ncclComm_t, place: *mut nccl_sys::ncclUniqueId) -> ncclResult_t {
+    keep_apart(handle, Unfit::Here);
     need(Entry::ncclCommGetUniqueId, handle, move |real| questions::unique_id(real, place))
 }
 
@@ -153,6 +168,7 @@ pub fn register(
             "ncclCommRegister: handle",
         )
     };
+    keep_built_apart(handle);
     ask(Entry::ncclCommRegister, handle, here, |real| questions::register(real, address, bytes, place))
 }
 
@@ -235,6 +251,7 @@ pub fn window(
         return ask(Entry::ncclCommWindowRegister, handle, here, register);
     }
     let register = move |real| questions::window(real, address, bytes, place, flags);
+    keep_apart(handle, Unfit::Everywhere);
     need(Entry::ncclCommWindowRegister, handle, register)
 }
 
@@ -266,6 +283,7 @@ pub fn one_sided(entry: Entry, handle: ncclComm_t, call: OneSided) -> ncclResult
 /// NCCL's handle for a function whose arguments are not ours to know: a promise is honoured, beside an open group.
 pub fn real_handle(handle: ncclComm_t) -> ncclComm_t {
     let Some(promise) = guard::or_else(|| None, || promise_of(handle)) else { return handle };
+    promise.mark(Unfit::Everywhere);
     if promise.real().is_none() {
         let honoured = match group::is_open() {
             true => promised::honour_in_group(&promise),

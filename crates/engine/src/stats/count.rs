@@ -113,6 +113,13 @@ pub fn nccl(counters: usize, number: u32) {
     }
 }
 
+/// Notes how many of NCCL's communicators are parked, with how much memory.
+pub fn parked(communicators: u64, bytes: u64) {
+    let segment = segment::current();
+    segment.parked.store(communicators, Ordering::Relaxed);
+    segment.parked_bytes.store(bytes, Ordering::Relaxed);
+}
+
 /// Notes that a communicator has ended; its counts stay to be read.
 pub fn end(counters: usize) {
     if counters != UNKNOWN {

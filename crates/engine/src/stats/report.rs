@@ -22,6 +22,14 @@ pub fn text(snapshot: &Snapshot) -> String {
         version(snapshot.nccl_version),
         or_unknown(&snapshot.nccl_path),
     );
+    if snapshot.parked > 0 {
+        let _ = writeln!(
+            out,
+            "parked: {} communicators of NCCL's, {}",
+            snapshot.parked,
+            size(snapshot.parked_bytes)
+        );
+    }
     let _ = writeln!(out, "\n{:<32} {:>12}", "function", "calls");
     for (name, calls) in &snapshot.functions {
         let _ = writeln!(out, "{name:<32} {calls:>12}");
@@ -115,6 +123,8 @@ mod tests {
             nccl_version: 22809,
             began_ns: 1,
             communicators_made: 1,
+            parked: 2,
+            parked_bytes: 3 << 20,
             functions: [("ncclAllReduce".to_owned(), 3), ("ncclCommInitRank".to_owned(), 1)].into(),
             communicators: vec![CommunicatorCounts {
                 serial: 1,
@@ -137,6 +147,7 @@ mod tests {
             table.starts_with("windlass 0.1.0 in train (process 7), NCCL 2.28.9 at /x/libnccl.so.2\n"),
             "{table}"
         );
+        assert_eq!(table.lines().nth(1), Some("parked: 2 communicators of NCCL's, 3.0 MiB"));
         let row = table.lines().last().unwrap().split_whitespace().collect::<Vec<_>>().join(" ");
         assert_eq!(row, "1: rank 0 of 4, device ?, live ncclAllReduce forward 3 3.0 MiB");
     }

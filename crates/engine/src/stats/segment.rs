@@ -47,6 +47,10 @@ pub struct Segment {
     pub program: [AtomicU8; 64],
     /// Communicators made so far.
     pub communicators_made: AtomicU64,
+    /// NCCL's communicators that are parked.
+    pub parked: AtomicU64,
+    /// Bytes of device memory that these keep, as far as is known.
+    pub parked_bytes: AtomicU64,
     /// Calls that the face passed on without looking, by entry point.
     pub passed: [AtomicU64; ENTRIES_MAX],
     /// Calls without a communicator, by entry point, spread over threads.

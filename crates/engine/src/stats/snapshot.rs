@@ -28,6 +28,12 @@ pub struct Snapshot {
     pub began_ns: u64,
     /// Communicators made so far.
     pub communicators_made: u64,
+    /// NCCL's communicators of ended promises that are parked, at exit: were.
+    #[serde(default)]
+    pub parked: u64,
+    /// Bytes of device memory that these keep, as far as is known.
+    #[serde(default)]
+    pub parked_bytes: u64,
     /// Calls by function, only those called; a `pnccl` name counts as its `nccl` name.
     pub functions: BTreeMap<String, u64>,
     /// Communicators, in the order of birth. Serial 0 stands for unknown handles and for old, ended ones.
@@ -84,6 +90,8 @@ impl Snapshot {
             nccl_version: segment.nccl_version.load(Ordering::Relaxed),
             began_ns: segment.began_ns.load(Ordering::Relaxed),
             communicators_made: segment.communicators_made.load(Ordering::Relaxed),
+            parked: segment.parked.load(Ordering::Relaxed),
+            parked_bytes: segment.parked_bytes.load(Ordering::Relaxed),
             functions: functions(segment, &communicators),
             communicators,
         }

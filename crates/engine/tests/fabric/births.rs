@@ -47,6 +47,7 @@ fn ask(device: &Primary, id: Id, ranks: usize) -> Asked {
         ctas_max: 0,
         device: None,
         patience: Patience::None,
+        parked: Vec::new(),
     };
     fabric::ask(&wish).unwrap()
 }

@@ -18,8 +18,9 @@ use crate::rendezvous::relay::{Course, Relay};
 
 /// How often a root is looked at that was about to close; after that the sweep does.
 const CLOSING_LOOKS: u32 = 50;
-/// Meetings looked at, at each new one, for whether NCCL's root is gone.
-const SWEEP: usize = 4;
+/// Meetings looked at, at each new one, for whether NCCL's root is gone. With 256 open ones a dead one stays open for 16
+/// births at most; each look costs a microsecond or two.
+const SWEEP: usize = 16;
 
 #[derive(Debug)]
 pub(super) struct Meeting {

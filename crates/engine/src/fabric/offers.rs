@@ -1,0 +1,89 @@
+//! What the ranks of a birth offer each other: NCCL's communicators that they have parked, by name, behind the desk in each
+//! rank's attachment. As all ranks read the same contract, all see the same one that they have in common.
+
+use crate::contract::{Contract, Token};
+
+/// A rank offers at most so many.
+const OFFERS_MAX: usize = 32;
+const TOKEN_BYTES: usize = size_of::<Token>();
+
+/// Adds offers to an attachment that has the desk.
+pub(super) fn put(attachment: &mut Vec<u8>, parked: &[Token]) {
+    parked.iter().take(OFFERS_MAX).for_each(|token| attachment.extend(token.0));
+}
+
+fn offers(attachment: &[u8]) -> impl Iterator<Item = Token> {
+    let offered = attachment.get(TOKEN_BYTES..).unwrap_or_default();
+    offered.as_chunks::<TOKEN_BYTES>().0.iter().take(OFFERS_MAX).map(|bytes| Token(*bytes))
+}
+
+/// The first of rank 0's that all ranks offer; none of a birth that is no promise, or where one rank parks nothing.
+pub fn common(contract: &Contract) -> Option<Token> {
+    if !contract.is_promise() || !contract.parks() {
+        return None;
+    }
+    let (first, others) = contract.members.split_first()?;
+    offers(&first.attachment)
+        .find(|token| others.iter().all(|member| offers(&member.attachment).any(|offered| offered == *token)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::contract::{Device, Member, Version, capability};
+
+    fn contract(offered: &[&[u8]]) -> Contract {
+        let member = |(rank, offered): (u32, &&[u8])| {
+            let mut attachment = vec![rank as u8; 16];
+            put(&mut attachment, &offered.iter().map(|byte| Token([*byte; 16])).collect::<Vec<_>>());
+            Member {
+                rank,
+                process: Token([rank as u8; 16]),
+                process_id: rank,
+                device: Device { uuid: [rank as u8; 16], pci: (0, rank as u8, 0) },
+                door: Token([0; 16]),
+                lobby: Token([0; 16]),
+                attachment,
+            }
+        };
+        Contract {
+            birth: Token([9; 16]),
+            version: Version::THIS,
+            host: Token([8; 16]),
+            capabilities: capability::PROMISE | capability::PARKS,
+            options: 0,
+            ctas_max: 0,
+            members: (0..).zip(offered).map(member).collect(),
+        }
+    }
+
+    /// Rank 0's order decides among what all have; the desk is no offer; one rank without any, or that parks nothing, is
+    /// enough for none.
+    #[test]
+    fn first_in_common() {
+        let named = |byte: u8| Some(Token([byte; 16]));
+        assert_eq!(common(&contract(&[&[3, 5, 7], &[7, 5]])), named(5));
+        assert_eq!(common(&contract(&[&[7, 5], &[3, 5, 7]])), named(7));
+        assert_eq!(common(&contract(&[&[7, 5], &[5, 7], &[2, 5]])), named(5));
+        assert_eq!(common(&contract(&[&[1], &[1], &[]])), None);
+        assert_eq!(common(&contract(&[&[], &[4]])), None);
+        assert_eq!(common(&contract(&[&[1], &[2]])), None);
+        let kept = contract(&[&[5], &[5]]);
+        for capabilities in [0, capability::PROMISE, capability::PARKS] {
+            assert_eq!(common(&Contract { capabilities, ..kept.clone() }), None);
+        }
+    }
+
+    /// More than a rank may offer, and what does not fit, is nobody's.
+    #[test]
+    fn bounded() {
+        let many: Vec<u8> = (0..40).collect();
+        assert_eq!(common(&contract(&[&many, &[35]])), None);
+        assert_eq!(common(&contract(&[&many, &[31]])), Some(Token([31; 16])));
+        let mut cut = contract(&[&[6], &[6]]);
+        cut.members[1].attachment.pop();
+        assert_eq!(common(&cut), None);
+        cut.members[1].attachment.clear();
+        assert_eq!(common(&cut), None);
+    }
+}

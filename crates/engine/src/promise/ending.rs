@@ -1,0 +1,185 @@
+//! How a promise ends. What NCCL has built for it is parked if it is as good as new, and nothing of it is in flight any more.
+
+use nccl_sys::missing::is_missing;
+use nccl_sys::{Entry, ncclComm_t, ncclInternalError, ncclResult_t, ncclStatGpuMemTotal, ncclSuccess};
+
+use crate::error::refuse;
+use crate::forward::known::{self, End};
+use crate::forward::questions;
+use crate::gpu::stream::Stream;
+use crate::gpu::{self, Home};
+use crate::guard;
+
+use super::parked::{self, Built};
+use super::{Promise, Unfit};
+
+/// What becomes of NCCL's communicator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    /// Kept, once nothing is in flight.
+    Parked,
+    /// By NCCL's destroy, as all ranks do.
+    Destroyed,
+    /// Once nothing is in flight, without waiting for the other ranks: theirs may be parked.
+    Left,
+    /// At once: what is in flight does not end.
+    Aborted,
+}
+
+/// What that depends on.
+#[derive(Clone, Copy, Debug)]
+struct Facts {
+    parks: bool,
+    unfit: Option<Unfit>,
+    has_operators: bool,
+    has_registrations: bool,
+    has_failed: bool,
+}
+
+fn fate(facts: Facts) -> Fate {
+    match facts {
+        Facts { parks: false, .. } | Facts { unfit: Some(Unfit::Everywhere), .. } => Fate::Destroyed,
+        Facts { has_failed: true, .. } => Fate::Aborted,
+        Facts { unfit: Some(Unfit::Here), .. }
+        | Facts { has_operators: true, .. }
+        | Facts { has_registrations: true, .. } => Fate::Left,
+        _ => Fate::Parked,
+    }
+}
+
+impl Promise {
+    /// Whether NCCL's communicator is still to be kept when this one ends, by what all ranks know.
+    fn is_kept_apart(&self) -> bool {
+        self.fabric.contract().parks() && self.usage.unfit() != Some(Unfit::Everywhere)
+    }
+
+    /// As NCCL's finalize, it waits for what is in flight. NCCL's own would end the communicator for good.
+    pub(super) fn finalize(&self, real: ncclComm_t) -> ncclResult_t {
+        if !self.is_kept_apart() {
+            return known::end(End::Finalize, real);
+        }
+        let real = real as usize;
+        guard::call(|| beside(|| self.wait_for_nccl(real as ncclComm_t)).unwrap_or(ncclInternalError))
+    }
+
+    pub(super) fn destroy(&self) -> ncclResult_t {
+        let built = self.built().take();
+        match (self.real(), built) {
+            (Some(real), Some(built)) => self.end_of(real, built),
+            (Some(real), None) => known::end(End::Destroy, real),
+            // It was taken for this promise and never needed: it is as it was.
+            (None, Some(built)) => guard::call(|| beside(|| keep(built)).unwrap_or(ncclInternalError)),
+            (None, None) => ncclSuccess,
+        }
+    }
+
+    fn end_of(&self, real: ncclComm_t, built: Built) -> ncclResult_t {
+        let facts = guard::or_else(|| None, || Some(self.facts(real)));
+        match facts.map_or(Fate::Aborted, fate) {
+            Fate::Destroyed => known::end(End::Destroy, real),
+            Fate::Aborted => known::end(End::Abort, real),
+            quiet => {
+                let handle = real as usize;
+                // Divergence: from another thread an abort does not end this wait.
+                let finish = move || match self.wait_for_nccl(handle as ncclComm_t) {
+                    code if code != ncclSuccess || quiet == Fate::Left => code,
+                    _ => {
+                        let bytes = self.bytes(&built);
+                        keep(built.holding(bytes))
+                    }
+                };
+                let waited = guard::call(|| beside(finish).unwrap_or(ncclInternalError));
+                match quiet {
+                    Fate::Parked if waited == ncclSuccess => ncclSuccess,
+                    _ => known::end(End::Abort, real),
+                }
+            }
+        }
+    }
+
+    fn facts(&self, real: ncclComm_t) -> Facts {
+        let mut error = ncclSuccess;
+        let asked = known::async_error(real, &raw mut error);
+        let failed = [asked, error, self.fabric.error()].iter().any(|code| *code != ncclSuccess);
+        Facts {
+            parks: self.fabric.contract().parks(),
+            unfit: self.usage.unfit(),
+            has_operators: !self.operators.is_empty(),
+            has_registrations: !self.registrations.is_empty(),
+            has_failed: failed || self.is_revoked(),
+        }
+    }
+
+    /// Waits for all that NCCL runs of it: NCCL orders a copy of ours after that.
+    fn wait_for_nccl(&self, real: ncclComm_t) -> ncclResult_t {
+        if !self.usage.has_run() {
+            return ncclSuccess;
+        }
+        let Some([from, to]) = self.fabric.scratch() else { return ncclInternalError };
+        let waited = gpu::driver().and_then(|driver| {
+            let home = Home::of(driver, self.device)?;
+            let _entered = home.enter()?;
+            let stream = Stream::new(driver)?;
+            let ordered = known::order(real, self.fabric.rank(), from, to, stream.handle);
+            stream.wait()?;
+            Ok(ordered)
+        });
+        match waited {
+            Ok(code) if code == ncclSuccess => code,
+            Ok(code) => refuse(code, format_args!("NCCL did not order its work before ours")),
+            Err(failure) => refuse(ncclInternalError, format_args!("{failure}")),
+        }
+    }
+
+    /// What NCCL says it holds; where it says nothing, what was seen to go.
+    fn bytes(&self, built: &Built) -> u64 {
+        let mut bytes = 0;
+        let says = !is_missing(Entry::ncclCommMemStats)
+            && questions::memory(built.handle(), ncclStatGpuMemTotal, &raw mut bytes) == ncclSuccess;
+        if says { bytes } else { built.bytes + self.usage.bytes() }
+    }
+}
+
+fn keep(built: Built) -> ncclResult_t {
+    parked::park(built);
+    ncclSuccess
+}
+
+/// On a thread of its own: this one may have a group open, and NCCL's groups are the thread's. None: it could not.
+fn beside(work: impl FnOnce() -> ncclResult_t + Send) -> Option<ncclResult_t> {
+    std::thread::scope(|scope| {
+        let begun = std::thread::Builder::new().name("windlass-park".into()).spawn_scoped(scope, work);
+        match begun {
+            Ok(thread) => thread.join().ok(),
+            Err(error) => {
+                refuse(ncclInternalError, format_args!("no thread to end a promise on: {error}"));
+                None
+            }
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: Facts =
+        Facts { parks: true, unfit: None, has_operators: false, has_registrations: false, has_failed: false };
+
+    /// Parked only if nothing speaks against it; NCCL's destroy only where all ranks come to it.
+    #[test]
+    fn fates() {
+        let (here, everywhere) = (Some(Unfit::Here), Some(Unfit::Everywhere));
+        for (facts, expected) in [
+            (GOOD, Fate::Parked),
+            (Facts { parks: false, ..GOOD }, Fate::Destroyed),
+            (Facts { unfit: everywhere, has_operators: true, has_failed: true, ..GOOD }, Fate::Destroyed),
+            (Facts { unfit: here, ..GOOD }, Fate::Left),
+            (Facts { has_operators: true, ..GOOD }, Fate::Left),
+            (Facts { has_registrations: true, ..GOOD }, Fate::Left),
+            (Facts { has_failed: true, unfit: here, ..GOOD }, Fate::Aborted),
+        ] {
+            assert_eq!(fate(facts), expected, "{facts:?}");
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! What was done with NCCL's communicator of a promise: whether another promise may have it after.
+
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+
+use crate::gpu::{self, Failure, Home, Ordinal, StreamHandle};
+
+/// Why it is nobody's after.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unfit {
+    /// By what this rank did, perhaps alone: another's may be parked.
+    Here = 1,
+    /// By what all ranks do.
+    Everywhere = 2,
+}
+
+/// What was done.
+#[derive(Debug, Default)]
+pub(super) struct Usage {
+    unfit: AtomicU8,
+    has_run: AtomicBool,
+    /// By which the device's free memory fell when NCCL built it and ran its first call, which connects it. The
+    /// application and other communicators may have a part in that.
+    bytes: AtomicU64,
+}
+
+impl Usage {
+    pub fn mark(&self, unfit: Unfit) {
+        self.unfit.fetch_or(unfit as u8, Ordering::Relaxed);
+    }
+
+    /// The reason that counts, if there is any.
+    pub fn unfit(&self) -> Option<Unfit> {
+        match self.unfit.load(Ordering::Relaxed) {
+            0 => None,
+            1 => Some(Unfit::Here),
+            _ => Some(Unfit::Everywhere),
+        }
+    }
+
+    /// A call goes to NCCL on a stream, for this rank alone or for all. What it captures may run at any time after.
+    pub fn run_on(&self, stream: StreamHandle, whose: Unfit) {
+        self.has_run.store(true, Ordering::Relaxed);
+        if self.unfit().is_none() {
+            match gpu::driver().and_then(|driver| driver.capture_of(stream)) {
+                Ok(None) => {}
+                Ok(Some(_)) => self.mark(whose),
+                Err(_) => self.mark(Unfit::Here),
+            }
+        }
+    }
+
+    /// Whether something may be in flight.
+    pub fn has_run(&self) -> bool {
+        self.has_run.load(Ordering::Relaxed) || self.unfit().is_some()
+    }
+
+    /// Whether no call has gone to NCCL yet.
+    pub fn is_fresh(&self) -> bool {
+        !self.has_run.load(Ordering::Relaxed)
+    }
+
+    /// What is no longer free is this one's.
+    pub fn measured(&self, device: Ordinal, before: u64) {
+        let after = free_bytes(device).unwrap_or(before);
+        self.bytes.fetch_add(before.saturating_sub(after), Ordering::Relaxed);
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+}
+
+/// Bytes that are free on a device.
+pub(super) fn free_bytes(device: Ordinal) -> Result<u64, Failure> {
+    let driver = gpu::driver()?;
+    let home = Home::of(driver, device)?;
+    let _entered = home.enter()?;
+    driver.free_bytes()
+}

@@ -1,0 +1,272 @@
+/* Holds: pairs that end and are made again are as good as new, whatever of the old ones is used again: after finalize, unused in
+ * between, with another configuration, in other roles, ended in a group or with work in flight, captured, with a
+ * child, and where one rank's is no longer fit. Reports say of just as many that they were used again as is foretold here
+ * (--reused). `differing`, which never runs unasked, has a rank that keeps nothing. */
+#include "../support/held.h"
+#include "../support/team.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Of one communicator of this rank: NCCL's of an ended one is used again. */
+static void foretell_reuse(void) { count_calls("reused", 1); }
+
+static struct team configured(struct rank* self, ncclConfig_t* config) {
+  struct team team = {NULL, self->rank % 2, 2};
+  ncclUniqueId id = team_id(self, 2);
+  NCCL(ncclCommInitRankConfig(&team.communicator, 2, id, team.rank, config));
+  foretell(2, HONOURED);
+  return team;
+}
+
+static void used_and_ended(struct rank* self, struct team team, uint64_t key) {
+  team_passes(self, &team, 3000, key);
+  team_reduces(self, &team, key + 1);
+  team_passes(self, &team, 70000, key + 2);
+  team_reduces(self, &team, key + 3);
+  team_knows_itself(self, &team);
+  NCCL(ncclCommDestroy(team.communicator));
+}
+
+static void again(struct rank* self) {
+  for (uint64_t round = 0; round < 4; round++) {
+    used_and_ended(self, team_born(self, 2, HONOURED), 10 + round * 10);
+    /* What earlier parts left may serve the first. */
+    if (round) foretell_reuse();
+  }
+}
+
+static void finalized(struct rank* self) {
+  struct team team = team_born(self, 2, HONOURED);
+  foretell_reuse();
+  team_reduces(self, &team, 50);
+  NCCL(ncclCommFinalize(team.communicator));
+  CODE(ncclCommFinalize(team.communicator), ncclInvalidArgument);
+  NCCL(ncclCommDestroy(team.communicator));
+  used_and_ended(self, team_born(self, 2, HONOURED), 51);
+  foretell_reuse();
+}
+
+/* One that nobody needed is as it was. */
+static void not_needed(struct rank* self) {
+  for (int round = 0; round < 3; round++) {
+    struct team team = team_born(self, 2, STAYS);
+    team_passes(self, &team, 999, 60);
+    NCCL(ncclCommDestroy(team.communicator));
+  }
+  used_and_ended(self, team_born(self, 2, HONOURED), 61);
+  foretell_reuse();
+}
+
+static void other_configuration(struct rank* self) {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.maxCTAs = 4;
+  used_and_ended(self, configured(self, &config), 70);
+  used_and_ended(self, configured(self, &config), 75);
+  foretell_reuse();
+  config.maxCTAs = 5;
+  used_and_ended(self, configured(self, &config), 80);
+}
+
+/* Each rank in the other's role: that is another communicator. */
+static void other_roles(struct rank* self) {
+  for (int round = 0; round < 2; round++) {
+    struct team team = {NULL, 1 - self->rank % 2, 2};
+    ncclUniqueId id = team_id(self, 2);
+    NCCL(ncclCommInitRank(&team.communicator, 2, id, team.rank));
+    foretell(2, HONOURED);
+    if (round) foretell_reuse();
+    team_reduces(self, &team, 90);
+    NCCL(ncclCommDestroy(team.communicator));
+  }
+}
+
+/* Two live at once, the same thrice; the last ends in flight, before anybody has waited for it. */
+static void in_a_group(struct rank* self) {
+  for (uint64_t round = 0; round < 3; round++) {
+    struct team first = team_born(self, 2, HONOURED), second = team_born(self, 2, HONOURED);
+    /* One there was before. */
+    foretell_reuse();
+    if (round) foretell_reuse();
+    team_reduces(self, &first, 100 + round);
+    team_reduces(self, &second, 110 + round);
+    struct transfer transfer = {.which = ALL_REDUCE, .type = ncclFloat, .op = ncclSum, .count = 60001, .rank = first.rank,
+                                .ranks = 2, .key = 120 + round};
+    transfer_prepare(&transfer);
+    together(self);
+    transfer_launch(&transfer, first.communicator, self->stream);
+    NCCL(ncclGroupStart());
+    NCCL(ncclCommDestroy(first.communicator));
+    NCCL(ncclCommDestroy(second.communicator));
+    NCCL(ncclGroupEnd());
+    wait_for(self->stream);
+    together(self);
+    transfer_verify(&transfer, self);
+    transfer_release(&transfer);
+  }
+}
+
+/* Rank 0 has registered something with NCCL's: only rank 1's is kept, and of no use. So twice each is built. */
+static void unfit_on_one_rank(struct rank* self) {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.maxCTAs = 6;
+  void* buffer = device_alloc(4096);
+  for (uint64_t round = 0; round < 3; round++) {
+    struct team team = configured(self, &config);
+    team_reduces(self, &team, 130 + round);
+    if (team.rank == 0 && round < 2) {
+      void* registration = NULL;
+      NCCL(ncclCommRegister(team.communicator, buffer, 4096, &registration));
+      NCCL(ncclCommDeregister(team.communicator, registration));
+    }
+    NCCL(ncclCommDestroy(team.communicator));
+  }
+  used_and_ended(self, configured(self, &config), 135);
+  foretell_reuse();
+  device_free(buffer);
+}
+
+/* Its own operator is gone in time, or it is not kept. */
+static void operators(struct rank* self) {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.maxCTAs = 7;
+  for (int round = 0; round < 2; round++) {
+    struct team team = configured(self, &config);
+    if (round) foretell_reuse();
+    float two = 2, values[2] = {1, 3}, sums[2] = {0, 0};
+    void* buffer = device_alloc(sizeof values);
+    ncclRedOp_t twice = ncclSum;
+    NCCL(ncclRedOpCreatePreMulSum(&twice, &two, ncclFloat, ncclScalarHostImmediate, team.communicator));
+    upload(buffer, values, sizeof values);
+    together(self);
+    NCCL(ncclAllReduce(buffer, buffer, 2, ncclFloat, twice, team.communicator, as_cuda(self->stream)));
+    wait_for(self->stream);
+    together(self);
+    download(sums, buffer, sizeof sums);
+    CHECK(sums[0] == 4 && sums[1] == 12);
+    device_free(buffer);
+    NCCL(ncclRedOpDestroy(twice, team.communicator));
+    NCCL(ncclCommDestroy(team.communicator));
+  }
+}
+
+/* What a graph has captured may run later. */
+static void captured(struct rank* self) {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.maxCTAs = 9;
+  struct team team = configured(self, &config);
+  team_reduces(self, &team, 150);
+  struct transfer transfer = {.which = ALL_REDUCE, .type = ncclInt32, .op = ncclSum, .count = 501, .rank = team.rank,
+                              .ranks = 2, .key = 151};
+  CUgraph graph = NULL;
+  CUgraphExec executable = NULL;
+  transfer_prepare(&transfer);
+  together(self);
+  CUDA(cuStreamBeginCapture_v2(self->stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+  transfer_launch(&transfer, team.communicator, self->stream);
+  CUDA(cuStreamEndCapture(self->stream, &graph));
+  CUDA(cuGraphInstantiateWithFlags(&executable, graph, 0));
+  CUDA(cuGraphLaunch(executable, self->stream));
+  wait_for(self->stream);
+  together(self);
+  transfer_verify(&transfer, self);
+  transfer_release(&transfer);
+  CUDA(cuGraphExecDestroy(executable));
+  CUDA(cuGraphDestroy(graph));
+  NCCL(ncclCommDestroy(team.communicator));
+  used_and_ended(self, configured(self, &config), 152);
+  used_and_ended(self, configured(self, &config), 156);
+  foretell_reuse();
+}
+
+/* A child that NCCL makes, as it does in a group, may share what its parent has. */
+static void with_a_child(struct rank* self) {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.maxCTAs = 10;
+  struct team team = configured(self, &config), child = team;
+  team_reduces(self, &team, 160);
+  NCCL(ncclGroupStart());
+  NCCL(ncclCommSplit(team.communicator, 0, team.rank, &child.communicator, NULL));
+  NCCL(ncclGroupEnd());
+  NCCL(ncclCommDestroy(team.communicator));
+  team_reduces(self, &child, 161);
+  NCCL(ncclCommDestroy(child.communicator));
+  used_and_ended(self, configured(self, &config), 162);
+}
+
+/* What was aborted is nobody's. */
+static void aborted(struct rank* self) {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.maxCTAs = 8;
+  for (uint64_t round = 0; round < 3; round++) {
+    struct team team = configured(self, &config);
+    team_reduces(self, &team, 140 + round);
+    meet(self);
+    if (round < 2) NCCL(ncclCommAbort(team.communicator));
+    else NCCL(ncclCommDestroy(team.communicator));
+  }
+  /* Taken and not needed. */
+  struct team team = {NULL, self->rank % 2, 2};
+  ncclUniqueId id = team_id(self, 2);
+  NCCL(ncclCommInitRankConfig(&team.communicator, 2, id, team.rank, &config));
+  foretell(2, STAYS);
+  NCCL(ncclCommAbort(team.communicator));
+  used_and_ended(self, configured(self, &config), 145);
+}
+
+static void all(struct rank* self) {
+  RUN_PART(again, self);
+  RUN_PART(finalized, self);
+  RUN_PART(not_needed, self);
+  RUN_PART(other_configuration, self);
+  RUN_PART(other_roles, self);
+  RUN_PART(in_a_group, self);
+  RUN_PART(unfit_on_one_rank, self);
+  RUN_PART(operators, self);
+  RUN_PART(captured, self);
+  RUN_PART(with_a_child, self);
+  RUN_PART(aborted, self);
+}
+
+/* 150 of one kind and 150 of 30 kinds, more than are kept. The counters are those of the last 255. */
+static void cycles(struct rank* self) {
+  /* The stand-in keeps the sockets of its latest 256 ids for good. */
+  for (int i = 0; i < 260; i++) team_id(self, 2);
+  struct held warm = held_now();
+  const struct held rooms = {24, 12, 48, (size_t)64 << 20};
+  for (uint64_t round = 0; round < 300; round++) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    if (round % 2) config.maxCTAs = 2 + (int)(round / 2 % 30);
+    struct team team = {NULL, self->rank % 2, 2};
+    ncclUniqueId id = team_id(self, 2);
+    NCCL(ncclCommInitRankConfig(&team.communicator, 2, id, team.rank, &config));
+    team_reduces(self, &team, round);
+    NCCL(ncclCommDestroy(team.communicator));
+    if (round == 99) {
+      meet(self);
+      warm = held_now();
+      meet(self);
+    }
+  }
+  meet(self);
+  CHECK(held_again(&warm, &rooms));
+  meet(self);
+}
+
+static void differing(struct rank* self) {
+  if (self->rank % 2) setenv("WINDLASS_PARK", "0", 1);
+  for (uint64_t round = 0; round < 3; round++) used_and_ended(self, team_born(self, 2, HONOURED), 10 * round);
+}
+
+int main(int count, char** words) {
+  begin("parking", 110);
+  int ranks = rank_count(2) / 2 * 2;
+  if (count > 1 && !strcmp(words[1], "differing")) run_ranks("differing", PROCESSES, ranks, differing, NULL);
+  else if (count > 1 && !strcmp(words[1], "cycles")) run_ranks("cycles", PROCESSES, ranks, cycles, NULL);
+  else {
+    choose(count, words);
+    if (is_section_chosen("processes")) run_ranks("pairs", PROCESSES, ranks, all, NULL);
+    if (is_section_chosen("threads")) run_ranks("pairs by threads", THREADS, ranks, all, NULL);
+  }
+  return finish();
+}
