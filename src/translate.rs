@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
+use nccl_sys::missing::without_library;
 use nccl_sys::ncclComm_t;
 use nccl_sys::slots::SLOTS;
 use windlass_engine::lifecycle::questions;
@@ -61,5 +62,9 @@ pub unsafe extern "C" fn translate() {
 }
 
 extern "C-unwind" fn translated(handle: ncclComm_t, index: usize) -> Translated {
-    Translated { handle: questions::real_handle(handle), function: SLOTS[index].load(Ordering::Acquire) }
+    match questions::real_handle(index, handle) {
+        Some(handle) => Translated { handle, function: SLOTS[index].load(Ordering::Acquire) },
+        // An error where the result is a code; a team of no ranks.
+        None => Translated { handle, function: without_library(index).cast_mut() },
+    }
 }

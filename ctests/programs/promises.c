@@ -333,6 +333,31 @@ static void beside_a_birth(struct rank* self) {
   destroy_each((ncclComm_t[]){later.communicator, team.communicator}, 2);
 }
 
+/* The first rank waits on one stream for a message that the second sends only after a first collective of both. */
+static void first_beside_a_wait(struct rank* self) {
+  struct team quiet = born(self, STAYS), loud = born(self, HONOURED);
+  struct transfer transfer = {.which = ALL_REDUCE, .type = ncclFloat, .op = ncclSum, .count = 777, .rank = loud.rank,
+                              .ranks = loud.ranks, .key = 119};
+  transfer_prepare(&transfer);
+  struct message from = message_to_send(119, 9001, 1), to = message_to_receive(119, 9001, 2);
+  CUstream other = new_stream();
+  together(self);
+  if (quiet.rank == 0) message_receive(&to, 1, quiet.communicator, other);
+  transfer_launch(&transfer, loud.communicator, self->stream);
+  wait_for(self->stream);
+  if (quiet.rank == 1) message_send(&from, 0, quiet.communicator, other);
+  wait_for(other);
+  together(self);
+  if (quiet.rank == 0) message_verify(&to, self);
+  transfer_verify(&transfer, self);
+  transfer_release(&transfer);
+  message_release(&from);
+  message_release(&to);
+  CUDA(cuStreamDestroy_v2(other));
+  NCCL(ncclCommDestroy(quiet.communicator));
+  NCCL(ncclCommDestroy(loud.communicator));
+}
+
 /* In one group, messages of one and the first collective of another: the former needs nothing. */
 static void beside_messages(struct rank* self) {
   struct team quiet = born(self, STAYS), loud = born(self, HONOURED);
@@ -787,6 +812,7 @@ static void all(struct rank* self) {
   RUN_PART(on_many_threads, self);
   RUN_PART(watched, self);
   RUN_PART(beside_a_birth, self);
+  RUN_PART(first_beside_a_wait, self);
   RUN_PART(beside_messages, self);
   RUN_PART(operators, self);
   RUN_PART(operators_in_a_group, self);

@@ -14,6 +14,25 @@ pub mod questions;
 
 pub mod registration;
 
+/// What an application gave for a call, on its way to a thread of ours: NCCL takes calls from any thread, one at a time.
+#[derive(Debug)]
+pub struct Carried<T>(T);
+
+// SAFETY: pointers of the application's, which are only handed to NCCL, by one thread.
+unsafe impl<T> Send for Carried<T> {}
+
+impl<T> Carried<T> {
+    /// Packs it.
+    pub fn new(what: T) -> Carried<T> {
+        Carried(what)
+    }
+
+    /// Unpacks it.
+    pub fn take(self) -> T {
+        self.0
+    }
+}
+
 use nccl_sys::{ncclRedOp_t, ncclResult_t, real};
 use std::ffi::c_int;
 

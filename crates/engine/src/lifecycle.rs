@@ -10,16 +10,21 @@ use std::cell::{Cell, RefCell};
 use std::ffi::c_int;
 
 use nccl_sys::missing::is_missing;
-use nccl_sys::{Entry, ncclComm_t, ncclInProgress, ncclResult_t, ncclSimInfo_t, ncclSuccess, ncclUniqueId};
+use nccl_sys::{
+    Entry, ncclComm_t, ncclInProgress, ncclInvalidArgument, ncclResult_t, ncclSimInfo_t, ncclSuccess,
+    ncclUniqueId,
+};
 
 use crate::communicator::{self, Communicator};
 use crate::dispatch::{messages, promised};
+use crate::error::refuse;
 use crate::fabric::{self, Fate};
 use crate::forward::birth::{self, Birth, Handle};
 use crate::forward::known::{self, End};
 use crate::group::{self, Awaited, Ended};
 use crate::guard;
 use crate::process;
+use crate::promise;
 use crate::stats::count::{self, Identity};
 
 /// Makes an id. With fabrics, its ranks meet at this process.
@@ -75,6 +80,7 @@ pub fn end(entry: Entry, how: End, handle: ncclComm_t) -> ncclResult_t {
         },
         |(promise, _)| match promise {
             Some(promise) => promise.end(how),
+            None if promise::is_ours(handle) => ended(handle),
             None => known::end(how, handle),
         },
         // Nothing of this rank's runs any more.
@@ -86,6 +92,11 @@ pub fn end(entry: Entry, how: End, handle: ncclComm_t) -> ncclResult_t {
             }
         },
     )
+}
+
+/// NCCL would look into it as if it were its own.
+fn ended(handle: ncclComm_t) -> ncclResult_t {
+    refuse(ncclInvalidArgument, format_args!("communicator {handle:p} has been destroyed"))
 }
 
 /// An abort frees the GPU and whoever waits at once; the other ends wait for what was issued, as NCCL does.
@@ -110,6 +121,7 @@ pub fn revoke(handle: ncclComm_t, flags: c_int) -> ncclResult_t {
         },
         |promise| match promise {
             Some(promise) => promise.revoke(flags),
+            None if promise::is_ours(handle) => ended(handle),
             None => known::revoke(handle, flags),
         },
         |promise, result| {

@@ -92,6 +92,11 @@ enum Aborted {
     Real(ncclComm_t),
 }
 
+/// Whether a handle is one of ours, in use or ended.
+pub fn is_ours(communicator: ncclComm_t) -> bool {
+    handle::is_ours(communicator as usize)
+}
+
 /// A promise that is being honoured on another thread.
 #[derive(Debug)]
 pub enum Beside {
@@ -279,7 +284,19 @@ impl Promise {
             self.mark(Unfit::Here);
         }
         self.registrations.replay(written);
-        *self.stage() = Stage::Honoured;
+        let mut stage = self.stage();
+        if self.aborted.load(Ordering::Acquire) {
+            let is_ours = *stage == Stage::Honouring;
+            *stage = Stage::Promised;
+            self.written.store(null_mut(), Ordering::Relaxed);
+            self.built().take();
+            drop(stage);
+            if is_ours {
+                known::end(End::Abort, written);
+            }
+            return ncclInternalError;
+        }
+        *stage = Stage::Honoured;
         self.real.store(written, Ordering::Release);
         ncclSuccess
     }
@@ -314,6 +331,13 @@ impl Promise {
             drop(stage);
             std::thread::sleep(Duration::from_micros(200));
         }
+    }
+
+    /// From now on nobody honours it. Whether somebody is at it, who will find that and end what NCCL has built.
+    fn is_never_built(&self) -> bool {
+        let stage = self.stage();
+        self.aborted.store(true, Ordering::Release);
+        *stage == Stage::Honouring
     }
 
     /// Ends it, or prepares its end. Gives NCCL's answer.

@@ -31,7 +31,11 @@ pub(crate) fn in_library(index: usize) -> *mut () {
 
 /// Whether the real library lacks an entry point, so that an answer of ours stands in its place.
 pub fn is_missing(entry: Entry) -> bool {
-    let index = entry as usize;
+    is_missing_at(entry as usize)
+}
+
+/// The same of an entry's number.
+pub fn is_missing_at(index: usize) -> bool {
     let there = SLOTS[index].load(Ordering::Acquire).cast_const();
     let answers = [Answer::InvalidUsage, Answer::SystemError, Answer::Nothing, Answer::Zero].map(address);
     there == in_library(index).cast_const() || answers.contains(&there)

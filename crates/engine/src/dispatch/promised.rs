@@ -5,13 +5,14 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use nccl_sys::missing::is_missing;
 use nccl_sys::{ncclComm_t, ncclInternalError, ncclInvalidUsage, ncclResult_t, ncclSuccess};
 
 use crate::call::{Call, Function};
 use crate::communicator;
 use crate::contract::Token;
 use crate::error::refuse;
-use crate::forward::{self, known};
+use crate::forward::{self, Carried, known};
 use crate::group::{self, Awaited, Promised, Work};
 use crate::guard;
 use crate::promise::{Beside, Promise};
@@ -29,6 +30,10 @@ enum Look {
 
 /// Runs a call, or holds it till its group ends.
 pub fn take(call: &Call, promise: &Arc<Promise>) -> ncclResult_t {
+    if is_missing(call.shared.function.entry()) {
+        // The answer that stands for what the real library lacks looks at no handle.
+        return forward::forward(call);
+    }
     if promise.real().is_none() {
         let honoured = match guard::or_else(|| Look::Answer(ncclInternalError), || look(call, promise)) {
             Look::Answer(code) => return code,
@@ -163,28 +168,34 @@ const LOOK_EVERY: Duration = Duration::from_micros(100);
 /// Gives NCCL what a group held, after its own part of it has run: communicator by communicator, in a group each, in the order of
 /// their births' names, which all ranks see alike; NCCL, too, has an order of its own within a group. Only where another rank
 /// has its part of the group outside groups, and is in one communicator's first call before it comes to the others, that order
-/// is left, after a while. The first failure is the answer; the others run all the same, as their peers wait.
+/// is left, after a while, by a thread of its own. The first failure is the answer; the others run all the same, as their peers wait.
 pub fn finish(held: Held) -> ncclResult_t {
     let mut units = held.0;
     units.sort_by_key(|unit| unit.birth);
-    let (mut answer, mut waiting) = (ncclSuccess, None);
+    let (mut answers, mut beside, mut waiting) = (Vec::new(), Vec::new(), None);
     while !units.is_empty() {
-        let ready = units.iter().position(Unit::is_ready);
-        let next = match ready {
-            Some(0) => 0,
-            Some(other) if waiting.get_or_insert_with(Instant::now).elapsed() > OUT_OF_TURN => other,
-            _ => {
-                std::thread::sleep(LOOK_EVERY);
-                continue;
+        match units.iter().position(Unit::is_ready) {
+            Some(0) => {
+                waiting = None;
+                answers.push(units.remove(0).run());
             }
-        };
-        waiting = None;
-        let result = units.remove(next).run();
-        if answer == ncclSuccess {
-            answer = result;
+            Some(other) if waiting.get_or_insert_with(Instant::now).elapsed() > OUT_OF_TURN => {
+                // On a thread of its own: NCCL makes its connections there, and the first may become ready meanwhile.
+                let unit = Carried::new(units.remove(other));
+                let run = move || unit.take().run();
+                match std::thread::Builder::new().name("windlass-group".into()).spawn(run) {
+                    Ok(thread) => beside.push(thread),
+                    Err(error) => {
+                        let why = format_args!("no thread for a part of a group: {error}");
+                        answers.push(refuse(ncclInternalError, why));
+                    }
+                }
+            }
+            _ => std::thread::sleep(LOOK_EVERY),
         }
     }
-    answer
+    answers.extend(beside.into_iter().map(|thread| thread.join().unwrap_or(ncclInternalError)));
+    answers.into_iter().find(|answer| *answer != ncclSuccess).unwrap_or(ncclSuccess)
 }
 
 impl Unit {

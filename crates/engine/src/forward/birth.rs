@@ -263,6 +263,28 @@ impl Birth {
         }
     }
 
+    /// A copy of the configuration of one made from another.
+    pub fn given(&self) -> Given {
+        match *self {
+            Birth::Split { config, .. } | Birth::Shrink { config, .. } | Birth::Grow { config, .. } => {
+                Given::of(config)
+            }
+            _ => Given::Nothing,
+        }
+    }
+
+    /// The same with a copy of its configuration, where there is one: the application's own need not last till a group ends.
+    pub fn with(mut self, given: &Given) -> Birth {
+        if let (
+            Birth::Split { config, .. } | Birth::Shrink { config, .. } | Birth::Grow { config, .. },
+            Given::Sound(copy),
+        ) = (&mut self, given)
+        {
+            *config = copy.as_ptr();
+        }
+        self
+    }
+
     /// What orders the ranks of a split.
     pub fn key(&self) -> c_int {
         match *self {

@@ -155,7 +155,10 @@ fn is_sound(config: &ncclConfig_t, size: usize) -> bool {
     let says = |value: c_int| value != NCCL_CONFIG_UNDEF_INT;
     let reaches = size >= offset_of!(ncclConfig_t, maxCTAs) + size_of::<c_int>();
     // NCCL compares the two as they are: one that says nothing is the least of all numbers.
-    sound && (!reaches || !says(config.minCTAs) || config.minCTAs <= config.maxCTAs)
+    // NCCL looks for such a network only when it makes the communicator.
+    sound
+        && config.netName.is_null()
+        && (!reaches || !says(config.minCTAs) || config.minCTAs <= config.maxCTAs)
 }
 
 impl Configuration {

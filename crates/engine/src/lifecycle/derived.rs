@@ -11,12 +11,13 @@ use nccl_sys::{
 use crate::communicator::{self, Communicator, Kept};
 use crate::error::refuse;
 use crate::fabric::{self, Asked, Configured, Derivation, Deriving, Fate, Newborn, Waiting, Wanted};
-use crate::forward::birth::{Birth, FromParent, Handle, Which};
+use crate::forward::birth::{Birth, FromParent, Handle, Which, hand_out};
 use crate::forward::configuration::Kept as Configuration;
 use crate::forward::known;
 use crate::group::{self, Awaited};
 use crate::guard;
 use crate::process;
+use crate::promise;
 use crate::promise::Unfit;
 use crate::rendezvous::verdict::Reason;
 use crate::stats::count;
@@ -63,6 +64,9 @@ pub fn birth(entry: Entry, birth: &Birth) -> ncclResult_t {
 /// NCCL makes it; a parent that is a promise is honoured first, by all its ranks.
 pub fn run(birth: &Birth) -> ncclResult_t {
     match birth.parent().and_then(questions::promise_of) {
+        None if birth.parent().is_some_and(promise::is_ours) => {
+            refuse(ncclInvalidArgument, format_args!("a communicator from one that has been destroyed"))
+        }
         None => birth.run(),
         Some(promise) => {
             let refused = birth.refusal(promise.fabric().rank());
@@ -75,8 +79,12 @@ pub fn run(birth: &Birth) -> ncclResult_t {
                 // They may share what it has.
                 promise.mark(Unfit::Everywhere);
             }
-            let birth = *birth;
-            questions::with_real(&promise, move |real| birth.of_parent(real).run())
+            let (birth, given) = (*birth, birth.given());
+            if let Some((place, _)) = birth.newborns().next() {
+                // As NCCL has it until the communicator is there.
+                hand_out(place, std::ptr::null_mut());
+            }
+            questions::with_real(&promise, move |real| birth.with(&given).of_parent(real).run())
         }
     }
 }

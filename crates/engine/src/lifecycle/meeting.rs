@@ -51,7 +51,8 @@ pub fn birth(entry: Entry, birth: &Birth) -> ncclResult_t {
                 refuse(failure.code(), format_args!("no communicator: {failure}"))
             }
             Step::Promised(_) => ncclSuccess,
-            _ => birth.run(),
+            // One that grows from a promise honours it.
+            _ => derived::run(birth),
         },
         |step, result| {
             if result == ncclSuccess || result == ncclInProgress {

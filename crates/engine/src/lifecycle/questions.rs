@@ -4,7 +4,7 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
 
-use nccl_sys::missing::is_missing;
+use nccl_sys::missing::{is_missing, is_missing_at};
 use nccl_sys::{
     Entry, ncclComm_t, ncclDataType_t, ncclInternalError, ncclInvalidArgument, ncclInvalidUsage, ncclRedOp_t,
     ncclResult_t, ncclScalarResidence_t, ncclSuccess, ncclWindow_t,
@@ -18,8 +18,10 @@ use crate::forward::questions::OneSided;
 use crate::forward::{operators, questions};
 use crate::group::{self, Promised, Work};
 use crate::guard;
-use crate::promise::{Promise, Unfit};
+use crate::promise::{self, Promise, Unfit};
 use crate::stats::count;
+
+use super::ended;
 
 /// The promise that a handle of ours stands for.
 pub fn promise_of(handle: ncclComm_t) -> Option<Arc<Promise>> {
@@ -230,6 +232,7 @@ pub fn end_operator(operation: ncclRedOp_t, handle: ncclComm_t) -> ncclResult_t 
         promise_of(handle)
     };
     let answer = |promise: &Option<Arc<Promise>>| match promise {
+        None if promise::is_ours(handle) => ended(handle),
         None => operators::destroy(operation, handle),
         Some(promise) => promise.operators().destroy(operation, promise.real()),
     };
@@ -280,9 +283,14 @@ pub fn one_sided(entry: Entry, handle: ncclComm_t, call: OneSided) -> ncclResult
     ask(entry, handle, here, |real| questions::one_sided(real, call))
 }
 
-/// NCCL's handle for a function whose arguments are not ours to know: a promise is honoured, beside an open group.
-pub fn real_handle(handle: ncclComm_t) -> ncclComm_t {
-    let Some(promise) = guard::or_else(|| None, || promise_of(handle)) else { return handle };
+/// NCCL's handle for a function whose arguments are not ours to know: a promise is honoured, beside an open group. None: it cannot
+/// be, or has ended.
+pub fn real_handle(entry: usize, handle: ncclComm_t) -> Option<ncclComm_t> {
+    let found = guard::or_else(|| None, || promise_of(handle));
+    let Some(promise) = found.filter(|_| !is_missing_at(entry)) else {
+        let is_lost = !is_missing_at(entry) && promise::is_ours(handle);
+        return if is_lost { None } else { Some(handle) };
+    };
     promise.mark(Unfit::Everywhere);
     if promise.real().is_none() {
         let honoured = match group::is_open() {
@@ -293,5 +301,5 @@ pub fn real_handle(handle: ncclComm_t) -> ncclComm_t {
             refuse(honoured, format_args!("the promise behind {handle:p} cannot be honoured"));
         }
     }
-    promise.real().unwrap_or(std::ptr::null_mut())
+    promise.real()
 }

@@ -63,6 +63,10 @@ impl Promise {
     }
 
     pub(super) fn destroy(&self) -> ncclResult_t {
+        // A group may have failed, or hold calls of it still: who honours it then ends what NCCL builds.
+        if self.is_never_built() {
+            return ncclSuccess;
+        }
         let built = self.built().take();
         match (self.real(), built) {
             (Some(real), Some(built)) => self.end_of(real, built),

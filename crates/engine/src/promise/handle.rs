@@ -1,7 +1,8 @@
-//! Handles of ours. The real library looks at the first word of what it is given: it finds that this is none of its own, and
-//! refuses one that reaches it. So the words stay readable for ever, and are used again.
+//! Handles of ours. The real library mostly looks at the first word of what it is given: it finds that this is none of its own,
+//! and refuses one that reaches it. So the words stay readable for ever, and are used again. Its destroy, abort, finalize,
+//! revoke and some others do not look: an ended handle is kept from them ([`is_ours`]).
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Mutex, PoisonError};
 
 /// Not NCCL's magic.
@@ -20,6 +21,14 @@ struct Block {
 /// Held for a push or a pop.
 static ENDED: Mutex<VecDeque<&'static Block>> = Mutex::new(VecDeque::new());
 
+/// All that ever were. Held for a look.
+static MINTED: Mutex<BTreeSet<usize>> = Mutex::new(BTreeSet::new());
+
+/// Whether an address is a handle of ours, in use or ended.
+pub(super) fn is_ours(address: usize) -> bool {
+    MINTED.lock().unwrap_or_else(PoisonError::into_inner).contains(&address)
+}
+
 /// One that is in use.
 #[derive(Debug)]
 pub(super) struct Minted(&'static Block);
@@ -29,7 +38,13 @@ impl Minted {
         let mut ended = ENDED.lock().unwrap_or_else(PoisonError::into_inner);
         let again = if ended.len() > REST { ended.pop_front() } else { None };
         drop(ended);
-        Minted(again.unwrap_or_else(|| Box::leak(Box::new(Block { word: WORD, rest: [0; 63] }))))
+        if let Some(block) = again {
+            return Minted(block);
+        }
+        let block: &'static Block = Box::leak(Box::new(Block { word: WORD, rest: [0; 63] }));
+        let minted = Minted(block);
+        MINTED.lock().unwrap_or_else(PoisonError::into_inner).insert(minted.address());
+        minted
     }
 
     pub fn address(&self) -> usize {
@@ -53,6 +68,7 @@ mod tests {
         let first = Minted::new();
         let address = first.address();
         assert_ne!(Minted::new().address(), address);
+        assert!(is_ours(address) && !is_ours(address + 8));
         drop(first);
         let some: Vec<usize> = (0..REST / 2).map(|_| Minted::new().address()).collect();
         assert!(!some.contains(&address));
