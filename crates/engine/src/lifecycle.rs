@@ -24,7 +24,7 @@ use crate::forward::known::{self, End};
 use crate::group::{self, Awaited, Ended};
 use crate::guard;
 use crate::process;
-use crate::promise;
+use crate::promise::{self, warming};
 use crate::stats::count::{self, Identity};
 
 /// Makes an id. With fabrics, its ranks meet at this process.
@@ -313,5 +313,6 @@ fn note(handle: Handle, identity: Identity) -> Option<(ncclComm_t, &'static Comm
         return None;
     }
     let identity = if group::is_open() { identity } else { known::identity(written).unwrap_or(identity) };
+    warming::note(identity.device);
     Some((written, communicator::insert(written, identity)))
 }

@@ -11,6 +11,7 @@ mod kept;
 mod operators;
 pub mod parked;
 mod usage;
+pub mod warming;
 
 use std::ffi::c_int;
 use std::ptr::null_mut;

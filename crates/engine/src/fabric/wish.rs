@@ -74,6 +74,11 @@ impl Patience {
 }
 
 impl Wish {
+    /// Whether its ranks may meet, as far as this one knows.
+    pub fn may_meet(&self) -> bool {
+        self.check().is_ok()
+    }
+
     /// The card, or why there is no meeting.
     pub(super) fn check(&self) -> Result<Card, Reason> {
         let card = super::card(&self.id);

@@ -80,7 +80,7 @@ pub fn run(birth: &Birth) -> ncclResult_t {
                 promise.mark(Unfit::Everywhere);
             }
             let (birth, given) = (*birth, birth.given());
-            if let Some((place, _)) = birth.newborns().next() {
+            if let Some((place, _)) = birth.newborns().next().filter(|_| refused.is_none()) {
                 // As NCCL has it until the communicator is there.
                 hand_out(place, std::ptr::null_mut());
             }

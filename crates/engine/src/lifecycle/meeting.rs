@@ -14,8 +14,8 @@ use crate::gpu::Ordinal;
 use crate::group::{self, Awaited};
 use crate::guard;
 use crate::process;
-use crate::promise::Promise;
 use crate::promise::parked::{self, Kind, Taken};
+use crate::promise::{Promise, warming};
 use crate::stats::count::{self, Identity};
 use crate::stats::fabric::{BUILT, PROMISED};
 
@@ -91,6 +91,7 @@ fn begin(birth: &Birth) -> Step {
         return Step::Grouped(Wish { device: fabric::device_now(), ..wish });
     }
     let device = fabric::device_now();
+    let wish = warmed(wish, device);
     let taken = take(&wish, device, &configuration);
     let fate = match fabric::ask(&Wish { device, parked: taken.tokens(), ..wish }) {
         Ok(asked) => fabric::join(vec![asked]).pop().unwrap_or(Fate::Plain(fabric::derived())),
@@ -105,6 +106,17 @@ fn begin(birth: &Birth) -> Step {
             Step::Promised(vec![Promise::new(fabric, device.unwrap_or_default(), built)])
         }
         fate => Step::Decided(fate),
+    }
+}
+
+/// Where NCCL cannot load its kernels, it makes this one itself, or says why not.
+fn warmed(wish: Wish, device: Option<Ordinal>) -> Wish {
+    let may_be_promise = wish.patience == Patience::AsConfigured
+        && fabric::is_patient(wish.ranks.max(0) as usize)
+        && wish.may_meet();
+    match device {
+        Some(device) if may_be_promise && !warming::warm(device) => Wish { patience: Patience::None, ..wish },
+        _ => wish,
     }
 }
 
@@ -123,6 +135,9 @@ fn take(wish: &Wish, device: Option<Ordinal>, configuration: &Configuration) -> 
 fn all(birth: &Birth) -> Step {
     let devices = birth.devices_asked().unwrap_or_default();
     if group::is_open() || !fabric::is_patient(devices.len()) {
+        return Step::All;
+    }
+    if !devices.iter().all(|device| warming::warm(*device)) {
         return Step::All;
     }
     let fates = fabric::all_here(&devices, Patience::AsConfigured);
