@@ -1,5 +1,5 @@
 //! Runs one function many times, to be counted from outside: `instructions WHAT HOW TIMES`, with WHAT `pass`,
-//! `seen` or `group` and HOW `direct` or `through`. Two runs that differ in TIMES give the instructions of one call.
+//! `asked`, `seen` or `group` and HOW `direct` or `through`. Two runs that differ in TIMES give the instructions of one call.
 
 mod support;
 
@@ -11,7 +11,8 @@ fn main() {
     let (direct, through) = Functions::both();
     let functions = if how == "direct" { direct } else { through };
     let call = match what.as_str() {
-        "pass" => Functions::call_count,
+        "pass" => Functions::call_version,
+        "asked" => Functions::call_count,
         "group" => Functions::call_group,
         _ => Functions::call_all_reduce,
     };

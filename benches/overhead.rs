@@ -12,8 +12,9 @@ type Call = fn(&Functions);
 
 fn overhead(criterion: &mut Criterion) {
     let (direct, through) = Functions::both();
-    let calls: [(&str, Call); 3] = [
-        ("ncclCommCount (passed on)", Functions::call_count),
+    let calls: [(&str, Call); 4] = [
+        ("ncclGetVersion (passed on)", Functions::call_version),
+        ("ncclCommCount (of a promise or NCCL's)", Functions::call_count),
         ("ncclAllReduce (seen and counted)", Functions::call_all_reduce),
         ("ncclGroupStart + ncclGroupEnd", Functions::call_group),
     ];

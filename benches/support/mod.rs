@@ -16,11 +16,13 @@ pub type AllReduce = unsafe extern "C" fn(
     cudaStream_t,
 ) -> ncclResult_t;
 pub type Count = unsafe extern "C" fn(ncclComm_t, *mut c_int) -> ncclResult_t;
+pub type Version = unsafe extern "C" fn(*mut c_int) -> ncclResult_t;
 pub type Group = unsafe extern "C" fn() -> ncclResult_t;
 
 pub struct Functions {
     pub all_reduce: AllReduce,
     pub count: Count,
+    pub version: Version,
     pub group_start: Group,
     pub group_end: Group,
 }
@@ -35,6 +37,7 @@ impl Functions {
             let functions = Functions {
                 all_reduce: *library.get::<AllReduce>(b"ncclAllReduce\0").expect("exported"),
                 count: *library.get::<Count>(b"ncclCommCount\0").expect("exported"),
+                version: *library.get::<Version>(b"ncclGetVersion\0").expect("exported"),
                 group_start: *library.get::<Group>(b"ncclGroupStart\0").expect("exported"),
                 group_end: *library.get::<Group>(b"ncclGroupEnd\0").expect("exported"),
             };
@@ -63,6 +66,12 @@ impl Functions {
         let null = std::ptr::null_mut();
         // SAFETY: the null library reads nothing.
         unsafe { (self.all_reduce)(null, null, 1024, ncclFloat32, ncclSum, handle(), std::ptr::null_mut()) };
+    }
+
+    pub fn call_version(&self) {
+        let mut version = 0;
+        // SAFETY: the output is a local.
+        unsafe { (self.version)(&mut version) };
     }
 
     pub fn call_count(&self) {

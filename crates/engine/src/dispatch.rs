@@ -19,24 +19,16 @@ use crate::lifecycle;
 use crate::path::Path;
 use crate::plan::{Standing, plan};
 use crate::process;
-use crate::promise::Promise;
 use crate::stats::count::{self, Identity};
 
 /// What is decided of a call before it runs.
 struct Decided {
-    way: Way,
+    /// What serves it on [`Path::Mailbox`]; none is [`Path::Forward`].
+    fabric: Option<Arc<Fabric>>,
+    /// Whether NCCL may have to build its communicator first.
+    promised: bool,
     counted: bool,
     _range: Option<annotate::Range>,
-}
-
-/// Who runs a call.
-enum Way {
-    /// NCCL, by the application's own handle.
-    Real,
-    /// A fabric.
-    Mailbox(Arc<Fabric>),
-    /// NCCL, which may have to build its communicator first.
-    Promise(Arc<Promise>),
 }
 
 /// Runs a call.
@@ -44,10 +36,10 @@ enum Way {
 pub fn call(call: &Call) -> ncclResult_t {
     guard::around(
         || decide(call),
-        |decided| match &decided.way {
-            Way::Real => forward::forward(call),
-            Way::Mailbox(fabric) => guard::call(|| messages::take(call, fabric)),
-            Way::Promise(promise) => promised::take(call, promise),
+        |decided| match &decided.fabric {
+            Some(fabric) => guard::call(|| messages::take(call, fabric)),
+            None if decided.promised => promised::call(call),
+            None => forward::forward(call),
         },
         |decided, result| {
             if !decided.counted {
@@ -60,34 +52,30 @@ pub fn call(call: &Call) -> ncclResult_t {
 #[inline]
 fn decide(call: &Call) -> Decided {
     let Some(communicator) = communicator::find(call.local.communicator) else {
-        return Decided { way: Way::Real, counted: false, _range: None };
+        return Decided { fabric: None, promised: false, counted: false, _range: None };
     };
     if !communicator.is_known() {
         learn(call, communicator);
     }
-    let way = if communicator.has_fabric() { decide_in_fabric(call, communicator) } else { Way::Real };
-    let path = if matches!(way, Way::Mailbox(_)) { Path::Mailbox } else { Path::Forward };
+    let (fabric, promised) =
+        if communicator.has_fabric() { decide_in_fabric(call, communicator) } else { (None, false) };
+    let path = if fabric.is_some() { Path::Mailbox } else { Path::Forward };
     count::call(communicator.counters(), call.shared.function, path, call.shared.bytes(communicator.ranks()));
-    Decided { way, counted: true, _range: annotate::range(call.shared.function) }
+    Decided { fabric, promised, counted: true, _range: annotate::range(call.shared.function) }
 }
 
-/// Who runs a call whose communicator has a fabric.
+/// What serves a call whose communicator has a fabric; none: NCCL, and whether for a promise.
 #[inline(never)]
-fn decide_in_fabric(call: &Call, communicator: &Communicator) -> Way {
+fn decide_in_fabric(call: &Call, communicator: &Communicator) -> (Option<Arc<Fabric>>, bool) {
     let fabric = match plan(&call.shared, Standing::Fabric) {
         Path::Mailbox => messages::serves(call, communicator),
         Path::Forward => None,
     };
-    if let Some(fabric) = fabric {
-        return Way::Mailbox(fabric);
+    let promised = fabric.is_none() && communicator.is_promise();
+    if fabric.is_none() && !promised {
+        messages::before_forward(call, communicator);
     }
-    match communicator.promise(call.local.communicator) {
-        Some(promise) => Way::Promise(promise),
-        None => {
-            messages::before_forward(call, communicator);
-            Way::Real
-        }
-    }
+    (fabric, promised)
 }
 
 /// A handle that we have not seen is NCCL's to judge. If it took the call, the communicator is real.

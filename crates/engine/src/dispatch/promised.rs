@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nccl_sys::missing::is_missing;
-use nccl_sys::{ncclComm_t, ncclInternalError, ncclInvalidUsage, ncclResult_t, ncclSuccess};
+use nccl_sys::{
+    ncclComm_t, ncclInternalError, ncclInvalidArgument, ncclInvalidUsage, ncclResult_t, ncclSuccess,
+};
 
 use crate::call::{Call, Function};
 use crate::communicator;
@@ -28,8 +30,19 @@ enum Look {
     HonourInGroup,
 }
 
+/// A call of a promise, unless another thread has just ended it.
+#[inline(never)]
+pub fn call(call: &Call) -> ncclResult_t {
+    let handle = call.local.communicator;
+    let found = || communicator::find(handle).and_then(|communicator| communicator.promise(handle));
+    match guard::or_else(|| None, found) {
+        Some(promise) => take(call, &promise),
+        None => refuse(ncclInvalidArgument, format_args!("communicator {handle:p} has been destroyed")),
+    }
+}
+
 /// Runs a call, or holds it till its group ends.
-pub fn take(call: &Call, promise: &Arc<Promise>) -> ncclResult_t {
+fn take(call: &Call, promise: &Arc<Promise>) -> ncclResult_t {
     if is_missing(call.shared.function.entry()) {
         // The answer that stands for what the real library lacks looks at no handle.
         return forward::forward(call);
