@@ -14,6 +14,11 @@ pub mod questions;
 
 pub mod registration;
 
+use nccl_sys::{ncclRedOp_t, ncclResult_t, real};
+use std::ffi::c_int;
+
+use crate::call::{Call, Function};
+
 /// What an application gave for a call, on its way to a thread of ours: NCCL takes calls from any thread, one at a time.
 #[derive(Debug)]
 pub struct Carried<T>(T);
@@ -32,11 +37,6 @@ impl<T> Carried<T> {
         self.0
     }
 }
-
-use nccl_sys::{ncclRedOp_t, ncclResult_t, real};
-use std::ffi::c_int;
-
-use crate::call::{Call, Function};
 
 /// Calls the real library. The face made `call` from a C caller's arguments, which that caller vouches for.
 pub fn forward(call: &Call) -> ncclResult_t {
