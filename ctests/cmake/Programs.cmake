@@ -141,6 +141,24 @@ if(WINDLASS_LIBRARY_DIR)
   add_fabric(many_pairs 300 "yes" --promised --set WINDLASS_SIM_MULTIPROCESSORS=132)
 endif()
 
+# A first collective beside a receive that waits, each as the first thing of its process: NCCL's first launches wait for all that
+# runs on the device.
+if(WINDLASS_LIBRARY_DIR)
+  foreach(lazy pairs off)
+    set(beside --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes --set WINDLASS_LAZY=${lazy} -- $<TARGET_FILE:promises> processes first_beside_a_wait)
+    if(SIM_DIR)
+      add_test(NAME sim.promises.beside_${lazy} COMMAND ${RUN} --out "${RUNS}/sim.promises.beside_${lazy}" --nccl "${SIM_DIR}/libnccl.so.2"
+               --cuda "${SIM_DIR}" ${beside})
+      set_tests_properties(sim.promises.beside_${lazy} PROPERTIES LABELS sim TIMEOUT 60 PROCESSORS 2)
+    endif()
+    if(REAL_NCCL_LIBRARY)
+      add_test(NAME gpu.promises.beside_${lazy} COMMAND ${RUN} --out "${RUNS}/gpu.promises.beside_${lazy}" --nccl "${REAL_NCCL_LIBRARY}"
+               --gpu ${beside})
+      set_tests_properties(gpu.promises.beside_${lazy} PROPERTIES LABELS gpu TIMEOUT 60 RUN_SERIAL ON)
+    endif()
+  endforeach()
+endif()
+
 # Ids that NCCL never used: plain runs would keep a thread and a socket of each.
 add_executable(unused_ids programs/unused_ids.c)
 target_link_libraries(unused_ids PRIVATE harness)

@@ -79,7 +79,7 @@ pub const OPTIONS: &[Description] = &[
         name: "WINDLASS_WARM",
         values: "on, off",
         default: "on",
-        about: "Whether NCCL makes, and at once ends, a communicator of one rank before the first promise of a device, if it has made none there: it loads NCCL's kernels, which later could wait for ours. off saves that time and memory in programs that never call a collective, or none while a receive waits.",
+        about: "Whether NCCL sends a byte from a rank to itself before the first message of ours on a device can run: launching its kernels for the first time waits for what runs there, so for a receive of ours that waits. Where the first communicator is a promise, NCCL makes one of one rank for it, which loads its kernels. off saves that time and memory in programs that never call a collective, or none while a receive waits.",
     },
     Description {
         name: "WINDLASS_PARK",

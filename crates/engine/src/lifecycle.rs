@@ -24,7 +24,7 @@ use crate::forward::known::{self, End};
 use crate::group::{self, Awaited, Ended};
 use crate::guard;
 use crate::process;
-use crate::promise::{self, warming};
+use crate::promise;
 use crate::stats::count::{self, Identity};
 
 /// Makes an id. With fabrics, its ranks meet at this process.
@@ -286,6 +286,10 @@ fn tell(ended: Ended, result: ncclResult_t) -> ncclResult_t {
     if result == ncclSuccess {
         for waited in awaited {
             let (handle, reason) = match waited {
+                Awaited::Born(_, born) => {
+                    meeting::warm(born);
+                    continue;
+                }
                 Awaited::Handle(handle) => (handle, fabric::derived()),
                 Awaited::Grouped(handle) => (handle, fabric::grouped()),
                 _ => continue,
@@ -313,6 +317,5 @@ fn note(handle: Handle, identity: Identity) -> Option<(ncclComm_t, &'static Comm
         return None;
     }
     let identity = if group::is_open() { identity } else { known::identity(written).unwrap_or(identity) };
-    warming::note(identity.device);
     Some((written, communicator::insert(written, identity)))
 }

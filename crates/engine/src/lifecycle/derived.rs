@@ -223,6 +223,7 @@ pub fn meet(made: Vec<(Handle, Configured, Derivation)>) -> ncclResult_t {
         };
         if failed == ncclSuccess {
             settle(handle, communicator, fate);
+            meeting::warm(handle);
             continue;
         }
         // Unless it was aborted meanwhile, which has ended it.

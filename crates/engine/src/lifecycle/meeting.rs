@@ -91,7 +91,6 @@ fn begin(birth: &Birth) -> Step {
         return Step::Grouped(Wish { device: fabric::device_now(), ..wish });
     }
     let device = fabric::device_now();
-    let wish = warmed(wish, device);
     let taken = take(&wish, device, &configuration);
     let fate = match fabric::ask(&Wish { device, parked: taken.tokens(), ..wish }) {
         Ok(asked) => fabric::join(vec![asked]).pop().unwrap_or(Fate::Plain(fabric::derived())),
@@ -106,17 +105,6 @@ fn begin(birth: &Birth) -> Step {
             Step::Promised(vec![Promise::new(fabric, device.unwrap_or_default(), built)])
         }
         fate => Step::Decided(fate),
-    }
-}
-
-/// Where NCCL cannot load its kernels, it makes this one itself, or says why not.
-fn warmed(wish: Wish, device: Option<Ordinal>) -> Wish {
-    let may_be_promise = wish.patience == Patience::AsConfigured
-        && fabric::is_patient(wish.ranks.max(0) as usize)
-        && wish.may_meet();
-    match device {
-        Some(device) if may_be_promise && !warming::warm(device) => Wish { patience: Patience::None, ..wish },
-        _ => wish,
     }
 }
 
@@ -135,9 +123,6 @@ fn take(wish: &Wish, device: Option<Ordinal>, configuration: &Configuration) -> 
 fn all(birth: &Birth) -> Step {
     let devices = birth.devices_asked().unwrap_or_default();
     if group::is_open() || !fabric::is_patient(devices.len()) {
-        return Step::All;
-    }
-    if !devices.iter().all(|device| warming::warm(*device)) {
         return Step::All;
     }
     let fates = fabric::all_here(&devices, Patience::AsConfigured);
@@ -190,6 +175,9 @@ fn finish(step: Step, birth: &Birth) {
             for (newborn, fate) in newborns.into_iter().zip(fates) {
                 if let Some((handle, communicator)) = newborn {
                     settle(handle, communicator, fate);
+                    if !group::is_open() {
+                        warm(handle);
+                    }
                 }
             }
         }
@@ -197,7 +185,10 @@ fn finish(step: Step, birth: &Birth) {
             let places = birth.newborns().map(|(place, _)| place);
             places.for_each(|place| group::wait_for(Awaited::Wished(place, handle, Box::new(wish.clone()))));
         }
-        (Step::Decided(fate), Some((handle, communicator))) => settle(handle, communicator, fate),
+        (Step::Decided(fate), Some((handle, communicator))) => {
+            settle(handle, communicator, fate);
+            warm(handle);
+        }
         // A split in a group, or later still: its handle is not written yet.
         (_, _) => {}
     }
@@ -205,6 +196,7 @@ fn finish(step: Step, birth: &Birth) {
 
 /// The application gets our handle.
 pub fn hand_out(place: Handle, promise: Arc<Promise>) {
+    warming::warm(promise.fabric(), promise.device(), promise.real());
     let (handle, fabric) = (promise.handle(), promise.fabric().clone());
     let ranks = fabric.contract().members.len() as i32;
     let identity = Identity { rank: fabric.rank() as i32, ranks, device: promise.device() };
@@ -221,6 +213,17 @@ pub fn settle(handle: ncclComm_t, communicator: &Communicator, fate: Fate) {
     fabric::tell(communicator.counters(), &fate);
     if let Fate::Fabric(fabric) = fate {
         drop(communicator.keep(handle, Kept::Fabric(fabric)));
+    }
+}
+
+/// Once NCCL has made it: a communicator whose fabric is there now.
+pub fn warm(handle: ncclComm_t) {
+    if let Some(communicator) = communicator::find(handle)
+        && !communicator.is_promise()
+        && let Some(fabric) = communicator.fabric(handle)
+        && let Some(identity) = known::identity(handle)
+    {
+        warming::warm(&fabric, identity.device, Some(handle));
     }
 }
 

@@ -1,62 +1,81 @@
-//! NCCL loads its kernels on a device when it makes its first communicator there, and loading waits for what runs on that device.
-//! Where that communicator is a promise's, our kernels may be running by then, waiting for a message that is to come after the
-//! very call that honours it: a hang that NCCL alone has not (seen on 2 H200 with 2.28.9). So before the first promise of a
-//! device NCCL makes a communicator of one rank there, which ends at once.
+//! A launch waits for what runs on its device where the kernel's code is not there yet, or where its threads need more stack than
+//! those of any kernel before: the device then makes room for all that fit on it. Kernels of ours may be running by then,
+//! waiting for a message that is to come after that very launch: a hang that NCCL alone has not, as its own kernel of messages
+//! ran first, which needs the most (seen on 2 H200 with 2.28.9: 1976 bytes a thread, 1736 to 1864 for collectives). So NCCL's
+//! kernel of messages runs once on a device before any of ours can: a rank's message of one byte to itself.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use nccl_sys::{ncclResult_t, ncclSuccess};
+use nccl_sys::{ncclComm_t, ncclInternalError, ncclResult_t, ncclSuccess};
 
 use crate::config::{Switch, config};
 use crate::error::refuse;
+use crate::fabric::Fabric;
 use crate::forward::birth;
 use crate::forward::configuration::Kept;
 use crate::forward::known::{self, End};
-use crate::gpu::Ordinal;
+use crate::gpu::stream::Stream;
+use crate::gpu::{self, Ordinal};
 
 use super::on_device;
 
-/// Devices on which NCCL has made a communicator. Held for a look.
-static WARM: Mutex<BTreeSet<Ordinal>> = Mutex::new(BTreeSet::new());
+/// Whether that has been, by device. A device's is held meanwhile: who comes to the same one must not go on before. It waits
+/// for no other rank. The map's own lock is held for a look.
+static WARM: Mutex<BTreeMap<Ordinal, Arc<Mutex<bool>>>> = Mutex::new(BTreeMap::new());
 
-/// NCCL has made a communicator on this device.
-pub fn note(device: Ordinal) {
-    if device >= 0 {
-        WARM.lock().unwrap_or_else(PoisonError::into_inner).insert(device);
+/// Before kernels of a new fabric can run on a device. `real` is NCCL's communicator of it, if there is one; otherwise NCCL makes
+/// one of one rank, which ends at once. After all ranks have met: what runs on this device may wait for them.
+pub fn warm(fabric: &Fabric, device: Ordinal, real: Option<ncclComm_t>) {
+    if config().warm == Switch::Off {
+        return;
     }
-}
-
-/// Has NCCL load its kernels on this device, if it has not. False: it cannot, so that there had better be no promise.
-#[must_use]
-pub fn warm(device: Ordinal) -> bool {
-    let is_warm = WARM.lock().unwrap_or_else(PoisonError::into_inner).contains(&device);
-    if is_warm || config().warm == Switch::Off {
-        return true;
+    let own = WARM.lock().unwrap_or_else(PoisonError::into_inner).entry(device).or_default().clone();
+    let mut is_warm = own.lock().unwrap_or_else(PoisonError::into_inner);
+    if std::mem::replace(&mut *is_warm, true) {
+        return;
     }
-    let result = on_device(device, one_rank);
+    let result = on_device(device, || match real {
+        Some(real) => message(fabric, real, fabric.rank()),
+        None => alone(fabric),
+    });
     if result != ncclSuccess {
-        refuse(
-            result,
-            format_args!("NCCL makes no communicator of one rank on device {device}: no promise there"),
+        // Nobody else is to try: what is wrong with this device, NCCL will say itself.
+        ::log::warn!(
+            "NCCL ran no message on device {device}, result {result:?}: its first calls may wait for our messages"
         );
-        return false;
     }
-    note(device);
-    true
 }
 
-fn one_rank() -> ncclResult_t {
+fn alone(fabric: &Fabric) -> ncclResult_t {
     let place = AtomicPtr::new(null_mut());
     let made = match birth::make_id() {
         Ok(id) => birth::build(&place, 1, &id, 0, &Kept::Nothing),
         Err(code) => code,
     };
-    let written = place.load(Ordering::Acquire);
-    match made == ncclSuccess {
-        true => known::end(End::Destroy, written),
-        false => made,
+    if made != ncclSuccess {
+        return made;
+    }
+    let one = place.load(Ordering::Acquire);
+    let ran = message(fabric, one, 0);
+    let ended = known::end(End::Destroy, one);
+    if ran == ncclSuccess { ended } else { ran }
+}
+
+/// From this rank to itself.
+fn message(fabric: &Fabric, communicator: ncclComm_t, rank: u32) -> ncclResult_t {
+    let Some([from, to]) = fabric.scratch() else {
+        return refuse(ncclInternalError, format_args!("a fabric without memory on this rank"));
+    };
+    let stream = match gpu::driver().and_then(Stream::new) {
+        Ok(stream) => stream,
+        Err(failure) => return refuse(failure.result(), format_args!("{failure}")),
+    };
+    let result = known::order(communicator, rank, from, to, stream.handle);
+    match stream.wait() {
+        Ok(()) => result,
+        Err(failure) => refuse(failure.result(), format_args!("{failure}")),
     }
 }

@@ -29,6 +29,8 @@
 //!
 //! The function runs once per launch on the stream's thread and does the work of the whole grid. It makes no CUDA calls;
 //! those answer `CUDA_ERROR_NOT_PERMITTED`.
+//!
+//! `simNeedStack(bytes)` is what launching a kernel of so many bytes of stack a thread does to the current context.
 
 mod exports;
 
@@ -49,6 +51,7 @@ mod module;
 mod pointer;
 mod report;
 mod simulator;
+mod stack;
 mod stream;
 mod sync;
 mod table;

@@ -6,6 +6,7 @@ use crate::code::{
 };
 use crate::guard;
 use crate::simulator::simulator;
+use crate::stack;
 use crate::sync::lock;
 use crate::table::Handle;
 use std::collections::BTreeMap;
@@ -264,9 +265,11 @@ impl Launch {
     pub fn run(&self) {
         let mut pointers: Vec<*mut c_void> =
             self.parameters.iter().map(|parameter| parameter.as_ptr().cast_mut().cast()).collect();
-        guard::forbidding_calls(|| {
-            // SAFETY: the kernel has this signature (see `function`), and every pointer leads to a parameter's copy.
-            unsafe { (self.function.kernel)(&self.shape, pointers.as_mut_ptr()) }
+        stack::while_running(self.function.module.context, || {
+            guard::forbidding_calls(|| {
+                // SAFETY: the kernel has this signature (see `function`), and every pointer leads to a parameter's copy.
+                unsafe { (self.function.kernel)(&self.shape, pointers.as_mut_ptr()) }
+            });
         });
     }
 }

@@ -54,6 +54,7 @@ driver_calls! {
     capture_dependencies = b"cuStreamUpdateCaptureDependencies\0": fn(Stream, *const usize, usize, c_uint);
     stream_wait = b"cuStreamWaitEvent\0": fn(Stream, usize, c_uint);
     launch_host = b"cuLaunchHostFunc\0": fn(Stream, extern "C" fn(*mut c_void), *mut c_void);
+    need_stack = b"simNeedStack\0": fn(usize);
     event_create = b"cuEventCreate\0": fn(*mut usize, c_uint);
     event_record = b"cuEventRecord\0": fn(usize, Stream);
     event_destroy = b"cuEventDestroy_v2\0": fn(usize);
@@ -220,6 +221,12 @@ impl Driver {
     pub fn launch(&self, stream: Stream, function: extern "C" fn(*mut c_void), data: *mut c_void) -> Outcome {
         // SAFETY: the caller keeps `data` alive until the function has run (or for ever, if captured).
         check(unsafe { (self.launch_host)(stream, function, data) }, "cuLaunchHostFunc")
+    }
+
+    /// As launching a kernel with so many bytes of stack a thread: waits, if the device has to make room, for what runs there.
+    pub fn need_stack(&self, bytes: usize) -> Outcome {
+        // SAFETY: no pointers.
+        check(unsafe { (self.need_stack)(bytes) }, "simNeedStack")
     }
 
     /// Makes `later` wait for all that `earlier` holds now.

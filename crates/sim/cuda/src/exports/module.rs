@@ -6,6 +6,7 @@ use crate::code::{
 use crate::context;
 use crate::ffi::{In, Out, Text};
 use crate::module::{self, Function, Launch, SimLaunch};
+use crate::stack;
 use crate::stream;
 use crate::sync::lock;
 use crate::table::Handle;
@@ -185,6 +186,11 @@ exports! {
 
     fn cuFuncGetAttribute(value: Out<i32>, attribute: u32, function: Handle) {
         value.set(attribute_of(module::find_function(function)?.as_ref(), attribute)?)
+    }
+
+    fn simNeedStack(bytes: usize) {
+        stack::need(context::current()?.as_ref(), bytes);
+        Ok(())
     }
 
     fn cuFuncSetAttribute(function: Handle, attribute: u32, value: i32) {
