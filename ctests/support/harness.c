@@ -3,6 +3,7 @@
 #include "harness.h"
 
 #include <dlfcn.h>
+#include <execinfo.h>
 #include <limits.h>
 #include <pthread.h>
 #include <signal.h>
@@ -65,6 +66,15 @@ static void out_of_time(int signal_number) {
   _exit(STATUS_FAILED);
 }
 
+/* Where it crashed: in which library, at which offset. What this calls may allocate, but there is nothing to lose. */
+static void crashed(int signal_number) {
+  void* addresses[64];
+  int count = backtrace(addresses, 64);
+  signal(signal_number, SIG_DFL);
+  backtrace_symbols_fd(addresses, count, STDERR_FILENO);
+  raise(signal_number);
+}
+
 /* A run that reaches another library than it means to proves nothing: CTESTS_NCCL names the right one. */
 static void check_library(void) {
   const char* meant = getenv("CTESTS_NCCL");
@@ -97,6 +107,9 @@ void begin(const char* name, int seconds) {
   pthread_cond_init(&board->moved, &condition_attributes);
   check_library();
   signal(SIGALRM, out_of_time);
+  signal(SIGSEGV, crashed);
+  signal(SIGABRT, crashed);
+  signal(SIGBUS, crashed);
   const char* limit = getenv("CTESTS_TIMEOUT_S");
   alarm((unsigned)(limit ? atoi(limit) : seconds));
 }

@@ -9,7 +9,7 @@ the program counted must be in it, exactly as often: a test that never reached W
 the ranks of communicators meet, and the reports must say of them just what is in REASONS: "yes", or why not, apart by
 semicolons; without it they do not. Then strictness about leaks holds for the stand-in of libcuda, too. With --served
 the reports must count calls on that path. With --promised they must say of just as many communicators as the program
-foretold (support/team.h) that NCCL never built them; of a program that foretells nothing, that some were promises; with
+foretold (support/team.h) that NCCL never built them; of a program that foretells nothing, that some were promises (then the first of a device may be one, too: WINDLASS_WARM is off); with
 --reused, of just as many as it foretold that an ended one's was used again, of none where WINDLASS_PARK is 0.
 """
 
@@ -79,6 +79,8 @@ def environment(options):
         kept["WINDLASS_FABRIC"] = "on" if options.fabric else "off"
     if options.fabric:
         kept["WINDLASS_SIM_STRICT"] = "1"
+    if options.promised or options.reused:
+        kept["WINDLASS_WARM"] = "off"
     kept.update(pair.split("=", 1) for pair in options.set)
     return kept
 

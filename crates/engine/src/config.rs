@@ -79,7 +79,7 @@ pub const OPTIONS: &[Description] = &[
         name: "WINDLASS_WARM",
         values: "on, off",
         default: "on",
-        about: "Whether NCCL sends a byte from a rank to itself before the first message of ours on a device can run: launching its kernels for the first time waits for what runs there, so for a receive of ours that waits. Where the first communicator is a promise, NCCL makes one of one rank for it, which loads its kernels. off saves that time and memory in programs that never call a collective, or none while a receive waits.",
+        about: "Whether the first communicator of a device is NCCL's own, no promise, over which a rank sends itself a byte: the first launches of NCCL's kernels on a device wait for what runs there, so for a receive of ours that waits. off saves that time and memory in programs that never call a collective, or none while a receive waits.",
     },
     Description {
         name: "WINDLASS_PARK",

@@ -73,10 +73,11 @@ fn begin(birth: &Birth) -> Step {
     let (wish, configuration) = match (birth, birth.by_id()) {
         (Birth::InitAll { .. }, _) => return all(birth),
         (_, Some(asked)) => {
-            // Of a group NCCL makes all communicators at its end.
             let given = asked.given();
             let patience = match given {
+                // Of a group NCCL makes all communicators at its end.
                 _ if group::is_open() => Patience::None,
+                _ if !fabric::device_now().is_some_and(warming::is_warm) => Patience::None,
                 Given::Nothing | Given::Sound(_) => Patience::AsConfigured,
                 Given::Doubtful | Given::Wrong => Patience::None,
             };
@@ -122,7 +123,9 @@ fn take(wish: &Wish, device: Option<Ordinal>, configuration: &Configuration) -> 
 /// All ranks in this hand: they may be promises; otherwise NCCL makes them first.
 fn all(birth: &Birth) -> Step {
     let devices = birth.devices_asked().unwrap_or_default();
-    if group::is_open() || !fabric::is_patient(devices.len()) {
+    let is_patient =
+        fabric::is_patient(devices.len()) && devices.iter().all(|device| warming::is_warm(*device));
+    if group::is_open() || !is_patient {
         return Step::All;
     }
     let fates = fabric::all_here(&devices, Patience::AsConfigured);
@@ -196,7 +199,6 @@ fn finish(step: Step, birth: &Birth) {
 
 /// The application gets our handle.
 pub fn hand_out(place: Handle, promise: Arc<Promise>) {
-    warming::warm(promise.fabric(), promise.device(), promise.real());
     let (handle, fabric) = (promise.handle(), promise.fabric().clone());
     let ranks = fabric.contract().members.len() as i32;
     let identity = Identity { rank: fabric.rank() as i32, ranks, device: promise.device() };
@@ -223,7 +225,7 @@ pub fn warm(handle: ncclComm_t) {
         && let Some(fabric) = communicator.fabric(handle)
         && let Some(identity) = known::identity(handle)
     {
-        warming::warm(&fabric, identity.device, Some(handle));
+        warming::warm(&fabric, identity.device, handle);
     }
 }
 

@@ -2,21 +2,18 @@
 //! those of any kernel before: the device then makes room for all that fit on it. Kernels of ours may be running by then,
 //! waiting for a message that is to come after that very launch: a hang that NCCL alone has not, as its own kernel of messages
 //! ran first, which needs the most (seen on 2 H200 with 2.28.9: 1976 bytes a thread, 1736 to 1864 for collectives). So NCCL's
-//! kernel of messages runs once on a device before any of ours can: a rank's message of one byte to itself.
+//! kernel of messages runs once on a device before any of ours can: a rank's message of one byte to itself. It takes a
+//! communicator of NCCL's, so the first of a device is no promise.
 
 use std::collections::BTreeMap;
-use std::ptr::null_mut;
-use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nccl_sys::{ncclComm_t, ncclInternalError, ncclResult_t, ncclSuccess};
 
 use crate::config::{Switch, config};
 use crate::error::refuse;
 use crate::fabric::Fabric;
-use crate::forward::birth;
-use crate::forward::configuration::Kept;
-use crate::forward::known::{self, End};
+use crate::forward::known;
 use crate::gpu::stream::Stream;
 use crate::gpu::{self, Ordinal};
 
@@ -26,21 +23,32 @@ use super::on_device;
 /// for no other rank. The map's own lock is held for a look.
 static WARM: Mutex<BTreeMap<Ordinal, Arc<Mutex<bool>>>> = Mutex::new(BTreeMap::new());
 
-/// Before kernels of a new fabric can run on a device. `real` is NCCL's communicator of it, if there is one; otherwise NCCL makes
-/// one of one rank, which ends at once. After all ranks have met: what runs on this device may wait for them.
-pub fn warm(fabric: &Fabric, device: Ordinal, real: Option<ncclComm_t>) {
+fn of(device: Ordinal) -> Arc<Mutex<bool>> {
+    WARM.lock().unwrap_or_else(PoisonError::into_inner).entry(device).or_default().clone()
+}
+
+fn look(own: &Mutex<bool>) -> MutexGuard<'_, bool> {
+    own.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether a communicator on this device may be a promise.
+#[must_use]
+pub fn is_warm(device: Ordinal) -> bool {
+    config().warm == Switch::Off || *look(&of(device))
+}
+
+/// Before kernels of a new fabric can run on a device: its communicator, which NCCL has made. After all ranks have met, since what
+/// runs on this device may wait for them.
+pub fn warm(fabric: &Fabric, device: Ordinal, communicator: ncclComm_t) {
     if config().warm == Switch::Off {
         return;
     }
-    let own = WARM.lock().unwrap_or_else(PoisonError::into_inner).entry(device).or_default().clone();
-    let mut is_warm = own.lock().unwrap_or_else(PoisonError::into_inner);
+    let own = of(device);
+    let mut is_warm = look(&own);
     if std::mem::replace(&mut *is_warm, true) {
         return;
     }
-    let result = on_device(device, || match real {
-        Some(real) => message(fabric, real, fabric.rank()),
-        None => alone(fabric),
-    });
+    let result = on_device(device, || message(fabric, communicator));
     if result != ncclSuccess {
         // Nobody else is to try: what is wrong with this device, NCCL will say itself.
         ::log::warn!(
@@ -49,23 +57,8 @@ pub fn warm(fabric: &Fabric, device: Ordinal, real: Option<ncclComm_t>) {
     }
 }
 
-fn alone(fabric: &Fabric) -> ncclResult_t {
-    let place = AtomicPtr::new(null_mut());
-    let made = match birth::make_id() {
-        Ok(id) => birth::build(&place, 1, &id, 0, &Kept::Nothing),
-        Err(code) => code,
-    };
-    if made != ncclSuccess {
-        return made;
-    }
-    let one = place.load(Ordering::Acquire);
-    let ran = message(fabric, one, 0);
-    let ended = known::end(End::Destroy, one);
-    if ran == ncclSuccess { ended } else { ran }
-}
-
 /// From this rank to itself.
-fn message(fabric: &Fabric, communicator: ncclComm_t, rank: u32) -> ncclResult_t {
+fn message(fabric: &Fabric, communicator: ncclComm_t) -> ncclResult_t {
     let Some([from, to]) = fabric.scratch() else {
         return refuse(ncclInternalError, format_args!("a fabric without memory on this rank"));
     };
@@ -73,7 +66,7 @@ fn message(fabric: &Fabric, communicator: ncclComm_t, rank: u32) -> ncclResult_t
         Ok(stream) => stream,
         Err(failure) => return refuse(failure.result(), format_args!("{failure}")),
     };
-    let result = known::order(communicator, rank, from, to, stream.handle);
+    let result = known::order(communicator, fabric.rank(), from, to, stream.handle);
     match stream.wait() {
         Ok(()) => result,
         Err(failure) => refuse(failure.result(), format_args!("{failure}")),
