@@ -106,7 +106,16 @@ impl<'a> Lent<'a> {
         let member = self.contract.members.get(rank as usize).ok_or("no such rank")?;
         let peer = Peer { process: process_number(member.process), device_uuid: member.device.uuid };
         let arena = PeerArena::of(peer).map_err(words)?;
-        self.tested(rank, arena.map(place, memory, self.arena, &self.holds).map_err(words)?)
+        let began = Instant::now();
+        let mapped = arena.map(place, memory, self.arena, &self.holds).map_err(words)?;
+        let mapped_at = began.elapsed();
+        let tested = self.tested(rank, mapped);
+        let (mapped_us, tested_us) = (mapped_at.as_micros(), began.elapsed().as_micros());
+        log::debug!(
+            "rank {} mapped rank {rank}'s slice in {mapped_us} us, had tested it after {tested_us} us",
+            self.rank
+        );
+        tested
     }
 
     /// Reaches the slice of a peer in this process.
@@ -250,7 +259,13 @@ fn exchange(
         Sending { to: *to, payload: &payload, descriptors }
     };
     let sendings: Vec<Sending<'_>> = doors.iter().map(sending).collect();
+    let began = Instant::now();
     let parcels = preparation.door.exchange(preparation.token, &sendings, preparation.stop).map_err(words)?;
+    log::debug!(
+        "rank {} had the others' announcements {} us after its own",
+        lent.rank,
+        began.elapsed().as_micros()
+    );
     for (door, parcel) in doors.iter().zip(parcels) {
         let (rank, place, descriptors) = read(parcel).ok_or("a peer sent what cannot be read")?;
         let member = lent.contract.members.get(rank as usize);
