@@ -52,7 +52,7 @@ function(add_loader_test name label)
 endfunction()
 
 if(WINDLASS_LIBRARY_DIR)
-  foreach(name exports preload no_library search passing missing_names reentry early_calls own_new file_limit jemalloc)
+  foreach(name exports preload no_library search passing missing_names reentry early_calls own_new file_limit jemalloc second)
     add_loader_test(${name} sim)
   endforeach()
   if(WHEEL_CACHE_DIR)

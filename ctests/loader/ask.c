@@ -5,6 +5,8 @@
  *   version        ncclGetVersion
  *   string:CODE    ncclGetErrorString
  *   init           ncclCommInitAll of one rank
+ *   pair           ncclCommInitAll of two ranks
+ *   destroy        ncclCommDestroy of the one rank
  *   bcast broadcast reduce allgather    one call each on that communicator
  *   suspend        ncclCommSuspend, which older libraries lack
  *   world          ncclTeamWorld's first word, which older libraries lack and which returns a structure
@@ -13,6 +15,7 @@
  *   put            ncclPutSignal, eleven arguments, looked up
  *   team           ncclTeamWorld's three words, looked up
  *   toy:PATH       the toy's own counters
+ *   hold           waits until its standard input ends
  *   mapped         every mapped file whose name begins with libnccl or libwindlass */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -116,6 +119,16 @@ static void obey(char* word) {
   }
   else if (!strncmp(word, "string:", 7)) printf("string %s\n", ncclGetErrorString((ncclResult_t)atoi(word + 7)));
   else if (!strcmp(word, "init")) printf("init %d\n", (int)ncclCommInitAll(&communicator, 1, NULL));
+  else if (!strcmp(word, "pair")) {
+    ncclComm_t pair[2];
+    printf("pair %d\n", (int)ncclCommInitAll(pair, 2, NULL));
+  }
+  else if (!strcmp(word, "destroy")) printf("destroy %d\n", (int)ncclCommDestroy(communicator));
+  else if (!strcmp(word, "hold")) {
+    printf("hold\n");
+    fflush(stdout);
+    while (getchar() != EOF) continue;
+  }
   else if (!strcmp(word, "bcast")) printf("bcast %d\n", (int)ncclBcast(NULL, 0, ncclInt8, 0, communicator, NULL));
   else if (!strcmp(word, "broadcast"))
     printf("broadcast %d\n", (int)ncclBroadcast(NULL, NULL, 0, ncclInt8, 0, communicator, NULL));

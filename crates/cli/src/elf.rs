@@ -1,8 +1,9 @@
 //! What an ELF file says about itself: how it is loaded, what it needs, what NCCL functions it exports.
 
 use anyhow::{Context, Result, bail};
+use nccl_sys::exported::Exports;
 use object::elf;
-use object::read::elf::{Dyn, FileHeader, ProgramHeader, Sym};
+use object::read::elf::{Dyn, FileHeader, ProgramHeader, Sym, VersionTable};
 use object::read::{FileKind, ReadCache, ReadRef};
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -130,6 +131,32 @@ fn read_class<Header: FileHeader<Endian = object::Endianness>>(
     Ok(found)
 }
 
+/// Whose functions the file at `path` exports, asked from its hash table: [`read`] would look at every symbol.
+pub fn exports(path: &Path) -> Result<Exports> {
+    let file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let data = ReadCache::new(file);
+    exports_of(&data).with_context(|| format!("{} is no ELF file of 64 bits, or damaged", path.display()))
+}
+
+fn exports_of(data: &ReadCache<File>) -> object::read::Result<Exports> {
+    let header = elf::FileHeader64::<object::Endianness>::parse(data)?;
+    let endian = header.endian()?;
+    let sections = header.sections(endian, data)?;
+    let symbols = sections.symbols(endian, data, elf::SHT_DYNSYM)?;
+    let gnu_hash = sections.gnu_hash(endian, data)?;
+    let hash = sections.hash(endian, data)?;
+    let versions = VersionTable::default();
+    Ok(Exports::by(|name| {
+        let name = name.to_bytes();
+        let found = match (&gnu_hash, &hash) {
+            (Some((table, _)), _) => table.find(endian, name, elf::gnu_hash(name), None, &symbols, &versions),
+            (None, Some((table, _))) => table.find(endian, name, elf::hash(name), None, &symbols, &versions),
+            (None, None) => None,
+        };
+        found.is_some_and(|(_, symbol)| !symbol.is_undefined(endian))
+    }))
+}
+
 /// The interpreter line of a script: the program and its argument.
 pub fn script_interpreter(path: &Path) -> Option<(PathBuf, Option<String>)> {
     let data = ReadCache::new(File::open(path).ok()?);
@@ -158,6 +185,36 @@ mod tests {
         assert_eq!((own.bits, own.machine), (Bits::Is64, native_machine()));
         assert!(own.has_loader && !own.is_nccl() && !own.is_windlass());
         assert!(own.needed.iter().any(|name| name == "libc.so.6"), "{:?}", own.needed);
+    }
+
+    /// Exports are found in the hash table: none of NCCL's in this program, all in a library made so.
+    #[test]
+    fn exports_by_hash() {
+        assert_eq!(exports(&std::env::current_exe().unwrap()).unwrap(), Exports::Other);
+        assert!(exports(Path::new("/etc/passwd")).is_err());
+        let folder = tempfile::tempdir().unwrap();
+        let source = folder.path().join("library.c");
+        for style in ["gnu", "sysv"] {
+            for (text, expected) in [
+                ("int ncclCommInitRank(void) { return 0; }", Exports::Nccl),
+                (
+                    "int ncclCommInitRank(void) { return 0; } int windlassGetVersion(void) { return 0; }",
+                    Exports::Windlass,
+                ),
+                ("int ncclCommInitRank(void); int call(void) { return ncclCommInitRank(); }", Exports::Other),
+                (
+                    "static int ncclCommInitRank(void) { return 0; } int call(void) { return ncclCommInitRank(); }",
+                    Exports::Other,
+                ),
+            ] {
+                std::fs::write(&source, text).unwrap();
+                let library = folder.path().join("library.so");
+                let mut compiler = std::process::Command::new("cc");
+                compiler.args(["-shared", "-fPIC", &format!("-Wl,--hash-style={style}"), "-o"]);
+                assert!(compiler.arg(&library).arg(&source).status().unwrap().success());
+                assert_eq!(exports(&library).unwrap(), expected, "{style}: {text}");
+            }
+        }
     }
 
     /// A text file is refused by name.

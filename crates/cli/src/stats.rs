@@ -4,7 +4,7 @@ use crate::text;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use std::io::{ErrorKind, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 use windlass_engine::stats::snapshot::Snapshot;
 use windlass_engine::stats::{report, segment};
@@ -59,7 +59,7 @@ fn pause(seconds: f64) -> Result<Duration> {
 fn look(options: &Options) -> Result<String> {
     let mut seen = Vec::new();
     for path in segment::list() {
-        let Some(process) = process_of(&path) else { continue };
+        let Some(process) = segment::owner(&path).map(|owner| owner.process) else { continue };
         if options.process.is_some_and(|wanted| wanted != process) {
             continue;
         }
@@ -95,19 +95,15 @@ fn look(options: &Options) -> Result<String> {
 /// Removes the counters of processes that are gone. Only a killed process leaves any.
 fn clean(wanted: Option<u32>) -> Result<()> {
     for path in segment::list() {
-        let gone = process_of(&path)
-            .is_some_and(|process| wanted.is_none_or(|wanted| wanted == process) && !is_alive(process));
+        let gone = segment::owner(&path).is_some_and(|owner| {
+            wanted.is_none_or(|wanted| wanted == owner.process) && !is_alive(owner.process)
+        });
         if gone {
             std::fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
             text::print(format!("removed {}\n", path.display()))?;
         }
     }
     Ok(())
-}
-
-/// The process in a segment's name, `windlass-USER-PROCESS-TIME`.
-fn process_of(path: &Path) -> Option<u32> {
-    path.file_name()?.to_str()?.split('-').nth(2)?.parse().ok()
 }
 
 fn is_alive(process: u32) -> bool {
@@ -145,13 +141,6 @@ fn overview(seen: &[(Snapshot, bool)]) -> String {
 mod tests {
     use super::*;
     use crate::counts::tests::snapshot;
-
-    /// The process is the third part of a segment's name.
-    #[test]
-    fn names() {
-        assert_eq!(process_of(Path::new("/dev/shm/windlass-0-4711-18b3")), Some(4711));
-        assert_eq!(process_of(Path::new("/dev/shm/windlass-sim")), None);
-    }
 
     /// One line a process, with sums over paths; the dead are marked.
     #[test]

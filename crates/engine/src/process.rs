@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Once;
 use std::sync::atomic::Ordering;
 
-use nccl_sys::{open, slots};
+use nccl_sys::{open, second, slots};
 use once_cell::sync::OnceCell;
 
 use crate::config::{Form, Report, Switch, complaints, config, expand_file_name};
@@ -79,11 +79,36 @@ pub fn first_communicator() {
         }
         slots::PASSED.store(segment::current().passed.as_ptr().cast_mut(), Ordering::Release);
         describe_process();
+        warn_of_second_nccl();
         // SAFETY: both functions are of this library, which stays mapped.
         unsafe {
             libc::atexit(at_exit);
             libc::pthread_atfork(None, None, Some(in_child));
         }
+    });
+}
+
+/// The first promise is made. Its handle is ours, which a second NCCL refuses: looked for once more, since programs may map
+/// one after their first communicator.
+pub fn first_promise() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(warn_of_second_nccl);
+}
+
+/// Where the log has no warnings nobody would hear, and nothing is looked for.
+fn warn_of_second_nccl() {
+    static SAID: Once = Once::new();
+    if !::log::log_enabled!(::log::Level::Warn) || SAID.is_completed() {
+        return;
+    }
+    let (Some(opened), [first, ..]) = (open::opened(), &second::beside_the_opened()[..]) else { return };
+    SAID.call_once(|| {
+        ::log::warn!(
+            "a second NCCL is mapped: {} beside {}; calls into it bypass Windlass, and it refuses communicators that are \
+             promises (WINDLASS_LAZY=off makes none)",
+            first.display(),
+            opened.path.display()
+        );
     });
 }
 

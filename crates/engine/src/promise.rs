@@ -30,7 +30,7 @@ use crate::fabric::Fabric;
 use crate::forward::birth;
 use crate::forward::known::{self, End};
 use crate::gpu::{self, Home, Ordinal, StreamHandle};
-use crate::guard;
+use crate::{guard, process};
 
 use handle::Minted;
 pub use kept::Registrations;
@@ -132,6 +132,7 @@ const INIT_WITHIN: Duration = Duration::from_secs(3);
 impl Promise {
     /// A new one, which an ended one's communicator honours if all ranks have it. Nobody knows its handle yet.
     pub fn new(fabric: Arc<Fabric>, device: Ordinal, built: Option<Built>) -> Arc<Promise> {
+        process::first_promise();
         Arc::new(Promise {
             handle: Minted::new(),
             fabric,

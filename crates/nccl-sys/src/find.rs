@@ -161,7 +161,7 @@ mod tests {
             soname: Some(soname.into()),
             needed: needed.iter().map(OsString::from).collect(),
             search_path: search.iter().map(PathBuf::from).collect(),
-            text: (0, 0),
+            ..Object::default()
         }
     }
 

@@ -7,6 +7,7 @@
 //! * [`missing`]: answers where there is nothing to call.
 //! * [`open`]: opening the real library, once.
 //! * [`find`]: where it is looked for; [`objects`] and [`cache`] are what the search reads.
+//! * [`second`]: whether another NCCL is mapped beside it; [`exported`] is how one is recognised.
 
 #![allow(non_upper_case_globals)]
 
@@ -24,7 +25,11 @@ pub mod open;
 
 pub mod find;
 
+pub mod second;
+
 pub mod objects;
+
+pub mod exported;
 
 pub mod cache;
 

@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 
 use libc::{c_char, c_int, c_void, dl_phdr_info, size_t};
 
+use crate::exported::{Exports, Tables};
+
 /// A mapped object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Object {
@@ -19,15 +21,20 @@ pub struct Object {
     pub search_path: Vec<PathBuf>,
     /// First address and length of its executable segments together.
     pub text: (usize, usize),
+    /// Whose functions it exports.
+    pub exports: Exports,
 }
 
 // Tags of ELF's dynamic section.
 const DT_NULL: i64 = 0;
 const DT_NEEDED: i64 = 1;
+const DT_HASH: i64 = 4;
 const DT_STRTAB: i64 = 5;
+const DT_SYMTAB: i64 = 6;
 const DT_SONAME: i64 = 14;
 const DT_RPATH: i64 = 15;
 const DT_RUNPATH: i64 = 29;
+const DT_GNU_HASH: i64 = 0x6fff_fef5;
 
 #[repr(C)]
 struct DynamicEntry {
@@ -91,15 +98,15 @@ fn read_dynamic(object: &mut Object, base: usize, entries: *const DynamicEntry) 
         // SAFETY: a mapped object's dynamic section ends with DT_NULL, and reading stops there.
         (0..).map(move |i| unsafe { &*entries.add(i) }).take_while(|entry| entry.tag != DT_NULL)
     };
-    let Some(strings) = entries().find(|entry| entry.tag == DT_STRTAB) else { return };
-    let mut strings = strings.value as usize;
-    if strings < base {
-        // The loader leaves read-only dynamic sections (the kernel's object) unrelocated.
-        strings += base;
+    let tables = tables(base, entries());
+    if tables.strings == 0 {
+        return;
     }
+    // SAFETY: the tables of a mapped object, and we hold the loader's lock.
+    object.exports = Exports::by(|name| unsafe { tables.define(name) });
     let text = |entry: &DynamicEntry| {
         // SAFETY: string values of the dynamic section are offsets into its string table.
-        let bytes = unsafe { CStr::from_ptr((strings + entry.value as usize) as *const c_char) };
+        let bytes = unsafe { CStr::from_ptr((tables.strings + entry.value as usize) as *const c_char) };
         OsStr::from_bytes(bytes.to_bytes()).to_owned()
     };
     for entry in entries() {
@@ -113,6 +120,23 @@ fn read_dynamic(object: &mut Object, base: usize, entries: *const DynamicEntry) 
             _ => {}
         }
     }
+}
+
+fn tables<'a>(base: usize, entries: impl Iterator<Item = &'a DynamicEntry>) -> Tables {
+    let mut tables = Tables::default();
+    for entry in entries {
+        let place = match entry.tag {
+            DT_STRTAB => &mut tables.strings,
+            DT_SYMTAB => &mut tables.symbols,
+            DT_GNU_HASH => &mut tables.gnu_hash,
+            DT_HASH => &mut tables.hash,
+            _ => continue,
+        };
+        let address = entry.value as usize;
+        // The loader leaves read-only dynamic sections (the kernel's object) unrelocated.
+        *place = if address < base { address + base } else { address };
+    }
+    tables
 }
 
 /// Splits a RPATH, RUNPATH or LD_LIBRARY_PATH and replaces `$ORIGIN` by the folder of `object`.
@@ -152,6 +176,48 @@ mod tests {
         assert!(objects[0].needed.iter().any(|name| name == "libc.so.6"));
         let ours = holding(&objects, sees_this_program as *const () as usize).unwrap();
         assert_eq!(ours.path, objects[0].path);
+    }
+
+    /// What an object exports is found in its own tables, of the kernel's object too; what it only needs is not, and
+    /// both kinds of tables say the same.
+    #[test]
+    fn sees_exports() {
+        let exporting = |name: &CStr| {
+            let mut seen = (name, Vec::<String>::new());
+            // SAFETY: `note` is called with this very pair.
+            unsafe { libc::dl_iterate_phdr(Some(note), (&raw mut seen).cast()) };
+            seen.1
+        };
+        let printf = exporting(c"printf");
+        assert!(printf.len() == 1 && printf[0].ends_with("/libc.so.6"), "{printf:?}");
+        assert_eq!(exporting(c"__vdso_gettimeofday"), ["linux-vdso.so.1"]);
+        assert_eq!(exporting(c"no_such_function"), Vec::<String>::new());
+        assert!(mapped().iter().all(|object| object.exports == Exports::Other));
+    }
+
+    unsafe extern "C" fn note(info: *mut dl_phdr_info, _size: size_t, data: *mut c_void) -> c_int {
+        // SAFETY: as in `collect`.
+        let (info, seen) = unsafe { (&*info, &mut *data.cast::<(&CStr, Vec<String>)>()) };
+        // SAFETY: as in `collect`.
+        let headers = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum as usize) };
+        let Some(dynamic) = headers.iter().find(|header| header.p_type == libc::PT_DYNAMIC) else { return 0 };
+        let base = info.dlpi_addr as usize;
+        let entries = base.wrapping_add(dynamic.p_vaddr as usize) as *const DynamicEntry;
+        // SAFETY: as in `read_dynamic`.
+        let entries = (0..).map(|i| unsafe { &*entries.add(i) }).take_while(|entry| entry.tag != DT_NULL);
+        let all = tables(base, entries);
+        let kinds = [Tables { hash: 0, ..all }, Tables { gnu_hash: 0, ..all }];
+        // SAFETY: the tables of a mapped object, and we hold the loader's lock.
+        let answers = kinds.map(|tables| unsafe { tables.define(seen.0) });
+        let has = [all.gnu_hash != 0, all.hash != 0];
+        if has == [true, true] {
+            assert_eq!(answers[0], answers[1]);
+        }
+        if answers.contains(&true) {
+            // SAFETY: the loader's name of it.
+            seen.1.push(unsafe { CStr::from_ptr(info.dlpi_name) }.to_string_lossy().into_owned());
+        }
+        0
     }
 
     /// `$ORIGIN` in both spellings is the object's folder; empty parts vanish.

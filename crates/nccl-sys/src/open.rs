@@ -8,13 +8,11 @@ use std::sync::atomic::Ordering;
 use libloading::os::unix::Library;
 use once_cell::sync::OnceCell;
 
+use crate::exported::MARK;
 use crate::find::{self, Candidate, Surroundings};
 use crate::missing;
 use crate::objects::{self, Object};
 use crate::slots::{self, Description, ENTRIES, Entry, SLOTS};
-
-/// A function that every Windlass library exports, and no NCCL: how we know ourselves and our copies.
-pub const MARK: &CStr = c"windlassGetVersion";
 
 /// The opened library.
 #[derive(Debug)]

@@ -1,5 +1,6 @@
 //! What `doctor` looks at.
 
+use super::running::{self, Running};
 use crate::asking::{self, Gpus};
 use crate::elf;
 use crate::installation;
@@ -55,6 +56,8 @@ pub struct Facts {
     pub switches: BTreeMap<String, String>,
     /// What Windlass's own reading of its variables complains about.
     pub option_complaints: Vec<String>,
+    /// Programs of this user that run over Windlass.
+    pub processes: Vec<Running>,
 }
 
 /// The real library.
@@ -126,6 +129,7 @@ pub fn gather(named: Option<&Path>, command: Option<&OsStr>) -> Facts {
         })
         .collect();
     facts.option_complaints = windlass_engine::config::parse(environment.into_iter()).1;
+    facts.processes = running::look();
     facts
 }
 

@@ -1,6 +1,7 @@
 //! What the facts mean.
 
 use super::facts::{Facts, NcclFacts};
+use super::running::Running;
 use crate::asking::{Gpus, Pair};
 use crate::nccl::version_text;
 use serde::Serialize;
@@ -51,6 +52,7 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
         )),
     }
     surroundings(facts, &mut findings);
+    facts.processes.iter().for_each(|running| second_nccl(running, &mut findings));
     findings.0
 }
 
@@ -208,6 +210,22 @@ fn surroundings(facts: &Facts, findings: &mut Findings) {
     }
 }
 
+/// Handles of promises are ours: another NCCL answers ncclInvalidArgument to them, and calls into it pass us by.
+fn second_nccl(running: &Running, findings: &mut Findings) {
+    let Running { process, command, nccl } = running;
+    let [first, others @ ..] = &nccl[..] else { return };
+    if others.is_empty() {
+        return;
+    }
+    let others: Vec<String> = others.iter().map(|path| path.display().to_string()).collect();
+    findings.limited(format!(
+        "process {process} ({command}) has a second NCCL mapped: {} beside {}; calls into it bypass Windlass, and it \
+         refuses communicators that are promises (WINDLASS_LAZY=off makes none)",
+        others.join(", "),
+        first.display()
+    ));
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -243,10 +261,17 @@ mod tests {
         (worst.level, worst.what.clone())
     }
 
+    fn running(nccl: &[&str]) -> Running {
+        let nccl = nccl.iter().map(std::path::PathBuf::from).collect();
+        Running { process: 7, command: "python3 train.py".into(), nccl }
+    }
+
     /// A machine as it should be.
     #[test]
     fn all_good() {
         assert_eq!(worst(&good()).0, Level::Good, "{:?}", judge(&good()));
+        let with_one = Facts { processes: vec![running(&["/a/libnccl.so.2"]), running(&[])], ..good() };
+        assert_eq!(judge(&with_one), judge(&good()));
     }
 
     /// What keeps Windlass from taking effect.
@@ -304,6 +329,10 @@ mod tests {
             (switch("NCCL_CUMEM_ENABLE", "0"), "no pool"),
             (switch("NCCL_ALGO", "Ring"), "NCCL_ALGO=Ring"),
             (Facts { option_complaints: vec!["WINDLASS_LGO is unknown".into()], ..good() }, "WINDLASS_LGO"),
+            (
+                Facts { processes: vec![running(&["/a/libnccl.so.2", "/b/libnccl.so.2"])], ..good() },
+                "process 7 (python3 train.py) has a second NCCL mapped: /b/libnccl.so.2 beside /a/libnccl.so.2",
+            ),
         ] {
             let (level, found) = worst(&facts);
             assert!(level == Level::Limited && found.contains(what), "{what}: {found}");

@@ -1,8 +1,10 @@
-//! `windlass doctor`: what would load and why, what this machine can do, and what stands in the way.
+//! `windlass doctor`: what would load and why, what this machine can do, and what stands in the way, also of programs
+//! that run already.
 
 mod facts;
 mod findings;
 mod print;
+mod running;
 
 use crate::text;
 use anyhow::Result;

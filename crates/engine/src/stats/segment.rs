@@ -161,6 +161,21 @@ pub fn list() -> Vec<PathBuf> {
     paths
 }
 
+/// Whose a segment is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Owner {
+    /// The user's number.
+    pub user: u32,
+    /// The process, which may have ended.
+    pub process: u32,
+}
+
+/// By the segment's name, `windlass-USER-PROCESS-TIME`; none for other files.
+pub fn owner(path: &FilePath) -> Option<Owner> {
+    let mut parts = path.file_name()?.to_str()?.strip_prefix(PREFIX)?.split('-');
+    Some(Owner { user: parts.next()?.parse().ok()?, process: parts.next()?.parse().ok()? })
+}
+
 /// Takes the memory now: a write into shared memory that is full kills the process, and so does taking more than
 /// the process's limit of file sizes (SIGXFSZ).
 fn reserve(file: &File) -> io::Result<()> {
@@ -212,3 +227,16 @@ pub fn read_text(field: &[AtomicU8]) -> String {
 }
 
 const _: () = assert!(nccl_sys::slots::COUNT <= ENTRIES_MAX);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// User and process are the second and third part of a segment's name.
+    #[test]
+    fn names() {
+        let owner = |name: &str| owner(&FilePath::new(FOLDER).join(name));
+        assert_eq!(owner("windlass-1000-4711-18b3"), Some(Owner { user: 1000, process: 4711 }));
+        assert_eq!((owner("windlass-sim"), owner("other-0-4711-1")), (None, None));
+    }
+}

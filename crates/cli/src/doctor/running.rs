@@ -1,0 +1,203 @@
+//! Programs of this user that run over Windlass now, and the NCCLs that are mapped in each.
+//!
+//! A program is known by its counters in shared memory, so from its first communicator on, and not with
+//! `WINDLASS_STATS=off`. Programs whose maps cannot be read are passed over.
+
+use crate::elf;
+use nccl_sys::exported::Exports;
+use serde::Serialize;
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use windlass_engine::stats::segment::{self, Owner};
+use windlass_engine::stats::snapshot::Snapshot;
+
+/// Of a command line, this many bytes are told.
+const COMMAND_MAX: usize = 120;
+
+/// A program.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Running {
+    pub process: u32,
+    /// Its command line, shortened.
+    pub command: String,
+    /// Every real NCCL that is mapped, the one that Windlass opened first. More than one is trouble.
+    pub nccl: Vec<PathBuf>,
+}
+
+/// What was found of files, by device and inode: many processes map the same.
+type Seen = HashMap<(String, u64), Option<Exports>>;
+
+/// Looks at every such program.
+pub fn look() -> Vec<Running> {
+    let user = rustix::process::getuid().as_raw();
+    let mut seen = Seen::new();
+    let segments = segment::list().into_iter().filter_map(|path| Some((segment::owner(&path)?, path)));
+    let own = segments.filter(|(owner, _)| owner.user == user);
+    own.filter_map(|(Owner { process, .. }, path)| look_at(process, &path, &mut seen)).collect()
+}
+
+/// None where the segment is a dead process's, whose number another may have now: who has it does not map the segment.
+fn look_at(process: u32, segment: &Path, seen: &mut Seen) -> Option<Running> {
+    let folder = PathBuf::from(format!("/proc/{process}"));
+    let maps = parse(&std::fs::read(folder.join("maps")).ok()?);
+    maps.iter().find(|mapping| mapping.path.file_name() == segment.file_name())?;
+    let opened = segment::open(segment).map(|segment| Snapshot::of(segment).nccl_path);
+    let mut files = code(&maps);
+    // The sort is stable: all others stay in the order of addresses.
+    files.sort_by_key(|mapping| !opened.as_ref().is_ok_and(|opened| mapping.path == Path::new(opened)));
+    let mut exports = |mapping: &Mapping| {
+        let identity = (mapping.device.clone(), mapping.inode);
+        *seen.entry(identity).or_insert_with(|| mapping.exports(&folder))
+    };
+    let judged: Vec<_> = files.iter().map(|mapping| (*mapping, exports(mapping))).collect();
+    Some(Running { process, command: command(&folder), nccl: real(&judged) })
+}
+
+/// The real NCCLs. A file that cannot be read (deleted) is judged by its name, unless it may be Windlass itself.
+fn real(judged: &[(&Mapping, Option<Exports>)]) -> Vec<PathBuf> {
+    let windlass_is_known = judged.iter().any(|(_, exports)| *exports == Some(Exports::Windlass));
+    let is_real = |(mapping, exports): &(&Mapping, Option<Exports>)| match exports {
+        Some(exports) => *exports == Exports::Nccl,
+        None => windlass_is_known && mapping.is_named_nccl(),
+    };
+    judged.iter().filter(|file| is_real(file)).map(|(mapping, _)| mapping.path.clone()).collect()
+}
+
+fn command(folder: &Path) -> String {
+    let line = std::fs::read(folder.join("cmdline")).unwrap_or_default();
+    let text = String::from_utf8_lossy(&line).trim_end_matches('\0').replace(['\0', '\n'], " ");
+    match text.char_indices().find(|(at, _)| *at >= COMMAND_MAX) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text,
+    }
+}
+
+/// A line of `/proc/PID/maps`.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Mapping {
+    /// First and last address, as hexadecimal digits.
+    range: (String, String),
+    is_code: bool,
+    device: String,
+    inode: u64,
+    path: PathBuf,
+    is_deleted: bool,
+}
+
+impl Mapping {
+    /// Asked from the mapped file itself where the kernel lets us, else by its path as the process sees it; none if neither
+    /// can be read.
+    fn exports(&self, folder: &Path) -> Option<Exports> {
+        let (start, end) = &self.range;
+        let mapped = folder.join("map_files").join(format!("{start}-{end}"));
+        let root = folder.join("root");
+        let by_path =
+            self.path.strip_prefix("/").ok().filter(|_| !self.is_deleted).map(|path| root.join(path));
+        std::iter::once(mapped).chain(by_path).find_map(|file| elf::exports(&file).ok())
+    }
+
+    fn is_named_nccl(&self) -> bool {
+        self.path.file_name().is_some_and(|name| name.as_bytes().starts_with(b"libnccl.so"))
+    }
+}
+
+fn parse(maps: &[u8]) -> Vec<Mapping> {
+    maps.split(|byte| *byte == b'\n').filter_map(parse_line).collect()
+}
+
+/// `start-end permissions offset device inode path`, of which mappings of no file have no path.
+fn parse_line(line: &[u8]) -> Option<Mapping> {
+    let mut rest = line;
+    let mut words = [""; 5];
+    for word in &mut words {
+        let end = rest.iter().position(|byte| *byte == b' ')?;
+        *word = std::str::from_utf8(&rest[..end]).ok()?;
+        rest = rest[end..].trim_ascii_start();
+    }
+    let [range, permissions, _, device, inode] = words;
+    let (path, is_deleted) = match rest.strip_suffix(b" (deleted)") {
+        Some(path) => (path, true),
+        None => (rest, false),
+    };
+    // The folder `map_files` names them without leading zeros.
+    let (start, end) = range.split_once('-')?;
+    let digits = |text: &str| text.trim_start_matches('0').to_owned();
+    path.starts_with(b"/").then(|| Mapping {
+        range: (digits(start), digits(end)),
+        is_code: permissions.contains('x'),
+        device: device.to_owned(),
+        inode: inode.parse().unwrap_or(0),
+        path: PathBuf::from(OsStr::from_bytes(path)),
+        is_deleted,
+    })
+}
+
+/// The files from which code is mapped, each once: by device and inode, as a path may have been replaced.
+fn code(maps: &[Mapping]) -> Vec<&Mapping> {
+    let mut known = std::collections::HashSet::new();
+    maps.iter().filter(|map| map.is_code && known.insert((&map.device, map.inode))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAPS: &[u8] = b"\
+00400000-00452000 r-xp 00000000 08:02 173521      /usr/bin/my program
+7f10-7f20 rw-s 00000000 00:18 5    /dev/shm/windlass-0-1-a
+7f20-7f30 r--p 00000000 08:02 7    /a/libnccl.so.2
+7f30-7f40 r-xp 00001000 08:02 7    /a/libnccl.so.2
+7f40-7f50 r-xp 00001000 08:02 8    /a/libnccl.so.2 (deleted)
+7f50-7f60 r-xp 00001000 08:02 7    /link/libnccl.so.2
+7f60-7f70 rw-p 00000000 00:00 0
+7f70-7f80 r-xp 00000000 00:00 0    [vdso]
+";
+
+    /// Files with code, each once by device and inode; paths may have spaces.
+    #[test]
+    fn reads_maps() {
+        let maps = parse(MAPS);
+        let files = code(&maps);
+        let seen: Vec<_> =
+            files.iter().map(|file| (file.path.to_str().unwrap(), file.inode, file.is_deleted)).collect();
+        assert_eq!(
+            seen,
+            [
+                ("/usr/bin/my program", 173521, false),
+                ("/a/libnccl.so.2", 7, false),
+                ("/a/libnccl.so.2", 8, true)
+            ]
+        );
+        assert_eq!(files[0].range, ("400000".into(), "452000".into()));
+        assert_eq!(parse(b"nonsense\n7f10-7f20 r-xp\n"), []);
+    }
+
+    /// What exports decides; names only of what cannot be read, and only where it cannot be Windlass.
+    #[test]
+    fn real_ones() {
+        let file = |path: &str| Mapping { path: path.into(), ..Mapping::default() };
+        let [nccl, plugin, ours, other] =
+            ["/a/libnccl.so.2", "/a/libnccl-net.so", "/w/libnccl.so.2", "/x/libtorch.so"].map(file);
+        let read = [
+            (&nccl, Some(Exports::Nccl)),
+            (&plugin, Some(Exports::Other)),
+            (&ours, Some(Exports::Windlass)),
+            (&other, Some(Exports::Nccl)),
+        ];
+        assert_eq!(real(&read), [nccl.path.clone(), other.path.clone()]);
+        let gone =
+            [(&nccl, Some(Exports::Nccl)), (&plugin, None), (&ours, Some(Exports::Windlass)), (&nccl, None)];
+        assert_eq!(real(&gone), [nccl.path.clone(), nccl.path.clone()]);
+        assert_eq!(real(&[(&nccl, Some(Exports::Nccl)), (&ours, None)]).len(), 1);
+    }
+
+    /// This very process runs over no Windlass: without its segment it is not told of, though its maps can be read.
+    #[test]
+    fn strangers() {
+        let segment = Path::new("/dev/shm/windlass-0-1-no-such");
+        assert_eq!(look_at(std::process::id(), segment, &mut Seen::new()), None);
+        assert!(command(Path::new("/proc/self")).len() <= COMMAND_MAX + 3);
+    }
+}
