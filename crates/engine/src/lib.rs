@@ -50,6 +50,8 @@ pub mod error;
 
 pub mod guard;
 
+pub mod descriptor;
+
 // Words that all of them use.
 pub mod call;
 

@@ -68,7 +68,6 @@ pub mod gathering;
 pub mod inquiry;
 pub mod listener;
 pub mod message;
-pub mod ours;
 pub mod party;
 pub mod place;
 pub mod poll;
@@ -88,6 +87,7 @@ use once_cell::sync::OnceCell;
 
 use crate::config::config;
 use crate::contract::{Token, Version};
+use crate::descriptor::Ours;
 use card::{Card, Id};
 use colors::{Willing, Word};
 use counts::Counts;
@@ -95,7 +95,6 @@ use derived::Invitation;
 use descriptors::Door;
 use facts::Facts;
 use message::FromRank;
-use ours::Ours;
 use reactor::{Command, Expected, Host, Lobby, NewMeeting, Reactor, Shared};
 use verdict::Verdict;
 
@@ -182,7 +181,7 @@ pub fn is_in_child() -> bool {
 /// For a child just forked: closes our descriptors, and lets nothing of ours begin there. Takes no lock.
 pub fn in_child() {
     FORKED.store(true, Ordering::Relaxed);
-    ours::close_in_child();
+    crate::descriptor::close_in_child();
 }
 
 impl Rendezvous {

@@ -9,7 +9,7 @@ use once_cell::sync::OnceCell;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::arena::{self, Arena, Event, Holds, LeaseId, Slice};
-use crate::rendezvous::ours::Ours;
+use crate::descriptor::Ours;
 use crate::rendezvous::{self, Membership};
 use crate::{guard, process};
 

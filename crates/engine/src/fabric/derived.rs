@@ -14,13 +14,13 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::contract::{Contract, Token};
+use crate::descriptor::Ours;
 use crate::forward::configuration;
 use crate::gpu::Ordinal;
 use crate::rendezvous::Canceller;
 use crate::rendezvous::colors::{Course, Willing, Word};
 use crate::rendezvous::derived::{Invitation, Making, NOBODY, child};
 use crate::rendezvous::facts::Waiting;
-use crate::rendezvous::ours::Ours;
 use crate::rendezvous::verdict::{Failure, Reason, Verdict};
 
 use super::{Asked, Fabric, Patience, rendezvous, settle, unreachable, wish};

@@ -9,10 +9,10 @@ use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
 use crate::arena::{self, Arena, Holds, Member, Peer, PeerArena, PeerSlice, Place, Slice};
 use crate::contract::{Contract, RANKS_MAX, Token};
+use crate::descriptor::Ours;
 use crate::mailbox::{Layout, Mailbox};
 use crate::rendezvous::Preparation;
 use crate::rendezvous::descriptors::{Parcel, Sending};
-use crate::rendezvous::ours::Ours;
 
 use windlass_kernels::launch::Geometry;
 

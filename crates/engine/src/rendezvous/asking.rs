@@ -19,8 +19,8 @@ use rustix::net::{
 use crate::contract::Token;
 
 use super::descriptors::{address, socket};
-use super::ours::Ours;
 use super::place;
+use crate::descriptor::Ours;
 
 /// Bytes of a question or an answer.
 pub const WORDS_BYTES_MAX: usize = 512;

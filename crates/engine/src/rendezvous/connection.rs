@@ -9,8 +9,8 @@ use rustix::net::{
 };
 
 use super::message::{Front, front};
-use super::ours::Ours;
 use super::poll::Watched;
+use crate::descriptor::Ours;
 
 /// Whether the other side may still say something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

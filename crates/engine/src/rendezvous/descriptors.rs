@@ -23,9 +23,9 @@ use rustix::net::{
 use crate::contract::Token;
 use crate::contract::bytes::{Reader, Writer};
 
-use super::ours::Ours;
 use super::place;
 use super::poll::Flag;
+use crate::descriptor::Ours;
 
 /// Descriptors in one parcel.
 pub const DESCRIPTORS_MAX: usize = 1024;

@@ -158,7 +158,7 @@ impl Way {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rendezvous::ours::Ours;
+    use crate::descriptor::Ours;
     use crate::rendezvous::poll::Poll;
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair, sockopt};
     use std::io::{Read, Write};

@@ -3,9 +3,10 @@
 use std::net::{Ipv4Addr, TcpListener};
 
 use windlass_engine::arena;
+use windlass_engine::descriptor;
 use windlass_engine::fabric::{self, Asked, Fate, Patience, Wish};
 use windlass_engine::rendezvous::card::Id;
-use windlass_engine::rendezvous::{ours, verdict::Failure};
+use windlass_engine::rendezvous::verdict::Failure;
 
 use crate::support::*;
 
@@ -68,9 +69,9 @@ fn ranks_of_one_process() {
     let (id, _root) = id();
     let asked: Vec<Asked> = devices.iter().map(|device| ask(device, id, devices.len())).collect();
     let met = fabric::join(asked);
-    let before = ours::open();
+    let before = descriptor::open();
     let made = fabric::all_here(&[0, 1, 2], Patience::None);
-    assert_eq!(ours::open(), before, "one call takes no descriptor");
+    assert_eq!(descriptor::open(), before, "one call takes no descriptor");
     for fate in met.iter().chain(&made) {
         assert!(matches!(fate, Fate::Fabric(_)), "{fate:?}");
     }

@@ -11,9 +11,9 @@ use std::thread;
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use windlass_engine::contract::Token;
+use windlass_engine::descriptor::Ours;
 use windlass_engine::rendezvous::derived::{self, Invitation, Making, NOBODY, child};
 use windlass_engine::rendezvous::message::FromRank;
-use windlass_engine::rendezvous::ours::Ours;
 use windlass_engine::rendezvous::verdict::{Failure, Reason, Verdict};
 use windlass_engine::rendezvous::{Limits, Outcome, Party, Rendezvous};
 

@@ -357,7 +357,7 @@ fn forked_child() {
     let child = unsafe { libc::fork() };
     if child == 0 {
         windlass_engine::rendezvous::in_child();
-        let left = windlass_engine::rendezvous::ours::open() as u8;
+        let left = windlass_engine::descriptor::open() as u8;
         let begins = u8::from(windlass_engine::rendezvous::process().is_ok());
         let mut sockets = 0u8;
         for number in 3..1024 {

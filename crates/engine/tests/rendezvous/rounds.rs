@@ -6,11 +6,11 @@ use std::sync::atomic::Ordering;
 use std::thread;
 
 use windlass_engine::contract::{RANKS_MAX, Token};
+use windlass_engine::descriptor as ours;
 use windlass_engine::rendezvous::card::Id;
 use windlass_engine::rendezvous::colors::{Course, Others, Table, Willing, Word};
 use windlass_engine::rendezvous::derived::{Invitation, Making, NOBODY, child};
 use windlass_engine::rendezvous::message::{FromHost, FromRank};
-use windlass_engine::rendezvous::ours;
 use windlass_engine::rendezvous::verdict::{Failure, Reason, Verdict};
 use windlass_engine::rendezvous::{Inquiry, Limits, Rendezvous};
 

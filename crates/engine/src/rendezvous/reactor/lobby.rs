@@ -11,12 +11,12 @@ use crate::contract::Token;
 
 use super::hosting::Meeting;
 use super::{Endpoint, Expected, Reactor};
+use crate::descriptor::Ours;
 use crate::rendezvous::agreement::Event;
 use crate::rendezvous::connection::{self, Connection, Line};
 use crate::rendezvous::counts::Counts;
 use crate::rendezvous::derived::{self, GREETING_BYTES, Invitation, NOBODY, Visitor};
 use crate::rendezvous::gathering::Gathering;
-use crate::rendezvous::ours::Ours;
 use crate::rendezvous::place;
 use crate::rendezvous::round::Round;
 use crate::rendezvous::verdict::Failure;
