@@ -221,6 +221,16 @@ if(SIM_DIR)
   endif()
 endif()
 
+# Builds of promises that the stand-in loses on one rank by wish: plain runs would wait for it.
+add_executable(lost_promises programs/lost_promises.c)
+target_link_libraries(lost_promises PRIVATE harness)
+if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
+  add_test(NAME sim.lost_promises.lazy COMMAND ${RUN} --out "${RUNS}/sim.lost_promises.lazy" --nccl "${SIM_DIR}/libnccl.so.2"
+           --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --fabric "yes;one rank has no peers" --set WINDLASS_LAZY=all
+           --set WINDLASS_WARM=off -- $<TARGET_FILE:lost_promises>)
+  set_tests_properties(sim.lost_promises.lazy PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
+endif()
+
 # Plain runs would wait for the dead.
 add_executable(faults programs/faults.c)
 target_link_libraries(faults PRIVATE harness)

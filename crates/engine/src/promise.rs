@@ -8,6 +8,7 @@ mod arguments;
 mod ending;
 mod handle;
 mod kept;
+mod lost;
 mod operators;
 pub mod parked;
 mod usage;
@@ -21,12 +22,13 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use nccl_sys::{
-    ncclComm, ncclComm_t, ncclInternalError, ncclInvalidArgument, ncclInvalidUsage, ncclResult_t, ncclSuccess,
+    ncclComm, ncclComm_t, ncclInternalError, ncclInvalidArgument, ncclInvalidUsage, ncclRemoteError,
+    ncclResult_t, ncclSuccess,
 };
 
 use crate::call::Call;
 use crate::error::refuse;
-use crate::fabric::Fabric;
+use crate::fabric::{Fabric, Standing};
 use crate::forward::birth;
 use crate::forward::known::{self, End};
 use crate::gpu::{self, Home, Ordinal, StreamHandle};
@@ -53,6 +55,7 @@ pub struct Promise {
     built: Mutex<Option<Built>>,
     is_reused: bool,
     usage: Usage,
+    /// How many there were to have NCCL build it.
     attempts: AtomicU64,
     aborted: AtomicBool,
     finalized: AtomicBool,
@@ -132,7 +135,7 @@ const INIT_WITHIN: Duration = Duration::from_secs(3);
 impl Promise {
     /// A new one, which an ended one's communicator honours if all ranks have it. Nobody knows its handle yet.
     pub fn new(fabric: Arc<Fabric>, device: Ordinal, built: Option<Built>) -> Arc<Promise> {
-        Arc::new(Promise {
+        let promise = Arc::new(Promise {
             handle: Minted::new(),
             fabric,
             device,
@@ -148,7 +151,9 @@ impl Promise {
             stage: Mutex::new(Stage::Promised),
             operators: Operators::default(),
             registrations: Registrations::default(),
-        })
+        });
+        lost::listen(&promise);
+        promise
     }
 
     /// What the application holds.
@@ -191,13 +196,16 @@ impl Promise {
     /// was: what its fabric serves goes on.
     pub fn honour(&self) -> ncclResult_t {
         let begun = guard::or_else(|| Err(ncclInternalError), || self.begin());
-        let result = match begun {
-            Ok(Begun::Attempt(attempt)) => self.build(attempt),
-            Ok(Begun::Taken) => ncclSuccess,
-            Ok(Begun::Over) => return ncclSuccess,
-            Err(code) => return code,
-        };
-        guard::call(|| self.finish(result))
+        match begun {
+            Ok(Begun::Attempt(attempt)) => {
+                let result = self.build(attempt);
+                let result = guard::call(|| self.finish(result, self.fabric.has_lost(attempt)));
+                guard::call(|| self.tell(attempt, result))
+            }
+            Ok(Begun::Taken) => guard::call(|| self.finish(ncclSuccess, false)),
+            Ok(Begun::Over) => ncclSuccess,
+            Err(code) => code,
+        }
     }
 
     /// Honours it on a thread of its own: this one may have a group open, and NCCL's groups are the thread's.
@@ -228,19 +236,20 @@ impl Promise {
             Stage::Promised if self.aborted.load(Ordering::Acquire) => return Err(ncclInvalidUsage),
             Stage::Promised => {}
         }
-        *stage = Stage::Honouring;
         let taken = self.built().as_ref().map(Built::handle);
-        self.written.store(taken.unwrap_or(null_mut()), Ordering::Relaxed);
         // All ranks have it, or none.
-        Ok(match taken {
+        let begun = match taken {
             Some(_) => Begun::Taken,
-            None => Begun::Attempt(self.attempts.fetch_add(1, Ordering::Relaxed)),
-        })
+            None => Begun::Attempt(self.next_attempt()?),
+        };
+        *stage = Stage::Honouring;
+        self.written.store(taken.unwrap_or(null_mut()), Ordering::Relaxed);
+        Ok(begun)
     }
 
     /// NCCL's own init. Under no catch of panics: what NCCL throws goes on.
     fn build(&self, attempt: u64) -> ncclResult_t {
-        let id = match self.fabric.id(0, attempt, &self.aborted) {
+        let id = match self.fabric.id(0, attempt, &|| self.is_over(attempt)) {
             Ok(id) => id,
             Err(code) => return code,
         };
@@ -261,11 +270,11 @@ impl Promise {
         result
     }
 
-    fn finish(&self, result: ncclResult_t) -> ncclResult_t {
+    fn finish(&self, result: ncclResult_t, is_lost: bool) -> ncclResult_t {
         let mut stage = self.stage();
         let written = self.written.load(Ordering::Acquire);
         let aborted = self.aborted.load(Ordering::Acquire);
-        if aborted || result != ncclSuccess {
+        if aborted || is_lost || result != ncclSuccess {
             let is_ours = *stage == Stage::Honouring;
             *stage = Stage::Promised;
             self.written.store(null_mut(), Ordering::Relaxed);
@@ -274,6 +283,9 @@ impl Promise {
             // Unless the abort could not wait.
             if is_ours && !written.is_null() {
                 known::end(End::Abort, written);
+            }
+            if is_lost && !aborted {
+                return refuse(ncclRemoteError, format_args!("{}", lost::WHY));
             }
             if result == ncclSuccess {
                 return ncclInternalError;
@@ -300,6 +312,17 @@ impl Promise {
         *stage = Stage::Honoured;
         self.real.store(written, Ordering::Release);
         ncclSuccess
+    }
+
+    /// How NCCL's communicator stands, for those made from this one.
+    pub fn standing(&self) -> Standing {
+        // What has been built was the last attempt.
+        let attempt = self.attempts.load(Ordering::Relaxed).checked_sub(1);
+        match self.real() {
+            None => Standing::Promised,
+            Some(_) if attempt.is_some_and(|attempt| self.fabric.has_lost(attempt)) => Standing::Lost,
+            Some(_) => Standing::Built,
+        }
     }
 
     /// Ends it as an abort does, from any thread: who is honouring it leaves. Gives NCCL's answer.
