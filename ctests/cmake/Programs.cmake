@@ -58,7 +58,7 @@ endfunction()
 
 # Programs that run a third time, where every communicator is a promise that can be one.
 set(LAZY collectives sendrecv groups threads premulsum registration graphs splits births lifecycle random_calls patterns pairs
-         promises promise_errors promise_children)
+         promises promise_errors promise_children forked)
 
 # Where ranks meet on MACHINE, with promises as they are without a wish and, for those programs, with all of them.
 function(add_fabric_on machine program seconds says)

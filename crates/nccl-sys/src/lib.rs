@@ -5,6 +5,7 @@
 //! * [`slots`]: one cell an entry point, through which every call reaches the real library.
 //! * [`real`]: typed calls through those cells.
 //! * [`missing`]: answers where there is nothing to call.
+//! * [`forked`]: what a forked child's calls go through.
 //! * [`open`]: opening the real library, once.
 //! * [`find`]: where it is looked for; [`objects`] and [`cache`] are what the search reads.
 
@@ -19,6 +20,8 @@ pub mod slots;
 pub mod real;
 
 pub mod missing;
+
+pub mod forked;
 
 pub mod open;
 
