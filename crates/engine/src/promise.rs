@@ -6,6 +6,7 @@
 
 mod arguments;
 mod ending;
+mod ends;
 mod handle;
 mod kept;
 mod lost;
@@ -34,6 +35,7 @@ use crate::forward::known::{self, End};
 use crate::gpu::{self, Home, Ordinal, StreamHandle};
 use crate::guard;
 
+use ends::Ends;
 use handle::Minted;
 pub use kept::Registrations;
 pub use operators::{Operator, Operators};
@@ -62,6 +64,7 @@ pub struct Promise {
     revoked: AtomicBool,
     /// Held for a few stores.
     stage: Mutex<Stage>,
+    ends: Ends,
     operators: Operators,
     registrations: Registrations,
 }
@@ -149,6 +152,7 @@ impl Promise {
             finalized: AtomicBool::new(false),
             revoked: AtomicBool::new(false),
             stage: Mutex::new(Stage::Promised),
+            ends: Ends::default(),
             operators: Operators::default(),
             registrations: Registrations::default(),
         });
@@ -327,6 +331,9 @@ impl Promise {
 
     /// Ends it as an abort does, from any thread: who is honouring it leaves. Gives NCCL's answer.
     pub fn abort(&self) -> ncclResult_t {
+        if !guard::or_else(|| false, || self.ends.abort(INIT_WITHIN)) {
+            return ending::ended();
+        }
         match self.aborted_real() {
             Aborted::Nothing => ncclSuccess,
             Aborted::Real(real) => known::end(End::Abort, real),
