@@ -231,6 +231,16 @@ if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
   set_tests_properties(sim.lost_promises.lazy PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
 endif()
 
+# Collectives that came with NCCL 2.31, which the stand-in is given.
+add_executable(configured_calls programs/configured_calls.c)
+target_link_libraries(configured_calls PRIVATE harness)
+if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
+  add_test(NAME sim.configured_calls.fabric COMMAND "${Python3_EXECUTABLE}" "${CMAKE_CURRENT_SOURCE_DIR}/support/newer_nccl.py"
+           "${CMAKE_C_COMPILER}" "${NCCL_INCLUDE_DIR}:${STUBS}/include" "${SIM_DIR}/libnccl.so.2" "${RUNS}/sim.configured_calls.fabric"
+           --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes --promised -- $<TARGET_FILE:configured_calls>)
+  set_tests_properties(sim.configured_calls.fabric PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
+endif()
+
 # Plain runs would wait for the dead.
 add_executable(faults programs/faults.c)
 target_link_libraries(faults PRIVATE harness)
