@@ -336,7 +336,10 @@ impl Promise {
         }
         match self.aborted_real() {
             Aborted::Nothing => ncclSuccess,
-            Aborted::Real(real) => known::end(End::Abort, real),
+            Aborted::Real(real) => {
+                self.let_go();
+                known::end(End::Abort, real)
+            }
         }
     }
 

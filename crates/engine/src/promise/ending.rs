@@ -1,5 +1,8 @@
 //! How a promise ends. What NCCL has built for it is parked if it is as good as new, and nothing of it is in flight any more.
 
+use std::ptr::null_mut;
+use std::sync::atomic::Ordering;
+
 use nccl_sys::missing::is_missing;
 use nccl_sys::{
     Entry, ncclComm_t, ncclInternalError, ncclInvalidArgument, ncclResult_t, ncclStatGpuMemTotal, ncclSuccess,
@@ -98,7 +101,7 @@ impl Promise {
         let built = self.built().take();
         match (self.real(), built) {
             (Some(real), Some(built)) => self.end_of(real, built),
-            (Some(real), None) => known::end(End::Destroy, real),
+            (Some(real), None) => self.end_real(End::Destroy, real),
             // It was taken for this promise and never needed: it is as it was.
             (None, Some(built)) => guard::call(|| beside(|| keep(built)).unwrap_or(ncclInternalError)),
             (None, None) => ncclSuccess,
@@ -108,8 +111,8 @@ impl Promise {
     fn end_of(&self, real: ncclComm_t, built: Built) -> ncclResult_t {
         let facts = guard::or_else(|| None, || Some(self.facts(real)));
         match facts.map_or(Fate::Aborted, fate) {
-            Fate::Destroyed => known::end(End::Destroy, real),
-            Fate::Aborted => known::end(End::Abort, real),
+            Fate::Destroyed => self.end_real(End::Destroy, real),
+            Fate::Aborted => self.end_real(End::Abort, real),
             quiet => {
                 let handle = real as usize;
                 let wait = || Some(self.wait_for_nccl(handle as ncclComm_t));
@@ -120,15 +123,28 @@ impl Promise {
                     (Fate::Parked, Some(Waited::Over(code))) if code == ncclSuccess => guard::call(|| {
                         let finish = || {
                             let bytes = self.bytes(&built);
+                            self.let_go();
                             keep(built.holding(bytes))
                         };
                         beside(finish).unwrap_or(ncclInternalError)
                     }),
                     (_, None) if !self.ends.enter() => ncclSuccess,
-                    _ => known::end(End::Abort, real),
+                    _ => self.end_real(End::Abort, real),
                 }
             }
         }
+    }
+
+    /// NCCL ends its own, and from now on no abort waits to do that.
+    fn end_real(&self, how: End, real: ncclComm_t) -> ncclResult_t {
+        self.ends.end();
+        self.let_go();
+        known::end(how, real)
+    }
+
+    /// NCCL's is no more, or nobody's: whoever still asks by our handle must not reach it.
+    pub(super) fn let_go(&self) {
+        self.real.store(null_mut(), Ordering::Release);
     }
 
     fn facts(&self, real: ncclComm_t) -> Facts {
