@@ -150,6 +150,7 @@ fn unsafe_stays_at_the_border() {
         "forward/birth.rs",
         "forward/configuration.rs",
         "forward/known.rs",
+        "forward/of_call.rs",
         "forward/operators.rs",
         "forward/questions.rs",
         "forward/registration.rs",

@@ -58,7 +58,7 @@ endfunction()
 
 # Programs that run a third time, where every communicator is a promise that can be one.
 set(LAZY collectives sendrecv groups threads premulsum registration graphs splits births lifecycle random_calls patterns pairs
-         promises promise_errors promise_children)
+         promises promise_errors promise_children forked)
 
 # Where ranks meet on MACHINE, with promises as they are without a wish and, for those programs, with all of them.
 function(add_fabric_on machine program seconds says)
@@ -243,6 +243,26 @@ if(SIM_DIR)
              --windlass "${WINDLASS_LIBRARY_DIR}" --fabric "yes;" --set WINDLASS_LAZY=off -- $<TARGET_FILE:lost_births>)
     set_tests_properties(sim.lost_births.fabric PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
   endif()
+endif()
+
+# Builds of promises that the stand-in loses on one rank by wish: plain runs would wait for it.
+add_executable(lost_promises programs/lost_promises.c)
+target_link_libraries(lost_promises PRIVATE harness)
+if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
+  add_test(NAME sim.lost_promises.lazy COMMAND ${RUN} --out "${RUNS}/sim.lost_promises.lazy" --nccl "${SIM_DIR}/libnccl.so.2"
+           --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --fabric "yes;one rank has no peers" --set WINDLASS_LAZY=all
+           --set WINDLASS_WARM=off -- $<TARGET_FILE:lost_promises>)
+  set_tests_properties(sim.lost_promises.lazy PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
+endif()
+
+# Collectives that came with NCCL 2.31, which the stand-in is given.
+add_executable(configured_calls programs/configured_calls.c)
+target_link_libraries(configured_calls PRIVATE harness)
+if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
+  add_test(NAME sim.configured_calls.fabric COMMAND "${Python3_EXECUTABLE}" "${CMAKE_CURRENT_SOURCE_DIR}/support/newer_nccl.py"
+           "${CMAKE_C_COMPILER}" "${NCCL_INCLUDE_DIR}:${STUBS}/include" "${SIM_DIR}/libnccl.so.2" "${RUNS}/sim.configured_calls.fabric"
+           --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes --promised -- $<TARGET_FILE:configured_calls>)
+  set_tests_properties(sim.configured_calls.fabric PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
 endif()
 
 # Plain runs would wait for the dead.

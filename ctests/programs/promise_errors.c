@@ -1,7 +1,7 @@
 /* Holds: of a communicator that NCCL builds only when a call needs it, wrong calls are answered at once with NCCL's codes, by
  * one rank alone, outside and inside groups; a group that failed has done nothing, and what comes after is right; an abort
  * from another thread ends a first collective to which nobody comes. With the argument `faults`, and where ranks meet at
- * birth: the same after the peer has died. */
+ * birth: the same after the peer has died; and an abort ends a destroy or finalize that waits for the device. */
 #include "../support/team.h"
 
 #include <pthread.h>
@@ -355,6 +355,43 @@ static void peer_dies(struct rank* self) {
   calls_and_is_aborted(self, communicator, 500000);
 }
 
+struct ending { struct rank* self; ncclComm_t communicator; bool finalizes; };
+
+static void* waits_for_the_device(void* argument) {
+  struct ending* ending = argument;
+  CUDA(cuCtxSetCurrent(ending->self->context));
+  if (ending->finalizes) ncclCommFinalize(ending->communicator);
+  else ncclCommDestroy(ending->communicator);
+  return NULL;
+}
+
+/* The first rank's second collective has nobody to meet, and so its end waits for the device; an abort from another thread frees
+ * it. What the end answers is not promised. */
+static void ends_and_is_aborted(struct rank* self) {
+  for (int finalizes = 0; finalizes < 2; finalizes++) {
+    struct team team = team_born(self, 2, HONOURED);
+    team_reduces(self, &team, 70);
+    meet(self);
+    if (team.rank == 0) {
+      struct ending ending = {self, team.communicator, finalizes};
+      pthread_t thread;
+      void* buffer = device_alloc(4096);
+      double began = seconds();
+      NCCL(ncclAllReduce(buffer, buffer, 100, ncclFloat, ncclSum, team.communicator, as_cuda(self->stream)));
+      if (pthread_create(&thread, NULL, waits_for_the_device, &ending)) return;
+      count_calls(finalizes ? "ncclCommFinalize" : "ncclCommDestroy", 1);
+      usleep(300000);
+      NCCL(ncclCommAbort(team.communicator));
+      pthread_join(thread, NULL);
+      cuStreamSynchronize(self->stream);
+      CHECK(seconds() - began < 10);
+      device_free(buffer);
+    }
+    meet(self);
+    if (team.rank) NCCL(ncclCommAbort(team.communicator));
+  }
+}
+
 int main(int count, char** words) {
   begin("promise_errors", 110);
   choose(count, words);
@@ -362,6 +399,7 @@ int main(int count, char** words) {
   if (is_section_chosen("faults")) {
     run_ranks("the peer dies", PROCESSES, 2, peer_dies, &two);
     if (ranks > 2) run_ranks("a peer dies", PROCESSES, ranks, peer_dies, &ranks);
+    run_ranks("an end is aborted", PROCESSES, 2, ends_and_is_aborted, NULL);
     return finish();
   }
   if (is_section_chosen("processes")) {

@@ -6,6 +6,7 @@
 //! closed or died, which [`settle`] looks for: after the end of a communicator, and on the background thread when
 //! something was heard.
 
+mod attempts;
 mod boxes;
 mod closing;
 mod derived;
@@ -41,12 +42,13 @@ use crate::rendezvous::verdict::{Failure, Reason};
 use crate::rendezvous::{self, Canceller, Outcome, Party, decision, place};
 use crate::stats::{count, fabric};
 
-pub use crate::rendezvous::colors::{Course, Others, Willing};
+pub use crate::rendezvous::colors::{Course, Others, Parent, Willing};
 pub use crate::rendezvous::facts::Waiting;
+use attempts::Attempts;
 use boxes::Share;
 use closing::{Closing, Life, Word};
 pub use closing::{before_exit, settle};
-pub use derived::{Configured, Derivation, Deriving, Newborn, Wanted};
+pub use derived::{Configured, Derivation, Deriving, Newborn, Standing, Wanted};
 use derived::{Line, Wait};
 use failing::Went;
 use growing::Growing;
@@ -81,6 +83,7 @@ pub struct Fabric {
     growing: Growing,
     /// With which NCCL's communicators are made later: rank 0's.
     ids: Ids,
+    attempts: Attempts,
     configuration: OnceCell<configuration::Kept>,
     /// None while being dropped.
     own: Option<(Slice, Closing)>,
@@ -110,6 +113,7 @@ impl Fabric {
             peers,
             growing: Growing::default(),
             ids: Ids::default(),
+            attempts: Attempts::default(),
             configuration: OnceCell::new(),
             line,
             own: Some((slice, closing)),

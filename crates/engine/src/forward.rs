@@ -7,6 +7,7 @@ pub mod birth;
 pub mod configuration;
 
 pub mod known;
+pub mod of_call;
 
 pub mod operators;
 

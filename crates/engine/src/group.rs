@@ -13,6 +13,7 @@ use nccl_sys::{ncclComm_t, ncclResult_t};
 use crate::call::Call;
 use crate::fabric::{Configured, Derivation, Fabric, Wish};
 use crate::forward::birth::Handle;
+use crate::forward::of_call::OfCall;
 use crate::gpu::StreamHandle;
 use crate::mailbox::Operation;
 use crate::promise::{Operator, Promise};
@@ -68,8 +69,8 @@ pub struct Promised {
 
 /// What NCCL is to run. Its arguments were looked at.
 pub enum Work {
-    /// A collective, with its reduction if that is the application's own: it may be destroyed meanwhile.
-    Call(Call, Option<Arc<Operator>>),
+    /// A collective, with its reduction if that is the application's own, and its own configuration: both may go meanwhile.
+    Call(Call, Option<Arc<Operator>>, Option<OfCall>),
     /// Anything else, which gets NCCL's handle.
     Other(Box<dyn FnOnce(ncclComm_t) -> ncclResult_t>),
 }
@@ -77,7 +78,7 @@ pub enum Work {
 impl std::fmt::Debug for Work {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Work::Call(call, _) => call.fmt(f),
+            Work::Call(call, ..) => call.fmt(f),
             Work::Other(_) => f.write_str("Other"),
         }
     }

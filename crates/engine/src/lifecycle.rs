@@ -75,8 +75,10 @@ pub fn end(entry: Entry, how: End, handle: ncclComm_t) -> ncclResult_t {
             count::function(entry);
             before_end(how, handle);
             let promise = communicator::find(handle).and_then(|communicator| communicator.promise(handle));
-            // Before NCCL frees it: its address may at once be another thread's new communicator.
-            (promise, if how == End::Finalize { None } else { communicator::remove(handle) })
+            // Before NCCL frees it: its address may at once be another thread's new communicator. A promise's is ours, and an
+            // abort that frees its destroy must find it.
+            let stays = how == End::Finalize || how == End::Destroy && promise.is_some();
+            (promise, if stays { None } else { communicator::remove(handle) })
         },
         |(promise, _)| match promise {
             Some(promise) => promise.end(how),
@@ -85,6 +87,8 @@ pub fn end(entry: Entry, how: End, handle: ncclComm_t) -> ncclResult_t {
         },
         // Nothing of this rank's runs any more.
         |(promise, kept), _| {
+            let is_ended = promise.is_some() && how == End::Destroy;
+            let kept = if is_ended { communicator::remove(handle) } else { kept };
             drop(promise);
             if kept.is_some() {
                 drop(kept);

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Once;
 use std::sync::atomic::Ordering;
 
-use nccl_sys::{open, second, slots};
+use nccl_sys::{forked, open, second, slots};
 use once_cell::sync::OnceCell;
 
 use crate::config::{Form, Report, Switch, complaints, config, expand_file_name};
@@ -130,6 +130,8 @@ fn describe_process() {
 /// The fork of a process with communicators shares its connections, descriptors and counters: it may use none.
 extern "C" fn in_child() {
     slots::forward_everything();
+    // What is ours the real library does not know.
+    forked::guard();
 }
 
 /// Lets a mechanism hear of forks, in the child, which may allocate nothing and take no lock. This library stays mapped.

@@ -6,8 +6,10 @@
 
 mod arguments;
 mod ending;
+mod ends;
 mod handle;
 mod kept;
+mod lost;
 mod operators;
 pub mod parked;
 mod usage;
@@ -21,17 +23,20 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use nccl_sys::{
-    ncclComm, ncclComm_t, ncclInternalError, ncclInvalidArgument, ncclInvalidUsage, ncclResult_t, ncclSuccess,
+    ncclComm, ncclComm_t, ncclInternalError, ncclInvalidArgument, ncclInvalidUsage, ncclRemoteError,
+    ncclResult_t, ncclSuccess,
 };
 
 use crate::call::Call;
 use crate::error::refuse;
-use crate::fabric::Fabric;
+use crate::fabric::{Fabric, Standing};
 use crate::forward::birth;
 use crate::forward::known::{self, End};
 use crate::gpu::{self, Home, Ordinal, StreamHandle};
-use crate::{guard, process};
+use crate::guard;
+use crate::process;
 
+use ends::Ends;
 use handle::Minted;
 pub use kept::Registrations;
 pub use operators::{Operator, Operators};
@@ -53,12 +58,14 @@ pub struct Promise {
     built: Mutex<Option<Built>>,
     is_reused: bool,
     usage: Usage,
+    /// How many there were to have NCCL build it.
     attempts: AtomicU64,
     aborted: AtomicBool,
     finalized: AtomicBool,
     revoked: AtomicBool,
     /// Held for a few stores.
     stage: Mutex<Stage>,
+    ends: Ends,
     operators: Operators,
     registrations: Registrations,
 }
@@ -133,7 +140,7 @@ impl Promise {
     /// A new one, which an ended one's communicator honours if all ranks have it. Nobody knows its handle yet.
     pub fn new(fabric: Arc<Fabric>, device: Ordinal, built: Option<Built>) -> Arc<Promise> {
         process::first_promise();
-        Arc::new(Promise {
+        let promise = Arc::new(Promise {
             handle: Minted::new(),
             fabric,
             device,
@@ -147,9 +154,12 @@ impl Promise {
             finalized: AtomicBool::new(false),
             revoked: AtomicBool::new(false),
             stage: Mutex::new(Stage::Promised),
+            ends: Ends::default(),
             operators: Operators::default(),
             registrations: Registrations::default(),
-        })
+        });
+        lost::listen(&promise);
+        promise
     }
 
     /// What the application holds.
@@ -192,13 +202,16 @@ impl Promise {
     /// was: what its fabric serves goes on.
     pub fn honour(&self) -> ncclResult_t {
         let begun = guard::or_else(|| Err(ncclInternalError), || self.begin());
-        let result = match begun {
-            Ok(Begun::Attempt(attempt)) => self.build(attempt),
-            Ok(Begun::Taken) => ncclSuccess,
-            Ok(Begun::Over) => return ncclSuccess,
-            Err(code) => return code,
-        };
-        guard::call(|| self.finish(result))
+        match begun {
+            Ok(Begun::Attempt(attempt)) => {
+                let result = self.build(attempt);
+                let result = guard::call(|| self.finish(result, self.fabric.has_lost(attempt)));
+                guard::call(|| self.tell(attempt, result))
+            }
+            Ok(Begun::Taken) => guard::call(|| self.finish(ncclSuccess, false)),
+            Ok(Begun::Over) => ncclSuccess,
+            Err(code) => code,
+        }
     }
 
     /// Honours it on a thread of its own: this one may have a group open, and NCCL's groups are the thread's.
@@ -229,19 +242,20 @@ impl Promise {
             Stage::Promised if self.aborted.load(Ordering::Acquire) => return Err(ncclInvalidUsage),
             Stage::Promised => {}
         }
-        *stage = Stage::Honouring;
         let taken = self.built().as_ref().map(Built::handle);
-        self.written.store(taken.unwrap_or(null_mut()), Ordering::Relaxed);
         // All ranks have it, or none.
-        Ok(match taken {
+        let begun = match taken {
             Some(_) => Begun::Taken,
-            None => Begun::Attempt(self.attempts.fetch_add(1, Ordering::Relaxed)),
-        })
+            None => Begun::Attempt(self.next_attempt()?),
+        };
+        *stage = Stage::Honouring;
+        self.written.store(taken.unwrap_or(null_mut()), Ordering::Relaxed);
+        Ok(begun)
     }
 
     /// NCCL's own init. Under no catch of panics: what NCCL throws goes on.
     fn build(&self, attempt: u64) -> ncclResult_t {
-        let id = match self.fabric.id(0, attempt, &self.aborted) {
+        let id = match self.fabric.id(0, attempt, &|| self.is_over(attempt)) {
             Ok(id) => id,
             Err(code) => return code,
         };
@@ -262,11 +276,11 @@ impl Promise {
         result
     }
 
-    fn finish(&self, result: ncclResult_t) -> ncclResult_t {
+    fn finish(&self, result: ncclResult_t, is_lost: bool) -> ncclResult_t {
         let mut stage = self.stage();
         let written = self.written.load(Ordering::Acquire);
         let aborted = self.aborted.load(Ordering::Acquire);
-        if aborted || result != ncclSuccess {
+        if aborted || is_lost || result != ncclSuccess {
             let is_ours = *stage == Stage::Honouring;
             *stage = Stage::Promised;
             self.written.store(null_mut(), Ordering::Relaxed);
@@ -275,6 +289,9 @@ impl Promise {
             // Unless the abort could not wait.
             if is_ours && !written.is_null() {
                 known::end(End::Abort, written);
+            }
+            if is_lost && !aborted {
+                return refuse(ncclRemoteError, format_args!("{}", lost::WHY));
             }
             if result == ncclSuccess {
                 return ncclInternalError;
@@ -303,11 +320,28 @@ impl Promise {
         ncclSuccess
     }
 
+    /// How NCCL's communicator stands, for those made from this one.
+    pub fn standing(&self) -> Standing {
+        // What has been built was the last attempt.
+        let attempt = self.attempts.load(Ordering::Relaxed).checked_sub(1);
+        match self.real() {
+            None => Standing::Promised,
+            Some(_) if attempt.is_some_and(|attempt| self.fabric.has_lost(attempt)) => Standing::Lost,
+            Some(_) => Standing::Built,
+        }
+    }
+
     /// Ends it as an abort does, from any thread: who is honouring it leaves. Gives NCCL's answer.
     pub fn abort(&self) -> ncclResult_t {
+        if !guard::or_else(|| false, || self.ends.abort(INIT_WITHIN)) {
+            return ending::ended();
+        }
         match self.aborted_real() {
             Aborted::Nothing => ncclSuccess,
-            Aborted::Real(real) => known::end(End::Abort, real),
+            Aborted::Real(real) => {
+                self.let_go();
+                known::end(End::Abort, real)
+            }
         }
     }
 

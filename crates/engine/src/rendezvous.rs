@@ -89,7 +89,7 @@ use crate::config::config;
 use crate::contract::{Token, Version};
 use crate::descriptor::Ours;
 use card::{Card, Id};
-use colors::{Willing, Word};
+use colors::{Parent, Willing, Word};
 use counts::Counts;
 use derived::Invitation;
 use descriptors::Door;
@@ -313,8 +313,8 @@ impl Rendezvous {
     }
 
     /// The same for a rank that goes to NCCL without waiting, and so all do.
-    pub fn go_to_nccl(&self, invitation: &Invitation, place: u32, ranks: u32) {
-        let word = Word { color: None, key: 0, willing: Willing::Real };
+    pub fn go_to_nccl(&self, invitation: &Invitation, place: u32, ranks: u32, parent: Parent) {
+        let word = Word { color: None, key: 0, willing: Willing::Real, parent };
         self.shared.send(Command::Tell(invitation.lobby, word_in_round(invitation, place, ranks, word)));
     }
 

@@ -5,6 +5,7 @@
 //! * [`slots`]: one cell an entry point, through which every call reaches the real library.
 //! * [`real`]: typed calls through those cells.
 //! * [`missing`]: answers where there is nothing to call.
+//! * [`forked`]: what a forked child's calls go through.
 //! * [`open`]: opening the real library, once.
 //! * [`find`]: where it is looked for; [`objects`] and [`cache`] are what the search reads.
 //! * [`second`]: whether another NCCL is mapped beside it; [`exported`] is how one is recognised.
@@ -20,6 +21,8 @@ pub mod slots;
 pub mod real;
 
 pub mod missing;
+
+pub mod forked;
 
 pub mod open;
 

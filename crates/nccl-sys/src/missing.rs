@@ -91,6 +91,10 @@ extern "C" fn invalid_usage() -> ncclResult_t {
     ncclInvalidUsage
 }
 
+pub(crate) extern "C" fn invalid_argument() -> ncclResult_t {
+    ncclInvalidArgument
+}
+
 extern "C" fn system_error() -> ncclResult_t {
     ncclSystemError
 }

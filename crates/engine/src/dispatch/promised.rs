@@ -14,6 +14,7 @@ use crate::call::{Call, Function};
 use crate::communicator;
 use crate::contract::Token;
 use crate::error::refuse;
+use crate::forward::of_call::OfCall;
 use crate::forward::{self, Carried, known};
 use crate::group::{self, Awaited, Promised, Work};
 use crate::guard;
@@ -96,12 +97,15 @@ fn look(call: &Call, promise: &Arc<Promise>) -> Look {
     if !group::is_open() {
         return Look::Honour;
     }
-    // What a configuration points to need not last till the group ends.
+    // The application's own configuration need not last till the group ends.
+    let (mut call, mut configuration) = (*call, None);
     if !call.local.config.is_null() {
-        return Look::HonourInGroup;
+        let Some(copy) = OfCall::of(call.local.config) else { return Look::HonourInGroup };
+        call.local.config = copy.as_ptr();
+        configuration = Some(copy);
     }
     let operator = call.shared.operation.and_then(|operation| promise.operators().get(operation));
-    let held = Promised { promise: promise.clone(), work: Work::Call(*call, operator) };
+    let held = Promised { promise: promise.clone(), work: Work::Call(call, operator, configuration) };
     match group::hold_promised(held) {
         true => Look::Answer(ncclSuccess),
         false => Look::Answer(refuse(ncclInternalError, format_args!("a group of a thread that is ending"))),
@@ -241,24 +245,25 @@ fn run_unit(work: Vec<Promised>) -> ncclResult_t {
     if opened != ncclSuccess {
         return opened;
     }
-    let results: Vec<ncclResult_t> = work.into_iter().map(run_one).collect();
+    // Configurations last as long as NCCL's group.
+    let results: Vec<(ncclResult_t, Option<OfCall>)> = work.into_iter().map(run_one).collect();
     let closed = known::group_end();
-    results.into_iter().find(|result| *result != ncclSuccess).unwrap_or(closed)
+    results.into_iter().map(|(result, _)| result).find(|result| *result != ncclSuccess).unwrap_or(closed)
 }
 
-fn run_one(Promised { promise, work }: Promised) -> ncclResult_t {
-    let Some(real) = promise.real() else { return ncclInternalError };
+fn run_one(Promised { promise, work }: Promised) -> (ncclResult_t, Option<OfCall>) {
+    let Some(real) = promise.real() else { return (ncclInternalError, None) };
     match work {
-        Work::Other(work) => work(real),
-        Work::Call(call, None) => run(&call, &promise),
-        Work::Call(mut call, Some(operator)) => match operator.real(real) {
+        Work::Other(work) => (work(real), None),
+        Work::Call(call, None, configuration) => (run(&call, &promise), configuration),
+        Work::Call(mut call, Some(operator), configuration) => match operator.real(real) {
             Some(operation) => {
                 call.shared.operation = Some(operation);
                 let result = run_made(&call, &promise, real);
                 operator.let_go(real);
-                result
+                (result, configuration)
             }
-            None => ncclInternalError,
+            None => (ncclInternalError, None),
         },
     }
 }

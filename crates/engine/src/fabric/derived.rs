@@ -18,7 +18,7 @@ use crate::descriptor::Ours;
 use crate::forward::configuration;
 use crate::gpu::Ordinal;
 use crate::rendezvous::Canceller;
-use crate::rendezvous::colors::{Course, Willing, Word};
+use crate::rendezvous::colors::{Course, Parent, Willing, Word};
 use crate::rendezvous::derived::{Invitation, Making, NOBODY, child};
 use crate::rendezvous::facts::Waiting;
 use crate::rendezvous::verdict::{Failure, Reason, Verdict};
@@ -32,6 +32,17 @@ pub enum Wanted {
     Split(Option<i32>),
     /// All but these ranks, in any order.
     Shrink(Vec<i32>),
+}
+
+/// Whether NCCL has built the parent here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// As on all ranks, as far as is known.
+    Built,
+    /// It has not.
+    Promised,
+    /// It has, but not on a rank that said so.
+    Lost,
 }
 
 /// What a communicator has for those made from it, for as long as any of them is being made.
@@ -142,7 +153,7 @@ impl Drop for Wait {
 
 impl Fabric {
     /// Before NCCL is asked. Nothing if there can be no meeting, which all ranks find alike.
-    pub fn derive(&self, wanted: &Wanted) -> Option<Deriving> {
+    pub fn derive(&self, wanted: &Wanted, standing: Standing) -> Option<Deriving> {
         let all = (1u64 << self.contract.members.len()) - 1;
         let (excluded, color) = match wanted {
             Wanted::Split(color) => (Vec::new(), *color),
@@ -157,6 +168,13 @@ impl Fabric {
             return None;
         }
         let shrinks = matches!(wanted, Wanted::Shrink(_)).then_some(excluded);
+        let parent = match (wanted, standing) {
+            (_, Standing::Built) => Parent::Built,
+            (Wanted::Split(_), Standing::Promised) => Parent::Promised,
+            (Wanted::Split(_), Standing::Lost) => Parent::Lost,
+            // Those who are excluded do not come, or those who lack it.
+            (Wanted::Shrink(_), _) => Parent::Unbuildable,
+        };
         let lives = if host.rank == self.rank { self.watched(ranks) } else { Vec::new() };
         Some(Deriving {
             line: self.line.clone(),
@@ -164,6 +182,7 @@ impl Fabric {
             hosts: host.rank,
             ranks,
             shrinks,
+            parent,
             color,
             lives,
         })
@@ -172,6 +191,11 @@ impl Fabric {
     /// Ends what waits for communicators made from this one.
     pub fn end_derived(&self) {
         self.line.end();
+    }
+
+    /// Whether they are: communicators made from this one are waited for no more.
+    pub fn has_ended_derived(&self) -> bool {
+        self.line.waiting().ended
     }
 
     /// Our own descriptors of the processes of these ranks.
@@ -196,14 +220,25 @@ pub struct Deriving {
     ranks: u64,
     /// Of a shrink: the excluded ranks.
     shrinks: Option<Vec<u32>>,
+    parent: Parent,
     color: Option<i32>,
     lives: Vec<(u32, Ours)>,
 }
 
 impl Deriving {
+    /// Whether this is a call that NCCL cannot make, as far as this rank knows: it has no parent, and will have none.
+    pub fn is_without_parent(&self) -> bool {
+        self.parent == Parent::Unbuildable
+    }
+
     /// Whether the ranks of this call tell each other where they go, which all find alike.
     pub fn has_round(&self) -> bool {
         self.line.contract.may_promise_children()
+    }
+
+    /// Whether NCCL has built the parent here and not everywhere.
+    pub fn has_lost_parent(&self) -> bool {
+        self.parent == Parent::Lost
     }
 
     /// This rank does not wait for the others of a round, so that NCCL makes all communicators of this call. Before the
@@ -220,7 +255,7 @@ impl Deriving {
         let invitation = self.invitation(before.begun);
         self.await_round(&invitation);
         let (place, ranks) = self.line.among(self.ranks);
-        rendezvous.go_to_nccl(&invitation, place, ranks.len() as u32);
+        rendezvous.go_to_nccl(&invitation, place, ranks.len() as u32, self.parent);
     }
 
     /// NCCL has taken the call; or, of one with a round, nothing keeps it from being made.
@@ -232,13 +267,13 @@ impl Deriving {
         if is_due {
             self.await_round(&invitation);
         }
-        let Deriving { line, hosts, ranks, color, lives, .. } = self;
+        let Deriving { line, hosts, ranks, parent, color, lives, .. } = self;
         if hosts == line.rank
             && let Ok(rendezvous) = rendezvous()
         {
             rendezvous.await_ranks(invitation.call, ranks, lives);
         }
-        Derivation { line, invitation, ranks, color, ahead, due: Due::Word }
+        Derivation { line, invitation, ranks, parent, color, ahead, due: Due::Word }
     }
 
     fn kind(&self) -> Kind {
@@ -290,6 +325,7 @@ pub struct Derivation {
     invitation: Invitation,
     /// The ranks of the parent that take part, one bit each.
     ranks: u64,
+    parent: Parent,
     color: Option<i32>,
     ahead: Ahead,
     due: Due,
@@ -328,39 +364,42 @@ impl Derivation {
         self.invitation.child
     }
 
-    /// This rank's place among those that make the call, and how many these are: of a shrink, its rank in what it makes.
-    pub fn place(&self) -> (u32, u32) {
-        let (place, ranks) = self.line.among(self.ranks);
-        (place, ranks.len() as u32)
-    }
-
-    /// The first rank of the parent that makes the call.
-    pub fn first(&self) -> u32 {
-        self.ranks.trailing_zeros()
-    }
-
     /// Tells the other ranks of the call where this one goes (its key orders a split; a shrink's is 0), waits until all
-    /// have spoken, and says what this rank does next; of a promise with its ranks in the parent. Ends with the parent. Where this rank
-    /// has said that it goes to NCCL, or there is no round, nobody is waited for. Once.
+    /// have spoken, and says what this rank does next; of a new communicator with its ranks in the parent. Ends with the parent. Where
+    /// this rank has said that it goes to NCCL, or there is no round, nobody is waited for. Once.
     pub fn round(&mut self, key: i32, willing: Willing) -> Result<Course, Failure> {
         // The thread was there when the parent was born.
         let rendezvous = rendezvous().map_err(|_| Failure::HostLost)?;
         if std::mem::replace(&mut self.ahead, Ahead::Nccl) == Ahead::Nccl {
-            return Ok(Course::Nccl);
+            return Ok(self.alone());
         }
-        let word = Word { color: self.color, key, willing };
+        let word = Word { color: self.color, key, willing, parent: self.parent };
         let (place, ranks) = self.line.among(self.ranks);
         let inquiry = rendezvous.ask_round(&self.invitation, place, ranks.len() as u32, word);
         let wait = Wait::new(&self.line, inquiry.canceller());
         let table = inquiry.wait();
         drop(wait);
+        let in_parent = |places: Vec<u32>| {
+            places.iter().filter_map(|place| ranks.get(*place as usize).copied()).collect()
+        };
         Ok(match table?.course(place) {
-            Course::Promise { rank, ranks: places, others } => {
-                let ranks = places.iter().filter_map(|place| ranks.get(*place as usize).copied()).collect();
-                Course::Promise { rank, ranks, others }
+            Course::Promise { rank, ranks, others } => {
+                Course::Promise { rank, ranks: in_parent(ranks), others }
             }
+            Course::Apart { rank, ranks } => Course::Apart { rank, ranks: in_parent(ranks) },
             course => course,
         })
+    }
+
+    /// What this rank does without having heard the others.
+    pub fn alone(&self) -> Course {
+        match self.parent {
+            Parent::Unbuildable => {
+                let (rank, ranks) = self.line.among(self.ranks);
+                Course::Apart { rank, ranks }
+            }
+            Parent::Built | Parent::Promised | Parent::Lost => Course::Nccl,
+        }
     }
 
     /// This rank is in no new communicator.
@@ -446,7 +485,7 @@ impl Drop for Derivation {
                 }
                 Due::Nothing => {
                     let (place, ranks) = self.line.among(self.ranks);
-                    rendezvous.go_to_nccl(&self.invitation, place, ranks.len() as u32);
+                    rendezvous.go_to_nccl(&self.invitation, place, ranks.len() as u32, self.parent);
                 }
             }
         }
@@ -493,6 +532,7 @@ mod tests {
             hosts: 0,
             ranks: (1 << line.contract.members.len()) - 1,
             shrinks: None,
+            parent: Parent::Built,
             color,
             lives: Vec::new(),
         }
@@ -602,6 +642,13 @@ mod tests {
         deriving(&lines[2], None).go_to_nccl();
         assert_eq!(both(), [Ok(Course::Nccl), Ok(Course::Nccl)]);
         assert_eq!(both(), [promise(0), promise(1)]);
+        // One that has no parent is without it in any case; who has one learns that.
+        let without = |rank| Deriving { parent: Parent::Unbuildable, ..shrink(rank) };
+        let apart = |rank| Ok(Course::Apart { rank, ranks: vec![1, 2] });
+        without(2).go_to_nccl();
+        let (waits, mut hurried) = (shrink(1).begun(), without(2).begun());
+        assert_eq!({ waits }.round(0, Willing::InPair), apart(0));
+        assert_eq!((hurried.alone(), hurried.round(0, Willing::InPair)), (apart(1).unwrap(), apart(1)));
         // Who is left alone waits for nobody.
         let alone =
             Deriving { hosts: 2, ranks: 0b100, shrinks: Some(vec![0, 1]), ..deriving(&lines[2], Some(0)) };

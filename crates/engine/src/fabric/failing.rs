@@ -63,9 +63,9 @@ impl Loss {
 }
 
 /// A word that has to arrive.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Telling {
-    pub loss: Loss,
+    pub words: Vec<u8>,
     /// Where the peer's process is asked.
     pub desk: Token,
     /// When to say it next.
@@ -74,9 +74,9 @@ pub(super) struct Telling {
 }
 
 impl Telling {
-    pub fn new(loss: Loss, desk: Token) -> Telling {
+    pub fn new(words: Vec<u8>, desk: Token) -> Telling {
         let now = Instant::now();
-        Telling { loss, desk, due: now, until: now + TOLD_WITHIN }
+        Telling { words, desk, due: now, until: now + TOLD_WITHIN }
     }
 
     /// It was said and not heard. Nothing if it was said for long enough.

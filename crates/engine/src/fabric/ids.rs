@@ -2,7 +2,6 @@
 //! makes one at the first question, on its watch thread: that rank itself may come to it last, or first.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -69,13 +68,13 @@ pub(super) struct Asking {
 
 impl Fabric {
     /// An id for something that ranks number alike, the same for all who ask the same rank. Waits for its process, whatever its
-    /// threads do, until `stopped`.
-    pub fn id(&self, of: u32, number: u64, stopped: &AtomicBool) -> Result<Id, ncclResult_t> {
+    /// threads do, until `stopped`, which is asked every 50 ms.
+    pub fn id(&self, of: u32, number: u64, stopped: &dyn Fn() -> bool) -> Result<Id, ncclResult_t> {
         if self.rank == of {
             return self.make_id(number);
         }
         let question = Question { birth: self.contract.birth, of, number };
-        while !stopped.load(Ordering::Acquire) {
+        while !stopped() {
             let (answers, answer) = sync_channel(1);
             if !watch::ask_for_id(self, question, answers) {
                 return Err(refuse(ncclInternalError, format_args!("nobody to ask for an id")));
@@ -92,7 +91,7 @@ impl Fabric {
                         });
                     }
                     Ok(None) | Err(RecvTimeoutError::Disconnected) => break,
-                    Err(RecvTimeoutError::Timeout) if stopped.load(Ordering::Acquire) => break,
+                    Err(RecvTimeoutError::Timeout) if stopped() => break,
                     Err(RecvTimeoutError::Timeout) => {}
                 }
             }

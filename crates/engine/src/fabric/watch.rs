@@ -20,6 +20,7 @@ use crate::rendezvous::asking::{Answer, Desk};
 use crate::rendezvous::poll::Flag;
 use crate::rendezvous::thread;
 
+use super::attempts::LostAttempt;
 use super::closing::Life;
 use super::failing::{Loss, Telling};
 use super::growing::Question;
@@ -65,11 +66,20 @@ pub(super) fn begin(fabric: &Arc<Fabric>) {
 
 /// This rank has failed: its peers hear of it, also if its owner ends it at once.
 pub(super) fn tell_peers(fabric: &Fabric) {
-    let Some(watch) = WATCH.get() else { return };
     let (birth, from) = (fabric.contract.birth, fabric.rank);
-    let peers = fabric.contract.members.iter().filter(|member| member.rank != from);
-    let tellings =
-        peers.filter_map(|peer| Some(Telling::new(Loss { birth, from, to: peer.rank }, desk_of(peer)?)));
+    tell_each(fabric, |to| Loss { birth, from, to }.encode());
+}
+
+/// This rank has failed at an attempt to have NCCL build its communicator.
+pub(super) fn tell_of_attempt(fabric: &Fabric, attempt: u64) {
+    let (birth, from) = (fabric.contract.birth, fabric.rank);
+    tell_each(fabric, |to| LostAttempt { birth, from, to, attempt }.encode());
+}
+
+fn tell_each(fabric: &Fabric, words: impl Fn(u32) -> Vec<u8>) {
+    let Some(watch) = WATCH.get() else { return };
+    let peers = fabric.contract.members.iter().filter(|member| member.rank != fabric.rank);
+    let tellings = peers.filter_map(|peer| Some(Telling::new(words(peer.rank), desk_of(peer)?)));
     watch.tellings().extend(tellings);
     watch.wake.raise();
 }
@@ -284,7 +294,7 @@ impl Round {
         let now = Instant::now();
         let due: Vec<Telling> = self.watch.tellings().extract_if(.., |one| one.due <= now).collect();
         for telling in due {
-            let (desk, words) = (telling.desk, telling.loss.encode());
+            let (desk, words) = (telling.desk, telling.words.clone());
             self.say(desk, words, Asked::Heard(telling));
         }
         let askings = std::mem::take(&mut *self.watch.askings.lock().unwrap_or_else(PoisonError::into_inner));
@@ -310,6 +320,14 @@ fn reply(watch: &Watch, words: &[u8]) -> Option<Answer> {
         let fabric = watch.find(birth, to)?;
         log::debug!("rank {to}: rank {from} says that it has failed");
         fabric.lost.fetch_or(1 << from, Ordering::Relaxed);
+        return Some(Answer { words: vec![1], descriptor: None });
+    }
+    if let Some(LostAttempt { birth, from, to, attempt }) = LostAttempt::decode(words) {
+        let fabric = watch.find(birth, to)?;
+        log::debug!(
+            "rank {to}: rank {from} says that its attempt {attempt} to have NCCL build a promise failed"
+        );
+        fabric.hear_of_lost(attempt);
         return Some(Answer { words: vec![1], descriptor: None });
     }
     if let Some(ids::Question { birth, of, number }) = ids::Question::decode(words) {

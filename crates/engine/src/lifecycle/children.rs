@@ -3,12 +3,12 @@
 //! wait, because it is in a group, says so, and NCCL makes all.
 //!
 //! A shrink of a promise that is not honoured never honours it: the ranks that are left out do not come. What its survivors get
-//! is made without the parent.
+//! is made without the parent. So is whatever comes of a promise whose honouring failed on some ranks only.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
-use nccl_sys::{ncclConfig_t, ncclResult_t, ncclSuccess};
+use nccl_sys::missing::is_missing;
+use nccl_sys::{Entry, ncclConfig_t, ncclRemoteError, ncclResult_t, ncclSuccess};
 
 use crate::communicator;
 use crate::error::refuse;
@@ -59,8 +59,7 @@ pub fn step(birth: &Birth, before: Option<Before>) -> Step {
     let Some(Before { deriving, configured }) = before else { return Step::Nccl(None) };
     let Some(parent) = parent_of(birth) else { return Step::Nccl(None) };
     let promise = birth.parent().and_then(questions::promise_of);
-    let is_unbuilt = promise.as_ref().is_some_and(|promise| promise.real().is_none());
-    let is_left = is_unbuilt && matches!(birth, Birth::Shrink { .. });
+    let is_left = deriving.is_without_parent();
     // NCCL, or what stands for it, says why.
     if birth.refusal(parent.rank()).is_some() {
         return Step::Nccl(None);
@@ -72,6 +71,12 @@ pub fn step(birth: &Birth, before: Option<Before>) -> Step {
         Some(promise) => Some(promise.device()),
         None => birth.parent().and_then(known::identity).map(|identity| identity.device),
     };
+    if deriving.has_lost_parent() && group::is_open() {
+        deriving.begun().fail();
+        let why =
+            format_args!("no communicator from another in a group: NCCL has built that on some ranks only");
+        return Step::Failed(refuse(ncclRemoteError, why));
+    }
     let is_sound = !matches!(configured.configuration, Configuration::Unknown);
     let (Some(device), true, true) = (device, is_sound, is_left || !group::is_open()) else {
         deriving.go_to_nccl();
@@ -80,7 +85,8 @@ pub fn step(birth: &Birth, before: Option<Before>) -> Step {
         };
         // What becomes of this configuration only NCCL knows.
         let derivation = deriving.begun();
-        let by_id = survivors(birth, parent, &derivation, device, fabric::derived());
+        let Course::Apart { rank, ranks } = derivation.alone() else { return Step::Nccl(None) };
+        let by_id = by_id(birth, parent, &derivation, device, rank, &ranks);
         derivation.refuse(fabric::derived());
         return Step::ById(by_id);
     };
@@ -99,22 +105,27 @@ pub fn step(birth: &Birth, before: Option<Before>) -> Step {
             derivation.pass_by();
             Step::Nothing
         }
-        Course::Nccl if is_left => {
-            let by_id = survivors(birth, parent, &derivation, device, Reason::OneRank);
+        Course::Apart { rank, ranks } => {
+            let by_id = by_id(birth, parent, &derivation, device, rank, &ranks);
             if by_id.of.is_none() {
                 derivation.pass_by();
-                return Step::ById(by_id);
+                return Step::ById(ById { reason: Reason::OneRank, ..by_id });
             }
             let asked = derivation.ask(by_id.newborn, configured);
             met(asked, configuration, by_id)
         }
         Course::Nccl => Step::Begun(derivation, configured),
         Course::Promise { rank, ranks, others } => {
-            let newborn = Newborn { device, rank, ranks: ranks.len() as u32 };
-            let (number, of) = (derivation.child().number(), ranks.first().copied());
-            let (config, reason) = (birth.config_of_child(), fabric::derived());
-            let by_id = ById { parent, of, number, newborn, config, others, reason };
-            met(derivation.ask_promise(newborn, configured), configuration, by_id)
+            let by_id = by_id(birth, parent, &derivation, device, rank, &ranks);
+            let asked = derivation.ask_promise(by_id.newborn, configured);
+            met(asked, configuration, ById { others, ..by_id })
+        }
+        Course::Torn => {
+            derivation.fail();
+            let why = format_args!(
+                "no communicator from another, which NCCL has built on some ranks only: one of them made this call in a group"
+            );
+            Step::Failed(refuse(ncclRemoteError, why))
         }
     }
 }
@@ -124,23 +135,23 @@ fn parent_of(birth: &Birth) -> Option<Arc<Fabric>> {
     communicator::find(parent)?.fabric(parent)
 }
 
-/// Those who are left of a parent that is not built.
-fn survivors(
+/// This rank's communicator of these ranks of the parent.
+fn by_id(
     birth: &Birth,
     parent: Arc<Fabric>,
     derivation: &Derivation,
     device: i32,
-    reason: Reason,
+    rank: u32,
+    ranks: &[u32],
 ) -> ById {
-    let (rank, ranks) = derivation.place();
     ById {
         parent,
-        of: (ranks > 1).then(|| derivation.first()),
+        of: ranks.first().copied().filter(|_| ranks.len() > 1),
         number: derivation.child().number(),
-        newborn: Newborn { device, rank, ranks },
+        newborn: Newborn { device, rank, ranks: ranks.len() as u32 },
         config: birth.config_of_child(),
         others: Others::Nothing,
-        reason,
+        reason: fabric::derived(),
     }
 }
 
@@ -170,6 +181,9 @@ pub fn act(step: &Step, birth: &Birth) -> ncclResult_t {
         Step::Failed(code) => *code,
         Step::Met(promise, others) => {
             let result = for_others(*others, birth);
+            if matches!(others, Others::Nothing) {
+                stop_parent(birth);
+            }
             if result != ncclSuccess || promise.fabric().contract().is_promise() {
                 return result;
             }
@@ -177,9 +191,19 @@ pub fn act(step: &Step, birth: &Birth) -> ncclResult_t {
             promise.honour_beside().wait()
         }
         Step::ById(by_id) => {
+            stop_parent(birth);
             let result = for_others(by_id.others, birth);
             if result == ncclSuccess { make(by_id, birth) } else { result }
         }
+    }
+}
+
+/// A shrink that is to stop its parent's work, and is made without it.
+fn stop_parent(birth: &Birth) {
+    let Some(promise) = birth.aborted_parent().and_then(questions::promise_of) else { return };
+    // Where NCCL cannot (2.27.3 to 2.28.6), that goes on until the parent's owner aborts it.
+    if promise.real().is_some() && !promise.is_revoked() && !is_missing(Entry::ncclCommRevoke) {
+        promise.revoke(0);
     }
 }
 
@@ -191,11 +215,11 @@ fn for_others(others: Others, birth: &Birth) -> ncclResult_t {
 }
 
 fn make(by_id: &ById, birth: &Birth) -> ncclResult_t {
-    static NEVER: AtomicBool = AtomicBool::new(false);
     let Some((place, _)) = birth.newborns().next() else { return ncclSuccess };
     let id = match by_id.of {
         None => birth::make_id(),
-        Some(of) => by_id.parent.id(of, by_id.number, &NEVER),
+        // Ends with the parent, as the rounds and meetings before it.
+        Some(of) => by_id.parent.id(of, by_id.number, &|| by_id.parent.has_ended_derived()),
     };
     let Newborn { device, rank, ranks } = by_id.newborn;
     match id {

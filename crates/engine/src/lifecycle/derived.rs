@@ -10,7 +10,9 @@ use nccl_sys::{
 
 use crate::communicator::{self, Communicator, Kept};
 use crate::error::refuse;
-use crate::fabric::{self, Asked, Configured, Derivation, Deriving, Fate, Newborn, Waiting, Wanted};
+use crate::fabric::{
+    self, Asked, Configured, Derivation, Deriving, Fate, Newborn, Standing, Waiting, Wanted,
+};
 use crate::forward::birth::{Birth, FromParent, Handle, Which, hand_out};
 use crate::forward::configuration::Kept as Configuration;
 use crate::forward::known;
@@ -96,7 +98,13 @@ fn before(from: FromParent) -> Option<Before> {
         Which::Color(color) => Wanted::Split(Some(color)),
         Which::AllBut(excluded) => Wanted::Shrink(excluded),
     };
-    let derive = |kept: &Kept| kept.fabric()?.derive(&wanted);
+    let derive = |kept: &Kept| {
+        let standing = match kept {
+            Kept::Promise(promise) => promise.standing(),
+            _ => Standing::Built,
+        };
+        kept.fabric()?.derive(&wanted, standing)
+    };
     let known = communicator::find(parent)?;
     let deriving = known.look_at_kept(parent, derive)??;
     let configuration = given.over(known.fabric(parent)?.configuration());

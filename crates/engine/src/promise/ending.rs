@@ -1,7 +1,12 @@
 //! How a promise ends. What NCCL has built for it is parked if it is as good as new, and nothing of it is in flight any more.
 
+use std::ptr::null_mut;
+use std::sync::atomic::Ordering;
+
 use nccl_sys::missing::is_missing;
-use nccl_sys::{Entry, ncclComm_t, ncclInternalError, ncclResult_t, ncclStatGpuMemTotal, ncclSuccess};
+use nccl_sys::{
+    Entry, ncclComm_t, ncclInternalError, ncclInvalidArgument, ncclResult_t, ncclStatGpuMemTotal, ncclSuccess,
+};
 
 use crate::error::refuse;
 use crate::forward::known::{self, End};
@@ -23,6 +28,15 @@ enum Fate {
     /// Once nothing is in flight, without waiting for the other ranks: theirs may be parked.
     Left,
     /// At once: what is in flight does not end.
+    Aborted,
+}
+
+/// What a wait for the device came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Waited {
+    /// All is done; or why that is not known.
+    Over(ncclResult_t),
+    /// Another thread has aborted NCCL's communicator: it is no more.
     Aborted,
 }
 
@@ -59,10 +73,27 @@ impl Promise {
             return known::end(End::Finalize, real);
         }
         let real = real as usize;
-        guard::call(|| beside(|| self.wait_for_nccl(real as ncclComm_t)).unwrap_or(ncclInternalError))
+        let finish = || match self.wait_for_nccl(real as ncclComm_t) {
+            Waited::Over(code) => {
+                self.ends.leave();
+                code
+            }
+            // Of nothing there is nothing in flight.
+            Waited::Aborted => ncclSuccess,
+        };
+        guard::call(|| beside(finish).unwrap_or(ncclInternalError))
     }
 
     pub(super) fn destroy(&self) -> ncclResult_t {
+        if !guard::or_else(|| false, || self.ends.destroy()) {
+            return ended();
+        }
+        let result = self.end_alone();
+        self.ends.end();
+        result
+    }
+
+    fn end_alone(&self) -> ncclResult_t {
         // A group may have failed, or hold calls of it still: who honours it then ends what NCCL builds.
         if self.is_never_built() {
             return ncclSuccess;
@@ -70,7 +101,7 @@ impl Promise {
         let built = self.built().take();
         match (self.real(), built) {
             (Some(real), Some(built)) => self.end_of(real, built),
-            (Some(real), None) => known::end(End::Destroy, real),
+            (Some(real), None) => self.end_real(End::Destroy, real),
             // It was taken for this promise and never needed: it is as it was.
             (None, Some(built)) => guard::call(|| beside(|| keep(built)).unwrap_or(ncclInternalError)),
             (None, None) => ncclSuccess,
@@ -80,25 +111,40 @@ impl Promise {
     fn end_of(&self, real: ncclComm_t, built: Built) -> ncclResult_t {
         let facts = guard::or_else(|| None, || Some(self.facts(real)));
         match facts.map_or(Fate::Aborted, fate) {
-            Fate::Destroyed => known::end(End::Destroy, real),
-            Fate::Aborted => known::end(End::Abort, real),
+            Fate::Destroyed => self.end_real(End::Destroy, real),
+            Fate::Aborted => self.end_real(End::Abort, real),
             quiet => {
                 let handle = real as usize;
-                // Divergence: from another thread an abort does not end this wait.
-                let finish = move || match self.wait_for_nccl(handle as ncclComm_t) {
-                    code if code != ncclSuccess || quiet == Fate::Left => code,
-                    _ => {
-                        let bytes = self.bytes(&built);
-                        keep(built.holding(bytes))
-                    }
-                };
-                let waited = guard::call(|| beside(finish).unwrap_or(ncclInternalError));
-                match quiet {
-                    Fate::Parked if waited == ncclSuccess => ncclSuccess,
-                    _ => known::end(End::Abort, real),
+                let wait = || Some(self.wait_for_nccl(handle as ncclComm_t));
+                let waited = guard::or_else(|| None, || beside(wait).flatten());
+                match (quiet, waited) {
+                    // An abort from another thread has ended NCCL's.
+                    (_, Some(Waited::Aborted)) => ncclSuccess,
+                    (Fate::Parked, Some(Waited::Over(code))) if code == ncclSuccess => guard::call(|| {
+                        let finish = || {
+                            let bytes = self.bytes(&built);
+                            self.let_go();
+                            keep(built.holding(bytes))
+                        };
+                        beside(finish).unwrap_or(ncclInternalError)
+                    }),
+                    (_, None) if !self.ends.enter() => ncclSuccess,
+                    _ => self.end_real(End::Abort, real),
                 }
             }
         }
+    }
+
+    /// NCCL ends its own, and from now on no abort waits to do that.
+    fn end_real(&self, how: End, real: ncclComm_t) -> ncclResult_t {
+        self.ends.end();
+        self.let_go();
+        known::end(how, real)
+    }
+
+    /// NCCL's is no more, or nobody's: whoever still asks by our handle must not reach it.
+    pub(super) fn let_go(&self) {
+        self.real.store(null_mut(), Ordering::Release);
     }
 
     fn facts(&self, real: ncclComm_t) -> Facts {
@@ -114,25 +160,32 @@ impl Promise {
         }
     }
 
-    /// Waits for all that NCCL runs of it: NCCL orders a copy of ours after that.
-    fn wait_for_nccl(&self, real: ncclComm_t) -> ncclResult_t {
-        if !self.usage.has_run() {
-            return ncclSuccess;
+    /// Waits for all that NCCL runs of it: NCCL orders a copy of ours after that. An abort from another thread ends this.
+    fn wait_for_nccl(&self, real: ncclComm_t) -> Waited {
+        if !self.ends.enter() {
+            return Waited::Aborted;
         }
-        let Some([from, to]) = self.fabric.scratch() else { return ncclInternalError };
+        if !self.usage.has_run() {
+            return Waited::Over(ncclSuccess);
+        }
+        let Some([from, to]) = self.fabric.scratch() else { return Waited::Over(ncclInternalError) };
         let waited = gpu::driver().and_then(|driver| {
             let home = Home::of(driver, self.device)?;
             let _entered = home.enter()?;
             let stream = Stream::new(driver)?;
             let ordered = known::order(real, self.fabric.rank(), from, to, stream.handle);
+            self.ends.wait();
             stream.wait()?;
             Ok(ordered)
         });
-        match waited {
+        if !self.ends.enter() {
+            return Waited::Aborted;
+        }
+        Waited::Over(match waited {
             Ok(code) if code == ncclSuccess => code,
             Ok(code) => refuse(code, format_args!("NCCL did not order its work before ours")),
             Err(failure) => refuse(ncclInternalError, format_args!("{failure}")),
-        }
+        })
     }
 
     /// What NCCL says it holds; where it says nothing, what was seen to go.
@@ -144,13 +197,20 @@ impl Promise {
     }
 }
 
+pub(super) fn ended() -> ncclResult_t {
+    refuse(
+        ncclInvalidArgument,
+        format_args!("a communicator that has been destroyed, or is ending within NCCL"),
+    )
+}
+
 fn keep(built: Built) -> ncclResult_t {
     parked::park(built);
     ncclSuccess
 }
 
 /// On a thread of its own: this one may have a group open, and NCCL's groups are the thread's. None: it could not.
-fn beside(work: impl FnOnce() -> ncclResult_t + Send) -> Option<ncclResult_t> {
+fn beside<T: Send>(work: impl FnOnce() -> T + Send) -> Option<T> {
     std::thread::scope(|scope| {
         let begun = std::thread::Builder::new().name("windlass-park".into()).spawn_scoped(scope, work);
         match begun {

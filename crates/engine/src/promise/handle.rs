@@ -5,8 +5,8 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Mutex, PoisonError};
 
-/// Not NCCL's magic.
-const WORD: u64 = u64::from_le_bytes(*b"windlass");
+use nccl_sys::forked::WORD;
+
 /// Handles that have ended and are not used again yet: a program may use one a little too late.
 const REST: usize = 64;
 

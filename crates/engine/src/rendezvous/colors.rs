@@ -3,6 +3,9 @@
 //!
 //! NCCL's split is a call of all ranks of the parent, whatever their color. So it is skipped only if nobody needs it, and
 //! where somebody does, ranks of promises make it, too: without a color.
+//!
+//! It is a call on the parent, which NCCL must have built on all of these ranks or be about to build with all of them. Where
+//! that failed on some only, or where ranks do not come that it takes, no rank makes the call: what it was to make is made by ids.
 
 use crate::contract::RANKS_MAX;
 use crate::contract::bytes::{Reader, Writer};
@@ -30,6 +33,19 @@ impl Willing {
     }
 }
 
+/// How a rank's parent stands with NCCL.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Parent {
+    /// NCCL has built it.
+    Built,
+    /// It has not, and can: all ranks that this takes make the call.
+    Promised,
+    /// It has, but not on all ranks, as this rank was told.
+    Lost,
+    /// It has not on all ranks, and cannot: some do not make the call.
+    Unbuildable,
+}
+
 /// What a rank says before a split or shrink.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Word {
@@ -39,6 +55,8 @@ pub struct Word {
     pub key: i32,
     /// What it wants of NCCL.
     pub willing: Willing,
+    /// What it has of the parent.
+    pub parent: Parent,
 }
 
 /// What all ranks that make the call said, in the order of the parent.
@@ -60,8 +78,17 @@ pub enum Course {
         /// What others need.
         others: Others,
     },
-    /// It is in no new communicator, and nobody needs NCCL.
+    /// NCCL makes its communicator without the parent, by an id of its first rank.
+    Apart {
+        /// Its rank there.
+        rank: u32,
+        /// Their places, as above.
+        ranks: Vec<u32>,
+    },
+    /// It is in no new communicator, and nobody needs a call of the parent.
     Nothing,
+    /// A rank that cannot wait is in NCCL with the parent, where this one cannot come.
+    Torn,
 }
 
 /// What ranks need that are in another communicator.
@@ -87,16 +114,42 @@ impl Table {
     /// What the rank in a place does next.
     pub fn course(&self, rank: u32) -> Course {
         let nccl = self.needs_nccl();
+        let is_shared = self.is_parent_shared();
         let color = self.0.get(rank as usize).and_then(|word| word.color);
-        match color.map(|color| self.ordered(color)) {
+        let ranks = color.map(|color| self.ordered(color));
+        let place = |ranks: &[u32]| ranks.iter().position(|other| *other == rank).unwrap_or_default() as u32;
+        match ranks {
             Some(ranks) if self.is_promise(&ranks) => Course::Promise {
-                rank: ranks.iter().position(|other| *other == rank).unwrap_or_default() as u32,
+                rank: place(&ranks),
                 ranks,
-                others: if nccl { Others::Nccl } else { Others::Nothing },
+                others: if nccl && is_shared { Others::Nccl } else { Others::Nothing },
             },
-            _ if nccl => Course::Nccl,
+            _ if nccl && is_shared => Course::Nccl,
+            _ if self.is_torn() => Course::Torn,
+            // Of a shrink all are in one, also those that did not say so because they did not wait.
+            Some(_) if self.is_shrink_without_parent() => {
+                Course::Apart { rank, ranks: (0..self.ranks() as u32).collect() }
+            }
+            Some(ranks) if nccl => Course::Apart { rank: place(&ranks), ranks },
             _ => Course::Nothing,
         }
+    }
+
+    /// Whether all make NCCL's call, if any does: it has built the parent on all ranks, or will with all.
+    fn is_parent_shared(&self) -> bool {
+        let first = self.0.first().map(|word| word.parent);
+        matches!(first, Some(Parent::Built | Parent::Promised))
+            && self.0.iter().all(|word| Some(word.parent) == first)
+    }
+
+    fn is_shrink_without_parent(&self) -> bool {
+        self.0.iter().any(|word| word.parent == Parent::Unbuildable)
+    }
+
+    /// Who does not wait makes a shrink without the parent where this is not built, and NCCL's call otherwise.
+    fn is_torn(&self) -> bool {
+        let in_nccl = |word: &Word| word.willing == Willing::Real && word.parent != Parent::Unbuildable;
+        !self.is_parent_shared() && self.0.iter().any(in_nccl)
     }
 
     fn needs_nccl(&self) -> bool {
@@ -144,7 +197,13 @@ impl Word {
             Willing::Always => 3,
         };
         writer.u8(self.color.is_some().into()).u32(self.color.unwrap_or_default() as u32);
-        writer.u32(self.key as u32).u8(willing);
+        let parent = match self.parent {
+            Parent::Built => 0,
+            Parent::Promised => 1,
+            Parent::Lost => 2,
+            Parent::Unbuildable => 3,
+        };
+        writer.u32(self.key as u32).u8(willing).u8(parent);
     }
 
     pub(super) fn take(reader: &mut Reader<'_>) -> Option<Word> {
@@ -162,7 +221,14 @@ impl Word {
             3 => Willing::Always,
             _ => return None,
         };
-        Some(Word { color, key, willing })
+        let parent = match reader.u8()? {
+            0 => Parent::Built,
+            1 => Parent::Promised,
+            2 => Parent::Lost,
+            3 => Parent::Unbuildable,
+            _ => return None,
+        };
+        Some(Word { color, key, willing, parent })
     }
 }
 
@@ -183,8 +249,30 @@ mod tests {
         let key = prop_oneof![-2..3, Just(i32::MIN), Just(i32::MAX)];
         let color =
             proptest::option::weighted(0.8, prop_oneof![4 => 0..3, 1 => Just(i32::MAX), 1 => Just(-7)]);
-        let word = (color, key, willing).prop_map(|(color, key, willing)| Word { color, key, willing });
+        let word = (color, key, willing).prop_map(|(color, key, willing)| Word {
+            color,
+            key,
+            willing,
+            parent: Parent::Built,
+        });
         proptest::collection::vec(word, 1..=RANKS_MAX)
+    }
+
+    /// The same, of a parent that NCCL has built on some ranks only.
+    fn words_of_any_parent() -> impl Strategy<Value = Vec<Word>> {
+        let unbuilt = prop_oneof![Just(Parent::Promised), Just(Parent::Lost), Just(Parent::Unbuildable)];
+        let built = proptest::collection::vec(any::<bool>(), RANKS_MAX);
+        (words(), built, unbuilt).prop_map(|(mut words, built, unbuilt)| {
+            for (word, built) in words.iter_mut().zip(built) {
+                word.parent = if built { Parent::Built } else { unbuilt };
+                // A shrink has one color; who does not wait says none.
+                if unbuilt == Parent::Unbuildable {
+                    word.color = if word.willing == Willing::Real { None } else { Some(0) };
+                    word.key = 0;
+                }
+            }
+            words
+        })
     }
 
     /// As NCCL's source describes it: each rank is put behind those whose key is not greater.
@@ -209,7 +297,7 @@ mod tests {
             let makes_nccl = |course: &Course| match course {
                 Course::Nccl => true,
                 Course::Promise { others, .. } => *others == Others::Nccl,
-                Course::Nothing => false,
+                Course::Nothing | Course::Apart { .. } | Course::Torn => false,
             };
             prop_assert!(courses.windows(2).all(|two| makes_nccl(&two[0]) == makes_nccl(&two[1])));
             for (own, (course, word)) in (0..).zip(courses.iter().zip(&words)) {
@@ -227,6 +315,35 @@ mod tests {
                     }
                     Course::Nccl => prop_assert!(courses.iter().all(makes_nccl)),
                     Course::Nothing => prop_assert_eq!(word.color, None),
+                    Course::Apart { .. } | Course::Torn => prop_assert!(false, "{course:?}"),
+                }
+            }
+        }
+
+        /// The same where the parent is built on some ranks only: then nobody makes NCCL's call but who did not wait; and who
+        /// is in a communicator without the parent is in the same as all others of it, or all that wait hear that they cannot.
+        #[test]
+        fn courses_fit_without_a_parent(words in words_of_any_parent()) {
+            let table = Table::new(words.clone());
+            let alike = words.iter().all(|word| word.parent == words[0].parent)
+                && matches!(words[0].parent, Parent::Built | Parent::Promised);
+            let waiting = (0..).zip(&words).filter(|(_, word)| word.willing != Willing::Real);
+            let courses: Vec<(u32, Course)> = waiting.map(|(rank, _)| (rank, table.course(rank))).collect();
+            let is_torn = courses.iter().any(|(_, course)| *course == Course::Torn);
+            for (own, course) in &courses {
+                match course {
+                    Course::Nccl => prop_assert!(alike),
+                    Course::Promise { others, .. } => prop_assert!(alike || *others == Others::Nothing),
+                    Course::Nothing => prop_assert!(words[*own as usize].color.is_none() && !is_torn),
+                    Course::Torn => prop_assert!(!alike),
+                    Course::Apart { rank, ranks } => {
+                        prop_assert!(!alike && !is_torn);
+                        prop_assert_eq!(ranks[*rank as usize], *own);
+                        for (other, course) in courses.iter().filter(|(other, _)| ranks.contains(other)) {
+                            let place = ranks.iter().position(|rank| rank == other).unwrap() as u32;
+                            prop_assert_eq!(course, &Course::Apart { rank: place, ranks: ranks.clone() });
+                        }
+                    }
                 }
             }
         }
@@ -265,12 +382,12 @@ mod tests {
     /// A word as it is written, pinned; and what no rank says is not read.
     #[test]
     fn unreadable() {
-        let word = Word { color: Some(-7), key: -1, willing: Willing::InPair };
+        let word = Word { color: Some(-7), key: -1, willing: Willing::InPair, parent: Parent::Promised };
         let mut writer = Writer::default();
         word.put(&mut writer);
         let good = writer.finish();
-        assert_eq!(good, [1, 0xf9, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2]);
-        for (place, wrong) in [(0, 0), (0, 2), (9, 4)] {
+        assert_eq!(good, [1, 0xf9, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2, 1]);
+        for (place, wrong) in [(0, 0), (0, 2), (9, 4), (10, 4)] {
             let mut bytes = good.clone();
             bytes[place] = wrong;
             assert_eq!(Word::take(&mut Reader::new(&bytes)), None);
@@ -284,7 +401,7 @@ mod tests {
     /// Some splits, as programs make them.
     #[test]
     fn examples() {
-        let word = |color, willing| Word { color, key: 0, willing };
+        let word = |color, willing| Word { color, key: 0, willing, parent: Parent::Built };
         let promise = |rank, ranks: &[u32], others| Course::Promise { rank, ranks: ranks.to_vec(), others };
         let pairs = Willing::InPair;
         let two_pairs = Table::new([0, 1, 0, 1].map(|color| word(Some(color), pairs)).to_vec());
@@ -302,5 +419,32 @@ mod tests {
         // One in no new communicator cannot wait.
         let hurried = Table::new(vec![word(Some(0), pairs), word(Some(0), pairs), word(None, Willing::Real)]);
         assert_eq!(hurried.course(0), Course::Nccl);
+    }
+
+    /// Parents that are not built, on all ranks or on some.
+    #[test]
+    fn parents() {
+        use Parent::{Built, Lost, Promised, Unbuildable};
+        let table = |parents: [Parent; 3], willing: [Willing; 3]| {
+            let color = |willing| if willing == Willing::Real { None } else { Some(0) };
+            let word = |(parent, willing)| Word { color: color(willing), key: 0, willing, parent };
+            Table::new(parents.into_iter().zip(willing).map(word).collect())
+        };
+        let wait = [Willing::Unwilling; 3];
+        let apart = |rank| Course::Apart { rank, ranks: vec![0, 1, 2] };
+        assert_eq!(table([Promised; 3], wait).course(1), Course::Nccl);
+        assert_eq!(table([Built, Promised, Built], wait).course(1), apart(1));
+        assert_eq!(table([Lost; 3], wait).course(0), apart(0));
+        assert_eq!(table([Unbuildable; 3], wait).course(2), apart(2));
+        assert_eq!(table([Built, Unbuildable, Built], wait).course(0), apart(0));
+        // Who does not wait is in it, too, unless it is in NCCL.
+        let hurried = [Willing::Unwilling, Willing::Real, Willing::Unwilling];
+        assert_eq!(table([Built, Unbuildable, Built], hurried).course(2), apart(2));
+        assert_eq!(table([Unbuildable, Built, Built], hurried).course(2), Course::Torn);
+        assert_eq!(table([Promised, Built, Promised], hurried).course(0), Course::Torn);
+        assert_eq!(table([Promised; 3], hurried).course(0), Course::Nccl);
+        // A promise needs nobody's parent.
+        let promise = Course::Promise { rank: 2, ranks: vec![0, 1, 2], others: Others::Nothing };
+        assert_eq!(table([Built, Promised, Built], [Willing::Always; 3]).course(2), promise);
     }
 }

@@ -84,11 +84,16 @@ impl Round {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::colors::Willing;
+    use super::super::colors::{Parent, Willing};
     use super::*;
 
     fn word(rank: u32) -> Word {
-        Word { color: Some(rank as i32 % 2), key: -(rank as i32), willing: Willing::Always }
+        Word {
+            color: Some(rank as i32 % 2),
+            key: -(rank as i32),
+            willing: Willing::Always,
+            parent: Parent::Built,
+        }
     }
 
     fn failed(answers: &[Answer]) -> &Failure {

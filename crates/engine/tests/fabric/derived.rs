@@ -3,7 +3,9 @@
 use std::thread;
 
 use windlass_engine::contract::Contract;
-use windlass_engine::fabric::{self, Configured, Course, Fate, Newborn, Others, Patience, Waiting, Wanted};
+use windlass_engine::fabric::{
+    self, Configured, Course, Fate, Newborn, Others, Patience, Standing, Waiting, Wanted,
+};
 use windlass_engine::forward::configuration::Kept;
 
 use crate::births::{nothing_is_left, three_devices};
@@ -23,7 +25,7 @@ type Call<'a> = (&'a Fate, i32, Wanted, i32, Patience);
 /// What a rank does of it, and what it gets if that is a promise.
 fn make((parent, device, wanted, key, patience): Call<'_>) -> (Course, Option<Fate>) {
     let Fate::Fabric(fabric) = parent else { panic!("{parent:?}") };
-    let mut derivation = fabric.derive(&wanted).unwrap().begun();
+    let mut derivation = fabric.derive(&wanted, Standing::Built).unwrap().begun();
     let course = derivation.round(key, patience.willing()).unwrap();
     let Course::Promise { rank, ranks, .. } = &course else {
         derivation.pass_by();

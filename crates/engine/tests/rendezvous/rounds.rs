@@ -8,7 +8,7 @@ use std::thread;
 use windlass_engine::contract::{RANKS_MAX, Token};
 use windlass_engine::descriptor as ours;
 use windlass_engine::rendezvous::card::Id;
-use windlass_engine::rendezvous::colors::{Course, Others, Table, Willing, Word};
+use windlass_engine::rendezvous::colors::{Course, Others, Parent, Table, Willing, Word};
 use windlass_engine::rendezvous::derived::{Invitation, Making, NOBODY, child};
 use windlass_engine::rendezvous::message::{FromHost, FromRank};
 use windlass_engine::rendezvous::verdict::{Failure, Reason, Verdict};
@@ -26,7 +26,7 @@ fn rendezvous() -> Rendezvous {
 }
 
 fn pair(color: i32, key: i32) -> Word {
-    Word { color: Some(color), key, willing: Willing::InPair }
+    Word { color: Some(color), key, willing: Willing::InPair, parent: Parent::Built }
 }
 
 /// A round of a parent of so many ranks, whose rank 0 is in the host's process.
@@ -86,7 +86,7 @@ fn wait_all(inquiries: Vec<Inquiry>) -> Vec<Answer> {
 fn all_hear_the_same() {
     let (host, other) = (rendezvous(), rendezvous());
     let round = Round::of(&host, 0, 5);
-    let none = Word { color: None, key: 0, willing: Willing::Unwilling };
+    let none = Word { color: None, key: 0, willing: Willing::Unwilling, parent: Parent::Built };
     let mut inquiries = vec![
         round.say(&other, 4, pair(7, -1)),
         round.say(&other, 1, pair(7, 0)),
@@ -142,7 +142,7 @@ fn one_cannot_wait() {
     let (host, own) = (rendezvous(), rendezvous());
     let round = Round::of(&host, 0, 3);
     round.begin();
-    own.go_to_nccl(&round.invites(2), 2, 3);
+    own.go_to_nccl(&round.invites(2), 2, 3, Parent::Built);
     drop(own);
     let waiting = vec![round.say(&host, 0, pair(0, 0)), round.say(&host, 1, pair(0, 0))];
     for answer in wait_all(waiting) {
@@ -152,7 +152,7 @@ fn one_cannot_wait() {
     let round = Round::of(&host, 1, 2);
     let waiting = round.say(&host, 1, pair(0, 0));
     round.begin();
-    host.go_to_nccl(&round.invites(0), 0, 2);
+    host.go_to_nccl(&round.invites(0), 0, 2, Parent::Built);
     assert_eq!(waiting.wait().unwrap().course(1), Course::Nccl);
 }
 
@@ -239,7 +239,7 @@ fn host_is_gone() {
         drop(host);
         assert_eq!(waiting.join().unwrap(), Err(Failure::HostLost));
     });
-    own.go_to_nccl(&invitation, 1, 2);
+    own.go_to_nccl(&invitation, 1, 2, Parent::Built);
     assert_eq!(own.ask_round(&invitation, 1, 2, pair(0, 0)).wait(), Err(Failure::HostLost));
 }
 
@@ -322,7 +322,7 @@ fn nothing_is_left() {
         let inquiries = vec![round.say(&other, 1, pair(0, 0)), round.say(&host, 0, pair(0, 0))];
         match count % 3 {
             0 => assert!(round.say(&other, 2, pair(0, 0)).wait().is_ok()),
-            1 => other.go_to_nccl(&round.invites(2), 2, 3),
+            1 => other.go_to_nccl(&round.invites(2), 2, 3, Parent::Built),
             _ => drop(round.connect().write_all(&round.invites(2).to_round().greeting())),
         }
         assert!(wait_all(inquiries).iter().all(|answer| answer.is_ok() == (count % 3 != 2)));
@@ -395,7 +395,7 @@ pub fn plays(part: &str, own: &Rendezvous, rank: u32, ranks: u32, id: &Id) -> bo
             say(&format!("{:?}", inquiry.wait().map(|table| table.course(rank))));
         }
         "hurries" => {
-            own.go_to_nccl(&invitation, rank, ranks);
+            own.go_to_nccl(&invitation, rank, ranks, Parent::Built);
             say("spoken");
             await_word();
         }

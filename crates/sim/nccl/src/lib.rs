@@ -10,6 +10,7 @@
 //! - `WINDLASS_SIM_NCCL_LOG=1`: a line a call on stderr.
 //! - `WINDLASS_SIM_LOST_BIRTHS`: which births of this process fail when all ranks have joined, splits and shrinks too, by
 //!   number from 1, apart by commas. The handle stays, as NCCL's does.
+//! - `WINDLASS_SIM_REFUSED_BIRTHS`: which births of this process fail before they join, numbered likewise; the others wait.
 //! - `NCCL_LEGACY_CUDA_REGISTER=1`: registrations of cudaMalloc memory count, as in NCCL.
 //!
 //! Where it differs from NCCL: every collective waits for all ranks; 8-bit floats are copied but not reduced; there are

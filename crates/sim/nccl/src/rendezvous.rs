@@ -83,10 +83,10 @@ pub struct Member {
 /// What a birth answers that is lost by wish.
 pub const LOST: ncclResult_t = ncclRemoteError;
 
-/// Counts a birth of this process.
-fn is_lost() -> bool {
+/// The number of a birth of this process.
+fn number() -> u64 {
     static BIRTHS: AtomicU64 = AtomicU64::new(0);
-    settings().lost_births.contains(&(BIRTHS.fetch_add(1, SeqCst) + 1))
+    BIRTHS.fetch_add(1, SeqCst) + 1
 }
 
 /// Joins the segment of `token` and waits for all ranks. `leave` ends the wait.
@@ -99,7 +99,11 @@ pub fn join(token: Token, member: &Member, leave: &AtomicBool) -> Outcome<Segmen
         );
     }
     leaks::watch_exit();
-    let lost = is_lost();
+    let number = number();
+    if settings().refused_births.contains(&number) {
+        return refuse(ncclSystemError, "WINDLASS_SIM_REFUSED_BIRTHS names this birth");
+    }
+    let lost = settings().lost_births.contains(&number);
     let segment = Segment::open(&token.name(), ranks)?;
     let header = segment.header();
     if let Err(other) = header.ranks.compare_exchange(0, ranks as u32, SeqCst, SeqCst)

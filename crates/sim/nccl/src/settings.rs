@@ -14,6 +14,8 @@ pub struct Settings {
     pub legacy_registration: bool,
     /// `WINDLASS_SIM_LOST_BIRTHS`, default none: which births of this process fail, by number from 1.
     pub lost_births: Vec<u64>,
+    /// `WINDLASS_SIM_REFUSED_BIRTHS`, default none: which births of this process fail before they join, by number from 1.
+    pub refused_births: Vec<u64>,
 }
 
 pub fn settings() -> &'static Settings {
@@ -24,6 +26,7 @@ pub fn settings() -> &'static Settings {
         log: number("WINDLASS_SIM_NCCL_LOG", 0) != 0,
         legacy_registration: number("NCCL_LEGACY_CUDA_REGISTER", 0) != 0,
         lost_births: numbers("WINDLASS_SIM_LOST_BIRTHS"),
+        refused_births: numbers("WINDLASS_SIM_REFUSED_BIRTHS"),
     })
 }
 

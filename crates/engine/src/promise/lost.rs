@@ -1,0 +1,81 @@
+//! An attempt to honour a promise that fails on one rank fails on all: who is at it hears of it, and so does who comes to it later.
+//! The promise stays, and the next attempt is the next one of all.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use nccl_sys::{ncclRemoteError, ncclResult_t, ncclSuccess};
+
+use crate::error::refuse;
+use crate::forward::known::{self, End};
+use crate::guard;
+
+use super::{INIT_WITHIN, Promise, Stage};
+
+pub(super) const WHY: &str = "NCCL did not build the communicator of a promise on another rank";
+
+/// How often it is looked whether NCCL's init has come to its end.
+const LOOK_EVERY: Duration = Duration::from_millis(1);
+
+/// From now on it hears of other ranks' attempts.
+pub(super) fn listen(promise: &Arc<Promise>) {
+    let promise_or_none = Arc::downgrade(promise);
+    promise.fabric.on_lost_attempt(move |attempt| {
+        let promise_or_none = promise_or_none.clone();
+        let give_up = move || {
+            let end = || promise_or_none.upgrade().into_iter().for_each(|promise| promise.give_up(attempt));
+            guard::or_else(|| (), end);
+        };
+        // NCCL's abort may take its time, and who told this must not wait.
+        if let Err(error) = std::thread::Builder::new().name("windlass-give-up".into()).spawn(give_up) {
+            log::warn!("no thread to end an attempt on, which waits for a rank that has failed: {error}");
+        }
+    });
+}
+
+impl Promise {
+    /// The number of the next attempt, unless it is lost already.
+    pub(super) fn next_attempt(&self) -> Result<u64, ncclResult_t> {
+        let attempt = self.attempts.fetch_add(1, Ordering::Relaxed);
+        if self.fabric.has_lost(attempt) {
+            return Err(refuse(ncclRemoteError, format_args!("{WHY}")));
+        }
+        Ok(attempt)
+    }
+
+    /// Whether nobody waits for what this attempt needs any more.
+    pub(super) fn is_over(&self, attempt: u64) -> bool {
+        self.aborted.load(Ordering::Acquire) || self.fabric.has_lost(attempt)
+    }
+
+    /// Tells the others what this rank's attempt came to, unless they have told it.
+    pub(super) fn tell(&self, attempt: u64, result: ncclResult_t) -> ncclResult_t {
+        if result != ncclSuccess && !self.fabric.has_lost(attempt) {
+            self.fabric.lose(attempt);
+        }
+        result
+    }
+
+    /// Ends this rank's part in an attempt that another rank has failed at, if it does not end by itself.
+    fn give_up(&self, attempt: u64) {
+        let until = Instant::now() + INIT_WITHIN;
+        loop {
+            let mut stage = self.stage();
+            let is_at_it = *stage == Stage::Honouring
+                && self.attempts.load(Ordering::Relaxed) == attempt.saturating_add(1);
+            let written = self.written.load(Ordering::Acquire);
+            if !is_at_it {
+                return;
+            }
+            if Instant::now() >= until && !written.is_null() {
+                *stage = Stage::Aborting;
+                drop(stage);
+                known::end(End::Abort, written);
+                return;
+            }
+            drop(stage);
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! Calls in a child that was forked from a process with communicators. They go to the real library unseen, but for those with a
+//! handle that is Windlass's own and no communicator of NCCL: several functions of NCCL's would look into it as if it were.
+//!
+//! The answer to these is `ncclInvalidArgument`, NCCL's own for what is none of its communicators. With NCCL alone a child cannot
+//! end what its parent made either: there the call crashes or waits.
+
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+
+use crate::missing::{invalid_argument, without_library};
+use crate::slots::{COUNT, Description, ENTRIES, Entry, Role, SLOTS};
+
+/// The first word of what Windlass's own handles point to. NCCL's communicators begin with another, which it reads, too.
+pub const WORD: u64 = u64::from_le_bytes(*b"windlass");
+
+/// Where calls go on. Filled from [`SLOTS`] by [`guard`].
+static REAL: [AtomicPtr<()>; COUNT] = [const { AtomicPtr::new(std::ptr::null_mut()) }; COUNT];
+
+/// In the child, before any call: allocates nothing, takes no lock. Once is enough, for its own children, too.
+pub fn guard() {
+    static GUARDED: AtomicBool = AtomicBool::new(false);
+    if GUARDED.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    for ((slot, real), guarded) in SLOTS.iter().zip(&REAL).zip(&guards::GUARDS) {
+        real.store(slot.load(Ordering::Acquire), Ordering::Relaxed);
+        slot.store(*guarded as *mut (), Ordering::Release);
+    }
+}
+
+/// Which argument is a communicator's handle.
+fn place_of_handle(entry: &Description) -> Option<usize> {
+    let is_handle = |argument: &str| argument.rsplit(':').next().map(str::trim) == Some("ncclComm_t");
+    match entry.arguments {
+        Some(arguments) => arguments.split(',').position(is_handle),
+        None => (entry.role == Role::Handle).then_some(0),
+    }
+}
+
+fn is_ours(handle: usize) -> bool {
+    // SAFETY: what is not null the real library reads, too.
+    handle != 0
+        && handle.is_multiple_of(align_of::<u64>())
+        && unsafe { (handle as *const u64).read_volatile() } == WORD
+}
+
+/// Where a call with these arguments goes on: the first six are in registers, the others on the stack.
+extern "C" fn checked(index: usize, registers: *const [usize; 6], stack: *const usize) -> *const () {
+    let entry = &ENTRIES[index];
+    let real = REAL[index].load(Ordering::Relaxed).cast_const();
+    // NCCL's last error is the process's, whatever the handle.
+    let Some(place) = place_of_handle(entry).filter(|_| index != Entry::ncclGetLastError as usize) else {
+        return real;
+    };
+    // SAFETY: the caller passed as many arguments as the function has, none of which before the handle is a structure.
+    let handle = unsafe { if place < 6 { (*registers)[place] } else { stack.add(place - 6).read() } };
+    if !is_ours(handle) {
+        return real;
+    }
+    log::warn!("{}: communicator {handle:#x} is of the process that this one was forked from", entry.name);
+    if entry.returns == "ncclResult_t" { invalid_argument as *const () } else { without_library(index) }
+}
+
+mod guards {
+    use super::checked;
+    use crate::for_each_entry;
+    use crate::slots::{COUNT, Entry};
+
+    /// Keeps all argument registers, asks, and jumps on; the entry's number is in `r10`.
+    #[unsafe(naked)]
+    unsafe extern "C" fn ask() {
+        core::arch::naked_asm!(
+            ".cfi_startproc",
+            // The call pushed 8 bytes; 200 more make the stack aligned for the next.
+            "sub rsp, 200",
+            ".cfi_adjust_cfa_offset 200",
+            "movups [rsp], xmm0",
+            "movups [rsp + 16], xmm1",
+            "movups [rsp + 32], xmm2",
+            "movups [rsp + 48], xmm3",
+            "movups [rsp + 64], xmm4",
+            "movups [rsp + 80], xmm5",
+            "movups [rsp + 96], xmm6",
+            "movups [rsp + 112], xmm7",
+            "mov [rsp + 128], rdi",
+            "mov [rsp + 136], rsi",
+            "mov [rsp + 144], rdx",
+            "mov [rsp + 152], rcx",
+            "mov [rsp + 160], r8",
+            "mov [rsp + 168], r9",
+            "mov edi, r10d",
+            "lea rsi, [rsp + 128]",
+            // Behind the return address.
+            "lea rdx, [rsp + 208]",
+            "call {checked}",
+            "mov r11, rax",
+            "movups xmm0, [rsp]",
+            "movups xmm1, [rsp + 16]",
+            "movups xmm2, [rsp + 32]",
+            "movups xmm3, [rsp + 48]",
+            "movups xmm4, [rsp + 64]",
+            "movups xmm5, [rsp + 80]",
+            "movups xmm6, [rsp + 96]",
+            "movups xmm7, [rsp + 112]",
+            "mov rdi, [rsp + 128]",
+            "mov rsi, [rsp + 136]",
+            "mov rdx, [rsp + 144]",
+            "mov rcx, [rsp + 152]",
+            "mov r8, [rsp + 160]",
+            "mov r9, [rsp + 168]",
+            "add rsp, 200",
+            ".cfi_adjust_cfa_offset -200",
+            "jmp r11",
+            ".cfi_endproc",
+            checked = sym checked,
+        )
+    }
+
+    macro_rules! guards {
+        (calls { $($(#[doc = $doc:literal])* [$since:literal $role:ident] fn $name:ident | $twin:ident
+                   $arguments:tt $(-> $result:ty)?;)* }
+         opaque { $([$osince:literal $orole:ident] $oname:ident $(| $otwin:ident)? -> $oresult:ty;)* }) => {
+            $(guards!(@one $name);)*
+            $(guards!(@one $oname);)*
+            /// In the order of [`Entry`].
+            pub(super) static GUARDS: [unsafe extern "C" fn(); COUNT] = [$($name,)* $($oname,)*];
+        };
+        (@one $name:ident) => {
+            #[unsafe(naked)]
+            #[allow(non_snake_case)]
+            unsafe extern "C" fn $name() {
+                core::arch::naked_asm!(
+                    "mov r10d, {index}",
+                    "jmp {ask}",
+                    index = const Entry::$name as usize,
+                    ask = sym ask,
+                )
+            }
+        };
+    }
+    for_each_entry!(guards);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::*;
+
+    /// Where handles are; and nothing before one is a structure, which would shift the others.
+    #[test]
+    fn places() {
+        for (entry, place) in [
+            (Entry::ncclCommDestroy, Some(0)),
+            (Entry::ncclRedOpDestroy, Some(1)),
+            (Entry::ncclAllReduce, Some(5)),
+            (Entry::ncclReduce, Some(6)),
+            (Entry::ncclCommInitRank, None),
+            (Entry::ncclGetVersion, None),
+            (Entry::ncclTeamWorld, Some(0)),
+            (Entry::ncclLLA2ACalcSlots, None),
+        ] {
+            assert_eq!(place_of_handle(entry.description()), place, "{entry:?}");
+        }
+        for entry in ENTRIES {
+            let before = place_of_handle(entry).unwrap_or(0);
+            let mut arguments = entry.arguments.unwrap_or("").split(',').take(before);
+            let is_word = |argument: &str| !argument.contains("ncclUniqueId") || argument.contains('*');
+            assert!(arguments.all(is_word), "{}", entry.name);
+        }
+    }
+
+    type Reduce = extern "C" fn(usize, usize, usize, c_int, c_int, c_int, ncclComm_t, usize) -> ncclResult_t;
+    use std::ffi::c_int;
+
+    extern "C" fn reduce(
+        send: usize,
+        receive: usize,
+        count: usize,
+        datatype: c_int,
+        operation: c_int,
+        root: c_int,
+        _handle: ncclComm_t,
+        stream: usize,
+    ) -> ncclResult_t {
+        assert_eq!([send, receive, count, stream], [1, 2, 3, 8]);
+        assert_eq!([datatype, operation, root], [4, 5, 6]);
+        ncclInProgress
+    }
+
+    /// What is not ours goes on with all its arguments; ours is refused, on the stack, too.
+    #[test]
+    fn guarded() {
+        let slot = &SLOTS[Entry::ncclReduce as usize];
+        slot.store(reduce as *mut (), Ordering::Release);
+        guard();
+        guard();
+        // SAFETY: the cell holds a function with these arguments, behind its guard.
+        let call = unsafe { std::mem::transmute::<*mut (), Reduce>(slot.load(Ordering::Acquire)) };
+        let (ours, other) = ([WORD, 0], [!WORD, 0]);
+        let with = |handle: ncclComm_t| call(1, 2, 3, 4, 5, 6, handle, 8);
+        assert_eq!(with(ours.as_ptr() as ncclComm_t), ncclInvalidArgument);
+        assert_eq!(with(other.as_ptr() as ncclComm_t), ncclInProgress);
+        assert_eq!(with(std::ptr::null_mut()), ncclInProgress);
+    }
+}

@@ -1,0 +1,66 @@
+/* Holds: collectives with a configuration of their own (NCCL 2.31) are held in a group as all others are, where NCCL builds the
+ * communicator when its first call needs it: one thread may bring all ranks, calls run in the order in which they were made, and
+ * the configuration may go as soon as a call has returned. Over the stand-in with newer_nccl.c. */
+#include "../support/one_thread.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { COUNT = 100, RANKS = 2 };
+
+static ncclResult_t reduce_configured(float* buffer, ncclComm_t communicator, CUstream stream) {
+  char* algorithm = strdup("ring");
+  ncclCollConfig_t configuration = NCCL_COLLCONFIG_INITIALIZER;
+  configuration.maxCTAs = 7;
+  configuration.algSelection = algorithm;
+  ncclResult_t answer = ncclAllReduceConfig(buffer, buffer, COUNT, ncclFloat, ncclSum, communicator, as_cuda(stream), &configuration);
+  count_calls("ncclAllReduceConfig", 1);
+  memset(algorithm, 'x', strlen(algorithm));
+  free(algorithm);
+  memset(&configuration, 0x55, sizeof configuration);
+  return answer;
+}
+
+/* A broadcast and a sum of all, in this order: twice rank 0's values, and not the sum. */
+static void in_a_group(struct one_thread* all, const ncclComm_t* communicators) {
+  float values[RANKS][COUNT], *buffers[RANKS];
+  for (int rank = 0; rank < RANKS; rank++) {
+    one_thread_use(all, rank);
+    for (int i = 0; i < COUNT; i++) values[rank][i] = (float)(i + 1000 * rank);
+    buffers[rank] = device_alloc(sizeof values[rank]);
+    upload(buffers[rank], values[rank], sizeof values[rank]);
+  }
+  NCCL(ncclGroupStart());
+  for (int rank = 0; rank < RANKS; rank++) {
+    NCCL(ncclBroadcast(buffers[rank], buffers[rank], COUNT, ncclFloat, 0, communicators[rank], as_cuda(all->streams[rank])));
+    CODE(reduce_configured(buffers[rank], communicators[rank], all->streams[rank]), ncclSuccess);
+  }
+  NCCL(ncclGroupEnd());
+  for (int rank = 0; rank < RANKS; rank++) {
+    one_thread_use(all, rank);
+    wait_for(all->streams[rank]);
+    download(values[rank], buffers[rank], sizeof values[rank]);
+    for (int i = 0; i < COUNT; i++) {
+      if (!EQUAL(values[rank][i], RANKS * i)) break;
+    }
+    device_free(buffers[rank]);
+  }
+}
+
+int main(void) {
+  begin("configured calls", 60);
+  if (rank_count(RANKS) < RANKS) return finish();
+  struct one_thread all = one_thread_begin("one thread", RANKS);
+  ncclComm_t communicators[RANKS];
+  int devices[] = {0, 1};
+  NCCL(ncclCommInitAll(communicators, RANKS, devices));
+  for (int i = 0; i < RANKS; i++) count_calls("promise/2/honoured", 1);
+  /* The first has the communicator built, the second finds it. */
+  for (int round = 0; round < 2; round++) in_a_group(&all, communicators);
+  one_thread_end_streams(&all);
+  NCCL(ncclGroupStart());
+  for (int rank = 0; rank < RANKS; rank++) NCCL(ncclCommDestroy(communicators[rank]));
+  NCCL(ncclGroupEnd());
+  one_thread_print(&all, "one-thread");
+  return finish();
+}

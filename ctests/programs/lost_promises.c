@@ -1,0 +1,166 @@
+/* Holds, where NCCL builds communicators only when a call needs it, and where the stand-in loses or refuses such a build on one
+ * rank by wish: the other ranks' calls end, too, with an error; messages go on; the next call of all is right. What comes of a
+ * communicator that was built on some ranks only is right, in groups and outside. An abort ends a wait for the id of the dead.
+ * Without WINDLASS_WARM, whose communicator counts. */
+#include "../support/team.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+static double seconds(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+/* One rank of those that meet. Before its first call: the stand-in reads these once. */
+enum { LOSER = 1 };
+static void lose_on(struct rank* self, const char* name, const char* births) {
+  if (self->rank == LOSER) setenv(name, births, 1);
+}
+
+static ncclResult_t reduce(struct rank* self, const struct team* team, void* buffer) {
+  count_calls("ncclAllReduce", 1);
+  return ncclAllReduce(buffer, buffer, 100, ncclFloat, ncclSum, team->communicator, as_cuda(self->stream));
+}
+
+/* The build of the loser fails before NCCL has met anybody; twice, the second time in a group. Whoever comes later hears of it, too. */
+static void refused(struct rank* self) {
+  lose_on(self, "WINDLASS_SIM_REFUSED_BIRTHS", "1,2");
+  struct team team = team_born(self, *(int*)self->argument, HONOURED);
+  void* buffer = device_alloc(4096);
+  bool loses = self->rank / team.ranks == LOSER / team.ranks;
+  for (int round = 0; round < 2 && loses; round++) {
+    double began = seconds();
+    if (round) NCCL(ncclGroupStart());
+    /* The first one waits when the loser fails; the last one comes when it has. */
+    if (team.rank == team.ranks - 1 && self->rank != LOSER) usleep(700000);
+    ncclResult_t answer = reduce(self, &team, buffer);
+    if (round) {
+      EQUAL(answer, ncclSuccess);
+      answer = ncclGroupEnd();
+      count_calls("ncclGroupEnd", 1);
+    }
+    EQUAL(answer, self->rank == LOSER ? ncclSystemError : ncclRemoteError);
+    CHECK(seconds() - began < 15);
+    team_passes(self, &team, 3001, 10 + (uint64_t)round);
+  }
+  meet(self);
+  team_knows_itself(self, &team);
+  team_reduces(self, &team, 20);
+  team_passes(self, &team, 3002, 21);
+  device_free(buffer);
+  NCCL(ncclCommDestroy(team.communicator));
+}
+
+/* Of four ranks the loser's build fails when all have met, so that the others have theirs. */
+static struct team partly_built(struct rank* self, void* buffer) {
+  lose_on(self, "WINDLASS_SIM_LOST_BIRTHS", "1");
+  struct team team = team_born(self, self->ranks, EITHER);
+  ncclResult_t answer = reduce(self, &team, buffer);
+  CHECK(self->rank == LOSER ? answer == ncclRemoteError : answer == ncclSuccess || answer == ncclRemoteError);
+  meet(self);
+  return team;
+}
+
+/* What the parent had begun ends with it. */
+static void ends(struct rank* self, const struct team* parent, const struct team* child, void* buffer) {
+  meet(self);
+  NCCL(ncclCommAbort(parent->communicator));
+  cuStreamSynchronize(self->stream);
+  if (child->communicator) {
+    team_knows_itself(self, child);
+    team_passes(self, child, 5003, 31);
+    if (child->ranks > 1) team_reduces(self, child, 32);
+    NCCL(ncclCommDestroy(child->communicator));
+  }
+  device_free(buffer);
+}
+
+/* The last rank is alone in what it gets, which NCCL makes. */
+static void split(struct rank* self) {
+  void* buffer = device_alloc(4096);
+  struct team parent = partly_built(self, buffer);
+  int last = self->ranks - 1;
+  struct team child = {NULL, self->rank == last ? 0 : self->rank, self->rank == last ? 1 : last};
+  NCCL(ncclCommSplit(parent.communicator, self->rank == last, self->rank, &child.communicator, NULL));
+  foretell(child.ranks, EITHER);
+  ends(self, &parent, &child, buffer);
+}
+
+/* Without the last rank, which does not call, and with what the parent had begun. */
+static void shrink(struct rank* self, bool grouped) {
+  void* buffer = device_alloc(4096);
+  struct team parent = partly_built(self, buffer);
+  int last = self->ranks - 1;
+  struct team child = {NULL, self->rank, last};
+  if (grouped) usleep(500000); /* Who does not wait goes by what it has heard. */
+  if (self->rank != last) {
+    if (grouped) NCCL(ncclGroupStart());
+    NCCL(ncclCommShrink(parent.communicator, &last, 1, &child.communicator, NULL, NCCL_SHRINK_ABORT));
+    if (grouped) NCCL(ncclGroupEnd());
+    foretell(child.ranks, EITHER);
+  }
+  ends(self, &parent, &child, buffer);
+}
+
+static void shrink_at_once(struct rank* self) { shrink(self, false); }
+static void shrink_in_a_group(struct rank* self) { shrink(self, true); }
+
+struct aborting { struct rank* self; ncclComm_t communicator; };
+
+static void* aborts(void* argument) {
+  struct aborting* aborting = argument;
+  CUDA(cuCtxSetCurrent(aborting->self->context));
+  usleep(500000);
+  NCCL(ncclCommAbort(aborting->communicator));
+  return NULL;
+}
+
+/* The rank whose process makes the id of what the others make dies before; it leaves no report, so its calls are not counted. A
+ * configuration that only NCCL can judge lets nobody wait for all. */
+static void id_of_the_dead(struct rank* self) {
+  enum { DEAD = 1 };
+  ncclUniqueId id = share_id(self, 0, 0);
+  ncclComm_t parent = NULL, child = NULL;
+  if (self->rank == DEAD) {
+    ncclCommInitRank(&parent, self->ranks, id, self->rank);
+    usleep(100000);
+    _exit(0);
+  }
+  NCCL(ncclCommInitRank(&parent, self->ranks, id, self->rank));
+  foretell(self->ranks, STAYS);
+  usleep(400000);
+  if (self->rank > DEAD) {
+    struct aborting aborting = {self, parent};
+    pthread_t thread;
+    ncclConfig_t configuration = NCCL_CONFIG_INITIALIZER;
+    configuration.netName = "Socket";
+    int excluded = 0;
+    double began = seconds();
+    if (pthread_create(&thread, NULL, aborts, &aborting)) return;
+    ncclResult_t answer = ncclCommShrink(parent, &excluded, 1, &child, &configuration, NCCL_SHRINK_DEFAULT);
+    count_calls("ncclCommShrink", 1);
+    CHECK(answer != ncclSuccess);
+    pthread_join(thread, NULL);
+    CHECK(seconds() - began < 10);
+  } else {
+    NCCL(ncclCommAbort(parent));
+  }
+}
+
+int main(int count, char** parts) {
+  begin("lost promises", 100);
+  int ranks = rank_count(4), two = 2;
+  if (is_wanted(count, parts, "refused")) {
+    run_ranks("a refused pair", PROCESSES, ranks, refused, &two);
+    if (ranks > 2) run_ranks("refused", PROCESSES, ranks, refused, &ranks);
+  }
+  if (ranks > 2 && is_wanted(count, parts, "split")) run_ranks("split", PROCESSES, ranks, split, NULL);
+  if (ranks > 2 && is_wanted(count, parts, "shrink")) run_ranks("shrink", PROCESSES, ranks, shrink_at_once, NULL);
+  if (ranks > 2 && is_wanted(count, parts, "grouped")) run_ranks("grouped", PROCESSES, ranks, shrink_in_a_group, NULL);
+  if (ranks > 2 && is_wanted(count, parts, "dead")) run_ranks("dead", PROCESSES, ranks, id_of_the_dead, NULL);
+  return finish();
+}

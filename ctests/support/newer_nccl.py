@@ -1,0 +1,36 @@
+#!/usr/bin/env python3
+"""Runs a program over the stand-in for NCCL with what newer_nccl.c adds.
+
+    newer_nccl.py COMPILER INCLUDES STAND_IN OUT RUNNER_ARGUMENT...
+
+INCLUDES are apart by colons. The stand-in is copied under another soname, because the loader takes Windlass for a library that
+needs libnccl.so.2; the runner (run.py) gets the two as `--nccl`.
+"""
+
+import pathlib
+import shutil
+import subprocess
+import sys
+
+HERE = pathlib.Path(__file__).resolve().parent
+SONAME, OTHER = b"\0libnccl.so.2\0", b"\0libnccl.so.0\0"
+
+
+def main():
+    compiler, includes, stand_in, out = sys.argv[1:5]
+    out = pathlib.Path(out)
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    original = pathlib.Path(stand_in).read_bytes()
+    if original.count(SONAME) != 1:
+        sys.exit(f"{stand_in}: {original.count(SONAME)} places with its soname, expected 1")
+    copy, newer = out / "libnccl.so.0", out / "libnccl.so.2"
+    copy.write_bytes(original.replace(SONAME, OTHER))
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", *(f"-I{folder}" for folder in includes.split(":")),
+                    HERE / "newer_nccl.c", copy, "-Wl,-soname,libnccl.so.2", "-Wl,-rpath,$ORIGIN", "-o", newer], check=True)
+    command = [sys.executable, HERE / "run.py", "--out", out / "run", "--nccl", newer, *sys.argv[5:]]
+    sys.exit(subprocess.run(command).returncode)
+
+
+if __name__ == "__main__":
+    main()
