@@ -19,8 +19,8 @@
 
 /* cuMemAlloc: freed and made again. */
 static void plain(void) {
-  static const size_t sizes[] = {512, 65536, 2 << 20, 64 << 20};
-  for (int s = 0; s < 4; s++) {
+  static const size_t sizes[] = {512, 65536, 2 << 20, (3 << 20) + 512, 64 << 20, 1000 << 20};
+  for (int s = 0; s < 6; s++) {
     int reused = 0;
     word first = 0;
     for (int round = 0; round < 32; round++) {
@@ -87,6 +87,9 @@ static void virtual_memory(void) {
   map(again, 2 * bytes, three);
   FRESH(again, 2 * bytes, "addresses given back and reserved again (%s), another handle", again == base ? "the same" : "others");
   CU(MemUnmap(again, 2 * bytes));
+  int half = cu.MemMap(again, bytes, 0, three, 0);
+  printf("half of a handle: mapped %s\n", name_of(half));
+  if (!half) tell(again, "half of a handle"), CU(MemUnmap(again, bytes));
   CU(MemRelease(three));
   CU(MemAddressFree(again, 4 * bytes));
 }
@@ -186,6 +189,29 @@ static void host_and_managed(void) {
   CHECK(see((uintptr_t)&on_stack).id == 0 && see(0).id == 0);
 }
 
+/* Memory that a graph allocates is nobody's until the graph runs. */
+static void of_a_graph(void) {
+  word captured = 0;
+  void *graph = NULL, *executable = NULL;
+  CU(StreamBeginCapture_v2(stream, 0));
+  int allocated = cu.MemAllocAsync(&captured, 4 * MIB, stream);
+  if (!allocated) tell(captured, "cuMemAllocAsync in a capture");
+  if (cu.StreamEndCapture(stream, &graph) || allocated) return;
+  CU(GraphInstantiateWithFlags(&executable, graph, 0));
+  word before = 0;
+  for (int round = 0; round < 3; round++) {
+    CU(GraphLaunch(executable, stream));
+    CU(StreamSynchronize(stream));
+    struct seen seen = tell(captured, "cuMemAllocAsync in a capture, launch %d", round);
+    printf("its id %s\n", !seen.id ? "is none" : seen.id == before ? "is that of the launch before" : "is new");
+    before = seen.id;
+    if (seen.id) CU(MemFreeAsync(captured, stream));
+    CU(StreamSynchronize(stream));
+  }
+  CU(GraphExecDestroy(executable));
+  CU(GraphDestroy(graph));
+}
+
 /* Questions disturb no capture, in the strictest mode. */
 static void in_a_capture(void) {
   word pointer, handle, base = 0;
@@ -201,16 +227,7 @@ static void in_a_capture(void) {
   printf("asked in a capture: ended %s\n", name_of(ended));
   CHECK(!ended);
   if (graph) CU(GraphDestroy(graph));
-  /* Memory that a capture allocates is the graph's: told by its id while nobody launched it. */
-  CU(StreamBeginCapture_v2(stream, 0));
-  word captured = 0;
-  if (!cu.MemAllocAsync(&captured, 4 * MIB, stream)) {
-    tell(captured, "cuMemAllocAsync in a capture");
-    cu.MemFreeAsync(captured, stream);
-  }
-  graph = NULL;
-  cu.StreamEndCapture(stream, &graph);
-  if (graph) CU(GraphDestroy(graph));
+  of_a_graph();
   CU(MemFree_v2(pointer));
   /* A thread without a context, as a free hook or a background thread may be. */
   CU(MemAlloc_v2(&pointer, 4 * MIB));

@@ -71,8 +71,10 @@ word attribute(int which, word pointer, int* code) {
 struct seen see(word pointer) {
   struct seen seen = {0};
   seen.id = attribute(BUFFER_ID, pointer, &seen.code);
-  seen.start = attribute(RANGE_START, pointer, NULL);
-  seen.bytes = attribute(RANGE_BYTES, pointer, NULL);
+  word range = attribute(RANGE_START, pointer, NULL), mapping = attribute(MAPPING_START, pointer, NULL);
+  word range_end = range + attribute(RANGE_BYTES, pointer, NULL), mapping_end = mapping + attribute(MAPPING_BYTES, pointer, NULL);
+  seen.start = range > mapping ? range : mapping;
+  seen.bytes = (range_end < mapping_end ? range_end : mapping_end) - seen.start;
   seen.block = attribute(BLOCK_ID, pointer, NULL);
   return seen;
 }
@@ -88,13 +90,14 @@ struct seen tell(word pointer, const char* format, ...) {
   int ranged = cu.MemGetAddressRange_v2(&base, &bytes, pointer);
   int retained = cu.MemRetainAllocationHandle(&handle, (void*)(uintptr_t)pointer);
   if (!retained) CU(MemRelease(handle));
+#define ASK(which) attribute(which, pointer, NULL)
   if (seen.code) printf(": no id (%s)", name_of(seen.code));
-  else
-    printf(": id %llu range %+lld, %llu; type %llu managed %llu legacy_ipc %llu handle_types %llu pool %s mapped %llu block %llu mapping "
-           "%+lld, %llu", seen.id, (long long)(seen.start - pointer), seen.bytes, attribute(MEMORY_TYPE, pointer, NULL),
-           attribute(IS_MANAGED, pointer, NULL), attribute(LEGACY_IPC, pointer, NULL), attribute(HANDLE_TYPES, pointer, NULL),
-           attribute(POOL, pointer, NULL) ? "yes" : "no", attribute(MAPPED, pointer, NULL), seen.block,
-           (long long)(attribute(MAPPING_START, pointer, NULL) - pointer), attribute(MAPPING_BYTES, pointer, NULL));
+  else {
+    printf(": id %llu range %+lld, %llu; type %llu managed %llu legacy_ipc %llu handle_types %llu pool %s mapped %llu", seen.id,
+           (long long)(ASK(RANGE_START) - pointer), ASK(RANGE_BYTES), ASK(MEMORY_TYPE), ASK(IS_MANAGED), ASK(LEGACY_IPC),
+           ASK(HANDLE_TYPES), ASK(POOL) ? "yes" : "no", ASK(MAPPED));
+    printf(" block %llu mapping %+lld, %llu", seen.block, (long long)(ASK(MAPPING_START) - pointer), ASK(MAPPING_BYTES));
+  }
   if (ranged) printf("; address_range %s", name_of(ranged));
   else printf("; address_range %+lld, %zu", (long long)(base - pointer), bytes);
   printf("; retain %s\n", name_of(retained));

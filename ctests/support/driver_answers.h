@@ -22,7 +22,8 @@ enum { MEMORY_TYPE = 2, BUFFER_ID = 7, IS_MANAGED, ORDINAL, LEGACY_IPC, RANGE_ST
   F(Init, unsigned) F(DeviceGetCount, int*) F(DeviceGetName, char*, int, int) F(DriverGetVersion, int*)               \
   F(DevicePrimaryCtxRetain, void**, int) F(CtxSetCurrent, void*) F(GetErrorName, int, const char**)                   \
   F(StreamCreate, void**, unsigned) F(StreamSynchronize, void*) F(StreamBeginCapture_v2, void*, int)                  \
-  F(StreamEndCapture, void*, void**) F(GraphDestroy, void*) F(MemsetD8Async, word, unsigned char, size_t, void*)      \
+  F(StreamEndCapture, void*, void**) F(GraphDestroy, void*) F(GraphInstantiateWithFlags, void**, void*, word)         \
+  F(GraphLaunch, void*, void*) F(GraphExecDestroy, void*) F(MemsetD8Async, word, unsigned char, size_t, void*)        \
   F(PointerGetAttribute, void*, int, word) F(PointerGetAttributes, unsigned, int*, void**, word)                      \
   F(MemGetAddressRange_v2, word*, size_t*, word) F(MemRetainAllocationHandle, word*, void*)                           \
   F(MemAlloc_v2, word*, size_t) F(MemFree_v2, word) F(MemAllocManaged, word*, size_t, unsigned)                       \
@@ -62,7 +63,9 @@ void check_that(int holds, const char* text, int line);
 void need(int code, const char* call, int line);
 const char* name_of(int code);
 
-/* What is said of one address. */
+/* What is said of one address. An allocation is what its range and its mapping share: of memory from cuMemAlloc and pools
+ * the range is the allocation and the mapping the block that it is cut from; of mapped memory the mapping is the allocation
+ * and the range the whole reservation. That is what cuMemGetAddressRange answers, which wants a context. */
 struct seen { int code; word id, start, bytes, block; };
 /* Zero where the driver has no answer. */
 word attribute(int which, word pointer, int* code);
@@ -70,7 +73,7 @@ struct seen see(word pointer);
 /* Prints all of it as well. Addresses as distances from `pointer`, so that lines of two runs compare. */
 struct seen tell(word pointer, const char* format, ...) __attribute__((format(printf, 2, 3)));
 /* Holds of an allocation of `bytes` bytes that was just made: its id is one that no other ever had, the same at its first
- * and last byte, and its range begins at `pointer`. */
+ * and last byte, and it begins at `pointer`. */
 #define FRESH(pointer, bytes, ...) hold_new(tell(pointer, __VA_ARGS__), pointer, bytes)
 struct seen hold_new(struct seen seen, word pointer, size_t bytes);
 /* Holds that nothing has changed since. */

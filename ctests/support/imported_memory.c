@@ -103,7 +103,8 @@ static void import_pool(int socket) {
     receive_from(socket, &data, sizeof(data));
     CU(MemPoolImportPointer(&pointer, pool, &data));
     if (!round) first = pointer;
-    struct seen seen = FRESH(pointer, 8 * MIB, "a peer's pool, number %d%s", round, round && pointer == first ? " at the address" : "");
+    struct seen seen = FRESH(pointer, 8 * MIB, "a peer's pool, number %d%s",
+                             round, round && pointer == first ? " at the address" : "");
     CU(MemFreeAsync(pointer, stream));
     CU(StreamSynchronize(stream));
     printf("a peer's pool, freed here: its id %s\n", see(pointer).id == seen.id ? "is still told" : "is gone");
@@ -137,7 +138,8 @@ void imported_memory(int socket) {
   for (int round = 0; round < 2; round++) {
     receive_from(socket, &data, sizeof(data));
     CU(IpcOpenMemHandle_v2(&pointer, data, 1));
-    struct seen seen = FRESH(pointer, 8 * MIB, "a peer's memory by legacy IPC, number %d%s", round, round && pointer == first ? " at the address" : "");
+    struct seen seen = FRESH(pointer, 8 * MIB, "a peer's memory by legacy IPC, number %d%s",
+                             round, round && pointer == first ? " at the address" : "");
     first = pointer;
     CU(IpcCloseMemHandle(pointer));
     CHECK(see(pointer).id != seen.id);
