@@ -11,8 +11,8 @@
 //! addresses of a retired entry is staged meanwhile, as is every buffer for which the answer is not that it is registered.
 //! It is the caller who stages: such a buffer must not reach NCCL itself.
 //!
-//! One thread at a time, as NCCL has it for a communicator. Finding a buffer again walks down one tree and allocates
-//! nothing.
+//! One thread at a time, as NCCL has it for a communicator. Finding a buffer again takes one look, or a walk
+//! down one tree, and allocates nothing.
 
 mod applications;
 
@@ -20,9 +20,11 @@ mod counters;
 
 mod entry;
 
+mod places;
+
 mod refused;
 
-use crate::range::{Range, Ranges};
+use crate::range::Range;
 
 pub use applications::Token;
 pub use counters::{Counters, Staged};
@@ -34,7 +36,8 @@ pub trait Registrar {
     /// What a registration is given back by.
     type Handle;
 
-    /// Registers a whole allocation.
+    /// Registers a whole allocation, and nothing beside it: an allocation that is not whole pages is for it to refuse, as
+    /// NCCL registers pages.
     fn register(&mut self, range: Range) -> Result<Self::Handle, Failure>;
 
     /// Gives a registration back; it is the last time that anybody hears of the handle. False where that failed: the
@@ -96,7 +99,7 @@ pub enum Why {
 #[derive(Debug)]
 pub struct Cache<H> {
     limits: Limits,
-    entries: Ranges<Entry<H>>,
+    entries: places::Places<Entry<H>>,
     refused: refused::Refused,
     applications: applications::Applications,
     passed: Epoch,
@@ -111,7 +114,7 @@ impl<H> Cache<H> {
     pub fn new(limits: Limits) -> Self {
         Cache {
             limits,
-            entries: Ranges::new(),
+            entries: places::Places::new(limits.entries_max),
             refused: refused::Refused::new(limits.refused_max),
             applications: applications::Applications::default(),
             passed: Epoch(0),
@@ -132,13 +135,13 @@ impl<H> Cache<H> {
         epoch: Epoch,
     ) -> Answer {
         self.clock += 1;
-        if let Some((range, entry)) = self.entries.find_mut(part.base)
-            && entry.is_active_as(range, key)
-            && range.contains(part)
+        if let Some(entry) = self.entries.find_exact(key.range)
+            && entry.is_active_as(key.id)
+            && key.range.contains(part)
         {
             entry.used(epoch, self.clock);
             self.counters.hits += 1;
-            return Answer::Registered(EntryId { base: range.base, serial: entry.serial });
+            return Answer::Registered(EntryId { base: key.range.base, serial: entry.serial });
         }
         let answer = self.want_unknown(registrar, key, part, epoch);
         match answer {
@@ -211,16 +214,14 @@ impl<H> Cache<H> {
         let others: Vec<u64> = self
             .entries
             .overlapping(key.range)
-            .filter(|(range, entry)| !entry.is_active_as(*range, key))
+            .filter(|(range, entry)| *range != key.range || !entry.is_active_as(key.id))
             .map(|(range, _)| range.base)
             .collect();
         let mut why = None;
         for base in others {
             self.retire(base);
             self.give_back_if_over(registrar, base);
-            if let Some((range, entry)) = self.entries.find(base)
-                && range.base == base
-            {
+            if let Some((_, entry)) = self.entries.at(base) {
                 why = Some(if entry.is_stuck() { Why::Stuck } else { Why::Waits });
             }
         }
@@ -228,7 +229,7 @@ impl<H> Cache<H> {
     }
 
     fn retire(&mut self, base: u64) {
-        if let Some((_, entry)) = self.entries.find_mut(base)
+        if let Some((_, entry)) = self.entries.at_mut(base)
             && entry.retire()
         {
             self.counters.retired += 1;
@@ -238,17 +239,15 @@ impl<H> Cache<H> {
 
     /// Gives a retired entry back unless somebody may still use it. What cannot be given back stays.
     fn give_back_if_over<R: Registrar<Handle = H>>(&mut self, registrar: &mut R, base: u64) {
-        let over = |(range, entry): (Range, &Entry<H>)| {
-            range.base == base && entry.is_retired() && entry.is_unused_after(self.passed)
-        };
-        if self.entries.find(base).is_some_and(over) {
+        let over = |(_, entry): (Range, &Entry<H>)| entry.is_retired() && entry.is_unused_after(self.passed);
+        if self.entries.at(base).is_some_and(over) {
             self.give_back(registrar, base);
         }
     }
 
     /// Whether it is gone now.
     fn give_back<R: Registrar<Handle = H>>(&mut self, registrar: &mut R, base: u64) -> bool {
-        let Some((range, entry)) = self.entries.find_mut(base) else { return false };
+        let Some((range, entry)) = self.entries.at_mut(base) else { return false };
         self.counters.waiting -= u64::from(entry.is_retired());
         let state = std::mem::replace(&mut entry.state, State::Stuck);
         let (State::Active(handle) | State::Retired(handle)) = state else { return false };
@@ -316,7 +315,7 @@ impl<H> Cache<H> {
     }
 
     fn entry_mut(&mut self, id: EntryId) -> Option<&mut Entry<H>> {
-        let (_, entry) = self.entries.find_mut(id.base)?;
+        let (_, entry) = self.entries.at_mut(id.base)?;
         (entry.serial == id.serial).then_some(entry)
     }
 
@@ -356,10 +355,13 @@ impl<H> Cache<H> {
         }
     }
 
-    /// The application registers `range` of `key` itself, under this token. To be called before NCCL registers it, with
-    /// what [`Cache::make_way`] left.
+    /// The application registers `range` of `key` itself, under this token; in whole pages, as NCCL takes it. To be called
+    /// after [`Cache::make_way`].
+    ///
+    /// Where it lies in one of ours NCCL counts on that record, which then stays when we give it back.
     pub fn application_registers(&mut self, token: Token, key: Key, range: Range) {
-        self.applications.enter(token, key, range);
+        let ours = self.entries.overlapping(range).map(|(ours, _)| ours).find(|ours| ours.contains(range));
+        self.applications.enter(token, key, ours.unwrap_or(range));
         self.counters.applications = self.applications.len() as u64;
     }
 
@@ -382,7 +384,7 @@ impl<H> Cache<H> {
         for base in bases {
             self.give_back(registrar, base);
         }
-        self.entries = Ranges::new();
+        self.entries = places::Places::new(self.limits.entries_max);
         self.refused = refused::Refused::new(self.limits.refused_max);
         self.applications = applications::Applications::default();
         self.counters = Counters { bytes: 0, waiting: 0, applications: 0, ..self.counters };

@@ -43,7 +43,7 @@ impl Applications {
             if *registered != key && range.overlaps(key.range) {
                 return Found::Stale;
             }
-            if *registered == key && range.contains(part) {
+            if range.contains(part) {
                 found = Found::Covers;
             }
         }

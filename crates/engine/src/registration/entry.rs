@@ -55,10 +55,10 @@ impl<H> Entry<H> {
         Entry { state: State::Active(handle), id, serial, holds: 0, last_use: epoch, used_at }
     }
 
-    /// Whether it may be found as `key`, given where it lies.
+    /// Whether it may be found as that of the allocation with this id, where it lies.
     #[inline]
-    pub fn is_active_as(&self, range: Range, key: Key) -> bool {
-        self.id == key.id && range == key.range && self.is_active()
+    pub fn is_active_as(&self, id: BufferId) -> bool {
+        self.id == id && self.is_active()
     }
 
     #[inline]

@@ -35,7 +35,7 @@ fn an_address_used_again() {
     for marked in [false, true] {
         let (mut cache, mut strict) = (cache(8, 64 * MIB), Strict::new());
         let old = strict.allocate(range(4 * MIB, 4 * MIB));
-        assert!(is_registered(use_whole(&mut cache, &mut strict, old, 1)));
+        let id = entry(use_whole(&mut cache, &mut strict, old, 1));
         strict.free(old);
         if marked {
             cache.freed(range(4 * MIB, 1));
@@ -44,7 +44,11 @@ fn an_address_used_again() {
         if let Some(live) = strict.find(old) {
             live.is_active = false;
         }
-        let new = strict.allocate(range(6 * MIB, 8 * MIB));
+        // Over its second half at first.
+        let half = strict.allocate(range(6 * MIB, 8 * MIB));
+        assert_eq!(use_whole(&mut cache, &mut strict, half, 2), Answer::Staged(Why::Waits));
+        strict.free(half);
+        let new = strict.allocate(range(4 * MIB, 4 * MIB));
         assert_eq!(use_whole(&mut cache, &mut strict, new, 2), Answer::Staged(Why::Waits));
         assert_eq!(cache.waits_for(), Some(Epoch(1)));
         assert!(!cache.make_way(&mut strict, new));
@@ -53,6 +57,7 @@ fn an_address_used_again() {
         assert!(!cache.is_waiting());
         assert!(is_registered(use_whole(&mut cache, &mut strict, new, 3)));
         assert_eq!((strict.registered, strict.deregistered), (2, 1));
+        assert!(!cache.hold(id), "the old one is gone");
         close(&mut cache, &mut strict);
     }
 }
@@ -144,6 +149,16 @@ fn refused_once() {
         assert_eq!(use_whole(&mut cache, &mut strict, key, 103), Answer::Staged(Why::Refused));
     }
     assert_eq!(cache.counters().refused, 4);
+    // What is asked for again stays remembered.
+    let asked = strict.memory[strict.memory.len() - 1];
+    for i in 0..20 {
+        let key = strict.allocate(range((300 + i) * MIB, MIB));
+        strict.never.insert(key.id.0);
+        use_whole(&mut cache, &mut strict, key, 104);
+        let registered = strict.registered;
+        assert_eq!(use_whole(&mut cache, &mut strict, asked, 104), Answer::Staged(Why::Refused));
+        assert_eq!(strict.registered, registered);
+    }
     close(&mut cache, &mut strict);
 }
 
@@ -172,8 +187,10 @@ fn registrations_of_the_application() {
     cache.freed(key.range);
     strict.live[0].is_active = false;
     pass(&mut cache, &mut strict, 1);
-    let new = strict.allocate(key.range);
+    // NCCL took its registration for ours, of the whole, which is there as long as the application's is.
+    let new = strict.allocate(range(6 * MIB, 2 * MIB));
     assert_eq!(use_whole(&mut cache, &mut strict, new, 2), Answer::Staged(Why::Applications));
+    assert_eq!(strict.live.len(), 0);
     cache.application_deregisters(Token(8));
     assert!(is_registered(use_whole(&mut cache, &mut strict, new, 3)));
     close(&mut cache, &mut strict);

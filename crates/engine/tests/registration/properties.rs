@@ -14,6 +14,7 @@ const PLACES: u64 = 40;
 enum Step {
     Allocate { base: u64, bytes: u64, registrable: bool },
     Free { which: usize, told: bool },
+    FalseAlarm { which: usize },
     Use { which: usize, offset: u64, bytes: u64, captured: bool, fails: bool },
     Replay,
     EndGraph { which: usize },
@@ -30,6 +31,7 @@ fn step() -> impl Strategy<Value = Step> {
         5 => (0..PLACES, 1..9_u64, proptest::bool::weighted(0.9))
             .prop_map(|(base, bytes, registrable)| Step::Allocate { base, bytes, registrable }),
         3 => (which(), any::<bool>()).prop_map(|(which, told)| Step::Free { which, told }),
+        1 => which().prop_map(|which| Step::FalseAlarm { which }),
         10 => (which(), 0..9_u64, 1..9_u64, proptest::bool::weighted(0.1), proptest::bool::weighted(0.05))
             .prop_map(|(which, offset, bytes, captured, fails)| Step::Use { which, offset, bytes, captured, fails }),
         1 => Just(Step::Replay),
@@ -140,7 +142,7 @@ impl Run {
         );
         match why {
             Why::Straddles => assert!(!key.range.contains(part)),
-            // A known key that was said to be freed, though it lives, waits too.
+            // What was said to be freed waits, too, also if it was not.
             Why::Waits => assert!(
                 there.iter().any(|live| !live.is_stuck && !live.may_leave(self.strict.passed)),
                 "waits for none of {there:?}"
@@ -167,12 +169,13 @@ impl Run {
             Step::Free { which, told } => {
                 let Some(key) = pick(&self.strict.memory, which) else { return };
                 if told {
-                    self.cache.freed(range(key.range.base, 1));
-                    for live in &mut self.strict.live {
-                        live.is_active &= !live.key.range.overlaps(range(key.range.base, 1));
-                    }
+                    self.say_freed(key);
                 }
                 self.strict.free(key);
+            }
+            Step::FalseAlarm { which } => {
+                let Some(key) = pick(&self.strict.memory, which) else { return };
+                self.say_freed(key);
             }
             Step::Use { which, offset, bytes, captured, fails } => {
                 let Some(key) = pick(&self.strict.memory, which) else { return };
@@ -206,7 +209,9 @@ impl Run {
                 if key.range.contains(part) && self.make_way(key) {
                     let token = Token(self.applications.len() % 3);
                     self.cache.application_registers(token, key, part);
-                    self.applications.push((token, key, part));
+                    let ours = self.live_at(part).into_iter().map(|live| live.key.range);
+                    let widened = ours.into_iter().find(|ours| ours.contains(part)).unwrap_or(part);
+                    self.applications.push((token, key, widened));
                 }
             }
             Step::Deregister { which } => {
@@ -219,6 +224,15 @@ impl Run {
                 let Some(key) = pick(&self.strict.memory, which) else { return };
                 self.make_way(key);
             }
+        }
+    }
+
+    /// As a free hook says it: it knows the first address alone.
+    fn say_freed(&mut self, key: Key) {
+        let first = range(key.range.base, 1);
+        self.cache.freed(first);
+        for live in &mut self.strict.live {
+            live.is_active &= !live.key.range.overlaps(first);
         }
     }
 
