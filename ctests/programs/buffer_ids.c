@@ -135,10 +135,19 @@ static void pool_memory(void* pool, const char* which) {
     CU(MemFreeAsync(now, stream));
   }
   CU(StreamSynchronize(stream));
-  /* By the synchronous free. */
+  /* Freed behind work that is not done. */
   word now;
   CU(MemAllocFromPoolAsync(&now, 8 * MIB, pool ? pool : own, stream));
   struct seen seen = hold_new(see(now), now, 8 * MIB);
+  for (int i = 0; i < 500; i++) CU(MemsetD8Async(now, 1, 8 * MIB, stream));
+  CU(MemFreeAsync(now, stream));
+  int told = see(now).id == seen.id, still = cu.StreamQuery(stream);
+  printf("%s, freed behind work: its id %s, the stream is then %s\n", which, told ? "is still told" : "is gone",
+         still ? "at work" : "idle");
+  CU(StreamSynchronize(stream));
+  /* By the synchronous free. */
+  CU(MemAllocFromPoolAsync(&now, 8 * MIB, pool ? pool : own, stream));
+  seen = hold_new(see(now), now, 8 * MIB);
   CU(MemFree_v2(now));
   printf("%s, freed by cuMemFree: its id %s\n", which, see(now).id == seen.id ? "is still told" : "is gone");
   CU(MemPoolTrimTo(pool ? pool : own, 0));
