@@ -325,7 +325,6 @@ impl<H> Cache<H> {
         for base in bases {
             self.retire(base);
         }
-        self.refused.forget(range);
     }
 
     /// All that any rank does in operations up to this one is over on all ranks, and stays so.

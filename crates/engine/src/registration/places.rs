@@ -107,3 +107,51 @@ impl<T> Places<T> {
         self.by_address.len()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Every answer is that of a list, whatever the hints say, and places are used again.
+        #[test]
+        fn answers_are_those_of_a_list(steps in proptest::collection::vec((0..3, 0..24_u64, 1..5_u64), 0..200)) {
+            let mut places = Places::new(2);
+            let mut list: Vec<(Range, usize)> = Vec::new();
+            let mut most = 0;
+            for (step, (what, base, bytes)) in steps.into_iter().enumerate() {
+                let range = Range { base, bytes };
+                let begins = list.iter().position(|(known, _)| known.base == base);
+                match what {
+                    0 => {
+                        let free = !list.iter().any(|(known, _)| known.overlaps(range));
+                        prop_assert_eq!(places.insert(range, step).is_ok(), free);
+                        if free {
+                            list.push((range, step));
+                        }
+                    }
+                    1 => {
+                        let gone = begins.map(|at| list.swap_remove(at).1);
+                        prop_assert_eq!(places.remove(base), gone);
+                    }
+                    _ => {
+                        let exact = list.iter().find(|(known, _)| *known == range).map(|(_, value)| *value);
+                        prop_assert_eq!(places.find_exact(range).copied(), exact);
+                        let at = begins.map(|at| list[at]);
+                        prop_assert_eq!(places.at(base).map(|(range, value)| (range, *value)), at);
+                        prop_assert_eq!(places.at_mut(base).map(|(range, value)| (range, *value)), at);
+                    }
+                }
+                list.sort_unstable_by_key(|(range, _)| range.base);
+                most = most.max(list.len());
+                let told: Vec<_> = places.iter().map(|(range, value)| (range, *value)).collect();
+                prop_assert_eq!(&told, &list);
+                let told: Vec<_> = places.overlapping(range).map(|(range, value)| (range, *value)).collect();
+                list.iter().filter(|(known, _)| known.overlaps(range)).zip(&told).for_each(|(a, b)| assert_eq!(a, b));
+                prop_assert_eq!(told.len(), list.iter().filter(|(known, _)| known.overlaps(range)).count());
+                prop_assert!(places.len() == list.len() && places.values.len() <= most);
+            }
+        }
+    }
+}

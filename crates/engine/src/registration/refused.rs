@@ -1,6 +1,6 @@
 //! Allocations that cannot be registered, so that nobody tries again with every call.
 
-use crate::range::{Range, Ranges};
+use crate::range::Ranges;
 use crate::registration::entry::{BufferId, Key};
 
 /// At most so many; what was asked for longest ago is forgotten first.
@@ -28,7 +28,10 @@ impl Refused {
 
     /// Takes it in; what was at its addresses is no more.
     pub fn enter(&mut self, key: Key, clock: u64) {
-        self.forget(key.range);
+        let gone: Vec<u64> = self.ids.overlapping(key.range).map(|(range, _)| range.base).collect();
+        for base in gone {
+            self.ids.remove(base);
+        }
         if self.entries_max == 0 {
             return;
         }
@@ -40,14 +43,6 @@ impl Refused {
         }
         // Nothing overlaps it any more.
         let _ = self.ids.insert(key.range, (key.id, clock));
-    }
-
-    /// What is at these addresses may be something else from now on.
-    pub fn forget(&mut self, range: Range) {
-        let bases: Vec<u64> = self.ids.overlapping(range).map(|(range, _)| range.base).collect();
-        for base in bases {
-            self.ids.remove(base);
-        }
     }
 
     pub fn len(&self) -> usize {

@@ -62,6 +62,22 @@ fn an_address_used_again() {
     }
 }
 
+/// Identity is the whole of it: the same id over other addresses is another allocation.
+#[test]
+fn one_id_over_other_addresses() {
+    let (mut cache, mut strict) = (cache(8, 64 * MIB), Strict::new());
+    let key = strict.allocate(range(4 * MIB, 4 * MIB));
+    assert!(is_registered(use_whole(&mut cache, &mut strict, key, 1)));
+    let larger = Key { range: range(4 * MIB, 8 * MIB), ..key };
+    strict.memory = vec![larger];
+    strict.live[0].is_active = false;
+    assert_eq!(use_whole(&mut cache, &mut strict, larger, 2), Answer::Staged(Why::Waits));
+    pass(&mut cache, &mut strict, 2);
+    assert!(is_registered(use_whole(&mut cache, &mut strict, larger, 3)));
+    assert_eq!((strict.registered, strict.deregistered), (2, 1));
+    close(&mut cache, &mut strict);
+}
+
 /// What a graph captured stays until the graph is gone and its last run is over, whatever becomes of the memory.
 #[test]
 fn captured_then_freed() {
