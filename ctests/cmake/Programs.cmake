@@ -312,6 +312,14 @@ if(SIM_DIR)
   endif()
 endif()
 
+# What the driver says of addresses: on GPUs alone, without NCCL.
+add_executable(buffer_ids programs/buffer_ids.c support/driver_answers.c support/imported_memory.c)
+target_link_libraries(buffer_ids PRIVATE ${CMAKE_DL_LIBS})
+if(REAL_NCCL_LIBRARY)
+  add_test(NAME gpu.buffer_ids COMMAND buffer_ids)
+  set_tests_properties(gpu.buffer_ids PROPERTIES LABELS gpu TIMEOUT 150 RUN_SERIAL ON SKIP_RETURN_CODE 77)
+endif()
+
 # The harness and the runner fail where they must.
 add_executable(harness_proof programs/harness_proof.c)
 target_link_libraries(harness_proof PRIVATE harness)

@@ -31,6 +31,8 @@ pub mod arena;
 
 pub mod mailbox;
 
+pub mod registration;
+
 // The process and what it counts, says and is told.
 pub mod process;
 

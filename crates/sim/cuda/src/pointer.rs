@@ -72,32 +72,46 @@ fn of_range(range: &Range, address: Address, attribute: u32) -> Result<Value, Co
         8 => Value::Word(u32::from(is_managed)),
         9 => Value::Word(range.device as u32),
         10 => Value::Word(u32::from(matches!(range.kind, Kind::Device))),
-        11 => Value::Long(range.base as u64),
-        12 => Value::Long(range.bytes as u64),
+        11 => Value::Long(reserved(range).0 as u64),
+        12 => Value::Long(reserved(range).1 as u64),
         13 => Value::Word(1),
         14 => Value::Long(u64::from(handle_types(range))),
         // As the device attribute says.
         15 => Value::Word(0),
         16 => Value::Word(3),
         17 => Value::Long(if let Kind::Pool(pool) = range.kind { pool as u64 } else { 0 }),
-        18 => Value::Long(mapping(range).1 as u64),
-        19 => Value::Long(mapping(range).0 as u64),
-        20 => Value::Long(range.buffer_id),
+        18 => Value::Long(range.bytes as u64),
+        19 => Value::Long(range.base as u64),
+        20 => Value::Long(block(range)),
         21 => Value::Word(0),
         _ => return Err(CUDA_ERROR_INVALID_VALUE),
     })
 }
 
+/// What can be exported: memory that another process made cannot.
 fn handle_types(range: &Range) -> u32 {
     match &range.kind {
-        Kind::Virtual(mapped) => mapped.physical.properties.handle_types & HANDLE_DESCRIPTOR,
+        Kind::Virtual(mapped) if !mapped.physical.is_imported() => {
+            mapped.physical.properties.handle_types & HANDLE_DESCRIPTOR
+        }
         _ => 0,
     }
 }
 
-fn mapping(range: &Range) -> (Address, usize) {
+/// Of mapped memory the range attributes tell the whole reservation and the mapping attributes the mapping (seen on an H200,
+/// `ctests/programs/buffer_ids.c`). Of small blocks the driver tells a mapping of 2 MiB and more, which they share; here each
+/// has its own.
+fn reserved(range: &Range) -> (Address, usize) {
     match &range.kind {
         Kind::Virtual(mapped) => (mapped.place.base, mapped.place.bytes),
         _ => (range.base, range.bytes),
+    }
+}
+
+/// The physical memory, whatever maps it.
+fn block(range: &Range) -> u64 {
+    match &range.kind {
+        Kind::Virtual(mapped) => mapped.physical.identity,
+        _ => range.buffer_id,
     }
 }

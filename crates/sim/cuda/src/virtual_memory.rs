@@ -8,7 +8,7 @@ use crate::code::{
 use crate::device::{Charge, Ordinal};
 use crate::mapping::{Reservation, anonymous_file, identity};
 use crate::memory::{Address, Kind, Range};
-use crate::simulator::simulator;
+use crate::simulator::{next_identity, simulator};
 use crate::sync::lock;
 use crate::table::Handle;
 use std::collections::BTreeMap;
@@ -79,12 +79,21 @@ impl AddressSpace {
 /// Memory behind a handle; it lives as long as the handle or a mapping.
 pub struct Physical {
     pub handle: Handle,
+    /// As buffers have one.
+    pub identity: u64,
     pub properties: AllocationProperties,
     pub bytes: usize,
     file: OwnedFd,
     references: Mutex<u32>,
     /// None for memory that another process made.
-    _charge: Option<Charge>,
+    charge: Option<Charge>,
+}
+
+impl Physical {
+    /// Whether it is device memory that another process made.
+    pub fn is_imported(&self) -> bool {
+        self.charge.is_none() && self.properties.location.kind == LOCATION_DEVICE
+    }
 }
 
 /// A mapped part of physical memory.
@@ -154,8 +163,9 @@ fn add(
     file: OwnedFd,
     charge: Option<Charge>,
 ) -> Result<Arc<Physical>, Code> {
-    let make =
-        |handle| Physical { handle, properties, bytes, file, references: Mutex::new(1), _charge: charge };
+    let identity = next_identity();
+    let references = Mutex::new(1);
+    let make = |handle| Physical { handle, identity, properties, bytes, file, references, charge };
     Ok(simulator()?.physicals.insert(make))
 }
 

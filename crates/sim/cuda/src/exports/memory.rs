@@ -61,6 +61,7 @@ exports! {
     }
 
     fn cuMemGetAddressRange_v2(base: Out<Address>, bytes: Out<usize>, address: Address) {
+        context::current()?;
         let range = memory::find(address).map_err(|_| crate::code::CUDA_ERROR_NOT_FOUND)?;
         base.set_if_wanted(range.base);
         bytes.set_if_wanted(range.bytes);

@@ -105,6 +105,34 @@ fn a_range_mapped_again_is_another_buffer() {
     assert_eq!(free_bytes(), 1 << 30);
 }
 
+/// Of mapped memory the range is the reservation, the mapping is the mapping, the block is the handle's, and the id is
+/// each mapping's own.
+#[test]
+fn mapped_memory_says_where_it_lies() {
+    start();
+    let (base_of, bytes_of, mapping_bytes, mapping_base, block) = (11, 12, 18, 19, 20);
+    let reserved = reserve(4 * CHUNK);
+    let handle = physical(CHUNK);
+    let seen: Vec<[u64; 2]> = [reserved, reserved + 2 * CHUNK]
+        .into_iter()
+        .map(|at| {
+            map(at, CHUNK, handle);
+            assert_eq!(attribute(at + 5, base_of), reserved as u64);
+            assert_eq!(attribute(at + 5, bytes_of), 4 * CHUNK as u64);
+            assert_eq!(attribute(at + 5, mapping_base), at as u64);
+            assert_eq!(attribute(at + 5, mapping_bytes), CHUNK as u64);
+            [attribute(at, BUFFER_ID), attribute(at, block)]
+        })
+        .collect();
+    assert_ne!(seen[0][0], seen[1][0]);
+    assert_eq!(seen[0][1], seen[1][1]);
+    for at in [reserved, reserved + 2 * CHUNK] {
+        ok(cuMemUnmap(at, CHUNK));
+    }
+    ok(cuMemRelease(handle));
+    ok(cuMemAddressFree(reserved, 4 * CHUNK));
+}
+
 #[test]
 fn pool_blocks_live_until_the_stream_frees_them() {
     start();

@@ -1,0 +1,77 @@
+//! What finding a registered buffer again costs: no allocation, and a time that release builds hold to a limit.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::hint::black_box;
+use std::time::Instant;
+
+use windlass_engine::registration::{Answer, BufferId, Epoch, Key};
+
+use crate::strict::{Strict, cache, close, range};
+
+struct Counting;
+
+thread_local! {
+    static ALLOCATED: Cell<u64> = const { Cell::new(0) };
+}
+
+// SAFETY: the system's allocator does all of it.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATED.set(ALLOCATED.get() + 1);
+        // SAFETY: the caller's layout, unchanged.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller's pointer and layout, unchanged.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// A registered buffer is found within 60 ns among 256 others in random order, and nothing is allocated. The time is the best of
+/// many rounds, so that a busy machine does not matter.
+#[test]
+fn known_buffers() {
+    const MIB: u64 = 1 << 20;
+    const ROUNDS: u64 = 100;
+    for entries in [1_u64, 16, 256, 1024] {
+        let (mut cache, mut strict) = (cache(1024, u64::MAX), Strict::new());
+        let keys: Vec<Key> = (0..entries).map(|i| strict.allocate(range(i * 4 * MIB, 2 * MIB))).collect();
+        for key in &keys {
+            assert!(matches!(cache.want(&mut strict, *key, key.range, Epoch(1)), Answer::Registered(_)));
+        }
+        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+        let mut wanted = Vec::new();
+        for _ in 0..4096 {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let key = keys[(state >> 33) as usize % keys.len()];
+            wanted.push((key, range(key.range.base + (state >> 44) % MIB, 4096)));
+        }
+        let before = ALLOCATED.get();
+        let mut best_ns = f64::INFINITY;
+        for round in 0..ROUNDS {
+            let start = Instant::now();
+            for (key, part) in &wanted {
+                black_box(cache.want(&mut strict, black_box(*key), black_box(*part), Epoch(2 + round)));
+            }
+            best_ns = best_ns.min(start.elapsed().as_secs_f64() * 1e9 / wanted.len() as f64);
+        }
+        assert_eq!(ALLOCATED.get(), before, "looking up allocates");
+        assert_eq!(cache.counters().hits, ROUNDS * wanted.len() as u64);
+        println!("{entries} registered: found in {best_ns:.1} ns");
+        if cfg!(not(debug_assertions)) && entries <= 256 {
+            assert!(best_ns <= 60.0, "{best_ns:.1} ns with {entries} registered");
+        }
+        // Another id at a known address is not found.
+        let other = Key { id: BufferId(u64::MAX), ..keys[0] };
+        assert!(!matches!(cache.want(&mut strict, other, other.range, Epoch(99)), Answer::Registered(_)));
+        for live in &mut strict.live {
+            live.is_active = false;
+        }
+        close(&mut cache, &mut strict);
+    }
+}
