@@ -196,7 +196,8 @@ if(WINDLASS_LIBRARY_DIR)
     endforeach()
   endif()
   if(REAL_NCCL_LIBRARY)
-    add_meeting(parking gpu fabric 120 "yes;${GROUPED}" --promised --reused)
+    # Each takes NCCL hundreds of MiB there.
+    add_meeting(parking gpu fabric 120 "yes;${GROUPED}" --promised --reused --set WINDLASS_PARK=64G)
   endif()
 endif()
 

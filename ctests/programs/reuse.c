@@ -83,9 +83,14 @@ static void soak(struct rank* self) {
     struct life life = drawn(&random, self->ranks);
     ncclUniqueId id = share_id(self, 0, life.maker);
     lived(self, &life, id, (uint64_t)round);
-    if (round + 1 == rounds / 4) {
+    if ((round + 1) * 4 % rounds < 4) {
       meet(self);
-      warm = held_now();
+      struct held now = held_now();
+      if (round + 1 == rounds / 4) warm = now;
+      if (self->rank == 0) {
+        fprintf(stderr, "reuse: after %d: descriptors %d, threads %d, mappings %d, device memory %.1f MiB\n", round + 1,
+                now.descriptors, now.threads, now.mappings, (double)now.device_bytes / (1 << 20));
+      }
       meet(self);
     }
   }
