@@ -23,6 +23,8 @@ typedef struct windlassStats_t {
   uint64_t communicatorsMade;
   // Communicators alive.
   uint64_t communicatorsAlive;
+  // The real NCCL's communicators that ended ones left, kept to be used again.
+  uint64_t communicatorsParked;
 } windlassStats_t;
 
 #ifdef __cplusplus

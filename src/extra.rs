@@ -27,6 +27,8 @@ pub struct windlassStats_t {
     pub communicatorsMade: u64,
     /// Communicators alive.
     pub communicatorsAlive: u64,
+    /// The real NCCL's communicators that ended ones left, kept to be used again.
+    pub communicatorsParked: u64,
 }
 
 /// The version of Windlass: 10000 * major + 100 * minor + patch. (`ncclGetVersion` gives the real NCCL's.)
@@ -96,6 +98,7 @@ fn count() -> windlassStats_t {
         communicatorsMade: snapshot.communicators_made,
         communicatorsAlive: snapshot.communicators.iter().filter(|found| found.state == "live").count()
             as u64,
+        communicatorsParked: snapshot.parked,
     }
 }
 

@@ -229,6 +229,17 @@ if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
   set_tests_properties(sim.groups.nccl_conf PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
 endif()
 
+# Where a rank's launches wait for others', a copy that orders NCCL's work before ours would, too.
+if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
+  foreach(variable NCCL_LAUNCH_MODE=GROUP NCCL_LAUNCH_ORDER_IMPLICIT=1)
+    string(REGEX REPLACE "=.*" "" name "sim.groups.${variable}")
+    add_test(NAME ${name} COMMAND ${RUN} --out "${RUNS}/${name}" --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}"
+             --windlass "${WINDLASS_LIBRARY_DIR}" --fabric "NCCL's own options tie the launches of ranks together"
+             --set ${variable} -- $<TARGET_FILE:groups>)
+    set_tests_properties(${name} PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
+  endforeach()
+endif()
+
 # Without NVLink a line may arrive in parts: no fabric.
 if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
   add_test(NAME sim.groups.pcie COMMAND ${RUN} --out "${RUNS}/sim.groups.pcie" --nccl "${SIM_DIR}/libnccl.so.2"

@@ -79,13 +79,13 @@ pub const OPTIONS: &[Description] = &[
         name: "WINDLASS_WARM",
         values: "on, off",
         default: "on",
-        about: "Whether the first communicator of a device is NCCL's own, no promise, over which a rank sends itself a byte: the first launches of NCCL's kernels on a device wait for what runs there, so for a receive of ours that waits. off saves that time and memory in programs that never call a collective, or none while a receive waits.",
+        about: "Whether, in each process, the first communicator with a fabric on a device is NCCL's own and no promise, over which the rank then sends itself a byte: NCCL's first kernels on a device wait until nothing runs there, so for a receive of ours that waits. off saves that time and memory, but a first collective beside a receive that waits may then hang: only for programs in which that cannot be.",
     },
     Description {
         name: "WINDLASS_PARK",
         values: "bytes, with K, M, G or T for powers of 1024; 0 for none",
         default: "1G",
-        about: "How much device memory NCCL's communicators of promises that have ended may keep in this process, to be used again by new ones of the same ranks.",
+        about: "How much device memory NCCL's communicators of promises that have ended may keep in this process (at most 16 of them), to be used again by new ones of the same ranks, devices and configuration that ncclCommInitRank and its variants make.",
     },
     Description {
         name: "WINDLASS_MEETINGS_MAX",
@@ -186,6 +186,9 @@ pub struct Nccl {
     pub blocking: Switch,
     /// Whether NCCL_P2P_DISABLE, NCCL_P2P_LEVEL and NCCL_CUMEM_ENABLE allow what a fabric does.
     pub peer_access: Switch,
+    /// Whether NCCL_LAUNCH_MODE and NCCL_LAUNCH_ORDER_IMPLICIT leave a rank's launches to itself: with GROUP one waits for those of all
+    /// ranks of its process, with an implicit order launches of two threads refuse each other.
+    pub launches_alone: Switch,
     /// NCCL_MAX_CTAS: the most blocks of a kernel, 0 for no limit.
     pub ctas_max: u32,
 }
@@ -210,7 +213,13 @@ impl Default for Config {
             meetings_max: 1024,
             arena_bytes_max: ARENA_BYTES_MAX,
             stuck_after: Duration::from_secs(60),
-            nccl: Nccl { comm_id: Switch::Off, blocking: Switch::On, peer_access: Switch::On, ctas_max: 0 },
+            nccl: Nccl {
+                comm_id: Switch::Off,
+                blocking: Switch::On,
+                peer_access: Switch::On,
+                launches_alone: Switch::On,
+                ctas_max: 0,
+            },
         }
     }
 }
@@ -317,6 +326,8 @@ impl Nccl {
             ("NCCL_P2P_LEVEL", 0) if text == "LOC" || text.trim_start().starts_with('0') => {
                 self.peer_access = Switch::Off;
             }
+            ("NCCL_LAUNCH_MODE", _) if text == "GROUP" => self.launches_alone = Switch::Off,
+            ("NCCL_LAUNCH_ORDER_IMPLICIT", implicit) if implicit != 0 => self.launches_alone = Switch::Off,
             ("NCCL_MAX_CTAS", most) => self.ctas_max = u32::try_from(most).unwrap_or(0),
             _ => {}
         }
@@ -483,6 +494,7 @@ mod tests {
             ("NCCL_COMM_ID", "10.0.0.1:5000"),
             ("NCCL_COMM_BLOCKING", "0"),
             ("NCCL_P2P_LEVEL", "LOC"),
+            ("NCCL_LAUNCH_MODE", "GROUP"),
             ("WINDLASS_MEETINGS_MAX", "7"),
             ("WINDLASS_NCCL", "/x"),
             ("WINDLASS_ARENA_MAX", "96m"),
@@ -504,7 +516,13 @@ mod tests {
             meetings_max: 7,
             arena_bytes_max: 96 << 20,
             stuck_after: Duration::from_secs(3),
-            nccl: Nccl { comm_id: Switch::On, blocking: Switch::Off, peer_access: Switch::Off, ctas_max: 12 },
+            nccl: Nccl {
+                comm_id: Switch::On,
+                blocking: Switch::Off,
+                peer_access: Switch::Off,
+                launches_alone: Switch::Off,
+                ctas_max: 12,
+            },
         };
         assert_eq!(config, expected);
     }
@@ -519,7 +537,14 @@ mod tests {
         let everybodys = "NCCL_P2P_LEVEL=LOC\nNCCL_CUMEM_ENABLE=0\n";
         let (on, off) = (Switch::On, Switch::Off);
         nccl.read_files(set, &[users.into(), "NCCL_P2P_LEVEL=LOC".into()]);
-        assert_eq!(nccl, Nccl { comm_id: on, blocking: on, peer_access: on, ctas_max: 12 });
+        assert_eq!(
+            nccl,
+            Nccl { comm_id: on, blocking: on, peer_access: on, launches_alone: on, ctas_max: 12 }
+        );
+        nccl.read_files(BTreeSet::new(), &["NCCL_LAUNCH_MODE=PARALLEL\nNCCL_LAUNCH_ORDER_IMPLICIT=0".into()]);
+        assert_eq!(nccl.launches_alone, on);
+        nccl.read_files(BTreeSet::new(), &["NCCL_LAUNCH_ORDER_IMPLICIT=1".into()]);
+        assert_eq!(nccl.launches_alone, off);
         nccl.read_files(BTreeSet::new(), &[everybodys.into()]);
         assert_eq!(nccl.peer_access, off);
     }

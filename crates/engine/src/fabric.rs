@@ -46,8 +46,8 @@ pub use crate::rendezvous::colors::{Course, Others, Parent, Willing};
 pub use crate::rendezvous::facts::Waiting;
 use attempts::Attempts;
 use boxes::Share;
+pub use closing::settle;
 use closing::{Closing, Life, Word};
-pub use closing::{before_exit, settle};
 pub use derived::{Configured, Derivation, Deriving, Newborn, Standing, Wanted};
 use derived::{Line, Wait};
 use failing::Went;
@@ -212,6 +212,11 @@ impl Fabric {
         }
         // A driver that answers nothing any more has nothing in flight either.
         self.mailbox.iter().for_each(|mailbox| drop(mailbox.wait_idle(Duration::MAX)));
+    }
+
+    /// This rank's device, until its memory has been given back.
+    pub fn device(&self) -> Option<i32> {
+        self.own.as_ref().map(|(slice, _)| slice.device())
     }
 
     /// Bytes of this rank's device that nobody uses: two places for one byte each.
@@ -498,6 +503,7 @@ mod tests {
             Reason::Refused { rank: 1, words: words() },
             Reason::Derived,
             Reason::Grouped,
+            Reason::Launches,
         ];
         for reason in reasons {
             let text = fabric::text(fabric::PLAIN + u32::from(reason.number()));

@@ -291,7 +291,7 @@ fn tell(ended: Ended, result: ncclResult_t) -> ncclResult_t {
         for waited in awaited {
             let (handle, reason) = match waited {
                 Awaited::Born(_, born) => {
-                    meeting::warm(born);
+                    meeting::born(born);
                     continue;
                 }
                 Awaited::Handle(handle) => (handle, fabric::derived()),

@@ -169,7 +169,8 @@ fn judge_gpus(gpus: &Gpus, findings: &mut Findings) {
     } else if gpus.pairs.iter().any(|pair| pair.nvlink.is_none()) {
         findings.note("peer access between all pairs; NVML did not say whether by NVLink");
     } else {
-        findings.good("NVLink and peer access between all pairs");
+        findings
+            .good("NVLink and peer access between all pairs: communicators of these GPUs can have a fabric");
     }
 }
 

@@ -63,8 +63,16 @@ fn write_gpus(out: &mut String, gpus: &Gpus) -> std::fmt::Result {
     let driver = gpus.driver.as_deref().unwrap_or("unknown");
     let (major, minor) = (gpus.cuda_version / 1000, gpus.cuda_version / 10 % 100);
     writeln!(out, "\nGPUs (driver {driver}, CUDA {major}.{minor}):")?;
-    let head =
-        ["", "name", "memory", "capability", "virtual memory", "by descriptor", "by fabric", "multicast"];
+    let head = [
+        "",
+        "name",
+        "memory",
+        "capability",
+        "virtual memory",
+        "descriptor handles",
+        "CUDA fabric handles",
+        "multicast",
+    ];
     let mut lines = vec![head.map(str::to_owned).to_vec()];
     for (ordinal, device) in gpus.devices.iter().enumerate() {
         let (major, minor) = device.compute_capability;

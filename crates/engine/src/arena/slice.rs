@@ -33,6 +33,11 @@ impl Slice {
         self.arena.address(self.placement)
     }
 
+    /// Whose memory it is.
+    pub fn device(&self) -> Ordinal {
+        self.arena.device()
+    }
+
     /// How much, at least what was asked for.
     pub fn bytes(&self) -> u64 {
         self.placement.bytes

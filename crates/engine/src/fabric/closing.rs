@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use once_cell::sync::OnceCell;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::arena::{self, Arena, Event, Holds, LeaseId, Slice};
@@ -191,14 +190,6 @@ pub fn settle() {
     );
 }
 
-/// What the process's end must begin with, once.
-static FIRST_AT_EXIT: OnceCell<fn()> = OnceCell::new();
-
-/// At exit this comes before memory is given back, on the thread that does it, and within its time.
-pub fn before_exit(first: fn()) {
-    FIRST_AT_EXIT.get_or_init(|| first);
-}
-
 /// At exit the memory of closed fabrics is given back whoever else has it mapped: a mapping keeps it for him.
 pub(super) fn at_exit_too() {
     static ONCE: Once = Once::new();
@@ -235,7 +226,6 @@ fn are_held_by_graphs() -> bool {
 }
 
 fn give_back() {
-    FIRST_AT_EXIT.get().into_iter().for_each(|first| first());
     watch::end();
     leaving::look();
     leaving::forget();

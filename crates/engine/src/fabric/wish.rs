@@ -115,6 +115,7 @@ fn by_environment() -> Waiting {
 pub(super) fn check_all(ranks: usize) -> Result<(), Reason> {
     match (forbidden(), ranks) {
         (Forbidden::PeerAccess, _) => Err(Reason::PeerAccess),
+        (Forbidden::Launches, _) => Err(Reason::Launches),
         (_, 0 | 1) => Err(Reason::OneRank),
         (_, ranks) if ranks > RANKS_MAX => Err(Reason::ManyRanks),
         _ => Ok(()),
@@ -127,6 +128,8 @@ fn forbidden() -> Forbidden {
         Forbidden::CommId
     } else if nccl.peer_access == Switch::Off {
         Forbidden::PeerAccess
+    } else if nccl.launches_alone == Switch::Off {
+        Forbidden::Launches
     } else {
         Forbidden::Nothing
     }

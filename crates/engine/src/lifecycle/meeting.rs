@@ -218,14 +218,21 @@ pub fn settle(handle: ncclComm_t, communicator: &Communicator, fate: Fate) {
     }
 }
 
+/// NCCL has run the group that made it, and says now which rank it is and where.
+pub fn born(handle: ncclComm_t) {
+    if let (Some(communicator), Some(identity)) = (communicator::find(handle), known::identity(handle)) {
+        communicator.identify(identity);
+    }
+    warm(handle);
+}
+
 /// Once NCCL has made it: a communicator whose fabric is there now.
 pub fn warm(handle: ncclComm_t) {
     if let Some(communicator) = communicator::find(handle)
         && !communicator.is_promise()
         && let Some(fabric) = communicator.fabric(handle)
-        && let Some(identity) = known::identity(handle)
     {
-        warming::warm(&fabric, identity.device, handle);
+        warming::warm(&fabric, handle);
     }
 }
 

@@ -3,6 +3,10 @@
 //!
 //! One that is not kept, or has been kept long enough, is aborted and never destroyed: NCCL's destroy waits until the peers in
 //! other processes end the same communicator, and theirs may stay parked. Nothing is in flight on it by then.
+//!
+//! At exit they are left to the process's end, as what a program never destroys is with NCCL. An abort might wait for a kernel that
+//! never ends; and where the process went on without it, a thread of NCCL's called a CUDA runtime that was no more (2.28.9: a crash
+//! at exit).
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -11,7 +15,6 @@ use nccl_sys::{NCCL_UNIQUE_ID_BYTES, ncclComm_t};
 use crate::config::config;
 use crate::contract::Token;
 use crate::contract::bytes::{Writer, checksum};
-use crate::fabric;
 use crate::forward::known::{self, End};
 use crate::gpu::Ordinal;
 use crate::stats::count;
@@ -120,19 +123,12 @@ fn parked() -> MutexGuard<'static, Store> {
 
 /// Keeps it, or some others less. This thread has no group open.
 pub fn park(one: Built) {
-    fabric::before_exit(end_all);
     let limits = Limits { count: COUNT_MAX, bytes: config().parked_bytes_max };
     let mut store = parked();
     let gone = store.park(one, limits);
     store.count();
     drop(store);
     end(gone);
-}
-
-/// The process ends. What was counted stays, to be told.
-fn end_all() {
-    let all = std::mem::take(&mut parked().all);
-    end(all);
 }
 
 fn end(gone: Vec<Built>) {

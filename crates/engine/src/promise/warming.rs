@@ -6,7 +6,7 @@
 //! communicator of NCCL's, so the first of a device is no promise.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use nccl_sys::{ncclComm_t, ncclInternalError, ncclResult_t, ncclSuccess};
 
@@ -19,38 +19,44 @@ use crate::gpu::{self, Ordinal};
 
 use super::on_device;
 
-/// Whether that has been, by device. A device's is held meanwhile: who comes to the same one must not go on before. It waits
-/// for no other rank. The map's own lock is held for a look.
-static WARM: Mutex<BTreeMap<Ordinal, Arc<Mutex<bool>>>> = Mutex::new(BTreeMap::new());
+/// Whether that has been, by device. A device's is held meanwhile: who comes to the same one must not go on before, though NCCL's
+/// launch may wait for what its other communicators run there. The map's own lock is held for a look.
+static WARM: Mutex<BTreeMap<Ordinal, Arc<Mutex<Warmth>>>> = Mutex::new(BTreeMap::new());
 
-fn of(device: Ordinal) -> Arc<Mutex<bool>> {
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Warmth {
+    #[default]
+    Cold,
+    Warm,
+    /// NCCL could not. It is not asked again, and makes all communicators there itself.
+    Refused,
+}
+
+fn of(device: Ordinal) -> Arc<Mutex<Warmth>> {
     WARM.lock().unwrap_or_else(PoisonError::into_inner).entry(device).or_default().clone()
 }
 
-fn look(own: &Mutex<bool>) -> MutexGuard<'_, bool> {
-    own.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Whether a communicator on this device may be a promise.
+/// Whether a communicator on this device may be a promise. Never waits: while another thread's message runs, it may not.
 #[must_use]
 pub fn is_warm(device: Ordinal) -> bool {
-    config().warm == Switch::Off || *look(&of(device))
+    config().warm == Switch::Off || of(device).try_lock().is_ok_and(|warmth| *warmth == Warmth::Warm)
 }
 
-/// Before kernels of a new fabric can run on a device: its communicator, which NCCL has made. After all ranks have met, since what
+/// Before kernels of a new fabric can run on its device: its communicator, which NCCL has made. After all ranks have met, since what
 /// runs on this device may wait for them.
-pub fn warm(fabric: &Fabric, device: Ordinal, communicator: ncclComm_t) {
+pub fn warm(fabric: &Fabric, communicator: ncclComm_t) {
+    let Some(device) = fabric.device() else { return };
     if config().warm == Switch::Off {
         return;
     }
     let own = of(device);
-    let mut is_warm = look(&own);
-    if std::mem::replace(&mut *is_warm, true) {
+    let mut warmth = own.lock().unwrap_or_else(PoisonError::into_inner);
+    if *warmth != Warmth::Cold {
         return;
     }
     let result = on_device(device, || message(fabric, communicator));
+    *warmth = if result == ncclSuccess { Warmth::Warm } else { Warmth::Refused };
     if result != ncclSuccess {
-        // Nobody else is to try: what is wrong with this device, NCCL will say itself.
         ::log::warn!(
             "NCCL ran no message on device {device}, result {result:?}: its first calls may wait for our messages"
         );

@@ -44,6 +44,9 @@ pub enum Forbidden {
     CommId,
     /// NCCL_P2P_DISABLE, NCCL_P2P_LEVEL or NCCL_CUMEM_ENABLE forbid what we do.
     PeerAccess,
+    /// NCCL_LAUNCH_MODE or NCCL_LAUNCH_ORDER_IMPLICIT tie a rank's launches to others', which a copy that orders NCCL's work before ours
+    /// must not wait for.
+    Launches,
 }
 
 /// Why this communicator is plain without talk, if it is.
@@ -52,6 +55,7 @@ pub fn plain_reason(facts: &LocalFacts) -> Option<Reason> {
         Forbidden::SwitchedOff => return Some(Reason::SwitchedOff),
         Forbidden::CommId => return Some(Reason::CommId),
         Forbidden::PeerAccess => return Some(Reason::PeerAccess),
+        Forbidden::Launches => return Some(Reason::Launches),
         Forbidden::Nothing => {}
     }
     if facts.ranks < 2 {
@@ -152,6 +156,7 @@ mod tests {
             (LocalFacts { forbidden: Forbidden::SwitchedOff, ..good }, Some(Reason::SwitchedOff)),
             (LocalFacts { forbidden: Forbidden::CommId, ..good }, Some(Reason::CommId)),
             (LocalFacts { forbidden: Forbidden::PeerAccess, ..good }, Some(Reason::PeerAccess)),
+            (LocalFacts { forbidden: Forbidden::Launches, ..good }, Some(Reason::Launches)),
         ];
         for (facts, expected) in cases {
             assert_eq!(plain_reason(&facts), expected, "{facts:?}");

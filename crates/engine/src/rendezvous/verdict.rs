@@ -95,6 +95,7 @@ coded! {
         18 Refused(rank: number, words: words) = "a rank could not prepare",
         19 Derived = "made from a communicator without a fabric, grown, or not seen at its birth",
         20 Grouped = "made in a group with others, which other ranks may make one after the other",
+        21 Launches = "NCCL's own options tie the launches of ranks together",
     }
 }
 

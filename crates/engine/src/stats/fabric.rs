@@ -22,7 +22,7 @@ pub fn nccl(number: u32) -> &'static str {
 }
 
 /// What the numbers above [`PLAIN`] mean, from 1.
-const REASONS: [&str; 20] = [
+const REASONS: [&str; 21] = [
     "windlass is switched off",
     "one rank has no peers",
     "more ranks than one host can hold",
@@ -43,6 +43,7 @@ const REASONS: [&str; 20] = [
     "a rank could not prepare",
     "made from a communicator without a fabric, grown, or not seen at its birth",
     "made in a group with others, which other ranks may make one after the other",
+    "NCCL's own options tie the launches of ranks together",
 ];
 
 /// The text of a number: empty, `yes` or the reason.
