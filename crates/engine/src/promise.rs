@@ -98,6 +98,8 @@ enum Aborted {
     Nothing,
     /// NCCL's, too, is to be aborted.
     Real(ncclComm_t),
+    /// NCCL's, which a thread is still making.
+    Init(ncclComm_t),
 }
 
 /// Whether a handle is one of ours, in use or ended.
@@ -342,6 +344,11 @@ impl Promise {
                 self.let_go();
                 known::end(End::Abort, real)
             }
+            Aborted::Init(real) => {
+                let real = real as usize;
+                let end = || known::abort_init(real as ncclComm_t, || self.is_out());
+                guard::call(|| ending::beside(end).unwrap_or(ncclInternalError))
+            }
         }
     }
 
@@ -356,7 +363,7 @@ impl Promise {
                 (Stage::Honouring, None) if Instant::now() < until => {}
                 (Stage::Honouring, None) if !written.is_null() => {
                     *stage = Stage::Aborting;
-                    return Aborted::Real(written);
+                    return Aborted::Init(written);
                 }
                 (Stage::Promised, None) => {
                     let taken = self.built().take();

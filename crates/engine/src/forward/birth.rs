@@ -374,6 +374,8 @@ pub fn unique_id(place: *mut ncclUniqueId) -> ncclResult_t {
 }
 
 /// Has NCCL build a communicator that was asked for earlier. It writes the handle to the place before it waits for the others.
+/// In a group of its own: an init that fails frees the communicator there and then if it is in none (2.28.9, ncclCommInitRank), also
+/// under an abort of another thread; in one it leaves that to whoever has the handle. This thread has no group open.
 pub fn build(
     place: &AtomicPtr<ncclComm>,
     ranks: u32,
@@ -385,12 +387,18 @@ pub fn build(
     let (ranks, rank) = (ranks as c_int, rank as c_int);
     // SAFETY: the place is ours, as is the configuration; the library is open.
     unsafe {
-        match configuration {
+        let opened = real::ncclGroupStart();
+        if opened != ncclSuccess {
+            return opened;
+        }
+        let asked = match configuration {
             Kept::Nothing | Kept::Unknown => real::ncclCommInitRank(place.as_ptr(), ranks, id, rank),
             Kept::Sound(configuration) => {
                 real::ncclCommInitRankConfig(place.as_ptr(), ranks, id, rank, configuration.as_ptr())
             }
-        }
+        };
+        let built = real::ncclGroupEnd();
+        if asked == ncclSuccess { built } else { asked }
     }
 }
 

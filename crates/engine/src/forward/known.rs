@@ -69,6 +69,22 @@ pub fn end(how: End, communicator: ncclComm_t) -> ncclResult_t {
     }
 }
 
+/// Aborts a communicator whose init is under way on another thread. In a group NCCL's abort stops the init at once and frees the
+/// communicator at the group's end (2.28.9), which is held back until that thread is out of NCCL: `is_out` waits for it, and says
+/// whether it is. If not, nothing is freed. This thread has no group open.
+pub fn abort_init(communicator: ncclComm_t, is_out: impl FnOnce() -> bool) -> ncclResult_t {
+    let opened = group_start();
+    if opened != ncclSuccess {
+        return opened;
+    }
+    let aborted = end(End::Abort, communicator);
+    if !is_out() {
+        super::birth::spoil_group();
+    }
+    let closed = group_end();
+    if aborted == ncclSuccess { closed } else { aborted }
+}
+
 /// Revokes a communicator.
 pub fn revoke(communicator: ncclComm_t, flags: c_int) -> ncclResult_t {
     // SAFETY: the application's own arguments; the library is open.

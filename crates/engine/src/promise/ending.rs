@@ -210,7 +210,7 @@ fn keep(built: Built) -> ncclResult_t {
 }
 
 /// On a thread of its own: this one may have a group open, and NCCL's groups are the thread's. None: it could not.
-fn beside<T: Send>(work: impl FnOnce() -> T + Send) -> Option<T> {
+pub(super) fn beside<T: Send>(work: impl FnOnce() -> T + Send) -> Option<T> {
     std::thread::scope(|scope| {
         let begun = std::thread::Builder::new().name("windlass-park".into()).spawn_scoped(scope, work);
         match begun {

@@ -8,12 +8,15 @@ use std::time::{Duration, Instant};
 use nccl_sys::{ncclRemoteError, ncclResult_t, ncclSuccess};
 
 use crate::error::refuse;
-use crate::forward::known::{self, End};
+use crate::forward::known;
 use crate::guard;
 
 use super::{INIT_WITHIN, Promise, Stage};
 
 pub(super) const WHY: &str = "NCCL did not build the communicator of a promise on another rank";
+
+/// How long an init takes to stop, at most: then what it has stays.
+const OUT_WITHIN: Duration = Duration::from_secs(20);
 
 /// How often it is looked whether NCCL's init has come to its end.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
@@ -57,6 +60,15 @@ impl Promise {
         result
     }
 
+    /// Waits for the thread that honours, which has been told to stop. False: it does not.
+    pub(super) fn is_out(&self) -> bool {
+        let until = Instant::now() + OUT_WITHIN;
+        while *self.stage() == Stage::Aborting && Instant::now() < until {
+            std::thread::sleep(LOOK_EVERY);
+        }
+        *self.stage() != Stage::Aborting
+    }
+
     /// Ends this rank's part in an attempt that another rank has failed at, if it does not end by itself.
     fn give_up(&self, attempt: u64) {
         let until = Instant::now() + INIT_WITHIN;
@@ -71,7 +83,7 @@ impl Promise {
             if Instant::now() >= until && !written.is_null() {
                 *stage = Stage::Aborting;
                 drop(stage);
-                known::end(End::Abort, written);
+                known::abort_init(written, || self.is_out());
                 return;
             }
             drop(stage);

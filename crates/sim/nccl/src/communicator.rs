@@ -41,6 +41,8 @@ pub struct Communicator {
     segment: OnceLock<Segment>,
     /// Set by abort and revoke: whoever waits leaves.
     pub leave: AtomicBool,
+    /// While its init waits for the other ranks.
+    pub is_being_born: AtomicBool,
     pub revoked: AtomicBool,
     pub finalized: AtomicBool,
     pub registrations: Mutex<Registrations>,
@@ -85,6 +87,7 @@ impl Communicator {
             order,
             segment: OnceLock::new(),
             leave: AtomicBool::new(false),
+            is_being_born: AtomicBool::new(false),
             revoked: AtomicBool::new(false),
             finalized: AtomicBool::new(false),
             registrations: Mutex::default(),

@@ -47,6 +47,11 @@ pub fn start() {
     GROUP.with_borrow_mut(|group| group.depth += 1);
 }
 
+/// Whether this thread has a group open.
+pub fn is_open() -> bool {
+    GROUP.with_borrow(|group| group.depth > 0)
+}
+
 /// `ncclGroupStart`.
 pub fn start_by_user() {
     start();

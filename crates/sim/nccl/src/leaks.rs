@@ -2,6 +2,7 @@
 
 use crate::refusal::lock;
 use crate::{allocation, communicator, group, lifecycle, strict};
+use std::ffi::CStr;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicI32;
 use std::sync::atomic::Ordering::SeqCst;
@@ -96,15 +97,37 @@ fn parked() -> u64 {
         parked: u64,
     }
     type GetStats = unsafe extern "C" fn(*mut Stats) -> libc::c_int;
+    let Some(found) = windlass(c"windlassGetStats") else { return 0 };
     // SAFETY: a name that only Windlass exports, with the signature that its header says.
-    let get = unsafe {
-        let found = libc::dlsym(libc::RTLD_DEFAULT, c"windlassGetStats".as_ptr());
-        std::mem::transmute::<*mut libc::c_void, Option<GetStats>>(found)
-    };
+    let get = unsafe { std::mem::transmute::<*mut libc::c_void, GetStats>(found) };
     let mut stats = Stats { size: size_of::<Stats>(), ..Stats::default() };
     // SAFETY: the structure is a local, of the size that it says.
-    match get.map(|get| unsafe { get(&raw mut stats) }) {
-        Some(0) => stats.parked,
-        _ => 0,
+    if unsafe { get(&raw mut stats) } == 0 { stats.parked } else { 0 }
+}
+
+/// A function of Windlass, wherever it was loaded.
+fn windlass(name: &CStr) -> Option<*mut libc::c_void> {
+    struct Search<'a> {
+        name: &'a CStr,
+        found: *mut libc::c_void,
     }
+    unsafe extern "C" fn look(
+        object: *mut libc::dl_phdr_info,
+        _: libc::size_t,
+        search: *mut libc::c_void,
+    ) -> libc::c_int {
+        // SAFETY: the loader's description of an object, and the search of the caller.
+        let (path, search) = unsafe { ((*object).dlpi_name, &mut *search.cast::<Search<'_>>()) };
+        // SAFETY: an object that is loaded, by its own path; the handle is counted, and the process ends.
+        let handle = unsafe { libc::dlopen(path, libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+        if !handle.is_null() {
+            // SAFETY: the object is loaded.
+            search.found = unsafe { libc::dlsym(handle, search.name.as_ptr()) };
+        }
+        libc::c_int::from(!search.found.is_null())
+    }
+    let mut search = Search { name, found: std::ptr::null_mut() };
+    // SAFETY: the function keeps none of its arguments.
+    unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut search).cast()) };
+    (!search.found.is_null()).then_some(search.found)
 }

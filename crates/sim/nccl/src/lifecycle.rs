@@ -59,8 +59,10 @@ unsafe fn hold_birth(
     let place = out as usize;
     let work = Box::new(move || {
         let member = Member { rank, ranks, device, bus_id };
+        newborn.is_being_born.store(true, SeqCst);
         let joined =
             rendezvous::join(token, &member, &newborn.leave).map(|segment| newborn.set_segment(segment));
+        newborn.is_being_born.store(false, SeqCst);
         if matches!(joined, Err(code) if code != rendezvous::LOST) && config.blocking {
             let place = place as *mut ncclComm_t;
             // SAFETY: by contract. A nonblocking caller keeps the handle, to learn the error and to abort.
@@ -181,6 +183,17 @@ pub fn leftovers(communicator: &Communicator) -> Vec<String> {
 /// `ncclCommAbort`: from any thread, at any time, inside groups at once.
 pub fn abort(handle: ncclComm_t) -> Outcome {
     let communicator = find(handle, "CommAbort")?;
+    // NCCL 2.28.9 uses what the failing init has freed: heaps were broken on H200.
+    if communicator.config.blocking
+        && communicator.is_being_born.load(SeqCst)
+        && !group::is_open()
+        && strict::enabled()
+    {
+        leaks::remember(format!(
+            "{}: aborted outside a group while its init was under way",
+            communicator.name()
+        ));
+    }
     communicator.make_leave(standing::ABORTED);
     communicator.wait_settled();
     // What was born meanwhile must know as well.
