@@ -283,7 +283,7 @@ mod tests {
     #[test]
     fn nobody_reads_half() {
         let table = Table::new(8);
-        let (turns, done) = (20_000_u64, AtomicU64::new(0));
+        let (turns, done) = (300_000_u64, AtomicU64::new(0));
         std::thread::scope(|scope| {
             for reader in 0..3_u64 {
                 let (table, done) = (&table, &done);
