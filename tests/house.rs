@@ -10,7 +10,7 @@ const ROWS: &[(Together, &[&str])] = &[
     (Together::No, &["communicator", "group", "plan"]),
     (Together::No, &["promise"]),
     (Together::No, &["fabric"]),
-    (Together::No, &["forward", "arena", "rendezvous", "mailbox", "registration"]),
+    (Together::No, &["forward", "arena", "rendezvous", "mailbox", "registration", "allocation"]),
     (Together::No, &["process"]),
     (Together::No, &["gpu", "range", "stats"]),
     (Together::No, &["annotate", "log"]),

@@ -76,6 +76,14 @@ struct seen see(word pointer) {
   seen.start = range > mapping ? range : mapping;
   seen.bytes = (range_end < mapping_end ? range_end : mapping_end) - seen.start;
   seen.block = attribute(BLOCK_ID, pointer, NULL);
+  /* All at once, as the library asks: the same, and no error where nobody knows the address, but zeros. */
+  int asked[] = {BUFFER_ID, RANGE_START, RANGE_BYTES, MAPPING_START, MAPPING_BYTES};
+  word answers[5] = {0};
+  void* places[5];
+  for (int i = 0; i < 5; i++) places[i] = &answers[i];
+  CHECK(!cu.PointerGetAttributes(5, asked, places, pointer) && answers[0] == seen.id);
+  CHECK(!seen.id || (answers[1] == range && answers[1] + answers[2] == range_end));
+  CHECK(!seen.id || (answers[3] == mapping && answers[3] + answers[4] == mapping_end));
   return seen;
 }
 

@@ -20,6 +20,8 @@ pub mod capture;
 
 pub mod memory;
 
+pub mod pointer;
+
 pub mod stream;
 
 pub mod graph;

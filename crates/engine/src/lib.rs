@@ -33,6 +33,8 @@ pub mod mailbox;
 
 pub mod registration;
 
+pub mod allocation;
+
 // The process and what it counts, says and is told.
 pub mod process;
 

@@ -96,6 +96,8 @@ calls! {
     fn cuMemSetAccess(Address, usize, *const AccessDescription, usize);
     fn cuMemExportToShareableHandle(*mut c_void, u64, c_uint, u64);
     fn cuMemImportFromShareableHandle(*mut u64, *mut c_void, c_uint);
+    fn cuMemRetainAllocationHandle(*mut u64, *mut c_void);
+    fn cuPointerGetAttributes(c_uint, *const c_uint, *mut *mut c_void, Address);
     fn cuModuleLoadData(*mut usize, *const c_void);
     fn cuModuleUnload(usize);
     fn cuModuleGetFunction(*mut usize, usize, *const c_char);

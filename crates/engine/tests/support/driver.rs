@@ -54,6 +54,17 @@ application_calls! {
     fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, bytes: usize, stream: usize);
     fn cuMemsetD8Async(at: u64, value: u8, count: usize, stream: usize);
     fn cuMemsetD32Async(at: u64, value: u32, count: usize, stream: usize);
+    fn cuMemAllocAsync(address: &mut u64, bytes: usize, stream: usize);
+    fn cuMemFreeAsync(address: u64, stream: usize);
+    fn cuMemAllocManaged(address: &mut u64, bytes: usize, flags: u32);
+    fn cuMemHostRegister_v2(address: *mut c_void, bytes: usize, flags: u32);
+    fn cuMemHostUnregister(address: *mut c_void);
+    fn cuMemCreate(handle: &mut u64, bytes: usize, properties: &[u64; 4], flags: u64);
+    fn cuMemRelease(handle: u64);
+    fn cuMemAddressReserve(address: &mut u64, bytes: usize, alignment: usize, wish: u64, flags: u64);
+    fn cuMemAddressFree(address: u64, bytes: usize);
+    fn cuMemMap(address: u64, bytes: usize, offset: usize, handle: u64, flags: u64);
+    fn cuMemUnmap(address: u64, bytes: usize);
     fn cuMemGetAccess(flags: &mut u64, location: &[i32; 2], at: u64);
     fn cuMemGetInfo_v2(free: &mut usize, total: &mut usize);
     fn cuStreamCreate(stream: &mut usize, flags: u32);

@@ -1,0 +1,12 @@
+//! Which allocation holds a pointer, on the stand-in driver, strict, or on a GPU machine's own. Run by nextest, which gives
+//! every test a process.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod memory;
+
+mod kinds;
+mod lookups;
+mod reuse;
+mod threads;
