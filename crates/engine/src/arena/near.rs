@@ -11,7 +11,7 @@ use crate::gpu::Ordinal;
 /// Lets the device of `local` reach a slice that another rank of this process [announced](super::Slice::announce_here)
 /// to the one that asks. It stays where it is until that one has closed.
 pub fn reach(place: Place, local: &Arena) -> Result<PeerSlice, Refusal> {
-    registry::arena_with(place.chunk).ok_or(Refusal::Gone.told())?.reach(place, local.device())
+    registry::arena_with(place.chunk).ok_or_else(|| Refusal::Gone.told())?.reach(place, local.device())
 }
 
 impl Arena {
