@@ -2,6 +2,7 @@
 
 use crate::code::{CUDA_ERROR_OUT_OF_MEMORY, Code};
 use crate::context::Primary;
+use crate::holders;
 use crate::mapping::{anonymous_file, discard, grow};
 use crate::sync::lock;
 use crate::table::Handle;
@@ -116,6 +117,13 @@ struct MemoryState {
     used: usize,
     file: Option<Arc<OwnedFd>>,
     next: usize,
+    lent: Vec<Lent>,
+}
+
+/// Memory that this process has given up and others still hold: it stays used.
+struct Lent {
+    file: OwnedFd,
+    _charge: Charge,
 }
 
 /// Bytes taken from a device's allowance, given back when dropped.
@@ -134,10 +142,23 @@ pub struct Block {
 
 impl DeviceMemory {
     pub fn free(&self) -> usize {
+        self.take_back();
         self.total - lock(&self.state).used
     }
 
+    /// Forgets lent memory that nobody holds any more.
+    fn take_back(&self) {
+        let mut state = lock(&self.state);
+        let (lent, returned) =
+            std::mem::take(&mut state.lent).into_iter().partition(|lent| holders::exist(&lent.file));
+        state.lent = lent;
+        drop(state);
+        // Their charges take the lock.
+        drop::<Vec<Lent>>(returned);
+    }
+
     pub fn charge(self: &Arc<Self>, bytes: usize) -> Result<Charge, Code> {
+        self.take_back();
         let mut state = lock(&self.state);
         let used = state
             .used
@@ -160,6 +181,14 @@ impl DeviceMemory {
         grow(&file, offset + bytes)?;
         state.next += bytes;
         Ok(Block { file, offset, bytes, _charge: charge })
+    }
+}
+
+impl Charge {
+    /// Counts on until nobody else holds the memory of `file`.
+    pub fn lend(self, file: OwnedFd) {
+        let memory = self.memory.clone();
+        lock(&memory.state).lent.push(Lent { file, _charge: self });
     }
 }
 

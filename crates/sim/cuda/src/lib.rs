@@ -4,6 +4,10 @@
 //! and kernels are host functions. It is a test instrument: strict where a GPU would be, and honest about the rest
 //! (`CUDA_ERROR_NOT_SUPPORTED`).
 //!
+//! Physical memory of `cuMemCreate` may be mapped any number of times, and counts as used by the process that made it until
+//! its last handle, mapping and descriptor have gone, in whatever process. Memory of `cuMemAlloc` opened by its IPC handle
+//! does not count that way.
+//!
 //! # Environment
 //! - `WINDLASS_SIM_DEVICES`: number of devices, 8.
 //! - `WINDLASS_SIM_DEVICE_MEMORY`: MiB per device and process, 1024.
@@ -42,6 +46,7 @@ mod event;
 mod ffi;
 mod graph;
 mod guard;
+mod holders;
 mod ipc;
 mod lane;
 mod leak;

@@ -6,6 +6,7 @@ use crate::code::{
     CUDA_ERROR_OPERATING_SYSTEM, Code,
 };
 use crate::device::{Charge, Ordinal};
+use crate::holders;
 use crate::mapping::{Reservation, anonymous_file, identity};
 use crate::memory::{Address, Kind, Range};
 use crate::simulator::{next_identity, simulator};
@@ -76,7 +77,7 @@ impl AddressSpace {
     }
 }
 
-/// Memory behind a handle; it lives as long as the handle or a mapping.
+/// Memory behind a handle; it lives as long as the handle or a mapping, here or where it was imported.
 pub struct Physical {
     pub handle: Handle,
     /// As buffers have one.
@@ -93,6 +94,17 @@ impl Physical {
     /// Whether it is device memory that another process made.
     pub fn is_imported(&self) -> bool {
         self.charge.is_none() && self.properties.location.kind == LOCATION_DEVICE
+    }
+}
+
+impl Drop for Physical {
+    fn drop(&mut self) {
+        if let Some(charge) = self.charge.take()
+            && holders::exist(&self.file)
+            && let Ok(file) = self.file.try_clone()
+        {
+            charge.lend(file);
+        }
     }
 }
 
@@ -291,7 +303,7 @@ pub fn export(handle: Handle) -> Result<i32, Code> {
     if physical.properties.handle_types & HANDLE_DESCRIPTOR == 0 {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    Ok(physical.file.try_clone().map_err(|_| CUDA_ERROR_OPERATING_SYSTEM)?.into_raw_fd())
+    Ok(holders::open(&physical.file)?.into_raw_fd())
 }
 
 /// Opens memory from a descriptor, which stays the caller's. The device comes from the file's name.
@@ -309,6 +321,7 @@ pub fn import(descriptor: i32) -> Result<Handle, Code> {
     let device = device.ok_or(CUDA_ERROR_INVALID_VALUE)?;
     let (_, bytes) = identity(file)?;
     let file = file.as_fd().try_clone_to_owned().map_err(|_| CUDA_ERROR_OPERATING_SYSTEM)?;
+    holders::hold(&file)?;
     let kind = if device < 0 { LOCATION_HOST_NUMA } else { LOCATION_DEVICE };
     let location = Location { kind, id: device.max(0) };
     let properties = AllocationProperties {

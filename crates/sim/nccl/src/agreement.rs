@@ -1,10 +1,10 @@
 //! What the ranks of a collective must agree on: each writes a card of its call, and the cards are compared.
 
 use crate::communicator::Communicator;
+use crate::lookup::{COVERED, Coverage, LARGE_BYTES, LARGE_GATHER_BYTES, PARTLY_COVERED, UNCOVERED};
 use crate::operation::{Buffer, Call, Kind};
 use crate::operators::Recipe;
 use crate::refusal::lock;
-use crate::registration::{COVERED, Coverage, LARGE_BYTES, UNCOVERED};
 use crate::segment::CallCard;
 use crate::strict;
 use nccl_sys::*;
@@ -72,25 +72,29 @@ pub fn complaint(cards: &[CallCard], call: &Call) -> Option<String> {
             captured.enumerate().map(|(rank, how)| format!("rank {rank} {how}")).collect();
         return Some(format!("collective captured on some ranks only: {}", list.join(", ")));
     }
-    window_complaint(cards, call).or_else(|| {
-        let eager = cards[0].captured == 0;
-        let large = bytes(&cards[0]) >= LARGE_BYTES;
-        // NCCL registers the buffers of captured collectives itself.
-        (eager && large && differ(|card| card.coverage.into())).then(|| {
-            let word = |coverage| match coverage {
-                COVERED => "registered",
-                UNCOVERED => "unregistered",
-                _ => "partly registered",
-            };
-            let list =
-                cards.iter().enumerate().map(|(rank, card)| format!("rank {rank} {}", word(card.coverage)));
-            format!(
-                "mixed registration of {} bytes: {}",
-                bytes(&cards[0]),
-                list.collect::<Vec<_>>().join(", ")
-            )
-        })
-    })
+    window_complaint(cards, call).or_else(|| registration_complaint(cards, call, bytes(&cards[0])))
+}
+
+/// Ranks whose buffers are registered and others whose are not would wait for each other for ever.
+fn registration_complaint(cards: &[CallCard], call: &Call, bytes: u64) -> Option<String> {
+    // Of all-gathers NCCL looks both buffers up and needs both.
+    let (bytes, large, partly) = match call.kind {
+        Kind::AllGather => (bytes * cards.len() as u64, LARGE_GATHER_BYTES, UNCOVERED),
+        _ => (bytes, LARGE_BYTES, PARTLY_COVERED),
+    };
+    let coverage = |card: &CallCard| if card.coverage == PARTLY_COVERED { partly } else { card.coverage };
+    // NCCL registers the buffers of captured collectives itself.
+    let eager = cards[0].captured == 0;
+    if !eager || bytes < large || cards.iter().all(|card| coverage(card) == coverage(&cards[0])) {
+        return None;
+    }
+    let word = |card| match coverage(card) {
+        COVERED => "registered",
+        UNCOVERED => "unregistered",
+        _ => "partly registered",
+    };
+    let list = cards.iter().enumerate().map(|(rank, card)| format!("rank {rank} {}", word(card)));
+    Some(format!("mixed registration of {bytes} bytes: {}", list.collect::<Vec<_>>().join(", ")))
 }
 
 /// The collectives that NCCL runs through windows reach into peers at the caller's own offset: it must be theirs.

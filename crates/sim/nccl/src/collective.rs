@@ -30,6 +30,8 @@ pub fn run(communicator: &Communicator, collective: &Collective) -> Result<(), L
     let part_bytes = SLOT_BYTES / parts / 16 * 16;
     let step = part_bytes / element;
     let (send, receive) = (call.send as *const u8, call.receive as *mut u8);
+    // What peers have for this rank they write themselves, where they know the buffer.
+    let arrives = collective.arrives.map_or(receive, |address| address as *mut u8);
     let is_root = rank as i32 == call.root;
     let root = call.root.max(0) as usize;
     let block = call.bytes();
@@ -88,7 +90,7 @@ pub fn run(communicator: &Communicator, collective: &Collective) -> Result<(), L
                 wait(phase + 2, "to reduce")?;
                 if call.kind == Kind::AllReduce || is_root {
                     // SAFETY: see above.
-                    unsafe { copy(slot(ranks), receive.add(offset), bytes) };
+                    unsafe { copy(slot(ranks), arrives.add(offset), bytes) };
                 }
             }
             Kind::ReduceScatter => {
@@ -101,8 +103,9 @@ pub fn run(communicator: &Communicator, collective: &Collective) -> Result<(), L
                 }
             }
             Kind::Broadcast => {
+                let target = if is_root { receive } else { arrives };
                 // SAFETY: see above.
-                unsafe { copy(slot(root), receive.add(offset), bytes) };
+                unsafe { copy(slot(root), target.add(offset), bytes) };
             }
             Kind::Scatter => {
                 // SAFETY: see above.
@@ -110,8 +113,9 @@ pub fn run(communicator: &Communicator, collective: &Collective) -> Result<(), L
             }
             Kind::AllGather | Kind::Gather if call.kind == Kind::AllGather || is_root => {
                 for peer in 0..ranks {
+                    let target = if peer == rank { receive } else { arrives };
                     // SAFETY: see above.
-                    unsafe { copy(slot(peer), receive.add(peer * block + offset), bytes) };
+                    unsafe { copy(slot(peer), target.add(peer * block + offset), bytes) };
                 }
             }
             Kind::AlltoAll => {

@@ -51,6 +51,8 @@ pub struct Communicator {
     /// Rounds of collectives done, equal on all ranks.
     pub round: AtomicU64,
     pub operations: AtomicU64,
+    /// Collectives issued that run registered.
+    pub registered: AtomicU64,
     pub splits: AtomicU64,
     /// By who remains: an excluded rank knows nothing of the others' shrink.
     pub shrinks: Mutex<HashMap<i64, u64>>,
@@ -95,6 +97,7 @@ impl Communicator {
             operators: Mutex::default(),
             round: AtomicU64::new(0),
             operations: AtomicU64::new(0),
+            registered: AtomicU64::new(0),
             splits: AtomicU64::new(0),
             shrinks: Mutex::default(),
             state: Mutex::new(ncclSuccess),
@@ -313,6 +316,11 @@ pub fn find(handle: ncclComm_t, call: &str) -> Outcome<Arc<Communicator>> {
         Some(communicator) if magic == MAGIC => Ok(communicator),
         _ => refuse(ncclInvalidArgument, "Error: corrupted comm object detected"),
     }
+}
+
+/// The communicator behind a handle, without a word where there is none. Any number may be asked for.
+pub fn look_for(handle: ncclComm_t) -> Option<Arc<Communicator>> {
+    with_handles(|handles| handles.live.get(&(handle as usize)).cloned())
 }
 
 /// As `find`, for operations: with one on a communicator that has gone, NCCL reads freed memory.

@@ -6,19 +6,16 @@ use libloading::os::unix::Library;
 use nccl_sys::*;
 use std::sync::OnceLock;
 
+mod memory;
+
+pub use memory::Mapping;
+
 pub type Stream = usize;
 pub type Context = usize;
 type Result = c_int;
 
 const SUCCESS: Result = 0;
-const POINTER_ATTRIBUTE_BUFFER_ID: c_int = 7;
-const POINTER_ATTRIBUTE_DEVICE_ORDINAL: c_int = 9;
 const EVENT_DISABLE_TIMING: c_uint = 2;
-const HANDLE_TYPE_POSIX_FILE_DESCRIPTOR: c_int = 1;
-const ALLOCATION_TYPE_PINNED: c_int = 1;
-const LOCATION_TYPE_DEVICE: c_int = 1;
-const ACCESS_READ_WRITE: c_int = 3;
-const GRANULARITY_RECOMMENDED: c_int = 1;
 
 macro_rules! driver_calls {
     ($($field:ident = $symbol:literal: fn($($argument:ty),*);)*) => {
@@ -242,94 +239,5 @@ impl Driver {
         // SAFETY: the driver keeps a destroyed event until the work that names it has gone.
         unsafe { (self.event_destroy)(event) };
         waited
-    }
-
-    /// The identity of the allocation at `address`; `None` where the driver knows none.
-    pub fn buffer_id(&self, address: usize) -> Option<u64> {
-        let mut id = 0u64;
-        // SAFETY: BUFFER_ID is 64 bits wide.
-        let code =
-            unsafe { (self.pointer_attribute)((&raw mut id).cast(), POINTER_ATTRIBUTE_BUFFER_ID, address) };
-        (code == SUCCESS && id != 0).then_some(id)
-    }
-
-    /// Where the allocation at `address` begins.
-    pub fn allocation_start(&self, address: usize) -> Outcome<usize> {
-        let (mut base, mut bytes) = (0, 0);
-        // SAFETY: see above.
-        check(unsafe { (self.address_range)(&mut base, &mut bytes, address) }, "cuMemGetAddressRange")?;
-        Ok(base)
-    }
-
-    /// Whether `address` lies in memory made of exportable handles.
-    pub fn is_virtual(&self, address: usize) -> bool {
-        let mut handle = 0;
-        // SAFETY: see above.
-        if unsafe { (self.retain_handle)(&mut handle, address) } != SUCCESS {
-            return false;
-        }
-        // SAFETY: the handle was retained just now.
-        unsafe { (self.memory_release)(handle) };
-        true
-    }
-
-    /// Device memory as `ncclMemAlloc` makes it. Gives address and size in bytes.
-    pub fn allocate_virtual(&self, bytes: usize) -> Outcome<(usize, usize)> {
-        let (_, device) = self.current()?;
-        let properties = AllocationProperties {
-            kind: ALLOCATION_TYPE_PINNED,
-            handle_types: HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
-            location: Location { kind: LOCATION_TYPE_DEVICE, id: device },
-            win32_metadata: std::ptr::null_mut(),
-            flags: [0; 8],
-        };
-        let (mut grain, mut handle, mut address) = (0, 0, 0);
-        // SAFETY: see above.
-        let code = unsafe { (self.granularity)(&mut grain, &properties, GRANULARITY_RECOMMENDED) };
-        check(code, "cuMemGetAllocationGranularity")?;
-        let bytes = bytes.next_multiple_of(grain);
-        // SAFETY: see above.
-        check(unsafe { (self.memory_create)(&mut handle, bytes, &properties, 0) }, "cuMemCreate")?;
-        // SAFETY: see above.
-        let reserved =
-            check(unsafe { (self.address_reserve)(&mut address, bytes, grain, 0, 0) }, "cuMemAddressReserve");
-        // SAFETY: the range was reserved just now, the handle is as large.
-        let mapped = reserved
-            .and_then(|()| check(unsafe { (self.memory_map)(address, bytes, 0, handle, 0) }, "cuMemMap"));
-        // SAFETY: the mapping keeps the memory; without one it goes now.
-        unsafe { (self.memory_release)(handle) };
-        if mapped.is_err() && address != 0 {
-            // SAFETY: reserved just now, nothing is mapped there.
-            unsafe { (self.address_free)(address, bytes) };
-        }
-        mapped?;
-        for id in 0..self.devices()? {
-            let location = Location { kind: LOCATION_TYPE_DEVICE, id };
-            let access = AccessDescription { location, flags: ACCESS_READ_WRITE };
-            // SAFETY: see above.
-            check(unsafe { (self.set_access)(address, bytes, &access, 1) }, "cuMemSetAccess")?;
-        }
-        Ok((address, bytes))
-    }
-
-    /// Frees memory of `allocate_virtual`, or of cuMemAlloc.
-    pub fn free(&self, address: usize) -> Outcome {
-        let mut device = 0;
-        let attribute = POINTER_ATTRIBUTE_DEVICE_ORDINAL;
-        // SAFETY: DEVICE_ORDINAL is an int.
-        let code =
-            unsafe { (self.pointer_attribute)((&raw mut device as *mut c_int).cast(), attribute, address) };
-        check(code, "cuPointerGetAttribute")?;
-        if !self.is_virtual(address) {
-            // SAFETY: the driver checks the address.
-            return check(unsafe { (self.memory_free)(address) }, "cuMemFree");
-        }
-        let (mut base, mut bytes) = (0, 0);
-        // SAFETY: see above.
-        check(unsafe { (self.address_range)(&mut base, &mut bytes, address) }, "cuMemGetAddressRange")?;
-        // SAFETY: the caller gives the memory up.
-        check(unsafe { (self.memory_unmap)(base, bytes) }, "cuMemUnmap")?;
-        // SAFETY: as above.
-        check(unsafe { (self.address_free)(base, bytes) }, "cuMemAddressFree")
     }
 }

@@ -216,7 +216,7 @@ exports! {
         unsafe { put(handle, record as *mut c_void, "handle") }
     }
     fn ncclCommDeregister | pncclCommDeregister (comm: ncclComm_t, handle: *mut c_void) {
-        let communicator = communicator::find_for_operation(comm, "ncclCommRegister")?;
+        let communicator = communicator::find_for_operation(comm, "ncclCommDeregister")?;
         let _inside = communicator.enter("ncclCommDeregister");
         registration::deregister(&communicator, handle as usize)
     }

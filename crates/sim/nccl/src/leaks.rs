@@ -1,7 +1,7 @@
 //! What was never given back, reported when the process ends.
 
 use crate::refusal::lock;
-use crate::{allocation, communicator, group, lifecycle, strict};
+use crate::{allocation, communicator, group, import, lifecycle, strict};
 use std::ffi::CStr;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicI32;
@@ -49,6 +49,8 @@ pub fn remember(line: String) {
 
 extern "C" fn note_status(status: libc::c_int, _: *mut libc::c_void) {
     STATUS.store(status, SeqCst);
+    // Before the driver looks for leaks: its handler was registered earlier.
+    import::wait_unmapped();
 }
 
 extern "C" fn report() {

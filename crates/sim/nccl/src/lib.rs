@@ -11,7 +11,13 @@
 //! - `WINDLASS_SIM_LOST_BIRTHS`: which births of this process fail when all ranks have joined, splits and shrinks too, by
 //!   number from 1, apart by commas. The handle stays, as NCCL's does.
 //! - `WINDLASS_SIM_REFUSED_BIRTHS`: which births of this process fail before they join, numbered likewise; the others wait.
+//! - `WINDLASS_SIM_DEREGISTER_MS`: how long the end of a registration takes, inside the call, 0.
 //! - `NCCL_LEGACY_CUDA_REGISTER=1`: registrations of cudaMalloc memory count, as in NCCL.
+//!
+//! Registration is as in NCCL 2.28.9 on one host without multicast (`lookup.rs`): a table of ranges that every call is looked
+//! up in; peers import a registered receive buffer at its first use and keep it until `ncclCommDeregister`, which waits for
+//! nothing and must not find operations in flight that use what it ends. Tests ask two more exports what NCCL saw:
+//! `simRegisteredCollectives(comm)` and `simRegistrations(comm)`, both `uint64_t` and all ones for an unknown handle.
 //!
 //! Where it differs from NCCL: every collective waits for all ranks; 8-bit floats are copied but not reduced; there are
 //! no device communicators.
@@ -21,6 +27,7 @@
 // The calls.
 mod exports;
 
+mod counters;
 mod reentry;
 
 mod arguments;
@@ -45,6 +52,8 @@ mod mailbox;
 
 // Memory.
 mod allocation;
+mod import;
+mod lookup;
 mod registration;
 mod window;
 

@@ -3,9 +3,9 @@
 //! All messages of a group progress together; those of one pair in their order.
 
 use crate::communicator::Communicator;
+use crate::lookup::{COVERED, Coverage, LARGE_BYTES};
 use crate::operation::{Call, Kind};
 use crate::refusal::{Outcome, refuse};
-use crate::registration::{COVERED, Coverage, LARGE_BYTES};
 use crate::segment::{Left, MESSAGES_MAX, MessageCard, RING_BLOCK_BYTES, Segment, absorbed_bytes};
 use crate::strict;
 use nccl_sys::*;

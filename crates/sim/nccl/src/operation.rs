@@ -4,9 +4,10 @@ use crate::communicator::{Communicator, find_for_operation};
 use crate::driver::{Captured, driver};
 use crate::operators::{self, Recipe};
 use crate::refusal::{Outcome, lock, outcome, refuse};
+use crate::registration::Use;
 use crate::segment::CallCard;
 use crate::settings::settings;
-use crate::{agreement, arguments, collective, group, mailbox, reentry, registration, strict};
+use crate::{agreement, arguments, collective, group, import, lookup, mailbox, reentry, strict};
 use nccl_sys::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -148,6 +149,8 @@ pub struct Collective {
     pub call: Call,
     pub recipe: Option<Recipe>,
     pub card: CallCard,
+    /// Where peers write, see `lookup::Found`.
+    pub arrives: Option<usize>,
 }
 
 /// All that one group does on one communicator: one entry in its total order.
@@ -155,6 +158,7 @@ struct Operation {
     communicator: Arc<Communicator>,
     collectives: Vec<Collective>,
     messages: Vec<mailbox::Message>,
+    uses: Vec<Use>,
     captured: bool,
     ticket: Option<u64>,
     text: String,
@@ -236,18 +240,23 @@ fn launch(communicator: &Arc<Communicator>, queued: Vec<Queued>) -> Outcome {
         communicator: communicator.clone(),
         collectives: Vec::new(),
         messages: Vec::new(),
+        uses: Vec::new(),
         captured,
         ticket: None,
         text: texts.join(" + "),
     };
+    let mut registered = 0;
     for Queued { call, recipe, .. } in queued {
         let buffers = call.buffers(communicator.rank, communicator.ranks);
-        let coverage = registration::coverage(communicator, &call, buffers);
+        let lookup::Found { coverage, registered: is_registered, uses, arrives } =
+            lookup::look_up(communicator, &call, buffers, captured);
+        operation.uses.extend(uses);
+        registered += u64::from(is_registered);
         if call.kind.is_message() {
             operation.messages.push(mailbox::Message::new(&call, coverage, captured));
         } else {
             let card = agreement::card(communicator, &call, recipe.as_ref(), buffers, coverage, captured);
-            operation.collectives.push(Collective { call, recipe, card });
+            operation.collectives.push(Collective { call, recipe, card, arrives });
         }
     }
     mailbox::check_self(communicator, &operation.messages)?;
@@ -284,6 +293,7 @@ fn launch(communicator: &Arc<Communicator>, queued: Vec<Queued>) -> Outcome {
         }
         return Err(code);
     }
+    communicator.registered.fetch_add(registered, SeqCst);
     if captured {
         *lock(&communicator.order.captured) = driver.captured(streams[0])?;
     }
@@ -298,8 +308,12 @@ fn stack_bytes(operation: &Operation) -> usize {
 extern "C" fn run_eager(data: *mut libc::c_void) {
     // SAFETY: `launch` made the box; an eager host function runs once.
     let operation = unsafe { Box::from_raw(data.cast::<Operation>()) };
-    run(&operation);
-    operation.communicator.end_pending();
+    import::host_function(|| {
+        run(&operation);
+        let Operation { communicator, uses, .. } = *operation;
+        drop(uses);
+        communicator.end_pending();
+    });
 }
 
 extern "C" fn run_captured(data: *mut libc::c_void) {
@@ -320,7 +334,7 @@ fn run(operation: &Operation) {
 }
 
 fn run_in_order(operation: &Operation) {
-    let Operation { communicator, collectives, messages, captured, ticket, text } = operation;
+    let Operation { communicator, collectives, messages, captured, ticket, text, .. } = operation;
     let segment = communicator.segment();
     let record = segment.rank(communicator.rank);
     if *captured

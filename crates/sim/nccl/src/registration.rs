@@ -1,23 +1,20 @@
-//! Registered buffers: NCCL's table of ranges, and what it makes unsafe.
+//! Registered buffers: NCCL's table of ranges, and what it makes unsafe. A range is only noted when it is registered;
+//! everything else comes with its first use.
 
 use crate::communicator::Communicator;
 use crate::driver::driver;
+use crate::import::Import;
+use crate::lookup::refuse_beyond;
 use crate::operation::{Buffer, Call};
 use crate::refusal::{Outcome, lock, refuse};
 use crate::settings::settings;
 use crate::strict;
 use nccl_sys::*;
-
-/// From here on NCCL takes another path for registered buffers.
-pub const LARGE_BYTES: u64 = 1 << 20;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, OnceLock};
 
 const PAGE_BYTES: usize = 4096;
-
-/// How much of a rank's buffers of one call is registered.
-pub type Coverage = u32;
-pub const UNCOVERED: Coverage = 0;
-pub const COVERED: Coverage = 1;
-pub const PARTLY_COVERED: Coverage = 2;
 
 /// A range that users registered, or of a window, with the identity that its memory had.
 #[derive(Clone, Copy, Debug)]
@@ -29,7 +26,7 @@ pub struct Range {
     pub bytes: usize,
     first_id: Option<u64>,
     last_id: Option<u64>,
-    /// NCCL can use it only if the memory has exportable handles.
+    /// NCCL can use it only if the memory has exportable handles. (Within one process it would do without.)
     pub effective: bool,
 }
 
@@ -44,7 +41,7 @@ impl Range {
             bytes,
             first_id: driver.buffer_id(address),
             last_id: driver.buffer_id(last),
-            effective: driver.is_virtual(address) || settings().legacy_registration,
+            effective: driver.is_exportable(address) || settings().legacy_registration,
         })
     }
 
@@ -72,12 +69,63 @@ impl Range {
     }
 }
 
+/// A registered range, and what its uses have made of it.
+pub struct Record {
+    pub range: Range,
+    /// Made at the first use as a receive buffer; `None` for memory that cannot be imported.
+    import: OnceLock<Option<Import>>,
+    /// Eager operations that were issued and have not ended on this rank.
+    in_flight: AtomicU64,
+}
+
+impl Record {
+    /// Where peers write what is for `buffer`, which they import now if they have not yet.
+    pub fn import(&self, communicator: &Communicator, buffer: Buffer, call: &Call) -> Option<usize> {
+        let import = || Import::new(buffer.address, communicator.device);
+        let import = self.import.get_or_init(import).as_ref()?;
+        let place = import.place(buffer);
+        if place.is_none() {
+            refuse_beyond(communicator, buffer, call);
+        }
+        place
+    }
+
+    /// Fails if an operation uses the record: peers would write where nothing is any more.
+    fn check_idle(&self, communicator: &Communicator) {
+        let uses = self.in_flight.load(SeqCst);
+        if uses > 0 && strict::enabled() && !communicator.leave.load(SeqCst) {
+            let line = format!(
+                "ncclCommDeregister of {} bytes at {:#x} while {uses} operations of this rank that use it are in flight",
+                self.range.bytes, self.range.address
+            );
+            strict::fail(communicator.segment(), communicator.rank, &[line]);
+        }
+    }
+}
+
+/// An operation's use of a record, from its issue to its end on this rank.
+pub struct Use(Arc<Record>);
+
+impl Use {
+    pub fn new(record: &Arc<Record>) -> Use {
+        record.in_flight.fetch_add(1, SeqCst);
+        Use(record.clone())
+    }
+}
+
+impl Drop for Use {
+    fn drop(&mut self) {
+        self.0.in_flight.fetch_sub(1, SeqCst);
+    }
+}
+
 struct Registration {
-    range: Range,
+    record: Arc<Record>,
     users: u64,
     handle: usize,
 }
 
+/// In the order of their first addresses.
 #[derive(Default)]
 pub struct Registrations {
     entries: Vec<Registration>,
@@ -86,7 +134,13 @@ pub struct Registrations {
 
 impl Registrations {
     pub fn live(&self) -> impl Iterator<Item = &Range> {
-        self.entries.iter().map(|entry| &entry.range)
+        self.entries.iter().map(|entry| &entry.record.range)
+    }
+
+    /// The first record that holds a buffer.
+    pub fn find(&self, buffer: Buffer) -> Option<Arc<Record>> {
+        let holds = |entry: &&Registration| entry.users > 0 && entry.record.range.holds(buffer);
+        self.entries.iter().find(holds).map(|entry| entry.record.clone())
     }
 }
 
@@ -94,7 +148,9 @@ impl Registrations {
 pub fn register(communicator: &Communicator, address: usize, bytes: usize) -> Outcome<usize> {
     let range = Range::new(address, bytes)?;
     let mut registrations = lock(&communicator.registrations);
-    let inside = |entry: &&mut Registration| entry.range.start <= range.start && range.end <= entry.range.end;
+    let inside = |entry: &&mut Registration| {
+        entry.record.range.start <= range.start && range.end <= entry.record.range.end
+    };
     if let Some(entry) = registrations.entries.iter_mut().find(inside) {
         entry.users += 1;
         return Ok(entry.handle);
@@ -102,51 +158,33 @@ pub fn register(communicator: &Communicator, address: usize, bytes: usize) -> Ou
     registrations.made += 1;
     // Never an address, so that a foreign handle is found out.
     let handle = registrations.made << 4 | 1;
-    registrations.entries.push(Registration { range, users: 1, handle });
+    let record = Arc::new(Record { range, import: OnceLock::new(), in_flight: AtomicU64::new(0) });
+    let index = registrations.entries.partition_point(|entry| entry.record.range.start <= range.start);
+    registrations.entries.insert(index, Registration { record, users: 1, handle });
     Ok(handle)
 }
 
+/// Ends a registration, and with its last user what peers have imported of it. Waits for no operation.
 pub fn deregister(communicator: &Communicator, handle: usize) -> Outcome {
     if handle == 0 {
         return Ok(());
     }
-    let entries = &mut lock(&communicator.registrations).entries;
-    let Some(index) = entries.iter().position(|entry| entry.handle == handle) else {
+    let mut registrations = lock(&communicator.registrations);
+    let known = |entry: &&mut Registration| entry.handle == handle && entry.users > 0;
+    let Some(entry) = registrations.entries.iter_mut().find(known) else {
         return refuse(ncclInvalidUsage, "Deregister: Could not find handle");
     };
-    entries[index].users -= 1;
-    if entries[index].users == 0 {
-        entries.remove(index);
+    entry.users -= 1;
+    if entry.users > 0 {
+        return Ok(());
     }
+    let record = entry.record.clone();
+    drop(registrations);
+    record.check_idle(communicator);
+    std::thread::sleep(settings().deregistration);
+    let mut registrations = lock(&communicator.registrations);
+    registrations.entries.retain(|entry| entry.handle != handle);
+    // Still locked: who sees the record gone sees its memory gone.
+    drop(record);
     Ok(())
-}
-
-/// How much of this rank's buffers is registered. Fails on registered memory that was freed.
-pub fn coverage(
-    communicator: &Communicator,
-    call: &Call,
-    buffers: (Option<Buffer>, Option<Buffer>),
-) -> Coverage {
-    let used = [buffers.0, buffers.1].into_iter().flatten().filter(|buffer| buffer.bytes > 0);
-    let covered: Vec<bool> = used.map(|buffer| is_covered(communicator, call, buffer)).collect();
-    match (covered.contains(&true), covered.contains(&false)) {
-        (true, false) => COVERED,
-        (true, true) => PARTLY_COVERED,
-        (false, _) => UNCOVERED,
-    }
-}
-
-fn is_covered(communicator: &Communicator, call: &Call, buffer: Buffer) -> bool {
-    let registered = lock(&communicator.registrations).live().find(|range| range.holds(buffer)).copied();
-    if let Some(range) = registered {
-        range.check_alive(communicator, "registration", call);
-        if range.effective {
-            return true;
-        }
-    }
-    let window = lock(&communicator.windows).find(buffer.address);
-    if let Some(window) = window {
-        window.range.check_alive(communicator, "window", call);
-    }
-    window.is_some()
 }

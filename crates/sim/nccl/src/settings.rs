@@ -16,6 +16,8 @@ pub struct Settings {
     pub lost_births: Vec<u64>,
     /// `WINDLASS_SIM_REFUSED_BIRTHS`, default none: which births of this process fail before they join, by number from 1.
     pub refused_births: Vec<u64>,
+    /// `WINDLASS_SIM_DEREGISTER_MS`, default 0: how long the end of a registration takes.
+    pub deregistration: Duration,
 }
 
 pub fn settings() -> &'static Settings {
@@ -27,6 +29,7 @@ pub fn settings() -> &'static Settings {
         legacy_registration: number("NCCL_LEGACY_CUDA_REGISTER", 0) != 0,
         lost_births: numbers("WINDLASS_SIM_LOST_BIRTHS"),
         refused_births: numbers("WINDLASS_SIM_REFUSED_BIRTHS"),
+        deregistration: Duration::from_millis(number("WINDLASS_SIM_DEREGISTER_MS", 0)),
     })
 }
 

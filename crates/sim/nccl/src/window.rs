@@ -52,7 +52,7 @@ impl Windows {
 pub fn register(communicator: &Communicator, buffer: Buffer, flags: i32) -> Outcome<usize> {
     communicator.ensure_ready()?;
     let driver = driver()?;
-    if !(buffer.address - driver.allocation_start(buffer.address)?).is_multiple_of(ALIGNMENT_BYTES) {
+    if !(buffer.address - driver.allocation(buffer.address)?.0).is_multiple_of(ALIGNMENT_BYTES) {
         return refuse(ncclInvalidArgument, "Window address must be suitably aligned.");
     }
     if !driver.is_virtual(buffer.address) {

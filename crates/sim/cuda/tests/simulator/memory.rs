@@ -23,7 +23,7 @@ pub fn reserve(bytes: usize) -> usize {
     made(|out| cuMemAddressReserve(out, bytes, 0, 0, 0))
 }
 
-fn free_bytes() -> usize {
+pub fn free_bytes() -> usize {
     let (mut free, mut total) = (0, 0);
     ok(cuMemGetInfo_v2(&mut free, &mut total));
     free
@@ -131,6 +131,119 @@ fn mapped_memory_says_where_it_lies() {
     }
     ok(cuMemRelease(handle));
     ok(cuMemAddressFree(reserved, 4 * CHUNK));
+}
+
+/// The attributes of an address, asked for in one call.
+fn attributes<const N: usize>(address: usize, kinds: [u32; N]) -> [u64; N] {
+    let mut values = [0_u64; N];
+    let places = values.each_mut().map(|value| std::ptr::from_mut(value).cast());
+    ok(cuPointerGetAttributes(N as u32, kinds.as_ptr(), places.as_ptr(), address));
+    values
+}
+
+/// Maps the memory at an address once more, as one does who did not make it.
+pub fn alias(of: usize, bytes: usize) -> usize {
+    let mut handle = 0;
+    ok(cuMemRetainAllocationHandle(&mut handle, of));
+    let at = reserve(bytes);
+    map(at, bytes, handle);
+    ok(cuMemRelease(handle));
+    at
+}
+
+pub fn unmap(at: usize, bytes: usize) {
+    ok(cuMemUnmap(at, bytes));
+    ok(cuMemAddressFree(at, bytes));
+}
+
+fn write(at: usize, word: u32) {
+    ok(cuMemcpyHtoD_v2(at, (&raw const word).cast(), 4));
+}
+
+fn read(at: usize) -> u32 {
+    let mut word = 0_u32;
+    ok(cuMemcpyDtoH_v2((&raw mut word).cast(), at, 4));
+    word
+}
+
+/// An alias is the same bytes and another buffer; the memory stays until the last of handle and mappings has gone.
+#[test]
+fn memory_can_be_mapped_twice() {
+    start();
+    let (handle_types, mapping_bytes, mapping_base, block) = (14, 18, 19, 20);
+    let kinds = [BUFFER_ID, mapping_base, mapping_bytes, handle_types, block];
+    let first = reserve(2 * CHUNK);
+    let handle = physical(2 * CHUNK);
+    map(first, 2 * CHUNK, handle);
+    ok(cuMemRelease(handle));
+    let second = alias(first + CHUNK + 5, 2 * CHUNK);
+    assert_ne!(first, second);
+    write(first + CHUNK, 7);
+    assert_eq!(read(second + CHUNK), 7);
+    write(second + 8, 9);
+    assert_eq!(read(first + 8), 9);
+    let (of_first, of_second) = (attributes(first + CHUNK, kinds), attributes(second + CHUNK, kinds));
+    assert_ne!(of_first[0], of_second[0]);
+    assert_eq!(of_second[1..4], [second as u64, 2 * CHUNK as u64, 1]);
+    assert_eq!(of_first[1..4], [first as u64, 2 * CHUNK as u64, 1]);
+    assert_eq!(of_first[4], of_second[4]);
+    // Who made it gives it up: its addresses mean nothing, the alias lives.
+    let used = free_bytes();
+    unmap(first, 2 * CHUNK);
+    assert_eq!(attributes(first, kinds)[0], 0);
+    assert_eq!((free_bytes(), read(second + 8)), (used, 9));
+    assert_eq!(attributes(second + CHUNK, kinds), of_second);
+    // An alias of the alias, and the handle alone.
+    let third = alias(second, 2 * CHUNK);
+    unmap(second, 2 * CHUNK);
+    assert_eq!(read(third + CHUNK), 7);
+    let mut again = 0;
+    ok(cuMemRetainAllocationHandle(&mut again, third));
+    unmap(third, 2 * CHUNK);
+    assert_eq!(free_bytes(), used);
+    ok(cuMemRelease(again));
+    assert_eq!(free_bytes(), used + 2 * CHUNK);
+}
+
+/// An exported descriptor holds the memory, and so does what was imported from it.
+#[test]
+fn descriptors_hold_memory() {
+    start();
+    let whole = free_bytes();
+    let handle = physical(CHUNK);
+    let mut descriptor = -1;
+    ok(cuMemExportToShareableHandle(&mut descriptor, handle, 1, 0));
+    ok(cuMemRelease(handle));
+    assert_eq!(free_bytes(), whole - CHUNK);
+    let mut imported = 0;
+    ok(cuMemImportFromShareableHandle(&mut imported, descriptor as usize, 1));
+    // SAFETY: exported for this test.
+    unsafe { libc::close(descriptor) };
+    assert_eq!(free_bytes(), whole - CHUNK);
+    let at = reserve(CHUNK);
+    map(at, CHUNK, imported);
+    ok(cuMemRelease(imported));
+    assert_eq!(free_bytes(), whole - CHUNK);
+    unmap(at, CHUNK);
+    assert_eq!(free_bytes(), whole);
+}
+
+/// What others hold is not there to be allocated.
+#[test]
+fn held_memory_is_not_given_twice() {
+    // SAFETY: this process runs one test, and no thread of it reads the environment yet.
+    unsafe { std::env::set_var("WINDLASS_SIM_DEVICE_MEMORY", "4") };
+    start();
+    let handle = physical(2 * CHUNK);
+    let mut descriptor = -1;
+    ok(cuMemExportToShareableHandle(&mut descriptor, handle, 1, 0));
+    ok(cuMemRelease(handle));
+    let mut other = 0;
+    assert_eq!(cuMemCreate(&mut other, CHUNK, &properties(0), 0), 2);
+    // SAFETY: exported for this test.
+    unsafe { libc::close(descriptor) };
+    ok(cuMemCreate(&mut other, 2 * CHUNK, &properties(0), 0));
+    ok(cuMemRelease(other));
 }
 
 #[test]

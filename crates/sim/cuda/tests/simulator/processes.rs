@@ -1,8 +1,8 @@
 //! What crosses processes. Tests named `child_…` are ignored; their parents run them in a process of its own.
 
 use crate::driver::*;
-use crate::memory::{map, physical, reserve};
-use std::io::{BufRead, BufReader, Write};
+use crate::memory::{alias, free_bytes, map, physical, reserve, unmap};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, RawFd};
 use std::os::unix::net::UnixStream;
@@ -102,6 +102,74 @@ fn child_maps_a_descriptor() {
     assert_eq!(read_words(base), [1, 2, 3]);
     write_words(base + 12, &[4]);
     assert_eq!(cuMemImportFromShareableHandle(&mut handle, number as usize, 1), 1);
+}
+
+/// Memory that another process maps is used until that unmaps it, by the call or by dying.
+#[test]
+fn imported_memory_is_used_until_the_importer_lets_go() {
+    start();
+    let whole = free_bytes();
+    for how in ["unmaps", "dies"] {
+        let (here, there) = UnixStream::pair().unwrap();
+        // SAFETY: clears close-on-exec of a descriptor of ours, so that the child inherits it.
+        unsafe { libc::fcntl(there.as_raw_fd(), libc::F_SETFD, 0) };
+        let process = child("child_holds_a_descriptor")
+            .env("SIM_TEST_SOCKET", there.as_raw_fd().to_string())
+            .env("SIM_TEST_HOW", how)
+            .spawn()
+            .unwrap();
+        drop(there);
+        let base = reserve(CHUNK);
+        let handle = physical(CHUNK);
+        map(base, CHUNK, handle);
+        let second = alias(base, CHUNK);
+        let mut descriptor = -1;
+        ok(cuMemExportToShareableHandle(&mut descriptor, handle, 1, 0));
+        ok(cuMemRelease(handle));
+        send_descriptor(&here, descriptor);
+        // SAFETY: exported for this test; the message holds it now.
+        unsafe { libc::close(descriptor) };
+        let told = |here: &UnixStream| (&mut &*here).read_exact(&mut [0]).unwrap();
+        told(&here);
+        unmap(base, CHUNK);
+        assert_eq!(free_bytes(), whole - CHUNK);
+        unmap(second, CHUNK);
+        assert_eq!(free_bytes(), whole - CHUNK, "the other process maps it");
+        (&mut &here).write_all(&[1]).unwrap();
+        if how == "unmaps" {
+            told(&here);
+            assert_eq!(free_bytes(), whole);
+            (&mut &here).write_all(&[1]).unwrap();
+        }
+        finish(process);
+        assert_eq!(free_bytes(), whole);
+    }
+}
+
+#[test]
+#[ignore = "a child process of the test above"]
+fn child_holds_a_descriptor() {
+    start();
+    let number = std::env::var("SIM_TEST_SOCKET").unwrap().parse().unwrap();
+    // SAFETY: inherited for this purpose; nobody else in this process knows it.
+    let mut socket = unsafe { UnixStream::from_raw_fd(number) };
+    let descriptor = receive_descriptor(&socket);
+    let mut handle = 0;
+    ok(cuMemImportFromShareableHandle(&mut handle, descriptor as usize, 1));
+    // SAFETY: received just now.
+    unsafe { libc::close(descriptor) };
+    let base = reserve(CHUNK);
+    map(base, CHUNK, handle);
+    ok(cuMemRelease(handle));
+    let mut word = [0];
+    socket.write_all(&[1]).unwrap();
+    socket.read_exact(&mut word).unwrap();
+    if std::env::var("SIM_TEST_HOW").unwrap() == "dies" {
+        return;
+    }
+    unmap(base, CHUNK);
+    socket.write_all(&[1]).unwrap();
+    socket.read_exact(&mut word).unwrap();
 }
 
 fn hexadecimal(words: [u64; 8]) -> String {

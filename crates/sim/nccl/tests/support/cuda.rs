@@ -31,6 +31,17 @@ functions! {
     launch_host = "cuLaunchHostFunc": fn(usize, extern "C" fn(*mut libc::c_void), *mut libc::c_void);
     memory_alloc = "cuMemAlloc_v2": fn(*mut usize, usize);
     memory_free = "cuMemFree_v2": fn(usize);
+    memory_info = "cuMemGetInfo_v2": fn(*mut usize, *mut usize);
+    pointer_attribute = "cuPointerGetAttribute": fn(*mut libc::c_void, u32, usize);
+    address_range = "cuMemGetAddressRange_v2": fn(*mut usize, *mut usize, usize);
+    retain_handle = "cuMemRetainAllocationHandle": fn(*mut u64, usize);
+    release_handle = "cuMemRelease": fn(u64);
+    export_handle = "cuMemExportToShareableHandle": fn(*mut i32, u64, u32, u64);
+    create = "cuMemCreate": fn(*mut u64, usize, *const [u64; 4], u64);
+    reserve = "cuMemAddressReserve": fn(*mut usize, usize, usize, usize, u64);
+    map = "cuMemMap": fn(usize, usize, usize, u64, u64);
+    set_access = "cuMemSetAccess": fn(usize, usize, *const [u32; 3], usize);
+    unmap = "cuMemUnmap": fn(usize, usize);
     begin_capture = "cuStreamBeginCapture_v2": fn(usize, i32);
     end_capture = "cuStreamEndCapture": fn(usize, *mut usize);
     instantiate = "cuGraphInstantiateWithFlags": fn(*mut usize, usize, u64);
@@ -72,6 +83,36 @@ impl Cuda {
         let mut address = 0;
         unsafe { check((self.memory_alloc)(&mut address, bytes), "cuMemAlloc") };
         address
+    }
+
+    /// Bytes of the current device that are free.
+    pub fn free_bytes(&self) -> usize {
+        let (mut free, mut total) = (0, 0);
+        unsafe { check((self.memory_info)(&mut free, &mut total), "cuMemGetInfo") };
+        free
+    }
+
+    /// Fresh memory of the current device `device`, as a handle that the caller releases.
+    pub fn physical(&self, bytes: usize, device: usize) -> u64 {
+        let (properties, mut handle) = ([1 | 1 << 32, 1 | (device as u64) << 32, 0, 0], 0);
+        unsafe { check((self.create)(&mut handle, bytes, &properties, 0), "cuMemCreate") };
+        handle
+    }
+
+    /// Addresses, at `wish` if it is not 0.
+    pub fn addresses(&self, bytes: usize, wish: usize) -> usize {
+        let mut at = 0;
+        unsafe { check((self.reserve)(&mut at, bytes, 0, wish, 0), "cuMemAddressReserve") };
+        at
+    }
+
+    /// Maps a whole handle at reserved addresses, and releases it.
+    pub fn place(&self, at: usize, bytes: usize, handle: u64, device: usize) {
+        unsafe {
+            check((self.map)(at, bytes, 0, handle, 0), "cuMemMap");
+            check((self.set_access)(at, bytes, &[1, device as u32, 3], 1), "cuMemSetAccess");
+            check((self.release_handle)(handle), "cuMemRelease");
+        }
     }
 
     /// Captures what `body` puts on the stream.

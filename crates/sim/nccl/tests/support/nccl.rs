@@ -154,6 +154,12 @@ impl Nccl {
         unsafe { (self.group_end)() }
     }
 
+    /// One of the stand-in's own questions, `simRegistrations` or `simRegisteredCollectives`.
+    pub fn ask(&self, question: &str, comm: Comm) -> u64 {
+        type Question = unsafe extern "C" fn(Comm) -> u64;
+        unsafe { self.library.get::<Question>(question.as_bytes()).expect(question)(comm) }
+    }
+
     pub fn allocate(&self, bytes: usize) -> usize {
         let mut address = 0;
         assert_eq!(unsafe { (self.mem_alloc)(&mut address, bytes) }, SUCCESS);

@@ -1,0 +1,23 @@
+//! What tests ask the stand-in to see what NCCL saw. No NCCL exports these names.
+
+#![allow(non_snake_case)]
+
+use crate::communicator;
+use crate::refusal::lock;
+use nccl_sys::ncclComm_t;
+use std::sync::atomic::Ordering::SeqCst;
+
+/// For a handle that is none of a living communicator, such as a promise's.
+const UNKNOWN: u64 = u64::MAX;
+
+/// How many eager collectives this rank has issued on a communicator that run registered. Any thread, beside other calls.
+#[unsafe(no_mangle)]
+extern "C" fn simRegisteredCollectives(comm: ncclComm_t) -> u64 {
+    communicator::look_for(comm).map_or(UNKNOWN, |found| found.registered.load(SeqCst))
+}
+
+/// How many records this rank's table of a communicator has now. Any thread, beside other calls.
+#[unsafe(no_mangle)]
+extern "C" fn simRegistrations(comm: ncclComm_t) -> u64 {
+    communicator::look_for(comm).map_or(UNKNOWN, |found| lock(&found.registrations).live().count() as u64)
+}
