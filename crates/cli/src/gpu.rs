@@ -5,7 +5,7 @@
 
 use anyhow::{Context, Result};
 use cudarc::driver::{result, sys};
-use nccl_sys::types::cudaStream_t;
+use nccl_sys::types::{cudaStream_t, ncclResult_t};
 use std::ffi::{CStr, c_void};
 
 /// A device whose primary context is current on this thread.
@@ -35,7 +35,7 @@ impl Gpu {
         // SAFETY: plain allocation in the current context.
         let pointer = unsafe { result::malloc_sync(bytes.max(256)) }
             .with_context(|| format!("cannot allocate {bytes} bytes of device memory"))?;
-        Ok(Buffer { pointer, bytes })
+        Ok(Buffer { pointer, bytes, freed_by: FreedBy::Driver })
     }
 
     pub fn stream(&self) -> Result<Stream> {
@@ -72,9 +72,27 @@ impl Drop for Gpu {
 pub struct Buffer {
     pointer: sys::CUdeviceptr,
     bytes: usize,
+    freed_by: FreedBy,
+}
+
+/// A function that frees what its library has allocated.
+pub type Free = unsafe extern "C" fn(*mut c_void) -> ncclResult_t;
+
+enum FreedBy {
+    Driver,
+    Library(Free),
 }
 
 impl Buffer {
+    /// Takes over memory of a library.
+    ///
+    /// # Safety
+    /// `pointer` is device memory of `bytes` bytes, this process's one device's, that nobody else frees; `free` frees it, and
+    /// stays loaded as long as the buffer lives.
+    pub unsafe fn of_library(pointer: *mut c_void, bytes: usize, free: Free) -> Self {
+        Self { pointer: pointer as sys::CUdeviceptr, bytes, freed_by: FreedBy::Library(free) }
+    }
+
     /// The address `offset` bytes into the buffer.
     pub fn at(&self, offset: usize) -> *mut c_void {
         debug_assert!(offset <= self.bytes);
@@ -108,8 +126,16 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY: allocated in `Gpu::buffer`; users wait for their streams before they let go.
-        let _ = unsafe { result::free_sync(self.pointer) };
+        match self.freed_by {
+            FreedBy::Driver => {
+                // SAFETY: allocated in `Gpu::buffer`; users wait for their streams before they let go.
+                let _ = unsafe { result::free_sync(self.pointer) };
+            }
+            FreedBy::Library(free) => {
+                // SAFETY: the promise of `of_library`; users wait for their streams before they let go.
+                let _ = unsafe { free(self.pointer as *mut c_void) };
+            }
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! A library that speaks NCCL, opened by its path: the real one, a stand-in, or Windlass.
 
+use crate::gpu::{Buffer, Free};
 use anyhow::{Context, Result, bail};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use nccl_sys::types::*;
@@ -15,6 +16,9 @@ pub struct Nccl {
     /// Kept open to the end of the process: communicators own threads that run its code.
     library: std::mem::ManuallyDrop<Library>,
 }
+
+/// `ncclMemAlloc`.
+pub type Allocate = unsafe extern "C" fn(*mut *mut c_void, usize) -> ncclResult_t;
 
 macro_rules! functions {
     (calls { $(
@@ -94,6 +98,25 @@ impl Nccl {
         let mut communicator = std::ptr::null_mut();
         nccl_call!(self, ncclCommInitRank(&mut communicator, ranks as c_int, id, rank as c_int))?;
         Ok(communicator)
+    }
+
+    /// The functions that give and free memory; an error names the one that this library lacks (all have both since 2.19.3).
+    pub fn memory_functions(&self) -> Result<(Allocate, Free)> {
+        let allocate = self.functions.ncclMemAlloc.ok_or_else(|| self.missing("ncclMemAlloc"))?;
+        let free = self.functions.ncclMemFree.ok_or_else(|| self.missing("ncclMemFree"))?;
+        Ok((allocate, free))
+    }
+
+    /// Memory of `bytes` bytes of the current device as this library allocates it; a buffer of none still has an address.
+    pub fn buffer(&self, bytes: usize) -> Result<Buffer> {
+        let (allocate, free) = self.memory_functions()?;
+        let mut pointer = std::ptr::null_mut();
+        // SAFETY: the signature is the table's; the output is a local.
+        let result = unsafe { allocate(&mut pointer, bytes.max(256)) };
+        self.checked("ncclMemAlloc", result)
+            .with_context(|| format!("cannot allocate {bytes} bytes of NCCL's memory"))?;
+        // SAFETY: just given by the library, which stays open to the end of the process, for nobody else.
+        Ok(unsafe { Buffer::of_library(pointer, bytes, free) })
     }
 
     /// Writes Windlass's report of this process so far to a file; `None` if this library is not Windlass.

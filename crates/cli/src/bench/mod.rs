@@ -5,6 +5,7 @@
 
 mod batch;
 mod first_use;
+mod memory;
 mod operation;
 mod plot;
 mod product;
@@ -24,6 +25,7 @@ use crate::{search, text};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use first_use::FirstUse;
+use memory::Memory;
 use operation::Operation;
 use record::{MachineFacts, Record, Versions};
 use serde::{Deserialize, Serialize};
@@ -49,6 +51,9 @@ pub struct Options {
     /// Reduction of the collectives that reduce
     #[arg(long, default_value = SUM.name)]
     reduction: Reduction,
+    /// Where buffers come from
+    #[arg(long, value_enum, default_value_t = Memory::Device)]
+    memory: Memory,
     /// How calls are issued
     #[arg(long, value_delimiter = ',', default_value = "eager,graph")]
     mode: Vec<Mode>,
@@ -132,6 +137,7 @@ pub fn run(options: &Options) -> Result<()> {
     let json = options.json.as_deref().map(open_to_append).transpose()?;
     let results = measure(options, &machine, &windlass, ranks, &cells)?;
     let records = records(options, &machine, ranks, &results);
+    text::print(record::heading(ranks, options.memory) + "\n")?;
     text::print(record::table(&records))?;
     text::print(record::summary(&records) + "\n")?;
     if options.first_use {
@@ -200,6 +206,7 @@ fn measure(
         cells: cells.to_vec(),
         element: options.element.name.to_owned(),
         reduction: options.reduction.name.to_owned(),
+        memory: options.memory,
         repeat: options.repeat as usize,
         batch_us: options.seconds * 1e6 / f64::from(2 * options.repeat),
         births: if options.first_use { first_use::BIRTHS } else { 0 },
@@ -263,6 +270,7 @@ fn records(options: &Options, machine: &Machine, ranks: usize, results: &Results
         reduction: done.cell.operation.reduces().then(|| options.reduction.name.to_owned()),
         element: options.element.name.to_owned(),
         bytes: done.bytes,
+        memory: options.memory,
         mode: done.cell.mode,
         calls: done.calls,
         repeat: options.repeat,

@@ -52,11 +52,12 @@ fn title(record: &Record) -> String {
     let machine =
         if record.machine.simulated { "simulator: times mean nothing" } else { &record.machine.gpu };
     format!(
-        "{} {} {}, {} ranks, NCCL {}, {machine}",
+        "{} {} {}, {} ranks, memory {}, NCCL {}, {machine}",
         record.op,
         record.element,
         record.mode.name(),
         record.ranks,
+        record.memory.name(),
         record.versions.nccl
     )
 }
@@ -163,8 +164,13 @@ mod tests {
         let names: Vec<_> = files.iter().filter_map(|file| file.file_name()?.to_str()).collect();
         assert_eq!(names, ["all_reduce-float-eager.svg", "reduce-float-eager.svg"]);
         let svg = std::fs::read_to_string(&files[0]).unwrap();
-        for part in ["<svg", "through Windlass", "NCCL alone", "us a call", "all_reduce float eager, 2 ranks"]
-        {
+        for part in [
+            "<svg",
+            "through Windlass",
+            "NCCL alone",
+            "us a call",
+            "all_reduce float eager, 2 ranks, memory nccl",
+        ] {
             assert!(svg.contains(part), "no {part:?} in {svg}");
         }
     }

@@ -1,6 +1,7 @@
 //! Measurements as JSON lines and as a table.
 
 use super::Mode;
+use super::memory::Memory;
 use super::statistics::geometric_mean;
 use crate::text;
 use serde::{Deserialize, Serialize};
@@ -20,6 +21,7 @@ pub struct Record {
     #[serde(rename = "type")]
     pub element: String,
     pub bytes: u64,
+    pub memory: Memory,
     pub mode: Mode,
     /// Calls of one batch.
     pub calls: usize,
@@ -51,6 +53,11 @@ pub struct MachineFacts {
 pub struct Versions {
     pub nccl: String,
     pub windlass: String,
+}
+
+/// What all lines of the table have in common.
+pub fn heading(ranks: usize, memory: Memory) -> String {
+    format!("bench: {ranks} ranks, memory {}", memory.name())
 }
 
 /// The table of a run.
@@ -134,7 +141,7 @@ pub mod tests {
             "date": "2026-01-01T00:00:00Z",
             "machine": {"gpu": "H200", "driver": null, "cuda": 13000, "simulated": true},
             "versions": {"nccl": "2.28.9", "windlass": "0.1.0"},
-            "ranks": 2, "op": op, "type": "float", "bytes": bytes, "mode": "eager", "calls": 10, "repeat": 9,
+            "ranks": 2, "op": op, "type": "float", "bytes": bytes, "memory": "nccl", "mode": "eager", "calls": 10, "repeat": 9,
             "plain_us": plain_us, "plain_min_us": plain_us, "plain_max_us": plain_us,
             "windlass_us": windlass_us, "windlass_min_us": windlass_us, "windlass_max_us": windlass_us,
             "ratio": windlass_us / plain_us, "path": "Forward",
@@ -172,6 +179,12 @@ pub mod tests {
                 "Forward"
             ]
         );
+    }
+
+    /// Which memory is told above the table.
+    #[test]
+    fn headings() {
+        assert_eq!(heading(4, Memory::Nccl), "bench: 4 ranks, memory nccl");
     }
 
     /// The mean is over ratios, by mode; nothing measured is said.

@@ -3,6 +3,7 @@
 use super::Cell;
 use super::batch::{self, Batch, Side, Work};
 use super::first_use::{self, FirstUse};
+use super::memory::Memory;
 use super::product::Product;
 use super::statistics::{Spread, spread};
 use crate::counts;
@@ -17,6 +18,9 @@ use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use windlass_engine::stats::snapshot::Snapshot;
 
+/// Of a size, before it is timed: Windlass registers the buffers of large all-gathers after three calls that could have been.
+const WARM_UP_CALLS: usize = 8;
+
 /// What a rank is to do.
 #[derive(Serialize, Deserialize)]
 pub struct Job {
@@ -28,6 +32,7 @@ pub struct Job {
     pub cells: Vec<Cell>,
     pub element: String,
     pub reduction: String,
+    pub memory: Memory,
     pub repeat: usize,
     /// Microseconds that a batch should take.
     pub batch_us: f64,
@@ -83,6 +88,7 @@ fn rank(channel: &mut Channel, job: Job) -> Result<Outcome> {
     let reduction: Reduction = job.reduction.parse().map_err(|reason: String| anyhow!(reason))?;
     // The real library first: Windlass then forwards to the very library that is mapped.
     let (plain, windlass) = (Nccl::open(&job.plain)?, Nccl::open(&job.windlass)?);
+    job.memory.check([&plain, &windlass])?;
     let first_uses = first_use::measure(channel, &gpu, [&plain, &windlass], &job)?;
     let plain = join(channel, &gpu, plain, &job)?;
     let windlass = join(channel, &gpu, windlass, &job)?;
@@ -95,7 +101,9 @@ fn rank(channel: &mut Channel, job: Job) -> Result<Outcome> {
         job.cells.iter().map(|cell| cell.bytes as usize).max().unwrap_or(0) + job.ranks * element.bytes();
     // One part for each of two communicators, aligned alike.
     let receive_bytes = largest.next_multiple_of(256);
-    let (send, receive) = (gpu.buffer(largest)?, gpu.buffer(2 * receive_bytes)?);
+    // The same of both sides, so that no side has better memory; through Windlass, as programs have it.
+    let buffer = |bytes| job.memory.buffer(&gpu, &windlass.nccl, bytes);
+    let (send, receive) = (buffer(largest)?, buffer(2 * receive_bytes)?);
     let dump = tempfile::NamedTempFile::new().context("cannot make a temporary file")?;
     for cell in job.cells.iter().filter(|cell| cell.operation.exists_in(&plain.nccl)) {
         let count = cell.operation.count(cell.bytes, element, job.ranks);
@@ -112,8 +120,9 @@ fn rank(channel: &mut Channel, job: Job) -> Result<Outcome> {
             receive_bytes,
             product: product.as_ref(),
         };
-        let before = counts_of(&windlass, dump.path())?;
         let calls = batch_calls(channel, &plain, &windlass, &work, job.batch_us)?;
+        // After the warming up, whose calls may take other paths.
+        let before = counts_of(&windlass, dump.path())?;
         let (times_plain, times_windlass) = alternate(&plain, &windlass, work, calls, job.repeat)?;
         let after = counts_of(&windlass, dump.path())?;
         let plain_all = channel.exchange(&times_plain)?;
@@ -150,7 +159,7 @@ pub(super) fn communicator(channel: &mut Channel, nccl: &Nccl, job: &Job) -> Res
     nccl.communicator(job.ranks, id, job.rank)
 }
 
-/// Warms both sides up (first calls connect) and settles how many calls a batch has; the same on all ranks.
+/// Warms both sides up (first calls connect, later ones register) and settles how many calls a batch has; the same on all ranks.
 fn batch_calls(
     channel: &mut Channel,
     plain: &Side,
@@ -159,9 +168,11 @@ fn batch_calls(
     batch_us: f64,
 ) -> Result<usize> {
     for side in [plain, windlass] {
-        side.issue(work)?;
-        side.issue(work)?;
-        side.synchronize()?;
+        for _ in 0..WARM_UP_CALLS {
+            side.issue(work)?;
+            // Together: what ranks agree on is not the same when one runs ahead.
+            side.synchronize()?;
+        }
     }
     let call_us = plain.estimate_us(work)?.max(windlass.estimate_us(work)?);
     let slowest = channel.exchange(&call_us)?.into_iter().fold(0.0, f64::max);

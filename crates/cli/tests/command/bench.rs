@@ -40,6 +40,7 @@ fn measures() {
         assert_eq!(line["path"], path, "{line}");
         assert_eq!(line["type"], "bfloat16", "{line}");
         assert_eq!(line["ranks"], 2, "{line}");
+        assert_eq!(line["memory"], "device", "{line}");
         assert_eq!(line["machine"]["simulated"], true, "{line}");
         assert_eq!(line["versions"]["nccl"], "2.28.9", "{line}");
         assert_eq!(line["date"].as_str().unwrap().len(), "2026-01-01T00:00:00Z".len(), "{line}");
@@ -52,8 +53,9 @@ fn measures() {
     let modes = |mode: &str| lines.iter().filter(|line| line["mode"] == mode).count();
     assert_eq!([modes("eager"), modes("graph"), modes("host")], [6, 6, 6]);
     assert_eq!(std::fs::read_dir(&plot).unwrap().count(), 9);
-    // A heading, a line each, the mean.
-    assert_eq!(printed.lines().count(), 1 + 18 + 1, "{printed}");
+    assert_eq!(printed.lines().next(), Some("bench: 2 ranks, memory device"), "{printed}");
+    // What all lines have in common, a heading, a line each, the mean.
+    assert_eq!(printed.lines().count(), 2 + 18 + 1, "{printed}");
 }
 
 /// Every operation runs, on an odd number of ranks too.
@@ -114,6 +116,31 @@ fn messages() {
     assert!(printed.contains("first message to a peer, ms"), "{printed}");
 }
 
+/// NCCL's memory is what Windlass registers: large all-gathers settle on that before they are timed, cudaMalloc's never do.
+#[test]
+fn memories() {
+    for (memory, eager) in [("nccl", "registered"), ("device", "forward")] {
+        let folder = tempfile::tempdir().unwrap();
+        let json = folder.path().join("lines.json");
+        let mut command = windlass(&["bench", "--sim", "--ranks", "2", "--memory", memory]);
+        command.args(["--op", "all_gather,all_reduce", "--sizes", "4M,8M,32M", "--mode", "eager,graph"]);
+        command.args(["--repeat", "1", "--seconds", "0.01"]).arg("--json").arg(&json);
+        command.env("WINDLASS_FABRIC", "on").env("WINDLASS_REGISTER", "on");
+        let (code, printed, told) = outcome(command);
+        assert_eq!(code, Some(0), "{printed}{told}");
+        assert!(printed.starts_with(&format!("bench: 2 ranks, memory {memory}\n")), "{printed}");
+        let text = std::fs::read_to_string(&json).unwrap();
+        let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(lines.len(), 2 * 3 * 2, "{text}");
+        for line in &lines {
+            let is_large = line["bytes"].as_u64().unwrap() >= 8 << 20;
+            let may = line["op"] == "all_gather" && line["mode"] == "eager" && is_large;
+            assert_eq!(line["path"], if may { eager } else { "forward" }, "{line}");
+            assert_eq!(line["memory"], memory, "{line}");
+        }
+    }
+}
+
 /// Wrong arguments are named.
 #[test]
 fn refusals() {
@@ -122,6 +149,7 @@ fn refusals() {
         (&["--type", "quad"], 2, "no element type \"quad\""),
         (&["--ranks", "1"], 1, "two are needed"),
         (&["--seconds", "0"], 1, "--seconds 0: expected more than 0"),
+        (&["--memory", "managed"], 2, "[possible values: device, nccl]"),
         (&["--repeat", "0"], 2, "0 is not in 1.."),
         (&["--json", "/no/such/folder/lines"], 1, "cannot write /no/such/folder/lines"),
     ] {
