@@ -1,6 +1,6 @@
 # The C programs and how each is run.
 add_library(harness STATIC support/harness.c support/reference.c support/collective.c support/one_thread.c
-            support/messages.c support/team.c support/held.c)
+            support/messages.c support/team.c support/held.c support/memory.c support/gathers.c)
 target_include_directories(harness PUBLIC "${NCCL_INCLUDE_DIR}")
 target_include_directories(harness SYSTEM PUBLIC "${STUBS}/include")
 find_package(Threads REQUIRED)
@@ -96,16 +96,19 @@ endfunction()
 
 set(PROGRAMS strings arguments collectives sendrecv groups lifecycle threads nonblocking premulsum registration graphs
              forked random_calls births patterns pairs absorbed graphs_p2p random_p2p splits promises promise_errors
-             promise_children many_pairs reuse parking)
+             promise_children many_pairs reuse parking registered registered_lives
+             registered_groups registered_alone registered_beside)
 # Sends and receives of one fabric: on mailboxes, too.
 set(MESSAGING sendrecv patterns pairs absorbed graphs_p2p random_p2p)
 # About promises.
 set(PROMISING promises promise_errors promise_children many_pairs reuse)
+# Large all-gathers, whose buffers may be registered.
+set(REGISTERING registered registered_lives registered_groups registered_alone registered_beside)
 foreach(program IN LISTS PROGRAMS)
   add_executable(${program} programs/${program}.c)
   target_link_libraries(${program} PRIVATE harness)
   set(seconds 120)
-  if(program STREQUAL "collectives" OR program IN_LIST MESSAGING OR program IN_LIST PROMISING)
+  if(program STREQUAL "collectives" OR program IN_LIST MESSAGING OR program IN_LIST PROMISING OR program IN_LIST REGISTERING)
     set(seconds 300)
   endif()
   if(SIM_DIR)
@@ -151,6 +154,41 @@ if(WINDLASS_LIBRARY_DIR)
   endif()
   # A stand-in has fewer multiprocessors, unless told otherwise, than that many communicators need.
   add_fabric(many_pairs 300 "yes" --promised --set WINDLASS_SIM_MULTIPROCESSORS=132)
+endif()
+
+# Large all-gathers where ranks meet; and of eight ranks, each with a second thread.
+if(WINDLASS_LIBRARY_DIR)
+  foreach(program IN LISTS REGISTERING)
+    add_fabric(${program} 300 "yes" --served registered --set WINDLASS_REGISTER=on)
+  endforeach()
+  if(SIM_DIR)
+    add_test(NAME sim.registered_lives.eight COMMAND ${RUN} --out "${RUNS}/sim.registered_lives.eight"
+             --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes
+             --served registered --set WINDLASS_REGISTER=on --set WINDLASS_SIM_DEVICES=8 --set CTESTS_RANKS=8
+             -- $<TARGET_FILE:registered_lives> threads)
+    set_tests_properties(sim.registered_lives.eight PROPERTIES LABELS sim TIMEOUT 300 PROCESSORS 2)
+    # One rank of four that will not: of its peers' calls only the first few are registered, or none.
+    foreach(part own without)
+      set(name "sim.registered_alone.${part}")
+      if(part STREQUAL "own")
+        set(limits --served registered --most registered=20)
+        set(words processes own)
+      else()
+        set(limits --most registered=0)
+        set(words without)
+      endif()
+      add_test(NAME ${name} COMMAND ${RUN} --out "${RUNS}/${name}" --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}"
+               --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes ${limits} --set WINDLASS_REGISTER=on --set CTESTS_RANKS=4
+               -- $<TARGET_FILE:registered_alone> ${words})
+      set_tests_properties(${name} PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
+    endforeach()
+    # Where it takes long to give registrations back, in the middle of which communicators end.
+    add_test(NAME sim.registered_beside.aborts COMMAND ${RUN} --out "${RUNS}/sim.registered_beside.aborts"
+             --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes
+             --served registered --set WINDLASS_REGISTER=on --set WINDLASS_SIM_DEREGISTER_MS=200
+             -- $<TARGET_FILE:registered_beside> aborts)
+    set_tests_properties(sim.registered_beside.aborts PROPERTIES LABELS sim TIMEOUT 300 PROCESSORS 2)
+  endif()
 endif()
 
 # A first collective beside a receive that waits, each as the first thing of its process: NCCL's first launches wait for all that

@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
 """Runs one test program over the real library (or its stand-in), plainly or through Windlass.
 
-    run.py --out DIR --nccl LIBRARY [--windlass DIR [--fabric REASONS] [--served PATH] [--promised] [--reused]] [--cuda DIR] [--gpu]
-           -- PROGRAM [ARGUMENT...]
+    run.py --out DIR --nccl LIBRARY [--windlass DIR [--fabric REASONS] [--served PATH] [--most PATH=CALLS] [--promised]
+           [--reused]] [--cuda DIR] [--gpu] -- PROGRAM [ARGUMENT...]
 
 The program's standard output is kept in DIR/output.txt. Through Windlass its report is kept too, and every call that
 the program counted must be in it, exactly as often: a test that never reached Windlass proves nothing. With --fabric
 the ranks of communicators meet, and the reports must say of them just what is in REASONS: "yes", or why not, apart by
 semicolons; without it they do not. Then strictness about leaks holds for the stand-in of libcuda, too. With --served
-the reports must count calls on that path. With --promised they must say of just as many communicators as the program
-foretold (support/team.h) that NCCL never built them; of a program that foretells nothing, that some were promises (then the first of a device may be one, too: WINDLASS_WARM is off); with
+the reports must count calls on that path; with --most PATH=CALLS no more than so many in all. With --promised they
+must say of just as many communicators as the program foretold (support/team.h) that NCCL never built them; of a program
+that foretells nothing, that some were promises (then the first of a device may be one, too: WINDLASS_WARM is off); with
 --reused, of just as many as it foretold that an ended one's was used again, of none where WINDLASS_PARK is 0.
 """
 
@@ -37,7 +38,8 @@ def main():
         sys.exit(result.returncode if result.returncode > 0 else 1)
     if options.windlass:
         wrong = [uncounted(options.out), options.fabric and not met(options), options.served and not served(options),
-                 options.promised and not promised(options), options.reused and not reused(options)]
+                 options.most and not within(options), options.promised and not promised(options),
+                 options.reused and not reused(options)]
         sys.exit(1 if any(wrong) else 0)
 
 
@@ -48,6 +50,7 @@ def read_options():
     arguments.add_argument("--windlass", type=pathlib.Path, help="folder with Windlass as libnccl.so.2")
     arguments.add_argument("--fabric", metavar="REASONS", help="with WINDLASS_FABRIC=on, and what reports must say then")
     arguments.add_argument("--served", metavar="PATH", help="a path on which some calls must have run")
+    arguments.add_argument("--most", metavar="PATH=CALLS", help="a path on which no more calls may have run")
     arguments.add_argument("--promised", action="store_true", help="how many communicators NCCL never builds is foretold")
     arguments.add_argument("--reused", action="store_true", help="how many use NCCL's communicator of an ended one is foretold")
     arguments.add_argument("--set", metavar="NAME=VALUE", action="append", default=[], help="a variable of ours")
@@ -121,13 +124,27 @@ def met(options):
 
 def served(options):
     """Whether the reports count calls on the path that was expected; prints how many ran on each."""
+    ran = calls_by_path(options)
+    print(f"paths: {ran}", file=sys.stderr)
+    return ran.get(options.served, 0) > 0
+
+
+def within(options):
+    """Whether the reports count no more calls on a path than it may have; prints how many."""
+    path, most = options.most.split("=", 1)
+    ran = calls_by_path(options).get(path, 0)
+    print(f"{path}: {ran} calls, {most} at most", file=sys.stderr)
+    return ran <= int(most)
+
+
+def calls_by_path(options):
+    """How many calls ran on each path, in all reports."""
     ran = {}
     for path in options.out.glob("report-*.json"):
         for communicator in json.loads(path.read_text())["communicators"]:
             for calls in communicator.get("calls", []):
                 ran[calls["path"]] = ran.get(calls["path"], 0) + calls["calls"]
-    print(f"paths: {ran}", file=sys.stderr)
-    return ran.get(options.served, 0) > 0
+    return ran
 
 
 def reused(options):

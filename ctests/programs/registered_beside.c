@@ -1,0 +1,215 @@
+/* Holds: what other threads of a rank do beside its registered all-gathers harms neither: one that captures a graph so that the
+ * whole process must do nothing unsafe, while registrations come, go and end; one of Windlass's own that gives back what was freed
+ * when the communicator's end comes; and (asked for by the word `aborts`, where it takes long to give registrations back) one that
+ * aborts the communicator while a call is inside. Ranks are processes, then threads;
+ * words as `choose` has them. */
+#include "../support/gathers.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { MIB = 1 << 20, INPUTS = 72 /* more than anyone keeps registered */, OUTPUTS = 8 };
+
+/* Slots of what ranks exchange: one a communicator that lives. */
+enum { FIRST, SECOND };
+
+struct place {
+  struct memory inputs[INPUTS], output;
+  size_t count, room;
+};
+
+static struct place place_made(struct rank* self) {
+  struct place place = {.count = gather_count(self, 0)};
+  place.room = gather_room(self, place.count);
+  for (int i = 0; i < INPUTS; i++) place.inputs[i] = memory_alloc(self, i % 2 ? NCCLS : MAPPED, place.count);
+  place.output = memory_alloc(self, NCCLS, OUTPUTS * place.room);
+  return place;
+}
+
+static void place_freed(struct rank* self, struct place* place) {
+  for (int i = 0; i < INPUTS; i++) memory_free(self, &place->inputs[i]);
+  memory_free(self, &place->output);
+}
+
+static struct gather gather_at(const struct rank* self, const struct place* place, uint64_t number, uint64_t key) {
+  return gather_into(self, place->inputs[number % INPUTS].at, &place->output, number % OUTPUTS * place->room, place->count, key);
+}
+
+/* As often as it takes to be trusted. */
+static void first_few(struct rank* self, ncclComm_t communicator, const struct place* place) {
+  for (uint64_t round = 0; round < 6; round++) {
+    struct gather gather = gather_at(self, place, 0, 10 + round);
+    gather_run(self, communicator, &gather);
+  }
+}
+
+struct capturing {
+  struct rank* self;
+  CUstream stream;
+  char* memory;
+  pthread_barrier_t turns;
+};
+
+static void* captures(void* argument) {
+  struct capturing* capturing = argument;
+  CUgraph graph = NULL;
+  CUDA(cuCtxSetCurrent(capturing->self->context));
+  CUDA(cuStreamBeginCapture_v2(capturing->stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+  pthread_barrier_wait(&capturing->turns);
+  CUDA(cuMemsetD8Async((CUdeviceptr)(uintptr_t)capturing->memory, 1, MIB, capturing->stream));
+  pthread_barrier_wait(&capturing->turns);
+  CHECK(cuStreamEndCapture(capturing->stream, &graph) == CUDA_SUCCESS && graph && "nothing has broken the capture");
+  if (graph) CUDA(cuGraphDestroy(graph));
+  return NULL;
+}
+
+/* The program knows what it does: its own waits disturb no capture. */
+static void wait_aside(CUstream stream) {
+  int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+  CUDA(cuThreadExchangeStreamCaptureMode(&mode));
+  wait_for(stream);
+  CUDA(cuThreadExchangeStreamCaptureMode(&mode));
+}
+
+/* Registered calls over more memory than is kept, and an end, while another thread captures. */
+static void captured_beside(struct rank* self) {
+  ncclComm_t communicator = world(self, FIRST);
+  struct place place = place_made(self);
+  struct capturing capturing = {.self = self, .stream = new_stream(), .memory = device_alloc(MIB)};
+  struct gather gathers[INPUTS];
+  pthread_t thread;
+  first_few(self, communicator, &place);
+  for (uint64_t i = 0; i < INPUTS; i++) {
+    gathers[i] = gather_at(self, &place, i, 100 + i);
+    gather_prepare(&gathers[i]);
+  }
+  meet(self);
+  pthread_barrier_init(&capturing.turns, NULL, 2);
+  if (!CHECK(pthread_create(&thread, NULL, captures, &capturing) == 0)) return;
+  pthread_barrier_wait(&capturing.turns);
+  meet(self);
+  for (int i = 0; i < INPUTS; i++) {
+    gather_launch(&gathers[i], communicator, self->stream);
+    if (i % 8 == 7) wait_aside(self->stream);
+  }
+  /* NCCL's own end waits for the device. */
+  if (!on_gpus()) NCCL(ncclCommDestroy(communicator));
+  meet(self);
+  pthread_barrier_wait(&capturing.turns);
+  pthread_join(thread, NULL);
+  meet(self);
+  for (int i = INPUTS - OUTPUTS; i < INPUTS; i++) gather_verify(&gathers[i], self);
+  if (on_gpus()) NCCL(ncclCommDestroy(communicator));
+  pthread_barrier_destroy(&capturing.turns);
+  place_freed(self, &place);
+  device_free(capturing.memory);
+  CUDA(cuStreamDestroy_v2(capturing.stream));
+}
+
+struct working {
+  struct rank* self;
+  ncclComm_t communicator;
+  struct place place;
+  atomic_int calls;
+  atomic_bool stops;
+};
+
+/* Each call behind the first sixty-odd gives a registration back. */
+static void* works(void* argument) {
+  struct working* working = argument;
+  CUDA(cuCtxSetCurrent(working->self->context));
+  while (!atomic_load(&working->stops)) {
+    struct gather gather = gather_at(working->self, &working->place, (uint64_t)atomic_fetch_add(&working->calls, 1), 0);
+    /* The last may say anything. */
+    (void)ncclAllGather(gather.send, gather.receive, gather.count, gather.type, working->communicator, as_cuda(working->self->stream));
+    wait_for(working->self->stream);
+  }
+  return NULL;
+}
+
+/* Waits until that thread is surely inside a call, which takes it four times as long as this looks, or in a wait. */
+static void until_inside(struct working* working) {
+  int seen, before = 0;
+  do {
+    while ((seen = atomic_load(&working->calls)) < 66 || seen == before) usleep(100);
+    before = seen;
+    usleep(50000);
+  } while (atomic_load(&working->calls) != seen);
+}
+
+static void aborted_inside(struct rank* self) {
+  for (int round = 0; round < 2; round++) {
+    struct working working = {.self = self, .communicator = world(self, FIRST), .place = place_made(self)};
+    pthread_t thread;
+    first_few(self, working.communicator, &working.place);
+    if (!CHECK(pthread_create(&thread, NULL, works, &working) == 0)) return;
+    /* Nobody aborts before all are so far: one that had not come there would wait for ever. Then all at once, or one before. */
+    until_inside(&working);
+    meet(self);
+    if (round == 1 && self->rank) meet(self);
+    until_inside(&working);
+    atomic_store(&working.stops, true);
+    NCCL(ncclCommAbort(working.communicator));
+    if (round == 1 && !self->rank) meet(self);
+    pthread_join(thread, NULL);
+    count_calls("ncclAllGather", atomic_load(&working.calls));
+    meet(self);
+    ncclComm_t next = world(self, SECOND);
+    first_few(self, next, &working.place);
+    NCCL(ncclCommDestroy(next));
+    place_freed(self, &working.place);
+    together(self);
+  }
+}
+
+/* Freed by the program's own means, while nobody calls NCCL: what gives it back has begun when the end comes, and has more to do. */
+static void ended_while_freed(struct rank* self) {
+  enum { FREED = 6 };
+  for (int round = 0; round < 3; round++) {
+    ncclComm_t communicator = world(self, FIRST);
+    struct place place = place_made(self);
+    first_few(self, communicator, &place);
+    for (uint64_t i = 0; i < 2 * FREED; i++) {
+      struct gather gather = gather_at(self, &place, i, 1000 + i);
+      gather_run(self, communicator, &gather);
+    }
+    meet(self);
+    for (int i = 0; i < 2 * FREED; i += 2) {
+      memory_free(self, &place.inputs[i]);
+      place.inputs[i] = memory_alloc(self, PLAIN, MIB);
+    }
+    /* Any moment will do; at this one it is most likely at it. */
+    usleep(200000);
+    meet(self);
+    if (round == 0) NCCL(ncclCommDestroy(communicator));
+    /* One rank alone before the others, or all at once. */
+    if (round == 1 && self->rank) meet(self);
+    if (round) NCCL(ncclCommAbort(communicator));
+    if (round == 1 && !self->rank) meet(self);
+    meet(self);
+    place_freed(self, &place);
+    together(self);
+  }
+}
+
+static void all(struct rank* self) {
+  RUN_PART(captured_beside, self);
+  RUN_PART(ended_while_freed, self);
+}
+
+static void aborts(struct rank* self) {
+  RUN_PART(aborted_inside, self);
+  RUN_PART(ended_while_freed, self);
+}
+
+int main(int count, char** words) {
+  begin("registered_beside", 280);
+  bool is_asked = count > 1 && !strcmp(words[1], "aborts");
+  choose(count - is_asked, words + is_asked);
+  int ranks = rank_count(4);
+  if (is_section_chosen("processes")) run_ranks("processes", PROCESSES, ranks, is_asked ? aborts : all, NULL);
+  if (is_section_chosen("threads")) run_ranks("threads", THREADS, ranks, is_asked ? aborts : all, NULL);
+  return finish();
+}

@@ -1,0 +1,204 @@
+/* Holds: large all-gathers that are made in groups alone are right as those outside are: more buffers in one group than anyone
+ * keeps registered; one rank whose buffers cannot be registered, in group after group and for ever larger calls; and what is
+ * queued on a group's streams before its end comes before its calls, what is queued after it, after them. Ranks are processes,
+ * then threads; words as `choose` has them. */
+#include "../support/gathers.h"
+
+enum { MIB = 1 << 20 };
+
+/* Slots of what ranks exchange. */
+enum { FIRST };
+
+static struct memory part_of(const struct memory* memory, size_t offset, size_t bytes) {
+  return (struct memory){memory->at + offset, bytes, memory->origin};
+}
+
+/* 34 gathers a group. One rank's are over 68 allocations, in another order each time; all others' over two, and those have made
+ * their calls before. */
+static void many(struct rank* self) {
+  enum { CALLS = 34, FEW = 3 };
+  ncclComm_t communicator = world(self, FIRST);
+  size_t count = gather_count(self, 3), room = gather_room(self, count) + GUARD_BYTES;
+  struct memory one_input = memory_alloc(self, NCCLS, CALLS * count), one_output = memory_alloc(self, MAPPED, CALLS * room);
+  struct memory inputs[CALLS], outputs[CALLS];
+  for (int i = 0; i < CALLS; i++) {
+    inputs[i] = memory_alloc(self, i % 3 ? NCCLS : MAPPED, count);
+    outputs[i] = memory_alloc(self, i % 2 ? NCCLS : MAPPED, room);
+  }
+  for (uint64_t round = 0; round < 3; round++) {
+    bool has_many = self->rank == (int)round % self->ranks;
+    struct gather gathers[CALLS];
+    for (uint64_t i = 0; i < CALLS; i++) {
+      uint64_t which = (i * (2 * round + 1) + 5 * round) % CALLS; /* 1, 3 and 5 have no divisor of 34 */
+      struct memory output = has_many ? outputs[which] : part_of(&one_output, which * room, room);
+      const char* input = has_many ? inputs[i].at : one_input.at + i * count;
+      gathers[i] = gather_into(self, input, &output, 0, count, 100 + round * CALLS + i);
+      gather_prepare(&gathers[i]);
+    }
+    together(self);
+    /* As often as it takes to be trusted, in two allocations everywhere; what arrives is overwritten. */
+    for (int group = 0; group < 4; group++) {
+      NCCL(ncclGroupStart());
+      for (uint64_t i = 0; i < FEW; i++) {
+        struct memory output = part_of(&one_output, i * room, room);
+        struct gather gather = gather_into(self, one_input.at, &output, 0, count, 0);
+        gather_launch(&gather, communicator, self->stream);
+      }
+      NCCL(ncclGroupEnd());
+    }
+    wait_for(self->stream);
+    together(self);
+    NCCL(ncclGroupStart());
+    if (has_many) meet(self);
+    for (int i = 0; i < CALLS; i++) gather_launch(&gathers[i], communicator, self->stream);
+    if (!has_many) meet(self);
+    meet(self);
+    NCCL(ncclGroupEnd());
+    wait_for(self->stream);
+    together(self);
+    for (int i = 0; i < CALLS; i++) gather_verify(&gathers[i], self);
+  }
+  for (int i = 0; i < CALLS; i++) {
+    memory_free(self, &inputs[i]);
+    memory_free(self, &outputs[i]);
+  }
+  memory_free(self, &one_input);
+  memory_free(self, &one_output);
+  NCCL(ncclCommDestroy(communicator));
+}
+
+enum { PAIR = 2, GROUPS = 3 };
+
+static void pair_run(struct rank* self, ncclComm_t communicator, const struct gather* pair) {
+  NCCL(ncclGroupStart());
+  for (int i = 0; i < PAIR; i++) gather_launch(&pair[i], communicator, self->stream);
+  NCCL(ncclGroupEnd());
+}
+
+/* Whether some ranks may launch what others launch only later, on their word: see `together`. */
+static bool may_run_ahead(const struct rank* self) { return self->kind == PROCESSES || !on_gpus(); }
+
+/* Groups of two of 8, 16 and 32 MiB, twice. After some of each size one rank, another each time, has memory that cannot be
+ * registered, for three groups that all others have launched before. */
+static void ever_larger(struct rank* self) {
+  ncclComm_t communicator = world(self, FIRST);
+  size_t most = gather_count(self, 0) * 4, room = gather_room(self, most);
+  struct memory good[PAIR], plain[PAIR];
+  for (int i = 0; i < PAIR; i++) {
+    good[i] = memory_alloc(self, i ? MAPPED : NCCLS, room + most);
+    plain[i] = memory_alloc(self, PLAIN, room + most);
+  }
+  for (uint64_t round = 0; round < 6; round++) {
+    bool is_bad = self->rank == (int)round % self->ranks;
+    size_t count = gather_count(self, 0) << round % 3;
+    struct gather pair[PAIR];
+    for (uint64_t i = 0; i < PAIR; i++) {
+      pair[i] = gather_into(self, good[i].at + room, &good[i], 0, count, 1000 + PAIR * round + i);
+      gather_prepare(&pair[i]);
+    }
+    together(self);
+    /* As often as it takes to be trusted anew. */
+    for (uint64_t group = 0; group < 3 + 2 * round; group++) pair_run(self, communicator, pair);
+    wait_for(self->stream);
+    together(self);
+    for (int i = 0; i < PAIR; i++) gather_verify(&pair[i], self);
+    for (uint64_t i = 0; i < PAIR; i++) {
+      const struct memory* memory = is_bad ? &plain[i] : &good[i];
+      pair[i] = gather_into(self, memory->at + room, memory, 0, count, 2000 + PAIR * round + i);
+      gather_prepare(&pair[i]);
+    }
+    meet(self);
+    if (is_bad && may_run_ahead(self)) meet(self);
+    for (int group = 0; group < GROUPS; group++) pair_run(self, communicator, pair);
+    if (!is_bad && may_run_ahead(self)) meet(self);
+    wait_for(self->stream);
+    together(self);
+    for (int i = 0; i < PAIR; i++) gather_verify(&pair[i], self);
+  }
+  for (int i = 0; i < PAIR; i++) {
+    memory_free(self, &good[i]);
+    memory_free(self, &plain[i]);
+  }
+  NCCL(ncclCommDestroy(communicator));
+}
+
+static void copy(const char* to, const char* from, size_t bytes, CUstream stream) {
+  CUDA(cuMemcpyDtoDAsync_v2((CUdeviceptr)(uintptr_t)to, (CUdeviceptr)(uintptr_t)from, bytes, stream));
+}
+
+/* Two gathers on two streams: the inputs come between call and end, each on the other's stream; after the end each other stream
+ * copies the outputs. From the fourth round on one rank's memory cannot be registered. */
+static void meanwhile(struct rank* self) {
+  enum { STALE = 0x5c };
+  ncclComm_t communicator = world(self, FIRST);
+  CUstream streams[PAIR] = {self->stream, new_stream()};
+  size_t count = gather_count(self, 0) * 2, room = gather_room(self, count), all = count * (size_t)self->ranks;
+  struct memory good[PAIR], plain[PAIR], later[PAIR], kept[PAIR];
+  for (int i = 0; i < PAIR; i++) {
+    good[i] = memory_alloc(self, i ? NCCLS : MAPPED, room + count);
+    plain[i] = memory_alloc(self, PLAIN, room + count);
+    kept[i] = memory_alloc(self, PLAIN, count);
+    later[i] = memory_alloc(self, PLAIN, room);
+  }
+  for (uint64_t round = 0; round < 12; round++) {
+    bool is_bad = round > 3 && self->rank == (int)(round / 2) % self->ranks;
+    struct gather pair[PAIR];
+    for (uint64_t i = 0; i < PAIR; i++) {
+      const struct memory* memory = is_bad ? &plain[i] : &good[i];
+      pair[i] = gather_into(self, memory->at + room, memory, 0, count, 3000 + PAIR * round + i);
+      gather_prepare(&pair[i]);
+      copy(kept[i].at, pair[i].send, count, self->stream);
+      wait_for(self->stream);
+      device_fill((void*)pair[i].send, STALE, count);
+      device_fill(later[i].at, STALE, room);
+    }
+    together(self);
+    /* A group on a stream alone, then over both. */
+    if (round % 2) {
+      for (int i = 0; i < PAIR; i++) {
+        NCCL(ncclGroupStart());
+        gather_launch(&pair[i], communicator, streams[i]);
+        copy(pair[i].send, kept[i].at, count, streams[i]);
+        NCCL(ncclGroupEnd());
+        copy(later[i].at + GUARD_BYTES, pair[i].receive, all, streams[i]);
+      }
+    } else {
+      NCCL(ncclGroupStart());
+      for (int i = 0; i < PAIR; i++) gather_launch(&pair[i], communicator, streams[i]);
+      for (int i = 0; i < PAIR; i++) copy(pair[i].send, kept[i].at, count, streams[1 - i]);
+      NCCL(ncclGroupEnd());
+      for (int i = 0; i < PAIR; i++) copy(later[i].at + GUARD_BYTES, pair[i].receive, all, streams[1 - i]);
+    }
+    for (int i = 0; i < PAIR; i++) wait_for(streams[i]);
+    together(self);
+    for (int i = 0; i < PAIR; i++) {
+      gather_verify(&pair[i], self);
+      pair[i].receive = later[i].at + GUARD_BYTES;
+      pair[i].guarded = false;
+      gather_verify(&pair[i], self);
+    }
+  }
+  for (int i = 0; i < PAIR; i++) {
+    memory_free(self, &good[i]);
+    memory_free(self, &plain[i]);
+    memory_free(self, &kept[i]);
+    memory_free(self, &later[i]);
+  }
+  CUDA(cuStreamDestroy_v2(streams[1]));
+  NCCL(ncclCommDestroy(communicator));
+}
+
+static void all(struct rank* self) {
+  RUN_PART(many, self);
+  RUN_PART(ever_larger, self);
+  RUN_PART(meanwhile, self);
+}
+
+int main(int count, char** words) {
+  begin("registered_groups", 280);
+  choose(count, words);
+  int ranks = rank_count(4);
+  if (is_section_chosen("processes")) run_ranks("processes", PROCESSES, ranks, all, NULL);
+  if (is_section_chosen("threads")) run_ranks("threads", THREADS, ranks, all, NULL);
+  return finish();
+}
