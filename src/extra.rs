@@ -8,7 +8,7 @@ use std::path::Path;
 use nccl_sys::{ncclInvalidArgument, ncclResult_t, ncclSuccess, ncclSystemError, slots};
 use windlass_engine::error::refuse;
 use windlass_engine::stats::{segment, snapshot::Snapshot};
-use windlass_engine::{guard, process};
+use windlass_engine::{fabric, guard, process};
 
 /// What Windlass counted in this process so far. Set `size` to `sizeof(windlassStats_t)` before the call: a library
 /// that knows fewer fields fills those, one that knows more fills what fits.
@@ -135,6 +135,8 @@ pub unsafe extern "C" fn windlassDump(path: *const c_char) -> ncclResult_t {
 pub extern "C" fn windlassDisable() -> ncclResult_t {
     guard::call(|| {
         process::first_call();
+        // Calls that are not seen pass no gate.
+        fabric::register_nothing();
         slots::forward_everything();
         ncclSuccess
     })

@@ -111,6 +111,10 @@ pub extern "C-unwind" fn ncclRecv(
     )
 }
 
+pub extern "C-unwind" fn ncclMemFree(ptr: *mut c_void) -> ncclResult_t {
+    lifecycle::free(ptr)
+}
+
 // Birth and end of communicators.
 
 pub extern "C-unwind" fn ncclGetUniqueId(uniqueId: *mut ncclUniqueId) -> ncclResult_t {

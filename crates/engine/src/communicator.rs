@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use nccl_sys::{cudaStream_t, ncclComm_t};
 
 use crate::fabric::Fabric;
+use crate::gate::{Gate, Passed};
 use crate::promise::Promise;
 use crate::rendezvous::Canceller;
 use crate::stats::count::{self, Identity};
@@ -49,6 +50,9 @@ pub struct Communicator {
     /// Whether the handle is ours.
     is_promise: AtomicBool,
     has_run_messages: AtomicBool,
+    /// Whether a thread of ours may be in NCCL's communicator, too: then calls pass the gate.
+    has_gate: AtomicBool,
+    gate: Gate,
     /// The stream of the last call that went to NCCL since the last one of ours, by its handle; of a communicator with
     /// a fabric only. [`NO_STREAM`]: none did.
     forwarded_on: AtomicUsize,
@@ -61,7 +65,7 @@ const NO_STREAM: usize = usize::MAX;
 impl Communicator {
     /// Keeps what its birth left, until [`remove`] gives it back. If the communicator has ended meanwhile, gives it back
     /// at once.
-    pub fn keep(&self, handle: ncclComm_t, kept: Kept) -> Option<Kept> {
+    pub fn keep(&'static self, handle: ncclComm_t, kept: Kept) -> Option<Kept> {
         let _unchanging = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
         if self.handle.load(Ordering::Relaxed) != handle as usize {
             return Some(kept);
@@ -69,6 +73,9 @@ impl Communicator {
         self.forwarded_on.store(NO_STREAM, Ordering::Relaxed);
         self.has_run_messages.store(false, Ordering::Relaxed);
         self.is_promise.store(matches!(kept, Kept::Promise(_)), Ordering::Relaxed);
+        let registering = kept.fabric().and_then(|fabric| fabric.registering());
+        self.has_gate.store(registering.is_some(), Ordering::Relaxed);
+        registering.into_iter().for_each(|registering| registering.guarded_by(&self.gate));
         self.has_fabric.store(kept.fabric().is_some(), Ordering::Relaxed);
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).replace(kept)
     }
@@ -77,6 +84,12 @@ impl Communicator {
     #[inline]
     pub fn has_fabric(&self) -> bool {
         self.has_fabric.load(Ordering::Relaxed)
+    }
+
+    /// To be held while NCCL runs anything of this communicator.
+    #[inline]
+    pub fn pass(&'static self) -> Option<Passed<'static>> {
+        if self.has_gate.load(Ordering::Relaxed) { Some(self.gate.pass()) } else { None }
     }
 
     /// Whether its handle is ours, so that NCCL must not get it.
@@ -242,6 +255,8 @@ pub fn insert(handle: ncclComm_t, identity: Identity) -> &'static Communicator {
             has_fabric: AtomicBool::new(false),
             is_promise: AtomicBool::new(false),
             has_run_messages: AtomicBool::new(false),
+            has_gate: AtomicBool::new(false),
+            gate: Gate::new(),
             forwarded_on: AtomicUsize::new(NO_STREAM),
             kept: Mutex::new(None),
         }))
@@ -267,6 +282,7 @@ pub fn remove(handle: ncclComm_t) -> Option<Kept> {
     communicator.handle.store(0, Ordering::Relaxed);
     communicator.has_fabric.store(false, Ordering::Relaxed);
     communicator.is_promise.store(false, Ordering::Relaxed);
+    communicator.has_gate.store(false, Ordering::Relaxed);
     let kept = communicator.kept.lock().unwrap_or_else(PoisonError::into_inner).take();
     spare.records.push(communicator);
     kept

@@ -106,6 +106,18 @@ pub const OPTIONS: &[Description] = &[
         about: "How much device memory the pool of this process may have on each device; it takes what communicators need, in steps, and gives it back. A communicator for which that is not enough is NCCL's alone.",
     },
     Description {
+        name: "WINDLASS_REGISTER",
+        values: "auto, on, off",
+        default: "auto",
+        about: "Whether the buffers of large all-gathers within a fabric are registered with NCCL where that is safe. auto: where it was measured to profit (compute capability 9.0, no multicast, NCCL 2.28 and later); on: everywhere, since NCCL 2.19.3.",
+    },
+    Description {
+        name: "WINDLASS_STAGING_MAX",
+        values: "bytes, with K, M, G or T for powers of 1024",
+        default: "512M",
+        about: "How much device memory a communicator may hold to stand for buffers that cannot be registered in a call whose other ranks' are; larger calls are never registered.",
+    },
+    Description {
         name: "WINDLASS_STUCK_AFTER",
         values: "seconds",
         default: "60",
@@ -157,6 +169,15 @@ pub enum Lazy {
     Off,
 }
 
+/// Whether buffers are registered with NCCL.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Register {
+    Auto,
+    On,
+    Off,
+}
+
 /// What the environment says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
@@ -173,6 +194,8 @@ pub struct Config {
     pub parked_bytes_max: u64,
     pub meetings_max: usize,
     pub arena_bytes_max: u64,
+    pub register: Register,
+    pub staging_bytes_max: u64,
     pub stuck_after: Duration,
     pub nccl: Nccl,
 }
@@ -189,6 +212,12 @@ pub struct Nccl {
     /// Whether NCCL_LAUNCH_MODE and NCCL_LAUNCH_ORDER_IMPLICIT leave a rank's launches to itself: with GROUP one waits for those of all
     /// ranks of its process, with an implicit order launches of two threads refuse each other.
     pub launches_alone: Switch,
+    /// NCCL_NVLS_ENABLE: whether NCCL may use multicast, where devices have it.
+    pub multicast: Switch,
+    /// Whether NCCL_LOCAL_REGISTER and NCCL_P2P_USE_CUDA_MEMCPY leave registered buffers their use.
+    pub registration: Switch,
+    /// NCCL_COMM_SPLIT_SHARE_RESOURCES, NCCL_COMM_SHRINK_SHARE_RESOURCES: whether communicators made from others use theirs.
+    pub shares: Switch,
     /// NCCL_MAX_CTAS: the most blocks of a kernel, 0 for no limit.
     pub ctas_max: u32,
 }
@@ -212,12 +241,17 @@ impl Default for Config {
             parked_bytes_max: 1 << 30,
             meetings_max: 1024,
             arena_bytes_max: ARENA_BYTES_MAX,
+            register: Register::Auto,
+            staging_bytes_max: 512 << 20,
             stuck_after: Duration::from_secs(60),
             nccl: Nccl {
                 comm_id: Switch::Off,
                 blocking: Switch::On,
                 peer_access: Switch::On,
                 launches_alone: Switch::On,
+                shares: Switch::Off,
+                multicast: Switch::On,
+                registration: Switch::On,
                 ctas_max: 0,
             },
         }
@@ -289,6 +323,8 @@ pub fn parse(variables: impl Iterator<Item = (OsString, OsString)>) -> (Config, 
                 text.parse().ok().map(|seconds| config.stuck_after = Duration::from_secs(seconds))
             }
             "WINDLASS_ARENA_MAX" => bytes(&text).map(|value| config.arena_bytes_max = value),
+            "WINDLASS_REGISTER" => register(&text).map(|value| config.register = value),
+            "WINDLASS_STAGING_MAX" => bytes(&text).map(|value| config.staging_bytes_max = value),
             // Read where the real library is searched for; and the stand-ins' own.
             "WINDLASS_NCCL" | "WINDLASS_LIBRARY" => Some(()),
             _ if name.starts_with(STAND_IN_PREFIX) => Some(()),
@@ -328,6 +364,14 @@ impl Nccl {
             }
             ("NCCL_LAUNCH_MODE", _) if text == "GROUP" => self.launches_alone = Switch::Off,
             ("NCCL_LAUNCH_ORDER_IMPLICIT", implicit) if implicit != 0 => self.launches_alone = Switch::Off,
+            ("NCCL_NVLS_ENABLE", 0) => self.multicast = Switch::Off,
+            ("NCCL_LOCAL_REGISTER", 0) => self.registration = Switch::Off,
+            ("NCCL_P2P_USE_CUDA_MEMCPY", copies) if copies != 0 => self.registration = Switch::Off,
+            ("NCCL_COMM_SPLIT_SHARE_RESOURCES" | "NCCL_COMM_SHRINK_SHARE_RESOURCES", shares)
+                if shares != 0 =>
+            {
+                self.shares = Switch::On;
+            }
             ("NCCL_MAX_CTAS", most) => self.ctas_max = u32::try_from(most).unwrap_or(0),
             _ => {}
         }
@@ -358,6 +402,13 @@ fn lazy(text: &str) -> Option<Lazy> {
         "pairs" => Some(Lazy::Pairs),
         "all" => Some(Lazy::All),
         _ => switch(text).filter(|switch| *switch == Switch::Off).map(|_| Lazy::Off),
+    }
+}
+
+fn register(text: &str) -> Option<Register> {
+    match text.to_ascii_lowercase().as_str() {
+        "auto" => Some(Register::Auto),
+        _ => switch(text).map(|switch| if switch == Switch::On { Register::On } else { Register::Off }),
     }
 }
 
@@ -498,6 +549,11 @@ mod tests {
             ("WINDLASS_MEETINGS_MAX", "7"),
             ("WINDLASS_NCCL", "/x"),
             ("WINDLASS_ARENA_MAX", "96m"),
+            ("WINDLASS_REGISTER", "on"),
+            ("WINDLASS_STAGING_MAX", "64M"),
+            ("NCCL_NVLS_ENABLE", "0"),
+            ("NCCL_COMM_SPLIT_SHARE_RESOURCES", "1"),
+            ("NCCL_LOCAL_REGISTER", "0"),
             ("NCCL_MAX_CTAS", "12"),
             ("WINDLASS_STUCK_AFTER", "3"),
         ]);
@@ -515,12 +571,17 @@ mod tests {
             parked_bytes_max: 0,
             meetings_max: 7,
             arena_bytes_max: 96 << 20,
+            register: Register::On,
+            staging_bytes_max: 64 << 20,
             stuck_after: Duration::from_secs(3),
             nccl: Nccl {
                 comm_id: Switch::On,
                 blocking: Switch::Off,
                 peer_access: Switch::Off,
                 launches_alone: Switch::Off,
+                shares: Switch::On,
+                multicast: Switch::Off,
+                registration: Switch::Off,
                 ctas_max: 12,
             },
         };
@@ -539,12 +600,25 @@ mod tests {
         nccl.read_files(set, &[users.into(), "NCCL_P2P_LEVEL=LOC".into()]);
         assert_eq!(
             nccl,
-            Nccl { comm_id: on, blocking: on, peer_access: on, launches_alone: on, ctas_max: 12 }
+            Nccl {
+                comm_id: on,
+                blocking: on,
+                peer_access: on,
+                launches_alone: on,
+                shares: off,
+                multicast: on,
+                registration: on,
+                ctas_max: 12
+            }
         );
         nccl.read_files(BTreeSet::new(), &["NCCL_LAUNCH_MODE=PARALLEL\nNCCL_LAUNCH_ORDER_IMPLICIT=0".into()]);
         assert_eq!(nccl.launches_alone, on);
         nccl.read_files(BTreeSet::new(), &["NCCL_LAUNCH_ORDER_IMPLICIT=1".into()]);
         assert_eq!(nccl.launches_alone, off);
+        nccl.read_files(BTreeSet::new(), &["NCCL_P2P_USE_CUDA_MEMCPY=0\nNCCL_NVLS_ENABLE=2".into()]);
+        assert_eq!((nccl.registration, nccl.multicast), (on, on));
+        nccl.read_files(BTreeSet::new(), &["NCCL_P2P_USE_CUDA_MEMCPY=1\nNCCL_NVLS_ENABLE=0".into()]);
+        assert_eq!((nccl.registration, nccl.multicast), (off, off));
         nccl.read_files(BTreeSet::new(), &[everybodys.into()]);
         assert_eq!(nccl.peer_access, off);
     }
@@ -556,6 +630,16 @@ mod tests {
         assert_eq!(config, Config::default());
         assert_eq!(complaints[0], "WINDLASS_LGO is no option; the nearest is WINDLASS_LOG");
         assert_eq!(complaints[1], "WINDLASS_STATS is \"maybe\", expected one of: on, off");
+    }
+
+    /// Whether buffers are registered is one of three words, as switches are written; what cannot be read leaves the default.
+    #[test]
+    fn words_of_registration() {
+        let words = ["auto", "AUTO", "on", "1", "Off", "no", "perhaps", ""].map(register);
+        let (auto, on, off) = (Some(Register::Auto), Some(Register::On), Some(Register::Off));
+        assert_eq!(words, [auto, auto, on, on, off, off, None, None]);
+        let (config, complaints) = read(&[("WINDLASS_REGISTER", "perhaps"), ("WINDLASS_STAGING_MAX", "0")]);
+        assert_eq!((config, complaints.len()), (Config::default(), 2));
     }
 
     /// Sizes are whole numbers with at most one letter, and fit.

@@ -156,6 +156,8 @@ pub mod capability {
     pub const PROMISED_CHILDREN: u64 = 32;
     /// This rank keeps NCCL's communicators of promises that have ended: where all do, they are parked.
     pub const PARKS: u64 = 64;
+    /// This rank would register the buffers of some calls with NCCL: where all would, they share a page by which they agree on which.
+    pub const REGISTERS: u64 = 128;
     /// What every rank of a fabric must have.
     pub const REQUIRED: u64 = VIRTUAL_MEMORY | DESCRIPTORS;
 }
@@ -222,6 +224,12 @@ impl Contract {
     /// Whether communicators made from this one may be promises.
     pub fn may_promise_children(&self) -> bool {
         self.capabilities & capability::PROMISED_CHILDREN != 0
+    }
+
+    /// Whether the buffers of some calls may be registered with NCCL. Never of a promise: what NCCL builds for it may be built anew,
+    /// or parked, and calls come before it is there.
+    pub fn registers(&self) -> bool {
+        self.capabilities & capability::REGISTERS != 0 && !self.is_promise()
     }
 
     /// The doors of the processes that take part, each once, in the order of their first rank.

@@ -4,6 +4,8 @@ pub mod messages;
 
 pub mod promised;
 
+pub mod registered;
+
 use std::sync::Arc;
 
 use nccl_sys::{ncclInProgress, ncclResult_t, ncclSuccess};
@@ -13,6 +15,7 @@ use crate::call::Call;
 use crate::communicator::{self, Communicator};
 use crate::fabric::Fabric;
 use crate::forward::{self, known};
+use crate::gate::Passed;
 use crate::group;
 use crate::guard;
 use crate::lifecycle;
@@ -21,14 +24,27 @@ use crate::plan::{Standing, plan};
 use crate::process;
 use crate::stats::count::{self, Identity};
 
+use registered::Taken;
+
 /// What is decided of a call before it runs.
 struct Decided {
-    /// What serves it on [`Path::Mailbox`]; none is [`Path::Forward`].
-    fabric: Option<Arc<Fabric>>,
-    /// Whether NCCL may have to build its communicator first.
-    promised: bool,
+    course: Course,
     counted: bool,
     _range: Option<annotate::Range>,
+    /// Dropped when NCCL has returned; a group's own stays till its end.
+    _inside: Option<Passed<'static>>,
+}
+
+/// Who runs it.
+enum Course {
+    /// NCCL, as it came.
+    Forward,
+    /// The fabric's mailboxes.
+    Mailbox(Arc<Fabric>),
+    /// NCCL, which may have to build the communicator first.
+    Promised,
+    /// NCCL, as all ranks have decided.
+    Taken(Taken),
 }
 
 /// Runs a call.
@@ -36,10 +52,11 @@ struct Decided {
 pub fn call(call: &Call) -> ncclResult_t {
     guard::around(
         || decide(call),
-        |decided| match &decided.fabric {
-            Some(fabric) => guard::call(|| messages::take(call, fabric)),
-            None if decided.promised => promised::call(call),
-            None => forward::forward(call),
+        |decided| match &decided.course {
+            Course::Forward => forward::forward(call),
+            Course::Mailbox(fabric) => guard::call(|| messages::take(call, fabric)),
+            Course::Promised => promised::call(call),
+            Course::Taken(taken) => registered::run(call, taken),
         },
         |decided, result| {
             if !decided.counted {
@@ -52,30 +69,40 @@ pub fn call(call: &Call) -> ncclResult_t {
 #[inline]
 fn decide(call: &Call) -> Decided {
     let Some(communicator) = communicator::find(call.local.communicator) else {
-        return Decided { fabric: None, promised: false, counted: false, _range: None };
+        return Decided { course: Course::Forward, counted: false, _range: None, _inside: None };
     };
     if !communicator.is_known() {
         learn(call, communicator);
     }
-    let (fabric, promised) =
-        if communicator.has_fabric() { decide_in_fabric(call, communicator) } else { (None, false) };
-    let path = if fabric.is_some() { Path::Mailbox } else { Path::Forward };
+    let (course, inside) = match communicator.has_fabric() {
+        true => decide_in_fabric(call, communicator),
+        false => (Course::Forward, None),
+    };
+    let path = match &course {
+        Course::Forward | Course::Promised => Path::Forward,
+        Course::Mailbox(_) => Path::Mailbox,
+        Course::Taken(taken) => taken.path(),
+    };
     count::call(communicator.counters(), call.shared.function, path, call.shared.bytes(communicator.ranks()));
-    Decided { fabric, promised, counted: true, _range: annotate::range(call.shared.function) }
+    Decided { course, counted: true, _range: annotate::range(call.shared.function), _inside: inside }
 }
 
-/// What serves a call whose communicator has a fabric; none: NCCL, and whether for a promise.
+/// Who runs a call whose communicator has a fabric.
 #[inline(never)]
-fn decide_in_fabric(call: &Call, communicator: &Communicator) -> (Option<Arc<Fabric>>, bool) {
-    let fabric = match plan(&call.shared, Standing::Fabric) {
-        Path::Mailbox => messages::serves(call, communicator),
-        Path::Forward => None,
+fn decide_in_fabric(call: &Call, communicator: &'static Communicator) -> (Course, Option<Passed<'static>>) {
+    let inside = lifecycle::enter(communicator);
+    let course = match plan(&call.shared, Standing::Fabric) {
+        Path::Mailbox => messages::serves(call, communicator).map(Course::Mailbox),
+        Path::Forward | Path::Registered => None,
     };
-    let promised = fabric.is_none() && communicator.is_promise();
-    if fabric.is_none() && !promised {
+    let course = course.unwrap_or_else(|| {
+        if communicator.is_promise() {
+            return Course::Promised;
+        }
         messages::before_forward(call, communicator);
-    }
-    (fabric, promised)
+        registered::take(call, communicator).map_or(Course::Forward, Course::Taken)
+    });
+    (course, inside)
 }
 
 /// A handle that we have not seen is NCCL's to judge. If it took the call, the communicator is real.

@@ -6,19 +6,26 @@
 //! closed or died, which [`settle`] looks for: after the end of a communicator, and on the background thread when
 //! something was heard.
 
+mod aliases;
 mod attempts;
 mod boxes;
 mod closing;
 mod derived;
 mod failing;
+mod giving;
 mod growing;
 mod ids;
 mod leaving;
 mod line;
 mod offers;
+mod pages;
 mod preparing;
+pub mod registering;
+mod staging;
 mod stuck;
+mod substitutes;
 mod watch;
+mod willing;
 mod wish;
 
 use std::collections::BTreeMap;
@@ -36,6 +43,7 @@ use crate::error::refuse;
 use crate::forward::configuration;
 use crate::gpu::{self, Address, StreamHandle};
 use crate::mailbox::{Mailbox, Operation};
+use crate::page::Page;
 use crate::process;
 use crate::rendezvous::card::{Card, Id};
 use crate::rendezvous::verdict::{Failure, Reason};
@@ -56,6 +64,7 @@ use ids::Ids;
 use leaving::Leaving;
 pub use offers::common as common_offer;
 use preparing::Prepared;
+use registering::Registering;
 pub use wish::{Patience, Wish};
 
 /// What a communicator's birth came to.
@@ -85,10 +94,14 @@ pub struct Fabric {
     ids: Ids,
     attempts: Attempts,
     configuration: OnceCell<configuration::Kept>,
+    /// None where the ranks do not, or this process has ended.
+    registering: Option<Arc<Registering>>,
     /// None while being dropped.
     own: Option<(Slice, Closing)>,
     holds: Arc<Holds>,
     lives: Vec<Arc<Life>>,
+    /// Where the contract registers.
+    page: Option<Arc<Page>>,
     /// Groups that were issued.
     runs: AtomicU64,
     /// Peers of groups that may not be done, a bit each.
@@ -101,7 +114,9 @@ pub struct Fabric {
 
 impl Fabric {
     fn new(contract: Arc<Contract>, rank: u32, word: Word, prepared: Prepared) -> Option<Arc<Fabric>> {
-        let Prepared { slice, peers, lives, holds, mailbox, line: _, lines } = prepared;
+        let Prepared { slice, peers, lives, holds, mailbox, line: _, lines, page } = prepared;
+        let ranks = contract.members.len() as u32;
+        let registering = page.clone().and_then(|page| Registering::new(page, rank, ranks, slice.device()));
         let mailbox = Some(mailbox?);
         let closing = Closing::new(&slice, word, lives.clone(), holds.clone());
         lines.into_iter().for_each(|line| line.keep(rank));
@@ -115,10 +130,12 @@ impl Fabric {
             ids: Ids::default(),
             attempts: Attempts::default(),
             configuration: OnceCell::new(),
+            registering,
             line,
             own: Some((slice, closing)),
             holds,
             lives,
+            page,
             runs: AtomicU64::new(0),
             awaited: AtomicU64::new(0),
             lost: AtomicU64::new(0),
@@ -138,6 +155,12 @@ impl Fabric {
         self.rank
     }
 
+    /// Memory that all ranks share, zeros at first, by which they agree on calls whose buffers are registered: exactly where the
+    /// contract [registers](Contract::registers). Kept by whoever holds it, also beyond the fabric.
+    pub fn page(&self) -> Option<&Arc<Page>> {
+        self.page.as_ref()
+    }
+
     /// Notes the communicator's configuration, once.
     pub fn keep_configuration(&self, configuration: configuration::Kept) {
         let _ = self.configuration.set(configuration);
@@ -146,6 +169,11 @@ impl Fabric {
     /// The communicator's configuration.
     pub fn configuration(&self) -> &configuration::Kept {
         self.configuration.get().unwrap_or(&configuration::Kept::Unknown)
+    }
+
+    /// What this rank registers by itself.
+    pub fn registering(&self) -> Option<&Arc<Registering>> {
+        self.registering.as_ref()
     }
 
     /// Runs a group's sends and receives, in call order, on the first stream; what the other streams hold comes before it,
@@ -250,6 +278,20 @@ impl Drop for Fabric {
         leaving.begin();
         watch::wake();
     }
+}
+
+/// The application is about to free this memory. Waits for nobody.
+pub fn memory_is_freed(address: Address) {
+    watch::each(|fabric| fabric.registering().into_iter().for_each(|one| one.is_freed(address)));
+}
+
+/// From now on calls are not seen: nothing of this process stays registered, and nothing is deregistered later.
+pub fn register_nothing() {
+    watch::each(|fabric| {
+        fabric.registering().into_iter().for_each(|one| {
+            let _ = one.end(false);
+        });
+    });
 }
 
 /// Whether births are looked at here.

@@ -11,9 +11,11 @@ use std::sync::Arc;
 use nccl_sys::{ncclComm_t, ncclResult_t};
 
 use crate::call::Call;
+use crate::fabric::registering::Candidate;
 use crate::fabric::{Configured, Derivation, Fabric, Wish};
 use crate::forward::birth::Handle;
 use crate::forward::of_call::OfCall;
+use crate::gate::Passed;
 use crate::gpu::StreamHandle;
 use crate::mailbox::Operation;
 use crate::promise::{Operator, Promise};
@@ -27,7 +29,15 @@ struct Group {
 
 thread_local! {
     static GROUP: Cell<Group> = const { Cell::new(Group { depth: 0, awaited: 0 }) };
-    static ENDED: RefCell<Ended> = const { RefCell::new(Ended { awaited: Vec::new(), held: Vec::new(), promised: Vec::new() }) };
+    static ENDED: RefCell<Ended> = const {
+        RefCell::new(Ended {
+            awaited: Vec::new(),
+            held: Vec::new(),
+            promised: Vec::new(),
+            candidates: Vec::new(),
+            inside: Vec::new(),
+        })
+    };
 }
 
 /// What a group leaves at its end.
@@ -39,13 +49,21 @@ pub struct Ended {
     pub held: Vec<Held>,
     /// What NCCL is to run of promises that are not honoured, in call order.
     pub promised: Vec<Promised>,
+    /// Calls that NCCL runs at its end, and which all ranks have decided on.
+    pub candidates: Vec<Waiting>,
+    /// Its communicators of NCCL's, in which no thread of ours may be until then.
+    pub inside: Vec<Passed<'static>>,
 }
 
 impl Ended {
     /// Most groups leave nothing.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.awaited.is_empty() && self.held.is_empty() && self.promised.is_empty()
+        self.awaited.is_empty()
+            && self.held.is_empty()
+            && self.promised.is_empty()
+            && self.candidates.is_empty()
+            && self.inside.is_empty()
     }
 }
 
@@ -56,6 +74,15 @@ pub struct Held {
     pub communicator: ncclComm_t,
     pub fabric: Arc<Fabric>,
     pub operation: Operation,
+    pub stream: StreamHandle,
+}
+
+/// A call that NCCL has taken, and runs when its group ends.
+#[derive(Debug)]
+#[allow(missing_docs)]
+pub struct Waiting {
+    pub fabric: Arc<Fabric>,
+    pub candidate: Candidate,
     pub stream: StreamHandle,
 }
 
@@ -164,6 +191,31 @@ pub fn hold_promised(what: Promised) -> bool {
         one_more();
     }
     held
+}
+
+/// NCCL runs this call at the end of the open group. False: this thread is ending and holds nothing any more.
+#[must_use]
+pub fn hold_candidate(what: Waiting) -> bool {
+    let held = ENDED.try_with(|ended| ended.borrow_mut().candidates.push(what)).is_ok();
+    if held {
+        one_more();
+    }
+    held
+}
+
+/// NCCL has more to run of this communicator when the open group ends.
+pub fn stay_inside(passed: Passed<'static>) {
+    let pushed = ENDED.try_with(|ended| {
+        let inside = &mut ended.borrow_mut().inside;
+        let is_new = !inside.iter().rev().any(|known| known.is_of_same_gate(&passed));
+        if is_new {
+            inside.push(passed);
+        }
+        is_new
+    });
+    if pushed.unwrap_or(false) {
+        one_more();
+    }
 }
 
 /// The room of a list that has been run is used again.

@@ -35,12 +35,16 @@ pub mod registration;
 
 pub mod allocation;
 
+pub mod agreed;
+
 // The process and what it counts, says and is told.
 pub mod process;
 
 pub mod gpu;
 
 pub mod range;
+
+pub mod page;
 
 pub mod stats;
 
@@ -55,6 +59,8 @@ pub mod error;
 pub mod guard;
 
 pub mod descriptor;
+
+pub mod gate;
 
 // Words that all of them use.
 pub mod call;

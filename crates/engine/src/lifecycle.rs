@@ -7,25 +7,44 @@ mod meeting;
 pub mod questions;
 
 use std::cell::{Cell, RefCell};
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 
 use nccl_sys::missing::is_missing;
 use nccl_sys::{
-    Entry, ncclComm_t, ncclInProgress, ncclInvalidArgument, ncclResult_t, ncclSimInfo_t, ncclSuccess,
-    ncclUniqueId,
+    Entry, ncclComm_t, ncclInProgress, ncclInternalError, ncclInvalidArgument, ncclResult_t, ncclSimInfo_t,
+    ncclSuccess, ncclUniqueId,
 };
 
 use crate::communicator::{self, Communicator};
-use crate::dispatch::{messages, promised};
+use crate::dispatch::{messages, promised, registered};
 use crate::error::refuse;
+use crate::fabric::registering;
 use crate::fabric::{self, Fate};
 use crate::forward::birth::{self, Birth, Handle};
 use crate::forward::known::{self, End};
+use crate::forward::{Carried, registration};
+use crate::gate::Passed;
 use crate::group::{self, Awaited, Ended};
 use crate::guard;
 use crate::process;
 use crate::promise;
 use crate::stats::count::{self, Identity};
+
+/// To be held while NCCL runs anything of a communicator: no thread of ours is in it then. What an open group has begun goes on
+/// till its end.
+#[inline]
+pub fn enter(communicator: &'static Communicator) -> Option<Passed<'static>> {
+    let passed = communicator.pass()?;
+    if group::is_open() {
+        group::stay_inside(communicator.pass()?);
+    }
+    Some(passed)
+}
+
+/// The same, by handle.
+fn enter_by(handle: ncclComm_t) -> Option<Passed<'static>> {
+    communicator::find(handle).and_then(enter)
+}
 
 /// Makes an id. With fabrics, its ranks meet at this process.
 pub fn unique_id(place: *mut ncclUniqueId) -> ncclResult_t {
@@ -50,6 +69,8 @@ pub fn unique_id(place: *mut ncclUniqueId) -> ncclResult_t {
 /// Makes communicators as asked.
 pub fn birth(entry: Entry, birth: &Birth) -> ncclResult_t {
     if fabric::is_on() {
+        let _inside =
+            guard::or_else(|| None, || birth.parent().and_then(|parent| before_birth(birth, parent)));
         return meeting::birth(entry, birth);
     }
     guard::around(
@@ -68,25 +89,40 @@ pub fn birth(entry: Entry, birth: &Birth) -> ncclResult_t {
     )
 }
 
+/// Nothing of ours is in a parent meanwhile, nor later beside what may use its resources.
+fn before_birth(birth: &Birth, parent: ncclComm_t) -> Option<Passed<'static>> {
+    if birth.aborted_parent().is_some() {
+        // It frees this rank from peers that hang: nothing of ours waits for them either.
+        end_registering(parent, true);
+        return None;
+    }
+    if matches!(birth, Birth::Grow { .. }) {
+        let fabric = communicator::find(parent).and_then(|known| known.fabric(parent));
+        fabric.as_ref().and_then(|fabric| fabric.registering()).into_iter().for_each(|one| one.share());
+    }
+    enter_by(parent)
+}
+
 /// Ends a communicator, or prepares its end.
 pub fn end(entry: Entry, how: End, handle: ncclComm_t) -> ncclResult_t {
     guard::around(
         || {
             count::function(entry);
-            before_end(how, handle);
+            let end = before_end(how, handle);
             let promise = communicator::find(handle).and_then(|communicator| communicator.promise(handle));
             // Before NCCL frees it: its address may at once be another thread's new communicator. A promise's is ours, and an
             // abort that frees its destroy must find it.
             let stays = how == End::Finalize || how == End::Destroy && promise.is_some();
-            (promise, if stays { None } else { communicator::remove(handle) })
+            (promise, if stays { None } else { communicator::remove(handle) }, end)
         },
-        |(promise, _)| match promise {
+        |(promise, _, registered)| match promise {
             Some(promise) => promise.end(how),
             None if promise::is_ours(handle) => ended(handle),
+            None if *registered == registering::End::Left => stop(how, handle),
             None => known::end(how, handle),
         },
         // Nothing of this rank's runs any more.
-        |(promise, kept), _| {
+        |(promise, kept, _), _| {
             let is_ended = promise.is_some() && how == End::Destroy;
             let kept = if is_ended { communicator::remove(handle) } else { kept };
             drop(promise);
@@ -104,9 +140,10 @@ fn ended(handle: ncclComm_t) -> ncclResult_t {
 }
 
 /// An abort frees the GPU and whoever waits at once; the other ends wait for what was issued, as NCCL does.
-fn before_end(how: End, handle: ncclComm_t) {
-    let Some(communicator) = communicator::find(handle) else { return };
-    match (how, communicator.fabric(handle)) {
+fn before_end(how: End, handle: ncclComm_t) -> registering::End {
+    let Some(communicator) = communicator::find(handle) else { return registering::End::Clean };
+    let fabric = communicator.fabric(handle);
+    match (how, &fabric) {
         (End::Abort, Some(fabric)) => {
             fabric.abort();
             fabric.end_derived();
@@ -114,6 +151,42 @@ fn before_end(how: End, handle: ncclComm_t) {
         (End::Finalize | End::Destroy, Some(fabric)) => fabric.wait_idle(),
         (_, None) => communicator.cancel_meeting(handle),
     }
+    drop(fabric);
+    end_registering(handle, how == End::Abort)
+}
+
+fn end_registering(handle: ncclComm_t, aborts: bool) -> registering::End {
+    let fabric = communicator::find(handle).and_then(|known| known.fabric(handle));
+    let registering = fabric.as_ref().and_then(|fabric| fabric.registering());
+    registering.map_or(registering::End::Clean, |registering| registering.end(aborts))
+}
+
+/// Ends a communicator of which peers may still be writing to what is registered, or which NCCL would look for where it has
+/// freed it: its kernels leave, and NCCL's part of it stays to the end of the process.
+fn stop(how: End, handle: ncclComm_t) -> ncclResult_t {
+    if how == End::Finalize {
+        return known::end(how, handle);
+    }
+    let handle = Carried::new(handle);
+    // Not on this thread, which may have a group open.
+    let stopping = std::thread::Builder::new().name("windlass-abort".into());
+    let stopped = stopping.spawn(move || known::abort_init(handle.take(), || false));
+    match stopped.map(|thread| thread.join()) {
+        Ok(Ok(_)) => {
+            log::warn!("a communicator was aborted while registered calls ran: NCCL's memory of it stays");
+            ncclSuccess
+        }
+        Ok(Err(_)) | Err(_) => refuse(ncclInternalError, format_args!("no thread to abort a communicator")),
+    }
+}
+
+/// Frees memory of `ncclMemAlloc`: what is registered of it is deregistered first, so that it goes back.
+pub fn free(address: *mut c_void) -> ncclResult_t {
+    let before = || {
+        count::function(Entry::ncclMemFree);
+        fabric::memory_is_freed(address as u64);
+    };
+    guard::around(before, |()| registration::free_applications(address), |(), _| ())
 }
 
 /// Stops a communicator's work everywhere on this rank; what is called on it later is NCCL's to refuse.
@@ -121,6 +194,9 @@ pub fn revoke(handle: ncclComm_t, flags: c_int) -> ncclResult_t {
     guard::around(
         || {
             count::function(Entry::ncclCommRevoke);
+            if !is_missing(Entry::ncclCommRevoke) {
+                end_registering(handle, true);
+            }
             questions::promise_of(handle).filter(|_| !is_missing(Entry::ncclCommRevoke))
         },
         |promise| match promise {
@@ -205,11 +281,23 @@ fn end_of_much() -> ncclResult_t {
     let result = guard::around(
         || RefCell::new(closing(Entry::ncclGroupEnd)),
         |ended| {
-            let result = close(&mut ended.borrow_mut(), Simulated::No, known::group_end);
+            let candidates = std::mem::take(&mut ended.borrow_mut().candidates);
+            let ready = guard::call(|| registered::before_group(&candidates));
+            let result = match ready == ncclSuccess {
+                true => close(&mut ended.borrow_mut(), Simulated::No, known::group_end),
+                // The driver has failed; NCCL is to run nothing of it.
+                false => spoilt(ready),
+            };
+            if !candidates.is_empty() {
+                ours.set(guard::call(|| registered::after_group(&candidates, is_taken(result))));
+            }
             // NCCL's first, on every rank.
             let ended = ended.borrow();
             if !ended.held.is_empty() && is_taken(result) {
-                ours.set(guard::call(|| messages::run_held(&ended.held)));
+                let ran = guard::call(|| messages::run_held(&ended.held));
+                if ours.get() == ncclSuccess {
+                    ours.set(ran);
+                }
             }
             result
         },
@@ -220,6 +308,13 @@ fn end_of_much() -> ncclResult_t {
     if of_group == ncclSuccess { met.get() } else { of_group }
 }
 
+/// NCCL closes the group and runs nothing of it.
+fn spoilt(why: ncclResult_t) -> ncclResult_t {
+    birth::spoil_group();
+    known::group_end();
+    why
+}
+
 /// Closes a group without running it.
 pub fn group_simulate_end(estimate: *mut ncclSimInfo_t) -> ncclResult_t {
     let met = Cell::new(ncclSuccess);
@@ -227,7 +322,9 @@ pub fn group_simulate_end(estimate: *mut ncclSimInfo_t) -> ncclResult_t {
         || RefCell::new(closing(Entry::ncclGroupSimulateEnd)),
         |ended| {
             let end = || known::group_simulate_end(estimate);
-            close(&mut ended.borrow_mut(), Simulated::Yes, end)
+            let result = close(&mut ended.borrow_mut(), Simulated::Yes, end);
+            guard::or_else(|| (), || registered::forget(&ended.borrow().candidates));
+            result
         },
         |ended, result| after_group(ended.into_inner(), result, &met),
     );

@@ -6,6 +6,8 @@
 pub enum Path {
     /// The real NCCL runs it, as it came.
     Forward,
+    /// The real NCCL runs it, with buffers that are registered with it.
+    Registered,
     /// Sends and receives: a kernel of ours runs them, over rings in the ranks' memory.
     Mailbox,
 }
@@ -15,12 +17,13 @@ pub const PATHS: usize = Path::ALL.len();
 
 impl Path {
     /// Every path, in the order in which they are counted.
-    pub const ALL: [Path; 2] = [Path::Forward, Path::Mailbox];
+    pub const ALL: [Path; 3] = [Path::Forward, Path::Registered, Path::Mailbox];
 
     /// Its name in reports.
     pub fn name(self) -> &'static str {
         match self {
             Path::Forward => "forward",
+            Path::Registered => "registered",
             Path::Mailbox => "mailbox",
         }
     }

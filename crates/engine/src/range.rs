@@ -77,11 +77,6 @@ impl<T> Ranges<T> {
         (address < range.end()).then_some((range, value))
     }
 
-    /// The range that holds all of `part`.
-    pub fn find_containing(&self, part: Range) -> Option<(Range, &T)> {
-        self.find(part.base).filter(|(range, _)| range.contains(part))
-    }
-
     /// All that share an address with `range`, in order.
     pub fn overlapping(&self, range: Range) -> impl Iterator<Item = (Range, &T)> {
         let first = self.find(range.base).map_or(range.base, |(found, _)| found.base);

@@ -2,6 +2,8 @@
 
 pub mod count;
 pub mod fabric;
+pub mod registered;
+
 pub mod report;
 pub mod segment;
 pub mod snapshot;

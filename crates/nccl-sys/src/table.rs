@@ -79,7 +79,7 @@ macro_rules! for_each_entry {
             /// Allocates `size` bytes of device memory fit for registration and windows.
             [21903 later] fn ncclMemAlloc | pncclMemAlloc (ptr: *mut *mut c_void, size: usize) -> ncclResult_t;
             /// Frees memory of `ncclMemAlloc`.
-            [21903 later] fn ncclMemFree | pncclMemFree (ptr: *mut c_void) -> ncclResult_t;
+            [21903 seen] fn ncclMemFree | pncclMemFree (ptr: *mut c_void) -> ncclResult_t;
             /// Registers `size` bytes at `buff` with a communicator for zero-copy use.
             [21903 seen] fn ncclCommRegister | pncclCommRegister (comm: ncclComm_t, buff: *mut c_void, size: usize, handle: *mut *mut c_void) -> ncclResult_t;
             /// Ends a registration.

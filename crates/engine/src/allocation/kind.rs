@@ -68,7 +68,7 @@ impl Allocation {
             // Nothing that we understand.
             return Allocation::unknown(at);
         }
-        let exportable = said.has_descriptor;
+        let exportable = said.has_descriptor();
         let kind = if said.is_managed {
             Kind::Managed
         } else if said.is_host {
@@ -136,7 +136,7 @@ mod tests {
             is_managed: false,
             is_of_pool: false,
             has_legacy_ipc: true,
-            has_descriptor: false,
+            handles: 0,
         }
     }
 
@@ -147,8 +147,9 @@ mod tests {
         let mapped = Attributes { has_legacy_ipc: false, ..said() };
         let host = Attributes { is_host: true, ..mapped };
         let managed = Attributes { is_managed: true, ..mapped };
-        let pool = Attributes { is_of_pool: true, has_descriptor: true, ..mapped };
-        let exportable = Attributes { has_descriptor: true, ..mapped };
+        let pool = Attributes { is_of_pool: true, handles: 1, ..mapped };
+        let exportable = Attributes { handles: 1, ..mapped };
+        let fabric_alone = Attributes { handles: 8, ..mapped };
         let part = Extent { base: BASE + 2 * MIB, bytes: 2 * MIB };
         let cases = [
             (said(), false, Kind::Cuda),
@@ -157,6 +158,7 @@ mod tests {
             (pool, false, Kind::Pool),
             (exportable, true, Kind::Vmm { exportable: true }),
             (mapped, true, Kind::Vmm { exportable: false }),
+            (fabric_alone, true, Kind::Vmm { exportable: false }),
             (Attributes { mapping: part, ..exportable }, true, Kind::VmmParts { exportable: true }),
             (Attributes { mapping: part, ..mapped }, true, Kind::VmmParts { exportable: false }),
             // What a graph allocates, and what a peer gave by legacy IPC.

@@ -351,6 +351,8 @@ pub struct Configured {
     pub ctas_max: Option<u32>,
     /// All of it.
     pub configuration: configuration::Kept,
+    /// Whether NCCL lets it use its parent's resources.
+    pub shares: bool,
 }
 
 impl Derivation {

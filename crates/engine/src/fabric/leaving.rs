@@ -7,6 +7,7 @@ use crate::arena::{PeerSlice, Slice};
 use crate::mailbox::Mailbox;
 
 use super::closing::Closing;
+use super::giving;
 use super::growing::Growing;
 
 /// Dropped in this order.
@@ -54,12 +55,14 @@ impl Leaving {
 pub(super) fn look() -> bool {
     let over: Vec<Leaving> = leaving().extract_if(.., |one| one.is_over()).collect();
     over.into_iter().for_each(Leaving::close);
-    !leaving().is_empty()
+    let remains = giving::look_at_remains();
+    !leaving().is_empty() || remains
 }
 
 /// The process ends: what still runs is the driver's to stop.
 pub(super) fn forget() {
     std::mem::forget(std::mem::take(&mut *leaving()));
+    giving::forget();
 }
 
 fn leaving() -> MutexGuard<'static, Vec<Leaving>> {

@@ -11,6 +11,7 @@ use crate::arena::{self, Arena, Holds, Member, Peer, PeerArena, PeerSlice, Place
 use crate::contract::{Contract, RANKS_MAX, Token};
 use crate::descriptor::Ours;
 use crate::mailbox::{Layout, Mailbox};
+use crate::page::Page;
 use crate::rendezvous::Preparation;
 use crate::rendezvous::descriptors::{Parcel, Sending};
 
@@ -19,6 +20,7 @@ use windlass_kernels::launch::Geometry;
 use super::boxes::{self, Share};
 use super::closing::{Closing, Life, Word};
 use super::line::{Hold, Line};
+use super::pages::{self, PAGES_MAKER};
 
 /// The end of a slice, where ranks leave words to be tested; all before it holds zeros.
 const WORDS_BYTES: u64 = 128;
@@ -47,6 +49,8 @@ pub(super) struct Prepared {
     pub line: Option<Line>,
     /// To the owners of slices that this rank came to know there.
     pub lines: Vec<Hold>,
+    /// Of the ranks of a contract that registers: rank 0's making.
+    pub page: Option<Arc<Page>>,
 }
 
 impl Prepared {
@@ -197,9 +201,9 @@ pub(super) fn at_meeting(
     let mut peers: Vec<Option<PeerSlice>> = contract.members.iter().map(|_| None).collect();
     let mut lives = lives_of(contract, rank);
     let (line, others_end) = Line::new().map_err(words)?;
-    let mut known = Known { peers: &mut peers, lives: &mut lives, lines: Vec::new() };
+    let mut known = Known { peers: &mut peers, lives: &mut lives, lines: Vec::new(), page: None };
     let exchanged = exchange(preparation, &lent, others_end, &mut known);
-    let lines = known.lines;
+    let Known { lines, page, .. } = known;
     let exchanged_at = began.elapsed();
     let made = exchanged.and_then(|()| lent.mailbox(&peers, share));
     let (mailbox, result) = match made {
@@ -215,7 +219,7 @@ pub(super) fn at_meeting(
     );
     let (slice, holds) = (lent.slice, lent.holds);
     let lives = lives.into_iter().map(Arc::new).collect();
-    Ok((Prepared { slice, peers, lives, holds, mailbox, line: Some(line), lines }, result))
+    Ok((Prepared { slice, peers, lives, holds, mailbox, line: Some(line), lines, page }, result))
 }
 
 /// What a rank comes to know of its peers.
@@ -223,6 +227,7 @@ struct Known<'a> {
     peers: &'a mut [Option<PeerSlice>],
     lives: &'a mut [Life],
     lines: Vec<Hold>,
+    page: Option<Arc<Page>>,
 }
 
 /// Our end of the line that others get is closed when this returns: what is in their queues stays open.
@@ -249,13 +254,16 @@ fn exchange(
             (announcement.place, Some([this, memory]))
         }
     };
-    let line = [line.as_fd()];
-    let descriptors: Vec<BorrowedFd<'_>> =
-        line.into_iter().chain(far.iter().flatten().map(AsFd::as_fd)).collect();
+    let (page, file) = pages::make(lent.contract, lent.rank)?;
+    known.page = page;
+    let far = far.iter().flatten().map(AsFd::as_fd);
+    let file = file.iter().map(AsFd::as_fd);
+    let to_near: Vec<BorrowedFd<'_>> = [line.as_fd()].into_iter().chain(file.clone()).collect();
+    let to_far: Vec<BorrowedFd<'_>> = [line.as_fd()].into_iter().chain(far).chain(file).collect();
     let mut payload = lent.rank.to_le_bytes().to_vec();
     payload.extend(place.to_wire());
     let sending = |to: &Token| {
-        let descriptors = if is_near(to) { &line[..] } else { &descriptors };
+        let descriptors = if is_near(to) { &to_near } else { &to_far };
         Sending { to: *to, payload: &payload, descriptors }
     };
     let sendings: Vec<Sending<'_>> = doors.iter().map(sending).collect();
@@ -274,17 +282,21 @@ fn exchange(
         }
         let mut descriptors = descriptors.into_iter();
         known.lines.extend(descriptors.next().map(Hold::of));
-        let slice = match (lent.is_near(rank), descriptors.next(), descriptors.next()) {
-            (true, ..) => lent.reach(rank, place)?,
-            (false, Some(ends), Some(memory)) => {
-                if let Some(life) = known.lives.iter_mut().find(|life| life.rank == rank) {
-                    life.ends_with(ends);
-                }
-                lent.map(rank, place, memory.as_fd())?
+        let slice = if lent.is_near(rank) {
+            lent.reach(rank, place)?
+        } else {
+            let (Some(ends), Some(memory)) = (descriptors.next(), descriptors.next()) else {
+                return Err("a peer sent too few descriptors".into());
+            };
+            if let Some(life) = known.lives.iter_mut().find(|life| life.rank == rank) {
+                life.ends_with(ends);
             }
-            (false, ..) => return Err("a peer sent too few descriptors".into()),
+            lent.map(rank, place, memory.as_fd())?
         };
         known.peers[rank as usize] = Some(slice);
+        if rank == PAGES_MAKER && lent.contract.registers() {
+            known.page = Some(Arc::new(pages::open(descriptors.next())?));
+        }
     }
     let missing = known.peers.iter().zip(0..).find(|(peer, rank)| peer.is_none() && *rank != lent.rank);
     missing.map_or(Ok(()), |(_, rank)| Err(format!("nothing came from rank {rank}")))
@@ -299,7 +311,7 @@ fn lives_of(contract: &Contract, own: u32) -> Vec<Life> {
 }
 
 /// The rank, where its slice lies, and what came with it: a line; from another process also its pidfd and the slice's
-/// memory.
+/// memory; last the page, from its maker.
 fn read(parcel: Parcel) -> Option<(u32, Place, Vec<Ours>)> {
     let (rank, place) = parcel.payload.split_first_chunk::<4>()?;
     let place = Place::from_wire(place.try_into().ok()?);
@@ -320,6 +332,10 @@ pub(super) fn in_one_hand(
     let mut peers: Vec<Vec<Option<PeerSlice>>> =
         lent.iter().map(|_| lent.iter().map(|_| None).collect()).collect();
     let mut failed = reach_all(&lent, &mut peers).err();
+    let made = pages::make(contract, PAGES_MAKER)
+        .map_err(|words| failed = failed.take().or(Some((PAGES_MAKER, words))));
+    // All are here: nobody opens it once more.
+    let page = made.map_or(None, |(page, _)| page);
     let mut prepared = Vec::new();
     for ((lent, peers), share) in lent.into_iter().zip(peers).zip(shares) {
         let mailbox = match &failed {
@@ -328,7 +344,8 @@ pub(super) fn in_one_hand(
         };
         let lives = lives_of(contract, lent.rank).into_iter().map(Arc::new).collect();
         let (slice, holds) = (lent.slice, lent.holds);
-        prepared.push(Prepared { lives, slice, peers, holds, mailbox, line: None, lines: Vec::new() });
+        let (lines, page) = (Vec::new(), page.clone());
+        prepared.push(Prepared { lives, slice, peers, holds, mailbox, line: None, lines, page });
     }
     match failed {
         None => Ok(prepared),

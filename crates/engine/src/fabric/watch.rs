@@ -33,6 +33,8 @@ const BUSY_TICK: Duration = Duration::from_millis(5);
 const BUSY_FOR: Duration = Duration::from_secs(1);
 /// How often it looks otherwise.
 const IDLE_TICK: Duration = Duration::from_millis(100);
+/// How often where buffers are registered: so soon freed memory goes back to the driver.
+const REGISTERED_TICK: Duration = Duration::from_millis(50);
 /// At the process's end.
 const END_WITHIN: Duration = Duration::from_secs(1);
 
@@ -82,6 +84,12 @@ fn tell_each(fabric: &Fabric, words: impl Fn(u32) -> Vec<u8>) {
     let tellings = peers.filter_map(|peer| Some(Telling::new(words(peer.rank), desk_of(peer)?)));
     watch.tellings().extend(tellings);
     watch.wake.raise();
+}
+
+/// Looks at each fabric of this process.
+pub(super) fn each(look: impl Fn(&Fabric)) {
+    let Some(watch) = WATCH.get() else { return };
+    watch.alive().iter().filter_map(Weak::upgrade).for_each(|fabric| look(&fabric));
 }
 
 /// Asks a rank's process for an id; whether the answer will come.
@@ -237,8 +245,14 @@ impl Round {
         let ends = lives.iter().filter_map(|life| life.ends.as_ref());
         polled.extend(ends.map(|ends| PollFd::new(ends.as_ref(), PollFlags::IN)));
         let busy = self.busy.since.is_some() || self.desk.knocks() || self.leaving;
-        let tick = if busy { BUSY_TICK } else { IDLE_TICK };
-        let idle = self.watch.alive().is_empty() && !self.leaving && !closing::waits();
+        let alive = self.watch.alive();
+        let registers = |fabric: Arc<Fabric>| fabric.registering().is_some_and(|one| one.has_entries());
+        let tick = match busy {
+            true => BUSY_TICK,
+            false if alive.iter().filter_map(Weak::upgrade).any(registers) => REGISTERED_TICK,
+            false => IDLE_TICK,
+        };
+        let idle = alive.is_empty() && !self.leaving && !closing::waits();
         let idle = idle && self.watch.tellings().is_empty() && !self.desk.knocks();
         let tick = Timespec { tv_sec: 0, tv_nsec: tick.as_nanos() as i64 };
         match poll(&mut polled, if idle { None } else { Some(&tick) }) {
@@ -256,6 +270,7 @@ impl Round {
         let mut names = Vec::new();
         for fabric in alive.iter().filter_map(Weak::upgrade) {
             runs += fabric.runs.load(Ordering::Relaxed);
+            fabric.registering().into_iter().for_each(|one| one.look());
             for question in fabric.ask_for_growth() {
                 self.ask(&fabric, question);
             }

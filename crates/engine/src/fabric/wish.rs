@@ -1,11 +1,12 @@
 //! How a communicator is asked for, and who asks.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use windlass_kernels::launch::Geometry;
 
 use crate::arena::Arena;
-use crate::config::{Lazy, Switch, config};
+use crate::config::{Lazy, Nccl, Register, Switch, config};
 use crate::contract::bytes::checksum;
 use crate::contract::{Device, Member, RANKS_MAX, Token, Version, capability};
 use crate::gpu::{self, Ordinal, device};
@@ -16,6 +17,7 @@ use crate::rendezvous::derived::NOBODY;
 use crate::rendezvous::facts::{Facts, Forbidden, LocalFacts, Waiting, plain_reason};
 use crate::rendezvous::place;
 use crate::rendezvous::verdict::Reason;
+use crate::stats::segment;
 
 use super::boxes::{self, Share};
 use super::watch;
@@ -166,7 +168,10 @@ pub(super) fn on(
         ranks,
         version: Version::THIS,
         place: place::here().map_err(no_identity)?,
-        capabilities: capabilities(&device) | patience.capability(ranks) | of_children(),
+        capabilities: capabilities(&device)
+            | patience.capability(ranks)
+            | of_children()
+            | of_registration(&device),
         options: checksum(&rings.to_le_bytes()),
         ctas_max: boxes::blocks_max(ctas_max),
         member: Member {
@@ -199,6 +204,32 @@ fn capabilities(device: &device::Facts) -> u64 {
     bits.into_iter().filter(|(has, _)| *has).fold(0, |all, (_, bit)| all | bit)
 }
 
+fn of_registration(device: &device::Facts) -> u64 {
+    // Known since the first communicator was asked for.
+    let version = segment::current().nccl_version.load(Ordering::Relaxed);
+    let does = registers(config().register, config().nccl, version, device);
+    if does { capability::REGISTERS } else { 0 }
+}
+
+/// The first release in which buffers of collectives over peer memory are registered by `ncclCommRegister`.
+const REGISTERS_SINCE: i32 = 21903;
+/// The first release with which registering was measured to profit.
+const PROFITS_SINCE: i32 = 22800;
+
+/// Whether this rank would register buffers, with NCCL's version code (0 if unknown).
+fn registers(option: Register, nccl: Nccl, version: i32, device: &device::Facts) -> bool {
+    // NCCL_CUMEM_ENABLE=0, without which NCCL maps nothing of ours, leaves no peer access.
+    let lets = nccl.registration == Switch::On && nccl.peer_access == Switch::On;
+    match option {
+        Register::Off => false,
+        Register::On => lets && version >= REGISTERS_SINCE,
+        Register::Auto => {
+            let multicast = device.multicast && nccl.multicast == Switch::On;
+            lets && version >= PROFITS_SINCE && device.capability == 90 && !multicast
+        }
+    }
+}
+
 /// `0000:65:00.0`; what cannot be read is 0, for nothing is decided by it.
 fn pci(text: &str) -> (u32, u8, u8) {
     let mut numbers =
@@ -210,6 +241,44 @@ fn pci(text: &str) -> (u32, u8, u8) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Config;
+
+    /// Registering by itself is for devices, versions and settings that were measured; if asked for it is done wherever NCCL can.
+    #[test]
+    fn who_registers() {
+        let nccl = Config::default().nccl;
+        let hopper = device::Facts {
+            ordinal: 0,
+            uuid: [0; 16],
+            pci: String::new(),
+            capability: 90,
+            multiprocessors: 132,
+            memory_bytes: 0,
+            virtual_memory: true,
+            posix_handles: true,
+            fabric_handles: false,
+            multicast: false,
+            memory_domains: 4,
+            threads_per_multiprocessor: 2048,
+        };
+        let (auto, on, off) = (Register::Auto, Register::On, Register::Off);
+        let all = |nccl, version, device: &device::Facts| {
+            [auto, on, off].map(|option| registers(option, nccl, version, device))
+        };
+        assert_eq!(all(nccl, 22800, &hopper), [true, true, false]);
+        assert_eq!(all(nccl, 22799, &hopper), [false, true, false]);
+        assert_eq!(all(nccl, 21902, &hopper), [false; 3]);
+        assert_eq!(all(nccl, 0, &hopper), [false; 3]);
+        assert_eq!(
+            all(nccl, 22809, &device::Facts { capability: 100, ..hopper.clone() }),
+            [false, true, false]
+        );
+        let switched = device::Facts { multicast: true, ..hopper.clone() };
+        assert_eq!(all(nccl, 22809, &switched), [false, true, false]);
+        assert_eq!(all(Nccl { multicast: Switch::Off, ..nccl }, 22809, &switched), [true, true, false]);
+        assert_eq!(all(Nccl { registration: Switch::Off, ..nccl }, 22809, &hopper), [false; 3]);
+        assert_eq!(all(Nccl { peer_access: Switch::Off, ..nccl }, 22809, &hopper), [false; 3]);
+    }
 
     /// Addresses are read as the driver writes them.
     #[test]

@@ -9,6 +9,8 @@ use std::sync::Arc;
 
 use nccl_sys::{NCCL_API_MAGIC, NCCL_CONFIG_UNDEF_INT, ncclConfig_t};
 
+use crate::config::{Switch, config};
+
 /// A copy of the application's own, with copies of its names.
 pub struct Configuration {
     config: Box<ncclConfig_t>,
@@ -127,6 +129,15 @@ pub enum Kept {
 }
 
 impl Kept {
+    /// Whether NCCL may let communicators that are made from one with this use its resources.
+    pub fn may_share(&self) -> bool {
+        match self {
+            Kept::Unknown => true,
+            Kept::Nothing => config().nccl.shares == Switch::On,
+            Kept::Sound(configuration) => configuration.shares() || config().nccl.shares == Switch::On,
+        }
+    }
+
     /// What it says, to be compared; nothing where that is not known.
     pub fn words(&self) -> Option<Vec<u8>> {
         match self {
@@ -165,6 +176,10 @@ impl Configuration {
     /// For NCCL, which may not write to it.
     pub fn as_ptr(&self) -> *mut ncclConfig_t {
         (&raw const *self.config).cast_mut()
+    }
+
+    fn shares(&self) -> bool {
+        self.config.splitShare == 1 || self.config.shrinkShare == 1
     }
 
     /// What it says, to be compared: two that are equal make equal communicators.

@@ -8,6 +8,8 @@ use std::ptr::null_mut;
 
 use nccl_sys::{ncclComm_t, ncclResult_t, ncclSuccess, real};
 
+use crate::gpu::Address;
+
 /// Registers a buffer.
 pub fn register(communicator: ncclComm_t, address: usize, bytes: usize) -> Result<usize, ncclResult_t> {
     // NCCL may take it without writing a handle.
@@ -21,4 +23,24 @@ pub fn register(communicator: ncclComm_t, address: usize, bytes: usize) -> Resul
 pub fn deregister(communicator: ncclComm_t, handle: usize) -> ncclResult_t {
     // SAFETY: as for `register`.
     unsafe { real::ncclCommDeregister(communicator, handle as *mut c_void) }
+}
+
+/// Memory as NCCL allocates it, bytes: of the current device, exportable as NCCL exports.
+pub fn allocate(bytes: usize) -> Result<Address, ncclResult_t> {
+    let mut address: *mut c_void = null_mut();
+    // SAFETY: the output is a local.
+    let code = unsafe { real::ncclMemAlloc(&mut address, bytes) };
+    if code == ncclSuccess && !address.is_null() { Ok(address as Address) } else { Err(code) }
+}
+
+/// Frees it.
+pub fn free(address: Address) -> ncclResult_t {
+    // SAFETY: given by `allocate`, once; callers vouch that nothing uses it.
+    unsafe { real::ncclMemFree(address as *mut c_void) }
+}
+
+/// Frees what the application got from NCCL.
+pub fn free_applications(address: *mut c_void) -> ncclResult_t {
+    // SAFETY: the application's own argument.
+    unsafe { real::ncclMemFree(address) }
 }

@@ -29,6 +29,8 @@ pub struct Facts {
     pub posix_handles: bool,
     /// Handles of it for other hosts.
     pub fabric_handles: bool,
+    /// Multicast objects, over which NCCL has switches reduce and copy (NVLS).
+    pub multicast: bool,
     /// Memory synchronisation domains; 1 where there are none to choose from.
     pub memory_domains: i32,
     /// Threads per SM at once.
@@ -56,6 +58,7 @@ mod attribute {
     pub const HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED: u32 = 103;
     pub const MEM_SYNC_DOMAIN_COUNT: u32 = 126;
     pub const HANDLE_TYPE_FABRIC_SUPPORTED: u32 = 128;
+    pub const MULTICAST_SUPPORTED: u32 = 132;
 }
 
 /// `CUdevice_P2PAttribute`.
@@ -101,6 +104,7 @@ impl Driver {
             virtual_memory: ask(attribute::VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED).unwrap_or(0) != 0,
             posix_handles: ask(attribute::HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED).unwrap_or(0) != 0,
             fabric_handles: ask(attribute::HANDLE_TYPE_FABRIC_SUPPORTED).unwrap_or(0) != 0,
+            multicast: ask(attribute::MULTICAST_SUPPORTED).unwrap_or(0) != 0,
             memory_domains: ask(attribute::MEM_SYNC_DOMAIN_COUNT).unwrap_or(1).max(1),
             threads_per_multiprocessor: ask(attribute::MAX_THREADS_PER_MULTIPROCESSOR)?,
         })

@@ -81,6 +81,7 @@ calls! {
     fn cuEventQuery(usize);
     fn cuMemsetD8Async(Address, u8, usize, usize);
     fn cuMemsetD32Async(Address, c_uint, usize, usize);
+    fn cuMemcpyAsync(Address, Address, usize, usize);
     fn cuMemcpyDtoHAsync_v2(*mut c_void, Address, usize, usize);
     fn cuMemcpyHtoDAsync_v2(Address, *const c_void, usize, usize);
     fn cuMemHostAlloc(*mut *mut c_void, usize, c_uint);

@@ -132,7 +132,7 @@ impl Drop for Reservation {
 pub struct Physical {
     driver: &'static Driver,
     handle: u64,
-    /// How much; for memory of another process, what it said.
+    /// How much; for memory of another process, or another's mapping, what it said.
     pub bytes: u64,
     /// Made at the first export: that takes the driver 1.5 ms, a copy of the descriptor none.
     exported: OnceCell<Ours>,
@@ -167,6 +167,21 @@ impl Physical {
         driver.check("cuMemImportFromShareableHandle", code, || {
             format!("descriptor {number}, bytes {bytes}")
         })?;
+        Ok(Physical { driver, handle, bytes, exported: OnceCell::new() })
+    }
+
+    /// The memory mapped at an address, by whomever, of which `bytes` bytes are to be mapped again: from its first byte on, so
+    /// the address is to be the mapping's first. It stays while this is held, whatever becomes of that mapping. Only
+    /// `cuMemCreate`'s, or imported: memory that the driver maps itself (`cudaMalloc`, pools) it refuses.
+    ///
+    /// Whoever frees memory meanwhile may have put other memory there: what was taken hold of is known only when the id of the
+    /// address is still the same afterwards.
+    pub fn behind(driver: &'static Driver, address: Address, bytes: u64) -> Result<Physical, Failure> {
+        let mut handle = 0;
+        // SAFETY: the output is a local; any address may be asked for.
+        let code = unsafe { (driver.calls.cuMemRetainAllocationHandle)(&mut handle, address as *mut c_void) };
+        let detail = || format!("address {address:#x}, bytes {bytes}");
+        driver.check("cuMemRetainAllocationHandle", code, detail)?;
         Ok(Physical { driver, handle, bytes, exported: OnceCell::new() })
     }
 
@@ -212,7 +227,7 @@ impl Drop for Physical {
         if self.driver.is_in_forked_child() {
             return;
         }
-        // SAFETY: the one reference that `create` or `import` took.
+        // SAFETY: the one reference that `create`, `import` or `behind` took.
         let code = unsafe { (self.driver.calls.cuMemRelease)(self.handle) };
         self.driver.note("cuMemRelease", code, || format!("bytes {}", self.bytes));
     }

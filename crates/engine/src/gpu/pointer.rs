@@ -54,8 +54,15 @@ pub struct Attributes {
     pub is_of_pool: bool,
     /// Whether peers may open it by `cuIpcGetMemHandle`: only of `cuMemAlloc`.
     pub has_legacy_ipc: bool,
+    /// `ALLOWED_HANDLE_TYPES`: as what peers may be given it, bits of `CUmemAllocationHandleType`.
+    pub handles: u64,
+}
+
+impl Attributes {
     /// Whether peers may open it by file descriptor.
-    pub has_descriptor: bool,
+    pub fn has_descriptor(&self) -> bool {
+        self.handles & DESCRIPTOR != 0
+    }
 }
 
 impl Driver {
@@ -64,6 +71,12 @@ impl Driver {
     #[inline]
     pub fn buffer_id(&self, at: Address) -> Option<u64> {
         self.pointer_attributes([BUFFER_ID], at).map(|[id]| id).filter(|id| *id != 0)
+    }
+
+    /// As what peers may be given the memory at an address: bits of `CUmemAllocationHandleType`, 1 for a file descriptor, 8
+    /// for a fabric handle. None where there is none, or nobody to ask. Which of them NCCL asks for is its own choice.
+    pub fn handle_types(&self, at: Address) -> u64 {
+        self.pointer_attributes([ALLOWED_HANDLE_TYPES], at).map_or(0, |[handles]| handles)
     }
 
     /// All that is asked of an address, at once: 110 ns.
@@ -93,7 +106,7 @@ impl Driver {
             is_managed: managed != 0,
             is_of_pool: pool != 0,
             has_legacy_ipc: ipc != 0,
-            has_descriptor: handles & DESCRIPTOR != 0,
+            handles,
         })
     }
 

@@ -86,6 +86,15 @@ impl Driver {
         self.check("cuStreamWaitEvent", code, || about(stream))
     }
 
+    /// Copies bytes in a stream's order, whatever memory they are in.
+    pub fn copy(&self, to: Address, from: Address, bytes: u64, stream: StreamHandle) -> Result<(), Failure> {
+        // SAFETY: callers pass memory that they, or the application, keep until the work is done.
+        let code = unsafe { (self.calls.cuMemcpyAsync)(to, from, bytes as usize, stream.0) };
+        self.check("cuMemcpyAsync", code, || {
+            format!("from {from:#x} to {to:#x}, bytes {bytes}, {}", about(stream))
+        })
+    }
+
     /// Runs a function on the host in a stream's order.
     ///
     /// # Safety

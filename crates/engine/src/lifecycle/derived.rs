@@ -107,12 +107,18 @@ fn before(from: FromParent) -> Option<Before> {
     };
     let known = communicator::find(parent)?;
     let deriving = known.look_at_kept(parent, derive)??;
-    let configuration = given.over(known.fabric(parent)?.configuration());
+    let fabric = known.fabric(parent)?;
+    let configuration = given.over(fabric.configuration());
+    let shares = fabric.configuration().may_share();
+    if shares {
+        fabric.registering().into_iter().for_each(|one| one.share());
+    }
     let configured = match configured {
         // A parent with a fabric is one that waits.
-        None => Configured { waiting: Some(Waiting::Blocking), ctas_max: None, configuration },
+        None => Configured { waiting: Some(Waiting::Blocking), ctas_max: None, configuration, shares },
         Some((blocking, ctas_max)) => Configured {
             configuration,
+            shares,
             waiting: blocking
                 .map(|blocking| if blocking == 0 { Waiting::NonBlocking } else { Waiting::Blocking }),
             ctas_max: Some(ctas_max.unwrap_or(0).max(0) as u32),
@@ -198,7 +204,8 @@ pub fn after_group(awaited: Vec<Awaited>, result: ncclResult_t) -> (Vec<Awaited>
 }
 
 /// A communicator that NCCL has made, while its ranks meet.
-type Meeting = (Handle, ncclComm_t, &'static Communicator, Configuration);
+/// Its configuration, and whether it shares its parent's resources.
+type Meeting = (Handle, ncclComm_t, &'static Communicator, (Configuration, bool));
 
 /// Lets the ranks of communicators meet that NCCL has made, beside each other.
 pub fn meet(made: Vec<(Handle, Configured, Derivation)>) -> ncclResult_t {
@@ -208,22 +215,23 @@ pub fn meet(made: Vec<(Handle, Configured, Derivation)>) -> ncclResult_t {
             derivation.pass_by();
             continue;
         };
-        let configuration = configured.configuration.clone();
+        let kept = (configured.configuration.clone(), configured.shares);
         match ask(handle, configured, derivation) {
             Ok(one) => {
                 let waiting = one.canceller().map(Kept::Waiting);
                 waiting.into_iter().for_each(|waiting| drop(communicator.keep(handle, waiting)));
-                meetings.push((place, handle, communicator, configuration));
+                meetings.push((place, handle, communicator, kept));
                 asked.push(one);
             }
             Err(reason) => settle(handle, communicator, Fate::Plain(reason)),
         }
     }
     let mut first = ncclSuccess;
-    for ((place, handle, communicator, configuration), fate) in meetings.into_iter().zip(fabric::join(asked))
-    {
+    for ((place, handle, communicator, kept), fate) in meetings.into_iter().zip(fabric::join(asked)) {
+        let (configuration, shares) = kept;
         if let Fate::Fabric(fabric) = &fate {
             fabric.keep_configuration(configuration);
+            fabric.registering().filter(|_| shares).into_iter().for_each(|one| one.share());
         }
         let failed = match &fate {
             Fate::Failed(failure) => refuse(failure.code(), format_args!("no communicator: {failure}")),

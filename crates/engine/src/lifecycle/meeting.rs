@@ -211,7 +211,7 @@ pub fn hand_out(place: Handle, promise: Arc<Promise>) {
 }
 
 /// What its birth came to is kept with the communicator, and told.
-pub fn settle(handle: ncclComm_t, communicator: &Communicator, fate: Fate) {
+pub fn settle(handle: ncclComm_t, communicator: &'static Communicator, fate: Fate) {
     fabric::tell(communicator.counters(), &fate);
     if let Fate::Fabric(fabric) = fate {
         drop(communicator.keep(handle, Kept::Fabric(fabric)));

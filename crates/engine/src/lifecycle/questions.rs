@@ -13,6 +13,7 @@ use nccl_sys::{
 use crate::communicator;
 use crate::dispatch::promised;
 use crate::error::refuse;
+use crate::fabric::registering::Registering;
 use crate::forward::known::put;
 use crate::forward::questions::OneSided;
 use crate::forward::{operators, questions};
@@ -21,7 +22,7 @@ use crate::guard;
 use crate::promise::{self, Promise, Unfit};
 use crate::stats::count;
 
-use super::ended;
+use super::{ended, enter_by};
 
 /// The promise that a handle of ours stands for.
 pub fn promise_of(handle: ncclComm_t) -> Option<Arc<Promise>> {
@@ -51,10 +52,14 @@ fn ask(
 ) -> ncclResult_t {
     let before = || {
         count::function(entry);
+        // What NCCL reads beside any call.
+        use Entry::{ncclCommCount, ncclCommCuDevice, ncclCommMemStats, ncclCommUserRank};
+        let is_free = matches!(entry, ncclCommCount | ncclCommCuDevice | ncclCommMemStats | ncclCommUserRank);
+        let inside = if is_free { None } else { enter_by(handle) };
         // What the real library lacks, it lacks for promises, too; that answer looks at no handle.
-        promise_of(handle).filter(|_| !is_missing(entry))
+        (promise_of(handle).filter(|_| !is_missing(entry)), inside)
     };
-    let answer = |promise: &Option<Arc<Promise>>| match promise {
+    let answer = |(promise, _inside): &(Option<Arc<Promise>>, _)| match promise {
         None => real(handle),
         Some(promise) => match promise.real() {
             Some(built) => real(built),
@@ -72,9 +77,9 @@ fn need(
 ) -> ncclResult_t {
     let before = || {
         count::function(entry);
-        promise_of(handle).filter(|_| !is_missing(entry))
+        (promise_of(handle).filter(|_| !is_missing(entry)), enter_by(handle))
     };
-    let answer = |promise: &Option<Arc<Promise>>| match promise {
+    let answer = |(promise, _inside): &(Option<Arc<Promise>>, _)| match promise {
         None => real(handle),
         Some(promise) => with_real(promise, real),
     };
@@ -133,6 +138,7 @@ pub fn last_error(handle: ncclComm_t) -> *const c_char {
 /// Gives back memory of an idle communicator. A promise that is not honoured has none of NCCL's.
 pub fn suspend(handle: ncclComm_t, flags: c_int) -> ncclResult_t {
     keep_built_apart(handle);
+    registering_of(handle, Registering::veto);
     ask(Entry::ncclCommSuspend, handle, |_| ncclSuccess, |real| questions::suspend(real, flags))
 }
 
@@ -171,16 +177,21 @@ pub fn register(
         )
     };
     keep_built_apart(handle);
-    ask(Entry::ncclCommRegister, handle, here, |real| questions::register(real, address, bytes, place))
+    let result =
+        ask(Entry::ncclCommRegister, handle, here, |real| questions::register(real, address, bytes, place));
+    if result == ncclSuccess {
+        registering_of(handle, Registering::veto);
+    }
+    result
 }
 
 /// Ends a registration.
 pub fn deregister(handle: ncclComm_t, registration: *mut c_void) -> ncclResult_t {
     let before = || {
         count::function(Entry::ncclCommDeregister);
-        promise_of(handle)
+        (promise_of(handle), enter_by(handle))
     };
-    let answer = |promise: &Option<Arc<Promise>>| {
+    let answer = |(promise, _inside): &(Option<Arc<Promise>>, _)| {
         let Some(promise) = promise else { return questions::deregister(handle, registration) };
         let real = promise.real();
         match promise.registrations().remove(registration as usize, real) {
@@ -194,7 +205,20 @@ pub fn deregister(handle: ncclComm_t, registration: *mut c_void) -> ncclResult_t
             },
         }
     };
-    guard::around(before, answer, |_, _| ())
+    guard::around(before, answer, |_, result| {
+        if result == ncclSuccess && !registration.is_null() {
+            registering_of(handle, Registering::allow);
+        }
+    })
+}
+
+/// Looks at what this rank registers by itself of a communicator that is no promise.
+fn registering_of(handle: ncclComm_t, act: impl Fn(&Registering)) {
+    let look = || {
+        let fabric = communicator::find(handle).and_then(|known| known.fabric(handle));
+        fabric.as_ref().and_then(|fabric| fabric.registering()).into_iter().for_each(|one| act(one));
+    };
+    guard::or_else(|| (), look)
 }
 
 /// Makes a reduction. Of a promise it stays ours, honoured or not.
@@ -255,6 +279,8 @@ pub fn window(
     }
     let register = move |real| questions::window(real, address, bytes, place, flags);
     keep_apart(handle, Unfit::Everywhere);
+    // What is registered so is the application's to pass; windows come in turns that only it knows.
+    registering_of(handle, Registering::veto);
     need(Entry::ncclCommWindowRegister, handle, register)
 }
 
@@ -288,6 +314,10 @@ pub fn one_sided(entry: Entry, handle: ncclComm_t, call: OneSided) -> ncclResult
 pub fn real_handle(entry: usize, handle: ncclComm_t) -> Option<ncclComm_t> {
     let found = guard::or_else(|| None, || promise_of(handle));
     let Some(promise) = found.filter(|_| !is_missing_at(entry)) else {
+        // It runs without our seeing when.
+        registering_of(handle, Registering::share);
+        // Whoever is in there is out by then.
+        drop(enter_by(handle));
         let is_lost = !is_missing_at(entry) && promise::is_ours(handle);
         return if is_lost { None } else { Some(handle) };
     };

@@ -1,51 +1,36 @@
-//! Allocations that cannot be registered, so that nobody tries again with every call.
-
-use crate::range::Ranges;
-use crate::registration::entry::{BufferId, Key};
+//! Allocations that cannot be registered, so that nobody tries again with every call. Ids never come again: what was freed
+//! does no harm here, and is forgotten in time.
 
 /// At most so many; what was asked for longest ago is forgotten first.
 #[derive(Debug)]
 pub(super) struct Refused {
-    ids: Ranges<(BufferId, u64)>,
-    entries_max: usize,
+    /// Asked for last stands last.
+    ids: Vec<u64>,
+    count_max: usize,
 }
 
 impl Refused {
-    pub fn new(entries_max: usize) -> Self {
-        Refused { ids: Ranges::new(), entries_max }
+    pub fn new(count_max: usize) -> Self {
+        Refused { ids: Vec::new(), count_max }
     }
 
     /// Whether this one is here.
-    pub fn has(&mut self, key: Key, clock: u64) -> bool {
-        match self.ids.find_mut(key.range.base) {
-            Some((range, (id, asked_at))) if range == key.range && *id == key.id => {
-                *asked_at = clock;
-                true
-            }
-            _ => false,
+    pub fn has(&mut self, id: u64) -> bool {
+        let Some(at) = self.ids.iter().rposition(|known| *known == id) else { return false };
+        if let Some(later) = self.ids.get_mut(at..) {
+            later.rotate_left(1);
         }
+        true
     }
 
-    /// Takes it in; what was at its addresses is no more.
-    pub fn enter(&mut self, key: Key, clock: u64) {
-        let gone: Vec<u64> = self.ids.overlapping(key.range).map(|(range, _)| range.base).collect();
-        for base in gone {
-            self.ids.remove(base);
-        }
-        if self.entries_max == 0 {
+    /// Takes one in that is not here.
+    pub fn enter(&mut self, id: u64) {
+        if self.count_max == 0 {
             return;
         }
-        if self.ids.len() >= self.entries_max {
-            let oldest = self.ids.iter().min_by_key(|(_, (_, asked_at))| *asked_at);
-            if let Some(base) = oldest.map(|(range, _)| range.base) {
-                self.ids.remove(base);
-            }
+        if self.ids.len() >= self.count_max {
+            self.ids.remove(0);
         }
-        // Nothing overlaps it any more.
-        let _ = self.ids.insert(key.range, (key.id, clock));
-    }
-
-    pub fn len(&self) -> usize {
-        self.ids.len()
+        self.ids.push(id);
     }
 }

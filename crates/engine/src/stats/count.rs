@@ -9,6 +9,7 @@ use nccl_sys::Entry;
 use crate::call::Function;
 use crate::path::Path;
 use crate::stats::fabric;
+use crate::stats::registered::Registered;
 use crate::stats::segment::{self, COMMUNICATORS_MAX, Communicator, ENDED, FREE, LIVE, THREAD_SETS};
 
 thread_local! {
@@ -118,6 +119,17 @@ pub fn parked(communicators: u64, bytes: u64) {
     let segment = segment::current();
     segment.parked.store(communicators, Ordering::Relaxed);
     segment.parked_bytes.store(bytes, Ordering::Relaxed);
+}
+
+/// Counts of registrations.
+pub fn registered(what: Registered, more: u64) {
+    segment::current().registrations[what as usize].fetch_add(more, Ordering::Relaxed);
+}
+
+/// Counts of what there is now: it has become more or less by so much.
+pub fn registered_now(what: Registered, change: i64) {
+    // Wraps to what it was.
+    segment::current().registrations[what as usize].fetch_add(change as u64, Ordering::Relaxed);
 }
 
 /// Notes that a communicator has ended; its counts stay to be read.

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use crate::stats::registered;
 use crate::stats::snapshot::Snapshot;
 
 /// One JSON object on one line.
@@ -29,6 +30,9 @@ pub fn text(snapshot: &Snapshot) -> String {
             snapshot.parked,
             size(snapshot.parked_bytes)
         );
+    }
+    if let Some(line) = registered::text(&snapshot.registrations, size) {
+        let _ = writeln!(out, "{line}");
     }
     let _ = writeln!(out, "\n{:<32} {:>12}", "function", "calls");
     for (name, calls) in &snapshot.functions {
@@ -125,6 +129,7 @@ mod tests {
             communicators_made: 1,
             parked: 2,
             parked_bytes: 3 << 20,
+            registrations: [("registered".to_owned(), 12)].into(),
             functions: [("ncclAllReduce".to_owned(), 3), ("ncclCommInitRank".to_owned(), 1)].into(),
             communicators: vec![CommunicatorCounts {
                 serial: 1,

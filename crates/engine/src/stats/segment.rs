@@ -16,6 +16,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::call::FUNCTIONS;
 use crate::path::PATHS;
+use crate::stats::registered::COUNTS;
 
 /// Entry points that fit; more than the table has, so that the layout changes seldom.
 pub const ENTRIES_MAX: usize = 128;
@@ -23,6 +24,10 @@ pub const ENTRIES_MAX: usize = 128;
 pub const COMMUNICATORS_MAX: usize = 256;
 /// Sets of counters among which threads are spread for calls without a communicator.
 pub const THREAD_SETS: usize = 16;
+
+/// Counts of registrations that fit.
+pub const REGISTRATIONS_MAX: usize = 32;
+const _: () = assert!(COUNTS <= REGISTRATIONS_MAX);
 
 /// The first word of a segment.
 pub const MAGIC: u64 = 0x5753_4e41_4c44_4e57;
@@ -51,6 +56,8 @@ pub struct Segment {
     pub parked: AtomicU64,
     /// Bytes of device memory that these keep, as far as is known.
     pub parked_bytes: AtomicU64,
+    /// What is registered: numbers of [`crate::stats::registered`].
+    pub registrations: [AtomicU64; REGISTRATIONS_MAX],
     /// Calls that the face passed on without looking, by entry point.
     pub passed: [AtomicU64; ENTRIES_MAX],
     /// Calls without a communicator, by entry point, spread over threads.

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::call::Function;
 use crate::path::Path;
 use crate::stats::fabric;
+use crate::stats::registered::Registered;
 use crate::stats::segment::{self, FREE, LIVE, Segment};
 
 /// Counts of a process. Counters are read one by one while calls go on: sums may differ by calls in flight.
@@ -34,6 +35,9 @@ pub struct Snapshot {
     /// Bytes of device memory that these keep, as far as is known.
     #[serde(default)]
     pub parked_bytes: u64,
+    /// What was registered with NCCL by itself, by the names of [`crate::stats::registered`]; only what is not 0.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub registrations: BTreeMap<String, u64>,
     /// Calls by function, only those called; a `pnccl` name counts as its `nccl` name.
     pub functions: BTreeMap<String, u64>,
     /// Communicators, in the order of birth. Serial 0 stands for unknown handles and for old, ended ones.
@@ -92,6 +96,7 @@ impl Snapshot {
             communicators_made: segment.communicators_made.load(Ordering::Relaxed),
             parked: segment.parked.load(Ordering::Relaxed),
             parked_bytes: segment.parked_bytes.load(Ordering::Relaxed),
+            registrations: registrations(segment),
             functions: functions(segment, &communicators),
             communicators,
         }
@@ -140,6 +145,12 @@ impl CommunicatorCounts {
             calls,
         })
     }
+}
+
+fn registrations(segment: &Segment) -> BTreeMap<String, u64> {
+    let counts = segment.registrations.iter().map(|count| count.load(Ordering::Relaxed));
+    let named = Registered::NAMES.iter().zip(counts).filter(|(_, count)| *count > 0);
+    named.map(|(name, count)| ((*name).into(), count)).collect()
 }
 
 fn functions(segment: &Segment, communicators: &[CommunicatorCounts]) -> BTreeMap<String, u64> {

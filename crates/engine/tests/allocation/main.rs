@@ -6,6 +6,7 @@ mod support;
 
 mod memory;
 
+mod aliases;
 mod kinds;
 mod lookups;
 mod reuse;

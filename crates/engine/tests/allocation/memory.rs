@@ -58,6 +58,12 @@ pub fn map(at: u64, bytes: u64, handle: u64) {
     ok(cuMemMap(at, bytes as usize, 0, handle, 0));
 }
 
+/// Lets the first device read and write it.
+pub fn allow(at: u64, bytes: u64) {
+    // `CUmemAccessDesc`: a device, the first; reading and writing.
+    ok(cuMemSetAccess(at, bytes as usize, &[1, 0, 3], 1));
+}
+
 pub fn unmap(at: u64, bytes: u64) {
     ok(cuMemUnmap(at, bytes as usize));
 }

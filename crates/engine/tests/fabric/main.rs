@@ -7,3 +7,5 @@ mod support;
 mod births;
 mod derived;
 mod ids;
+mod pages;
+mod processes;

@@ -1,282 +1,261 @@
 //! One case each of what the properties hold in general.
 
-use windlass_engine::range::Range;
-use windlass_engine::registration::{Answer, Cache, EntryId, Epoch, Key, Token, Why};
+use windlass_engine::registration::{Cache, Key, Use, Why};
 
-use crate::strict::{Strict, cache, close, pass, range};
+use crate::strict::{Alias, Run, Strict, range};
 
 const MIB: u64 = 1 << 20;
 
-/// All of the allocation is used in an operation; the strict one knows.
-fn use_whole(cache: &mut Cache<u64>, strict: &mut Strict, key: Key, epoch: u64) -> Answer {
-    let answer = cache.want(strict, key, key.range, Epoch(epoch));
-    if let (Answer::Registered(_), Some(live)) = (answer, strict.find(key)) {
-        live.last_use = live.last_use.max(epoch);
-        live.used_at = epoch;
-    }
-    answer
-}
-
-fn is_registered(answer: Answer) -> bool {
-    matches!(answer, Answer::Registered(_))
-}
-
-fn entry(answer: Answer) -> EntryId {
-    match answer {
-        Answer::Registered(entry) => entry,
-        other => panic!("{other:?}"),
-    }
-}
-
-/// Memory at an address where other memory was is registered anew, after the old was given back, and staged until then;
-/// whether somebody said that it was freed or not.
+/// Other memory at an address where memory was: the old alias goes at once, though its last call is not known to be over,
+/// whether the new one lies over it exactly, in part, or over several.
 #[test]
 fn an_address_used_again() {
-    for marked in [false, true] {
-        let (mut cache, mut strict) = (cache(8, 64 * MIB), Strict::new());
-        let old = strict.allocate(range(4 * MIB, 4 * MIB));
-        let id = entry(use_whole(&mut cache, &mut strict, old, 1));
-        strict.free(old);
-        if marked {
-            cache.freed(range(4 * MIB, 1));
-            assert!(cache.is_waiting());
-        }
-        if let Some(live) = strict.find(old) {
-            live.is_active = false;
-        }
-        // Over its second half at first.
-        let half = strict.allocate(range(6 * MIB, 8 * MIB));
-        assert_eq!(use_whole(&mut cache, &mut strict, half, 2), Answer::Staged(Why::Waits));
-        strict.free(half);
-        let new = strict.allocate(range(4 * MIB, 4 * MIB));
-        assert_eq!(use_whole(&mut cache, &mut strict, new, 2), Answer::Staged(Why::Waits));
-        assert_eq!(cache.waits_for(), Some(Epoch(1)));
-        assert!(!cache.make_way(&mut strict, new));
-        pass(&mut cache, &mut strict, 1);
-        assert!(cache.make_way(&mut strict, new));
-        assert!(!cache.is_waiting());
-        assert!(is_registered(use_whole(&mut cache, &mut strict, new, 3)));
-        assert_eq!((strict.registered, strict.deregistered), (2, 1));
-        assert!(!cache.hold(id), "the old one is gone");
-        close(&mut cache, &mut strict);
-    }
+    let mut run = Run::new(8, 64 * MIB);
+    let old = run.strict.allocate(range(4 * MIB, 4 * MIB));
+    let first = run.want_whole(old, 1).unwrap();
+    assert_eq!(run.want(old, range(5 * MIB, MIB), 2), Ok(first));
+    run.strict.free(old);
+    let same = run.strict.allocate(old.range);
+    assert_ne!(run.want_whole(same, 3), Ok(first));
+    run.strict.free(same);
+    let half = run.strict.allocate(range(6 * MIB, 8 * MIB));
+    let other = run.strict.allocate(range(4 * MIB, 2 * MIB));
+    assert!(run.want_whole(half, 4).is_ok() && run.want_whole(other, 4).is_ok());
+    assert_eq!((run.strict.live.len(), run.cache.counters().changed), (2, 2));
+    [half, other].into_iter().for_each(|key| run.strict.free(key));
+    let all = run.strict.allocate(range(0, 32 * MIB));
+    assert!(run.want_whole(all, 5).is_ok());
+    assert_eq!((run.strict.live.len(), run.cache.counters().changed), (1, 4));
+    run.close();
 }
 
-/// Identity is the whole of it: the same id over other addresses is another allocation.
+/// Both parts of a key are looked at: no id is found over other addresses.
 #[test]
 fn one_id_over_other_addresses() {
-    let (mut cache, mut strict) = (cache(8, 64 * MIB), Strict::new());
-    let key = strict.allocate(range(4 * MIB, 4 * MIB));
-    assert!(is_registered(use_whole(&mut cache, &mut strict, key, 1)));
+    let mut run = Run::new(8, 64 * MIB);
+    let key = run.strict.allocate(range(4 * MIB, 4 * MIB));
+    let first = run.want_whole(key, 1).unwrap();
     let larger = Key { range: range(4 * MIB, 8 * MIB), ..key };
-    strict.memory = vec![larger];
-    strict.live[0].is_active = false;
-    assert_eq!(use_whole(&mut cache, &mut strict, larger, 2), Answer::Staged(Why::Waits));
-    pass(&mut cache, &mut strict, 2);
-    assert!(is_registered(use_whole(&mut cache, &mut strict, larger, 3)));
-    assert_eq!((strict.registered, strict.deregistered), (2, 1));
-    close(&mut cache, &mut strict);
+    run.strict.memory = vec![larger];
+    assert_ne!(run.want_whole(larger, 2).unwrap(), first);
+    assert_eq!((run.strict.live.len(), run.strict.deregistered), (1, 1));
+    run.close();
 }
 
-/// What a graph captured stays until the graph is gone and its last run is over, whatever becomes of the memory.
-#[test]
-fn captured_then_freed() {
-    let (mut cache, mut strict) = (cache(1, 64 * MIB), Strict::new());
-    let captured = strict.allocate(range(0x1000, MIB));
-    let id = entry(use_whole(&mut cache, &mut strict, captured, 1));
-    assert!(cache.hold(id) && cache.hold(id));
-    strict.find(captured).unwrap().holds = 2;
-    pass(&mut cache, &mut strict, 1);
-    // No room for another: nothing may leave.
-    let other = strict.allocate(range(16 * MIB, MIB));
-    assert_eq!(use_whole(&mut cache, &mut strict, other, 2), Answer::Staged(Why::Full));
-    cache.freed(captured.range);
-    strict.find(captured).unwrap().is_active = false;
-    cache.drain(&mut strict);
-    cache.release(id, Epoch(3));
-    cache.drain(&mut strict);
-    assert_eq!(strict.live.len(), 1);
-    cache.release(id, Epoch(5));
-    let live = strict.find(captured).unwrap();
-    (live.holds, live.last_use) = (0, 5);
-    pass(&mut cache, &mut strict, 4);
-    cache.drain(&mut strict);
-    assert_eq!((strict.live.len(), cache.waits_for()), (1, Some(Epoch(5))));
-    pass(&mut cache, &mut strict, 5);
-    cache.drain(&mut strict);
-    assert_eq!(strict.live.len(), 0);
-    assert!(!cache.hold(id));
-    cache.release(id, Epoch(6));
-    close(&mut cache, &mut strict);
-}
-
-/// At its limits the cache lets go of what was used longest ago, but of nothing that may be in use, and of nothing in vain.
+/// At its limits the cache lets go of what was used longest ago, but of nothing that may be in use, and of nothing in vain;
+/// it tells which call would have to be over.
 #[test]
 fn limits() {
-    let (mut cache, mut strict) = (cache(3, 10 * MIB), Strict::new());
-    let keys: Vec<Key> = (0..5).map(|i| strict.allocate(range(i * 16 * MIB, 3 * MIB))).collect();
-    for (i, key) in keys[..3].iter().enumerate() {
-        assert!(is_registered(use_whole(&mut cache, &mut strict, *key, 1 + i as u64)));
+    let mut run = Run::new(3, 10 * MIB);
+    let keys: Vec<Key> = (0..5).map(|i| run.strict.allocate(range(i * 16 * MIB, 3 * MIB))).collect();
+    for (call, key) in (1..).zip(&keys[..3]) {
+        assert!(run.want_whole(*key, call).is_ok());
     }
-    assert_eq!(use_whole(&mut cache, &mut strict, keys[3], 4), Answer::Staged(Why::Full));
-    pass(&mut cache, &mut strict, 2);
-    assert!(is_registered(use_whole(&mut cache, &mut strict, keys[0], 5)));
+    assert_eq!((run.want_whole(keys[3], 4), run.cache.waits_for()), (Err(Why::Full), Some(Use(1))));
+    run.over(2);
+    assert_eq!(run.cache.waits_for(), None);
+    assert!(run.want_whole(keys[0], 5).is_ok());
     // The second alone is over.
-    assert!(is_registered(use_whole(&mut cache, &mut strict, keys[3], 6)));
-    assert!(strict.find(keys[1]).is_none());
+    assert!(run.want_whole(keys[3], 6).is_ok());
+    assert!(run.strict.find(keys[1]).is_none());
     // One would leave, and that would not be room enough.
-    pass(&mut cache, &mut strict, 3);
-    let large = strict.allocate(range(512 * MIB, 8 * MIB));
-    assert_eq!(use_whole(&mut cache, &mut strict, large, 7), Answer::Staged(Why::Full));
-    assert_eq!((cache.counters().evicted, strict.live.len()), (1, 3));
-    pass(&mut cache, &mut strict, 7);
-    assert!(is_registered(use_whole(&mut cache, &mut strict, large, 8)));
-    assert_eq!((cache.counters().evicted, strict.live.len()), (4, 1));
-    let too_large = strict.allocate(range(1024 * MIB, 11 * MIB));
-    assert_eq!(use_whole(&mut cache, &mut strict, too_large, 9), Answer::Staged(Why::Full));
-    let counters = cache.counters();
-    assert_eq!((counters.staged.full, counters.entries_highest, counters.bytes_highest), (3, 3, 9 * MIB));
-    close(&mut cache, &mut strict);
+    run.over(3);
+    let large = run.strict.allocate(range(512 * MIB, 8 * MIB));
+    assert_eq!((run.want_whole(large, 7), run.cache.waits_for()), (Err(Why::Full), Some(Use(6))));
+    assert_eq!((run.cache.counters().evicted, run.strict.live.len()), (1, 3));
+    // It waits for nothing any more when something was freed.
+    run.freed(keys[3].range);
+    assert_eq!(run.cache.waits_for(), None);
+    run.over(7);
+    assert!(run.want_whole(large, 8).is_ok());
+    assert_eq!((run.cache.counters().evicted, run.strict.live.len()), (3, 1));
+    let too_large = run.strict.allocate(range(1024 * MIB, 11 * MIB));
+    assert_eq!((run.want_whole(too_large, 9), run.cache.waits_for()), (Err(Why::Full), None));
+    let counters = run.cache.counters();
+    assert_eq!((counters.full, counters.entries_highest, counters.bytes_highest), (3, 3, 9 * MIB));
+    run.close();
 }
 
 /// What cannot be registered is asked for once, not again with every call; other memory at its addresses is.
 #[test]
 fn refused_once() {
-    let (mut cache, mut strict) = (cache(8, 1 << 40), Strict::new());
-    let key = strict.allocate(range(4 * MIB, 4 * MIB));
-    strict.never.insert(key.id.0);
-    for epoch in 1..100 {
-        assert_eq!(use_whole(&mut cache, &mut strict, key, epoch), Answer::Staged(Why::Refused));
+    let mut run = Run::new(8, 1 << 40);
+    let key = run.strict.allocate(range(4 * MIB, 4 * MIB));
+    run.strict.never.insert(key.id);
+    for call in 1..100 {
+        assert_eq!(run.want_whole(key, call), Err(Why::Refused));
     }
-    assert_eq!((strict.registered, cache.counters().refused), (1, 1));
-    strict.free(key);
-    let new = strict.allocate(range(4 * MIB, 4 * MIB));
-    assert!(is_registered(use_whole(&mut cache, &mut strict, new, 100)));
+    assert_eq!((run.strict.registered, run.cache.counters().refused), (1, 99));
+    run.strict.free(key);
+    let new = run.strict.allocate(range(4 * MIB, 4 * MIB));
+    assert!(run.want_whole(new, 100).is_ok());
     // What failed for now is tried again.
-    let later = strict.allocate(range(64 * MIB, MIB));
-    strict.fails_now = true;
-    assert_eq!(use_whole(&mut cache, &mut strict, later, 101), Answer::Staged(Why::Failed));
-    strict.fails_now = false;
-    assert!(is_registered(use_whole(&mut cache, &mut strict, later, 102)));
-    // No more than so many are remembered.
-    for i in 0..100 {
-        let key = strict.allocate(range((100 + i) * MIB, MIB));
-        strict.never.insert(key.id.0);
-        assert_eq!(use_whole(&mut cache, &mut strict, key, 103), Answer::Staged(Why::Refused));
+    let later = run.strict.allocate(range(64 * MIB, MIB));
+    run.strict.fails_now = true;
+    assert_eq!(run.want_whole(later, 101), Err(Why::Failed));
+    run.strict.fails_now = false;
+    assert!(run.want_whole(later, 102).is_ok());
+    // Four are remembered; what is asked for again stays so.
+    let others: Vec<Key> = (100..120).map(|i| run.strict.allocate(range(i * MIB, MIB))).collect();
+    run.strict.never.extend(others.iter().map(|key| key.id));
+    let registered = run.strict.registered;
+    for key in &others {
+        assert_eq!(run.want_whole(*key, 103), Err(Why::Refused));
+        assert_eq!(run.want_whole(others[0], 103), Err(Why::Refused));
     }
-    assert_eq!(cache.counters().refused, 4);
-    // What is asked for again stays remembered.
-    let asked = strict.memory[strict.memory.len() - 1];
-    for i in 0..20 {
-        let key = strict.allocate(range((300 + i) * MIB, MIB));
-        strict.never.insert(key.id.0);
-        use_whole(&mut cache, &mut strict, key, 104);
-        let registered = strict.registered;
-        assert_eq!(use_whole(&mut cache, &mut strict, asked, 104), Answer::Staged(Why::Refused));
-        assert_eq!(strict.registered, registered);
-    }
-    close(&mut cache, &mut strict);
+    assert_eq!(run.strict.registered, registered + 20);
+    assert_eq!(run.want_whole(others[16], 104), Err(Why::Refused));
+    assert_eq!(run.strict.registered, registered + 21);
+    run.close();
 }
 
-/// What the application registered serves what lies in it, and is never given back by us; where its memory is no more,
-/// what came instead does not reach NCCL.
-#[test]
-fn registrations_of_the_application() {
-    let (mut cache, mut strict) = (cache(8, 1 << 40), Strict::new());
-    let key = strict.allocate(range(4 * MIB, 4 * MIB));
-    let first = range(4 * MIB, MIB);
-    cache.application_registers(Token(7), key, first);
-    cache.application_registers(Token(7), key, first);
-    assert_eq!(cache.want(&mut strict, key, first, Epoch(1)), Answer::Applications);
-    cache.application_deregisters(Token(7));
-    assert_eq!(cache.want(&mut strict, key, first, Epoch(1)), Answer::Applications);
-    assert_eq!((strict.registered, cache.counters().applications_hits), (0, 2));
-    // What lies beside it needs the whole.
-    assert!(is_registered(use_whole(&mut cache, &mut strict, key, 1)));
-    cache.application_deregisters(Token(7));
-    assert_eq!(cache.counters().applications, 0);
-    assert!(is_registered(cache.want(&mut strict, key, first, Epoch(1))));
-    assert_eq!(strict.deregistered, 0);
-    // Freed before it was given back.
-    cache.application_registers(Token(8), key, first);
-    strict.free(key);
-    cache.freed(key.range);
-    strict.live[0].is_active = false;
-    pass(&mut cache, &mut strict, 1);
-    // NCCL took its registration for ours, of the whole, which is there as long as the application's is.
-    let new = strict.allocate(range(6 * MIB, 2 * MIB));
-    assert_eq!(use_whole(&mut cache, &mut strict, new, 2), Answer::Staged(Why::Applications));
-    assert_eq!(strict.live.len(), 0);
-    cache.application_deregisters(Token(8));
-    assert!(is_registered(use_whole(&mut cache, &mut strict, new, 3)));
-    close(&mut cache, &mut strict);
-}
-
-/// Where giving back failed nothing is ever registered, and nothing is tried twice.
+/// What could not be given back is kept and never tried again; it takes room, and its addresses are the application's.
 #[test]
 fn stuck() {
-    let (mut cache, mut strict) = (cache(2, 1 << 40), Strict::new());
-    let key = strict.allocate(range(4 * MIB, 4 * MIB));
-    assert!(is_registered(use_whole(&mut cache, &mut strict, key, 1)));
-    strict.free(key);
-    strict.find(key).unwrap().is_active = false;
-    cache.freed(key.range);
-    pass(&mut cache, &mut strict, 1);
-    strict.gives_back = false;
-    cache.drain(&mut strict);
-    assert!(!cache.is_waiting());
-    let new = strict.allocate(key.range);
-    assert_eq!(use_whole(&mut cache, &mut strict, new, 2), Answer::Staged(Why::Stuck));
-    // It takes room; the limit holds.
-    let others: Vec<Key> = (8..10).map(|i| strict.allocate(range(i * 4 * MIB, MIB))).collect();
-    assert!(is_registered(use_whole(&mut cache, &mut strict, others[0], 3)));
-    assert_eq!(use_whole(&mut cache, &mut strict, others[1], 3), Answer::Staged(Why::Full));
-    strict.gives_back = true;
-    close(&mut cache, &mut strict);
+    let mut run = Run::new(2, 1 << 40);
+    let key = run.strict.allocate(range(4 * MIB, 4 * MIB));
+    let first = run.want_whole(key, 1).unwrap();
+    run.strict.free(key);
+    run.strict.gives_back = false;
+    assert_eq!(run.look(), 1);
+    assert_eq!((run.look(), run.freed(range(0, u64::MAX))), (0, 0));
+    assert!(run.cache.is_empty());
+    let new = run.strict.allocate(key.range);
+    assert_ne!(run.want_whole(new, 2).unwrap(), first);
+    let other = run.strict.allocate(range(32 * MIB, MIB));
+    assert_eq!((run.want_whole(other, 3), run.cache.waits_for()), (Err(Why::Full), Some(Use(2))));
+    // What was to make room gets stuck, too.
+    run.over(2);
+    assert_eq!((run.want_whole(other, 3), run.cache.waits_for()), (Err(Why::Full), None));
+    assert_eq!((run.strict.stuck.len(), run.cache.counters().evicted), (2, 0));
+    run.strict.gives_back = true;
+    run.close();
+}
+
+/// What is told of several allocations at once, of parts, and of none; what looks at all.
+#[test]
+fn freed_and_looked_for() {
+    let mut run = Run::new(8, u64::MAX);
+    let keys: Vec<Key> = (1..6).map(|i| run.strict.allocate(range(i * 4 * MIB, 4 * MIB))).collect();
+    keys.iter().for_each(|key| assert!(run.want_whole(*key, 1).is_ok()));
+    for nothing in [range(0, 4 * MIB), range(24 * MIB, MIB), range(u64::MAX, 1)] {
+        assert_eq!(run.freed(nothing), 0);
+    }
+    assert_eq!(run.freed(range(8 * MIB - 1, 2)), 2);
+    assert_eq!(run.look(), 0);
+    // Gone, and gone with other memory in its place.
+    run.strict.free(keys[2]);
+    run.strict.free(keys[3]);
+    run.strict.allocate(keys[3].range);
+    assert_eq!((run.look(), run.look()), (2, 0));
+    let counters = run.cache.counters();
+    assert_eq!((counters.freed, counters.changed, counters.entries), (2, 2, 1));
+    run.close();
 }
 
 /// Buffers that do not lie within what is told of them, and keys that are no allocation.
 #[test]
 fn strange_buffers() {
-    let (mut cache, mut strict) = (cache(2, u64::MAX), Strict::new());
-    let key = strict.allocate(range(4 * MIB, 4 * MIB));
-    for part in [range(4 * MIB, 4 * MIB + 1), range(3 * MIB, MIB), range(5 * MIB, 0), range(9 * MIB, 1)] {
-        assert_eq!(cache.want(&mut strict, key, part, Epoch(1)), Answer::Staged(Why::Straddles));
+    let mut run = Run::new(2, u64::MAX);
+    let key = run.strict.allocate(range(4 * MIB, 4 * MIB));
+    for _ in 0..2 {
+        for part in [range(4 * MIB, 4 * MIB + 1), range(3 * MIB, MIB), range(5 * MIB, 0), range(9 * MIB, 1)] {
+            assert_eq!(run.want(key, part, 1), Err(Why::Straddles));
+        }
+        assert!(run.want_whole(key, 1).is_ok());
     }
-    let wrapping = Key { range: range(u64::MAX - 1, 16), ..key };
-    let part = Range { base: u64::MAX - 1, bytes: 1 };
-    assert_eq!(cache.want(&mut strict, wrapping, part, Epoch(1)), Answer::Staged(Why::Straddles));
-    assert_eq!(strict.registered, 0);
-    close(&mut cache, &mut strict);
+    let wrapping = Key { range: range(u64::MAX - 1, 16), id: 77 };
+    assert_eq!(run.want(wrapping, range(u64::MAX - 1, 1), 1), Err(Why::Straddles));
+    let nothing = Key { range: range(64, 0), id: 0 };
+    assert_eq!(run.want(nothing, range(64, 1), 1), Err(Why::Straddles));
+    assert_eq!((run.strict.registered, run.cache.counters().straddles), (1, 10));
+    run.close();
 }
 
-/// 40,000 times allocated, used and freed, with and without a word of it: what is held stays bounded.
+/// A room of none has none, and a cache may go from thread to thread.
+#[test]
+fn no_room_at_all() {
+    fn is_send<T: Send>() {}
+    is_send::<Cache<Alias>>();
+    for mut run in [Run::new(0, u64::MAX), Run::new(8, 0)] {
+        let key = run.strict.allocate(range(4 * MIB, 4 * MIB));
+        assert_eq!((run.want_whole(key, 1), run.cache.waits_for()), (Err(Why::Full), None));
+        run.close();
+    }
+}
+
+/// More buffers than there is room for, in all orders, four calls behind: each gets its alias, and none leaves under a call.
+#[test]
+fn eviction_under_load() {
+    let mut run = Run::new(16, 64 * MIB);
+    let keys: Vec<Key> =
+        (0..48).map(|i| run.strict.allocate(range(i * 8 * MIB, (1 + i % 4) * MIB))).collect();
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    for call in 1..20_000_u64 {
+        for _ in 0..2 {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let key = keys[(state >> 33) as usize % keys.len()];
+            assert!(run.want_whole(key, call).is_ok(), "call {call}");
+        }
+        run.over(call.saturating_sub(4));
+    }
+    let counters = run.cache.counters();
+    assert!(
+        counters.evicted > 10_000 && counters.full == 0 && counters.entries_highest == 16,
+        "{counters:?}"
+    );
+    run.close();
+}
+
+/// 40,000 times allocated, used and freed, told of, looked for or neither: what is held stays bounded, the program's own memory
+/// as well.
 #[test]
 fn cycles() {
-    let (mut cache, mut strict) = (cache(16, 64 * MIB), Strict::new());
-    let (mut served, mut epoch) = (0_u64, 0);
+    let mut run = Run::new(16, 64 * MIB);
+    let mut held = [0; 2];
     for cycle in 0..40_000_u64 {
-        let key = strict.allocate(range((cycle * 7 % 24) * 4 * MIB, (1 + cycle % 4) * MIB));
-        epoch += 1;
-        // What is over the new is seen as that.
-        for live in strict.live.iter_mut().filter(|live| live.key.range.overlaps(key.range)) {
-            live.is_active = false;
+        let key = run.strict.allocate(range((cycle * 7 % 24) * 4 * MIB, (1 + cycle % 4) * MIB));
+        let refused = cycle % 11 == 0;
+        if refused {
+            run.strict.never.insert(key.id);
         }
-        served += u64::from(is_registered(use_whole(&mut cache, &mut strict, key, epoch)));
-        if cycle % 3 == 0 {
-            cache.freed(range(key.range.base, 1));
-            if let Some(live) = strict.find(key) {
-                live.is_active = false;
-            }
+        assert_eq!(run.want_whole(key, cycle + 1).err(), refused.then_some(Why::Refused), "cycle {cycle}");
+        match cycle % 3 {
+            0 => drop(run.freed(range(key.range.base, 1))),
+            // No id comes again.
+            1 => run.strict.never.clear(),
+            _ => {}
         }
-        strict.free(key);
+        run.strict.free(key);
         if cycle % 5 == 0 {
-            pass(&mut cache, &mut strict, epoch);
-            cache.drain(&mut strict);
+            run.over(cycle + 1);
         }
-        assert!(strict.live.len() <= 16 && strict.bytes() <= 64 * MIB);
+        if cycle % 64 == 0 {
+            run.look();
+            assert!(run.strict.live.is_empty());
+        }
+        let (entries, bytes) = run.strict.held();
+        assert!(entries <= 16 && bytes <= 64 * MIB);
+        held[0] = held[0].max(crate::lookups::held().max(0) * i64::from(cycle < 20_000));
+        held[1] = held[1].max(crate::lookups::held());
     }
-    assert!(served > 30_000, "only {served} were registered");
-    close(&mut cache, &mut strict);
-    assert_eq!(strict.live.len(), 0);
+    assert!(held[1] <= held[0], "{held:?} bytes of this program");
+    run.close();
+}
+
+/// Aliases come out of a cache that is full of them, stuck ones too, and none is asked to be given back.
+#[test]
+fn closed() {
+    let mut run = Run::new(8, u64::MAX);
+    let keys: Vec<Key> = (1..6).map(|i| run.strict.allocate(range(i * 4 * MIB, MIB))).collect();
+    keys.iter().for_each(|key| assert!(run.want_whole(*key, 1).is_ok()));
+    run.strict.gives_back = false;
+    run.freed(keys[0].range);
+    let left: Vec<Alias> = run.cache.close().collect();
+    assert_eq!((left.len(), run.strict.deregistered), (5, 0));
+    // Empty, and as good as new.
+    run.strict = Strict::new();
+    let key = run.strict.allocate(range(4 * MIB, MIB));
+    assert!(run.want_whole(key, 2).is_ok());
+    assert_eq!((run.cache.counters().entries, run.cache.counters().bytes), (1, MIB));
 }

@@ -5,25 +5,33 @@ use std::cell::Cell;
 use std::hint::black_box;
 use std::time::Instant;
 
-use windlass_engine::registration::{Answer, BufferId, Epoch, Key};
+use windlass_engine::registration::{Key, Use};
 
-use crate::strict::{Strict, cache, close, range};
+use crate::strict::{Run, range};
 
 struct Counting;
 
 thread_local! {
     static ALLOCATED: Cell<u64> = const { Cell::new(0) };
+    static HELD: Cell<i64> = const { Cell::new(0) };
+}
+
+/// Bytes that this thread allocated and did not free.
+pub fn held() -> i64 {
+    HELD.get()
 }
 
 // SAFETY: the system's allocator does all of it.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATED.set(ALLOCATED.get() + 1);
+        HELD.set(HELD.get() + layout.size() as i64);
         // SAFETY: the caller's layout, unchanged.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        HELD.set(HELD.get() - layout.size() as i64);
         // SAFETY: the caller's pointer and layout, unchanged.
         unsafe { System.dealloc(pointer, layout) }
     }
@@ -32,18 +40,17 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// A registered buffer is found within 60 ns among 256 others in random order, and nothing is allocated. The time is the best of
-/// many rounds, so that a busy machine does not matter.
+/// A registered buffer is found within 15 ns among 64 others in random order, and nothing is allocated. The time is the best
+/// of many rounds, so that a busy machine does not matter.
 #[test]
 fn known_buffers() {
     const MIB: u64 = 1 << 20;
     const ROUNDS: u64 = 100;
-    for entries in [1_u64, 16, 256, 1024] {
-        let (mut cache, mut strict) = (cache(1024, u64::MAX), Strict::new());
-        let keys: Vec<Key> = (0..entries).map(|i| strict.allocate(range(i * 4 * MIB, 2 * MIB))).collect();
-        for key in &keys {
-            assert!(matches!(cache.want(&mut strict, *key, key.range, Epoch(1)), Answer::Registered(_)));
-        }
+    for entries in [1_u64, 16, 64, 1024] {
+        let mut run = Run::new(1024, u64::MAX);
+        let keys: Vec<Key> = (0..entries).map(|i| run.strict.allocate(range(i * 4 * MIB, 2 * MIB))).collect();
+        keys.iter().for_each(|key| assert!(run.want_whole(*key, 1).is_ok()));
+        let Run { mut cache, mut strict, .. } = run;
         let mut state = 0x9e37_79b9_7f4a_7c15_u64;
         let mut wanted = Vec::new();
         for _ in 0..4096 {
@@ -56,22 +63,16 @@ fn known_buffers() {
         for round in 0..ROUNDS {
             let start = Instant::now();
             for (key, part) in &wanted {
-                black_box(cache.want(&mut strict, black_box(*key), black_box(*part), Epoch(2 + round)));
+                let found = cache.want(&mut strict, black_box(*key), black_box(*part), Use(2 + round));
+                black_box(found.is_ok());
             }
             best_ns = best_ns.min(start.elapsed().as_secs_f64() * 1e9 / wanted.len() as f64);
         }
         assert_eq!(ALLOCATED.get(), before, "looking up allocates");
         assert_eq!(cache.counters().hits, ROUNDS * wanted.len() as u64);
         println!("{entries} registered: found in {best_ns:.1} ns");
-        if cfg!(not(debug_assertions)) && entries <= 256 {
-            assert!(best_ns <= 60.0, "{best_ns:.1} ns with {entries} registered");
+        if cfg!(not(debug_assertions)) && entries <= 64 {
+            assert!(best_ns <= 15.0, "{best_ns:.1} ns with {entries} registered");
         }
-        // Another id at a known address is not found.
-        let other = Key { id: BufferId(u64::MAX), ..keys[0] };
-        assert!(!matches!(cache.want(&mut strict, other, other.range, Epoch(99)), Answer::Registered(_)));
-        for live in &mut strict.live {
-            live.is_active = false;
-        }
-        close(&mut cache, &mut strict);
     }
 }

@@ -3,60 +3,78 @@
 use std::collections::BTreeSet;
 
 use windlass_engine::range::Range;
-use windlass_engine::registration::{BufferId, Cache, Epoch, Failure, Key, Limits, Registrar};
+use windlass_engine::registration::{Cache, Failure, Key, Limits, Registrar, Use, Why};
 
 pub fn range(base: u64, bytes: u64) -> Range {
     Range { base, bytes }
 }
 
-/// A registration that somebody holds.
+/// Known by its number alone, so that it cannot be given back twice by mistake.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Alias(pub u64);
+
+/// A registration that there is.
 #[derive(Clone, Debug)]
 pub struct Live {
-    pub handle: u64,
+    pub alias: u64,
     pub key: Key,
-    /// The last operation that used it, and the clock then.
     pub last_use: u64,
-    pub used_at: u64,
-    pub holds: u64,
-    /// Whether it is to be found: its memory was not said to be freed, and nothing else was seen there.
-    pub is_active: bool,
-    /// Whether giving it back failed.
-    pub is_stuck: bool,
 }
 
-impl Live {
-    pub fn may_leave(&self, passed: u64) -> bool {
-        !self.is_stuck && self.holds == 0 && self.last_use <= passed
-    }
+/// Why the cache may give back, now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Doing {
+    Nothing,
+    /// What lies over other memory, or what leaves for room.
+    Want(Key),
+    /// What shares addresses with this.
+    Freed(Range),
+    /// What is allocated no more.
+    Look,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Strict {
     /// What is allocated.
     pub memory: Vec<Key>,
     pub live: Vec<Live>,
-    pub passed: u64,
-    /// Nobody uses anything any more.
-    pub is_over: bool,
+    /// Those that could not be given back: their number and bytes.
+    pub stuck: Vec<(u64, u64)>,
+    pub over: u64,
     pub never: BTreeSet<u64>,
     pub fails_now: bool,
     pub gives_back: bool,
-    /// Calls of this registrar.
+    pub doing: Doing,
+    /// Calls of this registrar, and how often one left for room.
     pub registered: u64,
     pub deregistered: u64,
+    pub evicted: u64,
     next: u64,
 }
 
 impl Strict {
     pub fn new() -> Self {
-        Strict { gives_back: true, ..Strict::default() }
+        Strict {
+            memory: Vec::new(),
+            live: Vec::new(),
+            stuck: Vec::new(),
+            over: 0,
+            never: BTreeSet::new(),
+            fails_now: false,
+            gives_back: true,
+            doing: Doing::Nothing,
+            registered: 0,
+            deregistered: 0,
+            evicted: 0,
+            next: 0,
+        }
     }
 
     /// Memory with an id that never was.
     pub fn allocate(&mut self, at: Range) -> Key {
         assert!(self.memory.iter().all(|key| !key.range.overlaps(at)), "the test allocates twice");
         self.next += 1;
-        let key = Key { range: at, id: BufferId(self.next) };
+        let key = Key { range: at, id: self.next };
         self.memory.push(key);
         key
     }
@@ -69,77 +87,158 @@ impl Strict {
         self.live.iter_mut().find(|live| live.key == key)
     }
 
-    pub fn bytes(&self) -> u64 {
-        self.live.iter().map(|live| live.key.range.bytes).sum()
+    /// Registrations and their bytes, stuck ones too.
+    pub fn held(&self) -> (u64, u64) {
+        let live: u64 = self.live.iter().map(|live| live.key.range.bytes).sum();
+        let stuck: u64 = self.stuck.iter().map(|(_, bytes)| bytes).sum();
+        ((self.live.len() + self.stuck.len()) as u64, live + stuck)
+    }
+
+    /// Whether what leaves now does for the reason that is being dealt with; else it is for room.
+    fn is_gone(&self, key: Key) -> bool {
+        match self.doing {
+            Doing::Nothing => false,
+            Doing::Want(wanted) => key != wanted && key.range.overlaps(wanted.range),
+            Doing::Freed(range) => key.range.overlaps(range),
+            Doing::Look => !self.memory.contains(&key),
+        }
     }
 }
 
 impl Registrar for Strict {
-    type Handle = u64;
+    type Alias = Alias;
 
-    fn register(&mut self, range: Range) -> Result<u64, Failure> {
+    fn register(&mut self, key: Key) -> Result<Alias, Failure> {
         self.registered += 1;
-        let overlapped = self.live.iter().find(|live| live.key.range.overlaps(range));
-        assert!(overlapped.is_none(), "{range:?} registered over {overlapped:?}: NCCL gives the old record");
-        let key = *self.memory.iter().find(|key| key.range == range).expect("no whole allocation, or freed");
-        if self.never.contains(&key.id.0) {
+        assert_eq!(self.doing, Doing::Want(key));
+        assert!(self.memory.contains(&key), "no whole allocation, or freed");
+        let there = self.live.iter().find(|live| live.key.range.overlaps(key.range));
+        assert!(there.is_none(), "{key:?} though there is {there:?}");
+        if self.never.contains(&key.id) {
             return Err(Failure::Never);
         }
         if self.fails_now {
             return Err(Failure::NotNow);
         }
         self.next += 1;
-        let live = Live {
-            handle: self.next,
-            key,
-            last_use: 0,
-            used_at: 0,
-            holds: 0,
-            is_active: true,
-            is_stuck: false,
-        };
-        self.live.push(live);
-        Ok(self.next)
+        self.live.push(Live { alias: self.next, key, last_use: 0 });
+        Ok(Alias(self.next))
     }
 
-    fn deregister(&mut self, handle: u64) -> bool {
-        let at = self.live.iter().position(|live| live.handle == handle).expect("given back twice");
-        let live = &self.live[at];
-        assert!(!live.is_stuck, "{live:?} is tried again");
-        assert!(self.is_over || live.may_leave(self.passed), "{live:?} is unmapped under a peer or a graph");
-        if live.is_active && !self.is_over {
-            let older = |other: &&Live| {
-                other.is_active && other.may_leave(self.passed) && other.used_at < live.used_at
-            };
-            let older = self.live.iter().find(older);
+    fn deregister(&mut self, alias: Alias) -> Result<(), Alias> {
+        assert!(self.stuck.iter().all(|(stuck, _)| *stuck != alias.0), "a stuck one is tried again");
+        let at = self.live.iter().position(|live| live.alias == alias.0).expect("given back twice");
+        let live = self.live.remove(at);
+        if !self.is_gone(live.key) {
+            assert!(matches!(self.doing, Doing::Want(_)), "{live:?} leaves for nothing: {:?}", self.doing);
+            assert!(live.last_use <= self.over, "{live:?} is unmapped under a call");
+            let older = self.live.iter().find(|other| other.last_use < live.last_use);
             assert!(older.is_none(), "{live:?} leaves before {older:?}");
+            self.evicted += u64::from(self.gives_back);
         }
         if !self.gives_back {
-            self.live[at].is_stuck = true;
-            return false;
+            self.stuck.push((alias.0, live.key.range.bytes));
+            return Err(alias);
         }
         self.deregistered += 1;
-        self.live.remove(at);
-        true
+        Ok(())
     }
 }
 
-pub fn cache(entries_max: usize, bytes_max: u64) -> Cache<u64> {
-    Cache::new(Limits { entries_max, bytes_max, refused_max: 4 })
+/// A cache over a strict registrar.
+pub struct Run {
+    pub cache: Cache<Alias>,
+    pub strict: Strict,
+    pub limits: Limits,
 }
 
-pub fn pass(cache: &mut Cache<u64>, strict: &mut Strict, epoch: u64) {
-    strict.passed = strict.passed.max(epoch);
-    cache.passed(Epoch(epoch));
-}
+impl Run {
+    pub fn new(entries_max: usize, bytes_max: u64) -> Run {
+        let limits = Limits { entries_max, bytes_max, refused_max: 4 };
+        Run { cache: Cache::new(limits), strict: Strict::new(), limits }
+    }
 
-/// Ends both: nothing is left but what could not be given back.
-pub fn close(cache: &mut Cache<u64>, strict: &mut Strict) {
-    strict.is_over = true;
-    cache.close(strict);
-    assert!(strict.live.iter().all(|live| live.is_stuck), "left behind: {:?}", strict.live);
-    let counters = cache.counters();
-    assert_eq!((counters.entries, counters.bytes, counters.waiting), (0, 0, 0));
-    assert_eq!(counters.registered, counters.deregistered + counters.stuck);
-    assert_eq!((counters.deregistered, counters.stuck), (strict.deregistered, strict.live.len() as u64));
+    /// The number of the alias, which is that of exactly this memory.
+    #[track_caller]
+    pub fn want(&mut self, key: Key, part: Range, at: u64) -> Result<u64, Why> {
+        self.strict.doing = Doing::Want(key);
+        let answer = self.cache.want(&mut self.strict, key, part, Use(at)).map(|alias| alias.0);
+        self.strict.doing = Doing::Nothing;
+        if let Ok(alias) = answer {
+            let live = self.strict.find(key).expect("there is no such alias");
+            assert_eq!(live.alias, alias, "the alias of other memory");
+            live.last_use = live.last_use.max(at);
+        }
+        answer
+    }
+
+    #[track_caller]
+    pub fn want_whole(&mut self, key: Key, at: u64) -> Result<u64, Why> {
+        self.want(key, key.range, at)
+    }
+
+    pub fn over(&mut self, up_to: u64) {
+        self.strict.over = self.strict.over.max(up_to);
+        self.cache.over(Use(up_to));
+    }
+
+    pub fn freed(&mut self, range: Range) -> usize {
+        self.strict.doing = Doing::Freed(range);
+        let there = self.strict.live.iter().filter(|live| live.key.range.overlaps(range)).count();
+        assert_eq!(self.cache.freed(&mut self.strict, range), there);
+        self.strict.doing = Doing::Nothing;
+        assert!(!self.strict.live.iter().any(|live| live.key.range.overlaps(range)));
+        there
+    }
+
+    pub fn look(&mut self) -> usize {
+        self.strict.doing = Doing::Look;
+        let memory = self.strict.memory.clone();
+        let id_at = |base| memory.iter().find(|key| key.range.contains(range(base, 1))).map(|key| key.id);
+        let gone = self.cache.look(&mut self.strict, id_at);
+        self.strict.doing = Doing::Nothing;
+        assert!(self.strict.live.iter().all(|live| self.strict.memory.contains(&live.key)));
+        gone
+    }
+
+    /// Which call must be over for room for so many bytes, however it is found out: none if there is room, or never.
+    pub fn would_help(&self, bytes: u64) -> Option<u64> {
+        let mut calls: Vec<u64> = self.strict.live.iter().map(|live| live.last_use).collect();
+        calls.sort_unstable();
+        calls.into_iter().find(|call| *call > self.strict.over && self.has_room_after(*call, bytes))
+    }
+
+    /// Whether there is room when all has left whose last use is no later than this.
+    pub fn has_room_after(&self, over: u64, bytes: u64) -> bool {
+        let (mut entries, mut held) = self.strict.held();
+        for live in self.strict.live.iter().filter(|live| live.last_use <= over) {
+            entries -= 1;
+            held -= live.key.range.bytes;
+        }
+        entries < self.limits.entries_max as u64 && held + bytes <= self.limits.bytes_max
+    }
+
+    /// Ends both: every alias comes out, once, and the counters account for all of them.
+    #[track_caller]
+    pub fn close(mut self) {
+        let mut left: Vec<u64> = self.cache.close().map(|alias| alias.0).collect();
+        let live = self.strict.live.iter().map(|live| live.alias);
+        let mut expected: Vec<u64> = live.chain(self.strict.stuck.iter().map(|(alias, _)| *alias)).collect();
+        left.sort_unstable();
+        expected.sort_unstable();
+        assert_eq!(left, expected);
+        assert_eq!(self.cache.close().count(), 0);
+        assert!(self.cache.is_empty());
+        let counters = self.cache.counters();
+        assert_eq!((counters.entries, counters.bytes), (0, 0));
+        assert_eq!(counters.registered, counters.deregistered + left.len() as u64);
+        assert_eq!(counters.deregistered, self.strict.deregistered);
+        assert_eq!((counters.stuck, counters.evicted), (self.strict.stuck.len() as u64, self.strict.evicted));
+        let gone = counters.changed + counters.freed + counters.evicted;
+        // One that was to leave for room and got stuck is counted as stuck alone.
+        assert!(
+            (gone..=gone + counters.stuck).contains(&(counters.deregistered + counters.stuck)),
+            "{counters:?}"
+        );
+    }
 }

@@ -65,6 +65,7 @@ application_calls! {
     fn cuMemAddressFree(address: u64, bytes: usize);
     fn cuMemMap(address: u64, bytes: usize, offset: usize, handle: u64, flags: u64);
     fn cuMemUnmap(address: u64, bytes: usize);
+    fn cuMemSetAccess(address: u64, bytes: usize, access: &[i32; 3], count: usize);
     fn cuMemGetAccess(flags: &mut u64, location: &[i32; 2], at: u64);
     fn cuMemGetInfo_v2(free: &mut usize, total: &mut usize);
     fn cuStreamCreate(stream: &mut usize, flags: u32);

@@ -1,0 +1,43 @@
+//! The page of memory by which the ranks of a contract that registers agree: one rank makes it, and its descriptor goes to the
+//! others with its slice.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use crate::contract::Contract;
+use crate::descriptor::Ours;
+use crate::page::Page;
+
+/// The rank that makes the page of all.
+pub(super) const PAGES_MAKER: u32 = 0;
+
+/// The page of a contract that registers, where this rank makes it, and what others open it by.
+pub(super) fn make(contract: &Contract, rank: u32) -> Result<(Option<Arc<Page>>, Option<Ours>), String> {
+    if !contract.registers() || rank != PAGES_MAKER {
+        return Ok((None, None));
+    }
+    let (page, file) = Page::create().map_err(|error| format!("no memory to share: {error}"))?;
+    Ok((Some(Arc::new(page)), Some(file)))
+}
+
+/// What its maker brought.
+pub(super) fn open(file: Option<Ours>) -> Result<Page, String> {
+    let file = file.ok_or_else(|| format!("rank {PAGES_MAKER} brought no page"))?;
+    Page::open(file.as_fd()).map_err(|error| format!("rank {PAGES_MAKER}'s page cannot be mapped: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A rank that gets no page, or something else in its place, says so: it has no fabric then.
+    #[test]
+    fn pages() {
+        let (_page, file) = Page::create().unwrap();
+        assert!(open(Some(file)).is_ok());
+        let words = |file| open(file).unwrap_err();
+        assert_eq!(words(None), "rank 0 brought no page");
+        let null = Ours::new(std::fs::File::open("/dev/null").unwrap().into()).unwrap();
+        assert!(words(Some(null)).starts_with("rank 0's page cannot be mapped: "));
+    }
+}

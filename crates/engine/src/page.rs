@@ -1,0 +1,181 @@
+//! A page of host memory that processes share: made by one, passed on as a descriptor, mapped by all.
+//!
+//! Its file can neither shrink nor grow (sealed), so that no process can make another's access fault. What is in it is as
+//! true as the processes that write it. A forked child has the mapping, too; nobody calls us there.
+
+#![allow(unsafe_code)]
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicU64;
+
+use rustix::fs::{
+    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, memfd_create,
+};
+use rustix::io::{Errno, Result};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::process::{Resource, getrlimit};
+
+use crate::descriptor::Ours;
+
+/// Bytes of a page.
+pub const BYTES: usize = 4096;
+/// Words of a page.
+pub const WORDS: usize = BYTES / size_of::<AtomicU64>();
+
+/// A mapped page. Any thread.
+#[derive(Debug)]
+pub struct Page {
+    address: NonNull<AtomicU64>,
+}
+
+// SAFETY: the mapping belongs to the process, and its words are atomics.
+unsafe impl Send for Page {}
+// SAFETY: as above.
+unsafe impl Sync for Page {}
+
+impl Page {
+    /// A new page of zeros, and what others open it by.
+    pub fn create() -> Result<(Page, Ours)> {
+        let file = Ours::new(new_file()?)?;
+        // Takes the memory now; going over the process's limit of file sizes would kill it (SIGXFSZ).
+        if getrlimit(Resource::Fsize).current.is_some_and(|limit| limit < BYTES as u64) {
+            return Err(Errno::FBIG);
+        }
+        fallocate(&file, FallocateFlags::empty(), 0, BYTES as u64)?;
+        fcntl_add_seals(&file, sealed() | SealFlags::SEAL)?;
+        Ok((Page::map(file.as_fd())?, file))
+    }
+
+    /// The page behind a descriptor from another process, which may be closed then. Refuses what is not as long as a page, or may
+    /// become shorter.
+    pub fn open(file: BorrowedFd<'_>) -> Result<Page> {
+        let is_page = rustix::fs::fstat(file)?.st_size == BYTES as i64;
+        if !is_page || !fcntl_get_seals(file)?.contains(sealed()) {
+            return Err(Errno::INVAL);
+        }
+        Page::map(file)
+    }
+
+    fn map(file: BorrowedFd<'_>) -> Result<Page> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        let address = unsafe { mmap(std::ptr::null_mut(), BYTES, protection, MapFlags::SHARED, file, 0)? };
+        NonNull::new(address.cast()).map(|address| Page { address }).ok_or(Errno::NOMEM)
+    }
+}
+
+/// It stays as long as it is.
+fn sealed() -> SealFlags {
+    SealFlags::SHRINK | SealFlags::GROW
+}
+
+fn new_file() -> Result<OwnedFd> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    // Some systems make no others; kernels before 6.3 know no such flag.
+    match memfd_create("windlass-page", flags | MemfdFlags::NOEXEC_SEAL) {
+        Err(Errno::INVAL) => memfd_create("windlass-page", flags),
+        made => made,
+    }
+}
+
+impl AsRef<[AtomicU64]> for Page {
+    fn as_ref(&self) -> &[AtomicU64] {
+        // SAFETY: the mapping is that long and aligned to a page, and lives as long as `self`; its file keeps its length. Any
+        // bytes are a word, and other processes write whole words only as atomics.
+        unsafe { std::slice::from_raw_parts(self.address.as_ptr(), WORDS) }
+    }
+}
+
+impl Drop for Page {
+    fn drop(&mut self) {
+        // SAFETY: our own mapping, to which no reference is left.
+        let unmapped = unsafe { munmap(self.address.as_ptr().cast(), BYTES) };
+        debug_assert!(unmapped.is_ok(), "{unmapped:?}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+    use std::sync::atomic::Ordering;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    const DESCRIPTOR: &str = "ENGINE_TEST_PAGE";
+
+    fn wait_for(word: &AtomicU64, value: u64) {
+        let until = Instant::now() + Duration::from_secs(60);
+        while word.load(Ordering::Acquire) != value {
+            assert!(Instant::now() < until, "{value} never came");
+            std::thread::yield_now();
+        }
+    }
+
+    /// Two processes see each other's words, at both ends of the page; the page outlives its descriptor.
+    #[test]
+    fn two_processes() {
+        use std::os::fd::AsRawFd;
+        let (page, file) = Page::create().unwrap();
+        let words = page.as_ref();
+        assert!(words.iter().all(|word| word.load(Ordering::Relaxed) == 0) && words.len() == WORDS);
+        let given = rustix::io::dup(&file).unwrap();
+        rustix::io::fcntl_setfd(&given, rustix::io::FdFlags::empty()).unwrap();
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "page::tests::other_process", "--ignored"]);
+        let mut child = command.env(DESCRIPTOR, given.as_raw_fd().to_string()).spawn().unwrap();
+        drop((file, given));
+        words[0].store(7, Ordering::Release);
+        wait_for(&words[WORDS - 1], 8);
+        words[0].store(9, Ordering::Release);
+        assert!(child.wait().unwrap().success());
+        assert_eq!(words[1].load(Ordering::Relaxed), 10);
+    }
+
+    /// The second process of the test above.
+    #[test]
+    #[ignore = "run by two_processes"]
+    fn other_process() {
+        use std::os::fd::FromRawFd;
+        let number = std::env::var(DESCRIPTOR).unwrap().parse().unwrap();
+        // SAFETY: inherited for this purpose; nobody else in this process knows it.
+        let file = unsafe { OwnedFd::from_raw_fd(number) };
+        let page = Page::open(file.as_fd()).unwrap();
+        drop(file);
+        let words = page.as_ref();
+        wait_for(&words[0], 7);
+        words[WORDS - 1].store(8, Ordering::Release);
+        wait_for(&words[0], 9);
+        words[1].store(10, Ordering::Relaxed);
+    }
+
+    /// A page keeps its length, whoever has the descriptor; what might not keep it is none.
+    #[test]
+    fn seals() {
+        let (_page, file) = Page::create().unwrap();
+        for length in [0, 2 * BYTES as u64] {
+            assert_eq!(rustix::fs::ftruncate(&file, length), Err(Errno::PERM));
+        }
+        assert!(Page::open(file.as_fd()).is_ok());
+        assert_eq!(fcntl_add_seals(&file, SealFlags::WRITE), Err(Errno::PERM));
+
+        let unsealed = new_file().unwrap();
+        rustix::fs::ftruncate(&unsealed, BYTES as u64).unwrap();
+        assert_eq!(Page::open(unsealed.as_fd()).unwrap_err(), Errno::INVAL);
+        fcntl_add_seals(&unsealed, sealed()).unwrap();
+        assert!(Page::open(unsealed.as_fd()).is_ok());
+        let short = new_file().unwrap();
+        fcntl_add_seals(&short, sealed()).unwrap();
+        assert_eq!(Page::open(short.as_fd()).unwrap_err(), Errno::INVAL);
+        let null = std::fs::File::open("/dev/null").unwrap();
+        assert!(Page::open(null.as_fd()).is_err());
+    }
+
+    /// The descriptor is ours, closed by an exec.
+    #[test]
+    fn descriptor_is_ours() {
+        let (_page, file) = Page::create().unwrap();
+        assert!(rustix::io::fcntl_getfd(&file).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
+    }
+}

@@ -1,0 +1,128 @@
+//! What is counted of registrations, by number, and the words for readers.
+
+use std::collections::BTreeMap;
+
+/// A count. Those up to [`Registered::Bytes`] are of what there is now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Registered {
+    /// Allocations that are registered.
+    Entries,
+    /// Their bytes.
+    Bytes,
+    /// Bytes of staging memory.
+    StagingBytes,
+    /// How often an allocation was registered.
+    Registered,
+    /// How often a buffer was found registered.
+    Hits,
+    /// Calls that were staged.
+    Staged,
+    /// How often a registration was given back.
+    Deregistered,
+    /// How often that failed.
+    Stuck,
+    /// Buffers that could not be registered: `cudaMalloc`'s.
+    CudaMalloc,
+    /// Of several handles, as expandable segments are, or of one that cannot be exported.
+    Segments,
+    /// Of a pool, as `cudaMallocAsync` gives.
+    Pool,
+    /// Managed, or on the host.
+    Host,
+    /// What the driver says nothing of.
+    Unknown,
+    /// Of several allocations, or another device's.
+    Elsewhere,
+    /// For want of room in the table.
+    Full,
+    /// NCCL or the driver refused.
+    Refused,
+}
+
+/// How many there are.
+pub const COUNTS: usize = Registered::Refused as usize + 1;
+
+impl Registered {
+    /// Their names in reports, in order.
+    pub const NAMES: [&'static str; COUNTS] = [
+        "entries",
+        "bytes",
+        "staging_bytes",
+        "registered",
+        "hits",
+        "staged",
+        "deregistered",
+        "stuck",
+        "cuda_malloc",
+        "segments",
+        "pool",
+        "host",
+        "unknown",
+        "elsewhere",
+        "full",
+        "refused",
+    ];
+
+    /// What is said of each that is not registrable.
+    const REASONS: [(&'static str, &'static str); 8] = [
+        ("cuda_malloc", "cudaMalloc"),
+        ("segments", "expandable segments"),
+        ("pool", "memory pools"),
+        ("host", "managed or host memory"),
+        ("unknown", "unknown to the driver"),
+        ("elsewhere", "more than one allocation, or another device"),
+        ("full", "the table was full"),
+        ("refused", "refused by NCCL or the driver"),
+    ];
+}
+
+/// One line for people, without its end; none if nothing happened.
+pub fn text(counts: &BTreeMap<String, u64>, size: impl Fn(u64) -> String) -> Option<String> {
+    let of = |name: &str| counts.get(name).copied().unwrap_or(0);
+    if counts.is_empty() {
+        return None;
+    }
+    let mut line = format!(
+        "registration: registered {} (now {}, {}), hits {}, staged {} (memory {})",
+        of("registered"),
+        of("entries"),
+        size(of("bytes")),
+        of("hits"),
+        of("staged"),
+        size(of("staging_bytes")),
+    );
+    let refused: Vec<String> = Registered::REASONS
+        .iter()
+        .filter(|(name, _)| of(name) > 0)
+        .map(|(name, words)| format!("{words} {}", of(name)))
+        .collect();
+    if !refused.is_empty() {
+        line += &format!(", refused: {}", refused.join(", "));
+    }
+    if of("stuck") > 0 {
+        line += &format!(", never given back: {}", of("stuck"));
+    }
+    Some(line)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_line() {
+        let counts =
+            |list: &[(&str, u64)]| list.iter().map(|(name, count)| (name.to_string(), *count)).collect();
+        let line = |list: &[(&str, u64)]| text(&counts(list), |bytes| format!("{bytes} B"));
+        assert_eq!(line(&[]), None);
+        assert_eq!(
+            line(&[("registered", 12), ("hits", 48_113), ("segments", 3), ("entries", 2), ("bytes", 5)])
+                .unwrap(),
+            "registration: registered 12 (now 2, 5 B), hits 48113, staged 0 (memory 0 B), refused: expandable segments 3"
+        );
+        for (name, _) in Registered::REASONS {
+            assert!(Registered::NAMES.contains(&name));
+        }
+    }
+}

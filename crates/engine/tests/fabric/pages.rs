@@ -1,0 +1,136 @@
+//! The page that the ranks of a communicator share where all would register buffers.
+
+use std::net::TcpListener;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::thread;
+
+use windlass_engine::agreed::Seat;
+use windlass_engine::contract::capability;
+use windlass_engine::descriptor;
+use windlass_engine::fabric::{
+    self, Asked, Configured, Course, Fabric, Fate, Newborn, Patience, Standing, Waiting, Wanted, Wish,
+};
+use windlass_engine::forward::configuration::Kept;
+use windlass_engine::page::Page;
+use windlass_engine::rendezvous::card::Id;
+use windlass_engine::stats::segment;
+
+use crate::births::{id_of, nothing_is_left, three_devices};
+
+/// Ranks of this process would register, as with this version of NCCL.
+pub fn register() {
+    // SAFETY: nextest gives every test a process of its own, and nothing else in it reads the environment now.
+    unsafe { std::env::set_var("WINDLASS_REGISTER", "on") };
+    segment::current().nccl_version.store(22809, Ordering::Relaxed);
+}
+
+pub fn page(fate: &Fate) -> &Arc<Page> {
+    let Fate::Fabric(fabric) = fate else { panic!("{fate:?}") };
+    assert!(fabric.contract().registers());
+    fabric.page().unwrap()
+}
+
+/// All ranks' seats are at the same words, which were zeros.
+fn agree(fates: &[Fate]) {
+    let seat = |(rank, fate)| Seat::new(page(fate).clone(), rank, fates.len() as u32).unwrap();
+    let seats: Vec<_> = (0..).zip(fates).map(seat).collect();
+    assert_eq!((seats[0].limit(), seats[0].offers()), (0, vec![0; fates.len()]));
+    for (seat, offer) in seats.iter().zip(23..) {
+        seat.offer(offer);
+    }
+    assert!(seats.iter().all(|seat| seat.ask(1) == Ok(23)));
+}
+
+pub fn ask(id: Id, device: i32, ranks: i32, patience: Patience) -> Asked {
+    let rank = device;
+    let wish = Wish {
+        id,
+        ids: 1,
+        ranks,
+        rank,
+        waiting: None,
+        ctas_max: 0,
+        device: Some(device),
+        patience,
+        parked: Vec::new(),
+    };
+    fabric::ask(&wish).unwrap()
+}
+
+pub fn id() -> (Id, TcpListener) {
+    let root = TcpListener::bind("127.0.0.1:0").unwrap();
+    (fabric::host(&id_of(&root)), root)
+}
+
+fn met(ranks: i32, patience: Patience) -> Vec<Fate> {
+    let (id, _root) = id();
+    fabric::join((0..ranks).map(|rank| ask(id, rank, ranks, patience)).collect())
+}
+
+/// A child that NCCL makes.
+fn derive((parent, device): (&Fabric, i32)) -> Fate {
+    let wanted = Wanted::Split(Some(0));
+    let mut derivation = parent.derive(&wanted, Standing::Built).unwrap().begun();
+    assert_eq!(derivation.round(0, Patience::None.willing()), Ok(Course::Nccl));
+    let newborn = Newborn { device, rank: device as u32, ranks: 3 };
+    let waiting = Some(Waiting::Blocking);
+    let configured = Configured { waiting, ctas_max: None, configuration: Kept::Nothing, shares: false };
+    fabric::join(vec![derivation.ask(newborn, configured).unwrap()]).pop().unwrap()
+}
+
+/// Ranks that met, that were made by one call and those of a split share a page each, for which no descriptor stays open and
+/// which goes with its communicator. A promise has none.
+#[test]
+fn ranks_of_one_process() {
+    register();
+    let Some(_devices) = three_devices() else { return };
+    let met = met(3, Patience::None);
+    agree(&met);
+    let before = descriptor::open();
+    let made = fabric::all_here(&[0, 1, 2], Patience::None);
+    assert_eq!(descriptor::open(), before);
+    agree(&made);
+    let split: Vec<Fate> = thread::scope(|scope| {
+        let parents = met.iter().map(|fate| match fate {
+            Fate::Fabric(fabric) => fabric.as_ref(),
+            _ => unreachable!("they agreed"),
+        });
+        let threads: Vec<_> = parents.zip(0..).map(|call| scope.spawn(move || derive(call))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    agree(&split);
+    let pages: Vec<Weak<Page>> =
+        [&met, &made, &split].iter().flat_map(|fates| fates.iter().map(page).map(Arc::downgrade)).collect();
+    assert!(pages.iter().all(|page| page.upgrade().is_some()));
+
+    let promised = fabric::join({
+        let (id, _root) = id();
+        (0..2).map(|rank| ask(id, rank, 2, Patience::AsConfigured)).collect()
+    });
+    for fate in &promised {
+        let Fate::Fabric(fabric) = fate else { panic!("{fate:?}") };
+        assert!(
+            fabric.contract().is_promise() && fabric.contract().capabilities & capability::REGISTERS != 0
+        );
+        assert!(!fabric.contract().registers() && fabric.page().is_none());
+    }
+    drop((split, met, made, promised));
+    nothing_is_left();
+    assert!(pages.iter().all(|page| page.upgrade().is_none()));
+}
+
+/// Where the real NCCL is not known to register nobody does, and there is no page.
+#[test]
+fn without_a_version() {
+    register();
+    segment::current().nccl_version.store(21800, Ordering::Relaxed);
+    let Some(_devices) = three_devices() else { return };
+    for fates in [met(2, Patience::None), fabric::all_here(&[0, 1], Patience::None)] {
+        for fate in &fates {
+            let Fate::Fabric(fabric) = fate else { panic!("{fate:?}") };
+            assert!(!fabric.contract().registers() && fabric.page().is_none());
+        }
+    }
+    nothing_is_left();
+}
