@@ -121,9 +121,11 @@ endforeach()
 
 # Births at which ranks meet: programs whose communicators all come from one id, and some whose do not.
 if(WINDLASS_LIBRARY_DIR)
-  foreach(program collectives sendrecv groups threads premulsum registration graphs forked)
+  foreach(program sendrecv groups threads premulsum registration graphs forked)
     add_fabric(${program} 300 "yes")
   endforeach()
+  # Two cores spin for 32 blocks a rank.
+  add_fabric(collectives 600 "yes")
   set(GROUPED "made in a group with others, which other ranks may make one after the other")
   # On GPUs `births` has another part, whose one rank has no Windlass.
   if(SIM_DIR)

@@ -44,7 +44,7 @@ static void all(struct rank* self) {
 }
 
 int main(void) {
-  begin("collectives", 240);
+  begin("collectives", 540);
   int ranks = rank_count(4);
   run_ranks("collectives", PROCESSES, ranks, all, NULL);
   return finish();

@@ -71,18 +71,15 @@ pub fn run(birth: &Birth) -> ncclResult_t {
         }
         None => birth.run(),
         Some(promise) => {
-            let refused = birth.refusal(promise.fabric().rank());
-            if let Some(why) = refused
-                && promise.real().is_none()
-            {
+            // Also where NCCL has built it: of a configuration that it refuses NCCL keeps a pointer to the child's abort flag, which it
+            // has freed, and writes there when this one is aborted (2.28.9, ncclCommInitChildComm); or the next promise that gets it.
+            if let Some(why) = birth.refusal(promise.fabric().rank()) {
                 return refuse(ncclInvalidArgument, format_args!("a communicator from another: {why}"));
             }
-            if refused.is_none() {
-                // They may share what it has.
-                promise.mark(Unfit::Everywhere);
-            }
+            // They may share what it has.
+            promise.mark(Unfit::Everywhere);
             let (birth, given) = (*birth, birth.given());
-            if let Some((place, _)) = birth.newborns().next().filter(|_| refused.is_none()) {
+            if let Some((place, _)) = birth.newborns().next() {
                 // As NCCL has it until the communicator is there.
                 hand_out(place, std::ptr::null_mut());
             }

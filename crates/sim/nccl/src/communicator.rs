@@ -54,6 +54,8 @@ pub struct Communicator {
     /// Collectives issued that run registered.
     pub registered: AtomicU64,
     pub splits: AtomicU64,
+    /// NCCL refused the configuration of a child: it must not be aborted any more.
+    pub has_refused_child: AtomicBool,
     /// By who remains: an excluded rank knows nothing of the others' shrink.
     pub shrinks: Mutex<HashMap<i64, u64>>,
     state: Mutex<ncclResult_t>,
@@ -99,6 +101,7 @@ impl Communicator {
             operations: AtomicU64::new(0),
             registered: AtomicU64::new(0),
             splits: AtomicU64::new(0),
+            has_refused_child: AtomicBool::new(false),
             shrinks: Mutex::default(),
             state: Mutex::new(ncclSuccess),
             state_changed: Condvar::new(),

@@ -194,6 +194,12 @@ pub fn abort(handle: ncclComm_t) -> Outcome {
             communicator.name()
         ));
     }
+    if communicator.has_refused_child.load(SeqCst) && strict::enabled() {
+        leaks::remember(format!(
+            "{}: aborted after a refused configuration of a split or shrink: NCCL 2.28.9 writes to what it has freed",
+            communicator.name()
+        ));
+    }
     communicator.make_leave(standing::ABORTED);
     communicator.wait_settled();
     // What was born meanwhile must know as well.

@@ -24,6 +24,16 @@ impl Out {
     }
 }
 
+/// A configuration that NCCL refuses leaves in the parent a pointer to what it has freed for the child (2.28.9, childAbortFlag).
+///
+/// # Safety
+/// As `arguments::read_config` asks.
+unsafe fn child_config(config: *const ncclConfig_t, parent: &Communicator) -> Outcome<Config> {
+    // SAFETY: by contract.
+    unsafe { crate::arguments::read_config(config, Some(parent.config)) }
+        .inspect_err(|_| parent.has_refused_child.store(true, SeqCst))
+}
+
 /// `ncclCommSplit`.
 ///
 /// # Safety
@@ -41,7 +51,7 @@ pub unsafe fn split(
     }
     group::note(parent.ensure_ready())?;
     // SAFETY: by contract.
-    let config = group::note(unsafe { crate::arguments::read_config(config, Some(parent.config)) })?;
+    let config = group::note(unsafe { child_config(config, &parent) })?;
     let _inside = parent.enter("ncclCommSplit");
     let out = Out(out as usize);
     out.write(std::ptr::null_mut());
@@ -108,7 +118,7 @@ pub unsafe fn shrink(
     }
     group::note(parent.ensure_ready())?;
     // SAFETY: by contract.
-    let config = group::note(unsafe { crate::arguments::read_config(config, Some(parent.config)) })?;
+    let config = group::note(unsafe { child_config(config, &parent) })?;
     let _inside = parent.enter("ncclCommShrink");
     let out = Out(out as usize);
     out.write(std::ptr::null_mut());
