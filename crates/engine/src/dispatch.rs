@@ -43,8 +43,8 @@ enum Course {
     Mailbox(Arc<Fabric>),
     /// NCCL, which may have to build the communicator first.
     Promised,
-    /// NCCL, as all ranks have decided.
-    Taken(Taken),
+    /// NCCL, as all ranks have decided. Few calls are: what every call carries stays small.
+    Taken(Box<Taken>),
 }
 
 /// Runs a call.
@@ -100,7 +100,7 @@ fn decide_in_fabric(call: &Call, communicator: &'static Communicator) -> (Course
             return Course::Promised;
         }
         messages::before_forward(call, communicator);
-        registered::take(call, communicator).map_or(Course::Forward, Course::Taken)
+        registered::take(call, communicator).map_or(Course::Forward, |taken| Course::Taken(Box::new(taken)))
     });
     (course, inside)
 }
