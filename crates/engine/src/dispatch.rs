@@ -1,108 +1,71 @@
 //! Every collective, send and receive comes through here: found, decided, run, counted.
 
+mod in_fabric;
+
 pub mod messages;
 
 pub mod promised;
 
 pub mod registered;
 
-use std::sync::Arc;
-
 use nccl_sys::{ncclInProgress, ncclResult_t, ncclSuccess};
 
 use crate::annotate;
 use crate::call::Call;
 use crate::communicator::{self, Communicator};
-use crate::fabric::Fabric;
 use crate::forward::{self, known};
-use crate::gate::Passed;
 use crate::group;
 use crate::guard;
 use crate::lifecycle;
 use crate::path::Path;
-use crate::plan::{Standing, plan};
 use crate::process;
 use crate::stats::count::{self, Identity};
 
-use registered::Taken;
-
-/// What is decided of a call before it runs.
-struct Decided {
-    course: Course,
-    counted: bool,
-    _range: Option<annotate::Range>,
-    /// Dropped when NCCL has returned; a group's own stays till its end.
-    _inside: Option<Passed<'static>>,
-}
-
-/// Who runs it.
-enum Course {
-    /// NCCL, as it came.
-    Forward,
-    /// The fabric's mailboxes.
-    Mailbox(Arc<Fabric>),
-    /// NCCL, which may have to build the communicator first.
-    Promised,
-    /// NCCL, as all ranks have decided. Few calls are: what every call carries stays small.
-    Taken(Box<Taken>),
+/// Whose a call is.
+enum Standing {
+    /// NCCL's, on a handle that we have not seen.
+    Unseen,
+    /// NCCL's, on a communicator without a fabric.
+    Plain { _range: Option<annotate::Range> },
+    /// To be decided: the communicator has a fabric.
+    InFabric(&'static Communicator),
 }
 
 /// Runs a call.
 #[inline]
 pub fn call(call: &Call) -> ncclResult_t {
     guard::around(
-        || decide(call),
-        |decided| match &decided.course {
-            Course::Forward => forward::forward(call),
-            Course::Mailbox(fabric) => guard::call(|| messages::take(call, fabric)),
-            Course::Promised => promised::call(call),
-            Course::Taken(taken) => registered::run(call, taken),
+        || find(call),
+        |standing| match standing {
+            Standing::Unseen | Standing::Plain { .. } => forward::forward(call),
+            Standing::InFabric(communicator) => in_fabric::call(call, communicator),
         },
-        |decided, result| {
-            if !decided.counted {
+        |standing, result| {
+            if matches!(standing, Standing::Unseen) {
                 first_sight(call, result);
             }
         },
     )
 }
 
+/// Finds the communicator; one without a fabric is all that is counted here, and costs a call as little as can be.
 #[inline]
-fn decide(call: &Call) -> Decided {
-    let Some(communicator) = communicator::find(call.local.communicator) else {
-        return Decided { course: Course::Forward, counted: false, _range: None, _inside: None };
-    };
+fn find(call: &Call) -> Standing {
+    let Some(communicator) = communicator::find(call.local.communicator) else { return Standing::Unseen };
     if !communicator.is_known() {
         learn(call, communicator);
     }
-    let (course, inside) = match communicator.has_fabric() {
-        true => decide_in_fabric(call, communicator),
-        false => (Course::Forward, None),
-    };
-    let path = match &course {
-        Course::Forward | Course::Promised => Path::Forward,
-        Course::Mailbox(_) => Path::Mailbox,
-        Course::Taken(taken) => taken.path(),
-    };
-    count::call(communicator.counters(), call.shared.function, path, call.shared.bytes(communicator.ranks()));
-    Decided { course, counted: true, _range: annotate::range(call.shared.function), _inside: inside }
+    if communicator.has_fabric() {
+        return Standing::InFabric(communicator);
+    }
+    Standing::Plain { _range: count(call, communicator, Path::Forward) }
 }
 
-/// Who runs a call whose communicator has a fabric.
-#[inline(never)]
-fn decide_in_fabric(call: &Call, communicator: &'static Communicator) -> (Course, Option<Passed<'static>>) {
-    let inside = lifecycle::enter(communicator);
-    let course = match plan(&call.shared, Standing::Fabric) {
-        Path::Mailbox => messages::serves(call, communicator).map(Course::Mailbox),
-        Path::Forward | Path::Registered => None,
-    };
-    let course = course.unwrap_or_else(|| {
-        if communicator.is_promise() {
-            return Course::Promised;
-        }
-        messages::before_forward(call, communicator);
-        registered::take(call, communicator).map_or(Course::Forward, |taken| Course::Taken(Box::new(taken)))
-    });
-    (course, inside)
+/// Counts a call, and shows it to a profiler until what this answers is dropped.
+#[inline]
+fn count(call: &Call, communicator: &Communicator, path: Path) -> Option<annotate::Range> {
+    count::call(communicator.counters(), call.shared.function, path, call.shared.bytes(communicator.ranks()));
+    annotate::range(call.shared.function)
 }
 
 /// A handle that we have not seen is NCCL's to judge. If it took the call, the communicator is real.
