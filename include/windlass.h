@@ -60,7 +60,11 @@ ncclResult_t windlassGetStats(struct windlassStats_t *stats);
 ncclResult_t windlassDump(const char *path);
 
 // Switches Windlass off in this process, for good: every later call goes straight to the real NCCL, unseen and
-// uncounted. Call it at the same point on every rank. Any thread may call.
+// uncounted. Call it at the same point on every rank, while no other thread is about to call NCCL. Any thread may call.
+// Waits for calls whose buffers Windlass has registered.
+//
+// `ncclInvalidUsage` within a group, or while other threads are in calls or groups; `ncclInternalError` if NCCL keeps what was
+// registered: then Windlass stays on.
 ncclResult_t windlassDisable(void);
 
 #ifdef __cplusplus

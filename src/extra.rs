@@ -7,8 +7,9 @@ use std::path::Path;
 
 use nccl_sys::{ncclInvalidArgument, ncclResult_t, ncclSuccess, ncclSystemError, slots};
 use windlass_engine::error::refuse;
+use windlass_engine::lifecycle::switching_off;
 use windlass_engine::stats::{segment, snapshot::Snapshot};
-use windlass_engine::{fabric, guard, process};
+use windlass_engine::{guard, process};
 
 /// What Windlass counted in this process so far. Set `size` to `sizeof(windlassStats_t)` before the call: a library
 /// that knows fewer fields fills those, one that knows more fills what fits.
@@ -130,14 +131,19 @@ pub unsafe extern "C" fn windlassDump(path: *const c_char) -> ncclResult_t {
 }
 
 /// Switches Windlass off in this process, for good: every later call goes straight to the real NCCL, unseen and
-/// uncounted. Call it at the same point on every rank. Any thread may call.
+/// uncounted. Call it at the same point on every rank, while no other thread is about to call NCCL. Any thread may call.
+/// Waits for calls whose buffers Windlass has registered.
+///
+/// `ncclInvalidUsage` within a group, or while other threads are in calls or groups; `ncclInternalError` if NCCL keeps what was
+/// registered: then Windlass stays on.
 #[unsafe(no_mangle)]
 pub extern "C" fn windlassDisable() -> ncclResult_t {
     guard::call(|| {
         process::first_call();
-        // Calls that are not seen pass no gate.
-        fabric::register_nothing();
-        slots::forward_everything();
-        ncclSuccess
+        let ready = switching_off::before();
+        if ready == ncclSuccess {
+            slots::forward_everything();
+        }
+        ready
     })
 }

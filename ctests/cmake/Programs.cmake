@@ -193,6 +193,28 @@ if(WINDLASS_LIBRARY_DIR)
   endif()
 endif()
 
+# What goes wrong on one rank alone, by the stand-in's means.
+add_executable(registered_faults programs/registered_faults.c)
+target_link_libraries(registered_faults PRIVATE harness)
+if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
+  foreach(part all disabled few)
+    set(name "sim.registered_faults.${part}")
+    set(limits --served registered)
+    set(words ${part})
+    if(part STREQUAL "all")
+      set(words "")
+    elseif(part STREQUAL "disabled")
+      list(APPEND limits --set WINDLASS_SIM_STRICT=0)
+    else()
+      set(limits --most registered=0)
+    endif()
+    add_test(NAME ${name} COMMAND ${RUN} --out "${RUNS}/${name}" --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}"
+             --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes ${limits} --set WINDLASS_REGISTER=on
+             -- $<TARGET_FILE:registered_faults> ${words})
+    set_tests_properties(${name} PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
+  endforeach()
+endif()
+
 # A first collective beside a receive that waits, each as the first thing of its process: NCCL's first launches wait for all that
 # runs on the device.
 if(WINDLASS_LIBRARY_DIR)
@@ -370,10 +392,14 @@ if(SIM_DIR)
   endif()
 endif()
 
-# What the driver says of addresses: on GPUs alone, without NCCL.
+# What the driver says of addresses, and who waits for whom in it: on GPUs alone, without NCCL.
 add_executable(buffer_ids programs/buffer_ids.c support/driver_answers.c support/imported_memory.c)
 target_link_libraries(buffer_ids PRIVATE ${CMAKE_DL_LIBS})
+add_executable(driver_beside programs/driver_beside.c support/driver_answers.c support/imported_memory.c)
+target_link_libraries(driver_beside PRIVATE Threads::Threads ${CMAKE_DL_LIBS})
 if(REAL_NCCL_LIBRARY)
+  add_test(NAME gpu.driver_beside COMMAND driver_beside)
+  set_tests_properties(gpu.driver_beside PROPERTIES LABELS gpu TIMEOUT 60 RUN_SERIAL ON SKIP_RETURN_CODE 77)
   add_test(NAME gpu.buffer_ids COMMAND buffer_ids)
   set_tests_properties(gpu.buffer_ids PROPERTIES LABELS gpu TIMEOUT 150 RUN_SERIAL ON SKIP_RETURN_CODE 77)
 endif()

@@ -1,13 +1,14 @@
 /* Holds: large all-gathers that are made in groups alone are right as those outside are: more buffers in one group than anyone
  * keeps registered; one rank whose buffers cannot be registered, in group after group and for ever larger calls; and what is
- * queued on a group's streams before its end comes before its calls, what is queued after it, after them. Ranks are processes,
- * then threads; words as `choose` has them. */
+ * queued on a group's streams before its end comes before its calls, what is queued after it, after them, of each communicator
+ * by itself. Ranks are processes, then threads, then all one thread's; words as `choose` has them. */
 #include "../support/gathers.h"
+#include "../support/one_thread.h"
 
 enum { MIB = 1 << 20 };
 
-/* Slots of what ranks exchange. */
-enum { FIRST };
+/* Slots of what ranks exchange: one a communicator that lives. */
+enum { FIRST, SECOND };
 
 static struct memory part_of(const struct memory* memory, size_t offset, size_t bytes) {
   return (struct memory){memory->at + offset, bytes, memory->origin};
@@ -188,10 +189,88 @@ static void meanwhile(struct rank* self) {
   NCCL(ncclCommDestroy(communicator));
 }
 
+/* Two communicators in a group, each on a stream of its own, of which the second's is held up till the first's call is over. From
+ * the fifth round on one rank's memory cannot be registered, which concerns the first communicator alone. */
+static void apart(struct rank* self) {
+  ncclComm_t communicators[PAIR] = {world(self, FIRST), world(self, SECOND)};
+  CUstream streams[PAIR] = {self->stream, new_stream()}, aside = new_stream();
+  size_t count = gather_count(self, 0), room = gather_room(self, count);
+  struct memory good[PAIR] = {memory_alloc(self, MAPPED, room), memory_alloc(self, NCCLS, room)}, plain = memory_alloc(self, PLAIN, room);
+  void* word = device_alloc(sizeof(int));
+  for (uint64_t round = 0; round < 12; round++) {
+    bool is_bad = round > 3 && self->rank == (int)(round / 2) % self->ranks;
+    struct gather pair[PAIR];
+    for (uint64_t i = 0; i < PAIR; i++) {
+      pair[i] = gather_into(self, NULL, is_bad && !i ? &plain : &good[i], 0, count, 4000 + PAIR * round + i);
+      gather_prepare(&pair[i]);
+    }
+    device_fill(word, 0, sizeof(int));
+    together(self);
+    if (round > 3) CUDA(cuStreamWaitValue32_v2(streams[1], (CUdeviceptr)(uintptr_t)word, 1, CU_STREAM_WAIT_VALUE_GEQ));
+    NCCL(ncclGroupStart());
+    for (int i = 0; i < PAIR; i++) gather_launch(&pair[i], communicators[i], streams[i]);
+    NCCL(ncclGroupEnd());
+    wait_for(streams[0]);
+    CUDA(cuMemsetD8Async((CUdeviceptr)(uintptr_t)word, 1, 1, aside));
+    wait_for(streams[1]);
+    together(self);
+    for (int i = 0; i < PAIR; i++) gather_verify(&pair[i], self);
+  }
+  for (int i = 0; i < PAIR; i++) memory_free(self, &good[i]);
+  memory_free(self, &plain);
+  device_free(word);
+  CUDA(cuStreamDestroy_v2(streams[1]));
+  CUDA(cuStreamDestroy_v2(aside));
+  destroy_each(communicators, PAIR);
+}
+
 static void all(struct rank* self) {
   RUN_PART(many, self);
   RUN_PART(ever_larger, self);
   RUN_PART(meanwhile, self);
+  RUN_PART(apart, self);
+}
+
+/* Each call of a group is another rank's, on a device of its own. From the fifth round on one rank's memory cannot be registered. */
+static void by_one_thread(int ranks) {
+  struct one_thread all = one_thread_begin("one thread", ranks);
+  ncclComm_t communicators[RANKS_MAX];
+  struct rank selves[RANKS_MAX];
+  struct memory good[RANKS_MAX], plain[RANKS_MAX];
+  size_t count = gather_count(&all.all, 0), room = gather_room(&all.all, count);
+  NCCL(ncclCommInitAll(communicators, ranks, NULL));
+  for (int rank = 0; rank < ranks; rank++) {
+    one_thread_use(&all, rank);
+    selves[rank] = (struct rank){.rank = rank, .ranks = ranks, .kind = THREADS, .stream = all.streams[rank]};
+    CUDA(cuDeviceGet(&selves[rank].device, rank));
+    good[rank] = memory_alloc(&selves[rank], NCCLS, room);
+    plain[rank] = memory_alloc(&selves[rank], PLAIN, room);
+  }
+  for (uint64_t round = 0; round < 12; round++) {
+    struct gather gathers[RANKS_MAX];
+    for (int rank = 0; rank < ranks; rank++) {
+      bool is_bad = round > 3 && rank == (int)round % ranks;
+      one_thread_use(&all, rank);
+      gathers[rank] = gather_into(&selves[rank], NULL, is_bad ? &plain[rank] : &good[rank], 0, count, 5000 + round);
+      gather_prepare(&gathers[rank]);
+    }
+    NCCL(ncclGroupStart());
+    for (int rank = 0; rank < ranks; rank++) gather_launch(&gathers[rank], communicators[rank], all.streams[rank]);
+    NCCL(ncclGroupEnd());
+    for (int rank = 0; rank < ranks; rank++) {
+      one_thread_use(&all, rank);
+      wait_for(all.streams[rank]);
+      gather_verify(&gathers[rank], &all.all);
+    }
+  }
+  for (int rank = 0; rank < ranks; rank++) {
+    one_thread_use(&all, rank);
+    memory_free(&selves[rank], &good[rank]);
+    memory_free(&selves[rank], &plain[rank]);
+  }
+  destroy_each(communicators, ranks);
+  one_thread_end_streams(&all);
+  one_thread_print(&all, "one-thread");
 }
 
 int main(int count, char** words) {
@@ -200,5 +279,6 @@ int main(int count, char** words) {
   int ranks = rank_count(4);
   if (is_section_chosen("processes")) run_ranks("processes", PROCESSES, ranks, all, NULL);
   if (is_section_chosen("threads")) run_ranks("threads", THREADS, ranks, all, NULL);
+  if (is_section_chosen("one_thread")) by_one_thread(ranks);
   return finish();
 }

@@ -40,7 +40,9 @@ enum { MEMORY_TYPE = 2, BUFFER_ID = 7, IS_MANAGED, ORDINAL, LEGACY_IPC, RANGE_ST
   F(MemPoolImportFromShareableHandle, void**, void*, int, word) F(MemPoolExportPointer, struct bytes64*, word)        \
   F(MemPoolImportPointer, word*, void*, struct bytes64*) F(MemPoolSetAccess, void*, const struct access*, size_t)     \
   F(IpcGetMemHandle, struct bytes64*, word) F(IpcOpenMemHandle_v2, word*, struct bytes64, unsigned)                   \
-  F(IpcCloseMemHandle, word) F(StreamQuery, void*)
+  F(IpcCloseMemHandle, word) F(StreamQuery, void*) F(CtxGetCurrent, void**) F(CtxSynchronize, void)                   \
+  F(ModuleLoadData, void**, const void*) F(ModuleUnload, void*) F(ModuleGetFunction, void**, void*, const char*)      \
+  F(LaunchKernel, void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**)
 #define MEMBER(name, ...) int (*name)(__VA_ARGS__);
 struct driver { FUNCTIONS(MEMBER) };
 

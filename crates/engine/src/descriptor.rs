@@ -8,6 +8,8 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use rustix::event::{EventfdFlags, eventfd};
+
 /// Descriptors above this are refused: Linux's default ceiling for one process.
 const NUMBERS_MAX: usize = 1 << 20;
 
@@ -45,6 +47,12 @@ impl AsFd for Ours {
 /// How many descriptors are ours now.
 pub fn open() -> usize {
     NUMBERS.iter().map(|word| word.load(Ordering::Relaxed).count_ones() as usize).sum()
+}
+
+/// Whether this process could open so many more now. Opens and closes them: 1 to 2 us each.
+pub fn are_free(count: usize) -> bool {
+    let opened: Result<Vec<OwnedFd>, _> = (0..count).map(|_| eventfd(0, EventfdFlags::CLOEXEC)).collect();
+    opened.is_ok()
 }
 
 /// In a child just forked, which will never run our code again: closes what it got from us. Takes no lock and

@@ -8,6 +8,7 @@
 
 mod aliases;
 mod attempts;
+mod beside;
 mod boxes;
 mod closing;
 mod derived;
@@ -21,6 +22,7 @@ mod offers;
 mod pages;
 mod preparing;
 pub mod registering;
+mod releasing;
 mod staging;
 mod stuck;
 mod substitutes;
@@ -65,6 +67,7 @@ use leaving::Leaving;
 pub use offers::common as common_offer;
 use preparing::Prepared;
 use registering::Registering;
+pub use releasing::{StillRegistered, register_nothing};
 pub use wish::{Patience, Wish};
 
 /// What a communicator's birth came to.
@@ -282,16 +285,7 @@ impl Drop for Fabric {
 
 /// The application is about to free this memory. Waits for nobody.
 pub fn memory_is_freed(address: Address) {
-    watch::each(|fabric| fabric.registering().into_iter().for_each(|one| one.is_freed(address)));
-}
-
-/// From now on calls are not seen: nothing of this process stays registered, and nothing is deregistered later.
-pub fn register_nothing() {
-    watch::each(|fabric| {
-        fabric.registering().into_iter().for_each(|one| {
-            let _ = one.end(false);
-        });
-    });
+    watch::each_registering(|one| one.is_freed(address));
 }
 
 /// Whether births are looked at here.

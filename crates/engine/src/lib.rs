@@ -62,6 +62,8 @@ pub mod descriptor;
 
 pub mod gate;
 
+pub mod thread;
+
 // Words that all of them use.
 pub mod call;
 

@@ -5,6 +5,7 @@ mod children;
 mod derived;
 mod meeting;
 pub mod questions;
+pub mod switching_off;
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{c_int, c_void};
@@ -29,6 +30,7 @@ use crate::guard;
 use crate::process;
 use crate::promise;
 use crate::stats::count::{self, Identity};
+use crate::thread;
 
 /// To be held while NCCL runs anything of a communicator: no thread of ours is in it then. What an open group has begun goes on
 /// till its end.
@@ -169,8 +171,7 @@ fn stop(how: End, handle: ncclComm_t) -> ncclResult_t {
     }
     let handle = Carried::new(handle);
     // Not on this thread, which may have a group open.
-    let stopping = std::thread::Builder::new().name("windlass-abort".into());
-    let stopped = stopping.spawn(move || known::abort_init(handle.take(), || false));
+    let stopped = thread::spawn("windlass-abort", move || known::abort_init(handle.take(), || false));
     match stopped.map(|thread| thread.join()) {
         Ok(Ok(_)) => {
             log::warn!("a communicator was aborted while registered calls ran: NCCL's memory of it stays");
@@ -283,13 +284,13 @@ fn end_of_much() -> ncclResult_t {
         |ended| {
             let candidates = std::mem::take(&mut ended.borrow_mut().candidates);
             let ready = guard::call(|| registered::before_group(&candidates));
-            let result = match ready == ncclSuccess {
+            let Closed { nccls, result } = match ready == ncclSuccess {
                 true => close(&mut ended.borrow_mut(), Simulated::No, known::group_end),
                 // The driver has failed; NCCL is to run nothing of it.
                 false => spoilt(ready),
             };
             if !candidates.is_empty() {
-                ours.set(guard::call(|| registered::after_group(&candidates, is_taken(result))));
+                ours.set(guard::call(|| registered::after_group(&candidates, is_taken(nccls))));
             }
             // NCCL's first, on every rank.
             let ended = ended.borrow();
@@ -308,11 +309,19 @@ fn end_of_much() -> ncclResult_t {
     if of_group == ncclSuccess { met.get() } else { of_group }
 }
 
+/// What came of a group.
+struct Closed {
+    /// NCCL's own part of it, which runs before what promises held: an error if it was not to run.
+    nccls: ncclResult_t,
+    /// All of it.
+    result: ncclResult_t,
+}
+
 /// NCCL closes the group and runs nothing of it.
-fn spoilt(why: ncclResult_t) -> ncclResult_t {
+fn spoilt(why: ncclResult_t) -> Closed {
     birth::spoil_group();
     known::group_end();
-    why
+    Closed { nccls: why, result: why }
 }
 
 /// Closes a group without running it.
@@ -322,7 +331,7 @@ pub fn group_simulate_end(estimate: *mut ncclSimInfo_t) -> ncclResult_t {
         || RefCell::new(closing(Entry::ncclGroupSimulateEnd)),
         |ended| {
             let end = || known::group_simulate_end(estimate);
-            let result = close(&mut ended.borrow_mut(), Simulated::Yes, end);
+            let Closed { result, .. } = close(&mut ended.borrow_mut(), Simulated::Yes, end);
             guard::or_else(|| (), || registered::forget(&ended.borrow().candidates));
             result
         },
@@ -354,19 +363,20 @@ enum Simulated {
 
 /// Lets NCCL close the group. If a birth in it failed, nothing of the group runs: its peers do not come to NCCL. What promises
 /// held comes to NCCL now; a simulation knows nothing of it, since only all ranks together can honour them.
-fn close(ended: &mut Ended, simulated: Simulated, end: impl FnOnce() -> ncclResult_t) -> ncclResult_t {
+fn close(ended: &mut Ended, simulated: Simulated, end: impl FnOnce() -> ncclResult_t) -> Closed {
     let held = std::mem::take(&mut ended.promised);
     if let Some(Awaited::Failed(code)) = ended.awaited.first() {
         birth::spoil_group();
         end();
-        return *code;
+        return Closed { nccls: *code, result: *code };
     }
     if held.is_empty() || simulated == Simulated::Yes {
-        return end();
+        let nccls = end();
+        return Closed { nccls, result: nccls };
     }
     let held = promised::begin(held);
-    let result = end();
-    if is_taken(result) { promised::finish(held) } else { result }
+    let nccls = end();
+    Closed { nccls, result: if is_taken(nccls) { promised::finish(held) } else { nccls } }
 }
 
 #[inline]

@@ -35,6 +35,7 @@ use crate::forward::known::{self, End};
 use crate::gpu::{self, Home, Ordinal, StreamHandle};
 use crate::guard;
 use crate::process;
+use crate::thread;
 
 use ends::Ends;
 use handle::Minted;
@@ -222,9 +223,7 @@ impl Promise {
             return Beside::Done(ncclSuccess);
         }
         let promise = self.clone();
-        let thread =
-            std::thread::Builder::new().name("windlass-honour".into()).spawn(move || promise.honour());
-        match thread {
+        match thread::spawn("windlass-honour", move || promise.honour()) {
             Ok(thread) => Beside::Thread(thread),
             Err(error) => {
                 let why = format_args!("no thread to honour a promise on: {error}");

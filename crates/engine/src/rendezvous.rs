@@ -75,7 +75,6 @@ mod reactor;
 mod relay;
 pub mod round;
 mod spare;
-pub mod thread;
 pub mod verdict;
 
 use std::io;
@@ -88,6 +87,7 @@ use once_cell::sync::OnceCell;
 use crate::config::config;
 use crate::contract::{Token, Version};
 use crate::descriptor::Ours;
+use crate::thread;
 use card::{Card, Id};
 use colors::{Parent, Willing, Word};
 use counts::Counts;

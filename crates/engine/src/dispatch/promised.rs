@@ -20,6 +20,7 @@ use crate::group::{self, Awaited, Promised, Work};
 use crate::guard;
 use crate::promise::{Beside, Promise};
 use crate::stats::{count, fabric};
+use crate::thread;
 
 use super::messages;
 
@@ -200,7 +201,7 @@ pub fn finish(held: Held) -> ncclResult_t {
                 // On a thread of its own: NCCL makes its connections there, and the first may become ready meanwhile.
                 let unit = Carried::new(units.remove(other));
                 let run = move || unit.take().run();
-                match std::thread::Builder::new().name("windlass-group".into()).spawn(run) {
+                match thread::spawn("windlass-group", run) {
                     Ok(thread) => beside.push(thread),
                     Err(error) => {
                         let why = format_args!("no thread for a part of a group: {error}");

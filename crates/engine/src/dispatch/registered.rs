@@ -91,7 +91,7 @@ pub fn run(call: &Call, taken: &Taken) -> ncclResult_t {
     };
     guard::call(|| {
         if result != ncclSuccess && result != ncclInProgress {
-            registering.refused(candidate);
+            registering.failed(candidate, stream);
             return result;
         }
         let waiting = Waiting { fabric: fabric.clone(), candidate: *candidate, stream };
@@ -105,13 +105,13 @@ pub fn run(call: &Call, taken: &Taken) -> ncclResult_t {
     })
 }
 
-/// NCCL is about to run the group: what is staged is copied now, after all that the group's streams hold, as NCCL has it.
-/// Divergence: of streams that only other calls of the group name, nothing is known.
+/// NCCL is about to run the group: what is staged is copied now, after all that its communicator's streams in the group hold, as
+/// NCCL has it. Divergence: of streams that only other calls of the group name, nothing is known.
 pub fn before_group(candidates: &[Waiting]) -> ncclResult_t {
     let staged = || candidates.iter().filter(|waiting| waiting.copies());
     for waiting in staged() {
         let Some((registering, substitutes)) = waiting.parts() else { continue };
-        for stream in streams(candidates).into_iter().filter(|stream| *stream != waiting.stream) {
+        for stream in others(candidates, waiting) {
             let joined = registering.join(waiting.stream, stream);
             if joined != ncclSuccess {
                 return joined;
@@ -128,8 +128,11 @@ pub fn before_group(candidates: &[Waiting]) -> ncclResult_t {
 /// NCCL has run the group, or not. The first that fails is the answer.
 pub fn after_group(candidates: &[Waiting], is_run: bool) -> ncclResult_t {
     if !is_run {
-        forget(candidates);
-        // Of a group that fails NCCL may have run a part.
+        // Of a group that fails NCCL may have run a part. The first number of each communicator comes last, and stays.
+        for waiting in candidates.iter().rev() {
+            let Waiting { fabric, candidate, stream } = waiting;
+            fabric.registering().into_iter().for_each(|one| one.failed(candidate, *stream));
+        }
         candidates.iter().filter_map(|waiting| waiting.fabric.registering()).for_each(|one| one.doubt());
         return ncclSuccess;
     }
@@ -138,7 +141,7 @@ pub fn after_group(candidates: &[Waiting], is_run: bool) -> ncclResult_t {
     candidates.iter().for_each(|waiting| note(finish(waiting)));
     for waiting in candidates.iter().filter(|waiting| waiting.copies()) {
         let Some((registering, _)) = waiting.parts() else { continue };
-        let others = streams(candidates).into_iter().filter(|stream| *stream != waiting.stream);
+        let others = others(candidates, waiting).into_iter();
         others.for_each(|stream| note(registering.join(stream, waiting.stream)));
     }
     answer
@@ -146,16 +149,17 @@ pub fn after_group(candidates: &[Waiting], is_run: bool) -> ncclResult_t {
 
 /// NCCL has run nothing of the group.
 pub fn forget(candidates: &[Waiting]) {
-    // The first number of each communicator comes last, and stays.
+    // As above.
     for waiting in candidates.iter().rev() {
         waiting.fabric.registering().into_iter().for_each(|one| one.refused(&waiting.candidate));
     }
 }
 
-fn streams(candidates: &[Waiting]) -> Vec<StreamHandle> {
+/// The other streams of a call's communicator. Those of other communicators hold up nothing of it, and may be another device's.
+fn others(candidates: &[Waiting], of: &Waiting) -> Vec<StreamHandle> {
     let mut streams: Vec<StreamHandle> = Vec::new();
-    for waiting in candidates {
-        if !streams.contains(&waiting.stream) {
+    for waiting in candidates.iter().filter(|waiting| Arc::ptr_eq(&waiting.fabric, &of.fabric)) {
+        if waiting.stream != of.stream && !streams.contains(&waiting.stream) {
             streams.push(waiting.stream);
         }
     }

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use nccl_sys::{ncclComm_t, ncclSuccess};
 
+use crate::descriptor;
 use crate::forward::registration;
 use crate::gpu::memory::{Mapping, Physical, Reservation};
 use crate::gpu::{Address, Failure, Home};
@@ -13,6 +14,9 @@ use crate::registration::{self as cache, Key, Registrar};
 use crate::stats::count;
 use crate::stats::registered::Registered;
 
+/// What NCCL registers is known to peers when a call first uses it, by descriptors that it opens for a moment; where it cannot, it
+/// runs that call unregistered on this rank alone and says nothing (2.28.9, ncclIpcLocalRegisterBuffer).
+const DESCRIPTORS: usize = 8;
 /// Addresses begin at multiples of the largest page.
 const ALIGNMENT: u64 = 2 << 20;
 
@@ -71,6 +75,15 @@ impl<'a> Aliases<'a> {
     }
 }
 
+/// Whether NCCL could register something now.
+pub(super) fn has_descriptors() -> bool {
+    let are_free = descriptor::are_free(DESCRIPTORS);
+    if !are_free {
+        log::info!("fewer than {DESCRIPTORS} descriptors could be opened: nothing more is registered");
+    }
+    are_free
+}
+
 impl Registrar for Aliases<'_> {
     type Alias = Alias;
 
@@ -78,6 +91,9 @@ impl Registrar for Aliases<'_> {
         let driver = self.home.driver;
         if driver.handle_types(key.range.base) & self.handle_types != self.handle_types {
             return Err(cache::Failure::Never);
+        }
+        if !has_descriptors() {
+            return Err(cache::Failure::NotNow);
         }
         let mapped = self.map(key);
         // It holds its memory now: what it holds may have come after the one that was asked for.

@@ -10,10 +10,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::arena::{self, Arena, Event, Holds, LeaseId, Slice};
 use crate::descriptor::Ours;
 use crate::rendezvous::{self, Membership};
-use crate::{guard, process};
+use crate::{guard, process, thread};
 
 use super::line::Line;
-use super::{boxes, leaving, watch};
+use super::{beside, boxes, leaving, watch};
 
 /// Giving memory back takes milliseconds, on a machine that does nothing else.
 const EXIT_WITHIN: Duration = Duration::from_secs(5);
@@ -210,7 +210,7 @@ extern "C" fn at_exit() {
     guard::or_else(
         || (),
         || {
-            let begun = std::thread::Builder::new().spawn(finish);
+            let begun = thread::spawn("windlass-exit", finish);
             let until = Instant::now() + EXIT_WITHIN;
             while begun.is_ok() && !DONE.load(Ordering::Acquire) && Instant::now() < until {
                 std::thread::sleep(Duration::from_micros(200));
@@ -227,6 +227,7 @@ fn are_held_by_graphs() -> bool {
 
 fn give_back() {
     watch::end();
+    beside::end();
     leaving::look();
     leaving::forget();
     let until = Instant::now() + GRAPHS_WITHIN;

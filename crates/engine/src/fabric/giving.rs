@@ -1,10 +1,9 @@
 //! Registrations given back: of memory that was freed, and at a communicator's end.
 //!
 //! NCCL asks the peers' processes to let go, without limit; a peer that hangs must not hold up `windlass-watch`, a free or an
-//! abort. So that is done on a thread of its own, for which they wait as long as they like.
+//! abort. So that is done [beside](super::beside) them, and they wait for it as long as they like.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -12,9 +11,13 @@ use crate::gate::{Closed, Gate};
 use crate::gpu::Address;
 use crate::range::Range;
 use crate::registration::Cache;
+use crate::stats::count;
+use crate::stats::registered::Registered;
 
 use super::aliases::{Alias, Aliases};
+use super::beside;
 use super::registering::{EVERYTHING, Progress, Registering, State};
+use super::releasing::Release;
 
 /// A peer's process that answers takes milliseconds.
 const PEERS_ANSWER_WITHIN: Duration = Duration::from_secs(5);
@@ -85,23 +88,14 @@ impl Registering {
         }
     }
 
-    /// Runs this on a thread of its own and waits for it so long, or not at all; whether it is done.
-    fn beside(self: &Arc<Self>, within: Option<Duration>, act: impl FnOnce(&Self) + Send + 'static) -> bool {
-        let (done, is_done) = mpsc::sync_channel(1);
+    /// On a thread of its own, waited for so long.
+    fn beside<T: Send + 'static>(
+        self: &Arc<Self>,
+        within: Option<Duration>,
+        act: impl FnOnce(&Self) -> T + Send + 'static,
+    ) -> Option<T> {
         let own = self.clone();
-        let thread = std::thread::Builder::new().name("windlass-give".into()).spawn(move || {
-            act(&own);
-            drop(own);
-            let _ = done.send(());
-        });
-        match (thread, within) {
-            (Ok(_), Some(within)) => is_done.recv_timeout(within).is_ok(),
-            (Ok(_), None) => false,
-            (Err(error), _) => {
-                log::warn!("no thread to give registrations back on: {error}");
-                false
-            }
-        }
+        beside::run(within, move || act(&own))
     }
 
     /// Its end begins: waits for registered calls, as NCCL's own end does, and gives back all that NCCL has of this rank's. An abort
@@ -112,12 +106,13 @@ impl Registering {
             if let Some(end) = self.end_if_nothing() {
                 return end;
             }
-            self.beside(Some(PEERS_ANSWER_WITHIN), |own| {
-                let Some(_closed) = own.gate().and_then(close) else { return };
-                own.try_end(&mut own.state());
+            let ended = self.beside(Some(PEERS_ANSWER_WITHIN), |own| {
+                let _closed = own.gate().and_then(close)?;
+                own.try_end(&mut own.state())
             });
-            let state = self.try_state();
-            let end = state.map_or(End::Left, |mut state| *state.end.get_or_insert(End::Left));
+            // If that is not done, or could not be: unless a call or it has the state, nothing is begun any more.
+            let left = || Some(*self.try_state()?.end.get_or_insert(End::Left));
+            let end = ended.flatten().or_else(left).unwrap_or(End::Left);
             self.is_left.store(end == End::Left, Ordering::Release);
             return end;
         }
@@ -127,6 +122,22 @@ impl Registering {
             }
             std::thread::sleep(LOOK_EVERY);
         }
+    }
+
+    /// Ends it while its communicator lives, unless another thread is in it.
+    pub(super) fn release(&self) -> Release {
+        // Without a gate nobody knows the communicator yet.
+        let closed = self.gate().map(|gate| gate.try_close());
+        let Some(mut state) = self.try_state().filter(|_| !matches!(closed, Some(None))) else {
+            return Release::InUse;
+        };
+        // Calls of the communicators that share its resources pass other gates.
+        let is_any = state.cache.counters().entries > 0 || !state.staging.is_empty();
+        if self.is_shared() && state.end.is_none() && is_any {
+            return Release::Ended(End::Left);
+        }
+        self.take_back(&mut state);
+        self.try_end(&mut state).map_or(Release::Running, Release::Ended)
     }
 
     fn end_if_nothing(&self) -> Option<End> {
@@ -165,11 +176,12 @@ fn close(gate: &'static Gate) -> Option<Closed<'static>> {
 fn give_all_back(state: &mut State, is_left: &AtomicBool) -> bool {
     let State { home, real: Some(real), cache, staging, .. } = state else { return true };
     cache.freed(&mut Aliases::new(home, *real, staging.handle_types(), is_left), EVERYTHING);
-    staging.end(home, *real) && cache.counters().entries == 0
+    // Who waited for this may have given up meanwhile, and NCCL's communicator be stopped.
+    !is_left.load(Ordering::Acquire) && staging.end(home, *real) && cache.counters().entries == 0
 }
 
-/// What stays of a communicator that NCCL has not given all back of, until this rank's kernels have left. Peers keep the memory as
-/// long as NCCL's record of it, but nothing of it is used here any more.
+/// What stays of a communicator that NCCL has not given all back of, until this rank's kernels have left: then nothing of it is used
+/// here any more. Peers' processes, which have imported it, keep the memory to their ends, as NCCL's communicator here is not freed.
 #[derive(Debug)]
 pub(super) struct Remains(State);
 
@@ -212,7 +224,16 @@ impl Drop for Registering {
         let state = self.take_state();
         // An abort that could not wait for who had the state has left it, too.
         let left = self.is_left.load(Ordering::Acquire).then_some(End::Left);
-        match (state.end.or(left), state.progress()) {
+        let end = state.end.or(left);
+        if end == Some(End::Left) {
+            let bytes = state.cache.counters().bytes + state.staging.bytes();
+            count::registered(Registered::LeftBytes, bytes);
+            log::warn!(
+                "device {}: {bytes} bytes stay registered: peers keep them to their ends",
+                state.home.device
+            );
+        }
+        match (end, state.progress()) {
             (Some(End::Clean), _) => {}
             // NCCL's communicator was stopped, and its kernels leave.
             (Some(End::Left), Progress::Over | Progress::Running) => remains().push(Remains(state)),

@@ -35,6 +35,8 @@ struct Block {
 pub(super) struct Staging {
     /// The first is for any one call of the size that was offered; others are for groups of several.
     blocks: Vec<Block>,
+    /// What NCCL did not let go of: kept to the end.
+    stuck: Vec<Block>,
     bytes_max: u64,
     handle_types: u64,
     /// Which block the next piece is of, and how much of that is taken by calls of the open group, which run at its end.
@@ -45,7 +47,7 @@ pub(super) struct Staging {
 impl Staging {
     /// None yet, and never more than so many bytes at once but for groups that need several calls' worth.
     pub fn new(bytes_max: u64) -> Staging {
-        Staging { blocks: Vec::new(), bytes_max, handle_types: 0, current: 0, taken: 0 }
+        Staging { blocks: Vec::new(), stuck: Vec::new(), bytes_max, handle_types: 0, current: 0, taken: 0 }
     }
 
     /// By what NCCL exports memory, as the driver's mask; 0 while there is none.
@@ -58,9 +60,14 @@ impl Staging {
         (0..=40).rev().find(|size| needed(*size, ranks) <= self.bytes_max).unwrap_or(0)
     }
 
-    /// Whether there is none.
+    /// All that there is, also what NCCL keeps.
+    pub fn bytes(&self) -> u64 {
+        self.blocks.iter().chain(&self.stuck).map(|block| block.bytes).sum()
+    }
+
+    /// Whether there is none, nor anything that NCCL keeps.
     pub fn is_empty(&self) -> bool {
-        self.blocks.is_empty()
+        self.blocks.is_empty() && self.stuck.is_empty()
     }
 
     /// Whether a call that needs so many bytes in two pieces has them.
@@ -80,9 +87,8 @@ impl Staging {
         self.handle_types = home.driver.handle_types(block.base);
         (self.current, self.taken) = (0, 0);
         // After the new one is there: what was offered holds all the time.
-        for old in std::mem::replace(&mut self.blocks, vec![block]) {
-            old.end(home, real);
-        }
+        let old = std::mem::replace(&mut self.blocks, vec![block]);
+        self.end_each(old, home, real);
         drop(entered);
         true
     }
@@ -111,23 +117,39 @@ impl Staging {
         Some(place)
     }
 
+    /// Whether a group has needed more than one call does.
+    pub fn is_grown(&self) -> bool {
+        self.blocks.len() > 1
+    }
+
+    /// Gives back what only a group has needed, while nothing uses any of it.
+    pub fn shrink(&mut self, home: &Home, real: usize) {
+        let Ok(_entered) = home.enter() else { return };
+        let more = self.blocks.split_off(1.min(self.blocks.len()));
+        self.end_each(more, home, real);
+    }
+
     /// Gives all back, while NCCL's communicator lives and nothing uses it any more; whether it could.
     pub fn end(&mut self, home: &Home, real: usize) -> bool {
-        if self.blocks.is_empty() {
+        if self.is_empty() {
             return true;
         }
         let Ok(_entered) = home.enter() else { return false };
         let blocks = std::mem::take(&mut self.blocks);
-        // All of them, also after one that stays.
-        let stay = blocks.into_iter().filter(|block| !block.end(home, real)).count();
-        stay == 0
+        self.end_each(blocks, home, real);
+        self.stuck.is_empty()
+    }
+
+    /// All of them, also after one that stays.
+    fn end_each(&mut self, blocks: Vec<Block>, home: &Home, real: usize) {
+        self.stuck.extend(blocks.into_iter().filter(|block| !block.end(home, real)));
     }
 }
 
 impl Staging {
     /// Gives the memory back, of which NCCL keeps its record.
     pub fn free(&mut self) {
-        std::mem::take(&mut self.blocks).iter().for_each(Block::free);
+        self.blocks.drain(..).chain(self.stuck.drain(..)).for_each(|block| block.free());
     }
 }
 

@@ -18,13 +18,14 @@ use crate::contract::{Member, Token};
 use crate::guard;
 use crate::rendezvous::asking::{Answer, Desk};
 use crate::rendezvous::poll::Flag;
-use crate::rendezvous::thread;
+use crate::thread;
 
 use super::attempts::LostAttempt;
 use super::closing::Life;
 use super::failing::{Loss, Telling};
 use super::growing::Question;
 use super::ids::{self, Asking};
+use super::registering::Registering;
 use super::stuck::Watched;
 use super::{Fabric, closing, leaving, settle};
 
@@ -86,10 +87,12 @@ fn tell_each(fabric: &Fabric, words: impl Fn(u32) -> Vec<u8>) {
     watch.wake.raise();
 }
 
-/// Looks at each fabric of this process.
-pub(super) fn each(look: impl Fn(&Fabric)) {
+/// Looks at what each fabric of this process registers.
+pub(super) fn each_registering(mut look: impl FnMut(&Arc<Registering>)) {
     let Some(watch) = WATCH.get() else { return };
-    watch.alive().iter().filter_map(Weak::upgrade).for_each(|fabric| look(&fabric));
+    watch.alive().iter().filter_map(Weak::upgrade).for_each(|fabric| {
+        fabric.registering().into_iter().for_each(&mut look);
+    });
 }
 
 /// Asks a rank's process for an id; whether the answer will come.

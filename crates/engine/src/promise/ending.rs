@@ -14,6 +14,7 @@ use crate::forward::questions;
 use crate::gpu::stream::Stream;
 use crate::gpu::{self, Home};
 use crate::guard;
+use crate::thread;
 
 use super::parked::{self, Built};
 use super::{Promise, Unfit};
@@ -212,7 +213,7 @@ fn keep(built: Built) -> ncclResult_t {
 /// On a thread of its own: this one may have a group open, and NCCL's groups are the thread's. None: it could not.
 pub(super) fn beside<T: Send>(work: impl FnOnce() -> T + Send) -> Option<T> {
     std::thread::scope(|scope| {
-        let begun = std::thread::Builder::new().name("windlass-park".into()).spawn_scoped(scope, work);
+        let begun = thread::spawn_scoped(scope, "windlass-park", work);
         match begun {
             Ok(thread) => thread.join().ok(),
             Err(error) => {

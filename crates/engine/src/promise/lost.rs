@@ -10,6 +10,7 @@ use nccl_sys::{ncclRemoteError, ncclResult_t, ncclSuccess};
 use crate::error::refuse;
 use crate::forward::known;
 use crate::guard;
+use crate::thread;
 
 use super::{INIT_WITHIN, Promise, Stage};
 
@@ -31,7 +32,7 @@ pub(super) fn listen(promise: &Arc<Promise>) {
             guard::or_else(|| (), end);
         };
         // NCCL's abort may take its time, and who told this must not wait.
-        if let Err(error) = std::thread::Builder::new().name("windlass-give-up".into()).spawn(give_up) {
+        if let Err(error) = thread::spawn("windlass-give-up", give_up) {
             log::warn!("no thread to end an attempt on, which waits for a rank that has failed: {error}");
         }
     });

@@ -5,6 +5,7 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::contract::{Contract, Token};
+use crate::thread;
 
 use super::attendance::{Attendance, Stage, Turn, Worth};
 use super::descriptors::Door;
@@ -306,7 +307,7 @@ pub fn join_all(
             .map(|party| {
                 let count = party.numbers.len();
                 let cancellers = party.cancellers();
-                let begun = std::thread::Builder::new().spawn_scoped(scope, move || party.join(prepare));
+                let begun = thread::spawn_scoped(scope, "windlass-birth", move || party.join(prepare));
                 (count, cancellers, begun)
             })
             .collect();

@@ -38,10 +38,12 @@ pub enum Registered {
     Full,
     /// NCCL or the driver refused.
     Refused,
+    /// Bytes that were left registered at ends that could not wait: peers' processes keep them for good.
+    LeftBytes,
 }
 
 /// How many there are.
-pub const COUNTS: usize = Registered::Refused as usize + 1;
+pub const COUNTS: usize = Registered::LeftBytes as usize + 1;
 
 impl Registered {
     /// Their names in reports, in order.
@@ -62,6 +64,7 @@ impl Registered {
         "elsewhere",
         "full",
         "refused",
+        "left_bytes",
     ];
 
     /// What is said of each that is not registrable.
@@ -103,6 +106,9 @@ pub fn text(counts: &BTreeMap<String, u64>, size: impl Fn(u64) -> String) -> Opt
     if of("stuck") > 0 {
         line += &format!(", never given back: {}", of("stuck"));
     }
+    if of("left_bytes") > 0 {
+        line += &format!(", left to peers by aborts: {}", size(of("left_bytes")));
+    }
     Some(line)
 }
 
@@ -121,6 +127,8 @@ mod tests {
                 .unwrap(),
             "registration: registered 12 (now 2, 5 B), hits 48113, staged 0 (memory 0 B), refused: expandable segments 3"
         );
+        let left = line(&[("left_bytes", 7), ("stuck", 1)]).unwrap();
+        assert!(left.ends_with(", never given back: 1, left to peers by aborts: 7 B"), "{left}");
         for (name, _) in Registered::REASONS {
             assert!(Registered::NAMES.contains(&name));
         }

@@ -12,6 +12,10 @@
 //!   number from 1, apart by commas. The handle stays, as NCCL's does.
 //! - `WINDLASS_SIM_REFUSED_BIRTHS`: which births of this process fail before they join, numbered likewise; the others wait.
 //! - `WINDLASS_SIM_DEREGISTER_MS`: how long the end of a registration takes, inside the call, 0.
+//! - `WINDLASS_SIM_FAILED_LAUNCHES`: which eager launches of collectives of this process answer an error and run all the same,
+//!   numbered likewise; a group is a launch of each of its communicators.
+//! - `WINDLASS_SIM_KEPT_REGISTRATIONS`: which ends of registrations of this process answer an error and end nothing, numbered
+//!   likewise.
 //! - `NCCL_LEGACY_CUDA_REGISTER=1`: registrations of cudaMalloc memory count, as in NCCL.
 //!
 //! Registration is as in NCCL 2.28.9 on one host without multicast (`lookup.rs`): a table of ranges that every call is looked

@@ -11,6 +11,7 @@ use crate::{agreement, arguments, collective, group, import, lookup, mailbox, re
 use nccl_sys::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -280,6 +281,7 @@ fn launch(communicator: &Arc<Communicator>, queued: Vec<Queued>) -> Outcome {
         operation.ticket = Some(communicator.order.ticket());
         communicator.add_pending();
     }
+    let is_counted = !captured && !operation.collectives.is_empty();
     let (ticket, order) = (operation.ticket, communicator.order.clone());
     // A captured operation lives as long as the process: nobody tells when its last graph has gone.
     let data = Box::into_raw(Box::new(operation));
@@ -297,7 +299,17 @@ fn launch(communicator: &Arc<Communicator>, queued: Vec<Queued>) -> Outcome {
     if captured {
         *lock(&communicator.order.captured) = driver.captured(streams[0])?;
     }
-    streams[1..].iter().try_for_each(|stream| driver.order(streams[0], *stream))
+    streams[1..].iter().try_for_each(|stream| driver.order(streams[0], *stream))?;
+    if is_counted { fail_if_asked() } else { Ok(()) }
+}
+
+/// A launch that the environment wants to have failed has run.
+fn fail_if_asked() -> Outcome {
+    static LAUNCHES: AtomicU64 = AtomicU64::new(0);
+    match settings().failed_launches.contains(&(LAUNCHES.fetch_add(1, SeqCst) + 1)) {
+        true => refuse(ncclSystemError, "a launch failed, as WINDLASS_SIM_FAILED_LAUNCHES asks"),
+        false => Ok(()),
+    }
 }
 
 /// As in NCCL 2.28.9 for sm_90: those of messages need most.

@@ -169,6 +169,10 @@ pub fn deregister(communicator: &Communicator, handle: usize) -> Outcome {
     if handle == 0 {
         return Ok(());
     }
+    static ENDS: AtomicU64 = AtomicU64::new(0);
+    if settings().kept_registrations.contains(&(ENDS.fetch_add(1, SeqCst) + 1)) {
+        return refuse(ncclSystemError, "Deregister: kept, as WINDLASS_SIM_KEPT_REGISTRATIONS asks");
+    }
     let mut registrations = lock(&communicator.registrations);
     let known = |entry: &&mut Registration| entry.handle == handle && entry.users > 0;
     let Some(entry) = registrations.entries.iter_mut().find(known) else {

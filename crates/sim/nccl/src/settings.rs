@@ -18,6 +18,11 @@ pub struct Settings {
     pub refused_births: Vec<u64>,
     /// `WINDLASS_SIM_DEREGISTER_MS`, default 0: how long the end of a registration takes.
     pub deregistration: Duration,
+    /// `WINDLASS_SIM_FAILED_LAUNCHES`, default none: which launches of collectives of this process fail and run all the same,
+    /// by number from 1.
+    pub failed_launches: Vec<u64>,
+    /// `WINDLASS_SIM_KEPT_REGISTRATIONS`, default none: which ends of registrations of this process fail, by number from 1.
+    pub kept_registrations: Vec<u64>,
 }
 
 pub fn settings() -> &'static Settings {
@@ -30,6 +35,8 @@ pub fn settings() -> &'static Settings {
         lost_births: numbers("WINDLASS_SIM_LOST_BIRTHS"),
         refused_births: numbers("WINDLASS_SIM_REFUSED_BIRTHS"),
         deregistration: Duration::from_millis(number("WINDLASS_SIM_DEREGISTER_MS", 0)),
+        failed_launches: numbers("WINDLASS_SIM_FAILED_LAUNCHES"),
+        kept_registrations: numbers("WINDLASS_SIM_KEPT_REGISTRATIONS"),
     })
 }
 

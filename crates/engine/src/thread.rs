@@ -1,0 +1,70 @@
+//! Starting threads of ours.
+
+#![allow(unsafe_code)]
+
+use std::io;
+use std::thread::{Builder, JoinHandle, Scope, ScopedJoinHandle};
+
+/// What a thread does itself: a handler of the program is told where it was done, as it would be of NCCL's threads.
+const FAULTS: [libc::c_int; 7] =
+    [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGABRT, libc::SIGSYS];
+
+/// Starts a thread that takes none of the program's signals: its handlers run where they would without us.
+pub fn spawn<T: Send + 'static>(
+    name: &str,
+    body: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<JoinHandle<T>> {
+    without_signals(|| Builder::new().name(name.to_owned()).spawn(body))
+}
+
+/// The same, of a scope.
+pub fn spawn_scoped<'scope, T: Send + 'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    name: &str,
+    body: impl FnOnce() -> T + Send + 'scope,
+) -> io::Result<ScopedJoinHandle<'scope, T>> {
+    without_signals(|| Builder::new().name(name.to_owned()).spawn_scoped(scope, body))
+}
+
+fn without_signals<T>(start: impl FnOnce() -> T) -> T {
+    // SAFETY: signal masks of this thread only, with sets made here; a new thread inherits the mask of its parent,
+    // which is restored at once: `start` does not panic.
+    unsafe {
+        let mut blocked: libc::sigset_t = std::mem::zeroed();
+        let mut before: libc::sigset_t = std::mem::zeroed();
+        libc::sigfillset(&mut blocked);
+        for fault in FAULTS {
+            libc::sigdelset(&mut blocked, fault);
+        }
+        libc::pthread_sigmask(libc::SIG_SETMASK, &blocked, &mut before);
+        let started = start();
+        libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
+        started
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Signals that the calling thread takes, of two.
+    fn taken() -> [bool; 2] {
+        // SAFETY: asks for this thread's mask.
+        unsafe {
+            let mut mask: libc::sigset_t = std::mem::zeroed();
+            libc::pthread_sigmask(libc::SIG_SETMASK, std::ptr::null(), &mut mask);
+            [libc::SIGUSR1, libc::SIGSEGV].map(|signal| libc::sigismember(&mask, signal) == 0)
+        }
+    }
+
+    /// Ours take no signals but faults of their own; who starts them takes what he took.
+    #[test]
+    fn signals() {
+        let before = taken();
+        assert_eq!(before, [true, true]);
+        assert_eq!(spawn("test", taken).unwrap().join().unwrap(), [false, true]);
+        let scoped = std::thread::scope(|scope| spawn_scoped(scope, "test", taken).unwrap().join().unwrap());
+        assert_eq!(scoped, [false, true]);
+        assert_eq!(taken(), before);
+    }
+}

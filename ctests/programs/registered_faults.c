@@ -1,0 +1,203 @@
+/* Holds, where one rank meets with what no other sees, much of which the stand-in brings about by wish: large all-gathers stay right,
+ * and what NCCL may still use is not taken away. Sections run alone by their names: `failed`, `lost`, `kept`, `grown`,
+ * `disabled`, `few`; without a name all but the last two. Ranks are processes. */
+#include "../support/gathers.h"
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+enum { MIB = 1 << 20, RANKS = 4, CALLS = 6 /* enough to be registered on the way */ };
+
+/* Slots of what ranks exchange. */
+enum { FIRST, LOWER, UPPER };
+
+/* The one rank. Before its first call of NCCL: the stand-in reads these once. */
+enum { LOSER = 1 };
+static void wish(const struct rank* self, const char* name, const char* value) {
+  if (self->rank == LOSER) setenv(name, value, 1);
+}
+
+static size_t room(const struct rank* self) { return gather_room(self, gather_count(self, 0)); }
+
+static struct gather gather_in(const struct rank* self, const struct memory* memory, uint64_t key) {
+  return gather_into(self, NULL, memory, 0, gather_count(self, 0), key);
+}
+
+static void gathers_in(struct rank* self, ncclComm_t communicator, const struct memory* memory, uint64_t key) {
+  for (uint64_t call = 0; call < CALLS; call++) {
+    struct gather gather = gather_in(self, memory, key + call);
+    gather_run(self, communicator, &gather);
+    meet(self);
+  }
+}
+
+/* NCCL says that a call has failed, alone and then in a group, and it runs all the same when an abort comes. */
+static void failed(struct rank* self) {
+  /* The one behind those of `gathers_in`, of each communicator. */
+  wish(self, "WINDLASS_SIM_FAILED_LAUNCHES", "7,14");
+  struct memory memory = memory_alloc(self, NCCLS, room(self));
+  for (int in_group = 0; in_group < 2; in_group++) {
+    ncclComm_t communicator = world(self, FIRST);
+    gathers_in(self, communicator, &memory, 100);
+    if (self->rank == LOSER) {
+      struct gather gather = gather_in(self, &memory, 110);
+      if (in_group) NCCL(ncclGroupStart());
+      CODE(ncclAllGather(gather.send, gather.receive, gather.count, gather.type, communicator, as_cuda(self->stream)),
+           in_group ? ncclSuccess : ncclSystemError);
+      if (in_group) CODE(ncclGroupEnd(), ncclSystemError);
+      NCCL(ncclCommAbort(communicator));
+      wait_for(self->stream);
+    }
+    meet(self);
+    if (self->rank != LOSER) NCCL(ncclCommAbort(communicator));
+    meet(self);
+  }
+  memory_free(self, &memory);
+}
+
+/* NCCL runs a group, and then cannot build the communicator of another call in it, which was not built before: the gather counts. */
+static void lost(struct rank* self) {
+  setenv("WINDLASS_SIM_LOST_BIRTHS", "2", 1);
+  ncclComm_t all = world(self, FIRST), pair = NULL;
+  ncclUniqueId ids[] = {share_id(self, LOWER, 0), share_id(self, UPPER, 2)};
+  NCCL(ncclCommInitRank(&pair, 2, ids[self->rank / 2], self->rank % 2));
+  struct memory good = memory_alloc(self, NCCLS, room(self)), plain = memory_alloc(self, PLAIN, room(self));
+  void* buffer = device_alloc(4096);
+  gathers_in(self, all, &good, 200);
+  struct gather gather = gather_in(self, self->rank == LOSER ? &plain : &good, 210);
+  gather_prepare(&gather);
+  meet(self);
+  NCCL(ncclGroupStart());
+  gather_launch(&gather, all, self->stream);
+  NCCL(ncclAllReduce(buffer, buffer, 100, ncclFloat, ncclSum, pair, as_cuda(self->stream)));
+  CHECK(ncclGroupEnd() != ncclSuccess);
+  count_calls("ncclGroupEnd", 1);
+  wait_for(self->stream);
+  meet(self);
+  gather_verify(&gather, self);
+  gathers_in(self, all, &good, 220);
+  NCCL(ncclCommDestroy(pair));
+  NCCL(ncclCommDestroy(all));
+  memory_free(self, &good);
+  memory_free(self, &plain);
+  device_free(buffer);
+}
+
+/* NCCL keeps what it was to give back when larger calls came: it is not ended as if it had nothing. */
+static void kept(struct rank* self) {
+  wish(self, "WINDLASS_SIM_KEPT_REGISTRATIONS", "1");
+  ncclComm_t communicator = world(self, FIRST);
+  size_t twice = gather_count(self, 0) * 2;
+  struct memory memory = memory_alloc(self, NCCLS, gather_room(self, twice));
+  gathers_in(self, communicator, &memory, 300);
+  for (uint64_t call = 0; call < CALLS; call++) {
+    struct gather gather = gather_into(self, NULL, &memory, 0, twice, 310 + call);
+    gather_run(self, communicator, &gather);
+    meet(self);
+  }
+  NCCL(ncclCommDestroy(communicator));
+  memory_free(self, &memory);
+}
+
+/* Memory for a group of calls that are staged goes back when others come. */
+static void grown(struct rank* self) {
+  enum { GROUP = 6 };
+  ncclComm_t communicator = world(self, FIRST);
+  struct memory good = memory_alloc(self, NCCLS, GROUP * room(self)), plain = memory_alloc(self, PLAIN, GROUP * room(self));
+  bool is_bad = self->rank == LOSER;
+  struct gather gathers[GROUP];
+  gathers_in(self, communicator, &good, 400);
+  for (uint64_t i = 0; i < GROUP; i++) {
+    const struct memory* memory = is_bad ? &plain : &good;
+    gathers[i] = gather_into(self, NULL, memory, i * room(self), gather_count(self, 0), 410 + i);
+    gather_prepare(&gathers[i]);
+  }
+  /* The others' calls have their place when this rank's come. */
+  NCCL(ncclGroupStart());
+  if (is_bad) meet(self);
+  for (int i = 0; i < GROUP; i++) gather_launch(&gathers[i], communicator, self->stream);
+  if (!is_bad) meet(self);
+  NCCL(ncclGroupEnd());
+  wait_for(self->stream);
+  meet(self);
+  for (int i = 0; i < GROUP; i++) gather_verify(&gathers[i], self);
+  size_t used = memory_used();
+  meet(self);
+  gathers_in(self, communicator, &good, 420);
+  if (is_bad) CHECK(memory_used() + (size_t)(GROUP - 2) * GATHER_BYTES <= used);
+  NCCL(ncclCommDestroy(communicator));
+  memory_free(self, &good);
+  memory_free(self, &plain);
+}
+
+/* Windlass is switched off: not while a group is open, and calls are right after. What is called then is not counted, and what Windlass
+ * has of communicators stays. */
+static void disabled(struct rank* self) {
+  ncclResult_t (*disable)(void) = NULL;
+  *(void**)&disable = dlsym(RTLD_DEFAULT, "windlassDisable");
+  ncclComm_t communicator = world(self, FIRST);
+  struct memory memory = memory_alloc(self, MAPPED, room(self));
+  if (!CHECK(disable)) return;
+  gathers_in(self, communicator, &memory, 500);
+  struct gather gather = gather_in(self, &memory, 510);
+  gather_prepare(&gather);
+  meet(self);
+  NCCL(ncclGroupStart());
+  gather_launch(&gather, communicator, self->stream);
+  EQUAL(disable(), ncclInvalidUsage);
+  NCCL(ncclGroupEnd());
+  wait_for(self->stream);
+  meet(self);
+  gather_verify(&gather, self);
+  EQUAL(disable(), ncclSuccess);
+  meet(self);
+  gather.key = 511;
+  gather_prepare(&gather);
+  meet(self);
+  EQUAL(ncclAllGather(gather.send, gather.receive, gather.count, gather.type, communicator, as_cuda(self->stream)), ncclSuccess);
+  wait_for(self->stream);
+  meet(self);
+  gather_verify(&gather, self);
+  EQUAL(ncclCommDestroy(communicator), ncclSuccess);
+  memory_free(self, &memory);
+}
+
+/* No more than so many further descriptors may be opened; gives what it was. */
+static struct rlimit limit_descriptors(rlim_t more) {
+  struct rlimit before, now;
+  int next = open("/dev/null", O_RDONLY | O_CLOEXEC);
+  CHECK(next >= 0 && getrlimit(RLIMIT_NOFILE, &before) == 0);
+  close(next);
+  now = before;
+  now.rlim_cur = (rlim_t)next + more;
+  CHECK(setrlimit(RLIMIT_NOFILE, &now) == 0);
+  return before;
+}
+
+/* NCCL's registering takes descriptors, and says nothing to the other ranks if there are none: nothing is registered then. */
+static void few(struct rank* self) {
+  ncclComm_t communicator = world(self, FIRST);
+  struct memory memory = memory_alloc(self, NCCLS, room(self));
+  struct rlimit before;
+  if (self->rank == LOSER) before = limit_descriptors(3);
+  gathers_in(self, communicator, &memory, 600);
+  gathers_in(self, communicator, &memory, 610);
+  if (self->rank == LOSER) CHECK(setrlimit(RLIMIT_NOFILE, &before) == 0);
+  NCCL(ncclCommDestroy(communicator));
+  memory_free(self, &memory);
+}
+
+int main(int count, char** words) {
+  begin("registered_faults", 110);
+  if (rank_count(RANKS) < RANKS) skip("four devices are needed");
+  if (is_wanted(count, words, "failed")) run_ranks("failed", PROCESSES, RANKS, failed, NULL);
+  if (is_wanted(count, words, "lost")) run_ranks("lost", PROCESSES, RANKS, lost, NULL);
+  if (is_wanted(count, words, "kept")) run_ranks("kept", PROCESSES, RANKS, kept, NULL);
+  if (is_wanted(count, words, "grown")) run_ranks("grown", PROCESSES, RANKS, grown, NULL);
+  if (count > 1 && is_wanted(count, words, "disabled")) run_ranks("disabled", PROCESSES, RANKS, disabled, NULL);
+  if (count > 1 && is_wanted(count, words, "few")) run_ranks("few", PROCESSES, RANKS, few, NULL);
+  return finish();
+}
