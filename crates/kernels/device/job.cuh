@@ -2,6 +2,7 @@
 // chunk, or says that it cannot yet. So a warp can take several jobs in turn, and none holds up another.
 #pragma once
 #include "growth.cuh"
+#include "report.cuh"
 #include "vectors.cuh"
 
 enum JobKind : uint8_t { job_line_send, job_line_receive, job_bulk_send, job_bulk_receive };
@@ -82,10 +83,6 @@ MAIL_DEVICE void wish_for_growth(const Group& group, uint32_t peer, uint32_t wir
 // Says what this job waited for. Called by one thread.
 MAIL_DEVICE void report_wait(const Group& group, uint32_t peer, uint32_t waited_for, uint32_t lane, uint32_t operation,
                              uint64_t sequence, uint64_t seen) {
-  WindlassMailReport* const report = reinterpret_cast<WindlassMailReport*>(group.launch.report);
-  if (!report) return;
-  const uint32_t index = claim(&report->claimed);
-  if (index >= WINDLASS_REPORT_ENTRIES) return;
-  if (index == 0) report->rank = group.geometry().rank;
-  report->entries[index] = WindlassMailReportEntry{peer, waited_for, lane, operation, sequence, seen};
+  report_entry(group.launch.report, group.geometry().rank,
+               WindlassMailReportEntry{peer, waited_for, lane, operation, sequence, seen});
 }

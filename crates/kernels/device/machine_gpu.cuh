@@ -14,6 +14,9 @@
 #define MAIL_HAS_BULK_COPIES 0
 #endif
 
+// Code of what is seldom so stands aside: what runs once a launch is short of instructions, which come from far.
+#define MAIL_SELDOM(condition) __builtin_expect(!!(condition), 0)
+
 MAIL_DEVICE uint32_t lane_index() { return threadIdx.x & 31; }
 MAIL_DEVICE uint32_t warp_index() { return threadIdx.x / 32; }
 MAIL_DEVICE uint32_t thread_index() { return threadIdx.x; }
@@ -30,6 +33,9 @@ MAIL_DEVICE void sync_warp() { __syncwarp(); }
 MAIL_DEVICE bool all_of_warp(bool value) { return __all_sync(~0u, value); }
 MAIL_DEVICE bool any_of_warp(bool value) { return __any_sync(~0u, value); }
 MAIL_DEVICE uint64_t from_first_lane(uint64_t value) { return __shfl_sync(~0u, (unsigned long long)value, 0); }
+MAIL_DEVICE uint64_t from_lane(uint64_t value, uint32_t lane) { return __shfl_sync(~0u, (unsigned long long)value, lane); }
+MAIL_DEVICE uint32_t from_lane(uint32_t value, uint32_t lane) { return __shfl_sync(~0u, value, lane); }
+MAIL_DEVICE uint32_t ballot_of_warp(bool value) { return __ballot_sync(~0u, value); }
 // Nothing else could use the time of a waiting thread.
 MAIL_DEVICE void pause_thread() {}
 
@@ -93,6 +99,97 @@ MAIL_DEVICE bool load_lines(Vector* v, const char* from, uint64_t tag) {
     for (int group = 0; group < groups; ++group) there &= v[group].y == tag;
   }
   return all_of_warp(there);
+}
+
+// The same for several peers at once: first all accesses, then all tags are looked at, so that none waits for another. What is not
+// to be moved (`so` is the same for the whole warp) is left as it is. Predicates, not branches: after a branch the compiler no
+// longer takes the warp for one, and what it makes of sync_warp there does not bring its threads together (seen on H200: payload
+// loaded early, its tag late).
+MAIL_DEVICE void store_half_if(bool so, char* to, Vector first, Vector second) {
+  asm volatile(
+      "{.reg .pred p; setp.ne.u32 p,%5,0;\n\t"
+      "@p st.volatile.global.v2.u64 [%0],{%1,%2};\n\t"
+      "@p st.volatile.global.v2.u64 [%0+512],{%3,%4};}" ::"l"(to),
+      "l"(first.x), "l"(first.y), "l"(second.x), "l"(second.y), "r"((uint32_t)so)
+      : "memory");
+}
+template <int groups>
+MAIL_DEVICE void load_lines_if(bool so, Vector (&v)[groups], const char* from, uint64_t) {
+  static_assert(groups == 2 || groups == 4, "groups");
+  if constexpr (groups == 2)
+    asm volatile(
+        "{.reg .pred p; setp.ne.u32 p,%5,0;\n\t"
+        "@p ld.volatile.global.v2.u64 {%0,%1},[%4];\n\t"
+        "@p ld.volatile.global.v2.u64 {%2,%3},[%4+512];}"
+        : "+l"(v[0].x), "+l"(v[0].y), "+l"(v[1].x), "+l"(v[1].y)
+        : "l"(from), "r"((uint32_t)so)
+        : "memory");
+  else
+    asm volatile(
+        "{.reg .pred p; setp.ne.u32 p,%9,0;\n\t"
+        "@p ld.volatile.global.v2.u64 {%0,%1},[%8];\n\t"
+        "@p ld.volatile.global.v2.u64 {%2,%3},[%8+512];\n\t"
+        "@p ld.volatile.global.v2.u64 {%4,%5},[%8+1024];\n\t"
+        "@p ld.volatile.global.v2.u64 {%6,%7},[%8+1536];}"
+        : "+l"(v[0].x), "+l"(v[0].y), "+l"(v[1].x), "+l"(v[1].y), "+l"(v[2].x), "+l"(v[2].y), "+l"(v[3].x), "+l"(v[3].y)
+        : "l"(from), "r"((uint32_t)so)
+        : "memory");
+}
+// Whether this lane has found the tags of the lines that it keeps; if all lanes of the warp have, the payload is there.
+template <int groups>
+MAIL_DEVICE bool found_lines(const Vector (&v)[groups], uint64_t tag) {
+  bool there = true;
+  MAIL_UNROLL
+  for (int group = 0; group < groups; ++group) there &= v[group].y == tag;
+  return there || (lane_index() & 7) != 7;
+}
+
+// Pairs: 8 bytes of payload and 8 of tag, one access of one thread. Likewise.
+MAIL_DEVICE void store_pair_if(bool so, char* to, uint64_t payload, uint64_t tag) {
+  asm volatile("{.reg .pred p; setp.ne.u32 p,%3,0; @p st.volatile.global.v2.u64 [%0],{%1,%2};}" ::"l"(to), "l"(payload), "l"(tag),
+               "r"((uint32_t)so)
+               : "memory");
+}
+MAIL_DEVICE void load_pair_if(bool so, const char* from, uint64_t, uint64_t& payload, uint64_t& found) {
+  asm volatile("{.reg .pred p; setp.ne.u32 p,%3,0; @p ld.volatile.global.v2.u64 {%0,%1},[%2];}"
+               : "+l"(payload), "+l"(found)
+               : "l"(from), "r"((uint32_t)so)
+               : "memory");
+}
+
+// `value` becomes `other` if so. A branch would make an indexed array of what is chosen from, in local memory.
+MAIL_DEVICE void choose(uint64_t& value, uint64_t other, bool so) {
+  asm("{.reg .pred p; setp.ne.u32 p,%2,0; @p mov.u64 %0,%1;}" : "+l"(value) : "l"(other), "r"((uint32_t)so));
+}
+
+// Arithmetic: rounded to nearest, never two operations as one.
+MAIL_DEVICE float add_floats(float a, float b) { return __fadd_rn(a, b); }
+MAIL_DEVICE float multiply_floats(float a, float b) { return __fmul_rn(a, b); }
+MAIL_DEVICE double add_doubles(double a, double b) { return __dadd_rn(a, b); }
+MAIL_DEVICE double multiply_doubles(double a, double b) { return __dmul_rn(a, b); }
+// A NaN loses against a number; +0 is above -0.
+MAIL_DEVICE float max_floats(float a, float b) { return fmaxf(a, b); }
+MAIL_DEVICE float min_floats(float a, float b) { return fminf(a, b); }
+MAIL_DEVICE double max_doubles(double a, double b) { return fmax(a, b); }
+MAIL_DEVICE double min_doubles(double a, double b) { return fmin(a, b); }
+MAIL_DEVICE float float_of_bits(uint32_t bits) { return __uint_as_float(bits); }
+MAIL_DEVICE uint32_t bits_of_float(float value) { return __float_as_uint(value); }
+MAIL_DEVICE double double_of_bits(uint64_t bits) { return __longlong_as_double((long long)bits); }
+MAIL_DEVICE uint64_t bits_of_double(double value) { return (uint64_t)__double_as_longlong(value); }
+MAIL_DEVICE float float_of_half(uint16_t bits) {
+  float value;
+  asm("cvt.f32.f16 %0,%1;" : "=f"(value) : "h"(bits));
+  return value;
+}
+MAIL_DEVICE uint16_t half_of_float(float value) {
+  uint16_t bits;
+  asm("cvt.rn.f16.f32 %0,%1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+MAIL_DEVICE uint16_t bfloat_of_float(float value) {
+  uint16_t bits;
+  asm("cvt.rn.bf16.f32 %0,%1;" : "=h"(bits) : "f"(value));
+  return bits;
 }
 
 // Slots of bulk lanes. Reads bypass L1, which may hold what the slot had before.

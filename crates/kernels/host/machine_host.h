@@ -21,6 +21,7 @@
 #include <sched.h>
 
 #include <atomic>
+#include <cmath>
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
@@ -35,6 +36,7 @@
 #define MAIL_DEVICE inline
 #define MAIL_DEVICE_FUNCTION inline
 #define MAIL_UNROLL
+#define MAIL_SELDOM(condition) (condition)
 #define MAIL_NO_UNROLL
 #define MAIL_HAS_BULK_COPIES 1
 
@@ -97,11 +99,12 @@ struct PendingStore {
   std::vector<char> data;
 };
 
+// Weak: objects that become one library each have it.
 extern "C" void host_switch_stack(void** save, void* to);
 #if defined(__x86_64__)
 asm(R"(
 .text
-.globl host_switch_stack
+.weak host_switch_stack
 .type host_switch_stack,@function
 host_switch_stack:
   pushq %rbp
@@ -124,7 +127,7 @@ host_switch_stack:
 #elif defined(__aarch64__)
 asm(R"(
 .text
-.globl host_switch_stack
+.weak host_switch_stack
 .type host_switch_stack,%function
 host_switch_stack:
   sub sp, sp, #160
@@ -296,6 +299,15 @@ struct Warp {
     return result;
   }
 
+  HOST_QUIET uint64_t take(uint64_t value, uint32_t from) {
+    part();
+    values[lane] = value;
+    meet();
+    const uint64_t taken = values[from & 31];
+    meet();
+    return taken;
+  }
+
   // Waiting warps sleep, so that those with work get this host's few processors.
   HOST_QUIET void pause() {
     const bool first = lane == 0;
@@ -443,6 +455,16 @@ inline bool any_of_warp(bool value) { return !all_of_warp(!value); }
 inline uint64_t from_first_lane(uint64_t value) {
   return host::current->exchange<uint64_t>(value, [](const uint64_t* values) { return values[0]; });
 }
+// What a lane gives and which lane's it takes, at once.
+HOST_QUIET inline uint64_t from_lane(uint64_t value, uint32_t lane) { return host::current->take(value, lane); }
+HOST_QUIET inline uint32_t from_lane(uint32_t value, uint32_t lane) { return (uint32_t)host::current->take(value, lane); }
+inline uint32_t ballot_of_warp(bool value) {
+  return host::current->exchange<uint32_t>(value, [](const uint64_t* values) {
+    uint32_t bits = 0;
+    for (int i = 0; i < 32; ++i) bits |= (uint32_t)(values[i] != 0) << i;
+    return bits;
+  });
+}
 inline void sync_block() {
   sync_warp();
   if (lane_index() == 0) {
@@ -518,6 +540,102 @@ inline bool load_lines(Vector* v, const char* from, uint64_t tag) {
   host::current->moved();
   if (together) load_payload_words();
   return true;
+}
+
+inline void store_half_if(bool so, char* to, Vector first, Vector second) {
+  if (so) store_half(to, first, second);
+}
+// Payload is loaded only if the tags are there; what keepers then find tells it.
+template <int groups>
+inline void load_lines_if(bool so, Vector (&v)[groups], const char* from, uint64_t tag) {
+  if (!so) return;
+  const bool together = host::current->is_together();
+  if (!load_lines<groups>(v, from, tag))
+    for (int group = 0; group < groups; ++group) v[group].y = ~tag;
+  // No vote on a GPU, so the next peer's lines are loaded together too.
+  if (together) host::current->join();
+}
+template <int groups>
+inline bool found_lines(const Vector (&v)[groups], uint64_t tag) {
+  bool there = true;
+  for (int group = 0; group < groups; ++group) there &= v[group].y == tag;
+  return there || (lane_index() & 7) != 7;
+}
+
+inline void store_pair_if(bool so, char* to, uint64_t payload, uint64_t tag) {
+  if (!so) return;
+  auto* words = reinterpret_cast<uint64_t*>(to);
+  host::current->moved();
+  words[0] = payload;
+  host::current->delay();
+  __atomic_store_n(words + 1, tag, __ATOMIC_RELEASE);
+}
+inline void load_pair_if(bool so, const char* from, uint64_t tag, uint64_t& payload, uint64_t& found) {
+  if (!so) return;
+  auto* words = reinterpret_cast<const uint64_t*>(from);
+  host::current->delay();
+  found = __atomic_load_n(words + 1, __ATOMIC_ACQUIRE);
+  if (found == tag) payload = words[0];
+}
+
+inline void choose(uint64_t& value, uint64_t other, bool so) {
+  if (so) value = other;
+}
+
+// This program is compiled for a processor without fused operations, or told to use none.
+inline float add_floats(float a, float b) { return a + b; }
+inline float multiply_floats(float a, float b) { return a * b; }
+inline double add_doubles(double a, double b) { return a + b; }
+inline double multiply_doubles(double a, double b) { return a * b; }
+// As GPUs do, which this host's library does not: a NaN, signaling or not, loses against a number, and +0 is above -0.
+template <class Float>
+inline Float larger(Float a, Float b) {
+  if (std::isnan(a)) return b;
+  if (std::isnan(b)) return a;
+  return a == b ? (std::signbit(a) ? b : a) : a > b ? a : b;
+}
+inline float max_floats(float a, float b) { return larger(a, b); }
+inline float min_floats(float a, float b) { return -larger(-a, -b); }
+inline double max_doubles(double a, double b) { return larger(a, b); }
+inline double min_doubles(double a, double b) { return -larger(-a, -b); }
+template <class To, class From>
+inline To same_bits(From from) {
+  static_assert(sizeof(To) == sizeof(From), "bits");
+  To to;
+  std::memcpy(&to, &from, sizeof to);
+  return to;
+}
+inline float float_of_bits(uint32_t bits) { return same_bits<float>(bits); }
+inline uint32_t bits_of_float(float value) { return same_bits<uint32_t>(value); }
+inline double double_of_bits(uint64_t bits) { return same_bits<double>(bits); }
+inline uint64_t bits_of_double(double value) { return same_bits<uint64_t>(value); }
+inline float float_of_half(uint16_t bits) {
+  const uint32_t sign = (uint32_t)(bits & 0x8000) << 16, exponent = bits >> 10 & 31, fraction = bits & 1023;
+  if (exponent == 31) return float_of_bits(sign | 0x7f800000 | fraction << 13);
+  if (exponent) return float_of_bits(sign | (exponent + 112) << 23 | fraction << 13);
+  const float value = (float)fraction / 16777216.0f;
+  return sign ? -value : value;
+}
+// To nearest, ties to even.
+inline uint16_t half_of_float(float value) {
+  const uint32_t bits = bits_of_float(value), sign = bits >> 16 & 0x8000, all = bits & 0x7fffffff;
+  if (all > 0x7f800000) return 0x7fff;
+  if (all >= 0x477ff000) return (uint16_t)(sign | 0x7c00);
+  if (all < 0x38800000) {
+    // Below the least normal number: in steps of 2^-24, which a float of this size has exactly.
+    const float steps = float_of_bits(all) * 16777216.0f;
+    uint32_t whole = (uint32_t)steps;
+    const float rest = steps - (float)whole;
+    if (rest > 0.5f || (rest == 0.5f && (whole & 1))) ++whole;
+    return (uint16_t)(sign | whole);
+  }
+  const uint32_t rounded = all + 0xfff + (all >> 13 & 1);
+  return (uint16_t)(sign | (rounded - 0x38000000) >> 13);
+}
+inline uint16_t bfloat_of_float(float value) {
+  const uint32_t bits = bits_of_float(value);
+  if ((bits & 0x7fffffff) > 0x7f800000) return 0x7fff;
+  return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
 inline Vector load_slot(const char* from) { return *reinterpret_cast<const Vector*>(from); }

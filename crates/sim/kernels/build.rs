@@ -1,4 +1,9 @@
 //! Compiles the kernels of `crates/kernels` with the machine's C++ compiler.
+
+use std::path::PathBuf;
+
+use windlass_kernels::collectives::Kernel;
+
 fn main() {
     let kernels = "../../kernels";
     for folder in ["device", "host"] {
@@ -6,12 +11,25 @@ fn main() {
     }
     println!("cargo::rerun-if-changed=build.rs");
     let mut build = cc::Build::new();
-    build.cpp(true).std("c++17").opt_level(2).flag("-pthread").flag_if_supported("-Wno-maybe-uninitialized");
-    // Rust's list of exports hides what is compiled here: it goes out by another name, through `src/lib.rs`.
-    build.define("ncclWindlassMail", "windlass_host_mail");
-    build.define("ncclWindlassMail_params", "windlass_host_mail_params");
-    build.define("HOST_DELAY_RARITY", "4096");
-    build.file(format!("{kernels}/host/mail_object.cpp")).compile("windlass_host_kernels");
+    build
+        .cpp(true)
+        .std("c++17")
+        .opt_level(2)
+        .flag("-pthread")
+        .flag("-ffp-contract=off")
+        .flag_if_supported("-Wno-maybe-uninitialized");
+    for object in ["mail_object.cpp", "collective_object.cpp"] {
+        build.file(format!("{kernels}/host/{object}"));
+    }
+    build.compile("windlass_host_kernels");
+
+    // Rust exports what it defines alone, so each kernel is called through a function of `src/lib.rs`.
+    let exported = Kernel::all().map(|kernel| {
+        let name = kernel.name();
+        format!("kernel!({name}, {name}_params, windlass_host_{name}, CollectiveLaunch);\n")
+    });
+    let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets it"));
+    std::fs::write(out.join("collectives.rs"), exported.collect::<String>()).expect("a list of exports");
     // Its threads stay as long as the process.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
 }

@@ -3,10 +3,12 @@
 
 use super::host;
 
+use std::collections::BTreeSet;
 use std::fs;
 
 use sha2::{Digest, Sha256};
-use windlass_kernels::images::{self, MAIL_KERNEL, images_for};
+use windlass_kernels::collectives::Kernel;
+use windlass_kernels::images::{Image, MAIL_KERNEL, collective_images_for, images_for};
 
 /// The digests beside the output are those of the sources.
 #[test]
@@ -33,21 +35,44 @@ fn output_is_fresh() {
     assert_eq!(sorted(&committed), sorted(&sources), "crates/kernels/compiled is stale: run scripts/kernels");
 }
 
-/// Every image has the kernel, PTX names the oldest version and target that it promises, and every GPU since sm_80
+/// Every image has its kernels, PTX names the oldest version and target that it promises, and every GPU since sm_80
 /// finds something to load.
 #[test]
 fn images_are_what_they_say() {
-    let has = |bytes: &[u8], name: &str| bytes.windows(name.len()).any(|window| window == name.as_bytes());
-    for image in [images::PTX_80, images::PTX_90, images::SM_80, images::SM_90, images::SM_100] {
-        assert!(has(image.bytes, MAIL_KERNEL), "{}", image.name);
-        assert_eq!(has(image.bytes, ".version"), image.name.starts_with("compute"), "{}", image.name);
+    let collectives = Kernel::all().map(|kernel| kernel.name()).collect();
+    let sources = [
+        (images_for as fn(u32) -> &'static [Image], vec![MAIL_KERNEL]),
+        (collective_images_for, collectives),
+    ];
+    for (images_for, kernels) in sources {
+        let mut seen = BTreeSet::new();
+        for image in (8..14).flat_map(images_for) {
+            if !seen.insert(image.name) {
+                continue;
+            }
+            let text = String::from_utf8_lossy(image.bytes);
+            for kernel in &kernels {
+                assert!(text.contains(kernel), "{} lacks {kernel}", image.name);
+            }
+            let head = match image.name {
+                "compute_80" => ".version 7.7\n.target sm_80\n",
+                "compute_90" => ".version 8.0\n.target sm_90\n",
+                _ => "\x7fELF",
+            };
+            assert!(text.contains(head), "{}", image.name);
+            assert_eq!(
+                image.bytes.ends_with(b"\0") && head.starts_with('.'),
+                image.name.starts_with("compute")
+            );
+        }
+        assert_eq!(Vec::from_iter(seen), ["compute_80", "compute_90", "sm_100", "sm_80", "sm_90"]);
+        assert!(images_for(7).is_empty());
+        for major in 8..14 {
+            assert!(images_for(major).iter().any(|image| image.name.starts_with("compute")));
+        }
     }
-    assert!(has(images::PTX_80.bytes, ".version 7.7\n.target sm_80\n"));
-    assert!(has(images::PTX_90.bytes, ".version 8.0\n.target sm_90\n"));
-    assert!(images::PTX_90.bytes.ends_with(b"\0") && has(images::PTX_90.bytes, "cp.async.bulk"));
-    assert!(!has(images::PTX_80.bytes, "cp.async.bulk"));
-    assert!(images_for(7).is_empty());
-    for major in 8..14 {
-        assert!(images_for(major).iter().any(|image| image.name.starts_with("compute")));
+    for image in (8..14).flat_map(images_for).filter(|image| image.name.starts_with("compute")) {
+        let text = String::from_utf8_lossy(image.bytes);
+        assert_eq!(text.contains("cp.async.bulk"), image.has_bulk_copies, "{}", image.name);
     }
 }

@@ -1,8 +1,9 @@
-//! Compiles the C++ programs of `host/` once per change of any source, whichever test comes first.
+//! Compiles the C++ programs of `host/` once per change of any source, whichever test comes first, and runs their scenarios.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use sha2::{Digest, Sha256};
 
@@ -63,3 +64,48 @@ pub fn compiled(source: &str, name: &str, flags: &[&str]) -> PathBuf {
     fs::rename(unfinished, &program).unwrap();
     program
 }
+
+/// What the program says of a scenario.
+pub fn output(program: &Path, scenario: &str) -> Output {
+    let seed = std::env::var("WINDLASS_SEED")
+        .unwrap_or_else(|_| SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos().to_string());
+    let run = |command: &mut Command| {
+        command.arg(scenario).arg(&seed).env("TSAN_OPTIONS", "halt_on_error=1").output().unwrap()
+    };
+    let output = run(&mut Command::new(program));
+    // Older sanitizers cannot live with some layouts of a process; without randomisation they can.
+    if String::from_utf8_lossy(&output.stderr).contains("unexpected memory mapping") {
+        return run(Command::new("setarch").arg("-R").arg(program));
+    }
+    output
+}
+
+/// The scenario ends well.
+pub fn passes(program: &Path, scenario: &str) {
+    let output = output(program, scenario);
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    print!("{out}");
+    assert!(output.status.success(), "{scenario}: {}\n{out}\n{err}", output.status);
+}
+
+/// The program's list of scenarios is this one.
+pub fn are_all(program: &Path, names: &[&str]) {
+    let listed = String::from_utf8(output(program, "list").stdout).unwrap();
+    assert_eq!(listed.split_whitespace().collect::<Vec<_>>(), names);
+}
+
+/// A test for each scenario of a program: of that which the function `$build` beside compiles.
+macro_rules! scenarios {
+    ($build:ident: $($name:ident)*) => {
+        mod $build {
+            $(
+                #[test]
+                fn $name() {
+                    crate::host::passes(&super::$build(), stringify!($name));
+                }
+            )*
+            pub const NAMES: &[&str] = &[$(stringify!($name)),*];
+        }
+    };
+}
+pub(crate) use scenarios;

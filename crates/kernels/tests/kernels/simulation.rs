@@ -2,11 +2,7 @@
 //!
 //! The seed is printed; `WINDLASS_SEED` repeats one.
 
-use super::host;
-
-use std::path::Path;
-use std::process::{Command, Output};
-use std::time::{SystemTime, UNIX_EPOCH};
+use super::host::{self, scenarios};
 
 fn plain() -> std::path::PathBuf {
     host::compiled("mail_test.cpp", "mail_test", &["-O2"])
@@ -14,41 +10,6 @@ fn plain() -> std::path::PathBuf {
 
 fn sanitized() -> std::path::PathBuf {
     host::compiled("mail_test.cpp", "mail_test_tsan", &["-O1", "-fsanitize=thread"])
-}
-
-fn output(program: &Path, scenario: &str) -> Output {
-    let seed = std::env::var("WINDLASS_SEED")
-        .unwrap_or_else(|_| SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos().to_string());
-    let run = |command: &mut Command| {
-        command.arg(scenario).arg(&seed).env("TSAN_OPTIONS", "halt_on_error=1").output().unwrap()
-    };
-    let output = run(&mut Command::new(program));
-    // Older sanitizers cannot live with some layouts of a process; without randomisation they can.
-    if String::from_utf8_lossy(&output.stderr).contains("unexpected memory mapping") {
-        return run(Command::new("setarch").arg("-R").arg(program));
-    }
-    output
-}
-
-fn passes(program: &Path, scenario: &str) {
-    let output = output(program, scenario);
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    print!("{out}");
-    assert!(output.status.success(), "{scenario}: {}\n{out}\n{err}", output.status);
-}
-
-macro_rules! scenarios {
-    ($build:ident: $($name:ident)*) => {
-        mod $build {
-            $(
-                #[test]
-                fn $name() {
-                    super::passes(&super::$build(), stringify!($name));
-                }
-            )*
-            pub const NAMES: &[&str] = &[$(stringify!($name)),*];
-        }
-    };
 }
 
 scenarios!(plain:
@@ -66,9 +27,7 @@ scenarios!(sanitized:
 /// No scenario is forgotten.
 #[test]
 fn all_scenarios_run() {
-    let output = output(&plain(), "list");
-    let listed = String::from_utf8(output.stdout).unwrap();
-    assert_eq!(listed.split_whitespace().collect::<Vec<_>>(), plain::NAMES);
+    host::are_all(&plain(), plain::NAMES);
     assert!(sanitized::NAMES.iter().all(|name| plain::NAMES.contains(name)));
 }
 
@@ -76,7 +35,7 @@ fn all_scenarios_run() {
 #[test]
 fn a_missing_fence_is_found() {
     let faulty = host::compiled("mail_test.cpp", "mail_test_faulty", &["-O1", "-DHOST_WITHOUT_FENCE"]);
-    let output = output(&faulty, "both_ways");
+    let output = host::output(&faulty, "both_ways");
     assert!(!output.status.success());
     assert!(String::from_utf8_lossy(&output.stderr).contains("FAILED"));
 }

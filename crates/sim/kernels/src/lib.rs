@@ -5,11 +5,8 @@
 
 use std::ffi::c_void;
 
+use windlass_kernels::collective::CollectiveLaunch;
 use windlass_kernels::launch::Launch;
-
-unsafe extern "C" {
-    fn windlass_host_mail(launch: *const c_void, parameters: *mut *mut c_void);
-}
 
 /// `{ uint32_t count; uint32_t bytes[N]; }`
 #[repr(C)]
@@ -18,22 +15,35 @@ pub struct ParameterBytes<const N: usize> {
     bytes: [u32; N],
 }
 
-/// The mailbox kernel has one parameter.
-#[allow(non_upper_case_globals)]
-#[unsafe(no_mangle)]
-pub static ncclWindlassMail_params: ParameterBytes<1> =
-    ParameterBytes { count: 1, bytes: [size_of::<Launch>() as u32] };
+/// Exports the kernel and the bytes of its one parameter, by the names that the images have.
+macro_rules! kernel {
+    ($name:ident, $parameters:ident, $compiled:ident, $launch:ty) => {
+        /// Of the kernel.
+        #[allow(non_upper_case_globals)]
+        #[unsafe(no_mangle)]
+        pub static $parameters: ParameterBytes<1> =
+            ParameterBytes { count: 1, bytes: [size_of::<$launch>() as u32] };
 
-/// The mailbox kernel.
-///
-/// # Safety
-/// As the stand-in driver calls kernels: a launch, and a pointer to a copy of the parameter.
-#[allow(non_snake_case)]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclWindlassMail(launch: *const c_void, parameters: *mut *mut c_void) {
-    // SAFETY: the caller's promise.
-    unsafe { windlass_host_mail(launch, parameters) }
+        unsafe extern "C" {
+            fn $compiled(launch: *const c_void, parameters: *mut *mut c_void);
+        }
+
+        /// A kernel of ours.
+        ///
+        /// # Safety
+        /// As the stand-in driver calls kernels: a launch, and a pointer to a copy of the parameter.
+        #[allow(non_snake_case)]
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(launch: *const c_void, parameters: *mut *mut c_void) {
+            // SAFETY: the caller's promise.
+            unsafe { $compiled(launch, parameters) }
+        }
+    };
 }
+
+kernel!(ncclWindlassMail, ncclWindlassMail_params, windlass_host_ncclWindlassMail, Launch);
+// One line for each of `windlass_kernels::collectives::Kernel`, by build.rs.
+include!(concat!(env!("OUT_DIR"), "/collectives.rs"));
 
 /// Three matrices and their size: see [`windlassBenchProduct`].
 #[allow(non_upper_case_globals)]

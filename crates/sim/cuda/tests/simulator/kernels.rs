@@ -5,6 +5,7 @@ use std::ffi::{CString, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::process::Command;
 
+use windlass_kernels::collectives::Kernel;
 use windlass_kernels::images::{MAIL_KERNEL, images_for};
 use windlass_kernels::launch::{Launch, Report};
 
@@ -87,6 +88,10 @@ fn compiled_kernels_are_stood_in_for() {
         let parameters: [*const c_void; 1] = [(&raw const launch).cast()];
         ok(cuLaunchKernel(function, 2, 1, 1, 64, 1, 1, 4096, stream, parameters.as_ptr(), std::ptr::null()));
         ok(cuStreamSynchronize(stream));
+        for kernel in Kernel::all() {
+            let name = CString::new(kernel.name()).unwrap();
+            ok(cuModuleGetFunction(&mut function, module, name.as_ptr()));
+        }
         ok(cuModuleUnload(module));
     }
     let mut none = 0;

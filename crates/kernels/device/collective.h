@@ -1,0 +1,80 @@
+// What the host side and the kernels of collectives say to each other: C structures, the same bytes in C++, CUDA and Rust
+// (crates/kernels/src/collective.rs). README.md "Collectives" is the protocol.
+//
+// Addresses are 64-bit device-visible ones. Offsets in slices are equal on all ranks. Units are counted from the birth of the
+// communicator, so memory that is zeroed at birth needs no further preparation.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+  WINDLASS_COLLECTIVE_RANKS_MAX = 8,
+  // Two wires. A pair (NCCL's LL) is 8 bytes of payload and 8 of tag, stored by one thread; a unit of pairs is a warp's 32.
+  WINDLASS_PAIRS_PAYLOAD_BYTES = 256,
+  WINDLASS_PAIRS_SLOT_BYTES = 512,
+  // A line (NCCL's LL128) is 120 bytes of payload and 8 of tag, stored by 8 threads; a unit is one half unit (8 lines, 960 bytes)
+  // or two, as the kernel has it. Slots are for two.
+  WINDLASS_LINES_HALF_PAYLOAD_BYTES = 960,
+  WINDLASS_LINES_SLOT_BYTES = 2048,
+  // A lane's own words: 8 of each kind, one for each rank.
+  WINDLASS_LANE_SENT = 0,       // units sent to that rank. Written by this side
+  WINDLASS_LANE_RECEIVED = 8,   // units received from it. Written by this side
+  WINDLASS_LANE_CREDIT = 16,    // of the units sent: how many it says to have consumed. Written by that rank
+  WINDLASS_LANE_PROVEN = 24,    // of the units sent: how many it has consumed for certain. Written by this side
+  WINDLASS_LANE_BYTES = 256,
+};
+
+// WindlassCollectiveLaunch.flags
+enum {
+  // The next kernel of the stream may be set up while this one runs (programmatic serialization on its side).
+  WINDLASS_COLLECTIVE_EARLY_NEXT = 1,
+  // All that is sent, and this rank's own part, is one and the same buffer.
+  WINDLASS_COLLECTIVE_SAME = 2,
+};
+
+// Added to what WindlassMailReportEntry.waited_for says: the wire of a collective.
+enum {
+  WINDLASS_WAITED_PAIRS_CREDIT = 5,
+  WINDLASS_WAITED_PAIRS_DATA = 6,
+  WINDLASS_WAITED_LINES_CREDIT = 7,  // phase 0, the only one but of all-reduce
+  WINDLASS_WAITED_LINES_DATA = 8,
+  WINDLASS_WAITED_RESULT_CREDIT = 9,  // phase 1
+  WINDLASS_WAITED_RESULT_DATA = 10,
+};
+
+// Where a wire lies in every rank's slice. Rings: [source, without the owner][lane][slot]. Lanes: [lane][WINDLASS_LANE_*][rank].
+typedef struct WindlassWire {
+  uint64_t rings;
+  uint64_t lanes;
+} WindlassWire;
+
+// The kernels' one parameter. What ranks must have alike: ranks, first_tag, wires, lanes_log2, ring_slots, used_lanes, and the
+// bytes of each directed pair: send_bytes[p] here is receive_bytes[me] on rank p; of a reduction, what every rank contributes to
+// a result has as many bytes as the result.
+typedef struct WindlassCollectiveLaunch {
+  uint64_t slices[WINDLASS_COLLECTIVE_RANKS_MAX];  // where the part for collectives of each rank's slice begins
+  WindlassWire wires[2];                           // the second: of the second phase of an all-reduce
+  uint64_t control;                                // address of the abort word (32 bits), in any device-visible memory
+  uint64_t report;                                 // address of a WindlassMailReport in device memory, or 0
+  uint64_t first_tag;                              // tag of unit 0 of every lane; 0 is no tag
+  uint64_t send[WINDLASS_COLLECTIVE_RANKS_MAX];           // what goes to each rank; of this rank: its own part
+  uint64_t send_bytes[WINDLASS_COLLECTIVE_RANKS_MAX];
+  uint64_t receive[WINDLASS_COLLECTIVE_RANKS_MAX];        // where it comes to; of a reduction only this rank's, the result
+  uint64_t receive_bytes[WINDLASS_COLLECTIVE_RANKS_MAX];
+  uint32_t rank;
+  uint32_t ranks;
+  uint32_t lanes_log2;   // of the lanes that each wire's rings have
+  uint32_t ring_slots;   // units that a lane's ring holds; a power of two, at least 2
+  uint32_t used_lanes;   // the lesser of the rings' lanes and of the units of the largest directed pair: unit u goes by lane u modulo this
+  uint32_t role_warps;   // warps of a block for each role
+  uint32_t reduction;    // NCCL's type | NCCL's operation << 8; kernels for one reduction look at the operation alone
+  uint32_t flags;        // WINDLASS_COLLECTIVE_*
+  uint64_t scale;        // average: bits of the float (double: of the double) that elements are multiplied by; of integers, the ranks
+} WindlassCollectiveLaunch;
+
+#if defined(__cplusplus)
+static_assert(sizeof(WindlassWire) == 16, "wire");
+static_assert(offsetof(WindlassCollectiveLaunch, wires) == 64 && offsetof(WindlassCollectiveLaunch, control) == 96, "launch");
+static_assert(offsetof(WindlassCollectiveLaunch, send) == 120 && offsetof(WindlassCollectiveLaunch, rank) == 376, "launch");
+static_assert(sizeof(WindlassCollectiveLaunch) == 416, "launch");
+#endif

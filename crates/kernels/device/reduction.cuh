@@ -1,0 +1,226 @@
+// Sums and the like over 8 bytes of each rank, from rank 0's upward, so that every rank gets the same bits.
+//
+// A reducer folds words (64 bits, whole elements): begin(first), add(each next), end. 16-bit floats are kept as 32-bit ones until
+// the end and rounded once. Divergence: NCCL rounds at each step; ours is nearer to the exact sum.
+// Averages as NCCL makes them: elements of floats are multiplied by 1/ranks first, sums of integers wrap and are then divided
+// towards zero.
+#pragma once
+#include "collective.h"
+#include "machine.cuh"
+
+// NCCL's numbers.
+enum ReducedType : uint32_t { type_int8, type_uint8, type_int32, type_uint32, type_int64, type_uint64, type_half, type_float, type_double, type_bfloat };
+enum ReducedBy : uint32_t { by_sum, by_product, by_max, by_min, by_average };
+
+struct Reduction {
+  uint32_t code;   // WindlassCollectiveLaunch.reduction
+  uint64_t scale;  // WindlassCollectiveLaunch.scale
+
+  MAIL_DEVICE uint32_t type() const { return code & 0xff; }
+  MAIL_DEVICE uint32_t by() const { return code >> 8; }
+};
+
+// Nothing is reduced: data only moves.
+struct Copy {
+  static constexpr bool reduces = false;
+};
+
+// Sums of floats. Each element times the scale, which is 1 unless it is an average; that changes no bit but a signaling NaN's.
+struct SumF32 {
+  static constexpr bool reduces = true;
+  struct Fold {
+    float low, high;
+  };
+  static MAIL_DEVICE float part(uint64_t x, uint32_t at, float scale) {
+    return multiply_floats(float_of_bits((uint32_t)(x >> 32 * at)), scale);
+  }
+  static MAIL_DEVICE Fold begin(uint64_t x, const Reduction& how) {
+    const float scale = float_of_bits((uint32_t)how.scale);
+    return Fold{part(x, 0, scale), part(x, 1, scale)};
+  }
+  static MAIL_DEVICE void add(Fold& fold, uint64_t x, const Reduction& how) {
+    const float scale = float_of_bits((uint32_t)how.scale);
+    fold.low = add_floats(fold.low, part(x, 0, scale));
+    fold.high = add_floats(fold.high, part(x, 1, scale));
+  }
+  static MAIL_DEVICE uint64_t end(const Fold& fold, const Reduction&) {
+    return bits_of_float(fold.low) | (uint64_t)bits_of_float(fold.high) << 32;
+  }
+};
+
+struct Half {
+  static MAIL_DEVICE float wide(uint64_t x, uint32_t at) { return float_of_half((uint16_t)(x >> 16 * at)); }
+  static MAIL_DEVICE uint16_t narrow(float value) { return half_of_float(value); }
+};
+struct Bfloat {
+  static MAIL_DEVICE float wide(uint64_t x, uint32_t at) { return float_of_bits((uint32_t)(x >> 16 * at) << 16); }
+  static MAIL_DEVICE uint16_t narrow(float value) { return bfloat_of_float(value); }
+};
+
+// Four elements of 16 bits, as wide ones.
+struct Quad {
+  float part[4];
+};
+template <class Element>
+MAIL_DEVICE Quad wide_quad(uint64_t x) {
+  return Quad{{Element::wide(x, 0), Element::wide(x, 1), Element::wide(x, 2), Element::wide(x, 3)}};
+}
+template <class Element>
+MAIL_DEVICE uint64_t narrow_quad(const Quad& quad) {
+  uint64_t x = 0;
+  MAIL_UNROLL
+  for (int at = 0; at < 4; ++at) x |= (uint64_t)Element::narrow(quad.part[at]) << 16 * at;
+  return x;
+}
+
+template <class Element>
+struct SumOf16 {
+  static constexpr bool reduces = true;
+  typedef Quad Fold;
+  static MAIL_DEVICE Fold begin(uint64_t x, const Reduction& how) {
+    Quad fold = wide_quad<Element>(x);
+    MAIL_UNROLL
+    for (int at = 0; at < 4; ++at) fold.part[at] = multiply_floats(fold.part[at], float_of_bits((uint32_t)how.scale));
+    return fold;
+  }
+  static MAIL_DEVICE void add(Fold& fold, uint64_t x, const Reduction& how) {
+    MAIL_UNROLL
+    for (int at = 0; at < 4; ++at)
+      fold.part[at] = add_floats(fold.part[at], multiply_floats(Element::wide(x, at), float_of_bits((uint32_t)how.scale)));
+  }
+  static MAIL_DEVICE uint64_t end(const Fold& fold, const Reduction&) { return narrow_quad<Element>(fold); }
+};
+typedef SumOf16<Half> SumF16;
+typedef SumOf16<Bfloat> SumBf16;
+
+// --- every other type and operation: looked at as it goes, by functions of their own ---------------------------------------
+// Of 16-bit floats both words hold wide elements, of others the first one all.
+struct AnyFold {
+  uint64_t first, second;
+};
+
+MAIL_DEVICE uint64_t two_floats(float low, float high) { return bits_of_float(low) | (uint64_t)bits_of_float(high) << 32; }
+MAIL_DEVICE float float_at(uint64_t x, uint32_t at) { return float_of_bits((uint32_t)(x >> 32 * at)); }
+
+MAIL_DEVICE float combine_floats(uint32_t by, float a, float b) {
+  switch (by) {
+    case by_product: return multiply_floats(a, b);
+    case by_max: return max_floats(a, b);
+    case by_min: return min_floats(a, b);
+    default: return add_floats(a, b);
+  }
+}
+MAIL_DEVICE uint64_t combine_two_floats(uint32_t by, uint64_t a, uint64_t b) {
+  return two_floats(combine_floats(by, float_at(a, 0), float_at(b, 0)), combine_floats(by, float_at(a, 1), float_at(b, 1)));
+}
+MAIL_DEVICE double combine_doubles(uint32_t by, double a, double b) {
+  switch (by) {
+    case by_product: return multiply_doubles(a, b);
+    case by_max: return max_doubles(a, b);
+    case by_min: return min_doubles(a, b);
+    default: return add_doubles(a, b);
+  }
+}
+// Wide: an unsigned type in which the arithmetic wraps as the element does.
+template <class Element, class Wide>
+MAIL_DEVICE uint64_t combine_integers(uint32_t by, uint64_t a, uint64_t b) {
+  constexpr uint32_t bits = 8 * sizeof(Element);
+  constexpr uint64_t mask = bits == 64 ? ~0ull : (1ull << bits % 64) - 1;
+  uint64_t all = 0;
+  MAIL_UNROLL
+  for (uint32_t at = 0; at < 64; at += bits) {
+    const Element x = (Element)(a >> at), y = (Element)(b >> at);
+    Element z;
+    switch (by) {
+      case by_product: z = (Element)((Wide)x * (Wide)y); break;
+      case by_max: z = x > y ? x : y; break;
+      case by_min: z = x < y ? x : y; break;
+      default: z = (Element)((Wide)x + (Wide)y); break;
+    }
+    all |= ((uint64_t)z & mask) << at;
+  }
+  return all;
+}
+template <class Element>
+MAIL_DEVICE uint64_t divide_integers(uint64_t a, uint64_t by) {
+  constexpr uint32_t bits = 8 * sizeof(Element);
+  constexpr uint64_t mask = bits == 64 ? ~0ull : (1ull << bits % 64) - 1;
+  uint64_t all = 0;
+  MAIL_UNROLL
+  for (uint32_t at = 0; at < 64; at += bits) all |= ((uint64_t)(Element)((Element)(a >> at) / (Element)by) & mask) << at;
+  return all;
+}
+
+MAIL_DEVICE uint64_t combine_words(uint32_t type, uint32_t by, uint64_t a, uint64_t b) {
+  switch (type) {
+    case type_int8: return combine_integers<int8_t, uint32_t>(by, a, b);
+    case type_uint8: return combine_integers<uint8_t, uint32_t>(by, a, b);
+    case type_int32: return combine_integers<int32_t, uint32_t>(by, a, b);
+    case type_uint32: return combine_integers<uint32_t, uint32_t>(by, a, b);
+    case type_int64: return combine_integers<int64_t, uint64_t>(by, a, b);
+    case type_uint64: return combine_integers<uint64_t, uint64_t>(by, a, b);
+    case type_double: return bits_of_double(combine_doubles(by, double_of_bits(a), double_of_bits(b)));
+    default: return combine_two_floats(by, a, b);
+  }
+}
+
+// What comes into the fold: elements of floats are scaled if they are summed.
+MAIL_DEVICE AnyFold any_entry(uint64_t x, const Reduction& how) {
+  const bool sums = how.by() == by_sum || how.by() == by_average;
+  const float scale = sums ? float_of_bits((uint32_t)how.scale) : 1.0f;
+  switch (how.type()) {
+    case type_half:
+    case type_bfloat: {
+      const Quad quad = how.type() == type_half ? wide_quad<Half>(x) : wide_quad<Bfloat>(x);
+      return AnyFold{two_floats(multiply_floats(quad.part[0], scale), multiply_floats(quad.part[1], scale)),
+                     two_floats(multiply_floats(quad.part[2], scale), multiply_floats(quad.part[3], scale))};
+    }
+    case type_float:
+      return AnyFold{two_floats(multiply_floats(float_at(x, 0), scale), multiply_floats(float_at(x, 1), scale)), 0};
+    case type_double:
+      return AnyFold{sums ? bits_of_double(multiply_doubles(double_of_bits(x), double_of_bits(how.scale))) : x, 0};
+    default: return AnyFold{x, 0};
+  }
+}
+MAIL_DEVICE bool is_of_16(uint32_t type) { return type == type_half || type == type_bfloat; }
+
+MAIL_DEVICE_FUNCTION AnyFold any_begin(uint64_t x, Reduction how) { return any_entry(x, how); }
+MAIL_DEVICE_FUNCTION AnyFold any_add(AnyFold fold, uint64_t x, Reduction how) {
+  const AnyFold next = any_entry(x, how);
+  if (is_of_16(how.type()))
+    return AnyFold{combine_two_floats(how.by(), fold.first, next.first), combine_two_floats(how.by(), fold.second, next.second)};
+  return AnyFold{combine_words(how.type(), how.by(), fold.first, next.first), 0};
+}
+MAIL_DEVICE_FUNCTION uint64_t any_end(AnyFold fold, Reduction how) {
+  const Quad quad{{float_at(fold.first, 0), float_at(fold.first, 1), float_at(fold.second, 0), float_at(fold.second, 1)}};
+  if (how.type() == type_half) return narrow_quad<Half>(quad);
+  if (how.type() == type_bfloat) return narrow_quad<Bfloat>(quad);
+  if (how.by() != by_average) return fold.first;
+  switch (how.type()) {
+    case type_int8: return divide_integers<int8_t>(fold.first, how.scale);
+    case type_uint8: return divide_integers<uint8_t>(fold.first, how.scale);
+    case type_int32: return divide_integers<int32_t>(fold.first, how.scale);
+    case type_uint32: return divide_integers<uint32_t>(fold.first, how.scale);
+    case type_int64: return divide_integers<int64_t>(fold.first, how.scale);
+    case type_uint64: return divide_integers<uint64_t>(fold.first, how.scale);
+    default: return fold.first;
+  }
+}
+
+struct AnyReduction {
+  static constexpr bool reduces = true;
+  typedef AnyFold Fold;
+  static MAIL_DEVICE Fold begin(uint64_t x, const Reduction& how) { return any_begin(x, how); }
+  static MAIL_DEVICE void add(Fold& fold, uint64_t x, const Reduction& how) { fold = any_add(fold, x, how); }
+  static MAIL_DEVICE uint64_t end(const Fold& fold, const Reduction& how) { return any_end(fold, how); }
+};
+
+// One word of each rank.
+template <class Reducer, int ranks_max>
+MAIL_DEVICE uint64_t reduce_words(const uint64_t (&x)[ranks_max], uint32_t ranks, const Reduction& how) {
+  typename Reducer::Fold fold = Reducer::begin(x[0], how);
+  MAIL_UNROLL
+  for (int rank = 1; rank < ranks_max; ++rank)
+    if (rank < (int)ranks) Reducer::add(fold, x[rank], how);
+  return Reducer::end(fold, how);
+}

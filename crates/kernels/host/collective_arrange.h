@@ -1,0 +1,152 @@
+// From a collective to a launch: what src/collectives does in Rust, for tests and the benchmark, which choose wire and grid themselves.
+#pragma once
+#include <cstring>
+
+#include "../device/collective.h"
+
+namespace collective {
+
+enum Kind { all_reduce, broadcast, reduce, all_gather, reduce_scatter, all_to_all };
+constexpr int kinds = 6;
+inline const char* const kind_names[] = {"all-reduce", "broadcast", "reduce", "all-gather", "reduce-scatter", "all-to-all"};
+
+struct Geometry {
+  uint64_t first_tag;
+  uint32_t rank, ranks, lanes, slots;  // lanes and slots: powers of two
+};
+
+// Offsets in the part for collectives of a slice.
+struct Layout {
+  WindlassWire pairs, lines, results;
+  uint64_t bytes;
+  explicit Layout(const Geometry& geometry) {
+    uint64_t end = 0;
+    const auto wire = [&](uint64_t slot_bytes) {
+      WindlassWire wire;
+      wire.rings = end;
+      end += (uint64_t)(geometry.ranks - 1) * geometry.lanes * geometry.slots * slot_bytes;
+      wire.lanes = end;
+      end += (uint64_t)geometry.lanes * WINDLASS_LANE_BYTES;
+      return wire;
+    };
+    pairs = wire(WINDLASS_PAIRS_SLOT_BYTES);
+    lines = wire(WINDLASS_LINES_SLOT_BYTES);
+    results = wire(WINDLASS_LINES_SLOT_BYTES);
+    bytes = end;
+  }
+};
+
+enum Family { pairs, lines, two_phases };
+struct Choice {
+  Family family;
+  uint32_t groups;  // of lines
+};
+
+inline uint64_t unit_bytes(const Choice& choice) {
+  if (choice.family == pairs) return WINDLASS_PAIRS_PAYLOAD_BYTES;
+  return choice.groups / 2 * WINDLASS_LINES_HALF_PAYLOAD_BYTES;
+}
+
+struct Request {
+  Kind kind;
+  uint64_t count;  // as NCCL counts it
+  uint32_t element_bytes;
+  uint32_t type, by;  // NCCL's, of a reduction
+  uint32_t root;
+  uint64_t send, receive;
+};
+
+inline uint64_t scale_of(uint32_t type, uint32_t by, uint32_t ranks) {
+  const bool average = by == 4;
+  if (type < 6) return average ? ranks : 0;
+  if (by != 0 && !average) return 0;
+  uint64_t bits = 0;
+  if (type == 8) {
+    const double scale = average ? 1.0 / ranks : 1.0;
+    std::memcpy(&bits, &scale, sizeof scale);
+  } else {
+    const float scale = average ? (float)(1.0 / ranks) : 1.0f;
+    std::memcpy(&bits, &scale, sizeof scale);
+  }
+  return bits;
+}
+
+// All but slices, control, report and the block's shape.
+inline WindlassCollectiveLaunch arrange(const Request& request, const Geometry& geometry, const Choice& choice) {
+  WindlassCollectiveLaunch launch;
+  std::memset(&launch, 0, sizeof launch);
+  const Layout layout(geometry);
+  const uint32_t me = geometry.rank, ranks = geometry.ranks;
+  const uint64_t bytes = request.count * request.element_bytes;
+  launch.wires[0] = choice.family == pairs ? layout.pairs : layout.lines;
+  launch.wires[1] = layout.results;
+  launch.first_tag = geometry.first_tag;
+  launch.rank = me;
+  launch.ranks = ranks;
+  while (1u << launch.lanes_log2 < geometry.lanes) ++launch.lanes_log2;
+  launch.ring_slots = geometry.slots;
+  const bool reduces = request.kind == all_reduce || request.kind == reduce || request.kind == reduce_scatter;
+  if (reduces) {
+    launch.reduction = request.type | request.by << 8;
+    launch.scale = scale_of(request.type, request.by, ranks);
+  }
+  const auto sends = [&](uint32_t rank, uint64_t at, uint64_t bytes) { launch.send[rank] = at, launch.send_bytes[rank] = bytes; };
+  const auto receives = [&](uint32_t rank, uint64_t at, uint64_t bytes) { launch.receive[rank] = at, launch.receive_bytes[rank] = bytes; };
+  uint64_t largest = bytes;
+  switch (request.kind) {
+    case all_reduce:
+      if (choice.family == two_phases) {
+        // Shares of whole 16 bytes, but the last one that is not empty.
+        const uint64_t share = ((bytes + ranks - 1) / ranks + 15) / 16 * 16;
+        largest = share < bytes ? share : bytes;
+        for (uint32_t rank = 0; rank < ranks; ++rank) {
+          const uint64_t from = rank * share < bytes ? rank * share : bytes, left = bytes - from;
+          sends(rank, request.send + from, left < share ? left : share);
+          receives(rank, request.receive + from, left < share ? left : share);
+        }
+      } else {
+        launch.flags |= WINDLASS_COLLECTIVE_SAME;
+        for (uint32_t rank = 0; rank < ranks; ++rank) sends(rank, request.send, bytes);
+        receives(me, request.receive, bytes);
+      }
+      break;
+    case broadcast:
+      if (me == request.root) {
+        launch.flags |= WINDLASS_COLLECTIVE_SAME;
+        for (uint32_t rank = 0; rank < ranks; ++rank) sends(rank, request.send, bytes);
+        receives(me, request.receive, bytes);
+      } else {
+        receives(request.root, request.receive, bytes);
+      }
+      break;
+    case reduce:
+      sends(request.root, request.send, bytes);
+      if (me == request.root) receives(me, request.receive, bytes);
+      break;
+    case all_gather:
+      launch.flags |= WINDLASS_COLLECTIVE_SAME;
+      for (uint32_t rank = 0; rank < ranks; ++rank) {
+        sends(rank, request.send, bytes);
+        receives(rank, request.receive + rank * bytes, bytes);
+      }
+      break;
+    case reduce_scatter:
+      for (uint32_t rank = 0; rank < ranks; ++rank) sends(rank, request.send + rank * bytes, bytes);
+      receives(me, request.receive, bytes);
+      break;
+    case all_to_all:
+      for (uint32_t rank = 0; rank < ranks; ++rank) {
+        sends(rank, request.send + rank * bytes, bytes);
+        receives(rank, request.receive + rank * bytes, bytes);
+      }
+      break;
+  }
+  const uint64_t unit = unit_bytes(choice);
+  const uint64_t units = (largest + unit - 1) / unit;
+  launch.used_lanes = units < geometry.lanes ? (uint32_t)units : geometry.lanes;
+  return launch;
+}
+
+inline uint32_t roles(Family family) { return family == pairs ? 1 : family == lines ? 2 : 3; }
+
+}  // namespace collective

@@ -1,0 +1,11 @@
+// The kernels of collectives in the stand-in driver's module.
+#include "../device/collective_kernels.cuh"
+#include "../device/collective_list.h"
+#include "module.h"
+
+#define KERNEL(name, family, reducer, ranks, groups, threads_max)                           \
+  extern "C" void SIM_KERNEL(name)(const SimLaunch* launch, void** parameters) {            \
+    host::run_grid<WindlassCollectiveLaunch>(launch, parameters, threads_max,               \
+                                             WINDLASS_COLLECTIVE_ENTRY(family, reducer, ranks, groups)); \
+  }
+WINDLASS_COLLECTIVE_KERNELS(KERNEL)

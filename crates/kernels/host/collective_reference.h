@@ -1,0 +1,172 @@
+// What collectives must give, element by element, written apart from ../device/reduction.cuh: no code is shared with it.
+// Integers wrap; averages of them divide the wrapped sum towards zero. Floats are folded from rank 0's upward, those of 16 bits as
+// 32-bit ones that are rounded once; averages multiply each element by 1/ranks first. Of maximum and minimum a NaN loses against
+// a number, and +0 is above -0.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+namespace reference {
+
+enum Type : uint32_t { int8, uint8, int32, uint32, int64, uint64, half, single, wide, brain };
+enum Operation : uint32_t { sum, product, maximum, minimum, average };
+constexpr uint32_t types = 10, operations = 5;
+constexpr uint32_t element_bytes[types] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
+inline const char* const type_names[types] = {"int8", "uint8", "int32", "uint32", "int64", "uint64", "f16", "f32", "f64", "bf16"};
+inline const char* const operation_names[operations] = {"sum", "product", "maximum", "minimum", "average"};
+
+inline bool is_float(uint32_t type) { return type >= half; }
+inline bool is_signed(uint32_t type) { return type == int8 || type == int32 || type == int64; }
+
+// A binary float of up to 16 bits: how many bits of it are the exponent's and the fraction's.
+struct Shape {
+  int exponent_bits, fraction_bits;
+  int bias() const { return (1 << (exponent_bits - 1)) - 1; }
+};
+constexpr Shape half_shape{5, 10}, brain_shape{8, 7};
+
+inline double decode(uint32_t bits, const Shape& shape) {
+  const int top = (1 << shape.exponent_bits) - 1, exponent = (int)(bits >> shape.fraction_bits) & top;
+  const int fraction = (int)bits & ((1 << shape.fraction_bits) - 1);
+  double value;
+  if (exponent == top)
+    value = fraction ? NAN : INFINITY;
+  else if (exponent == 0)
+    value = std::ldexp(fraction, 1 - shape.bias() - shape.fraction_bits);
+  else
+    value = std::ldexp(fraction + (1 << shape.fraction_bits), exponent - shape.bias() - shape.fraction_bits);
+  return bits >> 15 & 1 ? -value : value;
+}
+// To nearest, ties to even. Every NaN becomes the one that GPUs make.
+inline uint32_t encode(double value, const Shape& shape) {
+  if (std::isnan(value)) return 0x7fff;
+  const uint32_t sign = std::signbit(value) ? 0x8000 : 0;
+  const uint32_t infinity = ((1u << shape.exponent_bits) - 1) << shape.fraction_bits;
+  value = std::fabs(value);
+  if (std::isinf(value)) return sign | infinity;
+  const int least = 1 - shape.bias();
+  int exponent = value == 0 ? least : std::ilogb(value);
+  if (exponent < least) exponent = least;
+  // Exact: a power of two divides. 2^fraction_bits and more is a normal number, twice that the next exponent.
+  const uint32_t steps = (uint32_t)std::nearbyint(std::ldexp(value, shape.fraction_bits - exponent));
+  const uint32_t bits = ((uint32_t)(exponent - least) << shape.fraction_bits) + steps;
+  return sign | (bits < infinity ? bits : infinity);
+}
+
+template <class To, class From>
+To reinterpret(From from) {
+  To to;
+  static_assert(sizeof to == sizeof from, "bits");
+  std::memcpy(&to, &from, sizeof to);
+  return to;
+}
+
+template <class Float>
+Float fold_floats(uint32_t by, Float a, Float b) {
+  if (by == sum || by == average) return a + b;
+  if (by == product) return a * b;
+  if (std::isnan(a)) return b;
+  if (std::isnan(b)) return a;
+  if (a == b) return std::signbit(a) == (by == maximum) ? b : a;
+  return (a > b) == (by == maximum) ? a : b;
+}
+template <class Float, class Element>
+Float reduce_floats(uint32_t by, uint32_t ranks, const Element& element) {
+  const Float scale = by == average ? (Float)(1.0 / ranks) : (Float)1;
+  Float all = element(0) * scale;
+  for (uint32_t rank = 1; rank < ranks; ++rank) {
+    const Float next = element(rank) * scale;
+    all = fold_floats<Float>(by, all, next);
+  }
+  return all;
+}
+
+inline uint64_t extended(uint32_t type, uint64_t bits) {
+  const uint32_t unused = 64 - 8 * element_bytes[type];
+  return is_signed(type) ? (uint64_t)((int64_t)(bits << unused) >> unused) : bits << unused >> unused;
+}
+template <class Bits>
+uint64_t reduce_integers(uint32_t type, uint32_t by, uint32_t ranks, const Bits& bits) {
+  uint64_t all = extended(type, bits(0));
+  for (uint32_t rank = 1; rank < ranks; ++rank) {
+    const uint64_t next = extended(type, bits(rank));
+    const bool above = is_signed(type) ? (int64_t)next > (int64_t)all : next > all;
+    switch (by) {
+      case product: all *= next; break;
+      case maximum: all = above ? next : all; break;
+      case minimum: all = above ? all : next; break;
+      default: all += next;
+    }
+  }
+  all = extended(type, all);
+  if (by != average) return all;
+  return is_signed(type) ? (uint64_t)((int64_t)all / (int64_t)ranks) : all / ranks;
+}
+
+// `bits(rank)`: the element of each rank. Bits beyond the element's width are not to be looked at.
+template <class Bits>
+uint64_t reduce(uint32_t type, uint32_t by, uint32_t ranks, const Bits& bits) {
+  switch (type) {
+    case half:
+    case brain: {
+      const Shape& shape = type == half ? half_shape : brain_shape;
+      return encode(reduce_floats<float>(by, ranks, [&](uint32_t rank) { return (float)decode((uint32_t)bits(rank) & 0xffff, shape); }), shape);
+    }
+    case single:
+      return reinterpret<uint32_t>(reduce_floats<float>(by, ranks, [&](uint32_t rank) { return reinterpret<float>((uint32_t)bits(rank)); }));
+    case wide: return reinterpret<uint64_t>(reduce_floats<double>(by, ranks, [&](uint32_t rank) { return reinterpret<double>((uint64_t)bits(rank)); }));
+    default: return reduce_integers(type, by, ranks, bits);
+  }
+}
+
+inline bool is_nan(uint32_t type, uint64_t bits) {
+  if (type == single) return std::isnan(reinterpret<float>((uint32_t)bits));
+  if (type == wide) return std::isnan(reinterpret<double>(bits));
+  return is_float(type) && std::isnan(decode((uint32_t)bits & 0xffff, type == half ? half_shape : brain_shape));
+}
+
+// --- inputs: a function of seed, call, rank and place ---------------------------------------------------------------------
+
+enum Values { usual, special, like_tags };
+
+inline uint64_t mixed(uint64_t x) {
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ull;
+  x = (x ^ x >> 27) * 0x94d049bb133111ebull;
+  return x ^ x >> 31;
+}
+
+// Elements of floats of about the same size, so that rounding depends on the order; or numbers that are none.
+inline uint64_t float_bits(uint32_t type, Values values, uint64_t random) {
+  const uint32_t width = 8 * element_bytes[type];
+  const int fraction_bits = type == half ? 10 : type == brain ? 7 : type == single ? 23 : 52;
+  const uint64_t one = 1ull << fraction_bits, sign = random >> 63 << (width - 1);
+  const uint64_t infinity = ((1ull << (width - 1)) - 1) & ~(one - 1), bias = (infinity >> (fraction_bits + 1));
+  const uint64_t fraction = random & (one - 1), choice = random >> 56 & 15;
+  if (values == special) switch (choice) {
+      case 0: return sign | infinity | one >> 1;  // NaN
+      case 1: return sign | infinity;
+      case 2: return sign;  // zero
+      case 3: return sign | fraction;  // not normal, or zero
+      case 4: return sign | 1;
+      case 5: return sign | one;  // the least normal one
+      case 6: return sign | (infinity - 1);
+      case 7: return sign | bias << fraction_bits;  // 1
+      case 8: return sign | infinity | one >> 1 | fraction;
+    }
+  return sign | (bias - 3 + (choice & 7)) << fraction_bits | fraction;
+}
+
+struct Inputs {
+  uint64_t seed, first_tag;
+  Values values;
+  uint32_t type;
+  uint64_t element(uint64_t call, uint32_t rank, uint64_t index) const {
+    const uint64_t random = mixed(mixed(seed ^ call * 0x9e3779b97f4a7c15ull) + index * 0xd1342543de82ef95ull + rank * 0xaf251af3b0f025b5ull);
+    if (values == like_tags) return first_tag + random % 256;
+    if (is_float(type)) return float_bits(type, values, random);
+    return values == special && (random >> 60) < 4 ? (random >> 59 & 1 ? ~0ull : 1ull << (8 * element_bytes[type] - 1)) : random;
+  }
+};
+
+}  // namespace reference

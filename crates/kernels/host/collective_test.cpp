@@ -1,0 +1,431 @@
+// The kernels of collectives on threads of this host: ranks, slices and checks are collective_world.h's.
+// Usage: collective_test SCENARIO [SEED [COUNTS]]. Prints the seed; exits 0 only if every byte is right and none beside it was
+// touched. COUNTS: `exhaustive` tries each count below that with each combination, 66 for all.
+#include "collective_world.h"
+
+namespace {
+
+using collective::Choice;
+using collective::Kind;
+using collective::unit_bytes;
+using world::Call;
+using world::expect;
+using world::How;
+using world::Options;
+using world::World;
+
+#if HOST_TSAN
+constexpr int scale = 10;  // fewer and smaller: a sanitized run is many times slower
+#else
+constexpr int scale = 1;
+#endif
+
+constexpr Kind kinds[] = {collective::all_reduce, collective::broadcast, collective::reduce, collective::all_gather, collective::reduce_scatter, collective::all_to_all};
+
+// How a collective may run. Over lines an all-reduce in one phase is not for one buffer: a sending warp would read results.
+std::vector<Choice> choices_of(Kind kind, uint32_t ranks) {
+  std::vector<Choice> choices = {{collective::pairs, 2}, {collective::lines, 2}};
+  if (ranks <= 4) choices.push_back({collective::lines, 4});
+  if (kind == collective::all_reduce) choices.push_back({collective::two_phases, 2});
+  return choices;
+}
+bool may_be_in_place(Kind kind, const Choice& choice) { return kind != collective::all_reduce || choice.family != collective::lines; }
+
+uint64_t ring_bytes(const Options& o, const Choice& choice) { return (uint64_t)o.lanes * o.slots * unit_bytes(choice); }
+
+// Any call: `bytes` of it on its largest way, and all else at random.
+Call any_call(host::Random& random, Kind kind, const Choice& choice, uint32_t ranks, uint64_t bytes) {
+  Call call;
+  call.kind = kind;
+  call.choice = choice;
+  call.type = (uint32_t)random.below(reference::types);
+  call.by = (uint32_t)random.below(reference::operations);
+  call.root = (uint32_t)random.below(ranks);
+  call.any_kernel = random.below(2);
+  call.in_place = random.below(2) && may_be_in_place(kind, choice);
+  call.count = bytes / reference::element_bytes[call.type];
+  if (random.below(2)) {
+    call.send_offset = (uint32_t)random.below(16);
+    call.receive_offset = (uint32_t)random.below(16);
+  }
+  return call;
+}
+Choice one_of(host::Random& random, const std::vector<Choice>& choices) { return choices[random.below(choices.size())]; }
+
+// Nothing, little, or up to `rings` times what the ring holds.
+uint64_t any_bytes(host::Random& random, const Options& o, const Choice& choice, uint64_t rings) {
+  switch (random.below(8)) {
+    case 0: return random.below(3) * random.below(20);
+    case 1:
+    case 2: return random.below(2 * unit_bytes(choice));
+    case 3: return ring_bytes(o, choice) / 2 + random.below(64);
+    case 4: return ring_bytes(o, choice) - random.below(2) * random.below(64);
+    case 5: return random.below(rings * ring_bytes(o, choice));
+    default: return random.below(ring_bytes(o, choice));
+  }
+}
+Call any_call(host::Random& random, const Options& o, uint64_t rings = 2) {
+  const Kind kind = kinds[random.below(collective::kinds)];
+  const Choice choice = one_of(random, choices_of(kind, o.ranks));
+  return any_call(random, kind, choice, o.ranks, any_bytes(random, o, choice, rings));
+}
+
+template <class Item>
+void shuffle(std::vector<Item>& items, host::Random& random) {
+  for (size_t i = items.size(); i > 1; --i) std::swap(items[i - 1], items[random.below(i)]);
+}
+
+// --- scenarios ----------------------------------------------------------------------------------------------------------------
+
+// Counts 0 to 65 of every collective, way, type and operation, at any offset, in place and not. Of each such combination so many
+// counts, others with each seed; or all 66, if the program is asked to.
+uint32_t counts_of_each = 0;
+
+void exhaustive() {
+  host::Random random{world::seed};
+  How how;  // hardly any warp has two lanes to serve
+  how.blocks_max = 2;
+  how.role_warps_max = 1;
+  for (uint32_t ranks : {2, 3, 4, 5, 8}) {
+    Options o;
+    o.ranks = ranks;
+    World world(o);
+    std::vector<Call> calls;
+    for (Kind kind : kinds)
+      for (const Choice& choice : choices_of(kind, ranks))
+        for (uint32_t type = 0; type < reference::types; ++type)
+          for (uint32_t by = 0; by < (world::reduces(kind) ? reference::operations : 1); ++by)
+            for (uint32_t sample = 0, samples = counts_of_each ? counts_of_each : 40 / ranks; sample < samples; ++sample) {
+              Call call = any_call(random, kind, choice, ranks, 0);
+              call.type = type;
+              call.by = by;
+              call.count = counts_of_each ? sample : random.below(66);
+              calls.push_back(call);
+            }
+    shuffle(calls, random);
+    world::run(world, calls, how);
+    std::printf("%u ranks: %zu calls\n", ranks, calls.size());
+  }
+}
+
+// Sizes around those of units, of a unit on each lane, and of rings, on every way.
+void sizes() {
+  host::Random random{world::seed};
+  for (uint32_t ranks : {2, 4}) {
+    Options o;
+    o.ranks = ranks;
+    World world(o);
+    std::vector<Call> calls;
+    for (Kind kind : kinds)
+      for (const Choice& choice : choices_of(kind, ranks)) {
+        const uint64_t unit = unit_bytes(choice), ring = ring_bytes(o, choice);
+        for (uint64_t around : {unit, 2 * unit, o.lanes * unit, ring / 2, ring, ring + o.lanes * unit, 3 * ring, ranks * unit, ranks * o.lanes * unit})
+          for (int by : {-16, -1, 0, 1, 16}) {
+            Call call = any_call(random, kind, choice, ranks, 0);
+            call.type = random.below(2) ? reference::uint8 : reference::single;
+            call.count = (around + (uint64_t)(int64_t)by) / reference::element_bytes[call.type];
+            if (random.below(2)) calls.push_back(call);
+          }
+      }
+    shuffle(calls, random);
+    world::run(world, calls);
+  }
+}
+
+// NaNs, both zeros, infinities, numbers below the normal ones, and integers at their ends, in every reduction.
+void special_values() {
+  host::Random random{world::seed};
+  for (uint32_t ranks : {2, 3, 8}) {
+    Options o;
+    o.ranks = ranks;
+    World world(o);
+    std::vector<Call> calls;
+    for (Kind kind : {collective::all_reduce, collective::reduce, collective::reduce_scatter})
+      for (uint32_t type = 0; type < reference::types; ++type)
+        for (uint32_t by = 0; by < reference::operations; ++by)
+          for (int sample = 0; sample < 4; ++sample) {
+            Call call = any_call(random, kind, one_of(random, choices_of(kind, ranks)), ranks, 0);
+            call.type = type;
+            call.by = by;
+            call.count = 200 + random.below(200);
+            call.values = reference::special;
+            calls.push_back(call);
+          }
+    world::run(world, calls);
+  }
+}
+
+// Any calls one after the other, of any geometry, each rank with another grid and time each time.
+void mixed() {
+  host::Random random{world::seed};
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(8);
+  int worlds = 0;
+  do {
+    Options o;
+    o.ranks = HOST_TSAN ? 2 + (uint32_t)random.below(2) : (uint32_t[]){2, 3, 4, 5, 8}[random.below(5)];
+    o.lanes = 2u << random.below(3);
+    o.slots = 2u << random.below(3);
+    o.first_tag = 1 + random.next() / 2;
+    World world(o);
+    std::vector<Call> calls;
+    for (int i = 0; i < (HOST_TSAN ? 6 : 60); ++i) calls.push_back(any_call(random, o));
+    How how;
+    how.late_microseconds = random.below(2) ? 300 : 0;
+    how.slow_in_turn = random.below(2);
+    world::run(world, calls, how);
+    ++worlds;
+  } while (std::chrono::steady_clock::now() < end);
+  std::printf("%d communicators\n", worlds);
+}
+
+// Broadcasts from a fast root and reductions to a slow one, far more than rings hold, between calls that go both ways; the same
+// with the others slow. Nothing but credit holds a sender back.
+void one_way_lapped() {
+  host::Random random{world::seed};
+  for (uint32_t slots : {2, 4, 8})
+    for (bool root_slow : {true, false}) {
+      Options o;
+      o.ranks = HOST_TSAN ? 2 : 3;
+      o.slots = slots;
+      World world(o);
+      std::vector<Call> calls;
+      for (int i = 0; i < (HOST_TSAN ? 4 : 40); ++i) {
+        const Choice choice = one_of(random, choices_of(collective::reduce, o.ranks));
+        for (uint64_t k = random.below(6); k < 6; ++k) {
+          Call call = any_call(random, root_slow ? collective::reduce : collective::broadcast, choice, o.ranks, random.below(ring_bytes(o, choice)));
+          call.root = 0;
+          calls.push_back(call);
+        }
+        // Both ways then, on the same wire: little, so that it goes by proof.
+        if (random.below(2)) calls.push_back(any_call(random, collective::all_gather, choice, o.ranks, random.below(ring_bytes(o, choice) / 2)));
+      }
+      How how;
+      how.slow_rank = root_slow ? 0 : 1 + (uint32_t)random.below(o.ranks - 1);
+      how.slow_microseconds = 300;
+      world::run(world, calls, how);
+    }
+}
+
+// Sizes of their own for every directed pair, some nothing, as all-gather-v, reduce-scatter-v and worse make them.
+void uneven() {
+  host::Random random{world::seed};
+  for (uint32_t ranks : {2, 3, 5, 8}) {
+    if (HOST_TSAN && ranks > 3) continue;
+    Options o;
+    o.ranks = ranks;
+    o.slots = 2u << random.below(3);
+    World world(o);
+    std::vector<Call> calls;
+    for (int i = 0; i < (HOST_TSAN ? 6 : 50); ++i) {
+      constexpr Kind own[] = {collective::all_gather, collective::reduce_scatter, collective::all_to_all};
+      const Kind kind = own[random.below(3)];
+      const Choice choice = one_of(random, choices_of(kind, ranks));
+      Call call = any_call(random, kind, choice, ranks, 0);
+      call.in_place = false;
+      call.matrix.assign(ranks, std::vector<uint64_t>(ranks));
+      const auto size = [&] { return random.below(3) == 0 ? 0 : any_bytes(random, o, choice, 2) / reference::element_bytes[call.type]; };
+      for (uint32_t from = 0; from < ranks; ++from) {
+        const uint64_t of_rank = size();
+        for (uint32_t to = 0; to < ranks; ++to)
+          call.matrix[from][to] = kind == collective::all_gather ? of_rank : kind == collective::reduce_scatter && from ? call.matrix[0][to] : size();
+      }
+      calls.push_back(call);
+    }
+    How how;
+    how.late_microseconds = 300;
+    world::run(world, calls, how);
+  }
+}
+
+// Calls of all kinds over one geometry.
+void some_calls(const Options& o, int count, const How& how = {}, reference::Values values = reference::usual) {
+  host::Random random{world::seed ^ o.first_tag};
+  World world(o);
+  std::vector<Call> calls;
+  for (int i = 0; i < count; ++i) {
+    calls.push_back(any_call(random, o, 3));
+    if (values != reference::like_tags) continue;
+    calls.back().type = reference::uint64;
+    calls.back().count /= 8;
+    calls.back().values = values;
+  }
+  world::run(world, calls, how);
+}
+
+// Rings of two units: every second one waits.
+void ring_of_two() {
+  for (uint32_t ranks : {2, 3, 4}) {
+    Options o;
+    o.ranks = ranks;
+    o.lanes = 2;
+    o.slots = 2;
+    How how;
+    how.late_microseconds = 200;
+    some_calls(o, 60 / scale, how);
+  }
+}
+
+// Tags of which a half wraps in the run, and high ones.
+void tags() {
+  for (uint64_t first_tag : {(1ull << 32) - 12, (1ull << 31) - 12, (5ull << 32) - 40, (1ull << 63) - 12, 0ull - (1ull << 20)}) {
+    Options o;
+    o.ranks = 3;
+    o.first_tag = first_tag;
+    some_calls(o, 60);
+  }
+}
+
+// Lanes that have carried nearly 2^32 units.
+void counts_32() {
+  Options o;
+  o.ranks = 3;
+  o.first_count = (1ull << 32) - 9;
+  some_calls(o, 150 / scale);
+}
+
+// Data that are tags to come, and tags gone by, must not be taken for any.
+void payload_like_tags() {
+  for (uint32_t slots : {2, 4}) {
+    Options o;
+    o.ranks = 3;
+    o.slots = slots;
+    some_calls(o, 120, {}, reference::like_tags);
+  }
+}
+
+// Each rank has a grid of its own, rank 0 a single warp for each role: lanes are served in order, so all come to the same one.
+void grids() {
+  for (uint32_t ranks : {2, 4, 8}) {
+    if (HOST_TSAN && ranks > 2) continue;
+    Options o;
+    o.ranks = ranks;
+    o.lanes = 8;
+    o.slots = 2;
+    How how;
+    how.grid_by_rank = true;
+    how.blocks_max = 4;
+    how.role_warps_max = 3;
+    how.late_microseconds = 100;
+    some_calls(o, 80 / scale, how);
+  }
+}
+
+// Every rank in turn is much later than the others, which go as far ahead as rings let them.
+void ranks_ahead() {
+  for (uint32_t ranks : {2, 4, 5}) {
+    Options o;
+    o.ranks = ranks;
+    How how;
+    how.slow_in_turn = true;
+    how.slow_microseconds = 6000;
+    some_calls(o, 120, how);
+  }
+}
+
+// A rank that never comes: the kernels of the others leave at the abort word and say whom, where and for what they waited.
+void abort_in_the_middle() {
+  struct Case {
+    Kind kind;
+    Choice choice;
+    uint32_t waited_for;
+    uint64_t sequence;
+  };
+  const Case cases[] = {
+      {collective::all_gather, {collective::pairs, 2}, WINDLASS_WAITED_PAIRS_DATA, 0},
+      {collective::broadcast, {collective::pairs, 2}, WINDLASS_WAITED_PAIRS_CREDIT, 4},
+      {collective::all_to_all, {collective::lines, 2}, WINDLASS_WAITED_LINES_DATA, 0},
+      {collective::broadcast, {collective::lines, 4}, WINDLASS_WAITED_LINES_CREDIT, 4},
+      {collective::all_reduce, {collective::two_phases, 2}, WINDLASS_WAITED_LINES_DATA, 0},
+  };
+  for (const Case& one : cases) {
+    Options o;
+    o.ranks = 3;
+    World world(o);
+    Call call;
+    call.kind = one.kind;
+    call.choice = one.choice;
+    call.count = 2 * ring_bytes(o, one.choice) / 4;
+    call.root = 0;
+    // The others complete a first call with the one that then never comes.
+    Call before = call;
+    before.kind = collective::all_gather;
+    before.choice = {one.choice.family == collective::pairs ? collective::lines : collective::pairs, 2};
+    before.count = 100;
+    std::vector<std::thread> ranks;
+    std::atomic<uint32_t> ended{0};
+    const uint32_t missing = 2;
+    // One warp of each role, so all are at lane 0. With other grids ranks may rightly be found missing that wait on a lane before.
+    How how;
+    how.blocks_max = how.role_warps_max = 1;
+    for (uint32_t rank = 0; rank < o.ranks; ++rank)
+      ranks.emplace_back([&, rank] {
+        world::Rank{world, rank, {world::seed + rank}, {}, {}}.run(rank == missing ? std::vector<Call>{before} : std::vector<Call>{before, call}, how);
+        ++ended;
+      });
+    while (ended < 1) usleep(1000);
+    usleep(40000);
+    __atomic_store_n(&world.control, (uint32_t)WINDLASS_CONTROL_ABORT, __ATOMIC_RELEASE);
+    const auto begin = std::chrono::steady_clock::now();
+    for (std::thread& rank : ranks) rank.join();
+    expect(std::chrono::steady_clock::now() - begin < std::chrono::seconds(20), "the kernels took long to leave");
+    const WindlassMailReport& report = world.reports[0];
+    const std::string name = call.name(o.ranks);
+    expect(report.rank == 0 && report.claimed >= 1, name + ": no report");
+    bool found = false;
+    for (uint32_t i = 0; i < std::min<uint32_t>(report.claimed, WINDLASS_REPORT_ENTRIES); ++i) {
+      const WindlassMailReportEntry& entry = report.entries[i];
+      // Another role's warp may wait for a rank that waits itself.
+      if (entry.waited_for != one.waited_for) continue;
+      expect(entry.peer == missing, name + ": the report names rank " + std::to_string(entry.peer) + ", which is not missing");
+      expect(entry.sequence == one.sequence, name + ": the report names unit " + std::to_string(entry.sequence));
+      expect(entry.lane == 0, name + ": the report names lane " + std::to_string(entry.lane));
+      found = true;
+    }
+    expect(found, name + ": the report does not say who is missing");
+  }
+}
+
+const struct {
+  const char* name;
+  void (*run)();
+  uint32_t delay_rarity;
+} scenarios[] = {
+    {"exhaustive", exhaustive, 2000},
+    {"sizes", sizes, 500},
+    {"special_values", special_values, 2000},
+    {"mixed", mixed, 200},
+    {"one_way_lapped", one_way_lapped, 200},
+    {"uneven", uneven, 200},
+    {"ring_of_two", ring_of_two, 64},
+    {"tags", tags, 200},
+    {"counts_32", counts_32, 200},
+    {"payload_like_tags", payload_like_tags, 200},
+    {"grids", grids, 64},
+    {"ranks_ahead", ranks_ahead, 200},
+    {"abort", abort_in_the_middle, 200},
+};
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  const std::string name = count > 1 ? arguments[1] : "";
+  world::seed = count > 2 ? std::strtoull(arguments[2], nullptr, 0) : (uint64_t)std::chrono::system_clock::now().time_since_epoch().count();
+  counts_of_each = count > 3 ? (uint32_t)std::strtoul(arguments[3], nullptr, 0) : 0;
+  for (const auto& scenario : scenarios) {
+    if (name != scenario.name && name != "all") continue;
+    std::printf("%s seed %llu\n", scenario.name, (unsigned long long)world::seed);
+    std::fflush(stdout);
+    alarm(3 * HANG_SECONDS);  // a hang that no abort ends; world::run winds it again
+    host::delay_rarity = scenario.delay_rarity;
+    world::calls_made = world::bytes_moved = 0;
+    const auto begin = std::chrono::steady_clock::now();
+    scenario.run();
+    std::printf("%s: %.2f s, %llu calls of a rank, %.1f MB\n", scenario.name, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(),
+                (unsigned long long)world::calls_made, (double)world::bytes_moved / 1e6);
+    std::fflush(stdout);
+    if (name == scenario.name) return 0;
+  }
+  if (name == "list")
+    for (const auto& scenario : scenarios) std::printf("%s\n", scenario.name);
+  return name == "all" || name == "list" ? 0 : 2;
+}

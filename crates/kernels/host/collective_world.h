@@ -1,0 +1,363 @@
+// Ranks of one process for tests of collectives: slices in zeroed memory, launches one after the other on each rank's own thread, and
+// every byte compared with collective_reference.h.
+#pragma once
+#include "../device/collective_kernels.cuh"
+#include "../device/collective_list.h"
+#include "collective_arrange.h"
+#include "collective_reference.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <string>
+
+#if !defined(HANG_SECONDS)
+#define HANG_SECONDS 60
+#endif
+
+namespace world {
+
+inline host::Machine machine;
+inline uint64_t seed;
+inline std::atomic<uint64_t> calls_made{0}, bytes_moved{0};
+
+[[noreturn]] inline void fail(const std::string& what) {
+  std::fprintf(stderr, "FAILED (seed %llu): %s\n", (unsigned long long)seed, what.c_str());
+  std::fflush(stderr);
+  _exit(1);
+}
+inline void expect(bool condition, const std::string& what) {
+  if (!condition) fail(what);
+}
+inline uint64_t address_of(const void* at) { return reinterpret_cast<uint64_t>(at); }
+
+// --- kernels ------------------------------------------------------------------------------------------------------------------
+
+struct Kernel {
+  const char *name, *family, *reducer;
+  uint32_t ranks, groups, threads_max;
+  void (*run)(const WindlassCollectiveLaunch&);
+};
+#define WORLD_KERNEL(name, family, reducer, ranks, groups, threads) \
+  {#name, #family, #reducer, ranks, groups, threads, &WINDLASS_COLLECTIVE_ENTRY(family, reducer, ranks, groups)},
+inline const Kernel kernels[] = {WINDLASS_COLLECTIVE_KERNELS(WORLD_KERNEL)};
+
+inline const Kernel& kernel_for(const collective::Choice& choice, const std::string& reducer, uint32_t ranks) {
+  static const std::string families[] = {"pairs", "lines", "all_reduce"};
+  for (const Kernel& kernel : kernels)
+    if (kernel.family == families[choice.family] && kernel.reducer == reducer && kernel.ranks >= ranks &&
+        kernel.groups == (choice.family == collective::pairs ? 0 : choice.groups))
+      return kernel;
+  fail("no kernel: " + families[choice.family] + " " + reducer + " of " + std::to_string(ranks));
+}
+inline bool reduces(collective::Kind kind) {
+  return kind == collective::all_reduce || kind == collective::reduce || kind == collective::reduce_scatter;
+}
+// `any`: the kernel for all types, also where there is one for this.
+inline const char* reducer_for(uint32_t type, uint32_t by, bool any) {
+  if (!any && (by == reference::sum || by == reference::average)) {
+    if (type == reference::single) return "SumF32";
+    if (type == reference::half) return "SumF16";
+    if (type == reference::brain) return "SumBf16";
+  }
+  return "AnyReduction";
+}
+
+// --- memory -------------------------------------------------------------------------------------------------------------------
+
+// 128-byte aligned and zeroed, as a slice at birth.
+struct Slice {
+  std::vector<uint64_t> words;
+  uint64_t address = 0;
+  void make(size_t bytes) {
+    words.assign(bytes / 8 + 17, 0);
+    address = (address_of(words.data()) + 127) & ~127ull;
+  }
+};
+
+// A buffer of the user's between canaries, `offset` bytes beyond an aligned address; and what it must be in the end.
+struct Buffer {
+  static constexpr size_t margin = 48;
+  std::vector<uint8_t> bytes, right;
+  size_t first = 0;
+  void make(size_t size, uint32_t offset) {
+    bytes.assign(size + 2 * margin + 32, 0x5e);
+    first = ((address_of(bytes.data()) + margin + 15) & ~15ull) + offset - address_of(bytes.data());
+  }
+  uint64_t address() const { return address_of(bytes.data() + first); }
+  void put(uint64_t at, uint64_t element, uint32_t width) { std::memcpy(&bytes[first + at], &element, width); }
+  void expects(uint64_t at, uint64_t element, uint32_t width) { std::memcpy(&right[first + at], &element, width); }
+};
+
+// --- what is called -----------------------------------------------------------------------------------------------------------
+
+struct Call {
+  collective::Kind kind = collective::all_reduce;
+  collective::Choice choice = {collective::pairs, 2};
+  uint64_t count = 0;
+  uint32_t type = reference::single, by = reference::sum, root = 0;
+  reference::Values values = reference::usual;
+  bool in_place = false, any_kernel = false;
+  uint32_t send_offset = 0, receive_offset = 0;  // of rank 0; other ranks have others
+  // Not empty: [from][to] elements, by hand. A reduction adds [from][to], alike for every `from`.
+  std::vector<std::vector<uint64_t>> matrix;
+
+  std::string name(uint32_t ranks) const {
+    static const char* const families[] = {"pairs", "lines", "two phases"};
+    return std::string(collective::kind_names[kind]) + " of " + std::to_string(count) + " " + reference::type_names[type] +
+           (reduces(kind) ? std::string(" ") + reference::operation_names[by] : "") + " root " + std::to_string(root) + ", " + families[choice.family] + " " +
+           std::to_string(choice.groups) + ", " + std::to_string(ranks) + " ranks" + (in_place ? ", in place" : "") + (matrix.empty() ? "" : ", uneven") +
+           ", offsets " + std::to_string(send_offset) + " " + std::to_string(receive_offset);
+  }
+};
+
+struct Options {
+  uint32_t ranks = 2, lanes = 4, slots = 4;
+  uint64_t first_tag = 1;
+  uint64_t first_count = 0;  // units that every lane is said to have carried already
+};
+
+struct How {
+  uint32_t late_microseconds = 0;  // each rank begins each call up to this late
+  uint32_t slow_rank = ~0u;        // this one much later
+  uint32_t slow_microseconds = 2000;
+  bool slow_in_turn = false;       // every rank is the slow one for a time
+  uint32_t blocks_max = 3, role_warps_max = 2;
+  bool grid_by_rank = false;       // each rank has a grid of its own for good; rank 0 one warp a role
+};
+
+struct World {
+  Options options;
+  collective::Layout layout;
+  std::vector<Slice> slices;
+  uint32_t control = 0;
+  std::vector<WindlassMailReport> reports;
+  std::vector<std::vector<uint64_t>> digests;  // [rank][call]
+
+  explicit World(const Options& o) : options(o), layout(geometry(0)), slices(o.ranks), reports(o.ranks), digests(o.ranks) {
+    std::memset(reports.data(), 0, reports.size() * sizeof(WindlassMailReport));
+    for (Slice& slice : slices) {
+      slice.make(layout.bytes);
+      for (const WindlassWire& wire : {layout.pairs, layout.lines, layout.results})
+        for (uint64_t at = 0; at < o.lanes * WINDLASS_LANE_BYTES; at += 8) word(slice.address + wire.lanes + at) = o.first_count;
+    }
+  }
+  collective::Geometry geometry(uint32_t rank) const { return {options.first_tag, rank, options.ranks, options.lanes, options.slots}; }
+  static uint64_t& word(uint64_t address) { return *reinterpret_cast<uint64_t*>(address); }
+  uint64_t& lane_word(uint32_t rank, const WindlassWire& wire, uint32_t lane, uint32_t kind, uint32_t peer) {
+    return word(slices[rank].address + wire.lanes + lane * WINDLASS_LANE_BYTES + 8 * (kind + peer));
+  }
+
+  // One launch and its synchronisation.
+  void launch(WindlassCollectiveLaunch& launch, const Kernel& kernel, uint32_t roles, uint32_t blocks, uint32_t role_warps, uint64_t random) {
+    const uint32_t warps_max = kernel.threads_max / 32 / roles;
+    launch.role_warps = role_warps < warps_max ? role_warps : warps_max;
+    for (uint32_t rank = 0; rank < options.ranks; ++rank) launch.slices[rank] = slices[rank].address;
+    launch.control = address_of(&control);
+    launch.report = address_of(&reports[launch.rank]);
+    machine.launch(blocks, 32 * roles * launch.role_warps, 0, random, [&] { kernel.run(launch); });
+  }
+  bool aborted() const { return __atomic_load_n(&control, __ATOMIC_ACQUIRE) != WINDLASS_CONTROL_RUN; }
+
+  // Every unit that was sent was received, nobody takes for proven what was not, and at most half a ring still waits for proof.
+  void check_words() {
+    for (const WindlassWire& wire : {layout.pairs, layout.lines, layout.results})
+      for (uint32_t lane = 0; lane < options.lanes; ++lane)
+        for (uint32_t from = 0; from < options.ranks; ++from)
+          for (uint32_t to = 0; to < options.ranks; ++to) {
+            if (from == to) continue;
+            const uint64_t sent = lane_word(from, wire, lane, WINDLASS_LANE_SENT, to), received = lane_word(to, wire, lane, WINDLASS_LANE_RECEIVED, from);
+            const uint64_t credit = lane_word(from, wire, lane, WINDLASS_LANE_CREDIT, to), proven = lane_word(from, wire, lane, WINDLASS_LANE_PROVEN, to);
+            const std::string where = " from rank " + std::to_string(from) + " to " + std::to_string(to) + " on lane " + std::to_string(lane) + ": sent " +
+                                      std::to_string(sent) + ", received " + std::to_string(received) + ", credit " + std::to_string(credit) + ", proven " + std::to_string(proven);
+            expect(sent == received, "units sent and received differ" + where);
+            expect(credit <= sent && proven <= sent, "more is consumed than was sent" + where);
+            expect(sent - std::max(credit, proven) <= options.slots / 2, "too little is proven" + where);
+          }
+  }
+};
+
+// --- one rank's calls -----------------------------------------------------------------------------------------------------------
+
+struct Rank {
+  World& world;
+  const uint32_t me;
+  host::Random random;
+  Buffer out, in;
+
+  uint32_t ranks() const { return world.options.ranks; }
+
+  void run(const std::vector<Call>& calls, const How& how) {
+    const uint32_t own_blocks = me == 0 ? 1 : 1 + (uint32_t)random.below(how.blocks_max), own_warps = me == 0 ? 1 : 1 + (uint32_t)random.below(how.role_warps_max);
+    for (size_t index = 0; index < calls.size() && !world.aborted(); ++index) {
+      if (how.late_microseconds && random.below(2)) usleep((useconds_t)random.below(how.late_microseconds));
+      const uint32_t slow = how.slow_in_turn ? (uint32_t)(index / 8) % ranks() : how.slow_rank;
+      if (slow == me && (!how.slow_in_turn || index % 8 == 0)) usleep(how.slow_microseconds);
+      const uint32_t blocks = how.grid_by_rank ? own_blocks : 1 + (uint32_t)random.below(how.blocks_max);
+      const uint32_t warps = how.grid_by_rank ? own_warps : 1 + (uint32_t)random.below(how.role_warps_max);
+      call(calls[index], index, blocks, warps);
+    }
+  }
+
+  void call(const Call& call, uint64_t index, uint32_t blocks, uint32_t role_warps) {
+    const reference::Inputs inputs{world::seed, world.options.first_tag, call.values, call.type};
+    const uint32_t width = reference::element_bytes[call.type], step = reduces(call.kind) ? width : 1;
+    WindlassCollectiveLaunch launch;
+    // Each rank's pointers lie differently.
+    const uint32_t send_offset = (call.send_offset + me * 3 * step) % 16 / step * step, receive_offset = (call.receive_offset + me * 5 * step) % 16 / step * step;
+    if (call.matrix.empty())
+      arrange_call(call, index, inputs, width, send_offset, receive_offset, launch);
+    else
+      arrange_uneven(call, index, inputs, width, send_offset, receive_offset, launch);
+    const Kernel& kernel = kernel_for(call.choice, reduces(call.kind) ? reducer_for(call.type, call.by, call.any_kernel) : "Copy", ranks());
+    world.launch(launch, kernel, collective::roles(call.choice.family), blocks, role_warps, random.next());
+    if (world.aborted()) return;
+    check(out, call, "sent");
+    check(in, call, "received");
+    ++calls_made;
+    bytes_moved += call.count * width;
+    // What all ranks must have alike to the last bit, NaNs too.
+    uint64_t digest = 0;
+    if (call.matrix.empty() && (call.kind == collective::all_reduce || call.kind == collective::all_gather)) {
+      const Buffer& result = call.in_place && call.kind == collective::all_reduce ? out : in;
+      const uint64_t bytes = call.count * width * (call.kind == collective::all_gather ? ranks() : 1);
+      for (uint64_t at = 0; at < bytes; ++at) digest = (digest ^ result.bytes[result.first + at]) * 0x100000001b3ull + 1;
+    }
+    world.digests[me].push_back(digest);
+  }
+
+  uint64_t reduced(const Call& call, uint64_t index, const reference::Inputs& inputs, uint64_t place) const {
+    return reference::reduce(call.type, call.by, ranks(), [&](uint32_t rank) { return inputs.element(index, rank, place); });
+  }
+
+  // Buffers as NCCL has them: in place they are one.
+  void arrange_call(const Call& call, uint64_t index, const reference::Inputs& inputs, uint32_t width, uint32_t send_offset, uint32_t receive_offset, WindlassCollectiveLaunch& launch) {
+    using namespace collective;
+    const uint64_t count = call.count, all = count * ranks();
+    const bool sends = call.kind != broadcast || me == call.root, receives = call.kind != reduce || me == call.root;
+    const uint64_t send_count = !sends ? 0 : call.kind == reduce_scatter || call.kind == all_to_all ? all : count;
+    const uint64_t receive_count = !receives ? 0 : call.kind == all_gather || call.kind == all_to_all ? all : count;
+    const bool in_place = call.in_place && call.kind != all_to_all && sends && receives;
+    // In place the larger buffer is both; the smaller lies at this rank's part.
+    Buffer& target = in_place && call.kind != all_gather ? out : in;
+    Buffer& source = in_place && call.kind == all_gather ? in : out;
+    const uint64_t source_at = in_place && call.kind == all_gather ? me * count * width : 0, target_at = in_place && call.kind == reduce_scatter ? me * count * width : 0;
+    out.make(&source == &out ? send_count * width : 0, send_offset);
+    in.make(&target == &in ? receive_count * width : 0, receive_offset);
+    for (uint64_t at = 0; at < send_count; ++at) source.put(source_at + at * width, inputs.element(index, me, at), width);
+    out.right = out.bytes;
+    in.right = in.bytes;
+    for (uint64_t at = 0; at < receive_count; ++at) {
+      const uint32_t part = (uint32_t)(at / count);
+      uint64_t element = 0;
+      switch (call.kind) {
+        case all_reduce:
+        case reduce: element = reduced(call, index, inputs, at); break;
+        case reduce_scatter: element = reduced(call, index, inputs, me * count + at); break;
+        case broadcast: element = inputs.element(index, call.root, at); break;
+        case all_gather: element = inputs.element(index, part, at % count); break;
+        case all_to_all: element = inputs.element(index, part, me * count + at % count); break;
+      }
+      target.expects(target_at + at * width, element, width);
+    }
+    launch = arrange({call.kind, count, width, call.type, call.by, call.root, source.address() + source_at, target.address() + target_at}, world.geometry(me), call.choice);
+  }
+
+  // Launches as all-gather-v, reduce-scatter-v and the like make them: what goes from each rank to each has a size of its own.
+  void arrange_uneven(const Call& call, uint64_t index, const reference::Inputs& inputs, uint32_t width, uint32_t send_offset, uint32_t receive_offset, WindlassCollectiveLaunch& launch) {
+    using namespace collective;
+    const bool reducing = reduces(call.kind), same = call.kind == all_gather;
+    const auto& matrix = call.matrix;
+    uint64_t send_at[WINDLASS_COLLECTIVE_RANKS_MAX + 1] = {}, receive_at[WINDLASS_COLLECTIVE_RANKS_MAX + 1] = {}, largest = 0;
+    for (uint32_t rank = 0; rank < ranks(); ++rank) {
+      send_at[rank + 1] = send_at[rank] + (same ? (rank + 1 == ranks() ? matrix[me][me] : 0) : matrix[me][rank]);
+      receive_at[rank + 1] = receive_at[rank] + (reducing ? (rank == me ? matrix[me][me] : 0) : matrix[rank][me]);
+      for (uint32_t to = 0; to < ranks(); ++to) largest = std::max(largest, matrix[rank][to]);
+    }
+    out.make(send_at[ranks()] * width, send_offset);
+    in.make(receive_at[ranks()] * width, receive_offset);
+    for (uint64_t at = 0; at < send_at[ranks()]; ++at) out.put(at * width, inputs.element(index, me, at), width);
+    out.right = out.bytes;
+    in.right = in.bytes;
+    // Where this rank's part begins in what `from` sends.
+    const auto part_at = [&](uint32_t from) {
+      uint64_t at = 0;
+      for (uint32_t to = 0; to < me && !same; ++to) at += matrix[from][to];
+      return at;
+    };
+    // What all of a kind need (types, tags, wires, lanes) as for an even call; then all sizes and places by hand.
+    launch = arrange({reducing ? reduce_scatter : all_to_all, largest, width, call.type, call.by, 0, 0, 0}, world.geometry(me), call.choice);
+    if (same) launch.flags |= WINDLASS_COLLECTIVE_SAME;
+    for (uint32_t rank = 0; rank < ranks(); ++rank) {
+      launch.send[rank] = out.address() + (same ? 0 : send_at[rank] * width);
+      launch.send_bytes[rank] = matrix[me][rank] * width;
+      launch.receive[rank] = in.address() + receive_at[rank] * width;
+      launch.receive_bytes[rank] = reducing && rank != me ? 0 : matrix[rank][me] * width;
+      if (!reducing)
+        for (uint64_t at = 0; at < matrix[rank][me]; ++at) in.expects((receive_at[rank] + at) * width, inputs.element(index, rank, part_at(rank) + at), width);
+    }
+    for (uint64_t at = 0; reducing && at < matrix[me][me]; ++at) in.expects(at * width, reduced(call, index, inputs, part_at(0) + at), width);
+  }
+
+  void check(const Buffer& buffer, const Call& call, const char* what) const {
+    if (buffer.bytes.size() == 0 || std::memcmp(buffer.bytes.data(), buffer.right.data(), buffer.bytes.size()) == 0) return;
+    const uint32_t width = reference::element_bytes[call.type];
+    for (size_t at = buffer.first % width; at < buffer.bytes.size(); at += width) {
+      uint64_t is = 0, right = 0;
+      const size_t bytes = std::min<size_t>(width, buffer.bytes.size() - at);
+      std::memcpy(&is, &buffer.bytes[at], bytes);
+      std::memcpy(&right, &buffer.right[at], bytes);
+      // Which NaN comes of 32 bits and more, host and GPU decide; digests hold that it is the same on all ranks.
+      if (is == right || (reference::element_bytes[call.type] >= 4 && reference::is_nan(call.type, is) && reference::is_nan(call.type, right))) continue;
+      char text[200];
+      std::snprintf(text, sizeof text, ": rank %u's %s byte %lld: element %llx, not %llx", me, what, (long long)at - (long long)buffer.first, (unsigned long long)is, (unsigned long long)right);
+      fail(call.name(ranks()) + text);
+    }
+  }
+};
+
+// All ranks make all calls. One that hangs is aborted and says what it waited for.
+inline void run(World& world, const std::vector<Call>& calls, const How& how = {}) {
+  host::Random random{seed ^ 0x5eed};
+  std::mutex lock;  // protects `running`
+  std::condition_variable ended;
+  uint32_t running = world.options.ranks;
+  std::vector<std::thread> threads;
+  for (std::vector<uint64_t>& digests : world.digests) digests.clear();
+  for (uint32_t rank = 0; rank < world.options.ranks; ++rank) {
+    const uint64_t own = random.next();
+    threads.emplace_back([&, rank, own] {
+      Rank{world, rank, {own}, {}, {}}.run(calls, how);
+      std::lock_guard<std::mutex> guard(lock);
+      --running;
+      ended.notify_all();
+    });
+  }
+  bool hangs = false;
+  {
+    std::unique_lock<std::mutex> guard(lock);
+    while (!hangs && running) {
+      const uint64_t before = calls_made;
+      alarm(3 * HANG_SECONDS);  // a hang that no abort ends
+      hangs = !ended.wait_for(guard, std::chrono::seconds(HANG_SECONDS), [&] { return running == 0; }) && calls_made == before;
+    }
+  }
+  if (hangs) __atomic_store_n(&world.control, (uint32_t)WINDLASS_CONTROL_ABORT, __ATOMIC_RELEASE);
+  for (std::thread& thread : threads) thread.join();
+  if (hangs) {
+    for (uint32_t rank = 0; rank < world.options.ranks; ++rank)
+      for (uint32_t i = 0; i < std::min<uint32_t>(world.reports[rank].claimed, 4); ++i) {
+        const WindlassMailReportEntry& entry = world.reports[rank].entries[i];
+        std::fprintf(stderr, "rank %u in call %zu waits for rank %u, lane %u, what %u, unit %llu, seen %llu\n", rank, world.digests[rank].size(), entry.peer, entry.lane, entry.waited_for,
+                     (unsigned long long)entry.sequence, (unsigned long long)entry.seen);
+      }
+    fail("the ranks wait for ever");
+  }
+  for (size_t index = 0; index < calls.size(); ++index)
+    for (uint32_t rank = 1; rank < world.options.ranks; ++rank)
+      expect(world.digests[rank][index] == world.digests[0][index], calls[index].name(world.options.ranks) + ": ranks have different results");
+  world.check_words();
+}
+
+}  // namespace world

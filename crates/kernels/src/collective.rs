@@ -1,0 +1,67 @@
+//! The structures of `device/collective.h`, byte for byte. What each field means is said there.
+//!
+//! Addresses are device-visible, offsets in slices equal on all ranks. Units are counted from the birth of the
+//! communicator, so a slice that is zeroed at birth needs no further preparation.
+
+#![allow(missing_docs)]
+
+use std::mem::offset_of;
+
+pub const RANKS_MAX: usize = 8;
+pub const PAIRS_PAYLOAD_BYTES: u64 = 256;
+pub const PAIRS_SLOT_BYTES: u64 = 512;
+pub const LINES_HALF_PAYLOAD_BYTES: u64 = 960;
+pub const LINES_SLOT_BYTES: u64 = 2048;
+pub const LANE_BYTES: u64 = 256;
+
+/// The next kernel of the stream may be set up while this one runs.
+pub const COLLECTIVE_EARLY_NEXT: u32 = 1;
+/// All that is sent, and this rank's own part, is one and the same buffer.
+pub const COLLECTIVE_SAME: u32 = 2;
+
+/// Values of [`ReportEntry::waited_for`](crate::launch::ReportEntry), beside those of mailboxes.
+pub const WAITED_PAIRS_CREDIT: u32 = 5;
+pub const WAITED_PAIRS_DATA: u32 = 6;
+pub const WAITED_LINES_CREDIT: u32 = 7;
+pub const WAITED_LINES_DATA: u32 = 8;
+pub const WAITED_RESULT_CREDIT: u32 = 9;
+pub const WAITED_RESULT_DATA: u32 = 10;
+
+/// Where a wire lies in every rank's slice, from the beginning of the part for collectives.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Wire {
+    pub rings: u64,
+    pub lanes: u64,
+}
+
+/// The kernels' one parameter.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CollectiveLaunch {
+    pub slices: [u64; RANKS_MAX],
+    pub wires: [Wire; 2],
+    pub control: u64,
+    pub report: u64,
+    pub first_tag: u64,
+    pub send: [u64; RANKS_MAX],
+    pub send_bytes: [u64; RANKS_MAX],
+    pub receive: [u64; RANKS_MAX],
+    pub receive_bytes: [u64; RANKS_MAX],
+    pub rank: u32,
+    pub ranks: u32,
+    pub lanes_log2: u32,
+    pub ring_slots: u32,
+    pub used_lanes: u32,
+    pub role_warps: u32,
+    pub reduction: u32,
+    pub flags: u32,
+    pub scale: u64,
+}
+
+const _: () = {
+    assert!(size_of::<Wire>() == 16 && offset_of!(Wire, lanes) == 8);
+    assert!(size_of::<CollectiveLaunch>() == 416 && offset_of!(CollectiveLaunch, wires) == 64);
+    assert!(offset_of!(CollectiveLaunch, control) == 96 && offset_of!(CollectiveLaunch, send) == 120);
+    assert!(offset_of!(CollectiveLaunch, rank) == 376 && offset_of!(CollectiveLaunch, scale) == 408);
+};

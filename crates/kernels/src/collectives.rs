@@ -1,0 +1,157 @@
+//! From a collective to a launch: pure decisions about kernels, buffers, lanes, blocks and warps.
+//!
+//! What peers must decide alike (the kernel, `used_lanes`, the bytes of each directed pair) follows from the collective, the
+//! [`Geometry`] and the [`Tuning`], which all ranks share. Blocks and warps are this rank's own affair.
+
+mod buffers;
+mod geometry;
+mod grid;
+mod kernel;
+mod reduction;
+mod refused;
+mod tuning;
+
+#[cfg(test)]
+mod tests;
+
+pub use geometry::{Geometry, Layout};
+pub use grid::{Limits, Shape};
+pub use kernel::Kernel;
+pub use reduction::Reduction;
+pub use refused::Refused;
+pub use tuning::{Crossover, Tuning};
+
+use crate::collective::CollectiveLaunch;
+use kernel::{Family, Reducer};
+
+/// Which collective.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// `ncclAllReduce`.
+    AllReduce,
+    /// `ncclBroadcast`.
+    Broadcast {
+        /// Whose buffer goes to all.
+        root: u32,
+    },
+    /// `ncclReduce`.
+    Reduce {
+        /// Who gets the result.
+        root: u32,
+    },
+    /// `ncclAllGather`.
+    AllGather,
+    /// `ncclReduceScatter`.
+    ReduceScatter,
+    /// `ncclAlltoAll`.
+    AlltoAll,
+}
+
+/// One collective as this rank calls it. All but `send` and `receive` is equal on all ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Collective {
+    /// Which.
+    pub kind: Kind,
+    /// Elements, as NCCL counts them: of an all-gather those that each rank sends, of a reduce-scatter those that each
+    /// receives, of an all-to-all those from each rank to each.
+    pub count: u64,
+    /// Bytes of an element.
+    pub element_bytes: u32,
+    /// Of the kinds that reduce; others ignore it.
+    pub reduction: Option<Reduction>,
+    /// The buffer that is read, of any alignment; read on the root alone of a broadcast.
+    pub send: u64,
+    /// The buffer that is written, of any alignment; written on the root alone of a reduce.
+    pub receive: u64,
+}
+
+/// Writes `launch`, all but the addresses `control` and `report`, and [`COLLECTIVE_EARLY_NEXT`] in `flags`, which the
+/// caller sets afterwards. `slices`: of each rank, where the part for collectives of its slice is mapped here. None:
+/// there is nothing to do (a count of zero), on all ranks alike.
+///
+/// # Errors
+/// See [`Refused`]. Then, as with nothing to do, `launch` is untouched.
+///
+/// [`COLLECTIVE_EARLY_NEXT`]: crate::collective::COLLECTIVE_EARLY_NEXT
+pub fn arrange(
+    collective: &Collective,
+    geometry: &Geometry,
+    layout: &Layout,
+    slices: &[u64],
+    tuning: &Tuning,
+    limits: &Limits,
+    launch: &mut CollectiveLaunch,
+) -> Result<Option<Shape>, Refused> {
+    geometry.check()?;
+    limits.check()?;
+    let ranks = geometry.ranks;
+    if slices.len() != ranks as usize {
+        return Err(Refused::Slices { slices: slices.len(), ranks });
+    }
+    let reducer = collective.reducer(ranks)?;
+    let total_bytes = collective.total_bytes(ranks)?;
+    if total_bytes == 0 {
+        return Ok(None);
+    }
+    let kernel = Kernel::of(tuning.family(collective.kind, total_bytes, ranks), reducer, ranks);
+    let family = kernel.family();
+
+    *launch = CollectiveLaunch {
+        first_tag: geometry.first_tag,
+        rank: geometry.rank,
+        ranks,
+        lanes_log2: geometry.lanes.ilog2(),
+        ring_slots: geometry.slots,
+        ..CollectiveLaunch::default()
+    };
+    launch.slices[..slices.len()].copy_from_slice(slices);
+    launch.wires = match family {
+        Family::Pairs => [layout.pairs, Default::default()],
+        Family::Lines2 | Family::Lines4 => [layout.lines, Default::default()],
+        Family::AllReduce => [layout.lines, layout.results],
+    };
+    if let Some(reduction) = collective.reduction.filter(|_| reducer != Reducer::Copy) {
+        (launch.reduction, launch.scale) = (reduction.word(), reduction.scale(ranks));
+    }
+    let largest_pair_bytes = buffers::write(collective, family, launch);
+    // At most `lanes`, so it fits.
+    let units = largest_pair_bytes.div_ceil(family.unit_bytes());
+    launch.used_lanes = units.min(u64::from(geometry.lanes)) as u32;
+    let shape = Shape::of(kernel, launch.used_lanes, total_bytes, limits);
+    launch.role_warps = shape.threads / 32 / family.roles();
+    Ok(Some(shape))
+}
+
+impl Collective {
+    /// Bytes of the larger of its buffers: what NCCL's own measurements count.
+    fn total_bytes(&self, ranks: u32) -> Result<u64, Refused> {
+        let parts = match self.kind {
+            Kind::AllReduce | Kind::Broadcast { .. } | Kind::Reduce { .. } => 1,
+            Kind::AllGather | Kind::ReduceScatter | Kind::AlltoAll => u64::from(ranks),
+        };
+        let part = self.count.checked_mul(self.element_bytes.into());
+        part.and_then(|part| part.checked_mul(parts))
+            .ok_or(Refused::Count { count: self.count, element_bytes: self.element_bytes })
+    }
+
+    /// Who reduces; and whether the rest of the call can be served.
+    fn reducer(&self, ranks: u32) -> Result<Reducer, Refused> {
+        if let Kind::Broadcast { root } | Kind::Reduce { root } = self.kind
+            && root >= ranks
+        {
+            return Err(Refused::Root { root, ranks });
+        }
+        match self.kind {
+            Kind::AllReduce | Kind::Reduce { .. } | Kind::ReduceScatter => {
+                let reduction = self.reduction.ok_or(Refused::NoReduction { kind: self.kind })?;
+                let element_bytes = reduction.element_bytes()?;
+                if element_bytes != self.element_bytes {
+                    let (element_bytes, datatype) = (self.element_bytes, reduction.datatype);
+                    return Err(Refused::ElementBytes { element_bytes, datatype });
+                }
+                Ok(reduction.reducer())
+            }
+            Kind::Broadcast { .. } | Kind::AllGather | Kind::AlltoAll => Ok(Reducer::Copy),
+        }
+    }
+}

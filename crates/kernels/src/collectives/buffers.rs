@@ -1,0 +1,77 @@
+//! What goes from where to where.
+
+use super::kernel::Family;
+use super::{Collective, Kind};
+use crate::collective::{COLLECTIVE_SAME, CollectiveLaunch};
+
+/// Shares of an all-reduce begin at multiples of this, counted from the beginning of the buffer: no element is cut, and a
+/// vector that a thread loads lies in one share.
+const SHARE_ALIGNMENT: u64 = 16;
+
+/// Writes the buffers and their bytes, of the launch's rank. Bytes of the largest directed pair among all ranks.
+pub(super) fn write(collective: &Collective, family: Family, launch: &mut CollectiveLaunch) -> u64 {
+    let Collective { send, receive, .. } = *collective;
+    let (me, ranks) = (launch.rank as usize, launch.ranks as usize);
+    // What `count` stands for. The product was found to fit.
+    let bytes = collective.count * u64::from(collective.element_bytes);
+    // Wrapping: an address that ends nowhere faults on the device, as NCCL's do.
+    let part = |buffer: u64, rank: usize| buffer.wrapping_add(rank as u64 * bytes);
+    match collective.kind {
+        Kind::AllReduce if family == Family::AllReduce => {
+            let share = bytes.div_ceil(ranks as u64).next_multiple_of(SHARE_ALIGNMENT);
+            for rank in 0..ranks {
+                let at = (rank as u64 * share).min(bytes);
+                let length = share.min(bytes - at);
+                launch.set_send(rank, send.wrapping_add(at), length);
+                launch.set_receive(rank, receive.wrapping_add(at), length);
+            }
+            return share.min(bytes);
+        }
+        Kind::AllReduce => {
+            launch.send_to_all(send, bytes);
+            launch.set_receive(me, receive, bytes);
+        }
+        Kind::Broadcast { root } => {
+            if me == root as usize {
+                launch.send_to_all(send, bytes);
+            }
+            launch.set_receive(root as usize, receive, bytes);
+        }
+        Kind::Reduce { root } => {
+            launch.set_send(root as usize, send, bytes);
+            if me == root as usize {
+                launch.set_receive(me, receive, bytes);
+            }
+        }
+        Kind::AllGather => {
+            launch.send_to_all(send, bytes);
+            (0..ranks).for_each(|rank| launch.set_receive(rank, part(receive, rank), bytes));
+        }
+        Kind::ReduceScatter => {
+            (0..ranks).for_each(|rank| launch.set_send(rank, part(send, rank), bytes));
+            launch.set_receive(me, receive, bytes);
+        }
+        Kind::AlltoAll => {
+            for rank in 0..ranks {
+                launch.set_send(rank, part(send, rank), bytes);
+                launch.set_receive(rank, part(receive, rank), bytes);
+            }
+        }
+    }
+    bytes
+}
+
+impl CollectiveLaunch {
+    fn set_send(&mut self, rank: usize, address: u64, bytes: u64) {
+        (self.send[rank], self.send_bytes[rank]) = (address, bytes);
+    }
+
+    fn set_receive(&mut self, rank: usize, address: u64, bytes: u64) {
+        (self.receive[rank], self.receive_bytes[rank]) = (address, bytes);
+    }
+
+    fn send_to_all(&mut self, address: u64, bytes: u64) {
+        (0..self.ranks as usize).for_each(|rank| self.set_send(rank, address, bytes));
+        self.flags |= COLLECTIVE_SAME;
+    }
+}

@@ -1,0 +1,82 @@
+//! What the ranks agreed on at birth, and where their wires lie.
+
+use super::Refused;
+use crate::collective::{LANE_BYTES, LINES_SLOT_BYTES, PAIRS_SLOT_BYTES, RANKS_MAX, Wire};
+
+/// What the ranks agreed on at birth; all but `rank` is equal on all of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// Tag of unit 0 of every lane; 0 is no tag, and those that follow must not reach it.
+    pub first_tag: u64,
+    /// This rank.
+    pub rank: u32,
+    /// 2 to 8.
+    pub ranks: u32,
+    /// Lanes of every wire: a power of two.
+    pub lanes: u32,
+    /// Units that a lane's ring holds: a power of two, at least 2.
+    pub slots: u32,
+}
+
+/// Lanes for each block: as many as a block has senders at full size.
+const LANES_A_BLOCK: u32 = 8;
+const BLOCKS_MAX: u32 = 32;
+const SLOTS: u32 = 4;
+
+impl Geometry {
+    /// For grids of at most this many blocks (equal on all ranks: the least of their limits). With 32 of them a slice has
+    /// 5, 14 and 32 MiB for 2, 4 and 8 ranks.
+    pub fn recommended(blocks_max: u32, ranks: u32, rank: u32, first_tag: u64) -> Geometry {
+        // The largest power of two that is not more.
+        let lanes = LANES_A_BLOCK << blocks_max.clamp(1, BLOCKS_MAX).ilog2();
+        Geometry { first_tag, rank, ranks, lanes, slots: SLOTS }
+    }
+
+    pub(super) fn check(&self) -> Result<(), Refused> {
+        let Geometry { first_tag, rank, ranks, lanes, slots } = *self;
+        if !(2..=RANKS_MAX as u32).contains(&ranks) {
+            return Err(Refused::Ranks(ranks));
+        }
+        if rank >= ranks {
+            return Err(Refused::Rank { rank, ranks });
+        }
+        if !lanes.is_power_of_two() || slots < 2 || !slots.is_power_of_two() || first_tag == 0 {
+            return Err(Refused::Geometry { lanes, slots, first_tag });
+        }
+        Ok(())
+    }
+}
+
+/// Where each wire lies in the part for collectives of every rank's slice: offsets from its beginning, 128-byte aligned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Units of 256 bytes, for small collectives.
+    pub pairs: Wire,
+    /// Units of 960 or 1920 bytes.
+    pub lines: Wire,
+    /// As `lines`, for the second phase of an all-reduce.
+    pub results: Wire,
+    /// Of the whole part. Zeroed before any peer may write.
+    pub bytes: u64,
+}
+
+impl Layout {
+    /// The same on all ranks.
+    pub fn of(geometry: &Geometry) -> Layout {
+        let lanes = u64::from(geometry.lanes);
+        let sources = u64::from(geometry.ranks.saturating_sub(1));
+        let mut bytes = 0;
+        let mut take = |part: u64| {
+            let at = bytes;
+            bytes += part.next_multiple_of(128);
+            at
+        };
+        let mut wire = |slot_bytes: u64| Wire {
+            rings: take(sources * lanes * u64::from(geometry.slots) * slot_bytes),
+            lanes: take(lanes * LANE_BYTES),
+        };
+        let (pairs, lines, results) =
+            (wire(PAIRS_SLOT_BYTES), wire(LINES_SLOT_BYTES), wire(LINES_SLOT_BYTES));
+        Layout { pairs, lines, results, bytes }
+    }
+}

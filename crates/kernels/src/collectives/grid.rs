@@ -1,0 +1,61 @@
+//! How many blocks and warps serve the lanes. Peers cannot tell: lane `l` is served by block `l % blocks`, and each warp
+//! goes through its lanes in increasing order.
+
+use super::kernel::{Family, Kernel};
+use super::refused::Refused;
+
+/// What this rank's device and budget allow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Blocks of a grid; at least 1.
+    pub blocks_max: u32,
+    /// The device has clusters (9.0 and newer).
+    pub clusters: bool,
+}
+
+impl Limits {
+    pub(super) fn check(&self) -> Result<(), Refused> {
+        if self.blocks_max == 0 { Err(Refused::Blocks(self.blocks_max)) } else { Ok(()) }
+    }
+}
+
+/// How to launch. No dynamic shared memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Which kernel.
+    pub kernel: Kernel,
+    /// Blocks of the grid.
+    pub blocks: u32,
+    /// Threads of a block.
+    pub threads: u32,
+    /// Blocks of a cluster; 1: launch without the attribute.
+    pub cluster: u32,
+    /// Programmatic serialization pays, if the launch is not captured. Then also set
+    /// [`COLLECTIVE_EARLY_NEXT`](crate::collective::COLLECTIVE_EARLY_NEXT).
+    pub early: bool,
+}
+
+/// Blocks of a cluster. Without clusters the first blocks crowd on one part of the GPU and starve its links.
+const CLUSTER: u32 = 4;
+/// A next kernel that waits spoils the placement of the blocks of larger ones.
+const EARLY_BYTES_MAX: u64 = 2 << 20;
+/// Warps of a block of the kernels of pairs while there are blocks left: they share what a block costs to start.
+const PAIRS_WARPS_FIRST: u32 = 4;
+
+impl Shape {
+    pub(super) fn of(kernel: Kernel, used_lanes: u32, total_bytes: u64, limits: &Limits) -> Shape {
+        let family = kernel.family();
+        // Lines spread over as many multiprocessors as they can: that is what their time depends on.
+        let role_warps_first = if family == Family::Pairs { PAIRS_WARPS_FIRST } else { 1 };
+        let wanted = used_lanes.div_ceil(role_warps_first).min(limits.blocks_max);
+        let (blocks, cluster) = if limits.clusters && wanted > 2 && limits.blocks_max >= CLUSTER {
+            (wanted.div_ceil(CLUSTER).min(limits.blocks_max / CLUSTER) * CLUSTER, CLUSTER)
+        } else {
+            (wanted, 1)
+        };
+        let role_warps_max = kernel.threads_max() / 32 / family.roles();
+        let role_warps = used_lanes.div_ceil(blocks).min(role_warps_max);
+        let threads = 32 * family.roles() * role_warps;
+        Shape { kernel, blocks, threads, cluster, early: total_bytes <= EARLY_BYTES_MAX }
+    }
+}

@@ -1,0 +1,136 @@
+//! The kernels of `device/collective_list.h`; `tests/kernels/collectives.rs` holds that the lists are the same.
+
+use crate::collective::{LINES_HALF_PAYLOAD_BYTES, PAIRS_PAYLOAD_BYTES};
+
+/// How data go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Family {
+    Pairs,
+    /// Units of two groups of lines.
+    Lines2,
+    /// Of four.
+    Lines4,
+    /// Lines in two phases, two groups.
+    AllReduce,
+}
+
+impl Family {
+    /// Payload of a unit.
+    pub(super) fn unit_bytes(self) -> u64 {
+        match self {
+            Family::Pairs => PAIRS_PAYLOAD_BYTES,
+            Family::Lines2 | Family::AllReduce => LINES_HALF_PAYLOAD_BYTES,
+            Family::Lines4 => 2 * LINES_HALF_PAYLOAD_BYTES,
+        }
+    }
+
+    /// Roles among which the warps of a block are divided evenly.
+    pub(super) fn roles(self) -> u32 {
+        match self {
+            Family::Pairs => 1,
+            Family::Lines2 | Family::Lines4 => 2,
+            Family::AllReduce => 3,
+        }
+    }
+}
+
+/// What a kernel makes of the elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reducer {
+    Copy,
+    SumF32,
+    SumF16,
+    SumBf16,
+    Any,
+}
+
+/// One kernel of the images.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kernel {
+    family: Family,
+    reducer: Reducer,
+    /// Most ranks: 2, 4 or 8.
+    ranks: u32,
+}
+
+const RANKS: [u32; 3] = [2, 4, 8];
+const REDUCERS: [Reducer; 5] =
+    [Reducer::Copy, Reducer::SumF32, Reducer::SumF16, Reducer::SumBf16, Reducer::Any];
+const FAMILIES: [Family; 4] = [Family::Pairs, Family::Lines2, Family::Lines4, Family::AllReduce];
+
+macro_rules! names {
+    ($($reducer:literal)*) => {
+        [$([
+            names!(@ "LL", $reducer),
+            names!(@ "LL128x2", $reducer),
+            names!(@ "LL128x4", $reducer),
+            names!(@ "AllReduce", $reducer),
+        ]),*]
+    };
+    (@ $family:literal, $reducer:literal) => {
+        [
+            concat!("ncclWindlass_", $family, "_", $reducer, "_2"),
+            concat!("ncclWindlass_", $family, "_", $reducer, "_4"),
+            concat!("ncclWindlass_", $family, "_", $reducer, "_8"),
+        ]
+    };
+}
+/// By reducer, family and ranks; also of the few that do not exist.
+const NAMES: [[[&str; RANKS.len()]; FAMILIES.len()]; REDUCERS.len()] =
+    names!("Copy" "SumF32" "SumF16" "SumBf16" "Any");
+
+impl Kernel {
+    /// More than the greatest [`index`](Kernel::index): the length of a table of kernels.
+    pub const INDICES: usize = RANKS.len() * FAMILIES.len() * REDUCERS.len();
+
+    /// The kernel for this many ranks, at most 8.
+    pub(super) fn of(family: Family, reducer: Reducer, ranks: u32) -> Kernel {
+        Kernel { family, reducer, ranks: ranks.next_power_of_two().max(2) }
+    }
+
+    /// All kernels.
+    pub fn all() -> impl Iterator<Item = Kernel> {
+        RANKS.into_iter().flat_map(Kernel::all_for)
+    }
+
+    /// Those that a communicator of so many ranks launches; none if there are more than 8.
+    pub fn all_for(ranks: u32) -> impl Iterator<Item = Kernel> {
+        let every = REDUCERS.into_iter().flat_map(|reducer| FAMILIES.map(|family| (family, reducer)));
+        every
+            .map(move |(family, reducer)| Kernel::of(family, reducer, ranks))
+            .filter(|kernel| kernel.exists())
+    }
+
+    fn exists(self) -> bool {
+        RANKS.contains(&self.ranks)
+            && (self.family, self.reducer) != (Family::AllReduce, Reducer::Copy)
+            && (self.family, self.ranks) != (Family::Lines4, 8)
+    }
+
+    /// Its name in the images.
+    pub fn name(&self) -> &'static str {
+        NAMES[self.reducer as usize][self.family as usize][self.of_ranks()]
+    }
+
+    /// A number of its own, below [`INDICES`](Kernel::INDICES).
+    pub fn index(&self) -> usize {
+        (self.reducer as usize * FAMILIES.len() + self.family as usize) * RANKS.len() + self.of_ranks()
+    }
+
+    /// Threads of a block at most; more do not load.
+    pub fn threads_max(&self) -> u32 {
+        match (self.family, self.ranks) {
+            (Family::AllReduce, 2 | 4) => 768,
+            _ => 512,
+        }
+    }
+
+    pub(super) fn family(&self) -> Family {
+        self.family
+    }
+
+    fn of_ranks(&self) -> usize {
+        // 0, 1, 2 of 2, 4, 8.
+        self.ranks.trailing_zeros() as usize - 1
+    }
+}

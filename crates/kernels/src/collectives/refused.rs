@@ -1,0 +1,60 @@
+//! What cannot be arranged, and why.
+
+use std::fmt;
+
+use super::{Kind, Reduction};
+use crate::collective::RANKS_MAX;
+
+/// Why a collective cannot be arranged. All ranks get the same answer but for `Slices` and `Blocks`, which are found at
+/// birth. The fields are the values at fault.
+#[allow(missing_docs)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// Fewer than 2 ranks, or more than the kernels have.
+    Ranks(u32),
+    /// No such rank.
+    Rank { rank: u32, ranks: u32 },
+    /// No lanes, no power of two of slots that is at least 2, or a first tag of 0, which is none.
+    Geometry { lanes: u32, slots: u32, first_tag: u64 },
+    /// Not one slice of each rank.
+    Slices { slices: usize, ranks: u32 },
+    /// A grid of no blocks.
+    Blocks(u32),
+    /// The root is no rank.
+    Root { root: u32, ranks: u32 },
+    /// A kind that reduces, and no word of how.
+    NoReduction { kind: Kind },
+    /// A type or an operation that we do not reduce.
+    Reduction(Reduction),
+    /// Elements of another size than their type's.
+    ElementBytes { element_bytes: u32, datatype: i32 },
+    /// More bytes than there are addresses.
+    Count { count: u64, element_bytes: u32 },
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Refused::Ranks(ranks) => write!(f, "{ranks} ranks, not 2 to {RANKS_MAX}"),
+            Refused::Rank { rank, ranks } => write!(f, "rank {rank} of {ranks}"),
+            Refused::Geometry { lanes, slots, first_tag } => {
+                write!(f, "rings of {lanes} lanes, {slots} slots, first tag {first_tag}")
+            }
+            Refused::Slices { slices, ranks } => write!(f, "{slices} slices of {ranks} ranks"),
+            Refused::Blocks(blocks) => write!(f, "a grid of {blocks} blocks"),
+            Refused::Root { root, ranks } => write!(f, "root {root} of {ranks} ranks"),
+            Refused::NoReduction { kind } => write!(f, "{kind:?} without a reduction"),
+            Refused::Reduction(Reduction { datatype, operation }) => {
+                write!(f, "operation {operation} of type {datatype}")
+            }
+            Refused::ElementBytes { element_bytes, datatype } => {
+                write!(f, "elements of {element_bytes} bytes for type {datatype}")
+            }
+            Refused::Count { count, element_bytes } => {
+                write!(f, "{count} elements of {element_bytes} bytes")
+            }
+        }
+    }
+}
+
+impl std::error::Error for Refused {}

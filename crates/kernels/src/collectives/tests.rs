@@ -1,0 +1,281 @@
+mod flow;
+
+use std::collections::BTreeSet;
+
+use super::reduction::{AVERAGE, BFLOAT16, ELEMENT_BYTES, FLOAT16, FLOAT32, FLOAT64, SUM};
+use super::*;
+use crate::collective::{
+    COLLECTIVE_SAME, LANE_BYTES, LINES_SLOT_BYTES, PAIRS_SLOT_BYTES, RANKS_MAX, WAITED_RESULT_DATA,
+};
+
+const INT8_SUM: Reduction = Reduction { datatype: 0, operation: SUM };
+/// Where the buffers of every rank lie.
+const SEND: u64 = 0x10_0000;
+const RECEIVE: u64 = 0x90_0000;
+const BLOCKS: [u32; 9] = [1, 2, 3, 4, 5, 7, 8, 31, 32];
+
+fn kinds(ranks: u32) -> Vec<Kind> {
+    let rooted =
+        [0, ranks - 1].into_iter().flat_map(|root| [Kind::Broadcast { root }, Kind::Reduce { root }]);
+    [Kind::AllReduce, Kind::AllGather, Kind::ReduceScatter, Kind::AlltoAll]
+        .into_iter()
+        .chain(rooted)
+        .collect()
+}
+
+/// Every kind by pairs, by units of two groups, of four.
+fn tunings() -> [Tuning; 3] {
+    [(u64::MAX, 0), (0, u64::MAX), (0, 0)].map(|(pairs_bytes_max, two_groups_bytes_max)| {
+        let every = Crossover { pairs_bytes_max, two_groups_bytes_max };
+        Tuning {
+            all_reduce: every,
+            broadcast: every,
+            reduce: every,
+            all_gather: every,
+            reduce_scatter: every,
+            all_to_all: every,
+        }
+    })
+}
+
+fn collective(kind: Kind, count: u64) -> Collective {
+    Collective { kind, count, element_bytes: 1, reduction: Some(INT8_SUM), send: SEND, receive: RECEIVE }
+}
+
+fn slices(ranks: u32) -> Vec<u64> {
+    (0..u64::from(ranks)).map(|rank| (rank + 1) << 40).collect()
+}
+
+struct Arranged {
+    shape: Shape,
+    launch: CollectiveLaunch,
+}
+
+fn arranged(collective: &Collective, geometry: &Geometry, tuning: &Tuning, limits: &Limits) -> Arranged {
+    // Nothing of the launch before is left.
+    let mut launch =
+        CollectiveLaunch { scale: 99, flags: 99, send_bytes: [99; RANKS_MAX], ..Default::default() };
+    let layout = Layout::of(geometry);
+    let shape =
+        arrange(collective, geometry, &layout, &slices(geometry.ranks), tuning, limits, &mut launch).unwrap();
+    Arranged { shape: shape.unwrap(), launch }
+}
+
+/// Grids stay within their limits and blocks within what their kernels load with, at any size; every lane is served, by as
+/// many warps as there are lanes where the limits allow.
+#[test]
+fn grids_keep_their_limits() {
+    let mut clustered = 0;
+    for ranks in 2..=8 {
+        for (kind, tuning) in kinds(ranks).into_iter().flat_map(|kind| tunings().map(|tuning| (kind, tuning)))
+        {
+            for (blocks_max, clusters) in
+                BLOCKS.into_iter().flat_map(|blocks| [(blocks, false), (blocks, true)])
+            {
+                for bytes in (0..27).map(|log| (1u64 << log) + log % 3) {
+                    let geometry = Geometry::recommended(32, ranks, ranks - 1, 1);
+                    let limits = Limits { blocks_max, clusters };
+                    let Arranged { shape, launch } =
+                        arranged(&collective(kind, bytes), &geometry, &tuning, &limits);
+                    let family = shape.kernel.family();
+                    assert!((1..=blocks_max).contains(&shape.blocks), "{shape:?}");
+                    assert!(shape.threads > 0 && shape.threads <= shape.kernel.threads_max(), "{shape:?}");
+                    assert_eq!(shape.threads, 32 * family.roles() * launch.role_warps);
+                    assert!(shape.blocks.is_multiple_of(shape.cluster) && (clusters || shape.cluster == 1));
+                    assert!((1..=geometry.lanes).contains(&launch.used_lanes));
+                    let warps = shape.blocks * launch.role_warps;
+                    let full = shape.kernel.threads_max() / 32 / family.roles() == launch.role_warps;
+                    assert!(warps >= launch.used_lanes || full, "{shape:?} for {} lanes", launch.used_lanes);
+                    let parts = match kind {
+                        Kind::AllReduce | Kind::Broadcast { .. } | Kind::Reduce { .. } => 1,
+                        _ => u64::from(ranks),
+                    };
+                    assert_eq!(shape.early, bytes * parts <= 2 << 20);
+                    clustered += u32::from(shape.cluster == 4);
+                }
+            }
+        }
+    }
+    assert!(clustered > 1000, "{clustered}");
+}
+
+/// Sizes of the measured table, and grids that were measured.
+#[test]
+fn sizes_choose_kernels() {
+    let f32_sum = Some(Reduction { datatype: FLOAT32, operation: SUM });
+    let told = |kind, total_bytes: u64, ranks| {
+        let whole = matches!(kind, Kind::AllReduce | Kind::Broadcast { .. } | Kind::Reduce { .. });
+        let count = total_bytes / 4 / if whole { 1 } else { u64::from(ranks) };
+        let call = Collective { element_bytes: 4, reduction: f32_sum, ..collective(kind, count) };
+        let geometry = Geometry::recommended(32, ranks, 0, 1);
+        let limits = Limits { blocks_max: 32, clusters: true };
+        let Arranged { shape, launch } = arranged(&call, &geometry, &Tuning::default(), &limits);
+        let name = shape.kernel.name().strip_prefix("ncclWindlass_").unwrap();
+        (name, launch.used_lanes, shape.blocks, shape.threads)
+    };
+    let (kib, mib) = (1 << 10, 1 << 20);
+    assert_eq!(told(Kind::AllReduce, kib, 4), ("LL_SumF32_4", 4, 1, 128));
+    assert_eq!(told(Kind::AllReduce, 16 * kib, 4), ("LL_SumF32_4", 64, 16, 128));
+    assert_eq!(told(Kind::AllReduce, 64 * kib, 4), ("LL_SumF32_4", 256, 32, 256));
+    assert_eq!(told(Kind::AllReduce, 64 * kib + 4, 4), ("AllReduce_SumF32_4", 18, 20, 96));
+    assert_eq!(told(Kind::AllReduce, 4 * mib, 4), ("AllReduce_SumF32_4", 256, 32, 768));
+    assert_eq!(told(Kind::AllReduce, 16 * mib, 8), ("AllReduce_SumF32_8", 256, 32, 480));
+    assert_eq!(told(Kind::AllGather, 256 * kib, 4), ("LL_Copy_4", 256, 32, 256));
+    assert_eq!(told(Kind::AllGather, mib, 4), ("LL128x4_Copy_4", 137, 32, 320));
+    assert_eq!(told(Kind::AllGather, mib, 5), ("LL128x2_Copy_8", 219, 32, 448));
+    assert_eq!(told(Kind::ReduceScatter, 128 * kib, 3).0, "LL_SumF32_4");
+    assert_eq!(told(Kind::ReduceScatter, 4 * mib, 2), ("LL128x2_SumF32_2", 256, 32, 512));
+    assert_eq!(told(Kind::ReduceScatter, 4 * mib + 8, 2).0, "LL128x4_SumF32_2");
+    assert_eq!(told(Kind::AlltoAll, 4 * mib, 4).0, "LL128x2_Copy_4");
+    assert_eq!(told(Kind::AlltoAll, 5 * mib, 4).0, "LL128x4_Copy_4");
+    assert_eq!(told(Kind::Broadcast { root: 0 }, 64 * kib, 2).0, "LL_Copy_2");
+    assert_eq!(told(Kind::Broadcast { root: 1 }, 65 * kib, 2).0, "LL128x4_Copy_2");
+    assert_eq!(told(Kind::Reduce { root: 1 }, 65 * kib, 2).0, "LL128x4_SumF32_2");
+}
+
+/// Wires lie beside each other and are as large as what they hold; a slice stays within what the design allows.
+#[test]
+fn wires_do_not_overlap() {
+    for (ranks, blocks) in (2..=8).flat_map(|ranks| BLOCKS.map(|blocks| (ranks, blocks))) {
+        let geometry = Geometry::recommended(blocks, ranks, 0, 1);
+        let layout = Layout::of(&geometry);
+        let lanes = u64::from(geometry.lanes);
+        let slots = u64::from(ranks - 1) * lanes * u64::from(geometry.slots);
+        let mut parts = Vec::new();
+        for (wire, slot_bytes) in [
+            (layout.pairs, PAIRS_SLOT_BYTES),
+            (layout.lines, LINES_SLOT_BYTES),
+            (layout.results, LINES_SLOT_BYTES),
+        ] {
+            parts.extend([(wire.rings, slots * slot_bytes), (wire.lanes, lanes * LANE_BYTES)]);
+        }
+        parts.sort();
+        assert!(parts.windows(2).all(|two| two[0].0 + two[0].1 <= two[1].0), "{parts:?}");
+        assert!(parts.iter().all(|(at, bytes)| at.is_multiple_of(128) && at + bytes <= layout.bytes));
+        assert!(layout.bytes <= 48 << 20);
+        for rank in 1..ranks {
+            assert_eq!(Layout::of(&Geometry { rank, ..geometry }), layout);
+        }
+    }
+}
+
+/// Each kernel has a name and an index of its own, and every call finds one that its communicator loads.
+#[test]
+fn kernels_are_told_apart() {
+    let names: BTreeSet<&str> = Kernel::all().map(|kernel| kernel.name()).collect();
+    let indices: BTreeSet<usize> = Kernel::all().map(|kernel| kernel.index()).collect();
+    assert_eq!((names.len(), indices.len(), Kernel::all().count()), (52, 52, 52));
+    assert!(indices.iter().all(|index| *index < Kernel::INDICES));
+    assert_eq!(Kernel::all_for(9).count(), 0);
+    for ranks in 2..=8 {
+        let loaded: Vec<Kernel> = Kernel::all_for(ranks).collect();
+        for (kind, tuning) in kinds(ranks).into_iter().flat_map(|kind| tunings().map(|tuning| (kind, tuning)))
+        {
+            for (datatype, operation) in (0..10).flat_map(|datatype| (0..5).map(move |op| (datatype, op))) {
+                let call = Collective {
+                    element_bytes: ELEMENT_BYTES[datatype as usize],
+                    reduction: Some(Reduction { datatype, operation }),
+                    ..collective(kind, 1000)
+                };
+                let geometry = Geometry::recommended(4, ranks, 0, 1);
+                let limits = Limits { blocks_max: 4, clusters: true };
+                let kernel = arranged(&call, &geometry, &tuning, &limits).shape.kernel;
+                assert!(loaded.contains(&kernel), "{kernel:?}");
+            }
+        }
+    }
+}
+
+/// What the kernels multiply by, and which of them.
+#[test]
+fn reductions_are_told() {
+    let told = |datatype: i32, operation, ranks| {
+        let call = Collective {
+            element_bytes: ELEMENT_BYTES[datatype as usize],
+            reduction: Some(Reduction { datatype, operation }),
+            ..collective(Kind::ReduceScatter, 5)
+        };
+        let geometry = Geometry::recommended(32, ranks, 0, 1);
+        let limits = Limits { blocks_max: 32, clusters: true };
+        let Arranged { shape, launch } = arranged(&call, &geometry, &Tuning::default(), &limits);
+        assert_eq!(launch.reduction, datatype as u32 | (operation as u32) << 8);
+        (shape.kernel.name(), launch.scale)
+    };
+    let third = u64::from((1.0f32 / 3.0).to_bits());
+    assert_eq!(told(FLOAT32, AVERAGE, 3), ("ncclWindlass_LL_SumF32_4", third));
+    assert_eq!(told(FLOAT16, AVERAGE, 3), ("ncclWindlass_LL_SumF16_4", third));
+    assert_eq!(told(BFLOAT16, SUM, 8), ("ncclWindlass_LL_SumBf16_8", 0x3f80_0000));
+    assert_eq!(told(FLOAT64, AVERAGE, 5), ("ncclWindlass_LL_Any_8", 0.2f64.to_bits()));
+    assert_eq!(told(FLOAT64, SUM, 2), ("ncclWindlass_LL_Any_2", 1.0f64.to_bits()));
+    assert_eq!(told(FLOAT32, 2, 2), ("ncclWindlass_LL_Any_2", 0));
+    assert_eq!(told(4, AVERAGE, 7), ("ncclWindlass_LL_Any_8", 7));
+    assert_eq!(told(4, SUM, 7), ("ncclWindlass_LL_Any_8", 0));
+    assert_eq!(WAITED_RESULT_DATA, 10);
+}
+
+/// What cannot be done is refused with its values; what there is nothing of is nothing.
+#[test]
+fn nonsense_is_refused() {
+    let geometry = Geometry::recommended(32, 4, 1, 1);
+    let limits = Limits { blocks_max: 32, clusters: true };
+    let answer = |call: &Collective, geometry: &Geometry, limits: &Limits, slices: &[u64]| {
+        let layout = Layout::of(geometry);
+        let tuning = Tuning::default();
+        arrange(call, geometry, &layout, slices, &tuning, limits, &mut CollectiveLaunch::default())
+    };
+    let all_reduce = collective(Kind::AllReduce, 7);
+    let on =
+        |geometry: Geometry| answer(&all_reduce, &geometry, &limits, &slices(geometry.ranks)).unwrap_err();
+    assert_eq!(on(Geometry { ranks: 9, ..geometry }), Refused::Ranks(9));
+    assert_eq!(on(Geometry { ranks: 1, ..geometry }), Refused::Ranks(1));
+    assert_eq!(on(Geometry { rank: 4, ..geometry }), Refused::Rank { rank: 4, ranks: 4 });
+    for wrong in [
+        Geometry { lanes: 0, ..geometry },
+        Geometry { slots: 1, ..geometry },
+        Geometry { slots: 3, ..geometry },
+        Geometry { first_tag: 0, ..geometry },
+    ] {
+        assert!(matches!(on(wrong), Refused::Geometry { .. }));
+    }
+    let none = Limits { blocks_max: 0, clusters: true };
+    assert_eq!(answer(&all_reduce, &geometry, &none, &slices(4)), Err(Refused::Blocks(0)));
+    let three = answer(&all_reduce, &geometry, &limits, &slices(3)).unwrap_err();
+    assert_eq!(three.to_string(), "3 slices of 4 ranks");
+
+    let of = |call: Collective| answer(&call, &geometry, &limits, &slices(4));
+    let rooted = collective(Kind::Broadcast { root: 4 }, 0);
+    assert_eq!(of(rooted), Err(Refused::Root { root: 4, ranks: 4 }));
+    assert!(matches!(of(Collective { reduction: None, ..all_reduce }), Err(Refused::NoReduction { .. })));
+    for (datatype, operation) in [(10, 0), (-1, 0), (0, 5), (0, -1)] {
+        let reduction = Reduction { datatype, operation };
+        let call = Collective { reduction: Some(reduction), ..all_reduce };
+        assert_eq!(of(call), Err(Refused::Reduction(reduction)));
+    }
+    let wide = Collective { element_bytes: 4, ..all_reduce };
+    assert_eq!(of(wide), Err(Refused::ElementBytes { element_bytes: 4, datatype: 0 }));
+    let huge = Collective { element_bytes: 8, ..collective(Kind::AllGather, u64::MAX / 16) };
+    assert!(matches!(of(huge), Err(Refused::Count { .. })));
+    assert!(of(collective(Kind::AllReduce, u64::MAX)).unwrap().is_some(), "buffers are not looked at");
+
+    for kind in kinds(4) {
+        assert_eq!(of(collective(kind, 0)), Ok(None));
+    }
+    assert_eq!(of(Collective { element_bytes: 0, ..collective(Kind::AllGather, 5) }), Ok(None));
+}
+
+/// What is read once for all goes by one flag, and only there.
+#[test]
+fn one_buffer_for_all_is_told() {
+    let geometry = Geometry::recommended(32, 4, 1, 1);
+    let limits = Limits { blocks_max: 32, clusters: true };
+    for (kind, tuning) in kinds(4).into_iter().flat_map(|kind| tunings().map(|tuning| (kind, tuning))) {
+        let Arranged { shape, launch } = arranged(&collective(kind, 1 << 20), &geometry, &tuning, &limits);
+        let same = match kind {
+            Kind::AllReduce => shape.kernel.family() == Family::Pairs,
+            Kind::AllGather => true,
+            Kind::Broadcast { root } => root == 1,
+            _ => false,
+        };
+        assert_eq!(launch.flags, if same { COLLECTIVE_SAME } else { 0 }, "{kind:?}");
+    }
+}

@@ -1,0 +1,176 @@
+//! What the kernels make of the launches of all ranks, against the collectives by their definition.
+
+use super::*;
+
+/// All ranks' launches, each with other limits.
+fn everyone(of: impl Fn(usize) -> Collective, ranks: u32, lanes_for: u32, tuning: &Tuning) -> Vec<Arranged> {
+    (0..ranks as usize)
+        .map(|rank| {
+            let geometry = Geometry::recommended(lanes_for, ranks, rank as u32, 1 << 20);
+            let limits =
+                Limits { blocks_max: BLOCKS[(rank * 5 + 3) % BLOCKS.len()], clusters: rank % 3 != 0 };
+            arranged(&of(rank), &geometry, tuning, &limits)
+        })
+        .collect()
+}
+
+/// What ranks must have alike, they have; each expects of each what that one sends.
+fn assert_agreed(all: &[Arranged]) {
+    let first = &all[0];
+    let reduces = first.launch.reduction_of_kernel(first.shape.kernel);
+    for (me, Arranged { shape, launch }) in all.iter().enumerate() {
+        assert_eq!(shape.kernel, first.shape.kernel);
+        assert_eq!((launch.rank as usize, launch.ranks as usize), (me, all.len()));
+        let shared = |launch: &CollectiveLaunch| {
+            let CollectiveLaunch { slices, wires, first_tag, lanes_log2, ring_slots, used_lanes, .. } =
+                *launch;
+            (slices, wires, first_tag, lanes_log2, ring_slots, used_lanes, launch.reduction, launch.scale)
+        };
+        assert_eq!(shared(launch), shared(&first.launch));
+        for (peer, Arranged { launch: theirs, .. }) in all.iter().enumerate() {
+            let expected = theirs.receive_bytes[if reduces { peer } else { me }];
+            assert_eq!(launch.send_bytes[peer], expected, "from {me} to {peer}");
+            if shape.kernel.family() == Family::AllReduce {
+                assert_eq!(launch.receive_bytes[me], theirs.receive_bytes[me], "result of {me} to {peer}");
+            }
+            let units = launch.send_bytes[peer].div_ceil(shape.kernel.family().unit_bytes());
+            assert!(units.min(1 << launch.lanes_log2) <= launch.used_lanes.into());
+        }
+    }
+}
+
+impl CollectiveLaunch {
+    /// Whether the kernel makes one of what all ranks send.
+    fn reduction_of_kernel(&self, kernel: Kernel) -> bool {
+        !kernel.name().contains("Copy")
+    }
+}
+
+/// One rank's memory: two buffers, or one.
+#[derive(Clone)]
+struct Memory {
+    send: Vec<u8>,
+    receive: Vec<u8>,
+    in_place: bool,
+}
+
+impl Memory {
+    fn at(&mut self, address: u64, bytes: u64) -> &mut [u8] {
+        let (buffer, from) = match address.checked_sub(RECEIVE) {
+            Some(from) => (&mut self.receive, from),
+            None if self.in_place => panic!("{address:x}"),
+            None => (&mut self.send, address - SEND),
+        };
+        &mut buffer[from as usize..][..bytes as usize]
+    }
+}
+
+/// What the kernels make of the launches, all of a step at once.
+fn run(all: &[Arranged], memories: &mut [Memory]) {
+    let reduces = all[0].launch.reduction_of_kernel(all[0].shape.kernel);
+    let mut before = memories.to_vec();
+    for (me, Arranged { launch, .. }) in all.iter().enumerate() {
+        if reduces && launch.receive_bytes[me] > 0 {
+            memories[me].at(launch.receive[me], launch.receive_bytes[me]).fill(0);
+        }
+        for (peer, Arranged { launch: theirs, .. }) in all.iter().enumerate() {
+            let bytes = theirs.send_bytes[me];
+            if bytes == 0 {
+                continue;
+            }
+            let sent = before[peer].at(theirs.send[me], bytes).to_vec();
+            let received = memories[me].at(launch.receive[if reduces { me } else { peer }], bytes);
+            for (to, from) in received.iter_mut().zip(sent) {
+                *to = if reduces { to.wrapping_add(from) } else { from };
+            }
+        }
+    }
+    if all[0].shape.kernel.family() == Family::AllReduce {
+        let mut results = memories.to_vec();
+        for (me, Arranged { launch, .. }) in all.iter().enumerate() {
+            for (peer, Arranged { launch: theirs, .. }) in
+                all.iter().enumerate().filter(|(peer, _)| *peer != me)
+            {
+                let bytes = launch.receive_bytes[peer];
+                let result = results[peer].at(theirs.receive[peer], bytes).to_vec();
+                memories[me].at(launch.receive[peer], bytes).copy_from_slice(&result);
+            }
+        }
+    }
+}
+
+/// The collective by its definition: the `receive` of each rank, of those that get one.
+fn reference(kind: Kind, count: usize, inputs: &[Vec<u8>]) -> Vec<Option<Vec<u8>>> {
+    let sum = |at: usize| {
+        let terms = |i| inputs.iter().fold(0u8, |sum, input| sum.wrapping_add(input[i]));
+        (at..at + count).map(terms).collect::<Vec<u8>>()
+    };
+    let gathered =
+        |at: usize| inputs.iter().flat_map(|input| input[at..at + count].to_vec()).collect::<Vec<u8>>();
+    (0..inputs.len())
+        .map(|rank| match kind {
+            Kind::AllReduce => Some(sum(0)),
+            Kind::Broadcast { root } => Some(inputs[root as usize].clone()),
+            Kind::Reduce { root } => (rank == root as usize).then(|| sum(0)),
+            Kind::AllGather => Some(gathered(0)),
+            Kind::ReduceScatter => Some(sum(rank * count)),
+            Kind::AlltoAll => Some(gathered(rank * count)),
+        })
+        .collect()
+}
+
+/// Every kind moves the right bytes, in place and out of place, on every wire, and all ranks agree.
+#[test]
+fn launches_are_the_collectives() {
+    let counts = [1, 16, 17, 127, 961, 4097];
+    let mut run_so_far = 0;
+    for ranks in 2..=8 {
+        for (kind, tuning) in kinds(ranks).iter().flat_map(|kind| tunings().map(|tuning| (*kind, tuning))) {
+            for (count, in_place) in counts.into_iter().flat_map(|count| [(count, false), (count, true)]) {
+                let parts = |wide: bool| if wide { ranks as usize } else { 1 };
+                let sent = parts(matches!(kind, Kind::ReduceScatter | Kind::AlltoAll)) * count;
+                let received = parts(matches!(kind, Kind::AllGather | Kind::AlltoAll)) * count;
+                let inputs: Vec<Vec<u8>> = (0..ranks as usize)
+                    .map(|rank| (0..sent).map(|at| (at * 7 + rank * 31 + at / 251) as u8).collect())
+                    .collect();
+                // In NCCL's sense, all within the receiving buffer; a kernel never sees an all-to-all in place.
+                if in_place && kind == Kind::AlltoAll {
+                    continue;
+                }
+                let input_at = |rank: usize| if kind == Kind::AllGather { rank * count } else { 0 };
+                let result_at = |rank: usize| if kind == Kind::ReduceScatter { rank * count } else { 0 };
+                let mut memories: Vec<Memory> = Vec::new();
+                let of = |rank: usize| {
+                    let mut call = collective(kind, count as u64);
+                    if in_place {
+                        call.send = RECEIVE + input_at(rank) as u64;
+                        call.receive = RECEIVE + result_at(rank) as u64;
+                    }
+                    call
+                };
+                for (rank, input) in inputs.iter().enumerate() {
+                    let mut memory =
+                        Memory { send: input.clone(), receive: vec![0xee; received.max(sent)], in_place };
+                    if in_place {
+                        memory.receive[input_at(rank)..][..sent].copy_from_slice(input);
+                    }
+                    memories.push(memory);
+                }
+                let all = everyone(of, ranks, [1, 8, 32][count % 3], &tuning);
+                assert_agreed(&all);
+                run(&all, &mut memories);
+                for (rank, expected) in reference(kind, count, &inputs).into_iter().enumerate() {
+                    let Some(expected) = expected else { continue };
+                    let at = if in_place { result_at(rank) } else { 0 };
+                    assert_eq!(
+                        &memories[rank].receive[at..at + expected.len()],
+                        expected,
+                        "{kind:?} {count}"
+                    );
+                }
+                run_so_far += 1;
+            }
+        }
+    }
+    assert!(run_so_far > 1500, "{run_so_far}");
+}

@@ -1,0 +1,58 @@
+//! Holds that Rust and C++ mean the same kernels, structures and constants of collectives.
+
+use super::host;
+
+use std::collections::BTreeSet;
+use std::process::Command;
+
+use windlass_kernels::collective::{self as c, CollectiveLaunch};
+use windlass_kernels::collectives::Kernel;
+
+/// The lists of kernels, the offsets and sizes of all fields, and the constants are the same.
+#[test]
+fn rust_and_cpp_mean_the_same() {
+    macro_rules! fields {
+        ($($field:ident)*) => {
+            [$({
+                let launch = CollectiveLaunch::default();
+                let at = std::mem::offset_of!(CollectiveLaunch, $field);
+                format!("{} {at} {}", stringify!($field), size_of_val(&launch.$field))
+            }),*]
+        };
+    }
+    let kernels = [2, 4, 8].into_iter().flat_map(|ranks| {
+        Kernel::all_for(ranks)
+            .map(move |kernel| format!("{} {ranks} {}", kernel.name(), kernel.threads_max()))
+    });
+    let fields = fields!(
+        slices wires control report first_tag send send_bytes receive receive_bytes rank ranks lanes_log2 ring_slots
+        used_lanes role_warps reduction flags scale
+    );
+    let constants = [
+        ("COLLECTIVE_RANKS_MAX", c::RANKS_MAX as u64),
+        ("PAIRS_PAYLOAD_BYTES", c::PAIRS_PAYLOAD_BYTES),
+        ("PAIRS_SLOT_BYTES", c::PAIRS_SLOT_BYTES),
+        ("LINES_HALF_PAYLOAD_BYTES", c::LINES_HALF_PAYLOAD_BYTES),
+        ("LINES_SLOT_BYTES", c::LINES_SLOT_BYTES),
+        ("LANE_BYTES", c::LANE_BYTES),
+        ("COLLECTIVE_EARLY_NEXT", c::COLLECTIVE_EARLY_NEXT.into()),
+        ("COLLECTIVE_SAME", c::COLLECTIVE_SAME.into()),
+        ("WAITED_PAIRS_CREDIT", c::WAITED_PAIRS_CREDIT.into()),
+        ("WAITED_PAIRS_DATA", c::WAITED_PAIRS_DATA.into()),
+        ("WAITED_LINES_CREDIT", c::WAITED_LINES_CREDIT.into()),
+        ("WAITED_LINES_DATA", c::WAITED_LINES_DATA.into()),
+        ("WAITED_RESULT_CREDIT", c::WAITED_RESULT_CREDIT.into()),
+        ("WAITED_RESULT_DATA", c::WAITED_RESULT_DATA.into()),
+    ];
+    let constants = constants.map(|(name, value)| format!("{name} {value}"));
+    let ours: BTreeSet<String> = kernels.chain(fields).chain(constants).collect();
+
+    let program = host::compiled("collective_check.cpp", "collective_check", &["-O0"]);
+    let output = Command::new(program).output().unwrap();
+    assert!(output.status.success());
+    let printed = String::from_utf8(output.stdout).unwrap();
+    let theirs: BTreeSet<String> = printed.lines().map(Into::into).collect();
+    assert_eq!(printed.lines().count(), theirs.len(), "something is told twice");
+    assert_eq!(ours, theirs);
+    assert_eq!(ours.len(), 52 + 18 + 14);
+}
