@@ -10,11 +10,16 @@ const ROWS: &[(Together, &[&str])] = &[
     (Together::No, &["communicator", "group", "plan"]),
     (Together::No, &["promise"]),
     (Together::No, &["fabric"]),
-    (Together::No, &["forward", "arena", "rendezvous", "mailbox", "registration", "allocation", "agreed"]),
+    (
+        Together::No,
+        &["forward", "arena", "rendezvous", "mailbox", "fast", "registration", "allocation", "agreed"],
+    ),
+    (Together::No, &["turns"]),
     (Together::No, &["process"]),
     (Together::No, &["gpu", "range", "page", "stats"]),
     (Together::No, &["annotate", "log"]),
     (Together::No, &["config", "error", "guard", "descriptor", "gate", "thread"]),
+    (Together::No, &["tuning"]),
     (Together::No, &["call", "contract", "path"]),
 ];
 
@@ -149,6 +154,7 @@ fn unsafe_stays_at_the_border() {
     let known = [
         "communicator.rs",
         "descriptor.rs",
+        "fast/calls.rs",
         "forward.rs",
         "forward/birth.rs",
         "forward/configuration.rs",
@@ -163,6 +169,7 @@ fn unsafe_stays_at_the_border() {
         "process.rs",
         "stats/segment.rs",
         "thread.rs",
+        "turns/host.rs",
     ];
     assert_eq!(outside_gpu, known, "unsafe moved: is ARCHITECTURE.md still true?");
 }

@@ -4,7 +4,7 @@
 //! without locks on every call. Entries come from every function that makes a communicator, and from the first
 //! call of a handle that we have not seen (made by a non-blocking split, or before we were there).
 
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use nccl_sys::{cudaStream_t, ncclComm_t};
@@ -14,6 +14,7 @@ use crate::gate::{Gate, Passed};
 use crate::promise::Promise;
 use crate::rendezvous::Canceller;
 use crate::stats::count::{self, Identity};
+use crate::tuning::{COLLECTIVES, Limits};
 
 /// What is kept with a communicator.
 #[derive(Debug)]
@@ -49,7 +50,10 @@ pub struct Communicator {
     has_fabric: AtomicBool,
     /// Whether the handle is ours.
     is_promise: AtomicBool,
-    has_run_messages: AtomicBool,
+    has_run: AtomicBool,
+    /// Ranks of its fabric, and what fast collectives serve, as [`Limits`]: written before `has_fabric`.
+    members: AtomicUsize,
+    fast: [AtomicU64; COLLECTIVES],
     /// Whether a thread of ours may be in NCCL's communicator, too: then calls pass the gate.
     has_gate: AtomicBool,
     gate: Gate,
@@ -71,19 +75,30 @@ impl Communicator {
             return Some(kept);
         }
         self.forwarded_on.store(NO_STREAM, Ordering::Relaxed);
-        self.has_run_messages.store(false, Ordering::Relaxed);
+        self.has_run.store(false, Ordering::Relaxed);
+        let fast = kept.fabric().map_or(Limits::NONE, |fabric| *fabric.limits());
+        let members = kept.fabric().map_or(0, |fabric| fabric.contract().members.len());
+        self.members.store(members, Ordering::Relaxed);
+        self.fast.iter().zip(fast.0).for_each(|(place, limit)| place.store(limit, Ordering::Relaxed));
         self.is_promise.store(matches!(kept, Kept::Promise(_)), Ordering::Relaxed);
         let registering = kept.fabric().and_then(|fabric| fabric.registering());
         self.has_gate.store(registering.is_some(), Ordering::Relaxed);
         registering.into_iter().for_each(|registering| registering.guarded_by(&self.gate));
-        self.has_fabric.store(kept.fabric().is_some(), Ordering::Relaxed);
+        self.has_fabric.store(kept.fabric().is_some(), Ordering::Release);
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).replace(kept)
     }
 
     /// Whether it has a fabric, as long as nobody ends it. A promise has one.
     #[inline]
     pub fn has_fabric(&self) -> bool {
-        self.has_fabric.load(Ordering::Relaxed)
+        self.has_fabric.load(Ordering::Acquire)
+    }
+
+    /// How many ranks its fabric has, and what fast collectives serve of it; while it has one.
+    #[inline]
+    pub fn terms(&self) -> (usize, Limits) {
+        let fast = Limits(std::array::from_fn(|index| self.fast[index].load(Ordering::Relaxed)));
+        (self.members.load(Ordering::Relaxed), fast)
     }
 
     /// To be held while NCCL runs anything of this communicator.
@@ -137,15 +152,15 @@ impl Communicator {
         self.has_fabric.store(false, Ordering::Relaxed);
     }
 
-    /// Whether its fabric has run sends or receives.
+    /// Whether its fabric has run anything.
     #[inline]
-    pub fn has_run_messages(&self) -> bool {
-        self.has_run_messages.load(Ordering::Relaxed)
+    pub fn has_run(&self) -> bool {
+        self.has_run.load(Ordering::Relaxed)
     }
 
-    /// Its fabric runs sends or receives.
-    pub fn runs_messages(&self) {
-        self.has_run_messages.store(true, Ordering::Relaxed);
+    /// Its fabric runs something.
+    pub fn runs(&self) {
+        self.has_run.store(true, Ordering::Relaxed);
     }
 
     /// A call goes to NCCL on this stream.
@@ -254,7 +269,9 @@ pub fn insert(handle: ncclComm_t, identity: Identity) -> &'static Communicator {
             known: AtomicBool::new(false),
             has_fabric: AtomicBool::new(false),
             is_promise: AtomicBool::new(false),
-            has_run_messages: AtomicBool::new(false),
+            has_run: AtomicBool::new(false),
+            members: AtomicUsize::new(0),
+            fast: [const { AtomicU64::new(0) }; COLLECTIVES],
             has_gate: AtomicBool::new(false),
             gate: Gate::new(),
             forwarded_on: AtomicUsize::new(NO_STREAM),

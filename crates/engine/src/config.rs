@@ -112,6 +112,12 @@ pub const OPTIONS: &[Description] = &[
         about: "Whether the buffers of large all-gathers within a fabric are registered with NCCL where that is safe. auto: where it was measured to profit (compute capability 9.0, no multicast, NCCL 2.28 and later); on: everywhere, since NCCL 2.19.3.",
     },
     Description {
+        name: "WINDLASS_FAST",
+        values: "auto, off",
+        default: "auto",
+        about: "Whether kernels of ours run the small and middle collectives of a fabric of at most 8 ranks, on any pointers. auto: up to the sizes to which they were measured to be faster than NCCL's, 16 KiB where nobody measured; never where NCCL_ALGO, NCCL_PROTO or a CTA policy is set. All ranks must say the same, or none has them.",
+    },
+    Description {
         name: "WINDLASS_STAGING_MAX",
         values: "bytes, with K, M, G or T for powers of 1024",
         default: "512M",
@@ -178,6 +184,14 @@ pub enum Register {
     Off,
 }
 
+/// Whether kernels of ours run collectives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Fast {
+    Auto,
+    Off,
+}
+
 /// What the environment says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
@@ -195,6 +209,7 @@ pub struct Config {
     pub meetings_max: usize,
     pub arena_bytes_max: u64,
     pub register: Register,
+    pub fast: Fast,
     pub staging_bytes_max: u64,
     pub stuck_after: Duration,
     pub nccl: Nccl,
@@ -216,14 +231,16 @@ pub struct Nccl {
     pub multicast: Switch,
     /// Whether NCCL_LOCAL_REGISTER and NCCL_P2P_USE_CUDA_MEMCPY leave registered buffers their use.
     pub registration: Switch,
+    /// Whether NCCL_ALGO, NCCL_PROTO and NCCL_CTA_POLICY leave the choice of an algorithm to who knows best.
+    pub choice: Switch,
     /// NCCL_COMM_SPLIT_SHARE_RESOURCES, NCCL_COMM_SHRINK_SHARE_RESOURCES: whether communicators made from others use theirs.
     pub shares: Switch,
     /// NCCL_MAX_CTAS: the most blocks of a kernel, 0 for no limit.
     pub ctas_max: u32,
 }
 
-/// Enough for 94 communicators of 8 ranks, or for rings that grew to what NCCL's FIFOs take on 8 ranks nine times over,
-/// and still 3 % of an H200 and 5 % of an 80 GB device. It is a limit: a pair costs 6 MiB until it sends more.
+/// Enough for 50 communicators of 8 ranks, or for rings that grew to what NCCL's FIFOs take on 8 ranks nine times over,
+/// and still 3 % of an H200 and 5 % of an 80 GB device. It is a limit: a pair costs 11 MiB until it sends more.
 const ARENA_BYTES_MAX: u64 = 4 << 30;
 
 impl Default for Config {
@@ -242,6 +259,7 @@ impl Default for Config {
             meetings_max: 1024,
             arena_bytes_max: ARENA_BYTES_MAX,
             register: Register::Auto,
+            fast: Fast::Auto,
             staging_bytes_max: 512 << 20,
             stuck_after: Duration::from_secs(60),
             nccl: Nccl {
@@ -252,6 +270,7 @@ impl Default for Config {
                 shares: Switch::Off,
                 multicast: Switch::On,
                 registration: Switch::On,
+                choice: Switch::On,
                 ctas_max: 0,
             },
         }
@@ -324,6 +343,7 @@ pub fn parse(variables: impl Iterator<Item = (OsString, OsString)>) -> (Config, 
             }
             "WINDLASS_ARENA_MAX" => bytes(&text).map(|value| config.arena_bytes_max = value),
             "WINDLASS_REGISTER" => register(&text).map(|value| config.register = value),
+            "WINDLASS_FAST" => fast(&text).map(|value| config.fast = value),
             "WINDLASS_STAGING_MAX" => bytes(&text).map(|value| config.staging_bytes_max = value),
             // Read where the real library is searched for; and the stand-ins' own.
             "WINDLASS_NCCL" | "WINDLASS_LIBRARY" => Some(()),
@@ -366,6 +386,8 @@ impl Nccl {
             ("NCCL_LAUNCH_ORDER_IMPLICIT", implicit) if implicit != 0 => self.launches_alone = Switch::Off,
             ("NCCL_NVLS_ENABLE", 0) => self.multicast = Switch::Off,
             ("NCCL_LOCAL_REGISTER", 0) => self.registration = Switch::Off,
+            ("NCCL_ALGO" | "NCCL_PROTO", _) => self.choice = Switch::Off,
+            ("NCCL_CTA_POLICY", policy) if policy != 0 => self.choice = Switch::Off,
             ("NCCL_P2P_USE_CUDA_MEMCPY", copies) if copies != 0 => self.registration = Switch::Off,
             ("NCCL_COMM_SPLIT_SHARE_RESOURCES" | "NCCL_COMM_SHRINK_SHARE_RESOURCES", shares)
                 if shares != 0 =>
@@ -409,6 +431,13 @@ fn register(text: &str) -> Option<Register> {
     match text.to_ascii_lowercase().as_str() {
         "auto" => Some(Register::Auto),
         _ => switch(text).map(|switch| if switch == Switch::On { Register::On } else { Register::Off }),
+    }
+}
+
+fn fast(text: &str) -> Option<Fast> {
+    match text.to_ascii_lowercase().as_str() {
+        "auto" => Some(Fast::Auto),
+        _ => switch(text).map(|switch| if switch == Switch::On { Fast::Auto } else { Fast::Off }),
     }
 }
 
@@ -551,6 +580,8 @@ mod tests {
             ("WINDLASS_ARENA_MAX", "96m"),
             ("WINDLASS_REGISTER", "on"),
             ("WINDLASS_STAGING_MAX", "64M"),
+            ("WINDLASS_FAST", "off"),
+            ("NCCL_PROTO", "LL"),
             ("NCCL_NVLS_ENABLE", "0"),
             ("NCCL_COMM_SPLIT_SHARE_RESOURCES", "1"),
             ("NCCL_LOCAL_REGISTER", "0"),
@@ -572,6 +603,7 @@ mod tests {
             meetings_max: 7,
             arena_bytes_max: 96 << 20,
             register: Register::On,
+            fast: Fast::Off,
             staging_bytes_max: 64 << 20,
             stuck_after: Duration::from_secs(3),
             nccl: Nccl {
@@ -582,6 +614,7 @@ mod tests {
                 shares: Switch::On,
                 multicast: Switch::Off,
                 registration: Switch::Off,
+                choice: Switch::Off,
                 ctas_max: 12,
             },
         };
@@ -608,6 +641,7 @@ mod tests {
                 shares: off,
                 multicast: on,
                 registration: on,
+                choice: on,
                 ctas_max: 12
             }
         );

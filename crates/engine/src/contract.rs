@@ -25,6 +25,13 @@ impl Token {
         bytes.copy_from_slice(&self.0[..8]);
         u64::from_le_bytes(bytes)
     }
+
+    /// The other half, likewise.
+    pub fn other_number(self) -> u64 {
+        let mut bytes = [0; 8];
+        bytes.copy_from_slice(&self.0[8..]);
+        u64::from_le_bytes(bytes)
+    }
 }
 
 impl std::fmt::Debug for Token {
@@ -76,6 +83,10 @@ pub struct Device {
     pub uuid: [u8; 16],
     /// PCI domain, bus and device.
     pub pci: (u32, u8, u8),
+    /// Compute capability, 90 for 9.0.
+    pub capability: u16,
+    /// SMs.
+    pub multiprocessors: u16,
 }
 
 /// A rank, as its peers know it.
@@ -104,6 +115,7 @@ impl Member {
         let (domain, bus, slot) = self.device.pci;
         writer.u32(self.rank).token(self.process).u32(self.process_id);
         writer.raw(&self.device.uuid).u32(domain).u8(bus).u8(slot);
+        writer.u16(self.device.capability).u16(self.device.multiprocessors);
         writer.token(self.door).token(self.lobby).counted(&self.attachment, ATTACHMENT_BYTES_MAX);
     }
 
@@ -112,7 +124,12 @@ impl Member {
             rank: reader.u32()?,
             process: reader.token()?,
             process_id: reader.u32()?,
-            device: Device { uuid: reader.raw()?, pci: (reader.u32()?, reader.u8()?, reader.u8()?) },
+            device: Device {
+                uuid: reader.raw()?,
+                pci: (reader.u32()?, reader.u8()?, reader.u8()?),
+                capability: reader.u16()?,
+                multiprocessors: reader.u16()?,
+            },
             door: reader.token()?,
             lobby: reader.token()?,
             attachment: reader.counted(ATTACHMENT_BYTES_MAX)?.to_vec(),
@@ -147,7 +164,7 @@ pub mod capability {
     pub const DESCRIPTORS: u64 = 2;
     /// Memory that is exported as a fabric handle.
     pub const FABRIC_HANDLES: u64 = 4;
-    /// Multicast objects (NVLS).
+    /// Multicast objects, of which NCCL may make use (NVLS).
     pub const MULTICAST: u64 = 8;
     /// This rank would have NCCL's communicator built later only: what all ranks would is a promise. Nobody goes to NCCL with the
     /// id of its birth, ever: that id is recycled.
@@ -158,11 +175,15 @@ pub mod capability {
     pub const PARKS: u64 = 64;
     /// This rank would register the buffers of some calls with NCCL: where all would, they share a page by which they agree on which.
     pub const REGISTERS: u64 = 128;
+    /// This rank would have fast collectives, and has the kernels for them.
+    pub const FAST: u64 = 256;
+    /// This rank's configuration asks for no policy of blocks.
+    pub const UNBOUND: u64 = 512;
     /// What every rank of a fabric must have.
     pub const REQUIRED: u64 = VIRTUAL_MEMORY | DESCRIPTORS;
 }
 
-const LAYOUT: u16 = 2;
+const LAYOUT: u16 = 3;
 
 impl Contract {
     /// The bytes that every rank gets.

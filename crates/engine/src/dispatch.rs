@@ -4,6 +4,10 @@ mod in_fabric;
 
 pub mod messages;
 
+pub mod collectives;
+
+pub mod in_order;
+
 pub mod promised;
 
 pub mod registered;

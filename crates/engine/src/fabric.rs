@@ -42,25 +42,28 @@ use crate::arena::{Arena, Holds, PeerSlice, Slice};
 use crate::config::{Switch, config};
 use crate::contract::{Contract, Token};
 use crate::error::refuse;
+use crate::fast::Collective;
+use crate::forward::birth::Ctas;
 use crate::forward::configuration;
 use crate::gpu::{self, Address, StreamHandle};
-use crate::mailbox::{Mailbox, Operation};
+use crate::mailbox::Operation;
 use crate::page::Page;
 use crate::process;
 use crate::rendezvous::card::{Card, Id};
 use crate::rendezvous::verdict::{Failure, Reason};
 use crate::rendezvous::{self, Canceller, Outcome, Party, decision, place};
 use crate::stats::{count, fabric};
+use crate::tuning::Limits;
 
 pub use crate::rendezvous::colors::{Course, Others, Parent, Willing};
 pub use crate::rendezvous::facts::Waiting;
 use attempts::Attempts;
-use boxes::Share;
+use boxes::{Boxes, Share};
 pub use closing::settle;
 use closing::{Closing, Life, Word};
 pub use derived::{Configured, Derivation, Deriving, Newborn, Standing, Wanted};
 use derived::{Line, Wait};
-use failing::Went;
+use failing::{Refused, Went};
 use growing::Growing;
 use ids::Ids;
 use leaving::Leaving;
@@ -87,7 +90,8 @@ pub struct Fabric {
     contract: Arc<Contract>,
     rank: u32,
     /// None while being dropped: the first to go.
-    mailbox: Option<Mailbox>,
+    boxes: Option<Boxes>,
+    limits: Limits,
     /// What communicators made from this one need.
     line: Arc<Line>,
     /// By rank, none at this rank's place. Dropped before the others hear that this rank has closed.
@@ -105,7 +109,7 @@ pub struct Fabric {
     lives: Vec<Arc<Life>>,
     /// Where the contract registers.
     page: Option<Arc<Page>>,
-    /// Groups that were issued.
+    /// Turns that were taken.
     runs: AtomicU64,
     /// Peers of groups that may not be done, a bit each.
     awaited: AtomicU64,
@@ -117,17 +121,18 @@ pub struct Fabric {
 
 impl Fabric {
     fn new(contract: Arc<Contract>, rank: u32, word: Word, prepared: Prepared) -> Option<Arc<Fabric>> {
-        let Prepared { slice, peers, lives, holds, mailbox, line: _, lines, page } = prepared;
+        let Prepared { slice, peers, lives, holds, boxes, line: _, lines, page } = prepared;
         let ranks = contract.members.len() as u32;
         let registering = page.clone().and_then(|page| Registering::new(page, rank, ranks, slice.device()));
-        let mailbox = Some(mailbox?);
+        let boxes = Some(boxes?);
         let closing = Closing::new(&slice, word, lives.clone(), holds.clone());
         lines.into_iter().for_each(|line| line.keep(rank));
         let line = derived::Line::new(contract.clone(), rank);
         let fabric = Arc::new(Fabric {
+            limits: Limits::of(&contract),
             contract,
             rank,
-            mailbox,
+            boxes,
             peers,
             growing: Growing::default(),
             ids: Ids::default(),
@@ -179,10 +184,16 @@ impl Fabric {
         self.registering.as_ref()
     }
 
-    /// Runs a group's sends and receives, in call order, on the first stream; what the other streams hold comes before it,
-    /// and what they get later after it.
+    /// Up to which size fast collectives serve it.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// Runs collectives, in call order, then sends and receives as one kernel, on the first stream; what the other streams hold
+    /// comes before, and what they get later after it.
     pub fn run(
         &self,
+        collectives: &[Collective],
         operations: &[Operation],
         stream: StreamHandle,
         others: &[StreamHandle],
@@ -191,25 +202,37 @@ impl Fabric {
         if self.has_failed() {
             return refuse(self.error(), format_args!("the communicator has failed"));
         }
-        let run = |mailbox: &Mailbox| {
-            let ran = mailbox.run_joined(operations, stream, others);
-            if let Err(refusal) = &ran
-                && failing::loses_a_group(refusal, went(stream))
-            {
-                self.fail(refusal.result());
+        let Some(boxes) = &self.boxes else { return ncclInternalError };
+        let ran = boxes.turns.take(stream, others, |turn| -> Result<(), Refused> {
+            if let Some(fast) = &boxes.fast {
+                collectives.iter().try_for_each(|collective| fast.launch(turn, collective))?;
             }
-            answer(ran)
-        };
-        let result = self.mailbox.as_ref().map_or(ncclInternalError, run);
+            match operations {
+                [] => Ok(()),
+                operations => Ok(boxes.mailbox.launch(turn, operations)?),
+            }
+        });
+        let result = ran.map_or_else(|refused| self.refused(&refused, stream), |()| ncclSuccess);
         // After it was issued: who looks takes them before it asks whether all is done.
-        let peers = operations.iter().fold(0, |peers, operation| peers | 1 << operation.peer);
-        self.awaited.fetch_or(peers, Ordering::Release);
+        let of_messages = operations.iter().fold(0, |peers, operation| peers | 1 << operation.peer);
+        let of_collectives = if collectives.is_empty() { 0 } else { (1 << self.contract.members.len()) - 1 };
+        self.awaited.fetch_or(of_messages | of_collectives, Ordering::Release);
         result
     }
 
-    /// Lets what comes next on a stream run after all that the mailboxes ran.
+    #[cold]
+    fn refused(&self, refused: &Refused, stream: StreamHandle) -> ncclResult_t {
+        let result = refuse(refused.result(), format_args!("{refused}"));
+        if failing::is_lost(refused, went(stream)) {
+            self.fail(result);
+        }
+        result
+    }
+
+    /// Lets what comes next on a stream run after all that ran here.
     pub fn order(&self, stream: StreamHandle) -> ncclResult_t {
-        self.mailbox.as_ref().map_or(ncclInternalError, |mailbox| answer(mailbox.order(stream)))
+        let Some(Boxes { turns, .. }) = &self.boxes else { return ncclInternalError };
+        turns.order(stream).map_or_else(|refusal| refusal.result(), |()| ncclSuccess)
     }
 
     /// The asynchronous error of what ran here; `ncclSuccess` if there is none.
@@ -231,18 +254,18 @@ impl Fabric {
 
     /// Frees the GPU of this rank's kernels at once, and refuses more. Any thread.
     pub fn abort(&self) {
-        self.mailbox.iter().for_each(Mailbox::abort);
+        self.boxes.iter().for_each(|boxes| boxes.turns.abort());
     }
 
     /// Waits until all sends and receives are done, as NCCL does before it ends a communicator. An abort ends it; and where
     /// this rank has failed its peers may have given up what it waits for: that gets a moment.
     pub fn wait_idle(&self) {
         if self.has_failed() {
-            self.mailbox.iter().for_each(|mailbox| drop(mailbox.wait_idle(stuck::LEAVES_WITHIN)));
+            self.boxes.iter().for_each(|boxes| drop(boxes.turns.wait_idle(stuck::LEAVES_WITHIN)));
             return self.abort();
         }
         // A driver that answers nothing any more has nothing in flight either.
-        self.mailbox.iter().for_each(|mailbox| drop(mailbox.wait_idle(Duration::MAX)));
+        self.boxes.iter().for_each(|boxes| drop(boxes.turns.wait_idle(Duration::MAX)));
     }
 
     /// This rank's device, until its memory has been given back.
@@ -265,15 +288,11 @@ fn went(stream: StreamHandle) -> Went {
     }
 }
 
-fn answer(result: Result<(), crate::mailbox::Refusal>) -> ncclResult_t {
-    result.map_or_else(|refusal| refusal.result(), |()| ncclSuccess)
-}
-
 impl Drop for Fabric {
     fn drop(&mut self) {
         self.line.end();
         let leaving = Leaving {
-            mailbox: self.mailbox.take(),
+            boxes: self.boxes.take(),
             peers: std::mem::take(&mut self.peers),
             growing: std::mem::take(&mut self.growing),
             own: self.own.take(),
@@ -359,10 +378,10 @@ pub fn ask(wish: &Wish) -> Result<Asked, Reason> {
     closing::at_exit_too();
     // Room that is over must not keep a birth from having any.
     settle();
-    let (ranks, ctas_max, patience) = (wish.ranks as u32, wish.ctas_max, wish.patience);
+    let (ranks, ctas, patience) = (wish.ranks as u32, wish.ctas, wish.patience);
     let (arena, share, mut facts) = match wish.device {
-        Some(device) => wish::on(device, ranks, ctas_max, patience)?,
-        None => wish::current(ranks, ctas_max, patience)?,
+        Some(device) => wish::on(device, ranks, ctas, patience)?,
+        None => wish::current(ranks, ctas, patience)?,
     };
     facts.member.rank = wish.rank as u32;
     offers::put(&mut facts.member.attachment, &wish.parked);
@@ -445,7 +464,7 @@ fn all_here_or_reason(devices: &[i32], patience: Patience) -> Result<Vec<Fate>, 
     wish::check_all(devices.len())?;
     let (mut arenas, mut shares, mut all) = (Vec::new(), Vec::new(), Vec::new());
     for (rank, device) in (0..).zip(devices) {
-        let (arena, share, mut facts) = wish::on(*device, devices.len() as u32, 0, patience)?;
+        let (arena, share, mut facts) = wish::on(*device, devices.len() as u32, Ctas::UNSAID, patience)?;
         facts.member.rank = rank;
         arenas.push(arena);
         shares.push(share);

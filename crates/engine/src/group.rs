@@ -1,4 +1,4 @@
-//! How deep this thread is in groups, what its open group still has to tell when it ends, and which sends and receives it
+//! How deep this thread is in groups, what its open group still has to tell when it ends, and which calls within fabrics it
 //! holds till then.
 //!
 //! NCCL counts per thread, and its count is the one that matters: a group that NCCL refused to open does not shift
@@ -13,6 +13,7 @@ use nccl_sys::{ncclComm_t, ncclResult_t};
 use crate::call::Call;
 use crate::fabric::registering::Candidate;
 use crate::fabric::{Configured, Derivation, Fabric, Wish};
+use crate::fast::Collective;
 use crate::forward::birth::Handle;
 use crate::forward::of_call::OfCall;
 use crate::gate::Passed;
@@ -45,7 +46,7 @@ thread_local! {
 pub struct Ended {
     /// What waited for it.
     pub awaited: Vec<Awaited>,
-    /// Its sends and receives within fabrics, in call order.
+    /// What it runs within fabrics, in call order.
     pub held: Vec<Held>,
     /// What NCCL is to run of promises that are not honoured, in call order.
     pub promised: Vec<Promised>,
@@ -67,14 +68,22 @@ impl Ended {
     }
 }
 
-/// A send or receive that waits for the end of its group. Its arguments were looked at.
+/// What runs within a fabric and waits for the end of its group. Its arguments were looked at.
 #[derive(Debug)]
 #[allow(missing_docs)]
 pub struct Held {
     pub communicator: ncclComm_t,
     pub fabric: Arc<Fabric>,
-    pub operation: Operation,
+    pub what: Ours,
     pub stream: StreamHandle,
+}
+
+/// What runs within a fabric.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs)]
+pub enum Ours {
+    Message(Operation),
+    Collective(Collective),
 }
 
 /// A call that NCCL has taken, and runs when its group ends.
@@ -173,7 +182,7 @@ pub fn wait_for(what: Awaited) {
     }
 }
 
-/// This send or receive runs at the end of the open group. False: this thread is ending and holds nothing any more.
+/// This runs at the end of the open group. False: this thread is ending and holds nothing any more.
 #[must_use]
 pub fn hold(what: Held) -> bool {
     let held = ENDED.try_with(|ended| ended.borrow_mut().held.push(what)).is_ok();

@@ -31,11 +31,16 @@ pub mod arena;
 
 pub mod mailbox;
 
+pub mod fast;
+
 pub mod registration;
 
 pub mod allocation;
 
 pub mod agreed;
+
+// What mechanisms that run on GPUs stand on.
+pub mod turns;
 
 // The process and what it counts, says and is told.
 pub mod process;
@@ -66,6 +71,8 @@ pub mod thread;
 
 // Words that all of them use.
 pub mod call;
+
+pub mod tuning;
 
 pub mod contract;
 

@@ -17,7 +17,7 @@ use nccl_sys::{
 };
 
 use crate::communicator::{self, Communicator};
-use crate::dispatch::{messages, promised, registered};
+use crate::dispatch::{in_order, promised, registered};
 use crate::error::refuse;
 use crate::fabric::registering;
 use crate::fabric::{self, Fate};
@@ -295,7 +295,7 @@ fn end_of_much() -> ncclResult_t {
             // NCCL's first, on every rank.
             let ended = ended.borrow();
             if !ended.held.is_empty() && is_taken(result) {
-                let ran = guard::call(|| messages::run_held(&ended.held));
+                let ran = guard::call(|| in_order::run_held(&ended.held));
                 if ours.get() == ncclSuccess {
                     ours.set(ran);
                 }

@@ -10,6 +10,8 @@ pub enum Path {
     Registered,
     /// Sends and receives: a kernel of ours runs them, over rings in the ranks' memory.
     Mailbox,
+    /// Collectives: a kernel of ours runs each, over rings in the ranks' memory.
+    Fast,
 }
 
 /// How many [`Path`]s there are.
@@ -17,7 +19,7 @@ pub const PATHS: usize = Path::ALL.len();
 
 impl Path {
     /// Every path, in the order in which they are counted.
-    pub const ALL: [Path; 3] = [Path::Forward, Path::Registered, Path::Mailbox];
+    pub const ALL: [Path; 4] = [Path::Forward, Path::Registered, Path::Mailbox, Path::Fast];
 
     /// Its name in reports.
     pub fn name(self) -> &'static str {
@@ -25,6 +27,7 @@ impl Path {
             Path::Forward => "forward",
             Path::Registered => "registered",
             Path::Mailbox => "mailbox",
+            Path::Fast => "fast",
         }
     }
 }

@@ -1,7 +1,10 @@
 //! Which path a call takes. Pure, and a function of what all ranks share: local facts cannot even be passed in.
 
+use nccl_sys::{ncclAvg, ncclBfloat16, ncclFloat16, ncclFloat32, ncclInt8, ncclSum};
+
 use crate::call::{Function, Shared};
 use crate::path::Path;
+use crate::tuning::{Collective, Limits};
 
 /// What all ranks of a communicator know of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -9,9 +12,18 @@ pub enum Standing {
     /// NCCL does everything.
     Plain,
     /// Its ranks can write each other's memory.
-    Fabric,
+    Fabric(Terms),
     /// The same, and they have agreed to have NCCL use registered buffers in this call.
-    Registering,
+    Registering(Terms),
+}
+
+/// What the contract of a communicator with a fabric says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Terms {
+    /// How many ranks it has.
+    pub ranks: usize,
+    /// What fast collectives serve.
+    pub fast: Limits,
 }
 
 /// Bytes of the larger buffer from which on NCCL is faster with registered ones (docs/registration.md).
@@ -20,28 +32,85 @@ pub const REGISTERED_BYTES_MIN: u64 = 8 << 20;
 /// Whether ranks that may register agree on whether they do in this call, which is not captured: in graphs NCCL registers by
 /// itself. With a configuration the call stays NCCL's.
 #[inline]
-pub fn is_candidate(call: &Shared, ranks: usize) -> bool {
-    call.function == Function::AllGather && call.bytes(ranks) >= REGISTERED_BYTES_MIN
+pub fn is_candidate(call: &Shared, terms: &Terms) -> bool {
+    call.function == Function::AllGather
+        && call.bytes(terms.ranks) >= REGISTERED_BYTES_MIN
+        && !is_fast(call, terms)
 }
 
 /// Chooses the path of a call.
 #[inline]
 pub fn plan(call: &Shared, standing: Standing) -> Path {
+    let (Standing::Fabric(terms) | Standing::Registering(terms)) = standing else { return Path::Forward };
+    if is_fast(call, &terms) {
+        return Path::Fast;
+    }
     match (call.function, standing) {
         // Collectives that NCCL makes of sends and receives too. With a configuration they stay NCCL's.
-        (
-            Function::Send | Function::Recv | Function::AlltoAll | Function::Gather | Function::Scatter,
-            Standing::Fabric | Standing::Registering,
-        ) => Path::Mailbox,
-        (Function::AllGather, Standing::Registering) => Path::Registered,
+        (Function::Send | Function::Recv | Function::AlltoAll | Function::Gather | Function::Scatter, _) => {
+            Path::Mailbox
+        }
+        (Function::AllGather, Standing::Registering(_)) => Path::Registered,
         _ => Path::Forward,
+    }
+}
+
+/// Whether fast collectives serve a call: one of theirs, of a size that they have, on elements that they know.
+#[inline]
+fn is_fast(call: &Shared, terms: &Terms) -> bool {
+    let Some(collective) = Collective::of(call.function) else { return false };
+    let bytes = call.bytes(terms.ranks);
+    terms.fast.serve(collective, bytes)
+        && match elements(call) {
+            Elements::Measured => true,
+            Elements::Known => bytes <= OTHER_BYTES_MAX,
+            Elements::Unknown => false,
+        }
+}
+
+/// Of reductions whose kernel looks at type and operation as it goes, and was not timed: up to here arithmetic hardly counts.
+const OTHER_BYTES_MAX: u64 = 64 << 10;
+
+/// What fast collectives know of a call's elements.
+enum Elements {
+    /// The limits hold for them.
+    Measured,
+    /// They can be reduced.
+    Known,
+    /// NCCL's to judge.
+    Unknown,
+}
+
+/// What only moves may be of any type. NCCL's numbers: int8 to bfloat16, sum to average; a program's own operations come after.
+fn elements(call: &Shared) -> Elements {
+    let Some(operation) = call.operation else {
+        return if call.datatype.size_bytes().is_some() { Elements::Measured } else { Elements::Unknown };
+    };
+    let is_known = (ncclInt8.0..=ncclBfloat16.0).contains(&call.datatype.0)
+        && (ncclSum.0..=ncclAvg.0).contains(&operation.0);
+    let is_summed = operation == ncclSum || operation == ncclAvg;
+    let is_short_float = [ncclFloat16, ncclFloat32, ncclBfloat16].contains(&call.datatype);
+    match (is_known, is_summed && is_short_float) {
+        (false, _) => Elements::Unknown,
+        (true, true) => Elements::Measured,
+        (true, false) => Elements::Known,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nccl_sys::ncclFloat32;
+    use crate::tuning::COLLECTIVES;
+    use nccl_sys::{ncclDataType_t, ncclFloat8e4m3, ncclMax, ncclRedOp_t};
+    use proptest::prelude::*;
+
+    const SLOW: Terms = Terms { ranks: 4, fast: Limits::NONE };
+
+    fn call(function: Function, count: usize, datatype: ncclDataType_t) -> Shared {
+        use Function::{AllReduce, Reduce, ReduceScatter};
+        let reduces = matches!(function, AllReduce | Reduce | ReduceScatter);
+        Shared { function, count, datatype, operation: reduces.then_some(ncclSum), root: None }
+    }
 
     /// Sends and receives of any size, and what is made of them, stay within a fabric; all else is NCCL's.
     #[test]
@@ -50,9 +119,9 @@ mod tests {
             use Function::{AlltoAll, Gather, Recv, Scatter, Send};
             let point_to_point = matches!(function, Send | Recv | AlltoAll | Gather | Scatter);
             for count in [0, 1, usize::MAX] {
-                let call = Shared { function, count, datatype: ncclFloat32, operation: None, root: None };
+                let call = call(function, count, ncclFloat32);
                 let expected = if point_to_point { Path::Mailbox } else { Path::Forward };
-                assert_eq!(plan(&call, Standing::Fabric), expected);
+                assert_eq!(plan(&call, Standing::Fabric(SLOW)), expected);
                 assert_eq!(plan(&call, Standing::Plain), Path::Forward);
             }
         }
@@ -63,14 +132,77 @@ mod tests {
     fn large_all_gathers_are_candidates() {
         for function in Function::ALL {
             for bytes in [0, REGISTERED_BYTES_MIN - 4, REGISTERED_BYTES_MIN, 1 << 40] {
-                let count = bytes as usize / 16;
-                let call = Shared { function, count, datatype: ncclFloat32, operation: None, root: None };
+                let call = call(function, bytes as usize / 16, ncclFloat32);
                 let expected = function == Function::AllGather && bytes >= REGISTERED_BYTES_MIN;
-                assert_eq!(is_candidate(&call, 4), expected, "{function:?} of {bytes} bytes");
-                let registers = plan(&call, Standing::Registering) == Path::Registered;
+                assert_eq!(is_candidate(&call, &SLOW), expected, "{function:?} of {bytes} bytes");
+                let registers = plan(&call, Standing::Registering(SLOW)) == Path::Registered;
                 assert_eq!(registers, function == Function::AllGather);
-                assert_ne!(plan(&call, Standing::Fabric), Path::Registered);
+                assert_ne!(plan(&call, Standing::Fabric(SLOW)), Path::Registered);
             }
+        }
+    }
+
+    /// Up to its limit each collective is fast, and no other function is; what is fast is no candidate.
+    #[test]
+    fn up_to_the_limit() {
+        for limit in [0, 1, 1 << 14, 64 << 20] {
+            let terms = Terms { ranks: 4, fast: Limits([limit + 1; COLLECTIVES]) };
+            for function in Function::ALL {
+                let elements = |bytes| bytes / (call(function, 1, ncclInt8).bytes(4)) as usize;
+                for (bytes, within) in [(limit as usize, true), (limit as usize + 4, false)] {
+                    let reduces = call(function, 1, ncclInt8).operation.is_some();
+                    let call = call(function, elements(bytes), ncclInt8);
+                    // Integers are summed by the kernel that was not timed.
+                    let within = within && (!reduces || bytes as u64 <= OTHER_BYTES_MAX);
+                    let expected = within && Collective::of(function).is_some();
+                    assert_eq!(plan(&call, Standing::Fabric(terms)) == Path::Fast, expected, "{call:?}");
+                    assert!(!expected || !is_candidate(&call, &terms));
+                }
+            }
+        }
+    }
+
+    /// Operations of the program's own, and types that are not summed, are NCCL's; they may be moved.
+    #[test]
+    fn elements() {
+        let terms = Standing::Fabric(Terms { ranks: 4, fast: Limits([1 << 20; COLLECTIVES]) });
+        let reduce = |datatype, operation| Shared {
+            operation: Some(operation),
+            ..call(Function::AllReduce, 4, datatype)
+        };
+        let (own, negative) = (ncclRedOp_t(5), ncclRedOp_t(-1));
+        for fast in [reduce(ncclBfloat16, ncclAvg), reduce(ncclInt8, ncclMax)] {
+            assert_eq!(plan(&fast, terms), Path::Fast);
+        }
+        for not in [
+            reduce(ncclFloat8e4m3, ncclSum),
+            reduce(ncclFloat32, own),
+            reduce(ncclFloat32, negative),
+            reduce(ncclDataType_t(-1), ncclSum),
+            call(Function::AllGather, 4, ncclDataType_t(77)),
+        ] {
+            assert_eq!(plan(&not, terms), Path::Forward, "{not:?}");
+        }
+        assert_eq!(plan(&call(Function::AllGather, 4, ncclFloat8e4m3), terms), Path::Fast);
+        let many = |datatype, operation| Shared { count: 100_000, ..reduce(datatype, operation) };
+        assert_eq!(plan(&many(ncclBfloat16, ncclAvg), terms), Path::Fast);
+        assert_eq!(plan(&many(ncclInt8, ncclSum), terms), Path::Forward);
+        assert_eq!(plan(&many(ncclFloat32, ncclMax), terms), Path::Forward);
+    }
+
+    proptest! {
+        /// Larger calls never come back to a path that smaller ones have left, so one number tells where.
+        #[test]
+        fn one_crossover(
+            function in 0..Function::ALL.len(),
+            counts in (0..1_usize << 30, 0..1_usize << 30),
+            limits in any::<[u32; COLLECTIVES]>(),
+            ranks in 2..17_usize,
+        ) {
+            let standing = Standing::Fabric(Terms { ranks, fast: Limits(limits.map(u64::from)) });
+            let fast = |count| plan(&call(Function::ALL[function], count, ncclFloat32), standing) == Path::Fast;
+            let (small, large) = (counts.0.min(counts.1), counts.0.max(counts.1));
+            prop_assert!(fast(small) || !fast(large));
         }
     }
 }

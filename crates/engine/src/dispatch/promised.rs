@@ -22,7 +22,7 @@ use crate::promise::{Beside, Promise};
 use crate::stats::{count, fabric};
 use crate::thread;
 
-use super::messages;
+use super::in_order;
 
 /// What becomes of a call.
 enum Look {
@@ -134,10 +134,10 @@ fn run(call: &Call, promise: &Promise) -> ncclResult_t {
         || Err(ncclInternalError),
         || {
             if let Some(communicator) = communicator::find(call.local.communicator) {
-                messages::before_forward(call, communicator);
+                in_order::before_forward(call, communicator);
             }
             let before = if group::is_open() { None } else { promise.measure() };
-            promise.runs_on(messages::stream_of(call));
+            promise.runs_on(in_order::stream_of(call));
             Ok((promise.translated(call).map_err(refused)?, before))
         },
     );
@@ -272,9 +272,9 @@ fn run_one(Promised { promise, work }: Promised) -> (ncclResult_t, Option<OfCall
 /// A call whose reduction is NCCL's own already.
 fn run_made(call: &Call, promise: &Promise, real: ncclComm_t) -> ncclResult_t {
     if let Some(communicator) = communicator::find(promise.handle()) {
-        messages::before_forward(call, communicator);
+        in_order::before_forward(call, communicator);
     }
-    promise.runs_on(messages::stream_of(call));
+    promise.runs_on(in_order::stream_of(call));
     let mut call = *call;
     call.local.communicator = real;
     forward::forward(&call)

@@ -15,10 +15,10 @@ use crate::gpu::{self, StreamHandle};
 use crate::group::{self, Waiting};
 use crate::guard;
 use crate::path::Path;
-use crate::plan::{self, Standing};
+use crate::plan::{self, Standing, Terms};
 use crate::range::Range;
 
-use super::messages::stream_of;
+use super::in_order::stream_of;
 
 /// A call that is decided.
 pub struct Taken {
@@ -35,7 +35,7 @@ impl Taken {
 }
 
 /// Looks whether all ranks number this call, and decides it then.
-pub fn take(call: &Call, communicator: &Communicator) -> Option<Taken> {
+pub fn take(call: &Call, communicator: &Communicator, terms: Terms) -> Option<Taken> {
     // A null buffer is for NCCL to refuse: the call that comes in its place has its number.
     let refusable = call.local.send.is_null() || call.local.receive.is_null();
     if refusable || call.shared.function != Function::AllGather {
@@ -43,8 +43,8 @@ pub fn take(call: &Call, communicator: &Communicator) -> Option<Taken> {
     }
     let fabric = communicator.fabric(call.local.communicator)?;
     let registering = fabric.registering()?;
-    let ranks = fabric.contract().members.len();
-    if !plan::is_candidate(&call.shared, ranks) {
+    let ranks = terms.ranks;
+    if !plan::is_candidate(&call.shared, &terms) {
         return None;
     }
     // Whether a call is captured is alike on all ranks, as NCCL has it. Where the driver cannot say, NCCL fails too.
@@ -59,7 +59,7 @@ pub fn take(call: &Call, communicator: &Communicator) -> Option<Taken> {
     };
     let candidate = registering.consider(call.local.communicator, &buffers);
     let registers = !matches!(candidate, Ok(Candidate { substitutes: None, .. }));
-    let standing = if registers { Standing::Registering } else { Standing::Fabric };
+    let standing = if registers { Standing::Registering(terms) } else { Standing::Fabric(terms) };
     let path = plan::plan(&call.shared, standing);
     Some(Taken { fabric, candidate, path })
 }

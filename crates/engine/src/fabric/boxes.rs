@@ -1,4 +1,4 @@
-//! The mailboxes of a fabric: what of its device a rank's kernels may have, and how their rings are shaped.
+//! What runs on the GPU of a fabric's rank: what of its device the kernels may have, and how their rings are shaped.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,84 +8,179 @@ use windlass_kernels::launch::Geometry;
 use crate::arena::Holds;
 use crate::config::config;
 use crate::contract::Contract;
+use crate::fast::{self, Fast, Kernels};
+use crate::forward::birth::Ctas;
 use crate::gpu::{self, Address, Home, Ordinal};
-use crate::mailbox::{Calls, Grant, Mailbox, Parts, Refusal, Supply};
+use crate::mailbox::{self, Layout, Mailbox};
+use crate::tuning;
+use crate::turns::{self, Grant, Turns};
+
+use super::failing::Refused;
+use super::wish;
 
 /// Blocks of a kernel at most, where nobody sets a limit.
 pub(super) const BLOCKS_MAX: u32 = 32;
 
+/// What the communicators of one device share.
+#[derive(Clone, Debug)]
+struct Supplies {
+    mailbox: Arc<mailbox::Supply>,
+    /// None where nobody wants it, or no code for the device is there.
+    fast: Option<Arc<fast::Supply>>,
+    turns: Arc<turns::Supply>,
+}
+
 /// One for each device that had communicators. Kept to the end of the process: to unload code may wait for the device.
 /// Held while one is made, by births alone.
-static SUPPLIES: Mutex<BTreeMap<Ordinal, Arc<Supply>>> = Mutex::new(BTreeMap::new());
+static SUPPLIES: Mutex<BTreeMap<Ordinal, Supplies>> = Mutex::new(BTreeMap::new());
 
-/// What a rank needs of its device to make its mailboxes, acquired before it reports.
+/// What a rank needs of its device to make its kernels, acquired before it reports.
 #[derive(Debug)]
 pub(super) struct Share {
-    supply: Arc<Supply>,
+    supplies: Supplies,
+    /// None where this rank has no fast collectives.
+    kernels: Option<Arc<Kernels>>,
     grant: Grant,
 }
 
+/// What runs on a rank's GPU.
+#[derive(Debug)]
+pub(super) struct Boxes {
+    pub mailbox: Mailbox,
+    /// None where the contract has it so.
+    pub fast: Option<Fast>,
+    pub turns: Arc<Turns>,
+}
+
 impl Share {
-    /// For a communicator of so many ranks; `ctas_max` is its configuration's limit on blocks, 0 for none.
-    pub fn new(device: Ordinal, ranks: u32, ctas_max: u32) -> Result<Share, String> {
-        let most = blocks_max(ctas_max);
-        let supply = supply(device).map_err(|error| error.to_string())?;
-        let least = supply.least_blocks(ranks).min(most);
-        let grant = supply.grant(most, least).map_err(|refusal| refusal.to_string())?;
-        Ok(Share { supply, grant })
+    /// For a communicator of so many ranks, whose configuration says so much of blocks.
+    pub fn new(device: Ordinal, ranks: u32, ctas: Ctas) -> Result<Share, String> {
+        let most = blocks_max(ctas);
+        let supplies = supplies(device).map_err(|refused| refused.to_string())?;
+        let kernels = supplies.kernels(ranks);
+        let least = supplies.mailbox.least_blocks(ranks).min(most);
+        let grant = supplies.turns.grant(most, least).map_err(|refusal| refusal.to_string())?;
+        Ok(Share { supplies, kernels, grant })
     }
 
-    /// The mailboxes, over the slices of all ranks as this rank's device sees them.
-    pub fn mailbox(
-        self,
-        geometry: Geometry,
-        slices: Vec<Address>,
-        holds: &Arc<Holds>,
-    ) -> Result<Mailbox, Refusal> {
-        let holds = holds.clone();
-        let hold = Box::new(move |driver: &_, capture| holds.hold(driver, capture));
-        Mailbox::new(Parts { supply: self.supply, grant: self.grant, geometry, slices, hold })
+    /// Whether this rank can have fast collectives.
+    pub fn has_fast(&self) -> bool {
+        self.kernels.is_some()
+    }
+
+    /// All that runs, over the slices of all ranks as this rank's device sees them.
+    pub fn boxes(self, rings: &Rings, slices: Vec<Address>, holds: &Arc<Holds>) -> Result<Boxes, Refused> {
+        let Share { supplies, kernels, grant } = self;
+        let (geometry, holds) = (rings.mailbox, holds.clone());
+        let rank = geometry.rank;
+        let own = slices.get(rank as usize).copied().unwrap_or_default();
+        let turns = Turns::new(turns::Parts {
+            supply: supplies.turns,
+            grant,
+            rank,
+            report: own + Layout::of(slices.len() as u32, &geometry).report,
+            hold: Box::new(move |driver: &_, capture| holds.hold(driver, capture)),
+        })?;
+        let fast = match (rings.fast, kernels) {
+            (Some(geometry), Some(kernels)) => {
+                let slices = slices.iter().map(|slice| slice + rings.fast_at).collect();
+                let (turns, tuning) = (turns.clone(), tuning::kernels());
+                Some(Fast::new(fast::Parts { kernels, turns, geometry, tuning, slices })?)
+            }
+            // Who has no kernels has said so, and the contract has none.
+            (_, _) => None,
+        };
+        let parts = mailbox::Parts { supply: supplies.mailbox, turns: turns.clone(), geometry, slices };
+        Ok(Boxes { mailbox: Mailbox::new(parts)?, fast, turns })
     }
 }
 
-/// The limit on blocks of a communicator whose configuration says so much, 0 for nothing: what ranks report.
-pub(super) fn blocks_max(ctas_max: u32) -> u32 {
-    let limits = [ctas_max, config().nccl.ctas_max];
+/// The limit on blocks of a communicator whose configuration says so much: what ranks report.
+pub(super) fn blocks_max(ctas: Ctas) -> u32 {
+    let limits = [ctas.max, config().nccl.ctas_max];
     limits.into_iter().filter(|limit| *limit > 0).fold(BLOCKS_MAX, u32::min)
 }
 
-/// The shape of all rings, from what all ranks agreed on. Tags begin at a random number, so that a ring that grows may lie in
-/// memory that holds anything, also the lines of a communicator before: what it holds at a tag's place is that very tag once
-/// in 2^60 lines.
-pub(super) fn geometry(contract: &Contract, rank: u32) -> Geometry {
-    let blocks = if contract.ctas_max == 0 { BLOCKS_MAX } else { contract.ctas_max.min(BLOCKS_MAX) };
-    let first_tag = contract.birth.number() >> 2 | 1;
-    Geometry { first_tag, ..Geometry::recommended(blocks, rank) }
+/// The shape of all rings in a slice, from what all ranks agreed on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rings {
+    mailbox: Geometry,
+    /// None where the contract has no fast collectives.
+    fast: Option<fast::Geometry>,
+    /// Where their part of a slice begins.
+    fast_at: u64,
+    /// Of all.
+    pub bytes: u64,
 }
 
-/// Whether no mailbox and no graph uses anything of them.
+impl Rings {
+    /// Tags begin at a random number, so that a ring that grows may lie in memory that holds anything, also the lines of a
+    /// communicator before: what it holds at a tag's place is that very tag once in 2^60 lines.
+    pub fn of(contract: &Contract, rank: u32) -> Rings {
+        let blocks = if contract.ctas_max == 0 { BLOCKS_MAX } else { contract.ctas_max.min(BLOCKS_MAX) };
+        let ranks = contract.members.len() as u32;
+        let tag = |number: u64| number >> 2 | 1;
+        let mailbox =
+            Geometry { first_tag: tag(contract.birth.number()), ..Geometry::recommended(blocks, rank) };
+        let fast_at = Layout::of(ranks, &mailbox).bytes;
+        let fast = tuning::serves(contract)
+            .then(|| fast::Geometry::recommended(blocks, ranks, rank, tag(contract.birth.other_number())));
+        let bytes = fast_at + fast.map_or(0, |geometry| fast::Layout::of(&geometry).bytes);
+        Rings { mailbox, fast, fast_at, bytes: bytes.next_multiple_of(128) }
+    }
+}
+
+/// Whether no communicator and no graph uses anything of them.
 pub(super) fn are_unused() -> bool {
-    lock().values().all(|supply| supply.is_unused())
+    lock().values().all(Supplies::are_unused)
 }
 
 /// Lets go of what no communicator uses: when the process ends.
 pub(super) fn give_back() {
-    let unused: Vec<_> =
-        lock().extract_if(.., |_, supply| Arc::strong_count(supply) == 1 && supply.is_unused()).collect();
+    let unused = |_: &Ordinal, supplies: &mut Supplies| supplies.are_let_go() && supplies.are_unused();
+    let unused: Vec<_> = lock().extract_if(.., unused).collect();
     drop(unused);
 }
 
-fn supply(device: Ordinal) -> Result<Arc<Supply>, Refusal> {
-    let mut supplies = lock();
-    if let Some(supply) = supplies.get(&device) {
-        return Ok(supply.clone());
+impl Supplies {
+    fn are_unused(&self) -> bool {
+        self.turns.is_unused()
     }
-    let driver = gpu::driver()?;
-    let supply = Supply::new(Home::of(driver, device)?, Calls::of(driver))?;
-    supplies.insert(device, supply.clone());
-    Ok(supply)
+
+    /// The kernels of collectives for so many ranks, if there are.
+    fn kernels(&self, ranks: u32) -> Option<Arc<Kernels>> {
+        let fast = self.fast.as_ref().filter(|_| ranks as usize <= fast::RANKS_MAX)?;
+        fast.kernels(ranks).map_err(without_fast).ok()
+    }
+
+    /// Whether no share and no mailbox has them.
+    fn are_let_go(&self) -> bool {
+        Arc::strong_count(&self.mailbox) == 1
+    }
 }
 
-fn lock() -> MutexGuard<'static, BTreeMap<Ordinal, Arc<Supply>>> {
+fn supplies(device: Ordinal) -> Result<Supplies, Refused> {
+    let mut all = lock();
+    if let Some(supplies) = all.get(&device) {
+        return Ok(supplies.clone());
+    }
+    let driver = gpu::driver()?;
+    let turns = turns::Supply::new(Home::of(driver, device)?, mailbox::HOST_BYTES)?;
+    let mailbox = mailbox::Supply::new(turns.clone())?;
+    let fast = match wish::fast_wanted(config().fast, config().nccl) {
+        true => fast::Supply::new(turns.clone()).map_err(without_fast).ok(),
+        false => None,
+    };
+    let supplies = Supplies { mailbox, fast, turns };
+    all.insert(device, supplies.clone());
+    Ok(supplies)
+}
+
+/// All ranks do without, where one has none.
+fn without_fast(refusal: fast::Refusal) {
+    log::info!("no fast collectives: {refusal}");
+}
+
+fn lock() -> MutexGuard<'static, BTreeMap<Ordinal, Supplies>> {
     SUPPLIES.lock().unwrap_or_else(PoisonError::into_inner)
 }

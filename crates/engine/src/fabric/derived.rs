@@ -23,6 +23,8 @@ use crate::rendezvous::derived::{Invitation, Making, NOBODY, child};
 use crate::rendezvous::facts::Waiting;
 use crate::rendezvous::verdict::{Failure, Reason, Verdict};
 
+use crate::forward::birth::Ctas;
+
 use super::{Asked, Fabric, Patience, rendezvous, settle, unreachable, wish};
 
 /// What is asked for.
@@ -347,8 +349,8 @@ pub struct Newborn {
 pub struct Configured {
     /// Whether the caller waits, where the configuration says.
     pub waiting: Option<Waiting>,
-    /// The configuration's limit on blocks, 0 for none; the parent's where there is none.
-    pub ctas_max: Option<u32>,
+    /// What the configuration says of blocks; the parent's holds where there is none.
+    pub ctas: Option<Ctas>,
     /// All of it.
     pub configuration: configuration::Kept,
     /// Whether NCCL lets it use its parent's resources.
@@ -454,8 +456,8 @@ impl Derivation {
     fn report(&self, newborn: Newborn, configured: Configured, patience: Patience) -> Result<Asked, Reason> {
         wish::check_derived(configured.waiting)?;
         settle();
-        let ctas_max = configured.ctas_max.unwrap_or(self.line.contract.ctas_max);
-        let (arena, share, mut facts) = wish::on(newborn.device, newborn.ranks, ctas_max, patience)?;
+        let ctas = configured.ctas.unwrap_or_else(|| wish::ctas_of(&self.line.contract));
+        let (arena, share, mut facts) = wish::on(newborn.device, newborn.ranks, ctas, patience)?;
         facts.member.rank = newborn.rank;
         let party = rendezvous().and_then(|rendezvous| rendezvous.attend_invited(&self.invitation, facts));
         let party = party.map_err(unreachable)?;
@@ -510,7 +512,7 @@ mod tests {
             rank,
             process: Token([2; 16]),
             process_id: 1,
-            device: Device { uuid: [rank as u8; 16], pci: (0, 0, 0) },
+            device: Device { uuid: [rank as u8; 16], pci: (0, 0, 0), capability: 90, multiprocessors: 132 },
             door: NOBODY,
             lobby,
             attachment: Vec::new(),

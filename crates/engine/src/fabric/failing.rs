@@ -2,12 +2,15 @@
 //! here, because what comes next would arrive as what was lost; and its peers hear of it, to whom it is as good as dead
 //! ([`super::stuck`]): what it had sent arrives, and who waits for more gets an asynchronous error.
 
+use std::fmt;
 use std::time::{Duration, Instant};
+
+use nccl_sys::ncclResult_t;
 
 use crate::contract::Token;
 use crate::contract::bytes::{Reader, Writer};
 use crate::gpu::Failure;
-use crate::mailbox::Refusal;
+use crate::{fast, mailbox, turns};
 
 /// How long a peer is told that does not answer: it may not be through its birth yet, or have ended.
 const TOLD_WITHIN: Duration = Duration::from_secs(60);
@@ -20,16 +23,78 @@ pub(super) enum Went {
     IntoCapture,
 }
 
-/// Whether peers wait in vain for a group that was refused here.
+/// Why what was to run did not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Refused {
+    Turn(turns::Refusal),
+    Mailbox(mailbox::Refusal),
+    Fast(fast::Refusal),
+}
+
+impl From<turns::Refusal> for Refused {
+    fn from(refusal: turns::Refusal) -> Refused {
+        Refused::Turn(refusal)
+    }
+}
+
+impl From<mailbox::Refusal> for Refused {
+    fn from(refusal: mailbox::Refusal) -> Refused {
+        match refusal {
+            mailbox::Refusal::Cuda(failure) => failure.into(),
+            mailbox::Refusal::Turn(refusal) => Refused::Turn(refusal),
+            refusal => Refused::Mailbox(refusal),
+        }
+    }
+}
+
+impl From<fast::Refusal> for Refused {
+    fn from(refusal: fast::Refusal) -> Refused {
+        match refusal {
+            fast::Refusal::Cuda(failure) => failure.into(),
+            fast::Refusal::Turn(refusal) => Refused::Turn(refusal),
+            refusal => Refused::Fast(refusal),
+        }
+    }
+}
+
+impl From<Failure> for Refused {
+    fn from(failure: Failure) -> Refused {
+        Refused::Turn(failure.into())
+    }
+}
+
+impl Refused {
+    /// NCCL's code for it.
+    pub fn result(&self) -> ncclResult_t {
+        match self {
+            Refused::Turn(refusal) => refusal.result(),
+            Refused::Mailbox(refusal) => refusal.result(),
+            Refused::Fast(refusal) => refusal.result(),
+        }
+    }
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Refused::Turn(refusal) => refusal.fmt(out),
+            Refused::Mailbox(refusal) => refusal.fmt(out),
+            Refused::Fast(refusal) => refusal.fmt(out),
+        }
+    }
+}
+
+/// Whether peers wait in vain for what was refused here.
 // Divergence: NCCL's communicator goes on after a launch that failed, and its peers wait, or take later messages for the lost
 // ones.
-pub(super) fn loses_a_group(refusal: &Refusal, went: Went) -> bool {
-    match (refusal, went) {
+pub(super) fn is_lost(refused: &Refused, went: Went) -> bool {
+    match (refused, went) {
         // Of a capture that did not come about nothing runs, here or elsewhere.
         (_, Went::IntoCapture) => false,
-        (Refusal::Cuda(failure), _) => !is_of_capture(failure),
-        // The program's own mistakes, and what has ended before.
-        (Refusal::NoRank { .. } | Refusal::Unmatched { .. } | Refusal::Aborted { .. }, _) => false,
+        (Refused::Turn(turns::Refusal::Cuda(failure)), _) => !is_of_capture(failure),
+        // What has ended before, and the program's own mistakes.
+        (Refused::Turn(turns::Refusal::Aborted { .. }), _) => false,
+        (Refused::Mailbox(mailbox::Refusal::NoRank { .. } | mailbox::Refusal::Unmatched { .. }), _) => false,
         _ => true,
     }
 }
@@ -106,14 +171,20 @@ mod tests {
     fn what_is_lost() {
         let cuda = |code| {
             let failure = Failure::without_code("cuLaunchKernelEx", "a code", String::new());
-            Refusal::Cuda(Failure { code: Some(Code(code)), ..failure })
+            Refused::from(Failure { code: Some(Code(code)), ..failure })
         };
-        let room = Refusal::NoRoom { operations: 9, most: 8 };
-        let lost =
-            [cuda(719), cuda(400), room.clone()].map(|refusal| loses_a_group(&refusal, Went::ToStream));
-        assert_eq!(lost, [true; 3]);
-        assert!(!loses_a_group(&room, Went::IntoCapture));
-        let others = [cuda(901), Refusal::NoRank { peer: 3, ranks: 2 }, Refusal::Aborted { rank: 0 }];
-        assert!(others.iter().all(|refusal| !loses_a_group(refusal, Went::ToStream)));
+        let room = || Refused::from(mailbox::Refusal::NoRoom { operations: 9, most: 8 });
+        let kernel = fast::Refusal::NoKernel { name: "x" }.into();
+        let lost = [cuda(719), cuda(400), room(), kernel].map(|refused| is_lost(&refused, Went::ToStream));
+        assert_eq!(lost, [true; 4]);
+        assert!(!is_lost(&room(), Went::IntoCapture));
+        let aborted = turns::Refusal::Aborted { rank: 0 };
+        let others = [
+            cuda(901),
+            mailbox::Refusal::NoRank { peer: 3, ranks: 2 }.into(),
+            mailbox::Refusal::from(aborted.clone()).into(),
+            fast::Refusal::from(aborted).into(),
+        ];
+        assert!(others.iter().all(|refused| !is_lost(refused, Went::ToStream)));
     }
 }

@@ -16,6 +16,7 @@ use crate::mailbox::{Direction, Mailbox, Wire};
 use crate::rendezvous::asking::Answer;
 
 use super::Fabric;
+use super::boxes::Boxes;
 use super::preparing::process_number;
 
 /// How soon a receiver that gave none is asked again.
@@ -101,7 +102,7 @@ impl Growing {
 impl Fabric {
     /// The rings that should be larger and were not asked for yet; now they are. Calls no driver.
     pub(super) fn ask_for_growth(&self) -> Vec<Question> {
-        let Some(mailbox) = &self.mailbox else { return Vec::new() };
+        let Some(Boxes { mailbox, .. }) = &self.boxes else { return Vec::new() };
         let (stalled, early) = (mailbox.wants_growth(), mailbox.asks_early());
         let mut questions = Vec::new();
         for (wire, stalled, early) in
@@ -194,7 +195,7 @@ impl Fabric {
 
     fn parts(&self) -> Result<(&Mailbox, &Slice), String> {
         let own = self.own.as_ref().map(|(slice, _)| slice);
-        self.mailbox.as_ref().zip(own).ok_or_else(|| "it is ending".into())
+        self.boxes.as_ref().map(|boxes| &boxes.mailbox).zip(own).ok_or_else(|| "it is ending".into())
     }
 
     fn member(&self, rank: u32) -> Result<&contract::Member, String> {

@@ -4,8 +4,8 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::arena::{PeerSlice, Slice};
-use crate::mailbox::Mailbox;
 
+use super::boxes::Boxes;
 use super::closing::Closing;
 use super::giving;
 use super::growing::Growing;
@@ -13,7 +13,7 @@ use super::growing::Growing;
 /// Dropped in this order.
 #[derive(Debug)]
 pub(super) struct Leaving {
-    pub mailbox: Option<Mailbox>,
+    pub boxes: Option<Boxes>,
     pub peers: Vec<Option<PeerSlice>>,
     pub growing: Growing,
     pub own: Option<(Slice, Closing)>,
@@ -28,19 +28,19 @@ impl Leaving {
         if self.is_over() {
             self.close();
         } else {
-            self.mailbox.iter().for_each(Mailbox::abort);
+            self.boxes.iter().for_each(|boxes| boxes.turns.abort());
             leaving().push(self);
         }
     }
 
     /// A driver that answers nothing any more runs nothing either.
     fn is_over(&self) -> bool {
-        self.mailbox.as_ref().is_none_or(|mailbox| mailbox.is_idle().unwrap_or(true))
+        self.boxes.as_ref().is_none_or(|boxes| boxes.turns.is_idle().unwrap_or(true))
     }
 
     fn close(self) {
-        let Leaving { mailbox, peers, growing, own } = self;
-        drop(mailbox);
+        let Leaving { boxes, peers, growing, own } = self;
+        drop(boxes);
         drop(peers);
         let leases = growing.end();
         if let Some((slice, mut closing)) = own {

@@ -40,7 +40,12 @@ mod tests {
                 rank,
                 process: Token([rank as u8; 16]),
                 process_id: rank,
-                device: Device { uuid: [rank as u8; 16], pci: (0, rank as u8, 0) },
+                device: Device {
+                    uuid: [rank as u8; 16],
+                    pci: (0, rank as u8, 0),
+                    capability: 90,
+                    multiprocessors: 132,
+                },
                 door: Token([0; 16]),
                 lobby: Token([0; 16]),
                 attachment,

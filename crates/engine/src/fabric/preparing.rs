@@ -10,14 +10,11 @@ use rustix::process::{PidfdFlags, getpid, pidfd_open};
 use crate::arena::{self, Arena, Holds, Member, Peer, PeerArena, PeerSlice, Place, Slice};
 use crate::contract::{Contract, RANKS_MAX, Token};
 use crate::descriptor::Ours;
-use crate::mailbox::{Layout, Mailbox};
 use crate::page::Page;
 use crate::rendezvous::Preparation;
 use crate::rendezvous::descriptors::{Parcel, Sending};
 
-use windlass_kernels::launch::Geometry;
-
-use super::boxes::{self, Share};
+use super::boxes::{Boxes, Rings, Share};
 use super::closing::{Closing, Life, Word};
 use super::line::{Hold, Line};
 use super::pages::{self, PAGES_MAKER};
@@ -44,7 +41,7 @@ pub(super) struct Prepared {
     pub lives: Vec<Arc<Life>>,
     pub holds: Arc<Holds>,
     /// None if the rank could not prepare.
-    pub mailbox: Option<Mailbox>,
+    pub boxes: Option<Boxes>,
     /// To those who came to know the slice at a meeting.
     pub line: Option<Line>,
     /// To the owners of slices that this rank came to know there.
@@ -63,7 +60,7 @@ impl Prepared {
     /// There is none, but others may still be testing the slice.
     pub fn fail(self) {
         let closing = Closing::new(&self.slice, Word::failed(self.line), self.lives, self.holds);
-        drop((self.mailbox, self.peers, self.slice));
+        drop((self.boxes, self.peers, self.slice));
         drop(self.lines);
         closing.begin();
     }
@@ -76,17 +73,16 @@ struct Lent<'a> {
     arena: &'a Arc<Arena>,
     holds: Arc<Holds>,
     slice: Slice,
-    geometry: Geometry,
+    rings: Rings,
 }
 
 impl<'a> Lent<'a> {
     fn new(contract: &'a Contract, rank: u32, arena: &'a Arc<Arena>) -> Result<Lent<'a>, String> {
         let holds = Holds::new();
-        let geometry = boxes::geometry(contract, rank);
-        let bytes = Layout::of(contract.members.len() as u32, &geometry).bytes + WORDS_BYTES;
-        let slice = arena.lend(bytes, &holds).map_err(words)?;
+        let rings = Rings::of(contract, rank);
+        let slice = arena.lend(rings.bytes + WORDS_BYTES, &holds).map_err(words)?;
         slice.wait_zeroed(ZEROED_WITHIN).map_err(words)?;
-        let lent = Lent { contract, rank, arena, holds, slice, geometry };
+        let lent = Lent { contract, rank, arena, holds, slice, rings };
         arena
             .store(lent.word_at(lent.slice.address(), lent.slice.bytes(), rank), lent.word(rank))
             .map_err(words)?;
@@ -155,15 +151,15 @@ impl<'a> Lent<'a> {
         Ok(slice)
     }
 
-    /// The mailboxes with all peers, whose slices are mapped.
-    fn mailbox(&self, peers: &[Option<PeerSlice>], share: Share) -> Result<Mailbox, String> {
+    /// What runs over the slices of all peers, which are mapped.
+    fn boxes(&self, peers: &[Option<PeerSlice>], share: Share) -> Result<Boxes, String> {
         let address = |(rank, peer): (u32, &Option<PeerSlice>)| match peer {
             Some(slice) => slice.address(),
             None if rank == self.rank => self.slice.address(),
             None => 0,
         };
         let slices = (0..).zip(peers).map(address).collect();
-        share.mailbox(self.geometry, slices, &self.holds).map_err(words)
+        share.boxes(&self.rings, slices, &self.holds).map_err(words)
     }
 
     fn word_at(&self, address: u64, bytes: u64, rank: u32) -> u64 {
@@ -205,13 +201,13 @@ pub(super) fn at_meeting(
     let exchanged = exchange(preparation, &lent, others_end, &mut known);
     let Known { lines, page, .. } = known;
     let exchanged_at = began.elapsed();
-    let made = exchanged.and_then(|()| lent.mailbox(&peers, share));
-    let (mailbox, result) = match made {
-        Ok(mailbox) => (Some(mailbox), Ok(())),
+    let made = exchanged.and_then(|()| lent.boxes(&peers, share));
+    let (boxes, result) = match made {
+        Ok(boxes) => (Some(boxes), Ok(())),
         Err(words) => (None, Err(words)),
     };
     log::debug!(
-        "birth {:?} rank {rank} lent after {} us, knew all slices after {} us, had its mailbox after {} us",
+        "birth {:?} rank {rank} lent after {} us, knew all slices after {} us, had its mailboxes after {} us",
         contract.birth,
         lent_at.as_micros(),
         exchanged_at.as_micros(),
@@ -219,7 +215,7 @@ pub(super) fn at_meeting(
     );
     let (slice, holds) = (lent.slice, lent.holds);
     let lives = lives.into_iter().map(Arc::new).collect();
-    Ok((Prepared { slice, peers, lives, holds, mailbox, line: Some(line), lines, page }, result))
+    Ok((Prepared { slice, peers, lives, holds, boxes, line: Some(line), lines, page }, result))
 }
 
 /// What a rank comes to know of its peers.
@@ -338,14 +334,14 @@ pub(super) fn in_one_hand(
     let page = made.map_or(None, |(page, _)| page);
     let mut prepared = Vec::new();
     for ((lent, peers), share) in lent.into_iter().zip(peers).zip(shares) {
-        let mailbox = match &failed {
-            None => lent.mailbox(&peers, share).map_err(|words| failed = Some((lent.rank, words))).ok(),
+        let boxes = match &failed {
+            None => lent.boxes(&peers, share).map_err(|words| failed = Some((lent.rank, words))).ok(),
             Some(_) => None,
         };
         let lives = lives_of(contract, lent.rank).into_iter().map(Arc::new).collect();
         let (slice, holds) = (lent.slice, lent.holds);
         let (lines, page) = (Vec::new(), page.clone());
-        prepared.push(Prepared { lives, slice, peers, holds, mailbox, line: None, lines, page });
+        prepared.push(Prepared { lives, slice, peers, holds, boxes, line: None, lines, page });
     }
     match failed {
         None => Ok(prepared),

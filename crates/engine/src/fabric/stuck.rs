@@ -8,9 +8,11 @@ use std::time::{Duration, Instant};
 use nccl_sys::ncclRemoteError;
 
 use crate::config::config;
-use crate::mailbox::{Mailbox, Progress};
+use crate::mailbox::Progress;
+use crate::turns::Turns;
 
 use super::Fabric;
+use super::boxes::Boxes;
 
 /// How often a fabric with a dead rank is asked.
 const ASK_EVERY: Duration = Duration::from_millis(250);
@@ -30,7 +32,7 @@ pub(super) struct Watched {
 impl Watched {
     /// Looks whether work is in flight and moves.
     pub fn look(&mut self, fabric: &Fabric, dead: &[u32]) {
-        let Some(mailbox) = &fabric.mailbox else { return };
+        let Some(Boxes { mailbox, turns, .. }) = &fabric.boxes else { return };
         if self.over || self.asked.is_some_and(|asked| asked.elapsed() < ASK_EVERY) {
             return;
         }
@@ -38,7 +40,7 @@ impl Watched {
         let runs = fabric.runs.load(Ordering::Relaxed);
         // Taken before it is asked: what is called meanwhile adds itself.
         let awaited = fabric.awaited.swap(0, Ordering::Acquire);
-        let idle = mailbox.is_idle();
+        let idle = turns.is_idle();
         if idle != Ok(true) {
             fabric.awaited.fetch_or(awaited, Ordering::Relaxed);
         }
@@ -57,7 +59,7 @@ impl Watched {
             Some((since, before)) if *before == moved => {
                 if since.elapsed() >= config().stuck_after {
                     self.over = true;
-                    end(fabric, mailbox, dead, since.elapsed());
+                    end(fabric, turns, dead, since.elapsed());
                 }
             }
             _ => self.still = Some((Instant::now(), moved)),
@@ -65,10 +67,10 @@ impl Watched {
     }
 }
 
-fn end(fabric: &Fabric, mailbox: &Mailbox, dead: &[u32], still_for: Duration) {
+fn end(fabric: &Fabric, turns: &Turns, dead: &[u32], still_for: Duration) {
     fabric.fail(ncclRemoteError);
-    mailbox.abort();
-    let place = match mailbox.wait_idle(LEAVES_WITHIN).and_then(|()| mailbox.stuck()) {
+    turns.abort();
+    let place = match turns.wait_idle(LEAVES_WITHIN).and_then(|()| turns.stuck()) {
         Ok(stuck) => stuck.to_string(),
         Err(refusal) => format!("where is not known: {refusal}"),
     };

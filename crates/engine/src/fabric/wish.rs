@@ -6,9 +6,11 @@ use std::sync::atomic::Ordering;
 use windlass_kernels::launch::Geometry;
 
 use crate::arena::Arena;
-use crate::config::{Lazy, Nccl, Register, Switch, config};
-use crate::contract::bytes::checksum;
-use crate::contract::{Device, Member, RANKS_MAX, Token, Version, capability};
+use crate::config::{Fast, Lazy, Nccl, Register, Switch, config};
+use crate::contract::bytes::{Writer, checksum};
+use crate::contract::{Contract, Device, Member, RANKS_MAX, Token, Version, capability};
+use crate::fast;
+use crate::forward::birth::{Ctas, Policy};
 use crate::gpu::{self, Ordinal, device};
 use crate::mailbox::Layout;
 use crate::rendezvous::card::{Card, Id};
@@ -18,6 +20,7 @@ use crate::rendezvous::facts::{Facts, Forbidden, LocalFacts, Waiting, plain_reas
 use crate::rendezvous::place;
 use crate::rendezvous::verdict::Reason;
 use crate::stats::segment;
+use crate::tuning;
 
 use super::boxes::{self, Share};
 use super::watch;
@@ -35,8 +38,8 @@ pub struct Wish {
     pub rank: i32,
     /// Whether the call waits, where its configuration says.
     pub waiting: Option<Waiting>,
-    /// The configuration's limit on blocks, 0 for none.
-    pub ctas_max: u32,
+    /// What the configuration says of blocks.
+    pub ctas: Ctas,
     /// The rank's device, if it is not the current one any more.
     pub device: Option<Ordinal>,
     /// Whether NCCL's part may come later.
@@ -140,12 +143,12 @@ fn forbidden() -> Forbidden {
 /// The arena, the share and the facts of this thread's current device.
 pub(super) fn current(
     ranks: u32,
-    ctas_max: u32,
+    ctas: Ctas,
     patience: Patience,
 ) -> Result<(Arc<Arena>, Share, Facts), Reason> {
     let driver = gpu::driver().map_err(no_identity)?;
     match driver.current_device().map_err(no_identity)? {
-        Some(device) => on(device, ranks, ctas_max, patience),
+        Some(device) => on(device, ranks, ctas, patience),
         // NCCL would take the runtime's, which only the runtime knows.
         None => Err(no_identity("no device is current")),
     }
@@ -155,15 +158,13 @@ pub(super) fn current(
 pub(super) fn on(
     ordinal: Ordinal,
     ranks: u32,
-    ctas_max: u32,
+    ctas: Ctas,
     patience: Patience,
 ) -> Result<(Arc<Arena>, Share, Facts), Reason> {
     let driver = gpu::driver().map_err(no_identity)?;
     let device = driver.device_facts(ordinal).map_err(no_identity)?;
     let arena = Arena::of(ordinal).map_err(no_identity)?;
-    let share = Share::new(ordinal, ranks, ctas_max).map_err(|words| Reason::Refused { rank: 0, words })?;
-    // The rings of an unlimited communicator stand for the protocol of the kernels.
-    let rings = Layout::of(2, &Geometry::recommended(boxes::BLOCKS_MAX, 0)).bytes;
+    let share = Share::new(ordinal, ranks, ctas).map_err(|words| Reason::Refused { rank: 0, words })?;
     let facts = Facts {
         ranks,
         version: Version::THIS,
@@ -171,14 +172,20 @@ pub(super) fn on(
         capabilities: capabilities(&device)
             | patience.capability(ranks)
             | of_children()
-            | of_registration(&device),
-        options: checksum(&rings.to_le_bytes()),
-        ctas_max: boxes::blocks_max(ctas_max),
+            | of_registration(&device)
+            | of_fast(&share, ctas),
+        options: options(),
+        ctas_max: boxes::blocks_max(ctas),
         member: Member {
             rank: 0,
             process: place::process().map_err(no_identity)?,
             process_id: std::process::id(),
-            device: Device { uuid: device.uuid, pci: pci(&device.pci) },
+            device: Device {
+                uuid: device.uuid,
+                pci: pci(&device.pci),
+                capability: device.capability.clamp(0, u16::MAX.into()) as u16,
+                multiprocessors: device.multiprocessors.clamp(0, u16::MAX.into()) as u16,
+            },
             door: Token([0; 16]),
             lobby: super::rendezvous().map_or(NOBODY, |rendezvous| rendezvous.lobby()),
             attachment: watch::desk().map_err(no_identity)?.0.to_vec(),
@@ -200,8 +207,40 @@ fn capabilities(device: &device::Facts) -> u64 {
         (device.virtual_memory, capability::VIRTUAL_MEMORY),
         (device.posix_handles, capability::DESCRIPTORS),
         (device.fabric_handles, capability::FABRIC_HANDLES),
+        (device.multicast && config().nccl.multicast == Switch::On, capability::MULTICAST),
     ];
     bits.into_iter().filter(|(has, _)| *has).fold(0, |all, (_, bit)| all | bit)
+}
+
+/// What stands for the protocol of the kernels, as numbers: the rings of unlimited communicators, and by what is chosen.
+fn options() -> u64 {
+    let messages = Layout::of(2, &Geometry::recommended(boxes::BLOCKS_MAX, 0)).bytes;
+    let collectives = fast::Layout::of(&fast::Geometry::recommended(boxes::BLOCKS_MAX, 2, 0, 1)).bytes;
+    let mut writer = Writer::default();
+    writer.u64(messages).u64(collectives).u64(tuning::hash());
+    checksum(&writer.finish())
+}
+
+/// Fast collectives, where the kernels load, our options let them and NCCL is not asked to go by something else.
+fn of_fast(share: &Share, ctas: Ctas) -> u64 {
+    let wanted = fast_wanted(config().fast, config().nccl);
+    let bound = if ctas.policy == Policy::Default { capability::UNBOUND } else { 0 };
+    let fast = if wanted && share.has_fast() { capability::FAST } else { 0 };
+    fast | bound
+}
+
+/// Whether this process would have fast collectives.
+pub(super) fn fast_wanted(option: Fast, nccl: Nccl) -> bool {
+    option == Fast::Auto && nccl.choice == Switch::On
+}
+
+/// What a communicator said of blocks, of which another is made without a word.
+pub(super) fn ctas_of(contract: &Contract) -> Ctas {
+    let policy = match contract.capabilities & capability::UNBOUND {
+        0 => Policy::Own,
+        _ => Policy::Default,
+    };
+    Ctas { max: contract.ctas_max, policy }
 }
 
 fn of_registration(device: &device::Facts) -> u64 {
@@ -278,6 +317,15 @@ mod tests {
         assert_eq!(all(Nccl { multicast: Switch::Off, ..nccl }, 22809, &switched), [true, true, false]);
         assert_eq!(all(Nccl { registration: Switch::Off, ..nccl }, 22809, &hopper), [false; 3]);
         assert_eq!(all(Nccl { peer_access: Switch::Off, ..nccl }, 22809, &hopper), [false; 3]);
+    }
+
+    /// Fast collectives are for those who leave the choice.
+    #[test]
+    fn who_is_fast() {
+        let nccl = Config::default().nccl;
+        assert!(fast_wanted(Fast::Auto, nccl));
+        assert!(!fast_wanted(Fast::Off, nccl));
+        assert!(!fast_wanted(Fast::Auto, Nccl { choice: Switch::Off, ..nccl }));
     }
 
     /// Addresses are read as the driver writes them.

@@ -87,10 +87,32 @@ pub struct Asked {
     pub rank: c_int,
     /// `blocking` of the configuration, if that says.
     pub blocking: Option<c_int>,
-    /// `maxCTAs` of the configuration, if that says.
-    pub ctas_max: Option<c_int>,
+    /// What its configuration says of blocks.
+    pub ctas: Ctas,
     /// Its configuration.
     pub config: *const ncclConfig_t,
+}
+
+/// What a configuration says of blocks (CTAs).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ctas {
+    /// `maxCTAs`; 0 for no limit.
+    pub max: u32,
+    /// `CTAPolicy`.
+    pub policy: Policy,
+}
+
+/// Whether NCCL is asked to choose by something else than speed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Policy {
+    Default,
+    Own,
+}
+
+impl Ctas {
+    /// Nothing.
+    pub const UNSAID: Ctas = Ctas { max: 0, policy: Policy::Default };
 }
 
 /// How a communicator is asked for from another.
@@ -100,8 +122,8 @@ pub struct FromParent {
     pub parent: ncclComm_t,
     /// Of which ranks.
     pub which: Which,
-    /// `blocking` and `maxCTAs` of the configuration, where that says; no configuration means the parent's.
-    pub configured: Option<(Option<c_int>, Option<c_int>)>,
+    /// `blocking` and what is said of blocks, where there is a configuration; else the parent's hold.
+    pub configured: Option<(Option<c_int>, Ctas)>,
     /// A copy of the configuration.
     pub given: Given,
 }
@@ -169,8 +191,8 @@ impl Birth {
             return None;
         }
         let id = id.internal.map(|byte| byte as u8);
-        let (blocking, ctas_max) = configured(config);
-        Some(Asked { id, ids, ranks, rank, blocking, ctas_max, config })
+        let (blocking, ctas) = configured(config);
+        Some(Asked { id, ids, ranks, rank, blocking, ctas, config })
     }
 
     /// The arguments of a split or shrink, if it is one that NCCL would not refuse at once.
@@ -344,9 +366,9 @@ impl Birth {
 
 /// What a configuration says of waiting and blocks. The first fields, and `maxCTAs`, are where every version of NCCL has
 /// them; a field counts if the size that the configuration says of itself takes it in.
-fn configured(config: *const ncclConfig_t) -> (Option<c_int>, Option<c_int>) {
+fn configured(config: *const ncclConfig_t) -> (Option<c_int>, Ctas) {
     if config.is_null() {
-        return (None, None);
+        return (None, Ctas::UNSAID);
     }
     // SAFETY: the application's own configuration, which begins with its size; no more of it is read than that says.
     unsafe {
@@ -356,7 +378,12 @@ fn configured(config: *const ncclConfig_t) -> (Option<c_int>, Option<c_int>) {
             fits.then(|| config.byte_add(offset).cast::<c_int>().read())
                 .filter(|value| *value != NCCL_CONFIG_UNDEF_INT)
         };
-        (read(offset_of!(ncclConfig_t, blocking)), read(offset_of!(ncclConfig_t, maxCTAs)))
+        let max = read(offset_of!(ncclConfig_t, maxCTAs)).unwrap_or(0).max(0) as u32;
+        let policy = match read(offset_of!(ncclConfig_t, CTAPolicy)) {
+            None | Some(0) => Policy::Default,
+            Some(_) => Policy::Own,
+        };
+        (read(offset_of!(ncclConfig_t, blocking)), Ctas { max, policy })
     }
 }
 

@@ -112,13 +112,13 @@ fn before(from: FromParent) -> Option<Before> {
     }
     let configured = match configured {
         // A parent with a fabric is one that waits.
-        None => Configured { waiting: Some(Waiting::Blocking), ctas_max: None, configuration, shares },
-        Some((blocking, ctas_max)) => Configured {
+        None => Configured { waiting: Some(Waiting::Blocking), ctas: None, configuration, shares },
+        Some((blocking, ctas)) => Configured {
             configuration,
             shares,
             waiting: blocking
                 .map(|blocking| if blocking == 0 { Waiting::NonBlocking } else { Waiting::Blocking }),
-            ctas_max: Some(ctas_max.unwrap_or(0).max(0) as u32),
+            ctas: Some(ctas),
         },
     };
     Some(Before { deriving, configured })

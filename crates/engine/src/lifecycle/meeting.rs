@@ -141,22 +141,12 @@ fn all(birth: &Birth) -> Step {
 }
 
 fn wish(asked: &birth::Asked, patience: Patience) -> Wish {
-    let birth::Asked { id, ids, ranks, rank, blocking, ctas_max, config: _ } = *asked;
+    let birth::Asked { id, ids, ranks, rank, blocking, ctas, config: _ } = *asked;
     let waiting = blocking.map(|blocking| match blocking {
         0 => Waiting::NonBlocking,
         _ => Waiting::Blocking,
     });
-    Wish {
-        id,
-        ids,
-        ranks,
-        rank,
-        waiting,
-        ctas_max: ctas_max.unwrap_or(0).max(0) as u32,
-        device: None,
-        patience,
-        parked: Vec::new(),
-    }
+    Wish { id, ids, ranks, rank, waiting, ctas, device: None, patience, parked: Vec::new() }
 }
 
 /// NCCL has taken the wish, or is not asked.

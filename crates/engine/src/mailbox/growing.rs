@@ -8,8 +8,8 @@ use windlass_kernels::arrange::{Direction, Peer};
 use windlass_kernels::growth::{self, Wire};
 
 use crate::gpu::Address;
+use crate::mailbox::calls::Words;
 use crate::mailbox::refusal::Refusal;
-use crate::mailbox::supply::Lent;
 use crate::mailbox::{Mailbox, Operation};
 
 /// Peers with whom a pair should have a larger ring, a bit for each rank. This rank sends.
@@ -21,21 +21,20 @@ pub struct Wants {
 }
 
 /// Gives every channel its words for larger rings.
-pub(super) fn place_words(peers: &mut [Peer], lent: &Lent) {
-    let Some(kit) = lent.kit() else { return };
+pub(super) fn place_words(peers: &mut [Peer], words: Words<'_>) {
     for (index, peer) in (0..).zip(peers) {
-        peer.send.growth = kit.host.growth_address(Direction::Send, index);
-        peer.receive.growth = kit.host.growth_address(Direction::Receive, index);
+        peer.send.growth = words.growth_address(Direction::Send, index);
+        peer.receive.growth = words.growth_address(Direction::Receive, index);
     }
 }
 
 impl Mailbox {
     /// The peers to whom this rank's kernel has been sending without room for some 250 ms, over a ring that has not grown.
     pub fn wants_growth(&self) -> Wants {
-        let Some(kit) = self.lent.kit() else { return Wants::default() };
+        let Some(words) = self.words() else { return Wants::default() };
         Wants {
-            lines: kit.host.wishes(Wire::Lines) & !self.grown_sends(Wire::Lines),
-            bulk: kit.host.wishes(Wire::Bulk) & !self.grown_sends(Wire::Bulk),
+            lines: words.wishes(Wire::Lines) & !self.grown_sends(Wire::Lines),
+            bulk: words.wishes(Wire::Bulk) & !self.grown_sends(Wire::Bulk),
         }
     }
 
@@ -83,7 +82,7 @@ impl Mailbox {
         let refused = |why| Refusal::NoGrowth { peer, wire, why };
         let word = growth::ring_word(address, wire, &self.geometry, slots)
             .ok_or_else(|| refused("it is not aligned, or not larger by a power of two"))?;
-        let there = self.kit()?.host.growth(direction, peer, wire);
+        let there = self.words().ok_or_else(|| refused("it has ended"))?.growth(direction, peer, wire);
         // Release: who finds the word finds the ring mapped.
         there
             .compare_exchange(0, word, Ordering::Release, Ordering::Relaxed)
@@ -93,8 +92,8 @@ impl Mailbox {
 
     /// Whether this side's kernels were told of a larger ring.
     pub fn has_grown(&self, direction: Direction, peer: u32, wire: Wire) -> bool {
-        let kit = self.lent.kit();
-        kit.is_some_and(|kit| kit.host.growth(direction, peer, wire).load(Ordering::Relaxed) != 0)
+        let words = self.words();
+        words.is_some_and(|words| words.growth(direction, peer, wire).load(Ordering::Relaxed) != 0)
     }
 
     pub(super) fn grown_sends(&self, wire: Wire) -> u64 {

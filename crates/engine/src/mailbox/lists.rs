@@ -78,12 +78,6 @@ impl Room {
     pub fn give_back(&self, run: Run) {
         self.taken.fetch_and(!run.mask, Ordering::AcqRel);
     }
-
-    /// Nothing is taken.
-    pub fn clear(&self) {
-        self.taken.store(0, Ordering::Release);
-        self.of_graphs.store(0, Ordering::Release);
-    }
 }
 
 #[cfg(test)]

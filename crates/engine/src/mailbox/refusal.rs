@@ -8,6 +8,7 @@ use windlass_kernels::growth::Wire;
 
 use crate::error::refuse;
 use crate::gpu::Failure;
+use crate::turns;
 
 /// Why not, with the numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,10 +16,10 @@ use crate::gpu::Failure;
 pub enum Refusal {
     /// The driver could not.
     Cuda(Failure),
+    /// It is not this communicator's turn.
+    Turn(turns::Refusal),
     /// No compiled kernel is for this device.
     NoImage { device: i32, capability: i32 },
-    /// All blocks that communicators of this device may use are granted.
-    NoBlocks { device: i32, wanted: u32, left: u32 },
     /// What the ranks agreed on is nothing that a mailbox can run with.
     Strange { why: &'static str, ranks: usize, rank: u32 },
     /// The kernel cannot serve all lanes of such a group with these blocks.
@@ -31,10 +32,6 @@ pub enum Refusal {
     NoRoom { operations: usize, most: usize },
     /// No lane can move into such a ring.
     NoGrowth { peer: u32, wire: Wire, why: &'static str },
-    /// It was aborted before.
-    Aborted { rank: u32 },
-    /// Work is still in flight.
-    Busy { rank: u32, waited_ms: u64 },
 }
 
 impl Refusal {
@@ -42,14 +39,12 @@ impl Refusal {
     pub fn result(&self) -> ncclResult_t {
         match self {
             Refusal::Cuda(failure) => failure.result(),
+            Refusal::Turn(refusal) => refusal.result(),
             Refusal::NoRank { .. } => ncclInvalidArgument,
             // As NCCL at the end of a group.
-            Refusal::Unmatched { .. } | Refusal::Aborted { .. } => ncclInvalidUsage,
-            Refusal::NoImage { .. } | Refusal::NoBlocks { .. } | Refusal::NoRoom { .. } => ncclSystemError,
-            Refusal::Strange { .. }
-            | Refusal::Lanes { .. }
-            | Refusal::NoGrowth { .. }
-            | Refusal::Busy { .. } => ncclInternalError,
+            Refusal::Unmatched { .. } => ncclInvalidUsage,
+            Refusal::NoImage { .. } | Refusal::NoRoom { .. } => ncclSystemError,
+            Refusal::Strange { .. } | Refusal::Lanes { .. } | Refusal::NoGrowth { .. } => ncclInternalError,
         }
     }
 
@@ -66,17 +61,23 @@ impl From<Failure> for Refusal {
     }
 }
 
+impl From<turns::Refusal> for Refusal {
+    fn from(refusal: turns::Refusal) -> Refusal {
+        match refusal {
+            turns::Refusal::Cuda(failure) => Refusal::Cuda(failure),
+            refusal => Refusal::Turn(refusal),
+        }
+    }
+}
+
 impl fmt::Display for Refusal {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Refusal::Cuda(failure) => failure.fmt(out),
+            Refusal::Turn(refusal) => refusal.fmt(out),
             Refusal::NoImage { device, capability } => {
                 write!(out, "no mailbox kernel is for device {device} of capability {capability}")
             }
-            Refusal::NoBlocks { device, wanted, left } => write!(
-                out,
-                "communicators of device {device} may use {left} more blocks, a mailbox needs {wanted}"
-            ),
             Refusal::Strange { why, ranks, rank } => {
                 write!(out, "no mailbox for rank {rank} of {ranks}: {why}")
             }
@@ -93,10 +94,6 @@ impl fmt::Display for Refusal {
             ),
             Refusal::NoGrowth { peer, wire, why } => {
                 write!(out, "no larger ring of {wire:?} with peer {peer}: {why}")
-            }
-            Refusal::Aborted { rank } => write!(out, "the mailbox of rank {rank} was aborted"),
-            Refusal::Busy { rank, waited_ms } => {
-                write!(out, "the mailbox of rank {rank} still has work in flight after {waited_ms} ms")
             }
         }
     }

@@ -5,6 +5,7 @@ use std::net::{Ipv4Addr, TcpListener};
 use windlass_engine::arena;
 use windlass_engine::descriptor;
 use windlass_engine::fabric::{self, Asked, Fate, Patience, Wish};
+use windlass_engine::forward::birth::Ctas;
 use windlass_engine::rendezvous::card::Id;
 use windlass_engine::rendezvous::verdict::Failure;
 
@@ -45,7 +46,7 @@ fn ask(device: &Primary, id: Id, ranks: usize) -> Asked {
         ranks: ranks as i32,
         rank: device.device,
         waiting: None,
-        ctas_max: 0,
+        ctas: Ctas::UNSAID,
         device: None,
         patience: Patience::None,
         parked: Vec::new(),

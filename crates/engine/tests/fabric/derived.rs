@@ -10,12 +10,8 @@ use windlass_engine::forward::configuration::Kept;
 
 use crate::births::{nothing_is_left, three_devices};
 
-const CONFIGURED: Configured = Configured {
-    waiting: Some(Waiting::Blocking),
-    ctas_max: None,
-    configuration: Kept::Nothing,
-    shares: false,
-};
+const CONFIGURED: Configured =
+    Configured { waiting: Some(Waiting::Blocking), ctas: None, configuration: Kept::Nothing, shares: false };
 const PATIENT: Patience = Patience::AsConfigured;
 
 fn contract(fate: &Fate) -> &Contract {

@@ -11,6 +11,7 @@ use windlass_engine::descriptor;
 use windlass_engine::fabric::{
     self, Asked, Configured, Course, Fabric, Fate, Newborn, Patience, Standing, Waiting, Wanted, Wish,
 };
+use windlass_engine::forward::birth::Ctas;
 use windlass_engine::forward::configuration::Kept;
 use windlass_engine::page::Page;
 use windlass_engine::rendezvous::card::Id;
@@ -50,7 +51,7 @@ pub fn ask(id: Id, device: i32, ranks: i32, patience: Patience) -> Asked {
         ranks,
         rank,
         waiting: None,
-        ctas_max: 0,
+        ctas: Ctas::UNSAID,
         device: Some(device),
         patience,
         parked: Vec::new(),
@@ -75,7 +76,7 @@ fn derive((parent, device): (&Fabric, i32)) -> Fate {
     assert_eq!(derivation.round(0, Patience::None.willing()), Ok(Course::Nccl));
     let newborn = Newborn { device, rank: device as u32, ranks: 3 };
     let waiting = Some(Waiting::Blocking);
-    let configured = Configured { waiting, ctas_max: None, configuration: Kept::Nothing, shares: false };
+    let configured = Configured { waiting, ctas: None, configuration: Kept::Nothing, shares: false };
     fabric::join(vec![derivation.ask(newborn, configured).unwrap()]).pop().unwrap()
 }
 

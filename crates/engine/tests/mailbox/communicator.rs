@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use windlass_engine::arena::{Arena, Holds, Slice};
 use windlass_engine::gpu::Home;
-use windlass_engine::mailbox::{Calls, Layout, Mailbox, Parts, Supply};
+use windlass_engine::mailbox::{HOST_BYTES, Layout, Mailbox, Parts, Supply};
+use windlass_engine::turns::{self, Turns};
 use windlass_kernels::launch::Geometry;
 
 use crate::support::*;
@@ -29,6 +30,7 @@ pub struct Device {
     primary: Primary,
     pub arena: Arc<Arena>,
     pub supply: Arc<Supply>,
+    pub turns: Arc<turns::Supply>,
 }
 
 impl Deref for Device {
@@ -44,8 +46,9 @@ impl Device {
         let primary = Primary::of(ordinal);
         let arena = Arena::open(primary.driver, ordinal, 256 << 20).unwrap();
         let home = Home::of(primary.driver, ordinal).unwrap();
-        let supply = Supply::new(home, Calls::of(primary.driver)).unwrap();
-        Device { primary, arena, supply }
+        let turns = turns::Supply::new(home, HOST_BYTES).unwrap();
+        let supply = Supply::new(turns.clone()).unwrap();
+        Device { primary, arena, supply, turns }
     }
 
     pub fn stream(&self) -> AppStream {
@@ -59,7 +62,7 @@ impl Drop for Device {
         if std::thread::panicking() {
             return;
         }
-        eventually("graphs let go", || self.supply.is_unused());
+        eventually("graphs let go", || self.turns.is_unused());
         self.arena.settle().unwrap();
         assert_eq!(self.arena.counters().slices, 0, "slices are left");
     }
@@ -116,15 +119,21 @@ pub fn mailbox(
     slices: Vec<u64>,
     holds: &Arc<Holds>,
 ) -> Mailbox {
+    let layout = Layout::of(slices.len() as u32, &geometry);
+    let turns = turns(device, geometry.rank, blocks, slices[geometry.rank as usize] + layout.report, holds);
+    Mailbox::new(Parts { supply: device.supply.clone(), turns, geometry, slices }).unwrap()
+}
+
+pub fn turns(device: &Device, rank: u32, blocks: u32, report: u64, holds: &Arc<Holds>) -> Arc<Turns> {
     let holds = holds.clone();
-    Mailbox::new(Parts {
-        supply: device.supply.clone(),
-        grant: device.supply.grant(blocks, blocks).unwrap(),
-        geometry,
-        slices,
+    let parts = turns::Parts {
+        supply: device.turns.clone(),
+        grant: device.turns.grant(blocks, blocks).unwrap(),
+        rank,
+        report,
         hold: Box::new(move |driver, capture| holds.hold(driver, capture)),
-    })
-    .unwrap()
+    };
+    Turns::new(parts).unwrap()
 }
 
 /// Runs `body` for every rank on a thread of its own, with its device current. Where one fails, all are aborted, so that
@@ -135,7 +144,7 @@ pub fn all<'a>(devices: &'a [Device], ranks: &'a [Rank], body: impl Fn(&'a Devic
     impl Drop for Together<'_> {
         fn drop(&mut self) {
             if std::thread::panicking() {
-                self.0.iter().for_each(|rank| rank.mailbox.abort());
+                self.0.iter().for_each(|rank| rank.mailbox.turns().abort());
             }
         }
     }
@@ -155,7 +164,7 @@ pub fn all<'a>(devices: &'a [Device], ranks: &'a [Rank], body: impl Fn(&'a Devic
 /// Ends a communicator as its owner does.
 pub fn end(ranks: Vec<Rank>) {
     for rank in &ranks {
-        rank.mailbox.wait_idle(soon()).unwrap();
+        rank.mailbox.turns().wait_idle(soon()).unwrap();
     }
     drop(ranks);
 }

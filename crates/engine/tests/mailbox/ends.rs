@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use windlass_engine::mailbox::{Direction, Mailbox, Parts, Progress, Refusal, Wire};
+use windlass_engine::turns::{self, Carries, Turns};
 use windlass_kernels::launch::Geometry;
 
 use crate::communicator::*;
@@ -28,27 +29,30 @@ fn abort_in_the_middle() {
     other.synchronize();
     assert!(stream.is_busy());
     assert!(matches!(
-        ranks[0].mailbox.wait_idle(Duration::from_millis(20)),
-        Err(Refusal::Busy { rank: 0, .. })
+        ranks[0].mailbox.turns().wait_idle(Duration::from_millis(20)),
+        Err(turns::Refusal::Busy { rank: 0, .. })
     ));
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let began = Instant::now();
-            ranks[0].mailbox.abort();
+            ranks[0].mailbox.turns().abort();
             assert!(began.elapsed() < Duration::from_secs(1));
         });
     });
     devices[0].make_current();
     stream.synchronize();
-    let stuck = ranks[0].mailbox.stuck().unwrap();
+    let stuck = ranks[0].mailbox.turns().stuck().unwrap();
     assert_eq!((stuck.rank, stuck.waits.len(), stuck.dropped), (0, 1, 0), "{stuck}");
     let wait = stuck.waits[0];
-    assert_eq!((wait.peer, wait.direction, wait.wire), (2, Direction::Receive, Wire::Lines));
+    assert_eq!(
+        (wait.peer, wait.direction, wait.carries),
+        (2, Direction::Receive, Carries::Messages(Wire::Lines))
+    );
     // One unit went over each of the four lanes before.
     assert_eq!((wait.lane, wait.message, wait.sequence), (0, 0, 1), "{stuck}");
     let refusal = ranks[0].mailbox.run(&side.operations, stream.handle()).unwrap_err();
-    assert_eq!(refusal, Refusal::Aborted { rank: 0 });
-    assert_eq!(ranks[1].mailbox.stuck().unwrap().waits, []);
+    assert_eq!(refusal, turns::Refusal::Aborted { rank: 0 }.into());
+    assert_eq!(ranks[1].mailbox.turns().stuck().unwrap().waits, []);
     drop((stream, other, side, sent));
     end(ranks);
 }
@@ -77,7 +81,7 @@ fn progress() {
         let expected = Progress { peer, direction, units, chunks, lines_grown, bulk_grown };
         assert!(all.contains(&expected), "{expected:?} among {all:?}");
     }
-    ranks[0].mailbox.abort();
+    ranks[0].mailbox.turns().abort();
     devices[0].make_current();
     stream.synchronize();
     drop((stream, side));
@@ -95,12 +99,16 @@ fn abort_of_senders() {
         ranks[0].mailbox.run(&side.operations, stream.handle()).unwrap();
         std::thread::sleep(Duration::from_millis(50));
         assert!(stream.is_busy());
-        ranks[0].mailbox.abort();
+        ranks[0].mailbox.turns().abort();
         stream.synchronize();
-        let stuck = ranks[0].mailbox.stuck().unwrap();
+        let stuck = ranks[0].mailbox.turns().stuck().unwrap();
         assert!(!stuck.waits.is_empty());
         for wait in &stuck.waits {
-            assert_eq!((wait.peer, wait.direction, wait.wire), (1, Direction::Send, wire), "{stuck}");
+            assert_eq!(
+                (wait.peer, wait.direction, wait.carries),
+                (1, Direction::Send, Carries::Messages(wire)),
+                "{stuck}"
+            );
         }
         drop((stream, side));
         end(ranks);
@@ -126,11 +134,11 @@ fn abort_of_a_full_queue() {
         });
         std::thread::sleep(Duration::from_millis(100));
         if issuing.is_finished() {
-            ranks[0].mailbox.abort();
+            ranks[0].mailbox.turns().abort();
             panic!("the host never waited: {:?}, stream busy {}", issuing.join(), stream.is_busy());
         }
-        ranks[0].mailbox.abort();
-        assert_eq!(issuing.join().unwrap(), Some(Refusal::Aborted { rank: 0 }));
+        ranks[0].mailbox.turns().abort();
+        assert_eq!(issuing.join().unwrap(), Some(turns::Refusal::Aborted { rank: 0 }.into()));
     });
     devices[0].make_current();
     step("the stream's end");
@@ -164,9 +172,9 @@ fn dropped_in_flight() {
 #[test]
 fn births_that_fail() {
     let devices = devices(1);
-    let supply = &devices[0].supply;
+    let supply = &devices[0].turns;
     let left = || match supply.grant(u32::MAX, u32::MAX) {
-        Err(Refusal::NoBlocks { device: 0, wanted: u32::MAX, left }) => left,
+        Err(turns::Refusal::NoBlocks { device: 0, wanted: u32::MAX, left }) => left,
         other => panic!("{other:?}"),
     };
     let before = left();
@@ -174,17 +182,18 @@ fn births_that_fail() {
     let all = supply.grant(u32::MAX, before).unwrap();
     assert_eq!(all.least(), before);
     let refusal = supply.grant(4, 1).unwrap_err();
-    assert_eq!(refusal, Refusal::NoBlocks { device: 0, wanted: 1, left: 0 });
+    assert_eq!(refusal, turns::Refusal::NoBlocks { device: 0, wanted: 1, left: 0 });
     drop(all);
     let birth = |geometry: Geometry, ranks: usize, address: u64, blocks: u32| {
-        let parts = Parts {
+        let turns = Turns::new(turns::Parts {
             supply: supply.clone(),
             grant: supply.grant(blocks, blocks).unwrap(),
-            geometry,
-            slices: vec![address; ranks],
+            rank: geometry.rank,
+            report: address,
             hold: Box::new(|_, _| Ok(())),
-        };
-        Mailbox::new(parts).map(drop)
+        });
+        let (turns, slices) = (turns.unwrap(), vec![address; ranks]);
+        Mailbox::new(Parts { supply: devices[0].supply.clone(), turns, geometry, slices }).map(drop)
     };
     assert!(birth(GEOMETRY, 2, 1 << 20, BLOCKS).is_ok());
     assert!(matches!(birth(Geometry::default(), 2, 1 << 20, BLOCKS), Err(Refusal::Strange { .. })));

@@ -2,6 +2,7 @@
 
 use windlass_engine::arena::Slice;
 use windlass_engine::mailbox::{Direction, Refusal, Wants, Wire};
+use windlass_engine::turns::Carries;
 use windlass_kernels::growth::ring_bytes;
 
 use crate::communicator::*;
@@ -209,12 +210,12 @@ fn abort_in_a_grown_ring() {
         grow(&ranks, 0, 1, wire, &ring);
         std::thread::sleep(std::time::Duration::from_millis(500));
         assert!(stream.is_busy());
-        ranks[0].mailbox.abort();
+        ranks[0].mailbox.turns().abort();
         stream.synchronize();
-        let stuck = ranks[0].mailbox.stuck().unwrap();
+        let stuck = ranks[0].mailbox.turns().stuck().unwrap();
         assert!(!stuck.waits.is_empty());
         for wait in &stuck.waits {
-            assert_eq!((wait.direction, wait.wire), (Direction::Send, wire), "{stuck}");
+            assert_eq!((wait.direction, wait.carries), (Direction::Send, Carries::Messages(wire)), "{stuck}");
             assert_eq!((wait.seen, wait.sequence), (0, u64::from(SLOTS)), "{stuck}");
         }
         drop((stream, side));

@@ -112,7 +112,7 @@ fn nothing() {
     let gate = Gate::on(&stream);
     ranks[0].mailbox.run(&[], stream.handle()).unwrap();
     ranks[0].mailbox.run(&[send(&buffer, 1), receive(&buffer, 1)], stream.handle()).unwrap();
-    assert!(ranks[0].mailbox.is_idle().unwrap(), "nothing was issued");
+    assert!(ranks[0].mailbox.turns().is_idle().unwrap(), "nothing was issued");
     gate.open();
     stream.synchronize();
     drop((buffer, stream));

@@ -40,7 +40,7 @@ fn a_later_stream_waits() {
     assert!(two.is_busy(), "credits are there, so only the order holds it up");
     gate.open();
     two.synchronize();
-    assert!(ranks[0].mailbox.is_idle().unwrap());
+    assert!(ranks[0].mailbox.turns().is_idle().unwrap());
     // The other rank receives both now.
     let stream = devices[1].stream();
     let sides = [Side::of(1, &[message(0, 1, 100)]), Side::of(1, &[message(0, 1, 200)])];

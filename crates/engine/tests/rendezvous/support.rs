@@ -23,7 +23,12 @@ pub fn facts(rank: u32, ranks: u32) -> Facts {
             rank,
             process: Token([2; 16]),
             process_id: 1,
-            device: Device { uuid: [rank as u8; 16], pci: (0, rank as u8, 0) },
+            device: Device {
+                uuid: [rank as u8; 16],
+                pci: (0, rank as u8, 0),
+                capability: 90,
+                multiprocessors: 132,
+            },
             door: Token([0; 16]),
             lobby: Token([0; 16]),
             attachment: Vec::new(),

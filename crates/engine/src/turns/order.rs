@@ -8,7 +8,7 @@
 
 use crate::gpu::stream::{Capture, Ordering};
 use crate::gpu::{Driver, Failure, StreamHandle};
-use crate::mailbox::supply::{CAPTURES, Kit};
+use crate::turns::supply::{CAPTURES, Kit};
 
 /// What was issued so far.
 #[derive(Debug, Default)]

@@ -3,6 +3,10 @@
 use std::fmt;
 
 use windlass_kernels::arrange::Direction;
+use windlass_kernels::collective::{
+    WAITED_LINES_CREDIT, WAITED_LINES_DATA, WAITED_PAIRS_CREDIT, WAITED_PAIRS_DATA, WAITED_RESULT_CREDIT,
+    WAITED_RESULT_DATA,
+};
 use windlass_kernels::growth::Wire;
 use windlass_kernels::launch::{
     REPORT_ENTRIES, Report, ReportEntry, WAITED_BULK_CREDIT, WAITED_BULK_DATA, WAITED_LINE_CREDIT,
@@ -20,23 +24,6 @@ pub struct Stuck {
     pub dropped: u32,
 }
 
-/// How far a directed pair came since birth, readable while kernels run: what does not grow for long is stuck.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Progress {
-    /// The other side.
-    pub peer: u32,
-    /// Seen from this rank.
-    pub direction: Direction,
-    /// Units that the receiver has consumed and told of, over all lanes; it tells at least every quarter of a ring.
-    pub units: u64,
-    /// Chunks, likewise.
-    pub chunks: u64,
-    /// This side's kernels may use a larger ring of lines.
-    pub lines_grown: bool,
-    /// A larger ring of chunks, likewise.
-    pub bulk_grown: bool,
-}
-
 /// One lane that did not get on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wait {
@@ -45,15 +32,28 @@ pub struct Wait {
     /// Seen from this rank.
     pub direction: Direction,
     /// What the lane carries.
-    pub wire: Wire,
+    pub carries: Carries,
     /// Which lane of the pair.
     pub lane: u32,
-    /// Which message of the group's to or from this peer, the first is 0.
+    /// Of messages: which of the group's to or from this peer, the first is 0.
     pub message: u32,
     /// Which unit or chunk of the lane since birth it was.
     pub sequence: u64,
     /// How far the other side was: units or chunks consumed for a send, arrived for a receive.
     pub seen: u64,
+}
+
+/// What lanes carry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Carries {
+    /// Messages of groups.
+    Messages(Wire),
+    /// A small collective.
+    Pairs,
+    /// A larger one; of an all-reduce the parts to be reduced.
+    Lines,
+    /// What an all-reduce has made of them.
+    Results,
 }
 
 impl Stuck {
@@ -69,17 +69,23 @@ impl Stuck {
 
 impl Wait {
     fn of(entry: &ReportEntry) -> Option<Wait> {
-        let (direction, wire) = match entry.waited_for {
-            WAITED_LINE_CREDIT => (Direction::Send, Wire::Lines),
-            WAITED_LINE_DATA => (Direction::Receive, Wire::Lines),
-            WAITED_BULK_CREDIT => (Direction::Send, Wire::Bulk),
-            WAITED_BULK_DATA => (Direction::Receive, Wire::Bulk),
+        let (direction, carries) = match entry.waited_for {
+            WAITED_LINE_CREDIT => (Direction::Send, Carries::Messages(Wire::Lines)),
+            WAITED_LINE_DATA => (Direction::Receive, Carries::Messages(Wire::Lines)),
+            WAITED_BULK_CREDIT => (Direction::Send, Carries::Messages(Wire::Bulk)),
+            WAITED_BULK_DATA => (Direction::Receive, Carries::Messages(Wire::Bulk)),
+            WAITED_PAIRS_CREDIT => (Direction::Send, Carries::Pairs),
+            WAITED_PAIRS_DATA => (Direction::Receive, Carries::Pairs),
+            WAITED_LINES_CREDIT => (Direction::Send, Carries::Lines),
+            WAITED_LINES_DATA => (Direction::Receive, Carries::Lines),
+            WAITED_RESULT_CREDIT => (Direction::Send, Carries::Results),
+            WAITED_RESULT_DATA => (Direction::Receive, Carries::Results),
             _ => return None,
         };
         Some(Wait {
             peer: entry.peer,
             direction,
-            wire,
+            carries,
             lane: entry.lane,
             message: entry.operation,
             sequence: entry.sequence,
@@ -94,14 +100,21 @@ impl fmt::Display for Wait {
             Direction::Send => ("sending", "to"),
             Direction::Receive => ("receiving", "from"),
         };
-        let (piece, lane) = match self.wire {
-            Wire::Lines => ("unit", "line"),
-            Wire::Bulk => ("chunk", "bulk"),
+        let (piece, lane) = match self.carries {
+            Carries::Messages(Wire::Lines) => ("unit", "line"),
+            Carries::Messages(Wire::Bulk) => ("chunk", "bulk"),
+            Carries::Pairs => ("unit", "pair"),
+            Carries::Lines => ("unit", "line"),
+            Carries::Results => ("unit", "result"),
         };
+        match self.carries {
+            Carries::Messages(_) => write!(out, "{verb} message {} of the group", self.message)?,
+            _ => write!(out, "{verb} a collective")?,
+        }
         write!(
             out,
-            "{verb} message {} of the group {preposition} rank {}: {piece} {} of {lane} lane {}, the peer was at {}",
-            self.message, self.peer, self.sequence, self.lane, self.seen
+            " {preposition} rank {}: {piece} {} of {lane} lane {}, the peer was at {}",
+            self.peer, self.sequence, self.lane, self.seen
         )
     }
 }
@@ -129,6 +142,12 @@ mod tests {
         assert_eq!(
             stuck.waits[0].to_string(),
             "receiving message 1 of the group from rank 2: unit 77 of line lane 5, the peer was at 76"
+        );
+        report.entries[1] =
+            ReportEntry { peer: 1, waited_for: WAITED_RESULT_CREDIT, sequence: 9, ..report.entries[1] };
+        assert_eq!(
+            Stuck::of(&report, 4).waits[1].to_string(),
+            "sending a collective to rank 1: unit 9 of result lane 0, the peer was at 0"
         );
         report.claimed = 1000;
         assert_eq!(Stuck::of(&report, 4).dropped, 998);

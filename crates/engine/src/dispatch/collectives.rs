@@ -1,0 +1,136 @@
+//! Collectives that run within a fabric: looked at when they are called, run at once or at the end of their group. What NCCL
+//! would refuse goes to NCCL, which says why.
+
+use std::sync::Arc;
+
+use nccl_sys::{ncclResult_t, ncclSuccess};
+
+use crate::call::{Call, Function};
+use crate::communicator::Communicator;
+use crate::fabric::Fabric;
+use crate::fast::{Collective, Kind, Reduction};
+use crate::group::{self, Ours};
+
+use super::in_order::{self, stream_of};
+
+/// A collective, and who serves it.
+pub struct Served {
+    fabric: Arc<Fabric>,
+    collective: Collective,
+}
+
+/// The fabric that serves this call; none if NCCL is to refuse it, or if another thread has just ended the communicator.
+pub fn serves(call: &Call, communicator: &Communicator) -> Option<Served> {
+    let fabric = in_order::fabric_of(call, communicator)?;
+    let collective = collective_of(call, fabric.rank(), fabric.contract().members.len())?;
+    Some(Served { fabric, collective })
+}
+
+/// Runs a call, or holds it till its group ends.
+pub fn take(call: &Call, Served { fabric, collective }: &Served) -> ncclResult_t {
+    // NCCL drops it, too.
+    if collective.count == 0 {
+        return ncclSuccess;
+    }
+    if group::is_open() {
+        return in_order::hold(call, fabric, std::iter::once(Ours::Collective(*collective)));
+    }
+    let one = std::slice::from_ref(collective);
+    in_order::run(call.local.communicator, fabric, one, &[], stream_of(call), &[])
+}
+
+/// None if an argument is such that NCCL refuses it, or would fault on it.
+fn collective_of(call: &Call, rank: u32, ranks: usize) -> Option<Collective> {
+    let (shared, local) = (&call.shared, &call.local);
+    let root = || {
+        let root = u32::try_from(shared.root?).ok()?;
+        ((root as usize) < ranks).then_some(root)
+    };
+    let kind = match shared.function {
+        Function::AllReduce => Kind::AllReduce,
+        Function::Broadcast | Function::Bcast => Kind::Broadcast { root: root()? },
+        Function::Reduce => Kind::Reduce { root: root()? },
+        Function::AllGather => Kind::AllGather,
+        Function::ReduceScatter => Kind::ReduceScatter,
+        Function::AlltoAll => Kind::AlltoAll,
+        _ => return None,
+    };
+    let reads = !matches!(kind, Kind::Broadcast { root } if root != rank);
+    let writes = !matches!(kind, Kind::Reduce { root } if root != rank);
+    let is_missing = reads && local.send.is_null() || writes && local.receive.is_null();
+    if is_missing && shared.count > 0 {
+        return None;
+    }
+    let operation = shared.operation;
+    Some(Collective {
+        kind,
+        count: shared.count as u64,
+        element_bytes: shared.datatype.size_bytes()? as u32,
+        reduction: operation
+            .map(|operation| Reduction { datatype: shared.datatype.0, operation: operation.0 }),
+        send: local.send as u64,
+        receive: local.receive as u64,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::call::{Local, Shared};
+    use nccl_sys::{ncclDataType_t, ncclFloat32, ncclSum};
+    use std::ptr::{null, null_mut, without_provenance_mut};
+
+    fn call(function: Function, root: Option<i32>, send: usize, receive: usize) -> Call {
+        let operation = matches!(function, Function::AllReduce | Function::Reduce).then_some(ncclSum);
+        let shared = Shared { function, count: 3, datatype: ncclFloat32, operation, root };
+        let local = Local {
+            send: without_provenance_mut(send),
+            receive: without_provenance_mut(receive),
+            peer: None,
+            config: null(),
+            communicator: null_mut(),
+            stream: null_mut(),
+        };
+        Call { shared, local }
+    }
+
+    /// A call becomes what the kernels know.
+    #[test]
+    fn translated() {
+        let all_reduce = collective_of(&call(Function::AllReduce, None, 8, 16), 1, 4).unwrap();
+        assert_eq!((all_reduce.kind, all_reduce.count, all_reduce.element_bytes), (Kind::AllReduce, 3, 4));
+        assert_eq!((all_reduce.send, all_reduce.receive), (8, 16));
+        assert_eq!(all_reduce.reduction, Some(Reduction { datatype: 7, operation: 0 }));
+        let broadcast = collective_of(&call(Function::Bcast, Some(3), 8, 8), 1, 4).unwrap();
+        assert_eq!((broadcast.kind, broadcast.reduction), (Kind::Broadcast { root: 3 }, None));
+    }
+
+    /// Roots that are no ranks, unknown types, and buffers that are not there where they are needed, are NCCL's.
+    #[test]
+    fn refusable() {
+        let ours = |call: Call| collective_of(&call, 1, 4).is_some();
+        for root in [-1, 4, i32::MAX] {
+            assert!(!ours(call(Function::Broadcast, Some(root), 8, 8)));
+            assert!(!ours(call(Function::Reduce, Some(root), 8, 8)));
+        }
+        let mut unknown = call(Function::AllGather, None, 8, 8);
+        unknown.shared.datatype = ncclDataType_t(77);
+        assert!(!ours(unknown));
+        for (function, root, send, receive, expected) in [
+            (Function::AllReduce, None, 0, 8, false),
+            (Function::AllReduce, None, 8, 0, false),
+            (Function::Broadcast, Some(0), 0, 8, true),
+            (Function::Broadcast, Some(1), 0, 8, false),
+            (Function::Broadcast, Some(0), 8, 0, false),
+            (Function::Reduce, Some(0), 8, 0, true),
+            (Function::Reduce, Some(1), 8, 0, false),
+            (Function::Reduce, Some(0), 0, 0, false),
+        ] {
+            let call = call(function, root, send, receive);
+            assert_eq!(ours(call), expected, "{call:?}");
+            let nothing = Call { shared: Shared { count: 0, ..call.shared }, ..call };
+            assert!(ours(nothing), "{nothing:?}");
+        }
+        assert!(!ours(call(Function::Send, None, 8, 8)));
+    }
+}

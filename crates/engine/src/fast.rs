@@ -1,0 +1,122 @@
+//! Collectives between ranks that can write each other's memory: one kernel each (`crates/kernels`), over rings in slices of
+//! the ranks' arenas, on any pointers of the application.
+//!
+//! All that a collective remembers lies in the slices; the host fills the kernel's parameter and launches it in a
+//! [turn](crate::turns). Which collectives come here is decided elsewhere: here every rank of the communicator must be. A
+//! [`Supply`] per device has the loaded kernels. At birth a rank lends a slice with [`Layout::bytes`] zeros for this, tells its
+//! peers and makes its [`Fast`]; after that nothing allocates, nothing loads, and nothing waits.
+
+mod calls;
+
+pub mod refusal;
+
+pub mod supply;
+
+use std::sync::Arc;
+
+use windlass_kernels::collective::{COLLECTIVE_EARLY_NEXT, CollectiveLaunch, RANKS_MAX as KERNEL_RANKS_MAX};
+use windlass_kernels::collectives::{Limits, arrange};
+
+pub use refusal::Refusal;
+pub use supply::{Kernels, Supply};
+pub use windlass_kernels::collectives::{Collective, Geometry, Kind, Layout, Reduction, Tuning};
+
+use crate::gpu::module::{Shape, Start};
+use crate::gpu::{Address, StreamHandle};
+use crate::turns::{Turn, Turns};
+
+/// A communicator of more ranks has none.
+pub const RANKS_MAX: usize = KERNEL_RANKS_MAX;
+
+/// What it is made of.
+#[derive(Debug)]
+pub struct Parts {
+    /// Those for so many ranks, of this rank's device.
+    pub kernels: Arc<Kernels>,
+    /// The communicator's.
+    pub turns: Arc<Turns>,
+    /// What the ranks agreed on, and which of them this is.
+    pub geometry: Geometry,
+    /// Which kernel serves which size: the same on all ranks.
+    pub tuning: Tuning,
+    /// Where the part for collectives of each rank's slice begins for this rank's device, this rank's own too. They stay as long
+    /// as this.
+    pub slices: Vec<Address>,
+}
+
+/// One rank's collectives of one communicator.
+#[derive(Debug)]
+pub struct Fast {
+    kernels: Arc<Kernels>,
+    turns: Arc<Turns>,
+    geometry: Geometry,
+    layout: Layout,
+    tuning: Tuning,
+    slices: Vec<Address>,
+}
+
+impl Fast {
+    /// Makes this rank's side. Every rank's slice must hold zeros before any rank runs a collective.
+    pub fn new(parts: Parts) -> Result<Fast, Refusal> {
+        let Parts { kernels, turns, geometry, tuning, slices } = parts;
+        let ranks = slices.len() as u32;
+        if ranks != geometry.ranks || slices.iter().any(|slice| *slice == 0 || !slice.is_multiple_of(128)) {
+            return Err(Refusal::Slices { slices: slices.len(), ranks: geometry.ranks }.told());
+        }
+        let layout = Layout::of(&geometry);
+        let fast = Fast { kernels, turns, geometry, layout, tuning, slices };
+        fast.try_one().map_err(Refusal::told)?;
+        Ok(fast)
+    }
+
+    /// Refuses at birth what could not be arranged later: that depends on no call.
+    fn try_one(&self) -> Result<(), Refusal> {
+        let (kind, count, element_bytes) = (Kind::AllGather, 1, 1);
+        let one = Collective { kind, count, element_bytes, reduction: None, send: 1, receive: 1 };
+        self.arrange(&one, self.turns.least_blocks(), &mut CollectiveLaunch::default()).map(drop)
+    }
+
+    /// Runs one collective on a stream, in a turn of its own.
+    pub fn run(&self, collective: &Collective, stream: StreamHandle) -> Result<(), Refusal> {
+        let run = self.turns.take(stream, &[], |turn| self.launch(turn, collective));
+        run.map_err(Refusal::told)
+    }
+
+    /// Launches one collective in a turn; nothing where there is nothing to do. What it refuses is not logged yet.
+    ///
+    /// A failure of the driver leaves peers waiting: the communicator is then for its owner to abort.
+    pub fn launch(&self, turn: &mut Turn<'_>, collective: &Collective) -> Result<(), Refusal> {
+        let mut launch = CollectiveLaunch::default();
+        let Some(shape) = self.arrange(collective, turn.blocks(), &mut launch)? else { return Ok(()) };
+        let captured = turn.begin()?.is_some();
+        // In a graph the edge would say that nothing before it need be done.
+        let early = shape.early && !captured && self.kernels.may_be_early;
+        launch.control = turn.control();
+        launch.report = turn.report();
+        if early {
+            launch.flags |= COLLECTIVE_EARLY_NEXT;
+        }
+        let function = self.kernels.function(shape.kernel)?;
+        let shape = Shape {
+            blocks: shape.blocks,
+            threads: shape.threads,
+            shared_bytes: 0,
+            cluster: shape.cluster,
+            domain: turn.domain(),
+            start: if early { Start::WhenAllowed } else { Start::AfterStream },
+        };
+        Ok(calls::launch(turn.driver(), function, turn.stream(), &shape, &mut launch)?)
+    }
+
+    fn arrange(
+        &self,
+        collective: &Collective,
+        blocks_max: u32,
+        launch: &mut CollectiveLaunch,
+    ) -> Result<Option<windlass_kernels::collectives::Shape>, Refusal> {
+        let limits = Limits { blocks_max, clusters: self.kernels.have_clusters };
+        let arranged =
+            arrange(collective, &self.geometry, &self.layout, &self.slices, &self.tuning, &limits, launch);
+        arranged.map_err(Refusal::Arranged)
+    }
+}

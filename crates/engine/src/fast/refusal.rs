@@ -1,0 +1,80 @@
+//! Why a collective could not run.
+
+use std::fmt;
+
+use nccl_sys::{ncclInternalError, ncclResult_t, ncclSystemError};
+use windlass_kernels::collectives::Refused;
+
+use crate::error::refuse;
+use crate::gpu::Failure;
+use crate::turns;
+
+/// Why not, with the numbers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Refusal {
+    /// The driver could not.
+    Cuda(Failure),
+    /// It is not this communicator's turn.
+    Turn(turns::Refusal),
+    /// No compiled kernels are for this device.
+    NoImage { device: i32, capability: i32 },
+    /// One that was not loaded at birth.
+    NoKernel { name: &'static str },
+    /// Not one aligned slice for each rank.
+    Slices { slices: usize, ranks: u32 },
+    /// It is no collective, or none that the kernels know.
+    Arranged(Refused),
+}
+
+impl Refusal {
+    /// NCCL's code for it.
+    pub fn result(&self) -> ncclResult_t {
+        match self {
+            Refusal::Cuda(failure) => failure.result(),
+            Refusal::Turn(refusal) => refusal.result(),
+            Refusal::NoImage { .. } => ncclSystemError,
+            Refusal::NoKernel { .. } | Refusal::Slices { .. } | Refusal::Arranged(_) => ncclInternalError,
+        }
+    }
+
+    /// Logs it, once, where it is decided.
+    pub(super) fn told(self) -> Refusal {
+        refuse(self.result(), format_args!("{self}"));
+        self
+    }
+}
+
+impl From<Failure> for Refusal {
+    fn from(failure: Failure) -> Refusal {
+        Refusal::Cuda(failure)
+    }
+}
+
+impl From<turns::Refusal> for Refusal {
+    fn from(refusal: turns::Refusal) -> Refusal {
+        match refusal {
+            turns::Refusal::Cuda(failure) => Refusal::Cuda(failure),
+            refusal => Refusal::Turn(refusal),
+        }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Refusal::Cuda(failure) => failure.fmt(out),
+            Refusal::Turn(refusal) => refusal.fmt(out),
+            Refusal::NoImage { device, capability } => {
+                write!(out, "no kernels of collectives are for device {device} of capability {capability}")
+            }
+            Refusal::NoKernel { name } => write!(out, "kernel {name} was not loaded at birth"),
+            Refusal::Slices { slices, ranks } => {
+                write!(out, "{slices} slices for {ranks} ranks, expected one aligned to 128 bytes for each")
+            }
+            Refusal::Arranged(refused) => write!(out, "a collective cannot be arranged: {refused}"),
+        }
+    }
+}
+
+impl std::error::Error for Refusal {}

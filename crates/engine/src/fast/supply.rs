@@ -1,0 +1,114 @@
+//! What the collectives of one device share: the loaded kernels. Those for a number of ranks are found, with their code on the
+//! device, at the first birth of a communicator of so many; nothing loads later.
+
+use std::collections::BTreeMap;
+use std::ffi::CString;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use windlass_kernels::collectives::Kernel;
+use windlass_kernels::images::{Image, collective_images_for};
+
+use crate::fast::calls;
+use crate::fast::refusal::Refusal;
+use crate::gpu::module::{Function, Module};
+use crate::gpu::{Driver, Failure};
+use crate::turns;
+
+/// One device's. Keep it as long as the process uses the device: dropping it unloads code, which may wait for work on the GPU, and
+/// graphs that captured its kernels must be gone ([`turns::Supply::is_unused`]).
+#[derive(Debug)]
+pub struct Supply {
+    module: Option<Module>,
+    /// By the ranks of a communicator. Held while they are found, by births alone.
+    found: Mutex<BTreeMap<u32, Arc<Kernels>>>,
+    turns: Arc<turns::Supply>,
+}
+
+/// The kernels for communicators of some number of ranks.
+#[derive(Debug)]
+pub struct Kernels {
+    by_index: [Option<Function>; Kernel::INDICES],
+    /// A kernel may be set up while the one before it runs.
+    pub(super) may_be_early: bool,
+    pub(super) have_clusters: bool,
+}
+
+/// The capability since which there are clusters, and kernels that begin early.
+const HOPPER: i32 = 90;
+
+impl Supply {
+    /// Loads the code for a device.
+    pub fn new(turns: Arc<turns::Supply>) -> Result<Arc<Supply>, Refusal> {
+        let images = collective_images_for((turns.capability() / 10).max(0) as u32);
+        Supply::with_images(turns, images)
+    }
+
+    /// The same with images of the caller's, best first: what tests use.
+    pub fn with_images(turns: Arc<turns::Supply>, images: &[Image]) -> Result<Arc<Supply>, Refusal> {
+        let home = turns.home();
+        let no_image = Refusal::NoImage { device: home.device, capability: turns.capability() };
+        let entered = home.enter()?;
+        let (image, module) = load(home.driver, images)?.ok_or(no_image)?;
+        drop(entered);
+        ::log::debug!("device {}: kernels of collectives {}", home.device, image.name);
+        Ok(Arc::new(Supply { module: Some(module), found: Mutex::default(), turns }))
+    }
+
+    /// The kernels for communicators of so many ranks. At birth only.
+    pub fn kernels(&self, ranks: u32) -> Result<Arc<Kernels>, Refusal> {
+        let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(kernels) = found.get(&ranks) {
+            return Ok(kernels.clone());
+        }
+        let _entered = self.turns.home().enter()?;
+        let mut by_index = [None; Kernel::INDICES];
+        for kernel in Kernel::all_for(ranks) {
+            let name = CString::new(kernel.name()).unwrap_or_default();
+            let function = self.module.as_ref().map(|module| module.function(&name, 0)).transpose()?;
+            by_index[kernel.index()] = function;
+        }
+        let is_hopper = self.turns.capability() >= HOPPER;
+        let kernels = Arc::new(Kernels { by_index, may_be_early: is_hopper, have_clusters: is_hopper });
+        found.insert(ranks, kernels.clone());
+        Ok(kernels)
+    }
+}
+
+impl Kernels {
+    pub(super) fn function(&self, kernel: Kernel) -> Result<Function, Refusal> {
+        let function = self.by_index.get(kernel.index()).copied().flatten();
+        function.ok_or(Refusal::NoKernel { name: kernel.name() })
+    }
+}
+
+/// The first image that loads. A device may refuse one that a newer driver made for another.
+fn load<'a>(driver: &'static Driver, images: &'a [Image]) -> Result<Option<(&'a Image, Module)>, Failure> {
+    let mut last = None;
+    for image in images {
+        match calls::load(driver, image.bytes) {
+            Ok(module) => return Ok(Some((image, module))),
+            Err(failure) => {
+                ::log::debug!("kernels of collectives {}: {failure}", image.name);
+                last = Some(failure);
+            }
+        }
+    }
+    last.map_or(Ok(None), Err)
+}
+
+impl Drop for Supply {
+    fn drop(&mut self) {
+        let module = self.module.take();
+        let home = self.turns.home();
+        if home.driver.is_in_forked_child() {
+            return;
+        }
+        match home.enter() {
+            Ok(_entered) => drop(module),
+            Err(failure) => {
+                ::log::warn!("the kernels of collectives of device {} stay: {failure}", home.device);
+                std::mem::forget(module);
+            }
+        }
+    }
+}

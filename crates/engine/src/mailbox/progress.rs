@@ -1,0 +1,58 @@
+//! How far every directed pair of a rank came.
+
+use windlass_kernels::launch::{BULK_WORD_STRIDE, LINE_WORD_STRIDE};
+
+use crate::gpu::{Address, Failure};
+use crate::mailbox::{Direction, Mailbox, Refusal, Wire};
+
+/// How far a directed pair came since birth, readable while kernels run: what does not grow for long is stuck.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// The other side.
+    pub peer: u32,
+    /// Seen from this rank.
+    pub direction: Direction,
+    /// Units that the receiver has consumed and told of, over all lanes; it tells at least every quarter of a ring.
+    pub units: u64,
+    /// Chunks, likewise.
+    pub chunks: u64,
+    /// This side's kernels may use a larger ring of lines.
+    pub lines_grown: bool,
+    /// A larger ring of chunks, likewise.
+    pub bulk_grown: bool,
+}
+
+impl Mailbox {
+    /// How far every directed pair of this rank came. For reports and for who watches over stuck operations: it allocates
+    /// and waits for copies of ours.
+    pub fn progress(&self) -> Result<Vec<Progress>, Refusal> {
+        let read = || -> Result<Vec<Progress>, Failure> {
+            let mut all = Vec::new();
+            for (peer, channels) in (0..).zip(&self.peers) {
+                if peer == self.geometry.rank {
+                    continue;
+                }
+                for (direction, channel) in
+                    [(Direction::Send, &channels.send), (Direction::Receive, &channels.receive)]
+                {
+                    let geometry = &self.geometry;
+                    let units = self.sum(channel.line_credit, geometry.line_lanes, LINE_WORD_STRIDE)?;
+                    let chunks = self.sum(channel.bulk_credit, geometry.bulk_lanes, BULK_WORD_STRIDE)?;
+                    let [lines_grown, bulk_grown] =
+                        [Wire::Lines, Wire::Bulk].map(|wire| self.has_grown(direction, peer, wire));
+                    all.push(Progress { peer, direction, units, chunks, lines_grown, bulk_grown });
+                }
+            }
+            Ok(all)
+        };
+        read().map_err(|failure| Refusal::from(failure).told())
+    }
+
+    /// The sum of the words of all lanes.
+    fn sum(&self, at: Address, lanes: u32, stride: u32) -> Result<u64, Failure> {
+        let step = stride as usize / size_of::<u64>();
+        let mut words = vec![0; lanes as usize * step];
+        self.turns.read(at, &mut words)?;
+        Ok(words.iter().step_by(step).fold(0, |sum, word| sum.wrapping_add(*word)))
+    }
+}

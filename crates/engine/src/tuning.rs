@@ -1,0 +1,210 @@
+//! Up to which size fast collectives serve: a table of what was measured, part of what ranks agree on. Pure.
+//!
+//! A cell is one collective over so many ranks of one kind of GPU. Above its limit NCCL is as fast or faster. A cell that
+//! nobody measured has a small limit, at which sending pairs wins anywhere.
+
+use windlass_kernels::collectives::Tuning;
+
+use crate::call::Function;
+use crate::contract::bytes::{Writer, checksum};
+use crate::contract::{Contract, Device, capability};
+
+/// Of cells that nobody measured.
+pub const UNMEASURED_BYTES_MAX: u64 = 16 << 10;
+/// Ranks that the kernels have at most.
+const RANKS_MAX: usize = 8;
+
+/// The collectives that have cells.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(usize)]
+#[allow(missing_docs)]
+pub enum Collective {
+    AllReduce,
+    Broadcast,
+    Reduce,
+    AllGather,
+    ReduceScatter,
+    AlltoAll,
+}
+
+/// How many there are.
+pub const COLLECTIVES: usize = 6;
+
+impl Collective {
+    /// Which cell a function has. With a configuration of its own a call stays NCCL's.
+    #[inline]
+    pub fn of(function: Function) -> Option<Collective> {
+        match function {
+            Function::AllReduce => Some(Collective::AllReduce),
+            Function::Broadcast | Function::Bcast => Some(Collective::Broadcast),
+            Function::Reduce => Some(Collective::Reduce),
+            Function::AllGather => Some(Collective::AllGather),
+            Function::ReduceScatter => Some(Collective::ReduceScatter),
+            Function::AlltoAll => Some(Collective::AlltoAll),
+            _ => None,
+        }
+    }
+}
+
+/// The limits of one communicator, by collective: calls of fewer bytes ([`crate::call::Shared::bytes`]) are served. 0: none is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits(pub [u64; COLLECTIVES]);
+
+impl Limits {
+    /// Fast collectives serve nothing.
+    pub const NONE: Limits = Limits([0; COLLECTIVES]);
+
+    /// Whether they serve so many bytes.
+    #[inline]
+    pub fn serve(&self, collective: Collective, bytes: u64) -> bool {
+        bytes < self.0[collective as usize]
+    }
+
+    /// What all ranks know of a communicator.
+    pub fn of(contract: &Contract) -> Limits {
+        if !serves(contract) {
+            return Limits::NONE;
+        }
+        let ranks = contract.members.len();
+        let multicast = contract.capabilities & capability::MULTICAST != 0;
+        let is_measured = !multicast
+            && contract.members.iter().all(|member| MEASURED.iter().any(|gpu| gpu.is(&member.device)));
+        let cells = CELLS.iter().find(|cells| is_measured && cells.ranks == ranks);
+        let bytes_max = cells.map_or([UNMEASURED_BYTES_MAX; COLLECTIVES], |cells| cells.bytes_max);
+        Limits(bytes_max.map(|most| most.saturating_add(1)))
+    }
+}
+
+/// Whether fast collectives serve a communicator at all.
+pub fn serves(contract: &Contract) -> bool {
+    contract.capabilities & NEEDED == NEEDED && contract.members.len() <= RANKS_MAX
+}
+
+const NEEDED: u64 = capability::FAST | capability::UNBOUND;
+
+/// A kind of GPU.
+#[derive(Clone, Copy, Debug)]
+struct Gpu {
+    capability: u16,
+    /// Parts of GPUs, and smaller ones of the generation, were not measured.
+    multiprocessors_min: u16,
+}
+
+impl Gpu {
+    fn is(self, device: &Device) -> bool {
+        device.capability == self.capability && device.multiprocessors >= self.multiprocessors_min
+    }
+}
+
+/// The GPUs of the measured cells.
+const MEASURED: &[Gpu] = &[Gpu { capability: 90, multiprocessors_min: 114 }];
+
+/// The cells of so many ranks, without multicast.
+#[derive(Clone, Copy, Debug)]
+struct Cells {
+    ranks: usize,
+    /// In the order of [`Collective`].
+    bytes_max: [u64; COLLECTIVES],
+}
+
+/// Measured on H200 (docs/measurements/2026-11-22-collectives): the largest size measured at which NCCL is slower.
+const CELLS: &[Cells] = &[
+    Cells { ranks: 2, bytes_max: [32 << 20, 4 << 20, 4 << 20, 64 << 20, 64 << 20, 64 << 20] },
+    Cells { ranks: 4, bytes_max: [16 << 20, 1 << 20, 1 << 20, 64 << 20, 64 << 20, 64 << 20] },
+];
+
+/// Which kernel serves which size: the same on all ranks.
+pub fn kernels() -> Tuning {
+    Tuning::default()
+}
+
+/// All that this build decides by, as one number: ranks whose numbers differ have no fabric.
+pub fn hash() -> u64 {
+    let mut writer = Writer::default();
+    writer.u64(UNMEASURED_BYTES_MAX);
+    for gpu in MEASURED {
+        writer.u16(gpu.capability).u16(gpu.multiprocessors_min);
+    }
+    for cells in CELLS {
+        writer.u64(cells.ranks as u64);
+        for bytes in cells.bytes_max {
+            writer.u64(bytes);
+        }
+    }
+    let Tuning { all_reduce, broadcast, reduce, all_gather, reduce_scatter, all_to_all } = kernels();
+    for crossover in [all_reduce, broadcast, reduce, all_gather, reduce_scatter, all_to_all] {
+        writer.u64(crossover.pairs_bytes_max).u64(crossover.two_groups_bytes_max);
+    }
+    checksum(&writer.finish())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::contract::{Member, Token, Version};
+
+    fn contract(ranks: usize, capabilities: u64, capability: u16, multiprocessors: u16) -> Contract {
+        let token = Token([0; 16]);
+        let member = |rank| Member {
+            rank: rank as u32,
+            process: token,
+            process_id: 0,
+            device: Device { uuid: [0; 16], pci: (0, 0, 0), capability, multiprocessors },
+            door: token,
+            lobby: token,
+            attachment: Vec::new(),
+        };
+        Contract {
+            birth: token,
+            version: Version::THIS,
+            host: token,
+            capabilities,
+            options: 0,
+            ctas_max: 0,
+            members: (0..ranks).map(member).collect(),
+        }
+    }
+
+    /// A cell that was measured has its own limit; any other the small one; what not all ranks can, none.
+    #[test]
+    fn cells() {
+        let fast = NEEDED;
+        let all_reduce = |contract: Contract| Limits::of(&contract).0[Collective::AllReduce as usize] - 1;
+        assert_eq!(all_reduce(contract(2, fast, 90, 132)), 32 << 20);
+        assert_eq!(all_reduce(contract(4, fast, 90, 114)), 16 << 20);
+        for unmeasured in [
+            contract(3, fast, 90, 132),
+            contract(8, fast, 90, 132),
+            contract(4, fast, 90, 32),
+            contract(4, fast, 80, 132),
+            contract(4, fast | capability::MULTICAST, 90, 132),
+        ] {
+            assert_eq!(Limits::of(&unmeasured), Limits([UNMEASURED_BYTES_MAX + 1; COLLECTIVES]));
+        }
+        for without in [contract(9, fast, 90, 132), contract(4, capability::FAST, 90, 132)] {
+            assert_eq!(Limits::of(&without), Limits::NONE);
+            assert!(!serves(&without));
+        }
+        let mut mixed = contract(4, fast, 90, 132);
+        mixed.members[3].device.capability = 100;
+        assert_eq!(all_reduce(mixed), UNMEASURED_BYTES_MAX);
+    }
+
+    /// Without a limit nothing is served, not even nothing.
+    #[test]
+    fn limits() {
+        let mut limits = Limits::NONE;
+        assert!(!limits.serve(Collective::AllGather, 0));
+        limits.0[Collective::AllGather as usize] = 9;
+        let served = [0, 8, 9, u64::MAX].map(|bytes| limits.serve(Collective::AllGather, bytes));
+        assert_eq!(served, [true, true, false, false]);
+        assert!(!limits.serve(Collective::AlltoAll, 0));
+    }
+
+    /// No measured cell is below what holds for all others.
+    #[test]
+    fn cells_are_not_below_the_least() {
+        let all = CELLS.iter().flat_map(|cells| cells.bytes_max);
+        assert!(all.into_iter().all(|bytes| bytes >= UNMEASURED_BYTES_MAX));
+    }
+}

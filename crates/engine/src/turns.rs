@@ -1,0 +1,369 @@
+//! A communicator's operations on a GPU come one after the other, as NCCL's do, whatever runs them and on whatever streams.
+//!
+//! [`Turns`] are one rank's: the order, the word that tells its kernels to leave, where they say what they waited for, and the
+//! blocks that they may have. Whoever runs an operation [takes a turn](Turns::take), gets what its kernel needs
+//! from it and launches there. A [`Supply`] per device has the budget of blocks.
+//!
+//! # The end
+//! NCCL's destroy waits for the work that was issued: [`Turns::wait_idle`], then all that uses them is dropped, then the slices.
+//! Turns that are dropped with work in flight abort it, so that the GPU gets free; the slices must then stay until
+//! [`Turns::is_idle`] would have said so, or for ever. Graphs that captured a turn keep the word for the kernel, the
+//! events, the blocks and, by [`Parts::hold`], the slices; they may run after the communicator is gone, in order with each other.
+
+pub mod host;
+
+mod order;
+
+pub mod refusal;
+
+pub mod stuck;
+
+pub mod supply;
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use windlass_kernels::launch::CONTROL_ABORT;
+
+use crate::gpu::context::Current;
+use crate::gpu::graph::Released;
+use crate::gpu::module::MemoryDomain;
+use crate::gpu::stream::{Capture, Ordering::Inside};
+use crate::gpu::{Address, Driver, Failure, StreamHandle};
+use order::{Lane, Order};
+pub use refusal::Refusal;
+pub use stuck::{Carries, Stuck, Wait};
+pub use supply::{Grant, Kit, Lent, Supply};
+
+/// Lets the graph of a capture hold the communicator's slices; called by the first operation in a capture.
+pub type Hold = Box<dyn Fn(&Driver, Capture) -> Result<(), Failure> + Send + Sync>;
+
+/// What turns are made of.
+pub struct Parts {
+    /// This rank's device's.
+    pub supply: Arc<Supply>,
+    /// The blocks that kernels may have.
+    pub grant: Grant,
+    /// This rank.
+    pub rank: u32,
+    /// Where kernels report: a report in a slice of this rank, zero.
+    pub report: Address,
+    /// For slices that graphs still need.
+    pub hold: Hold,
+}
+
+/// One rank's turns of one communicator.
+pub struct Turns {
+    supply: Arc<Supply>,
+    lent: Arc<Lent>,
+    rank: u32,
+    report: Address,
+    hold: Hold,
+    aborted: AtomicBool,
+    /// A turn was issued in part: what it left is never known to be done, and all that it may touch stays.
+    doubtful: AtomicBool,
+    /// Taken by operations, which NCCL has one thread at a time issue, and held across calls of the driver.
+    issued: Mutex<Issued>,
+}
+
+#[derive(Debug, Default)]
+struct Issued {
+    order: Order,
+    /// The capture that holds the kit already.
+    held: Option<u64>,
+}
+
+/// One turn: what its operations need, in the order in which they ask for it.
+pub struct Turn<'turns> {
+    turns: &'turns Turns,
+    kit: &'turns Kit,
+    issued: &'turns mut Issued,
+    stream: StreamHandle,
+    others: &'turns [StreamHandle],
+    placed: Option<(Lane, Current<'turns>)>,
+    begun: bool,
+}
+
+/// Kept by a graph.
+struct Held {
+    _lent: Arc<Lent>,
+}
+
+impl Released for Held {
+    fn released(&self) {}
+}
+
+impl Turns {
+    /// Makes this rank's. At birth only.
+    pub fn new(parts: Parts) -> Result<Arc<Turns>, Refusal> {
+        let Parts { supply, grant, rank, report, hold } = parts;
+        let lend = || -> Result<Lent, Failure> {
+            let _entered = supply.home().enter()?;
+            supply.lend(grant)
+        };
+        let lent = Arc::new(lend().map_err(|failure| Refusal::from(failure).told())?);
+        Ok(Arc::new(Turns {
+            supply,
+            lent,
+            rank,
+            report,
+            hold,
+            aborted: AtomicBool::new(false),
+            doubtful: AtomicBool::new(false),
+            issued: Mutex::default(),
+        }))
+    }
+
+    /// This rank's device's.
+    pub fn supply(&self) -> &Arc<Supply> {
+        &self.supply
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    /// The kit, to be kept where it must outlive the turns.
+    pub fn lent(&self) -> &Arc<Lent> {
+        &self.lent
+    }
+
+    /// Blocks that a kernel may have in any case.
+    pub fn least_blocks(&self) -> u32 {
+        self.lent.grant.least()
+    }
+
+    /// Runs what `run` issues, on one stream, after all turns before it. It runs after what the other streams hold now, and what
+    /// they get later runs after it, as in NCCL. Also into a capture of that stream.
+    ///
+    /// A failure after something was issued leaves peers waiting: all of this rank's kernels are told to leave, and the
+    /// communicator is for its owner to abort.
+    pub fn take<E: From<Refusal>>(
+        &self,
+        stream: StreamHandle,
+        others: &[StreamHandle],
+        run: impl FnOnce(&mut Turn<'_>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        if self.is_aborted() {
+            return Err(Refusal::Aborted { rank: self.rank }.into());
+        }
+        let issued = &mut *self.lock();
+        let kit = self.kit()?;
+        let mut turn = Turn { turns: self, kit, issued, stream, others, placed: None, begun: false };
+        let ran = run(&mut turn).and_then(|()| turn.end().map_err(|failure| Refusal::from(failure).into()));
+        if ran.is_err() && turn.begun && turn.capture().is_none() {
+            // What was issued may run, and nothing says when it is done.
+            self.doubtful.store(true, Ordering::Relaxed);
+            self.abort();
+        }
+        ran
+    }
+
+    /// Lets what comes next on a stream run after all turns so far, in its captures too.
+    pub fn order(&self, stream: StreamHandle) -> Result<(), Refusal> {
+        let order = || -> Result<(), Refusal> {
+            let issued = &mut *self.lock();
+            if issued.order.is_all_on(stream) {
+                return Ok(());
+            }
+            let kit = self.kit()?;
+            let home = self.supply.home();
+            let _current = home.be_current()?;
+            let lane = Lane::of(home.driver, stream)?;
+            self.hold_in(&mut issued.held, lane)?;
+            Ok(issued.order.before(home.driver, kit, lane)?)
+        };
+        order().map_err(Refusal::told)
+    }
+
+    /// A capture that takes a turn keeps what that needs, as long as its graph lives.
+    fn hold_in(&self, held: &mut Option<u64>, lane: Lane) -> Result<(), Failure> {
+        let driver = self.supply.home().driver;
+        if let Some(capture) = lane.capture()
+            && *held != Some(capture.id)
+        {
+            (self.hold)(driver, capture)?;
+            driver.retain_in_graph(capture.graph, Arc::new(Held { _lent: self.lent.clone() }))?;
+            *held = Some(capture.id);
+        }
+        Ok(())
+    }
+
+    /// Lets kernels leave wherever they are, and refuses all that comes. From any thread; calls no driver and takes no lock.
+    pub fn abort(&self) {
+        self.aborted.store(true, Ordering::Release);
+        if let Some(kit) = self.lent.kit() {
+            kit.host.control().store(CONTROL_ABORT, Ordering::Release);
+        }
+    }
+
+    /// Whether it was aborted.
+    pub fn is_aborted(&self) -> bool {
+        self.aborted.load(Ordering::Acquire)
+    }
+
+    /// Whether all that was issued is done. Waits for nothing.
+    pub fn is_idle(&self) -> Result<bool, Refusal> {
+        if self.doubtful.load(Ordering::Relaxed) {
+            return Ok(false);
+        }
+        let kit = self.kit()?;
+        let _entered = self.supply.home().enter()?;
+        Ok(kit.is_idle()?)
+    }
+
+    /// Waits until all that was issued is done, at most so long, as NCCL's destroy does. Blocks no stream.
+    pub fn wait_idle(&self, at_most: Duration) -> Result<(), Refusal> {
+        let began = Instant::now();
+        while !self.is_idle().map_err(Refusal::told)? {
+            if began.elapsed() >= at_most {
+                let waited_ms = began.elapsed().as_millis() as u64;
+                return Err(Refusal::Busy { rank: self.rank, waited_ms }.told());
+            }
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        Ok(())
+    }
+
+    /// What kernels waited for when they left on an abort; nothing was stuck if there are no waits. Complete once all
+    /// [is idle](Turns::is_idle).
+    pub fn stuck(&self) -> Result<Stuck, Refusal> {
+        let home = self.supply.home();
+        let read = || -> Result<Stuck, Failure> {
+            let _entered = home.enter()?;
+            let report = host::report(home.driver, self.report, &self.supply.stream)?;
+            Ok(Stuck::of(&report, self.rank))
+        };
+        read().map_err(|failure| Refusal::from(failure).told())
+    }
+
+    /// Reads words of a slice of this rank: allocates nothing, waits for a copy of ours.
+    pub fn read(&self, at: Address, words: &mut [u64]) -> Result<(), Failure> {
+        let home = self.supply.home();
+        let _entered = home.enter()?;
+        host::words(home.driver, at, words, &self.supply.stream)
+    }
+
+    /// There is a kit until this is dropped.
+    fn kit(&self) -> Result<&Kit, Refusal> {
+        self.lent.kit().ok_or(Refusal::Aborted { rank: self.rank })
+    }
+
+    /// A panic elsewhere leaves the order whole.
+    fn lock(&self) -> MutexGuard<'_, Issued> {
+        self.issued.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<'turns> Turn<'turns> {
+    /// The driver, in whose current context a turn is once it [is placed](Turn::place).
+    pub fn driver(&self) -> &'static Driver {
+        self.turns.supply.home().driver
+    }
+
+    /// Where it runs.
+    pub fn stream(&self) -> StreamHandle {
+        self.stream
+    }
+
+    /// The communicator's own.
+    pub fn kit(&self) -> &'turns Kit {
+        self.kit
+    }
+
+    /// Where kernels find the word that tells them to leave.
+    pub fn control(&self) -> Address {
+        self.kit.host.control_address()
+    }
+
+    /// Where they report.
+    pub fn report(&self) -> Address {
+        self.turns.report
+    }
+
+    /// Blocks that a kernel may have now.
+    pub fn blocks(&self) -> u32 {
+        self.turns.lent.grant.share()
+    }
+
+    /// That of all kernels.
+    pub fn domain(&self) -> MemoryDomain {
+        self.turns.supply.domain()
+    }
+
+    /// Whether it is of these turns.
+    pub fn is_of(&self, turns: &Arc<Turns>) -> bool {
+        std::ptr::eq(self.turns, Arc::as_ptr(turns))
+    }
+
+    /// Makes the context current and looks whether the stream is part of a capture, which then holds all that it needs.
+    pub fn place(&mut self) -> Result<Option<Capture>, Failure> {
+        if let Some((lane, _)) = &self.placed {
+            return Ok(lane.capture());
+        }
+        let home = self.turns.supply.home();
+        let current = home.be_current()?;
+        let lane = Lane::of(home.driver, self.stream)?;
+        self.turns.hold_in(&mut self.issued.held, lane)?;
+        self.placed = Some((lane, current));
+        Ok(lane.capture())
+    }
+
+    fn capture(&self) -> Option<Capture> {
+        self.placed.as_ref().and_then(|(lane, _)| lane.capture())
+    }
+
+    /// To be called before anything is issued to the stream: what comes now runs after all turns before. Whether it is
+    /// captured.
+    pub fn begin(&mut self) -> Result<Option<Capture>, Failure> {
+        let capture = self.place()?;
+        if self.begun {
+            return Ok(capture);
+        }
+        let (driver, Some((lane, _))) = (self.driver(), &self.placed) else { return Ok(capture) };
+        for other in self.others {
+            self.kit.joined.record(*other, Inside)?;
+            driver.wait(self.stream, &self.kit.joined, Inside)?;
+        }
+        self.issued.order.before(driver, self.kit, *lane)?;
+        self.begun = true;
+        Ok(capture)
+    }
+
+    /// What was issued is the last so far.
+    fn end(&mut self) -> Result<(), Failure> {
+        let (true, Some((lane, _))) = (self.begun, &self.placed) else { return Ok(()) };
+        self.issued.order.after(self.kit, *lane)?;
+        if !self.others.is_empty() {
+            self.kit.joined.record(self.stream, Inside)?;
+        }
+        for other in self.others {
+            self.driver().wait(*other, &self.kit.joined, Inside)?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Turns {
+    /// See the module's "The end". Work in flight is aborted, also a graph's; a graph that runs later is not touched.
+    fn drop(&mut self) {
+        if self.supply.home().driver.is_in_forked_child() {
+            return;
+        }
+        if !matches!(self.is_idle(), Ok(true)) {
+            self.abort();
+        }
+    }
+}
+
+impl fmt::Debug for Turns {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Turns")
+            .field("rank", &self.rank)
+            .field("blocks", &self.lent.grant.least())
+            .finish_non_exhaustive()
+    }
+}

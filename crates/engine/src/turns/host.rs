@@ -1,0 +1,115 @@
+//! What the kernels of a communicator read of the host's memory while they run, and what the host reads of theirs
+//! afterwards. All `unsafe` of the turns is here.
+
+#![allow(unsafe_code)]
+
+use std::ffi::{c_uint, c_void};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use windlass_kernels::launch::{CONTROL_RUN, Report};
+
+use crate::gpu::stream::Stream;
+use crate::gpu::{Address, Driver, Failure};
+
+/// `CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP`.
+const FOR_ALL_DEVICES: c_uint = 3;
+/// What one side writes shares no line with what the other does.
+const HEAD_BYTES: usize = 128;
+
+/// Memory of the host that devices read and write: the word that tells kernels to leave, then room for whoever makes them.
+/// Zero at first.
+#[derive(Debug)]
+pub struct HostMemory {
+    driver: &'static Driver,
+    base: NonNull<u8>,
+    beside_bytes: usize,
+}
+
+// SAFETY: the word is an atomic; whoever uses the room beside says how.
+unsafe impl Send for HostMemory {}
+// SAFETY: as above.
+unsafe impl Sync for HostMemory {}
+
+impl HostMemory {
+    /// In the current context. May wait for the device: at birth only.
+    pub fn new(driver: &'static Driver, beside_bytes: usize) -> Result<HostMemory, Failure> {
+        let bytes = HEAD_BYTES + beside_bytes;
+        let mut pointer = std::ptr::null_mut();
+        // SAFETY: the output is a local.
+        let code = unsafe { (driver.calls.cuMemHostAlloc)(&mut pointer, bytes, FOR_ALL_DEVICES) };
+        let detail = || format!("bytes {bytes}");
+        driver.check("cuMemHostAlloc", code, detail)?;
+        let base = NonNull::new(pointer.cast::<u8>())
+            .ok_or_else(|| Failure::without_code("cuMemHostAlloc", "null", detail()))?;
+        // SAFETY: as many bytes as were allocated, which nobody else knows yet.
+        unsafe { base.write_bytes(0, bytes) };
+        Ok(HostMemory { driver, base, beside_bytes })
+    }
+
+    /// The word that tells kernels to leave.
+    pub fn control(&self) -> &AtomicU32 {
+        // SAFETY: within the allocation, which is aligned to a page; all use it as an atomic.
+        unsafe { self.base.cast::<AtomicU32>().as_ref() }
+    }
+
+    /// Where devices find the word: the same address as on the host, as all memory has one address.
+    pub fn control_address(&self) -> Address {
+        self.base.as_ptr() as Address
+    }
+
+    /// The room beside it, aligned to 128 bytes, and how many bytes it has.
+    pub fn beside(&self) -> (NonNull<u8>, usize) {
+        // SAFETY: within the allocation, or its end.
+        (unsafe { self.base.add(HEAD_BYTES) }, self.beside_bytes)
+    }
+
+    /// Lets the next communicator's kernels run.
+    pub fn reset(&self) {
+        self.control().store(CONTROL_RUN, Ordering::Release);
+    }
+}
+
+impl Drop for HostMemory {
+    /// In the current context; may wait for the device.
+    fn drop(&mut self) {
+        if self.driver.is_in_forked_child() {
+            return;
+        }
+        // SAFETY: allocated by `new`; kernels that read it are done.
+        let code = unsafe { (self.driver.calls.cuMemFreeHost)(self.base.as_ptr().cast()) };
+        self.driver.note("cuMemFreeHost", code, || format!("bytes {}", HEAD_BYTES + self.beside_bytes));
+    }
+}
+
+/// Reads the report: waits for `stream`, which is ours, and for no other.
+pub(super) fn report(driver: &Driver, at: Address, stream: &Stream) -> Result<Report, Failure> {
+    let mut report = Report::default();
+    // SAFETY: the report lies in a slice of the communicator; any bytes are a report.
+    unsafe { read(driver, at, (&raw mut report).cast(), size_of::<Report>(), stream)? };
+    Ok(report)
+}
+
+/// Reads 64-bit words of a slice, likewise.
+pub(super) fn words(driver: &Driver, at: Address, words: &mut [u64], stream: &Stream) -> Result<(), Failure> {
+    // SAFETY: callers pass words of a slice that is mapped as long as the communicator is; any bytes are words.
+    unsafe { read(driver, at, words.as_mut_ptr().cast(), size_of_val(words), stream) }
+}
+
+/// # Safety
+/// `bytes` bytes are mapped at `at`, and may be written at `to`.
+unsafe fn read(
+    driver: &Driver,
+    at: Address,
+    to: *mut c_void,
+    bytes: usize,
+    stream: &Stream,
+) -> Result<(), Failure> {
+    let detail = || format!("address {at:#x}, bytes {bytes}");
+    // SAFETY: the caller's promise; the copy ends before this returns, as the stream is waited for.
+    let code = unsafe { (driver.calls.cuMemcpyDtoHAsync_v2)(to, at, bytes, stream.handle.0) };
+    driver.check("cuMemcpyDtoHAsync_v2", code, detail)?;
+    // SAFETY: the stream is alive.
+    let code = unsafe { (driver.calls.cuStreamSynchronize)(stream.handle.0) };
+    driver.check("cuStreamSynchronize", code, detail)
+}

@@ -1,0 +1,64 @@
+//! Why an operation got no turn.
+
+use std::fmt;
+
+use nccl_sys::{ncclInternalError, ncclInvalidUsage, ncclResult_t, ncclSystemError};
+
+use crate::error::refuse;
+use crate::gpu::Failure;
+
+/// Why not, with the numbers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Refusal {
+    /// The driver could not.
+    Cuda(Failure),
+    /// All blocks that communicators of this device may use are granted.
+    NoBlocks { device: i32, wanted: u32, left: u32 },
+    /// It was aborted before.
+    Aborted { rank: u32 },
+    /// Work is still in flight.
+    Busy { rank: u32, waited_ms: u64 },
+}
+
+impl Refusal {
+    /// NCCL's code for it.
+    pub fn result(&self) -> ncclResult_t {
+        match self {
+            Refusal::Cuda(failure) => failure.result(),
+            Refusal::NoBlocks { .. } => ncclSystemError,
+            Refusal::Aborted { .. } => ncclInvalidUsage,
+            Refusal::Busy { .. } => ncclInternalError,
+        }
+    }
+
+    /// Logs it, once, where it is decided.
+    pub(super) fn told(self) -> Refusal {
+        refuse(self.result(), format_args!("{self}"));
+        self
+    }
+}
+
+impl From<Failure> for Refusal {
+    fn from(failure: Failure) -> Refusal {
+        Refusal::Cuda(failure)
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Refusal::Cuda(failure) => failure.fmt(out),
+            Refusal::NoBlocks { device, wanted, left } => write!(
+                out,
+                "communicators of device {device} may use {left} more blocks, another one needs {wanted}"
+            ),
+            Refusal::Aborted { rank } => write!(out, "the communicator of rank {rank} was aborted"),
+            Refusal::Busy { rank, waited_ms } => {
+                write!(out, "the communicator of rank {rank} still has work in flight after {waited_ms} ms")
+            }
+        }
+    }
+}
+
+impl std::error::Error for Refusal {}

@@ -1,0 +1,167 @@
+//! Communicators of ranks on devices of the stand-in driver, each rank on a thread.
+
+use std::ops::Deref;
+use std::sync::Arc;
+
+use windlass_engine::arena::{Arena, Holds, Slice};
+use windlass_engine::fast::{self, Fast, Tuning};
+use windlass_engine::gpu::Home;
+use windlass_engine::mailbox::{self, Mailbox};
+use windlass_engine::turns::{self, Turns};
+use windlass_kernels::launch::Geometry;
+
+use crate::support::*;
+
+const MESSAGES: Geometry = Geometry {
+    first_tag: 1,
+    bulk_from_bytes: 40_000,
+    line_lanes: 4,
+    line_slots: 4,
+    bulk_lanes: 2,
+    bulk_slots: 4,
+    bulk_chunk_bytes: 4096,
+    rank: 0,
+};
+pub const BLOCKS: u32 = 2;
+
+/// Few lanes: ordinary collectives go round their rings.
+pub fn geometry(ranks: u32, rank: u32) -> fast::Geometry {
+    fast::Geometry { first_tag: 7, rank, ranks, lanes: 4, slots: 2 }
+}
+
+/// A device that the program uses, and what our side of it has.
+pub struct Device {
+    primary: Primary,
+    pub arena: Arc<Arena>,
+    pub turns: Arc<turns::Supply>,
+    pub mailbox: Arc<mailbox::Supply>,
+    pub fast: Arc<fast::Supply>,
+}
+
+impl Deref for Device {
+    type Target = Primary;
+
+    fn deref(&self) -> &Primary {
+        &self.primary
+    }
+}
+
+impl Device {
+    pub fn new(ordinal: i32) -> Device {
+        let primary = Primary::of(ordinal);
+        let arena = Arena::open(primary.driver, ordinal, 256 << 20).unwrap();
+        let home = Home::of(primary.driver, ordinal).unwrap();
+        let turns = turns::Supply::new(home, mailbox::HOST_BYTES).unwrap();
+        let mailbox = mailbox::Supply::new(turns.clone()).unwrap();
+        let fast = fast::Supply::new(turns.clone()).unwrap();
+        Device { primary, arena, turns, mailbox, fast }
+    }
+
+    pub fn stream(&self) -> AppStream {
+        self.make_current();
+        AppStream::new()
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            return;
+        }
+        eventually("graphs let go", || self.turns.is_unused());
+        self.arena.settle().unwrap();
+        assert_eq!(self.arena.counters().slices, 0, "slices are left");
+    }
+}
+
+/// One rank. Fields are dropped in this order: what runs before its slice.
+pub struct Rank {
+    pub rank: u32,
+    pub fast: Fast,
+    pub mailbox: Mailbox,
+    pub turns: Arc<Turns>,
+    _slice: Slice,
+    pub holds: Arc<Holds>,
+}
+
+pub fn devices(count: usize) -> Vec<Device> {
+    (0..count as i32).map(Device::new).collect()
+}
+
+/// A communicator with one rank on each device.
+pub fn communicator(devices: &[Device]) -> Vec<Rank> {
+    let ranks = devices.len() as u32;
+    let layout = mailbox::Layout::of(ranks, &MESSAGES);
+    let bytes = layout.bytes + fast::Layout::of(&geometry(ranks, 0)).bytes;
+    let lent: Vec<(Slice, Arc<Holds>)> = devices
+        .iter()
+        .map(|device| {
+            let holds = Holds::new();
+            let slice = device.arena.lend(bytes, &holds).unwrap();
+            slice.wait_zeroed(soon()).unwrap();
+            let others = devices.iter().filter(|other| other.device != device.device);
+            others.for_each(|other| slice.allow(other.device).unwrap());
+            (slice, holds)
+        })
+        .collect();
+    let slices: Vec<u64> = lent.iter().map(|(slice, _)| slice.address()).collect();
+    let rank = |(rank, ((slice, holds), device)): (u32, ((Slice, Arc<Holds>), &Device))| {
+        let held = holds.clone();
+        let turns = Turns::new(turns::Parts {
+            supply: device.turns.clone(),
+            grant: device.turns.grant(BLOCKS, BLOCKS).unwrap(),
+            rank,
+            report: slice.address() + layout.report,
+            hold: Box::new(move |driver, capture| held.hold(driver, capture)),
+        })
+        .unwrap();
+        let fast = Fast::new(fast::Parts {
+            kernels: device.fast.kernels(ranks).unwrap(),
+            turns: turns.clone(),
+            geometry: geometry(ranks, rank),
+            tuning: Tuning::default(),
+            slices: slices.iter().map(|slice| slice + layout.bytes).collect(),
+        });
+        let mailbox = Mailbox::new(mailbox::Parts {
+            supply: device.mailbox.clone(),
+            turns: turns.clone(),
+            geometry: Geometry { rank, ..MESSAGES },
+            slices: slices.clone(),
+        });
+        Rank { rank, fast: fast.unwrap(), mailbox: mailbox.unwrap(), turns, _slice: slice, holds }
+    };
+    (0..).zip(lent.into_iter().zip(devices)).map(rank).collect()
+}
+
+/// Runs `body` for every rank on a thread of its own, with its device current. Where one fails, all are aborted, so that
+/// none waits for it.
+pub fn all<'a>(devices: &'a [Device], ranks: &'a [Rank], body: impl Fn(&'a Device, &'a Rank) + Sync) {
+    struct Together<'a>(&'a [Rank]);
+
+    impl Drop for Together<'_> {
+        fn drop(&mut self) {
+            if std::thread::panicking() {
+                self.0.iter().for_each(|rank| rank.turns.abort());
+            }
+        }
+    }
+
+    std::thread::scope(|scope| {
+        for (device, rank) in devices.iter().zip(ranks) {
+            let body = &body;
+            scope.spawn(move || {
+                let _together = Together(ranks);
+                device.make_current();
+                body(device, rank);
+            });
+        }
+    });
+}
+
+/// Ends a communicator as its owner does.
+pub fn end(ranks: Vec<Rank>) {
+    for rank in &ranks {
+        rank.turns.wait_idle(soon()).unwrap();
+    }
+    drop(ranks);
+}

@@ -1,0 +1,56 @@
+//! Births that fail, aborts, and ends with work in flight.
+
+use windlass_engine::fast::{self, Fast, Kind, Refusal, Tuning};
+use windlass_engine::mailbox::Direction;
+use windlass_engine::turns::{self, Carries};
+
+use crate::communicator::*;
+use crate::numbers::*;
+
+/// A rank whose peer does not come: an abort ends it, the report says for whom it waited, and nothing is taken any more.
+#[test]
+fn abort_in_the_middle() {
+    let devices = devices(2);
+    for (count, carries) in [(10, Carries::Pairs), (40_000, Carries::Lines)] {
+        let ranks = communicator(&devices);
+        let stream = devices[0].stream();
+        let part = Part::of(Kind::AllGather, count, 0, 2);
+        ranks[0].fast.run(&part.collective, stream.handle()).unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        assert!(stream.is_busy());
+        ranks[0].turns.abort();
+        stream.synchronize();
+        let stuck = ranks[0].turns.stuck().unwrap();
+        assert!(!stuck.waits.is_empty());
+        for wait in &stuck.waits {
+            assert_eq!((wait.peer, wait.carries), (1, carries), "{stuck}");
+        }
+        assert!(stuck.waits.iter().any(|wait| wait.direction == Direction::Receive) || count > 10, "{stuck}");
+        let refused = ranks[0].fast.run(&part.collective, stream.handle()).unwrap_err();
+        assert_eq!(refused, turns::Refusal::Aborted { rank: 0 }.into());
+        drop((part, stream));
+        end(ranks);
+    }
+}
+
+/// Strange facts are refused at birth.
+#[test]
+fn births_that_fail() {
+    let devices = devices(2);
+    let ranks = communicator(&devices);
+    let birth = |geometry: fast::Geometry, slices: Vec<u64>| {
+        let (kernels, turns) = (devices[0].fast.kernels(2).unwrap(), ranks[0].turns.clone());
+        let tuning = Tuning::default();
+        Fast::new(fast::Parts { kernels, turns, geometry, tuning, slices }).map(drop)
+    };
+    let aligned = vec![1 << 20; 2];
+    assert_eq!(birth(geometry(2, 0), aligned.clone()), Ok(()));
+    let slices = Err(Refusal::Slices { slices: 2, ranks: 2 });
+    assert_eq!(birth(geometry(2, 0), vec![1 << 20, 100]), slices);
+    assert_eq!(birth(geometry(2, 0), vec![1 << 20, 0]), slices);
+    assert_eq!(birth(geometry(3, 0), aligned.clone()), Err(Refusal::Slices { slices: 2, ranks: 3 }));
+    assert!(matches!(birth(geometry(2, 2), aligned.clone()), Err(Refusal::Arranged(_))));
+    let no_lanes = fast::Geometry { lanes: 0, ..geometry(2, 0) };
+    assert!(matches!(birth(no_lanes, aligned), Err(Refusal::Arranged(_))));
+    end(ranks);
+}

@@ -1,0 +1,12 @@
+//! Fast collectives on the stand-in driver, strict, with the kernels on threads of this host, beside mailboxes of the same
+//! communicator. Run by nextest, which gives every test a process.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod communicator;
+mod numbers;
+
+mod collectives;
+mod ends;
+mod order;
