@@ -23,16 +23,20 @@ pub fn by_path(snapshot: &Snapshot) -> BTreeMap<(&str, &str), (u64, u64)> {
     sums
 }
 
-/// The paths that calls of these functions took between two snapshots, joined; empty if there was none.
+/// The paths that calls of these functions took between two snapshots, joined; empty if there was none. A path that took less than a
+/// hundredth of the bytes is left out: calls by which ranks meet are small.
 pub fn paths_between(before: &Snapshot, after: &Snapshot, functions: &[&str]) -> String {
     let before = by_path(before);
-    let taken = |key: &(&str, &str), calls: u64| calls > before.get(key).map_or(0, |sum| sum.0);
-    let paths: std::collections::BTreeSet<&str> = by_path(after)
-        .into_iter()
-        .filter(|(key, (calls, _))| functions.contains(&key.0) && taken(key, *calls))
-        .map(|((_, path), _)| path)
-        .collect();
-    paths.into_iter().collect::<Vec<_>>().join("+")
+    let mut taken: BTreeMap<&str, u64> = BTreeMap::new();
+    for (key, (calls, bytes)) in by_path(after) {
+        let (calls_before, bytes_before) = before.get(&key).copied().unwrap_or_default();
+        if functions.contains(&key.0) && calls > calls_before {
+            *taken.entry(key.1).or_default() += bytes - bytes_before;
+        }
+    }
+    let all: u64 = taken.values().sum();
+    let paths = taken.into_iter().filter(|(_, bytes)| bytes.saturating_mul(100) >= all).map(|(path, _)| path);
+    paths.collect::<Vec<_>>().join("+")
 }
 
 #[cfg(test)]

@@ -14,7 +14,9 @@ pub mod supply;
 
 use std::sync::Arc;
 
-use windlass_kernels::collective::{COLLECTIVE_EARLY_NEXT, CollectiveLaunch, RANKS_MAX as KERNEL_RANKS_MAX};
+use windlass_kernels::collective::{
+    COLLECTIVE_EARLY_NEXT, CollectiveLaunch, LANE_BYTES, LANE_RECEIVED, RANKS_MAX as KERNEL_RANKS_MAX,
+};
 use windlass_kernels::collectives::{Limits, arrange};
 
 pub use refusal::Refusal;
@@ -106,6 +108,22 @@ impl Fast {
             start: if early { Start::WhenAllowed } else { Start::AfterStream },
         };
         Ok(calls::launch(turn.driver(), function, turn.stream(), &shape, &mut launch)?)
+    }
+
+    /// Units that this rank has received since birth, as its kernels tell when they end: for who watches over stuck operations. It
+    /// waits for copies of ours.
+    pub fn progress(&self) -> Result<u64, Refusal> {
+        let own = self.slices.get(self.geometry.rank as usize).copied().unwrap_or_default();
+        let mut words = vec![0; (u64::from(self.geometry.lanes) * LANE_BYTES) as usize / size_of::<u64>()];
+        let mut sum = 0_u64;
+        for wire in [self.layout.pairs, self.layout.lines, self.layout.results] {
+            self.turns.read(own + wire.lanes, &mut words).map_err(|failure| Refusal::from(failure).told())?;
+            for lane in words.chunks_exact(LANE_BYTES as usize / size_of::<u64>()) {
+                let received = lane.iter().skip(LANE_RECEIVED).take(KERNEL_RANKS_MAX);
+                sum = received.fold(sum, |sum, units| sum.wrapping_add(*units));
+            }
+        }
+        Ok(sum)
     }
 
     fn arrange(

@@ -4,7 +4,7 @@ use nccl_sys::{ncclAvg, ncclBfloat16, ncclFloat16, ncclFloat32, ncclInt8, ncclSu
 
 use crate::call::{Function, Shared};
 use crate::path::Path;
-use crate::tuning::{Collective, Limits};
+use crate::tuning::{Collective, Limits, OTHER_BYTES_MAX};
 
 /// What all ranks of a communicator know of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -67,9 +67,6 @@ fn is_fast(call: &Shared, terms: &Terms) -> bool {
             Elements::Unknown => false,
         }
 }
-
-/// Of reductions whose kernel looks at type and operation as it goes, and was not timed: up to here arithmetic hardly counts.
-const OTHER_BYTES_MAX: u64 = 64 << 10;
 
 /// What fast collectives know of a call's elements.
 enum Elements {

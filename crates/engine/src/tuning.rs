@@ -11,6 +11,10 @@ use crate::contract::{Contract, Device, capability};
 
 /// Of cells that nobody measured.
 pub const UNMEASURED_BYTES_MAX: u64 = 16 << 10;
+/// Of reductions whose kernel looks at type and operation as it goes, and was not timed: up to here arithmetic hardly counts.
+pub const OTHER_BYTES_MAX: u64 = 64 << 10;
+/// Of the kernels' protocol: another number for each change of units, rings, credit or shares.
+const PROTOCOL: u64 = 1;
 /// Ranks that the kernels have at most.
 const RANKS_MAX: usize = 8;
 
@@ -24,14 +28,14 @@ pub enum Collective {
     Reduce,
     AllGather,
     ReduceScatter,
-    AlltoAll,
 }
 
 /// How many there are.
-pub const COLLECTIVES: usize = 6;
+pub const COLLECTIVES: usize = 5;
 
 impl Collective {
-    /// Which cell a function has. With a configuration of its own a call stays NCCL's.
+    /// Which cell a function has. With a configuration of its own a call stays NCCL's. An all-to-all has none: NCCL makes it of sends
+    /// and receives, so one rank may call it while the others send and receive in a group. Mailboxes serve both.
     #[inline]
     pub fn of(function: Function) -> Option<Collective> {
         match function {
@@ -40,7 +44,6 @@ impl Collective {
             Function::Reduce => Some(Collective::Reduce),
             Function::AllGather => Some(Collective::AllGather),
             Function::ReduceScatter => Some(Collective::ReduceScatter),
-            Function::AlltoAll => Some(Collective::AlltoAll),
             _ => None,
         }
     }
@@ -109,8 +112,8 @@ struct Cells {
 
 /// Measured on H200 (docs/measurements/2026-11-22-collectives): the largest size measured at which NCCL is slower.
 const CELLS: &[Cells] = &[
-    Cells { ranks: 2, bytes_max: [32 << 20, 4 << 20, 4 << 20, 64 << 20, 64 << 20, 64 << 20] },
-    Cells { ranks: 4, bytes_max: [16 << 20, 1 << 20, 1 << 20, 64 << 20, 64 << 20, 64 << 20] },
+    Cells { ranks: 2, bytes_max: [32 << 20, 4 << 20, 4 << 20, 64 << 20, 64 << 20] },
+    Cells { ranks: 4, bytes_max: [16 << 20, 1 << 20, 1 << 20, 64 << 20, 64 << 20] },
 ];
 
 /// Which kernel serves which size: the same on all ranks.
@@ -121,7 +124,7 @@ pub fn kernels() -> Tuning {
 /// All that this build decides by, as one number: ranks whose numbers differ have no fabric.
 pub fn hash() -> u64 {
     let mut writer = Writer::default();
-    writer.u64(UNMEASURED_BYTES_MAX);
+    writer.u64(PROTOCOL).u64(UNMEASURED_BYTES_MAX).u64(OTHER_BYTES_MAX);
     for gpu in MEASURED {
         writer.u16(gpu.capability).u16(gpu.multiprocessors_min);
     }
@@ -198,7 +201,7 @@ mod tests {
         limits.0[Collective::AllGather as usize] = 9;
         let served = [0, 8, 9, u64::MAX].map(|bytes| limits.serve(Collective::AllGather, bytes));
         assert_eq!(served, [true, true, false, false]);
-        assert!(!limits.serve(Collective::AlltoAll, 0));
+        assert!(!limits.serve(Collective::AllReduce, 0));
     }
 
     /// No measured cell is below what holds for all others.

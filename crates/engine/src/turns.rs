@@ -64,6 +64,8 @@ pub struct Turns {
     aborted: AtomicBool,
     /// A turn was issued in part: what it left is never known to be done, and all that it may touch stays.
     doubtful: AtomicBool,
+    /// A graph has taken turns: it may take them again at any time.
+    captured: AtomicBool,
     /// Taken by operations, which NCCL has one thread at a time issue, and held across calls of the driver.
     issued: Mutex<Issued>,
 }
@@ -112,6 +114,7 @@ impl Turns {
             hold,
             aborted: AtomicBool::new(false),
             doubtful: AtomicBool::new(false),
+            captured: AtomicBool::new(false),
             issued: Mutex::default(),
         }))
     }
@@ -203,6 +206,11 @@ impl Turns {
     /// Whether it was aborted.
     pub fn is_aborted(&self) -> bool {
         self.aborted.load(Ordering::Acquire)
+    }
+
+    /// Whether graphs may run what they once captured.
+    pub fn is_captured(&self) -> bool {
+        self.captured.load(Ordering::Relaxed)
     }
 
     /// Whether all that was issued is done. Waits for nothing.
@@ -308,6 +316,9 @@ impl<'turns> Turn<'turns> {
         let current = home.be_current()?;
         let lane = Lane::of(home.driver, self.stream)?;
         self.turns.hold_in(&mut self.issued.held, lane)?;
+        if lane.capture().is_some() {
+            self.turns.captured.store(true, Ordering::Relaxed);
+        }
         self.placed = Some((lane, current));
         Ok(lane.capture())
     }

@@ -13,6 +13,8 @@ pub const PAIRS_SLOT_BYTES: u64 = 512;
 pub const LINES_HALF_PAYLOAD_BYTES: u64 = 960;
 pub const LINES_SLOT_BYTES: u64 = 2048;
 pub const LANE_BYTES: u64 = 256;
+/// Where a lane's words of the units received begin: one for each rank.
+pub const LANE_RECEIVED: usize = 8;
 
 /// The next kernel of the stream may be set up while this one runs.
 pub const COLLECTIVE_EARLY_NEXT: u32 = 1;

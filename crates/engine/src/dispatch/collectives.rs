@@ -52,7 +52,6 @@ fn collective_of(call: &Call, rank: u32, ranks: usize) -> Option<Collective> {
         Function::Reduce => Kind::Reduce { root: root()? },
         Function::AllGather => Kind::AllGather,
         Function::ReduceScatter => Kind::ReduceScatter,
-        Function::AlltoAll => Kind::AlltoAll,
         _ => return None,
     };
     let reads = !matches!(kind, Kind::Broadcast { root } if root != rank);

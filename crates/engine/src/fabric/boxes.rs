@@ -168,7 +168,7 @@ fn supplies(device: Ordinal) -> Result<Supplies, Refused> {
     let turns = turns::Supply::new(Home::of(driver, device)?, mailbox::HOST_BYTES)?;
     let mailbox = mailbox::Supply::new(turns.clone())?;
     let fast = match wish::fast_wanted(config().fast, config().nccl) {
-        true => fast::Supply::new(turns.clone()).map_err(without_fast).ok(),
+        true => fast::Supply::new(turns.clone(), wish::others_wait()).map_err(without_fast).ok(),
         false => None,
     };
     let supplies = Supplies { mailbox, fast, turns };

@@ -19,12 +19,22 @@ const ASK_EVERY: Duration = Duration::from_millis(250);
 /// A kernel sees an abort within microseconds.
 pub(super) const LEAVES_WITHIN: Duration = Duration::from_secs(2);
 
+/// How far all is.
+#[derive(Debug, PartialEq, Eq)]
+struct Moved {
+    /// Groups and calls issued.
+    runs: u64,
+    /// Units that collectives have received.
+    received: u64,
+    messages: Vec<Progress>,
+}
+
 /// A fabric with a dead rank, or one that has failed.
 #[derive(Debug, Default)]
 pub(super) struct Watched {
     asked: Option<Instant>,
     /// Since when nothing has moved, and how far all was then.
-    still: Option<(Instant, (u64, Vec<Progress>))>,
+    still: Option<(Instant, Moved)>,
     /// Its kernels were told to leave.
     over: bool,
 }
@@ -32,7 +42,7 @@ pub(super) struct Watched {
 impl Watched {
     /// Looks whether work is in flight and moves.
     pub fn look(&mut self, fabric: &Fabric, dead: &[u32]) {
-        let Some(Boxes { mailbox, turns, .. }) = &fabric.boxes else { return };
+        let Some(Boxes { mailbox, fast, turns }) = &fabric.boxes else { return };
         if self.over || self.asked.is_some_and(|asked| asked.elapsed() < ASK_EVERY) {
             return;
         }
@@ -41,14 +51,20 @@ impl Watched {
         // Taken before it is asked: what is called meanwhile adds itself.
         let awaited = fabric.awaited.swap(0, Ordering::Acquire);
         let idle = turns.is_idle();
-        if idle != Ok(true) {
+        // What graphs once captured they may run again, and nothing tells when.
+        if idle != Ok(true) || turns.is_captured() {
             fabric.awaited.fetch_or(awaited, Ordering::Relaxed);
         }
         // Of what is in flight none may be with the dead: then it is not they who are waited for.
         let awaited = fabric.awaited.load(Ordering::Relaxed);
         let with_dead = dead.iter().any(|rank| awaited & (1 << rank) != 0);
-        let moved = match (idle, mailbox.progress()) {
-            (Ok(false), Ok(progress)) if with_dead => (runs, progress),
+        if idle == Ok(true) {
+            self.still = None;
+            return;
+        }
+        let received = fast.as_ref().map_or(Ok(0), |fast| fast.progress());
+        let moved = match (idle, mailbox.progress(), received) {
+            (Ok(false), Ok(messages), Ok(received)) if with_dead => Moved { runs, received, messages },
             // Nothing waits; or the driver answers nothing, and its owner will see that.
             _ => {
                 self.still = None;

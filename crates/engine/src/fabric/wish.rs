@@ -250,6 +250,15 @@ fn of_registration(device: &device::Facts) -> u64 {
     if does { capability::REGISTERS } else { 0 }
 }
 
+/// Whether NCCL's kernels that begin while the one before them runs wait for it before they touch memory. Before, its kernels over
+/// windows were so launched and did not wait: they relied on kernels before them that never let them begin early.
+pub(super) fn others_wait() -> bool {
+    segment::current().nccl_version.load(Ordering::Relaxed) >= WAITS_SINCE
+}
+
+/// Read in the sources of 2.28.7 to 2.30.7.
+const WAITS_SINCE: i32 = 23007;
+
 /// The first release in which buffers of collectives over peer memory are registered by `ncclCommRegister`.
 const REGISTERS_SINCE: i32 = 21903;
 /// The first release with which registering was measured to profit.

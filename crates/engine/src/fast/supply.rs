@@ -22,13 +22,16 @@ pub struct Supply {
     /// By the ranks of a communicator. Held while they are found, by births alone.
     found: Mutex<BTreeMap<u32, Arc<Kernels>>>,
     turns: Arc<turns::Supply>,
+    /// See [`Kernels::may_be_early`].
+    may_be_early: bool,
 }
 
 /// The kernels for communicators of some number of ranks.
 #[derive(Debug)]
 pub struct Kernels {
     by_index: [Option<Function>; Kernel::INDICES],
-    /// A kernel may be set up while the one before it runs.
+    /// A kernel may be set up while the one before it runs, and lets the next one be. Whoever's kernel that is has to wait for
+    /// its end, as ours do.
     pub(super) may_be_early: bool,
     pub(super) have_clusters: bool,
 }
@@ -37,21 +40,27 @@ pub struct Kernels {
 const HOPPER: i32 = 90;
 
 impl Supply {
-    /// Loads the code for a device.
-    pub fn new(turns: Arc<turns::Supply>) -> Result<Arc<Supply>, Refusal> {
+    /// Loads the code for a device. `others_wait`: kernels that others have begin early wait for the one before.
+    pub fn new(turns: Arc<turns::Supply>, others_wait: bool) -> Result<Arc<Supply>, Refusal> {
         let images = collective_images_for((turns.capability() / 10).max(0) as u32);
-        Supply::with_images(turns, images)
+        Supply::with_images(turns, images, others_wait)
     }
 
     /// The same with images of the caller's, best first: what tests use.
-    pub fn with_images(turns: Arc<turns::Supply>, images: &[Image]) -> Result<Arc<Supply>, Refusal> {
+    pub fn with_images(
+        turns: Arc<turns::Supply>,
+        images: &[Image],
+        others_wait: bool,
+    ) -> Result<Arc<Supply>, Refusal> {
         let home = turns.home();
         let no_image = Refusal::NoImage { device: home.device, capability: turns.capability() };
         let entered = home.enter()?;
         let (image, module) = load(home.driver, images)?.ok_or(no_image)?;
         drop(entered);
         ::log::debug!("device {}: kernels of collectives {}", home.device, image.name);
-        Ok(Arc::new(Supply { module: Some(module), found: Mutex::default(), turns }))
+        // Code for older devices has no instruction to wait with.
+        let may_be_early = others_wait && turns.capability() >= HOPPER && image.has_bulk_copies;
+        Ok(Arc::new(Supply { module: Some(module), found: Mutex::default(), turns, may_be_early }))
     }
 
     /// The kernels for communicators of so many ranks. At birth only.
@@ -68,7 +77,8 @@ impl Supply {
             by_index[kernel.index()] = function;
         }
         let is_hopper = self.turns.capability() >= HOPPER;
-        let kernels = Arc::new(Kernels { by_index, may_be_early: is_hopper, have_clusters: is_hopper });
+        let kernels =
+            Arc::new(Kernels { by_index, may_be_early: self.may_be_early, have_clusters: is_hopper });
         found.insert(ranks, kernels.clone());
         Ok(kernels)
     }

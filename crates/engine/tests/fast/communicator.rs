@@ -53,7 +53,7 @@ impl Device {
         let home = Home::of(primary.driver, ordinal).unwrap();
         let turns = turns::Supply::new(home, mailbox::HOST_BYTES).unwrap();
         let mailbox = mailbox::Supply::new(turns.clone()).unwrap();
-        let fast = fast::Supply::new(turns.clone()).unwrap();
+        let fast = fast::Supply::new(turns.clone(), true).unwrap();
         Device { primary, arena, turns, mailbox, fast }
     }
 

@@ -11,10 +11,12 @@ use crate::numbers::*;
 #[test]
 fn abort_in_the_middle() {
     let devices = devices(2);
-    for (count, carries) in [(10, Carries::Pairs), (40_000, Carries::Lines)] {
+    for (kind, count, carries) in
+        [(Kind::AllReduce, 10, Carries::Pairs), (Kind::AllGather, 40_000, Carries::Lines)]
+    {
         let ranks = communicator(&devices);
         let stream = devices[0].stream();
-        let part = Part::of(Kind::AllGather, count, 0, 2);
+        let part = Part::of(kind, count, 0, 2);
         ranks[0].fast.run(&part.collective, stream.handle()).unwrap();
         std::thread::sleep(std::time::Duration::from_millis(20));
         assert!(stream.is_busy());

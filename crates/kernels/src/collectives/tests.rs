@@ -120,16 +120,16 @@ fn sizes_choose_kernels() {
     assert_eq!(told(Kind::AllReduce, 64 * kib + 4, 4), ("AllReduce_SumF32_4", 18, 20, 96));
     assert_eq!(told(Kind::AllReduce, 4 * mib, 4), ("AllReduce_SumF32_4", 256, 32, 768));
     assert_eq!(told(Kind::AllReduce, 16 * mib, 8), ("AllReduce_SumF32_8", 256, 32, 480));
-    assert_eq!(told(Kind::AllGather, 256 * kib, 4), ("LL_Copy_4", 256, 32, 256));
+    assert_eq!(told(Kind::AllGather, 256 * kib, 4), ("LL128x4_Copy_4", 35, 32, 128));
     assert_eq!(told(Kind::AllGather, mib, 4), ("LL128x4_Copy_4", 137, 32, 320));
     assert_eq!(told(Kind::AllGather, mib, 5), ("LL128x2_Copy_8", 219, 32, 448));
     assert_eq!(told(Kind::ReduceScatter, 128 * kib, 3).0, "LL_SumF32_4");
-    assert_eq!(told(Kind::ReduceScatter, 4 * mib, 2), ("LL128x2_SumF32_2", 256, 32, 512));
-    assert_eq!(told(Kind::ReduceScatter, 4 * mib + 8, 2).0, "LL128x4_SumF32_2");
-    assert_eq!(told(Kind::AlltoAll, 4 * mib, 4).0, "LL128x2_Copy_4");
-    assert_eq!(told(Kind::AlltoAll, 5 * mib, 4).0, "LL128x4_Copy_4");
-    assert_eq!(told(Kind::Broadcast { root: 0 }, 64 * kib, 2).0, "LL_Copy_2");
-    assert_eq!(told(Kind::Broadcast { root: 1 }, 65 * kib, 2).0, "LL128x4_Copy_2");
+    assert_eq!(told(Kind::ReduceScatter, 4 * mib, 2).0, "LL128x4_SumF32_2");
+    assert_eq!(told(Kind::AlltoAll, 32 * kib, 4).0, "LL_Copy_4");
+    assert_eq!(told(Kind::AlltoAll, 512 * kib, 4).0, "LL128x2_Copy_4");
+    assert_eq!(told(Kind::AlltoAll, 513 * kib, 4).0, "LL128x4_Copy_4");
+    assert_eq!(told(Kind::Broadcast { root: 0 }, 64 * kib, 2).0, "LL128x2_Copy_2");
+    assert_eq!(told(Kind::Broadcast { root: 1 }, 513 * kib, 2).0, "LL128x4_Copy_2");
     assert_eq!(told(Kind::Reduce { root: 1 }, 65 * kib, 2).0, "LL128x4_SumF32_2");
 }
 
