@@ -213,7 +213,7 @@ if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
       set(limits --most registered=0)
     endif()
     add_test(NAME ${name} COMMAND ${RUN} --out "${RUNS}/${name}" --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}"
-             --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes ${limits} --set WINDLASS_REGISTER=on
+             --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes ${limits} --set WINDLASS_REGISTER=on --set WINDLASS_FAST=off
              -- $<TARGET_FILE:registered_faults> ${words})
     set_tests_properties(${name} PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
   endforeach()

@@ -1,7 +1,7 @@
 //! Up to which size fast collectives serve: a table of what was measured, part of what ranks agree on. Pure.
 //!
-//! A cell is one collective over so many ranks of one kind of GPU. Above its limit NCCL is as fast or faster. A cell that
-//! nobody measured has a small limit, at which sending pairs wins anywhere.
+//! A cell is one collective over so many ranks of one kind of GPU. Above its limit NCCL is as fast or faster, or nothing was
+//! timed. A cell that nobody measured has a small limit, at which sending pairs wins anywhere.
 
 use windlass_kernels::collectives::Tuning;
 
