@@ -181,6 +181,8 @@ mod tests {
             assert_eq!(plan(&not, terms), Path::Forward, "{not:?}");
         }
         assert_eq!(plan(&call(Function::AllGather, 4, ncclFloat8e4m3), terms), Path::Fast);
+        // NCCL makes it of sends and receives: ranks may mix both.
+        assert_eq!(plan(&call(Function::AlltoAll, 4, ncclFloat32), terms), Path::Mailbox);
         let many = |datatype, operation| Shared { count: 100_000, ..reduce(datatype, operation) };
         assert_eq!(plan(&many(ncclBfloat16, ncclAvg), terms), Path::Fast);
         assert_eq!(plan(&many(ncclInt8, ncclSum), terms), Path::Forward);
