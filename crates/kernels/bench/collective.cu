@@ -157,11 +157,11 @@ struct Grid {
 };
 static Grid grid_of(Family family, uint32_t lanes, uint32_t blocks_max, uint32_t warps_max) {
   Grid grid;
-  const uint32_t per_block = family == pairs ? 4 : 1;
+  const uint32_t per_block = family == pairs ? getenv("PAIRS_WARPS") ? atoi(getenv("PAIRS_WARPS")) : 4 : 1;
   grid.blocks = std::min(blocks_max, (lanes + per_block - 1) / per_block);
   if (grid.blocks > 4 && blocks_max >= 4) grid.blocks = std::min(blocks_max, (grid.blocks + 3) / 4 * 4);
   grid.warps = std::min(warps_max, (lanes + grid.blocks - 1) / grid.blocks);
-  grid.cluster = grid.blocks % 4 == 0 ? 4 : 1;
+  grid.cluster = grid.blocks % 4 == 0 && !getenv("NO_CLUSTER") ? 4 : 1;
   return grid;
 }
 
@@ -286,7 +286,8 @@ void Rank::verify(double seconds, uint64_t seed) {
     const uint64_t scale = random.below(20);
     request.count = 1 + random.below(1ull << scale) + (random.below(40) == 0 ? random.below(8 << 20) / request.element_bytes : 0);
     Choice choice{pairs, 0};
-    switch (random.below(request.kind == all_reduce ? 4 : 3)) {
+    const uint32_t any = (uint32_t)random.below(request.kind == all_reduce ? 4 : 3);
+    switch (any ? any : !goes_by_pairs(request.kind, request.count * request.element_bytes, lanes_all)) {
       case 1: choice = {lines, 2}; break;
       case 2: choice = {lines, ranks > 4 ? 2u : 4u}; break;
       case 3: choice = {two_phases, 2}; break;
@@ -404,6 +405,7 @@ void Rank::table(bool graph) {
   for (int k = 0; k < kinds; ++k)
     for (uint64_t bytes : {1ull << 10, 16ull << 10, 64ull << 10, 128ull << 10, 256ull << 10, 512ull << 10, 1ull << 20, 2ull << 20, 4ull << 20, 8ull << 20, 16ull << 20, 32ull << 20, 64ull << 20}) {
       if (!graph && bytes > 4 << 20) continue;
+      if (getenv("LARGEST") && bytes > strtoull(getenv("LARGEST"), nullptr, 10)) continue;
       if ((k == broadcast || k == reduce) && bytes > 4 << 20) continue;
       Request request{};
       request.kind = (Kind)k;
@@ -418,7 +420,7 @@ void Rank::table(bool graph) {
       if (comms[rank]) base = time(graph, [&] { by_nccl(request); });
       const bool early = !graph && bytes <= 2 << 20;
       double ours[4] = {0, 0, 0, 0};
-      if (bytes <= 512 << 10) ours[0] = time(graph, [&] { launch(request, {pairs, 0}, early); });
+      if (goes_by_pairs((Kind)k, request.count * 4, lanes_all)) ours[0] = time(graph, [&] { launch(request, {pairs, 0}, early); });
       if (k != all_reduce) {
         ours[1] = time(graph, [&] { launch(request, {lines, 2}, early); });
         if (ranks <= 4) ours[2] = time(graph, [&] { launch(request, {lines, 4}, early); });

@@ -12,6 +12,8 @@ enum {
   // Two wires. A pair (NCCL's LL) is 8 bytes of payload and 8 of tag, stored by one thread; a unit of pairs is a warp's 32.
   WINDLASS_PAIRS_PAYLOAD_BYTES = 256,
   WINDLASS_PAIRS_SLOT_BYTES = 512,
+  WINDLASS_PAIRS_SLOTS = 2,
+  WINDLASS_PAIRS_COUNT_BYTES = 8,
   // A line (NCCL's LL128) is 120 bytes of payload and 8 of tag, stored by 8 threads; a unit is one half unit (8 lines, 960 bytes)
   // or two, as the kernel has it. Slots are for two.
   WINDLASS_LINES_HALF_PAYLOAD_BYTES = 960,
@@ -30,11 +32,12 @@ enum {
   WINDLASS_COLLECTIVE_EARLY_NEXT = 1,
   // All that is sent, and this rank's own part, is one and the same buffer.
   WINDLASS_COLLECTIVE_SAME = 2,
+  // Every part of every buffer begins at a multiple of 8 and has a multiple of 8 bytes.
+  WINDLASS_COLLECTIVE_WHOLE = 4,
 };
 
 // Added to what WindlassMailReportEntry.waited_for says: the wire of a collective.
 enum {
-  WINDLASS_WAITED_PAIRS_CREDIT = 5,
   WINDLASS_WAITED_PAIRS_DATA = 6,
   WINDLASS_WAITED_LINES_CREDIT = 7,  // phase 0, the only one but of all-reduce
   WINDLASS_WAITED_LINES_DATA = 8,
@@ -42,7 +45,8 @@ enum {
   WINDLASS_WAITED_RESULT_DATA = 10,
 };
 
-// Where a wire lies in every rank's slice. Rings: [source, without the owner][lane][slot]. Lanes: [lane][WINDLASS_LANE_*][rank].
+// Where a wire lies in every rank's slice. Lines: rings [source, without the owner][lane][slot], lanes [lane][WINDLASS_LANE_*][rank].
+// Pairs: rings [source][lane][slot], lanes [lane], the launches that have used it.
 typedef struct WindlassWire {
   uint64_t rings;
   uint64_t lanes;

@@ -7,6 +7,7 @@
 #include "report.cuh"
 #include "collective.h"
 #include "vectors.cuh"
+#include "waiting.cuh"
 
 // The launch as a lane's warp reads it.
 struct Collective {
@@ -17,17 +18,6 @@ struct Collective {
   MAIL_DEVICE uint32_t peer(uint32_t distance) const {
     const uint32_t rank = launch.rank + distance;
     return rank < launch.ranks ? rank : rank - launch.ranks;
-  }
-};
-
-// Between two looks in vain.
-struct Waiting {
-  uint32_t idle = 0;
-
-  // Shall the warp give up?
-  MAIL_DEVICE bool ends(const WindlassCollectiveLaunch& launch) {
-    pause_thread();
-    return MAIL_SELDOM(++idle % rounds_between_looks == 0) && any_of_warp(load_control(launch.control) != WINDLASS_CONTROL_RUN);
   }
 };
 

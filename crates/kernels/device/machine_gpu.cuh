@@ -181,14 +181,16 @@ MAIL_DEVICE float float_of_half(uint16_t bits) {
   asm("cvt.f32.f16 %0,%1;" : "=f"(value) : "h"(bits));
   return value;
 }
-MAIL_DEVICE uint16_t half_of_float(float value) {
-  uint16_t bits;
-  asm("cvt.rn.f16.f32 %0,%1;" : "=h"(bits) : "f"(value));
+// Two at once, the first in the low half. Not one by one: of a 16-bit register the compiler (nvcc 13.0) takes single bytes by
+// converting its float to an integer.
+MAIL_DEVICE uint32_t halves_of_floats(float low, float high) {
+  uint32_t bits;
+  asm("cvt.rn.f16x2.f32 %0,%1,%2;" : "=r"(bits) : "f"(high), "f"(low));
   return bits;
 }
-MAIL_DEVICE uint16_t bfloat_of_float(float value) {
-  uint16_t bits;
-  asm("cvt.rn.bf16.f32 %0,%1;" : "=h"(bits) : "f"(value));
+MAIL_DEVICE uint32_t bfloats_of_floats(float low, float high) {
+  uint32_t bits;
+  asm("cvt.rn.bf16x2.f32 %0,%1,%2;" : "=r"(bits) : "f"(high), "f"(low));
   return bits;
 }
 

@@ -1,119 +1,103 @@
-// Collectives over pairs (NCCL's LL): a warp sends 8 bytes a thread to each peer and waits for as much of each. One hop and short
-// code: the quickest for small sizes.
+// Collectives over pairs (NCCL's LL), for what is small and alike for all: every rank sends every other one unit of a lane, or none.
+// So one count is enough for a lane, and two slots: who is at a lane's launch n has had something of every peer's launch n - 1, and
+// that peer had ended n - 2 by then. No credit, no loop over units, few instructions: what runs once must first be fetched.
 #pragma once
-#include "bytes.cuh"
-#include "lane.cuh"
 #include "reduction.cuh"
+#include "report.cuh"
+#include "waiting.cuh"
 
-struct PairsFormat {
-  static constexpr uint32_t payload_bytes = WINDLASS_PAIRS_PAYLOAD_BYTES, slot_bytes = WINDLASS_PAIRS_SLOT_BYTES;
-};
-typedef Lane<PairsFormat> PairsLane;
-
-// `bytes` (up to 8) of the user's.
-MAIL_DEVICE uint64_t load_eight(uint64_t from, uint32_t bytes) {
-  if (!MAIL_SELDOM(bytes < 8 || from % 8)) return load_piece<uint64_t>(reinterpret_cast<const char*>(from));
-  if (bytes == 0) return 0;
-  return load_bytes(reinterpret_cast<const char*>(from), bytes < 8 ? bytes : 8).x;
+// A thread's 8 bytes of the user's; of the last ones, or at an odd address, so many bytes as there are.
+template <bool whole>
+MAIL_DEVICE uint64_t load_eight(uint64_t from, uint32_t left) {
+  const char* const bytes = reinterpret_cast<const char*>(from);
+  if constexpr (whole) return load_piece<uint64_t>(bytes);
+  uint64_t value = 0;
+  MAIL_UNROLL
+  for (uint32_t at = 0; at < 8; ++at)
+    if (at < left) value |= (uint64_t)load_piece<uint8_t>(bytes + at) << 8 * at;
+  return value;
 }
-MAIL_DEVICE void store_eight(uint64_t to, uint64_t value, uint32_t bytes) {
-  if (!MAIL_SELDOM(bytes < 8 || to % 8))
-    store_piece<uint64_t>(reinterpret_cast<char*>(to), value);
-  else if (bytes)
-    store_bytes(reinterpret_cast<char*>(to), Vector{value, 0}, bytes < 8 ? bytes : 8);
-}
-// Of a unit's bytes, this thread's: up to 8, or more.
-MAIL_DEVICE uint32_t own_bytes(uint32_t unit_bytes) {
-  const uint32_t from = 8 * lane_index();
-  return unit_bytes > from ? unit_bytes - from : 0;
+template <bool whole>
+MAIL_DEVICE void store_eight(uint64_t to, uint64_t value, uint32_t left) {
+  char* const bytes = reinterpret_cast<char*>(to);
+  if constexpr (whole) return store_piece<uint64_t>(bytes, value);
+  MAIL_UNROLL
+  for (uint32_t at = 0; at < 8; ++at)
+    if (at < left) store_piece<uint8_t>(bytes + at, (uint8_t)(value >> 8 * at));
 }
 
-template <class Reducer, int ranks_max>
-MAIL_DEVICE bool run_pairs_lane(const Collective& call, uint32_t lane) {
-  const WindlassCollectiveLaunch& launch = call.launch;
-  const uint32_t me = call.me(), place = lane_index() % 8;
-  const bool same = launch.flags & WINDLASS_COLLECTIVE_SAME;
-  const Reduction how{launch.reduction, launch.scale};
-  const uint64_t in_bytes = place == me || place >= launch.ranks ? 0
-                            : Reducer::reduces                   ? launch.receive_bytes[me]
-                                                                 : launch.receive_bytes[place];
-  PairsLane way(call, launch.wires[0], lane, launch.send_bytes[place], in_bytes);
-  const auto own_place = [](uint64_t slot) { return reinterpret_cast<char*>(slot + 16 * lane_index()); };
-  for (;; ++way.step) {
-    const uint32_t to = way.sends_to(), from = way.receives_from();
-    if ((to | from) == 0) break;
-    const uint64_t at = way.offset() + 8 * lane_index();
-    // All loads are on their way before the first is waited for.
-    const bool has_own = to >> me & 1;
-    const uint64_t own = has_own ? load_eight(launch.send[me] + at, own_bytes(way.part_of(launch.send_bytes[me]))) : 0;
-    uint64_t out[ranks_max];
-    MAIL_UNROLL
-    for (int distance = 1; distance < ranks_max; ++distance) {
-      const uint32_t rank = call.peer(distance);
-      out[distance] = 0;
-      if (!same && distance < (int)launch.ranks && to >> rank & 1)
-        out[distance] = load_eight(launch.send[rank] + at, own_bytes(way.part_of(launch.send_bytes[rank])));
-    }
-    way.settle();
-    if (!way.wait_for_room(to, WINDLASS_WAITED_PAIRS_CREDIT)) return false;
-    const uint64_t out_slot = way.out_slot(), out_tag = way.out_tag(), in_tag = way.in_tag();
-    const uint32_t in_slot = way.in_slot();
-    MAIL_UNROLL
-    for (int distance = 1; distance < ranks_max; ++distance) {
-      const uint32_t rank = call.peer(distance);
-      const uint64_t slot = from_lane(out_slot, rank), tag = from_lane(out_tag, rank);
-      store_pair_if(distance < (int)launch.ranks && to >> rank & 1, own_place(slot), same ? own : out[distance], tag);
-    }
-    way.has_sent(to);
-
-    uint64_t x[ranks_max], found[ranks_max], tags[ranks_max];
-    uint32_t slots[ranks_max];
-    MAIL_UNROLL
-    for (int rank = 0; rank < ranks_max; ++rank) {
-      x[rank] = found[rank] = 0;
-      slots[rank] = from_lane(in_slot, rank);
-      tags[rank] = from_lane(in_tag, rank);
-    }
-    Waiting waiting;
-    for (;;) {
-      MAIL_UNROLL
-      for (int rank = 0; rank < ranks_max; ++rank) load_pair_if(from >> rank & 1, own_place(launch.slices[me] + slots[rank]), tags[rank], x[rank], found[rank]);
-      bool there = true;
-      MAIL_UNROLL
-      for (int rank = 0; rank < ranks_max; ++rank) there &= !(from >> rank & 1) || found[rank] == tags[rank];
-      if (all_of_warp(there)) break;
-      if (!waiting.ends(launch)) continue;
-      uint32_t missing = 0;
-      MAIL_UNROLL
-      for (int rank = 0; rank < ranks_max; ++rank)
-        if (from >> rank & 1 && !all_of_warp(found[rank] == tags[rank])) missing |= 1u << rank;
-      way.report_missing(missing, WINDLASS_WAITED_PAIRS_DATA);
-      return false;
-    }
-    if (Reducer::reduces) {
-      if (has_own && way.part_of(launch.receive_bytes[me])) {
-        MAIL_UNROLL
-        for (int rank = 0; rank < ranks_max; ++rank) choose(x[rank], own, rank == (int)me);
-        if constexpr (Reducer::reduces)
-          store_eight(launch.receive[me] + at, reduce_words<Reducer>(x, launch.ranks, how), own_bytes(way.part_of(launch.receive_bytes[me])));
-      }
-    } else {
-      MAIL_UNROLL
-      for (int rank = 0; rank < ranks_max; ++rank)
-        if (from >> rank & 1) store_eight(launch.receive[rank] + at, x[rank], own_bytes(way.part_of(launch.receive_bytes[rank])));
-      if (has_own && launch.receive[me] != launch.send[me])
-        store_eight(launch.receive[me] + at, own, own_bytes(way.part_of(launch.receive_bytes[me])));
-    }
-    way.has_consumed(from);
+// A warp and the one unit of a lane. False: aborted.
+template <class Reducer, int ranks_max, bool whole>
+MAIL_DEVICE bool run_pairs_lane(const WindlassCollectiveLaunch& launch, uint32_t lane) {
+  const uint32_t me = launch.rank, at = lane * WINDLASS_PAIRS_PAYLOAD_BYTES + 8 * lane_index();
+  const uint64_t slice = launch.slices[me], count_word = slice + launch.wires[0].lanes + lane * WINDLASS_PAIRS_COUNT_BYTES;
+  const uint64_t count = load_word_relaxed(count_word);
+  // The same for every directed pair, and no more than the lanes hold.
+  const uint32_t bytes = (uint32_t)launch.send_bytes[0], left = bytes > at ? bytes - at : 0;
+  // What goes to each rank; then what has come from it.
+  uint64_t x[ranks_max];
+  MAIL_UNROLL
+  for (int rank = 0; rank < ranks_max; ++rank) {
+    x[rank] = 0;
+    if (left && rank < (int)launch.ranks) x[rank] = load_eight<whole>(launch.send[rank] + at, left);
   }
-  way.end(true, true);
+  const uint64_t tag = launch.first_tag + count;
+  // Where a source's pair lies in any slice.
+  const uint64_t in_slot = launch.wires[0].rings + (lane * WINDLASS_PAIRS_SLOTS + (uint32_t)count % WINDLASS_PAIRS_SLOTS) * WINDLASS_PAIRS_SLOT_BYTES + 16 * lane_index();
+  const uint64_t ring_bytes = (uint64_t)(WINDLASS_PAIRS_SLOTS * WINDLASS_PAIRS_SLOT_BYTES) << launch.lanes_log2, own_slot = in_slot + me * ring_bytes;
+  const auto is_peer = [&](int rank) { return rank != (int)me && rank < (int)launch.ranks && left != 0; };
+  MAIL_UNROLL
+  for (int rank = 0; rank < ranks_max; ++rank) store_pair_if(is_peer(rank), reinterpret_cast<char*>(launch.slices[rank] + own_slot), x[rank], tag);
+
+  uint64_t found[ranks_max];
+  MAIL_UNROLL
+  for (int rank = 0; rank < ranks_max; ++rank) found[rank] = tag;
+  Waiting waiting;
+  for (;;) {
+    MAIL_UNROLL
+    for (int rank = 0; rank < ranks_max; ++rank)
+      load_pair_if(is_peer(rank), reinterpret_cast<const char*>(slice + in_slot + rank * ring_bytes), tag, x[rank], found[rank]);
+    bool there = true;
+    MAIL_UNROLL
+    for (int rank = 0; rank < ranks_max; ++rank) there &= found[rank] == tag;
+    if (all_of_warp(there)) break;
+    if (!waiting.ends(launch)) continue;
+    uint32_t missing = 0;
+    MAIL_UNROLL
+    for (int rank = 0; rank < ranks_max; ++rank) missing |= (uint32_t)(found[rank] != tag) << rank;
+    MAIL_NO_UNROLL
+    for (uint32_t rank = 0; rank < launch.ranks; ++rank)
+      if (any_of_warp(missing >> rank & 1) && lane_index() == 0)
+        report_entry(launch.report, me, WindlassMailReportEntry{rank, WINDLASS_WAITED_PAIRS_DATA, lane, 0, count, count});
+    return false;
+  }
+  // All threads have read it, as the vote shows.
+  if (lane_index() == 0) store_word(count_word, count + 1);
+
+  if (left == 0) return true;
+  if constexpr (Reducer::reduces) {
+    store_eight<whole>(launch.receive[me] + at, reduce_words<Reducer>(x, launch.ranks, Reduction{launch.reduction, launch.scale}), left);
+  } else {
+    // In place this rank's own part is where it belongs.
+    MAIL_UNROLL
+    for (int rank = 0; rank < ranks_max; ++rank)
+      if (rank < (int)launch.ranks && (rank != (int)me || launch.receive[rank] != launch.send[rank])) store_eight<whole>(launch.receive[rank] + at, x[rank], left);
+  }
   return true;
+}
+
+template <class Reducer, int ranks_max, bool whole>
+MAIL_DEVICE void run_pairs_lanes(const WindlassCollectiveLaunch& launch) {
+  // Lanes in order: see Lanes.
+  const uint32_t stride = block_count() * launch.role_warps;
+  MAIL_NO_UNROLL
+  for (uint32_t lane = block_index() + block_count() * warp_index(); lane < launch.used_lanes; lane += stride)
+    if (!run_pairs_lane<Reducer, ranks_max, whole>(launch, lane)) return;
 }
 
 template <class Reducer, int ranks_max>
 MAIL_DEVICE void run_pairs(const WindlassCollectiveLaunch& launch) {
   begin_after_previous(launch.flags & WINDLASS_COLLECTIVE_EARLY_NEXT);
-  const Collective call{launch};
-  for (Lanes lanes(launch, warp_index()); lanes.next < lanes.last; lanes.next += lanes.stride)
-    if (!run_pairs_lane<Reducer, ranks_max>(call, lanes.next)) return;
+  if (launch.flags & WINDLASS_COLLECTIVE_WHOLE) return run_pairs_lanes<Reducer, ranks_max, true>(launch);
+  run_pairs_lanes<Reducer, ranks_max, false>(launch);
 }

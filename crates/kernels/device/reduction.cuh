@@ -50,11 +50,11 @@ struct SumF32 {
 
 struct Half {
   static MAIL_DEVICE float wide(uint64_t x, uint32_t at) { return float_of_half((uint16_t)(x >> 16 * at)); }
-  static MAIL_DEVICE uint16_t narrow(float value) { return half_of_float(value); }
+  static MAIL_DEVICE uint32_t narrow(float low, float high) { return halves_of_floats(low, high); }
 };
 struct Bfloat {
   static MAIL_DEVICE float wide(uint64_t x, uint32_t at) { return float_of_bits((uint32_t)(x >> 16 * at) << 16); }
-  static MAIL_DEVICE uint16_t narrow(float value) { return bfloat_of_float(value); }
+  static MAIL_DEVICE uint32_t narrow(float low, float high) { return bfloats_of_floats(low, high); }
 };
 
 // Four elements of 16 bits, as wide ones.
@@ -67,10 +67,7 @@ MAIL_DEVICE Quad wide_quad(uint64_t x) {
 }
 template <class Element>
 MAIL_DEVICE uint64_t narrow_quad(const Quad& quad) {
-  uint64_t x = 0;
-  MAIL_UNROLL
-  for (int at = 0; at < 4; ++at) x |= (uint64_t)Element::narrow(quad.part[at]) << 16 * at;
-  return x;
+  return Element::narrow(quad.part[0], quad.part[1]) | (uint64_t)Element::narrow(quad.part[2], quad.part[3]) << 32;
 }
 
 template <class Element>

@@ -21,17 +21,16 @@ struct Layout {
   uint64_t bytes;
   explicit Layout(const Geometry& geometry) {
     uint64_t end = 0;
-    const auto wire = [&](uint64_t slot_bytes) {
-      WindlassWire wire;
-      wire.rings = end;
-      end += (uint64_t)(geometry.ranks - 1) * geometry.lanes * geometry.slots * slot_bytes;
-      wire.lanes = end;
-      end += (uint64_t)geometry.lanes * WINDLASS_LANE_BYTES;
-      return wire;
+    const auto take = [&](uint64_t bytes) {
+      const uint64_t at = end;
+      end += (bytes + 127) / 128 * 128;
+      return at;
     };
-    pairs = wire(WINDLASS_PAIRS_SLOT_BYTES);
-    lines = wire(WINDLASS_LINES_SLOT_BYTES);
-    results = wire(WINDLASS_LINES_SLOT_BYTES);
+    const uint64_t ranks = geometry.ranks, lanes = geometry.lanes;
+    const auto lines_wire = [&] { return WindlassWire{take((ranks - 1) * lanes * geometry.slots * WINDLASS_LINES_SLOT_BYTES), take(lanes * WINDLASS_LANE_BYTES)}; };
+    pairs = {take(ranks * lanes * WINDLASS_PAIRS_SLOTS * WINDLASS_PAIRS_SLOT_BYTES), take(lanes * WINDLASS_PAIRS_COUNT_BYTES)};
+    lines = lines_wire();
+    results = lines_wire();
     bytes = end;
   }
 };
@@ -41,6 +40,11 @@ struct Choice {
   Family family;
   uint32_t groups;  // of lines
 };
+
+// Pairs are for what every rank sends every other one, a unit a lane.
+inline bool goes_by_pairs(Kind kind, uint64_t pair_bytes, uint32_t lanes) {
+  return kind != broadcast && kind != reduce && pair_bytes <= (uint64_t)lanes * WINDLASS_PAIRS_PAYLOAD_BYTES;
+}
 
 inline uint64_t unit_bytes(const Choice& choice) {
   if (choice.family == pairs) return WINDLASS_PAIRS_PAYLOAD_BYTES;
@@ -141,6 +145,7 @@ inline WindlassCollectiveLaunch arrange(const Request& request, const Geometry& 
       }
       break;
   }
+  if (choice.family == pairs && (request.send | request.receive | bytes) % 8 == 0) launch.flags |= WINDLASS_COLLECTIVE_WHOLE;
   const uint64_t unit = unit_bytes(choice);
   const uint64_t units = (largest + unit - 1) / unit;
   launch.used_lanes = units < geometry.lanes ? (uint32_t)units : geometry.lanes;

@@ -24,14 +24,19 @@ constexpr Kind kinds[] = {collective::all_reduce, collective::broadcast, collect
 
 // How a collective may run. Over lines an all-reduce in one phase is not for one buffer: a sending warp would read results.
 std::vector<Choice> choices_of(Kind kind, uint32_t ranks) {
-  std::vector<Choice> choices = {{collective::pairs, 2}, {collective::lines, 2}};
+  std::vector<Choice> choices = {{collective::lines, 2}};
+  if (collective::goes_by_pairs(kind, 0, 0)) choices.push_back({collective::pairs, 2});
   if (ranks <= 4) choices.push_back({collective::lines, 4});
   if (kind == collective::all_reduce) choices.push_back({collective::two_phases, 2});
   return choices;
 }
 bool may_be_in_place(Kind kind, const Choice& choice) { return kind != collective::all_reduce || choice.family != collective::lines; }
 
-uint64_t ring_bytes(const Options& o, const Choice& choice) { return (uint64_t)o.lanes * o.slots * unit_bytes(choice); }
+uint64_t ring_bytes(const Options& o, const Choice& choice) {
+  return o.lanes * unit_bytes(choice) * (choice.family == collective::pairs ? WINDLASS_PAIRS_SLOTS : o.slots);
+}
+// Of a directed pair.
+uint64_t bytes_max(const Options& o, const Choice& choice) { return choice.family == collective::pairs ? o.lanes * unit_bytes(choice) : ~0ull; }
 
 // Any call: `bytes` of it on its largest way, and all else at random.
 Call any_call(host::Random& random, Kind kind, const Choice& choice, uint32_t ranks, uint64_t bytes) {
@@ -54,15 +59,18 @@ Choice one_of(host::Random& random, const std::vector<Choice>& choices) { return
 
 // Nothing, little, or up to `rings` times what the ring holds.
 uint64_t any_bytes(host::Random& random, const Options& o, const Choice& choice, uint64_t rings) {
-  switch (random.below(8)) {
-    case 0: return random.below(3) * random.below(20);
-    case 1:
-    case 2: return random.below(2 * unit_bytes(choice));
-    case 3: return ring_bytes(o, choice) / 2 + random.below(64);
-    case 4: return ring_bytes(o, choice) - random.below(2) * random.below(64);
-    case 5: return random.below(rings * ring_bytes(o, choice));
-    default: return random.below(ring_bytes(o, choice));
-  }
+  const auto any = [&]() -> uint64_t {
+    switch (random.below(8)) {
+      case 0: return random.below(3) * random.below(20);
+      case 1:
+      case 2: return random.below(2 * unit_bytes(choice));
+      case 3: return ring_bytes(o, choice) / 2 + random.below(64);
+      case 4: return ring_bytes(o, choice) - random.below(2) * random.below(64);
+      case 5: return random.below(rings * ring_bytes(o, choice));
+      default: return random.below(ring_bytes(o, choice));
+    }
+  };
+  return std::min(any(), bytes_max(o, choice));
 }
 Call any_call(host::Random& random, const Options& o, uint64_t rings = 2) {
   const Kind kind = kinds[random.below(collective::kinds)];
@@ -123,7 +131,7 @@ void sizes() {
           for (int by : {-16, -1, 0, 1, 16}) {
             Call call = any_call(random, kind, choice, ranks, 0);
             call.type = random.below(2) ? reference::uint8 : reference::single;
-            call.count = (around + (uint64_t)(int64_t)by) / reference::element_bytes[call.type];
+            call.count = std::min(around + (uint64_t)(int64_t)by, bytes_max(o, choice)) / reference::element_bytes[call.type];
             if (random.below(2)) calls.push_back(call);
           }
       }
@@ -138,6 +146,7 @@ void special_values() {
   for (uint32_t ranks : {2, 3, 8}) {
     Options o;
     o.ranks = ranks;
+    o.lanes = 16;  // as pairs hold no more than a unit a lane
     World world(o);
     std::vector<Call> calls;
     for (Kind kind : {collective::all_reduce, collective::reduce, collective::reduce_scatter})
@@ -198,6 +207,8 @@ void one_way_lapped() {
         }
         // Both ways then, on the same wire: little, so that it goes by proof.
         if (random.below(2)) calls.push_back(any_call(random, collective::all_gather, choice, o.ranks, random.below(ring_bytes(o, choice) / 2)));
+        // And what shares nothing with them.
+        if (random.below(2)) calls.push_back(any_call(random, collective::all_gather, {collective::pairs, 2}, o.ranks, random.below(1000)));
       }
       How how;
       how.slow_rank = root_slow ? 0 : 1 + (uint32_t)random.below(o.ranks - 1);
@@ -219,7 +230,7 @@ void uneven() {
     for (int i = 0; i < (HOST_TSAN ? 6 : 50); ++i) {
       constexpr Kind own[] = {collective::all_gather, collective::reduce_scatter, collective::all_to_all};
       const Kind kind = own[random.below(3)];
-      const Choice choice = one_of(random, choices_of(kind, ranks));
+      const Choice choice{collective::lines, ranks <= 4 && random.below(2) ? 4u : 2u};
       Call call = any_call(random, kind, choice, ranks, 0);
       call.in_place = false;
       call.matrix.assign(ranks, std::vector<uint64_t>(ranks));
@@ -332,7 +343,7 @@ void abort_in_the_middle() {
   };
   const Case cases[] = {
       {collective::all_gather, {collective::pairs, 2}, WINDLASS_WAITED_PAIRS_DATA, 0},
-      {collective::broadcast, {collective::pairs, 2}, WINDLASS_WAITED_PAIRS_CREDIT, 4},
+      {collective::broadcast, {collective::lines, 2}, WINDLASS_WAITED_LINES_CREDIT, 4},
       {collective::all_to_all, {collective::lines, 2}, WINDLASS_WAITED_LINES_DATA, 0},
       {collective::broadcast, {collective::lines, 4}, WINDLASS_WAITED_LINES_CREDIT, 4},
       {collective::all_reduce, {collective::two_phases, 2}, WINDLASS_WAITED_LINES_DATA, 0},
@@ -344,7 +355,7 @@ void abort_in_the_middle() {
     Call call;
     call.kind = one.kind;
     call.choice = one.choice;
-    call.count = 2 * ring_bytes(o, one.choice) / 4;
+    call.count = std::min(2 * ring_bytes(o, one.choice), bytes_max(o, one.choice)) / 4;
     call.root = 0;
     // The others complete a first call with the one that then never comes.
     Call before = call;

@@ -139,8 +139,9 @@ struct World {
     std::memset(reports.data(), 0, reports.size() * sizeof(WindlassMailReport));
     for (Slice& slice : slices) {
       slice.make(layout.bytes);
-      for (const WindlassWire& wire : {layout.pairs, layout.lines, layout.results})
+      for (const WindlassWire& wire : {layout.lines, layout.results})
         for (uint64_t at = 0; at < o.lanes * WINDLASS_LANE_BYTES; at += 8) word(slice.address + wire.lanes + at) = o.first_count;
+      for (uint32_t lane = 0; lane < o.lanes; ++lane) word(slice.address + layout.pairs.lanes + lane * WINDLASS_PAIRS_COUNT_BYTES) = o.first_count;
     }
   }
   collective::Geometry geometry(uint32_t rank) const { return {options.first_tag, rank, options.ranks, options.lanes, options.slots}; }
@@ -160,9 +161,14 @@ struct World {
   }
   bool aborted() const { return __atomic_load_n(&control, __ATOMIC_ACQUIRE) != WINDLASS_CONTROL_RUN; }
 
-  // Every unit that was sent was received, nobody takes for proven what was not, and at most half a ring still waits for proof.
+  // Every unit of lines that was sent was received, nobody takes for proven what was not, and at most half a ring still waits for proof.
   void check_words() {
-    for (const WindlassWire& wire : {layout.pairs, layout.lines, layout.results})
+    for (uint32_t rank = 1; rank < options.ranks; ++rank)
+      for (uint32_t lane = 0; lane < options.lanes; ++lane) {
+        const uint64_t at = layout.pairs.lanes + lane * WINDLASS_PAIRS_COUNT_BYTES, own = word(slices[rank].address + at), first = word(slices[0].address + at);
+        expect(own == first, "ranks 0 and " + std::to_string(rank) + " have used lane " + std::to_string(lane) + " of pairs " + std::to_string(first) + " and " + std::to_string(own) + " times");
+      }
+    for (const WindlassWire& wire : {layout.lines, layout.results})
       for (uint32_t lane = 0; lane < options.lanes; ++lane)
         for (uint32_t from = 0; from < options.ranks; ++from)
           for (uint32_t to = 0; to < options.ranks; ++to) {

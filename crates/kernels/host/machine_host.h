@@ -637,6 +637,8 @@ inline uint16_t bfloat_of_float(float value) {
   if ((bits & 0x7fffffff) > 0x7f800000) return 0x7fff;
   return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
+inline uint32_t halves_of_floats(float low, float high) { return half_of_float(low) | (uint32_t)half_of_float(high) << 16; }
+inline uint32_t bfloats_of_floats(float low, float high) { return bfloat_of_float(low) | (uint32_t)bfloat_of_float(high) << 16; }
 
 inline Vector load_slot(const char* from) { return *reinterpret_cast<const Vector*>(from); }
 inline void store_slot(char* to, Vector v) { *reinterpret_cast<Vector*>(to) = v; }
