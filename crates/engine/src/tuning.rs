@@ -14,7 +14,7 @@ pub const UNMEASURED_BYTES_MAX: u64 = 16 << 10;
 /// Of reductions whose kernel looks at type and operation as it goes, and was not timed: up to here arithmetic hardly counts.
 pub const OTHER_BYTES_MAX: u64 = 64 << 10;
 /// Of the kernels' protocol: another number for each change of units, rings, credit or shares.
-const PROTOCOL: u64 = 1;
+const PROTOCOL: u64 = 2;
 /// Ranks that the kernels have at most.
 const RANKS_MAX: usize = 8;
 

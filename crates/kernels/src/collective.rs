@@ -10,6 +10,8 @@ use std::mem::offset_of;
 pub const RANKS_MAX: usize = 8;
 pub const PAIRS_PAYLOAD_BYTES: u64 = 256;
 pub const PAIRS_SLOT_BYTES: u64 = 512;
+pub const PAIRS_SLOTS: u64 = 2;
+pub const PAIRS_COUNT_BYTES: u64 = 8;
 pub const LINES_HALF_PAYLOAD_BYTES: u64 = 960;
 pub const LINES_SLOT_BYTES: u64 = 2048;
 pub const LANE_BYTES: u64 = 256;
@@ -20,9 +22,10 @@ pub const LANE_RECEIVED: usize = 8;
 pub const COLLECTIVE_EARLY_NEXT: u32 = 1;
 /// All that is sent, and this rank's own part, is one and the same buffer.
 pub const COLLECTIVE_SAME: u32 = 2;
+/// Every part of every buffer begins at a multiple of 8 and has a multiple of 8 bytes.
+pub const COLLECTIVE_WHOLE: u32 = 4;
 
 /// Values of [`ReportEntry::waited_for`](crate::launch::ReportEntry), beside those of mailboxes.
-pub const WAITED_PAIRS_CREDIT: u32 = 5;
 pub const WAITED_PAIRS_DATA: u32 = 6;
 pub const WAITED_LINES_CREDIT: u32 = 7;
 pub const WAITED_LINES_DATA: u32 = 8;

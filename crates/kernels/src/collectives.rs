@@ -93,7 +93,9 @@ pub fn arrange(
     if total_bytes == 0 {
         return Ok(None);
     }
-    let kernel = Kernel::of(tuning.family(collective.kind, total_bytes, ranks), reducer, ranks);
+    let pair_bytes = collective.pair_bytes();
+    let kernel =
+        Kernel::of(tuning.family(collective.kind, total_bytes, pair_bytes, geometry), reducer, ranks);
     let family = kernel.family();
 
     *launch = CollectiveLaunch {
@@ -132,6 +134,11 @@ impl Collective {
         let part = self.count.checked_mul(self.element_bytes.into());
         part.and_then(|part| part.checked_mul(parts))
             .ok_or(Refused::Count { count: self.count, element_bytes: self.element_bytes })
+    }
+
+    /// Bytes from one rank to another, if nobody reduces in between. The product was found to fit.
+    fn pair_bytes(&self) -> u64 {
+        self.count * u64::from(self.element_bytes)
     }
 
     /// Who reduces; and whether the rest of the call can be served.

@@ -4,8 +4,7 @@ use std::fmt;
 
 use windlass_kernels::arrange::Direction;
 use windlass_kernels::collective::{
-    WAITED_LINES_CREDIT, WAITED_LINES_DATA, WAITED_PAIRS_CREDIT, WAITED_PAIRS_DATA, WAITED_RESULT_CREDIT,
-    WAITED_RESULT_DATA,
+    WAITED_LINES_CREDIT, WAITED_LINES_DATA, WAITED_PAIRS_DATA, WAITED_RESULT_CREDIT, WAITED_RESULT_DATA,
 };
 use windlass_kernels::growth::Wire;
 use windlass_kernels::launch::{
@@ -74,7 +73,6 @@ impl Wait {
             WAITED_LINE_DATA => (Direction::Receive, Carries::Messages(Wire::Lines)),
             WAITED_BULK_CREDIT => (Direction::Send, Carries::Messages(Wire::Bulk)),
             WAITED_BULK_DATA => (Direction::Receive, Carries::Messages(Wire::Bulk)),
-            WAITED_PAIRS_CREDIT => (Direction::Send, Carries::Pairs),
             WAITED_PAIRS_DATA => (Direction::Receive, Carries::Pairs),
             WAITED_LINES_CREDIT => (Direction::Send, Carries::Lines),
             WAITED_LINES_DATA => (Direction::Receive, Carries::Lines),

@@ -2,18 +2,24 @@
 
 use super::kernel::Family;
 use super::{Collective, Kind};
-use crate::collective::{COLLECTIVE_SAME, CollectiveLaunch};
+use crate::collective::{COLLECTIVE_SAME, COLLECTIVE_WHOLE, CollectiveLaunch};
 
 /// Shares of an all-reduce begin at multiples of this, counted from the beginning of the buffer: no element is cut, and a
 /// vector that a thread loads lies in one share.
 const SHARE_ALIGNMENT: u64 = 16;
 
+/// What a thread moves at once over pairs.
+const PAIR_BYTES: u64 = 8;
+
 /// Writes the buffers and their bytes, of the launch's rank. Bytes of the largest directed pair among all ranks.
 pub(super) fn write(collective: &Collective, family: Family, launch: &mut CollectiveLaunch) -> u64 {
     let Collective { send, receive, .. } = *collective;
     let (me, ranks) = (launch.rank as usize, launch.ranks as usize);
-    // What `count` stands for. The product was found to fit.
-    let bytes = collective.count * u64::from(collective.element_bytes);
+    // What `count` stands for.
+    let bytes = collective.pair_bytes();
+    if family == Family::Pairs && (send | receive | bytes).is_multiple_of(PAIR_BYTES) {
+        launch.flags |= COLLECTIVE_WHOLE;
+    }
     // Wrapping: an address that ends nowhere faults on the device, as NCCL's do.
     let part = |buffer: u64, rank: usize| buffer.wrapping_add(rank as u64 * bytes);
     match collective.kind {

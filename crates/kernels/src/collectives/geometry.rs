@@ -1,7 +1,10 @@
 //! What the ranks agreed on at birth, and where their wires lie.
 
 use super::Refused;
-use crate::collective::{LANE_BYTES, LINES_SLOT_BYTES, PAIRS_SLOT_BYTES, RANKS_MAX, Wire};
+use crate::collective::{
+    LANE_BYTES, LINES_SLOT_BYTES, PAIRS_COUNT_BYTES, PAIRS_PAYLOAD_BYTES, PAIRS_SLOT_BYTES, PAIRS_SLOTS,
+    RANKS_MAX, Wire,
+};
 
 /// What the ranks agreed on at birth; all but `rank` is equal on all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,7 +17,7 @@ pub struct Geometry {
     pub ranks: u32,
     /// Lanes of every wire: a power of two.
     pub lanes: u32,
-    /// Units that a lane's ring holds: a power of two, at least 2.
+    /// Units that a lane's ring of lines holds: a power of two, at least 2.
     pub slots: u32,
 }
 
@@ -30,6 +33,11 @@ impl Geometry {
         // The largest power of two that is not more.
         let lanes = LANES_A_BLOCK << blocks_max.clamp(1, BLOCKS_MAX).ilog2();
         Geometry { first_tag, rank, ranks, lanes, slots: SLOTS }
+    }
+
+    /// Most bytes of a directed pair that pairs can carry: a unit a lane.
+    pub(super) fn pairs_bytes_max(&self) -> u64 {
+        u64::from(self.lanes) * PAIRS_PAYLOAD_BYTES
     }
 
     pub(super) fn check(&self) -> Result<(), Refused> {
@@ -50,7 +58,7 @@ impl Geometry {
 /// Where each wire lies in the part for collectives of every rank's slice: offsets from its beginning, 128-byte aligned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// Units of 256 bytes, for small collectives.
+    /// Units of 256 bytes, for small collectives in which every rank sends every other one as much.
     pub pairs: Wire,
     /// Units of 960 or 1920 bytes.
     pub lines: Wire,
@@ -71,12 +79,15 @@ impl Layout {
             bytes += part.next_multiple_of(128);
             at
         };
-        let mut wire = |slot_bytes: u64| Wire {
-            rings: take(sources * lanes * u64::from(geometry.slots) * slot_bytes),
+        let pairs = Wire {
+            rings: take((sources + 1) * lanes * PAIRS_SLOTS * PAIRS_SLOT_BYTES),
+            lanes: take(lanes * PAIRS_COUNT_BYTES),
+        };
+        let mut of_lines = || Wire {
+            rings: take(sources * lanes * u64::from(geometry.slots) * LINES_SLOT_BYTES),
             lanes: take(lanes * LANE_BYTES),
         };
-        let (pairs, lines, results) =
-            (wire(PAIRS_SLOT_BYTES), wire(LINES_SLOT_BYTES), wire(LINES_SLOT_BYTES));
+        let (lines, results) = (of_lines(), of_lines());
         Layout { pairs, lines, results, bytes }
     }
 }

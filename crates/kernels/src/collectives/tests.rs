@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use super::reduction::{AVERAGE, BFLOAT16, ELEMENT_BYTES, FLOAT16, FLOAT32, FLOAT64, SUM};
 use super::*;
 use crate::collective::{
-    COLLECTIVE_SAME, LANE_BYTES, LINES_SLOT_BYTES, PAIRS_SLOT_BYTES, RANKS_MAX, WAITED_RESULT_DATA,
+    COLLECTIVE_SAME, COLLECTIVE_WHOLE, LANE_BYTES, LINES_SLOT_BYTES, PAIRS_COUNT_BYTES, PAIRS_SLOT_BYTES,
+    PAIRS_SLOTS, RANKS_MAX, WAITED_RESULT_DATA,
 };
 
 const INT8_SUM: Reduction = Reduction { datatype: 0, operation: SUM };
@@ -140,14 +141,13 @@ fn wires_do_not_overlap() {
         let geometry = Geometry::recommended(blocks, ranks, 0, 1);
         let layout = Layout::of(&geometry);
         let lanes = u64::from(geometry.lanes);
-        let slots = u64::from(ranks - 1) * lanes * u64::from(geometry.slots);
-        let mut parts = Vec::new();
-        for (wire, slot_bytes) in [
-            (layout.pairs, PAIRS_SLOT_BYTES),
-            (layout.lines, LINES_SLOT_BYTES),
-            (layout.results, LINES_SLOT_BYTES),
-        ] {
-            parts.extend([(wire.rings, slots * slot_bytes), (wire.lanes, lanes * LANE_BYTES)]);
+        let mut parts = vec![
+            (layout.pairs.rings, u64::from(ranks) * lanes * PAIRS_SLOTS * PAIRS_SLOT_BYTES),
+            (layout.pairs.lanes, lanes * PAIRS_COUNT_BYTES),
+        ];
+        for wire in [layout.lines, layout.results] {
+            let slots = u64::from(ranks - 1) * lanes * u64::from(geometry.slots);
+            parts.extend([(wire.rings, slots * LINES_SLOT_BYTES), (wire.lanes, lanes * LANE_BYTES)]);
         }
         parts.sort();
         assert!(parts.windows(2).all(|two| two[0].0 + two[0].1 <= two[1].0), "{parts:?}");
@@ -278,4 +278,33 @@ fn one_buffer_for_all_is_told() {
         };
         assert_eq!(launch.flags, if same { COLLECTIVE_SAME } else { 0 }, "{kind:?}");
     }
+}
+
+/// The straight way of pairs is for what lies and ends at multiples of 8 everywhere, and only for pairs; what has more than a
+/// unit a lane does not go by pairs.
+#[test]
+fn whole_pairs_are_told() {
+    let geometry = Geometry::recommended(32, 4, 1, 1);
+    let limits = Limits { blocks_max: 32, clusters: true };
+    let [by_pairs, by_lines, _] = tunings();
+    let told = |call: &Collective, tuning| {
+        let Arranged { shape, launch } = arranged(call, &geometry, tuning, &limits);
+        (shape.kernel.family() == Family::Pairs, launch.flags & COLLECTIVE_WHOLE != 0)
+    };
+    for kind in [Kind::AllReduce, Kind::AllGather, Kind::ReduceScatter, Kind::AlltoAll] {
+        let call = collective(kind, 800);
+        assert_eq!(told(&call, &by_pairs), (true, true), "{kind:?}");
+        assert_eq!(told(&call, &by_lines), (false, false), "{kind:?}");
+        for odd in [
+            Collective { send: SEND + 4, ..call },
+            Collective { receive: RECEIVE + 1, ..call },
+            Collective { count: 804, ..call },
+        ] {
+            assert_eq!(told(&odd, &by_pairs), (true, false), "{kind:?}");
+        }
+        assert_eq!(told(&Collective { count: 256 * 256, ..call }, &by_pairs), (true, true), "{kind:?}");
+        assert_eq!(told(&Collective { count: 256 * 256 + 8, ..call }, &by_pairs), (false, false), "{kind:?}");
+    }
+    assert_eq!(told(&collective(Kind::Broadcast { root: 1 }, 800), &by_pairs), (false, false));
+    assert_eq!(told(&collective(Kind::Reduce { root: 1 }, 800), &by_pairs), (false, false));
 }

@@ -1,13 +1,14 @@
 //! From which size on which kernel serves.
 
-use super::Kind;
 use super::kernel::Family;
+use super::{Geometry, Kind};
 
 /// Sizes at which one kind changes its kernels, in total bytes: count times element, of all-gather, reduce-scatter and
 /// all-to-all times ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Crossover {
-    /// Up to here it goes by pairs; 0: never.
+    /// Up to here it goes by pairs, if they have the lanes for it; 0: never. A broadcast and a reduce never do: pairs are
+    /// for what every rank sends every other one.
     pub pairs_bytes_max: u64,
     /// Above pairs up to here it goes by lines in units of two groups, above of four. An all-reduce, and more than 4 ranks,
     /// always have two.
@@ -48,7 +49,14 @@ impl Default for Tuning {
 }
 
 impl Tuning {
-    pub(super) fn family(&self, kind: Kind, total_bytes: u64, ranks: u32) -> Family {
+    /// `pair_bytes`: what goes from one rank to another.
+    pub(super) fn family(
+        &self,
+        kind: Kind,
+        total_bytes: u64,
+        pair_bytes: u64,
+        geometry: &Geometry,
+    ) -> Family {
         let crossover = match kind {
             Kind::AllReduce => &self.all_reduce,
             Kind::Broadcast { .. } => &self.broadcast,
@@ -57,11 +65,13 @@ impl Tuning {
             Kind::ReduceScatter => &self.reduce_scatter,
             Kind::AlltoAll => &self.all_to_all,
         };
-        if total_bytes <= crossover.pairs_bytes_max {
+        let all_to_each = !matches!(kind, Kind::Broadcast { .. } | Kind::Reduce { .. });
+        if all_to_each && total_bytes <= crossover.pairs_bytes_max && pair_bytes <= geometry.pairs_bytes_max()
+        {
             Family::Pairs
         } else if kind == Kind::AllReduce {
             Family::AllReduce
-        } else if total_bytes <= crossover.two_groups_bytes_max || ranks > 4 {
+        } else if total_bytes <= crossover.two_groups_bytes_max || geometry.ranks > 4 {
             Family::Lines2
         } else {
             Family::Lines4
