@@ -195,9 +195,10 @@ struct Rank {
     if (early) launch.flags |= WINDLASS_COLLECTIVE_EARLY_NEXT;
     char name[80];
     const int kernel_ranks = ranks <= 2 ? 2 : ranks <= 4 ? 4 : 8;
-    if (choice.family == pairs) snprintf(name, sizeof name, "ncclWindlass_LL_%s_%d", reducer(request), kernel_ranks);
-    else if (choice.family == lines) snprintf(name, sizeof name, "ncclWindlass_LL128x%d_%s_%d", choice.groups, reducer(request), kernel_ranks);
-    else snprintf(name, sizeof name, "ncclWindlass_AllReduce_%s_%d", reducer(request), kernel_ranks);
+    const char* const suffix = straight(launch, choice) ? "_whole" : "";
+    if (choice.family == pairs) snprintf(name, sizeof name, "ncclWindlass_LL_%s_%d%s", reducer(request), kernel_ranks, suffix);
+    else if (choice.family == lines) snprintf(name, sizeof name, "ncclWindlass_LL128x%d_%s_%d%s", choice.groups, reducer(request), kernel_ranks, suffix);
+    else snprintf(name, sizeof name, "ncclWindlass_AllReduce_%s_%d%s", reducer(request), kernel_ranks, suffix);
     CUfunction function;
     CU(cuModuleGetFunction(&function, module, name));
     CUlaunchAttribute attributes[3];

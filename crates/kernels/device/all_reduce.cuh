@@ -4,69 +4,63 @@
 #include "lines.cuh"
 
 constexpr int result_groups = 2;
-typedef LinesLane<result_groups> ResultLane;
 
 // Reduces this rank's share and sends the result to all.
-template <class Reducer, int ranks_max>
-MAIL_DEVICE bool reduce_and_send(ResultLane& shares, ResultLane& results) {
-  const WindlassCollectiveLaunch& launch = shares.call.launch;
-  const uint32_t me = shares.call.me();
-  for (;; ++shares.step, ++results.step) {
-    const uint32_t from = shares.receives_from(), to = results.sends_to();
-    if (from == 0) return true;
+template <class Reducer, int ranks_max, bool straight>
+MAIL_DEVICE bool reduce_and_send(LinesReceiver<result_groups, straight>& shares, LinesSender<result_groups, straight>& results) {
+  const WindlassCollectiveLaunch& launch = shares.launch;
+  const uint32_t me = shares.me();
+  for (; shares.has_step() && results.has_step(); ++shares.step, ++results.step) {
     Vector x[ranks_max][result_groups], result[1][result_groups];
     load_unit(shares, result[0], launch.send[me], launch.send_bytes[me]);
-    if (!take_lines(shares, from, x, WINDLASS_WAITED_LINES_DATA)) return false;
+    spread(x, result[0]);
+    if (!take_lines(shares, x, WINDLASS_WAITED_LINES_DATA)) return false;
     reduce_unit<Reducer>(result[0], x, launch);
-    shares.has_consumed(from);
-    if (!put_lines<ranks_max>(results, to, result, WINDLASS_WAITED_RESULT_CREDIT)) return false;
+    shares.has_consumed();
+    if (!put_lines<ranks_max>(results, result, WINDLASS_WAITED_RESULT_CREDIT)) return false;
     store_unit(results, result[0], launch.receive[me], launch.receive_bytes[me]);
   }
+  return true;
 }
 
-template <int ranks_max>
-MAIL_DEVICE bool take_results(ResultLane& results) {
-  const WindlassCollectiveLaunch& launch = results.call.launch;
-  for (;; ++results.step) {
-    const uint32_t from = results.receives_from();
-    if (from == 0) return true;
+template <int ranks_max, bool straight>
+MAIL_DEVICE bool take_results(LinesReceiver<result_groups, straight>& results) {
+  const WindlassCollectiveLaunch& launch = results.launch;
+  for (; results.has_step(); ++results.step) {
     Vector x[ranks_max][result_groups];
-    if (!take_lines(results, from, x, WINDLASS_WAITED_RESULT_DATA)) return false;
+    if (!take_lines(results, x, WINDLASS_WAITED_RESULT_DATA)) return false;
     MAIL_UNROLL
     for (int rank = 0; rank < ranks_max; ++rank)
-      if (from >> rank & 1) store_unit(results, x[rank], launch.receive[rank], launch.receive_bytes[rank]);
-    results.has_consumed(from);
+      if (results.moves_peer(rank)) store_unit(results, x[rank], launch.receive[rank], launch.receive_bytes[rank]);
+    results.has_consumed();
   }
+  return true;
 }
 
-// See run_lines.
-template <class Reducer, int ranks_max>
+// See run_lines. Always even: shares may differ, units are sent empty then.
+template <class Reducer, int ranks_max, bool straight>
 MAIL_DEVICE void run_all_reduce(const WindlassCollectiveLaunch& launch) {
   begin_after_previous(launch.flags & WINDLASS_COLLECTIVE_EARLY_NEXT);
-  const Collective call{launch};
-  const uint32_t role = warp_index() / launch.role_warps, warp = warp_index() % launch.role_warps, place = lane_index() % 8;
-  // Their shares go out and mine come in; then the other way round.
-  const bool other = place != launch.rank && place < launch.ranks;
-  const uint64_t own_bytes = other ? launch.receive_bytes[launch.rank] : 0, their_bytes = other ? launch.receive_bytes[place] : 0;
-  if (role == 0) {
+  const uint32_t warp = warp_index(), role_warps = launch.role_warps;
+  if (warp < role_warps) {
     for (Lanes lanes(launch, warp); lanes.next < lanes.last; lanes.next += lanes.stride) {
-      ResultLane shares(call, launch.wires[0], lanes.next, their_bytes, own_bytes);
+      LinesSender<result_groups, straight> shares(launch, launch.wires[0], lanes.next, 0);
       if (!send_parts<Reducer, ranks_max>(shares)) return;
-      shares.end(true, false);
+      shares.end();
     }
-  } else if (role == 1) {
-    for (Lanes lanes(launch, warp); lanes.next < lanes.last; lanes.next += lanes.stride) {
-      ResultLane shares(call, launch.wires[0], lanes.next, their_bytes, own_bytes);
-      ResultLane results(call, launch.wires[1], lanes.next, own_bytes, their_bytes);
+  } else if (warp < 2 * role_warps) {
+    for (Lanes lanes(launch, warp - role_warps); lanes.next < lanes.last; lanes.next += lanes.stride) {
+      LinesReceiver<result_groups, straight> shares(launch, launch.wires[0], lanes.next, 0);
+      LinesSender<result_groups, straight> results(launch, launch.wires[1], lanes.next, 0);
       if (!reduce_and_send<Reducer, ranks_max>(shares, results)) return;
-      shares.end(false, true);
-      results.end(true, false);
+      shares.end();
+      results.end();
     }
   } else {
-    for (Lanes lanes(launch, warp); lanes.next < lanes.last; lanes.next += lanes.stride) {
-      ResultLane results(call, launch.wires[1], lanes.next, own_bytes, their_bytes);
+    for (Lanes lanes(launch, warp - 2 * role_warps); lanes.next < lanes.last; lanes.next += lanes.stride) {
+      LinesReceiver<result_groups, straight> results(launch, launch.wires[1], lanes.next, 0);
       if (!take_results<ranks_max>(results)) return;
-      results.end(false, true);
+      results.end();
     }
   }
 }

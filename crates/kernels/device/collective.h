@@ -18,12 +18,12 @@ enum {
   // or two, as the kernel has it. Slots are for two.
   WINDLASS_LINES_HALF_PAYLOAD_BYTES = 960,
   WINDLASS_LINES_SLOT_BYTES = 2048,
-  // A lane's own words: 8 of each kind, one for each rank.
-  WINDLASS_LANE_SENT = 0,       // units sent to that rank. Written by this side
-  WINDLASS_LANE_RECEIVED = 8,   // units received from it. Written by this side
-  WINDLASS_LANE_CREDIT = 16,    // of the units sent: how many it says to have consumed. Written by that rank
-  WINDLASS_LANE_PROVEN = 24,    // of the units sent: how many it has consumed for certain. Written by this side
-  WINDLASS_LANE_BYTES = 256,
+  // The words of a lane of lines. Numbers of units, from birth.
+  WINDLASS_LANE_SENT = 0,      // the next one to send. Written by the warp that sends
+  WINDLASS_LANE_PROVEN = 1,    // those below are consumed by all peers for certain. Written by the warp that sends
+  WINDLASS_LANE_RECEIVED = 2,  // the next one to receive. Written by the warp that receives
+  WINDLASS_LANE_CREDIT = 8,    // one for each rank: those below it says to have consumed. Written by that rank
+  WINDLASS_LANE_BYTES = 128,
 };
 
 // WindlassCollectiveLaunch.flags
@@ -32,8 +32,8 @@ enum {
   WINDLASS_COLLECTIVE_EARLY_NEXT = 1,
   // All that is sent, and this rank's own part, is one and the same buffer.
   WINDLASS_COLLECTIVE_SAME = 2,
-  // Every part of every buffer begins at a multiple of 8 and has a multiple of 8 bytes.
-  WINDLASS_COLLECTIVE_WHOLE = 4,
+  // Every rank sends every other one as many units, over lines: some may be empty.
+  WINDLASS_COLLECTIVE_EVEN = 4,
 };
 
 // Added to what WindlassMailReportEntry.waited_for says: the wire of a collective.
@@ -45,15 +45,15 @@ enum {
   WINDLASS_WAITED_RESULT_DATA = 10,
 };
 
-// Where a wire lies in every rank's slice. Lines: rings [source, without the owner][lane][slot], lanes [lane][WINDLASS_LANE_*][rank].
-// Pairs: rings [source][lane][slot], lanes [lane], the launches that have used it.
+// Where a wire lies in every rank's slice. Rings: [source][lane][slot]. Lanes: [lane], of lines WINDLASS_LANE_*, of pairs the number of
+// launches that have used it.
 typedef struct WindlassWire {
   uint64_t rings;
   uint64_t lanes;
 } WindlassWire;
 
-// The kernels' one parameter. What ranks must have alike: ranks, first_tag, wires, lanes_log2, ring_slots, used_lanes, and the
-// bytes of each directed pair: send_bytes[p] here is receive_bytes[me] on rank p; of a reduction, what every rank contributes to
+// The kernels' one parameter. What ranks must have alike: ranks, first_tag, wires, lanes_log2, ring_slots, used_lanes, units, the flag EVEN,
+// and the bytes of each directed pair: send_bytes[p] here is receive_bytes[me] on rank p; of a reduction, what every rank contributes to
 // a result has as many bytes as the result.
 typedef struct WindlassCollectiveLaunch {
   uint64_t slices[WINDLASS_COLLECTIVE_RANKS_MAX];  // where the part for collectives of each rank's slice begins
@@ -73,6 +73,7 @@ typedef struct WindlassCollectiveLaunch {
   uint32_t role_warps;   // warps of a block for each role
   uint32_t reduction;    // NCCL's type | NCCL's operation << 8; kernels for one reduction look at the operation alone
   uint32_t flags;        // WINDLASS_COLLECTIVE_*
+  uint64_t units;        // of the largest directed pair
   uint64_t scale;        // average: bits of the float (double: of the double) that elements are multiplied by; of integers, the ranks
 } WindlassCollectiveLaunch;
 
@@ -80,5 +81,5 @@ typedef struct WindlassCollectiveLaunch {
 static_assert(sizeof(WindlassWire) == 16, "wire");
 static_assert(offsetof(WindlassCollectiveLaunch, wires) == 64 && offsetof(WindlassCollectiveLaunch, control) == 96, "launch");
 static_assert(offsetof(WindlassCollectiveLaunch, send) == 120 && offsetof(WindlassCollectiveLaunch, rank) == 376, "launch");
-static_assert(sizeof(WindlassCollectiveLaunch) == 416, "launch");
+static_assert(sizeof(WindlassCollectiveLaunch) == 424, "launch");
 #endif

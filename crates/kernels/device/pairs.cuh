@@ -7,27 +7,27 @@
 #include "waiting.cuh"
 
 // A thread's 8 bytes of the user's; of the last ones, or at an odd address, so many bytes as there are.
-template <bool whole>
+template <bool straight>
 MAIL_DEVICE uint64_t load_eight(uint64_t from, uint32_t left) {
   const char* const bytes = reinterpret_cast<const char*>(from);
-  if constexpr (whole) return load_piece<uint64_t>(bytes);
+  if constexpr (straight) return load_piece<uint64_t>(bytes);
   uint64_t value = 0;
   MAIL_UNROLL
   for (uint32_t at = 0; at < 8; ++at)
     if (at < left) value |= (uint64_t)load_piece<uint8_t>(bytes + at) << 8 * at;
   return value;
 }
-template <bool whole>
+template <bool straight>
 MAIL_DEVICE void store_eight(uint64_t to, uint64_t value, uint32_t left) {
   char* const bytes = reinterpret_cast<char*>(to);
-  if constexpr (whole) return store_piece<uint64_t>(bytes, value);
+  if constexpr (straight) return store_piece<uint64_t>(bytes, value);
   MAIL_UNROLL
   for (uint32_t at = 0; at < 8; ++at)
     if (at < left) store_piece<uint8_t>(bytes + at, (uint8_t)(value >> 8 * at));
 }
 
 // A warp and the one unit of a lane. False: aborted.
-template <class Reducer, int ranks_max, bool whole>
+template <class Reducer, int ranks_max, bool straight>
 MAIL_DEVICE bool run_pairs_lane(const WindlassCollectiveLaunch& launch, uint32_t lane) {
   const uint32_t me = launch.rank, at = lane * WINDLASS_PAIRS_PAYLOAD_BYTES + 8 * lane_index();
   const uint64_t slice = launch.slices[me], count_word = slice + launch.wires[0].lanes + lane * WINDLASS_PAIRS_COUNT_BYTES;
@@ -39,7 +39,7 @@ MAIL_DEVICE bool run_pairs_lane(const WindlassCollectiveLaunch& launch, uint32_t
   MAIL_UNROLL
   for (int rank = 0; rank < ranks_max; ++rank) {
     x[rank] = 0;
-    if (left && rank < (int)launch.ranks) x[rank] = load_eight<whole>(launch.send[rank] + at, left);
+    if (left && rank < (int)launch.ranks) x[rank] = load_eight<straight>(launch.send[rank] + at, left);
   }
   const uint64_t tag = launch.first_tag + count;
   // Where a source's pair lies in any slice.
@@ -76,28 +76,23 @@ MAIL_DEVICE bool run_pairs_lane(const WindlassCollectiveLaunch& launch, uint32_t
 
   if (left == 0) return true;
   if constexpr (Reducer::reduces) {
-    store_eight<whole>(launch.receive[me] + at, reduce_words<Reducer>(x, launch.ranks, Reduction{launch.reduction, launch.scale}), left);
+    store_eight<straight>(launch.receive[me] + at, reduce_words<Reducer>(x, launch.ranks, Reduction{launch.reduction, launch.scale}), left);
   } else {
     // In place this rank's own part is where it belongs.
     MAIL_UNROLL
     for (int rank = 0; rank < ranks_max; ++rank)
-      if (rank < (int)launch.ranks && (rank != (int)me || launch.receive[rank] != launch.send[rank])) store_eight<whole>(launch.receive[rank] + at, x[rank], left);
+      if (rank < (int)launch.ranks && (rank != (int)me || launch.receive[rank] != launch.send[rank])) store_eight<straight>(launch.receive[rank] + at, x[rank], left);
   }
   return true;
 }
 
-template <class Reducer, int ranks_max, bool whole>
-MAIL_DEVICE void run_pairs_lanes(const WindlassCollectiveLaunch& launch) {
+// `straight`: every part of every buffer lies and ends at multiples of 8.
+template <class Reducer, int ranks_max, bool straight>
+MAIL_DEVICE void run_pairs(const WindlassCollectiveLaunch& launch) {
+  begin_after_previous(launch.flags & WINDLASS_COLLECTIVE_EARLY_NEXT);
   // Lanes in order: see Lanes.
   const uint32_t stride = block_count() * launch.role_warps;
   MAIL_NO_UNROLL
   for (uint32_t lane = block_index() + block_count() * warp_index(); lane < launch.used_lanes; lane += stride)
-    if (!run_pairs_lane<Reducer, ranks_max, whole>(launch, lane)) return;
-}
-
-template <class Reducer, int ranks_max>
-MAIL_DEVICE void run_pairs(const WindlassCollectiveLaunch& launch) {
-  begin_after_previous(launch.flags & WINDLASS_COLLECTIVE_EARLY_NEXT);
-  if (launch.flags & WINDLASS_COLLECTIVE_WHOLE) return run_pairs_lanes<Reducer, ranks_max, true>(launch);
-  run_pairs_lanes<Reducer, ranks_max, false>(launch);
+    if (!run_pairs_lane<Reducer, ranks_max, straight>(launch, lane)) return;
 }

@@ -27,7 +27,7 @@ struct Layout {
       return at;
     };
     const uint64_t ranks = geometry.ranks, lanes = geometry.lanes;
-    const auto lines_wire = [&] { return WindlassWire{take((ranks - 1) * lanes * geometry.slots * WINDLASS_LINES_SLOT_BYTES), take(lanes * WINDLASS_LANE_BYTES)}; };
+    const auto lines_wire = [&] { return WindlassWire{take(ranks * lanes * geometry.slots * WINDLASS_LINES_SLOT_BYTES), take(lanes * WINDLASS_LANE_BYTES)}; };
     pairs = {take(ranks * lanes * WINDLASS_PAIRS_SLOTS * WINDLASS_PAIRS_SLOT_BYTES), take(lanes * WINDLASS_PAIRS_COUNT_BYTES)};
     lines = lines_wire();
     results = lines_wire();
@@ -73,6 +73,23 @@ inline uint64_t scale_of(uint32_t type, uint32_t by, uint32_t ranks) {
     std::memcpy(&bits, &scale, sizeof scale);
   }
   return bits;
+}
+
+// What follows from the buffers. `largest`: bytes of the largest directed pair of all.
+inline void finish(WindlassCollectiveLaunch& launch, const Choice& choice, const Geometry& geometry, uint64_t largest) {
+  const uint64_t unit = unit_bytes(choice);
+  launch.units = (largest + unit - 1) / unit;
+  launch.used_lanes = launch.units < geometry.lanes ? (uint32_t)launch.units : geometry.lanes;
+}
+
+// Whether this rank may use the straight kernel.
+inline bool straight(const WindlassCollectiveLaunch& launch, const Choice& choice) {
+  uint64_t bits = 0;
+  for (uint32_t rank = 0; rank < launch.ranks; ++rank) {
+    if (launch.send_bytes[rank]) bits |= launch.send[rank] | launch.send_bytes[rank];
+    if (launch.receive_bytes[rank]) bits |= launch.receive[rank] | launch.receive_bytes[rank];
+  }
+  return launch.flags & WINDLASS_COLLECTIVE_EVEN && bits % (choice.family == pairs ? 8 : 16) == 0;
 }
 
 // All but slices, control, report and the block's shape.
@@ -145,10 +162,8 @@ inline WindlassCollectiveLaunch arrange(const Request& request, const Geometry& 
       }
       break;
   }
-  if (choice.family == pairs && (request.send | request.receive | bytes) % 8 == 0) launch.flags |= WINDLASS_COLLECTIVE_WHOLE;
-  const uint64_t unit = unit_bytes(choice);
-  const uint64_t units = (largest + unit - 1) / unit;
-  launch.used_lanes = units < geometry.lanes ? (uint32_t)units : geometry.lanes;
+  if (request.kind != broadcast && request.kind != reduce) launch.flags |= WINDLASS_COLLECTIVE_EVEN;
+  finish(launch, choice, geometry, largest);
   return launch;
 }
 

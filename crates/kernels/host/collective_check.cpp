@@ -5,15 +5,15 @@
 #include "../device/collective_list.h"
 
 int main() {
-#define KERNEL(name, family, reducer, ranks, groups, threads_max) std::printf("%s %d %d\n", #name, ranks, threads_max);
+#define KERNEL(name, family, reducer, ranks, groups, threads_max, straight) std::printf("%s %d %d %d\n", #name, ranks, threads_max, straight);
   WINDLASS_COLLECTIVE_KERNELS(KERNEL)
 #define FIELD(field) std::printf("%s %zu %zu\n", #field, offsetof(WindlassCollectiveLaunch, field), sizeof(WindlassCollectiveLaunch::field));
   FIELD(slices) FIELD(wires) FIELD(control) FIELD(report) FIELD(first_tag) FIELD(send) FIELD(send_bytes) FIELD(receive)
   FIELD(receive_bytes) FIELD(rank) FIELD(ranks) FIELD(lanes_log2) FIELD(ring_slots) FIELD(used_lanes) FIELD(role_warps)
-  FIELD(reduction) FIELD(flags) FIELD(scale)
+  FIELD(reduction) FIELD(flags) FIELD(units) FIELD(scale)
 #define CONSTANT(name) std::printf("%s %d\n", #name, WINDLASS_##name);
   CONSTANT(COLLECTIVE_RANKS_MAX) CONSTANT(PAIRS_PAYLOAD_BYTES) CONSTANT(PAIRS_SLOT_BYTES) CONSTANT(PAIRS_SLOTS) CONSTANT(PAIRS_COUNT_BYTES) CONSTANT(LINES_HALF_PAYLOAD_BYTES)
-  CONSTANT(LINES_SLOT_BYTES) CONSTANT(LANE_BYTES) CONSTANT(COLLECTIVE_EARLY_NEXT) CONSTANT(COLLECTIVE_SAME) CONSTANT(COLLECTIVE_WHOLE)
+  CONSTANT(LINES_SLOT_BYTES) CONSTANT(LANE_BYTES) CONSTANT(COLLECTIVE_EARLY_NEXT) CONSTANT(COLLECTIVE_SAME) CONSTANT(COLLECTIVE_EVEN)
   CONSTANT(WAITED_PAIRS_DATA) CONSTANT(WAITED_LINES_CREDIT) CONSTANT(WAITED_LINES_DATA)
   CONSTANT(WAITED_RESULT_CREDIT) CONSTANT(WAITED_RESULT_DATA)
 }

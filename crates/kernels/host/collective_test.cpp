@@ -33,7 +33,7 @@ std::vector<Choice> choices_of(Kind kind, uint32_t ranks) {
 bool may_be_in_place(Kind kind, const Choice& choice) { return kind != collective::all_reduce || choice.family != collective::lines; }
 
 uint64_t ring_bytes(const Options& o, const Choice& choice) {
-  return o.lanes * unit_bytes(choice) * (choice.family == collective::pairs ? WINDLASS_PAIRS_SLOTS : o.slots);
+  return o.lanes * unit_bytes(choice) * (choice.family == collective::pairs ? (uint32_t)WINDLASS_PAIRS_SLOTS : o.slots);
 }
 // Of a directed pair.
 uint64_t bytes_max(const Options& o, const Choice& choice) { return choice.family == collective::pairs ? o.lanes * unit_bytes(choice) : ~0ull; }

@@ -37,17 +37,18 @@ inline uint64_t address_of(const void* at) { return reinterpret_cast<uint64_t>(a
 struct Kernel {
   const char *name, *family, *reducer;
   uint32_t ranks, groups, threads_max;
+  bool straight;
   void (*run)(const WindlassCollectiveLaunch&);
 };
-#define WORLD_KERNEL(name, family, reducer, ranks, groups, threads) \
-  {#name, #family, #reducer, ranks, groups, threads, &WINDLASS_COLLECTIVE_ENTRY(family, reducer, ranks, groups)},
+#define WORLD_KERNEL(name, family, reducer, ranks, groups, threads, straight) \
+  {#name, #family, #reducer, ranks, groups, threads, straight, &WINDLASS_COLLECTIVE_ENTRY(family, reducer, ranks, groups, straight)},
 inline const Kernel kernels[] = {WINDLASS_COLLECTIVE_KERNELS(WORLD_KERNEL)};
 
-inline const Kernel& kernel_for(const collective::Choice& choice, const std::string& reducer, uint32_t ranks) {
+inline const Kernel& kernel_for(const collective::Choice& choice, const std::string& reducer, uint32_t ranks, bool straight) {
   static const std::string families[] = {"pairs", "lines", "all_reduce"};
   for (const Kernel& kernel : kernels)
     if (kernel.family == families[choice.family] && kernel.reducer == reducer && kernel.ranks >= ranks &&
-        kernel.groups == (choice.family == collective::pairs ? 0 : choice.groups))
+        kernel.groups == (choice.family == collective::pairs ? 0 : choice.groups) && kernel.straight == straight)
       return kernel;
   fail("no kernel: " + families[choice.family] + " " + reducer + " of " + std::to_string(ranks));
 }
@@ -98,7 +99,8 @@ struct Call {
   uint64_t count = 0;
   uint32_t type = reference::single, by = reference::sum, root = 0;
   reference::Values values = reference::usual;
-  bool in_place = false, any_kernel = false;
+  bool in_place = false;
+  bool any_kernel = false;  // of what could have one of its own, too
   uint32_t send_offset = 0, receive_offset = 0;  // of rank 0; other ranks have others
   // Not empty: [from][to] elements, by hand. A reduction adds [from][to], alike for every `from`.
   std::vector<std::vector<uint64_t>> matrix;
@@ -146,8 +148,8 @@ struct World {
   }
   collective::Geometry geometry(uint32_t rank) const { return {options.first_tag, rank, options.ranks, options.lanes, options.slots}; }
   static uint64_t& word(uint64_t address) { return *reinterpret_cast<uint64_t*>(address); }
-  uint64_t& lane_word(uint32_t rank, const WindlassWire& wire, uint32_t lane, uint32_t kind, uint32_t peer) {
-    return word(slices[rank].address + wire.lanes + lane * WINDLASS_LANE_BYTES + 8 * (kind + peer));
+  uint64_t& lane_word(uint32_t rank, const WindlassWire& wire, uint32_t lane, uint32_t which) {
+    return word(slices[rank].address + wire.lanes + lane * WINDLASS_LANE_BYTES + 8 * which);
   }
 
   // One launch and its synchronisation.
@@ -173,11 +175,11 @@ struct World {
         for (uint32_t from = 0; from < options.ranks; ++from)
           for (uint32_t to = 0; to < options.ranks; ++to) {
             if (from == to) continue;
-            const uint64_t sent = lane_word(from, wire, lane, WINDLASS_LANE_SENT, to), received = lane_word(to, wire, lane, WINDLASS_LANE_RECEIVED, from);
-            const uint64_t credit = lane_word(from, wire, lane, WINDLASS_LANE_CREDIT, to), proven = lane_word(from, wire, lane, WINDLASS_LANE_PROVEN, to);
+            const uint64_t sent = lane_word(from, wire, lane, WINDLASS_LANE_SENT), received = lane_word(to, wire, lane, WINDLASS_LANE_RECEIVED);
+            const uint64_t credit = lane_word(from, wire, lane, WINDLASS_LANE_CREDIT + to), proven = lane_word(from, wire, lane, WINDLASS_LANE_PROVEN);
             const std::string where = " from rank " + std::to_string(from) + " to " + std::to_string(to) + " on lane " + std::to_string(lane) + ": sent " +
                                       std::to_string(sent) + ", received " + std::to_string(received) + ", credit " + std::to_string(credit) + ", proven " + std::to_string(proven);
-            expect(sent == received, "units sent and received differ" + where);
+            expect(sent == received, "numbers sent and received differ" + where);
             expect(credit <= sent && proven <= sent, "more is consumed than was sent" + where);
             expect(sent - std::max(credit, proven) <= options.slots / 2, "too little is proven" + where);
           }
@@ -216,7 +218,8 @@ struct Rank {
       arrange_call(call, index, inputs, width, send_offset, receive_offset, launch);
     else
       arrange_uneven(call, index, inputs, width, send_offset, receive_offset, launch);
-    const Kernel& kernel = kernel_for(call.choice, reduces(call.kind) ? reducer_for(call.type, call.by, call.any_kernel) : "Copy", ranks());
+    const Kernel& kernel = kernel_for(call.choice, reduces(call.kind) ? reducer_for(call.type, call.by, call.any_kernel) : "Copy", ranks(),
+                                      collective::straight(launch, call.choice) && !call.any_kernel);
     world.launch(launch, kernel, collective::roles(call.choice.family), blocks, role_warps, random.next());
     if (world.aborted()) return;
     check(out, call, "sent");
@@ -294,6 +297,7 @@ struct Rank {
     };
     // What all of a kind need (types, tags, wires, lanes) as for an even call; then all sizes and places by hand.
     launch = arrange({reducing ? reduce_scatter : all_to_all, largest, width, call.type, call.by, 0, 0, 0}, world.geometry(me), call.choice);
+    launch.flags &= ~WINDLASS_COLLECTIVE_EVEN;
     if (same) launch.flags |= WINDLASS_COLLECTIVE_SAME;
     for (uint32_t rank = 0; rank < ranks(); ++rank) {
       launch.send[rank] = out.address() + (same ? 0 : send_at[rank] * width);
@@ -303,6 +307,7 @@ struct Rank {
       if (!reducing)
         for (uint64_t at = 0; at < matrix[rank][me]; ++at) in.expects((receive_at[rank] + at) * width, inputs.element(index, rank, part_at(rank) + at), width);
     }
+    finish(launch, call.choice, world.geometry(me), largest * width);
     for (uint64_t at = 0; reducing && at < matrix[me][me]; ++at) in.expects(at * width, reduced(call, index, inputs, part_at(0) + at), width);
   }
 
