@@ -15,7 +15,8 @@ pub mod supply;
 use std::sync::Arc;
 
 use windlass_kernels::collective::{
-    COLLECTIVE_EARLY_NEXT, CollectiveLaunch, LANE_BYTES, LANE_RECEIVED, RANKS_MAX as KERNEL_RANKS_MAX,
+    COLLECTIVE_EARLY_NEXT, CollectiveLaunch, LANE_BYTES, LANE_RECEIVED, PAIRS_COUNT_BYTES,
+    RANKS_MAX as KERNEL_RANKS_MAX,
 };
 use windlass_kernels::collectives::{Limits, arrange};
 
@@ -110,18 +111,24 @@ impl Fast {
         Ok(calls::launch(turn.driver(), function, turn.stream(), &shape, &mut launch)?)
     }
 
-    /// Units that this rank has received since birth, as its kernels tell when they end: for who watches over stuck operations. It
+    /// What this rank has received on all lanes since birth, in numbers of their units (of pairs: in launches), as its kernels tell when they end: for who watches over stuck operations. It
     /// waits for copies of ours.
     pub fn progress(&self) -> Result<u64, Refusal> {
         let own = self.slices.get(self.geometry.rank as usize).copied().unwrap_or_default();
-        let mut words = vec![0; (u64::from(self.geometry.lanes) * LANE_BYTES) as usize / size_of::<u64>()];
+        let Layout { pairs, lines, results, .. } = self.layout;
+        // Of each wire, the bytes of a lane and which word of them counts.
+        let wires = [
+            (pairs, PAIRS_COUNT_BYTES, 0),
+            (lines, LANE_BYTES, LANE_RECEIVED),
+            (results, LANE_BYTES, LANE_RECEIVED),
+        ];
         let mut sum = 0_u64;
-        for wire in [self.layout.pairs, self.layout.lines, self.layout.results] {
+        for (wire, lane_bytes, received) in wires {
+            let words_a_lane = lane_bytes as usize / size_of::<u64>();
+            let mut words = vec![0; self.geometry.lanes as usize * words_a_lane];
             self.turns.read(own + wire.lanes, &mut words).map_err(|failure| Refusal::from(failure).told())?;
-            for lane in words.chunks_exact(LANE_BYTES as usize / size_of::<u64>()) {
-                let received = lane.iter().skip(LANE_RECEIVED).take(KERNEL_RANKS_MAX);
-                sum = received.fold(sum, |sum, units| sum.wrapping_add(*units));
-            }
+            let counts = words.iter().skip(received).step_by(words_a_lane);
+            sum = counts.fold(sum, |sum, count| sum.wrapping_add(*count));
         }
         Ok(sum)
     }

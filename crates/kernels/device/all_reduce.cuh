@@ -1,34 +1,35 @@
 // All-reduce in two phases, unit by unit: some warps send every rank its share, some reduce this rank's share and send the result,
 // some take the others' results. In place too: a share is overwritten by its result only after that was made of it.
 #pragma once
-#include "lines.cuh"
+#include "parts.cuh"
 
 constexpr int result_groups = 2;
 
 // Reduces this rank's share and sends the result to all.
-template <class Reducer, int ranks_max, bool straight>
-MAIL_DEVICE bool reduce_and_send(LinesReceiver<result_groups, straight>& shares, LinesSender<result_groups, straight>& results) {
+template <class Reducer, int ranks_max, class From, class To>
+MAIL_DEVICE bool reduce_and_send(From& shares, To& results) {
   const WindlassCollectiveLaunch& launch = shares.launch;
   const uint32_t me = shares.me();
   for (; shares.has_step() && results.has_step(); ++shares.step, ++results.step) {
-    Vector x[ranks_max][result_groups], result[1][result_groups];
+    Vector x[ranks_max][From::groups], result[1][From::groups];
     load_unit(shares, result[0], launch.send[me], launch.send_bytes[me]);
     spread(x, result[0]);
-    if (!take_lines(shares, x, WINDLASS_WAITED_LINES_DATA)) return false;
+    if (!take_unit(shares, x, WINDLASS_WAITED_LINES_DATA)) return false;
     reduce_unit<Reducer>(result[0], x, launch);
-    shares.has_consumed();
-    if (!put_lines<ranks_max>(results, result, WINDLASS_WAITED_RESULT_CREDIT)) return false;
+    if (!put_unit<ranks_max>(results, result, WINDLASS_WAITED_RESULT_CREDIT)) return false;
     store_unit(results, result[0], launch.receive[me], launch.receive_bytes[me]);
+    // Now what was taken has been used, which alone says that it had come (posted units have no tags that would).
+    shares.has_consumed();
   }
   return true;
 }
 
-template <int ranks_max, bool straight>
-MAIL_DEVICE bool take_results(LinesReceiver<result_groups, straight>& results) {
+template <int ranks_max, class From>
+MAIL_DEVICE bool take_results(From& results) {
   const WindlassCollectiveLaunch& launch = results.launch;
   for (; results.has_step(); ++results.step) {
-    Vector x[ranks_max][result_groups];
-    if (!take_lines(results, x, WINDLASS_WAITED_RESULT_DATA)) return false;
+    Vector x[ranks_max][From::groups];
+    if (!take_unit(results, x, WINDLASS_WAITED_RESULT_DATA)) return false;
     MAIL_UNROLL
     for (int rank = 0; rank < ranks_max; ++rank)
       if (results.moves_peer(rank)) store_unit(results, x[rank], launch.receive[rank], launch.receive_bytes[rank]);
@@ -62,5 +63,34 @@ MAIL_DEVICE void run_all_reduce(const WindlassCollectiveLaunch& launch) {
       if (!take_results<ranks_max>(results)) return;
       results.end();
     }
+  }
+}
+
+template <class Reducer, int ranks_max, bool straight>
+MAIL_DEVICE void run_posted_all_reduce(const WindlassCollectiveLaunch& launch) {
+  uint32_t* const counters = begin_posting(launch, 2);
+  const uint32_t warp = warp_index(), role_warps = launch.role_warps;
+  if (warp < role_warps) {
+    Told told{counters + warp, 0};
+    for (Lanes lanes(launch, warp); lanes.next < lanes.last; lanes.next += lanes.stride) {
+      PostedSender<straight> shares(launch, launch.wires[0], lanes.next, 0, told);
+      if (!send_parts<Reducer, ranks_max>(shares)) return;
+    }
+  } else if (warp < 2 * role_warps) {
+    Told told{counters + warp, 0};
+    for (Lanes lanes(launch, warp - role_warps); lanes.next < lanes.last; lanes.next += lanes.stride) {
+      PostedReceiver<straight> shares(launch, launch.wires[0], lanes.next, 0);
+      PostedSender<straight> results(launch, launch.wires[1], lanes.next, 0, told);
+      if (!reduce_and_send<Reducer, ranks_max>(shares, results)) return;
+      shares.end();
+    }
+  } else if (warp < 3 * role_warps) {
+    for (Lanes lanes(launch, warp - 2 * role_warps); lanes.next < lanes.last; lanes.next += lanes.stride) {
+      PostedReceiver<straight> results(launch, launch.wires[1], lanes.next, 0);
+      if (!take_results<ranks_max>(results)) return;
+      results.end();
+    }
+  } else {
+    post<2, straight>(launch, counters);
   }
 }

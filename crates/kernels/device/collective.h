@@ -9,7 +9,7 @@
 
 enum {
   WINDLASS_COLLECTIVE_RANKS_MAX = 8,
-  // Two wires. A pair (NCCL's LL) is 8 bytes of payload and 8 of tag, stored by one thread; a unit of pairs is a warp's 32.
+  // A pair (NCCL's LL) is 8 bytes of payload and 8 of tag, stored by one thread; a unit of pairs is a warp's 32.
   WINDLASS_PAIRS_PAYLOAD_BYTES = 256,
   WINDLASS_PAIRS_SLOT_BYTES = 512,
   WINDLASS_PAIRS_SLOTS = 2,
@@ -18,12 +18,15 @@ enum {
   // or two, as the kernel has it. Slots are for two.
   WINDLASS_LINES_HALF_PAYLOAD_BYTES = 960,
   WINDLASS_LINES_SLOT_BYTES = 2048,
+  // A posted unit fills a slot. Its kernels have counters in shared memory.
+  WINDLASS_POSTED_SHARED_BYTES = 128,
   // The words of a lane of lines. Numbers of units, from birth.
   WINDLASS_LANE_SENT = 0,      // the next one to send. Written by the warp that sends
   WINDLASS_LANE_PROVEN = 1,    // those below are consumed by all peers for certain. Written by the warp that sends
   WINDLASS_LANE_RECEIVED = 2,  // the next one to receive. Written by the warp that receives
   WINDLASS_LANE_CREDIT = 8,    // one for each rank: those below it says to have consumed. Written by that rank
-  WINDLASS_LANE_BYTES = 128,
+  WINDLASS_LANE_POSTED = 16,   // one for each rank: those below are there. Written by that rank
+  WINDLASS_LANE_BYTES = 256,
 };
 
 // WindlassCollectiveLaunch.flags

@@ -9,6 +9,8 @@
 #define WINDLASS_COLLECTIVE_ENTRY(family, reducer, ranks, groups, straight) WINDLASS_COLLECTIVE_ENTRY_##family(reducer, ranks, groups, straight)
 #define WINDLASS_COLLECTIVE_ENTRY_pairs(reducer, ranks, groups, straight) run_pairs<reducer, ranks, straight>
 #define WINDLASS_COLLECTIVE_ENTRY_lines(reducer, ranks, groups, straight) run_lines<reducer, ranks, groups, straight>
+#define WINDLASS_COLLECTIVE_ENTRY_posted(reducer, ranks, groups, straight) run_posted<reducer, ranks, straight>
+#define WINDLASS_COLLECTIVE_ENTRY_posted_all_reduce(reducer, ranks, groups, straight) run_posted_all_reduce<reducer, ranks, straight>
 #define WINDLASS_COLLECTIVE_ENTRY_all_reduce(reducer, ranks, groups, straight) run_all_reduce<reducer, ranks, straight>
 
 // R: the reducer in kernels' names. Four groups of 8 ranks would not fit into the registers.
@@ -28,12 +30,22 @@
   X(ncclWindlass_AllReduce_##R##_4##suffix, all_reduce, reducer, 4, 2, 768, straight)  \
   X(ncclWindlass_AllReduce_##R##_8##suffix, all_reduce, reducer, 8, 2, 512, straight)
 
+// Reductions of large buffers. A warp of each role less, as units are larger; and the poster.
+#define WINDLASS_COLLECTIVE_POSTED_KERNELS_OF(X, R, reducer, suffix, straight)                              \
+  X(ncclWindlass_Simple_##R##_2##suffix, posted, reducer, 2, 4, 544, straight)                              \
+  X(ncclWindlass_Simple_##R##_4##suffix, posted, reducer, 4, 4, 544, straight)                              \
+  X(ncclWindlass_SimpleAllReduce_##R##_2##suffix, posted_all_reduce, reducer, 2, 4, 416, straight)          \
+  X(ncclWindlass_SimpleAllReduce_##R##_4##suffix, posted_all_reduce, reducer, 4, 4, 416, straight)
+
 #define WINDLASS_COLLECTIVE_KERNELS_FOR(X, suffix, straight)                           \
   WINDLASS_COLLECTIVE_KERNELS_OF(X, Copy, Copy, suffix, straight)                      \
   WINDLASS_COLLECTIVE_KERNELS_OF(X, SumF32, SumF32, suffix, straight)                  \
   WINDLASS_COLLECTIVE_KERNELS_OF(X, SumF16, SumF16, suffix, straight)                  \
   WINDLASS_COLLECTIVE_KERNELS_OF(X, SumBf16, SumBf16, suffix, straight)                \
   WINDLASS_COLLECTIVE_KERNELS_OF(X, Any, AnyReduction, suffix, straight)               \
+  WINDLASS_COLLECTIVE_POSTED_KERNELS_OF(X, SumF32, SumF32, suffix, straight)           \
+  WINDLASS_COLLECTIVE_POSTED_KERNELS_OF(X, SumF16, SumF16, suffix, straight)           \
+  WINDLASS_COLLECTIVE_POSTED_KERNELS_OF(X, SumBf16, SumBf16, suffix, straight)         \
   WINDLASS_COLLECTIVE_ALL_REDUCE_KERNELS_OF(X, SumF32, SumF32, suffix, straight)       \
   WINDLASS_COLLECTIVE_ALL_REDUCE_KERNELS_OF(X, SumF16, SumF16, suffix, straight)       \
   WINDLASS_COLLECTIVE_ALL_REDUCE_KERNELS_OF(X, SumBf16, SumBf16, suffix, straight)     \

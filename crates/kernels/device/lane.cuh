@@ -1,4 +1,4 @@
-// A lane of lines, as the warp that sends on it has it, and as the warp that receives. README.md "Collectives" says why it is safe.
+// A lane of lines or of posted units, as the warp that sends on it has it, and as the warp that receives. README.md "Collectives" says why it is safe.
 //
 // A lane numbers its units from birth, all directed pairs alike: a launch takes as many numbers as the largest pair needs, and what a
 // smaller one has no unit for is left out. So slot and tag are the same for all peers. What is of each peer is spread over the warp:
@@ -14,6 +14,7 @@
 // every buffer lies and ends at multiples of 16. All else has kernels of its own: what is not run is still in the way.
 template <class Format, bool straight>
 struct Lane {
+  static constexpr int groups = Format::groups;
   static constexpr uint32_t payload_bytes = Format::payload_bytes;
   const WindlassCollectiveLaunch& launch;
   const WindlassWire& wire;
@@ -40,6 +41,16 @@ struct Lane {
   MAIL_DEVICE uint32_t place() const { return lane_index() % 8; }
   // Every rank sends every other one a unit of each number, be it empty.
   MAIL_DEVICE bool even() const { return straight || launch.flags & WINDLASS_COLLECTIVE_EVEN; }
+
+  // What the next launch's sender begins with. For one thread.
+  MAIL_DEVICE void tell_sent(uint64_t base) const {
+    const uint64_t word = words_of(me()) + 8 * WINDLASS_LANE_SENT;
+    // An even launch ends with something from every peer: each had ended the launches before it.
+    if (even())
+      store_own_words(word, Vector{base + steps, base});
+    else
+      store_word(word, base + steps);
+  }
 
   // Is there anything to move in this step?
   MAIL_DEVICE bool has_step() {
@@ -106,16 +117,9 @@ struct Sender : Lane<Format, straight> {
       return false;
     }
   }
-  // What the next launch begins with.
   MAIL_DEVICE void end() {
     settle();
-    const uint64_t word = this->words_of(this->me()) + 8 * WINDLASS_LANE_SENT, next = this->base + this->steps;
-    if (lane_index() != 0) return;
-    // An even launch ends with something from every peer: each had ended the launches before it.
-    if (this->even())
-      store_own_words(word, Vector{next, this->base});
-    else
-      store_word(word, next);
+    if (lane_index() == 0) this->tell_sent(this->base);
   }
 };
 

@@ -10,20 +10,26 @@
 template <bool straight>
 MAIL_DEVICE uint64_t load_eight(uint64_t from, uint32_t left) {
   const char* const bytes = reinterpret_cast<const char*>(from);
-  if constexpr (straight) return load_piece<uint64_t>(bytes);
   uint64_t value = 0;
-  MAIL_UNROLL
-  for (uint32_t at = 0; at < 8; ++at)
-    if (at < left) value |= (uint64_t)load_piece<uint8_t>(bytes + at) << 8 * at;
+  if constexpr (straight) {
+    value = load_piece<uint64_t>(bytes);
+  } else {
+    MAIL_UNROLL
+    for (uint32_t at = 0; at < 8; ++at)
+      if (at < left) value |= (uint64_t)load_piece<uint8_t>(bytes + at) << 8 * at;
+  }
   return value;
 }
 template <bool straight>
 MAIL_DEVICE void store_eight(uint64_t to, uint64_t value, uint32_t left) {
   char* const bytes = reinterpret_cast<char*>(to);
-  if constexpr (straight) return store_piece<uint64_t>(bytes, value);
-  MAIL_UNROLL
-  for (uint32_t at = 0; at < 8; ++at)
-    if (at < left) store_piece<uint8_t>(bytes + at, (uint8_t)(value >> 8 * at));
+  if constexpr (straight) {
+    store_piece<uint64_t>(bytes, value);
+  } else {
+    MAIL_UNROLL
+    for (uint32_t at = 0; at < 8; ++at)
+      if (at < left) store_piece<uint8_t>(bytes + at, (uint8_t)(value >> 8 * at));
+  }
 }
 
 // A warp and the one unit of a lane. False: aborted.

@@ -35,7 +35,7 @@ struct Layout {
   }
 };
 
-enum Family { pairs, lines, two_phases };
+enum Family { pairs, lines, two_phases, posted, posted_two_phases };
 struct Choice {
   Family family;
   uint32_t groups;  // of lines
@@ -48,6 +48,7 @@ inline bool goes_by_pairs(Kind kind, uint64_t pair_bytes, uint32_t lanes) {
 
 inline uint64_t unit_bytes(const Choice& choice) {
   if (choice.family == pairs) return WINDLASS_PAIRS_PAYLOAD_BYTES;
+  if (choice.family >= posted) return WINDLASS_LINES_SLOT_BYTES;
   return choice.groups / 2 * WINDLASS_LINES_HALF_PAYLOAD_BYTES;
 }
 
@@ -116,7 +117,7 @@ inline WindlassCollectiveLaunch arrange(const Request& request, const Geometry& 
   uint64_t largest = bytes;
   switch (request.kind) {
     case all_reduce:
-      if (choice.family == two_phases) {
+      if (choice.family == two_phases || choice.family == posted_two_phases) {
         // Shares of whole 16 bytes, but the last one that is not empty.
         const uint64_t share = ((bytes + ranks - 1) / ranks + 15) / 16 * 16;
         largest = share < bytes ? share : bytes;
@@ -167,6 +168,8 @@ inline WindlassCollectiveLaunch arrange(const Request& request, const Geometry& 
   return launch;
 }
 
-inline uint32_t roles(Family family) { return family == pairs ? 1 : family == lines ? 2 : 3; }
+inline uint32_t roles(Family family) { return family == pairs ? 1 : family == lines || family == posted ? 2 : 3; }
+inline uint32_t threads(Family family, uint32_t role_warps) { return 32 * (roles(family) * role_warps + (family >= posted)); }
+inline uint32_t shared_bytes(Family family) { return family >= posted ? WINDLASS_POSTED_SHARED_BYTES : 0; }
 
 }  // namespace collective

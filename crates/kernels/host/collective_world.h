@@ -42,10 +42,15 @@ struct Kernel {
 };
 #define WORLD_KERNEL(name, family, reducer, ranks, groups, threads, straight) \
   {#name, #family, #reducer, ranks, groups, threads, straight, &WINDLASS_COLLECTIVE_ENTRY(family, reducer, ranks, groups, straight)},
-inline const Kernel kernels[] = {WINDLASS_COLLECTIVE_KERNELS(WORLD_KERNEL)};
+inline const Kernel kernels[] = {
+    WINDLASS_COLLECTIVE_KERNELS(WORLD_KERNEL)
+    // Not on GPUs: so every type and operation goes every way here.
+    WINDLASS_COLLECTIVE_POSTED_KERNELS_OF(WORLD_KERNEL, Any, AnyReduction, _whole, true)
+    WINDLASS_COLLECTIVE_POSTED_KERNELS_OF(WORLD_KERNEL, Any, AnyReduction, , false)
+};
 
 inline const Kernel& kernel_for(const collective::Choice& choice, const std::string& reducer, uint32_t ranks, bool straight) {
-  static const std::string families[] = {"pairs", "lines", "all_reduce"};
+  static const std::string families[] = {"pairs", "lines", "all_reduce", "posted", "posted_all_reduce"};
   for (const Kernel& kernel : kernels)
     if (kernel.family == families[choice.family] && kernel.reducer == reducer && kernel.ranks >= ranks &&
         kernel.groups == (choice.family == collective::pairs ? 0 : choice.groups) && kernel.straight == straight)
@@ -106,7 +111,7 @@ struct Call {
   std::vector<std::vector<uint64_t>> matrix;
 
   std::string name(uint32_t ranks) const {
-    static const char* const families[] = {"pairs", "lines", "two phases"};
+    static const char* const families[] = {"pairs", "lines", "two phases", "posted", "two phases posted"};
     return std::string(collective::kind_names[kind]) + " of " + std::to_string(count) + " " + reference::type_names[type] +
            (reduces(kind) ? std::string(" ") + reference::operation_names[by] : "") + " root " + std::to_string(root) + ", " + families[choice.family] + " " +
            std::to_string(choice.groups) + ", " + std::to_string(ranks) + " ranks" + (in_place ? ", in place" : "") + (matrix.empty() ? "" : ", uneven") +
@@ -153,13 +158,13 @@ struct World {
   }
 
   // One launch and its synchronisation.
-  void launch(WindlassCollectiveLaunch& launch, const Kernel& kernel, uint32_t roles, uint32_t blocks, uint32_t role_warps, uint64_t random) {
-    const uint32_t warps_max = kernel.threads_max / 32 / roles;
+  void launch(WindlassCollectiveLaunch& launch, const Kernel& kernel, collective::Family family, uint32_t blocks, uint32_t role_warps, uint64_t random) {
+    const uint32_t warps_max = (kernel.threads_max - collective::threads(family, 0)) / 32 / collective::roles(family);
     launch.role_warps = role_warps < warps_max ? role_warps : warps_max;
     for (uint32_t rank = 0; rank < options.ranks; ++rank) launch.slices[rank] = slices[rank].address;
     launch.control = address_of(&control);
     launch.report = address_of(&reports[launch.rank]);
-    machine.launch(blocks, 32 * roles * launch.role_warps, 0, random, [&] { kernel.run(launch); });
+    machine.launch(blocks, collective::threads(family, launch.role_warps), collective::shared_bytes(family), random, [&] { kernel.run(launch); });
   }
   bool aborted() const { return __atomic_load_n(&control, __ATOMIC_ACQUIRE) != WINDLASS_CONTROL_RUN; }
 
@@ -220,7 +225,7 @@ struct Rank {
       arrange_uneven(call, index, inputs, width, send_offset, receive_offset, launch);
     const Kernel& kernel = kernel_for(call.choice, reduces(call.kind) ? reducer_for(call.type, call.by, call.any_kernel) : "Copy", ranks(),
                                       collective::straight(launch, call.choice) && !call.any_kernel);
-    world.launch(launch, kernel, collective::roles(call.choice.family), blocks, role_warps, random.next());
+    world.launch(launch, kernel, call.choice.family, blocks, role_warps, random.next());
     if (world.aborted()) return;
     check(out, call, "sent");
     check(in, call, "received");

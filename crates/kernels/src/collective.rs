@@ -14,16 +14,16 @@ pub const PAIRS_SLOTS: u64 = 2;
 pub const PAIRS_COUNT_BYTES: u64 = 8;
 pub const LINES_HALF_PAYLOAD_BYTES: u64 = 960;
 pub const LINES_SLOT_BYTES: u64 = 2048;
-pub const LANE_BYTES: u64 = 256;
-/// Where a lane's words of the units received begin: one for each rank.
-pub const LANE_RECEIVED: usize = 8;
+pub const LANE_BYTES: u64 = 128;
+/// Which word of a lane of lines tells how many numbers have been received.
+pub const LANE_RECEIVED: usize = 2;
 
 /// The next kernel of the stream may be set up while this one runs.
 pub const COLLECTIVE_EARLY_NEXT: u32 = 1;
 /// All that is sent, and this rank's own part, is one and the same buffer.
 pub const COLLECTIVE_SAME: u32 = 2;
-/// Every part of every buffer begins at a multiple of 8 and has a multiple of 8 bytes.
-pub const COLLECTIVE_WHOLE: u32 = 4;
+/// Every rank sends every other one as many units.
+pub const COLLECTIVE_EVEN: u32 = 4;
 
 /// Values of [`ReportEntry::waited_for`](crate::launch::ReportEntry), beside those of mailboxes.
 pub const WAITED_PAIRS_DATA: u32 = 6;
@@ -61,12 +61,13 @@ pub struct CollectiveLaunch {
     pub role_warps: u32,
     pub reduction: u32,
     pub flags: u32,
+    pub units: u64,
     pub scale: u64,
 }
 
 const _: () = {
     assert!(size_of::<Wire>() == 16 && offset_of!(Wire, lanes) == 8);
-    assert!(size_of::<CollectiveLaunch>() == 416 && offset_of!(CollectiveLaunch, wires) == 64);
+    assert!(size_of::<CollectiveLaunch>() == 424 && offset_of!(CollectiveLaunch, wires) == 64);
     assert!(offset_of!(CollectiveLaunch, control) == 96 && offset_of!(CollectiveLaunch, send) == 120);
-    assert!(offset_of!(CollectiveLaunch, rank) == 376 && offset_of!(CollectiveLaunch, scale) == 408);
+    assert!(offset_of!(CollectiveLaunch, rank) == 376 && offset_of!(CollectiveLaunch, scale) == 416);
 };

@@ -21,8 +21,8 @@ pub use reduction::Reduction;
 pub use refused::Refused;
 pub use tuning::{Crossover, Tuning};
 
-use crate::collective::CollectiveLaunch;
-use kernel::{Family, Reducer};
+use crate::collective::{COLLECTIVE_EVEN, CollectiveLaunch};
+use kernel::{Family, Reducer, Straight};
 
 /// Which collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +45,16 @@ pub enum Kind {
     ReduceScatter,
     /// `ncclAlltoAll`.
     AlltoAll,
+}
+
+impl Kind {
+    /// Every rank sends every other one as many units.
+    fn is_even(self) -> bool {
+        match self {
+            Kind::AllReduce | Kind::AllGather | Kind::ReduceScatter | Kind::AlltoAll => true,
+            Kind::Broadcast { .. } | Kind::Reduce { .. } => false,
+        }
+    }
 }
 
 /// One collective as this rank calls it. All but `send` and `receive` is equal on all ranks.
@@ -94,9 +104,7 @@ pub fn arrange(
         return Ok(None);
     }
     let pair_bytes = collective.pair_bytes();
-    let kernel =
-        Kernel::of(tuning.family(collective.kind, total_bytes, pair_bytes, geometry), reducer, ranks);
-    let family = kernel.family();
+    let family = tuning.family(collective.kind, total_bytes, pair_bytes, geometry);
 
     *launch = CollectiveLaunch {
         first_tag: geometry.first_tag,
@@ -116,9 +124,17 @@ pub fn arrange(
         (launch.reduction, launch.scale) = (reduction.word(), reduction.scale(ranks));
     }
     let largest_pair_bytes = buffers::write(collective, family, launch);
+    launch.units = largest_pair_bytes.div_ceil(family.unit_bytes());
     // At most `lanes`, so it fits.
-    let units = largest_pair_bytes.div_ceil(family.unit_bytes());
-    launch.used_lanes = units.min(u64::from(geometry.lanes)) as u32;
+    launch.used_lanes = launch.units.min(u64::from(geometry.lanes)) as u32;
+    if collective.kind.is_even() {
+        launch.flags |= COLLECTIVE_EVEN;
+    }
+    let straight = match collective.kind.is_even() && launch.is_whole(family.vector_bytes()) {
+        true => Straight::Whole,
+        false => Straight::No,
+    };
+    let kernel = Kernel::of(family, reducer, ranks, straight);
     let shape = Shape::of(kernel, launch.used_lanes, total_bytes, limits);
     launch.role_warps = shape.threads / 32 / family.roles();
     Ok(Some(shape))

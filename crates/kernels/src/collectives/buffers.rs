@@ -2,14 +2,11 @@
 
 use super::kernel::Family;
 use super::{Collective, Kind};
-use crate::collective::{COLLECTIVE_SAME, COLLECTIVE_WHOLE, CollectiveLaunch};
+use crate::collective::{COLLECTIVE_SAME, CollectiveLaunch, RANKS_MAX};
 
 /// Shares of an all-reduce begin at multiples of this, counted from the beginning of the buffer: no element is cut, and a
 /// vector that a thread loads lies in one share.
 const SHARE_ALIGNMENT: u64 = 16;
-
-/// What a thread moves at once over pairs.
-const PAIR_BYTES: u64 = 8;
 
 /// Writes the buffers and their bytes, of the launch's rank. Bytes of the largest directed pair among all ranks.
 pub(super) fn write(collective: &Collective, family: Family, launch: &mut CollectiveLaunch) -> u64 {
@@ -17,9 +14,6 @@ pub(super) fn write(collective: &Collective, family: Family, launch: &mut Collec
     let (me, ranks) = (launch.rank as usize, launch.ranks as usize);
     // What `count` stands for.
     let bytes = collective.pair_bytes();
-    if family == Family::Pairs && (send | receive | bytes).is_multiple_of(PAIR_BYTES) {
-        launch.flags |= COLLECTIVE_WHOLE;
-    }
     // Wrapping: an address that ends nowhere faults on the device, as NCCL's do.
     let part = |buffer: u64, rank: usize| buffer.wrapping_add(rank as u64 * bytes);
     match collective.kind {
@@ -68,6 +62,16 @@ pub(super) fn write(collective: &Collective, family: Family, launch: &mut Collec
 }
 
 impl CollectiveLaunch {
+    /// Whether all that is moved lies and ends at multiples of so many bytes (a power of two) on this rank.
+    pub(super) fn is_whole(&self, vector_bytes: u64) -> bool {
+        let of = |addresses: &[u64; RANKS_MAX], bytes: &[u64; RANKS_MAX]| {
+            let moved = addresses.iter().zip(bytes).filter(|(_, bytes)| **bytes > 0);
+            moved.fold(0, |bits, (address, bytes)| bits | address | bytes)
+        };
+        (of(&self.send, &self.send_bytes) | of(&self.receive, &self.receive_bytes))
+            .is_multiple_of(vector_bytes)
+    }
+
     fn set_send(&mut self, rank: usize, address: u64, bytes: u64) {
         (self.send[rank], self.send_bytes[rank]) = (address, bytes);
     }

@@ -72,7 +72,7 @@ impl Layout {
     /// The same on all ranks.
     pub fn of(geometry: &Geometry) -> Layout {
         let lanes = u64::from(geometry.lanes);
-        let sources = u64::from(geometry.ranks.saturating_sub(1));
+        let sources = u64::from(geometry.ranks);
         let mut bytes = 0;
         let mut take = |part: u64| {
             let at = bytes;
@@ -80,7 +80,7 @@ impl Layout {
             at
         };
         let pairs = Wire {
-            rings: take((sources + 1) * lanes * PAIRS_SLOTS * PAIRS_SLOT_BYTES),
+            rings: take(sources * lanes * PAIRS_SLOTS * PAIRS_SLOT_BYTES),
             lanes: take(lanes * PAIRS_COUNT_BYTES),
         };
         let mut of_lines = || Wire {

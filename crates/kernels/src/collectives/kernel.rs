@@ -24,6 +24,14 @@ impl Family {
         }
     }
 
+    /// What a thread moves at once, and where it must lie and end for that.
+    pub(super) fn vector_bytes(self) -> u64 {
+        match self {
+            Family::Pairs => 8,
+            Family::Lines2 | Family::Lines4 | Family::AllReduce => 16,
+        }
+    }
+
     /// Roles among which the warps of a block are divided evenly.
     pub(super) fn roles(self) -> u32 {
         match self {
@@ -51,7 +59,19 @@ pub struct Kernel {
     reducer: Reducer,
     /// Most ranks: 2, 4 or 8.
     ranks: u32,
+    straight: Straight,
 }
+
+/// A rank's own affair: the others cannot tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Straight {
+    /// Only what is even, and lies and ends where whole vectors do.
+    Whole,
+    /// Anything.
+    No,
+}
+
+const STRAIGHT: [Straight; 2] = [Straight::Whole, Straight::No];
 
 const RANKS: [u32; 3] = [2, 4, 8];
 const REDUCERS: [Reducer; 5] =
@@ -68,24 +88,26 @@ macro_rules! names {
         ]),*]
     };
     (@ $family:literal, $reducer:literal) => {
+        [names!(@ $family, $reducer, "_2"), names!(@ $family, $reducer, "_4"), names!(@ $family, $reducer, "_8")]
+    };
+    (@ $family:literal, $reducer:literal, $ranks:literal) => {
         [
-            concat!("ncclWindlass_", $family, "_", $reducer, "_2"),
-            concat!("ncclWindlass_", $family, "_", $reducer, "_4"),
-            concat!("ncclWindlass_", $family, "_", $reducer, "_8"),
+            concat!("ncclWindlass_", $family, "_", $reducer, $ranks, "_whole"),
+            concat!("ncclWindlass_", $family, "_", $reducer, $ranks),
         ]
     };
 }
-/// By reducer, family and ranks; also of the few that do not exist.
-const NAMES: [[[&str; RANKS.len()]; FAMILIES.len()]; REDUCERS.len()] =
+/// By reducer, family, ranks and straightness; also of the few that do not exist.
+const NAMES: [[[[&str; STRAIGHT.len()]; RANKS.len()]; FAMILIES.len()]; REDUCERS.len()] =
     names!("Copy" "SumF32" "SumF16" "SumBf16" "Any");
 
 impl Kernel {
     /// More than the greatest [`index`](Kernel::index): the length of a table of kernels.
-    pub const INDICES: usize = RANKS.len() * FAMILIES.len() * REDUCERS.len();
+    pub const INDICES: usize = STRAIGHT.len() * RANKS.len() * FAMILIES.len() * REDUCERS.len();
 
     /// The kernel for this many ranks, at most 8.
-    pub(super) fn of(family: Family, reducer: Reducer, ranks: u32) -> Kernel {
-        Kernel { family, reducer, ranks: ranks.next_power_of_two().max(2) }
+    pub(super) fn of(family: Family, reducer: Reducer, ranks: u32, straight: Straight) -> Kernel {
+        Kernel { family, reducer, ranks: ranks.next_power_of_two().max(2), straight }
     }
 
     /// All kernels.
@@ -97,7 +119,9 @@ impl Kernel {
     pub fn all_for(ranks: u32) -> impl Iterator<Item = Kernel> {
         let every = REDUCERS.into_iter().flat_map(|reducer| FAMILIES.map(|family| (family, reducer)));
         every
-            .map(move |(family, reducer)| Kernel::of(family, reducer, ranks))
+            .flat_map(move |(family, reducer)| {
+                STRAIGHT.map(|straight| Kernel::of(family, reducer, ranks, straight))
+            })
             .filter(|kernel| kernel.exists())
     }
 
@@ -109,12 +133,14 @@ impl Kernel {
 
     /// Its name in the images.
     pub fn name(&self) -> &'static str {
-        NAMES[self.reducer as usize][self.family as usize][self.of_ranks()]
+        NAMES[self.reducer as usize][self.family as usize][self.of_ranks()][self.straight as usize]
     }
 
     /// A number of its own, below [`INDICES`](Kernel::INDICES).
     pub fn index(&self) -> usize {
-        (self.reducer as usize * FAMILIES.len() + self.family as usize) * RANKS.len() + self.of_ranks()
+        let of_ranks =
+            (self.reducer as usize * FAMILIES.len() + self.family as usize) * RANKS.len() + self.of_ranks();
+        of_ranks * STRAIGHT.len() + self.straight as usize
     }
 
     /// Threads of a block at most; more do not load.
@@ -123,6 +149,11 @@ impl Kernel {
             (Family::AllReduce, 2 | 4) => 768,
             _ => 512,
         }
+    }
+
+    /// It takes any call.
+    pub fn is_for_any(&self) -> bool {
+        self.straight == Straight::No
     }
 
     pub(super) fn family(&self) -> Family {

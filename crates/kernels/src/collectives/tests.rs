@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::reduction::{AVERAGE, BFLOAT16, ELEMENT_BYTES, FLOAT16, FLOAT32, FLOAT64, SUM};
 use super::*;
 use crate::collective::{
-    COLLECTIVE_SAME, COLLECTIVE_WHOLE, LANE_BYTES, LINES_SLOT_BYTES, PAIRS_COUNT_BYTES, PAIRS_SLOT_BYTES,
+    COLLECTIVE_EVEN, COLLECTIVE_SAME, LANE_BYTES, LINES_SLOT_BYTES, PAIRS_COUNT_BYTES, PAIRS_SLOT_BYTES,
     PAIRS_SLOTS, RANKS_MAX, WAITED_RESULT_DATA,
 };
 
@@ -111,7 +111,7 @@ fn sizes_choose_kernels() {
         let geometry = Geometry::recommended(32, ranks, 0, 1);
         let limits = Limits { blocks_max: 32, clusters: true };
         let Arranged { shape, launch } = arranged(&call, &geometry, &Tuning::default(), &limits);
-        let name = shape.kernel.name().strip_prefix("ncclWindlass_").unwrap();
+        let name = shape.kernel.name().strip_prefix("ncclWindlass_").unwrap().trim_end_matches("_whole");
         (name, launch.used_lanes, shape.blocks, shape.threads)
     };
     let (kib, mib) = (1 << 10, 1 << 20);
@@ -146,7 +146,7 @@ fn wires_do_not_overlap() {
             (layout.pairs.lanes, lanes * PAIRS_COUNT_BYTES),
         ];
         for wire in [layout.lines, layout.results] {
-            let slots = u64::from(ranks - 1) * lanes * u64::from(geometry.slots);
+            let slots = u64::from(ranks) * lanes * u64::from(geometry.slots);
             parts.extend([(wire.rings, slots * LINES_SLOT_BYTES), (wire.lanes, lanes * LANE_BYTES)]);
         }
         parts.sort();
@@ -164,7 +164,7 @@ fn wires_do_not_overlap() {
 fn kernels_are_told_apart() {
     let names: BTreeSet<&str> = Kernel::all().map(|kernel| kernel.name()).collect();
     let indices: BTreeSet<usize> = Kernel::all().map(|kernel| kernel.index()).collect();
-    assert_eq!((names.len(), indices.len(), Kernel::all().count()), (52, 52, 52));
+    assert_eq!((names.len(), indices.len(), Kernel::all().count()), (104, 104, 104));
     assert!(indices.iter().all(|index| *index < Kernel::INDICES));
     assert_eq!(Kernel::all_for(9).count(), 0);
     for ranks in 2..=8 {
@@ -199,7 +199,7 @@ fn reductions_are_told() {
         let limits = Limits { blocks_max: 32, clusters: true };
         let Arranged { shape, launch } = arranged(&call, &geometry, &Tuning::default(), &limits);
         assert_eq!(launch.reduction, datatype as u32 | (operation as u32) << 8);
-        (shape.kernel.name(), launch.scale)
+        (shape.kernel.name().trim_end_matches("_whole"), launch.scale)
     };
     let third = u64::from((1.0f32 / 3.0).to_bits());
     assert_eq!(told(FLOAT32, AVERAGE, 3), ("ncclWindlass_LL_SumF32_4", third));
@@ -276,35 +276,43 @@ fn one_buffer_for_all_is_told() {
             Kind::Broadcast { root } => root == 1,
             _ => false,
         };
-        assert_eq!(launch.flags, if same { COLLECTIVE_SAME } else { 0 }, "{kind:?}");
+        assert_eq!(launch.flags & COLLECTIVE_SAME != 0, same, "{kind:?}");
     }
 }
 
-/// The straight way of pairs is for what lies and ends at multiples of 8 everywhere, and only for pairs; what has more than a
-/// unit a lane does not go by pairs.
+/// Straight kernels are for what is even, and lies and ends at whole vectors everywhere; what has more than a unit a lane does not
+/// go by pairs.
 #[test]
-fn whole_pairs_are_told() {
+fn straight_kernels_take_what_is_whole() {
     let geometry = Geometry::recommended(32, 4, 1, 1);
     let limits = Limits { blocks_max: 32, clusters: true };
-    let [by_pairs, by_lines, _] = tunings();
     let told = |call: &Collective, tuning| {
         let Arranged { shape, launch } = arranged(call, &geometry, tuning, &limits);
-        (shape.kernel.family() == Family::Pairs, launch.flags & COLLECTIVE_WHOLE != 0)
+        assert_eq!(launch.flags & COLLECTIVE_EVEN != 0, call.kind.is_even());
+        (shape.kernel.family() == Family::Pairs, !shape.kernel.is_for_any())
     };
+    let [by_pairs, by_lines, _] = tunings();
     for kind in [Kind::AllReduce, Kind::AllGather, Kind::ReduceScatter, Kind::AlltoAll] {
         let call = collective(kind, 800);
         assert_eq!(told(&call, &by_pairs), (true, true), "{kind:?}");
-        assert_eq!(told(&call, &by_lines), (false, false), "{kind:?}");
-        for odd in [
-            Collective { send: SEND + 4, ..call },
-            Collective { receive: RECEIVE + 1, ..call },
-            Collective { count: 804, ..call },
-        ] {
-            assert_eq!(told(&odd, &by_pairs), (true, false), "{kind:?}");
+        assert_eq!(told(&call, &by_lines), (false, true), "{kind:?}");
+        let displaced = |by, count| {
+            let call = Collective { count, ..call };
+            [Collective { send: SEND + by, ..call }, Collective { receive: RECEIVE + by, ..call }]
+        };
+        for call in displaced(8, 800).into_iter().chain([Collective { count: 808, ..call }]) {
+            assert_eq!(told(&call, &by_pairs), (true, true), "{call:?}");
+            assert_eq!(told(&call, &by_lines), (false, false), "{call:?}");
         }
-        assert_eq!(told(&Collective { count: 256 * 256, ..call }, &by_pairs), (true, true), "{kind:?}");
-        assert_eq!(told(&Collective { count: 256 * 256 + 8, ..call }, &by_pairs), (false, false), "{kind:?}");
+        for call in displaced(4, 800).into_iter().chain([Collective { count: 804, ..call }]) {
+            assert_eq!(told(&call, &by_pairs), (true, false), "{call:?}");
+            assert_eq!(told(&call, &by_lines), (false, false), "{call:?}");
+        }
+        let most = 256 * 256;
+        assert_eq!(told(&Collective { count: most, ..call }, &by_pairs), (true, true), "{kind:?}");
+        assert!(!told(&Collective { count: most + 16, ..call }, &by_pairs).0, "{kind:?}");
     }
-    assert_eq!(told(&collective(Kind::Broadcast { root: 1 }, 800), &by_pairs), (false, false));
-    assert_eq!(told(&collective(Kind::Reduce { root: 1 }, 800), &by_pairs), (false, false));
+    for kind in [Kind::Broadcast { root: 1 }, Kind::Reduce { root: 1 }] {
+        assert_eq!(told(&collective(kind, 800), &by_pairs), (false, false), "{kind:?}");
+    }
 }

@@ -65,8 +65,9 @@ impl Tuning {
             Kind::ReduceScatter => &self.reduce_scatter,
             Kind::AlltoAll => &self.all_to_all,
         };
-        let all_to_each = !matches!(kind, Kind::Broadcast { .. } | Kind::Reduce { .. });
-        if all_to_each && total_bytes <= crossover.pairs_bytes_max && pair_bytes <= geometry.pairs_bytes_max()
+        if kind.is_even()
+            && total_bytes <= crossover.pairs_bytes_max
+            && pair_bytes <= geometry.pairs_bytes_max()
         {
             Family::Pairs
         } else if kind == Kind::AllReduce {

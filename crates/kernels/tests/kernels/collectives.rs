@@ -22,11 +22,12 @@ fn rust_and_cpp_mean_the_same() {
     }
     let kernels = [2, 4, 8].into_iter().flat_map(|ranks| {
         Kernel::all_for(ranks)
-            .map(move |kernel| format!("{} {ranks} {}", kernel.name(), kernel.threads_max()))
+            .map(move |kernel| (kernel.name(), kernel.threads_max(), u32::from(!kernel.is_for_any())))
+            .map(move |(name, threads, straight)| format!("{name} {ranks} {threads} {straight}"))
     });
     let fields = fields!(
         slices wires control report first_tag send send_bytes receive receive_bytes rank ranks lanes_log2 ring_slots
-        used_lanes role_warps reduction flags scale
+        used_lanes role_warps reduction flags units scale
     );
     let constants = [
         ("COLLECTIVE_RANKS_MAX", c::RANKS_MAX as u64),
@@ -39,7 +40,7 @@ fn rust_and_cpp_mean_the_same() {
         ("LANE_BYTES", c::LANE_BYTES),
         ("COLLECTIVE_EARLY_NEXT", c::COLLECTIVE_EARLY_NEXT.into()),
         ("COLLECTIVE_SAME", c::COLLECTIVE_SAME.into()),
-        ("COLLECTIVE_WHOLE", c::COLLECTIVE_WHOLE.into()),
+        ("COLLECTIVE_EVEN", c::COLLECTIVE_EVEN.into()),
         ("WAITED_PAIRS_DATA", c::WAITED_PAIRS_DATA.into()),
         ("WAITED_LINES_CREDIT", c::WAITED_LINES_CREDIT.into()),
         ("WAITED_LINES_DATA", c::WAITED_LINES_DATA.into()),
@@ -56,5 +57,5 @@ fn rust_and_cpp_mean_the_same() {
     let theirs: BTreeSet<String> = printed.lines().map(Into::into).collect();
     assert_eq!(printed.lines().count(), theirs.len(), "something is told twice");
     assert_eq!(ours, theirs);
-    assert_eq!(ours.len(), 52 + 18 + 16);
+    assert_eq!(ours.len(), 104 + 19 + 16);
 }

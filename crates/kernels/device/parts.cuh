@@ -1,0 +1,148 @@
+// What a warp of one role does with the units of the user's buffers, over lines and over posted ones alike: some warps of a block send,
+// others receive, and neither waits for the other; so a lane moves bytes both ways at once.
+#pragma once
+#include "bytes.cuh"
+#include "lines.cuh"
+#include "posted.cuh"
+#include "reduction.cuh"
+
+// What is left beyond the first `vectors` bytes: a vector that the buffer does not fill, or all at an odd address. In a loop, and the
+// unit stays in registers, as only constants index it.
+template <class Format>
+MAIL_DEVICE void load_rest(Vector (&unit)[Format::groups], const char* from, uint32_t vectors, uint32_t part) {
+  if (vectors == part) return;
+  MAIL_NO_UNROLL
+  for (int group = 0; group < Format::groups; ++group) {
+    const uint32_t at = Format::offset(group);
+    if (!Format::holds(group) || at < vectors || at >= part) continue;
+    const Vector v = load_bytes(from + at, part - at);
+    MAIL_UNROLL
+    for (int place = 0; place < Format::groups; ++place) {
+      choose(unit[place].x, v.x, place == group);
+      choose(unit[place].y, v.y, place == group);
+    }
+  }
+}
+template <class Format>
+MAIL_DEVICE void store_rest(const Vector (&unit)[Format::groups], char* to, uint32_t vectors, uint32_t part) {
+  if (vectors == part) return;
+  MAIL_NO_UNROLL
+  for (int group = 0; group < Format::groups; ++group) {
+    const uint32_t at = Format::offset(group);
+    if (!Format::holds(group) || at < vectors || at >= part) continue;
+    Vector v = unit[0];
+    MAIL_UNROLL
+    for (int place = 1; place < Format::groups; ++place) {
+      choose(v.x, unit[place].x, place == group);
+      choose(v.y, unit[place].y, place == group);
+    }
+    store_bytes(to + at, v, part - at);
+  }
+}
+
+// This step's unit of the user's buffer that begins at `buffer`. Whole vectors first, all in flight at once.
+template <class Format, bool straight>
+MAIL_DEVICE void load_unit(const Lane<Format, straight>& way, Vector (&unit)[Format::groups], uint64_t buffer, uint64_t bytes) {
+  const char* const from = reinterpret_cast<const char*>(buffer + way.offset());
+  const uint32_t part = way.part_of(bytes), vectors = straight ? part : (uint64_t)from % 16 == 0 ? part & ~15u : 0;
+  MAIL_UNROLL
+  for (int group = 0; group < Format::groups; ++group) {
+    unit[group] = Vector{0, 0};
+    if (Format::holds(group) && Format::offset(group) < vectors) unit[group] = load_input(from + Format::offset(group));
+  }
+  if constexpr (!straight) load_rest<Format>(unit, from, vectors, part);
+}
+template <class Format, bool straight>
+MAIL_DEVICE void store_unit(const Lane<Format, straight>& way, const Vector (&unit)[Format::groups], uint64_t buffer, uint64_t bytes) {
+  char* const to = reinterpret_cast<char*>(buffer + way.offset());
+  const uint32_t part = way.part_of(bytes), vectors = straight ? part : (uint64_t)to % 16 == 0 ? part & ~15u : 0;
+  MAIL_UNROLL
+  for (int group = 0; group < Format::groups; ++group)
+    if (Format::holds(group) && Format::offset(group) < vectors) store_output(to + Format::offset(group), unit[group]);
+  if constexpr (!straight) store_rest<Format>(unit, to, vectors, part);
+}
+
+// This rank's own unit at every rank's place: others' come there.
+template <int groups, int ranks_max>
+MAIL_DEVICE void spread(Vector (&x)[ranks_max][groups], const Vector (&own)[groups]) {
+  MAIL_UNROLL
+  for (int rank = 0; rank < ranks_max; ++rank) {
+    MAIL_UNROLL
+    for (int group = 0; group < groups; ++group) x[rank][group] = own[group];
+  }
+}
+// One unit of each rank into one.
+template <class Reducer, int groups, int ranks_max>
+MAIL_DEVICE void reduce_unit(Vector (&result)[groups], const Vector (&x)[ranks_max][groups], const WindlassCollectiveLaunch& launch) {
+  const Reduction how{launch.reduction, launch.scale};
+  MAIL_UNROLL
+  for (int group = 0; group < groups; ++group) {
+    uint64_t low[ranks_max], high[ranks_max];
+    MAIL_UNROLL
+    for (int rank = 0; rank < ranks_max; ++rank) low[rank] = x[rank][group].x, high[rank] = x[rank][group].y;
+    result[group] = Vector{reduce_words<Reducer>(low, launch.ranks, how), reduce_words<Reducer>(high, launch.ranks, how)};
+  }
+}
+
+// Sends its part to each rank. What a rank keeps itself is copied beside that, if data only moves.
+template <class Reducer, int ranks_max, class Way>
+MAIL_DEVICE bool send_parts(Way& way) {
+  const WindlassCollectiveLaunch& launch = way.launch;
+  const uint32_t me = way.me();
+  const bool copies = !Reducer::reduces && launch.receive[me] != launch.send[me];
+  for (; way.has_step(); ++way.step) {
+    // All loads are on their way before the first is waited for.
+    Vector out[ranks_max - 1][Way::groups];
+    MAIL_UNROLL
+    for (int distance = 1; distance < ranks_max; ++distance) {
+      const uint32_t rank = way.peer(distance);
+      if (distance < (int)launch.ranks && way.moves(rank)) load_unit(way, out[distance - 1], launch.send[rank], launch.send_bytes[rank]);
+    }
+    if (copies && way.moves(me)) {
+      Vector own[Way::groups];
+      load_unit(way, own, launch.send[me], launch.send_bytes[me]);
+      store_unit(way, own, launch.receive[me], launch.receive_bytes[me]);
+    }
+    if (!put_unit<ranks_max>(way, out, WINDLASS_WAITED_LINES_CREDIT)) return false;
+  }
+  return true;
+}
+
+// Sends the same to all.
+template <int ranks_max, class Way>
+MAIL_DEVICE bool send_same(Way& way) {
+  const WindlassCollectiveLaunch& launch = way.launch;
+  const uint32_t me = way.me();
+  const bool copies = launch.receive[me] != launch.send[me];
+  for (; way.has_step(); ++way.step) {
+    Vector own[1][Way::groups];
+    load_unit(way, own[0], launch.send[me], launch.send_bytes[me]);
+    if (!put_unit<ranks_max>(way, own, WINDLASS_WAITED_LINES_CREDIT)) return false;
+    if (copies && way.moves(me)) store_unit(way, own[0], launch.receive[me], launch.receive_bytes[me]);
+  }
+  return true;
+}
+
+template <class Reducer, int ranks_max, class Way>
+MAIL_DEVICE bool receive_parts(Way& way) {
+  const WindlassCollectiveLaunch& launch = way.launch;
+  const uint32_t me = way.me();
+  for (; way.has_step(); ++way.step) {
+    Vector x[ranks_max][Way::groups];
+    if constexpr (Reducer::reduces) {
+      Vector own[Way::groups];
+      load_unit(way, own, launch.send[me], launch.send_bytes[me]);
+      spread(x, own);
+      if (!take_unit(way, x, WINDLASS_WAITED_LINES_DATA)) return false;
+      reduce_unit<Reducer>(own, x, launch);
+      store_unit(way, own, launch.receive[me], launch.receive_bytes[me]);
+    } else {
+      if (!take_unit(way, x, WINDLASS_WAITED_LINES_DATA)) return false;
+      MAIL_UNROLL
+      for (int rank = 0; rank < ranks_max; ++rank)
+        if (way.moves_peer(rank)) store_unit(way, x[rank], launch.receive[rank], launch.receive_bytes[rank]);
+    }
+    way.has_consumed();
+  }
+  return true;
+}

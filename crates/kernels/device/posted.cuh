@@ -1,0 +1,131 @@
+// The wire of posted units: the full wire for large collectives, by ordinary stores. A unit is there when the sender's poster has said
+// so in a word beside the lane; so it comes a fence later than a line, and nothing of it is tags. It lies in the slots of lines, and counts
+// in their numbers: what a slot holds from one format is overwritten by the other under the same rules.
+//
+// A sending warp does not fence: it tells the block's poster warp through shared memory, which makes one fence for all it was told.
+#pragma once
+#include "lane.cuh"
+
+template <int groups_>
+struct PostedFormat {
+  static constexpr int groups = groups_;
+  static constexpr uint32_t payload_bytes = groups * 512, slot_bytes = WINDLASS_LINES_SLOT_BYTES;
+  static MAIL_DEVICE bool holds(int) { return true; }
+  static MAIL_DEVICE uint32_t offset(int group) { return group * 512 + 16 * lane_index(); }
+};
+constexpr int posted_groups = 4;
+typedef PostedFormat<posted_groups> Posted;
+
+// Units that a warp has put in this launch, on all its lanes.
+struct Told {
+  uint32_t* counter;
+  uint32_t units;
+};
+template <bool straight>
+struct PostedSender : Sender<Posted, straight> {
+  Told& units_told;
+  MAIL_DEVICE PostedSender(const WindlassCollectiveLaunch& launch, const WindlassWire& wire, uint32_t lane, uint64_t bytes, Told& told)
+      : Sender<Posted, straight>(launch, wire, lane, bytes), units_told(told) {}
+  // The poster does, when it has posted the last unit.
+  MAIL_DEVICE void end() {}
+};
+template <bool straight>
+struct PostedReceiver : Receiver<Posted, straight> {
+  uint64_t posted = 0;  // numbers below are there, from rank place()
+  using Receiver<Posted, straight>::Receiver;
+};
+
+// As for lines.
+template <int ranks_max, bool straight, int units>
+MAIL_DEVICE bool put_unit(PostedSender<straight>& way, const Vector (&out)[units][posted_groups], uint32_t waited_for) {
+  way.settle();
+  if (!way.wait_for_room(waited_for)) return false;
+  const uint64_t own = way.slot(way.me()) + 16 * lane_index();
+  MAIL_UNROLL
+  for (int distance = 1; distance < ranks_max; ++distance) {
+    const uint32_t rank = way.peer(distance);
+    if (distance >= (int)way.launch.ranks || !way.moves(rank)) continue;
+    char* const at = reinterpret_cast<char*>(way.launch.slices[rank] + own);
+    MAIL_UNROLL
+    for (int group = 0; group < posted_groups; ++group) store_slot(at + 512 * group, out[units == 1 ? 0 : distance - 1][group]);
+  }
+  // The whole warp's stores are made before its first thread tells.
+  sync_warp();
+  ++way.units_told.units;
+  if (lane_index() == 0) tell(way.units_told.counter, way.units_told.units);
+  return true;
+}
+
+template <int ranks_max, bool straight>
+MAIL_DEVICE bool take_unit(PostedReceiver<straight>& way, Vector (&x)[ranks_max][posted_groups], uint32_t waited_for) {
+  const uint32_t place = way.place();
+  const bool comes = way.moves_peer(place);
+  const uint64_t word = way.words_of(way.me()) + 8 * (WINDLASS_LANE_POSTED + place);
+  Waiting waiting;
+  while (!all_of_warp(!comes || way.posted > way.number())) {
+    if (comes) way.posted = load_word_acquire(word);
+    if (!waiting.ends(way.launch)) continue;
+    way.report_missing(ballot_of_warp(comes && way.posted <= way.number()) & 0xff, waited_for);
+    return false;
+  }
+  // What one thread has acquired is there for all.
+  sync_warp();
+  const char* const first = reinterpret_cast<const char*>(way.launch.slices[way.me()] + way.slot(0) + 16 * lane_index());
+  const uint64_t ring_bytes = way.ring_bytes();
+  MAIL_UNROLL
+  for (int rank = 0; rank < ranks_max; ++rank) {
+    if (!way.moves_peer(rank)) continue;
+    MAIL_UNROLL
+    for (int group = 0; group < posted_groups; ++group) x[rank][group] = load_slot(first + rank * ring_bytes + 512 * group);
+  }
+  return true;
+}
+
+// The counters of a block's sending warps, all zero; nobody has gone on before they are.
+MAIL_DEVICE uint32_t* begin_posting(const WindlassCollectiveLaunch& launch, uint32_t phases) {
+  uint32_t* const counters = reinterpret_cast<uint32_t*>(shared_memory());
+  if (thread_index() < phases * launch.role_warps) counters[thread_index()] = 0;
+  sync_block();
+  begin_after_previous(launch.flags & WINDLASS_COLLECTIVE_EARLY_NEXT);
+  return counters;
+}
+
+// The poster warp. A thread serves one sending warp of one phase (a channel) and some of the peers.
+template <int phases, bool straight>
+MAIL_DEVICE void post(const WindlassCollectiveLaunch& launch, uint32_t* counters) {
+  const uint32_t channels = phases * launch.role_warps, channel = lane_index() % channels, team = lane_index() / channels, teams = 32 / channels;
+  const WindlassWire& wire = launch.wires[phases == 1 ? 0 : channel / launch.role_warps];
+  const auto way_of = [&](uint32_t lane) { return Lane<Posted, straight>(launch, wire, lane, 0); };
+  const auto base_of = [&](uint32_t lane) { return load_word_relaxed(way_of(lane).words_of(launch.rank) + 8 * WINDLASS_LANE_SENT); };
+  Lanes lanes(launch, channel % launch.role_warps);
+  bool live = team < teams && lanes.next < lanes.last;
+  uint32_t seen = 0, at = 0;
+  uint64_t base = live ? base_of(lanes.next) : 0;
+  Waiting waiting;
+  while (any_of_warp(live)) {
+    const uint32_t now = live ? told(counters + channel) : seen;
+    if (!any_of_warp(now != seen)) {
+      if (waiting.ends(launch)) return;
+      continue;
+    }
+    // What its warp told a thread, that thread posts: the stores before, its own fence, the word.
+    fence_system();
+    while (seen != now) {
+      const auto way = way_of(lanes.next);
+      const uint32_t step = now - seen < way.steps - at ? now - seen : way.steps - at;
+      seen += step;
+      at += step;
+      for (uint32_t distance = 1 + team; distance < launch.ranks; distance += teams)
+        store_word(way.words_of(way.peer(distance)) + 8 * (WINDLASS_LANE_POSTED + launch.rank), base + at);
+      if (at < way.steps) continue;
+      at = 0;
+      lanes.next += lanes.stride;
+      live = lanes.next < lanes.last;
+      if (live) base = base_of(lanes.next);
+    }
+  }
+  // Not before all have read it.
+  sync_warp();
+  if (team != 0) return;
+  for (Lanes served(launch, channel % launch.role_warps); served.next < served.last; served.next += served.stride) way_of(served.next).tell_sent(base_of(served.next));
+}
