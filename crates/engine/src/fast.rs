@@ -103,7 +103,7 @@ impl Fast {
         let shape = Shape {
             blocks: shape.blocks,
             threads: shape.threads,
-            shared_bytes: 0,
+            shared_bytes: shape.shared_bytes,
             cluster: shape.cluster,
             domain: turn.domain(),
             start: if early { Start::WhenAllowed } else { Start::AfterStream },

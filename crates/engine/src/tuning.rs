@@ -3,7 +3,7 @@
 //! A cell is one collective over so many ranks of one kind of GPU. Above its limit NCCL is as fast or faster, or nothing was
 //! timed. A cell that nobody measured has a small limit, at which sending pairs wins anywhere.
 
-use windlass_kernels::collectives::Tuning;
+use windlass_kernels::collectives::{Crossover, Tuning};
 
 use crate::call::Function;
 use crate::contract::bytes::{Writer, checksum};
@@ -136,7 +136,8 @@ pub fn hash() -> u64 {
     }
     let Tuning { all_reduce, broadcast, reduce, all_gather, reduce_scatter, all_to_all } = kernels();
     for crossover in [all_reduce, broadcast, reduce, all_gather, reduce_scatter, all_to_all] {
-        writer.u64(crossover.pairs_bytes_max).u64(crossover.two_groups_bytes_max);
+        let Crossover { pairs_bytes_max, two_groups_bytes_max, posted_bytes_min } = crossover;
+        writer.u64(pairs_bytes_max).u64(two_groups_bytes_max).u64(posted_bytes_min);
     }
     checksum(&writer.finish())
 }

@@ -136,7 +136,8 @@ __global__ void linger(long long nanoseconds) {
 }
 
 // --- one rank ------------------------------------------------------------------------------------------------------------------------
-constexpr uint32_t lanes_all = 256, slots_all = 4;
+constexpr uint32_t lanes_all = 256;
+static uint32_t slots_all() { return getenv("SLOTS") ? atoi(getenv("SLOTS")) : ranks <= 4 ? 8 : 4; }
 static uint64_t slices[8];
 static std::vector<char> image;
 struct NcclApi {
@@ -190,6 +191,7 @@ struct Rank {
     if (!launch.used_lanes) return;
     std::copy(slices, slices + 8, launch.slices);
     launch.control = (uint64_t)control;
+    if (choice.family == posted_two_phases) warps_max = std::min(warps_max, 4u);
     const Grid grid = grid_of(choice.family, launch.used_lanes, blocks_max, warps_max);
     launch.role_warps = grid.warps;
     if (early) launch.flags |= WINDLASS_COLLECTIVE_EARLY_NEXT;
@@ -198,7 +200,7 @@ struct Rank {
     const char* const suffix = straight(launch, choice) ? "_whole" : "";
     if (choice.family == pairs) snprintf(name, sizeof name, "ncclWindlass_LL_%s_%d%s", reducer(request), kernel_ranks, suffix);
     else if (choice.family == lines) snprintf(name, sizeof name, "ncclWindlass_LL128x%d_%s_%d%s", choice.groups, reducer(request), kernel_ranks, suffix);
-    else snprintf(name, sizeof name, "ncclWindlass_AllReduce_%s_%d%s", reducer(request), kernel_ranks, suffix);
+    else snprintf(name, sizeof name, "ncclWindlass_%s_%s_%d%s", choice.family == two_phases ? "AllReduce" : choice.family == posted ? "Simple" : "SimpleAllReduce", reducer(request), kernel_ranks, suffix);
     CUfunction function;
     CU(cuModuleGetFunction(&function, module, name));
     CUlaunchAttribute attributes[3];
@@ -218,7 +220,8 @@ struct Rank {
     CUlaunchConfig config{};
     config.gridDimX = grid.blocks;
     config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1;
-    config.blockDimX = 32 * grid.warps * roles(choice.family);
+    config.blockDimX = threads(choice.family, grid.warps);
+    config.sharedMemBytes = shared_bytes(choice.family);
     config.hStream = stream;
     config.attrs = attributes;
     config.numAttrs = count;
@@ -293,8 +296,13 @@ void Rank::verify(double seconds, uint64_t seed) {
       case 2: choice = {lines, ranks > 4 ? 2u : 4u}; break;
       case 3: choice = {two_phases, 2}; break;
     }
+    const bool can_post = ranks <= 4 && (request.type == float_type || request.type == bfloat_type) && (request.by == 0 || request.by == 4);
     // All-reduce in one step: only over pairs, which send and reduce in one warp.
     if (request.kind == all_reduce && choice.family == lines) choice = {two_phases, 2};
+    if (can_post && random.below(3) == 0) {
+      if (request.kind == reduce_scatter) choice = {posted, 4};
+      if (request.kind == all_reduce) choice = {posted_two_phases, 4};
+    }
     const bool in_place = random.below(2), early = random.below(2) && !getenv("NO_EARLY");
     const uint64_t id = operations + 1;
     const int size = request.element_bytes;
@@ -324,7 +332,7 @@ void Rank::verify(double seconds, uint64_t seed) {
       char words[200];
       snprintf(words, sizeof words, "%llu %s of %llu x %d type %d by %d, %s%d, root %d, in place %d, early %d, in +%llu, out +%llu, blocks %u warps %u, from %d",
                (unsigned long long)operations, kind_names[request.kind], (unsigned long long)request.count, size, request.type, request.by,
-               choice.family == pairs ? "pairs" : choice.family == lines ? "lines" : "phases", choice.groups, request.root, in_place, early,
+               choice.family == pairs ? "pairs" : choice.family == lines ? "lines" : choice.family == two_phases ? "phases" : "posted", choice.groups, request.root, in_place, early,
                (unsigned long long)((uint64_t)in % 16), (unsigned long long)((uint64_t)out % 16), blocks, warps, source);
       did[part] = words;
       check<<<32, 256, 0, stream>>>(at, request.count, id, source, first, request.type, size, request.by, ranks, bad, found + part++);
@@ -402,7 +410,7 @@ double Rank::time(bool graph, const std::function<void()>& one) {
 }
 
 void Rank::table(bool graph) {
-  if (rank == 0) printf("\n%s, fp32, total bytes: microseconds (of NCCL: ratio)\n%-14s %9s %8s %15s %15s %15s %15s\n", graph ? "graph" : "eager", "", "bytes", "NCCL", "LL", "LL128x2", "LL128x4", "two phases");
+  if (rank == 0) printf("\n%s, fp32, total bytes: microseconds (of NCCL: ratio)\n%-14s %9s %8s %15s %15s %15s %15s %15s\n", graph ? "graph" : "eager", "", "bytes", "NCCL", "LL", "LL128x2", "LL128x4", "two phases", "Simple");
   for (int k = 0; k < kinds; ++k)
     for (uint64_t bytes : {1ull << 10, 16ull << 10, 64ull << 10, 128ull << 10, 256ull << 10, 512ull << 10, 1ull << 20, 2ull << 20, 4ull << 20, 8ull << 20, 16ull << 20, 32ull << 20, 64ull << 20}) {
       if (!graph && bytes > 4 << 20) continue;
@@ -420,7 +428,7 @@ void Rank::table(bool graph) {
       double base = 0;
       if (comms[rank]) base = time(graph, [&] { by_nccl(request); });
       const bool early = !graph && bytes <= 2 << 20;
-      double ours[4] = {0, 0, 0, 0};
+      double ours[5] = {0, 0, 0, 0, 0};
       if (goes_by_pairs((Kind)k, request.count * 4, lanes_all)) ours[0] = time(graph, [&] { launch(request, {pairs, 0}, early); });
       if (k != all_reduce) {
         ours[1] = time(graph, [&] { launch(request, {lines, 2}, early); });
@@ -428,6 +436,8 @@ void Rank::table(bool graph) {
       } else {
         ours[3] = time(graph, [&] { launch(request, {two_phases, 2}, early); });
       }
+      if (ranks <= 4 && bytes >= 1 << 20 && k == all_reduce) ours[4] = time(graph, [&] { launch(request, {posted_two_phases, 4}, early); });
+      if (ranks <= 4 && bytes >= 1 << 20 && k == reduce_scatter) ours[4] = time(graph, [&] { launch(request, {posted, 4}, early); });
       if (rank == 0) {
         printf("%-14s %9llu %8.2f", kind_names[k], (unsigned long long)bytes, base);
         for (double one : ours) one ? printf(" %8.2f (%4.2f)", one, base ? one / base : 0.0) : printf(" %15s", "");
@@ -469,7 +479,7 @@ int main(int count, char** arguments) {
       Rank one{};
       one.rank = r;
       one.space = 160ull << 20;
-      one.geometry = Geometry{0x1234567, (uint32_t)r, (uint32_t)ranks, lanes_all, slots_all};
+      one.geometry = Geometry{0x1234567, (uint32_t)r, (uint32_t)ranks, lanes_all, slots_all()};
       CU(cudaStreamCreateWithFlags(&one.stream, cudaStreamNonBlocking));
       for (int other = 0; other < ranks; ++other)
         if (other != r) {

@@ -14,7 +14,9 @@ pub const PAIRS_SLOTS: u64 = 2;
 pub const PAIRS_COUNT_BYTES: u64 = 8;
 pub const LINES_HALF_PAYLOAD_BYTES: u64 = 960;
 pub const LINES_SLOT_BYTES: u64 = 2048;
-pub const LANE_BYTES: u64 = 128;
+/// Of a block of the kernels of posted units.
+pub const POSTED_SHARED_BYTES: u32 = 128;
+pub const LANE_BYTES: u64 = 256;
 /// Which word of a lane of lines tells how many numbers have been received.
 pub const LANE_RECEIVED: usize = 2;
 

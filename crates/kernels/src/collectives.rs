@@ -104,7 +104,7 @@ pub fn arrange(
         return Ok(None);
     }
     let pair_bytes = collective.pair_bytes();
-    let family = tuning.family(collective.kind, total_bytes, pair_bytes, geometry);
+    let family = tuning.family(collective.kind, reducer, total_bytes, pair_bytes, geometry);
 
     *launch = CollectiveLaunch {
         first_tag: geometry.first_tag,
@@ -117,8 +117,8 @@ pub fn arrange(
     launch.slices[..slices.len()].copy_from_slice(slices);
     launch.wires = match family {
         Family::Pairs => [layout.pairs, Default::default()],
-        Family::Lines2 | Family::Lines4 => [layout.lines, Default::default()],
-        Family::AllReduce => [layout.lines, layout.results],
+        Family::Lines2 | Family::Lines4 | Family::Posted => [layout.lines, Default::default()],
+        Family::AllReduce | Family::PostedAllReduce => [layout.lines, layout.results],
     };
     if let Some(reduction) = collective.reduction.filter(|_| reducer != Reducer::Copy) {
         (launch.reduction, launch.scale) = (reduction.word(), reduction.scale(ranks));
@@ -136,7 +136,7 @@ pub fn arrange(
     };
     let kernel = Kernel::of(family, reducer, ranks, straight);
     let shape = Shape::of(kernel, launch.used_lanes, total_bytes, limits);
-    launch.role_warps = shape.threads / 32 / family.roles();
+    launch.role_warps = shape.role_warps;
     Ok(Some(shape))
 }
 

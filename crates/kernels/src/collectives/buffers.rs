@@ -17,7 +17,7 @@ pub(super) fn write(collective: &Collective, family: Family, launch: &mut Collec
     // Wrapping: an address that ends nowhere faults on the device, as NCCL's do.
     let part = |buffer: u64, rank: usize| buffer.wrapping_add(rank as u64 * bytes);
     match collective.kind {
-        Kind::AllReduce if family == Family::AllReduce => {
+        Kind::AllReduce if family.has_shares() => {
             let share = bytes.div_ceil(ranks as u64).next_multiple_of(SHARE_ALIGNMENT);
             for rank in 0..ranks {
                 let at = (rank as u64 * share).min(bytes);

@@ -24,7 +24,9 @@ pub struct Geometry {
 /// Lanes for each block: as many as a block has senders at full size.
 const LANES_A_BLOCK: u32 = 8;
 const BLOCKS_MAX: u32 = 32;
-const SLOTS: u32 = 4;
+/// With 4 slots large collectives of 2 ranks took up to a quarter longer; for more than 4 ranks there is no room for 8.
+const SLOTS: u32 = 8;
+const SLOTS_OF_MANY: u32 = 4;
 
 impl Geometry {
     /// For grids of at most this many blocks (equal on all ranks: the least of their limits). With 32 of them a slice has
@@ -32,7 +34,8 @@ impl Geometry {
     pub fn recommended(blocks_max: u32, ranks: u32, rank: u32, first_tag: u64) -> Geometry {
         // The largest power of two that is not more.
         let lanes = LANES_A_BLOCK << blocks_max.clamp(1, BLOCKS_MAX).ilog2();
-        Geometry { first_tag, rank, ranks, lanes, slots: SLOTS }
+        let slots = if ranks <= 4 { SLOTS } else { SLOTS_OF_MANY };
+        Geometry { first_tag, rank, ranks, lanes, slots }
     }
 
     /// Most bytes of a directed pair that pairs can carry: a unit a lane.

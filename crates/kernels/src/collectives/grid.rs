@@ -19,7 +19,7 @@ impl Limits {
     }
 }
 
-/// How to launch. No dynamic shared memory.
+/// How to launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// Which kernel.
@@ -28,6 +28,10 @@ pub struct Shape {
     pub blocks: u32,
     /// Threads of a block.
     pub threads: u32,
+    /// Warps of a block for each role: what the launch says.
+    pub role_warps: u32,
+    /// Dynamic shared memory of a block.
+    pub shared_bytes: u32,
     /// Blocks of a cluster; 1: launch without the attribute.
     pub cluster: u32,
     /// Programmatic serialization pays, if the launch is not captured. Then also set
@@ -53,9 +57,9 @@ impl Shape {
         } else {
             (wanted, 1)
         };
-        let role_warps_max = kernel.threads_max() / 32 / family.roles();
-        let role_warps = used_lanes.div_ceil(blocks).min(role_warps_max);
-        let threads = 32 * family.roles() * role_warps;
-        Shape { kernel, blocks, threads, cluster, early: total_bytes <= EARLY_BYTES_MAX }
+        let role_warps = used_lanes.div_ceil(blocks).min(kernel.role_warps_max());
+        let threads = 32 * family.warps(role_warps);
+        let early = total_bytes <= EARLY_BYTES_MAX;
+        Shape { kernel, blocks, threads, role_warps, shared_bytes: family.shared_bytes(), cluster, early }
     }
 }

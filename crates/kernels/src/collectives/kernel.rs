@@ -1,6 +1,8 @@
 //! The kernels of `device/collective_list.h`; `tests/kernels/collectives.rs` holds that the lists are the same.
 
-use crate::collective::{LINES_HALF_PAYLOAD_BYTES, PAIRS_PAYLOAD_BYTES};
+use crate::collective::{
+    LINES_HALF_PAYLOAD_BYTES, LINES_SLOT_BYTES, PAIRS_PAYLOAD_BYTES, POSTED_SHARED_BYTES,
+};
 
 /// How data go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,6 +14,10 @@ pub(super) enum Family {
     Lines4,
     /// Lines in two phases, two groups.
     AllReduce,
+    /// Posted units, in one phase.
+    Posted,
+    /// In two.
+    PostedAllReduce,
 }
 
 impl Family {
@@ -21,6 +27,7 @@ impl Family {
             Family::Pairs => PAIRS_PAYLOAD_BYTES,
             Family::Lines2 | Family::AllReduce => LINES_HALF_PAYLOAD_BYTES,
             Family::Lines4 => 2 * LINES_HALF_PAYLOAD_BYTES,
+            Family::Posted | Family::PostedAllReduce => LINES_SLOT_BYTES,
         }
     }
 
@@ -28,7 +35,7 @@ impl Family {
     pub(super) fn vector_bytes(self) -> u64 {
         match self {
             Family::Pairs => 8,
-            Family::Lines2 | Family::Lines4 | Family::AllReduce => 16,
+            _ => 16,
         }
     }
 
@@ -36,9 +43,28 @@ impl Family {
     pub(super) fn roles(self) -> u32 {
         match self {
             Family::Pairs => 1,
-            Family::Lines2 | Family::Lines4 => 2,
-            Family::AllReduce => 3,
+            Family::Lines2 | Family::Lines4 | Family::Posted => 2,
+            Family::AllReduce | Family::PostedAllReduce => 3,
         }
+    }
+
+    /// All warps of a block: those of the roles, and the one that posts.
+    pub(super) fn warps(self, role_warps: u32) -> u32 {
+        self.roles() * role_warps + u32::from(self.is_posted())
+    }
+
+    /// Bytes of shared memory of a block.
+    pub(super) fn shared_bytes(self) -> u32 {
+        if self.is_posted() { POSTED_SHARED_BYTES } else { 0 }
+    }
+
+    fn is_posted(self) -> bool {
+        matches!(self, Family::Posted | Family::PostedAllReduce)
+    }
+
+    /// In two phases, of shares.
+    pub(super) fn has_shares(self) -> bool {
+        matches!(self, Family::AllReduce | Family::PostedAllReduce)
     }
 }
 
@@ -50,6 +76,11 @@ pub(super) enum Reducer {
     SumF16,
     SumBf16,
     Any,
+}
+
+/// Whether there are kernels of posted units: for sums of floats among few ranks, which alone are large enough.
+pub(super) fn can_post(reducer: Reducer, ranks: u32) -> bool {
+    ranks <= 4 && matches!(reducer, Reducer::SumF32 | Reducer::SumF16 | Reducer::SumBf16)
 }
 
 /// One kernel of the images.
@@ -76,7 +107,14 @@ const STRAIGHT: [Straight; 2] = [Straight::Whole, Straight::No];
 const RANKS: [u32; 3] = [2, 4, 8];
 const REDUCERS: [Reducer; 5] =
     [Reducer::Copy, Reducer::SumF32, Reducer::SumF16, Reducer::SumBf16, Reducer::Any];
-const FAMILIES: [Family; 4] = [Family::Pairs, Family::Lines2, Family::Lines4, Family::AllReduce];
+const FAMILIES: [Family; 6] = [
+    Family::Pairs,
+    Family::Lines2,
+    Family::Lines4,
+    Family::AllReduce,
+    Family::Posted,
+    Family::PostedAllReduce,
+];
 
 macro_rules! names {
     ($($reducer:literal)*) => {
@@ -85,6 +123,8 @@ macro_rules! names {
             names!(@ "LL128x2", $reducer),
             names!(@ "LL128x4", $reducer),
             names!(@ "AllReduce", $reducer),
+            names!(@ "Simple", $reducer),
+            names!(@ "SimpleAllReduce", $reducer),
         ]),*]
     };
     (@ $family:literal, $reducer:literal) => {
@@ -129,6 +169,7 @@ impl Kernel {
         RANKS.contains(&self.ranks)
             && (self.family, self.reducer) != (Family::AllReduce, Reducer::Copy)
             && (self.family, self.ranks) != (Family::Lines4, 8)
+            && (!self.family.is_posted() || can_post(self.reducer, self.ranks))
     }
 
     /// Its name in the images.
@@ -147,8 +188,14 @@ impl Kernel {
     pub fn threads_max(&self) -> u32 {
         match (self.family, self.ranks) {
             (Family::AllReduce, 2 | 4) => 768,
+            (Family::Posted, _) => 544,
+            (Family::PostedAllReduce, _) => 416,
             _ => 512,
         }
+    }
+
+    pub(super) fn role_warps_max(&self) -> u32 {
+        (self.threads_max() / 32 - self.family.warps(0)) / self.family.roles()
     }
 
     /// It takes any call.

@@ -1,6 +1,6 @@
 //! From which size on which kernel serves.
 
-use super::kernel::Family;
+use super::kernel::{Family, Reducer, can_post};
 use super::{Geometry, Kind};
 
 /// Sizes at which one kind changes its kernels, in total bytes: count times element, of all-gather, reduce-scatter and
@@ -13,6 +13,8 @@ pub struct Crossover {
     /// Above pairs up to here it goes by lines in units of two groups, above of four. An all-reduce, and more than 4 ranks,
     /// always have two.
     pub two_groups_bytes_max: u64,
+    /// From here it goes by posted units: all-reduces and reduce-scatters that sum floats, of at most 4 ranks.
+    pub posted_bytes_min: u64,
 }
 
 /// A crossover for each kind. All ranks must have the same.
@@ -32,18 +34,24 @@ pub struct Tuning {
     pub all_to_all: Crossover,
 }
 
+const NEVER: u64 = u64::MAX;
+
 impl Default for Tuning {
-    /// Measured on 4 × H200 with 32 blocks and little different on 2 (`docs/measurements/2026-11-22-collectives`).
+    /// Measured on 2 × H200 with 32 blocks; from 4 × H200 only that posted units pay there sooner
+    /// (`docs/measurements/2026-11-22-collectives`).
     fn default() -> Self {
-        let crossover =
-            |pairs_bytes_max, two_groups_bytes_max| Crossover { pairs_bytes_max, two_groups_bytes_max };
+        let crossover = |pairs_bytes_max, two_groups_bytes_max, posted_bytes_min| Crossover {
+            pairs_bytes_max,
+            two_groups_bytes_max,
+            posted_bytes_min,
+        };
         Tuning {
-            all_reduce: crossover(64 << 10, u64::MAX),
-            broadcast: crossover(0, 512 << 10),
-            reduce: crossover(0, 0),
-            all_gather: crossover(0, 0),
-            reduce_scatter: crossover(128 << 10, 0),
-            all_to_all: crossover(32 << 10, 512 << 10),
+            all_reduce: crossover(64 << 10, u64::MAX, 12 << 20),
+            broadcast: crossover(0, 64 << 10, NEVER),
+            reduce: crossover(0, 64 << 10, NEVER),
+            all_gather: crossover(128 << 10, 256 << 10, NEVER),
+            reduce_scatter: crossover(128 << 10, 256 << 10, 24 << 20),
+            all_to_all: crossover(128 << 10, 256 << 10, NEVER),
         }
     }
 }
@@ -53,6 +61,7 @@ impl Tuning {
     pub(super) fn family(
         &self,
         kind: Kind,
+        reducer: Reducer,
         total_bytes: u64,
         pair_bytes: u64,
         geometry: &Geometry,
@@ -65,17 +74,19 @@ impl Tuning {
             Kind::ReduceScatter => &self.reduce_scatter,
             Kind::AlltoAll => &self.all_to_all,
         };
-        if kind.is_even()
-            && total_bytes <= crossover.pairs_bytes_max
-            && pair_bytes <= geometry.pairs_bytes_max()
-        {
-            Family::Pairs
-        } else if kind == Kind::AllReduce {
-            Family::AllReduce
-        } else if total_bytes <= crossover.two_groups_bytes_max || geometry.ranks > 4 {
-            Family::Lines2
-        } else {
-            Family::Lines4
+        let is_posted = total_bytes >= crossover.posted_bytes_min && can_post(reducer, geometry.ranks);
+        match kind {
+            _ if kind.is_even()
+                && total_bytes <= crossover.pairs_bytes_max
+                && pair_bytes <= geometry.pairs_bytes_max() =>
+            {
+                Family::Pairs
+            }
+            Kind::AllReduce if is_posted => Family::PostedAllReduce,
+            Kind::AllReduce => Family::AllReduce,
+            Kind::ReduceScatter if is_posted => Family::Posted,
+            _ if total_bytes <= crossover.two_groups_bytes_max || geometry.ranks > 4 => Family::Lines2,
+            _ => Family::Lines4,
         }
     }
 }
