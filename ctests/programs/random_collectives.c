@@ -1,0 +1,509 @@
+/* Holds: random collectives and shifts of every kind, type, operation, count and alignment, in and out of place, over several
+ * communicators and streams, alone, in groups, in groups over two communicators and in graphs that are launched again between
+ * others, give what a reference on the host gives, and write nothing else; ranks that all get a result get the same bits. All ranks derive the
+ * same plan from the seed. CTESTS_OPERATIONS: how many calls, 400; CTESTS_SECONDS: to end earlier when so much time is over. */
+#include "../support/collective.h"
+#include "../support/values.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+
+enum { PLACES_MAX = 5, STREAMS = 3, ITEMS_MAX = 8, OPERATIONS_MAX = 96, CLEARED = 0xee };
+enum { SHIFT = COLLECTIVES, WHICH_COUNT }; /* every rank sends to the one `root` further on */
+enum { LINE = 256, SLACK = 2 * LINE };
+
+/* A communicator: which ranks of the section it has, in its own order. Of a place of two halves, each rank's own half. */
+struct place { int ranks, members[RANKS_MAX]; ncclComm_t communicator; int own; /* -1: not a member */ };
+
+struct operation {
+  int which; /* enum collective, or SHIFT */
+  ncclDataType_t type;
+  ncclRedOp_t op;
+  size_t count;
+  int root;
+  bool in_place, real;
+  uint64_t key; /* chooses where each rank reads and writes */
+  size_t area;  /* where its place in the received bytes begins */
+};
+
+/* What is launched at once: calls on one communicator and stream. */
+struct item {
+  int place, stream, first, count;
+  bool grouped, with_next, captured;
+  int replays;
+};
+
+struct batch {
+  struct item items[ITEMS_MAX];
+  struct operation operations[OPERATIONS_MAX];
+  int item_count, operation_count;
+  size_t used;
+};
+
+/* What ranks show each other of a batch, between two meetings. */
+struct board { bool over; uint64_t results[OPERATIONS_MAX][RANKS_MAX]; };
+static struct board* board;
+
+struct machine {
+  struct rank* self;
+  struct place places[PLACES_MAX];
+  int place_count, known;
+  CUstream streams[STREAMS];
+  char *values, *received; /* device */
+  unsigned char* seen;
+  bool captures;
+  unsigned long long bytes; /* that calls have moved, each its larger buffer */
+};
+
+struct options { uint64_t seed; int operations; double seconds; bool captures; };
+
+static size_t pool_bytes(void) { return on_gpus() ? (size_t)72 << 20 : (size_t)1280 << 10; }
+static size_t received_bytes(void) { return on_gpus() ? (size_t)384 << 20 : (size_t)8 << 20; }
+
+/* Blocks of `count` elements that a rank gives, and gets. */
+static size_t blocks_given(const struct operation* operation, int ranks) {
+  int which = operation->which;
+  return which == REDUCE_SCATTER || which == ALL_TO_ALL || which == SCATTER ? (size_t)ranks : 1;
+}
+
+static size_t blocks_gotten(const struct operation* operation, int ranks) {
+  int which = operation->which;
+  return which == ALL_GATHER || which == ALL_TO_ALL || which == GATHER ? (size_t)ranks : 1;
+}
+
+static size_t block_bytes(const struct operation* operation) { return operation->count * type_bytes(operation->type); }
+
+static size_t larger_bytes(const struct operation* operation, int ranks) {
+  size_t given = blocks_given(operation, ranks), gotten = blocks_gotten(operation, ranks);
+  return block_bytes(operation) * (given > gotten ? given : gotten);
+}
+
+static bool reduces(const struct operation* operation) {
+  return operation->which < COLLECTIVES && collective_reduces((enum collective)operation->which);
+}
+
+/* A number of an operation and a rank of the section. */
+static uint64_t mixed(const struct operation* operation, int rank, uint64_t salt) {
+  struct random random = random_from(operation->key + (uint64_t)rank * 0x9e3779b1u + salt * 0x10001u);
+  return random_next(&random);
+}
+
+/* Where a rank's input lies: half begin at a multiple of 256, the rest at any element. */
+static struct source source_of(const struct operation* operation, int rank, int ranks) {
+  size_t bytes = block_bytes(operation) * blocks_given(operation, ranks);
+  uint64_t drawn = mixed(operation, rank, 1);
+  size_t step = drawn % 2 ? LINE : type_bytes(operation->type);
+  return (struct source){operation->type, operation->real, drawn / 2 % ((pool_bytes() - bytes) / step) * step};
+}
+
+/* Where a rank's output begins, or in place its buffer. */
+static size_t output_of(const struct operation* operation, int rank) {
+  uint64_t drawn = mixed(operation, rank, 2);
+  return operation->area + LINE + (drawn % 2 ? 0 : drawn / 2 % (LINE / 8) * type_bytes(operation->type));
+}
+
+/* Bytes of a whole call. */
+static size_t draw_bytes(struct random* random) {
+  uint64_t kind = random_below(random, 1000);
+  if (kind < 30) return 0;
+  if (kind < 400) return random_below(random, 2048);
+  if (!on_gpus()) return random_below(random, kind < 900 ? 16 << 10 : kind < 990 ? 64 << 10 : 1 << 20);
+  if (kind < 800) return random_below(random, 64 << 10);
+  if (kind < 960) return random_below(random, 1 << 20);
+  if (kind < 997) return random_below(random, 4 << 20);
+  return random_below(random, (uint64_t)64 << 20);
+}
+
+/* False: the batch is full. */
+static bool add(struct batch* batch, const struct machine* machine, const struct item* item, struct operation operation) {
+  int ranks = machine->places[item->place].ranks;
+  size_t bytes = larger_bytes(&operation, ranks);
+  operation.area = (batch->used + LINE - 1) / LINE * LINE;
+  if (batch->operation_count == OPERATIONS_MAX || operation.area + bytes + 2 * SLACK > received_bytes()) return false;
+  batch->operations[batch->operation_count++] = operation;
+  batch->used = operation.area + bytes + SLACK;
+  return true;
+}
+
+static struct operation draw_operation(struct random* random, const struct machine* machine, const struct item* item, int which) {
+  int ranks = machine->places[item->place].ranks;
+  struct operation operation = {.which = which, .type = REDUCIBLE[random_below(random, REDUCIBLE_COUNT)],
+                                .op = (ncclRedOp_t)random_below(random, ncclNumOps),
+                                .root = (int)random_below(random, (uint64_t)ranks), .key = random_next(random)};
+  operation.in_place = random_below(random, 2);
+  operation.real = type_is_floating(operation.type) && random_below(random, 2);
+  size_t bytes = draw_bytes(random);
+  operation.count = bytes / type_bytes(operation.type);
+  operation.count /= blocks_given(&operation, ranks) > blocks_gotten(&operation, ranks) ? blocks_given(&operation, ranks)
+                                                                                       : blocks_gotten(&operation, ranks);
+  if (which == SHIFT || which == ALL_TO_ALL || which == GATHER || which == SCATTER) operation.in_place = false;
+  /* Launched twice, it would take its result for its input. */
+  if (item->captured && reduces(&operation)) operation.in_place = false;
+  return operation;
+}
+
+static void draw_calls(struct batch* batch, struct random* random, const struct machine* machine, const struct item* item) {
+  int ranks = machine->places[item->place].ranks;
+  if (item->grouped && random_below(random, 6) == 0) {
+    /* Uneven shares: a broadcast from each rank, or a reduce to each. */
+    int which = random_below(random, 2) ? BROADCAST : REDUCE;
+    struct operation first = draw_operation(random, machine, item, which);
+    for (int root = 0; root < ranks; root++) {
+      struct operation operation = first;
+      operation.root = root;
+      operation.count = random_below(random, first.count + 1);
+      operation.key = random_next(random);
+      if (!add(batch, machine, item, operation)) return;
+    }
+    return;
+  }
+  int most = item->grouped ? 8 : 4;
+  for (int left = 1 + (int)random_below(random, (uint64_t)most); left > 0; left--) {
+    int which = (int)random_below(random, (uint64_t)machine->known + item->grouped);
+    if (which == machine->known) which = SHIFT; /* in groups alone: others would wait for each other */
+    if (!add(batch, machine, item, draw_operation(random, machine, item, which))) return;
+  }
+}
+
+static void draw_batch(struct batch* batch, struct random* random, const struct machine* machine) {
+  memset(batch, 0, sizeof *batch);
+  batch->item_count = 1 + (int)random_below(random, ITEMS_MAX);
+  bool captures = machine->captures && random_below(random, 3) == 0;
+  for (int i = 0; i < batch->item_count; i++) {
+    struct item* item = &batch->items[i];
+    item->place = (int)random_below(random, (uint64_t)machine->place_count);
+    item->stream = (int)random_below(random, STREAMS);
+    item->grouped = random_below(random, 2);
+    item->captured = captures && random_below(random, 2);
+    item->replays = 1 + (int)random_below(random, 3);
+    /* What stands in for NCCL gives graphs no place among the eager operations of other streams. */
+    if (captures && !on_gpus()) item->stream = item->place % STREAMS;
+    item->first = batch->operation_count;
+    draw_calls(batch, random, machine, item);
+    item->count = batch->operation_count - item->first;
+  }
+  /* One group over two communicators. */
+  for (int i = 0; i + 1 < batch->item_count; i++) {
+    struct item *item = &batch->items[i], *next = item + 1;
+    bool fit = item->grouped && next->grouped && !item->captured && !next->captured && item->place != next->place;
+    item->with_next = random_below(random, 3) == 0 && fit && !(i && batch->items[i - 1].with_next);
+  }
+}
+
+/* Whether this rank's input and output are one buffer. */
+static bool shares_buffer(const struct operation* operation, int own) {
+  if (operation->which == BCAST) return true;
+  if (operation->which == REDUCE) return operation->in_place && own == operation->root;
+  return operation->in_place;
+}
+
+static void issue_one(const struct machine* machine, const struct place* place, const struct operation* operation, CUstream on) {
+  int rank = machine->self->rank, root = operation->root, ranks = place->ranks;
+  bool shared = shares_buffer(operation, place->own);
+  char* receive = machine->received + output_of(operation, rank);
+  char* send = shared ? receive : machine->values + values_offset(source_of(operation, rank, ranks));
+  size_t count = operation->count, own_block = block_bytes(operation) * (size_t)place->own;
+  ncclDataType_t type = operation->type;
+  ncclComm_t communicator = place->communicator;
+  cudaStream_t stream = as_cuda(on);
+  if (shared && operation->which == ALL_GATHER) send = receive + own_block;
+  if (shared && operation->which == REDUCE_SCATTER) receive = send + own_block;
+  switch (operation->which) {
+    case ALL_REDUCE: NCCL(ncclAllReduce(send, receive, count, type, operation->op, communicator, stream)); break;
+    case REDUCE: NCCL(ncclReduce(send, receive, count, type, operation->op, root, communicator, stream)); break;
+    case BROADCAST: NCCL(ncclBroadcast(send, receive, count, type, root, communicator, stream)); break;
+    case BCAST: NCCL(ncclBcast(receive, count, type, root, communicator, stream)); break;
+    case ALL_GATHER: NCCL(ncclAllGather(send, receive, count, type, communicator, stream)); break;
+    case REDUCE_SCATTER: NCCL(ncclReduceScatter(send, receive, count, type, operation->op, communicator, stream)); break;
+    case ALL_TO_ALL: NCCL(ncclAlltoAll(send, receive, count, type, communicator, stream)); break;
+    case GATHER: NCCL(ncclGather(send, receive, count, type, root, communicator, stream)); break;
+    case SCATTER: NCCL(ncclScatter(send, receive, count, type, root, communicator, stream)); break;
+    default:
+      NCCL(ncclSend(send, count, type, (place->own + root) % ranks, communicator, stream));
+      NCCL(ncclRecv(receive, count, type, (place->own + ranks - root) % ranks, communicator, stream));
+  }
+}
+
+/* Clears where this rank receives, and puts there what it gives in place. */
+static void prepare(struct machine* machine, const struct batch* batch) {
+  int rank = machine->self->rank;
+  device_fill(machine->received, CLEARED, batch->used + SLACK);
+  for (int i = 0; i < batch->item_count; i++) {
+    const struct item* item = &batch->items[i];
+    const struct place* place = &machine->places[item->place];
+    for (int j = item->first; place->own >= 0 && j < item->first + item->count; j++) {
+      const struct operation* operation = &batch->operations[j];
+      bool gives = (operation->which != BROADCAST && operation->which != BCAST) || place->own == operation->root;
+      size_t bytes = block_bytes(operation) * blocks_given(operation, place->ranks);
+      machine->bytes += larger_bytes(operation, place->ranks);
+      if (!gives || !bytes || !shares_buffer(operation, place->own)) continue;
+      size_t at = output_of(operation, rank);
+      if (operation->which == ALL_GATHER) at += bytes * (size_t)place->own;
+      CUDA(cuMemcpyDtoDAsync_v2((CUdeviceptr)(uintptr_t)(machine->received + at),
+                                (CUdeviceptr)(uintptr_t)(machine->values + values_offset(source_of(operation, rank, place->ranks))),
+                                bytes, machine->streams[0]));
+    }
+  }
+  wait_for(machine->streams[0]);
+}
+
+/* Launches a graph again that a former item has captured. On another stream, too, where NCCL orders those. */
+static void launch_again(const struct machine* machine, const struct batch* batch, CUgraphExec* executables, int former, int stream) {
+  const struct item* item = &batch->items[former];
+  if (executables[former]) CUDA(cuGraphLaunch(executables[former], machine->streams[on_gpus() ? stream : item->stream]));
+}
+
+static void capture(const struct machine* machine, const struct batch* batch, const struct item* item, CUgraphExec* executable) {
+  CUgraph graph = NULL;
+  CUstream stream = machine->streams[item->stream];
+  CUDA(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+  if (item->grouped) NCCL(ncclGroupStart());
+  for (int j = item->first; j < item->first + item->count; j++) {
+    issue_one(machine, &machine->places[item->place], &batch->operations[j], stream);
+  }
+  if (item->grouped) NCCL(ncclGroupEnd());
+  CUDA(cuStreamEndCapture(stream, &graph));
+  CUDA(cuGraphInstantiateWithFlags(executable, graph, 0));
+  CUDA(cuGraphDestroy(graph));
+  for (int replay = 0; replay < item->replays; replay++) CUDA(cuGraphLaunch(*executable, stream));
+}
+
+static void launch(const struct machine* machine, const struct batch* batch, struct random* random, CUgraphExec* executables) {
+  bool open = false;
+  for (int i = 0; i < batch->item_count; i++) {
+    const struct item* item = &batch->items[i];
+    const struct place* place = &machine->places[item->place];
+    /* Drawn on every rank. */
+    int former = (int)random_below(random, ITEMS_MAX), other = (int)random_below(random, STREAMS);
+    bool begins = item->grouped && !open && (place->own >= 0 || (item->with_next && machine->places[item[1].place].own >= 0));
+    if (item->captured) {
+      if (place->own >= 0 && item->count) capture(machine, batch, item, &executables[i]);
+    } else {
+      if (begins) NCCL(ncclGroupStart());
+      open = open || begins;
+      for (int j = item->first; place->own >= 0 && j < item->first + item->count; j++) {
+        issue_one(machine, place, &batch->operations[j], machine->streams[item->stream]);
+      }
+      if (open && !item->with_next) NCCL(ncclGroupEnd());
+      open = open && item->with_next;
+    }
+    if (!item->with_next && former < i) launch_again(machine, batch, executables, former, other);
+  }
+}
+
+/* The first byte of an output that is not as it must be; its size if all are. */
+static size_t differs(const struct machine* machine, const struct place* place, const struct operation* operation,
+                      const unsigned char* seen, size_t bytes) {
+  size_t block = block_bytes(operation), own_block = block * (size_t)place->own;
+  const char* inputs[RANKS_MAX];
+  for (int rank = 0; rank < place->ranks; rank++) {
+    int member = place->members[rank];
+    inputs[rank] = values_of(member, source_of(operation, member, place->ranks));
+  }
+  (void)machine;
+  if (reduces(operation)) {
+    struct reduction reduction = {operation->type, operation->op, operation->real, place->ranks, operation->count, {NULL}};
+    for (int rank = 0; rank < place->ranks; rank++) {
+      reduction.inputs[rank] = inputs[rank] + (operation->which == REDUCE_SCATTER ? own_block : 0);
+    }
+    return reduction_differs(&reduction, seen) * type_bytes(operation->type);
+  }
+  size_t gotten = blocks_gotten(operation, place->ranks);
+  for (size_t i = 0; i < gotten; i++) {
+    int from = operation->which == SHIFT ? (place->own + place->ranks - operation->root) % place->ranks
+             : gotten > 1 ? (int)i : operation->root;
+    const char* wanted = inputs[from] + (operation->which == ALL_TO_ALL || operation->which == SCATTER ? own_block : 0);
+    if (memcmp(seen + i * block, wanted, block) == 0) continue;
+    size_t at = 0;
+    while (seen[i * block + at] == (unsigned char)wanted[at]) at++;
+    return i * block + at;
+  }
+  return bytes;
+}
+
+static uint64_t digest_words(const unsigned char* bytes, size_t count) {
+  uint64_t digest = count;
+  for (size_t at = 0; at < count; at += 8) {
+    uint64_t word = 0;
+    memcpy(&word, bytes + at, count - at < 8 ? count - at : 8);
+    digest = (digest ^ word) * 0x100000001b3u;
+    digest ^= digest >> 29;
+  }
+  return digest;
+}
+
+static void tell(const struct machine* machine, const struct batch* batch, int i, int j, int number) {
+  const struct item* item = &batch->items[i];
+  const struct operation* operation = &batch->operations[j];
+  const struct place* place = &machine->places[item->place];
+  fprintf(stderr, "  rank %d, batch %d, item %d, call %d: %s %s %s%s, count %zu, root %d, %s, communicator %d of %d ranks, stream %d%s%s\n",
+          machine->self->rank, number, i, j, operation->which == SHIFT ? "shift" : collective_name((enum collective)operation->which),
+          type_name(operation->type), reduces(operation) ? op_name(operation->op) : "", operation->real ? " real" : "", operation->count,
+          operation->root, shares_buffer(operation, place->own) ? "in place" : "out of place", item->place, place->ranks, item->stream,
+          item->grouped ? ", grouped" : "", item->captured ? ", captured" : "");
+}
+
+/* Compares a call's output, then takes it out of what was seen. */
+static void check_one(struct machine* machine, const struct batch* batch, int i, int j, int number) {
+  const struct place* place = &machine->places[batch->items[i].place];
+  const struct operation* operation = &batch->operations[j];
+  bool rooted = operation->which == REDUCE || operation->which == GATHER, shared = shares_buffer(operation, place->own);
+  if (place->own < 0 || (rooted && place->own != operation->root)) return; /* nothing is written there */
+  size_t bytes = block_bytes(operation) * blocks_gotten(operation, place->ranks);
+  unsigned char* buffer = machine->seen + output_of(operation, machine->self->rank);
+  bool apart = shared && operation->which == REDUCE_SCATTER;
+  unsigned char* seen = buffer + (apart ? bytes * (size_t)place->own : 0);
+  size_t at = differs(machine, place, operation, seen, bytes);
+  if (!CHECK(at == bytes)) {
+    fprintf(stderr, "  byte %zu of %zu is wrong, %02x\n", at, bytes, seen[at]);
+    tell(machine, batch, i, j, number);
+  }
+  if (operation->which == ALL_REDUCE) board->results[j][machine->self->rank] = digest_words(seen, bytes);
+  /* What the other blocks of an input in place are after a reduce-scatter, nobody says. */
+  memset(buffer, CLEARED, apart ? larger_bytes(operation, place->ranks) : bytes);
+  record(machine->self, &operation->key, sizeof operation->key);
+}
+
+static void check(struct machine* machine, const struct batch* batch, int number) {
+  size_t extent = batch->used + SLACK;
+  download(machine->seen, machine->received, extent);
+  for (int i = 0; i < batch->item_count; i++) {
+    const struct item* item = &batch->items[i];
+    for (int j = item->first; j < item->first + item->count; j++) check_one(machine, batch, i, j, number);
+  }
+  bool is_clear = machine->seen[0] == CLEARED && memcmp(machine->seen, machine->seen + 1, extent - 1) == 0;
+  if (CHECK(is_clear && "nothing is written beside outputs")) return;
+  size_t at = 0;
+  while (machine->seen[at] == CLEARED) at++;
+  for (int i = 0; i < batch->item_count; i++) {
+    for (int j = batch->items[i].first; j < batch->items[i].first + batch->items[i].count; j++) {
+      size_t end = j + 1 < batch->operation_count ? batch->operations[j + 1].area : extent;
+      if (at < batch->operations[j].area || at >= end) continue;
+      fprintf(stderr, "  byte %zu is %02x; output at %zu\n", at, machine->seen[at], output_of(&batch->operations[j], machine->self->rank));
+      tell(machine, batch, i, j, number);
+    }
+  }
+}
+
+/* After a meeting: what all ranks get is the same on all, also where no reference says which bits. */
+static void compare(struct machine* machine, const struct batch* batch, int number) {
+  int rank = machine->self->rank;
+  for (int i = 0; i < batch->item_count; i++) {
+    const struct item* item = &batch->items[i];
+    const struct place* place = &machine->places[item->place];
+    for (int j = item->first; place->own >= 0 && j < item->first + item->count; j++) {
+      if (batch->operations[j].which != ALL_REDUCE) continue;
+      if (!CHECK(board->results[j][rank] == board->results[j][place->members[0]] && "ranks have the same bits")) tell(machine, batch, i, j, number);
+    }
+  }
+}
+
+/* All ranks; all in reverse; all but the last; the first and the last; where each half is as large, two by a split. */
+static void make_places(struct machine* machine) {
+  struct rank* self = machine->self;
+  int ranks = self->ranks;
+  machine->place_count = ranks <= 2 ? 2 : ranks % 2 ? 4 : 5;
+  for (int i = 0; i < machine->place_count && i < 4; i++) {
+    struct place* place = &machine->places[i];
+    *place = (struct place){.ranks = i < 2 ? ranks : i == 2 ? ranks - 1 : 2, .own = -1};
+    for (int rank = 0; rank < place->ranks; rank++) {
+      int member = i == 1 ? ranks - 1 - rank : i == 3 ? rank * (ranks - 1) : rank;
+      place->members[rank] = member;
+      if (member == self->rank) place->own = rank;
+    }
+    ncclUniqueId id = share_id(self, i, place->members[0]);
+    if (place->own >= 0) NCCL(ncclCommInitRank(&place->communicator, place->ranks, id, place->own));
+  }
+  if (machine->place_count < 5) return;
+  struct place* half = &machine->places[4];
+  *half = (struct place){.ranks = ranks / 2, .own = self->rank / 2};
+  for (int rank = 0; rank < half->ranks; rank++) half->members[rank] = 2 * rank + self->rank % 2;
+  NCCL(ncclCommSplit(machine->places[0].communicator, self->rank % 2, self->rank, &half->communicator, NULL));
+}
+
+static double now_s(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+/* Batches until there were so many operations, or the time is over; how many operations. */
+static int run(struct machine* machine, const struct options* options) {
+  struct rank* self = machine->self;
+  struct random random = random_from(options->seed);
+  struct batch* batch = malloc(sizeof *batch);
+  int done = 0, number = 0;
+  double began = now_s(), told = began;
+  if (self->rank == 0) board->over = false;
+  for (; done < options->operations && !board->over; number++) {
+    CUgraphExec executables[ITEMS_MAX] = {NULL};
+    draw_batch(batch, &random, machine);
+    prepare(machine, batch);
+    meet(self);
+    launch(machine, batch, &random, executables);
+    for (int i = 0; i < STREAMS; i++) wait_for(machine->streams[i]);
+    check(machine, batch, number);
+    done += batch->operation_count;
+    double now = now_s();
+    if (self->rank == 0) board->over = options->seconds > 0 && now - began > options->seconds;
+    meet(self);
+    compare(machine, batch, number);
+    for (int i = 0; i < ITEMS_MAX; i++) {
+      if (executables[i]) CUDA(cuGraphExecDestroy(executables[i]));
+    }
+    if (self->rank == 0 && now - told > 10) {
+      fprintf(stderr, "%d operations in %.0f s\n", done, now - began);
+      told = now;
+    }
+  }
+  if (self->rank == 0) {
+    fprintf(stderr, "%d operations in %d batches, %.1f GB, %.1f s, seed %llu\n", done, number, (double)machine->bytes * 1e-9,
+            now_s() - began, (unsigned long long)options->seed);
+  }
+  free(batch);
+  return done;
+}
+
+static void all(struct rank* self) {
+  const struct options* options = self->argument;
+  struct machine machine = {.self = self, .captures = options->captures, .known = collectives_known()};
+  make_places(&machine);
+  for (int i = 0; i < STREAMS; i++) machine.streams[i] = new_stream();
+  machine.values = device_alloc(values_all_bytes());
+  machine.received = device_alloc(received_bytes());
+  machine.seen = malloc(received_bytes() > values_all_bytes() ? received_bytes() : values_all_bytes());
+  values_fill(self->rank, options->seed);
+  upload(machine.values, values_all(self->rank), values_all_bytes());
+  meet(self);
+  CHECK(run(&machine, options) > 0);
+  download(machine.seen, machine.values, values_all_bytes());
+  CHECK(memcmp(machine.seen, values_all(self->rank), values_all_bytes()) == 0 && "inputs are as they were");
+  together(self);
+  free(machine.seen);
+  device_free(machine.values);
+  device_free(machine.received);
+  for (int i = 0; i < STREAMS; i++) CUDA(cuStreamDestroy_v2(machine.streams[i]));
+  for (int i = machine.place_count - 1; i >= 0; i--) {
+    if (machine.places[i].communicator) NCCL(ncclCommDestroy(machine.places[i].communicator));
+  }
+}
+
+int main(int count, char** arguments) {
+  begin("random_collectives", 280);
+  choose(count, arguments);
+  const char *operations = getenv("CTESTS_OPERATIONS"), *seconds = getenv("CTESTS_SECONDS");
+  struct options options = {program_seed(20266), operations ? atoi(operations) : 400, seconds ? atof(seconds) : 0, true};
+  int ranks = rank_count(4);
+  board = mmap(NULL, sizeof *board, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  CHECK(board != MAP_FAILED);
+  values_share(pool_bytes());
+  if (is_section_chosen("processes")) run_ranks("processes", PROCESSES, ranks, all, &options);
+  /* While kernels of one rank wait for another's, instantiating a graph may wait for them. */
+  options.captures = false;
+  options.operations = options.operations / 4 + 1;
+  options.seed++;
+  if (is_section_chosen("threads")) run_ranks("threads", THREADS, ranks, all, &options);
+  return finish();
+}
