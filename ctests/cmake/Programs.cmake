@@ -1,6 +1,6 @@
 # The C programs and how each is run.
 add_library(harness STATIC support/harness.c support/reference.c support/collective.c support/one_thread.c
-            support/messages.c support/values.c support/team.c support/held.c support/memory.c support/gathers.c)
+            support/messages.c support/values.c support/calls.c support/team.c support/held.c support/memory.c support/gathers.c)
 target_include_directories(harness PUBLIC "${NCCL_INCLUDE_DIR}")
 target_include_directories(harness SYSTEM PUBLIC "${STUBS}/include")
 find_package(Threads REQUIRED)

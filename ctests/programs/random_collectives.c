@@ -1,32 +1,16 @@
-/* Holds: random collectives and shifts of every kind, type, operation, count and alignment, in and out of place, over several
- * communicators and streams, alone, in groups, in groups over two communicators and in graphs that are launched again between
- * others, give what a reference on the host gives, and write nothing else; ranks that all get a result get the same bits. All ranks derive the
- * same plan from the seed. CTESTS_OPERATIONS: how many calls, 400; CTESTS_SECONDS: to end earlier when so much time is over. */
-#include "../support/collective.h"
-#include "../support/values.h"
+/* Holds: random collectives and shifts of every kind, type, operation, count and alignment, in and out of place, over
+ * several communicators and streams, alone, in groups, in groups over two communicators and in graphs that are launched again
+ * between others, give what a reference on the host gives, and write nothing else; ranks that all get a result get the same
+ * bits. All ranks derive the same plan from the seed. CTESTS_OPERATIONS: how many calls, 400; CTESTS_SECONDS: to end earlier
+ * when so much time is over. It ends with the first batch in which something is wrong. */
+#include "../support/calls.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
 
-enum { PLACES_MAX = 5, STREAMS = 3, ITEMS_MAX = 8, OPERATIONS_MAX = 96, CLEARED = 0xee };
-enum { SHIFT = COLLECTIVES, WHICH_COUNT }; /* every rank sends to the one `root` further on */
-enum { LINE = 256, SLACK = 2 * LINE };
-
-/* A communicator: which ranks of the section it has, in its own order. Of a place of two halves, each rank's own half. */
-struct place { int ranks, members[RANKS_MAX]; ncclComm_t communicator; int own; /* -1: not a member */ };
-
-struct operation {
-  int which; /* enum collective, or SHIFT */
-  ncclDataType_t type;
-  ncclRedOp_t op;
-  size_t count;
-  int root;
-  bool in_place, real;
-  uint64_t key; /* chooses where each rank reads and writes */
-  size_t area;  /* where its place in the received bytes begins */
-};
+enum { PLACES_MAX = 5, STREAMS = 3, ITEMS_MAX = 8, CALLS_MAX = 96, CLEARED = 0xee };
 
 /* What is launched at once: calls on one communicator and stream. */
 struct item {
@@ -37,13 +21,13 @@ struct item {
 
 struct batch {
   struct item items[ITEMS_MAX];
-  struct operation operations[OPERATIONS_MAX];
-  int item_count, operation_count;
+  struct call calls[CALLS_MAX];
+  int item_count, call_count;
   size_t used;
 };
 
 /* What ranks show each other of a batch, between two meetings. */
-struct board { bool over; uint64_t results[OPERATIONS_MAX][RANKS_MAX]; };
+struct board { bool over; uint64_t results[CALLS_MAX][RANKS_MAX]; };
 static struct board* board;
 
 struct machine {
@@ -62,48 +46,6 @@ struct options { uint64_t seed; int operations; double seconds; bool captures; }
 static size_t pool_bytes(void) { return on_gpus() ? (size_t)72 << 20 : (size_t)1280 << 10; }
 static size_t received_bytes(void) { return on_gpus() ? (size_t)384 << 20 : (size_t)8 << 20; }
 
-/* Blocks of `count` elements that a rank gives, and gets. */
-static size_t blocks_given(const struct operation* operation, int ranks) {
-  int which = operation->which;
-  return which == REDUCE_SCATTER || which == ALL_TO_ALL || which == SCATTER ? (size_t)ranks : 1;
-}
-
-static size_t blocks_gotten(const struct operation* operation, int ranks) {
-  int which = operation->which;
-  return which == ALL_GATHER || which == ALL_TO_ALL || which == GATHER ? (size_t)ranks : 1;
-}
-
-static size_t block_bytes(const struct operation* operation) { return operation->count * type_bytes(operation->type); }
-
-static size_t larger_bytes(const struct operation* operation, int ranks) {
-  size_t given = blocks_given(operation, ranks), gotten = blocks_gotten(operation, ranks);
-  return block_bytes(operation) * (given > gotten ? given : gotten);
-}
-
-static bool reduces(const struct operation* operation) {
-  return operation->which < COLLECTIVES && collective_reduces((enum collective)operation->which);
-}
-
-/* A number of an operation and a rank of the section. */
-static uint64_t mixed(const struct operation* operation, int rank, uint64_t salt) {
-  struct random random = random_from(operation->key + (uint64_t)rank * 0x9e3779b1u + salt * 0x10001u);
-  return random_next(&random);
-}
-
-/* Where a rank's input lies: half begin at a multiple of 256, the rest at any element. */
-static struct source source_of(const struct operation* operation, int rank, int ranks) {
-  size_t bytes = block_bytes(operation) * blocks_given(operation, ranks);
-  uint64_t drawn = mixed(operation, rank, 1);
-  size_t step = drawn % 2 ? LINE : type_bytes(operation->type);
-  return (struct source){operation->type, operation->real, drawn / 2 % ((pool_bytes() - bytes) / step) * step};
-}
-
-/* Where a rank's output begins, or in place its buffer. */
-static size_t output_of(const struct operation* operation, int rank) {
-  uint64_t drawn = mixed(operation, rank, 2);
-  return operation->area + LINE + (drawn % 2 ? 0 : drawn / 2 % (LINE / 8) * type_bytes(operation->type));
-}
-
 /* Bytes of a whole call. */
 static size_t draw_bytes(struct random* random) {
   uint64_t kind = random_below(random, 1000);
@@ -117,45 +59,44 @@ static size_t draw_bytes(struct random* random) {
 }
 
 /* False: the batch is full. */
-static bool add(struct batch* batch, const struct machine* machine, const struct item* item, struct operation operation) {
+static bool add(struct batch* batch, const struct machine* machine, const struct item* item, struct call call) {
   int ranks = machine->places[item->place].ranks;
-  size_t bytes = larger_bytes(&operation, ranks);
-  operation.area = (batch->used + LINE - 1) / LINE * LINE;
-  if (batch->operation_count == OPERATIONS_MAX || operation.area + bytes + 2 * SLACK > received_bytes()) return false;
-  batch->operations[batch->operation_count++] = operation;
-  batch->used = operation.area + bytes + SLACK;
+  size_t bytes = larger_bytes(&call, ranks);
+  call.area = (batch->used + LINE - 1) / LINE * LINE;
+  if (batch->call_count == CALLS_MAX || call.area + bytes + 2 * SLACK > received_bytes()) return false;
+  batch->calls[batch->call_count++] = call;
+  batch->used = call.area + bytes + SLACK;
   return true;
 }
 
-static struct operation draw_operation(struct random* random, const struct machine* machine, const struct item* item, int which) {
+static struct call draw_call(struct random* random, const struct machine* machine, const struct item* item, int which) {
   int ranks = machine->places[item->place].ranks;
-  struct operation operation = {.which = which, .type = REDUCIBLE[random_below(random, REDUCIBLE_COUNT)],
-                                .op = (ncclRedOp_t)random_below(random, ncclNumOps),
-                                .root = (int)random_below(random, (uint64_t)ranks), .key = random_next(random)};
-  operation.in_place = random_below(random, 2);
-  operation.real = type_is_floating(operation.type) && random_below(random, 2);
+  struct call call = {.which = which, .type = REDUCIBLE[random_below(random, REDUCIBLE_COUNT)],
+                      .op = (ncclRedOp_t)random_below(random, ncclNumOps),
+                      .root = (int)random_below(random, (uint64_t)ranks), .key = random_next(random)};
+  call.in_place = random_below(random, 2);
+  call.real = type_is_floating(call.type) && random_below(random, 2);
   size_t bytes = draw_bytes(random);
-  operation.count = bytes / type_bytes(operation.type);
-  operation.count /= blocks_given(&operation, ranks) > blocks_gotten(&operation, ranks) ? blocks_given(&operation, ranks)
-                                                                                       : blocks_gotten(&operation, ranks);
-  if (which == SHIFT || which == ALL_TO_ALL || which == GATHER || which == SCATTER) operation.in_place = false;
+  call.count = 1;
+  call.count = bytes / larger_bytes(&call, ranks);
+  if (which == SHIFT || which == ALL_TO_ALL || which == GATHER || which == SCATTER) call.in_place = false;
   /* Launched twice, it would take its result for its input. */
-  if (item->captured && reduces(&operation)) operation.in_place = false;
-  return operation;
+  if (item->captured && call_reduces(&call)) call.in_place = false;
+  return call;
 }
 
-static void draw_calls(struct batch* batch, struct random* random, const struct machine* machine, const struct item* item) {
+static void draw_item(struct batch* batch, struct random* random, const struct machine* machine, const struct item* item) {
   int ranks = machine->places[item->place].ranks;
   if (item->grouped && random_below(random, 6) == 0) {
     /* Uneven shares: a broadcast from each rank, or a reduce to each. */
     int which = random_below(random, 2) ? BROADCAST : REDUCE;
-    struct operation first = draw_operation(random, machine, item, which);
+    struct call first = draw_call(random, machine, item, which);
     for (int root = 0; root < ranks; root++) {
-      struct operation operation = first;
-      operation.root = root;
-      operation.count = random_below(random, first.count + 1);
-      operation.key = random_next(random);
-      if (!add(batch, machine, item, operation)) return;
+      struct call call = first;
+      call.root = root;
+      call.count = random_below(random, first.count + 1);
+      call.key = random_next(random);
+      if (!add(batch, machine, item, call)) return;
     }
     return;
   }
@@ -163,7 +104,7 @@ static void draw_calls(struct batch* batch, struct random* random, const struct 
   for (int left = 1 + (int)random_below(random, (uint64_t)most); left > 0; left--) {
     int which = (int)random_below(random, (uint64_t)machine->known + item->grouped);
     if (which == machine->known) which = SHIFT; /* in groups alone: others would wait for each other */
-    if (!add(batch, machine, item, draw_operation(random, machine, item, which))) return;
+    if (!add(batch, machine, item, draw_call(random, machine, item, which))) return;
   }
 }
 
@@ -180,49 +121,15 @@ static void draw_batch(struct batch* batch, struct random* random, const struct 
     item->replays = 1 + (int)random_below(random, 3);
     /* What stands in for NCCL gives graphs no place among the eager operations of other streams. */
     if (captures && !on_gpus()) item->stream = item->place % STREAMS;
-    item->first = batch->operation_count;
-    draw_calls(batch, random, machine, item);
-    item->count = batch->operation_count - item->first;
+    item->first = batch->call_count;
+    draw_item(batch, random, machine, item);
+    item->count = batch->call_count - item->first;
   }
   /* One group over two communicators. */
   for (int i = 0; i + 1 < batch->item_count; i++) {
     struct item *item = &batch->items[i], *next = item + 1;
     bool fit = item->grouped && next->grouped && !item->captured && !next->captured && item->place != next->place;
     item->with_next = random_below(random, 3) == 0 && fit && !(i && batch->items[i - 1].with_next);
-  }
-}
-
-/* Whether this rank's input and output are one buffer. */
-static bool shares_buffer(const struct operation* operation, int own) {
-  if (operation->which == BCAST) return true;
-  if (operation->which == REDUCE) return operation->in_place && own == operation->root;
-  return operation->in_place;
-}
-
-static void issue_one(const struct machine* machine, const struct place* place, const struct operation* operation, CUstream on) {
-  int rank = machine->self->rank, root = operation->root, ranks = place->ranks;
-  bool shared = shares_buffer(operation, place->own);
-  char* receive = machine->received + output_of(operation, rank);
-  char* send = shared ? receive : machine->values + values_offset(source_of(operation, rank, ranks));
-  size_t count = operation->count, own_block = block_bytes(operation) * (size_t)place->own;
-  ncclDataType_t type = operation->type;
-  ncclComm_t communicator = place->communicator;
-  cudaStream_t stream = as_cuda(on);
-  if (shared && operation->which == ALL_GATHER) send = receive + own_block;
-  if (shared && operation->which == REDUCE_SCATTER) receive = send + own_block;
-  switch (operation->which) {
-    case ALL_REDUCE: NCCL(ncclAllReduce(send, receive, count, type, operation->op, communicator, stream)); break;
-    case REDUCE: NCCL(ncclReduce(send, receive, count, type, operation->op, root, communicator, stream)); break;
-    case BROADCAST: NCCL(ncclBroadcast(send, receive, count, type, root, communicator, stream)); break;
-    case BCAST: NCCL(ncclBcast(receive, count, type, root, communicator, stream)); break;
-    case ALL_GATHER: NCCL(ncclAllGather(send, receive, count, type, communicator, stream)); break;
-    case REDUCE_SCATTER: NCCL(ncclReduceScatter(send, receive, count, type, operation->op, communicator, stream)); break;
-    case ALL_TO_ALL: NCCL(ncclAlltoAll(send, receive, count, type, communicator, stream)); break;
-    case GATHER: NCCL(ncclGather(send, receive, count, type, root, communicator, stream)); break;
-    case SCATTER: NCCL(ncclScatter(send, receive, count, type, root, communicator, stream)); break;
-    default:
-      NCCL(ncclSend(send, count, type, (place->own + root) % ranks, communicator, stream));
-      NCCL(ncclRecv(receive, count, type, (place->own + ranks - root) % ranks, communicator, stream));
   }
 }
 
@@ -234,19 +141,23 @@ static void prepare(struct machine* machine, const struct batch* batch) {
     const struct item* item = &batch->items[i];
     const struct place* place = &machine->places[item->place];
     for (int j = item->first; place->own >= 0 && j < item->first + item->count; j++) {
-      const struct operation* operation = &batch->operations[j];
-      bool gives = (operation->which != BROADCAST && operation->which != BCAST) || place->own == operation->root;
-      size_t bytes = block_bytes(operation) * blocks_given(operation, place->ranks);
-      machine->bytes += larger_bytes(operation, place->ranks);
-      if (!gives || !bytes || !shares_buffer(operation, place->own)) continue;
-      size_t at = output_of(operation, rank);
-      if (operation->which == ALL_GATHER) at += bytes * (size_t)place->own;
+      const struct call* call = &batch->calls[j];
+      bool gives = (call->which != BROADCAST && call->which != BCAST) || place->own == call->root;
+      size_t bytes = block_bytes(call) * blocks_given(call, place->ranks);
+      machine->bytes += larger_bytes(call, place->ranks);
+      if (!gives || !bytes || !shares_buffer(call, place->own)) continue;
+      size_t at = output_of(call, rank);
+      if (call->which == ALL_GATHER) at += bytes * (size_t)place->own;
       CUDA(cuMemcpyDtoDAsync_v2((CUdeviceptr)(uintptr_t)(machine->received + at),
-                                (CUdeviceptr)(uintptr_t)(machine->values + values_offset(source_of(operation, rank, place->ranks))),
+                                (CUdeviceptr)(uintptr_t)(machine->values + values_offset(source_of(call, rank, place->ranks))),
                                 bytes, machine->streams[0]));
     }
   }
   wait_for(machine->streams[0]);
+}
+
+static void issue(const struct machine* machine, const struct place* place, const struct call* call, CUstream stream) {
+  call_issue(call, place, machine->self->rank, machine->values, machine->received, stream);
 }
 
 /* Launches a graph again that a former item has captured. On another stream, too, where NCCL orders those. */
@@ -261,7 +172,7 @@ static void capture(const struct machine* machine, const struct batch* batch, co
   CUDA(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
   if (item->grouped) NCCL(ncclGroupStart());
   for (int j = item->first; j < item->first + item->count; j++) {
-    issue_one(machine, &machine->places[item->place], &batch->operations[j], stream);
+    issue(machine, &machine->places[item->place], &batch->calls[j], stream);
   }
   if (item->grouped) NCCL(ncclGroupEnd());
   CUDA(cuStreamEndCapture(stream, &graph));
@@ -284,43 +195,13 @@ static void launch(const struct machine* machine, const struct batch* batch, str
       if (begins) NCCL(ncclGroupStart());
       open = open || begins;
       for (int j = item->first; place->own >= 0 && j < item->first + item->count; j++) {
-        issue_one(machine, place, &batch->operations[j], machine->streams[item->stream]);
+        issue(machine, place, &batch->calls[j], machine->streams[item->stream]);
       }
       if (open && !item->with_next) NCCL(ncclGroupEnd());
       open = open && item->with_next;
     }
     if (!item->with_next && former < i) launch_again(machine, batch, executables, former, other);
   }
-}
-
-/* The first byte of an output that is not as it must be; its size if all are. */
-static size_t differs(const struct machine* machine, const struct place* place, const struct operation* operation,
-                      const unsigned char* seen, size_t bytes) {
-  size_t block = block_bytes(operation), own_block = block * (size_t)place->own;
-  const char* inputs[RANKS_MAX];
-  for (int rank = 0; rank < place->ranks; rank++) {
-    int member = place->members[rank];
-    inputs[rank] = values_of(member, source_of(operation, member, place->ranks));
-  }
-  (void)machine;
-  if (reduces(operation)) {
-    struct reduction reduction = {operation->type, operation->op, operation->real, place->ranks, operation->count, {NULL}};
-    for (int rank = 0; rank < place->ranks; rank++) {
-      reduction.inputs[rank] = inputs[rank] + (operation->which == REDUCE_SCATTER ? own_block : 0);
-    }
-    return reduction_differs(&reduction, seen) * type_bytes(operation->type);
-  }
-  size_t gotten = blocks_gotten(operation, place->ranks);
-  for (size_t i = 0; i < gotten; i++) {
-    int from = operation->which == SHIFT ? (place->own + place->ranks - operation->root) % place->ranks
-             : gotten > 1 ? (int)i : operation->root;
-    const char* wanted = inputs[from] + (operation->which == ALL_TO_ALL || operation->which == SCATTER ? own_block : 0);
-    if (memcmp(seen + i * block, wanted, block) == 0) continue;
-    size_t at = 0;
-    while (seen[i * block + at] == (unsigned char)wanted[at]) at++;
-    return i * block + at;
-  }
-  return bytes;
 }
 
 static uint64_t digest_words(const unsigned char* bytes, size_t count) {
@@ -336,55 +217,54 @@ static uint64_t digest_words(const unsigned char* bytes, size_t count) {
 
 static void tell(const struct machine* machine, const struct batch* batch, int i, int j, int number) {
   const struct item* item = &batch->items[i];
-  const struct operation* operation = &batch->operations[j];
-  const struct place* place = &machine->places[item->place];
-  fprintf(stderr, "  rank %d, batch %d, item %d, call %d: %s %s %s%s, count %zu, root %d, %s, communicator %d of %d ranks, stream %d%s%s\n",
-          machine->self->rank, number, i, j, operation->which == SHIFT ? "shift" : collective_name((enum collective)operation->which),
-          type_name(operation->type), reduces(operation) ? op_name(operation->op) : "", operation->real ? " real" : "", operation->count,
-          operation->root, shares_buffer(operation, place->own) ? "in place" : "out of place", item->place, place->ranks, item->stream,
-          item->grouped ? ", grouped" : "", item->captured ? ", captured" : "");
+  fprintf(stderr, "  rank %d, batch %d, item %d, call %d: ", machine->self->rank, number, i, j);
+  call_tell(&batch->calls[j], &machine->places[item->place]);
+  fprintf(stderr, "; communicator %d, stream %d%s%s\n", item->place, item->stream, item->grouped ? ", grouped" : "",
+          item->captured ? ", captured" : "");
 }
 
-/* Compares a call's output, then takes it out of what was seen. */
-static void check_one(struct machine* machine, const struct batch* batch, int i, int j, int number) {
+/* Compares a call's output, then takes it out of what was seen; whether it is right. */
+static bool check_one(struct machine* machine, const struct batch* batch, int i, int j, int number) {
   const struct place* place = &machine->places[batch->items[i].place];
-  const struct operation* operation = &batch->operations[j];
-  bool rooted = operation->which == REDUCE || operation->which == GATHER, shared = shares_buffer(operation, place->own);
-  if (place->own < 0 || (rooted && place->own != operation->root)) return; /* nothing is written there */
-  size_t bytes = block_bytes(operation) * blocks_gotten(operation, place->ranks);
-  unsigned char* buffer = machine->seen + output_of(operation, machine->self->rank);
-  bool apart = shared && operation->which == REDUCE_SCATTER;
+  const struct call* call = &batch->calls[j];
+  if (!call_writes(call, place->own)) return true;
+  size_t bytes = block_bytes(call) * blocks_gotten(call, place->ranks);
+  unsigned char* buffer = machine->seen + output_of(call, machine->self->rank);
+  bool apart = shares_buffer(call, place->own) && call->which == REDUCE_SCATTER;
   unsigned char* seen = buffer + (apart ? bytes * (size_t)place->own : 0);
-  size_t at = differs(machine, place, operation, seen, bytes);
+  size_t at = call_differs(call, place, seen, bytes);
   if (!CHECK(at == bytes)) {
     fprintf(stderr, "  byte %zu of %zu is wrong, %02x\n", at, bytes, seen[at]);
     tell(machine, batch, i, j, number);
   }
-  if (operation->which == ALL_REDUCE) board->results[j][machine->self->rank] = digest_words(seen, bytes);
+  if (call->which == ALL_REDUCE) board->results[j][machine->self->rank] = digest_words(seen, bytes);
   /* What the other blocks of an input in place are after a reduce-scatter, nobody says. */
-  memset(buffer, CLEARED, apart ? larger_bytes(operation, place->ranks) : bytes);
-  record(machine->self, &operation->key, sizeof operation->key);
+  memset(buffer, CLEARED, apart ? larger_bytes(call, place->ranks) : bytes);
+  record(machine->self, &call->key, sizeof call->key);
+  return at == bytes;
 }
 
-static void check(struct machine* machine, const struct batch* batch, int number) {
+static bool check(struct machine* machine, const struct batch* batch, int number) {
   size_t extent = batch->used + SLACK;
+  bool right = true;
   download(machine->seen, machine->received, extent);
   for (int i = 0; i < batch->item_count; i++) {
     const struct item* item = &batch->items[i];
-    for (int j = item->first; j < item->first + item->count; j++) check_one(machine, batch, i, j, number);
+    for (int j = item->first; j < item->first + item->count; j++) right &= check_one(machine, batch, i, j, number);
   }
   bool is_clear = machine->seen[0] == CLEARED && memcmp(machine->seen, machine->seen + 1, extent - 1) == 0;
-  if (CHECK(is_clear && "nothing is written beside outputs")) return;
+  if (CHECK(is_clear && "nothing is written beside outputs")) return right;
   size_t at = 0;
   while (machine->seen[at] == CLEARED) at++;
   for (int i = 0; i < batch->item_count; i++) {
     for (int j = batch->items[i].first; j < batch->items[i].first + batch->items[i].count; j++) {
-      size_t end = j + 1 < batch->operation_count ? batch->operations[j + 1].area : extent;
-      if (at < batch->operations[j].area || at >= end) continue;
-      fprintf(stderr, "  byte %zu is %02x; output at %zu\n", at, machine->seen[at], output_of(&batch->operations[j], machine->self->rank));
+      size_t end = j + 1 < batch->call_count ? batch->calls[j + 1].area : extent;
+      if (at < batch->calls[j].area || at >= end) continue;
+      fprintf(stderr, "  byte %zu is %02x; output at %zu\n", at, machine->seen[at], output_of(&batch->calls[j], machine->self->rank));
       tell(machine, batch, i, j, number);
     }
   }
+  return false;
 }
 
 /* After a meeting: what all ranks get is the same on all, also where no reference says which bits. */
@@ -394,7 +274,7 @@ static void compare(struct machine* machine, const struct batch* batch, int numb
     const struct item* item = &batch->items[i];
     const struct place* place = &machine->places[item->place];
     for (int j = item->first; place->own >= 0 && j < item->first + item->count; j++) {
-      if (batch->operations[j].which != ALL_REDUCE) continue;
+      if (batch->calls[j].which != ALL_REDUCE) continue;
       if (!CHECK(board->results[j][rank] == board->results[j][place->members[0]] && "ranks have the same bits")) tell(machine, batch, i, j, number);
     }
   }
@@ -436,7 +316,6 @@ static int run(struct machine* machine, const struct options* options) {
   struct batch* batch = malloc(sizeof *batch);
   int done = 0, number = 0;
   double began = now_s(), told = began;
-  if (self->rank == 0) board->over = false;
   for (; done < options->operations && !board->over; number++) {
     CUgraphExec executables[ITEMS_MAX] = {NULL};
     draw_batch(batch, &random, machine);
@@ -444,10 +323,10 @@ static int run(struct machine* machine, const struct options* options) {
     meet(self);
     launch(machine, batch, &random, executables);
     for (int i = 0; i < STREAMS; i++) wait_for(machine->streams[i]);
-    check(machine, batch, number);
-    done += batch->operation_count;
+    bool right = check(machine, batch, number);
+    done += batch->call_count;
     double now = now_s();
-    if (self->rank == 0) board->over = options->seconds > 0 && now - began > options->seconds;
+    if (!right || (self->rank == 0 && options->seconds > 0 && now - began > options->seconds)) board->over = true;
     meet(self);
     compare(machine, batch, number);
     for (int i = 0; i < ITEMS_MAX; i++) {
@@ -474,6 +353,7 @@ static void all(struct rank* self) {
   machine.values = device_alloc(values_all_bytes());
   machine.received = device_alloc(received_bytes());
   machine.seen = malloc(received_bytes() > values_all_bytes() ? received_bytes() : values_all_bytes());
+  if (self->rank == 0) board->over = false;
   values_fill(self->rank, options->seed);
   upload(machine.values, values_all(self->rank), values_all_bytes());
   meet(self);

@@ -55,6 +55,8 @@ void values_share(size_t bytes) {
   for (unsigned bits = 0; bits < 1u << 16; bits++) halves[bits] = half_value(bits);
 }
 
+size_t values_bytes(void) { return pool_bytes; }
+
 size_t values_all_bytes(void) { return pool_bytes * POOLS; }
 
 const void* values_all(int rank) { return pools + values_all_bytes() * (size_t)rank; }
@@ -176,7 +178,7 @@ static size_t floats(const struct reduction* reduction, const void* seen) {
     for (size_t i = 0; i < count; i++) {
       double wanted = result[i] / divisor;
       bool near = fabs(other[i] - wanted) <= roundings * size[i] / divisor + smallest;
-      bool same_zero = chooses || reduction->real || wanted != 0 || signbit(wanted) == signbit(other[i]);
+      bool same_zero = chooses || !is_exact || wanted != 0 || signbit(wanted) == signbit(other[i]);
       if (!near || !same_zero) return first + i;
     }
   }
