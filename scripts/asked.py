@@ -43,7 +43,7 @@ def main():
 def asked(operation, size, mode, figure):
     """Microseconds; None where nothing was asked."""
     if mode == "host":
-        return HOST_NS / 1000
+        return None if operation.startswith("uneven") else HOST_NS / 1000  # a group of calls
     if operation in ROOTED:
         return figure["plain_us"] * ROOTED_RATIO if mode == "graph" and size <= ROOTED_BYTES_MAX else None
     graph = GRAPH.get(operation, {}).get(size)

@@ -10,8 +10,8 @@ import sys
 
 def main():
     calls = {}
-    for path in sys.argv[1:]:
-        for line in pathlib.Path(path).read_text().splitlines():
+    for path in (path for path in map(pathlib.Path, sys.argv[1:]) if path.exists()):  # a pattern that fits none is its own name
+        for line in path.read_text().splitlines():
             for counts in (counts for communicator in json.loads(line)["communicators"] for counts in communicator["calls"]):
                 key = counts["function"], counts["path"]
                 calls[key] = calls.get(key, 0) + counts["calls"]
