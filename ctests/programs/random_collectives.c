@@ -1,6 +1,6 @@
 /* Holds: random collectives and shifts of every kind, type, operation, count and alignment, in and out of place, over
  * several communicators and streams, alone, in groups, in groups over two communicators and in graphs that are launched again
- * between others, give what a reference on the host gives, and write nothing else; ranks that all get a result get the same
+ * between others, some for many batches, give what a reference on the host gives, and write nothing else; ranks that all get a result get the same
  * bits. All ranks derive the same plan from the seed. CTESTS_OPERATIONS: how many calls, 400; CTESTS_SECONDS: to end earlier
  * when so much time is over. It ends with the first batch in which something is wrong. */
 #include "../support/calls.h"
@@ -11,6 +11,7 @@
 #include <time.h>
 
 enum { PLACES_MAX = 5, STREAMS = 3, ITEMS_MAX = 8, CALLS_MAX = 96, CLEARED = 0xee };
+enum { KEPT = 4, KEPT_EVERY = 7 }; /* graphs that live on, and after how many batches the next of them is replaced */
 
 /* What is launched at once: calls on one communicator and stream. */
 struct item {
@@ -23,11 +24,16 @@ struct batch {
   struct item items[ITEMS_MAX];
   struct call calls[CALLS_MAX];
   int item_count, call_count;
-  size_t used;
+  bool captures;
+  size_t begin, used, limit; /* of the received bytes */
+  int results;               /* where its first call is on the board */
 };
 
+/* A graph that is launched again in later batches: a batch of one item, with received bytes of its own. */
+struct kept { struct batch batch; CUgraphExec executable; bool is_launched; int after; /* which item */ };
+
 /* What ranks show each other of a batch, between two meetings. */
-struct board { bool over; uint64_t results[CALLS_MAX][RANKS_MAX]; };
+struct board { bool over; uint64_t results[(1 + KEPT) * CALLS_MAX][RANKS_MAX]; };
 static struct board* board;
 
 struct machine {
@@ -38,6 +44,7 @@ struct machine {
   char *values, *received; /* device */
   unsigned char* seen;
   bool captures;
+  struct kept kept[KEPT];
   unsigned long long bytes; /* that calls have moved, each its larger buffer */
 };
 
@@ -45,6 +52,7 @@ struct options { uint64_t seed; int operations; double seconds; bool captures; }
 
 static size_t pool_bytes(void) { return on_gpus() ? (size_t)72 << 20 : (size_t)1280 << 10; }
 static size_t received_bytes(void) { return on_gpus() ? (size_t)384 << 20 : (size_t)8 << 20; }
+static size_t kept_bytes(void) { return received_bytes() / 16; }
 
 /* Bytes of a whole call. */
 static size_t draw_bytes(struct random* random) {
@@ -63,7 +71,7 @@ static bool add(struct batch* batch, const struct machine* machine, const struct
   int ranks = machine->places[item->place].ranks;
   size_t bytes = larger_bytes(&call, ranks);
   call.area = (batch->used + LINE - 1) / LINE * LINE;
-  if (batch->call_count == CALLS_MAX || call.area + bytes + 2 * SLACK > received_bytes()) return false;
+  if (batch->call_count == CALLS_MAX || call.area + bytes + 2 * SLACK > batch->limit) return false;
   batch->calls[batch->call_count++] = call;
   batch->used = call.area + bytes + SLACK;
   return true;
@@ -108,10 +116,24 @@ static void draw_item(struct batch* batch, struct random* random, const struct m
   }
 }
 
+static void draw_kept(struct kept* kept, int number, struct random* random, const struct machine* machine) {
+  size_t begin = received_bytes() + kept_bytes() * (size_t)number;
+  *kept = (struct kept){.batch = {.item_count = 1, .captures = true, .begin = begin, .used = begin, .limit = begin + kept_bytes(),
+                                  .results = (1 + number) * CALLS_MAX}};
+  struct item* item = &kept->batch.items[0];
+  item->place = (int)random_below(random, (uint64_t)machine->place_count);
+  item->stream = item->place % STREAMS;
+  item->grouped = random_below(random, 2);
+  item->captured = true;
+  draw_item(&kept->batch, random, machine, item);
+  item->count = kept->batch.call_count;
+}
+
 static void draw_batch(struct batch* batch, struct random* random, const struct machine* machine) {
   memset(batch, 0, sizeof *batch);
+  batch->limit = received_bytes();
   batch->item_count = 1 + (int)random_below(random, ITEMS_MAX);
-  bool captures = machine->captures && random_below(random, 3) == 0;
+  bool captures = batch->captures = machine->captures && random_below(random, 3) == 0;
   for (int i = 0; i < batch->item_count; i++) {
     struct item* item = &batch->items[i];
     item->place = (int)random_below(random, (uint64_t)machine->place_count);
@@ -136,7 +158,7 @@ static void draw_batch(struct batch* batch, struct random* random, const struct 
 /* Clears where this rank receives, and puts there what it gives in place. */
 static void prepare(struct machine* machine, const struct batch* batch) {
   int rank = machine->self->rank;
-  device_fill(machine->received, CLEARED, batch->used + SLACK);
+  device_fill(machine->received + batch->begin, CLEARED, batch->used + SLACK - batch->begin);
   for (int i = 0; i < batch->item_count; i++) {
     const struct item* item = &batch->items[i];
     const struct place* place = &machine->places[item->place];
@@ -160,10 +182,9 @@ static void issue(const struct machine* machine, const struct place* place, cons
   call_issue(call, place, machine->self->rank, machine->values, machine->received, stream);
 }
 
-/* Launches a graph again that a former item has captured. On another stream, too, where NCCL orders those. */
-static void launch_again(const struct machine* machine, const struct batch* batch, CUgraphExec* executables, int former, int stream) {
-  const struct item* item = &batch->items[former];
-  if (executables[former]) CUDA(cuGraphLaunch(executables[former], machine->streams[on_gpus() ? stream : item->stream]));
+/* Launches a graph again that an item has captured. On another stream, too, where NCCL orders those. */
+static void launch_again(const struct machine* machine, const struct item* item, CUgraphExec executable, int stream) {
+  if (executable) CUDA(cuGraphLaunch(executable, machine->streams[on_gpus() ? stream : item->stream]));
 }
 
 static void capture(const struct machine* machine, const struct batch* batch, const struct item* item, CUgraphExec* executable) {
@@ -178,11 +199,10 @@ static void capture(const struct machine* machine, const struct batch* batch, co
   CUDA(cuStreamEndCapture(stream, &graph));
   CUDA(cuGraphInstantiateWithFlags(executable, graph, 0));
   CUDA(cuGraphDestroy(graph));
-  for (int replay = 0; replay < item->replays; replay++) CUDA(cuGraphLaunch(*executable, stream));
 }
 
 static void launch(const struct machine* machine, const struct batch* batch, struct random* random, CUgraphExec* executables) {
-  bool open = false;
+  bool open = false, done[KEPT] = {false};
   for (int i = 0; i < batch->item_count; i++) {
     const struct item* item = &batch->items[i];
     const struct place* place = &machine->places[item->place];
@@ -191,6 +211,7 @@ static void launch(const struct machine* machine, const struct batch* batch, str
     bool begins = item->grouped && !open && (place->own >= 0 || (item->with_next && machine->places[item[1].place].own >= 0));
     if (item->captured) {
       if (place->own >= 0 && item->count) capture(machine, batch, item, &executables[i]);
+      for (int replay = 0; replay < item->replays; replay++) launch_again(machine, item, executables[i], item->stream);
     } else {
       if (begins) NCCL(ncclGroupStart());
       open = open || begins;
@@ -200,7 +221,14 @@ static void launch(const struct machine* machine, const struct batch* batch, str
       if (open && !item->with_next) NCCL(ncclGroupEnd());
       open = open && item->with_next;
     }
-    if (!item->with_next && former < i) launch_again(machine, batch, executables, former, other);
+    if (item->with_next) continue;
+    if (former < i) launch_again(machine, &batch->items[former], executables[former], other);
+    for (int k = 0; k < KEPT; k++) {
+      const struct kept* kept = &machine->kept[k];
+      if (!kept->is_launched || done[k] || i < kept->after) continue;
+      launch_again(machine, &kept->batch.items[0], kept->executable, (other + k) % STREAMS);
+      done[k] = true;
+    }
   }
 }
 
@@ -237,7 +265,7 @@ static bool check_one(struct machine* machine, const struct batch* batch, int i,
     fprintf(stderr, "  byte %zu of %zu is wrong, %02x\n", at, bytes, seen[at]);
     tell(machine, batch, i, j, number);
   }
-  if (call->which == ALL_REDUCE) board->results[j][machine->self->rank] = digest_words(seen, bytes);
+  if (call->which == ALL_REDUCE) board->results[batch->results + j][machine->self->rank] = digest_words(seen, bytes);
   /* What the other blocks of an input in place are after a reduce-scatter, nobody says. */
   memset(buffer, CLEARED, apart ? larger_bytes(call, place->ranks) : bytes);
   record(machine->self, &call->key, sizeof call->key);
@@ -245,20 +273,20 @@ static bool check_one(struct machine* machine, const struct batch* batch, int i,
 }
 
 static bool check(struct machine* machine, const struct batch* batch, int number) {
-  size_t extent = batch->used + SLACK;
+  size_t begin = batch->begin, extent = batch->used + SLACK - begin;
   bool right = true;
-  download(machine->seen, machine->received, extent);
+  download(machine->seen + begin, machine->received + begin, extent);
   for (int i = 0; i < batch->item_count; i++) {
     const struct item* item = &batch->items[i];
     for (int j = item->first; j < item->first + item->count; j++) right &= check_one(machine, batch, i, j, number);
   }
-  bool is_clear = machine->seen[0] == CLEARED && memcmp(machine->seen, machine->seen + 1, extent - 1) == 0;
+  bool is_clear = machine->seen[begin] == CLEARED && memcmp(machine->seen + begin, machine->seen + begin + 1, extent - 1) == 0;
   if (CHECK(is_clear && "nothing is written beside outputs")) return right;
-  size_t at = 0;
+  size_t at = begin;
   while (machine->seen[at] == CLEARED) at++;
   for (int i = 0; i < batch->item_count; i++) {
     for (int j = batch->items[i].first; j < batch->items[i].first + batch->items[i].count; j++) {
-      size_t end = j + 1 < batch->call_count ? batch->calls[j + 1].area : extent;
+      size_t end = j + 1 < batch->call_count ? batch->calls[j + 1].area : begin + extent;
       if (at < batch->calls[j].area || at >= end) continue;
       fprintf(stderr, "  byte %zu is %02x; output at %zu\n", at, machine->seen[at], output_of(&batch->calls[j], machine->self->rank));
       tell(machine, batch, i, j, number);
@@ -275,7 +303,8 @@ static void compare(struct machine* machine, const struct batch* batch, int numb
     const struct place* place = &machine->places[item->place];
     for (int j = item->first; place->own >= 0 && j < item->first + item->count; j++) {
       if (batch->calls[j].which != ALL_REDUCE) continue;
-      if (!CHECK(board->results[j][rank] == board->results[j][place->members[0]] && "ranks have the same bits")) tell(machine, batch, i, j, number);
+      const uint64_t* results = board->results[batch->results + j];
+      if (!CHECK(results[rank] == results[place->members[0]] && "ranks have the same bits")) tell(machine, batch, i, j, number);
     }
   }
 }
@@ -309,6 +338,25 @@ static double now_s(void) {
   return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
+/* Draws which graphs of former batches are launched in this one, and replaces one now and then. */
+static void draw_again(struct machine* machine, const struct batch* batch, struct random* random, int number) {
+  for (int k = 0; k < KEPT; k++) {
+    struct kept* kept = &machine->kept[k];
+    bool wanted = random_below(random, 2);
+    kept->after = (int)random_below(random, (uint64_t)batch->item_count);
+    /* For the stream: see draw_batch. */
+    kept->is_launched = wanted && kept->batch.call_count > 0 && (on_gpus() || batch->captures);
+  }
+  if (!machine->captures || number % KEPT_EVERY) return;
+  int k = number / KEPT_EVERY % KEPT;
+  struct kept* kept = &machine->kept[k];
+  if (kept->executable) CUDA(cuGraphExecDestroy(kept->executable));
+  draw_kept(kept, k, random, machine);
+  if (machine->places[kept->batch.items[0].place].own >= 0 && kept->batch.call_count) {
+    capture(machine, &kept->batch, &kept->batch.items[0], &kept->executable);
+  }
+}
+
 /* Batches until there were so many operations, or the time is over; how many operations. */
 static int run(struct machine* machine, const struct options* options) {
   struct rank* self = machine->self;
@@ -319,16 +367,29 @@ static int run(struct machine* machine, const struct options* options) {
   for (; done < options->operations && !board->over; number++) {
     CUgraphExec executables[ITEMS_MAX] = {NULL};
     draw_batch(batch, &random, machine);
+    draw_again(machine, batch, &random, number);
     prepare(machine, batch);
+    for (int k = 0; k < KEPT; k++) {
+      if (machine->kept[k].is_launched) prepare(machine, &machine->kept[k].batch);
+    }
     meet(self);
     launch(machine, batch, &random, executables);
     for (int i = 0; i < STREAMS; i++) wait_for(machine->streams[i]);
     bool right = check(machine, batch, number);
     done += batch->call_count;
+    for (int k = 0; k < KEPT; k++) {
+      const struct kept* kept = &machine->kept[k];
+      if (!kept->is_launched) continue;
+      right &= check(machine, &kept->batch, number);
+      done += kept->batch.call_count;
+    }
     double now = now_s();
     if (!right || (self->rank == 0 && options->seconds > 0 && now - began > options->seconds)) board->over = true;
     meet(self);
     compare(machine, batch, number);
+    for (int k = 0; k < KEPT; k++) {
+      if (machine->kept[k].is_launched) compare(machine, &machine->kept[k].batch, number);
+    }
     for (int i = 0; i < ITEMS_MAX; i++) {
       if (executables[i]) CUDA(cuGraphExecDestroy(executables[i]));
     }
@@ -341,18 +402,22 @@ static int run(struct machine* machine, const struct options* options) {
     fprintf(stderr, "%d operations in %d batches, %.1f GB, %.1f s, seed %llu\n", done, number, (double)machine->bytes * 1e-9,
             now_s() - began, (unsigned long long)options->seed);
   }
+  for (int k = 0; k < KEPT; k++) {
+    if (machine->kept[k].executable) CUDA(cuGraphExecDestroy(machine->kept[k].executable));
+  }
   free(batch);
   return done;
 }
 
 static void all(struct rank* self) {
   const struct options* options = self->argument;
+  size_t bytes = received_bytes() + KEPT * kept_bytes();
   struct machine machine = {.self = self, .captures = options->captures, .known = collectives_known()};
   make_places(&machine);
   for (int i = 0; i < STREAMS; i++) machine.streams[i] = new_stream();
   machine.values = device_alloc(values_all_bytes());
-  machine.received = device_alloc(received_bytes());
-  machine.seen = malloc(received_bytes() > values_all_bytes() ? received_bytes() : values_all_bytes());
+  machine.received = device_alloc(bytes);
+  machine.seen = malloc(bytes > values_all_bytes() ? bytes : values_all_bytes());
   if (self->rank == 0) board->over = false;
   values_fill(self->rank, options->seed);
   upload(machine.values, values_all(self->rank), values_all_bytes());
