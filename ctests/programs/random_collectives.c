@@ -201,6 +201,14 @@ static void capture(const struct machine* machine, const struct batch* batch, co
   CUDA(cuGraphDestroy(graph));
 }
 
+/* Where ranks are threads of one process on GPUs, NCCL's first use of a connection may wait for all its kernels, and hold up
+ * launches for which those wait: see `together`. */
+static void settle(const struct machine* machine) {
+  if (machine->self->kind != THREADS || !on_gpus()) return;
+  for (int i = 0; i < STREAMS; i++) wait_for(machine->streams[i]);
+  meet(machine->self);
+}
+
 static void launch(const struct machine* machine, const struct batch* batch, struct random* random, CUgraphExec* executables) {
   bool open = false, done[KEPT] = {false};
   for (int i = 0; i < batch->item_count; i++) {
@@ -215,13 +223,15 @@ static void launch(const struct machine* machine, const struct batch* batch, str
     } else {
       if (begins) NCCL(ncclGroupStart());
       open = open || begins;
-      for (int j = item->first; place->own >= 0 && j < item->first + item->count; j++) {
-        issue(machine, place, &batch->calls[j], machine->streams[item->stream]);
+      for (int j = item->first; j < item->first + item->count; j++) {
+        if (place->own >= 0) issue(machine, place, &batch->calls[j], machine->streams[item->stream]);
+        if (!item->grouped) settle(machine);
       }
       if (open && !item->with_next) NCCL(ncclGroupEnd());
       open = open && item->with_next;
     }
     if (item->with_next) continue;
+    settle(machine);
     if (former < i) launch_again(machine, &batch->items[former], executables[former], other);
     for (int k = 0; k < KEPT; k++) {
       const struct kept* kept = &machine->kept[k];

@@ -31,8 +31,8 @@ def train(network):
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-4)
     losses = []
     for step in range(STEPS):
-        generator = torch.Generator("cuda").manual_seed(1000 * step + rank)
-        inputs = torch.randn(BATCH, WIDTH, device="cuda", generator=generator)
+        torch.manual_seed(1000 * step + rank)
+        inputs = torch.randn(BATCH, WIDTH, device="cuda")
         loss = (network(inputs).float() - inputs[:, :16].sin()).square().mean()
         loss.backward()
         optimizer.step()
