@@ -65,11 +65,12 @@ size_t values_offset(struct source source) { return pool_bytes * (size_t)pool_of
 
 const void* values_of(int rank, struct source source) { return (const char*)values_all(rank) + values_offset(source); }
 
-/* The bits of a value: exact ones are 0 or a power of two from 1/4 to 2, real ones any of 1/16 to 2. */
+/* The bits of a value: exact ones are 0 or a power of two from 1/4 to 2, real ones any from 1/4 to 2, so that products of 8
+ * lose nothing below the least normal 16-bit float on the way. */
 static uint64_t float_bits(const struct format* format, bool real, uint64_t drawn) {
   uint64_t sign = (drawn & 1) << (8 * format->bytes - 1), mantissa = 0, exponent;
   if (real) {
-    exponent = (uint64_t)format->bias - drawn / 2 % 5;
+    exponent = (uint64_t)format->bias - drawn / 2 % 3;
     mantissa = drawn >> 11 & (((uint64_t)1 << format->mantissa_bits) - 1);
   } else {
     uint64_t which = drawn / 2 % 9;
