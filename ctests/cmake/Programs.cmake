@@ -1,10 +1,10 @@
 # The C programs and how each is run.
 add_library(harness STATIC support/harness.c support/reference.c support/collective.c support/one_thread.c
-            support/messages.c support/team.c support/held.c support/memory.c support/gathers.c)
+            support/messages.c support/values.c support/calls.c support/team.c support/held.c support/memory.c support/gathers.c)
 target_include_directories(harness PUBLIC "${NCCL_INCLUDE_DIR}")
 target_include_directories(harness SYSTEM PUBLIC "${STUBS}/include")
 find_package(Threads REQUIRED)
-target_link_libraries(harness PUBLIC nccl_link_stub cuda_link_stub Threads::Threads ${CMAKE_DL_LIBS})
+target_link_libraries(harness PUBLIC nccl_link_stub cuda_link_stub Threads::Threads ${CMAKE_DL_LIBS} m)
 
 set(RUN "${Python3_EXECUTABLE}" "${CMAKE_CURRENT_SOURCE_DIR}/support/run.py")
 set(RUNS "${CMAKE_CURRENT_BINARY_DIR}/runs")
@@ -57,7 +57,7 @@ function(add_meeting program machine kind seconds says)
 endfunction()
 
 # Programs that run a third time, where every communicator is a promise that can be one.
-set(LAZY collectives sendrecv groups threads premulsum registration graphs splits births lifecycle random_calls patterns pairs
+set(LAZY collectives sendrecv groups threads premulsum registration graphs splits births lifecycle random_calls random_collectives patterns pairs
          promises promise_errors promise_children forked)
 
 # Where ranks meet on MACHINE, with promises as they are without a wish and, for those programs, with all of them.
@@ -95,7 +95,7 @@ function(add_differential program machine seconds)
 endfunction()
 
 set(PROGRAMS strings arguments collectives sendrecv groups lifecycle threads nonblocking premulsum registration graphs
-             forked random_calls births patterns pairs absorbed graphs_p2p random_p2p splits promises promise_errors
+             forked random_calls random_collectives births patterns pairs absorbed graphs_p2p random_p2p splits promises promise_errors
              promise_children many_pairs reuse parking registered registered_lives
              registered_groups registered_alone registered_beside)
 # Sends and receives of one fabric: on mailboxes, too.
@@ -137,6 +137,7 @@ if(WINDLASS_LIBRARY_DIR)
   add_fabric(lifecycle 120 "yes;more than one id;one rank has no peers")
   add_fabric(nonblocking 120 "the caller does not wait")
   add_fabric(random_calls 120 "yes")
+  add_fabric(random_collectives 300 "yes" --served fast)
   add_fabric(splits 300 "yes;one rank has no peers;the caller does not wait;${GROUPED}")
   # Programs about when NCCL builds what it promised: fast collectives never have it built.
   set(SLOW --set WINDLASS_FAST=off)

@@ -2,10 +2,11 @@
 
 use half::{bf16, f16};
 use nccl_sys::types::*;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
 use std::str::FromStr;
 
-/// An element type that ranks can make and check on the host.
+/// An element type that ranks can make and check on the host. In JSON it is its name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Element {
     pub name: &'static str,
@@ -116,6 +117,18 @@ impl FromStr for Element {
     }
 }
 
+impl Serialize for Element {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name)
+    }
+}
+
+impl<'de> Deserialize<'de> for Element {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
 /// A reduction operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Reduction {
@@ -189,6 +202,8 @@ mod tests {
     fn names() {
         assert_eq!("bf16".parse::<Element>().unwrap().code, ncclBfloat16);
         assert_eq!("float".parse::<Element>().unwrap().code, ncclFloat32);
+        assert_eq!(serde_json::to_value(element(ncclFloat16)).unwrap(), "half");
+        assert_eq!(serde_json::from_str::<Element>("\"half\"").unwrap().code, ncclFloat16);
         assert!("quad".parse::<Element>().unwrap_err().contains("bfloat16"));
         assert!("mean".parse::<Reduction>().unwrap_err().contains("avg"));
     }

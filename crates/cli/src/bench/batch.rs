@@ -49,6 +49,14 @@ pub struct Work<'a> {
     pub product: Option<&'a Product>,
 }
 
+/// What one run of a batch took.
+pub struct Timing {
+    /// Microseconds of one call.
+    pub us: f64,
+    /// Of each call on the host, in nanoseconds; empty where the device is timed.
+    pub calls_ns: Vec<u32>,
+}
+
 /// A batch ready to be timed again and again.
 pub struct Batch<'a> {
     side: &'a Side,
@@ -103,7 +111,7 @@ impl Side {
     /// Microseconds of a few calls, each, on the device.
     pub fn estimate_us(&self, work: &Work) -> Result<f64> {
         let batch = Batch { side: self, work: Work { mode: Mode::Eager, ..*work }, calls: 4, graph: None };
-        batch.time_us()
+        Ok(batch.time()?.us)
     }
 }
 
@@ -123,7 +131,7 @@ impl<'a> Batch<'a> {
         let mut batch = Self { side, work, calls, graph: None };
         if work.mode == Mode::Graph {
             side.stream.begin_capture()?;
-            let issued = batch.issue_all();
+            let issued = batch.issue_all(|| side.issue(&work));
             let graph = side.stream.end_capture();
             issued?;
             batch.graph = Some(graph?);
@@ -131,38 +139,42 @@ impl<'a> Batch<'a> {
         Ok(batch)
     }
 
-    /// Runs the batch; microseconds of one call.
-    pub fn time_us(&self) -> Result<f64> {
+    /// Runs the batch.
+    pub fn time(&self) -> Result<Timing> {
         let Side { stream, start, end, .. } = self.side;
         self.side.line_up()?;
+        let mut calls_ns = Vec::new();
         let total_us = if self.work.mode == Mode::Host {
             stream.synchronize()?;
-            let started = Instant::now();
-            self.issue_all()?;
-            let issued = started.elapsed();
+            self.issue_all(|| {
+                let began = Instant::now();
+                self.side.issue(&self.work)?;
+                calls_ns.push(began.elapsed().as_nanos().try_into().unwrap_or(u32::MAX));
+                Ok(())
+            })?;
             stream.synchronize()?;
-            issued.as_secs_f64() * 1e6
+            calls_ns.iter().map(|ns| f64::from(*ns)).sum::<f64>() / 1e3
         } else {
             start.record(stream)?;
             match &self.graph {
                 Some(graph) => graph.launch(stream)?,
-                None => self.issue_all()?,
+                None => self.issue_all(|| self.side.issue(&self.work))?,
             }
             end.record(stream)?;
             stream.synchronize()?;
             end.us_since(start)?
         };
-        Ok(total_us / self.calls as f64)
+        Ok(Timing { us: total_us / self.calls as f64, calls_ns })
     }
 
-    fn issue_all(&self) -> Result<()> {
+    fn issue_all(&self, mut issue: impl FnMut() -> Result<()>) -> Result<()> {
         let Side { stream, other_stream, fork, join, .. } = self.side;
         let two = self.work.operation.has_two_streams();
         if two {
             fork.record(stream)?;
             other_stream.wait(fork)?;
         }
-        (0..self.calls).try_for_each(|_| self.side.issue(&self.work))?;
+        (0..self.calls).try_for_each(|_| issue())?;
         if two {
             join.record(other_stream)?;
             stream.wait(join)?;

@@ -12,6 +12,7 @@ mod product;
 mod record;
 mod sizes;
 mod statistics;
+mod verdict;
 mod worker;
 
 pub use worker::work;
@@ -30,6 +31,7 @@ use operation::Operation;
 use record::{MachineFacts, Record, Versions};
 use serde::{Deserialize, Serialize};
 use sizes::Sizes;
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -45,9 +47,9 @@ pub struct Options {
     /// Bytes of the whole call: FIRST:LAST:FACTOR, or a list with commas
     #[arg(long, default_value = "1K:64M:4")]
     sizes: Sizes,
-    /// Element type
-    #[arg(long = "type", value_name = "TYPE", default_value = "float")]
-    element: Element,
+    /// Element types
+    #[arg(long = "type", value_name = "TYPES", value_delimiter = ',', default_value = "float")]
+    elements: Vec<Element>,
     /// Reduction of the collectives that reduce
     #[arg(long, default_value = SUM.name)]
     reduction: Reduction,
@@ -69,6 +71,12 @@ pub struct Options {
     /// Seconds for one size of one operation, about
     #[arg(long, default_value_t = 0.25)]
     seconds: f64,
+    /// Rounds of what looks slower through Windlass, before it is called slower: their median counts then [default: 3; 0 simulated]
+    #[arg(long, value_name = "ROUNDS")]
+    again: Option<u32>,
+    /// Elements a side of the matrices of products, a multiple of 64 [default: 4096 if cuBLAS is found]
+    #[arg(long, value_name = "ELEMENTS")]
+    product: Option<usize>,
     /// Also measure what a communicator's birth and its first message to a peer cost
     #[arg(long)]
     first_use: bool,
@@ -113,12 +121,16 @@ pub struct Cell {
     pub operation: Operation,
     pub bytes: u64,
     pub mode: Mode,
+    pub element: Element,
 }
 
 /// Runs the benchmark and prints its table.
 pub fn run(options: &Options) -> Result<()> {
     if !(options.seconds > 0.0 && options.seconds <= 3600.0) {
         bail!("--seconds {}: expected more than 0 and at most 3600", options.seconds);
+    }
+    if let Some(size) = options.product.filter(|size| *size == 0 || size % product::PLAIN_STEP != 0) {
+        bail!("--product {size}: expected a multiple of {}", product::PLAIN_STEP);
     }
     let windlass = installation::windlass_library()?;
     let machine = Machine::prepare(options.wish, options.nccl.as_deref(), || {
@@ -139,7 +151,9 @@ pub fn run(options: &Options) -> Result<()> {
     let records = records(options, &machine, ranks, &results);
     text::print(record::heading(ranks, options.memory) + "\n")?;
     text::print(record::table(&records))?;
+    text::print(record::host_table(&records))?;
     text::print(record::summary(&records) + "\n")?;
+    text::print(verdict::slower(&records) + "\n")?;
     if options.first_use {
         text::print(first_use::table(&results.first_uses))?;
     }
@@ -172,7 +186,10 @@ fn cells(options: &Options) -> Vec<Cell> {
     let mut cells = Vec::new();
     for operation in operations {
         for mode in &modes {
-            cells.extend(options.sizes.0.iter().map(|bytes| Cell { operation, bytes: *bytes, mode: *mode }));
+            for element in &options.elements {
+                let cell = |bytes: &u64| Cell { operation, bytes: *bytes, mode: *mode, element: *element };
+                cells.extend(options.sizes.0.iter().map(cell));
+            }
         }
     }
     cells
@@ -204,25 +221,25 @@ fn measure(
         plain: machine.nccl.clone(),
         windlass: windlass.to_owned(),
         cells: cells.to_vec(),
-        element: options.element.name.to_owned(),
         reduction: options.reduction.name.to_owned(),
         memory: options.memory,
         repeat: options.repeat as usize,
         batch_us: options.seconds * 1e6 / f64::from(2 * options.repeat),
+        again: options.again.unwrap_or(if machine.is_simulated() { 0 } else { 3 }) as usize,
         births: if options.first_use { first_use::BIRTHS } else { 0 },
         simulated: machine.is_simulated(),
+        product: options.product,
     };
     let jobs = (0..ranks).map(|rank| serde_json::to_value(job(rank))).collect::<Result<Vec<_>, _>>()?;
-    let mut done: Vec<CellDone> = Vec::new();
+    let mut done: BTreeMap<usize, CellDone> = BTreeMap::new();
     let mut unreadable = None;
     let outcomes = ranks::run(&launch, &jobs, &|_| Vec::new(), &mut |_, text| match serde_json::from_str::<
         CellDone,
     >(text)
     {
         Ok(cell) => {
-            let count = done.len() + 1;
-            eprintln!("bench: {count}/{} {}", cells.len(), cell.describe());
-            done.push(cell);
+            eprintln!("bench: {}/{} {}", cell.position + 1, cells.len(), cell.describe());
+            done.insert(cell.position, cell);
         }
         Err(error) => unreadable = Some(error),
     })?;
@@ -230,7 +247,11 @@ fn measure(
         return Err(error).context("unreadable progress of a rank");
     }
     let first: Outcome = serde_json::from_value(outcomes.into_iter().next().context("no ranks")?)?;
-    Ok(Results { cells: done, nccl_version: first.nccl_version, first_uses: first.first_uses })
+    Ok(Results {
+        cells: done.into_values().collect(),
+        nccl_version: first.nccl_version,
+        first_uses: first.first_uses,
+    })
 }
 
 /// When, where and what.
@@ -268,7 +289,7 @@ fn records(options: &Options, machine: &Machine, ranks: usize, results: &Results
         ranks,
         op: done.cell.operation.name().to_owned(),
         reduction: done.cell.operation.reduces().then(|| options.reduction.name.to_owned()),
-        element: options.element.name.to_owned(),
+        element: done.cell.element.name.to_owned(),
         bytes: done.bytes,
         memory: options.memory,
         mode: done.cell.mode,
@@ -280,7 +301,10 @@ fn records(options: &Options, machine: &Machine, ranks: usize, results: &Results
         windlass_us: done.windlass.median,
         windlass_min_us: done.windlass.min,
         windlass_max_us: done.windlass.max,
-        ratio: done.windlass.median / done.plain.median,
+        ratio: done.ratio(),
+        again: done.again,
+        plain_host_ns: done.plain_host_ns,
+        windlass_host_ns: done.windlass_host_ns,
         path: done.path.clone(),
     };
     results.cells.iter().map(record).collect()

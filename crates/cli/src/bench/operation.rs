@@ -22,6 +22,10 @@ pub enum Operation {
     #[value(name = "alltoall")]
     #[serde(rename = "alltoall")]
     AlltoAll,
+    /// An all-gather of uneven shares: a group of broadcasts, one from each rank
+    UnevenAllGather,
+    /// A reduce-scatter of uneven shares: a group of reduces, one to each rank
+    UnevenReduceScatter,
     /// Even ranks send to the next rank
     SendOneWay,
     /// Pairs of ranks send to each other
@@ -38,6 +42,10 @@ pub enum Operation {
     Product,
     /// A matrix product on one stream beside pairs of ranks that send to each other on another
     SendBesideProduct,
+    /// A matrix product on one stream beside an all-gather on another
+    AllGatherBesideProduct,
+    /// A matrix product on one stream beside a reduce-scatter on another
+    ReduceScatterBesideProduct,
 }
 
 /// Buffers, communicator and stream of one side.
@@ -61,13 +69,15 @@ pub struct Issue<'a> {
 }
 
 impl Operation {
-    pub const ALL: [Operation; 13] = [
+    pub const ALL: [Operation; 17] = [
         Operation::AllReduce,
         Operation::AllGather,
         Operation::ReduceScatter,
         Operation::Broadcast,
         Operation::Reduce,
         Operation::AlltoAll,
+        Operation::UnevenAllGather,
+        Operation::UnevenReduceScatter,
         Operation::SendOneWay,
         Operation::SendBothWays,
         Operation::SendRing,
@@ -75,6 +85,8 @@ impl Operation {
         Operation::SendTwoCommunicators,
         Operation::Product,
         Operation::SendBesideProduct,
+        Operation::AllGatherBesideProduct,
+        Operation::ReduceScatterBesideProduct,
     ];
 
     pub fn name(self) -> &'static str {
@@ -85,6 +97,8 @@ impl Operation {
             Operation::Broadcast => "broadcast",
             Operation::Reduce => "reduce",
             Operation::AlltoAll => "alltoall",
+            Operation::UnevenAllGather => "uneven_all_gather",
+            Operation::UnevenReduceScatter => "uneven_reduce_scatter",
             Operation::SendOneWay => "send_one_way",
             Operation::SendBothWays => "send_both_ways",
             Operation::SendRing => "send_ring",
@@ -92,14 +106,17 @@ impl Operation {
             Operation::SendTwoCommunicators => "send_two_communicators",
             Operation::Product => "product",
             Operation::SendBesideProduct => "send_beside_product",
+            Operation::AllGatherBesideProduct => "all_gather_beside_product",
+            Operation::ReduceScatterBesideProduct => "reduce_scatter_beside_product",
         }
     }
 
+    /// The one collective that it calls.
     fn kind(self) -> Option<Kind> {
         match self {
             Operation::AllReduce => Some(Kind::AllReduce),
-            Operation::AllGather => Some(Kind::AllGather),
-            Operation::ReduceScatter => Some(Kind::ReduceScatter),
+            Operation::AllGather | Operation::AllGatherBesideProduct => Some(Kind::AllGather),
+            Operation::ReduceScatter | Operation::ReduceScatterBesideProduct => Some(Kind::ReduceScatter),
             Operation::Broadcast => Some(Kind::Broadcast),
             Operation::Reduce => Some(Kind::Reduce),
             Operation::AlltoAll => Some(Kind::AlltoAll),
@@ -111,10 +128,10 @@ impl Operation {
     pub fn functions(self) -> &'static [&'static str] {
         match self {
             Operation::AllReduce => &["ncclAllReduce"],
-            Operation::AllGather => &["ncclAllGather"],
-            Operation::ReduceScatter => &["ncclReduceScatter"],
-            Operation::Broadcast => &["ncclBroadcast"],
-            Operation::Reduce => &["ncclReduce"],
+            Operation::AllGather | Operation::AllGatherBesideProduct => &["ncclAllGather"],
+            Operation::ReduceScatter | Operation::ReduceScatterBesideProduct => &["ncclReduceScatter"],
+            Operation::Broadcast | Operation::UnevenAllGather => &["ncclBroadcast"],
+            Operation::Reduce | Operation::UnevenReduceScatter => &["ncclReduce"],
             Operation::AlltoAll => &["ncclAlltoAll"],
             Operation::Product => &[],
             _ => &["ncclSend", "ncclRecv"],
@@ -122,16 +139,38 @@ impl Operation {
     }
 
     pub fn reduces(self) -> bool {
-        self.kind().is_some_and(Kind::reduces)
+        self == Operation::UnevenReduceScatter || self.kind().is_some_and(Kind::reduces)
     }
 
     /// Whether it works on the other stream too, which then has to join.
     pub fn has_two_streams(self) -> bool {
-        matches!(self, Operation::SendTwoCommunicators | Operation::SendBesideProduct)
+        self == Operation::SendTwoCommunicators || self.is_beside_product()
     }
 
     pub fn has_product(self) -> bool {
-        matches!(self, Operation::Product | Operation::SendBesideProduct)
+        self == Operation::Product || self.is_beside_product()
+    }
+
+    fn is_beside_product(self) -> bool {
+        matches!(
+            self,
+            Operation::SendBesideProduct
+                | Operation::AllGatherBesideProduct
+                | Operation::ReduceScatterBesideProduct
+        )
+    }
+
+    /// Of how many blocks of its count argument a rank's larger buffer is.
+    fn parts(self, ranks: usize) -> usize {
+        match self {
+            Operation::AllGather
+            | Operation::AllGatherBesideProduct
+            | Operation::ReduceScatter
+            | Operation::ReduceScatterBesideProduct
+            | Operation::AlltoAll
+            | Operation::SendAlltoAll => ranks,
+            _ => 1,
+        }
     }
 
     pub fn exists_in(self, nccl: &Nccl) -> bool {
@@ -139,33 +178,23 @@ impl Operation {
     }
 
     /// The count argument for a call of about `bytes` bytes in all, as nccl-tests counts them: the larger of the two
-    /// buffers of a rank. At least one element.
+    /// buffers of a rank; of uneven shares, that of all. At least one element.
     pub fn count(self, bytes: u64, element: Element, ranks: usize) -> usize {
-        let parts = match self {
-            Operation::AllGather
-            | Operation::ReduceScatter
-            | Operation::AlltoAll
-            | Operation::SendAlltoAll => ranks,
-            _ => 1,
-        };
-        (bytes as usize / element.bytes() / parts).max(1)
+        (bytes as usize / element.bytes() / self.parts(ranks)).max(1)
     }
 
     /// The bytes that a call with [`count`](Self::count) really has.
     pub fn bytes(self, count: usize, element: Element, ranks: usize) -> u64 {
-        let parts = match self {
-            Operation::AllGather
-            | Operation::ReduceScatter
-            | Operation::AlltoAll
-            | Operation::SendAlltoAll => ranks,
-            _ => 1,
-        };
-        (count * parts * element.bytes()) as u64
+        (count * self.parts(ranks) * element.bytes()) as u64
     }
 
     /// Issues one call of this rank.
     pub fn issue(self, count: usize, with: &Issue) -> Result<()> {
         let &Issue { nccl, communicator, stream, rank, ranks, element, reduction, .. } = with;
+        let multiply = |stream| with.product.map_or(Ok(()), |product| product.issue(stream));
+        if self.is_beside_product() {
+            multiply(with.other_stream)?;
+        }
         if let Some(kind) = self.kind() {
             let call = Collective { kind, count, element, reduction, root: 0 };
             return call.issue(nccl, with.send, with.receive, communicator, stream);
@@ -182,7 +211,6 @@ impl Operation {
             receive(communicator, with.receive, from, stream)?;
             nccl_call!(nccl, ncclGroupEnd())
         };
-        let multiply = |stream| with.product.map_or(Ok(()), |product| product.issue(stream));
         let pair = Some(rank ^ 1).filter(|partner| *partner < ranks);
         match self {
             Operation::SendAlltoAll => {
@@ -194,6 +222,7 @@ impl Operation {
                 }
                 nccl_call!(nccl, ncclGroupEnd())
             }
+            Operation::UnevenAllGather | Operation::UnevenReduceScatter => uneven(self, count, with),
             Operation::Product => multiply(stream),
             Operation::SendRing => exchange((rank + 1) % ranks, (rank + ranks - 1) % ranks),
             Operation::SendTwoCommunicators => {
@@ -206,10 +235,7 @@ impl Operation {
                 receive(with.other_communicator, with.other_receive, partner, with.other_stream)?;
                 nccl_call!(nccl, ncclGroupEnd())
             }
-            Operation::SendBesideProduct => {
-                multiply(with.other_stream)?;
-                pair.map_or(Ok(()), |partner| exchange(partner, partner))
-            }
+            Operation::SendBesideProduct => pair.map_or(Ok(()), |partner| exchange(partner, partner)),
             // The last of an odd number of ranks has no partner.
             _ => match pair {
                 None => Ok(()),
@@ -219,6 +245,28 @@ impl Operation {
             },
         }
     }
+}
+
+/// A group of broadcasts or of reduces, each of its root's share of `elements` in all.
+fn uneven(operation: Operation, elements: usize, with: &Issue) -> Result<()> {
+    let &Issue { nccl, communicator, stream, ranks, element, reduction, .. } = with;
+    nccl_call!(nccl, ncclGroupStart())?;
+    for root in 0..ranks {
+        let (begin, end) = (share_begin(root, ranks, elements), share_begin(root + 1, ranks, elements));
+        let at = begin * element.bytes();
+        let (kind, send, receive) = match operation {
+            Operation::UnevenAllGather => (Kind::Broadcast, with.send, with.receive.wrapping_byte_add(at)),
+            _ => (Kind::Reduce, with.send.wrapping_byte_add(at), with.receive),
+        };
+        let call = Collective { kind, count: end - begin, element, reduction, root };
+        call.issue(nccl, send, receive, communicator, stream)?;
+    }
+    nccl_call!(nccl, ncclGroupEnd())
+}
+
+/// Where a rank's share of `elements` begins: shares are as 2n + 1, 2n + 3 … 4n - 1, in sum 3n², for n ranks.
+fn share_begin(rank: usize, ranks: usize, elements: usize) -> usize {
+    (elements as u128 * (rank * (2 * ranks + rank)) as u128 / (3 * ranks * ranks) as u128) as usize
 }
 
 /// Pairs that begin with rank 1: around the end if the number is even.
@@ -242,6 +290,14 @@ mod tests {
         assert_eq!(Operation::AllGather.bytes(64, float, 4), 1024);
         assert_eq!(Operation::AlltoAll.count(1, float, 4), 1);
         assert_eq!(Operation::SendRing.bytes(256, float, 4), 1024);
+    }
+
+    /// Shares follow one another, are uneven, and are the whole together.
+    #[test]
+    fn shares() {
+        assert_eq!([0, 1, 2, 3, 4].map(|rank| share_begin(rank, 4, 4800)), [0, 900, 2000, 3300, 4800]);
+        assert_eq!([0, 1, 2].map(|rank| share_begin(rank, 2, 1)), [0, 0, 1]);
+        assert_eq!(share_begin(8, 8, usize::MAX), usize::MAX);
     }
 
     /// Each is its partner's partner, and another one's than in the first pairs where there are others.

@@ -23,20 +23,23 @@ enum By {
     Plain(Kernel),
 }
 
-/// Dividing 64, the threads of a block, and small where a host computes.
+/// Multiples of 64, the threads of a block, and small where a host computes.
+pub const PLAIN_STEP: usize = 64;
 const PLAIN_SIZE: usize = 768;
 const SIMULATED_SIZE: usize = 64;
 const CUBLAS_SIZE: usize = 4096;
-const THREADS: u32 = 64;
+const THREADS: u32 = PLAIN_STEP as u32;
 
 impl Product {
-    pub fn new(gpu: &Gpu, simulated: bool) -> Result<Self> {
+    /// With `size` elements a side, a multiple of [`PLAIN_STEP`], unless it shall choose.
+    pub fn new(gpu: &Gpu, simulated: bool, size: Option<usize>) -> Result<Self> {
         let cublas = if simulated { None } else { Cublas::open() };
-        let (by, size, element_bytes) = match cublas {
+        let (by, usual, element_bytes) = match cublas {
             Some(cublas) => (By::Cublas(cublas), CUBLAS_SIZE, 2),
             None if simulated => (By::Plain(gpu.kernel(PLAIN, PLAIN_NAME)?), SIMULATED_SIZE, 4),
             None => (By::Plain(gpu.kernel(PLAIN, PLAIN_NAME)?), PLAIN_SIZE, 4),
         };
+        let size = size.unwrap_or(usual);
         let bytes = size * size * element_bytes;
         let stream = gpu.stream()?;
         let matrix = || -> Result<Buffer> {

@@ -2,7 +2,7 @@
 
 use super::Mode;
 use super::memory::Memory;
-use super::statistics::geometric_mean;
+use super::statistics::{HostTimes, geometric_mean};
 use crate::text;
 use serde::{Deserialize, Serialize};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -35,6 +35,14 @@ pub struct Record {
     pub windlass_max_us: f64,
     /// Windlass's time over the real library's: below 1 is faster.
     pub ratio: f64,
+    /// Rounds of which these numbers are the median by ratio, since the first looked slower; 0: it did not.
+    #[serde(default)]
+    pub again: usize,
+    /// What single calls cost the host, of both sides, in nanoseconds; where the host was timed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub plain_host_ns: Option<HostTimes>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub windlass_host_ns: Option<HostTimes>,
     pub path: String,
 }
 
@@ -80,6 +88,20 @@ pub fn table(records: &[Record]) -> String {
         ]);
     }
     text::table(&lines, &[2, 4, 5, 6, 7, 8])
+}
+
+/// What single calls cost the host; nothing if that was not measured.
+pub fn host_table(records: &[Record]) -> String {
+    let head = ["host, ns a call", "type", "bytes", "plain", "99 of 100", "windlass", "99 of 100", "path"];
+    let mut lines = vec![head.map(str::to_owned).to_vec()];
+    for record in records {
+        let (Some(plain), Some(windlass)) = (record.plain_host_ns, record.windlass_host_ns) else { continue };
+        let names = [record.op.clone(), record.element.clone(), text::size(record.bytes)];
+        let numbers = [plain.median, plain.p99, windlass.median, windlass.p99];
+        let numbers = numbers.map(|ns| format!("{ns:.0}"));
+        lines.push([&names[..], &numbers, std::slice::from_ref(&record.path)].concat());
+    }
+    if lines.len() == 1 { String::new() } else { text::table(&lines, &[2, 3, 4, 5, 6]) }
 }
 
 /// Three significant digits or so; host times are fractions of a microsecond.
@@ -179,6 +201,18 @@ pub mod tests {
                 "Forward"
             ]
         );
+    }
+
+    /// Only measurements of the host are in its table.
+    #[test]
+    fn host_tables() {
+        let mut host = record("all_reduce", 1024, 5.5, 3.0);
+        assert_eq!(host_table(std::slice::from_ref(&host)), "");
+        host.plain_host_ns = Some(HostTimes { median: 5500.4, p99: 7000.0 });
+        host.windlass_host_ns = Some(HostTimes { median: 2900.0, p99: 3100.0 });
+        let text = host_table(&[host]);
+        let cells: Vec<&str> = text.lines().nth(1).unwrap().split_whitespace().collect();
+        assert_eq!(cells, ["all_reduce", "float", "1K", "5500", "7000", "2900", "3100", "Forward"]);
     }
 
     /// Which memory is told above the table.

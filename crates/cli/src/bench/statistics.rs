@@ -23,6 +23,21 @@ pub fn spread(ranks: &[Vec<f64>]) -> Spread {
     }
 }
 
+/// Of what calls cost the host, all ranks' together, in nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct HostTimes {
+    pub median: f64,
+    pub p99: f64,
+}
+
+/// None without a call.
+pub fn host_times(ranks: &[Vec<u32>]) -> Option<HostTimes> {
+    let mut times: Vec<f64> = ranks.iter().flatten().map(|ns| f64::from(*ns)).collect();
+    times.sort_by(f64::total_cmp);
+    let p99 = *times.get((times.len() * 99 / 100).min(times.len().checked_sub(1)?))?;
+    Some(HostTimes { median: median(&times), p99 })
+}
+
 /// The median of sorted values; the mean of the middle two of an even number.
 fn median(sorted: &[f64]) -> f64 {
     let middle = sorted.len() / 2;
@@ -54,6 +69,15 @@ mod tests {
     fn medians() {
         assert_eq!(median(&[1.0, 2.0, 4.0, 8.0]), 3.0);
         assert_eq!(spread(&[]).median, 0.0);
+    }
+
+    /// All ranks' calls are one list; a hundredth of them lies above the second number.
+    #[test]
+    fn host_calls() {
+        let ranks = [(1..=100).collect(), (101..=200).collect()];
+        assert_eq!(host_times(&ranks), Some(HostTimes { median: 100.5, p99: 199.0 }));
+        assert_eq!(host_times(&[vec![7], vec![]]), Some(HostTimes { median: 7.0, p99: 7.0 }));
+        assert_eq!(host_times(&[vec![], vec![]]), None);
     }
 
     /// Twice as fast and twice as slow cancel out.

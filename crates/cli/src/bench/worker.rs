@@ -1,14 +1,15 @@
 //! One rank of the benchmark.
 
 use super::Cell;
-use super::batch::{self, Batch, Side, Work};
+use super::batch::{self, Batch, Side, Timing, Work};
 use super::first_use::{self, FirstUse};
 use super::memory::Memory;
 use super::product::Product;
-use super::statistics::{Spread, spread};
+use super::statistics::{HostTimes, Spread, host_times, spread};
+use super::verdict;
 use crate::counts;
-use crate::element::{Element, Reduction};
-use crate::gpu::Gpu;
+use crate::element::Reduction;
+use crate::gpu::{Buffer, Gpu};
 use crate::nccl::{Nccl, id_bytes, id_from_bytes};
 use crate::ranks::{self, Channel};
 use crate::text;
@@ -30,21 +31,26 @@ pub struct Job {
     pub plain: PathBuf,
     pub windlass: PathBuf,
     pub cells: Vec<Cell>,
-    pub element: String,
     pub reduction: String,
     pub memory: Memory,
     pub repeat: usize,
     /// Microseconds that a batch should take.
     pub batch_us: f64,
+    /// Rounds of what looks slower than the real library.
+    pub again: usize,
     /// Communicators that are made to see what a first message costs; 0: none.
     pub births: usize,
     /// On stand-ins, where a matrix product is small.
     pub simulated: bool,
+    /// Elements a side of a product's matrices.
+    pub product: Option<usize>,
 }
 
 /// A finished measurement.
-#[derive(Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct CellDone {
+    /// Its position among the measurements: one that is made again replaces the first.
+    pub position: usize,
     pub cell: Cell,
     /// Bytes of the whole call, after rounding to whole elements.
     pub bytes: u64,
@@ -52,6 +58,10 @@ pub struct CellDone {
     pub calls: usize,
     pub plain: Spread,
     pub windlass: Spread,
+    pub plain_host_ns: Option<HostTimes>,
+    pub windlass_host_ns: Option<HostTimes>,
+    /// Rounds of which this is the median one; 0: measured once.
+    pub again: usize,
     /// How Windlass ran the calls.
     pub path: String,
 }
@@ -66,14 +76,23 @@ pub struct Outcome {
 
 impl CellDone {
     pub fn describe(&self) -> String {
+        let again = if self.again > 0 { format!(", again {} times", self.again) } else { String::new() };
         format!(
-            "{} {} {}: {:.2} us alone, {:.2} us through Windlass",
+            "{} {} {} {}: {:.2} us alone, {:.2} us through Windlass, {:.3} ({}){again}",
             self.cell.operation.name(),
+            self.cell.element,
             text::size(self.bytes),
             self.cell.mode.name(),
             self.plain.median,
-            self.windlass.median
+            self.windlass.median,
+            self.ratio(),
+            self.path
         )
+    }
+
+    /// Windlass's time over the real library's.
+    pub fn ratio(&self) -> f64 {
+        self.windlass.median / self.plain.median
     }
 }
 
@@ -84,7 +103,6 @@ pub fn work() -> Result<()> {
 
 fn rank(channel: &mut Channel, job: Job) -> Result<Outcome> {
     let gpu = Gpu::open(job.rank)?;
-    let element: Element = job.element.parse().map_err(|reason: String| anyhow!(reason))?;
     let reduction: Reduction = job.reduction.parse().map_err(|reason: String| anyhow!(reason))?;
     // The real library first: Windlass then forwards to the very library that is mapped.
     let (plain, windlass) = (Nccl::open(&job.plain)?, Nccl::open(&job.windlass)?);
@@ -93,51 +111,109 @@ fn rank(channel: &mut Channel, job: Job) -> Result<Outcome> {
     let plain = join(channel, &gpu, plain, &job)?;
     let windlass = join(channel, &gpu, windlass, &job)?;
     let wants_product = job.cells.iter().any(|cell| cell.operation.has_product());
-    let product = wants_product.then(|| Product::new(&gpu, job.simulated)).transpose()?;
+    let product = wants_product.then(|| Product::new(&gpu, job.simulated, job.product)).transpose()?;
     if let Some(product) = product.as_ref().filter(|_| job.rank == 0) {
         eprintln!("bench: the product is {}", product.describe());
     }
-    let largest =
-        job.cells.iter().map(|cell| cell.bytes as usize).max().unwrap_or(0) + job.ranks * element.bytes();
+    let rank_bytes = |cell: &Cell| cell.bytes as usize + job.ranks * cell.element.bytes();
+    let largest = job.cells.iter().map(rank_bytes).max().unwrap_or(0);
     // One part for each of two communicators, aligned alike.
     let receive_bytes = largest.next_multiple_of(256);
     // The same of both sides, so that no side has better memory; through Windlass, as programs have it.
     let buffer = |bytes| job.memory.buffer(&gpu, &windlass.nccl, bytes);
     let (send, receive) = (buffer(largest)?, buffer(2 * receive_bytes)?);
     let dump = tempfile::NamedTempFile::new().context("cannot make a temporary file")?;
-    for cell in job.cells.iter().filter(|cell| cell.operation.exists_in(&plain.nccl)) {
-        let count = cell.operation.count(cell.bytes, element, job.ranks);
-        let work = Work {
-            operation: cell.operation,
-            mode: cell.mode,
-            count,
-            element,
-            reduction,
-            rank: job.rank,
-            ranks: job.ranks,
-            send: &send,
-            receive: &receive,
-            receive_bytes,
-            product: product.as_ref(),
-        };
-        let calls = batch_calls(channel, &plain, &windlass, &work, job.batch_us)?;
-        // After the warming up, whose calls may take other paths.
-        let before = counts_of(&windlass, dump.path())?;
-        let (times_plain, times_windlass) = alternate(&plain, &windlass, work, calls, job.repeat)?;
-        let after = counts_of(&windlass, dump.path())?;
-        let plain_all = channel.exchange(&times_plain)?;
-        let windlass_all = channel.exchange(&times_windlass)?;
-        if job.rank == 0 {
-            let path = counts::paths_between(&before, &after, cell.operation.functions());
-            let bytes = cell.operation.bytes(count, element, job.ranks);
-            let (plain, windlass) = (spread(&plain_all), spread(&windlass_all));
-            let done = CellDone { cell: *cell, bytes, calls, plain, windlass, path };
-            channel.progress(serde_json::to_string(&done)?)?;
+    let bench = Bench {
+        job: &job,
+        sides: [&plain, &windlass],
+        reduction,
+        send: &send,
+        receive: &receive,
+        receive_bytes,
+        product: product.as_ref(),
+        dump: dump.path(),
+    };
+    let mut done = Vec::new();
+    for (position, cell) in job.cells.iter().enumerate() {
+        if cell.operation.exists_in(&plain.nccl) {
+            let measured = bench.measure(channel, position, cell)?;
+            tell(channel, &job, &measured)?;
+            done.push(measured);
+        }
+    }
+    for position in if job.again > 0 { verdict::suspicious(&done) } else { Vec::new() } {
+        let CellDone { position, cell, .. } = done[position];
+        let rounds = (0..job.again).map(|_| bench.measure(channel, position, &cell));
+        if let Some(settled) = verdict::settled(rounds.collect::<Result<Vec<_>>>()?) {
+            tell(channel, &job, &settled)?;
         }
     }
     windlass.destroy()?;
     plain.destroy()?;
     Ok(Outcome { nccl_version: plain.nccl.version(), first_uses })
+}
+
+/// A measurement to whoever started the run; all ranks have the same.
+fn tell(channel: &mut Channel, job: &Job, done: &CellDone) -> Result<()> {
+    if job.rank == 0 { channel.progress(serde_json::to_string(done)?) } else { Ok(()) }
+}
+
+/// What all measurements of a rank share.
+struct Bench<'a> {
+    job: &'a Job,
+    /// The real library, then Windlass.
+    sides: [&'a Side; 2],
+    reduction: Reduction,
+    send: &'a Buffer,
+    receive: &'a Buffer,
+    receive_bytes: usize,
+    product: Option<&'a Product>,
+    dump: &'a Path,
+}
+
+impl Bench<'_> {
+    /// One measurement; all ranks make it.
+    fn measure(&self, channel: &mut Channel, position: usize, cell: &Cell) -> Result<CellDone> {
+        let Self { job, sides: [plain, windlass], .. } = *self;
+        let count = cell.operation.count(cell.bytes, cell.element, job.ranks);
+        let work = Work {
+            operation: cell.operation,
+            mode: cell.mode,
+            count,
+            element: cell.element,
+            reduction: self.reduction,
+            rank: job.rank,
+            ranks: job.ranks,
+            send: self.send,
+            receive: self.receive,
+            receive_bytes: self.receive_bytes,
+            product: self.product,
+        };
+        let calls = batch_calls(channel, plain, windlass, &work, job.batch_us)?;
+        // After the warming up, whose calls may take other paths.
+        let before = counts_of(windlass, self.dump)?;
+        let [plain, through] = alternate(plain, windlass, work, calls, job.repeat)?;
+        let after = counts_of(windlass, self.dump)?;
+        let mut gathered = |timings: Vec<Timing>| -> Result<(Spread, Option<HostTimes>)> {
+            let us: Vec<f64> = timings.iter().map(|timing| timing.us).collect();
+            let calls_ns: Vec<u32> = timings.into_iter().flat_map(|timing| timing.calls_ns).collect();
+            Ok((spread(&channel.exchange(&us)?), host_times(&channel.exchange(&calls_ns)?)))
+        };
+        let (plain, plain_host_ns) = gathered(plain)?;
+        let (windlass, windlass_host_ns) = gathered(through)?;
+        Ok(CellDone {
+            position,
+            cell: *cell,
+            bytes: cell.operation.bytes(count, cell.element, job.ranks),
+            calls,
+            plain,
+            windlass,
+            plain_host_ns,
+            windlass_host_ns,
+            again: 0,
+            path: counts::paths_between(&before, &after, cell.operation.functions()),
+        })
+    }
 }
 
 /// Windlass's counters of this process.
@@ -179,28 +255,47 @@ fn batch_calls(
     Ok(batch::calls(work.mode, batch_us, slowest))
 }
 
-/// Times of one call in every repetition, of the real library and of Windlass; who begins alternates.
+/// Every repetition of the real library and of Windlass; who begins alternates.
 fn alternate(
     plain: &Side,
     windlass: &Side,
     work: Work,
     calls: usize,
     repeat: usize,
-) -> Result<(Vec<f64>, Vec<f64>)> {
-    let plain = Batch::new(plain, work, calls)?;
-    let windlass = Batch::new(windlass, work, calls)?;
-    let (mut times_plain, mut times_windlass) = (Vec::new(), Vec::new());
+) -> Result<[Vec<Timing>; 2]> {
+    let batches = [Batch::new(plain, work, calls)?, Batch::new(windlass, work, calls)?];
+    let mut timings = [Vec::new(), Vec::new()];
     // One batch each that nobody counts: a graph's first launch uploads it.
-    plain.time_us()?;
-    windlass.time_us()?;
+    batches.iter().try_for_each(|batch| batch.time().map(drop))?;
     for repetition in 0..repeat {
-        if repetition % 2 == 0 {
-            times_plain.push(plain.time_us()?);
-            times_windlass.push(windlass.time_us()?);
-        } else {
-            times_windlass.push(windlass.time_us()?);
-            times_plain.push(plain.time_us()?);
+        for turn in 0..2 {
+            let side = (repetition + turn) % 2;
+            timings[side].push(batches[side].time()?);
         }
     }
-    Ok((times_plain, times_windlass))
+    Ok(timings)
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+
+    /// A measurement for tests.
+    pub fn cell(ratio: f64) -> CellDone {
+        serde_json::from_value(serde_json::json!({
+            "position": 0, "bytes": 1024, "calls": 1, "path": "fast", "again": 0,
+            "cell": {"operation": "all_reduce", "bytes": 1024, "mode": "graph", "element": "bfloat16"},
+            "plain": {"median": 1.0, "min": 1.0, "max": 1.0}, "plain_host_ns": null,
+            "windlass": {"median": ratio, "min": ratio, "max": ratio}, "windlass_host_ns": null,
+        }))
+        .unwrap()
+    }
+
+    /// What is told of a measurement names all that tells it from others.
+    #[test]
+    fn described() {
+        let done = CellDone { again: 3, ..cell(0.5) };
+        let text = "all_reduce bfloat16 1K graph: 1.00 us alone, 0.50 us through Windlass, 0.500 (fast), again 3 times";
+        assert_eq!(done.describe(), text);
+    }
 }
