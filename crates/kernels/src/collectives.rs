@@ -10,6 +10,7 @@ mod kernel;
 mod reduction;
 mod refused;
 mod tuning;
+mod uneven;
 
 #[cfg(test)]
 mod tests;
@@ -20,6 +21,7 @@ pub use kernel::Kernel;
 pub use reduction::Reduction;
 pub use refused::Refused;
 pub use tuning::{Crossover, Tuning};
+pub use uneven::{Part, Uneven, arrange_uneven};
 
 use crate::collective::CollectiveLaunch;
 use kernel::{Family, Reducer};
@@ -96,15 +98,7 @@ pub fn arrange(
     let kernel = Kernel::of(tuning.family(collective.kind, total_bytes, ranks), reducer, ranks);
     let family = kernel.family();
 
-    *launch = CollectiveLaunch {
-        first_tag: geometry.first_tag,
-        rank: geometry.rank,
-        ranks,
-        lanes_log2: geometry.lanes.ilog2(),
-        ring_slots: geometry.slots,
-        ..CollectiveLaunch::default()
-    };
-    launch.slices[..slices.len()].copy_from_slice(slices);
+    *launch = blank(geometry, slices);
     launch.wires = match family {
         Family::Pairs => [layout.pairs, Default::default()],
         Family::Lines2 | Family::Lines4 => [layout.lines, Default::default()],
@@ -120,6 +114,20 @@ pub fn arrange(
     let shape = Shape::of(kernel, launch.used_lanes, total_bytes, limits);
     launch.role_warps = shape.threads / 32 / family.roles();
     Ok(Some(shape))
+}
+
+/// A launch that knows its communicator.
+fn blank(geometry: &Geometry, slices: &[u64]) -> CollectiveLaunch {
+    let mut launch = CollectiveLaunch {
+        first_tag: geometry.first_tag,
+        rank: geometry.rank,
+        ranks: geometry.ranks,
+        lanes_log2: geometry.lanes.ilog2(),
+        ring_slots: geometry.slots,
+        ..CollectiveLaunch::default()
+    };
+    launch.slices[..slices.len()].copy_from_slice(slices);
+    launch
 }
 
 impl Collective {
