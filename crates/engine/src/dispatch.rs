@@ -2,6 +2,10 @@
 
 mod in_fabric;
 
+mod fusing;
+
+pub mod settling;
+
 pub mod messages;
 
 pub mod collectives;
