@@ -6,6 +6,8 @@ mod fusing;
 
 pub mod settling;
 
+pub mod uneven;
+
 pub mod messages;
 
 pub mod collectives;
