@@ -1,6 +1,6 @@
 # The C programs and how each is run.
 add_library(harness STATIC support/harness.c support/reference.c support/collective.c support/one_thread.c
-            support/messages.c support/team.c support/held.c support/memory.c support/gathers.c)
+            support/messages.c support/team.c support/held.c support/memory.c support/gathers.c support/uneven.c)
 target_include_directories(harness PUBLIC "${NCCL_INCLUDE_DIR}")
 target_include_directories(harness SYSTEM PUBLIC "${STUBS}/include")
 find_package(Threads REQUIRED)
@@ -96,7 +96,7 @@ endfunction()
 
 set(PROGRAMS strings arguments collectives sendrecv groups lifecycle threads nonblocking premulsum registration graphs
              forked random_calls births patterns pairs absorbed graphs_p2p random_p2p splits promises promise_errors
-             promise_children many_pairs reuse parking registered registered_lives
+             promise_children many_pairs reuse parking uneven registered registered_lives
              registered_groups registered_alone registered_beside)
 # Sends and receives of one fabric: on mailboxes, too.
 set(MESSAGING sendrecv patterns pairs absorbed graphs_p2p random_p2p)
@@ -126,6 +126,16 @@ if(WINDLASS_LIBRARY_DIR)
   endforeach()
   # Two cores spin for 32 blocks a rank.
   add_fabric(collectives 600 "yes" --served fast)
+  # Where limits were measured calls wait in their groups for others; elsewhere all end at the same small size. Two ranks: promises.
+  if(SIM_DIR)
+    set(measured --served fast --set WINDLASS_SIM_MULTIPROCESSORS=132)
+    add_meeting(uneven sim fabric 300 "yes" --served fast)
+    add_meeting(uneven sim measured 300 "yes" ${measured})
+    add_meeting(uneven sim lazy 300 "yes" ${measured} --promised --set WINDLASS_LAZY=all)
+  endif()
+  if(REAL_NCCL_LIBRARY)
+    add_fabric_on(gpu uneven 300 "yes" --served fast)
+  endif()
   set(GROUPED "made in a group with others, which other ranks may make one after the other")
   # On GPUs `births` has another part, whose one rank has no Windlass.
   if(SIM_DIR)

@@ -45,7 +45,7 @@ pub(super) fn alone(call: &Call, rank: u32, ranks: usize) -> Option<Task> {
 }
 
 /// Broadcasts, or reduces, of a group with a root each, as one; none where NCCL would have refused one.
-pub(super) fn together(calls: &[Call], rank: u32, ranks: usize) -> Option<Task> {
+pub(super) fn together<'a>(calls: impl Iterator<Item = &'a Call>, rank: u32, ranks: usize) -> Option<Task> {
     let mut uneven = Uneven { reduction: None, parts: [Part::default(); RANKS_MAX], own: 0 };
     for call in calls {
         let Collective { kind, count, element_bytes, reduction, send, receive } =
@@ -136,20 +136,20 @@ mod tests {
         let sized = |call: Call, count| Call { shared: Shared { count, ..call.shared }, ..call };
         let broadcast = |root, count, at| sized(call(Function::Broadcast, Some(root), at, at + 1), count);
         let calls = [broadcast(2, 5, 100), broadcast(1, 7, 200), broadcast(0, 1, 300)];
-        let Some(Task::Together(gather)) = together(&calls, 1, 4) else { panic!("not one") };
+        let Some(Task::Together(gather)) = together(calls.iter(), 1, 4) else { panic!("not one") };
         assert_eq!((gather.reduction, gather.own), (None, 200));
         let parts = gather.parts.map(|part| (part.address, part.bytes));
         assert_eq!(parts[..5], [(301, 4), (201, 28), (101, 20), (0, 0), (0, 0)]);
         let reduce = |root, count, at| sized(call(Function::Reduce, Some(root), at, at + 1), count);
         let calls = [reduce(0, 5, 100), reduce(3, 7, 200)];
-        let Some(Task::Together(scatter)) = together(&calls, 3, 4) else { panic!("not one") };
+        let Some(Task::Together(scatter)) = together(calls.iter(), 3, 4) else { panic!("not one") };
         assert_eq!((scatter.reduction.unwrap().operation, scatter.own), (0, 201));
         assert_eq!(scatter.parts[3], Part { address: 200, bytes: 28 });
         // A rank that is no root has nothing of its own.
-        let Some(Task::Together(other)) = together(&calls, 2, 4) else { panic!("not one") };
+        let Some(Task::Together(other)) = together(calls.iter(), 2, 4) else { panic!("not one") };
         assert_eq!(other.own, 0);
-        assert_eq!(together(&[reduce(4, 1, 100)], 2, 4), None);
-        assert_eq!(together(&[call(Function::AllGather, None, 8, 8)], 2, 4), None);
+        assert_eq!(together([reduce(4, 1, 100)].iter(), 2, 4), None);
+        assert_eq!(together([call(Function::AllGather, None, 8, 8)].iter(), 2, 4), None);
     }
 
     /// Roots that are no ranks, unknown types, and buffers that are not there where they are needed, are NCCL's.

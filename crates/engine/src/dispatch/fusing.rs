@@ -11,8 +11,6 @@
 //! NCCL promises no order within a group: its list is sorted by size (`ncclTaskCollSorterInsert`, src/include/comm.h), the last first
 //! among equals, and runs side by side on several channels. So buffers of one that are another's are the program's fault there, too.
 
-use std::ops::Range;
-
 use crate::call::{Function, Shared};
 use crate::path::Path;
 use crate::plan::{Standing, Terms, are_fast_together, plan};
@@ -24,7 +22,7 @@ pub enum Step {
     /// One kernel runs this one.
     Alone(usize),
     /// One kernel runs all these.
-    Together(Range<usize>),
+    Together(Vec<usize>),
     /// NCCL runs it.
     Forwarded(usize),
 }
@@ -34,22 +32,32 @@ pub fn steps(calls: &[Shared], terms: &Terms) -> Vec<Step> {
     let mut steps = Vec::with_capacity(calls.len());
     let mut from = 0;
     while from < calls.len() {
-        let run = run_of(&calls[from..]);
-        if run.len() > 1 && are_fast_together(run.iter(), terms) {
-            steps.push(Step::Together(from..from + run.len()));
-        } else {
-            steps.extend((from..).zip(run).map(|(place, call)| by_itself(place, call, terms)));
+        let run = from..from + run_of(&calls[from..]).len();
+        from = run.end;
+        let is_ours = |place: &usize| plan(&calls[*place], Standing::Fabric(*terms)) == Path::Fast;
+        if run.len() == 1 {
+            let place = run.start;
+            steps.push(if is_ours(&place) { Step::Alone(place) } else { Step::Forwarded(place) });
+            continue;
         }
-        from += run.len();
+        let run: Vec<usize> = run.collect();
+        if are_together(calls, &run, terms) {
+            steps.push(Step::Together(run));
+            continue;
+        }
+        // What is NCCL's by itself goes there; the rest is a smaller one.
+        let (ours, nccls): (Vec<usize>, Vec<usize>) = run.into_iter().partition(is_ours);
+        steps.extend(nccls.into_iter().map(Step::Forwarded));
+        match are_together(calls, &ours, terms) {
+            true => steps.push(Step::Together(ours)),
+            false => steps.extend(ours.into_iter().map(Step::Alone)),
+        }
     }
     steps
 }
 
-fn by_itself(place: usize, call: &Shared, terms: &Terms) -> Step {
-    match plan(call, Standing::Fabric(*terms)) {
-        Path::Fast => Step::Alone(place),
-        _ => Step::Forwarded(place),
-    }
+fn are_together(calls: &[Shared], run: &[usize], terms: &Terms) -> bool {
+    run.len() > 1 && are_fast_together(run.iter().map(|place| &calls[*place]), terms)
 }
 
 /// The first calls, as many as one kernel can run, at least one: alike but for roots and counts, with a root each.
@@ -97,6 +105,10 @@ mod tests {
         Shared { function: Function::Reduce, count, datatype, operation: Some(ncclSum), root: Some(root) }
     }
 
+    fn together(run: std::ops::Range<usize>) -> Step {
+        Step::Together(run.collect())
+    }
+
     /// An all-gather-v is one kernel, whatever its sizes, also if parts are larger than broadcasts may be.
     #[test]
     fn roots_of_their_own() {
@@ -104,22 +116,22 @@ mod tests {
             let calls: Vec<Shared> = (0..).zip(sizes).map(|(root, count)| broadcast(root, count)).collect();
             steps(&calls, &TERMS)
         };
-        assert_eq!(gather([1, 2, 3, 4]), [Step::Together(0..4)]);
-        assert_eq!(gather([MIB, 3 * MIB / 2, MIB / 2, MIB]), [Step::Together(0..4)]);
-        assert_eq!(gather([15 * MIB; 4]), [Step::Together(0..4)]);
+        assert_eq!(gather([1, 2, 3, 4]), [together(0..4)]);
+        assert_eq!(gather([MIB, 3 * MIB / 2, MIB / 2, MIB]), [together(0..4)]);
+        assert_eq!(gather([15 * MIB; 4]), [together(0..4)]);
         let scatter: Vec<Shared> = (0..4).map(|root| reduce(3 - root, MIB / 2 + 9 * root as usize)).collect();
-        assert_eq!(steps(&scatter, &TERMS), [Step::Together(0..4)]);
+        assert_eq!(steps(&scatter, &TERMS), [together(0..4)]);
         // Some roots are missing.
-        assert_eq!(steps(&[reduce(3, 5000), reduce(1, 9)], &TERMS), [Step::Together(0..2)]);
+        assert_eq!(steps(&[reduce(3, 5000), reduce(1, 9)], &TERMS), [together(0..2)]);
         // The same in place, of another type: bytes are moved.
         let bcast = Shared { function: Function::Bcast, datatype: ncclInt32, ..broadcast(2, 5) };
-        assert_eq!(steps(&[broadcast(0, 7), bcast], &TERMS), [Step::Together(0..2)]);
+        assert_eq!(steps(&[broadcast(0, 7), bcast], &TERMS), [together(0..2)]);
     }
 
-    /// Above the limits each goes its own way; a single one always does.
+    /// Above the limits what is too large by itself is NCCL's, and the rest a smaller one; a single one always goes its own way.
     #[test]
     fn by_themselves() {
-        use Step::{Alone, Forwarded, Together};
+        use Step::{Alone, Forwarded};
         assert_eq!(steps(&[broadcast(1, 100)], &TERMS), [Alone(0)]);
         assert_eq!(steps(&[broadcast(1, 2 * MIB)], &TERMS), [Forwarded(0)]);
         let all = |sizes: [usize; 4]| {
@@ -127,24 +139,30 @@ mod tests {
             steps(&calls, &TERMS)
         };
         assert_eq!(all([17 * MIB; 4]), [0, 1, 2, 3].map(Forwarded));
-        assert_eq!(all([8 * MIB, 10, 10, 10]), [Forwarded(0), Alone(1), Alone(2), Alone(3)]);
+        assert_eq!(all([8 * MIB, 10, 10, 10]), [Forwarded(0), together(1..4)]);
+        let split = all([10, 8 * MIB, 10, 8 * MIB]);
+        assert_eq!(split, [Forwarded(1), Forwarded(3), Step::Together(vec![0, 2])]);
+        assert_eq!(
+            all([8 * MIB, 10, 8 * MIB, 8 * MIB]),
+            [Forwarded(0), Forwarded(2), Forwarded(3), Alone(1)]
+        );
         let all_reduce = Shared { function: Function::AllReduce, root: None, ..reduce(0, 10) };
         let mixed = [broadcast(0, 10), all_reduce, broadcast(1, 10), broadcast(2, 10), reduce(0, 2 * MIB)];
-        assert_eq!(steps(&mixed, &TERMS), [Alone(0), Alone(1), Together(2..4), Forwarded(4)]);
+        assert_eq!(steps(&mixed, &TERMS), [Alone(0), Alone(1), together(2..4), Forwarded(4)]);
         assert_eq!(steps(&[], &TERMS), []);
     }
 
     /// A root that comes again, another type or operation of reduces, another collective: there the next one begins.
     #[test]
     fn ends_of_runs() {
-        use Step::{Alone, Together};
+        use Step::Alone;
         let again = [broadcast(0, 9), broadcast(1, 9), broadcast(1, 9), broadcast(0, 9)];
-        assert_eq!(steps(&again, &TERMS), [Together(0..2), Together(2..4)]);
+        assert_eq!(steps(&again, &TERMS), [together(0..2), together(2..4)]);
         let max = Shared { operation: Some(ncclMax), ..reduce(2, 9) };
         let other_type = Shared { datatype: ncclInt32, ..reduce(3, 9) };
         assert_eq!(
             steps(&[reduce(0, 9), reduce(1, 9), max, other_type], &TERMS),
-            [Together(0..2), Alone(2), Alone(3)]
+            [together(0..2), Alone(2), Alone(3)]
         );
         assert_eq!(steps(&[broadcast(0, 9), reduce(1, 9)], &TERMS), [Alone(0), Alone(1)]);
     }
@@ -156,7 +174,7 @@ mod tests {
             let max = |root| Shared { operation: Some(ncclMax), ..reduce(root, count) };
             steps(&[max(0), max(1), max(2), max(3)], &TERMS)
         };
-        assert_eq!(maxima(4096), [Step::Together(0..4)]);
+        assert_eq!(maxima(4096), [together(0..4)]);
         assert_eq!(maxima(4097), [0, 1, 2, 3].map(Step::Alone));
         assert_eq!(maxima(16385), [0, 1, 2, 3].map(Step::Forwarded));
     }
@@ -185,7 +203,7 @@ mod tests {
     }
 
     proptest! {
-        /// Each call is taken once, in its order; what runs together may, has roots of its own, and was foreseen at the call; what
+        /// Each call is taken once; what runs together may, has roots of its own, and was foreseen at the call; what
         /// NCCL runs no kernel serves.
         #[test]
         fn every_call_once(
@@ -206,17 +224,17 @@ mod tests {
                         places.push(place);
                     }
                     Step::Together(run) => {
-                        let mut roots: Vec<_> = calls[run.clone()].iter().map(|call| call.root).collect();
+                        let run: Vec<&Shared> = run.iter().map(|place| { places.push(*place); &calls[*place] }).collect();
+                        let mut roots: Vec<_> = run.iter().map(|call| call.root).collect();
                         roots.sort();
                         roots.dedup();
                         prop_assert!(run.len() > 1 && roots.len() == run.len() && roots[0].is_some());
-                        prop_assert!(calls[run.clone()].iter().all(|call| may_be_fast_together(call, &terms)));
-                        let first = &calls[run.start];
-                        prop_assert!(calls[run.clone()].iter().all(|call| is_alike(first, call)));
-                        places.extend(run);
+                        prop_assert!(run.iter().all(|call| may_be_fast_together(call, &terms)));
+                        prop_assert!(run.iter().all(|call| is_alike(run[0], call)));
                     }
                 }
             }
+            places.sort();
             prop_assert_eq!(places, (0..calls.len()).collect::<Vec<_>>());
         }
     }

@@ -111,11 +111,15 @@ impl Sorted {
             let shared: Vec<Shared> = sorted.collectives.iter().map(|call| call.shared).collect();
             sorted.steps = fusing::steps(&shared, terms);
         }
-        let mut place = 0;
+        let mut are_ours = vec![true; sorted.collectives.len()];
+        for step in &sorted.steps {
+            if let Step::Forwarded(place) = step {
+                are_ours[*place] = false;
+            }
+        }
+        let mut are_ours = are_ours.into_iter();
         for (what, stream) in calls {
-            let is_collective = matches!(what, Ours::Collective(_));
-            let is_ours = !(is_collective && sorted.steps.contains(&Step::Forwarded(place)));
-            place += usize::from(is_collective);
+            let is_ours = matches!(what, Ours::Message(_)) || are_ours.next().unwrap_or(false);
             if is_ours && !sorted.streams.contains(&stream) {
                 sorted.streams.push(stream);
             }
@@ -143,7 +147,7 @@ impl Sorted {
                 Step::Alone(_) => {}
                 Step::Forwarded(place) => count(&self.collectives[*place], Path::Forward),
                 Step::Together(run) => {
-                    let run = self.collectives[run.clone()].iter();
+                    let run = run.iter().map(|place| &self.collectives[*place]);
                     run.filter(waited).for_each(|call| count(call, Path::Fast));
                 }
             }
@@ -153,7 +157,9 @@ impl Sorted {
     fn tasks(&self, rank: u32, ranks: usize) -> Result<Vec<Task>, ncclResult_t> {
         let task = |step: &Step| match step {
             Step::Alone(place) => Some(collectives::alone(&self.collectives[*place], rank, ranks)),
-            Step::Together(run) => Some(collectives::together(&self.collectives[run.clone()], rank, ranks)),
+            Step::Together(run) => {
+                Some(collectives::together(run.iter().map(|place| &self.collectives[*place]), rank, ranks))
+            }
             Step::Forwarded(_) => None,
         };
         let tasks: Option<Vec<Task>> = self.steps.iter().filter_map(task).collect();
