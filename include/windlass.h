@@ -25,6 +25,10 @@ typedef struct windlassStats_t {
   uint64_t communicatorsAlive;
   // The real NCCL's communicators that ended ones left, kept to be used again.
   uint64_t communicatorsParked;
+  // Kernels of Windlass that ran several collectives of a group each: broadcasts, or reduces, with a root each.
+  uint64_t fusedKernels;
+  // Those of `calls` that these kernels ran.
+  uint64_t fusedCalls;
 } windlassStats_t;
 
 #ifdef __cplusplus
@@ -48,6 +52,59 @@ ncclResult_t windlassGetVersion(int *version);
 //
 // `stats` is null or points to `stats->size` bytes.
 ncclResult_t windlassGetStats(struct windlassStats_t *stats);
+
+// All-gather of parts of different sizes: what every rank gives, every rank gets.
+//
+// `recvcounts` has as many elements as the communicator has ranks; `recvcounts[r]` is how many elements rank `r` gives.
+// `displs[r]` is the element of `recvbuff` at which they go; null: each rank's follow those of the rank before. Both lists, in
+// host memory and read before this returns, are equal on all ranks but for `displs`, which each rank chooses for itself. Counts of 0
+// are allowed. `sendbuff` holds this rank's `recvcounts[rank]` elements; it may be the place in `recvbuff` to which they go. Parts
+// of `recvbuff` must not overlap; what lies between them is left as it is. Buffers are device memory of any alignment.
+//
+// It is a group of `ncclBroadcast`, one for each rank in the order of ranks, and counted as that, also within a group that is open.
+// On ranks that Windlass joins that is one kernel, up to the sizes of docs/collectives.md; else NCCL runs the broadcasts.
+//
+// `ncclInvalidArgument`, which fails an open group: no such communicator or type; `recvcounts` is null; `recvbuff` is null and
+// anybody gives something; `sendbuff` is null and this rank does; a part would end beyond 2^63 - 1 bytes, as counts that were
+// negative do. Else what NCCL's calls answer. As with NCCL one thread at a time may call with a communicator.
+//
+// # Safety
+//
+// Lists are null or have an element for each rank; buffers are as large as these say, until the stream has done the work.
+ncclResult_t windlassAllGatherV(const void *sendbuff,
+                                void *recvbuff,
+                                const size_t *recvcounts,
+                                const size_t *displs,
+                                ncclDataType_t datatype,
+                                ncclComm_t comm,
+                                cudaStream_t stream);
+
+// Reduce-scatter of parts of different sizes: each rank gets its part of the sum (or what `op` says) of what all ranks give.
+//
+// `recvcounts` has as many elements as the communicator has ranks; `recvcounts[r]` is how many elements rank `r` gets.
+// `displs[r]` is the element of `sendbuff` at which they begin; null: each rank's follow those of the rank before. Both lists, in
+// host memory and read before this returns, are equal on all ranks but for `displs`, which each rank chooses for itself. Counts of 0
+// are allowed. `recvbuff` gets `recvcounts[rank]` elements; it may be the place in `sendbuff` at which this rank's begin. Buffers
+// are device memory, aligned as their elements.
+//
+// It is a group of `ncclReduce`, one for each rank in the order of ranks, and counted as that, also within a group that is open. On
+// ranks that Windlass joins that is one kernel, up to the sizes of docs/collectives.md; else NCCL runs the reduces.
+//
+// `ncclInvalidArgument`, which fails an open group: no such communicator or type; `recvcounts` is null; `sendbuff` is null and
+// anybody gets something; `recvbuff` is null and this rank does; a part would end beyond 2^63 - 1 bytes, as counts that were
+// negative do. Else what NCCL's calls answer. As with NCCL one thread at a time may call with a communicator.
+//
+// # Safety
+//
+// Lists are null or have an element for each rank; buffers are as large as these say, until the stream has done the work.
+ncclResult_t windlassReduceScatterV(const void *sendbuff,
+                                    void *recvbuff,
+                                    const size_t *recvcounts,
+                                    const size_t *displs,
+                                    ncclDataType_t datatype,
+                                    ncclRedOp_t op,
+                                    ncclComm_t comm,
+                                    cudaStream_t stream);
 
 // Writes the report of this process so far, as JSON, to a file; `%h` and `%p` in its name become the host's name
 // and the process id.

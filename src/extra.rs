@@ -2,10 +2,14 @@
 
 #![allow(non_camel_case_types, non_snake_case)]
 
-use std::ffi::{CStr, c_char, c_int};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::Path;
 
-use nccl_sys::{ncclInvalidArgument, ncclResult_t, ncclSuccess, ncclSystemError, slots};
+use nccl_sys::{
+    cudaStream_t, ncclComm_t, ncclDataType_t, ncclInvalidArgument, ncclRedOp_t, ncclResult_t, ncclSuccess,
+    ncclSystemError, slots,
+};
+use windlass_engine::dispatch::uneven::{self, Asked, Lists};
 use windlass_engine::error::refuse;
 use windlass_engine::lifecycle::switching_off;
 use windlass_engine::stats::{segment, snapshot::Snapshot};
@@ -30,6 +34,10 @@ pub struct windlassStats_t {
     pub communicatorsAlive: u64,
     /// The real NCCL's communicators that ended ones left, kept to be used again.
     pub communicatorsParked: u64,
+    /// Kernels of Windlass that ran several collectives of a group each: broadcasts, or reduces, with a root each.
+    pub fusedKernels: u64,
+    /// Those of `calls` that these kernels ran.
+    pub fusedCalls: u64,
 }
 
 /// The version of Windlass: 10000 * major + 100 * minor + patch. (`ncclGetVersion` gives the real NCCL's.)
@@ -100,7 +108,102 @@ fn count() -> windlassStats_t {
         communicatorsAlive: snapshot.communicators.iter().filter(|found| found.state == "live").count()
             as u64,
         communicatorsParked: snapshot.parked,
+        fusedKernels: snapshot.fused_kernels,
+        fusedCalls: snapshot.fused_calls,
     }
+}
+
+/// All-gather of parts of different sizes: what every rank gives, every rank gets.
+///
+/// `recvcounts` has as many elements as the communicator has ranks; `recvcounts[r]` is how many elements rank `r` gives.
+/// `displs[r]` is the element of `recvbuff` at which they go; null: each rank's follow those of the rank before. Both lists, in
+/// host memory and read before this returns, are equal on all ranks but for `displs`, which each rank chooses for itself. Counts of 0
+/// are allowed. `sendbuff` holds this rank's `recvcounts[rank]` elements; it may be the place in `recvbuff` to which they go. Parts
+/// of `recvbuff` must not overlap; what lies between them is left as it is. Buffers are device memory of any alignment.
+///
+/// It is a group of `ncclBroadcast`, one for each rank in the order of ranks, and counted as that, also within a group that is open.
+/// On ranks that Windlass joins that is one kernel, up to the sizes of docs/collectives.md; else NCCL runs the broadcasts.
+///
+/// `ncclInvalidArgument`, which fails an open group: no such communicator or type; `recvcounts` is null; `recvbuff` is null and
+/// anybody gives something; `sendbuff` is null and this rank does; a part would end beyond 2^63 - 1 bytes, as counts that were
+/// negative do. Else what NCCL's calls answer. As with NCCL one thread at a time may call with a communicator.
+///
+/// # Safety
+///
+/// Lists are null or have an element for each rank; buffers are as large as these say, until the stream has done the work.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn windlassAllGatherV(
+    sendbuff: *const c_void,
+    recvbuff: *mut c_void,
+    recvcounts: *const usize,
+    displs: *const usize,
+    datatype: ncclDataType_t,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    let asked = Asked {
+        name: "windlassAllGatherV",
+        operation: None,
+        send: sendbuff,
+        receive: recvbuff,
+        datatype,
+        communicator: comm,
+        stream,
+    };
+    // SAFETY: by this function's contract.
+    uneven::run(&asked, |ranks| unsafe { lists(recvcounts, displs, ranks) })
+}
+
+/// Reduce-scatter of parts of different sizes: each rank gets its part of the sum (or what `op` says) of what all ranks give.
+///
+/// `recvcounts` has as many elements as the communicator has ranks; `recvcounts[r]` is how many elements rank `r` gets.
+/// `displs[r]` is the element of `sendbuff` at which they begin; null: each rank's follow those of the rank before. Both lists, in
+/// host memory and read before this returns, are equal on all ranks but for `displs`, which each rank chooses for itself. Counts of 0
+/// are allowed. `recvbuff` gets `recvcounts[rank]` elements; it may be the place in `sendbuff` at which this rank's begin. Buffers
+/// are device memory, aligned as their elements.
+///
+/// It is a group of `ncclReduce`, one for each rank in the order of ranks, and counted as that, also within a group that is open. On
+/// ranks that Windlass joins that is one kernel, up to the sizes of docs/collectives.md; else NCCL runs the reduces.
+///
+/// `ncclInvalidArgument`, which fails an open group: no such communicator or type; `recvcounts` is null; `sendbuff` is null and
+/// anybody gets something; `recvbuff` is null and this rank does; a part would end beyond 2^63 - 1 bytes, as counts that were
+/// negative do. Else what NCCL's calls answer. As with NCCL one thread at a time may call with a communicator.
+///
+/// # Safety
+///
+/// Lists are null or have an element for each rank; buffers are as large as these say, until the stream has done the work.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn windlassReduceScatterV(
+    sendbuff: *const c_void,
+    recvbuff: *mut c_void,
+    recvcounts: *const usize,
+    displs: *const usize,
+    datatype: ncclDataType_t,
+    op: ncclRedOp_t,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    let asked = Asked {
+        name: "windlassReduceScatterV",
+        operation: Some(op),
+        send: sendbuff,
+        receive: recvbuff,
+        datatype,
+        communicator: comm,
+        stream,
+    };
+    // SAFETY: by this function's contract.
+    uneven::run(&asked, |ranks| unsafe { lists(recvcounts, displs, ranks) })
+}
+
+/// # Safety
+///
+/// Both are null or have as many elements as there are ranks.
+unsafe fn lists<'a>(counts: *const usize, displacements: *const usize, ranks: usize) -> Option<Lists<'a>> {
+    // SAFETY: by contract, where it is not null.
+    let list =
+        |list: *const usize| (!list.is_null()).then(|| unsafe { std::slice::from_raw_parts(list, ranks) });
+    Some(Lists { counts: list(counts)?, displacements: list(displacements) })
 }
 
 /// Writes the report of this process so far, as JSON, to a file; `%h` and `%p` in its name become the host's name

@@ -1,6 +1,7 @@
 # The C programs and how each is run.
 add_library(harness STATIC support/harness.c support/reference.c support/collective.c support/one_thread.c
-            support/messages.c support/values.c support/calls.c support/team.c support/held.c support/memory.c support/gathers.c)
+            support/messages.c support/values.c support/calls.c support/team.c support/held.c support/memory.c support/gathers.c
+            support/uneven.c)
 target_include_directories(harness PUBLIC "${NCCL_INCLUDE_DIR}")
 target_include_directories(harness SYSTEM PUBLIC "${STUBS}/include")
 find_package(Threads REQUIRED)
@@ -96,7 +97,7 @@ endfunction()
 
 set(PROGRAMS strings arguments collectives sendrecv groups lifecycle threads nonblocking premulsum registration graphs
              forked random_calls random_collectives births patterns pairs absorbed graphs_p2p random_p2p splits promises promise_errors
-             promise_children many_pairs reuse parking registered registered_lives
+             promise_children many_pairs reuse parking uneven registered registered_lives
              registered_groups registered_alone registered_beside)
 # Sends and receives of one fabric: on mailboxes, too.
 set(MESSAGING sendrecv patterns pairs absorbed graphs_p2p random_p2p)
@@ -108,7 +109,7 @@ foreach(program IN LISTS PROGRAMS)
   add_executable(${program} programs/${program}.c)
   target_link_libraries(${program} PRIVATE harness)
   set(seconds 120)
-  if(program STREQUAL "collectives" OR program IN_LIST MESSAGING OR program IN_LIST PROMISING OR program IN_LIST REGISTERING)
+  if(program STREQUAL "collectives" OR program STREQUAL "uneven" OR program IN_LIST MESSAGING OR program IN_LIST PROMISING OR program IN_LIST REGISTERING)
     set(seconds 300)
   endif()
   if(SIM_DIR)
@@ -126,6 +127,16 @@ if(WINDLASS_LIBRARY_DIR)
   endforeach()
   # Two cores spin for 32 blocks a rank.
   add_fabric(collectives 600 "yes" --served fast)
+  # As above. Where limits were measured calls wait in their groups for others; elsewhere all end at the same small size. Two ranks: promises.
+  if(SIM_DIR)
+    set(measured --served fast --set WINDLASS_SIM_MULTIPROCESSORS=132)
+    add_meeting(uneven sim fabric 600 "yes" --served fast)
+    add_meeting(uneven sim measured 600 "yes" ${measured})
+    add_meeting(uneven sim lazy 600 "yes" ${measured} --promised --set WINDLASS_LAZY=all)
+  endif()
+  if(REAL_NCCL_LIBRARY)
+    add_fabric_on(gpu uneven 300 "yes" --served fast)
+  endif()
   set(GROUPED "made in a group with others, which other ranks may make one after the other")
   # On GPUs `births` has another part, whose one rank has no Windlass.
   if(SIM_DIR)

@@ -2,6 +2,12 @@
 
 mod in_fabric;
 
+mod fusing;
+
+pub mod settling;
+
+pub mod uneven;
+
 pub mod messages;
 
 pub mod collectives;

@@ -42,7 +42,7 @@ use crate::arena::{Arena, Holds, PeerSlice, Slice};
 use crate::config::{Switch, config};
 use crate::contract::{Contract, Token};
 use crate::error::refuse;
-use crate::fast::Collective;
+use crate::fast::Task;
 use crate::forward::birth::Ctas;
 use crate::forward::configuration;
 use crate::gpu::{self, Address, StreamHandle};
@@ -189,11 +189,11 @@ impl Fabric {
         &self.limits
     }
 
-    /// Runs collectives, in call order, then sends and receives as one kernel, on the first stream; what the other streams hold
+    /// Runs tasks of collectives, in their order, then sends and receives as one kernel, on the first stream; what the other streams hold
     /// comes before, and what they get later after it.
     pub fn run(
         &self,
-        collectives: &[Collective],
+        tasks: &[Task],
         operations: &[Operation],
         stream: StreamHandle,
         others: &[StreamHandle],
@@ -205,7 +205,7 @@ impl Fabric {
         let Some(boxes) = &self.boxes else { return ncclInternalError };
         let ran = boxes.turns.take(stream, others, |turn| -> Result<(), Refused> {
             if let Some(fast) = &boxes.fast {
-                collectives.iter().try_for_each(|collective| fast.launch(turn, collective))?;
+                tasks.iter().try_for_each(|task| fast.launch(turn, task))?;
             }
             match operations {
                 [] => Ok(()),
@@ -215,7 +215,7 @@ impl Fabric {
         let result = ran.map_or_else(|refused| self.refused(&refused, stream), |()| ncclSuccess);
         // After it was issued: who looks takes them before it asks whether all is done.
         let of_messages = operations.iter().fold(0, |peers, operation| peers | 1 << operation.peer);
-        let of_collectives = if collectives.is_empty() { 0 } else { (1 << self.contract.members.len()) - 1 };
+        let of_collectives = if tasks.is_empty() { 0 } else { (1 << self.contract.members.len()) - 1 };
         self.awaited.fetch_or(of_messages | of_collectives, Ordering::Release);
         result
     }

@@ -18,14 +18,17 @@ use windlass_kernels::collective::{
     COLLECTIVE_EARLY_NEXT, CollectiveLaunch, LANE_BYTES, LANE_RECEIVED, PAIRS_COUNT_BYTES,
     RANKS_MAX as KERNEL_RANKS_MAX,
 };
-use windlass_kernels::collectives::{Limits, arrange};
+use windlass_kernels::collectives::{Limits, arrange, arrange_uneven};
 
 pub use refusal::Refusal;
 pub use supply::{Kernels, Supply};
-pub use windlass_kernels::collectives::{Collective, Geometry, Kind, Layout, Reduction, Tuning};
+pub use windlass_kernels::collectives::{
+    Collective, Geometry, Kind, Layout, Part, Reduction, Tuning, Uneven,
+};
 
 use crate::gpu::module::{Shape, Start};
 use crate::gpu::{Address, StreamHandle};
+use crate::stats::count;
 use crate::turns::{Turn, Turns};
 
 /// A communicator of more ranks has none.
@@ -45,6 +48,15 @@ pub struct Parts {
     /// Where the part for collectives of each rank's slice begins for this rank's device, this rank's own too. They stay as long
     /// as this.
     pub slices: Vec<Address>,
+}
+
+/// What one kernel does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Task {
+    One(Collective),
+    /// Several of a group.
+    Together(Uneven),
 }
 
 /// One rank's collectives of one communicator.
@@ -76,21 +88,21 @@ impl Fast {
     fn try_one(&self) -> Result<(), Refusal> {
         let (kind, count, element_bytes) = (Kind::AllGather, 1, 1);
         let one = Collective { kind, count, element_bytes, reduction: None, send: 1, receive: 1 };
-        self.arrange(&one, self.turns.least_blocks(), &mut CollectiveLaunch::default()).map(drop)
+        self.arrange(&Task::One(one), self.turns.least_blocks(), &mut CollectiveLaunch::default()).map(drop)
     }
 
-    /// Runs one collective on a stream, in a turn of its own.
-    pub fn run(&self, collective: &Collective, stream: StreamHandle) -> Result<(), Refusal> {
-        let run = self.turns.take(stream, &[], |turn| self.launch(turn, collective));
+    /// Runs one task on a stream, in a turn of its own.
+    pub fn run(&self, task: &Task, stream: StreamHandle) -> Result<(), Refusal> {
+        let run = self.turns.take(stream, &[], |turn| self.launch(turn, task));
         run.map_err(Refusal::told)
     }
 
-    /// Launches one collective in a turn; nothing where there is nothing to do. What it refuses is not logged yet.
+    /// Launches one task's kernel in a turn; nothing where there is nothing to do. What it refuses is not logged yet.
     ///
     /// A failure of the driver leaves peers waiting: the communicator is then for its owner to abort.
-    pub fn launch(&self, turn: &mut Turn<'_>, collective: &Collective) -> Result<(), Refusal> {
+    pub fn launch(&self, turn: &mut Turn<'_>, task: &Task) -> Result<(), Refusal> {
         let mut launch = CollectiveLaunch::default();
-        let Some(shape) = self.arrange(collective, turn.blocks(), &mut launch)? else { return Ok(()) };
+        let Some(shape) = self.arrange(task, turn.blocks(), &mut launch)? else { return Ok(()) };
         let captured = turn.begin()?.is_some();
         // In a graph the edge would say that nothing before it need be done.
         let early = shape.early && !captured && self.kernels.may_be_early;
@@ -108,7 +120,11 @@ impl Fast {
             domain: turn.domain(),
             start: if early { Start::WhenAllowed } else { Start::AfterStream },
         };
-        Ok(calls::launch(turn.driver(), function, turn.stream(), &shape, &mut launch)?)
+        calls::launch(turn.driver(), function, turn.stream(), &shape, &mut launch)?;
+        if let Task::Together(uneven) = task {
+            count::fused(uneven.parts.iter().filter(|part| part.bytes > 0).count() as u64);
+        }
+        Ok(())
     }
 
     /// What this rank has received on all lanes since birth, in numbers of their units (of pairs: in launches), as its kernels tell when they end: for who watches over stuck operations. It
@@ -135,13 +151,18 @@ impl Fast {
 
     fn arrange(
         &self,
-        collective: &Collective,
+        task: &Task,
         blocks_max: u32,
         launch: &mut CollectiveLaunch,
     ) -> Result<Option<windlass_kernels::collectives::Shape>, Refusal> {
         let limits = Limits { blocks_max, clusters: self.kernels.have_clusters };
-        let arranged =
-            arrange(collective, &self.geometry, &self.layout, &self.slices, &self.tuning, &limits, launch);
+        let Fast { geometry, layout, slices, tuning, .. } = self;
+        let arranged = match task {
+            Task::One(collective) => arrange(collective, geometry, layout, slices, tuning, &limits, launch),
+            Task::Together(uneven) => {
+                arrange_uneven(uneven, geometry, layout, slices, tuning, &limits, launch)
+            }
+        };
         arranged.map_err(Refusal::Arranged)
     }
 }

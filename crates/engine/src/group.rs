@@ -13,7 +13,6 @@ use nccl_sys::{ncclComm_t, ncclResult_t};
 use crate::call::Call;
 use crate::fabric::registering::Candidate;
 use crate::fabric::{Configured, Derivation, Fabric, Wish};
-use crate::fast::Collective;
 use crate::forward::birth::Handle;
 use crate::forward::of_call::OfCall;
 use crate::gate::Passed;
@@ -46,7 +45,7 @@ thread_local! {
 pub struct Ended {
     /// What waited for it.
     pub awaited: Vec<Awaited>,
-    /// What it runs within fabrics, in call order.
+    /// What it runs within fabrics, in call order, unless that was [taken](take_held).
     pub held: Vec<Held>,
     /// What NCCL is to run of promises that are not honoured, in call order.
     pub promised: Vec<Promised>,
@@ -83,7 +82,8 @@ pub struct Held {
 #[allow(missing_docs)]
 pub enum Ours {
     Message(Operation),
-    Collective(Collective),
+    /// Or NCCL runs it after all: that is known when the group ends.
+    Collective(Call),
 }
 
 /// A call that NCCL has taken, and runs when its group ends.
@@ -158,6 +158,15 @@ pub fn leaves_nothing() -> bool {
 pub fn close_empty() {
     let depth = GROUP.get().depth;
     GROUP.set(Group { depth: depth.saturating_sub(1), awaited: 0 });
+}
+
+/// A group is about to be closed. At the outermost one, gives what it holds to run within fabrics; NCCL still takes calls.
+pub fn take_held() -> Vec<Held> {
+    if GROUP.get().depth != 1 {
+        return Vec::new();
+    }
+    // As below.
+    ENDED.try_with(|ended| std::mem::take(&mut ended.borrow_mut().held)).unwrap_or_default()
 }
 
 /// NCCL is asked to close a group. At the outermost one, gives what it leaves.

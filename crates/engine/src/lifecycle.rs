@@ -17,7 +17,7 @@ use nccl_sys::{
 };
 
 use crate::communicator::{self, Communicator};
-use crate::dispatch::{in_order, promised, registered};
+use crate::dispatch::{in_order, promised, registered, settling};
 use crate::error::refuse;
 use crate::fabric::registering;
 use crate::fabric::{self, Fate};
@@ -279,6 +279,7 @@ pub fn group_end() -> ncclResult_t {
 #[inline(never)]
 fn end_of_much() -> ncclResult_t {
     let (met, ours) = (Cell::new(ncclSuccess), Cell::new(ncclSuccess));
+    let held = Cell::new(settling::settle());
     let result = guard::around(
         || RefCell::new(closing(Entry::ncclGroupEnd)),
         |ended| {
@@ -293,9 +294,9 @@ fn end_of_much() -> ncclResult_t {
                 ours.set(guard::call(|| registered::after_group(&candidates, is_taken(nccls))));
             }
             // NCCL's first, on every rank.
-            let ended = ended.borrow();
-            if !ended.held.is_empty() && is_taken(result) {
-                let ran = guard::call(|| in_order::run_held(&ended.held));
+            let held = held.take();
+            if !held.is_empty() && is_taken(result) {
+                let ran = guard::call(|| in_order::run_held(held));
                 if ours.get() == ncclSuccess {
                     ours.set(ran);
                 }
@@ -327,6 +328,8 @@ fn spoilt(why: ncclResult_t) -> Closed {
 /// Closes a group without running it.
 pub fn group_simulate_end(estimate: *mut ncclSimInfo_t) -> ncclResult_t {
     let met = Cell::new(ncclSuccess);
+    // The estimate is NCCL's, of what it would run.
+    drop(settling::settle());
     let result = guard::around(
         || RefCell::new(closing(Entry::ncclGroupSimulateEnd)),
         |ended| {
@@ -389,7 +392,6 @@ fn after_group(ended: Ended, result: ncclResult_t, met: &Cell<ncclResult_t>) {
 #[cold]
 #[inline(never)]
 fn tell(ended: Ended, result: ncclResult_t) -> ncclResult_t {
-    group::put_back(ended.held);
     let (awaited, met) = derived::after_group(ended.awaited, result);
     if !is_taken(result) {
         meeting::lose(&awaited, result);

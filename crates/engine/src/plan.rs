@@ -68,6 +68,34 @@ fn is_fast(call: &Shared, terms: &Terms) -> bool {
         }
 }
 
+/// Whether one kernel serves these calls of one group, which follow each other: all broadcasts, or all reduces of one type and
+/// operation, each with a root of its own.
+pub fn are_fast_together<'a>(calls: impl Iterator<Item = &'a Shared> + Clone, terms: &Terms) -> bool {
+    let Some(each) = calls.clone().next().and_then(|call| Collective::of(call.function)) else {
+        return false;
+    };
+    let bytes = calls.clone().map(|call| call.bytes(terms.ranks));
+    terms.fast.serve_together(each, bytes.clone(), terms.ranks)
+        && calls.clone().all(|call| match elements(call) {
+            Elements::Measured => true,
+            Elements::Known => bytes.clone().fold(0, u64::saturating_add) <= OTHER_BYTES_MAX,
+            Elements::Unknown => false,
+        })
+}
+
+/// Whether a call that a group holds could be one of those: then what becomes of it is known when the group ends.
+#[inline]
+pub fn may_be_fast_together(call: &Shared, terms: &Terms) -> bool {
+    let Some(each) = Collective::of(call.function) else { return false };
+    let bytes = call.bytes(terms.ranks);
+    terms.fast.may_serve_together(each, bytes, terms.ranks)
+        && match elements(call) {
+            Elements::Measured => true,
+            Elements::Known => bytes <= OTHER_BYTES_MAX,
+            Elements::Unknown => false,
+        }
+}
+
 /// What fast collectives know of a call's elements.
 enum Elements {
     /// The limits hold for them.

@@ -49,6 +49,18 @@ impl Collective {
     }
 }
 
+impl Collective {
+    /// What several of one group are together where each has another root: all-gather-v, reduce-scatter-v.
+    #[inline]
+    pub fn together(self) -> Option<Collective> {
+        match self {
+            Collective::Broadcast => Some(Collective::AllGather),
+            Collective::Reduce => Some(Collective::ReduceScatter),
+            _ => None,
+        }
+    }
+}
+
 /// The limits of one communicator, by collective: calls of fewer bytes ([`crate::call::Shared::bytes`]) are served. 0: none is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits(pub [u64; COLLECTIVES]);
@@ -61,6 +73,40 @@ impl Limits {
     #[inline]
     pub fn serve(&self, collective: Collective, bytes: u64) -> bool {
         bytes < self.0[collective as usize]
+    }
+
+    /// Whether one kernel serves several broadcasts, or several reduces, of these bytes over `ranks` ranks, each with a root of
+    /// its own.
+    ///
+    /// Even ones are an all-gather or a reduce-scatter, and a single one is what it is: both ends were measured. Between them time
+    /// goes by the largest part, which its root's wires carry alone, while NCCL spreads it over all rings: so what makes that more
+    /// than an even share may be as much as a single one has at its limit.
+    pub fn serve_together(
+        &self,
+        each: Collective,
+        bytes: impl Iterator<Item = u64> + Clone,
+        ranks: usize,
+    ) -> bool {
+        let total = bytes.clone().fold(0, u64::saturating_add);
+        let largest = bytes.max().unwrap_or_default();
+        let uneven = (ranks as u64).saturating_mul(largest).saturating_sub(total);
+        let serves = |together| self.serve(together, total) && uneven <= self.uneven_bytes_max(each, ranks);
+        each.together().is_some_and(serves)
+    }
+
+    /// Whether there are others, known later, with which one kernel would serve a broadcast or reduce of so many bytes.
+    #[inline]
+    pub fn may_serve_together(&self, each: Collective, bytes: u64, ranks: usize) -> bool {
+        let Some(together) = each.together() else { return false };
+        let uneven = self.uneven_bytes_max(each, ranks);
+        let if_even = (ranks as u64).saturating_mul(bytes).saturating_sub(uneven);
+        self.serve(each, 0) && self.serve(together, if_even)
+    }
+
+    /// As many times the largest part as there are ranks, less all parts.
+    fn uneven_bytes_max(&self, each: Collective, ranks: usize) -> u64 {
+        let alone = self.0[each as usize].saturating_sub(1);
+        alone.saturating_mul(ranks.saturating_sub(1) as u64)
     }
 
     /// What all ranks know of a communicator.
@@ -146,6 +192,7 @@ pub fn hash() -> u64 {
 mod tests {
     use super::*;
     use crate::contract::{Member, Token, Version};
+    use proptest::prelude::*;
 
     fn contract(ranks: usize, capabilities: u64, capability: u16, multiprocessors: u16) -> Contract {
         let token = Token([0; 16]);
@@ -203,6 +250,52 @@ mod tests {
         let served = [0, 8, 9, u64::MAX].map(|bytes| limits.serve(Collective::AllGather, bytes));
         assert_eq!(served, [true, true, false, false]);
         assert!(!limits.serve(Collective::AllReduce, 0));
+    }
+
+    /// Even parts end where all-gathers do, a single one where broadcasts do, and others between.
+    #[test]
+    fn together() {
+        const MIB: u64 = 1 << 20;
+        for (ranks, alone, whole) in [(2, 4 * MIB, 64 * MIB), (4, MIB, 64 * MIB)] {
+            let limits = Limits::of(&contract(ranks, NEEDED, 90, 132));
+            for each in [Collective::Broadcast, Collective::Reduce] {
+                let serve = |parts: &[u64]| limits.serve_together(each, parts.iter().copied(), ranks);
+                let even = |total: u64| vec![total / ranks as u64; ranks];
+                assert!(serve(&even(4096)) && serve(&even(whole)) && !serve(&even(whole + 4)));
+                assert!(serve(&[alone]) && !serve(&[alone + 1]));
+                let mut larger = even(4 * MIB);
+                larger[0] += alone;
+                assert!(serve(&larger));
+                larger[0] += 1;
+                assert!(!serve(&larger));
+                assert!(!limits.may_serve_together(each, whole, ranks));
+            }
+            assert!(!limits.serve_together(Collective::AllReduce, [1, 1].into_iter(), ranks));
+            assert!(!limits.may_serve_together(Collective::AllGather, 1, ranks));
+        }
+        for each in [Collective::Broadcast, Collective::Reduce] {
+            assert!(!Limits::NONE.may_serve_together(each, 0, 4));
+            assert!(!Limits::NONE.serve_together(each, [0, 0].into_iter(), 4));
+        }
+    }
+
+    proptest! {
+        /// What is served with others was foreseen when it was called alone, and nothing overflows.
+        #[test]
+        fn foreseen(
+            parts in proptest::collection::vec(0..u64::MAX, 1..9),
+            scale in 0..64_u32,
+            limits in any::<[u32; COLLECTIVES]>(),
+            ranks in 2..9_usize,
+        ) {
+            let limits = Limits(limits.map(u64::from));
+            let parts: Vec<u64> = parts.into_iter().take(ranks).map(|bytes| bytes >> scale).collect();
+            if limits.serve_together(Collective::Broadcast, parts.iter().copied(), ranks) {
+                for bytes in parts {
+                    prop_assert!(limits.may_serve_together(Collective::Broadcast, bytes, ranks));
+                }
+            }
+        }
     }
 
     /// No measured cell is below what holds for all others.

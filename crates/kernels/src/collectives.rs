@@ -10,6 +10,7 @@ mod kernel;
 mod reduction;
 mod refused;
 mod tuning;
+mod uneven;
 
 #[cfg(test)]
 mod tests;
@@ -20,6 +21,7 @@ pub use kernel::Kernel;
 pub use reduction::Reduction;
 pub use refused::Refused;
 pub use tuning::{Crossover, Tuning};
+pub use uneven::{Part, Uneven, arrange_uneven};
 
 use crate::collective::{COLLECTIVE_EVEN, CollectiveLaunch};
 use kernel::{Family, Reducer, Straight};
@@ -106,15 +108,7 @@ pub fn arrange(
     let pair_bytes = collective.pair_bytes();
     let family = tuning.family(collective.kind, reducer, total_bytes, pair_bytes, geometry);
 
-    *launch = CollectiveLaunch {
-        first_tag: geometry.first_tag,
-        rank: geometry.rank,
-        ranks,
-        lanes_log2: geometry.lanes.ilog2(),
-        ring_slots: geometry.slots,
-        ..CollectiveLaunch::default()
-    };
-    launch.slices[..slices.len()].copy_from_slice(slices);
+    *launch = blank(geometry, slices);
     launch.wires = match family {
         Family::Pairs => [layout.pairs, Default::default()],
         Family::Lines2 | Family::Lines4 | Family::Posted => [layout.lines, Default::default()],
@@ -130,14 +124,25 @@ pub fn arrange(
     if collective.kind.is_even() {
         launch.flags |= COLLECTIVE_EVEN;
     }
-    let straight = match collective.kind.is_even() && launch.is_whole(family.vector_bytes()) {
-        true => Straight::Whole,
-        false => Straight::No,
-    };
+    let straight = Straight::of(collective.kind.is_even() && launch.is_whole(family.vector_bytes()));
     let kernel = Kernel::of(family, reducer, ranks, straight);
     let shape = Shape::of(kernel, launch.used_lanes, total_bytes, limits);
     launch.role_warps = shape.role_warps;
     Ok(Some(shape))
+}
+
+/// A launch that knows its communicator.
+fn blank(geometry: &Geometry, slices: &[u64]) -> CollectiveLaunch {
+    let mut launch = CollectiveLaunch {
+        first_tag: geometry.first_tag,
+        rank: geometry.rank,
+        ranks: geometry.ranks,
+        lanes_log2: geometry.lanes.ilog2(),
+        ring_slots: geometry.slots,
+        ..CollectiveLaunch::default()
+    };
+    launch.slices[..slices.len()].copy_from_slice(slices);
+    launch
 }
 
 impl Collective {

@@ -120,6 +120,11 @@ pub fn forward_everything() {
     INSIDE[1].store(usize::MAX, Ordering::Relaxed);
 }
 
+/// Whether every call does.
+pub fn forwards_everything() -> bool {
+    INSIDE[1].load(Ordering::Relaxed) == usize::MAX
+}
+
 /// Notes the two ranges, unless everything is forwarded already: that stays.
 pub(crate) fn note_inside(ranges: [(usize, usize); 2]) {
     let [real, own] = ranges;

@@ -8,7 +8,7 @@ use nccl_sys::{ncclResult_t, ncclSuccess};
 use crate::call::{Call, Function};
 use crate::communicator::Communicator;
 use crate::fabric::Fabric;
-use crate::fast::{Collective, Kind, Reduction};
+use crate::fast::{Collective, Kind, Part, RANKS_MAX, Reduction, Task, Uneven};
 use crate::group::{self, Ours};
 
 use super::in_order::{self, stream_of};
@@ -33,10 +33,36 @@ pub fn take(call: &Call, Served { fabric, collective }: &Served) -> ncclResult_t
         return ncclSuccess;
     }
     if group::is_open() {
-        return in_order::hold(call, fabric, std::iter::once(Ours::Collective(*collective)));
+        return in_order::hold(call, fabric, std::iter::once(Ours::Collective(*call)));
     }
-    let one = std::slice::from_ref(collective);
-    in_order::run(call.local.communicator, fabric, one, &[], stream_of(call), &[])
+    let one = [Task::One(*collective)];
+    in_order::run(call.local.communicator, fabric, &one, &[], stream_of(call), &[])
+}
+
+/// One call of a group by itself; none where NCCL would have refused it.
+pub(super) fn alone(call: &Call, rank: u32, ranks: usize) -> Option<Task> {
+    collective_of(call, rank, ranks).map(Task::One)
+}
+
+/// Broadcasts, or reduces, of a group with a root each, as one; none where NCCL would have refused one.
+pub(super) fn together<'a>(calls: impl Iterator<Item = &'a Call>, rank: u32, ranks: usize) -> Option<Task> {
+    let mut uneven = Uneven { reduction: None, parts: [Part::default(); RANKS_MAX], own: 0 };
+    for call in calls {
+        let Collective { kind, count, element_bytes, reduction, send, receive } =
+            collective_of(call, rank, ranks)?;
+        let (root, part, own) = match kind {
+            Kind::Broadcast { root } => (root, receive, send),
+            Kind::Reduce { root } => (root, send, receive),
+            _ => return None,
+        };
+        let bytes = count.checked_mul(element_bytes.into())?;
+        *uneven.parts.get_mut(root as usize)? = Part { address: part, bytes };
+        uneven.reduction = reduction;
+        if root == rank {
+            uneven.own = own;
+        }
+    }
+    Some(Task::Together(uneven))
 }
 
 /// None if an argument is such that NCCL refuses it, or would fault on it.
@@ -102,6 +128,28 @@ mod tests {
         assert_eq!(all_reduce.reduction, Some(Reduction { datatype: 7, operation: 0 }));
         let broadcast = collective_of(&call(Function::Bcast, Some(3), 8, 8), 1, 4).unwrap();
         assert_eq!((broadcast.kind, broadcast.reduction), (Kind::Broadcast { root: 3 }, None));
+    }
+
+    /// Broadcasts and reduces with a root each become one: each rank's part where its call has it, this rank's own beside.
+    #[test]
+    fn roots_become_parts() {
+        let sized = |call: Call, count| Call { shared: Shared { count, ..call.shared }, ..call };
+        let broadcast = |root, count, at| sized(call(Function::Broadcast, Some(root), at, at + 1), count);
+        let calls = [broadcast(2, 5, 100), broadcast(1, 7, 200), broadcast(0, 1, 300)];
+        let Some(Task::Together(gather)) = together(calls.iter(), 1, 4) else { panic!("not one") };
+        assert_eq!((gather.reduction, gather.own), (None, 200));
+        let parts = gather.parts.map(|part| (part.address, part.bytes));
+        assert_eq!(parts[..5], [(301, 4), (201, 28), (101, 20), (0, 0), (0, 0)]);
+        let reduce = |root, count, at| sized(call(Function::Reduce, Some(root), at, at + 1), count);
+        let calls = [reduce(0, 5, 100), reduce(3, 7, 200)];
+        let Some(Task::Together(scatter)) = together(calls.iter(), 3, 4) else { panic!("not one") };
+        assert_eq!((scatter.reduction.unwrap().operation, scatter.own), (0, 201));
+        assert_eq!(scatter.parts[3], Part { address: 200, bytes: 28 });
+        // A rank that is no root has nothing of its own.
+        let Some(Task::Together(other)) = together(calls.iter(), 2, 4) else { panic!("not one") };
+        assert_eq!(other.own, 0);
+        assert_eq!(together([reduce(4, 1, 100)].iter(), 2, 4), None);
+        assert_eq!(together([call(Function::AllGather, None, 8, 8)].iter(), 2, 4), None);
     }
 
     /// Roots that are no ranks, unknown types, and buffers that are not there where they are needed, are NCCL's.

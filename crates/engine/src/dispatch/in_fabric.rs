@@ -6,14 +6,15 @@ use nccl_sys::ncclResult_t;
 
 use crate::annotate;
 use crate::call::Call;
-use crate::communicator::Communicator;
+use crate::communicator::{self, Communicator};
 use crate::fabric::Fabric;
 use crate::forward;
 use crate::gate::Passed;
+use crate::group;
 use crate::guard;
 use crate::lifecycle;
 use crate::path::Path;
-use crate::plan::{Standing, Terms, plan};
+use crate::plan::{Standing, Terms, may_be_fast_together, plan};
 
 use super::collectives::{self, Served};
 use super::registered::{self, Taken};
@@ -35,6 +36,8 @@ enum Course {
     Mailbox(Arc<Fabric>),
     /// A kernel of ours, over the fabric.
     Fast(Served),
+    /// The same or NCCL: what else its group holds will tell.
+    Perhaps(Served),
     /// NCCL, which may have to build the communicator first.
     Promised,
     /// NCCL, as all ranks have decided. Few calls are: what every call carries stays small.
@@ -49,7 +52,7 @@ pub fn call(call: &Call, communicator: &'static Communicator) -> ncclResult_t {
         |decided| match &decided.course {
             Course::Forward => forward::forward(call),
             Course::Mailbox(fabric) => guard::call(|| messages::take(call, fabric)),
-            Course::Fast(served) => guard::call(|| collectives::take(call, served)),
+            Course::Fast(served) | Course::Perhaps(served) => guard::call(|| collectives::take(call, served)),
             Course::Promised => promised::call(call),
             Course::Taken(taken) => registered::run(call, taken),
         },
@@ -57,28 +60,62 @@ pub fn call(call: &Call, communicator: &'static Communicator) -> ncclResult_t {
     )
 }
 
+/// Runs one that its group held, and that is NCCL's after all. The group is about to end.
+pub fn forward_held(call: &Call) -> ncclResult_t {
+    guard::around(
+        || match communicator::find(call.local.communicator) {
+            Some(communicator) => forwarded(call, communicator, &terms_of(communicator)),
+            None => Course::Forward,
+        },
+        |course| match course {
+            Course::Promised => promised::call(call),
+            _ => forward::forward(call),
+        },
+        |_, _| {},
+    )
+}
+
 fn decide(call: &Call, communicator: &'static Communicator) -> Decided {
     let inside = lifecycle::enter(communicator);
-    let (ranks, fast) = communicator.terms();
-    let terms = Terms { ranks, fast };
+    let terms = terms_of(communicator);
     let course = match plan(&call.shared, Standing::Fabric(terms)) {
         Path::Mailbox => messages::serves(call, communicator).map(Course::Mailbox),
         Path::Fast => collectives::serves(call, communicator).map(Course::Fast),
+        Path::Forward | Path::Registered if may_be_held(call, &terms) => {
+            collectives::serves(call, communicator).map(Course::Perhaps)
+        }
         Path::Forward | Path::Registered => None,
     };
-    let course = course.unwrap_or_else(|| {
-        if communicator.is_promise() {
-            return Course::Promised;
-        }
-        in_order::before_forward(call, communicator);
-        registered::take(call, communicator, terms)
-            .map_or(Course::Forward, |taken| Course::Taken(Box::new(taken)))
-    });
+    let course = course.unwrap_or_else(|| forwarded(call, communicator, &terms));
     let path = match &course {
         Course::Forward | Course::Promised => Path::Forward,
         Course::Mailbox(_) => Path::Mailbox,
         Course::Fast(_) => Path::Fast,
         Course::Taken(taken) => taken.path(),
+        // Counted when it is known.
+        Course::Perhaps(_) => {
+            let range = annotate::range(call.shared.function);
+            return Decided { course, _range: range, _inside: inside };
+        }
     };
     Decided { course, _range: count(call, communicator, path), _inside: inside }
+}
+
+fn terms_of(communicator: &Communicator) -> Terms {
+    let (ranks, fast) = communicator.terms();
+    Terms { ranks, fast }
+}
+
+/// Whether a call that is NCCL's by itself may be ours beside others of its group.
+fn may_be_held(call: &Call, terms: &Terms) -> bool {
+    group::is_open() && may_be_fast_together(&call.shared, terms)
+}
+
+fn forwarded(call: &Call, communicator: &Communicator, terms: &Terms) -> Course {
+    if communicator.is_promise() {
+        return Course::Promised;
+    }
+    in_order::before_forward(call, communicator);
+    registered::take(call, communicator, *terms)
+        .map_or(Course::Forward, |taken| Course::Taken(Box::new(taken)))
 }

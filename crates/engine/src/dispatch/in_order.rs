@@ -18,11 +18,13 @@ use crate::call::Call;
 use crate::communicator::{self, Communicator};
 use crate::error::refuse;
 use crate::fabric::Fabric;
-use crate::fast::Collective;
+use crate::fast::Task;
 use crate::forward::known;
 use crate::gpu::StreamHandle;
 use crate::group::{self, Held, Ours};
 use crate::mailbox::Operation;
+
+use super::settling::Part;
 
 /// Before a call goes to NCCL whose communicator has a fabric.
 pub fn before_forward(call: &Call, communicator: &Communicator) {
@@ -54,21 +56,16 @@ pub(super) fn hold(call: &Call, fabric: &Arc<Fabric>, mut parts: impl Iterator<I
     }
 }
 
-/// Runs what a group held. The first that fails is the answer; the others run all the same, as their peers wait.
-pub fn run_held(held: &[Held]) -> ncclResult_t {
-    let Some(first) = held.first() else { return ncclSuccess };
-    let mut fabrics: Vec<&Held> = vec![first];
-    for one in held {
-        if !fabrics.iter().any(|known| Arc::ptr_eq(&known.fabric, &one.fabric)) {
-            fabrics.push(one);
-        }
-    }
-    fabrics.sort_by_key(|one| (one.fabric.contract().birth, one.fabric.rank()));
+/// Runs what a group held, after NCCL has run what is its. The first that fails is the answer; the others run all the same, as their
+/// peers wait.
+pub fn run_held(mut parts: Vec<Part>) -> ncclResult_t {
+    parts.sort_by_key(|part| (part.fabric.contract().birth, part.fabric.rank()));
     let mut answer = ncclSuccess;
-    for first in fabrics {
-        let own = || held.iter().filter(|one| Arc::ptr_eq(&one.fabric, &first.fabric));
-        let Part { collectives, operations, others } = Part::of(own().map(|one| (one.what, one.stream)));
-        let result = run(first.communicator, &first.fabric, &collectives, &operations, first.stream, &others);
+    for Part { communicator, fabric, tasks, operations, stream, others } in &parts {
+        let result = match tasks {
+            Ok(tasks) => run(*communicator, fabric, tasks, operations, *stream, others),
+            Err(code) => *code,
+        };
         if answer == ncclSuccess {
             answer = result;
         }
@@ -76,38 +73,11 @@ pub fn run_held(held: &[Held]) -> ncclResult_t {
     answer
 }
 
-/// One communicator's part of a group.
-#[derive(Debug, Default)]
-struct Part {
-    collectives: Vec<Collective>,
-    operations: Vec<Operation>,
-    /// Streams beside the first.
-    others: Vec<StreamHandle>,
-}
-
-impl Part {
-    /// Of its calls, in order, each with its stream.
-    fn of(calls: impl Iterator<Item = (Ours, StreamHandle)>) -> Part {
-        let mut part = Part::default();
-        let mut first = None;
-        for (what, stream) in calls {
-            match what {
-                Ours::Collective(collective) => part.collectives.push(collective),
-                Ours::Message(operation) => part.operations.push(operation),
-            }
-            if stream != *first.get_or_insert(stream) && !part.others.contains(&stream) {
-                part.others.push(stream);
-            }
-        }
-        part
-    }
-}
-
 /// Runs them now.
 pub(super) fn run(
     handle: ncclComm_t,
     fabric: &Arc<Fabric>,
-    collectives: &[Collective],
+    tasks: &[Task],
     operations: &[Operation],
     stream: StreamHandle,
     others: &[StreamHandle],
@@ -124,7 +94,7 @@ pub(super) fn run(
             }
         }
     }
-    fabric.run(collectives, operations, stream, others)
+    fabric.run(tasks, operations, stream, others)
 }
 
 /// NCCL's own handle, for a copy on this stream; none of a promise that was not honoured, of which NCCL runs nothing.
@@ -140,54 +110,4 @@ fn real_of(communicator: &Communicator, handle: ncclComm_t, stream: StreamHandle
 
 pub(super) fn stream_of(call: &Call) -> StreamHandle {
     StreamHandle(call.local.stream as usize)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::fast::Kind;
-    use crate::mailbox::Direction;
-    use proptest::prelude::*;
-
-    fn ours(is_collective: bool, number: u64) -> Ours {
-        match is_collective {
-            true => Ours::Collective(Collective {
-                kind: Kind::AllGather,
-                count: number,
-                element_bytes: 1,
-                reduction: None,
-                send: 1,
-                receive: 1,
-            }),
-            false => {
-                let direction = Direction::Send;
-                Ours::Message(Operation { address: 1, bytes: number, peer: 0, direction })
-            }
-        }
-    }
-
-    proptest! {
-        /// Whatever stands between them, collectives and messages keep their own order; every stream but the first is
-        /// joined once.
-        #[test]
-        fn each_kind_in_its_order(calls in proptest::collection::vec((any::<bool>(), 0..4_usize), 0..20)) {
-            let numbered = (0..).zip(&calls);
-            let part =
-                Part::of(numbered.map(|(number, (is, stream))| (ours(*is, number), StreamHandle(*stream))));
-            let of = |wanted: bool| {
-                let numbers = (0..).zip(&calls).filter(|(_, (is, _))| *is == wanted);
-                numbers.map(|(number, _)| number).collect::<Vec<u64>>()
-            };
-            prop_assert_eq!(part.collectives.iter().map(|one| one.count).collect::<Vec<_>>(), of(true));
-            prop_assert_eq!(part.operations.iter().map(|one| one.bytes).collect::<Vec<_>>(), of(false));
-            let mut streams: Vec<usize> = calls.iter().map(|(_, stream)| *stream).collect();
-            let first = streams.first().copied();
-            streams.sort();
-            streams.dedup();
-            streams.retain(|stream| Some(*stream) != first);
-            let mut others: Vec<usize> = part.others.iter().map(|stream| stream.0).collect();
-            others.sort();
-            prop_assert_eq!(others, streams);
-        }
-    }
 }

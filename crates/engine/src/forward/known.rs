@@ -57,6 +57,19 @@ pub fn identity(communicator: ncclComm_t) -> Option<Identity> {
     all_answered.then_some(Identity { rank, ranks, device })
 }
 
+/// Rank and ranks of a communicator of NCCL's, or NCCL's refusal of the handle.
+pub fn place_in(communicator: ncclComm_t) -> Result<(usize, usize), ncclResult_t> {
+    let (mut rank, mut ranks): (c_int, c_int) = (0, 0);
+    // SAFETY: the application's own argument; the outputs are locals.
+    let answers = unsafe {
+        [real::ncclCommUserRank(communicator, &mut rank), real::ncclCommCount(communicator, &mut ranks)]
+    };
+    match answers.into_iter().find(|code| *code != ncclSuccess) {
+        Some(code) => Err(code),
+        None => Ok((rank.max(0) as usize, ranks.max(0) as usize)),
+    }
+}
+
 /// Ends a communicator.
 pub fn end(how: End, communicator: ncclComm_t) -> ncclResult_t {
     // SAFETY: the application's own argument; the library is open.

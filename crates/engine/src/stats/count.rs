@@ -121,6 +121,13 @@ pub fn parked(communicators: u64, bytes: u64) {
     segment.parked_bytes.store(bytes, Ordering::Relaxed);
 }
 
+/// One kernel runs so many collectives of a group.
+pub fn fused(calls: u64) {
+    let segment = segment::current();
+    segment.fused_kernels.fetch_add(1, Ordering::Relaxed);
+    segment.fused_calls.fetch_add(calls, Ordering::Relaxed);
+}
+
 /// Counts of registrations.
 pub fn registered(what: Registered, more: u64) {
     segment::current().registrations[what as usize].fetch_add(more, Ordering::Relaxed);

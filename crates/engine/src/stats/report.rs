@@ -31,6 +31,10 @@ pub fn text(snapshot: &Snapshot) -> String {
             size(snapshot.parked_bytes)
         );
     }
+    if snapshot.fused_kernels > 0 {
+        let (calls, kernels) = (snapshot.fused_calls, snapshot.fused_kernels);
+        let _ = writeln!(out, "fused: {calls} grouped collectives in {kernels} kernels");
+    }
     if let Some(line) = registered::text(&snapshot.registrations, size) {
         let _ = writeln!(out, "{line}");
     }
@@ -129,6 +133,8 @@ mod tests {
             communicators_made: 1,
             parked: 2,
             parked_bytes: 3 << 20,
+            fused_kernels: 2,
+            fused_calls: 8,
             registrations: [("registered".to_owned(), 12)].into(),
             functions: [("ncclAllReduce".to_owned(), 3), ("ncclCommInitRank".to_owned(), 1)].into(),
             communicators: vec![CommunicatorCounts {
@@ -153,6 +159,7 @@ mod tests {
             "{table}"
         );
         assert_eq!(table.lines().nth(1), Some("parked: 2 communicators of NCCL's, 3.0 MiB"));
+        assert_eq!(table.lines().nth(2), Some("fused: 8 grouped collectives in 2 kernels"));
         let row = table.lines().last().unwrap().split_whitespace().collect::<Vec<_>>().join(" ");
         assert_eq!(row, "1: rank 0 of 4, device ?, live ncclAllReduce forward 3 3.0 MiB");
     }

@@ -56,6 +56,10 @@ pub struct Segment {
     pub parked: AtomicU64,
     /// Bytes of device memory that these keep, as far as is known.
     pub parked_bytes: AtomicU64,
+    /// Kernels of ours that ran several collectives of a group each.
+    pub fused_kernels: AtomicU64,
+    /// Collectives that these ran.
+    pub fused_calls: AtomicU64,
     /// What is registered: numbers of [`crate::stats::registered`].
     pub registrations: [AtomicU64; REGISTRATIONS_MAX],
     /// Calls that the face passed on without looking, by entry point.

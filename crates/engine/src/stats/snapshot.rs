@@ -35,6 +35,12 @@ pub struct Snapshot {
     /// Bytes of device memory that these keep, as far as is known.
     #[serde(default)]
     pub parked_bytes: u64,
+    /// Kernels of ours that ran several collectives of a group each.
+    #[serde(default)]
+    pub fused_kernels: u64,
+    /// Collectives that these ran; they are counted with all others, too.
+    #[serde(default)]
+    pub fused_calls: u64,
     /// What was registered with NCCL by itself, by the names of [`crate::stats::registered`]; only what is not 0.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub registrations: BTreeMap<String, u64>,
@@ -96,6 +102,8 @@ impl Snapshot {
             communicators_made: segment.communicators_made.load(Ordering::Relaxed),
             parked: segment.parked.load(Ordering::Relaxed),
             parked_bytes: segment.parked_bytes.load(Ordering::Relaxed),
+            fused_kernels: segment.fused_kernels.load(Ordering::Relaxed),
+            fused_calls: segment.fused_calls.load(Ordering::Relaxed),
             registrations: registrations(segment),
             functions: functions(segment, &communicators),
             communicators,

@@ -35,7 +35,7 @@ fn each_of_every_size() {
                 sizes.iter().flat_map(|size| kinds(ranks.len() as u32).into_iter().map(|kind| (kind, *size)));
             let parts: Vec<Part> = calls.map(of).collect();
             for part in &parts {
-                rank.fast.run(&part.collective, stream.handle()).unwrap();
+                rank.fast.run(&part.task, stream.handle()).unwrap();
             }
             stream.synchronize();
             parts.iter().for_each(Part::check);
@@ -54,12 +54,12 @@ fn graphs_among_eager() {
         let part = |kind, count| Part::of(kind, count, rank.rank, 2);
         let parts = [part(Kind::AllReduce, 100), part(Kind::AllGather, 30_000), part(Kind::AlltoAll, 70)];
         let graph = captured(&streams[1], || {
-            rank.fast.run(&parts[1].collective, streams[1].handle()).unwrap();
-            rank.fast.run(&parts[2].collective, streams[1].handle()).unwrap();
+            rank.fast.run(&parts[1].task, streams[1].handle()).unwrap();
+            rank.fast.run(&parts[2].task, streams[1].handle()).unwrap();
         });
         for turn in 0..6 {
             ok(cuGraphLaunch(graph, streams[turn % 2].0));
-            rank.fast.run(&parts[0].collective, streams[turn / 2 % 2].handle()).unwrap();
+            rank.fast.run(&parts[0].task, streams[turn / 2 % 2].handle()).unwrap();
             streams.iter().for_each(AppStream::synchronize);
             parts.iter().for_each(Part::check);
             parts.iter().for_each(Part::clear);

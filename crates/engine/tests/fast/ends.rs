@@ -17,7 +17,7 @@ fn abort_in_the_middle() {
         let ranks = communicator(&devices);
         let stream = devices[0].stream();
         let part = Part::of(kind, count, 0, 2);
-        ranks[0].fast.run(&part.collective, stream.handle()).unwrap();
+        ranks[0].fast.run(&part.task, stream.handle()).unwrap();
         std::thread::sleep(std::time::Duration::from_millis(20));
         assert!(stream.is_busy());
         ranks[0].turns.abort();
@@ -28,7 +28,7 @@ fn abort_in_the_middle() {
             assert_eq!((wait.peer, wait.carries), (1, carries), "{stuck}");
         }
         assert!(stuck.waits.iter().any(|wait| wait.direction == Direction::Receive) || count > 10, "{stuck}");
-        let refused = ranks[0].fast.run(&part.collective, stream.handle()).unwrap_err();
+        let refused = ranks[0].fast.run(&part.task, stream.handle()).unwrap_err();
         assert_eq!(refused, turns::Refusal::Aborted { rank: 0 }.into());
         drop((part, stream));
         end(ranks);

@@ -10,3 +10,4 @@ mod numbers;
 mod collectives;
 mod ends;
 mod order;
+mod uneven;

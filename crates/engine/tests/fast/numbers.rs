@@ -1,6 +1,6 @@
 //! Collectives of 32-bit integers that are verified.
 
-use windlass_engine::fast::{Collective, Kind, Reduction};
+use windlass_engine::fast::{Collective, Kind, Reduction, Task};
 use windlass_engine::mailbox::{Direction, Operation};
 
 use crate::support::*;
@@ -48,9 +48,9 @@ impl Drop for Numbers {
     }
 }
 
-/// One rank's part of a collective: its buffers, and what is to be in the second then.
+/// One rank's part in a collective: its buffers, and what is to be in the second then.
 pub struct Part {
-    pub collective: Collective,
+    pub task: Task,
     _input: Numbers,
     output: Numbers,
     expected: Vec<i32>,
@@ -90,26 +90,21 @@ impl Part {
         let input = Numbers::new((0..sent).map(|index| value(rank, index)).collect());
         let output = Numbers::new(vec![UNTOUCHED; got]);
         let reduces = matches!(kind, Kind::AllReduce | Kind::Reduce { .. } | Kind::ReduceScatter);
-        let collective = Collective {
+        let task = Task::One(Collective {
             kind,
             count: count as u64,
             element_bytes: 4,
             reduction: reduces.then_some(SUM),
             send: input.address,
             receive: output.address,
-        };
-        Part { collective, _input: input, output, expected }
+        });
+        Part { task, _input: input, output, expected }
     }
 
     pub fn check(&self) {
         let found = self.output.get();
         let wrong = (0..found.len()).find(|index| found[*index] != self.expected[*index]);
-        assert_eq!(
-            wrong.map(|index| (index, found[index], self.expected[index])),
-            None,
-            "{:?}",
-            self.collective
-        );
+        assert_eq!(wrong.map(|index| (index, found[index], self.expected[index])), None, "{:?}", self.task);
     }
 
     pub fn clear(&self) {

@@ -104,6 +104,12 @@ pub(super) enum Straight {
 
 const STRAIGHT: [Straight; 2] = [Straight::Whole, Straight::No];
 
+impl Straight {
+    pub(super) fn of(even_and_whole: bool) -> Straight {
+        if even_and_whole { Straight::Whole } else { Straight::No }
+    }
+}
+
 const RANKS: [u32; 3] = [2, 4, 8];
 const REDUCERS: [Reducer; 5] =
     [Reducer::Copy, Reducer::SumF32, Reducer::SumF16, Reducer::SumBf16, Reducer::Any];

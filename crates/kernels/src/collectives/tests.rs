@@ -1,4 +1,5 @@
 mod flow;
+mod uneven;
 
 use std::collections::BTreeSet;
 

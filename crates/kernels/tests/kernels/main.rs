@@ -6,3 +6,4 @@ mod collectives;
 mod compiled;
 mod host;
 mod simulation;
+mod uneven;

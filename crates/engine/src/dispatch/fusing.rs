@@ -1,0 +1,241 @@
+//! Which collectives of one communicator's part of a group one kernel runs: broadcasts with a root each are an all-gather-v,
+//! reduces with a root each a reduce-scatter-v. Pure, and a function of what all ranks share; pointers, streams and what is in place
+//! cannot be passed in.
+//!
+//! # Why all ranks decide alike
+//! NCCL has ranks group their collectives alike: it chooses an algorithm for all of one kind and like size in a group together, and
+//! deals them out over its channels one after the other (2.28.9, `ncclPrepareTasks` and `scheduleCollTasksToPlan` in
+//! src/enqueue.cc), so ranks with other groups would wait for each other's channels for ever.
+//!
+//! # Why one may not need another's result
+//! NCCL promises no order within a group: its list is sorted by size (`ncclTaskCollSorterInsert`, src/include/comm.h), the last first
+//! among equals, and runs side by side on several channels. So buffers of one that are another's are the program's fault there, too.
+
+use crate::call::{Function, Shared};
+use crate::path::Path;
+use crate::plan::{Standing, Terms, are_fast_together, plan};
+use crate::tuning::Collective;
+
+/// What becomes of collectives; numbers are places in the list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// One kernel runs this one.
+    Alone(usize),
+    /// One kernel runs all these.
+    Together(Vec<usize>),
+    /// NCCL runs it.
+    Forwarded(usize),
+}
+
+/// What becomes of a communicator's collectives of a group, in call order, of those that were held for its end.
+pub fn steps(calls: &[Shared], terms: &Terms) -> Vec<Step> {
+    let mut steps = Vec::with_capacity(calls.len());
+    let mut from = 0;
+    while from < calls.len() {
+        let run = from..from + run_of(&calls[from..]).len();
+        from = run.end;
+        let is_ours = |place: &usize| plan(&calls[*place], Standing::Fabric(*terms)) == Path::Fast;
+        if run.len() == 1 {
+            let place = run.start;
+            steps.push(if is_ours(&place) { Step::Alone(place) } else { Step::Forwarded(place) });
+            continue;
+        }
+        let run: Vec<usize> = run.collect();
+        if are_together(calls, &run, terms) {
+            steps.push(Step::Together(run));
+            continue;
+        }
+        // What is NCCL's by itself goes there; the rest is a smaller one.
+        let (ours, nccls): (Vec<usize>, Vec<usize>) = run.into_iter().partition(is_ours);
+        steps.extend(nccls.into_iter().map(Step::Forwarded));
+        match are_together(calls, &ours, terms) {
+            true => steps.push(Step::Together(ours)),
+            false => steps.extend(ours.into_iter().map(Step::Alone)),
+        }
+    }
+    steps
+}
+
+fn are_together(calls: &[Shared], run: &[usize], terms: &Terms) -> bool {
+    run.len() > 1 && are_fast_together(run.iter().map(|place| &calls[*place]), terms)
+}
+
+/// The first calls, as many as one kernel can run, at least one: alike but for roots and counts, with a root each.
+fn run_of(calls: &[Shared]) -> &[Shared] {
+    let Some((first, others)) = calls.split_first() else { return calls };
+    if Collective::of(first.function).and_then(Collective::together).is_none() {
+        return &calls[..1];
+    }
+    let mut length = 1;
+    for call in others {
+        let is_new = calls[..length].iter().all(|known| known.root != call.root);
+        if !is_new || !is_alike(first, call) {
+            break;
+        }
+        length += 1;
+    }
+    &calls[..length]
+}
+
+/// What only moves may be of any types.
+fn is_alike(one: &Shared, other: &Shared) -> bool {
+    Collective::of(one.function) == Collective::of(other.function)
+        && (one.function != Function::Reduce
+            || (one.datatype, one.operation) == (other.datatype, other.operation))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::may_be_fast_together;
+    use crate::tuning::{COLLECTIVES, Limits};
+    use nccl_sys::{ncclDataType_t, ncclFloat32, ncclInt8, ncclInt32, ncclMax, ncclSum};
+    use proptest::prelude::*;
+
+    const MIB: usize = 1 << 20;
+    /// All-reduce, broadcast, reduce, all-gather, reduce-scatter.
+    const TERMS: Terms = Terms { ranks: 4, fast: Limits([16 << 20, 1 << 20, 1 << 20, 64 << 20, 64 << 20]) };
+
+    fn broadcast(root: i32, count: usize) -> Shared {
+        Shared { function: Function::Broadcast, count, datatype: ncclInt8, operation: None, root: Some(root) }
+    }
+
+    fn reduce(root: i32, count: usize) -> Shared {
+        let datatype = ncclFloat32;
+        Shared { function: Function::Reduce, count, datatype, operation: Some(ncclSum), root: Some(root) }
+    }
+
+    fn together(run: std::ops::Range<usize>) -> Step {
+        Step::Together(run.collect())
+    }
+
+    /// An all-gather-v is one kernel, whatever its sizes, also if parts are larger than broadcasts may be.
+    #[test]
+    fn roots_of_their_own() {
+        let gather = |sizes: [usize; 4]| {
+            let calls: Vec<Shared> = (0..).zip(sizes).map(|(root, count)| broadcast(root, count)).collect();
+            steps(&calls, &TERMS)
+        };
+        assert_eq!(gather([1, 2, 3, 4]), [together(0..4)]);
+        assert_eq!(gather([MIB, 3 * MIB / 2, MIB / 2, MIB]), [together(0..4)]);
+        assert_eq!(gather([15 * MIB; 4]), [together(0..4)]);
+        let scatter: Vec<Shared> = (0..4).map(|root| reduce(3 - root, MIB / 2 + 9 * root as usize)).collect();
+        assert_eq!(steps(&scatter, &TERMS), [together(0..4)]);
+        // Some roots are missing.
+        assert_eq!(steps(&[reduce(3, 5000), reduce(1, 9)], &TERMS), [together(0..2)]);
+        // The same in place, of another type: bytes are moved.
+        let bcast = Shared { function: Function::Bcast, datatype: ncclInt32, ..broadcast(2, 5) };
+        assert_eq!(steps(&[broadcast(0, 7), bcast], &TERMS), [together(0..2)]);
+    }
+
+    /// Above the limits what is too large by itself is NCCL's, and the rest a smaller one; a single one always goes its own way.
+    #[test]
+    fn by_themselves() {
+        use Step::{Alone, Forwarded};
+        assert_eq!(steps(&[broadcast(1, 100)], &TERMS), [Alone(0)]);
+        assert_eq!(steps(&[broadcast(1, 2 * MIB)], &TERMS), [Forwarded(0)]);
+        let all = |sizes: [usize; 4]| {
+            let calls: Vec<Shared> = (0..).zip(sizes).map(|(root, count)| broadcast(root, count)).collect();
+            steps(&calls, &TERMS)
+        };
+        assert_eq!(all([17 * MIB; 4]), [0, 1, 2, 3].map(Forwarded));
+        assert_eq!(all([8 * MIB, 10, 10, 10]), [Forwarded(0), together(1..4)]);
+        let split = all([10, 8 * MIB, 10, 8 * MIB]);
+        assert_eq!(split, [Forwarded(1), Forwarded(3), Step::Together(vec![0, 2])]);
+        assert_eq!(
+            all([8 * MIB, 10, 8 * MIB, 8 * MIB]),
+            [Forwarded(0), Forwarded(2), Forwarded(3), Alone(1)]
+        );
+        let all_reduce = Shared { function: Function::AllReduce, root: None, ..reduce(0, 10) };
+        let mixed = [broadcast(0, 10), all_reduce, broadcast(1, 10), broadcast(2, 10), reduce(0, 2 * MIB)];
+        assert_eq!(steps(&mixed, &TERMS), [Alone(0), Alone(1), together(2..4), Forwarded(4)]);
+        assert_eq!(steps(&[], &TERMS), []);
+    }
+
+    /// A root that comes again, another type or operation of reduces, another collective: there the next one begins.
+    #[test]
+    fn ends_of_runs() {
+        use Step::Alone;
+        let again = [broadcast(0, 9), broadcast(1, 9), broadcast(1, 9), broadcast(0, 9)];
+        assert_eq!(steps(&again, &TERMS), [together(0..2), together(2..4)]);
+        let max = Shared { operation: Some(ncclMax), ..reduce(2, 9) };
+        let other_type = Shared { datatype: ncclInt32, ..reduce(3, 9) };
+        assert_eq!(
+            steps(&[reduce(0, 9), reduce(1, 9), max, other_type], &TERMS),
+            [together(0..2), Alone(2), Alone(3)]
+        );
+        assert_eq!(steps(&[broadcast(0, 9), reduce(1, 9)], &TERMS), [Alone(0), Alone(1)]);
+    }
+
+    /// Reductions that were not timed end together where they end alone.
+    #[test]
+    fn other_elements() {
+        let maxima = |count| {
+            let max = |root| Shared { operation: Some(ncclMax), ..reduce(root, count) };
+            steps(&[max(0), max(1), max(2), max(3)], &TERMS)
+        };
+        assert_eq!(maxima(4096), [together(0..4)]);
+        assert_eq!(maxima(4097), [0, 1, 2, 3].map(Step::Alone));
+        assert_eq!(maxima(16385), [0, 1, 2, 3].map(Step::Forwarded));
+    }
+
+    fn any_call() -> impl Strategy<Value = Shared> {
+        let functions = prop_oneof![
+            4 => Just(Function::Broadcast),
+            1 => Just(Function::Bcast),
+            4 => Just(Function::Reduce),
+            1 => Just(Function::AllGather),
+            1 => Just(Function::AllReduce),
+        ];
+        (functions, 0..4_i32, 0..25_u32, 0..3_i32, any::<bool>()).prop_map(
+            |(function, root, log, datatype, is_sum)| {
+                let rooted = matches!(function, Function::Broadcast | Function::Bcast | Function::Reduce);
+                let reduces = matches!(function, Function::Reduce | Function::AllReduce);
+                Shared {
+                    function,
+                    count: 1 << log,
+                    datatype: if datatype == 0 { ncclInt8 } else { ncclDataType_t(6 + datatype) },
+                    operation: reduces.then_some(if is_sum { ncclSum } else { ncclMax }),
+                    root: rooted.then_some(root),
+                }
+            },
+        )
+    }
+
+    proptest! {
+        /// Each call is taken once; what runs together may, has roots of its own, and was foreseen at the call; what
+        /// NCCL runs no kernel serves.
+        #[test]
+        fn every_call_once(
+            calls in proptest::collection::vec(any_call(), 0..24),
+            limits in any::<[u32; COLLECTIVES]>(),
+            shift in 0..32_u32,
+        ) {
+            let terms = Terms { ranks: 4, fast: Limits(limits.map(|limit| u64::from(limit >> shift))) };
+            let mut places = Vec::new();
+            for step in steps(&calls, &terms) {
+                match step {
+                    Step::Alone(place) => {
+                        prop_assert_eq!(plan(&calls[place], Standing::Fabric(terms)), Path::Fast);
+                        places.push(place);
+                    }
+                    Step::Forwarded(place) => {
+                        prop_assert_ne!(plan(&calls[place], Standing::Fabric(terms)), Path::Fast);
+                        places.push(place);
+                    }
+                    Step::Together(run) => {
+                        let run: Vec<&Shared> = run.iter().map(|place| { places.push(*place); &calls[*place] }).collect();
+                        let mut roots: Vec<_> = run.iter().map(|call| call.root).collect();
+                        roots.sort();
+                        roots.dedup();
+                        prop_assert!(run.len() > 1 && roots.len() == run.len() && roots[0].is_some());
+                        prop_assert!(run.iter().all(|call| may_be_fast_together(call, &terms)));
+                        prop_assert!(run.iter().all(|call| is_alike(run[0], call)));
+                    }
+                }
+            }
+            places.sort();
+            prop_assert_eq!(places, (0..calls.len()).collect::<Vec<_>>());
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! What becomes of what a group has held, decided when it is about to end: by communicator, as few kernels as can be, and what NCCL
+//! runs after all.
+
+use std::sync::Arc;
+
+use nccl_sys::ncclComm_t;
+
+use crate::call::{Call, Shared};
+use crate::communicator;
+use crate::error::refuse;
+use crate::fabric::Fabric;
+use crate::fast::Task;
+use crate::gpu::StreamHandle;
+use crate::group::{self, Held, Ours};
+use crate::guard;
+use crate::mailbox::Operation;
+use crate::path::Path;
+use crate::plan::{Standing, Terms, plan};
+use crate::stats::count;
+use nccl_sys::{ncclInternalError, ncclResult_t};
+
+use super::fusing::{self, Step};
+use super::{collectives, in_fabric};
+
+/// What one communicator runs within its fabric at the end of a group.
+#[derive(Debug)]
+pub struct Part {
+    /// Whose.
+    pub communicator: ncclComm_t,
+    /// Its fabric.
+    pub fabric: Arc<Fabric>,
+    /// Its collectives, in call order; an error where one cannot be run.
+    pub tasks: Result<Vec<Task>, ncclResult_t>,
+    /// Its messages, in call order.
+    pub operations: Vec<Operation>,
+    /// The stream of the first of these calls.
+    pub stream: StreamHandle,
+    /// Those of the others.
+    pub others: Vec<StreamHandle>,
+}
+
+/// Decides, at the outermost end, before NCCL closes the group: what NCCL is to run after all it gets now, in call order. What it
+/// refuses of that fails the group, as it would have before.
+///
+/// Divergence: only where NCCL looks at pointers (NCCL_CHECK_POINTERS) or compares captures of streams does it refuse such a call;
+/// then the group's end says so first.
+pub fn settle() -> Vec<Part> {
+    let (parts, forwarded) = guard::or_else(Default::default, || {
+        let held = group::take_held();
+        let decided = decide(&held);
+        group::put_back(held);
+        decided
+    });
+    for call in &forwarded {
+        // NCCL, and a promise, remember a refusal till the end of the group.
+        let _ = in_fabric::forward_held(call);
+    }
+    parts
+}
+
+fn decide(held: &[Held]) -> (Vec<Part>, Vec<Call>) {
+    let mut fabrics: Vec<&Arc<Fabric>> = Vec::new();
+    for Held { fabric, .. } in held {
+        if !fabrics.iter().any(|known| Arc::ptr_eq(known, fabric)) {
+            fabrics.push(fabric);
+        }
+    }
+    let (mut parts, mut forwarded) = (Vec::new(), Vec::new());
+    for fabric in fabrics {
+        let own = held.iter().filter(|one| Arc::ptr_eq(&one.fabric, fabric));
+        let terms = Terms { ranks: fabric.contract().members.len(), fast: *fabric.limits() };
+        let sorted = Sorted::of(own.clone().map(|one| (one.what, one.stream)), &terms);
+        let Some(communicator) = own.map(|one| one.communicator).next() else { continue };
+        sorted.count(communicator, &terms);
+        forwarded.extend(sorted.forwarded());
+        let Some((stream, others)) = sorted.streams.split_first() else { continue };
+        parts.push(Part {
+            communicator,
+            fabric: fabric.clone(),
+            tasks: sorted.tasks(fabric.rank(), terms.ranks),
+            stream: *stream,
+            others: others.to_vec(),
+            operations: sorted.operations,
+        });
+    }
+    (parts, forwarded)
+}
+
+/// One communicator's calls of a group.
+#[derive(Debug, Default)]
+struct Sorted {
+    collectives: Vec<Call>,
+    /// What becomes of those.
+    steps: Vec<Step>,
+    operations: Vec<Operation>,
+    /// Of what is ours, each once, in call order.
+    streams: Vec<StreamHandle>,
+}
+
+impl Sorted {
+    /// Of its calls, in order, each with its stream.
+    fn of(calls: impl Iterator<Item = (Ours, StreamHandle)> + Clone, terms: &Terms) -> Sorted {
+        let mut sorted = Sorted::default();
+        for (what, _) in calls.clone() {
+            match what {
+                Ours::Collective(call) => sorted.collectives.push(call),
+                Ours::Message(operation) => sorted.operations.push(operation),
+            }
+        }
+        if !sorted.collectives.is_empty() {
+            let shared: Vec<Shared> = sorted.collectives.iter().map(|call| call.shared).collect();
+            sorted.steps = fusing::steps(&shared, terms);
+        }
+        let mut are_ours = vec![true; sorted.collectives.len()];
+        for step in &sorted.steps {
+            if let Step::Forwarded(place) = step {
+                are_ours[*place] = false;
+            }
+        }
+        let mut are_ours = are_ours.into_iter();
+        for (what, stream) in calls {
+            let is_ours = matches!(what, Ours::Message(_)) || are_ours.next().unwrap_or(false);
+            if is_ours && !sorted.streams.contains(&stream) {
+                sorted.streams.push(stream);
+            }
+        }
+        sorted
+    }
+
+    fn forwarded(&self) -> impl Iterator<Item = Call> {
+        self.steps.iter().filter_map(|step| match step {
+            Step::Forwarded(place) => Some(self.collectives[*place]),
+            Step::Alone(_) | Step::Together(_) => None,
+        })
+    }
+
+    /// What had to wait for the end to be counted.
+    fn count(&self, handle: ncclComm_t, terms: &Terms) {
+        let Some(communicator) = communicator::find(handle) else { return };
+        let count = |call: &Call, path| {
+            let (function, bytes) = (call.shared.function, call.shared.bytes(terms.ranks));
+            count::call(communicator.counters(), function, path, bytes);
+        };
+        let waited = |call: &&Call| plan(&call.shared, Standing::Fabric(*terms)) != Path::Fast;
+        for step in &self.steps {
+            match step {
+                Step::Alone(_) => {}
+                Step::Forwarded(place) => count(&self.collectives[*place], Path::Forward),
+                Step::Together(run) => {
+                    let run = run.iter().map(|place| &self.collectives[*place]);
+                    run.filter(waited).for_each(|call| count(call, Path::Fast));
+                }
+            }
+        }
+    }
+
+    fn tasks(&self, rank: u32, ranks: usize) -> Result<Vec<Task>, ncclResult_t> {
+        let task = |step: &Step| match step {
+            Step::Alone(place) => Some(collectives::alone(&self.collectives[*place], rank, ranks)),
+            Step::Together(run) => {
+                Some(collectives::together(run.iter().map(|place| &self.collectives[*place]), rank, ranks))
+            }
+            Step::Forwarded(_) => None,
+        };
+        let tasks: Option<Vec<Task>> = self.steps.iter().filter_map(task).collect();
+        tasks.ok_or_else(|| {
+            let calls = &self.collectives;
+            refuse(ncclInternalError, format_args!("collectives of a group, looked at before: {calls:?}"))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::call::{Function, Local};
+    use crate::fast::{Collective, Kind};
+    use crate::mailbox::Direction;
+    use crate::tuning::{COLLECTIVES, Limits};
+    use nccl_sys::{ncclInt8, ncclSum};
+    use proptest::prelude::*;
+    use std::ptr::{dangling, dangling_mut, null, null_mut};
+
+    const TERMS: Terms = Terms { ranks: 4, fast: Limits([1000; COLLECTIVES]) };
+
+    fn collective(function: Function, count: usize, root: Option<i32>) -> Ours {
+        let operation = (function == Function::AllReduce).then_some(ncclSum);
+        Ours::Collective(Call {
+            shared: Shared { function, count, datatype: ncclInt8, operation, root },
+            local: Local {
+                send: dangling(),
+                receive: dangling_mut(),
+                peer: None,
+                config: null(),
+                communicator: null_mut(),
+                stream: null_mut(),
+            },
+        })
+    }
+
+    fn ours(is_collective: bool, number: u64) -> Ours {
+        match is_collective {
+            true => collective(Function::AllReduce, number as usize, None),
+            false => {
+                let direction = Direction::Send;
+                Ours::Message(Operation { address: 1, bytes: number, peer: 0, direction })
+            }
+        }
+    }
+
+    fn counts(sorted: &Sorted) -> Vec<u64> {
+        let count = |task| match task {
+            Task::One(Collective { count, .. }) => count,
+            Task::Together(_) => u64::MAX,
+        };
+        sorted.tasks(0, 4).unwrap().into_iter().map(count).collect()
+    }
+
+    proptest! {
+        /// Whatever stands between them, collectives and messages keep their own order; every stream is told once, the first one
+        /// first.
+        #[test]
+        fn each_kind_in_its_order(calls in proptest::collection::vec((any::<bool>(), 0..4_usize), 0..20)) {
+            let held = (1..).zip(&calls).map(|(number, (is, stream))| (ours(*is, number), StreamHandle(*stream)));
+            let sorted = Sorted::of(held, &TERMS);
+            let of = |wanted: bool| {
+                let numbers = (1..).zip(&calls).filter(|(_, (is, _))| *is == wanted);
+                numbers.map(|(number, _)| number).collect::<Vec<u64>>()
+            };
+            prop_assert_eq!(counts(&sorted), of(true));
+            prop_assert_eq!(sorted.operations.iter().map(|one| one.bytes).collect::<Vec<_>>(), of(false));
+            let mut streams: Vec<usize> = Vec::new();
+            for (_, stream) in &calls {
+                if !streams.contains(stream) {
+                    streams.push(*stream);
+                }
+            }
+            prop_assert_eq!(sorted.streams.iter().map(|stream| stream.0).collect::<Vec<_>>(), streams);
+        }
+    }
+
+    /// What NCCL runs is taken out with its stream; what stays keeps its order.
+    #[test]
+    fn nccls_is_taken_out() {
+        let broadcast = |root, count| collective(Function::Broadcast, count, Some(root));
+        let calls = [
+            (broadcast(0, 5000), StreamHandle(1)),
+            (ours(true, 7), StreamHandle(2)),
+            (broadcast(2, 10), StreamHandle(3)),
+            (broadcast(1, 20), StreamHandle(2)),
+            (ours(false, 9), StreamHandle(4)),
+            (broadcast(1, 6000), StreamHandle(5)),
+        ];
+        let sorted = Sorted::of(calls.into_iter(), &TERMS);
+        let forwarded: Vec<usize> = sorted.forwarded().map(|call| call.shared.count).collect();
+        assert_eq!(forwarded, [5000, 6000]);
+        assert_eq!(sorted.streams, [2, 3, 4].map(StreamHandle));
+        assert_eq!(counts(&sorted), [7, u64::MAX]);
+        assert_eq!(sorted.operations.len(), 1);
+        let Task::Together(uneven) = sorted.tasks(0, 4).unwrap()[1] else { panic!("not one") };
+        assert_eq!(uneven.parts.map(|part| part.bytes)[..4], [0, 20, 10, 0]);
+        let Ours::Collective(call) = collective(Function::AllGather, 1, None) else { unreachable!() };
+        assert_eq!(
+            collectives::alone(&call, 0, 4)
+                .map(|task| matches!(task, Task::One(Collective { kind: Kind::AllGather, .. }))),
+            Some(true)
+        );
+    }
+}

@@ -1,0 +1,260 @@
+//! `windlassAllGatherV` and `windlassReduceScatterV`: a group of broadcasts or reduces, one for each rank, that goes the way of any
+//! group of the application's. Within a fabric it becomes one kernel ([`super::fusing`]); else NCCL runs it.
+
+use std::ffi::{c_int, c_void};
+use std::fmt;
+
+use nccl_sys::{
+    cudaStream_t, ncclComm_t, ncclDataType_t, ncclInvalidArgument, ncclRedOp_t, ncclResult_t, ncclSuccess,
+    open, slots,
+};
+
+use crate::call::{Call, Function, Local, Shared};
+use crate::communicator;
+use crate::error::refuse;
+use crate::forward::{self, known};
+use crate::group::{self, Awaited};
+use crate::guard;
+use crate::lifecycle;
+use crate::process;
+use crate::promise;
+
+/// What was asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked {
+    /// The function's name, for errors.
+    pub name: &'static str,
+    /// None: an all-gather-v.
+    pub operation: Option<ncclRedOp_t>,
+    /// What this rank gives: of an all-gather-v its part, of a reduce-scatter-v all parts.
+    pub send: *const c_void,
+    /// What this rank gets: of an all-gather-v all parts, of a reduce-scatter-v its part.
+    pub receive: *mut c_void,
+    /// Type of an element.
+    pub datatype: ncclDataType_t,
+    /// Among whom.
+    pub communicator: ncclComm_t,
+    /// In whose order.
+    pub stream: cudaStream_t,
+}
+
+/// Elements of each rank's part, and where each begins in the buffer of all parts; none: one behind the other.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs)]
+pub struct Lists<'a> {
+    pub counts: &'a [usize],
+    pub displacements: Option<&'a [usize]>,
+}
+
+/// Runs it; `lists` gets the number of ranks, and gives none if there are no counts. An error within a group fails the group, as
+/// one of NCCL's does.
+pub fn run<'a>(asked: &Asked, lists: impl FnOnce(usize) -> Option<Lists<'a>>) -> ncclResult_t {
+    guard::around(
+        || {
+            process::first_call();
+            prepare(asked, lists)
+        },
+        |calls| match calls {
+            Ok(calls) if slots::forwards_everything() => {
+                grouped(calls, known::group_start, forward::forward, known::group_end)
+            }
+            Ok(calls) => grouped(calls, lifecycle::group_start, super::call, lifecycle::group_end),
+            Err(code) => *code,
+        },
+        |_, _| {},
+    )
+}
+
+fn grouped(
+    calls: &[Call],
+    start: fn() -> ncclResult_t,
+    run: fn(&Call) -> ncclResult_t,
+    end: fn() -> ncclResult_t,
+) -> ncclResult_t {
+    let started = start();
+    if started != ncclSuccess {
+        return started;
+    }
+    // After a refusal NCCL runs nothing of the group, which has to end all the same.
+    let refused = calls.iter().map(run).find(|code| *code != ncclSuccess);
+    let ended = end();
+    refused.unwrap_or(ended)
+}
+
+fn prepare<'a>(
+    asked: &Asked,
+    lists: impl FnOnce(usize) -> Option<Lists<'a>>,
+) -> Result<Vec<Call>, ncclResult_t> {
+    let complain =
+        |complaint: Complaint| refuse(ncclInvalidArgument, format_args!("{}: {complaint}", asked.name));
+    let prepared = place_in(asked.communicator, asked.name).and_then(|(rank, ranks)| {
+        let lists = lists(ranks).ok_or(Complaint::NoCounts).map_err(complain)?;
+        calls(asked, rank, ranks, &lists).map_err(complain)
+    });
+    prepared.inspect_err(|code| {
+        if group::is_open() {
+            group::wait_for(Awaited::Failed(*code));
+        }
+    })
+}
+
+/// This rank, and how many there are.
+fn place_in(handle: ncclComm_t, name: &str) -> Result<(usize, usize), ncclResult_t> {
+    if open::opened().is_none() || handle.is_null() {
+        return Err(refuse(ncclInvalidArgument, format_args!("{name}: no communicator {handle:p}")));
+    }
+    if !slots::forwards_everything() {
+        let fabric = communicator::find(handle).and_then(|communicator| communicator.fabric(handle));
+        if let Some(fabric) = fabric {
+            return Ok((fabric.rank() as usize, fabric.contract().members.len()));
+        }
+        if promise::is_ours(handle) {
+            let why = format_args!("{name}: communicator {handle:p} has been destroyed");
+            return Err(refuse(ncclInvalidArgument, why));
+        }
+    }
+    known::place_in(handle)
+}
+
+/// Why not, with the values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Complaint {
+    NoCounts,
+    Datatype(ncclDataType_t),
+    NoSend,
+    NoReceive,
+    Extent { rank: usize, count: usize, displacement: usize },
+}
+
+impl fmt::Display for Complaint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Complaint::NoCounts => write!(f, "recvcounts is null, expected a count for each rank"),
+            Complaint::Datatype(datatype) => write!(f, "datatype is {}, expected one of NCCL's", datatype.0),
+            Complaint::NoSend => write!(f, "sendbuff is null, expected this rank's elements"),
+            Complaint::NoReceive => write!(f, "recvbuff is null, expected room for this rank's elements"),
+            Complaint::Extent { rank, count, displacement } => write!(
+                f,
+                "rank {rank} has {count} elements from element {displacement} on, expected them to end within {} bytes",
+                isize::MAX
+            ),
+        }
+    }
+}
+
+/// One for each rank, those without elements too: NCCL looks at their other arguments.
+fn calls(asked: &Asked, rank: usize, ranks: usize, lists: &Lists<'_>) -> Result<Vec<Call>, Complaint> {
+    let element = asked.datatype.size_bytes().ok_or(Complaint::Datatype(asked.datatype))?;
+    let mut calls = Vec::with_capacity(ranks);
+    let mut packed = 0;
+    for (root, count) in lists.counts.iter().copied().enumerate().take(ranks) {
+        let displacement = lists.displacements.map_or(packed, |all| all.get(root).copied().unwrap_or(packed));
+        let end = displacement.checked_add(count);
+        let is_within =
+            |end: &usize| end.checked_mul(element).is_some_and(|bytes| isize::try_from(bytes).is_ok());
+        packed = end.filter(is_within).ok_or(Complaint::Extent { rank: root, count, displacement })?;
+        calls.push(asked.call(root, root == rank, count, displacement * element)?);
+    }
+    Ok(calls)
+}
+
+impl Asked {
+    /// Ranks that are not the root give one pointer for both buffers, as programs do: NCCL uses but one of them.
+    fn call(&self, root: usize, is_own: bool, count: usize, at: usize) -> Result<Call, Complaint> {
+        let is_gather = self.operation.is_none();
+        let is_missing = |pointer: *const c_void, is_used: bool| is_used && count > 0 && pointer.is_null();
+        if is_missing(self.send, is_own || !is_gather) {
+            return Err(Complaint::NoSend);
+        }
+        if is_missing(self.receive, is_own || is_gather) {
+            return Err(Complaint::NoReceive);
+        }
+        let whole = if is_gather { self.receive } else { self.send.cast_mut() };
+        let part = whole.wrapping_byte_add(at);
+        let (send, receive) = match (is_own, is_gather) {
+            (true, true) => (self.send, part),
+            (true, false) => (part.cast_const(), self.receive),
+            (false, _) => (part.cast_const(), part),
+        };
+        let function = if is_gather { Function::Broadcast } else { Function::Reduce };
+        let (datatype, operation, root) = (self.datatype, self.operation, Some(root as c_int));
+        let (communicator, stream) = (self.communicator, self.stream);
+        let config = std::ptr::null();
+        Ok(Call {
+            shared: Shared { function, count, datatype, operation, root },
+            local: Local { send, receive, peer: None, config, communicator, stream },
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nccl_sys::{ncclFloat32, ncclInt8, ncclSum};
+    use std::ptr::{null, null_mut, without_provenance, without_provenance_mut};
+
+    fn asked(operation: Option<ncclRedOp_t>) -> Asked {
+        Asked {
+            name: "windlassTest",
+            operation,
+            send: without_provenance(1000),
+            receive: without_provenance_mut(5000),
+            datatype: ncclFloat32,
+            communicator: null_mut(),
+            stream: null_mut(),
+        }
+    }
+
+    fn told(
+        asked: &Asked,
+        counts: &[usize],
+        displacements: Option<&[usize]>,
+    ) -> Result<Vec<[usize; 4]>, Complaint> {
+        let lists = Lists { counts, displacements };
+        let told = |call: &Call| {
+            let root = call.shared.root.unwrap() as usize;
+            [root, call.shared.count, call.local.send as usize, call.local.receive as usize]
+        };
+        Ok(calls(asked, 1, counts.len(), &lists)?.iter().map(told).collect())
+    }
+
+    /// Each rank's part is one call, where its displacement says, or behind the one before; empty ones too.
+    #[test]
+    fn one_for_each_rank() {
+        let gather = asked(None);
+        let packed = told(&gather, &[3, 5, 0], None).unwrap();
+        assert_eq!(packed, [[0, 3, 5000, 5000], [1, 5, 1000, 5012], [2, 0, 5032, 5032]]);
+        let placed = told(&gather, &[3, 5, 2], Some(&[100, 50, 0])).unwrap();
+        assert_eq!(placed, [[0, 3, 5400, 5400], [1, 5, 1000, 5200], [2, 2, 5000, 5000]]);
+        let scatter = told(&asked(Some(ncclSum)), &[3, 5, 2], None).unwrap();
+        assert_eq!(scatter, [[0, 3, 1000, 1000], [1, 5, 1012, 5000], [2, 2, 1032, 1032]]);
+    }
+
+    /// What NCCL could not see, or would fault on, is refused with its values.
+    #[test]
+    fn nonsense_is_refused() {
+        let gather = asked(None);
+        let most = isize::MAX as usize / 4;
+        assert!(told(&gather, &[most, 0], None).is_ok());
+        let extent = |rank, count, displacement| Err(Complaint::Extent { rank, count, displacement });
+        assert_eq!(told(&gather, &[most + 1, 0], None), extent(0, most + 1, 0));
+        assert_eq!(told(&gather, &[most, 1], None), extent(1, 1, most));
+        let negative = -1_isize as usize;
+        assert_eq!(told(&gather, &[1, negative], None), extent(1, negative, 1));
+        assert_eq!(told(&gather, &[1, 1], Some(&[0, negative])), extent(1, 1, negative));
+        let bytes = Asked { datatype: ncclInt8, ..gather };
+        assert!(told(&bytes, &[most + 1, 0], None).is_ok());
+        let unknown = Asked { datatype: ncclDataType_t(77), ..gather };
+        assert_eq!(told(&unknown, &[0, 0], None), Err(Complaint::Datatype(ncclDataType_t(77))));
+
+        let without_send = |operation| Asked { send: null(), ..asked(operation) };
+        let without_receive = |operation| Asked { receive: null_mut(), ..asked(operation) };
+        assert!(told(&without_send(None), &[3, 0, 1], None).is_ok());
+        assert_eq!(told(&without_send(None), &[3, 1, 1], None), Err(Complaint::NoSend));
+        assert_eq!(told(&without_receive(None), &[3, 0, 0], None), Err(Complaint::NoReceive));
+        assert_eq!(told(&without_send(Some(ncclSum)), &[3, 0, 0], None), Err(Complaint::NoSend));
+        assert!(told(&without_receive(Some(ncclSum)), &[3, 0, 0], None).is_ok());
+        assert_eq!(told(&without_receive(Some(ncclSum)), &[3, 1, 0], None), Err(Complaint::NoReceive));
+        assert!(told(&Asked { send: null(), receive: null_mut(), ..gather }, &[0, 0], None).is_ok());
+    }
+}

@@ -1,0 +1,43 @@
+// From an all-gather-v or reduce-scatter-v to a launch: what src/collectives/uneven.rs does in Rust, for tests, which choose the
+// groups of lines and the grid themselves.
+#pragma once
+#include "collective_arrange.h"
+
+namespace collective {
+
+struct UnevenPart {
+  uint64_t address, bytes;
+};
+
+struct UnevenRequest {
+  bool reduces;
+  uint32_t type, by;  // NCCL's, if it reduces
+  UnevenPart parts[WINDLASS_COLLECTIVE_RANKS_MAX];  // where each rank's comes to; of a reduction what goes into each rank's result
+  uint64_t own;                                     // what this rank gives; of a reduction where its result goes
+};
+
+// All but slices, control, report and the block's shape.
+inline WindlassCollectiveLaunch arrange_uneven(const UnevenRequest& request, const Geometry& geometry, uint32_t groups) {
+  // Types, tags, wires and lanes as of an even one of nothing.
+  const Kind even = request.reduces ? reduce_scatter : all_gather;
+  WindlassCollectiveLaunch launch = arrange({even, 0, 1, request.type, request.by, 0, 0, 0}, geometry, {lines, groups});
+  const uint32_t me = geometry.rank;
+  const uint64_t own_bytes = request.parts[me].bytes;
+  uint64_t largest = 0;
+  bool even = true;
+  launch.flags = request.reduces ? 0 : WINDLASS_COLLECTIVE_SAME;
+  for (uint32_t rank = 0; rank < geometry.ranks; ++rank) {
+    const UnevenPart& part = request.parts[rank];
+    launch.send[rank] = request.reduces ? part.address : request.own;
+    launch.send_bytes[rank] = request.reduces ? part.bytes : own_bytes;
+    launch.receive[rank] = request.reduces ? (rank == me ? request.own : 0) : part.address;
+    launch.receive_bytes[rank] = request.reduces ? (rank == me ? own_bytes : 0) : part.bytes;
+    if (part.bytes > largest) largest = part.bytes;
+    even &= part.bytes == own_bytes;
+  }
+  if (even) launch.flags |= WINDLASS_COLLECTIVE_EVEN;
+  finish(launch, {lines, groups}, geometry, largest);
+  return launch;
+}
+
+}  // namespace collective

@@ -1,0 +1,19 @@
+// Reads all-gather-v and reduce-scatter-v from its input and writes what arrange_uneven makes of them, for the comparison with Rust
+// (tests/kernels/uneven.rs). All numbers have 64 bits.
+#include <cstdio>
+
+#include "uneven_arrange.h"
+
+int main() {
+  struct {
+    uint64_t first_tag, rank, ranks, lanes, slots, groups, reduces, type, by, own;
+    collective::UnevenPart parts[WINDLASS_COLLECTIVE_RANKS_MAX];
+  } asked;
+  while (std::fread(&asked, sizeof asked, 1, stdin) == 1) {
+    const collective::Geometry geometry{asked.first_tag, (uint32_t)asked.rank, (uint32_t)asked.ranks, (uint32_t)asked.lanes, (uint32_t)asked.slots};
+    collective::UnevenRequest request{asked.reduces != 0, (uint32_t)asked.type, (uint32_t)asked.by, {}, asked.own};
+    std::memcpy(request.parts, asked.parts, sizeof asked.parts);
+    const WindlassCollectiveLaunch launch = collective::arrange_uneven(request, geometry, (uint32_t)asked.groups);
+    std::fwrite(&launch, sizeof launch, 1, stdout);
+  }
+}

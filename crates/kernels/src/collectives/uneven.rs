@@ -1,0 +1,134 @@
+//! Collectives whose ranks have parts of sizes of their own: all-gather-v and reduce-scatter-v.
+
+use super::kernel::{Family, Kernel, Reducer, Straight};
+use super::{Geometry, Kind, Layout, Limits, Reduction, Refused, Shape, Tuning, blank};
+use crate::collective::{COLLECTIVE_EVEN, COLLECTIVE_SAME, CollectiveLaunch, RANKS_MAX};
+
+/// What one rank contributes, or gets, and where.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Part {
+    /// A buffer of any alignment; not looked at where there are no bytes.
+    pub address: u64,
+    /// Its bytes: of one rank's part equal on all ranks. 0: that rank has none.
+    pub bytes: u64,
+}
+
+/// An all-gather-v or a reduce-scatter-v, as this rank calls it. All but addresses is equal on all ranks.
+///
+/// Parts lie anywhere, apart from each other or side by side; this rank's own may be where `own` is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Uneven {
+    /// None: an all-gather-v, else a reduce-scatter-v, and what it makes of the elements.
+    pub reduction: Option<Reduction>,
+    /// By rank; those beyond the communicator's ranks are none. Of an all-gather-v where each rank's part comes to, of a
+    /// reduce-scatter-v what goes into each rank's result.
+    pub parts: [Part; RANKS_MAX],
+    /// Of an all-gather-v what this rank gives to all, of a reduce-scatter-v where its result goes: as many bytes as this rank's
+    /// part has.
+    pub own: u64,
+}
+
+/// As [`arrange`](super::arrange), for parts of sizes of their own. Always over lines: pairs are for what every rank sends every other
+/// alike.
+///
+/// # Errors
+/// See [`Refused`]. Then, as with nothing to do, `launch` is untouched.
+pub fn arrange_uneven(
+    uneven: &Uneven,
+    geometry: &Geometry,
+    layout: &Layout,
+    slices: &[u64],
+    tuning: &Tuning,
+    limits: &Limits,
+    launch: &mut CollectiveLaunch,
+) -> Result<Option<Shape>, Refused> {
+    geometry.check()?;
+    limits.check()?;
+    let ranks = geometry.ranks;
+    if slices.len() != ranks as usize {
+        return Err(Refused::Slices { slices: slices.len(), ranks });
+    }
+    let reducer = uneven.reducer()?;
+    let total_bytes = uneven.total_bytes(ranks)?;
+    if total_bytes == 0 {
+        return Ok(None);
+    }
+    let family = uneven.family(total_bytes, geometry, tuning);
+
+    *launch = blank(geometry, slices);
+    launch.wires = [layout.lines, Default::default()];
+    if let Some(reduction) = uneven.reduction {
+        (launch.reduction, launch.scale) = (reduction.word(), reduction.scale(ranks));
+    }
+    let largest_pair_bytes = uneven.write(launch);
+    launch.units = largest_pair_bytes.div_ceil(family.unit_bytes());
+    // At most `lanes`, so it fits.
+    launch.used_lanes = launch.units.min(u64::from(geometry.lanes)) as u32;
+    let is_even = uneven.is_even(ranks);
+    if is_even {
+        launch.flags |= COLLECTIVE_EVEN;
+    }
+    let straight = Straight::of(is_even && launch.is_whole(family.vector_bytes()));
+    let kernel = Kernel::of(family, reducer, ranks, straight);
+    let shape = Shape::of(kernel, launch.used_lanes, total_bytes, limits);
+    launch.role_warps = shape.role_warps;
+    Ok(Some(shape))
+}
+
+impl Uneven {
+    fn reducer(&self) -> Result<Reducer, Refused> {
+        let Some(reduction) = self.reduction else { return Ok(Reducer::Copy) };
+        let element_bytes = reduction.element_bytes()?;
+        match self.parts.iter().find(|part| !part.bytes.is_multiple_of(element_bytes.into())) {
+            Some(part) => Err(Refused::Count { count: part.bytes, element_bytes }),
+            None => Ok(reduction.reducer()),
+        }
+    }
+
+    /// Bytes of all parts.
+    fn total_bytes(&self, ranks: u32) -> Result<u64, Refused> {
+        let mut total: u64 = 0;
+        for (rank, part) in (0..).zip(&self.parts) {
+            if rank >= ranks && part.bytes > 0 {
+                return Err(Refused::Root { root: rank, ranks });
+            }
+            let sum = total.checked_add(part.bytes);
+            total = sum.ok_or(Refused::Count { count: part.bytes, element_bytes: 1 })?;
+        }
+        Ok(total)
+    }
+
+    /// Every rank sends every other one as much, after all.
+    fn is_even(&self, ranks: u32) -> bool {
+        self.parts.iter().take(ranks as usize).all(|part| part.bytes == self.parts[0].bytes)
+    }
+
+    /// As the even one of as many bytes, over lines.
+    fn family(&self, total_bytes: u64, geometry: &Geometry, tuning: &Tuning) -> Family {
+        let even = if self.reduction.is_some() { Kind::ReduceScatter } else { Kind::AllGather };
+        match tuning.family(even, Reducer::Copy, total_bytes, total_bytes, geometry) {
+            lines @ (Family::Lines2 | Family::Lines4) => lines,
+            _ => Family::Lines2,
+        }
+    }
+
+    /// Writes buffers and bytes. Bytes of the largest directed pair among all ranks.
+    fn write(&self, launch: &mut CollectiveLaunch) -> u64 {
+        let (me, ranks) = (launch.rank as usize, launch.ranks as usize);
+        let parts = &self.parts[..ranks];
+        let own_bytes = parts[me].bytes;
+        if self.reduction.is_some() {
+            for (rank, part) in parts.iter().enumerate() {
+                (launch.send[rank], launch.send_bytes[rank]) = (part.address, part.bytes);
+            }
+            (launch.receive[me], launch.receive_bytes[me]) = (self.own, own_bytes);
+        } else {
+            launch.flags |= COLLECTIVE_SAME;
+            for (rank, part) in parts.iter().enumerate() {
+                (launch.send[rank], launch.send_bytes[rank]) = (self.own, own_bytes);
+                (launch.receive[rank], launch.receive_bytes[rank]) = (part.address, part.bytes);
+            }
+        }
+        parts.iter().map(|part| part.bytes).max().unwrap_or_default()
+    }
+}
