@@ -19,12 +19,12 @@ struct UnevenRequest {
 // All but slices, control, report and the block's shape.
 inline WindlassCollectiveLaunch arrange_uneven(const UnevenRequest& request, const Geometry& geometry, uint32_t groups) {
   // Types, tags, wires and lanes as of an even one of nothing.
-  const Kind even = request.reduces ? reduce_scatter : all_gather;
-  WindlassCollectiveLaunch launch = arrange({even, 0, 1, request.type, request.by, 0, 0, 0}, geometry, {lines, groups});
+  const Kind like = request.reduces ? reduce_scatter : all_gather;
+  WindlassCollectiveLaunch launch = arrange({like, 0, 1, request.type, request.by, 0, 0, 0}, geometry, {lines, groups});
   const uint32_t me = geometry.rank;
   const uint64_t own_bytes = request.parts[me].bytes;
   uint64_t largest = 0;
-  bool even = true;
+  bool is_even = true;
   launch.flags = request.reduces ? 0 : WINDLASS_COLLECTIVE_SAME;
   for (uint32_t rank = 0; rank < geometry.ranks; ++rank) {
     const UnevenPart& part = request.parts[rank];
@@ -33,9 +33,9 @@ inline WindlassCollectiveLaunch arrange_uneven(const UnevenRequest& request, con
     launch.receive[rank] = request.reduces ? (rank == me ? request.own : 0) : part.address;
     launch.receive_bytes[rank] = request.reduces ? (rank == me ? own_bytes : 0) : part.bytes;
     if (part.bytes > largest) largest = part.bytes;
-    even &= part.bytes == own_bytes;
+    is_even &= part.bytes == own_bytes;
   }
-  if (even) launch.flags |= WINDLASS_COLLECTIVE_EVEN;
+  if (is_even) launch.flags |= WINDLASS_COLLECTIVE_EVEN;
   finish(launch, {lines, groups}, geometry, largest);
   return launch;
 }
