@@ -5,6 +5,7 @@
 #include "../device/collective_list.h"
 #include "collective_arrange.h"
 #include "collective_reference.h"
+#include "uneven_arrange.h"
 
 #include <unistd.h>
 
@@ -313,6 +314,13 @@ struct Rank {
         for (uint64_t at = 0; at < matrix[rank][me]; ++at) in.expects((receive_at[rank] + at) * width, inputs.element(index, rank, part_at(rank) + at), width);
     }
     finish(launch, call.choice, world.geometry(me), largest * width);
+    // As the product arranges them, where it has such ones.
+    if (call.choice.family == lines && (same || reducing)) {
+      UnevenRequest request{reducing, call.type, call.by, {}, same ? out.address() : in.address()};
+      for (uint32_t rank = 0; rank < ranks(); ++rank)
+        request.parts[rank] = same ? UnevenPart{launch.receive[rank], launch.receive_bytes[rank]} : UnevenPart{launch.send[rank], launch.send_bytes[rank]};
+      launch = collective::arrange_uneven(request, world.geometry(me), call.choice.groups);
+    }
     for (uint64_t at = 0; reducing && at < matrix[me][me]; ++at) in.expects(at * width, reduced(call, index, inputs, part_at(0) + at), width);
   }
 

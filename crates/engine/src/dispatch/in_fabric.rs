@@ -2,15 +2,16 @@
 
 use std::sync::Arc;
 
-use nccl_sys::ncclResult_t;
+use nccl_sys::{ncclInvalidArgument, ncclResult_t};
 
 use crate::annotate;
 use crate::call::Call;
 use crate::communicator::{self, Communicator};
+use crate::error::refuse;
 use crate::fabric::Fabric;
 use crate::forward;
 use crate::gate::Passed;
-use crate::group;
+use crate::group::{self, Awaited};
 use crate::guard;
 use crate::lifecycle;
 use crate::path::Path;
@@ -60,16 +61,24 @@ pub fn call(call: &Call, communicator: &'static Communicator) -> ncclResult_t {
     )
 }
 
-/// Runs one that its group held, and that is NCCL's after all. The group is about to end.
+/// Runs one that its group held, and that is NCCL's after all. The group is about to end; a refusal fails it.
 pub fn forward_held(call: &Call) -> ncclResult_t {
+    let handle = call.local.communicator;
     guard::around(
-        || match communicator::find(call.local.communicator) {
-            Some(communicator) => forwarded(call, communicator, &terms_of(communicator)),
-            None => Course::Forward,
+        || {
+            let Some(communicator) = communicator::find(handle) else {
+                // Another thread has ended it: NCCL would look into what it has freed.
+                let why = format_args!("communicator {handle:p} has been destroyed within a group");
+                let code = refuse(ncclInvalidArgument, why);
+                group::wait_for(Awaited::Failed(code));
+                return Err(code);
+            };
+            Ok(forwarded(call, communicator, &terms_of(communicator)))
         },
         |course| match course {
-            Course::Promised => promised::call(call),
-            _ => forward::forward(call),
+            Ok(Course::Promised) => promised::call(call),
+            Ok(_) => forward::forward(call),
+            Err(code) => *code,
         },
         |_, _| {},
     )
