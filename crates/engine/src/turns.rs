@@ -346,13 +346,15 @@ impl<'turns> Turn<'turns> {
 
     /// What was issued is the last so far.
     fn end(&mut self) -> Result<(), Failure> {
-        let (true, Some((lane, _))) = (self.begun, &self.placed) else { return Ok(()) };
-        self.issued.order.after(self.kit, *lane)?;
+        let (true, driver, Some((lane, _))) = (self.begun, self.driver(), &self.placed) else {
+            return Ok(());
+        };
+        self.issued.order.after(driver, self.kit, *lane)?;
         if !self.others.is_empty() {
             self.kit.joined.record(self.stream, Inside)?;
         }
         for other in self.others {
-            self.driver().wait(*other, &self.kit.joined, Inside)?;
+            driver.wait(*other, &self.kit.joined, Inside)?;
         }
         Ok(())
     }

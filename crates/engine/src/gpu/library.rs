@@ -109,6 +109,8 @@ calls! {
     fn cuUserObjectCreate(*mut usize, *mut c_void, HostFunction, c_uint, c_uint);
     fn cuUserObjectRelease(usize, c_uint);
     fn cuGraphRetainUserObject(usize, usize, c_uint, c_uint);
+    fn cuGraphAddEventRecordNode(*mut usize, usize, *const usize, usize, usize);
+    fn cuGraphAddDependencies(usize, *const usize, *const usize, usize);
 }
 
 /// The driver of this process.

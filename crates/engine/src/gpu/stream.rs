@@ -31,6 +31,10 @@ impl Ordering {
     }
 }
 
+/// A node of a capture that records an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordNode(usize);
+
 /// A capture that a stream is part of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capture {
@@ -77,6 +81,68 @@ impl Driver {
         };
         self.check("cuStreamGetCaptureInfo_v2", code, || about(stream))?;
         Ok((status == ACTIVE).then_some(Capture { id, graph }))
+    }
+
+    /// Adds a node that records an event for what is outside a capture, after all that this stream of it holds now. Unlike
+    /// [`Event::record`]'s, it stands beside the stream: nothing that comes later waits for it.
+    pub fn add_record(
+        &self,
+        stream: StreamHandle,
+        capture: Capture,
+        event: &Event,
+    ) -> Result<RecordNode, Failure> {
+        let last = self.last_nodes(stream)?;
+        let mut node = 0;
+        // SAFETY: the capture is under way, so its graph and nodes live; the event is alive; the output is a local.
+        let code = unsafe {
+            (self.calls.cuGraphAddEventRecordNode)(
+                &mut node,
+                capture.graph,
+                last.as_ptr(),
+                last.len(),
+                event.handle,
+            )
+        };
+        self.check("cuGraphAddEventRecordNode", code, || about(stream))?;
+        Ok(RecordNode(node))
+    }
+
+    /// Such a node of the same capture now comes after what this stream of it holds now, too, which must be new since the last
+    /// time.
+    pub fn put_off_record(
+        &self,
+        stream: StreamHandle,
+        capture: Capture,
+        node: RecordNode,
+    ) -> Result<(), Failure> {
+        for last in self.last_nodes(stream)? {
+            // SAFETY: as above.
+            let code = unsafe { (self.calls.cuGraphAddDependencies)(capture.graph, &last, &node.0, 1) };
+            self.check("cuGraphAddDependencies", code, || about(stream))?;
+        }
+        Ok(())
+    }
+
+    /// What the next node of a stream in a capture would come after.
+    fn last_nodes(&self, stream: StreamHandle) -> Result<Vec<usize>, Failure> {
+        let (mut status, mut nodes, mut count) = (0, std::ptr::null(), 0);
+        // SAFETY: as for `capture_of`.
+        let code = unsafe {
+            (self.calls.cuStreamGetCaptureInfo_v2)(
+                stream.0,
+                &mut status,
+                std::ptr::null_mut(),
+                std::ptr::null_mut(),
+                &mut nodes,
+                &mut count,
+            )
+        };
+        self.check("cuStreamGetCaptureInfo_v2", code, || about(stream))?;
+        if nodes.is_null() {
+            return Ok(Vec::new());
+        }
+        // SAFETY: the driver's own list, good until the stream is used again.
+        Ok(unsafe { std::slice::from_raw_parts(nodes, count) }.to_vec())
     }
 
     /// Lets later work of a stream wait for an event.
