@@ -111,6 +111,7 @@ calls! {
     fn cuGraphRetainUserObject(usize, usize, c_uint, c_uint);
     fn cuGraphAddEventRecordNode(*mut usize, usize, *const usize, usize, usize);
     fn cuGraphAddDependencies(usize, *const usize, *const usize, usize);
+    fn cuGraphRemoveDependencies(usize, *const usize, *const usize, usize);
 }
 
 /// The driver of this process.

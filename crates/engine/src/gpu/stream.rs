@@ -32,8 +32,12 @@ impl Ordering {
 }
 
 /// A node of a capture that records an event.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RecordNode(usize);
+#[derive(Debug)]
+pub struct RecordNode {
+    node: usize,
+    /// What it comes after.
+    after: Vec<usize>,
+}
 
 /// A capture that a stream is part of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,21 +108,31 @@ impl Driver {
             )
         };
         self.check("cuGraphAddEventRecordNode", code, || about(stream))?;
-        Ok(RecordNode(node))
+        Ok(RecordNode { node, after: last })
     }
 
-    /// Such a node of the same capture now comes after what this stream of it holds now, too, which must be new since the last
-    /// time.
-    pub fn put_off_record(
+    /// Moves such a node of the same capture behind what this stream of it holds now, which comes after what it was behind.
+    ///
+    /// The old edges go: behind all operations at once, each of them would have to signal beside what is next in its own order.
+    pub fn move_record(
         &self,
         stream: StreamHandle,
         capture: Capture,
-        node: RecordNode,
+        record: &mut RecordNode,
     ) -> Result<(), Failure> {
-        for last in self.last_nodes(stream)? {
+        let last = self.last_nodes(stream)?;
+        for before in std::mem::take(&mut record.after) {
+            // SAFETY: as above; edges may come and go while a graph is captured, only nodes may not go.
+            let code =
+                unsafe { (self.calls.cuGraphRemoveDependencies)(capture.graph, &before, &record.node, 1) };
+            self.check("cuGraphRemoveDependencies", code, || about(stream))?;
+        }
+        for before in last {
             // SAFETY: as above.
-            let code = unsafe { (self.calls.cuGraphAddDependencies)(capture.graph, &last, &node.0, 1) };
+            let code =
+                unsafe { (self.calls.cuGraphAddDependencies)(capture.graph, &before, &record.node, 1) };
             self.check("cuGraphAddDependencies", code, || about(stream))?;
+            record.after.push(before);
         }
         Ok(())
     }

@@ -3,8 +3,8 @@
 //! Each operation records the communicator's event right after itself in its own stream; nothing is recorded later on a
 //! stream that has gone on with other communicators' work. The next operation waits for it if the stream's *id* differs.
 //! In a capture the first operation waits by a node that reaches outside the graph, and one other records after them all: it stands
-//! beside the streams, so that none waits for it (0.7 us an operation where each recorded in its stream), and each operation
-//! is put before it. Among themselves operations of one capture are ordered by an event of that capture, whatever their
+//! beside the streams, so that none waits for it (0.7 us an operation where each recorded in its stream), and moves behind each
+//! new one. Among themselves operations of one capture are ordered by an event of that capture, whatever their
 //! streams. After a first capture every operation waits: a graph may have run on any stream since.
 
 use crate::gpu::stream::{Capture, Ordering, RecordNode};
@@ -75,7 +75,7 @@ impl Order {
             Place::Eager(_) => Ok(()),
             // Also on the same stream, where it adds nothing: which stream it was cannot be asked.
             Place::Captured(capture) => match self.find(capture) {
-                Some((index, _)) => driver.wait(lane.stream, &kit.captured[index], Ordering::Inside),
+                Some(index) => driver.wait(lane.stream, &kit.captured[index], Ordering::Inside),
                 None => driver.wait(lane.stream, &kit.done, Ordering::External),
             },
         }
@@ -93,25 +93,30 @@ impl Order {
             }
         };
         self.shared_with_graphs = true;
-        let index = match self.find(capture) {
-            Some((index, node)) => {
-                driver.put_off_record(lane.stream, capture, node)?;
+        let index = match self.captures.iter_mut().enumerate().find(|(_, known)| is_of(known, capture)) {
+            Some((index, known)) => {
+                if let Some((_, record)) = known {
+                    driver.move_record(lane.stream, capture, record)?;
+                }
                 index
             }
             None => {
-                let node = driver.add_record(lane.stream, capture, &kit.done)?;
+                let record = driver.add_record(lane.stream, capture, &kit.done)?;
                 let index = self.next;
                 self.next = (index + 1) % CAPTURES;
-                self.captures[index] = Some((capture.id, node));
+                self.captures[index] = Some((capture.id, record));
                 index
             }
         };
         kit.captured[index].record(lane.stream, Ordering::Inside)
     }
 
-    /// Which of the kit's events belongs to this capture, and which node records.
-    fn find(&self, capture: Capture) -> Option<(usize, RecordNode)> {
-        let known = self.captures.iter().enumerate().filter_map(|(index, known)| Some((index, (*known)?)));
-        known.filter(|(_, (id, _))| *id == capture.id).map(|(index, (_, node))| (index, node)).next()
+    /// Which of the kit's events belongs to this capture.
+    fn find(&self, capture: Capture) -> Option<usize> {
+        self.captures.iter().position(|known| is_of(known, capture))
     }
+}
+
+fn is_of(known: &Option<(u64, RecordNode)>, capture: Capture) -> bool {
+    known.as_ref().is_some_and(|(id, _)| *id == capture.id)
 }
