@@ -57,7 +57,7 @@ function(add_meeting program machine kind seconds says)
 endfunction()
 
 # Programs that run a third time, where every communicator is a promise that can be one.
-set(LAZY collectives sendrecv groups threads premulsum registration graphs splits births lifecycle random_calls patterns pairs
+set(LAZY collectives sendrecv groups group_order threads premulsum registration graphs splits births lifecycle random_calls patterns pairs
          promises promise_errors promise_children forked)
 
 # Where ranks meet on MACHINE, with promises as they are without a wish and, for those programs, with all of them.
@@ -94,7 +94,7 @@ function(add_differential program machine seconds)
   set_tests_properties(${equal} PROPERTIES FIXTURES_REQUIRED ${machine}.${program} LABELS ${machine} TIMEOUT 20)
 endfunction()
 
-set(PROGRAMS strings arguments collectives sendrecv groups lifecycle threads nonblocking premulsum registration graphs
+set(PROGRAMS strings arguments collectives sendrecv groups group_order lifecycle threads nonblocking premulsum registration graphs
              forked random_calls births patterns pairs absorbed graphs_p2p random_p2p splits promises promise_errors
              promise_children many_pairs reuse parking registered registered_lives
              registered_groups registered_alone registered_beside)
@@ -124,6 +124,16 @@ if(WINDLASS_LIBRARY_DIR)
   foreach(program sendrecv groups threads premulsum registration graphs forked)
     add_fabric(${program} 300 "yes")
   endforeach()
+  # Groups of communicators, as NCCL ordered them before 2.26, too: plainly, and with ours among them.
+  add_fabric(group_order 300 "yes" --served fast)
+  if(SIM_DIR)
+    set(former --set WINDLASS_SIM_NCCL_VERSION=22512)
+    add_test(NAME sim.group_order.former_plain COMMAND ${RUN} --out "${RUNS}/sim.group_order.former_plain"
+             --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}" ${former} -- $<TARGET_FILE:group_order>)
+    set_tests_properties(sim.group_order.former_plain PROPERTIES LABELS sim TIMEOUT 300 PROCESSORS 2)
+    add_meeting(group_order sim former 300 "yes" --served fast ${former})
+    add_meeting(group_order sim former_lazy 300 "yes" --served fast --promised --set WINDLASS_LAZY=all ${former})
+  endif()
   # Two cores spin for 32 blocks a rank.
   add_fabric(collectives 600 "yes" --served fast)
   set(GROUPED "made in a group with others, which other ranks may make one after the other")
