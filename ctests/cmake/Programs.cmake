@@ -131,7 +131,7 @@ if(WINDLASS_LIBRARY_DIR)
     add_test(NAME sim.group_order.former_plain COMMAND ${RUN} --out "${RUNS}/sim.group_order.former_plain"
              --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}" ${former} -- $<TARGET_FILE:group_order>)
     set_tests_properties(sim.group_order.former_plain PROPERTIES LABELS sim TIMEOUT 300 PROCESSORS 2)
-    add_meeting(group_order sim former 300 "yes" --served fast ${former})
+    add_meeting(group_order sim former 300 "yes" --served fast --set WINDLASS_LAZY=off ${former})
     add_meeting(group_order sim former_lazy 300 "yes" --served fast --promised --set WINDLASS_LAZY=all ${former})
   endif()
   # Two cores spin for 32 blocks a rank.

@@ -17,6 +17,7 @@ use nccl_sys::{
 };
 
 use crate::communicator::{self, Communicator};
+use crate::dispatch::group_order::Schedule;
 use crate::dispatch::{in_order, promised, registered};
 use crate::error::refuse;
 use crate::fabric::registering;
@@ -282,6 +283,14 @@ fn end_of_much() -> ncclResult_t {
     let result = guard::around(
         || RefCell::new(closing(Entry::ncclGroupEnd)),
         |ended| {
+            let schedule = guard::or_else(Schedule::default, || in_order::schedule(&ended.borrow()));
+            let run = |firsts: &[usize]| {
+                let ran = guard::call(|| in_order::run_held(&ended.borrow().held, firsts));
+                if ours.get() == ncclSuccess {
+                    ours.set(ran);
+                }
+            };
+            run(&schedule.before);
             let candidates = std::mem::take(&mut ended.borrow_mut().candidates);
             let ready = guard::call(|| registered::before_group(&candidates));
             let Closed { nccls, result } = match ready == ncclSuccess {
@@ -290,15 +299,11 @@ fn end_of_much() -> ncclResult_t {
                 false => spoilt(ready),
             };
             if !candidates.is_empty() {
-                ours.set(guard::call(|| registered::after_group(&candidates, is_taken(nccls))));
+                let ended = guard::call(|| registered::after_group(&candidates, is_taken(nccls)));
+                ours.set(if ours.get() == ncclSuccess { ended } else { ours.get() });
             }
-            // NCCL's first, on every rank.
-            let ended = ended.borrow();
-            if !ended.held.is_empty() && is_taken(result) {
-                let ran = guard::call(|| in_order::run_held(&ended.held));
-                if ours.get() == ncclSuccess {
-                    ours.set(ran);
-                }
+            if is_taken(result) {
+                run(&schedule.after);
             }
             result
         },

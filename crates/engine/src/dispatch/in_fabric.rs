@@ -53,7 +53,11 @@ pub fn call(call: &Call, communicator: &'static Communicator) -> ncclResult_t {
             Course::Promised => promised::call(call),
             Course::Taken(taken) => registered::run(call, taken),
         },
-        |_, _| {},
+        |decided, result| {
+            if !matches!(decided.course, Course::Mailbox(_) | Course::Fast(_)) {
+                in_order::after_forward(call, result);
+            }
+        },
     )
 }
 
