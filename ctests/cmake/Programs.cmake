@@ -207,6 +207,31 @@ if(WINDLASS_LIBRARY_DIR)
   endif()
 endif()
 
+# Tuning tables, of two ranks and two communicators: five all-reduces or eight all-gathers of each are fast.
+add_executable(tuned programs/tuned.c)
+target_link_libraries(tuned PRIVATE harness)
+if(WINDLASS_LIBRARY_DIR)
+  foreach(part same other none wrong)
+    set(tuning --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes --set CTESTS_RANKS=2)
+    if(part STREQUAL "same")
+      list(APPEND tuning --just fast=20)
+    else()
+      list(APPEND tuning --just fast=32)
+    endif()
+    if(SIM_DIR)
+      add_test(NAME sim.tuned.${part} COMMAND ${RUN} --out "${RUNS}/sim.tuned.${part}" --nccl "${SIM_DIR}/libnccl.so.2"
+               --cuda "${SIM_DIR}" ${tuning} -- $<TARGET_FILE:tuned> ${part})
+      set_tests_properties(sim.tuned.${part} PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
+    endif()
+    # What the built-in table says of a GPU may be more than of the stand-in.
+    if(REAL_NCCL_LIBRARY AND part STREQUAL "same")
+      add_test(NAME gpu.tuned.${part} COMMAND ${RUN} --out "${RUNS}/gpu.tuned.${part}" --nccl "${REAL_NCCL_LIBRARY}" --gpu
+               ${tuning} -- $<TARGET_FILE:tuned> ${part})
+      set_tests_properties(gpu.tuned.${part} PROPERTIES LABELS gpu TIMEOUT 120 RUN_SERIAL ON)
+    endif()
+  endforeach()
+endif()
+
 # What goes wrong on one rank alone, by the stand-in's means.
 add_executable(registered_faults programs/registered_faults.c)
 target_link_libraries(registered_faults PRIVATE harness)
