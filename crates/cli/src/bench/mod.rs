@@ -5,27 +5,28 @@
 
 mod batch;
 mod first_use;
+pub mod measurement;
 mod memory;
-mod operation;
+pub mod operation;
 mod plot;
 mod product;
-mod record;
-mod sizes;
-mod statistics;
+pub mod record;
+pub mod sizes;
+pub mod statistics;
 mod worker;
 
-pub use worker::work;
+pub use memory::Memory;
+pub use worker::{CellDone, work};
 
 use crate::element::{Element, Reduction, SUM};
 use crate::installation;
 use crate::machine::{Machine, Wish};
 use crate::nccl::version_text;
-use crate::ranks::{self, Launch};
 use crate::{search, text};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use first_use::FirstUse;
-use memory::Memory;
+use measurement::{Plan, Results, measure};
 use operation::Operation;
 use record::{MachineFacts, Record, Versions};
 use serde::{Deserialize, Serialize};
@@ -33,8 +34,6 @@ use sizes::Sizes;
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
-use worker::{CellDone, Job, Outcome};
 
 /// Options of `windlass bench`.
 #[derive(Args)]
@@ -98,7 +97,7 @@ pub enum Mode {
 }
 
 impl Mode {
-    fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Mode::Eager => "eager",
             Mode::Graph => "graph",
@@ -135,7 +134,9 @@ pub fn run(options: &Options) -> Result<()> {
     }
     // Opened first: a wrong name should not cost the measurements.
     let json = options.json.as_deref().map(open_to_append).transpose()?;
-    let results = measure(options, &machine, &windlass, ranks, &cells)?;
+    let results = measure(&machine, &windlass, plan(options, ranks, &cells), |count, done| {
+        eprintln!("bench: {count}/{} {}", cells.len(), done.describe());
+    })?;
     let records = records(options, &machine, ranks, &results);
     text::print(record::heading(ranks, options.memory) + "\n")?;
     text::print(record::table(&records))?;
@@ -178,59 +179,18 @@ fn cells(options: &Options) -> Vec<Cell> {
     cells
 }
 
-/// What the ranks found.
-struct Results {
-    cells: Vec<CellDone>,
-    nccl_version: i32,
-    first_uses: Vec<FirstUse>,
-}
-
-fn measure(
-    options: &Options,
-    machine: &Machine,
-    windlass: &std::path::Path,
-    ranks: usize,
-    cells: &[Cell],
-) -> Result<Results> {
-    let launch = Launch {
-        subcommand: super::BENCH_RANK,
+fn plan<'a>(options: &Options, ranks: usize, cells: &'a [Cell]) -> Plan<'a> {
+    Plan {
         ranks,
-        environment: machine.environment(),
-        silence: Duration::from_secs_f64(120.0 + 4.0 * options.seconds),
-    };
-    let job = |rank| Job {
-        rank,
-        ranks,
-        plain: machine.nccl.clone(),
-        windlass: windlass.to_owned(),
-        cells: cells.to_vec(),
-        element: options.element.name.to_owned(),
-        reduction: options.reduction.name.to_owned(),
+        cells,
+        element: options.element,
+        reduction: options.reduction,
         memory: options.memory,
         repeat: options.repeat as usize,
-        batch_us: options.seconds * 1e6 / f64::from(2 * options.repeat),
+        seconds: options.seconds,
         births: if options.first_use { first_use::BIRTHS } else { 0 },
-        simulated: machine.is_simulated(),
-    };
-    let jobs = (0..ranks).map(|rank| serde_json::to_value(job(rank))).collect::<Result<Vec<_>, _>>()?;
-    let mut done: Vec<CellDone> = Vec::new();
-    let mut unreadable = None;
-    let outcomes = ranks::run(&launch, &jobs, &|_| Vec::new(), &mut |_, text| match serde_json::from_str::<
-        CellDone,
-    >(text)
-    {
-        Ok(cell) => {
-            let count = done.len() + 1;
-            eprintln!("bench: {count}/{} {}", cells.len(), cell.describe());
-            done.push(cell);
-        }
-        Err(error) => unreadable = Some(error),
-    })?;
-    if let Some(error) = unreadable {
-        return Err(error).context("unreadable progress of a rank");
+        environment: Vec::new(),
     }
-    let first: Outcome = serde_json::from_value(outcomes.into_iter().next().context("no ranks")?)?;
-    Ok(Results { cells: done, nccl_version: first.nccl_version, first_uses: first.first_uses })
 }
 
 /// When, where and what.

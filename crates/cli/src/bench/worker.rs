@@ -43,7 +43,7 @@ pub struct Job {
 }
 
 /// A finished measurement.
-#[derive(Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CellDone {
     pub cell: Cell,
     /// Bytes of the whole call, after rounding to whole elements.

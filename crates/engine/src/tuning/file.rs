@@ -20,6 +20,8 @@ use crate::contract::bytes::{Writer, checksum};
 pub const HEAD: &str = "windlass-tuning 1";
 /// No table is longer.
 pub const TEXT_BYTES_MAX: usize = 256 << 10;
+/// No limit is larger: the kernels count what one rank sends another in units of 256 bytes and more, in 32 bits.
+pub const FAST_BYTES_MAX: u64 = 256 << 30;
 /// Nor has it more cells.
 pub const CELLS_MAX: usize = 1024;
 
@@ -137,7 +139,7 @@ fn cell(text: &str) -> Result<Cell, String> {
     keyword(next("\"multicast\"")?, "multicast")?;
     let multicast = value(next("yes or no")?, "yes or no", multicast_of)?;
     keyword(next("\"fast_bytes_max\"")?, "fast_bytes_max")?;
-    let about = "bytes, with K, M or G for powers of 1024, or none";
+    let about = "bytes up to 256G, with K, M or G for powers of 1024, or none";
     let fast_bytes_max = value(next(about)?, about, limit_of)?;
     match words.next() {
         Some(more) if !more.starts_with('#') => Err(format!("\"{more}\", expected the end of the line")),
@@ -196,7 +198,8 @@ fn limit_of(word: &str) -> Option<Option<u64>> {
         "G" => 30,
         _ => return None,
     };
-    digits.parse::<u64>().ok()?.checked_mul(1 << shift).map(Some)
+    let bytes = digits.parse::<u64>().ok()?.checked_mul(1 << shift)?;
+    (bytes <= FAST_BYTES_MAX).then_some(Some(bytes))
 }
 
 /// As it is read.
@@ -324,6 +327,7 @@ mod tests {
             ("multicast no", "multicast off", "\"off\", expected yes or no"),
             ("32M", "32X", "\"32X\", expected bytes"),
             ("32M", "18446744073709551615G", "expected bytes"),
+            ("32M", "257G", "\"257G\", expected bytes up to 256G"),
             ("32M", "", "the line ends, expected bytes"),
             ("32M", "32M more", "\"more\", expected the end of the line"),
         ] {
@@ -354,7 +358,7 @@ mod tests {
             ranks in 2..=RANKS_MAX,
             (capability, multiprocessors) in (0..200_u16, any::<u16>()),
             multicast in any::<bool>(),
-            fast_bytes_max in proptest::option::of(prop_oneof![any::<u64>(), (0..60_u32).prop_map(|shift| 1 << shift)]),
+            fast_bytes_max in proptest::option::of(prop_oneof![0..=FAST_BYTES_MAX, (0..=38_u32).prop_map(|shift| 1 << shift)]),
         ) {
             let multicast = if multicast { Multicast::Yes } else { Multicast::No };
             let collective = Collective::ALL[collective];
