@@ -58,7 +58,7 @@ function(add_meeting program machine kind seconds says)
 endfunction()
 
 # Programs that run a third time, where every communicator is a promise that can be one.
-set(LAZY collectives sendrecv groups threads premulsum registration graphs splits births lifecycle random_calls random_collectives patterns pairs
+set(LAZY collectives sendrecv groups group_order threads premulsum registration graphs splits births lifecycle random_calls random_collectives patterns pairs
          promises promise_errors promise_children forked)
 
 # Where ranks meet on MACHINE, with promises as they are without a wish and, for those programs, with all of them.
@@ -95,7 +95,7 @@ function(add_differential program machine seconds)
   set_tests_properties(${equal} PROPERTIES FIXTURES_REQUIRED ${machine}.${program} LABELS ${machine} TIMEOUT 20)
 endfunction()
 
-set(PROGRAMS strings arguments collectives sendrecv groups lifecycle threads nonblocking premulsum registration graphs
+set(PROGRAMS strings arguments collectives sendrecv groups group_order lifecycle threads nonblocking premulsum registration graphs
              forked random_calls random_collectives births patterns pairs absorbed graphs_p2p random_p2p splits promises promise_errors
              promise_children many_pairs reuse parking uneven registered registered_lives
              registered_groups registered_alone registered_beside)
@@ -125,6 +125,16 @@ if(WINDLASS_LIBRARY_DIR)
   foreach(program sendrecv groups threads premulsum registration graphs forked)
     add_fabric(${program} 300 "yes")
   endforeach()
+  # Groups of communicators, as NCCL ordered them before 2.26, too: plainly, and with ours among them.
+  add_fabric(group_order 300 "yes" --served fast)
+  if(SIM_DIR)
+    set(former --set WINDLASS_SIM_NCCL_VERSION=22512)
+    add_test(NAME sim.group_order.former_plain COMMAND ${RUN} --out "${RUNS}/sim.group_order.former_plain"
+             --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}" ${former} -- $<TARGET_FILE:group_order>)
+    set_tests_properties(sim.group_order.former_plain PROPERTIES LABELS sim TIMEOUT 300 PROCESSORS 2)
+    add_meeting(group_order sim former 300 "yes" --served fast --set WINDLASS_LAZY=off ${former})
+    add_meeting(group_order sim former_lazy 300 "yes" --served fast --promised --set WINDLASS_LAZY=all ${former})
+  endif()
   # Two cores spin for 32 blocks a rank.
   add_fabric(collectives 600 "yes" --served fast)
   # As above. Where limits were measured calls wait in their groups for others; elsewhere all end at the same small size. Two ranks: promises.
@@ -207,6 +217,31 @@ if(WINDLASS_LIBRARY_DIR)
              -- $<TARGET_FILE:registered_beside> aborts)
     set_tests_properties(sim.registered_beside.aborts PROPERTIES LABELS sim TIMEOUT 300 PROCESSORS 2)
   endif()
+endif()
+
+# Tuning tables, of two ranks and two communicators: five all-reduces or eight all-gathers of each are fast.
+add_executable(tuned programs/tuned.c)
+target_link_libraries(tuned PRIVATE harness)
+if(WINDLASS_LIBRARY_DIR)
+  foreach(part same other none wrong)
+    set(tuning --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes --set CTESTS_RANKS=2)
+    if(part STREQUAL "same")
+      list(APPEND tuning --just fast=20)
+    else()
+      list(APPEND tuning --just fast=32)
+    endif()
+    if(SIM_DIR)
+      add_test(NAME sim.tuned.${part} COMMAND ${RUN} --out "${RUNS}/sim.tuned.${part}" --nccl "${SIM_DIR}/libnccl.so.2"
+               --cuda "${SIM_DIR}" ${tuning} -- $<TARGET_FILE:tuned> ${part})
+      set_tests_properties(sim.tuned.${part} PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
+    endif()
+    # What the built-in table says of a GPU may be more than of the stand-in.
+    if(REAL_NCCL_LIBRARY AND part STREQUAL "same")
+      add_test(NAME gpu.tuned.${part} COMMAND ${RUN} --out "${RUNS}/gpu.tuned.${part}" --nccl "${REAL_NCCL_LIBRARY}" --gpu
+               ${tuning} -- $<TARGET_FILE:tuned> ${part})
+      set_tests_properties(gpu.tuned.${part} PROPERTIES LABELS gpu TIMEOUT 120 RUN_SERIAL ON)
+    endif()
+  endforeach()
 endif()
 
 # What goes wrong on one rank alone, by the stand-in's means.

@@ -32,6 +32,7 @@ pub struct Device {
     pub name: String,
     pub memory_bytes: u64,
     pub compute_capability: (i32, i32),
+    pub multiprocessors: i32,
     /// cuMemCreate, cuMemMap and their kin.
     pub virtual_memory: bool,
     /// Memory shared by file descriptor.

@@ -23,6 +23,7 @@ mod run;
 mod search;
 mod stats;
 mod text;
+mod tune;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -50,6 +51,8 @@ enum Action {
     Demo(demo::Options),
     /// Time the real library alone against the same calls through Windlass
     Bench(bench::Options),
+    /// Measure up to which sizes Windlass's collectives beat NCCL's here, and write that down for WINDLASS_TUNING
+    Tune(tune::Options),
     /// Show what running programs have counted
     Stats(stats::Options),
     #[command(name = BENCH_RANK, hide = true)]
@@ -79,6 +82,7 @@ fn act(action: Action) -> Result<u8> {
         Action::Doctor(options) => doctor::run(&options),
         Action::Demo(options) => demo::run(&options).map(|passed| u8::from(!passed)),
         Action::Bench(options) => bench::run(&options).map(|()| 0),
+        Action::Tune(options) => tune::run(&options).map(|()| 0),
         Action::Stats(options) => stats::run(&options).map(|()| 0),
         Action::BenchRank => bench::work().map(|()| 0),
         Action::DemoRank => demo::work().map(|()| 0),

@@ -118,6 +118,12 @@ pub const OPTIONS: &[Description] = &[
         about: "Whether kernels of ours run the small and middle collectives of a fabric of at most 8 ranks, on any pointers. auto: up to the sizes to which they were measured to be faster than NCCL's, 16 KiB where nobody measured; never where NCCL_ALGO, NCCL_PROTO or a CTA policy is set. All ranks must say the same, or none has them.",
     },
     Description {
+        name: "WINDLASS_TUNING",
+        values: "path",
+        default: "the built-in table",
+        about: "A table that `windlass tune` wrote: up to which sizes kernels of ours run which collectives. What it does not say is as the built-in table has it. All ranks must have the same, or the built-in one holds on all of them; one that cannot be read is none.",
+    },
+    Description {
         name: "WINDLASS_STAGING_MAX",
         values: "bytes, with K, M, G or T for powers of 1024",
         default: "512M",
@@ -210,6 +216,7 @@ pub struct Config {
     pub arena_bytes_max: u64,
     pub register: Register,
     pub fast: Fast,
+    pub tuning: Option<PathBuf>,
     pub staging_bytes_max: u64,
     pub stuck_after: Duration,
     pub nccl: Nccl,
@@ -260,6 +267,7 @@ impl Default for Config {
             arena_bytes_max: ARENA_BYTES_MAX,
             register: Register::Auto,
             fast: Fast::Auto,
+            tuning: None,
             staging_bytes_max: 512 << 20,
             stuck_after: Duration::from_secs(60),
             nccl: Nccl {
@@ -344,6 +352,10 @@ pub fn parse(variables: impl Iterator<Item = (OsString, OsString)>) -> (Config, 
             "WINDLASS_ARENA_MAX" => bytes(&text).map(|value| config.arena_bytes_max = value),
             "WINDLASS_REGISTER" => register(&text).map(|value| config.register = value),
             "WINDLASS_FAST" => fast(&text).map(|value| config.fast = value),
+            "WINDLASS_TUNING" => {
+                config.tuning = path(&text);
+                Some(())
+            }
             "WINDLASS_STAGING_MAX" => bytes(&text).map(|value| config.staging_bytes_max = value),
             // Read where the real library is searched for; and the stand-ins' own.
             "WINDLASS_NCCL" | "WINDLASS_LIBRARY" => Some(()),
@@ -581,6 +593,7 @@ mod tests {
             ("WINDLASS_REGISTER", "on"),
             ("WINDLASS_STAGING_MAX", "64M"),
             ("WINDLASS_FAST", "off"),
+            ("WINDLASS_TUNING", "/tmp/t"),
             ("NCCL_PROTO", "LL"),
             ("NCCL_NVLS_ENABLE", "0"),
             ("NCCL_COMM_SPLIT_SHARE_RESOURCES", "1"),
@@ -604,6 +617,7 @@ mod tests {
             arena_bytes_max: 96 << 20,
             register: Register::On,
             fast: Fast::Off,
+            tuning: Some("/tmp/t".into()),
             staging_bytes_max: 64 << 20,
             stuck_after: Duration::from_secs(3),
             nccl: Nccl {

@@ -106,6 +106,8 @@ pub struct Member {
     /// What opens the lobby of this rank's process, where the ranks of communicators made from this one meet
     /// ([`crate::rendezvous::derived`]); zeros where there is none.
     pub lobby: Token,
+    /// Hash of this rank's tuning table; 0 where it has none of its own.
+    pub tuning: u64,
     /// What mechanisms announce to their peers, at most [`ATTACHMENT_BYTES_MAX`].
     pub attachment: Vec<u8>,
 }
@@ -116,7 +118,11 @@ impl Member {
         writer.u32(self.rank).token(self.process).u32(self.process_id);
         writer.raw(&self.device.uuid).u32(domain).u8(bus).u8(slot);
         writer.u16(self.device.capability).u16(self.device.multiprocessors);
-        writer.token(self.door).token(self.lobby).counted(&self.attachment, ATTACHMENT_BYTES_MAX);
+        writer
+            .token(self.door)
+            .token(self.lobby)
+            .u64(self.tuning)
+            .counted(&self.attachment, ATTACHMENT_BYTES_MAX);
     }
 
     pub(crate) fn take(reader: &mut Reader<'_>) -> Option<Member> {
@@ -132,6 +138,7 @@ impl Member {
             },
             door: reader.token()?,
             lobby: reader.token()?,
+            tuning: reader.u64()?,
             attachment: reader.counted(ATTACHMENT_BYTES_MAX)?.to_vec(),
         })
     }
@@ -183,7 +190,7 @@ pub mod capability {
     pub const REQUIRED: u64 = VIRTUAL_MEMORY | DESCRIPTORS;
 }
 
-const LAYOUT: u16 = 3;
+const LAYOUT: u16 = 4;
 
 impl Contract {
     /// The bytes that every rank gets.

@@ -14,6 +14,8 @@ pub mod collectives;
 
 pub mod in_order;
 
+pub mod group_order;
+
 pub mod promised;
 
 pub mod registered;

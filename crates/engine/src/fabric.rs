@@ -26,6 +26,7 @@ mod releasing;
 mod staging;
 mod stuck;
 mod substitutes;
+mod tuned;
 mod watch;
 mod willing;
 mod wish;
@@ -128,8 +129,9 @@ impl Fabric {
         let closing = Closing::new(&slice, word, lives.clone(), holds.clone());
         lines.into_iter().for_each(|line| line.keep(rank));
         let line = derived::Line::new(contract.clone(), rank);
+        tuned::say(&contract);
         let fabric = Arc::new(Fabric {
-            limits: Limits::of(&contract),
+            limits: Limits::of(&contract, tuned::table()),
             contract,
             rank,
             boxes,

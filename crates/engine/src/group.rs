@@ -36,6 +36,7 @@ thread_local! {
             promised: Vec::new(),
             candidates: Vec::new(),
             inside: Vec::new(),
+            given: Given { communicators: Vec::new(), is_refused: false },
         })
     };
 }
@@ -53,6 +54,17 @@ pub struct Ended {
     pub candidates: Vec<Waiting>,
     /// Its communicators of NCCL's, in which no thread of ours may be until then.
     pub inside: Vec<Passed<'static>>,
+    /// What NCCL got of it, of those that have a fabric.
+    pub given: Given,
+}
+
+/// What NCCL has of a group, where the order of ours asks for that.
+#[derive(Debug, Default)]
+pub struct Given {
+    /// Whose calls, each once.
+    pub communicators: Vec<ncclComm_t>,
+    /// It has refused one, and will run none.
+    pub is_refused: bool,
 }
 
 impl Ended {
@@ -75,6 +87,8 @@ pub struct Held {
     pub fabric: Arc<Fabric>,
     pub what: Ours,
     pub stream: StreamHandle,
+    /// How many communicators NCCL had calls of by then, as far as that is noted.
+    pub given: usize,
 }
 
 /// What runs within a fabric.
@@ -199,6 +213,25 @@ pub fn hold(what: Held) -> bool {
         one_more();
     }
     held
+}
+
+/// NCCL got a call of this communicator in the open group, and took it or not.
+pub fn give(communicator: ncclComm_t, is_taken: bool) {
+    let noted = ENDED.try_with(|ended| {
+        let given = &mut ended.borrow_mut().given;
+        given.is_refused |= !is_taken;
+        if !given.communicators.contains(&communicator) {
+            given.communicators.push(communicator);
+        }
+    });
+    if noted.is_ok() {
+        one_more();
+    }
+}
+
+/// How many communicators NCCL has calls of in the open group, as far as that is noted.
+pub fn given() -> usize {
+    ENDED.try_with(|ended| ended.borrow().given.communicators.len()).unwrap_or(0)
 }
 
 /// This goes to NCCL at the end of the open group. False: this thread is ending and holds nothing any more.

@@ -17,6 +17,7 @@ use nccl_sys::{
 };
 
 use crate::communicator::{self, Communicator};
+use crate::dispatch::group_order::Schedule;
 use crate::dispatch::{in_order, promised, registered, settling};
 use crate::error::refuse;
 use crate::fabric::registering;
@@ -279,10 +280,18 @@ pub fn group_end() -> ncclResult_t {
 #[inline(never)]
 fn end_of_much() -> ncclResult_t {
     let (met, ours) = (Cell::new(ncclSuccess), Cell::new(ncclSuccess));
-    let held = Cell::new(settling::settle());
+    let parts = settling::settle();
     let result = guard::around(
-        || RefCell::new(closing(Entry::ncclGroupEnd)),
-        |ended| {
+        || (parts, RefCell::new(closing(Entry::ncclGroupEnd))),
+        |(parts, ended)| {
+            let schedule = guard::or_else(Schedule::default, || in_order::schedule(parts, &ended.borrow()));
+            let run = |places: &[usize]| {
+                let ran = guard::call(|| in_order::run_held(parts, places));
+                if ours.get() == ncclSuccess {
+                    ours.set(ran);
+                }
+            };
+            run(&schedule.before);
             let candidates = std::mem::take(&mut ended.borrow_mut().candidates);
             let ready = guard::call(|| registered::before_group(&candidates));
             let Closed { nccls, result } = match ready == ncclSuccess {
@@ -291,20 +300,19 @@ fn end_of_much() -> ncclResult_t {
                 false => spoilt(ready),
             };
             if !candidates.is_empty() {
-                ours.set(guard::call(|| registered::after_group(&candidates, is_taken(nccls))));
+                let ended = guard::call(|| registered::after_group(&candidates, is_taken(nccls)));
+                ours.set(if ours.get() == ncclSuccess { ended } else { ours.get() });
             }
-            // NCCL's first, on every rank.
-            let held = held.take();
-            if !held.is_empty() && is_taken(result) {
-                let ran = guard::call(|| in_order::run_held(held));
-                if ours.get() == ncclSuccess {
-                    ours.set(ran);
-                }
+            if is_taken(result) {
+                run(&schedule.after);
             }
             result
         },
         // What became of its births is NCCL's word alone.
-        |ended, result| after_group(ended.into_inner(), result, &met),
+        |(parts, ended), result| {
+            drop(parts);
+            after_group(ended.into_inner(), result, &met);
+        },
     );
     let of_group = if ours.get() == ncclSuccess { result } else { ours.get() };
     if of_group == ncclSuccess { met.get() } else { of_group }
@@ -392,6 +400,7 @@ fn after_group(ended: Ended, result: ncclResult_t, met: &Cell<ncclResult_t>) {
 #[cold]
 #[inline(never)]
 fn tell(ended: Ended, result: ncclResult_t) -> ncclResult_t {
+    group::put_back(ended.held);
     let (awaited, met) = derived::after_group(ended.awaited, result);
     if !is_taken(result) {
         meeting::lose(&awaited, result);

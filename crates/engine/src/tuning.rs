@@ -3,11 +3,14 @@
 //! A cell is one collective over so many ranks of one kind of GPU. Above its limit NCCL is as fast or faster, or nothing was
 //! timed. A cell that nobody measured has a small limit, at which sending pairs wins anywhere.
 
+pub mod file;
+
 use windlass_kernels::collectives::{Crossover, Tuning};
 
 use crate::call::Function;
 use crate::contract::bytes::{Writer, checksum};
 use crate::contract::{Contract, Device, capability};
+use file::{Key, Multicast, Table};
 
 /// Of cells that nobody measured.
 pub const UNMEASURED_BYTES_MAX: u64 = 16 << 10;
@@ -19,7 +22,7 @@ const PROTOCOL: u64 = 2;
 const RANKS_MAX: usize = 8;
 
 /// The collectives that have cells.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 #[repr(usize)]
 #[allow(missing_docs)]
 pub enum Collective {
@@ -80,7 +83,8 @@ impl Limits {
     ///
     /// Even ones are an all-gather or a reduce-scatter, and a single one is what it is: both ends were measured. Between them time
     /// goes by the largest part, which its root's wires carry alone, while NCCL spreads it over all rings: so what makes that more
-    /// than an even share may be as much as a single one has at its limit.
+    /// than an even share may be as much as a single one has at its limit. Where no single one is served, none are together: a table
+    /// that says so of broadcasts means all of them.
     pub fn serve_together(
         &self,
         each: Collective,
@@ -90,7 +94,9 @@ impl Limits {
         let total = bytes.clone().fold(0, u64::saturating_add);
         let largest = bytes.max().unwrap_or_default();
         let uneven = (ranks as u64).saturating_mul(largest).saturating_sub(total);
-        let serves = |together| self.serve(together, total) && uneven <= self.uneven_bytes_max(each, ranks);
+        let serves = |together| {
+            self.serve(each, 0) && self.serve(together, total) && uneven <= self.uneven_bytes_max(each, ranks)
+        };
         each.together().is_some_and(serves)
     }
 
@@ -109,8 +115,8 @@ impl Limits {
         alone.saturating_mul(ranks.saturating_sub(1) as u64)
     }
 
-    /// What all ranks know of a communicator.
-    pub fn of(contract: &Contract) -> Limits {
+    /// What all ranks know of a communicator, and this process's table, which counts where all ranks have the same.
+    pub fn of(contract: &Contract, table: &Table) -> Limits {
         if !serves(contract) {
             return Limits::NONE;
         }
@@ -119,9 +125,30 @@ impl Limits {
         let is_measured = !multicast
             && contract.members.iter().all(|member| MEASURED.iter().any(|gpu| gpu.is(&member.device)));
         let cells = CELLS.iter().find(|cells| is_measured && cells.ranks == ranks);
-        let bytes_max = cells.map_or([UNMEASURED_BYTES_MAX; COLLECTIVES], |cells| cells.bytes_max);
-        Limits(bytes_max.map(|most| most.saturating_add(1)))
+        let mut bytes_max =
+            cells.map_or([UNMEASURED_BYTES_MAX; COLLECTIVES], |cells| cells.bytes_max).map(Some);
+        if contract.members.iter().all(|member| member.tuning == table.hash()) {
+            for (own, collective) in bytes_max.iter_mut().zip(Collective::ALL) {
+                let tuned = key(contract, collective).and_then(|key| table.get(&key));
+                *own = tuned.unwrap_or(*own);
+            }
+        }
+        Limits(bytes_max.map(|most| most.map_or(0, |most| most.saturating_add(1))))
     }
+}
+
+/// Where a table has what holds for a communicator; only where all its GPUs are alike.
+fn key(contract: &Contract, collective: Collective) -> Option<Key> {
+    let Device { capability, multiprocessors, .. } = contract.members.first()?.device;
+    let alike =
+        |device: &Device| (device.capability, device.multiprocessors) == (capability, multiprocessors);
+    let multicast = match contract.capabilities & capability::MULTICAST {
+        0 => Multicast::No,
+        _ => Multicast::Yes,
+    };
+    let ranks = contract.members.len();
+    let key = Key { collective, ranks, capability, multiprocessors, multicast };
+    contract.members.iter().all(|member| alike(&member.device)).then_some(key)
 }
 
 /// Whether fast collectives serve a communicator at all.
@@ -203,6 +230,7 @@ mod tests {
             device: Device { uuid: [0; 16], pci: (0, 0, 0), capability, multiprocessors },
             door: token,
             lobby: token,
+            tuning: 0,
             attachment: Vec::new(),
         };
         Contract {
@@ -220,7 +248,9 @@ mod tests {
     #[test]
     fn cells() {
         let fast = NEEDED;
-        let all_reduce = |contract: Contract| Limits::of(&contract).0[Collective::AllReduce as usize] - 1;
+        let all_reduce = |contract: Contract| {
+            Limits::of(&contract, &Table::default()).0[Collective::AllReduce as usize] - 1
+        };
         assert_eq!(all_reduce(contract(2, fast, 90, 132)), 32 << 20);
         assert_eq!(all_reduce(contract(4, fast, 90, 114)), 16 << 20);
         for unmeasured in [
@@ -230,15 +260,47 @@ mod tests {
             contract(4, fast, 80, 132),
             contract(4, fast | capability::MULTICAST, 90, 132),
         ] {
-            assert_eq!(Limits::of(&unmeasured), Limits([UNMEASURED_BYTES_MAX + 1; COLLECTIVES]));
+            assert_eq!(
+                Limits::of(&unmeasured, &Table::default()),
+                Limits([UNMEASURED_BYTES_MAX + 1; COLLECTIVES])
+            );
         }
         for without in [contract(9, fast, 90, 132), contract(4, capability::FAST, 90, 132)] {
-            assert_eq!(Limits::of(&without), Limits::NONE);
+            assert_eq!(Limits::of(&without, &Table::default()), Limits::NONE);
             assert!(!serves(&without));
         }
         let mut mixed = contract(4, fast, 90, 132);
         mixed.members[3].device.capability = 100;
         assert_eq!(all_reduce(mixed), UNMEASURED_BYTES_MAX);
+    }
+
+    /// A cell of a table that all ranks have is its own limit, up or down; the others stay as they are, and all do where one rank
+    /// has another table.
+    #[test]
+    fn tuned() {
+        let text = "windlass-tuning 1\n\
+            all_reduce ranks 2 gpu 9.0/132 multicast no fast_bytes_max 1G\n\
+            reduce ranks 2 gpu 9.0/132 multicast no fast_bytes_max none\n\
+            all_gather ranks 2 gpu 8.0/108 multicast yes fast_bytes_max 1M\n";
+        let table = Table::parse(text).unwrap();
+        let with = |mut contract: Contract, hashes: [u64; 2]| {
+            contract.members.iter_mut().zip(hashes).for_each(|(member, hash)| member.tuning = hash);
+            Limits::of(&contract, &table)
+        };
+        let hash = table.hash();
+        let built_in = Limits::of(&contract(2, NEEDED, 90, 132), &Table::default());
+        let tuned = with(contract(2, NEEDED, 90, 132), [hash; 2]);
+        assert_eq!(tuned.0, [(1 << 30) + 1, built_in.0[1], 0, built_in.0[3], built_in.0[4]]);
+        for hashes in [[hash, 0], [0, hash], [hash, hash + 1], [0, 0]] {
+            assert_eq!(with(contract(2, NEEDED, 90, 132), hashes), built_in);
+        }
+        let of_others = with(contract(2, NEEDED | capability::MULTICAST, 80, 108), [hash; 2]);
+        let unmeasured = UNMEASURED_BYTES_MAX + 1;
+        assert_eq!(of_others.0, [unmeasured, unmeasured, unmeasured, (1 << 20) + 1, unmeasured]);
+        let mut mixed = contract(2, NEEDED, 90, 132);
+        mixed.members[1].device.multiprocessors = 114;
+        assert_eq!(with(mixed, [hash; 2]), built_in);
+        assert_eq!(with(contract(2, 0, 90, 132), [hash; 2]), Limits::NONE);
     }
 
     /// Without a limit nothing is served, not even nothing.
@@ -257,7 +319,7 @@ mod tests {
     fn together() {
         const MIB: u64 = 1 << 20;
         for (ranks, alone, whole) in [(2, 4 * MIB, 64 * MIB), (4, MIB, 64 * MIB)] {
-            let limits = Limits::of(&contract(ranks, NEEDED, 90, 132));
+            let limits = Limits::of(&contract(ranks, NEEDED, 90, 132), &Table::default());
             for each in [Collective::Broadcast, Collective::Reduce] {
                 let serve = |parts: &[u64]| limits.serve_together(each, parts.iter().copied(), ranks);
                 let even = |total: u64| vec![total / ranks as u64; ranks];
@@ -279,13 +341,37 @@ mod tests {
         }
     }
 
+    /// Limits of a table hold for what runs together, too; where it has none for single ones, none run together.
+    #[test]
+    fn tuned_together() {
+        let text = "windlass-tuning 1\n\
+            broadcast ranks 4 gpu 9.0/132 multicast no fast_bytes_max 1K\n\
+            all_gather ranks 4 gpu 9.0/132 multicast no fast_bytes_max 16K\n\
+            reduce ranks 4 gpu 9.0/132 multicast no fast_bytes_max none\n";
+        let table = Table::parse(text).unwrap();
+        let mut contract = contract(4, NEEDED, 90, 132);
+        contract.members.iter_mut().for_each(|member| member.tuning = table.hash());
+        let limits = Limits::of(&contract, &table);
+        let serve = |each, parts: [u64; 4]| {
+            let is_served = limits.serve_together(each, parts.into_iter(), 4);
+            let is_foreseen = parts.iter().all(|part| limits.may_serve_together(each, *part, 4));
+            assert!(is_foreseen || !is_served);
+            is_served
+        };
+        assert!(serve(Collective::Broadcast, [4096; 4]) && !serve(Collective::Broadcast, [4097; 4]));
+        assert!(
+            serve(Collective::Broadcast, [1024, 0, 0, 0]) && !serve(Collective::Broadcast, [1025, 0, 0, 0])
+        );
+        assert!(!serve(Collective::Reduce, [0; 4]) && !serve(Collective::Reduce, [9; 4]));
+    }
+
     proptest! {
         /// What is served with others was foreseen when it was called alone, and nothing overflows.
         #[test]
         fn foreseen(
             parts in proptest::collection::vec(0..u64::MAX, 1..9),
             scale in 0..64_u32,
-            limits in any::<[u32; COLLECTIVES]>(),
+            limits in proptest::array::uniform5(prop_oneof![Just(0), any::<u32>()]),
             ranks in 2..9_usize,
         ) {
             let limits = Limits(limits.map(u64::from));

@@ -5,38 +5,36 @@
 
 mod batch;
 mod first_use;
+pub mod measurement;
 mod memory;
-mod operation;
+pub mod operation;
 mod plot;
 mod product;
-mod record;
-mod sizes;
-mod statistics;
+pub mod record;
+pub mod sizes;
+pub mod statistics;
 mod verdict;
 mod worker;
 
-pub use worker::work;
+pub use memory::Memory;
+pub use worker::{CellDone, work};
 
 use crate::element::{Element, Reduction, SUM};
 use crate::installation;
 use crate::machine::{Machine, Wish};
 use crate::nccl::version_text;
-use crate::ranks::{self, Launch};
 use crate::{search, text};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use first_use::FirstUse;
-use memory::Memory;
+use measurement::{Plan, Results, measure};
 use operation::Operation;
 use record::{MachineFacts, Record, Versions};
 use serde::{Deserialize, Serialize};
 use sizes::Sizes;
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
-use worker::{CellDone, Job, Outcome};
 
 /// Options of `windlass bench`.
 #[derive(Args)]
@@ -106,7 +104,7 @@ pub enum Mode {
 }
 
 impl Mode {
-    fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Mode::Eager => "eager",
             Mode::Graph => "graph",
@@ -147,7 +145,9 @@ pub fn run(options: &Options) -> Result<()> {
     }
     // Opened first: a wrong name should not cost the measurements.
     let json = options.json.as_deref().map(open_to_append).transpose()?;
-    let results = measure(options, &machine, &windlass, ranks, &cells)?;
+    let results = measure(&machine, &windlass, plan(options, &machine, ranks, &cells), |done| {
+        eprintln!("bench: {}/{} {}", done.position + 1, cells.len(), done.describe());
+    })?;
     let records = records(options, &machine, ranks, &results);
     text::print(record::heading(ranks, options.memory) + "\n")?;
     text::print(record::table(&records))?;
@@ -195,63 +195,19 @@ fn cells(options: &Options) -> Vec<Cell> {
     cells
 }
 
-/// What the ranks found.
-struct Results {
-    cells: Vec<CellDone>,
-    nccl_version: i32,
-    first_uses: Vec<FirstUse>,
-}
-
-fn measure(
-    options: &Options,
-    machine: &Machine,
-    windlass: &std::path::Path,
-    ranks: usize,
-    cells: &[Cell],
-) -> Result<Results> {
-    let launch = Launch {
-        subcommand: super::BENCH_RANK,
+fn plan<'a>(options: &Options, machine: &Machine, ranks: usize, cells: &'a [Cell]) -> Plan<'a> {
+    Plan {
         ranks,
-        environment: machine.environment(),
-        silence: Duration::from_secs_f64(120.0 + 4.0 * options.seconds),
-    };
-    let job = |rank| Job {
-        rank,
-        ranks,
-        plain: machine.nccl.clone(),
-        windlass: windlass.to_owned(),
-        cells: cells.to_vec(),
-        reduction: options.reduction.name.to_owned(),
+        cells,
+        reduction: options.reduction,
         memory: options.memory,
         repeat: options.repeat as usize,
-        batch_us: options.seconds * 1e6 / f64::from(2 * options.repeat),
+        seconds: options.seconds,
         again: options.again.unwrap_or(if machine.is_simulated() { 0 } else { 3 }) as usize,
         births: if options.first_use { first_use::BIRTHS } else { 0 },
-        simulated: machine.is_simulated(),
         product: options.product,
-    };
-    let jobs = (0..ranks).map(|rank| serde_json::to_value(job(rank))).collect::<Result<Vec<_>, _>>()?;
-    let mut done: BTreeMap<usize, CellDone> = BTreeMap::new();
-    let mut unreadable = None;
-    let outcomes = ranks::run(&launch, &jobs, &|_| Vec::new(), &mut |_, text| match serde_json::from_str::<
-        CellDone,
-    >(text)
-    {
-        Ok(cell) => {
-            eprintln!("bench: {}/{} {}", cell.position + 1, cells.len(), cell.describe());
-            done.insert(cell.position, cell);
-        }
-        Err(error) => unreadable = Some(error),
-    })?;
-    if let Some(error) = unreadable {
-        return Err(error).context("unreadable progress of a rank");
+        environment: Vec::new(),
     }
-    let first: Outcome = serde_json::from_value(outcomes.into_iter().next().context("no ranks")?)?;
-    Ok(Results {
-        cells: done.into_values().collect(),
-        nccl_version: first.nccl_version,
-        first_uses: first.first_uses,
-    })
 }
 
 /// When, where and what.

@@ -47,7 +47,7 @@ pub struct Job {
 }
 
 /// A finished measurement.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CellDone {
     /// Its position among the measurements: one that is made again replaces the first.
     pub position: usize,

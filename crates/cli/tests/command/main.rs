@@ -5,6 +5,7 @@ mod demo;
 mod doctor;
 mod run;
 mod stats;
+mod tune;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

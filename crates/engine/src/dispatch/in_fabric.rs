@@ -57,7 +57,11 @@ pub fn call(call: &Call, communicator: &'static Communicator) -> ncclResult_t {
             Course::Promised => promised::call(call),
             Course::Taken(taken) => registered::run(call, taken),
         },
-        |_, _| {},
+        |decided, result| {
+            if !matches!(decided.course, Course::Mailbox(_) | Course::Fast(_) | Course::Perhaps(_)) {
+                in_order::after_forward(call, result);
+            }
+        },
     )
 }
 
@@ -80,7 +84,7 @@ pub fn forward_held(call: &Call) -> ncclResult_t {
             Ok(_) => forward::forward(call),
             Err(code) => *code,
         },
-        |_, _| {},
+        |_, result| in_order::after_forward(call, result),
     )
 }
 

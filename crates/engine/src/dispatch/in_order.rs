@@ -1,8 +1,10 @@
 //! What runs within fabrics, in order with the rest: at once, or at the end of its group.
 //!
-//! Communicators of a group run in the order of their births' names, which all ranks see alike, after all that NCCL runs of the
-//! group: so no two ranks wait for each other's later ones. Of one communicator the collectives come first, in the order of
-//! their calls, then its messages as one kernel: so they do on all ranks, whatever stands between.
+//! Communicators of a group run in the order that the NCCL underneath keeps ([`super::group_order`]): since 2.26 in that of their
+//! births' names, which all ranks see alike, after all that NCCL runs of the group, so no two ranks wait for each other's later
+//! ones; before, in that of their first calls, as near to NCCL's part as one end of a group allows. Of one communicator the
+//! collectives come first, in the order of their calls, then its messages as one kernel: so they do on all ranks, whatever stands
+//! between.
 //!
 //! # Order against NCCL's own operations
 //! NCCL runs a communicator's operations on a GPU one after the other. What goes to NCCL after one of ours waits for ours
@@ -11,8 +13,9 @@
 //! ran on a stream that was destroyed and whose handle is in use again, is not seen.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-use nccl_sys::{ncclComm_t, ncclInternalError, ncclResult_t, ncclSuccess};
+use nccl_sys::{ncclComm_t, ncclInProgress, ncclInternalError, ncclResult_t, ncclSuccess};
 
 use crate::call::Call;
 use crate::communicator::{self, Communicator};
@@ -21,9 +24,11 @@ use crate::fabric::Fabric;
 use crate::fast::Task;
 use crate::forward::known;
 use crate::gpu::StreamHandle;
-use crate::group::{self, Held, Ours};
+use crate::group::{self, Awaited, Ended, Held, Ours};
 use crate::mailbox::Operation;
+use crate::stats::segment;
 
+use super::group_order::{self, Member, Nccls, Order, Schedule};
 use super::settling::Part;
 
 /// Before a call goes to NCCL whose communicator has a fabric.
@@ -35,6 +40,18 @@ pub fn before_forward(call: &Call, communicator: &Communicator) {
         // What fails is logged; NCCL meets the same device.
         let _ = fabric.order(stream_of(call));
     }
+}
+
+/// After such a call, in a group of which NCCL keeps the calls' order: NCCL has taken it, or refused it.
+pub fn after_forward(call: &Call, result: ncclResult_t) {
+    if group::is_open() && order() == Order::Calls {
+        group::give(call.local.communicator, result == ncclSuccess || result == ncclInProgress);
+    }
+}
+
+/// Known since the first communicator was asked for.
+fn order() -> Order {
+    Order::of_release(segment::current().nccl_version.load(Ordering::Relaxed))
 }
 
 /// The fabric of a communicator that takes calls; none if another thread has just ended it.
@@ -49,19 +66,40 @@ pub(super) fn fabric_of(call: &Call, communicator: &Communicator) -> Option<Arc<
 /// Holds what a call is till its group ends.
 pub(super) fn hold(call: &Call, fabric: &Arc<Fabric>, mut parts: impl Iterator<Item = Ours>) -> ncclResult_t {
     let (communicator, stream) = (call.local.communicator, stream_of(call));
-    let held = |what| group::hold(Held { communicator, fabric: fabric.clone(), what, stream });
+    let given = group::given();
+    let held = |what| group::hold(Held { communicator, fabric: fabric.clone(), what, stream, given });
     match parts.all(held) {
         true => ncclSuccess,
         false => refuse(ncclInternalError, format_args!("a group of a thread that is ending")),
     }
 }
 
-/// Runs what a group held, after NCCL has run what is its. The first that fails is the answer; the others run all the same, as their
-/// peers wait.
-pub fn run_held(mut parts: Vec<Part>) -> ncclResult_t {
-    parts.sort_by_key(|part| (part.fabric.contract().birth, part.fabric.rank()));
+/// When what a group held runs: by place in the list of its parts, which are in the order of their first calls.
+pub fn schedule(parts: &[Part], ended: &Ended) -> Schedule {
+    let Ended { given, awaited, .. } = ended;
+    let order = order();
+    if parts.len() < 2 && order == Order::Names {
+        return Schedule { before: Vec::new(), after: (0..parts.len()).collect() };
+    }
+    // Of a group with a call that was refused nothing runs, and that is NCCL's to say at its end.
+    let is_refused = given.is_refused || matches!(awaited.first(), Some(Awaited::Failed(_)));
+    let members: Vec<Member> = parts
+        .iter()
+        .map(|Part { communicator, fabric, called_after, .. }| Member {
+            name: fabric.contract().birth,
+            rank: fabric.rank(),
+            called_after: if is_refused { Nccls::Some } else { *called_after },
+            beside: if given.communicators.contains(communicator) { Nccls::Some } else { Nccls::Nothing },
+        })
+        .collect();
+    group_order::schedule(&members, order)
+}
+
+/// Runs the parts of these places. The first that fails is the answer; the others run all the same, as their peers wait.
+pub fn run_held(parts: &[Part], places: &[usize]) -> ncclResult_t {
     let mut answer = ncclSuccess;
-    for Part { communicator, fabric, tasks, operations, stream, others } in &parts {
+    for part in places.iter().filter_map(|place| parts.get(*place)) {
+        let Part { communicator, fabric, tasks, operations, stream, others, .. } = part;
         let result = match tasks {
             Ok(tasks) => run(*communicator, fabric, tasks, operations, *stream, others),
             Err(code) => *code,

@@ -20,6 +20,7 @@ use crate::stats::count;
 use nccl_sys::{ncclInternalError, ncclResult_t};
 
 use super::fusing::{self, Step};
+use super::group_order::Nccls;
 use super::{collectives, in_fabric};
 
 /// What one communicator runs within its fabric at the end of a group.
@@ -33,6 +34,10 @@ pub struct Part {
     pub tasks: Result<Vec<Task>, ncclResult_t>,
     /// Its messages, in call order.
     pub operations: Vec<Operation>,
+    /// The place of the first of these calls among all that the group held.
+    pub place: usize,
+    /// What NCCL had of the group by then, with what it gets now of what was held.
+    pub called_after: Nccls,
     /// The stream of the first of these calls.
     pub stream: StreamHandle,
     /// Those of the others.
@@ -40,7 +45,10 @@ pub struct Part {
 }
 
 /// Decides, at the outermost end, before NCCL closes the group: what NCCL is to run after all it gets now, in call order. What it
-/// refuses of that fails the group, as it would have before.
+/// refuses of that fails the group, as it would have before. The parts come in the order of their first calls.
+///
+/// Divergence: before 2.26 NCCL runs communicators in the order of their first calls; what it gets now comes after all it got of
+/// others meanwhile.
 ///
 /// Divergence: only where NCCL looks at pointers (NCCL_CHECK_POINTERS) or compares captures of streams does it refuse such a call;
 /// then the group's end says so first.
@@ -67,15 +75,19 @@ fn decide(held: &[Held]) -> (Vec<Part>, Vec<Call>) {
     }
     let (mut parts, mut forwarded) = (Vec::new(), Vec::new());
     for fabric in fabrics {
-        let own = held.iter().filter(|one| Arc::ptr_eq(&one.fabric, fabric));
+        let own = held.iter().enumerate().filter(|(_, one)| Arc::ptr_eq(&one.fabric, fabric));
         let terms = Terms { ranks: fabric.contract().members.len(), fast: *fabric.limits() };
-        let sorted = Sorted::of(own.clone().map(|one| (one.what, one.stream)), &terms);
-        let Some(communicator) = own.map(|one| one.communicator).next() else { continue };
-        sorted.count(communicator, &terms);
-        forwarded.extend(sorted.forwarded());
+        let sorted = Sorted::of(own.clone().map(|(_, one)| (one.what, one.stream)), &terms);
+        let Some((_, Held { communicator, .. })) = own.clone().next() else { continue };
+        sorted.count(*communicator, &terms);
+        let (ours, nccls): (Vec<_>, Vec<_>) = own.zip(&sorted.are_ours).partition(|(_, is_ours)| **is_ours);
+        forwarded.extend(nccls.into_iter().map(|((place, _), _)| place).zip(sorted.forwarded()));
+        let Some(((place, first), _)) = ours.first() else { continue };
         let Some((stream, others)) = sorted.streams.split_first() else { continue };
         parts.push(Part {
-            communicator,
+            communicator: *communicator,
+            place: *place,
+            called_after: Nccls::at(*place, first.given, None),
             fabric: fabric.clone(),
             tasks: sorted.tasks(fabric.rank(), terms.ranks),
             stream: *stream,
@@ -83,7 +95,16 @@ fn decide(held: &[Held]) -> (Vec<Part>, Vec<Call>) {
             operations: sorted.operations,
         });
     }
-    (parts, forwarded)
+    // NCCL before 2.26 keeps this order of several communicators, too.
+    forwarded.sort_by_key(|(place, _)| *place);
+    parts.sort_by_key(|part: &Part| part.place);
+    let turned_over = forwarded.first().map(|(place, _)| *place);
+    for part in &mut parts {
+        if Nccls::at(part.place, 0, turned_over) == Nccls::Some {
+            part.called_after = Nccls::Some;
+        }
+    }
+    (parts, forwarded.into_iter().map(|(_, call)| call).collect())
 }
 
 /// One communicator's calls of a group.
@@ -93,6 +114,8 @@ struct Sorted {
     /// What becomes of those.
     steps: Vec<Step>,
     operations: Vec<Operation>,
+    /// Of all calls, in call order.
+    are_ours: Vec<bool>,
     /// Of what is ours, each once, in call order.
     streams: Vec<StreamHandle>,
 }
@@ -120,6 +143,7 @@ impl Sorted {
         let mut are_ours = are_ours.into_iter();
         for (what, stream) in calls {
             let is_ours = matches!(what, Ours::Message(_)) || are_ours.next().unwrap_or(false);
+            sorted.are_ours.push(is_ours);
             if is_ours && !sorted.streams.contains(&stream) {
                 sorted.streams.push(stream);
             }
@@ -254,6 +278,7 @@ mod tests {
         let sorted = Sorted::of(calls.into_iter(), &TERMS);
         let forwarded: Vec<usize> = sorted.forwarded().map(|call| call.shared.count).collect();
         assert_eq!(forwarded, [5000, 6000]);
+        assert_eq!(sorted.are_ours, [false, true, true, true, true, false]);
         assert_eq!(sorted.streams, [2, 3, 4].map(StreamHandle));
         assert_eq!(counts(&sorted), [7, u64::MAX]);
         assert_eq!(sorted.operations.len(), 1);

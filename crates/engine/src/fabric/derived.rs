@@ -515,6 +515,7 @@ mod tests {
             device: Device { uuid: [rank as u8; 16], pci: (0, 0, 0), capability: 90, multiprocessors: 132 },
             door: NOBODY,
             lobby,
+            tuning: 0,
             attachment: Vec::new(),
         };
         let contract = Arc::new(Contract {

@@ -48,6 +48,7 @@ mod tests {
                 },
                 door: Token([0; 16]),
                 lobby: Token([0; 16]),
+                tuning: 0,
                 attachment,
             }
         };

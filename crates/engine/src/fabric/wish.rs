@@ -23,7 +23,7 @@ use crate::stats::segment;
 use crate::tuning;
 
 use super::boxes::{self, Share};
-use super::watch;
+use super::{tuned, watch};
 
 /// A rank of a communicator that is asked for by an id.
 #[derive(Clone, Debug)]
@@ -188,6 +188,7 @@ pub(super) fn on(
             },
             door: Token([0; 16]),
             lobby: super::rendezvous().map_or(NOBODY, |rendezvous| rendezvous.lobby()),
+            tuning: tuned::table().hash(),
             attachment: watch::desk().map_err(no_identity)?.0.to_vec(),
         },
     };

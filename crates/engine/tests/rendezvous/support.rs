@@ -31,6 +31,7 @@ pub fn facts(rank: u32, ranks: u32) -> Facts {
             },
             door: Token([0; 16]),
             lobby: Token([0; 16]),
+            tuning: 0,
             attachment: Vec::new(),
         },
     }

@@ -12,8 +12,6 @@ use libc::{c_char, c_int, c_void};
 use nccl_sys::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-const VERSION: c_int = 22809;
-
 /// What stands around every call: forked children are refused all but the version, panics stop here.
 fn answer(name: &str, body: impl FnOnce() -> Outcome) -> ncclResult_t {
     if leaks::is_forked_child() && !name.ends_with("ncclGetVersion") {
@@ -106,7 +104,7 @@ fn enqueue(comm: ncclComm_t, stream: cudaStream_t, call: Call) -> Outcome {
 exports! {
     fn ncclGetVersion | pncclGetVersion (version: *mut c_int) {
         // SAFETY: see above.
-        unsafe { put(version, VERSION, "GetVersion : version") }
+        unsafe { put(version, settings().version, "GetVersion : version") }
     }
     fn ncclGetUniqueId | pncclGetUniqueId (out: *mut ncclUniqueId) {
         // SAFETY: see above.

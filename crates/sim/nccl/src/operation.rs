@@ -202,8 +202,15 @@ fn check(communicator: &Arc<Communicator>, call: Call) -> Outcome<Option<Queued>
     Ok(Some(Queued { communicator: communicator.clone(), call, recipe }))
 }
 
+/// The first release whose groups run their communicators in an order that all ranks see alike (`ncclGroupCommJoin`).
+const ORDERED_SINCE: i32 = 22_602;
+
 /// Launches the calls of an ended group, communicator by communicator.
 pub fn launch_all(mut queued: Vec<Queued>) -> Outcome {
+    if settings().version >= ORDERED_SINCE {
+        // Calls of one communicator, and ranks of one birth, stay in order.
+        queued.sort_by_key(|entry| entry.communicator.token);
+    }
     while let Some(first) = queued.first() {
         let communicator = first.communicator.clone();
         let (mine, rest) =

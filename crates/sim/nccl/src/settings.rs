@@ -23,6 +23,8 @@ pub struct Settings {
     pub failed_launches: Vec<u64>,
     /// `WINDLASS_SIM_KEPT_REGISTRATIONS`, default none: which ends of registrations of this process fail, by number from 1.
     pub kept_registrations: Vec<u64>,
+    /// `WINDLASS_SIM_NCCL_VERSION`, default 22809: which release this is in `ncclGetVersion` and in the order of a group's communicators.
+    pub version: i32,
 }
 
 pub fn settings() -> &'static Settings {
@@ -37,6 +39,7 @@ pub fn settings() -> &'static Settings {
         deregistration: Duration::from_millis(number("WINDLASS_SIM_DEREGISTER_MS", 0)),
         failed_launches: numbers("WINDLASS_SIM_FAILED_LAUNCHES"),
         kept_registrations: numbers("WINDLASS_SIM_KEPT_REGISTRATIONS"),
+        version: number("WINDLASS_SIM_NCCL_VERSION", 22_809) as i32,
     })
 }
 

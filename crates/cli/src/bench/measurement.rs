@@ -1,0 +1,93 @@
+//! A run of the benchmark's ranks, from a plan to what they found.
+
+use super::Cell;
+use super::first_use::FirstUse;
+use super::memory::Memory;
+use super::worker::{CellDone, Job, Outcome};
+use crate::BENCH_RANK;
+use crate::element::Reduction;
+use crate::machine::Machine;
+use crate::ranks::{self, Launch, Variable};
+use anyhow::{Context, Result};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+/// What is to be measured, and how.
+pub struct Plan<'a> {
+    pub ranks: usize,
+    pub cells: &'a [Cell],
+    pub reduction: Reduction,
+    pub memory: Memory,
+    /// Batches of each side, of which the median counts.
+    pub repeat: usize,
+    /// For one cell, about.
+    pub seconds: f64,
+    /// Rounds of what looks slower than the real library.
+    pub again: usize,
+    /// Communicators that are made to see what a first message costs; 0: none.
+    pub births: usize,
+    /// Elements a side of a product's matrices; none: as the rank chooses.
+    pub product: Option<usize>,
+    /// Variables for every rank, beside the inherited ones and the machine's.
+    pub environment: Vec<Variable>,
+}
+
+/// What the ranks found.
+pub struct Results {
+    /// In the order of the plan; of those that were made again the last.
+    pub cells: Vec<CellDone>,
+    pub nccl_version: i32,
+    pub first_uses: Vec<FirstUse>,
+}
+
+/// Runs the ranks. `done` hears of each cell when it is finished, and again when it was made again.
+pub fn measure(
+    machine: &Machine,
+    windlass: &Path,
+    plan: Plan,
+    mut done: impl FnMut(&CellDone),
+) -> Result<Results> {
+    let mut environment = machine.environment();
+    environment.extend(plan.environment);
+    let launch = Launch {
+        subcommand: BENCH_RANK,
+        ranks: plan.ranks,
+        environment,
+        silence: Duration::from_secs_f64(120.0 + 4.0 * plan.seconds),
+    };
+    let job = |rank| Job {
+        rank,
+        ranks: plan.ranks,
+        plain: machine.nccl.clone(),
+        windlass: windlass.to_owned(),
+        cells: plan.cells.to_vec(),
+        reduction: plan.reduction.name.to_owned(),
+        memory: plan.memory,
+        repeat: plan.repeat,
+        batch_us: plan.seconds * 1e6 / (2 * plan.repeat) as f64,
+        again: plan.again,
+        births: plan.births,
+        simulated: machine.is_simulated(),
+        product: plan.product,
+    };
+    let jobs = (0..plan.ranks).map(|rank| serde_json::to_value(job(rank))).collect::<Result<Vec<_>, _>>()?;
+    let mut cells: BTreeMap<usize, CellDone> = BTreeMap::new();
+    let mut unreadable = None;
+    let outcomes = ranks::run(&launch, &jobs, &|_| Vec::new(), &mut |_, text| match serde_json::from_str::<
+        CellDone,
+    >(text)
+    {
+        Ok(cell) => {
+            done(&cell);
+            cells.insert(cell.position, cell);
+        }
+        Err(error) => unreadable = Some(error),
+    })?;
+    if let Some(error) = unreadable {
+        return Err(error).context("unreadable progress of a rank");
+    }
+    let first: Outcome = serde_json::from_value(outcomes.into_iter().next().context("no ranks")?)?;
+    let cells = cells.into_values().collect();
+    Ok(Results { cells, nccl_version: first.nccl_version, first_uses: first.first_uses })
+}

@@ -1,0 +1,69 @@
+//! Holds that `windlass tune` measures, writes a table that is one, and that ranks go by it.
+
+use crate::{outcome, windlass};
+use windlass_engine::tuning::Collective;
+use windlass_engine::tuning::file::{Key, Multicast, Table};
+
+/// From measurements to a table, with progress on the way; ranks take the table that was written.
+#[test]
+fn writes_a_table() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("table");
+    let mut command = windlass(&["tune", "--sim", "--ranks", "2", "--sizes", "1K:64K:64", "--repeat", "3"]);
+    command.args(["--seconds", "0.02"]).arg("--out").arg(&file);
+    let (code, printed, told) = outcome(command);
+    assert_eq!(code, Some(0), "{printed}{told}");
+    // Beyond what the built-in table has, too: all went to our kernels.
+    let text = std::fs::read_to_string(&file).unwrap();
+    assert!(!text.contains("NCCL ran both"), "{text}");
+    assert!(told.contains("20/20") && told.contains(" left"), "{told}");
+    assert!(text.contains("On the simulator") && text.contains("NCCL 2.28.9"), "{text}");
+    let table = Table::parse(&text).unwrap();
+    assert_eq!(table.cells(), Collective::ALL.len(), "{text}");
+    assert!(printed.contains(&format!("{:016x}", table.hash())), "{printed}");
+    for collective in Collective::ALL {
+        let multicast = Multicast::No;
+        let key = Key { collective, ranks: 2, capability: 90, multiprocessors: 32, multicast };
+        assert!(matches!(table.get(&key), Some(None | Some(1024 | 65536))), "{text}");
+    }
+    let mut command = windlass(&["bench", "--sim", "--ranks", "2", "--op", "all_reduce", "--sizes", "1K"]);
+    command.args(["--mode", "eager", "--repeat", "1", "--seconds", "0.01"]);
+    command.env("WINDLASS_TUNING", &file).env("WINDLASS_LOG", "info");
+    let (code, printed, told) = outcome(command);
+    assert_eq!(code, Some(0), "{printed}{told}");
+    assert!(told.contains(&format!("hash {:016x}", table.hash())), "{told}");
+}
+
+/// Limits of a table hold, both ways.
+#[test]
+fn a_table_holds() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("table");
+    let line = "ranks 2 gpu 9.0/32 multicast no fast_bytes_max";
+    let text = format!("windlass-tuning 1\nall_reduce {line} 64K\nall_gather {line} none\n");
+    std::fs::write(&file, text).unwrap();
+    let mut command = windlass(&["bench", "--sim", "--ranks", "2", "--op", "all_reduce,all_gather,reduce"]);
+    command.args(["--sizes", "1K,64K", "--mode", "eager", "--repeat", "1", "--seconds", "0.01"]);
+    command.env("WINDLASS_TUNING", &file);
+    let (code, printed, told) = outcome(command);
+    assert_eq!(code, Some(0), "{printed}{told}");
+    let paths: Vec<&str> =
+        printed.lines().skip(2).take(6).filter_map(|line| line.split_whitespace().last()).collect();
+    assert_eq!(paths, ["fast", "fast", "forward", "forward", "fast", "forward"], "{printed}");
+}
+
+/// What cannot be is said before anything is measured.
+#[test]
+fn refuses() {
+    for (arguments, reason) in [
+        (["--ranks", "1", "--out", "/tmp/x"], "expected 2 to 8"),
+        (["--ranks", "99", "--out", "/tmp/x"], "expected 1 to"),
+        (["--ranks", "2", "--out", "/nowhere/at/all"], "cannot write beside"),
+    ] {
+        let mut command = windlass(&["tune", "--sim"]);
+        command.args(arguments);
+        let (code, _, told) = outcome(command);
+        assert_eq!(code, Some(1), "{told}");
+        assert!(told.contains(reason), "{told}");
+    }
+}

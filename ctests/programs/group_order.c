@@ -1,0 +1,147 @@
+/* Holds: the communicators of a group run in NCCL's order, whoever runs them. On one stream: before NCCL 2.26 that is the
+ * order of their first calls, so one rank may group what others call one by one; from 2.26 on an order that all ranks see
+ * alike, so ranks may group the same calls in any order. On a stream each: any order, grouped or not. */
+#include "../support/collective.h"
+#include "../support/messages.h"
+
+enum { COMMUNICATORS = 3, KEEPS_CALLS_BEFORE = 22602 };
+
+/* What a communicator runs: two that a fabric may serve, and a collective that is too large for it here. */
+enum what { SMALL, RING, LARGE, WHATS };
+
+struct task {
+  enum what what;
+  ncclComm_t communicator;
+  CUstream stream;
+  struct transfer transfer;
+  struct message from, to;
+};
+
+static bool keeps_calls(void) {
+  int version = 0;
+  NCCL(ncclGetVersion(&version));
+  return version < KEEPS_CALLS_BEFORE;
+}
+
+static struct task prepare(struct rank* self, enum what what, ncclComm_t communicator, uint64_t key) {
+  int before = (self->rank + self->ranks - 1) % self->ranks;
+  struct task task = {.what = what, .communicator = communicator, .stream = self->stream};
+  if (what == RING) {
+    task.from = message_to_send(key * 64 + (uint64_t)self->rank, 5000, 0);
+    task.to = message_to_receive(key * 64 + (uint64_t)before, 5000, 0);
+    return task;
+  }
+  task.transfer = (struct transfer){.which = ALL_REDUCE, .type = ncclInt32, .op = ncclSum, .key = key,
+                                    .count = what == SMALL ? 1001 : 20001, .rank = self->rank, .ranks = self->ranks};
+  transfer_prepare(&task.transfer);
+  return task;
+}
+
+static void issue(struct rank* self, const struct task* task) {
+  if (task->what != RING) {
+    transfer_launch(&task->transfer, task->communicator, task->stream);
+    return;
+  }
+  NCCL(ncclGroupStart());
+  message_send(&task->from, (self->rank + 1) % self->ranks, task->communicator, task->stream);
+  message_receive(&task->to, (self->rank + self->ranks - 1) % self->ranks, task->communicator, task->stream);
+  NCCL(ncclGroupEnd());
+}
+
+static void verify(struct rank* self, struct task* task) {
+  if (task->what != RING) {
+    transfer_verify(&task->transfer, self);
+    transfer_release(&task->transfer);
+    return;
+  }
+  message_verify(&task->to, self);
+  message_release(&task->from);
+  message_release(&task->to);
+}
+
+static void grouped(struct rank* self, const struct task* first, const struct task* second) {
+  NCCL(ncclGroupStart());
+  issue(self, first);
+  issue(self, second);
+  NCCL(ncclGroupEnd());
+}
+
+static void settle(struct rank* self, struct task* first, struct task* second) {
+  wait_for(first->stream);
+  wait_for(second->stream);
+  together(self);
+  verify(self, first);
+  verify(self, second);
+}
+
+/* Rank 0 groups both; the others do what NCCL lets live beside that. */
+static void on_one_stream(struct rank* self, struct task* first, struct task* second) {
+  together(self);
+  if (self->rank == 0) {
+    grouped(self, first, second);
+  } else if (keeps_calls()) {
+    /* As many calls as with the other order, for the output. */
+    NCCL(ncclGroupStart());
+    NCCL(ncclGroupEnd());
+    issue(self, first);
+    issue(self, second);
+  } else {
+    grouped(self, second, first);
+  }
+  settle(self, first, second);
+}
+
+/* The others call both one by one, the other way round. */
+static void on_a_stream_each(struct rank* self, struct task* first, struct task* second, CUstream other) {
+  second->stream = other;
+  together(self);
+  if (self->rank == 0) {
+    grouped(self, first, second);
+  } else {
+    issue(self, second);
+    issue(self, first);
+  }
+  settle(self, first, second);
+}
+
+static void all(struct rank* self) {
+  ncclComm_t communicators[COMMUNICATORS];
+  CUstream other = new_stream();
+  uint64_t key = 0;
+  for (int which = 0; which < COMMUNICATORS; which++) communicators[which] = world(self, which);
+  /* Connections, for which ranks wait on the host, are made: each rank calls one by one below. */
+  for (int which = 0; which < COMMUNICATORS; which++) {
+    for (enum what what = SMALL; what < WHATS; what++) {
+      struct task task = prepare(self, what, communicators[which], ++key);
+      together(self);
+      issue(self, &task);
+      wait_for(task.stream);
+      together(self);
+      verify(self, &task);
+    }
+  }
+  /* Every two communicators in both orders: whatever names their births have, one of them is against these. */
+  for (int pair = 0; pair < COMMUNICATORS * COMMUNICATORS; pair++) {
+    ncclComm_t one = communicators[pair / COMMUNICATORS], two = communicators[pair % COMMUNICATORS];
+    if (one == two) continue;
+    for (int mix = 0; mix < WHATS * WHATS; mix++) {
+      for (int each = 0; each < 2; each++) {
+        struct task first = prepare(self, (enum what)(mix / WHATS), one, ++key);
+        struct task second = prepare(self, (enum what)(mix % WHATS), two, ++key);
+        if (each) on_a_stream_each(self, &first, &second, other);
+        else on_one_stream(self, &first, &second);
+      }
+    }
+  }
+  together(self);
+  CUDA(cuStreamDestroy_v2(other));
+  for (int which = 0; which < COMMUNICATORS; which++) NCCL(ncclCommDestroy(communicators[which]));
+}
+
+int main(void) {
+  begin("group_order", 100);
+  int ranks = rank_count(2);
+  run_ranks("processes", PROCESSES, ranks, all, NULL);
+  run_ranks("threads", THREADS, ranks, all, NULL);
+  return finish();
+}
