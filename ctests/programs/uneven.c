@@ -205,9 +205,10 @@ static void large(struct rank* self, ncclComm_t communicator) {
       struct fused then = begin_counting();
       uneven_launch(&u, communicator, self->stream);
       wait_for(self->stream);
-      /* Of the second what is small is one kernel, where there is more than one. */
+      /* Of the second what is small is one kernel, where there is more than one; of two ranks all, as their limits are higher. */
       bool measured = getenv("WINDLASS_SIM_MULTIPROCESSORS") || on_gpus();
-      int calls = number == 0 && measured ? self->ranks : number == 1 && self->ranks > 2 ? 2 : 0;
+      bool all = measured && (number == 0 || (number == 1 && self->ranks == 2));
+      int calls = all ? self->ranks : number == 1 && self->ranks > 2 ? 2 : 0;
       fused_since(self, &then, calls > 0, calls);
       together(self);
       uneven_verify(&u, self);

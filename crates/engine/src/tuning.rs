@@ -185,7 +185,7 @@ struct Cells {
 
 /// Measured on H200 (docs/measurements/2026-11-22-collectives): the largest size measured at which NCCL is slower.
 const CELLS: &[Cells] = &[
-    Cells { ranks: 2, bytes_max: [32 << 20, 4 << 20, 4 << 20, 64 << 20, 64 << 20] },
+    Cells { ranks: 2, bytes_max: [256 << 20, 32 << 20, 16 << 20, 64 << 20, 256 << 20] },
     Cells { ranks: 4, bytes_max: [16 << 20, 1 << 20, 1 << 20, 64 << 20, 64 << 20] },
 ];
 
@@ -251,7 +251,7 @@ mod tests {
         let all_reduce = |contract: Contract| {
             Limits::of(&contract, &Table::default()).0[Collective::AllReduce as usize] - 1
         };
-        assert_eq!(all_reduce(contract(2, fast, 90, 132)), 32 << 20);
+        assert_eq!(all_reduce(contract(2, fast, 90, 132)), 256 << 20);
         assert_eq!(all_reduce(contract(4, fast, 90, 114)), 16 << 20);
         for unmeasured in [
             contract(3, fast, 90, 132),
@@ -318,9 +318,10 @@ mod tests {
     #[test]
     fn together() {
         const MIB: u64 = 1 << 20;
-        for (ranks, alone, whole) in [(2, 4 * MIB, 64 * MIB), (4, MIB, 64 * MIB)] {
+        for (ranks, ends) in [(2, [(32, 64), (16, 256)]), (4, [(1, 64), (1, 64)])] {
             let limits = Limits::of(&contract(ranks, NEEDED, 90, 132), &Table::default());
-            for each in [Collective::Broadcast, Collective::Reduce] {
+            for (each, (alone, whole)) in [Collective::Broadcast, Collective::Reduce].into_iter().zip(ends) {
+                let (alone, whole) = (alone * MIB, whole * MIB);
                 let serve = |parts: &[u64]| limits.serve_together(each, parts.iter().copied(), ranks);
                 let even = |total: u64| vec![total / ranks as u64; ranks];
                 assert!(serve(&even(4096)) && serve(&even(whole)) && !serve(&even(whole + 4)));
