@@ -6,16 +6,31 @@
 #include "posted.cuh"
 #include "reduction.cuh"
 
+// The first `vectors` bytes, whole vectors, by pieces as wide as the address allows: all in flight at once, as every wait costs as much
+// as the wire does for a unit.
+template <class Format, class Piece>
+MAIL_DEVICE void load_vectors(Vector (&unit)[Format::groups], const char* from, uint32_t vectors) {
+  MAIL_UNROLL
+  for (int group = 0; group < Format::groups; ++group)
+    if (Format::holds(group) && Format::offset(group) < vectors) unit[group] = load_pieces<Piece>(from + Format::offset(group), 16);
+}
+template <class Format, class Piece>
+MAIL_DEVICE void store_vectors(const Vector (&unit)[Format::groups], char* to, uint32_t vectors) {
+  MAIL_UNROLL
+  for (int group = 0; group < Format::groups; ++group)
+    if (Format::holds(group) && Format::offset(group) < vectors) store_pieces<Piece>(to + Format::offset(group), unit[group], 16);
+}
+
 // What is left beyond the first `vectors` bytes: a vector that the buffer does not fill, or all at an odd address. In a loop, and the
 // unit stays in registers, as only constants index it.
 template <class Format>
 MAIL_DEVICE void load_rest(Vector (&unit)[Format::groups], const char* from, uint32_t vectors, uint32_t part) {
-  if (vectors == part) return;
   MAIL_NO_UNROLL
   for (int group = 0; group < Format::groups; ++group) {
     const uint32_t at = Format::offset(group);
     if (!Format::holds(group) || at < vectors || at >= part) continue;
-    const Vector v = load_bytes(from + at, part - at);
+    const bool even = (uint64_t)from % 2 == 0;
+    const Vector v = part - at >= 16 && even ? load_pieces<uint16_t>(from + at, 16) : load_bytes(from + at, part - at);
     MAIL_UNROLL
     for (int place = 0; place < Format::groups; ++place) {
       choose(unit[place].x, v.x, place == group);
@@ -25,7 +40,6 @@ MAIL_DEVICE void load_rest(Vector (&unit)[Format::groups], const char* from, uin
 }
 template <class Format>
 MAIL_DEVICE void store_rest(const Vector (&unit)[Format::groups], char* to, uint32_t vectors, uint32_t part) {
-  if (vectors == part) return;
   MAIL_NO_UNROLL
   for (int group = 0; group < Format::groups; ++group) {
     const uint32_t at = Format::offset(group);
@@ -44,22 +58,28 @@ MAIL_DEVICE void store_rest(const Vector (&unit)[Format::groups], char* to, uint
 template <class Format, bool straight>
 MAIL_DEVICE void load_unit(const Lane<Format, straight>& way, Vector (&unit)[Format::groups], uint64_t buffer, uint64_t bytes) {
   const char* const from = reinterpret_cast<const char*>(buffer + way.offset());
-  const uint32_t part = way.part_of(bytes), vectors = straight ? part : (uint64_t)from % 16 == 0 ? part & ~15u : 0;
+  const uint32_t part = way.part_of(bytes), width = straight ? 16 : access_width((uint64_t)from), vectors = straight ? part : width >= 4 ? part & ~15u : 0;
   MAIL_UNROLL
   for (int group = 0; group < Format::groups; ++group) {
     unit[group] = Vector{0, 0};
-    if (Format::holds(group) && Format::offset(group) < vectors) unit[group] = load_input(from + Format::offset(group));
+    if (Format::holds(group) && Format::offset(group) < (width == 16 ? vectors : 0)) unit[group] = load_input(from + Format::offset(group));
   }
-  if constexpr (!straight) load_rest<Format>(unit, from, vectors, part);
+  if constexpr (!straight) {
+    if (width != 16 && vectors) load_vectors<Format, uint32_t>(unit, from, vectors);
+    if (vectors != part) load_rest<Format>(unit, from, vectors, part);
+  }
 }
 template <class Format, bool straight>
 MAIL_DEVICE void store_unit(const Lane<Format, straight>& way, const Vector (&unit)[Format::groups], uint64_t buffer, uint64_t bytes) {
   char* const to = reinterpret_cast<char*>(buffer + way.offset());
-  const uint32_t part = way.part_of(bytes), vectors = straight ? part : (uint64_t)to % 16 == 0 ? part & ~15u : 0;
+  const uint32_t part = way.part_of(bytes), width = straight ? 16 : access_width((uint64_t)to), vectors = straight ? part : width >= 4 ? part & ~15u : 0;
   MAIL_UNROLL
   for (int group = 0; group < Format::groups; ++group)
-    if (Format::holds(group) && Format::offset(group) < vectors) store_output(to + Format::offset(group), unit[group]);
-  if constexpr (!straight) store_rest<Format>(unit, to, vectors, part);
+    if (Format::holds(group) && Format::offset(group) < (width == 16 ? vectors : 0)) store_output(to + Format::offset(group), unit[group]);
+  if constexpr (!straight) {
+    if (width != 16 && vectors) store_vectors<Format, uint32_t>(unit, to, vectors);
+    if (vectors != part) store_rest<Format>(unit, to, vectors, part);
+  }
 }
 
 // This rank's own unit at every rank's place: others' come there.

@@ -121,12 +121,13 @@ impl Driver {
         record: &mut RecordNode,
     ) -> Result<(), Failure> {
         let last = self.last_nodes(stream)?;
-        for before in std::mem::take(&mut record.after) {
+        record.after.retain(|before| {
             // SAFETY: as above; edges may come and go while a graph is captured, only nodes may not go.
             let code =
-                unsafe { (self.calls.cuGraphRemoveDependencies)(capture.graph, &before, &record.node, 1) };
-            self.check("cuGraphRemoveDependencies", code, || about(stream))?;
-        }
+                unsafe { (self.calls.cuGraphRemoveDependencies)(capture.graph, before, &record.node, 1) };
+            // Graphs that allocate let no edge go: one too many costs time only.
+            code != SUCCESS
+        });
         for before in last {
             // SAFETY: as above.
             let code =
