@@ -103,6 +103,8 @@ CUresult cuEventSynchronize(CUevent event);
 
 CUresult cuThreadExchangeStreamCaptureMode(int* mode);
 CUresult cuStreamBeginCapture_v2(CUstream stream, int mode);
+CUresult cuMemAllocAsync(CUdeviceptr* address, size_t bytes, CUstream stream);
+CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream);
 CUresult cuStreamEndCapture(CUstream stream, CUgraph* graph);
 CUresult cuGraphInstantiateWithFlags(CUgraphExec* executable, CUgraph graph, unsigned long long flags);
 CUresult cuGraphLaunch(CUgraphExec executable, CUstream stream);

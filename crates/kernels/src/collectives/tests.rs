@@ -118,14 +118,14 @@ fn sizes_choose_kernels() {
     };
     let (kib, mib) = (1 << 10, 1 << 20);
     assert_eq!(told(Kind::AllReduce, kib, 4), ("LL_SumF32_4", 4, 1, 128));
-    assert_eq!(told(Kind::AllReduce, 16 * kib, 4), ("LL_SumF32_4", 64, 16, 128));
+    assert_eq!(told(Kind::AllReduce, 16 * kib, 4), ("LL_SumF32_4", 64, 8, 256));
     assert_eq!(told(Kind::AllReduce, 64 * kib, 4), ("LL_SumF32_4", 256, 32, 256));
     assert_eq!(told(Kind::AllReduce, 64 * kib + 4, 4), ("AllReduce_SumF32_4", 18, 20, 96));
     assert_eq!(told(Kind::AllReduce, 4 * mib, 4), ("AllReduce_SumF32_4", 256, 32, 768));
     assert_eq!(told(Kind::AllReduce, 16 * mib, 8), ("AllReduce_SumF32_8", 256, 32, 480));
     assert_eq!(told(Kind::AllReduce, 16 * mib, 4), ("SimpleAllReduce_SumF32_4", 256, 32, 416));
     assert_eq!(told(Kind::ReduceScatter, 64 * mib, 2), ("Simple_SumF32_2", 256, 32, 544));
-    assert_eq!(told(Kind::AllGather, 128 * kib, 4), ("LL_Copy_4", 128, 32, 128));
+    assert_eq!(told(Kind::AllGather, 128 * kib, 4), ("LL_Copy_4", 128, 16, 256));
     assert_eq!(told(Kind::AllGather, 256 * kib, 4), ("LL128x2_Copy_4", 69, 32, 192));
     assert_eq!(told(Kind::AllGather, 512 * kib, 4), ("LL128x4_Copy_4", 69, 32, 192));
     assert_eq!(told(Kind::AllGather, mib, 4), ("LL128x4_Copy_4", 137, 32, 320));

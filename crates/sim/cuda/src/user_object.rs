@@ -82,6 +82,11 @@ impl Held {
         self.blocks.push(Arc::new(block));
     }
 
+    /// Whether the graph allocates.
+    pub fn has_blocks(&self) -> bool {
+        !self.blocks.is_empty()
+    }
+
     /// Whether memory at this address was allocated in the graph.
     pub fn has_block(&self, address: Address) -> bool {
         self.blocks.iter().any(|block| block.base == address)

@@ -1,6 +1,6 @@
 //! Graphs as a whole: making, looking at, instantiating, launching.
 
-use crate::code::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, Code};
+use crate::code::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, CUDA_ERROR_NOT_SUPPORTED, Code};
 use crate::exports::stream::EdgeData;
 use crate::ffi::{In, Out};
 use crate::graph::{self, Content, Mismatch, Node};
@@ -298,7 +298,9 @@ fn add_dependencies(handle: Handle, from: &In<Handle>, to: &In<Handle>, count: u
 }
 
 fn remove_dependencies(handle: Handle, from: &In<Handle>, to: &In<Handle>, count: usize) -> Result<(), Code> {
-    graph::find(handle)?;
+    if lock(&graph::find(handle)?.objects).has_blocks() {
+        return Err(CUDA_ERROR_NOT_SUPPORTED);
+    }
     let pairs = pairs(handle, from, to, count)?;
     if !pairs.iter().all(|(source, target)| target.dependencies().contains(source)) {
         return Err(CUDA_ERROR_NOT_FOUND);
