@@ -121,20 +121,24 @@ impl Driver {
         record: &mut RecordNode,
     ) -> Result<(), Failure> {
         let last = self.last_nodes(stream)?;
-        record.after.retain(|before| {
+        let (kept, new): (Vec<usize>, Vec<usize>) =
+            last.into_iter().partition(|node| record.after.contains(node));
+        for before in &new {
             // SAFETY: as above; edges may come and go while a graph is captured, only nodes may not go.
+            let code = unsafe { (self.calls.cuGraphAddDependencies)(capture.graph, before, &record.node, 1) };
+            self.check("cuGraphAddDependencies", code, || about(stream))?;
+        }
+        record.after.retain(|before| {
+            if kept.contains(before) {
+                return true;
+            }
+            // SAFETY: as above.
             let code =
                 unsafe { (self.calls.cuGraphRemoveDependencies)(capture.graph, before, &record.node, 1) };
             // Graphs that allocate let no edge go: one too many costs time only.
             code != SUCCESS
         });
-        for before in last {
-            // SAFETY: as above.
-            let code =
-                unsafe { (self.calls.cuGraphAddDependencies)(capture.graph, &before, &record.node, 1) };
-            self.check("cuGraphAddDependencies", code, || about(stream))?;
-            record.after.push(before);
-        }
+        record.after.extend(new);
         Ok(())
     }
 

@@ -6,6 +6,8 @@
 //! beside the streams, so that none waits for it (0.7 us an operation where each recorded in its stream), and moves behind each
 //! new one. Among themselves operations of one capture are ordered by an event of that capture, whatever their
 //! streams. After a first capture every operation waits: a graph may have run on any stream since.
+//!
+//! Not ordered are two such nodes of one graph: of two captures into it, or of a graph launched into the capture of another.
 
 use crate::gpu::stream::{Capture, Ordering, RecordNode};
 use crate::gpu::{Driver, Failure, StreamHandle};
@@ -93,22 +95,21 @@ impl Order {
             }
         };
         self.shared_with_graphs = true;
-        let index = match self.captures.iter_mut().enumerate().find(|(_, known)| is_of(known, capture)) {
+        match self.captures.iter_mut().enumerate().find(|(_, known)| is_of(known, capture)) {
             Some((index, known)) => {
                 if let Some((_, record)) = known {
                     driver.move_record(lane.stream, capture, record)?;
                 }
-                index
+                kit.captured[index].record(lane.stream, Ordering::Inside)?;
             }
             None => {
                 let record = driver.add_record(lane.stream, capture, &kit.done)?;
-                let index = self.next;
-                self.next = (index + 1) % CAPTURES;
-                self.captures[index] = Some((capture.id, record));
-                index
+                kit.captured[self.next].record(lane.stream, Ordering::Inside)?;
+                self.captures[self.next] = Some((capture.id, record));
+                self.next = (self.next + 1) % CAPTURES;
             }
-        };
-        kit.captured[index].record(lane.stream, Ordering::Inside)
+        }
+        Ok(())
     }
 
     /// Which of the kit's events belongs to this capture.

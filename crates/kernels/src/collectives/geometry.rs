@@ -30,7 +30,7 @@ const SLOTS_OF_MANY: u32 = 4;
 
 impl Geometry {
     /// For grids of at most this many blocks (equal on all ranks: the least of their limits). With 32 of them a slice has
-    /// 5, 14 and 32 MiB for 2, 4 and 8 ranks.
+    /// 17, 33 and 34 MiB for 2, 4 and 8 ranks.
     pub fn recommended(blocks_max: u32, ranks: u32, rank: u32, first_tag: u64) -> Geometry {
         // The largest power of two that is not more.
         let lanes = LANES_A_BLOCK << blocks_max.clamp(1, BLOCKS_MAX).ilog2();
