@@ -171,12 +171,10 @@ impl Communicator {
 
     /// One of ours comes on this stream: whether NCCL has work of the communicator that it is not ordered after. Asks once.
     pub fn has_forwarded_elsewhere(&self, stream: usize) -> bool {
-        is_elsewhere(self.forwarded_on.swap(NO_STREAM, Ordering::Relaxed), stream)
-    }
-
-    /// The same, and may be asked again.
-    pub fn will_have_forwarded_elsewhere(&self, stream: usize) -> bool {
-        is_elsewhere(self.forwarded_on.load(Ordering::Relaxed), stream)
+        /// `cudaStreamPerThread`: every thread's is another.
+        const PER_THREAD: usize = 2;
+        let forwarded = self.forwarded_on.swap(NO_STREAM, Ordering::Relaxed);
+        forwarded != NO_STREAM && (forwarded != stream || forwarded == PER_THREAD)
     }
 
     /// Looks at what its birth left, if it is still this communicator. `look` must be quick.
@@ -395,12 +393,6 @@ impl Table {
             place.handle.store(handle, Ordering::Release);
         }
     }
-}
-
-fn is_elsewhere(forwarded: usize, stream: usize) -> bool {
-    /// `cudaStreamPerThread`: every thread's is another.
-    const PER_THREAD: usize = 2;
-    forwarded != NO_STREAM && (forwarded != stream || forwarded == PER_THREAD)
 }
 
 #[cfg(test)]

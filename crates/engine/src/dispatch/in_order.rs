@@ -85,17 +85,11 @@ pub fn schedule(parts: &[Part], ended: &Ended) -> Schedule {
     let is_refused = given.is_refused || matches!(awaited.first(), Some(Awaited::Failed(_)));
     let members: Vec<Member> = parts
         .iter()
-        .map(|Part { communicator, fabric, called_after, stream, .. }| {
-            // What NCCL ran of it on another stream: a copy on this one orders that, which waits for the open group's end, too.
-            let elsewhere = communicator::find(*communicator)
-                .is_some_and(|known| known.will_have_forwarded_elsewhere(stream.0));
-            let is_beside = elsewhere || given.communicators.contains(communicator);
-            Member {
-                name: fabric.contract().birth,
-                rank: fabric.rank(),
-                called_after: if is_refused { Nccls::Some } else { *called_after },
-                beside: if is_beside { Nccls::Some } else { Nccls::Nothing },
-            }
+        .map(|Part { communicator, fabric, called_after, .. }| Member {
+            name: fabric.contract().birth,
+            rank: fabric.rank(),
+            called_after: if is_refused { Nccls::Some } else { *called_after },
+            beside: if given.communicators.contains(communicator) { Nccls::Some } else { Nccls::Nothing },
         })
         .collect();
     group_order::schedule(&members, order)
