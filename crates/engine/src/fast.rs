@@ -127,7 +127,8 @@ impl Fast {
         Ok(())
     }
 
-    /// What this rank has received on all lanes since birth, in numbers of their units (of pairs: in launches), as its kernels tell when they end: for who watches over stuck operations. It
+    /// What this rank has received on all lanes since birth, in numbers of their units (of pairs: in launches), as its kernels
+    /// tell when they end: for who watches over stuck operations. It
     /// waits for copies of ours.
     pub fn progress(&self) -> Result<u64, Refusal> {
         let own = self.slices.get(self.geometry.rank as usize).copied().unwrap_or_default();
