@@ -126,7 +126,8 @@ pub fn arrange(
     }
     let straight = Straight::of(collective.kind.is_even() && launch.is_whole(family.vector_bytes()));
     let kernel = Kernel::of(family, reducer, ranks, straight);
-    let shape = Shape::of(kernel, launch.used_lanes, total_bytes, limits);
+    let limits = limits.modest(collective.kind, ranks, total_bytes);
+    let shape = Shape::of(kernel, launch.used_lanes, total_bytes, &limits);
     launch.role_warps = shape.role_warps;
     Ok(Some(shape))
 }

@@ -1,6 +1,7 @@
 //! How many blocks and warps serve the lanes. Peers cannot tell: lane `l` is served by block `l % blocks`, and each warp
 //! goes through its lanes in increasing order.
 
+use super::Kind;
 use super::kernel::{Family, Kernel};
 use super::refused::Refused;
 
@@ -16,6 +17,20 @@ pub struct Limits {
 impl Limits {
     pub(super) fn check(&self) -> Result<(), Refused> {
         if self.blocks_max == 0 { Err(Refused::Blocks(self.blocks_max)) } else { Ok(()) }
+    }
+
+    /// What a collective of so many bytes in all takes of them.
+    pub(super) fn modest(self, kind: Kind, ranks: u32, total_bytes: u64) -> Limits {
+        let is_beside_products = match kind {
+            Kind::AllGather | Kind::ReduceScatter => {
+                ranks == 2 || total_bytes <= BESIDE_PRODUCTS_BYTES_MAX_OF_MORE
+            }
+            Kind::AllReduce | Kind::Broadcast { .. } | Kind::Reduce { .. } | Kind::AlltoAll => false,
+        };
+        let row =
+            BESIDE_PRODUCTS.iter().find(|(bytes_max, _)| is_beside_products && total_bytes <= *bytes_max);
+        let blocks = row.map_or(self.blocks_max, |(_, blocks)| *blocks);
+        Limits { blocks_max: self.blocks_max.min(blocks), ..self }
     }
 }
 
@@ -46,6 +61,13 @@ const EARLY_BYTES_MAX: u64 = 2 << 20;
 /// Warps of a block of the kernels of pairs while there are blocks left: 1 to 8 were as quick (within 2 %, 2 × H200), and fewer
 /// blocks are in the way of fewer of others.
 const PAIRS_WARPS_FIRST: u32 = 8;
+/// Blocks of all-gathers and reduce-scatters of up to so many bytes in all. Programs run these beside matrix products, and a block
+/// that waits for its peer's holds a multiprocessor, so that the product's last wave may need another. On 2 × H200, beside products of 0.17
+/// and 1.4 ms, 32 blocks made both together up to 17 % longer than NCCL's did, these not (`docs/measurements/2026-11-22-overlap`);
+/// alone they cost the collective 9, 4 and 26 % at 64 KB, 1 MB and 16 MB.
+const BESIDE_PRODUCTS: [(u64, u32); 2] = [(64 << 10, 8), (16 << 20, 16)];
+/// More ranks move more bytes: from there on the narrower grid was not measured, and all blocks stay.
+const BESIDE_PRODUCTS_BYTES_MAX_OF_MORE: u64 = 1 << 20;
 
 impl Shape {
     pub(super) fn of(kernel: Kernel, used_lanes: u32, total_bytes: u64, limits: &Limits) -> Shape {

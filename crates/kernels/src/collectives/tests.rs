@@ -126,10 +126,14 @@ fn sizes_choose_kernels() {
     assert_eq!(told(Kind::AllReduce, 16 * mib, 4), ("SimpleAllReduce_SumF32_4", 256, 32, 416));
     assert_eq!(told(Kind::ReduceScatter, 64 * mib, 2), ("Simple_SumF32_2", 256, 32, 544));
     assert_eq!(told(Kind::AllGather, 128 * kib, 4), ("LL_Copy_4", 128, 16, 256));
-    assert_eq!(told(Kind::AllGather, 256 * kib, 4), ("LL128x2_Copy_4", 69, 32, 192));
-    assert_eq!(told(Kind::AllGather, 512 * kib, 4), ("LL128x4_Copy_4", 69, 32, 192));
-    assert_eq!(told(Kind::AllGather, mib, 4), ("LL128x4_Copy_4", 137, 32, 320));
-    assert_eq!(told(Kind::AllGather, mib, 5), ("LL128x2_Copy_8", 219, 32, 448));
+    assert_eq!(told(Kind::AllGather, 256 * kib, 4), ("LL128x2_Copy_4", 69, 16, 320));
+    assert_eq!(told(Kind::AllGather, 512 * kib, 4), ("LL128x4_Copy_4", 69, 16, 320));
+    assert_eq!(told(Kind::AllGather, mib, 4), ("LL128x4_Copy_4", 137, 16, 512));
+    assert_eq!(told(Kind::AllGather, mib, 5), ("LL128x2_Copy_8", 219, 16, 512));
+    assert_eq!(told(Kind::AllGather, mib + 64, 4).2, 32);
+    assert_eq!(told(Kind::AllGather, 64 * kib, 2), ("LL_Copy_2", 128, 8, 512));
+    assert_eq!([mib, 16 * mib, 17 * mib].map(|bytes| told(Kind::ReduceScatter, bytes, 2).2), [16, 16, 32]);
+    assert_eq!(told(Kind::AllReduce, mib, 2).2, 32);
     assert_eq!(told(Kind::ReduceScatter, 128 * kib, 3).0, "LL_SumF32_4");
     assert_eq!(told(Kind::ReduceScatter, 4 * mib, 2).0, "LL128x4_SumF32_2");
     assert_eq!(told(Kind::AlltoAll, 32 * kib, 4).0, "LL_Copy_4");

@@ -70,7 +70,8 @@ pub fn arrange_uneven(
     }
     let straight = Straight::of(is_even && launch.is_whole(family.vector_bytes()));
     let kernel = Kernel::of(family, reducer, ranks, straight);
-    let shape = Shape::of(kernel, launch.used_lanes, total_bytes, limits);
+    let limits = limits.modest(uneven.even_kind(), ranks, total_bytes);
+    let shape = Shape::of(kernel, launch.used_lanes, total_bytes, &limits);
     launch.role_warps = shape.role_warps;
     Ok(Some(shape))
 }
@@ -103,10 +104,14 @@ impl Uneven {
         self.parts.iter().take(ranks as usize).all(|part| part.bytes == self.parts[0].bytes)
     }
 
+    /// What it is with equal parts.
+    fn even_kind(&self) -> Kind {
+        if self.reduction.is_some() { Kind::ReduceScatter } else { Kind::AllGather }
+    }
+
     /// As the even one of as many bytes, over lines.
     fn family(&self, total_bytes: u64, geometry: &Geometry, tuning: &Tuning) -> Family {
-        let even = if self.reduction.is_some() { Kind::ReduceScatter } else { Kind::AllGather };
-        match tuning.family(even, Reducer::Copy, total_bytes, total_bytes, geometry) {
+        match tuning.family(self.even_kind(), Reducer::Copy, total_bytes, total_bytes, geometry) {
             lines @ (Family::Lines2 | Family::Lines4) => lines,
             _ => Family::Lines2,
         }
