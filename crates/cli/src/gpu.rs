@@ -93,6 +93,11 @@ impl Buffer {
         Self { pointer: pointer as sys::CUdeviceptr, bytes, freed_by: FreedBy::Library(free) }
     }
 
+    /// How many bytes it has.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// The address `offset` bytes into the buffer.
     pub fn at(&self, offset: usize) -> *mut c_void {
         debug_assert!(offset <= self.bytes);

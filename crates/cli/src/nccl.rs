@@ -107,6 +107,13 @@ impl Nccl {
         Ok((allocate, free))
     }
 
+    /// An error names the function that this library lacks to register windows (all have both since 2.27.3).
+    pub fn has_windows(&self) -> Result<()> {
+        self.functions.ncclCommWindowRegister.ok_or_else(|| self.missing("ncclCommWindowRegister"))?;
+        self.functions.ncclCommWindowDeregister.ok_or_else(|| self.missing("ncclCommWindowDeregister"))?;
+        Ok(())
+    }
+
     /// Memory of `bytes` bytes of the current device as this library allocates it; a buffer of none still has an address.
     pub fn buffer(&self, bytes: usize) -> Result<Buffer> {
         let (allocate, free) = self.memory_functions()?;

@@ -1,9 +1,15 @@
-//! Whose memory the measured calls work on: it decides what can be registered with NCCL.
+//! Whose memory the measured calls work on, and whether it is a window: it decides what NCCL can do with it.
 
+use super::batch::Side;
 use crate::gpu::{Buffer, Gpu};
-use crate::nccl::Nccl;
+use crate::nccl::{Nccl, nccl_call};
 use anyhow::{Context, Result};
+use nccl_sys::types::ncclWindow_t;
 use serde::{Deserialize, Serialize};
+use std::ffi::c_int;
+
+/// nccl.h's: both buffers of a collective in such windows, and NCCL may take its symmetric kernels.
+const NCCL_WIN_COLL_SYMMETRIC: c_int = 1;
 
 /// Where the buffers of the measured calls come from; what else a rank needs (matrices, first messages) is cudaMalloc's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, clap::ValueEnum)]
@@ -13,6 +19,8 @@ pub enum Memory {
     Device,
     /// ncclMemAlloc's, which NCCL and Windlass can register
     Nccl,
+    /// The same, registered as symmetric windows (ncclCommWindowRegister)
+    Window,
 }
 
 impl Memory {
@@ -21,6 +29,7 @@ impl Memory {
         match self {
             Memory::Device => "device",
             Memory::Nccl => "nccl",
+            Memory::Window => "window",
         }
     }
 
@@ -28,9 +37,13 @@ impl Memory {
     pub fn check(self, libraries: [&Nccl; 2]) -> Result<()> {
         match self {
             Memory::Device => Ok(()),
-            Memory::Nccl => libraries
-                .into_iter()
-                .try_for_each(|library| library.memory_functions().map(|_| ()).context("--memory nccl")),
+            Memory::Nccl | Memory::Window => libraries.into_iter().try_for_each(|library| {
+                let has = library.memory_functions().and_then(|_| match self {
+                    Memory::Window => library.has_windows(),
+                    Memory::Device | Memory::Nccl => Ok(()),
+                });
+                has.with_context(|| format!("--memory {}", self.name()))
+            }),
         }
     }
 
@@ -38,7 +51,41 @@ impl Memory {
     pub fn buffer(self, gpu: &Gpu, nccl: &Nccl, bytes: usize) -> Result<Buffer> {
         match self {
             Memory::Device => gpu.buffer(bytes),
-            Memory::Nccl => nccl.buffer(bytes),
+            Memory::Nccl | Memory::Window => nccl.buffer(bytes),
+        }
+    }
+
+    /// Makes each buffer a window of a side's first communicator, if it shall be one; all ranks do. What is dropped is
+    /// deregistered: before the communicator and the buffers go.
+    pub fn windows<'a>(self, side: &'a Side, buffers: [&Buffer; 2]) -> Result<Vec<Window<'a>>> {
+        match self {
+            Memory::Device | Memory::Nccl => Ok(Vec::new()),
+            Memory::Window => buffers.into_iter().map(|buffer| Window::new(side, buffer)).collect(),
+        }
+    }
+}
+
+/// A buffer that is registered, until dropped.
+pub struct Window<'a> {
+    side: &'a Side,
+    handle: ncclWindow_t,
+}
+
+impl<'a> Window<'a> {
+    fn new(side: &'a Side, buffer: &Buffer) -> Result<Self> {
+        let (nccl, communicator, mut handle) = (&side.nccl, side.communicator, std::ptr::null_mut());
+        let (at, bytes, flags) = (buffer.at(0), buffer.bytes(), NCCL_WIN_COLL_SYMMETRIC);
+        nccl_call!(nccl, ncclCommWindowRegister(communicator, at, bytes, &mut handle, flags))
+            .with_context(|| format!("cannot register {bytes} bytes as a window"))?;
+        Ok(Self { side, handle })
+    }
+}
+
+impl Drop for Window<'_> {
+    fn drop(&mut self) {
+        let Self { side, handle } = self;
+        if let Err(error) = nccl_call!(&side.nccl, ncclCommWindowDeregister(side.communicator, *handle)) {
+            eprintln!("bench: {error:#}");
         }
     }
 }

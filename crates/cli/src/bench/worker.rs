@@ -122,6 +122,8 @@ fn rank(channel: &mut Channel, job: Job) -> Result<Outcome> {
     // The same of both sides, so that no side has better memory; through Windlass, as programs have it.
     let buffer = |bytes| job.memory.buffer(&gpu, &windlass.nccl, bytes);
     let (send, receive) = (buffer(largest)?, buffer(2 * receive_bytes)?);
+    let windows = [&plain, &windlass].map(|side| job.memory.windows(side, [&send, &receive]));
+    let windows = windows.into_iter().collect::<Result<Vec<_>>>()?;
     let dump = tempfile::NamedTempFile::new().context("cannot make a temporary file")?;
     let bench = Bench {
         job: &job,
@@ -148,6 +150,7 @@ fn rank(channel: &mut Channel, job: Job) -> Result<Outcome> {
             tell(channel, &job, &settled)?;
         }
     }
+    drop(windows);
     windlass.destroy()?;
     plain.destroy()?;
     Ok(Outcome { nccl_version: plain.nccl.version(), first_uses })

@@ -141,7 +141,8 @@ fn messages() {
 /// NCCL's memory is what Windlass registers: large all-gathers settle on that before they are timed, cudaMalloc's never do.
 #[test]
 fn memories() {
-    for (memory, eager) in [("nccl", "registered"), ("device", "forward")] {
+    // What is a window is never registered by Windlass as well.
+    for (memory, eager) in [("nccl", "registered"), ("window", "forward"), ("device", "forward")] {
         let folder = tempfile::tempdir().unwrap();
         let json = folder.path().join("lines.json");
         let mut command = windlass(&["bench", "--sim", "--ranks", "2", "--memory", memory]);
@@ -171,7 +172,7 @@ fn refusals() {
         (&["--type", "quad"], 2, "no element type \"quad\""),
         (&["--ranks", "1"], 1, "two are needed"),
         (&["--seconds", "0"], 1, "--seconds 0: expected more than 0"),
-        (&["--memory", "managed"], 2, "[possible values: device, nccl]"),
+        (&["--memory", "managed"], 2, "[possible values: device, nccl, window]"),
         (&["--repeat", "0"], 2, "0 is not in 1.."),
         (&["--product", "100"], 1, "--product 100: expected a multiple of 64"),
         (&["--json", "/no/such/folder/lines"], 1, "cannot write /no/such/folder/lines"),
