@@ -59,7 +59,7 @@ int main() {
   };
   time("launch", [&] { launch(0); });
   time("launch in clusters, in the remote domain", [&] { launch(2); });
-  time("the same, and an event recorded", [&] { launch(2), CU(cuEventRecord(event, stream)); });
+  time("the same, and an event recorded", [&] { launch(2); CU(cuEventRecord(event, stream)); });
   time("an event recorded", [&] { CU(cuEventRecord(event, stream)); });
   time("a wait for it", [&] { CU(cuStreamWaitEvent(other, event, 0)); });
   CUstreamCaptureStatus status;
