@@ -440,12 +440,12 @@ if(WINDLASS_LIBRARY_DIR)
   if(SIM_DIR)
     add_test(NAME sim.shared_graphs.mailbox COMMAND ${RUN} --out "${RUNS}/sim.shared_graphs.mailbox"
              --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}" ${sharing} -- $<TARGET_FILE:shared_graphs>)
-    set_tests_properties(sim.shared_graphs.mailbox PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2 SKIP_RETURN_CODE 77)
+    set_tests_properties(sim.shared_graphs.mailbox PROPERTIES LABELS sim TIMEOUT 300 PROCESSORS 2 SKIP_RETURN_CODE 77)
   endif()
   if(REAL_NCCL_LIBRARY)
     add_test(NAME gpu.shared_graphs.mailbox COMMAND ${RUN} --out "${RUNS}/gpu.shared_graphs.mailbox"
              --nccl "${REAL_NCCL_LIBRARY}" --gpu ${sharing} -- $<TARGET_FILE:shared_graphs>)
-    set_tests_properties(gpu.shared_graphs.mailbox PROPERTIES LABELS gpu TIMEOUT 120 RUN_SERIAL ON SKIP_RETURN_CODE 77)
+    set_tests_properties(gpu.shared_graphs.mailbox PROPERTIES LABELS gpu TIMEOUT 300 RUN_SERIAL ON SKIP_RETURN_CODE 77)
   endif()
 endif()
 

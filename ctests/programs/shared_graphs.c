@@ -156,7 +156,7 @@ static void all(struct rank* self) {
 }
 
 int main(int count, char** arguments) {
-  begin("shared_graphs", 110);
+  begin("shared_graphs", 280);
   choose(count, arguments);
   *(void**)&begin_capture_into = dlsym(RTLD_DEFAULT, "cuStreamBeginCaptureToGraph");
   if (!begin_capture_into) skip("this driver captures into no graph that exists: it is older than CUDA 12.3's");
