@@ -432,6 +432,23 @@ if(WINDLASS_LIBRARY_DIR)
   endforeach()
 endif()
 
+# Graphs of several captures, of which NCCL orders nothing: within a fabric alone.
+add_executable(shared_graphs programs/shared_graphs.c)
+target_link_libraries(shared_graphs PRIVATE harness)
+if(WINDLASS_LIBRARY_DIR)
+  set(sharing --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes --served mailbox)
+  if(SIM_DIR)
+    add_test(NAME sim.shared_graphs.mailbox COMMAND ${RUN} --out "${RUNS}/sim.shared_graphs.mailbox"
+             --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}" ${sharing} -- $<TARGET_FILE:shared_graphs>)
+    set_tests_properties(sim.shared_graphs.mailbox PROPERTIES LABELS sim TIMEOUT 300 PROCESSORS 2 SKIP_RETURN_CODE 77)
+  endif()
+  if(REAL_NCCL_LIBRARY)
+    add_test(NAME gpu.shared_graphs.mailbox COMMAND ${RUN} --out "${RUNS}/gpu.shared_graphs.mailbox"
+             --nccl "${REAL_NCCL_LIBRARY}" --gpu ${sharing} -- $<TARGET_FILE:shared_graphs>)
+    set_tests_properties(gpu.shared_graphs.mailbox PROPERTIES LABELS gpu TIMEOUT 300 RUN_SERIAL ON SKIP_RETURN_CODE 77)
+  endif()
+endif()
+
 # Every name of every release is ours.
 add_executable(symbols programs/symbols.c)
 target_link_libraries(symbols PRIVATE harness)

@@ -93,6 +93,7 @@ CUresult cuStreamCreate(CUstream* stream, unsigned int flags);
 CUresult cuStreamDestroy_v2(CUstream stream);
 CUresult cuStreamSynchronize(CUstream stream);
 CUresult cuStreamQuery(CUstream stream);
+CUresult cuLaunchHostFunc(CUstream stream, void (*function)(void*), void* data);
 CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags);
 CUresult cuStreamWaitValue32_v2(CUstream stream, CUdeviceptr address, unsigned int value, unsigned int flags);
 
@@ -106,6 +107,7 @@ CUresult cuStreamBeginCapture_v2(CUstream stream, int mode);
 CUresult cuMemAllocAsync(CUdeviceptr* address, size_t bytes, CUstream stream);
 CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream);
 CUresult cuStreamEndCapture(CUstream stream, CUgraph* graph);
+CUresult cuGraphCreate(CUgraph* graph, unsigned int flags);
 CUresult cuGraphInstantiateWithFlags(CUgraphExec* executable, CUgraph graph, unsigned long long flags);
 CUresult cuGraphLaunch(CUgraphExec executable, CUstream stream);
 CUresult cuGraphExecDestroy(CUgraphExec executable);

@@ -24,6 +24,8 @@ pub mod pointer;
 
 pub mod stream;
 
+pub mod record;
+
 pub mod graph;
 
 pub mod module;

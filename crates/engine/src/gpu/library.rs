@@ -73,6 +73,7 @@ calls! {
     fn cuStreamGetCaptureInfo_v2(
         usize, *mut c_uint, *mut u64, *mut usize, *mut *const usize, *mut usize,
     );
+    fn cuStreamUpdateCaptureDependencies(usize, *const usize, usize, c_uint);
     fn cuStreamWaitEvent(usize, usize, c_uint);
     fn cuLaunchHostFunc(usize, HostFunction, *mut c_void);
     fn cuEventCreate(*mut usize, c_uint);
@@ -109,7 +110,12 @@ calls! {
     fn cuUserObjectCreate(*mut usize, *mut c_void, HostFunction, c_uint, c_uint);
     fn cuUserObjectRelease(usize, c_uint);
     fn cuGraphRetainUserObject(usize, usize, c_uint, c_uint);
+    fn cuGraphGetNodes(usize, *mut usize, *mut usize);
+    fn cuGraphNodeGetType(usize, *mut c_uint);
+    fn cuGraphChildGraphNodeGetGraph(usize, *mut usize);
     fn cuGraphAddEventRecordNode(*mut usize, usize, *const usize, usize, usize);
+    fn cuGraphEventRecordNodeGetEvent(usize, *mut usize);
+    fn cuGraphEventRecordNodeSetEvent(usize, usize);
     fn cuGraphAddDependencies(usize, *const usize, *const usize, usize);
     fn cuGraphRemoveDependencies(usize, *const usize, *const usize, usize);
 }

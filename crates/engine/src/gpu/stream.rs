@@ -31,14 +31,6 @@ impl Ordering {
     }
 }
 
-/// A node of a capture that records an event.
-#[derive(Debug)]
-pub struct RecordNode {
-    node: usize,
-    /// What it comes after.
-    after: Vec<usize>,
-}
-
 /// A capture that a stream is part of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capture {
@@ -87,63 +79,8 @@ impl Driver {
         Ok((status == ACTIVE).then_some(Capture { id, graph }))
     }
 
-    /// Adds a node that records an event for what is outside a capture, after all that this stream of it holds now. Unlike
-    /// [`Event::record`]'s, it stands beside the stream: nothing that comes later waits for it.
-    pub fn add_record(
-        &self,
-        stream: StreamHandle,
-        capture: Capture,
-        event: &Event,
-    ) -> Result<RecordNode, Failure> {
-        let last = self.last_nodes(stream)?;
-        let mut node = 0;
-        // SAFETY: the capture is under way, so its graph and nodes live; the event is alive; the output is a local.
-        let code = unsafe {
-            (self.calls.cuGraphAddEventRecordNode)(
-                &mut node,
-                capture.graph,
-                last.as_ptr(),
-                last.len(),
-                event.handle,
-            )
-        };
-        self.check("cuGraphAddEventRecordNode", code, || about(stream))?;
-        Ok(RecordNode { node, after: last })
-    }
-
-    /// Moves such a node of the same capture behind what this stream of it holds now, which comes after what it was behind.
-    ///
-    /// The old edges go: behind all operations at once, each of them would have to signal beside what is next in its own order.
-    pub fn move_record(
-        &self,
-        stream: StreamHandle,
-        capture: Capture,
-        record: &mut RecordNode,
-    ) -> Result<(), Failure> {
-        let last = self.last_nodes(stream)?;
-        let (kept, new): (Vec<usize>, Vec<usize>) =
-            last.into_iter().partition(|node| record.after.contains(node));
-        for before in &new {
-            // SAFETY: as above; edges may come and go while a graph is captured, only nodes may not go.
-            let code = unsafe { (self.calls.cuGraphAddDependencies)(capture.graph, before, &record.node, 1) };
-            self.check("cuGraphAddDependencies", code, || about(stream))?;
-        }
-        record.after.retain(|before| {
-            if kept.contains(before) {
-                return true;
-            }
-            // SAFETY: as above.
-            let code =
-                unsafe { (self.calls.cuGraphRemoveDependencies)(capture.graph, before, &record.node, 1) };
-            // Graphs that allocate let no edge go: one too many costs time only.
-            code != SUCCESS
-        });
-        record.after.extend(new);
-        Ok(())
-    }
-
     /// What the next node of a stream in a capture would come after.
-    fn last_nodes(&self, stream: StreamHandle) -> Result<Vec<usize>, Failure> {
+    pub(super) fn last_nodes(&self, stream: StreamHandle) -> Result<Vec<usize>, Failure> {
         let (mut status, mut nodes, mut count) = (0, std::ptr::null(), 0);
         // SAFETY: as for `capture_of`.
         let code = unsafe {
@@ -196,7 +133,7 @@ impl Driver {
     }
 }
 
-fn about(stream: StreamHandle) -> String {
+pub(super) fn about(stream: StreamHandle) -> String {
     format!("stream {:#x}", stream.0)
 }
 
@@ -270,7 +207,7 @@ impl Drop for Stream {
 #[derive(Debug)]
 pub struct Event {
     driver: &'static Driver,
-    handle: usize,
+    pub(super) handle: usize,
 }
 
 impl Event {

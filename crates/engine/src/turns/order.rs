@@ -7,9 +7,20 @@
 //! new one. Among themselves operations of one capture are ordered by an event of that capture, whatever their
 //! streams. After a first capture every operation waits: a graph may have run on any stream since.
 //!
-//! Not ordered are two such nodes of one graph: of two captures into it, or of a graph launched into the capture of another.
+//! Of one graph one node records, or the one that happens to run last could be behind a part only. Captures into a graph that has
+//! such a node already (of another capture, or of one that [`CAPTURES`] others made us forget) and those into which a graph was
+//! launched or put as a child before come after it, and the node that gave way records another event from then on.
+//! It is looked for in the graph at the first operation of a capture; so two captures of one graph that take turns are looked
+//! through at each change.
+//!
+//! Not seen is a graph that is launched into a capture *after* the communicator's first operation there: it is not ordered
+//! against operations on other streams of that capture; and if none of the communicator's follows in the capture, its node and
+//! ours are not ordered, so that what follows eagerly on another stream may come too early. NCCL 2.28.9 has this gap too, and
+//! orders no two captures of one graph: its event is recorded beside the user's streams, and who comes next is known by the
+//! capture's id. A record in the user's stream would close it, for 0.8 us an operation.
 
-use crate::gpu::stream::{Capture, Ordering, RecordNode};
+use crate::gpu::record::{RecordNode, Records};
+use crate::gpu::stream::{Capture, Ordering};
 use crate::gpu::{Driver, Failure, StreamHandle};
 use crate::turns::supply::{CAPTURES, Kit};
 
@@ -21,9 +32,26 @@ pub(super) struct Order {
     last_handle: Option<StreamHandle>,
     /// A capture has taken operations: the event may be recorded by graphs.
     shared_with_graphs: bool,
-    /// Captures that were seen last, by turns, each with its own event of the kit, and the node that records.
-    captures: [Option<(u64, RecordNode)>; CAPTURES],
+    /// Captures that were seen last, by turns, each with its own event of the kit; of one graph the one that took the last
+    /// operation.
+    captures: [Option<Known>; CAPTURES],
     next: usize,
+    looked: Option<Looked>,
+}
+
+/// A capture that has taken operations.
+#[derive(Debug)]
+struct Known {
+    capture: Capture,
+    /// Behind the last one. Nothing comes after it.
+    record: RecordNode,
+}
+
+/// The capture whose graph was looked through last, while no other took a first operation.
+#[derive(Debug)]
+struct Looked {
+    capture: Capture,
+    found: Records,
 }
 
 /// Where an operation runs.
@@ -69,21 +97,25 @@ impl Order {
     }
 
     /// Lets the operation that comes now in `lane` run after all before it.
-    pub fn before(&self, driver: &Driver, kit: &Kit, lane: Lane) -> Result<(), Failure> {
-        match lane.place {
+    pub fn before(&mut self, driver: &Driver, kit: &Kit, lane: Lane) -> Result<(), Failure> {
+        let capture = match lane.place {
             Place::Eager(id) if self.shared_with_graphs || self.last.is_some_and(|last| last != id) => {
-                driver.wait(lane.stream, &kit.done, Ordering::Inside)
+                return driver.wait(lane.stream, &kit.done, Ordering::Inside);
             }
-            Place::Eager(_) => Ok(()),
-            // Also on the same stream, where it adds nothing: which stream it was cannot be asked.
-            Place::Captured(capture) => match self.find(capture) {
-                Some(index) => driver.wait(lane.stream, &kit.captured[index], Ordering::Inside),
-                None => driver.wait(lane.stream, &kit.done, Ordering::External),
-            },
+            Place::Eager(_) => return Ok(()),
+            Place::Captured(capture) => capture,
+        };
+        if let Some(index) = self.find(capture) {
+            return driver.wait(lane.stream, &kit.captured[index], Ordering::Inside);
         }
+        if self.shared_with_graphs {
+            driver.come_after(lane.stream, self.look(driver, kit, capture)?)?;
+        }
+        // Also on the same stream, where it adds nothing: which stream it was cannot be asked.
+        driver.wait(lane.stream, &kit.done, Ordering::External)
     }
 
-    /// The operation was issued in `lane`.
+    /// The operation was issued in `lane`, after [`Order::before`] there.
     pub fn after(&mut self, driver: &Driver, kit: &Kit, lane: Lane) -> Result<(), Failure> {
         let capture = match lane.place {
             Place::Captured(capture) => capture,
@@ -95,29 +127,43 @@ impl Order {
             }
         };
         self.shared_with_graphs = true;
-        match self.captures.iter_mut().enumerate().find(|(_, known)| is_of(known, capture)) {
-            Some((index, known)) => {
-                if let Some((_, record)) = known {
-                    driver.move_record(lane.stream, capture, record)?;
-                }
-                kit.captured[index].record(lane.stream, Ordering::Inside)?;
+        if let Some(index) = self.find(capture) {
+            if let Some(known) = &mut self.captures[index] {
+                driver.move_record(lane.stream, capture, &mut known.record)?;
             }
-            None => {
-                let record = driver.add_record(lane.stream, capture, &kit.done)?;
-                kit.captured[self.next].record(lane.stream, Ordering::Inside)?;
-                self.captures[self.next] = Some((capture.id, record));
-                self.next = (self.next + 1) % CAPTURES;
-            }
+            return kit.captured[index].record(lane.stream, Ordering::Inside);
         }
+        let record = driver.add_record(lane.stream, capture, &kit.done)?;
+        if let Some(looked) = self.looked.take().filter(|looked| looked.capture == capture) {
+            driver.redirect(&looked.found, &kit.passed);
+        }
+        kit.captured[self.next].record(lane.stream, Ordering::Inside)?;
+        self.captures[self.next] = Some(Known { capture, record });
+        self.next = (self.next + 1) % CAPTURES;
         Ok(())
+    }
+
+    /// What of a capture's graph records already, of another capture's operations. That capture gets a new node at its next
+    /// operation: something comes after its present one now.
+    fn look(&mut self, driver: &Driver, kit: &Kit, capture: Capture) -> Result<&Records, Failure> {
+        let looked = match self.looked.take().filter(|looked| looked.capture == capture) {
+            Some(looked) => looked,
+            None => {
+                let found = driver.records_of(capture, &kit.done)?;
+                for known in &mut self.captures {
+                    // Perhaps a graph of before with the same handle: of no use any more either.
+                    known.take_if(|known| known.capture.graph == capture.graph);
+                }
+                Looked { capture, found }
+            }
+        };
+        Ok(&self.looked.insert(looked).found)
     }
 
     /// Which of the kit's events belongs to this capture.
     fn find(&self, capture: Capture) -> Option<usize> {
-        self.captures.iter().position(|known| is_of(known, capture))
+        let is_it =
+            |known: &Option<Known>| known.as_ref().is_some_and(|known| known.capture.id == capture.id);
+        self.captures.iter().position(is_it)
     }
-}
-
-fn is_of(known: &Option<(u64, RecordNode)>, capture: Capture) -> bool {
-    known.as_ref().is_some_and(|(id, _)| *id == capture.id)
 }

@@ -57,6 +57,8 @@ pub struct Kit {
     pub host: HostMemory,
     /// After the communicator's last operation.
     pub(super) done: Event,
+    /// What nodes of graphs record from when another one came after them. Nobody waits for it.
+    pub(super) passed: Event,
     /// After the last operation inside each capture.
     pub(super) captured: [Event; CAPTURES],
     /// Between the streams of one turn.
@@ -161,6 +163,7 @@ impl Kit {
         Ok(Kit {
             host: HostMemory::new(driver, beside_bytes)?,
             done: event()?,
+            passed: event()?,
             captured: [event()?, event()?, event()?, event()?],
             joined: event()?,
             marks: [event()?, event()?, event()?, event()?],

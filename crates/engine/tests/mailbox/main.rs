@@ -13,3 +13,4 @@ mod growing;
 mod messages;
 mod order;
 mod processes;
+mod shared_graphs;

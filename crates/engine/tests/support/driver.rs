@@ -72,7 +72,17 @@ application_calls! {
     fn cuStreamQuery(stream: usize);
     fn cuStreamSynchronize(stream: usize);
     fn cuStreamBeginCapture_v2(stream: usize, mode: u32);
+    fn cuStreamBeginCaptureToGraph(
+        stream: usize, graph: usize, dependencies: *const usize, data: *const c_void, count: usize, mode: u32
+    );
     fn cuStreamEndCapture(stream: usize, graph: &mut usize);
+    fn cuGraphCreate(graph: &mut usize, flags: u32);
+    fn cuGraphAddChildGraphNode(
+        node: &mut usize, graph: usize, dependencies: *const usize, count: usize, child: usize
+    );
+    fn cuGraphGetNodes(graph: usize, nodes: *mut usize, count: &mut usize);
+    fn cuGraphNodeGetType(node: usize, kind: &mut u32);
+    fn cuGraphEventRecordNodeGetEvent(node: usize, event: &mut usize);
     fn cuGraphInstantiateWithFlags(executable: &mut usize, graph: usize, flags: u64);
     fn cuGraphLaunch(executable: usize, stream: usize);
     fn cuGraphDestroy(graph: usize);

@@ -254,6 +254,12 @@ fn legacy_conflicts(context: &Context) -> Vec<Arc<Capture>> {
     running.into_iter().filter(conflicts).collect()
 }
 
+/// What is captured into must not be made executable or destroyed, nor may its nodes be; all else is permitted.
+pub fn refuse_into(graph: &Graph) -> Result<(), Code> {
+    let is_into = lock(&RUNNING_CAPTURES).iter().any(|capture| capture.graph.handle == graph.handle);
+    if is_into { Err(CUDA_ERROR_INVALID_VALUE) } else { Ok(()) }
+}
+
 pub fn running_in(context: Handle) -> bool {
     lock(&RUNNING_CAPTURES).iter().any(|capture| capture.context == context)
 }

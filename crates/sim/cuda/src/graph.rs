@@ -160,6 +160,7 @@ pub fn destroy(handle: Handle) -> Result<(), Code> {
 pub fn destroy_node(handle: Handle) -> Result<(), Code> {
     let node = find_node(handle)?;
     let graph = find(node.graph)?;
+    capture::refuse_into(&graph)?;
     lock(&graph.nodes).retain(|other| other.handle != handle);
     for other in graph.nodes() {
         lock(&other.state).dependencies.retain(|dependency| *dependency != handle);
@@ -235,6 +236,7 @@ pub fn instantiate(graph: &Graph, flags: u64) -> Result<Handle, Code> {
     if flags & !KNOWN != 0 {
         return Err(CUDA_ERROR_NOT_SUPPORTED);
     }
+    capture::refuse_into(graph)?;
     let mut steps = Vec::new();
     flatten(graph, &[], &mut steps)?;
     let objects = all_objects(graph);
@@ -246,6 +248,15 @@ pub fn instantiate(graph: &Graph, flags: u64) -> Result<Handle, Code> {
         last_launch: Mutex::default(),
     });
     Ok(executable.handle)
+}
+
+/// Whether the graph or a child graph of it allocates memory.
+pub fn allocates(graph: &Graph) -> bool {
+    let child_allocates = |node: &Arc<Node>| match node.content() {
+        Content::Child(child) => allocates(&child),
+        Content::Work(_) => false,
+    };
+    lock(&graph.objects).has_blocks() || graph.nodes().iter().any(child_allocates)
 }
 
 /// References to the objects of a graph and of its child graphs, which may be destroyed before the executable is.
@@ -348,31 +359,33 @@ impl Executable {
         edit(&mut Arc::make_mut(&mut steps)[at])
     }
 
-    /// Captures a launch: the steps become nodes behind what the stream has captured.
+    /// Captures a launch: a child graph of the steps behind what the stream has captured.
     fn add_to(&self, capturing: &mut Capturing) -> Result<(), Code> {
         capturing.capture.refuse_invalidated()?;
-        let steps = lock(&self.steps).clone();
-        let graph = &capturing.capture.graph;
-        let mut nodes = Vec::with_capacity(steps.len());
-        let mut last = BTreeSet::new();
-        for step in steps.iter() {
-            let mut dependencies: Vec<Handle> = step.dependencies.iter().map(|index| nodes[*index]).collect();
-            dependencies.iter().for_each(|dependency| {
-                last.remove(dependency);
-            });
-            if dependencies.is_empty() {
-                dependencies.clone_from(&capturing.dependencies);
-            }
-            let work = if step.enabled { step.work.clone() } else { Work::Empty };
-            let node = add_node(graph, work, &dependencies)?.handle;
-            nodes.push(node);
-            last.insert(node);
-        }
-        lock(&graph.objects).absorb(Held::clone(&lock(&self.objects)));
-        if !last.is_empty() {
-            capturing.dependencies = last.into_iter().collect();
-        }
+        let child = self.as_child()?;
+        let node =
+            add_content(&capturing.capture.graph, Content::Child(child), &capturing.dependencies, None)?;
+        capturing.dependencies = vec![node.handle];
         Ok(())
+    }
+
+    /// A graph for a child node that does what a launch does now.
+    fn as_child(&self) -> Result<Arc<Graph>, Code> {
+        let objects = Held::clone(&lock(&self.objects));
+        let child = simulator()?.graphs.insert(|handle| Graph {
+            handle,
+            is_child: true,
+            objects: Mutex::new(objects),
+            nodes: Mutex::default(),
+        });
+        let steps = lock(&self.steps).clone();
+        let mut nodes = Vec::with_capacity(steps.len());
+        for step in steps.iter() {
+            let dependencies: Vec<Handle> = step.dependencies.iter().map(|index| nodes[*index]).collect();
+            let work = if step.enabled { step.work.clone() } else { Work::Empty };
+            nodes.push(add_node(&child, work, &dependencies)?.handle);
+        }
+        Ok(child)
     }
 
     pub fn launch(&self, stream: &Arc<Stream>) -> Result<(), Code> {

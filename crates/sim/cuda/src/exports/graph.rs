@@ -1,5 +1,6 @@
 //! Graphs as a whole: making, looking at, instantiating, launching.
 
+use crate::capture;
 use crate::code::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, CUDA_ERROR_NOT_SUPPORTED, Code};
 use crate::exports::stream::EdgeData;
 use crate::ffi::{In, Out};
@@ -40,6 +41,7 @@ exports! {
     }
 
     fn cuGraphDestroy(handle: Handle) {
+        capture::refuse_into(graph::find(handle)?.as_ref())?;
         graph::destroy(handle)
     }
 
@@ -298,7 +300,7 @@ fn add_dependencies(handle: Handle, from: &In<Handle>, to: &In<Handle>, count: u
 }
 
 fn remove_dependencies(handle: Handle, from: &In<Handle>, to: &In<Handle>, count: usize) -> Result<(), Code> {
-    if lock(&graph::find(handle)?.objects).has_blocks() {
+    if graph::allocates(graph::find(handle)?.as_ref()) {
         return Err(CUDA_ERROR_NOT_SUPPORTED);
     }
     let pairs = pairs(handle, from, to, count)?;

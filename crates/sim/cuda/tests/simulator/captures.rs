@@ -315,6 +315,144 @@ fn a_captured_launch_runs_with_the_graph_that_captured_it() {
     ok(cuStreamDestroy_v2(stream));
 }
 
+fn nodes(graph: Handle) -> Vec<Handle> {
+    let mut count = 0;
+    ok(cuGraphGetNodes(graph, std::ptr::null_mut(), &mut count));
+    let mut nodes = vec![0; count];
+    ok(cuGraphGetNodes(graph, nodes.as_mut_ptr(), &mut count));
+    nodes
+}
+
+fn node_type(node: Handle) -> u32 {
+    let mut kind = 0;
+    ok(cuGraphNodeGetType(node, &mut kind));
+    kind
+}
+
+fn begin_into(stream: Handle, graph: Handle) {
+    ok(cuStreamBeginCaptureToGraph(stream, graph, std::ptr::null(), std::ptr::null(), 0, THREAD_LOCAL));
+}
+
+#[test]
+fn a_captured_launch_is_a_child_of_the_graph() {
+    const CHILD: u32 = 4;
+    start();
+    let stream = stream();
+    let list = Arc::new(Mutex::new(Vec::new()));
+    let recorded = event();
+    ok(cuStreamBeginCapture_v2(stream, GLOBAL));
+    note(stream, &list, 1);
+    ok(cuEventRecordWithFlags(recorded, stream, 1));
+    let inner = end(stream);
+    let executable = instantiate(inner);
+    ok(cuStreamBeginCapture_v2(stream, GLOBAL));
+    ok(cuGraphLaunch(executable, stream));
+    let outer = end(stream);
+    let [child] = nodes(outer)[..] else { panic!("one node") };
+    assert_eq!(node_type(child), CHILD);
+    let within = nodes(made(|out| cuGraphChildGraphNodeGetGraph(child, out)));
+    assert_eq!(within.iter().copied().map(node_type).collect::<Vec<_>>(), [3, 7]);
+    assert_eq!(made(|out| cuGraphEventRecordNodeGetEvent(within[1], out)), recorded);
+    ok(cuGraphExecDestroy(executable));
+    [inner, outer].into_iter().for_each(|graph| ok(cuGraphDestroy(graph)));
+    ok(cuEventDestroy_v2(recorded));
+    ok(cuStreamDestroy_v2(stream));
+}
+
+#[test]
+fn two_captures_into_one_graph_are_ordered_by_dependencies() {
+    const ADD: u32 = 0;
+    start();
+    let (main, side) = (stream(), stream());
+    let list = Arc::new(Mutex::new(Vec::new()));
+    let graph = made(|out| cuGraphCreate(out, 0));
+    // Both at once; what is called first comes last.
+    begin_into(main, graph);
+    begin_into(side, graph);
+    note(side, &list, 2);
+    let [second] = nodes(graph)[..] else { panic!("one node") };
+    note(main, &list, 1);
+    let first = nodes(graph)[1];
+    let foreign = made(|out| cuGraphCreate(out, 0));
+    add_node(foreign);
+    assert_eq!(cuStreamUpdateCaptureDependencies(side, &nodes(foreign)[0], 1, ADD), 1);
+    note(side, &list, 3);
+    ok(cuGraphAddDependencies(graph, &first, &second, 1));
+    assert_eq!(cuGraphAddDependencies(graph, &first, &second, 1), 1);
+    ok(cuStreamUpdateCaptureDependencies(main, &nodes(graph)[2], 1, ADD));
+    note(main, &list, 4);
+    // Nodes may not go while it is captured into, nor the graph; nor may it be made executable.
+    let mut executable = 0;
+    assert_eq!(cuGraphDestroyNode(second), 1);
+    assert_eq!(cuGraphDestroy(graph), 1);
+    assert_eq!(cuGraphInstantiateWithFlags(&mut executable, graph, 0), 1);
+    assert_eq!(end(side), graph);
+    assert_eq!(cuGraphInstantiateWithFlags(&mut executable, graph, 0), 1);
+    assert_eq!(end(main), graph);
+    let executable = instantiate(graph);
+    ok(cuGraphLaunch(executable, main));
+    ok(cuStreamSynchronize(main));
+    assert_eq!(*list.lock().unwrap(), [1, 2, 3, 4]);
+    ok(cuGraphExecDestroy(executable));
+    [graph, foreign].into_iter().for_each(|graph| ok(cuGraphDestroy(graph)));
+    [main, side].into_iter().for_each(|stream| ok(cuStreamDestroy_v2(stream)));
+}
+
+/// Adds a node that does nothing to be seen.
+fn add_node(graph: Handle) {
+    let (stream, event) = (stream(), event());
+    begin_into(stream, graph);
+    ok(cuEventRecordWithFlags(event, stream, 1));
+    assert_eq!(end(stream), graph);
+    ok(cuEventDestroy_v2(event));
+    ok(cuStreamDestroy_v2(stream));
+}
+
+#[test]
+fn a_cycle_is_never_made_executable() {
+    start();
+    let stream = stream();
+    let list = Arc::new(Mutex::new(Vec::new()));
+    ok(cuStreamBeginCapture_v2(stream, GLOBAL));
+    [1, 2].into_iter().for_each(|entry| note(stream, &list, entry));
+    let graph = end(stream);
+    let [first, second] = nodes(graph)[..] else { panic!("two nodes") };
+    ok(cuGraphAddDependencies(graph, &second, &first, 1));
+    let mut executable = 0;
+    assert_eq!(cuGraphInstantiateWithFlags(&mut executable, graph, 0), 1);
+    ok(cuGraphRemoveDependencies(graph, &second, &first, 1));
+    let executable = instantiate(graph);
+    ok(cuGraphExecDestroy(executable));
+    ok(cuGraphDestroy(graph));
+    ok(cuStreamDestroy_v2(stream));
+}
+
+#[test]
+fn a_node_records_another_event_once_told() {
+    start();
+    let stream = stream();
+    let (former, latter) = (event(), event());
+    ok(cuStreamBeginCapture_v2(stream, GLOBAL));
+    let gate = Gate::in_stream(stream);
+    ok(cuEventRecordWithFlags(former, stream, 1));
+    let graph = end(stream);
+    let records = nodes(graph)[1];
+    assert_eq!(made(|out| cuGraphEventRecordNodeGetEvent(records, out)), former);
+    ok(cuGraphEventRecordNodeSetEvent(records, latter));
+    assert_eq!(made(|out| cuGraphEventRecordNodeGetEvent(records, out)), latter);
+    let executable = instantiate(graph);
+    ok(cuGraphLaunch(executable, stream));
+    ok(cuEventQuery(former));
+    assert_eq!(cuEventQuery(latter), NOT_READY);
+    gate.open();
+    ok(cuStreamSynchronize(stream));
+    ok(cuEventQuery(latter));
+    ok(cuGraphExecDestroy(executable));
+    ok(cuGraphDestroy(graph));
+    [former, latter].into_iter().for_each(|event| ok(cuEventDestroy_v2(event)));
+    ok(cuStreamDestroy_v2(stream));
+}
+
 #[test]
 fn memory_allocated_in_a_capture_lives_as_long_as_what_was_made_of_it() {
     start();

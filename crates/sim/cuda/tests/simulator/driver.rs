@@ -93,6 +93,10 @@ driver! {
     fn cuEventSynchronize(event: Handle);
     fn cuEventElapsedTime(milliseconds: &mut f32, start: Handle, end: Handle);
     fn cuStreamBeginCapture_v2(stream: Handle, mode: u32);
+    fn cuStreamBeginCaptureToGraph(
+        stream: Handle, graph: Handle, on: *const Handle, data: *const c_void, count: usize, mode: u32
+    );
+    fn cuStreamUpdateCaptureDependencies(stream: Handle, nodes: *const Handle, count: usize, flags: u32);
     fn cuStreamEndCapture(stream: Handle, graph: &mut Handle);
     fn cuStreamIsCapturing(stream: Handle, status: &mut u32);
     fn cuThreadExchangeStreamCaptureMode(mode: &mut u32);
@@ -100,6 +104,13 @@ driver! {
     fn cuGraphAddChildGraphNode(node: &mut Handle, graph: Handle, on: *const Handle, count: usize, child: Handle);
     fn cuGraphClone(clone: &mut Handle, graph: Handle);
     fn cuGraphGetNodes(graph: Handle, nodes: *mut Handle, count: &mut usize);
+    fn cuGraphNodeGetType(node: Handle, kind: &mut u32);
+    fn cuGraphChildGraphNodeGetGraph(node: Handle, child: &mut Handle);
+    fn cuGraphEventRecordNodeGetEvent(node: Handle, event: &mut Handle);
+    fn cuGraphEventRecordNodeSetEvent(node: Handle, event: Handle);
+    fn cuGraphAddDependencies(graph: Handle, from: *const Handle, to: *const Handle, count: usize);
+    fn cuGraphRemoveDependencies(graph: Handle, from: *const Handle, to: *const Handle, count: usize);
+    fn cuGraphDestroyNode(node: Handle);
     fn cuGraphInstantiateWithFlags(executable: &mut Handle, graph: Handle, flags: u64);
     fn cuGraphLaunch(executable: Handle, stream: Handle);
     fn cuGraphExecUpdate_v2(executable: Handle, graph: Handle, result: &mut [usize; 3]);
