@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_char};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use nccl_sys::ncclResult_t;
+use nccl_sys::{ncclInternalError, ncclResult_t};
 
 /// As long as NCCL's own text.
 const TEXT_BYTES: usize = 1024;
@@ -28,6 +28,11 @@ pub fn refuse(code: ncclResult_t, why: std::fmt::Arguments<'_>) -> ncclResult_t 
     log::warn!("{why}: answering {}", code.name().unwrap_or("an unknown code"));
     note(&why.to_string());
     code
+}
+
+/// The refusal of what a panic has left undone; Rust's own message has told the panic itself.
+pub fn panicked(what: &str) -> ncclResult_t {
+    refuse(ncclInternalError, format_args!("a panic of Windlass has left {what} undone"))
 }
 
 fn note(why: &str) {

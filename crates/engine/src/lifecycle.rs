@@ -19,7 +19,7 @@ use nccl_sys::{
 use crate::communicator::{self, Communicator};
 use crate::dispatch::group_order::Schedule;
 use crate::dispatch::{in_order, promised, registered, settling};
-use crate::error::refuse;
+use crate::error::{panicked, refuse};
 use crate::fabric::registering;
 use crate::fabric::{self, Fate};
 use crate::forward::birth::{self, Birth, Handle};
@@ -72,9 +72,14 @@ pub fn unique_id(place: *mut ncclUniqueId) -> ncclResult_t {
 /// Makes communicators as asked.
 pub fn birth(entry: Entry, birth: &Birth) -> ncclResult_t {
     if fabric::is_on() {
-        let _inside =
-            guard::or_else(|| None, || birth.parent().and_then(|parent| before_birth(birth, parent)));
-        return meeting::birth(entry, birth);
+        let before = || Ok(birth.parent().and_then(|parent| before_birth(birth, parent)));
+        return match guard::or_else(|| Err(panicked("the way to a birth")), before) {
+            Ok(_inside) => meeting::birth(entry, birth),
+            Err(code) => {
+                meeting::refused(code);
+                code
+            }
+        };
     }
     guard::around(
         || {
@@ -284,9 +289,9 @@ fn end_of_much() -> ncclResult_t {
     let result = guard::around(
         || (parts, RefCell::new(closing(Entry::ncclGroupEnd))),
         |(parts, ended)| {
-            let schedule = guard::or_else(Schedule::default, || in_order::schedule(parts, &ended.borrow()));
+            let schedule = scheduled(ended, |ended| in_order::schedule(parts, ended));
             let run = |places: &[usize]| {
-                let ran = guard::call(|| in_order::run_held(parts, places));
+                let ran = in_order::run_held(parts, places);
                 if ours.get() == ncclSuccess {
                     ours.set(ran);
                 }
@@ -318,6 +323,15 @@ fn end_of_much() -> ncclResult_t {
     if of_group == ncclSuccess { met.get() } else { of_group }
 }
 
+/// When what was held runs. Without an answer none of the group does.
+fn scheduled(ended: &RefCell<Ended>, schedule: impl FnOnce(&Ended) -> Schedule) -> Schedule {
+    let fail = || {
+        ended.borrow_mut().awaited.insert(0, Awaited::Failed(panicked("the order of a group")));
+        Schedule::default()
+    };
+    guard::or_else(fail, || schedule(&ended.borrow()))
+}
+
 /// What came of a group.
 struct Closed {
     /// NCCL's own part of it, which runs before what promises held: an error if it was not to run.
@@ -343,8 +357,11 @@ pub fn group_simulate_end(estimate: *mut ncclSimInfo_t) -> ncclResult_t {
         |ended| {
             let end = || known::group_simulate_end(estimate);
             let Closed { result, .. } = close(&mut ended.borrow_mut(), Simulated::Yes, end);
-            guard::or_else(|| (), || registered::forget(&ended.borrow().candidates));
-            result
+            let forget = || {
+                registered::forget(&ended.borrow().candidates);
+                result
+            };
+            guard::or_else(|| panicked("the numbers of registered calls"), forget)
         },
         |ended, result| after_group(ended.into_inner(), result, &met),
     );
@@ -360,9 +377,15 @@ fn closing(entry: Entry) -> Ended {
     count::function(entry);
     let mut ended = group::closed();
     if !ended.awaited.is_empty() {
-        ended.awaited = meeting::join(derived::before_group(ended.awaited));
+        let awaited = std::mem::take(&mut ended.awaited);
+        ended.awaited = joined(|| meeting::join(derived::before_group(awaited)));
     }
     ended
+}
+
+/// What waits for NCCL once its meetings are over. NCCL closes its group whatever became of them.
+fn joined(join: impl FnOnce() -> Vec<Awaited>) -> Vec<Awaited> {
+    guard::or_else(|| vec![Awaited::Failed(panicked("the births of a group"))], join)
 }
 
 /// Whether a group runs when it ends.
@@ -385,7 +408,12 @@ fn close(ended: &mut Ended, simulated: Simulated, end: impl FnOnce() -> ncclResu
         let nccls = end();
         return Closed { nccls, result: nccls };
     }
-    let held = promised::begin(held);
+    let Some(held) = guard::or_else(|| None, || Some(promised::begin(held))) else {
+        birth::spoil_group();
+        end();
+        let code = panicked("what promises of a group held");
+        return Closed { nccls: code, result: code };
+    };
     let nccls = end();
     Closed { nccls, result: if is_taken(nccls) { promised::finish(held) } else { nccls } }
 }
@@ -440,4 +468,23 @@ fn note(handle: Handle, identity: Identity) -> Option<(ncclComm_t, &'static Comm
     }
     let identity = if group::is_open() { identity } else { known::identity(written).unwrap_or(identity) };
     Some((written, communicator::insert(written, identity)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// After a panic in what decides of a group, its answer is an error, and nothing of it runs.
+    #[test]
+    fn a_panic_fails_the_group() {
+        let is_failed = |ended: &Ended| {
+            let first = ended.awaited.first();
+            assert!(matches!(first, Some(Awaited::Failed(code)) if *code == ncclInternalError), "{first:?}");
+        };
+        let awaited = vec![Awaited::Failed(ncclInvalidArgument)];
+        let ended = RefCell::new(Ended { awaited, ..Ended::default() });
+        assert_eq!(scheduled(&ended, |_| panic!("on purpose")), Schedule::default());
+        is_failed(&ended.borrow());
+        is_failed(&Ended { awaited: joined(|| panic!("on purpose")), ..Ended::default() });
+    }
 }

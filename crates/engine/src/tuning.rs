@@ -31,10 +31,14 @@ pub enum Collective {
     Reduce,
     AllGather,
     ReduceScatter,
+    /// Broadcasts of one group with a root each; sizes are those of all together.
+    UnevenAllGather,
+    /// Reduces of one group with a root each.
+    UnevenReduceScatter,
 }
 
 /// How many there are.
-pub const COLLECTIVES: usize = 5;
+pub const COLLECTIVES: usize = 7;
 
 impl Collective {
     /// Which cell a function has. With a configuration of its own a call stays NCCL's. An all-to-all has none: NCCL makes it of sends
@@ -57,8 +61,17 @@ impl Collective {
     #[inline]
     pub fn together(self) -> Option<Collective> {
         match self {
-            Collective::Broadcast => Some(Collective::AllGather),
-            Collective::Reduce => Some(Collective::ReduceScatter),
+            Collective::Broadcast => Some(Collective::UnevenAllGather),
+            Collective::Reduce => Some(Collective::UnevenReduceScatter),
+            _ => None,
+        }
+    }
+
+    /// What an uneven one is where all parts are alike.
+    fn even(self) -> Option<Collective> {
+        match self {
+            Collective::UnevenAllGather => Some(Collective::AllGather),
+            Collective::UnevenReduceScatter => Some(Collective::ReduceScatter),
             _ => None,
         }
     }
@@ -81,10 +94,11 @@ impl Limits {
     /// Whether one kernel serves several broadcasts, or several reduces, of these bytes over `ranks` ranks, each with a root of
     /// its own.
     ///
-    /// Even ones are an all-gather or a reduce-scatter, and a single one is what it is: both ends were measured. Between them time
-    /// goes by the largest part, which its root's wires carry alone, while NCCL spreads it over all rings: so what makes that more
-    /// than an even share may be as much as a single one has at its limit. Where no single one is served, none are together: a table
-    /// that says so of broadcasts means all of them.
+    /// Those that are served each by itself are, as one kernel takes no longer than several. Others have a limit for all parts
+    /// together, measured in shares as 5 to 7 on 2 ranks. The more uneven they are the more time goes by the largest part, which its
+    /// root's wires carry alone, while NCCL spreads it over all rings: so what makes that more than an even share may be as much as a
+    /// single one has at its limit, where that was measured. Where no single one is served, none are together: a table that says so
+    /// of broadcasts means all of them.
     pub fn serve_together(
         &self,
         each: Collective,
@@ -95,9 +109,9 @@ impl Limits {
         let largest = bytes.max().unwrap_or_default();
         let uneven = (ranks as u64).saturating_mul(largest).saturating_sub(total);
         let serves = |together| {
-            self.serve(each, 0) && self.serve(together, total) && uneven <= self.uneven_bytes_max(each, ranks)
+            self.serve(together, total) && self.serve(each, 0) && uneven <= self.uneven_bytes_max(each, ranks)
         };
-        each.together().is_some_and(serves)
+        each.together().is_some_and(|together| self.serve(each, largest) || serves(together))
     }
 
     /// Whether there are others, known later, with which one kernel would serve a broadcast or reduce of so many bytes.
@@ -105,8 +119,8 @@ impl Limits {
     pub fn may_serve_together(&self, each: Collective, bytes: u64, ranks: usize) -> bool {
         let Some(together) = each.together() else { return false };
         let uneven = self.uneven_bytes_max(each, ranks);
-        let if_even = (ranks as u64).saturating_mul(bytes).saturating_sub(uneven);
-        self.serve(each, 0) && self.serve(together, if_even)
+        let least = (ranks as u64).saturating_mul(bytes).saturating_sub(uneven).max(bytes);
+        self.serve(each, bytes) || self.serve(each, 0) && self.serve(together, least)
     }
 
     /// As many times the largest part as there are ranks, less all parts.
@@ -128,9 +142,11 @@ impl Limits {
         let mut bytes_max =
             cells.map_or([UNMEASURED_BYTES_MAX; COLLECTIVES], |cells| cells.bytes_max).map(Some);
         if contract.members.iter().all(|member| member.tuning == table.hash()) {
+            let tuned = |collective| key(contract, collective).and_then(|key| table.get(&key));
             for (own, collective) in bytes_max.iter_mut().zip(Collective::ALL) {
-                let tuned = key(contract, collective).and_then(|key| table.get(&key));
-                *own = tuned.unwrap_or(*own);
+                // Tables of before say nothing of uneven ones, which were not to be larger than even ones.
+                let of_even = || Some((*own).min(collective.even().and_then(tuned)?));
+                *own = tuned(collective).or_else(of_even).unwrap_or(*own);
             }
         }
         Limits(bytes_max.map(|most| most.map_or(0, |most| most.saturating_add(1))))
@@ -183,10 +199,11 @@ struct Cells {
     bytes_max: [u64; COLLECTIVES],
 }
 
-/// Measured on H200 (docs/measurements/2026-11-22-collectives): the largest size measured at which NCCL is slower.
+/// Measured on H200 (docs/measurements/2026-11-22-collectives): the largest size measured at which NCCL is slower. Uneven ones were
+/// on 2 ranks alone; those of 4 are no larger.
 const CELLS: &[Cells] = &[
-    Cells { ranks: 2, bytes_max: [256 << 20, 32 << 20, 16 << 20, 64 << 20, 256 << 20] },
-    Cells { ranks: 4, bytes_max: [16 << 20, 1 << 20, 1 << 20, 64 << 20, 64 << 20] },
+    Cells { ranks: 2, bytes_max: [256 << 20, 32 << 20, 16 << 20, 64 << 20, 256 << 20, 64 << 20, 16 << 20] },
+    Cells { ranks: 4, bytes_max: [16 << 20, 1 << 20, 1 << 20, 64 << 20, 64 << 20, 64 << 20, 16 << 20] },
 ];
 
 /// Which kernel serves which size: the same on all ranks.
@@ -290,13 +307,19 @@ mod tests {
         let hash = table.hash();
         let built_in = Limits::of(&contract(2, NEEDED, 90, 132), &Table::default());
         let tuned = with(contract(2, NEEDED, 90, 132), [hash; 2]);
-        assert_eq!(tuned.0, [(1 << 30) + 1, built_in.0[1], 0, built_in.0[3], built_in.0[4]]);
+        let built_in_or = |first, third| {
+            let [_, broadcast, _, others @ ..] = built_in.0;
+            [&[first, broadcast, third], &others[..]].concat()
+        };
+        assert_eq!(tuned.0[..], built_in_or((1 << 30) + 1, 0));
         for hashes in [[hash, 0], [0, hash], [hash, hash + 1], [0, 0]] {
             assert_eq!(with(contract(2, NEEDED, 90, 132), hashes), built_in);
         }
         let of_others = with(contract(2, NEEDED | capability::MULTICAST, 80, 108), [hash; 2]);
         let unmeasured = UNMEASURED_BYTES_MAX + 1;
-        assert_eq!(of_others.0, [unmeasured, unmeasured, unmeasured, (1 << 20) + 1, unmeasured]);
+        let mut expected = [unmeasured; COLLECTIVES];
+        expected[Collective::AllGather as usize] = (1 << 20) + 1;
+        assert_eq!(of_others.0, expected);
         let mut mixed = contract(2, NEEDED, 90, 132);
         mixed.members[1].device.multiprocessors = 114;
         assert_eq!(with(mixed, [hash; 2]), built_in);
@@ -314,11 +337,11 @@ mod tests {
         assert!(!limits.serve(Collective::AllReduce, 0));
     }
 
-    /// Even parts end where all-gathers do, a single one where broadcasts do, and others between.
+    /// Even parts end where uneven ones do, or where each is NCCL's by itself; a single one ends where broadcasts do.
     #[test]
     fn together() {
         const MIB: u64 = 1 << 20;
-        for (ranks, ends) in [(2, [(32, 64), (16, 256)]), (4, [(1, 64), (1, 64)])] {
+        for (ranks, ends) in [(2, [(32, 64), (16, 32)]), (4, [(1, 64), (1, 16)])] {
             let limits = Limits::of(&contract(ranks, NEEDED, 90, 132), &Table::default());
             for (each, (alone, whole)) in [Collective::Broadcast, Collective::Reduce].into_iter().zip(ends) {
                 let (alone, whole) = (alone * MIB, whole * MIB);
@@ -328,7 +351,7 @@ mod tests {
                 assert!(serve(&[alone]) && !serve(&[alone + 1]));
                 let mut larger = even(4 * MIB);
                 larger[0] += alone;
-                assert!(serve(&larger));
+                assert_eq!(serve(&larger), alone + 4 * MIB <= limits.0[each.together().unwrap() as usize]);
                 larger[0] += 1;
                 assert!(!serve(&larger));
                 assert!(!limits.may_serve_together(each, whole, ranks));
@@ -340,6 +363,26 @@ mod tests {
             assert!(!Limits::NONE.may_serve_together(each, 0, 4));
             assert!(!Limits::NONE.serve_together(each, [0, 0].into_iter(), 4));
         }
+    }
+
+    /// In shares of 5 to 7 all-gathers of 2 ranks win to 64 MB, reduce-scatters to 16 and not at 64; what is ours each by itself is one
+    /// kernel rather than several.
+    #[test]
+    fn uneven() {
+        const MIB: u64 = 1 << 20;
+        let limits = Limits::of(&contract(2, NEEDED, 90, 132), &Table::default());
+        let serve = |each, parts: [u64; 2]| {
+            let is_served = limits.serve_together(each, parts.into_iter(), 2);
+            assert!(!is_served || parts.iter().all(|part| limits.may_serve_together(each, *part, 2)));
+            is_served
+        };
+        let shares = |total: u64| [total * 5 / 12, total * 7 / 12];
+        for total in [1, 4, 8, 16, 64] {
+            assert!(serve(Collective::Broadcast, shares(total * MIB)), "{total} MB");
+            assert_eq!(serve(Collective::Reduce, shares(total * MIB)), total < 64, "{total} MB");
+        }
+        assert!(serve(Collective::Reduce, [16 * MIB; 2]) && !serve(Collective::Reduce, [17 * MIB; 2]));
+        assert!(serve(Collective::Reduce, [16 * MIB, MIB]) && !serve(Collective::Reduce, [17 * MIB, MIB]));
     }
 
     /// Limits of a table hold for what runs together, too; where it has none for single ones, none run together.
@@ -366,13 +409,35 @@ mod tests {
         assert!(!serve(Collective::Reduce, [0; 4]) && !serve(Collective::Reduce, [9; 4]));
     }
 
+    /// Uneven ones have the limit that a table gives them, larger or smaller than even ones'; without one, none above even ones'.
+    #[test]
+    fn tuned_uneven() {
+        let limit_with = |lines: &[(&str, &str)]| {
+            let line = |(name, most): &(&str, &str)| {
+                format!("{name} ranks 2 gpu 9.0/132 multicast no fast_bytes_max {most}\n")
+            };
+            let text = lines.iter().map(line).collect::<String>();
+            let table = Table::parse(&format!("{}\n{text}", file::HEAD)).unwrap();
+            let mut contract = contract(2, NEEDED, 90, 132);
+            contract.members.iter_mut().for_each(|member| member.tuning = table.hash());
+            Limits::of(&contract, &table).0[Collective::UnevenReduceScatter as usize]
+        };
+        assert_eq!(limit_with(&[("uneven_reduce_scatter", "1G")]), (1 << 30) + 1);
+        let both = [("reduce_scatter", "1M"), ("uneven_reduce_scatter", "2M")];
+        assert_eq!(limit_with(&both), (2 << 20) + 1);
+        assert_eq!(limit_with(&[("reduce_scatter", "1M")]), (1 << 20) + 1);
+        assert_eq!(limit_with(&[("reduce_scatter", "none")]), 0);
+        assert_eq!(limit_with(&[("reduce_scatter", "1G")]), (16 << 20) + 1);
+        assert_eq!(limit_with(&[("all_gather", "none")]), (16 << 20) + 1);
+    }
+
     proptest! {
         /// What is served with others was foreseen when it was called alone, and nothing overflows.
         #[test]
         fn foreseen(
             parts in proptest::collection::vec(0..u64::MAX, 1..9),
             scale in 0..64_u32,
-            limits in proptest::array::uniform5(prop_oneof![Just(0), any::<u32>()]),
+            limits in proptest::array::uniform7(prop_oneof![Just(0), any::<u32>()]),
             ranks in 2..9_usize,
         ) {
             let limits = Limits(limits.map(u64::from));

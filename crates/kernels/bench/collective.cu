@@ -1,5 +1,5 @@
 // Collectives on GPUs: verifies random sequences bitwise, then times every wire against NCCL in the same run. One process, a thread a
-// GPU, peers' memory by peer access. The kernels are the committed ones, loaded as the product does.
+// GPU, peers' memory by peer access. The kernels are the committed ones (scripts/kernels --unpack), loaded as the product does.
 //
 //   nvcc -arch=sm_90 -std=c++17 -O3 collective.cu -o collective -ldl -lpthread -lcuda
 //   collective IMAGE [SECONDS_OF_VERIFICATION] [SEED] [RANKS]       NCCL_LIBRARY: path of libnccl.so.2; none: NCCL is not timed

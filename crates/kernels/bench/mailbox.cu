@@ -1,8 +1,8 @@
 // Mailboxes on GPUs: verifies random groups bitwise, then times them against NCCL in the same run. One process a GPU,
-// arenas mapped by CUDA IPC. The kernel is the committed one: it is loaded from compiled/, as the product does.
+// arenas mapped by CUDA IPC. The kernel is the committed one, as scripts/kernels --unpack writes it.
 //
 //   nvcc -arch=sm_90 -std=c++17 -O3 mailbox.cu -o mailbox -ldl -lpthread
-//   mailbox FOLDER_OF_COMPILED [SECONDS_OF_VERIFICATION] [SEED]       NCCL_LIBRARY: path of libnccl.so.2
+//   mailbox FOLDER_OF_UNPACKED [SECONDS_OF_VERIFICATION] [SEED]       NCCL_LIBRARY: path of libnccl.so.2
 //
 // Prints the verdict first, then tables; the same into $OUT/mailbox.txt.
 #include <cuda.h>
@@ -931,7 +931,7 @@ static void times(const Kernel& kernel) {
 }
 
 int main(int count, char** arguments) {
-  const std::string folder = count > 1 ? arguments[1] : "crates/kernels/compiled";
+  const std::string folder = count > 1 ? arguments[1] : "build/kernels";
   const double seconds = count > 2 ? atof(arguments[2]) : 25;
   const uint64_t seed = count > 3 ? strtoull(arguments[3], nullptr, 0) : (uint64_t)time(nullptr);
   shared = (Shared*)mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);

@@ -54,12 +54,14 @@ pub struct Options {
 /// How often what is unclear is measured again.
 const AGAIN_MOST: usize = 3;
 
-const COLLECTIVES: [(Operation, Collective); 5] = [
+const COLLECTIVES: [(Operation, Collective); 7] = [
     (Operation::AllReduce, Collective::AllReduce),
     (Operation::Broadcast, Collective::Broadcast),
     (Operation::Reduce, Collective::Reduce),
     (Operation::AllGather, Collective::AllGather),
     (Operation::ReduceScatter, Collective::ReduceScatter),
+    (Operation::UnevenAllGather, Collective::UnevenAllGather),
+    (Operation::UnevenReduceScatter, Collective::UnevenReduceScatter),
 ];
 
 /// Measures, writes the table and says what is in it.

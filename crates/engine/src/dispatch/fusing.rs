@@ -93,8 +93,9 @@ mod tests {
     use proptest::prelude::*;
 
     const MIB: usize = 1 << 20;
-    /// All-reduce, broadcast, reduce, all-gather, reduce-scatter.
-    const TERMS: Terms = Terms { ranks: 4, fast: Limits([16 << 20, 1 << 20, 1 << 20, 64 << 20, 64 << 20]) };
+    /// All-reduce, broadcast, reduce, all-gather, reduce-scatter, the last two of uneven sizes.
+    const FAST: Limits = Limits([16 << 20, 1 << 20, 1 << 20, 64 << 20, 64 << 20, 64 << 20, 64 << 20]);
+    const TERMS: Terms = Terms { ranks: 4, fast: FAST };
 
     fn broadcast(root: i32, count: usize) -> Shared {
         Shared { function: Function::Broadcast, count, datatype: ncclInt8, operation: None, root: Some(root) }

@@ -7,7 +7,7 @@ use nccl_sys::{ncclInvalidArgument, ncclResult_t};
 use crate::annotate;
 use crate::call::Call;
 use crate::communicator::{self, Communicator};
-use crate::error::refuse;
+use crate::error::{panicked, refuse};
 use crate::fabric::Fabric;
 use crate::forward;
 use crate::gate::Passed;
@@ -68,16 +68,19 @@ pub fn call(call: &Call, communicator: &'static Communicator) -> ncclResult_t {
 /// Runs one that its group held, and that is NCCL's after all. The group is about to end; a refusal fails it.
 pub fn forward_held(call: &Call) -> ncclResult_t {
     let handle = call.local.communicator;
+    let decide = || match communicator::find(handle) {
+        Some(communicator) => Ok(forwarded(call, communicator, &terms_of(communicator))),
+        // Another thread has ended it: NCCL would look into what it has freed.
+        None => {
+            let why = format_args!("communicator {handle:p} has been destroyed within a group");
+            Err(refuse(ncclInvalidArgument, why))
+        }
+    };
     guard::around(
         || {
-            let Some(communicator) = communicator::find(handle) else {
-                // Another thread has ended it: NCCL would look into what it has freed.
-                let why = format_args!("communicator {handle:p} has been destroyed within a group");
-                let code = refuse(ncclInvalidArgument, why);
-                group::wait_for(Awaited::Failed(code));
-                return Err(code);
-            };
-            Ok(forwarded(call, communicator, &terms_of(communicator)))
+            let course = guard::or_else(|| Err(panicked("a call that a group held")), decide);
+            // Nobody asks what the call came to.
+            course.inspect_err(|code| group::wait_for(Awaited::Failed(*code)))
         },
         |course| match course {
             Ok(Course::Promised) => promised::call(call),

@@ -25,6 +25,7 @@ use crate::fast::Task;
 use crate::forward::known;
 use crate::gpu::StreamHandle;
 use crate::group::{self, Awaited, Ended, Held, Ours};
+use crate::guard;
 use crate::mailbox::Operation;
 use crate::stats::segment;
 
@@ -100,10 +101,10 @@ pub fn run_held(parts: &[Part], places: &[usize]) -> ncclResult_t {
     let mut answer = ncclSuccess;
     for part in places.iter().filter_map(|place| parts.get(*place)) {
         let Part { communicator, fabric, tasks, operations, stream, others, .. } = part;
-        let result = match tasks {
+        let result = guard::call(|| match tasks {
             Ok(tasks) => run(*communicator, fabric, tasks, operations, *stream, others),
             Err(code) => *code,
-        };
+        });
         if answer == ncclSuccess {
             answer = result;
         }

@@ -7,11 +7,11 @@ use nccl_sys::ncclComm_t;
 
 use crate::call::{Call, Shared};
 use crate::communicator;
-use crate::error::refuse;
+use crate::error::{panicked, refuse};
 use crate::fabric::Fabric;
 use crate::fast::Task;
 use crate::gpu::StreamHandle;
-use crate::group::{self, Held, Ours};
+use crate::group::{self, Awaited, Held, Ours};
 use crate::guard;
 use crate::mailbox::Operation;
 use crate::path::Path;
@@ -53,12 +53,24 @@ pub struct Part {
 /// Divergence: only where NCCL looks at pointers (NCCL_CHECK_POINTERS) or compares captures of streams does it refuse such a call;
 /// then the group's end says so first.
 pub fn settle() -> Vec<Part> {
-    let (parts, forwarded) = guard::or_else(Default::default, || {
+    settle_by(decide)
+}
+
+fn settle_by(decide: impl FnOnce(&[Held]) -> (Vec<Part>, Vec<Call>)) -> Vec<Part> {
+    let decided = || {
         let held = group::take_held();
         let decided = decide(&held);
         group::put_back(held);
         decided
-    });
+    };
+    let (parts, forwarded) = guard::or_else(
+        || {
+            // What was held is gone: of the group nothing runs.
+            group::wait_for(Awaited::Failed(panicked("what a group held within fabrics")));
+            Default::default()
+        },
+        decided,
+    );
     for call in &forwarded {
         // NCCL, and a promise, remember a refusal till the end of the group.
         let _ = in_fabric::forward_held(call);
@@ -261,6 +273,16 @@ mod tests {
             }
             prop_assert_eq!(sorted.streams.iter().map(|stream| stream.0).collect::<Vec<_>>(), streams);
         }
+    }
+
+    /// A panic while it is decided fails the group: nothing that it held is lost without a word.
+    #[test]
+    fn a_panic_fails_the_group() {
+        group::opened();
+        let parts = settle_by(|_| panic!("on purpose"));
+        assert!(parts.is_empty());
+        let awaited = group::closed().awaited;
+        assert!(matches!(awaited[..], [Awaited::Failed(code)] if code == ncclInternalError), "{awaited:?}");
     }
 
     /// What NCCL runs is taken out with its stream; what stays keeps its order.

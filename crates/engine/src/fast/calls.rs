@@ -3,14 +3,18 @@
 #![allow(unsafe_code)]
 
 use windlass_kernels::collective::CollectiveLaunch;
+use windlass_kernels::images::Image;
 
 use crate::gpu::module::{Function, Module, Shape};
 use crate::gpu::{Driver, Failure, StreamHandle};
 
-/// Loads code in the current context.
-pub(super) fn load(driver: &'static Driver, image: &'static [u8]) -> Result<Module, Failure> {
-    // SAFETY: images of the kernels crate are whole; tests pass whole ones.
-    unsafe { Module::load(driver, image) }
+/// Loads code in the current context. It is unpacked meanwhile, and again for another device: kept, it would cost each process its size.
+pub(super) fn load(driver: &'static Driver, image: &Image) -> Result<Module, Failure> {
+    let damaged =
+        |why| Failure::without_code("unpacking", "a damaged image", format!("{}: {why}", image.name));
+    let code = image.unpack().map_err(damaged)?;
+    // SAFETY: images of the kernels crate are whole.
+    unsafe { Module::load(driver, &code) }
 }
 
 /// Launches a kernel. The launch is copied by the driver.

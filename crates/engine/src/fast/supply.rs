@@ -95,7 +95,7 @@ impl Kernels {
 fn load<'a>(driver: &'static Driver, images: &'a [Image]) -> Result<Option<(&'a Image, Module)>, Failure> {
     let mut last = None;
     for image in images {
-        match calls::load(driver, image.bytes) {
+        match calls::load(driver, image) {
             Ok(module) => return Ok(Some((image, module))),
             Err(failure) => {
                 ::log::debug!("kernels of collectives {}: {failure}", image.name);

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use windlass_kernels::arrange::Direction;
 use windlass_kernels::growth::Wire;
+use windlass_kernels::images::Image;
 use windlass_kernels::launch::{Launch, Operation, WISHES_PER_WIRE};
 
 use crate::gpu::module::{Function, Module, Shape};
@@ -116,10 +117,13 @@ impl<'kit> Words<'kit> {
     }
 }
 
-/// Loads code in the current context.
-pub(super) fn load(driver: &'static Driver, image: &'static [u8]) -> Result<Module, Failure> {
-    // SAFETY: images of the kernels crate are whole; tests pass whole ones.
-    unsafe { Module::load(driver, image) }
+/// Loads code in the current context. It is unpacked meanwhile, and again for another device: kept, it would cost each process its size.
+pub(super) fn load(driver: &'static Driver, image: &Image) -> Result<Module, Failure> {
+    let damaged =
+        |why| Failure::without_code("unpacking", "a damaged image", format!("{}: {why}", image.name));
+    let code = image.unpack().map_err(damaged)?;
+    // SAFETY: images of the kernels crate are whole.
+    unsafe { Module::load(driver, &code) }
 }
 
 /// Shared memory that a block of this device may have, bytes.

@@ -74,7 +74,7 @@ fn load<'a>(
     let mut last = None;
     for image in images {
         let name = CString::new(MAIL_KERNEL).unwrap_or_default();
-        let loaded = calls::load(driver, image.bytes)
+        let loaded = calls::load(driver, image)
             .and_then(|module| module.function(&name, shared_bytes_max).map(|function| (module, function)));
         match loaded {
             Ok((module, function)) => return Ok(Some((image, module, function))),

@@ -111,7 +111,15 @@ impl Promise {
 
     fn end_of(&self, real: ncclComm_t, built: Built) -> ncclResult_t {
         let facts = guard::or_else(|| None, || Some(self.facts(real)));
-        match facts.map_or(Fate::Aborted, fate) {
+        // Whatever is in flight is lost, and that is no success.
+        let abort_unknown = || {
+            self.end_real(End::Abort, real);
+            let why =
+                format_args!("NCCL's communicator of a promise was aborted: nobody could wait for its work");
+            refuse(ncclInternalError, why)
+        };
+        let Some(facts) = facts else { return abort_unknown() };
+        match fate(facts) {
             Fate::Destroyed => self.end_real(End::Destroy, real),
             Fate::Aborted => self.end_real(End::Abort, real),
             quiet => {
@@ -130,6 +138,7 @@ impl Promise {
                         beside(finish).unwrap_or(ncclInternalError)
                     }),
                     (_, None) if !self.ends.enter() => ncclSuccess,
+                    (_, None) => abort_unknown(),
                     _ => self.end_real(End::Abort, real),
                 }
             }

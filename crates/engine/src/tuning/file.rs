@@ -9,7 +9,7 @@
 //!
 //! A line is a cell: one collective over so many ranks, on GPUs of one compute capability and number of multiprocessors, where
 //! NCCL may or may not use multicast (the hardware has it, and `NCCL_NVLS_ENABLE` allows it). Cells that a table does not have
-//! are the built-in one's. The order of lines and all comments are for people: tables with the same cells are the same.
+//! are the built-in one's; without one for uneven all-gathers or reduce-scatters, that of even ones is their limit, too. The order of lines and all comments are for people: tables with the same cells are the same.
 
 use std::fmt;
 
@@ -243,6 +243,8 @@ impl Collective {
         Collective::Reduce,
         Collective::AllGather,
         Collective::ReduceScatter,
+        Collective::UnevenAllGather,
+        Collective::UnevenReduceScatter,
     ];
 
     /// As tables name it.
@@ -253,6 +255,8 @@ impl Collective {
             Collective::Reduce => "reduce",
             Collective::AllGather => "all_gather",
             Collective::ReduceScatter => "reduce_scatter",
+            Collective::UnevenAllGather => "uneven_all_gather",
+            Collective::UnevenReduceScatter => "uneven_reduce_scatter",
         }
     }
 }
@@ -318,7 +322,8 @@ mod tests {
             (
                 "all_reduce",
                 "allreduce",
-                "\"allreduce\", expected one of all_reduce, broadcast, reduce, all_gather, reduce_scatter",
+                "\"allreduce\", expected one of all_reduce, broadcast, reduce, all_gather, reduce_scatter, uneven_all_gather, \
+                 uneven_reduce_scatter",
             ),
             ("ranks", "rank", "\"rank\", expected \"ranks\""),
             ("ranks 2", "ranks 9", "\"9\", expected a number of ranks from 2 to 8"),

@@ -78,7 +78,9 @@ fn compiled_kernels_are_stood_in_for() {
     ok(cuMemHostAlloc(&mut control, 64, 0));
     ok(cuMemAlloc_v2(&mut report, size_of::<Report>()));
     for image in images_for(9) {
-        let module = made(|out| cuModuleLoadData(out, image.bytes.as_ptr()));
+        let code = image.unpack().unwrap();
+        let module = made(|out| cuModuleLoadData(out, code.as_ptr()));
+        drop(code);
         let mut function = 0;
         assert_eq!(cuModuleGetFunction(&mut function, module, c"add".as_ptr()), 500);
         let name = CString::new(MAIL_KERNEL).unwrap();
