@@ -53,7 +53,9 @@ impl Driver {
     }
 
     /// Moves such a node of the same capture behind what this stream of it holds now, which comes after what it was behind.
-    /// Nothing may come after the node yet, or what this stream holds could come after that.
+    /// Nothing may come after the node yet, or what this stream holds could come after that: a cycle, which the driver refuses
+    /// to make executable. Who asks the graph for its nodes during the capture can bring that about; it is not looked for at
+    /// each operation.
     ///
     /// The old edges go: behind all operations at once, each of them would have to signal beside what is next in its own order.
     pub fn move_record(
