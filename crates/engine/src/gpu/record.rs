@@ -14,7 +14,9 @@ const EVENT_RECORD: u32 = 7;
 #[derive(Debug)]
 pub struct RecordNode {
     node: usize,
-    /// What it comes after.
+    /// What its stream held when it was added or moved last.
+    last: Vec<usize>,
+    /// What it comes after: these, and what no edge could be taken from.
     after: Vec<usize>,
 }
 
@@ -49,7 +51,7 @@ impl Driver {
             )
         };
         self.check("cuGraphAddEventRecordNode", code, || about(stream))?;
-        Ok(RecordNode { node, after: last })
+        Ok(RecordNode { node, after: last.clone(), last })
     }
 
     /// Moves such a node of the same capture behind what this stream of it holds now, which comes after what it was behind.
@@ -65,6 +67,7 @@ impl Driver {
         record: &mut RecordNode,
     ) -> Result<(), Failure> {
         let last = self.last_nodes(stream)?;
+        record.last.clone_from(&last);
         let (kept, new): (Vec<usize>, Vec<usize>) =
             last.into_iter().partition(|node| record.after.contains(node));
         for before in &new {
@@ -109,13 +112,25 @@ impl Driver {
 
     /// Lets what comes next on a stream of their capture come after all of these.
     pub fn come_after(&self, stream: StreamHandle, records: &Records) -> Result<(), Failure> {
+        let nodes: Vec<usize> = records.nodes.iter().chain(&records.children).copied().collect();
+        self.come_after_nodes(stream, &nodes)
+    }
+
+    /// Lets what comes next on a stream come after what the node is behind, which may be of another capture into the same graph: the driver
+    /// tells these by no id, and refuses an event of the one in the other. (Not for a graph from which nodes of ours were
+    /// removed between.)
+    pub fn come_behind(&self, stream: StreamHandle, record: &RecordNode) -> Result<(), Failure> {
+        self.come_after_nodes(stream, &record.last)
+    }
+
+    fn come_after_nodes(&self, stream: StreamHandle, nodes: &[usize]) -> Result<(), Failure> {
         const ADD: u32 = 0;
-        let mut new: Vec<usize> = records.nodes.iter().chain(&records.children).copied().collect();
-        if !new.is_empty() {
-            // The application may have begun the capture behind all that the graph holds.
-            let last = self.last_nodes(stream)?;
-            new.retain(|node| !last.contains(node));
+        if nodes.is_empty() {
+            return Ok(());
         }
+        // The stream's own last, mostly; or the application has begun the capture behind all that the graph holds.
+        let last = self.last_nodes(stream)?;
+        let new: Vec<usize> = nodes.iter().filter(|node| !last.contains(node)).copied().collect();
         if new.is_empty() {
             return Ok(());
         }

@@ -4,14 +4,14 @@
 //! stream that has gone on with other communicators' work. The next operation waits for it if the stream's *id* differs.
 //! In a capture the first operation waits by a node that reaches outside the graph, and one other records after them all: it stands
 //! beside the streams, so that none waits for it (0.7 us an operation where each recorded in its stream), and moves behind each
-//! new one. Among themselves operations of one capture are ordered by an event of that capture, whatever their
-//! streams. After a first capture every operation waits: a graph may have run on any stream since.
+//! new one. Among themselves operations of one graph come after the nodes that the one before left, whatever their streams; captures
+//! one after the other into one graph have one id, so they are one to us. After a first capture every operation waits: a graph
+//! may have run on any stream since.
 //!
 //! Of one graph one node records, or the one that happens to run last could be behind a part only. Captures into a graph that has
-//! such a node already (of another capture, or of one that [`CAPTURES`] others made us forget) and those into which a graph was
+//! such a node already (of one that [`CAPTURES`] others made us forget) and those into which a graph was
 //! launched or put as a child before come after it, and the node that gave way records another event from then on.
-//! It is looked for in the graph at the first operation of a capture; so two captures of one graph that take turns are looked
-//! through at each change.
+//! It is looked for in the graph at the first operation of a capture that is not known.
 //!
 //! Not seen is a graph that is launched into a capture *after* the communicator's first operation there: it is not ordered
 //! against operations on other streams of that capture; and if none of the communicator's follows in the capture, its node and
@@ -22,7 +22,10 @@
 use crate::gpu::record::{RecordNode, Records};
 use crate::gpu::stream::{Capture, Ordering};
 use crate::gpu::{Driver, Failure, StreamHandle};
-use crate::turns::supply::{CAPTURES, Kit};
+use crate::turns::supply::Kit;
+
+/// Captures that are in progress at once and use one communicator; the next one forgets the first.
+const CAPTURES: usize = 4;
 
 /// What was issued so far.
 #[derive(Debug, Default)]
@@ -32,8 +35,7 @@ pub(super) struct Order {
     last_handle: Option<StreamHandle>,
     /// A capture has taken operations: the event may be recorded by graphs.
     shared_with_graphs: bool,
-    /// Captures that were seen last, by turns, each with its own event of the kit; of one graph the one that took the last
-    /// operation.
+    /// Captures that were seen last, by turns.
     captures: [Option<Known>; CAPTURES],
     next: usize,
     looked: Option<Looked>,
@@ -105,8 +107,8 @@ impl Order {
             Place::Eager(_) => return Ok(()),
             Place::Captured(capture) => capture,
         };
-        if let Some(index) = self.find(capture) {
-            return driver.wait(lane.stream, &kit.captured[index], Ordering::Inside);
+        if let Some(known) = self.known(capture) {
+            return driver.come_behind(lane.stream, &known.record);
         }
         if self.shared_with_graphs {
             driver.come_after(lane.stream, self.look(driver, kit, capture)?)?;
@@ -127,17 +129,13 @@ impl Order {
             }
         };
         self.shared_with_graphs = true;
-        if let Some(index) = self.find(capture) {
-            if let Some(known) = &mut self.captures[index] {
-                driver.move_record(lane.stream, capture, &mut known.record)?;
-            }
-            return kit.captured[index].record(lane.stream, Ordering::Inside);
+        if let Some(known) = self.known(capture) {
+            return driver.move_record(lane.stream, capture, &mut known.record);
         }
         let record = driver.add_record(lane.stream, capture, &kit.done)?;
         if let Some(looked) = self.looked.take().filter(|looked| looked.capture == capture) {
             driver.redirect(&looked.found, &kit.passed);
         }
-        kit.captured[self.next].record(lane.stream, Ordering::Inside)?;
         self.captures[self.next] = Some(Known { capture, record });
         self.next = (self.next + 1) % CAPTURES;
         Ok(())
@@ -160,10 +158,7 @@ impl Order {
         Ok(&self.looked.insert(looked).found)
     }
 
-    /// Which of the kit's events belongs to this capture.
-    fn find(&self, capture: Capture) -> Option<usize> {
-        let is_it =
-            |known: &Option<Known>| known.as_ref().is_some_and(|known| known.capture.id == capture.id);
-        self.captures.iter().position(is_it)
+    fn known(&mut self, capture: Capture) -> Option<&mut Known> {
+        self.captures.iter_mut().flatten().find(|known| known.capture.id == capture.id)
     }
 }

@@ -10,8 +10,6 @@ use crate::gpu::{Driver, Failure, Home};
 use crate::turns::host::HostMemory;
 use crate::turns::refusal::Refusal;
 
-/// Captures that are in progress at once and use one communicator; the next one forgets the first.
-pub(super) const CAPTURES: usize = 4;
 /// Events of a kit for whoever has to know how far a stream came.
 pub const MARKS: usize = 4;
 
@@ -59,8 +57,6 @@ pub struct Kit {
     pub(super) done: Event,
     /// What nodes of graphs record from when another one came after them. Nobody waits for it.
     pub(super) passed: Event,
-    /// After the last operation inside each capture.
-    pub(super) captured: [Event; CAPTURES],
     /// Between the streams of one turn.
     pub(super) joined: Event,
     /// For whoever has to know how far a stream came.
@@ -164,7 +160,6 @@ impl Kit {
             host: HostMemory::new(driver, beside_bytes)?,
             done: event()?,
             passed: event()?,
-            captured: [event()?, event()?, event()?, event()?],
             joined: event()?,
             marks: [event()?, event()?, event()?, event()?],
         })

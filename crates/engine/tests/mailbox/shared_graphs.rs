@@ -1,8 +1,6 @@
 //! Graphs that several captures make, or that hold other graphs: in them too a communicator's operations come one after the
 //! other, and what follows a launch waits for all of them.
 
-use std::collections::BTreeSet;
-
 use windlass_engine::gpu::stream::{Event, Ordering};
 
 use crate::communicator::*;
@@ -160,12 +158,7 @@ fn one_node_records() {
     for (index, side) in sides.iter().enumerate() {
         capture_into(graph, &streams[index % 2], || alone.run(side, &streams[index % 2]));
     }
-    let events = recorded(graph);
-    assert_eq!(events.len(), sides.len());
-    let distinct: BTreeSet<_> = events.iter().collect();
-    assert_eq!(distinct.len(), 2, "that of all who gave way, and the communicator's");
-    let of_communicator = |event: &&&usize| events.iter().filter(|other| other == *event).count() == 1;
-    assert_eq!(distinct.iter().filter(of_communicator).count(), 1);
+    assert_eq!(recorded(graph).len(), 1);
     let executable = instantiate(graph);
     for _ in 0..3 {
         ok(cuGraphLaunch(executable, streams[0].0));
@@ -173,44 +166,6 @@ fn one_node_records() {
         sides.iter().for_each(Side::check);
         sides.iter().for_each(Side::clear);
     }
-    ok(cuGraphExecDestroy(executable));
-    drop((sides, streams));
-    alone.end();
-}
-
-/// Two captures into one graph at once, each going on after the other: all in the order of the calls.
-#[test]
-fn captures_beside_each_other() {
-    let alone = Alone::new();
-    let streams = [alone.stream(), alone.stream(), alone.stream()];
-    let sides = [50, 60, 70, 80, 90].map(|bytes| alone.side(bytes));
-    let graph = new_graph();
-    ok(begin(&streams[0], graph));
-    let code = begin(&streams[1], graph);
-    if on_a_gpu() && code != 0 {
-        println!("this driver refuses the second of two captures into one graph at once: {code}");
-        assert_eq!(made(|out| cuStreamEndCapture(streams[0].0, out)), graph);
-        ok(cuGraphDestroy(graph));
-        drop((sides, streams));
-        return alone.end();
-    }
-    ok(code);
-    alone.run(&sides[0], &streams[0]);
-    let gate = Gate::on(&streams[1]);
-    alone.run(&sides[1], &streams[1]);
-    alone.run(&sides[2], &streams[0]);
-    alone.run(&sides[3], &streams[0]);
-    for stream in &streams[..2] {
-        assert_eq!(made(|out| cuStreamEndCapture(stream.0, out)), graph);
-    }
-    let executable = instantiate(graph);
-    ok(cuGraphLaunch(executable, streams[1].0));
-    alone.run(&sides[4], &streams[2]);
-    a_while();
-    assert!(!sides[2].has_arrived() && !sides[3].has_arrived() && !sides[4].has_arrived());
-    gate.open();
-    streams.iter().for_each(AppStream::synchronize);
-    sides.iter().for_each(Side::check);
     ok(cuGraphExecDestroy(executable));
     drop((sides, streams));
     alone.end();

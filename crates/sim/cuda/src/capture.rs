@@ -131,8 +131,11 @@ pub fn begin(stream: &Arc<Stream>, mode: u32, into: Option<(Arc<Graph>, Vec<Hand
         Some(into) => into,
         None => (simulator()?.graphs.insert(Graph::new), Vec::new()),
     };
+    if running.iter().any(|capture| capture.graph.handle == graph.handle) {
+        return Err(CUDA_ERROR_ILLEGAL_STATE);
+    }
     let capture = Arc::new(Capture {
-        id: next_identity(),
+        id: *graph.capture_id.get_or_init(next_identity),
         graph,
         mode,
         thread: std::thread::current().id(),

@@ -15,13 +15,15 @@ use crate::user_object::Held;
 use crate::work::Work;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::Scope;
 
 pub struct Graph {
     pub handle: Handle,
     /// Part of a child node and destroyed with it.
     pub is_child: bool,
+    /// What tells captures into it from others: the driver gives all of them the same.
+    pub capture_id: OnceLock<u64>,
     pub objects: Mutex<Held>,
     nodes: Mutex<Vec<Arc<Node>>>,
 }
@@ -58,7 +60,13 @@ impl Content {
 
 impl Graph {
     pub fn new(handle: Handle) -> Self {
-        Graph { handle, is_child: false, objects: Mutex::default(), nodes: Mutex::default() }
+        Graph {
+            handle,
+            is_child: false,
+            capture_id: OnceLock::new(),
+            objects: Mutex::default(),
+            nodes: Mutex::default(),
+        }
     }
 
     pub fn nodes(&self) -> Vec<Arc<Node>> {
@@ -130,6 +138,7 @@ pub fn clone(original: &Graph, is_child: bool) -> Result<Arc<Graph>, Code> {
     let copy = simulator.graphs.insert(|handle| Graph {
         handle,
         is_child,
+        capture_id: OnceLock::new(),
         objects: Mutex::new(objects),
         nodes: Mutex::default(),
     });
@@ -375,6 +384,7 @@ impl Executable {
         let child = simulator()?.graphs.insert(|handle| Graph {
             handle,
             is_child: true,
+            capture_id: OnceLock::new(),
             objects: Mutex::new(objects),
             nodes: Mutex::default(),
         });

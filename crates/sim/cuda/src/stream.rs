@@ -2,7 +2,7 @@
 
 use crate::capture::{self, Capturing};
 use crate::code::{
-    CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_READY,
+    CUDA_ERROR_CAPTURED_EVENT, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_READY,
     CUDA_ERROR_STREAM_CAPTURE_ISOLATION, CUDA_ERROR_STREAM_CAPTURE_MERGE,
     CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, Code,
 };
@@ -249,6 +249,12 @@ pub fn wait_event(stream: &Arc<Stream>, event: &Arc<Event>, scope: Scope) -> Res
             capturing.capture.refuse_invalidated()?;
             capturing.join(&point.dependencies);
             Ok(())
+        }
+        (Some(capturing), Some(point))
+            if point.capture.refuse_finished() == Err(CUDA_ERROR_CAPTURED_EVENT) =>
+        {
+            capturing.capture.invalidate();
+            Err(CUDA_ERROR_INVALID_VALUE)
         }
         (Some(capturing), Some(point)) => {
             capturing.capture.invalidate();

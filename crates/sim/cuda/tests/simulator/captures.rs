@@ -7,6 +7,8 @@ const GLOBAL: u32 = 0;
 const THREAD_LOCAL: u32 = 1;
 const RELAXED: u32 = 2;
 
+const INVALID_VALUE: u32 = 1;
+const ILLEGAL_STATE: u32 = 401;
 const UNSUPPORTED: u32 = 900;
 const INVALIDATED: u32 = 901;
 
@@ -366,27 +368,26 @@ fn two_captures_into_one_graph_are_ordered_by_dependencies() {
     let (main, side) = (stream(), stream());
     let list = Arc::new(Mutex::new(Vec::new()));
     let graph = made(|out| cuGraphCreate(out, 0));
-    // Both at once; what is called first comes last.
-    begin_into(main, graph);
+    // What is captured first comes last.
     begin_into(side, graph);
     note(side, &list, 2);
     let [second] = nodes(graph)[..] else { panic!("one node") };
-    note(main, &list, 1);
-    let first = nodes(graph)[1];
     let foreign = made(|out| cuGraphCreate(out, 0));
     add_node(foreign);
     assert_eq!(cuStreamUpdateCaptureDependencies(side, &nodes(foreign)[0], 1, ADD), 1);
     note(side, &list, 3);
+    assert_eq!(end(side), graph);
+    begin_into(main, graph);
+    note(main, &list, 1);
+    let first = nodes(graph)[2];
     ok(cuGraphAddDependencies(graph, &first, &second, 1));
     assert_eq!(cuGraphAddDependencies(graph, &first, &second, 1), 1);
-    ok(cuStreamUpdateCaptureDependencies(main, &nodes(graph)[2], 1, ADD));
+    ok(cuStreamUpdateCaptureDependencies(main, &nodes(graph)[1], 1, ADD));
     note(main, &list, 4);
     // Nodes may not go while it is captured into, nor the graph; nor may it be made executable.
     let mut executable = 0;
     assert_eq!(cuGraphDestroyNode(second), 1);
     assert_eq!(cuGraphDestroy(graph), 1);
-    assert_eq!(cuGraphInstantiateWithFlags(&mut executable, graph, 0), 1);
-    assert_eq!(end(side), graph);
     assert_eq!(cuGraphInstantiateWithFlags(&mut executable, graph, 0), 1);
     assert_eq!(end(main), graph);
     let executable = instantiate(graph);
@@ -480,4 +481,36 @@ fn memory_allocated_in_a_capture_lives_as_long_as_what_was_made_of_it() {
     assert_eq!(cuPointerGetAttribute((&raw mut value).cast(), 7, block), 1);
     ok(cuStreamDestroy_v2(stream));
     ok(cuMemFree_v2(target));
+}
+
+/// As the driver was seen to have it (580, CUDA 13.0).
+#[test]
+fn captures_into_one_graph_have_one_id() {
+    start();
+    let (one, two) = (stream(), stream());
+    let graph = made(|out| cuGraphCreate(out, 0));
+    let id_of = |stream| {
+        let (mut status, mut id) = (0, 0);
+        let (none, nowhere) = (std::ptr::null_mut(), std::ptr::null_mut());
+        ok(cuStreamGetCaptureInfo_v2(stream, &mut status, &mut id, none, nowhere, std::ptr::null_mut()));
+        id
+    };
+    let recorded = event();
+    begin_into(one, graph);
+    let first = id_of(one);
+    ok(cuEventRecord(recorded, one));
+    let refused =
+        cuStreamBeginCaptureToGraph(two, graph, std::ptr::null(), std::ptr::null(), 0, THREAD_LOCAL);
+    assert_eq!(refused, ILLEGAL_STATE);
+    assert_eq!(end(one), graph);
+    begin_into(two, graph);
+    assert_eq!(id_of(two), first);
+    assert_eq!(cuStreamWaitEvent(two, recorded, 0), INVALID_VALUE);
+    let mut none = 0;
+    assert_eq!(cuStreamEndCapture(two, &mut none), INVALIDATED);
+    ok(cuStreamBeginCapture_v2(one, THREAD_LOCAL));
+    assert_ne!(id_of(one), first);
+    [end(one), graph].into_iter().for_each(|graph| ok(cuGraphDestroy(graph)));
+    ok(cuEventDestroy_v2(recorded));
+    [one, two].into_iter().for_each(|stream| ok(cuStreamDestroy_v2(stream)));
 }

@@ -93,6 +93,14 @@ driver! {
     fn cuEventSynchronize(event: Handle);
     fn cuEventElapsedTime(milliseconds: &mut f32, start: Handle, end: Handle);
     fn cuStreamBeginCapture_v2(stream: Handle, mode: u32);
+    fn cuStreamGetCaptureInfo_v2(
+        stream: Handle,
+        status: &mut u32,
+        id: &mut u64,
+        graph: *mut Handle,
+        dependencies: *mut *const Handle,
+        count: *mut usize
+    );
     fn cuStreamBeginCaptureToGraph(
         stream: Handle, graph: Handle, on: *const Handle, data: *const c_void, count: usize, mode: u32
     );
