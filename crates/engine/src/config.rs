@@ -130,6 +130,12 @@ pub const OPTIONS: &[Description] = &[
         about: "How much device memory a communicator may hold to stand for buffers that cannot be registered in a call whose other ranks' are; larger calls are never registered.",
     },
     Description {
+        name: "WINDLASS_WINDOWS",
+        values: "keep, off",
+        default: "off",
+        about: "Whether windows over memory of `ncclMemAlloc` stay when they are deregistered, to be found again by ncclCommWindowRegister. keep: in a fabric without multicast (NCCL's NVLS), from NCCL 2.28.3 on, where all ranks say so and WINDLASS_POOL is not off.",
+    },
+    Description {
         name: "WINDLASS_STUCK_AFTER",
         values: "seconds",
         default: "60",
@@ -190,6 +196,14 @@ pub enum Register {
     Off,
 }
 
+/// Whether windows stay when they are deregistered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Windows {
+    Keep,
+    Off,
+}
+
 /// Whether kernels of ours run collectives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
@@ -218,6 +232,7 @@ pub struct Config {
     pub fast: Fast,
     pub tuning: Option<PathBuf>,
     pub staging_bytes_max: u64,
+    pub windows: Windows,
     pub stuck_after: Duration,
     pub nccl: Nccl,
 }
@@ -269,6 +284,7 @@ impl Default for Config {
             fast: Fast::Auto,
             tuning: None,
             staging_bytes_max: 512 << 20,
+            windows: Windows::Off,
             stuck_after: Duration::from_secs(60),
             nccl: Nccl {
                 comm_id: Switch::Off,
@@ -357,6 +373,7 @@ pub fn parse(variables: impl Iterator<Item = (OsString, OsString)>) -> (Config, 
                 Some(())
             }
             "WINDLASS_STAGING_MAX" => bytes(&text).map(|value| config.staging_bytes_max = value),
+            "WINDLASS_WINDOWS" => windows(&text).map(|value| config.windows = value),
             // Read where the real library is searched for; and the stand-ins' own.
             "WINDLASS_NCCL" | "WINDLASS_LIBRARY" => Some(()),
             _ if name.starts_with(STAND_IN_PREFIX) => Some(()),
@@ -444,6 +461,14 @@ fn register(text: &str) -> Option<Register> {
         "auto" => Some(Register::Auto),
         _ => switch(text).map(|switch| if switch == Switch::On { Register::On } else { Register::Off }),
     }
+}
+
+fn windows(text: &str) -> Option<Windows> {
+    Some(match text {
+        "keep" => Windows::Keep,
+        "off" => Windows::Off,
+        _ => return None,
+    })
 }
 
 fn fast(text: &str) -> Option<Fast> {

@@ -46,7 +46,7 @@ pub(super) struct Prepared {
     pub line: Option<Line>,
     /// To the owners of slices that this rank came to know there.
     pub lines: Vec<Hold>,
-    /// Of the ranks of a contract that registers: rank 0's making.
+    /// Of the ranks of a contract that has one: rank 0's making.
     pub page: Option<Arc<Page>>,
 }
 
@@ -290,7 +290,7 @@ fn exchange(
             lent.map(rank, place, memory.as_fd())?
         };
         known.peers[rank as usize] = Some(slice);
-        if rank == PAGES_MAKER && lent.contract.registers() {
+        if rank == PAGES_MAKER && lent.contract.has_page() {
             known.page = Some(Arc::new(pages::open(descriptors.next())?));
         }
     }

@@ -27,7 +27,7 @@ use super::growing::Question;
 use super::ids::{self, Asking};
 use super::registering::Registering;
 use super::stuck::Watched;
-use super::{Fabric, closing, leaving, settle};
+use super::{Fabric, closing, leaving, settle, windows};
 
 /// How often it looks while sends and receives are issued, and for how long after the last.
 const BUSY_TICK: Duration = Duration::from_millis(5);
@@ -289,6 +289,7 @@ impl Round {
             }
         }
         stuck.retain(|name, _| names.contains(name));
+        windows::look(alive.iter().filter_map(Weak::upgrade).filter_map(|fabric| fabric.windows().cloned()));
         self.busy.note(runs);
         self.tell();
         let watch = &self.watch;

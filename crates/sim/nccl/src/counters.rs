@@ -21,3 +21,15 @@ extern "C" fn simRegisteredCollectives(comm: ncclComm_t) -> u64 {
 extern "C" fn simRegistrations(comm: ncclComm_t) -> u64 {
     communicator::look_for(comm).map_or(UNKNOWN, |found| lock(&found.registrations).live().count() as u64)
 }
+
+/// How many windows this rank has made on a communicator, ever. Any thread, beside other calls.
+#[unsafe(no_mangle)]
+extern "C" fn simWindowsMade(comm: ncclComm_t) -> u64 {
+    communicator::look_for(comm).map_or(UNKNOWN, |found| lock(&found.windows).made())
+}
+
+/// How many of them live. Any thread, beside other calls.
+#[unsafe(no_mangle)]
+extern "C" fn simWindows(comm: ncclComm_t) -> u64 {
+    communicator::look_for(comm).map_or(UNKNOWN, |found| lock(&found.windows).live().count() as u64)
+}

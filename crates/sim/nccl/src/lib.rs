@@ -25,6 +25,12 @@
 //! nothing and must not find operations in flight that use what it ends. Tests ask two more exports what NCCL saw:
 //! `simRegisteredCollectives(comm)` and `simRegistrations(comm)`, both `uint64_t` and all ones for an unknown handle.
 //!
+//! Windows are as in NCCL 2.28.9, too: all ranks meet, their allocations must be of one size, and all or none of these must have
+//! a window already (`WINDLASS_SIM_NCCL_VERSION` says what later releases let pass); a window keeps its memory until it is
+//! deregistered, which must not find operations in flight that use it, nor another window at its address. Where windows lie in
+//! NCCL's own space of addresses is not modelled: without multicast ranks may differ in that. `simWindowsMade(comm)` and
+//! `simWindows(comm)` say how many were made and live.
+//!
 //! Where it differs from NCCL: every collective waits for all ranks; 8-bit floats are copied but not reduced; there are
 //! no device communicators.
 
