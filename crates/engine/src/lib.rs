@@ -39,6 +39,8 @@ pub mod allocation;
 
 pub mod agreed;
 
+pub mod pool;
+
 // What mechanisms that run on GPUs stand on.
 pub mod turns;
 

@@ -4,11 +4,12 @@
 mod children;
 mod derived;
 mod meeting;
+pub mod memory;
 pub mod questions;
 pub mod switching_off;
 
 use std::cell::{Cell, RefCell};
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 
 use nccl_sys::missing::is_missing;
 use nccl_sys::{
@@ -24,7 +25,7 @@ use crate::fabric::registering;
 use crate::fabric::{self, Fate};
 use crate::forward::birth::{self, Birth, Handle};
 use crate::forward::known::{self, End};
-use crate::forward::{Carried, registration};
+use crate::forward::Carried;
 use crate::gate::Passed;
 use crate::group::{self, Awaited, Ended};
 use crate::guard;
@@ -80,6 +81,7 @@ pub fn birth(entry: Entry, birth: &Birth) -> ncclResult_t {
         || {
             process::first_communicator();
             count::function(entry);
+            fabric::make_room(fabric::device_now());
         },
         |()| birth.run(),
         |(), result| {
@@ -180,15 +182,6 @@ fn stop(how: End, handle: ncclComm_t) -> ncclResult_t {
         }
         Ok(Err(_)) | Err(_) => refuse(ncclInternalError, format_args!("no thread to abort a communicator")),
     }
-}
-
-/// Frees memory of `ncclMemAlloc`: what is registered of it is deregistered first, so that it goes back.
-pub fn free(address: *mut c_void) -> ncclResult_t {
-    let before = || {
-        count::function(Entry::ncclMemFree);
-        fabric::memory_is_freed(address as u64);
-    };
-    guard::around(before, |()| registration::free_applications(address), |(), _| ())
 }
 
 /// Stops a communicator's work everywhere on this rank; what is called on it later is NCCL's to refuse.

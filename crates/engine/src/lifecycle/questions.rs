@@ -16,10 +16,12 @@ use crate::error::refuse;
 use crate::fabric::registering::Registering;
 use crate::forward::known::put;
 use crate::forward::questions::OneSided;
-use crate::forward::{operators, questions};
+use crate::forward::{operators, questions, registration};
 use crate::group::{self, Promised, Work};
 use crate::guard;
+use crate::pool;
 use crate::promise::{self, Promise, Unfit};
+use crate::range::Range;
 use crate::stats::count;
 
 use super::{ended, enter_by};
@@ -181,8 +183,21 @@ pub fn register(
         ask(Entry::ncclCommRegister, handle, here, |real| questions::register(real, address, bytes, place));
     if result == ncclSuccess {
         registering_of(handle, Registering::veto);
+        note_registered(handle, address, bytes, place.cast());
     }
     result
+}
+
+/// What is registered of recycled memory is not to be recycled once more before that ends.
+fn note_registered(handle: ncclComm_t, address: *mut c_void, bytes: usize, place: *mut *mut c_void) {
+    let note = || match registration::handle_at(place) {
+        0 => {}
+        given => pool::registered(
+            Range { base: address as u64, bytes: bytes as u64 },
+            pool::Registration { communicator: handle as usize, handle: given },
+        ),
+    };
+    guard::or_else(|| (), note);
 }
 
 /// Ends a registration.
@@ -208,8 +223,14 @@ pub fn deregister(handle: ncclComm_t, registration: *mut c_void) -> ncclResult_t
     guard::around(before, answer, |_, result| {
         if result == ncclSuccess && !registration.is_null() {
             registering_of(handle, Registering::allow);
+            note_deregistered(handle, registration as usize);
         }
     })
+}
+
+fn note_deregistered(handle: ncclComm_t, registration: usize) {
+    let ended = pool::Registration { communicator: handle as usize, handle: registration };
+    guard::or_else(|| (), || pool::deregistered(ended));
 }
 
 /// Looks at what this rank registers by itself of a communicator that is no promise.
@@ -281,7 +302,16 @@ pub fn window(
     keep_apart(handle, Unfit::Everywhere);
     // What is registered so is the application's to pass; windows come in turns that only it knows.
     registering_of(handle, Registering::veto);
-    need(Entry::ncclCommWindowRegister, handle, register)
+    let result = need(Entry::ncclCommWindowRegister, handle, register);
+    // What a group makes is not there yet, and of what failed NCCL leaves a registration: nobody can tell when that ends.
+    match result {
+        ncclSuccess if !group::is_open() => note_registered(handle, address, bytes, place.cast()),
+        _ => guard::or_else(
+            || (),
+            || pool::taint_within(Range { base: address as u64, bytes: bytes as u64 }),
+        ),
+    }
+    result
 }
 
 /// Ends a window. A promise that is not honoured has none.
@@ -290,7 +320,12 @@ pub fn end_window(handle: ncclComm_t, window: ncclWindow_t) -> ncclResult_t {
         true => ncclSuccess,
         false => refuse(ncclInvalidArgument, format_args!("ncclCommWindowDeregister: {window:p} is unknown")),
     };
-    ask(Entry::ncclCommWindowDeregister, handle, here, |real| questions::end_window(real, window))
+    let result =
+        ask(Entry::ncclCommWindowDeregister, handle, here, |real| questions::end_window(real, window));
+    if result == ncclSuccess && !window.is_null() {
+        note_deregistered(handle, window as usize);
+    }
+    result
 }
 
 /// The application's address of a window.
