@@ -106,6 +106,12 @@ pub const OPTIONS: &[Description] = &[
         about: "How much device memory the pool of this process may have on each device; it takes what communicators need, in steps, and gives it back. A communicator for which that is not enough is NCCL's alone.",
     },
     Description {
+        name: "WINDLASS_POOL",
+        values: "off, bytes, with K, M, G or T for powers of 1024",
+        default: "2G",
+        about: "How much memory of ncclMemAlloc that the program has freed is kept on each device, to be handed out again. It goes back when memory is short. off keeps nothing.",
+    },
+    Description {
         name: "WINDLASS_REGISTER",
         values: "auto, on, off",
         default: "auto",
@@ -228,6 +234,8 @@ pub struct Config {
     pub parked_bytes_max: u64,
     pub meetings_max: usize,
     pub arena_bytes_max: u64,
+    /// 0 where it is off.
+    pub pool_bytes_max: u64,
     pub register: Register,
     pub fast: Fast,
     pub tuning: Option<PathBuf>,
@@ -280,6 +288,7 @@ impl Default for Config {
             parked_bytes_max: 1 << 30,
             meetings_max: 1024,
             arena_bytes_max: ARENA_BYTES_MAX,
+            pool_bytes_max: 2 << 30,
             register: Register::Auto,
             fast: Fast::Auto,
             tuning: None,
@@ -366,6 +375,7 @@ pub fn parse(variables: impl Iterator<Item = (OsString, OsString)>) -> (Config, 
                 text.parse().ok().map(|seconds| config.stuck_after = Duration::from_secs(seconds))
             }
             "WINDLASS_ARENA_MAX" => bytes(&text).map(|value| config.arena_bytes_max = value),
+            "WINDLASS_POOL" => pool(&text).map(|value| config.pool_bytes_max = value),
             "WINDLASS_REGISTER" => register(&text).map(|value| config.register = value),
             "WINDLASS_FAST" => fast(&text).map(|value| config.fast = value),
             "WINDLASS_TUNING" => {
@@ -505,6 +515,11 @@ fn bytes_or_none(text: &str) -> Option<u64> {
     digits.parse::<u64>().ok()?.checked_mul(1 << shift)
 }
 
+/// As [`bytes`], or 0 for off. `1` is a byte, not "on".
+fn pool(text: &str) -> Option<u64> {
+    bytes_or_none(text).or_else(|| switch(text).filter(|switch| *switch == Switch::Off).map(|_| 0))
+}
+
 fn level(text: &str) -> Option<::log::LevelFilter> {
     text.parse().ok()
 }
@@ -615,8 +630,10 @@ mod tests {
             ("WINDLASS_MEETINGS_MAX", "7"),
             ("WINDLASS_NCCL", "/x"),
             ("WINDLASS_ARENA_MAX", "96m"),
+            ("WINDLASS_POOL", "3M"),
             ("WINDLASS_REGISTER", "on"),
             ("WINDLASS_STAGING_MAX", "64M"),
+            ("WINDLASS_WINDOWS", "keep"),
             ("WINDLASS_FAST", "off"),
             ("WINDLASS_TUNING", "/tmp/t"),
             ("NCCL_PROTO", "LL"),
@@ -640,10 +657,12 @@ mod tests {
             parked_bytes_max: 0,
             meetings_max: 7,
             arena_bytes_max: 96 << 20,
+            pool_bytes_max: 3 << 20,
             register: Register::On,
             fast: Fast::Off,
             tuning: Some("/tmp/t".into()),
             staging_bytes_max: 64 << 20,
+            windows: Windows::Keep,
             stuck_after: Duration::from_secs(3),
             nccl: Nccl {
                 comm_id: Switch::On,
@@ -723,6 +742,10 @@ mod tests {
         assert_eq!(read[..4], expected);
         assert_eq!(read[4..11], [None; 7]);
         assert_eq!(["0", "16M", "-1"].map(bytes_or_none), [Some(0), Some(16 << 20), None]);
+        assert_eq!(
+            ["off", "0", "No", "64M", "on"].map(pool),
+            [Some(0), Some(0), Some(0), Some(64 << 20), None]
+        );
     }
 
     /// docs/options.md is this table.

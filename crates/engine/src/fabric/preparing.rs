@@ -18,6 +18,7 @@ use super::boxes::{Boxes, Rings, Share};
 use super::closing::{Closing, Life, Word};
 use super::line::{Hold, Line};
 use super::pages::{self, PAGES_MAKER};
+use super::recycling;
 
 /// The end of a slice, where ranks leave words to be tested; all before it holds zeros.
 const WORDS_BYTES: u64 = 128;
@@ -80,7 +81,8 @@ impl<'a> Lent<'a> {
     fn new(contract: &'a Contract, rank: u32, arena: &'a Arc<Arena>) -> Result<Lent<'a>, String> {
         let holds = Holds::new();
         let rings = Rings::of(contract, rank);
-        let slice = arena.lend(rings.bytes + WORDS_BYTES, &holds).map_err(words)?;
+        let lend = || arena.lend(rings.bytes + WORDS_BYTES, &holds);
+        let slice = recycling::lend(arena, lend).map_err(words)?;
         slice.wait_zeroed(ZEROED_WITHIN).map_err(words)?;
         let lent = Lent { contract, rank, arena, holds, slice, rings };
         arena

@@ -136,7 +136,10 @@ impl Windows {
         });
         if !taken.is_empty() {
             let count = taken.len();
-            log::debug!("rank {}: {count} windows that were kept are dropped for a call over them", self.rank);
+            log::debug!(
+                "rank {}: {count} windows that were kept are dropped for a call over them",
+                self.rank
+            );
         }
         self.drop_all(taken);
     }
@@ -153,10 +156,22 @@ impl Windows {
         if self.is_aborted.load(Ordering::Acquire) {
             return;
         }
+        self.is_off.store(true, Ordering::Release);
         self.end_parked();
         self.change(Book::forget_all_names);
         let left: Vec<u64> = self.book().blocks().collect();
         left.into_iter().for_each(pool::taint);
+    }
+
+    /// Calls are not seen any more. False: a call is inside.
+    pub(super) fn release(&self) -> bool {
+        // Without a gate nobody knows the communicator yet.
+        let closed = self.gate.get().map(|gate| gate.try_close());
+        if matches!(closed, Some(None)) {
+            return false;
+        }
+        self.stop_keeping("windlassDisable");
+        true
     }
 
     /// The communicator is stopped: waits end, nothing is dropped, since peers may be writing there, and its memory is never handed
@@ -176,11 +191,18 @@ impl Windows {
     }
 
     /// From now on this rank keeps none, and the others follow.
-    fn go_off(&self) {
+    fn stop_keeping(&self, why: &str) {
+        if !self.is_off.load(Ordering::Acquire) {
+            self.seat.go_off();
+            self.go_off(why);
+        }
+    }
+
+    fn go_off(&self, why: &str) {
         if self.is_off.swap(true, Ordering::AcqRel) {
             return;
         }
-        log::info!("rank {}: windows are not kept any more: they are registered in groups", self.rank);
+        log::info!("rank {}: windows are not kept any more: {why}", self.rank);
         let taken = self.change(|book| book.end_parked(standing));
         self.change(Book::forget_all_names);
         self.drop_all(taken);

@@ -357,7 +357,8 @@ mod tests {
         let nccl = Config::default().nccl;
         let hopper = hopper();
         let switched = device::Facts { multicast: true, ..hopper.clone() };
-        let keep = |nccl, version, device: &device::Facts| keeps_windows(Windows::Keep, nccl, version, device);
+        let keep =
+            |nccl, version, device: &device::Facts| keeps_windows(Windows::Keep, nccl, version, device);
         assert!(keep(nccl, 22803, &hopper) && !keep(nccl, 22802, &hopper) && !keep(nccl, 22809, &switched));
         assert!(keep(Nccl { multicast: Switch::Off, ..nccl }, 22809, &switched));
         assert!(!keep(Nccl { choice: Switch::Off, ..nccl }, 22809, &hopper));

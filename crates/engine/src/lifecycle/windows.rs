@@ -51,7 +51,10 @@ pub fn register(
     let asked = Asked { handle, address, bytes, place, flags };
     // NCCL makes none over nothing, and asks nobody.
     if address.is_null() || bytes == 0 || place.is_null() {
-        let here = |_: &Arc<Promise>| ncclSuccess;
+        let here = |_: &Arc<Promise>| match place.is_null() {
+            true => refuse(ncclInvalidArgument, format_args!("ncclCommWindowRegister: win is null")),
+            false => ncclSuccess,
+        };
         return ask(Entry::ncclCommWindowRegister, handle, here, |real| asked.refused_at_once(real));
     }
     keep_apart(handle, Unfit::Everywhere);
@@ -93,7 +96,9 @@ impl Asked {
                 let mut window = null_mut();
                 let code = questions::window(real, self.address, self.bytes, &mut window, self.flags);
                 // Where it makes none it says so since then, and left the place as it was before.
-                if !window.is_null() || segment::current().nccl_version.load(Ordering::Relaxed) >= SAYS_NONE_SINCE {
+                if !window.is_null()
+                    || segment::current().nccl_version.load(Ordering::Relaxed) >= SAYS_NONE_SINCE
+                {
                     put(self.place, window, "ncclCommWindowRegister: win");
                 }
                 if code == ncclSuccess {
@@ -123,11 +128,9 @@ impl Asked {
     fn forward(&self, real: ncclComm_t, is_grouped: bool) -> ncclResult_t {
         let code = self.run(real);
         // What a group makes is not there yet, and of what failed NCCL leaves a registration: nobody can tell when that ends.
-        match code {
-            ncclSuccess if !is_grouped => {
-                note_registered(self.handle, self.address, self.bytes, self.place.cast());
-            }
-            _ => guard::or_else(|| (), || pool::taint_within(self.wish().range)),
+        match code == ncclSuccess && !is_grouped {
+            true => note_registered(self.handle, self.address, self.bytes, self.place.cast()),
+            false => guard::or_else(|| (), || pool::taint_within(self.wish().range)),
         }
         code
     }
@@ -170,17 +173,44 @@ pub fn end(handle: ncclComm_t, window: ncclWindow_t) -> ncclResult_t {
 
 /// The application's address of a window.
 pub fn address(handle: ncclComm_t, window: ncclWindow_t, place: *mut *mut c_void) -> ncclResult_t {
-    let unknown =
-        || refuse(ncclInvalidArgument, format_args!("ncclWinGetUserPtr: {window:p} is unknown"));
-    ask(Entry::ncclWinGetUserPtr, handle, |_: &Arc<Promise>| unknown(), |real| {
-        let is_parked = || {
-            keeper(handle).as_ref().and_then(|fabric| fabric.windows()).is_some_and(|one| one.is_parked(window as usize))
-        };
-        if guard::or_else(|| false, is_parked) {
-            return guard::call(unknown);
-        }
-        questions::window_address(real, window, place)
-    })
+    let unknown = || refuse(ncclInvalidArgument, format_args!("ncclWinGetUserPtr: {window:p} is unknown"));
+    ask(
+        Entry::ncclWinGetUserPtr,
+        handle,
+        |_: &Arc<Promise>| unknown(),
+        |real| {
+            let is_parked = || {
+                keeper(handle)
+                    .as_ref()
+                    .and_then(|fabric| fabric.windows())
+                    .is_some_and(|one| one.is_parked(window as usize))
+            };
+            if guard::or_else(|| false, is_parked) {
+                return guard::call(unknown);
+            }
+            questions::window_address(real, window, place)
+        },
+    )
+}
+
+/// What the application does not have of windows goes.
+pub(super) fn end_parked(handle: ncclComm_t) {
+    let end = || {
+        keeper(handle)
+            .as_ref()
+            .and_then(|fabric| fabric.windows())
+            .into_iter()
+            .for_each(|one| one.end_parked())
+    };
+    guard::or_else(|| (), end);
+}
+
+/// NCCL's communicator is used by calls that we do not see, or by another's.
+pub(super) fn share(handle: ncclComm_t) {
+    let share = || {
+        keeper(handle).as_ref().and_then(|fabric| fabric.windows()).into_iter().for_each(|one| one.share())
+    };
+    guard::or_else(|| (), share);
 }
 
 /// NCCL is about to get this memory.

@@ -65,10 +65,16 @@ pub fn decide(all: &[Said], rules: Rules) -> Verdict {
     }
     // Of memory that is not ours nothing is known.
     let are_known = all.iter().all(|said| said.allocation != 0);
-    if are_known && !rules.takes_unlike && let Some(rank) = odd(all, |said| said.allocation) {
+    if are_known
+        && !rules.takes_unlike
+        && let Some(rank) = odd(all, |said| said.allocation)
+    {
         return Verdict::Refused { rank, why: Unlike::Allocations };
     }
-    if are_known && !rules.maps_anew && let Some(rank) = odd(all, |said| u64::from(said.is_over)) {
+    if are_known
+        && !rules.maps_anew
+        && let Some(rank) = odd(all, |said| u64::from(said.is_over))
+    {
         return Verdict::Refused { rank, why: Unlike::Over };
     }
     let mut drop: Vec<Number> = claims().chain(all.iter().map(|said| said.lost)).collect();

@@ -50,7 +50,9 @@ fn threads() {
                         // Refused on one; the others wait, until they give up.
                         2 if rank == whose => {
                             seat.is_unfit(&said, 5);
-                            while !refused[call as usize].load(Ordering::Relaxed) && !is_over.load(Ordering::Relaxed) {
+                            while !refused[call as usize].load(Ordering::Relaxed)
+                                && !is_over.load(Ordering::Relaxed)
+                            {
                                 std::thread::yield_now();
                             }
                         }
@@ -58,7 +60,9 @@ fn threads() {
                             let round = seat.begin(&said);
                             let seen = loop {
                                 match seat.look(round) {
-                                    Seen::Missing(_) | Seen::Unfit(_) if is_over.load(Ordering::Relaxed) => return heard,
+                                    Seen::Missing(_) | Seen::Unfit(_) if is_over.load(Ordering::Relaxed) => {
+                                        return heard;
+                                    }
                                     Seen::Missing(_) | Seen::Unfit(_) if Instant::now() > ends => {
                                         is_over.store(true, Ordering::Relaxed);
                                     }

@@ -225,7 +225,9 @@ impl Book {
     }
 
     fn end_gone(&mut self, handle: usize) -> Ended {
-        let Some(index) = self.gone.iter().position(|(gone, _)| *gone == handle) else { return Ended::Foreign };
+        let Some(index) = self.gone.iter().position(|(gone, _)| *gone == handle) else {
+            return Ended::Foreign;
+        };
         self.gone[index].1 -= 1;
         if self.gone[index].1 == 0 {
             self.gone.remove(index);

@@ -78,8 +78,7 @@ impl Said {
     /// All but the head, which comes last.
     pub(super) fn write(&self, line: &[AtomicU64]) {
         let flags = u64::from(self.flags) | if self.is_over { OVER } else { 0 };
-        let words =
-            [self.claim, self.address, self.bytes, self.allocation, self.offset, flags, self.lost];
+        let words = [self.claim, self.address, self.bytes, self.allocation, self.offset, flags, self.lost];
         line.iter().skip(1).zip(words).for_each(|(place, word)| place.store(word, Ordering::Relaxed));
     }
 

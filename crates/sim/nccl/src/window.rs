@@ -38,7 +38,7 @@ impl Window {
         if uses > 0 && strict::enabled() && !communicator.leave.load(SeqCst) {
             let Range { address, bytes, .. } = self.range;
             let line = format!(
-                "ncclCommWindowDeregister of {bytes} bytes at {address:#x} while {uses} operations of this rank that use it are in flight"
+                "ncclCommWindowDeregister of {bytes} bytes at {address:#x} while {uses} buffers of operations in flight lie in it"
             );
             strict::fail(communicator.segment(), communicator.rank, &[line]);
         }

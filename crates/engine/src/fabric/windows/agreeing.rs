@@ -68,7 +68,7 @@ impl Windows {
     /// Agrees with the other ranks, which waits for them as NCCL does.
     pub fn agree(&self, fabric: &Fabric, real: ncclComm_t, wish: Wish) -> Course {
         self.real.store(real as usize, Ordering::Release);
-        if self.is_off.load(Ordering::Acquire) {
+        if self.is_off.load(Ordering::Acquire) || self.is_aborted.load(Ordering::Acquire) {
             return Course::Forward;
         }
         let block = pool::block_of(wish.range.base).filter(|block| holds(block, wish.range));
@@ -85,7 +85,7 @@ impl Windows {
             }
             Ok(Seen::Refused(unfit)) => Course::Refused(self.refused(round, &unfit)),
             Ok(_) => {
-                self.go_off();
+                self.go_off("another rank keeps none");
                 Course::Forward
             }
         }
@@ -95,10 +95,7 @@ impl Windows {
     /// what the group makes.
     pub fn forward_grouped(&self, real: ncclComm_t) {
         self.real.store(real as usize, Ordering::Release);
-        if !self.is_off.load(Ordering::Acquire) {
-            self.seat.go_off();
-            self.go_off();
-        }
+        self.stop_keeping("they are registered in groups");
     }
 
     /// NCCL has answered at once what no other rank need know of.
@@ -109,8 +106,7 @@ impl Windows {
         let is_nothing = wish.range.base == 0 || wish.range.bytes == 0;
         if code == ncclSuccess && !is_nothing {
             // It makes none on this communicator, and asks nobody.
-            self.seat.go_off();
-            return self.go_off();
+            return self.stop_keeping("NCCL makes none");
         }
         self.seat.is_unfit(&self.said(wish, None), code.0 as u32);
     }
@@ -128,7 +124,8 @@ impl Windows {
     fn said(&self, wish: Wish, block: Option<&Block>) -> Said {
         let Wish { range, flags } = wish;
         let book = self.book();
-        let said = Said { address: range.base, bytes: range.bytes, flags, lost: book.lost(), ..Said::default() };
+        let said =
+            Said { address: range.base, bytes: range.bytes, flags, lost: book.lost(), ..Said::default() };
         let Some(block) = block else { return said };
         Said {
             claim: book.claim(range, flags, block.serial),
@@ -168,20 +165,26 @@ impl Windows {
                 // What NCCL answers where it does not hang.
                 let code = if why == Unlike::Over { ncclInvalidUsage } else { ncclUnhandledCudaError };
                 let table = table.join("; ");
-                let text =
-                    format_args!("ncclCommWindowRegister: rank {rank} differs {why}, where NCCL hangs: {table}");
+                let text = format_args!(
+                    "ncclCommWindowRegister: rank {rank} differs {why}, where NCCL hangs: {table}"
+                );
                 Course::Refused(refuse(code, text))
             }
         }
     }
 
     fn refused(&self, round: Round, unfit: &[(usize, u32)]) -> ncclResult_t {
-        let table: Vec<String> =
-            unfit.iter().map(|(rank, code)| format!("{}, answer {code}", line((*rank, &self.seat.said(*rank, round))))).collect();
+        let table: Vec<String> = unfit
+            .iter()
+            .map(|(rank, code)| format!("{}, answer {code}", line((*rank, &self.seat.said(*rank, round)))))
+            .collect();
         let code = unfit.first().map_or(0, |(_, code)| *code as i32);
         let code = if code == ncclSuccess.0 { ncclInvalidUsage } else { ncclResult_t(code) };
         let why = "where NCCL hangs";
-        refuse(code, format_args!("ncclCommWindowRegister: NCCL made no window for {}, {why}", table.join("; ")))
+        refuse(
+            code,
+            format_args!("ncclCommWindowRegister: NCCL made no window for {}, {why}", table.join("; ")),
+        )
     }
 
     fn wait(&self, fabric: &Fabric, round: Round) -> Result<Seen, ncclResult_t> {

@@ -36,7 +36,8 @@ pub(in crate::fabric) fn look(all: impl Iterator<Item = Arc<Windows>>) {
                 && let Some(address) = pool::left(block.serial)
             {
                 memory_is_freed(address);
-                let _entered = all.iter().find(|one| one.home.device == block.device).map(|one| one.home.enter());
+                let _entered =
+                    all.iter().find(|one| one.home.device == block.device).map(|one| one.home.enter());
                 let code = registration::free(address);
                 if code != nccl_sys::ncclSuccess {
                     log::warn!("{} bytes at {address:#x} cannot be freed: {code:?}", block.bytes);
