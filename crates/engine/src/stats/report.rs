@@ -2,8 +2,8 @@
 
 use std::fmt::Write;
 
-use crate::stats::snapshot::Snapshot;
 use crate::stats::{pool, registered};
+use crate::stats::snapshot::Snapshot;
 
 /// One JSON object on one line.
 pub fn json(snapshot: &Snapshot) -> String {
