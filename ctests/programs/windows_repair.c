@@ -96,7 +96,7 @@ static void captured(struct rank* self) {
   gather_prepare(&gather);
   CUgraph graph;
   CUgraphExec replay;
-  CUDA(cuStreamBeginCapture(self->stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+  CUDA(cuStreamBeginCapture_v2(self->stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
   gather_launch(&gather, communicator, self->stream);
   CUDA(cuStreamEndCapture(self->stream, &graph));
   CUDA(cuGraphInstantiateWithFlags(&replay, graph, 0));
