@@ -12,7 +12,17 @@ const ROWS: &[(Together, &[&str])] = &[
     (Together::No, &["fabric"]),
     (
         Together::No,
-        &["forward", "arena", "rendezvous", "mailbox", "fast", "registration", "allocation", "agreed", "pool"],
+        &[
+            "forward",
+            "arena",
+            "rendezvous",
+            "mailbox",
+            "fast",
+            "registration",
+            "allocation",
+            "agreed",
+            "pool",
+        ],
     ),
     (Together::No, &["turns"]),
     (Together::No, &["process"]),

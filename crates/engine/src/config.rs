@@ -715,7 +715,10 @@ mod tests {
         assert_eq!(read[..4], expected);
         assert_eq!(read[4..11], [None; 7]);
         assert_eq!(["0", "16M", "-1"].map(bytes_or_none), [Some(0), Some(16 << 20), None]);
-        assert_eq!(["off", "0", "No", "64M", "on"].map(pool), [Some(0), Some(0), Some(0), Some(64 << 20), None]);
+        assert_eq!(
+            ["off", "0", "No", "64M", "on"].map(pool),
+            [Some(0), Some(0), Some(0), Some(64 << 20), None]
+        );
     }
 
     /// docs/options.md is this table.

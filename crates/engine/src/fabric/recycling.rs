@@ -53,10 +53,7 @@ pub fn make_room(device: Option<Ordinal>) {
 }
 
 /// Lends as `lend` does, once more if the device had no memory and has some back now.
-pub(super) fn lend(
-    arena: &Arena,
-    lend: impl Fn() -> Result<Slice, Refusal>,
-) -> Result<Slice, Refusal> {
+pub(super) fn lend(arena: &Arena, lend: impl Fn() -> Result<Slice, Refusal>) -> Result<Slice, Refusal> {
     match lend() {
         Err(Refusal::Cuda(failure)) if failure.is_out_of_memory() && trim_within(arena.home()) => lend(),
         lent => lent,

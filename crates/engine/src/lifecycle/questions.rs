@@ -304,12 +304,11 @@ pub fn window(
     registering_of(handle, Registering::veto);
     let result = need(Entry::ncclCommWindowRegister, handle, register);
     // What a group makes is not there yet, and of what failed NCCL leaves a registration: nobody can tell when that ends.
-    match result {
-        ncclSuccess if !group::is_open() => note_registered(handle, address, bytes, place.cast()),
-        _ => guard::or_else(
-            || (),
-            || pool::taint_within(Range { base: address as u64, bytes: bytes as u64 }),
-        ),
+    if result == ncclSuccess && !group::is_open() {
+        note_registered(handle, address, bytes, place.cast());
+    } else {
+        let range = Range { base: address as u64, bytes: bytes as u64 };
+        guard::or_else(|| (), || pool::taint_within(range));
     }
     result
 }
