@@ -98,7 +98,7 @@ endfunction()
 set(PROGRAMS strings arguments collectives sendrecv groups group_order lifecycle threads nonblocking premulsum registration graphs
              forked random_calls random_collectives births patterns pairs absorbed graphs_p2p random_p2p splits promises promise_errors
              promise_children many_pairs reuse parking uneven registered registered_lives
-             registered_groups registered_alone registered_beside windows windows_repair)
+             registered_groups registered_alone registered_beside pool pool_times windows windows_repair)
 # Sends and receives of one fabric: on mailboxes, too.
 set(MESSAGING sendrecv patterns pairs absorbed graphs_p2p random_p2p)
 # About promises.
@@ -122,7 +122,7 @@ endforeach()
 
 # Births at which ranks meet: programs whose communicators all come from one id, and some whose do not.
 if(WINDLASS_LIBRARY_DIR)
-  foreach(program sendrecv groups threads premulsum registration graphs forked)
+  foreach(program sendrecv groups threads premulsum registration graphs forked pool)
     add_fabric(${program} 300 "yes")
   endforeach()
   # Groups of communicators, as NCCL ordered them before 2.26, too: plainly, and with ours among them.
@@ -182,6 +182,18 @@ if(WINDLASS_LIBRARY_DIR)
   endif()
   # A stand-in has fewer multiprocessors, unless told otherwise, than that many communicators need.
   add_fabric(many_pairs 300 "yes" --promised ${SLOW} --set WINDLASS_SIM_MULTIPROCESSORS=132)
+endif()
+
+# Recycled memory with other limits: few megabytes, none at all; and where NCCL has its memory from cudaMalloc.
+if(WINDLASS_LIBRARY_DIR)
+  foreach(limit 24M off)
+    if(SIM_DIR)
+      add_meeting(pool sim pool_${limit} 120 "yes" --set WINDLASS_POOL=${limit})
+    endif()
+    if(REAL_NCCL_LIBRARY)
+      add_meeting(pool gpu pool_${limit} 120 "yes" --set WINDLASS_POOL=${limit})
+    endif()
+  endforeach()
 endif()
 
 # Large all-gathers where ranks meet; and of eight ranks, each with a second thread. On GPUs many would be fast.

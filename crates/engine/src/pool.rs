@@ -24,8 +24,8 @@ use crate::range::Range;
 use crate::stats::count;
 use crate::stats::pool::Pooled;
 
-use book::{Book, Given, State};
 pub use book::{Block, Registration};
+use book::{Book, Given, State};
 
 /// Who has which block. Held for some stores, never across the driver or NCCL; comes after every other lock.
 static BOOK: Mutex<Book> = Mutex::new(Book::new());

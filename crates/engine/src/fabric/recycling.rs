@@ -34,6 +34,12 @@ fn free(block: Address) {
 
 /// All that is kept on a device goes back; whether that was anything. Takes NCCL half a millisecond a block.
 pub fn trim_pool(device: Ordinal) -> bool {
+    if !pool::is_any_kept() {
+        return false;
+    }
+    // Where no context is current NCCL, which brings back the device that was, would make one for device 0.
+    let home = home_of(device);
+    let _entered = home.as_ref().and_then(|home| home.enter().ok());
     let blocks = pool::trim(device);
     let_go(&blocks);
     if !blocks.is_empty() {
@@ -53,20 +59,11 @@ pub fn make_room(device: Option<Ordinal>) {
 }
 
 /// Lends as `lend` does, once more if the device had no memory and has some back now.
-pub(super) fn lend(
-    arena: &Arena,
-    lend: impl Fn() -> Result<Slice, Refusal>,
-) -> Result<Slice, Refusal> {
+pub(super) fn lend(arena: &Arena, lend: impl Fn() -> Result<Slice, Refusal>) -> Result<Slice, Refusal> {
     match lend() {
-        Err(Refusal::Cuda(failure)) if failure.is_out_of_memory() && trim_within(arena.home()) => lend(),
+        Err(Refusal::Cuda(failure)) if failure.is_out_of_memory() && trim_pool(arena.device()) => lend(),
         lent => lent,
     }
-}
-
-/// On a thread of ours: where no context is current NCCL, which brings back the device that was, would make one for device 0.
-fn trim_within(home: &Home) -> bool {
-    let Ok(_entered) = home.enter() else { return false };
-    trim_pool(home.device)
 }
 
 /// Looks whether memory is short where something is kept. For `windlass-watch`: waits for nobody, so what is registered of a block goes

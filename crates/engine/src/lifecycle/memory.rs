@@ -28,7 +28,8 @@ pub fn allocate(place: *mut *mut c_void, bytes: usize) -> ncclResult_t {
             Supply::Make(making) => make(place, bytes, making),
         },
         |supply, result| {
-            if let (Supply::Make(making), ncclSuccess) = (supply, result)
+            if let Supply::Make(making) = supply
+                && result == ncclSuccess
                 && pool::made(&making, registration::allocated(place))
             {
                 fabric::look_after_pool();
@@ -77,5 +78,7 @@ pub fn free(address: *mut c_void) -> ncclResult_t {
 
 /// Gives back all that is kept, on every device.
 pub fn trim() {
-    pool::devices().into_iter().for_each(|device| drop(fabric::trim_pool(device)));
+    for device in pool::devices() {
+        fabric::trim_pool(device);
+    }
 }

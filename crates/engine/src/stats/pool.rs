@@ -95,7 +95,15 @@ mod tests {
         let line = |list: &[(&str, u64)]| text(&counts(list), |bytes| format!("{bytes} B"));
         assert_eq!(line(&[]), None);
         assert_eq!(
-            line(&[("hits", 7), ("misses", 2), ("blocks", 1), ("bytes", 5), ("bytes_highest", 9), ("let_go", 3)]).unwrap(),
+            line(&[
+                ("hits", 7),
+                ("misses", 2),
+                ("blocks", 1),
+                ("bytes", 5),
+                ("bytes_highest", 9),
+                ("let_go", 3)
+            ])
+            .unwrap(),
             "pool: hits 7, misses 2, keeps 1 blocks, 5 B (at most 9 B), held 0, 0 B, not kept 3"
         );
         for (name, _) in Pooled::RARE {

@@ -2,8 +2,8 @@
 
 use std::fmt::Write;
 
-use crate::stats::{pool, registered};
 use crate::stats::snapshot::Snapshot;
+use crate::stats::{pool, registered};
 
 /// One JSON object on one line.
 pub fn json(snapshot: &Snapshot) -> String {

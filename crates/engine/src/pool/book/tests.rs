@@ -26,7 +26,8 @@ fn lowest_serial() {
     for index in [2, 4, 0, 3, 1] {
         assert_eq!(book.give_back(&made[index], LIMIT), kept(&[]));
     }
-    let bases: Vec<u64> = std::iter::from_fn(|| book.take(0, 4 * MIB)).map(|block| block.base / MIB).collect();
+    let bases: Vec<u64> =
+        std::iter::from_fn(|| book.take(0, 4 * MIB)).map(|block| block.base / MIB).collect();
     assert_eq!(bases, [10, 20, 30]);
     let again = book.find(10 * MIB + 5).unwrap();
     assert_eq!((again.0.life, again.0.held, again.1), (2, true, State::Held));
