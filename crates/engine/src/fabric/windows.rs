@@ -46,7 +46,8 @@ pub struct Windows {
     seat: Seat<Arc<Page>>,
     rules: Rules,
     rank: u32,
-    home: Home,
+    /// None if the driver refused that: then it goes without.
+    home: Option<Home>,
     gate: OnceCell<&'static Gate>,
     /// NCCL's own handle, since the first registration.
     real: AtomicUsize,
@@ -86,7 +87,7 @@ impl Windows {
             seat: Seat::new(page.clone(), WINDOWS_AT, rank, contract.members.len() as u32)?,
             rules: Rules::of(version),
             rank,
-            home: Home::of(gpu::driver().ok()?, device).ok()?,
+            home: gpu::driver().and_then(|driver| Home::of(driver, device)).ok(),
             gate: OnceCell::new(),
             real: AtomicUsize::new(0),
             has_any: AtomicBool::new(false),
@@ -130,6 +131,11 @@ impl Windows {
         if !self.has_any() {
             return;
         }
+        let book = self.book();
+        if !buffers.iter().any(|buffer| book.meets(*buffer, standing)) {
+            return;
+        }
+        drop(book);
         let taken = self.change(|book| {
             let taken = buffers.iter().flat_map(|buffer| book.meet(*buffer, standing));
             taken.collect::<Vec<_>>()
@@ -214,7 +220,7 @@ impl Windows {
             return;
         }
         // The application may be capturing, or be another thread than has the device.
-        let _entered = self.home.enter();
+        let _entered = self.home.as_ref().map(Home::enter);
         let real = self.real.load(Ordering::Acquire) as ncclComm_t;
         for Record { handle, times, range, .. } in records {
             for _ in 0..times {
@@ -247,5 +253,12 @@ impl Windows {
         self.has_any.store(!book.is_empty(), Ordering::Release);
         blocks::changed(&before, &book.blocks().collect::<Vec<_>>());
         answer
+    }
+}
+
+impl Drop for Windows {
+    /// NCCL has ended the communicator, or never will: its windows hold up no block any more.
+    fn drop(&mut self) {
+        self.change(Book::forget);
     }
 }

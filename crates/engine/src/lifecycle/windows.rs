@@ -25,6 +25,7 @@ use crate::range::Range;
 use crate::stats::segment;
 use crate::windows::Ended;
 
+use super::enter_by;
 use super::questions::{ask, keep_apart, need, note_deregistered, note_registered, registering_of};
 
 /// The first release that writes that it made no window.
@@ -218,6 +219,7 @@ pub(super) fn meet(handle: ncclComm_t, address: *const c_void, bytes: usize) {
     let meet = || {
         let has_any = communicator::find(handle).is_some_and(|known| known.has_windows());
         if let Some(fabric) = if has_any { keeper(handle) } else { None } {
+            let _inside = enter_by(handle);
             let buffer = Range { base: address as u64, bytes: bytes.max(1) as u64 };
             fabric.windows().into_iter().for_each(|one| one.meet(&[buffer]));
         }

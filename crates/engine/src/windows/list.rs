@@ -149,6 +149,11 @@ impl Book {
         taken
     }
 
+    /// Whether there is anything that the application does not have and that overlaps.
+    pub fn meets(&self, range: Range, standing: impl Fn(&Record) -> Standing) -> bool {
+        self.records.iter().any(|one| one.range.overlaps(range) && !one.is_owned(&standing))
+    }
+
     /// Takes out what the application does not have and that overlaps, for NCCL is about to meet it.
     pub fn meet(&mut self, range: Range, standing: impl Fn(&Record) -> Standing) -> Vec<Record> {
         self.lose(|one| one.range.overlaps(range) && !one.is_owned(&standing))

@@ -11,6 +11,7 @@ use nccl_sys::{
 use crate::config::config;
 use crate::error::refuse;
 use crate::fabric::Fabric;
+use crate::gpu;
 use crate::pool::{self, Block};
 use crate::range::Range;
 use crate::windows::{Number, Record, Round, Said, Seen, Unlike, Verdict, decide};
@@ -138,7 +139,8 @@ impl Windows {
 
     /// Whether NCCL refuses it before it looks for the others. Blocks of the driver's begin at multiples of more than the alignment.
     fn is_refused(&self, range: Range, block: Option<&Block>) -> bool {
-        let is_virtual = || block.is_some() || self.home.driver.is_mapped_by_handle(range.base);
+        let is_mapped = || gpu::opened().is_some_and(|driver| driver.is_mapped_by_handle(range.base));
+        let is_virtual = || block.is_some() || is_mapped();
         range.base % ALIGNMENT != 0 || !is_virtual()
     }
 

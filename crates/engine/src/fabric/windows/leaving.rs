@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::forward::registration;
+use crate::gpu::Home;
 use crate::pool;
 
 use super::super::{beside, memory_is_freed};
@@ -36,8 +37,8 @@ pub(in crate::fabric) fn look(all: impl Iterator<Item = Arc<Windows>>) {
                 && let Some(address) = pool::left(block.serial)
             {
                 memory_is_freed(address);
-                let _entered =
-                    all.iter().find(|one| one.home.device == block.device).map(|one| one.home.enter());
+                let mut homes = all.iter().filter_map(|one| one.home.as_ref());
+                let _entered = homes.find(|home| home.device == block.device).map(Home::enter);
                 let code = registration::free(address);
                 if code != nccl_sys::ncclSuccess {
                     log::warn!("{} bytes at {address:#x} cannot be freed: {code:?}", block.bytes);
