@@ -1,3 +1,5 @@
+#![cfg(test)]
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
@@ -88,7 +90,7 @@ fn windows() {
     let made = [10, 20, 30].map(|base| block(&mut book, 0, base, 4));
     made.iter().for_each(|block| book.set_windows(block.serial, 2));
     assert_eq!(book.give_back(&made[0], LIMIT), kept(&[]));
-    assert_eq!(book.trim(0), []);
+    assert!(book.trim(0).is_empty());
     book.taint(made[1].serial);
     assert_eq!(book.give_back(&made[1], LIMIT), kept(&[]));
     let serials: Vec<u64> = book.leaving().iter().map(|block| block.serial).collect();
@@ -99,7 +101,7 @@ fn windows() {
     assert_eq!(book.leave(made[0].serial), None);
     book.set_windows(made[2].serial, 0);
     assert_eq!(book.give_back(&made[2], LIMIT), kept(&[]));
-    assert_eq!(book.trim(0), [30 * MIB]);
+    assert_eq!(book.trim(0), vec![30 * MIB]);
 }
 
 /// Memory that comes anew where a block was has taken its place.
@@ -149,7 +151,7 @@ proptest! {
         // Really there: base, size, windows.
         let mut real: BTreeMap<u64, (u64, u8)> = BTreeMap::new();
         let mut next = 1;
-        let mut gone = |real: &mut BTreeMap<u64, (u64, u8)>, held: &[Block], bases: &[u64]| {
+        let gone = |real: &mut BTreeMap<u64, (u64, u8)>, held: &[Block], bases: &[u64]| {
             for base in bases {
                 let (_, windows) = real.remove(base).expect("freed once");
                 assert_eq!(windows, 0);
