@@ -98,7 +98,7 @@ endfunction()
 set(PROGRAMS strings arguments collectives sendrecv groups group_order lifecycle threads nonblocking premulsum registration graphs
              forked random_calls random_collectives births patterns pairs absorbed graphs_p2p random_p2p splits promises promise_errors
              promise_children many_pairs reuse parking uneven registered registered_lives
-             registered_groups registered_alone registered_beside pool pool_times windows windows_repair)
+             registered_groups registered_alone registered_beside pool pool_times windows windows_repair windows_ends)
 # Sends and receives of one fabric: on mailboxes, too.
 set(MESSAGING sendrecv patterns pairs absorbed graphs_p2p random_p2p)
 # About promises.
@@ -234,7 +234,7 @@ endif()
 # Windows that are kept. Fast collectives look at no window.
 if(WINDLASS_LIBRARY_DIR)
   set(keeping --set WINDLASS_WINDOWS=keep --set WINDLASS_FAST=off)
-  foreach(program windows windows_repair registration registered_lives)
+  foreach(program windows windows_repair windows_ends registration registered_lives)
     if(SIM_DIR)
       add_meeting(${program} sim keeping 300 "yes" ${keeping})
       add_meeting(${program} sim keeping_lazy 300 "yes" ${keeping} --promised --set WINDLASS_LAZY=all)
@@ -250,6 +250,12 @@ if(WINDLASS_LIBRARY_DIR)
     add_test(NAME sim.windows.thousand COMMAND ${RUN} --out "${RUNS}/sim.windows.thousand" --nccl "${SIM_DIR}/libnccl.so.2"
              --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes ${keeping} -- $<TARGET_FILE:windows> thousand)
     set_tests_properties(sim.windows.thousand PROPERTIES LABELS sim TIMEOUT 300 PROCESSORS 2)
+    add_test(NAME sim.windows_ends.faults COMMAND ${RUN} --out "${RUNS}/sim.windows_ends.faults" --nccl "${SIM_DIR}/libnccl.so.2"
+             --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes ${keeping} --set WINDLASS_STUCK_AFTER=1
+             -- $<TARGET_FILE:windows_ends> faults)
+    set_tests_properties(sim.windows_ends.faults PROPERTIES LABELS sim TIMEOUT 60 PROCESSORS 2)
+    # Little is kept: blocks leave while their windows stand.
+    add_meeting(windows_ends sim little 300 "yes" ${keeping} --set WINDLASS_POOL=16M)
     foreach(section processes threads)
       set(name "sim.windows_refused.${section}")
       add_test(NAME ${name} COMMAND ${RUN} --out "${RUNS}/${name}" --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}"
