@@ -136,6 +136,7 @@ pub fn end(entry: Entry, how: End, handle: ncclComm_t) -> ncclResult_t {
             if kept.is_some() {
                 drop(kept);
                 fabric::settle();
+                fabric::windows::free_left();
             }
         },
     )

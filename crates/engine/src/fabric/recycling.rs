@@ -85,7 +85,7 @@ fn is_short_on(device: Ordinal) -> bool {
 }
 
 /// Nothing of a program that has no primary context there: one would be made.
-fn home_of(device: Ordinal) -> Option<Home> {
+pub(super) fn home_of(device: Ordinal) -> Option<Home> {
     let driver = gpu::driver().ok().filter(|driver| driver.has_primary_context(device))?;
     Home::of(driver, device).ok()
 }

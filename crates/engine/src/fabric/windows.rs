@@ -32,6 +32,7 @@ use super::giving::End;
 use super::pages::WINDOWS_AT;
 
 pub use agreeing::{Course, Making, Wish};
+pub use leaving::free_left;
 pub(super) use leaving::look;
 
 /// So many windows of a communicator stay that nobody has registered.

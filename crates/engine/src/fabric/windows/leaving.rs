@@ -4,11 +4,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::forward::registration;
 use crate::gpu::Home;
-use crate::pool;
+use crate::pool::{self, Block};
 
-use super::super::{beside, memory_is_freed};
+use super::super::{beside, recycling};
 use super::{Windows, blocks};
 
 /// Whether a thread is at it.
@@ -33,19 +32,25 @@ pub(in crate::fabric) fn look(all: impl Iterator<Item = Arc<Windows>>) {
         let _busy = busy;
         for block in pool::leaving() {
             all.iter().for_each(|one| one.let_go(block.serial));
-            if blocks::is_free(block.serial)
-                && let Some(address) = pool::left(block.serial)
-            {
-                memory_is_freed(address);
-                let mut homes = all.iter().filter_map(|one| one.home.as_ref());
-                let _entered = homes.find(|home| home.device == block.device).map(Home::enter);
-                let code = registration::free(address);
-                if code != nccl_sys::ncclSuccess {
-                    log::warn!("{} bytes at {address:#x} cannot be freed: {code:?}", block.bytes);
-                }
-            }
+            free(&block);
         }
     });
+}
+
+/// Has the blocks freed that are to leave and have no windows any more. For the application's thread: a communicator has ended.
+pub fn free_left() {
+    pool::leaving().iter().for_each(free);
+}
+
+fn free(block: &Block) {
+    if blocks::is_free(block.serial)
+        && let Some(address) = pool::left(block.serial)
+    {
+        // NCCL, which brings back the device that was, would make a context for device 0 on a thread that has none.
+        let home = recycling::home_of(block.device);
+        let _entered = home.as_ref().map(Home::enter);
+        recycling::let_go(&[address]);
+    }
 }
 
 impl Windows {
