@@ -138,7 +138,7 @@ pub const OPTIONS: &[Description] = &[
     Description {
         name: "WINDLASS_WINDOWS",
         values: "keep, off",
-        default: "off",
+        default: "keep",
         about: "Whether windows over memory of `ncclMemAlloc` stay when they are deregistered, to be found again by ncclCommWindowRegister. keep: in a fabric without multicast (NCCL's NVLS), from NCCL 2.28.3 on, where all ranks say so and WINDLASS_POOL is not off.",
     },
     Description {
@@ -293,7 +293,7 @@ impl Default for Config {
             fast: Fast::Auto,
             tuning: None,
             staging_bytes_max: 512 << 20,
-            windows: Windows::Off,
+            windows: Windows::Keep,
             stuck_after: Duration::from_secs(60),
             nccl: Nccl {
                 comm_id: Switch::Off,
@@ -633,7 +633,7 @@ mod tests {
             ("WINDLASS_POOL", "3M"),
             ("WINDLASS_REGISTER", "on"),
             ("WINDLASS_STAGING_MAX", "64M"),
-            ("WINDLASS_WINDOWS", "keep"),
+            ("WINDLASS_WINDOWS", "off"),
             ("WINDLASS_FAST", "off"),
             ("WINDLASS_TUNING", "/tmp/t"),
             ("NCCL_PROTO", "LL"),
@@ -662,7 +662,7 @@ mod tests {
             fast: Fast::Off,
             tuning: Some("/tmp/t".into()),
             staging_bytes_max: 64 << 20,
-            windows: Windows::Keep,
+            windows: Windows::Off,
             stuck_after: Duration::from_secs(3),
             nccl: Nccl {
                 comm_id: Switch::On,
