@@ -56,11 +56,8 @@ extern "C" fn note_status(status: libc::c_int, _: *mut libc::c_void) {
     import::wait_unmapped();
     // What the program has freed and Windlass keeps is no leak.
     let _ = std::panic::catch_unwind(|| {
-        let live = allocation::live();
-        if live.len() as u64 <= windlass_has().pool_blocks {
-            for (address, _) in live {
-                let _ = allocation::free(address);
-            }
+        if allocation::live().len() as u64 <= windlass_has().pool_blocks {
+            allocation::free_all();
         }
     });
 }
