@@ -113,29 +113,30 @@ pub fn free(address: Address) -> Return {
     }
     let found = lock().find(address);
     match found {
-        None => return Return::Forward,
-        Some((_, State::Kept | State::Leaving)) => return refused(),
+        None => Return::Forward,
+        Some((_, State::Kept | State::Leaving)) => refused(),
         // NCCL finds no mapping that begins there.
-        Some((block, State::Held)) if block.base != address => return Return::Forward,
-        Some((block, State::Held)) => {
-            let Some(driver) = gpu::opened() else { return Return::Forward };
-            if !is_still(driver, &block) {
-                forget(&block);
-                return Return::Forward;
-            }
-            let given = change(|book| book.give_back(&block, config().pool_bytes_max));
-            match given {
-                Given::Kept { over } => {
-                    count::pooled(Pooled::Evicted, over.len() as u64);
-                    Return::Kept(over)
-                }
-                Given::LetGo => {
-                    count::pooled(Pooled::LetGo, 1);
-                    Return::LetGo
-                }
-                Given::NotHeld => refused(),
-            }
+        Some((block, State::Held)) if block.base != address => Return::Forward,
+        Some((block, State::Held)) => give_back(&block),
+    }
+}
+
+fn give_back(block: &Block) -> Return {
+    if !gpu::opened().is_some_and(|driver| is_still(driver, block)) {
+        forget(block);
+        return Return::Forward;
+    }
+    match change(|book| book.give_back(block, config().pool_bytes_max)) {
+        Given::Kept { over } => {
+            count::pooled(Pooled::Evicted, over.len() as u64);
+            Return::Kept(over)
         }
+        Given::LetGo => {
+            count::pooled(Pooled::LetGo, 1);
+            Return::LetGo
+        }
+        // Another thread has.
+        Given::NotHeld => refused(),
     }
 }
 

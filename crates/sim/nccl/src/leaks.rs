@@ -1,6 +1,5 @@
 //! What was never given back, reported when the process ends.
 
-use crate::driver::driver;
 use crate::refusal::lock;
 use crate::{allocation, communicator, group, import, lifecycle, strict};
 use std::ffi::CStr;
@@ -55,19 +54,12 @@ extern "C" fn note_status(status: libc::c_int, _: *mut libc::c_void) {
     }
     // Before the driver looks for leaks: its handler was registered earlier.
     import::wait_unmapped();
-    // What the program has freed and Windlass keeps is no leak. On a thread of its own: what the driver has in this one's storage is
-    // gone.
-    let _ = std::thread::spawn(|| {
-        // The driver answers nobody without a context.
-        let _ = driver().and_then(|driver| driver.current());
-        let live = allocation::live();
-        if live.len() as u64 <= windlass_has().pool_blocks {
-            for (address, _) in live {
-                let _ = allocation::free(address);
-            }
+    // What the program has freed and Windlass keeps is no leak.
+    let _ = std::panic::catch_unwind(|| {
+        if allocation::live().len() as u64 <= windlass_has().pool_blocks {
+            allocation::free_all();
         }
-    })
-    .join();
+    });
 }
 
 extern "C" fn report() {
