@@ -29,6 +29,14 @@ typedef struct windlassStats_t {
   uint64_t fusedKernels;
   // Those of `calls` that these kernels ran.
   uint64_t fusedCalls;
+  // Blocks of `ncclMemAlloc` that the program has freed and that are kept to be handed out again.
+  uint64_t poolBlocks;
+  // Their bytes.
+  uint64_t poolBytes;
+  // Calls of `ncclMemAlloc` that got one of these.
+  uint64_t poolHits;
+  // Those for which NCCL made one.
+  uint64_t poolMisses;
 } windlassStats_t;
 
 #ifdef __cplusplus
@@ -115,6 +123,11 @@ ncclResult_t windlassReduceScatterV(const void *sendbuff,
 //
 // `path` is null or a C string.
 ncclResult_t windlassDump(const char *path);
+
+// Gives back to the driver what is kept of memory that was freed by `ncclMemFree`, on every device.
+//
+// Any thread may call. Takes NCCL about half a millisecond a block.
+ncclResult_t windlassTrim(void);
 
 // Switches Windlass off in this process, for good: every later call goes straight to the real NCCL, unseen and
 // uncounted. Call it at the same point on every rank, while no other thread is about to call NCCL. Any thread may call.

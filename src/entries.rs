@@ -30,7 +30,6 @@ macro_rules! entries {
     (@seen $export:ident $entry:ident) => {
         entries!(@code $export $entry ["jmp {rust}"] [rust = sym crate::seen::$entry,]);
     };
-    (@later $export:ident $entry:ident) => { entries!(@pass $export $entry); };
     (@handle $export:ident $entry:ident) => {
         entries!(@code $export $entry
             ["mov r11, [rip + {passed}]", "lock inc qword ptr [r11 + {offset}]", "mov r10d, {index}", "jmp {translate}"]

@@ -11,7 +11,7 @@ use nccl_sys::{
 };
 use windlass_engine::dispatch::uneven::{self, Asked, Lists};
 use windlass_engine::error::refuse;
-use windlass_engine::lifecycle::switching_off;
+use windlass_engine::lifecycle::{memory, switching_off};
 use windlass_engine::stats::{segment, snapshot::Snapshot};
 use windlass_engine::{guard, process};
 
@@ -38,6 +38,14 @@ pub struct windlassStats_t {
     pub fusedKernels: u64,
     /// Those of `calls` that these kernels ran.
     pub fusedCalls: u64,
+    /// Blocks of `ncclMemAlloc` that the program has freed and that are kept to be handed out again.
+    pub poolBlocks: u64,
+    /// Their bytes.
+    pub poolBytes: u64,
+    /// Calls of `ncclMemAlloc` that got one of these.
+    pub poolHits: u64,
+    /// Those for which NCCL made one.
+    pub poolMisses: u64,
 }
 
 /// The version of Windlass: 10000 * major + 100 * minor + patch. (`ncclGetVersion` gives the real NCCL's.)
@@ -99,6 +107,7 @@ pub unsafe extern "C" fn windlassGetStats(stats: *mut windlassStats_t) -> ncclRe
 fn count() -> windlassStats_t {
     let snapshot = Snapshot::of(segment::current());
     let paths = snapshot.paths();
+    let pooled = |name: &str| snapshot.pool.get(name).copied().unwrap_or(0);
     windlassStats_t {
         size: 0,
         calls: paths.values().map(|(calls, _)| calls).sum(),
@@ -110,6 +119,10 @@ fn count() -> windlassStats_t {
         communicatorsParked: snapshot.parked,
         fusedKernels: snapshot.fused_kernels,
         fusedCalls: snapshot.fused_calls,
+        poolBlocks: pooled("blocks"),
+        poolBytes: pooled("bytes"),
+        poolHits: pooled("hits"),
+        poolMisses: pooled("misses"),
     }
 }
 
@@ -230,6 +243,18 @@ pub unsafe extern "C" fn windlassDump(path: *const c_char) -> ncclResult_t {
             Ok(()) => ncclSuccess,
             Err(error) => refuse(ncclSystemError, format_args!("windlassDump: {path}: {error}")),
         }
+    })
+}
+
+/// Gives back to the driver what is kept of memory that was freed by `ncclMemFree`, on every device.
+///
+/// Any thread may call. Takes NCCL about half a millisecond a block.
+#[unsafe(no_mangle)]
+pub extern "C" fn windlassTrim() -> ncclResult_t {
+    guard::call(|| {
+        process::first_call();
+        memory::trim();
+        ncclSuccess
     })
 }
 

@@ -111,8 +111,12 @@ pub extern "C-unwind" fn ncclRecv(
     )
 }
 
+pub extern "C-unwind" fn ncclMemAlloc(ptr: *mut *mut c_void, size: usize) -> ncclResult_t {
+    lifecycle::memory::allocate(ptr, size)
+}
+
 pub extern "C-unwind" fn ncclMemFree(ptr: *mut c_void) -> ncclResult_t {
-    lifecycle::free(ptr)
+    lifecycle::memory::free(ptr)
 }
 
 // Birth and end of communicators.

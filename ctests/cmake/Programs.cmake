@@ -1,7 +1,7 @@
 # The C programs and how each is run.
 add_library(harness STATIC support/harness.c support/reference.c support/collective.c support/one_thread.c
             support/messages.c support/values.c support/calls.c support/team.c support/held.c support/memory.c support/gathers.c
-            support/uneven.c)
+            support/uneven.c support/windows.c)
 target_include_directories(harness PUBLIC "${NCCL_INCLUDE_DIR}")
 target_include_directories(harness SYSTEM PUBLIC "${STUBS}/include")
 find_package(Threads REQUIRED)
@@ -98,7 +98,7 @@ endfunction()
 set(PROGRAMS strings arguments collectives sendrecv groups group_order lifecycle threads nonblocking premulsum registration graphs
              forked random_calls random_collectives births patterns pairs absorbed graphs_p2p random_p2p splits promises promise_errors
              promise_children many_pairs reuse parking uneven registered registered_lives
-             registered_groups registered_alone registered_beside)
+             registered_groups registered_alone registered_beside pool pool_times windows windows_repair windows_ends)
 # Sends and receives of one fabric: on mailboxes, too.
 set(MESSAGING sendrecv patterns pairs absorbed graphs_p2p random_p2p)
 # About promises.
@@ -109,7 +109,7 @@ foreach(program IN LISTS PROGRAMS)
   add_executable(${program} programs/${program}.c)
   target_link_libraries(${program} PRIVATE harness)
   set(seconds 120)
-  if(program STREQUAL "collectives" OR program STREQUAL "uneven" OR program IN_LIST MESSAGING OR program IN_LIST PROMISING OR program IN_LIST REGISTERING)
+  if(program STREQUAL "collectives" OR program STREQUAL "uneven" OR program IN_LIST MESSAGING OR program IN_LIST PROMISING OR program IN_LIST REGISTERING OR program MATCHES "^windows")
     set(seconds 300)
   endif()
   if(SIM_DIR)
@@ -122,7 +122,7 @@ endforeach()
 
 # Births at which ranks meet: programs whose communicators all come from one id, and some whose do not.
 if(WINDLASS_LIBRARY_DIR)
-  foreach(program sendrecv groups threads premulsum registration graphs forked)
+  foreach(program sendrecv groups threads premulsum registration graphs forked pool)
     add_fabric(${program} 300 "yes")
   endforeach()
   # Groups of communicators, as NCCL ordered them before 2.26, too: plainly, and with ours among them.
@@ -184,6 +184,18 @@ if(WINDLASS_LIBRARY_DIR)
   add_fabric(many_pairs 300 "yes" --promised ${SLOW} --set WINDLASS_SIM_MULTIPROCESSORS=132)
 endif()
 
+# Recycled memory with other limits: few megabytes, none at all; and where NCCL has its memory from cudaMalloc.
+if(WINDLASS_LIBRARY_DIR)
+  foreach(limit 24M off)
+    if(SIM_DIR)
+      add_meeting(pool sim pool_${limit} 120 "yes" --set WINDLASS_POOL=${limit})
+    endif()
+    if(REAL_NCCL_LIBRARY)
+      add_meeting(pool gpu pool_${limit} 120 "yes" --set WINDLASS_POOL=${limit})
+    endif()
+  endforeach()
+endif()
+
 # Large all-gathers where ranks meet; and of eight ranks, each with a second thread. On GPUs many would be fast.
 if(WINDLASS_LIBRARY_DIR)
   foreach(program IN LISTS REGISTERING)
@@ -216,6 +228,41 @@ if(WINDLASS_LIBRARY_DIR)
              --served registered --set WINDLASS_REGISTER=on --set WINDLASS_SIM_DEREGISTER_MS=200
              -- $<TARGET_FILE:registered_beside> aborts)
     set_tests_properties(sim.registered_beside.aborts PROPERTIES LABELS sim TIMEOUT 300 PROCESSORS 2)
+  endif()
+endif()
+
+# Windows that are kept. Fast collectives look at no window.
+if(WINDLASS_LIBRARY_DIR)
+  set(keeping --set WINDLASS_WINDOWS=keep --set WINDLASS_FAST=off)
+  foreach(program windows windows_repair windows_ends registration registered_lives)
+    if(SIM_DIR)
+      add_meeting(${program} sim keeping 300 "yes" ${keeping})
+      add_meeting(${program} sim keeping_lazy 300 "yes" ${keeping} --promised --set WINDLASS_LAZY=all)
+    endif()
+    if(REAL_NCCL_LIBRARY)
+      add_meeting(${program} gpu keeping 300 "yes" ${keeping})
+    endif()
+  endforeach()
+  # What NCCL alone would hang on.
+  add_executable(windows_refused programs/windows_refused.c)
+  target_link_libraries(windows_refused PRIVATE harness)
+  if(SIM_DIR)
+    add_test(NAME sim.windows.thousand COMMAND ${RUN} --out "${RUNS}/sim.windows.thousand" --nccl "${SIM_DIR}/libnccl.so.2"
+             --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes ${keeping} -- $<TARGET_FILE:windows> thousand)
+    set_tests_properties(sim.windows.thousand PROPERTIES LABELS sim TIMEOUT 300 PROCESSORS 2)
+    add_test(NAME sim.windows_ends.faults COMMAND ${RUN} --out "${RUNS}/sim.windows_ends.faults" --nccl "${SIM_DIR}/libnccl.so.2"
+             --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes ${keeping} --set WINDLASS_STUCK_AFTER=1
+             -- $<TARGET_FILE:windows_ends> faults)
+    set_tests_properties(sim.windows_ends.faults PROPERTIES LABELS sim TIMEOUT 60 PROCESSORS 2)
+    # Little is kept: blocks leave while their windows stand.
+    add_meeting(windows_ends sim little 300 "yes" ${keeping} --set WINDLASS_POOL=16M)
+    foreach(section processes threads)
+      set(name "sim.windows_refused.${section}")
+      add_test(NAME ${name} COMMAND ${RUN} --out "${RUNS}/${name}" --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}"
+               --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes ${keeping} --set WINDLASS_LOG=warn --set WINDLASS_LOG_FILE=${RUNS}/${name}/log.txt
+               -- $<TARGET_FILE:windows_refused> ${section})
+      set_tests_properties(${name} PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
+    endforeach()
   endif()
 endif()
 

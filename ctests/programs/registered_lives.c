@@ -117,7 +117,7 @@ static void returned(struct rank* self) {
     meet(self);
     /* By the program's own means alone in the second round, so that nobody is told. */
     memory_free(self, &own);
-    if (round != 1) memory_free(self, &nccls);
+    if (round != 1) memory_free(self, &nccls), memory_return();
     bool is_back = falls_to(used + SLACK - (round == 1 ? 1 : 2) * (size_t)BYTES, &took_ms);
     if (!CHECK(is_back && "freed memory is the driver's again")) {
       fprintf(stderr, "  rank %d, round %d: %zu bytes in use, %zu before\n", self->rank, (int)round, memory_used(), used);

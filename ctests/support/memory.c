@@ -1,5 +1,8 @@
 /* Device memory by its origin: see memory.h. */
+#define _GNU_SOURCE
 #include "memory.h"
+
+#include <dlfcn.h>
 
 static CUdeviceptr address_of(const char* at) { return (CUdeviceptr)(uintptr_t)at; }
 
@@ -69,6 +72,12 @@ void memory_free(const struct rank* self, const struct memory* memory) {
       memory_unmap(self, memory->at, memory->bytes);
       addresses_free(self, memory->at, memory->bytes);
   }
+}
+
+void memory_return(void) {
+  ncclResult_t (*trim)(void);
+  *(void**)&trim = dlsym(RTLD_DEFAULT, "windlassTrim");
+  if (trim && trim() != ncclSuccess) CHECK(!"windlassTrim");
 }
 
 size_t memory_used(void) {

@@ -20,6 +20,9 @@ struct memory {
 struct memory memory_alloc(const struct rank* self, enum origin origin, size_t bytes);
 void memory_free(const struct rank* self, const struct memory* memory);
 
+/* What Windlass keeps of memory that was freed goes back to the driver. */
+void memory_return(void);
+
 /* Virtual memory step by step. Sizes in bytes, rounded up to what can be mapped; the handle is gone with the mapping. */
 char* addresses_reserve(const struct rank* self, size_t bytes);
 void addresses_free(const struct rank* self, char* at, size_t bytes);

@@ -57,6 +57,8 @@ pub struct Communicator {
     /// Whether a thread of ours may be in NCCL's communicator, too: then calls pass the gate.
     has_gate: AtomicBool,
     gate: Gate,
+    /// Whether it has had a window that is kept.
+    has_windows: AtomicBool,
     /// The stream of the last call that went to NCCL since the last one of ours, by its handle; of a communicator with
     /// a fabric only. [`NO_STREAM`]: none did.
     forwarded_on: AtomicUsize,
@@ -82,8 +84,11 @@ impl Communicator {
         self.fast.iter().zip(fast.0).for_each(|(place, limit)| place.store(limit, Ordering::Relaxed));
         self.is_promise.store(matches!(kept, Kept::Promise(_)), Ordering::Relaxed);
         let registering = kept.fabric().and_then(|fabric| fabric.registering());
-        self.has_gate.store(registering.is_some(), Ordering::Relaxed);
+        let windows = kept.fabric().and_then(|fabric| fabric.windows());
+        self.has_gate.store(registering.is_some() || windows.is_some(), Ordering::Relaxed);
+        self.has_windows.store(false, Ordering::Relaxed);
         registering.into_iter().for_each(|registering| registering.guarded_by(&self.gate));
+        windows.into_iter().for_each(|windows| windows.guarded_by(&self.gate));
         self.has_fabric.store(kept.fabric().is_some(), Ordering::Release);
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).replace(kept)
     }
@@ -105,6 +110,17 @@ impl Communicator {
     #[inline]
     pub fn pass(&'static self) -> Option<Passed<'static>> {
         if self.has_gate.load(Ordering::Relaxed) { Some(self.gate.pass()) } else { None }
+    }
+
+    /// Whether NCCL may meet a window that is kept.
+    #[inline]
+    pub fn has_windows(&self) -> bool {
+        self.has_windows.load(Ordering::Relaxed)
+    }
+
+    /// From now on it may.
+    pub fn gets_windows(&self) {
+        self.has_windows.store(true, Ordering::Relaxed);
     }
 
     /// Whether its handle is ours, so that NCCL must not get it.
@@ -274,6 +290,7 @@ pub fn insert(handle: ncclComm_t, identity: Identity) -> &'static Communicator {
             fast: [const { AtomicU64::new(0) }; COLLECTIVES],
             has_gate: AtomicBool::new(false),
             gate: Gate::new(),
+            has_windows: AtomicBool::new(false),
             forwarded_on: AtomicUsize::new(NO_STREAM),
             kept: Mutex::new(None),
         }))

@@ -106,6 +106,12 @@ pub const OPTIONS: &[Description] = &[
         about: "How much device memory the pool of this process may have on each device; it takes what communicators need, in steps, and gives it back. A communicator for which that is not enough is NCCL's alone.",
     },
     Description {
+        name: "WINDLASS_POOL",
+        values: "off, bytes, with K, M, G or T for powers of 1024",
+        default: "2G",
+        about: "How much memory of ncclMemAlloc that the program has freed is kept on each device, to be handed out again. It goes back when memory is short. off keeps nothing.",
+    },
+    Description {
         name: "WINDLASS_REGISTER",
         values: "auto, on, off",
         default: "auto",
@@ -128,6 +134,12 @@ pub const OPTIONS: &[Description] = &[
         values: "bytes, with K, M, G or T for powers of 1024",
         default: "512M",
         about: "How much device memory a communicator may hold to stand for buffers that cannot be registered in a call whose other ranks' are; larger calls are never registered.",
+    },
+    Description {
+        name: "WINDLASS_WINDOWS",
+        values: "keep, off",
+        default: "keep",
+        about: "Whether windows over memory of `ncclMemAlloc` stay when they are deregistered, to be found again by ncclCommWindowRegister. keep: in a fabric without multicast (NCCL's NVLS), from NCCL 2.28.3 on, where all ranks say so and WINDLASS_POOL is not off.",
     },
     Description {
         name: "WINDLASS_STUCK_AFTER",
@@ -190,6 +202,14 @@ pub enum Register {
     Off,
 }
 
+/// Whether windows stay when they are deregistered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Windows {
+    Keep,
+    Off,
+}
+
 /// Whether kernels of ours run collectives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
@@ -214,10 +234,13 @@ pub struct Config {
     pub parked_bytes_max: u64,
     pub meetings_max: usize,
     pub arena_bytes_max: u64,
+    /// 0 where it is off.
+    pub pool_bytes_max: u64,
     pub register: Register,
     pub fast: Fast,
     pub tuning: Option<PathBuf>,
     pub staging_bytes_max: u64,
+    pub windows: Windows,
     pub stuck_after: Duration,
     pub nccl: Nccl,
 }
@@ -265,10 +288,12 @@ impl Default for Config {
             parked_bytes_max: 1 << 30,
             meetings_max: 1024,
             arena_bytes_max: ARENA_BYTES_MAX,
+            pool_bytes_max: 2 << 30,
             register: Register::Auto,
             fast: Fast::Auto,
             tuning: None,
             staging_bytes_max: 512 << 20,
+            windows: Windows::Keep,
             stuck_after: Duration::from_secs(60),
             nccl: Nccl {
                 comm_id: Switch::Off,
@@ -350,6 +375,7 @@ pub fn parse(variables: impl Iterator<Item = (OsString, OsString)>) -> (Config, 
                 text.parse().ok().map(|seconds| config.stuck_after = Duration::from_secs(seconds))
             }
             "WINDLASS_ARENA_MAX" => bytes(&text).map(|value| config.arena_bytes_max = value),
+            "WINDLASS_POOL" => pool(&text).map(|value| config.pool_bytes_max = value),
             "WINDLASS_REGISTER" => register(&text).map(|value| config.register = value),
             "WINDLASS_FAST" => fast(&text).map(|value| config.fast = value),
             "WINDLASS_TUNING" => {
@@ -357,6 +383,7 @@ pub fn parse(variables: impl Iterator<Item = (OsString, OsString)>) -> (Config, 
                 Some(())
             }
             "WINDLASS_STAGING_MAX" => bytes(&text).map(|value| config.staging_bytes_max = value),
+            "WINDLASS_WINDOWS" => windows(&text).map(|value| config.windows = value),
             // Read where the real library is searched for; and the stand-ins' own.
             "WINDLASS_NCCL" | "WINDLASS_LIBRARY" => Some(()),
             _ if name.starts_with(STAND_IN_PREFIX) => Some(()),
@@ -446,6 +473,14 @@ fn register(text: &str) -> Option<Register> {
     }
 }
 
+fn windows(text: &str) -> Option<Windows> {
+    Some(match text {
+        "keep" => Windows::Keep,
+        "off" => Windows::Off,
+        _ => return None,
+    })
+}
+
 fn fast(text: &str) -> Option<Fast> {
     match text.to_ascii_lowercase().as_str() {
         "auto" => Some(Fast::Auto),
@@ -478,6 +513,11 @@ fn bytes_or_none(text: &str) -> Option<u64> {
         _ => return None,
     };
     digits.parse::<u64>().ok()?.checked_mul(1 << shift)
+}
+
+/// As [`bytes`], or 0 for off. `1` is a byte, not "on".
+fn pool(text: &str) -> Option<u64> {
+    bytes_or_none(text).or_else(|| switch(text).filter(|switch| *switch == Switch::Off).map(|_| 0))
 }
 
 fn level(text: &str) -> Option<::log::LevelFilter> {
@@ -590,8 +630,10 @@ mod tests {
             ("WINDLASS_MEETINGS_MAX", "7"),
             ("WINDLASS_NCCL", "/x"),
             ("WINDLASS_ARENA_MAX", "96m"),
+            ("WINDLASS_POOL", "3M"),
             ("WINDLASS_REGISTER", "on"),
             ("WINDLASS_STAGING_MAX", "64M"),
+            ("WINDLASS_WINDOWS", "off"),
             ("WINDLASS_FAST", "off"),
             ("WINDLASS_TUNING", "/tmp/t"),
             ("NCCL_PROTO", "LL"),
@@ -615,10 +657,12 @@ mod tests {
             parked_bytes_max: 0,
             meetings_max: 7,
             arena_bytes_max: 96 << 20,
+            pool_bytes_max: 3 << 20,
             register: Register::On,
             fast: Fast::Off,
             tuning: Some("/tmp/t".into()),
             staging_bytes_max: 64 << 20,
+            windows: Windows::Off,
             stuck_after: Duration::from_secs(3),
             nccl: Nccl {
                 comm_id: Switch::On,
@@ -698,6 +742,10 @@ mod tests {
         assert_eq!(read[..4], expected);
         assert_eq!(read[4..11], [None; 7]);
         assert_eq!(["0", "16M", "-1"].map(bytes_or_none), [Some(0), Some(16 << 20), None]);
+        assert_eq!(
+            ["off", "0", "No", "64M", "on"].map(pool),
+            [Some(0), Some(0), Some(0), Some(64 << 20), None]
+        );
     }
 
     /// docs/options.md is this table.

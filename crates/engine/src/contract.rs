@@ -186,6 +186,8 @@ pub mod capability {
     pub const FAST: u64 = 256;
     /// This rank's configuration asks for no policy of blocks.
     pub const UNBOUND: u64 = 512;
+    /// This rank would keep windows that are deregistered: where all would, they share words by which they agree on which to use again.
+    pub const WINDOWS: u64 = 1024;
     /// What every rank of a fabric must have.
     pub const REQUIRED: u64 = VIRTUAL_MEMORY | DESCRIPTORS;
 }
@@ -258,6 +260,17 @@ impl Contract {
     /// or parked, and calls come before it is there.
     pub fn registers(&self) -> bool {
         self.capabilities & capability::REGISTERS != 0 && !self.is_promise()
+    }
+
+    /// Whether windows are kept when they are deregistered. A policy of blocks may be the one with which NCCL makes windows of its own.
+    pub fn keeps_windows(&self) -> bool {
+        let both = capability::WINDOWS | capability::UNBOUND;
+        self.capabilities & both == both
+    }
+
+    /// Whether the ranks share a page.
+    pub fn has_page(&self) -> bool {
+        self.registers() || self.keeps_windows()
     }
 
     /// The doors of the processes that take part, each once, in the order of their first rank.

@@ -20,6 +20,8 @@ pub mod promised;
 
 pub mod registered;
 
+mod windowed;
+
 use nccl_sys::{ncclInProgress, ncclResult_t, ncclSuccess};
 
 use crate::annotate;

@@ -21,6 +21,7 @@ mod line;
 mod offers;
 mod pages;
 mod preparing;
+mod recycling;
 pub mod registering;
 mod releasing;
 mod staging;
@@ -29,6 +30,7 @@ mod substitutes;
 mod tuned;
 mod watch;
 mod willing;
+pub mod windows;
 mod wish;
 
 use std::collections::BTreeMap;
@@ -70,8 +72,10 @@ use ids::Ids;
 use leaving::Leaving;
 pub use offers::common as common_offer;
 use preparing::Prepared;
+pub use recycling::{let_go, look_after_pool, make_room, trim_pool};
 use registering::Registering;
 pub use releasing::{StillRegistered, register_nothing};
+use windows::Windows;
 pub use wish::{Patience, Wish};
 
 /// What a communicator's birth came to.
@@ -104,11 +108,13 @@ pub struct Fabric {
     configuration: OnceCell<configuration::Kept>,
     /// None where the ranks do not, or this process has ended.
     registering: Option<Arc<Registering>>,
+    /// Where the contract keeps windows.
+    windows: Option<Arc<Windows>>,
     /// None while being dropped.
     own: Option<(Slice, Closing)>,
     holds: Arc<Holds>,
     lives: Vec<Arc<Life>>,
-    /// Where the contract registers.
+    /// Where the contract has one.
     page: Option<Arc<Page>>,
     /// Turns that were taken.
     runs: AtomicU64,
@@ -124,7 +130,9 @@ impl Fabric {
     fn new(contract: Arc<Contract>, rank: u32, word: Word, prepared: Prepared) -> Option<Arc<Fabric>> {
         let Prepared { slice, peers, lives, holds, boxes, line: _, lines, page } = prepared;
         let ranks = contract.members.len() as u32;
-        let registering = page.clone().and_then(|page| Registering::new(page, rank, ranks, slice.device()));
+        let registers = page.clone().filter(|_| contract.registers());
+        let registering = registers.and_then(|page| Registering::new(page, rank, ranks, slice.device()));
+        let windows = Windows::new(&contract, page.as_ref(), rank, slice.device());
         let boxes = Some(boxes?);
         let closing = Closing::new(&slice, word, lives.clone(), holds.clone());
         lines.into_iter().for_each(|line| line.keep(rank));
@@ -141,6 +149,7 @@ impl Fabric {
             attempts: Attempts::default(),
             configuration: OnceCell::new(),
             registering,
+            windows,
             line,
             own: Some((slice, closing)),
             holds,
@@ -165,8 +174,8 @@ impl Fabric {
         self.rank
     }
 
-    /// Memory that all ranks share, zeros at first, by which they agree on calls whose buffers are registered: exactly where the
-    /// contract [registers](Contract::registers). Kept by whoever holds it, also beyond the fabric.
+    /// Memory that all ranks share, zeros at first, by which they agree on calls whose buffers are registered and on windows: exactly
+    /// where the contract [has it](Contract::has_page). Kept by whoever holds it, also beyond the fabric.
     pub fn page(&self) -> Option<&Arc<Page>> {
         self.page.as_ref()
     }
@@ -184,6 +193,27 @@ impl Fabric {
     /// What this rank registers by itself.
     pub fn registering(&self) -> Option<&Arc<Registering>> {
         self.registering.as_ref()
+    }
+
+    /// The windows that it keeps.
+    pub fn windows(&self) -> Option<&Arc<Windows>> {
+        self.windows.as_ref()
+    }
+
+    /// Ranks whose processes have ended or that said that they have failed, a bit each.
+    fn gone(&self) -> u64 {
+        let dead = self.lives.iter().filter(|life| life.is_over());
+        dead.fold(self.lost.load(Ordering::Relaxed), |gone, life| gone | 1 << life.rank)
+    }
+
+    /// The communicator ends. Its windows that the application has deregistered go, unless it is stopped: then all stay.
+    pub fn end_windows(&self, aborts: bool) -> registering::End {
+        let Some(windows) = &self.windows else { return registering::End::Clean };
+        if aborts || self.has_failed() {
+            return windows.abort();
+        }
+        windows.end_all();
+        registering::End::Clean
     }
 
     /// Up to which size fast collectives serve it.

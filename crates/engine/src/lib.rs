@@ -39,6 +39,10 @@ pub mod allocation;
 
 pub mod agreed;
 
+pub mod pool;
+
+pub mod windows;
+
 // What mechanisms that run on GPUs stand on.
 pub mod turns;
 

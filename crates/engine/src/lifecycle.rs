@@ -4,11 +4,13 @@
 mod children;
 mod derived;
 mod meeting;
+pub mod memory;
 pub mod questions;
 pub mod switching_off;
+pub mod windows;
 
 use std::cell::{Cell, RefCell};
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 
 use nccl_sys::missing::is_missing;
 use nccl_sys::{
@@ -22,9 +24,9 @@ use crate::dispatch::{in_order, promised, registered, settling};
 use crate::error::{panicked, refuse};
 use crate::fabric::registering;
 use crate::fabric::{self, Fate};
+use crate::forward::Carried;
 use crate::forward::birth::{self, Birth, Handle};
 use crate::forward::known::{self, End};
-use crate::forward::{Carried, registration};
 use crate::gate::Passed;
 use crate::group::{self, Awaited, Ended};
 use crate::guard;
@@ -85,6 +87,7 @@ pub fn birth(entry: Entry, birth: &Birth) -> ncclResult_t {
         || {
             process::first_communicator();
             count::function(entry);
+            fabric::make_room(fabric::device_now());
         },
         |()| birth.run(),
         |(), result| {
@@ -107,6 +110,7 @@ fn before_birth(birth: &Birth, parent: ncclComm_t) -> Option<Passed<'static>> {
     if matches!(birth, Birth::Grow { .. }) {
         let fabric = communicator::find(parent).and_then(|known| known.fabric(parent));
         fabric.as_ref().and_then(|fabric| fabric.registering()).into_iter().for_each(|one| one.share());
+        windows::share(parent);
     }
     enter_by(parent)
 }
@@ -137,6 +141,7 @@ pub fn end(entry: Entry, how: End, handle: ncclComm_t) -> ncclResult_t {
             if kept.is_some() {
                 drop(kept);
                 fabric::settle();
+                fabric::windows::free_left();
             }
         },
     )
@@ -165,8 +170,10 @@ fn before_end(how: End, handle: ncclComm_t) -> registering::End {
 
 fn end_registering(handle: ncclComm_t, aborts: bool) -> registering::End {
     let fabric = communicator::find(handle).and_then(|known| known.fabric(handle));
+    let windows = fabric.as_ref().map_or(registering::End::Clean, |fabric| fabric.end_windows(aborts));
     let registering = fabric.as_ref().and_then(|fabric| fabric.registering());
-    registering.map_or(registering::End::Clean, |registering| registering.end(aborts))
+    let registering = registering.map_or(registering::End::Clean, |registering| registering.end(aborts));
+    if windows == registering::End::Left { windows } else { registering }
 }
 
 /// Ends a communicator of which peers may still be writing to what is registered, or which NCCL would look for where it has
@@ -185,15 +192,6 @@ fn stop(how: End, handle: ncclComm_t) -> ncclResult_t {
         }
         Ok(Err(_)) | Err(_) => refuse(ncclInternalError, format_args!("no thread to abort a communicator")),
     }
-}
-
-/// Frees memory of `ncclMemAlloc`: what is registered of it is deregistered first, so that it goes back.
-pub fn free(address: *mut c_void) -> ncclResult_t {
-    let before = || {
-        count::function(Entry::ncclMemFree);
-        fabric::memory_is_freed(address as u64);
-    };
-    guard::around(before, |()| registration::free_applications(address), |(), _| ())
 }
 
 /// Stops a communicator's work everywhere on this rank; what is called on it later is NCCL's to refuse.

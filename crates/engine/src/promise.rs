@@ -29,7 +29,7 @@ use nccl_sys::{
 
 use crate::call::Call;
 use crate::error::refuse;
-use crate::fabric::{Fabric, Standing};
+use crate::fabric::{self, Fabric, Standing};
 use crate::forward::birth;
 use crate::forward::known::{self, End};
 use crate::gpu::{self, Home, Ordinal, StreamHandle};
@@ -256,6 +256,7 @@ impl Promise {
 
     /// NCCL's own init. Under no catch of panics: what NCCL throws goes on.
     fn build(&self, attempt: u64) -> ncclResult_t {
+        guard::or_else(|| (), || fabric::make_room(Some(self.device())));
         let id = match self.fabric.id(0, attempt, &|| self.is_over(attempt)) {
             Ok(id) => id,
             Err(code) => return code,

@@ -2,6 +2,7 @@
 
 pub mod count;
 pub mod fabric;
+pub mod pool;
 pub mod registered;
 
 pub mod report;

@@ -13,8 +13,6 @@ use crate::for_each_entry;
 pub enum Role {
     /// The face has Rust code for it.
     Seen,
-    /// Jumps to the real library today; a mechanism of the design is to answer it.
-    Later,
     /// Jumps to the real library with NCCL's own handle as first argument.
     Handle,
     /// Always jumps to the real library.
@@ -43,9 +41,6 @@ pub struct Description {
 macro_rules! role {
     (seen) => {
         Role::Seen
-    };
-    (later) => {
-        Role::Later
     };
     (handle) => {
         Role::Handle

@@ -5,9 +5,8 @@
 //!
 //! * *first* is the version code (as `ncclGetVersion` gives it) of the first release on PyPI that exports the
 //!   name; `abi/exports` holds what each release exports, and a test compares.
-//! * *role*: `seen` has Rust code in the face today; `later` jumps straight to the real library today and is
-//!   due to be answered by a mechanism of the design; `handle` jumps there with NCCL's own communicator in place of a
-//!   promise's, which is its first argument; `pass` always jumps straight to the real library.
+//! * *role*: `seen` has Rust code in the face; `handle` jumps straight to the real library with NCCL's own communicator in
+//!   place of a promise's, which is its first argument; `pass` always jumps straight to the real library.
 //!
 //! The second list, `opaque`, holds names whose signature is not ours to know: they are declared in NVIDIA's
 //! device headers, whose structures change from release to release. Only their result is written down, for
@@ -77,7 +76,7 @@ macro_rules! for_each_entry {
             [22907 seen] fn ncclCommMemStats | pncclCommMemStats (comm: ncclComm_t, stat: ncclCommMemStat_t, value: *mut u64) -> ncclResult_t;
             // Memory, registration, windows.
             /// Allocates `size` bytes of device memory fit for registration and windows.
-            [21903 later] fn ncclMemAlloc | pncclMemAlloc (ptr: *mut *mut c_void, size: usize) -> ncclResult_t;
+            [21903 seen] fn ncclMemAlloc | pncclMemAlloc (ptr: *mut *mut c_void, size: usize) -> ncclResult_t;
             /// Frees memory of `ncclMemAlloc`.
             [21903 seen] fn ncclMemFree | pncclMemFree (ptr: *mut c_void) -> ncclResult_t;
             /// Registers `size` bytes at `buff` with a communicator for zero-copy use.

@@ -19,7 +19,7 @@ use crate::plan::{Standing, Terms, may_be_fast_together, plan};
 
 use super::collectives::{self, Served};
 use super::registered::{self, Taken};
-use super::{count, in_order, messages, promised};
+use super::{count, in_order, messages, promised, windowed};
 
 /// What is decided of a call before it runs.
 struct Decided {
@@ -128,6 +128,7 @@ fn may_be_held(call: &Call, terms: &Terms) -> bool {
 }
 
 fn forwarded(call: &Call, communicator: &Communicator, terms: &Terms) -> Course {
+    windowed::before_forward(call, communicator);
     if communicator.is_promise() {
         return Course::Promised;
     }

@@ -1,19 +1,24 @@
-//! The page of memory by which the ranks of a contract that registers agree: one rank makes it, and its descriptor goes to the
-//! others with its slice.
+//! The page of memory by which the ranks of a contract agree on what they register, and on windows: one rank makes it, and its
+//! descriptor goes to the others with its slice.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use crate::contract::Contract;
 use crate::descriptor::Ours;
-use crate::page::Page;
+use crate::page::{self, Page};
+use crate::{agreed, windows};
+
+/// Where the words of windows lie: behind those of what is registered, at a line of their own.
+pub(super) const WINDOWS_AT: usize = agreed::WORDS.next_multiple_of(8);
+const _: () = assert!(WINDOWS_AT + windows::WORDS <= page::WORDS);
 
 /// The rank that makes the page of all.
 pub(super) const PAGES_MAKER: u32 = 0;
 
-/// The page of a contract that registers, where this rank makes it, and what others open it by.
+/// The page of a contract that has one, where this rank makes it, and what others open it by.
 pub(super) fn make(contract: &Contract, rank: u32) -> Result<(Option<Arc<Page>>, Option<Ours>), String> {
-    if !contract.registers() || rank != PAGES_MAKER {
+    if !contract.has_page() || rank != PAGES_MAKER {
         return Ok((None, None));
     }
     let (page, file) = Page::create().map_err(|error| format!("no memory to share: {error}"))?;

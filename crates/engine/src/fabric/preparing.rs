@@ -18,6 +18,7 @@ use super::boxes::{Boxes, Rings, Share};
 use super::closing::{Closing, Life, Word};
 use super::line::{Hold, Line};
 use super::pages::{self, PAGES_MAKER};
+use super::recycling;
 
 /// The end of a slice, where ranks leave words to be tested; all before it holds zeros.
 const WORDS_BYTES: u64 = 128;
@@ -46,7 +47,7 @@ pub(super) struct Prepared {
     pub line: Option<Line>,
     /// To the owners of slices that this rank came to know there.
     pub lines: Vec<Hold>,
-    /// Of the ranks of a contract that registers: rank 0's making.
+    /// Of the ranks of a contract that has one: rank 0's making.
     pub page: Option<Arc<Page>>,
 }
 
@@ -80,7 +81,8 @@ impl<'a> Lent<'a> {
     fn new(contract: &'a Contract, rank: u32, arena: &'a Arc<Arena>) -> Result<Lent<'a>, String> {
         let holds = Holds::new();
         let rings = Rings::of(contract, rank);
-        let slice = arena.lend(rings.bytes + WORDS_BYTES, &holds).map_err(words)?;
+        let lend = || arena.lend(rings.bytes + WORDS_BYTES, &holds);
+        let slice = recycling::lend(arena, lend).map_err(words)?;
         slice.wait_zeroed(ZEROED_WITHIN).map_err(words)?;
         let lent = Lent { contract, rank, arena, holds, slice, rings };
         arena
@@ -290,7 +292,7 @@ fn exchange(
             lent.map(rank, place, memory.as_fd())?
         };
         known.peers[rank as usize] = Some(slice);
-        if rank == PAGES_MAKER && lent.contract.registers() {
+        if rank == PAGES_MAKER && lent.contract.has_page() {
             known.page = Some(Arc::new(pages::open(descriptors.next())?));
         }
     }

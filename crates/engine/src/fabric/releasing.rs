@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use super::giving::End;
 use super::registering::Registering;
 use super::watch;
+use super::windows::Windows;
 
 /// How long other threads' calls and groups are waited for: one may need what this thread has to do yet.
 const OUT_WITHIN: Duration = Duration::from_secs(5);
@@ -30,9 +31,27 @@ pub enum StillRegistered {
     Kept(usize),
 }
 
+/// Windows that the application does not have go, and no rank keeps any more.
+fn release_windows() -> Result<(), StillRegistered> {
+    let mut rest: Vec<Arc<Windows>> = Vec::new();
+    watch::each_windows(|one| rest.push(one.clone()));
+    let began = Instant::now();
+    loop {
+        rest.retain(|one| !one.release());
+        if rest.is_empty() {
+            return Ok(());
+        }
+        if began.elapsed() > OUT_WITHIN {
+            return Err(StillRegistered::InUse(rest.len()));
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
+
 /// From now on nothing of this process is registered. Waits for registered calls, as NCCL's own ends do; its gates are closed only
 /// where nobody is inside, and for no longer than giving back takes, since those calls may wait for one that is to come yet.
 pub fn register_nothing() -> Result<(), StillRegistered> {
+    release_windows()?;
     let mut rest: Vec<Arc<Registering>> = Vec::new();
     watch::each_registering(|one| rest.push(one.clone()));
     let (mut kept, mut in_use_since) = (0, None);

@@ -16,6 +16,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::contract::{Member, Token};
 use crate::guard;
+use crate::pool;
 use crate::rendezvous::asking::{Answer, Desk};
 use crate::rendezvous::poll::Flag;
 use crate::thread;
@@ -27,14 +28,15 @@ use super::growing::Question;
 use super::ids::{self, Asking};
 use super::registering::Registering;
 use super::stuck::Watched;
-use super::{Fabric, closing, leaving, settle};
+use super::windows::Windows;
+use super::{Fabric, closing, leaving, recycling, settle, windows};
 
 /// How often it looks while sends and receives are issued, and for how long after the last.
 const BUSY_TICK: Duration = Duration::from_millis(5);
 const BUSY_FOR: Duration = Duration::from_secs(1);
 /// How often it looks otherwise.
 const IDLE_TICK: Duration = Duration::from_millis(100);
-/// How often where buffers are registered: so soon freed memory goes back to the driver.
+/// How often where buffers are registered, or freed ones kept: so soon memory goes back to the driver.
 const REGISTERED_TICK: Duration = Duration::from_millis(50);
 /// At the process's end.
 const END_WITHIN: Duration = Duration::from_secs(1);
@@ -95,6 +97,14 @@ pub(super) fn each_registering(mut look: impl FnMut(&Arc<Registering>)) {
     });
 }
 
+/// Looks at what each fabric of this process has of windows.
+pub(super) fn each_windows(mut look: impl FnMut(&Arc<Windows>)) {
+    let Some(watch) = WATCH.get() else { return };
+    watch.alive().iter().filter_map(Weak::upgrade).for_each(|fabric| {
+        fabric.windows().into_iter().for_each(&mut look);
+    });
+}
+
 /// Asks a rank's process for an id; whether the answer will come.
 pub(super) fn ask_for_id(
     fabric: &Fabric,
@@ -152,6 +162,7 @@ impl Watch {
             busy: Busy::default(),
             dead: BTreeSet::new(),
             leaving: false,
+            pressed: Instant::now(),
         };
         let thread = thread::spawn("windlass-watch", move || round.run())?;
         *watch.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
@@ -192,6 +203,8 @@ struct Round {
     dead: BTreeSet<u64>,
     /// Whether kernels of fabrics that have ended have not left yet.
     leaving: bool,
+    /// When it was looked whether memory is short.
+    pressed: Instant,
 }
 
 /// What is asked of a peer's process.
@@ -224,6 +237,10 @@ impl Round {
             // What panics leaves a fabric as it was.
             guard::or_else(|| (), || self.look(&mut stuck));
             self.leaving = guard::or_else(|| false, leaving::look);
+            if pool::is_any_kept() && self.pressed.elapsed() >= REGISTERED_TICK {
+                guard::or_else(|| (), recycling::look);
+                self.pressed = Instant::now();
+            }
             settle();
         }
     }
@@ -252,11 +269,12 @@ impl Round {
         let registers = |fabric: Arc<Fabric>| fabric.registering().is_some_and(|one| one.has_entries());
         let tick = match busy {
             true => BUSY_TICK,
+            false if pool::is_any_kept() => REGISTERED_TICK,
             false if alive.iter().filter_map(Weak::upgrade).any(registers) => REGISTERED_TICK,
             false => IDLE_TICK,
         };
         let idle = alive.is_empty() && !self.leaving && !closing::waits();
-        let idle = idle && self.watch.tellings().is_empty() && !self.desk.knocks();
+        let idle = idle && self.watch.tellings().is_empty() && !self.desk.knocks() && pool::is_empty();
         let tick = Timespec { tv_sec: 0, tv_nsec: tick.as_nanos() as i64 };
         match poll(&mut polled, if idle { None } else { Some(&tick) }) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -289,6 +307,7 @@ impl Round {
             }
         }
         stuck.retain(|name, _| names.contains(name));
+        windows::look(alive.iter().filter_map(Weak::upgrade).filter_map(|fabric| fabric.windows().cloned()));
         self.busy.note(runs);
         self.tell();
         let watch = &self.watch;

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use windlass_kernels::launch::Geometry;
 
 use crate::arena::Arena;
-use crate::config::{Fast, Lazy, Nccl, Register, Switch, config};
+use crate::config::{Fast, Lazy, Nccl, Register, Switch, Windows, config};
 use crate::contract::bytes::{Writer, checksum};
 use crate::contract::{Contract, Device, Member, RANKS_MAX, Token, Version, capability};
 use crate::fast;
@@ -173,6 +173,7 @@ pub(super) fn on(
             | patience.capability(ranks)
             | of_children()
             | of_registration(&device)
+            | of_windows(&device)
             | of_fast(&share, ctas),
         options: options(),
         ctas_max: boxes::blocks_max(ctas),
@@ -251,6 +252,23 @@ fn of_registration(device: &device::Facts) -> u64 {
     if does { capability::REGISTERS } else { 0 }
 }
 
+fn of_windows(device: &device::Facts) -> u64 {
+    let version = segment::current().nccl_version.load(Ordering::Relaxed);
+    let does = config().pool_bytes_max > 0 && keeps_windows(config().windows, config().nccl, version, device);
+    if does { capability::WINDOWS } else { 0 }
+}
+
+/// The first release whose windows are found again by a handle that is the device's.
+const WINDOWS_SINCE: i32 = 22803;
+
+/// Whether this rank would keep windows. With multicast NCCL binds them at places that must be equal on all ranks, and makes some
+/// that nobody sees; so it does by itself where a policy of blocks asks for that.
+fn keeps_windows(option: Windows, nccl: Nccl, version: i32, device: &device::Facts) -> bool {
+    let multicast = device.multicast && nccl.multicast == Switch::On;
+    let lets = nccl.peer_access == Switch::On && nccl.choice == Switch::On;
+    option == Windows::Keep && version >= WINDOWS_SINCE && lets && !multicast
+}
+
 /// Whether NCCL's kernels that begin while the one before them runs wait for it before they touch memory. Before, its kernels over
 /// windows were so launched and did not wait: they relied on kernels before them that never let them begin early.
 pub(super) fn others_wait() -> bool {
@@ -292,11 +310,8 @@ mod tests {
     use super::*;
     use crate::config::Config;
 
-    /// Registering by itself is for devices, versions and settings that were measured; if asked for it is done wherever NCCL can.
-    #[test]
-    fn who_registers() {
-        let nccl = Config::default().nccl;
-        let hopper = device::Facts {
+    fn hopper() -> device::Facts {
+        device::Facts {
             ordinal: 0,
             uuid: [0; 16],
             pci: String::new(),
@@ -309,7 +324,14 @@ mod tests {
             multicast: false,
             memory_domains: 4,
             threads_per_multiprocessor: 2048,
-        };
+        }
+    }
+
+    /// Registering by itself is for devices, versions and settings that were measured; if asked for it is done wherever NCCL can.
+    #[test]
+    fn who_registers() {
+        let nccl = Config::default().nccl;
+        let hopper = hopper();
         let (auto, on, off) = (Register::Auto, Register::On, Register::Off);
         let all = |nccl, version, device: &device::Facts| {
             [auto, on, off].map(|option| registers(option, nccl, version, device))
@@ -327,6 +349,21 @@ mod tests {
         assert_eq!(all(Nccl { multicast: Switch::Off, ..nccl }, 22809, &switched), [true, true, false]);
         assert_eq!(all(Nccl { registration: Switch::Off, ..nccl }, 22809, &hopper), [false; 3]);
         assert_eq!(all(Nccl { peer_access: Switch::Off, ..nccl }, 22809, &hopper), [false; 3]);
+    }
+
+    /// Windows are kept where NCCL makes none by itself.
+    #[test]
+    fn who_keeps_windows() {
+        let nccl = Config::default().nccl;
+        let hopper = hopper();
+        let switched = device::Facts { multicast: true, ..hopper.clone() };
+        let keep =
+            |nccl, version, device: &device::Facts| keeps_windows(Windows::Keep, nccl, version, device);
+        assert!(keep(nccl, 22803, &hopper) && !keep(nccl, 22802, &hopper) && !keep(nccl, 22809, &switched));
+        assert!(keep(Nccl { multicast: Switch::Off, ..nccl }, 22809, &switched));
+        assert!(!keep(Nccl { choice: Switch::Off, ..nccl }, 22809, &hopper));
+        assert!(!keep(Nccl { peer_access: Switch::Off, ..nccl }, 22809, &hopper));
+        assert!(!keeps_windows(Windows::Off, nccl, 22809, &hopper));
     }
 
     /// Fast collectives are for those who leave the choice.

@@ -39,6 +39,24 @@ pub fn free(address: Address) -> ncclResult_t {
     unsafe { real::ncclMemFree(address as *mut c_void) }
 }
 
+/// Memory for the application, at the place that it gave, with all that NCCL says of place and size.
+pub fn allocate_applications(place: *mut *mut c_void, bytes: usize) -> ncclResult_t {
+    // SAFETY: the application's own arguments.
+    unsafe { real::ncclMemAlloc(place, bytes) }
+}
+
+/// What NCCL wrote there.
+pub fn allocated(place: *mut *mut c_void) -> Address {
+    // SAFETY: NCCL has just taken this place and written to it.
+    unsafe { place.read() as Address }
+}
+
+/// The handle that NCCL wrote for a registration, or a window.
+pub fn handle_at<T>(place: *mut *mut T) -> usize {
+    // SAFETY: as for `allocated`.
+    if place.is_null() { 0 } else { unsafe { place.read() as usize } }
+}
+
 /// Frees what the application got from NCCL.
 pub fn free_applications(address: *mut c_void) -> ncclResult_t {
     // SAFETY: the application's own argument.

@@ -4,7 +4,7 @@ use std::ffi::c_int;
 
 use crate::gpu::capture::Relaxed;
 use crate::gpu::device::Ordinal;
-use crate::gpu::failure::Failure;
+use crate::gpu::failure::{Failure, SUCCESS};
 use crate::gpu::library::Driver;
 
 /// Where our streams, events and modules of a device live: its primary context, which we retain, where the
@@ -95,6 +95,14 @@ impl Driver {
         // SAFETY: the output is a local.
         self.check("cuCtxGetDevice", unsafe { (self.calls.cuCtxGetDevice)(&mut device) }, String::new)?;
         Ok(Some(device))
+    }
+
+    /// Whether a device's primary context exists: to retain one that does not makes it.
+    pub fn has_primary_context(&self, device: Ordinal) -> bool {
+        let (mut flags, mut active) = (0, 0);
+        // SAFETY: the outputs are locals.
+        let code = unsafe { (self.calls.cuDevicePrimaryCtxGetState)(device, &mut flags, &mut active) };
+        code == SUCCESS && active != 0
     }
 
     fn current_context_of(&self, device: Ordinal) -> Result<Option<usize>, Failure> {

@@ -71,14 +71,28 @@ fn shareable(device: Ordinal) -> AllocationProperties {
     }
 }
 
+/// How much memory a device has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// What nobody has, bytes.
+    pub free: u64,
+    /// All, bytes.
+    pub total: u64,
+}
+
 impl Driver {
     /// Bytes that are free on the current context's device, whoever has the rest.
     pub fn free_bytes(&self) -> Result<u64, Failure> {
+        self.room().map(|room| room.free)
+    }
+
+    /// The same, and what there is.
+    pub fn room(&self) -> Result<Room, Failure> {
         let (mut free, mut total) = (0, 0);
         // SAFETY: the outputs are locals.
         let code = unsafe { (self.calls.cuMemGetInfo_v2)(&mut free, &mut total) };
         self.check("cuMemGetInfo_v2", code, String::new)?;
-        Ok(free as u64)
+        Ok(Room { free: free as u64, total: total as u64 })
     }
 }
 

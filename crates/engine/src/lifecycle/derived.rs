@@ -45,6 +45,7 @@ pub fn birth(entry: Entry, birth: &Birth) -> ncclResult_t {
         || {
             process::first_communicator();
             count::function(entry);
+            fabric::make_room(fabric::device_now());
             if let Some(parent) = birth.aborted_parent() {
                 communicator::find(parent)
                     .and_then(|communicator| communicator.fabric(parent))

@@ -44,6 +44,7 @@ pub fn birth(entry: Entry, birth: &Birth) -> ncclResult_t {
         || {
             process::first_communicator();
             count::function(entry);
+            fabric::make_room(fabric::device_now());
             begin(birth)
         },
         |step| match step {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use nccl_sys::missing::{is_missing, is_missing_at};
 use nccl_sys::{
     Entry, ncclComm_t, ncclDataType_t, ncclInternalError, ncclInvalidArgument, ncclInvalidUsage, ncclRedOp_t,
-    ncclResult_t, ncclScalarResidence_t, ncclSuccess, ncclWindow_t,
+    ncclResult_t, ncclScalarResidence_t, ncclSuccess,
 };
 
 use crate::communicator;
@@ -16,13 +16,16 @@ use crate::error::refuse;
 use crate::fabric::registering::Registering;
 use crate::forward::known::put;
 use crate::forward::questions::OneSided;
-use crate::forward::{operators, questions};
+use crate::forward::{operators, questions, registration};
 use crate::group::{self, Promised, Work};
 use crate::guard;
+use crate::pool;
 use crate::promise::{self, Promise, Unfit};
+use crate::range::Range;
 use crate::stats::count;
 
-use super::{ended, enter_by};
+pub use super::windows::{address as window_address, end as end_window, register as window};
+use super::{ended, enter_by, windows};
 
 /// The promise that a handle of ours stands for.
 pub fn promise_of(handle: ncclComm_t) -> Option<Arc<Promise>> {
@@ -31,7 +34,7 @@ pub fn promise_of(handle: ncclComm_t) -> Option<Arc<Promise>> {
 }
 
 /// After this nobody else may have NCCL's communicator of a promise.
-fn keep_apart(handle: ncclComm_t, unfit: Unfit) {
+pub(super) fn keep_apart(handle: ncclComm_t, unfit: Unfit) {
     guard::or_else(|| (), || promise_of(handle).into_iter().for_each(|promise| promise.mark(unfit)));
 }
 
@@ -44,7 +47,7 @@ fn keep_built_apart(handle: ncclComm_t) {
 }
 
 /// What only this rank asks: `here` answers for a promise that is not honoured.
-fn ask(
+pub(super) fn ask(
     entry: Entry,
     handle: ncclComm_t,
     here: impl FnOnce(&Arc<Promise>) -> ncclResult_t,
@@ -70,7 +73,7 @@ fn ask(
 }
 
 /// What all ranks ask.
-fn need(
+pub(super) fn need(
     entry: Entry,
     handle: ncclComm_t,
     real: impl FnOnce(ncclComm_t) -> ncclResult_t + 'static,
@@ -138,6 +141,7 @@ pub fn last_error(handle: ncclComm_t) -> *const c_char {
 /// Gives back memory of an idle communicator. A promise that is not honoured has none of NCCL's.
 pub fn suspend(handle: ncclComm_t, flags: c_int) -> ncclResult_t {
     keep_built_apart(handle);
+    windows::end_parked(handle);
     registering_of(handle, Registering::veto);
     ask(Entry::ncclCommSuspend, handle, |_| ncclSuccess, |real| questions::suspend(real, flags))
 }
@@ -177,12 +181,32 @@ pub fn register(
         )
     };
     keep_built_apart(handle);
+    // NCCL would hand out what belongs to a window.
+    windows::meet(handle, address, bytes);
     let result =
         ask(Entry::ncclCommRegister, handle, here, |real| questions::register(real, address, bytes, place));
     if result == ncclSuccess {
         registering_of(handle, Registering::veto);
+        note_registered(handle, address, bytes, place.cast());
     }
     result
+}
+
+/// What is registered of recycled memory is not to be recycled once more before that ends.
+pub(super) fn note_registered(
+    handle: ncclComm_t,
+    address: *mut c_void,
+    bytes: usize,
+    place: *mut *mut c_void,
+) {
+    let note = || match registration::handle_at(place) {
+        0 => {}
+        given => pool::registered(
+            Range { base: address as u64, bytes: bytes as u64 },
+            pool::Registration { communicator: handle as usize, handle: given },
+        ),
+    };
+    guard::or_else(|| (), note);
 }
 
 /// Ends a registration.
@@ -208,12 +232,18 @@ pub fn deregister(handle: ncclComm_t, registration: *mut c_void) -> ncclResult_t
     guard::around(before, answer, |_, result| {
         if result == ncclSuccess && !registration.is_null() {
             registering_of(handle, Registering::allow);
+            note_deregistered(handle, registration as usize);
         }
     })
 }
 
+pub(super) fn note_deregistered(handle: ncclComm_t, registration: usize) {
+    let ended = pool::Registration { communicator: handle as usize, handle: registration };
+    guard::or_else(|| (), || pool::deregistered(ended));
+}
+
 /// Looks at what this rank registers by itself of a communicator that is no promise.
-fn registering_of(handle: ncclComm_t, act: impl Fn(&Registering)) {
+pub(super) fn registering_of(handle: ncclComm_t, act: impl Fn(&Registering)) {
     let look = || {
         let fabric = communicator::find(handle).and_then(|known| known.fabric(handle));
         fabric.as_ref().and_then(|fabric| fabric.registering()).into_iter().for_each(|one| act(one));
@@ -263,49 +293,14 @@ pub fn end_operator(operation: ncclRedOp_t, handle: ncclComm_t) -> ncclResult_t 
     guard::around(before, answer, |_, _| ())
 }
 
-/// Registers a window.
-pub fn window(
-    handle: ncclComm_t,
-    address: *mut c_void,
-    bytes: usize,
-    place: *mut ncclWindow_t,
-    flags: c_int,
-) -> ncclResult_t {
-    // NCCL makes none over nothing, and asks nobody.
-    if address.is_null() || bytes == 0 {
-        let here = |_: &Arc<Promise>| ncclSuccess;
-        let register = |real| questions::window(real, address, bytes, place, flags);
-        return ask(Entry::ncclCommWindowRegister, handle, here, register);
-    }
-    let register = move |real| questions::window(real, address, bytes, place, flags);
-    keep_apart(handle, Unfit::Everywhere);
-    // What is registered so is the application's to pass; windows come in turns that only it knows.
-    registering_of(handle, Registering::veto);
-    need(Entry::ncclCommWindowRegister, handle, register)
-}
-
-/// Ends a window. A promise that is not honoured has none.
-pub fn end_window(handle: ncclComm_t, window: ncclWindow_t) -> ncclResult_t {
-    let here = |_: &Arc<Promise>| match window.is_null() {
-        true => ncclSuccess,
-        false => refuse(ncclInvalidArgument, format_args!("ncclCommWindowDeregister: {window:p} is unknown")),
-    };
-    ask(Entry::ncclCommWindowDeregister, handle, here, |real| questions::end_window(real, window))
-}
-
-/// The application's address of a window.
-pub fn window_address(handle: ncclComm_t, window: ncclWindow_t, place: *mut *mut c_void) -> ncclResult_t {
-    let here = |_: &Arc<Promise>| {
-        refuse(ncclInvalidArgument, format_args!("ncclWinGetUserPtr: {window:p} is unknown"))
-    };
-    ask(Entry::ncclWinGetUserPtr, handle, here, |real| questions::window_address(real, window, place))
-}
-
 /// A one-sided call: it stands on windows, which have honoured the promise.
 pub fn one_sided(entry: Entry, handle: ncclComm_t, call: OneSided) -> ncclResult_t {
     let here = |_: &Arc<Promise>| {
         refuse(ncclInvalidUsage, format_args!("{entry:?}: the communicator has no window"))
     };
+    if let OneSided::Put { local, count, datatype, .. } = call {
+        windows::meet(handle, local, count.saturating_mul(datatype.size_bytes().unwrap_or(1)));
+    }
     ask(entry, handle, here, |real| questions::one_sided(real, call))
 }
 
@@ -316,6 +311,7 @@ pub fn real_handle(entry: usize, handle: ncclComm_t) -> Option<ncclComm_t> {
     let Some(promise) = found.filter(|_| !is_missing_at(entry)) else {
         // It runs without our seeing when.
         registering_of(handle, Registering::share);
+        windows::share(handle);
         // Whoever is in there is out by then.
         drop(enter_by(handle));
         let is_lost = !is_missing_at(entry) && promise::is_ours(handle);

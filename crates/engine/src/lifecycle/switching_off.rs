@@ -12,7 +12,10 @@ pub fn before() -> ncclResult_t {
         return refuse(ncclInvalidUsage, format_args!("windlassDisable within a group: end that first"));
     }
     match fabric::register_nothing() {
-        Ok(()) => ncclSuccess,
+        Ok(()) => {
+            super::memory::trim();
+            ncclSuccess
+        }
         Err(StillRegistered::InUse(communicators)) => refuse(
             ncclInvalidUsage,
             format_args!(

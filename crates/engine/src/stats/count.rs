@@ -9,6 +9,7 @@ use nccl_sys::Entry;
 use crate::call::Function;
 use crate::path::Path;
 use crate::stats::fabric;
+use crate::stats::pool::Pooled;
 use crate::stats::registered::Registered;
 use crate::stats::segment::{self, COMMUNICATORS_MAX, Communicator, ENDED, FREE, LIVE, THREAD_SETS};
 
@@ -137,6 +138,24 @@ pub fn registered(what: Registered, more: u64) {
 pub fn registered_now(what: Registered, change: i64) {
     // Wraps to what it was.
     segment::current().registrations[what as usize].fetch_add(change as u64, Ordering::Relaxed);
+}
+
+/// Counts of blocks of `ncclMemAlloc`.
+#[inline]
+pub fn pooled(what: Pooled, more: u64) {
+    segment::current().pool[what as usize].fetch_add(more, Ordering::Relaxed);
+}
+
+/// Counts of what there is now of them.
+#[inline]
+pub fn pooled_now(what: Pooled, count: u64) {
+    segment::current().pool[what as usize].store(count, Ordering::Relaxed);
+}
+
+/// So many bytes are kept now.
+#[inline]
+pub fn pooled_highest(bytes: u64) {
+    segment::current().pool[Pooled::BytesHighest as usize].fetch_max(bytes, Ordering::Relaxed);
 }
 
 /// Notes that a communicator has ended; its counts stay to be read.

@@ -2,8 +2,8 @@
 
 use std::fmt::Write;
 
-use crate::stats::registered;
 use crate::stats::snapshot::Snapshot;
+use crate::stats::{pool, registered};
 
 /// One JSON object on one line.
 pub fn json(snapshot: &Snapshot) -> String {
@@ -36,6 +36,9 @@ pub fn text(snapshot: &Snapshot) -> String {
         let _ = writeln!(out, "fused: {calls} grouped collectives in {kernels} kernels");
     }
     if let Some(line) = registered::text(&snapshot.registrations, size) {
+        let _ = writeln!(out, "{line}");
+    }
+    if let Some(line) = pool::text(&snapshot.pool, size) {
         let _ = writeln!(out, "{line}");
     }
     let _ = writeln!(out, "\n{:<32} {:>12}", "function", "calls");
@@ -136,6 +139,7 @@ mod tests {
             fused_kernels: 2,
             fused_calls: 8,
             registrations: [("registered".to_owned(), 12)].into(),
+            pool: [("hits".to_owned(), 3)].into(),
             functions: [("ncclAllReduce".to_owned(), 3), ("ncclCommInitRank".to_owned(), 1)].into(),
             communicators: vec![CommunicatorCounts {
                 serial: 1,

@@ -16,7 +16,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::call::FUNCTIONS;
 use crate::path::PATHS;
-use crate::stats::registered::COUNTS;
+use crate::stats::{pool, registered};
 
 /// Entry points that fit; more than the table has, so that the layout changes seldom.
 pub const ENTRIES_MAX: usize = 128;
@@ -27,7 +27,11 @@ pub const THREAD_SETS: usize = 16;
 
 /// Counts of registrations that fit.
 pub const REGISTRATIONS_MAX: usize = 32;
-const _: () = assert!(COUNTS <= REGISTRATIONS_MAX);
+const _: () = assert!(registered::COUNTS <= REGISTRATIONS_MAX);
+
+/// Counts of recycled blocks that fit.
+pub const POOL_MAX: usize = 24;
+const _: () = assert!(pool::COUNTS <= POOL_MAX);
 
 /// The first word of a segment.
 pub const MAGIC: u64 = 0x5753_4e41_4c44_4e57;
@@ -62,6 +66,8 @@ pub struct Segment {
     pub fused_calls: AtomicU64,
     /// What is registered: numbers of [`crate::stats::registered`].
     pub registrations: [AtomicU64; REGISTRATIONS_MAX],
+    /// Blocks of `ncclMemAlloc`: numbers of [`crate::stats::pool`].
+    pub pool: [AtomicU64; POOL_MAX],
     /// Calls that the face passed on without looking, by entry point.
     pub passed: [AtomicU64; ENTRIES_MAX],
     /// Calls without a communicator, by entry point, spread over threads.

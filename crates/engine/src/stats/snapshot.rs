@@ -1,7 +1,7 @@
 //! What a reader sees of a segment at one moment. This is also the JSON report.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use nccl_sys::slots::ENTRIES;
 use serde::{Deserialize, Serialize};
@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::call::Function;
 use crate::path::Path;
 use crate::stats::fabric;
+use crate::stats::pool::Pooled;
 use crate::stats::registered::Registered;
 use crate::stats::segment::{self, FREE, LIVE, Segment};
 
@@ -44,6 +45,9 @@ pub struct Snapshot {
     /// What was registered with NCCL by itself, by the names of [`crate::stats::registered`]; only what is not 0.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub registrations: BTreeMap<String, u64>,
+    /// Blocks of `ncclMemAlloc` that are recycled, by the names of [`crate::stats::pool`]; only what is not 0.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub pool: BTreeMap<String, u64>,
     /// Calls by function, only those called; a `pnccl` name counts as its `nccl` name.
     pub functions: BTreeMap<String, u64>,
     /// Communicators, in the order of birth. Serial 0 stands for unknown handles and for old, ended ones.
@@ -104,7 +108,8 @@ impl Snapshot {
             parked_bytes: segment.parked_bytes.load(Ordering::Relaxed),
             fused_kernels: segment.fused_kernels.load(Ordering::Relaxed),
             fused_calls: segment.fused_calls.load(Ordering::Relaxed),
-            registrations: registrations(segment),
+            registrations: named(&Registered::NAMES, &segment.registrations),
+            pool: named(&Pooled::NAMES, &segment.pool),
             functions: functions(segment, &communicators),
             communicators,
         }
@@ -155,9 +160,9 @@ impl CommunicatorCounts {
     }
 }
 
-fn registrations(segment: &Segment) -> BTreeMap<String, u64> {
-    let counts = segment.registrations.iter().map(|count| count.load(Ordering::Relaxed));
-    let named = Registered::NAMES.iter().zip(counts).filter(|(_, count)| *count > 0);
+fn named(names: &[&str], counts: &[AtomicU64]) -> BTreeMap<String, u64> {
+    let counts = counts.iter().map(|count| count.load(Ordering::Relaxed));
+    let named = names.iter().zip(counts).filter(|(_, count)| *count > 0);
     named.map(|(name, count)| ((*name).into(), count)).collect()
 }
 

@@ -1,13 +1,20 @@
 //! `ncclMemAlloc` and `ncclMemFree`: virtual memory of the driver, and who has not given it back.
 
-use crate::driver::driver;
+use crate::driver::{Mapping, driver};
 use crate::leaks;
 use crate::refusal::{Outcome, lock};
+use crate::settings::settings;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::SeqCst;
 
-/// Blocks by address, with their size in bytes as asked for.
-static BLOCKS: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
+/// Blocks by address, with their size in bytes as asked for, and as made.
+static BLOCKS: Mutex<BTreeMap<usize, (usize, usize)>> = Mutex::new(BTreeMap::new());
+
+/// How often memory was made, and freed.
+pub static MADE: AtomicU64 = AtomicU64::new(0);
+pub static FREED: AtomicU64 = AtomicU64::new(0);
 
 /// Gives the address; 0 for no bytes, as cudaMalloc does.
 pub fn allocate(bytes: usize) -> Outcome<usize> {
@@ -15,8 +22,10 @@ pub fn allocate(bytes: usize) -> Outcome<usize> {
         return Ok(0);
     }
     leaks::watch_exit();
-    let (address, _) = driver()?.allocate_virtual(bytes)?;
-    lock(&BLOCKS).insert(address, bytes);
+    std::thread::sleep(settings().allocation);
+    let (address, whole) = driver()?.allocate_virtual(bytes)?;
+    MADE.fetch_add(1, SeqCst);
+    lock(&BLOCKS).insert(address, (bytes, whole));
     Ok(address)
 }
 
@@ -24,12 +33,26 @@ pub fn free(address: usize) -> Outcome {
     if address == 0 {
         return Ok(());
     }
-    driver()?.free(address)?;
-    lock(&BLOCKS).remove(&address);
-    Ok(())
+    // Whoever gets the address again enters it again.
+    let bytes = lock(&BLOCKS).remove(&address);
+    let freed = driver()?.free(address);
+    match (bytes, &freed) {
+        (Some(_), Ok(())) => drop(FREED.fetch_add(1, SeqCst)),
+        (Some(bytes), Err(_)) => drop(lock(&BLOCKS).insert(address, bytes)),
+        (None, _) => {}
+    }
+    freed
 }
 
 /// Address and size of all blocks that live.
 pub fn live() -> Vec<(usize, usize)> {
-    lock(&BLOCKS).iter().map(|(address, bytes)| (*address, *bytes)).collect()
+    lock(&BLOCKS).iter().map(|(address, (bytes, _))| (*address, *bytes)).collect()
+}
+
+/// Frees all blocks at the process's end, when no context is current any more.
+pub fn free_all() {
+    let Ok(driver) = driver() else { return };
+    for (at, (_, bytes)) in std::mem::take(&mut *lock(&BLOCKS)) {
+        driver.unmap(Mapping { of: at, bytes, at });
+    }
 }

@@ -2,8 +2,8 @@
 
 #![allow(non_snake_case)]
 
-use crate::communicator;
 use crate::refusal::lock;
+use crate::{allocation, communicator};
 use nccl_sys::ncclComm_t;
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -20,4 +20,28 @@ extern "C" fn simRegisteredCollectives(comm: ncclComm_t) -> u64 {
 #[unsafe(no_mangle)]
 extern "C" fn simRegistrations(comm: ncclComm_t) -> u64 {
     communicator::look_for(comm).map_or(UNKNOWN, |found| lock(&found.registrations).live().count() as u64)
+}
+
+/// How many windows this rank has made on a communicator, ever. Any thread, beside other calls.
+#[unsafe(no_mangle)]
+extern "C" fn simWindowsMade(comm: ncclComm_t) -> u64 {
+    communicator::look_for(comm).map_or(UNKNOWN, |found| lock(&found.windows).made())
+}
+
+/// How many of them live. Any thread, beside other calls.
+#[unsafe(no_mangle)]
+extern "C" fn simWindows(comm: ncclComm_t) -> u64 {
+    communicator::look_for(comm).map_or(UNKNOWN, |found| lock(&found.windows).live().count() as u64)
+}
+
+/// How often memory was made for `ncclMemAlloc` in this process. Any thread.
+#[unsafe(no_mangle)]
+extern "C" fn simAllocations() -> u64 {
+    allocation::MADE.load(SeqCst)
+}
+
+/// How often that was freed. Any thread.
+#[unsafe(no_mangle)]
+extern "C" fn simFrees() -> u64 {
+    allocation::FREED.load(SeqCst)
 }

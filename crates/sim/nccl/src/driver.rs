@@ -57,7 +57,6 @@ driver_calls! {
     event_destroy = b"cuEventDestroy_v2\0": fn(usize);
     pointer_attribute = b"cuPointerGetAttribute\0": fn(*mut c_void, c_int, usize);
     address_range = b"cuMemGetAddressRange_v2\0": fn(*mut usize, *mut usize, usize);
-    memory_free = b"cuMemFree_v2\0": fn(usize);
     granularity = b"cuMemGetAllocationGranularity\0": fn(*mut usize, *const AllocationProperties, c_int);
     memory_create = b"cuMemCreate\0": fn(*mut c_ulonglong, usize, *const AllocationProperties, c_ulonglong);
     memory_release = b"cuMemRelease\0": fn(c_ulonglong);

@@ -49,8 +49,17 @@ pub fn remember(line: String) {
 
 extern "C" fn note_status(status: libc::c_int, _: *mut libc::c_void) {
     STATUS.store(status, SeqCst);
+    if is_forked_child() {
+        return;
+    }
     // Before the driver looks for leaks: its handler was registered earlier.
     import::wait_unmapped();
+    // What the program has freed and Windlass keeps is no leak.
+    let _ = std::panic::catch_unwind(|| {
+        if allocation::live().len() as u64 <= windlass_has().pool_blocks {
+            allocation::free_all();
+        }
+    });
 }
 
 extern "C" fn report() {
@@ -73,7 +82,7 @@ extern "C" fn report() {
 fn lines() -> Vec<String> {
     let mut lines = std::mem::take(&mut *lock(&REMEMBERED));
     let live = communicator::live();
-    let kept = if live.len() as u64 <= parked() { 0 } else { live.len() };
+    let kept = if live.len() as u64 <= windlass_has().parked { 0 } else { live.len() };
     for communicator in live.into_iter().take(kept) {
         lines.push(format!("{}: leak: never destroyed", communicator.name()));
         lines.extend(lifecycle::leftovers(&communicator));
@@ -88,23 +97,26 @@ fn lines() -> Vec<String> {
     lines
 }
 
-/// How many communicators Windlass keeps for good, if it is here: the program has ended them.
-fn parked() -> u64 {
-    /// Of `windlass.h`.
-    #[repr(C)]
-    #[derive(Default)]
-    struct Stats {
-        size: usize,
-        others: [u64; 5],
-        parked: u64,
-    }
+/// Of `windlass.h`.
+#[repr(C)]
+#[derive(Default)]
+struct Stats {
+    size: usize,
+    before: [u64; 5],
+    parked: u64,
+    between: [u64; 2],
+    pool_blocks: u64,
+}
+
+/// What Windlass keeps, if it is here: communicators that the program has ended, for good, and memory that it has freed.
+fn windlass_has() -> Stats {
     type GetStats = unsafe extern "C" fn(*mut Stats) -> libc::c_int;
-    let Some(found) = windlass(c"windlassGetStats") else { return 0 };
+    let Some(found) = windlass(c"windlassGetStats") else { return Stats::default() };
     // SAFETY: a name that only Windlass exports, with the signature that its header says.
     let get = unsafe { std::mem::transmute::<*mut libc::c_void, GetStats>(found) };
     let mut stats = Stats { size: size_of::<Stats>(), ..Stats::default() };
     // SAFETY: the structure is a local, of the size that it says.
-    if unsafe { get(&raw mut stats) } == 0 { stats.parked } else { 0 }
+    if unsafe { get(&raw mut stats) } == 0 { stats } else { Stats::default() }
 }
 
 /// A function of Windlass, wherever it was loaded.

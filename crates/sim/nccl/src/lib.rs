@@ -12,6 +12,7 @@
 //!   number from 1, apart by commas. The handle stays, as NCCL's does.
 //! - `WINDLASS_SIM_REFUSED_BIRTHS`: which births of this process fail before they join, numbered likewise; the others wait.
 //! - `WINDLASS_SIM_DEREGISTER_MS`: how long the end of a registration takes, inside the call, 0.
+//! - `WINDLASS_SIM_ALLOC_MS`: how long `ncclMemAlloc` takes, inside the call, 0.
 //! - `WINDLASS_SIM_FAILED_LAUNCHES`: which eager launches of collectives of this process answer an error and run all the same,
 //!   numbered likewise; a group is a launch of each of its communicators.
 //! - `WINDLASS_SIM_KEPT_REGISTRATIONS`: which ends of registrations of this process answer an error and end nothing, numbered
@@ -22,8 +23,15 @@
 //!
 //! Registration is as in NCCL 2.28.9 on one host without multicast (`lookup.rs`): a table of ranges that every call is looked
 //! up in; peers import a registered receive buffer at its first use and keep it until `ncclCommDeregister`, which waits for
-//! nothing and must not find operations in flight that use what it ends. Tests ask two more exports what NCCL saw:
-//! `simRegisteredCollectives(comm)` and `simRegistrations(comm)`, both `uint64_t` and all ones for an unknown handle.
+//! nothing and must not find operations in flight that use what it ends. Tests ask a few more exports what NCCL saw:
+//! `simRegisteredCollectives(comm)` and `simRegistrations(comm)`, both `uint64_t` and all ones for an unknown handle; and
+//! `simAllocations()` and `simFrees()` how often it has made memory for `ncclMemAlloc`, and freed it.
+//!
+//! Windows are as in NCCL 2.28.9, too: all ranks meet, their allocations must be of one size, and all or none of these must have
+//! a window already (`WINDLASS_SIM_NCCL_VERSION` says what later releases let pass); a window keeps its memory until it is
+//! deregistered, which must not find operations in flight that use it, nor another window at its address. Where windows lie in
+//! NCCL's own space of addresses is not modelled: without multicast ranks may differ in that. `simWindowsMade(comm)` and
+//! `simWindows(comm)` say how many were made and live.
 //!
 //! Where it differs from NCCL: every collective waits for all ranks; 8-bit floats are copied but not reduced; there are
 //! no device communicators.

@@ -6,6 +6,7 @@ use crate::operation::{Buffer, Call, Kind};
 use crate::refusal::lock;
 use crate::registration::{Record, Use};
 use crate::strict;
+use crate::window::{self, Window};
 use std::sync::Arc;
 
 /// From here on NCCL takes another path for registered buffers.
@@ -26,6 +27,8 @@ pub struct Found {
     pub registered: bool,
     /// Of the records that an eager operation uses, until it ends.
     pub uses: Vec<Use>,
+    /// Of the windows, likewise.
+    pub windows: Vec<window::Use>,
     /// Where peers write what they have for the receive buffer, if that is not where this rank sees it.
     pub arrives: Option<usize>,
 }
@@ -49,7 +52,10 @@ pub fn look_up(
     // NCCL registers the buffers of captured calls itself, and keeps them with the graph.
     let is_used = coverage == COVERED && !captured && communicator.ranks > 1;
     let registered = is_used && may_run_registered(call, communicator.ranks);
-    let mut found = Found { coverage, registered, uses: Vec::new(), arrives: None };
+    let mut found = Found { coverage, registered, uses: Vec::new(), windows: Vec::new(), arrives: None };
+    if is_used {
+        found.windows = covers.iter().filter_map(Cover::window).map(window::Use::new).collect();
+    }
     if registered && let (Some(receive), Some(Cover::Record(record))) = (buffers.1, covers.last()) {
         found.arrives = record.import(communicator, receive, call);
     }
@@ -76,13 +82,17 @@ fn is_of_messages(kind: Kind) -> bool {
 /// What covers a buffer.
 enum Cover {
     None,
-    Window,
+    Window(Arc<Window>),
     Record(Arc<Record>),
 }
 
 impl Cover {
     fn record(&self) -> Option<&Arc<Record>> {
         if let Cover::Record(record) = self { Some(record) } else { None }
+    }
+
+    fn window(&self) -> Option<&Arc<Window>> {
+        if let Cover::Window(window) = self { Some(window) } else { None }
     }
 }
 
@@ -102,10 +112,10 @@ fn cover(communicator: &Communicator, call: &Call, buffer: Buffer, role: Role) -
             return Cover::Record(record);
         }
     }
-    let window = lock(&communicator.windows).find(buffer.address);
+    let window = lock(&communicator.windows).find(buffer.address).cloned();
     if let Some(window) = window {
         window.range.check_alive(communicator, "window", call);
-        return Cover::Window;
+        return Cover::Window(window);
     }
     Cover::None
 }

@@ -7,7 +7,7 @@ use crate::refusal::{Outcome, lock, outcome, refuse};
 use crate::registration::Use;
 use crate::segment::CallCard;
 use crate::settings::settings;
-use crate::{agreement, arguments, collective, group, import, lookup, mailbox, reentry, strict};
+use crate::{agreement, arguments, collective, group, import, lookup, mailbox, reentry, strict, window};
 use nccl_sys::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -160,6 +160,7 @@ struct Operation {
     collectives: Vec<Collective>,
     messages: Vec<mailbox::Message>,
     uses: Vec<Use>,
+    windows: Vec<window::Use>,
     captured: bool,
     ticket: Option<u64>,
     text: String,
@@ -249,6 +250,7 @@ fn launch(communicator: &Arc<Communicator>, queued: Vec<Queued>) -> Outcome {
         collectives: Vec::new(),
         messages: Vec::new(),
         uses: Vec::new(),
+        windows: Vec::new(),
         captured,
         ticket: None,
         text: texts.join(" + "),
@@ -256,9 +258,10 @@ fn launch(communicator: &Arc<Communicator>, queued: Vec<Queued>) -> Outcome {
     let mut registered = 0;
     for Queued { call, recipe, .. } in queued {
         let buffers = call.buffers(communicator.rank, communicator.ranks);
-        let lookup::Found { coverage, registered: is_registered, uses, arrives } =
+        let lookup::Found { coverage, registered: is_registered, uses, windows, arrives } =
             lookup::look_up(communicator, &call, buffers, captured);
         operation.uses.extend(uses);
+        operation.windows.extend(windows);
         registered += u64::from(is_registered);
         if call.kind.is_message() {
             operation.messages.push(mailbox::Message::new(&call, coverage, captured));
@@ -329,8 +332,8 @@ extern "C" fn run_eager(data: *mut libc::c_void) {
     let operation = unsafe { Box::from_raw(data.cast::<Operation>()) };
     import::host_function(|| {
         run(&operation);
-        let Operation { communicator, uses, .. } = *operation;
-        drop(uses);
+        let Operation { communicator, uses, windows, .. } = *operation;
+        drop((uses, windows));
         communicator.end_pending();
     });
 }

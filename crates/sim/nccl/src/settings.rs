@@ -18,6 +18,8 @@ pub struct Settings {
     pub refused_births: Vec<u64>,
     /// `WINDLASS_SIM_DEREGISTER_MS`, default 0: how long the end of a registration takes.
     pub deregistration: Duration,
+    /// `WINDLASS_SIM_ALLOC_MS`, default 0: how long `ncclMemAlloc` takes.
+    pub allocation: Duration,
     /// `WINDLASS_SIM_FAILED_LAUNCHES`, default none: which launches of collectives of this process fail and run all the same,
     /// by number from 1.
     pub failed_launches: Vec<u64>,
@@ -37,6 +39,7 @@ pub fn settings() -> &'static Settings {
         lost_births: numbers("WINDLASS_SIM_LOST_BIRTHS"),
         refused_births: numbers("WINDLASS_SIM_REFUSED_BIRTHS"),
         deregistration: Duration::from_millis(number("WINDLASS_SIM_DEREGISTER_MS", 0)),
+        allocation: Duration::from_millis(number("WINDLASS_SIM_ALLOC_MS", 0)),
         failed_launches: numbers("WINDLASS_SIM_FAILED_LAUNCHES"),
         kept_registrations: numbers("WINDLASS_SIM_KEPT_REGISTRATIONS"),
         version: number("WINDLASS_SIM_NCCL_VERSION", 22_809) as i32,

@@ -3,38 +3,77 @@
 use crate::communicator::Communicator;
 use crate::driver::driver;
 use crate::exchange::{Note, WINDOW_REGISTER, exchange};
+use crate::import::Import;
 use crate::operation::Buffer;
 use crate::refusal::{Outcome, lock, refuse};
 use crate::registration::Range;
+use crate::settings::settings;
 use crate::strict;
 use nccl_sys::*;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
 
 const SYMMETRIC: i32 = 1;
 /// NCCL_WIN_REQUIRED_ALIGNMENT, counted from the start of the allocation.
 const ALIGNMENT_BYTES: usize = 4096;
 
-#[derive(Clone, Copy, Debug)]
+/// A window that lives. Its memory lives with it, also beyond `ncclMemFree`, as the handles do that peers have imported.
 pub struct Window {
     pub range: Range,
     /// Equal on all ranks.
     number: u64,
     flags: i32,
     handle: usize,
+    allocation: usize,
+    /// Eager operations that were issued and have not ended on this rank.
+    in_flight: AtomicU64,
+    _memory: Option<Import>,
+}
+
+impl Window {
+    /// Fails if an operation uses it: its mappings go, and its record.
+    fn check_idle(&self, communicator: &Communicator) {
+        let uses = self.in_flight.load(SeqCst);
+        if uses > 0 && strict::enabled() && !communicator.leave.load(SeqCst) {
+            let Range { address, bytes, .. } = self.range;
+            let line = format!(
+                "ncclCommWindowDeregister of {bytes} bytes at {address:#x} while {uses} buffers of operations in flight lie in it"
+            );
+            strict::fail(communicator.segment(), communicator.rank, &[line]);
+        }
+    }
+}
+
+/// An operation's use of a window, from its issue to its end on this rank.
+pub struct Use(Arc<Window>);
+
+impl Use {
+    pub fn new(window: &Arc<Window>) -> Use {
+        window.in_flight.fetch_add(1, SeqCst);
+        Use(window.clone())
+    }
+}
+
+impl Drop for Use {
+    fn drop(&mut self) {
+        self.0.in_flight.fetch_sub(1, SeqCst);
+    }
 }
 
 #[derive(Default)]
 pub struct Windows {
-    entries: Vec<Window>,
+    entries: Vec<Arc<Window>>,
     made: u64,
 }
 
 impl Windows {
     /// The window that holds `address`; NCCL looks at no more than a buffer's start.
-    pub fn find(&self, address: usize) -> Option<Window> {
-        let holds = |window: &&Window| {
+    pub fn find(&self, address: usize) -> Option<&Arc<Window>> {
+        let holds = |window: &&Arc<Window>| {
             (window.range.address..window.range.address + window.range.bytes).contains(&address)
         };
-        self.entries.iter().find(holds).copied()
+        self.entries.iter().find(holds)
     }
 
     /// The number of the symmetric window that holds `address`, and the offset in it in bytes.
@@ -46,13 +85,25 @@ impl Windows {
     pub fn live(&self) -> impl Iterator<Item = &Range> {
         self.entries.iter().map(|window| &window.range)
     }
+
+    /// How many were ever made.
+    pub fn made(&self) -> u64 {
+        self.made
+    }
 }
+
+/// Since this release a registration maps anew an allocation that a window has; before, a rank that has one skips the exchange for
+/// which others wait.
+const MAPS_ANEW_SINCE: i32 = 23_003;
+/// Since this release allocations of unlike size on two ranks can be mapped.
+const UNLIKE_SINCE: i32 = 23_007;
 
 /// Registers a window with all ranks.
 pub fn register(communicator: &Communicator, buffer: Buffer, flags: i32) -> Outcome<usize> {
     communicator.ensure_ready()?;
     let driver = driver()?;
-    if !(buffer.address - driver.allocation(buffer.address)?.0).is_multiple_of(ALIGNMENT_BYTES) {
+    let (allocation, allocated) = driver.allocation(buffer.address)?;
+    if !(buffer.address - allocation).is_multiple_of(ALIGNMENT_BYTES) {
         return refuse(ncclInvalidArgument, "Window address must be suitably aligned.");
     }
     if !driver.is_virtual(buffer.address) {
@@ -64,27 +115,51 @@ pub fn register(communicator: &Communicator, buffer: Buffer, flags: i32) -> Outc
     let range = Range::new(buffer.address, buffer.bytes)?;
     if communicator.ranks > 1 {
         let (segment, rank) = (communicator.segment(), communicator.rank);
-        let values = [buffer.bytes as i64, flags.into(), 0, 0];
+        let is_known = lock(&communicator.windows).entries.iter().any(|one| one.allocation == allocation);
+        let values = [buffer.bytes as i64, flags.into(), allocated as i64, is_known.into()];
         let Ok(notes) = exchange(segment, rank, Note { kind: WINDOW_REGISTER, values }, &communicator.leave)
         else {
             return refuse(ncclInternalError, "aborted in ncclCommWindowRegister");
         };
-        if notes.iter().any(|note| note.values[..2] != values[..2]) {
+        let differ = |of: usize| notes.iter().any(|note| note.values[of] != values[of]);
+        let version = settings().version;
+        let complaint = if differ(0) || differ(1) {
+            Some("window registered with unequal sizes or flags")
+        } else if version < UNLIKE_SINCE && differ(2) {
+            Some("window registered of unequal allocations")
+        } else if version < MAPS_ANEW_SINCE && differ(3) {
+            Some("window registered of allocations that have one on some ranks only, which skip the exchange")
+        } else {
+            None
+        };
+        if let Some(complaint) = complaint {
             let lines: Vec<String> =
-                std::iter::once("window registered with unequal sizes or flags".to_owned())
+                std::iter::once(complaint.to_owned())
                     .chain((0..communicator.ranks).map(|peer| {
-                        let [bytes, flags, ..] = notes[peer].values;
-                        format!("  rank {peer}: ncclCommWindowRegister of {bytes} bytes, flags {flags:#x}")
+                        let [bytes, flags, allocated, is_known] = notes[peer].values;
+                        let known = if is_known == 0 { "" } else { ", which has a window" };
+                        format!("  rank {peer}: ncclCommWindowRegister of {bytes} bytes, flags {flags:#x}, of an allocation of {allocated} bytes{known}")
                     }))
                     .collect();
             strict::fail(segment, rank, &lines);
         }
     }
+    let memory = Import::new(buffer.address, communicator.device);
+    // Never used again in this process, so that late uses are found out.
+    static HANDLES: AtomicUsize = AtomicUsize::new(1);
+    let handle = HANDLES.fetch_add(1, SeqCst) << 4 | 3;
     let mut windows = lock(&communicator.windows);
     windows.made += 1;
     let number = windows.made;
-    let handle = (number as usize) << 4 | 3;
-    windows.entries.push(Window { range, number, flags, handle });
+    windows.entries.push(Arc::new(Window {
+        range,
+        number,
+        flags,
+        handle,
+        allocation,
+        in_flight: AtomicU64::new(0),
+        _memory: memory,
+    }));
     Ok(handle)
 }
 
@@ -92,10 +167,20 @@ pub fn deregister(communicator: &Communicator, handle: usize) -> Outcome {
     if handle == 0 {
         return Ok(());
     }
-    let entries = &mut lock(&communicator.windows).entries;
-    let Some(index) = entries.iter().position(|window| window.handle == handle) else {
-        return refuse(ncclInvalidUsage, "ncclCommWindowDeregister: unknown window");
+    let mut windows = lock(&communicator.windows);
+    let Some(index) = windows.entries.iter().position(|window| window.handle == handle) else {
+        return refuse(ncclInternalError, "ncclCommWindowDeregister: unknown window");
     };
-    entries.remove(index);
+    let window = windows.entries.remove(index);
+    let start = window.range.address;
+    let is_double = windows.entries.iter().any(|other| other.range.address == start);
+    drop(windows);
+    if is_double && strict::enabled() {
+        let line = format!(
+            "ncclCommWindowDeregister of one of two windows at {start:#x}: NCCL 2.28.9 forgets the later one and frees the other's record"
+        );
+        strict::fail(communicator.segment(), communicator.rank, &[line]);
+    }
+    window.check_idle(communicator);
     Ok(())
 }

@@ -81,7 +81,8 @@ impl Driver {
         Ok((address, bytes))
     }
 
-    /// Frees memory of `allocate_virtual`, or of cuMemAlloc.
+    /// Frees memory of `allocate_virtual`. As NCCL does, which unmaps at the address that it is given: memory of cuMemAlloc, and
+    /// what is no first address, the driver refuses.
     pub fn free(&self, address: usize) -> Outcome {
         let mut device = 0;
         let attribute = POINTER_ATTRIBUTE_DEVICE_ORDINAL;
@@ -90,14 +91,13 @@ impl Driver {
             unsafe { (self.pointer_attribute)((&raw mut device as *mut c_int).cast(), attribute, address) };
         check(code, "cuPointerGetAttribute")?;
         if !self.is_virtual(address) {
-            // SAFETY: the driver checks the address.
-            return check(unsafe { (self.memory_free)(address) }, "cuMemFree");
+            return refuse(ncclUnhandledCudaError, format!("cuMemRetainAllocationHandle of {address:#x}"));
         }
-        let (base, bytes) = self.allocation(address)?;
+        let (_, bytes) = self.allocation(address)?;
         // SAFETY: the caller gives the memory up.
-        check(unsafe { (self.memory_unmap)(base, bytes) }, "cuMemUnmap")?;
+        check(unsafe { (self.memory_unmap)(address, bytes) }, "cuMemUnmap")?;
         // SAFETY: as above.
-        check(unsafe { (self.address_free)(base, bytes) }, "cuMemAddressFree")
+        check(unsafe { (self.address_free)(address, bytes) }, "cuMemAddressFree")
     }
 
     /// Whether the memory at `address` can be given to other processes.

@@ -9,6 +9,7 @@ pub struct Comm(pub usize);
 
 pub const SUCCESS: i32 = 0;
 pub const SYSTEM_ERROR: i32 = 2;
+pub const INTERNAL_ERROR: i32 = 3;
 pub const INVALID_ARGUMENT: i32 = 4;
 pub const INVALID_USAGE: i32 = 5;
 pub const IN_PROGRESS: i32 = 7;

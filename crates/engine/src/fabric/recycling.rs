@@ -1,0 +1,91 @@
+//! What of the application's freed memory is kept, given back: when it is too much, when memory is short, at the application's wish.
+//!
+//! Others' shortage cannot be seen when it comes, only looked for: `windlass-watch` does every 50 ms while anything is kept.
+
+use crate::arena::{Arena, Refusal, Slice};
+use crate::forward::registration;
+use crate::gpu::{self, Address, Home, Ordinal};
+use crate::pool;
+
+use nccl_sys::ncclSuccess;
+
+use super::{memory_is_freed, watch};
+
+/// There are blocks to look after.
+pub fn look_after_pool() {
+    watch::wake();
+}
+
+/// NCCL frees these, on this thread. They have left the pool.
+pub fn let_go(blocks: &[Address]) {
+    for block in blocks {
+        // What is registered of it would keep the memory.
+        memory_is_freed(*block);
+        free(*block);
+    }
+}
+
+fn free(block: Address) {
+    let code = registration::free(block);
+    if code != ncclSuccess {
+        log::warn!("NCCL does not free {block:#x}, which it allocated: {code:?}");
+    }
+}
+
+/// All that is kept on a device goes back; whether that was anything. Takes NCCL half a millisecond a block.
+pub fn trim_pool(device: Ordinal) -> bool {
+    if !pool::is_any_kept() {
+        return false;
+    }
+    // Where no context is current NCCL, which brings back the device that was, would make one for device 0.
+    let home = home_of(device);
+    let _entered = home.as_ref().and_then(|home| home.enter().ok());
+    let blocks = pool::trim(device);
+    let_go(&blocks);
+    if !blocks.is_empty() {
+        log::info!("device {device}: {} kept blocks of ncclMemAlloc were given back", blocks.len());
+    }
+    !blocks.is_empty()
+}
+
+/// NCCL is about to make a communicator on this device, which takes some hundred MiB: where that is short, what is kept goes back
+/// first.
+pub fn make_room(device: Option<Ordinal>) {
+    if let Some(device) = device.filter(|_| pool::is_any_kept())
+        && is_short_on(device)
+    {
+        trim_pool(device);
+    }
+}
+
+/// Lends as `lend` does, once more if the device had no memory and has some back now.
+pub(super) fn lend(arena: &Arena, lend: impl Fn() -> Result<Slice, Refusal>) -> Result<Slice, Refusal> {
+    match lend() {
+        Err(Refusal::Cuda(failure)) if failure.is_out_of_memory() && trim_pool(arena.device()) => lend(),
+        lent => lent,
+    }
+}
+
+/// Looks whether memory is short where something is kept. For `windlass-watch`: waits for nobody, so what is registered of a block goes
+/// when its look finds that gone.
+pub(super) fn look() {
+    for device in pool::devices().into_iter().filter(|device| is_short_on(*device)) {
+        let Some(home) = home_of(device) else { continue };
+        let Ok(_entered) = home.enter() else { continue };
+        let blocks = pool::trim(device);
+        blocks.iter().for_each(|block| free(*block));
+        log::info!("device {device}: memory is short: {} kept blocks were given back", blocks.len());
+    }
+}
+
+fn is_short_on(device: Ordinal) -> bool {
+    let Some(home) = home_of(device) else { return false };
+    let Ok(_entered) = home.enter() else { return false };
+    home.driver.room().is_ok_and(|room| pool::is_short(room.free, room.total))
+}
+
+/// Nothing of a program that has no primary context there: one would be made.
+pub(super) fn home_of(device: Ordinal) -> Option<Home> {
+    let driver = gpu::driver().ok().filter(|driver| driver.has_primary_context(device))?;
+    Home::of(driver, device).ok()
+}

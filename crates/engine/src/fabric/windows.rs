@@ -1,0 +1,265 @@
+//! The windows that a communicator keeps: made by NCCL, left there when the application deregisters them, and found again by a
+//! [round](agreeing) of all ranks. See docs/symmetric-memory.md.
+//!
+//! A window that NCCL has and the application does not must be met by no call of this rank: NCCL would take another path than the
+//! ranks that have none. So whoever is about to give NCCL a buffer [has such windows dropped](Windows::meet) first. That is this
+//! rank's own business: the drop waits for nobody, and the others hear of it in the next round.
+//!
+//! The application's thread is in here with the gate of its communicator passed, another [with that gate closed](leaving).
+
+mod agreeing;
+mod blocks;
+mod leaving;
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use nccl_sys::{ncclComm_t, ncclSuccess};
+use once_cell::sync::OnceCell;
+
+use crate::contract::Contract;
+use crate::forward::questions;
+use crate::gate::{Gate, Passed};
+use crate::gpu::{self, Home, Ordinal};
+use crate::page::Page;
+use crate::pool;
+use crate::range::Range;
+use crate::stats::segment;
+use crate::windows::{Book, Ended, Record, Rules, Seat, Standing};
+
+use super::giving::End;
+use super::pages::WINDOWS_AT;
+
+pub use agreeing::{Course, Making, Wish};
+pub use leaving::free_left;
+pub(super) use leaving::look;
+
+/// So many windows of a communicator stay that nobody has registered.
+const PARKED_MAX: usize = 64;
+/// As long as an abort waits for a drop that is under way, which asks peers' processes.
+const DROPS_WITHIN: Duration = Duration::from_secs(5);
+const LOOK_EVERY: Duration = Duration::from_micros(50);
+
+/// What a rank has of it.
+#[derive(Debug)]
+pub struct Windows {
+    seat: Seat<Arc<Page>>,
+    rules: Rules,
+    rank: u32,
+    /// None if the driver refused that: then it goes without.
+    home: Option<Home>,
+    gate: OnceCell<&'static Gate>,
+    /// NCCL's own handle, since the first registration.
+    real: AtomicUsize,
+    /// Whether there is anything in the book.
+    has_any: AtomicBool,
+    /// Some rank keeps none any more.
+    is_off: AtomicBool,
+    is_aborted: AtomicBool,
+    /// Calls come that we do not see: no thread of ours may be in NCCL's communicator.
+    is_shared: AtomicBool,
+    /// Held for some stores and looks; the pool's lock comes after it.
+    book: Mutex<Book>,
+}
+
+/// How a window's block stands.
+fn standing(record: &Record) -> Standing {
+    match pool::block_of(record.range.base) {
+        Some(block) if Some(block.serial) == record.block => match block.held {
+            true => Standing::Held { life: block.life },
+            false => Standing::Kept,
+        },
+        _ => Standing::Leaving,
+    }
+}
+
+impl Windows {
+    /// Where the contract says so, for a rank of a fabric whose ranks share this page.
+    pub(super) fn new(
+        contract: &Contract,
+        page: Option<&Arc<Page>>,
+        rank: u32,
+        device: Ordinal,
+    ) -> Option<Arc<Windows>> {
+        let page = page.filter(|_| contract.keeps_windows())?;
+        let version = segment::current().nccl_version.load(Ordering::Relaxed);
+        Some(Arc::new(Windows {
+            seat: Seat::new(page.clone(), WINDOWS_AT, rank, contract.members.len() as u32)?,
+            rules: Rules::of(version),
+            rank,
+            home: gpu::driver().and_then(|driver| Home::of(driver, device)).ok(),
+            gate: OnceCell::new(),
+            real: AtomicUsize::new(0),
+            has_any: AtomicBool::new(false),
+            is_off: AtomicBool::new(false),
+            is_aborted: AtomicBool::new(false),
+            is_shared: AtomicBool::new(false),
+            book: Mutex::default(),
+        }))
+    }
+
+    /// What the application's calls pass.
+    pub fn guarded_by(&self, gate: &'static Gate) {
+        let _ = self.gate.set(gate);
+    }
+
+    /// Another communicator uses NCCL's resources of this one, or calls of it are not seen.
+    pub fn share(&self) {
+        self.is_shared.store(true, Ordering::Release);
+    }
+
+    /// The application ends a registration.
+    pub fn end(&self, handle: usize) -> Ended {
+        if !self.has_any() {
+            return Ended::Foreign;
+        }
+        let ended = self.change(|book| book.end(handle, standing));
+        if ended == Ended::Parked {
+            let surplus = self.change(|book| book.limit(PARKED_MAX));
+            self.drop_all(surplus);
+        }
+        ended
+    }
+
+    /// Whether NCCL has a window that the application has ended.
+    pub fn is_parked(&self, handle: usize) -> bool {
+        self.has_any() && self.book().is_parked(handle)
+    }
+
+    /// NCCL is about to get these buffers. Windows that the application does not have are dropped where they overlap.
+    pub fn meet(&self, buffers: &[Range]) {
+        if !self.has_any() {
+            return;
+        }
+        let book = self.book();
+        if !buffers.iter().any(|buffer| book.meets(*buffer, standing)) {
+            return;
+        }
+        drop(book);
+        let taken = self.change(|book| {
+            let taken = buffers.iter().flat_map(|buffer| book.meet(*buffer, standing));
+            taken.collect::<Vec<_>>()
+        });
+        if !taken.is_empty() {
+            let count = taken.len();
+            log::debug!(
+                "rank {}: {count} windows that were kept are dropped for a call over them",
+                self.rank
+            );
+        }
+        self.drop_all(taken);
+    }
+
+    /// What the application does not have goes; NCCL may then give back what stands behind it.
+    pub fn end_parked(&self) {
+        let _inside = self.pass();
+        let taken = self.change(|book| book.end_parked(standing));
+        self.drop_all(taken);
+    }
+
+    /// The communicator ends, and nothing of it runs. What the application has stays, as in NCCL, and the memory with it.
+    pub(super) fn end_all(&self) {
+        if self.is_aborted.load(Ordering::Acquire) {
+            return;
+        }
+        self.is_off.store(true, Ordering::Release);
+        self.end_parked();
+        self.change(Book::forget_all_names);
+        let left: Vec<u64> = self.book().blocks().collect();
+        left.into_iter().for_each(pool::taint);
+    }
+
+    /// Calls are not seen any more. False: a call is inside.
+    pub(super) fn release(&self) -> bool {
+        // Without a gate nobody knows the communicator yet.
+        let closed = self.gate.get().map(|gate| gate.try_close());
+        if matches!(closed, Some(None)) {
+            return false;
+        }
+        self.stop_keeping("windlassDisable");
+        true
+    }
+
+    /// The communicator is stopped: waits end, nothing is dropped, since peers may be writing there, and its memory is never handed
+    /// out again.
+    pub(super) fn abort(&self) -> End {
+        self.is_aborted.store(true, Ordering::Release);
+        let until = Instant::now() + DROPS_WITHIN;
+        let is_inside = || self.gate.get().is_some_and(|gate| gate.is_closed());
+        while is_inside() && Instant::now() < until {
+            std::thread::sleep(LOOK_EVERY);
+        }
+        // Tainted before the pool hears that there are none.
+        let blocks: Vec<u64> = self.book().blocks().collect();
+        blocks.into_iter().for_each(pool::taint);
+        self.change(Book::forget);
+        if is_inside() { End::Left } else { End::Clean }
+    }
+
+    /// From now on this rank keeps none, and the others follow.
+    fn stop_keeping(&self, why: &str) {
+        if !self.is_off.load(Ordering::Acquire) {
+            self.seat.go_off();
+            self.go_off(why);
+        }
+    }
+
+    fn go_off(&self, why: &str) {
+        if self.is_off.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        log::info!("rank {}: windows are not kept any more: {why}", self.rank);
+        let taken = self.change(|book| book.end_parked(standing));
+        self.change(Book::forget_all_names);
+        self.drop_all(taken);
+    }
+
+    /// NCCL drops these. Waits for no other rank.
+    fn drop_all(&self, records: Vec<Record>) {
+        if records.is_empty() {
+            return;
+        }
+        // The application may be capturing, or be another thread than has the device.
+        let _entered = self.home.as_ref().map(Home::enter);
+        let real = self.real.load(Ordering::Acquire) as ncclComm_t;
+        for Record { handle, times, range, .. } in records {
+            for _ in 0..times {
+                let code = questions::end_window(real, handle as _);
+                if code != ncclSuccess {
+                    let Range { base, bytes } = range;
+                    log::warn!("rank {}: a window of {bytes} bytes at {base:#x} stays: {code:?}", self.rank);
+                }
+            }
+        }
+    }
+
+    fn has_any(&self) -> bool {
+        self.has_any.load(Ordering::Acquire)
+    }
+
+    fn pass(&self) -> Option<Passed<'static>> {
+        self.gate.get().map(|gate| gate.pass())
+    }
+
+    fn book(&self) -> MutexGuard<'_, Book> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The pool hears which blocks have windows.
+    fn change<T>(&self, act: impl FnOnce(&mut Book) -> T) -> T {
+        let mut book = self.book();
+        let before: Vec<u64> = book.blocks().collect();
+        let answer = act(&mut book);
+        self.has_any.store(!book.is_empty(), Ordering::Release);
+        blocks::changed(&before, &book.blocks().collect::<Vec<_>>());
+        answer
+    }
+}
+
+impl Drop for Windows {
+    /// NCCL has ended the communicator, or never will: its windows hold up no block any more.
+    fn drop(&mut self) {
+        self.change(Book::forget);
+    }
+}

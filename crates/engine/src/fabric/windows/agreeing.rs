@@ -1,0 +1,257 @@
+//! The round of a registration: what all ranks say, how long that is waited for, and what becomes of it.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use nccl_sys::{
+    ncclComm_t, ncclInternalError, ncclInvalidUsage, ncclRemoteError, ncclResult_t, ncclSuccess,
+    ncclUnhandledCudaError,
+};
+
+use crate::config::config;
+use crate::error::refuse;
+use crate::fabric::Fabric;
+use crate::gpu;
+use crate::pool::{self, Block};
+use crate::range::Range;
+use crate::windows::{Number, Record, Round, Said, Seen, Unlike, Verdict, decide};
+
+use super::{Windows, standing};
+
+/// NCCL_WIN_REQUIRED_ALIGNMENT, from the start of the allocation.
+const ALIGNMENT: u64 = 4096;
+/// Ranks that come together find each other so.
+const SPINS_FOR: Duration = Duration::from_micros(20);
+/// Then it looks often for a while, then seldom.
+const LOOKS_FOR: Duration = Duration::from_millis(2);
+const LOOK_EVERY: Duration = Duration::from_micros(20);
+const LOOK_SELDOM: Duration = Duration::from_millis(1);
+/// So long the others wait for a rank that NCCL refused, which may register something else: NCCL would take that for theirs.
+const COMES_WITHIN: Duration = Duration::from_secs(2);
+/// A rank that is missing for so long is named.
+const NAMED_AFTER: Duration = Duration::from_secs(10);
+/// How often the peers' processes are looked at.
+const LIVES_EVERY: Duration = Duration::from_millis(100);
+
+/// What is to be registered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wish {
+    /// The addresses.
+    pub range: Range,
+    /// As the application gave them.
+    pub flags: u32,
+}
+
+/// A window that NCCL makes now.
+#[derive(Clone, Copy, Debug)]
+pub struct Making {
+    wish: Wish,
+    number: Number,
+    block: Option<Block>,
+}
+
+/// What becomes of a registration.
+#[derive(Clone, Copy, Debug)]
+pub enum Course {
+    /// This window of NCCL's is it.
+    Hit(usize),
+    /// NCCL makes one.
+    Make(Making),
+    /// NCCL refuses it at once, on this rank. It is to be asked, and its answer [told](Windows::was_refused).
+    Unfit,
+    /// All ranks are refused.
+    Refused(ncclResult_t),
+    /// It is NCCL's alone.
+    Forward,
+}
+
+impl Windows {
+    /// Agrees with the other ranks, which waits for them as NCCL does.
+    pub fn agree(&self, fabric: &Fabric, real: ncclComm_t, wish: Wish) -> Course {
+        self.real.store(real as usize, Ordering::Release);
+        if self.is_off.load(Ordering::Acquire) || self.is_aborted.load(Ordering::Acquire) {
+            return Course::Forward;
+        }
+        let block = pool::block_of(wish.range.base).filter(|block| holds(block, wish.range));
+        if self.is_refused(wish.range, block.as_ref()) {
+            return Course::Unfit;
+        }
+        let said = self.said(wish, block.as_ref());
+        let round = self.seat.begin(&said);
+        match self.wait(fabric, round) {
+            Err(code) => Course::Refused(code),
+            Ok(Seen::All(all)) => {
+                self.book().told(said.lost);
+                self.decided(&all, Making { wish, number: round.number(), block })
+            }
+            Ok(Seen::Refused(unfit)) => Course::Refused(self.refused(round, &unfit)),
+            Ok(_) => {
+                self.go_off("another rank keeps none");
+                Course::Forward
+            }
+        }
+    }
+
+    /// Registrations in groups are NCCL's alone from now on: a rank that has none in a group could be waited for here, and wait for
+    /// what the group makes.
+    pub fn forward_grouped(&self, real: ncclComm_t) {
+        self.real.store(real as usize, Ordering::Release);
+        self.stop_keeping("they are registered in groups");
+    }
+
+    /// NCCL has answered at once what no other rank need know of.
+    pub fn was_refused(&self, wish: Wish, code: ncclResult_t) {
+        if self.is_off.load(Ordering::Acquire) {
+            return;
+        }
+        let is_nothing = wish.range.base == 0 || wish.range.bytes == 0;
+        if code == ncclSuccess && !is_nothing {
+            // It makes none on this communicator, and asks nobody.
+            return self.stop_keeping("NCCL makes none");
+        }
+        self.seat.is_unfit(&self.said(wish, None), code.0 as u32);
+    }
+
+    /// NCCL has made it.
+    pub fn made(&self, making: &Making, handle: usize) {
+        let Making { wish: Wish { range, flags }, number, block } = *making;
+        let (block, life) = (block.map(|block| block.serial), block.map_or(0, |block| block.life));
+        if handle != 0 {
+            let record = Record { number, handle, range, flags, block, life, users: 1, times: 1 };
+            self.change(|book| book.made(record));
+        }
+    }
+
+    fn said(&self, wish: Wish, block: Option<&Block>) -> Said {
+        let Wish { range, flags } = wish;
+        let book = self.book();
+        let said =
+            Said { address: range.base, bytes: range.bytes, flags, lost: book.lost(), ..Said::default() };
+        let Some(block) = block else { return said };
+        Said {
+            claim: book.claim(range, flags, block.serial),
+            allocation: block.bytes,
+            offset: range.base - block.base,
+            is_over: book.is_over(block.serial, standing),
+            ..said
+        }
+    }
+
+    /// Whether NCCL refuses it before it looks for the others. Blocks of the driver's begin at multiples of more than the alignment.
+    fn is_refused(&self, range: Range, block: Option<&Block>) -> bool {
+        let is_mapped = || gpu::opened().is_some_and(|driver| driver.is_mapped_by_handle(range.base));
+        let is_virtual = || block.is_some() || is_mapped();
+        range.base % ALIGNMENT != 0 || !is_virtual()
+    }
+
+    fn decided(&self, all: &[Said], making: Making) -> Course {
+        match decide(all, self.rules) {
+            Verdict::Hit(number) => {
+                let life = making.block.map_or(0, |block| block.life);
+                let why = format_args!("window {number} of rank {} is gone", self.rank);
+                let hit = self.change(|book| book.hit(number, life));
+                hit.map_or_else(|| Course::Refused(refuse(ncclInternalError, why)), Course::Hit)
+            }
+            Verdict::Make { drop } => {
+                let taken = self.change(|book| {
+                    let mut taken = book.forget_names(&drop, standing);
+                    taken.extend(book.meet(making.wish.range, standing));
+                    taken.extend(making.block.iter().flat_map(|block| book.make_way(block.serial, standing)));
+                    taken
+                });
+                self.drop_all(taken);
+                Course::Make(making)
+            }
+            Verdict::Refused { rank, why } => {
+                let table: Vec<String> = all.iter().enumerate().map(line).collect();
+                // What NCCL answers where it does not hang.
+                let code = if why == Unlike::Over { ncclInvalidUsage } else { ncclUnhandledCudaError };
+                let table = table.join("; ");
+                let text = format_args!(
+                    "ncclCommWindowRegister: rank {rank} differs {why}, where NCCL hangs: {table}"
+                );
+                Course::Refused(refuse(code, text))
+            }
+        }
+    }
+
+    fn refused(&self, round: Round, unfit: &[(usize, u32)]) -> ncclResult_t {
+        let table: Vec<String> = unfit
+            .iter()
+            .map(|(rank, code)| format!("{}, answer {code}", line((*rank, &self.seat.said(*rank, round)))))
+            .collect();
+        let code = unfit.first().map_or(0, |(_, code)| *code as i32);
+        let code = if code == ncclSuccess.0 { ncclInvalidUsage } else { ncclResult_t(code) };
+        let why = "where NCCL hangs";
+        refuse(
+            code,
+            format_args!("ncclCommWindowRegister: NCCL made no window for {}, {why}", table.join("; ")),
+        )
+    }
+
+    fn wait(&self, fabric: &Fabric, round: Round) -> Result<Seen, ncclResult_t> {
+        let began = Instant::now();
+        let (mut looked, mut dead_since, mut unfit_since, mut is_named) = (began, None, None, false);
+        loop {
+            let missing = match self.seat.look(round) {
+                Seen::Missing(missing) => {
+                    unfit_since = None;
+                    missing
+                }
+                Seen::Unfit(_) if unfit_since.get_or_insert_with(Instant::now).elapsed() >= COMES_WITHIN => {
+                    self.seat.settle(round);
+                    continue;
+                }
+                Seen::Unfit(unfit) => unfit,
+                seen => return Ok(seen),
+            };
+            if self.is_aborted.load(Ordering::Acquire) {
+                return Err(ncclInternalError);
+            }
+            if fabric.error() != ncclSuccess {
+                return Err(refuse(fabric.error(), format_args!("the communicator has failed")));
+            }
+            let waited = began.elapsed();
+            match waited {
+                _ if waited < SPINS_FOR => std::hint::spin_loop(),
+                _ if waited < LOOKS_FOR => std::thread::sleep(LOOK_EVERY),
+                _ => std::thread::sleep(LOOK_SELDOM),
+            }
+            if waited > NAMED_AFTER && !is_named {
+                is_named = true;
+                let ranks = ranks_of(missing);
+                log::warn!("rank {} waits in ncclCommWindowRegister for rank {ranks:?}", self.rank);
+            }
+            if looked.elapsed() > LIVES_EVERY {
+                looked = Instant::now();
+                let dead = fabric.gone() & missing;
+                if dead == 0 {
+                    dead_since = None;
+                } else if dead_since.get_or_insert(looked).elapsed() >= config().stuck_after {
+                    fabric.fail(ncclRemoteError);
+                    let ranks = ranks_of(dead);
+                    let why = format_args!("ncclCommWindowRegister: rank {ranks:?} is dead or has failed");
+                    return Err(refuse(ncclRemoteError, why));
+                }
+            }
+        }
+    }
+}
+
+fn ranks_of(bits: u64) -> Vec<u32> {
+    (0..u64::BITS).filter(|rank| bits & (1 << rank) != 0).collect()
+}
+
+fn holds(block: &Block, range: Range) -> bool {
+    block.held && Range { base: block.base, bytes: block.bytes }.contains(range)
+}
+
+fn line((rank, said): (usize, &Said)) -> String {
+    let Said { address, bytes, allocation, offset, flags, is_over, .. } = said;
+    let over = if *is_over { ", which has a window" } else { "" };
+    let of = match allocation {
+        0 => String::new(),
+        _ => format!(" at {offset} of a block of {allocation}{over}"),
+    };
+    format!("rank {rank} {bytes} bytes at {address:#x}{of}, flags {flags}")
+}

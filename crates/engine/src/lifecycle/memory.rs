@@ -1,0 +1,84 @@
+//! `ncclMemAlloc` and `ncclMemFree`: what [`pool`] decides, carried out.
+
+use std::ffi::c_void;
+
+use nccl_sys::{Entry, ncclResult_t, ncclSuccess, ncclUnhandledCudaError};
+
+use crate::error::refuse;
+use crate::fabric;
+use crate::forward::known::put;
+use crate::forward::registration;
+use crate::gpu::Address;
+use crate::guard;
+use crate::pool::{self, Making, Return, Supply};
+use crate::stats::count;
+
+/// Memory for the application.
+pub fn allocate(place: *mut *mut c_void, bytes: usize) -> ncclResult_t {
+    guard::around(
+        || {
+            count::function(Entry::ncclMemAlloc);
+            // Of a null place NCCL says what it says.
+            if place.is_null() { Supply::Forward } else { pool::allocate(bytes) }
+        },
+        |supply| match supply {
+            Supply::Forward => registration::allocate_applications(place, bytes),
+            // Divergence: it holds what it held, and whoever has it exported or retained still reaches it.
+            Supply::Recycled(address) => put(place, *address as *mut c_void, "ncclMemAlloc: ptr"),
+            Supply::Make(making) => make(place, bytes, making),
+        },
+        |supply, result| {
+            if let Supply::Make(making) = supply
+                && result == ncclSuccess
+                && pool::made(&making, registration::allocated(place))
+            {
+                fabric::look_after_pool();
+            }
+        },
+    )
+}
+
+/// By NCCL; where memory is short, after it has back what is kept.
+fn make(place: *mut *mut c_void, bytes: usize, making: &Making) -> ncclResult_t {
+    let code = registration::allocate_applications(place, bytes);
+    if code != ncclUnhandledCudaError || !guard::or_else(|| false, || fabric::trim_pool(making.device)) {
+        return code;
+    }
+    registration::allocate_applications(place, bytes)
+}
+
+/// Takes memory of `ncclMemAlloc` back. What is registered of memory that NCCL is to free is deregistered first, so that it goes
+/// back to the driver.
+pub fn free(address: *mut c_void) -> ncclResult_t {
+    guard::around(
+        || {
+            count::function(Entry::ncclMemFree);
+            let given = pool::free(address as Address);
+            if matches!(given, Return::Forward | Return::LetGo) {
+                fabric::memory_is_freed(address as Address);
+            }
+            given
+        },
+        |given| match given {
+            Return::Forward | Return::LetGo => registration::free_applications(address),
+            // Divergence: where NCCL's free would make a kernel that still uses the memory fault, it goes on.
+            Return::Kept(over) => {
+                guard::or_else(|| (), || fabric::let_go(over));
+                ncclSuccess
+            }
+            // As NCCL answers of memory that is not there. It would free ours.
+            Return::Refused => guard::call(|| {
+                let why = format_args!("ncclMemFree: {address:p} has been freed");
+                refuse(ncclUnhandledCudaError, why)
+            }),
+        },
+        |_, _| (),
+    )
+}
+
+/// Gives back all that is kept, on every device.
+pub fn trim() {
+    for device in pool::devices() {
+        fabric::trim_pool(device);
+    }
+}

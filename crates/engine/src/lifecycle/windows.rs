@@ -1,0 +1,228 @@
+//! Windows. Of a communicator whose ranks keep them a registration is agreed on first: one that was made before may do. Of others
+//! NCCL makes and ends them as they come.
+
+use std::ffi::{c_int, c_void};
+use std::ptr::null_mut;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use nccl_sys::{
+    Entry, ncclComm_t, ncclInternalError, ncclInvalidArgument, ncclResult_t, ncclSuccess, ncclWindow_t,
+};
+
+use crate::communicator;
+use crate::error::refuse;
+use crate::fabric::Fabric;
+use crate::fabric::registering::Registering;
+use crate::fabric::windows::{Course, Making, Windows, Wish};
+use crate::forward::known::put;
+use crate::forward::questions;
+use crate::group;
+use crate::guard;
+use crate::pool;
+use crate::promise::{Promise, Unfit};
+use crate::range::Range;
+use crate::stats::segment;
+use crate::windows::Ended;
+
+use super::enter_by;
+use super::questions::{ask, keep_apart, need, note_deregistered, note_registered, registering_of};
+
+/// The first release that writes that it made no window.
+const SAYS_NONE_SINCE: i32 = 22902;
+
+/// A registration, as the application asks for it.
+#[derive(Clone, Copy)]
+struct Asked {
+    handle: ncclComm_t,
+    address: *mut c_void,
+    bytes: usize,
+    place: *mut ncclWindow_t,
+    flags: c_int,
+}
+
+/// Registers a window.
+pub fn register(
+    handle: ncclComm_t,
+    address: *mut c_void,
+    bytes: usize,
+    place: *mut ncclWindow_t,
+    flags: c_int,
+) -> ncclResult_t {
+    let asked = Asked { handle, address, bytes, place, flags };
+    // NCCL makes none over nothing, and asks nobody.
+    if address.is_null() || bytes == 0 || place.is_null() {
+        let here = |_: &Arc<Promise>| match place.is_null() {
+            true => refuse(ncclInvalidArgument, format_args!("ncclCommWindowRegister: win is null")),
+            false => ncclSuccess,
+        };
+        return ask(Entry::ncclCommWindowRegister, handle, here, |real| asked.refused_at_once(real));
+    }
+    keep_apart(handle, Unfit::Everywhere);
+    // What is registered so is the application's to pass; windows come in turns that only it knows.
+    registering_of(handle, Registering::veto);
+    let is_grouped = group::is_open();
+    need(Entry::ncclCommWindowRegister, handle, move |real| asked.make(real, is_grouped))
+}
+
+/// The fabric of a communicator whose ranks keep windows.
+fn keeper(handle: ncclComm_t) -> Option<Arc<Fabric>> {
+    let find = || communicator::find(handle)?.fabric(handle).filter(|fabric| fabric.windows().is_some());
+    guard::or_else(|| None, find)
+}
+
+impl Asked {
+    fn wish(&self) -> Wish {
+        let range = Range { base: self.address as u64, bytes: self.bytes as u64 };
+        Wish { range, flags: self.flags as u32 }
+    }
+
+    fn make(&self, real: ncclComm_t, is_grouped: bool) -> ncclResult_t {
+        let Some(fabric) = keeper(self.handle) else { return self.forward(real, is_grouped) };
+        let Some(windows) = fabric.windows() else { return ncclInternalError };
+        if is_grouped {
+            guard::or_else(|| (), || windows.forward_grouped(real));
+            return self.forward(real, is_grouped);
+        }
+        let course = guard::or_else(
+            || Course::Refused(ncclInternalError),
+            || windows.agree(&fabric, real, self.wish()),
+        );
+        match course {
+            Course::Hit(window) => put(self.place, window as ncclWindow_t, "ncclCommWindowRegister: win"),
+            Course::Refused(code) => code,
+            Course::Unfit => self.refused_at_once(real),
+            Course::Forward => self.forward(real, is_grouped),
+            Course::Make(making) => {
+                let mut window = null_mut();
+                let code = questions::window(real, self.address, self.bytes, &mut window, self.flags);
+                // Where it makes none it says so since then, and left the place as it was before.
+                if !window.is_null()
+                    || segment::current().nccl_version.load(Ordering::Relaxed) >= SAYS_NONE_SINCE
+                {
+                    put(self.place, window, "ncclCommWindowRegister: win");
+                }
+                if code == ncclSuccess {
+                    guard::or_else(|| (), || self.made(windows, &making, window as usize));
+                }
+                code
+            }
+        }
+    }
+
+    fn made(&self, windows: &Windows, making: &Making, window: usize) {
+        windows.made(making, window);
+        communicator::find(self.handle).into_iter().for_each(|known| known.gets_windows());
+    }
+
+    /// NCCL answers without other ranks.
+    fn refused_at_once(&self, real: ncclComm_t) -> ncclResult_t {
+        let code = self.run(real);
+        if let Some(fabric) = keeper(self.handle) {
+            let tell = || fabric.windows().into_iter().for_each(|one| one.was_refused(self.wish(), code));
+            guard::or_else(|| (), tell);
+        }
+        code
+    }
+
+    /// NCCL's alone: a block of ours with such a window is NCCL's to free.
+    fn forward(&self, real: ncclComm_t, is_grouped: bool) -> ncclResult_t {
+        let code = self.run(real);
+        // What a group makes is not there yet, and of what failed NCCL leaves a registration: nobody can tell when that ends.
+        match code == ncclSuccess && !is_grouped {
+            true => note_registered(self.handle, self.address, self.bytes, self.place.cast()),
+            false => guard::or_else(|| (), || pool::taint_within(self.wish().range)),
+        }
+        code
+    }
+
+    fn run(&self, real: ncclComm_t) -> ncclResult_t {
+        questions::window(real, self.address, self.bytes, self.place, self.flags)
+    }
+}
+
+/// Ends a window. A promise that is not honoured has none.
+pub fn end(handle: ncclComm_t, window: ncclWindow_t) -> ncclResult_t {
+    let here = |_: &Arc<Promise>| match window.is_null() {
+        true => ncclSuccess,
+        false => refuse(ncclInvalidArgument, format_args!("ncclCommWindowDeregister: {window:p} is unknown")),
+    };
+    ask(Entry::ncclCommWindowDeregister, handle, here, |real| {
+        let ended = || match keeper(handle).as_ref().and_then(|fabric| fabric.windows()) {
+            Some(windows) if !window.is_null() => windows.end(window as usize),
+            _ => Ended::Foreign,
+        };
+        match guard::or_else(|| Ended::Foreign, ended) {
+            // Divergence: NCCL's own end waits for the peers' processes to let go.
+            Ended::Parked | Ended::Counted => ncclSuccess,
+            Ended::Twice => guard::call(|| {
+                // As NCCL says of a handle that it does not know.
+                let why = format_args!("ncclCommWindowDeregister: {window:p} has been deregistered");
+                refuse(ncclInternalError, why)
+            }),
+            Ended::Real => questions::end_window(real, window),
+            Ended::Foreign => {
+                let code = questions::end_window(real, window);
+                if code == ncclSuccess && !window.is_null() {
+                    note_deregistered(handle, window as usize);
+                }
+                code
+            }
+        }
+    })
+}
+
+/// The application's address of a window.
+pub fn address(handle: ncclComm_t, window: ncclWindow_t, place: *mut *mut c_void) -> ncclResult_t {
+    let unknown = || refuse(ncclInvalidArgument, format_args!("ncclWinGetUserPtr: {window:p} is unknown"));
+    ask(
+        Entry::ncclWinGetUserPtr,
+        handle,
+        |_: &Arc<Promise>| unknown(),
+        |real| {
+            let is_parked = || {
+                keeper(handle)
+                    .as_ref()
+                    .and_then(|fabric| fabric.windows())
+                    .is_some_and(|one| one.is_parked(window as usize))
+            };
+            if guard::or_else(|| false, is_parked) {
+                return guard::call(unknown);
+            }
+            questions::window_address(real, window, place)
+        },
+    )
+}
+
+/// What the application does not have of windows goes.
+pub(super) fn end_parked(handle: ncclComm_t) {
+    let end = || {
+        keeper(handle)
+            .as_ref()
+            .and_then(|fabric| fabric.windows())
+            .into_iter()
+            .for_each(|one| one.end_parked())
+    };
+    guard::or_else(|| (), end);
+}
+
+/// NCCL's communicator is used by calls that we do not see, or by another's.
+pub(super) fn share(handle: ncclComm_t) {
+    let share = || {
+        keeper(handle).as_ref().and_then(|fabric| fabric.windows()).into_iter().for_each(|one| one.share())
+    };
+    guard::or_else(|| (), share);
+}
+
+/// NCCL is about to get this memory.
+pub(super) fn meet(handle: ncclComm_t, address: *const c_void, bytes: usize) {
+    let meet = || {
+        let has_any = communicator::find(handle).is_some_and(|known| known.has_windows());
+        if let Some(fabric) = if has_any { keeper(handle) } else { None } {
+            let _inside = enter_by(handle);
+            let buffer = Range { base: address as u64, bytes: bytes.max(1) as u64 };
+            fabric.windows().into_iter().for_each(|one| one.meet(&[buffer]));
+        }
+    };
+    guard::or_else(|| (), meet);
+}

@@ -1,0 +1,225 @@
+#![cfg(test)]
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+
+use super::*;
+
+const MIB: u64 = 1 << 20;
+const LIMIT: u64 = 64 * MIB;
+
+fn block(book: &mut Book, device: Ordinal, base: u64, mebibytes: u64) -> Block {
+    book.enter(device, Range { base: base * MIB, bytes: mebibytes * MIB }, 1000 + base);
+    book.find(base * MIB).unwrap().0
+}
+
+fn kept(over: &[u64]) -> Given {
+    Given::Kept { over: over.iter().map(|base| base * MIB).collect() }
+}
+
+/// Of one size what was made first is handed out first, whatever the order of frees; other sizes and devices are not touched.
+#[test]
+fn lowest_serial() {
+    let mut book = Book::new();
+    let made: Vec<Block> = [(0, 10, 4), (0, 20, 4), (0, 30, 4), (0, 40, 8), (1, 50, 4)]
+        .map(|(device, base, bytes)| block(&mut book, device, base, bytes))
+        .into();
+    for index in [2, 4, 0, 3, 1] {
+        assert_eq!(book.give_back(&made[index], LIMIT), kept(&[]));
+    }
+    let bases: Vec<u64> =
+        std::iter::from_fn(|| book.take(0, 4 * MIB)).map(|block| block.base / MIB).collect();
+    assert_eq!(bases, [10, 20, 30]);
+    let again = book.find(10 * MIB + 5).unwrap();
+    assert_eq!((again.0.life, again.0.held, again.1), (2, true, State::Held));
+    // The life before is over.
+    assert_eq!(book.give_back(&made[0], LIMIT), Given::NotHeld);
+    assert_eq!(book.give_back(&again.0, LIMIT), kept(&[]));
+    assert_eq!(book.give_back(&again.0, LIMIT), Given::NotHeld);
+}
+
+/// Over the limit other sizes leave first, the longest unused of them; of one size what was made last; what is too large is
+/// not kept at all.
+#[test]
+fn eviction() {
+    let mut book = Book::new();
+    let sizes = [(10, 16), (30, 16), (50, 8), (60, 16), (80, 32)];
+    let made = sizes.map(|(base, bytes)| block(&mut book, 0, base, bytes));
+    for index in [1, 2, 0, 3] {
+        assert_eq!(book.give_back(&made[index], LIMIT), kept(&[]));
+    }
+    // 56 MiB are kept: the 8 of one size leave, then the last of the other.
+    assert_eq!(book.give_back(&made[4], LIMIT), kept(&[50, 60]));
+    assert_eq!(book.sums().kept_bytes, LIMIT);
+    let large = block(&mut book, 0, 200, 65);
+    assert_eq!(book.give_back(&large, LIMIT), Given::LetGo);
+    let own = block(&mut book, 0, 300, 32);
+    assert_eq!(book.give_back(&own, 32 * MIB), kept(&[30, 10, 300]));
+    let mut left = book.trim(0);
+    left.sort_unstable();
+    assert_eq!(left, [80 * MIB]);
+    assert_eq!(book.sums(), Sums::default());
+}
+
+/// What is registered, or tainted, is not kept; what was deregistered is. One handle may stand for several calls.
+#[test]
+fn registrations() {
+    let mut book = Book::new();
+    let [one, two] = [10, 14].map(|base| block(&mut book, 0, base, 4));
+    let handle = Registration { communicator: 1, handle: 7 };
+    let range = Range { base: 10 * MIB, bytes: 8 * MIB };
+    book.register(range, handle);
+    book.register(Range { base: 11 * MIB, bytes: 1 }, handle);
+    book.deregister(handle);
+    book.deregister(Registration { communicator: 2, handle: 7 });
+    assert_eq!(book.give_back(&one, LIMIT), Given::LetGo);
+    assert_eq!(book.find(10 * MIB), None);
+    book.deregister(handle);
+    assert_eq!(book.give_back(&two, LIMIT), kept(&[]));
+    assert!(book.registrations.is_empty());
+    let two = book.take(0, 4 * MIB).unwrap();
+    book.taint_within(Range { base: 17 * MIB, bytes: MIB });
+    assert_eq!(book.give_back(&two, LIMIT), Given::LetGo);
+}
+
+/// A block with windows is never given to be freed: it leaves when they are gone.
+#[test]
+fn windows() {
+    let mut book = Book::new();
+    let made = [10, 20, 30].map(|base| block(&mut book, 0, base, 4));
+    made.iter().for_each(|block| book.set_windows(block.serial, 2));
+    assert_eq!(book.give_back(&made[0], LIMIT), kept(&[]));
+    assert!(book.trim(0).is_empty());
+    book.taint(made[1].serial);
+    assert_eq!(book.give_back(&made[1], LIMIT), kept(&[]));
+    let serials: Vec<u64> = book.leaving().iter().map(|block| block.serial).collect();
+    assert_eq!(serials, [made[0].serial, made[1].serial]);
+    assert_eq!(book.take(0, 4 * MIB), None);
+    assert_eq!(book.leave(made[2].serial), None);
+    assert_eq!(book.leave(made[0].serial), Some(10 * MIB));
+    assert_eq!(book.leave(made[0].serial), None);
+    book.set_windows(made[2].serial, 0);
+    assert_eq!(book.give_back(&made[2], LIMIT), kept(&[]));
+    assert_eq!(book.trim(0), vec![30 * MIB]);
+}
+
+/// Memory that comes anew where a block was has taken its place.
+#[test]
+fn entered_over_others() {
+    let mut book = Book::new();
+    let old = [10, 12, 16].map(|base| block(&mut book, 0, base, 2));
+    let new = block(&mut book, 0, 11, 3);
+    assert_eq!(book.find(10 * MIB), None);
+    assert_eq!(book.find(13 * MIB), Some((new, State::Held)));
+    assert_eq!(book.find(17 * MIB), Some((old[2], State::Held)));
+    assert_eq!(book.sums().held_blocks, 2);
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Allocate(u8, u8),
+    Free(usize),
+    FreeAgain(usize),
+    Taint(usize),
+    Window(usize, u8),
+    Left,
+    Trim(u8),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => (0..2_u8, 1..6_u8).prop_map(|(device, size)| Step::Allocate(device, size)),
+        4 => any::<usize>().prop_map(Step::Free),
+        1 => any::<usize>().prop_map(Step::FreeAgain),
+        1 => any::<usize>().prop_map(Step::Taint),
+        1 => (any::<usize>(), 0..3_u8).prop_map(|(which, count)| Step::Window(which, count)),
+        1 => Just(Step::Left),
+        1 => (0..2_u8).prop_map(Step::Trim),
+    ]
+}
+
+proptest! {
+    /// Whatever happens: no block is handed out while somebody has it, or after it left; of the size asked for, never another;
+    /// nothing is freed twice, nor while it has windows or is held; no more is kept than may be; sums are sums.
+    #[test]
+    fn keeps_the_book(steps in prop::collection::vec(step(), 1..200)) {
+        const LIMIT: u64 = 12 * MIB;
+        let mut book = Book::new();
+        let mut held: Vec<Block> = Vec::new();
+        let mut freed: Vec<Block> = Vec::new();
+        // Really there: base, size, windows.
+        let mut real: BTreeMap<u64, (u64, u8)> = BTreeMap::new();
+        let mut next = 1;
+        let gone = |real: &mut BTreeMap<u64, (u64, u8)>, held: &[Block], bases: &[u64]| {
+            for base in bases {
+                let (_, windows) = real.remove(base).expect("freed once");
+                assert_eq!(windows, 0);
+                assert!(held.iter().all(|block| block.base != *base));
+            }
+        };
+        for step in steps {
+            match step {
+                Step::Allocate(device, size) => {
+                    let (device, bytes) = (Ordinal::from(device), u64::from(size) * MIB);
+                    let block = match book.take(device, bytes) {
+                        Some(block) => {
+                            prop_assert!(real.contains_key(&block.base));
+                            block
+                        }
+                        None => {
+                            let range = Range { base: next * 16 * MIB, bytes };
+                            next += 1;
+                            book.enter(device, range, next);
+                            real.insert(range.base, (bytes, 0));
+                            book.find(range.base).unwrap().0
+                        }
+                    };
+                    prop_assert!(block.held && block.device == device && block.bytes == bytes);
+                    prop_assert!(held.iter().all(|other| other.base != block.base));
+                    held.push(block);
+                }
+                Step::Free(which) if !held.is_empty() => {
+                    let block = held.swap_remove(which % held.len());
+                    freed.push(block);
+                    match book.give_back(&block, LIMIT) {
+                        Given::Kept { over } => gone(&mut real, &held, &over),
+                        Given::LetGo => gone(&mut real, &held, &[block.base]),
+                        Given::NotHeld => prop_assert!(false, "it was held"),
+                    }
+                }
+                Step::FreeAgain(which) if !freed.is_empty() => {
+                    prop_assert_eq!(book.give_back(&freed[which % freed.len()], LIMIT), Given::NotHeld);
+                }
+                Step::Taint(which) if !held.is_empty() => book.taint(held[which % held.len()].serial),
+                Step::Window(which, count) if !held.is_empty() => {
+                    let block = held[which % held.len()];
+                    book.set_windows(block.serial, u32::from(count));
+                    real.get_mut(&block.base).unwrap().1 = count;
+                }
+                Step::Left => {
+                    for block in book.leaving() {
+                        real.get_mut(&block.base).unwrap().1 = 0;
+                        book.set_windows(block.serial, 0);
+                        let base = book.leave(block.serial).unwrap();
+                        gone(&mut real, &held, &[base]);
+                    }
+                }
+                Step::Trim(device) => {
+                    let left = book.trim(Ordinal::from(device));
+                    gone(&mut real, &held, &left);
+                    prop_assert!(!book.devices().contains(&Ordinal::from(device)));
+                }
+                _ => {}
+            }
+            let sums = book.sums();
+            prop_assert_eq!(sums.held_blocks, held.len());
+            prop_assert_eq!(sums.held_blocks + sums.kept_blocks + sums.leaving_blocks, real.len());
+            let bytes: u64 = real.values().map(|(bytes, _)| bytes).sum();
+            prop_assert_eq!(sums.held_bytes + sums.kept_bytes + sums.leaving_bytes, bytes);
+            prop_assert!(book.kept.values().all(|kept| *kept <= LIMIT));
+            let shelved: BTreeSet<u64> = book.shelves.values().flat_map(|shelf| shelf.blocks.values().copied()).collect();
+            prop_assert_eq!(shelved.len(), sums.kept_blocks);
+        }
+    }
+}

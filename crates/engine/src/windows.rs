@@ -1,0 +1,21 @@
+//! Windows of NCCL's that outlive their deregistration, and how the ranks of a communicator agree to use one again.
+//!
+//! A window is named by the round that made it, alike on all ranks. In a round every rank says what it registers, and which
+//! window of its own it could use for that; [`decide`] says the same on all of them: that window, a new one, or that the call is
+//! refused. A rank's windows are in its [`Book`]. What is said goes over a few words that all ranks share ([`Seat`]).
+//!
+//! Here nothing waits, and nothing of NCCL's is called.
+
+mod decide;
+mod hammering;
+mod list;
+mod seat;
+mod slot;
+
+pub use decide::{Rules, Unlike, Verdict, decide};
+pub use list::{Book, Ended, Record, Standing};
+pub use seat::{Round, Seat, Seen};
+pub use slot::{Said, WORDS};
+
+/// Names a window on all ranks, from 1; 0 names none.
+pub type Number = u64;

@@ -1,0 +1,370 @@
+//! A rank's windows of one communicator: which there are in NCCL, whose they are, and which names are to be forgotten everywhere.
+
+use std::collections::VecDeque;
+
+use crate::range::Range;
+
+use super::Number;
+
+/// So many windows that the application has not ended, though they are gone, are remembered.
+const GONE_MAX: usize = 1024;
+
+/// A window that NCCL has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// 0: no rank may claim it.
+    pub number: Number,
+    /// NCCL's, which the application has.
+    pub handle: usize,
+    /// What was registered.
+    pub range: Range,
+    /// As the application gave them.
+    pub flags: u32,
+    /// The serial number of the block of ours that it lies in; none in other memory.
+    pub block: Option<u64>,
+    /// The life of that block in which it was registered last.
+    pub life: u64,
+    /// Registrations that the application has not ended.
+    pub users: u64,
+    /// How often NCCL has to be told that it ends.
+    pub times: u32,
+}
+
+/// How a block of ours stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// The application has it, for the so-many-th time.
+    Held {
+        /// That.
+        life: u64,
+    },
+    /// It will have it again.
+    Kept,
+    /// It is on its way to the driver, or not known.
+    Leaving,
+}
+
+impl Record {
+    /// Whether the application has it. Otherwise NCCL must meet it in no call.
+    fn is_owned(&self, standing: impl Fn(&Record) -> Standing) -> bool {
+        let is_live = || standing(self) == Standing::Held { life: self.life };
+        self.users > 0 && (self.block.is_none() || is_live())
+    }
+}
+
+/// What becomes of a deregistration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// NCCL ends it.
+    Real,
+    /// It stays, and nobody has it.
+    Parked,
+    /// Others have it still, or it is gone already.
+    Counted,
+    /// The application had ended it.
+    Twice,
+    /// Not one of these.
+    Foreign,
+}
+
+/// The list.
+#[derive(Debug, Default)]
+pub struct Book {
+    /// In the order of their making.
+    records: Vec<Record>,
+    /// Handles of windows that are gone, and how often the application has still to end each.
+    gone: VecDeque<(usize, u64)>,
+    /// Names that this rank has nothing for any more, which others do not know yet.
+    lost: VecDeque<Number>,
+}
+
+impl Book {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.records.len()
+    }
+
+    /// Whether there are none, nor any to remember.
+    pub fn is_empty(&self) -> bool {
+        self.records.is_empty() && self.gone.is_empty()
+    }
+
+    /// The window that fits a registration, in a block of ours.
+    pub fn claim(&self, range: Range, flags: u32, block: u64) -> Number {
+        let fits = |one: &&Record| {
+            one.range == range && one.flags == flags && one.block == Some(block) && one.times == 1
+        };
+        self.records.iter().find(fits).map_or(0, |one| one.number)
+    }
+
+    /// The application has it now; its handle.
+    pub fn hit(&mut self, number: Number, life: u64) -> Option<usize> {
+        let record = self.records.iter_mut().find(|one| one.number == number)?;
+        record.users += 1;
+        record.life = life;
+        Some(record.handle)
+    }
+
+    /// Whether the application has ended all that it had of it.
+    pub fn is_parked(&self, handle: usize) -> bool {
+        self.records.iter().any(|one| one.handle == handle && one.users == 0)
+    }
+
+    /// NCCL has made one.
+    pub fn made(&mut self, record: Record) {
+        self.gone.retain(|(handle, _)| *handle != record.handle);
+        match self.records.iter_mut().find(|one| one.handle == record.handle) {
+            // NCCL counts; then it is to be told as often.
+            Some(known) => {
+                known.users += 1;
+                known.times += 1;
+                known.number = 0;
+            }
+            None => self.records.push(record),
+        }
+    }
+
+    /// Whether the application has one over this block.
+    pub fn is_over(&self, block: u64, standing: impl Fn(&Record) -> Standing) -> bool {
+        self.records.iter().any(|one| one.block == Some(block) && one.is_owned(&standing))
+    }
+
+    /// A name to be forgotten everywhere; 0 for none.
+    pub fn lost(&self) -> Number {
+        self.lost.front().copied().unwrap_or(0)
+    }
+
+    /// All ranks know by now.
+    pub fn told(&mut self, number: Number) {
+        self.lost.retain(|one| *one != number);
+    }
+
+    /// All ranks forget these names. Gives those that nobody has; the others stay for the application alone.
+    pub fn forget_names(&mut self, names: &[Number], standing: impl Fn(&Record) -> Standing) -> Vec<Record> {
+        let is_named = |one: &Record| one.number != 0 && names.contains(&one.number);
+        let taken = self.take(|one| is_named(one) && !one.is_owned(&standing));
+        let named = self.records.iter_mut().filter(|one| is_named(one));
+        named.for_each(|one| one.number = 0);
+        names.iter().for_each(|name| self.told(*name));
+        taken
+    }
+
+    /// Whether there is anything that the application does not have and that overlaps.
+    pub fn meets(&self, range: Range, standing: impl Fn(&Record) -> Standing) -> bool {
+        self.records.iter().any(|one| one.range.overlaps(range) && !one.is_owned(&standing))
+    }
+
+    /// Takes out what the application does not have and that overlaps, for NCCL is about to meet it.
+    pub fn meet(&mut self, range: Range, standing: impl Fn(&Record) -> Standing) -> Vec<Record> {
+        self.lose(|one| one.range.overlaps(range) && !one.is_owned(&standing))
+    }
+
+    /// Takes out what the application does not have of a block that gets a new window.
+    pub fn make_way(&mut self, block: u64, standing: impl Fn(&Record) -> Standing) -> Vec<Record> {
+        self.lose(|one| one.block == Some(block) && !one.is_owned(&standing))
+    }
+
+    /// Takes out all of a block that is leaving.
+    pub fn leave(&mut self, block: u64) -> Vec<Record> {
+        self.lose(|one| one.block == Some(block))
+    }
+
+    /// Takes out all that the application does not have.
+    pub fn end_parked(&mut self, standing: impl Fn(&Record) -> Standing) -> Vec<Record> {
+        self.lose(|one| !one.is_owned(&standing))
+    }
+
+    /// Takes out the oldest that nobody has registered, but so many.
+    pub fn limit(&mut self, parked_max: usize) -> Vec<Record> {
+        let parked = self.records.iter().filter(|one| one.users == 0).count();
+        let mut surplus = parked.saturating_sub(parked_max);
+        self.lose(|one| {
+            let is_one = one.users == 0 && surplus > 0;
+            surplus -= usize::from(is_one);
+            is_one
+        })
+    }
+
+    /// Forgets all, which stays in NCCL. The blocks that they lie in.
+    pub fn forget(&mut self) -> Vec<u64> {
+        self.lost.clear();
+        self.gone.clear();
+        std::mem::take(&mut self.records).iter().filter_map(|one| one.block).collect()
+    }
+
+    /// No rank has a name for any more.
+    pub fn forget_all_names(&mut self) {
+        self.records.iter_mut().for_each(|one| one.number = 0);
+        self.lost.clear();
+    }
+
+    /// The blocks that there are windows over, one a window.
+    pub fn blocks(&self) -> impl Iterator<Item = u64> {
+        self.records.iter().filter_map(|one| one.block)
+    }
+
+    /// The application ends a registration. What it has of other memory than ours, or of a block that goes, is not kept.
+    pub fn end(&mut self, handle: usize, standing: impl Fn(&Record) -> Standing) -> Ended {
+        let Some(index) = self.records.iter().position(|one| one.handle == handle) else {
+            return self.end_gone(handle);
+        };
+        let record = &mut self.records[index];
+        if record.users == 0 {
+            return Ended::Twice;
+        }
+        record.users -= 1;
+        let stays = |record: &Record| record.block.is_some() && standing(record) != Standing::Leaving;
+        match (record.users, record.number) {
+            (0, number) if number != 0 && stays(record) => Ended::Parked,
+            (0, _) => {
+                let record = self.records.remove(index);
+                self.note_lost(&record);
+                Ended::Real
+            }
+            (_, 0) if record.times > 1 => {
+                record.times -= 1;
+                Ended::Real
+            }
+            _ => Ended::Counted,
+        }
+    }
+
+    fn end_gone(&mut self, handle: usize) -> Ended {
+        let Some(index) = self.gone.iter().position(|(gone, _)| *gone == handle) else {
+            return Ended::Foreign;
+        };
+        self.gone[index].1 -= 1;
+        if self.gone[index].1 == 0 {
+            self.gone.remove(index);
+        }
+        Ended::Counted
+    }
+
+    fn lose(&mut self, which: impl FnMut(&Record) -> bool) -> Vec<Record> {
+        let taken = self.take(which);
+        taken.iter().for_each(|record| self.note_lost(record));
+        taken
+    }
+
+    fn note_lost(&mut self, record: &Record) {
+        if record.number != 0 {
+            self.lost.push_back(record.number);
+        }
+    }
+
+    fn take(&mut self, mut which: impl FnMut(&Record) -> bool) -> Vec<Record> {
+        let taken: Vec<Record> = self.records.extract_if(.., |one| which(one)).collect();
+        // A deregistration that comes later is as right as in NCCL.
+        let users = taken.iter().filter(|one| one.users > 0).map(|one| (one.handle, one.users));
+        self.gone.extend(users);
+        while self.gone.len() > GONE_MAX {
+            self.gone.pop_front();
+        }
+        taken
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BLOCK: u64 = 3;
+
+    fn at(base: u64) -> Range {
+        Range { base, bytes: 0x1000 }
+    }
+
+    fn record(number: Number, base: u64) -> Record {
+        let (handle, block, life) = (number as usize * 16, Some(BLOCK), 1);
+        Record { number, handle, range: at(base), flags: 1, block, life, users: 1, times: 1 }
+    }
+
+    fn book(records: &[Record]) -> Book {
+        let mut book = Book::default();
+        records.iter().for_each(|record| book.made(*record));
+        book
+    }
+
+    fn held(life: u64) -> impl Fn(&Record) -> Standing {
+        move |_| Standing::Held { life }
+    }
+
+    fn numbers(records: &[Record]) -> Vec<Number> {
+        records.iter().map(|record| record.number).collect()
+    }
+
+    /// Registered, ended, found again; also without an end, in the block's next life, which the late end does not disturb.
+    #[test]
+    fn again() {
+        let mut book = book(&[record(5, 0x1000)]);
+        assert_eq!(book.end(80, held(1)), Ended::Parked);
+        assert_eq!(book.end(80, held(1)), Ended::Twice);
+        assert_eq!((book.claim(at(0x1000), 1, BLOCK), book.claim(at(0x1000), 0, BLOCK)), (5, 0));
+        assert_eq!((book.claim(at(0x2000), 1, BLOCK), book.claim(at(0x1000), 1, 4)), (0, 0));
+        assert_eq!(book.hit(5, 1), Some(80));
+        assert!(book.is_over(BLOCK, held(1)) && !book.is_over(BLOCK, held(2)));
+        assert_eq!(book.hit(5, 2), Some(80));
+        assert_eq!(book.end(80, held(2)), Ended::Counted);
+        assert!(book.is_over(BLOCK, held(2)) && book.meet(at(0x1000), held(2)).is_empty());
+        assert_eq!(book.end(80, held(2)), Ended::Parked);
+        assert_eq!(book.end(16, held(2)), Ended::Foreign);
+    }
+
+    /// What NCCL is about to meet goes, but what the application has; its name is told, and a late end is counted.
+    #[test]
+    fn meeting() {
+        let mut book = book(&[record(1, 0x1000), record(2, 0x2000), record(3, 0x8000)]);
+        assert_eq!(book.end(16, held(1)), Ended::Parked);
+        assert!(book.meet(at(0x3000), held(1)).is_empty());
+        assert_eq!(numbers(&book.meet(at(0x1800), held(1))), [1]);
+        assert_eq!((book.lost(), numbers(&book.meet(at(0x1800), held(2)))), (1, vec![2]));
+        assert_eq!((book.end(32, held(2)), book.end(32, held(2))), (Ended::Counted, Ended::Foreign));
+        book.told(1);
+        assert_eq!((book.lost(), book.len()), (2, 1));
+        assert_eq!(numbers(&book.make_way(BLOCK, held(2))), [3]);
+    }
+
+    /// Forgotten names are claimed by nobody; what the application has stays till it ends it.
+    #[test]
+    fn forgetting() {
+        let mut book = book(&[record(1, 0x1000), record(2, 0x2000)]);
+        assert_eq!(book.end(16, held(1)), Ended::Parked);
+        assert_eq!(numbers(&book.forget_names(&[1, 2, 9], held(1))), [1]);
+        assert_eq!((book.lost(), book.claim(at(0x2000), 1, BLOCK)), (0, 0));
+        assert_eq!((book.end(32, held(1)), book.len()), (Ended::Real, 0));
+        assert!(book.is_empty());
+    }
+
+    /// Not kept: what lies in other memory, and in blocks that go.
+    #[test]
+    fn not_kept() {
+        let mut book = book(&[Record { block: None, ..record(1, 0x1000) }, record(2, 0x2000)]);
+        assert!(book.meet(at(0x1000), |_| Standing::Leaving).is_empty());
+        assert_eq!(book.end(16, held(1)), Ended::Real);
+        assert_eq!(book.end(32, |_| Standing::Leaving), Ended::Real);
+        assert_eq!((book.lost(), book.len()), (1, 0));
+    }
+
+    /// NCCL that gives one handle twice is told twice.
+    #[test]
+    fn counted_by_nccl() {
+        let mut book = book(&[record(1, 0x1000), Record { handle: 16, ..record(2, 0x1000) }]);
+        assert_eq!((book.len(), book.claim(at(0x1000), 1, BLOCK)), (1, 0));
+        assert_eq!([book.end(16, held(1)), book.end(16, held(1))], [Ended::Real; 2]);
+        assert_eq!(book.end(16, held(1)), Ended::Foreign);
+    }
+
+    /// The oldest go where there are too many; ends and leaving take what they say.
+    #[test]
+    fn limits() {
+        let mut book = book(&[1, 2, 3, 4].map(|number| record(number, number * 0x1000)));
+        for handle in [16, 32, 48] {
+            assert_eq!(book.end(handle, held(1)), Ended::Parked);
+        }
+        assert_eq!(numbers(&book.limit(2)), [1]);
+        assert_eq!(numbers(&book.end_parked(held(1))), [2, 3]);
+        assert_eq!((numbers(&book.leave(BLOCK)), book.blocks().count()), (vec![4], 0));
+        assert!(!book.is_empty(), "its late end is remembered");
+        assert!(book.forget().is_empty() && book.is_empty());
+    }
+}

@@ -1,0 +1,142 @@
+/* Holds: however a communicator ends, or the memory of its windows leaves, nobody hangs, nothing is left, and the memory is whole:
+ * destroyed with windows that the program has, finalized, aborted, aborted by another thread while ranks wait in a registration;
+ * memory that is trimmed while windows stand on it, of one communicator and of two; a peer that dies (`dies`, where windows are kept). */
+#include "../support/windows.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+enum { FIRST, SECOND };
+
+static struct memory used_block(struct rank* self, ncclComm_t communicator, uint64_t key) {
+  struct memory memory = memory_alloc(self, NCCLS, window_room(self));
+  ncclWindow_t window = window_over(communicator, memory.at, memory.bytes);
+  window_gather(self, communicator, &memory, 0, key);
+  meet(self);
+  window_end(communicator, window);
+  return memory;
+}
+
+/* Finalized and destroyed, destroyed, aborted; its memory freed before and after. Then used by the next one. */
+static void each_way(struct rank* self) {
+  for (int way = 0; way < 6; way++) {
+    ncclComm_t communicator = world(self, FIRST);
+    struct memory memory = used_block(self, communicator, 100 + (uint64_t)way);
+    if (way % 2) memory_free(self, &memory);
+    meet(self);
+    if (way / 2 == 0) NCCL(ncclCommFinalize(communicator));
+    if (way / 2 == 2) NCCL(ncclCommAbort(communicator));
+    else NCCL(ncclCommDestroy(communicator));
+    if (way % 2 == 0) memory_free(self, &memory);
+    together(self);
+  }
+}
+
+/* One communicator ends; the other's window over the same block stays. */
+static void of_two(struct rank* self) {
+  ncclComm_t first = world(self, FIRST), second = world(self, SECOND);
+  struct memory memory = used_block(self, first, 200);
+  ncclWindow_t window = window_over(second, memory.at, memory.bytes);
+  window_gather(self, second, &memory, 0, 201);
+  meet(self);
+  NCCL(ncclCommDestroy(first));
+  window_gather(self, second, &memory, 0, 202);
+  meet(self);
+  window_end(second, window);
+  memory_free(self, &memory);
+  NCCL(ncclCommDestroy(second));
+}
+
+/* Blocks of more sizes than may be kept: the first leave, with their windows. */
+static void leaving(struct rank* self) {
+  ncclComm_t communicators[] = {world(self, FIRST), world(self, SECOND)};
+  for (uint64_t round = 0; round < 8; round++) {
+    struct memory memory = memory_alloc(self, NCCLS, window_room(self) + round * (2 << 20));
+    ncclWindow_t windows[2];
+    for (uint64_t i = 0; i < 2; i++) {
+      windows[i] = window_over(communicators[i], memory.at, memory.bytes);
+      window_gather(self, communicators[i], &memory, 0, 300 + 2 * round + i);
+    }
+    meet(self);
+    int late = (int)round % 2;
+    window_end(communicators[1 - late], windows[1 - late]);
+    memory_free(self, &memory);
+    if (round % 4 > 1) usleep(100 * 1000);
+    window_end(communicators[late], windows[late]);
+  }
+  struct memory memory = used_block(self, communicators[0], 350);
+  memory_free(self, &memory);
+  destroy_each(communicators, 2);
+}
+
+struct waiting { struct rank* self; ncclComm_t communicator; char* at; ncclResult_t code; };
+
+static void* wait_in_registration(void* argument) {
+  struct waiting* waiting = argument;
+  ncclWindow_t window = NULL;
+  CUDA(cuCtxSetCurrent(waiting->self->context));
+  waiting->code = ncclCommWindowRegister(waiting->communicator, waiting->at, 4096, &window, NCCL_WIN_COLL_SYMMETRIC);
+  count_calls("ncclCommWindowRegister", 1);
+  return NULL;
+}
+
+/* All but rank 0 wait in a registration, and are aborted. */
+static void aborted(struct rank* self) {
+  ncclComm_t communicator = world(self, FIRST);
+  struct memory memory = used_block(self, communicator, 400);
+  meet(self);
+  if (self->rank) {
+    pthread_t thread;
+    struct waiting waiting = {self, communicator, memory.at, ncclSuccess};
+    pthread_create(&thread, NULL, wait_in_registration, &waiting);
+    usleep(200 * 1000);
+    NCCL(ncclCommAbort(communicator));
+    pthread_join(thread, NULL);
+    CHECK(waiting.code != ncclSuccess);
+  } else {
+    NCCL(ncclCommAbort(communicator));
+  }
+  memory_free(self, &memory);
+  together(self);
+}
+
+/* Rank 1's process dies instead of registering. */
+static void dies(struct rank* self) {
+  ncclComm_t communicator = world(self, FIRST);
+  struct memory memory = memory_alloc(self, NCCLS, window_room(self));
+  meet(self);
+  if (self->rank == 1) {
+    /* It leaves no report. */
+    count_calls("ncclCommInitRank", -1);
+    count_calls("ncclMemAlloc", -1);
+    _exit(0);
+  }
+  ncclWindow_t window = NULL;
+  CODE(ncclCommWindowRegister(communicator, memory.at, 4096, &window, NCCL_WIN_COLL_SYMMETRIC), ncclRemoteError);
+  NCCL(ncclCommAbort(communicator));
+  memory_free(self, &memory);
+}
+
+static void all(struct rank* self) {
+  int version = 0;
+  NCCL(ncclGetVersion(&version));
+  if (version < 22803) return;
+  RUN_PART(each_way, self);
+  RUN_PART(of_two, self);
+  RUN_PART(leaving, self);
+  RUN_PART(aborted, self);
+}
+
+static void faults(struct rank* self) { RUN_PART(dies, self); }
+
+int main(int count, char** words) {
+  begin("windows_ends", 280);
+  choose(count, words);
+  int ranks = rank_count(4);
+  if (is_section_chosen("processes")) run_ranks("processes", PROCESSES, ranks, all, NULL);
+  if (is_section_chosen("threads")) run_ranks("threads", THREADS, ranks, all, NULL);
+  if (is_section_chosen("faults")) run_ranks("faults", PROCESSES, ranks, faults, NULL);
+  return finish();
+}

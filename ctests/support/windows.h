@@ -1,0 +1,18 @@
+/* Windows over memory of ncclMemAlloc, and gathers within them that are NCCL's. */
+#ifndef WINDLASS_CTESTS_WINDOWS_H
+#define WINDLASS_CTESTS_WINDOWS_H
+
+#include "gathers.h"
+
+/* Bytes for one gather, its input behind its output. */
+size_t window_room(const struct rank* self);
+/* A window over these bytes of a block; a library may have none on this machine: then there is none. */
+ncclWindow_t window_over(ncclComm_t communicator, char* at, size_t bytes);
+void window_end(ncclComm_t communicator, ncclWindow_t window);
+/* A gather whose buffers lie in `memory` from `offset` on, with `window_room` bytes there. */
+void window_gather(struct rank* self, ncclComm_t communicator, const struct memory* memory, size_t offset, uint64_t key);
+/* How many windows the stand-in has made of this rank's on a communicator, ever, and how many live; -1 elsewhere. */
+long long windows_made(ncclComm_t communicator);
+long long windows_live(ncclComm_t communicator);
+
+#endif
