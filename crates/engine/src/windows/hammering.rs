@@ -66,7 +66,9 @@ fn threads() {
                                     Seen::Missing(_) | Seen::Unfit(_) if Instant::now() > ends => {
                                         is_over.store(true, Ordering::Relaxed);
                                     }
-                                    Seen::Unfit(_) if kind == 2 => seat.settle(round),
+                                    Seen::Unfit(unfit) if kind == 2 && unfit == 1 << whose => {
+                                        seat.settle(round)
+                                    }
                                     Seen::Missing(_) | Seen::Unfit(_) => std::thread::yield_now(),
                                     seen => break seen,
                                 }
