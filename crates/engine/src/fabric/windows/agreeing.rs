@@ -139,7 +139,7 @@ impl Windows {
     fn is_refused(&self, range: Range, block: Option<&Block>) -> bool {
         let is_mapped = || gpu::opened().is_some_and(|driver| driver.is_mapped_by_handle(range.base));
         let is_virtual = || block.is_some() || is_mapped();
-        range.base % ALIGNMENT != 0 || !is_virtual()
+        !range.base.is_multiple_of(ALIGNMENT) || !is_virtual()
     }
 
     fn decided(&self, all: &[Said], making: Making) -> Course {
