@@ -34,7 +34,8 @@
 //! The function runs once per launch on the stream's thread and does the work of the whole grid. It makes no CUDA calls;
 //! those answer `CUDA_ERROR_NOT_PERMITTED`.
 //!
-//! `simNeedStack(bytes)` is what launching a kernel of so many bytes of stack a thread does to the current context.
+//! `simNeedStack(bytes)` is what launching a kernel of so many bytes of stack a thread does to the current context. `simBeforeLeaks(function)`
+//! has a function called at exit, before leaks are looked for.
 
 mod exports;
 

@@ -5,9 +5,9 @@ use crate::leaks;
 use crate::refusal::{Outcome, lock};
 use crate::settings::settings;
 use std::collections::BTreeMap;
-use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Mutex, Once};
 
 /// Blocks by address, with their size in bytes as asked for, and as made.
 static BLOCKS: Mutex<BTreeMap<usize, (usize, usize)>> = Mutex::new(BTreeMap::new());
@@ -22,6 +22,10 @@ pub fn allocate(bytes: usize) -> Outcome<usize> {
         return Ok(0);
     }
     leaks::watch_exit();
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let _ = driver().and_then(|driver| driver.before_leaks(leaks::free_kept));
+    });
     std::thread::sleep(settings().allocation);
     let (address, whole) = driver()?.allocate_virtual(bytes)?;
     MADE.fetch_add(1, SeqCst);

@@ -52,6 +52,7 @@ driver_calls! {
     stream_wait = b"cuStreamWaitEvent\0": fn(Stream, usize, c_uint);
     launch_host = b"cuLaunchHostFunc\0": fn(Stream, extern "C" fn(*mut c_void), *mut c_void);
     need_stack = b"simNeedStack\0": fn(usize);
+    before_leaks = b"simBeforeLeaks\0": fn(extern "C" fn());
     event_create = b"cuEventCreate\0": fn(*mut usize, c_uint);
     event_record = b"cuEventRecord\0": fn(usize, Stream);
     event_destroy = b"cuEventDestroy_v2\0": fn(usize);
@@ -223,6 +224,12 @@ impl Driver {
     pub fn need_stack(&self, bytes: usize) -> Outcome {
         // SAFETY: no pointers.
         check(unsafe { (self.need_stack)(bytes) }, "simNeedStack")
+    }
+
+    /// Has this done at the process's end, before the driver's stand-in looks for leaks.
+    pub fn before_leaks(&self, act: extern "C" fn()) -> Outcome {
+        // SAFETY: a function of this library, which stays mapped.
+        check(unsafe { (self.before_leaks)(act) }, "simBeforeLeaks")
     }
 
     /// Makes `later` wait for all that `earlier` holds now.

@@ -54,9 +54,12 @@ extern "C" fn note_status(status: libc::c_int, _: *mut libc::c_void) {
     }
     // Before the driver looks for leaks: its handler was registered earlier.
     import::wait_unmapped();
-    // What the program has freed and Windlass keeps is no leak.
+}
+
+/// What the program has freed and Windlass keeps is no leak. After Windlass's own handlers.
+pub extern "C" fn free_kept() {
     let _ = std::panic::catch_unwind(|| {
-        if allocation::live().len() as u64 <= windlass_has().pool_blocks {
+        if !is_forked_child() && allocation::live().len() as u64 <= windlass_has().pool_blocks {
             allocation::free_all();
         }
     });
