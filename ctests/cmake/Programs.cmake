@@ -259,7 +259,7 @@ if(WINDLASS_LIBRARY_DIR)
     foreach(section processes threads)
       set(name "sim.windows_refused.${section}")
       add_test(NAME ${name} COMMAND ${RUN} --out "${RUNS}/${name}" --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}"
-               --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes ${keeping} --set WINDLASS_LOG=warn --set WINDLASS_LOG_FILE=${RUNS}/${name}/log.txt
+               --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes ${keeping} --set WINDLASS_STUCK_AFTER=2 --set WINDLASS_LOG=warn --set WINDLASS_LOG_FILE=${RUNS}/${name}/log.txt
                -- $<TARGET_FILE:windows_refused> ${section})
       set_tests_properties(${name} PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
     endforeach()

@@ -57,6 +57,9 @@ pub struct Windows {
     /// Some rank keeps none any more.
     is_off: AtomicBool,
     is_aborted: AtomicBool,
+    /// A thread of ours is about to drop some. It says so before it looks whether the communicator was aborted, which says that before it
+    /// looks at this.
+    is_dropping: AtomicBool,
     /// Calls come that we do not see: no thread of ours may be in NCCL's communicator.
     is_shared: AtomicBool,
     /// Held for some stores and looks; the pool's lock comes after it.
@@ -94,6 +97,7 @@ impl Windows {
             has_any: AtomicBool::new(false),
             is_off: AtomicBool::new(false),
             is_aborted: AtomicBool::new(false),
+            is_dropping: AtomicBool::new(false),
             is_shared: AtomicBool::new(false),
             book: Mutex::default(),
         }))
@@ -184,9 +188,9 @@ impl Windows {
     /// The communicator is stopped: waits end, nothing is dropped, since peers may be writing there, and its memory is never handed
     /// out again.
     pub(super) fn abort(&self) -> End {
-        self.is_aborted.store(true, Ordering::Release);
+        self.is_aborted.store(true, Ordering::SeqCst);
         let until = Instant::now() + DROPS_WITHIN;
-        let is_inside = || self.gate.get().is_some_and(|gate| gate.is_closed());
+        let is_inside = || self.is_dropping.load(Ordering::SeqCst);
         while is_inside() && Instant::now() < until {
             std::thread::sleep(LOOK_EVERY);
         }

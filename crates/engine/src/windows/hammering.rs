@@ -23,10 +23,10 @@ impl Random {
 fn threads() {
     const RANKS: u32 = 4;
     let words: Arc<[AtomicU64]> = (0..WORDS).map(|_| AtomicU64::new(0)).collect();
-    let calls: u64 = 30_000;
+    let calls: u64 = 20_000;
     let is_over = AtomicBool::new(false);
     let refused: Vec<AtomicBool> = (0..calls).map(|_| AtomicBool::new(false)).collect();
-    let ends = Instant::now() + Duration::from_secs(60);
+    let ends = Instant::now() + Duration::from_secs(40);
     let heard: Vec<Vec<(u64, Seen)>> = std::thread::scope(|scope| {
         let run = |rank: u32| {
             let (words, is_over, refused) = (words.clone(), &is_over, &refused);
@@ -52,6 +52,7 @@ fn threads() {
                             seat.is_unfit(&said, 5);
                             while !refused[call as usize].load(Ordering::Relaxed)
                                 && !is_over.load(Ordering::Relaxed)
+                                && Instant::now() < ends
                             {
                                 std::thread::yield_now();
                             }
@@ -66,7 +67,13 @@ fn threads() {
                                     Seen::Missing(_) | Seen::Unfit(_) if Instant::now() > ends => {
                                         is_over.store(true, Ordering::Relaxed);
                                     }
-                                    Seen::Unfit(_) if kind == 2 => seat.settle(round),
+                                    // Not of an earlier call of its.
+                                    Seen::Unfit(unfit)
+                                        if (kind, unfit) == (2, 1 << whose)
+                                            && seat.said(whose as usize, round).claim == 5 =>
+                                    {
+                                        seat.settle(round);
+                                    }
                                     Seen::Missing(_) | Seen::Unfit(_) => std::thread::yield_now(),
                                     seen => break seen,
                                 }

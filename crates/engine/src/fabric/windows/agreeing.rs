@@ -26,8 +26,6 @@ const SPINS_FOR: Duration = Duration::from_micros(20);
 const LOOKS_FOR: Duration = Duration::from_millis(2);
 const LOOK_EVERY: Duration = Duration::from_micros(20);
 const LOOK_SELDOM: Duration = Duration::from_millis(1);
-/// So long the others wait for a rank that NCCL refused, which may register something else: NCCL would take that for theirs.
-const COMES_WITHIN: Duration = Duration::from_secs(2);
 /// A rank that is missing for so long is named.
 const NAMED_AFTER: Duration = Duration::from_secs(10);
 /// How often the peers' processes are looked at.
@@ -141,7 +139,7 @@ impl Windows {
     fn is_refused(&self, range: Range, block: Option<&Block>) -> bool {
         let is_mapped = || gpu::opened().is_some_and(|driver| driver.is_mapped_by_handle(range.base));
         let is_virtual = || block.is_some() || is_mapped();
-        range.base % ALIGNMENT != 0 || !is_virtual()
+        !range.base.is_multiple_of(ALIGNMENT) || !is_virtual()
     }
 
     fn decided(&self, all: &[Said], making: Making) -> Course {
@@ -198,7 +196,10 @@ impl Windows {
                     unfit_since = None;
                     missing
                 }
-                Seen::Unfit(_) if unfit_since.get_or_insert_with(Instant::now).elapsed() >= COMES_WITHIN => {
+                // It may register something else, which NCCL would take for theirs; a lone call of its may be long over.
+                Seen::Unfit(_)
+                    if unfit_since.get_or_insert_with(Instant::now).elapsed() >= config().stuck_after =>
+                {
                     self.seat.settle(round);
                     continue;
                 }
@@ -220,7 +221,8 @@ impl Windows {
             if waited > NAMED_AFTER && !is_named {
                 is_named = true;
                 let ranks = ranks_of(missing);
-                log::warn!("rank {} waits in ncclCommWindowRegister for rank {ranks:?}", self.rank);
+                let why = if unfit_since.is_some() { ", where NCCL has made none" } else { "" };
+                log::warn!("rank {} waits in ncclCommWindowRegister for rank {ranks:?}{why}", self.rank);
             }
             if looked.elapsed() > LIVES_EVERY {
                 looked = Instant::now();

@@ -59,11 +59,11 @@ impl Windows {
             return;
         }
         let Some(_closed) = self.gate.get().and_then(|gate| gate.try_close()) else { return };
-        // After the gate: an abort says so before it looks at that.
-        if self.is_aborted.load(Ordering::Acquire) {
-            return;
+        self.is_dropping.store(true, Ordering::SeqCst);
+        if !self.is_aborted.load(Ordering::SeqCst) {
+            let taken = self.change(|book| book.leave(block));
+            self.drop_all(taken);
         }
-        let taken = self.change(|book| book.leave(block));
-        self.drop_all(taken);
+        self.is_dropping.store(false, Ordering::SeqCst);
     }
 }
