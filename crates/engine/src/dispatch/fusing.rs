@@ -14,7 +14,7 @@
 use crate::call::{Function, Shared};
 use crate::path::Path;
 use crate::plan::{Standing, Terms, are_fast_together, plan};
-use crate::tuning::Collective;
+use crate::tuning::{self, Collective};
 
 /// What becomes of collectives; numbers are places in the list.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,8 +27,28 @@ pub enum Step {
     Forwarded(usize),
 }
 
-/// What becomes of a communicator's collectives of a group, in call order, of those that were held for its end.
+/// What becomes of a communicator's collectives of a group, in call order, of those that were held for its end. More than a few
+/// that would each take a kernel are NCCL's, which runs them in one.
 pub fn steps(calls: &[Shared], terms: &Terms) -> Vec<Step> {
+    let steps = kernels(calls, terms);
+    let alone = || {
+        steps.iter().filter_map(|step| match step {
+            Step::Alone(place) => Some(calls[*place].bytes(terms.ranks)),
+            Step::Together(_) | Step::Forwarded(_) => None,
+        })
+    };
+    if tuning::serve_apart(alone().count(), alone().min().unwrap_or_default()) {
+        return steps;
+    }
+    let course = |step| match step {
+        Step::Alone(place) => Step::Forwarded(place),
+        other => other,
+    };
+    steps.into_iter().map(course).collect()
+}
+
+/// As few kernels as there can be.
+fn kernels(calls: &[Shared], terms: &Terms) -> Vec<Step> {
     let mut steps = Vec::with_capacity(calls.len());
     let mut from = 0;
     while from < calls.len() {
@@ -176,8 +196,34 @@ mod tests {
             steps(&[max(0), max(1), max(2), max(3)], &TERMS)
         };
         assert_eq!(maxima(4096), [together(0..4)]);
-        assert_eq!(maxima(4097), [0, 1, 2, 3].map(Step::Alone));
+        assert_eq!(maxima(4097), [0, 1, 2, 3].map(Step::Forwarded), "four kernels");
         assert_eq!(maxima(16385), [0, 1, 2, 3].map(Step::Forwarded));
+    }
+
+    /// What NCCL runs in one kernel is not run in many.
+    #[test]
+    fn many_are_nccls() {
+        let all_reduces = |count: usize, bytes: usize| {
+            let one = Shared { function: Function::AllReduce, root: None, ..reduce(0, bytes / 4) };
+            steps(&vec![one; count], &TERMS)
+        };
+        for (count, bytes, are_ours) in [
+            (2, 4, true),
+            (3, 4, false),
+            (3, MIB, true),
+            (4, MIB, true),
+            (5, MIB, false),
+            (4, MIB - 4, false),
+        ] {
+            let expected = |place| if are_ours { Step::Alone(place) } else { Step::Forwarded(place) };
+            let expected: Vec<Step> = (0..count).map(expected).collect();
+            assert_eq!(all_reduces(count, bytes), expected, "{count} of {bytes} bytes");
+        }
+        // What one kernel runs stays ours beside them.
+        let all_reduce = Shared { function: Function::AllReduce, root: None, ..reduce(0, 10) };
+        let mixed = [all_reduce, all_reduce, broadcast(0, 9), broadcast(1, 9), all_reduce];
+        use Step::Forwarded;
+        assert_eq!(steps(&mixed, &TERMS), [Forwarded(0), Forwarded(1), together(2..4), Forwarded(4)]);
     }
 
     fn any_call() -> impl Strategy<Value = Shared> {
@@ -213,15 +259,16 @@ mod tests {
             shift in 0..32_u32,
         ) {
             let terms = Terms { ranks: 4, fast: Limits(limits.map(|limit| u64::from(limit >> shift))) };
-            let mut places = Vec::new();
+            let (mut places, mut alone, mut too_many) = (Vec::new(), 0, 0);
             for step in steps(&calls, &terms) {
                 match step {
                     Step::Alone(place) => {
                         prop_assert_eq!(plan(&calls[place], Standing::Fabric(terms)), Path::Fast);
+                        alone += 1;
                         places.push(place);
                     }
                     Step::Forwarded(place) => {
-                        prop_assert_ne!(plan(&calls[place], Standing::Fabric(terms)), Path::Fast);
+                        too_many += usize::from(plan(&calls[place], Standing::Fabric(terms)) == Path::Fast);
                         places.push(place);
                     }
                     Step::Together(run) => {
@@ -235,6 +282,7 @@ mod tests {
                     }
                 }
             }
+            prop_assert!(alone <= 4 && (too_many == 0 || alone == 0 && too_many > 2), "{} {}", alone, too_many);
             places.sort();
             prop_assert_eq!(places, (0..calls.len()).collect::<Vec<_>>());
         }

@@ -96,6 +96,10 @@ fn decide(call: &Call, communicator: &'static Communicator) -> Decided {
     let terms = terms_of(communicator);
     let course = match plan(&call.shared, Standing::Fabric(terms)) {
         Path::Mailbox => messages::serves(call, communicator).map(Course::Mailbox),
+        // Many of a group are NCCL's. What has no elements is not held.
+        Path::Fast if group::is_open() && call.shared.count > 0 => {
+            collectives::serves(call, communicator).map(Course::Perhaps)
+        }
         Path::Fast => collectives::serves(call, communicator).map(Course::Fast),
         Path::Forward | Path::Registered if may_be_held(call, &terms) => {
             collectives::serves(call, communicator).map(Course::Perhaps)
