@@ -145,8 +145,14 @@ fn exports_are_those_of_2_28() {
     let text = String::from_utf8(output.expect("nm runs").stdout).expect("names");
     let mut names: Vec<&str> = text.lines().filter_map(|line| line.split(' ').nth(2)).collect();
     names.sort();
-    let mut wanted: Vec<&str> =
-        vec!["simAllocations", "simFrees", "simRegisteredCollectives", "simRegistrations"];
+    let mut wanted: Vec<&str> = vec![
+        "simAllocations",
+        "simFrees",
+        "simRegisteredCollectives",
+        "simRegistrations",
+        "simWindows",
+        "simWindowsMade",
+    ];
     macro_rules! collect {
         (calls { $($(#[$doc:meta])* [$first:literal $role:ident] fn $name:ident | $twin:ident ($($arguments:tt)*) $(-> $result:ty)?;)* }
          opaque { $([$opaque_first:literal $opaque_role:ident] $opaque:ident $(| $opaque_twin:ident)? -> $opaque_result:ty;)* }) => {
