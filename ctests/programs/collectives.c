@@ -1,15 +1,12 @@
 /* Holds: every collective gives what the host computes, for all types, operations and counts, in and out of place,
- * with ranks as processes. On the simulator, where threads of the host are those of kernels, one of seven combinations has the
- * larger counts. */
+ * with ranks as processes. On the simulator, where threads of the host are those of kernels, it is one of seven combinations. */
 #include "../support/collective.h"
 
 static const size_t COUNTS[] = {0, 1, 3, 255, 1024, 16411};
 enum { COUNT_COUNT = sizeof COUNTS / sizeof COUNTS[0] };
 
-/* No divisor of how many types, operations and places there are: all meet. */
-static bool is_taken(size_t count, uint64_t key) {
-  return on_gpus() || count < 1024 || key % 7 == 0;
-}
+/* No divisor of how many types, operations, counts and places there are: all meet. */
+static bool is_taken(uint64_t key) { return on_gpus() || key % 7 == 0; }
 
 static void one(struct rank* self, ncclComm_t communicator, struct transfer transfer) {
   transfer.rank = self->rank;
@@ -33,7 +30,7 @@ static void all(struct rank* self) {
           int ops = collective_reduces(which) ? ncclNumOps : 1;
           for (int op = 0; op < ops; op++, key++) {
             if (op == ncclAvg && !average_is_exact(REDUCIBLE[t], self->ranks)) continue;
-            if (!is_taken(COUNTS[c], key)) continue;
+            if (!is_taken(key)) continue;
             one(self, communicator, (struct transfer){.which = (enum collective)which, .type = REDUCIBLE[t],
                 .op = (ncclRedOp_t)op, .count = COUNTS[c], .root = (int)(key % (uint64_t)self->ranks),
                 .in_place = in_place, .key = key});
