@@ -91,7 +91,6 @@ impl Asked {
         match course {
             Course::Hit(window) => put(self.place, window as ncclWindow_t, "ncclCommWindowRegister: win"),
             Course::Refused(code) => code,
-            Course::Unfit => self.refused_at_once(real),
             Course::Forward => self.forward(real, is_grouped),
             Course::Make(making) => {
                 let mut window = null_mut();
