@@ -150,10 +150,18 @@ pub fn block_of(address: Address) -> Option<Block> {
     if is_empty() { None } else { lock().find(address).map(|(block, _)| block) }
 }
 
-/// The next free of this block is NCCL's.
+/// This block is handed out never again: the next free of it is NCCL's, and if it is kept it is [leaving].
 pub fn taint(serial: u64) {
     if !is_empty() {
-        lock().taint(serial);
+        change(|book| book.taint(serial));
+    }
+}
+
+/// The same of all blocks of a device, or of every device: peers that are not stopped yet may be writing to what is registered of
+/// them. Memory that NCCL has freed they have for themselves.
+pub fn distrust(device: Option<Ordinal>) {
+    if !is_empty() {
+        change(|book| book.taint_all(device));
     }
 }
 

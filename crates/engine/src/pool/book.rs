@@ -40,7 +40,7 @@ pub enum State {
     Held,
     /// Free to be handed out.
     Kept,
-    /// To be freed when its windows are gone.
+    /// To be freed as soon as it has no windows.
     Leaving,
 }
 
@@ -199,10 +199,21 @@ impl Book {
         (address - entry.block.base < entry.block.bytes).then_some((entry.block, entry.state))
     }
 
+    /// Never handed out again: what is kept is to leave.
     pub fn taint(&mut self, serial: u64) {
-        if let Some(entry) = self.by_serial(serial) {
-            entry.is_tainted = true;
+        let Some(entry) = self.by_serial(serial) else { return };
+        entry.is_tainted = true;
+        let (base, state) = (entry.block.base, entry.state);
+        if state == State::Kept {
+            self.move_to(base, State::Leaving);
         }
+    }
+
+    /// The same of all that there is of a device, or of every one.
+    pub fn taint_all(&mut self, device: Option<Ordinal>) {
+        let is_one = |entry: &&Entry| device.is_none_or(|device| entry.block.device == device);
+        let all: Vec<u64> = self.entries.values().filter(is_one).map(|entry| entry.block.serial).collect();
+        all.into_iter().for_each(|serial| self.taint(serial));
     }
 
     pub fn taint_within(&mut self, range: Range) {

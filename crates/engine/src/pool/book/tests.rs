@@ -104,6 +104,35 @@ fn windows() {
     assert_eq!(book.trim(0), vec![30 * MIB]);
 }
 
+/// What peers may be writing to is handed out never again, whoever has it.
+#[test]
+fn tainted() {
+    let mut book = Book::new();
+    let made =
+        [(0, 10), (0, 20), (0, 30), (1, 40), (1, 50)].map(|(device, base)| block(&mut book, device, base, 4));
+    for index in [0, 1, 3] {
+        assert_eq!(book.give_back(&made[index], LIMIT), kept(&[]));
+    }
+    let leaving = |book: &Book| -> Vec<u64> { book.leaving().iter().map(|block| block.base / MIB).collect() };
+    book.taint(made[0].serial);
+    assert_eq!(leaving(&book), [10]);
+    assert_eq!(book.take(0, 4 * MIB).map(|block| block.serial), Some(made[1].serial));
+    book.taint_all(Some(0));
+    let again = book.find(20 * MIB).unwrap().0;
+    assert_eq!([again, made[2]].map(|block| book.give_back(&block, LIMIT)), [Given::LetGo, Given::LetGo]);
+    assert_eq!(book.take(1, 4 * MIB).map(|block| block.serial), Some(made[3].serial));
+    let again = book.find(40 * MIB).unwrap().0;
+    assert_eq!(book.give_back(&again, LIMIT), kept(&[]));
+    book.taint_all(None);
+    assert_eq!((book.take(1, 4 * MIB), leaving(&book)), (None, vec![10, 40]));
+    assert_eq!(book.give_back(&made[4], LIMIT), Given::LetGo);
+    assert_eq!(
+        [10, 40].map(|base| book.leave(book.find(base * MIB).unwrap().0.serial)),
+        [10, 40].map(|base| Some(base * MIB))
+    );
+    assert_eq!(book.sums(), Sums::default());
+}
+
 /// Memory that comes anew where a block was has taken its place.
 #[test]
 fn entered_over_others() {
