@@ -1,5 +1,5 @@
 /* Holds: however a communicator ends, or the memory of its windows leaves, nobody hangs, nothing is left, and the memory is whole:
- * destroyed with windows that the program has, finalized, aborted, aborted by another thread while ranks wait in a registration;
+ * destroyed, finalized with windows that the program has, aborted, aborted by another thread while ranks wait in a registration;
  * memory that is trimmed while windows stand on it, of one communicator and of two; a peer that dies (`dies`, where windows are kept). */
 #include "../support/windows.h"
 
@@ -32,6 +32,23 @@ static void each_way(struct rank* self) {
     if (way % 2 == 0) memory_free(self, &memory);
     together(self);
   }
+}
+
+/* Finalized while the program has a window, whose block it frees then: nobody is in NCCL's communicator any more. */
+static void finalized(struct rank* self) {
+  ncclComm_t communicator = world(self, FIRST);
+  struct memory memory = memory_alloc(self, NCCLS, window_room(self));
+  ncclWindow_t window = window_over(communicator, memory.at, memory.bytes);
+  bool is_simulated = windows_made(communicator) >= 0;
+  if (!is_simulated) window_end(communicator, window);
+  meet(self);
+  NCCL(ncclCommFinalize(communicator));
+  memory_free(self, &memory);
+  usleep(300 * 1000);
+  /* An end in order would count the window as left. */
+  if (is_simulated) NCCL(ncclCommAbort(communicator));
+  else NCCL(ncclCommDestroy(communicator));
+  together(self);
 }
 
 /* One communicator ends; the other's window over the same block stays. */
@@ -124,6 +141,7 @@ static void all(struct rank* self) {
   NCCL(ncclGetVersion(&version));
   if (version < 22803) return;
   RUN_PART(each_way, self);
+  RUN_PART(finalized, self);
   RUN_PART(of_two, self);
   RUN_PART(leaving, self);
   RUN_PART(aborted, self);

@@ -281,6 +281,7 @@ impl Fabric {
     pub fn fail(&self, error: ncclResult_t) {
         let (none, relaxed) = (ncclSuccess.0, Ordering::Relaxed);
         if self.failed.compare_exchange(none, error.0, Ordering::Release, relaxed).is_ok() {
+            self.windows.iter().for_each(|windows| windows.leave_alone());
             pool::distrust(self.device());
             watch::tell_peers(self);
         }

@@ -57,6 +57,8 @@ pub struct Windows {
     /// Some rank keeps none any more.
     is_off: AtomicBool,
     is_aborted: AtomicBool,
+    /// No thread of ours drops any: NCCL is ending the communicator, or has, which is written with the gate passed; or it has failed.
+    is_ended: AtomicBool,
     /// A thread of ours is about to drop some. It says so before it looks whether the communicator was aborted, which says that before it
     /// looks at this.
     is_dropping: AtomicBool,
@@ -97,6 +99,7 @@ impl Windows {
             has_any: AtomicBool::new(false),
             is_off: AtomicBool::new(false),
             is_aborted: AtomicBool::new(false),
+            is_ended: AtomicBool::new(false),
             is_dropping: AtomicBool::new(false),
             is_shared: AtomicBool::new(false),
             book: Mutex::default(),
@@ -168,10 +171,18 @@ impl Windows {
             return;
         }
         self.is_off.store(true, Ordering::Release);
+        // Who has the gate closed may be dropping some; who closes it later finds this.
+        let _inside = self.pass();
+        self.is_ended.store(true, Ordering::Release);
         self.end_parked();
         self.change(Book::forget_all_names);
         let left: Vec<u64> = self.book().blocks().collect();
         left.into_iter().for_each(pool::taint);
+    }
+
+    /// The communicator has failed: a drop asks peers' processes, which may be dead.
+    pub(super) fn leave_alone(&self) {
+        self.is_ended.store(true, Ordering::Release);
     }
 
     /// Calls are not seen any more. False: a call is inside.

@@ -186,6 +186,10 @@ pub fn deregister(communicator: &Communicator, handle: usize) -> Outcome {
     if handle == 0 {
         return Ok(());
     }
+    if communicator.finalized.load(SeqCst) && !communicator.leave.load(SeqCst) && strict::enabled() {
+        let line = "ncclCommWindowDeregister of a communicator that was finalized: the threads that it asks have ended";
+        strict::fail(communicator.segment(), communicator.rank, &[line.to_owned()]);
+    }
     let mut windows = lock(&communicator.windows);
     let Some(index) = windows.entries.iter().position(|window| window.handle == handle) else {
         return refuse(ncclInternalError, "ncclCommWindowDeregister: unknown window");

@@ -60,10 +60,15 @@ impl Windows {
         }
         let Some(_closed) = self.gate.get().and_then(|gate| gate.try_close()) else { return };
         self.is_dropping.store(true, Ordering::SeqCst);
-        if !self.is_aborted.load(Ordering::SeqCst) {
+        if self.may_drop() {
             let taken = self.change(|book| book.leave(block));
             self.drop_all(taken);
         }
         self.is_dropping.store(false, Ordering::SeqCst);
+    }
+
+    /// For a thread of ours that has the gate closed, and has said that it is dropping some.
+    fn may_drop(&self) -> bool {
+        !self.is_aborted.load(Ordering::SeqCst) && !self.is_ended.load(Ordering::Acquire)
     }
 }
