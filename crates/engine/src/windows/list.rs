@@ -94,7 +94,14 @@ impl Book {
         let fits = |one: &&Record| {
             one.range == range && one.flags == flags && one.block == Some(block) && one.times == 1
         };
-        self.records.iter().find(fits).map_or(0, |one| one.number)
+        let found = self.records.iter().find(fits).filter(|one| self.is_alone(one));
+        found.map_or(0, |one| one.number)
+    }
+
+    /// Whether no other begins at the same address. Of such NCCL forgets the one that was made last, whichever ends (2.28.9,
+    /// symWindowDestroy): so the application has all of them or none, and what it does not have goes at once, the last one first.
+    fn is_alone(&self, record: &Record) -> bool {
+        self.records.iter().filter(|one| one.range.base == record.range.base).count() == 1
     }
 
     /// The application has it now; its handle.
@@ -142,7 +149,7 @@ impl Book {
     /// All ranks forget these names. Gives those that nobody has; the others stay for the application alone.
     pub fn forget_names(&mut self, names: &[Number], standing: impl Fn(&Record) -> Standing) -> Vec<Record> {
         let is_named = |one: &Record| one.number != 0 && names.contains(&one.number);
-        let taken = self.take(|one| is_named(one) && !one.is_owned(&standing));
+        let taken = self.lose(|one| is_named(one) && !one.is_owned(&standing));
         let named = self.records.iter_mut().filter(|one| is_named(one));
         named.for_each(|one| one.number = 0);
         names.iter().for_each(|name| self.told(*name));
@@ -208,12 +215,14 @@ impl Book {
         let Some(index) = self.records.iter().position(|one| one.handle == handle) else {
             return self.end_gone(handle);
         };
+        let is_alone = self.is_alone(&self.records[index]);
         let record = &mut self.records[index];
         if record.users == 0 {
             return Ended::Twice;
         }
         record.users -= 1;
-        let stays = |record: &Record| record.block.is_some() && standing(record) != Standing::Leaving;
+        let stays =
+            |record: &Record| record.block.is_some() && standing(record) != Standing::Leaving && is_alone;
         match (record.users, record.number) {
             (0, number) if number != 0 && stays(record) => Ended::Parked,
             (0, _) => {
@@ -252,8 +261,13 @@ impl Book {
         }
     }
 
+    /// With all that begin at the same addresses; what was made last comes first.
     fn take(&mut self, mut which: impl FnMut(&Record) -> bool) -> Vec<Record> {
-        let taken: Vec<Record> = self.records.extract_if(.., |one| which(one)).collect();
+        let chosen = self.records.iter().filter(|one| which(one));
+        let bases: Vec<u64> = chosen.map(|one| one.range.base).collect();
+        let is_one = |one: &mut Record| bases.contains(&one.range.base);
+        let mut taken: Vec<Record> = self.records.extract_if(.., is_one).collect();
+        taken.reverse();
         // A deregistration that comes later is as right as in NCCL.
         let users = taken.iter().filter(|one| one.users > 0).map(|one| (one.handle, one.users));
         self.gone.extend(users);
@@ -335,6 +349,30 @@ mod tests {
         assert!(book.is_empty());
     }
 
+    /// Of two at one address one is not kept without the other: NCCL would forget the wrong one.
+    #[test]
+    fn at_one_address() {
+        let long = Range { bytes: 0x3000, ..at(0x1000) };
+        let both =
+            || book(&[record(1, 0x1000), Record { range: long, ..record(2, 0x1000) }, record(3, 0x2000)]);
+        let mut ended = both();
+        assert_eq!((ended.claim(at(0x1000), 1, BLOCK), ended.claim(long, 1, BLOCK)), (0, 0));
+        assert_eq!(
+            [32, 16, 48].map(|handle| ended.end(handle, held(1))),
+            [Ended::Real, Ended::Parked, Ended::Parked]
+        );
+        assert_eq!(ended.claim(at(0x1000), 1, BLOCK), 1);
+        // Freed, and not the application's any more.
+        let mut freed = both();
+        assert_eq!(numbers(&freed.meet(Range { base: 0x3800, bytes: 8 }, held(2))), [2, 1]);
+        assert_eq!((freed.len(), freed.lost()), (1, 2));
+        let mut named = both();
+        assert_eq!(numbers(&named.forget_names(&[1], held(2))), [2, 1]);
+        assert_eq!((named.len(), named.lost()), (1, 2));
+        assert_eq!(numbers(&both().leave(BLOCK)), [3, 2, 1]);
+        assert_eq!(numbers(&both().end_parked(held(2))), [3, 2, 1]);
+    }
+
     /// Not kept: what lies in other memory, and in blocks that go.
     #[test]
     fn not_kept() {
@@ -362,7 +400,7 @@ mod tests {
             assert_eq!(book.end(handle, held(1)), Ended::Parked);
         }
         assert_eq!(numbers(&book.limit(2)), [1]);
-        assert_eq!(numbers(&book.end_parked(held(1))), [2, 3]);
+        assert_eq!(numbers(&book.end_parked(held(1))), [3, 2]);
         assert_eq!((numbers(&book.leave(BLOCK)), book.blocks().count()), (vec![4], 0));
         assert!(!book.is_empty(), "its late end is remembered");
         assert!(book.forget().is_empty() && book.is_empty());
