@@ -101,8 +101,12 @@ impl Asked {
                 {
                     put(self.place, window, "ncclCommWindowRegister: win");
                 }
-                if code == ncclSuccess {
-                    guard::or_else(|| (), || self.made(windows, &making, window as usize));
+                match code {
+                    code if code == ncclSuccess => {
+                        guard::or_else(|| (), || self.made(windows, &making, window as usize));
+                    }
+                    // NCCL leaves a registration.
+                    _ => guard::or_else(|| (), || pool::taint_within(self.wish().range)),
                 }
                 code
             }
