@@ -141,18 +141,13 @@ impl Book {
         self.lost.front().copied().unwrap_or(0)
     }
 
-    /// All ranks know by now.
-    pub fn told(&mut self, number: Number) {
-        self.lost.retain(|one| *one != number);
-    }
-
     /// All ranks forget these names. Gives those that nobody has; the others stay for the application alone.
     pub fn forget_names(&mut self, names: &[Number], standing: impl Fn(&Record) -> Standing) -> Vec<Record> {
         let is_named = |one: &Record| one.number != 0 && names.contains(&one.number);
         let taken = self.lose(|one| is_named(one) && !one.is_owned(&standing));
         let named = self.records.iter_mut().filter(|one| is_named(one));
         named.for_each(|one| one.number = 0);
-        names.iter().for_each(|name| self.told(*name));
+        self.lost.retain(|one| !names.contains(one));
         taken
     }
 
@@ -333,7 +328,7 @@ mod tests {
         assert_eq!(numbers(&book.meet(at(0x1800), held(1))), [1]);
         assert_eq!((book.lost(), numbers(&book.meet(at(0x1800), held(2)))), (1, vec![2]));
         assert_eq!((book.end(32, held(2)), book.end(32, held(2))), (Ended::Counted, Ended::Foreign));
-        book.told(1);
+        assert!(book.forget_names(&[1], held(2)).is_empty());
         assert_eq!((book.lost(), book.len()), (2, 1));
         assert_eq!(numbers(&book.make_way(BLOCK, held(2))), [3]);
     }

@@ -14,7 +14,7 @@ use crate::fabric::Fabric;
 use crate::gpu;
 use crate::pool::{self, Block};
 use crate::range::Range;
-use crate::windows::{Number, Record, Round, Said, Seen, Unlike, Verdict, decide};
+use crate::windows::{Decided, Number, Record, Round, Said, Seen, Unlike, Verdict, decide};
 
 use super::{Windows, standing};
 
@@ -79,10 +79,7 @@ impl Windows {
         let round = self.seat.begin(&said);
         match self.wait(fabric, round) {
             Err(code) => Course::Refused(code),
-            Ok(Seen::All(all)) => {
-                self.book().told(said.lost);
-                self.decided(&all, Making { wish, number: round.number(), block })
-            }
+            Ok(Seen::All(all)) => self.decided(&all, Making { wish, number: round.number(), block }),
             Ok(Seen::Refused(unfit)) => Course::Refused(self.refused(round, &unfit)),
             Ok(_) => {
                 self.go_off("another rank keeps none");
@@ -132,17 +129,21 @@ impl Windows {
     }
 
     fn decided(&self, all: &[Said], making: Making) -> Course {
-        match decide(all, self.rules) {
+        let Decided { verdict, drop } = decide(all, self.rules);
+        if !drop.is_empty() {
+            let taken = self.change(|book| book.forget_names(&drop, standing));
+            self.drop_all(taken);
+        }
+        match verdict {
             Verdict::Hit(number) => {
                 let life = making.block.map_or(0, |block| block.life);
                 let why = format_args!("window {number} of rank {} is gone", self.rank);
                 let hit = self.change(|book| book.hit(number, life));
                 hit.map_or_else(|| Course::Refused(refuse(ncclInternalError, why)), Course::Hit)
             }
-            Verdict::Make { drop } => {
+            Verdict::Make => {
                 let taken = self.change(|book| {
-                    let mut taken = book.forget_names(&drop, standing);
-                    taken.extend(book.meet(making.wish.range, standing));
+                    let mut taken = book.meet(making.wish.range, standing);
                     taken.extend(making.block.iter().flat_map(|block| book.make_way(block.serial, standing)));
                     taken
                 });
