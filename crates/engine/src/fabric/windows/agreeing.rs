@@ -82,7 +82,7 @@ impl Windows {
             Ok(Seen::All(all)) => self.decided(&all, Making { wish, number: round.number(), block }),
             Ok(Seen::Refused(unfit)) => Course::Refused(self.refused(round, &unfit)),
             Ok(_) => {
-                self.go_off("another rank keeps none");
+                self.stop_keeping("another rank keeps none");
                 Course::Forward
             }
         }
