@@ -107,7 +107,10 @@ impl Windows {
     pub fn made(&self, making: &Making, handle: usize) {
         let Making { wish: Wish { range, flags }, number, block } = *making;
         let (block, life) = (block.map(|block| block.serial), block.map_or(0, |block| block.life));
-        if handle != 0 {
+        if handle == 0 {
+            // Nor does it ask other ranks.
+            self.stop_keeping("NCCL makes none");
+        } else {
             let record = Record { number, handle, range, flags, block, life, users: 1, times: 1 };
             self.change(|book| book.made(record));
         }
