@@ -180,6 +180,11 @@ pub fn registered(range: Range, registration: Registration) {
     }
 }
 
+/// The blocks that the latest call with this answer registered.
+pub fn registered_by(registration: Registration) -> Vec<Range> {
+    if is_empty() { Vec::new() } else { lock().registered_by(registration) }
+}
+
 /// It has ended that registration.
 pub fn deregistered(registration: Registration) {
     if !is_empty() {

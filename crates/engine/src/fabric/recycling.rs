@@ -2,6 +2,8 @@
 //!
 //! Others' shortage cannot be seen when it comes, only looked for: `windlass-watch` does every 50 ms while anything is kept.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use crate::arena::{Arena, Refusal, Slice};
 use crate::forward::registration;
 use crate::gpu::{self, Address, Home, Ordinal};
@@ -9,7 +11,7 @@ use crate::pool;
 
 use nccl_sys::ncclSuccess;
 
-use super::{memory_is_freed, watch};
+use super::{beside, memory_is_freed, watch};
 
 /// There are blocks to look after.
 pub fn look_after_pool() {
@@ -66,9 +68,30 @@ pub(super) fn lend(arena: &Arena, lend: impl Fn() -> Result<Slice, Refusal>) -> 
     }
 }
 
-/// Looks whether memory is short where something is kept. For `windlass-watch`: waits for nobody, so what is registered of a block goes
-/// when its look finds that gone.
+/// Looks whether memory is short where something is kept. For `windlass-watch`, which ends waits for the dead: the driver, which may
+/// wait for what a thread of the application does, is asked [beside](super::beside) it. What is registered of a block goes when a
+/// look of the watch's finds that gone.
 pub(super) fn look() {
+    static IS_BUSY: AtomicBool = AtomicBool::new(false);
+    if pool::is_any_kept() && !IS_BUSY.swap(true, Ordering::AcqRel) {
+        let busy = Busy(&IS_BUSY);
+        beside::run(None, move || {
+            let _busy = busy;
+            give_back_where_short();
+        });
+    }
+}
+
+/// A thread is at it until this is dropped.
+pub(super) struct Busy(pub &'static AtomicBool);
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+fn give_back_where_short() {
     for device in pool::devices().into_iter().filter(|device| is_short_on(*device)) {
         let Some(home) = home_of(device) else { continue };
         let Ok(_entered) = home.enter() else { continue };

@@ -116,12 +116,14 @@ impl Windows {
         self.is_shared.store(true, Ordering::Release);
     }
 
-    /// The application ends a registration.
-    pub fn end(&self, handle: usize) -> Ended {
+    /// The application ends a registration. In an open group what came before may use it yet, by NCCL's own word: that hears of the end
+    /// at once.
+    pub fn end(&self, handle: usize, is_grouped: bool) -> Ended {
         if !self.has_any() {
             return Ended::Foreign;
         }
-        let ended = self.change(|book| book.end(handle, standing));
+        let stays = |record: &Record| if is_grouped { Standing::Leaving } else { standing(record) };
+        let ended = self.change(|book| book.end(handle, stays));
         if ended == Ended::Parked {
             let surplus = self.change(|book| book.limit(PARKED_MAX));
             self.drop_all(surplus);

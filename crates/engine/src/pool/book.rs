@@ -239,6 +239,15 @@ impl Book {
         }
     }
 
+    pub fn registered_by(&self, registration: Registration) -> Vec<Range> {
+        let serials = self.registrations.get(&registration).and_then(|calls| calls.last());
+        let of = |serial: &u64| {
+            let Block { base, bytes, .. } = self.entries.get(self.serials.get(serial)?)?.block;
+            Some(Range { base, bytes })
+        };
+        serials.into_iter().flatten().filter_map(of).collect()
+    }
+
     pub fn deregister(&mut self, registration: Registration) {
         let Some(calls) = self.registrations.get_mut(&registration) else { return };
         let ended = calls.pop().unwrap_or_default();

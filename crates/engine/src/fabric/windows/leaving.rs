@@ -7,26 +7,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::gpu::Home;
 use crate::pool::{self, Block};
 
-use super::super::{beside, recycling};
+use super::super::beside;
+use super::super::recycling::{self, Busy};
 use super::{Windows, blocks};
 
 /// Whether a thread is at it.
 static IS_BUSY: AtomicBool = AtomicBool::new(false);
-
-struct Busy;
-
-impl Drop for Busy {
-    fn drop(&mut self) {
-        IS_BUSY.store(false, Ordering::Release);
-    }
-}
 
 /// Has the blocks that are to leave freed, of which no communicator has a call inside; the others later. Waits for nobody.
 pub(in crate::fabric) fn look(all: impl Iterator<Item = Arc<Windows>>) {
     if pool::leaving().is_empty() || IS_BUSY.swap(true, Ordering::AcqRel) {
         return;
     }
-    let busy = Busy;
+    let busy = Busy(&IS_BUSY);
     let all: Vec<Arc<Windows>> = all.collect();
     beside::run(None, move || {
         let _busy = busy;

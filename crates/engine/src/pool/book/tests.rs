@@ -71,7 +71,10 @@ fn registrations() {
     let range = Range { base: 10 * MIB, bytes: 8 * MIB };
     book.register(range, handle);
     book.register(Range { base: 11 * MIB, bytes: 1 }, handle);
+    let of = |block: &Block| Range { base: block.base, bytes: block.bytes };
+    assert_eq!(book.registered_by(handle), [of(&one)]);
     book.deregister(handle);
+    assert_eq!(book.registered_by(handle), [of(&one), of(&two)]);
     book.deregister(Registration { communicator: 2, handle: 7 });
     assert_eq!(book.give_back(&one, LIMIT), Given::LetGo);
     assert_eq!(book.find(10 * MIB), None);
