@@ -119,7 +119,6 @@ impl Book {
 
     /// NCCL has made one.
     pub fn made(&mut self, record: Record) {
-        self.gone.retain(|(handle, _)| *handle != record.handle);
         match self.records.iter_mut().find(|one| one.handle == record.handle) {
             // NCCL counts; then it is to be told as often.
             Some(known) => {
@@ -207,8 +206,12 @@ impl Book {
 
     /// The application ends a registration. What it has of other memory than ours, or of a block that goes, is not kept.
     pub fn end(&mut self, handle: usize, standing: impl Fn(&Record) -> Standing) -> Ended {
+        // Handles come again: what the application owes of the one before it ends first.
+        if self.end_gone(handle) {
+            return Ended::Counted;
+        }
         let Some(index) = self.records.iter().position(|one| one.handle == handle) else {
-            return self.end_gone(handle);
+            return Ended::Foreign;
         };
         let is_alone = self.is_alone(&self.records[index]);
         let record = &mut self.records[index];
@@ -233,15 +236,14 @@ impl Book {
         }
     }
 
-    fn end_gone(&mut self, handle: usize) -> Ended {
-        let Some(index) = self.gone.iter().position(|(gone, _)| *gone == handle) else {
-            return Ended::Foreign;
-        };
+    /// Whether the application owed an end of a window that is gone.
+    fn end_gone(&mut self, handle: usize) -> bool {
+        let Some(index) = self.gone.iter().position(|(gone, _)| *gone == handle) else { return false };
         self.gone[index].1 -= 1;
         if self.gone[index].1 == 0 {
             self.gone.remove(index);
         }
-        Ended::Counted
+        true
     }
 
     fn lose(&mut self, which: impl FnMut(&Record) -> bool) -> Vec<Record> {
@@ -331,6 +333,17 @@ mod tests {
         assert!(book.forget_names(&[1], held(2)).is_empty());
         assert_eq!((book.lost(), book.len()), (2, 1));
         assert_eq!(numbers(&book.make_way(BLOCK, held(2))), [3]);
+    }
+
+    /// A handle that comes again: the late end is that of the window before, and leaves the new one alone.
+    #[test]
+    fn handles_come_again() {
+        let mut book = book(&[record(1, 0x1000)]);
+        assert_eq!(numbers(&book.meet(at(0x1000), held(2))), [1]);
+        book.made(Record { handle: 16, life: 2, ..record(2, 0x4000) });
+        assert_eq!(book.end(16, held(2)), Ended::Counted);
+        assert!(book.is_over(BLOCK, held(2)) && !book.is_parked(16));
+        assert_eq!([book.end(16, held(2)), book.end(16, held(2))], [Ended::Parked, Ended::Twice]);
     }
 
     /// Forgotten names are claimed by nobody; what the application has stays till it ends it.
