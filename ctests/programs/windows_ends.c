@@ -88,6 +88,28 @@ static void leaving(struct rank* self) {
   destroy_each(communicators, 2);
 }
 
+/* What is kept, with its window, is given back to who needs the memory. */
+static void short_of_memory(struct rank* self) {
+  enum { MIB = 1 << 20, LEFT = 320 * MIB };
+  ncclComm_t communicator = world(self, FIRST);
+  size_t free_bytes = 0, total = 0;
+  CUDA(cuMemGetInfo_v2(&free_bytes, &total));
+  if (CHECK(free_bytes > LEFT)) {
+    void* rest = device_alloc((free_bytes - LEFT) / (2 * MIB) * (2 * MIB));
+    struct memory memory = memory_alloc(self, NCCLS, 128 * MIB);
+    ncclWindow_t window = window_over(communicator, memory.at, memory.bytes);
+    meet(self);
+    window_end(communicator, window);
+    memory_free(self, &memory);
+    meet(self);
+    memory = memory_alloc(self, NCCLS, 256 * MIB);
+    memory_free(self, &memory);
+    device_free(rest);
+  }
+  meet(self);
+  NCCL(ncclCommDestroy(communicator));
+}
+
 struct waiting { struct rank* self; ncclComm_t communicator; char* at; ncclResult_t code; };
 
 static void* wait_in_registration(void* argument) {
@@ -144,6 +166,7 @@ static void all(struct rank* self) {
   RUN_PART(finalized, self);
   RUN_PART(of_two, self);
   RUN_PART(leaving, self);
+  if (!on_gpus()) RUN_PART(short_of_memory, self);
   RUN_PART(aborted, self);
 }
 

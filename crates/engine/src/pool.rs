@@ -210,6 +210,11 @@ pub fn leaving() -> Vec<Block> {
     if is_empty() { Vec::new() } else { lock().leaving() }
 }
 
+/// Whether there are any.
+pub fn is_any_leaving() -> bool {
+    !is_empty() && lock().sums().leaving_blocks > 0
+}
+
 /// The windows of a block that is [leaving] are gone. It leaves the book, and NCCL is to free what this gives; nothing if
 /// somebody was here before.
 #[must_use]

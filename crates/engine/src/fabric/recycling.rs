@@ -3,6 +3,7 @@
 //! Others' shortage cannot be seen when it comes, only looked for: `windlass-watch` does every 50 ms while anything is kept.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use crate::arena::{Arena, Refusal, Slice};
 use crate::forward::registration;
@@ -11,7 +12,7 @@ use crate::pool;
 
 use nccl_sys::ncclSuccess;
 
-use super::{beside, memory_is_freed, watch};
+use super::{beside, memory_is_freed, watch, windows};
 
 /// There are blocks to look after.
 pub fn look_after_pool() {
@@ -34,9 +35,13 @@ fn free(block: Address) {
     }
 }
 
-/// All that is kept on a device goes back; whether that was anything. Takes NCCL half a millisecond a block.
+/// As long as who needs memory waits for windows over blocks to go, which asks peers' processes.
+const WINDOWS_GO_WITHIN: Duration = Duration::from_millis(200);
+
+/// All that is kept on a device goes back, with its windows; whether that was anything. Takes NCCL half a millisecond a block, and
+/// one or two a window.
 pub fn trim_pool(device: Ordinal) -> bool {
-    if !pool::is_any_kept() {
+    if !pool::is_any_kept() && !pool::is_any_leaving() {
         return false;
     }
     // Where no context is current NCCL, which brings back the device that was, would make one for device 0.
@@ -44,10 +49,11 @@ pub fn trim_pool(device: Ordinal) -> bool {
     let _entered = home.as_ref().and_then(|home| home.enter().ok());
     let blocks = pool::trim(device);
     let_go(&blocks);
-    if !blocks.is_empty() {
-        log::info!("device {device}: {} kept blocks of ncclMemAlloc were given back", blocks.len());
+    let count = blocks.len() + windows::free_leaving(device, WINDOWS_GO_WITHIN);
+    if count > 0 {
+        log::info!("device {device}: {count} kept blocks of ncclMemAlloc were given back");
     }
-    !blocks.is_empty()
+    count > 0
 }
 
 /// NCCL is about to make a communicator on this device, which takes some hundred MiB: where that is short, what is kept goes back

@@ -33,7 +33,7 @@ use super::pages::WINDOWS_AT;
 
 pub use agreeing::{Course, Making, Wish};
 pub use leaving::free_left;
-pub(super) use leaving::look;
+pub(super) use leaving::{free_leaving, look};
 
 /// So many windows of a communicator stay that nobody has registered.
 const PARKED_MAX: usize = 64;
