@@ -122,7 +122,10 @@ impl Windows {
         if !self.has_any() {
             return Ended::Foreign;
         }
-        let stays = |record: &Record| if is_grouped { Standing::Leaving } else { standing(record) };
+        self.drop_leaving();
+        // No thread of ours may drop what is left of a communicator that is shared.
+        let is_real = is_grouped || self.is_shared.load(Ordering::Acquire);
+        let stays = |record: &Record| if is_real { Standing::Leaving } else { standing(record) };
         let ended = self.change(|book| book.end(handle, stays));
         if ended == Ended::Parked {
             let surplus = self.change(|book| book.limit(PARKED_MAX));
@@ -158,6 +161,14 @@ impl Windows {
             );
         }
         self.drop_all(taken);
+    }
+
+    /// Windows of blocks that leave go, where [no thread of ours](leaving) may do that.
+    fn drop_leaving(&self) {
+        if self.is_shared.load(Ordering::Acquire) && self.has_any() && pool::is_any_leaving() {
+            let taken = self.change(|book| book.leave_all(standing));
+            self.drop_all(taken);
+        }
     }
 
     /// What the application does not have goes; NCCL may then give back what stands behind it.

@@ -170,6 +170,11 @@ impl Book {
         self.lose(|one| one.block == Some(block))
     }
 
+    /// The same of all such blocks.
+    pub fn leave_all(&mut self, standing: impl Fn(&Record) -> Standing) -> Vec<Record> {
+        self.lose(|one| one.block.is_some() && standing(one) == Standing::Leaving)
+    }
+
     /// Takes out all that the application does not have.
     pub fn end_parked(&mut self, standing: impl Fn(&Record) -> Standing) -> Vec<Record> {
         self.lose(|one| !one.is_owned(&standing))
@@ -389,6 +394,10 @@ mod tests {
         assert_eq!(book.end(16, held(1)), Ended::Real);
         assert_eq!(book.end(32, |_| Standing::Leaving), Ended::Real);
         assert_eq!((book.lost(), book.len()), (1, 0));
+        let other = Record { block: Some(BLOCK + 1), users: 0, ..record(4, 0x9000) };
+        let mut book = self::book(&[record(3, 0x1000), other, Record { block: None, ..record(5, 0x5000) }]);
+        let goes = |one: &Record| if one.block == Some(BLOCK) { held(1)(one) } else { Standing::Leaving };
+        assert_eq!((numbers(&book.leave_all(goes)), book.len()), (vec![4], 2));
     }
 
     /// NCCL that gives one handle twice is told twice.

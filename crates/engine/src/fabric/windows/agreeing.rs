@@ -68,6 +68,7 @@ impl Windows {
         if self.is_off.load(Ordering::Acquire) || self.is_aborted.load(Ordering::Acquire) {
             return Course::Forward;
         }
+        self.drop_leaving();
         let block = pool::block_of(wish.range.base).filter(|block| holds(block, wish.range));
         if let Some((code, why)) = unfit(wish.range, block.as_ref()) {
             // NCCL is not asked: of a communicator's first symmetric window it looks at nothing before all ranks are there
