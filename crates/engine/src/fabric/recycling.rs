@@ -1,6 +1,7 @@
 //! What of the application's freed memory is kept, given back: when it is too much, when memory is short, at the application's wish.
 //!
-//! Others' shortage cannot be seen when it comes, only looked for: `windlass-watch` does every 50 ms while anything is kept.
+//! Others' shortage cannot be seen when it comes, only looked for: `windlass-watch` does every 50 ms while anything is kept. Without
+//! it nothing is kept.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -74,17 +75,31 @@ pub(super) fn lend(arena: &Arena, lend: impl Fn() -> Result<Slice, Refusal>) -> 
     }
 }
 
-/// Looks whether memory is short where something is kept. For `windlass-watch`, which ends waits for the dead: the driver, which may
-/// wait for what a thread of the application does, is asked [beside](super::beside) it. What is registered of a block goes when a
-/// look of the watch's finds that gone.
+/// Looks for what is kept too long, and whether memory is short where something is kept. For `windlass-watch`, which ends waits for
+/// the dead: the driver, which may wait for what a thread of the application does, is asked [beside](super::beside) it. What is
+/// registered of a block goes when a look of the watch's finds that gone.
 pub(super) fn look() {
     static IS_BUSY: AtomicBool = AtomicBool::new(false);
     if pool::is_any_kept() && !IS_BUSY.swap(true, Ordering::AcqRel) {
         let busy = Busy(&IS_BUSY);
         beside::run(None, move || {
             let _busy = busy;
+            let_go_of_old();
             give_back_where_short();
         });
+    }
+}
+
+/// What nobody wants for so long goes back: another program, or `cudaMalloc`, may want it, and nobody hears of that.
+const KEPT_FOR: Duration = Duration::from_secs(2);
+
+fn let_go_of_old() {
+    for block in pool::age(KEPT_FOR) {
+        // NCCL, which brings back the device that was, would make a context for device 0 on a thread that has none.
+        let home =
+            gpu::opened().and_then(|driver| driver.attributes(block)).and_then(|said| home_of(said.device));
+        let _entered = home.as_ref().and_then(|home| home.enter().ok());
+        free(block);
     }
 }
 

@@ -72,6 +72,8 @@ struct Entry {
     state: State,
     is_tainted: bool,
     windows: u32,
+    /// When it was given back last.
+    since: u64,
     /// Registrations of the application's that have not ended.
     registrations: u32,
 }
@@ -98,6 +100,8 @@ pub struct Book {
     sums: Sums,
     next_serial: u64,
     now: u64,
+    /// What the clock says, in milliseconds.
+    time: u64,
 }
 
 impl Book {
@@ -118,7 +122,13 @@ impl Book {
             },
             next_serial: 1,
             now: 0,
+            time: 0,
         }
+    }
+
+    /// What happens from now on happens at this time.
+    pub fn at(&mut self, time: u64) {
+        self.time = time;
     }
 
     pub fn sums(&self) -> Sums {
@@ -134,7 +144,8 @@ impl Book {
         self.next_serial += 1;
         let block =
             Block { serial, device, base: range.base, bytes: range.bytes, buffer_id, life: 1, held: true };
-        let entry = Entry { block, state: State::Held, is_tainted: false, windows: 0, registrations: 0 };
+        let entry =
+            Entry { block, state: State::Held, is_tainted: false, windows: 0, since: 0, registrations: 0 };
         self.entries.insert(range.base, entry);
         self.serials.insert(serial, range.base);
         self.count(State::Held, range.bytes, true);
@@ -184,6 +195,15 @@ impl Book {
             .flat_map(|(_, shelf)| shelf.blocks.values().copied())
             .collect();
         all.into_iter().filter_map(|base| self.let_go(base)).collect()
+    }
+
+    /// What has been kept for longer leaves. What has windows will.
+    pub fn age(&mut self, longest: u64) -> Vec<Address> {
+        let latest = self.time.saturating_sub(longest);
+        let is_old = |base: &Address| self.entries.get(base).is_some_and(|entry| entry.since < latest);
+        let kept = self.shelves.values().flat_map(|shelf| shelf.blocks.values().copied());
+        let old: Vec<Address> = kept.filter(is_old).collect();
+        old.into_iter().filter_map(|base| self.let_go(base)).collect()
     }
 
     /// A block whose memory is not there any more.
@@ -320,8 +340,9 @@ impl Book {
     }
 
     fn move_to(&mut self, base: Address, state: State) {
-        let now = self.tick();
+        let (now, time) = (self.tick(), self.time);
         let Some(entry) = self.entries.get_mut(&base) else { return };
+        entry.since = time;
         let before = std::mem::replace(&mut entry.state, state);
         entry.block.held = state == State::Held;
         let Block { serial, device, bytes, .. } = entry.block;

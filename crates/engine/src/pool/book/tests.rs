@@ -62,6 +62,26 @@ fn eviction() {
     assert_eq!(book.sums(), Sums::default());
 }
 
+/// What nobody has wanted for a while leaves; what was used since does not.
+#[test]
+fn ageing() {
+    let mut book = Book::new();
+    let made = [(0, 10), (1, 20), (0, 30)].map(|(device, base)| block(&mut book, device, base, 4));
+    book.set_windows(made[2].serial, 1);
+    book.at(100);
+    made.iter().for_each(|block| assert_eq!(book.give_back(block, LIMIT), kept(&[])));
+    book.at(150);
+    assert!(book.age(50).is_empty());
+    let again = book.take(0, 4 * MIB).unwrap();
+    assert_eq!((again.serial, book.give_back(&again, LIMIT)), (made[0].serial, kept(&[])));
+    book.at(151);
+    assert_eq!(book.age(50), [20 * MIB]);
+    let leaving: Vec<u64> = book.leaving().iter().map(|block| block.serial).collect();
+    assert_eq!(leaving, [made[2].serial]);
+    book.at(1000);
+    assert_eq!((book.age(50), book.sums().kept_blocks), (vec![10 * MIB], 0));
+}
+
 /// What is registered, or tainted, is not kept; what was deregistered is. One handle may stand for several calls.
 #[test]
 fn registrations() {
