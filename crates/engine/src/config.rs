@@ -109,7 +109,7 @@ pub const OPTIONS: &[Description] = &[
         name: "WINDLASS_POOL",
         values: "off, bytes, with K, M, G or T for powers of 1024",
         default: "off",
-        about: "How much memory of ncclMemAlloc that the program has freed is kept on each device, to be handed out again. It goes back when memory is short, but a program that fills the device at once can be refused it. off keeps nothing.",
+        about: "How much memory of ncclMemAlloc that the program has freed is kept on each device, to be handed out again, for two seconds; from the first communicator with a fabric on. It goes back when memory is short, but a program that fills the device at once can be refused it. off keeps nothing.",
     },
     Description {
         name: "WINDLASS_REGISTER",
