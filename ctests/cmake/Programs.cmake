@@ -125,7 +125,7 @@ endforeach()
 
 # Births at which ranks meet: programs whose communicators all come from one id, and some whose do not.
 if(WINDLASS_LIBRARY_DIR)
-  foreach(program sendrecv groups threads premulsum registration graphs forked pool)
+  foreach(program sendrecv groups threads premulsum registration graphs forked pool pool_times)
     add_fabric(${program} 300 "yes")
   endforeach()
   # Groups of communicators, as NCCL ordered them before 2.26, too: plainly, and with ours among them.

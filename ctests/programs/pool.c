@@ -19,12 +19,14 @@
 enum { MIB = 1 << 20, GRANULE = 2 * MIB, THREADS_MAX = 8, ROUNDS = 200 };
 
 static int version;
+/* Nothing is kept before the first communicator, nor without a fabric: a thread looks after what is. */
+static bool is_looked_after;
 
 /* Whether freed memory is kept here at all. */
 static bool is_kept(void) {
   const char* pool = getenv("WINDLASS_POOL");
   const char* nccls = getenv("NCCL_CUMEM_ENABLE");
-  return windlass_function("windlassGetStats") && pool && strcmp(pool, "off") && !(nccls && !strcmp(nccls, "0"));
+  return is_looked_after && windlass_function("windlassGetStats") && pool && strcmp(pool, "off") && !(nccls && !strcmp(nccls, "0"));
 }
 
 /* What holds only where it is; not counted, so that plain runs print the same. */
@@ -357,8 +359,7 @@ static void registered(struct rank* self, ncclComm_t communicator) {
 /* Memory that others need goes back by itself, while there is a communicator. */
 static void watched(struct rank* self) {
   enum { KEEPS = 256 * MIB, LEFT = 64 * MIB };
-  const char* fabric = getenv("WINDLASS_FABRIC");
-  if (!is_kept() || limit() < KEEPS || !fabric || strcmp(fabric, "on")) return;
+  if (!is_kept() || limit() < KEEPS) return;
   memory_return();
   void* memory = NULL;
   if (ncclMemAlloc(&memory, KEEPS) != ncclSuccess || ncclMemFree(memory) != ncclSuccess) CHECK(!"recycled");
@@ -375,8 +376,24 @@ static void watched(struct rank* self) {
   (void)self;
 }
 
+/* What nobody wants any more goes back by itself, also where there is enough. */
+static void aged(struct rank* self) {
+  give_back(allocate(6 * MIB));
+  if (!is_kept()) return;
+  for (int look = 0; look < 10000 && stats().poolBlocks; look++) usleep(1000);
+  if (stats().poolBlocks) CHECK(!"given back");
+  (void)self;
+}
+
 static void all(struct rank* self) {
   NCCL(ncclGetVersion(&version));
+  RUN_PART(again, self);
+  uint64_t made = makings();
+  for (int i = 0; i < 2; i++) give_back(allocate(GRANULE));
+  if (made && makings() != made + 2) CHECK(!"nothing is kept yet");
+  ncclComm_t communicator = world(self, 0);
+  const char* fabric = getenv("WINDLASS_FABRIC");
+  is_looked_after = fabric && !strcmp(fabric, "on");
   RUN_PART(again, self);
   RUN_PART(by_size, self);
   RUN_PART(in_order, self);
@@ -388,9 +405,9 @@ static void all(struct rank* self) {
   RUN_PART(exported, self);
   RUN_PART(shortage, self);
   RUN_PART(capped, self);
-  ncclComm_t communicator = world(self, 0);
   RUN_PART(registered, self, communicator);
   RUN_PART(watched, self);
+  RUN_PART(aged, self);
   NCCL(ncclCommDestroy(communicator));
 }
 

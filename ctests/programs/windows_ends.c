@@ -1,5 +1,5 @@
 /* Holds: however a communicator ends, or the memory of its windows leaves, nobody hangs, nothing is left, and the memory is whole:
- * destroyed with windows that the program has, finalized, aborted, aborted by another thread while ranks wait in a registration;
+ * destroyed, finalized with windows that the program has, aborted, aborted by another thread while ranks wait in a registration;
  * memory that is trimmed while windows stand on it, of one communicator and of two; a peer that dies (`dies`, where windows are kept). */
 #include "../support/windows.h"
 
@@ -32,6 +32,22 @@ static void each_way(struct rank* self) {
     if (way % 2 == 0) memory_free(self, &memory);
     together(self);
   }
+}
+
+/* Finalized while the program has a window, whose block it frees then: nobody is in NCCL's communicator any more. */
+static void finalized(struct rank* self) {
+  ncclComm_t communicator = world(self, FIRST);
+  struct memory memory = memory_alloc(self, NCCLS, window_room(self));
+  ncclWindow_t window = window_over(communicator, memory.at, memory.bytes);
+  if (on_gpus()) window_end(communicator, window);
+  meet(self);
+  NCCL(ncclCommFinalize(communicator));
+  memory_free(self, &memory);
+  usleep(300 * 1000);
+  /* An end in order would count the window as left. */
+  if (on_gpus()) NCCL(ncclCommDestroy(communicator));
+  else NCCL(ncclCommAbort(communicator));
+  together(self);
 }
 
 /* One communicator ends; the other's window over the same block stays. */
@@ -69,6 +85,28 @@ static void leaving(struct rank* self) {
   struct memory memory = used_block(self, communicators[0], 350);
   memory_free(self, &memory);
   destroy_each(communicators, 2);
+}
+
+/* What is kept, with its window, is given back to who needs the memory. */
+static void short_of_memory(struct rank* self) {
+  enum { MIB = 1 << 20, LEFT = 320 * MIB };
+  ncclComm_t communicator = world(self, FIRST);
+  size_t free_bytes = 0, total = 0;
+  CUDA(cuMemGetInfo_v2(&free_bytes, &total));
+  if (CHECK(free_bytes > LEFT)) {
+    void* rest = device_alloc((free_bytes - LEFT) / (2 * MIB) * (2 * MIB));
+    struct memory memory = memory_alloc(self, NCCLS, 128 * MIB);
+    ncclWindow_t window = window_over(communicator, memory.at, memory.bytes);
+    meet(self);
+    window_end(communicator, window);
+    memory_free(self, &memory);
+    meet(self);
+    memory = memory_alloc(self, NCCLS, 256 * MIB);
+    memory_free(self, &memory);
+    device_free(rest);
+  }
+  meet(self);
+  NCCL(ncclCommDestroy(communicator));
 }
 
 struct waiting { struct rank* self; ncclComm_t communicator; char* at; ncclResult_t code; };
@@ -124,8 +162,10 @@ static void all(struct rank* self) {
   NCCL(ncclGetVersion(&version));
   if (version < 22803) return;
   RUN_PART(each_way, self);
+  RUN_PART(finalized, self);
   RUN_PART(of_two, self);
   RUN_PART(leaving, self);
+  if (!on_gpus()) RUN_PART(short_of_memory, self);
   RUN_PART(aborted, self);
 }
 

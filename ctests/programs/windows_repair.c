@@ -86,6 +86,28 @@ static void registered(struct rank* self) {
   NCCL(ncclCommDestroy(communicator));
 }
 
+/* Ended in an open group, which NCCL hears of at once; and where the program ends a registration of the whole block. */
+static void ended_at_once(struct rank* self) {
+  ncclComm_t communicator = world(self, FIRST);
+  struct memory memory = used_block(self, communicator, 600);
+  ncclWindow_t window = window_over(communicator, memory.at, memory.bytes);
+  meet(self);
+  NCCL(ncclGroupStart());
+  window_end(communicator, window);
+  NCCL(ncclGroupEnd());
+  CHECK(windows_live(communicator) <= 0);
+  void* handle = NULL;
+  NCCL(ncclCommRegister(communicator, memory.at, memory.bytes, &handle));
+  window = window_over(communicator, memory.at + 4096, 4096);
+  meet(self);
+  window_end(communicator, window);
+  NCCL(ncclCommDeregister(communicator, handle));
+  CHECK(windows_live(communicator) <= 0);
+  window_gather(self, communicator, &memory, 0, 601);
+  memory_free(self, &memory);
+  NCCL(ncclCommDestroy(communicator));
+}
+
 /* Captured by rank 0 where its window was. Not on GPUs: NCCL itself registers what is captured, and hangs where one rank's memory
  * cannot be. */
 static void captured(struct rank* self) {
@@ -121,6 +143,7 @@ static void all(struct rank* self) {
   RUN_PART(unlike_blocks, self);
   RUN_PART(other_ranges, self);
   RUN_PART(registered, self);
+  RUN_PART(ended_at_once, self);
   if (!on_gpus()) RUN_PART(captured, self);
 }
 

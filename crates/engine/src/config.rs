@@ -109,7 +109,7 @@ pub const OPTIONS: &[Description] = &[
         name: "WINDLASS_POOL",
         values: "off, bytes, with K, M, G or T for powers of 1024",
         default: "off",
-        about: "How much memory of ncclMemAlloc that the program has freed is kept on each device, to be handed out again. It goes back when memory is short, but a program that fills the device at once can be refused it. off keeps nothing.",
+        about: "How much memory of ncclMemAlloc that the program has freed is kept on each device, to be handed out again, for two seconds; from the first communicator with a fabric on. It goes back when memory is short, but a program that fills the device at once can be refused it. off keeps nothing.",
     },
     Description {
         name: "WINDLASS_REGISTER",
@@ -263,6 +263,8 @@ pub struct Nccl {
     pub registration: Switch,
     /// Whether NCCL_ALGO, NCCL_PROTO and NCCL_CTA_POLICY leave the choice of an algorithm to who knows best.
     pub choice: Switch,
+    /// NCCL_WIN_ENABLE: whether NCCL makes windows. Where not, it waits for no other rank.
+    pub windows: Switch,
     /// NCCL_COMM_SPLIT_SHARE_RESOURCES, NCCL_COMM_SHRINK_SHARE_RESOURCES: whether communicators made from others use theirs.
     pub shares: Switch,
     /// NCCL_MAX_CTAS: the most blocks of a kernel, 0 for no limit.
@@ -304,6 +306,7 @@ impl Default for Config {
                 multicast: Switch::On,
                 registration: Switch::On,
                 choice: Switch::On,
+                windows: Switch::On,
                 ctas_max: 0,
             },
         }
@@ -424,6 +427,7 @@ impl Nccl {
             ("NCCL_LAUNCH_MODE", _) if text == "GROUP" => self.launches_alone = Switch::Off,
             ("NCCL_LAUNCH_ORDER_IMPLICIT", implicit) if implicit != 0 => self.launches_alone = Switch::Off,
             ("NCCL_NVLS_ENABLE", 0) => self.multicast = Switch::Off,
+            ("NCCL_WIN_ENABLE", 0) => self.windows = Switch::Off,
             ("NCCL_LOCAL_REGISTER", 0) => self.registration = Switch::Off,
             ("NCCL_ALGO" | "NCCL_PROTO", _) => self.choice = Switch::Off,
             ("NCCL_CTA_POLICY", policy) if policy != 0 => self.choice = Switch::Off,
@@ -640,6 +644,7 @@ mod tests {
             ("NCCL_NVLS_ENABLE", "0"),
             ("NCCL_COMM_SPLIT_SHARE_RESOURCES", "1"),
             ("NCCL_LOCAL_REGISTER", "0"),
+            ("NCCL_WIN_ENABLE", "0"),
             ("NCCL_MAX_CTAS", "12"),
             ("WINDLASS_STUCK_AFTER", "3"),
         ]);
@@ -673,6 +678,7 @@ mod tests {
                 multicast: Switch::Off,
                 registration: Switch::Off,
                 choice: Switch::Off,
+                windows: Switch::Off,
                 ctas_max: 12,
             },
         };
@@ -700,6 +706,7 @@ mod tests {
                 multicast: on,
                 registration: on,
                 choice: on,
+                windows: on,
                 ctas_max: 12
             }
         );

@@ -192,7 +192,7 @@ pub mod capability {
     pub const REQUIRED: u64 = VIRTUAL_MEMORY | DESCRIPTORS;
 }
 
-const LAYOUT: u16 = 5;
+const LAYOUT: u16 = 6;
 
 impl Contract {
     /// The bytes that every rank gets.

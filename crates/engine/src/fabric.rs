@@ -51,6 +51,7 @@ use crate::forward::configuration;
 use crate::gpu::{self, Address, StreamHandle};
 use crate::mailbox::Operation;
 use crate::page::Page;
+use crate::pool;
 use crate::process;
 use crate::rendezvous::card::{Card, Id};
 use crate::rendezvous::verdict::{Failure, Reason};
@@ -280,6 +281,8 @@ impl Fabric {
     pub fn fail(&self, error: ncclResult_t) {
         let (none, relaxed) = (ncclSuccess.0, Ordering::Relaxed);
         if self.failed.compare_exchange(none, error.0, Ordering::Release, relaxed).is_ok() {
+            self.windows.iter().for_each(|windows| windows.leave_alone());
+            pool::distrust(self.device());
             watch::tell_peers(self);
         }
     }

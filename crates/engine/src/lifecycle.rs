@@ -30,6 +30,7 @@ use crate::forward::known::{self, End};
 use crate::gate::Passed;
 use crate::group::{self, Awaited, Ended};
 use crate::guard;
+use crate::pool;
 use crate::process;
 use crate::promise;
 use crate::stats::count::{self, Identity};
@@ -88,6 +89,9 @@ pub fn birth(entry: Entry, birth: &Birth) -> ncclResult_t {
             process::first_communicator();
             count::function(entry);
             fabric::make_room(fabric::device_now());
+            if birth.aborted_parent().is_some() {
+                pool::distrust(None);
+            }
         },
         |()| birth.run(),
         |(), result| {
@@ -141,8 +145,8 @@ pub fn end(entry: Entry, how: End, handle: ncclComm_t) -> ncclResult_t {
             if kept.is_some() {
                 drop(kept);
                 fabric::settle();
-                fabric::windows::free_left();
             }
+            fabric::windows::free_left();
         },
     )
 }
@@ -171,6 +175,10 @@ fn before_end(how: End, handle: ncclComm_t) -> registering::End {
 fn end_registering(handle: ncclComm_t, aborts: bool) -> registering::End {
     let fabric = communicator::find(handle).and_then(|known| known.fabric(handle));
     let windows = fabric.as_ref().map_or(registering::End::Clean, |fabric| fabric.end_windows(aborts));
+    if aborts {
+        // NCCL registers, too: buffers of graphs, and what the application says. After the windows, which none of ours drops any more.
+        pool::distrust(fabric.as_ref().and_then(|fabric| fabric.device()));
+    }
     let registering = fabric.as_ref().and_then(|fabric| fabric.registering());
     let registering = registering.map_or(registering::End::Clean, |registering| registering.end(aborts));
     if windows == registering::End::Left { windows } else { registering }

@@ -8,12 +8,16 @@
 //! A free of NCCL's waits for nothing on the device, so whoever may free memory has finished with it everywhere. That is what handing
 //! it out again at once stands on.
 //!
-//! `WINDLASS_POOL` bounds what is kept on a device; `off` keeps nothing, and notes nothing.
+//! `WINDLASS_POOL` bounds what is kept on a device; `off` keeps nothing, and notes nothing. Nor is anything kept while [nobody looks
+//! after it](look_after): what nobody wants for a while is to [age], for others to have that memory.
 
 mod book;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+use std::time::{Duration, Instant};
+
+use once_cell::sync::OnceCell;
 
 use crate::config::config;
 use crate::gpu::memory::granularity;
@@ -33,6 +37,8 @@ static BOOK: Mutex<Book> = Mutex::new(Book::new());
 static KNOWN: AtomicUsize = AtomicUsize::new(0);
 /// Blocks that are kept.
 static KEPT: AtomicUsize = AtomicUsize::new(0);
+/// A thread looks after what is kept.
+static IS_LOOKED_AFTER: AtomicBool = AtomicBool::new(false);
 /// This process was forked off one that has blocks: CUDA is dead, and the lock may be held by a thread that is not here.
 static FORKED: AtomicBool = AtomicBool::new(false);
 
@@ -126,7 +132,12 @@ fn give_back(block: &Block) -> Return {
         forget(block);
         return Return::Forward;
     }
-    match change(|book| book.give_back(block, config().pool_bytes_max)) {
+    let bytes_max = if IS_LOOKED_AFTER.load(Ordering::Relaxed) { config().pool_bytes_max } else { 0 };
+    let give_back = |book: &mut Book| {
+        book.at(now());
+        book.give_back(block, bytes_max)
+    };
+    match change(give_back) {
         Given::Kept { over } => {
             count::pooled(Pooled::Evicted, over.len() as u64);
             Return::Kept(over)
@@ -150,10 +161,18 @@ pub fn block_of(address: Address) -> Option<Block> {
     if is_empty() { None } else { lock().find(address).map(|(block, _)| block) }
 }
 
-/// The next free of this block is NCCL's.
+/// This block is handed out never again: the next free of it is NCCL's, and if it is kept it is [leaving].
 pub fn taint(serial: u64) {
     if !is_empty() {
-        lock().taint(serial);
+        change(|book| book.taint(serial));
+    }
+}
+
+/// The same of all blocks of a device, or of every device: peers that are not stopped yet may be writing to what is registered of
+/// them. Memory that NCCL has freed they have for themselves.
+pub fn distrust(device: Option<Ordinal>) {
+    if !is_empty() {
+        change(|book| book.taint_all(device));
     }
 }
 
@@ -170,6 +189,11 @@ pub fn registered(range: Range, registration: Registration) {
     if !is_empty() {
         lock().register(range, registration);
     }
+}
+
+/// The blocks that the latest call with this answer registered.
+pub fn registered_by(registration: Registration) -> Vec<Range> {
+    if is_empty() { Vec::new() } else { lock().registered_by(registration) }
 }
 
 /// It has ended that registration.
@@ -197,6 +221,11 @@ pub fn leaving() -> Vec<Block> {
     if is_empty() { Vec::new() } else { lock().leaving() }
 }
 
+/// Whether there are any.
+pub fn is_any_leaving() -> bool {
+    !is_empty() && lock().sums().leaving_blocks > 0
+}
+
 /// The windows of a block that is [leaving] are gone. It leaves the book, and NCCL is to free what this gives; nothing if
 /// somebody was here before.
 #[must_use]
@@ -213,6 +242,31 @@ pub fn trim(device: Ordinal) -> Vec<Address> {
     let gone = change(|book| book.trim(device));
     count::pooled(Pooled::Trimmed, gone.len() as u64);
     gone
+}
+
+/// A thread calls [`age`] again and again from now on; or none does any more.
+pub fn look_after(is_looked_after: bool) {
+    IS_LOOKED_AFTER.store(is_looked_after, Ordering::Relaxed);
+}
+
+/// What nobody has wanted for so long leaves: NCCL is to free what this gives.
+#[must_use]
+pub fn age(longest: Duration) -> Vec<Address> {
+    if !is_any_kept() {
+        return Vec::new();
+    }
+    let gone = change(|book| {
+        book.at(now());
+        book.age(longest.as_millis() as u64)
+    });
+    count::pooled(Pooled::Evicted, gone.len() as u64);
+    gone
+}
+
+/// Milliseconds since the first call.
+fn now() -> u64 {
+    static BEGAN: OnceCell<Instant> = OnceCell::new();
+    BEGAN.get_or_init(Instant::now).elapsed().as_millis() as u64
 }
 
 /// The devices on which something is kept.

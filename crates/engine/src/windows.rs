@@ -12,7 +12,7 @@ mod list;
 mod seat;
 mod slot;
 
-pub use decide::{Rules, Unlike, Verdict, decide};
+pub use decide::{Decided, Rules, Unlike, Verdict, decide};
 pub use list::{Book, Ended, Record, Standing};
 pub use seat::{Round, Seat, Seen};
 pub use slot::{Said, WORDS};

@@ -1,6 +1,10 @@
 //! What of the application's freed memory is kept, given back: when it is too much, when memory is short, at the application's wish.
 //!
-//! Others' shortage cannot be seen when it comes, only looked for: `windlass-watch` does every 50 ms while anything is kept.
+//! Others' shortage cannot be seen when it comes, only looked for: `windlass-watch` does every 50 ms while anything is kept. Without
+//! it nothing is kept.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use crate::arena::{Arena, Refusal, Slice};
 use crate::forward::registration;
@@ -9,7 +13,7 @@ use crate::pool;
 
 use nccl_sys::ncclSuccess;
 
-use super::{memory_is_freed, watch};
+use super::{beside, memory_is_freed, watch, windows};
 
 /// There are blocks to look after.
 pub fn look_after_pool() {
@@ -32,9 +36,13 @@ fn free(block: Address) {
     }
 }
 
-/// All that is kept on a device goes back; whether that was anything. Takes NCCL half a millisecond a block.
+/// As long as who needs memory waits for windows over blocks to go, which asks peers' processes.
+const WINDOWS_GO_WITHIN: Duration = Duration::from_millis(200);
+
+/// All that is kept on a device goes back, with its windows; whether that was anything. Takes NCCL half a millisecond a block, and
+/// one or two a window.
 pub fn trim_pool(device: Ordinal) -> bool {
-    if !pool::is_any_kept() {
+    if !pool::is_any_kept() && !pool::is_any_leaving() {
         return false;
     }
     // Where no context is current NCCL, which brings back the device that was, would make one for device 0.
@@ -42,10 +50,11 @@ pub fn trim_pool(device: Ordinal) -> bool {
     let _entered = home.as_ref().and_then(|home| home.enter().ok());
     let blocks = pool::trim(device);
     let_go(&blocks);
-    if !blocks.is_empty() {
-        log::info!("device {device}: {} kept blocks of ncclMemAlloc were given back", blocks.len());
+    let count = blocks.len() + windows::free_leaving(device, WINDOWS_GO_WITHIN);
+    if count > 0 {
+        log::info!("device {device}: {count} kept blocks of ncclMemAlloc were given back");
     }
-    !blocks.is_empty()
+    count > 0
 }
 
 /// NCCL is about to make a communicator on this device, which takes some hundred MiB: where that is short, what is kept goes back
@@ -66,9 +75,44 @@ pub(super) fn lend(arena: &Arena, lend: impl Fn() -> Result<Slice, Refusal>) -> 
     }
 }
 
-/// Looks whether memory is short where something is kept. For `windlass-watch`: waits for nobody, so what is registered of a block goes
-/// when its look finds that gone.
+/// Looks for what is kept too long, and whether memory is short where something is kept. For `windlass-watch`, which ends waits for
+/// the dead: the driver, which may wait for what a thread of the application does, is asked [beside](super::beside) it. What is
+/// registered of a block goes when a look of the watch's finds that gone.
 pub(super) fn look() {
+    static IS_BUSY: AtomicBool = AtomicBool::new(false);
+    if pool::is_any_kept() && !IS_BUSY.swap(true, Ordering::AcqRel) {
+        let busy = Busy(&IS_BUSY);
+        beside::run(None, move || {
+            let _busy = busy;
+            let_go_of_old();
+            give_back_where_short();
+        });
+    }
+}
+
+/// What nobody wants for so long goes back: another program, or `cudaMalloc`, may want it, and nobody hears of that.
+const KEPT_FOR: Duration = Duration::from_secs(2);
+
+fn let_go_of_old() {
+    for block in pool::age(KEPT_FOR) {
+        // NCCL, which brings back the device that was, would make a context for device 0 on a thread that has none.
+        let home =
+            gpu::opened().and_then(|driver| driver.attributes(block)).and_then(|said| home_of(said.device));
+        let _entered = home.as_ref().and_then(|home| home.enter().ok());
+        free(block);
+    }
+}
+
+/// A thread is at it until this is dropped.
+pub(super) struct Busy(pub &'static AtomicBool);
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+fn give_back_where_short() {
     for device in pool::devices().into_iter().filter(|device| is_short_on(*device)) {
         let Some(home) = home_of(device) else { continue };
         let Ok(_entered) = home.enter() else { continue };

@@ -166,6 +166,7 @@ impl Watch {
         };
         let thread = thread::spawn("windlass-watch", move || round.run())?;
         *watch.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
+        pool::look_after(true);
         Ok(watch)
     }
 
@@ -230,6 +231,7 @@ impl Round {
                 log::error!(
                     "the watch thread cannot wait: rings stay as they are, and so do waits for the dead"
                 );
+                pool::look_after(false);
                 return;
             };
             self.dead.extend(ended);

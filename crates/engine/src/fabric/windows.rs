@@ -33,7 +33,7 @@ use super::pages::WINDOWS_AT;
 
 pub use agreeing::{Course, Making, Wish};
 pub use leaving::free_left;
-pub(super) use leaving::look;
+pub(super) use leaving::{free_leaving, look};
 
 /// So many windows of a communicator stay that nobody has registered.
 const PARKED_MAX: usize = 64;
@@ -57,6 +57,8 @@ pub struct Windows {
     /// Some rank keeps none any more.
     is_off: AtomicBool,
     is_aborted: AtomicBool,
+    /// No thread of ours drops any: NCCL is ending the communicator, or has, which is written with the gate passed; or it has failed.
+    is_ended: AtomicBool,
     /// A thread of ours is about to drop some. It says so before it looks whether the communicator was aborted, which says that before it
     /// looks at this.
     is_dropping: AtomicBool,
@@ -97,6 +99,7 @@ impl Windows {
             has_any: AtomicBool::new(false),
             is_off: AtomicBool::new(false),
             is_aborted: AtomicBool::new(false),
+            is_ended: AtomicBool::new(false),
             is_dropping: AtomicBool::new(false),
             is_shared: AtomicBool::new(false),
             book: Mutex::default(),
@@ -113,12 +116,17 @@ impl Windows {
         self.is_shared.store(true, Ordering::Release);
     }
 
-    /// The application ends a registration.
-    pub fn end(&self, handle: usize) -> Ended {
+    /// The application ends a registration. In an open group what came before may use it yet, by NCCL's own word: that hears of the end
+    /// at once.
+    pub fn end(&self, handle: usize, is_grouped: bool) -> Ended {
         if !self.has_any() {
             return Ended::Foreign;
         }
-        let ended = self.change(|book| book.end(handle, standing));
+        self.drop_leaving();
+        // No thread of ours may drop what is left of a communicator that is shared.
+        let is_real = is_grouped || self.is_shared.load(Ordering::Acquire);
+        let stays = |record: &Record| if is_real { Standing::Leaving } else { standing(record) };
+        let ended = self.change(|book| book.end(handle, stays));
         if ended == Ended::Parked {
             let surplus = self.change(|book| book.limit(PARKED_MAX));
             self.drop_all(surplus);
@@ -155,6 +163,14 @@ impl Windows {
         self.drop_all(taken);
     }
 
+    /// Windows of blocks that leave go, where [no thread of ours](leaving) may do that.
+    fn drop_leaving(&self) {
+        if self.is_shared.load(Ordering::Acquire) && self.has_any() && pool::is_any_leaving() {
+            let taken = self.change(|book| book.leave_all(standing));
+            self.drop_all(taken);
+        }
+    }
+
     /// What the application does not have goes; NCCL may then give back what stands behind it.
     pub fn end_parked(&self) {
         let _inside = self.pass();
@@ -168,10 +184,18 @@ impl Windows {
             return;
         }
         self.is_off.store(true, Ordering::Release);
+        // Who has the gate closed may be dropping some; who closes it later finds this.
+        let _inside = self.pass();
+        self.is_ended.store(true, Ordering::Release);
         self.end_parked();
         self.change(Book::forget_all_names);
         let left: Vec<u64> = self.book().blocks().collect();
         left.into_iter().for_each(pool::taint);
+    }
+
+    /// The communicator has failed: a drop asks peers' processes, which may be dead.
+    pub(super) fn leave_alone(&self) {
+        self.is_ended.store(true, Ordering::Release);
     }
 
     /// Calls are not seen any more. False: a call is inside.

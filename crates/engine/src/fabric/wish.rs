@@ -265,7 +265,7 @@ const WINDOWS_SINCE: i32 = 22803;
 /// that nobody sees; so it does by itself where a policy of blocks asks for that.
 fn keeps_windows(option: Windows, nccl: Nccl, version: i32, device: &device::Facts) -> bool {
     let multicast = device.multicast && nccl.multicast == Switch::On;
-    let lets = nccl.peer_access == Switch::On && nccl.choice == Switch::On;
+    let lets = [nccl.peer_access, nccl.choice, nccl.windows] == [Switch::On; 3];
     option == Windows::Keep && version >= WINDOWS_SINCE && lets && !multicast
 }
 
@@ -362,6 +362,7 @@ mod tests {
         assert!(keep(nccl, 22803, &hopper) && !keep(nccl, 22802, &hopper) && !keep(nccl, 22809, &switched));
         assert!(keep(Nccl { multicast: Switch::Off, ..nccl }, 22809, &switched));
         assert!(!keep(Nccl { choice: Switch::Off, ..nccl }, 22809, &hopper));
+        assert!(!keep(Nccl { windows: Switch::Off, ..nccl }, 22809, &hopper));
         assert!(!keep(Nccl { peer_access: Switch::Off, ..nccl }, 22809, &hopper));
         assert!(!keeps_windows(Windows::Off, nccl, 22809, &hopper));
     }

@@ -110,6 +110,7 @@ fn before(from: FromParent) -> Option<Before> {
     let shares = fabric.configuration().may_share();
     if shares {
         fabric.registering().into_iter().for_each(|one| one.share());
+        fabric.windows().into_iter().for_each(|one| one.share());
     }
     let configured = match configured {
         // A parent with a fabric is one that waits.
@@ -230,6 +231,7 @@ pub fn meet(made: Vec<(Handle, Configured, Derivation)>) -> ncclResult_t {
         if let Fate::Fabric(fabric) = &fate {
             fabric.keep_configuration(configuration);
             fabric.registering().filter(|_| shares).into_iter().for_each(|one| one.share());
+            fabric.windows().filter(|_| shares).into_iter().for_each(|one| one.share());
         }
         let failed = match &fate {
             Fate::Failed(failure) => refuse(failure.code(), format_args!("no communicator: {failure}")),

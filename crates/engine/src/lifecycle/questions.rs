@@ -213,6 +213,9 @@ pub(super) fn note_registered(
 pub fn deregister(handle: ncclComm_t, registration: *mut c_void) -> ncclResult_t {
     let before = || {
         count::function(Entry::ncclCommDeregister);
+        let ended = pool::Registration { communicator: handle as usize, handle: registration as usize };
+        // What stays of windows there would hold it in NCCL.
+        windows::meet_each(handle, || pool::registered_by(ended));
         (promise_of(handle), enter_by(handle))
     };
     let answer = |(promise, _inside): &(Option<Arc<Promise>>, _)| {

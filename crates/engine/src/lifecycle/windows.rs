@@ -91,7 +91,6 @@ impl Asked {
         match course {
             Course::Hit(window) => put(self.place, window as ncclWindow_t, "ncclCommWindowRegister: win"),
             Course::Refused(code) => code,
-            Course::Unfit => self.refused_at_once(real),
             Course::Forward => self.forward(real, is_grouped),
             Course::Make(making) => {
                 let mut window = null_mut();
@@ -102,8 +101,12 @@ impl Asked {
                 {
                     put(self.place, window, "ncclCommWindowRegister: win");
                 }
-                if code == ncclSuccess {
-                    guard::or_else(|| (), || self.made(windows, &making, window as usize));
+                match code {
+                    code if code == ncclSuccess => {
+                        guard::or_else(|| (), || self.made(windows, &making, window as usize));
+                    }
+                    // NCCL leaves a registration.
+                    _ => guard::or_else(|| (), || pool::taint_within(self.wish().range)),
                 }
                 code
             }
@@ -149,7 +152,7 @@ pub fn end(handle: ncclComm_t, window: ncclWindow_t) -> ncclResult_t {
     };
     ask(Entry::ncclCommWindowDeregister, handle, here, |real| {
         let ended = || match keeper(handle).as_ref().and_then(|fabric| fabric.windows()) {
-            Some(windows) if !window.is_null() => windows.end(window as usize),
+            Some(windows) if !window.is_null() => windows.end(window as usize, group::is_open()),
             _ => Ended::Foreign,
         };
         match guard::or_else(|| Ended::Foreign, ended) {
@@ -216,12 +219,16 @@ pub(super) fn share(handle: ncclComm_t) {
 
 /// NCCL is about to get this memory.
 pub(super) fn meet(handle: ncclComm_t, address: *const c_void, bytes: usize) {
+    meet_each(handle, || vec![Range { base: address as u64, bytes: bytes.max(1) as u64 }]);
+}
+
+/// The same of several; asked for only where there may be windows.
+pub(super) fn meet_each(handle: ncclComm_t, buffers: impl Fn() -> Vec<Range>) {
     let meet = || {
         let has_any = communicator::find(handle).is_some_and(|known| known.has_windows());
         if let Some(fabric) = if has_any { keeper(handle) } else { None } {
             let _inside = enter_by(handle);
-            let buffer = Range { base: address as u64, bytes: bytes.max(1) as u64 };
-            fabric.windows().into_iter().for_each(|one| one.meet(&[buffer]));
+            fabric.windows().into_iter().for_each(|one| one.meet(&buffers()));
         }
     };
     guard::or_else(|| (), meet);

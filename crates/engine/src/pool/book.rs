@@ -40,7 +40,7 @@ pub enum State {
     Held,
     /// Free to be handed out.
     Kept,
-    /// To be freed when its windows are gone.
+    /// To be freed as soon as it has no windows.
     Leaving,
 }
 
@@ -72,6 +72,8 @@ struct Entry {
     state: State,
     is_tainted: bool,
     windows: u32,
+    /// When it was given back last.
+    since: u64,
     /// Registrations of the application's that have not ended.
     registrations: u32,
 }
@@ -98,6 +100,8 @@ pub struct Book {
     sums: Sums,
     next_serial: u64,
     now: u64,
+    /// What the clock says, in milliseconds.
+    time: u64,
 }
 
 impl Book {
@@ -118,7 +122,13 @@ impl Book {
             },
             next_serial: 1,
             now: 0,
+            time: 0,
         }
+    }
+
+    /// What happens from now on happens at this time.
+    pub fn at(&mut self, time: u64) {
+        self.time = time;
     }
 
     pub fn sums(&self) -> Sums {
@@ -134,7 +144,8 @@ impl Book {
         self.next_serial += 1;
         let block =
             Block { serial, device, base: range.base, bytes: range.bytes, buffer_id, life: 1, held: true };
-        let entry = Entry { block, state: State::Held, is_tainted: false, windows: 0, registrations: 0 };
+        let entry =
+            Entry { block, state: State::Held, is_tainted: false, windows: 0, since: 0, registrations: 0 };
         self.entries.insert(range.base, entry);
         self.serials.insert(serial, range.base);
         self.count(State::Held, range.bytes, true);
@@ -186,6 +197,15 @@ impl Book {
         all.into_iter().filter_map(|base| self.let_go(base)).collect()
     }
 
+    /// What has been kept for longer leaves. What has windows will.
+    pub fn age(&mut self, longest: u64) -> Vec<Address> {
+        let latest = self.time.saturating_sub(longest);
+        let is_old = |base: &Address| self.entries.get(base).is_some_and(|entry| entry.since < latest);
+        let kept = self.shelves.values().flat_map(|shelf| shelf.blocks.values().copied());
+        let old: Vec<Address> = kept.filter(is_old).collect();
+        old.into_iter().filter_map(|base| self.let_go(base)).collect()
+    }
+
     /// A block whose memory is not there any more.
     pub fn forget(&mut self, block: &Block) {
         if self.entries.get(&block.base).is_some_and(|entry| entry.block.serial == block.serial) {
@@ -199,10 +219,21 @@ impl Book {
         (address - entry.block.base < entry.block.bytes).then_some((entry.block, entry.state))
     }
 
+    /// Never handed out again: what is kept is to leave.
     pub fn taint(&mut self, serial: u64) {
-        if let Some(entry) = self.by_serial(serial) {
-            entry.is_tainted = true;
+        let Some(entry) = self.by_serial(serial) else { return };
+        entry.is_tainted = true;
+        let (base, state) = (entry.block.base, entry.state);
+        if state == State::Kept {
+            self.move_to(base, State::Leaving);
         }
+    }
+
+    /// The same of all that there is of a device, or of every one.
+    pub fn taint_all(&mut self, device: Option<Ordinal>) {
+        let is_one = |entry: &&Entry| device.is_none_or(|device| entry.block.device == device);
+        let all: Vec<u64> = self.entries.values().filter(is_one).map(|entry| entry.block.serial).collect();
+        all.into_iter().for_each(|serial| self.taint(serial));
     }
 
     pub fn taint_within(&mut self, range: Range) {
@@ -226,6 +257,15 @@ impl Book {
         if !serials.is_empty() {
             self.registrations.entry(registration).or_default().push(serials);
         }
+    }
+
+    pub fn registered_by(&self, registration: Registration) -> Vec<Range> {
+        let serials = self.registrations.get(&registration).and_then(|calls| calls.last());
+        let of = |serial: &u64| {
+            let Block { base, bytes, .. } = self.entries.get(self.serials.get(serial)?)?.block;
+            Some(Range { base, bytes })
+        };
+        serials.into_iter().flatten().filter_map(of).collect()
     }
 
     pub fn deregister(&mut self, registration: Registration) {
@@ -300,8 +340,9 @@ impl Book {
     }
 
     fn move_to(&mut self, base: Address, state: State) {
-        let now = self.tick();
+        let (now, time) = (self.tick(), self.time);
         let Some(entry) = self.entries.get_mut(&base) else { return };
+        entry.since = time;
         let before = std::mem::replace(&mut entry.state, state);
         entry.block.held = state == State::Held;
         let Block { serial, device, bytes, .. } = entry.block;

@@ -20,14 +20,20 @@ impl Rules {
 
 /// What all ranks do.
 #[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Decided {
+    /// What becomes of it, after each rank has dropped what it has of these.
+    pub verdict: Verdict,
+    /// In ascending order: what any rank has lost, whatever becomes of the registration, and what is named in vain.
+    pub drop: Vec<Number>,
+}
+
+/// What becomes of a registration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Each its own window of this number.
     Hit(Number),
-    /// NCCL makes one, after each rank has dropped what it has of these.
-    Make {
-        /// In ascending order.
-        drop: Vec<Number>,
-    },
+    /// NCCL makes one.
+    Make,
     /// NCCL would fail on some ranks and hang on the others.
     Refused {
         /// Who differs from most.
@@ -56,7 +62,21 @@ impl std::fmt::Display for Unlike {
 }
 
 /// What comes of what all ranks say.
-pub fn decide(all: &[Said], rules: Rules) -> Verdict {
+pub fn decide(all: &[Said], rules: Rules) -> Decided {
+    let verdict = verdict(all, rules);
+    let named = match verdict {
+        Verdict::Make => all,
+        Verdict::Hit(_) | Verdict::Refused { .. } => &[],
+    };
+    let mut drop: Vec<Number> =
+        named.iter().map(|said| said.claim).chain(all.iter().map(|said| said.lost)).collect();
+    drop.sort_unstable();
+    drop.dedup();
+    drop.retain(|number| *number != 0);
+    Decided { verdict, drop }
+}
+
+fn verdict(all: &[Said], rules: Rules) -> Verdict {
     let claims = || all.iter().map(|said| said.claim);
     if let Some(number) = claims().next().filter(|number| *number != 0)
         && claims().all(|claim| claim == number)
@@ -77,11 +97,7 @@ pub fn decide(all: &[Said], rules: Rules) -> Verdict {
     {
         return Verdict::Refused { rank, why: Unlike::Over };
     }
-    let mut drop: Vec<Number> = claims().chain(all.iter().map(|said| said.lost)).collect();
-    drop.sort_unstable();
-    drop.dedup();
-    drop.retain(|number| *number != 0);
-    Verdict::Make { drop }
+    Verdict::Make
 }
 
 /// The first rank that differs from most, or from rank 0 where no value is that of most.
@@ -108,23 +124,30 @@ mod tests {
         Said { claim, allocation: 64, ..Said::default() }
     }
 
+    fn made(drop: &[Number]) -> Decided {
+        Decided { verdict: Verdict::Make, drop: drop.into() }
+    }
+
     #[test]
     fn verdicts() {
-        assert_eq!(decide(&[said(7), said(7)], OLD), Verdict::Hit(7));
-        assert_eq!(decide(&[said(0), said(0)], OLD), Verdict::Make { drop: vec![] });
+        let hit = |number, drop: &[Number]| Decided { verdict: Verdict::Hit(number), drop: drop.into() };
+        assert_eq!(decide(&[said(7), said(7)], OLD), hit(7, &[]));
+        assert_eq!(decide(&[said(0), said(0)], OLD), made(&[]));
         let lost = Said { lost: 3, ..said(7) };
-        assert_eq!(decide(&[said(9), lost, said(0)], OLD), Verdict::Make { drop: vec![3, 7, 9] });
+        assert_eq!(decide(&[said(9), lost, said(0)], OLD), made(&[3, 7, 9]));
+        assert_eq!(decide(&[said(7), lost], OLD), hit(7, &[3]));
         let large = Said { allocation: 128, ..said(0) };
-        let refused = |rank, why| Verdict::Refused { rank, why };
+        let refused = |rank, why| Decided { verdict: Verdict::Refused { rank, why }, drop: vec![] };
         assert_eq!(decide(&[said(0), said(0), large], OLD), refused(2, Unlike::Allocations));
         assert_eq!(decide(&[large, said(0), said(0)], OLD), refused(0, Unlike::Allocations));
         assert_eq!(decide(&[said(0), large], OLD), refused(1, Unlike::Allocations));
+        assert_eq!(decide(&[lost, large], OLD).drop, [3]);
         let over = Said { is_over: true, ..said(0) };
         assert_eq!(decide(&[over, over, said(0)], OLD), refused(2, Unlike::Over));
-        assert_eq!(decide(&[over, over], OLD), Verdict::Make { drop: vec![] });
+        assert_eq!(decide(&[over, over], OLD), made(&[]));
         let foreign = Said { allocation: 0, ..said(0) };
-        assert_eq!(decide(&[foreign, large, over], OLD), Verdict::Make { drop: vec![] });
-        assert_eq!(decide(&[said(0), large, over], NEW), Verdict::Make { drop: vec![] });
+        assert_eq!(decide(&[foreign, large, over], OLD), made(&[]));
+        assert_eq!(decide(&[said(0), large, over], NEW), made(&[]));
     }
 
     #[test]
@@ -144,18 +167,18 @@ mod tests {
     }
 
     proptest! {
-        /// A window is used again only if every rank has named it; what is made drops all that was named.
+        /// A window is used again only if every rank has named it; what is made drops all that was named; what is lost goes always.
         #[test]
         fn hits_are_everybodys(all in proptest::collection::vec(anything(), 2..=16), old in any::<bool>()) {
-            match decide(&all, if old { OLD } else { NEW }) {
+            let Decided { verdict, drop } = decide(&all, if old { OLD } else { NEW });
+            prop_assert!(!drop.contains(&0));
+            prop_assert!(all.iter().all(|said| said.lost == 0 || drop.contains(&said.lost)));
+            match verdict {
                 Verdict::Hit(number) => {
                     prop_assert!(number != 0 && all.iter().all(|said| said.claim == number));
                 }
-                Verdict::Make { drop } => {
-                    for named in all.iter().flat_map(|said| [said.claim, said.lost]).filter(|one| *one != 0) {
-                        prop_assert!(drop.binary_search(&named).is_ok());
-                    }
-                    prop_assert!(!drop.contains(&0));
+                Verdict::Make => {
+                    prop_assert!(all.iter().all(|said| said.claim == 0 || drop.contains(&said.claim)));
                 }
                 Verdict::Refused { rank, .. } => prop_assert!(old && rank < all.len()),
             }

@@ -3,7 +3,7 @@
 #![cfg(test)]
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::*;
@@ -24,12 +24,13 @@ fn threads() {
     const RANKS: u32 = 4;
     let words: Arc<[AtomicU64]> = (0..WORDS).map(|_| AtomicU64::new(0)).collect();
     let calls: u64 = 20_000;
-    let is_over = AtomicBool::new(false);
+    let (is_over, heard_off) = (AtomicBool::new(false), AtomicU32::new(0));
     let refused: Vec<AtomicBool> = (0..calls).map(|_| AtomicBool::new(false)).collect();
     let ends = Instant::now() + Duration::from_secs(40);
     let heard: Vec<Vec<(u64, Seen)>> = std::thread::scope(|scope| {
         let run = |rank: u32| {
             let (words, is_over, refused) = (words.clone(), &is_over, &refused);
+            let heard_off = &heard_off;
             scope.spawn(move || {
                 let seat = Seat::new(words, 0, rank, RANKS).unwrap();
                 // Alike on all: whether a call is one that a rank makes alone; its own: how long it takes.
@@ -94,6 +95,19 @@ fn threads() {
                         }
                     }
                 }
+                // One goes off, with a call before that NCCL refuses, or without; the others hear of it, at once or through others.
+                if rank == 2 || own.below(3) == 0 {
+                    seat.is_unfit(&Said::default(), 4);
+                }
+                if rank != 2 {
+                    let round = seat.begin(&Said::default());
+                    while !matches!(seat.look(round), Seen::Off(_)) && Instant::now() < ends {
+                        std::thread::yield_now();
+                    }
+                    heard_off
+                        .fetch_add(u32::from(matches!(seat.look(round), Seen::Off(_))), Ordering::Relaxed);
+                }
+                seat.go_off();
                 heard
             })
         };
@@ -101,6 +115,7 @@ fn threads() {
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     assert!(!is_over.load(Ordering::Relaxed), "a rank waited for ever");
+    assert_eq!(heard_off.load(Ordering::Relaxed), RANKS - 1);
     // Of calls that one rank alone was refused in the others have heard.
     let all = |heard: &[(u64, Seen)]| -> Vec<(u64, Seen)> {
         heard.iter().filter(|(_, seen)| matches!(seen, Seen::All(_))).cloned().collect()

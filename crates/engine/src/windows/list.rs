@@ -94,7 +94,14 @@ impl Book {
         let fits = |one: &&Record| {
             one.range == range && one.flags == flags && one.block == Some(block) && one.times == 1
         };
-        self.records.iter().find(fits).map_or(0, |one| one.number)
+        let found = self.records.iter().find(fits).filter(|one| self.is_alone(one));
+        found.map_or(0, |one| one.number)
+    }
+
+    /// Whether no other begins at the same address. Of such NCCL forgets the one that was made last, whichever ends (2.28.9,
+    /// symWindowDestroy): so the application has all of them or none, and what it does not have goes at once, the last one first.
+    fn is_alone(&self, record: &Record) -> bool {
+        self.records.iter().filter(|one| one.range.base == record.range.base).count() == 1
     }
 
     /// The application has it now; its handle.
@@ -112,7 +119,6 @@ impl Book {
 
     /// NCCL has made one.
     pub fn made(&mut self, record: Record) {
-        self.gone.retain(|(handle, _)| *handle != record.handle);
         match self.records.iter_mut().find(|one| one.handle == record.handle) {
             // NCCL counts; then it is to be told as often.
             Some(known) => {
@@ -134,18 +140,13 @@ impl Book {
         self.lost.front().copied().unwrap_or(0)
     }
 
-    /// All ranks know by now.
-    pub fn told(&mut self, number: Number) {
-        self.lost.retain(|one| *one != number);
-    }
-
     /// All ranks forget these names. Gives those that nobody has; the others stay for the application alone.
     pub fn forget_names(&mut self, names: &[Number], standing: impl Fn(&Record) -> Standing) -> Vec<Record> {
         let is_named = |one: &Record| one.number != 0 && names.contains(&one.number);
-        let taken = self.take(|one| is_named(one) && !one.is_owned(&standing));
+        let taken = self.lose(|one| is_named(one) && !one.is_owned(&standing));
         let named = self.records.iter_mut().filter(|one| is_named(one));
         named.for_each(|one| one.number = 0);
-        names.iter().for_each(|name| self.told(*name));
+        self.lost.retain(|one| !names.contains(one));
         taken
     }
 
@@ -167,6 +168,11 @@ impl Book {
     /// Takes out all of a block that is leaving.
     pub fn leave(&mut self, block: u64) -> Vec<Record> {
         self.lose(|one| one.block == Some(block))
+    }
+
+    /// The same of all such blocks.
+    pub fn leave_all(&mut self, standing: impl Fn(&Record) -> Standing) -> Vec<Record> {
+        self.lose(|one| one.block.is_some() && standing(one) == Standing::Leaving)
     }
 
     /// Takes out all that the application does not have.
@@ -205,15 +211,21 @@ impl Book {
 
     /// The application ends a registration. What it has of other memory than ours, or of a block that goes, is not kept.
     pub fn end(&mut self, handle: usize, standing: impl Fn(&Record) -> Standing) -> Ended {
+        // Handles come again: what the application owes of the one before it ends first.
+        if self.end_gone(handle) {
+            return Ended::Counted;
+        }
         let Some(index) = self.records.iter().position(|one| one.handle == handle) else {
-            return self.end_gone(handle);
+            return Ended::Foreign;
         };
+        let is_alone = self.is_alone(&self.records[index]);
         let record = &mut self.records[index];
         if record.users == 0 {
             return Ended::Twice;
         }
         record.users -= 1;
-        let stays = |record: &Record| record.block.is_some() && standing(record) != Standing::Leaving;
+        let stays =
+            |record: &Record| record.block.is_some() && standing(record) != Standing::Leaving && is_alone;
         match (record.users, record.number) {
             (0, number) if number != 0 && stays(record) => Ended::Parked,
             (0, _) => {
@@ -229,15 +241,14 @@ impl Book {
         }
     }
 
-    fn end_gone(&mut self, handle: usize) -> Ended {
-        let Some(index) = self.gone.iter().position(|(gone, _)| *gone == handle) else {
-            return Ended::Foreign;
-        };
+    /// Whether the application owed an end of a window that is gone.
+    fn end_gone(&mut self, handle: usize) -> bool {
+        let Some(index) = self.gone.iter().position(|(gone, _)| *gone == handle) else { return false };
         self.gone[index].1 -= 1;
         if self.gone[index].1 == 0 {
             self.gone.remove(index);
         }
-        Ended::Counted
+        true
     }
 
     fn lose(&mut self, which: impl FnMut(&Record) -> bool) -> Vec<Record> {
@@ -252,8 +263,13 @@ impl Book {
         }
     }
 
+    /// With all that begin at the same addresses; what was made last comes first.
     fn take(&mut self, mut which: impl FnMut(&Record) -> bool) -> Vec<Record> {
-        let taken: Vec<Record> = self.records.extract_if(.., |one| which(one)).collect();
+        let chosen = self.records.iter().filter(|one| which(one));
+        let bases: Vec<u64> = chosen.map(|one| one.range.base).collect();
+        let is_one = |one: &mut Record| bases.contains(&one.range.base);
+        let mut taken: Vec<Record> = self.records.extract_if(.., is_one).collect();
+        taken.reverse();
         // A deregistration that comes later is as right as in NCCL.
         let users = taken.iter().filter(|one| one.users > 0).map(|one| (one.handle, one.users));
         self.gone.extend(users);
@@ -319,9 +335,20 @@ mod tests {
         assert_eq!(numbers(&book.meet(at(0x1800), held(1))), [1]);
         assert_eq!((book.lost(), numbers(&book.meet(at(0x1800), held(2)))), (1, vec![2]));
         assert_eq!((book.end(32, held(2)), book.end(32, held(2))), (Ended::Counted, Ended::Foreign));
-        book.told(1);
+        assert!(book.forget_names(&[1], held(2)).is_empty());
         assert_eq!((book.lost(), book.len()), (2, 1));
         assert_eq!(numbers(&book.make_way(BLOCK, held(2))), [3]);
+    }
+
+    /// A handle that comes again: the late end is that of the window before, and leaves the new one alone.
+    #[test]
+    fn handles_come_again() {
+        let mut book = book(&[record(1, 0x1000)]);
+        assert_eq!(numbers(&book.meet(at(0x1000), held(2))), [1]);
+        book.made(Record { handle: 16, life: 2, ..record(2, 0x4000) });
+        assert_eq!(book.end(16, held(2)), Ended::Counted);
+        assert!(book.is_over(BLOCK, held(2)) && !book.is_parked(16));
+        assert_eq!([book.end(16, held(2)), book.end(16, held(2))], [Ended::Parked, Ended::Twice]);
     }
 
     /// Forgotten names are claimed by nobody; what the application has stays till it ends it.
@@ -335,6 +362,30 @@ mod tests {
         assert!(book.is_empty());
     }
 
+    /// Of two at one address one is not kept without the other: NCCL would forget the wrong one.
+    #[test]
+    fn at_one_address() {
+        let long = Range { bytes: 0x3000, ..at(0x1000) };
+        let both =
+            || book(&[record(1, 0x1000), Record { range: long, ..record(2, 0x1000) }, record(3, 0x2000)]);
+        let mut ended = both();
+        assert_eq!((ended.claim(at(0x1000), 1, BLOCK), ended.claim(long, 1, BLOCK)), (0, 0));
+        assert_eq!(
+            [32, 16, 48].map(|handle| ended.end(handle, held(1))),
+            [Ended::Real, Ended::Parked, Ended::Parked]
+        );
+        assert_eq!(ended.claim(at(0x1000), 1, BLOCK), 1);
+        // Freed, and not the application's any more.
+        let mut freed = both();
+        assert_eq!(numbers(&freed.meet(Range { base: 0x3800, bytes: 8 }, held(2))), [2, 1]);
+        assert_eq!((freed.len(), freed.lost()), (1, 2));
+        let mut named = both();
+        assert_eq!(numbers(&named.forget_names(&[1], held(2))), [2, 1]);
+        assert_eq!((named.len(), named.lost()), (1, 2));
+        assert_eq!(numbers(&both().leave(BLOCK)), [3, 2, 1]);
+        assert_eq!(numbers(&both().end_parked(held(2))), [3, 2, 1]);
+    }
+
     /// Not kept: what lies in other memory, and in blocks that go.
     #[test]
     fn not_kept() {
@@ -343,6 +394,10 @@ mod tests {
         assert_eq!(book.end(16, held(1)), Ended::Real);
         assert_eq!(book.end(32, |_| Standing::Leaving), Ended::Real);
         assert_eq!((book.lost(), book.len()), (1, 0));
+        let other = Record { block: Some(BLOCK + 1), users: 0, ..record(4, 0x9000) };
+        let mut book = self::book(&[record(3, 0x1000), other, Record { block: None, ..record(5, 0x5000) }]);
+        let goes = |one: &Record| if one.block == Some(BLOCK) { held(1)(one) } else { Standing::Leaving };
+        assert_eq!((numbers(&book.leave_all(goes)), book.len()), (vec![4], 2));
     }
 
     /// NCCL that gives one handle twice is told twice.
@@ -362,7 +417,7 @@ mod tests {
             assert_eq!(book.end(handle, held(1)), Ended::Parked);
         }
         assert_eq!(numbers(&book.limit(2)), [1]);
-        assert_eq!(numbers(&book.end_parked(held(1))), [2, 3]);
+        assert_eq!(numbers(&book.end_parked(held(1))), [3, 2]);
         assert_eq!((numbers(&book.leave(BLOCK)), book.blocks().count()), (vec![4], 0));
         assert!(!book.is_empty(), "its late end is remembered");
         assert!(book.forget().is_empty() && book.is_empty());

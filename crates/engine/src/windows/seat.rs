@@ -9,7 +9,8 @@
 //! all others are there, [*settle*](Seat::settle) it: then it is over, refused on all ranks, and cannot be taken back. Both change
 //! one word. How long to wait before is the caller's to say: in NCCL the next call of that rank would be the one that is waited for.
 //!
-//! A rank that must not wait goes *off*. It says so once; who sees that goes off, too.
+//! A rank that must not wait goes *off*. It says so in its next round and says nothing after; who sees that, in that round or a later
+//! one, goes off, too, and says so as well.
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -96,8 +97,12 @@ where
     /// What has come of a round of this rank's; to be asked until none is missing.
     pub fn look(&self, Round(round): Round) -> Seen {
         let (mut missing, mut unfit, mut is_settled) = (0, Vec::new(), false);
+        if let Some(rank) = (0..self.ranks).find(|rank| self.is_off(*rank, round)) {
+            return Seen::Off(rank);
+        }
         for rank in 0..self.ranks {
             match self.head(rank, round) {
+                // It has just said so.
                 Some(Head { kind: Kind::Off, .. }) => return Seen::Off(rank),
                 Some(Head { kind: Kind::Registers, .. }) => {}
                 Some(Head { kind: Kind::Unfit, is_taken, .. }) => {
@@ -161,6 +166,13 @@ where
     fn head(&self, rank: usize, round: u64) -> Option<Head> {
         let head = Head::of(self.line(rank, round)[0].load(Ordering::Acquire))?;
         (head.round == round).then_some(head)
+    }
+
+    /// Whether a rank has gone off by this round. It says nothing after that.
+    fn is_off(&self, rank: usize, round: u64) -> bool {
+        let said = |round| Head::of(self.line(rank, round)[0].load(Ordering::Acquire));
+        let is_off = |head: Head| head.kind == Kind::Off && head.round <= round;
+        [said(round), said(round + 1)].into_iter().flatten().any(is_off)
     }
 
     fn line(&self, rank: usize, round: u64) -> &[AtomicU64] {
@@ -265,6 +277,19 @@ mod tests {
         seats[0].go_off();
         assert_eq!(seats[1].look(waits), Seen::Off(0));
         assert_eq!(seats[2].look(seats[2].begin(&said(1))), Seen::Off(0));
+    }
+
+    /// Who goes off instead of waiting on in a round is seen by who has left that round.
+    #[test]
+    fn off_late() {
+        let seats = seats(3);
+        let rounds: Vec<Round> = seats.iter().map(|seat| seat.begin(&said(1))).collect();
+        assert!(
+            rounds[..2].iter().zip(&seats).all(|(round, seat)| matches!(seat.look(*round), Seen::All(_)))
+        );
+        seats[2].go_off();
+        let next = [seats[0].begin(&said(2)), seats[1].begin(&said(2))];
+        assert_eq!([seats[0].look(next[0]), seats[1].look(next[1])], [Seen::Off(2), Seen::Off(2)]);
     }
 
     /// So many ranks and words there are, and no more.

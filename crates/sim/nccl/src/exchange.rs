@@ -15,12 +15,14 @@ pub struct Note {
 pub const SPLIT: u64 = 1;
 pub const WINDOW_REGISTER: u64 = 2;
 pub const DEVICE_COMMUNICATOR: u64 = 3;
+pub const FIRST_WINDOW: u64 = 4;
 
 fn kind_name(kind: u64) -> &'static str {
     match kind {
         SPLIT => "ncclCommSplit",
         WINDOW_REGISTER => "ncclCommWindowRegister",
         DEVICE_COMMUNICATOR => "ncclDevCommCreate",
+        FIRST_WINDOW => "ncclCommWindowRegister, the first",
         _ => "an unknown call",
     }
 }

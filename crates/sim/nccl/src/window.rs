@@ -2,7 +2,7 @@
 
 use crate::communicator::Communicator;
 use crate::driver::driver;
-use crate::exchange::{Note, WINDOW_REGISTER, exchange};
+use crate::exchange::{FIRST_WINDOW, Note, WINDOW_REGISTER, exchange};
 use crate::import::Import;
 use crate::operation::Buffer;
 use crate::refusal::{Outcome, lock, refuse};
@@ -65,6 +65,8 @@ impl Drop for Use {
 pub struct Windows {
     entries: Vec<Arc<Window>>,
     made: u64,
+    /// Whether a symmetric one was asked for.
+    is_begun: bool,
 }
 
 impl Windows {
@@ -98,9 +100,26 @@ const MAPS_ANEW_SINCE: i32 = 23_003;
 /// Since this release allocations of unlike size on two ranks can be mapped.
 const UNLIKE_SINCE: i32 = 23_007;
 
+/// NCCL's symmetric kernels are made ready with the first symmetric window that is asked for: by all ranks together, before any
+/// looks at what it was given (2.28.9, ncclSymkInitOnce).
+fn begin(communicator: &Communicator, flags: i32) -> Outcome {
+    if flags & SYMMETRIC == 0 || communicator.ranks == 1 {
+        return Ok(());
+    }
+    if std::mem::replace(&mut lock(&communicator.windows).is_begun, true) {
+        return Ok(());
+    }
+    let note = Note { kind: FIRST_WINDOW, values: [0; 4] };
+    match exchange(communicator.segment(), communicator.rank, note, &communicator.leave) {
+        Ok(_) => Ok(()),
+        Err(_) => refuse(ncclInternalError, "aborted in ncclCommWindowRegister"),
+    }
+}
+
 /// Registers a window with all ranks.
 pub fn register(communicator: &Communicator, buffer: Buffer, flags: i32) -> Outcome<usize> {
     communicator.ensure_ready()?;
+    begin(communicator, flags)?;
     let driver = driver()?;
     let (allocation, allocated) = driver.allocation(buffer.address)?;
     if !(buffer.address - allocation).is_multiple_of(ALIGNMENT_BYTES) {
@@ -166,6 +185,10 @@ pub fn register(communicator: &Communicator, buffer: Buffer, flags: i32) -> Outc
 pub fn deregister(communicator: &Communicator, handle: usize) -> Outcome {
     if handle == 0 {
         return Ok(());
+    }
+    if communicator.finalized.load(SeqCst) && !communicator.leave.load(SeqCst) && strict::enabled() {
+        let line = "ncclCommWindowDeregister of a communicator that was finalized: the threads that it asks have ended";
+        strict::fail(communicator.segment(), communicator.rank, &[line.to_owned()]);
     }
     let mut windows = lock(&communicator.windows);
     let Some(index) = windows.entries.iter().position(|window| window.handle == handle) else {

@@ -23,6 +23,7 @@ fn child() {
         ("twice_at_one_start", twice_at_one_start),
         ("in_flight", in_flight),
         ("end_of_another", end_of_another),
+        ("misaligned", misaligned),
     ]);
 }
 
@@ -39,6 +40,12 @@ fn windows_come_and_go() {
 #[test]
 fn windows_keep_memory() {
     expect_success("late_end", BOTH);
+}
+
+/// The first registration waits for all ranks before it looks at what is registered; no later one does.
+#[test]
+fn misaligned_windows() {
+    expect_success("misaligned", BOTH);
 }
 
 /// Ranks whose allocations differ, or of which only some have a window of theirs, hang in NCCL 2.28.9; later releases take them.
@@ -109,6 +116,28 @@ fn cycles(rank: &mut Rank) {
     }
     let unknown = unsafe { (rank.nccl.window_deregister)(rank.comm, handles[0]) };
     assert_eq!(unknown, INTERNAL_ERROR, "as NCCL's table of handles has it");
+    rank.leave();
+}
+
+fn misaligned(rank: &mut Rank) {
+    rank.join();
+    let block = rank.nccl.allocate(BLOCK);
+    let register = |address| {
+        let mut window = 0;
+        unsafe { (rank.nccl.window_register)(rank.comm, address, 4096, &mut window, 1) }
+    };
+    if rank.rank == 0 {
+        std::thread::sleep(std::time::Duration::from_millis(300));
+    }
+    let began = std::time::Instant::now();
+    assert_eq!(register(block + 8), INVALID_ARGUMENT);
+    if rank.rank == 1 {
+        assert!(began.elapsed().as_millis() > 100, "it has not waited");
+        assert_eq!(register(block + 8), INVALID_ARGUMENT, "alone");
+    }
+    let window = rank.window(block, BLOCK);
+    rank.end_window(window);
+    rank.free(block);
     rank.leave();
 }
 

@@ -4,8 +4,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use nccl_sys::{
-    ncclComm_t, ncclInternalError, ncclInvalidUsage, ncclRemoteError, ncclResult_t, ncclSuccess,
-    ncclUnhandledCudaError,
+    ncclComm_t, ncclInternalError, ncclInvalidArgument, ncclInvalidUsage, ncclRemoteError, ncclResult_t,
+    ncclSuccess, ncclUnhandledCudaError,
 };
 
 use crate::config::config;
@@ -14,7 +14,7 @@ use crate::fabric::Fabric;
 use crate::gpu;
 use crate::pool::{self, Block};
 use crate::range::Range;
-use crate::windows::{Number, Record, Round, Said, Seen, Unlike, Verdict, decide};
+use crate::windows::{Decided, Number, Record, Round, Said, Seen, Unlike, Verdict, decide};
 
 use super::{Windows, standing};
 
@@ -55,9 +55,7 @@ pub enum Course {
     Hit(usize),
     /// NCCL makes one.
     Make(Making),
-    /// NCCL refuses it at once, on this rank. It is to be asked, and its answer [told](Windows::was_refused).
-    Unfit,
-    /// All ranks are refused.
+    /// It is refused: on this rank alone, or on all.
     Refused(ncclResult_t),
     /// It is NCCL's alone.
     Forward,
@@ -70,21 +68,22 @@ impl Windows {
         if self.is_off.load(Ordering::Acquire) || self.is_aborted.load(Ordering::Acquire) {
             return Course::Forward;
         }
+        self.drop_leaving();
         let block = pool::block_of(wish.range.base).filter(|block| holds(block, wish.range));
-        if self.is_refused(wish.range, block.as_ref()) {
-            return Course::Unfit;
+        if let Some((code, why)) = unfit(wish.range, block.as_ref()) {
+            // NCCL is not asked: of a communicator's first symmetric window it looks at nothing before all ranks are there
+            // (2.28.9 to 2.30.7, ncclSymkInitOnce), and the others may wait here.
+            self.seat.is_unfit(&self.said(wish, None), code.0 as u32);
+            return Course::Refused(refuse(code, format_args!("ncclCommWindowRegister: {why}")));
         }
         let said = self.said(wish, block.as_ref());
         let round = self.seat.begin(&said);
         match self.wait(fabric, round) {
             Err(code) => Course::Refused(code),
-            Ok(Seen::All(all)) => {
-                self.book().told(said.lost);
-                self.decided(&all, Making { wish, number: round.number(), block })
-            }
+            Ok(Seen::All(all)) => self.decided(&all, Making { wish, number: round.number(), block }),
             Ok(Seen::Refused(unfit)) => Course::Refused(self.refused(round, &unfit)),
             Ok(_) => {
-                self.go_off("another rank keeps none");
+                self.stop_keeping("another rank keeps none");
                 Course::Forward
             }
         }
@@ -97,15 +96,10 @@ impl Windows {
         self.stop_keeping("they are registered in groups");
     }
 
-    /// NCCL has answered at once what no other rank need know of.
+    /// NCCL has answered what it asks no other rank about.
     pub fn was_refused(&self, wish: Wish, code: ncclResult_t) {
         if self.is_off.load(Ordering::Acquire) {
             return;
-        }
-        let is_nothing = wish.range.base == 0 || wish.range.bytes == 0;
-        if code == ncclSuccess && !is_nothing {
-            // It makes none on this communicator, and asks nobody.
-            return self.stop_keeping("NCCL makes none");
         }
         self.seat.is_unfit(&self.said(wish, None), code.0 as u32);
     }
@@ -114,7 +108,10 @@ impl Windows {
     pub fn made(&self, making: &Making, handle: usize) {
         let Making { wish: Wish { range, flags }, number, block } = *making;
         let (block, life) = (block.map(|block| block.serial), block.map_or(0, |block| block.life));
-        if handle != 0 {
+        if handle == 0 {
+            // Nor does it ask other ranks.
+            self.stop_keeping("NCCL makes none");
+        } else {
             let record = Record { number, handle, range, flags, block, life, users: 1, times: 1 };
             self.change(|book| book.made(record));
         }
@@ -135,25 +132,22 @@ impl Windows {
         }
     }
 
-    /// Whether NCCL refuses it before it looks for the others. Blocks of the driver's begin at multiples of more than the alignment.
-    fn is_refused(&self, range: Range, block: Option<&Block>) -> bool {
-        let is_mapped = || gpu::opened().is_some_and(|driver| driver.is_mapped_by_handle(range.base));
-        let is_virtual = || block.is_some() || is_mapped();
-        !range.base.is_multiple_of(ALIGNMENT) || !is_virtual()
-    }
-
     fn decided(&self, all: &[Said], making: Making) -> Course {
-        match decide(all, self.rules) {
+        let Decided { verdict, drop } = decide(all, self.rules);
+        if !drop.is_empty() {
+            let taken = self.change(|book| book.forget_names(&drop, standing));
+            self.drop_all(taken);
+        }
+        match verdict {
             Verdict::Hit(number) => {
                 let life = making.block.map_or(0, |block| block.life);
                 let why = format_args!("window {number} of rank {} is gone", self.rank);
                 let hit = self.change(|book| book.hit(number, life));
                 hit.map_or_else(|| Course::Refused(refuse(ncclInternalError, why)), Course::Hit)
             }
-            Verdict::Make { drop } => {
+            Verdict::Make => {
                 let taken = self.change(|book| {
-                    let mut taken = book.forget_names(&drop, standing);
-                    taken.extend(book.meet(making.wish.range, standing));
+                    let mut taken = book.meet(making.wish.range, standing);
                     taken.extend(making.block.iter().flat_map(|block| book.make_way(block.serial, standing)));
                     taken
                 });
@@ -238,6 +232,24 @@ impl Windows {
             }
         }
     }
+}
+
+/// What NCCL answers, and why, of what it looks at by itself: it makes no window over that.
+fn unfit(range: Range, block: Option<&Block>) -> Option<(ncclResult_t, &'static str)> {
+    let misaligned = (ncclInvalidArgument, "the address is misaligned");
+    if let Some(block) = block {
+        return (!(range.base - block.base).is_multiple_of(ALIGNMENT)).then_some(misaligned);
+    }
+    let no_memory = (ncclUnhandledCudaError, "there is no memory for windows");
+    let Some(driver) = gpu::opened() else { return Some(no_memory) };
+    if driver.is_mapped_by_handle(range.base) {
+        // The driver's own begin at multiples of more than the alignment.
+        return (!range.base.is_multiple_of(ALIGNMENT)).then_some(misaligned);
+    }
+    let offset = |base: u64| range.base.wrapping_sub(base);
+    let is_misaligned =
+        driver.attributes(range.base).is_some_and(|said| !offset(said.range.base).is_multiple_of(ALIGNMENT));
+    Some(if is_misaligned { misaligned } else { no_memory })
 }
 
 fn ranks_of(bits: u64) -> Vec<u32> {

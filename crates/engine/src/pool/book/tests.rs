@@ -62,6 +62,26 @@ fn eviction() {
     assert_eq!(book.sums(), Sums::default());
 }
 
+/// What nobody has wanted for a while leaves; what was used since does not.
+#[test]
+fn ageing() {
+    let mut book = Book::new();
+    let made = [(0, 10), (1, 20), (0, 30)].map(|(device, base)| block(&mut book, device, base, 4));
+    book.set_windows(made[2].serial, 1);
+    book.at(100);
+    made.iter().for_each(|block| assert_eq!(book.give_back(block, LIMIT), kept(&[])));
+    book.at(150);
+    assert!(book.age(50).is_empty());
+    let again = book.take(0, 4 * MIB).unwrap();
+    assert_eq!((again.serial, book.give_back(&again, LIMIT)), (made[0].serial, kept(&[])));
+    book.at(151);
+    assert_eq!(book.age(50), [20 * MIB]);
+    let leaving: Vec<u64> = book.leaving().iter().map(|block| block.serial).collect();
+    assert_eq!(leaving, [made[2].serial]);
+    book.at(1000);
+    assert_eq!((book.age(50), book.sums().kept_blocks), (vec![10 * MIB], 0));
+}
+
 /// What is registered, or tainted, is not kept; what was deregistered is. One handle may stand for several calls.
 #[test]
 fn registrations() {
@@ -71,7 +91,10 @@ fn registrations() {
     let range = Range { base: 10 * MIB, bytes: 8 * MIB };
     book.register(range, handle);
     book.register(Range { base: 11 * MIB, bytes: 1 }, handle);
+    let of = |block: &Block| Range { base: block.base, bytes: block.bytes };
+    assert_eq!(book.registered_by(handle), [of(&one)]);
     book.deregister(handle);
+    assert_eq!(book.registered_by(handle), [of(&one), of(&two)]);
     book.deregister(Registration { communicator: 2, handle: 7 });
     assert_eq!(book.give_back(&one, LIMIT), Given::LetGo);
     assert_eq!(book.find(10 * MIB), None);
@@ -102,6 +125,35 @@ fn windows() {
     book.set_windows(made[2].serial, 0);
     assert_eq!(book.give_back(&made[2], LIMIT), kept(&[]));
     assert_eq!(book.trim(0), vec![30 * MIB]);
+}
+
+/// What peers may be writing to is handed out never again, whoever has it.
+#[test]
+fn tainted() {
+    let mut book = Book::new();
+    let made =
+        [(0, 10), (0, 20), (0, 30), (1, 40), (1, 50)].map(|(device, base)| block(&mut book, device, base, 4));
+    for index in [0, 1, 3] {
+        assert_eq!(book.give_back(&made[index], LIMIT), kept(&[]));
+    }
+    let leaving = |book: &Book| -> Vec<u64> { book.leaving().iter().map(|block| block.base / MIB).collect() };
+    book.taint(made[0].serial);
+    assert_eq!(leaving(&book), [10]);
+    assert_eq!(book.take(0, 4 * MIB).map(|block| block.serial), Some(made[1].serial));
+    book.taint_all(Some(0));
+    let again = book.find(20 * MIB).unwrap().0;
+    assert_eq!([again, made[2]].map(|block| book.give_back(&block, LIMIT)), [Given::LetGo, Given::LetGo]);
+    assert_eq!(book.take(1, 4 * MIB).map(|block| block.serial), Some(made[3].serial));
+    let again = book.find(40 * MIB).unwrap().0;
+    assert_eq!(book.give_back(&again, LIMIT), kept(&[]));
+    book.taint_all(None);
+    assert_eq!((book.take(1, 4 * MIB), leaving(&book)), (None, vec![10, 40]));
+    assert_eq!(book.give_back(&made[4], LIMIT), Given::LetGo);
+    assert_eq!(
+        [10, 40].map(|base| book.leave(book.find(base * MIB).unwrap().0.serial)),
+        [10, 40].map(|base| Some(base * MIB))
+    );
+    assert_eq!(book.sums(), Sums::default());
 }
 
 /// Memory that comes anew where a block was has taken its place.
