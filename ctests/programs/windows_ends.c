@@ -89,19 +89,20 @@ static void leaving(struct rank* self) {
 
 /* What is kept, with its window, is given back to who needs the memory. */
 static void short_of_memory(struct rank* self) {
-  enum { MIB = 1 << 20, LEFT = 320 * MIB };
+  /* A tenth of what is left, which is less than an eighth of what is free beside it; with it, what is free is not enough. */
+  enum { MIB = 1 << 20, KEPT = 16 * MIB, LEFT = 10 * KEPT, WANTED = LEFT - KEPT / 2 };
   ncclComm_t communicator = world(self, FIRST);
   size_t free_bytes = 0, total = 0;
   CUDA(cuMemGetInfo_v2(&free_bytes, &total));
   if (CHECK(free_bytes > LEFT)) {
     void* rest = device_alloc((free_bytes - LEFT) / (2 * MIB) * (2 * MIB));
-    struct memory memory = memory_alloc(self, NCCLS, 128 * MIB);
+    struct memory memory = memory_alloc(self, NCCLS, KEPT);
     ncclWindow_t window = window_over(communicator, memory.at, memory.bytes);
     meet(self);
     window_end(communicator, window);
     memory_free(self, &memory);
     meet(self);
-    memory = memory_alloc(self, NCCLS, 256 * MIB);
+    memory = memory_alloc(self, NCCLS, WANTED);
     memory_free(self, &memory);
     device_free(rest);
   }

@@ -108,8 +108,8 @@ pub const OPTIONS: &[Description] = &[
     Description {
         name: "WINDLASS_POOL",
         values: "off, bytes, with K, M, G or T for powers of 1024",
-        default: "off",
-        about: "How much memory of ncclMemAlloc that the program has freed is kept on each device, to be handed out again, for two seconds; from the first communicator with a fabric on. It goes back when memory is short, but a program that fills the device at once can be refused it. off keeps nothing.",
+        default: "2G",
+        about: "How much memory of ncclMemAlloc that the program has freed is kept on each device, to be handed out again, for two seconds; from the first communicator with a fabric on, and never more than an eighth of what is free. It goes back when memory is short. off keeps nothing.",
     },
     Description {
         name: "WINDLASS_REGISTER",
@@ -138,7 +138,7 @@ pub const OPTIONS: &[Description] = &[
     Description {
         name: "WINDLASS_WINDOWS",
         values: "keep, off",
-        default: "off",
+        default: "keep",
         about: "Whether windows over memory of `ncclMemAlloc` stay when they are deregistered, to be found again by ncclCommWindowRegister. keep: in a fabric without multicast (NCCL's NVLS), from NCCL 2.28.3 on, where all ranks say so and WINDLASS_POOL is not off.",
     },
     Description {
@@ -290,12 +290,12 @@ impl Default for Config {
             parked_bytes_max: 1 << 30,
             meetings_max: 1024,
             arena_bytes_max: ARENA_BYTES_MAX,
-            pool_bytes_max: 0,
+            pool_bytes_max: 2 << 30,
             register: Register::Auto,
             fast: Fast::Auto,
             tuning: None,
             staging_bytes_max: 512 << 20,
-            windows: Windows::Off,
+            windows: Windows::Keep,
             stuck_after: Duration::from_secs(60),
             nccl: Nccl {
                 comm_id: Switch::Off,
@@ -637,7 +637,7 @@ mod tests {
             ("WINDLASS_POOL", "3M"),
             ("WINDLASS_REGISTER", "on"),
             ("WINDLASS_STAGING_MAX", "64M"),
-            ("WINDLASS_WINDOWS", "keep"),
+            ("WINDLASS_WINDOWS", "off"),
             ("WINDLASS_FAST", "off"),
             ("WINDLASS_TUNING", "/tmp/t"),
             ("NCCL_PROTO", "LL"),
@@ -667,7 +667,7 @@ mod tests {
             fast: Fast::Off,
             tuning: Some("/tmp/t".into()),
             staging_bytes_max: 64 << 20,
-            windows: Windows::Keep,
+            windows: Windows::Off,
             stuck_after: Duration::from_secs(3),
             nccl: Nccl {
                 comm_id: Switch::On,

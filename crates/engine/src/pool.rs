@@ -8,10 +8,11 @@
 //! A free of NCCL's waits for nothing on the device, so whoever may free memory has finished with it everywhere. That is what handing
 //! it out again at once stands on.
 //!
-//! `WINDLASS_POOL` bounds what is kept on a device; `off` keeps nothing, and notes nothing. Nor is anything kept while [nobody looks
-//! after it](look_after): what nobody wants for a while is to [age], for others to have that memory.
+//! `WINDLASS_POOL` bounds what is kept on a device, and so does [what is free](spare) there; `off` keeps nothing, and notes nothing. Nor
+//! is anything kept while [nobody looks after it](look_after): what nobody wants for a while is to [age], for others to have that memory.
 
 mod book;
+mod spare;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
@@ -128,13 +129,17 @@ pub fn free(address: Address) -> Return {
 }
 
 fn give_back(block: &Block) -> Return {
-    if !gpu::opened().is_some_and(|driver| is_still(driver, block)) {
+    let Some(driver) = gpu::opened().filter(|driver| is_still(driver, block)) else {
         forget(block);
         return Return::Forward;
-    }
-    let bytes_max = if IS_LOOKED_AFTER.load(Ordering::Relaxed) { config().pool_bytes_max } else { 0 };
+    };
+    let now = now();
+    let bytes_max = match IS_LOOKED_AFTER.load(Ordering::Relaxed) {
+        true => config().pool_bytes_max.min(spare::bytes(driver, block.device, now)),
+        false => 0,
+    };
     let give_back = |book: &mut Book| {
-        book.at(now());
+        book.at(now);
         book.give_back(block, bytes_max)
     };
     match change(give_back) {
@@ -326,7 +331,13 @@ fn forget(block: &Block) {
     change(|book| book.forget(block));
     count::pooled(Pooled::Forgotten, 1);
     let Block { base, bytes, device, .. } = block;
-    log::warn!("device {device}: {bytes} bytes of ncclMemAlloc at {base:#x} were unmapped by somebody else");
+    // At exit the driver may be gone before memory is freed.
+    let is_driver_there = gpu::opened().is_some_and(|driver| driver.has_primary_context(*device));
+    if is_driver_there {
+        log::warn!(
+            "device {device}: {bytes} bytes of ncclMemAlloc at {base:#x} were unmapped by somebody else"
+        );
+    }
 }
 
 /// Changes the book, and notes for readers what it holds.
