@@ -109,7 +109,8 @@ static void live_at_once(struct rank* self) {
 
 int main(int count, char** words) {
   begin("many_pairs", 280);
-  int ranks = rank_count(4), pairs = 64;
+  /* As many a device, however many there are: each takes some multiprocessors of both. */
+  int ranks = rank_count(4), pairs = 16 * ranks;
   if (count > 1) pairs = atoi(words[1]);
   if (pairs < 1 || pairs > PAIRS_MAX) skip("1 to 1024 pairs");
   run_ranks("pairs", PROCESSES, ranks, live_at_once, &pairs);
