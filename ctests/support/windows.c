@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 #include <stdlib.h>
+#include <string.h>
 
 size_t window_room(const struct rank* self) {
   size_t count = gather_count(self, 4096);
@@ -40,3 +41,23 @@ static long long ask(const char* question, ncclComm_t communicator) {
 
 long long windows_made(ncclComm_t communicator) { return ask("simWindowsMade", communicator); }
 long long windows_live(ncclComm_t communicator) { return ask("simWindows", communicator); }
+
+bool windows_kept(void) {
+  const char* wish = getenv("WINDLASS_WINDOWS");
+  return wish && strcmp(wish, "keep") == 0;
+}
+
+struct parts { void (*all)(struct rank*); };
+
+static void since_windows(struct rank* self) {
+  const struct parts* parts = self->argument;
+  int version = 0;
+  NCCL(ncclGetVersion(&version));
+  if (version >= 22803) parts->all(self);
+}
+
+void windows_sections(int ranks, void (*all)(struct rank*)) {
+  struct parts parts = {all};
+  if (is_section_chosen("processes")) run_ranks("processes", PROCESSES, ranks, since_windows, &parts);
+  if (is_section_chosen("threads")) run_ranks("threads", THREADS, ranks, since_windows, &parts);
+}

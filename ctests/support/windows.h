@@ -14,5 +14,9 @@ void window_gather(struct rank* self, ncclComm_t communicator, const struct memo
 /* How many windows the stand-in has made of this rank's on a communicator, ever, and how many live; -1 elsewhere. */
 long long windows_made(ncclComm_t communicator);
 long long windows_live(ncclComm_t communicator);
+/* Whether Windlass is told to keep them. */
+bool windows_kept(void);
+/* The section `processes`, then `threads`, if chosen, of as many ranks: what all windows programs run. Nothing where NCCL has no windows. */
+void windows_sections(int ranks, void (*all)(struct rank*));
 
 #endif
