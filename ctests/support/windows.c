@@ -26,6 +26,15 @@ void window_gather(struct rank* self, ncclComm_t communicator, const struct memo
   gather_run(self, communicator, &gather);
 }
 
+struct memory used_block(struct rank* self, ncclComm_t communicator, uint64_t key) {
+  struct memory memory = memory_alloc(self, NCCLS, window_room(self));
+  ncclWindow_t window = window_over(communicator, memory.at, memory.bytes);
+  window_gather(self, communicator, &memory, 0, key);
+  meet(self);
+  window_end(communicator, window);
+  return memory;
+}
+
 /* The stand-in's own questions; Windlass has it loaded by its path. */
 static long long ask(const char* question, ncclComm_t communicator) {
   const char* path = getenv("WINDLASS_NCCL");
