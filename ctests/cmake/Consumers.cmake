@@ -15,12 +15,20 @@ foreach(example example_c example_windows example_cpp)
   endif()
 endforeach()
 # One that has windows, where they are kept.
-if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
-  add_test(NAME sim.example_windows.keeping COMMAND ${RUN} --out "${RUNS}/sim.example_windows.keeping" --nccl "${SIM_DIR}/libnccl.so.2"
-           --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes --set WINDLASS_WINDOWS=keep --set WINDLASS_POOL=2G
-           --set WINDLASS_FAST=off -- $<TARGET_FILE:example_windows>)
-  set_tests_properties(sim.example_windows.keeping PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
-endif()
+foreach(machine sim gpu)
+  set(place --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}")
+  set(is_there "${SIM_DIR}")
+  if(machine STREQUAL "gpu")
+    set(place --nccl "${REAL_NCCL_LIBRARY}" --gpu)
+    set(is_there "${REAL_NCCL_LIBRARY}")
+  endif()
+  if(is_there AND WINDLASS_LIBRARY_DIR)
+    set(name "${machine}.example_windows.keeping")
+    add_test(NAME ${name} COMMAND ${RUN} --out "${RUNS}/${name}" ${place} --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes
+             --set WINDLASS_FAST=off -- $<TARGET_FILE:example_windows>)
+    set_tests_properties(${name} PROPERTIES LABELS ${machine} TIMEOUT 120 PROCESSORS 2)
+  endif()
+endforeach()
 add_test(NAME examples.python COMMAND "${Python3_EXECUTABLE}" -c
          "import ast,sys; [ast.parse(open(name).read()) for name in sys.argv[1:]]"
          "${ROOT}/examples/python/ddp.py" "${ROOT}/examples/python/mem_pool.py")
