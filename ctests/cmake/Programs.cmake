@@ -101,7 +101,7 @@ endfunction()
 set(PROGRAMS strings arguments collectives sendrecv groups group_order lifecycle threads nonblocking premulsum registration graphs
              forked random_calls random_collectives births patterns pairs absorbed graphs_p2p random_p2p splits promises promise_errors
              promise_children many_pairs reuse parking uneven registered registered_lives
-             registered_groups registered_alone registered_beside pool pool_times windows windows_repair windows_ends)
+             registered_groups registered_alone registered_beside pool pool_times windows windows_repair windows_ends window_patterns)
 # Sends and receives of one fabric: on mailboxes, too.
 set(MESSAGING sendrecv patterns pairs absorbed graphs_p2p random_p2p)
 # About promises.
@@ -112,7 +112,7 @@ foreach(program IN LISTS PROGRAMS)
   add_executable(${program} programs/${program}.c)
   target_link_libraries(${program} PRIVATE harness)
   set(seconds 120)
-  if(program STREQUAL "collectives" OR program STREQUAL "uneven" OR program IN_LIST MESSAGING OR program IN_LIST PROMISING OR program IN_LIST REGISTERING OR program MATCHES "^windows")
+  if(program STREQUAL "collectives" OR program STREQUAL "uneven" OR program IN_LIST MESSAGING OR program IN_LIST PROMISING OR program IN_LIST REGISTERING OR program MATCHES "^window")
     set(seconds 300)
   endif()
   if(SIM_DIR)
@@ -239,7 +239,7 @@ endif()
 # Windows that are kept. Fast collectives look at no window.
 if(WINDLASS_LIBRARY_DIR)
   set(keeping --set WINDLASS_WINDOWS=keep --set WINDLASS_POOL=2048M --set WINDLASS_FAST=off)
-  foreach(program windows windows_repair windows_ends registration registered_lives)
+  foreach(program windows windows_repair windows_ends window_patterns registration registered_lives)
     if(SIM_DIR)
       add_meeting(${program} sim keeping 300 "yes" ${keeping})
       add_meeting(${program} sim keeping_lazy 300 "yes" ${keeping} --promised --set WINDLASS_LAZY=all)
@@ -260,7 +260,11 @@ if(WINDLASS_LIBRARY_DIR)
              -- $<TARGET_FILE:windows_ends> faults)
     set_tests_properties(sim.windows_ends.faults PROPERTIES LABELS sim TIMEOUT 60 PROCESSORS 2)
     # Little is kept: blocks leave while their windows stand.
-    add_meeting(windows_ends sim little 300 "yes" --set WINDLASS_WINDOWS=keep --set WINDLASS_POOL=16M --set WINDLASS_FAST=off)
+    foreach(program windows_ends window_patterns)
+      add_meeting(${program} sim little 300 "yes" --set WINDLASS_WINDOWS=keep --set WINDLASS_POOL=16M --set WINDLASS_FAST=off)
+    endforeach()
+    # Pairs that NCCL builds at once, whose windows the stand-in counts.
+    add_meeting(window_patterns sim keeping_now 300 "yes" ${keeping} --set WINDLASS_LAZY=off)
     foreach(section processes threads)
       set(name "sim.windows_refused.${section}")
       add_test(NAME ${name} COMMAND ${RUN} --out "${RUNS}/${name}" --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}"

@@ -150,9 +150,6 @@ static void thousand(struct rank* self) {
 }
 
 static void all(struct rank* self) {
-  int version = 0;
-  NCCL(ncclGetVersion(&version));
-  if (version < 22803) return;
   RUN_PART(again_and_again, self);
   RUN_PART(held, self);
   RUN_PART(two_communicators, self);
@@ -172,7 +169,6 @@ int main(int count, char** words) {
     run_ranks("processes", PROCESSES, ranks, cycles, NULL);
     return finish();
   }
-  if (is_section_chosen("processes")) run_ranks("processes", PROCESSES, ranks, all, NULL);
-  if (is_section_chosen("threads")) run_ranks("threads", THREADS, ranks, all, NULL);
+  windows_sections(ranks, all);
   return finish();
 }

@@ -10,15 +10,6 @@
 
 enum { FIRST, SECOND };
 
-static struct memory used_block(struct rank* self, ncclComm_t communicator, uint64_t key) {
-  struct memory memory = memory_alloc(self, NCCLS, window_room(self));
-  ncclWindow_t window = window_over(communicator, memory.at, memory.bytes);
-  window_gather(self, communicator, &memory, 0, key);
-  meet(self);
-  window_end(communicator, window);
-  return memory;
-}
-
 /* Finalized and destroyed, destroyed, aborted; its memory freed before and after. Then used by the next one. */
 static void each_way(struct rank* self) {
   for (int way = 0; way < 6; way++) {
@@ -159,9 +150,6 @@ static void dies(struct rank* self) {
 }
 
 static void all(struct rank* self) {
-  int version = 0;
-  NCCL(ncclGetVersion(&version));
-  if (version < 22803) return;
   RUN_PART(each_way, self);
   RUN_PART(finalized, self);
   RUN_PART(of_two, self);
@@ -176,8 +164,7 @@ int main(int count, char** words) {
   begin("windows_ends", 280);
   choose(count, words);
   int ranks = rank_count(4);
-  if (is_section_chosen("processes")) run_ranks("processes", PROCESSES, ranks, all, NULL);
-  if (is_section_chosen("threads")) run_ranks("threads", THREADS, ranks, all, NULL);
+  windows_sections(ranks, all);
   if (is_section_chosen("faults")) run_ranks("faults", PROCESSES, ranks, faults, NULL);
   return finish();
 }

@@ -85,8 +85,6 @@ static void all(struct rank* self) {
 int main(int count, char** words) {
   begin("windows_refused", 110);
   choose(count, words);
-  int ranks = rank_count(4);
-  if (is_section_chosen("processes")) run_ranks("processes", PROCESSES, ranks, all, NULL);
-  if (is_section_chosen("threads")) run_ranks("threads", THREADS, ranks, all, NULL);
+  windows_sections(rank_count(4), all);
   return finish();
 }

@@ -4,16 +4,6 @@
 
 enum { FIRST };
 
-/* A block whose window has been used and deregistered. */
-static struct memory used_block(struct rank* self, ncclComm_t communicator, uint64_t key) {
-  struct memory memory = memory_alloc(self, NCCLS, window_room(self));
-  ncclWindow_t window = window_over(communicator, memory.at, memory.bytes);
-  window_gather(self, communicator, &memory, 0, key);
-  meet(self);
-  window_end(communicator, window);
-  return memory;
-}
-
 /* Rank 0 in what was a window, the others in memory that no window can be over; then all of them, in a window again. */
 static void on_one_rank(struct rank* self) {
   ncclComm_t communicator = world(self, FIRST);
@@ -136,9 +126,6 @@ static void captured(struct rank* self) {
 }
 
 static void all(struct rank* self) {
-  int version = 0;
-  NCCL(ncclGetVersion(&version));
-  if (version < 22803) return;
   RUN_PART(on_one_rank, self);
   RUN_PART(unlike_blocks, self);
   RUN_PART(other_ranges, self);
@@ -150,8 +137,6 @@ static void all(struct rank* self) {
 int main(int count, char** words) {
   begin("windows_repair", 280);
   choose(count, words);
-  int ranks = rank_count(4);
-  if (is_section_chosen("processes")) run_ranks("processes", PROCESSES, ranks, all, NULL);
-  if (is_section_chosen("threads")) run_ranks("threads", THREADS, ranks, all, NULL);
+  windows_sections(rank_count(4), all);
   return finish();
 }

@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 #include <stdlib.h>
+#include <string.h>
 
 size_t window_room(const struct rank* self) {
   size_t count = gather_count(self, 4096);
@@ -25,6 +26,15 @@ void window_gather(struct rank* self, ncclComm_t communicator, const struct memo
   gather_run(self, communicator, &gather);
 }
 
+struct memory used_block(struct rank* self, ncclComm_t communicator, uint64_t key) {
+  struct memory memory = memory_alloc(self, NCCLS, window_room(self));
+  ncclWindow_t window = window_over(communicator, memory.at, memory.bytes);
+  window_gather(self, communicator, &memory, 0, key);
+  meet(self);
+  window_end(communicator, window);
+  return memory;
+}
+
 /* The stand-in's own questions; Windlass has it loaded by its path. */
 static long long ask(const char* question, ncclComm_t communicator) {
   const char* path = getenv("WINDLASS_NCCL");
@@ -40,3 +50,23 @@ static long long ask(const char* question, ncclComm_t communicator) {
 
 long long windows_made(ncclComm_t communicator) { return ask("simWindowsMade", communicator); }
 long long windows_live(ncclComm_t communicator) { return ask("simWindows", communicator); }
+
+bool windows_kept(void) {
+  const char* wish = getenv("WINDLASS_WINDOWS");
+  return wish && strcmp(wish, "keep") == 0;
+}
+
+struct parts { void (*all)(struct rank*); };
+
+static void since_windows(struct rank* self) {
+  const struct parts* parts = self->argument;
+  int version = 0;
+  NCCL(ncclGetVersion(&version));
+  if (version >= 22803) parts->all(self);
+}
+
+void windows_sections(int ranks, void (*all)(struct rank*)) {
+  struct parts parts = {all};
+  if (is_section_chosen("processes")) run_ranks("processes", PROCESSES, ranks, since_windows, &parts);
+  if (is_section_chosen("threads")) run_ranks("threads", THREADS, ranks, since_windows, &parts);
+}

@@ -8,6 +8,7 @@
 #define cuMemcpyHtoD cuMemcpyHtoD_v2
 #define cuMemcpyDtoH cuMemcpyDtoH_v2
 #define cuStreamDestroy cuStreamDestroy_v2
+#define cuStreamBeginCapture cuStreamBeginCapture_v2
 #define cuDevicePrimaryCtxRelease cuDevicePrimaryCtxRelease_v2
 
 #endif
