@@ -35,15 +35,15 @@ int main() {
     cudaStream_t stream;
     CHECK(cudaStreamCreate(&stream));
     char *send, *receive;
-    CHECK(cudaMalloc(&send, 64 * MIB));
-    CHECK(cudaMalloc(&receive, 64 * MIB));
+    CHECK(cudaMalloc(&send, 128 * MIB));
+    CHECK(cudaMalloc(&receive, 128 * MIB));
     CHECK(cudaMemset(send, 0, 64 * MIB));
     cudaEvent_t begin, end;
     CHECK(cudaEventCreate(&begin));
     CHECK(cudaEventCreate(&end));
     for (Kind kind : {ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER})
-      for (size_t bytes : {size_t(1) << 10, size_t(64) << 10, MIB})
-        for (int calls : {1, 2, 4, 8, 16, 32}) {
+      for (size_t bytes : {size_t(1) << 10, size_t(16) << 10, size_t(64) << 10, size_t(256) << 10, MIB, 4 * MIB})
+        for (int calls : {1, 2, 3, 4, 8, 32}) {
           auto group = [&] {
             CHECK(ncclGroupStart());
             for (int call = 0; call < calls; call++) {
