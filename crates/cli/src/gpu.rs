@@ -47,6 +47,11 @@ impl Gpu {
         result::mem_get_info().map(|(free, _)| free).context("cuMemGetInfo")
     }
 
+    /// Bytes of the device that are in use, whoever uses them.
+    pub fn used_bytes(&self) -> Result<usize> {
+        result::mem_get_info().map(|(free, total)| total - free).context("cuMemGetInfo")
+    }
+
     /// A kernel of a terminated text of PTX, loaded for the life of the process.
     pub fn kernel(&self, ptx: &CStr, name: &CStr) -> Result<Kernel> {
         // SAFETY: a text, terminated.

@@ -136,6 +136,16 @@ impl Nccl {
         Some(self.checked("windlassDump", unsafe { function(path.as_ptr()) }))
     }
 
+    /// Lets Windlass give back what it keeps of freed memory; an error if this library is not Windlass.
+    pub fn trim(&self) -> Result<()> {
+        type Trim = unsafe extern "C" fn() -> ncclResult_t;
+        // SAFETY: the signature is windlass.h's.
+        let function = unsafe { self.library.get::<Trim>(c"windlassTrim".to_bytes_with_nul()) }
+            .map_err(|_| self.missing("windlassTrim"))?;
+        // SAFETY: any thread may call it.
+        self.checked("windlassTrim", unsafe { function() })
+    }
+
     pub(crate) fn missing(&self, name: &str) -> anyhow::Error {
         anyhow::anyhow!("{} ({}) has no {name}", self.path.display(), version_text(self.version))
     }

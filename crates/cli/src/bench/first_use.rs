@@ -1,6 +1,5 @@
 //! What a communicator costs before it works: its birth, and the first message to each new peer, in time and memory.
 
-use super::record::{MachineFacts, Versions};
 use super::worker::{Job, communicator};
 use crate::gpu::{Buffer, Gpu, Stream};
 use crate::nccl::{Nccl, nccl_call};
@@ -48,17 +47,6 @@ const ALL: [(What, &str); 7] = [
     (What::FirstMessageMib, "memory at the first message, MiB"),
     (What::SecondPeerMib, "memory at the first to another peer, MiB"),
 ];
-
-/// One line of the JSON file.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Line {
-    pub date: String,
-    pub machine: MachineFacts,
-    pub versions: Versions,
-    pub ranks: usize,
-    #[serde(flatten)]
-    pub measured: FirstUse,
-}
 
 /// Measures both sides in turn, the real library first; who begins alternates. The same on all ranks.
 pub fn measure(channel: &mut Channel, gpu: &Gpu, sides: [&Nccl; 2], job: &Job) -> Result<Vec<FirstUse>> {

@@ -3,6 +3,7 @@
 use super::Cell;
 use super::first_use::FirstUse;
 use super::memory::Memory;
+use super::symmetric::{Symmetric, Wanted};
 use super::worker::{CellDone, Job, Outcome};
 use crate::BENCH_RANK;
 use crate::element::Reduction;
@@ -27,6 +28,8 @@ pub struct Plan<'a> {
     pub again: usize,
     /// Communicators that are made to see what a first message costs; 0: none.
     pub births: usize,
+    /// Of symmetric memory.
+    pub symmetric: Option<Wanted>,
     /// Elements a side of a product's matrices; none: as the rank chooses.
     pub product: Option<usize>,
     /// Variables for every rank, beside the inherited ones and the machine's.
@@ -39,6 +42,7 @@ pub struct Results {
     pub cells: Vec<CellDone>,
     pub nccl_version: i32,
     pub first_uses: Vec<FirstUse>,
+    pub symmetric: Symmetric,
 }
 
 /// Runs the ranks. `done` hears of each cell when it is finished, and again when it was made again.
@@ -50,11 +54,13 @@ pub fn measure(
 ) -> Result<Results> {
     let mut environment = machine.environment();
     environment.extend(plan.environment);
+    // Cycles tell nothing before their turn is over; one takes some hundredths of a second at most.
+    let cycles = plan.symmetric.as_ref().map_or(0, |wanted| wanted.cycles);
     let launch = Launch {
         subcommand: BENCH_RANK,
         ranks: plan.ranks,
         environment,
-        silence: Duration::from_secs_f64(120.0 + 4.0 * plan.seconds),
+        silence: Duration::from_secs_f64(120.0 + 4.0 * plan.seconds + 0.1 * cycles as f64),
     };
     let job = |rank| Job {
         rank,
@@ -68,6 +74,7 @@ pub fn measure(
         batch_us: plan.seconds * 1e6 / (2 * plan.repeat) as f64,
         again: plan.again,
         births: plan.births,
+        symmetric: plan.symmetric.clone(),
         simulated: machine.is_simulated(),
         product: plan.product,
     };
@@ -89,5 +96,6 @@ pub fn measure(
     }
     let first: Outcome = serde_json::from_value(outcomes.into_iter().next().context("no ranks")?)?;
     let cells = cells.into_values().collect();
-    Ok(Results { cells, nccl_version: first.nccl_version, first_uses: first.first_uses })
+    let Outcome { nccl_version, first_uses, symmetric } = first;
+    Ok(Results { cells, nccl_version, first_uses, symmetric })
 }

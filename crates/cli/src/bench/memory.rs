@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use std::ffi::c_int;
 
 /// nccl.h's: both buffers of a collective in such windows, and NCCL may take its symmetric kernels.
-const NCCL_WIN_COLL_SYMMETRIC: c_int = 1;
+pub(super) const NCCL_WIN_COLL_SYMMETRIC: c_int = 1;
 
 /// Where the buffers of the measured calls come from; what else a rank needs (matrices, first messages) is cudaMalloc's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, clap::ValueEnum)]

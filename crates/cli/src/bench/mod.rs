@@ -13,6 +13,7 @@ mod product;
 pub mod record;
 pub mod sizes;
 pub mod statistics;
+mod symmetric;
 mod verdict;
 mod worker;
 
@@ -26,7 +27,6 @@ use crate::nccl::version_text;
 use crate::{search, text};
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use first_use::FirstUse;
 use measurement::{Plan, Results, measure};
 use operation::Operation;
 use record::{MachineFacts, Record, Versions};
@@ -35,6 +35,7 @@ use sizes::Sizes;
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use symmetric::Wanted;
 
 /// Options of `windlass bench`.
 #[derive(Args)]
@@ -78,6 +79,12 @@ pub struct Options {
     /// Also measure what a communicator's birth and its first message to a peer cost
     #[arg(long)]
     first_use: bool,
+    /// Also measure what ncclMemAlloc, windows and whole cycles of both cost, over blocks of SIZES [default: 2M,64M,1G; 2M,8M simulated]
+    #[arg(long, value_name = "SIZES", num_args = 0..=1)]
+    symmetric_memory: Option<Option<Sizes>>,
+    /// Cycles of each side: allocate, register, gather, wait, deregister, free; what they add to memory and addresses is told
+    #[arg(long, requires = "symmetric_memory", default_value_t = 100, value_parser = clap::value_parser!(u32).range(2..=100_000))]
+    cycles: u32,
     /// Append one JSON line for each measurement to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -139,13 +146,14 @@ pub fn run(options: &Options) -> Result<()> {
         bail!("--ranks {ranks}: two are needed to communicate");
     }
     let cells = cells(options);
+    let plan = plan(options, &machine, ranks, &cells)?;
     eprintln!("bench: {ranks} ranks {}, {} measurements", machine.describe(), cells.len());
     if machine.is_simulated() {
         eprintln!("bench: times on the simulator say nothing about GPUs; only that everything runs");
     }
     // Opened first: a wrong name should not cost the measurements.
     let json = options.json.as_deref().map(open_to_append).transpose()?;
-    let results = measure(&machine, &windlass, plan(options, &machine, ranks, &cells), |done| {
+    let results = measure(&machine, &windlass, plan, |done| {
         eprintln!("bench: {}/{} {}", done.position + 1, cells.len(), done.describe());
     })?;
     let records = records(options, &machine, ranks, &results);
@@ -157,12 +165,20 @@ pub fn run(options: &Options) -> Result<()> {
     if options.first_use {
         text::print(first_use::table(&results.first_uses))?;
     }
+    if options.symmetric_memory.is_some() {
+        text::print(symmetric::table::table(&results.symmetric))?;
+    }
     if let Some(mut out) = json {
         for record in &records {
             writeln!(out, "{}", serde_json::to_string(record)?)?;
         }
-        for line in first_use_lines(&machine, ranks, &results) {
-            writeln!(out, "{}", serde_json::to_string(&line)?)?;
+        let others = [
+            lines(&machine, ranks, &results, &results.first_uses)?,
+            lines(&machine, ranks, &results, &results.symmetric.costs)?,
+            lines(&machine, ranks, &results, &results.symmetric.growths)?,
+        ];
+        for line in others.concat() {
+            writeln!(out, "{line}")?;
         }
     }
     if let Some(folder) = &options.plot {
@@ -195,8 +211,9 @@ fn cells(options: &Options) -> Vec<Cell> {
     cells
 }
 
-fn plan<'a>(options: &Options, machine: &Machine, ranks: usize, cells: &'a [Cell]) -> Plan<'a> {
-    Plan {
+fn plan<'a>(options: &Options, machine: &Machine, ranks: usize, cells: &'a [Cell]) -> Result<Plan<'a>> {
+    let symmetric = wanted(options, machine.is_simulated())?;
+    Ok(Plan {
         ranks,
         cells,
         reduction: options.reduction,
@@ -206,8 +223,20 @@ fn plan<'a>(options: &Options, machine: &Machine, ranks: usize, cells: &'a [Cell
         again: options.again.unwrap_or(if machine.is_simulated() { 0 } else { 3 }) as usize,
         births: if options.first_use { first_use::BIRTHS } else { 0 },
         product: options.product,
+        symmetric,
         environment: Vec::new(),
+    })
+}
+
+/// What of symmetric memory is to be measured, if it is.
+fn wanted(options: &Options, is_simulated: bool) -> Result<Option<Wanted>> {
+    let Some(given) = &options.symmetric_memory else { return Ok(None) };
+    let usual: &[u64] = if is_simulated { &[2 << 20, 8 << 20] } else { &[2 << 20, 64 << 20, 1 << 30] };
+    let sizes = given.as_ref().map_or(usual, |sizes| &sizes.0).to_vec();
+    if let Some(size) = sizes.iter().find(|size| **size == 0 || !size.is_multiple_of(symmetric::STEP)) {
+        bail!("--symmetric-memory {size}: expected multiples of {}", symmetric::STEP);
     }
+    Ok(Some(Wanted { sizes, cycles: options.cycles as usize }))
 }
 
 /// When, where and what.
@@ -224,16 +253,19 @@ fn circumstances(machine: &Machine, results: &Results) -> (String, MachineFacts,
     (date, facts, versions)
 }
 
-fn first_use_lines(machine: &Machine, ranks: usize, results: &Results) -> Vec<first_use::Line> {
+/// JSON lines of what is no operation.
+fn lines<T: Serialize>(
+    machine: &Machine,
+    ranks: usize,
+    results: &Results,
+    found: &[T],
+) -> Result<Vec<String>> {
     let (date, machine, versions) = circumstances(machine, results);
-    let line = |measured: &FirstUse| first_use::Line {
-        date: date.clone(),
-        machine: machine.clone(),
-        versions: versions.clone(),
-        ranks,
-        measured: measured.clone(),
+    let line = |measured: &T| {
+        let (date, machine, versions) = (date.clone(), machine.clone(), versions.clone());
+        Ok(serde_json::to_string(&record::Line { date, machine, versions, ranks, measured })?)
     };
-    results.first_uses.iter().map(line).collect()
+    found.iter().map(line).collect()
 }
 
 fn records(options: &Options, machine: &Machine, ranks: usize, results: &Results) -> Vec<Record> {

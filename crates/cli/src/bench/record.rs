@@ -46,6 +46,17 @@ pub struct Record {
     pub path: String,
 }
 
+/// Another line of it: of what is no operation.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Line<Measured> {
+    pub date: String,
+    pub machine: MachineFacts,
+    pub versions: Versions,
+    pub ranks: usize,
+    #[serde(flatten)]
+    pub measured: Measured,
+}
+
 /// Where it was measured.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct MachineFacts {
@@ -104,8 +115,8 @@ pub fn host_table(records: &[Record]) -> String {
     if lines.len() == 1 { String::new() } else { text::table(&lines, &[2, 3, 4, 5, 6]) }
 }
 
-/// Three significant digits or so; host times are fractions of a microsecond.
-fn time(us: f64) -> String {
+/// Microseconds in three significant digits or so; host times are fractions of one.
+pub fn time(us: f64) -> String {
     match us {
         us if us >= 1000.0 => format!("{us:.0}"),
         us if us >= 100.0 => format!("{us:.1}"),

@@ -12,15 +12,37 @@ pub struct Spread {
 
 /// Takes one list of times a rank, equally long: a repetition took as long as its slowest rank.
 pub fn spread(ranks: &[Vec<f64>]) -> Spread {
-    let repetitions = ranks.iter().map(Vec::len).min().unwrap_or(0);
-    let slowest = |repetition: usize| ranks.iter().map(|times| times[repetition]).fold(0.0, f64::max);
-    let mut times: Vec<f64> = (0..repetitions).map(slowest).collect();
+    let mut times = slowest(ranks);
     times.sort_by(f64::total_cmp);
     Spread {
         median: median(&times),
         min: times.first().copied().unwrap_or(0.0),
         max: times.last().copied().unwrap_or(0.0),
     }
+}
+
+/// What the first of a series took, and what the others come to; of the slowest rank of each.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Steady {
+    pub first: f64,
+    pub median: f64,
+    pub worst: f64,
+}
+
+/// Takes one list of times a rank, in the order in which they were taken.
+pub fn steady(ranks: &[Vec<f64>]) -> Steady {
+    let mut times = slowest(ranks).into_iter();
+    let first = times.next().unwrap_or(0.0);
+    let mut others: Vec<f64> = times.collect();
+    others.sort_by(f64::total_cmp);
+    Steady { first, median: median(&others), worst: others.last().copied().unwrap_or(0.0) }
+}
+
+/// Of each repetition the slowest rank's time.
+fn slowest(ranks: &[Vec<f64>]) -> Vec<f64> {
+    let repetitions = ranks.iter().map(Vec::len).min().unwrap_or(0);
+    let slowest = |repetition: usize| ranks.iter().map(|times| times[repetition]).fold(0.0, f64::max);
+    (0..repetitions).map(slowest).collect()
 }
 
 /// Of what calls cost the host, all ranks' together, in nanoseconds.
@@ -62,6 +84,14 @@ mod tests {
     fn slowest_then_median() {
         let spread = spread(&[vec![1.0, 9.0, 3.0], vec![2.0, 1.0, 4.0]]);
         assert_eq!(spread, Spread { median: 4.0, min: 2.0, max: 9.0 });
+    }
+
+    /// The first stands alone, whatever it took.
+    #[test]
+    fn first_then_steady() {
+        let found = steady(&[vec![90.0, 9.0, 3.0, 1.0], vec![2.0, 1.0, 4.0, 2.0]]);
+        assert_eq!(found, Steady { first: 90.0, median: 4.0, worst: 9.0 });
+        assert_eq!(steady(&[vec![7.0]]), Steady { first: 7.0, median: 0.0, worst: 0.0 });
     }
 
     /// Even numbers and none.

@@ -6,6 +6,7 @@ use super::first_use::{self, FirstUse};
 use super::memory::Memory;
 use super::product::Product;
 use super::statistics::{HostTimes, Spread, host_times, spread};
+use super::symmetric::{self, Symmetric, Wanted};
 use super::verdict;
 use crate::counts;
 use crate::element::Reduction;
@@ -40,6 +41,8 @@ pub struct Job {
     pub again: usize,
     /// Communicators that are made to see what a first message costs; 0: none.
     pub births: usize,
+    /// Of symmetric memory.
+    pub symmetric: Option<Wanted>,
     /// On stand-ins, where a matrix product is small.
     pub simulated: bool,
     /// Elements a side of a product's matrices.
@@ -72,6 +75,7 @@ pub struct Outcome {
     pub nccl_version: i32,
     /// In the order in which they were made.
     pub first_uses: Vec<FirstUse>,
+    pub symmetric: Symmetric,
 }
 
 impl CellDone {
@@ -108,6 +112,7 @@ fn rank(channel: &mut Channel, job: Job) -> Result<Outcome> {
     let (plain, windlass) = (Nccl::open(&job.plain)?, Nccl::open(&job.windlass)?);
     job.memory.check([&plain, &windlass])?;
     let first_uses = first_use::measure(channel, &gpu, [&plain, &windlass], &job)?;
+    let symmetric = symmetric::measure(channel, &gpu, [&plain, &windlass], &job)?;
     let plain = join(channel, &gpu, plain, &job)?;
     let windlass = join(channel, &gpu, windlass, &job)?;
     let wants_product = job.cells.iter().any(|cell| cell.operation.has_product());
@@ -153,7 +158,7 @@ fn rank(channel: &mut Channel, job: Job) -> Result<Outcome> {
     drop(windows);
     windlass.destroy()?;
     plain.destroy()?;
-    Ok(Outcome { nccl_version: plain.nccl.version(), first_uses })
+    Ok(Outcome { nccl_version: plain.nccl.version(), first_uses, symmetric })
 }
 
 /// A measurement to whoever started the run; all ranks have the same.
@@ -194,9 +199,9 @@ impl Bench<'_> {
         };
         let calls = batch_calls(channel, plain, windlass, &work, job.batch_us)?;
         // After the warming up, whose calls may take other paths.
-        let before = counts_of(windlass, self.dump)?;
+        let before = counts_of(&windlass.nccl, self.dump)?;
         let [plain, through] = alternate(plain, windlass, work, calls, job.repeat)?;
-        let after = counts_of(windlass, self.dump)?;
+        let after = counts_of(&windlass.nccl, self.dump)?;
         let mut gathered = |timings: Vec<Timing>| -> Result<(Spread, Option<HostTimes>)> {
             let us: Vec<f64> = timings.iter().map(|timing| timing.us).collect();
             let calls_ns: Vec<u32> = timings.into_iter().flat_map(|timing| timing.calls_ns).collect();
@@ -220,8 +225,8 @@ impl Bench<'_> {
 }
 
 /// Windlass's counters of this process.
-fn counts_of(windlass: &Side, file: &Path) -> Result<Snapshot> {
-    windlass.nccl.dump(file).context("the library named as Windlass has no windlassDump")??;
+pub(super) fn counts_of(windlass: &Nccl, file: &Path) -> Result<Snapshot> {
+    windlass.dump(file).context("the library named as Windlass has no windlassDump")??;
     counts::read(file)
 }
 

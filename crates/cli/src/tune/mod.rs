@@ -207,6 +207,7 @@ impl Tuning<'_> {
             // Here what is unclear is, whichever side it favours.
             again: 0,
             births: 0,
+            symmetric: None,
             product: None,
             environment,
         };
