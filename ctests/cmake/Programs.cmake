@@ -101,7 +101,7 @@ endfunction()
 set(PROGRAMS strings arguments collectives sendrecv groups group_order lifecycle threads nonblocking premulsum registration graphs
              forked random_calls random_collectives births patterns pairs absorbed graphs_p2p random_p2p splits promises promise_errors
              promise_children many_pairs reuse parking uneven registered registered_lives
-             registered_groups registered_alone registered_beside pool pool_times windows windows_repair windows_ends window_patterns)
+             registered_groups registered_alone registered_beside pool pool_growth windows windows_repair windows_ends window_patterns)
 # Sends and receives of one fabric: on mailboxes, too.
 set(MESSAGING sendrecv patterns pairs absorbed graphs_p2p random_p2p)
 # About promises.
@@ -125,7 +125,7 @@ endforeach()
 
 # Births at which ranks meet: programs whose communicators all come from one id, and some whose do not.
 if(WINDLASS_LIBRARY_DIR)
-  foreach(program sendrecv groups threads premulsum registration graphs forked pool pool_times)
+  foreach(program sendrecv groups threads premulsum registration graphs forked pool pool_growth)
     add_fabric(${program} 300 "yes")
   endforeach()
   # Groups of communicators, as NCCL ordered them before 2.26, too: plainly, and with ours among them.

@@ -1,0 +1,61 @@
+/* Holds: a thousand times ncclMemAlloc and ncclMemFree of 2, 64 and 1,024 MiB take no memory and no addresses away: neither the
+ * device's memory in use nor the process's mappings grow. What they cost `windlass bench --symmetric-memory` tells.
+ *
+ * One rank's device a process, as `rank_count` has it; on stand-ins sizes are smaller. */
+#include "../support/memory.h"
+
+#include <stdio.h>
+
+enum { MIB = 1 << 20, CYCLES = 1000 };
+
+/* Lines of /proc/self/maps, and the bytes of addresses in all of them. */
+struct maps { size_t lines, bytes; };
+
+static struct maps maps_now(void) {
+  struct maps maps = {0, 0};
+  char line[512];
+  FILE* file = fopen("/proc/self/maps", "r");
+  if (!CHECK(file != NULL)) return maps;
+  while (fgets(line, sizeof line, file)) {
+    unsigned long long from = 0, to = 0;
+    if (sscanf(line, "%llx-%llx", &from, &to) == 2) maps.lines++, maps.bytes += (size_t)(to - from);
+  }
+  fclose(file);
+  return maps;
+}
+
+static void cycle(size_t bytes) {
+  void* memory = NULL;
+  NCCL(ncclMemAlloc(&memory, bytes));
+  NCCL(ncclMemFree(memory));
+}
+
+static void again_and_again(size_t bytes) {
+  enum { SLACK = 4 * MIB, LINES = 16 /* what drivers do beside */ };
+  int cycles = on_gpus() ? CYCLES : 200;
+  cycle(bytes);
+  size_t used = memory_used();
+  struct maps before = maps_now();
+  for (int i = 0; i < cycles; i++) cycle(bytes);
+  struct maps after = maps_now();
+  CHECK(memory_used() <= used + SLACK);
+  CHECK(after.lines <= before.lines + LINES);
+  CHECK(after.bytes <= before.bytes + bytes + SLACK);
+}
+
+static void all(struct rank* self) {
+  size_t sizes[] = {2 * (size_t)MIB, (on_gpus() ? 64 : 8) * (size_t)MIB, (on_gpus() ? 1024 : 32) * (size_t)MIB};
+  /* While there is one, what is freed is kept. */
+  ncclComm_t communicator = world(self, 0);
+  for (int i = 0; i < 3; i++) {
+    again_and_again(sizes[i]);
+    meet(self);
+  }
+  NCCL(ncclCommDestroy(communicator));
+}
+
+int main(void) {
+  begin("pool_growth", 200);
+  run_ranks("growth", PROCESSES, rank_count(on_gpus() ? 4 : 2), all, NULL);
+  return finish();
+}
