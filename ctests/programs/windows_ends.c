@@ -101,6 +101,27 @@ static void short_of_memory(struct rank* self) {
   NCCL(ncclCommDestroy(communicator));
 }
 
+/* Freed, it is there at once for who does not ask NCCL, whatever is kept: more than an eighth of what is free never is. */
+static void given_back(struct rank* self) {
+  enum { MIB = 1 << 20, FREED = 96 * MIB, LEFT = FREED + 64 * MIB };
+  ncclComm_t communicator = world(self, FIRST);
+  size_t free_bytes = 0, total = 0;
+  CUDA(cuMemGetInfo_v2(&free_bytes, &total));
+  if (CHECK(free_bytes > LEFT)) {
+    void* rest = device_alloc((free_bytes - LEFT) / (2 * MIB) * (2 * MIB));
+    struct memory memory = memory_alloc(self, NCCLS, FREED);
+    ncclWindow_t window = window_over(communicator, memory.at, memory.bytes);
+    meet(self);
+    window_end(communicator, window);
+    memory_free(self, &memory);
+    meet(self);
+    device_free(device_alloc(LEFT - 16 * MIB));
+    device_free(rest);
+  }
+  meet(self);
+  NCCL(ncclCommDestroy(communicator));
+}
+
 struct waiting { struct rank* self; ncclComm_t communicator; char* at; ncclResult_t code; };
 
 static void* wait_in_registration(void* argument) {
@@ -155,6 +176,7 @@ static void all(struct rank* self) {
   RUN_PART(of_two, self);
   RUN_PART(leaving, self);
   if (!on_gpus()) RUN_PART(short_of_memory, self);
+  if (!on_gpus()) RUN_PART(given_back, self);
   RUN_PART(aborted, self);
 }
 

@@ -29,7 +29,7 @@ use crate::range::Range;
 use crate::stats::count;
 use crate::stats::pool::Pooled;
 
-pub use book::{Block, Registration};
+pub use book::{Block, Over, Registration};
 use book::{Book, Given, State};
 
 /// Who has which block. Held for some stores, never across the driver or NCCL; comes after every other lock.
@@ -133,13 +133,9 @@ fn give_back(block: &Block) -> Return {
         forget(block);
         return Return::Forward;
     };
-    let now = now();
-    let bytes_max = match IS_LOOKED_AFTER.load(Ordering::Relaxed) {
-        true => config().pool_bytes_max.min(spare::bytes(driver, block.device, now)),
-        false => 0,
-    };
+    let bytes_max = bytes_max(driver, block.device, block.bytes);
     let give_back = |book: &mut Book| {
-        book.at(now);
+        book.at(now());
         book.give_back(block, bytes_max)
     };
     match change(give_back) {
@@ -208,17 +204,25 @@ pub fn deregistered(registration: Registration) {
     }
 }
 
-/// So many windows of this block are live in NCCL. Such a block is never NCCL's to free before they are gone: it is
-/// [leaving] instead.
-pub fn has_windows(serial: u64, count: u32) {
+/// So many windows of this block are live in NCCL. It is NCCL's to free when those that the application has ended are gone: it is
+/// [leaving] before. Those that it owes the end of stay in NCCL, as without us.
+pub fn has_windows(serial: u64, over: Over) {
     if !is_empty() {
-        lock().set_windows(serial, count);
+        lock().set_windows(serial, over);
     }
 }
 
-/// None is any more.
-pub fn windows_gone(serial: u64) {
-    has_windows(serial, 0);
+/// How much of freed memory may be kept on a device now.
+pub fn bytes_max(driver: &'static Driver, device: Ordinal, bytes: u64) -> u64 {
+    match IS_LOOKED_AFTER.load(Ordering::Relaxed) {
+        true => config().pool_bytes_max.min(spare::bytes(driver, device, bytes, now())),
+        false => 0,
+    }
+}
+
+/// The driver has said how much is free on a device.
+pub fn is_free(device: Ordinal, bytes: u64) {
+    spare::said(device, bytes, now());
 }
 
 /// The blocks that are to leave as soon as their windows are gone.

@@ -95,9 +95,10 @@ const KEPT_FOR: Duration = Duration::from_secs(2);
 
 fn let_go_of_old() {
     for block in pool::age(KEPT_FOR) {
-        // NCCL, which brings back the device that was, would make a context for device 0 on a thread that has none.
-        let home =
-            gpu::opened().and_then(|driver| driver.attributes(block)).and_then(|said| home_of(said.device));
+        // NCCL, which brings back the device that was, would make a context for device 0 on a thread that has none. What somebody has
+        // unmapped is not there.
+        let Some(said) = gpu::opened().and_then(|driver| driver.attributes(block)) else { continue };
+        let home = home_of(said.device);
         let _entered = home.as_ref().and_then(|home| home.enter().ok());
         free(block);
     }
@@ -125,7 +126,10 @@ fn give_back_where_short() {
 fn is_short_on(device: Ordinal) -> bool {
     let Some(home) = home_of(device) else { return false };
     let Ok(_entered) = home.enter() else { return false };
-    home.driver.room().is_ok_and(|room| pool::is_short(room.free, room.total))
+    home.driver.room().is_ok_and(|room| {
+        pool::is_free(device, room.free);
+        pool::is_short(room.free, room.total)
+    })
 }
 
 /// Nothing of a program that has no primary context there: one would be made.

@@ -271,7 +271,7 @@ impl Round {
         let registers = |fabric: Arc<Fabric>| fabric.registering().is_some_and(|one| one.has_entries());
         let tick = match busy {
             true => BUSY_TICK,
-            false if pool::is_any_kept() => REGISTERED_TICK,
+            false if pool::is_any_kept() || pool::is_any_leaving() => REGISTERED_TICK,
             false if alive.iter().filter_map(Weak::upgrade).any(registers) => REGISTERED_TICK,
             false => IDLE_TICK,
         };

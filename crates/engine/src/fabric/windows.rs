@@ -111,9 +111,12 @@ impl Windows {
         let _ = self.gate.set(gate);
     }
 
-    /// Another communicator uses NCCL's resources of this one, or calls of it are not seen.
+    /// Another communicator uses NCCL's resources of this one, or calls of it are not seen. What the application does not have goes now:
+    /// no thread of ours may drop it later.
     pub fn share(&self) {
-        self.is_shared.store(true, Ordering::Release);
+        if !self.is_shared.swap(true, Ordering::AcqRel) {
+            self.end_parked();
+        }
     }
 
     /// The application ends a registration. In an open group what came before may use it yet, by NCCL's own word: that hears of the end
@@ -125,6 +128,7 @@ impl Windows {
         self.drop_leaving();
         // No thread of ours may drop what is left of a communicator that is shared.
         let is_real = is_grouped || self.is_shared.load(Ordering::Acquire);
+        let is_real = is_real || !self.has_room_for(handle);
         let stays = |record: &Record| if is_real { Standing::Leaving } else { standing(record) };
         let ended = self.change(|book| book.end(handle, stays));
         if ended == Ended::Parked {
@@ -132,6 +136,21 @@ impl Windows {
             self.drop_all(surplus);
         }
         ended
+    }
+
+    /// Whether the blocks of parked windows, with this one's, are no more than would be kept: memory that has a window does not go
+    /// back to the driver in the free itself.
+    fn has_room_for(&self, handle: usize) -> bool {
+        let (record, parked) = {
+            let book = self.book();
+            (book.find(handle), book.parked().collect::<Vec<(u64, Range)>>())
+        };
+        let Some(block) = record.and_then(|record| pool::block_of(record.range.base)) else { return true };
+        let Some(driver) = gpu::opened() else { return false };
+        let others = parked.iter().filter(|(serial, _)| *serial != block.serial);
+        let blocks = others.filter_map(|(_, range)| pool::block_of(range.base));
+        let bytes = block.bytes + blocks.map(|other| other.bytes).sum::<u64>();
+        bytes <= pool::bytes_max(driver, block.device, block.bytes)
     }
 
     /// Whether NCCL has a window that the application has ended.
@@ -189,8 +208,8 @@ impl Windows {
         self.is_ended.store(true, Ordering::Release);
         self.end_parked();
         self.change(Book::forget_all_names);
-        let left: Vec<u64> = self.book().blocks().collect();
-        left.into_iter().for_each(pool::taint);
+        let left: Vec<(u64, bool)> = self.book().blocks().collect();
+        left.into_iter().for_each(|(block, _)| pool::taint(block));
     }
 
     /// The communicator has failed: a drop asks peers' processes, which may be dead.
@@ -219,8 +238,8 @@ impl Windows {
             std::thread::sleep(LOOK_EVERY);
         }
         // Tainted before the pool hears that there are none.
-        let blocks: Vec<u64> = self.book().blocks().collect();
-        blocks.into_iter().for_each(pool::taint);
+        let blocks: Vec<(u64, bool)> = self.book().blocks().collect();
+        blocks.into_iter().for_each(|(block, _)| pool::taint(block));
         self.change(Book::forget);
         if is_inside() { End::Left } else { End::Clean }
     }
@@ -277,7 +296,7 @@ impl Windows {
     /// The pool hears which blocks have windows.
     fn change<T>(&self, act: impl FnOnce(&mut Book) -> T) -> T {
         let mut book = self.book();
-        let before: Vec<u64> = book.blocks().collect();
+        let before: Vec<(u64, bool)> = book.blocks().collect();
         let answer = act(&mut book);
         self.has_any.store(!book.is_empty(), Ordering::Release);
         blocks::changed(&before, &book.blocks().collect::<Vec<_>>());

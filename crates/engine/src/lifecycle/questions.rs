@@ -330,5 +330,7 @@ pub fn real_handle(entry: usize, handle: ncclComm_t) -> Option<ncclComm_t> {
             refuse(honoured, format_args!("the promise behind {handle:p} cannot be honoured"));
         }
     }
+    windows::share(handle);
+    drop(enter_by(handle));
     promise.real()
 }

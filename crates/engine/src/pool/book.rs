@@ -33,6 +33,22 @@ pub struct Registration {
     pub handle: usize,
 }
 
+/// The windows over a block.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Over {
+    /// That live in NCCL.
+    pub windows: u32,
+    /// Of these that the application has to end yet.
+    pub owed: u32,
+}
+
+impl Over {
+    /// Those that it has ended.
+    pub fn parked(self) -> u32 {
+        self.windows.saturating_sub(self.owed)
+    }
+}
+
 /// Whose a block is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
@@ -71,7 +87,7 @@ struct Entry {
     block: Block,
     state: State,
     is_tainted: bool,
-    windows: u32,
+    over: Over,
     /// When it was given back last.
     since: u64,
     /// Registrations of the application's that have not ended.
@@ -144,8 +160,14 @@ impl Book {
         self.next_serial += 1;
         let block =
             Block { serial, device, base: range.base, bytes: range.bytes, buffer_id, life: 1, held: true };
-        let entry =
-            Entry { block, state: State::Held, is_tainted: false, windows: 0, since: 0, registrations: 0 };
+        let entry = Entry {
+            block,
+            state: State::Held,
+            is_tainted: false,
+            over: Over::default(),
+            since: 0,
+            registrations: 0,
+        };
         self.entries.insert(range.base, entry);
         self.serials.insert(serial, range.base);
         self.count(State::Held, range.bytes, true);
@@ -281,9 +303,9 @@ impl Book {
         }
     }
 
-    pub fn set_windows(&mut self, serial: u64, count: u32) {
+    pub fn set_windows(&mut self, serial: u64, over: Over) {
         if let Some(entry) = self.by_serial(serial) {
-            entry.windows = count;
+            entry.over = over;
         }
     }
 
@@ -312,9 +334,9 @@ impl Book {
         shelf.blocks.last_key_value().map(|(_, base)| *base)
     }
 
-    /// Takes a block out; none if it has windows, so that it is to leave later.
+    /// Takes a block out; none if it has windows that are to go first, so that it is to leave later.
     fn let_go(&mut self, base: Address) -> Option<Address> {
-        if self.entries.get(&base)?.windows > 0 {
+        if self.entries.get(&base)?.over.parked() > 0 {
             self.move_to(base, State::Leaving);
             return None;
         }

@@ -1,6 +1,6 @@
 //! A rank's windows of one communicator: which there are in NCCL, whose they are, and which names are to be forgotten everywhere.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use crate::range::Range;
 
@@ -45,9 +45,14 @@ pub enum Standing {
 }
 
 impl Record {
-    /// Whether the application has it. Otherwise NCCL must meet it in no call.
+    /// Whether the application has it. Otherwise NCCL must meet it in no call. What it owes the end of stays in NCCL when the memory
+    /// goes, as without us: its handle would come again otherwise, and whose end comes then nobody could tell.
     fn is_owned(&self, standing: impl Fn(&Record) -> Standing) -> bool {
-        let is_live = || standing(self) == Standing::Held { life: self.life };
+        let is_live = || match standing(self) {
+            Standing::Held { life } => life == self.life,
+            Standing::Kept => false,
+            Standing::Leaving => true,
+        };
         self.users > 0 && (self.block.is_none() || is_live())
     }
 }
@@ -112,6 +117,11 @@ impl Book {
         Some(record.handle)
     }
 
+    /// The one with this handle.
+    pub fn find(&self, handle: usize) -> Option<Record> {
+        self.records.iter().find(|one| one.handle == handle).copied()
+    }
+
     /// Whether the application has ended all that it had of it.
     pub fn is_parked(&self, handle: usize) -> bool {
         self.records.iter().any(|one| one.handle == handle && one.users == 0)
@@ -165,14 +175,14 @@ impl Book {
         self.lose(|one| one.block == Some(block) && !one.is_owned(&standing))
     }
 
-    /// Takes out all of a block that is leaving.
+    /// Takes out what the application has ended of a block that is leaving.
     pub fn leave(&mut self, block: u64) -> Vec<Record> {
-        self.lose(|one| one.block == Some(block))
+        self.lose(|one| one.block == Some(block) && one.users == 0)
     }
 
     /// The same of all such blocks.
     pub fn leave_all(&mut self, standing: impl Fn(&Record) -> Standing) -> Vec<Record> {
-        self.lose(|one| one.block.is_some() && standing(one) == Standing::Leaving)
+        self.lose(|one| one.block.is_some() && one.users == 0 && standing(one) == Standing::Leaving)
     }
 
     /// Takes out all that the application does not have.
@@ -204,9 +214,16 @@ impl Book {
         self.lost.clear();
     }
 
-    /// The blocks that there are windows over, one a window.
-    pub fn blocks(&self) -> impl Iterator<Item = u64> {
-        self.records.iter().filter_map(|one| one.block)
+    /// The blocks that there are windows over, one a window, and whether the application has to end that yet.
+    pub fn blocks(&self) -> impl Iterator<Item = (u64, bool)> {
+        self.records.iter().filter_map(|one| Some((one.block?, one.users > 0)))
+    }
+
+    /// The ranges of what the application has ended, one a block.
+    pub fn parked(&self) -> impl Iterator<Item = (u64, Range)> {
+        let parked = self.records.iter().filter(|one| one.users == 0);
+        let each: BTreeMap<u64, Range> = parked.filter_map(|one| Some((one.block?, one.range))).collect();
+        each.into_iter()
     }
 
     /// The application ends a registration. What it has of other memory than ours, or of a block that goes, is not kept.
@@ -382,7 +399,7 @@ mod tests {
         let mut named = both();
         assert_eq!(numbers(&named.forget_names(&[1], held(2))), [2, 1]);
         assert_eq!((named.len(), named.lost()), (1, 2));
-        assert_eq!(numbers(&both().leave(BLOCK)), [3, 2, 1]);
+        assert_eq!((numbers(&ended.leave(BLOCK)), ended.len()), (vec![3, 1], 0));
         assert_eq!(numbers(&both().end_parked(held(2))), [3, 2, 1]);
     }
 
@@ -398,6 +415,20 @@ mod tests {
         let mut book = self::book(&[record(3, 0x1000), other, Record { block: None, ..record(5, 0x5000) }]);
         let goes = |one: &Record| if one.block == Some(BLOCK) { held(1)(one) } else { Standing::Leaving };
         assert_eq!((numbers(&book.leave_all(goes)), book.len()), (vec![4], 2));
+    }
+
+    /// What the application owes the end of stays where the memory goes: its handle does not come again before that end.
+    #[test]
+    fn owed() {
+        let leaving = |_: &Record| Standing::Leaving;
+        let mut book = book(&[record(1, 0x1000), record(2, 0x2000)]);
+        assert_eq!(book.end(32, held(1)), Ended::Parked);
+        assert_eq!(book.blocks().collect::<Vec<_>>(), [(BLOCK, true), (BLOCK, false)]);
+        assert_eq!(book.parked().collect::<Vec<_>>(), [(BLOCK, at(0x2000))]);
+        assert_eq!(numbers(&book.leave(BLOCK)), [2]);
+        assert!(book.leave_all(leaving).is_empty() && book.meet(at(0x1000), leaving).is_empty());
+        assert!(book.forget_names(&[1], leaving).is_empty());
+        assert_eq!((book.end(16, leaving), book.len()), (Ended::Real, 0));
     }
 
     /// NCCL that gives one handle twice is told twice.
@@ -418,8 +449,7 @@ mod tests {
         }
         assert_eq!(numbers(&book.limit(2)), [1]);
         assert_eq!(numbers(&book.end_parked(held(1))), [3, 2]);
-        assert_eq!((numbers(&book.leave(BLOCK)), book.blocks().count()), (vec![4], 0));
-        assert!(!book.is_empty(), "its late end is remembered");
-        assert!(book.forget().is_empty() && book.is_empty());
+        assert_eq!((numbers(&book.leave(BLOCK)), book.blocks().count()), (vec![], 1));
+        assert_eq!((book.forget(), book.is_empty()), (vec![BLOCK], true));
     }
 }

@@ -14,6 +14,10 @@ fn block(book: &mut Book, device: Ordinal, base: u64, mebibytes: u64) -> Block {
     book.find(base * MIB).unwrap().0
 }
 
+fn parked(windows: u32) -> Over {
+    Over { windows, owed: 0 }
+}
+
 fn kept(over: &[u64]) -> Given {
     Given::Kept { over: over.iter().map(|base| base * MIB).collect() }
 }
@@ -67,7 +71,7 @@ fn eviction() {
 fn ageing() {
     let mut book = Book::new();
     let made = [(0, 10), (1, 20), (0, 30)].map(|(device, base)| block(&mut book, device, base, 4));
-    book.set_windows(made[2].serial, 1);
+    book.set_windows(made[2].serial, parked(1));
     book.at(100);
     made.iter().for_each(|block| assert_eq!(book.give_back(block, LIMIT), kept(&[])));
     book.at(150);
@@ -111,7 +115,7 @@ fn registrations() {
 fn windows() {
     let mut book = Book::new();
     let made = [10, 20, 30].map(|base| block(&mut book, 0, base, 4));
-    made.iter().for_each(|block| book.set_windows(block.serial, 2));
+    made.iter().for_each(|block| book.set_windows(block.serial, parked(2)));
     assert_eq!(book.give_back(&made[0], LIMIT), kept(&[]));
     assert!(book.trim(0).is_empty());
     book.taint(made[1].serial);
@@ -122,9 +126,23 @@ fn windows() {
     assert_eq!(book.leave(made[2].serial), None);
     assert_eq!(book.leave(made[0].serial), Some(10 * MIB));
     assert_eq!(book.leave(made[0].serial), None);
-    book.set_windows(made[2].serial, 0);
+    book.set_windows(made[2].serial, parked(0));
     assert_eq!(book.give_back(&made[2], LIMIT), kept(&[]));
     assert_eq!(book.trim(0), vec![30 * MIB]);
+}
+
+/// What the application has not ended holds no block up: NCCL frees it under them, as without us.
+#[test]
+fn owed_windows() {
+    let mut book = Book::new();
+    let made = [10, 20, 30].map(|base| block(&mut book, 0, base, 4));
+    made.iter().for_each(|block| book.set_windows(block.serial, Over { windows: 2, owed: 2 }));
+    book.set_windows(made[2].serial, Over { windows: 2, owed: 1 });
+    assert_eq!(book.give_back(&made[0], 0), Given::LetGo);
+    assert_eq!(book.give_back(&made[1], LIMIT), kept(&[]));
+    assert_eq!(book.give_back(&made[2], LIMIT), kept(&[]));
+    assert_eq!(book.trim(0), vec![20 * MIB]);
+    assert_eq!(book.leaving().len(), 1);
 }
 
 /// What peers may be writing to is handed out never again, whoever has it.
@@ -246,13 +264,13 @@ proptest! {
                 Step::Taint(which) if !held.is_empty() => book.taint(held[which % held.len()].serial),
                 Step::Window(which, count) if !held.is_empty() => {
                     let block = held[which % held.len()];
-                    book.set_windows(block.serial, u32::from(count));
+                    book.set_windows(block.serial, parked(u32::from(count)));
                     real.get_mut(&block.base).unwrap().1 = count;
                 }
                 Step::Left => {
                     for block in book.leaving() {
                         real.get_mut(&block.base).unwrap().1 = 0;
-                        book.set_windows(block.serial, 0);
+                        book.set_windows(block.serial, parked(0));
                         let base = book.leave(block.serial).unwrap();
                         gone(&mut real, &held, &[base]);
                     }
