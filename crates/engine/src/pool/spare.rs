@@ -8,7 +8,7 @@ use crate::gpu::{Driver, Home, Ordinal};
 /// What the driver said lasts so long: it takes some 60 us to ask. Who looks after what is kept asks oftener.
 const LASTS_MS: u64 = 60;
 /// For blocks that are larger it is asked anew: what has changed since is small beside what they take.
-const LASTS_FOR: u64 = 256 << 20;
+const LASTS_FOR: u64 = 64 << 20;
 const PART: u64 = 8;
 
 #[derive(Clone, Copy)]
