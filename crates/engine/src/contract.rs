@@ -142,7 +142,11 @@ impl Member {
             door: reader.token()?,
             lobby: reader.token()?,
             tuning: reader.u64()?,
-            checks: reader.u8()? != 0,
+            checks: match reader.u8()? {
+                0 => false,
+                1 => true,
+                _ => return None,
+            },
             attachment: reader.counted(ATTACHMENT_BYTES_MAX)?.to_vec(),
         })
     }

@@ -560,6 +560,7 @@ pub fn tell(counters: usize, fate: &Fate) {
         Fate::Plain(reason) => {
             let serial = count::fabric(counters, fabric::PLAIN + u32::from(reason.number()));
             log::info!("communicator {serial} plain, {reason}");
+            checking::say_why_not(serial, reason);
         }
         Fate::Failed(failure) => log::warn!("a communicator failed at birth: {failure}"),
     }

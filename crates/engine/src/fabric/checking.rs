@@ -15,6 +15,7 @@ use crate::contract::{Contract, capability};
 use crate::gpu;
 use crate::page::Page;
 use crate::range::Range;
+use crate::rendezvous::verdict::Reason;
 use crate::stats::checked::Checked;
 use crate::stats::{count, segment};
 use crate::windows;
@@ -72,6 +73,13 @@ pub(super) fn say_who_does_not(contract: &Contract, rank: u32) {
         log::warn!(
             "check: calls of fabric {hash:016x} are not compared: WINDLASS_CHECK is not on for rank {without:?}"
         );
+    }
+}
+
+/// One line of a communicator without a fabric, where calls are to be compared. One rank has nobody to differ from.
+pub(super) fn say_why_not(serial: u64, reason: &Reason) {
+    if config().check == Switch::On && !matches!(reason, Reason::OneRank) {
+        log::warn!("check: calls of communicator {serial} are not compared, which has no fabric: {reason}");
     }
 }
 
