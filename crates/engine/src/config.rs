@@ -145,7 +145,7 @@ pub const OPTIONS: &[Description] = &[
         name: "WINDLASS_CHECK",
         values: "on, off",
         default: "off",
-        about: "Whether ranks of a fabric tell each other what they call, and a warning names the rank whose collective or window registration differs, or that has not come for 10 seconds. For finding faults: a call takes about a microsecond more. All ranks must say so, or it is off. Raises WINDLASS_LOG to warn where that is not set.",
+        about: "Whether ranks of a fabric tell each other what they call, and a warning names the rank whose collective or window registration differs, or that has not come for 10 seconds. For finding faults: calls take longer. All ranks must say so, or it is off. Raises WINDLASS_LOG to warn where that is not set.",
     },
     Description {
         name: "WINDLASS_STUCK_AFTER",

@@ -15,7 +15,7 @@ use crate::error::refuse;
 use crate::fabric::Fabric;
 use crate::fabric::checking::Checking;
 use crate::fabric::registering::Registering;
-use crate::fabric::windows::{Course, Making, Windows, Wish};
+use crate::fabric::windows::{Course, Making, Windows, Wish, is_refused_alone};
 use crate::forward::known::put;
 use crate::forward::questions;
 use crate::group;
@@ -62,7 +62,9 @@ pub fn register(
 /// Registers what the other ranks are told of.
 fn told(asked: &Asked, checking: &Checking) -> ncclResult_t {
     let Wish { range, flags } = asked.wish();
-    guard::or_else(|| (), || checking.tell_window(range, flags));
+    // What is refused here alone is no call of all ranks: what this rank registers in its place is.
+    let tell = || if is_refused_alone(range) { None } else { Some(checking.tell_window(range, flags)) };
+    guard::or_else(|| None, tell);
     let is_grouped = group::is_open();
     // A place that NCCL leaves as it was must not be taken for a window; a group's is written later.
     let mut window = null_mut();

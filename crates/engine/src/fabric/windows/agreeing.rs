@@ -248,6 +248,12 @@ impl Windows {
     }
 }
 
+/// Whether NCCL refuses a registration by what it is given, without the other ranks.
+pub fn is_refused_alone(range: Range) -> bool {
+    let block = pool::block_of(range.base).filter(|block| holds(block, range));
+    unfit(range, block.as_ref()).is_some()
+}
+
 /// What NCCL answers, and why, of what it looks at by itself: it makes no window over that.
 fn unfit(range: Range, block: Option<&Block>) -> Option<(ncclResult_t, &'static str)> {
     let misaligned = (ncclInvalidArgument, "the address is misaligned");
