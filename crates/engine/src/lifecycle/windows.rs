@@ -63,8 +63,12 @@ pub fn register(
 fn told(asked: &Asked, checking: &Checking) -> ncclResult_t {
     let Wish { range, flags } = asked.wish();
     // What is refused here alone is no call of all ranks: what this rank registers in its place is.
-    let tell = || if is_refused_alone(range) { None } else { Some(checking.tell_window(range, flags)) };
-    guard::or_else(|| None, tell);
+    let tell = || {
+        if !is_refused_alone(range) {
+            checking.tell_window(range, flags);
+        }
+    };
+    guard::or_else(|| (), tell);
     let is_grouped = group::is_open();
     // A place that NCCL leaves as it was must not be taken for a window; a group's is written later.
     let mut window = null_mut();
