@@ -265,3 +265,96 @@ fn entry_of((rank, found): (usize, &Found)) -> Option<(usize, Entry)> {
         Found::Missing | Found::Never | Found::Gone => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::contract::{Device, Member, Token, Version};
+
+    use super::super::pages;
+    use super::*;
+
+    fn contract(ranks: u32) -> Contract {
+        let token = Token([0; 16]);
+        let device = Device { uuid: [0; 16], pci: (0, 0, 0), capability: 90, multiprocessors: 132 };
+        let member = |rank| Member {
+            rank,
+            process: token,
+            process_id: 1,
+            device,
+            door: token,
+            lobby: token,
+            tuning: 0,
+            checks: true,
+            attachment: Vec::new(),
+        };
+        Contract {
+            birth: token,
+            version: Version::THIS,
+            host: token,
+            capabilities: 0,
+            options: 0,
+            ctas_max: 0,
+            members: (0..ranks).map(member).collect(),
+        }
+    }
+
+    fn all(ranks: u32) -> Vec<Arc<Checking>> {
+        let contract = contract(ranks);
+        let page = Arc::new(Page::create(pages::bytes(&contract)).unwrap().0);
+        (0..ranks).map(|rank| Checking::new(&contract, Some(&page), rank).unwrap()).collect()
+    }
+
+    fn entry(bytes: u64) -> Entry {
+        Entry::Window(Window { bytes, flags: 0, allocation: 0, offset: 0 })
+    }
+
+    fn counted(what: Checked) -> u64 {
+        segment::current().checked[what as usize].load(Ordering::Relaxed)
+    }
+
+    /// One after the other: what is counted is the process's.
+    #[test]
+    fn compares() {
+        // More divergences than lines: all are counted.
+        let ranks = all(2);
+        for call in 0..20 {
+            ranks[0].post(&entry(call));
+            ranks[1].post(&entry(call + 1));
+        }
+        ranks[0].look(|| 0);
+        assert_eq!((counted(Checked::Compared), counted(Checked::Divergences)), (20, 20));
+        assert_eq!(ranks[0].try_compared().unwrap().lines, 20);
+
+        // A rank far ahead: what it wrote over is not compared, and never taken for different.
+        let ranks = all(2);
+        (0..600).for_each(|call| ranks[1].post(&entry(call)));
+        (0..600).for_each(|call| ranks[0].post(&entry(call)));
+        ranks[0].look(|| 0);
+        assert_eq!((counted(Checked::Compared), counted(Checked::NotCompared)), (20 + 255, 345));
+        assert_eq!(counted(Checked::Divergences), 20);
+
+        // Who is missing is named once, if its process lives.
+        for (gone, absent) in [(0b10, 0), (0, 1)] {
+            let ranks = all(2);
+            ranks[0].post(&entry(1));
+            ranks[0].look(|| gone);
+            let long_ago = Instant::now().checked_sub(NAMED_AFTER);
+            ranks[0].try_compared().unwrap().waits_since = long_ago;
+            ranks[0].look(|| gone);
+            ranks[0].look(|| gone);
+            assert_eq!(counted(Checked::Absent), absent);
+        }
+
+        // Who ends is not waited for.
+        let ranks = all(2);
+        (0..3).for_each(|call| ranks[0].post(&entry(call)));
+        ranks[1].post(&entry(0));
+        ranks[1].end(|| 0);
+        ranks[1].post(&entry(9));
+        ranks[0].look(|| 0);
+        assert_eq!((counted(Checked::Compared), counted(Checked::NotCompared)), (20 + 256, 347));
+        ranks[0].post(&entry(4));
+        ranks[0].end(|| 0);
+        assert_eq!((counted(Checked::Divergences), counted(Checked::NotCompared)), (20, 348));
+    }
+}
