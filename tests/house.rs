@@ -23,6 +23,7 @@ const ROWS: &[(Together, &[&str])] = &[
             "agreed",
             "pool",
             "windows",
+            "checking",
         ],
     ),
     (Together::No, &["turns"]),

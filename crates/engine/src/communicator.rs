@@ -59,6 +59,8 @@ pub struct Communicator {
     gate: Gate,
     /// Whether it has had a window that is kept.
     has_windows: AtomicBool,
+    /// Whether its calls are told to other ranks.
+    is_checked: AtomicBool,
     /// The stream of the last call that went to NCCL since the last one of ours, by its handle; of a communicator with
     /// a fabric only. [`NO_STREAM`]: none did.
     forwarded_on: AtomicUsize,
@@ -87,6 +89,8 @@ impl Communicator {
         let windows = kept.fabric().and_then(|fabric| fabric.windows());
         self.has_gate.store(registering.is_some() || windows.is_some(), Ordering::Relaxed);
         self.has_windows.store(false, Ordering::Relaxed);
+        let checking = kept.fabric().and_then(|fabric| fabric.checking());
+        self.is_checked.store(checking.is_some(), Ordering::Relaxed);
         registering.into_iter().for_each(|registering| registering.guarded_by(&self.gate));
         windows.into_iter().for_each(|windows| windows.guarded_by(&self.gate));
         self.has_fabric.store(kept.fabric().is_some(), Ordering::Release);
@@ -121,6 +125,12 @@ impl Communicator {
     /// From now on it may.
     pub fn gets_windows(&self) {
         self.has_windows.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether other ranks are told of its calls.
+    #[inline]
+    pub fn is_checked(&self) -> bool {
+        self.is_checked.load(Ordering::Relaxed)
     }
 
     /// Whether its handle is ours, so that NCCL must not get it.
@@ -291,6 +301,7 @@ pub fn insert(handle: ncclComm_t, identity: Identity) -> &'static Communicator {
             has_gate: AtomicBool::new(false),
             gate: Gate::new(),
             has_windows: AtomicBool::new(false),
+            is_checked: AtomicBool::new(false),
             forwarded_on: AtomicUsize::new(NO_STREAM),
             kept: Mutex::new(None),
         }))
@@ -316,6 +327,7 @@ pub fn remove(handle: ncclComm_t) -> Option<Kept> {
     communicator.handle.store(0, Ordering::Relaxed);
     communicator.has_fabric.store(false, Ordering::Relaxed);
     communicator.is_promise.store(false, Ordering::Relaxed);
+    communicator.is_checked.store(false, Ordering::Relaxed);
     communicator.has_gate.store(false, Ordering::Relaxed);
     let kept = communicator.kept.lock().unwrap_or_else(PoisonError::into_inner).take();
     spare.records.push(communicator);

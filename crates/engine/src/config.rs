@@ -142,6 +142,12 @@ pub const OPTIONS: &[Description] = &[
         about: "Whether windows over memory of `ncclMemAlloc` stay when they are deregistered, to be found again by ncclCommWindowRegister. keep: in a fabric without multicast (NCCL's NVLS), from NCCL 2.28.3 on, where all ranks say so and WINDLASS_POOL is not off.",
     },
     Description {
+        name: "WINDLASS_CHECK",
+        values: "on, off",
+        default: "off",
+        about: "Whether ranks of a fabric tell each other what they call, and a warning names the rank whose collective or window registration differs, or that has not come for 10 seconds. For finding faults: calls take longer. All ranks must say so, or it is off. Raises WINDLASS_LOG to warn where that is not set.",
+    },
+    Description {
         name: "WINDLASS_STUCK_AFTER",
         values: "seconds",
         default: "60",
@@ -241,6 +247,7 @@ pub struct Config {
     pub tuning: Option<PathBuf>,
     pub staging_bytes_max: u64,
     pub windows: Windows,
+    pub check: Switch,
     pub stuck_after: Duration,
     pub nccl: Nccl,
 }
@@ -296,6 +303,7 @@ impl Default for Config {
             tuning: None,
             staging_bytes_max: 512 << 20,
             windows: Windows::Keep,
+            check: Switch::Off,
             stuck_after: Duration::from_secs(60),
             nccl: Nccl {
                 comm_id: Switch::Off,
@@ -350,6 +358,7 @@ fn home() -> Option<PathBuf> {
 pub fn parse(variables: impl Iterator<Item = (OsString, OsString)>) -> (Config, Vec<String>) {
     let mut config = Config::default();
     let mut complaints = Vec::new();
+    let mut says_log = false;
     for (name, value) in variables {
         if let Some(name) = name.to_str().filter(|name| name.starts_with("NCCL_")) {
             config.nccl.read(name, &value.to_string_lossy());
@@ -361,7 +370,10 @@ pub fn parse(variables: impl Iterator<Item = (OsString, OsString)>) -> (Config, 
         let text = value.to_string_lossy();
         let outcome = match name {
             "WINDLASS" => switch(&text).map(|value| config.windlass = value),
-            "WINDLASS_LOG" => level(&text).map(|value| config.log = value),
+            "WINDLASS_LOG" => {
+                says_log = true;
+                level(&text).map(|value| config.log = value)
+            }
             "WINDLASS_LOG_FILE" => {
                 config.log_file = path(&text);
                 Some(())
@@ -387,6 +399,7 @@ pub fn parse(variables: impl Iterator<Item = (OsString, OsString)>) -> (Config, 
             }
             "WINDLASS_STAGING_MAX" => bytes(&text).map(|value| config.staging_bytes_max = value),
             "WINDLASS_WINDOWS" => windows(&text).map(|value| config.windows = value),
+            "WINDLASS_CHECK" => switch(&text).map(|value| config.check = value),
             // Read where the real library is searched for; and the stand-ins' own.
             "WINDLASS_NCCL" | "WINDLASS_LIBRARY" => Some(()),
             _ if name.starts_with(STAND_IN_PREFIX) => Some(()),
@@ -398,6 +411,10 @@ pub fn parse(variables: impl Iterator<Item = (OsString, OsString)>) -> (Config, 
         if outcome.is_none() {
             complaints.push(format!("{name} is \"{text}\", expected one of: {}", values_of(name)));
         }
+    }
+    // Its warnings are what it is for.
+    if config.check == Switch::On && !says_log {
+        config.log = ::log::LevelFilter::Warn;
     }
     (config, complaints)
 }
@@ -593,6 +610,17 @@ mod tests {
         );
     }
 
+    /// Who checks reads warnings, unless the log is set.
+    #[test]
+    fn checks_are_heard() {
+        let heard = |pairs: &[(&str, &str)]| read(pairs).0.log;
+        let (check, off) = (("WINDLASS_CHECK", "on"), ("WINDLASS_LOG", "off"));
+        assert_eq!(heard(&[check]), ::log::LevelFilter::Warn);
+        assert_eq!(heard(&[check, off]), ::log::LevelFilter::Off);
+        assert_eq!(heard(&[off, check]), ::log::LevelFilter::Off);
+        assert_eq!(heard(&[("WINDLASS_CHECK", "0")]), Config::default().log);
+    }
+
     /// Numbers as C reads them: NCCL's switches are these.
     #[test]
     fn numbers_of_nccl() {
@@ -638,6 +666,7 @@ mod tests {
             ("WINDLASS_REGISTER", "on"),
             ("WINDLASS_STAGING_MAX", "64M"),
             ("WINDLASS_WINDOWS", "off"),
+            ("WINDLASS_CHECK", "1"),
             ("WINDLASS_FAST", "off"),
             ("WINDLASS_TUNING", "/tmp/t"),
             ("NCCL_PROTO", "LL"),
@@ -668,6 +697,7 @@ mod tests {
             tuning: Some("/tmp/t".into()),
             staging_bytes_max: 64 << 20,
             windows: Windows::Off,
+            check: Switch::On,
             stuck_after: Duration::from_secs(3),
             nccl: Nccl {
                 comm_id: Switch::On,

@@ -108,6 +108,8 @@ pub struct Member {
     pub lobby: Token,
     /// Hash of this rank's tuning table; 0 where it has none of its own.
     pub tuning: u64,
+    /// Whether this rank would tell the others what it calls.
+    pub checks: bool,
     /// What mechanisms announce to their peers, at most [`ATTACHMENT_BYTES_MAX`].
     pub attachment: Vec<u8>,
 }
@@ -122,6 +124,7 @@ impl Member {
             .token(self.door)
             .token(self.lobby)
             .u64(self.tuning)
+            .u8(self.checks.into())
             .counted(&self.attachment, ATTACHMENT_BYTES_MAX);
     }
 
@@ -139,6 +142,11 @@ impl Member {
             door: reader.token()?,
             lobby: reader.token()?,
             tuning: reader.u64()?,
+            checks: match reader.u8()? {
+                0 => false,
+                1 => true,
+                _ => return None,
+            },
             attachment: reader.counted(ATTACHMENT_BYTES_MAX)?.to_vec(),
         })
     }
@@ -192,7 +200,7 @@ pub mod capability {
     pub const REQUIRED: u64 = VIRTUAL_MEMORY | DESCRIPTORS;
 }
 
-const LAYOUT: u16 = 6;
+const LAYOUT: u16 = 7;
 
 impl Contract {
     /// The bytes that every rank gets.
@@ -268,9 +276,14 @@ impl Contract {
         self.capabilities & both == both
     }
 
+    /// Whether ranks tell each other what they call: where all would.
+    pub fn checks(&self) -> bool {
+        !self.members.is_empty() && self.members.iter().all(|member| member.checks)
+    }
+
     /// Whether the ranks share a page.
     pub fn has_page(&self) -> bool {
-        self.registers() || self.keeps_windows()
+        self.registers() || self.keeps_windows() || self.checks()
     }
 
     /// The doors of the processes that take part, each once, in the order of their first rank.

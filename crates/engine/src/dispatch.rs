@@ -22,6 +22,8 @@ pub mod registered;
 
 mod windowed;
 
+mod checked;
+
 use nccl_sys::{ncclInProgress, ncclResult_t, ncclSuccess};
 
 use crate::annotate;

@@ -10,6 +10,7 @@ mod aliases;
 mod attempts;
 mod beside;
 mod boxes;
+pub mod checking;
 mod closing;
 mod derived;
 mod failing;
@@ -63,6 +64,7 @@ pub use crate::rendezvous::colors::{Course, Others, Parent, Willing};
 pub use crate::rendezvous::facts::Waiting;
 use attempts::Attempts;
 use boxes::{Boxes, Share};
+use checking::Checking;
 pub use closing::settle;
 use closing::{Closing, Life, Word};
 pub use derived::{Configured, Derivation, Deriving, Newborn, Standing, Wanted};
@@ -111,6 +113,8 @@ pub struct Fabric {
     registering: Option<Arc<Registering>>,
     /// Where the contract keeps windows.
     windows: Option<Arc<Windows>>,
+    /// Where the contract compares calls.
+    checking: Option<Arc<Checking>>,
     /// None while being dropped.
     own: Option<(Slice, Closing)>,
     holds: Arc<Holds>,
@@ -134,6 +138,8 @@ impl Fabric {
         let registers = page.clone().filter(|_| contract.registers());
         let registering = registers.and_then(|page| Registering::new(page, rank, ranks, slice.device()));
         let windows = Windows::new(&contract, page.as_ref(), rank, slice.device());
+        let checking = Checking::new(&contract, page.as_ref(), rank);
+        checking::say_who_does_not(&contract, rank);
         let boxes = Some(boxes?);
         let closing = Closing::new(&slice, word, lives.clone(), holds.clone());
         lines.into_iter().for_each(|line| line.keep(rank));
@@ -151,6 +157,7 @@ impl Fabric {
             configuration: OnceCell::new(),
             registering,
             windows,
+            checking,
             line,
             own: Some((slice, closing)),
             holds,
@@ -199,6 +206,16 @@ impl Fabric {
     /// The windows that it keeps.
     pub fn windows(&self) -> Option<&Arc<Windows>> {
         self.windows.as_ref()
+    }
+
+    /// What it tells the others of its calls.
+    pub fn checking(&self) -> Option<&Arc<Checking>> {
+        self.checking.as_ref()
+    }
+
+    /// From now on calls are not told any more.
+    pub fn end_checking(&self) {
+        self.checking.iter().for_each(|checking| checking.end(|| self.gone()));
     }
 
     /// Ranks whose processes have ended or that said that they have failed, a bit each.
@@ -533,6 +550,7 @@ pub fn tell(counters: usize, fate: &Fate) {
         Fate::Fabric(fabric) => {
             let serial = count::fabric(counters, fabric::YES);
             let ranks = fabric.contract.members.len();
+            fabric.checking.iter().for_each(|checking| checking.is_known_as(serial));
             log::info!(
                 "communicator {serial} rank {} of {ranks} fabric {:016x}",
                 fabric.rank,
@@ -542,6 +560,7 @@ pub fn tell(counters: usize, fate: &Fate) {
         Fate::Plain(reason) => {
             let serial = count::fabric(counters, fabric::PLAIN + u32::from(reason.number()));
             log::info!("communicator {serial} plain, {reason}");
+            checking::say_why_not(serial, reason);
         }
         Fate::Failed(failure) => log::warn!("a communicator failed at birth: {failure}"),
     }

@@ -43,6 +43,8 @@ pub mod pool;
 
 pub mod windows;
 
+pub mod checking;
+
 // What mechanisms that run on GPUs stand on.
 pub mod turns;
 

@@ -174,6 +174,7 @@ fn before_end(how: End, handle: ncclComm_t) -> registering::End {
 
 fn end_registering(handle: ncclComm_t, aborts: bool) -> registering::End {
     let fabric = communicator::find(handle).and_then(|known| known.fabric(handle));
+    fabric.iter().for_each(|fabric| fabric.end_checking());
     let windows = fabric.as_ref().map_or(registering::End::Clean, |fabric| fabric.end_windows(aborts));
     if aborts {
         // NCCL registers, too: buffers of graphs, and what the application says. After the windows, which none of ours drops any more.

@@ -1,4 +1,4 @@
-//! A page of host memory that processes share: made by one, passed on as a descriptor, mapped by all.
+//! A few pages of host memory that processes share: made by one, passed on as a descriptor, mapped by all.
 //!
 //! Its file can neither shrink nor grow (sealed), so that no process can make another's access fault. What is in it is as
 //! true as the processes that write it. A forked child has the mapping, too; nobody calls us there.
@@ -18,15 +18,16 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::descriptor::Ours;
 
-/// Bytes of a page.
+/// Bytes of the smallest; others have a multiple.
 pub const BYTES: usize = 4096;
-/// Words of a page.
+/// Words of the smallest.
 pub const WORDS: usize = BYTES / size_of::<AtomicU64>();
 
-/// A mapped page. Any thread.
+/// Mapped pages. Any thread.
 #[derive(Debug)]
 pub struct Page {
     address: NonNull<AtomicU64>,
+    bytes: usize,
 }
 
 // SAFETY: the mapping belongs to the process, and its words are atomics.
@@ -35,33 +36,33 @@ unsafe impl Send for Page {}
 unsafe impl Sync for Page {}
 
 impl Page {
-    /// A new page of zeros, and what others open it by.
-    pub fn create() -> Result<(Page, Ours)> {
+    /// So many bytes of zeros, a multiple of [`BYTES`], and what others open them by.
+    pub fn create(bytes: usize) -> Result<(Page, Ours)> {
         let file = Ours::new(new_file()?)?;
         // Takes the memory now; going over the process's limit of file sizes would kill it (SIGXFSZ).
-        if getrlimit(Resource::Fsize).current.is_some_and(|limit| limit < BYTES as u64) {
+        if getrlimit(Resource::Fsize).current.is_some_and(|limit| limit < bytes as u64) {
             return Err(Errno::FBIG);
         }
-        fallocate(&file, FallocateFlags::empty(), 0, BYTES as u64)?;
+        fallocate(&file, FallocateFlags::empty(), 0, bytes as u64)?;
         fcntl_add_seals(&file, sealed() | SealFlags::SEAL)?;
-        Ok((Page::map(file.as_fd())?, file))
+        Ok((Page::map(file.as_fd(), bytes)?, file))
     }
 
-    /// The page behind a descriptor from another process, which may be closed then. Refuses what is not as long as a page, or may
-    /// become shorter.
-    pub fn open(file: BorrowedFd<'_>) -> Result<Page> {
-        let is_page = rustix::fs::fstat(file)?.st_size == BYTES as i64;
+    /// What is behind a descriptor from another process, which may be closed then. Refuses what is not that long, or may become
+    /// shorter.
+    pub fn open(file: BorrowedFd<'_>, bytes: usize) -> Result<Page> {
+        let is_page = rustix::fs::fstat(file)?.st_size == bytes as i64;
         if !is_page || !fcntl_get_seals(file)?.contains(sealed()) {
             return Err(Errno::INVAL);
         }
-        Page::map(file)
+        Page::map(file, bytes)
     }
 
-    fn map(file: BorrowedFd<'_>) -> Result<Page> {
+    fn map(file: BorrowedFd<'_>, bytes: usize) -> Result<Page> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a fresh mapping at an address of the kernel's choice.
-        let address = unsafe { mmap(std::ptr::null_mut(), BYTES, protection, MapFlags::SHARED, file, 0)? };
-        NonNull::new(address.cast()).map(|address| Page { address }).ok_or(Errno::NOMEM)
+        let address = unsafe { mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, file, 0)? };
+        NonNull::new(address.cast()).map(|address| Page { address, bytes }).ok_or(Errno::NOMEM)
     }
 }
 
@@ -83,14 +84,14 @@ impl AsRef<[AtomicU64]> for Page {
     fn as_ref(&self) -> &[AtomicU64] {
         // SAFETY: the mapping is that long and aligned to a page, and lives as long as `self`; its file keeps its length. Any
         // bytes are a word, and other processes write whole words only as atomics.
-        unsafe { std::slice::from_raw_parts(self.address.as_ptr(), WORDS) }
+        unsafe { std::slice::from_raw_parts(self.address.as_ptr(), self.bytes / size_of::<AtomicU64>()) }
     }
 }
 
 impl Drop for Page {
     fn drop(&mut self) {
         // SAFETY: our own mapping, to which no reference is left.
-        let unmapped = unsafe { munmap(self.address.as_ptr().cast(), BYTES) };
+        let unmapped = unsafe { munmap(self.address.as_ptr().cast(), self.bytes) };
         debug_assert!(unmapped.is_ok(), "{unmapped:?}");
     }
 }
@@ -113,13 +114,13 @@ mod tests {
         }
     }
 
-    /// Two processes see each other's words, at both ends of the page; the page outlives its descriptor.
+    /// Two processes see each other's words, at both ends of them; they outlive the descriptor.
     #[test]
     fn two_processes() {
         use std::os::fd::AsRawFd;
-        let (page, file) = Page::create().unwrap();
+        let (page, file) = Page::create(3 * BYTES).unwrap();
         let words = page.as_ref();
-        assert!(words.iter().all(|word| word.load(Ordering::Relaxed) == 0) && words.len() == WORDS);
+        assert!(words.iter().all(|word| word.load(Ordering::Relaxed) == 0) && words.len() == 3 * WORDS);
         let given = rustix::io::dup(&file).unwrap();
         rustix::io::fcntl_setfd(&given, rustix::io::FdFlags::empty()).unwrap();
         let mut command = Command::new(std::env::current_exe().unwrap());
@@ -127,7 +128,7 @@ mod tests {
         let mut child = command.env(DESCRIPTOR, given.as_raw_fd().to_string()).spawn().unwrap();
         drop((file, given));
         words[0].store(7, Ordering::Release);
-        wait_for(&words[WORDS - 1], 8);
+        wait_for(&words[3 * WORDS - 1], 8);
         words[0].store(9, Ordering::Release);
         assert!(child.wait().unwrap().success());
         assert_eq!(words[1].load(Ordering::Relaxed), 10);
@@ -141,11 +142,11 @@ mod tests {
         let number = std::env::var(DESCRIPTOR).unwrap().parse().unwrap();
         // SAFETY: inherited for this purpose; nobody else in this process knows it.
         let file = unsafe { OwnedFd::from_raw_fd(number) };
-        let page = Page::open(file.as_fd()).unwrap();
+        let page = Page::open(file.as_fd(), 3 * BYTES).unwrap();
         drop(file);
         let words = page.as_ref();
         wait_for(&words[0], 7);
-        words[WORDS - 1].store(8, Ordering::Release);
+        words[3 * WORDS - 1].store(8, Ordering::Release);
         wait_for(&words[0], 9);
         words[1].store(10, Ordering::Relaxed);
     }
@@ -153,29 +154,30 @@ mod tests {
     /// A page keeps its length, whoever has the descriptor; what might not keep it is none.
     #[test]
     fn seals() {
-        let (_page, file) = Page::create().unwrap();
+        let (_page, file) = Page::create(BYTES).unwrap();
         for length in [0, 2 * BYTES as u64] {
             assert_eq!(rustix::fs::ftruncate(&file, length), Err(Errno::PERM));
         }
-        assert!(Page::open(file.as_fd()).is_ok());
+        assert!(Page::open(file.as_fd(), BYTES).is_ok());
+        assert_eq!(Page::open(file.as_fd(), 2 * BYTES).unwrap_err(), Errno::INVAL);
         assert_eq!(fcntl_add_seals(&file, SealFlags::WRITE), Err(Errno::PERM));
 
         let unsealed = new_file().unwrap();
         rustix::fs::ftruncate(&unsealed, BYTES as u64).unwrap();
-        assert_eq!(Page::open(unsealed.as_fd()).unwrap_err(), Errno::INVAL);
+        assert_eq!(Page::open(unsealed.as_fd(), BYTES).unwrap_err(), Errno::INVAL);
         fcntl_add_seals(&unsealed, sealed()).unwrap();
-        assert!(Page::open(unsealed.as_fd()).is_ok());
+        assert!(Page::open(unsealed.as_fd(), BYTES).is_ok());
         let short = new_file().unwrap();
         fcntl_add_seals(&short, sealed()).unwrap();
-        assert_eq!(Page::open(short.as_fd()).unwrap_err(), Errno::INVAL);
+        assert_eq!(Page::open(short.as_fd(), BYTES).unwrap_err(), Errno::INVAL);
         let null = std::fs::File::open("/dev/null").unwrap();
-        assert!(Page::open(null.as_fd()).is_err());
+        assert!(Page::open(null.as_fd(), BYTES).is_err());
     }
 
     /// The descriptor is ours, closed by an exec.
     #[test]
     fn descriptor_is_ours() {
-        let (_page, file) = Page::create().unwrap();
+        let (_page, file) = Page::create(BYTES).unwrap();
         assert!(rustix::io::fcntl_getfd(&file).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
     }
 }

@@ -1,9 +1,12 @@
 //! What was counted: [`segment`] is where, [`count`] how, [`snapshot`] what a reader sees, [`report`] how it is told.
 
+pub mod checked;
 pub mod count;
 pub mod fabric;
+mod named;
 pub mod pool;
 pub mod registered;
+pub mod windows;
 
 pub mod report;
 pub mod segment;

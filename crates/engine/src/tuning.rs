@@ -261,6 +261,7 @@ mod tests {
             door: token,
             lobby: token,
             tuning: 0,
+            checks: false,
             attachment: Vec::new(),
         };
         Contract {

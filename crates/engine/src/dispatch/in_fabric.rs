@@ -19,7 +19,7 @@ use crate::plan::{Standing, Terms, may_be_fast_together, plan};
 
 use super::collectives::{self, Served};
 use super::registered::{self, Taken};
-use super::{count, in_order, messages, promised, windowed};
+use super::{checked, count, in_order, messages, promised, windowed};
 
 /// What is decided of a call before it runs.
 struct Decided {
@@ -93,6 +93,7 @@ pub fn forward_held(call: &Call) -> ncclResult_t {
 
 fn decide(call: &Call, communicator: &'static Communicator) -> Decided {
     let inside = lifecycle::enter(communicator);
+    checked::tell(call, communicator);
     let terms = terms_of(communicator);
     let course = match plan(&call.shared, Standing::Fabric(terms)) {
         Path::Mailbox => messages::serves(call, communicator).map(Course::Mailbox),

@@ -516,6 +516,7 @@ mod tests {
             door: NOBODY,
             lobby,
             tuning: 0,
+            checks: false,
             attachment: Vec::new(),
         };
         let contract = Arc::new(Contract {

@@ -49,6 +49,7 @@ mod tests {
                 door: Token([0; 16]),
                 lobby: Token([0; 16]),
                 tuning: 0,
+                checks: false,
                 attachment,
             }
         };

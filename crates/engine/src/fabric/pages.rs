@@ -1,5 +1,5 @@
-//! The page of memory by which the ranks of a contract agree on what they register, and on windows: one rank makes it, and its
-//! descriptor goes to the others with its slice.
+//! The page of memory by which the ranks of a contract agree on what they register, and on windows, and tell each other what they
+//! call: one rank makes it, and its descriptor goes to the others with its slice.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -7,11 +7,19 @@ use std::sync::Arc;
 use crate::contract::Contract;
 use crate::descriptor::Ours;
 use crate::page::{self, Page};
-use crate::{agreed, windows};
+use crate::{agreed, checking, windows};
 
 /// Where the words of windows lie: behind those of what is registered, at a line of their own.
 pub(super) const WINDOWS_AT: usize = agreed::WORDS.next_multiple_of(8);
 const _: () = assert!(WINDOWS_AT + windows::WORDS <= page::WORDS);
+/// Where those lie by which ranks tell what they call: behind the first page, and only where they do.
+pub(super) const CHECKING_AT: usize = page::WORDS;
+
+/// How long the page of a contract is.
+pub(super) fn bytes(contract: &Contract) -> usize {
+    let told = if contract.checks() { checking::words_of(contract.members.len()) } else { 0 };
+    (8 * (CHECKING_AT + told)).next_multiple_of(page::BYTES)
+}
 
 /// The rank that makes the page of all.
 pub(super) const PAGES_MAKER: u32 = 0;
@@ -21,14 +29,16 @@ pub(super) fn make(contract: &Contract, rank: u32) -> Result<(Option<Arc<Page>>,
     if !contract.has_page() || rank != PAGES_MAKER {
         return Ok((None, None));
     }
-    let (page, file) = Page::create().map_err(|error| format!("no memory to share: {error}"))?;
+    let (page, file) =
+        Page::create(bytes(contract)).map_err(|error| format!("no memory to share: {error}"))?;
     Ok((Some(Arc::new(page)), Some(file)))
 }
 
 /// What its maker brought.
-pub(super) fn open(file: Option<Ours>) -> Result<Page, String> {
+pub(super) fn open(bytes: usize, file: Option<Ours>) -> Result<Page, String> {
     let file = file.ok_or_else(|| format!("rank {PAGES_MAKER} brought no page"))?;
-    Page::open(file.as_fd()).map_err(|error| format!("rank {PAGES_MAKER}'s page cannot be mapped: {error}"))
+    Page::open(file.as_fd(), bytes)
+        .map_err(|error| format!("rank {PAGES_MAKER}'s page cannot be mapped: {error}"))
 }
 
 #[cfg(test)]
@@ -38,9 +48,9 @@ mod tests {
     /// A rank that gets no page, or something else in its place, says so: it has no fabric then.
     #[test]
     fn pages() {
-        let (_page, file) = Page::create().unwrap();
-        assert!(open(Some(file)).is_ok());
-        let words = |file| open(file).unwrap_err();
+        let (_page, file) = Page::create(page::BYTES).unwrap();
+        assert!(open(page::BYTES, Some(file)).is_ok());
+        let words = |file| open(page::BYTES, file).unwrap_err();
         assert_eq!(words(None), "rank 0 brought no page");
         let null = Ours::new(std::fs::File::open("/dev/null").unwrap().into()).unwrap();
         assert!(words(Some(null)).starts_with("rank 0's page cannot be mapped: "));

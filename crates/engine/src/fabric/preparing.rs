@@ -293,7 +293,7 @@ fn exchange(
         };
         known.peers[rank as usize] = Some(slice);
         if rank == PAGES_MAKER && lent.contract.has_page() {
-            known.page = Some(Arc::new(pages::open(descriptors.next())?));
+            known.page = Some(Arc::new(pages::open(pages::bytes(lent.contract), descriptors.next())?));
         }
     }
     let missing = known.peers.iter().zip(0..).find(|(peer, rank)| peer.is_none() && *rank != lent.rank);

@@ -52,6 +52,7 @@ fn release_windows() -> Result<(), StillRegistered> {
 /// where nobody is inside, and for no longer than giving back takes, since those calls may wait for one that is to come yet.
 pub fn register_nothing() -> Result<(), StillRegistered> {
     release_windows()?;
+    watch::end_checking();
     let mut rest: Vec<Arc<Registering>> = Vec::new();
     watch::each_registering(|one| rest.push(one.clone()));
     let (mut kept, mut in_use_since) = (0, None);

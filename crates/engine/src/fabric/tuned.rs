@@ -80,6 +80,7 @@ mod tests {
             door: token,
             lobby: token,
             tuning: *tuning,
+            checks: false,
             attachment: Vec::new(),
         };
         let members = (0..).zip(hashes).map(member).collect();

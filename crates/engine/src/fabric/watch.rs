@@ -36,7 +36,7 @@ const BUSY_TICK: Duration = Duration::from_millis(5);
 const BUSY_FOR: Duration = Duration::from_secs(1);
 /// How often it looks otherwise.
 const IDLE_TICK: Duration = Duration::from_millis(100);
-/// How often where buffers are registered, or freed ones kept: so soon memory goes back to the driver.
+/// How often where buffers are registered, or freed ones kept: so soon memory goes back to the driver. And where calls are compared.
 const REGISTERED_TICK: Duration = Duration::from_millis(50);
 /// At the process's end.
 const END_WITHIN: Duration = Duration::from_secs(1);
@@ -130,9 +130,17 @@ pub(super) fn wake() {
     WATCH.get().into_iter().for_each(|watch| watch.wake.raise());
 }
 
+/// From now on no call of this process is told to other ranks.
+pub(super) fn end_checking() {
+    let Some(watch) = WATCH.get() else { return };
+    watch.alive().iter().filter_map(Weak::upgrade).for_each(|fabric| fabric.end_checking());
+}
+
 /// The process ends: the thread lets go of all that it holds.
 pub(super) fn end() {
     let Some(watch) = WATCH.get() else { return };
+    // Before the report.
+    end_checking();
     watch.ending.store(true, Ordering::Release);
     watch.wake.raise();
     let thread = watch.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -268,7 +276,9 @@ impl Round {
         polled.extend(ends.map(|ends| PollFd::new(ends.as_ref(), PollFlags::IN)));
         let busy = self.busy.since.is_some() || self.desk.knocks() || self.leaving;
         let alive = self.watch.alive();
-        let registers = |fabric: Arc<Fabric>| fabric.registering().is_some_and(|one| one.has_entries());
+        let registers = |fabric: Arc<Fabric>| {
+            fabric.checking().is_some() || fabric.registering().is_some_and(|one| one.has_entries())
+        };
         let tick = match busy {
             true => BUSY_TICK,
             false if pool::is_any_kept() || pool::is_any_leaving() => REGISTERED_TICK,
@@ -294,6 +304,7 @@ impl Round {
         for fabric in alive.iter().filter_map(Weak::upgrade) {
             runs += fabric.runs.load(Ordering::Relaxed);
             fabric.registering().into_iter().for_each(|one| one.look());
+            fabric.checking().into_iter().for_each(|one| one.look(|| fabric.gone()));
             for question in fabric.ask_for_growth() {
                 self.ask(&fabric, question);
             }

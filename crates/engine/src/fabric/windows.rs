@@ -25,13 +25,14 @@ use crate::gpu::{self, Home, Ordinal};
 use crate::page::Page;
 use crate::pool;
 use crate::range::Range;
-use crate::stats::segment;
+use crate::stats::windows::Kept;
+use crate::stats::{count, segment};
 use crate::windows::{Book, Ended, Record, Rules, Seat, Standing};
 
 use super::giving::End;
 use super::pages::WINDOWS_AT;
 
-pub use agreeing::{Course, Making, Wish};
+pub use agreeing::{Course, Making, Wish, is_refused_alone};
 pub use leaving::free_left;
 pub(super) use leaving::{free_leaving, look};
 
@@ -132,6 +133,7 @@ impl Windows {
         let stays = |record: &Record| if is_real { Standing::Leaving } else { standing(record) };
         let ended = self.change(|book| book.end(handle, stays));
         if ended == Ended::Parked {
+            count::windows(Kept::Parked, 1);
             let surplus = self.change(|book| book.limit(PARKED_MAX));
             self.drop_all(surplus);
         }
@@ -173,9 +175,10 @@ impl Windows {
             taken.collect::<Vec<_>>()
         });
         if !taken.is_empty() {
-            let count = taken.len();
+            count::windows(Kept::Dropped, taken.len() as u64);
+            let dropped = taken.len();
             log::debug!(
-                "rank {}: {count} windows that were kept are dropped for a call over them",
+                "rank {}: {dropped} windows that were kept are dropped for a call over them",
                 self.rank
             );
         }

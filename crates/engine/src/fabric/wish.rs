@@ -190,6 +190,7 @@ pub(super) fn on(
             door: Token([0; 16]),
             lobby: super::rendezvous().map_or(NOBODY, |rendezvous| rendezvous.lobby()),
             tuning: tuned::table().hash(),
+            checks: config().check == Switch::On,
             attachment: watch::desk().map_err(no_identity)?.0.to_vec(),
         },
     };

@@ -13,8 +13,9 @@ use nccl_sys::{
 use crate::communicator;
 use crate::error::refuse;
 use crate::fabric::Fabric;
+use crate::fabric::checking::Checking;
 use crate::fabric::registering::Registering;
-use crate::fabric::windows::{Course, Making, Windows, Wish};
+use crate::fabric::windows::{Course, Making, Windows, Wish, is_refused_alone};
 use crate::forward::known::put;
 use crate::forward::questions;
 use crate::group;
@@ -50,6 +51,45 @@ pub fn register(
     flags: c_int,
 ) -> ncclResult_t {
     let asked = Asked { handle, address, bytes, place, flags };
+    // Of nothing NCCL makes none, and asks nobody.
+    let is_asked = !(address.is_null() || bytes == 0 || place.is_null());
+    match checking(handle).filter(|_| is_asked) {
+        Some(checking) => told(&asked, &checking),
+        None => register_one(asked),
+    }
+}
+
+/// Registers what the other ranks are told of.
+fn told(asked: &Asked, checking: &Checking) -> ncclResult_t {
+    let Wish { range, flags } = asked.wish();
+    // What is refused here alone is no call of all ranks: what this rank registers in its place is.
+    let tell = || {
+        if !is_refused_alone(range) {
+            checking.tell_window(range, flags);
+        }
+    };
+    guard::or_else(|| (), tell);
+    let is_grouped = group::is_open();
+    // A place that NCCL leaves as it was must not be taken for a window; a group's is written later.
+    let mut window = null_mut();
+    let code = register_one(Asked { place: if is_grouped { asked.place } else { &mut window }, ..*asked });
+    if !is_grouped && (!window.is_null() || says_none()) {
+        put(asked.place, window, "ncclCommWindowRegister: win");
+    }
+    if code == ncclSuccess && (is_grouped || !window.is_null()) {
+        let handle = (!is_grouped).then_some(window as usize);
+        guard::or_else(|| (), || checking.window_is_made(range, flags, handle));
+    }
+    code
+}
+
+/// Whether NCCL writes that it made none. Where not, it leaves the place as it was before.
+fn says_none() -> bool {
+    segment::current().nccl_version.load(Ordering::Relaxed) >= SAYS_NONE_SINCE
+}
+
+fn register_one(asked: Asked) -> ncclResult_t {
+    let Asked { handle, address, bytes, place, .. } = asked;
     // NCCL makes none over nothing, and asks nobody.
     if address.is_null() || bytes == 0 || place.is_null() {
         let here = |_: &Arc<Promise>| match place.is_null() {
@@ -63,6 +103,15 @@ pub fn register(
     registering_of(handle, Registering::veto);
     let is_grouped = group::is_open();
     need(Entry::ncclCommWindowRegister, handle, move |real| asked.make(real, is_grouped))
+}
+
+/// Of a communicator whose ranks tell each other what they call.
+fn checking(handle: ncclComm_t) -> Option<Arc<Checking>> {
+    let find = || {
+        let known = communicator::find(handle).filter(|known| known.is_checked())?;
+        known.fabric(handle)?.checking().cloned()
+    };
+    guard::or_else(|| None, find)
 }
 
 /// The fabric of a communicator whose ranks keep windows.
@@ -95,10 +144,7 @@ impl Asked {
             Course::Make(making) => {
                 let mut window = null_mut();
                 let code = questions::window(real, self.address, self.bytes, &mut window, self.flags);
-                // Where it makes none it says so since then, and left the place as it was before.
-                if !window.is_null()
-                    || segment::current().nccl_version.load(Ordering::Relaxed) >= SAYS_NONE_SINCE
-                {
+                if !window.is_null() || says_none() {
                     put(self.place, window, "ncclCommWindowRegister: win");
                 }
                 match code {
@@ -146,6 +192,16 @@ impl Asked {
 
 /// Ends a window. A promise that is not honoured has none.
 pub fn end(handle: ncclComm_t, window: ncclWindow_t) -> ncclResult_t {
+    let code = end_one(handle, window);
+    if code == ncclSuccess
+        && let Some(checking) = checking(handle).filter(|_| !window.is_null())
+    {
+        guard::or_else(|| (), || checking.window_ends(window as usize));
+    }
+    code
+}
+
+fn end_one(handle: ncclComm_t, window: ncclWindow_t) -> ncclResult_t {
     let here = |_: &Arc<Promise>| match window.is_null() {
         true => ncclSuccess,
         false => refuse(ncclInvalidArgument, format_args!("ncclCommWindowDeregister: {window:p} is unknown")),

@@ -8,10 +8,12 @@ use nccl_sys::Entry;
 
 use crate::call::Function;
 use crate::path::Path;
+use crate::stats::checked::Checked;
 use crate::stats::fabric;
 use crate::stats::pool::Pooled;
 use crate::stats::registered::Registered;
 use crate::stats::segment::{self, COMMUNICATORS_MAX, Communicator, ENDED, FREE, LIVE, THREAD_SETS};
+use crate::stats::windows::Kept;
 
 thread_local! {
     static SET: ThreadCell<usize> = const { ThreadCell::new(usize::MAX) };
@@ -156,6 +158,16 @@ pub fn pooled_now(what: Pooled, count: u64) {
 #[inline]
 pub fn pooled_highest(bytes: u64) {
     segment::current().pool[Pooled::BytesHighest as usize].fetch_max(bytes, Ordering::Relaxed);
+}
+
+/// Counts of windows that are kept.
+pub fn windows(what: Kept, more: u64) {
+    segment::current().windows[what as usize].fetch_add(more, Ordering::Relaxed);
+}
+
+/// Counts of calls that ranks compare.
+pub fn checked(what: Checked, more: u64) {
+    segment::current().checked[what as usize].fetch_add(more, Ordering::Relaxed);
 }
 
 /// Notes that a communicator has ended; its counts stay to be read.

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use super::named::Named;
+
 /// A count. Those up to [`Pooled::HeldBytes`] are of what there is now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
@@ -64,11 +66,9 @@ impl Pooled {
 
 /// One line for people, without its end; none if nothing happened.
 pub fn text(counts: &BTreeMap<String, u64>, size: impl Fn(u64) -> String) -> Option<String> {
-    let of = |name: &str| counts.get(name).copied().unwrap_or(0);
-    if counts.is_empty() {
-        return None;
-    }
-    let mut line = format!(
+    let named = Named::of(counts)?;
+    let of = |name: &str| named.count(name);
+    let usual = format!(
         "pool: hits {}, misses {}, keeps {} blocks, {} (at most {}), held {}, {}",
         of("hits"),
         of("misses"),
@@ -78,20 +78,16 @@ pub fn text(counts: &BTreeMap<String, u64>, size: impl Fn(u64) -> String) -> Opt
         of("held_blocks"),
         size(of("held_bytes")),
     );
-    for (name, words) in Pooled::RARE.iter().filter(|(name, _)| of(name) > 0) {
-        line += &format!(", {words} {}", of(name));
-    }
-    Some(line)
+    Some([vec![usual], named.there(&Pooled::RARE)].concat().join(", "))
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::named::tests::counts;
     use super::*;
 
     #[test]
     fn one_line() {
-        let counts =
-            |list: &[(&str, u64)]| list.iter().map(|(name, count)| (name.to_string(), *count)).collect();
         let line = |list: &[(&str, u64)]| text(&counts(list), |bytes| format!("{bytes} B"));
         assert_eq!(line(&[]), None);
         assert_eq!(

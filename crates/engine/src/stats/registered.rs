@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use super::named::Named;
+
 /// A count. Those up to [`Registered::Bytes`] are of what there is now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
@@ -82,10 +84,8 @@ impl Registered {
 
 /// One line for people, without its end; none if nothing happened.
 pub fn text(counts: &BTreeMap<String, u64>, size: impl Fn(u64) -> String) -> Option<String> {
-    let of = |name: &str| counts.get(name).copied().unwrap_or(0);
-    if counts.is_empty() {
-        return None;
-    }
+    let named = Named::of(counts)?;
+    let of = |name: &str| named.count(name);
     let mut line = format!(
         "registration: registered {} (now {}, {}), hits {}, staged {} (memory {})",
         of("registered"),
@@ -95,11 +95,7 @@ pub fn text(counts: &BTreeMap<String, u64>, size: impl Fn(u64) -> String) -> Opt
         of("staged"),
         size(of("staging_bytes")),
     );
-    let refused: Vec<String> = Registered::REASONS
-        .iter()
-        .filter(|(name, _)| of(name) > 0)
-        .map(|(name, words)| format!("{words} {}", of(name)))
-        .collect();
+    let refused = named.there(&Registered::REASONS);
     if !refused.is_empty() {
         line += &format!(", refused: {}", refused.join(", "));
     }
@@ -114,12 +110,11 @@ pub fn text(counts: &BTreeMap<String, u64>, size: impl Fn(u64) -> String) -> Opt
 
 #[cfg(test)]
 mod tests {
+    use super::super::named::tests::counts;
     use super::*;
 
     #[test]
     fn one_line() {
-        let counts =
-            |list: &[(&str, u64)]| list.iter().map(|(name, count)| (name.to_string(), *count)).collect();
         let line = |list: &[(&str, u64)]| text(&counts(list), |bytes| format!("{bytes} B"));
         assert_eq!(line(&[]), None);
         assert_eq!(

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use crate::stats::snapshot::Snapshot;
-use crate::stats::{pool, registered};
+use crate::stats::{checked, pool, registered, windows};
 
 /// One JSON object on one line.
 pub fn json(snapshot: &Snapshot) -> String {
@@ -35,10 +35,13 @@ pub fn text(snapshot: &Snapshot) -> String {
         let (calls, kernels) = (snapshot.fused_calls, snapshot.fused_kernels);
         let _ = writeln!(out, "fused: {calls} grouped collectives in {kernels} kernels");
     }
-    if let Some(line) = registered::text(&snapshot.registrations, size) {
-        let _ = writeln!(out, "{line}");
-    }
-    if let Some(line) = pool::text(&snapshot.pool, size) {
+    let lines = [
+        registered::text(&snapshot.registrations, size),
+        pool::text(&snapshot.pool, size),
+        windows::text(&snapshot.windows),
+        checked::text(&snapshot.check),
+    ];
+    for line in lines.into_iter().flatten() {
         let _ = writeln!(out, "{line}");
     }
     let _ = writeln!(out, "\n{:<32} {:>12}", "function", "calls");
@@ -140,6 +143,8 @@ mod tests {
             fused_calls: 8,
             registrations: [("registered".to_owned(), 12)].into(),
             pool: [("hits".to_owned(), 3)].into(),
+            windows: [("made".to_owned(), 2)].into(),
+            check: [("compared".to_owned(), 5)].into(),
             functions: [("ncclAllReduce".to_owned(), 3), ("ncclCommInitRank".to_owned(), 1)].into(),
             communicators: vec![CommunicatorCounts {
                 serial: 1,
@@ -164,6 +169,10 @@ mod tests {
         );
         assert_eq!(table.lines().nth(1), Some("parked: 2 communicators of NCCL's, 3.0 MiB"));
         assert_eq!(table.lines().nth(2), Some("fused: 8 grouped collectives in 2 kernels"));
+        let lines = ["registration: ", "pool: ", "windows: ", "check: compared 5 calls, "];
+        for (line, begin) in table.lines().skip(3).zip(lines) {
+            assert!(line.starts_with(begin), "{line}");
+        }
         let row = table.lines().last().unwrap().split_whitespace().collect::<Vec<_>>().join(" ");
         assert_eq!(row, "1: rank 0 of 4, device ?, live ncclAllReduce forward 3 3.0 MiB");
     }

@@ -16,7 +16,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::call::FUNCTIONS;
 use crate::path::PATHS;
-use crate::stats::{pool, registered};
+use crate::stats::{checked, pool, registered, windows};
 
 /// Entry points that fit; more than the table has, so that the layout changes seldom.
 pub const ENTRIES_MAX: usize = 128;
@@ -32,6 +32,14 @@ const _: () = assert!(registered::COUNTS <= REGISTRATIONS_MAX);
 /// Counts of recycled blocks that fit.
 pub const POOL_MAX: usize = 24;
 const _: () = assert!(pool::COUNTS <= POOL_MAX);
+
+/// Counts of windows that fit.
+pub const WINDOWS_MAX: usize = 16;
+const _: () = assert!(windows::COUNTS <= WINDOWS_MAX);
+
+/// Counts of compared calls that fit.
+pub const CHECKED_MAX: usize = 8;
+const _: () = assert!(checked::COUNTS <= CHECKED_MAX);
 
 /// The first word of a segment.
 pub const MAGIC: u64 = 0x5753_4e41_4c44_4e57;
@@ -68,6 +76,10 @@ pub struct Segment {
     pub registrations: [AtomicU64; REGISTRATIONS_MAX],
     /// Blocks of `ncclMemAlloc`: numbers of [`crate::stats::pool`].
     pub pool: [AtomicU64; POOL_MAX],
+    /// Windows that are kept: numbers of [`crate::stats::windows`].
+    pub windows: [AtomicU64; WINDOWS_MAX],
+    /// Calls that ranks compare: numbers of [`crate::stats::checked`].
+    pub checked: [AtomicU64; CHECKED_MAX],
     /// Calls that the face passed on without looking, by entry point.
     pub passed: [AtomicU64; ENTRIES_MAX],
     /// Calls without a communicator, by entry point, spread over threads.

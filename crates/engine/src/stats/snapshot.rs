@@ -8,10 +8,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::call::Function;
 use crate::path::Path;
+use crate::stats::checked::Checked;
 use crate::stats::fabric;
 use crate::stats::pool::Pooled;
 use crate::stats::registered::Registered;
 use crate::stats::segment::{self, FREE, LIVE, Segment};
+use crate::stats::windows::Kept;
 
 /// Counts of a process. Counters are read one by one while calls go on: sums may differ by calls in flight.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
@@ -48,6 +50,12 @@ pub struct Snapshot {
     /// Blocks of `ncclMemAlloc` that are recycled, by the names of [`crate::stats::pool`]; only what is not 0.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub pool: BTreeMap<String, u64>,
+    /// Windows that are kept, by the names of [`crate::stats::windows`]; only what is not 0.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub windows: BTreeMap<String, u64>,
+    /// Calls that ranks compare, by the names of [`crate::stats::checked`]; only what is not 0.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub check: BTreeMap<String, u64>,
     /// Calls by function, only those called; a `pnccl` name counts as its `nccl` name.
     pub functions: BTreeMap<String, u64>,
     /// Communicators, in the order of birth. Serial 0 stands for unknown handles and for old, ended ones.
@@ -110,6 +118,8 @@ impl Snapshot {
             fused_calls: segment.fused_calls.load(Ordering::Relaxed),
             registrations: named(&Registered::NAMES, &segment.registrations),
             pool: named(&Pooled::NAMES, &segment.pool),
+            windows: named(&Kept::NAMES, &segment.windows),
+            check: named(&Checked::NAMES, &segment.checked),
             functions: functions(segment, &communicators),
             communicators,
         }

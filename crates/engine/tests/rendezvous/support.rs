@@ -32,6 +32,7 @@ pub fn facts(rank: u32, ranks: u32) -> Facts {
             door: Token([0; 16]),
             lobby: Token([0; 16]),
             tuning: 0,
+            checks: false,
             attachment: Vec::new(),
         },
     }

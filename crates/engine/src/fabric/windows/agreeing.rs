@@ -14,6 +14,8 @@ use crate::fabric::Fabric;
 use crate::gpu;
 use crate::pool::{self, Block};
 use crate::range::Range;
+use crate::stats::count;
+use crate::stats::windows::Kept;
 use crate::windows::{Decided, Number, Record, Round, Said, Seen, Unlike, Verdict, decide};
 
 use super::{Windows, standing};
@@ -64,6 +66,17 @@ pub enum Course {
 impl Windows {
     /// Agrees with the other ranks, which waits for them as NCCL does.
     pub fn agree(&self, fabric: &Fabric, real: ncclComm_t, wish: Wish) -> Course {
+        let course = self.agreed(fabric, real, wish);
+        match course {
+            Course::Hit(_) => count::windows(Kept::Hits, 1),
+            Course::Refused(_) => count::windows(Kept::Refused, 1),
+            // Counted when it is there; NCCL's alone.
+            Course::Make(_) | Course::Forward => {}
+        }
+        course
+    }
+
+    fn agreed(&self, fabric: &Fabric, real: ncclComm_t, wish: Wish) -> Course {
         self.real.store(real as usize, Ordering::Release);
         if self.is_off.load(Ordering::Acquire) || self.is_aborted.load(Ordering::Acquire) {
             return Course::Forward;
@@ -114,6 +127,7 @@ impl Windows {
         } else {
             let record = Record { number, handle, range, flags, block, life, users: 1, times: 1 };
             self.change(|book| book.made(record));
+            count::windows(Kept::Made, 1);
         }
     }
 
@@ -232,6 +246,12 @@ impl Windows {
             }
         }
     }
+}
+
+/// Whether NCCL refuses a registration by what it is given, without the other ranks.
+pub fn is_refused_alone(range: Range) -> bool {
+    let block = pool::block_of(range.base).filter(|block| holds(block, range));
+    unfit(range, block.as_ref()).is_some()
 }
 
 /// What NCCL answers, and why, of what it looks at by itself: it makes no window over that.

@@ -1,0 +1,216 @@
+//! A rank's place at the words that ranks share: a ring of each rank's entries.
+//!
+//! A rank writes its own ring only, and never waits for who reads it: what was not read in time is [gone](Found::Gone). The first
+//! word of an entry is its number, twice, and one more while the entry is being written; a reader looks at it before and after it
+//! reads the others, so that what is torn is not taken.
+
+use std::ops::Deref;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use crate::contract::RANKS_MAX;
+
+use super::{Entry, entry};
+
+/// A line of memory of 64 bytes: an entry, or the ring's head.
+const LINE_WORDS: usize = 8;
+const _: () = assert!(entry::WORDS < LINE_WORDS);
+/// Entries of a ring. With its head they are 16 KiB.
+const ENTRIES: u64 = 255;
+const RING_WORDS: usize = LINE_WORDS * (ENTRIES as usize + 1);
+
+/// So many words these ranks share, all zero at first.
+pub const fn words_of(ranks: usize) -> usize {
+    ranks * RING_WORDS
+}
+
+/// A rank's place at the shared words. One thread at a time posts, as in a communicator.
+#[derive(Debug)]
+pub struct Seat<W> {
+    words: W,
+    from: usize,
+    rank: usize,
+    ranks: usize,
+    /// The number of this rank's next entry.
+    next: AtomicU64,
+}
+
+/// What there is of a rank's entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// It has come.
+    Here(Entry),
+    /// It has not come yet.
+    Missing,
+    /// It never will: the rank tells nothing any more.
+    Never,
+    /// It came and was written over.
+    Gone,
+}
+
+impl<W: Deref> Seat<W>
+where
+    W::Target: AsRef<[AtomicU64]>,
+{
+    /// For one of 2 to [`RANKS_MAX`] ranks, over [`words_of`] them from this word on; none otherwise. A rank has one seat.
+    pub fn new(words: W, from: usize, rank: u32, ranks: u32) -> Option<Seat<W>> {
+        let (rank, ranks) = (rank as usize, ranks as usize);
+        let has_room = words.as_ref().len() >= from + words_of(ranks);
+        let fits = (2..=RANKS_MAX).contains(&ranks) && rank < ranks && has_room;
+        fits.then(|| Seat { words, from, rank, ranks, next: AtomicU64::new(1) })
+    }
+
+    /// Tells of this rank's next call, the first of which is number 1.
+    pub fn post(&self, entry: &Entry) {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let line = self.line(self.rank, number);
+        line[0].store(2 * number + 1, Ordering::Relaxed);
+        // Who reads a word of this entry sees the store above.
+        fence(Ordering::Release);
+        line[1..].iter().zip(entry.pack()).for_each(|(place, word)| place.store(word, Ordering::Relaxed));
+        line[0].store(2 * number, Ordering::Release);
+        self.head(self.rank)[0].store(number, Ordering::Release);
+    }
+
+    /// This rank tells nothing any more.
+    pub fn leave(&self) {
+        self.head(self.rank)[1].store(1, Ordering::Release);
+    }
+
+    /// How many ranks there are.
+    pub fn ranks(&self) -> usize {
+        self.ranks
+    }
+
+    /// What there is of the entries of this number, by rank.
+    pub fn look(&self, number: u64) -> Vec<Found> {
+        (0..self.ranks).map(|rank| self.find(rank, number)).collect()
+    }
+
+    /// What a rank has told of last; 0 for nothing.
+    pub fn latest(&self, rank: usize) -> u64 {
+        self.head(rank)[0].load(Ordering::Acquire)
+    }
+
+    /// The first number of which no entry was written over.
+    pub fn first_left(&self) -> u64 {
+        let latest = (0..self.ranks).map(|rank| self.latest(rank)).max().unwrap_or(0);
+        latest.saturating_sub(ENTRIES) + 1
+    }
+
+    fn find(&self, rank: usize, number: u64) -> Found {
+        // Before the entry: who has left has written all.
+        let has_left = self.head(rank)[1].load(Ordering::Acquire) != 0;
+        let line = self.line(rank, number);
+        let before = line[0].load(Ordering::Acquire);
+        if before / 2 > number {
+            return Found::Gone;
+        }
+        if before != 2 * number {
+            return if has_left { Found::Never } else { Found::Missing };
+        }
+        let words = std::array::from_fn(|index| line[1 + index].load(Ordering::Relaxed));
+        // Words of a later entry were read only if its first word is seen now.
+        fence(Ordering::Acquire);
+        match line[0].load(Ordering::Relaxed) == before {
+            // What cannot be read is nobody's.
+            true => Entry::unpack(words).map_or(Found::Gone, Found::Here),
+            false => Found::Gone,
+        }
+    }
+
+    fn head(&self, rank: usize) -> &[AtomicU64] {
+        let first = self.from + rank * RING_WORDS;
+        &self.words.as_ref()[first..first + LINE_WORDS]
+    }
+
+    fn line(&self, rank: usize, number: u64) -> &[AtomicU64] {
+        let index = 1 + (number % ENTRIES) as usize;
+        let first = self.from + rank * RING_WORDS + index * LINE_WORDS;
+        &self.words.as_ref()[first..first + LINE_WORDS]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::super::Window;
+    use super::*;
+
+    type Seats = Vec<Seat<Arc<[AtomicU64]>>>;
+
+    fn seats(ranks: u32) -> Seats {
+        let words: Arc<[AtomicU64]> = (0..8 + words_of(ranks as usize)).map(|_| AtomicU64::new(0)).collect();
+        (0..ranks).map(|rank| Seat::new(words.clone(), 8, rank, ranks).unwrap()).collect()
+    }
+
+    /// All of it says the same number, so that a torn one is seen.
+    fn entry(number: u64) -> Entry {
+        Entry::Window(Window { bytes: number, flags: number as u32, allocation: number, offset: number })
+    }
+
+    /// Every rank reads every rank's, once it is there.
+    #[test]
+    fn all_read_all() {
+        let seats = seats(3);
+        for number in 1..=3 * ENTRIES {
+            for seat in &seats {
+                assert_eq!(seat.look(number)[seat.rank], Found::Missing);
+                seat.post(&entry(10 * number + seat.rank as u64));
+            }
+            let all: Vec<Found> = (0..3).map(|rank| Found::Here(entry(10 * number + rank))).collect();
+            assert!(seats.iter().all(|seat| seat.look(number) == all));
+        }
+        assert_eq!(seats[0].look(1), [Found::Gone; 3]);
+    }
+
+    /// What was written over is gone, what is left begins behind it; who has left tells nothing any more.
+    #[test]
+    fn gone() {
+        let seats = seats(2);
+        (1..=ENTRIES + 5).for_each(|number| seats[1].post(&entry(number)));
+        assert_eq!(seats[0].first_left(), 6);
+        assert_eq!(seats[0].look(5), [Found::Missing, Found::Gone]);
+        assert_eq!(seats[0].look(6), [Found::Missing, Found::Here(entry(6))]);
+        seats[0].post(&entry(1));
+        seats[0].leave();
+        assert_eq!(seats[1].look(6)[0], Found::Never);
+        assert_eq!((seats[1].latest(0), seats[1].latest(1)), (1, ENTRIES + 5));
+    }
+
+    /// A reader beside a writer that runs around the ring takes whole entries only.
+    #[test]
+    fn never_torn() {
+        let seats = seats(2);
+        let (rounds, last) = (40, 40 * ENTRIES);
+        std::thread::scope(|scope| {
+            scope.spawn(|| (1..=last).for_each(|number| seats[1].post(&entry(number))));
+            let mut read = 0;
+            while seats[0].latest(1) < last {
+                let number = seats[0].latest(1).max(1);
+                for number in number.saturating_sub(ENTRIES / 2).max(1)..number + 2 {
+                    match seats[0].look(number)[1] {
+                        Found::Here(found) => {
+                            assert_eq!(found, entry(number));
+                            read += 1;
+                        }
+                        Found::Missing => assert!(number + 1 >= seats[0].latest(1) || number > last - rounds),
+                        Found::Gone => {}
+                        Found::Never => panic!("{number}"),
+                    }
+                }
+            }
+            read
+        });
+        assert_eq!(seats[0].look(last)[1], Found::Here(entry(last)));
+    }
+
+    /// So many ranks and words there are, and no more.
+    #[test]
+    fn seats_there_are() {
+        let words: Arc<[AtomicU64]> = (0..words_of(2) + 8).map(|_| AtomicU64::new(0)).collect();
+        let is = |from, rank, ranks| Seat::new(words.clone(), from, rank, ranks).is_some();
+        assert!(is(8, 1, 2) && is(0, 0, 2));
+        assert!(!is(9, 0, 2) && !is(0, 2, 2) && !is(0, 0, 1) && !is(0, 0, 3));
+    }
+}

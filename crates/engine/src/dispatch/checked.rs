@@ -1,0 +1,26 @@
+//! Calls that are told to the other ranks before they go to whoever serves them (`WINDLASS_CHECK`).
+
+use crate::call::Call;
+use crate::communicator::Communicator;
+use crate::guard;
+
+/// Before a call of a communicator with a fabric is decided, in a group too: what all ranks must call alike they call in one order.
+#[inline]
+pub fn tell(call: &Call, communicator: &Communicator) {
+    if communicator.is_checked() {
+        told(call, communicator);
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn told(call: &Call, communicator: &Communicator) {
+    // No call fails by this.
+    guard::or_else(
+        || (),
+        || {
+            let fabric = communicator.fabric(call.local.communicator);
+            fabric.iter().filter_map(|fabric| fabric.checking()).for_each(|checking| checking.tell(call));
+        },
+    );
+}
