@@ -2,7 +2,7 @@
 //!
 //! # What matters of windows
 //! NCCL runs a collective over windows on a rank where both of its buffers lie in symmetric ones, and reaches into its peers at
-//! its own offsets (2.28.9 to 2.30.7: `ncclSymkMakeDevWork` in src/sym_kernels.cc; over copy engines src/ce_coll.cc). So where any
+//! its own offsets (2.28.9: `ncclSymkMakeDevWork` in src/sym_kernels.cc; over copy engines src/ce_coll.cc). So where any
 //! rank does, another that does not goes another way, and one with another window or offset there is written to at the wrong place.
 //! Reached into are both buffers of an all-reduce, what an all-gather receives and what a reduce-scatter sends. Where no rank does, NCCL
 //! still looks buffers up, as a registration of the same bytes: they are to be in a window everywhere or nowhere.
