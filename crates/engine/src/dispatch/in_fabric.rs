@@ -65,11 +65,12 @@ pub fn call(call: &Call, communicator: &'static Communicator) -> ncclResult_t {
     )
 }
 
-/// Runs one that its group held, and that is NCCL's after all. The group is about to end; a refusal fails it.
-pub fn forward_held(call: &Call) -> ncclResult_t {
+/// Runs one that its group held, and that is NCCL's after all. The group is about to end; a refusal fails it. `is_ordered`: another of
+/// its stream has just gone to NCCL.
+pub fn forward_held(call: &Call, is_ordered: bool) -> ncclResult_t {
     let handle = call.local.communicator;
     let decide = || match communicator::find(handle) {
-        Some(communicator) => Ok(forwarded(call, communicator, &terms_of(communicator))),
+        Some(communicator) => Ok(forwarded(call, communicator, &terms_of(communicator), is_ordered)),
         // Another thread has ended it: NCCL would look into what it has freed.
         None => {
             let why = format_args!("communicator {handle:p} has been destroyed within a group");
@@ -107,7 +108,7 @@ fn decide(call: &Call, communicator: &'static Communicator) -> Decided {
         }
         Path::Forward | Path::Registered => None,
     };
-    let course = course.unwrap_or_else(|| forwarded(call, communicator, &terms));
+    let course = course.unwrap_or_else(|| forwarded(call, communicator, &terms, false));
     let path = match &course {
         Course::Forward | Course::Promised => Path::Forward,
         Course::Mailbox(_) => Path::Mailbox,
@@ -132,12 +133,12 @@ fn may_be_held(call: &Call, terms: &Terms) -> bool {
     group::is_open() && may_be_fast_together(&call.shared, terms)
 }
 
-fn forwarded(call: &Call, communicator: &Communicator, terms: &Terms) -> Course {
+fn forwarded(call: &Call, communicator: &Communicator, terms: &Terms, is_ordered: bool) -> Course {
     windowed::before_forward(call, communicator);
     if communicator.is_promise() {
         return Course::Promised;
     }
-    in_order::before_forward(call, communicator);
+    in_order::before_forward(call, communicator, is_ordered);
     registered::take(call, communicator, *terms)
         .map_or(Course::Forward, |taken| Course::Taken(Box::new(taken)))
 }

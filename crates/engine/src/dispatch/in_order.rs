@@ -32,10 +32,11 @@ use crate::stats::segment;
 use super::group_order::{self, Member, Nccls, Order, Schedule};
 use super::settling::Part;
 
-/// Before a call goes to NCCL whose communicator has a fabric.
-pub fn before_forward(call: &Call, communicator: &Communicator) {
+/// Before a call goes to NCCL whose communicator has a fabric. `is_ordered`: another one has just gone there on the same stream.
+pub fn before_forward(call: &Call, communicator: &Communicator, is_ordered: bool) {
     communicator.forwards_on(call.local.stream);
-    if communicator.has_run()
+    if !is_ordered
+        && communicator.has_run()
         && let Some(fabric) = communicator.fabric(call.local.communicator)
     {
         // What fails is logged; NCCL meets the same device.

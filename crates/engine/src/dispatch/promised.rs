@@ -134,7 +134,7 @@ fn run(call: &Call, promise: &Promise) -> ncclResult_t {
         || Err(ncclInternalError),
         || {
             if let Some(communicator) = communicator::find(call.local.communicator) {
-                in_order::before_forward(call, communicator);
+                in_order::before_forward(call, communicator, false);
             }
             let before = if group::is_open() { None } else { promise.measure() };
             promise.runs_on(in_order::stream_of(call));
@@ -272,7 +272,7 @@ fn run_one(Promised { promise, work }: Promised) -> (ncclResult_t, Option<OfCall
 /// A call whose reduction is NCCL's own already.
 fn run_made(call: &Call, promise: &Promise, real: ncclComm_t) -> ncclResult_t {
     if let Some(communicator) = communicator::find(promise.handle()) {
-        in_order::before_forward(call, communicator);
+        in_order::before_forward(call, communicator, false);
     }
     promise.runs_on(in_order::stream_of(call));
     let mut call = *call;

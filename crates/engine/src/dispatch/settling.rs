@@ -71,9 +71,16 @@ fn settle_by(decide: impl FnOnce(&[Held]) -> (Vec<Part>, Vec<Call>)) -> Vec<Part
         },
         decided,
     );
+    // Nothing of ours runs between them: the first of a stream waits for what ran before, which takes the driver a microsecond.
+    let mut ordered = Vec::new();
     for call in &forwarded {
+        let lane = (call.local.communicator, call.local.stream);
+        let is_ordered = ordered.contains(&lane);
+        if !is_ordered {
+            ordered.push(lane);
+        }
         // NCCL, and a promise, remember a refusal till the end of the group.
-        let _ = in_fabric::forward_held(call);
+        let _ = in_fabric::forward_held(call, is_ordered);
     }
     parts
 }
