@@ -1,7 +1,9 @@
 // Groups of several collectives of one communicator: what a group takes, graph and eager, on two GPUs with a thread each.
 //
 //   nvcc -O2 -std=c++20 -arch=sm_90 -I NCCL/include grouped.cu -o grouped -L NCCL/lib -l:libnccl.so.2
-//   LD_LIBRARY_PATH=FOLDER_OF_NCCL_OR_WINDLASS ./grouped
+//   LD_LIBRARY_PATH=FOLDER_OF_NCCL_OR_WINDLASS ./grouped [eager]
+//
+// With an argument nothing is captured, here or before: what a communicator has captured once, Windlass orders all later calls after.
 #include <cuda_runtime.h>
 #include <nccl.h>
 
@@ -26,7 +28,8 @@ constexpr size_t MIB = 1 << 20;
 enum Kind { ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER };
 const char *const NAMES[] = {"all_reduce", "all_gather", "reduce_scatter"};
 
-int main() {
+int main(int arguments, char **) {
+  const bool captures = arguments < 2;
   ncclComm_t communicators[RANKS];
   CHECK(ncclCommInitAll(communicators, RANKS, nullptr));
   std::barrier<> together(RANKS);
@@ -61,12 +64,14 @@ int main() {
           together.arrive_and_wait();
           cudaGraph_t graph;
           cudaGraphExec_t replay;
-          CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-          for (int i = 0; i < GROUPS; i++) group();
-          CHECK(cudaStreamEndCapture(stream, &graph));
-          CHECK(cudaGraphInstantiate(&replay, graph, 0));
-          float medians[2];
-          for (int mode = 0; mode < 2; mode++) {
+          if (captures) {
+            CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+            for (int i = 0; i < GROUPS; i++) group();
+            CHECK(cudaStreamEndCapture(stream, &graph));
+            CHECK(cudaGraphInstantiate(&replay, graph, 0));
+          }
+          float medians[2] = {};
+          for (int mode = captures ? 0 : 1; mode < 2; mode++) {
             std::vector<float> us;
             for (int batch = 0; batch < BATCHES; batch++) {
               CHECK(cudaDeviceSynchronize());
@@ -85,8 +90,10 @@ int main() {
             std::sort(us.begin(), us.end());
             medians[mode] = us[us.size() / 2];
           }
-          CHECK(cudaGraphExecDestroy(replay));
-          CHECK(cudaGraphDestroy(graph));
+          if (captures) {
+            CHECK(cudaGraphExecDestroy(replay));
+            CHECK(cudaGraphDestroy(graph));
+          }
           if (me == 0) printf("%-14s %7zu bytes x %2d: graph %7.2f us, eager %7.2f us\n", NAMES[kind], bytes, calls, medians[0], medians[1]);
           together.arrive_and_wait();
         }
