@@ -103,7 +103,7 @@ pub const OPTIONS: &[Description] = &[
         name: "WINDLASS_ARENA_MAX",
         values: "bytes, with K, M, G or T for powers of 1024",
         default: "4G",
-        about: "How much device memory the pool of this process may have on each device; it takes what communicators need, in steps, and gives it back. A communicator for which that is not enough is NCCL's alone.",
+        about: "How much device memory of its own (rings and counters of communicators) Windlass may have on each device in this process; it takes what communicators need, in steps, and gives it back. A communicator for which that is not enough is NCCL's alone.",
     },
     Description {
         name: "WINDLASS_POOL",
@@ -139,7 +139,7 @@ pub const OPTIONS: &[Description] = &[
         name: "WINDLASS_WINDOWS",
         values: "keep, off",
         default: "keep",
-        about: "Whether windows over memory of `ncclMemAlloc` stay when they are deregistered, to be found again by ncclCommWindowRegister. keep: in a fabric without multicast (NCCL's NVLS), from NCCL 2.28.3 on, where all ranks say so and WINDLASS_POOL is not off.",
+        about: "Whether windows over memory of `ncclMemAlloc` stay when they are deregistered, to be found again by ncclCommWindowRegister. keep: in a fabric without multicast (NCCL's NVLS), from NCCL 2.28.3 on, where all ranks say so and WINDLASS_POOL is not off; not where NCCL_ALGO, NCCL_PROTO or a CTA policy is set, or NCCL_WIN_ENABLE=0.",
     },
     Description {
         name: "WINDLASS_CHECK",
@@ -151,7 +151,7 @@ pub const OPTIONS: &[Description] = &[
         name: "WINDLASS_STUCK_AFTER",
         values: "seconds",
         default: "60",
-        about: "How long a send or receive that does not move waits for a rank whose process is dead, before the communicator gets an asynchronous error.",
+        about: "How long a send or receive that does not move, or a registration of a window, waits for a rank whose process is dead, before it is given up: the communicator gets an asynchronous error, the registration ncclRemoteError.",
     },
     Description {
         name: "WINDLASS_LIBRARY",
@@ -495,11 +495,10 @@ fn register(text: &str) -> Option<Register> {
 }
 
 fn windows(text: &str) -> Option<Windows> {
-    Some(match text {
-        "keep" => Windows::Keep,
-        "off" => Windows::Off,
-        _ => return None,
-    })
+    match text.to_ascii_lowercase().as_str() {
+        "keep" => Some(Windows::Keep),
+        _ => switch(text).map(|switch| if switch == Switch::On { Windows::Keep } else { Windows::Off }),
+    }
 }
 
 fn fast(text: &str) -> Option<Fast> {

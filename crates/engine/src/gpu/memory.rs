@@ -1,5 +1,5 @@
 //! Virtual memory: addresses, physical memory, what is mapped where. None of these calls waits for work on a GPU, so
-//! they may run beside kernels that wait for a peer (FACTS §2).
+//! they may run beside kernels that wait for a peer.
 
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
