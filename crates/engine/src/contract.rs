@@ -200,7 +200,8 @@ pub mod capability {
     pub const REQUIRED: u64 = VIRTUAL_MEMORY | DESCRIPTORS;
 }
 
-const LAYOUT: u16 = 7;
+/// Of contracts, and of what a rank reports before there is one: the calling card says it, too.
+pub const LAYOUT: u16 = 7;
 
 impl Contract {
     /// The bytes that every rank gets.

@@ -75,7 +75,7 @@ use ids::Ids;
 use leaving::Leaving;
 pub use offers::common as common_offer;
 use preparing::Prepared;
-pub use recycling::{let_go, look_after_pool, make_room, trim_pool};
+pub use recycling::{free_leaving, let_go, look_after_pool, make_room, trim_pool};
 use registering::Registering;
 pub use releasing::{StillRegistered, register_nothing};
 use windows::Windows;

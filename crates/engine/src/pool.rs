@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use once_cell::sync::OnceCell;
 
 use crate::config::config;
-use crate::gpu::memory::granularity;
+use crate::gpu::memory::{Room, granularity};
 use crate::gpu::pointer::Extent;
 use crate::gpu::{self, Address, Driver, Ordinal};
 use crate::process;
@@ -212,17 +212,19 @@ pub fn has_windows(serial: u64, over: Over) {
     }
 }
 
-/// How much of freed memory may be kept on a device now.
-pub fn bytes_max(driver: &'static Driver, device: Ordinal, bytes: u64) -> u64 {
-    match IS_LOOKED_AFTER.load(Ordering::Relaxed) {
-        true => config().pool_bytes_max.min(spare::bytes(driver, device, bytes, now())),
-        false => 0,
+/// How much of freed memory may be kept on a device now, by who would keep so many bytes more.
+pub fn bytes_max(driver: &'static Driver, device: Ordinal, more: u64) -> u64 {
+    if !IS_LOOKED_AFTER.load(Ordering::Relaxed) {
+        return 0;
     }
+    let kept = lock().kept_on(device);
+    config().pool_bytes_max.min(spare::bytes(driver, device, (kept, kept + more), now()))
 }
 
-/// The driver has said how much is free on a device.
-pub fn is_free(device: Ordinal, bytes: u64) {
-    spare::said(device, bytes, now());
+/// The driver has said how much is free on a device: whether it should have back what is kept there.
+pub fn is_too_much(device: Ordinal, room: Room) -> bool {
+    let kept = lock().kept_on(device);
+    spare::said(device, room, kept, now()) < kept || is_short(room.free, room.total)
 }
 
 /// The blocks that are to leave as soon as their windows are gone.
@@ -295,7 +297,7 @@ pub fn is_empty() -> bool {
 
 /// Whether a device with so much free memory should have back what is kept: less than 2 % and an eighth of it, or than
 /// 1 GiB where that is less, is free.
-pub fn is_short(free_bytes: u64, total_bytes: u64) -> bool {
+fn is_short(free_bytes: u64, total_bytes: u64) -> bool {
     const ENOUGH: u64 = 1 << 30;
     free_bytes < (total_bytes / 50).max(ENOUGH.min(total_bytes / 8))
 }

@@ -3,8 +3,8 @@
 //! Others' shortage cannot be seen when it comes, only looked for: `windlass-watch` does every 50 ms while anything is kept. Without
 //! it nothing is kept.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use crate::arena::{Arena, Refusal, Slice};
 use crate::forward::registration;
@@ -20,8 +20,50 @@ pub fn look_after_pool() {
     watch::wake();
 }
 
+/// So many threads free what has left the pool: memory that is not the driver's yet.
+static FREEING: AtomicUsize = AtomicUsize::new(0);
+
+/// From before blocks leave until they are freed.
+struct Freeing;
+
+impl Freeing {
+    fn begin() -> Freeing {
+        FREEING.fetch_add(1, Ordering::AcqRel);
+        Freeing
+    }
+
+    /// Waits for others, so long; whether there were any.
+    fn wait(within: Duration) -> bool {
+        let (until, mut were_any) = (Instant::now() + within, false);
+        while FREEING.load(Ordering::Acquire) > 0 && Instant::now() < until {
+            were_any = true;
+            std::thread::sleep(LOOK_EVERY);
+        }
+        were_any
+    }
+}
+
+impl Drop for Freeing {
+    fn drop(&mut self) {
+        FREEING.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+const LOOK_EVERY: Duration = Duration::from_micros(100);
+
+/// Blocks are to leave whose windows are to go first: for the thread that frees one, which has its memory back then, unless a call
+/// of their communicators is inside.
+pub fn free_leaving() {
+    let mut devices: Vec<Ordinal> = pool::leaving().iter().map(|block| block.device).collect();
+    devices.dedup();
+    for device in devices {
+        windows::free_leaving(device, WINDOWS_GO_WITHIN);
+    }
+}
+
 /// NCCL frees these, on this thread. They have left the pool.
 pub fn let_go(blocks: &[Address]) {
+    let _freeing = Freeing::begin();
     for block in blocks {
         // What is registered of it would keep the memory.
         memory_is_freed(*block);
@@ -43,7 +85,7 @@ const WINDOWS_GO_WITHIN: Duration = Duration::from_millis(200);
 /// one or two a window.
 pub fn trim_pool(device: Ordinal) -> bool {
     if !pool::is_any_kept() && !pool::is_any_leaving() {
-        return false;
+        return Freeing::wait(WINDOWS_GO_WITHIN);
     }
     // Where no context is current NCCL, which brings back the device that was, would make one for device 0.
     let home = home_of(device);
@@ -54,7 +96,7 @@ pub fn trim_pool(device: Ordinal) -> bool {
     if count > 0 {
         log::info!("device {device}: {count} kept blocks of ncclMemAlloc were given back");
     }
-    count > 0
+    Freeing::wait(WINDOWS_GO_WITHIN) || count > 0
 }
 
 /// NCCL is about to make a communicator on this device, which takes some hundred MiB: where that is short, what is kept goes back
@@ -94,6 +136,7 @@ pub(super) fn look() {
 const KEPT_FOR: Duration = Duration::from_secs(2);
 
 fn let_go_of_old() {
+    let _freeing = Freeing::begin();
     for block in pool::age(KEPT_FOR) {
         // NCCL, which brings back the device that was, would make a context for device 0 on a thread that has none. What somebody has
         // unmapped is not there.
@@ -117,6 +160,7 @@ fn give_back_where_short() {
     for device in pool::devices().into_iter().filter(|device| is_short_on(*device)) {
         let Some(home) = home_of(device) else { continue };
         let Ok(_entered) = home.enter() else { continue };
+        let _freeing = Freeing::begin();
         let blocks = pool::trim(device);
         blocks.iter().for_each(|block| free(*block));
         log::info!("device {device}: memory is short: {} kept blocks were given back", blocks.len());
@@ -126,10 +170,7 @@ fn give_back_where_short() {
 fn is_short_on(device: Ordinal) -> bool {
     let Some(home) = home_of(device) else { return false };
     let Ok(_entered) = home.enter() else { return false };
-    home.driver.room().is_ok_and(|room| {
-        pool::is_free(device, room.free);
-        pool::is_short(room.free, room.total)
-    })
+    home.driver.room().is_ok_and(|room| pool::is_too_much(device, room))
 }
 
 /// Nothing of a program that has no primary context there: one would be made.

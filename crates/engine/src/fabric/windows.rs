@@ -69,6 +69,12 @@ pub struct Windows {
     book: Mutex<Book>,
 }
 
+/// Whether a window's block is the pool's no more.
+fn has_left(record: &Record) -> bool {
+    let block = pool::block_of(record.range.base);
+    record.block.is_some() && block.map(|block| block.serial) != record.block
+}
+
 /// How a window's block stands.
 fn standing(record: &Record) -> Standing {
     match pool::block_of(record.range.base) {
@@ -115,7 +121,7 @@ impl Windows {
     /// Another communicator uses NCCL's resources of this one, or calls of it are not seen. What the application does not have goes now:
     /// no thread of ours may drop it later.
     pub fn share(&self) {
-        if !self.is_shared.swap(true, Ordering::AcqRel) {
+        if !self.is_shared.swap(true, Ordering::AcqRel) && !self.is_ended.load(Ordering::Acquire) {
             self.end_parked();
         }
     }
@@ -129,11 +135,17 @@ impl Windows {
         self.drop_leaving();
         // No thread of ours may drop what is left of a communicator that is shared.
         let is_real = is_grouped || self.is_shared.load(Ordering::Acquire);
-        let is_real = is_real || !self.has_room_for(handle);
+        let record = self.book().find(handle);
+        let is_real = is_real || record.is_some_and(|record| !self.has_room_for(&record));
         let stays = |record: &Record| if is_real { Standing::Leaving } else { standing(record) };
         let ended = self.change(|book| book.end(handle, stays));
         if ended == Ended::Parked {
             count::windows(Kept::Parked, 1);
+            // Its block may have left a moment ago, when nothing stood on it that had to go first.
+            if let Some(block) = record.filter(has_left).and_then(|record| record.block) {
+                let taken = self.change(|book| book.leave(block));
+                self.drop_all(taken);
+            }
             let surplus = self.change(|book| book.limit(PARKED_MAX));
             self.drop_all(surplus);
         }
@@ -142,17 +154,14 @@ impl Windows {
 
     /// Whether the blocks of parked windows, with this one's, are no more than would be kept: memory that has a window does not go
     /// back to the driver in the free itself.
-    fn has_room_for(&self, handle: usize) -> bool {
-        let (record, parked) = {
-            let book = self.book();
-            (book.find(handle), book.parked().collect::<Vec<(u64, Range)>>())
-        };
-        let Some(block) = record.and_then(|record| pool::block_of(record.range.base)) else { return true };
+    fn has_room_for(&self, record: &Record) -> bool {
+        let parked: Vec<(u64, Range)> = self.book().parked().collect();
+        let Some(block) = pool::block_of(record.range.base) else { return true };
         let Some(driver) = gpu::opened() else { return false };
         let others = parked.iter().filter(|(serial, _)| *serial != block.serial);
         let blocks = others.filter_map(|(_, range)| pool::block_of(range.base));
         let bytes = block.bytes + blocks.map(|other| other.bytes).sum::<u64>();
-        bytes <= pool::bytes_max(driver, block.device, block.bytes)
+        bytes <= pool::bytes_max(driver, block.device, bytes)
     }
 
     /// Whether NCCL has a window that the application has ended.

@@ -9,6 +9,7 @@ use crate::fabric;
 use crate::forward::known::put;
 use crate::forward::registration;
 use crate::gpu::Address;
+use crate::group;
 use crate::guard;
 use crate::pool::{self, Making, Return, Supply};
 use crate::stats::count;
@@ -63,7 +64,16 @@ pub fn free(address: *mut c_void) -> ncclResult_t {
             Return::Forward | Return::LetGo => registration::free_applications(address),
             // Divergence: where NCCL's free would make a kernel that still uses the memory fault, it goes on.
             Return::Kept(over) => {
-                guard::or_else(|| (), || fabric::let_go(over));
+                guard::or_else(
+                    || (),
+                    || {
+                        fabric::let_go(over);
+                        // Where this thread's group has communicators, they have calls inside.
+                        if pool::is_any_leaving() && !group::is_open() {
+                            fabric::free_leaving();
+                        }
+                    },
+                );
                 ncclSuccess
             }
             // As NCCL answers of memory that is not there. It would free ours.

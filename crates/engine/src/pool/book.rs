@@ -323,6 +323,10 @@ impl Book {
         Some(base)
     }
 
+    pub fn kept_on(&self, device: Ordinal) -> u64 {
+        self.kept.get(&device).copied().unwrap_or(0)
+    }
+
     pub fn devices(&self) -> Vec<Ordinal> {
         self.kept.keys().copied().collect()
     }

@@ -1,13 +1,16 @@
 //! How much of a device's memory may be kept: never more than an eighth of what is free. A program that asks `cudaMalloc` for memory
-//! hears nothing of what is kept, and is refused only if it asks for more than the rest.
+//! hears nothing of what is kept, and is refused only if it asks for more than the rest. Where memory is short nothing is.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::gpu::memory::Room;
 use crate::gpu::{Driver, Home, Ordinal};
+
+use super::is_short;
 
 /// What the driver said lasts so long: it takes some 60 us to ask. Who looks after what is kept asks oftener.
 const LASTS_MS: u64 = 60;
-/// For blocks that are larger it is asked anew: what has changed since is small beside what they take.
+/// And for so much more that is kept then: what has changed since is small beside that.
 const LASTS_FOR: u64 = 64 << 20;
 const PART: u64 = 8;
 
@@ -15,28 +18,31 @@ const PART: u64 = 8;
 struct Said {
     device: Ordinal,
     at: u64,
-    free: u64,
+    /// What may be kept.
+    spare: u64,
+    /// What was kept then.
+    kept: u64,
 }
 
 static SAID: Mutex<Vec<Said>> = Mutex::new(Vec::new());
 
-/// Bytes at this time, in milliseconds, for who gives back so many. None where nobody can be asked.
-pub fn bytes(driver: &'static Driver, device: Ordinal, given_back: u64, now: u64) -> u64 {
-    let is_one = |said: &&Said| said.device == device && now < said.at + LASTS_MS && given_back <= LASTS_FOR;
-    let known = lock().iter().find(is_one).map(|said| said.free);
-    let ask = || {
-        let free = free_on(driver, device);
-        said(device, free, now);
-        free
-    };
-    known.unwrap_or_else(ask) / PART
+/// Bytes at this time, in milliseconds, where so many are kept and so many would be. None where nobody can be asked.
+pub fn bytes(driver: &'static Driver, device: Ordinal, (kept, would_be): (u64, u64), now: u64) -> u64 {
+    let lasts = |said: &&Said| now < said.at + LASTS_MS && would_be <= said.kept + LASTS_FOR;
+    let known = lock().iter().find(|said| said.device == device).filter(lasts).map(|said| said.spare);
+    known.unwrap_or_else(|| {
+        let room = room_on(driver, device);
+        room.map_or(0, |room| said(device, room, kept, now))
+    })
 }
 
-/// The driver has said that so much is free.
-pub fn said(device: Ordinal, free: u64, now: u64) {
+/// The driver has said what is free. What may be kept.
+pub fn said(device: Ordinal, room: Room, kept: u64, now: u64) -> u64 {
+    let spare = if is_short(room.free, room.total) { 0 } else { room.free / PART };
     let mut all = lock();
     all.retain(|said| said.device != device);
-    all.push(Said { device, at: now, free });
+    all.push(Said { device, at: now, spare, kept });
+    spare
 }
 
 /// Held for some stores.
@@ -45,11 +51,11 @@ fn lock() -> MutexGuard<'static, Vec<Said>> {
 }
 
 /// Of a program that has no primary context there: one would be made.
-fn free_on(driver: &'static Driver, device: Ordinal) -> u64 {
+fn room_on(driver: &'static Driver, device: Ordinal) -> Option<Room> {
     if !driver.has_primary_context(device) {
-        return 0;
+        return None;
     }
-    let Ok(home) = Home::of(driver, device) else { return 0 };
-    let Ok(_entered) = home.enter() else { return 0 };
-    driver.room().map_or(0, |room| room.free)
+    let home = Home::of(driver, device).ok()?;
+    let _entered = home.enter().ok()?;
+    driver.room().ok()
 }

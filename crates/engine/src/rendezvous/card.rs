@@ -16,7 +16,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV
 use nccl_sys::NCCL_UNIQUE_ID_BYTES;
 
 use crate::contract::bytes::{Reader, Writer, checksum};
-use crate::contract::{Token, Version};
+use crate::contract::{self, Token, Version};
 
 /// The bytes of an `ncclUniqueId`.
 pub type Id = [u8; NCCL_UNIQUE_ID_BYTES];
@@ -34,7 +34,7 @@ pub struct Card {
 
 const MAGIC: [u8; 8] = *b"windlass";
 /// Changes when anything in the card or in the talk between ranks does.
-pub(super) const LAYOUT: u16 = 2;
+pub(super) const LAYOUT: u16 = 2 + (contract::LAYOUT << 8);
 const CARD: usize = 40;
 const FAMILY: std::ops::Range<usize> = 8..10;
 const PORT: std::ops::Range<usize> = 10..12;
