@@ -208,7 +208,9 @@ mod tests {
         let card = Card { version, token: Token([9; 16]), root_port: 4000 };
         let carded = card.encode(&id, 5000).unwrap();
         assert_eq!(&carded[8..16], &[2, 0, 0x13, 0x88, 10, 1, 2, 3]);
-        assert_eq!(&carded[40..58], b"windlass\x02\x00\x01\x00\x02\x00\x03\x00\x09\x09");
+        assert_eq!(&carded[40..49], b"windlass\x02");
+        assert_eq!(u16::from(carded[49]), contract::LAYOUT);
+        assert_eq!(&carded[50..58], b"\x01\x00\x02\x00\x03\x00\x09\x09");
         assert_eq!(&carded[72..74], &4000u16.to_le_bytes());
         assert!(carded[82..].iter().all(|byte| *byte == 0));
     }
