@@ -68,8 +68,12 @@ pub fn free(address: *mut c_void) -> ncclResult_t {
                     || (),
                     || {
                         fabric::let_go(over);
-                        // Where this thread's group has communicators, they have calls inside.
-                        if pool::is_any_leaving() && !group::is_open() {
+                        // Others' may wait for long. Where this thread's group has communicators, they have calls inside.
+                        let is_leaving = |block: &pool::Block| block.base == address as Address;
+                        if pool::is_any_leaving()
+                            && !group::is_open()
+                            && pool::leaving().iter().any(is_leaving)
+                        {
                             fabric::free_leaving();
                         }
                     },
