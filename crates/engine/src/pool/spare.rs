@@ -8,7 +8,7 @@ use crate::gpu::{Driver, Home, Ordinal};
 
 use super::is_short;
 
-/// What the driver said lasts so long: it takes some 60 us to ask. Who looks after what is kept asks oftener.
+/// What the driver said lasts so long: it takes tens of microseconds to ask. Who looks after what is kept asks oftener.
 const LASTS_MS: u64 = 60;
 /// And for so much more that is kept then: what has changed since is small beside that.
 const LASTS_FOR: u64 = 64 << 20;
@@ -58,4 +58,17 @@ fn room_on(driver: &'static Driver, device: Ordinal) -> Option<Room> {
     let home = Home::of(driver, device).ok()?;
     let _entered = home.enter().ok()?;
     driver.room().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An eighth of what is free, nothing where that is little.
+    #[test]
+    fn parts() {
+        const GIB: u64 = 1 << 30;
+        let spare = |free: u64| said(99, Room { free: free * GIB, total: 141 * GIB }, 0, 0);
+        assert_eq!((spare(80), spare(8), spare(2)), (10 * GIB, GIB, 0));
+    }
 }
