@@ -10,18 +10,6 @@
 enum { FIRST, SECOND };
 enum { SMALL = 1024, LARGE = 1 << 20 };
 
-/* Whether some line of the log has both. */
-static bool log_says(const char* first, const char* second) {
-  const char* path = getenv("WINDLASS_LOG_FILE");
-  FILE* file = path ? fopen(path, "r") : NULL;
-  if (!file) return false;
-  char line[4096];
-  bool says = false;
-  while (!says && fgets(line, sizeof line, file)) says = strstr(line, first) && strstr(line, second);
-  fclose(file);
-  return says;
-}
-
 /* What is told is compared by another thread. */
 static bool log_will_say(const char* first, const char* second) {
   for (int look = 0; look < 2000; look++) {

@@ -7,18 +7,6 @@
 
 enum { FIRST };
 
-/* Whether some line of the log has both. */
-static bool log_says(const char* first, const char* second) {
-  const char* path = getenv("WINDLASS_LOG_FILE");
-  FILE* file = path ? fopen(path, "r") : NULL;
-  if (!file) return false;
-  char line[4096];
-  bool says = false;
-  while (!says && fgets(line, sizeof line, file)) says = strstr(line, first) && strstr(line, second);
-  fclose(file);
-  return says;
-}
-
 static ncclResult_t ask(ncclComm_t communicator, char* at, size_t bytes) {
   ncclWindow_t window = NULL;
   ncclResult_t code = ncclCommWindowRegister(communicator, at, bytes, &window, NCCL_WIN_COLL_SYMMETRIC);

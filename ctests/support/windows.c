@@ -1,6 +1,7 @@
 #include "windows.h"
 
 #include <dlfcn.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -69,4 +70,15 @@ void windows_sections(int ranks, void (*all)(struct rank*)) {
   struct parts parts = {all};
   if (is_section_chosen("processes")) run_ranks("processes", PROCESSES, ranks, since_windows, &parts);
   if (is_section_chosen("threads")) run_ranks("threads", THREADS, ranks, since_windows, &parts);
+}
+
+bool log_says(const char* first, const char* second) {
+  const char* path = getenv("WINDLASS_LOG_FILE");
+  FILE* file = path ? fopen(path, "r") : NULL;
+  if (!file) return false;
+  char line[4096];
+  bool says = false;
+  while (!says && fgets(line, sizeof line, file)) says = strstr(line, first) && strstr(line, second);
+  fclose(file);
+  return says;
 }

@@ -20,5 +20,7 @@ long long windows_live(ncclComm_t communicator);
 bool windows_kept(void);
 /* The section `processes`, then `threads`, if chosen, of as many ranks: what all windows programs run. Nothing where NCCL has no windows. */
 void windows_sections(int ranks, void (*all)(struct rank*));
+/* Whether some line of Windlass's log, WINDLASS_LOG_FILE, has both. */
+bool log_says(const char* first, const char* second);
 
 #endif
