@@ -582,22 +582,6 @@ inline void choose(uint64_t& value, uint64_t other, bool so) {
   if (so) value = other;
 }
 
-// This program is compiled for a processor without fused operations, or told to use none.
-inline float add_floats(float a, float b) { return a + b; }
-inline float multiply_floats(float a, float b) { return a * b; }
-inline double add_doubles(double a, double b) { return a + b; }
-inline double multiply_doubles(double a, double b) { return a * b; }
-// As GPUs do, which this host's library does not: a NaN, signaling or not, loses against a number, and +0 is above -0.
-template <class Float>
-inline Float larger(Float a, Float b) {
-  if (std::isnan(a)) return b;
-  if (std::isnan(b)) return a;
-  return a == b ? (std::signbit(a) ? b : a) : a > b ? a : b;
-}
-inline float max_floats(float a, float b) { return larger(a, b); }
-inline float min_floats(float a, float b) { return -larger(-a, -b); }
-inline double max_doubles(double a, double b) { return larger(a, b); }
-inline double min_doubles(double a, double b) { return -larger(-a, -b); }
 template <class To, class From>
 inline To same_bits(From from) {
   static_assert(sizeof(To) == sizeof(From), "bits");
@@ -609,6 +593,33 @@ inline float float_of_bits(uint32_t bits) { return same_bits<float>(bits); }
 inline uint32_t bits_of_float(float value) { return same_bits<uint32_t>(value); }
 inline double double_of_bits(uint64_t bits) { return same_bits<double>(bits); }
 inline uint64_t bits_of_double(double value) { return same_bits<uint64_t>(value); }
+// This program is compiled for a processor without fused operations, or told to use none.
+//
+// Which NaN comes of NaNs is told by hand: this host takes that of the first operand, and which one is first each compiled copy
+// of an expression decides for itself. GPUs have one NaN of 32 bits, and of 64 bits keep that of either order.
+inline float settled(float result) { return std::isnan(result) ? float_of_bits(0x7fffffff) : result; }
+inline double settled(double result, double a, double b) {
+  constexpr uint64_t quiet = 1ull << 51;
+  if (!std::isnan(result)) return result;
+  if (!std::isnan(a) && !std::isnan(b)) return double_of_bits(0xfff8000000000000);
+  const uint64_t of_a = std::isnan(a) ? bits_of_double(a) | quiet : 0, of_b = std::isnan(b) ? bits_of_double(b) | quiet : 0;
+  return double_of_bits(of_a > of_b ? of_a : of_b);
+}
+inline float add_floats(float a, float b) { return settled(a + b); }
+inline float multiply_floats(float a, float b) { return settled(a * b); }
+inline double add_doubles(double a, double b) { return settled(a + b, a, b); }
+inline double multiply_doubles(double a, double b) { return settled(a * b, a, b); }
+// As GPUs do, which this host's library does not: a NaN, signaling or not, loses against a number, and +0 is above -0.
+template <class Float>
+inline Float larger(Float a, Float b) {
+  if (std::isnan(a)) return b;
+  if (std::isnan(b)) return a;
+  return a == b ? (std::signbit(a) ? b : a) : a > b ? a : b;
+}
+inline float max_floats(float a, float b) { return settled(larger(a, b)); }
+inline float min_floats(float a, float b) { return settled(-larger(-a, -b)); }
+inline double max_doubles(double a, double b) { return settled(larger(a, b), a, b); }
+inline double min_doubles(double a, double b) { return settled(-larger(-a, -b), a, b); }
 inline float float_of_half(uint16_t bits) {
   const uint32_t sign = (uint32_t)(bits & 0x8000) << 16, exponent = bits >> 10 & 31, fraction = bits & 1023;
   if (exponent == 31) return float_of_bits(sign | 0x7f800000 | fraction << 13);
