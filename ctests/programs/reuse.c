@@ -1,4 +1,4 @@
-/* Holds: communicators of two to four ranks come and go by the thousand, of members and ranks by chance, some without any
+/* Holds: communicators of two to four ranks come and go by the hundreds, of members and ranks by chance, some without any
  * use, some with messages, some with collectives, with unlike configurations, ended in every way, now and then by an abort
  * of one rank alone: all results are right, and the process holds no more descriptors, threads, mappings and device memory
  * at the end than after the first quarter. The argument is how many. */
@@ -101,7 +101,7 @@ static void soak(struct rank* self) {
 
 int main(int count, char** words) {
   begin("reuse", 280);
-  int ranks = rank_count(4), rounds = on_gpus() ? 200 : 2000;
+  int ranks = rank_count(4), rounds = on_gpus() ? 200 : 1000;
   if (count > 1) rounds = atoi(words[1]);
   run_ranks("soak", PROCESSES, ranks, soak, &rounds);
   return finish();
