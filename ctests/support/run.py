@@ -87,6 +87,10 @@ def environment(options):
     if options.promised or options.reused:
         kept["WINDLASS_WARM"] = "off"
     kept.update(pair.split("=", 1) for pair in options.set)
+    if options.windlass and not {"WINDLASS_LOG", "WINDLASS_LOG_FILE"} & set(kept):
+        # Why, where something is not as it should be.
+        kept["WINDLASS_LOG"] = "info"
+        kept["WINDLASS_LOG_FILE"] = f"{options.out}/log-%p.txt"
     return kept
 
 
@@ -123,7 +127,13 @@ def met(options):
     print(f"fabric: {said}", file=sys.stderr)
     expected = options.fabric.split(";")
     needed = {text for text in expected if not text.endswith("?")}
-    return needed <= set(said) <= {text.removesuffix("?") for text in expected}
+    is_right = needed <= set(said) <= {text.removesuffix("?") for text in expected}
+    if not is_right:
+        # A line for each communicator that has none.
+        for path in options.out.glob("log-*.txt"):
+            for line in [line for line in path.read_text().splitlines() if " plain, " in line][:10]:
+                print(line, file=sys.stderr)
+    return is_right
 
 
 def served(options):
