@@ -178,3 +178,27 @@ pub(super) fn home_of(device: Ordinal) -> Option<Home> {
     let driver = gpu::driver().ok().filter(|driver| driver.has_primary_context(device))?;
     Home::of(driver, device).ok()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Who was refused memory hears that some is just being freed, and comes back when it has been; without any, at once; and never
+    /// waits longer than it would.
+    #[test]
+    fn waits_for_what_is_being_freed() {
+        assert!(!Freeing::wait(Duration::from_secs(60)));
+        let freeing = Freeing::begin();
+        let began = Instant::now();
+        let frees = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(50));
+            drop(freeing);
+        });
+        assert!(Freeing::wait(Duration::from_secs(60)));
+        assert!(began.elapsed() >= Duration::from_millis(50));
+        assert_eq!(FREEING.load(Ordering::Acquire), 0);
+        frees.join().unwrap();
+        let _never_ends = Freeing::begin();
+        assert!(Freeing::wait(Duration::from_millis(5)));
+    }
+}
