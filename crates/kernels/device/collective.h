@@ -14,6 +14,9 @@ enum {
   WINDLASS_PAIRS_SLOT_BYTES = 512,
   WINDLASS_PAIRS_SLOTS = 2,
   WINDLASS_PAIRS_COUNT_BYTES = 8,
+  // Of a batch, all over pairs.
+  WINDLASS_BATCH_CALLS_MAX = 64,
+  WINDLASS_BATCH_UNITS_MAX = 512,
   // A line (NCCL's LL128) is 120 bytes of payload and 8 of tag, stored by 8 threads; a unit is one half unit (8 lines, 960 bytes)
   // or two, as the kernel has it. Slots are for two.
   WINDLASS_LINES_HALF_PAYLOAD_BYTES = 960,
@@ -80,7 +83,27 @@ typedef struct WindlassCollectiveLaunch {
   uint64_t scale;        // average: bits of the float (double: of the double) that elements are multiplied by; of integers, the ranks
 } WindlassCollectiveLaunch;
 
+// One of several collectives that one kernel runs, each as it would be over pairs alone. Ranks must have `bytes` and `first_unit` alike.
+typedef struct WindlassBatchCall {
+  uint64_t send;          // what goes to rank 0
+  uint64_t receive;       // where rank 0's comes to; of a reduction the result
+  uint32_t send_step;     // from what goes to one rank to what goes to the next; 0: the same goes to all
+  uint32_t receive_step;  // from where one rank's comes to to where the next one's does
+  uint32_t bytes;         // of every directed pair
+  uint32_t first_unit;    // units of those before
+} WindlassBatchCall;
+
+// The one parameter of the kernels of batches. Of `launch` buffers and their bytes are not looked at; `units` are those of all calls.
+// What ranks must have alike is what they must of a single one, and the calls' order.
+typedef struct WindlassBatchLaunch {
+  WindlassCollectiveLaunch launch;
+  WindlassBatchCall calls[WINDLASS_BATCH_CALLS_MAX];
+  uint8_t call_of_unit[WINDLASS_BATCH_UNITS_MAX];
+} WindlassBatchLaunch;
+
 #if defined(__cplusplus)
+static_assert(sizeof(WindlassBatchCall) == 32 && offsetof(WindlassBatchCall, bytes) == 24, "batch");
+static_assert(sizeof(WindlassBatchLaunch) == 424 + 2048 + 512 && offsetof(WindlassBatchLaunch, calls) == 424, "batch");
 static_assert(sizeof(WindlassWire) == 16, "wire");
 static_assert(offsetof(WindlassCollectiveLaunch, wires) == 64 && offsetof(WindlassCollectiveLaunch, control) == 96, "launch");
 static_assert(offsetof(WindlassCollectiveLaunch, send) == 120 && offsetof(WindlassCollectiveLaunch, rank) == 376, "launch");

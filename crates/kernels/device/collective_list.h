@@ -8,10 +8,20 @@
 
 #define WINDLASS_COLLECTIVE_ENTRY(family, reducer, ranks, groups, straight) WINDLASS_COLLECTIVE_ENTRY_##family(reducer, ranks, groups, straight)
 #define WINDLASS_COLLECTIVE_ENTRY_pairs(reducer, ranks, groups, straight) run_pairs<reducer, ranks, straight>
+#define WINDLASS_COLLECTIVE_ENTRY_batch(reducer, ranks, groups, straight) run_batch<reducer, ranks, straight>
 #define WINDLASS_COLLECTIVE_ENTRY_lines(reducer, ranks, groups, straight) run_lines<reducer, ranks, groups, straight>
 #define WINDLASS_COLLECTIVE_ENTRY_posted(reducer, ranks, groups, straight) run_posted<reducer, ranks, straight>
 #define WINDLASS_COLLECTIVE_ENTRY_posted_all_reduce(reducer, ranks, groups, straight) run_posted_all_reduce<reducer, ranks, straight>
 #define WINDLASS_COLLECTIVE_ENTRY_all_reduce(reducer, ranks, groups, straight) run_all_reduce<reducer, ranks, straight>
+
+// The type of a kernel's one parameter.
+#define WINDLASS_COLLECTIVE_PARAMETER(family) WINDLASS_COLLECTIVE_PARAMETER_##family
+#define WINDLASS_COLLECTIVE_PARAMETER_pairs WindlassCollectiveLaunch
+#define WINDLASS_COLLECTIVE_PARAMETER_lines WindlassCollectiveLaunch
+#define WINDLASS_COLLECTIVE_PARAMETER_posted WindlassCollectiveLaunch
+#define WINDLASS_COLLECTIVE_PARAMETER_posted_all_reduce WindlassCollectiveLaunch
+#define WINDLASS_COLLECTIVE_PARAMETER_all_reduce WindlassCollectiveLaunch
+#define WINDLASS_COLLECTIVE_PARAMETER_batch WindlassBatchLaunch
 
 // R: the reducer in kernels' names. Four groups of 8 ranks would not fit into the registers.
 #define WINDLASS_COLLECTIVE_KERNELS_OF(X, R, reducer, suffix, straight)                \
@@ -51,6 +61,26 @@
   WINDLASS_COLLECTIVE_ALL_REDUCE_KERNELS_OF(X, SumBf16, SumBf16, suffix, straight)     \
   WINDLASS_COLLECTIVE_ALL_REDUCE_KERNELS_OF(X, Any, AnyReduction, suffix, straight)
 
-#define WINDLASS_COLLECTIVE_KERNELS(X)              \
+// Those that run one collective.
+#define WINDLASS_SINGLE_KERNELS(X)                  \
   WINDLASS_COLLECTIVE_KERNELS_FOR(X, _whole, true)  \
   WINDLASS_COLLECTIVE_KERNELS_FOR(X, , false)
+
+// Those that run several.
+#define WINDLASS_BATCH_KERNELS_OF(X, R, reducer, suffix, straight)                \
+  X(ncclWindlass_LLBatch_##R##_2##suffix, batch, reducer, 2, 0, 512, straight)    \
+  X(ncclWindlass_LLBatch_##R##_4##suffix, batch, reducer, 4, 0, 512, straight)    \
+  X(ncclWindlass_LLBatch_##R##_8##suffix, batch, reducer, 8, 0, 512, straight)
+#define WINDLASS_BATCH_KERNELS_FOR(X, suffix, straight)                \
+  WINDLASS_BATCH_KERNELS_OF(X, Copy, Copy, suffix, straight)           \
+  WINDLASS_BATCH_KERNELS_OF(X, SumF32, SumF32, suffix, straight)       \
+  WINDLASS_BATCH_KERNELS_OF(X, SumF16, SumF16, suffix, straight)       \
+  WINDLASS_BATCH_KERNELS_OF(X, SumBf16, SumBf16, suffix, straight)     \
+  WINDLASS_BATCH_KERNELS_OF(X, Any, AnyReduction, suffix, straight)
+#define WINDLASS_BATCH_KERNELS(X)              \
+  WINDLASS_BATCH_KERNELS_FOR(X, _whole, true)  \
+  WINDLASS_BATCH_KERNELS_FOR(X, , false)
+
+#define WINDLASS_COLLECTIVE_KERNELS(X) \
+  WINDLASS_SINGLE_KERNELS(X)           \
+  WINDLASS_BATCH_KERNELS(X)

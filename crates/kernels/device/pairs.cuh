@@ -32,20 +32,48 @@ MAIL_DEVICE void store_eight(uint64_t to, uint64_t value, uint32_t left) {
   }
 }
 
-// A warp and the one unit of a lane. False: aborted.
-template <class Reducer, int ranks_max, bool straight>
-MAIL_DEVICE bool run_pairs_lane(const WindlassCollectiveLaunch& launch, uint32_t lane) {
-  const uint32_t me = launch.rank, at = lane * WINDLASS_PAIRS_PAYLOAD_BYTES + 8 * lane_index();
-  const uint64_t slice = launch.slices[me], count_word = slice + launch.wires[0].lanes + lane * WINDLASS_PAIRS_COUNT_BYTES;
-  const uint64_t count = load_word_relaxed(count_word);
+// Where a thread's 8 bytes of a collective lie in the user's buffers.
+struct LaunchPart {
+  const WindlassCollectiveLaunch& launch;
+  uint32_t at;
   // The same for every directed pair, and no more than the lanes hold.
-  const uint32_t bytes = (uint32_t)launch.send_bytes[0], left = bytes > at ? bytes - at : 0;
+  MAIL_DEVICE uint32_t bytes() const { return (uint32_t)launch.send_bytes[0]; }
+  MAIL_DEVICE uint64_t send(uint32_t rank) const { return launch.send[rank] + at; }
+  MAIL_DEVICE uint64_t receive(uint32_t rank) const { return launch.receive[rank] + at; }
+  MAIL_DEVICE uint64_t result(uint32_t me) const { return receive(me); }
+  MAIL_DEVICE bool moves(uint32_t rank) const { return launch.receive[rank] != launch.send[rank]; }
+};
+// Of one collective of several.
+struct BatchPart {
+  const WindlassBatchCall& call;
+  uint32_t at;
+  MAIL_DEVICE uint32_t bytes() const { return call.bytes; }
+  MAIL_DEVICE uint64_t send(uint32_t rank) const { return call.send + rank * call.send_step + at; }
+  MAIL_DEVICE uint64_t receive(uint32_t rank) const { return call.receive + rank * call.receive_step + at; }
+  MAIL_DEVICE uint64_t result(uint32_t) const { return call.receive + at; }
+  MAIL_DEVICE bool moves(uint32_t rank) const { return receive(rank) != send(rank); }
+};
+
+// A lane of this rank.
+struct PairsLane {
+  uint32_t number;
+  uint64_t slice, count_word;
+  MAIL_DEVICE PairsLane(const WindlassCollectiveLaunch& launch, uint32_t number_)
+      : number(number_), slice(launch.slices[launch.rank]), count_word(slice + launch.wires[0].lanes + number * WINDLASS_PAIRS_COUNT_BYTES) {}
+};
+
+// A warp and a lane's unit number `count` from birth. False: aborted.
+template <class Reducer, int ranks_max, bool straight, class Part>
+MAIL_DEVICE bool run_pairs_unit(const WindlassCollectiveLaunch& launch, const PairsLane& own, uint64_t count, const Part& part) {
+  const uint32_t me = launch.rank, lane = own.number;
+  const uint64_t slice = own.slice;
+  const uint32_t bytes = part.bytes(), left = bytes > part.at ? bytes - part.at : 0;
   // What goes to each rank; then what has come from it.
   uint64_t x[ranks_max];
   MAIL_UNROLL
   for (int rank = 0; rank < ranks_max; ++rank) {
     x[rank] = 0;
-    if (left && rank < (int)launch.ranks) x[rank] = load_eight<straight>(launch.send[rank] + at, left);
+    if (left && rank < (int)launch.ranks) x[rank] = load_eight<straight>(part.send(rank), left);
   }
   const uint64_t tag = launch.first_tag + count;
   // Where a source's pair lies in any slice.
@@ -78,16 +106,16 @@ MAIL_DEVICE bool run_pairs_lane(const WindlassCollectiveLaunch& launch, uint32_t
     return false;
   }
   // All threads have read it, as the vote shows.
-  if (lane_index() == 0) store_word(count_word, count + 1);
+  if (lane_index() == 0) store_word(own.count_word, count + 1);
 
   if (left == 0) return true;
   if constexpr (Reducer::reduces) {
-    store_eight<straight>(launch.receive[me] + at, reduce_words<Reducer>(x, launch.ranks, Reduction{launch.reduction, launch.scale}), left);
+    store_eight<straight>(part.result(me), reduce_words<Reducer>(x, launch.ranks, Reduction{launch.reduction, launch.scale}), left);
   } else {
     // In place this rank's own part is where it belongs.
     MAIL_UNROLL
     for (int rank = 0; rank < ranks_max; ++rank)
-      if (rank < (int)launch.ranks && (rank != (int)me || launch.receive[rank] != launch.send[rank])) store_eight<straight>(launch.receive[rank] + at, x[rank], left);
+      if (rank < (int)launch.ranks && (rank != (int)me || part.moves(rank))) store_eight<straight>(part.receive(rank), x[rank], left);
   }
   return true;
 }
@@ -99,6 +127,29 @@ MAIL_DEVICE void run_pairs(const WindlassCollectiveLaunch& launch) {
   // Lanes in order: see Lanes.
   const uint32_t stride = block_count() * launch.role_warps;
   MAIL_NO_UNROLL
-  for (uint32_t lane = block_index() + block_count() * warp_index(); lane < launch.used_lanes; lane += stride)
-    if (!run_pairs_lane<Reducer, ranks_max, straight>(launch, lane)) return;
+  for (uint32_t lane = block_index() + block_count() * warp_index(); lane < launch.used_lanes; lane += stride) {
+    const PairsLane own(launch, lane);
+    const LaunchPart part{launch, lane * WINDLASS_PAIRS_PAYLOAD_BYTES + 8 * lane_index()};
+    if (!run_pairs_unit<Reducer, ranks_max, straight>(launch, own, load_word_relaxed(own.count_word), part)) return;
+  }
+}
+
+// Several collectives: all their units in a row. A lane's are one warp's, one after the other, so that for the protocol they are as many
+// launches.
+template <class Reducer, int ranks_max, bool straight>
+MAIL_DEVICE void run_batch(const WindlassBatchLaunch& batch) {
+  const WindlassCollectiveLaunch& launch = batch.launch;
+  begin_after_previous(launch.flags & WINDLASS_COLLECTIVE_EARLY_NEXT);
+  const uint32_t stride = block_count() * launch.role_warps;
+  MAIL_NO_UNROLL
+  for (uint32_t lane = block_index() + block_count() * warp_index(); lane < launch.used_lanes; lane += stride) {
+    const PairsLane own(launch, lane);
+    uint64_t count = load_word_relaxed(own.count_word);
+    MAIL_NO_UNROLL
+    for (uint32_t unit = lane; unit < (uint32_t)launch.units; unit += launch.used_lanes, ++count) {
+      const WindlassBatchCall& call = batch.calls[batch.call_of_unit[unit]];
+      const BatchPart part{call, (unit - call.first_unit) * WINDLASS_PAIRS_PAYLOAD_BYTES + 8 * lane_index()};
+      if (!run_pairs_unit<Reducer, ranks_max, straight>(launch, own, count, part)) return;
+    }
+  }
 }

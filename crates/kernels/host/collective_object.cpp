@@ -5,7 +5,7 @@
 
 #define KERNEL(name, family, reducer, ranks, groups, threads_max, straight)                 \
   extern "C" void SIM_KERNEL(name)(const SimLaunch* launch, void** parameters) {            \
-    host::run_grid<WindlassCollectiveLaunch>(launch, parameters, threads_max,               \
+    host::run_grid<WINDLASS_COLLECTIVE_PARAMETER(family)>(launch, parameters, threads_max,  \
                                              WINDLASS_COLLECTIVE_ENTRY(family, reducer, ranks, groups, straight)); \
   }
 WINDLASS_COLLECTIVE_KERNELS(KERNEL)

@@ -1,7 +1,7 @@
 // What collectives must give, element by element, written apart from ../device/reduction.cuh: no code is shared with it.
 // Integers wrap; averages of them divide the wrapped sum towards zero. Floats are folded from rank 0's upward, those of 16 bits as
 // 32-bit ones that are rounded once; averages multiply each element by 1/ranks first. Of maximum and minimum a NaN loses against
-// a number, and +0 is above -0.
+// a number, and +0 is above -0. All NaNs of 16 and 32 bits that come of it are one, as on GPUs.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -113,8 +113,10 @@ uint64_t reduce(uint32_t type, uint32_t by, uint32_t ranks, const Bits& bits) {
       const Shape& shape = type == half ? half_shape : brain_shape;
       return encode(reduce_floats<float>(by, ranks, [&](uint32_t rank) { return (float)decode((uint32_t)bits(rank) & 0xffff, shape); }), shape);
     }
-    case single:
-      return reinterpret<uint32_t>(reduce_floats<float>(by, ranks, [&](uint32_t rank) { return reinterpret<float>((uint32_t)bits(rank)); }));
+    case single: {
+      const float all = reduce_floats<float>(by, ranks, [&](uint32_t rank) { return reinterpret<float>((uint32_t)bits(rank)); });
+      return std::isnan(all) ? 0x7fffffff : reinterpret<uint32_t>(all);
+    }
     case wide: return reinterpret<uint64_t>(reduce_floats<double>(by, ranks, [&](uint32_t rank) { return reinterpret<double>((uint64_t)bits(rank)); }));
     default: return reduce_integers(type, by, ranks, bits);
   }

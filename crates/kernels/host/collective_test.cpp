@@ -167,6 +167,38 @@ void special_values() {
   }
 }
 
+// Calls by pairs, several of them one kernel: more units than lanes, kinds by turns, between single calls of every wire.
+void batches() {
+  host::Random random{world::seed};
+  for (int worlds = 0; worlds < (HOST_TSAN ? 2 : 12); ++worlds) {
+    Options o;
+    o.ranks = HOST_TSAN ? 2 + (uint32_t)random.below(2) : (uint32_t[]){2, 3, 4, 5, 8}[random.below(5)];
+    o.lanes = 2u << random.below(4);
+    o.first_tag = 1 + random.next() / 2;
+    World world(o);
+    std::vector<Call> calls;
+    const Kind copies[] = {collective::all_gather, collective::all_to_all}, reductions[] = {collective::all_reduce, collective::reduce_scatter};
+    while (calls.size() < (HOST_TSAN ? 20 : 150)) {
+      if (random.below(6) == 0) calls.push_back(any_call(random, o));
+      const bool reduces = random.below(3) != 0;
+      Call like = any_call(random, reduces ? collective::all_reduce : collective::all_gather, {collective::pairs, 2}, o.ranks, 0);
+      const uint64_t most = bytes_max(o, like.choice);
+      for (uint64_t left = 1 + random.below(20); left; --left) {
+        Call call = any_call(random, (reduces ? reductions : copies)[random.below(2)], {collective::pairs, 2}, o.ranks, 0);
+        if (reduces) call.type = like.type, call.by = like.by, call.any_kernel = like.any_kernel;
+        call.count = (random.below(4) ? random.below(600) : random.below(most + 1)) % (most + 1) / reference::element_bytes[call.type];
+        call.values = reduces && random.below(8) == 0 ? reference::special : reference::usual;
+        calls.push_back(call);
+      }
+    }
+    How how;
+    how.batches_of = 70;
+    how.late_microseconds = random.below(2) ? 300 : 0;
+    how.grid_by_rank = random.below(2);
+    world::run(world, calls, how);
+  }
+}
+
 // Any calls one after the other, of any geometry, each rank with another grid and time each time.
 void mixed() {
   host::Random random{world::seed};
@@ -345,9 +377,11 @@ void abort_in_the_middle() {
     Choice choice;
     uint32_t waited_for;
     uint64_t sequence;
+    uint32_t batch = 1;  // the rank that never comes makes the first of so many
   };
   const Case cases[] = {
       {collective::all_gather, {collective::pairs, 2}, WINDLASS_WAITED_PAIRS_DATA, 0},
+      {collective::all_reduce, {collective::pairs, 2}, WINDLASS_WAITED_PAIRS_DATA, 1, 3},
       {collective::broadcast, {collective::lines, 2}, WINDLASS_WAITED_LINES_CREDIT, 4},
       {collective::all_to_all, {collective::lines, 2}, WINDLASS_WAITED_LINES_DATA, 0},
       {collective::broadcast, {collective::lines, 4}, WINDLASS_WAITED_LINES_CREDIT, 4},
@@ -357,6 +391,7 @@ void abort_in_the_middle() {
   for (const Case& one : cases) {
     Options o;
     o.ranks = 3;
+    if (one.batch > 1) o.lanes = 1;  // so that the second call waits behind the first
     World world(o);
     Call call;
     call.kind = one.kind;
@@ -374,9 +409,17 @@ void abort_in_the_middle() {
     // One warp of each role, so all are at lane 0. With other grids ranks may rightly be found missing that wait on a lane before.
     How how;
     how.blocks_max = how.role_warps_max = 1;
+    how.batches_of = one.batch;
+    how.batches_full = true;
+    std::vector<Call> made{before}, all{before};
+    for (uint32_t i = 0; i < one.batch; ++i) {
+      if (i) made.push_back(call);
+      all.push_back(call);
+    }
+    made.resize(std::min<size_t>(made.size(), 2));
     for (uint32_t rank = 0; rank < o.ranks; ++rank)
       ranks.emplace_back([&, rank] {
-        world::Rank{world, rank, {world::seed + rank}, {}, {}}.run(rank == missing ? std::vector<Call>{before} : std::vector<Call>{before, call}, how);
+        world::Rank{world, rank, {world::seed + rank}, {}, {}}.run(rank == missing ? made : all, how);
         ++ended;
       });
     while (ended < 1) usleep(1000);
@@ -410,6 +453,7 @@ const struct {
     {"exhaustive", exhaustive, 2000},
     {"sizes", sizes, 500},
     {"special_values", special_values, 2000},
+    {"batches", batches, 2000},
     {"mixed", mixed, 200},
     {"one_way_lapped", one_way_lapped, 200},
     {"uneven", uneven, 200},

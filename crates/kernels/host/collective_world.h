@@ -41,15 +41,28 @@ struct Kernel {
   bool straight;
   void (*run)(const WindlassCollectiveLaunch&);
 };
+struct BatchKernel {
+  const char *name, *family, *reducer;
+  uint32_t ranks, groups, threads_max;
+  bool straight;
+  void (*run)(const WindlassBatchLaunch&);
+};
 #define WORLD_KERNEL(name, family, reducer, ranks, groups, threads, straight) \
   {#name, #family, #reducer, ranks, groups, threads, straight, &WINDLASS_COLLECTIVE_ENTRY(family, reducer, ranks, groups, straight)},
 inline const Kernel kernels[] = {
-    WINDLASS_COLLECTIVE_KERNELS(WORLD_KERNEL)
+    WINDLASS_SINGLE_KERNELS(WORLD_KERNEL)
     // Not on GPUs: so every type and operation goes every way here.
     WINDLASS_COLLECTIVE_POSTED_KERNELS_OF(WORLD_KERNEL, Any, AnyReduction, _whole, true)
     WINDLASS_COLLECTIVE_POSTED_KERNELS_OF(WORLD_KERNEL, Any, AnyReduction, , false)
 };
 
+inline const BatchKernel batch_kernels[] = {WINDLASS_BATCH_KERNELS(WORLD_KERNEL)};
+
+inline const BatchKernel& batch_kernel_for(const std::string& reducer, uint32_t ranks, bool straight) {
+  for (const BatchKernel& kernel : batch_kernels)
+    if (kernel.reducer == reducer && kernel.ranks >= ranks && kernel.straight == straight) return kernel;
+  fail("no kernel for a batch of " + reducer + " of " + std::to_string(ranks));
+}
 inline const Kernel& kernel_for(const collective::Choice& choice, const std::string& reducer, uint32_t ranks, bool straight) {
   static const std::string families[] = {"pairs", "lines", "all_reduce", "posted", "posted_all_reduce"};
   for (const Kernel& kernel : kernels)
@@ -133,6 +146,8 @@ struct How {
   bool slow_in_turn = false;       // every rank is the slow one for a time
   uint32_t blocks_max = 3, role_warps_max = 2;
   bool grid_by_rank = false;       // each rank has a grid of its own for good; rank 0 one warp a role
+  uint32_t batches_of = 1;         // up to so many calls by pairs that follow each other are one kernel
+  bool batches_full = false;       // as many as fit, not any number
 };
 
 struct World {
@@ -161,11 +176,18 @@ struct World {
   // One launch and its synchronisation.
   void launch(WindlassCollectiveLaunch& launch, const Kernel& kernel, collective::Family family, uint32_t blocks, uint32_t role_warps, uint64_t random) {
     const uint32_t warps_max = (kernel.threads_max - collective::threads(family, 0)) / 32 / collective::roles(family);
-    launch.role_warps = role_warps < warps_max ? role_warps : warps_max;
+    fill(launch, role_warps < warps_max ? role_warps : warps_max);
+    machine.launch(blocks, collective::threads(family, launch.role_warps), collective::shared_bytes(family), random, [&] { kernel.run(launch); });
+  }
+  void launch(WindlassBatchLaunch& batch, const BatchKernel& kernel, uint32_t blocks, uint32_t role_warps, uint64_t random) {
+    fill(batch.launch, role_warps);
+    machine.launch(blocks, 32 * role_warps, 0, random, [&] { kernel.run(batch); });
+  }
+  void fill(WindlassCollectiveLaunch& launch, uint32_t role_warps) {
+    launch.role_warps = role_warps;
     for (uint32_t rank = 0; rank < options.ranks; ++rank) launch.slices[rank] = slices[rank].address;
     launch.control = address_of(&control);
     launch.report = address_of(&reports[launch.rank]);
-    machine.launch(blocks, collective::threads(family, launch.role_warps), collective::shared_bytes(family), random, [&] { kernel.run(launch); });
   }
   bool aborted() const { return __atomic_load_n(&control, __ATOMIC_ACQUIRE) != WINDLASS_CONTROL_RUN; }
 
@@ -204,17 +226,82 @@ struct Rank {
 
   void run(const std::vector<Call>& calls, const How& how) {
     const uint32_t own_blocks = me == 0 ? 1 : 1 + (uint32_t)random.below(how.blocks_max), own_warps = me == 0 ? 1 : 1 + (uint32_t)random.below(how.role_warps_max);
-    for (size_t index = 0; index < calls.size() && !world.aborted(); ++index) {
+    size_t next = 0;
+    for (size_t index = 0; index < calls.size() && !world.aborted(); index = next) {
       if (how.late_microseconds && random.below(2)) usleep((useconds_t)random.below(how.late_microseconds));
       const uint32_t slow = how.slow_in_turn ? (uint32_t)(index / 8) % ranks() : how.slow_rank;
       if (slow == me && (!how.slow_in_turn || index % 8 == 0)) usleep(how.slow_microseconds);
       const uint32_t blocks = how.grid_by_rank ? own_blocks : 1 + (uint32_t)random.below(how.blocks_max);
       const uint32_t warps = how.grid_by_rank ? own_warps : 1 + (uint32_t)random.below(how.role_warps_max);
-      call(calls[index], index, blocks, warps);
+      next = index + batch_length(calls, index, how);
+      if (how.batches_of > 1 && calls[index].choice.family == collective::pairs && calls[index].matrix.empty())
+        batch(calls, index, next, blocks, warps);
+      else
+        call(calls[index], index, blocks, warps);
+    }
+  }
+
+  // How many calls from there on are one kernel: alike on all ranks.
+  size_t batch_length(const std::vector<Call>& calls, size_t first, const How& how) const {
+    const uint32_t most = how.batches_of;
+    if (most == 1 || calls[first].choice.family != collective::pairs) return 1;
+    host::Random of_first{seed ^ first};
+    const size_t wanted = how.batches_full ? most : 1 + of_first.below(most);
+    uint64_t units = 0;
+    size_t length = 0;
+    for (; length < wanted && first + length < calls.size(); ++length) {
+      const Call& call = calls[first + length];
+      const bool alike = call.choice.family == collective::pairs && call.matrix.empty() && reduces(call.kind) == reduces(calls[first].kind) &&
+                         (!reduces(call.kind) || (call.type == calls[first].type && call.by == calls[first].by && call.any_kernel == calls[first].any_kernel));
+      units += (call.count * reference::element_bytes[call.type] + WINDLASS_PAIRS_PAYLOAD_BYTES - 1) / WINDLASS_PAIRS_PAYLOAD_BYTES;
+      if (length && (!alike || units > WINDLASS_BATCH_UNITS_MAX || length == WINDLASS_BATCH_CALLS_MAX)) break;
+    }
+    return length;
+  }
+
+  // Several calls by one kernel, each with buffers of its own.
+  void batch(const std::vector<Call>& calls, size_t first, size_t last, uint32_t blocks, uint32_t role_warps) {
+    struct Buffers {
+      Buffer out, in;
+    };
+    std::vector<Buffers> buffers;
+    WindlassBatchLaunch batch;
+    std::memset(&batch, 0, sizeof batch);
+    uint32_t units = 0;
+    bool straight = true;
+    for (size_t index = first; index < last; ++index) {
+      const WindlassCollectiveLaunch launch = prepare(calls[index], index);
+      if (index == first) batch.launch = launch;
+      straight &= collective::straight(launch, calls[index].choice) && !calls[index].any_kernel;
+      const auto& receive = launch.receive;
+      const bool reducing = reduces(calls[index].kind);
+      batch.calls[index - first] = {launch.send[0], reducing ? receive[me] : receive[0], (uint32_t)(launch.send[1] - launch.send[0]),
+                                    reducing ? 0 : (uint32_t)(receive[1] - receive[0]), (uint32_t)launch.send_bytes[0], units};
+      for (uint64_t unit = 0; unit < launch.units; ++unit) batch.call_of_unit[units++] = (uint8_t)(index - first);
+      buffers.push_back({std::move(out), std::move(in)});
+    }
+    batch.launch.units = units;
+    batch.launch.used_lanes = std::min(units, world.options.lanes);
+    const Call& one = calls[first];
+    world.launch(batch, batch_kernel_for(reduces(one.kind) ? reducer_for(one.type, one.by, one.any_kernel) : "Copy", ranks(), straight), blocks, role_warps, random.next());
+    if (world.aborted()) return;
+    for (size_t index = first; index < last; ++index) {
+      out = std::move(buffers[index - first].out);
+      in = std::move(buffers[index - first].in);
+      compare(calls[index]);
     }
   }
 
   void call(const Call& call, uint64_t index, uint32_t blocks, uint32_t role_warps) {
+    WindlassCollectiveLaunch launch = prepare(call, index);
+    const Kernel& kernel = kernel_for(call.choice, reduces(call.kind) ? reducer_for(call.type, call.by, call.any_kernel) : "Copy", ranks(),
+                                      collective::straight(launch, call.choice) && !call.any_kernel);
+    world.launch(launch, kernel, call.choice.family, blocks, role_warps, random.next());
+    if (!world.aborted()) compare(call);
+  }
+
+  // Buffers, and what is to become of them.
+  WindlassCollectiveLaunch prepare(const Call& call, uint64_t index) {
     const reference::Inputs inputs{world::seed, world.options.first_tag, call.values, call.type};
     const uint32_t width = reference::element_bytes[call.type], step = reduces(call.kind) ? width : 1;
     WindlassCollectiveLaunch launch;
@@ -224,10 +311,12 @@ struct Rank {
       arrange_call(call, index, inputs, width, send_offset, receive_offset, launch);
     else
       arrange_uneven(call, index, inputs, width, send_offset, receive_offset, launch);
-    const Kernel& kernel = kernel_for(call.choice, reduces(call.kind) ? reducer_for(call.type, call.by, call.any_kernel) : "Copy", ranks(),
-                                      collective::straight(launch, call.choice) && !call.any_kernel);
-    world.launch(launch, kernel, call.choice.family, blocks, role_warps, random.next());
-    if (world.aborted()) return;
+    return launch;
+  }
+
+  // Compares what lies in the buffers.
+  void compare(const Call& call) {
+    const uint32_t width = reference::element_bytes[call.type];
     check(out, call, "sent");
     check(in, call, "received");
     ++calls_made;
@@ -332,8 +421,8 @@ struct Rank {
       const size_t bytes = std::min<size_t>(width, buffer.bytes.size() - at);
       std::memcpy(&is, &buffer.bytes[at], bytes);
       std::memcpy(&right, &buffer.right[at], bytes);
-      // Which NaN comes of 32 bits and more, host and GPU decide; digests hold that it is the same on all ranks.
-      if (is == right || (reference::element_bytes[call.type] >= 4 && reference::is_nan(call.type, is) && reference::is_nan(call.type, right))) continue;
+      // Which NaN of 64 bits comes of several, host and GPU decide; digests hold that it is the same on all ranks.
+      if (is == right || (call.type == reference::wide && reference::is_nan(call.type, is) && reference::is_nan(call.type, right))) continue;
       char text[200];
       std::snprintf(text, sizeof text, ": rank %u's %s byte %lld: element %llx, not %llx", me, what, (long long)at - (long long)buffer.first, (unsigned long long)is, (unsigned long long)right);
       fail(call.name(ranks()) + text);

@@ -3,6 +3,7 @@
 //! What peers must decide alike (the kernel, `used_lanes`, the bytes of each directed pair) follows from the collective, the
 //! [`Geometry`] and the [`Tuning`], which all ranks share. Blocks and warps are this rank's own affair.
 
+mod batch;
 mod buffers;
 mod geometry;
 mod grid;
@@ -15,6 +16,7 @@ mod uneven;
 #[cfg(test)]
 mod tests;
 
+pub use batch::{arrange_batch, units};
 pub use geometry::{Geometry, Layout};
 pub use grid::{Limits, Shape};
 pub use kernel::Kernel;
@@ -110,7 +112,7 @@ pub fn arrange(
 
     *launch = blank(geometry, slices);
     launch.wires = match family {
-        Family::Pairs => [layout.pairs, Default::default()],
+        Family::Pairs | Family::Batch => [layout.pairs, Default::default()],
         Family::Lines2 | Family::Lines4 | Family::Posted => [layout.lines, Default::default()],
         Family::AllReduce | Family::PostedAllReduce => [layout.lines, layout.results],
     };

@@ -26,7 +26,8 @@ fn main() {
     // Rust exports what it defines alone, so each kernel is called through a function of `src/lib.rs`.
     let exported = Kernel::all().map(|kernel| {
         let name = kernel.name();
-        format!("kernel!({name}, {name}_params, windlass_host_{name}, CollectiveLaunch);\n")
+        let launch = if kernel.runs_several() { "BatchLaunch" } else { "CollectiveLaunch" };
+        format!("kernel!({name}, {name}_params, windlass_host_{name}, {launch});\n")
     });
     let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets it"));
     std::fs::write(out.join("collectives.rs"), exported.collect::<String>()).expect("a list of exports");

@@ -18,13 +18,15 @@ pub(super) enum Family {
     Posted,
     /// In two.
     PostedAllReduce,
+    /// Several collectives, over pairs.
+    Batch,
 }
 
 impl Family {
     /// Payload of a unit.
     pub(super) fn unit_bytes(self) -> u64 {
         match self {
-            Family::Pairs => PAIRS_PAYLOAD_BYTES,
+            Family::Pairs | Family::Batch => PAIRS_PAYLOAD_BYTES,
             Family::Lines2 | Family::AllReduce => LINES_HALF_PAYLOAD_BYTES,
             Family::Lines4 => 2 * LINES_HALF_PAYLOAD_BYTES,
             Family::Posted | Family::PostedAllReduce => LINES_SLOT_BYTES,
@@ -34,7 +36,7 @@ impl Family {
     /// What a thread moves at once, and where it must lie and end for that.
     pub(super) fn vector_bytes(self) -> u64 {
         match self {
-            Family::Pairs => 8,
+            Family::Pairs | Family::Batch => 8,
             _ => 16,
         }
     }
@@ -42,7 +44,7 @@ impl Family {
     /// Roles among which the warps of a block are divided evenly.
     pub(super) fn roles(self) -> u32 {
         match self {
-            Family::Pairs => 1,
+            Family::Pairs | Family::Batch => 1,
             Family::Lines2 | Family::Lines4 | Family::Posted => 2,
             Family::AllReduce | Family::PostedAllReduce => 3,
         }
@@ -113,13 +115,14 @@ impl Straight {
 const RANKS: [u32; 3] = [2, 4, 8];
 const REDUCERS: [Reducer; 5] =
     [Reducer::Copy, Reducer::SumF32, Reducer::SumF16, Reducer::SumBf16, Reducer::Any];
-const FAMILIES: [Family; 6] = [
+const FAMILIES: [Family; 7] = [
     Family::Pairs,
     Family::Lines2,
     Family::Lines4,
     Family::AllReduce,
     Family::Posted,
     Family::PostedAllReduce,
+    Family::Batch,
 ];
 
 macro_rules! names {
@@ -131,6 +134,7 @@ macro_rules! names {
             names!(@ "AllReduce", $reducer),
             names!(@ "Simple", $reducer),
             names!(@ "SimpleAllReduce", $reducer),
+            names!(@ "LLBatch", $reducer),
         ]),*]
     };
     (@ $family:literal, $reducer:literal) => {
@@ -202,6 +206,11 @@ impl Kernel {
 
     pub(super) fn role_warps_max(&self) -> u32 {
         (self.threads_max() / 32 - self.family.warps(0)) / self.family.roles()
+    }
+
+    /// Its parameter is a [`BatchLaunch`](crate::collective::BatchLaunch), not a [`CollectiveLaunch`](crate::collective::CollectiveLaunch).
+    pub fn runs_several(&self) -> bool {
+        self.family == Family::Batch
     }
 
     /// It takes any call.

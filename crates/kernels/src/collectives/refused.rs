@@ -30,6 +30,8 @@ pub enum Refused {
     ElementBytes { element_bytes: u32, datatype: i32 },
     /// More bytes than there are addresses.
     Count { count: u64, element_bytes: u32 },
+    /// Collectives that one kernel cannot run together: too many, too large, or not alike.
+    Batch { calls: usize, units: u64 },
 }
 
 impl fmt::Display for Refused {
@@ -52,6 +54,9 @@ impl fmt::Display for Refused {
             }
             Refused::Count { count, element_bytes } => {
                 write!(f, "{count} elements of {element_bytes} bytes")
+            }
+            Refused::Batch { calls, units } => {
+                write!(f, "{calls} collectives of {units} units that are to be one kernel")
             }
         }
     }

@@ -1,3 +1,4 @@
+mod batch;
 mod flow;
 mod uneven;
 
@@ -174,7 +175,7 @@ fn wires_do_not_overlap() {
 fn kernels_are_told_apart() {
     let names: BTreeSet<&str> = Kernel::all().map(|kernel| kernel.name()).collect();
     let indices: BTreeSet<usize> = Kernel::all().map(|kernel| kernel.index()).collect();
-    assert_eq!((names.len(), indices.len(), Kernel::all().count()), (128, 128, 128));
+    assert_eq!((names.len(), indices.len(), Kernel::all().count()), (158, 158, 158));
     assert!(indices.iter().all(|index| *index < Kernel::INDICES));
     assert_eq!(Kernel::all_for(9).count(), 0);
     for ranks in 2..=8 {
@@ -191,6 +192,10 @@ fn kernels_are_told_apart() {
                 let limits = Limits { blocks_max: 4, clusters: true };
                 let kernel = arranged(&call, &geometry, &tuning, &limits).shape.kernel;
                 assert!(loaded.contains(&kernel), "{kernel:?}");
+                if kind.is_even() {
+                    let kernel = batch::kernel_of(&call, &geometry);
+                    assert!(loaded.contains(&kernel) && kernel.runs_several(), "{kernel:?}");
+                }
             }
         }
     }

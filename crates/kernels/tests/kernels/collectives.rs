@@ -5,18 +5,17 @@ use super::host;
 use std::collections::BTreeSet;
 use std::process::Command;
 
-use windlass_kernels::collective::{self as c, CollectiveLaunch};
+use windlass_kernels::collective::{self as c, BatchCall, BatchLaunch, CollectiveLaunch};
 use windlass_kernels::collectives::Kernel;
 
 /// The lists of kernels, the offsets and sizes of all fields, and the constants are the same.
 #[test]
 fn rust_and_cpp_mean_the_same() {
     macro_rules! fields {
-        ($($field:ident)*) => {
+        ($type:ident $before:literal $($field:ident)*) => {
             [$({
-                let launch = CollectiveLaunch::default();
-                let at = std::mem::offset_of!(CollectiveLaunch, $field);
-                format!("{} {at} {}", stringify!($field), size_of_val(&launch.$field))
+                let at = std::mem::offset_of!($type, $field);
+                format!(concat!($before, "{} {} {}"), stringify!($field), at, size_of_val(&$type::default().$field))
             }),*]
         };
     }
@@ -25,16 +24,20 @@ fn rust_and_cpp_mean_the_same() {
             .map(move |kernel| (kernel.name(), kernel.threads_max(), u32::from(!kernel.is_for_any())))
             .map(move |(name, threads, straight)| format!("{name} {ranks} {threads} {straight}"))
     });
-    let fields = fields!(
+    let fields = fields!(CollectiveLaunch ""
         slices wires control report first_tag send send_bytes receive receive_bytes rank ranks lanes_log2 ring_slots
         used_lanes role_warps reduction flags units scale
     );
+    let of_batches = fields!(BatchLaunch "batch_" launch calls call_of_unit);
+    let of_calls = fields!(BatchCall "call_" send receive send_step receive_step bytes first_unit);
     let constants = [
         ("COLLECTIVE_RANKS_MAX", c::RANKS_MAX as u64),
         ("PAIRS_PAYLOAD_BYTES", c::PAIRS_PAYLOAD_BYTES),
         ("PAIRS_SLOT_BYTES", c::PAIRS_SLOT_BYTES),
         ("PAIRS_SLOTS", c::PAIRS_SLOTS),
         ("PAIRS_COUNT_BYTES", c::PAIRS_COUNT_BYTES),
+        ("BATCH_CALLS_MAX", c::BATCH_CALLS_MAX as u64),
+        ("BATCH_UNITS_MAX", c::BATCH_UNITS_MAX as u64),
         ("LINES_HALF_PAYLOAD_BYTES", c::LINES_HALF_PAYLOAD_BYTES),
         ("LINES_SLOT_BYTES", c::LINES_SLOT_BYTES),
         ("LANE_BYTES", c::LANE_BYTES),
@@ -49,7 +52,8 @@ fn rust_and_cpp_mean_the_same() {
         ("WAITED_RESULT_DATA", c::WAITED_RESULT_DATA.into()),
     ];
     let constants = constants.map(|(name, value)| format!("{name} {value}"));
-    let ours: BTreeSet<String> = kernels.chain(fields).chain(constants).collect();
+    let ours: BTreeSet<String> =
+        kernels.chain(fields).chain(of_batches).chain(of_calls).chain(constants).collect();
 
     let program = host::compiled("collective_check.cpp", "collective_check", &["-O0"]);
     let output = Command::new(program).output().unwrap();
@@ -58,5 +62,5 @@ fn rust_and_cpp_mean_the_same() {
     let theirs: BTreeSet<String> = printed.lines().map(Into::into).collect();
     assert_eq!(printed.lines().count(), theirs.len(), "something is told twice");
     assert_eq!(ours, theirs);
-    assert_eq!(ours.len(), 128 + 19 + 17);
+    assert_eq!(ours.len(), 158 + 19 + 3 + 6 + 19);
 }

@@ -5,7 +5,7 @@
 
 use std::ffi::c_void;
 
-use windlass_kernels::collective::CollectiveLaunch;
+use windlass_kernels::collective::{BatchLaunch, CollectiveLaunch};
 use windlass_kernels::launch::Launch;
 
 /// `{ uint32_t count; uint32_t bytes[N]; }`
