@@ -25,7 +25,7 @@ typedef struct windlassStats_t {
   uint64_t communicatorsAlive;
   // The real NCCL's communicators that ended ones left, kept to be used again.
   uint64_t communicatorsParked;
-  // Kernels of Windlass that ran several collectives of a group each: broadcasts, or reduces, with a root each.
+  // Kernels of Windlass that ran several collectives of a group each: small ones, or broadcasts or reduces with a root each.
   uint64_t fusedKernels;
   // Those of `calls` that these kernels ran.
   uint64_t fusedCalls;

@@ -34,7 +34,7 @@ pub struct windlassStats_t {
     pub communicatorsAlive: u64,
     /// The real NCCL's communicators that ended ones left, kept to be used again.
     pub communicatorsParked: u64,
-    /// Kernels of Windlass that ran several collectives of a group each: broadcasts, or reduces, with a root each.
+    /// Kernels of Windlass that ran several collectives of a group each: small ones, or broadcasts or reduces with a root each.
     pub fusedKernels: u64,
     /// Those of `calls` that these kernels ran.
     pub fusedCalls: u64,

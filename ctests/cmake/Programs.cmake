@@ -1,7 +1,7 @@
 # The C programs and how each is run.
 add_library(harness STATIC support/harness.c support/reference.c support/collective.c support/one_thread.c
             support/messages.c support/values.c support/calls.c support/team.c support/held.c support/memory.c support/gathers.c
-            support/uneven.c support/windows.c)
+            support/uneven.c support/fused.c support/windows.c)
 target_include_directories(harness PUBLIC "${NCCL_INCLUDE_DIR}")
 target_include_directories(harness SYSTEM PUBLIC "${STUBS}/include")
 find_package(Threads REQUIRED)
@@ -100,7 +100,7 @@ endfunction()
 
 set(PROGRAMS strings arguments collectives sendrecv groups group_order lifecycle threads nonblocking premulsum registration graphs
              forked random_calls random_collectives births patterns pairs absorbed graphs_p2p random_p2p splits promises promise_errors
-             promise_children many_pairs reuse parking uneven registered registered_lives
+             promise_children many_pairs reuse parking uneven batches registered registered_lives
              registered_groups registered_alone registered_beside pool pool_growth windows windows_repair windows_ends window_patterns)
 # Sends and receives of one fabric: on mailboxes, too.
 set(MESSAGING sendrecv patterns pairs absorbed graphs_p2p random_p2p)
@@ -112,7 +112,7 @@ foreach(program IN LISTS PROGRAMS)
   add_executable(${program} programs/${program}.c)
   target_link_libraries(${program} PRIVATE harness)
   set(seconds 120)
-  if(program STREQUAL "collectives" OR program STREQUAL "uneven" OR program IN_LIST MESSAGING OR program IN_LIST PROMISING OR program IN_LIST REGISTERING OR program MATCHES "^window")
+  if(program STREQUAL "collectives" OR program STREQUAL "uneven" OR program STREQUAL "batches" OR program IN_LIST MESSAGING OR program IN_LIST PROMISING OR program IN_LIST REGISTERING OR program MATCHES "^window")
     set(seconds 300)
   endif()
   if(SIM_DIR)
@@ -164,6 +164,15 @@ if(WINDLASS_LIBRARY_DIR)
   add_fabric(nonblocking 120 "the caller does not wait")
   add_fabric(random_calls 120 "yes;one rank has no peers?")
   add_fabric(random_collectives 300 "yes" --served fast)
+  add_fabric(batches 300 "yes" --served fast --set WINDLASS_BATCH=on)
+  if(SIM_DIR)
+    # Off on all ranks, or on one: then more than two collectives of a group are NCCL's.
+    add_meeting(batches sim off 300 "yes" --served fast)
+    add_test(NAME sim.batches.alone COMMAND ${RUN} --out "${RUNS}/sim.batches.alone" --nccl "${SIM_DIR}/libnccl.so.2"
+             --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes --served fast --set WINDLASS_BATCH=on
+             -- $<TARGET_FILE:batches> processes alone many full captured)
+    set_tests_properties(sim.batches.alone PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
+  endif()
   add_fabric(splits 300 "yes;one rank has no peers;the caller does not wait;${GROUPED};${ORPHANS}")
   # Programs about when NCCL builds what it promised: fast collectives never have it built.
   set(SLOW --set WINDLASS_FAST=off)

@@ -3,6 +3,7 @@
  * every limit, and beside wrong arguments; Windlass's own functions of such a whole do too, and say what is wrong with their arguments.
  * Through Windlass, where ranks meet: each such group within the limits is one kernel. */
 #include "../support/collective.h"
+#include "../support/fused.h"
 #include "../support/uneven.h"
 
 #include <stdlib.h>
@@ -22,27 +23,6 @@ static struct uneven uneven_of(const struct rank* self, bool reduces, const size
   return u;
 }
 
-/* Whether kernels of Windlass run collectives here, and only those of this rank are counted. */
-static bool is_served(const struct rank* self) {
-  const char *fabric = getenv("WINDLASS_FABRIC"), *fast = getenv("WINDLASS_FAST");
-  bool off = fast && strcmp(fast, "off") == 0;
-  return self->kind == PROCESSES && windlass_function("windlassGetStats") && fabric && strcmp(fabric, "on") == 0 && !off;
-}
-
-/* Holds that since then so many kernels ran so many calls. Anywhere else it holds nothing, which counts as much. */
-static void fused_since(const struct rank* self, const struct fused* then, int kernels, int calls) {
-  struct fused now = {0, 0};
-  bool counted = is_served(self) && fused_now(&now);
-  EQUAL(counted ? now.kernels - then->kernels : (uint64_t)kernels, kernels);
-  EQUAL(counted ? now.calls - then->calls : (uint64_t)calls, calls);
-}
-
-static struct fused begin_counting(void) {
-  struct fused fused = {0, 0};
-  fused_now(&fused);
-  return fused;
-}
-
 /* Runs them one after the other, nobody waiting between, and verifies all; each that has several parts is one kernel. */
 static void run_all(struct rank* self, ncclComm_t communicator, struct uneven* list, int count, bool whole) {
   int kernels = 0, calls = 0;
@@ -53,7 +33,7 @@ static void run_all(struct rank* self, ncclComm_t communicator, struct uneven* l
     calls += parts > 1 ? parts : 0;
   }
   together(self);
-  struct fused then = begin_counting();
+  struct fused then = fused_now();
   for (int i = 0; i < count; i++) (whole ? uneven_launch_whole : uneven_launch)(&list[i], communicator, self->stream);
   wait_for(self->stream);
   fused_since(self, &then, kernels, calls);
@@ -164,7 +144,7 @@ static void captured(struct rank* self, ncclComm_t communicator) {
     uneven_prepare(&list[i]);
   }
   together(self);
-  struct fused then = begin_counting();
+  struct fused then = fused_now();
   CUDA(cuStreamBeginCapture_v2(self->stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
   uneven_launch(&list[0], communicator, self->stream);
   uneven_launch_whole(&list[1], communicator, self->stream);
@@ -202,7 +182,7 @@ static void large(struct rank* self, ncclComm_t communicator) {
       }
       uneven_prepare(&u);
       together(self);
-      struct fused then = begin_counting();
+      struct fused then = fused_now();
       uneven_launch(&u, communicator, self->stream);
       wait_for(self->stream);
       /* Of the second what is small is one kernel, where there is more than one; of two ranks all, as their limits are higher. */

@@ -129,12 +129,3 @@ void uneven_verify(const struct uneven* u, struct rank* self) {
 }
 
 void uneven_release(struct uneven* u) { device_free(u->memory); }
-
-bool fused_now(struct fused* fused) {
-  ncclResult_t (*stats)(windlassStats_t*) = NULL;
-  *(void**)&stats = windlass_function("windlassGetStats");
-  windlassStats_t seen = {.size = sizeof seen};
-  if (!stats || stats(&seen) != ncclSuccess) return false;
-  *fused = (struct fused){seen.fusedKernels, seen.fusedCalls};
-  return true;
-}

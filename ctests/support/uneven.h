@@ -35,10 +35,6 @@ void uneven_release(struct uneven* uneven);
 size_t uneven_total(const struct uneven* uneven);
 int uneven_parts(const struct uneven* uneven);
 
-/* What Windlass has counted so far in this process of kernels that ran several calls; none where it is not there. */
-struct fused { uint64_t kernels, calls; };
-bool fused_now(struct fused* fused);
-
 /* A function of Windlass's, or null. */
 void* windlass_function(const char* name);
 

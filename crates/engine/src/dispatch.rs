@@ -4,6 +4,8 @@ mod in_fabric;
 
 mod fusing;
 
+mod batching;
+
 pub mod settling;
 
 pub mod uneven;

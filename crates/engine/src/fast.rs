@@ -15,16 +15,18 @@ pub mod supply;
 use std::sync::Arc;
 
 use windlass_kernels::collective::{
-    COLLECTIVE_EARLY_NEXT, CollectiveLaunch, LANE_BYTES, LANE_RECEIVED, PAIRS_COUNT_BYTES,
+    BatchLaunch, COLLECTIVE_EARLY_NEXT, CollectiveLaunch, LANE_BYTES, LANE_RECEIVED, PAIRS_COUNT_BYTES,
     RANKS_MAX as KERNEL_RANKS_MAX,
 };
-use windlass_kernels::collectives::{Limits, arrange, arrange_uneven};
+use windlass_kernels::collectives::{self as kernels, Limits, arrange, arrange_batch, arrange_uneven};
 
 pub use refusal::Refusal;
 pub use supply::{Kernels, Supply};
 pub use windlass_kernels::collectives::{
     Collective, Geometry, Kind, Layout, Part, Reduction, Tuning, Uneven,
 };
+
+use calls::Parameter;
 
 use crate::gpu::module::{Shape, Start};
 use crate::gpu::{Address, StreamHandle};
@@ -51,12 +53,14 @@ pub struct Parts {
 }
 
 /// What one kernel does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Task {
     One(Collective),
-    /// Several of a group.
+    /// Several of a group that are one: all-gather-v, reduce-scatter-v.
     Together(Uneven),
+    /// Several of a group beside each other.
+    Batch(Vec<Collective>),
 }
 
 /// One rank's collectives of one communicator.
@@ -88,7 +92,11 @@ impl Fast {
     fn try_one(&self) -> Result<(), Refusal> {
         let (kind, count, element_bytes) = (Kind::AllGather, 1, 1);
         let one = Collective { kind, count, element_bytes, reduction: None, send: 1, receive: 1 };
-        self.arrange(&Task::One(one), self.turns.least_blocks(), &mut CollectiveLaunch::default()).map(drop)
+        let Fast { geometry, layout, slices, tuning, .. } = self;
+        let (limits, mut launch) = (self.limits(self.turns.least_blocks()), CollectiveLaunch::default());
+        arrange(&one, geometry, layout, slices, tuning, &limits, &mut launch)
+            .map(drop)
+            .map_err(Refusal::Arranged)
     }
 
     /// Runs one task on a stream, in a turn of its own.
@@ -101,11 +109,51 @@ impl Fast {
     ///
     /// A failure of the driver leaves peers waiting: the communicator is then for its owner to abort.
     pub fn launch(&self, turn: &mut Turn<'_>, task: &Task) -> Result<(), Refusal> {
+        let Fast { geometry, layout, slices, tuning, .. } = self;
+        let limits = self.limits(turn.blocks());
+        if let Task::Batch(collectives) = task {
+            let mut batch = BatchLaunch::default();
+            let shape = arrange_batch(collectives, geometry, layout, slices, &limits, &mut batch);
+            let Some(shape) = shape.map_err(Refusal::Arranged)? else { return Ok(()) };
+            self.start(turn, &shape, Parameter::Several(&mut batch))?;
+            count::fused(collectives.len() as u64);
+            return Ok(());
+        }
         let mut launch = CollectiveLaunch::default();
-        let Some(shape) = self.arrange(task, turn.blocks(), &mut launch)? else { return Ok(()) };
+        let shape = match task {
+            Task::One(collective) => {
+                arrange(collective, geometry, layout, slices, tuning, &limits, &mut launch)
+            }
+            Task::Together(uneven) => {
+                arrange_uneven(uneven, geometry, layout, slices, tuning, &limits, &mut launch)
+            }
+            Task::Batch(_) => Ok(None),
+        };
+        let Some(shape) = shape.map_err(Refusal::Arranged)? else { return Ok(()) };
+        self.start(turn, &shape, Parameter::One(&mut launch))?;
+        if let Task::Together(uneven) = task {
+            count::fused(uneven.parts.iter().filter(|part| part.bytes > 0).count() as u64);
+        }
+        Ok(())
+    }
+
+    fn limits(&self, blocks_max: u32) -> Limits {
+        Limits { blocks_max, clusters: self.kernels.have_clusters }
+    }
+
+    fn start(
+        &self,
+        turn: &mut Turn<'_>,
+        shape: &kernels::Shape,
+        mut parameter: Parameter<'_>,
+    ) -> Result<(), Refusal> {
+        if shape.kernel.runs_several() != matches!(parameter, Parameter::Several(_)) {
+            return Err(Refusal::NoKernel { name: shape.kernel.name() });
+        }
         let captured = turn.begin()?.is_some();
         // In a graph the edge would say that nothing before it need be done.
         let early = shape.early && !captured && self.kernels.may_be_early;
+        let launch = parameter.launch();
         launch.control = turn.control();
         launch.report = turn.report();
         if early {
@@ -120,16 +168,12 @@ impl Fast {
             domain: turn.domain(),
             start: if early { Start::WhenAllowed } else { Start::AfterStream },
         };
-        calls::launch(turn.driver(), function, turn.stream(), &shape, &mut launch)?;
-        if let Task::Together(uneven) = task {
-            count::fused(uneven.parts.iter().filter(|part| part.bytes > 0).count() as u64);
-        }
+        calls::launch(turn.driver(), function, turn.stream(), &shape, parameter)?;
         Ok(())
     }
 
-    /// What this rank has received on all lanes since birth, in numbers of their units (of pairs: in launches), as its kernels
-    /// tell when they end: for who watches over stuck operations. It
-    /// waits for copies of ours.
+    /// What this rank has received on all lanes since birth, in numbers of their units, as its kernels tell (those of lines and
+    /// posted units when they end): for who watches over stuck operations. It waits for copies of ours.
     pub fn progress(&self) -> Result<u64, Refusal> {
         let own = self.slices.get(self.geometry.rank as usize).copied().unwrap_or_default();
         let Layout { pairs, lines, results, .. } = self.layout;
@@ -148,22 +192,5 @@ impl Fast {
             sum = counts.fold(sum, |sum, count| sum.wrapping_add(*count));
         }
         Ok(sum)
-    }
-
-    fn arrange(
-        &self,
-        task: &Task,
-        blocks_max: u32,
-        launch: &mut CollectiveLaunch,
-    ) -> Result<Option<windlass_kernels::collectives::Shape>, Refusal> {
-        let limits = Limits { blocks_max, clusters: self.kernels.have_clusters };
-        let Fast { geometry, layout, slices, tuning, .. } = self;
-        let arranged = match task {
-            Task::One(collective) => arrange(collective, geometry, layout, slices, tuning, &limits, launch),
-            Task::Together(uneven) => {
-                arrange_uneven(uneven, geometry, layout, slices, tuning, &limits, launch)
-            }
-        };
-        arranged.map_err(Refusal::Arranged)
     }
 }

@@ -17,7 +17,7 @@ pub const UNMEASURED_BYTES_MAX: u64 = 16 << 10;
 /// Of reductions whose kernel looks at type and operation as it goes, and was not timed: up to here arithmetic hardly counts.
 pub const OTHER_BYTES_MAX: u64 = 64 << 10;
 /// Of the kernels' protocol: another number for each change of units, rings, credit or shares.
-const PROTOCOL: u64 = 2;
+const PROTOCOL: u64 = 3;
 /// Ranks that the kernels have at most.
 const RANKS_MAX: usize = 8;
 
@@ -81,7 +81,7 @@ impl Collective {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits(pub [u64; COLLECTIVES]);
 
-/// Whether collectives of one communicator's group, the smallest of so many bytes, run one kernel of ours after the other: NCCL
+/// Whether a group takes so many kernels of ours of one communicator, one after the other, the smallest of so many bytes: NCCL
 /// runs all of a group in one, and what it has ahead is used up by three small ones (2 × H200, graph and eager: 4 all-reduces of 1 KB
 /// 8.3 us for 6.3, 32 of them 65 for 9; 4 of 1 MB 28 for 47, 8 of these eager 66 for 59; `crates/kernels/bench/grouped.cu`).
 pub fn serve_apart(count: usize, smallest_bytes: u64) -> bool {

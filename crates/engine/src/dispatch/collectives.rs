@@ -65,6 +65,11 @@ pub(super) fn together<'a>(calls: impl Iterator<Item = &'a Call>, rank: u32, ran
     Some(Task::Together(uneven))
 }
 
+/// Several calls of a group as one kernel, each by itself; none where NCCL would have refused one.
+pub(super) fn batch<'a>(calls: impl Iterator<Item = &'a Call>, rank: u32, ranks: usize) -> Option<Task> {
+    calls.map(|call| collective_of(call, rank, ranks)).collect::<Option<_>>().map(Task::Batch)
+}
+
 /// None if an argument is such that NCCL refuses it, or would fault on it.
 fn collective_of(call: &Call, rank: u32, ranks: usize) -> Option<Collective> {
     let (shared, local) = (&call.shared, &call.local);

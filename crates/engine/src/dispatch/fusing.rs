@@ -16,38 +16,45 @@ use crate::path::Path;
 use crate::plan::{Standing, Terms, are_fast_together, plan};
 use crate::tuning::{self, Collective};
 
+use super::batching;
+
 /// What becomes of collectives; numbers are places in the list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     /// One kernel runs this one.
     Alone(usize),
-    /// One kernel runs all these.
+    /// One kernel runs all these, which are one collective together.
     Together(Vec<usize>),
+    /// One kernel runs all these beside each other.
+    Batch(Vec<usize>),
     /// NCCL runs it.
     Forwarded(usize),
 }
 
 /// What becomes of a communicator's collectives of a group, in call order, of those that were held for its end. More than a few
-/// that would each take a kernel are NCCL's, which runs them in one.
-pub fn steps(calls: &[Shared], terms: &Terms) -> Vec<Step> {
-    let steps = kernels(calls, terms);
-    let alone = || {
-        steps.iter().filter_map(|step| match step {
-            Step::Alone(place) => Some(calls[*place].bytes(terms.ranks)),
+/// that would take a kernel each are NCCL's, which runs them in one. `batches`: the ranks have agreed on kernels that run several.
+pub fn steps(calls: &[Shared], terms: &Terms, batches: bool) -> Vec<Step> {
+    let single = kernels(calls, terms);
+    let batched = if batches { batching::batched(&single, calls, terms) } else { single.clone() };
+    let bytes_of = |place: &usize| calls[*place].bytes(terms.ranks);
+    let apart = || {
+        batched.iter().filter_map(|step| match step {
+            Step::Alone(place) => Some(bytes_of(place)),
+            Step::Batch(run) => run.iter().map(bytes_of).max(),
             Step::Together(_) | Step::Forwarded(_) => None,
         })
     };
-    if tuning::serve_apart(alone().count(), alone().min().unwrap_or_default()) {
-        return steps;
+    if tuning::serve_apart(apart().count(), apart().min().unwrap_or_default()) {
+        return batched;
     }
     let course = |step| match step {
         Step::Alone(place) => Step::Forwarded(place),
         other => other,
     };
-    steps.into_iter().map(course).collect()
+    single.into_iter().map(course).collect()
 }
 
-/// As few kernels as there can be.
+/// A kernel each, but for what is one collective together.
 fn kernels(calls: &[Shared], terms: &Terms) -> Vec<Step> {
     let mut steps = Vec::with_capacity(calls.len());
     let mut from = 0;
@@ -135,29 +142,29 @@ mod tests {
     fn roots_of_their_own() {
         let gather = |sizes: [usize; 4]| {
             let calls: Vec<Shared> = (0..).zip(sizes).map(|(root, count)| broadcast(root, count)).collect();
-            steps(&calls, &TERMS)
+            steps(&calls, &TERMS, true)
         };
         assert_eq!(gather([1, 2, 3, 4]), [together(0..4)]);
         assert_eq!(gather([MIB, 3 * MIB / 2, MIB / 2, MIB]), [together(0..4)]);
         assert_eq!(gather([15 * MIB; 4]), [together(0..4)]);
         let scatter: Vec<Shared> = (0..4).map(|root| reduce(3 - root, MIB / 2 + 9 * root as usize)).collect();
-        assert_eq!(steps(&scatter, &TERMS), [together(0..4)]);
+        assert_eq!(steps(&scatter, &TERMS, true), [together(0..4)]);
         // Some roots are missing.
-        assert_eq!(steps(&[reduce(3, 5000), reduce(1, 9)], &TERMS), [together(0..2)]);
+        assert_eq!(steps(&[reduce(3, 5000), reduce(1, 9)], &TERMS, true), [together(0..2)]);
         // The same in place, of another type: bytes are moved.
         let bcast = Shared { function: Function::Bcast, datatype: ncclInt32, ..broadcast(2, 5) };
-        assert_eq!(steps(&[broadcast(0, 7), bcast], &TERMS), [together(0..2)]);
+        assert_eq!(steps(&[broadcast(0, 7), bcast], &TERMS, true), [together(0..2)]);
     }
 
     /// Above the limits what is too large by itself is NCCL's, and the rest a smaller one; a single one always goes its own way.
     #[test]
     fn by_themselves() {
         use Step::{Alone, Forwarded};
-        assert_eq!(steps(&[broadcast(1, 100)], &TERMS), [Alone(0)]);
-        assert_eq!(steps(&[broadcast(1, 2 * MIB)], &TERMS), [Forwarded(0)]);
+        assert_eq!(steps(&[broadcast(1, 100)], &TERMS, true), [Alone(0)]);
+        assert_eq!(steps(&[broadcast(1, 2 * MIB)], &TERMS, true), [Forwarded(0)]);
         let all = |sizes: [usize; 4]| {
             let calls: Vec<Shared> = (0..).zip(sizes).map(|(root, count)| broadcast(root, count)).collect();
-            steps(&calls, &TERMS)
+            steps(&calls, &TERMS, true)
         };
         assert_eq!(all([17 * MIB; 4]), [0, 1, 2, 3].map(Forwarded));
         assert_eq!(all([8 * MIB, 10, 10, 10]), [Forwarded(0), together(1..4)]);
@@ -169,8 +176,8 @@ mod tests {
         );
         let all_reduce = Shared { function: Function::AllReduce, root: None, ..reduce(0, 10) };
         let mixed = [broadcast(0, 10), all_reduce, broadcast(1, 10), broadcast(2, 10), reduce(0, 2 * MIB)];
-        assert_eq!(steps(&mixed, &TERMS), [Alone(0), Alone(1), together(2..4), Forwarded(4)]);
-        assert_eq!(steps(&[], &TERMS), []);
+        assert_eq!(steps(&mixed, &TERMS, true), [Alone(0), Alone(1), together(2..4), Forwarded(4)]);
+        assert_eq!(steps(&[], &TERMS, true), []);
     }
 
     /// A root that comes again, another type or operation of reduces, another collective: there the next one begins.
@@ -178,14 +185,14 @@ mod tests {
     fn ends_of_runs() {
         use Step::Alone;
         let again = [broadcast(0, 9), broadcast(1, 9), broadcast(1, 9), broadcast(0, 9)];
-        assert_eq!(steps(&again, &TERMS), [together(0..2), together(2..4)]);
+        assert_eq!(steps(&again, &TERMS, true), [together(0..2), together(2..4)]);
         let max = Shared { operation: Some(ncclMax), ..reduce(2, 9) };
         let other_type = Shared { datatype: ncclInt32, ..reduce(3, 9) };
         assert_eq!(
-            steps(&[reduce(0, 9), reduce(1, 9), max, other_type], &TERMS),
+            steps(&[reduce(0, 9), reduce(1, 9), max, other_type], &TERMS, true),
             [together(0..2), Alone(2), Alone(3)]
         );
-        assert_eq!(steps(&[broadcast(0, 9), reduce(1, 9)], &TERMS), [Alone(0), Alone(1)]);
+        assert_eq!(steps(&[broadcast(0, 9), reduce(1, 9)], &TERMS, true), [Alone(0), Alone(1)]);
     }
 
     /// Reductions that were not timed end together where they end alone.
@@ -193,7 +200,7 @@ mod tests {
     fn other_elements() {
         let maxima = |count| {
             let max = |root| Shared { operation: Some(ncclMax), ..reduce(root, count) };
-            steps(&[max(0), max(1), max(2), max(3)], &TERMS)
+            steps(&[max(0), max(1), max(2), max(3)], &TERMS, true)
         };
         assert_eq!(maxima(4096), [together(0..4)]);
         assert_eq!(maxima(4097), [0, 1, 2, 3].map(Step::Forwarded), "four kernels");
@@ -203,13 +210,13 @@ mod tests {
     /// What NCCL runs in one kernel is not run in many.
     #[test]
     fn many_are_nccls() {
-        let all_reduces = |count: usize, bytes: usize| {
-            let one = Shared { function: Function::AllReduce, root: None, ..reduce(0, bytes / 4) };
-            steps(&vec![one; count], &TERMS)
-        };
+        const KIB: usize = 1 << 10;
+        let all_reduce =
+            |bytes: usize| Shared { function: Function::AllReduce, root: None, ..reduce(0, bytes / 4) };
+        let all_reduces = |count: usize, bytes: usize| steps(&vec![all_reduce(bytes); count], &TERMS, true);
         for (count, bytes, are_ours) in [
-            (2, 4, true),
-            (3, 4, false),
+            (2, 65 * KIB, true),
+            (3, 65 * KIB, false),
             (3, MIB, true),
             (4, MIB, true),
             (5, MIB, false),
@@ -220,10 +227,19 @@ mod tests {
             assert_eq!(all_reduces(count, bytes), expected, "{count} of {bytes} bytes");
         }
         // What one kernel runs stays ours beside them.
-        let all_reduce = Shared { function: Function::AllReduce, root: None, ..reduce(0, 10) };
-        let mixed = [all_reduce, all_reduce, broadcast(0, 9), broadcast(1, 9), all_reduce];
-        use Step::Forwarded;
-        assert_eq!(steps(&mixed, &TERMS), [Forwarded(0), Forwarded(1), together(2..4), Forwarded(4)]);
+        let large = all_reduce(65 * KIB);
+        let mixed = [large, large, broadcast(0, 9), broadcast(1, 9), large];
+        use Step::{Alone, Batch, Forwarded};
+        assert_eq!(steps(&mixed, &TERMS, true), [Forwarded(0), Forwarded(1), together(2..4), Forwarded(4)]);
+        assert_eq!(steps(&vec![all_reduce(4); 3], &TERMS, false), [0, 1, 2].map(Forwarded));
+        assert_eq!(steps(&vec![all_reduce(4); 2], &TERMS, false), [0, 1].map(Alone));
+        // Small ones are one kernel, as many as fit: then that is one of a few.
+        assert_eq!(all_reduces(64, 4), [Batch((0..64).collect())]);
+        assert_eq!(all_reduces(66, 4), [Batch((0..64).collect()), Batch(vec![64, 65])]);
+        assert_eq!(all_reduces(130, 4), (0..130).map(Forwarded).collect::<Vec<_>>());
+        let small = all_reduce(4);
+        assert_eq!(steps(&[small, large, small], &TERMS, true), [Batch(vec![0, 2]), Alone(1)]);
+        assert_eq!(steps(&[small, large, small, large], &TERMS, true), [0, 1, 2, 3].map(Forwarded));
     }
 
     fn any_call() -> impl Strategy<Value = Shared> {
@@ -257,15 +273,25 @@ mod tests {
             calls in proptest::collection::vec(any_call(), 0..24),
             limits in any::<[u32; COLLECTIVES]>(),
             shift in 0..32_u32,
+            batches in any::<bool>(),
         ) {
             let terms = Terms { ranks: 4, fast: Limits(limits.map(|limit| u64::from(limit >> shift))) };
             let (mut places, mut alone, mut too_many) = (Vec::new(), 0, 0);
-            for step in steps(&calls, &terms) {
+            for step in steps(&calls, &terms, batches) {
+                if let Step::Batch(run) = &step {
+                    prop_assert!(batches);
+                    prop_assert!(run.len() > 1 && run.is_sorted());
+                    prop_assert!(run.iter().all(|place| plan(&calls[*place], Standing::Fabric(terms)) == Path::Fast));
+                }
                 match step {
                     Step::Alone(place) => {
                         prop_assert_eq!(plan(&calls[place], Standing::Fabric(terms)), Path::Fast);
                         alone += 1;
                         places.push(place);
+                    }
+                    Step::Batch(run) => {
+                        alone += 1;
+                        places.extend(run);
                     }
                     Step::Forwarded(place) => {
                         too_many += usize::from(plan(&calls[place], Standing::Fabric(terms)) == Path::Fast);

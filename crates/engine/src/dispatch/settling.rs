@@ -7,6 +7,7 @@ use nccl_sys::ncclComm_t;
 
 use crate::call::{Call, Shared};
 use crate::communicator;
+use crate::contract::capability;
 use crate::error::{panicked, refuse};
 use crate::fabric::Fabric;
 use crate::fast::Task;
@@ -71,18 +72,26 @@ fn settle_by(decide: impl FnOnce(&[Held]) -> (Vec<Part>, Vec<Call>)) -> Vec<Part
         },
         decided,
     );
-    // Nothing of ours runs between them: the first of a stream waits for what ran before, which takes the driver a microsecond.
-    let mut ordered = Vec::new();
-    for call in &forwarded {
-        let lane = (call.local.communicator, call.local.stream);
-        let is_ordered = ordered.contains(&lane);
-        if !is_ordered {
-            ordered.push(lane);
-        }
+    for (call, is_ordered) in forwarded.iter().zip(are_ordered(&forwarded)) {
         // NCCL, and a promise, remember a refusal till the end of the group.
         let _ = in_fabric::forward_held(call, is_ordered);
     }
     parts
+}
+
+/// Which of these come after another of their communicator and stream: nothing of ours runs between them, so the first alone waits
+/// for what ran before, which takes the driver a microsecond.
+fn are_ordered(forwarded: &[Call]) -> Vec<bool> {
+    let mut ordered = Vec::new();
+    let is_ordered = |call: &Call| {
+        let lane = (call.local.communicator, call.local.stream);
+        let is_known = ordered.contains(&lane);
+        if !is_known {
+            ordered.push(lane);
+        }
+        is_known
+    };
+    forwarded.iter().map(is_ordered).collect()
 }
 
 fn decide(held: &[Held]) -> (Vec<Part>, Vec<Call>) {
@@ -95,8 +104,10 @@ fn decide(held: &[Held]) -> (Vec<Part>, Vec<Call>) {
     let (mut parts, mut forwarded) = (Vec::new(), Vec::new());
     for fabric in fabrics {
         let own = held.iter().enumerate().filter(|(_, one)| Arc::ptr_eq(&one.fabric, fabric));
-        let terms = Terms { ranks: fabric.contract().members.len(), fast: *fabric.limits() };
-        let sorted = Sorted::of(own.clone().map(|(_, one)| (one.what, one.stream)), &terms);
+        let contract = fabric.contract();
+        let terms = Terms { ranks: contract.members.len(), fast: *fabric.limits() };
+        let batches = contract.capabilities & capability::BATCHES != 0;
+        let sorted = Sorted::of(own.clone().map(|(_, one)| (one.what, one.stream)), &terms, batches);
         let Some((_, Held { communicator, .. })) = own.clone().next() else { continue };
         sorted.count(*communicator, &terms);
         let (ours, nccls): (Vec<_>, Vec<_>) = own.zip(&sorted.are_ours).partition(|(_, is_ours)| **is_ours);
@@ -140,8 +151,8 @@ struct Sorted {
 }
 
 impl Sorted {
-    /// Of its calls, in order, each with its stream.
-    fn of(calls: impl Iterator<Item = (Ours, StreamHandle)> + Clone, terms: &Terms) -> Sorted {
+    /// Of its calls, in order, each with its stream. `batches`: see [`fusing::steps`].
+    fn of(calls: impl Iterator<Item = (Ours, StreamHandle)> + Clone, terms: &Terms, batches: bool) -> Sorted {
         let mut sorted = Sorted::default();
         for (what, _) in calls.clone() {
             match what {
@@ -151,7 +162,7 @@ impl Sorted {
         }
         if !sorted.collectives.is_empty() {
             let shared: Vec<Shared> = sorted.collectives.iter().map(|call| call.shared).collect();
-            sorted.steps = fusing::steps(&shared, terms);
+            sorted.steps = fusing::steps(&shared, terms, batches);
         }
         let mut are_ours = vec![true; sorted.collectives.len()];
         for step in &sorted.steps {
@@ -173,7 +184,7 @@ impl Sorted {
     fn forwarded(&self) -> impl Iterator<Item = Call> {
         self.steps.iter().filter_map(|step| match step {
             Step::Forwarded(place) => Some(self.collectives[*place]),
-            Step::Alone(_) | Step::Together(_) => None,
+            Step::Alone(_) | Step::Together(_) | Step::Batch(_) => None,
         })
     }
 
@@ -188,7 +199,7 @@ impl Sorted {
             match step {
                 Step::Alone(place) => count(&self.collectives[*place], Path::Fast),
                 Step::Forwarded(place) => count(&self.collectives[*place], Path::Forward),
-                Step::Together(run) => {
+                Step::Together(run) | Step::Batch(run) => {
                     run.iter().for_each(|place| count(&self.collectives[*place], Path::Fast));
                 }
             }
@@ -200,6 +211,9 @@ impl Sorted {
             Step::Alone(place) => Some(collectives::alone(&self.collectives[*place], rank, ranks)),
             Step::Together(run) => {
                 Some(collectives::together(run.iter().map(|place| &self.collectives[*place]), rank, ranks))
+            }
+            Step::Batch(run) => {
+                Some(collectives::batch(run.iter().map(|place| &self.collectives[*place]), rank, ranks))
             }
             Step::Forwarded(_) => None,
         };
@@ -220,7 +234,7 @@ mod tests {
     use crate::tuning::{COLLECTIVES, Limits};
     use nccl_sys::{ncclInt8, ncclSum};
     use proptest::prelude::*;
-    use std::ptr::{dangling, dangling_mut, null, null_mut};
+    use std::ptr::{dangling, dangling_mut, null, null_mut, without_provenance_mut};
 
     const TERMS: Terms = Terms { ranks: 4, fast: Limits([1000; COLLECTIVES]) };
 
@@ -250,22 +264,26 @@ mod tests {
     }
 
     fn counts(sorted: &Sorted) -> Vec<u64> {
-        let count = |task| match task {
-            Task::One(Collective { count, .. }) => count,
-            Task::Together(_) => u64::MAX,
+        let counts = |task| match task {
+            Task::One(Collective { count, .. }) => vec![count],
+            Task::Together(_) => vec![u64::MAX],
+            Task::Batch(collectives) => collectives.iter().map(|collective| collective.count).collect(),
         };
-        sorted.tasks(0, 4).unwrap().into_iter().map(count).collect()
+        sorted.tasks(0, 4).unwrap().into_iter().flat_map(counts).collect()
     }
 
     proptest! {
         /// Whatever stands between them, collectives and messages keep their own order; every stream is told once, the first one
         /// first.
         #[test]
-        fn each_kind_in_its_order(mut calls in proptest::collection::vec((any::<bool>(), 0..4_usize), 0..20)) {
+        fn each_kind_in_its_order(
+            mut calls in proptest::collection::vec((any::<bool>(), 0..4_usize), 0..20),
+            batches in any::<bool>(),
+        ) {
             // More collectives would be NCCL's.
             calls.iter_mut().filter(|(is_collective, _)| *is_collective).skip(2).for_each(|(is, _)| *is = false);
             let held = (1..).zip(&calls).map(|(number, (is, stream))| (ours(*is, number), StreamHandle(*stream)));
-            let sorted = Sorted::of(held, &TERMS);
+            let sorted = Sorted::of(held, &TERMS, batches);
             let of = |wanted: bool| {
                 let numbers = (1..).zip(&calls).filter(|(_, (is, _))| *is == wanted);
                 numbers.map(|(number, _)| number).collect::<Vec<u64>>()
@@ -280,6 +298,22 @@ mod tests {
             }
             prop_assert_eq!(sorted.streams.iter().map(|stream| stream.0).collect::<Vec<_>>(), streams);
         }
+    }
+
+    /// Once for each stream of each communicator, at its first call.
+    #[test]
+    fn ordered_once_a_stream() {
+        let call = |communicator: usize, stream: usize| {
+            let Ours::Collective(call) = collective(Function::AllGather, 1, None) else {
+                panic!("no message")
+            };
+            let (communicator, stream) =
+                (without_provenance_mut(communicator), without_provenance_mut(stream));
+            Call { local: Local { communicator, stream, ..call.local }, ..call }
+        };
+        let calls = [call(8, 1), call(8, 2), call(8, 1), call(16, 1), call(16, 1), call(8, 2)];
+        assert_eq!(are_ordered(&calls), [false, false, true, false, true, true]);
+        assert!(are_ordered(&[]).is_empty());
     }
 
     /// A panic while it is decided fails the group: nothing that it held is lost without a word.
@@ -304,14 +338,14 @@ mod tests {
             (ours(false, 9), StreamHandle(4)),
             (broadcast(1, 6000), StreamHandle(5)),
         ];
-        let sorted = Sorted::of(calls.into_iter(), &TERMS);
+        let sorted = Sorted::of(calls.into_iter(), &TERMS, true);
         let forwarded: Vec<usize> = sorted.forwarded().map(|call| call.shared.count).collect();
         assert_eq!(forwarded, [5000, 6000]);
         assert_eq!(sorted.are_ours, [false, true, true, true, true, false]);
         assert_eq!(sorted.streams, [2, 3, 4].map(StreamHandle));
         assert_eq!(counts(&sorted), [7, u64::MAX]);
         assert_eq!(sorted.operations.len(), 1);
-        let Task::Together(uneven) = sorted.tasks(0, 4).unwrap()[1] else { panic!("not one") };
+        let Task::Together(uneven) = &sorted.tasks(0, 4).unwrap()[1] else { panic!("not one") };
         assert_eq!(uneven.parts.map(|part| part.bytes)[..4], [0, 20, 10, 0]);
         let Ours::Collective(call) = collective(Function::AllGather, 1, None) else { unreachable!() };
         assert_eq!(

@@ -229,7 +229,8 @@ fn of_fast(share: &Share, ctas: Ctas) -> u64 {
     let wanted = fast_wanted(config().fast, config().nccl);
     let bound = if ctas.policy == Policy::Default { capability::UNBOUND } else { 0 };
     let fast = if wanted && share.has_fast() { capability::FAST } else { 0 };
-    fast | bound
+    let batches = if config().batch == Switch::On { capability::BATCHES } else { 0 };
+    fast | bound | batches
 }
 
 /// Whether this process would have fast collectives.

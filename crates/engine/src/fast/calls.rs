@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code)]
 
-use windlass_kernels::collective::CollectiveLaunch;
+use windlass_kernels::collective::{BatchLaunch, CollectiveLaunch};
 use windlass_kernels::images::Image;
 
 use crate::gpu::module::{Function, Module, Shape};
@@ -17,15 +17,38 @@ pub(super) fn load(driver: &'static Driver, image: &Image) -> Result<Module, Fai
     unsafe { Module::load(driver, &code) }
 }
 
-/// Launches a kernel. The launch is copied by the driver.
+/// A kernel's one parameter.
+#[derive(Debug)]
+pub(super) enum Parameter<'a> {
+    /// Of those that run one collective.
+    One(&'a mut CollectiveLaunch),
+    /// Of those that run several.
+    Several(&'a mut BatchLaunch),
+}
+
+impl Parameter<'_> {
+    /// What all of them have.
+    pub(super) fn launch(&mut self) -> &mut CollectiveLaunch {
+        match self {
+            Parameter::One(launch) => launch,
+            Parameter::Several(batch) => &mut batch.launch,
+        }
+    }
+}
+
+/// Launches a kernel that takes such a parameter, which is copied by the driver.
 pub(super) fn launch(
     driver: &Driver,
     function: Function,
     stream: StreamHandle,
     shape: &Shape,
-    launch: &mut CollectiveLaunch,
+    parameter: Parameter<'_>,
 ) -> Result<(), Failure> {
-    // SAFETY: the kernels have this one parameter. Slices, word and report stay while one runs: the communicator's owner
+    let parameter = match parameter {
+        Parameter::One(launch) => (&raw mut *launch).cast(),
+        Parameter::Several(batch) => (&raw mut *batch).cast(),
+    };
+    // SAFETY: the kernels have this one parameter, of the kind that the caller has looked at. Slices, word and report stay while one runs: the communicator's owner
     // keeps the slices, the kit the word; the application vouches for its buffers.
-    unsafe { driver.launch(function, stream, shape, &mut [(&raw mut *launch).cast()]) }
+    unsafe { driver.launch(function, stream, shape, &mut [parameter]) }
 }

@@ -1,6 +1,6 @@
 //! Every collective gives what NCCL's would, eager and from graphs.
 
-use windlass_engine::fast::Kind;
+use windlass_engine::fast::{Kind, Task};
 
 use crate::communicator::*;
 use crate::numbers::*;
@@ -42,6 +42,59 @@ fn each_of_every_size() {
         });
         end(ranks);
     }
+}
+
+/// Several as one kernel, eager and from a graph, between single ones.
+#[test]
+fn several_as_one() {
+    for count in [2, 3] {
+        if !has_devices(count) {
+            continue;
+        }
+        let devices = devices(count as usize);
+        let ranks = communicator(&devices);
+        all(&devices, &ranks, |device, rank| {
+            let stream = device.stream();
+            let of = |kind, count| Part::of(kind, count, rank.rank, ranks.len() as u32);
+            let sizes = [1, 700, 3, 4000, 64, 65, 2000];
+            let reductions: Vec<Part> = [Kind::AllReduce, Kind::ReduceScatter]
+                .into_iter()
+                .flat_map(|kind| sizes.map(|size| of(kind, size)))
+                .collect();
+            let copies: Vec<Part> = sizes.into_iter().map(|size| of(Kind::AllGather, size)).collect();
+            let alone = of(Kind::AllReduce, 50);
+            let (sums, moves) = (batch(&reductions), batch(&copies));
+            let graph = captured(&stream, || {
+                rank.fast.run(&sums, stream.handle()).unwrap();
+                rank.fast.run(&moves, stream.handle()).unwrap();
+            });
+            for _ in 0..3 {
+                rank.fast.run(&moves, stream.handle()).unwrap();
+                rank.fast.run(&alone.task, stream.handle()).unwrap();
+                rank.fast.run(&sums, stream.handle()).unwrap();
+                stream.synchronize();
+                let parts = || reductions.iter().chain(&copies).chain([&alone]);
+                parts().for_each(Part::check);
+                parts().for_each(Part::clear);
+                ok(cuGraphLaunch(graph, stream.0));
+                stream.synchronize();
+                reductions.iter().chain(&copies).for_each(Part::check);
+            }
+            ok(cuGraphExecDestroy(graph));
+        });
+        for rank in &ranks {
+            eventually("graphs let go", || rank.holds.are_none());
+        }
+        end(ranks);
+    }
+}
+
+fn batch(parts: &[Part]) -> Task {
+    let one = |part: &Part| match &part.task {
+        Task::One(collective) => *collective,
+        other => panic!("{other:?}"),
+    };
+    Task::Batch(parts.iter().map(one).collect())
 }
 
 /// Graphs and eager collectives by turns on two streams.

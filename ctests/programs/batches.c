@@ -1,0 +1,183 @@
+/* Holds: many small collectives in one group give what each would give alone, of any kinds, types, operations, sizes and places, on
+ * several streams and communicators, among messages and larger ones, eager and captured. Through Windlass, where ranks meet: those that
+ * fit are one kernel, if all ranks would have it so; with the word "alone" one would not. */
+#include "../support/collective.h"
+#include "../support/fused.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { LIST_MAX = 160 };
+
+/* One rank has the option off: then all have. */
+static bool alone;
+
+/* See fused_since: none where batches are off. */
+static void batches_since(const struct rank* self, const struct fused* then, int kernels, int calls) {
+  const char* batch = getenv("WINDLASS_BATCH");
+  bool on = batch && strcmp(batch, "on") == 0 && !alone;
+  fused_since(self, then, on ? kernels : 0, on ? calls : 0);
+}
+
+static struct transfer transfer_of(const struct rank* self, enum collective which, size_t count, uint64_t key) {
+  return (struct transfer){.which = which, .type = ncclFloat32, .op = ncclSum, .count = count,
+                           .rank = self->rank, .ranks = self->ranks, .key = key};
+}
+
+static void prepare(struct rank* self, struct transfer* list, int count) {
+  for (int i = 0; i < count; i++) transfer_prepare(&list[i]);
+  together(self);
+}
+
+static void launch(const struct transfer* list, int count, ncclComm_t communicator, CUstream stream) {
+  NCCL(ncclGroupStart());
+  for (int i = 0; i < count; i++) transfer_launch(&list[i], communicator, stream);
+  NCCL(ncclGroupEnd());
+}
+
+static void settle(struct rank* self, struct transfer* list, int count) {
+  wait_for(self->stream);
+  together(self);
+  for (int i = 0; i < count; i++) {
+    transfer_verify(&list[i], self);
+    transfer_release(&list[i]);
+  }
+}
+
+/* So many small ones are so many kernels, as one has room for 64 calls. What is more than two kernels is NCCL's. */
+static void many(struct rank* self, ncclComm_t communicator) {
+  static const struct { int calls, kernels, fused; } groups[] = {{1, 0, 0},   {2, 1, 2},    {3, 1, 3},     {32, 1, 32},
+                                                                 {64, 1, 64}, {65, 1, 64}, {128, 2, 128}, {130, 0, 0}};
+  static const enum collective kinds[] = {ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER};
+  struct transfer list[LIST_MAX];
+  for (size_t group = 0; group < sizeof groups / sizeof *groups; group++) {
+    for (int kind = 0; kind < 3; kind++) {
+      int calls = groups[group].calls;
+      for (int i = 0; i < calls; i++) list[i] = transfer_of(self, kinds[kind], (size_t)(1 + i * 7 % 50), 100 * group + (uint64_t)i);
+      prepare(self, list, calls);
+      struct fused then = fused_now();
+      launch(list, calls, communicator, self->stream);
+      wait_for(self->stream);
+      batches_since(self, &then, groups[group].kernels, groups[group].fused);
+      settle(self, list, calls);
+    }
+  }
+}
+
+/* More units than a kernel has lanes, and than it has room for. */
+static void full(struct rank* self, ncclComm_t communicator) {
+  enum { CALLS = 9, KIB_16 = 4096 /* elements: 64 units of the 512 that fit */ };
+  struct transfer list[CALLS];
+  for (int i = 0; i < CALLS; i++) list[i] = transfer_of(self, ALL_REDUCE, KIB_16, 2000 + (uint64_t)i), list[i].in_place = i % 2;
+  prepare(self, list, CALLS);
+  struct fused then = fused_now();
+  launch(list, CALLS, communicator, self->stream);
+  wait_for(self->stream);
+  batches_since(self, &then, 1, 8);
+  settle(self, list, CALLS);
+}
+
+/* Any: kinds with roots, types, operations, sizes of none and of NCCL's, two streams, between single calls. */
+static void any(struct rank* self, ncclComm_t communicator) {
+  static const enum collective kinds[] = {ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, BROADCAST, REDUCE};
+  static const ncclDataType_t types[] = {ncclFloat32, ncclInt8, ncclInt32, ncclUint64};
+  static const ncclRedOp_t ops[] = {ncclSum, ncclMax, ncclProd, ncclAvg};
+  struct random random = random_from(77);
+  CUstream other = new_stream();
+  struct transfer list[40];
+  for (uint64_t round = 0; round < 25; round++) {
+    int calls = 1 + (int)random_below(&random, 40);
+    bool alike = random_below(&random, 2), streams = random_below(&random, 4) == 0;
+    for (int i = 0; i < calls; i++) {
+      size_t count = random_below(&random, random_below(&random, 8) ? 300 : 9000);
+      list[i] = transfer_of(self, kinds[random_below(&random, 6)], count, 5000 + 100 * round + (uint64_t)i);
+      list[i].root = (int)random_below(&random, (uint64_t)self->ranks);
+      if (!alike) list[i].type = types[random_below(&random, 4)], list[i].op = ops[random_below(&random, 4)];
+      if (list[i].op == ncclAvg && !average_is_exact(list[i].type, self->ranks)) list[i].op = ncclSum;
+      list[i].in_place = random_below(&random, 2) && collective_can_be_in_place(list[i].which);
+    }
+    prepare(self, list, calls);
+    NCCL(ncclGroupStart());
+    for (int i = 0; i < calls; i++) transfer_launch(&list[i], communicator, streams && i % 3 == 0 ? other : self->stream);
+    NCCL(ncclGroupEnd());
+    wait_for(other);
+    settle(self, list, calls);
+  }
+  CUDA(cuStreamDestroy_v2(other));
+}
+
+/* Two communicators and a ring of messages in the same group. */
+static void among_others(struct rank* self, ncclComm_t first, ncclComm_t second) {
+  enum { COUNT = 500, CALLS = 12 };
+  int next = (self->rank + 1) % self->ranks, before = (self->rank + self->ranks - 1) % self->ranks;
+  int32_t give[COUNT], get[COUNT], wanted[COUNT];
+  input_fill(give, 30, self->rank, 0, COUNT, ncclInt32, ncclSum);
+  input_fill(wanted, 30, before, 0, COUNT, ncclInt32, ncclSum);
+  void *from = device_alloc(sizeof give), *to = device_alloc(sizeof get);
+  upload(from, give, sizeof give);
+  struct transfer list[CALLS];
+  for (int i = 0; i < CALLS; i++) list[i] = transfer_of(self, i % 2 ? ALL_REDUCE : ALL_GATHER, (size_t)(50 * i + 1), 9000 + (uint64_t)i);
+  prepare(self, list, CALLS);
+  NCCL(ncclGroupStart());
+  for (int i = 0; i < CALLS; i++) {
+    transfer_launch(&list[i], i % 4 < 2 ? first : second, self->stream);
+    if (i == 3) NCCL(ncclSend(from, COUNT, ncclInt32, next, first, as_cuda(self->stream)));
+    if (i == 8) NCCL(ncclRecv(to, COUNT, ncclInt32, before, first, as_cuda(self->stream)));
+  }
+  NCCL(ncclGroupEnd());
+  settle(self, list, CALLS);
+  download(get, to, sizeof get);
+  CHECK(memcmp(get, wanted, sizeof get) == 0);
+  record(self, get, sizeof get);
+  device_free(from);
+  device_free(to);
+}
+
+/* In a graph, replayed between eager groups. */
+static void captured(struct rank* self, ncclComm_t communicator) {
+  enum { CALLS = 20, REPLAYS = 4 };
+  CUgraph graph = NULL;
+  CUgraphExec executable = NULL;
+  struct transfer list[CALLS];
+  for (int i = 0; i < CALLS; i++) list[i] = transfer_of(self, i % 2 ? ALL_REDUCE : ALL_GATHER, (size_t)(30 * i + 1), 12000 + (uint64_t)i);
+  prepare(self, list, CALLS);
+  struct fused then = fused_now();
+  CUDA(cuStreamBeginCapture_v2(self->stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+  launch(list, CALLS, communicator, self->stream);
+  CUDA(cuStreamEndCapture(self->stream, &graph));
+  CUDA(cuGraphInstantiateWithFlags(&executable, graph, 0));
+  batches_since(self, &then, 2, CALLS);
+  for (int replay = 0; replay < REPLAYS; replay++) {
+    struct transfer eager[5];
+    for (int i = 0; i < 5; i++) eager[i] = transfer_of(self, REDUCE_SCATTER, (size_t)(9 * i + 1), 13000 + (uint64_t)(10 * replay + i));
+    prepare(self, eager, 5);
+    CUDA(cuGraphLaunch(executable, self->stream));
+    launch(eager, 5, communicator, self->stream);
+    settle(self, eager, 5);
+  }
+  CUDA(cuGraphExecDestroy(executable));
+  CUDA(cuGraphDestroy(graph));
+  settle(self, list, CALLS);
+}
+
+static void all(struct rank* self) {
+  if (alone && self->rank == 1) setenv("WINDLASS_BATCH", "off", 1); /* before the first call, which reads it */
+  ncclComm_t first = world(self, 0), second = world(self, 1);
+  RUN_PART(many, self, first);
+  RUN_PART(full, self, second);
+  RUN_PART(any, self, first);
+  RUN_PART(among_others, self, first, second);
+  RUN_PART(captured, self, second);
+  NCCL(ncclCommDestroy(second));
+  NCCL(ncclCommDestroy(first));
+}
+
+int main(int count, char** words) {
+  choose(count, words);
+  for (int i = 1; i < count; i++) alone |= strcmp(words[i], "alone") == 0;
+  begin("batches", 280);
+  int ranks = rank_count(4);
+  if (is_section_chosen("processes")) run_ranks("processes", PROCESSES, ranks, all, NULL);
+  if (is_section_chosen("threads")) run_ranks("threads", THREADS, ranks, all, NULL);
+  return finish();
+}
