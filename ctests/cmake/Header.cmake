@@ -5,7 +5,8 @@ set_tests_properties(header.tables PROPERTIES LABELS header TIMEOUT 120)
 if(WHEEL_CACHE_DIR)
   add_test(NAME header.fresh COMMAND "${Python3_EXECUTABLE}" "${CMAKE_CURRENT_SOURCE_DIR}/support/fresh_tables.py"
            "${WHEEL_CACHE_DIR}" 2.28.9)
-  set_tests_properties(header.fresh PROPERTIES LABELS wheel TIMEOUT 300)
+  # Both fetch wheels into one folder, as loaders' tests do.
+  set_tests_properties(header.fresh PROPERTIES LABELS wheel TIMEOUT 300 RESOURCE_LOCK wheels)
 endif()
 
 # Ours compile alone, without any CUDA header; NVIDIA's do not.

@@ -58,5 +58,7 @@ if(WINDLASS_LIBRARY_DIR)
   if(WHEEL_CACHE_DIR)
     add_loader_test(wheels wheel)
     add_loader_test(older_headers wheel)
+    # See header.fresh.
+    set_tests_properties(loader.wheels loader.older_headers PROPERTIES RESOURCE_LOCK wheels)
   endif()
 endif()

@@ -139,7 +139,7 @@ if(WINDLASS_LIBRARY_DIR)
     add_meeting(group_order sim former_lazy 300 "yes" --served fast --promised --set WINDLASS_LAZY=all ${former})
   endif()
   # Two cores spin for 32 blocks a rank.
-  add_fabric(collectives 600 "yes" --served fast)
+  add_fabric(collectives 1200 "yes" --served fast)
   # As above. Where limits were measured calls wait in their groups for others; elsewhere all end at the same small size. Two ranks: promises.
   if(SIM_DIR)
     set(measured --served fast --set WINDLASS_SIM_MULTIPROCESSORS=132)
@@ -219,6 +219,7 @@ if(WINDLASS_LIBRARY_DIR)
     add_test(NAME sim.registered_lives.eight COMMAND ${RUN} --out "${RUNS}/sim.registered_lives.eight"
              --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes
              --served registered --set WINDLASS_REGISTER=on --set WINDLASS_SIM_DEVICES=8 --set CTESTS_RANKS=8
+             --set WINDLASS_SIM_MULTIPROCESSORS=64 # room for blocks of those that are still closing, too
              -- $<TARGET_FILE:registered_lives> threads)
     set_tests_properties(sim.registered_lives.eight PROPERTIES LABELS sim TIMEOUT 300 PROCESSORS 2)
     # One rank of four that will not: of its peers' calls only the first few are registered, or none.
@@ -375,7 +376,7 @@ target_link_libraries(unused_ids PRIVATE harness)
 if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
   add_test(NAME sim.unused_ids.fabric COMMAND ${RUN} --out "${RUNS}/sim.unused_ids.fabric" --nccl "${SIM_DIR}/libnccl.so.2"
            --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes -- $<TARGET_FILE:unused_ids>)
-  set_tests_properties(sim.unused_ids.fabric PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
+  set_tests_properties(sim.unused_ids.fabric PROPERTIES LABELS sim TIMEOUT 300 PROCESSORS 2)
 endif()
 if(REAL_NCCL_LIBRARY AND WINDLASS_LIBRARY_DIR)
   add_test(NAME gpu.unused_ids.fabric COMMAND ${RUN} --out "${RUNS}/gpu.unused_ids.fabric" --nccl "${REAL_NCCL_LIBRARY}"
@@ -563,5 +564,5 @@ target_link_libraries(harness_proof PRIVATE harness)
 if(SIM_DIR)
   add_test(NAME sim.proof COMMAND "${Python3_EXECUTABLE}" "${CMAKE_CURRENT_SOURCE_DIR}/support/proof.py" "${SIM_DIR}"
            $<TARGET_FILE:harness_proof> $<TARGET_FILE:premulsum> "${RUNS}/proof")
-  set_tests_properties(sim.proof PROPERTIES LABELS sim TIMEOUT 120)
+  set_tests_properties(sim.proof PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
 endif()

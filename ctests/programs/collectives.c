@@ -48,7 +48,7 @@ static void all(struct rank* self) {
 }
 
 int main(void) {
-  begin("collectives", 540);
+  begin("collectives", 1140);
   int ranks = rank_count(4);
   run_ranks("collectives", PROCESSES, ranks, all, NULL);
   return finish();

@@ -33,6 +33,7 @@ static void partner_dies(struct rank* self) {
   if (self->rank == 1) {
     /* The first of the messages that rank 0 waits for. */
     message_send(&half, 0, all, stream);
+    wait_for(stream);
     count_calls("ncclSend", -1);
     count_calls("ncclCommInitRank", -1);
     usleep(200000);

@@ -143,7 +143,7 @@ static void all(struct rank* self) {
 }
 
 int main(void) {
-  begin("sendrecv", 60);
+  begin("sendrecv", 280);
   int ranks = rank_count(4);
   run_ranks("processes", PROCESSES, ranks, all, NULL);
   run_ranks("pair", PROCESSES, 2, all, NULL);

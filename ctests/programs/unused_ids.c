@@ -37,7 +37,7 @@ static void of_nothing(struct rank* self) {
 }
 
 int main(int count, char** words) {
-  begin("unused_ids", 120);
+  begin("unused_ids", 280);
   rank_count(2);
   if (count < 2) run_ranks("ids of pairs", PROCESSES, 2, of_pairs, NULL);
   else if (is_wanted(count, words, "nothing")) run_ranks("ids of nothing", PROCESSES, 2, of_nothing, NULL);

@@ -422,8 +422,10 @@ void abort_in_the_middle() {
         world::Rank{world, rank, {world::seed + rank}, {}, {}}.run(rank == missing ? made : all, how);
         ++ended;
       });
-    while (ended < 1) usleep(1000);
-    usleep(40000);
+    // All have launched all that they will, two kernels but the missing rank, and have had time to come to where they wait.
+    const uint32_t launches = 2 * o.ranks - (made.size() == 1);
+    while (ended < 1 || world.begun < launches) usleep(1000);
+    usleep(100000);
     __atomic_store_n(&world.control, (uint32_t)WINDLASS_CONTROL_ABORT, __ATOMIC_RELEASE);
     const auto begin = std::chrono::steady_clock::now();
     for (std::thread& rank : ranks) rank.join();

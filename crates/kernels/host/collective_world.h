@@ -157,6 +157,7 @@ struct World {
   uint32_t control = 0;
   std::vector<WindlassMailReport> reports;
   std::vector<std::vector<uint64_t>> digests;  // [rank][call]
+  std::atomic<uint32_t> begun{0};              // launches
 
   explicit World(const Options& o) : options(o), layout(geometry(0)), slices(o.ranks), reports(o.ranks), digests(o.ranks) {
     std::memset(reports.data(), 0, reports.size() * sizeof(WindlassMailReport));
@@ -184,6 +185,7 @@ struct World {
     machine.launch(blocks, 32 * role_warps, 0, random, [&] { kernel.run(batch); });
   }
   void fill(WindlassCollectiveLaunch& launch, uint32_t role_warps) {
+    ++begun;
     launch.role_warps = role_warps;
     for (uint32_t rank = 0; rank < options.ranks; ++rank) launch.slices[rank] = slices[rank].address;
     launch.control = address_of(&control);

@@ -956,7 +956,7 @@ const struct {
 int main(int count, char** arguments) {
   const std::string name = count > 1 ? arguments[1] : "";
   seed = count > 2 ? std::strtoull(arguments[2], nullptr, 0) : (uint64_t)std::chrono::system_clock::now().time_since_epoch().count();
-  alarm(150);  // a hang ends here, by signal
+  alarm(600);  // a hang ends here, by signal
   for (const auto& scenario : scenarios) {
     if (name != scenario.name && name != "all") continue;
     std::printf("%s seed %llu\n", scenario.name, (unsigned long long)seed);

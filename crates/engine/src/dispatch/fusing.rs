@@ -231,8 +231,8 @@ mod tests {
         let mixed = [large, large, broadcast(0, 9), broadcast(1, 9), large];
         use Step::{Alone, Batch, Forwarded};
         assert_eq!(steps(&mixed, &TERMS, true), [Forwarded(0), Forwarded(1), together(2..4), Forwarded(4)]);
-        assert_eq!(steps(&vec![all_reduce(4); 3], &TERMS, false), [0, 1, 2].map(Forwarded));
-        assert_eq!(steps(&vec![all_reduce(4); 2], &TERMS, false), [0, 1].map(Alone));
+        assert_eq!(steps(&[all_reduce(4); 3], &TERMS, false), [0, 1, 2].map(Forwarded));
+        assert_eq!(steps(&[all_reduce(4); 2], &TERMS, false), [0, 1].map(Alone));
         // Small ones are one kernel, as many as fit: then that is one of a few.
         assert_eq!(all_reduces(64, 4), [Batch((0..64).collect())]);
         assert_eq!(all_reduces(66, 4), [Batch((0..64).collect()), Batch(vec![64, 65])]);

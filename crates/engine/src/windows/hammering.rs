@@ -26,7 +26,7 @@ fn threads() {
     let calls: u64 = 20_000;
     let (is_over, heard_off) = (AtomicBool::new(false), AtomicU32::new(0));
     let refused: Vec<AtomicBool> = (0..calls).map(|_| AtomicBool::new(false)).collect();
-    let ends = Instant::now() + Duration::from_secs(40);
+    let ends = Instant::now() + Duration::from_secs(200);
     let heard: Vec<Vec<(u64, Seen)>> = std::thread::scope(|scope| {
         let run = |rank: u32| {
             let (words, is_over, refused) = (words.clone(), &is_over, &refused);

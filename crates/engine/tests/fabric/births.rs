@@ -72,7 +72,8 @@ fn ranks_of_one_process() {
     let met = fabric::join(asked);
     let before = descriptor::open();
     let made = fabric::all_here(&[0, 1, 2], Patience::None);
-    assert_eq!(descriptor::open(), before, "one call takes no descriptor");
+    // What met before may still be closing some.
+    assert!(descriptor::open() <= before, "one call takes no descriptor");
     for fate in met.iter().chain(&made) {
         assert!(matches!(fate, Fate::Fabric(_)), "{fate:?}");
     }

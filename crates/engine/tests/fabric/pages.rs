@@ -90,7 +90,8 @@ fn ranks_of_one_process() {
     agree(&met);
     let before = descriptor::open();
     let made = fabric::all_here(&[0, 1, 2], Patience::None);
-    assert_eq!(descriptor::open(), before);
+    // What met before may still be closing some.
+    assert!(descriptor::open() <= before);
     agree(&made);
     let split: Vec<Fate> = thread::scope(|scope| {
         let parents = met.iter().map(|fate| match fate {

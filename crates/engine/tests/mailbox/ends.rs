@@ -36,7 +36,7 @@ fn abort_in_the_middle() {
         scope.spawn(|| {
             let began = Instant::now();
             ranks[0].mailbox.turns().abort();
-            assert!(began.elapsed() < Duration::from_secs(1));
+            assert!(began.elapsed() < Duration::from_secs(20));
         });
     });
     devices[0].make_current();

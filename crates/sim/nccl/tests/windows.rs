@@ -127,7 +127,7 @@ fn misaligned(rank: &mut Rank) {
         unsafe { (rank.nccl.window_register)(rank.comm, address, 4096, &mut window, 1) }
     };
     if rank.rank == 0 {
-        std::thread::sleep(std::time::Duration::from_millis(300));
+        std::thread::sleep(std::time::Duration::from_secs(2));
     }
     let began = std::time::Instant::now();
     assert_eq!(register(block + 8), INVALID_ARGUMENT);
