@@ -219,7 +219,6 @@ if(WINDLASS_LIBRARY_DIR)
     add_test(NAME sim.registered_lives.eight COMMAND ${RUN} --out "${RUNS}/sim.registered_lives.eight"
              --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes
              --served registered --set WINDLASS_REGISTER=on --set WINDLASS_SIM_DEVICES=8 --set CTESTS_RANKS=8
-             --set WINDLASS_SIM_MULTIPROCESSORS=64 # room for blocks of those that are still closing, too
              -- $<TARGET_FILE:registered_lives> threads)
     set_tests_properties(sim.registered_lives.eight PROPERTIES LABELS sim TIMEOUT 300 PROCESSORS 2)
     # One rank of four that will not: of its peers' calls only the first few are registered, or none.

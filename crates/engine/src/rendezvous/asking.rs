@@ -18,7 +18,7 @@ use rustix::net::{
 
 use crate::contract::Token;
 
-use super::descriptors::{address, socket};
+use super::descriptors::{address, received, socket};
 use super::place;
 use crate::descriptor::Ours;
 
@@ -170,7 +170,8 @@ impl Asked {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut buffers = [IoSliceMut::new(&mut words)];
-        let received = net::recvmsg(socket, &mut buffers, &mut control, RecvFlags::CMSG_CLOEXEC)?;
+        let receive = || net::recvmsg(socket, &mut buffers, &mut control, RecvFlags::CMSG_CLOEXEC);
+        let received = received(receive, |received| received.bytes == 0)?;
         let mut descriptor = None;
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(descriptors) = message {

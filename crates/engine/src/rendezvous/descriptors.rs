@@ -337,7 +337,8 @@ impl Caller {
     /// The first packet; no control space, so that a stranger's descriptors never reach us.
     fn opening(&mut self, token: Token, from: &[Token]) -> rustix::io::Result<Progress> {
         let mut packet = [0u8; OPENING_BYTES + 1];
-        let (_, length) = net::recv(&self.socket, &mut packet, RecvFlags::empty())?;
+        let receive = || net::recv(&self.socket, &mut packet, RecvFlags::empty()).map(|(_, length)| length);
+        let length = received(receive, |length| *length == 0)?;
         Ok(self.read_opening(&packet[..length.min(packet.len())], token, from).unwrap_or(Progress::Gone))
     }
 
@@ -364,7 +365,8 @@ impl Caller {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(PACKET_DESCRIPTORS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut buffers = [IoSliceMut::new(&mut mark), IoSliceMut::new(&mut packet)];
-        let received = net::recvmsg(&self.socket, &mut buffers, &mut control, RecvFlags::CMSG_CLOEXEC)?;
+        let receive = || net::recvmsg(&self.socket, &mut buffers, &mut control, RecvFlags::CMSG_CLOEXEC);
+        let received = received(receive, |received| received.bytes == 0)?;
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(descriptors) = message {
                 self.parcel.descriptors.extend(descriptors);
@@ -391,8 +393,85 @@ impl Caller {
     }
 }
 
+/// What `receive` gives of a socket of packets that does not wait; looks once more where that is an end.
+///
+/// Linux looks whether there are packets, and only then whether the other side has closed (`__unix_dgram_recvmsg`, net/unix/af_unix.c): of
+/// who sends and closes between the two it says the end while the packets are there. After the end has been said nothing more can
+/// come, so a second look finds what there is.
+pub(super) fn received<T>(
+    mut receive: impl FnMut() -> rustix::io::Result<T>,
+    is_end: impl Fn(&T) -> bool,
+) -> rustix::io::Result<T> {
+    let first = receive()?;
+    if is_end(&first) { receive() } else { Ok(first) }
+}
+
 impl AsFd for Door {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.listener.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::{Duration, Instant};
+
+    /// One end is asked about, two are believed.
+    #[test]
+    fn ends_are_looked_at_twice() {
+        let told = |answers: &[Result<usize, Errno>]| {
+            let mut answers = answers.iter();
+            let told = received(|| *answers.next().unwrap(), |length| *length == 0);
+            (told, answers.len())
+        };
+        assert_eq!(told(&[Ok(0), Ok(3), Ok(0)]), (Ok(3), 1));
+        assert_eq!(told(&[Ok(0), Ok(0)]), (Ok(0), 0));
+        assert_eq!(told(&[Ok(3), Ok(0)]), (Ok(3), 1));
+        assert_eq!(told(&[Err(Errno::AGAIN), Ok(3)]), (Err(Errno::AGAIN), 1));
+    }
+
+    /// Who sends and closes at once is heard to the last packet, however the two meet. (Without the second look the end came too
+    /// soon in 4 of 1,000,000 rounds, on two cores with Linux 6.18.)
+    #[test]
+    fn nothing_is_lost_at_the_end() {
+        const ROUNDS: u32 = 20_000;
+        let door = Door::open().unwrap();
+        let name = door.name();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                for _ in 0..ROUNDS {
+                    let socket = socket().unwrap();
+                    // The queue may be full.
+                    while net::connect(&socket, &address(name).unwrap()).is_err() {
+                        std::thread::yield_now();
+                    }
+                    for packet in [&b"one"[..], b"two"] {
+                        net::send(&socket, packet, SendFlags::NOSIGNAL).unwrap();
+                    }
+                }
+            });
+            let until = Instant::now() + Duration::from_secs(200);
+            let next = |receive: &mut dyn FnMut() -> rustix::io::Result<usize>| loop {
+                match receive() {
+                    Err(Errno::AGAIN) if Instant::now() < until => std::hint::spin_loop(),
+                    other => return other.unwrap(),
+                }
+            };
+            for round in 0..ROUNDS {
+                let socket = loop {
+                    match net::accept_with(&door.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                        Ok(socket) => break socket,
+                        Err(Errno::AGAIN) if Instant::now() < until => std::hint::spin_loop(),
+                        Err(error) => panic!("round {round}: {error}"),
+                    }
+                };
+                let mut packet = [0; 8];
+                let mut plain =
+                    || net::recv(&socket, &mut packet, RecvFlags::empty()).map(|(_, length)| length);
+                let lengths = [(); 3].map(|()| next(&mut || received(&mut plain, |length| *length == 0)));
+                assert_eq!(lengths, [3, 3, 0], "round {round}");
+            }
+        });
     }
 }
