@@ -96,12 +96,7 @@ pub fn arrange(
     limits: &Limits,
     launch: &mut CollectiveLaunch,
 ) -> Result<Option<Shape>, Refused> {
-    geometry.check()?;
-    limits.check()?;
-    let ranks = geometry.ranks;
-    if slices.len() != ranks as usize {
-        return Err(Refused::Slices { slices: slices.len(), ranks });
-    }
+    let ranks = ranks_of(geometry, limits, slices)?;
     let reducer = collective.reducer(ranks)?;
     let total_bytes = collective.total_bytes(ranks)?;
     if total_bytes == 0 {
@@ -132,6 +127,16 @@ pub fn arrange(
     let shape = Shape::of(kernel, launch.used_lanes, total_bytes, &limits);
     launch.role_warps = shape.role_warps;
     Ok(Some(shape))
+}
+
+/// How many ranks there are; refused if what was found at birth cannot be.
+fn ranks_of(geometry: &Geometry, limits: &Limits, slices: &[u64]) -> Result<u32, Refused> {
+    geometry.check()?;
+    limits.check()?;
+    match slices.len() == geometry.ranks as usize {
+        true => Ok(geometry.ranks),
+        false => Err(Refused::Slices { slices: slices.len(), ranks: geometry.ranks }),
+    }
 }
 
 /// A launch that knows its communicator.

@@ -1,7 +1,7 @@
 //! Several small collectives of a group as one kernel, over pairs: their units in a row, in call order.
 
 use super::kernel::{Family, Kernel, Reducer, Straight};
-use super::{Collective, Geometry, Kind, Layout, Limits, Refused, Shape, blank};
+use super::{Collective, Geometry, Kind, Layout, Limits, Refused, Shape, blank, ranks_of};
 use crate::collective::{
     BATCH_CALLS_MAX, BATCH_UNITS_MAX, BatchCall, BatchLaunch, COLLECTIVE_EVEN, PAIRS_PAYLOAD_BYTES,
 };
@@ -24,12 +24,7 @@ pub fn arrange_batch(
     limits: &Limits,
     batch: &mut BatchLaunch,
 ) -> Result<Option<Shape>, Refused> {
-    geometry.check()?;
-    limits.check()?;
-    let ranks = geometry.ranks;
-    if slices.len() != ranks as usize {
-        return Err(Refused::Slices { slices: slices.len(), ranks });
-    }
+    let ranks = ranks_of(geometry, limits, slices)?;
     let Some(first) = collectives.first() else { return Ok(None) };
     let (reducer, total_bytes, all_units) = together(collectives, first, ranks)?;
     if all_units == 0 {

@@ -1,7 +1,7 @@
 //! Collectives whose ranks have parts of sizes of their own: all-gather-v and reduce-scatter-v.
 
 use super::kernel::{Family, Kernel, Reducer, Straight};
-use super::{Geometry, Kind, Layout, Limits, Reduction, Refused, Shape, Tuning, blank};
+use super::{Geometry, Kind, Layout, Limits, Reduction, Refused, Shape, Tuning, blank, ranks_of};
 use crate::collective::{COLLECTIVE_EVEN, COLLECTIVE_SAME, CollectiveLaunch, RANKS_MAX};
 
 /// What one rank contributes, or gets, and where.
@@ -42,12 +42,7 @@ pub fn arrange_uneven(
     limits: &Limits,
     launch: &mut CollectiveLaunch,
 ) -> Result<Option<Shape>, Refused> {
-    geometry.check()?;
-    limits.check()?;
-    let ranks = geometry.ranks;
-    if slices.len() != ranks as usize {
-        return Err(Refused::Slices { slices: slices.len(), ranks });
-    }
+    let ranks = ranks_of(geometry, limits, slices)?;
     let reducer = uneven.reducer()?;
     let total_bytes = uneven.total_bytes(ranks)?;
     if total_bytes == 0 {
