@@ -164,12 +164,12 @@ if(WINDLASS_LIBRARY_DIR)
   add_fabric(nonblocking 120 "the caller does not wait")
   add_fabric(random_calls 120 "yes;one rank has no peers?")
   add_fabric(random_collectives 300 "yes" --served fast)
-  add_fabric(batches 300 "yes" --served fast --set WINDLASS_BATCH=on)
+  add_fabric(batches 300 "yes" --served fast)
   if(SIM_DIR)
     # Off on all ranks, or on one: then more than two collectives of a group are NCCL's.
-    add_meeting(batches sim off 300 "yes" --served fast)
+    add_meeting(batches sim off 300 "yes" --served fast --set WINDLASS_BATCH=off)
     add_test(NAME sim.batches.alone COMMAND ${RUN} --out "${RUNS}/sim.batches.alone" --nccl "${SIM_DIR}/libnccl.so.2"
-             --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes --served fast --set WINDLASS_BATCH=on
+             --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes --served fast
              -- $<TARGET_FILE:batches> processes alone many full captured)
     set_tests_properties(sim.batches.alone PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
   endif()

@@ -15,7 +15,7 @@ static bool alone;
 /* See fused_since: none where batches are off. */
 static void batches_since(const struct rank* self, const struct fused* then, int kernels, int calls) {
   const char* batch = getenv("WINDLASS_BATCH");
-  bool on = batch && strcmp(batch, "on") == 0 && !alone;
+  bool on = !(batch && strcmp(batch, "off") == 0) && !alone;
   fused_since(self, then, on ? kernels : 0, on ? calls : 0);
 }
 

@@ -114,8 +114,8 @@ pub const OPTIONS: &[Description] = &[
     Description {
         name: "WINDLASS_BATCH",
         values: "on, off",
-        default: "off",
-        about: "Whether one kernel of ours runs the small collectives of a group together. off: two of them are ours, a kernel each, and more are NCCL's, which is how groups were last measured. All ranks must say so, or it is off.",
+        default: "on",
+        about: "Whether one kernel of ours runs the small collectives of a group together. off: two of them are ours, a kernel each, and more are NCCL's. All ranks must say the same, or it is off.",
     },
     Description {
         name: "WINDLASS_TUNING",
