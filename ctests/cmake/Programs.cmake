@@ -1,7 +1,7 @@
 # The C programs and how each is run.
 add_library(harness STATIC support/harness.c support/reference.c support/collective.c support/one_thread.c
             support/messages.c support/values.c support/calls.c support/team.c support/held.c support/memory.c support/gathers.c
-            support/uneven.c support/fused.c support/windows.c)
+            support/uneven.c support/fused.c support/windows.c support/tuning.c)
 target_include_directories(harness PUBLIC "${NCCL_INCLUDE_DIR}")
 target_include_directories(harness SYSTEM PUBLIC "${STUBS}/include")
 find_package(Threads REQUIRED)
@@ -166,12 +166,19 @@ if(WINDLASS_LIBRARY_DIR)
   add_fabric(random_collectives 300 "yes" --served fast)
   add_fabric(batches 300 "yes" --served fast)
   if(SIM_DIR)
-    # Off on all ranks, or on one: then more than two collectives of a group are NCCL's.
+    # Off on all ranks, or on one: then more than two collectives of a group are NCCL's. Of all sizes, of few ranks and of many.
     add_meeting(batches sim off 300 "yes" --served fast --set WINDLASS_BATCH=off)
     add_test(NAME sim.batches.alone COMMAND ${RUN} --out "${RUNS}/sim.batches.alone" --nccl "${SIM_DIR}/libnccl.so.2"
              --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes --served fast
-             -- $<TARGET_FILE:batches> processes alone many full captured)
+             -- $<TARGET_FILE:batches> processes alone many full larger captured)
     set_tests_properties(sim.batches.alone PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
+    foreach(ranks 2 4 8)
+      set(name sim.batches.all_of_${ranks})
+      add_test(NAME ${name} COMMAND ${RUN} --out "${RUNS}/${name}" --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}"
+               --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes --served fast --set WINDLASS_BATCH=all --set CTESTS_RANKS=${ranks}
+               -- $<TARGET_FILE:batches> processes tuned many full larger any among_others captured)
+      set_tests_properties(${name} PROPERTIES LABELS sim TIMEOUT 300 PROCESSORS 2)
+    endforeach()
   endif()
   add_fabric(splits 300 "yes;one rank has no peers;the caller does not wait;${GROUPED};${ORPHANS}")
   # Programs about when NCCL builds what it promised: fast collectives never have it built.

@@ -1,21 +1,26 @@
-/* Holds: many small collectives in one group give what each would give alone, of any kinds, types, operations, sizes and places, on
+/* Holds: many collectives in one group give what each would give alone, of any kinds, types, operations, sizes and places, on
  * several streams and communicators, among messages and larger ones, eager and captured. Through Windlass, where ranks meet: those that
- * fit are one kernel, if all ranks would have it so; with the word "alone" one would not. */
+ * fit are one kernel, if all ranks would have it so; with the word "alone" one would not, with the word "tuned" all sizes are fast. */
 #include "../support/collective.h"
 #include "../support/fused.h"
+#include "../support/tuning.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 enum { LIST_MAX = 160 };
 
-/* One rank has the option off: then all have. */
-static bool alone;
+/* One rank has the option off: then all have. A table of ours. */
+static bool alone, tuned;
+
+static bool batch_is(const char* word) {
+  const char* batch = getenv("WINDLASS_BATCH");
+  return batch && strcmp(batch, word) == 0;
+}
 
 /* See fused_since: none where batches are off. */
 static void batches_since(const struct rank* self, const struct fused* then, int kernels, int calls) {
-  const char* batch = getenv("WINDLASS_BATCH");
-  bool on = !(batch && strcmp(batch, "off") == 0) && !alone;
+  bool on = !batch_is("off") && !alone;
   fused_since(self, then, on ? kernels : 0, on ? calls : 0);
 }
 
@@ -44,10 +49,10 @@ static void settle(struct rank* self, struct transfer* list, int count) {
   }
 }
 
-/* So many small ones are so many kernels, as one has room for 64 calls. What is more than two kernels is NCCL's. */
+/* So many small ones are so many kernels, as one has room for 64 calls. */
 static void many(struct rank* self, ncclComm_t communicator) {
   static const struct { int calls, kernels, fused; } groups[] = {{1, 0, 0},   {2, 1, 2},    {3, 1, 3},     {32, 1, 32},
-                                                                 {64, 1, 64}, {65, 1, 64}, {128, 2, 128}, {130, 0, 0}};
+                                                                 {64, 1, 64}, {65, 1, 64}, {128, 2, 128}, {130, 3, 130}};
   static const enum collective kinds[] = {ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER};
   struct transfer list[LIST_MAX];
   for (size_t group = 0; group < sizeof groups / sizeof *groups; group++) {
@@ -64,17 +69,46 @@ static void many(struct rank* self, ncclComm_t communicator) {
   }
 }
 
-/* More units than a kernel has lanes, and than it has room for. */
+/* More units than a kernel has lanes; one call more than it has room for over pairs, so that this one goes alone, or all by lines. */
 static void full(struct rank* self, ncclComm_t communicator) {
-  enum { CALLS = 9, KIB_16 = 4096 /* elements: 64 units of the 512 that fit */ };
+  enum { CALLS = 9, KIB_16 = 4096 /* elements: 64 units of pairs, of 512 that fit */ };
   struct transfer list[CALLS];
-  for (int i = 0; i < CALLS; i++) list[i] = transfer_of(self, ALL_REDUCE, KIB_16, 2000 + (uint64_t)i), list[i].in_place = i % 2;
-  prepare(self, list, CALLS);
-  struct fused then = fused_now();
-  launch(list, CALLS, communicator, self->stream);
-  wait_for(self->stream);
-  batches_since(self, &then, 1, 8);
-  settle(self, list, CALLS);
+  for (int calls = CALLS - 1; calls <= CALLS; calls++) {
+    for (int i = 0; i < calls; i++)
+      list[i] = transfer_of(self, ALL_REDUCE, KIB_16, 2000 + (uint64_t)(10 * calls + i)), list[i].in_place = i % 2;
+    prepare(self, list, calls);
+    struct fused then = fused_now();
+    launch(list, calls, communicator, self->stream);
+    wait_for(self->stream);
+    batches_since(self, &then, 1, batch_is("all") ? calls : CALLS - 1);
+    settle(self, list, calls);
+  }
+}
+
+/* By lines, one kind after the other and all together: sizes of none, around those of units and shares, and larger than rings; in place and
+ * not; on sizes that nobody measured NCCL runs them. */
+static void larger(struct rank* self, ncclComm_t communicator) {
+  static const enum collective kinds[] = {ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER};
+  static const ncclDataType_t types[] = {ncclFloat32, ncclInt8, ncclFloat32};
+  static const size_t counts[] = {200000, 1, 0, 70001, 480, 479, 481, 16385, 0, 1000003, 0};
+  enum { SIZES = sizeof counts / sizeof *counts };
+  struct transfer list[3 * SIZES];
+  for (int kind = 0; kind <= 3; kind++) {
+    int calls = 0;
+    for (int i = 0; i < 3 * SIZES; i++) {
+      if (kind < 3 && i % 3 != kind) continue;
+      list[calls] = transfer_of(self, kinds[i % 3], counts[i / 3] / (i % 3 ? (size_t)self->ranks : 1), 3000 + (uint64_t)(100 * kind + i));
+      list[calls].type = types[i % 3];
+      list[calls].in_place = i / 3 % 2 && collective_can_be_in_place(list[calls].which);
+      calls++;
+    }
+    prepare(self, list, calls);
+    struct fused then = fused_now();
+    launch(list, calls, communicator, self->stream);
+    wait_for(self->stream);
+    if (batch_is("all") && tuned && !alone) fused_since(self, &then, kind == 3 ? 3 : 1, calls);
+    settle(self, list, calls);
+  }
 }
 
 /* Any: kinds with roots, types, operations, sizes of none and of NCCL's, two streams, between single calls. */
@@ -160,11 +194,21 @@ static void captured(struct rank* self, ncclComm_t communicator) {
   settle(self, list, CALLS);
 }
 
+static void write_table(const struct rank* self) {
+  static const char* const collectives[] = {"all_reduce", "all_gather", "reduce_scatter"};
+  FILE* file = tuning_begin(self);
+  if (!file) return;
+  for (int i = 0; i < 3; i++) tuning_row(file, self, collectives[i], "fast_bytes_max", "64M");
+  tuning_end(file);
+}
+
 static void all(struct rank* self) {
   if (alone && self->rank == 1) setenv("WINDLASS_BATCH", "off", 1); /* before the first call, which reads it */
+  if (tuned) write_table(self);
   ncclComm_t first = world(self, 0), second = world(self, 1);
   RUN_PART(many, self, first);
   RUN_PART(full, self, second);
+  RUN_PART(larger, self, first);
   RUN_PART(any, self, first);
   RUN_PART(among_others, self, first, second);
   RUN_PART(captured, self, second);
@@ -174,7 +218,7 @@ static void all(struct rank* self) {
 
 int main(int count, char** words) {
   choose(count, words);
-  for (int i = 1; i < count; i++) alone |= strcmp(words[i], "alone") == 0;
+  for (int i = 1; i < count; i++) alone |= strcmp(words[i], "alone") == 0, tuned |= strcmp(words[i], "tuned") == 0;
   begin("batches", 280);
   int ranks = rank_count(4);
   if (is_section_chosen("processes")) run_ranks("processes", PROCESSES, ranks, all, NULL);

@@ -1,35 +1,22 @@
 /* Holds: a tuning table that all ranks have decides what is fast; where one rank has another, none, or one that cannot be
  * read, the built-in one holds on all of them, and nothing hangs. The argument says which: same, other, none or wrong. */
 #include "../support/collective.h"
+#include "../support/tuning.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 static const char* what;
 
 /* All-reduces to 1 MiB are fast, all-gathers never. */
 static void write_table(const struct rank* self) {
-  char path[512];
-  const bool is_odd = self->rank == 1, is_wrong = is_odd && !strcmp(what, "wrong");
-  int major = 0, minor = 0, multiprocessors = 0;
+  const bool is_odd = self->rank == 1;
   if (is_odd && !strcmp(what, "none")) return;
-  CUDA(cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, self->device));
-  CUDA(cuDeviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, self->device));
-  CUDA(cuDeviceGetAttribute(&multiprocessors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, self->device));
-  const char* folder = getenv("CTESTS_CALLS"); /* the runner's */
-  snprintf(path, sizeof path, "%s.table-%d", folder ? folder : "tuned", self->rank);
-  FILE* file = fopen(path, "w");
-  if (!CHECK(file != NULL)) return;
-  fprintf(file, "windlass-tuning 1\n# of rank %d\n", self->rank);
-  for (int multicast = 0; multicast < 2; multicast++) {
-    const char* form = "%s ranks %d gpu %d.%d/%d multicast %s %s %s\n";
-    const char *limit = is_wrong ? "fast_bytes" : "fast_bytes_max", *word = multicast ? "yes" : "no";
-    const char* most = is_odd && !strcmp(what, "other") ? "2M" : "1M";
-    fprintf(file, form, "all_reduce", self->ranks, major, minor, multiprocessors, word, limit, most);
-    fprintf(file, form, "all_gather", self->ranks, major, minor, multiprocessors, word, limit, "none");
-  }
-  CHECK(fclose(file) == 0);
-  setenv("WINDLASS_TUNING", path, 1); /* before the first call, which reads it */
+  FILE* file = tuning_begin(self);
+  if (!file) return;
+  const char* key = is_odd && !strcmp(what, "wrong") ? "fast_bytes" : "fast_bytes_max";
+  tuning_row(file, self, "all_reduce", key, is_odd && !strcmp(what, "other") ? "2M" : "1M");
+  tuning_row(file, self, "all_gather", key, "none");
+  tuning_end(file);
 }
 
 static void runs(struct rank* self, ncclComm_t communicator, enum collective which, size_t count, int times) {

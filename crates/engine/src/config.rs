@@ -70,6 +70,15 @@ pub enum Windows {
     Off,
 }
 
+/// Which collectives of a group one kernel runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Batch {
+    Off,
+    Small,
+    All,
+}
+
 /// Whether kernels of ours run collectives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
@@ -98,7 +107,7 @@ pub struct Config {
     pub pool_bytes_max: u64,
     pub register: Register,
     pub fast: Fast,
-    pub batch: Switch,
+    pub batch: Batch,
     pub tuning: Option<PathBuf>,
     pub staging_bytes_max: u64,
     pub windows: Windows,
@@ -155,7 +164,7 @@ impl Default for Config {
             pool_bytes_max: 2 << 30,
             register: Register::Auto,
             fast: Fast::Auto,
-            batch: Switch::On,
+            batch: Batch::Small,
             tuning: None,
             staging_bytes_max: 512 << 20,
             windows: Windows::Keep,
@@ -249,7 +258,7 @@ pub fn parse(variables: impl Iterator<Item = (OsString, OsString)>) -> (Config, 
             "WINDLASS_POOL" => pool(&text).map(|value| config.pool_bytes_max = value),
             "WINDLASS_REGISTER" => register(&text).map(|value| config.register = value),
             "WINDLASS_FAST" => fast(&text).map(|value| config.fast = value),
-            "WINDLASS_BATCH" => switch(&text).map(|value| config.batch = value),
+            "WINDLASS_BATCH" => batch(&text).map(|value| config.batch = value),
             "WINDLASS_TUNING" => {
                 config.tuning = path(&text);
                 Some(())
@@ -362,6 +371,14 @@ fn fast(text: &str) -> Option<Fast> {
     match text.to_ascii_lowercase().as_str() {
         "auto" => Some(Fast::Auto),
         _ => switch(text).map(|switch| if switch == Switch::On { Fast::Auto } else { Fast::Off }),
+    }
+}
+
+fn batch(text: &str) -> Option<Batch> {
+    match text.to_ascii_lowercase().as_str() {
+        "small" => Some(Batch::Small),
+        "all" => Some(Batch::All),
+        _ => switch(text).map(|switch| if switch == Switch::On { Batch::Small } else { Batch::Off }),
     }
 }
 
@@ -524,7 +541,7 @@ mod tests {
             ("WINDLASS_WINDOWS", "off"),
             ("WINDLASS_CHECK", "1"),
             ("WINDLASS_FAST", "off"),
-            ("WINDLASS_BATCH", "off"),
+            ("WINDLASS_BATCH", "all"),
             ("WINDLASS_TUNING", "/tmp/t"),
             ("NCCL_PROTO", "LL"),
             ("NCCL_NVLS_ENABLE", "0"),
@@ -551,7 +568,7 @@ mod tests {
             pool_bytes_max: 3 << 20,
             register: Register::On,
             fast: Fast::Off,
-            batch: Switch::Off,
+            batch: Batch::All,
             tuning: Some("/tmp/t".into()),
             staging_bytes_max: 64 << 20,
             windows: Windows::Off,

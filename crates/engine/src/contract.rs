@@ -196,8 +196,10 @@ pub mod capability {
     pub const UNBOUND: u64 = 512;
     /// This rank would keep windows that are deregistered: where all would, they share words by which they agree on which to use again.
     pub const WINDOWS: u64 = 1024;
-    /// This rank would have one kernel run several collectives of a group.
+    /// This rank would have one kernel run several small collectives of a group.
     pub const BATCHES: u64 = 2048;
+    /// Larger ones, too.
+    pub const LARGER_BATCHES: u64 = 4096;
     /// What every rank of a fabric must have.
     pub const REQUIRED: u64 = VIRTUAL_MEMORY | DESCRIPTORS;
 }

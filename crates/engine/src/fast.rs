@@ -113,7 +113,7 @@ impl Fast {
         let limits = self.limits(turn.blocks());
         if let Task::Batch(collectives) = task {
             let mut batch = BatchLaunch::default();
-            let shape = arrange_batch(collectives, geometry, layout, slices, &limits, &mut batch);
+            let shape = arrange_batch(collectives, geometry, layout, slices, tuning, &limits, &mut batch);
             let Some(shape) = shape.map_err(Refusal::Arranged)? else { return Ok(()) };
             self.start(turn, &shape, Parameter::Several(&mut batch))?;
             count::fused(collectives.len() as u64);

@@ -12,12 +12,12 @@ MAIL_DEVICE bool reduce_and_send(From& shares, To& results) {
   const uint32_t me = shares.me();
   for (; shares.has_step() && results.has_step(); ++shares.step, ++results.step) {
     Vector x[ranks_max][From::groups], result[1][From::groups];
-    load_unit(shares, result[0], launch.send[me], launch.send_bytes[me]);
+    load_unit(shares, result[0], shares.source.send(me), shares.source.send_bytes(me));
     spread(x, result[0]);
     if (!take_unit(shares, x, WINDLASS_WAITED_LINES_DATA)) return false;
     reduce_unit<Reducer>(result[0], x, launch);
     if (!put_unit<ranks_max>(results, result, WINDLASS_WAITED_RESULT_CREDIT)) return false;
-    store_unit(results, result[0], launch.receive[me], launch.receive_bytes[me]);
+    store_unit(results, result[0], results.source.receive(me), results.source.receive_bytes(me));
     // Now what was taken has been used, which alone says that it had come (posted units have no tags that would).
     shares.has_consumed();
   }
@@ -26,40 +26,41 @@ MAIL_DEVICE bool reduce_and_send(From& shares, To& results) {
 
 template <int ranks_max, class From>
 MAIL_DEVICE bool take_results(From& results) {
-  const WindlassCollectiveLaunch& launch = results.launch;
   for (; results.has_step(); ++results.step) {
     Vector x[ranks_max][From::groups];
     if (!take_unit(results, x, WINDLASS_WAITED_RESULT_DATA)) return false;
     MAIL_UNROLL
     for (int rank = 0; rank < ranks_max; ++rank)
-      if (results.moves_peer(rank)) store_unit(results, x[rank], launch.receive[rank], launch.receive_bytes[rank]);
+      if (results.moves_peer(rank)) store_unit(results, x[rank], results.source.receive(rank), results.source.receive_bytes(rank));
     results.has_consumed();
   }
   return true;
 }
 
 // See run_lines. Always even: shares may differ, units are sent empty then.
-template <class Reducer, int ranks_max, bool straight>
-MAIL_DEVICE void run_all_reduce(const WindlassCollectiveLaunch& launch) {
+template <class Reducer, int ranks_max, bool straight, class Source>
+MAIL_DEVICE void run_all_reduce(const typename Source::Parameter& parameter) {
+  const Source source(parameter);
+  const WindlassCollectiveLaunch& launch = source.launch();
   begin_after_previous(launch.flags & WINDLASS_COLLECTIVE_EARLY_NEXT);
   const uint32_t warp = warp_index(), role_warps = launch.role_warps;
   if (warp < role_warps) {
     for (Lanes lanes(launch, warp); lanes.next < lanes.last; lanes.next += lanes.stride) {
-      LinesSender<result_groups, straight> shares(launch, launch.wires[0], lanes.next, 0);
+      LinesSender<result_groups, straight, Source> shares(source, launch.wires[0], lanes.next, 0);
       if (!send_parts<Reducer, ranks_max>(shares)) return;
       shares.end();
     }
   } else if (warp < 2 * role_warps) {
     for (Lanes lanes(launch, warp - role_warps); lanes.next < lanes.last; lanes.next += lanes.stride) {
-      LinesReceiver<result_groups, straight> shares(launch, launch.wires[0], lanes.next, 0);
-      LinesSender<result_groups, straight> results(launch, launch.wires[1], lanes.next, 0);
+      LinesReceiver<result_groups, straight, Source> shares(source, launch.wires[0], lanes.next, 0);
+      LinesSender<result_groups, straight, Source> results(source, launch.wires[1], lanes.next, 0);
       if (!reduce_and_send<Reducer, ranks_max>(shares, results)) return;
       shares.end();
       results.end();
     }
   } else {
     for (Lanes lanes(launch, warp - 2 * role_warps); lanes.next < lanes.last; lanes.next += lanes.stride) {
-      LinesReceiver<result_groups, straight> results(launch, launch.wires[1], lanes.next, 0);
+      LinesReceiver<result_groups, straight, Source> results(source, launch.wires[1], lanes.next, 0);
       if (!take_results<ranks_max>(results)) return;
       results.end();
     }
@@ -73,20 +74,20 @@ MAIL_DEVICE void run_posted_all_reduce(const WindlassCollectiveLaunch& launch) {
   if (warp < role_warps) {
     Told told{counters + warp, 0};
     for (Lanes lanes(launch, warp); lanes.next < lanes.last; lanes.next += lanes.stride) {
-      PostedSender<straight> shares(launch, launch.wires[0], lanes.next, 0, told);
+      PostedSender<straight> shares(OneCall(launch), launch.wires[0], lanes.next, 0, told);
       if (!send_parts<Reducer, ranks_max>(shares)) return;
     }
   } else if (warp < 2 * role_warps) {
     Told told{counters + warp, 0};
     for (Lanes lanes(launch, warp - role_warps); lanes.next < lanes.last; lanes.next += lanes.stride) {
-      PostedReceiver<straight> shares(launch, launch.wires[0], lanes.next, 0);
-      PostedSender<straight> results(launch, launch.wires[1], lanes.next, 0, told);
+      PostedReceiver<straight> shares(OneCall(launch), launch.wires[0], lanes.next, 0);
+      PostedSender<straight> results(OneCall(launch), launch.wires[1], lanes.next, 0, told);
       if (!reduce_and_send<Reducer, ranks_max>(shares, results)) return;
       shares.end();
     }
   } else if (warp < 3 * role_warps) {
     for (Lanes lanes(launch, warp - 2 * role_warps); lanes.next < lanes.last; lanes.next += lanes.stride) {
-      PostedReceiver<straight> results(launch, launch.wires[1], lanes.next, 0);
+      PostedReceiver<straight> results(OneCall(launch), launch.wires[1], lanes.next, 0);
       if (!take_results<ranks_max>(results)) return;
       results.end();
     }

@@ -14,9 +14,9 @@ enum {
   WINDLASS_PAIRS_SLOT_BYTES = 512,
   WINDLASS_PAIRS_SLOTS = 2,
   WINDLASS_PAIRS_COUNT_BYTES = 8,
-  // Of a batch, all over pairs.
+  // Of a batch. Of pairs each unit has an entry.
   WINDLASS_BATCH_CALLS_MAX = 64,
-  WINDLASS_BATCH_UNITS_MAX = 512,
+  WINDLASS_BATCH_ENTRIES = 512,
   // A line (NCCL's LL128) is 120 bytes of payload and 8 of tag, stored by 8 threads; a unit is one half unit (8 lines, 960 bytes)
   // or two, as the kernel has it. Slots are for two.
   WINDLASS_LINES_HALF_PAYLOAD_BYTES = 960,
@@ -83,13 +83,14 @@ typedef struct WindlassCollectiveLaunch {
   uint64_t scale;        // average: bits of the float (double: of the double) that elements are multiplied by; of integers, the ranks
 } WindlassCollectiveLaunch;
 
-// One of several collectives that one kernel runs, each as it would be over pairs alone. Ranks must have `bytes` and `first_unit` alike.
+// One of several collectives that one kernel runs, each as it would be alone over the same wire. Ranks must have `bytes` and `first_unit`
+// alike.
 typedef struct WindlassBatchCall {
   uint64_t send;          // what goes to rank 0
   uint64_t receive;       // where rank 0's comes to; of a reduction the result
   uint32_t send_step;     // from what goes to one rank to what goes to the next; 0: the same goes to all
   uint32_t receive_step;  // from where one rank's comes to to where the next one's does
-  uint32_t bytes;         // of every directed pair
+  uint32_t bytes;         // of every directed pair; of an all-reduce in two phases all, shares of which lie a step apart
   uint32_t first_unit;    // units of those before
 } WindlassBatchCall;
 
@@ -98,12 +99,14 @@ typedef struct WindlassBatchCall {
 typedef struct WindlassBatchLaunch {
   WindlassCollectiveLaunch launch;
   WindlassBatchCall calls[WINDLASS_BATCH_CALLS_MAX];
-  uint8_t call_of_unit[WINDLASS_BATCH_UNITS_MAX];
+  uint8_t call_of_unit[WINDLASS_BATCH_ENTRIES];  // for each 1 << units_log2 units the first one's call
+  uint32_t units_log2;                           // of pairs 0
+  uint32_t count;                                // of calls
 } WindlassBatchLaunch;
 
 #if defined(__cplusplus)
 static_assert(sizeof(WindlassBatchCall) == 32 && offsetof(WindlassBatchCall, bytes) == 24, "batch");
-static_assert(sizeof(WindlassBatchLaunch) == 424 + 2048 + 512 && offsetof(WindlassBatchLaunch, calls) == 424, "batch");
+static_assert(sizeof(WindlassBatchLaunch) == 424 + 2048 + 512 + 8 && offsetof(WindlassBatchLaunch, calls) == 424, "batch");
 static_assert(sizeof(WindlassWire) == 16, "wire");
 static_assert(offsetof(WindlassCollectiveLaunch, wires) == 64 && offsetof(WindlassCollectiveLaunch, control) == 96, "launch");
 static_assert(offsetof(WindlassCollectiveLaunch, send) == 120 && offsetof(WindlassCollectiveLaunch, rank) == 376, "launch");

@@ -9,10 +9,12 @@
 #define WINDLASS_COLLECTIVE_ENTRY(family, reducer, ranks, groups, straight) WINDLASS_COLLECTIVE_ENTRY_##family(reducer, ranks, groups, straight)
 #define WINDLASS_COLLECTIVE_ENTRY_pairs(reducer, ranks, groups, straight) run_pairs<reducer, ranks, straight>
 #define WINDLASS_COLLECTIVE_ENTRY_batch(reducer, ranks, groups, straight) run_batch<reducer, ranks, straight>
-#define WINDLASS_COLLECTIVE_ENTRY_lines(reducer, ranks, groups, straight) run_lines<reducer, ranks, groups, straight>
+#define WINDLASS_COLLECTIVE_ENTRY_lines(reducer, ranks, groups, straight) run_lines<reducer, ranks, groups, straight, OneCall>
+#define WINDLASS_COLLECTIVE_ENTRY_batch_lines(reducer, ranks, groups, straight) run_lines<reducer, ranks, groups, straight, CallsOfBatch<false>>
 #define WINDLASS_COLLECTIVE_ENTRY_posted(reducer, ranks, groups, straight) run_posted<reducer, ranks, straight>
 #define WINDLASS_COLLECTIVE_ENTRY_posted_all_reduce(reducer, ranks, groups, straight) run_posted_all_reduce<reducer, ranks, straight>
-#define WINDLASS_COLLECTIVE_ENTRY_all_reduce(reducer, ranks, groups, straight) run_all_reduce<reducer, ranks, straight>
+#define WINDLASS_COLLECTIVE_ENTRY_all_reduce(reducer, ranks, groups, straight) run_all_reduce<reducer, ranks, straight, OneCall>
+#define WINDLASS_COLLECTIVE_ENTRY_batch_all_reduce(reducer, ranks, groups, straight) run_all_reduce<reducer, ranks, straight, CallsOfBatch<true>>
 
 // The type of a kernel's one parameter.
 #define WINDLASS_COLLECTIVE_PARAMETER(family) WINDLASS_COLLECTIVE_PARAMETER_##family
@@ -22,6 +24,8 @@
 #define WINDLASS_COLLECTIVE_PARAMETER_posted_all_reduce WindlassCollectiveLaunch
 #define WINDLASS_COLLECTIVE_PARAMETER_all_reduce WindlassCollectiveLaunch
 #define WINDLASS_COLLECTIVE_PARAMETER_batch WindlassBatchLaunch
+#define WINDLASS_COLLECTIVE_PARAMETER_batch_lines WindlassBatchLaunch
+#define WINDLASS_COLLECTIVE_PARAMETER_batch_all_reduce WindlassBatchLaunch
 
 // R: the reducer in kernels' names. Four groups of 8 ranks would not fit into the registers.
 #define WINDLASS_COLLECTIVE_KERNELS_OF(X, R, reducer, suffix, straight)                \
@@ -67,16 +71,27 @@
   WINDLASS_COLLECTIVE_KERNELS_FOR(X, , false)
 
 // Those that run several.
-#define WINDLASS_BATCH_KERNELS_OF(X, R, reducer, suffix, straight)                \
-  X(ncclWindlass_LLBatch_##R##_2##suffix, batch, reducer, 2, 0, 512, straight)    \
-  X(ncclWindlass_LLBatch_##R##_4##suffix, batch, reducer, 4, 0, 512, straight)    \
-  X(ncclWindlass_LLBatch_##R##_8##suffix, batch, reducer, 8, 0, 512, straight)
-#define WINDLASS_BATCH_KERNELS_FOR(X, suffix, straight)                \
-  WINDLASS_BATCH_KERNELS_OF(X, Copy, Copy, suffix, straight)           \
-  WINDLASS_BATCH_KERNELS_OF(X, SumF32, SumF32, suffix, straight)       \
-  WINDLASS_BATCH_KERNELS_OF(X, SumF16, SumF16, suffix, straight)       \
-  WINDLASS_BATCH_KERNELS_OF(X, SumBf16, SumBf16, suffix, straight)     \
-  WINDLASS_BATCH_KERNELS_OF(X, Any, AnyReduction, suffix, straight)
+#define WINDLASS_BATCH_KERNELS_OF(X, R, reducer, suffix, straight)                           \
+  X(ncclWindlass_LLBatch_##R##_2##suffix, batch, reducer, 2, 0, 512, straight)               \
+  X(ncclWindlass_LLBatch_##R##_4##suffix, batch, reducer, 4, 0, 512, straight)               \
+  X(ncclWindlass_LLBatch_##R##_8##suffix, batch, reducer, 8, 0, 512, straight)               \
+  X(ncclWindlass_LL128Batch_##R##_2##suffix, batch_lines, reducer, 2, 4, 512, straight)      \
+  X(ncclWindlass_LL128Batch_##R##_4##suffix, batch_lines, reducer, 4, 4, 512, straight)      \
+  X(ncclWindlass_LL128Batch_##R##_8##suffix, batch_lines, reducer, 8, 2, 512, straight)
+#define WINDLASS_BATCH_ALL_REDUCE_KERNELS_OF(X, R, reducer, suffix, straight)                          \
+  X(ncclWindlass_AllReduceBatch_##R##_2##suffix, batch_all_reduce, reducer, 2, 2, 768, straight)       \
+  X(ncclWindlass_AllReduceBatch_##R##_4##suffix, batch_all_reduce, reducer, 4, 2, 768, straight)       \
+  X(ncclWindlass_AllReduceBatch_##R##_8##suffix, batch_all_reduce, reducer, 8, 2, 512, straight)
+#define WINDLASS_BATCH_KERNELS_FOR(X, suffix, straight)                          \
+  WINDLASS_BATCH_KERNELS_OF(X, Copy, Copy, suffix, straight)                     \
+  WINDLASS_BATCH_KERNELS_OF(X, SumF32, SumF32, suffix, straight)                 \
+  WINDLASS_BATCH_KERNELS_OF(X, SumF16, SumF16, suffix, straight)                 \
+  WINDLASS_BATCH_KERNELS_OF(X, SumBf16, SumBf16, suffix, straight)               \
+  WINDLASS_BATCH_KERNELS_OF(X, Any, AnyReduction, suffix, straight)              \
+  WINDLASS_BATCH_ALL_REDUCE_KERNELS_OF(X, SumF32, SumF32, suffix, straight)      \
+  WINDLASS_BATCH_ALL_REDUCE_KERNELS_OF(X, SumF16, SumF16, suffix, straight)      \
+  WINDLASS_BATCH_ALL_REDUCE_KERNELS_OF(X, SumBf16, SumBf16, suffix, straight)    \
+  WINDLASS_BATCH_ALL_REDUCE_KERNELS_OF(X, Any, AnyReduction, suffix, straight)
 #define WINDLASS_BATCH_KERNELS(X)              \
   WINDLASS_BATCH_KERNELS_FOR(X, _whole, true)  \
   WINDLASS_BATCH_KERNELS_FOR(X, , false)

@@ -5,6 +5,7 @@
 // thread p, and p + 8, p + 16 and p + 24, hold rank p's.
 #pragma once
 #include "report.cuh"
+#include "source.cuh"
 #include "vectors.cuh"
 #include "waiting.cuh"
 
@@ -12,9 +13,12 @@
 //
 // `straight` code is for launches in which every rank sends every other one as many units (WINDLASS_COLLECTIVE_EVEN), and every part of
 // every buffer lies and ends at multiples of 16. All else has kernels of its own: what is not run is still in the way.
-template <class Format, bool straight>
+//
+// Source: where its units lie in the user's buffers.
+template <class Format, bool straight, class Source = OneCall>
 struct Lane {
   static constexpr int groups = Format::groups;
+  static constexpr bool several = Source::several;
   static constexpr uint32_t payload_bytes = Format::payload_bytes;
   const WindlassCollectiveLaunch& launch;
   const WindlassWire& wire;
@@ -24,11 +28,13 @@ struct Lane {
   uint64_t base;      // the first of them. Known once this side has settled
   // Not straight: units of rank place(); the ranks whose units this step moves, a bit each.
   uint32_t units, ranks;
+  Source source;
 
   // There are no more units than lanes in use, or all lanes are in use; so a shift divides.
   MAIL_DEVICE uint32_t units_of(uint64_t units) const { return units > lane ? ((uint32_t)(units - lane - 1) >> launch.lanes_log2) + 1 : 0; }
   // `bytes`: what moves between this rank and rank place().
-  MAIL_DEVICE Lane(const WindlassCollectiveLaunch& launch, const WindlassWire& wire, uint32_t lane, uint64_t bytes) : launch(launch), wire(wire), lane(lane) {
+  MAIL_DEVICE Lane(const Source& source, const WindlassWire& wire, uint32_t lane, uint64_t bytes)
+      : launch(source.launch()), wire(wire), lane(lane), source(source) {
     steps = units_of(launch.units);
     if (!straight) units = place() >= launch.ranks ? 0 : even() ? steps : units_of((bytes + payload_bytes - 1) / payload_bytes);
   }
@@ -52,8 +58,9 @@ struct Lane {
       store_word(word, base + steps);
   }
 
-  // Is there anything to move in this step?
+  // Is there anything to move in this step? Asked once for each.
   MAIL_DEVICE bool has_step() {
+    if (several && step < steps) source.find(step * launch.used_lanes + lane);
     if (straight) return step < steps;
     ranks = ballot_of_warp(step < units) & 0xff;
     return ranks != 0;
@@ -73,20 +80,20 @@ struct Lane {
   }
   MAIL_DEVICE uint64_t ring_bytes() const { return (uint64_t)(launch.ring_slots * Format::slot_bytes) << launch.lanes_log2; }
   // In each buffer, where this step's unit begins; and how much of so many bytes it holds.
-  MAIL_DEVICE uint64_t offset() const { return ((uint64_t)step * launch.used_lanes + lane) * payload_bytes; }
+  MAIL_DEVICE uint64_t offset() const { return ((uint64_t)step * launch.used_lanes + lane - source.first_unit()) * payload_bytes; }
   MAIL_DEVICE uint32_t part_of(uint64_t bytes) const {
     const uint64_t from = offset();
     return from >= bytes ? 0 : bytes - from < payload_bytes ? (uint32_t)(bytes - from) : payload_bytes;
   }
 };
 
-template <class Format, bool straight>
-struct Sender : Lane<Format, straight> {
-  using Lane<Format, straight>::launch;
+template <class Format, bool straight, class Source = OneCall>
+struct Sender : Lane<Format, straight, Source> {
+  using Lane<Format, straight, Source>::launch;
   Vector own;       // WINDLASS_LANE_SENT, WINDLASS_LANE_PROVEN
   uint64_t credit;  // numbers that rank place() is known to be done with
 
-  MAIL_DEVICE Sender(const WindlassCollectiveLaunch& launch, const WindlassWire& wire, uint32_t lane, uint64_t bytes) : Lane<Format, straight>(launch, wire, lane, bytes) {
+  MAIL_DEVICE Sender(const Source& source, const WindlassWire& wire, uint32_t lane, uint64_t bytes) : Lane<Format, straight, Source>(source, wire, lane, bytes) {
     own = load_own_words(this->words_of(this->me()) + 8 * WINDLASS_LANE_SENT);
     credit = load_word_relaxed(this->credit_word(this->me(), this->place()));
   }
@@ -123,11 +130,11 @@ struct Sender : Lane<Format, straight> {
   }
 };
 
-template <class Format, bool straight>
-struct Receiver : Lane<Format, straight> {
-  using Lane<Format, straight>::launch;
+template <class Format, bool straight, class Source = OneCall>
+struct Receiver : Lane<Format, straight, Source> {
+  using Lane<Format, straight, Source>::launch;
 
-  MAIL_DEVICE Receiver(const WindlassCollectiveLaunch& launch, const WindlassWire& wire, uint32_t lane, uint64_t bytes) : Lane<Format, straight>(launch, wire, lane, bytes) {
+  MAIL_DEVICE Receiver(const Source& source, const WindlassWire& wire, uint32_t lane, uint64_t bytes) : Lane<Format, straight, Source>(source, wire, lane, bytes) {
     this->base = load_word_relaxed(this->words_of(this->me()) + 8 * WINDLASS_LANE_RECEIVED);
     if (!straight && this->place() == this->me()) this->units = 0;
   }

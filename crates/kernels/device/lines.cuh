@@ -12,15 +12,15 @@ struct LinesFormat {
   static MAIL_DEVICE bool holds(int group) { return holds_payload(group); }
   static MAIL_DEVICE uint32_t offset(int group) { return payload_offset(group); }
 };
-template <int groups, bool straight>
-using LinesSender = Sender<LinesFormat<groups>, straight>;
-template <int groups, bool straight>
-using LinesReceiver = Receiver<LinesFormat<groups>, straight>;
+template <int groups, bool straight, class Source>
+using LinesSender = Sender<LinesFormat<groups>, straight, Source>;
+template <int groups, bool straight, class Source>
+using LinesReceiver = Receiver<LinesFormat<groups>, straight, Source>;
 
 // Puts this step's unit into the lane of each of its ranks: out[distance - 1] for the rank at that distance, or the only one for all.
 // False: aborted.
-template <int ranks_max, int groups, bool straight, int units>
-MAIL_DEVICE bool put_unit(LinesSender<groups, straight>& way, const Vector (&out)[units][groups], uint32_t waited_for) {
+template <int ranks_max, int groups, bool straight, class Source, int units>
+MAIL_DEVICE bool put_unit(LinesSender<groups, straight, Source>& way, const Vector (&out)[units][groups], uint32_t waited_for) {
   way.settle();
   if (!way.wait_for_room(waited_for)) return false;
   const uint64_t own = way.slot(way.me()) + 16 * lane_index(), tag = way.tag();
@@ -43,8 +43,8 @@ MAIL_DEVICE bool put_unit(LinesSender<groups, straight>& way, const Vector (&out
 }
 
 // Waits for this step's unit of each of its ranks; what x has of others stays. False: aborted.
-template <int groups, bool straight, int ranks_max>
-MAIL_DEVICE bool take_unit(LinesReceiver<groups, straight>& way, Vector (&x)[ranks_max][groups], uint32_t waited_for) {
+template <int groups, bool straight, class Source, int ranks_max>
+MAIL_DEVICE bool take_unit(LinesReceiver<groups, straight, Source>& way, Vector (&x)[ranks_max][groups], uint32_t waited_for) {
   const char* const first = reinterpret_cast<const char*>(way.launch.slices[way.me()] + way.slot(0) + 16 * lane_index());
   const uint64_t ring_bytes = way.ring_bytes(), tag = way.tag();
   Waiting waiting;

@@ -3,22 +3,24 @@
 #include "parts.cuh"
 
 // A warp has one role; each goes through the lanes by itself, so that the compiler keeps nothing of the other's in registers.
-template <class Reducer, int ranks_max, int groups, bool straight>
-MAIL_DEVICE void run_lines(const WindlassCollectiveLaunch& launch) {
+template <class Reducer, int ranks_max, int groups, bool straight, class Source>
+MAIL_DEVICE void run_lines(const typename Source::Parameter& parameter) {
+  const Source source(parameter);
+  const WindlassCollectiveLaunch& launch = source.launch();
   begin_after_previous(launch.flags & WINDLASS_COLLECTIVE_EARLY_NEXT);
   const uint32_t me = launch.rank, place = lane_index() % 8;
   if (warp_index() >= launch.role_warps) {
-    const uint64_t bytes = launch.receive_bytes[Reducer::reduces ? me : place];
+    const uint64_t bytes = Source::several ? 0 : launch.receive_bytes[Reducer::reduces ? me : place];
     for (Lanes lanes(launch, warp_index() - launch.role_warps); lanes.next < lanes.last; lanes.next += lanes.stride) {
-      LinesReceiver<groups, straight> way(launch, launch.wires[0], lanes.next, bytes);
+      LinesReceiver<groups, straight, Source> way(source, launch.wires[0], lanes.next, bytes);
       if (!receive_parts<Reducer, ranks_max>(way)) return;
       way.end();
     }
     return;
   }
-  const bool same = !Reducer::reduces && launch.flags & WINDLASS_COLLECTIVE_SAME;
+  const bool same = !Reducer::reduces && (Source::several || launch.flags & WINDLASS_COLLECTIVE_SAME);
   for (Lanes lanes(launch, warp_index()); lanes.next < lanes.last; lanes.next += lanes.stride) {
-    LinesSender<groups, straight> way(launch, launch.wires[0], lanes.next, launch.send_bytes[place]);
+    LinesSender<groups, straight, Source> way(source, launch.wires[0], lanes.next, Source::several ? 0 : launch.send_bytes[place]);
     if (!(same ? send_same<ranks_max>(way) : send_parts<Reducer, ranks_max>(way))) return;
     way.end();
   }
@@ -32,13 +34,13 @@ MAIL_DEVICE void run_posted(const WindlassCollectiveLaunch& launch) {
   if (warp < role_warps) {
     Told told{counters + warp, 0};
     for (Lanes lanes(launch, warp); lanes.next < lanes.last; lanes.next += lanes.stride) {
-      PostedSender<straight> way(launch, launch.wires[0], lanes.next, 0, told);
+      PostedSender<straight> way(OneCall(launch), launch.wires[0], lanes.next, 0, told);
       if (!send_parts<Reducer, ranks_max>(way)) return;
       way.end();
     }
   } else if (warp < 2 * role_warps) {
     for (Lanes lanes(launch, warp - role_warps); lanes.next < lanes.last; lanes.next += lanes.stride) {
-      PostedReceiver<straight> way(launch, launch.wires[0], lanes.next, 0);
+      PostedReceiver<straight> way(OneCall(launch), launch.wires[0], lanes.next, 0);
       if (!receive_parts<Reducer, ranks_max>(way)) return;
       way.end();
     }

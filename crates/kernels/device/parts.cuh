@@ -55,8 +55,8 @@ MAIL_DEVICE void store_rest(const Vector (&unit)[Format::groups], char* to, uint
 }
 
 // This step's unit of the user's buffer that begins at `buffer`. Whole vectors first, all in flight at once.
-template <class Format, bool straight>
-MAIL_DEVICE void load_unit(const Lane<Format, straight>& way, Vector (&unit)[Format::groups], uint64_t buffer, uint64_t bytes) {
+template <class Format, bool straight, class Source>
+MAIL_DEVICE void load_unit(const Lane<Format, straight, Source>& way, Vector (&unit)[Format::groups], uint64_t buffer, uint64_t bytes) {
   const char* const from = reinterpret_cast<const char*>(buffer + way.offset());
   const uint32_t part = way.part_of(bytes), width = straight ? 16 : access_width((uint64_t)from), vectors = straight ? part : width >= 4 ? part & ~15u : 0;
   MAIL_UNROLL
@@ -69,8 +69,8 @@ MAIL_DEVICE void load_unit(const Lane<Format, straight>& way, Vector (&unit)[For
     if (vectors != part) load_rest<Format>(unit, from, vectors, part);
   }
 }
-template <class Format, bool straight>
-MAIL_DEVICE void store_unit(const Lane<Format, straight>& way, const Vector (&unit)[Format::groups], uint64_t buffer, uint64_t bytes) {
+template <class Format, bool straight, class Source>
+MAIL_DEVICE void store_unit(const Lane<Format, straight, Source>& way, const Vector (&unit)[Format::groups], uint64_t buffer, uint64_t bytes) {
   char* const to = reinterpret_cast<char*>(buffer + way.offset());
   const uint32_t part = way.part_of(bytes), width = straight ? 16 : access_width((uint64_t)to), vectors = straight ? part : width >= 4 ? part & ~15u : 0;
   MAIL_UNROLL
@@ -109,19 +109,20 @@ template <class Reducer, int ranks_max, class Way>
 MAIL_DEVICE bool send_parts(Way& way) {
   const WindlassCollectiveLaunch& launch = way.launch;
   const uint32_t me = way.me();
-  const bool copies = !Reducer::reduces && launch.receive[me] != launch.send[me];
+  // Several that move bytes send the same to all.
+  const bool copies = !Reducer::reduces && !Way::several && way.source.receive(me) != way.source.send(me);
   for (; way.has_step(); ++way.step) {
     // All loads are on their way before the first is waited for.
     Vector out[ranks_max - 1][Way::groups];
     MAIL_UNROLL
     for (int distance = 1; distance < ranks_max; ++distance) {
       const uint32_t rank = way.peer(distance);
-      if (distance < (int)launch.ranks && way.moves(rank)) load_unit(way, out[distance - 1], launch.send[rank], launch.send_bytes[rank]);
+      if (distance < (int)launch.ranks && way.moves(rank)) load_unit(way, out[distance - 1], way.source.send(rank), way.source.send_bytes(rank));
     }
     if (copies && way.moves(me)) {
       Vector own[Way::groups];
-      load_unit(way, own, launch.send[me], launch.send_bytes[me]);
-      store_unit(way, own, launch.receive[me], launch.receive_bytes[me]);
+      load_unit(way, own, way.source.send(me), way.source.send_bytes(me));
+      store_unit(way, own, way.source.receive(me), way.source.receive_bytes(me));
     }
     if (!put_unit<ranks_max>(way, out, WINDLASS_WAITED_LINES_CREDIT)) return false;
   }
@@ -131,14 +132,14 @@ MAIL_DEVICE bool send_parts(Way& way) {
 // Sends the same to all.
 template <int ranks_max, class Way>
 MAIL_DEVICE bool send_same(Way& way) {
-  const WindlassCollectiveLaunch& launch = way.launch;
   const uint32_t me = way.me();
-  const bool copies = launch.receive[me] != launch.send[me];
+  const auto is_apart = [&] { return way.source.receive(me) != way.source.send(me); };
+  const bool copies = !Way::several && is_apart();
   for (; way.has_step(); ++way.step) {
     Vector own[1][Way::groups];
-    load_unit(way, own[0], launch.send[me], launch.send_bytes[me]);
+    load_unit(way, own[0], way.source.send(me), way.source.send_bytes(me));
     if (!put_unit<ranks_max>(way, own, WINDLASS_WAITED_LINES_CREDIT)) return false;
-    if (copies && way.moves(me)) store_unit(way, own[0], launch.receive[me], launch.receive_bytes[me]);
+    if ((Way::several ? is_apart() : copies) && way.moves(me)) store_unit(way, own[0], way.source.receive(me), way.source.receive_bytes(me));
   }
   return true;
 }
@@ -151,16 +152,16 @@ MAIL_DEVICE bool receive_parts(Way& way) {
     Vector x[ranks_max][Way::groups];
     if constexpr (Reducer::reduces) {
       Vector own[Way::groups];
-      load_unit(way, own, launch.send[me], launch.send_bytes[me]);
+      load_unit(way, own, way.source.send(me), way.source.send_bytes(me));
       spread(x, own);
       if (!take_unit(way, x, WINDLASS_WAITED_LINES_DATA)) return false;
       reduce_unit<Reducer>(own, x, launch);
-      store_unit(way, own, launch.receive[me], launch.receive_bytes[me]);
+      store_unit(way, own, way.source.receive(me), way.source.receive_bytes(me));
     } else {
       if (!take_unit(way, x, WINDLASS_WAITED_LINES_DATA)) return false;
       MAIL_UNROLL
       for (int rank = 0; rank < ranks_max; ++rank)
-        if (way.moves_peer(rank)) store_unit(way, x[rank], launch.receive[rank], launch.receive_bytes[rank]);
+        if (way.moves_peer(rank)) store_unit(way, x[rank], way.source.receive(rank), way.source.receive_bytes(rank));
     }
     way.has_consumed();
   }

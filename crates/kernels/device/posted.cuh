@@ -24,8 +24,8 @@ struct Told {
 template <bool straight>
 struct PostedSender : Sender<Posted, straight> {
   Told& units_told;
-  MAIL_DEVICE PostedSender(const WindlassCollectiveLaunch& launch, const WindlassWire& wire, uint32_t lane, uint64_t bytes, Told& told)
-      : Sender<Posted, straight>(launch, wire, lane, bytes), units_told(told) {}
+  MAIL_DEVICE PostedSender(const OneCall& source, const WindlassWire& wire, uint32_t lane, uint64_t bytes, Told& told)
+      : Sender<Posted, straight>(source, wire, lane, bytes), units_told(told) {}
   // The poster does, when it has posted the last unit.
   MAIL_DEVICE void end() {}
 };
@@ -95,7 +95,7 @@ template <int phases, bool straight>
 MAIL_DEVICE void post(const WindlassCollectiveLaunch& launch, uint32_t* counters) {
   const uint32_t channels = phases * launch.role_warps, channel = lane_index() % channels, team = lane_index() / channels, teams = 32 / channels;
   const WindlassWire& wire = launch.wires[phases == 1 ? 0 : channel / launch.role_warps];
-  const auto way_of = [&](uint32_t lane) { return Lane<Posted, straight>(launch, wire, lane, 0); };
+  const auto way_of = [&](uint32_t lane) { return Lane<Posted, straight>(OneCall(launch), wire, lane, 0); };
   const auto base_of = [&](uint32_t lane) { return load_word_relaxed(way_of(lane).words_of(launch.rank) + 8 * WINDLASS_LANE_SENT); };
   Lanes lanes(launch, channel % launch.role_warps);
   bool live = team < teams && lanes.next < lanes.last;

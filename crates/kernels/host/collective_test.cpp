@@ -167,7 +167,7 @@ void special_values() {
   }
 }
 
-// Calls by pairs, several of them one kernel: more units than lanes, kinds by turns, between single calls of every wire.
+// Several calls one kernel, by pairs and by lines: more units than lanes and rings hold, kinds by turns, between single calls of every wire.
 void batches() {
   host::Random random{world::seed};
   for (int worlds = 0; worlds < (HOST_TSAN ? 2 : 12); ++worlds) {
@@ -180,11 +180,14 @@ void batches() {
     const Kind copies[] = {collective::all_gather, collective::all_to_all}, reductions[] = {collective::all_reduce, collective::reduce_scatter};
     while (calls.size() < (HOST_TSAN ? 20 : 150)) {
       if (random.below(6) == 0) calls.push_back(any_call(random, o));
-      const bool reduces = random.below(3) != 0;
-      Call like = any_call(random, reduces ? collective::all_reduce : collective::all_gather, {collective::pairs, 2}, o.ranks, 0);
-      const uint64_t most = bytes_max(o, like.choice);
+      const bool reduces = random.below(3) != 0, by_pairs = random.below(2), in_shares = reduces && !by_pairs && random.below(2);
+      const Choice lines = {collective::lines, o.ranks <= 4 ? 4u : 2u}, shares = {collective::two_phases, 2}, pairs = {collective::pairs, 2};
+      const Choice choice = by_pairs ? pairs : in_shares ? shares : lines;
+      const Call like = any_call(random, reduces ? collective::all_reduce : collective::all_gather, choice, o.ranks, 0);
+      const uint64_t most = by_pairs ? bytes_max(o, choice) : ring_bytes(o, choice);
       for (uint64_t left = 1 + random.below(20); left; --left) {
-        Call call = any_call(random, (reduces ? reductions : copies)[random.below(2)], {collective::pairs, 2}, o.ranks, 0);
+        const uint64_t which = by_pairs ? random.below(2) : reduces && !in_shares;
+        Call call = any_call(random, (reduces ? reductions : copies)[which], choice, o.ranks, 0);
         if (reduces) call.type = like.type, call.by = like.by, call.any_kernel = like.any_kernel;
         call.count = (random.below(4) ? random.below(600) : random.below(most + 1)) % (most + 1) / reference::element_bytes[call.type];
         call.values = reduces && random.below(8) == 0 ? reference::special : reference::usual;
@@ -382,6 +385,8 @@ void abort_in_the_middle() {
   const Case cases[] = {
       {collective::all_gather, {collective::pairs, 2}, WINDLASS_WAITED_PAIRS_DATA, 0},
       {collective::all_reduce, {collective::pairs, 2}, WINDLASS_WAITED_PAIRS_DATA, 1, 3},
+      {collective::all_reduce, {collective::two_phases, 2}, WINDLASS_WAITED_LINES_DATA, 3, 3},
+      {collective::all_gather, {collective::lines, 4}, WINDLASS_WAITED_LINES_DATA, 8, 3},
       {collective::broadcast, {collective::lines, 2}, WINDLASS_WAITED_LINES_CREDIT, 4},
       {collective::all_to_all, {collective::lines, 2}, WINDLASS_WAITED_LINES_DATA, 0},
       {collective::broadcast, {collective::lines, 4}, WINDLASS_WAITED_LINES_CREDIT, 4},

@@ -58,10 +58,14 @@ inline const Kernel kernels[] = {
 
 inline const BatchKernel batch_kernels[] = {WINDLASS_BATCH_KERNELS(WORLD_KERNEL)};
 
-inline const BatchKernel& batch_kernel_for(const std::string& reducer, uint32_t ranks, bool straight) {
+// The one that runs several of what goes this way, if there is one.
+inline const BatchKernel* batch_kernel_for(const collective::Choice& choice, const std::string& reducer, uint32_t ranks, bool straight) {
+  static const std::string families[] = {"batch", "batch_lines", "batch_all_reduce"};
   for (const BatchKernel& kernel : batch_kernels)
-    if (kernel.reducer == reducer && kernel.ranks >= ranks && kernel.straight == straight) return kernel;
-  fail("no kernel for a batch of " + reducer + " of " + std::to_string(ranks));
+    if (choice.family <= collective::two_phases && kernel.family == families[choice.family] && kernel.reducer == reducer && kernel.ranks >= ranks &&
+        kernel.groups == (choice.family == collective::pairs ? 0 : choice.groups) && kernel.straight == straight)
+      return &kernel;
+  return nullptr;
 }
 inline const Kernel& kernel_for(const collective::Choice& choice, const std::string& reducer, uint32_t ranks, bool straight) {
   static const std::string families[] = {"pairs", "lines", "all_reduce", "posted", "posted_all_reduce"};
@@ -146,7 +150,7 @@ struct How {
   bool slow_in_turn = false;       // every rank is the slow one for a time
   uint32_t blocks_max = 3, role_warps_max = 2;
   bool grid_by_rank = false;       // each rank has a grid of its own for good; rank 0 one warp a role
-  uint32_t batches_of = 1;         // up to so many calls by pairs that follow each other are one kernel
+  uint32_t batches_of = 1;         // up to so many calls that follow each other are one kernel
   bool batches_full = false;       // as many as fit, not any number
 };
 
@@ -180,9 +184,9 @@ struct World {
     fill(launch, role_warps < warps_max ? role_warps : warps_max);
     machine.launch(blocks, collective::threads(family, launch.role_warps), collective::shared_bytes(family), random, [&] { kernel.run(launch); });
   }
-  void launch(WindlassBatchLaunch& batch, const BatchKernel& kernel, uint32_t blocks, uint32_t role_warps, uint64_t random) {
+  void launch(WindlassBatchLaunch& batch, const BatchKernel& kernel, collective::Family family, uint32_t blocks, uint32_t role_warps, uint64_t random) {
     fill(batch.launch, role_warps);
-    machine.launch(blocks, 32 * role_warps, 0, random, [&] { kernel.run(batch); });
+    machine.launch(blocks, collective::threads(family, role_warps), 0, random, [&] { kernel.run(batch); });
   }
   void fill(WindlassCollectiveLaunch& launch, uint32_t role_warps) {
     ++begun;
@@ -236,27 +240,39 @@ struct Rank {
       const uint32_t blocks = how.grid_by_rank ? own_blocks : 1 + (uint32_t)random.below(how.blocks_max);
       const uint32_t warps = how.grid_by_rank ? own_warps : 1 + (uint32_t)random.below(how.role_warps_max);
       next = index + batch_length(calls, index, how);
-      if (how.batches_of > 1 && calls[index].choice.family == collective::pairs && calls[index].matrix.empty())
+      if (how.batches_of > 1 && goes_in_batches(calls[index]))
         batch(calls, index, next, blocks, warps);
       else
         call(calls[index], index, blocks, warps);
     }
   }
 
+  const BatchKernel* batch_kernel(const Call& call, bool straight) const {
+    return batch_kernel_for(call.choice, reduces(call.kind) ? reducer_for(call.type, call.by, call.any_kernel) : "Copy", ranks(), straight);
+  }
+  // Pairs all that they are for; lines what the product gives them.
+  bool goes_in_batches(const Call& call) const {
+    const collective::Family family = call.choice.family;
+    const bool fits = family == collective::pairs || family == collective::two_phases ||
+                      (family == collective::lines && (call.kind == collective::all_gather || call.kind == collective::reduce_scatter));
+    return fits && call.matrix.empty() && batch_kernel(call, false);
+  }
+
   // How many calls from there on are one kernel: alike on all ranks.
   size_t batch_length(const std::vector<Call>& calls, size_t first, const How& how) const {
     const uint32_t most = how.batches_of;
-    if (most == 1 || calls[first].choice.family != collective::pairs) return 1;
+    if (most == 1 || !goes_in_batches(calls[first])) return 1;
+    const collective::Family family = calls[first].choice.family;
     host::Random of_first{seed ^ first};
     const size_t wanted = how.batches_full ? most : 1 + of_first.below(most);
     uint64_t units = 0;
     size_t length = 0;
     for (; length < wanted && first + length < calls.size(); ++length) {
       const Call& call = calls[first + length];
-      const bool alike = call.choice.family == collective::pairs && call.matrix.empty() && reduces(call.kind) == reduces(calls[first].kind) &&
+      const bool alike = call.choice.family == family && goes_in_batches(call) && reduces(call.kind) == reduces(calls[first].kind) &&
                          (!reduces(call.kind) || (call.type == calls[first].type && call.by == calls[first].by && call.any_kernel == calls[first].any_kernel));
       units += (call.count * reference::element_bytes[call.type] + WINDLASS_PAIRS_PAYLOAD_BYTES - 1) / WINDLASS_PAIRS_PAYLOAD_BYTES;
-      if (length && (!alike || units > WINDLASS_BATCH_UNITS_MAX || length == WINDLASS_BATCH_CALLS_MAX)) break;
+      if (length && (!alike || (family == collective::pairs && units > WINDLASS_BATCH_ENTRIES) || length == WINDLASS_BATCH_CALLS_MAX)) break;
     }
     return length;
   }
@@ -269,6 +285,7 @@ struct Rank {
     std::vector<Buffers> buffers;
     WindlassBatchLaunch batch;
     std::memset(&batch, 0, sizeof batch);
+    const collective::Family family = calls[first].choice.family;
     uint32_t units = 0;
     bool straight = true;
     for (size_t index = first; index < last; ++index) {
@@ -276,16 +293,30 @@ struct Rank {
       if (index == first) batch.launch = launch;
       straight &= collective::straight(launch, calls[index].choice) && !calls[index].any_kernel;
       const auto& receive = launch.receive;
-      const bool reducing = reduces(calls[index].kind);
-      batch.calls[index - first] = {launch.send[0], reducing ? receive[me] : receive[0], (uint32_t)(launch.send[1] - launch.send[0]),
-                                    reducing ? 0 : (uint32_t)(receive[1] - receive[0]), (uint32_t)launch.send_bytes[0], units};
-      for (uint64_t unit = 0; unit < launch.units; ++unit) batch.call_of_unit[units++] = (uint8_t)(index - first);
+      const bool one_result = reduces(calls[index].kind) && family != collective::two_phases;
+      batch.calls[index - first] = {launch.send[0],
+                                    one_result ? receive[me] : receive[0],
+                                    (uint32_t)(launch.send[1] - launch.send[0]),
+                                    one_result ? 0 : (uint32_t)(receive[1] - receive[0]),
+                                    (uint32_t)(calls[index].count * reference::element_bytes[calls[index].type]),
+                                    units};
+      units += (uint32_t)launch.units;
       buffers.push_back({std::move(out), std::move(in)});
     }
+    batch.count = (uint32_t)(last - first);
     batch.launch.units = units;
     batch.launch.used_lanes = std::min(units, world.options.lanes);
-    const Call& one = calls[first];
-    world.launch(batch, batch_kernel_for(reduces(one.kind) ? reducer_for(one.type, one.by, one.any_kernel) : "Copy", ranks(), straight), blocks, role_warps, random.next());
+    // The list as short as it may be, now and then: then several calls share an entry.
+    while (units > (uint32_t)WINDLASS_BATCH_ENTRIES << batch.units_log2) ++batch.units_log2;
+    if (family != collective::pairs) batch.units_log2 += seed % 4;
+    for (uint32_t place = 0; place < batch.count; ++place) {
+      const uint32_t end = place + 1 < batch.count ? batch.calls[place + 1].first_unit : units;
+      for (uint32_t unit = batch.calls[place].first_unit; unit < end; ++unit)
+        if (unit % (1u << batch.units_log2) == 0) batch.call_of_unit[unit >> batch.units_log2] = (uint8_t)place;
+    }
+    const BatchKernel& kernel = *batch_kernel(calls[first], straight);
+    const uint32_t warps_max = kernel.threads_max / 32 / collective::roles(family);
+    world.launch(batch, kernel, family, blocks, std::min(role_warps, warps_max), random.next());
     if (world.aborted()) return;
     for (size_t index = first; index < last; ++index) {
       out = std::move(buffers[index - first].out);

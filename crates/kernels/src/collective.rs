@@ -12,9 +12,9 @@ pub const PAIRS_PAYLOAD_BYTES: u64 = 256;
 pub const PAIRS_SLOT_BYTES: u64 = 512;
 pub const PAIRS_SLOTS: u64 = 2;
 pub const PAIRS_COUNT_BYTES: u64 = 8;
-/// Collectives that one kernel runs at most, and their units.
+/// Collectives that one kernel runs at most, and what its list of their units has room for.
 pub const BATCH_CALLS_MAX: usize = 64;
-pub const BATCH_UNITS_MAX: usize = 512;
+pub const BATCH_ENTRIES: usize = 512;
 pub const LINES_HALF_PAYLOAD_BYTES: u64 = 960;
 pub const LINES_SLOT_BYTES: u64 = 2048;
 /// Of a block of the kernels of posted units.
@@ -88,7 +88,9 @@ pub struct BatchCall {
 pub struct BatchLaunch {
     pub launch: CollectiveLaunch,
     pub calls: [BatchCall; BATCH_CALLS_MAX],
-    pub call_of_unit: [u8; BATCH_UNITS_MAX],
+    pub call_of_unit: [u8; BATCH_ENTRIES],
+    pub units_log2: u32,
+    pub count: u32,
 }
 
 impl Default for BatchLaunch {
@@ -96,14 +98,16 @@ impl Default for BatchLaunch {
         BatchLaunch {
             launch: CollectiveLaunch::default(),
             calls: [BatchCall::default(); BATCH_CALLS_MAX],
-            call_of_unit: [0; BATCH_UNITS_MAX],
+            call_of_unit: [0; BATCH_ENTRIES],
+            units_log2: 0,
+            count: 0,
         }
     }
 }
 
 const _: () = {
     assert!(size_of::<BatchCall>() == 32 && offset_of!(BatchCall, bytes) == 24);
-    assert!(size_of::<BatchLaunch>() == 424 + 2048 + 512 && offset_of!(BatchLaunch, calls) == 424);
+    assert!(size_of::<BatchLaunch>() == 424 + 2048 + 512 + 8 && offset_of!(BatchLaunch, calls) == 424);
     assert!(size_of::<Wire>() == 16 && offset_of!(Wire, lanes) == 8);
     assert!(size_of::<CollectiveLaunch>() == 424 && offset_of!(CollectiveLaunch, wires) == 64);
     assert!(offset_of!(CollectiveLaunch, control) == 96 && offset_of!(CollectiveLaunch, send) == 120);

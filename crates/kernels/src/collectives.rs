@@ -16,7 +16,7 @@ mod uneven;
 #[cfg(test)]
 mod tests;
 
-pub use batch::{arrange_batch, units};
+pub use batch::{BATCH_BYTES_MAX, arrange_batch, units};
 pub use geometry::{Geometry, Layout};
 pub use grid::{Limits, Shape};
 pub use kernel::Kernel;
@@ -26,7 +26,7 @@ pub use tuning::{Crossover, Tuning};
 pub use uneven::{Part, Uneven, arrange_uneven};
 
 use crate::collective::{COLLECTIVE_EVEN, CollectiveLaunch};
-use kernel::{Family, Reducer, Straight};
+use kernel::{Reducer, Straight};
 
 /// Which collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,11 +106,7 @@ pub fn arrange(
     let family = tuning.family(collective.kind, reducer, total_bytes, pair_bytes, geometry);
 
     *launch = blank(geometry, slices);
-    launch.wires = match family {
-        Family::Pairs | Family::Batch => [layout.pairs, Default::default()],
-        Family::Lines2 | Family::Lines4 | Family::Posted => [layout.lines, Default::default()],
-        Family::AllReduce | Family::PostedAllReduce => [layout.lines, layout.results],
-    };
+    launch.wires = layout.wires(family);
     if let Some(reduction) = collective.reduction.filter(|_| reducer != Reducer::Copy) {
         (launch.reduction, launch.scale) = (reduction.word(), reduction.scale(ranks));
     }

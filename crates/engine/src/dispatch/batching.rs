@@ -1,15 +1,38 @@
-//! Which small collectives of one communicator's part of a group one kernel runs beside each other. Pure, and a function of what all
-//! ranks share: see [`fusing`](super::fusing), also for why one may not need another's result.
+//! Which collectives of one communicator's part of a group one kernel runs beside each other: small ones over pairs, others over
+//! lines. Pure, and a function of what all ranks share: see [`fusing`](super::fusing), also for why one may not need another's result.
 
 use nccl_sys::{ncclDataType_t, ncclRedOp_t};
-use windlass_kernels::collective::{BATCH_CALLS_MAX, BATCH_UNITS_MAX};
-use windlass_kernels::collectives::units;
+use windlass_kernels::collective::{BATCH_CALLS_MAX, BATCH_ENTRIES};
+use windlass_kernels::collectives::{BATCH_BYTES_MAX, units};
 
 use crate::call::{Function, Shared};
+use crate::contract::capability;
 use crate::plan::Terms;
 use crate::tuning;
 
 use super::fusing::Step;
+
+/// What of a group one kernel runs, as the ranks have agreed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Batches {
+    /// One collective.
+    None,
+    /// What is small, over pairs.
+    Small,
+    /// Over lines, too.
+    All,
+}
+
+impl Batches {
+    /// As it stands in the [contract](crate::contract).
+    pub fn of(capabilities: u64) -> Batches {
+        match capabilities {
+            _ if capabilities & capability::BATCHES == 0 => Batches::None,
+            _ if capabilities & capability::LARGER_BATCHES == 0 => Batches::Small,
+            _ => Batches::All,
+        }
+    }
+}
 
 /// What one kernel can do: move bytes, or reduce in one way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,77 +41,94 @@ enum Work {
     Reduces(ncclDataType_t, ncclRedOp_t),
 }
 
-/// What is being filled.
-struct Batch {
-    work: Work,
-    /// Its place in the list of steps.
+/// A call that would take a kernel.
+#[derive(Clone, Copy, Debug)]
+struct Candidate {
+    /// Its place among the steps.
     step: usize,
-    units: u64,
+    /// Among the calls.
+    place: usize,
+    function: Function,
+    work: Work,
+    bytes: u64,
+    /// Of pairs, if it is small enough for them.
+    units: Option<u64>,
 }
 
 /// Puts those that would take a kernel each together, as far as they fit, where the first of them was.
-pub fn batched(steps: &[Step], calls: &[Shared], terms: &Terms) -> Vec<Step> {
-    let mut batched: Vec<Step> = Vec::with_capacity(steps.len());
-    // The newest of each work.
-    let mut open: Vec<Batch> = Vec::new();
-    for step in steps {
-        let Step::Alone(place) = step else {
-            batched.push(step.clone());
-            continue;
-        };
-        let Some((work, units)) = work_of(&calls[*place], terms) else {
-            batched.push(step.clone());
-            continue;
-        };
-        let known = open.iter_mut().find(|batch| batch.work == work);
-        match known {
-            Some(batch) if joins(&mut batched[batch.step], *place, batch.units + units) => {
-                batch.units += units;
-            }
-            Some(batch) => {
-                (batch.step, batch.units) = (batched.len(), units);
-                batched.push(step.clone());
-            }
-            None => {
-                open.push(Batch { work, step: batched.len(), units });
-                batched.push(step.clone());
-            }
-        }
-    }
-    batched
-}
-
-/// Adds a call to what one kernel runs, if that then has no more than so many units.
-fn joins(step: &mut Step, place: usize, units: u64) -> bool {
-    if units > BATCH_UNITS_MAX as u64 {
-        return false;
-    }
-    match step {
-        Step::Alone(first) => {
-            *step = Step::Batch(vec![*first, place]);
-            true
-        }
-        Step::Batch(run) if run.len() < BATCH_CALLS_MAX => {
-            run.push(place);
-            true
-        }
-        _ => false,
-    }
-}
-
-/// What a batch does for a call, and its units; none where it would go by other wires alone, or has a root.
-fn work_of(call: &Shared, terms: &Terms) -> Option<(Work, u64)> {
-    let tuning = tuning::kernels();
-    let (work, crossover) = match call.function {
-        Function::AllReduce => (Work::Reduces(call.datatype, call.operation?), tuning.all_reduce),
-        Function::ReduceScatter => (Work::Reduces(call.datatype, call.operation?), tuning.reduce_scatter),
-        Function::AllGather => (Work::Moves, tuning.all_gather),
-        _ => return None,
+pub fn batched(steps: &[Step], calls: &[Shared], terms: &Terms, batches: Batches) -> Vec<Step> {
+    let candidate = |(step, what): (usize, &Step)| match what {
+        Step::Alone(place) => Candidate::of(step, *place, &calls[*place], terms),
+        Step::Together(_) | Step::Batch(_) | Step::Forwarded(_) => None,
     };
-    let pair_bytes = (call.count as u64).checked_mul(call.datatype.size_bytes()? as u64)?;
-    let units = units(pair_bytes);
-    let is_small = call.bytes(terms.ranks) <= crossover.pairs_bytes_max && units <= BATCH_UNITS_MAX as u64;
-    is_small.then_some((work, units))
+    let candidates = steps.iter().enumerate().filter_map(candidate);
+    let mut left: Vec<Candidate> = match batches {
+        Batches::None => Vec::new(),
+        Batches::Small => candidates.filter(|one| one.units.is_some()).collect(),
+        Batches::All => candidates.collect(),
+    };
+    let mut batched: Vec<Option<Step>> = steps.iter().cloned().map(Some).collect();
+    while let Some(first) = left.first().copied() {
+        let alike: Vec<Candidate> = left.iter().filter(|other| other.work == first.work).copied().collect();
+        let run = match batches == Batches::Small || go_by_pairs(&alike) {
+            true => run_of(&alike, |sum, other| sum.units + other.units.unwrap_or(0) <= BATCH_ENTRIES as u64),
+            false => run_of(&alike, |sum, other| {
+                other.function == first.function && sum.bytes + other.bytes <= BATCH_BYTES_MAX
+            }),
+        };
+        left.retain(|other| !run.iter().any(|taken| taken.step == other.step));
+        if run.len() > 1 {
+            run.iter().for_each(|taken| batched[taken.step] = None);
+            batched[first.step] = Some(Step::Batch(run.iter().map(|taken| taken.place).collect()));
+        }
+    }
+    batched.into_iter().flatten().collect()
+}
+
+/// Whether all these are small, and few enough: then they may be of several kinds. What is more, or larger, is quicker over lines.
+fn go_by_pairs(alike: &[Candidate]) -> bool {
+    let units = alike.iter().try_fold(0_u64, |sum, one| sum.checked_add(one.units?));
+    units.is_some_and(|units| units <= BATCH_ENTRIES as u64)
+}
+
+/// What one kernel has.
+#[derive(Default)]
+struct Sum {
+    bytes: u64,
+    units: u64,
+}
+
+/// The first, and as many of the others as one kernel takes: those that fit beside what it has.
+fn run_of(alike: &[Candidate], fits: impl Fn(&Sum, &Candidate) -> bool) -> Vec<Candidate> {
+    let (mut run, mut sum) = (Vec::new(), Sum::default());
+    for one in alike {
+        if run.len() < BATCH_CALLS_MAX && (run.is_empty() || fits(&sum, one)) {
+            sum.bytes += one.bytes;
+            sum.units += one.units.unwrap_or(0);
+            run.push(*one);
+        }
+    }
+    run
+}
+
+impl Candidate {
+    /// None of what has a root: these are one collective together, or rare.
+    fn of(step: usize, place: usize, call: &Shared, terms: &Terms) -> Option<Candidate> {
+        let tuning = tuning::kernels();
+        let (work, crossover) = match call.function {
+            Function::AllReduce => (Work::Reduces(call.datatype, call.operation?), tuning.all_reduce),
+            Function::ReduceScatter => (Work::Reduces(call.datatype, call.operation?), tuning.reduce_scatter),
+            Function::AllGather => (Work::Moves, tuning.all_gather),
+            _ => return None,
+        };
+        let bytes = call.bytes(terms.ranks);
+        let pair_bytes = (call.count as u64).checked_mul(call.datatype.size_bytes()? as u64)?;
+        let units = units(pair_bytes);
+        let is_small = bytes <= crossover.pairs_bytes_max && units <= BATCH_ENTRIES as u64;
+        let units = is_small.then_some(units);
+        let function = call.function;
+        (bytes <= BATCH_BYTES_MAX).then_some(Candidate { step, place, function, work, bytes, units })
+    }
 }
 
 #[cfg(test)]
@@ -104,9 +144,13 @@ mod tests {
         Shared { function, count, datatype: ncclFloat32, operation, root: None }
     }
 
-    fn alone(calls: &[Shared]) -> Vec<Step> {
+    fn alone_with(batches: Batches, calls: &[Shared]) -> Vec<Step> {
         let steps: Vec<Step> = (0..calls.len()).map(Step::Alone).collect();
-        batched(&steps, calls, &TERMS)
+        batched(&steps, calls, &TERMS, batches)
+    }
+
+    fn alone(calls: &[Shared]) -> Vec<Step> {
+        alone_with(Batches::All, calls)
     }
 
     /// What moves is one kernel, what reduces one for each way, each where its first call was; one alone stays so.
@@ -127,22 +171,65 @@ mod tests {
         assert_eq!(alone(&[]), []);
     }
 
-    /// A full one is followed by another; what other wires serve better, and what has a root, is none's.
+    /// A full one is followed by another; beside what is not small, or where there is no room for units of pairs, each kind has its own.
     #[test]
     fn as_many_as_fit() {
-        let full = alone(&vec![call(Function::AllReduce, 1); BATCH_CALLS_MAX + 2]);
+        use Function::{AllGather, AllReduce, Reduce, ReduceScatter};
+        let full = alone(&vec![call(AllReduce, 1); BATCH_CALLS_MAX + 2]);
         let last = vec![BATCH_CALLS_MAX, BATCH_CALLS_MAX + 1];
         assert_eq!(full, [Step::Batch((0..BATCH_CALLS_MAX).collect()), Step::Batch(last)]);
         // 64 KiB are 256 units.
-        let large = call(Function::AllReduce, 16 << 10);
-        assert_eq!(alone(&[large; 3]), [Step::Batch(vec![0, 1]), Step::Alone(2)]);
-        let larger = call(Function::AllReduce, (16 << 10) + 1);
-        let small = call(Function::AllReduce, 1);
-        assert_eq!(alone(&[small, larger, small]), [Step::Batch(vec![0, 2]), Step::Alone(1)]);
-        let rooted = Shared { root: Some(0), ..call(Function::Reduce, 1) };
+        let large = call(AllReduce, 16 << 10);
+        let scattered = call(ReduceScatter, 1);
+        assert_eq!(alone(&[large, large]), [Step::Batch(vec![0, 1])]);
+        let by_lines = [Step::Batch(vec![0, 2]), Step::Alone(1)];
+        assert_eq!(alone(&[large, scattered, large]), by_lines);
+        assert_eq!(alone(&[large; 5]), [Step::Batch((0..5).collect())]);
+        let larger = call(AllReduce, (16 << 10) + 1);
+        let small = call(AllReduce, 1);
+        assert_eq!(alone(&[small, larger, small]), [Step::Batch(vec![0, 1, 2])]);
+        assert_eq!(
+            alone(&[small, call(AllGather, 4 << 10), small]),
+            [Step::Batch(vec![0, 2]), Step::Alone(1)]
+        );
+        let rooted = Shared { root: Some(0), ..call(Reduce, 1) };
         assert_eq!(alone(&[rooted, rooted]), [Step::Alone(0), Step::Alone(1)]);
-        let overflows = call(Function::AllGather, usize::MAX);
+        let overflows = call(AllGather, usize::MAX);
         assert_eq!(alone(&[overflows, overflows]), [Step::Alone(0), Step::Alone(1)]);
+    }
+
+    /// Where ranks have agreed on small ones alone, what has no room for its units is the next kernel, and what is larger has its own.
+    #[test]
+    fn small_alone() {
+        use Function::{AllGather, AllReduce, ReduceScatter};
+        let small = |calls: &[Shared]| alone_with(Batches::Small, calls);
+        // 64 KiB are 256 units.
+        let (large, larger) = (call(AllReduce, 16 << 10), call(AllReduce, (16 << 10) + 1));
+        assert_eq!(small(&[large; 3]), [Step::Batch(vec![0, 1]), Step::Alone(2)]);
+        assert_eq!(small(&[large; 4]), [Step::Batch(vec![0, 1]), Step::Batch(vec![2, 3])]);
+        let (one, scattered) = (call(AllReduce, 1), call(ReduceScatter, 1));
+        assert_eq!(small(&[one, larger, one]), [Step::Batch(vec![0, 2]), Step::Alone(1)]);
+        assert_eq!(small(&[one, call(AllGather, 1), scattered]), [Step::Batch(vec![0, 2]), Step::Alone(1)]);
+        assert_eq!(alone_with(Batches::None, &[one, one]), [Step::Alone(0), Step::Alone(1)]);
+    }
+
+    /// What the ranks have said.
+    #[test]
+    fn agreed() {
+        use capability::{BATCHES, FAST, LARGER_BATCHES};
+        let known = [0, LARGER_BATCHES, BATCHES | FAST, BATCHES | LARGER_BATCHES].map(Batches::of);
+        assert_eq!(known, [Batches::None, Batches::None, Batches::Small, Batches::All]);
+    }
+
+    /// One kernel takes so many bytes; those that fit beside others go with them, and what has more goes alone.
+    #[test]
+    fn not_too_large() {
+        let of = |bytes: u64| call(Function::AllReduce, bytes as usize / 4);
+        let half = BATCH_BYTES_MAX / 2;
+        let sizes = [half, half + 4, half - 4, 4, BATCH_BYTES_MAX + 4, half];
+        let calls: Vec<Shared> = sizes.into_iter().map(of).collect();
+        let expected = [Step::Batch(vec![0, 2, 3]), Step::Alone(1), Step::Alone(4), Step::Alone(5)];
+        assert_eq!(alone(&calls), expected);
     }
 
     /// Others keep their places.
@@ -153,6 +240,6 @@ mod tests {
             [Step::Forwarded(0), Step::Alone(1), Step::Together(vec![2]), Step::Alone(3), Step::Forwarded(4)];
         let expected =
             [Step::Forwarded(0), Step::Batch(vec![1, 3]), Step::Together(vec![2]), Step::Forwarded(4)];
-        assert_eq!(batched(&steps, &calls, &TERMS), expected);
+        assert_eq!(batched(&steps, &calls, &TERMS, Batches::All), expected);
     }
 }

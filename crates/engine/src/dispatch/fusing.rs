@@ -11,12 +11,14 @@
 //! NCCL promises no order within a group: its list is sorted by size (`ncclTaskCollSorterInsert`, src/include/comm.h), the last first
 //! among equals, and runs side by side on several channels. So buffers of one that are another's are the program's fault there, too.
 
+use windlass_kernels::collective::BATCH_CALLS_MAX;
+
 use crate::call::{Function, Shared};
 use crate::path::Path;
 use crate::plan::{Standing, Terms, are_fast_together, plan};
 use crate::tuning::{self, Collective};
 
-use super::batching;
+use super::batching::{self, Batches};
 
 /// What becomes of collectives; numbers are places in the list.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,15 +34,17 @@ pub enum Step {
 }
 
 /// What becomes of a communicator's collectives of a group, in call order, of those that were held for its end. More than a few
-/// that would take a kernel each are NCCL's, which runs them in one. `batches`: the ranks have agreed on kernels that run several.
-pub fn steps(calls: &[Shared], terms: &Terms, batches: bool) -> Vec<Step> {
+/// that would take a kernel each are NCCL's, which runs them in one.
+pub fn steps(calls: &[Shared], terms: &Terms, batches: Batches) -> Vec<Step> {
     let single = kernels(calls, terms);
-    let batched = if batches { batching::batched(&single, calls, terms) } else { single.clone() };
+    let batched = batching::batched(&single, calls, terms, batches);
     let bytes_of = |place: &usize| calls[*place].bytes(terms.ranks);
     let apart = || {
         batched.iter().filter_map(|step| match step {
             Step::Alone(place) => Some(bytes_of(place)),
-            Step::Batch(run) => run.iter().map(bytes_of).max(),
+            // NCCL takes longer for so many calls than a kernel does.
+            Step::Batch(run) if run.len() == BATCH_CALLS_MAX => None,
+            Step::Batch(run) => Some(run.iter().map(bytes_of).fold(0, u64::saturating_add)),
             Step::Together(_) | Step::Forwarded(_) => None,
         })
     };
@@ -116,7 +120,7 @@ mod tests {
     use super::*;
     use crate::plan::may_be_fast_together;
     use crate::tuning::{COLLECTIVES, Limits};
-    use nccl_sys::{ncclDataType_t, ncclFloat32, ncclInt8, ncclInt32, ncclMax, ncclSum};
+    use nccl_sys::{ncclDataType_t, ncclFloat32, ncclInt8, ncclInt32, ncclMax, ncclMin, ncclSum};
     use proptest::prelude::*;
 
     const MIB: usize = 1 << 20;
@@ -142,29 +146,29 @@ mod tests {
     fn roots_of_their_own() {
         let gather = |sizes: [usize; 4]| {
             let calls: Vec<Shared> = (0..).zip(sizes).map(|(root, count)| broadcast(root, count)).collect();
-            steps(&calls, &TERMS, true)
+            steps(&calls, &TERMS, Batches::All)
         };
         assert_eq!(gather([1, 2, 3, 4]), [together(0..4)]);
         assert_eq!(gather([MIB, 3 * MIB / 2, MIB / 2, MIB]), [together(0..4)]);
         assert_eq!(gather([15 * MIB; 4]), [together(0..4)]);
         let scatter: Vec<Shared> = (0..4).map(|root| reduce(3 - root, MIB / 2 + 9 * root as usize)).collect();
-        assert_eq!(steps(&scatter, &TERMS, true), [together(0..4)]);
+        assert_eq!(steps(&scatter, &TERMS, Batches::All), [together(0..4)]);
         // Some roots are missing.
-        assert_eq!(steps(&[reduce(3, 5000), reduce(1, 9)], &TERMS, true), [together(0..2)]);
+        assert_eq!(steps(&[reduce(3, 5000), reduce(1, 9)], &TERMS, Batches::All), [together(0..2)]);
         // The same in place, of another type: bytes are moved.
         let bcast = Shared { function: Function::Bcast, datatype: ncclInt32, ..broadcast(2, 5) };
-        assert_eq!(steps(&[broadcast(0, 7), bcast], &TERMS, true), [together(0..2)]);
+        assert_eq!(steps(&[broadcast(0, 7), bcast], &TERMS, Batches::All), [together(0..2)]);
     }
 
     /// Above the limits what is too large by itself is NCCL's, and the rest a smaller one; a single one always goes its own way.
     #[test]
     fn by_themselves() {
         use Step::{Alone, Forwarded};
-        assert_eq!(steps(&[broadcast(1, 100)], &TERMS, true), [Alone(0)]);
-        assert_eq!(steps(&[broadcast(1, 2 * MIB)], &TERMS, true), [Forwarded(0)]);
+        assert_eq!(steps(&[broadcast(1, 100)], &TERMS, Batches::All), [Alone(0)]);
+        assert_eq!(steps(&[broadcast(1, 2 * MIB)], &TERMS, Batches::All), [Forwarded(0)]);
         let all = |sizes: [usize; 4]| {
             let calls: Vec<Shared> = (0..).zip(sizes).map(|(root, count)| broadcast(root, count)).collect();
-            steps(&calls, &TERMS, true)
+            steps(&calls, &TERMS, Batches::All)
         };
         assert_eq!(all([17 * MIB; 4]), [0, 1, 2, 3].map(Forwarded));
         assert_eq!(all([8 * MIB, 10, 10, 10]), [Forwarded(0), together(1..4)]);
@@ -176,8 +180,8 @@ mod tests {
         );
         let all_reduce = Shared { function: Function::AllReduce, root: None, ..reduce(0, 10) };
         let mixed = [broadcast(0, 10), all_reduce, broadcast(1, 10), broadcast(2, 10), reduce(0, 2 * MIB)];
-        assert_eq!(steps(&mixed, &TERMS, true), [Alone(0), Alone(1), together(2..4), Forwarded(4)]);
-        assert_eq!(steps(&[], &TERMS, true), []);
+        assert_eq!(steps(&mixed, &TERMS, Batches::All), [Alone(0), Alone(1), together(2..4), Forwarded(4)]);
+        assert_eq!(steps(&[], &TERMS, Batches::All), []);
     }
 
     /// A root that comes again, another type or operation of reduces, another collective: there the next one begins.
@@ -185,14 +189,14 @@ mod tests {
     fn ends_of_runs() {
         use Step::Alone;
         let again = [broadcast(0, 9), broadcast(1, 9), broadcast(1, 9), broadcast(0, 9)];
-        assert_eq!(steps(&again, &TERMS, true), [together(0..2), together(2..4)]);
+        assert_eq!(steps(&again, &TERMS, Batches::All), [together(0..2), together(2..4)]);
         let max = Shared { operation: Some(ncclMax), ..reduce(2, 9) };
         let other_type = Shared { datatype: ncclInt32, ..reduce(3, 9) };
         assert_eq!(
-            steps(&[reduce(0, 9), reduce(1, 9), max, other_type], &TERMS, true),
+            steps(&[reduce(0, 9), reduce(1, 9), max, other_type], &TERMS, Batches::All),
             [together(0..2), Alone(2), Alone(3)]
         );
-        assert_eq!(steps(&[broadcast(0, 9), reduce(1, 9)], &TERMS, true), [Alone(0), Alone(1)]);
+        assert_eq!(steps(&[broadcast(0, 9), reduce(1, 9)], &TERMS, Batches::All), [Alone(0), Alone(1)]);
     }
 
     /// Reductions that were not timed end together where they end alone.
@@ -200,7 +204,7 @@ mod tests {
     fn other_elements() {
         let maxima = |count| {
             let max = |root| Shared { operation: Some(ncclMax), ..reduce(root, count) };
-            steps(&[max(0), max(1), max(2), max(3)], &TERMS, true)
+            steps(&[max(0), max(1), max(2), max(3)], &TERMS, Batches::All)
         };
         assert_eq!(maxima(4096), [together(0..4)]);
         assert_eq!(maxima(4097), [0, 1, 2, 3].map(Step::Forwarded), "four kernels");
@@ -213,7 +217,7 @@ mod tests {
         const KIB: usize = 1 << 10;
         let all_reduce =
             |bytes: usize| Shared { function: Function::AllReduce, root: None, ..reduce(0, bytes / 4) };
-        let all_reduces = |count: usize, bytes: usize| steps(&vec![all_reduce(bytes); count], &TERMS, true);
+        let all_reduces = |count, bytes, batches| steps(&vec![all_reduce(bytes); count], &TERMS, batches);
         for (count, bytes, are_ours) in [
             (2, 65 * KIB, true),
             (3, 65 * KIB, false),
@@ -224,22 +228,28 @@ mod tests {
         ] {
             let expected = |place| if are_ours { Step::Alone(place) } else { Step::Forwarded(place) };
             let expected: Vec<Step> = (0..count).map(expected).collect();
-            assert_eq!(all_reduces(count, bytes), expected, "{count} of {bytes} bytes");
+            assert_eq!(all_reduces(count, bytes, Batches::None), expected, "{count} of {bytes} bytes");
+            assert_eq!(all_reduces(count, bytes, Batches::All), [Step::Batch((0..count).collect())]);
         }
         // What one kernel runs stays ours beside them.
         let large = all_reduce(65 * KIB);
         let mixed = [large, large, broadcast(0, 9), broadcast(1, 9), large];
         use Step::{Alone, Batch, Forwarded};
-        assert_eq!(steps(&mixed, &TERMS, true), [Forwarded(0), Forwarded(1), together(2..4), Forwarded(4)]);
-        assert_eq!(steps(&[all_reduce(4); 3], &TERMS, false), [0, 1, 2].map(Forwarded));
-        assert_eq!(steps(&[all_reduce(4); 2], &TERMS, false), [0, 1].map(Alone));
-        // Small ones are one kernel, as many as fit: then that is one of a few.
-        assert_eq!(all_reduces(64, 4), [Batch((0..64).collect())]);
-        assert_eq!(all_reduces(66, 4), [Batch((0..64).collect()), Batch(vec![64, 65])]);
-        assert_eq!(all_reduces(130, 4), (0..130).map(Forwarded).collect::<Vec<_>>());
+        let apart = [Forwarded(0), Forwarded(1), together(2..4), Forwarded(4)];
+        assert_eq!(steps(&mixed, &TERMS, Batches::None), apart);
+        assert_eq!(steps(&mixed, &TERMS, Batches::All), [Batch(vec![0, 1, 4]), together(2..4)]);
+        assert_eq!(all_reduces(3, 4, Batches::None), [0, 1, 2].map(Forwarded));
+        assert_eq!(all_reduces(2, 4, Batches::None), [0, 1].map(Alone));
+        // One kernel takes 64 calls, which is so many that NCCL would take longer: any number of such.
+        assert_eq!(all_reduces(64, 4, Batches::All), [Batch((0..64).collect())]);
+        let three = [Batch((0..64).collect()), Batch((64..128).collect()), Batch(vec![128, 129])];
+        assert_eq!(all_reduces(130, 4, Batches::All), three);
+        // What differs takes kernels of its own.
         let small = all_reduce(4);
-        assert_eq!(steps(&[small, large, small], &TERMS, true), [Batch(vec![0, 2]), Alone(1)]);
-        assert_eq!(steps(&[small, large, small, large], &TERMS, true), [0, 1, 2, 3].map(Forwarded));
+        let max = Shared { operation: Some(ncclMax), ..small };
+        let min = Shared { operation: Some(ncclMin), ..small };
+        assert_eq!(steps(&[small, max, small], &TERMS, Batches::All), [Batch(vec![0, 2]), Alone(1)]);
+        assert_eq!(steps(&[small, max, small, min], &TERMS, Batches::All), [0, 1, 2, 3].map(Forwarded));
     }
 
     fn any_call() -> impl Strategy<Value = Shared> {
@@ -273,13 +283,13 @@ mod tests {
             calls in proptest::collection::vec(any_call(), 0..24),
             limits in any::<[u32; COLLECTIVES]>(),
             shift in 0..32_u32,
-            batches in any::<bool>(),
+            batches in prop_oneof![Just(Batches::None), Just(Batches::Small), Just(Batches::All)],
         ) {
             let terms = Terms { ranks: 4, fast: Limits(limits.map(|limit| u64::from(limit >> shift))) };
             let (mut places, mut alone, mut too_many) = (Vec::new(), 0, 0);
             for step in steps(&calls, &terms, batches) {
                 if let Step::Batch(run) = &step {
-                    prop_assert!(batches);
+                    prop_assert!(batches != Batches::None);
                     prop_assert!(run.len() > 1 && run.is_sorted());
                     prop_assert!(run.iter().all(|place| plan(&calls[*place], Standing::Fabric(terms)) == Path::Fast));
                 }
@@ -290,7 +300,7 @@ mod tests {
                         places.push(place);
                     }
                     Step::Batch(run) => {
-                        alone += 1;
+                        alone += usize::from(run.len() < BATCH_CALLS_MAX);
                         places.extend(run);
                     }
                     Step::Forwarded(place) => {

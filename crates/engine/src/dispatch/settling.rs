@@ -7,7 +7,6 @@ use nccl_sys::ncclComm_t;
 
 use crate::call::{Call, Shared};
 use crate::communicator;
-use crate::contract::capability;
 use crate::error::{panicked, refuse};
 use crate::fabric::Fabric;
 use crate::fast::Task;
@@ -20,6 +19,7 @@ use crate::plan::Terms;
 use crate::stats::count;
 use nccl_sys::{ncclInternalError, ncclResult_t};
 
+use super::batching::Batches;
 use super::fusing::{self, Step};
 use super::group_order::Nccls;
 use super::{collectives, in_fabric};
@@ -106,7 +106,7 @@ fn decide(held: &[Held]) -> (Vec<Part>, Vec<Call>) {
         let own = held.iter().enumerate().filter(|(_, one)| Arc::ptr_eq(&one.fabric, fabric));
         let contract = fabric.contract();
         let terms = Terms { ranks: contract.members.len(), fast: *fabric.limits() };
-        let batches = contract.capabilities & capability::BATCHES != 0;
+        let batches = Batches::of(contract.capabilities);
         let sorted = Sorted::of(own.clone().map(|(_, one)| (one.what, one.stream)), &terms, batches);
         let Some((_, Held { communicator, .. })) = own.clone().next() else { continue };
         sorted.count(*communicator, &terms);
@@ -152,7 +152,11 @@ struct Sorted {
 
 impl Sorted {
     /// Of its calls, in order, each with its stream. `batches`: see [`fusing::steps`].
-    fn of(calls: impl Iterator<Item = (Ours, StreamHandle)> + Clone, terms: &Terms, batches: bool) -> Sorted {
+    fn of(
+        calls: impl Iterator<Item = (Ours, StreamHandle)> + Clone,
+        terms: &Terms,
+        batches: Batches,
+    ) -> Sorted {
         let mut sorted = Sorted::default();
         for (what, _) in calls.clone() {
             match what {
@@ -278,7 +282,7 @@ mod tests {
         #[test]
         fn each_kind_in_its_order(
             mut calls in proptest::collection::vec((any::<bool>(), 0..4_usize), 0..20),
-            batches in any::<bool>(),
+            batches in prop_oneof![Just(Batches::None), Just(Batches::Small), Just(Batches::All)],
         ) {
             // More collectives would be NCCL's.
             calls.iter_mut().filter(|(is_collective, _)| *is_collective).skip(2).for_each(|(is, _)| *is = false);
@@ -338,7 +342,7 @@ mod tests {
             (ours(false, 9), StreamHandle(4)),
             (broadcast(1, 6000), StreamHandle(5)),
         ];
-        let sorted = Sorted::of(calls.into_iter(), &TERMS, true);
+        let sorted = Sorted::of(calls.into_iter(), &TERMS, Batches::All);
         let forwarded: Vec<usize> = sorted.forwarded().map(|call| call.shared.count).collect();
         assert_eq!(forwarded, [5000, 6000]);
         assert_eq!(sorted.are_ours, [false, true, true, true, true, false]);

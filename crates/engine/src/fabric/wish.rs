@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use windlass_kernels::launch::Geometry;
 
 use crate::arena::Arena;
-use crate::config::{Fast, Lazy, Nccl, Register, Switch, Windows, config};
+use crate::config::{Batch, Fast, Lazy, Nccl, Register, Switch, Windows, config};
 use crate::contract::bytes::{Writer, checksum};
 use crate::contract::{Contract, Device, Member, RANKS_MAX, Token, Version, capability};
 use crate::fast;
@@ -229,7 +229,11 @@ fn of_fast(share: &Share, ctas: Ctas) -> u64 {
     let wanted = fast_wanted(config().fast, config().nccl);
     let bound = if ctas.policy == Policy::Default { capability::UNBOUND } else { 0 };
     let fast = if wanted && share.has_fast() { capability::FAST } else { 0 };
-    let batches = if config().batch == Switch::On { capability::BATCHES } else { 0 };
+    let batches = match config().batch {
+        Batch::Off => 0,
+        Batch::Small => capability::BATCHES,
+        Batch::All => capability::BATCHES | capability::LARGER_BATCHES,
+    };
     fast | bound | batches
 }
 

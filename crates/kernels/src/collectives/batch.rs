@@ -1,18 +1,23 @@
-//! Several small collectives of a group as one kernel, over pairs: their units in a row, in call order.
+//! Several collectives of a group as one kernel: their units in a row, in call order, over pairs if all are small, else over lines.
 
+use super::buffers::share;
 use super::kernel::{Family, Kernel, Reducer, Straight};
-use super::{Collective, Geometry, Kind, Layout, Limits, Refused, Shape, blank, ranks_of};
+use super::{Collective, Geometry, Kind, Layout, Limits, Refused, Shape, Tuning, blank, ranks_of};
 use crate::collective::{
-    BATCH_CALLS_MAX, BATCH_UNITS_MAX, BatchCall, BatchLaunch, COLLECTIVE_EVEN, PAIRS_PAYLOAD_BYTES,
+    BATCH_CALLS_MAX, BATCH_ENTRIES, BatchCall, BatchLaunch, COLLECTIVE_EVEN, PAIRS_PAYLOAD_BYTES,
 };
 
-/// What a collective takes of [`BATCH_UNITS_MAX`], if so much goes from each rank to each other.
+/// Of all buffers of one kernel's collectives together. Beyond it several kernels cost little, and posted units are ahead of lines.
+pub const BATCH_BYTES_MAX: u64 = 16 << 20;
+
+/// Units of pairs, of which there are at most [`BATCH_ENTRIES`], if so much goes from each rank to each other.
 pub fn units(pair_bytes: u64) -> u64 {
     pair_bytes.div_ceil(PAIRS_PAYLOAD_BYTES)
 }
 
-/// As [`arrange`](super::arrange), for collectives in which every rank sends every other one as much: of those that reduce all the
-/// same way, or none that does; at most [`BATCH_CALLS_MAX`] of [`BATCH_UNITS_MAX`] units. Ranks must have them in the same order.
+/// As [`arrange`](super::arrange), for at most [`BATCH_CALLS_MAX`] collectives in which every rank sends every other one as much. Ranks
+/// must have them in the same order. Small ones may be of several kinds, if all move bytes, or all reduce in the same way; others are
+/// all-reduces alone, all-gathers, or reduce-scatters, of at most [`BATCH_BYTES_MAX`].
 ///
 /// # Errors
 /// See [`Refused`]. Then, as with nothing to do, nobody may launch what `batch` holds.
@@ -21,18 +26,30 @@ pub fn arrange_batch(
     geometry: &Geometry,
     layout: &Layout,
     slices: &[u64],
+    tuning: &Tuning,
     limits: &Limits,
     batch: &mut BatchLaunch,
 ) -> Result<Option<Shape>, Refused> {
     let ranks = ranks_of(geometry, limits, slices)?;
     let Some(first) = collectives.first() else { return Ok(None) };
-    let (reducer, total_bytes, all_units) = together(collectives, first, ranks)?;
+    let Together { reducer, total_bytes, family } = together(collectives, first, ranks, tuning)?;
+
+    let (mut first_unit, mut bits) = (0_u64, 0);
+    for (collective, entry) in collectives.iter().zip(&mut batch.calls) {
+        *entry = call(collective, family, ranks, first_unit as u32);
+        bits |= entry.send | entry.receive | u64::from(entry.bytes);
+        first_unit += largest_pair_bytes(collective, family, ranks).div_ceil(family.unit_bytes());
+    }
+    let all_units = first_unit;
     if all_units == 0 {
         return Ok(None);
     }
+    batch.count = collectives.len() as u32;
+    batch.units_log2 = all_units.div_ceil(BATCH_ENTRIES as u64).next_power_of_two().trailing_zeros();
+    list(batch, all_units);
 
     let mut launch = blank(geometry, slices);
-    launch.wires = [layout.pairs, Default::default()];
+    launch.wires = layout.wires(family);
     launch.flags = COLLECTIVE_EVEN;
     if let Some(reduction) = first.reduction.filter(|_| reducer != Reducer::Copy) {
         (launch.reduction, launch.scale) = (reduction.word(), reduction.scale(ranks));
@@ -40,17 +57,8 @@ pub fn arrange_batch(
     launch.units = all_units;
     // At most `lanes`, so it fits.
     launch.used_lanes = all_units.min(u64::from(geometry.lanes)) as u32;
-
-    let (mut first_unit, mut bits) = (0, 0);
-    for ((collective, entry), place) in collectives.iter().zip(&mut batch.calls).zip(0..) {
-        *entry = call(collective, first_unit);
-        bits |= entry.send | entry.receive | u64::from(entry.bytes);
-        let end = first_unit + units(collective.pair_bytes()) as u32;
-        batch.call_of_unit[first_unit as usize..end as usize].fill(place);
-        first_unit = end;
-    }
-    let is_whole = bits.is_multiple_of(Family::Batch.vector_bytes());
-    let kernel = Kernel::of(Family::Batch, reducer, ranks, Straight::of(is_whole));
+    let is_whole = bits.is_multiple_of(family.vector_bytes());
+    let kernel = Kernel::of(family, reducer, ranks, Straight::of(is_whole));
     let limits = limits.modest(first.kind, ranks, total_bytes);
     let shape = Shape::of(kernel, launch.used_lanes, total_bytes, &limits);
     launch.role_warps = shape.role_warps;
@@ -58,33 +66,70 @@ pub fn arrange_batch(
     Ok(Some(shape))
 }
 
-/// Who reduces, all bytes, and all units; refused if one kernel cannot.
+/// What collectives are together.
+struct Together {
+    reducer: Reducer,
+    total_bytes: u64,
+    family: Family,
+}
+
+/// Refused if one kernel cannot run them.
 fn together(
     collectives: &[Collective],
     first: &Collective,
     ranks: u32,
-) -> Result<(Reducer, u64, u64), Refused> {
+    tuning: &Tuning,
+) -> Result<Together, Refused> {
     let reducer = first.reducer(ranks)?;
-    let (mut total_bytes, mut all_units, mut are_alike) = (0_u64, 0_u64, true);
+    let (mut total_bytes, mut pairs_units) = (0_u64, 0_u64);
+    let (mut may_be_pairs, mut may_be_lines) = (true, true);
     for collective in collectives {
-        are_alike &= collective.kind.is_even()
-            && collective.reducer(ranks)? == reducer
+        let is_alike = collective.reducer(ranks)? == reducer
             && (reducer == Reducer::Copy || collective.reduction == first.reduction);
-        total_bytes = total_bytes.saturating_add(collective.total_bytes(ranks)?);
-        all_units = all_units.saturating_add(units(collective.pair_bytes()));
+        let bytes = collective.total_bytes(ranks)?;
+        may_be_pairs &= is_alike
+            && collective.kind.is_even()
+            && bytes <= tuning.crossover(collective.kind).pairs_bytes_max;
+        may_be_lines &= is_alike && collective.kind == first.kind;
+        total_bytes = total_bytes.saturating_add(bytes);
+        pairs_units = pairs_units.saturating_add(units(collective.pair_bytes()));
     }
+    let family = if may_be_pairs && pairs_units <= BATCH_ENTRIES as u64 {
+        Some(Family::BatchPairs)
+    } else if may_be_lines && total_bytes <= BATCH_BYTES_MAX {
+        over_lines(first.kind, ranks)
+    } else {
+        None
+    };
     let calls = collectives.len();
-    if !are_alike || calls > BATCH_CALLS_MAX || all_units > BATCH_UNITS_MAX as u64 {
-        return Err(Refused::Batch { calls, units: all_units });
-    }
-    Ok((reducer, total_bytes, all_units))
+    let family = family.filter(|_| calls <= BATCH_CALLS_MAX);
+    let family = family.ok_or(Refused::Batch { calls, bytes: total_bytes })?;
+    Ok(Together { reducer, total_bytes, family })
 }
 
-fn call(collective: &Collective, first_unit: u32) -> BatchCall {
+fn over_lines(kind: Kind, ranks: u32) -> Option<Family> {
+    match kind {
+        Kind::AllReduce => Some(Family::BatchAllReduce),
+        Kind::AllGather | Kind::ReduceScatter if ranks > 4 => Some(Family::BatchLines2),
+        Kind::AllGather | Kind::ReduceScatter => Some(Family::BatchLines4),
+        Kind::AlltoAll | Kind::Broadcast { .. } | Kind::Reduce { .. } => None,
+    }
+}
+
+fn largest_pair_bytes(collective: &Collective, family: Family, ranks: u32) -> u64 {
+    let bytes = collective.pair_bytes();
+    if family.has_shares() { share(bytes, ranks).min(bytes) } else { bytes }
+}
+
+fn call(collective: &Collective, family: Family, ranks: u32, first_unit: u32) -> BatchCall {
     let Collective { send, receive, .. } = *collective;
-    // Few enough units that all of it fits.
+    // Few enough in all that everything fits.
     let bytes = collective.pair_bytes() as u32;
     let (send_step, receive_step) = match collective.kind {
+        Kind::AllReduce if family.has_shares() => {
+            let share = share(bytes.into(), ranks) as u32;
+            (share, share)
+        }
         Kind::AllReduce => (0, 0),
         Kind::AllGather => (0, bytes),
         Kind::ReduceScatter => (bytes, 0),
@@ -92,4 +137,15 @@ fn call(collective: &Collective, first_unit: u32) -> BatchCall {
         Kind::AlltoAll | Kind::Broadcast { .. } | Kind::Reduce { .. } => (bytes, bytes),
     };
     BatchCall { send, receive, send_step, receive_step, bytes, first_unit }
+}
+
+/// Writes for each entry the call of its first unit.
+fn list(batch: &mut BatchLaunch, all_units: u64) {
+    let entry_of = |unit: u64| unit.div_ceil(1 << batch.units_log2) as usize;
+    for place in 0..batch.count as usize {
+        let next = batch.calls[..batch.count as usize].get(place + 1);
+        let end = next.map_or(all_units, |next| next.first_unit.into());
+        let entries = entry_of(batch.calls[place].first_unit.into())..entry_of(end);
+        batch.call_of_unit[entries].fill(place as u8);
+    }
 }

@@ -8,6 +8,11 @@ use crate::collective::{COLLECTIVE_SAME, CollectiveLaunch, RANKS_MAX};
 /// vector that a thread loads lies in one share.
 const SHARE_ALIGNMENT: u64 = 16;
 
+/// Of an all-reduce in two phases of so many bytes: those of the first rank's share, the largest, if there are as many.
+pub(super) fn share(bytes: u64, ranks: u32) -> u64 {
+    bytes.div_ceil(ranks.into()).next_multiple_of(SHARE_ALIGNMENT)
+}
+
 /// Writes the buffers and their bytes, of the launch's rank. Bytes of the largest directed pair among all ranks.
 pub(super) fn write(collective: &Collective, family: Family, launch: &mut CollectiveLaunch) -> u64 {
     let Collective { send, receive, .. } = *collective;
@@ -18,7 +23,7 @@ pub(super) fn write(collective: &Collective, family: Family, launch: &mut Collec
     let part = |buffer: u64, rank: usize| buffer.wrapping_add(rank as u64 * bytes);
     match collective.kind {
         Kind::AllReduce if family.has_shares() => {
-            let share = bytes.div_ceil(ranks as u64).next_multiple_of(SHARE_ALIGNMENT);
+            let share = share(bytes, launch.ranks);
             for rank in 0..ranks {
                 let at = (rank as u64 * share).min(bytes);
                 let length = share.min(bytes - at);

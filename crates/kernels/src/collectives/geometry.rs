@@ -1,6 +1,7 @@
 //! What the ranks agreed on at birth, and where their wires lie.
 
 use super::Refused;
+use super::kernel::Family;
 use crate::collective::{
     LANE_BYTES, LINES_SLOT_BYTES, PAIRS_COUNT_BYTES, PAIRS_PAYLOAD_BYTES, PAIRS_SLOT_BYTES, PAIRS_SLOTS,
     RANKS_MAX, Wire,
@@ -72,6 +73,15 @@ pub struct Layout {
 }
 
 impl Layout {
+    /// Those that a kernel uses.
+    pub(super) fn wires(&self, family: Family) -> [Wire; 2] {
+        match family {
+            Family::Pairs | Family::BatchPairs => [self.pairs, Wire::default()],
+            _ if family.has_shares() => [self.lines, self.results],
+            _ => [self.lines, Wire::default()],
+        }
+    }
+
     /// The same on all ranks.
     pub fn of(geometry: &Geometry) -> Layout {
         let lanes = u64::from(geometry.lanes);

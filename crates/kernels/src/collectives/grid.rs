@@ -74,7 +74,7 @@ impl Shape {
         let family = kernel.family();
         // Lines spread over as many multiprocessors as they can: that is what their time depends on.
         let role_warps_first =
-            if matches!(family, Family::Pairs | Family::Batch) { PAIRS_WARPS_FIRST } else { 1 };
+            if matches!(family, Family::Pairs | Family::BatchPairs) { PAIRS_WARPS_FIRST } else { 1 };
         let wanted = used_lanes.div_ceil(role_warps_first).min(limits.blocks_max);
         let (blocks, cluster) = if limits.clusters && wanted > 2 && limits.blocks_max >= CLUSTER {
             (wanted.div_ceil(CLUSTER).min(limits.blocks_max / CLUSTER) * CLUSTER, CLUSTER)

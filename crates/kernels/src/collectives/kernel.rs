@@ -19,16 +19,24 @@ pub(super) enum Family {
     /// In two.
     PostedAllReduce,
     /// Several collectives, over pairs.
-    Batch,
+    BatchPairs,
+    /// Over lines, in units of two groups among more than 4 ranks.
+    BatchLines2,
+    /// Of four among fewer.
+    BatchLines4,
+    /// All-reduces in two phases.
+    BatchAllReduce,
 }
 
 impl Family {
     /// Payload of a unit.
     pub(super) fn unit_bytes(self) -> u64 {
         match self {
-            Family::Pairs | Family::Batch => PAIRS_PAYLOAD_BYTES,
-            Family::Lines2 | Family::AllReduce => LINES_HALF_PAYLOAD_BYTES,
-            Family::Lines4 => 2 * LINES_HALF_PAYLOAD_BYTES,
+            Family::Pairs | Family::BatchPairs => PAIRS_PAYLOAD_BYTES,
+            Family::Lines2 | Family::AllReduce | Family::BatchLines2 | Family::BatchAllReduce => {
+                LINES_HALF_PAYLOAD_BYTES
+            }
+            Family::Lines4 | Family::BatchLines4 => 2 * LINES_HALF_PAYLOAD_BYTES,
             Family::Posted | Family::PostedAllReduce => LINES_SLOT_BYTES,
         }
     }
@@ -36,7 +44,7 @@ impl Family {
     /// What a thread moves at once, and where it must lie and end for that.
     pub(super) fn vector_bytes(self) -> u64 {
         match self {
-            Family::Pairs | Family::Batch => 8,
+            Family::Pairs | Family::BatchPairs => 8,
             _ => 16,
         }
     }
@@ -44,9 +52,9 @@ impl Family {
     /// Roles among which the warps of a block are divided evenly.
     pub(super) fn roles(self) -> u32 {
         match self {
-            Family::Pairs | Family::Batch => 1,
-            Family::Lines2 | Family::Lines4 | Family::Posted => 2,
-            Family::AllReduce | Family::PostedAllReduce => 3,
+            Family::Pairs | Family::BatchPairs => 1,
+            Family::Lines2 | Family::Lines4 | Family::Posted | Family::BatchLines2 | Family::BatchLines4 => 2,
+            Family::AllReduce | Family::PostedAllReduce | Family::BatchAllReduce => 3,
         }
     }
 
@@ -66,7 +74,13 @@ impl Family {
 
     /// In two phases, of shares.
     pub(super) fn has_shares(self) -> bool {
-        matches!(self, Family::AllReduce | Family::PostedAllReduce)
+        matches!(self, Family::AllReduce | Family::PostedAllReduce | Family::BatchAllReduce)
+    }
+
+    /// Several collectives.
+    pub(super) fn is_batch(self) -> bool {
+        use Family::{BatchAllReduce, BatchLines2, BatchLines4, BatchPairs};
+        matches!(self, BatchPairs | BatchLines2 | BatchLines4 | BatchAllReduce)
     }
 }
 
@@ -115,14 +129,17 @@ impl Straight {
 const RANKS: [u32; 3] = [2, 4, 8];
 const REDUCERS: [Reducer; 5] =
     [Reducer::Copy, Reducer::SumF32, Reducer::SumF16, Reducer::SumBf16, Reducer::Any];
-const FAMILIES: [Family; 7] = [
+const FAMILIES: [Family; 10] = [
     Family::Pairs,
     Family::Lines2,
     Family::Lines4,
     Family::AllReduce,
     Family::Posted,
     Family::PostedAllReduce,
-    Family::Batch,
+    Family::BatchPairs,
+    Family::BatchLines2,
+    Family::BatchLines4,
+    Family::BatchAllReduce,
 ];
 
 macro_rules! names {
@@ -135,6 +152,9 @@ macro_rules! names {
             names!(@ "Simple", $reducer),
             names!(@ "SimpleAllReduce", $reducer),
             names!(@ "LLBatch", $reducer),
+            names!(@ "LL128Batch", $reducer),
+            names!(@ "LL128Batch", $reducer),
+            names!(@ "AllReduceBatch", $reducer),
         ]),*]
     };
     (@ $family:literal, $reducer:literal) => {
@@ -176,10 +196,14 @@ impl Kernel {
     }
 
     fn exists(self) -> bool {
-        RANKS.contains(&self.ranks)
-            && (self.family, self.reducer) != (Family::AllReduce, Reducer::Copy)
-            && (self.family, self.ranks) != (Family::Lines4, 8)
-            && (!self.family.is_posted() || can_post(self.reducer, self.ranks))
+        let is_of_family = match self.family {
+            Family::AllReduce | Family::BatchAllReduce => self.reducer != Reducer::Copy,
+            Family::Lines4 | Family::BatchLines4 => self.ranks < 8,
+            Family::BatchLines2 => self.ranks == 8,
+            Family::Posted | Family::PostedAllReduce => can_post(self.reducer, self.ranks),
+            Family::Pairs | Family::Lines2 | Family::BatchPairs => true,
+        };
+        RANKS.contains(&self.ranks) && is_of_family
     }
 
     /// Its name in the images.
@@ -197,7 +221,7 @@ impl Kernel {
     /// Threads of a block at most; more do not load.
     pub fn threads_max(&self) -> u32 {
         match (self.family, self.ranks) {
-            (Family::AllReduce, 2 | 4) => 768,
+            (Family::AllReduce | Family::BatchAllReduce, 2 | 4) => 768,
             (Family::Posted, _) => 544,
             (Family::PostedAllReduce, _) => 416,
             _ => 512,
@@ -210,7 +234,7 @@ impl Kernel {
 
     /// Its parameter is a [`BatchLaunch`](crate::collective::BatchLaunch), not a [`CollectiveLaunch`](crate::collective::CollectiveLaunch).
     pub fn runs_several(&self) -> bool {
-        self.family == Family::Batch
+        self.family.is_batch()
     }
 
     /// It takes any call.

@@ -31,7 +31,7 @@ pub enum Refused {
     /// More bytes than there are addresses.
     Count { count: u64, element_bytes: u32 },
     /// Collectives that one kernel cannot run together: too many, too large, or not alike.
-    Batch { calls: usize, units: u64 },
+    Batch { calls: usize, bytes: u64 },
 }
 
 impl fmt::Display for Refused {
@@ -55,8 +55,8 @@ impl fmt::Display for Refused {
             Refused::Count { count, element_bytes } => {
                 write!(f, "{count} elements of {element_bytes} bytes")
             }
-            Refused::Batch { calls, units } => {
-                write!(f, "{calls} collectives of {units} units that are to be one kernel")
+            Refused::Batch { calls, bytes } => {
+                write!(f, "{calls} collectives of {bytes} bytes that are to be one kernel")
             }
         }
     }

@@ -4,6 +4,7 @@ mod uneven;
 
 use std::collections::BTreeSet;
 
+use super::kernel::Family;
 use super::reduction::{AVERAGE, BFLOAT16, ELEMENT_BYTES, FLOAT16, FLOAT32, FLOAT64, SUM};
 use super::*;
 use crate::collective::{
@@ -175,7 +176,7 @@ fn wires_do_not_overlap() {
 fn kernels_are_told_apart() {
     let names: BTreeSet<&str> = Kernel::all().map(|kernel| kernel.name()).collect();
     let indices: BTreeSet<usize> = Kernel::all().map(|kernel| kernel.index()).collect();
-    assert_eq!((names.len(), indices.len(), Kernel::all().count()), (158, 158, 158));
+    assert_eq!((names.len(), indices.len(), Kernel::all().count()), (212, 212, 212));
     assert!(indices.iter().all(|index| *index < Kernel::INDICES));
     assert_eq!(Kernel::all_for(9).count(), 0);
     for ranks in 2..=8 {
@@ -193,8 +194,11 @@ fn kernels_are_told_apart() {
                 let kernel = arranged(&call, &geometry, &tuning, &limits).shape.kernel;
                 assert!(loaded.contains(&kernel), "{kernel:?}");
                 if kind.is_even() {
-                    let kernel = batch::kernel_of(&call, &geometry);
-                    assert!(loaded.contains(&kernel) && kernel.runs_several(), "{kernel:?}");
+                    let kernels = batch::kernels_of(&call, &geometry);
+                    assert_eq!(kernels.len(), if kind == Kind::AlltoAll { 1 } else { 2 });
+                    for kernel in kernels {
+                        assert!(loaded.contains(&kernel) && kernel.runs_several(), "{kernel:?}");
+                    }
                 }
             }
         }

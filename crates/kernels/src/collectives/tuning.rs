@@ -57,6 +57,17 @@ impl Default for Tuning {
 }
 
 impl Tuning {
+    pub(super) fn crossover(&self, kind: Kind) -> &Crossover {
+        match kind {
+            Kind::AllReduce => &self.all_reduce,
+            Kind::Broadcast { .. } => &self.broadcast,
+            Kind::Reduce { .. } => &self.reduce,
+            Kind::AllGather => &self.all_gather,
+            Kind::ReduceScatter => &self.reduce_scatter,
+            Kind::AlltoAll => &self.all_to_all,
+        }
+    }
+
     /// `pair_bytes`: what goes from one rank to another.
     pub(super) fn family(
         &self,
@@ -66,14 +77,7 @@ impl Tuning {
         pair_bytes: u64,
         geometry: &Geometry,
     ) -> Family {
-        let crossover = match kind {
-            Kind::AllReduce => &self.all_reduce,
-            Kind::Broadcast { .. } => &self.broadcast,
-            Kind::Reduce { .. } => &self.reduce,
-            Kind::AllGather => &self.all_gather,
-            Kind::ReduceScatter => &self.reduce_scatter,
-            Kind::AlltoAll => &self.all_to_all,
-        };
+        let crossover = self.crossover(kind);
         let is_posted = total_bytes >= crossover.posted_bytes_min && can_post(reducer, geometry.ranks);
         match kind {
             _ if kind.is_even()

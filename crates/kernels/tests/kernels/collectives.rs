@@ -28,7 +28,7 @@ fn rust_and_cpp_mean_the_same() {
         slices wires control report first_tag send send_bytes receive receive_bytes rank ranks lanes_log2 ring_slots
         used_lanes role_warps reduction flags units scale
     );
-    let of_batches = fields!(BatchLaunch "batch_" launch calls call_of_unit);
+    let of_batches = fields!(BatchLaunch "batch_" launch calls call_of_unit units_log2 count);
     let of_calls = fields!(BatchCall "call_" send receive send_step receive_step bytes first_unit);
     let constants = [
         ("COLLECTIVE_RANKS_MAX", c::RANKS_MAX as u64),
@@ -37,7 +37,7 @@ fn rust_and_cpp_mean_the_same() {
         ("PAIRS_SLOTS", c::PAIRS_SLOTS),
         ("PAIRS_COUNT_BYTES", c::PAIRS_COUNT_BYTES),
         ("BATCH_CALLS_MAX", c::BATCH_CALLS_MAX as u64),
-        ("BATCH_UNITS_MAX", c::BATCH_UNITS_MAX as u64),
+        ("BATCH_ENTRIES", c::BATCH_ENTRIES as u64),
         ("LINES_HALF_PAYLOAD_BYTES", c::LINES_HALF_PAYLOAD_BYTES),
         ("LINES_SLOT_BYTES", c::LINES_SLOT_BYTES),
         ("LANE_BYTES", c::LANE_BYTES),
@@ -62,5 +62,5 @@ fn rust_and_cpp_mean_the_same() {
     let theirs: BTreeSet<String> = printed.lines().map(Into::into).collect();
     assert_eq!(printed.lines().count(), theirs.len(), "something is told twice");
     assert_eq!(ours, theirs);
-    assert_eq!(ours.len(), 158 + 19 + 3 + 6 + 19);
+    assert_eq!(ours.len(), 212 + 19 + 5 + 6 + 19);
 }

@@ -1,39 +1,62 @@
-//! Several small collectives as one kernel.
+//! Several collectives as one kernel.
 
 use super::*;
-use crate::collective::{BATCH_CALLS_MAX, BATCH_UNITS_MAX, BatchLaunch, PAIRS_PAYLOAD_BYTES};
+use crate::collective::{BATCH_CALLS_MAX, BATCH_ENTRIES, BatchLaunch, PAIRS_PAYLOAD_BYTES};
 
 const LIMITS: Limits = Limits { blocks_max: 32, clusters: true };
 
-fn answer(
+fn answer_with(
+    tuning: &Tuning,
     collectives: &[Collective],
     geometry: &Geometry,
 ) -> Result<Option<(Shape, Box<BatchLaunch>)>, Refused> {
     // What lies there before is told apart from what is written.
-    let mut batch = Box::new(BatchLaunch { call_of_unit: [99; BATCH_UNITS_MAX], ..Default::default() });
-    let layout = Layout::of(geometry);
-    let shape = arrange_batch(collectives, geometry, &layout, &slices(geometry.ranks), &LIMITS, &mut batch)?;
+    let mut batch = Box::new(BatchLaunch { call_of_unit: [99; BATCH_ENTRIES], ..Default::default() });
+    let (layout, slices) = (Layout::of(geometry), slices(geometry.ranks));
+    let shape = arrange_batch(collectives, geometry, &layout, &slices, tuning, &LIMITS, &mut batch)?;
     Ok(shape.map(|shape| (shape, batch)))
 }
 
-/// Of two of them together.
-pub(super) fn kernel_of(call: &Collective, geometry: &Geometry) -> Kernel {
-    answer(&[*call, *call], geometry).unwrap().unwrap().0.kernel
+/// Of all sizes by pairs, as long as they fit.
+fn answer(
+    collectives: &[Collective],
+    geometry: &Geometry,
+) -> Result<Option<(Shape, Box<BatchLaunch>)>, Refused> {
+    answer_with(&tunings()[0], collectives, geometry)
+}
+
+/// Of two of them together, by pairs, and by lines if those have it.
+pub(super) fn kernels_of(call: &Collective, geometry: &Geometry) -> Vec<Kernel> {
+    let answers = [0, 2].map(|tuning| answer_with(&tunings()[tuning], &[*call, *call], geometry));
+    answers.into_iter().flatten().map(|answer| answer.unwrap().0.kernel).collect()
 }
 
 fn geometry(ranks: u32) -> Geometry {
     Geometry::recommended(32, ranks, ranks - 1, 1)
 }
 
-/// For each thread's 8 bytes the batch says what the launches by themselves say, in call order, and nothing twice.
+/// The call of a unit, as kernels find it.
+fn call_of(batch: &BatchLaunch, unit: u64) -> usize {
+    let mut place = usize::from(batch.call_of_unit[(unit >> batch.units_log2) as usize]);
+    while place + 1 < batch.count as usize && u64::from(batch.calls[place + 1].first_unit) <= unit {
+        place += 1;
+    }
+    place
+}
+
+/// For each thread's bytes the batch says what the launches by themselves say over the same wire, in call order, and nothing twice.
 #[test]
 fn each_is_what_it_is_alone() {
     let average = Reduction { datatype: 0, operation: AVERAGE };
+    let (pairs, lines) = (&tunings()[0], &tunings()[2]);
     for ranks in 2..=8 {
-        for (kinds, reduction) in [
-            ([Kind::AllReduce, Kind::ReduceScatter], INT8_SUM),
-            ([Kind::AllReduce, Kind::ReduceScatter], average),
-            ([Kind::AllGather, Kind::AlltoAll], INT8_SUM),
+        for (tuning, kinds, reduction) in [
+            (pairs, [Kind::AllReduce, Kind::ReduceScatter], INT8_SUM),
+            (pairs, [Kind::AllReduce, Kind::ReduceScatter], average),
+            (pairs, [Kind::AllGather, Kind::AlltoAll], INT8_SUM),
+            (lines, [Kind::AllReduce; 2], average),
+            (lines, [Kind::ReduceScatter; 2], INT8_SUM),
+            (lines, [Kind::AllGather; 2], INT8_SUM),
         ] {
             let geometry = geometry(ranks);
             let me = geometry.rank as usize;
@@ -41,25 +64,45 @@ fn each_is_what_it_is_alone() {
                 let reduction = Some(reduction);
                 Collective { reduction, ..collective(kinds[place % 2], count) }
             };
-            let calls: Vec<Collective> =
-                [1, 256, 257, 0, 4096, 5, 300].into_iter().enumerate().map(of).collect();
-            let (shape, batch) = answer(&calls, &geometry).unwrap().unwrap();
+            let larger = if tuning == lines { [0, 300_001, 0, 600_000, 0] } else { [0; 5] };
+            let counts = [1, 256, 257, 0, 4096, 5, 300].into_iter().chain(larger);
+            let calls: Vec<Collective> = counts.enumerate().map(of).collect();
+            let (shape, batch) = answer_with(tuning, &calls, &geometry).unwrap().unwrap();
             let mut unit = 0;
-            for (place, call) in calls.iter().enumerate().filter(|(_, call)| call.count > 0) {
-                let alone = arranged(call, &geometry, &tunings()[0], &LIMITS).launch;
+            for (place, call) in calls.iter().enumerate() {
                 let ours = &batch.calls[place];
                 assert_eq!((u64::from(ours.first_unit), u64::from(ours.bytes)), (unit, call.count));
+                if call.count == 0 {
+                    continue;
+                }
+                let Arranged { shape: own_shape, launch: alone } = arranged(call, &geometry, tuning, &LIMITS);
+                let unit_bytes = own_shape.kernel.family().unit_bytes();
+                assert_eq!(unit_bytes, shape.kernel.family().unit_bytes());
                 for own in 0..alone.units {
-                    assert_eq!(batch.call_of_unit[(unit + own) as usize], place as u8);
+                    assert_eq!(call_of(&batch, unit + own), place);
                 }
                 unit += alone.units;
+                let has_shares = shape.kernel.family().has_shares();
                 for rank in 0..ranks as usize {
-                    let step = |step: u32| rank as u64 * u64::from(step);
-                    assert_eq!(ours.send + step(ours.send_step), alone.send[rank]);
-                    assert_eq!(alone.send_bytes[rank], call.count);
+                    let at = |step: u32| rank as u64 * u64::from(step);
+                    let part = |step: u32| match has_shares {
+                        true => call.count.saturating_sub(at(step)).min(step.into()),
+                        false => call.count,
+                    };
+                    assert_eq!(part(ours.send_step), alone.send_bytes[rank]);
+                    // Where what is empty lies is nobody's business.
+                    if alone.send_bytes[rank] > 0 {
+                        assert_eq!(ours.send + at(ours.send_step), alone.send[rank]);
+                    }
                     match call.kind {
-                        Kind::AllReduce | Kind::ReduceScatter => assert_eq!(ours.receive, alone.receive[me]),
-                        _ => assert_eq!(ours.receive + step(ours.receive_step), alone.receive[rank]),
+                        Kind::AllReduce | Kind::ReduceScatter if !has_shares => {
+                            assert_eq!(ours.receive, alone.receive[me])
+                        }
+                        _ if alone.receive_bytes[rank] > 0 => {
+                            assert_eq!(ours.receive + at(ours.receive_step), alone.receive[rank]);
+                            assert_eq!(part(ours.receive_step), alone.receive_bytes[rank]);
+                        }
+                        _ => (),
                     }
                 }
                 let alike = |launch: &CollectiveLaunch| {
@@ -68,8 +111,10 @@ fn each_is_what_it_is_alone() {
                 assert_eq!(alike(&batch.launch), alike(&alone));
             }
             assert_eq!((batch.launch.units, u64::from(batch.launch.used_lanes)), (unit, unit.min(256)));
-            assert!(batch.call_of_unit[unit as usize..].iter().all(|place| *place == 99));
-            assert_eq!(shape.threads, 32 * batch.launch.role_warps);
+            let entries = unit.div_ceil(1 << batch.units_log2) as usize;
+            assert_eq!(batch.units_log2 > 0, unit > BATCH_ENTRIES as u64);
+            assert!(batch.call_of_unit[entries..].iter().all(|place| *place == 99));
+            assert_eq!(shape.threads, 32 * batch.launch.role_warps * shape.kernel.family().roles());
             assert!(shape.kernel.runs_several() && shape.kernel.is_for_any());
         }
     }
@@ -78,17 +123,44 @@ fn each_is_what_it_is_alone() {
 /// Whole vectors in every call are what the quicker kernel needs; nothing at all is no launch.
 #[test]
 fn straight_if_all_are() {
-    let whole = |counts: &[u64]| {
+    let whole_with = |tuning: &Tuning, counts: &[u64]| {
         let calls: Vec<Collective> = counts.iter().map(|count| collective(Kind::AllGather, *count)).collect();
-        answer(&calls, &geometry(4)).unwrap().map(|(shape, _)| !shape.kernel.is_for_any())
+        let answer = answer_with(tuning, &calls, &geometry(4)).unwrap();
+        answer.map(|(shape, _)| !shape.kernel.is_for_any())
     };
+    let whole = |counts: &[u64]| whole_with(&tunings()[0], counts);
     assert_eq!(whole(&[8, 256, 0, 4000]), Some(true));
     assert_eq!(whole(&[8, 257]), Some(false));
     assert_eq!(whole(&[]), None);
     assert_eq!(whole(&[0, 0]), None);
+    let over_lines = |counts: &[u64]| whole_with(&tunings()[2], counts);
+    assert_eq!(over_lines(&[16, 0, 4000]), Some(true));
+    assert_eq!(over_lines(&[16, 8]), Some(false), "lines have wider vectors");
     let beside = Collective { send: SEND + 4, ..collective(Kind::AllGather, 8) };
     let (shape, _) = answer(&[collective(Kind::AllGather, 8), beside], &geometry(4)).unwrap().unwrap();
     assert!(shape.kernel.is_for_any());
+}
+
+/// Small ones go by pairs as long as they fit; then, as with one that is not small, all go by lines.
+#[test]
+fn wires() {
+    let tuning = Tuning::default();
+    let name = |calls: &[Collective], ranks| {
+        let (shape, _) = answer_with(&tuning, calls, &geometry(ranks)).unwrap().unwrap();
+        shape.kernel.name().strip_prefix("ncclWindlass_").unwrap().trim_end_matches("_whole")
+    };
+    let (kib, mib) = (1 << 10, 1 << 20);
+    let all_reduce = |bytes| collective(Kind::AllReduce, bytes);
+    assert_eq!(name(&[all_reduce(64 * kib), all_reduce(64 * kib)], 2), "LLBatch_Any_2");
+    assert_eq!(name(&[all_reduce(64 * kib), all_reduce(64 * kib), all_reduce(1)], 2), "AllReduceBatch_Any_2");
+    assert_eq!(name(&[all_reduce(64 * kib + 1), all_reduce(1)], 8), "AllReduceBatch_Any_8");
+    assert_eq!(name(&[all_reduce(BATCH_BYTES_MAX - 1), all_reduce(1)], 3), "AllReduceBatch_Any_4");
+    for kind in [Kind::AllGather, Kind::ReduceScatter] {
+        let name = |ranks| name(&[collective(kind, mib); 2], ranks);
+        let reducer = if kind == Kind::AllGather { "Copy" } else { "Any" };
+        assert_eq!([2, 4].map(name), [2, 4].map(|ranks| format!("LL128Batch_{reducer}_{ranks}")));
+        assert_eq!(name(5), format!("LL128Batch_{reducer}_8"));
+    }
 }
 
 /// What one kernel cannot run together is refused, with its size.
@@ -96,21 +168,26 @@ fn straight_if_all_are() {
 fn too_many_or_unlike() {
     let one = collective(Kind::AllReduce, 1);
     let refused = |calls: &[Collective]| answer(calls, &geometry(2)).unwrap_err();
-    assert_eq!(
-        refused(&vec![one; BATCH_CALLS_MAX + 1]),
-        Refused::Batch { calls: BATCH_CALLS_MAX + 1, units: BATCH_CALLS_MAX as u64 + 1 }
-    );
-    let half = collective(Kind::AllReduce, BATCH_UNITS_MAX as u64 / 2 * PAIRS_PAYLOAD_BYTES);
+    let too_many = BATCH_CALLS_MAX + 1;
+    assert_eq!(refused(&vec![one; too_many]), Refused::Batch { calls: too_many, bytes: too_many as u64 });
+    let half_bytes = BATCH_ENTRIES as u64 / 2 * PAIRS_PAYLOAD_BYTES;
+    let half = collective(Kind::AllReduce, half_bytes);
     assert!(answer(&[half, half], &geometry(2)).unwrap().is_some());
-    assert_eq!(refused(&[half, half, one]), Refused::Batch { calls: 3, units: BATCH_UNITS_MAX as u64 + 1 });
+    let scattered = collective(Kind::ReduceScatter, 1);
+    let bytes = 2 * half_bytes + 2;
+    assert_eq!(refused(&[half, half, scattered]), Refused::Batch { calls: 3, bytes }, "lines run one kind");
+    let most = collective(Kind::AllReduce, BATCH_BYTES_MAX);
+    assert_eq!(refused(&[most, one]), Refused::Batch { calls: 2, bytes: BATCH_BYTES_MAX + 1 });
     let unlike = [
-        collective(Kind::AllGather, 1),
-        collective(Kind::Reduce { root: 0 }, 1),
-        Collective { reduction: Some(Reduction { datatype: 0, operation: AVERAGE }), ..one },
+        (collective(Kind::AllGather, 1), 3),
+        (collective(Kind::Reduce { root: 0 }, 1), 2),
+        (Collective { reduction: Some(Reduction { datatype: 0, operation: AVERAGE }), ..one }, 2),
     ];
-    for other in unlike {
-        assert_eq!(refused(&[one, other]), Refused::Batch { calls: 2, units: 2 });
+    for (other, bytes) in unlike {
+        assert_eq!(refused(&[one, other]), Refused::Batch { calls: 2, bytes });
     }
+    let exchanges = [collective(Kind::AlltoAll, BATCH_ENTRIES as u64 * PAIRS_PAYLOAD_BYTES); 2];
+    assert!(matches!(refused(&exchanges), Refused::Batch { .. }), "lines have no batch of them");
     let endless = Collective { count: u64::MAX, element_bytes: 1, ..one };
     assert!(matches!(refused(&[one, endless]), Refused::Batch { .. }));
 }
