@@ -1,0 +1,131 @@
+//! What single values say. None: it cannot be read.
+
+use std::path::PathBuf;
+
+use super::{Batch, Fast, Form, Lazy, Register, Report, Switch, Windows};
+
+/// As C's `strtoll` with base 0 reads it: `0x10`, `010` and `1 # why` are numbers, words are 0.
+pub(super) fn number(text: &str) -> i64 {
+    let text = text.trim_start_matches([' ', '\t', '\n', '\r', '\x0b', '\x0c']);
+    let (negative, text) = match text.strip_prefix(['-', '+']) {
+        Some(rest) => (text.starts_with('-'), rest),
+        None => (false, text),
+    };
+    let hexadecimal = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X"));
+    let (radix, digits) = match hexadecimal.filter(|rest| rest.starts_with(|c: char| c.is_ascii_hexdigit())) {
+        Some(rest) => (16, rest),
+        None if text.starts_with('0') => (8, text),
+        None => (10, text),
+    };
+    let values = digits.chars().map_while(|digit| digit.to_digit(radix));
+    let value = values
+        .fold(0_i64, |sum, digit| sum.saturating_mul(i64::from(radix)).saturating_add(i64::from(digit)));
+    if negative { -value } else { value }
+}
+
+pub(super) fn lazy(text: &str) -> Option<Lazy> {
+    match text.to_ascii_lowercase().as_str() {
+        "pairs" => Some(Lazy::Pairs),
+        "all" => Some(Lazy::All),
+        _ => switch(text).filter(|switch| *switch == Switch::Off).map(|_| Lazy::Off),
+    }
+}
+
+pub(super) fn register(text: &str) -> Option<Register> {
+    match text.to_ascii_lowercase().as_str() {
+        "auto" => Some(Register::Auto),
+        _ => switch(text).map(|switch| if switch == Switch::On { Register::On } else { Register::Off }),
+    }
+}
+
+pub(super) fn windows(text: &str) -> Option<Windows> {
+    match text.to_ascii_lowercase().as_str() {
+        "keep" => Some(Windows::Keep),
+        _ => switch(text).map(|switch| if switch == Switch::On { Windows::Keep } else { Windows::Off }),
+    }
+}
+
+pub(super) fn fast(text: &str) -> Option<Fast> {
+    match text.to_ascii_lowercase().as_str() {
+        "auto" => Some(Fast::Auto),
+        _ => switch(text).map(|switch| if switch == Switch::On { Fast::Auto } else { Fast::Off }),
+    }
+}
+
+pub(super) fn batch(text: &str) -> Option<Batch> {
+    match text.to_ascii_lowercase().as_str() {
+        "small" => Some(Batch::Small),
+        "all" => Some(Batch::All),
+        _ => switch(text).map(|switch| if switch == Switch::On { Batch::Small } else { Batch::Off }),
+    }
+}
+
+pub(super) fn switch(text: &str) -> Option<Switch> {
+    match text.to_ascii_lowercase().as_str() {
+        "on" | "1" | "yes" | "true" => Some(Switch::On),
+        "off" | "0" | "no" | "false" => Some(Switch::Off),
+        _ => None,
+    }
+}
+
+/// `512`, `64K`, `1.5G` is not: whole numbers with one letter.
+pub(super) fn bytes(text: &str) -> Option<u64> {
+    bytes_or_none(text).filter(|bytes| *bytes > 0)
+}
+
+/// As [`bytes`], or 0.
+pub(super) fn bytes_or_none(text: &str) -> Option<u64> {
+    let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
+    let shift = match text[digits.len()..].to_ascii_uppercase().as_str() {
+        "" => 0,
+        "K" => 10,
+        "M" => 20,
+        "G" => 30,
+        "T" => 40,
+        _ => return None,
+    };
+    digits.parse::<u64>().ok()?.checked_mul(1 << shift)
+}
+
+/// As [`bytes`], or 0 for off. `1` is a byte, not "on".
+pub(super) fn pool(text: &str) -> Option<u64> {
+    bytes_or_none(text).or_else(|| switch(text).filter(|switch| *switch == Switch::Off).map(|_| 0))
+}
+
+pub(super) fn level(text: &str) -> Option<::log::LevelFilter> {
+    text.parse().ok()
+}
+
+pub(super) fn path(text: &str) -> Option<PathBuf> {
+    (!text.is_empty()).then(|| PathBuf::from(text))
+}
+
+pub(super) fn report(text: &str) -> Option<Option<Report>> {
+    let (form, file) = text.split_once(':').unwrap_or((text, ""));
+    let form = match form {
+        "" | "none" => return Some(None),
+        "text" => Form::Text,
+        "json" => Form::Json,
+        _ => return None,
+    };
+    Some(Some(Report { form, file: path(file) }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Sizes are whole numbers with at most one letter, and fit.
+    #[test]
+    fn sizes() {
+        let read = ["1", "64K", "4G", "2t", "", "G", "1.5G", "-1", "4GB", "0", "99999999999T"].map(bytes);
+        let expected = [Some(1), Some(64 << 10), Some(4 << 30), Some(2 << 40)];
+        assert_eq!(read[..4], expected);
+        assert_eq!(read[4..11], [None; 7]);
+        assert_eq!(["0", "16M", "-1"].map(bytes_or_none), [Some(0), Some(16 << 20), None]);
+        assert_eq!(
+            ["off", "0", "No", "64M", "on"].map(pool),
+            [Some(0), Some(0), Some(0), Some(64 << 20), None]
+        );
+    }
+}
