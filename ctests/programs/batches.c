@@ -85,19 +85,20 @@ static void full(struct rank* self, ncclComm_t communicator) {
   }
 }
 
-/* By lines, one kind after the other and all together: sizes of none, around those of units and shares, and larger than rings; in place and
+/* By lines, one kind after the other and all together: sizes of none, around those of units and shares, and more than half of what rings hold; in place and
  * not; on sizes that nobody measured NCCL runs them. */
 static void larger(struct rank* self, ncclComm_t communicator) {
   static const enum collective kinds[] = {ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER};
   static const ncclDataType_t types[] = {ncclFloat32, ncclInt8, ncclFloat32};
-  static const size_t counts[] = {200000, 1, 0, 70001, 480, 479, 481, 16385, 0, 1000003, 0};
+  static const size_t counts[] = {200000, 1, 0, 70001, 480, 479, 481, 16385, 0, 1500003, 0};
   enum { SIZES = sizeof counts / sizeof *counts };
   struct transfer list[3 * SIZES];
   for (int kind = 0; kind <= 3; kind++) {
     int calls = 0, moving = 0;
     for (int i = 0; i < 3 * SIZES; i++) {
       if (kind < 3 && i % 3 != kind) continue;
-      list[calls] = transfer_of(self, kinds[i % 3], counts[i / 3] / (i % 3 ? (size_t)self->ranks : 1), 3000 + (uint64_t)(100 * kind + i));
+      size_t count = counts[i / 3] * (types[i % 3] == ncclInt8 ? 4 : 1) / (i % 3 ? (size_t)self->ranks : 1);
+      list[calls] = transfer_of(self, kinds[i % 3], count, 3000 + (uint64_t)(100 * kind + i));
       list[calls].type = types[i % 3];
       list[calls].in_place = i / 3 % 2 && collective_can_be_in_place(list[calls].which);
       moving += list[calls++].count > 0;

@@ -5,7 +5,8 @@
 
 pub mod file;
 
-use windlass_kernels::collectives::{Crossover, Tuning};
+use windlass_kernels::collective::{BATCH_CALLS_MAX, BATCH_ENTRIES};
+use windlass_kernels::collectives::{BATCH_BYTES_MAX, Crossover, Tuning};
 
 use crate::call::Function;
 use crate::contract::bytes::{Writer, checksum};
@@ -16,8 +17,9 @@ use file::{Key, Multicast, Table};
 pub const UNMEASURED_BYTES_MAX: u64 = 16 << 10;
 /// Of reductions whose kernel looks at type and operation as it goes, and was not timed: up to here arithmetic hardly counts.
 pub const OTHER_BYTES_MAX: u64 = 64 << 10;
-/// Of the kernels' protocol: another number for each change of units, rings, credit or shares.
-const PROTOCOL: u64 = 3;
+/// Of the kernels' protocol, and of what a group makes of its calls: another number for each change of units, rings, credit or shares, or
+/// of how groups are cut.
+const PROTOCOL: u64 = 4;
 /// Ranks that the kernels have at most.
 const RANKS_MAX: usize = 8;
 
@@ -227,7 +229,8 @@ pub fn kernels() -> Tuning {
 /// All that this build decides by, as one number: ranks whose numbers differ have no fabric.
 pub fn hash() -> u64 {
     let mut writer = Writer::default();
-    writer.u64(PROTOCOL).u64(UNMEASURED_BYTES_MAX).u64(OTHER_BYTES_MAX);
+    writer.u64(PROTOCOL).u64(UNMEASURED_BYTES_MAX).u64(OTHER_BYTES_MAX).u64(APART_BYTES_MIN);
+    writer.u64(BATCH_CALLS_MAX as u64).u64(BATCH_ENTRIES as u64).u64(BATCH_BYTES_MAX);
     for gpu in MEASURED {
         writer.u16(gpu.capability).u16(gpu.multiprocessors_min);
     }

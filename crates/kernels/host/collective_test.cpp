@@ -174,6 +174,7 @@ void batches() {
     Options o;
     o.ranks = HOST_TSAN ? 2 + (uint32_t)random.below(2) : (uint32_t[]){2, 3, 4, 5, 8}[random.below(5)];
     o.lanes = 2u << random.below(4);
+    o.slots = 2u << random.below(4);
     o.first_tag = 1 + random.next() / 2;
     World world(o);
     std::vector<Call> calls;
@@ -185,7 +186,7 @@ void batches() {
       const Choice choice = by_pairs ? pairs : in_shares ? shares : lines;
       const Call like = any_call(random, reduces ? collective::all_reduce : collective::all_gather, choice, o.ranks, 0);
       const uint64_t most = by_pairs ? bytes_max(o, choice) : ring_bytes(o, choice);
-      for (uint64_t left = 1 + random.below(20); left; --left) {
+      for (uint64_t left = 1 + random.below(random.below(4) ? 20 : 90); left; --left) {
         const uint64_t which = by_pairs ? random.below(2) : reduces && !in_shares;
         Call call = any_call(random, (reduces ? reductions : copies)[which], choice, o.ranks, 0);
         if (reduces) call.type = like.type, call.by = like.by, call.any_kernel = like.any_kernel;
@@ -196,6 +197,7 @@ void batches() {
     }
     How how;
     how.batches_of = 70;
+    how.batches_full = random.below(2);
     how.late_microseconds = random.below(2) ? 300 : 0;
     how.grid_by_rank = random.below(2);
     world::run(world, calls, how);

@@ -44,9 +44,7 @@ enum Work {
 /// A call that would take a kernel.
 #[derive(Clone, Copy, Debug)]
 struct Candidate {
-    /// Its place among the steps.
-    step: usize,
-    /// Among the calls.
+    /// Its place among the calls.
     place: usize,
     function: Function,
     work: Work,
@@ -57,63 +55,116 @@ struct Candidate {
 
 /// Puts those that would take a kernel each together, as far as they fit, where the first of them was.
 pub fn batched(steps: &[Step], calls: &[Shared], terms: &Terms, batches: Batches) -> Vec<Step> {
-    let candidate = |(step, what): (usize, &Step)| match what {
-        Step::Alone(place) => Candidate::of(step, *place, &calls[*place], terms),
-        Step::Together(_) | Step::Batch(_) | Step::Forwarded(_) => None,
-    };
-    let candidates = steps.iter().enumerate().filter_map(candidate);
-    let mut left: Vec<Candidate> = match batches {
-        Batches::None => Vec::new(),
-        Batches::Small => candidates.filter(|one| one.units.is_some()).collect(),
-        Batches::All => candidates.collect(),
-    };
-    let mut batched: Vec<Option<Step>> = steps.iter().cloned().map(Some).collect();
-    while let Some(first) = left.first().copied() {
-        let alike: Vec<Candidate> = left.iter().filter(|other| other.work == first.work).copied().collect();
-        let run = match batches == Batches::Small || go_by_pairs(&alike) {
-            true => run_of(&alike, |sum, other| sum.units + other.units.unwrap_or(0) <= BATCH_ENTRIES as u64),
-            false => run_of(&alike, |sum, other| {
-                other.function == first.function && sum.bytes + other.bytes <= BATCH_BYTES_MAX
-            }),
+    let candidates: Vec<Option<Candidate>> = steps
+        .iter()
+        .map(|step| match step {
+            Step::Alone(place) => Candidate::of(*place, &calls[*place], terms),
+            Step::Together(_) | Step::Batch(_) | Step::Forwarded(_) => None,
+        })
+        .map(|candidate| candidate.filter(|one| one.may_join(batches)))
+        .collect();
+    let sums = Sums::of(candidates.iter().flatten());
+    let mut batched: Vec<Step> = Vec::with_capacity(steps.len());
+    // The newest of each kind of kernel.
+    let mut open: Vec<Open> = Vec::new();
+    for (step, candidate) in steps.iter().zip(candidates) {
+        let Some(candidate) = candidate else {
+            batched.push(step.clone());
+            continue;
         };
-        left.retain(|other| !run.iter().any(|taken| taken.step == other.step));
-        if run.len() > 1 {
-            run.iter().for_each(|taken| batched[taken.step] = None);
-            batched[first.step] = Some(Step::Batch(run.iter().map(|taken| taken.place).collect()));
+        let wire = match batches {
+            Batches::All if !sums.go_by_pairs(candidate.work) => Wire::Lines(candidate.function),
+            _ => Wire::Pairs,
+        };
+        let mut known = open.iter_mut().find(|one| one.work == candidate.work && one.wire == wire);
+        let joins = known.as_mut().is_some_and(|known| known.takes(&mut batched[known.step], &candidate));
+        if joins {
+            continue;
         }
+        let new = Open::of(&candidate, wire, batched.len());
+        match known {
+            Some(known) => *known = new,
+            None => open.push(new),
+        }
+        batched.push(step.clone());
     }
-    batched.into_iter().flatten().collect()
+    batched
 }
 
-/// Whether all these are small, and few enough: then they may be of several kinds. What is more, or larger, is quicker over lines.
-fn go_by_pairs(alike: &[Candidate]) -> bool {
-    let units = alike.iter().try_fold(0_u64, |sum, one| sum.checked_add(one.units?));
-    units.is_some_and(|units| units <= BATCH_ENTRIES as u64)
+/// What goes by pairs of all that does one work may be of several kinds.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wire {
+    Pairs,
+    Lines(Function),
 }
 
-/// What one kernel has.
-#[derive(Default)]
-struct Sum {
+/// What is being filled.
+struct Open {
+    work: Work,
+    wire: Wire,
+    /// Its place among the new steps.
+    step: usize,
     bytes: u64,
     units: u64,
 }
 
-/// The first, and as many of the others as one kernel takes: those that fit beside what it has.
-fn run_of(alike: &[Candidate], fits: impl Fn(&Sum, &Candidate) -> bool) -> Vec<Candidate> {
-    let (mut run, mut sum) = (Vec::new(), Sum::default());
-    for one in alike {
-        if run.len() < BATCH_CALLS_MAX && (run.is_empty() || fits(&sum, one)) {
-            sum.bytes += one.bytes;
-            sum.units += one.units.unwrap_or(0);
-            run.push(*one);
-        }
+impl Open {
+    fn of(first: &Candidate, wire: Wire, step: usize) -> Open {
+        let Candidate { work, bytes, .. } = *first;
+        Open { work, wire, step, bytes, units: first.units.unwrap_or(0) }
     }
-    run
+
+    /// Adds a call to what one kernel runs, if that has room.
+    fn takes(&mut self, step: &mut Step, candidate: &Candidate) -> bool {
+        let (bytes, units) = (self.bytes + candidate.bytes, self.units + candidate.units.unwrap_or(0));
+        let has_room = match self.wire {
+            Wire::Pairs => units <= BATCH_ENTRIES as u64,
+            Wire::Lines(_) => bytes <= BATCH_BYTES_MAX,
+        };
+        match step {
+            _ if !has_room => return false,
+            Step::Alone(first) => *step = Step::Batch(vec![*first, candidate.place]),
+            Step::Batch(run) if run.len() < BATCH_CALLS_MAX => run.push(candidate.place),
+            _ => return false,
+        }
+        (self.bytes, self.units) = (bytes, units);
+        true
+    }
+}
+
+/// All units of pairs of each work; none where something of it is not small.
+struct Sums(Vec<(Work, Option<u64>)>);
+
+impl Sums {
+    fn of<'a>(candidates: impl Iterator<Item = &'a Candidate>) -> Sums {
+        let mut sums: Vec<(Work, Option<u64>)> = Vec::new();
+        for Candidate { work, units, .. } in candidates {
+            match sums.iter_mut().find(|(known, _)| known == work) {
+                Some((_, sum)) => *sum = sum.zip(*units).map(|(sum, units)| sum + units),
+                None => sums.push((*work, *units)),
+            }
+        }
+        Sums(sums)
+    }
+
+    /// Whether all is small, and little enough. What is more, or larger, is quicker over lines.
+    fn go_by_pairs(&self, work: Work) -> bool {
+        let sum = self.0.iter().find(|(known, _)| *known == work).and_then(|(_, sum)| *sum);
+        sum.is_some_and(|units| units <= BATCH_ENTRIES as u64)
+    }
 }
 
 impl Candidate {
+    fn may_join(&self, batches: Batches) -> bool {
+        match batches {
+            Batches::None => false,
+            Batches::Small => self.units.is_some(),
+            Batches::All => true,
+        }
+    }
+
     /// None of what has a root: these are one collective together, or rare.
-    fn of(step: usize, place: usize, call: &Shared, terms: &Terms) -> Option<Candidate> {
+    fn of(place: usize, call: &Shared, terms: &Terms) -> Option<Candidate> {
         let tuning = tuning::kernels();
         let (work, crossover) = match call.function {
             Function::AllReduce => (Work::Reduces(call.datatype, call.operation?), tuning.all_reduce),
@@ -127,7 +178,7 @@ impl Candidate {
         let is_small = bytes <= crossover.pairs_bytes_max && units <= BATCH_ENTRIES as u64;
         let units = is_small.then_some(units);
         let function = call.function;
-        (bytes <= BATCH_BYTES_MAX).then_some(Candidate { step, place, function, work, bytes, units })
+        (bytes <= BATCH_BYTES_MAX).then_some(Candidate { place, function, work, bytes, units })
     }
 }
 
@@ -221,15 +272,24 @@ mod tests {
         assert_eq!(known, [Batches::None, Batches::None, Batches::Small, Batches::All]);
     }
 
-    /// One kernel takes so many bytes; those that fit beside others go with them, and what has more goes alone.
+    /// One kernel takes so many bytes; what does not fit begins the next one, and what has more itself goes alone.
     #[test]
     fn not_too_large() {
         let of = |bytes: u64| call(Function::AllReduce, bytes as usize / 4);
         let half = BATCH_BYTES_MAX / 2;
         let sizes = [half, half + 4, half - 4, 4, BATCH_BYTES_MAX + 4, half];
         let calls: Vec<Shared> = sizes.into_iter().map(of).collect();
-        let expected = [Step::Batch(vec![0, 2, 3]), Step::Alone(1), Step::Alone(4), Step::Alone(5)];
+        let expected = [Step::Alone(0), Step::Batch(vec![1, 2]), Step::Batch(vec![3, 5]), Step::Alone(4)];
         assert_eq!(alone(&calls), expected);
+    }
+
+    /// Any number of calls takes time in proportion.
+    #[test]
+    fn very_many() {
+        let calls = vec![call(Function::AllReduce, 16 << 10); 100_000];
+        let two_each = alone_with(Batches::Small, &calls);
+        assert_eq!((two_each.len(), &two_each[1]), (50_000, &Step::Batch(vec![2, 3])));
+        assert_eq!(alone(&calls).len(), 100_000_usize.div_ceil(BATCH_CALLS_MAX));
     }
 
     /// Others keep their places.

@@ -7,6 +7,9 @@
 //! deals them out over its channels one after the other (2.28.9, `ncclPrepareTasks` and `scheduleCollTasksToPlan` in
 //! src/enqueue.cc), so ranks with other groups would wait for each other's channels for ever.
 //!
+//! Divergence: where these calls are so few and small that NCCL puts them on one channel in call order, it may get by with ranks that
+//! group them unlike. A batch of ours does not.
+//!
 //! # Why one may not need another's result
 //! NCCL promises no order within a group: its list is sorted by size (`ncclTaskCollSorterInsert`, src/include/comm.h), the last first
 //! among equals, and runs side by side on several channels. So buffers of one that are another's are the program's fault there, too.

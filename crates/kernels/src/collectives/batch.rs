@@ -7,8 +7,8 @@ use crate::collective::{
     BATCH_CALLS_MAX, BATCH_ENTRIES, BatchCall, BatchLaunch, COLLECTIVE_EVEN, PAIRS_PAYLOAD_BYTES,
 };
 
-/// Of all buffers of one kernel's collectives together. Beyond it several kernels cost little, and posted units are ahead of lines.
-pub const BATCH_BYTES_MAX: u64 = 16 << 20;
+/// Of all buffers of one kernel's collectives together. Beyond it several kernels cost little, and posted units come to be ahead of lines.
+pub const BATCH_BYTES_MAX: u64 = 8 << 20;
 
 /// Units of pairs, of which there are at most [`BATCH_ENTRIES`], if so much goes from each rank to each other.
 pub fn units(pair_bytes: u64) -> u64 {

@@ -156,7 +156,7 @@ fn wires() {
     assert_eq!(name(&[all_reduce(64 * kib + 1), all_reduce(1)], 8), "AllReduceBatch_Any_8");
     assert_eq!(name(&[all_reduce(BATCH_BYTES_MAX - 1), all_reduce(1)], 3), "AllReduceBatch_Any_4");
     for kind in [Kind::AllGather, Kind::ReduceScatter] {
-        let name = |ranks| name(&[collective(kind, mib); 2], ranks);
+        let name = |ranks| name(&[collective(kind, mib / 2); 2], ranks);
         let reducer = if kind == Kind::AllGather { "Copy" } else { "Any" };
         assert_eq!([2, 4].map(name), [2, 4].map(|ranks| format!("LL128Batch_{reducer}_{ranks}")));
         assert_eq!(name(5), format!("LL128Batch_{reducer}_8"));
