@@ -336,6 +336,19 @@ if(WINDLASS_LIBRARY_DIR)
   endforeach()
 endif()
 
+# Room for two communicators at a time, of four blocks.
+add_executable(successors programs/successors.c)
+target_link_libraries(successors PRIVATE harness)
+if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
+  foreach(section processes threads)
+    set(name "sim.successors.${section}")
+    add_test(NAME ${name} COMMAND ${RUN} --out "${RUNS}/${name}" --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}"
+             --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes --served mailbox --set WINDLASS_SIM_MULTIPROCESSORS=8
+             -- $<TARGET_FILE:successors> ${section})
+    set_tests_properties(${name} PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
+  endforeach()
+endif()
+
 # What goes wrong on one rank alone, by the stand-in's means.
 add_executable(registered_faults programs/registered_faults.c)
 target_link_libraries(registered_faults PRIVATE harness)

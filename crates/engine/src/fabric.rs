@@ -1,7 +1,7 @@
 //! What the ranks of a communicator share once they have met: each lends a slice of its device's memory and maps the
 //! others', and the mailboxes over these. With `WINDLASS_FABRIC=on` only.
 //!
-//! [`ask`] begins a birth and never waits; [`join`] waits for the others, prepares and brings each rank's [`Fate`]. A
+//! [`ask`] begins a birth and waits for nobody; [`join`] waits for the others, prepares and brings each rank's [`Fate`]. A
 //! [`Fabric`] is kept with its communicator. Dropping it closes this rank; the slice goes back when all others have
 //! closed or died, which [`settle`] looks for: after the end of a communicator, and on the background thread when
 //! something was heard.
@@ -25,6 +25,7 @@ mod preparing;
 mod recycling;
 pub mod registering;
 mod releasing;
+mod room;
 mod staging;
 mod stuck;
 mod substitutes;
@@ -423,8 +424,8 @@ pub fn device_now() -> Option<i32> {
     gpu::driver().ok()?.current_device().ok()?
 }
 
-/// Begins a rank's birth with the wish's device, or this thread's current one. Never waits; the reason says that NCCL does
-/// it alone.
+/// Begins a rank's birth with the wish's device, or this thread's current one. Waits for no other rank, and only where
+/// room is short for what has just ended on this one, for a while; the reason says that NCCL does it alone.
 pub fn ask(wish: &Wish) -> Result<Asked, Reason> {
     let card = wish.check()?;
     closing::at_exit_too();

@@ -16,7 +16,7 @@ use crate::tuning;
 use crate::turns::{self, Grant, Turns};
 
 use super::failing::Refused;
-use super::wish;
+use super::{room, wish};
 
 /// Blocks of a kernel at most, where nobody sets a limit.
 pub(super) const BLOCKS_MAX: u32 = 32;
@@ -59,7 +59,15 @@ impl Share {
         let supplies = supplies(device).map_err(|refused| refused.to_string())?;
         let kernels = supplies.kernels(ranks);
         let least = supplies.mailbox.least_blocks(ranks).min(most);
-        let grant = supplies.turns.grant(most, least).map_err(|refusal| refusal.to_string())?;
+        let ask = || supplies.turns.grant(most, least);
+        let mut granted = ask();
+        if granted.is_err() {
+            room::make_soon(device, || {
+                granted = ask();
+                granted.is_ok()
+            });
+        }
+        let grant = granted.map_err(|refusal| refusal.to_string())?;
         Ok(Share { supplies, kernels, grant })
     }
 

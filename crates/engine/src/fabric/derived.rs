@@ -424,7 +424,7 @@ impl Derivation {
         drop(self);
     }
 
-    /// Begins the birth of this rank's communicator. Never waits; the reason says that NCCL does everything, for all its
+    /// Begins the birth of this rank's communicator. Waits for nobody; the reason says that NCCL does everything, for all its
     /// ranks.
     pub fn ask(self, newborn: Newborn, configured: Configured) -> Result<Asked, Reason> {
         self.ask_with(newborn, configured, Patience::None)

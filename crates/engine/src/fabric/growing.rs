@@ -18,7 +18,7 @@ use crate::rendezvous::asking::Answer;
 use super::Fabric;
 use super::boxes::Boxes;
 use super::preparing::process_number;
-use super::recycling;
+use super::{recycling, room};
 
 /// How soon a receiver that gave none is asked again.
 const AGAIN_AFTER: Duration = Duration::from_millis(500);
@@ -138,7 +138,7 @@ impl Fabric {
             return Err("it has grown before".into());
         }
         let lend = || own.arena().lend_as_it_is(mailbox.growth_bytes(wire), &self.holds);
-        let slice = recycling::lend(own.arena(), lend).map_err(words)?;
+        let slice = recycling::lend(own.arena(), room::make, lend).map_err(words)?;
         let member = Member { rank: from, process: process_number(sender.process) };
         let (place, descriptor) = if self.is_near(from) {
             (slice.announce_here(&[member]).map_err(words)?, None)

@@ -4,6 +4,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::arena::{PeerSlice, Slice};
+use crate::gpu::Ordinal;
 
 use super::boxes::Boxes;
 use super::closing::Closing;
@@ -19,7 +20,7 @@ pub(super) struct Leaving {
     pub own: Option<(Slice, Closing)>,
 }
 
-/// Held across queries of events.
+/// Held across queries of events, and while one is closed: the locks of arenas and of what is closed come after it.
 static LEAVING: Mutex<Vec<Leaving>> = Mutex::new(Vec::new());
 
 impl Leaving {
@@ -51,10 +52,19 @@ impl Leaving {
     }
 }
 
-/// Closes those whose kernels have left; whether there are others.
+/// Closes those whose kernels have left. Any thread, between calls: one that comes meanwhile finds them closed.
+pub(super) fn close_over() {
+    leaving().extract_if(.., |one| one.is_over()).for_each(Leaving::close);
+}
+
+/// Whether there are others on this device.
+pub(super) fn is_any_on(device: Ordinal) -> bool {
+    leaving().iter().any(|one| one.own.as_ref().is_some_and(|(slice, _)| slice.device() == device))
+}
+
+/// Closes all that is over; whether there is more.
 pub(super) fn look() -> bool {
-    let over: Vec<Leaving> = leaving().extract_if(.., |one| one.is_over()).collect();
-    over.into_iter().for_each(Leaving::close);
+    close_over();
     let remains = giving::look_at_remains();
     !leaving().is_empty() || remains
 }

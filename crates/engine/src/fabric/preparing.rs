@@ -18,7 +18,7 @@ use super::boxes::{Boxes, Rings, Share};
 use super::closing::{Closing, Life, Word};
 use super::line::{Hold, Line};
 use super::pages::{self, PAGES_MAKER};
-use super::recycling;
+use super::{recycling, room};
 
 /// The end of a slice, where ranks leave words to be tested; all before it holds zeros.
 const WORDS_BYTES: u64 = 128;
@@ -82,7 +82,8 @@ impl<'a> Lent<'a> {
         let holds = Holds::new();
         let rings = Rings::of(contract, rank);
         let lend = || arena.lend(rings.bytes + WORDS_BYTES, &holds);
-        let slice = recycling::lend(arena, lend).map_err(words)?;
+        let make_room = || room::make_soon(arena.device(), || false);
+        let slice = recycling::lend(arena, make_room, lend).map_err(words)?;
         slice.wait_zeroed(ZEROED_WITHIN).map_err(words)?;
         let lent = Lent { contract, rank, arena, holds, slice, rings };
         arena

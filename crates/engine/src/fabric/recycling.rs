@@ -109,12 +109,45 @@ pub fn make_room(device: Option<Ordinal>) {
     }
 }
 
-/// Lends as `lend` does, once more if the device had no memory and has some back now.
-pub(super) fn lend(arena: &Arena, lend: impl Fn() -> Result<Slice, Refusal>) -> Result<Slice, Refusal> {
-    match lend() {
-        Err(Refusal::Cuda(failure)) if failure.is_out_of_memory() && trim_pool(arena.device()) => lend(),
-        lent => lent,
-    }
+/// Lends as `lend` does; where there is no room, once more if what has ended, by `make_room`, or what is kept of freed memory has given
+/// any back.
+pub(super) fn lend(
+    arena: &Arena,
+    make_room: impl FnOnce(),
+    lend: impl Fn() -> Result<Slice, Refusal>,
+) -> Result<Slice, Refusal> {
+    let held = || {
+        let now = arena.counters();
+        (now.slices, now.mapped_bytes)
+    };
+    let before = held();
+    lend_twice(lend, |lack| {
+        make_room();
+        let was_trimmed = lack == Lack::Memory && trim_pool(arena.device());
+        was_trimmed || held() != before
+    })
+}
+
+/// What a slice was not lent for want of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lack {
+    /// The device has none.
+    Memory,
+    /// The arena may have no more.
+    Limit,
+}
+
+fn lend_twice<T>(
+    lend: impl Fn() -> Result<T, Refusal>,
+    find: impl FnOnce(Lack) -> bool,
+) -> Result<T, Refusal> {
+    let lent = lend();
+    let lack = match &lent {
+        Err(Refusal::Cuda(failure)) if failure.is_out_of_memory() => Lack::Memory,
+        Err(Refusal::Full { .. }) => Lack::Limit,
+        _ => return lent,
+    };
+    if find(lack) { lend() } else { lent }
 }
 
 /// Looks for what is kept too long, and whether memory is short where something is kept. For `windlass-watch`, which ends waits for
@@ -181,7 +214,52 @@ pub(super) fn home_of(device: Ordinal) -> Option<Home> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
+
+    use crate::gpu::Failure;
+    use crate::gpu::failure::{NOT_READY, OUT_OF_MEMORY};
+
     use super::*;
+
+    /// For want of room, and of nothing else, it is looked for, and if there is any the slice asked for once more.
+    #[test]
+    fn asks_twice_for_want_of_room() {
+        let full = Refusal::Full {
+            device: 0,
+            asked_bytes: 2,
+            lent_bytes: 3,
+            mapped_bytes: 4,
+            mapped_bytes_limit: 4,
+        };
+        let cuda = |code| {
+            let (name, detail) = Default::default();
+            Failure { call: "cuMemCreate", code: Some(code), name, detail }
+        };
+        let (short, lost) = (Refusal::Cuda(cuda(OUT_OF_MEMORY)), Refusal::Cuda(cuda(NOT_READY)));
+        let asked = |answers: &[Result<(), &Refusal>], finds: bool| {
+            let mut answers = answers.iter().map(|answer| answer.map_err(Refusal::clone)).collect::<Vec<_>>();
+            answers.reverse();
+            let (answers, lacks) = (RefCell::new(answers), RefCell::new(Vec::new()));
+            let lent = lend_twice(
+                || answers.borrow_mut().pop().unwrap(),
+                |lack| {
+                    lacks.borrow_mut().push(lack);
+                    finds
+                },
+            );
+            assert_eq!(answers.borrow().len(), 0);
+            (lent, lacks.into_inner())
+        };
+        assert_eq!(asked(&[Ok(())], true), (Ok(()), vec![]));
+        for (refusal, lack) in [(&full, Lack::Limit), (&short, Lack::Memory)] {
+            assert_eq!(asked(&[Err(refusal), Ok(())], true), (Ok(()), vec![lack]));
+            assert_eq!(asked(&[Err(refusal), Err(refusal)], true), (Err(refusal.clone()), vec![lack]));
+            assert_eq!(asked(&[Err(refusal)], false), (Err(refusal.clone()), vec![lack]));
+        }
+        for refusal in [lost, Refusal::Gone] {
+            assert_eq!(asked(&[Err(&refusal)], true), (Err(refusal.clone()), vec![]));
+        }
+    }
 
     /// Who was refused memory hears that some is just being freed, and comes back when it has been; without any, at once; and never
     /// waits longer than it would.

@@ -51,6 +51,8 @@ struct Watch {
     askings: Mutex<Vec<Asking>>,
     wake: Flag,
     ending: AtomicBool,
+    /// Whether the thread may hold fabrics, which then end a moment after their owners have let go of them.
+    looking: AtomicBool,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -130,6 +132,11 @@ pub(super) fn wake() {
     WATCH.get().into_iter().for_each(|watch| watch.wake.raise());
 }
 
+/// Whether its thread may hold fabrics just now.
+pub(super) fn is_looking() -> bool {
+    WATCH.get().is_some_and(|watch| watch.looking.load(Ordering::Acquire))
+}
+
 /// From now on no call of this process is told to other ranks.
 pub(super) fn end_checking() {
     let Some(watch) = WATCH.get() else { return };
@@ -160,6 +167,7 @@ impl Watch {
             askings: Mutex::default(),
             wake: Flag::new()?,
             ending: AtomicBool::new(false),
+            looking: AtomicBool::new(true),
             thread: Mutex::default(),
         });
         let round = Round {
@@ -253,6 +261,7 @@ impl Round {
             }
             settle();
         }
+        self.watch.looking.store(false, Ordering::Release);
     }
 
     /// The peers' processes that live, each once.
@@ -288,10 +297,13 @@ impl Round {
         let idle = alive.is_empty() && !self.leaving && !closing::waits();
         let idle = idle && self.watch.tellings().is_empty() && !self.desk.knocks() && pool::is_empty();
         let tick = Timespec { tv_sec: 0, tv_nsec: tick.as_nanos() as i64 };
+        // It has let go of them all.
+        self.watch.looking.store(false, Ordering::Release);
         match poll(&mut polled, if idle { None } else { Some(&tick) }) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error),
         }
+        self.watch.looking.store(true, Ordering::Release);
         self.watch.wake.lower();
         let ended = lives.iter().filter(|life| life.ends.is_some()).zip(&polled[first..]);
         Ok(ended.filter(|(_, ends)| !ends.revents().is_empty()).map(|(life, _)| life.process).collect())

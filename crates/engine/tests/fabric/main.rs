@@ -9,3 +9,4 @@ mod derived;
 mod ids;
 mod pages;
 mod processes;
+mod room;
