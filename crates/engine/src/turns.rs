@@ -213,9 +213,14 @@ impl Turns {
         self.captured.load(Ordering::Relaxed)
     }
 
+    /// Whether something was issued in part, so that nobody knows what has ended: then it is never idle.
+    pub fn is_doubtful(&self) -> bool {
+        self.doubtful.load(Ordering::Relaxed)
+    }
+
     /// Whether all that was issued is done. Waits for nothing.
     pub fn is_idle(&self) -> Result<bool, Refusal> {
-        if self.doubtful.load(Ordering::Relaxed) {
+        if self.is_doubtful() {
             return Ok(false);
         }
         let kit = self.kit()?;

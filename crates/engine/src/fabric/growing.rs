@@ -138,7 +138,11 @@ impl Fabric {
             return Err("it has grown before".into());
         }
         let lend = || own.arena().lend_as_it_is(mailbox.growth_bytes(wire), &self.holds);
-        let slice = recycling::lend(own.arena(), room::make, lend).map_err(words)?;
+        let make_room = |is_enough: &mut dyn FnMut() -> bool| {
+            room::make();
+            is_enough();
+        };
+        let slice = recycling::lend(own.arena(), make_room, lend).map_err(words)?;
         let member = Member { rank: from, process: process_number(sender.process) };
         let (place, descriptor) = if self.is_near(from) {
             (slice.announce_here(&[member]).map_err(words)?, None)

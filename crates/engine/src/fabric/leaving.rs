@@ -57,9 +57,12 @@ pub(super) fn close_over() {
     leaving().extract_if(.., |one| one.is_over()).for_each(Leaving::close);
 }
 
-/// Whether there are others on this device.
+/// Whether there are others on this device that will be over.
 pub(super) fn is_any_on(device: Ordinal) -> bool {
-    leaving().iter().any(|one| one.own.as_ref().is_some_and(|(slice, _)| slice.device() == device))
+    let is_on = |one: &Leaving| one.own.as_ref().is_some_and(|(slice, _)| slice.device() == device);
+    // Of what was issued in part nobody knows when it ends.
+    let will_end = |one: &Leaving| one.boxes.as_ref().is_none_or(|boxes| !boxes.turns.is_doubtful());
+    leaving().iter().any(|one| is_on(one) && will_end(one))
 }
 
 /// Closes all that is over; whether there is more.

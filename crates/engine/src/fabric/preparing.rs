@@ -82,7 +82,7 @@ impl<'a> Lent<'a> {
         let holds = Holds::new();
         let rings = Rings::of(contract, rank);
         let lend = || arena.lend(rings.bytes + WORDS_BYTES, &holds);
-        let make_room = || room::make_soon(arena.device(), || false);
+        let make_room = |is_enough: &mut dyn FnMut() -> bool| room::make_soon(arena.device(), is_enough);
         let slice = recycling::lend(arena, make_room, lend).map_err(words)?;
         slice.wait_zeroed(ZEROED_WITHIN).map_err(words)?;
         let lent = Lent { contract, rank, arena, holds, slice, rings };

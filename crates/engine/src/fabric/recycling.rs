@@ -109,45 +109,50 @@ pub fn make_room(device: Option<Ordinal>) {
     }
 }
 
-/// Lends as `lend` does; where there is no room, once more if what has ended, by `make_room`, or what is kept of freed memory has given
-/// any back.
+/// Lends as `lend` does; where there is no room, again whenever what has ended may have given some back. `make_room` sees to that, and
+/// asks what it is given whether there is enough.
 pub(super) fn lend(
     arena: &Arena,
-    make_room: impl FnOnce(),
+    make_room: impl FnOnce(&mut dyn FnMut() -> bool),
     lend: impl Fn() -> Result<Slice, Refusal>,
 ) -> Result<Slice, Refusal> {
     let held = || {
         let now = arena.counters();
         (now.slices, now.mapped_bytes)
     };
-    let before = held();
-    lend_twice(lend, |lack| {
-        make_room();
-        let was_trimmed = lack == Lack::Memory && trim_pool(arena.device());
-        was_trimmed || held() != before
-    })
+    let trim = || {
+        trim_pool(arena.device());
+    };
+    lend_again(lend, held, trim, make_room)
 }
 
-/// What a slice was not lent for want of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Lack {
-    /// The device has none.
-    Memory,
-    /// The arena may have no more.
-    Limit,
-}
-
-fn lend_twice<T>(
+fn lend_again<T, H: PartialEq>(
     lend: impl Fn() -> Result<T, Refusal>,
-    find: impl FnOnce(Lack) -> bool,
+    held: impl Fn() -> H,
+    trim: impl Fn(),
+    make_room: impl FnOnce(&mut dyn FnMut() -> bool),
 ) -> Result<T, Refusal> {
-    let lent = lend();
-    let lack = match &lent {
-        Err(Refusal::Cuda(failure)) if failure.is_out_of_memory() => Lack::Memory,
-        Err(Refusal::Full { .. }) => Lack::Limit,
+    let mut lent = lend();
+    let lacks_memory = match &lent {
+        Err(Refusal::Cuda(failure)) if failure.is_out_of_memory() => true,
+        Err(Refusal::Full { .. }) => false,
         _ => return lent,
     };
-    if find(lack) { lend() } else { lent }
+    // After the first look in any case: what is held need not tell what another thread has just given back.
+    let mut seen = None;
+    make_room(&mut || {
+        let now = Some(held());
+        let is_new = now != seen;
+        if is_new {
+            seen = now;
+            if lacks_memory {
+                trim();
+            }
+            lent = lend();
+        }
+        lent.is_ok()
+    });
+    lent
 }
 
 /// Looks for what is kept too long, and whether memory is short where something is kept. For `windlass-watch`, which ends waits for
@@ -214,16 +219,17 @@ pub(super) fn home_of(device: Ordinal) -> Option<Home> {
 
 #[cfg(test)]
 mod tests {
-    use std::cell::RefCell;
+    use std::cell::Cell;
 
     use crate::gpu::Failure;
     use crate::gpu::failure::{NOT_READY, OUT_OF_MEMORY};
 
     use super::*;
 
-    /// For want of room, and of nothing else, it is looked for, and if there is any the slice asked for once more.
+    /// For want of room, and of nothing else, it is made, and a slice asked for again: after the first look, and whenever what is held
+    /// has changed.
     #[test]
-    fn asks_twice_for_want_of_room() {
+    fn asks_again_for_want_of_room() {
         let full = Refusal::Full {
             device: 0,
             asked_bytes: 2,
@@ -236,28 +242,25 @@ mod tests {
             Failure { call: "cuMemCreate", code: Some(code), name, detail }
         };
         let (short, lost) = (Refusal::Cuda(cuda(OUT_OF_MEMORY)), Refusal::Cuda(cuda(NOT_READY)));
-        let asked = |answers: &[Result<(), &Refusal>], finds: bool| {
-            let mut answers = answers.iter().map(|answer| answer.map_err(Refusal::clone)).collect::<Vec<_>>();
-            answers.reverse();
-            let (answers, lacks) = (RefCell::new(answers), RefCell::new(Vec::new()));
-            let lent = lend_twice(
-                || answers.borrow_mut().pop().unwrap(),
-                |lack| {
-                    lacks.borrow_mut().push(lack);
-                    finds
-                },
-            );
-            assert_eq!(answers.borrow().len(), 0);
-            (lent, lacks.into_inner())
+        // What each asking is answered; what is held at each look. How often it was asked, looked and trimmed.
+        let asked = |answers: &[Result<(), &Refusal>], helds: &[u32]| {
+            let [asked, looked, trimmed] = [const { Cell::new(0) }; 3];
+            let lend = || answers[asked.replace(asked.get() + 1)].map_err(Refusal::clone);
+            let trim = || trimmed.set(trimmed.get() + 1);
+            let held = || helds[looked.replace(looked.get() + 1)];
+            let lent =
+                lend_again(lend, held, trim, |is_enough| while looked.get() < helds.len() && !is_enough() {});
+            (lent, [asked.get(), looked.get(), trimmed.get()])
         };
-        assert_eq!(asked(&[Ok(())], true), (Ok(()), vec![]));
-        for (refusal, lack) in [(&full, Lack::Limit), (&short, Lack::Memory)] {
-            assert_eq!(asked(&[Err(refusal), Ok(())], true), (Ok(()), vec![lack]));
-            assert_eq!(asked(&[Err(refusal), Err(refusal)], true), (Err(refusal.clone()), vec![lack]));
-            assert_eq!(asked(&[Err(refusal)], false), (Err(refusal.clone()), vec![lack]));
+        assert_eq!(asked(&[Ok(())], &[7]), (Ok(()), [1, 0, 0]));
+        for (refusal, trims) in [(&full, 0), (&short, 1)] {
+            let no = Err(refusal);
+            assert_eq!(asked(&[no, Ok(())], &[7, 7]), (Ok(()), [2, 1, trims]));
+            assert_eq!(asked(&[no, no], &[7, 7, 7]), (Err(refusal.clone()), [2, 3, trims]));
+            assert_eq!(asked(&[no, no, Ok(())], &[7, 7, 6, 6]), (Ok(()), [3, 3, 2 * trims]));
         }
         for refusal in [lost, Refusal::Gone] {
-            assert_eq!(asked(&[Err(&refusal)], true), (Err(refusal.clone()), vec![]));
+            assert_eq!(asked(&[Err(&refusal)], &[7]), (Err(refusal.clone()), [1, 0, 0]));
         }
     }
 
