@@ -70,31 +70,42 @@
   WINDLASS_COLLECTIVE_KERNELS_FOR(X, _whole, true)  \
   WINDLASS_COLLECTIVE_KERNELS_FOR(X, , false)
 
-// Those that run several.
-#define WINDLASS_BATCH_KERNELS_OF(X, R, reducer, suffix, straight)                           \
-  X(ncclWindlass_LLBatch_##R##_2##suffix, batch, reducer, 2, 0, 512, straight)               \
-  X(ncclWindlass_LLBatch_##R##_4##suffix, batch, reducer, 4, 0, 512, straight)               \
-  X(ncclWindlass_LLBatch_##R##_8##suffix, batch, reducer, 8, 0, 512, straight)               \
-  X(ncclWindlass_LL128Batch_##R##_2##suffix, batch_lines, reducer, 2, 4, 512, straight)      \
-  X(ncclWindlass_LL128Batch_##R##_4##suffix, batch_lines, reducer, 4, 4, 512, straight)      \
-  X(ncclWindlass_LL128Batch_##R##_8##suffix, batch_lines, reducer, 8, 2, 512, straight)
-#define WINDLASS_BATCH_ALL_REDUCE_KERNELS_OF(X, R, reducer, suffix, straight)                          \
-  X(ncclWindlass_AllReduceBatch_##R##_2##suffix, batch_all_reduce, reducer, 2, 2, 768, straight)       \
-  X(ncclWindlass_AllReduceBatch_##R##_4##suffix, batch_all_reduce, reducer, 4, 2, 768, straight)       \
-  X(ncclWindlass_AllReduceBatch_##R##_8##suffix, batch_all_reduce, reducer, 8, 2, 512, straight)
-#define WINDLASS_BATCH_KERNELS_FOR(X, suffix, straight)                          \
-  WINDLASS_BATCH_KERNELS_OF(X, Copy, Copy, suffix, straight)                     \
-  WINDLASS_BATCH_KERNELS_OF(X, SumF32, SumF32, suffix, straight)                 \
-  WINDLASS_BATCH_KERNELS_OF(X, SumF16, SumF16, suffix, straight)                 \
-  WINDLASS_BATCH_KERNELS_OF(X, SumBf16, SumBf16, suffix, straight)               \
-  WINDLASS_BATCH_KERNELS_OF(X, Any, AnyReduction, suffix, straight)              \
-  WINDLASS_BATCH_ALL_REDUCE_KERNELS_OF(X, SumF32, SumF32, suffix, straight)      \
-  WINDLASS_BATCH_ALL_REDUCE_KERNELS_OF(X, SumF16, SumF16, suffix, straight)      \
-  WINDLASS_BATCH_ALL_REDUCE_KERNELS_OF(X, SumBf16, SumBf16, suffix, straight)    \
-  WINDLASS_BATCH_ALL_REDUCE_KERNELS_OF(X, Any, AnyReduction, suffix, straight)
+// Those that run several small ones.
+#define WINDLASS_BATCH_KERNELS_OF(X, R, reducer, suffix, straight)                \
+  X(ncclWindlass_LLBatch_##R##_2##suffix, batch, reducer, 2, 0, 512, straight)    \
+  X(ncclWindlass_LLBatch_##R##_4##suffix, batch, reducer, 4, 0, 512, straight)    \
+  X(ncclWindlass_LLBatch_##R##_8##suffix, batch, reducer, 8, 0, 512, straight)
+#define WINDLASS_BATCH_KERNELS_FOR(X, suffix, straight)                \
+  WINDLASS_BATCH_KERNELS_OF(X, Copy, Copy, suffix, straight)           \
+  WINDLASS_BATCH_KERNELS_OF(X, SumF32, SumF32, suffix, straight)       \
+  WINDLASS_BATCH_KERNELS_OF(X, SumF16, SumF16, suffix, straight)       \
+  WINDLASS_BATCH_KERNELS_OF(X, SumBf16, SumBf16, suffix, straight)     \
+  WINDLASS_BATCH_KERNELS_OF(X, Any, AnyReduction, suffix, straight)
+
+// Larger ones. None is straight: fetching instructions is little of what they take, and each kernel is in every image.
+#define WINDLASS_LARGER_BATCH_KERNELS_OF(X, R, reducer)                       \
+  X(ncclWindlass_LL128Batch_##R##_2, batch_lines, reducer, 2, 4, 512, false)  \
+  X(ncclWindlass_LL128Batch_##R##_4, batch_lines, reducer, 4, 4, 512, false)  \
+  X(ncclWindlass_LL128Batch_##R##_8, batch_lines, reducer, 8, 2, 512, false)
+#define WINDLASS_BATCH_ALL_REDUCE_KERNELS_OF(X, R, reducer)                           \
+  X(ncclWindlass_AllReduceBatch_##R##_2, batch_all_reduce, reducer, 2, 2, 768, false)  \
+  X(ncclWindlass_AllReduceBatch_##R##_4, batch_all_reduce, reducer, 4, 2, 768, false)  \
+  X(ncclWindlass_AllReduceBatch_##R##_8, batch_all_reduce, reducer, 8, 2, 512, false)
+#define WINDLASS_LARGER_BATCH_KERNELS(X)                            \
+  WINDLASS_LARGER_BATCH_KERNELS_OF(X, Copy, Copy)                   \
+  WINDLASS_LARGER_BATCH_KERNELS_OF(X, SumF32, SumF32)               \
+  WINDLASS_LARGER_BATCH_KERNELS_OF(X, SumF16, SumF16)               \
+  WINDLASS_LARGER_BATCH_KERNELS_OF(X, SumBf16, SumBf16)             \
+  WINDLASS_LARGER_BATCH_KERNELS_OF(X, Any, AnyReduction)            \
+  WINDLASS_BATCH_ALL_REDUCE_KERNELS_OF(X, SumF32, SumF32)           \
+  WINDLASS_BATCH_ALL_REDUCE_KERNELS_OF(X, SumF16, SumF16)           \
+  WINDLASS_BATCH_ALL_REDUCE_KERNELS_OF(X, SumBf16, SumBf16)         \
+  WINDLASS_BATCH_ALL_REDUCE_KERNELS_OF(X, Any, AnyReduction)
+
 #define WINDLASS_BATCH_KERNELS(X)              \
   WINDLASS_BATCH_KERNELS_FOR(X, _whole, true)  \
-  WINDLASS_BATCH_KERNELS_FOR(X, , false)
+  WINDLASS_BATCH_KERNELS_FOR(X, , false)       \
+  WINDLASS_LARGER_BATCH_KERNELS(X)
 
 #define WINDLASS_COLLECTIVE_KERNELS(X) \
   WINDLASS_SINGLE_KERNELS(X)           \

@@ -314,7 +314,7 @@ struct Rank {
       for (uint32_t unit = batch.calls[place].first_unit; unit < end; ++unit)
         if (unit % (1u << batch.units_log2) == 0) batch.call_of_unit[unit >> batch.units_log2] = (uint8_t)place;
     }
-    const BatchKernel& kernel = *batch_kernel(calls[first], straight);
+    const BatchKernel& kernel = *batch_kernel(calls[first], straight && family == collective::pairs);
     const uint32_t warps_max = kernel.threads_max / 32 / collective::roles(family);
     world.launch(batch, kernel, family, blocks, std::min(role_warps, warps_max), random.next());
     if (world.aborted()) return;

@@ -115,7 +115,7 @@ pub const OPTIONS: &[Description] = &[
         name: "WINDLASS_BATCH",
         values: "small, all, off",
         default: "small",
-        about: "Which collectives of a group one kernel of ours runs together. small: those of at most 64 KiB, or 128. all: larger ones too, up to 8 MiB together, which is tested on the simulator alone. off: none; two of a group are ours, a kernel each, and more are NCCL's. Holds what the most cautious rank says.",
+        about: "Which collectives of a group one kernel of ours runs together. small: those of at most 64 KiB (all-gathers and reduce-scatters 128), 512 units of 256 bytes a kernel. all: larger ones too, up to 8 MiB together, which is tested on the simulator alone. off: none; two of a group are ours, from 1 MiB on four, a kernel each, and more are NCCL's. The most cautious rank's holds.",
     },
     Description {
         name: "WINDLASS_TUNING",

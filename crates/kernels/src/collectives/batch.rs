@@ -57,7 +57,7 @@ pub fn arrange_batch(
     launch.units = all_units;
     // At most `lanes`, so it fits.
     launch.used_lanes = all_units.min(u64::from(geometry.lanes)) as u32;
-    let is_whole = bits.is_multiple_of(family.vector_bytes());
+    let is_whole = family.has_straight() && bits.is_multiple_of(family.vector_bytes());
     let kernel = Kernel::of(family, reducer, ranks, Straight::of(is_whole));
     let limits = limits.modest(first.kind, ranks, total_bytes);
     let shape = Shape::of(kernel, launch.used_lanes, total_bytes, &limits);

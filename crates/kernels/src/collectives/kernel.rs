@@ -79,8 +79,12 @@ impl Family {
 
     /// Several collectives.
     pub(super) fn is_batch(self) -> bool {
-        use Family::{BatchAllReduce, BatchLines2, BatchLines4, BatchPairs};
-        matches!(self, BatchPairs | BatchLines2 | BatchLines4 | BatchAllReduce)
+        self == Family::BatchPairs || !self.has_straight()
+    }
+
+    /// Whether there are kernels for what is whole alone.
+    pub(super) fn has_straight(self) -> bool {
+        !matches!(self, Family::BatchLines2 | Family::BatchLines4 | Family::BatchAllReduce)
     }
 }
 
@@ -203,7 +207,8 @@ impl Kernel {
             Family::Posted | Family::PostedAllReduce => can_post(self.reducer, self.ranks),
             Family::Pairs | Family::Lines2 | Family::BatchPairs => true,
         };
-        RANKS.contains(&self.ranks) && is_of_family
+        let is_straight = self.straight == Straight::Whole;
+        RANKS.contains(&self.ranks) && is_of_family && (!is_straight || self.family.has_straight())
     }
 
     /// Its name in the images.
