@@ -34,21 +34,21 @@ pub(super) fn lazy(text: &str) -> Option<Lazy> {
 pub(super) fn register(text: &str) -> Option<Register> {
     match text.to_ascii_lowercase().as_str() {
         "auto" => Some(Register::Auto),
-        _ => switch(text).map(|switch| if switch == Switch::On { Register::On } else { Register::Off }),
+        _ => on_or_off(text, Register::On, Register::Off),
     }
 }
 
 pub(super) fn windows(text: &str) -> Option<Windows> {
     match text.to_ascii_lowercase().as_str() {
         "keep" => Some(Windows::Keep),
-        _ => switch(text).map(|switch| if switch == Switch::On { Windows::Keep } else { Windows::Off }),
+        _ => on_or_off(text, Windows::Keep, Windows::Off),
     }
 }
 
 pub(super) fn fast(text: &str) -> Option<Fast> {
     match text.to_ascii_lowercase().as_str() {
         "auto" => Some(Fast::Auto),
-        _ => switch(text).map(|switch| if switch == Switch::On { Fast::Auto } else { Fast::Off }),
+        _ => on_or_off(text, Fast::Auto, Fast::Off),
     }
 }
 
@@ -56,8 +56,12 @@ pub(super) fn batch(text: &str) -> Option<Batch> {
     match text.to_ascii_lowercase().as_str() {
         "small" => Some(Batch::Small),
         "all" => Some(Batch::All),
-        _ => switch(text).map(|switch| if switch == Switch::On { Batch::Small } else { Batch::Off }),
+        _ => on_or_off(text, Batch::Small, Batch::Off),
     }
+}
+
+fn on_or_off<T>(text: &str, on: T, off: T) -> Option<T> {
+    switch(text).map(|switch| if switch == Switch::On { on } else { off })
 }
 
 pub(super) fn switch(text: &str) -> Option<Switch> {
@@ -114,6 +118,14 @@ pub(super) fn report(text: &str) -> Option<Option<Report>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What is on by a word of its own is also by the usual ones.
+    #[test]
+    fn words_of_batches() {
+        let words = ["small", "ALL", "on", "0", "some", ""].map(batch);
+        let (small, all, off) = (Some(Batch::Small), Some(Batch::All), Some(Batch::Off));
+        assert_eq!(words, [small, all, small, off, None, None]);
+    }
 
     /// Sizes are whole numbers with at most one letter, and fit.
     #[test]
