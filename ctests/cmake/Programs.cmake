@@ -168,6 +168,7 @@ if(WINDLASS_LIBRARY_DIR)
   if(SIM_DIR)
     # Off on all ranks, or on one: then more than two collectives of a group are NCCL's. Of all sizes, of few ranks and of many.
     add_meeting(batches sim off 300 "yes" --served fast --set WINDLASS_BATCH=off)
+    add_meeting(batches sim small 300 "yes" --served fast --set WINDLASS_BATCH=small)
     add_test(NAME sim.batches.alone COMMAND ${RUN} --out "${RUNS}/sim.batches.alone" --nccl "${SIM_DIR}/libnccl.so.2"
              --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes --served fast
              -- $<TARGET_FILE:batches> processes alone many full larger captured)
@@ -175,8 +176,8 @@ if(WINDLASS_LIBRARY_DIR)
     foreach(ranks 2 4 8)
       set(name sim.batches.all_of_${ranks})
       add_test(NAME ${name} COMMAND ${RUN} --out "${RUNS}/${name}" --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}"
-               --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes --served fast --set WINDLASS_BATCH=all --set CTESTS_RANKS=${ranks}
-               -- $<TARGET_FILE:batches> processes tuned many full larger any among_others captured)
+               --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes --served fast --set CTESTS_RANKS=${ranks}
+               -- $<TARGET_FILE:batches> processes tuned many full larger largest any among_others captured)
       set_tests_properties(${name} PROPERTIES LABELS sim TIMEOUT 300 PROCESSORS 2)
     endforeach()
   endif()

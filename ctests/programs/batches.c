@@ -15,7 +15,7 @@ static bool alone, tuned;
 
 static bool batch_is(const char* word) {
   const char* batch = getenv("WINDLASS_BATCH");
-  return batch && strcmp(batch, word) == 0;
+  return strcmp(batch ? batch : "all", word) == 0;
 }
 
 /* See fused_since: none where batches are off. */
@@ -110,6 +110,20 @@ static void larger(struct rank* self, ncclComm_t communicator) {
     if (batch_is("all") && tuned && !alone) fused_since(self, &then, kind == 3 ? 3 : 1, moving);
     settle(self, list, calls);
   }
+}
+
+/* Of more bytes than a kernel may take on so many ranks: each goes alone, or all are NCCL's. */
+static void largest(struct rank* self, ncclComm_t communicator) {
+  enum { CALLS = 3 };
+  struct transfer list[CALLS];
+  for (int i = 0; i < CALLS; i++) list[i] = transfer_of(self, ALL_REDUCE, (3 << 20) / 4 + 1, 4000 + (uint64_t)i);
+  prepare(self, list, CALLS);
+  struct fused then = fused_now();
+  launch(list, CALLS, communicator, self->stream);
+  wait_for(self->stream);
+  bool fits = batch_is("all") && self->ranks == 2;
+  if (tuned || !batch_is("all")) batches_since(self, &then, fits ? 1 : 0, fits ? CALLS : 0);
+  settle(self, list, CALLS);
 }
 
 /* Any: kinds with roots, types, operations, sizes of none and of NCCL's, two streams, between single calls. */
@@ -210,6 +224,7 @@ static void all(struct rank* self) {
   RUN_PART(many, self, first);
   RUN_PART(full, self, second);
   RUN_PART(larger, self, first);
+  RUN_PART(largest, self, first);
   RUN_PART(any, self, first);
   RUN_PART(among_others, self, first, second);
   RUN_PART(captured, self, second);

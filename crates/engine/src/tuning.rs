@@ -6,7 +6,7 @@
 pub mod file;
 
 use windlass_kernels::collective::{BATCH_CALLS_MAX, BATCH_ENTRIES};
-use windlass_kernels::collectives::{BATCH_BYTES_MAX, Crossover, Tuning};
+use windlass_kernels::collectives::{Crossover, Kind, Tuning, batch_bytes_max};
 
 use crate::call::Function;
 use crate::contract::bytes::{Writer, checksum};
@@ -19,7 +19,7 @@ pub const UNMEASURED_BYTES_MAX: u64 = 16 << 10;
 pub const OTHER_BYTES_MAX: u64 = 64 << 10;
 /// Of the kernels' protocol, and of what a group makes of its calls: another number for each change of units, rings, credit or shares, or
 /// of how groups are cut.
-const PROTOCOL: u64 = 4;
+const PROTOCOL: u64 = 5;
 /// Ranks that the kernels have at most.
 const RANKS_MAX: usize = 8;
 
@@ -95,6 +95,10 @@ pub fn serve_apart(count: usize, smallest_bytes: u64) -> bool {
 
 /// From here on a collective takes so long that two more kernels do not matter.
 const APART_BYTES_MIN: u64 = 1 << 20;
+
+/// The largest collective of a group that goes beside others in one kernel. Larger ones in one were not measured, and take so long
+/// that a kernel each does not matter.
+pub const BATCHED_BYTES_MAX: u64 = 8 << 20;
 
 impl Limits {
     /// Fast collectives serve nothing.
@@ -230,7 +234,12 @@ pub fn kernels() -> Tuning {
 pub fn hash() -> u64 {
     let mut writer = Writer::default();
     writer.u64(PROTOCOL).u64(UNMEASURED_BYTES_MAX).u64(OTHER_BYTES_MAX).u64(APART_BYTES_MIN);
-    writer.u64(BATCH_CALLS_MAX as u64).u64(BATCH_ENTRIES as u64).u64(BATCH_BYTES_MAX);
+    writer.u64(BATCH_CALLS_MAX as u64).u64(BATCH_ENTRIES as u64).u64(BATCHED_BYTES_MAX);
+    for ranks in 2..=RANKS_MAX as u32 {
+        for kind in [Kind::AllReduce, Kind::AllGather, Kind::ReduceScatter] {
+            writer.u64(batch_bytes_max(kind, ranks));
+        }
+    }
     for gpu in MEASURED {
         writer.u16(gpu.capability).u16(gpu.multiprocessors_min);
     }

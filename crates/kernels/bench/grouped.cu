@@ -24,7 +24,7 @@
   } while (0)
 
 constexpr int RANKS = 2, GROUPS = 20, BATCHES = 15;
-constexpr size_t MIB = 1 << 20;
+constexpr size_t MIB = 1 << 20, BUFFER_BYTES = 128 * MIB;
 enum Kind { ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER };
 const char *const NAMES[] = {"all_reduce", "all_gather", "reduce_scatter"};
 
@@ -38,15 +38,16 @@ int main(int arguments, char **) {
     cudaStream_t stream;
     CHECK(cudaStreamCreate(&stream));
     char *send, *receive;
-    CHECK(cudaMalloc(&send, 128 * MIB));
-    CHECK(cudaMalloc(&receive, 128 * MIB));
-    CHECK(cudaMemset(send, 0, 64 * MIB));
+    CHECK(cudaMalloc(&send, BUFFER_BYTES));
+    CHECK(cudaMalloc(&receive, BUFFER_BYTES));
+    CHECK(cudaMemset(send, 0, BUFFER_BYTES));
     cudaEvent_t begin, end;
     CHECK(cudaEventCreate(&begin));
     CHECK(cudaEventCreate(&end));
     for (Kind kind : {ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER})
-      for (size_t bytes : {size_t(1) << 10, size_t(16) << 10, size_t(64) << 10, size_t(256) << 10, MIB, 4 * MIB})
-        for (int calls : {1, 2, 3, 4, 8, 32}) {
+      for (size_t bytes : {size_t(1) << 10, size_t(16) << 10, size_t(64) << 10, size_t(256) << 10, MIB, 2 * MIB, 4 * MIB, 8 * MIB})
+        for (int calls : {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64}) {
+          if (calls * bytes > BUFFER_BYTES) continue;
           auto group = [&] {
             CHECK(ncclGroupStart());
             for (int call = 0; call < calls; call++) {

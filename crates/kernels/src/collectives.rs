@@ -16,7 +16,7 @@ mod uneven;
 #[cfg(test)]
 mod tests;
 
-pub use batch::{BATCH_BYTES_MAX, arrange_batch, units};
+pub use batch::{arrange_batch, batch_bytes_max, units};
 pub use geometry::{Geometry, Layout};
 pub use grid::{Limits, Shape};
 pub use kernel::Kernel;

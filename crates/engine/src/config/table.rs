@@ -113,9 +113,9 @@ pub const OPTIONS: &[Description] = &[
     },
     Description {
         name: "WINDLASS_BATCH",
-        values: "small, all, off",
-        default: "small",
-        about: "Which collectives of a group one kernel of ours runs together. small: those of at most 64 KiB (all-gathers and reduce-scatters 128), 512 units of 256 bytes a kernel. all: larger ones too, up to 8 MiB together, which is tested on the simulator alone. off: none; two of a group are ours, from 1 MiB on four, a kernel each, and more are NCCL's. The most cautious rank's holds.",
+        values: "all, small, off",
+        default: "all",
+        about: "Which collectives of a group one kernel of ours runs together. all: those of at most 8 MiB each, of one kind and reduction at most 8 MiB together (2 ranks: all-reduces 32, reduce-scatters 48, all-gathers 128). small: those of at most 64 KiB (all-gathers and reduce-scatters 128), 512 units of 256 bytes a kernel. off: none; two of a group are ours, from 1 MiB on four, a kernel each, and more are NCCL's. The most cautious rank's holds.",
     },
     Description {
         name: "WINDLASS_TUNING",

@@ -56,7 +56,7 @@ pub(super) fn batch(text: &str) -> Option<Batch> {
     match text.to_ascii_lowercase().as_str() {
         "small" => Some(Batch::Small),
         "all" => Some(Batch::All),
-        _ => on_or_off(text, Batch::Small, Batch::Off),
+        _ => on_or_off(text, Batch::All, Batch::Off),
     }
 }
 
@@ -124,7 +124,7 @@ mod tests {
     fn words_of_batches() {
         let words = ["small", "ALL", "on", "0", "some", ""].map(batch);
         let (small, all, off) = (Some(Batch::Small), Some(Batch::All), Some(Batch::Off));
-        assert_eq!(words, [small, all, small, off, None, None]);
+        assert_eq!(words, [small, all, all, off, None, None]);
     }
 
     /// Sizes are whole numbers with at most one letter, and fit.

@@ -3,7 +3,7 @@
 
 use nccl_sys::{ncclDataType_t, ncclRedOp_t};
 use windlass_kernels::collective::{BATCH_CALLS_MAX, BATCH_ENTRIES};
-use windlass_kernels::collectives::{BATCH_BYTES_MAX, units};
+use windlass_kernels::collectives::{Kind, batch_bytes_max, units};
 
 use crate::call::{Function, Shared};
 use crate::contract::capability;
@@ -46,7 +46,7 @@ enum Work {
 struct Candidate {
     /// Its place among the calls.
     place: usize,
-    function: Function,
+    kind: Kind,
     work: Work,
     bytes: u64,
     /// Of pairs, if it is small enough for them.
@@ -55,26 +55,20 @@ struct Candidate {
 
 /// Puts those that would take a kernel each together, as far as they fit, where the first of them was.
 pub fn batched(steps: &[Step], calls: &[Shared], terms: &Terms, batches: Batches) -> Vec<Step> {
-    let candidates: Vec<Option<Candidate>> = steps
-        .iter()
-        .map(|step| match step {
-            Step::Alone(place) => Candidate::of(*place, &calls[*place], terms),
-            Step::Together(_) | Step::Batch(_) | Step::Forwarded(_) => None,
-        })
-        .map(|candidate| candidate.filter(|one| one.may_join(batches)))
-        .collect();
+    let candidate = |step: &Step| match step {
+        Step::Alone(place) => Candidate::of(*place, &calls[*place], terms),
+        Step::Together(_) | Step::Batch(_) | Step::Forwarded(_) => None,
+    };
+    let candidates: Vec<Option<Candidate>> = steps.iter().map(candidate).collect();
     let sums = Sums::of(candidates.iter().flatten());
     let mut batched: Vec<Step> = Vec::with_capacity(steps.len());
     // The newest of each kind of kernel.
     let mut open: Vec<Open> = Vec::new();
     for (step, candidate) in steps.iter().zip(candidates) {
-        let Some(candidate) = candidate else {
+        let wired = candidate.and_then(|candidate| Some((sums.wire(&candidate, terms, batches)?, candidate)));
+        let Some((wire, candidate)) = wired else {
             batched.push(step.clone());
             continue;
-        };
-        let wire = match batches {
-            Batches::All if !sums.go_by_pairs(candidate.work) => Wire::Lines(candidate.function),
-            _ => Wire::Pairs,
         };
         let mut known = open.iter_mut().find(|one| one.work == candidate.work && one.wire == wire);
         let joins = known.as_mut().is_some_and(|known| known.takes(&mut batched[known.step], &candidate));
@@ -95,7 +89,7 @@ pub fn batched(steps: &[Step], calls: &[Shared], terms: &Terms, batches: Batches
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Wire {
     Pairs,
-    Lines(Function),
+    Lines(Kind),
 }
 
 /// What is being filled.
@@ -104,72 +98,89 @@ struct Open {
     wire: Wire,
     /// Its place among the new steps.
     step: usize,
-    bytes: u64,
     units: u64,
 }
 
 impl Open {
     fn of(first: &Candidate, wire: Wire, step: usize) -> Open {
-        let Candidate { work, bytes, .. } = *first;
-        Open { work, wire, step, bytes, units: first.units.unwrap_or(0) }
+        Open { work: first.work, wire, step, units: first.units.unwrap_or(0) }
     }
 
     /// Adds a call to what one kernel runs, if that has room.
     fn takes(&mut self, step: &mut Step, candidate: &Candidate) -> bool {
-        let (bytes, units) = (self.bytes + candidate.bytes, self.units + candidate.units.unwrap_or(0));
-        let has_room = match self.wire {
-            Wire::Pairs => units <= BATCH_ENTRIES as u64,
-            Wire::Lines(_) => bytes <= BATCH_BYTES_MAX,
-        };
+        let units = self.units + candidate.units.unwrap_or(0);
         match step {
-            _ if !has_room => return false,
+            _ if self.wire == Wire::Pairs && units > BATCH_ENTRIES as u64 => return false,
             Step::Alone(first) => *step = Step::Batch(vec![*first, candidate.place]),
             Step::Batch(run) if run.len() < BATCH_CALLS_MAX => run.push(candidate.place),
             _ => return false,
         }
-        (self.bytes, self.units) = (bytes, units);
+        self.units = units;
         true
     }
 }
 
-/// All units of pairs of each work; none where something of it is not small.
-struct Sums(Vec<(Work, Option<u64>)>);
+/// What there is of each work in all.
+struct Sums {
+    /// Units of pairs; none where something of it is not small.
+    units: Vec<(Work, Option<u64>)>,
+    /// Bytes of each kind.
+    bytes: Vec<((Work, Kind), u64)>,
+}
 
 impl Sums {
     fn of<'a>(candidates: impl Iterator<Item = &'a Candidate>) -> Sums {
-        let mut sums: Vec<(Work, Option<u64>)> = Vec::new();
-        for Candidate { work, units, .. } in candidates {
-            match sums.iter_mut().find(|(known, _)| known == work) {
+        let mut sums = Sums { units: Vec::new(), bytes: Vec::new() };
+        for Candidate { work, kind, bytes, units, .. } in candidates {
+            match sums.units.iter_mut().find(|(known, _)| known == work) {
                 Some((_, sum)) => *sum = sum.zip(*units).map(|(sum, units)| sum + units),
-                None => sums.push((*work, *units)),
+                None => sums.units.push((*work, *units)),
+            }
+            match sums.bytes.iter_mut().find(|(known, _)| *known == (*work, *kind)) {
+                Some((_, sum)) => *sum = sum.saturating_add(*bytes),
+                None => sums.bytes.push(((*work, *kind), *bytes)),
             }
         }
-        Sums(sums)
+        sums
     }
 
-    /// Whether all is small, and little enough. What is more, or larger, is quicker over lines.
-    fn go_by_pairs(&self, work: Work) -> bool {
-        let sum = self.0.iter().find(|(known, _)| *known == work).and_then(|(_, sum)| *sum);
+    /// How a call goes beside others; none: alone.
+    fn wire(&self, call: &Candidate, terms: &Terms, batches: Batches) -> Option<Wire> {
+        let by_pairs = call.units.map(|_| Wire::Pairs);
+        match batches {
+            Batches::None => None,
+            Batches::Small => by_pairs,
+            Batches::All if self.are_few_units(call) || !self.suit_lines(call, terms) => by_pairs,
+            Batches::All => Some(Wire::Lines(call.kind)),
+        }
+    }
+
+    /// Whether all of its work is small, and little enough for one kernel. What is more, or larger, is quicker over lines.
+    fn are_few_units(&self, call: &Candidate) -> bool {
+        let sum = self.units.iter().find(|(known, _)| *known == call.work).and_then(|(_, sum)| *sum);
         sum.is_some_and(|units| units <= BATCH_ENTRIES as u64)
+    }
+
+    /// Whether all of its kind is so little that NCCL's kernel for it is not ahead. Several kernels of ours would be behind that.
+    fn suit_lines(&self, call: &Candidate, terms: &Terms) -> bool {
+        let sum = self.bytes.iter().find(|(known, _)| *known == (call.work, call.kind));
+        let most = u32::try_from(terms.ranks).map_or(0, |ranks| batch_bytes_max(call.kind, ranks));
+        sum.is_some_and(|(_, bytes)| *bytes <= most)
     }
 }
 
 impl Candidate {
-    fn may_join(&self, batches: Batches) -> bool {
-        match batches {
-            Batches::None => false,
-            Batches::Small => self.units.is_some(),
-            Batches::All => true,
-        }
-    }
-
     /// None of what has a root: these are one collective together, or rare.
     fn of(place: usize, call: &Shared, terms: &Terms) -> Option<Candidate> {
         let tuning = tuning::kernels();
-        let (work, crossover) = match call.function {
-            Function::AllReduce => (Work::Reduces(call.datatype, call.operation?), tuning.all_reduce),
-            Function::ReduceScatter => (Work::Reduces(call.datatype, call.operation?), tuning.reduce_scatter),
-            Function::AllGather => (Work::Moves, tuning.all_gather),
+        let (kind, work, crossover) = match call.function {
+            Function::AllReduce => {
+                (Kind::AllReduce, Work::Reduces(call.datatype, call.operation?), tuning.all_reduce)
+            }
+            Function::ReduceScatter => {
+                (Kind::ReduceScatter, Work::Reduces(call.datatype, call.operation?), tuning.reduce_scatter)
+            }
+            Function::AllGather => (Kind::AllGather, Work::Moves, tuning.all_gather),
             _ => return None,
         };
         let bytes = call.bytes(terms.ranks);
@@ -177,8 +188,7 @@ impl Candidate {
         let units = units(pair_bytes);
         let is_small = bytes <= crossover.pairs_bytes_max && units <= BATCH_ENTRIES as u64;
         let units = is_small.then_some(units);
-        let function = call.function;
-        (bytes <= BATCH_BYTES_MAX).then_some(Candidate { place, function, work, bytes, units })
+        (bytes <= tuning::BATCHED_BYTES_MAX).then_some(Candidate { place, kind, work, bytes, units })
     }
 }
 
@@ -272,15 +282,40 @@ mod tests {
         assert_eq!(known, [Batches::None, Batches::None, Batches::Small, Batches::All]);
     }
 
-    /// One kernel takes so many bytes; what does not fit begins the next one, and what has more itself goes alone.
+    /// More of one kind than one kernel may take has no kernel over lines, and what is large goes alone.
     #[test]
     fn not_too_large() {
-        let of = |bytes: u64| call(Function::AllReduce, bytes as usize / 4);
-        let half = BATCH_BYTES_MAX / 2;
-        let sizes = [half, half + 4, half - 4, 4, BATCH_BYTES_MAX + 4, half];
-        let calls: Vec<Shared> = sizes.into_iter().map(of).collect();
-        let expected = [Step::Alone(0), Step::Batch(vec![1, 2]), Step::Batch(vec![3, 5]), Step::Alone(4)];
-        assert_eq!(alone(&calls), expected);
+        use Function::{AllGather, AllReduce, ReduceScatter};
+        const MIB: usize = 1 << 20;
+        let of =
+            |function, bytes: usize| call(function, bytes / 4 / if function == AllReduce { 1 } else { 2 });
+        let two = Terms { ranks: 2, ..TERMS };
+        let in_all = |function, mib: usize, more| {
+            let mut calls = vec![of(function, MIB); mib];
+            calls.extend(vec![of(function, 8); more]);
+            batched(&(0..calls.len()).map(Step::Alone).collect::<Vec<_>>(), &calls, &two, Batches::All)
+        };
+        for (function, most) in [(AllReduce, 32), (ReduceScatter, 48)] {
+            assert_eq!(in_all(function, most, 0), [Step::Batch((0..most).collect())], "{function:?}");
+            let (mut more, small) = ((0..most).map(Step::Alone).collect::<Vec<_>>(), vec![most, most + 1]);
+            more.push(Step::Batch(small));
+            assert_eq!(in_all(function, most, 2), more, "{function:?}: what is small goes by pairs");
+        }
+        let full = [Step::Batch((0..64).collect()), Step::Batch((64..128).collect())];
+        assert_eq!(in_all(AllGather, 128, 0), full);
+        assert_eq!(in_all(AllGather, 128, 1).len(), 129);
+        // Each kind by itself; what is large does not count.
+        let most = tuning::BATCHED_BYTES_MAX as usize;
+        let [reduced, scattered] = [AllReduce, ReduceScatter].map(|function| of(function, most));
+        let large = of(AllReduce, most + 4);
+        let calls = [reduced, scattered, large, reduced, scattered, large, reduced, reduced];
+        let steps: Vec<Step> = (0..calls.len()).map(Step::Alone).collect();
+        let expected =
+            [Step::Batch(vec![0, 3, 6, 7]), Step::Batch(vec![1, 4]), Step::Alone(2), Step::Alone(5)];
+        assert_eq!(batched(&steps, &calls, &two, Batches::All), expected);
+        // Where nobody has timed them.
+        assert_eq!(alone(&[call(AllReduce, MIB); 2]), [Step::Batch(vec![0, 1])]);
+        assert_eq!(alone(&[call(AllReduce, MIB); 3]), [0, 1, 2].map(Step::Alone));
     }
 
     /// Any number of calls takes time in proportion.
@@ -289,7 +324,8 @@ mod tests {
         let calls = vec![call(Function::AllReduce, 16 << 10); 100_000];
         let two_each = alone_with(Batches::Small, &calls);
         assert_eq!((two_each.len(), &two_each[1]), (50_000, &Step::Batch(vec![2, 3])));
-        assert_eq!(alone(&calls).len(), 100_000_usize.div_ceil(BATCH_CALLS_MAX));
+        let small = vec![call(Function::AllReduce, 20); 100_000];
+        assert_eq!(alone(&small).len(), 100_000_usize.div_ceil(BATCH_CALLS_MAX));
     }
 
     /// Others keep their places.

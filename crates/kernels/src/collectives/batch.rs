@@ -7,8 +7,17 @@ use crate::collective::{
     BATCH_CALLS_MAX, BATCH_ENTRIES, BatchCall, BatchLaunch, COLLECTIVE_EVEN, PAIRS_PAYLOAD_BYTES,
 };
 
-/// Of all buffers of one kernel's collectives together. Beyond it several kernels cost little, and posted units come to be ahead of lines.
-pub const BATCH_BYTES_MAX: u64 = 8 << 20;
+/// Of all buffers of the collectives that one kernel runs over lines, each its larger one. On 2 × H200 NCCL's kernel for a whole group is
+/// not ahead of ours up to there, graph or eager (`docs/measurements/2026-11-23-larger-batches`); on more ranks this was not measured.
+pub const fn batch_bytes_max(kind: Kind, ranks: u32) -> u64 {
+    let mib = match (kind, ranks) {
+        (Kind::AllReduce, 2) => 32,
+        (Kind::AllGather, 2) => 128,
+        (Kind::ReduceScatter, 2) => 48,
+        _ => 8,
+    };
+    mib << 20
+}
 
 /// Units of pairs, of which there are at most [`BATCH_ENTRIES`], if so much goes from each rank to each other.
 pub fn units(pair_bytes: u64) -> u64 {
@@ -17,7 +26,7 @@ pub fn units(pair_bytes: u64) -> u64 {
 
 /// As [`arrange`](super::arrange), for at most [`BATCH_CALLS_MAX`] collectives in which every rank sends every other one as much. Ranks
 /// must have them in the same order. Small ones may be of several kinds, if all move bytes, or all reduce in the same way; others are
-/// all-reduces alone, all-gathers, or reduce-scatters, of at most [`BATCH_BYTES_MAX`].
+/// all-reduces alone, all-gathers, or reduce-scatters, of at most [`batch_bytes_max`].
 ///
 /// # Errors
 /// See [`Refused`]. Then, as with nothing to do, nobody may launch what `batch` holds.
@@ -59,7 +68,11 @@ pub fn arrange_batch(
     launch.used_lanes = all_units.min(u64::from(geometry.lanes)) as u32;
     let is_whole = family.has_straight() && bits.is_multiple_of(family.vector_bytes());
     let kernel = Kernel::of(family, reducer, ranks, Straight::of(is_whole));
-    let limits = limits.modest(first.kind, ranks, total_bytes);
+    let limits = match family {
+        Family::BatchPairs => limits.modest(first.kind, ranks, total_bytes),
+        // NCCL's kernel for a group is as wide; with a single collective's 16 blocks 16 MiB of all-gathers took 1.5 times as long.
+        _ => *limits,
+    };
     let shape = Shape::of(kernel, launch.used_lanes, total_bytes, &limits);
     launch.role_warps = shape.role_warps;
     batch.launch = launch;
@@ -96,7 +109,7 @@ fn together(
     }
     let family = if may_be_pairs && pairs_units <= BATCH_ENTRIES as u64 {
         Some(Family::BatchPairs)
-    } else if may_be_lines && total_bytes <= BATCH_BYTES_MAX {
+    } else if may_be_lines && total_bytes <= batch_bytes_max(first.kind, ranks) {
         over_lines(first.kind, ranks)
     } else {
         None

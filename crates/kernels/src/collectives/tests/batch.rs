@@ -152,7 +152,10 @@ fn wires() {
     assert_eq!(name(&[all_reduce(64 * kib), all_reduce(64 * kib)], 2), "LLBatch_Any_2");
     assert_eq!(name(&[all_reduce(64 * kib), all_reduce(64 * kib), all_reduce(1)], 2), "AllReduceBatch_Any_2");
     assert_eq!(name(&[all_reduce(64 * kib + 1), all_reduce(1)], 8), "AllReduceBatch_Any_8");
-    assert_eq!(name(&[all_reduce(BATCH_BYTES_MAX - 1), all_reduce(1)], 3), "AllReduceBatch_Any_4");
+    assert_eq!(
+        name(&[all_reduce(batch_bytes_max(Kind::AllReduce, 3) - 1), all_reduce(1)], 3),
+        "AllReduceBatch_Any_4"
+    );
     for kind in [Kind::AllGather, Kind::ReduceScatter] {
         let name = |ranks| name(&[collective(kind, mib / 2); 2], ranks);
         let reducer = if kind == Kind::AllGather { "Copy" } else { "Any" };
@@ -174,8 +177,21 @@ fn too_many_or_unlike() {
     let scattered = collective(Kind::ReduceScatter, 1);
     let bytes = 2 * half_bytes + 2;
     assert_eq!(refused(&[half, half, scattered]), Refused::Batch { calls: 3, bytes }, "lines run one kind");
-    let most = collective(Kind::AllReduce, BATCH_BYTES_MAX);
-    assert_eq!(refused(&[most, one]), Refused::Batch { calls: 2, bytes: BATCH_BYTES_MAX + 1 });
+    for (kind, most_bytes) in
+        [(Kind::AllReduce, 32 << 20), (Kind::AllGather, 128 << 20), (Kind::ReduceScatter, 48 << 20)]
+    {
+        let [part, all] =
+            [1, 2].map(|parts| if kind == Kind::AllReduce { most_bytes } else { most_bytes / 2 * parts });
+        let (most, one) = (collective(kind, part), collective(kind, 1));
+        let of_one = if kind == Kind::AllReduce { 1 } else { 2 };
+        assert_eq!(refused(&[most, one]), Refused::Batch { calls: 2, bytes: all + of_one }, "{kind:?}");
+        assert!(answer(&[most], &geometry(2)).unwrap().is_some(), "{kind:?}");
+        let of_three = answer(&[most], &geometry(3)).unwrap_err();
+        assert_eq!(
+            of_three,
+            Refused::Batch { calls: 1, bytes: if kind == Kind::AllReduce { part } else { 3 * part } }
+        );
+    }
     let unlike = [
         (collective(Kind::AllGather, 1), 3),
         (collective(Kind::Reduce { root: 0 }, 1), 2),
