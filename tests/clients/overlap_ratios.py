@@ -27,14 +27,14 @@ def read(folder, side):
 def main():
     plain, windlass = read(sys.argv[1], "plain"), read(sys.argv[1], "windlass")
     slower = []
-    print(f"{'collective':16}{'products':>9}  {'mode':6}{'bytes':>10}{'NCCL us':>10}{'ours us':>10}   ratio  runs")
+    print(f"{'collective':21}{'products':>9}  {'mode':6}{'bytes':>10}{'NCCL us':>10}{'ours us':>10}   ratio  runs")
     figures = sorted(plain.keys() & windlass.keys())
     for key in figures:
         before, after = plain[key], windlass[key]
         ratio = statistics.median(after) / statistics.median(before)
         is_slower = ratio > SLOWER and min(after) > max(before)
         slower += [key] if is_slower else []
-        print(f"{key[0]:16}{key[1]:>9}  {key[2]:6}{key[3]:>10}{statistics.median(before):10.2f}{statistics.median(after):10.2f}"
+        print(f"{key[0]:21}{key[1]:>9}  {key[2]:6}{key[3]:>10}{statistics.median(before):10.2f}{statistics.median(after):10.2f}"
               f"  {ratio:6.3f}  {len(before)}, {len(after)}{'  SLOWER' if is_slower else ''}")
     print(f"overlap: {len(slower)} of {len(figures)} slower than NCCL by more than 2 %, beyond the spread of runs")
     sys.exit(1 if slower or not figures else 0)

@@ -4,6 +4,8 @@ on the current stream, then that waits for the collective.
 Run one process a GPU (`torchrun --nproc-per-node N torch_overlap.py`). Rank 0 prints a JSON line for each collective, size,
 number of products and way of issuing them: microseconds of one round, the slowest rank's, the median of batches. What runs is fixed, so that
 lines of two runs can be compared (`overlap_ratios.py`).
+OPS: which collectives, `all_gather,reduce_scatter` unless said otherwise; `all_gathers_of_4` and `reduce_scatters_of_4` are a group of
+four of a quarter of the size each, as Megatron's buckets have them.
 """
 
 import json
@@ -12,6 +14,7 @@ import statistics
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _coalescing_manager
 
 KIB, MIB = 1 << 10, 1 << 20
 # Bytes of the whole collective, and the side of matrices whose product takes about as long on an H200.
@@ -21,21 +24,32 @@ ROUNDS, BATCHES = 20, 15
 
 
 class Round:
-    """One collective beside some products."""
+    """One collective, or a group of four, beside some products."""
 
     def __init__(self, name, size, products):
+        self.calls = 4 if name.endswith("_of_4") else 1
         count = size // 2 // dist.get_world_size()
-        self.share = torch.zeros(count, device="cuda", dtype=torch.bfloat16)
-        self.whole = torch.zeros(count * dist.get_world_size(), device="cuda", dtype=torch.bfloat16)
+        shares = torch.zeros(count, device="cuda", dtype=torch.bfloat16).chunk(self.calls)
+        wholes = torch.zeros(count * dist.get_world_size(), device="cuda", dtype=torch.bfloat16).chunk(self.calls)
+        self.buffers = list(zip(shares, wholes))
         side = SIZES[size]
         self.left, self.right, self.product = (torch.randn(side, side, device="cuda", dtype=torch.bfloat16) for _ in range(3))
         self.name, self.products = name, products
 
+    def start(self, **asynchronous):
+        for share, whole in self.buffers:
+            if self.name.startswith("all_gather"):
+                work = dist.all_gather_into_tensor(whole, share, **asynchronous)
+            else:
+                work = dist.reduce_scatter_tensor(share, whole, **asynchronous)
+        return work
+
     def issue(self):
-        if self.name == "all_gather":
-            work = dist.all_gather_into_tensor(self.whole, self.share, async_op=True)
+        if self.calls == 1:
+            work = self.start(async_op=True)
         else:
-            work = dist.reduce_scatter_tensor(self.share, self.whole, async_op=True)
+            with _coalescing_manager(device=self.left.device, async_ops=True) as work:
+                self.start()
         for _ in range(self.products):
             torch.mm(self.left, self.right, out=self.product)
         work.wait()
@@ -82,7 +96,7 @@ def main():
     local = int(os.environ["LOCAL_RANK"])
     torch.cuda.set_device(local)
     dist.init_process_group("nccl", device_id=torch.device("cuda", local))
-    for name in ("all_gather", "reduce_scatter"):
+    for name in os.environ.get("OPS", "all_gather,reduce_scatter").split(","):
         for size in SIZES:
             for products in PRODUCTS:
                 one = Round(name, size, products)
