@@ -108,7 +108,7 @@ def main():
                     if dist.get_rank() == 0:
                         print(json.dumps({"op": name, "bytes": size, "products": products, "mode": mode, "us": us}), flush=True)
                 torch.cuda.synchronize()
-                del graph
+                del graph, run  # which NCCL would wait for when the group is destroyed
     dist.destroy_process_group()
 
 
