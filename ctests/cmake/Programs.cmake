@@ -167,18 +167,17 @@ if(WINDLASS_LIBRARY_DIR)
   add_fabric(batches 300 "yes" --served fast)
   if(SIM_DIR)
     # Off on all ranks, or on one: then more than two collectives of a group are NCCL's. Of all sizes, of few ranks and of many.
-    add_meeting(batches sim off 300 "yes" --served fast --set WINDLASS_BATCH=off)
-    add_meeting(batches sim small 300 "yes" --served fast --set WINDLASS_BATCH=small)
-    add_test(NAME sim.batches.alone COMMAND ${RUN} --out "${RUNS}/sim.batches.alone" --nccl "${SIM_DIR}/libnccl.so.2"
-             --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes --served fast
-             -- $<TARGET_FILE:batches> processes alone many full larger captured)
-    set_tests_properties(sim.batches.alone PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
+    function(add_batches name setting)
+      add_test(NAME sim.batches.${name} COMMAND ${RUN} --out "${RUNS}/sim.batches.${name}" --nccl "${SIM_DIR}/libnccl.so.2"
+               --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes --served fast --set ${setting}
+               -- $<TARGET_FILE:batches> processes many full larger captured ${ARGN})
+      set_tests_properties(sim.batches.${name} PROPERTIES LABELS sim TIMEOUT 300 PROCESSORS 2)
+    endfunction()
+    add_batches(off WINDLASS_BATCH=off)
+    add_batches(small WINDLASS_BATCH=small tuned largest)
+    add_batches(alone WINDLASS_BATCH=all alone)
     foreach(ranks 2 4 8)
-      set(name sim.batches.all_of_${ranks})
-      add_test(NAME ${name} COMMAND ${RUN} --out "${RUNS}/${name}" --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}"
-               --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes --served fast --set CTESTS_RANKS=${ranks}
-               -- $<TARGET_FILE:batches> processes tuned many full larger largest any among_others captured)
-      set_tests_properties(${name} PROPERTIES LABELS sim TIMEOUT 300 PROCESSORS 2)
+      add_batches(all_of_${ranks} CTESTS_RANKS=${ranks} tuned largest any among_others)
     endforeach()
   endif()
   add_fabric(splits 300 "yes;one rank has no peers;the caller does not wait;${GROUPED};${ORPHANS}")

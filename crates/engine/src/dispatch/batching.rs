@@ -195,8 +195,15 @@ impl Candidate {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::call::{Call, Local};
+    use crate::dispatch::collectives;
+    use crate::fast::{Geometry, Layout, Task};
     use crate::tuning::{COLLECTIVES, Limits};
-    use nccl_sys::{ncclAvg, ncclFloat32, ncclInt8, ncclSum};
+    use nccl_sys::{ncclAvg, ncclBfloat16, ncclFloat32, ncclInt8, ncclMax, ncclSum};
+    use proptest::prelude::*;
+    use std::ptr::{null, null_mut, without_provenance_mut};
+    use windlass_kernels::collective::BatchLaunch;
+    use windlass_kernels::collectives::{Limits as GridLimits, arrange_batch};
 
     const TERMS: Terms = Terms { ranks: 4, fast: Limits([1 << 30; COLLECTIVES]) };
 
@@ -337,5 +344,78 @@ mod tests {
         let expected =
             [Step::Forwarded(0), Step::Batch(vec![1, 3]), Step::Together(vec![2]), Step::Forwarded(4)];
         assert_eq!(batched(&steps, &calls, &TERMS, Batches::All), expected);
+    }
+
+    fn any_call() -> impl Strategy<Value = Shared> {
+        use Function::{AllGather, AllReduce, ReduceScatter};
+        let functions = prop::sample::select(vec![AllGather, AllReduce, ReduceScatter]);
+        let counts = prop_oneof![6 => 0..3000_usize, 3 => 0..100_000_usize, 1 => 0..9_000_000_usize];
+        // Mostly alike, so that kernels fill.
+        let datatypes = prop_oneof![6 => Just(ncclFloat32), 1 => Just(ncclInt8), 1 => Just(ncclBfloat16)];
+        let operations = prop_oneof![6 => Just(ncclSum), 1 => Just(ncclMax), 1 => Just(ncclAvg)];
+        (functions, counts, datatypes, operations).prop_map(|(function, count, datatype, operation)| Shared {
+            datatype,
+            operation: (function != AllGather).then_some(operation),
+            ..call(function, count)
+        })
+    }
+
+    /// The name of the kernel that runs what is one step; none where all are empty.
+    fn kernel_of(run: &[usize], calls: &[Shared], ranks: u32, blocks: u32) -> Option<&'static str> {
+        let calls: Vec<Call> = run.iter().map(|place| called(calls[*place])).collect();
+        let Some(Task::Batch(collectives)) = collectives::batch(calls.iter(), ranks - 1, ranks as usize)
+        else {
+            panic!("NCCL takes them")
+        };
+        let geometry = Geometry::recommended(blocks, ranks, ranks - 1, 1);
+        let slices: Vec<u64> = (1..=u64::from(ranks)).map(|rank| rank << 40).collect();
+        let limits = GridLimits { blocks_max: blocks, clusters: true };
+        let (layout, tuning) = (Layout::of(&geometry), tuning::kernels());
+        let mut batch = BatchLaunch::default();
+        let arranged = arrange_batch(&collectives, &geometry, &layout, &slices, &tuning, &limits, &mut batch);
+        arranged.expect("what is batched is not refused").map(|shape| shape.kernel.name())
+    }
+
+    fn called(shared: Shared) -> Call {
+        let local = Local {
+            send: without_provenance_mut(1 << 44),
+            receive: without_provenance_mut(1 << 45),
+            peer: None,
+            config: null(),
+            communicator: null_mut(),
+            stream: null_mut(),
+        };
+        Call { shared, local }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+
+        /// Every call is in one step, and kernels take every batch: `small` ones over pairs, as the ranks have agreed.
+        #[test]
+        fn kernels_take_it(
+            calls in prop::collection::vec(any_call(), 1..100),
+            ranks in 2..=8_u32,
+            blocks in 1..=32_u32,
+            batches in prop::sample::select(vec![Batches::Small, Batches::All]),
+        ) {
+            let terms = Terms { ranks: ranks as usize, ..TERMS };
+            let steps = batched(&(0..calls.len()).map(Step::Alone).collect::<Vec<_>>(), &calls, &terms, batches);
+            let mut places = Vec::new();
+            for step in &steps {
+                match step {
+                    Step::Alone(place) => places.push(*place),
+                    Step::Batch(run) => {
+                        let kernel = kernel_of(run, &calls, ranks, blocks);
+                        let by_pairs = kernel.is_none_or(|name| name.starts_with("ncclWindlass_LLBatch_"));
+                        prop_assert!(batches == Batches::All || by_pairs, "{kernel:?} runs {run:?}");
+                        places.extend(run);
+                    }
+                    other => prop_assert!(false, "{other:?}"),
+                }
+            }
+            places.sort_unstable();
+            prop_assert_eq!(places, (0..calls.len()).collect::<Vec<_>>());
+        }
     }
 }
