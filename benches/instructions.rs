@@ -6,7 +6,7 @@ mod support;
 use support::Functions;
 
 fn main() {
-    let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [what, how, times] = &arguments[..] else { return };
     let (direct, through) = Functions::both();
     let functions = if how == "direct" { direct } else { through };
