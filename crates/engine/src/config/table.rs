@@ -115,7 +115,7 @@ pub const OPTIONS: &[Description] = &[
         name: "WINDLASS_BATCH",
         values: "all, small, off",
         default: "all",
-        about: "Which collectives of a group, of those within their limits for `WINDLASS_FAST`, one kernel of ours runs together. all: those of at most 8 MiB each, of one kind and reduction at most 8 MiB together (2 ranks: all-reduces 32, reduce-scatters 48, all-gathers 128). small: those of at most 64 KiB (all-gathers and reduce-scatters 128), 512 units of 256 bytes a kernel, counted from each rank to each other. off: none. What no kernel runs together is ours up to two kernels of a group, from 1 MiB on four, and NCCL's where there would be more. The most cautious rank's holds.",
+        about: "Which collectives of a group, of those within their limits for `WINDLASS_FAST`, one kernel of ours runs together. all: those of at most 8 MiB each, of one kind and reduction at most 8 MiB together (2 ranks: all-reduces 32, reduce-scatters 48, all-gathers 128), where more than 16 KiB are within its limit. small: those of at most 64 KiB (all-gathers and reduce-scatters 128), 512 units of 256 bytes a kernel, counted from each rank to each other. off: none. What no kernel runs together is ours up to two kernels of a group, from 1 MiB on four, and NCCL's where there would be more. The most cautious rank's holds.",
     },
     Description {
         name: "WINDLASS_TUNING",

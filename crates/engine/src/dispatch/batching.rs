@@ -8,7 +8,7 @@ use windlass_kernels::collectives::{Kind, batch_bytes_max, units};
 use crate::call::{Function, Shared};
 use crate::contract::capability;
 use crate::plan::Terms;
-use crate::tuning;
+use crate::tuning::{self, Collective};
 
 use super::fusing::Step;
 
@@ -47,6 +47,7 @@ struct Candidate {
     /// Its place among the calls.
     place: usize,
     kind: Kind,
+    collective: Collective,
     work: Work,
     bytes: u64,
     /// Of pairs, if it is small enough for them.
@@ -161,8 +162,12 @@ impl Sums {
         sum.is_some_and(|units| units <= BATCH_ENTRIES as u64)
     }
 
-    /// Whether all of its kind is so little that NCCL's kernel for it is not ahead. Several kernels of ours would be behind that.
+    /// Whether all of its kind is so little that NCCL's kernel for it is not ahead. Several kernels of ours would be behind that. Where
+    /// nobody measured even single ones only what is small goes together.
     fn suit_lines(&self, call: &Candidate, terms: &Terms) -> bool {
+        if !terms.fast.serve(call.collective, tuning::UNMEASURED_BYTES_MAX + 1) {
+            return false;
+        }
         let sum = self.bytes.iter().find(|(known, _)| *known == (call.work, call.kind));
         let most = u32::try_from(terms.ranks).map_or(0, |ranks| batch_bytes_max(call.kind, ranks));
         sum.is_some_and(|(_, bytes)| *bytes <= most)
@@ -172,7 +177,7 @@ impl Sums {
 impl Candidate {
     /// None of what has a root: these are one collective together, or rare.
     fn of(place: usize, call: &Shared, terms: &Terms) -> Option<Candidate> {
-        let tuning = tuning::kernels();
+        let (tuning, collective) = (tuning::kernels(), Collective::of(call.function)?);
         let (kind, work, crossover) = match call.function {
             Function::AllReduce => {
                 (Kind::AllReduce, Work::Reduces(call.datatype, call.operation?), tuning.all_reduce)
@@ -188,7 +193,14 @@ impl Candidate {
         let units = units(pair_bytes);
         let is_small = bytes <= crossover.pairs_bytes_max && units <= BATCH_ENTRIES as u64;
         let units = is_small.then_some(units);
-        (bytes <= tuning::BATCHED_BYTES_MAX).then_some(Candidate { place, kind, work, bytes, units })
+        (bytes <= tuning::BATCHED_BYTES_MAX).then_some(Candidate {
+            place,
+            kind,
+            collective,
+            work,
+            bytes,
+            units,
+        })
     }
 }
 
@@ -323,6 +335,18 @@ mod tests {
         // Where nobody has timed them.
         assert_eq!(alone(&[call(AllReduce, MIB); 2]), [Step::Batch(vec![0, 1])]);
         assert_eq!(alone(&[call(AllReduce, MIB); 3]), [0, 1, 2].map(Step::Alone));
+    }
+
+    /// Where even single ones have no measured limit, what is small goes by pairs, and so much as one kernel takes.
+    #[test]
+    fn unmeasured() {
+        let unmeasured = Terms { fast: Limits([tuning::UNMEASURED_BYTES_MAX + 1; COLLECTIVES]), ..TERMS };
+        // 16 KiB are 64 units.
+        let calls = vec![call(Function::AllReduce, 4 << 10); 9];
+        let steps: Vec<Step> = (0..calls.len()).map(Step::Alone).collect();
+        let cut = [Step::Batch((0..8).collect()), Step::Alone(8)];
+        assert_eq!(batched(&steps, &calls, &unmeasured, Batches::All), cut);
+        assert_eq!(alone(&calls), [Step::Batch((0..9).collect())]);
     }
 
     /// Any number of calls takes time in proportion.

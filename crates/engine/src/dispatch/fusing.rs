@@ -8,7 +8,8 @@
 //! src/enqueue.cc), so ranks with other groups would wait for each other's channels for ever.
 //!
 //! Divergence: where these calls are so few and small that NCCL puts them on one channel in call order, it may get by with ranks that
-//! group them unlike. A batch of ours does not.
+//! group them unlike. A batch of ours does not. It also sorts by size before that, so ranks may get by that call them in another order,
+//! each of another size; ours run in call order, and give such ranks each other's.
 //!
 //! # Why one may not need another's result
 //! NCCL promises no order within a group: its list is sorted by size (`ncclTaskCollSorterInsert`, src/include/comm.h), the last first
