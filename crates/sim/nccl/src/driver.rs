@@ -7,8 +7,10 @@ use nccl_sys::*;
 use std::sync::OnceLock;
 
 mod memory;
+mod sharing;
 
 pub use memory::Mapping;
+pub use sharing::Space;
 
 pub type Stream = usize;
 pub type Context = usize;
@@ -67,6 +69,8 @@ driver_calls! {
     memory_unmap = b"cuMemUnmap\0": fn(usize, usize);
     set_access = b"cuMemSetAccess\0": fn(usize, usize, *const AccessDescription, usize);
     retain_handle = b"cuMemRetainAllocationHandle\0": fn(*mut c_ulonglong, usize);
+    export_handle = b"cuMemExportToShareableHandle\0": fn(*mut c_int, c_ulonglong, c_int, c_ulonglong);
+    import_handle = b"cuMemImportFromShareableHandle\0": fn(*mut c_ulonglong, usize, c_int);
 }
 
 /// `CUmemLocation`.

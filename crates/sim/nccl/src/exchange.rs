@@ -9,13 +9,14 @@ use std::sync::atomic::Ordering::SeqCst;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Note {
     pub kind: u64,
-    pub values: [i64; 4],
+    pub values: [i64; 5],
 }
 
 pub const SPLIT: u64 = 1;
 pub const WINDOW_REGISTER: u64 = 2;
 pub const DEVICE_COMMUNICATOR: u64 = 3;
 pub const FIRST_WINDOW: u64 = 4;
+pub const WINDOW_MAPPED: u64 = 5;
 
 fn kind_name(kind: u64) -> &'static str {
     match kind {
@@ -23,6 +24,7 @@ fn kind_name(kind: u64) -> &'static str {
         WINDOW_REGISTER => "ncclCommWindowRegister",
         DEVICE_COMMUNICATOR => "ncclDevCommCreate",
         FIRST_WINDOW => "ncclCommWindowRegister, the first",
+        WINDOW_MAPPED => "ncclCommWindowRegister, mapped",
         _ => "an unknown call",
     }
 }

@@ -2,7 +2,7 @@
 //! until the registration ends, whatever lies at the owner's addresses meanwhile. Here the rank itself maps the allocation
 //! once more in their stead: so forgotten registrations keep memory, and what peers send goes where NCCL's peers send it.
 
-use crate::driver::{Mapping, driver};
+use crate::driver::{Driver, Mapping, driver};
 use crate::operation::Buffer;
 use std::cell::Cell;
 use std::sync::atomic::AtomicUsize;
@@ -44,24 +44,29 @@ impl Import {
 impl Drop for Import {
     fn drop(&mut self) {
         let mapping = self.0;
-        let unmap = move || {
-            if let Ok(driver) = driver() {
-                driver.unmap(mapping);
-            }
-        };
-        // The last operation of an aborted communicator takes its registrations with it.
-        if IN_HOST_FUNCTION.get() {
-            LEAVING.fetch_add(1, SeqCst);
-            let later = move || {
-                unmap();
-                LEAVING.fetch_sub(1, SeqCst);
-            };
-            if std::thread::Builder::new().spawn(later).is_err() {
-                LEAVING.fetch_sub(1, SeqCst);
-            }
-        } else {
-            unmap();
+        unmap(move |driver| driver.unmap(mapping));
+    }
+}
+
+/// Unmaps something now, or on a thread of its own in a host function: the last operation of an aborted communicator takes its
+/// registrations with it.
+pub fn unmap(act: impl FnOnce(&Driver) + Send + 'static) {
+    let act = move || {
+        if let Ok(driver) = driver() {
+            act(driver);
         }
+    };
+    if IN_HOST_FUNCTION.get() {
+        LEAVING.fetch_add(1, SeqCst);
+        let later = move || {
+            act();
+            LEAVING.fetch_sub(1, SeqCst);
+        };
+        if std::thread::Builder::new().spawn(later).is_err() {
+            LEAVING.fetch_sub(1, SeqCst);
+        }
+    } else {
+        act();
     }
 }
 

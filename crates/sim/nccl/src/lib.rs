@@ -29,9 +29,10 @@
 //!
 //! Windows are as in NCCL 2.28.9, too: all ranks meet, their allocations must be of one size, and all or none of these must have
 //! a window already (`WINDLASS_SIM_NCCL_VERSION` says what later releases let pass); a window keeps its memory until it is
-//! deregistered, which must not find operations in flight that use it, nor another window at its address. Where windows lie in
-//! NCCL's own space of addresses is not modelled: without multicast ranks may differ in that. `simWindowsMade(comm)` and
-//! `simWindows(comm)` say how many were made and live.
+//! deregistered, which must not find operations in flight that use it, nor another window at its address. Its handle points to
+//! memory that begins as NCCL's and leads to the ranks' memory (`reach.rs`). Each window has a space of addresses of its own, where
+//! NCCL's share one, in which without multicast ranks may differ. `simWindowsMade(comm)` and `simWindows(comm)` say how many were
+//! made and live.
 //!
 //! Where it differs from NCCL: every collective waits for all ranks; 8-bit floats are copied but not reduced; there are
 //! no device communicators.
@@ -68,6 +69,7 @@ mod mailbox;
 mod allocation;
 mod import;
 mod lookup;
+mod reach;
 mod registration;
 mod window;
 

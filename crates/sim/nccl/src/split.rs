@@ -58,7 +58,7 @@ pub unsafe fn split(
     let number = parent.splits.fetch_add(1, SeqCst);
     let splitting = parent.clone();
     let work = Box::new(move || {
-        let note = Note { kind: SPLIT, values: [color.into(), key.into(), 0, 0] };
+        let note = Note { kind: SPLIT, values: [color.into(), key.into(), 0, 0, 0] };
         let notes = match parent_notes(&splitting, note) {
             Some(notes) => notes,
             None => return refuse(ncclInternalError, "aborted in ncclCommSplit"),

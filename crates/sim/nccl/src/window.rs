@@ -2,17 +2,18 @@
 
 use crate::communicator::Communicator;
 use crate::driver::driver;
-use crate::exchange::{FIRST_WINDOW, Note, WINDOW_REGISTER, exchange};
-use crate::import::Import;
+use crate::exchange::{FIRST_WINDOW, Note, WINDOW_MAPPED, WINDOW_REGISTER, exchange};
 use crate::operation::Buffer;
+use crate::reach::{Exported, Reach};
 use crate::refusal::{Outcome, lock, refuse};
 use crate::registration::Range;
 use crate::settings::settings;
 use crate::strict;
 use nccl_sys::*;
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::atomic::{AtomicU64, AtomicUsize};
 
 const SYMMETRIC: i32 = 1;
 /// NCCL_WIN_REQUIRED_ALIGNMENT, counted from the start of the allocation.
@@ -28,7 +29,7 @@ pub struct Window {
     allocation: usize,
     /// Eager operations that were issued and have not ended on this rank.
     in_flight: AtomicU64,
-    _memory: Option<Import>,
+    _reach: Reach,
 }
 
 impl Window {
@@ -109,7 +110,7 @@ fn begin(communicator: &Communicator, flags: i32) -> Outcome {
     if std::mem::replace(&mut lock(&communicator.windows).is_begun, true) {
         return Ok(());
     }
-    let note = Note { kind: FIRST_WINDOW, values: [0; 4] };
+    let note = Note { kind: FIRST_WINDOW, values: [0; 5] };
     match exchange(communicator.segment(), communicator.rank, note, &communicator.leave) {
         Ok(_) => Ok(()),
         Err(_) => refuse(ncclInternalError, "aborted in ncclCommWindowRegister"),
@@ -132,41 +133,8 @@ pub fn register(communicator: &Communicator, buffer: Buffer, flags: i32) -> Outc
         );
     }
     let range = Range::new(buffer.address, buffer.bytes)?;
-    if communicator.ranks > 1 {
-        let (segment, rank) = (communicator.segment(), communicator.rank);
-        let is_known = lock(&communicator.windows).entries.iter().any(|one| one.allocation == allocation);
-        let values = [buffer.bytes as i64, flags.into(), allocated as i64, is_known.into()];
-        let Ok(notes) = exchange(segment, rank, Note { kind: WINDOW_REGISTER, values }, &communicator.leave)
-        else {
-            return refuse(ncclInternalError, "aborted in ncclCommWindowRegister");
-        };
-        let differ = |of: usize| notes.iter().any(|note| note.values[of] != values[of]);
-        let version = settings().version;
-        let complaint = if differ(0) || differ(1) {
-            Some("window registered with unequal sizes or flags")
-        } else if version < UNLIKE_SINCE && differ(2) {
-            Some("window registered of unequal allocations")
-        } else if version < MAPS_ANEW_SINCE && differ(3) {
-            Some("window registered of allocations that have one on some ranks only, which skip the exchange")
-        } else {
-            None
-        };
-        if let Some(complaint) = complaint {
-            let lines: Vec<String> =
-                std::iter::once(complaint.to_owned())
-                    .chain((0..communicator.ranks).map(|peer| {
-                        let [bytes, flags, allocated, is_known] = notes[peer].values;
-                        let known = if is_known == 0 { "" } else { ", which has a window" };
-                        format!("  rank {peer}: ncclCommWindowRegister of {bytes} bytes, flags {flags:#x}, of an allocation of {allocated} bytes{known}")
-                    }))
-                    .collect();
-            strict::fail(segment, rank, &lines);
-        }
-    }
-    let memory = Import::new(buffer.address, communicator.device);
-    // Never used again in this process, so that late uses are found out.
-    static HANDLES: AtomicUsize = AtomicUsize::new(1);
-    let handle = HANDLES.fetch_add(1, SeqCst) << 4 | 3;
+    let reach = reach(communicator, buffer, flags, (allocation, allocated))?;
+    let handle = reach.handle();
     let mut windows = lock(&communicator.windows);
     windows.made += 1;
     let number = windows.made;
@@ -177,9 +145,64 @@ pub fn register(communicator: &Communicator, buffer: Buffer, flags: i32) -> Outc
         handle,
         allocation,
         in_flight: AtomicU64::new(0),
-        _memory: memory,
+        _reach: reach,
     }));
     Ok(handle)
+}
+
+/// Meets the other ranks, and maps everybody's allocation.
+fn reach(
+    communicator: &Communicator,
+    buffer: Buffer,
+    flags: i32,
+    (allocation, allocated): (usize, usize),
+) -> Outcome<Reach> {
+    let exported = driver()?.export(allocation)?;
+    let is_known = lock(&communicator.windows).entries.iter().any(|one| one.allocation == allocation);
+    let descriptor = exported.as_raw_fd().into();
+    let values = [buffer.bytes as i64, flags.into(), allocated as i64, is_known.into(), descriptor];
+    let meet = |kind, values| {
+        let note = Note { kind, values };
+        if communicator.ranks == 1 {
+            return Ok(vec![note]);
+        }
+        exchange(communicator.segment(), communicator.rank, note, &communicator.leave)
+            .or_else(|_| refuse(ncclInternalError, "aborted in ncclCommWindowRegister"))
+    };
+    let notes = meet(WINDOW_REGISTER, values)?;
+    compare(communicator, &notes);
+    let exports: Vec<Exported> = notes
+        .iter()
+        .map(|note| Exported { descriptor: note.values[4] as i32, bytes: note.values[2] as usize })
+        .collect();
+    let reach = Reach::new(communicator, &exports, buffer.address - allocation);
+    // Only now everybody has opened what is exported here.
+    meet(WINDOW_MAPPED, [0; 5])?;
+    reach
+}
+
+/// Ends the process where NCCL would hang or worse.
+fn compare(communicator: &Communicator, notes: &[Note]) {
+    let differ = |of: usize| notes.iter().any(|note| note.values[of] != notes[0].values[of]);
+    let version = settings().version;
+    let complaint = if differ(0) || differ(1) {
+        "window registered with unequal sizes or flags"
+    } else if version < UNLIKE_SINCE && differ(2) {
+        "window registered of unequal allocations"
+    } else if version < MAPS_ANEW_SINCE && differ(3) {
+        "window registered of allocations that have one on some ranks only, which skip the exchange"
+    } else {
+        return;
+    };
+    let lines: Vec<String> =
+        std::iter::once(complaint.to_owned())
+            .chain((0..communicator.ranks).map(|peer| {
+                let [bytes, flags, allocated, is_known, _] = notes[peer].values;
+                let known = if is_known == 0 { "" } else { ", which has a window" };
+                format!("  rank {peer}: ncclCommWindowRegister of {bytes} bytes, flags {flags:#x}, of an allocation of {allocated} bytes{known}")
+            }))
+            .collect();
+    strict::fail(communicator.segment(), communicator.rank, &lines);
 }
 
 pub fn deregister(communicator: &Communicator, handle: usize) -> Outcome {

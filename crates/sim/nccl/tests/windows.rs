@@ -24,6 +24,10 @@ fn child() {
         ("in_flight", in_flight),
         ("end_of_another", end_of_another),
         ("misaligned", misaligned),
+        ("reach", reach),
+        ("abandoned", abandoned),
+        ("unlike_offsets", unlike_offsets),
+        ("large_block", large_block),
     ]);
 }
 
@@ -40,6 +44,19 @@ fn windows_come_and_go() {
 #[test]
 fn windows_keep_memory() {
     expect_success("late_end", BOTH);
+}
+
+/// A window's handle leads to the memory of all ranks, until it is deregistered; then nothing of it is left.
+#[test]
+fn windows_reach_all_ranks() {
+    // Of the large blocks, which are sparse, only what is written takes memory.
+    let environment = [("WINDLASS_SIM_STRICT", "1"), ("WINDLASS_SIM_DEVICE_MEMORY", "8192")];
+    for ranks in [Ranks::Threads(1), Ranks::Threads(2), BOTH, Ranks::Threads(3), Ranks::Processes(3)] {
+        for scenario in ["reach", "abandoned", "unlike_offsets", "large_block"] {
+            let ended = run(scenario, ranks, &environment);
+            assert!(ended.iter().all(|ended| ended.status == Some(0)), "{scenario} {ranks:?}: {ended:?}");
+        }
+    }
 }
 
 /// The first registration waits for all ranks before it looks at what is registered; no later one does.
@@ -141,14 +158,162 @@ fn misaligned(rank: &mut Rank) {
     rank.leave();
 }
 
+/// What device code reads of a window.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+struct Record {
+    host: usize,
+    lsa_flat_base: usize,
+    lsa_rank: i32,
+    world_rank: i32,
+    stride_4g: u32,
+}
+
+impl Record {
+    /// Where the window of `rank` begins.
+    fn place(&self, rank: usize) -> usize {
+        self.lsa_flat_base + rank * ((self.stride_4g as usize) << 32)
+    }
+}
+
+impl Rank {
+    fn read<T: Default>(&self, at: usize) -> T {
+        let mut value = T::default();
+        let code = unsafe { (self.cuda.copy_to_host)((&raw mut value).cast(), at, std::mem::size_of::<T>()) };
+        assert_eq!(code, 0, "cuMemcpyDtoH from {at:#x}");
+        value
+    }
+
+    fn write(&self, at: usize, value: u64) {
+        let code = unsafe { (self.cuda.copy_to_device)(at, (&raw const value).cast(), 8) };
+        assert_eq!(code, 0, "cuMemcpyHtoD to {at:#x}");
+    }
+
+    fn is_mapped(&self, at: usize) -> bool {
+        let (mut base, mut bytes) = (0, 0);
+        unsafe { (self.cuda.address_range)(&mut base, &mut bytes, at) == 0 }
+    }
+
+    /// Waits for all ranks; `word` is device memory.
+    fn meet(&self, word: usize) {
+        assert_eq!(self.all_reduce(word, word, 1), SUCCESS);
+        self.synchronize();
+    }
+
+    /// Gives back all that the driver counts.
+    fn leave_nothing(&mut self, word: usize) {
+        unsafe {
+            assert_eq!((self.cuda.memory_free)(word), 0);
+            assert_eq!((self.cuda.stream_destroy)(self.stream), 0);
+        }
+    }
+}
+
+fn reach(rank: &mut Rank) {
+    const OFFSET: usize = 2 * MIB + 4096;
+    const BYTES: usize = 4 * MIB;
+    rank.join();
+    let word = rank.cuda.allocate(4);
+    rank.meet(word);
+    let free = rank.cuda.free_bytes();
+    let block = rank.nccl.allocate(BLOCK);
+    let mine = block + OFFSET;
+    let window = rank.window(mine, BYTES);
+    let record: Record = rank.read(window);
+    assert_ne!(record.host, 0);
+    assert_eq!(
+        (record.lsa_rank, record.world_rank, record.stride_4g),
+        (rank.rank as i32, rank.rank as i32, 1)
+    );
+    rank.write(mine, 100 + rank.rank as u64);
+    rank.write(mine + BYTES - 8, 200 + rank.rank as u64);
+    rank.meet(word);
+    for peer in 0..rank.ranks {
+        let place = record.place(peer);
+        assert_ne!(place, mine, "a mapping of its own");
+        assert_eq!(rank.read::<u64>(place), 100 + peer as u64);
+        assert_eq!(rank.read::<u64>(place + BYTES - 8), 200 + peer as u64);
+    }
+    let next = (rank.rank + 1) % rank.ranks;
+    rank.write(record.place(next) + MIB, 300 + rank.rank as u64);
+    rank.meet(word);
+    let previous = (rank.rank + rank.ranks - 1) % rank.ranks;
+    assert_eq!(rank.read::<u64>(mine + MIB), 300 + previous as u64);
+    rank.end_window(window);
+    for at in (0..rank.ranks).map(|peer| record.place(peer)).chain([window]) {
+        assert!(!rank.is_mapped(at), "{at:#x} is still mapped");
+    }
+    rank.free(block);
+    rank.meet(word);
+    assert_eq!(rank.cuda.free_bytes(), free, "a peer holds it");
+    rank.leave();
+    rank.leave_nothing(word);
+}
+
+/// Each rank counts with its own offset, as in NCCL.
+fn unlike_offsets(rank: &mut Rank) {
+    rank.join();
+    let word = rank.cuda.allocate(4);
+    let block = rank.nccl.allocate(BLOCK);
+    for other in 0..rank.ranks {
+        rank.write(block + other * 4096, (10 * rank.rank + other) as u64);
+    }
+    let window = rank.window(block + rank.rank * 4096, MIB);
+    let record: Record = rank.read(window);
+    rank.meet(word);
+    for peer in 0..rank.ranks {
+        assert_eq!(rank.read::<u64>(record.place(peer)), (10 * peer + rank.rank) as u64);
+    }
+    rank.end_window(window);
+    rank.free(block);
+    rank.leave();
+    rank.leave_nothing(word);
+}
+
+/// Ranks lie further apart where a block needs it.
+fn large_block(rank: &mut Rank) {
+    const OFFSET: usize = 4 << 30;
+    rank.join();
+    let word = rank.cuda.allocate(4);
+    let block = rank.nccl.allocate(OFFSET + BLOCK);
+    let window = rank.window(block + OFFSET, BLOCK);
+    let record: Record = rank.read(window);
+    assert_eq!(record.stride_4g, 2);
+    rank.write(block + OFFSET, rank.rank as u64);
+    rank.meet(word);
+    for peer in 0..rank.ranks {
+        assert_eq!(rank.read::<u64>(record.place(peer)), peer as u64);
+    }
+    rank.end_window(window);
+    rank.free(block);
+    rank.leave();
+    rank.leave_nothing(word);
+}
+
+/// An aborted communicator takes its windows with it.
+fn abandoned(rank: &mut Rank) {
+    rank.join();
+    let word = rank.cuda.allocate(4);
+    let block = rank.nccl.allocate(BLOCK);
+    let window = rank.window(block, BLOCK);
+    rank.meet(word);
+    assert_eq!(unsafe { (rank.nccl.abort)(rank.comm) }, SUCCESS);
+    assert!(!rank.is_mapped(window));
+    rank.free(block);
+    rank.leave_nothing(word);
+}
+
 fn late_end(rank: &mut Rank) {
     rank.join();
+    let word = rank.cuda.allocate(4);
     let free = rank.cuda.free_bytes();
     let block = rank.nccl.allocate(BLOCK);
     let window = rank.window(block, BLOCK);
     rank.free(block);
     assert_eq!(rank.cuda.free_bytes(), free - BLOCK);
     rank.end_window(window);
+    // The peers hold it until they have ended theirs.
+    rank.meet(word);
     assert_eq!(rank.cuda.free_bytes(), free);
     rank.leave();
 }

@@ -1,6 +1,7 @@
 //! What the driver knows of memory, and virtual memory: made, mapped again, freed.
 
 use super::*;
+use std::ops::Range;
 
 const POINTER_ATTRIBUTE_BUFFER_ID: c_int = 7;
 const POINTER_ATTRIBUTE_DEVICE_ORDINAL: c_int = 9;
@@ -8,6 +9,7 @@ const POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES: c_int = 14;
 const HANDLE_TYPE_POSIX_FILE_DESCRIPTOR: c_int = 1;
 const ALLOCATION_TYPE_PINNED: c_int = 1;
 const LOCATION_TYPE_DEVICE: c_int = 1;
+const LOCATION_TYPE_HOST_NUMA: c_int = 3;
 const ACCESS_READ_WRITE: c_int = 3;
 const GRANULARITY_RECOMMENDED: c_int = 1;
 
@@ -44,41 +46,91 @@ impl Driver {
 
     /// Device memory as `ncclMemAlloc` makes it. Gives address and size in bytes.
     pub fn allocate_virtual(&self, bytes: usize) -> Outcome<(usize, usize)> {
-        let (_, device) = self.current()?;
+        let (_, id) = self.current()?;
+        let location = Location { kind: LOCATION_TYPE_DEVICE, id };
+        let (handle, bytes) = self.create(bytes, location, HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)?;
+        let address = self.map_fresh(handle, bytes, 0, 0..self.devices()?)?;
+        Ok((address, bytes))
+    }
+
+    /// Memory that peers never see and no device's allowance pays for, at `wish` where that is free.
+    pub fn allocate_private(&self, bytes: usize, wish: usize, device: c_int) -> Outcome<Mapping> {
+        let location = Location { kind: LOCATION_TYPE_HOST_NUMA, id: device };
+        let (handle, bytes) = self.create(bytes, location, 0)?;
+        let at = self.map_fresh(handle, bytes, wish, device..device + 1)?;
+        Ok(Mapping { of: at, bytes, at })
+    }
+
+    /// Memory without addresses, and its size in bytes.
+    fn create(&self, bytes: usize, location: Location, handle_types: c_int) -> Outcome<(c_ulonglong, usize)> {
         let properties = AllocationProperties {
             kind: ALLOCATION_TYPE_PINNED,
-            handle_types: HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
-            location: Location { kind: LOCATION_TYPE_DEVICE, id: device },
+            handle_types,
+            location,
             win32_metadata: std::ptr::null_mut(),
             flags: [0; 8],
         };
-        let (mut grain, mut handle, mut address) = (0, 0, 0);
+        let (mut grain, mut handle) = (0, 0);
         // SAFETY: see above.
         let code = unsafe { (self.granularity)(&mut grain, &properties, GRANULARITY_RECOMMENDED) };
         check(code, "cuMemGetAllocationGranularity")?;
         let bytes = bytes.next_multiple_of(grain);
         // SAFETY: see above.
         check(unsafe { (self.memory_create)(&mut handle, bytes, &properties, 0) }, "cuMemCreate")?;
+        Ok((handle, bytes))
+    }
+
+    /// Reserves addresses, at `wish` where these are free.
+    pub(super) fn reserve(&self, bytes: usize, wish: usize) -> Outcome<usize> {
+        let mut at = 0;
         // SAFETY: see above.
-        let reserved =
-            check(unsafe { (self.address_reserve)(&mut address, bytes, grain, 0, 0) }, "cuMemAddressReserve");
-        // SAFETY: the range was reserved just now, the handle is as large.
-        let mapped = reserved
-            .and_then(|()| check(unsafe { (self.memory_map)(address, bytes, 0, handle, 0) }, "cuMemMap"));
+        check(unsafe { (self.address_reserve)(&mut at, bytes, 0, wish, 0) }, "cuMemAddressReserve")?;
+        Ok(at)
+    }
+
+    /// Maps the beginning of a handle's memory at reserved addresses, for `devices`. Takes the handle.
+    pub(super) fn place(
+        &self,
+        handle: c_ulonglong,
+        at: usize,
+        bytes: usize,
+        devices: Range<c_int>,
+    ) -> Outcome {
+        // SAFETY: the driver checks that the addresses are reserved and free.
+        let mapped = check(unsafe { (self.memory_map)(at, bytes, 0, handle, 0) }, "cuMemMap");
         // SAFETY: the mapping keeps the memory; without one it goes now.
         unsafe { (self.memory_release)(handle) };
-        if mapped.is_err() && address != 0 {
-            // SAFETY: reserved just now, nothing is mapped there.
-            unsafe { (self.address_free)(address, bytes) };
-        }
         mapped?;
-        for id in 0..self.devices()? {
+        for id in devices {
             let location = Location { kind: LOCATION_TYPE_DEVICE, id };
             let access = AccessDescription { location, flags: ACCESS_READ_WRITE };
             // SAFETY: see above.
-            check(unsafe { (self.set_access)(address, bytes, &access, 1) }, "cuMemSetAccess")?;
+            let code = unsafe { (self.set_access)(at, bytes, &access, 1) };
+            check(code, "cuMemSetAccess").inspect_err(|_| {
+                // SAFETY: mapped above, and nobody knows of it.
+                unsafe { (self.memory_unmap)(at, bytes) };
+            })?;
         }
-        Ok((address, bytes))
+        Ok(())
+    }
+
+    /// As `place`, at addresses of its own.
+    fn map_fresh(
+        &self,
+        handle: c_ulonglong,
+        bytes: usize,
+        wish: usize,
+        devices: Range<c_int>,
+    ) -> Outcome<usize> {
+        let at = self.reserve(bytes, wish).inspect_err(|_| {
+            // SAFETY: the caller's handle, given up.
+            unsafe { (self.memory_release)(handle) };
+        })?;
+        self.place(handle, at, bytes, devices).inspect_err(|_| {
+            // SAFETY: reserved just now, nothing is mapped there.
+            unsafe { (self.address_free)(at, bytes) };
+        })?;
+        Ok(at)
     }
 
     /// Frees memory of `allocate_virtual`. As NCCL does, which unmaps at the address that it is given: memory of cuMemAlloc, and
@@ -122,38 +174,21 @@ impl Driver {
     /// Maps the allocation of `address` a second time, for `device`.
     pub fn map_again(&self, address: usize, device: c_int) -> Outcome<Mapping> {
         let (of, bytes) = self.allocation(address)?;
-        let (mut handle, mut at) = (0, 0);
-        // SAFETY: see above.
-        check(unsafe { (self.retain_handle)(&mut handle, of) }, "cuMemRetainAllocationHandle")?;
-        // SAFETY: see above.
-        let reserved =
-            check(unsafe { (self.address_reserve)(&mut at, bytes, 0, 0, 0) }, "cuMemAddressReserve");
-        let mapped =
-            // SAFETY: the range was reserved just now; memory of one handle is as large as its mapping.
-            reserved.and_then(|()| check(unsafe { (self.memory_map)(at, bytes, 0, handle, 0) }, "cuMemMap"));
-        // SAFETY: retained above; the mapping keeps the memory.
-        unsafe { (self.memory_release)(handle) };
-        if mapped.is_err() && at != 0 {
-            // SAFETY: reserved just now, nothing is mapped there.
-            unsafe { (self.address_free)(at, bytes) };
-        }
-        mapped?;
-        let mapping = Mapping { of, bytes, at };
-        let access = AccessDescription {
-            location: Location { kind: LOCATION_TYPE_DEVICE, id: device },
-            flags: ACCESS_READ_WRITE,
-        };
-        // SAFETY: see above.
-        let accessible = check(unsafe { (self.set_access)(at, bytes, &access, 1) }, "cuMemSetAccess");
-        if accessible.is_err() {
-            self.unmap(mapping);
-        }
-        accessible.map(|()| mapping)
+        let at = self.map_fresh(self.retain(of)?, bytes, 0, device..device + 1)?;
+        Ok(Mapping { of, bytes, at })
     }
 
-    /// Ends a mapping of `map_again`.
+    /// The handle of the memory at `address`, for the caller to release.
+    pub(super) fn retain(&self, address: usize) -> Outcome<c_ulonglong> {
+        let mut handle = 0;
+        // SAFETY: see above.
+        check(unsafe { (self.retain_handle)(&mut handle, address) }, "cuMemRetainAllocationHandle")?;
+        Ok(handle)
+    }
+
+    /// Ends a mapping of `map_again` or `allocate_private`.
     pub fn unmap(&self, mapping: Mapping) {
-        // SAFETY: mapped and reserved by `map_again`; nobody uses the addresses any more.
+        // SAFETY: mapped and reserved by us; nobody uses the addresses any more.
         unsafe {
             (self.memory_unmap)(mapping.at, mapping.bytes);
             (self.address_free)(mapping.at, mapping.bytes);

@@ -26,12 +26,15 @@ functions! {
     primary = "cuDevicePrimaryCtxRetain": fn(*mut usize, i32);
     set_current = "cuCtxSetCurrent": fn(usize);
     stream_create = "cuStreamCreate": fn(*mut usize, u32);
+    stream_destroy = "cuStreamDestroy_v2": fn(usize);
     stream_synchronize = "cuStreamSynchronize": fn(usize);
     stream_query = "cuStreamQuery": fn(usize);
     launch_host = "cuLaunchHostFunc": fn(usize, extern "C" fn(*mut libc::c_void), *mut libc::c_void);
     memory_alloc = "cuMemAlloc_v2": fn(*mut usize, usize);
     memory_free = "cuMemFree_v2": fn(usize);
     memory_info = "cuMemGetInfo_v2": fn(*mut usize, *mut usize);
+    copy_to_host = "cuMemcpyDtoH_v2": fn(*mut libc::c_void, usize, usize);
+    copy_to_device = "cuMemcpyHtoD_v2": fn(usize, *const libc::c_void, usize);
     pointer_attribute = "cuPointerGetAttribute": fn(*mut libc::c_void, u32, usize);
     address_range = "cuMemGetAddressRange_v2": fn(*mut usize, *mut usize, usize);
     retain_handle = "cuMemRetainAllocationHandle": fn(*mut u64, usize);
