@@ -71,6 +71,7 @@ pub enum Register {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Windows {
+    Direct,
     Keep,
     Off,
 }

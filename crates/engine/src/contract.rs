@@ -200,6 +200,8 @@ pub mod capability {
     pub const BATCHES: u64 = 2048;
     /// Larger ones, too.
     pub const LARGER_BATCHES: u64 = 4096;
+    /// This rank would have large all-gathers go directly into peers' windows.
+    pub const DIRECT: u64 = 8192;
     /// What every rank of a fabric must have.
     pub const REQUIRED: u64 = VIRTUAL_MEMORY | DESCRIPTORS;
 }
@@ -279,6 +281,11 @@ impl Contract {
     pub fn keeps_windows(&self) -> bool {
         let both = capability::WINDOWS | capability::UNBOUND;
         self.capabilities & both == both
+    }
+
+    /// Whether all-gathers may go directly into peers' windows.
+    pub fn goes_directly(&self) -> bool {
+        self.capabilities & capability::DIRECT != 0 && self.keeps_windows()
     }
 
     /// Whether ranks tell each other what they call: where all would.

@@ -35,7 +35,9 @@ struct Layout {
   }
 };
 
-enum Family { pairs, lines, two_phases, posted, posted_two_phases };
+// `direct`: in windows, else over lines.
+enum Family { pairs, lines, two_phases, posted, posted_two_phases, direct };
+inline bool is_posted(Family family) { return family == posted || family == posted_two_phases; }
 struct Choice {
   Family family;
   uint32_t groups;  // of lines
@@ -48,7 +50,7 @@ inline bool goes_by_pairs(Kind kind, uint64_t pair_bytes, uint32_t lanes) {
 
 inline uint64_t unit_bytes(const Choice& choice) {
   if (choice.family == pairs) return WINDLASS_PAIRS_PAYLOAD_BYTES;
-  if (choice.family >= posted) return WINDLASS_LINES_SLOT_BYTES;
+  if (is_posted(choice.family)) return WINDLASS_LINES_SLOT_BYTES;
   return choice.groups / 2 * WINDLASS_LINES_HALF_PAYLOAD_BYTES;
 }
 
@@ -168,8 +170,8 @@ inline WindlassCollectiveLaunch arrange(const Request& request, const Geometry& 
   return launch;
 }
 
-inline uint32_t roles(Family family) { return family == pairs ? 1 : family == lines || family == posted ? 2 : 3; }
-inline uint32_t threads(Family family, uint32_t role_warps) { return 32 * (roles(family) * role_warps + (family >= posted)); }
-inline uint32_t shared_bytes(Family family) { return family >= posted ? WINDLASS_POSTED_SHARED_BYTES : 0; }
+inline uint32_t roles(Family family) { return family == pairs ? 1 : family == two_phases || family == posted_two_phases ? 3 : 2; }
+inline uint32_t threads(Family family, uint32_t role_warps) { return 32 * (roles(family) * role_warps + is_posted(family)); }
+inline uint32_t shared_bytes(Family family) { return is_posted(family) ? WINDLASS_POSTED_SHARED_BYTES : 0; }
 
 }  // namespace collective

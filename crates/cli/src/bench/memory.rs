@@ -10,6 +10,8 @@ use std::ffi::c_int;
 
 /// nccl.h's: both buffers of a collective in such windows, and NCCL may take its symmetric kernels.
 pub(super) const NCCL_WIN_COLL_SYMMETRIC: c_int = 1;
+/// Of the memory beside what is measured.
+const BESIDE_BYTES: usize = 2 << 20;
 
 /// Where the buffers of the measured calls come from; what else a rank needs (matrices, first messages) is cudaMalloc's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, clap::ValueEnum)]
@@ -21,6 +23,8 @@ pub enum Memory {
     Nccl,
     /// The same, registered as symmetric windows (ncclCommWindowRegister)
     Window,
+    /// cudaMalloc's, of communicators that have a window over other memory
+    Beside,
 }
 
 impl Memory {
@@ -30,6 +34,7 @@ impl Memory {
             Memory::Device => "device",
             Memory::Nccl => "nccl",
             Memory::Window => "window",
+            Memory::Beside => "beside",
         }
     }
 
@@ -37,9 +42,9 @@ impl Memory {
     pub fn check(self, libraries: [&Nccl; 2]) -> Result<()> {
         match self {
             Memory::Device => Ok(()),
-            Memory::Nccl | Memory::Window => libraries.into_iter().try_for_each(|library| {
+            Memory::Nccl | Memory::Window | Memory::Beside => libraries.into_iter().try_for_each(|library| {
                 let has = library.memory_functions().and_then(|_| match self {
-                    Memory::Window => library.has_windows(),
+                    Memory::Window | Memory::Beside => library.has_windows(),
                     Memory::Device | Memory::Nccl => Ok(()),
                 });
                 has.with_context(|| format!("--memory {}", self.name()))
@@ -50,17 +55,23 @@ impl Memory {
     /// Memory of `bytes` bytes, through that library if it is NCCL's.
     pub fn buffer(self, gpu: &Gpu, nccl: &Nccl, bytes: usize) -> Result<Buffer> {
         match self {
-            Memory::Device => gpu.buffer(bytes),
+            Memory::Device | Memory::Beside => gpu.buffer(bytes),
             Memory::Nccl | Memory::Window => nccl.buffer(bytes),
         }
     }
 
-    /// Makes each buffer a window of a side's first communicator, if it shall be one; all ranks do. What is dropped is
+    /// Makes each buffer a window of a side's first communicator, if it shall be one, or other memory; all ranks do. What is dropped is
     /// deregistered: before the communicator and the buffers go.
     pub fn windows<'a>(self, side: &'a Side, buffers: [&Buffer; 2]) -> Result<Vec<Window<'a>>> {
         match self {
             Memory::Device | Memory::Nccl => Ok(Vec::new()),
             Memory::Window => buffers.into_iter().map(|buffer| Window::new(side, buffer)).collect(),
+            Memory::Beside => {
+                let other = side.nccl.buffer(BESIDE_BYTES)?;
+                let mut window = Window::new(side, &other)?;
+                window.other = Some(other);
+                Ok(vec![window])
+            }
         }
     }
 }
@@ -69,6 +80,8 @@ impl Memory {
 pub struct Window<'a> {
     side: &'a Side,
     handle: ncclWindow_t,
+    /// What it is over, if that is its own: it goes after the window.
+    other: Option<Buffer>,
 }
 
 impl<'a> Window<'a> {
@@ -77,13 +90,13 @@ impl<'a> Window<'a> {
         let (at, bytes, flags) = (buffer.at(0), buffer.bytes(), NCCL_WIN_COLL_SYMMETRIC);
         nccl_call!(nccl, ncclCommWindowRegister(communicator, at, bytes, &mut handle, flags))
             .with_context(|| format!("cannot register {bytes} bytes as a window"))?;
-        Ok(Self { side, handle })
+        Ok(Self { side, handle, other: None })
     }
 }
 
 impl Drop for Window<'_> {
     fn drop(&mut self) {
-        let Self { side, handle } = self;
+        let Self { side, handle, .. } = self;
         if let Err(error) = nccl_call!(&side.nccl, ncclCommWindowDeregister(side.communicator, *handle)) {
             eprintln!("bench: {error:#}");
         }

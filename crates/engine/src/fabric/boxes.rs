@@ -8,14 +8,15 @@ use windlass_kernels::launch::Geometry;
 use crate::arena::Holds;
 use crate::config::config;
 use crate::contract::Contract;
-use crate::fast::{self, Fast, Kernels};
+use crate::fast::{self, Fast, Kernels, Task};
 use crate::forward::birth::Ctas;
 use crate::gpu::{self, Address, Home, Ordinal};
 use crate::mailbox::{self, Layout, Mailbox};
 use crate::tuning;
-use crate::turns::{self, Grant, Turns};
+use crate::turns::{self, Grant, Turn, Turns};
 
 use super::failing::Refused;
+use super::windows::Windows;
 use super::{room, wish};
 
 /// Blocks of a kernel at most, where nobody sets a limit.
@@ -50,6 +51,24 @@ pub(super) struct Boxes {
     /// None where the contract has it so.
     pub fast: Option<Fast>,
     pub turns: Arc<Turns>,
+}
+
+impl Boxes {
+    /// Launches one task's kernel. `windows`: those that all ranks ask each other for.
+    pub fn launch(
+        &self,
+        turn: &mut Turn<'_>,
+        task: &Task,
+        windows: Option<&Arc<Windows>>,
+    ) -> Result<(), fast::Refusal> {
+        match (&self.fast, task, windows) {
+            (None, ..) => Ok(()),
+            (Some(fast), Task::One(collective), Some(windows)) => {
+                fast.launch_over_windows(turn, collective, |offered, other| windows.place(offered, other))
+            }
+            (Some(fast), ..) => fast.launch(turn, task),
+        }
+    }
 }
 
 impl Share {

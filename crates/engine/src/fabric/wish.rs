@@ -261,8 +261,13 @@ fn of_registration(device: &device::Facts) -> u64 {
 fn of_windows(device: &device::Facts) -> u64 {
     let version = segment::current().nccl_version.load(Ordering::Relaxed);
     let does = config().pool_bytes_max > 0 && keeps_windows(config().windows, config().nccl, version, device);
-    if does { capability::WINDOWS } else { 0 }
+    let goes_directly = does && config().windows == Windows::Direct && LAYOUT_KNOWN.contains(&version);
+    let direct = if goes_directly { capability::DIRECT } else { 0 };
+    if does { capability::WINDOWS | direct } else { 0 }
 }
+
+/// The releases whose handles are known to begin alike (`windows::Reach`): read in the sources of all from the first to the last.
+const LAYOUT_KNOWN: std::ops::RangeInclusive<i32> = 22803..=23007;
 
 /// The first release whose windows are found again by a handle that is the device's.
 const WINDOWS_SINCE: i32 = 22803;
@@ -272,7 +277,7 @@ const WINDOWS_SINCE: i32 = 22803;
 fn keeps_windows(option: Windows, nccl: Nccl, version: i32, device: &device::Facts) -> bool {
     let multicast = device.multicast && nccl.multicast == Switch::On;
     let lets = [nccl.peer_access, nccl.choice, nccl.windows] == [Switch::On; 3];
-    option == Windows::Keep && version >= WINDOWS_SINCE && lets && !multicast
+    option != Windows::Off && version >= WINDOWS_SINCE && lets && !multicast
 }
 
 /// Whether NCCL's kernels that begin while the one before them runs wait for it before they touch memory. Before, its kernels over
