@@ -2,6 +2,8 @@
 
 mod in_fabric;
 
+mod common_order;
+
 mod fusing;
 
 mod batching;

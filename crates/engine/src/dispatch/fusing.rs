@@ -8,8 +8,8 @@
 //! src/enqueue.cc), so ranks with other groups would wait for each other's channels for ever.
 //!
 //! Divergence: where these calls are so few and small that NCCL puts them on one channel in call order, it may get by with ranks that
-//! group them unlike. A batch of ours does not. It also sorts by size before that, so ranks may get by that call them in another order,
-//! each of another size; ours run in call order, and give such ranks each other's.
+//! group them unlike. A batch of ours does not. The order in which they call a group's may differ, here as there:
+//! [`common_order`](super::common_order).
 //!
 //! # Why one may not need another's result
 //! NCCL promises no order within a group: its list is sorted by size (`ncclTaskCollSorterInsert`, src/include/comm.h), the last first
@@ -37,8 +37,8 @@ pub enum Step {
     Forwarded(usize),
 }
 
-/// What becomes of a communicator's collectives of a group, in call order, of those that were held for its end. More than a few
-/// that would take a kernel each are NCCL's, which runs them in one.
+/// What becomes of a communicator's collectives of a group, of those that were held for its end, in the order that all ranks
+/// [have](super::common_order). More than a few that would take a kernel each are NCCL's, which runs them in one.
 pub fn steps(calls: &[Shared], terms: &Terms, batches: Batches) -> Vec<Step> {
     let single = kernels(calls, terms);
     let batched = batching::batched(&single, calls, terms, batches);

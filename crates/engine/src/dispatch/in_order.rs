@@ -3,8 +3,8 @@
 //! Communicators of a group run in the order that the NCCL underneath keeps ([`super::group_order`]): since 2.26 in that of their
 //! births' names, which all ranks see alike, after all that NCCL runs of the group, so no two ranks wait for each other's later
 //! ones; before, in that of their first calls, as near to NCCL's part as one end of a group allows. Of one communicator the
-//! collectives come first, in the order of their calls, then its messages as one kernel: so they do on all ranks, whatever stands
-//! between.
+//! collectives come first, in an order that all ranks have whatever order they called them in ([`super::common_order`]), then its
+//! messages as one kernel: so they do on all ranks, whatever stands between.
 //!
 //! # Order against NCCL's own operations
 //! NCCL runs a communicator's operations on a GPU one after the other. What goes to NCCL after one of ours waits for ours

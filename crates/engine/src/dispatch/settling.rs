@@ -22,7 +22,7 @@ use nccl_sys::{ncclInternalError, ncclResult_t};
 use super::batching::Batches;
 use super::fusing::{self, Step};
 use super::group_order::Nccls;
-use super::{collectives, in_fabric};
+use super::{collectives, common_order, in_fabric};
 
 /// What one communicator runs within its fabric at the end of a group.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ pub struct Part {
     pub communicator: ncclComm_t,
     /// Its fabric.
     pub fabric: Arc<Fabric>,
-    /// Its collectives, in call order; an error where one cannot be run.
+    /// Its collectives, in the order that [all ranks have](common_order); an error where one cannot be run.
     pub tasks: Result<Vec<Task>, ncclResult_t>,
     /// Its messages, in call order.
     pub operations: Vec<Operation>,
@@ -45,8 +45,9 @@ pub struct Part {
     pub others: Vec<StreamHandle>,
 }
 
-/// Decides, at the outermost end, before NCCL closes the group: what NCCL is to run after all it gets now, in call order. What it
-/// refuses of that fails the group, as it would have before. The parts come in the order of their first calls.
+/// Decides, at the outermost end, before NCCL closes the group: what NCCL is to run after all it gets now, communicator by
+/// communicator in the order of their first such calls, each one's in the order that [all ranks have](common_order). What it refuses of
+/// that fails the group, as it would have before. The parts come in the order of their first calls.
 ///
 /// Divergence: before 2.26 NCCL runs communicators in the order of their first calls; what it gets now comes after all it got of
 /// others meanwhile.
@@ -104,15 +105,20 @@ fn decide(held: &[Held]) -> (Vec<Part>, Vec<Call>) {
     let (mut parts, mut forwarded) = (Vec::new(), Vec::new());
     for fabric in fabrics {
         let own = held.iter().enumerate().filter(|(_, one)| Arc::ptr_eq(&one.fabric, fabric));
+        let own: Vec<(usize, &Held)> = own.collect();
         let contract = fabric.contract();
         let terms = Terms { ranks: contract.members.len(), fast: *fabric.limits() };
         let batches = Batches::of(contract.capabilities);
-        let sorted = Sorted::of(own.clone().map(|(_, one)| (one.what, one.stream)), &terms, batches);
-        let Some((_, Held { communicator, .. })) = own.clone().next() else { continue };
+        let sorted = Sorted::of(own.iter().map(|(_, one)| (one.what, one.stream)), &terms, batches);
+        let Some((_, Held { communicator, .. })) = own.first() else { continue };
         sorted.count(*communicator, &terms);
-        let (ours, nccls): (Vec<_>, Vec<_>) = own.zip(&sorted.are_ours).partition(|(_, is_ours)| **is_ours);
-        forwarded.extend(nccls.into_iter().map(|((place, _), _)| place).zip(sorted.forwarded()));
-        let Some(((place, first), _)) = ours.first() else { continue };
+        if let Some((first, _)) = own.iter().zip(&sorted.are_ours).find(|(_, is_ours)| !**is_ours) {
+            forwarded.push((first.0, sorted.forwarded().collect::<Vec<Call>>()));
+        }
+        let Some(((place, first), _)) = own.iter().zip(&sorted.are_ours).find(|(_, is_ours)| **is_ours)
+        else {
+            continue;
+        };
         let Some((stream, others)) = sorted.streams.split_first() else { continue };
         parts.push(Part {
             communicator: *communicator,
@@ -134,12 +140,13 @@ fn decide(held: &[Held]) -> (Vec<Part>, Vec<Call>) {
             part.called_after = Nccls::Some;
         }
     }
-    (parts, forwarded.into_iter().map(|(_, call)| call).collect())
+    (parts, forwarded.into_iter().flat_map(|(_, calls)| calls).collect())
 }
 
 /// One communicator's calls of a group.
 #[derive(Debug, Default)]
 struct Sorted {
+    /// In the order that all ranks have.
     collectives: Vec<Call>,
     /// What becomes of those.
     steps: Vec<Step>,
@@ -158,27 +165,30 @@ impl Sorted {
         batches: Batches,
     ) -> Sorted {
         let mut sorted = Sorted::default();
-        for (what, _) in calls.clone() {
+        let (mut called, mut shared) = (Vec::new(), Vec::new());
+        for (place, (what, _)) in calls.clone().enumerate() {
             match what {
-                Ours::Collective(call) => sorted.collectives.push(call),
+                Ours::Collective(call) => {
+                    called.push((place, call));
+                    shared.push(call.shared);
+                }
                 Ours::Message(operation) => sorted.operations.push(operation),
             }
         }
-        if !sorted.collectives.is_empty() {
-            let shared: Vec<Shared> = sorted.collectives.iter().map(|call| call.shared).collect();
+        sorted.are_ours = vec![true; called.len() + sorted.operations.len()];
+        if !called.is_empty() {
+            let order = common_order::places(&shared, terms.ranks);
+            sorted.collectives = order.iter().map(|at| called[*at].1).collect();
+            let shared: Vec<Shared> = order.iter().map(|at| shared[*at]).collect();
             sorted.steps = fusing::steps(&shared, terms, batches);
-        }
-        let mut are_ours = vec![true; sorted.collectives.len()];
-        for step in &sorted.steps {
-            if let Step::Forwarded(place) = step {
-                are_ours[*place] = false;
+            for step in &sorted.steps {
+                if let Step::Forwarded(at) = step {
+                    sorted.are_ours[called[order[*at]].0] = false;
+                }
             }
         }
-        let mut are_ours = are_ours.into_iter();
-        for (what, stream) in calls {
-            let is_ours = matches!(what, Ours::Message(_)) || are_ours.next().unwrap_or(false);
-            sorted.are_ours.push(is_ours);
-            if is_ours && !sorted.streams.contains(&stream) {
+        for ((_, stream), _) in calls.zip(&sorted.are_ours).filter(|(_, is_ours)| **is_ours) {
+            if !sorted.streams.contains(&stream) {
                 sorted.streams.push(stream);
             }
         }
@@ -236,7 +246,7 @@ mod tests {
     use crate::fast::{Collective, Kind};
     use crate::mailbox::Direction;
     use crate::tuning::{COLLECTIVES, Limits};
-    use nccl_sys::{ncclInt8, ncclSum};
+    use nccl_sys::{ncclBfloat16, ncclFloat32, ncclInt8, ncclMax, ncclSum};
     use proptest::prelude::*;
     use std::ptr::{dangling, dangling_mut, null, null_mut, without_provenance_mut};
 
@@ -276,9 +286,100 @@ mod tests {
         sorted.tasks(0, 4).unwrap().into_iter().flat_map(counts).collect()
     }
 
+    fn any_collective() -> impl Strategy<Value = Shared> {
+        use Function::{AllGather, AllReduce, Bcast, Broadcast, Reduce, ReduceScatter};
+        let functions = prop::sample::select(vec![
+            AllReduce,
+            AllReduce,
+            AllGather,
+            ReduceScatter,
+            Broadcast,
+            Bcast,
+            Reduce,
+        ]);
+        let counts = prop_oneof![1..400_usize, 1..9000_usize, 1..600_000_usize];
+        let datatypes = prop::sample::select(vec![ncclFloat32, ncclFloat32, ncclBfloat16]);
+        let operations = prop::sample::select(vec![ncclSum, ncclSum, ncclMax]);
+        (functions, counts, datatypes, operations, 0..4).prop_map(
+            |(function, count, datatype, operation, root)| {
+                let reduces = matches!(function, AllReduce | ReduceScatter | Reduce);
+                let operation = reduces.then_some(operation);
+                let root = matches!(function, Broadcast | Bcast | Reduce).then_some(root);
+                Shared { function, count, datatype, operation, root }
+            },
+        )
+    }
+
+    /// With addresses by which it is known again.
+    fn at(place: usize, shared: &Shared) -> Ours {
+        let Ours::Collective(call) = collective(Function::AllGather, 1, None) else { unreachable!() };
+        let (send, receive) =
+            (without_provenance_mut(8 + 16 * place), without_provenance_mut(16 + 16 * place));
+        Ours::Collective(Call { shared: *shared, local: Local { send, receive, ..call.local } })
+    }
+
+    /// What one rank runs, and what NCCL gets of it, of calls in this order.
+    fn run_in(order: &[usize], calls: &[Shared], terms: &Terms, batches: Batches) -> (Vec<Task>, Vec<usize>) {
+        let held = order.iter().map(|place| (at(*place, &calls[*place]), StreamHandle(*place % 3)));
+        let sorted = Sorted::of(held, terms, batches);
+        let nccls: Vec<usize> = sorted.forwarded().map(|call| call.local.send as usize / 16).collect();
+        assert_eq!(sorted.are_ours.iter().filter(|is_ours| !**is_ours).count(), nccls.len());
+        assert!(order.iter().zip(&sorted.are_ours).all(|(place, is_ours)| *is_ours != nccls.contains(place)));
+        (sorted.tasks(0, terms.ranks).unwrap(), nccls)
+    }
+
     proptest! {
-        /// Whatever stands between them, collectives and messages keep their own order; every stream is told once, the first one
-        /// first.
+        /// Ranks may call a group's collectives in any order: all run the same, and give NCCL the same, one after the other.
+        #[test]
+        fn in_any_order(
+            (calls, one, other) in proptest::collection::vec(any_collective(), 1..24).prop_flat_map(|mut calls| {
+                // Only what differs for NCCL, too: bytes, where nothing is reduced.
+                let mut known = Vec::new();
+                calls.retain(|call| {
+                    let element = call.datatype.size_bytes().unwrap();
+                    let function = if call.function == Function::Bcast { Function::Broadcast } else { call.function };
+                    let reduces = call.operation.map(|operation| (call.datatype, operation));
+                    let facts = (function, call.count * element, reduces, call.root);
+                    let is_new = !known.contains(&facts);
+                    known.push(facts);
+                    is_new
+                });
+                let places: Vec<usize> = (0..calls.len()).collect();
+                (Just(calls), Just(places.clone()).prop_shuffle(), Just(places).prop_shuffle())
+            }),
+            limit in prop_oneof![Just(64_u64 << 20), Just(1 << 20), Just(16 << 10)],
+            batches in prop_oneof![Just(Batches::None), Just(Batches::Small), Just(Batches::All)],
+        ) {
+            let terms = Terms { ranks: 4, fast: Limits([limit; COLLECTIVES]) };
+            let [one, other] = [one, other].map(|order| run_in(&order, &calls, &terms, batches));
+            prop_assert_eq!(one, other);
+        }
+    }
+
+    /// What all ranks call alike stays in call order.
+    #[test]
+    fn alike_in_call_order() {
+        let all_reduce = |count| Shared {
+            function: Function::AllReduce,
+            count,
+            datatype: ncclFloat32,
+            operation: Some(ncclSum),
+            root: None,
+        };
+        let calls = [all_reduce(7), all_reduce(9), all_reduce(7), all_reduce(7)];
+        let sends = |order: &[usize]| {
+            let (tasks, nccls) = run_in(order, &calls, &TERMS, Batches::All);
+            let Task::Batch(collectives) = &tasks[0] else { panic!("not one: {tasks:?}") };
+            assert_eq!((tasks.len(), nccls.len()), (1, 0));
+            collectives.iter().map(|collective| collective.send as usize / 16).collect::<Vec<_>>()
+        };
+        assert_eq!(sends(&[0, 1, 2, 3]), [0, 2, 3, 1]);
+        assert_eq!(sends(&[1, 3, 0, 2]), [3, 0, 2, 1]);
+    }
+
+    proptest! {
+        /// Whatever stands between them, messages keep their own order, and collectives of one kind come by size; every stream is told
+        /// once, the first one first.
         #[test]
         fn each_kind_in_its_order(
             mut calls in proptest::collection::vec((any::<bool>(), 0..4_usize), 0..20),
@@ -286,13 +387,17 @@ mod tests {
         ) {
             // More collectives would be NCCL's.
             calls.iter_mut().filter(|(is_collective, _)| *is_collective).skip(2).for_each(|(is, _)| *is = false);
-            let held = (1..).zip(&calls).map(|(number, (is, stream))| (ours(*is, number), StreamHandle(*stream)));
+            // The last collective is the smallest.
+            let number_of = |place: u64, is_collective: bool| if is_collective { 100 - place } else { place };
+            let held = (1..).zip(&calls).map(|(place, (is, stream))| (ours(*is, number_of(place, *is)), StreamHandle(*stream)));
             let sorted = Sorted::of(held, &TERMS, batches);
             let of = |wanted: bool| {
                 let numbers = (1..).zip(&calls).filter(|(_, (is, _))| *is == wanted);
-                numbers.map(|(number, _)| number).collect::<Vec<u64>>()
+                numbers.map(|(place, _)| number_of(place, wanted)).collect::<Vec<u64>>()
             };
-            prop_assert_eq!(counts(&sorted), of(true));
+            let mut by_size = of(true);
+            by_size.reverse();
+            prop_assert_eq!(counts(&sorted), by_size);
             prop_assert_eq!(sorted.operations.iter().map(|one| one.bytes).collect::<Vec<_>>(), of(false));
             let mut streams: Vec<usize> = Vec::new();
             for (_, stream) in &calls {
@@ -330,7 +435,7 @@ mod tests {
         assert!(matches!(awaited[..], [Awaited::Failed(code)] if code == ncclInternalError), "{awaited:?}");
     }
 
-    /// What NCCL runs is taken out with its stream; what stays keeps its order.
+    /// What NCCL runs is taken out with its stream; what stays comes in the order that all ranks have.
     #[test]
     fn nccls_is_taken_out() {
         let broadcast = |root, count| collective(Function::Broadcast, count, Some(root));
@@ -347,9 +452,9 @@ mod tests {
         assert_eq!(forwarded, [5000, 6000]);
         assert_eq!(sorted.are_ours, [false, true, true, true, true, false]);
         assert_eq!(sorted.streams, [2, 3, 4].map(StreamHandle));
-        assert_eq!(counts(&sorted), [7, u64::MAX]);
+        assert_eq!(counts(&sorted), [u64::MAX, 7]);
         assert_eq!(sorted.operations.len(), 1);
-        let Task::Together(uneven) = &sorted.tasks(0, 4).unwrap()[1] else { panic!("not one") };
+        let Task::Together(uneven) = &sorted.tasks(0, 4).unwrap()[0] else { panic!("not one") };
         assert_eq!(uneven.parts.map(|part| part.bytes)[..4], [0, 20, 10, 0]);
         let Ours::Collective(call) = collective(Function::AllGather, 1, None) else { unreachable!() };
         assert_eq!(
