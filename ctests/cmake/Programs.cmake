@@ -170,7 +170,7 @@ if(WINDLASS_LIBRARY_DIR)
     function(add_batches name setting)
       add_test(NAME sim.batches.${name} COMMAND ${RUN} --out "${RUNS}/sim.batches.${name}" --nccl "${SIM_DIR}/libnccl.so.2"
                --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes --served fast --set ${setting}
-               -- $<TARGET_FILE:batches> processes many full larger captured ${ARGN})
+               -- $<TARGET_FILE:batches> processes many full larger opposite_orders captured ${ARGN})
       set_tests_properties(sim.batches.${name} PROPERTIES LABELS sim TIMEOUT 300 PROCESSORS 2)
     endfunction()
     add_batches(off WINDLASS_BATCH=off)

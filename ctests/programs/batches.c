@@ -1,6 +1,7 @@
 /* Holds: many collectives in one group give what each would give alone, of any kinds, types, operations, sizes and places, on
- * several streams and communicators, among messages and larger ones, eager and captured. Through Windlass, where ranks meet: those that
- * fit are one kernel, if all ranks would have it so; with the word "alone" one would not, with the word "tuned" all sizes are fast. */
+ * several streams and communicators, among messages and larger ones, eager and captured, in whatever order each rank calls them.
+ * Through Windlass, where ranks meet: those that fit are one kernel, if all ranks would have it so; with the word "alone" one would
+ * not, with the word "tuned" all sizes are fast. */
 #include "../support/collective.h"
 #include "../support/fused.h"
 #include "../support/tuning.h"
@@ -183,6 +184,51 @@ static void among_others(struct rank* self, ncclComm_t first, ncclComm_t second)
   device_free(to);
 }
 
+/* NCCL sorts a group by size since 2.22: there ranks may call it in any order, if no two are of like size. */
+static bool is_sorted(void) {
+  int version = 0;
+  NCCL(ncclGetVersion(&version));
+  return version >= 22203;
+}
+
+/* In the order of the list, backwards, and from somewhere in it on. */
+static void launch_as_rank_likes(const struct rank* self, const struct transfer* list, int count, ncclComm_t communicator) {
+  int turn = is_sorted() ? self->rank : 0;
+  NCCL(ncclGroupStart());
+  for (int i = 0; i < count; i++) {
+    int place = turn % 2 ? count - 1 - i : i;
+    transfer_launch(&list[(place + turn / 2) % count], communicator, self->stream);
+  }
+  NCCL(ncclGroupEnd());
+}
+
+/* Every rank calls a group's in another order; each moves twice what the one before does. Small ones are one kernel; any kinds and sizes. */
+static void opposite_orders(struct rank* self, ncclComm_t communicator) {
+  enum { SMALL = 6, MIXED = 11 };
+  static const struct { enum collective which; int root; } mixed[MIXED] = {
+    {ALL_REDUCE, 0}, {ALL_GATHER, 0}, {REDUCE_SCATTER, 0}, {BROADCAST, 1}, {BROADCAST, 0}, {REDUCE, 1}, {ALL_REDUCE, 0},
+    {REDUCE, 0}, {ALL_GATHER, 0}, {BCAST, 1}, {ALL_REDUCE, 0}};
+  struct transfer list[MIXED];
+  for (int i = 0; i < SMALL; i++) list[i] = transfer_of(self, ALL_REDUCE, (size_t)128 << i, 15000 + (uint64_t)i);
+  prepare(self, list, SMALL);
+  struct fused then = fused_now();
+  launch_as_rank_likes(self, list, SMALL, communicator);
+  wait_for(self->stream);
+  batches_since(self, &then, 1, SMALL);
+  settle(self, list, SMALL);
+  for (int i = 0; i < MIXED; i++) {
+    /* Elements that NCCL reckons to move 1 KiB, 2 KiB and so on. */
+    size_t moved = (size_t)256 << i;
+    bool by_rank = mixed[i].which == ALL_GATHER || mixed[i].which == REDUCE_SCATTER;
+    size_t count = mixed[i].which == ALL_REDUCE ? moved / 2 : by_rank ? moved / (size_t)self->ranks : moved;
+    list[i] = transfer_of(self, mixed[i].which, count, 15100 + (uint64_t)i);
+    list[i].root = mixed[i].root % self->ranks;
+  }
+  prepare(self, list, MIXED);
+  launch_as_rank_likes(self, list, MIXED, communicator);
+  settle(self, list, MIXED);
+}
+
 /* In a graph, replayed between eager groups; where all sizes are fast, by lines. */
 static void captured(struct rank* self, ncclComm_t communicator) {
   enum { CALLS = 20, REPLAYS = 4 };
@@ -230,6 +276,7 @@ static void all(struct rank* self) {
   RUN_PART(largest, self, first);
   RUN_PART(any, self, first);
   RUN_PART(among_others, self, first, second);
+  RUN_PART(opposite_orders, self, first);
   RUN_PART(captured, self, second);
   NCCL(ncclCommDestroy(second));
   NCCL(ncclCommDestroy(first));

@@ -55,6 +55,7 @@ mod split;
 
 // Operations.
 mod operation;
+mod sorting;
 
 mod order;
 

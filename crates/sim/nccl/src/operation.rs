@@ -7,7 +7,9 @@ use crate::refusal::{Outcome, lock, outcome, refuse};
 use crate::registration::Use;
 use crate::segment::CallCard;
 use crate::settings::settings;
-use crate::{agreement, arguments, collective, group, import, lookup, mailbox, reentry, strict, window};
+use crate::{
+    agreement, arguments, collective, group, import, lookup, mailbox, reentry, sorting, strict, window,
+};
 use nccl_sys::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -256,7 +258,7 @@ fn launch(communicator: &Arc<Communicator>, queued: Vec<Queued>) -> Outcome {
         text: texts.join(" + "),
     };
     let mut registered = 0;
-    for Queued { call, recipe, .. } in queued {
+    for Queued { call, recipe, .. } in as_they_run(queued, communicator.ranks) {
         let buffers = call.buffers(communicator.rank, communicator.ranks);
         let lookup::Found { coverage, registered: is_registered, uses, windows, arrives } =
             lookup::look_up(communicator, &call, buffers, captured);
@@ -311,6 +313,15 @@ fn launch(communicator: &Arc<Communicator>, queued: Vec<Queued>) -> Outcome {
     }
     streams[1..].iter().try_for_each(|stream| driver.order(streams[0], *stream))?;
     if is_counted { fail_if_asked() } else { Ok(()) }
+}
+
+fn as_they_run(queued: Vec<Queued>, ranks: usize) -> Vec<Queued> {
+    if queued.len() < 2 || settings().version < sorting::SORTED_SINCE {
+        return queued;
+    }
+    let calls: Vec<Call> = queued.iter().map(|entry| entry.call).collect();
+    let mut queued: Vec<Option<Queued>> = queued.into_iter().map(Some).collect();
+    sorting::places(&calls, ranks).into_iter().filter_map(|place| queued[place].take()).collect()
 }
 
 /// A launch that the environment wants to have failed has run.

@@ -25,7 +25,8 @@ pub struct Settings {
     pub failed_launches: Vec<u64>,
     /// `WINDLASS_SIM_KEPT_REGISTRATIONS`, default none: which ends of registrations of this process fail, by number from 1.
     pub kept_registrations: Vec<u64>,
-    /// `WINDLASS_SIM_NCCL_VERSION`, default 22809: which release this is in `ncclGetVersion` and in the order of a group's communicators.
+    /// `WINDLASS_SIM_NCCL_VERSION`, default 22809: which release this is in `ncclGetVersion`, in the order of a group's communicators
+    /// and in that of its collectives.
     pub version: i32,
 }
 

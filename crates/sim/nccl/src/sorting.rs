@@ -1,0 +1,90 @@
+//! In which order NCCL runs a communicator's collectives of one group. It sorts them by size (2.28.9: `ncclTaskCollSorterInsert` in
+//! src/include/comm.h, `ncclPrepareTasks` in src/enqueue.cc), so ranks may call them in any order if no two are of one bin.
+
+use crate::operation::{Call, Kind};
+use std::cmp::Reverse;
+
+/// The first release that does, for all programs.
+pub const SORTED_SINCE: i32 = 22_203;
+
+/// The places of these calls as they run. What NCCL makes of sends and receives comes last.
+pub fn places(calls: &[Call], ranks: usize) -> Vec<usize> {
+    let (mut sorted, messages): (Vec<usize>, Vec<usize>) =
+        (0..calls.len()).partition(|place| traffic(&calls[*place], ranks).is_some());
+    // The last first of one bin.
+    sorted.reverse();
+    sorted.sort_by_key(|place| Reverse(traffic(&calls[*place], ranks).map(bin)));
+    // What one kernel can run, that of the largest first.
+    let mut works: Vec<Vec<usize>> = Vec::new();
+    for place in sorted {
+        let work = work(&calls[place]);
+        match works.iter_mut().find(|one| self::work(&calls[one[0]]) == work) {
+            Some(one) => one.push(place),
+            None => works.push(vec![place]),
+        }
+    }
+    let smallest_first = works.into_iter().flat_map(|one| one.into_iter().rev());
+    smallest_first.chain(messages).collect()
+}
+
+/// Bytes, as NCCL weighs them.
+fn traffic(call: &Call, ranks: usize) -> Option<usize> {
+    let times = match call.kind {
+        Kind::AllReduce => 2,
+        Kind::AllGather | Kind::ReduceScatter => ranks,
+        Kind::Broadcast | Kind::Reduce => 1,
+        Kind::AlltoAll | Kind::Gather | Kind::Scatter | Kind::Send | Kind::Recv => return None,
+    };
+    Some(call.bytes().saturating_mul(times))
+}
+
+/// Four for each power of two, from 1 KiB to 1 GiB.
+fn bin(traffic: usize) -> usize {
+    let units = traffic.min(1 << 30) >> 10;
+    match units {
+        0..4 => units,
+        _ => {
+            let log = units.ilog2() as usize;
+            4 * (log - 1) + (units >> (log - 2)) % 4
+        }
+    }
+}
+
+fn work(call: &Call) -> (Kind, Option<(i32, i32)>) {
+    (call.kind, call.kind.reduces().then_some((call.datatype.0, call.operator.0)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nccl_sys::{ncclInt8, ncclSum};
+
+    fn call(kind: Kind, count: usize) -> Call {
+        Call { kind, send: 0, receive: 0, count, datatype: ncclInt8, operator: ncclSum, root: 0, stream: 0 }
+    }
+
+    /// Bins go up by at most a quarter, none is left out.
+    #[test]
+    fn bins() {
+        let edges = [0, 1 << 10, 2 << 10, 3 << 10, 4 << 10, 5 << 10, 6 << 10, 7 << 10, 8 << 10, 10 << 10];
+        assert_eq!(edges.map(bin), [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
+        assert_eq!((bin((10 << 10) - 1), bin(1 << 30), bin(1 << 40)), (8, 76, 76));
+    }
+
+    /// The work of the largest first, of one work the smallest, of one bin in call order; works of one bin the last called first.
+    #[test]
+    fn sorted() {
+        use Kind::{AllGather, AllReduce, AlltoAll, Broadcast, Send};
+        let calls = [
+            call(Send, 9),
+            call(AllReduce, 70 << 10),
+            call(AlltoAll, 1 << 20),
+            call(AllReduce, 9 << 10),
+            call(AllReduce, 8 << 10),
+            call(AllGather, 4 << 10),
+            call(Broadcast, 16 << 10),
+        ];
+        assert_eq!(places(&calls, 4), [3, 4, 1, 6, 5, 0, 2]);
+        assert_eq!(places(&[], 4), [0; 0]);
+    }
+}
