@@ -1,5 +1,5 @@
-// Direct stores: an all-gather whose ranks write into each other's output, and a reduce-scatter whose ranks read each other's input,
-// as windows would let them. Two GPUs of one process, a block's flags for its own part, 20 of a kind in a graph; microseconds each.
+// Direct stores: an all-gather whose ranks write into each other's output, a reduce-scatter whose ranks read each other's input, and messages
+// that are stored into the receiver's buffer, one way and both ways at once, as windows would let them. Two GPUs of one process, a block's flags for its own part, 20 of a kind in a graph; microseconds each.
 //
 //   nvcc -O3 -std=c++20 -arch=sm_90 direct.cu -o direct && ./direct
 //
@@ -109,8 +109,27 @@ __global__ void __launch_bounds__(512) scatter(Flags flags, const float4 *in, co
   part(flags, count);
 }
 
+// The receiver only says that its buffer may be written, and waits.
+__global__ void __launch_bounds__(512) message(Flags flags, const uint4 *in, uint4 *peers_out, size_t vectors, bool sends) {
+  const uint32_t count = meet(flags);
+  if (sends)
+    for_each(vectors, [&](size_t at, size_t step, int times) {
+      uint4 got[UNROLL];
+#pragma unroll
+      for (int i = 0; i < UNROLL; i++)
+        if (i < times) got[i] = in[at + i * step];
+#pragma unroll
+      for (int i = 0; i < UNROLL; i++)
+        if (i < times) peers_out[at + i * step] = got[i];
+    });
+  part(flags, count);
+}
+
+enum Kind { ALL_GATHER, REDUCE_SCATTER, ONE_WAY, BOTH_WAYS, KINDS };
+const char *const NAMES[] = {"all_gather", "reduce_scatter", "one way", "both ways"};
+
 int main() {
-  constexpr size_t MOST = size_t(64) << 20;
+  constexpr size_t MOST = size_t(256) << 20;
   char *in[2], *out[2];
   uint32_t *flags[2], *counts[2];
   cudaStream_t streams[2];
@@ -136,14 +155,16 @@ int main() {
     cudaEvent_t begin, end;
     CHECK(cudaEventCreate(&begin));
     CHECK(cudaEventCreate(&end));
-    for (int kind = 0; kind < 2; kind++)
-      for (size_t bytes : {size_t(1) << 10, size_t(64) << 10, size_t(256) << 10, size_t(1) << 20, size_t(4) << 20, size_t(16) << 20, MOST})
+    for (int kind = 0; kind < KINDS; kind++)
+      for (size_t bytes : {size_t(1) << 10, size_t(64) << 10, size_t(256) << 10, size_t(1) << 20, size_t(4) << 20, size_t(16) << 20, size_t(64) << 20, MOST})
         for (int blocks : {1, 4, 8, 16, 32, 64}) {
           const size_t half = bytes / 2, vectors = half / 16;
           if (size_t(blocks) * 64 > std::max<size_t>(vectors, 64)) continue;
           const Flags mine{flags[me], flags[peer], counts[me]};
           auto issue = [&] {
-            if (kind == 0)
+            if (kind == ONE_WAY || kind == BOTH_WAYS)
+              message<<<blocks, 512, 0, streams[me]>>>(mine, (const uint4 *)in[me], (uint4 *)out[peer], bytes / 16, kind == BOTH_WAYS || me == 0);
+            else if (kind == ALL_GATHER)
               gather<<<blocks, 512, 0, streams[me]>>>(mine, (const uint4 *)in[me], (uint4 *)(out[me] + me * half),
                                                       (uint4 *)(out[peer] + me * half), vectors);
             else
@@ -174,17 +195,21 @@ int main() {
           }
           CHECK(cudaGraphExecDestroy(replay));
           CHECK(cudaGraphDestroy(graph));
-          std::vector<float> got((kind == 0 ? bytes : half) / 4);
+          const bool is_message = kind == ONE_WAY || kind == BOTH_WAYS;
+          std::vector<float> got((kind == REDUCE_SCATTER ? half : bytes) / 4);
           CHECK(cudaMemcpy(got.data(), out[me], got.size() * 4, cudaMemcpyDeviceToHost));
           size_t wrong = 0;
           for (size_t i = 0; i < got.size(); i++) {
             const size_t own = i % (half / 4), whose = i / (half / 4), first = me * half / 4 + i;
-            const float expected = kind == 0 ? float(own % 1000 + 1000 * whose) : float(2 * (first % 1000) + 1000);
+            const float expected = is_message           ? float(i % 1000 + 1000 * peer)
+                                   : kind == ALL_GATHER ? float(own % 1000 + 1000 * whose)
+                                                        : float(2 * (first % 1000) + 1000);
+            if (kind == ONE_WAY && me == 0) break;
             wrong += got[i] != expected;
           }
           std::sort(us.begin(), us.end());
           if (me == 0 || wrong)
-            printf("%-14s %9zu bytes, %2d blocks: %7.2f us, %zu wrong\n", kind == 0 ? "all_gather" : "reduce_scatter", bytes, blocks,
+            printf("%-14s %9zu bytes, %2d blocks: %7.2f us, %zu wrong\n", NAMES[kind], bytes, blocks,
                    us[us.size() / 2], wrong);
           fflush(stdout);
           together.arrive_and_wait();
