@@ -33,7 +33,6 @@ use crate::gpu::{Address, StreamHandle};
 use crate::range::Range;
 use crate::stats::count;
 use crate::turns::{Turn, Turns};
-use crate::windows::Place;
 
 /// A communicator of more ranks has none.
 pub const RANKS_MAX: usize = KERNEL_RANKS_MAX;
@@ -52,6 +51,19 @@ pub struct Parts {
     /// Where the part for collectives of each rank's slice begins for this rank's device, this rank's own too. They stay as long
     /// as this.
     pub slices: Vec<Address>,
+}
+
+/// Where a buffer lies in memory that all ranks can reach, in equal steps from rank to rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reached {
+    /// Names the ranks' windows over it, alike on all of them; from 1.
+    pub window: u64,
+    /// From the beginning of this rank's block.
+    pub offset: u64,
+    /// Where rank 0's block begins, as this rank's device sees it.
+    pub first: u64,
+    /// From the beginning of one rank's block to that of the next one's.
+    pub stride: u64,
 }
 
 /// What one kernel does.
@@ -153,7 +165,7 @@ impl Fast {
         &self,
         turn: &mut Turn<'_>,
         collective: &Collective,
-        place: impl FnOnce(Range, Range) -> Option<Place>,
+        place: impl FnOnce(Range, Range) -> Option<Reached>,
     ) -> Result<(), Refusal> {
         let Fast { geometry, layout, slices, tuning, .. } = self;
         let limits = self.limits(turn.blocks());
@@ -166,7 +178,7 @@ impl Fast {
             return self.start(turn, &shape, Parameter::One(launch));
         }
         if let Some(place) = offered(&collective, geometry.ranks).and_then(|(of, other)| place(of, other)) {
-            (direct.window, direct.stride) = (place.reach.first, place.reach.stride);
+            (direct.window, direct.stride) = (place.first, place.stride);
             direct.offer = offer(&place).unwrap_or(0);
         }
         self.start(turn, &shape, Parameter::Direct(&mut direct))
@@ -244,25 +256,22 @@ fn offered(collective: &Collective, ranks: u32) -> Option<(Range, Range)> {
 }
 
 /// The word for it; none if its numbers do not fit.
-fn offer(place: &Place) -> Option<u64> {
+fn offer(place: &Reached) -> Option<u64> {
     let at = place.offset / OFFER_UNIT_BYTES;
     let fits = place.offset.is_multiple_of(OFFER_UNIT_BYTES)
         && at >> OFFER_PLACE_BITS == 0
-        && place.number <= u64::MAX >> OFFER_PLACE_BITS;
-    fits.then_some(place.number << OFFER_PLACE_BITS | at)
+        && place.window <= u64::MAX >> OFFER_PLACE_BITS;
+    fits.then_some(place.window << OFFER_PLACE_BITS | at)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::windows::Reach;
-
-    const REACH: Reach = Reach { own: 1 << 20, first: 1 << 45, stride: 4 << 30 };
 
     /// A window's number and a place in it are one word; what does not fit is no offer.
     #[test]
     fn offers() {
-        let said = |number, offset| offer(&Place { number, offset, reach: REACH });
+        let said = |window, offset| offer(&Reached { window, offset, first: 1 << 45, stride: 4 << 30 });
         assert_eq!(said(1, 0), Some(1 << 36));
         assert_eq!(said(5, 48), Some(5 << 36 | 3));
         assert_eq!(said((1 << 28) - 1, (1 << 40) - 16), Some(u64::MAX));

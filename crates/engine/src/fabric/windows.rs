@@ -20,6 +20,7 @@ use nccl_sys::{ncclComm_t, ncclSuccess};
 use once_cell::sync::OnceCell;
 
 use crate::contract::Contract;
+use crate::fast::Reached;
 use crate::forward::questions;
 use crate::gate::{Gate, Passed};
 use crate::gpu::{self, Home, Ordinal};
@@ -208,10 +209,10 @@ impl Windows {
     }
 
     /// [Where](Book::place) a buffer lies that others would write.
-    pub(super) fn place(&self, offered: Range, other: Range) -> Option<Place> {
-        let place = self.book().place(offered, other, standing)?;
+    pub(super) fn place(&self, offered: Range, other: Range) -> Option<Reached> {
+        let Place { number, offset, reach } = self.book().place(offered, other, standing)?;
         count::windows(Kept::Offered, 1);
-        Some(place)
+        Some(Reached { window: number, offset, first: reach.first, stride: reach.stride })
     }
 
     /// Windows of blocks that leave go, where [no thread of ours](leaving) may do that.
