@@ -206,8 +206,8 @@ static void launch_as_rank_likes(const struct rank* self, const struct transfer*
 static void opposite_orders(struct rank* self, ncclComm_t communicator) {
   enum { SMALL = 6, MIXED = 11 };
   static const struct { enum collective which; int root; } mixed[MIXED] = {
-    {ALL_REDUCE, 0}, {ALL_GATHER, 0}, {REDUCE_SCATTER, 0}, {BROADCAST, 1}, {BROADCAST, 0}, {REDUCE, 1}, {ALL_REDUCE, 0},
-    {REDUCE, 0}, {ALL_GATHER, 0}, {BCAST, 1}, {ALL_REDUCE, 0}};
+    {ALL_REDUCE, 0}, {ALL_GATHER, 0}, {REDUCE_SCATTER, 0}, {BCAST, 1}, {BROADCAST, 0}, {REDUCE, 1}, {ALL_REDUCE, 0},
+    {REDUCE, 0}, {ALL_GATHER, 0}, {REDUCE_SCATTER, 0}, {ALL_REDUCE, 0}};
   struct transfer list[MIXED];
   for (int i = 0; i < SMALL; i++) list[i] = transfer_of(self, ALL_REDUCE, (size_t)128 << i, 15000 + (uint64_t)i);
   prepare(self, list, SMALL);

@@ -241,7 +241,7 @@ fn refusals() {
         (&["--type", "quad"], 2, "no element type \"quad\""),
         (&["--ranks", "1"], 1, "two are needed"),
         (&["--seconds", "0"], 1, "--seconds 0: expected more than 0"),
-        (&["--memory", "managed"], 2, "[possible values: device, nccl, window]"),
+        (&["--memory", "managed"], 2, "[possible values: device, nccl, window, beside]"),
         (&["--repeat", "0"], 2, "0 is not in 1.."),
         (&["--product", "100"], 1, "--product 100: expected a multiple of 64"),
         (&["--symmetric-memory", "5000"], 1, "--symmetric-memory 5000: expected multiples of 4096"),

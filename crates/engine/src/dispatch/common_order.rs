@@ -2,12 +2,12 @@
 //! and a function of what all ranks share: see [`fusing`](super::fusing), also for why one may not need another's result.
 //!
 //! NCCL sorts a group's collectives by size (2.28.9: `ncclTaskCollSorterInsert` in src/include/comm.h, `ncclPrepareTasks` in
-//! src/enqueue.cc; four bins for a power of two), so ranks may call them in any order if no two sizes are of one bin. Of ours they may if
-//! calls differ in anything that ranks must have alike: kind, bytes, root, and of what reduces type and operation. What is alike in all
-//! that stays in call order, as there.
+//! src/enqueue.cc; four bins for a power of two), so ranks may call them in any order if no two sizes are of one bin; of one bin they keep
+//! the order of calls. Ours are sorted by the same bins, and stay in call order in each: very small ones, of which all are of one, run in
+//! call order on ranks that do not even group them, here as there. Of another kind, root, and of what reduces of another type or
+//! operation, they may be called in any order.
 //!
-//! It is as near to NCCL's as that goes, for ranks that group very small ones unlike ([`fusing`](super::fusing)): the work of
-//! which NCCL moves most in one call comes first, and of one work the smallest.
+//! The work of which NCCL moves most in one call comes first, and of one work the smallest bin.
 
 use std::cmp::Reverse;
 use std::ffi::c_int;
@@ -27,16 +27,17 @@ struct Key {
     /// Which it is among those of its work and root, so that those with a root each follow each other.
     turn: usize,
     root: Option<c_int>,
-    bytes: u64,
+    bin: u32,
     /// In the list of calls.
     place: usize,
 }
 
 impl Key {
     fn of(place: usize, call: &Shared, ranks: usize) -> Key {
-        let (function, bytes) = (Collective::of(call.function), call.bytes(ranks));
+        let function = Collective::of(call.function);
         let reduces = call.operation.map(|operation| (call.datatype.0, operation.0));
-        Key { traffic: Reverse(0), work: (function, reduces), turn: 0, root: call.root, bytes, place }
+        let bin = bin_of(call, ranks);
+        Key { traffic: Reverse(0), work: (function, reduces), turn: 0, root: call.root, bin, place }
     }
 }
 
@@ -49,7 +50,7 @@ pub fn places(calls: &[Shared], ranks: usize) -> Vec<usize> {
         calls.iter().enumerate().map(|(place, call)| Key::of(place, call, ranks)).collect();
     keys.sort_unstable();
     for alike in keys.chunk_by_mut(|one, other| one.work == other.work) {
-        let most = alike.iter().map(|key| traffic(&calls[key.place], key.bytes)).max().unwrap_or_default();
+        let most = alike.iter().map(|key| traffic(&calls[key.place], ranks)).max().unwrap_or_default();
         alike.iter_mut().for_each(|key| key.traffic = Reverse(most));
         let with_roots = alike.chunk_by_mut(|one, other| one.root == other.root);
         for of_root in with_roots.filter(|of_root| of_root[0].root.is_some()) {
@@ -61,8 +62,22 @@ pub fn places(calls: &[Shared], ranks: usize) -> Vec<usize> {
 }
 
 /// As NCCL reckons it (`ncclFuncTrafficPerByte`).
-fn traffic(call: &Shared, bytes: u64) -> u64 {
-    bytes.saturating_mul(if call.function == Function::AllReduce { 2 } else { 1 })
+fn traffic(call: &Shared, ranks: usize) -> u64 {
+    call.bytes(ranks).saturating_mul(if call.function == Function::AllReduce { 2 } else { 1 })
+}
+
+/// NCCL's of a call.
+pub(super) fn bin_of(call: &Shared, ranks: usize) -> u32 {
+    bin(traffic(call, ranks))
+}
+
+/// Four for each power of two, from 1 KiB to 1 GiB.
+fn bin(traffic: u64) -> u32 {
+    let units = (traffic.min(1 << 30) >> 10) as u32;
+    match units {
+        0..4 => units,
+        _ => 4 * (units.ilog2() - 1) + (units >> (units.ilog2() - 2)) % 4,
+    }
 }
 
 #[cfg(test)]
@@ -85,15 +100,15 @@ mod tests {
     fn as_nccl_has_it() {
         use Function::{AllGather, AllReduce, ReduceScatter};
         let calls = [
-            call(AllGather, 25),
-            call(AllReduce, 90),
-            call(AllReduce, 10),
-            call(AllReduce, 10),
-            Shared { operation: Some(ncclMax), ..call(AllReduce, 90) },
-            Shared { datatype: ncclInt8, ..call(AllGather, 4) },
-            call(ReduceScatter, 50),
+            call(AllGather, 25 << 10),
+            call(AllReduce, 90 << 10),
+            call(AllReduce, 10 << 10),
+            call(AllReduce, 10 << 10),
+            Shared { operation: Some(ncclMax), ..call(AllReduce, 90 << 10) },
+            Shared { datatype: ncclInt8, ..call(AllGather, 4 << 10) },
+            call(ReduceScatter, 50 << 10),
         ];
-        // 800 bytes, twice 720 and 400.
+        // 800 KiB, twice 720 and 400.
         assert_eq!(places(&calls, 4), [6, 2, 3, 1, 4, 5, 0]);
         assert_eq!(places(&calls[..1], 4), [0]);
         assert_eq!(places(&[], 4), [0; 0]);
@@ -104,16 +119,31 @@ mod tests {
     fn roots_together() {
         use Function::{AllReduce, Bcast, Broadcast, Reduce};
         let calls = [
-            rooted(Broadcast, 0, 100),
-            rooted(Broadcast, 0, 3),
-            rooted(Reduce, 1, 9),
-            rooted(Broadcast, 2, 7),
+            rooted(Broadcast, 0, 100 << 10),
+            rooted(Broadcast, 0, 3 << 10),
+            rooted(Reduce, 1, 9 << 10),
+            rooted(Broadcast, 2, 7 << 10),
             call(AllReduce, 1),
-            rooted(Bcast, 1, 50),
-            Shared { datatype: ncclInt32, ..rooted(Broadcast, 2, 6) },
-            rooted(Reduce, 0, 9),
+            rooted(Bcast, 1, 50 << 10),
+            Shared { datatype: ncclInt32, ..rooted(Broadcast, 2, 6 << 10) },
+            rooted(Reduce, 0, 9 << 10),
         ];
         assert_eq!(places(&calls, 4), [1, 5, 6, 0, 3, 7, 2, 4]);
+    }
+
+    /// What is of one bin of NCCL's stays in call order, so all that is very small.
+    #[test]
+    fn of_one_bin() {
+        use Function::{AllReduce, Broadcast};
+        let small = [rooted(Broadcast, 0, 128), rooted(Broadcast, 0, 2), rooted(Broadcast, 0, 64)];
+        assert_eq!(places(&small, 2), [0, 1, 2]);
+        // Twice 21 and 20 KiB are of one, and 15.
+        let calls = [21, 20, 15].map(|kib| call(AllReduce, kib << 8));
+        assert_eq!(places(&calls, 2), [2, 0, 1]);
+        let edges = [0, 1 << 10, 2 << 10, 3 << 10, 4 << 10, 5 << 10, 6 << 10, 7 << 10, 8 << 10, 10 << 10];
+        assert_eq!(edges.map(bin), [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
+        assert_eq!(bin((8 << 10) - 1), 7);
+        assert_eq!(bin(u64::MAX), bin(1 << 30));
     }
 
     /// Any number of calls takes little time.
