@@ -97,19 +97,12 @@ pub fn serve_apart(count: usize, smallest_bytes: u64) -> bool {
 const APART_BYTES_MIN: u64 = 1 << 20;
 
 /// Whether a group takes so many kernels each of which runs calls with a root each, the smallest of so many bytes in all. NCCL runs all of
-/// them in one (2 × H200, graph and eager: 3 all-gathers of 1 KB as two broadcasts each 8.6 us for 5.4, 14.0 for 13.0; 2 of 64 KB 6.5 for
-/// 6.9, 4 of 1 MB 22 for 31; reductions are dearer, 3 of 4 MB 48 for 44; `docs/measurements/2026-11-24-lists`).
+/// them in one, but takes longer to launch that (2 × H200, graph and eager: 2 all-gathers of 1 KB as two broadcasts each 5.9 us for 5.3, 9.7
+/// for 12.4, 3 of them 8.6 for 5.4, 14.0 for 13.0; 4 of 1 MB 22 for 31; reductions are dearer, 3 of 4 MB 48 for 44;
+/// `docs/measurements/2026-11-24-lists`).
 pub fn serve_lists(count: usize, reduce: bool, smallest_bytes: u64) -> bool {
-    let most = match smallest_bytes {
-        ..LISTS_BYTES_MIN => 1,
-        APART_BYTES_MIN.. if !reduce => 4,
-        _ => 2,
-    };
-    count <= most
+    count <= if smallest_bytes >= APART_BYTES_MIN && !reduce { 4 } else { 2 }
 }
-
-/// Below, NCCL's one kernel in a graph is ahead of two of ours.
-const LISTS_BYTES_MIN: u64 = 64 << 10;
 
 /// The largest collective of a group that goes beside others in one kernel. Larger ones in one were not measured, and take so long
 /// that a kernel each does not matter.

@@ -235,24 +235,26 @@ mod tests {
         assert_eq!(maxima(16385), [0, 1, 2, 3].map(Step::Forwarded));
     }
 
+    type Rooted = fn(i32, usize) -> Shared;
+
     /// Several all-gather-v, or reduce-scatter-v, of a group are NCCL's where a kernel for each takes longer than its one.
     #[test]
     fn many_lists() {
-        let lists = |count: usize, bytes: usize, of: fn(i32, usize) -> Shared| {
+        let lists = |count: usize, bytes: usize, of: Rooted| {
             let parts = if of(0, 1).operation.is_some() { bytes / 8 } else { bytes / 2 };
             let calls: Vec<Shared> = (0..count).flat_map(|_| [of(0, parts), of(1, parts)]).collect();
             (steps(&calls, &TERMS, Batches::All), (0..count).map(|at| together(2 * at..2 * at + 2)).collect())
         };
-        let (broadcasts, reduces): (fn(i32, usize) -> Shared, fn(i32, usize) -> Shared) = (broadcast, reduce);
+        let (broadcasts, reduces): (Rooted, Rooted) = (broadcast, reduce);
         for (count, bytes, of, are_ours) in [
             (1, 8, broadcasts, true),
-            (2, 32 << 10, broadcasts, false),
-            (2, 64 << 10, broadcasts, true),
+            (2, 8, broadcasts, true),
+            (3, 8, broadcasts, false),
             (3, 64 << 10, broadcasts, false),
             (4, MIB, broadcasts, true),
             (5, MIB, broadcasts, false),
             (1, 8, reduces, true),
-            (2, 64 << 10, reduces, true),
+            (2, 8, reduces, true),
             (3, MIB, reduces, false),
         ] {
             let (steps, together): (Vec<Step>, Vec<Step>) = lists(count, bytes, of);
@@ -261,9 +263,10 @@ mod tests {
         }
         // Others are judged by themselves.
         let all_reduce = Shared { function: Function::AllReduce, root: None, ..reduce(0, 9) };
-        let mixed = [broadcast(0, 9), broadcast(1, 9), broadcast(0, 9), broadcast(1, 9), all_reduce];
-        let mut expected: Vec<Step> = (0..4).map(Step::Forwarded).collect();
-        expected.push(Step::Alone(4));
+        let mut mixed: Vec<Shared> = (0..6).map(|place| broadcast(place % 2, 9)).collect();
+        mixed.push(all_reduce);
+        let mut expected: Vec<Step> = (0..6).map(Step::Forwarded).collect();
+        expected.push(Step::Alone(6));
         assert_eq!(steps(&mixed, &TERMS, Batches::All), expected);
     }
 
