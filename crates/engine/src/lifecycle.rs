@@ -292,7 +292,7 @@ pub fn group_end() -> ncclResult_t {
 #[inline(never)]
 fn end_of_much() -> ncclResult_t {
     let (met, ours) = (Cell::new(ncclSuccess), Cell::new(ncclSuccess));
-    let parts = settling::settle(Simulated::No);
+    let parts = settling::settle();
     let result = guard::around(
         || (parts, RefCell::new(closing(Entry::ncclGroupEnd))),
         |(parts, ended)| {
@@ -355,13 +355,10 @@ fn spoilt(why: ncclResult_t) -> Closed {
 }
 
 /// Closes a group without running it.
-///
-/// Divergence: the estimate is of what NCCL would run. Of what is ours NCCL would connect its channels to tell (2.28.9:
-/// `ncclPrepareTasksAndCollPreconnect` in src/group.cc does so in a simulation, too), for which all ranks must come; one that simulates
-/// alone what all have run before gets an answer on NCCL, and would hang here, where NCCL has connected nothing for it.
 pub fn group_simulate_end(estimate: *mut ncclSimInfo_t) -> ncclResult_t {
     let met = Cell::new(ncclSuccess);
-    drop(settling::settle(Simulated::Yes));
+    // The estimate is NCCL's, of what it would run.
+    drop(settling::settle());
     let result = guard::around(
         || RefCell::new(closing(Entry::ncclGroupSimulateEnd)),
         |ended| {
@@ -399,9 +396,8 @@ fn joined(join: impl FnOnce() -> Vec<Awaited>) -> Vec<Awaited> {
 }
 
 /// Whether a group runs when it ends.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[allow(missing_docs)]
-pub enum Simulated {
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Simulated {
     No,
     Yes,
 }

@@ -13,7 +13,6 @@ use crate::fast::Task;
 use crate::gpu::StreamHandle;
 use crate::group::{self, Awaited, Held, Ours};
 use crate::guard;
-use crate::lifecycle::Simulated;
 use crate::mailbox::Operation;
 use crate::path::Path;
 use crate::plan::Terms;
@@ -55,8 +54,8 @@ pub struct Part {
 ///
 /// Divergence: only where NCCL looks at pointers (NCCL_CHECK_POINTERS) or compares captures of streams does it refuse such a call;
 /// then the group's end says so first.
-pub fn settle(simulated: Simulated) -> Vec<Part> {
-    settle_by(|held| decide(held, simulated))
+pub fn settle() -> Vec<Part> {
+    settle_by(decide)
 }
 
 fn settle_by(decide: impl FnOnce(&[Held]) -> (Vec<Part>, Vec<Call>)) -> Vec<Part> {
@@ -96,7 +95,7 @@ fn are_ordered(forwarded: &[Call]) -> Vec<bool> {
     forwarded.iter().map(is_ordered).collect()
 }
 
-fn decide(held: &[Held], simulated: Simulated) -> (Vec<Part>, Vec<Call>) {
+fn decide(held: &[Held]) -> (Vec<Part>, Vec<Call>) {
     let mut fabrics: Vec<&Arc<Fabric>> = Vec::new();
     for Held { fabric, .. } in held {
         if !fabrics.iter().any(|known| Arc::ptr_eq(known, fabric)) {
@@ -112,7 +111,7 @@ fn decide(held: &[Held], simulated: Simulated) -> (Vec<Part>, Vec<Call>) {
         let batches = Batches::of(contract.capabilities);
         let sorted = Sorted::of(own.iter().map(|(_, one)| (one.what, one.stream)), &terms, batches);
         let Some((_, Held { communicator, .. })) = own.first() else { continue };
-        sorted.count(*communicator, &terms, simulated);
+        sorted.count(*communicator, &terms);
         if let Some((first, _)) = own.iter().zip(&sorted.are_ours).find(|(_, is_ours)| !**is_ours) {
             forwarded.push((first.0, sorted.forwarded().collect::<Vec<Call>>()));
         }
@@ -203,8 +202,8 @@ impl Sorted {
         })
     }
 
-    /// Only the end tells who runs them. What is ours of a simulated group nobody runs, nor does NCCL hear of it.
-    fn count(&self, handle: ncclComm_t, terms: &Terms, simulated: Simulated) {
+    /// Only the end tells who runs them.
+    fn count(&self, handle: ncclComm_t, terms: &Terms) {
         let Some(communicator) = communicator::find(handle) else { return };
         let count = |call: &Call, path| {
             let (function, bytes) = (call.shared.function, call.shared.bytes(terms.ranks));
@@ -212,9 +211,8 @@ impl Sorted {
         };
         for step in &self.steps {
             match step {
-                Step::Forwarded(place) => count(&self.collectives[*place], Path::Forward),
-                _ if simulated == Simulated::Yes => {}
                 Step::Alone(place) => count(&self.collectives[*place], Path::Fast),
+                Step::Forwarded(place) => count(&self.collectives[*place], Path::Forward),
                 Step::Together(run) | Step::Batch(run) => {
                     run.iter().for_each(|place| count(&self.collectives[*place], Path::Fast));
                 }
@@ -247,13 +245,10 @@ mod tests {
     use crate::call::{Function, Local};
     use crate::fast::{Collective, Kind};
     use crate::mailbox::Direction;
-    use crate::stats::count::Identity;
-    use crate::stats::segment;
     use crate::tuning::{COLLECTIVES, Limits};
     use nccl_sys::{ncclBfloat16, ncclFloat32, ncclInt8, ncclMax, ncclSum};
     use proptest::prelude::*;
     use std::ptr::{dangling, dangling_mut, null, null_mut, without_provenance_mut};
-    use std::sync::atomic::Ordering;
 
     const TERMS: Terms = Terms { ranks: 4, fast: Limits([1000; COLLECTIVES]) };
 
@@ -435,29 +430,6 @@ mod tests {
         assert!(parts.is_empty());
         let awaited = group::closed().awaited;
         assert!(matches!(awaited[..], [Awaited::Failed(code)] if code == ncclInternalError), "{awaited:?}");
-    }
-
-    /// Of a simulated group only what NCCL hears of is counted.
-    #[test]
-    fn simulated_is_not_counted() {
-        let handle: ncclComm_t = without_provenance_mut(0x10040);
-        let communicator = communicator::insert(handle, Identity { rank: 0, ranks: 4, device: 0 });
-        let broadcast = |root, count| (collective(Function::Broadcast, count, Some(root)), StreamHandle(1));
-        let calls =
-            [broadcast(0, 5000), broadcast(1, 10), broadcast(2, 20), (ours(true, 7), StreamHandle(1))];
-        let sorted = Sorted::of(calls.into_iter(), &TERMS, Batches::All);
-        let counted = || {
-            let cells = &segment::current().communicators[communicator.counters()].cells;
-            let calls = |function: Function, path: Path| {
-                cells[function as usize][path as usize].calls.load(Ordering::Relaxed)
-            };
-            let broadcasts = [Path::Forward, Path::Fast].map(|path| calls(Function::Broadcast, path));
-            (broadcasts, calls(Function::AllReduce, Path::Fast))
-        };
-        sorted.count(handle, &TERMS, Simulated::Yes);
-        assert_eq!(counted(), ([1, 0], 0));
-        sorted.count(handle, &TERMS, Simulated::No);
-        assert_eq!(counted(), ([2, 2], 1));
     }
 
     /// What NCCL runs is taken out with its stream; what stays comes in the order that all ranks have.
