@@ -21,29 +21,37 @@ static ncclResult_t reduce_configured(float* buffer, ncclComm_t communicator, CU
   return answer;
 }
 
-/* A broadcast and a sum of all, in this order: twice rank 0's values, and not the sum. */
+/* A broadcast and a sum of all, each in a buffer of its own: NCCL promises no order within a group. */
 static void in_a_group(struct one_thread* all, const ncclComm_t* communicators) {
-  float values[RANKS][COUNT], *buffers[RANKS];
+  float values[COUNT], *given[RANKS], *summed[RANKS];
   for (int rank = 0; rank < RANKS; rank++) {
     one_thread_use(all, rank);
-    for (int i = 0; i < COUNT; i++) values[rank][i] = (float)(i + 1000 * rank);
-    buffers[rank] = device_alloc(sizeof values[rank]);
-    upload(buffers[rank], values[rank], sizeof values[rank]);
+    for (int i = 0; i < COUNT; i++) values[i] = (float)(i + 1000 * rank);
+    float** buffers[] = {&given[rank], &summed[rank]};
+    for (int which = 0; which < 2; which++) {
+      *buffers[which] = device_alloc(sizeof values);
+      upload(*buffers[which], values, sizeof values);
+    }
   }
   NCCL(ncclGroupStart());
   for (int rank = 0; rank < RANKS; rank++) {
-    NCCL(ncclBroadcast(buffers[rank], buffers[rank], COUNT, ncclFloat, 0, communicators[rank], as_cuda(all->streams[rank])));
-    CODE(reduce_configured(buffers[rank], communicators[rank], all->streams[rank]), ncclSuccess);
+    NCCL(ncclBroadcast(given[rank], given[rank], COUNT, ncclFloat, 0, communicators[rank], as_cuda(all->streams[rank])));
+    CODE(reduce_configured(summed[rank], communicators[rank], all->streams[rank]), ncclSuccess);
   }
   NCCL(ncclGroupEnd());
   for (int rank = 0; rank < RANKS; rank++) {
     one_thread_use(all, rank);
     wait_for(all->streams[rank]);
-    download(values[rank], buffers[rank], sizeof values[rank]);
+    download(values, given[rank], sizeof values);
     for (int i = 0; i < COUNT; i++) {
-      if (!EQUAL(values[rank][i], RANKS * i)) break;
+      if (!EQUAL(values[i], i)) break;
     }
-    device_free(buffers[rank]);
+    download(values, summed[rank], sizeof values);
+    for (int i = 0; i < COUNT; i++) {
+      if (!EQUAL(values[i], RANKS * i + 1000)) break;
+    }
+    device_free(given[rank]);
+    device_free(summed[rank]);
   }
 }
 
