@@ -266,7 +266,7 @@ if(WINDLASS_LIBRARY_DIR)
   endforeach()
   # Fast collectives that do look at them. What NCCL alone cannot do has no plain run.
   set(direct --fabric yes --set WINDLASS_WINDOWS=direct --set WINDLASS_POOL=2048M --served fast --counted windows.offered)
-  set(unlike processes unlike unlike_buffers unlike_windows)
+  set(unlike processes unlike unlike_buffers unlike_windows out_of_turn)
   if(SIM_DIR)
     set(parts two_windows come_and_go captured grouped)
     foreach(ranks 2 3)

@@ -165,6 +165,28 @@ static void unlike_windows(struct rank* self) {
   NCCL(ncclCommDestroy(communicator));
 }
 
+/* One rank calls a gather before it registers the communicator's first window, where the others do after: none may take it for one of
+ * those that ask for windows. Then all do. */
+static void out_of_turn(struct rank* self) {
+  struct memory memory;
+  ncclComm_t communicator = begun(self, &memory, room(self));
+  struct gather gather = gather_at(self, &memory, 0, false, 0, 160);
+  gather_prepare(&gather);
+  together(self);
+  ncclWindow_t window = NULL;
+  if (self->rank > 0) window = window_over(communicator, memory.at, memory.bytes);
+  gather_launch(&gather, communicator, self->stream);
+  if (self->rank == 0) window = window_over(communicator, memory.at, memory.bytes);
+  wait_for(self->stream);
+  together(self);
+  gather_verify(&gather, self);
+  run_at(self, communicator, &memory, 0, true, 0, 161);
+  meet(self);
+  window_end(communicator, window);
+  memory_free(self, &memory);
+  NCCL(ncclCommDestroy(communicator));
+}
+
 static void write_table(const struct rank* self) {
   FILE* file = tuning_begin(self);
   if (!file) return;
@@ -185,6 +207,7 @@ static void all(struct rank* self) {
   if (!unlike) return;
   RUN_PART(unlike_buffers, self);
   RUN_PART(unlike_windows, self);
+  RUN_PART(out_of_turn, self);
 }
 
 int main(int count, char** words) {
