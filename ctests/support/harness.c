@@ -170,6 +170,10 @@ int rank_count(int usual) {
   int devices = device_count();
   const char* wanted = getenv("CTESTS_RANKS");
   int ranks = wanted ? atoi(wanted) : usual;
+  if (wanted && (ranks > RANKS_MAX || ranks > devices)) {
+    fprintf(stderr, "%s: CTESTS_RANKS is %s; there are %d devices, and at most %d ranks\n", program, wanted, devices, RANKS_MAX);
+    exit(STATUS_FAILED);
+  }
   if (ranks > RANKS_MAX) ranks = RANKS_MAX;
   if (ranks > devices) ranks = devices;
   /* Sums over three ranks have averages that no format holds exactly: the even number below tests as much. */
@@ -255,12 +259,20 @@ CUcontext use_device(int ordinal) {
 
 struct start { struct rank rank; void (*body)(struct rank*); };
 
+/* The ordinal of a rank's own device. On one GPU that is shown as several (one_gpu.c) every process sees its own first. */
+static int device_of(int rank) {
+  if (!getenv("CTESTS_ONE_GPU")) return rank;
+  char ordinal[] = {(char)('0' + rank), 0};
+  setenv("ONE_GPU_ORDINAL", ordinal, 1);
+  return 0;
+}
+
 static void* run_rank(void* argument) {
   struct start* start = argument;
   struct rank* self = &start->rank;
   self->digest = digest_of(0, NULL, 0);
-  self->context = use_device(self->rank);
-  self->device = self->rank;
+  self->device = device_of(self->rank);
+  self->context = use_device(self->device);
   self->stream = new_stream();
   start->body(self);
   wait_for(self->stream);
@@ -305,6 +317,7 @@ static void run_processes(struct start* starts, int ranks) {
 
 void run_ranks(const char* name, enum rank_kind kind, int ranks, void (*body)(struct rank*), void* argument) {
   struct start starts[RANKS_MAX];
+  if (kind == THREADS && getenv("CTESTS_ONE_GPU")) return; /* a process has one of them */
   memset(starts, 0, sizeof starts);
   section_begins(name);
   board->meeting_size = ranks;

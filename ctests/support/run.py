@@ -69,7 +69,8 @@ def environment(options):
     kept = {name: value for name, value in os.environ.items()
             if not name.startswith("WINDLASS_") or name.startswith("WINDLASS_SIM_")}
     first = options.windlass or options.nccl.parent
-    folders = [str(folder) for folder in (first, options.cuda) if folder]
+    one_gpu = kept.get("CTESTS_ONE_GPU") if options.gpu else None
+    folders = [str(folder) for folder in (first, options.cuda, one_gpu) if folder]
     before = [kept["LD_LIBRARY_PATH"]] if kept.get("LD_LIBRARY_PATH") else []
     kept["LD_LIBRARY_PATH"] = ":".join(folders + before)
     kept["CTESTS_NCCL"] = str(first / "libnccl.so.2")
@@ -77,6 +78,8 @@ def environment(options):
     kept["CTESTS_MACHINE"] = "gpu" if options.gpu else "sim"
     if options.gpu:
         kept["NCCL_NVLS_ENABLE"] = "0"  # NVLink multicast is never asked for on the machines we test on
+        if one_gpu:
+            kept["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
     else:
         kept.setdefault("WINDLASS_SIM_DEVICES", "4")
     if options.windlass:
