@@ -98,7 +98,7 @@ function(add_differential program machine seconds)
   set_tests_properties(${equal} PROPERTIES FIXTURES_REQUIRED ${machine}.${program} LABELS ${machine} TIMEOUT 20)
 endfunction()
 
-set(PROGRAMS strings arguments collectives sendrecv groups group_order lifecycle threads nonblocking premulsum registration graphs
+set(PROGRAMS strings arguments collectives crowded sendrecv groups group_order lifecycle threads nonblocking premulsum registration graphs
              forked random_calls random_collectives births patterns pairs absorbed graphs_p2p random_p2p splits promises promise_errors
              promise_children many_pairs reuse parking uneven batches registered registered_lives
              registered_groups registered_alone registered_beside pool pool_growth windows windows_repair windows_ends window_patterns window_direct)
@@ -164,6 +164,7 @@ if(WINDLASS_LIBRARY_DIR)
   add_fabric(nonblocking 120 "the caller does not wait")
   add_fabric(random_calls 120 "yes;one rank has no peers?")
   add_fabric(random_collectives 300 "yes" --served fast)
+  add_fabric(crowded 300 "yes" --served fast)
   add_fabric(batches 300 "yes" --served fast)
   if(SIM_DIR)
     # Off on all ranks, or on one: then more than two collectives of a group are NCCL's. Of all sizes, of few ranks and of many.
@@ -225,7 +226,7 @@ if(WINDLASS_LIBRARY_DIR)
   if(SIM_DIR)
     add_test(NAME sim.registered_lives.eight COMMAND ${RUN} --out "${RUNS}/sim.registered_lives.eight"
              --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes
-             --served registered --set WINDLASS_REGISTER=on --set WINDLASS_SIM_DEVICES=8 --set CTESTS_RANKS=8
+             --served registered --set WINDLASS_REGISTER=on --set CTESTS_RANKS=8
              -- $<TARGET_FILE:registered_lives> threads)
     set_tests_properties(sim.registered_lives.eight PROPERTIES LABELS sim TIMEOUT 300 PROCESSORS 2)
     # One rank of four that will not: of its peers' calls only the first few are registered, or none.
@@ -555,6 +556,16 @@ if(WINDLASS_LIBRARY_DIR)
       endif()
     endif()
   endforeach()
+endif()
+
+# What the plain run makes of them is the reference, and the stand-in's arithmetic is the host's.
+add_executable(special_values programs/special_values.c)
+target_link_libraries(special_values PRIVATE harness)
+if(REAL_NCCL_LIBRARY)
+  add_differential(special_values gpu 120)
+  if(WINDLASS_LIBRARY_DIR)
+    add_fabric_on(gpu special_values 120 "yes" --served fast)
+  endif()
 endif()
 
 # Graphs of several captures, of which NCCL orders nothing: within a fabric alone.

@@ -1,5 +1,6 @@
 /* Holds: collectives and send/receive captured into a graph give the right result at every replay, with new inputs,
- * and eager calls before, between and after the replays do too. */
+ * and eager calls before, between and after the replays do too; also where the graph is a clone, and where what is launched was updated
+ * to another capture, of other sizes, and these graphs are gone. */
 #include "../support/collective.h"
 
 #include <stdlib.h>
@@ -46,6 +47,67 @@ static void eager(struct rank* self, ncclComm_t communicator, const struct buffe
   check_outputs(self, buffers, key);
 }
 
+/* A graph that is nothing but a collective of each kind, as large as `count` makes it. */
+static CUgraph captured(struct rank* self, ncclComm_t communicator, struct transfer* list, int kinds, size_t count, uint64_t key) {
+  CUgraph graph = NULL;
+  for (int which = 0; which < kinds; which++) {
+    list[which] = (struct transfer){.which = (enum collective)which, .type = ncclFloat, .op = ncclSum, .count = count, .root = 1,
+                                    .rank = self->rank, .ranks = self->ranks, .key = key + (uint64_t)which};
+    transfer_prepare(&list[which]);
+  }
+  CUDA(cuStreamBeginCapture_v2(self->stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+  for (int which = 0; which < kinds; which++) transfer_launch(&list[which], communicator, self->stream);
+  CUDA(cuStreamEndCapture(self->stream, &graph));
+  return graph;
+}
+
+/* Eager operations are between the replays. */
+static void replay(struct rank* self, ncclComm_t communicator, CUgraphExec executable, struct transfer* list, int kinds, uint64_t key) {
+  struct transfer eager = {.which = ALL_REDUCE, .type = ncclFloat, .op = ncclSum, .count = 777, .rank = self->rank,
+                           .ranks = self->ranks, .key = key};
+  transfer_prepare(&eager);
+  for (int times = 0; times < 3; times++) {
+    for (int which = 0; which < kinds; which++) transfer_clear(&list[which]);
+    CUDA(cuGraphLaunch(executable, self->stream));
+    transfer_launch(&eager, communicator, self->stream);
+    wait_for(self->stream);
+    for (int which = 0; which < kinds; which++) transfer_verify(&list[which], self);
+    transfer_verify(&eager, self);
+  }
+  for (int which = 0; which < kinds; which++) transfer_release(&list[which]);
+  transfer_release(&eager);
+}
+
+/* The driver may refuse an update (whether of NCCL's kernels or of ours): then programs instantiate anew. */
+static void become(CUgraphExec* executable, CUgraph graph) {
+  CUgraphExecUpdateResultInfo result = {0};
+  if (cuGraphExecUpdate_v2(*executable, graph, &result) != CUDA_SUCCESS) {
+    fprintf(stderr, "graphs: an update was refused, %d\n", result.result);
+    CUDA(cuGraphExecDestroy(*executable));
+    CUDA(cuGraphInstantiateWithFlags(executable, graph, 0));
+  }
+  CUDA(cuGraphDestroy(graph));
+}
+
+static void cloned_and_updated(struct rank* self, ncclComm_t communicator) {
+  static const size_t counts[] = {900, 1100, 20, 30011, 3};
+  struct transfer list[COLLECTIVES];
+  int kinds = REDUCE_SCATTER + 1;
+  CUgraph clone = NULL, graph = captured(self, communicator, list, kinds, 500, 100);
+  CUgraphExec executable = NULL;
+  CUDA(cuGraphClone(&clone, graph));
+  CUDA(cuGraphDestroy(graph));
+  CUDA(cuGraphInstantiateWithFlags(&executable, clone, 0));
+  CUDA(cuGraphDestroy(clone));
+  replay(self, communicator, executable, list, kinds, 150);
+  for (uint64_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+    graph = captured(self, communicator, list, kinds, counts[i], 200 + 100 * i);
+    become(&executable, graph);
+    replay(self, communicator, executable, list, kinds, 250 + 100 * i);
+  }
+  CUDA(cuGraphExecDestroy(executable));
+}
+
 static void all(struct rank* self) {
   ncclComm_t communicator = world(self, 0);
   struct buffers buffers = {device_alloc(COUNT * 4), device_alloc(COUNT * 4), device_alloc(COUNT * 4)};
@@ -77,6 +139,8 @@ static void all(struct rank* self) {
   CUDA(cuGraphExecDestroy(executable));
   CUDA(cuGraphDestroy(graph));
   eager(self, communicator, &buffers, 40);
+  cloned_and_updated(self, communicator);
+  eager(self, communicator, &buffers, 50);
   device_free(buffers.input);
   device_free(buffers.reduced);
   device_free(buffers.shifted);

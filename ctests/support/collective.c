@@ -153,6 +153,10 @@ void transfer_verify(const struct transfer* t, struct rank* self) {
   free(wanted);
 }
 
+void transfer_clear(const struct transfer* t) {
+  if (!shares_buffer(t)) device_fill(t->receive, GUARD, t->receive_bytes);
+}
+
 void transfer_release(struct transfer* t) {
   device_free(t->output);
   if (t->input) device_free(t->input);

@@ -1,4 +1,4 @@
-/* One collective call from input to verified output: prepare, launch, verify, release. */
+/* One collective call from input to verified output: prepare, launch, verify, clear, release. */
 #ifndef WINDLASS_CTESTS_COLLECTIVE_H
 #define WINDLASS_CTESTS_COLLECTIVE_H
 
@@ -38,6 +38,8 @@ void transfer_prepare(struct transfer* transfer);
 void transfer_launch(const struct transfer* transfer, ncclComm_t communicator, CUstream stream);
 /* Compares with the host reference, and that nothing else was written; adds the output to the rank's digest. */
 void transfer_verify(const struct transfer* transfer, struct rank* self);
+/* Before it runs again: the output, if that is not the input too, is as before the first time. */
+void transfer_clear(const struct transfer* transfer);
 void transfer_release(struct transfer* transfer);
 
 #endif

@@ -116,6 +116,19 @@ CUresult cuGraphInstantiateWithFlags(CUgraphExec* executable, CUgraph graph, uns
 CUresult cuGraphLaunch(CUgraphExec executable, CUstream stream);
 CUresult cuGraphExecDestroy(CUgraphExec executable);
 CUresult cuGraphDestroy(CUgraph graph);
+CUresult cuGraphClone(CUgraph* clone, CUgraph original);
+typedef struct { int result; void *node, *from; } CUgraphExecUpdateResultInfo;
+CUresult cuGraphExecUpdate_v2(CUgraphExec executable, CUgraph graph, CUgraphExecUpdateResultInfo* result);
+
+/* Code for GPUs alone: the driver compiles PTX. */
+typedef struct CUmod_st* CUmodule;
+typedef struct CUfunc_st* CUfunction;
+CUresult cuModuleLoadData(CUmodule* module, const void* image);
+CUresult cuModuleUnload(CUmodule module);
+CUresult cuModuleGetFunction(CUfunction* function, CUmodule module, const char* name);
+CUresult cuLaunchKernel(CUfunction function, unsigned int blocks, unsigned int blocks_y, unsigned int blocks_z, unsigned int threads,
+                        unsigned int threads_y, unsigned int threads_z, unsigned int shared_bytes, CUstream stream, void** parameters,
+                        void** extra);
 
 #ifdef __cplusplus
 }

@@ -81,7 +81,8 @@ def environment(options):
         if one_gpu:
             kept["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
     else:
-        kept.setdefault("WINDLASS_SIM_DEVICES", "4")
+        ranks = dict(pair.split("=", 1) for pair in options.set).get("CTESTS_RANKS", "4")
+        kept.setdefault("WINDLASS_SIM_DEVICES", str(max(4, int(ranks))))
     if options.windlass:
         kept["WINDLASS_NCCL"] = str(options.nccl)
         kept["WINDLASS_REPORT"] = f"json:{options.out}/report-%p.json"

@@ -1,0 +1,80 @@
+/* Holds: what NCCL makes of not-a-numbers, infinities, zeros of both signs, and the smallest and largest values of every
+ * floating type. Of minimum and maximum all bits are printed, as a digest; of sums and products whether they are not-a-number too, but not
+ * which. All pairs of special values meet in two ranks; of more ranks, many. There is no reference: the plain run is. */
+#include "../support/collective.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { COUNT = 1024 };
+
+/* Bits of a type, from the place of its sign and how many bits its fraction has. */
+struct layout { ncclDataType_t type; int sign, fraction; };
+static const struct layout layouts[] = {{ncclFloat16, 15, 10}, {ncclBfloat16, 15, 7}, {ncclFloat32, 31, 23}, {ncclFloat64, 63, 52}};
+
+static uint64_t special(const struct layout* layout, int which) {
+  uint64_t one = 1, infinity = ((one << (layout->sign - layout->fraction)) - 1) << layout->fraction;
+  uint64_t unit = ((one << (layout->sign - layout->fraction - 1)) - 1) << layout->fraction; /* 1.0 */
+  const uint64_t positive[] = {0, infinity, infinity | one << (layout->fraction - 1), infinity - 1, 1, unit, unit | 1};
+  enum { KINDS = sizeof positive / sizeof positive[0] };
+  return positive[which % KINDS] | (uint64_t)(which / KINDS % 2) << layout->sign;
+}
+
+static bool is_nan(const struct layout* layout, uint64_t bits) {
+  uint64_t magnitude = bits & (((uint64_t)1 << layout->sign) - 1);
+  return magnitude > special(layout, 1);
+}
+
+/* The digit of `index` that is this rank's, in base 14; beyond two ranks mixed, so that few elements hold many meetings. */
+static int chosen(int index, int rank, uint64_t mixed) {
+  enum { VALUES = 14 };
+  if (rank == 0) return index % VALUES;
+  if (rank == 1) return index / VALUES % VALUES;
+  return (int)((mixed >> (8 * (rank - 2))) % VALUES);
+}
+
+static void one(struct rank* self, ncclComm_t communicator, const struct layout* layout, ncclRedOp_t op) {
+  size_t element = (size_t)(layout->sign + 1) / 8;
+  unsigned char* host = calloc(COUNT, element);
+  struct random random = random_from(77);
+  for (int i = 0; i < COUNT; i++) {
+    uint64_t bits = special(layout, chosen(i, self->rank, random_next(&random)));
+    memcpy(host + (size_t)i * element, &bits, element); /* the low bytes */
+  }
+  void* buffer = device_alloc(COUNT * element);
+  upload(buffer, host, COUNT * element);
+  NCCL(ncclAllReduce(buffer, buffer, COUNT, layout->type, op, communicator, as_cuda(self->stream)));
+  wait_for(self->stream);
+  download(host, buffer, COUNT * element);
+  for (int i = 0; i < COUNT; i++) {
+    uint64_t bits = 0;
+    memcpy(&bits, host + (size_t)i * element, element);
+    if (op == ncclSum || op == ncclProd) bits = is_nan(layout, bits);
+    if (getenv("SPECIAL_VALUES_TOLD") && self->rank == 0) {
+      fprintf(stderr, "type %d op %d element %d: %llx\n", layout->type, op, i, (unsigned long long)bits);
+    }
+    record(self, &bits, sizeof bits);
+  }
+  CHECK(true);
+  device_free(buffer);
+  free(host);
+}
+
+static void all(struct rank* self) {
+  static const ncclRedOp_t operations[] = {ncclMin, ncclMax, ncclSum, ncclProd};
+  ncclComm_t communicator = world(self, 0);
+  for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
+    for (size_t j = 0; j < sizeof operations / sizeof *operations; j++) {
+      one(self, communicator, &layouts[i], operations[j]);
+      if (self->rank == 0) printf("type %d operation %d digest %016llx\n", layouts[i].type, operations[j], (unsigned long long)self->digest);
+    }
+  }
+  fflush(stdout);
+  NCCL(ncclCommDestroy(communicator));
+}
+
+int main(void) {
+  begin("special_values", 60);
+  run_ranks("ranks", PROCESSES, rank_count(4), all, NULL);
+  return finish();
+}
