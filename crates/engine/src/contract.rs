@@ -177,8 +177,7 @@ pub mod capability {
     pub const VIRTUAL_MEMORY: u64 = 1;
     /// Memory that is exported as a file descriptor.
     pub const DESCRIPTORS: u64 = 2;
-    /// Memory that is exported as a fabric handle.
-    pub const FABRIC_HANDLES: u64 = 4;
+    // 4 was memory that is exported as a fabric handle.
     /// Multicast objects, of which NCCL may make use (NVLS).
     pub const MULTICAST: u64 = 8;
     /// This rank would have NCCL's communicator built later only: what all ranks would is a promise. Nobody goes to NCCL with the

@@ -307,11 +307,6 @@ impl<'turns> Turn<'turns> {
         self.turns.supply.domain()
     }
 
-    /// Whether it is of these turns.
-    pub fn is_of(&self, turns: &Arc<Turns>) -> bool {
-        std::ptr::eq(self.turns, Arc::as_ptr(turns))
-    }
-
     /// Makes the context current and looks whether the stream is part of a capture, which then holds all that it needs.
     pub fn place(&mut self) -> Result<Option<Capture>, Failure> {
         if let Some((lane, _)) = &self.placed {

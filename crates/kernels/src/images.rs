@@ -31,9 +31,6 @@ impl Image {
 /// Name of the mailbox kernel in every image of its source.
 pub const MAIL_KERNEL: &str = "ncclWindlassMail";
 
-/// Threads of a block at most; more do not load.
-pub const MAIL_THREADS_MAX: u32 = 512;
-
 macro_rules! image {
     ($source:literal, $name:literal, $form:literal, $has_bulk_copies:literal) => {
         Image {

@@ -85,11 +85,6 @@ impl Geometry {
         u64::from(self.bulk_lanes) * u64::from(self.bulk_slots) * u64::from(self.bulk_chunk_bytes)
     }
 
-    /// Payload that a sender can leave in the line lanes of a pair before anything is received.
-    pub fn line_capacity_bytes(&self) -> u64 {
-        u64::from(self.line_lanes) * u64::from(self.line_slots) * UNIT_PAYLOAD_BYTES
-    }
-
     /// Whether the kernel can work with it: see the fields in `device/mailbox.h`. `first_tag` must leave room for all
     /// tags that a lane will ever use, as 0 is no tag.
     pub fn is_valid(&self) -> bool {

@@ -135,11 +135,6 @@ impl Entry {
     pub fn description(self) -> &'static Description {
         &ENTRIES[self as usize]
     }
-
-    /// The entry point with this public name (not the twin's).
-    pub fn by_name(name: &str) -> Option<usize> {
-        ENTRIES.iter().position(|entry| entry.name == name)
-    }
 }
 
 #[cfg(test)]

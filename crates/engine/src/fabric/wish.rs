@@ -79,11 +79,6 @@ impl Patience {
 }
 
 impl Wish {
-    /// Whether its ranks may meet, as far as this one knows.
-    pub fn may_meet(&self) -> bool {
-        self.check().is_ok()
-    }
-
     /// The card, or why there is no meeting.
     pub(super) fn check(&self) -> Result<Card, Reason> {
         let card = super::card(&self.id);
@@ -209,7 +204,6 @@ fn capabilities(device: &device::Facts) -> u64 {
     let bits = [
         (device.virtual_memory, capability::VIRTUAL_MEMORY),
         (device.posix_handles, capability::DESCRIPTORS),
-        (device.fabric_handles, capability::FABRIC_HANDLES),
         (device.multicast && config().nccl.multicast == Switch::On, capability::MULTICAST),
     ];
     bits.into_iter().filter(|(has, _)| *has).fold(0, |all, (_, bit)| all | bit)
@@ -331,7 +325,6 @@ mod tests {
             memory_bytes: 0,
             virtual_memory: true,
             posix_handles: true,
-            fabric_handles: false,
             multicast: false,
             memory_domains: 4,
             threads_per_multiprocessor: 2048,

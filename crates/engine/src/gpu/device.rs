@@ -27,8 +27,6 @@ pub struct Facts {
     pub virtual_memory: bool,
     /// Handles of it as descriptors, without which no other process can map it.
     pub posix_handles: bool,
-    /// Handles of it for other hosts.
-    pub fabric_handles: bool,
     /// Multicast objects, over which NCCL has switches reduce and copy (NVLS).
     pub multicast: bool,
     /// Memory synchronisation domains; 1 where there are none to choose from.
@@ -57,7 +55,6 @@ mod attribute {
     pub const VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: u32 = 102;
     pub const HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED: u32 = 103;
     pub const MEM_SYNC_DOMAIN_COUNT: u32 = 126;
-    pub const HANDLE_TYPE_FABRIC_SUPPORTED: u32 = 128;
     pub const MULTICAST_SUPPORTED: u32 = 132;
 }
 
@@ -103,7 +100,6 @@ impl Driver {
             memory_bytes,
             virtual_memory: ask(attribute::VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED).unwrap_or(0) != 0,
             posix_handles: ask(attribute::HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED).unwrap_or(0) != 0,
-            fabric_handles: ask(attribute::HANDLE_TYPE_FABRIC_SUPPORTED).unwrap_or(0) != 0,
             multicast: ask(attribute::MULTICAST_SUPPORTED).unwrap_or(0) != 0,
             memory_domains: ask(attribute::MEM_SYNC_DOMAIN_COUNT).unwrap_or(1).max(1),
             threads_per_multiprocessor: ask(attribute::MAX_THREADS_PER_MULTIPROCESSOR)?,

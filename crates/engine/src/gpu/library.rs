@@ -54,7 +54,6 @@ calls! {
     fn cuDeviceGetPCIBusId(*mut c_char, c_int, c_int);
     fn cuDeviceGetAttribute(*mut c_int, c_uint, c_int);
     fn cuDeviceTotalMem_v2(*mut usize, c_int);
-    fn cuDeviceCanAccessPeer(*mut c_int, c_int, c_int);
     fn cuDeviceGetP2PAttribute(*mut c_int, c_uint, c_int, c_int);
     fn cuDevicePrimaryCtxRetain(*mut usize, c_int);
     fn cuDevicePrimaryCtxRelease_v2(c_int);
@@ -68,8 +67,6 @@ calls! {
     fn cuStreamDestroy_v2(usize);
     fn cuStreamSynchronize(usize);
     fn cuStreamGetId(usize, *mut u64);
-    fn cuStreamGetFlags(usize, *mut c_uint);
-    fn cuStreamGetCtx(usize, *mut usize);
     fn cuStreamGetCaptureInfo_v2(
         usize, *mut c_uint, *mut u64, *mut usize, *mut *const usize, *mut usize,
     );
@@ -105,7 +102,6 @@ calls! {
     fn cuModuleGetFunction(*mut usize, usize, *const c_char);
     fn cuFuncGetAttribute(*mut c_int, c_uint, usize);
     fn cuFuncSetAttribute(usize, c_uint, c_int);
-    fn cuOccupancyMaxActiveBlocksPerMultiprocessor(*mut c_int, usize, c_int, usize);
     fn cuLaunchKernelEx(*const LaunchConfiguration, usize, *mut *mut c_void, *mut *mut c_void);
     fn cuUserObjectCreate(*mut usize, *mut c_void, HostFunction, c_uint, c_uint);
     fn cuUserObjectRelease(usize, c_uint);

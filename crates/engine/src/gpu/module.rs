@@ -138,29 +138,6 @@ impl Drop for Module {
 }
 
 impl Driver {
-    /// How many blocks of a kernel one SM holds at once.
-    pub fn blocks_per_multiprocessor(
-        &self,
-        function: Function,
-        threads: u32,
-        shared_bytes: u32,
-    ) -> Result<i32, Failure> {
-        let mut blocks = 0;
-        // SAFETY: the function's module is loaded; the output is a local.
-        let code = unsafe {
-            (self.calls.cuOccupancyMaxActiveBlocksPerMultiprocessor)(
-                &mut blocks,
-                function.0,
-                threads as c_int,
-                shared_bytes as usize,
-            )
-        };
-        self.check("cuOccupancyMaxActiveBlocksPerMultiprocessor", code, || {
-            format!("threads {threads}, shared bytes {shared_bytes}")
-        })?;
-        Ok(blocks)
-    }
-
     /// Launches a kernel. Allocates nothing.
     ///
     /// # Safety

@@ -51,15 +51,6 @@ impl Driver {
         Ok(id)
     }
 
-    /// `CU_STREAM_` flags that it was made with.
-    pub fn stream_flags(&self, stream: StreamHandle) -> Result<u32, Failure> {
-        let mut flags = 0;
-        // SAFETY: as above.
-        let code = unsafe { (self.calls.cuStreamGetFlags)(stream.0, &mut flags) };
-        self.check("cuStreamGetFlags", code, || about(stream))?;
-        Ok(flags)
-    }
-
     /// The capture that a stream is part of, if any. An invalidated one is a failure to come of the application's own.
     pub fn capture_of(&self, stream: StreamHandle) -> Result<Option<Capture>, Failure> {
         const ACTIVE: u32 = 1;

@@ -37,7 +37,7 @@ fn facts() {
     let facts = driver.device_facts(1).unwrap();
     assert_eq!((facts.uuid, facts.pci.as_str()), (*b"windlass-sim-gp\x01", "0000:02:00.0"));
     assert_eq!((facts.capability, facts.multiprocessors, facts.memory_domains), (90, 132, 4));
-    assert!(facts.virtual_memory && facts.posix_handles && !facts.fabric_handles);
+    assert!(facts.virtual_memory && facts.posix_handles);
     assert_eq!(
         driver.reach(0, 1).unwrap(),
         Reach { access: true, native_atomics: true, performance_rank: 0 }
@@ -56,7 +56,9 @@ fn streams_and_events() {
     let driver = application.driver;
     let first = Stream::new(driver).unwrap();
     let (handle, id) = (first.handle, driver.stream_id(first.handle).unwrap());
-    assert_eq!(driver.stream_flags(handle).unwrap(), 1);
+    let mut flags = 0;
+    ok(cuStreamGetFlags(handle.0, &mut flags));
+    assert_eq!(flags, 1, "it does not wait for the default stream");
     drop(first);
     let second = Stream::new(driver).unwrap();
     assert!(on_a_gpu() || second.handle == handle, "the stand-in reuses handles");
@@ -104,7 +106,6 @@ fn launches() {
     std::fs::remove_dir_all(&folder).unwrap();
     let function = module.function(c"ncclTell", 100 << 10).unwrap();
     assert_eq!(module.function(c"ncclNothing", 0).unwrap_err().detail, "kernel ncclNothing");
-    assert!(driver.blocks_per_multiprocessor(function, 512, 64 << 10).unwrap() >= 1);
     let arena = application.arena(16 * MIB);
     let slice = lend(&arena, MIB);
     let stream = AppStream::new();

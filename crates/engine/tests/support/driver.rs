@@ -69,6 +69,7 @@ application_calls! {
     fn cuMemGetAccess(flags: &mut u64, location: &[i32; 2], at: u64);
     fn cuMemGetInfo_v2(free: &mut usize, total: &mut usize);
     fn cuStreamCreate(stream: &mut usize, flags: u32);
+    fn cuStreamGetFlags(stream: usize, flags: &mut u32);
     fn cuStreamQuery(stream: usize);
     fn cuStreamSynchronize(stream: usize);
     fn cuStreamBeginCapture_v2(stream: usize, mode: u32);
