@@ -60,12 +60,7 @@ pub fn plan(call: &Shared, standing: Standing) -> Path {
 fn is_fast(call: &Shared, terms: &Terms) -> bool {
     let Some(collective) = Collective::of(call.function) else { return false };
     let bytes = call.bytes(terms.ranks);
-    terms.fast.serve(collective, bytes)
-        && match elements(call) {
-            Elements::Measured => true,
-            Elements::Known => bytes <= OTHER_BYTES_MAX,
-            Elements::Unknown => false,
-        }
+    terms.fast.serve(collective, bytes) && elements_bytes_max(call).is_some_and(|most| bytes <= most)
 }
 
 /// Whether one kernel serves these calls of one group, which follow each other: all broadcasts, or all reduces of one type and
@@ -75,12 +70,9 @@ pub fn are_fast_together<'a>(calls: impl Iterator<Item = &'a Shared> + Clone, te
         return false;
     };
     let bytes = calls.clone().map(|call| call.bytes(terms.ranks));
-    terms.fast.serve_together(each, bytes.clone(), terms.ranks)
-        && calls.clone().all(|call| match elements(call) {
-            Elements::Measured => true,
-            Elements::Known => bytes.clone().fold(0, u64::saturating_add) <= OTHER_BYTES_MAX,
-            Elements::Unknown => false,
-        })
+    let total = bytes.clone().fold(0, u64::saturating_add);
+    terms.fast.serve_together(each, bytes, terms.ranks)
+        && calls.clone().all(|call| elements_bytes_max(call).is_some_and(|most| total <= most))
 }
 
 /// Whether a call that a group holds could be one of those: then what becomes of it is known when the group ends.
@@ -89,36 +81,23 @@ pub fn may_be_fast_together(call: &Shared, terms: &Terms) -> bool {
     let Some(each) = Collective::of(call.function) else { return false };
     let bytes = call.bytes(terms.ranks);
     terms.fast.may_serve_together(each, bytes, terms.ranks)
-        && match elements(call) {
-            Elements::Measured => true,
-            Elements::Known => bytes <= OTHER_BYTES_MAX,
-            Elements::Unknown => false,
-        }
+        && elements_bytes_max(call).is_some_and(|most| bytes <= most)
 }
 
-/// What fast collectives know of a call's elements.
-enum Elements {
-    /// The limits hold for them.
-    Measured,
-    /// They can be reduced.
-    Known,
-    /// NCCL's to judge.
-    Unknown,
-}
-
-/// What only moves may be of any type. NCCL's numbers: int8 to bfloat16, sum to average; a program's own operations come after.
-fn elements(call: &Shared) -> Elements {
-    let Some(operation) = call.operation else {
-        return if call.datatype.size_bytes().is_some() { Elements::Measured } else { Elements::Unknown };
-    };
+/// Up to how many bytes fast collectives may have a call's elements, beside their limits, which hold for what was measured. None:
+/// these are NCCL's to judge. What only moves may be of any type. NCCL's numbers: int8 to bfloat16, sum to average; a program's own
+/// operations come after.
+fn elements_bytes_max(call: &Shared) -> Option<u64> {
+    const MEASURED: u64 = u64::MAX;
+    let Some(operation) = call.operation else { return call.datatype.size_bytes().map(|_| MEASURED) };
     let is_known = (ncclInt8.0..=ncclBfloat16.0).contains(&call.datatype.0)
         && (ncclSum.0..=ncclAvg.0).contains(&operation.0);
     let is_summed = operation == ncclSum || operation == ncclAvg;
     let is_short_float = [ncclFloat16, ncclFloat32, ncclBfloat16].contains(&call.datatype);
     match (is_known, is_summed && is_short_float) {
-        (false, _) => Elements::Unknown,
-        (true, true) => Elements::Measured,
-        (true, false) => Elements::Known,
+        (false, _) => None,
+        (true, true) => Some(MEASURED),
+        (true, false) => Some(OTHER_BYTES_MAX),
     }
 }
 
