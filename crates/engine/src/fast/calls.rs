@@ -3,19 +3,9 @@
 #![allow(unsafe_code)]
 
 use windlass_kernels::collective::{BatchLaunch, CollectiveLaunch, DirectLaunch};
-use windlass_kernels::images::Image;
 
-use crate::gpu::module::{Function, Module, Shape};
+use crate::gpu::module::{Function, Shape};
 use crate::gpu::{Driver, Failure, StreamHandle};
-
-/// Loads code in the current context. It is unpacked meanwhile, and again for another device: kept, it would cost each process its size.
-pub(super) fn load(driver: &'static Driver, image: &Image) -> Result<Module, Failure> {
-    let damaged =
-        |why| Failure::without_code("unpacking", "a damaged image", format!("{}: {why}", image.name));
-    let code = image.unpack().map_err(damaged)?;
-    // SAFETY: images of the kernels crate are whole.
-    unsafe { Module::load(driver, &code) }
-}
 
 /// A kernel's one parameter.
 #[derive(Debug)]

@@ -8,10 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use windlass_kernels::collectives::Kernel;
 use windlass_kernels::images::{Image, collective_images_for};
 
-use crate::fast::calls;
 use crate::fast::refusal::Refusal;
-use crate::gpu::module::{Function, Module};
-use crate::gpu::{Driver, Failure};
+use crate::gpu::module::{Function, Module, load_first};
 use crate::turns;
 
 /// One device's. Keep it as long as the process uses the device: dropping it unloads code, which may wait for work on the GPU, and
@@ -55,7 +53,8 @@ impl Supply {
         let home = turns.home();
         let no_image = Refusal::NoImage { device: home.device, capability: turns.capability() };
         let entered = home.enter()?;
-        let (image, module) = load(home.driver, images)?.ok_or(no_image)?;
+        let (image, module) =
+            load_first(home.driver, images, "kernels of collectives", Ok)?.ok_or(no_image)?;
         drop(entered);
         ::log::debug!("device {}: kernels of collectives {}", home.device, image.name);
         // Code for older devices has no instruction to wait with.
@@ -91,34 +90,12 @@ impl Kernels {
     }
 }
 
-/// The first image that loads. A device may refuse one that a newer driver made for another.
-fn load<'a>(driver: &'static Driver, images: &'a [Image]) -> Result<Option<(&'a Image, Module)>, Failure> {
-    let mut last = None;
-    for image in images {
-        match calls::load(driver, image) {
-            Ok(module) => return Ok(Some((image, module))),
-            Err(failure) => {
-                ::log::debug!("kernels of collectives {}: {failure}", image.name);
-                last = Some(failure);
-            }
-        }
-    }
-    last.map_or(Ok(None), Err)
-}
-
 impl Drop for Supply {
     fn drop(&mut self) {
-        let module = self.module.take();
         let home = self.turns.home();
-        if home.driver.is_in_forked_child() {
-            return;
-        }
-        match home.enter() {
-            Ok(_entered) => drop(module),
-            Err(failure) => {
-                ::log::warn!("the kernels of collectives of device {} stay: {failure}", home.device);
-                std::mem::forget(module);
-            }
+        let unloaded = self.module.take().map_or(Ok(()), |module| module.unload(home));
+        if let Err(failure) = unloaded {
+            ::log::warn!("the kernels of collectives of device {} stay: {failure}", home.device);
         }
     }
 }

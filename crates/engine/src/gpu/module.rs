@@ -2,6 +2,9 @@
 
 use std::ffi::{CStr, c_int, c_void};
 
+use windlass_kernels::images::Image;
+
+use crate::gpu::context::Home;
 use crate::gpu::failure::Failure;
 use crate::gpu::library::Driver;
 use crate::gpu::stream::StreamHandle;
@@ -86,7 +89,38 @@ pub struct Module {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Function(usize);
 
+/// Loads the first image that the current context takes, best first, and takes of its module what is needed; none if there are no
+/// images. A device may refuse one that a newer driver made for another. `what` they are, for the log.
+pub fn load_first<'a, T>(
+    driver: &'static Driver,
+    images: &'a [Image],
+    what: &str,
+    take: impl Fn(Module) -> Result<T, Failure>,
+) -> Result<Option<(&'a Image, T)>, Failure> {
+    let mut last = None;
+    for image in images {
+        match Module::of(driver, image).and_then(&take) {
+            Ok(taken) => return Ok(Some((image, taken))),
+            Err(failure) => {
+                ::log::debug!("{what} {}: {failure}", image.name);
+                last = Some(failure);
+            }
+        }
+    }
+    last.map_or(Ok(None), Err)
+}
+
 impl Module {
+    /// Loads an image of ours into the current context. It is unpacked meanwhile, and again for another device: kept, it would cost
+    /// each process its size.
+    fn of(driver: &'static Driver, image: &Image) -> Result<Module, Failure> {
+        let damaged =
+            |why| Failure::without_code("unpacking", "a damaged image", format!("{}: {why}", image.name));
+        let code = image.unpack().map_err(damaged)?;
+        // SAFETY: images of the kernels crate are whole.
+        unsafe { Module::load(driver, &code) }
+    }
+
     /// Loads a cubin, a fat binary or terminated PTX into the current context.
     ///
     /// # Safety
@@ -123,6 +157,24 @@ impl Module {
                 .check("cuFuncSetAttribute", code, || format!("{}, shared bytes {bytes}", detail()))?;
         }
         Ok(Function(handle))
+    }
+
+    /// Unloads it in the context that it was loaded into. It stays where that cannot be entered, which is the failure, and in a
+    /// forked child.
+    pub fn unload(self, home: &Home) -> Result<(), Failure> {
+        if home.driver.is_in_forked_child() {
+            return Ok(());
+        }
+        match home.enter() {
+            Ok(_entered) => {
+                drop(self);
+                Ok(())
+            }
+            Err(failure) => {
+                std::mem::forget(self);
+                Err(failure)
+            }
+        }
     }
 }
 

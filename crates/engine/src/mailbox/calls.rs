@@ -9,10 +9,9 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use windlass_kernels::arrange::Direction;
 use windlass_kernels::growth::Wire;
-use windlass_kernels::images::Image;
 use windlass_kernels::launch::{Launch, Operation, WISHES_PER_WIRE};
 
-use crate::gpu::module::{Function, Module, Shape};
+use crate::gpu::module::{Function, Shape};
 use crate::gpu::{Address, Driver, Failure, Home, StreamHandle};
 use crate::mailbox::lists;
 use crate::turns::Kit;
@@ -115,15 +114,6 @@ impl<'kit> Words<'kit> {
         // Release, for whoever runs kernels afterwards.
         self.kit.host.reset();
     }
-}
-
-/// Loads code in the current context. It is unpacked meanwhile, and again for another device: kept, it would cost each process its size.
-pub(super) fn load(driver: &'static Driver, image: &Image) -> Result<Module, Failure> {
-    let damaged =
-        |why| Failure::without_code("unpacking", "a damaged image", format!("{}: {why}", image.name));
-    let code = image.unpack().map_err(damaged)?;
-    // SAFETY: images of the kernels crate are whole.
-    unsafe { Module::load(driver, &code) }
 }
 
 /// Shared memory that a block of this device may have, bytes.

@@ -6,8 +6,7 @@ use std::sync::Arc;
 use windlass_kernels::arrange::{BulkSend, RECOMMENDED_STAGES};
 use windlass_kernels::images::{Image, MAIL_KERNEL, images_for};
 
-use crate::gpu::module::{Function, Module};
-use crate::gpu::{Driver, Failure};
+use crate::gpu::module::{Function, Module, load_first};
 use crate::mailbox::calls;
 use crate::mailbox::refusal::Refusal;
 use crate::turns;
@@ -50,7 +49,11 @@ impl Supply {
         let entered = home.enter()?;
         let shared_bytes_max = calls::shared_bytes_max(home)?;
         let no_image = Refusal::NoImage { device: home.device, capability: turns.capability() };
-        let (image, module, function) = load(home.driver, images, shared_bytes_max)?.ok_or(no_image)?;
+        let name = CString::new(MAIL_KERNEL).unwrap_or_default();
+        let take =
+            |module: Module| module.function(&name, shared_bytes_max).map(|function| (module, function));
+        let loaded = load_first(home.driver, images, "mailbox kernel", take)?;
+        let (image, (module, function)) = loaded.ok_or(no_image)?;
         drop(entered);
         ::log::debug!(
             "device {}: mailbox kernel {}, {shared_bytes_max} bytes shared",
@@ -65,41 +68,12 @@ impl Supply {
     }
 }
 
-/// The first image that loads. A device may refuse one that a newer driver made for another.
-fn load<'a>(
-    driver: &'static Driver,
-    images: &'a [Image],
-    shared_bytes_max: u32,
-) -> Result<Option<(&'a Image, Module, Function)>, Failure> {
-    let mut last = None;
-    for image in images {
-        let name = CString::new(MAIL_KERNEL).unwrap_or_default();
-        let loaded = calls::load(driver, image)
-            .and_then(|module| module.function(&name, shared_bytes_max).map(|function| (module, function)));
-        match loaded {
-            Ok((module, function)) => return Ok(Some((image, module, function))),
-            Err(failure) => {
-                ::log::debug!("mailbox kernel {}: {failure}", image.name);
-                last = Some(failure);
-            }
-        }
-    }
-    last.map_or(Ok(None), Err)
-}
-
 impl Drop for Supply {
     fn drop(&mut self) {
-        let module = self.module.take();
         let home = self.turns.home();
-        if home.driver.is_in_forked_child() {
-            return;
-        }
-        match home.enter() {
-            Ok(_entered) => drop(module),
-            Err(failure) => {
-                ::log::warn!("the mailbox kernel of device {} stays: {failure}", home.device);
-                std::mem::forget(module);
-            }
+        let unloaded = self.module.take().map_or(Ok(()), |module| module.unload(home));
+        if let Err(failure) = unloaded {
+            ::log::warn!("the mailbox kernel of device {} stays: {failure}", home.device);
         }
     }
 }
