@@ -9,6 +9,7 @@
 mod aliases;
 mod attempts;
 mod beside;
+mod birth;
 mod boxes;
 pub mod checking;
 mod closing;
@@ -16,6 +17,7 @@ mod derived;
 mod failing;
 mod giving;
 mod growing;
+mod hosting;
 mod ids;
 mod leaving;
 mod line;
@@ -35,43 +37,37 @@ mod willing;
 pub mod windows;
 mod wish;
 
-use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::time::Duration;
 
 use nccl_sys::{ncclInternalError, ncclResult_t, ncclSuccess};
 use once_cell::sync::OnceCell;
 
-use crate::arena::{Arena, Holds, PeerSlice, Slice};
-use crate::config::{Switch, config};
-use crate::contract::{Contract, Token};
+use crate::arena::{Holds, PeerSlice, Slice};
+use crate::contract::Contract;
 use crate::error::refuse;
 use crate::fast::Task;
-use crate::forward::birth::Ctas;
 use crate::forward::configuration;
 use crate::gpu::{self, Address, StreamHandle};
 use crate::mailbox::Operation;
 use crate::page::Page;
 use crate::pool;
-use crate::process;
-use crate::rendezvous::card::{Card, Id};
-use crate::rendezvous::verdict::{Failure, Reason};
-use crate::rendezvous::{self, Canceller, Outcome, Party, decision, place};
-use crate::stats::{count, fabric};
 use crate::tuning::Limits;
 
 pub use crate::rendezvous::colors::{Course, Others, Parent, Willing};
 pub use crate::rendezvous::facts::Waiting;
 use attempts::Attempts;
-use boxes::{Boxes, Share};
+pub use birth::{Asked, Fate, all_here, ask, device_now, is_one_meeting, is_patient, join, tell};
+use boxes::Boxes;
 use checking::Checking;
 pub use closing::settle;
 use closing::{Closing, Life, Word};
+use derived::Line;
 pub use derived::{Configured, Derivation, Deriving, Newborn, Standing, Wanted};
-use derived::{Line, Wait};
 use failing::{Refused, Went};
 use growing::Growing;
+pub use hosting::{host, is_on, spare_id};
 use ids::Ids;
 use leaving::Leaving;
 pub use offers::common as common_offer;
@@ -81,17 +77,6 @@ use registering::Registering;
 pub use releasing::{StillRegistered, register_nothing};
 use windows::Windows;
 pub use wish::{Patience, Wish};
-
-/// What a communicator's birth came to.
-#[derive(Debug)]
-pub enum Fate {
-    /// All ranks confirmed.
-    Fabric(Arc<Fabric>),
-    /// NCCL does everything.
-    Plain(Reason),
-    /// There is no communicator.
-    Failed(Failure),
-}
 
 /// What all agreed on, and what this rank has of it.
 #[derive(Debug)]
@@ -372,267 +357,4 @@ impl Drop for Fabric {
 /// The application is about to free this memory. Waits for nobody.
 pub fn memory_is_freed(address: Address) {
     watch::each_registering(|one| one.is_freed(address));
-}
-
-/// Whether births are looked at here.
-pub fn is_on() -> bool {
-    config().fabric == Switch::On && !rendezvous::is_in_child()
-}
-
-/// Gives the id that ranks must get instead of NCCL's own; the same one where there will be no meeting.
-pub fn host(id: &Id) -> Id {
-    if !is_on() || config().nccl.comm_id == Switch::On {
-        return *id;
-    }
-    let hosted = rendezvous().and_then(|rendezvous| rendezvous.host(id));
-    hosted.unwrap_or_else(|error| {
-        log::info!("no meeting for a new id: {error}");
-        *id
-    })
-}
-
-/// An id that NCCL made here, as it made it, whose root nobody was at or will be: to be used instead of a new one. NCCL
-/// makes none where NCCL_COMM_ID names the root.
-pub fn spare_id() -> Option<Id> {
-    if !is_on() || config().nccl.comm_id == Switch::On {
-        return None;
-    }
-    rendezvous::started()?.spare_id()
-}
-
-/// The rendezvous of this process, with all that it needs of us.
-fn rendezvous() -> std::io::Result<&'static rendezvous::Rendezvous> {
-    static BEGUN: Once = Once::new();
-    BEGUN.call_once(|| {
-        process::on_fork(in_child);
-        rendezvous::on_news(settle);
-    });
-    rendezvous::process()
-}
-
-extern "C" fn in_child() {
-    rendezvous::in_child();
-}
-
-/// A rank that has reported to its meeting.
-#[derive(Debug)]
-pub struct Asked {
-    party: Party,
-    token: Token,
-    rank: u32,
-    arena: Arc<Arena>,
-    share: Share,
-    /// Of a communicator made from another: its wait ends with that one.
-    until: Option<Wait>,
-}
-
-impl Asked {
-    /// What ends its wait.
-    pub fn canceller(&self) -> Option<Canceller> {
-        self.party.cancellers().into_iter().next()
-    }
-}
-
-/// This thread's current device, where [`ask`] is called later than NCCL is.
-pub fn device_now() -> Option<i32> {
-    gpu::driver().ok()?.current_device().ok()?
-}
-
-/// Begins a rank's birth with the wish's device, or this thread's current one. Waits for no other rank, and only where
-/// room is short for what has just ended on this one, for a while; the reason says that NCCL does it alone.
-pub fn ask(wish: &Wish) -> Result<Asked, Reason> {
-    let card = wish.check()?;
-    closing::at_exit_too();
-    // Room that is over must not keep a birth from having any.
-    settle();
-    let (ranks, ctas, patience) = (wish.ranks as u32, wish.ctas, wish.patience);
-    let (arena, share, mut facts) = match wish.device {
-        Some(device) => wish::on(device, ranks, ctas, patience)?,
-        None => wish::current(ranks, ctas, patience)?,
-    };
-    facts.member.rank = wish.rank as u32;
-    offers::put(&mut facts.member.attachment, &wish.parked);
-    let rank = facts.member.rank;
-    let party = rendezvous().and_then(|rendezvous| rendezvous.attend(&wish.id, vec![facts]));
-    Ok(Asked { party: party.map_err(unreachable)?, token: card.token, rank, arena, share, until: None })
-}
-
-fn unreachable(error: std::io::Error) -> Reason {
-    Reason::Unreachable { words: error.to_string() }
-}
-
-/// Waits for all others, prepares and confirms: as long as it takes.
-pub fn join(asked: Vec<Asked>) -> Vec<Fate> {
-    type Key = (Token, u32);
-    let (mut keys, mut parties, mut shares) = (Vec::new(), Vec::new(), BTreeMap::new());
-    let mut waits = Vec::new();
-    for Asked { party, token, rank, arena, share, until } in asked {
-        // Ends with its parent as long as it waits.
-        waits.extend(until);
-        keys.push((token, rank));
-        parties.push(party);
-        shares.insert((token, rank), (arena, share));
-    }
-    // Held for a few stores; parties of a group prepare on several threads.
-    let shares: Mutex<BTreeMap<Key, (Arc<Arena>, Share)>> = Mutex::new(shares);
-    let prepared: Mutex<BTreeMap<Key, Prepared>> = Mutex::default();
-    let take = |key| prepared.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
-    let outcomes = rendezvous::join_all(parties, &|preparation| {
-        // A party of ours has one rank.
-        let rank = preparation.ranks.first().copied().unwrap_or_default();
-        let key = (preparation.token, rank);
-        let (arena, share) = shares
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(&key)
-            .ok_or("this rank did not ask")?;
-        let (made, result) = preparing::at_meeting(preparation, rank, &arena, share)?;
-        prepared.lock().unwrap_or_else(PoisonError::into_inner).insert(key, made);
-        result
-    });
-    let fate = |(key, outcome)| match (outcome, take(key)) {
-        (Outcome::Fabric(membership), Some(prepared)) => {
-            let (contract, rank) = (membership.contract.clone(), membership.rank);
-            let fabric = Fabric::new(contract, rank, Word::Meeting(membership), prepared);
-            // Nobody confirms without mailboxes.
-            fabric.map_or(Fate::Failed(Failure::Unreadable), Fate::Fabric)
-        }
-        // Nobody confirms without having prepared.
-        (Outcome::Fabric(_), None) => Fate::Failed(Failure::Unreadable),
-        // It comes at any moment: as if it had failed.
-        (Outcome::Plain(Reason::Foreign), prepared) => {
-            prepared.into_iter().for_each(|prepared| prepared.fail());
-            Fate::Plain(Reason::Foreign)
-        }
-        (Outcome::Plain(reason), prepared) => {
-            // All have spoken: nobody touches what was announced any more.
-            prepared.into_iter().for_each(|prepared| prepared.abandon());
-            Fate::Plain(reason)
-        }
-        (Outcome::Failed(failure), prepared) => {
-            // Others may still be testing it: they let go of their lines when they are not.
-            prepared.into_iter().for_each(|prepared| prepared.fail());
-            Fate::Failed(failure)
-        }
-    };
-    let fates = keys.iter().zip(outcomes.into_iter().flatten()).map(fate).collect();
-    settle();
-    fates
-}
-
-/// The fabric of ranks that are all in one hand, on these devices, in order.
-pub fn all_here(devices: &[i32], patience: Patience) -> Vec<Fate> {
-    closing::at_exit_too();
-    all_here_or_reason(devices, patience)
-        .unwrap_or_else(|reason| devices.iter().map(|_| Fate::Plain(reason.clone())).collect())
-}
-
-fn all_here_or_reason(devices: &[i32], patience: Patience) -> Result<Vec<Fate>, Reason> {
-    wish::check_all(devices.len())?;
-    let (mut arenas, mut shares, mut all) = (Vec::new(), Vec::new(), Vec::new());
-    for (rank, device) in (0..).zip(devices) {
-        let (arena, share, mut facts) = wish::on(*device, devices.len() as u32, Ctas::UNSAID, patience)?;
-        facts.member.rank = rank;
-        arenas.push(arena);
-        shares.push(share);
-        all.push(facts);
-    }
-    let no_name = |error: std::io::Error| Reason::NoIdentity { words: error.to_string() };
-    let contract = Arc::new(decision::decide(place::random().map_err(no_name)?, &all)?);
-    let refused = |(rank, words): (u32, String)| Reason::Refused { rank, words };
-    let prepared = preparing::in_one_hand(&contract, &arenas, shares).map_err(refused)?;
-    let closed = Word::in_one_hand();
-    let fabric = |(rank, prepared)| {
-        let fabric = Fabric::new(contract.clone(), rank, Word::here(&closed, rank), prepared);
-        fabric.map_or(Fate::Failed(Failure::Unreadable), Fate::Fabric)
-    };
-    Ok((0..).zip(prepared).map(fabric).collect())
-}
-
-/// Whether so many ranks in one hand would be promises.
-pub fn is_patient(ranks: usize) -> bool {
-    Patience::AsConfigured.capability(ranks as u32) != 0
-}
-
-/// Why a communicator that was made from another, or not seen at its birth, has no fabric.
-pub fn derived() -> Reason {
-    Reason::Derived
-}
-
-/// Counts and logs what a communicator's birth came to.
-pub fn tell(counters: usize, fate: &Fate) {
-    match fate {
-        Fate::Fabric(fabric) => {
-            let serial = count::fabric(counters, fabric::YES);
-            let ranks = fabric.contract.members.len();
-            fabric.checking.iter().for_each(|checking| checking.is_known_as(serial));
-            log::info!(
-                "communicator {serial} rank {} of {ranks} fabric {:016x}",
-                fabric.rank,
-                fabric.contract.hash()
-            );
-        }
-        Fate::Plain(reason) => {
-            let serial = count::fabric(counters, fabric::PLAIN + u32::from(reason.number()));
-            log::info!("communicator {serial} plain, {reason}");
-            checking::say_why_not(serial, reason);
-        }
-        Fate::Failed(failure) => log::warn!("a communicator failed at birth: {failure}"),
-    }
-}
-
-/// Whether these communicators are all one.
-pub fn is_one_meeting<'a>(wishes: impl Iterator<Item = &'a Wish>) -> bool {
-    let mut ids: Vec<&Id> = wishes.map(|wish| &wish.id).collect();
-    ids.dedup();
-    ids.len() < 2
-}
-
-/// Why a communicator that was made in a group with others has none.
-pub fn grouped() -> Reason {
-    Reason::Grouped
-}
-
-/// The card of an id, if it has one.
-fn card(id: &Id) -> Option<Card> {
-    Card::decode(id)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Readers of counters say what the reasons say.
-    #[test]
-    fn reasons_read_back() {
-        let words = String::new;
-        let reasons = [
-            Reason::SwitchedOff,
-            Reason::OneRank,
-            Reason::ManyRanks,
-            Reason::NonBlocking,
-            Reason::CommId,
-            Reason::ManyIds,
-            Reason::PeerAccess,
-            Reason::NoCard,
-            Reason::OtherVersion,
-            Reason::Unreachable { words: words() },
-            Reason::NoIdentity { words: words() },
-            Reason::Foreign,
-            Reason::OtherHost { rank: 1, other: 0 },
-            Reason::OtherNetwork { rank: 1, other: 0 },
-            Reason::SameDevice { rank: 1, other: 0 },
-            Reason::OtherOptions { rank: 1, other: 0 },
-            Reason::Incapable { rank: 1 },
-            Reason::Refused { rank: 1, words: words() },
-            Reason::Derived,
-            Reason::Grouped,
-            Reason::Launches,
-        ];
-        for reason in reasons {
-            let text = fabric::text(fabric::PLAIN + u32::from(reason.number()));
-            assert!(reason.to_string().starts_with(text), "{reason} and {text}");
-        }
-        assert_eq!((fabric::text(fabric::YES), fabric::text(fabric::NOT_ASKED)), ("yes", ""));
-    }
 }

@@ -33,6 +33,7 @@ use crate::guard;
 use crate::pool;
 use crate::process;
 use crate::promise;
+use crate::rendezvous::verdict::Reason;
 use crate::stats::count::{self, Identity};
 use crate::thread;
 
@@ -259,7 +260,7 @@ pub fn async_error(handle: ncclComm_t, place: *mut ncclResult_t) -> ncclResult_t
 /// A communicator that was not seen when it was made.
 pub fn unasked(communicator: &Communicator) {
     if fabric::is_on() {
-        fabric::tell(communicator.counters(), &Fate::Plain(fabric::derived()));
+        fabric::tell(communicator.counters(), &Fate::Plain(Reason::Derived));
     }
 }
 
@@ -447,8 +448,8 @@ fn tell(ended: Ended, result: ncclResult_t) -> ncclResult_t {
                     meeting::born(born);
                     continue;
                 }
-                Awaited::Handle(handle) => (handle, fabric::derived()),
-                Awaited::Grouped(handle) => (handle, fabric::grouped()),
+                Awaited::Handle(handle) => (handle, Reason::Derived),
+                Awaited::Grouped(handle) => (handle, Reason::Grouped),
                 _ => continue,
             };
             if let Some((_, communicator)) = note(handle, UNKNOWN)

@@ -25,7 +25,9 @@ use crate::rendezvous::verdict::{Failure, Reason, Verdict};
 
 use crate::forward::birth::Ctas;
 
-use super::{Asked, Fabric, Patience, rendezvous, settle, unreachable, wish};
+use super::birth::cannot_reach;
+use super::hosting::rendezvous;
+use super::{Asked, Fabric, Patience, settle, wish};
 
 /// What is asked for.
 #[derive(Clone, Debug)]
@@ -460,7 +462,7 @@ impl Derivation {
         let (arena, share, mut facts) = wish::on(newborn.device, newborn.ranks, ctas, patience)?;
         facts.member.rank = newborn.rank;
         let party = rendezvous().and_then(|rendezvous| rendezvous.attend_invited(&self.invitation, facts));
-        let party = party.map_err(unreachable)?;
+        let party = party.map_err(cannot_reach)?;
         let until = party.cancellers().into_iter().next().map(|canceller| Wait::new(&self.line, canceller));
         Ok(Asked { party, token: self.invitation.child, rank: newborn.rank, arena, share, until })
     }

@@ -23,6 +23,7 @@ use crate::stats::segment;
 use crate::tuning;
 
 use super::boxes::{self, Share};
+use super::hosting::rendezvous;
 use super::{tuned, watch};
 
 /// A rank of a communicator that is asked for by an id.
@@ -81,7 +82,7 @@ impl Patience {
 impl Wish {
     /// The card, or why there is no meeting.
     pub(super) fn check(&self) -> Result<Card, Reason> {
-        let card = super::card(&self.id);
+        let card = Card::decode(&self.id);
         let facts = LocalFacts {
             ranks: self.ranks.max(0) as usize,
             card,
@@ -183,7 +184,7 @@ pub(super) fn on(
                 multiprocessors: device.multiprocessors.clamp(0, u16::MAX.into()) as u16,
             },
             door: Token([0; 16]),
-            lobby: super::rendezvous().map_or(NOBODY, |rendezvous| rendezvous.lobby()),
+            lobby: rendezvous().map_or(NOBODY, |rendezvous| rendezvous.lobby()),
             tuning: tuned::table().hash(),
             checks: config().check == Switch::On,
             attachment: watch::desk().map_err(no_identity)?.0.to_vec(),

@@ -87,7 +87,7 @@ pub fn step(birth: &Birth, before: Option<Before>) -> Step {
         let derivation = deriving.begun();
         let Course::Apart { rank, ranks } = derivation.alone() else { return Step::Nccl(None) };
         let by_id = by_id(birth, parent, &derivation, device, rank, &ranks);
-        derivation.refuse(fabric::derived());
+        derivation.refuse(Reason::Derived);
         return Step::ById(by_id);
     };
     let mut derivation = deriving.begun();
@@ -151,14 +151,14 @@ fn by_id(
         newborn: Newborn { device, rank, ranks: ranks.len() as u32 },
         config: birth.config_of_child(),
         others: Others::Nothing,
-        reason: fabric::derived(),
+        reason: Reason::Derived,
     }
 }
 
 /// The ranks meet; where they get no fabric, an id it is.
 fn met(asked: Result<Asked, Reason>, configuration: Configuration, by_id: ById) -> Step {
     let fate = match asked {
-        Ok(asked) => fabric::join(vec![asked]).pop().unwrap_or(Fate::Plain(fabric::derived())),
+        Ok(asked) => fabric::join(vec![asked]).pop().unwrap_or(Fate::Plain(Reason::Derived)),
         Err(reason) => Fate::Plain(reason),
     };
     match fate {

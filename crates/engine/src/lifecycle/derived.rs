@@ -175,7 +175,7 @@ pub fn before_group(awaited: Vec<Awaited>) -> Vec<Awaited> {
     }
     let plain = |waited| match waited {
         Awaited::Derived(handle, _, derivation) => {
-            derivation.refuse(fabric::grouped());
+            derivation.refuse(Reason::Grouped);
             Awaited::Grouped(handle)
         }
         other => other,

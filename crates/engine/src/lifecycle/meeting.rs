@@ -16,6 +16,7 @@ use crate::guard;
 use crate::process;
 use crate::promise::parked::{self, Kind, Taken};
 use crate::promise::{Promise, warming};
+use crate::rendezvous::verdict::Reason;
 use crate::stats::count::{self, Identity};
 use crate::stats::fabric::{BUILT, PROMISED};
 
@@ -87,7 +88,7 @@ fn begin(birth: &Birth) -> Step {
         (Birth::InitRank { .. } | Birth::InitRankConfig { .. } | Birth::InitRankScalable { .. }, None) => {
             return Step::Refused;
         }
-        _ => return Step::Decided(Fate::Plain(fabric::derived())),
+        _ => return Step::Decided(Fate::Plain(Reason::Derived)),
     };
     if group::is_open() {
         return Step::Grouped(Wish { device: fabric::device_now(), ..wish });
@@ -95,7 +96,7 @@ fn begin(birth: &Birth) -> Step {
     let device = fabric::device_now();
     let taken = take(&wish, device, &configuration);
     let fate = match fabric::ask(&Wish { device, parked: taken.tokens(), ..wish }) {
-        Ok(asked) => fabric::join(vec![asked]).pop().unwrap_or(Fate::Plain(fabric::derived())),
+        Ok(asked) => fabric::join(vec![asked]).pop().unwrap_or(Fate::Plain(Reason::Derived)),
         Err(reason) => Fate::Plain(reason),
     };
     if let Fate::Fabric(fabric) = &fate {
@@ -281,7 +282,7 @@ pub fn join(awaited: Vec<Awaited>) -> Vec<Awaited> {
     let (mut handles, mut asked) = (Vec::new(), Vec::new());
     for (handle, wish) in wished {
         let Some(communicator) = communicator::find(handle) else { continue };
-        match if together { fabric::ask(&wish) } else { Err(fabric::grouped()) } {
+        match if together { fabric::ask(&wish) } else { Err(Reason::Grouped) } {
             Ok(one) => {
                 let waiting = one.canceller().map(Kept::Waiting);
                 waiting.into_iter().for_each(|waiting| drop(communicator.keep(handle, waiting)));

@@ -1,0 +1,240 @@
+//! The birth of a fabric: [`ask`] begins a rank's and waits for nobody, [`join`] waits for the others, prepares and brings each rank's
+//! [`Fate`]; ranks that are all in one hand need no meeting ([`all_here`]).
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::arena::Arena;
+use crate::contract::Token;
+use crate::forward::birth::Ctas;
+use crate::gpu;
+use crate::rendezvous::card::Id;
+use crate::rendezvous::verdict::{Failure, Reason};
+use crate::rendezvous::{self, Canceller, Outcome, Party, decision, place};
+use crate::stats::{count, fabric};
+
+use super::boxes::Share;
+use super::closing::{self, Word};
+use super::derived::Wait;
+use super::hosting::rendezvous;
+use super::preparing::{self, Prepared};
+use super::{Fabric, Patience, Wish, checking, offers, settle, wish};
+
+/// What a communicator's birth came to.
+#[derive(Debug)]
+pub enum Fate {
+    /// All ranks confirmed.
+    Fabric(Arc<Fabric>),
+    /// NCCL does everything.
+    Plain(Reason),
+    /// There is no communicator.
+    Failed(Failure),
+}
+
+/// A rank that has reported to its meeting.
+#[derive(Debug)]
+pub struct Asked {
+    pub(super) party: Party,
+    pub(super) token: Token,
+    pub(super) rank: u32,
+    pub(super) arena: Arc<Arena>,
+    pub(super) share: Share,
+    /// Of a communicator made from another: its wait ends with that one.
+    pub(super) until: Option<Wait>,
+}
+
+impl Asked {
+    /// What ends its wait.
+    pub fn canceller(&self) -> Option<Canceller> {
+        self.party.cancellers().into_iter().next()
+    }
+}
+
+/// This thread's current device, where [`ask`] is called later than NCCL is.
+pub fn device_now() -> Option<i32> {
+    gpu::driver().ok()?.current_device().ok()?
+}
+
+/// Begins a rank's birth with the wish's device, or this thread's current one. Waits for no other rank, and only where
+/// room is short for what has just ended on this one, for a while; the reason says that NCCL does it alone.
+pub fn ask(wish: &Wish) -> Result<Asked, Reason> {
+    let card = wish.check()?;
+    closing::at_exit_too();
+    // Room that is over must not keep a birth from having any.
+    settle();
+    let (ranks, ctas, patience) = (wish.ranks as u32, wish.ctas, wish.patience);
+    let (arena, share, mut facts) = match wish.device {
+        Some(device) => wish::on(device, ranks, ctas, patience)?,
+        None => wish::current(ranks, ctas, patience)?,
+    };
+    facts.member.rank = wish.rank as u32;
+    offers::put(&mut facts.member.attachment, &wish.parked);
+    let rank = facts.member.rank;
+    let party = rendezvous().and_then(|rendezvous| rendezvous.attend(&wish.id, vec![facts]));
+    Ok(Asked { party: party.map_err(cannot_reach)?, token: card.token, rank, arena, share, until: None })
+}
+
+pub(super) fn cannot_reach(error: std::io::Error) -> Reason {
+    Reason::Unreachable { words: error.to_string() }
+}
+
+/// Waits for all others, prepares and confirms: as long as it takes.
+pub fn join(asked: Vec<Asked>) -> Vec<Fate> {
+    type Key = (Token, u32);
+    let (mut keys, mut parties, mut shares) = (Vec::new(), Vec::new(), BTreeMap::new());
+    let mut waits = Vec::new();
+    for Asked { party, token, rank, arena, share, until } in asked {
+        // Ends with its parent as long as it waits.
+        waits.extend(until);
+        keys.push((token, rank));
+        parties.push(party);
+        shares.insert((token, rank), (arena, share));
+    }
+    // Held for a few stores; parties of a group prepare on several threads.
+    let shares: Mutex<BTreeMap<Key, (Arc<Arena>, Share)>> = Mutex::new(shares);
+    let prepared: Mutex<BTreeMap<Key, Prepared>> = Mutex::default();
+    let take = |key| prepared.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
+    let outcomes = rendezvous::join_all(parties, &|preparation| {
+        // A party of ours has one rank.
+        let rank = preparation.ranks.first().copied().unwrap_or_default();
+        let key = (preparation.token, rank);
+        let (arena, share) = shares
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&key)
+            .ok_or("this rank did not ask")?;
+        let (made, result) = preparing::at_meeting(preparation, rank, &arena, share)?;
+        prepared.lock().unwrap_or_else(PoisonError::into_inner).insert(key, made);
+        result
+    });
+    let fate = |(key, outcome)| match (outcome, take(key)) {
+        (Outcome::Fabric(membership), Some(prepared)) => {
+            let (contract, rank) = (membership.contract.clone(), membership.rank);
+            let fabric = Fabric::new(contract, rank, Word::Meeting(membership), prepared);
+            // Nobody confirms without mailboxes.
+            fabric.map_or(Fate::Failed(Failure::Unreadable), Fate::Fabric)
+        }
+        // Nobody confirms without having prepared.
+        (Outcome::Fabric(_), None) => Fate::Failed(Failure::Unreadable),
+        // It comes at any moment: as if it had failed.
+        (Outcome::Plain(Reason::Foreign), prepared) => {
+            prepared.into_iter().for_each(|prepared| prepared.fail());
+            Fate::Plain(Reason::Foreign)
+        }
+        (Outcome::Plain(reason), prepared) => {
+            // All have spoken: nobody touches what was announced any more.
+            prepared.into_iter().for_each(|prepared| prepared.abandon());
+            Fate::Plain(reason)
+        }
+        (Outcome::Failed(failure), prepared) => {
+            // Others may still be testing it: they let go of their lines when they are not.
+            prepared.into_iter().for_each(|prepared| prepared.fail());
+            Fate::Failed(failure)
+        }
+    };
+    let fates = keys.iter().zip(outcomes.into_iter().flatten()).map(fate).collect();
+    settle();
+    fates
+}
+
+/// The fabric of ranks that are all in one hand, on these devices, in order.
+pub fn all_here(devices: &[i32], patience: Patience) -> Vec<Fate> {
+    closing::at_exit_too();
+    all_here_or_reason(devices, patience)
+        .unwrap_or_else(|reason| devices.iter().map(|_| Fate::Plain(reason.clone())).collect())
+}
+
+fn all_here_or_reason(devices: &[i32], patience: Patience) -> Result<Vec<Fate>, Reason> {
+    wish::check_all(devices.len())?;
+    let (mut arenas, mut shares, mut all) = (Vec::new(), Vec::new(), Vec::new());
+    for (rank, device) in (0..).zip(devices) {
+        let (arena, share, mut facts) = wish::on(*device, devices.len() as u32, Ctas::UNSAID, patience)?;
+        facts.member.rank = rank;
+        arenas.push(arena);
+        shares.push(share);
+        all.push(facts);
+    }
+    let no_name = |error: std::io::Error| Reason::NoIdentity { words: error.to_string() };
+    let contract = Arc::new(decision::decide(place::random().map_err(no_name)?, &all)?);
+    let refused = |(rank, words): (u32, String)| Reason::Refused { rank, words };
+    let prepared = preparing::in_one_hand(&contract, &arenas, shares).map_err(refused)?;
+    let closed = Word::in_one_hand();
+    let fabric = |(rank, prepared)| {
+        let fabric = Fabric::new(contract.clone(), rank, Word::here(&closed, rank), prepared);
+        fabric.map_or(Fate::Failed(Failure::Unreadable), Fate::Fabric)
+    };
+    Ok((0..).zip(prepared).map(fabric).collect())
+}
+
+/// Whether so many ranks in one hand would be promises.
+pub fn is_patient(ranks: usize) -> bool {
+    Patience::AsConfigured.capability(ranks as u32) != 0
+}
+
+/// Counts and logs what a communicator's birth came to.
+pub fn tell(counters: usize, fate: &Fate) {
+    match fate {
+        Fate::Fabric(fabric) => {
+            let serial = count::fabric(counters, fabric::YES);
+            let ranks = fabric.contract.members.len();
+            fabric.checking.iter().for_each(|checking| checking.is_known_as(serial));
+            log::info!(
+                "communicator {serial} rank {} of {ranks} fabric {:016x}",
+                fabric.rank,
+                fabric.contract.hash()
+            );
+        }
+        Fate::Plain(reason) => {
+            let serial = count::fabric(counters, fabric::PLAIN + u32::from(reason.number()));
+            log::info!("communicator {serial} plain, {reason}");
+            checking::say_why_not(serial, reason);
+        }
+        Fate::Failed(failure) => log::warn!("a communicator failed at birth: {failure}"),
+    }
+}
+
+/// Whether these communicators are all one.
+pub fn is_one_meeting<'a>(wishes: impl Iterator<Item = &'a Wish>) -> bool {
+    let mut ids: Vec<&Id> = wishes.map(|wish| &wish.id).collect();
+    ids.dedup();
+    ids.len() < 2
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Readers of counters say what the reasons say.
+    #[test]
+    fn reasons_read_back() {
+        let words = String::new;
+        let reasons = [
+            Reason::SwitchedOff,
+            Reason::OneRank,
+            Reason::ManyRanks,
+            Reason::NonBlocking,
+            Reason::CommId,
+            Reason::ManyIds,
+            Reason::PeerAccess,
+            Reason::NoCard,
+            Reason::OtherVersion,
+            Reason::Unreachable { words: words() },
+            Reason::NoIdentity { words: words() },
+            Reason::Foreign,
+            Reason::OtherHost { rank: 1, other: 0 },
+            Reason::OtherNetwork { rank: 1, other: 0 },
+            Reason::SameDevice { rank: 1, other: 0 },
+            Reason::OtherOptions { rank: 1, other: 0 },
+            Reason::Incapable { rank: 1 },
+            Reason::Refused { rank: 1, words: words() },
+            Reason::Derived,
+            Reason::Grouped,
+            Reason::Launches,
+        ];
+        for reason in reasons {
+            let text = fabric::text(fabric::PLAIN + u32::from(reason.number()));
+            assert!(reason.to_string().starts_with(text), "{reason} and {text}");
+        }
+        assert_eq!((fabric::text(fabric::YES), fabric::text(fabric::NOT_ASKED)), ("yes", ""));
+    }
+}

@@ -1,0 +1,50 @@
+//! The ids by which ranks find each other, and the rendezvous of this process behind them.
+
+use std::sync::Once;
+
+use crate::config::{Switch, config};
+use crate::process;
+use crate::rendezvous;
+use crate::rendezvous::card::Id;
+
+use super::settle;
+
+/// Whether births are looked at here.
+pub fn is_on() -> bool {
+    config().fabric == Switch::On && !rendezvous::is_in_child()
+}
+
+/// Gives the id that ranks must get instead of NCCL's own; the same one where there will be no meeting.
+pub fn host(id: &Id) -> Id {
+    if !is_on() || config().nccl.comm_id == Switch::On {
+        return *id;
+    }
+    let hosted = rendezvous().and_then(|rendezvous| rendezvous.host(id));
+    hosted.unwrap_or_else(|error| {
+        log::info!("no meeting for a new id: {error}");
+        *id
+    })
+}
+
+/// An id that NCCL made here, as it made it, whose root nobody was at or will be: to be used instead of a new one. NCCL
+/// makes none where NCCL_COMM_ID names the root.
+pub fn spare_id() -> Option<Id> {
+    if !is_on() || config().nccl.comm_id == Switch::On {
+        return None;
+    }
+    rendezvous::started()?.spare_id()
+}
+
+/// The rendezvous of this process, with all that it needs of us.
+pub(super) fn rendezvous() -> std::io::Result<&'static rendezvous::Rendezvous> {
+    static BEGUN: Once = Once::new();
+    BEGUN.call_once(|| {
+        process::on_fork(in_child);
+        rendezvous::on_news(settle);
+    });
+    rendezvous::process()
+}
+
+extern "C" fn in_child() {
+    rendezvous::in_child();
+}
