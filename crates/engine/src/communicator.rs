@@ -4,7 +4,9 @@
 //! without locks on every call. Entries come from every function that makes a communicator, and from the first
 //! call of a handle that we have not seen (made by a non-blocking split, or before we were there).
 
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+mod table;
+
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use nccl_sys::{cudaStream_t, ncclComm_t};
@@ -15,6 +17,9 @@ use crate::promise::Promise;
 use crate::rendezvous::Canceller;
 use crate::stats::count::{self, Identity};
 use crate::tuning::{COLLECTIVES, Limits};
+
+use table::CHANGING;
+pub use table::{find, insert, remove};
 
 /// What is kept with a communicator.
 #[derive(Debug)]
@@ -71,6 +76,37 @@ pub struct Communicator {
 const NO_STREAM: usize = usize::MAX;
 
 impl Communicator {
+    /// A record of nobody's.
+    fn unused() -> Communicator {
+        Communicator {
+            handle: AtomicUsize::new(0),
+            counters: AtomicUsize::new(0),
+            ranks: AtomicI32::new(0),
+            known: AtomicBool::new(false),
+            has_fabric: AtomicBool::new(false),
+            is_promise: AtomicBool::new(false),
+            has_run: AtomicBool::new(false),
+            members: AtomicUsize::new(0),
+            fast: [const { AtomicU64::new(0) }; COLLECTIVES],
+            has_gate: AtomicBool::new(false),
+            gate: Gate::new(),
+            has_windows: AtomicBool::new(false),
+            is_checked: AtomicBool::new(false),
+            forwarded_on: AtomicUsize::new(NO_STREAM),
+            kept: Mutex::new(None),
+        }
+    }
+
+    /// It is nobody's from now on. Under the lock of the table. Gives what its birth left.
+    fn end(&self) -> Option<Kept> {
+        self.handle.store(0, Ordering::Relaxed);
+        self.has_fabric.store(false, Ordering::Relaxed);
+        self.is_promise.store(false, Ordering::Relaxed);
+        self.is_checked.store(false, Ordering::Relaxed);
+        self.has_gate.store(false, Ordering::Relaxed);
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
     /// Keeps what its birth left, until [`remove`] gives it back. If the communicator has ended meanwhile, gives it back
     /// at once.
     pub fn keep(&'static self, handle: ncclComm_t, kept: Kept) -> Option<Kept> {
@@ -233,268 +269,5 @@ impl Communicator {
         let known = identity.rank >= 0 && identity.ranks > 0 && identity.device >= 0;
         self.known.store(known, Ordering::Relaxed);
         count::identify(self.counters(), identity);
-    }
-}
-
-struct Place {
-    handle: AtomicUsize,
-    communicator: AtomicPtr<Communicator>,
-}
-
-struct Table {
-    /// A power of two; at least half of the places were never used, so that every search ends.
-    places: Box<[Place]>,
-}
-
-const NEVER_USED: usize = 0;
-/// No heap pointer is odd.
-const REMOVED: usize = 1;
-const FIRST_PLACES: usize = 256;
-
-static TABLE: AtomicPtr<Table> = AtomicPtr::new(std::ptr::null_mut());
-/// Held by whoever changes the table, for a few stores. Comes after no other lock.
-static CHANGING: Mutex<Spare> = Mutex::new(Spare { records: Vec::new(), tables: Vec::new() });
-
-/// What is used again instead of being freed: a thread may still read it.
-struct Spare {
-    records: Vec<&'static Communicator>,
-    /// At most one of each size.
-    tables: Vec<&'static Table>,
-}
-
-/// The communicator with this handle.
-#[inline]
-pub fn find(handle: ncclComm_t) -> Option<&'static Communicator> {
-    look_up(handle).or_else(|| look_again(handle))
-}
-
-/// A reader that was held up in an old table while that was filled anew may have missed a handle that is there.
-#[cold]
-fn look_again(handle: ncclComm_t) -> Option<&'static Communicator> {
-    let _unchanging = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
-    look_up(handle)
-}
-
-#[inline]
-fn look_up(handle: ncclComm_t) -> Option<&'static Communicator> {
-    let communicator = table()?.find(handle as usize)?;
-    // The place may have been given to another handle between two loads.
-    (communicator.handle.load(Ordering::Relaxed) == handle as usize).then_some(communicator)
-}
-
-/// Enters a new communicator. A handle that is known already belonged to one that ended unseen.
-pub fn insert(handle: ncclComm_t, identity: Identity) -> &'static Communicator {
-    drop(remove(handle));
-    let counters = count::begin(identity);
-    let mut spare = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
-    let communicator: &'static Communicator = spare.records.pop().unwrap_or_else(|| {
-        Box::leak(Box::new(Communicator {
-            handle: AtomicUsize::new(0),
-            counters: AtomicUsize::new(0),
-            ranks: AtomicI32::new(0),
-            known: AtomicBool::new(false),
-            has_fabric: AtomicBool::new(false),
-            is_promise: AtomicBool::new(false),
-            has_run: AtomicBool::new(false),
-            members: AtomicUsize::new(0),
-            fast: [const { AtomicU64::new(0) }; COLLECTIVES],
-            has_gate: AtomicBool::new(false),
-            gate: Gate::new(),
-            has_windows: AtomicBool::new(false),
-            is_checked: AtomicBool::new(false),
-            forwarded_on: AtomicUsize::new(NO_STREAM),
-            kept: Mutex::new(None),
-        }))
-    });
-    communicator.counters.store(counters, Ordering::Relaxed);
-    communicator.identify(identity);
-    communicator.handle.store(handle as usize, Ordering::Relaxed);
-    let grown = match table() {
-        Some(table) if table.has_room() => table,
-        full => Table::replace(full, &mut spare.tables),
-    };
-    grown.insert(handle as usize, communicator);
-    communicator
-}
-
-/// Takes a communicator out; its counts stay. Gives what its birth left.
-pub fn remove(handle: ncclComm_t) -> Option<Kept> {
-    let mut spare = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
-    let place = table()?.place_of(handle as usize)?;
-    place.handle.store(REMOVED, Ordering::Release);
-    let communicator = reference(place.communicator.load(Ordering::Relaxed));
-    count::end(communicator.counters());
-    communicator.handle.store(0, Ordering::Relaxed);
-    communicator.has_fabric.store(false, Ordering::Relaxed);
-    communicator.is_promise.store(false, Ordering::Relaxed);
-    communicator.is_checked.store(false, Ordering::Relaxed);
-    communicator.has_gate.store(false, Ordering::Relaxed);
-    let kept = communicator.kept.lock().unwrap_or_else(PoisonError::into_inner).take();
-    spare.records.push(communicator);
-    kept
-}
-
-fn table() -> Option<&'static Table> {
-    let table = TABLE.load(Ordering::Acquire);
-    (!table.is_null()).then(|| reference(table))
-}
-
-#[allow(unsafe_code)]
-fn reference<T>(leaked: *mut T) -> &'static T {
-    // SAFETY: tables and records come from `Box::leak` and are never freed.
-    unsafe { &*leaked }
-}
-
-impl Table {
-    fn with_places(count: usize) -> &'static Table {
-        let place = |_| Place { handle: AtomicUsize::new(NEVER_USED), communicator: AtomicPtr::default() };
-        Box::leak(Box::new(Table { places: (0..count).map(place).collect() }))
-    }
-
-    /// A table with room, holding what `full` holds; removed places fill one of any size in the end. The old one stays
-    /// for its readers, and is filled anew when the next of its size is needed.
-    fn replace(full: Option<&'static Table>, spare: &mut Vec<&'static Table>) -> &'static Table {
-        let living: Vec<_> = full.iter().flat_map(|table| table.living()).collect();
-        let count = (4 * living.len()).next_power_of_two().max(FIRST_PLACES);
-        let table = match spare.iter().position(|table| table.places.len() == count) {
-            Some(index) => spare.swap_remove(index),
-            None => Table::with_places(count),
-        };
-        table.places.iter().for_each(|place| place.handle.store(NEVER_USED, Ordering::Relaxed));
-        for (handle, communicator) in living {
-            table.insert(handle, communicator);
-        }
-        TABLE.store(std::ptr::from_ref(table).cast_mut(), Ordering::Release);
-        spare.extend(full);
-        table
-    }
-
-    fn living(&self) -> impl Iterator<Item = (usize, &'static Communicator)> {
-        self.places.iter().filter_map(|place| {
-            let handle = place.handle.load(Ordering::Relaxed);
-            (handle > REMOVED).then(|| (handle, reference(place.communicator.load(Ordering::Relaxed))))
-        })
-    }
-
-    fn has_room(&self) -> bool {
-        let used =
-            self.places.iter().filter(|place| place.handle.load(Ordering::Relaxed) != NEVER_USED).count();
-        2 * used < self.places.len()
-    }
-
-    /// The places to look at for a handle, in order, up to the first never used.
-    #[inline]
-    fn probe(&self, handle: usize) -> impl Iterator<Item = (&Place, usize)> {
-        let mask = self.places.len() - 1;
-        let start = (handle >> 4).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20;
-        (0..self.places.len()).map(move |step| {
-            let place = &self.places[(start + step) & mask];
-            (place, place.handle.load(Ordering::Acquire))
-        })
-    }
-
-    #[inline]
-    fn find(&self, handle: usize) -> Option<&'static Communicator> {
-        let place = self.place_of(handle)?;
-        Some(reference(place.communicator.load(Ordering::Acquire)))
-    }
-
-    #[inline]
-    fn place_of(&self, handle: usize) -> Option<&Place> {
-        if handle <= REMOVED {
-            return None;
-        }
-        for (place, found) in self.probe(handle) {
-            if found == handle {
-                return Some(place);
-            }
-            if found == NEVER_USED {
-                return None;
-            }
-        }
-        None
-    }
-
-    /// Under the lock; there is a place that is free.
-    fn insert(&self, handle: usize, communicator: &'static Communicator) {
-        if let Some((place, _)) = self.probe(handle).find(|(_, found)| *found <= REMOVED) {
-            place.communicator.store(std::ptr::from_ref(communicator).cast_mut(), Ordering::Relaxed);
-            place.handle.store(handle, Ordering::Release);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::collections::HashMap;
-
-    fn handle(number: usize) -> ncclComm_t {
-        (0x10000 + 64 * number) as ncclComm_t
-    }
-
-    fn identity(ranks: i32) -> Identity {
-        Identity { rank: 0, ranks, device: 0 }
-    }
-
-    /// Random births and deaths against a map; what is found is what is alive. Growth and reuse both happen.
-    #[test]
-    fn behaves_as_a_map() {
-        let mut alive: HashMap<usize, i32> = HashMap::new();
-        let mut state = 88172645463325252u64;
-        for step in 0..20_000 {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            let number = (state % 700) as usize;
-            if state.is_multiple_of(3) {
-                remove(handle(number));
-                alive.remove(&number);
-            } else {
-                insert(handle(number), identity(step));
-                alive.insert(number, step);
-            }
-        }
-        for number in 0..700 {
-            let found = find(handle(number)).map(|communicator| communicator.ranks() as i32);
-            assert_eq!(found, alive.get(&number).copied(), "handle {number}");
-        }
-        assert!(table().unwrap().places.len() <= 4096);
-        alive.keys().for_each(|number| drop(remove(handle(*number))));
-        assert!(find(std::ptr::null_mut()).is_none());
-    }
-
-    /// Communicators that come and go at ever new addresses leave no tables behind.
-    #[test]
-    fn cycles_leave_no_tables() {
-        let mut tables = std::collections::HashSet::new();
-        for number in 1..20_000 {
-            // Now few are alive, now many: tables of several sizes.
-            let alive = if number % 4_000 < 2_000 { 3 } else { 300 };
-            insert(handle(number * 257), identity(1));
-            (alive..=301)
-                .filter(|age| *age < number)
-                .for_each(|age| drop(remove(handle((number - age) * 257))));
-            tables.insert(TABLE.load(Ordering::Relaxed) as usize);
-        }
-        assert!((3..=8).contains(&tables.len()), "{} tables", tables.len());
-    }
-
-    /// A reader never sees another's communicator while handles come and go beside it.
-    #[test]
-    fn readers_beside_changes() {
-        let kept = handle(5000);
-        insert(kept, identity(77));
-        std::thread::scope(|scope| {
-            let reader = scope
-                .spawn(|| (0..200_000).all(|_| find(handle(5000)).is_some_and(|found| found.ranks() == 77)));
-            for number in 0..30_000 {
-                insert(handle(number % 900), identity(1));
-                remove(handle((number + 450) % 900));
-            }
-            assert!(reader.join().unwrap());
-        });
-        (0..900).for_each(|number| drop(remove(handle(number))));
-        remove(kept);
     }
 }
