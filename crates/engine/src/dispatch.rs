@@ -4,6 +4,8 @@ mod in_fabric;
 
 mod common_order;
 
+mod steps;
+
 mod fusing;
 
 mod batching;

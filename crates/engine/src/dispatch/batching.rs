@@ -1,16 +1,19 @@
 //! Which collectives of one communicator's part of a group one kernel runs beside each other: small ones over pairs, others over
-//! lines. Pure, and a function of what all ranks share: see [`fusing`](super::fusing), also for why one may not need another's result.
+//! lines. Pure, and a function of what all ranks share: see [`steps`](super::steps), also for why one may not need another's result.
+
+mod wires;
 
 use nccl_sys::{ncclDataType_t, ncclRedOp_t};
 use windlass_kernels::collective::{BATCH_CALLS_MAX, BATCH_ENTRIES};
-use windlass_kernels::collectives::{Kind, batch_bytes_max, units};
+use windlass_kernels::collectives::{Kind, units};
 
 use crate::call::{Function, Shared};
 use crate::contract::capability;
 use crate::plan::Terms;
 use crate::tuning::{self, Collective};
 
-use super::fusing::Step;
+use super::steps::Step;
+use wires::{Sums, Wire};
 
 /// What of a group one kernel runs, as the ranks have agreed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,13 +89,6 @@ pub fn batched(steps: &[Step], calls: &[Shared], terms: &Terms, batches: Batches
     batched
 }
 
-/// What goes by pairs of all that does one work may be of several kinds.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Wire {
-    Pairs,
-    Lines(Kind),
-}
-
 /// What is being filled.
 struct Open {
     work: Work,
@@ -118,59 +114,6 @@ impl Open {
         }
         self.units = units;
         true
-    }
-}
-
-/// What there is of each work in all.
-struct Sums {
-    /// Units of pairs; none where something of it is not small.
-    units: Vec<(Work, Option<u64>)>,
-    /// Bytes of each kind.
-    bytes: Vec<((Work, Kind), u64)>,
-}
-
-impl Sums {
-    fn of<'a>(candidates: impl Iterator<Item = &'a Candidate>) -> Sums {
-        let mut sums = Sums { units: Vec::new(), bytes: Vec::new() };
-        for Candidate { work, kind, bytes, units, .. } in candidates {
-            match sums.units.iter_mut().find(|(known, _)| known == work) {
-                Some((_, sum)) => *sum = sum.zip(*units).map(|(sum, units)| sum + units),
-                None => sums.units.push((*work, *units)),
-            }
-            match sums.bytes.iter_mut().find(|(known, _)| *known == (*work, *kind)) {
-                Some((_, sum)) => *sum = sum.saturating_add(*bytes),
-                None => sums.bytes.push(((*work, *kind), *bytes)),
-            }
-        }
-        sums
-    }
-
-    /// How a call goes beside others; none: alone.
-    fn wire(&self, call: &Candidate, terms: &Terms, batches: Batches) -> Option<Wire> {
-        let by_pairs = call.units.map(|_| Wire::Pairs);
-        match batches {
-            Batches::None => None,
-            Batches::Small => by_pairs,
-            Batches::All if self.are_few_units(call) || !self.suit_lines(call, terms) => by_pairs,
-            Batches::All => Some(Wire::Lines(call.kind)),
-        }
-    }
-
-    /// Whether all of its work is small, and little enough for one kernel. What is more, or larger, is quicker over lines.
-    fn are_few_units(&self, call: &Candidate) -> bool {
-        let sum = self.units.iter().find(|(known, _)| *known == call.work).and_then(|(_, sum)| *sum);
-        sum.is_some_and(|units| units <= BATCH_ENTRIES as u64)
-    }
-
-    /// Whether all of its kind is so little that NCCL's kernel for it is not ahead. Several kernels of ours would be behind that. Where
-    /// nobody measured even single ones only what is small goes together.
-    fn suit_lines(&self, call: &Candidate, terms: &Terms) -> bool {
-        if !terms.fast.serve(call.collective, tuning::UNMEASURED_BYTES_MAX + 1) {
-            return false;
-        }
-        let sum = self.bytes.iter().find(|(known, _)| *known == (call.work, call.kind));
-        let most = u32::try_from(terms.ranks).map_or(0, |ranks| batch_bytes_max(call.kind, ranks));
-        sum.is_some_and(|(_, bytes)| *bytes <= most)
     }
 }
 

@@ -20,8 +20,8 @@ use crate::stats::count;
 use nccl_sys::{ncclInternalError, ncclResult_t};
 
 use super::batching::Batches;
-use super::fusing::{self, Step};
 use super::group_order::Nccls;
+use super::steps::{self, Step};
 use super::{collectives, common_order, in_fabric};
 
 /// What one communicator runs within its fabric at the end of a group.
@@ -158,7 +158,7 @@ struct Sorted {
 }
 
 impl Sorted {
-    /// Of its calls, in order, each with its stream. `batches`: see [`fusing::steps`].
+    /// Of its calls, in order, each with its stream. `batches`: see [`steps::steps`].
     fn of(
         calls: impl Iterator<Item = (Ours, StreamHandle)> + Clone,
         terms: &Terms,
@@ -180,7 +180,7 @@ impl Sorted {
             let order = common_order::places(&shared, terms.ranks);
             sorted.collectives = order.iter().map(|at| called[*at].1).collect();
             let shared: Vec<Shared> = order.iter().map(|at| shared[*at]).collect();
-            sorted.steps = fusing::steps(&shared, terms, batches);
+            sorted.steps = steps::steps(&shared, terms, batches);
             for step in &sorted.steps {
                 if let Step::Forwarded(at) = step {
                     sorted.are_ours[called[order[*at]].0] = false;

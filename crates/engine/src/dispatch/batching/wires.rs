@@ -1,0 +1,69 @@
+//! Over what a call of a group goes beside others: pairs or lines, as all of its work is small, or little enough.
+
+use windlass_kernels::collective::BATCH_ENTRIES;
+use windlass_kernels::collectives::{Kind, batch_bytes_max};
+
+use crate::plan::Terms;
+use crate::tuning;
+
+use super::{Batches, Candidate, Work};
+
+/// What goes by pairs of all that does one work may be of several kinds.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wire {
+    Pairs,
+    Lines(Kind),
+}
+
+/// What there is of each work in all.
+pub(super) struct Sums {
+    /// Units of pairs; none where something of it is not small.
+    units: Vec<(Work, Option<u64>)>,
+    /// Bytes of each kind.
+    bytes: Vec<((Work, Kind), u64)>,
+}
+
+impl Sums {
+    pub(super) fn of<'a>(candidates: impl Iterator<Item = &'a Candidate>) -> Sums {
+        let mut sums = Sums { units: Vec::new(), bytes: Vec::new() };
+        for Candidate { work, kind, bytes, units, .. } in candidates {
+            match sums.units.iter_mut().find(|(known, _)| known == work) {
+                Some((_, sum)) => *sum = sum.zip(*units).map(|(sum, units)| sum + units),
+                None => sums.units.push((*work, *units)),
+            }
+            match sums.bytes.iter_mut().find(|(known, _)| *known == (*work, *kind)) {
+                Some((_, sum)) => *sum = sum.saturating_add(*bytes),
+                None => sums.bytes.push(((*work, *kind), *bytes)),
+            }
+        }
+        sums
+    }
+
+    /// How a call goes beside others; none: alone.
+    pub(super) fn wire(&self, call: &Candidate, terms: &Terms, batches: Batches) -> Option<Wire> {
+        let by_pairs = call.units.map(|_| Wire::Pairs);
+        match batches {
+            Batches::None => None,
+            Batches::Small => by_pairs,
+            Batches::All if self.are_few_units(call) || !self.suit_lines(call, terms) => by_pairs,
+            Batches::All => Some(Wire::Lines(call.kind)),
+        }
+    }
+
+    /// Whether all of its work is small, and little enough for one kernel. What is more, or larger, is quicker over lines.
+    fn are_few_units(&self, call: &Candidate) -> bool {
+        let sum = self.units.iter().find(|(known, _)| *known == call.work).and_then(|(_, sum)| *sum);
+        sum.is_some_and(|units| units <= BATCH_ENTRIES as u64)
+    }
+
+    /// Whether all of its kind is so little that NCCL's kernel for it is not ahead. Several kernels of ours would be behind that. Where
+    /// nobody measured even single ones only what is small goes together.
+    fn suit_lines(&self, call: &Candidate, terms: &Terms) -> bool {
+        if !terms.fast.serve(call.collective, tuning::UNMEASURED_BYTES_MAX + 1) {
+            return false;
+        }
+        let sum = self.bytes.iter().find(|(known, _)| *known == (call.work, call.kind));
+        let most = u32::try_from(terms.ranks).map_or(0, |ranks| batch_bytes_max(call.kind, ranks));
+        sum.is_some_and(|(_, bytes)| *bytes <= most)
+    }
+}

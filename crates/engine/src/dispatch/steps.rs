@@ -1,0 +1,330 @@
+//! What becomes of one communicator's part of a group: which collectives one kernel runs, which are NCCL's. [`fusing`] finds those that
+//! are one collective together, [`batching`] those that run beside each other. Pure, and a function of what all ranks share; pointers,
+//! streams and what is in place cannot be passed in.
+//!
+//! # Why all ranks decide alike
+//! NCCL has ranks group their collectives alike: it chooses an algorithm for all of one kind and like size in a group together, and
+//! deals them out over its channels one after the other (2.28.9, `ncclPrepareTasks` and `scheduleCollTasksToPlan` in
+//! src/enqueue.cc), so ranks with other groups would wait for each other's channels for ever.
+//!
+//! Divergence: where these calls are so few and small that NCCL puts them on one channel in call order, it may get by with ranks that
+//! group them unlike. A batch of ours does not. The order in which they call a group's may differ, here as there:
+//! [`common_order`](super::common_order).
+//!
+//! # Why one may not need another's result
+//! NCCL promises no order within a group: its list is sorted by size (`ncclTaskCollSorterInsert`, src/include/comm.h), the last first
+//! among equals, and runs side by side on several channels. So buffers of one that are another's are the program's fault there, too.
+
+use windlass_kernels::collective::BATCH_CALLS_MAX;
+
+use crate::call::Shared;
+use crate::plan::Terms;
+use crate::tuning;
+
+use super::batching::{self, Batches};
+use super::fusing;
+
+/// What becomes of collectives; numbers are places in the list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// One kernel runs this one.
+    Alone(usize),
+    /// One kernel runs all these, which are one collective together.
+    Together(Vec<usize>),
+    /// One kernel runs all these beside each other.
+    Batch(Vec<usize>),
+    /// NCCL runs it.
+    Forwarded(usize),
+}
+
+/// What becomes of a communicator's collectives of a group, of those that were held for its end, in the order that all ranks
+/// [have](super::common_order). More than a few that would take a kernel each are NCCL's, which runs them in one.
+pub fn steps(calls: &[Shared], terms: &Terms, batches: Batches) -> Vec<Step> {
+    let single = few_lists(fusing::kernels(calls, terms), calls, terms);
+    let batched = batching::batched(&single, calls, terms, batches);
+    let bytes_of = |place: &usize| calls[*place].bytes(terms.ranks);
+    let apart = || {
+        batched.iter().filter_map(|step| match step {
+            Step::Alone(place) => Some(bytes_of(place)),
+            // NCCL takes longer for so many calls than a kernel does.
+            Step::Batch(run) if run.len() == BATCH_CALLS_MAX => None,
+            Step::Batch(run) => Some(run.iter().map(bytes_of).fold(0, u64::saturating_add)),
+            Step::Together(_) | Step::Forwarded(_) => None,
+        })
+    };
+    if tuning::serve_apart(apart().count(), apart().min().unwrap_or_default()) {
+        return batched;
+    }
+    let course = |step| match step {
+        Step::Alone(place) => Step::Forwarded(place),
+        other => other,
+    };
+    single.into_iter().map(course).collect()
+}
+
+/// Kernels of calls with a root each are ours if they are few: as with those that run one call each.
+fn few_lists(steps: Vec<Step>, calls: &[Shared], terms: &Terms) -> Vec<Step> {
+    let lists = || {
+        steps.iter().filter_map(|step| match step {
+            Step::Together(run) => Some(run),
+            Step::Alone(_) | Step::Batch(_) | Step::Forwarded(_) => None,
+        })
+    };
+    let bytes = |run: &Vec<usize>| run.iter().map(|place| calls[*place].bytes(terms.ranks)).sum::<u64>();
+    let reduce = lists().any(|run| calls[run[0]].operation.is_some());
+    if tuning::serve_lists(lists().count(), reduce, lists().map(bytes).min().unwrap_or_default()) {
+        return steps;
+    }
+    let course = |step| match step {
+        Step::Together(run) => run.into_iter().map(Step::Forwarded).collect(),
+        other => vec![other],
+    };
+    steps.into_iter().flat_map(course).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::call::Function;
+    use crate::path::Path;
+    use crate::plan::{Standing, may_be_fast_together, plan};
+    use crate::tuning::{COLLECTIVES, Limits};
+    use nccl_sys::{ncclDataType_t, ncclFloat32, ncclInt8, ncclInt32, ncclMax, ncclMin, ncclSum};
+    use proptest::prelude::*;
+
+    const MIB: usize = 1 << 20;
+    /// All-reduce, broadcast, reduce, all-gather, reduce-scatter, the last two of uneven sizes.
+    const FAST: Limits = Limits([16 << 20, 1 << 20, 1 << 20, 64 << 20, 64 << 20, 64 << 20, 64 << 20]);
+    const TERMS: Terms = Terms { ranks: 4, fast: FAST };
+
+    fn broadcast(root: i32, count: usize) -> Shared {
+        Shared { function: Function::Broadcast, count, datatype: ncclInt8, operation: None, root: Some(root) }
+    }
+
+    fn reduce(root: i32, count: usize) -> Shared {
+        let datatype = ncclFloat32;
+        Shared { function: Function::Reduce, count, datatype, operation: Some(ncclSum), root: Some(root) }
+    }
+
+    fn together(run: std::ops::Range<usize>) -> Step {
+        Step::Together(run.collect())
+    }
+
+    /// An all-gather-v is one kernel, whatever its sizes, also if parts are larger than broadcasts may be.
+    #[test]
+    fn roots_of_their_own() {
+        let gather = |sizes: [usize; 4]| {
+            let calls: Vec<Shared> = (0..).zip(sizes).map(|(root, count)| broadcast(root, count)).collect();
+            steps(&calls, &TERMS, Batches::All)
+        };
+        assert_eq!(gather([1, 2, 3, 4]), [together(0..4)]);
+        assert_eq!(gather([MIB, 3 * MIB / 2, MIB / 2, MIB]), [together(0..4)]);
+        assert_eq!(gather([15 * MIB; 4]), [together(0..4)]);
+        let scatter: Vec<Shared> = (0..4).map(|root| reduce(3 - root, MIB / 2 + 9 * root as usize)).collect();
+        assert_eq!(steps(&scatter, &TERMS, Batches::All), [together(0..4)]);
+        // Some roots are missing.
+        assert_eq!(steps(&[reduce(3, 5000), reduce(1, 9)], &TERMS, Batches::All), [together(0..2)]);
+        // The same in place, of another type: bytes are moved.
+        let bcast = Shared { function: Function::Bcast, datatype: ncclInt32, ..broadcast(2, 5) };
+        assert_eq!(steps(&[broadcast(0, 7), bcast], &TERMS, Batches::All), [together(0..2)]);
+    }
+
+    /// Above the limits what is too large by itself is NCCL's, and the rest a smaller one; a single one always goes its own way.
+    #[test]
+    fn by_themselves() {
+        use Step::{Alone, Forwarded};
+        assert_eq!(steps(&[broadcast(1, 100)], &TERMS, Batches::All), [Alone(0)]);
+        assert_eq!(steps(&[broadcast(1, 2 * MIB)], &TERMS, Batches::All), [Forwarded(0)]);
+        let all = |sizes: [usize; 4]| {
+            let calls: Vec<Shared> = (0..).zip(sizes).map(|(root, count)| broadcast(root, count)).collect();
+            steps(&calls, &TERMS, Batches::All)
+        };
+        assert_eq!(all([17 * MIB; 4]), [0, 1, 2, 3].map(Forwarded));
+        assert_eq!(all([8 * MIB, 10, 10, 10]), [Forwarded(0), together(1..4)]);
+        let split = all([10, 8 * MIB, 10, 8 * MIB]);
+        assert_eq!(split, [Forwarded(1), Forwarded(3), Step::Together(vec![0, 2])]);
+        assert_eq!(
+            all([8 * MIB, 10, 8 * MIB, 8 * MIB]),
+            [Forwarded(0), Forwarded(2), Forwarded(3), Alone(1)]
+        );
+        let all_reduce = Shared { function: Function::AllReduce, root: None, ..reduce(0, 10) };
+        let mixed = [broadcast(0, 10), all_reduce, broadcast(1, 10), broadcast(2, 10), reduce(0, 2 * MIB)];
+        assert_eq!(steps(&mixed, &TERMS, Batches::All), [Alone(0), Alone(1), together(2..4), Forwarded(4)]);
+        assert_eq!(steps(&[], &TERMS, Batches::All), []);
+    }
+
+    /// A root that comes again, another type or operation of reduces, another collective: there the next one begins.
+    #[test]
+    fn ends_of_runs() {
+        use Step::Alone;
+        let again = [broadcast(0, 9), broadcast(1, 9), broadcast(1, 9), broadcast(0, 9)];
+        assert_eq!(fusing::kernels(&again, &TERMS), [together(0..2), together(2..4)]);
+        let max = Shared { operation: Some(ncclMax), ..reduce(2, 9) };
+        let other_type = Shared { datatype: ncclInt32, ..reduce(3, 9) };
+        assert_eq!(
+            steps(&[reduce(0, 9), reduce(1, 9), max, other_type], &TERMS, Batches::All),
+            [together(0..2), Alone(2), Alone(3)]
+        );
+        assert_eq!(steps(&[broadcast(0, 9), reduce(1, 9)], &TERMS, Batches::All), [Alone(0), Alone(1)]);
+    }
+
+    /// Reductions that were not timed end together where they end alone.
+    #[test]
+    fn other_elements() {
+        let maxima = |count| {
+            let max = |root| Shared { operation: Some(ncclMax), ..reduce(root, count) };
+            steps(&[max(0), max(1), max(2), max(3)], &TERMS, Batches::All)
+        };
+        assert_eq!(maxima(4096), [together(0..4)]);
+        assert_eq!(maxima(4097), [0, 1, 2, 3].map(Step::Forwarded), "four kernels");
+        assert_eq!(maxima(16385), [0, 1, 2, 3].map(Step::Forwarded));
+    }
+
+    type Rooted = fn(i32, usize) -> Shared;
+
+    /// Several all-gather-v, or reduce-scatter-v, of a group are NCCL's where a kernel for each takes longer than its one.
+    #[test]
+    fn many_lists() {
+        let lists = |count: usize, bytes: usize, of: Rooted| {
+            let parts = if of(0, 1).operation.is_some() { bytes / 8 } else { bytes / 2 };
+            let calls: Vec<Shared> = (0..count).flat_map(|_| [of(0, parts), of(1, parts)]).collect();
+            (steps(&calls, &TERMS, Batches::All), (0..count).map(|at| together(2 * at..2 * at + 2)).collect())
+        };
+        let (broadcasts, reduces): (Rooted, Rooted) = (broadcast, reduce);
+        for (count, bytes, of, are_ours) in [
+            (1, 8, broadcasts, true),
+            (2, 8, broadcasts, true),
+            (3, 8, broadcasts, false),
+            (3, 64 << 10, broadcasts, false),
+            (4, MIB, broadcasts, true),
+            (5, MIB, broadcasts, false),
+            (1, 8, reduces, true),
+            (2, 8, reduces, true),
+            (3, MIB, reduces, false),
+        ] {
+            let (steps, together): (Vec<Step>, Vec<Step>) = lists(count, bytes, of);
+            let nccls: Vec<Step> = (0..2 * count).map(Step::Forwarded).collect();
+            assert_eq!(steps, if are_ours { together } else { nccls }, "{count} of {bytes} bytes");
+        }
+        // Others are judged by themselves.
+        let all_reduce = Shared { function: Function::AllReduce, root: None, ..reduce(0, 9) };
+        let mut mixed: Vec<Shared> = (0..6).map(|place| broadcast(place % 2, 9)).collect();
+        mixed.push(all_reduce);
+        let mut expected: Vec<Step> = (0..6).map(Step::Forwarded).collect();
+        expected.push(Step::Alone(6));
+        assert_eq!(steps(&mixed, &TERMS, Batches::All), expected);
+    }
+
+    /// What NCCL runs in one kernel is not run in many.
+    #[test]
+    fn many_are_nccls() {
+        const KIB: usize = 1 << 10;
+        let all_reduce =
+            |bytes: usize| Shared { function: Function::AllReduce, root: None, ..reduce(0, bytes / 4) };
+        let all_reduces = |count, bytes, batches| steps(&vec![all_reduce(bytes); count], &TERMS, batches);
+        for (count, bytes, are_ours) in [
+            (2, 65 * KIB, true),
+            (3, 65 * KIB, false),
+            (3, MIB, true),
+            (4, MIB, true),
+            (5, MIB, false),
+            (4, MIB - 4, false),
+        ] {
+            let expected = |place| if are_ours { Step::Alone(place) } else { Step::Forwarded(place) };
+            let expected: Vec<Step> = (0..count).map(expected).collect();
+            assert_eq!(all_reduces(count, bytes, Batches::None), expected, "{count} of {bytes} bytes");
+            assert_eq!(all_reduces(count, bytes, Batches::All), [Step::Batch((0..count).collect())]);
+        }
+        // What one kernel runs stays ours beside them.
+        let large = all_reduce(65 * KIB);
+        let mixed = [large, large, broadcast(0, 9), broadcast(1, 9), large];
+        use Step::{Alone, Batch, Forwarded};
+        let apart = [Forwarded(0), Forwarded(1), together(2..4), Forwarded(4)];
+        assert_eq!(steps(&mixed, &TERMS, Batches::None), apart);
+        assert_eq!(steps(&mixed, &TERMS, Batches::All), [Batch(vec![0, 1, 4]), together(2..4)]);
+        assert_eq!(all_reduces(3, 4, Batches::None), [0, 1, 2].map(Forwarded));
+        assert_eq!(all_reduces(2, 4, Batches::None), [0, 1].map(Alone));
+        // One kernel takes 64 calls, which is so many that NCCL would take longer: any number of such.
+        assert_eq!(all_reduces(64, 4, Batches::All), [Batch((0..64).collect())]);
+        let three = [Batch((0..64).collect()), Batch((64..128).collect()), Batch(vec![128, 129])];
+        assert_eq!(all_reduces(130, 4, Batches::All), three);
+        // What differs takes kernels of its own.
+        let small = all_reduce(4);
+        let max = Shared { operation: Some(ncclMax), ..small };
+        let min = Shared { operation: Some(ncclMin), ..small };
+        assert_eq!(steps(&[small, max, small], &TERMS, Batches::All), [Batch(vec![0, 2]), Alone(1)]);
+        assert_eq!(steps(&[small, max, small, min], &TERMS, Batches::All), [0, 1, 2, 3].map(Forwarded));
+    }
+
+    fn any_call() -> impl Strategy<Value = Shared> {
+        let functions = prop_oneof![
+            4 => Just(Function::Broadcast),
+            1 => Just(Function::Bcast),
+            4 => Just(Function::Reduce),
+            1 => Just(Function::AllGather),
+            1 => Just(Function::AllReduce),
+        ];
+        (functions, 0..4_i32, 0..25_u32, 0..3_i32, any::<bool>()).prop_map(
+            |(function, root, log, datatype, is_sum)| {
+                let rooted = matches!(function, Function::Broadcast | Function::Bcast | Function::Reduce);
+                let reduces = matches!(function, Function::Reduce | Function::AllReduce);
+                Shared {
+                    function,
+                    count: 1 << log,
+                    datatype: if datatype == 0 { ncclInt8 } else { ncclDataType_t(6 + datatype) },
+                    operation: reduces.then_some(if is_sum { ncclSum } else { ncclMax }),
+                    root: rooted.then_some(root),
+                }
+            },
+        )
+    }
+
+    proptest! {
+        /// Each call is taken once; what runs together may, has roots of its own, and was foreseen at the call; what
+        /// NCCL runs no kernel serves.
+        #[test]
+        fn every_call_once(
+            calls in proptest::collection::vec(any_call(), 0..24),
+            limits in any::<[u32; COLLECTIVES]>(),
+            shift in 0..32_u32,
+            batches in prop_oneof![Just(Batches::None), Just(Batches::Small), Just(Batches::All)],
+        ) {
+            let terms = Terms { ranks: 4, fast: Limits(limits.map(|limit| u64::from(limit >> shift))) };
+            let (mut places, mut alone, mut lists) = (Vec::new(), 0, 0);
+            for step in steps(&calls, &terms, batches) {
+                if let Step::Batch(run) = &step {
+                    prop_assert!(batches != Batches::None);
+                    prop_assert!(run.len() > 1 && run.is_sorted());
+                    prop_assert!(run.iter().all(|place| plan(&calls[*place], Standing::Fabric(terms)) == Path::Fast));
+                }
+                match step {
+                    Step::Alone(place) => {
+                        prop_assert_eq!(plan(&calls[place], Standing::Fabric(terms)), Path::Fast);
+                        alone += 1;
+                        places.push(place);
+                    }
+                    Step::Batch(run) => {
+                        alone += usize::from(run.len() < BATCH_CALLS_MAX);
+                        places.extend(run);
+                    }
+                    Step::Forwarded(place) => {
+                        places.push(place);
+                    }
+                    Step::Together(run) => {
+                        lists += 1;
+                        let run: Vec<&Shared> = run.iter().map(|place| { places.push(*place); &calls[*place] }).collect();
+                        let mut roots: Vec<_> = run.iter().map(|call| call.root).collect();
+                        roots.sort();
+                        roots.dedup();
+                        prop_assert!(run.len() > 1 && roots.len() == run.len() && roots[0].is_some());
+                        prop_assert!(run.iter().all(|call| may_be_fast_together(call, &terms)));
+                        prop_assert!(run.iter().all(|call| fusing::is_alike(run[0], call)));
+                    }
+                }
+            }
+            prop_assert!(alone <= 4 && lists <= 4, "{} {}", alone, lists);
+            places.sort();
+            prop_assert_eq!(places, (0..calls.len()).collect::<Vec<_>>());
+        }
+    }
+}
