@@ -10,24 +10,23 @@
 //! come before the real call then, and who has a promise meets by [`Derivation::ask_promise`]. A rank that cannot wait, or
 //! whose call NCCL may refuse, says so by [`Deriving::go_to_nccl`] and goes on as ever; NCCL makes all then.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+mod asking;
+mod taken;
+mod waits;
 
-use crate::contract::{Contract, Token};
 use crate::descriptor::Ours;
+use crate::forward::birth::Ctas;
 use crate::forward::configuration;
 use crate::gpu::Ordinal;
-use crate::rendezvous::Canceller;
-use crate::rendezvous::colors::{Course, Parent, Willing, Word};
-use crate::rendezvous::derived::{Invitation, Making, NOBODY, child};
+use crate::rendezvous::colors::Parent;
+use crate::rendezvous::derived::NOBODY;
 use crate::rendezvous::facts::Waiting;
-use crate::rendezvous::verdict::{Failure, Reason, Verdict};
 
-use crate::forward::birth::Ctas;
+use super::Fabric;
 
-use super::birth::cannot_reach;
-use super::hosting::rendezvous;
-use super::{Asked, Fabric, Patience, settle, wish};
+pub use asking::Deriving;
+pub use taken::Derivation;
+pub(super) use waits::{Line, Wait};
 
 /// What is asked for.
 #[derive(Clone, Debug)]
@@ -47,112 +46,6 @@ pub enum Standing {
     Promised,
     /// It has, but not on a rank that said so.
     Lost,
-}
-
-/// What a communicator has for those made from it, for as long as any of them is being made.
-#[derive(Debug)]
-pub(super) struct Line {
-    contract: Arc<Contract>,
-    rank: u32,
-    /// Held for a few stores.
-    counted: Mutex<BTreeMap<Kind, Counted>>,
-    /// Held for a few stores; the rendezvous' locks come after it.
-    waiting: Mutex<Waits>,
-}
-
-/// Calls that are counted together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Kind {
-    Split,
-    /// By who remains, one bit each: an excluded rank knows nothing of the others' shrink.
-    Shrink(u64),
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Counted {
-    /// How many have begun.
-    begun: u32,
-    /// How many had when this rank last said in a round that it goes to NCCL. NCCL may have refused that call: then the
-    /// word is out for the next.
-    hurried: Option<u32>,
-}
-
-impl Counted {
-    /// Whether this rank has said its word for the next call.
-    fn has_hurried(&self) -> bool {
-        self.hurried == Some(self.begun)
-    }
-}
-
-#[derive(Debug, Default)]
-struct Waits {
-    ended: bool,
-    next: u64,
-    cancellers: BTreeMap<u64, Canceller>,
-}
-
-impl Line {
-    pub fn new(contract: Arc<Contract>, rank: u32) -> Arc<Line> {
-        let (counted, waiting) = Default::default();
-        Arc::new(Line { contract, rank, counted, waiting })
-    }
-
-    /// The parent ends: nobody waits for its children.
-    pub fn end(&self) {
-        let mut waiting = self.waiting();
-        waiting.ended = true;
-        let cancellers = std::mem::take(&mut waiting.cancellers);
-        drop(waiting);
-        cancellers.values().for_each(Canceller::abort);
-    }
-
-    /// What was counted before the change.
-    fn counted(&self, kind: Kind, change: impl FnOnce(&mut Counted)) -> Counted {
-        let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
-        let counted = counted.entry(kind).or_default();
-        let before = *counted;
-        change(counted);
-        before
-    }
-
-    /// This rank's place among those with a bit, and all of theirs.
-    fn among(&self, ranks: u64) -> (u32, Vec<u32>) {
-        let all = 0..self.contract.members.len() as u32;
-        let ranks: Vec<u32> = all.filter(|rank| ranks & (1 << rank) != 0).collect();
-        (ranks.iter().position(|rank| *rank == self.rank).unwrap_or_default() as u32, ranks)
-    }
-
-    fn waiting(&self) -> MutexGuard<'_, Waits> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// A wait that ends with its parent.
-#[derive(Debug)]
-pub(super) struct Wait {
-    line: Arc<Line>,
-    number: u64,
-}
-
-impl Wait {
-    fn new(line: &Arc<Line>, canceller: Canceller) -> Wait {
-        let mut waiting = line.waiting();
-        let number = waiting.next;
-        waiting.next += 1;
-        if waiting.ended {
-            drop(waiting);
-            canceller.abort();
-        } else {
-            waiting.cancellers.insert(number, canceller);
-        }
-        Wait { line: line.clone(), number }
-    }
-}
-
-impl Drop for Wait {
-    fn drop(&mut self) {
-        self.line.waiting().cancellers.remove(&self.number);
-    }
 }
 
 impl Fabric {
@@ -199,7 +92,7 @@ impl Fabric {
 
     /// Whether they are: communicators made from this one are waited for no more.
     pub fn has_ended_derived(&self) -> bool {
-        self.line.waiting().ended
+        self.line.has_ended()
     }
 
     /// Our own descriptors of the processes of these ranks.
@@ -213,126 +106,6 @@ fn copy(rank: u32, life: &Ours) -> Option<Ours> {
     let copied = rustix::io::fcntl_dupfd_cloexec(life, 0).and_then(Ours::new);
     // Nothing is lost but that the end of its process is not seen before it has come.
     copied.inspect_err(|error| log::warn!("rank {rank} is not watched: {error}")).ok()
-}
-
-/// A call that NCCL has not taken yet.
-#[derive(Debug)]
-pub struct Deriving {
-    line: Arc<Line>,
-    lobby: Token,
-    hosts: u32,
-    ranks: u64,
-    /// Of a shrink: the excluded ranks.
-    shrinks: Option<Vec<u32>>,
-    parent: Parent,
-    color: Option<i32>,
-    lives: Vec<(u32, Ours)>,
-}
-
-impl Deriving {
-    /// Whether this is a call that NCCL cannot make, as far as this rank knows: it has no parent, and will have none.
-    pub fn is_without_parent(&self) -> bool {
-        self.parent == Parent::Unbuildable
-    }
-
-    /// Whether the ranks of this call tell each other where they go, which all find alike.
-    pub fn has_round(&self) -> bool {
-        self.line.contract.may_promise_children()
-    }
-
-    /// Whether NCCL has built the parent here and not everywhere.
-    pub fn has_lost_parent(&self) -> bool {
-        self.parent == Parent::Lost
-    }
-
-    /// This rank does not wait for the others of a round, so that NCCL makes all communicators of this call. Before the
-    /// real call; if NCCL refuses that, the word stands for the next one. Never waits.
-    pub fn go_to_nccl(&self) {
-        let Ok(rendezvous) = rendezvous() else { return };
-        if !self.has_round() {
-            return;
-        }
-        let before = self.line.counted(self.kind(), |counted| counted.hurried = Some(counted.begun));
-        if before.has_hurried() {
-            return;
-        }
-        let invitation = self.invitation(before.begun);
-        self.await_round(&invitation);
-        let (place, ranks) = self.line.among(self.ranks);
-        rendezvous.go_to_nccl(&invitation, place, ranks.len() as u32, self.parent);
-    }
-
-    /// NCCL has taken the call; or, of one with a round, nothing keeps it from being made.
-    pub fn begun(self) -> Derivation {
-        let before = self.line.counted(self.kind(), |counted| counted.begun += 1);
-        let invitation = self.invitation(before.begun);
-        let is_due = self.has_round() && !before.has_hurried();
-        let ahead = if is_due { Ahead::Round } else { Ahead::Nccl };
-        if is_due {
-            self.await_round(&invitation);
-        }
-        let Deriving { line, hosts, ranks, parent, color, lives, .. } = self;
-        if hosts == line.rank
-            && let Ok(rendezvous) = rendezvous()
-        {
-            rendezvous.await_ranks(invitation.call, ranks, lives);
-        }
-        Derivation { line, invitation, ranks, parent, color, ahead, due: Due::Word }
-    }
-
-    fn kind(&self) -> Kind {
-        if self.shrinks.is_none() { Kind::Split } else { Kind::Shrink(self.ranks) }
-    }
-
-    /// To the call before which so many of its kind came.
-    fn invitation(&self, count: u32) -> Invitation {
-        let making = match &self.shrinks {
-            None => Making::Split { count },
-            Some(excluded) => Making::Shrink { count, excluded: excluded.clone() },
-        };
-        let call = making.name(self.line.contract.birth);
-        let child = self.color.map_or(NOBODY, |color| child(call, color));
-        Invitation { lobby: self.lobby, call, child, rank: self.line.rank }
-    }
-
-    /// The host's rank comes to a round.
-    fn await_round(&self, invitation: &Invitation) {
-        if self.hosts == self.line.rank
-            && let Ok(rendezvous) = rendezvous()
-        {
-            let lives = self.lives.iter().filter_map(|(rank, life)| Some((*rank, copy(*rank, life)?)));
-            rendezvous.await_ranks(invitation.to_round().child, self.ranks, lives.collect());
-        }
-    }
-}
-
-/// What comes before the communicators of a call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Ahead {
-    /// This rank's word, and then all others'.
-    Round,
-    /// NCCL's own split, of all.
-    Nccl,
-}
-
-/// Whether the host still waits for this rank's word.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Due {
-    Word,
-    Nothing,
-}
-
-/// A call that NCCL has taken.
-#[derive(Debug)]
-pub struct Derivation {
-    line: Arc<Line>,
-    invitation: Invitation,
-    /// The ranks of the parent that take part, one bit each.
-    ranks: u64,
-    parent: Parent,
-    color: Option<i32>,
-    ahead: Ahead,
-    due: Due,
 }
 
 /// A rank of a communicator that NCCL has made.
@@ -359,153 +132,15 @@ pub struct Configured {
     pub shares: bool,
 }
 
-impl Derivation {
-    /// The call, by a name that its ranks share.
-    pub fn call(&self) -> Token {
-        self.invitation.call
-    }
-
-    /// The communicator that this rank will be in, by a name that its ranks share.
-    pub fn child(&self) -> Token {
-        self.invitation.child
-    }
-
-    /// Tells the other ranks of the call where this one goes (its key orders a split; a shrink's is 0), waits until all
-    /// have spoken, and says what this rank does next; of a new communicator with its ranks in the parent. Ends with the parent. Where
-    /// this rank has said that it goes to NCCL, or there is no round, nobody is waited for. Once.
-    pub fn round(&mut self, key: i32, willing: Willing) -> Result<Course, Failure> {
-        // The thread was there when the parent was born.
-        let rendezvous = rendezvous().map_err(|_| Failure::HostLost)?;
-        if std::mem::replace(&mut self.ahead, Ahead::Nccl) == Ahead::Nccl {
-            return Ok(self.alone());
-        }
-        let word = Word { color: self.color, key, willing, parent: self.parent };
-        let (place, ranks) = self.line.among(self.ranks);
-        let inquiry = rendezvous.ask_round(&self.invitation, place, ranks.len() as u32, word);
-        let wait = Wait::new(&self.line, inquiry.canceller());
-        let table = inquiry.wait();
-        drop(wait);
-        let in_parent = |places: Vec<u32>| {
-            places.iter().filter_map(|place| ranks.get(*place as usize).copied()).collect()
-        };
-        Ok(match table?.course(place) {
-            Course::Promise { rank, ranks, others } => {
-                Course::Promise { rank, ranks: in_parent(ranks), others }
-            }
-            Course::Apart { rank, ranks } => Course::Apart { rank, ranks: in_parent(ranks) },
-            course => course,
-        })
-    }
-
-    /// What this rank does without having heard the others.
-    pub fn alone(&self) -> Course {
-        match self.parent {
-            Parent::Unbuildable => {
-                let (rank, ranks) = self.line.among(self.ranks);
-                Course::Apart { rank, ranks }
-            }
-            Parent::Built | Parent::Promised | Parent::Lost => Course::Nccl,
-        }
-    }
-
-    /// This rank is in no new communicator.
-    pub fn pass_by(mut self) {
-        self.due = Due::Nothing;
-        if let Ok(rendezvous) = rendezvous() {
-            rendezvous.pass_by(&self.invitation);
-        }
-    }
-
-    /// This rank's communicator has no fabric, and so none of its peers' has.
-    pub fn refuse(mut self, reason: Reason) {
-        self.decline(Verdict::Plain(reason));
-    }
-
-    /// NCCL did not make this rank's.
-    pub fn fail(self) {
-        drop(self);
-    }
-
-    /// Begins the birth of this rank's communicator. Waits for nobody; the reason says that NCCL does everything, for all its
-    /// ranks.
-    pub fn ask(self, newborn: Newborn, configured: Configured) -> Result<Asked, Reason> {
-        self.ask_with(newborn, configured, Patience::None)
-    }
-
-    /// The same before NCCL has made it, where a round found that it is a promise.
-    pub fn ask_promise(self, newborn: Newborn, configured: Configured) -> Result<Asked, Reason> {
-        self.ask_with(newborn, configured, Patience::AsConfigured)
-    }
-
-    fn ask_with(
-        mut self,
-        newborn: Newborn,
-        configured: Configured,
-        patience: Patience,
-    ) -> Result<Asked, Reason> {
-        if newborn.ranks < 2 {
-            self.pass_by();
-            return Err(Reason::OneRank);
-        }
-        let asked = self.report(newborn, configured, patience);
-        match &asked {
-            Ok(_) => self.due = Due::Nothing,
-            Err(reason) => self.decline(Verdict::Plain(reason.clone())),
-        }
-        asked
-    }
-
-    fn report(&self, newborn: Newborn, configured: Configured, patience: Patience) -> Result<Asked, Reason> {
-        wish::check_derived(configured.waiting)?;
-        settle();
-        let ctas = configured.ctas.unwrap_or_else(|| wish::ctas_of(&self.line.contract));
-        let (arena, share, mut facts) = wish::on(newborn.device, newborn.ranks, ctas, patience)?;
-        facts.member.rank = newborn.rank;
-        let party = rendezvous().and_then(|rendezvous| rendezvous.attend_invited(&self.invitation, facts));
-        let party = party.map_err(cannot_reach)?;
-        let until = party.cancellers().into_iter().next().map(|canceller| Wait::new(&self.line, canceller));
-        Ok(Asked { party, token: self.invitation.child, rank: newborn.rank, arena, share, until })
-    }
-
-    fn decline(&mut self, verdict: Verdict) {
-        self.due = Due::Nothing;
-        if self.invitation.child == NOBODY {
-            return rendezvous().into_iter().for_each(|rendezvous| rendezvous.pass_by(&self.invitation));
-        }
-        if let Ok(rendezvous) = rendezvous() {
-            rendezvous.decline(&self.invitation, verdict);
-        }
-    }
-}
-
-impl Drop for Derivation {
-    fn drop(&mut self) {
-        if self.ahead == Ahead::Round
-            && let Ok(rendezvous) = rendezvous()
-        {
-            // The others of the round wait for it.
-            match self.due {
-                Due::Word => {
-                    let absent = Failure::Absent { rank: self.invitation.rank };
-                    rendezvous.decline(&self.invitation.to_round(), Verdict::Failed(absent));
-                }
-                Due::Nothing => {
-                    let (place, ranks) = self.line.among(self.ranks);
-                    rendezvous.go_to_nccl(&self.invitation, place, ranks.len() as u32, self.parent);
-                }
-            }
-        }
-        if self.due == Due::Word {
-            self.decline(Verdict::Failed(Failure::Absent { rank: self.invitation.rank }));
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::contract::{Device, Member, Version, capability};
-    use crate::rendezvous::colors::Others;
+    use std::sync::Arc;
+
+    use crate::contract::{Contract, Device, Member, Token, Version, capability};
+    use crate::fabric::hosting::rendezvous;
+    use crate::rendezvous::colors::{Course, Others, Willing};
+    use crate::rendezvous::verdict::{Failure, Reason};
 
     /// A parent of so many ranks, all of them here.
     fn parent(ranks: u32, capabilities: u64) -> Vec<Arc<Line>> {

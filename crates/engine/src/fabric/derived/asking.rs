@@ -1,0 +1,104 @@
+//! A call for communicators made from another, as long as NCCL has not taken it.
+
+use std::sync::Arc;
+
+use crate::contract::Token;
+use crate::descriptor::Ours;
+use crate::fabric::hosting::rendezvous;
+use crate::rendezvous::colors::Parent;
+use crate::rendezvous::derived::{Invitation, Making, NOBODY, child};
+
+use super::copy;
+use super::taken::{Ahead, Derivation, Due};
+use super::waits::{Kind, Line};
+
+/// A call that NCCL has not taken yet.
+#[derive(Debug)]
+pub struct Deriving {
+    pub(super) line: Arc<Line>,
+    pub(super) lobby: Token,
+    pub(super) hosts: u32,
+    pub(super) ranks: u64,
+    /// Of a shrink: the excluded ranks.
+    pub(super) shrinks: Option<Vec<u32>>,
+    pub(super) parent: Parent,
+    pub(super) color: Option<i32>,
+    pub(super) lives: Vec<(u32, Ours)>,
+}
+
+impl Deriving {
+    /// Whether this is a call that NCCL cannot make, as far as this rank knows: it has no parent, and will have none.
+    pub fn is_without_parent(&self) -> bool {
+        self.parent == Parent::Unbuildable
+    }
+
+    /// Whether the ranks of this call tell each other where they go, which all find alike.
+    pub fn has_round(&self) -> bool {
+        self.line.contract.may_promise_children()
+    }
+
+    /// Whether NCCL has built the parent here and not everywhere.
+    pub fn has_lost_parent(&self) -> bool {
+        self.parent == Parent::Lost
+    }
+
+    /// This rank does not wait for the others of a round, so that NCCL makes all communicators of this call. Before the
+    /// real call; if NCCL refuses that, the word stands for the next one. Never waits.
+    pub fn go_to_nccl(&self) {
+        let Ok(rendezvous) = rendezvous() else { return };
+        if !self.has_round() {
+            return;
+        }
+        let before = self.line.counted(self.kind(), |counted| counted.hurried = Some(counted.begun));
+        if before.has_hurried() {
+            return;
+        }
+        let invitation = self.invitation(before.begun);
+        self.await_round(&invitation);
+        let (place, ranks) = self.line.among(self.ranks);
+        rendezvous.go_to_nccl(&invitation, place, ranks.len() as u32, self.parent);
+    }
+
+    /// NCCL has taken the call; or, of one with a round, nothing keeps it from being made.
+    pub fn begun(self) -> Derivation {
+        let before = self.line.counted(self.kind(), |counted| counted.begun += 1);
+        let invitation = self.invitation(before.begun);
+        let is_due = self.has_round() && !before.has_hurried();
+        let ahead = if is_due { Ahead::Round } else { Ahead::Nccl };
+        if is_due {
+            self.await_round(&invitation);
+        }
+        let Deriving { line, hosts, ranks, parent, color, lives, .. } = self;
+        if hosts == line.rank
+            && let Ok(rendezvous) = rendezvous()
+        {
+            rendezvous.await_ranks(invitation.call, ranks, lives);
+        }
+        Derivation { line, invitation, ranks, parent, color, ahead, due: Due::Word }
+    }
+
+    fn kind(&self) -> Kind {
+        if self.shrinks.is_none() { Kind::Split } else { Kind::Shrink(self.ranks) }
+    }
+
+    /// To the call before which so many of its kind came.
+    fn invitation(&self, count: u32) -> Invitation {
+        let making = match &self.shrinks {
+            None => Making::Split { count },
+            Some(excluded) => Making::Shrink { count, excluded: excluded.clone() },
+        };
+        let call = making.name(self.line.contract.birth);
+        let child = self.color.map_or(NOBODY, |color| child(call, color));
+        Invitation { lobby: self.lobby, call, child, rank: self.line.rank }
+    }
+
+    /// The host's rank comes to a round.
+    fn await_round(&self, invitation: &Invitation) {
+        if self.hosts == self.line.rank
+            && let Ok(rendezvous) = rendezvous()
+        {
+            let lives = self.lives.iter().filter_map(|(rank, life)| Some((*rank, copy(*rank, life)?)));
+            rendezvous.await_ranks(invitation.to_round().child, self.ranks, lives.collect());
+        }
+    }
+}

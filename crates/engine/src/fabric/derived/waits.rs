@@ -1,0 +1,118 @@
+//! What a communicator has for those made from it: how many calls have begun, and who waits in them.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::contract::Contract;
+use crate::rendezvous::Canceller;
+
+/// What a communicator has for those made from it, for as long as any of them is being made.
+#[derive(Debug)]
+pub struct Line {
+    pub(super) contract: Arc<Contract>,
+    pub(super) rank: u32,
+    /// Held for a few stores.
+    counted: Mutex<BTreeMap<Kind, Counted>>,
+    /// Held for a few stores; the rendezvous' locks come after it.
+    waiting: Mutex<Waits>,
+}
+
+/// Calls that are counted together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Kind {
+    Split,
+    /// By who remains, one bit each: an excluded rank knows nothing of the others' shrink.
+    Shrink(u64),
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Counted {
+    /// How many have begun.
+    pub(super) begun: u32,
+    /// How many had when this rank last said in a round that it goes to NCCL. NCCL may have refused that call: then the
+    /// word is out for the next.
+    pub(super) hurried: Option<u32>,
+}
+
+impl Counted {
+    /// Whether this rank has said its word for the next call.
+    pub(super) fn has_hurried(&self) -> bool {
+        self.hurried == Some(self.begun)
+    }
+}
+
+#[derive(Debug, Default)]
+struct Waits {
+    ended: bool,
+    next: u64,
+    cancellers: BTreeMap<u64, Canceller>,
+}
+
+impl Line {
+    pub fn new(contract: Arc<Contract>, rank: u32) -> Arc<Line> {
+        let (counted, waiting) = Default::default();
+        Arc::new(Line { contract, rank, counted, waiting })
+    }
+
+    /// The parent ends: nobody waits for its children.
+    pub fn end(&self) {
+        let mut waiting = self.waiting();
+        waiting.ended = true;
+        let cancellers = std::mem::take(&mut waiting.cancellers);
+        drop(waiting);
+        cancellers.values().for_each(Canceller::abort);
+    }
+
+    /// Whether it has.
+    pub(super) fn has_ended(&self) -> bool {
+        self.waiting().ended
+    }
+
+    /// What was counted before the change.
+    pub(super) fn counted(&self, kind: Kind, change: impl FnOnce(&mut Counted)) -> Counted {
+        let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
+        let counted = counted.entry(kind).or_default();
+        let before = *counted;
+        change(counted);
+        before
+    }
+
+    /// This rank's place among those with a bit, and all of theirs.
+    pub(super) fn among(&self, ranks: u64) -> (u32, Vec<u32>) {
+        let all = 0..self.contract.members.len() as u32;
+        let ranks: Vec<u32> = all.filter(|rank| ranks & (1 << rank) != 0).collect();
+        (ranks.iter().position(|rank| *rank == self.rank).unwrap_or_default() as u32, ranks)
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, Waits> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A wait that ends with its parent.
+#[derive(Debug)]
+pub struct Wait {
+    line: Arc<Line>,
+    number: u64,
+}
+
+impl Wait {
+    pub(super) fn new(line: &Arc<Line>, canceller: Canceller) -> Wait {
+        let mut waiting = line.waiting();
+        let number = waiting.next;
+        waiting.next += 1;
+        if waiting.ended {
+            drop(waiting);
+            canceller.abort();
+        } else {
+            waiting.cancellers.insert(number, canceller);
+        }
+        Wait { line: line.clone(), number }
+    }
+}
+
+impl Drop for Wait {
+    fn drop(&mut self) {
+        self.line.waiting().cancellers.remove(&self.number);
+    }
+}
