@@ -4,10 +4,12 @@
 //!
 //! One thread at a time calls on a communicator, as with NCCL; an abort, and the question for an error, may come from another.
 
+mod aborting;
 mod arguments;
 mod ending;
 mod ends;
 mod handle;
+mod honouring;
 mod kept;
 mod lost;
 mod operators;
@@ -19,29 +21,23 @@ use std::ffi::c_int;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 
-use nccl_sys::{
-    ncclComm, ncclComm_t, ncclInternalError, ncclInvalidArgument, ncclInvalidUsage, ncclRemoteError,
-    ncclResult_t, ncclSuccess,
-};
+use nccl_sys::{ncclComm, ncclComm_t, ncclInternalError, ncclInvalidArgument, ncclResult_t, ncclSuccess};
 
 use crate::call::Call;
 use crate::error::refuse;
-use crate::fabric::{self, Fabric, Standing};
-use crate::forward::birth;
+use crate::fabric::{Fabric, Standing};
 use crate::forward::known::{self, End};
 use crate::gpu::{self, Home, Ordinal, StreamHandle};
-use crate::guard;
 use crate::process;
-use crate::thread;
 
 use ends::Ends;
 use handle::Minted;
+pub use honouring::Beside;
+use honouring::Stage;
 pub use kept::Registrations;
 pub use operators::{Operator, Operators};
-use parked::{Built, Kind};
+use parked::Built;
 pub use usage::Unfit;
 use usage::{Usage, free_bytes};
 
@@ -71,73 +67,10 @@ pub struct Promise {
     registrations: Registrations,
 }
 
-/// How far it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    Promised,
-    /// A thread is in NCCL.
-    Honouring,
-    /// It still is, and another has aborted NCCL's communicator.
-    Aborting,
-    Honoured,
-}
-
-/// What there is to do to honour it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Begun {
-    /// Nothing: it has been honoured.
-    Over,
-    /// Nothing but to use what was taken at its birth.
-    Taken,
-    /// NCCL builds, with the id of this attempt.
-    Attempt(u64),
-}
-
-/// What the application has said of its end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Aborted {
-    Nothing,
-    /// NCCL's, too, is to be aborted.
-    Real(ncclComm_t),
-    /// NCCL's, which a thread is still making.
-    Init(ncclComm_t),
-}
-
 /// Whether a handle is one of ours, in use or ended.
 pub fn is_ours(communicator: ncclComm_t) -> bool {
     handle::is_ours(communicator as usize)
 }
-
-/// A promise that is being honoured on another thread.
-#[derive(Debug)]
-pub enum Beside {
-    /// It was, or cannot be.
-    Done(ncclResult_t),
-    /// It is.
-    Thread(JoinHandle<ncclResult_t>),
-}
-
-impl Beside {
-    /// Whether waiting for it takes no time.
-    pub fn is_over(&self) -> bool {
-        match self {
-            Beside::Done(_) => true,
-            Beside::Thread(thread) => thread.is_finished(),
-        }
-    }
-
-    /// Waits for it.
-    pub fn wait(self) -> ncclResult_t {
-        match self {
-            Beside::Done(result) => result,
-            Beside::Thread(thread) => thread.join().unwrap_or(ncclInternalError),
-        }
-    }
-}
-
-/// How long an abort lets NCCL's init come to its end: NCCL 2.28 frees what that still uses if it is aborted in the middle (seen:
-/// double frees), but not while it waits for a rank that does not come, which is why it takes longer than this.
-const INIT_WITHIN: Duration = Duration::from_secs(3);
 
 impl Promise {
     /// A new one, which an ended one's communicator honours if all ranks have it. Nobody knows its handle yet.
@@ -201,127 +134,6 @@ impl Promise {
         arguments::refusal(call, self.fabric.contract().members.len(), &self.operators)
     }
 
-    /// Honours it. Waits for all other ranks, as NCCL's own init does; outside groups only. NCCL's error leaves the promise as it
-    /// was: what its fabric serves goes on.
-    pub fn honour(&self) -> ncclResult_t {
-        let begun = guard::or_else(|| Err(ncclInternalError), || self.begin());
-        match begun {
-            Ok(Begun::Attempt(attempt)) => {
-                let result = self.build(attempt);
-                let result = guard::call(|| self.finish(result, self.fabric.has_lost(attempt)));
-                guard::call(|| self.tell(attempt, result))
-            }
-            Ok(Begun::Taken) => guard::call(|| self.finish(ncclSuccess, false)),
-            Ok(Begun::Over) => ncclSuccess,
-            Err(code) => code,
-        }
-    }
-
-    /// Honours it on a thread of its own: this one may have a group open, and NCCL's groups are the thread's.
-    pub fn honour_beside(self: &Arc<Promise>) -> Beside {
-        if self.real().is_some() {
-            return Beside::Done(ncclSuccess);
-        }
-        let promise = self.clone();
-        match thread::spawn("windlass-honour", move || promise.honour()) {
-            Ok(thread) => Beside::Thread(thread),
-            Err(error) => {
-                let why = format_args!("no thread to honour a promise on: {error}");
-                Beside::Done(refuse(ncclInternalError, why))
-            }
-        }
-    }
-
-    fn begin(&self) -> Result<Begun, ncclResult_t> {
-        let mut stage = self.stage();
-        match *stage {
-            Stage::Honoured => return Ok(Begun::Over),
-            // Divergence: NCCL says nothing of two threads at once.
-            Stage::Honouring | Stage::Aborting => {
-                return Err(refuse(ncclInvalidUsage, format_args!("two threads call on one communicator")));
-            }
-            Stage::Promised if self.aborted.load(Ordering::Acquire) => return Err(ncclInvalidUsage),
-            Stage::Promised => {}
-        }
-        let taken = self.built().as_ref().map(Built::handle);
-        // All ranks have it, or none.
-        let begun = match taken {
-            Some(_) => Begun::Taken,
-            None => Begun::Attempt(self.next_attempt()?),
-        };
-        *stage = Stage::Honouring;
-        self.written.store(taken.unwrap_or(null_mut()), Ordering::Relaxed);
-        Ok(begun)
-    }
-
-    /// NCCL's own init. Under no catch of panics: what NCCL throws goes on.
-    fn build(&self, attempt: u64) -> ncclResult_t {
-        guard::or_else(|| (), || fabric::make_room(Some(self.device())));
-        let id = match self.fabric.id(0, attempt, &|| self.is_over(attempt)) {
-            Ok(id) => id,
-            Err(code) => return code,
-        };
-        let (ranks, rank) = (self.fabric.contract().members.len() as u32, self.fabric.rank());
-        let configuration = self.fabric.configuration();
-        let before = free_bytes(self.device);
-        let result = on_device(self.device, || birth::build(&self.written, ranks, &id, rank, configuration));
-        if result == ncclSuccess {
-            before.into_iter().for_each(|before| self.usage.measured(self.device, before));
-            let words = configuration.words();
-            if words.is_none() {
-                self.mark(Unfit::Here);
-            }
-            let configuration = words.unwrap_or_default();
-            let kind = Kind { ranks, rank, device: self.device, configuration };
-            *self.built() = Some(Built::new(kind, &id, self.written.load(Ordering::Acquire)));
-        }
-        result
-    }
-
-    fn finish(&self, result: ncclResult_t, is_lost: bool) -> ncclResult_t {
-        let mut stage = self.stage();
-        let written = self.written.load(Ordering::Acquire);
-        let aborted = self.aborted.load(Ordering::Acquire);
-        if aborted || is_lost || result != ncclSuccess {
-            let is_ours = *stage == Stage::Honouring;
-            *stage = Stage::Promised;
-            self.written.store(null_mut(), Ordering::Relaxed);
-            self.built().take();
-            drop(stage);
-            // Unless the abort could not wait.
-            if is_ours && !written.is_null() {
-                known::end(End::Abort, written);
-            }
-            if is_lost && !aborted {
-                return refuse(ncclRemoteError, format_args!("{}", lost::WHY));
-            }
-            if result == ncclSuccess {
-                return ncclInternalError;
-            }
-            return refuse(result, format_args!("NCCL did not build the communicator of a promise"));
-        }
-        drop(stage);
-        if !self.registrations.is_empty() {
-            self.mark(Unfit::Here);
-        }
-        self.registrations.replay(written);
-        let mut stage = self.stage();
-        if self.aborted.load(Ordering::Acquire) {
-            let is_ours = *stage == Stage::Honouring;
-            *stage = Stage::Promised;
-            self.written.store(null_mut(), Ordering::Relaxed);
-            self.built().take();
-            drop(stage);
-            if is_ours {
-                known::end(End::Abort, written);
-            }
-            return ncclInternalError;
-        }
-        *stage = Stage::Honoured;
-        self.real.store(written, Ordering::Release);
-        ncclSuccess
-    }
-
     /// How NCCL's communicator stands, for those made from this one.
     pub fn standing(&self) -> Standing {
         // What has been built was the last attempt.
@@ -331,56 +143,6 @@ impl Promise {
             Some(_) if attempt.is_some_and(|attempt| self.fabric.has_lost(attempt)) => Standing::Lost,
             Some(_) => Standing::Built,
         }
-    }
-
-    /// Ends it as an abort does, from any thread: who is honouring it leaves. Gives NCCL's answer.
-    pub fn abort(&self) -> ncclResult_t {
-        if !guard::or_else(|| false, || self.ends.abort(INIT_WITHIN)) {
-            return ending::ended();
-        }
-        match self.aborted_real() {
-            Aborted::Nothing => ncclSuccess,
-            Aborted::Real(real) => {
-                self.let_go();
-                known::end(End::Abort, real)
-            }
-            Aborted::Init(real) => {
-                let real = real as usize;
-                let end = || known::abort_init(real as ncclComm_t, || self.is_out());
-                guard::call(|| ending::beside(end).unwrap_or(ncclInternalError))
-            }
-        }
-    }
-
-    fn aborted_real(&self) -> Aborted {
-        let until = Instant::now() + INIT_WITHIN;
-        loop {
-            let mut stage = self.stage();
-            self.aborted.store(true, Ordering::Release);
-            let written = self.written.load(Ordering::Acquire);
-            match (*stage, self.real()) {
-                (_, Some(real)) => return Aborted::Real(real),
-                (Stage::Honouring, None) if Instant::now() < until => {}
-                (Stage::Honouring, None) if !written.is_null() => {
-                    *stage = Stage::Aborting;
-                    return Aborted::Init(written);
-                }
-                (Stage::Promised, None) => {
-                    let taken = self.built().take();
-                    return taken.map_or(Aborted::Nothing, |built| Aborted::Real(built.handle()));
-                }
-                _ => return Aborted::Nothing,
-            }
-            drop(stage);
-            std::thread::sleep(Duration::from_micros(200));
-        }
-    }
-
-    /// From now on nobody honours it. Whether somebody is at it, who will find that and end what NCCL has built.
-    fn is_never_built(&self) -> bool {
-        let stage = self.stage();
-        self.aborted.store(true, Ordering::Release);
-        *stage == Stage::Honouring
     }
 
     /// Ends it, or prepares its end. Gives NCCL's answer.

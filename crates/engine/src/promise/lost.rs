@@ -12,7 +12,9 @@ use crate::forward::known;
 use crate::guard;
 use crate::thread;
 
-use super::{INIT_WITHIN, Promise, Stage};
+use super::Promise;
+use super::aborting::INIT_WITHIN;
+use super::honouring::Stage;
 
 pub(super) const WHY: &str = "NCCL did not build the communicator of a promise on another rank";
 

@@ -1,0 +1,78 @@
+//! How a promise is aborted, from any thread: also while another one is in NCCL to honour it.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use nccl_sys::{ncclComm_t, ncclInternalError, ncclResult_t, ncclSuccess};
+
+use crate::forward::known::{self, End};
+use crate::guard;
+
+use super::honouring::Stage;
+use super::{Promise, ending};
+
+/// What the application has said of its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Aborted {
+    Nothing,
+    /// NCCL's, too, is to be aborted.
+    Real(ncclComm_t),
+    /// NCCL's, which a thread is still making.
+    Init(ncclComm_t),
+}
+
+/// How long an abort lets NCCL's init come to its end: NCCL 2.28 frees what that still uses if it is aborted in the middle (seen:
+/// double frees), but not while it waits for a rank that does not come, which is why it takes longer than this.
+pub(super) const INIT_WITHIN: Duration = Duration::from_secs(3);
+
+impl Promise {
+    /// Ends it as an abort does, from any thread: who is honouring it leaves. Gives NCCL's answer.
+    pub fn abort(&self) -> ncclResult_t {
+        if !guard::or_else(|| false, || self.ends.abort(INIT_WITHIN)) {
+            return ending::ended();
+        }
+        match self.aborted_real() {
+            Aborted::Nothing => ncclSuccess,
+            Aborted::Real(real) => {
+                self.let_go();
+                known::end(End::Abort, real)
+            }
+            Aborted::Init(real) => {
+                let real = real as usize;
+                let end = || known::abort_init(real as ncclComm_t, || self.is_out());
+                guard::call(|| ending::beside(end).unwrap_or(ncclInternalError))
+            }
+        }
+    }
+
+    fn aborted_real(&self) -> Aborted {
+        let until = Instant::now() + INIT_WITHIN;
+        loop {
+            let mut stage = self.stage();
+            self.aborted.store(true, Ordering::Release);
+            let written = self.written.load(Ordering::Acquire);
+            match (*stage, self.real()) {
+                (_, Some(real)) => return Aborted::Real(real),
+                (Stage::Honouring, None) if Instant::now() < until => {}
+                (Stage::Honouring, None) if !written.is_null() => {
+                    *stage = Stage::Aborting;
+                    return Aborted::Init(written);
+                }
+                (Stage::Promised, None) => {
+                    let taken = self.built().take();
+                    return taken.map_or(Aborted::Nothing, |built| Aborted::Real(built.handle()));
+                }
+                _ => return Aborted::Nothing,
+            }
+            drop(stage);
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+
+    /// From now on nobody honours it. Whether somebody is at it, who will find that and end what NCCL has built.
+    pub(super) fn is_never_built(&self) -> bool {
+        let stage = self.stage();
+        self.aborted.store(true, Ordering::Release);
+        *stage == Stage::Honouring
+    }
+}

@@ -1,0 +1,188 @@
+//! How a promise is honoured: NCCL builds its communicator, or one that an ended promise has left is taken.
+
+use std::ptr::null_mut;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard};
+use std::thread::JoinHandle;
+
+use nccl_sys::{ncclComm_t, ncclInternalError, ncclInvalidUsage, ncclRemoteError, ncclResult_t, ncclSuccess};
+
+use crate::error::refuse;
+use crate::fabric;
+use crate::forward::birth;
+use crate::forward::known::{self, End};
+use crate::guard;
+use crate::thread;
+
+use super::parked::{Built, Kind};
+use super::usage::free_bytes;
+use super::{Promise, Unfit, lost, on_device};
+
+/// How far it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    Promised,
+    /// A thread is in NCCL.
+    Honouring,
+    /// It still is, and another has aborted NCCL's communicator.
+    Aborting,
+    Honoured,
+}
+
+/// What there is to do to honour it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Begun {
+    /// Nothing: it has been honoured.
+    Over,
+    /// Nothing but to use what was taken at its birth.
+    Taken,
+    /// NCCL builds, with the id of this attempt.
+    Attempt(u64),
+}
+
+/// A promise that is being honoured on another thread.
+#[derive(Debug)]
+pub enum Beside {
+    /// It was, or cannot be.
+    Done(ncclResult_t),
+    /// It is.
+    Thread(JoinHandle<ncclResult_t>),
+}
+
+impl Beside {
+    /// Whether waiting for it takes no time.
+    pub fn is_over(&self) -> bool {
+        match self {
+            Beside::Done(_) => true,
+            Beside::Thread(thread) => thread.is_finished(),
+        }
+    }
+
+    /// Waits for it.
+    pub fn wait(self) -> ncclResult_t {
+        match self {
+            Beside::Done(result) => result,
+            Beside::Thread(thread) => thread.join().unwrap_or(ncclInternalError),
+        }
+    }
+}
+
+impl Promise {
+    /// Honours it. Waits for all other ranks, as NCCL's own init does; outside groups only. NCCL's error leaves the promise as it
+    /// was: what its fabric serves goes on.
+    pub fn honour(&self) -> ncclResult_t {
+        let begun = guard::or_else(|| Err(ncclInternalError), || self.begin());
+        match begun {
+            Ok(Begun::Attempt(attempt)) => {
+                let result = self.build(attempt);
+                let result = guard::call(|| self.finish(result, self.fabric.has_lost(attempt)));
+                guard::call(|| self.tell(attempt, result))
+            }
+            Ok(Begun::Taken) => guard::call(|| self.finish(ncclSuccess, false)),
+            Ok(Begun::Over) => ncclSuccess,
+            Err(code) => code,
+        }
+    }
+
+    /// Honours it on a thread of its own: this one may have a group open, and NCCL's groups are the thread's.
+    pub fn honour_beside(self: &Arc<Promise>) -> Beside {
+        if self.real().is_some() {
+            return Beside::Done(ncclSuccess);
+        }
+        let promise = self.clone();
+        match thread::spawn("windlass-honour", move || promise.honour()) {
+            Ok(thread) => Beside::Thread(thread),
+            Err(error) => {
+                let why = format_args!("no thread to honour a promise on: {error}");
+                Beside::Done(refuse(ncclInternalError, why))
+            }
+        }
+    }
+
+    fn begin(&self) -> Result<Begun, ncclResult_t> {
+        let mut stage = self.stage();
+        match *stage {
+            Stage::Honoured => return Ok(Begun::Over),
+            // Divergence: NCCL says nothing of two threads at once.
+            Stage::Honouring | Stage::Aborting => {
+                return Err(refuse(ncclInvalidUsage, format_args!("two threads call on one communicator")));
+            }
+            Stage::Promised if self.aborted.load(Ordering::Acquire) => return Err(ncclInvalidUsage),
+            Stage::Promised => {}
+        }
+        let taken = self.built().as_ref().map(Built::handle);
+        // All ranks have it, or none.
+        let begun = match taken {
+            Some(_) => Begun::Taken,
+            None => Begun::Attempt(self.next_attempt()?),
+        };
+        *stage = Stage::Honouring;
+        self.written.store(taken.unwrap_or(null_mut()), Ordering::Relaxed);
+        Ok(begun)
+    }
+
+    /// NCCL's own init. Under no catch of panics: what NCCL throws goes on.
+    fn build(&self, attempt: u64) -> ncclResult_t {
+        guard::or_else(|| (), || fabric::make_room(Some(self.device())));
+        let id = match self.fabric.id(0, attempt, &|| self.is_over(attempt)) {
+            Ok(id) => id,
+            Err(code) => return code,
+        };
+        let (ranks, rank) = (self.fabric.contract().members.len() as u32, self.fabric.rank());
+        let configuration = self.fabric.configuration();
+        let before = free_bytes(self.device);
+        let result = on_device(self.device, || birth::build(&self.written, ranks, &id, rank, configuration));
+        if result == ncclSuccess {
+            before.into_iter().for_each(|before| self.usage.measured(self.device, before));
+            let words = configuration.words();
+            if words.is_none() {
+                self.mark(Unfit::Here);
+            }
+            let configuration = words.unwrap_or_default();
+            let kind = Kind { ranks, rank, device: self.device, configuration };
+            *self.built() = Some(Built::new(kind, &id, self.written.load(Ordering::Acquire)));
+        }
+        result
+    }
+
+    fn finish(&self, result: ncclResult_t, is_lost: bool) -> ncclResult_t {
+        let stage = self.stage();
+        let written = self.written.load(Ordering::Acquire);
+        let aborted = self.aborted.load(Ordering::Acquire);
+        if aborted || is_lost || result != ncclSuccess {
+            self.undo(stage, written);
+            if is_lost && !aborted {
+                return refuse(ncclRemoteError, format_args!("{}", lost::WHY));
+            }
+            if result == ncclSuccess {
+                return ncclInternalError;
+            }
+            return refuse(result, format_args!("NCCL did not build the communicator of a promise"));
+        }
+        drop(stage);
+        if !self.registrations.is_empty() {
+            self.mark(Unfit::Here);
+        }
+        self.registrations.replay(written);
+        let mut stage = self.stage();
+        if self.aborted.load(Ordering::Acquire) {
+            self.undo(stage, written);
+            return ncclInternalError;
+        }
+        *stage = Stage::Honoured;
+        self.real.store(written, Ordering::Release);
+        ncclSuccess
+    }
+
+    /// It is a promise again. What NCCL has built ends, unless an abort that could not wait does that.
+    fn undo(&self, mut stage: MutexGuard<'_, Stage>, written: ncclComm_t) {
+        let is_ours = *stage == Stage::Honouring;
+        *stage = Stage::Promised;
+        self.written.store(null_mut(), Ordering::Relaxed);
+        self.built().take();
+        drop(stage);
+        if is_ours && !written.is_null() {
+            known::end(End::Abort, written);
+        }
+    }
+}
