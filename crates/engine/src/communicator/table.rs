@@ -2,8 +2,8 @@
 //!
 //! # Why readers need none
 //! Tables and records are leaked and used again, never freed, so a pointer that was read is good for ever; what a reader may get is one
-//! that is out of date. A record, and the pointer to it, are written before the handle of its place, and the places of a table before
-//! [`TABLE`]; handles and [`TABLE`] are released by their writer and acquired by readers, so who finds a handle sees its record whole.
+//! that is out of date. A record is written before the pointer to it, that before the handle of its place, and the places of a table before
+//! [`TABLE`]: each is released by its writer and acquired by its reader, so who has a pointer sees its record whole.
 //!
 //! A place, or a whole table, may be filled anew between two loads of a reader. Then the record's own handle is another, which is looked
 //! at last; or the handle is not found, though it may be there. Either is looked up again under the lock ([`look_again`]), which
@@ -179,7 +179,8 @@ impl Table {
     /// Under the lock; there is a place that is free.
     fn insert(&self, handle: usize, communicator: &'static Communicator) {
         if let Some((place, _)) = self.probe(handle).find(|(_, found)| *found <= REMOVED) {
-            place.communicator.store(std::ptr::from_ref(communicator).cast_mut(), Ordering::Relaxed);
+            // A reader that saw the handle that was here before may come to it before the new handle.
+            place.communicator.store(std::ptr::from_ref(communicator).cast_mut(), Ordering::Release);
             place.handle.store(handle, Ordering::Release);
         }
     }
