@@ -98,7 +98,7 @@ function(add_differential program machine seconds)
   set_tests_properties(${equal} PROPERTIES FIXTURES_REQUIRED ${machine}.${program} LABELS ${machine} TIMEOUT 20)
 endfunction()
 
-set(PROGRAMS strings arguments collectives crowded sendrecv groups group_order lifecycle threads nonblocking premulsum registration graphs
+set(PROGRAMS strings arguments collectives sendrecv groups group_order lifecycle threads nonblocking premulsum registration graphs
              forked random_calls random_collectives births patterns pairs absorbed graphs_p2p random_p2p splits promises promise_errors
              promise_children many_pairs reuse parking uneven batches registered registered_lives
              registered_groups registered_alone registered_beside pool pool_growth windows windows_repair windows_ends window_patterns window_direct)
@@ -164,7 +164,6 @@ if(WINDLASS_LIBRARY_DIR)
   add_fabric(nonblocking 120 "the caller does not wait")
   add_fabric(random_calls 120 "yes;one rank has no peers?")
   add_fabric(random_collectives 300 "yes" --served fast)
-  add_fabric(crowded 300 "yes" --served fast)
   add_fabric(batches 300 "yes" --served fast)
   if(SIM_DIR)
     # Off on all ranks, or on one: then more than two collectives of a group are NCCL's. Of all sizes, of few ranks and of many.
@@ -565,6 +564,21 @@ if(REAL_NCCL_LIBRARY)
   add_differential(special_values gpu 120)
   if(WINDLASS_LIBRARY_DIR)
     add_fabric_on(gpu special_values 120 "yes" --served fast)
+  endif()
+endif()
+
+# Without a plain run: NCCL 2.30.7 alone did not end where four ranks shared a GPU (why was not looked into).
+add_executable(crowded programs/crowded.c)
+target_link_libraries(crowded PRIVATE harness)
+if(WINDLASS_LIBRARY_DIR)
+  set(crowd --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes --served fast -- $<TARGET_FILE:crowded>)
+  if(SIM_DIR)
+    add_test(NAME sim.crowded.fast COMMAND ${RUN} --out "${RUNS}/sim.crowded.fast" --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}" ${crowd})
+    set_tests_properties(sim.crowded.fast PROPERTIES LABELS sim TIMEOUT 300 PROCESSORS 2)
+  endif()
+  if(REAL_NCCL_LIBRARY)
+    add_test(NAME gpu.crowded.fast COMMAND ${RUN} --out "${RUNS}/gpu.crowded.fast" --nccl "${REAL_NCCL_LIBRARY}" --gpu ${crowd})
+    set_tests_properties(gpu.crowded.fast PROPERTIES LABELS gpu TIMEOUT 300 RUN_SERIAL ON)
   endif()
 endif()
 

@@ -216,7 +216,7 @@ impl Fast {
             blocks: shape.blocks,
             threads: shape.threads,
             shared_bytes: shape.shared_bytes,
-            cluster: shape.cluster,
+            cluster: turn.cluster(shape.cluster),
             domain: turn.domain(),
             start: if early { Start::WhenAllowed } else { Start::AfterStream },
         };

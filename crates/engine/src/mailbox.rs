@@ -216,7 +216,7 @@ impl Mailbox {
             blocks: shape.blocks,
             threads: shape.threads,
             shared_bytes: shape.shared_bytes,
-            cluster: shape.cluster,
+            cluster: turn.cluster(shape.cluster),
             domain: turn.domain(),
             start: Start::AfterStream,
         };

@@ -37,6 +37,9 @@ pub use refusal::Refusal;
 pub use stuck::{Carries, Stuck, Wait};
 pub use supply::{Grant, Kit, Lent, Supply};
 
+/// The compute capability since which there are clusters.
+const CLUSTERS_SINCE: i32 = 90;
+
 /// Lets the graph of a capture hold the communicator's slices; called by the first operation in a capture.
 pub type Hold = Box<dyn Fn(&Driver, Capture) -> Result<(), Failure> + Send + Sync>;
 
@@ -300,6 +303,13 @@ impl<'turns> Turn<'turns> {
     /// Blocks that a kernel may have now.
     pub fn blocks(&self) -> u32 {
         self.turns.lent.grant.share()
+    }
+
+    /// What a launch says of clusters of so many blocks. One block is said, too: an update of a graph lets a cluster stand of which the
+    /// new launch says nothing, and a kernel whose grid that does not divide is then left out without an error (driver 580).
+    /// Devices before 9.0 have none.
+    pub fn cluster(&self, blocks: u32) -> u32 {
+        if self.turns.supply.capability() < CLUSTERS_SINCE { 0 } else { blocks }
     }
 
     /// That of all kernels.

@@ -70,7 +70,7 @@ pub struct Shape {
     pub threads: u32,
     /// Dynamic shared memory per block, bytes.
     pub shared_bytes: u32,
-    /// Blocks per cluster; 1 for none. It divides `blocks`.
+    /// Blocks per cluster, of which `blocks` are whole ones; 0 says nothing of clusters.
     pub cluster: u32,
     /// Memory synchronisation domain.
     pub domain: MemoryDomain,
@@ -209,7 +209,7 @@ impl Driver {
             attributes[count].value[..value.len()].copy_from_slice(value);
             count += 1;
         };
-        if shape.cluster > 1 {
+        if shape.cluster > 0 {
             add(CLUSTER_DIMENSION, &[shape.cluster, 1, 1]);
         }
         if shape.domain == MemoryDomain::Remote {
