@@ -47,7 +47,7 @@ static void eager(struct rank* self, ncclComm_t communicator, const struct buffe
   check_outputs(self, buffers, key);
 }
 
-/* A graph that is nothing but a collective of each kind, as large as `count` makes it. */
+/* A graph that is nothing but a collective of each kind, those of messages too, as large as `count` makes it. */
 static CUgraph captured(struct rank* self, ncclComm_t communicator, struct transfer* list, int kinds, size_t count, uint64_t key) {
   CUgraph graph = NULL;
   for (int which = 0; which < kinds; which++) {
@@ -92,7 +92,7 @@ static void become(CUgraphExec* executable, CUgraph graph) {
 static void cloned_and_updated(struct rank* self, ncclComm_t communicator) {
   static const size_t counts[] = {900, 1100, 20, 30011, 3};
   struct transfer list[COLLECTIVES];
-  int kinds = REDUCE_SCATTER + 1;
+  int kinds = collectives_known();
   CUgraph clone = NULL, graph = captured(self, communicator, list, kinds, 500, 100);
   CUgraphExec executable = NULL;
   CUDA(cuGraphClone(&clone, graph));

@@ -184,7 +184,8 @@ impl Grant {
         self.least
     }
 
-    /// What the next kernel may have. Kernels that were launched when fewer shared the budget may have more; they end.
+    /// What the next kernel may have. Kernels that were launched, or captured, when fewer shared the budget may have more: of six communicators
+    /// that begin one after the other 126 of 132 multiprocessors (NCCL alone takes up to 32 for each, whoever else runs).
     pub(super) fn share(&self) -> u32 {
         if !self.active.load(Ordering::Relaxed) && !self.active.swap(true, Ordering::Relaxed) {
             self.shelf.active.fetch_add(1, Ordering::Relaxed);

@@ -16,6 +16,8 @@ pub struct Device {
     pub ordinal: Ordinal,
     /// Few: a kernel of ours has a thread of this host for every warp, and its grid grows with the device.
     pub multiprocessors: i32,
+    /// Compute capability, 90 for 9.0.
+    pub capability: i32,
     pub memory: Arc<DeviceMemory>,
     pub primary: Mutex<Primary>,
     pub pools: Mutex<Pools>,
@@ -29,10 +31,11 @@ pub struct Pools {
 }
 
 impl Device {
-    pub fn new(ordinal: Ordinal, bytes: usize, multiprocessors: i32) -> Self {
+    pub fn new(ordinal: Ordinal, bytes: usize, multiprocessors: i32, capability: i32) -> Self {
         Device {
             ordinal,
             multiprocessors,
+            capability,
             memory: Arc::new(DeviceMemory { ordinal, total: bytes, state: Mutex::default() }),
             primary: Mutex::default(),
             pools: Mutex::default(),
@@ -53,7 +56,7 @@ impl Device {
         format!("0000:{:02X}:00.0", self.bus())
     }
 
-    /// `CUdevice_attribute` values of an H200 where a program could care (but for multiprocessors), 0 elsewhere.
+    /// `CUdevice_attribute` values of an H200 where a program could care (but for multiprocessors and capability), 0 elsewhere.
     pub fn attribute(&self, attribute: u32) -> Option<i32> {
         let value = match attribute {
             1..=3 => 1024,
@@ -77,8 +80,8 @@ impl Device {
             39 => 2048,
             40 => 3,
             51 => 32,
-            75 => 9,
-            76 => 0,
+            75 => self.capability / 10,
+            76 => self.capability % 10,
             81 => 228 << 10,
             85 => self.ordinal,
             92..=95 | 99 | 102 | 103 | 115 | 120 | 122 | 123 | 125 => 1,

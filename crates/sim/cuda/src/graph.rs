@@ -331,6 +331,9 @@ impl Executable {
             if old.work.node_type() != new.work.node_type() {
                 return Ok(Some(Mismatch { result: UPDATE_NODE_TYPE_CHANGED, node: new.node }));
             }
+            if let (Work::Kernel(former), Work::Kernel(launch)) = (&old.work, &new.work) {
+                new.work = Work::Kernel(launch.updating(former));
+            }
             // Later single-node updates still name the nodes of the graph that was instantiated.
             new.node = old.node;
             new.enabled = old.enabled;

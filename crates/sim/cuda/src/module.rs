@@ -30,11 +30,14 @@ pub struct SimLaunch {
     pub shared_bytes: u32,
     /// 1 for a cooperative launch.
     pub cooperative: u32,
-    /// Blocks per cluster; 1, 1, 1 without clusters.
+    /// Blocks per cluster; 0, 0, 0 where the launch says nothing of clusters, which kernels see as 1, 1, 1.
     pub cluster: [u32; 3],
     pub device: i32,
     pub stream_id: u64,
 }
+
+/// Nothing said of clusters.
+pub const UNSAID: [u32; 3] = [0; 3];
 
 type Kernel = unsafe extern "C" fn(*const SimLaunch, *mut *mut c_void);
 
@@ -62,6 +65,7 @@ pub struct Function {
 }
 
 /// One kernel launch with its own copy of the parameters.
+#[derive(Clone)]
 pub struct Launch {
     pub function: Arc<Function>,
     pub shape: SimLaunch,
@@ -262,13 +266,32 @@ impl Launch {
         Ok(Launch { function, shape, parameters })
     }
 
+    /// What a graph runs after an update to this from `former`. As driver 580 was seen to do: a cluster of which this says
+    /// nothing stays as it was, and only the whole ones of the new grid run, perhaps none.
+    pub fn updating(self: &Arc<Launch>, former: &Launch) -> Arc<Launch> {
+        if self.shape.cluster != UNSAID || former.shape.cluster == UNSAID {
+            return self.clone();
+        }
+        let mut launch = Launch::clone(self);
+        launch.shape.cluster = former.shape.cluster;
+        for (blocks, cluster) in launch.shape.grid.iter_mut().zip(former.shape.cluster) {
+            *blocks -= *blocks % cluster.max(1);
+        }
+        Arc::new(launch)
+    }
+
     pub fn run(&self) {
+        if self.shape.grid.contains(&0) {
+            return;
+        }
+        let cluster = if self.shape.cluster == UNSAID { [1; 3] } else { self.shape.cluster };
+        let shape = SimLaunch { cluster, ..self.shape };
         let mut pointers: Vec<*mut c_void> =
             self.parameters.iter().map(|parameter| parameter.as_ptr().cast_mut().cast()).collect();
         stack::while_running(self.function.module.context, || {
             guard::forbidding_calls(|| {
                 // SAFETY: the kernel has this signature (see `function`), and every pointer leads to a parameter's copy.
-                unsafe { (self.function.kernel)(&self.shape, pointers.as_mut_ptr()) }
+                unsafe { (self.function.kernel)(&shape, pointers.as_mut_ptr()) }
             });
         });
     }

@@ -69,13 +69,14 @@ pub fn start() -> Result<(), Code> {
     }
     let multiprocessors = number_from_environment("WINDLASS_SIM_MULTIPROCESSORS").unwrap_or(32);
     let multiprocessors = multiprocessors.clamp(1, 1024) as i32;
+    let capability = number_from_environment("WINDLASS_SIM_CAPABILITY").unwrap_or(90).clamp(50, 200) as i32;
     let mut failed = false;
     SIMULATOR.get_or_init(|| {
         // SAFETY: both handlers are plain functions of this library, which is never unloaded once it has threads.
         failed = unsafe {
             libc::pthread_atfork(None, None, Some(mark_forked)) != 0 || libc::atexit(report_leaks) != 0
         };
-        Simulator::new(devices, mebibytes << 20, multiprocessors)
+        Simulator::new(devices, mebibytes << 20, multiprocessors, capability)
     });
     if failed { Err(CUDA_ERROR_OPERATING_SYSTEM) } else { Ok(()) }
 }
@@ -98,8 +99,8 @@ fn number_from_environment(name: &str) -> Option<usize> {
 }
 
 impl Simulator {
-    fn new(devices: usize, bytes: usize, multiprocessors: i32) -> Self {
-        let device = |ordinal| Device::new(ordinal as Ordinal, bytes, multiprocessors);
+    fn new(devices: usize, bytes: usize, multiprocessors: i32, capability: i32) -> Self {
+        let device = |ordinal| Device::new(ordinal as Ordinal, bytes, multiprocessors, capability);
         Simulator {
             devices: (0..devices).map(device).collect(),
             contexts: Table::new(Reuse::Never),

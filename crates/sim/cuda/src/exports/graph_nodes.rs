@@ -269,7 +269,6 @@ fn kernel_work(parameters: &In<KernelParameters>) -> Result<Work, Code> {
         grid: parameters.grid,
         block: parameters.block,
         shared_bytes: parameters.shared_bytes,
-        cluster: [1; 3],
         device: crate::context::find_or_current(parameters.context)?.device,
         ..SimLaunch::default()
     };

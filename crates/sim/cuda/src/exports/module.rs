@@ -1,11 +1,12 @@
 //! Modules, libraries, functions, launches, occupancy.
 
 use crate::code::{
-    CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE, Code,
+    CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE,
+    CUDA_ERROR_NOT_SUPPORTED, Code,
 };
 use crate::context;
 use crate::ffi::{In, Out, Text};
-use crate::module::{self, Function, Launch, SimLaunch};
+use crate::module::{self, Function, Launch, SimLaunch, UNSAID};
 use crate::stack;
 use crate::stream;
 use crate::sync::lock;
@@ -20,6 +21,8 @@ const SHARED_BYTES_MAX: i32 = 227 << 10;
 const SHARED_BYTES_DEFAULT: i32 = 48 << 10;
 const SHARED_BYTES_PER_MULTIPROCESSOR: usize = 228 << 10;
 const CLUSTER_BLOCKS_MAX: u32 = 16;
+/// The compute capability since which there are clusters.
+const CLUSTERS_SINCE: i32 = 90;
 
 /// `CUfunction_attribute`.
 const ATTRIBUTE_THREADS_MAX: u32 = 0;
@@ -232,7 +235,6 @@ exports! {
             grid: [grid_x, grid_y, grid_z],
             block: [block_x, block_y, block_z],
             shared_bytes,
-            cluster: [1; 3],
             ..SimLaunch::default()
         };
         launch(function, shape, stream, parameters, &extra)
@@ -255,7 +257,6 @@ exports! {
             block: [block_x, block_y, block_z],
             shared_bytes,
             cooperative: 1,
-            cluster: [1; 3],
             ..SimLaunch::default()
         };
         launch(function, shape, stream, parameters, &In::none())
@@ -348,7 +349,6 @@ impl LaunchConfiguration {
             grid: self.grid,
             block: self.block,
             shared_bytes: self.shared_bytes,
-            cluster: [1; 3],
             ..SimLaunch::default()
         };
         for attribute in In::from(self.attributes).list(self.attribute_count as usize)? {
@@ -398,14 +398,17 @@ fn launch(
 fn check_shape(function: &Function, shape: &SimLaunch) -> Result<(), Code> {
     let threads: u64 = shape.block.iter().map(|size| u64::from(*size)).product();
     let blocks: u64 = shape.grid.iter().map(|size| u64::from(*size)).product();
-    let cluster: u32 = shape.cluster.iter().product();
-    let whole_clusters = shape
-        .grid
-        .iter()
-        .zip(shape.cluster)
-        .all(|(grid, cluster)| cluster > 0 && grid.is_multiple_of(cluster));
+    let said = if shape.cluster == UNSAID { [1; 3] } else { shape.cluster };
+    let cluster: u32 = said.iter().product();
+    let whole_clusters =
+        shape.grid.iter().zip(said).all(|(grid, cluster)| cluster > 0 && grid.is_multiple_of(cluster));
     if threads == 0 || blocks == 0 || threads > u64::from(THREADS_PER_BLOCK_MAX) {
         return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    if shape.cluster != UNSAID
+        && crate::simulator::simulator()?.device(shape.device)?.capability < CLUSTERS_SINCE
+    {
+        return Err(CUDA_ERROR_NOT_SUPPORTED);
     }
     if !whole_clusters || cluster > CLUSTER_BLOCKS_MAX {
         return Err(crate::code::CUDA_ERROR_INVALID_CLUSTER_SIZE);

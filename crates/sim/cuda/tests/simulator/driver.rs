@@ -10,6 +10,25 @@ pub type HostFunction = extern "C" fn(*mut c_void);
 
 pub const NOT_READY: u32 = 600;
 
+/// `CUlaunchAttribute`.
+#[repr(C)]
+pub struct LaunchAttribute {
+    pub id: u32,
+    pub pad: u32,
+    pub value: [u32; 16],
+}
+
+/// `CUlaunchConfig`.
+#[repr(C)]
+pub struct LaunchConfiguration {
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    pub shared_bytes: u32,
+    pub stream: Handle,
+    pub attributes: *const LaunchAttribute,
+    pub attribute_count: u32,
+}
+
 fn library() -> &'static Library {
     static LIBRARY: OnceLock<Library> = OnceLock::new();
     LIBRARY.get_or_init(|| {
@@ -129,6 +148,9 @@ driver! {
     fn cuModuleLoadData(module: &mut Handle, image: *const u8);
     fn cuModuleUnload(module: Handle);
     fn cuModuleGetFunction(function: &mut Handle, module: Handle, name: *const i8);
+    fn cuLaunchKernelEx(
+        configuration: &LaunchConfiguration, function: Handle, parameters: *const *const c_void, extra: *const c_void
+    );
     fn cuLaunchKernel(
         function: Handle, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32,
         shared: u32, stream: Handle, parameters: *const *const c_void, extra: *const *const c_void

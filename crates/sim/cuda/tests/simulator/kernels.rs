@@ -69,6 +69,60 @@ fn kernels_run_in_order_with_the_parameters_of_their_launch() {
     ok(cuModuleUnload(module));
 }
 
+/// As driver 580 was seen to do on an H100: an update lets a cluster stand of which the new launch says nothing, and what is no whole
+/// one of the new grid does not run; there is no error.
+#[test]
+fn an_update_lets_a_cluster_stand() {
+    start();
+    let directory = std::env::temp_dir().join(format!("sim-cuda-clusters-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).unwrap();
+    let module = made(|out| cuModuleLoadData(out, image(&directory).as_ptr()));
+    std::fs::remove_dir_all(&directory).unwrap();
+    let add = made(|out| cuModuleGetFunction(out, module, c"add".as_ptr()));
+    let stream = stream();
+    let words = buffer(4 * 8);
+    let captured = |blocks: u32, cluster: u32| {
+        let value = 1_u32;
+        let parameters: [*const c_void; 3] =
+            [(&raw const words).cast(), (&raw const words).cast(), (&raw const value).cast()];
+        let attribute =
+            LaunchAttribute { id: 4, pad: 0, value: [cluster, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0] };
+        let configuration = LaunchConfiguration {
+            grid: [blocks, 1, 1],
+            block: [1, 1, 1],
+            shared_bytes: 0,
+            stream,
+            attributes: &raw const attribute,
+            attribute_count: u32::from(cluster > 0),
+        };
+        ok(cuStreamBeginCapture_v2(stream, 0));
+        ok(cuLaunchKernelEx(&configuration, add, parameters.as_ptr(), std::ptr::null()));
+        made(|graph| cuStreamEndCapture(stream, graph))
+    };
+    let blocks_run = |former, cluster, blocks| {
+        let graphs = [captured(8, former), captured(blocks, cluster)];
+        let executable = instantiate(graphs[0]);
+        let mut result = [9; 3];
+        ok(cuGraphExecUpdate_v2(executable, graphs[1], &mut result));
+        ok(cuMemsetD32Async(words, 0, 8, stream));
+        ok(cuGraphLaunch(executable, stream));
+        ok(cuStreamSynchronize(stream));
+        ok(cuGraphExecDestroy(executable));
+        graphs.into_iter().for_each(|graph| ok(cuGraphDestroy(graph)));
+        let mut found = [0_u32; 8];
+        ok(cuMemcpyDtoH_v2(found.as_mut_ptr().cast(), words, 32));
+        found.iter().sum::<u32>()
+    };
+    assert_eq!([blocks_run(4, 0, 1), blocks_run(4, 0, 6), blocks_run(4, 0, 4)], [0, 4, 4]);
+    assert_eq!(
+        [blocks_run(4, 1, 1), blocks_run(4, 2, 6), blocks_run(0, 0, 6), blocks_run(0, 4, 4)],
+        [1, 6, 6, 4]
+    );
+    ok(cuMemFree_v2(words));
+    ok(cuStreamDestroy_v2(stream));
+    ok(cuModuleUnload(module));
+}
+
 /// Windlass's compiled kernels, machine code and PTX, run as the library beside the stand-in; other functions are not there.
 #[test]
 fn compiled_kernels_are_stood_in_for() {
