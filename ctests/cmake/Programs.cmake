@@ -495,6 +495,16 @@ if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
   set_tests_properties(sim.groups.nccl_conf PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
 endif()
 
+# What NCCL is told to go by binds us.
+if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
+  foreach(variable NCCL_ALGO=Ring NCCL_PROTO=Simple NCCL_CTA_POLICY=1)
+    string(REGEX REPLACE "=.*" "" name "sim.batches.${variable}")
+    add_test(NAME ${name} COMMAND ${RUN} --out "${RUNS}/${name}" --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}"
+             --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes --most fast=0 --set WINDLASS_BATCH=off --set ${variable} -- $<TARGET_FILE:batches> processes captured)
+    set_tests_properties(${name} PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
+  endforeach()
+endif()
+
 # Where a rank's launches wait for others', a copy that orders NCCL's work before ours would, too.
 if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
   foreach(variable NCCL_LAUNCH_MODE=GROUP NCCL_LAUNCH_ORDER_IMPLICIT=1)

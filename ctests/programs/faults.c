@@ -1,9 +1,11 @@
-/* Holds, over mailboxes: when a rank's process dies in the middle of a message, its partner's receive ends with an
+/* Holds, over mailboxes and fast collectives: when a rank's process dies in the middle of a message, its partner's receive ends with an
  * asynchronous error after the configured time, the stream gets free, calls on that communicator answer the error, an abort
  * returns at once, and another communicator goes on all the while. An abort from another thread ends a receive that
  * nobody answers. A rank that fails by itself, here by a stream that is none, ends its partners' waits as a dead one does. NCCL
  * alone would wait. */
+#include "../support/collective.h"
 #include "../support/messages.h"
+#include "../support/tuning.h"
 
 #include <pthread.h>
 #include <time.h>
@@ -138,6 +140,81 @@ static void a_launch_fails(struct rank* self) {
   message_release(&never);
 }
 
+static void write_table(const struct rank* self) {
+  FILE* file = tuning_begin(self);
+  if (!file) return;
+  tuning_row(file, self, "all_reduce", "fast_bytes_max", "64M");
+  tuning_row(file, self, "all_gather", "fast_bytes_max", "64M");
+  tuning_end(file);
+}
+
+enum { SMALL, LARGE, TOGETHER, IN_GRAPH, COURSES, CALLS_OF_COURSE = 4 };
+
+/* One way to call collectives, on a communicator of its own. */
+struct course { ncclComm_t communicator; CUstream stream; CUgraphExec executable; struct transfer list[CALLS_OF_COURSE]; int count; };
+
+static void course_prepare(struct rank* self, struct course* course, int kind) {
+  course->communicator = world(self, kind);
+  course->stream = new_stream();
+  course->count = kind == TOGETHER || kind == IN_GRAPH ? CALLS_OF_COURSE : 1;
+  for (int i = 0; i < course->count; i++) {
+    course->list[i] = (struct transfer){.which = i % 2 ? ALL_GATHER : ALL_REDUCE, .type = ncclFloat, .op = ncclSum, .rank = self->rank,
+                                        .count = kind == SMALL ? 100 : 30000, .ranks = self->ranks, .key = (uint64_t)(60 + 10 * kind + i)};
+    transfer_prepare(&course->list[i]);
+  }
+}
+
+static void course_run(struct course* course, int kind) {
+  if (kind == IN_GRAPH && course->executable) {
+    CUDA(cuGraphLaunch(course->executable, course->stream));
+    return;
+  }
+  CUgraph graph = NULL;
+  if (kind == IN_GRAPH) CUDA(cuStreamBeginCapture_v2(course->stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+  if (kind == TOGETHER) NCCL(ncclGroupStart());
+  for (int i = 0; i < course->count; i++) transfer_launch(&course->list[i], course->communicator, course->stream);
+  if (kind == TOGETHER) NCCL(ncclGroupEnd());
+  if (kind != IN_GRAPH) return;
+  CUDA(cuStreamEndCapture(course->stream, &graph));
+  CUDA(cuGraphInstantiateWithFlags(&course->executable, graph, 0));
+  CUDA(cuGraphDestroy(graph));
+  CUDA(cuGraphLaunch(course->executable, course->stream));
+}
+
+/* All ranks have run each course once; then rank 1 dies, and the others run all of them again: each ends by itself. */
+static void one_dies_before_collectives(struct rank* self) {
+  struct course courses[COURSES] = {{0}};
+  write_table(self);
+  for (int kind = 0; kind < COURSES; kind++) course_prepare(self, &courses[kind], kind);
+  for (int kind = 0; kind < COURSES; kind++) {
+    course_run(&courses[kind], kind);
+    wait_for(courses[kind].stream);
+    for (int i = 0; i < courses[kind].count; i++) transfer_verify(&courses[kind].list[i], self);
+  }
+  if (self->rank == 1) {
+    /* What it has called is in no report. */
+    count_calls("ncclCommInitRank", -COURSES);
+    count_calls("ncclGroupStart", -1);
+    count_calls("ncclGroupEnd", -1);
+    for (int kind = 0; kind < COURSES; kind++)
+      for (int i = 0; i < courses[kind].count; i++) count_calls(i % 2 ? "ncclAllGather" : "ncclAllReduce", -1);
+    _exit(0);
+  }
+  for (int kind = 0; kind < COURSES; kind++) course_run(&courses[kind], kind);
+  for (int kind = 0; kind < COURSES; kind++) {
+    EQUAL(error_after_a_while(courses[kind].communicator), ncclRemoteError);
+    wait_for(courses[kind].stream);
+  }
+  for (int kind = 0; kind < COURSES; kind++) {
+    double began = seconds();
+    if (courses[kind].executable) CUDA(cuGraphExecDestroy(courses[kind].executable));
+    NCCL(ncclCommAbort(courses[kind].communicator));
+    CHECK(seconds() - began < 10);
+    for (int i = 0; i < courses[kind].count; i++) transfer_release(&courses[kind].list[i]);
+    CUDA(cuStreamDestroy_v2(courses[kind].stream));
+  }
+}
+
 int main(void) {
   begin("faults", 120);
   if (rank_count(4) < 3) skip("needs three ranks");
@@ -145,6 +222,7 @@ int main(void) {
   /* On GPUs a stream that is none is nobody's to pass. */
   if (!on_gpus()) run_ranks("launch fails", PROCESSES, 3, a_launch_fails, NULL);
   run_ranks("partner dies", PROCESSES, 3, partner_dies, NULL);
+  run_ranks("one dies before collectives", PROCESSES, 3, one_dies_before_collectives, NULL);
   if (!on_gpus()) run_ranks("launch fails beside", THREADS, 3, a_launch_fails, NULL);
   return finish();
 }
