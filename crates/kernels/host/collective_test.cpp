@@ -89,9 +89,28 @@ void shuffle(std::vector<Item>& items, host::Random& random) {
 
 // --- scenarios ----------------------------------------------------------------------------------------------------------------
 
-// Counts 0 to 65 of every collective, way, type and operation, at any offset, in place and not. Of each such combination so many
-// counts, others with each seed; or all 66, if the program is asked to.
-uint32_t counts_of_each = 0;
+// Counts 0 to 65 of every collective, way, type and operation, at any offset, in place and not. Of each such combination some
+// counts, others with each seed, and all else at random; or, if the program is asked to, all 66, each in and out of place, with
+// buffers at addresses for which there is a kernel of its own, by that and by the one for any, and at two odd ones.
+bool all_of_each = false;
+uint32_t ranks_wanted = 0;  // all
+struct Variant { bool any_kernel; uint32_t send_offset, receive_offset; };
+const Variant variants[] = {{false, 0, 0}, {true, 0, 0}, {true, 1, 0}, {true, 3, 7}};
+
+void all_variants(const Call& like, uint32_t ranks, std::vector<Call>& calls) {
+  for (uint32_t count = 0; count < 66; ++count)
+    for (const Variant& variant : variants)
+      for (int in_place = 0; in_place <= (int)may_be_in_place(like.kind, like.choice); ++in_place) {
+        Call call = like;
+        call.count = count;
+        call.root = (count + like.type) % ranks;
+        call.any_kernel = variant.any_kernel;
+        call.send_offset = variant.send_offset;
+        call.receive_offset = variant.receive_offset;
+        call.in_place = in_place;
+        calls.push_back(call);
+      }
+}
 
 void exhaustive() {
   host::Random random{world::seed};
@@ -99,6 +118,7 @@ void exhaustive() {
   how.blocks_max = 2;
   how.role_warps_max = 1;
   for (uint32_t ranks : {2, 3, 4, 5, 8}) {
+    if (ranks_wanted && ranks != ranks_wanted) continue;
     Options o;
     o.ranks = ranks;
     World world(o);
@@ -106,14 +126,22 @@ void exhaustive() {
     for (Kind kind : kinds)
       for (const Choice& choice : choices_of(kind, ranks))
         for (uint32_t type = 0; type < reference::types; ++type)
-          for (uint32_t by = 0; by < (world::reduces(kind) ? reference::operations : 1); ++by)
-            for (uint32_t sample = 0, samples = counts_of_each ? counts_of_each : 40 / ranks; sample < samples; ++sample) {
-              Call call = any_call(random, kind, choice, ranks, 0);
-              call.type = type;
-              call.by = by;
-              call.count = counts_of_each ? sample : random.below(66);
-              calls.push_back(call);
+          for (uint32_t by = 0; by < (world::reduces(kind) ? reference::operations : 1); ++by) {
+            Call call = any_call(random, kind, choice, ranks, 0);
+            call.type = type;
+            call.by = by;
+            if (all_of_each) {
+              all_variants(call, ranks, calls);
+              continue;
             }
+            for (uint32_t sample = 0; sample < 40 / ranks; ++sample) {
+              Call one = any_call(random, kind, choice, ranks, 0);
+              one.type = type;
+              one.by = by;
+              one.count = random.below(66);
+              calls.push_back(one);
+            }
+          }
     shuffle(calls, random);
     world::run(world, calls, how);
     std::printf("%u ranks: %zu calls\n", ranks, calls.size());
@@ -176,7 +204,8 @@ void batches() {
     o.ranks = HOST_TSAN ? 2 + (uint32_t)random.below(2) : (uint32_t[]){2, 3, 4, 5, 8}[random.below(5)];
     o.lanes = 2u << random.below(4);
     o.slots = 2u << random.below(4);
-    o.first_tag = 1 + random.next() / 2;
+    o.first_tag = random.below(2) ? (1ull << 32) - 1 - random.below(300) : 1 + random.next() / 2;
+    o.first_count = random.below(2) ? (1ull << 32) - 1 - random.below(100) : 0;
     World world(o);
     std::vector<Call> calls;
     const Kind copies[] = {collective::all_gather, collective::all_to_all}, reductions[] = {collective::all_reduce, collective::reduce_scatter};
@@ -298,6 +327,8 @@ void uneven() {
     Options o;
     o.ranks = ranks;
     o.slots = 2u << random.below(3);
+    o.first_tag = random.below(2) ? (1ull << 32) - 1 - random.below(300) : 1;
+    o.first_count = random.below(2) ? (1ull << 32) - 1 - random.below(100) : 0;
     World world(o);
     std::vector<Call> calls;
     for (int i = 0; i < (HOST_TSAN ? 6 : 50); ++i) {
@@ -515,7 +546,8 @@ const struct {
 int main(int count, char** arguments) {
   const std::string name = count > 1 ? arguments[1] : "";
   world::seed = count > 2 ? std::strtoull(arguments[2], nullptr, 0) : (uint64_t)std::chrono::system_clock::now().time_since_epoch().count();
-  counts_of_each = count > 3 ? (uint32_t)std::strtoul(arguments[3], nullptr, 0) : 0;
+  all_of_each = count > 3 && std::string(arguments[3]) == "all";
+  ranks_wanted = count > 4 ? (uint32_t)std::strtoul(arguments[4], nullptr, 0) : 0;
   for (const auto& scenario : scenarios) {
     if (name != scenario.name && name != "all") continue;
     std::printf("%s seed %llu\n", scenario.name, (unsigned long long)world::seed);
