@@ -243,14 +243,21 @@ static void arguments(struct rank* self, ncclComm_t communicator) {
   REFUSED(gather(memory, memory, counts, negative, ncclInt8, communicator, stream));
   REFUSED(scatter(NULL, memory, counts, NULL, ncclInt32, ncclSum, communicator, stream));
   REFUSED(scatter(memory, NULL, counts, NULL, ncclInt32, ncclSum, communicator, stream));
+  REFUSED(scatter(memory, memory, NULL, NULL, ncclInt32, ncclSum, communicator, stream));
+  REFUSED(scatter(memory, memory, counts, NULL, (ncclDataType_t)77, ncclSum, communicator, stream));
+  REFUSED(scatter(memory, memory, counts, NULL, ncclInt32, ncclSum, NULL, stream));
+  REFUSED(scatter(memory, memory, negative, NULL, ncclInt32, ncclSum, communicator, stream));
+  REFUSED(scatter(memory, memory, counts, negative, ncclInt32, ncclSum, communicator, stream));
   EQUAL(has ? gather(NULL, NULL, nothing, NULL, ncclInt8, communicator, stream) : ncclSuccess, ncclSuccess);
   EQUAL(has ? scatter(NULL, NULL, nothing, nothing, ncclInt8, ncclSum, communicator, stream) : ncclSuccess, ncclSuccess);
-  /* Neither did anything but the last two. */
+  /* Which operators there are NCCL knows, which refuses the first call of such a group. */
+  REFUSED(scatter(memory, memory, counts, NULL, ncclInt32, (ncclRedOp_t)77, communicator, stream));
+  /* None did anything but the last three. */
   if (has) {
-    count_calls("ncclGroupStart", 2);
-    count_calls("ncclGroupEnd", 2);
+    count_calls("ncclGroupStart", 3);
+    count_calls("ncclGroupEnd", 3);
     count_calls("ncclBroadcast", self->ranks);
-    count_calls("ncclReduce", self->ranks);
+    count_calls("ncclReduce", self->ranks + 1);
   }
   NCCL(ncclGroupStart());
   REFUSED(gather(memory, memory, negative, NULL, ncclInt8, communicator, stream));

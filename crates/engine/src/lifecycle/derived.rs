@@ -2,6 +2,7 @@
 //! the end of the outermost group. Which ones NCCL makes is decided [before](super::children).
 
 use std::cell::Cell;
+use std::sync::Once;
 
 use nccl_sys::{
     Entry, NCCL_SPLIT_NOCOLOR, ncclComm_t, ncclInProgress, ncclInvalidArgument, ncclInvalidUsage,
@@ -9,6 +10,7 @@ use nccl_sys::{
 };
 
 use crate::communicator::{self, Communicator, Kept};
+use crate::contract;
 use crate::error::refuse;
 use crate::fabric::{
     self, Asked, Configured, Derivation, Deriving, Fate, Newborn, Standing, Waiting, Wanted,
@@ -152,9 +154,23 @@ pub fn after(before: Option<Before>, handle: Handle, result: ncclResult_t) -> nc
 
 /// One whose parent has no fabric.
 fn note_plain(handle: Handle) {
-    if let Some((_, communicator)) = note(handle, UNKNOWN) {
-        super::unasked(communicator);
+    let Some((handle, communicator)) = note(handle, UNKNOWN) else { return };
+    super::unasked(communicator);
+    let ranks = known::identity(handle).map_or(0, |identity| identity.ranks);
+    if fabric::is_on() && (2..=contract::RANKS_MAX as i32).contains(&ranks) {
+        say_once(ranks);
     }
+}
+
+/// What a program loses silently that makes its groups from a world of several hosts.
+fn say_once(ranks: i32) {
+    static SAID: Once = Once::new();
+    SAID.call_once(|| {
+        ::log::warn!(
+            "a communicator of {ranks} ranks was made by a split or shrink of one without a fabric, and has none, as any that is: \
+             made by an id of its own, it would have one if its ranks are on one host (PyTorch: no device_id in init_process_group)"
+        );
+    });
 }
 
 /// Before NCCL runs a group. A rank that makes its part of a group one after the other waits for this rank's word between
