@@ -184,6 +184,21 @@ pub fn connect(address: &SocketAddr) -> rustix::io::Result<Ours> {
     }
 }
 
+/// Whether a socket could not be had or connected for want of something that there may be later: descriptors, ports,
+/// memory, room in the wait.
+pub fn is_lack(error: Errno) -> bool {
+    const LACKS: [Errno; 7] = [
+        Errno::MFILE,
+        Errno::NFILE,
+        Errno::ADDRNOTAVAIL,
+        Errno::NOBUFS,
+        Errno::NOMEM,
+        Errno::NOSPC,
+        Errno::AGAIN,
+    ];
+    LACKS.contains(&error)
+}
+
 /// How a connect ended.
 pub fn outcome(socket: &Watched) -> rustix::io::Result<()> {
     sockopt::socket_error(socket)?

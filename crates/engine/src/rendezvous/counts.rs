@@ -37,7 +37,7 @@ pub struct Counts {
     pub relayed_bytes: AtomicU64,
     /// Connections closed because they said nothing, had a wrong token, or were too many.
     pub turned_away: AtomicU64,
-    /// Times that no descriptor was left to accept a connection with.
+    /// Times that no descriptor was left to accept a connection with, or to relay one.
     pub starved: AtomicU64,
     /// Connections of ranks closed because a message was oversized or made no sense.
     pub unreadable: AtomicU64,

@@ -38,7 +38,8 @@ pub use lobby::Lobby;
 /// Wakes the thread; numbers from here on belong to callers, those above [`FIRST_OWN_KEY`] to the thread.
 const WAKE: u64 = 0;
 const FIRST_OWN_KEY: u64 = 1 << 63;
-/// How soon a listener that could not accept is tried again, and a root that was about to close is looked at.
+/// How soon a listener that could not accept is tried again, and a connection that could not be relayed, and a root that
+/// was about to close is looked at.
 const RETRY_MS: u64 = 100;
 
 /// What callers ask of the thread.
@@ -225,9 +226,12 @@ pub struct Reactor {
     paused: Vec<u64>,
     /// Meetings where all of NCCL's ranks have been, and how often their root was looked at since.
     closing: Vec<(Token, u32)>,
-    /// When to look again at those two; none while both are empty.
+    /// When to look again at those, and at who waits or knocks; none while there is nobody.
     due: Option<Instant>,
     relays: usize,
+    /// Connections to be relayed once there is room or what they lack, in the order in which they came. Out of the wait:
+    /// their clients have mostly closed, which the kernel would report again and again.
+    waiting: VecDeque<(Connection, Token)>,
     /// What opens our lobby.
     lobby: Token,
     /// Calls whose meetings are in our lobby, rounds before calls, and the order in which they came.
@@ -257,6 +261,7 @@ impl Reactor {
             closing: Vec::new(),
             due: None,
             relays: 0,
+            waiting: VecDeque::new(),
             lobby: NOBODY,
             gatherings: HashMap::new(),
             calls: VecDeque::new(),
@@ -292,11 +297,15 @@ impl Reactor {
     fn look_again(&mut self) {
         if self.due.is_some_and(|due| due <= Instant::now()) {
             self.due = None;
+            self.relay_waiting();
             self.resume();
             self.close_behind_roots();
             self.knock_again();
         }
-        let nothing = self.paused.is_empty() && self.closing.is_empty() && self.knocking.is_empty();
+        let nothing = self.paused.is_empty()
+            && self.waiting.is_empty()
+            && self.closing.is_empty()
+            && self.knocking.is_empty();
         if self.due.is_none() && !nothing {
             self.due = Some(Instant::now() + Duration::from_millis(RETRY_MS));
         }

@@ -11,7 +11,7 @@ use windlass_engine::rendezvous::verdict::{Failure, Reason};
 use windlass_engine::rendezvous::{Limits, Outcome, Preparation, Rendezvous};
 
 use crate::descriptors::swap_names;
-use crate::support::{Hosted, facts, hosted, id_of, is_fabric, join, ready, real_facts};
+use crate::support::{Hosted, MAGIC, facts, hosted, id_of, is_fabric, join, ready, real_facts};
 
 /// A process that plays a part and says line by line how far it is; it goes on when it is told, ends when its
 /// standard input does.
@@ -108,6 +108,9 @@ fn part() {
     for (index, byte) in id.iter_mut().enumerate() {
         *byte = u8::from_str_radix(&hex[2 * index..2 * index + 2], 16).unwrap();
     }
+    if part == "nccl-ranks" {
+        return nccl_ranks(&id, ranks);
+    }
     let rendezvous = Rendezvous::start(Limits::default()).unwrap();
     if crate::rounds::plays(&part, &rendezvous, rank, ranks, &id) {
         return;
@@ -142,6 +145,18 @@ fn part() {
         die();
     }
     let _ = std::io::stdin().read(&mut [0]);
+}
+
+/// Ranks without Windlass, when told: each says all it has to say and closes, and does not come again.
+fn nccl_ranks(id: &Id, ranks: u32) {
+    say("waiting");
+    await_word();
+    for _ in 0..ranks {
+        let mut rank =
+            std::net::TcpStream::connect(windlass_engine::rendezvous::card::address(id).unwrap()).unwrap();
+        rank.write_all(&[&MAGIC[..], &[1; 180]].concat()).unwrap();
+    }
+    say("gone");
 }
 
 /// Four processes: one fabric, the same contract everywhere, and each has read the others' files.
@@ -237,13 +252,7 @@ fn no_descriptors_left() {
     let mut ranks = [0, 1].map(|rank| play(&[], "when-told", rank, 2, &hosted.id));
     ranks.iter_mut().for_each(|rank| assert_eq!(rank.says(), "waiting"));
     let starved = &hosted.rendezvous.counts().starved;
-    let mut few = rustix::process::getrlimit(rustix::process::Resource::Nofile);
-    few.current = Some(64);
-    rustix::process::setrlimit(rustix::process::Resource::Nofile, few).unwrap();
-    let mut all = Vec::new();
-    while let Ok(file) = hosted.root.try_clone() {
-        all.push(file);
-    }
+    let all = take_descriptors(&hosted);
     ranks.iter_mut().for_each(Played::go_on);
     while starved.load(Ordering::Relaxed) < 3 {
         thread::yield_now();
@@ -251,6 +260,46 @@ fn no_descriptors_left() {
     drop(all);
     ranks.iter_mut().for_each(|rank| assert!(rank.says().starts_with("fabric")));
     assert!(starved.load(Ordering::Relaxed) < 20);
+}
+
+/// Leaves this process no descriptor.
+fn take_descriptors(hosted: &Hosted) -> Vec<std::net::TcpListener> {
+    let mut few = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    few.current = Some(64);
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, few).unwrap();
+    std::iter::from_fn(|| hosted.root.try_clone().ok()).collect()
+}
+
+/// Descriptors are left to accept NCCL's ranks with and not to reach its root, or none for its root to accept with: the
+/// ranks, which have gone and do not come again, wait until there are some, and all reach it.
+#[test]
+fn no_descriptors_left_to_relay() {
+    for free in [1, 2] {
+        let hosted = hosted();
+        let mut ranks = play(&[], "nccl-ranks", 0, 4, &hosted.id);
+        assert_eq!(ranks.says(), "waiting");
+        let counts = hosted.rendezvous.counts();
+        let mut all = take_descriptors(&hosted);
+        all.truncate(all.len() - free);
+        ranks.go_on();
+        assert_eq!(ranks.says(), "gone");
+        while counts.starved.load(Ordering::Relaxed) < 3 {
+            assert_eq!(counts.relays_broken.load(Ordering::Relaxed), 0, "{free} free");
+            assert_eq!(counts.relays.load(Ordering::Relaxed), 0, "{free} free");
+            thread::yield_now();
+        }
+        drop(all);
+        for rank in 0..4 {
+            let wait = rustix::event::Timespec { tv_sec: 20, tv_nsec: 0 };
+            let came =
+                rustix::event::poll(&mut [PollFd::new(&hosted.root, PollFlags::IN)], Some(&wait)).unwrap();
+            assert_eq!(came, 1, "{free} free: {rank} of 4 ranks reached the root");
+            let mut bytes = Vec::new();
+            hosted.root.accept().unwrap().0.read_to_end(&mut bytes).unwrap();
+            assert_eq!(bytes.len(), 188);
+        }
+        assert!(counts.starved.load(Ordering::Relaxed) < 20);
+    }
 }
 
 /// Whether a command that a test needs works here; says why a test is skipped.

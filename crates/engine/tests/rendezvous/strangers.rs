@@ -11,7 +11,7 @@ use windlass_engine::rendezvous::message::{FromRank, GREETING_MAGIC, greeting};
 use windlass_engine::rendezvous::verdict::{Failure, Reason};
 use windlass_engine::rendezvous::{Limits, Outcome, join_all};
 
-use crate::support::{MAGIC, facts, hosted, hosted_with, is_fabric, join, ready};
+use crate::support::{MAGIC, facts, hosted, hosted_with, id_of, is_fabric, join, ready};
 
 fn noise(bytes: usize, mut state: u64) -> Vec<u8> {
     let mut next = || {
@@ -171,10 +171,11 @@ fn oversized_and_unreadable() {
     assert!(party.join(ready).iter().all(is_fabric));
 }
 
-/// More of NCCL's connections than are relayed at once wait in the kernel's queue, and all are served.
+/// More of NCCL's connections than are relayed at once wait, and all are served; no more than that are ever at the root.
 #[test]
 fn limit_of_relays() {
     let hosted = hosted_with(Limits { relays_max: 2, ..Limits::default() });
+    let relays = &hosted.rendezvous.counts().relays;
     let clients: Vec<TcpStream> = (0..20).map(|_| hosted.connect()).collect();
     thread::scope(|scope| {
         for client in &clients {
@@ -183,13 +184,46 @@ fn limit_of_relays() {
                 assert_eq!(read_all(client), b"ok");
             });
         }
-        for _ in 0..clients.len() {
+        for served in 0..clients.len() as u64 {
             let at_root = hosted.root.accept().unwrap().0;
             assert_eq!(read_all(&at_root).len(), 108);
+            assert!(relays.load(Ordering::Relaxed) <= served + 2);
             send_and_shut(&at_root, b"ok");
         }
     });
-    assert_eq!(hosted.rendezvous.counts().relays.load(Ordering::Relaxed), 20);
+    assert_eq!(relays.load(Ordering::Relaxed), 20);
+}
+
+/// A root with as many connections as it may have, which serves none, holds up no other meeting; all meetings together
+/// have a limit too, and whoever waits for that is served when there is room.
+#[test]
+fn limit_of_relays_is_a_roots_own() {
+    let hosted = hosted_with(Limits { relays_max: 1, relays_of_all_max: 2, ..Limits::default() });
+    let counts = hosted.rendezvous.counts();
+    let another = || {
+        let root = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let id = hosted.rendezvous.host(&id_of(&root.local_addr().unwrap())).unwrap();
+        (root, windlass_engine::rendezvous::card::address(&id).unwrap())
+    };
+    let come = |to: &std::net::SocketAddr| {
+        let client = TcpStream::connect(to).unwrap();
+        send_and_shut(&client, &MAGIC);
+        client
+    };
+    let stuck = [come(&hosted.address()), come(&hosted.address())];
+    let at_stuck_root = hosted.root.accept().unwrap().0;
+    let (second_root, second) = another();
+    let second_client = come(&second);
+    let at_second_root = second_root.accept().unwrap().0;
+    // Two are relayed: the third meeting's waits for one of them.
+    let (third_root, third) = another();
+    let third_client = come(&third);
+    drop((at_second_root, second_client));
+    assert_eq!(read_all(&third_root.accept().unwrap().0), MAGIC);
+    assert_eq!(counts.relays.load(Ordering::Relaxed), 3);
+    drop(at_stuck_root);
+    assert_eq!(read_all(&hosted.root.accept().unwrap().0), MAGIC);
+    drop((stuck, third_client));
 }
 
 /// Ranks that disagree on their number, and two that claim one number: all hear the same failure.

@@ -7,6 +7,7 @@ use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 
 use crate::contract::Token;
+use crate::descriptor;
 
 use super::{Endpoint, NewMeeting, RETRY_MS, Reactor};
 use crate::rendezvous::agreement::{Agreement, Event, Seat};
@@ -14,6 +15,7 @@ use crate::rendezvous::card::{self, Id};
 use crate::rendezvous::connection::{self, Connection, Line};
 use crate::rendezvous::counts::Counts;
 use crate::rendezvous::message::{self, Caller, FROM_RANK_BYTES_MAX, FromRank, GREETING_BYTES};
+use crate::rendezvous::poll::Watched;
 use crate::rendezvous::relay::{Course, Relay};
 
 /// How often a root is looked at that was about to close; after that the sweep does.
@@ -31,6 +33,8 @@ pub(super) struct Meeting {
     /// Ranks' connections.
     present: usize,
     relays: usize,
+    /// Connections that are not relayed yet.
+    waiting: usize,
     /// Connections of NCCL's that came and went in good order.
     relayed: u32,
 }
@@ -55,6 +59,7 @@ impl Meeting {
             newcomers: VecDeque::new(),
             present: 0,
             relays: 0,
+            waiting: 0,
             relayed: 0,
         }
     }
@@ -104,6 +109,11 @@ impl Meeting {
         }
     }
 
+    /// Whether a connection goes to its root, or waits for that.
+    fn is_relaying(&self) -> bool {
+        self.relays > 0 || self.waiting > 0
+    }
+
     fn root_is_gone(&self) -> bool {
         self.root().is_some_and(connection::is_free)
     }
@@ -132,7 +142,7 @@ impl Reactor {
             if meeting.listener.is_none() {
                 continue;
             }
-            let idle = meeting.relays == 0 && meeting.newcomers.is_empty();
+            let idle = !meeting.is_relaying() && meeting.newcomers.is_empty();
             let waited_for = meeting.present > 0 && meeting.agreement.verdict().is_none();
             if idle && !waited_for && meeting.root_is_gone() {
                 self.retire(token);
@@ -181,7 +191,7 @@ impl Reactor {
     pub(super) fn forget_if_empty(&mut self, token: Token) {
         let empty = |meeting: &Meeting| {
             let awaited = meeting.listener.is_some() || matches!(meeting.kind, Kind::Call { .. });
-            !awaited && meeting.present == 0 && meeting.relays == 0
+            !awaited && meeting.present == 0 && !meeting.is_relaying()
         };
         if self.meetings.get(&token).is_some_and(empty) {
             self.meetings.remove(&token);
@@ -191,11 +201,13 @@ impl Reactor {
 
     pub(super) fn accept(&mut self, listener: u64, token: Token) {
         for _ in 0..self.limits.accepts_per_turn {
-            if self.relays >= self.limits.relays_max {
+            if !self.accepts(token) {
                 return self.pause(listener);
             }
             let Some(Endpoint::Listener(watched, _)) = self.endpoints.get(&listener) else { return };
-            let accepted = match connection::accept(watched) {
+            // The last one is for the root to which something is relayed now.
+            let spared = if self.relays > 0 { free_for(1) } else { Ok(()) };
+            let accepted = match spared.and_then(|()| connection::accept(watched)) {
                 Ok(accepted) => accepted,
                 Err(Errno::AGAIN) => return,
                 // Those who gave up while they waited.
@@ -234,16 +246,28 @@ impl Reactor {
     }
 
     pub(super) fn resume(&mut self) {
-        if self.relays >= self.limits.relays_max {
-            return;
-        }
         for key in std::mem::take(&mut self.paused) {
-            if let Some(Endpoint::Listener(watched, _) | Endpoint::Lobby(watched)) =
+            let full = match self.endpoints.get(&key) {
+                Some(Endpoint::Listener(_, token)) => !self.accepts(*token),
+                _ => false,
+            };
+            if full {
+                self.paused.push(key);
+            } else if let Some(Endpoint::Listener(watched, _) | Endpoint::Lobby(watched)) =
                 self.endpoints.get_mut(&key)
             {
                 let _ = watched.want(EventFlags::IN);
             }
         }
+    }
+
+    /// Whether a meeting takes connections now: whoever came would only wait, with a descriptor of ours.
+    fn accepts(&self, token: Token) -> bool {
+        self.meetings.get(&token).is_none_or(|meeting| meeting.waiting == 0 && self.has_room(meeting))
+    }
+
+    fn has_room(&self, meeting: &Meeting) -> bool {
+        meeting.relays < self.limits.relays_max && self.relays < self.limits.relays_of_all_max
     }
 
     pub(super) fn newcomer(&mut self, key: u64) {
@@ -270,19 +294,64 @@ impl Reactor {
         }
     }
 
-    fn foreign(&mut self, connection: Connection, token: Token) {
+    /// It is relayed as soon as it can be, and never dropped for want of anything: its client has often said all and gone,
+    /// NCCL does not come again, and its root would wait for that rank for ever.
+    fn foreign(&mut self, mut connection: Connection, token: Token) {
         let Some(meeting) = self.meetings.get_mut(&token) else { return };
+        let Kind::Id { id, .. } = &meeting.kind else { return };
+        let speaks_nccl = connection.input.starts_with(card::magic(id));
         let first = meeting.agreement.verdict().is_none();
-        let Kind::Id { id, root } = &meeting.kind else { return };
-        let (root, speaks_nccl) = (connection::connect(root), connection.input.starts_with(card::magic(id)));
+        // Fails only for what is not in the wait.
+        let _ = connection.watched.want(EventFlags::empty());
+        meeting.waiting += 1;
+        self.waiting.push_back((connection, token));
         if first {
             log::debug!("rendezvous {token:?} foreign connection, nccl {speaks_nccl}: plain");
             self.happen(token, Event::Foreign);
         }
-        let (Ok(root), Some(meeting)) = (root, self.meetings.get_mut(&token)) else {
-            return Counts::up(&self.shared.counts.relays_broken);
-        };
-        let root = self.poll.watch(root);
+        self.relay_waiting();
+    }
+
+    /// Relays those that wait, as far as there is room and what they need.
+    pub(super) fn relay_waiting(&mut self) {
+        let mut lacking = false;
+        for (connection, token) in std::mem::take(&mut self.waiting) {
+            let Some(meeting) = self.meetings.get(&token) else { continue };
+            let Some(root) = meeting.root().copied() else { continue };
+            if lacking || !self.has_room(meeting) {
+                self.waiting.push_back((connection, token));
+                continue;
+            }
+            let root = self.reach(&root);
+            if let Err(error) = &root
+                && connection::is_lack(*error)
+            {
+                log::warn!("rendezvous cannot reach NCCL's root: {error}, trying again in {RETRY_MS} ms");
+                Counts::up(&self.shared.counts.starved);
+                lacking = true;
+                self.waiting.push_back((connection, token));
+                continue;
+            }
+            if let Some(meeting) = self.meetings.get_mut(&token) {
+                meeting.waiting -= 1;
+            }
+            match root {
+                Ok(root) => self.relay(connection, root, token),
+                Err(_) => Counts::up(&self.shared.counts.relays_broken),
+            }
+        }
+    }
+
+    /// Begins to connect to a root, which needs a descriptor of its own to accept: it is in this process.
+    fn reach(&mut self, root: &SocketAddr) -> rustix::io::Result<Watched> {
+        free_for(1)?;
+        let mut watched = self.poll.watch(connection::connect(root)?);
+        watched.want(EventFlags::OUT)?;
+        Ok(watched)
+    }
+
+    fn relay(&mut self, connection: Connection, root: Watched, token: Token) {
+        let Some(meeting) = self.meetings.get_mut(&token) else { return };
         let (key, root_key) = (connection.watched.key(), root.key());
         let mut relay = Relay::new(connection.watched, root, connection.input);
         if relay.start().is_err() {
@@ -306,8 +375,6 @@ impl Reactor {
         self.relays -= 1;
         let (forth, back) = relay.bytes();
         drop(relay);
-        // There is room again, if that was missing.
-        self.resume();
         Counts::add(&self.shared.counts.relayed_bytes, forth + back);
         let Some(meeting) = self.meetings.get_mut(&token) else { return };
         meeting.relays -= 1;
@@ -317,10 +384,13 @@ impl Reactor {
             meeting.relayed += 1;
         }
         let all_came = meeting.agreement.ranks().is_none_or(|ranks| meeting.relayed >= ranks);
-        if all_came && meeting.relays == 0 && !self.closing.iter().any(|(closing, _)| *closing == token) {
+        if all_came && !meeting.is_relaying() && !self.closing.iter().any(|(closing, _)| *closing == token) {
             self.closing.push((token, 0));
         }
         self.forget_if_empty(token);
+        // There is room again, if that was missing: first for those that have come.
+        self.relay_waiting();
+        self.resume();
     }
 
     /// NCCL's root closes a moment after the last rank has been there; nobody can come after that.
@@ -399,4 +469,9 @@ impl Reactor {
         }
         self.forget_if_empty(token);
     }
+}
+
+/// Whether there are so many descriptors, and one more for NCCL's root.
+fn free_for(ours: usize) -> rustix::io::Result<()> {
+    if descriptor::are_free(ours + 1) { Ok(()) } else { Err(Errno::MFILE) }
 }
