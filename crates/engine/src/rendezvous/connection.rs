@@ -1,6 +1,7 @@
 //! A connection that carries messages, without ever waiting.
 
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
@@ -176,11 +177,75 @@ fn socket(address: &SocketAddr) -> rustix::io::Result<Ours> {
 pub fn connect(address: &SocketAddr) -> rustix::io::Result<Ours> {
     let socket = socket(address)?;
     sockopt::set_tcp_nodelay(&socket, true)?;
-    // A host that vanished without a word is found dead by the kernel's own clock, as any connection's peer is.
-    sockopt::set_socket_keepalive(&socket, true)?;
+    keep_alive(&socket)?;
     match net::connect(&socket, address) {
         Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
         Err(error) => Err(error),
+    }
+}
+
+/// A host that vanished without a word is found dead by the kernel's clock, as any connection's peer is. A rank that waits
+/// for the others says nothing for as long as they load: firewalls forget such a connection after minutes, and neither
+/// side would hear of it for hours.
+fn keep_alive(socket: impl AsFd + Copy) -> rustix::io::Result<()> {
+    sockopt::set_socket_keepalive(socket, true)?;
+    // Where the kernel has no such times its own will do.
+    let _ = Keepalive::of(socket).and_then(|of_host| of_host.asking_sooner().apply(socket));
+    Ok(())
+}
+
+/// When the kernel asks whether the other side of a silent connection is there, and how often in vain before it counts as
+/// dead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Keepalive {
+    idle_s: u64,
+    interval_s: u64,
+    probes: u32,
+}
+
+impl Keepalive {
+    /// Below a minute, which is the limit of the strictest firewalls that are met.
+    const IDLE_MAX_S: u64 = 45;
+    /// Asking again more often would only be noise.
+    const INTERVAL_MIN_S: u64 = 15;
+    /// The kernel takes no more.
+    const INTERVAL_MAX_S: u64 = 32767;
+    const PROBES_MAX: u32 = 127;
+
+    /// Of a new socket: the host's (`net.ipv4.tcp_keepalive_*`).
+    fn of(socket: impl AsFd + Copy) -> rustix::io::Result<Keepalive> {
+        Ok(Keepalive {
+            idle_s: sockopt::tcp_keepidle(socket)?.as_secs(),
+            interval_s: sockopt::tcp_keepintvl(socket)?.as_secs(),
+            probes: sockopt::tcp_keepcnt(socket)?,
+        })
+    }
+
+    /// How long after its last word the other side counts as dead.
+    fn found_dead_s(&self) -> u64 {
+        self.idle_s + self.interval_s * u64::from(self.probes)
+    }
+
+    /// Asks soon enough for firewalls, and still finds nobody dead before the host's times would: a host that cannot be
+    /// reached for an hour ends no meeting that it would not have ended.
+    fn asking_sooner(self) -> Keepalive {
+        if self.idle_s <= Keepalive::IDLE_MAX_S {
+            return self;
+        }
+        let rest_s = self.found_dead_s() - Keepalive::IDLE_MAX_S;
+        let interval_s = rest_s
+            .div_ceil(Keepalive::PROBES_MAX.into())
+            .clamp(Keepalive::INTERVAL_MIN_S, Keepalive::INTERVAL_MAX_S);
+        let probes = rest_s.div_ceil(interval_s).min(Keepalive::PROBES_MAX.into()) as u32;
+        Keepalive { idle_s: Keepalive::IDLE_MAX_S, interval_s, probes }
+    }
+
+    fn apply(self, socket: impl AsFd + Copy) -> rustix::io::Result<()> {
+        let seconds = std::time::Duration::from_secs;
+        // How often first: nobody is to be found dead between two of these calls.
+        sockopt::set_tcp_keepcnt(socket, self.probes)?;
+        sockopt::set_tcp_keepintvl(socket, seconds(self.interval_s))?;
+        sockopt::set_tcp_keepidle(socket, seconds(self.idle_s))
     }
 }
 
@@ -219,7 +284,7 @@ pub fn listen(address: &SocketAddr) -> rustix::io::Result<(Ours, u16)> {
 pub fn accept(listener: &Watched) -> rustix::io::Result<Ours> {
     let accepted = net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
     sockopt::set_tcp_nodelay(&accepted, true)?;
-    sockopt::set_socket_keepalive(&accepted, true)?;
+    keep_alive(&accepted)?;
     Ours::new(accepted)
 }
 
@@ -229,4 +294,41 @@ pub fn is_free(address: &SocketAddr) -> bool {
     let Ok(socket) = socket(address) else { return false };
     // Connections that have just ended do not count.
     sockopt::set_socket_reuseaddr(&socket, true).is_ok() && net::bind(&socket, address).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rendezvous::poll::Poll;
+
+    /// Both ends of a silent connection are asked for before a firewall with a limit of a minute forgets it, and are found
+    /// dead no sooner than by the host's own times.
+    #[test]
+    fn silent_connections_are_kept() {
+        let mut poll = Poll::new(1).unwrap();
+        let (listener, port) = listen(&"127.0.0.1:0".parse().unwrap()).unwrap();
+        let listener = poll.watch(listener);
+        let plain = socket(&"127.0.0.1:0".parse().unwrap()).unwrap();
+        let of_host = Keepalive::of(&plain).unwrap();
+        let connecting = connect(&SocketAddr::from(([127, 0, 0, 1], port))).unwrap();
+        let accepted = accept(&listener).unwrap();
+        for end in [&connecting, &accepted] {
+            assert!(sockopt::socket_keepalive(end).unwrap());
+            let times = Keepalive::of(end).unwrap();
+            assert!(times.idle_s <= 45, "{times:?}");
+            assert!(times.found_dead_s() >= of_host.found_dead_s(), "{times:?} of {of_host:?}");
+        }
+    }
+
+    /// Linux's own times; shorter ones, which somebody has set; such as need not be changed; the longest there are.
+    #[test]
+    fn kept_as_long_as_by_the_host() {
+        let times = |idle_s, interval_s, probes| Keepalive { idle_s, interval_s, probes };
+        assert_eq!(times(7200, 75, 9).found_dead_s(), 7875);
+        assert_eq!(times(7200, 75, 9).asking_sooner(), times(45, 62, 127));
+        assert_eq!(times(45, 62, 127).found_dead_s(), 7919);
+        assert_eq!(times(300, 10, 6).asking_sooner(), times(45, 15, 21));
+        assert_eq!(times(45, 1, 2).asking_sooner(), times(45, 1, 2));
+        assert_eq!(times(32767, 32767, 127).asking_sooner(), times(45, 32767, 127));
+    }
 }
