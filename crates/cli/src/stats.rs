@@ -4,10 +4,10 @@ use crate::text;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use std::io::{ErrorKind, Write};
-use std::path::PathBuf;
+use std::path::Path;
 use std::time::Duration;
 use windlass_engine::stats::snapshot::Snapshot;
-use windlass_engine::stats::{report, segment};
+use windlass_engine::stats::{files, report, segment};
 
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 
@@ -22,7 +22,7 @@ pub struct Options {
     /// Look again every so many seconds, until interrupted
     #[arg(long, value_name = "SECONDS")]
     watch: Option<f64>,
-    /// Remove what killed programs left behind (a program in another container counts as ended)
+    /// Remove what killed programs left behind and no program of the same user has removed since
     #[arg(long, conflicts_with_all = ["watch", "json"])]
     clean: bool,
 }
@@ -58,13 +58,13 @@ fn pause(seconds: f64) -> Result<Duration> {
 
 fn look(options: &Options) -> Result<String> {
     let mut seen = Vec::new();
-    for path in segment::list() {
-        let Some(process) = segment::owner(&path).map(|owner| owner.process) else { continue };
+    for path in files::list(Path::new(files::FOLDER)) {
+        let Some(process) = files::owner(&path).map(|owner| owner.process) else { continue };
         if options.process.is_some_and(|wanted| wanted != process) {
             continue;
         }
         match segment::open(&path) {
-            Ok(segment) => seen.push((Snapshot::of(segment), is_alive(process))),
+            Ok(segment) => seen.push((Snapshot::of(segment), !files::has_ended(&path))),
             // Segments of other users cannot be read, and need not be talked of unless asked for.
             Err(error) if options.process.is_some() => bail!("cannot read {}: {error}", path.display()),
             Err(_) => {}
@@ -74,7 +74,7 @@ fn look(options: &Options) -> Result<String> {
         bail!(
             "process {process} has no counters in {}: it runs without Windlass, made no communicator yet, or was \
              started with WINDLASS_STATS=off",
-            segment::FOLDER
+            files::FOLDER
         );
     }
     if options.json {
@@ -86,7 +86,7 @@ fn look(options: &Options) -> Result<String> {
     if seen.is_empty() {
         return Ok(format!(
             "no process counts in {} (programs do from their first communicator on)\n",
-            segment::FOLDER
+            files::FOLDER
         ));
     }
     Ok(overview(&seen))
@@ -94,20 +94,16 @@ fn look(options: &Options) -> Result<String> {
 
 /// Removes the counters of processes that are gone. Only a killed process leaves any.
 fn clean(wanted: Option<u32>) -> Result<()> {
-    for path in segment::list() {
-        let gone = segment::owner(&path).is_some_and(|owner| {
-            wanted.is_none_or(|wanted| wanted == owner.process) && !is_alive(owner.process)
-        });
-        if gone {
-            std::fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
+    for path in files::list(Path::new(files::FOLDER)) {
+        let Some(owner) = files::owner(&path) else { continue };
+        if wanted.is_some_and(|wanted| wanted != owner.process) {
+            continue;
+        }
+        if files::remove_if_ended(&path).with_context(|| format!("cannot remove {}", path.display()))? {
             text::print(format!("removed {}\n", path.display()))?;
         }
     }
     Ok(())
-}
-
-fn is_alive(process: u32) -> bool {
-    PathBuf::from(format!("/proc/{process}")).exists()
 }
 
 /// One line a process.

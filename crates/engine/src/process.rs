@@ -5,7 +5,7 @@
 
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Once;
 use std::sync::atomic::Ordering;
 
@@ -13,12 +13,14 @@ use nccl_sys::{forked, open, second, slots};
 use once_cell::sync::OnceCell;
 
 use crate::config::{Form, Report, Switch, complaints, config, expand_file_name};
+use crate::stats::files::{FOLDER, Held};
 use crate::stats::segment;
 use crate::stats::{report, snapshot::Snapshot};
-use crate::{annotate, log};
+use crate::{annotate, descriptor, log};
 
 static FIRST_CALL: Once = Once::new();
-static SEGMENT_FILE: OnceCell<(PathBuf, u32)> = OnceCell::new();
+/// Held until the process ends, which tells others that it lives.
+static SEGMENT_FILE: OnceCell<Held> = OnceCell::new();
 
 /// The first call of all: options, log, kill switch. The real library is not open yet.
 pub fn first_call() {
@@ -69,9 +71,14 @@ pub fn first_communicator() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         open::stay_mapped();
+        // SAFETY: both functions are of this library, which stays mapped.
+        unsafe {
+            libc::atexit(at_exit);
+            libc::pthread_atfork(None, None, Some(in_child));
+        }
         if config().stats == Switch::On {
-            match segment::share() {
-                Ok(file) => drop(SEGMENT_FILE.set((file, std::process::id()))),
+            match segment::share(Path::new(FOLDER)) {
+                Ok(file) => drop(SEGMENT_FILE.set(file)),
                 Err(error) => {
                     ::log::warn!("no shared counters ({error}): `windlass stats` will not see this process")
                 }
@@ -80,11 +87,6 @@ pub fn first_communicator() {
         slots::PASSED.store(segment::current().passed.as_ptr().cast_mut(), Ordering::Release);
         describe_process();
         warn_of_second_nccl();
-        // SAFETY: both functions are of this library, which stays mapped.
-        unsafe {
-            libc::atexit(at_exit);
-            libc::pthread_atfork(None, None, Some(in_child));
-        }
     });
 }
 
@@ -132,6 +134,8 @@ extern "C" fn in_child() {
     slots::forward_everything();
     // What is ours the real library does not know.
     forked::guard();
+    // Also what says that the parent lives.
+    descriptor::close_in_child();
 }
 
 /// Lets a mechanism hear of forks, in the child, which may allocate nothing and take no lock. This library stays mapped.
@@ -157,8 +161,8 @@ extern "C" fn at_exit() {
     if let Some(wanted) = &config().report {
         write_report(wanted);
     }
-    if let Some((file, _)) = SEGMENT_FILE.get() {
-        let _ = std::fs::remove_file(file);
+    if let Some(file) = SEGMENT_FILE.get() {
+        let _ = std::fs::remove_file(file.path());
     }
 }
 

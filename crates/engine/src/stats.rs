@@ -1,8 +1,9 @@
-//! What was counted: [`segment`] is where, [`count`] how, [`snapshot`] what a reader sees, [`report`] how it is told.
+//! What was counted: [`segment`] is where, [`files`] whose, [`count`] how, [`snapshot`] what a reader sees, [`report`] how it is told.
 
 pub mod checked;
 pub mod count;
 pub mod fabric;
+pub mod files;
 mod named;
 pub mod pool;
 pub mod registered;

@@ -10,7 +10,8 @@ use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use windlass_engine::stats::segment::{self, Owner};
+use windlass_engine::stats::files::{self, FOLDER, Owner};
+use windlass_engine::stats::segment;
 use windlass_engine::stats::snapshot::Snapshot;
 
 /// Of a command line, this many bytes are told.
@@ -33,7 +34,8 @@ type Seen = HashMap<(String, u64), Option<Exports>>;
 pub fn look() -> Vec<Running> {
     let user = rustix::process::getuid().as_raw();
     let mut seen = Seen::new();
-    let segments = segment::list().into_iter().filter_map(|path| Some((segment::owner(&path)?, path)));
+    let segments = files::list(Path::new(FOLDER)).into_iter();
+    let segments = segments.filter_map(|path| Some((files::owner(&path)?, path)));
     let own = segments.filter(|(owner, _)| owner.user == user);
     own.filter_map(|(Owner { process, .. }, path)| look_at(process, &path, &mut seen)).collect()
 }

@@ -61,22 +61,37 @@ fn watching_takes_time() {
     }
 }
 
-/// Counters of a process that is gone are removed on request, those of living ones stay.
+/// Counters of a process that is gone are removed on request, those of living ones stay: told by the lock of the file, and
+/// by the process's number only of versions that held none.
 #[test]
 fn cleans_up() {
-    // Process numbers end well below this one.
-    let left = Leftover::new(4_000_000_000);
-    let own = Leftover::new(std::process::id());
-    let (code, printed, told) = outcome(windlass(&["stats", "--clean", "4000000000"]));
-    assert_eq!((code, printed), (Some(0), format!("removed {}\n", left.0.display())), "{told}");
-    assert!(!left.0.exists() && own.0.exists());
+    // Process numbers end well below this one, so it is of none here; it may be another container's.
+    const ELSEWHERE: u32 = 4_000_000_000;
+    let left = Leftover::new(ELSEWHERE, "0");
+    let own = Leftover::new(std::process::id(), "0");
+    let killed = Leftover::new(ELSEWHERE, "1-held");
+    let namesake = Leftover::new(std::process::id(), "1-held");
+    let living = Leftover::new(ELSEWHERE, "2-held");
+    let held = std::fs::File::open(&living.0).unwrap();
+    held.lock().unwrap();
+    let clean = |process: u32| {
+        let (code, printed, told) = outcome(windlass(&["stats", "--clean", &process.to_string()]));
+        assert_eq!(code, Some(0), "{told}");
+        printed
+    };
+    assert_eq!(clean(ELSEWHERE), format!("removed {}\nremoved {}\n", left.0.display(), killed.0.display()));
+    assert_eq!(clean(std::process::id()), format!("removed {}\n", namesake.0.display()));
+    assert!(own.0.exists() && living.0.exists());
+    drop(held);
+    assert_eq!(clean(ELSEWHERE), format!("removed {}\n", living.0.display()));
 }
 
 struct Leftover(std::path::PathBuf);
 
 impl Leftover {
-    fn new(process: u32) -> Self {
-        let path = format!("/dev/shm/windlass-0-{process}-0").into();
+    fn new(process: u32, rest: &str) -> Self {
+        // A user of no process here: none that starts meanwhile removes it.
+        let path = format!("/dev/shm/windlass-4000000000-{process}-{rest}").into();
         std::fs::write(&path, "left behind").unwrap();
         Self(path)
     }

@@ -8,14 +8,14 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path as FilePath, PathBuf};
+use std::path::Path as FilePath;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::call::FUNCTIONS;
 use crate::path::PATHS;
+use crate::stats::files::{self, Held};
 use crate::stats::{checked, pool, registered, windows};
 
 /// Entry points that fit; more than the table has, so that the layout changes seldom.
@@ -127,10 +127,6 @@ pub const LIVE: u32 = 1;
 /// A communicator had these counters; they are kept until the place is needed.
 pub const ENDED: u32 = 2;
 
-/// Where segments lie.
-pub const FOLDER: &str = "/dev/shm";
-const PREFIX: &str = "windlass-";
-
 // SAFETY: a structure of integers is valid when zeroed.
 static EARLY: Segment = unsafe { std::mem::zeroed() };
 static CURRENT: AtomicPtr<Segment> = AtomicPtr::new((&raw const EARLY).cast_mut());
@@ -142,29 +138,29 @@ pub fn current() -> &'static Segment {
     unsafe { &*CURRENT.load(Ordering::Acquire) }
 }
 
-/// Moves the counters into shared memory and gives the file's path. What other threads count at this very moment
-/// may stay behind; before the first communicator that is no call of one.
-pub fn share() -> io::Result<PathBuf> {
+/// Moves the counters into shared memory, after what killed processes have left there is removed, and gives the file. What
+/// other threads count at this very moment may stay behind; before the first communicator that is no call of one.
+pub fn share(folder: &FilePath) -> io::Result<Held> {
+    let removed = files::remove_ended(folder);
+    if removed > 0 {
+        ::log::info!("removed the counters of {removed} processes that were killed");
+    }
     let began = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    let name = format!(
-        "{PREFIX}{}-{}-{:x}",
-        rustix::process::getuid().as_raw(),
-        std::process::id(),
-        began.as_nanos() as u64
-    );
-    let path = FilePath::new(FOLDER).join(name);
-    let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(&path)?;
-    let shared =
-        reserve(&file).and_then(|()| map(&file, ProtFlags::READ | ProtFlags::WRITE)).inspect_err(|_| {
-            let _ = std::fs::remove_file(&path);
-        })?;
+    let held = Held::make(folder)?;
+    let shared = fill(&held).inspect_err(|_| drop(std::fs::remove_file(held.path())))?;
     copy(&EARLY, shared);
     shared.process.store(std::process::id(), Ordering::Relaxed);
     shared.size.store(size_of::<Segment>() as u64, Ordering::Relaxed);
     shared.began_ns.store(began.as_nanos() as u64, Ordering::Relaxed);
     shared.magic.store(MAGIC, Ordering::Release);
     CURRENT.store(std::ptr::from_ref(shared).cast_mut(), Ordering::Release);
-    Ok(path)
+    Ok(held)
+}
+
+fn fill(held: &Held) -> io::Result<&'static Segment> {
+    let file = held.open()?;
+    reserve(&file)?;
+    map(&file, ProtFlags::READ | ProtFlags::WRITE)
 }
 
 /// A segment of any process, to read.
@@ -178,31 +174,6 @@ pub fn open(path: &FilePath) -> io::Result<&'static Segment> {
         MAGIC => Ok(segment),
         _ => Err(io::Error::other("not complete yet, or not a segment of Windlass")),
     }
-}
-
-/// The files of all segments on this machine.
-pub fn list() -> Vec<PathBuf> {
-    let Ok(entries) = std::fs::read_dir(FOLDER) else { return Vec::new() };
-    let ours =
-        |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(PREFIX));
-    let mut paths: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).filter(ours).collect();
-    paths.sort();
-    paths
-}
-
-/// Whose a segment is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Owner {
-    /// The user's number.
-    pub user: u32,
-    /// The process, which may have ended.
-    pub process: u32,
-}
-
-/// By the segment's name, `windlass-USER-PROCESS-TIME`; none for other files.
-pub fn owner(path: &FilePath) -> Option<Owner> {
-    let mut parts = path.file_name()?.to_str()?.strip_prefix(PREFIX)?.split('-');
-    Some(Owner { user: parts.next()?.parse().ok()?, process: parts.next()?.parse().ok()? })
 }
 
 /// Takes the memory now: a write into shared memory that is full kills the process, and so does taking more than
@@ -256,16 +227,3 @@ pub fn read_text(field: &[AtomicU8]) -> String {
 }
 
 const _: () = assert!(nccl_sys::slots::COUNT <= ENTRIES_MAX);
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// User and process are the second and third part of a segment's name.
-    #[test]
-    fn names() {
-        let owner = |name: &str| owner(&FilePath::new(FOLDER).join(name));
-        assert_eq!(owner("windlass-1000-4711-18b3"), Some(Owner { user: 1000, process: 4711 }));
-        assert_eq!((owner("windlass-sim"), owner("other-0-4711-1")), (None, None));
-    }
-}

@@ -1,0 +1,184 @@
+#![cfg(test)]
+//! Files of processes that live, end and are killed: this test binary again, told by variables what to be.
+
+#![allow(unsafe_code)]
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::*;
+use crate::stats::segment;
+
+const PART: &str = "WINDLASS_SIM_PART";
+const WHERE: &str = "WINDLASS_SIM_FOLDER";
+
+fn folder() -> tempfile::TempDir {
+    tempfile::tempdir_in(FOLDER).unwrap()
+}
+
+/// A process that shares its counters, as far as it said so; it ends when its standard input does.
+fn start(part: &str, folder: &Path) -> Child {
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "stats::files::tests::part", "--ignored", "--nocapture"])
+        .env(PART, part)
+        .env(WHERE, folder)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let says = BufReader::new(child.stdout.take().unwrap());
+    assert!(
+        says.lines().any(|line| line.unwrap().contains("part: shared")),
+        "the process ended without a word"
+    );
+    child
+}
+
+fn kill(mut child: Child) {
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+/// The parts; run by other tests only.
+#[test]
+#[ignore = "a process of the other tests"]
+fn part() {
+    let Ok(part) = std::env::var(PART) else { return };
+    // Without the lock of standard output, which a forked child may find taken.
+    let say_and_wait = || {
+        rustix::io::write(std::io::stdout(), b"part: shared\n").unwrap();
+        let _ = rustix::io::read(std::io::stdin(), &mut [0; 1]);
+    };
+    if part == "share" {
+        let _held = segment::share(Path::new(&std::env::var(WHERE).unwrap())).unwrap();
+        return say_and_wait();
+    }
+    crate::process::first_communicator();
+    // SAFETY: the child calls only what is allowed after a fork of a process with threads.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        say_and_wait();
+        // SAFETY: ends the child without the parent's exit handlers.
+        unsafe { libc::_exit(0) };
+    }
+    // SAFETY: our own child.
+    unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
+}
+
+/// Thirty processes that are killed one after the other leave what one of them had; a living one's stays, and is seen.
+#[test]
+fn killed_processes() {
+    let folder = folder();
+    let living = start("share", folder.path());
+    for _ in 0..30 {
+        kill(start("share", folder.path()));
+    }
+    let left = list(folder.path());
+    assert_eq!(left.len(), 2, "{left:?}");
+    for path in &left {
+        let lives = owner(path).unwrap().process == living.id();
+        assert_eq!(has_ended(path), !lives);
+        assert_eq!(segment::open(path).unwrap().magic.load(Ordering::Relaxed), segment::MAGIC);
+    }
+    kill(living);
+    assert_eq!(remove_ended(folder.path()), 2);
+}
+
+/// A forked child that lives on does not keep what its killed parent left.
+#[test]
+fn forked_child_outlives() {
+    let mut parent = start("fork", Path::new(FOLDER));
+    let shared = list(Path::new(FOLDER))
+        .into_iter()
+        .find(|path| owner(path).is_some_and(|owner| owner.process == parent.id()));
+    let shared = shared.unwrap();
+    assert!(!has_ended(&shared));
+    parent.kill().unwrap();
+    let child_waits_for = parent.stdin.take();
+    parent.wait().unwrap();
+    // A process that another test starts may be about to remove it.
+    let gone = (0..1000).any(|_| {
+        std::thread::yield_now();
+        remove_if_ended(&shared).unwrap() || !shared.exists()
+    });
+    assert!(gone);
+    drop(child_waits_for);
+}
+
+/// However makers and removers meet, nobody loses a file that it holds, and none stays that nobody holds.
+#[test]
+fn makers_and_removers() {
+    let folder = folder();
+    let made = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !made.load(Ordering::Relaxed) {
+                    remove_ended(folder.path());
+                }
+            });
+        }
+        let makers: Vec<_> = (0..2)
+            .map(|_| {
+                scope.spawn(|| {
+                    for _ in 0..500 {
+                        let held = Held::make(folder.path()).unwrap();
+                        std::thread::yield_now();
+                        assert!(held.path().exists());
+                    }
+                })
+            })
+            .collect();
+        let ended: Vec<_> = makers.into_iter().map(|maker| maker.join()).collect();
+        made.store(true, Ordering::Relaxed);
+        ended.into_iter().for_each(|ended| ended.unwrap());
+    });
+    while remove_ended(folder.path()) > 0 {}
+    assert_eq!(list(folder.path()), Vec::<PathBuf>::new());
+}
+
+/// One start looks at so many files and no more, and the next ones remove the rest.
+#[test]
+fn limit_of_files() {
+    let folder = folder();
+    let user = rustix::process::getuid().as_raw();
+    for number in 0..LOOKED_AT_MAX + 6 {
+        std::fs::write(folder.path().join(format!("windlass-{user}-{number}-1-held")), "").unwrap();
+    }
+    assert_eq!((remove_ended(folder.path()), remove_ended(folder.path())), (LOOKED_AT_MAX, 6));
+}
+
+/// Another user's file, one of a version that held no lock, links, pipes and strangers' files stay at a start.
+#[test]
+fn what_is_left_alone() {
+    let folder = folder();
+    let user = rustix::process::getuid().as_raw();
+    let at = |name: String| folder.path().join(name);
+    let names = [
+        format!("windlass-{}-1-1-held", user + 1),
+        format!("windlass-{user}-4000000000-1"),
+        "windlass-sim".into(),
+    ];
+    names.into_iter().for_each(|name| std::fs::write(at(name), "").unwrap());
+    std::os::unix::fs::symlink("windlass-sim", at(format!("windlass-{user}-2-1-held"))).unwrap();
+    let before = list(folder.path());
+    assert_eq!((remove_ended(folder.path()), before.len()), (0, 4));
+    assert_eq!(list(folder.path()), before);
+    let pipe = at(format!("windlass-{user}-3-1-held"));
+    let made = Command::new("mkfifo").arg(&pipe).status().unwrap();
+    assert!(made.success() && has_ended(&pipe), "a pipe is no reason to wait");
+    // Whoever asks for it has the old one removed by its number.
+    assert!(remove_if_ended(&before[1]).unwrap() || remove_if_ended(&before[2]).unwrap());
+}
+
+/// User, process and how its life is told stand in a segment's name.
+#[test]
+fn names_of_segments() {
+    let owner = |name: &str| owner(&Path::new(FOLDER).join(name));
+    let owned = |life| Some(Owner { user: 1000, process: 4711, life });
+    assert_eq!(owner("windlass-1000-4711-18b3-held"), owned(Life::Lock));
+    assert_eq!(owner("windlass-1000-4711-18b3"), owned(Life::Number));
+    assert_eq!((owner("windlass-sim"), owner("other-0-4711-1")), (None, None));
+    assert_eq!(owner(&name()).map(|owner| owner.life), Some(Life::Lock));
+}
