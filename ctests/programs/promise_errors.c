@@ -5,6 +5,7 @@
 #include "../support/team.h"
 
 #include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
@@ -125,12 +126,12 @@ static struct transfer prepared(const struct team* team, uint64_t key) {
 
 /* Nothing was written by this collective. */
 static void never_ran(const struct transfer* transfer) {
-  unsigned char seen[4096];
-  CHECK(transfer->receive_bytes <= sizeof seen);
+  unsigned char* seen = malloc(transfer->receive_bytes);
   download(seen, transfer->receive, transfer->receive_bytes);
   for (size_t i = 0; i < transfer->receive_bytes; i++) {
     if (!CHECK(seen[i] == 0xa5)) break;
   }
+  free(seen);
 }
 
 /* One rank alone makes a group with a first collective and an error: nobody needs to come, before it and after. */
@@ -204,6 +205,38 @@ static void unmatched(struct rank* self) {
   NCCL(ncclRecv(buffer, 4, ncclFloat, team.rank, team.communicator, stream));
   CODE(ncclGroupEnd(), ncclInvalidUsage);
   team_passes(self, &team, 777, 40);
+  device_free(buffer);
+  NCCL(ncclCommDestroy(team.communicator));
+}
+
+/* The same beside collectives, a small one and one that is large: of the group nothing runs on any rank, and the communicator
+ * works on and ends. */
+static void unmatched_beside_collectives(struct rank* self) {
+  struct team team = born(self, HONOURED);
+  void* buffer = device_alloc(4096);
+  cudaStream_t stream = as_cuda(self->stream);
+  struct transfer transfers[2] = {prepared(&team, 41), {.which = ALL_REDUCE, .type = ncclInt32, .op = ncclSum, .count = 30011,
+                                  .rank = team.rank, .ranks = team.ranks, .key = 42}};
+  transfer_prepare(&transfers[1]);
+  together(self);
+  for (int round = 0; round < 4; round++) {
+    NCCL(ncclGroupStart());
+    if (round % 2) NCCL(ncclRecv(buffer, 4, ncclFloat, team.rank, team.communicator, stream));
+    for (int i = 0; i <= round / 2; i++) transfer_launch(&transfers[i], team.communicator, self->stream);
+    if (round % 2 == 0) NCCL(ncclSend(buffer, 4, ncclFloat, team.rank, team.communicator, stream));
+    CODE(ncclGroupEnd(), ncclInvalidUsage);
+    wait_for(self->stream);
+    together(self);
+    for (int i = 0; i < 2; i++) never_ran(&transfers[i]);
+  }
+  for (int i = 0; i < 2; i++) {
+    transfer_launch(&transfers[i], team.communicator, self->stream);
+    wait_for(self->stream);
+    together(self);
+    transfer_verify(&transfers[i], self);
+    transfer_release(&transfers[i]);
+  }
+  team_passes(self, &team, 778, 43);
   device_free(buffer);
   NCCL(ncclCommDestroy(team.communicator));
 }
@@ -333,6 +366,7 @@ static void all(struct rank* self) {
   RUN_PART(a_group_fails_alone, self);
   RUN_PART(a_group_fails, self);
   RUN_PART(unmatched, self);
+  RUN_PART(unmatched_beside_collectives, self);
   RUN_PART(wrong_operators, self);
   RUN_PART(aborted_while_nobody_comes, self);
   RUN_PART(aborted_while_the_others_come, self);

@@ -310,9 +310,10 @@ impl Fabric {
     }
 
     /// Waits until all sends and receives are done, as NCCL does before it ends a communicator. An abort ends it; and where
-    /// this rank has failed its peers may have given up what it waits for: that gets a moment.
+    /// this rank has failed its peers may have given up what it waits for, and where something was issued in part nobody knows when
+    /// it ends: that gets a moment.
     pub fn wait_idle(&self) {
-        if self.has_failed() {
+        if self.has_failed() || self.boxes.as_ref().is_some_and(|boxes| boxes.turns.is_doubtful()) {
             self.boxes.iter().for_each(|boxes| drop(boxes.turns.wait_idle(stuck::LEAVES_WITHIN)));
             return self.abort();
         }

@@ -237,11 +237,7 @@ impl Mailbox {
         if let Some(stray) = operations.iter().find(|operation| operation.peer >= ranks) {
             return Err(Refusal::NoRank { peer: stray.peer, ranks });
         }
-        let own = |direction| {
-            operations.iter().filter(|one| one.peer == rank && one.direction == direction).count()
-        };
-        let (sends, receives) = (own(Direction::Send), own(Direction::Receive));
-        if sends == receives { Ok(()) } else { Err(Refusal::Unmatched { rank, sends, receives }) }
+        unmatched(operations, rank).map_or(Ok(()), Err)
     }
 
     /// Host memory for the list of this group: for a graph until that is gone, else until it is copied. The list on the
@@ -283,6 +279,15 @@ impl Mailbox {
         work.copying[next] = Some(run);
         Ok(run)
     }
+}
+
+/// Why a group of such messages is refused, if its rank does not receive as many from itself as it sends: to be asked before anything
+/// of the group runs.
+pub fn unmatched(operations: &[Operation], rank: u32) -> Option<Refusal> {
+    let own =
+        |direction| operations.iter().filter(|one| one.peer == rank && one.direction == direction).count();
+    let (sends, receives) = (own(Direction::Send), own(Direction::Receive));
+    (sends != receives).then_some(Refusal::Unmatched { rank, sends, receives })
 }
 
 /// Refuses at birth what could not be arranged later: all mailboxes at once, both wires, both ways.

@@ -13,7 +13,7 @@ use crate::fast::Task;
 use crate::gpu::StreamHandle;
 use crate::group::{self, Awaited, Held, Ours};
 use crate::guard;
-use crate::mailbox::Operation;
+use crate::mailbox::{self, Operation};
 use crate::path::Path;
 use crate::plan::Terms;
 use crate::stats::count;
@@ -48,6 +48,10 @@ pub struct Part {
 /// Decides, at the outermost end, before NCCL closes the group: what NCCL is to run after all it gets now, communicator by
 /// communicator in the order of their first such calls, each one's in the order that [all ranks have](common_order). What it refuses of
 /// that fails the group, as it would have before. The parts come in the order of their first calls.
+///
+/// As NCCL has it, a group in which a rank's messages to itself are not matched fails, and nothing of that communicator runs.
+///
+/// Divergence: nothing of the group's others either, while NCCL has run those that come first.
 ///
 /// Divergence: before 2.26 NCCL runs communicators in the order of their first calls; what it gets now comes after all it got of
 /// others meanwhile.
@@ -102,7 +106,7 @@ fn decide(held: &[Held]) -> (Vec<Part>, Vec<Call>) {
             fabrics.push(fabric);
         }
     }
-    let (mut parts, mut forwarded) = (Vec::new(), Vec::new());
+    let (mut parts, mut forwarded, mut refused) = (Vec::new(), Vec::new(), None);
     for fabric in fabrics {
         let own = held.iter().enumerate().filter(|(_, one)| Arc::ptr_eq(&one.fabric, fabric));
         let own: Vec<(usize, &Held)> = own.collect();
@@ -112,6 +116,7 @@ fn decide(held: &[Held]) -> (Vec<Part>, Vec<Call>) {
         let sorted = Sorted::of(own.iter().map(|(_, one)| (one.what, one.stream)), &terms, batches);
         let Some((_, Held { communicator, .. })) = own.first() else { continue };
         sorted.count(*communicator, &terms);
+        refused = refused.or_else(|| mailbox::unmatched(&sorted.operations, fabric.rank()));
         if let Some((first, _)) = own.iter().zip(&sorted.are_ours).find(|(_, is_ours)| !**is_ours) {
             forwarded.push((first.0, sorted.forwarded().collect::<Vec<Call>>()));
         }
@@ -130,6 +135,10 @@ fn decide(held: &[Held]) -> (Vec<Part>, Vec<Call>) {
             others: others.to_vec(),
             operations: sorted.operations,
         });
+    }
+    if let Some(refusal) = refused {
+        group::wait_for(Awaited::Failed(refuse(refusal.result(), format_args!("{refusal}"))));
+        return Default::default();
     }
     // NCCL before 2.26 keeps this order of several communicators, too.
     forwarded.sort_by_key(|(place, _)| *place);
