@@ -33,7 +33,7 @@ use crate::gpu::module::MemoryDomain;
 use crate::gpu::stream::{Capture, Ordering::Inside};
 use crate::gpu::{Address, Driver, Failure, StreamHandle};
 use order::{Lane, Order};
-pub use refusal::Refusal;
+pub use refusal::{Refusal, Why};
 pub use stuck::{Carries, Stuck, Wait};
 pub use supply::{Grant, Kit, Lent, Supply};
 
@@ -65,7 +65,7 @@ pub struct Turns {
     report: Address,
     hold: Hold,
     aborted: AtomicBool,
-    /// A turn was issued in part: what it left is never known to be done, and all that it may touch stays.
+    /// The driver failed in the middle of a turn: what it left is never known to be done, and all that it may touch stays.
     doubtful: AtomicBool,
     /// A graph has taken turns: it may take them again at any time.
     captured: AtomicBool,
@@ -146,8 +146,8 @@ impl Turns {
     /// they get later runs after it, as in NCCL. Also into a capture of that stream.
     ///
     /// A failure after something was issued leaves peers waiting: all of this rank's kernels are told to leave, and the
-    /// communicator is for its owner to abort.
-    pub fn take<E: From<Refusal>>(
+    /// communicator is for its owner to abort. It is idle when what was issued is done.
+    pub fn take<E: Why>(
         &self,
         stream: StreamHandle,
         others: &[StreamHandle],
@@ -159,10 +159,18 @@ impl Turns {
         let issued = &mut *self.lock();
         let kit = self.kit()?;
         let mut turn = Turn { turns: self, kit, issued, stream, others, placed: None, begun: false };
-        let ran = run(&mut turn).and_then(|()| turn.end().map_err(|failure| Refusal::from(failure).into()));
-        if ran.is_err() && turn.begun && turn.capture().is_none() {
-            // What was issued may run, and nothing says when it is done.
-            self.doubtful.store(true, Ordering::Relaxed);
+        let ran = run(&mut turn);
+        let may_run = turn.begun && turn.capture().is_none();
+        if ran.is_err() && !may_run {
+            return ran;
+        }
+        // What was issued may run, also where more was to come.
+        let ended = turn.end();
+        let is_doubtful = ended.is_err() || ran.as_ref().is_err_and(Why::is_of_driver);
+        let ran = ran.and(ended.map_err(|failure| Refusal::from(failure).into()));
+        if ran.is_err() && may_run {
+            // Of what is doubtful nothing says when it is done.
+            self.doubtful.fetch_or(is_doubtful, Ordering::Relaxed);
             self.abort();
         }
         ran
@@ -216,7 +224,7 @@ impl Turns {
         self.captured.load(Ordering::Relaxed)
     }
 
-    /// Whether something was issued in part, so that nobody knows what has ended: then it is never idle.
+    /// Whether the driver failed in the middle of a turn, so that nobody knows what has ended: then it is never idle.
     pub fn is_doubtful(&self) -> bool {
         self.doubtful.load(Ordering::Relaxed)
     }

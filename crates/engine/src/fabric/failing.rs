@@ -63,6 +63,12 @@ impl From<Failure> for Refused {
     }
 }
 
+impl turns::Why for Refused {
+    fn is_of_driver(&self) -> bool {
+        matches!(self, Refused::Turn(turns::Refusal::Cuda(_)))
+    }
+}
+
 impl Refused {
     /// NCCL's code for it.
     pub fn result(&self) -> ncclResult_t {

@@ -70,6 +70,12 @@ impl From<turns::Refusal> for Refusal {
     }
 }
 
+impl turns::Why for Refusal {
+    fn is_of_driver(&self) -> bool {
+        matches!(self, Refusal::Cuda(_))
+    }
+}
+
 impl fmt::Display for Refusal {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -39,6 +39,18 @@ impl Refusal {
     }
 }
 
+/// Why what was to be issued in a turn was not: refusals of whoever issues it.
+pub trait Why: From<Refusal> {
+    /// Whether the driver failed, so that nobody knows what it has taken.
+    fn is_of_driver(&self) -> bool;
+}
+
+impl Why for Refusal {
+    fn is_of_driver(&self) -> bool {
+        matches!(self, Refusal::Cuda(_))
+    }
+}
+
 impl From<Failure> for Refusal {
     fn from(failure: Failure) -> Refusal {
         Refusal::Cuda(failure)

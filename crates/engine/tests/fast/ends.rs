@@ -6,6 +6,7 @@ use windlass_engine::turns::{self, Carries};
 
 use crate::communicator::*;
 use crate::numbers::*;
+use crate::support::*;
 
 /// A rank whose peer does not come: an abort ends it, the report says for whom it waited, and nothing is taken any more.
 #[test]
@@ -33,6 +34,31 @@ fn abort_in_the_middle() {
         drop((part, stream));
         end(ranks);
     }
+}
+
+/// Aborted in the middle of a turn, as where a host waits for room for a list: what was issued leaves, and then all is idle.
+#[test]
+fn abort_within_a_turn() {
+    let devices = devices(2);
+    let ranks = communicator(&devices);
+    let streams = [devices[0].stream(), devices[0].stream()];
+    let part = Part::of(Kind::AllReduce, 10, 0, 2);
+    let turns = &ranks[0].turns;
+    let gate = Gate::on(&streams[0]);
+    let taken = turns.take(streams[0].handle(), &[streams[1].handle()], |turn| {
+        ranks[0].fast.launch(turn, &part.task).unwrap();
+        turns.abort();
+        Err(turns::Refusal::Aborted { rank: 0 })
+    });
+    assert_eq!(taken, Err(turns::Refusal::Aborted { rank: 0 }));
+    assert!(!turns.is_doubtful());
+    assert!(!turns.is_idle().unwrap(), "the kernel has not even begun");
+    gate.open();
+    turns.wait_idle(std::time::Duration::from_secs(20)).unwrap();
+    streams.iter().for_each(AppStream::synchronize);
+    assert!(turns.is_idle().unwrap());
+    drop((part, streams));
+    end(ranks);
 }
 
 /// Strange facts are refused at birth.
