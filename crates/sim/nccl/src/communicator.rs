@@ -81,6 +81,7 @@ pub struct Birth {
 impl Communicator {
     pub fn new(birth: Birth) -> Arc<Communicator> {
         let Birth { rank, ranks, device, context, config, token, order } = birth;
+        order.join();
         Arc::new(Communicator {
             rank,
             ranks,
@@ -300,6 +301,7 @@ pub fn withdraw(handle: ncclComm_t, how: &str) {
         // SAFETY: a live handle's words are never freed.
         unsafe { (*handle.cast::<AtomicU64>()).store(MAGIC_GONE, SeqCst) };
     }
+    gone.iter().for_each(|communicator| communicator.order.leave());
     drop(gone);
 }
 

@@ -56,7 +56,7 @@ driver_calls! {
     need_stack = b"simNeedStack\0": fn(usize);
     before_leaks = b"simBeforeLeaks\0": fn(extern "C" fn());
     event_create = b"cuEventCreate\0": fn(*mut usize, c_uint);
-    event_record = b"cuEventRecord\0": fn(usize, Stream);
+    event_record = b"cuEventRecordWithFlags\0": fn(usize, Stream, c_uint);
     event_destroy = b"cuEventDestroy_v2\0": fn(usize);
     pointer_attribute = b"cuPointerGetAttribute\0": fn(*mut c_void, c_int, usize);
     address_range = b"cuMemGetAddressRange_v2\0": fn(*mut usize, *mut usize, usize);
@@ -103,6 +103,13 @@ pub struct Captured {
     pub capture: u64,
     /// What a stream's next work waits for; none at the beginning.
     pub node: Option<usize>,
+}
+
+/// Whether a capture's event is for the capture, or for what is outside.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Reach {
+    Inside = 0,
+    Outside = 1,
 }
 
 /// The driver, opened and initialised at the first need.
@@ -236,13 +243,40 @@ impl Driver {
         check(unsafe { (self.before_leaks)(act) }, "simBeforeLeaks")
     }
 
+    /// An event of a context's.
+    pub fn new_event(&self, context: Context) -> Outcome<usize> {
+        let (before, mut event) = (self.context(), 0);
+        self.make_current(context)?;
+        // SAFETY: see above.
+        let code = unsafe { (self.event_create)(&mut event, EVENT_DISABLE_TIMING) };
+        self.make_current(before)?;
+        check(code, "cuEventCreate").map(|()| event)
+    }
+
+    pub fn end_event(&self, event: usize) {
+        // SAFETY: the driver keeps a destroyed event until the work that names it has gone.
+        unsafe { (self.event_destroy)(event) };
+    }
+
+    /// Records an event behind all that a stream holds now.
+    pub fn record(&self, event: usize, stream: Stream, reach: Reach) -> Outcome {
+        // SAFETY: see above.
+        check(unsafe { (self.event_record)(event, stream, reach as c_uint) }, "cuEventRecordWithFlags")
+    }
+
+    /// Makes what comes in a stream wait for what an event was recorded behind.
+    pub fn wait(&self, event: usize, stream: Stream, reach: Reach) -> Outcome {
+        // SAFETY: see above.
+        check(unsafe { (self.stream_wait)(stream, event, reach as c_uint) }, "cuStreamWaitEvent")
+    }
+
     /// Makes `later` wait for all that `earlier` holds now.
     pub fn order(&self, earlier: Stream, later: Stream) -> Outcome {
         let mut event = 0;
         // SAFETY: see above.
         check(unsafe { (self.event_create)(&mut event, EVENT_DISABLE_TIMING) }, "cuEventCreate")?;
         // SAFETY: see above.
-        let recorded = check(unsafe { (self.event_record)(event, earlier) }, "cuEventRecord");
+        let recorded = self.record(event, earlier, Reach::Inside);
         // SAFETY: see above.
         let waited = recorded
             .and_then(|()| check(unsafe { (self.stream_wait)(later, event, 0) }, "cuStreamWaitEvent"));

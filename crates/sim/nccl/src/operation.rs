@@ -3,6 +3,7 @@
 use crate::communicator::{Communicator, find_for_operation};
 use crate::driver::{Captured, driver};
 use crate::operators::{self, Recipe};
+use crate::order::Place;
 use crate::refusal::{Outcome, lock, outcome, refuse};
 use crate::registration::Use;
 use crate::segment::CallCard;
@@ -279,8 +280,11 @@ fn launch(communicator: &Arc<Communicator>, queued: Vec<Queued>) -> Outcome {
     for stream in &streams[1..] {
         driver.order(*stream, streams[0])?;
     }
+    let mut place = Place::Eager;
     if captured {
         let (now, last) = (driver.captured(streams[0])?, *lock(&communicator.order.captured));
+        let capture = |captured: Option<Captured>| captured.map(|captured| captured.capture);
+        place = if capture(now) == capture(last) { Place::InCapture } else { Place::FirstOfCapture };
         if let (Some(now), Some(Captured { capture, node: Some(node) })) = (now, last)
             && now.capture == capture
             && now.node != Some(node)
@@ -288,6 +292,7 @@ fn launch(communicator: &Arc<Communicator>, queued: Vec<Queued>) -> Outcome {
             driver.order_behind(node, streams[0])?;
         }
     }
+    communicator.order.before(place, streams[0], communicator.context)?;
     if !captured {
         driver.need_stack(stack_bytes(&operation))?;
         operation.ticket = Some(communicator.order.ticket());
@@ -308,6 +313,7 @@ fn launch(communicator: &Arc<Communicator>, queued: Vec<Queued>) -> Outcome {
         return Err(code);
     }
     communicator.registered.fetch_add(registered, SeqCst);
+    communicator.order.after(place, streams[0])?;
     if captured {
         *lock(&communicator.order.captured) = driver.captured(streams[0])?;
     }

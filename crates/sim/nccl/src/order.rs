@@ -1,13 +1,14 @@
 //! NCCL's total order: operations of one communicator run one after another on a rank, whatever their streams.
 //!
-//! An eager operation takes a ticket when it is launched. A captured one waits for the one before it in the same capture;
-//! else it has no place until it runs: it only never runs beside another.
+//! An eager operation takes a ticket when it is launched. A captured one waits for the one before it in the same capture, and has no place
+//! until it runs: then it only never runs beside another. Graphs and eager operations are ordered as in NCCL, by an event behind each operation
+//! ([`Serial`]).
 
-use crate::driver::Captured;
-use crate::refusal::lock;
+use crate::driver::{Captured, Context, Reach, Stream, driver};
+use crate::refusal::{Outcome, lock};
 use crate::segment::Left;
 use std::collections::BTreeSet;
-use std::sync::{Condvar, Mutex};
+use std::sync::{Condvar, Mutex, Once};
 use std::time::{Duration, Instant};
 
 #[derive(Default)]
@@ -16,6 +17,28 @@ pub struct Order {
     changed: Condvar,
     /// The last operation of the last capture.
     pub captured: Mutex<Option<Captured>>,
+    serial: Mutex<Serial>,
+}
+
+/// What orders graphs: an event behind the last operation, eager or of a graph. The first one of a capture waits for it when its graph is
+/// launched; once there is a capture, so does every eager one.
+#[derive(Default)]
+struct Serial {
+    event: Option<usize>,
+    is_captured: bool,
+    /// Communicators in this order.
+    owners: usize,
+}
+
+/// Events of communicators that have not ended.
+static EVENTS: Mutex<BTreeSet<usize>> = Mutex::new(BTreeSet::new());
+
+/// Where an operation is launched.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    Eager,
+    FirstOfCapture,
+    InCapture,
 }
 
 #[derive(Default)]
@@ -78,8 +101,69 @@ impl Order {
         self.changed.notify_all();
     }
 
+    /// A communicator is in this order.
+    pub fn join(&self) {
+        lock(&self.serial).owners += 1;
+    }
+
+    /// One has ended.
+    pub fn leave(&self) {
+        let mut serial = lock(&self.serial);
+        serial.owners = serial.owners.saturating_sub(1);
+        if serial.owners == 0
+            && let Some(event) = serial.event.take()
+        {
+            end_events(|events| if events.remove(&event) { vec![event] } else { Vec::new() });
+        }
+    }
+
+    /// What is launched now on a stream of this context comes after all before.
+    pub fn before(&self, place: Place, stream: Stream, context: Context) -> Outcome {
+        let mut serial = lock(&self.serial);
+        let event = match serial.event {
+            Some(event) => event,
+            None => *serial.event.insert(new_event(context)?),
+        };
+        match place {
+            Place::Eager if serial.is_captured => driver()?.wait(event, stream, Reach::Inside),
+            Place::FirstOfCapture => driver()?.wait(event, stream, Reach::Outside),
+            Place::Eager | Place::InCapture => Ok(()),
+        }
+    }
+
+    /// It was launched.
+    pub fn after(&self, place: Place, stream: Stream) -> Outcome {
+        let mut serial = lock(&self.serial);
+        let Some(event) = serial.event else { return Ok(()) };
+        serial.is_captured |= place != Place::Eager;
+        let reach = if place == Place::Eager { Reach::Inside } else { Reach::Outside };
+        driver()?.record(event, stream, reach)
+    }
+
     /// Makes waiters look again.
     pub fn wake(&self) {
         self.changed.notify_all();
+    }
+}
+
+fn new_event(context: Context) -> Outcome<usize> {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let _ = driver().and_then(|driver| driver.before_leaks(end_all));
+    });
+    let event = driver()?.new_event(context)?;
+    lock(&EVENTS).insert(event);
+    Ok(event)
+}
+
+/// Those of communicators that nobody has ended are no leak of the driver's.
+extern "C" fn end_all() {
+    end_events(|events| std::mem::take(events).into_iter().collect());
+}
+
+fn end_events(which: impl FnOnce(&mut BTreeSet<usize>) -> Vec<usize>) {
+    let ending = which(&mut lock(&EVENTS));
+    if let Ok(driver) = driver() {
+        ending.into_iter().for_each(|event| driver.end_event(event));
     }
 }
