@@ -61,7 +61,7 @@ function(add_meeting program machine kind seconds says)
 endfunction()
 
 # Programs that run a third time, where every communicator is a promise that can be one.
-set(LAZY collectives sendrecv groups group_order threads premulsum registration graphs splits births lifecycle random_calls random_collectives patterns pairs
+set(LAZY collectives sendrecv groups group_order threads premulsum registration graphs graphs_mixed splits births lifecycle random_calls random_collectives patterns pairs
          promises promise_errors promise_children forked)
 
 # Where ranks meet on MACHINE, with promises as they are without a wish and, for those programs, with all of them.
@@ -98,7 +98,7 @@ function(add_differential program machine seconds)
   set_tests_properties(${equal} PROPERTIES FIXTURES_REQUIRED ${machine}.${program} LABELS ${machine} TIMEOUT 20)
 endfunction()
 
-set(PROGRAMS strings arguments collectives sendrecv groups group_order lifecycle threads nonblocking premulsum registration graphs
+set(PROGRAMS strings arguments collectives sendrecv groups group_order lifecycle threads nonblocking premulsum registration graphs graphs_mixed
              forked random_calls random_collectives births patterns pairs absorbed graphs_p2p random_p2p splits promises promise_errors
              promise_children many_pairs reuse parking uneven batches registered registered_lives
              registered_groups registered_alone registered_beside pool pool_growth windows windows_repair windows_ends window_patterns window_direct)
@@ -128,6 +128,7 @@ if(WINDLASS_LIBRARY_DIR)
   foreach(program sendrecv groups threads premulsum registration graphs forked pool pool_growth)
     add_fabric(${program} 300 "yes")
   endforeach()
+  add_fabric(graphs_mixed 120 "yes" --served fast)
   # Groups of communicators, as NCCL ordered them before 2.26, too: plainly, and with ours among them.
   add_fabric(group_order 300 "yes" --served fast)
   if(SIM_DIR)

@@ -66,9 +66,13 @@ pub struct Communicator {
     has_windows: AtomicBool,
     /// Whether its calls are told to other ranks.
     is_checked: AtomicBool,
-    /// The stream of the last call that went to NCCL since the last one of ours, by its handle; of a communicator with
-    /// a fabric only. [`NO_STREAM`]: none did.
+    /// The stream of the last call that went to NCCL since the last eager one of ours, by its handle; of a communicator with
+    /// a fabric only. [`NO_STREAM`]: none did, or [it is followed](Communicator::is_followed).
     forwarded_on: AtomicUsize,
+    /// The capture, by its id, whose first operation of ours was ordered after that. 0: none's was.
+    ordered_in: AtomicU64,
+    /// Whether what goes to NCCL is to be followed.
+    follows: AtomicBool,
     /// What its birth left. Held for a few stores, after the lock of the table.
     kept: Mutex<Option<Kept>>,
 }
@@ -93,6 +97,8 @@ impl Communicator {
             has_windows: AtomicBool::new(false),
             is_checked: AtomicBool::new(false),
             forwarded_on: AtomicUsize::new(NO_STREAM),
+            ordered_in: AtomicU64::new(0),
+            follows: AtomicBool::new(false),
             kept: Mutex::new(None),
         }
     }
@@ -115,6 +121,7 @@ impl Communicator {
             return Some(kept);
         }
         self.forwarded_on.store(NO_STREAM, Ordering::Relaxed);
+        self.follows.store(false, Ordering::Relaxed);
         self.has_run.store(false, Ordering::Relaxed);
         let fast = kept.fabric().map_or(Limits::NONE, |fabric| *fabric.limits());
         let members = kept.fabric().map_or(0, |fabric| fabric.contract().members.len());
@@ -229,14 +236,40 @@ impl Communicator {
     #[inline]
     pub fn forwards_on(&self, stream: cudaStream_t) {
         self.forwarded_on.store(stream as usize, Ordering::Relaxed);
+        self.ordered_in.store(0, Ordering::Relaxed);
     }
 
-    /// One of ours comes on this stream: whether NCCL has work of the communicator that it is not ordered after. Asks once.
-    pub fn has_forwarded_elsewhere(&self, stream: usize) -> bool {
+    /// One of ours comes on this stream, in this capture if that is part of one, which is asked only if there is need: whether NCCL
+    /// has work of the communicator that it is not ordered after. Asks once, and once in each capture: nobody knows where
+    /// its graph is launched, nor whether before eager ones that are yet to come.
+    pub fn has_forwarded_elsewhere(&self, stream: usize, capture: impl FnOnce() -> Option<u64>) -> bool {
         /// `cudaStreamPerThread`: every thread's is another.
         const PER_THREAD: usize = 2;
-        let forwarded = self.forwarded_on.swap(NO_STREAM, Ordering::Relaxed);
-        forwarded != NO_STREAM && (forwarded != stream || forwarded == PER_THREAD)
+        let forwarded = self.forwarded_on.load(Ordering::Relaxed);
+        if forwarded == NO_STREAM {
+            return false;
+        }
+        if let Some(capture) = capture() {
+            return self.ordered_in.swap(capture, Ordering::Relaxed) != capture;
+        }
+        self.forwarded_on.store(NO_STREAM, Ordering::Relaxed);
+        forwarded != stream || forwarded == PER_THREAD
+    }
+
+    /// Graphs have operations of ours, or may have: what goes to NCCL is followed from now on.
+    pub fn follows(&self) {
+        self.follows.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it is.
+    #[inline]
+    pub fn has_to_follow(&self) -> bool {
+        self.follows.load(Ordering::Relaxed)
+    }
+
+    /// What went to NCCL has been followed: all that comes of ours is ordered after it.
+    pub fn is_followed(&self) {
+        self.forwarded_on.store(NO_STREAM, Ordering::Relaxed);
     }
 
     /// Looks at what its birth left, if it is still this communicator. `look` must be quick.

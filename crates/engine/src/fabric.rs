@@ -54,9 +54,12 @@ use crate::mailbox::Operation;
 use crate::page::Page;
 use crate::pool;
 use crate::tuning::Limits;
+#[cfg(doc)]
+use crate::turns::Turns;
 
 pub use crate::rendezvous::colors::{Course, Others, Parent, Willing};
 pub use crate::rendezvous::facts::Waiting;
+pub use crate::turns::Afterwards;
 use attempts::Attempts;
 pub use birth::{Asked, Fate, all_here, ask, device_now, is_one_meeting, is_patient, join, tell};
 use boxes::Boxes;
@@ -279,10 +282,16 @@ impl Fabric {
         result
     }
 
-    /// Lets what comes next on a stream run after all that ran here.
-    pub fn order(&self, stream: StreamHandle) -> ncclResult_t {
-        let Some(Boxes { turns, .. }) = &self.boxes else { return ncclInternalError };
-        turns.order(stream).map_or_else(|refusal| refusal.result(), |()| ncclSuccess)
+    /// Lets what comes next on a stream run after all that ran here: see [`Turns::order`]. What fails is logged; whoever issues it meets
+    /// the same device.
+    pub fn order(&self, stream: StreamHandle) -> Afterwards {
+        let order = |boxes: &Boxes| boxes.turns.order(stream).unwrap_or(Afterwards::Nothing);
+        self.boxes.as_ref().map_or(Afterwards::Nothing, order)
+    }
+
+    /// Lets all that comes here run after what was issued on that stream then. Whether it does.
+    pub fn follow(&self, stream: StreamHandle) -> bool {
+        self.boxes.as_ref().is_some_and(|boxes| boxes.turns.follow(stream).is_ok())
     }
 
     /// The asynchronous error of what ran here; `ncclSuccess` if there is none.

@@ -36,6 +36,7 @@ thread_local! {
             promised: Vec::new(),
             candidates: Vec::new(),
             inside: Vec::new(),
+            followed: Vec::new(),
             given: Given { communicators: Vec::new(), is_refused: false },
         })
     };
@@ -54,8 +55,19 @@ pub struct Ended {
     pub candidates: Vec<Waiting>,
     /// Its communicators of NCCL's, in which no thread of ours may be until then.
     pub inside: Vec<Passed<'static>>,
+    /// What NCCL runs of it, and ours come after: of each communicator one call, as NCCL joins the streams of a communicator's group.
+    pub followed: Vec<Followed>,
     /// What NCCL got of it, of those that have a fabric.
     pub given: Given,
+}
+
+/// A call that NCCL runs when its group ends, and that what comes of ours is to wait for.
+#[derive(Debug)]
+#[allow(missing_docs)]
+pub struct Followed {
+    pub communicator: ncclComm_t,
+    pub fabric: Arc<Fabric>,
+    pub stream: StreamHandle,
 }
 
 /// What NCCL has of a group, where the order of ours asks for that.
@@ -76,6 +88,7 @@ impl Ended {
             && self.promised.is_empty()
             && self.candidates.is_empty()
             && self.inside.is_empty()
+            && self.followed.is_empty()
     }
 }
 
@@ -265,6 +278,21 @@ pub fn stay_inside(passed: Passed<'static>) {
         is_new
     });
     if pushed.unwrap_or(false) {
+        one_more();
+    }
+}
+
+/// What NCCL runs of this when the open group ends is waited for by what comes of ours.
+pub fn follow(what: Followed) {
+    let noted = ENDED.try_with(|ended| {
+        let followed = &mut ended.borrow_mut().followed;
+        let is_new = !followed.iter().any(|known| known.communicator == what.communicator);
+        if is_new {
+            followed.push(what);
+        }
+        is_new
+    });
+    if noted.unwrap_or(false) {
         one_more();
     }
 }

@@ -316,6 +316,9 @@ fn end_of_much() -> ncclResult_t {
                 let ended = guard::call(|| registered::after_group(&candidates, is_taken(nccls)));
                 ours.set(if ours.get() == ncclSuccess { ended } else { ours.get() });
             }
+            if is_taken(nccls) {
+                guard::or_else(|| (), || in_order::after_group(&ended.borrow().followed));
+            }
             if is_taken(result) {
                 run(&schedule.after);
             }

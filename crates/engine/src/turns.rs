@@ -80,6 +80,15 @@ struct Issued {
     held: Option<u64>,
 }
 
+/// What is to be done once what [was ordered](Turns::order) is issued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Afterwards {
+    /// All turns so far are eager ones: whoever runs the next looks at streams.
+    Nothing,
+    /// A graph may run on any stream and looks at none: it waits for the turns' event.
+    Follow,
+}
+
 /// One turn: what its operations need, in the order in which they ask for it.
 pub struct Turn<'turns> {
     turns: &'turns Turns,
@@ -176,21 +185,37 @@ impl Turns {
         ran
     }
 
-    /// Lets what comes next on a stream run after all turns so far, in its captures too.
-    pub fn order(&self, stream: StreamHandle) -> Result<(), Refusal> {
-        let order = || -> Result<(), Refusal> {
+    /// Lets what comes next on a stream run after all turns so far, in its captures too. Where it may be of a graph, or graphs have
+    /// turns, [`Turns::follow`] is to be called when it was issued.
+    pub fn order(&self, stream: StreamHandle) -> Result<Afterwards, Refusal> {
+        let order = || -> Result<Afterwards, Refusal> {
             let issued = &mut *self.lock();
-            if issued.order.is_all_on(stream) {
-                return Ok(());
+            let home = self.supply.home();
+            if issued.order.is_all_on(stream) && matches!(home.driver.capture_of(stream), Ok(None)) {
+                return Ok(Afterwards::Nothing);
             }
+            let kit = self.kit()?;
+            let _current = home.be_current()?;
+            let lane = Lane::of(home.driver, stream)?;
+            self.hold_in(&mut issued.held, lane)?;
+            issued.order.before(home.driver, kit, lane)?;
+            let is_known = issued.order.is_shared_with_graphs() || lane.capture().is_some();
+            Ok(if is_known { Afterwards::Follow } else { Afterwards::Nothing })
+        };
+        order().map_err(Refusal::told)
+    }
+
+    /// Lets all turns to come run after what was issued on a stream since [`Turns::order`] said so, in captures too.
+    pub fn follow(&self, stream: StreamHandle) -> Result<(), Refusal> {
+        let follow = || -> Result<(), Refusal> {
+            let issued = &mut *self.lock();
             let kit = self.kit()?;
             let home = self.supply.home();
             let _current = home.be_current()?;
             let lane = Lane::of(home.driver, stream)?;
-            self.hold_in(&mut issued.held, lane)?;
-            Ok(issued.order.before(home.driver, kit, lane)?)
+            Ok(issued.order.after(home.driver, kit, lane)?)
         };
-        order().map_err(Refusal::told)
+        follow().map_err(Refusal::told)
     }
 
     /// A capture that takes a turn keeps what that needs, as long as its graph lives.

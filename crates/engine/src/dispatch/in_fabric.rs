@@ -18,6 +18,7 @@ use crate::path::Path;
 use crate::plan::{Standing, Terms, may_be_fast_together, plan};
 
 use super::collectives::{self, Served};
+use super::in_order::Lane;
 use super::registered::{self, Taken};
 use super::{checked, count, in_order, messages, promised, windowed};
 
@@ -59,7 +60,7 @@ pub fn call(call: &Call, communicator: &'static Communicator) -> ncclResult_t {
         },
         |decided, result| {
             if !matches!(decided.course, Course::Mailbox(_) | Course::Fast(_) | Course::Perhaps(_)) {
-                in_order::after_forward(call, result);
+                in_order::after_forward(Lane::of(call), communicator, result);
             }
         },
     )
@@ -88,7 +89,11 @@ pub fn forward_held(call: &Call, is_ordered: bool) -> ncclResult_t {
             Ok(_) => forward::forward(call),
             Err(code) => *code,
         },
-        |_, result| in_order::after_forward(call, result),
+        |_, result| {
+            if let Some(communicator) = communicator::find(handle) {
+                in_order::after_forward(Lane::of(call), communicator, result);
+            }
+        },
     )
 }
 
@@ -138,7 +143,7 @@ fn forwarded(call: &Call, communicator: &Communicator, terms: &Terms, is_ordered
     if communicator.is_promise() {
         return Course::Promised;
     }
-    in_order::before_forward(call, communicator, is_ordered);
+    in_order::before_forward(Lane::of(call), communicator, is_ordered);
     registered::take(call, communicator, *terms)
         .map_or(Course::Forward, |taken| Course::Taken(Box::new(taken)))
 }

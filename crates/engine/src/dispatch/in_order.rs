@@ -8,23 +8,27 @@
 //!
 //! # Order against NCCL's own operations
 //! NCCL runs a communicator's operations on a GPU one after the other. What goes to NCCL after one of ours waits for ours
-//! ([`before_forward`]). When one of ours comes after NCCL's on another stream, NCCL is given a copy of one byte to itself on
-//! our stream, which it orders after its own work. That looks at handles of streams: what NCCL runs from a graph, or
-//! ran on a stream that was destroyed and whose handle is in use again, is not seen.
+//! ([`before_forward`]). When one of ours comes after NCCL's on another stream, or first in a capture, NCCL is given a copy of one byte to
+//! itself on our stream, which it orders after its own work. That looks at handles of streams: what NCCL ran on a stream that was destroyed
+//! and whose handle is in use again is not seen.
+//!
+//! A graph runs where nobody looks. So from the first capture of either kind after one of ours on, what NCCL has taken is followed
+//! ([`after_forward`], [`after_group`]): it counts as an operation of ours that was last, for eager ones and graphs to wait for as for any
+//! ([`crate::turns`]). A communicator without graphs is spared that. What NCCL alone captured before any of ours ran is not seen.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use nccl_sys::{ncclComm_t, ncclInProgress, ncclInternalError, ncclResult_t, ncclSuccess};
+use nccl_sys::{cudaStream_t, ncclComm_t, ncclInProgress, ncclInternalError, ncclResult_t, ncclSuccess};
 
 use crate::call::Call;
 use crate::communicator::{self, Communicator};
 use crate::error::refuse;
-use crate::fabric::Fabric;
+use crate::fabric::{Afterwards, Fabric};
 use crate::fast::Task;
 use crate::forward::known;
-use crate::gpu::StreamHandle;
-use crate::group::{self, Awaited, Ended, Held, Ours};
+use crate::gpu::{self, StreamHandle};
+use crate::group::{self, Awaited, Ended, Followed, Held, Ours};
 use crate::guard;
 use crate::mailbox::Operation;
 use crate::stats::segment;
@@ -32,22 +36,68 @@ use crate::stats::segment;
 use super::group_order::{self, Member, Nccls, Order, Schedule};
 use super::settling::Part;
 
-/// Before a call goes to NCCL whose communicator has a fabric. `is_ordered`: another one has just gone there on the same stream.
-pub fn before_forward(call: &Call, communicator: &Communicator, is_ordered: bool) {
-    communicator.forwards_on(call.local.stream);
-    if !is_ordered
-        && communicator.has_run()
-        && let Some(fabric) = communicator.fabric(call.local.communicator)
-    {
-        // What fails is logged; NCCL meets the same device.
-        let _ = fabric.order(stream_of(call));
+/// Where NCCL is to run something of a communicator.
+#[derive(Clone, Copy, Debug)]
+pub struct Lane {
+    /// As the application knows it.
+    pub communicator: ncclComm_t,
+    /// The application's.
+    pub stream: cudaStream_t,
+}
+
+impl Lane {
+    /// Of a call.
+    pub fn of(call: &Call) -> Lane {
+        Lane { communicator: call.local.communicator, stream: call.local.stream }
+    }
+
+    fn stream(&self) -> StreamHandle {
+        StreamHandle(self.stream as usize)
     }
 }
 
-/// After such a call, in a group of which NCCL keeps the calls' order: NCCL has taken it, or refused it.
-pub fn after_forward(call: &Call, result: ncclResult_t) {
-    if group::is_open() && order() == Order::Calls {
-        group::give(call.local.communicator, result == ncclSuccess || result == ncclInProgress);
+/// Before a call goes to NCCL whose communicator has a fabric. `is_ordered`: another one has just gone there on the same stream.
+pub fn before_forward(lane: Lane, communicator: &Communicator, is_ordered: bool) {
+    communicator.forwards_on(lane.stream);
+    if !is_ordered
+        && communicator.has_run()
+        && let Some(fabric) = communicator.fabric(lane.communicator)
+        && fabric.order(lane.stream()) == Afterwards::Follow
+    {
+        communicator.follows();
+    }
+}
+
+/// After such a call: NCCL has taken it, or refused it.
+pub fn after_forward(lane: Lane, communicator: &Communicator, result: ncclResult_t) {
+    let (is_taken, is_grouped) = (result == ncclSuccess || result == ncclInProgress, group::is_open());
+    if is_grouped && order() == Order::Calls {
+        group::give(lane.communicator, is_taken);
+    }
+    if !is_taken || !communicator.has_to_follow() {
+        return;
+    }
+    match communicator.fabric(lane.communicator) {
+        Some(fabric) if is_grouped => {
+            group::follow(Followed { communicator: lane.communicator, fabric, stream: lane.stream() });
+        }
+        Some(fabric) => follow(communicator, &fabric, lane.stream()),
+        None => {}
+    }
+}
+
+/// After NCCL has run its part of a group.
+pub fn after_group(all: &[Followed]) {
+    for Followed { communicator, fabric, stream } in all {
+        if let Some(communicator) = communicator::find(*communicator) {
+            follow(communicator, fabric, *stream);
+        }
+    }
+}
+
+fn follow(communicator: &Communicator, fabric: &Fabric, stream: StreamHandle) {
+    if fabric.follow(stream) {
+        communicator.is_followed();
     }
 }
 
@@ -124,7 +174,7 @@ pub(super) fn run(
 ) -> ncclResult_t {
     if let Some(communicator) = communicator::find(handle) {
         communicator.runs();
-        if communicator.has_forwarded_elsewhere(stream.0)
+        if communicator.has_forwarded_elsewhere(stream.0, || capture_of(stream))
             && let Some([from, to]) = fabric.scratch()
             && let Some(real) = real_of(communicator, handle, stream)
         {
@@ -135,6 +185,12 @@ pub(super) fn run(
         }
     }
     fabric.run(tasks, operations, stream, others)
+}
+
+/// The capture that a stream is part of, by its id. What the driver refuses to say it refuses to whoever launches there, too.
+fn capture_of(stream: StreamHandle) -> Option<u64> {
+    let capture = gpu::opened()?.capture_of(stream).ok()??;
+    Some(capture.id)
 }
 
 /// NCCL's own handle, for a copy on this stream; none of a promise that was not honoured, of which NCCL runs nothing.

@@ -22,7 +22,7 @@ use crate::promise::{Beside, Promise};
 use crate::stats::{count, fabric};
 use crate::thread;
 
-use super::in_order;
+use super::in_order::{self, Lane};
 
 /// What becomes of a call.
 enum Look {
@@ -134,7 +134,7 @@ fn run(call: &Call, promise: &Promise) -> ncclResult_t {
         || Err(ncclInternalError),
         || {
             if let Some(communicator) = communicator::find(call.local.communicator) {
-                in_order::before_forward(call, communicator, false);
+                in_order::before_forward(Lane::of(call), communicator, false);
             }
             let before = if group::is_open() { None } else { promise.measure() };
             promise.runs_on(in_order::stream_of(call));
@@ -246,9 +246,20 @@ fn run_unit(work: Vec<Promised>) -> ncclResult_t {
     if opened != ncclSuccess {
         return opened;
     }
+    let lane = |one: &Promised| match &one.work {
+        Work::Call(call, ..) => Some(Lane::of(call)),
+        Work::Other(_) => None,
+    };
+    let mut lanes: Vec<Lane> = work.iter().filter_map(lane).collect();
+    lanes.dedup_by_key(|lane| lane.communicator);
     // Configurations last as long as NCCL's group.
     let results: Vec<(ncclResult_t, Option<OfCall>)> = work.into_iter().map(run_one).collect();
     let closed = known::group_end();
+    for lane in lanes {
+        if let Some(communicator) = communicator::find(lane.communicator) {
+            in_order::after_forward(lane, communicator, closed);
+        }
+    }
     results.into_iter().map(|(result, _)| result).find(|result| *result != ncclSuccess).unwrap_or(closed)
 }
 
@@ -272,7 +283,7 @@ fn run_one(Promised { promise, work }: Promised) -> (ncclResult_t, Option<OfCall
 /// A call whose reduction is NCCL's own already.
 fn run_made(call: &Call, promise: &Promise, real: ncclComm_t) -> ncclResult_t {
     if let Some(communicator) = communicator::find(promise.handle()) {
-        in_order::before_forward(call, communicator, false);
+        in_order::before_forward(Lane::of(call), communicator, false);
     }
     promise.runs_on(in_order::stream_of(call));
     let mut call = *call;

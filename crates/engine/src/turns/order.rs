@@ -98,6 +98,11 @@ impl Order {
         !self.shared_with_graphs && self.last_handle == Some(stream) && stream.0 != PER_THREAD
     }
 
+    /// Whether a capture has taken operations.
+    pub fn is_shared_with_graphs(&self) -> bool {
+        self.shared_with_graphs
+    }
+
     /// Lets the operation that comes now in `lane` run after all before it.
     pub fn before(&mut self, driver: &Driver, kit: &Kit, lane: Lane) -> Result<(), Failure> {
         let capture = match lane.place {

@@ -1,5 +1,7 @@
 //! A communicator's operations on a GPU come one after the other, whatever their streams.
 
+use windlass_engine::turns::Afterwards;
+
 use crate::communicator::*;
 use crate::support::*;
 use crate::traffic::*;
@@ -34,6 +36,8 @@ fn a_later_stream_waits() {
     let sides = [Side::of(0, &[message(0, 1, 100)]), Side::of(0, &[message(0, 1, 200)])];
     let gate = Gate::on(&one);
     ranks[0].mailbox.run(&sides[0].operations, one.handle()).unwrap();
+    let afterwards = ranks[0].mailbox.turns().order(one.handle());
+    assert_eq!(afterwards, Ok(Afterwards::Nothing), "there are no graphs");
     two.synchronize();
     ranks[0].mailbox.run(&sides[1].operations, two.handle()).unwrap();
     std::thread::sleep(std::time::Duration::from_millis(30));

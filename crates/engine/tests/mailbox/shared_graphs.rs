@@ -2,6 +2,7 @@
 //! other, and what follows a launch waits for all of them.
 
 use windlass_engine::gpu::stream::{Event, Ordering};
+use windlass_engine::turns::Afterwards;
 
 use crate::communicator::*;
 use crate::support::*;
@@ -283,7 +284,8 @@ fn what_is_ordered_comes_after_other_captures() {
     });
     capture_into(graph, &streams[1], || {
         for _ in 0..3 {
-            alone.ranks[0].mailbox.turns().order(streams[1].handle()).unwrap();
+            let afterwards = alone.ranks[0].mailbox.turns().order(streams[1].handle());
+            assert_eq!(afterwards, Ok(Afterwards::Follow));
             ok(cuMemsetD32Async(word, 7, 1, streams[1].0));
         }
         alone.run(&sides[1], &streams[1]);
