@@ -563,6 +563,16 @@ if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
   set_tests_properties(sim.configured_calls.fabric PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
 endif()
 
+# One-sided calls came with NCCL 2.29.2.
+add_executable(one_sided programs/one_sided.c)
+target_link_libraries(one_sided PRIVATE harness)
+if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
+  add_test(NAME sim.one_sided.fabric COMMAND "${Python3_EXECUTABLE}" "${CMAKE_CURRENT_SOURCE_DIR}/support/newer_nccl.py"
+           "${CMAKE_C_COMPILER}" "${NCCL_INCLUDE_DIR}:${STUBS}/include" "${SIM_DIR}/libnccl.so.2" "${RUNS}/sim.one_sided.fabric"
+           --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes --served fast -- $<TARGET_FILE:one_sided>)
+  set_tests_properties(sim.one_sided.fabric PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
+endif()
+
 # Plain runs would wait for the dead.
 add_executable(faults programs/faults.c)
 target_link_libraries(faults PRIVATE harness)

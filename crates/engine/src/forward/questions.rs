@@ -76,6 +76,15 @@ pub enum OneSided {
     },
 }
 
+impl OneSided {
+    /// In whose order it runs.
+    pub fn stream(&self) -> cudaStream_t {
+        let (OneSided::Put { stream, .. } | OneSided::Signal { stream, .. } | OneSided::Wait { stream, .. }) =
+            self;
+        *stream
+    }
+}
+
 pub fn one_sided(communicator: ncclComm_t, call: OneSided) -> ncclResult_t {
     // SAFETY: as for the questions above.
     unsafe {

@@ -11,6 +11,7 @@ use nccl_sys::{
 };
 
 use crate::communicator;
+use crate::dispatch::in_order::{self, Lane};
 use crate::dispatch::promised;
 use crate::error::refuse;
 use crate::fabric::registering::Registering;
@@ -296,7 +297,8 @@ pub fn end_operator(operation: ncclRedOp_t, handle: ncclComm_t) -> ncclResult_t 
     guard::around(before, answer, |_, _| ())
 }
 
-/// A one-sided call: it stands on windows, which have honoured the promise.
+/// A one-sided call: it stands on windows, which have honoured the promise. NCCL runs it in order with the communicator's other
+/// operations, and so with ours.
 pub fn one_sided(entry: Entry, handle: ncclComm_t, call: OneSided) -> ncclResult_t {
     let here = |_: &Arc<Promise>| {
         refuse(ncclInvalidUsage, format_args!("{entry:?}: the communicator has no window"))
@@ -304,7 +306,15 @@ pub fn one_sided(entry: Entry, handle: ncclComm_t, call: OneSided) -> ncclResult
     if let OneSided::Put { local, count, datatype, .. } = call {
         windows::meet(handle, local, count.saturating_mul(datatype.size_bytes().unwrap_or(1)));
     }
-    ask(entry, handle, here, |real| questions::one_sided(real, call))
+    let lane = Lane { communicator: handle, stream: call.stream() };
+    let find = || communicator::find(handle).filter(|known| known.has_fabric() && !is_missing(entry));
+    let communicator = guard::or_else(|| None, find);
+    let before = || communicator.iter().for_each(|known| in_order::before_forward(lane, known, false));
+    guard::or_else(|| (), before);
+    let result = ask(entry, handle, here, |real| questions::one_sided(real, call));
+    let after = || communicator.iter().for_each(|known| in_order::after_forward(lane, known, result));
+    guard::or_else(|| (), after);
+    result
 }
 
 /// NCCL's handle for a function whose arguments are not ours to know: a promise is honoured, beside an open group. None: it cannot
