@@ -145,15 +145,15 @@ static void a_first_capture(struct rank* self) {
   }
 }
 
-/* A capture that is not launched comes between two eager calls. */
+/* A capture that is not launched, of either kind, comes between two eager calls. */
 static void a_capture_between(struct rank* self) {
-  for (int which = 0; which < 4; which++) {
+  for (int which = 0; which < 8; which++) {
     for (int round = 0; round < self->ranks; round++) {
       struct mixed mixed = made(self);
       enum step later = which % 2 ? SUM : MAXIMUM, eager = which % 2 ? MAXIMUM : SUM;
       begin_round(&mixed, round, mixed.streams[0]);
       issue(&mixed, eager, mixed.streams[0]);
-      CUgraphExec graph = captured(&mixed, later, mixed.streams[which / 2]);
+      CUgraphExec graph = captured(&mixed, which / 4 ? eager : later, mixed.streams[which / 2 % 2]);
       issue(&mixed, later, mixed.streams[2]);
       END_ROUND(&mixed, eager, later);
       CUDA(cuGraphExecDestroy(graph));

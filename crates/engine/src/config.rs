@@ -144,6 +144,8 @@ pub struct Nccl {
     pub windows: Switch,
     /// NCCL_COMM_SPLIT_SHARE_RESOURCES, NCCL_COMM_SHRINK_SHARE_RESOURCES: whether communicators made from others use theirs.
     pub shares: Switch,
+    /// NCCL_GRAPH_MIXING_SUPPORT: whether NCCL orders operations of graphs and eager ones against each other.
+    pub mixes_graphs: Switch,
     /// NCCL_MAX_CTAS: the most blocks of a kernel, 0 for no limit.
     pub ctas_max: u32,
 }
@@ -186,6 +188,7 @@ impl Default for Config {
                 registration: Switch::On,
                 choice: Switch::On,
                 windows: Switch::On,
+                mixes_graphs: Switch::On,
                 ctas_max: 0,
             },
         }
@@ -316,6 +319,7 @@ impl Nccl {
             ("NCCL_LAUNCH_MODE", _) if text == "GROUP" => self.launches_alone = Switch::Off,
             ("NCCL_LAUNCH_ORDER_IMPLICIT", implicit) if implicit != 0 => self.launches_alone = Switch::Off,
             ("NCCL_NVLS_ENABLE", 0) => self.multicast = Switch::Off,
+            ("NCCL_GRAPH_MIXING_SUPPORT", 0) => self.mixes_graphs = Switch::Off,
             ("NCCL_WIN_ENABLE", 0) => self.windows = Switch::Off,
             ("NCCL_LOCAL_REGISTER", 0) => self.registration = Switch::Off,
             ("NCCL_ALGO" | "NCCL_PROTO", _) => self.choice = Switch::Off,
@@ -447,6 +451,7 @@ mod tests {
             ("NCCL_COMM_SPLIT_SHARE_RESOURCES", "1"),
             ("NCCL_LOCAL_REGISTER", "0"),
             ("NCCL_WIN_ENABLE", "0"),
+            ("NCCL_GRAPH_MIXING_SUPPORT", "0"),
             ("NCCL_MAX_CTAS", "12"),
             ("WINDLASS_STUCK_AFTER", "3"),
         ]);
@@ -483,6 +488,7 @@ mod tests {
                 registration: Switch::Off,
                 choice: Switch::Off,
                 windows: Switch::Off,
+                mixes_graphs: Switch::Off,
                 ctas_max: 12,
             },
         };
@@ -511,6 +517,7 @@ mod tests {
                 registration: on,
                 choice: on,
                 windows: on,
+                mixes_graphs: on,
                 ctas_max: 12
             }
         );

@@ -59,6 +59,10 @@ pub fn are_free(count: usize) -> bool {
 /// allocates nothing.
 pub fn close_in_child() {
     for (index, word) in NUMBERS.iter().enumerate() {
+        // Most words are none, and lie in pages that the child would else copy.
+        if word.load(Ordering::Relaxed) == 0 {
+            continue;
+        }
         let mut bits = word.swap(0, Ordering::Relaxed);
         while bits != 0 {
             let number = (index * 64) as RawFd + bits.trailing_zeros() as RawFd;

@@ -289,9 +289,9 @@ impl Fabric {
         self.boxes.as_ref().map_or(Afterwards::Nothing, order)
     }
 
-    /// Lets all that comes here run after what was issued on that stream then. Whether it does.
+    /// Lets all that comes here run after what was issued on that stream then: see [`Turns::follow`]. Whether it does, whatever graphs run.
     pub fn follow(&self, stream: StreamHandle) -> bool {
-        self.boxes.as_ref().is_some_and(|boxes| boxes.turns.follow(stream).is_ok())
+        self.boxes.as_ref().is_some_and(|boxes| boxes.turns.follow(stream) == Ok(true))
     }
 
     /// The asynchronous error of what ran here; `ncclSuccess` if there is none.

@@ -309,6 +309,17 @@ pub fn put_back(mut room: Vec<Held>) {
     });
 }
 
+/// As above.
+pub fn put_back_followed(mut room: Vec<Followed>) {
+    room.clear();
+    let _ = ENDED.try_with(|ended| {
+        let followed = &mut ended.borrow_mut().followed;
+        if followed.capacity() < room.capacity() && followed.is_empty() {
+            *followed = room;
+        }
+    });
+}
+
 fn one_more() {
     GROUP.with(|group| group.set(Group { awaited: group.get().awaited + 1, ..group.get() }));
 }

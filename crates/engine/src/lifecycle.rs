@@ -317,7 +317,8 @@ fn end_of_much() -> ncclResult_t {
                 ours.set(if ours.get() == ncclSuccess { ended } else { ours.get() });
             }
             if is_taken(nccls) {
-                guard::or_else(|| (), || in_order::after_group(&ended.borrow().followed));
+                let followed = std::mem::take(&mut ended.borrow_mut().followed);
+                guard::or_else(|| (), || in_order::after_group(followed));
             }
             if is_taken(result) {
                 run(&schedule.after);

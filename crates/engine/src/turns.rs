@@ -27,6 +27,7 @@ use std::time::{Duration, Instant};
 
 use windlass_kernels::launch::CONTROL_ABORT;
 
+use crate::config::{Switch, config};
 use crate::gpu::context::Current;
 use crate::gpu::graph::Released;
 use crate::gpu::module::MemoryDomain;
@@ -87,6 +88,8 @@ pub enum Afterwards {
     Nothing,
     /// A graph may run on any stream and looks at none: it waits for the turns' event.
     Follow,
+    /// It is part of a capture, and the same.
+    FollowInCapture,
 }
 
 /// One turn: what its operations need, in the order in which they ask for it.
@@ -186,12 +189,14 @@ impl Turns {
     }
 
     /// Lets what comes next on a stream run after all turns so far, in its captures too. Where it may be of a graph, or graphs have
-    /// turns, [`Turns::follow`] is to be called when it was issued.
+    /// turns, [`Turns::follow`] is to be called when it was issued; not where NCCL was told to leave graphs alone (NCCL_GRAPH_MIXING_SUPPORT).
     pub fn order(&self, stream: StreamHandle) -> Result<Afterwards, Refusal> {
         let order = || -> Result<Afterwards, Refusal> {
             let issued = &mut *self.lock();
             let home = self.supply.home();
-            if issued.order.is_all_on(stream) && matches!(home.driver.capture_of(stream), Ok(None)) {
+            let mixes = config().nccl.mixes_graphs == Switch::On;
+            let is_eager = || matches!(home.driver.capture_of(stream), Ok(None));
+            if issued.order.is_all_on(stream) && (!mixes || is_eager()) {
                 return Ok(Afterwards::Nothing);
             }
             let kit = self.kit()?;
@@ -199,21 +204,27 @@ impl Turns {
             let lane = Lane::of(home.driver, stream)?;
             self.hold_in(&mut issued.held, lane)?;
             issued.order.before(home.driver, kit, lane)?;
-            let is_known = issued.order.is_shared_with_graphs() || lane.capture().is_some();
-            Ok(if is_known { Afterwards::Follow } else { Afterwards::Nothing })
+            Ok(match lane.capture() {
+                _ if !mixes => Afterwards::Nothing,
+                Some(_) => Afterwards::FollowInCapture,
+                None if issued.order.is_shared_with_graphs() => Afterwards::Follow,
+                None => Afterwards::Nothing,
+            })
         };
         order().map_err(Refusal::told)
     }
 
-    /// Lets all turns to come run after what was issued on a stream since [`Turns::order`] said so, in captures too.
-    pub fn follow(&self, stream: StreamHandle) -> Result<(), Refusal> {
-        let follow = || -> Result<(), Refusal> {
+    /// Lets all turns to come run after what was issued on a stream since [`Turns::order`] said so, in captures too. Whether
+    /// that is all: of a capture it is what its graph will run.
+    pub fn follow(&self, stream: StreamHandle) -> Result<bool, Refusal> {
+        let follow = || -> Result<bool, Refusal> {
             let issued = &mut *self.lock();
             let kit = self.kit()?;
             let home = self.supply.home();
             let _current = home.be_current()?;
             let lane = Lane::of(home.driver, stream)?;
-            Ok(issued.order.after(home.driver, kit, lane)?)
+            issued.order.after(home.driver, kit, lane)?;
+            Ok(lane.capture().is_none())
         };
         follow().map_err(Refusal::told)
     }

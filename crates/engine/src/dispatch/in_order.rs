@@ -43,12 +43,18 @@ pub struct Lane {
     pub communicator: ncclComm_t,
     /// The application's.
     pub stream: cudaStream_t,
+    /// Without an element: NCCL drops it before it looks at its stream.
+    pub is_empty: bool,
 }
 
 impl Lane {
     /// Of a call.
     pub fn of(call: &Call) -> Lane {
-        Lane { communicator: call.local.communicator, stream: call.local.stream }
+        Lane {
+            communicator: call.local.communicator,
+            stream: call.local.stream,
+            is_empty: call.shared.count == 0,
+        }
     }
 
     fn stream(&self) -> StreamHandle {
@@ -58,13 +64,17 @@ impl Lane {
 
 /// Before a call goes to NCCL whose communicator has a fabric. `is_ordered`: another one has just gone there on the same stream.
 pub fn before_forward(lane: Lane, communicator: &Communicator, is_ordered: bool) {
-    communicator.forwards_on(lane.stream);
-    if !is_ordered
-        && communicator.has_run()
-        && let Some(fabric) = communicator.fabric(lane.communicator)
-        && fabric.order(lane.stream()) == Afterwards::Follow
-    {
+    if is_ordered || lane.is_empty {
+        return;
+    }
+    let fabric = communicator.has_run().then(|| communicator.fabric(lane.communicator)).flatten();
+    let afterwards = fabric.map_or(Afterwards::Nothing, |fabric| fabric.order(lane.stream()));
+    if afterwards != Afterwards::Nothing {
         communicator.follows();
+    }
+    // Nodes of its graph follow a captured one, which may never run: what an eager one has left is still to be waited for.
+    if afterwards != Afterwards::FollowInCapture {
+        communicator.forwards_on(lane.stream);
     }
 }
 
@@ -74,7 +84,7 @@ pub fn after_forward(lane: Lane, communicator: &Communicator, result: ncclResult
     if is_grouped && order() == Order::Calls {
         group::give(lane.communicator, is_taken);
     }
-    if !is_taken || !communicator.has_to_follow() {
+    if !is_taken || lane.is_empty || !communicator.has_to_follow() {
         return;
     }
     match communicator.fabric(lane.communicator) {
@@ -87,12 +97,13 @@ pub fn after_forward(lane: Lane, communicator: &Communicator, result: ncclResult
 }
 
 /// After NCCL has run its part of a group.
-pub fn after_group(all: &[Followed]) {
-    for Followed { communicator, fabric, stream } in all {
+pub fn after_group(all: Vec<Followed>) {
+    for Followed { communicator, fabric, stream } in &all {
         if let Some(communicator) = communicator::find(*communicator) {
             follow(communicator, fabric, *stream);
         }
     }
+    group::put_back_followed(all);
 }
 
 fn follow(communicator: &Communicator, fabric: &Fabric, stream: StreamHandle) {

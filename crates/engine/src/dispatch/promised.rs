@@ -250,7 +250,7 @@ fn run_unit(work: Vec<Promised>) -> ncclResult_t {
         Work::Call(call, ..) => Some(Lane::of(call)),
         Work::Other(_) => None,
     };
-    let mut lanes: Vec<Lane> = work.iter().filter_map(lane).collect();
+    let mut lanes: Vec<Lane> = work.iter().filter_map(lane).filter(|lane| !lane.is_empty).collect();
     lanes.dedup_by_key(|lane| lane.communicator);
     // Configurations last as long as NCCL's group.
     let results: Vec<(ncclResult_t, Option<OfCall>)> = work.into_iter().map(run_one).collect();

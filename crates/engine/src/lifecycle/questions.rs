@@ -306,7 +306,7 @@ pub fn one_sided(entry: Entry, handle: ncclComm_t, call: OneSided) -> ncclResult
     if let OneSided::Put { local, count, datatype, .. } = call {
         windows::meet(handle, local, count.saturating_mul(datatype.size_bytes().unwrap_or(1)));
     }
-    let lane = Lane { communicator: handle, stream: call.stream() };
+    let lane = Lane { communicator: handle, stream: call.stream(), is_empty: false };
     let find = || communicator::find(handle).filter(|known| known.has_fabric() && !is_missing(entry));
     let communicator = guard::or_else(|| None, find);
     let before = || communicator.iter().for_each(|known| in_order::before_forward(lane, known, false));

@@ -36,7 +36,7 @@
 //! those answer `CUDA_ERROR_NOT_PERMITTED`.
 //!
 //! `simNeedStack(bytes)` is what launching a kernel of so many bytes of stack a thread does to the current context. `simBeforeLeaks(function)`
-//! has a function called at exit, before leaks are looked for.
+//! has a function called at exit, before leaks are looked for; an event of `simKeepEvent(event)` is none.
 
 mod exports;
 

@@ -55,6 +55,7 @@ driver_calls! {
     launch_host = b"cuLaunchHostFunc\0": fn(Stream, extern "C" fn(*mut c_void), *mut c_void);
     need_stack = b"simNeedStack\0": fn(usize);
     before_leaks = b"simBeforeLeaks\0": fn(extern "C" fn());
+    keep_event = b"simKeepEvent\0": fn(usize);
     event_create = b"cuEventCreate\0": fn(*mut usize, c_uint);
     event_record = b"cuEventRecordWithFlags\0": fn(usize, Stream, c_uint);
     event_destroy = b"cuEventDestroy_v2\0": fn(usize);
@@ -243,14 +244,16 @@ impl Driver {
         check(unsafe { (self.before_leaks)(act) }, "simBeforeLeaks")
     }
 
-    /// An event of a context's.
+    /// An event of a context's, which is no leak if it is not ended.
     pub fn new_event(&self, context: Context) -> Outcome<usize> {
         let (before, mut event) = (self.context(), 0);
         self.make_current(context)?;
         // SAFETY: see above.
         let code = unsafe { (self.event_create)(&mut event, EVENT_DISABLE_TIMING) };
         self.make_current(before)?;
-        check(code, "cuEventCreate").map(|()| event)
+        check(code, "cuEventCreate")?;
+        // SAFETY: no pointers.
+        check(unsafe { (self.keep_event)(event) }, "simKeepEvent").map(|()| event)
     }
 
     pub fn end_event(&self, event: usize) {

@@ -8,7 +8,7 @@ use crate::driver::{Captured, Context, Reach, Stream, driver};
 use crate::refusal::{Outcome, lock};
 use crate::segment::Left;
 use std::collections::BTreeSet;
-use std::sync::{Condvar, Mutex, Once};
+use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 #[derive(Default)]
@@ -29,9 +29,6 @@ struct Serial {
     /// Communicators in this order.
     owners: usize,
 }
-
-/// Events of communicators that have not ended.
-static EVENTS: Mutex<BTreeSet<usize>> = Mutex::new(BTreeSet::new());
 
 /// Where an operation is launched.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -113,7 +110,7 @@ impl Order {
         if serial.owners == 0
             && let Some(event) = serial.event.take()
         {
-            end_events(|events| if events.remove(&event) { vec![event] } else { Vec::new() });
+            driver().iter().for_each(|driver| driver.end_event(event));
         }
     }
 
@@ -122,7 +119,7 @@ impl Order {
         let mut serial = lock(&self.serial);
         let event = match serial.event {
             Some(event) => event,
-            None => *serial.event.insert(new_event(context)?),
+            None => *serial.event.insert(driver()?.new_event(context)?),
         };
         match place {
             Place::Eager if serial.is_captured => driver()?.wait(event, stream, Reach::Inside),
@@ -143,27 +140,5 @@ impl Order {
     /// Makes waiters look again.
     pub fn wake(&self) {
         self.changed.notify_all();
-    }
-}
-
-fn new_event(context: Context) -> Outcome<usize> {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        let _ = driver().and_then(|driver| driver.before_leaks(end_all));
-    });
-    let event = driver()?.new_event(context)?;
-    lock(&EVENTS).insert(event);
-    Ok(event)
-}
-
-/// Those of communicators that nobody has ended are no leak of the driver's.
-extern "C" fn end_all() {
-    end_events(|events| std::mem::take(events).into_iter().collect());
-}
-
-fn end_events(which: impl FnOnce(&mut BTreeSet<usize>) -> Vec<usize>) {
-    let ending = which(&mut lock(&EVENTS));
-    if let Ok(driver) = driver() {
-        ending.into_iter().for_each(|event| driver.end_event(event));
     }
 }
