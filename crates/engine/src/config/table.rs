@@ -145,7 +145,7 @@ pub const OPTIONS: &[Description] = &[
         name: "WINDLASS_STUCK_AFTER",
         values: "seconds",
         default: "60",
-        about: "How long a send or receive that does not move, or a registration of a window, waits for a rank whose process is dead, before it is given up: the communicator gets an asynchronous error, the registration ncclRemoteError.",
+        about: "How long what runs here and does not move, a send, receive or collective, or a registration of a window, waits for a rank whose process is dead, before it is given up: the communicator gets an asynchronous error, the registration ncclRemoteError.",
     },
     Description {
         name: "WINDLASS_LIBRARY",
