@@ -500,6 +500,14 @@ if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
   set_tests_properties(sim.groups.nccl_conf PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
 endif()
 
+# Where a world has no fabric, what is split of it has none either, and that is said once.
+if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
+  add_test(NAME sim.splits.said COMMAND ${RUN} --out "${RUNS}/sim.splits.said" --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}"
+           --windlass "${WINDLASS_LIBRARY_DIR}" --fabric "NCCL's own options forbid peer access;made from a communicator without a fabric, grown, or not seen at its birth"
+           --logged "was made by a split or shrink of one without a fabric" --set NCCL_P2P_DISABLE=1 -- $<TARGET_FILE:splits> processes)
+  set_tests_properties(sim.splits.said PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
+endif()
+
 # What NCCL is told to go by binds us.
 if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
   foreach(variable NCCL_ALGO=Ring NCCL_PROTO=Simple NCCL_CTA_POLICY=1)

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Runs one test program over the real library (or its stand-in), plainly or through Windlass.
 
-    run.py --out DIR --nccl LIBRARY [--windlass DIR [--fabric REASONS] [--served PATH] [--counted GROUP.NAME] [--most PATH=CALLS] [--just PATH=CALLS] [--promised]
+    run.py --out DIR --nccl LIBRARY [--windlass DIR [--fabric REASONS] [--served PATH] [--counted GROUP.NAME] [--most PATH=CALLS] [--just PATH=CALLS] [--logged TEXT] [--promised]
            [--reused]] [--cuda DIR] [--gpu] -- PROGRAM [ARGUMENT...]
 
 The program's standard output is kept in DIR/output.txt. Through Windlass its report is kept too, and every call that
 the program counted must be in it, exactly as often: a test that never reached Windlass proves nothing. With --fabric
 the ranks of communicators meet, and the reports must say of them just what is in REASONS: "yes", or why not, apart by
 semicolons; without it they do not. Then strictness about leaks holds for the stand-in of libcuda, too. With --served
-the reports must count calls on that path; with --counted GROUP.NAME a count of theirs must be there; with --most PATH=CALLS no more than so many in all, with --just just so many. With --promised they
+the reports must count calls on that path; with --counted GROUP.NAME a count of theirs must be there; with --most PATH=CALLS no more than so many in all, with --just just so many; with --logged TEXT a line of a log must have it. With --promised they
 must say of just as many communicators as the program foretold (support/team.h) that NCCL never built them; of a program
 that foretells nothing, that some were promises (then the first of a device may be one, too: WINDLASS_WARM is off); with
 --reused, of just as many as it foretold that an ended one's was used again, of none where WINDLASS_PARK is 0.
@@ -39,7 +39,7 @@ def main():
     if options.windlass:
         wrong = [uncounted(options.out), options.fabric and not met(options), options.served and not served(options),
                  options.counted and not counted(options),
-                 options.most and not within(options), options.just and not just(options),
+                 options.most and not within(options), options.just and not just(options), options.logged and not logged(options),
                  options.promised and not promised(options),
                  options.reused and not reused(options)]
         sys.exit(1 if any(wrong) else 0)
@@ -55,6 +55,7 @@ def read_options():
     arguments.add_argument("--counted", metavar="GROUP.NAME", help="a count of reports that must be there")
     arguments.add_argument("--most", metavar="PATH=CALLS", help="a path on which no more calls may have run")
     arguments.add_argument("--just", metavar="PATH=CALLS", help="a path on which so many calls must have run")
+    arguments.add_argument("--logged", metavar="TEXT", help="what a line of a log must have")
     arguments.add_argument("--promised", action="store_true", help="how many communicators NCCL never builds is foretold")
     arguments.add_argument("--reused", action="store_true", help="how many use NCCL's communicator of an ended one is foretold")
     arguments.add_argument("--set", metavar="NAME=VALUE", action="append", default=[], help="a variable of ours")
@@ -174,6 +175,13 @@ def just(options):
     ran = calls_by_path(options).get(path, 0)
     print(f"{path}: {ran} calls, {wanted} expected", file=sys.stderr)
     return ran == int(wanted)
+
+
+def logged(options):
+    """Whether a log has a line with the text; prints how many have."""
+    lines = [line for path in options.out.glob("log-*.txt") for line in path.read_text().splitlines() if options.logged in line]
+    print(f"logged: {len(lines)} lines, {lines[:1]}", file=sys.stderr)
+    return bool(lines)
 
 
 def calls_by_path(options):

@@ -168,7 +168,7 @@ fn say_once(ranks: i32) {
     SAID.call_once(|| {
         ::log::warn!(
             "a communicator of {ranks} ranks was made by a split or shrink of one without a fabric, and has none, as any that is: \
-             made by an id of its own, it would have one if its ranks are on one host (PyTorch: no device_id in init_process_group)"
+             made by an id of its own it may, if its ranks are on one host (PyTorch: no device_id in init_process_group)"
         );
     });
 }
