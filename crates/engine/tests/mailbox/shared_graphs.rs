@@ -285,7 +285,7 @@ fn what_is_ordered_comes_after_other_captures() {
     capture_into(graph, &streams[1], || {
         for _ in 0..3 {
             let afterwards = alone.ranks[0].mailbox.turns().order(streams[1].handle());
-            assert_eq!(afterwards, Ok(Afterwards::Follow));
+            assert_eq!(afterwards, Ok(Afterwards::FollowInCapture));
             ok(cuMemsetD32Async(word, 7, 1, streams[1].0));
         }
         alone.run(&sides[1], &streams[1]);
