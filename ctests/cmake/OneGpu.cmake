@@ -17,14 +17,7 @@ set(ONE_GPU_DIR "${CMAKE_CURRENT_BINARY_DIR}/one_gpu")
 set_target_properties(one_gpu PROPERTIES OUTPUT_NAME cuda SUFFIX ".so.1" NO_SONAME ON LIBRARY_OUTPUT_DIRECTORY "${ONE_GPU_DIR}"
                       LINK_FLAGS "-Wl,-soname,libcuda.so.1")
 
-# All sizes are fast, so that every kernel runs.
-set(table "windlass-tuning 1\n# not measured\n")
-foreach(ranks RANGE 2 8)
-  foreach(collective all_reduce broadcast reduce all_gather reduce_scatter uneven_all_gather uneven_reduce_scatter)
-    string(APPEND table "${collective} ranks ${ranks} gpu ${ONE_GPU_KIND} multicast no fast_bytes_max 256M\n")
-  endforeach()
-endforeach()
-file(WRITE "${ONE_GPU_DIR}/all.tuning" "${table}")
+write_tuning("${ONE_GPU_DIR}/all.tuning" ${ONE_GPU_KIND})
 
 # PROGRAM with so many RANKS, called NAME; after OPTIONS further ones for the runner, after WORDS those for the program.
 function(add_one_gpu program name ranks)

@@ -38,9 +38,6 @@ pub use refusal::{Refusal, Why};
 pub use stuck::{Carries, Stuck, Wait};
 pub use supply::{Grant, Kit, Lent, Supply};
 
-/// The compute capability since which there are clusters.
-const CLUSTERS_SINCE: i32 = 90;
-
 /// Lets the graph of a capture hold the communicator's slices; called by the first operation in a capture.
 pub type Hold = Box<dyn Fn(&Driver, Capture) -> Result<(), Failure> + Send + Sync>;
 
@@ -353,7 +350,7 @@ impl<'turns> Turn<'turns> {
     /// new launch says nothing, and a kernel whose grid that does not divide is then left out without an error (driver 580).
     /// Devices before 9.0 have none.
     pub fn cluster(&self, blocks: u32) -> u32 {
-        if self.turns.supply.capability() < CLUSTERS_SINCE { 0 } else { blocks }
+        if self.turns.supply.is_since_hopper() { blocks } else { 0 }
     }
 
     /// That of all kernels.

@@ -34,9 +34,6 @@ pub struct Kernels {
     pub(super) have_clusters: bool,
 }
 
-/// The capability since which there are clusters, and kernels that begin early.
-const HOPPER: i32 = 90;
-
 impl Supply {
     /// Loads the code for a device. `others_wait`: kernels that others have begin early wait for the one before.
     pub fn new(turns: Arc<turns::Supply>, others_wait: bool) -> Result<Arc<Supply>, Refusal> {
@@ -58,7 +55,7 @@ impl Supply {
         drop(entered);
         ::log::debug!("device {}: kernels of collectives {}", home.device, image.name);
         // Code for older devices has no instruction to wait with.
-        let may_be_early = others_wait && turns.capability() >= HOPPER && image.has_bulk_copies;
+        let may_be_early = others_wait && turns.is_since_hopper() && image.has_bulk_copies;
         Ok(Arc::new(Supply { module: Some(module), found: Mutex::default(), turns, may_be_early }))
     }
 
@@ -75,9 +72,8 @@ impl Supply {
             let function = self.module.as_ref().map(|module| module.function(&name, 0)).transpose()?;
             by_index[kernel.index()] = function;
         }
-        let is_hopper = self.turns.capability() >= HOPPER;
-        let kernels =
-            Arc::new(Kernels { by_index, may_be_early: self.may_be_early, have_clusters: is_hopper });
+        let have_clusters = self.turns.is_since_hopper();
+        let kernels = Arc::new(Kernels { by_index, may_be_early: self.may_be_early, have_clusters });
         found.insert(ranks, kernels.clone());
         Ok(kernels)
     }

@@ -111,6 +111,11 @@ impl Supply {
         self.capability
     }
 
+    /// Whether the device is of 9.0 or newer: it has clusters, and kernels that begin early.
+    pub fn is_since_hopper(&self) -> bool {
+        self.capability >= 90
+    }
+
     /// Reserves `least` blocks of the device's budget; kernels may have up to `most` while few communicators use it. Refuses
     /// if fewer than `least` are not reserved.
     pub fn grant(&self, most: u32, least: u32) -> Result<Grant, Refusal> {
