@@ -306,7 +306,7 @@ struct Rank {
     size_t length = 0;
     for (; length < wanted && first + length < calls.size(); ++length) {
       const Call& call = calls[first + length];
-      const bool alike = call.choice.family == family && goes_in_batches(call) && reduces(call.kind) == reduces(calls[first].kind) &&
+      const bool alike = call.choice.family == family && call.choice.groups == calls[first].choice.groups && goes_in_batches(call) && reduces(call.kind) == reduces(calls[first].kind) &&
                          (!reduces(call.kind) || (call.type == calls[first].type && call.by == calls[first].by && call.any_kernel == calls[first].any_kernel));
       units += (call.count * reference::element_bytes[call.type] + WINDLASS_PAIRS_PAYLOAD_BYTES - 1) / WINDLASS_PAIRS_PAYLOAD_BYTES;
       if (length && (!alike || (family == collective::pairs && units > WINDLASS_BATCH_ENTRIES) || length == WINDLASS_BATCH_CALLS_MAX)) break;
