@@ -510,8 +510,31 @@ endif()
 if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
   add_test(NAME sim.splits.said COMMAND ${RUN} --out "${RUNS}/sim.splits.said" --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}"
            --windlass "${WINDLASS_LIBRARY_DIR}" --fabric "NCCL's own options forbid peer access;made from a communicator without a fabric, grown, or not seen at its birth"
-           --logged "was made by a split or shrink of one without a fabric" --set NCCL_P2P_DISABLE=1 -- $<TARGET_FILE:splits> processes)
+           --logged "was made from one without a fabric, by a shrink" --set NCCL_P2P_DISABLE=1 -- $<TARGET_FILE:splits> processes)
   set_tests_properties(sim.splits.said PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
+endif()
+
+# A world over two hosts has no fabric; what is split of it has, where all its ranks are on one and have Windlass.
+if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
+  set(options --hosts --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}" --set CTESTS_RANKS=6)
+  set(apart "split from a communicator without a fabric, and not all its ranks are on one host with windlass")
+  set(derived "made from a communicator without a fabric, grown, or not seen at its birth")
+  set(says "yes;${apart};${derived}")
+  set(windlass --windlass "${WINDLASS_LIBRARY_DIR}")
+  add_test(NAME sim.splits.hosts_plain COMMAND ${RUN} --out "${RUNS}/sim.splits.hosts_plain" ${options} -- $<TARGET_FILE:splits>)
+  add_test(NAME sim.splits.hosts COMMAND ${RUN} --out "${RUNS}/sim.splits.hosts" ${options} ${windlass} --served mailbox
+           --fabric "ranks are in different network namespaces;${says}" -- $<TARGET_FILE:splits>)
+  # Rank 2 is on the first host.
+  add_test(NAME sim.splits.loner COMMAND ${RUN} --out "${RUNS}/sim.splits.loner" ${options} ${windlass} --served mailbox --set CTESTS_LONER=2
+           --fabric "a rank has no windlass or went to NCCL?;ranks are in different network namespaces?;?;${says}" -- $<TARGET_FILE:splits>)
+  foreach(run hosts loner)
+    add_test(NAME sim.splits.${run}_equal COMMAND "${Python3_EXECUTABLE}" "${CMAKE_CURRENT_SOURCE_DIR}/support/same_output.py"
+             "${RUNS}/sim.splits.hosts_plain" "${RUNS}/sim.splits.${run}")
+    set_tests_properties(sim.splits.${run}_equal PROPERTIES FIXTURES_REQUIRED "sim.splits.hosts_plain;sim.splits.${run}" LABELS sim TIMEOUT 20)
+  endforeach()
+  foreach(run hosts_plain hosts loner)
+    set_tests_properties(sim.splits.${run} PROPERTIES FIXTURES_SETUP sim.splits.${run} LABELS sim TIMEOUT 120 PROCESSORS 2 SKIP_RETURN_CODE 77)
+  endforeach()
 endif()
 
 # What NCCL is told to go by binds us.

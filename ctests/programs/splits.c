@@ -1,9 +1,10 @@
 /* Holds: communicators made from others carry collectives and messages: two colors, ranks turned round by keys, ranks
  * without a color or alone, children of children, several in one group, with configurations, shrunk ones, many after
- * each other; one rank groups two splits that the others make in turn. With the argument `faults`, and where ranks meet at
+ * each other; one rank groups two splits that the others make in turn. Over two hosts: those of a world that has no fabric. With the argument `faults`, and where ranks meet at
  * birth: a shrink after a rank has died, also the one that made the id. */
 #include "../support/one_thread.h"
 
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -278,6 +279,56 @@ static void in_turn(struct rank* self) {
   NCCL(ncclCommDestroy(second));
 }
 
+/* One rank may be without the others. Children on one host, over both, of one of these, in a group, and that do not wait; then the parent goes first. */
+static void on_hosts(struct rank* self) {
+  const char* loner = getenv("CTESTS_LONER");
+  if (loner && atoi(loner) == self->rank) setenv("WINDLASS_FABRIC", "off", 1);
+  enum { HOSTS = 2 };
+  ncclComm_t parent = world(self, 0), child = NULL, all = NULL;
+  int per = self->ranks / HOSTS, host = self->rank / per, place = self->rank % per;
+  NCCL(ncclCommSplit(parent, host, self->rank, &child, NULL));
+  apart(self, child, host, place, per, 200);
+  NCCL(ncclCommDestroy(child));
+  /* A rank of each host. */
+  NCCL(ncclCommSplit(parent, place, self->rank, &child, NULL));
+  for (int turn = 0; turn < per; turn++) works(self, turn == place ? child : NULL, host, HOSTS, 210 + (uint64_t)turn);
+  NCCL(ncclCommDestroy(child));
+  /* All but the first of one host, turned round; the other host has none. */
+  child = NULL;
+  NCCL(ncclCommSplit(parent, host == 1 && place ? 3 : NCCL_SPLIT_NOCOLOR, -self->rank, &child, NULL));
+  works(self, child, per - 1 - place, per - 1, 220);
+  if (child) NCCL(ncclCommDestroy(child));
+  /* Of a child over both. */
+  NCCL(ncclCommSplit(parent, 0, -self->rank, &all, NULL));
+  NCCL(ncclCommSplit(all, host, self->rank, &child, NULL));
+  apart(self, child, host, place, per, 230);
+  NCCL(ncclCommDestroy(child));
+  NCCL(ncclCommDestroy(all));
+  NCCL(ncclGroupStart());
+  NCCL(ncclCommSplit(parent, host, self->rank, &child, NULL));
+  NCCL(ncclGroupEnd());
+  apart(self, child, host, place, per, 240);
+  NCCL(ncclCommDestroy(child));
+  ncclConfig_t configuration = NCCL_CONFIG_INITIALIZER;
+  configuration.splitShare = 1;
+  configuration.maxCTAs = 4;
+  for (int round = 0; round < 12; round++) {
+    if (self->rank == round % self->ranks) usleep(20000);
+    NCCL(ncclCommSplit(parent, host, -self->rank, &child, round % 2 ? &configuration : NULL));
+    if (round % 4 == 3) apart(self, child, host, per - 1 - place, per, 250 + (uint64_t)round);
+    NCCL(ncclCommDestroy(child));
+  }
+  configuration.blocking = 0;
+  NCCL(ncclCommSplit(parent, host, self->rank, &child, &configuration));
+  CHECK(child != NULL);
+  NCCL(ncclCommAbort(child));
+  works(self, parent, self->rank, self->ranks, 270);
+  NCCL(ncclCommSplit(parent, host, self->rank, &child, NULL));
+  NCCL(ncclCommDestroy(parent));
+  apart(self, child, host, place, per, 280);
+  NCCL(ncclCommDestroy(child));
+}
+
 int main(int count, char** words) {
   begin("splits", 110);
   choose(count, words);
@@ -287,6 +338,11 @@ int main(int count, char** words) {
     int first = 0, second = 2;
     run_ranks("shrinks", PROCESSES, ranks, shrink_without_the_dead, &second);
     run_ranks("shrinks without its host", PROCESSES, ranks, shrink_without_the_dead, &first);
+    return finish();
+  }
+  if (getenv("CTESTS_HOSTS")) {
+    if (ranks < 6) skip("needs six ranks");
+    run_ranks("hosts", PROCESSES, ranks / 2 * 2, on_hosts, NULL);
     return finish();
   }
   if (is_section_chosen("processes")) run_ranks("processes", PROCESSES, ranks, all, NULL);

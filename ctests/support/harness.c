@@ -4,8 +4,10 @@
 
 #include <dlfcn.h>
 #include <execinfo.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -289,6 +291,21 @@ static void run_threads(struct start* starts, int ranks) {
   for (int rank = 0; rank < ranks; rank++) pthread_join(threads[rank], NULL);
 }
 
+/* Ranks in a row are on one host, as large ones as hosts are given: network namespaces, by their files, apart by colons. */
+static void enter_host(int rank, int ranks) {
+  const char* given = getenv("CTESTS_HOSTS");
+  if (!given) return;
+  char names[512], *rest = NULL;
+  int hosts = 1;
+  snprintf(names, sizeof names, "%s", given);
+  for (const char* at = names; *at; at++) hosts += *at == ':';
+  char* name = strtok_r(names, ":", &rest);
+  for (int host = rank * hosts / ranks; host > 0; host--) name = strtok_r(NULL, ":", &rest);
+  int host = open(name, O_RDONLY | O_CLOEXEC);
+  if (host < 0 || setns(host, CLONE_NEWNET)) abort();
+  close(host);
+}
+
 static void run_processes(struct start* starts, int ranks) {
   fflush(NULL);
   for (int rank = 0; rank < ranks; rank++) {
@@ -296,6 +313,7 @@ static void run_processes(struct start* starts, int ranks) {
     if (children[rank] < 0) abort();
     if (children[rank] == 0) {
       memset(children, 0, sizeof children);
+      enter_host(rank, ranks);
       run_rank(&starts[rank]);
       exit(0); /* not _exit: libraries write their reports at exit */
     }

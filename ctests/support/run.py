@@ -15,6 +15,7 @@ that foretells nothing, that some were promises (then the first of a device may 
 """
 
 import argparse
+import contextlib
 import json
 import os
 import pathlib
@@ -32,7 +33,8 @@ def main():
     options.out.mkdir(parents=True)
     output = options.out / "output.txt"
     with output.open("w") as file:  # as it comes: of a run that is ended from outside, too
-        result = subprocess.run(options.command, env=environment(options), stdout=file)
+        with Hosts() if options.hosts else contextlib.nullcontext({}) as of_hosts:
+            result = subprocess.run(options.command, env=environment(options) | of_hosts, stdout=file)
     sys.stdout.write(output.read_text())
     if result.returncode:
         sys.exit(result.returncode if result.returncode > 0 else 1)
@@ -59,6 +61,7 @@ def read_options():
     arguments.add_argument("--promised", action="store_true", help="how many communicators NCCL never builds is foretold")
     arguments.add_argument("--reused", action="store_true", help="how many use NCCL's communicator of an ended one is foretold")
     arguments.add_argument("--set", metavar="NAME=VALUE", action="append", default=[], help="a variable of ours")
+    arguments.add_argument("--hosts", action="store_true", help="the first half of the ranks on another host than the others, as the network has it; status 77 where that takes more rights")
     arguments.add_argument("--cuda", type=pathlib.Path, help="folder with the stand-in libcuda.so.1")
     arguments.add_argument("--gpu", action="store_true", help="on real GPUs")
     arguments.add_argument("command", nargs="+")
@@ -99,6 +102,37 @@ def environment(options):
         kept["WINDLASS_LOG"] = "info"
         kept["WINDLASS_LOG_FILE"] = f"{options.out}/log-%p.txt"
     return kept
+
+
+class Hosts:
+    """Two network namespaces that reach each other, as hosts do, and what tells the ranks of them."""
+
+    def __enter__(self):
+        self.names = [f"ctests-{os.getpid()}-{host}" for host in range(2)]
+        pair = [f"ct{os.getpid()}{side}" for side in "ab"]
+        addresses = ["10.199.77.1", "10.199.77.2"]
+        try:
+            for name in self.names:
+                ip("netns", "add", name)
+            ip("link", "add", pair[0], "netns", self.names[0], "type", "veth", "peer", "name", pair[1], "netns", self.names[1])
+            for name, link, address in zip(self.names, pair, addresses):
+                ip("-n", name, "address", "add", f"{address}/30", "dev", link)
+                ip("-n", name, "link", "set", link, "up")
+                ip("-n", name, "link", "set", "lo", "up")
+        except (OSError, subprocess.CalledProcessError) as error:
+            self.__exit__()
+            print(f"skipped: no hosts can be made here: {error}", file=sys.stderr)
+            sys.exit(77)
+        return {"CTESTS_HOSTS": ":".join(f"/run/netns/{name}" for name in self.names),
+                "WINDLASS_SIM_ADDRESSES": ",".join(addresses)}
+
+    def __exit__(self, *_):
+        for name in self.names:
+            subprocess.run(["ip", "netns", "delete", name], stderr=subprocess.DEVNULL, check=False)
+
+
+def ip(*words):
+    subprocess.run(["ip", *words], check=True, stderr=subprocess.PIPE, text=True)
 
 
 def uncounted(out):

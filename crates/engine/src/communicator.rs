@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use nccl_sys::{cudaStream_t, ncclComm_t};
 
-use crate::fabric::Fabric;
+use crate::fabric::{Fabric, Plain};
 use crate::gate::{Gate, Passed};
 use crate::promise::Promise;
 use crate::rendezvous::Canceller;
@@ -30,6 +30,8 @@ pub enum Kept {
     Promise(Arc<Promise>),
     /// Its meeting is not over: an abort ends this rank's wait.
     Waiting(Canceller),
+    /// It has no fabric, and what is made from it may.
+    Plain(Arc<Plain>),
 }
 
 impl Kept {
@@ -38,7 +40,7 @@ impl Kept {
         match self {
             Kept::Fabric(fabric) => Some(fabric),
             Kept::Promise(promise) => Some(promise.fabric()),
-            Kept::Waiting(_) => None,
+            Kept::Waiting(_) | Kept::Plain(_) => None,
         }
     }
 }
@@ -197,12 +199,21 @@ impl Communicator {
         self.look_at_kept(handle, |kept| kept.fabric().cloned())?
     }
 
-    /// Ends this rank's wait in the meeting of its birth, if it is there.
+    /// What it keeps for those made from it, where it has no fabric.
+    pub fn plain(&self, handle: ncclComm_t) -> Option<Arc<Plain>> {
+        let kept = |kept: &Kept| match kept {
+            Kept::Plain(plain) => Some(plain.clone()),
+            _ => None,
+        };
+        self.look_at_kept(handle, kept)?
+    }
+
+    /// Ends this rank's wait in the meeting of its birth, if it is there, and of what is made from one without a fabric.
     pub fn cancel_meeting(&self, handle: ncclComm_t) {
-        self.look_at_kept(handle, |kept| {
-            if let Kept::Waiting(canceller) = kept {
-                canceller.abort();
-            }
+        self.look_at_kept(handle, |kept| match kept {
+            Kept::Waiting(canceller) => canceller.abort(),
+            Kept::Plain(plain) => plain.end(),
+            Kept::Fabric(_) | Kept::Promise(_) => {}
         });
     }
 

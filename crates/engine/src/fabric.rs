@@ -67,7 +67,7 @@ use checking::Checking;
 pub use closing::settle;
 use closing::{Closing, Life, Word};
 use derived::Line;
-pub use derived::{Configured, Derivation, Deriving, Newborn, Standing, Wanted};
+pub use derived::{Configured, Derivation, Deriving, Mustering, Newborn, Plain, Standing, Wanted};
 use failing::{Refused, Went};
 use growing::Growing;
 pub use hosting::{host, is_on, spare_id};
@@ -134,7 +134,7 @@ impl Fabric {
         let boxes = Some(boxes?);
         let closing = Closing::new(&slice, word, lives.clone(), holds.clone());
         lines.into_iter().for_each(|line| line.keep(rank));
-        let line = derived::Line::new(contract.clone(), rank);
+        let line = derived::Line::of_fabric(&contract, rank);
         tuned::say(&contract);
         let fabric = Arc::new(Fabric {
             limits: Limits::of(&contract, tuned::table()),

@@ -68,6 +68,8 @@ pub mod gathering;
 pub mod inquiry;
 pub mod listener;
 pub mod message;
+pub mod muster;
+mod mustering;
 pub mod party;
 pub mod place;
 pub mod poll;
@@ -100,6 +102,7 @@ use verdict::Verdict;
 
 pub use inquiry::Inquiry;
 pub use listener::Canceller;
+pub use mustering::Mustered;
 pub use party::{Membership, Outcome, Party, Preparation, join_all};
 
 /// What bounds the rendezvous of a process.
@@ -320,6 +323,12 @@ impl Rendezvous {
     pub fn go_to_nccl(&self, invitation: &Invitation, place: u32, ranks: u32, parent: Parent) {
         let word = Word { color: None, key: 0, willing: Willing::Real, parent };
         self.shared.send(Command::Tell(invitation.lobby, word_in_round(invitation, place, ranks, word)));
+    }
+
+    /// Enters the muster of this name on this host, as this rank of the parent. Waits for the thread of whoever keeps it; after an error nobody
+    /// counts on this rank.
+    pub fn muster(&self, name: Token, rank: u32) -> io::Result<Mustered> {
+        Mustered::enter(&self.shared, name, rank)
     }
 
     /// What has been counted.

@@ -10,7 +10,7 @@ use crate::forward::birth::Ctas;
 use crate::gpu;
 use crate::rendezvous::card::Id;
 use crate::rendezvous::verdict::{Failure, Reason};
-use crate::rendezvous::{self, Canceller, Outcome, Party, decision, place};
+use crate::rendezvous::{self, Canceller, Mustered, Outcome, Party, decision, place};
 use crate::stats::{count, fabric};
 
 use super::boxes::Share;
@@ -41,6 +41,8 @@ pub struct Asked {
     pub(super) share: Share,
     /// Of a communicator made from another: its wait ends with that one.
     pub(super) until: Option<Wait>,
+    /// Of one that is made from another without a fabric.
+    pub(super) mustered: Option<Mustered>,
 }
 
 impl Asked {
@@ -71,7 +73,9 @@ pub fn ask(wish: &Wish) -> Result<Asked, Reason> {
     offers::put(&mut facts.member.attachment, &wish.parked);
     let rank = facts.member.rank;
     let party = rendezvous().and_then(|rendezvous| rendezvous.attend(&wish.id, vec![facts]));
-    Ok(Asked { party: party.map_err(cannot_reach)?, token: card.token, rank, arena, share, until: None })
+    let (until, mustered) = (None, None);
+    let party = party.map_err(cannot_reach)?;
+    Ok(Asked { party, token: card.token, rank, arena, share, until, mustered })
 }
 
 pub(super) fn cannot_reach(error: std::io::Error) -> Reason {
@@ -82,8 +86,9 @@ pub(super) fn cannot_reach(error: std::io::Error) -> Reason {
 pub fn join(asked: Vec<Asked>) -> Vec<Fate> {
     type Key = (Token, u32);
     let (mut keys, mut parties, mut shares) = (Vec::new(), Vec::new(), BTreeMap::new());
-    let mut waits = Vec::new();
-    for Asked { party, token, rank, arena, share, until } in asked {
+    let (mut waits, mut mustered) = (Vec::new(), Vec::new());
+    for Asked { party, token, rank, arena, share, until, mustered: one } in asked {
+        mustered.extend(one);
         // Ends with its parent as long as it waits.
         waits.extend(until);
         keys.push((token, rank));

@@ -11,6 +11,7 @@
 //! whose call NCCL may refuse, says so by [`Deriving::go_to_nccl`] and goes on as ever; NCCL makes all then.
 
 mod asking;
+mod plain;
 mod taken;
 mod waits;
 
@@ -25,6 +26,7 @@ use crate::rendezvous::facts::Waiting;
 use super::Fabric;
 
 pub use asking::Deriving;
+pub use plain::{Mustering, Plain};
 pub use taken::Derivation;
 pub(super) use waits::{Line, Wait};
 
@@ -156,7 +158,7 @@ mod tests {
             checks: false,
             attachment: Vec::new(),
         };
-        let contract = Arc::new(Contract {
+        let contract = Contract {
             birth: Token([7; 16]),
             version: Version::THIS,
             host: NOBODY,
@@ -164,8 +166,8 @@ mod tests {
             options: 0,
             ctas_max: 0,
             members: (0..ranks).map(member).collect(),
-        });
-        (0..ranks).map(|rank| Line::new(contract.clone(), rank)).collect()
+        };
+        (0..ranks).map(|rank| Line::of_fabric(&contract, rank)).collect()
     }
 
     fn deriving(line: &Arc<Line>, color: Option<i32>) -> Deriving {
@@ -173,7 +175,7 @@ mod tests {
             line: line.clone(),
             lobby: rendezvous().unwrap().lobby(),
             hosts: 0,
-            ranks: (1 << line.contract.members.len()) - 1,
+            ranks: (1 << line.among(u64::MAX).1.len()) - 1,
             shrinks: None,
             parent: Parent::Built,
             color,

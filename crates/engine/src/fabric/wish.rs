@@ -11,6 +11,7 @@ use crate::contract::bytes::{Writer, checksum};
 use crate::contract::{Contract, Device, Member, RANKS_MAX, Token, Version, capability};
 use crate::fast;
 use crate::forward::birth::{Ctas, Policy};
+use crate::forward::configuration;
 use crate::gpu::{self, Ordinal, device};
 use crate::mailbox::Layout;
 use crate::rendezvous::card::{Card, Id};
@@ -24,7 +25,7 @@ use crate::tuning;
 
 use super::boxes::{self, Share};
 use super::hosting::rendezvous;
-use super::{tuned, watch};
+use super::{Plain, tuned, watch};
 
 /// A rank of a communicator that is asked for by an id.
 #[derive(Clone, Debug)]
@@ -94,6 +95,14 @@ impl Wish {
             Some(reason) => Err(reason),
             None => card.ok_or(Reason::NoCard),
         }
+    }
+
+    /// What the communicator keeps for those made from it where it has no fabric: nothing where none of them can have one.
+    pub fn plain(&self, configuration: configuration::Kept) -> Option<Arc<Plain>> {
+        let card = Card::decode(&self.id)?;
+        let waits = self.waiting.unwrap_or_else(by_environment) == Waiting::Blocking;
+        let splits = waits && self.ids == 1 && self.ranks > 2 && forbidden() == Forbidden::Nothing;
+        splits.then(|| Plain::new(card.token, self.rank.max(0) as u32, self.ctas, configuration))
     }
 }
 

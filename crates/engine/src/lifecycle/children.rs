@@ -21,7 +21,7 @@ use crate::promise::{Promise, on_device};
 use crate::rendezvous::verdict::Reason;
 use crate::stats::count::Identity;
 
-use super::derived::{self, Before};
+use super::derived::{self, Before, OfFabric};
 use super::meeting::{self, settle};
 use super::{note, questions};
 
@@ -56,7 +56,10 @@ pub struct ById {
 
 /// Lets the ranks speak, and those of promises meet.
 pub fn step(birth: &Birth, before: Option<Before>) -> Step {
-    let Some(Before { deriving, configured }) = before else { return Step::Nccl(None) };
+    let (deriving, configured) = match before {
+        Some(Before::OfFabric(OfFabric { deriving, configured })) => (deriving, configured),
+        other => return Step::Nccl(other),
+    };
     let Some(parent) = parent_of(birth) else { return Step::Nccl(None) };
     let promise = birth.parent().and_then(questions::promise_of);
     let is_left = deriving.is_without_parent();
@@ -65,7 +68,7 @@ pub fn step(birth: &Birth, before: Option<Before>) -> Step {
         return Step::Nccl(None);
     }
     if !deriving.has_round() && !is_left {
-        return Step::Nccl(Some(Before { deriving, configured }));
+        return Step::Nccl(Some(Before::OfFabric(OfFabric { deriving, configured })));
     }
     let device = match &promise {
         Some(promise) => Some(promise.device()),
@@ -81,7 +84,7 @@ pub fn step(birth: &Birth, before: Option<Before>) -> Step {
     let (Some(device), true, true) = (device, is_sound, is_left || !group::is_open()) else {
         deriving.go_to_nccl();
         let (true, Some(device)) = (is_left, device) else {
-            return Step::Nccl(Some(Before { deriving, configured }));
+            return Step::Nccl(Some(Before::OfFabric(OfFabric { deriving, configured })));
         };
         // What becomes of this configuration only NCCL knows.
         let derivation = deriving.begun();

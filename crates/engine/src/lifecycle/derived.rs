@@ -2,7 +2,8 @@
 //! the end of the outermost group. Which ones NCCL makes is decided [before](super::children).
 
 use std::cell::Cell;
-use std::sync::Once;
+use std::ffi::c_int;
+use std::sync::{Arc, Once};
 
 use nccl_sys::{
     Entry, NCCL_SPLIT_NOCOLOR, ncclComm_t, ncclInProgress, ncclInvalidArgument, ncclInvalidUsage,
@@ -13,10 +14,10 @@ use crate::communicator::{self, Communicator, Kept};
 use crate::contract;
 use crate::error::refuse;
 use crate::fabric::{
-    self, Asked, Configured, Derivation, Deriving, Fate, Newborn, Standing, Waiting, Wanted,
+    self, Asked, Configured, Derivation, Deriving, Fate, Mustering, Newborn, Plain, Standing, Waiting, Wanted,
 };
-use crate::forward::birth::{Birth, FromParent, Handle, Which, hand_out};
-use crate::forward::configuration::Kept as Configuration;
+use crate::forward::birth::{Birth, Ctas, FromParent, Handle, Which, hand_out};
+use crate::forward::configuration::{Given, Kept as Configuration};
 use crate::forward::known;
 use crate::group::{self, Awaited};
 use crate::guard;
@@ -30,9 +31,25 @@ use super::meeting::{self, settle};
 use super::{UNKNOWN, children, note, questions};
 
 /// A call before NCCL is asked: what there is to do after it, if anything.
-pub struct Before {
+pub enum Before {
+    /// The parent has a fabric.
+    OfFabric(OfFabric),
+    /// It has none.
+    OfPlain(OfPlain),
+}
+
+/// A call for one whose parent's ranks have met.
+pub struct OfFabric {
     pub deriving: Deriving,
     pub configured: Configured,
+}
+
+/// A split of a communicator without a fabric.
+pub struct OfPlain {
+    plain: Arc<Plain>,
+    /// None where this rank's has none for certain.
+    mustering: Option<Mustering>,
+    configured: Configured,
 }
 
 /// Whether a birth is one of these.
@@ -93,6 +110,10 @@ pub fn run(birth: &Birth) -> ncclResult_t {
 
 fn before(from: FromParent) -> Option<Before> {
     let FromParent { parent, which, configured, given } = from;
+    let known = communicator::find(parent)?;
+    if let Some(plain) = known.plain(parent) {
+        return before_of_plain(plain, &which, configured, &given).map(Before::OfPlain);
+    }
     let wanted = match which {
         Which::Color(NCCL_SPLIT_NOCOLOR) => Wanted::Split(None),
         Which::Color(color) => Wanted::Split(Some(color)),
@@ -105,7 +126,6 @@ fn before(from: FromParent) -> Option<Before> {
         };
         kept.fabric()?.derive(&wanted, standing)
     };
-    let known = communicator::find(parent)?;
     let deriving = known.look_at_kept(parent, derive)??;
     let fabric = known.fabric(parent)?;
     let configuration = given.over(fabric.configuration());
@@ -117,22 +137,44 @@ fn before(from: FromParent) -> Option<Before> {
     let configured = match configured {
         // A parent with a fabric is one that waits.
         None => Configured { waiting: Some(Waiting::Blocking), ctas: None, configuration, shares },
-        Some((blocking, ctas)) => Configured {
-            configuration,
-            shares,
-            waiting: blocking
-                .map(|blocking| if blocking == 0 { Waiting::NonBlocking } else { Waiting::Blocking }),
-            ctas: Some(ctas),
-        },
+        Some((blocking, ctas)) => {
+            Configured { configuration, shares, waiting: blocking.map(waiting), ctas: Some(ctas) }
+        }
     };
-    Some(Before { deriving, configured })
+    Some(Before::OfFabric(OfFabric { deriving, configured }))
+}
+
+/// What NCCL makes at the end of a group has no meeting: see [`before_group`].
+fn before_of_plain(
+    plain: Arc<Plain>,
+    which: &Which,
+    configured: Option<(Option<c_int>, Ctas)>,
+    given: &Given,
+) -> Option<OfPlain> {
+    let Which::Color(color) = *which else { return None };
+    let configuration = given.over(plain.configuration());
+    let (blocking, ctas) = configured.unzip();
+    let waiting = blocking.flatten().map(waiting);
+    let comes = color != NCCL_SPLIT_NOCOLOR && !group::is_open();
+    let mustering = if comes { plain.muster(color, waiting) } else { None };
+    let shares = plain.configuration().may_share();
+    let waiting = Some(waiting.unwrap_or(Waiting::Blocking));
+    Some(OfPlain { plain, mustering, configured: Configured { waiting, ctas, configuration, shares } })
+}
+
+fn waiting(blocking: c_int) -> Waiting {
+    if blocking == 0 { Waiting::NonBlocking } else { Waiting::Blocking }
 }
 
 /// NCCL has answered.
 pub fn after(before: Option<Before>, handle: Handle, result: ncclResult_t) -> ncclResult_t {
     // NCCL counts a call once it has looked at the arguments, and so do we.
     let begun = result != ncclInvalidArgument && result != ncclInvalidUsage;
-    let Some(Before { deriving, configured }) = before.filter(|_| begun) else {
+    let before = before.filter(|_| begun);
+    if let Some(Before::OfPlain(of_plain)) = before {
+        return after_of_plain(of_plain, handle, result);
+    }
+    let Some(Before::OfFabric(OfFabric { deriving, configured })) = before else {
         if result == ncclSuccess || result == ncclInProgress {
             note_plain(handle);
         } else {
@@ -152,7 +194,38 @@ pub fn after(before: Option<Before>, handle: Handle, result: ncclResult_t) -> nc
     ncclSuccess
 }
 
-/// One whose parent has no fabric.
+/// NCCL has taken a split of one without a fabric, and has made it if it succeeded outside a group.
+fn after_of_plain(of_plain: OfPlain, place: Handle, result: ncclResult_t) -> ncclResult_t {
+    let OfPlain { plain, mustering, configured } = of_plain;
+    plain.splits();
+    if result != ncclSuccess && result != ncclInProgress {
+        meeting::refused(result);
+        return ncclSuccess;
+    }
+    let Some(mustering) = mustering.filter(|_| result == ncclSuccess) else {
+        note_plain(place);
+        return ncclSuccess;
+    };
+    let identity = known::identity(known::read_handle(place));
+    let Some(identity) = identity.filter(|identity| identity.ranks > identity.rank) else {
+        note_plain(place);
+        return ncclSuccess;
+    };
+    let own = mustering.plain(identity.rank.max(0) as u32, configured.ctas, configured.configuration.clone());
+    match mustering.derivation(identity.ranks as u32) {
+        Ok(derivation) => meet(vec![(place, configured, derivation)]),
+        Err(reason) => {
+            let Some((handle, communicator)) = note(place, identity) else { return ncclSuccess };
+            settle(handle, communicator, Fate::Plain(reason));
+            // Of two nothing is made that has peers.
+            let own = Some(own).filter(|_| identity.ranks > 2);
+            meeting::keep_plain(handle, communicator, own);
+            ncclSuccess
+        }
+    }
+}
+
+/// One whose parent has no fabric, and that none can have.
 fn note_plain(handle: Handle) {
     let Some((handle, communicator)) = note(handle, UNKNOWN) else { return };
     super::unasked(communicator);
@@ -167,8 +240,8 @@ fn say_once(ranks: i32) {
     static SAID: Once = Once::new();
     SAID.call_once(|| {
         ::log::warn!(
-            "a communicator of {ranks} ranks was made by a split or shrink of one without a fabric, and has none, as any that is: \
-             made by an id of its own it may, if its ranks are on one host (PyTorch: no device_id in init_process_group)"
+            "a communicator of {ranks} ranks was made from one without a fabric, by a shrink, in a group, without waiting or where options \
+             forbid it, and has none: made by an id of its own or a split that waits it may, if its ranks are on one host"
         );
     });
 }

@@ -6,7 +6,7 @@ use nccl_sys::{Entry, ncclComm_t, ncclInProgress, ncclResult_t, ncclSuccess};
 
 use crate::communicator::{self, Communicator, Kept};
 use crate::error::refuse;
-use crate::fabric::{self, Fate, Patience, Waiting, Wish};
+use crate::fabric::{self, Fate, Patience, Plain, Waiting, Wish};
 use crate::forward::birth::{self, Birth, Handle};
 use crate::forward::configuration::{Given, Kept as Configuration};
 use crate::forward::known;
@@ -24,8 +24,8 @@ use super::{derived, note};
 
 /// How far a birth is before NCCL is called.
 enum Step {
-    /// Its meeting is over, or there is none.
-    Decided(Fate),
+    /// Its meeting is over, or there is none; and what it keeps for others without a fabric.
+    Decided(Fate, Option<Arc<Plain>>),
     /// Its meeting is over: NCCL is not asked. Of `ncclCommInitAll` all ranks.
     Promised(Vec<Arc<Promise>>),
     /// In a group: NCCL only takes note of it now, and so do we.
@@ -49,7 +49,7 @@ pub fn birth(entry: Entry, birth: &Birth) -> ncclResult_t {
             begin(birth)
         },
         |step| match step {
-            Step::Decided(Fate::Failed(failure)) => {
+            Step::Decided(Fate::Failed(failure), _) => {
                 refuse(failure.code(), format_args!("no communicator: {failure}"))
             }
             Step::Promised(_) => ncclSuccess,
@@ -88,7 +88,7 @@ fn begin(birth: &Birth) -> Step {
         (Birth::InitRank { .. } | Birth::InitRankConfig { .. } | Birth::InitRankScalable { .. }, None) => {
             return Step::Refused;
         }
-        _ => return Step::Decided(Fate::Plain(Reason::Derived)),
+        _ => return Step::Decided(Fate::Plain(Reason::Derived), None),
     };
     if group::is_open() {
         return Step::Grouped(Wish { device: fabric::device_now(), ..wish });
@@ -99,15 +99,18 @@ fn begin(birth: &Birth) -> Step {
         Ok(asked) => fabric::join(vec![asked]).pop().unwrap_or(Fate::Plain(Reason::Derived)),
         Err(reason) => Fate::Plain(reason),
     };
-    if let Fate::Fabric(fabric) = &fate {
-        fabric.keep_configuration(configuration);
+    let mut plain = None;
+    match &fate {
+        Fate::Fabric(fabric) => fabric.keep_configuration(configuration),
+        Fate::Plain(_) => plain = wish.plain(configuration),
+        Fate::Failed(_) => {}
     }
     match fate {
         Fate::Fabric(fabric) if fabric.contract().is_promise() => {
             let built = taken.choose(fabric::common_offer(fabric.contract()));
             Step::Promised(vec![Promise::new(fabric, device.unwrap_or_default(), built)])
         }
-        fate => Step::Decided(fate),
+        fate => Step::Decided(fate, plain),
     }
 }
 
@@ -180,8 +183,9 @@ fn finish(step: Step, birth: &Birth) {
             let places = birth.newborns().map(|(place, _)| place);
             places.for_each(|place| group::wait_for(Awaited::Wished(place, handle, Box::new(wish.clone()))));
         }
-        (Step::Decided(fate), Some((handle, communicator))) => {
+        (Step::Decided(fate, plain), Some((handle, communicator))) => {
             settle(handle, communicator, fate);
+            keep_plain(handle, communicator, plain);
             warm(handle);
         }
         // A split in a group, or later still: its handle is not written yet.
@@ -208,6 +212,11 @@ pub fn settle(handle: ncclComm_t, communicator: &'static Communicator, fate: Fat
     if let Fate::Fabric(fabric) = fate {
         drop(communicator.keep(handle, Kept::Fabric(fabric)));
     }
+}
+
+/// What one without a fabric has for those made from it.
+pub fn keep_plain(handle: ncclComm_t, communicator: &'static Communicator, plain: Option<Arc<Plain>>) {
+    plain.map(Kept::Plain).into_iter().for_each(|plain| drop(communicator.keep(handle, plain)));
 }
 
 /// NCCL has run the group that made it, and says now which rank it is and where.
@@ -282,20 +291,25 @@ pub fn join(awaited: Vec<Awaited>) -> Vec<Awaited> {
     let (mut handles, mut asked) = (Vec::new(), Vec::new());
     for (handle, wish) in wished {
         let Some(communicator) = communicator::find(handle) else { continue };
+        // What of its configuration is its children's, only NCCL knows.
+        let plain = wish.plain(Configuration::Unknown);
         match if together { fabric::ask(&wish) } else { Err(Reason::Grouped) } {
             Ok(one) => {
                 let waiting = one.canceller().map(Kept::Waiting);
                 waiting.into_iter().for_each(|waiting| drop(communicator.keep(handle, waiting)));
-                handles.push(handle);
+                handles.push((handle, plain));
                 asked.push(one);
             }
-            Err(reason) => settle(handle, communicator, Fate::Plain(reason)),
+            Err(reason) => {
+                settle(handle, communicator, Fate::Plain(reason));
+                keep_plain(handle, communicator, plain);
+            }
         }
     }
     if asked.is_empty() {
         return rest;
     }
-    for (handle, fate) in handles.into_iter().zip(fabric::join(asked)) {
+    for ((handle, plain), fate) in handles.into_iter().zip(fabric::join(asked)) {
         if let Fate::Failed(failure) = &fate {
             let code = refuse(failure.code(), format_args!("no communicator: {failure}"));
             if !matches!(rest.first(), Some(Awaited::Failed(_))) {
@@ -303,7 +317,11 @@ pub fn join(awaited: Vec<Awaited>) -> Vec<Awaited> {
             }
         }
         match communicator::find(handle) {
-            Some(communicator) => settle(handle, communicator, fate),
+            Some(communicator) => {
+                let plain = plain.filter(|_| matches!(fate, Fate::Plain(_)));
+                settle(handle, communicator, fate);
+                keep_plain(handle, communicator, plain);
+            }
             // Aborted meanwhile.
             None => drop(fate),
         }

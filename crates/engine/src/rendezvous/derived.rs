@@ -92,8 +92,13 @@ pub fn birth(child: Token) -> Token {
 
 /// Where a lobby listens, by what opens it: the name can be seen by everyone on the host, and opens nothing.
 pub fn address(lobby: Token) -> rustix::io::Result<SocketAddrUnix> {
-    let name = u128::from_be_bytes(digest(b"windlass lobby", &lobby.0).0);
-    SocketAddrUnix::new_abstract_name(format!("windlass-lobby-{name:032x}").as_bytes())
+    local_address("lobby", lobby)
+}
+
+/// The abstract name of a socket of ours, of what kind and by its secret.
+pub(super) fn local_address(kind: &str, secret: Token) -> rustix::io::Result<SocketAddrUnix> {
+    let name = u128::from_be_bytes(digest(format!("windlass {kind}").as_bytes(), &secret.0).0);
+    SocketAddrUnix::new_abstract_name(format!("windlass-{kind}-{name:032x}").as_bytes())
 }
 
 fn digest(what: &[u8], words: &[u8]) -> Token {

@@ -6,6 +6,7 @@
 mod attending;
 mod hosting;
 mod lobby;
+mod musters;
 mod rounds;
 
 use std::collections::{HashMap, VecDeque};
@@ -32,6 +33,7 @@ use crate::descriptor::Ours;
 use attending::Attending;
 use hosting::Meeting;
 use lobby::Knocking;
+use musters::{Muster, Visit};
 
 pub use lobby::Lobby;
 
@@ -52,6 +54,8 @@ pub enum Command {
     Attend(Host, Vec<Reporting>),
     /// A rank of ours is the host's in this call.
     Expect(Expected),
+    /// This process keeps the muster of this name.
+    Muster(Token, Ours),
     /// Something is to be said at a lobby by a rank that does not wait for an answer.
     Tell(Token, Vec<u8>),
     Say(u64, Vec<u8>),
@@ -202,6 +206,9 @@ enum Endpoint {
     Visitor(Connection),
     /// What is said at a lobby without an answer, until it has arrived.
     Telling(Connection),
+    /// Where the ranks of this host come before NCCL makes the communicator of this name.
+    Muster(Watched, Token),
+    AtMuster(Visit),
     /// The process of a rank that has not come in a call yet.
     Life {
         _pidfd: Watched,
@@ -238,6 +245,8 @@ pub struct Reactor {
     gatherings: HashMap<Token, Gathering>,
     calls: VecDeque<Token>,
     visitors: VecDeque<u64>,
+    /// Those that this process keeps.
+    musters: HashMap<Token, Muster>,
     /// What is to be said at lobbies that could not be entered.
     knocking: Vec<Knocking>,
     running: bool,
@@ -266,6 +275,7 @@ impl Reactor {
             gatherings: HashMap::new(),
             calls: VecDeque::new(),
             visitors: VecDeque::new(),
+            musters: HashMap::new(),
             knocking: Vec::new(),
             running: true,
             heard: false,
@@ -328,6 +338,8 @@ impl Reactor {
             Some(Endpoint::Lobby(_)) => self.accept_visitors(key),
             Some(Endpoint::Visitor(_)) => self.visitor(key),
             Some(Endpoint::Telling(_)) => self.telling(key),
+            Some(Endpoint::Muster(_, name)) => self.accept_at_muster(key, *name),
+            Some(Endpoint::AtMuster(_)) => self.at_muster(key),
             Some(Endpoint::Life { .. }) => self.died(key),
             None => {}
         }
@@ -345,6 +357,7 @@ impl Reactor {
                 reports.into_iter().for_each(|reporting| self.attend_at_lobby(lobby, reporting));
             }
             Command::Expect(expected) => self.await_ranks(expected),
+            Command::Muster(name, listener) => self.open_muster(name, listener),
             Command::Tell(lobby, bytes) => self.tell(lobby, bytes),
             Command::Say(key, bytes) => self.say(key, &bytes),
             Command::Leave(key) => self.leave_meeting(key),

@@ -96,6 +96,7 @@ coded! {
         19 Derived = "made from a communicator without a fabric, grown, or not seen at its birth",
         20 Grouped = "made in a group with others, which other ranks may make one after the other",
         21 Launches = "NCCL's own options tie the launches of ranks together",
+        22 Apart = "split from a communicator without a fabric, and not all its ranks are on one host with windlass",
     }
 }
 

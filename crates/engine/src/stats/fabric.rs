@@ -22,7 +22,7 @@ pub fn nccl(number: u32) -> &'static str {
 }
 
 /// What the numbers above [`PLAIN`] mean, from 1.
-const REASONS: [&str; 21] = [
+const REASONS: [&str; 22] = [
     "windlass is switched off",
     "one rank has no peers",
     "more ranks than one host can hold",
@@ -44,6 +44,7 @@ const REASONS: [&str; 21] = [
     "made from a communicator without a fabric, grown, or not seen at its birth",
     "made in a group with others, which other ranks may make one after the other",
     "NCCL's own options tie the launches of ranks together",
+    "split from a communicator without a fabric, and not all its ranks are on one host with windlass",
 ];
 
 /// The text of a number: empty, `yes` or the reason.

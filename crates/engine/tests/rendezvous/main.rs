@@ -6,6 +6,7 @@ mod descriptors;
 mod endings;
 mod ids;
 mod meetings;
+mod musters;
 mod processes;
 mod rounds;
 mod strangers;

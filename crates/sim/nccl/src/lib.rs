@@ -17,6 +17,8 @@
 //!   numbered likewise; a group is a launch of each of its communicators.
 //! - `WINDLASS_SIM_KEPT_REGISTRATIONS`: which ends of registrations of this process answer an error and end nothing, numbered
 //!   likewise.
+//! - `WINDLASS_SIM_ADDRESSES`: where the roots of ids listen, 127.0.0.1: IPv4 addresses apart by commas, of which the first counts that
+//!   is this host's. Ranks are in one kernel all the same.
 //! - `WINDLASS_SIM_NCCL_VERSION`: which release this says it is, 22809. From 22602 on a group's communicators run in the order of
 //!   their ids' hashes, before in the order of their first calls, both as in NCCL.
 //! - `NCCL_LEGACY_CUDA_REGISTER=1`: registrations of cudaMalloc memory count, as in NCCL.

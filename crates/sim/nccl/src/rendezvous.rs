@@ -6,7 +6,7 @@ use crate::settings::settings;
 use crate::{leaks, strict};
 use nccl_sys::*;
 use std::collections::VecDeque;
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener};
 use std::sync::Mutex;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -50,26 +50,28 @@ pub fn unique_id() -> Outcome<ncclUniqueId> {
     let mut bytes = [0u8; NCCL_UNIQUE_ID_BYTES];
     bytes[..8].copy_from_slice(&random[..8]);
     bytes[8..10].copy_from_slice(&(libc::AF_INET as u16).to_le_bytes());
-    bytes[10..12].copy_from_slice(&root_port().map_or([random[8], random[9]], u16::to_be_bytes));
-    bytes[12..16].copy_from_slice(&[127, 0, 0, 1]);
+    let root = root();
+    let address = root.map_or(Ipv4Addr::LOCALHOST, |root| *root.ip());
+    bytes[10..12].copy_from_slice(&root.map_or([random[8], random[9]], |root| root.port().to_be_bytes()));
+    bytes[12..16].copy_from_slice(&address.octets());
     // NCCL leaves these zero or unset in an IPv4 address; here they carry the rest of the randomness.
     bytes[16..28].copy_from_slice(&random[10..22]);
     Ok(ncclUniqueId { internal: bytes.map(|byte| byte as libc::c_char) })
 }
 
-/// The port of a root that listens, as NCCL's does, and that nobody talks to. NCCL's closes when all ranks have been
+/// Where a root is that listens, as NCCL's does, and that nobody talks to. NCCL's closes when all ranks have been
 /// there; here the latest ones stay.
-fn root_port() -> Option<u16> {
+fn root() -> Option<SocketAddrV4> {
     const ROOTS_MAX: usize = 256;
     static ROOTS: Mutex<VecDeque<TcpListener>> = Mutex::new(VecDeque::new());
-    let root = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).ok()?;
-    let port = root.local_addr().ok()?.port();
+    let root = settings().addresses.iter().find_map(|address| TcpListener::bind((*address, 0)).ok())?;
+    let SocketAddr::V4(place) = root.local_addr().ok()? else { return None };
     let mut roots = lock(&ROOTS);
     roots.push_back(root);
     if roots.len() > ROOTS_MAX {
         roots.pop_front();
     }
-    Some(port)
+    Some(place)
 }
 
 /// Who joins.

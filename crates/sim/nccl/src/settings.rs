@@ -1,5 +1,6 @@
 //! The stand-in's environment variables, read once, at the first need.
 
+use std::net::Ipv4Addr;
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -25,6 +26,8 @@ pub struct Settings {
     pub failed_launches: Vec<u64>,
     /// `WINDLASS_SIM_KEPT_REGISTRATIONS`, default none: which ends of registrations of this process fail, by number from 1.
     pub kept_registrations: Vec<u64>,
+    /// `WINDLASS_SIM_ADDRESSES`, default 127.0.0.1: where the roots of ids listen, at the first of these that is this host's.
+    pub addresses: Vec<Ipv4Addr>,
     /// `WINDLASS_SIM_NCCL_VERSION`, default 22809: which release this is in `ncclGetVersion`, in the order of a group's communicators
     /// and in that of its collectives.
     pub version: i32,
@@ -43,12 +46,19 @@ pub fn settings() -> &'static Settings {
         allocation: Duration::from_millis(number("WINDLASS_SIM_ALLOC_MS", 0)),
         failed_launches: numbers("WINDLASS_SIM_FAILED_LAUNCHES"),
         kept_registrations: numbers("WINDLASS_SIM_KEPT_REGISTRATIONS"),
+        addresses: addresses(),
         version: number("WINDLASS_SIM_NCCL_VERSION", 22_809) as i32,
     })
 }
 
 fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(default)
+}
+
+fn addresses() -> Vec<Ipv4Addr> {
+    let text = std::env::var("WINDLASS_SIM_ADDRESSES").unwrap_or_default();
+    let given = text.split(',').filter_map(|address| address.trim().parse().ok());
+    given.chain([Ipv4Addr::LOCALHOST]).collect()
 }
 
 fn numbers(name: &str) -> Vec<u64> {

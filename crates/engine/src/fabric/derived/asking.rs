@@ -34,7 +34,7 @@ impl Deriving {
 
     /// Whether the ranks of this call tell each other where they go, which all find alike.
     pub fn has_round(&self) -> bool {
-        self.line.contract.may_promise_children()
+        self.line.has_rounds
     }
 
     /// Whether NCCL has built the parent here and not everywhere.
@@ -74,7 +74,8 @@ impl Deriving {
         {
             rendezvous.await_ranks(invitation.call, ranks, lives);
         }
-        Derivation { line, invitation, ranks, parent, color, ahead, due: Due::Word }
+        let mustered = None;
+        Derivation { line, invitation, ranks, parent, color, ahead, due: Due::Word, mustered }
     }
 
     fn kind(&self) -> Kind {
@@ -87,7 +88,7 @@ impl Deriving {
             None => Making::Split { count },
             Some(excluded) => Making::Shrink { count, excluded: excluded.clone() },
         };
-        let call = making.name(self.line.contract.birth);
+        let call = making.name(self.line.birth);
         let child = self.color.map_or(NOBODY, |color| child(call, color));
         Invitation { lobby: self.lobby, call, child, rank: self.line.rank }
     }

@@ -6,6 +6,7 @@ use crate::contract::Token;
 use crate::fabric::birth::cannot_reach;
 use crate::fabric::hosting::rendezvous;
 use crate::fabric::{Asked, Patience, settle, wish};
+use crate::rendezvous::Mustered;
 use crate::rendezvous::colors::{Course, Parent, Willing, Word};
 use crate::rendezvous::derived::{Invitation, NOBODY};
 use crate::rendezvous::verdict::{Failure, Reason, Verdict};
@@ -40,6 +41,8 @@ pub struct Derivation {
     pub(super) color: Option<i32>,
     pub(super) ahead: Ahead,
     pub(super) due: Due,
+    /// Of one whose parent has no fabric: until this rank's meeting is over, so that its end is seen.
+    pub(super) mustered: Option<Mustered>,
 }
 
 impl Derivation {
@@ -130,9 +133,12 @@ impl Derivation {
             self.pass_by();
             return Err(Reason::OneRank);
         }
-        let asked = self.report(newborn, configured, patience);
-        match &asked {
-            Ok(_) => self.due = Due::Nothing,
+        let mut asked = self.report(newborn, configured, patience);
+        match &mut asked {
+            Ok(asked) => {
+                self.due = Due::Nothing;
+                asked.mustered = self.mustered.take();
+            }
             Err(reason) => self.decline(Verdict::Plain(reason.clone())),
         }
         asked
@@ -141,13 +147,21 @@ impl Derivation {
     fn report(&self, newborn: Newborn, configured: Configured, patience: Patience) -> Result<Asked, Reason> {
         wish::check_derived(configured.waiting)?;
         settle();
-        let ctas = configured.ctas.unwrap_or_else(|| wish::ctas_of(&self.line.contract));
+        let ctas = configured.ctas.unwrap_or_else(|| self.line.ctas);
         let (arena, share, mut facts) = wish::on(newborn.device, newborn.ranks, ctas, patience)?;
         facts.member.rank = newborn.rank;
         let party = rendezvous().and_then(|rendezvous| rendezvous.attend_invited(&self.invitation, facts));
         let party = party.map_err(cannot_reach)?;
         let until = party.cancellers().into_iter().next().map(|canceller| Wait::new(&self.line, canceller));
-        Ok(Asked { party, token: self.invitation.child, rank: newborn.rank, arena, share, until })
+        Ok(Asked {
+            party,
+            token: self.invitation.child,
+            rank: newborn.rank,
+            arena,
+            share,
+            until,
+            mustered: None,
+        })
     }
 
     fn decline(&mut self, verdict: Verdict) {

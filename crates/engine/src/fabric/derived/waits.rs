@@ -3,14 +3,23 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::contract::Contract;
+use crate::contract::{Contract, Token};
+use crate::fabric::wish;
+use crate::forward::birth::Ctas;
 use crate::rendezvous::Canceller;
 
 /// What a communicator has for those made from it, for as long as any of them is being made.
 #[derive(Debug)]
 pub struct Line {
-    pub(super) contract: Arc<Contract>,
+    /// Of which the names of those made from it are made.
+    pub(super) birth: Token,
     pub(super) rank: u32,
+    /// Of ranks that have met; 0 if they have not.
+    ranks: u32,
+    /// Whether those made from it may be promises, so that its ranks speak before.
+    pub(super) has_rounds: bool,
+    /// What it was told of blocks, which holds for those made from it without a word.
+    pub(super) ctas: Ctas,
     /// Held for a few stores.
     counted: Mutex<BTreeMap<Kind, Counted>>,
     /// Held for a few stores; the rendezvous' locks come after it.
@@ -49,9 +58,24 @@ struct Waits {
 }
 
 impl Line {
-    pub fn new(contract: Arc<Contract>, rank: u32) -> Arc<Line> {
+    /// Of one with a fabric.
+    pub fn of_fabric(contract: &Contract, rank: u32) -> Arc<Line> {
         let (counted, waiting) = Default::default();
-        Arc::new(Line { contract, rank, counted, waiting })
+        Arc::new(Line {
+            birth: contract.birth,
+            rank,
+            ranks: contract.members.len() as u32,
+            has_rounds: contract.may_promise_children(),
+            ctas: wish::ctas_of(contract),
+            counted,
+            waiting,
+        })
+    }
+
+    /// Of one without, whose ranks all have this name for it.
+    pub fn of_plain(name: Token, rank: u32, ctas: Ctas) -> Arc<Line> {
+        let (counted, waiting) = Default::default();
+        Arc::new(Line { birth: name, rank, ranks: 0, has_rounds: false, ctas, counted, waiting })
     }
 
     /// The parent ends: nobody waits for its children.
@@ -79,8 +103,7 @@ impl Line {
 
     /// This rank's place among those with a bit, and all of theirs.
     pub(super) fn among(&self, ranks: u64) -> (u32, Vec<u32>) {
-        let all = 0..self.contract.members.len() as u32;
-        let ranks: Vec<u32> = all.filter(|rank| ranks & (1 << rank) != 0).collect();
+        let ranks: Vec<u32> = (0..self.ranks).filter(|rank| ranks & (1 << rank) != 0).collect();
         (ranks.iter().position(|rank| *rank == self.rank).unwrap_or_default() as u32, ranks)
     }
 

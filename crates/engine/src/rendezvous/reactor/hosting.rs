@@ -253,8 +253,9 @@ impl Reactor {
             };
             if full {
                 self.paused.push(key);
-            } else if let Some(Endpoint::Listener(watched, _) | Endpoint::Lobby(watched)) =
-                self.endpoints.get_mut(&key)
+            } else if let Some(
+                Endpoint::Listener(watched, _) | Endpoint::Lobby(watched) | Endpoint::Muster(watched, _),
+            ) = self.endpoints.get_mut(&key)
             {
                 let _ = watched.want(EventFlags::IN);
             }

@@ -1,0 +1,279 @@
+//! Muster: what ranks of a host do before NCCL makes their communicator from one without a fabric, whose ranks have never met.
+//!
+//! Ranks of such a communicator know nothing of each other, and none may wait for one that has no Windlass or is on another
+//! host. But NCCL's own making is a barrier: it ends well on no rank before all ranks of the new communicator have called it.
+//! So each of them first **enters** the muster of its host, under a name that only ranks of the parent can know, and goes to NCCL once that
+//! is acknowledged. When NCCL has made the communicator here, all who will ever come have entered; whoever **asks** first closes
+//! the [roll](Roll), and all hear the same: how many there are. If these are all ranks of the communicator, they meet as those of a
+//! [parent with a fabric](super::derived) do, each with its place in the roll; otherwise it has no fabric, and nobody waits.
+//!
+//! The muster is an abstract Unix socket of the host's network namespace: the first who comes listens, and its thread keeps the roll. Connections
+//! stand until the meeting is over, so that whoever dies before its word is not waited for. The process that keeps the roll is that
+//! of a rank: before all have reported none can have a fabric, so whoever loses it before the answer goes without one, and is missed in the meeting, if
+//! there is one, by ranks that miss that process, too.
+
+use rustix::net::SocketAddrUnix;
+
+use crate::contract::bytes::{Reader, Writer};
+use crate::contract::{RANKS_MAX, Token};
+
+use super::derived;
+
+/// The first bytes of a connection to a muster.
+const GREETING_MAGIC: [u8; 8] = *b"\x01wndlss\x03";
+/// Bytes of a greeting: the muster's name, and the caller's rank in the parent.
+pub const GREETING_BYTES: usize = 8 + 16 + 4;
+/// Bytes of what a rank says after it.
+pub const WORD_BYTES: usize = 5;
+/// Bytes of an answer.
+pub const ANSWER_BYTES: usize = 1 + 4 + 16;
+
+/// Where the muster of this name listens, which only those can know who know the name.
+pub fn address(name: Token) -> rustix::io::Result<SocketAddrUnix> {
+    derived::local_address("muster", name)
+}
+
+/// What a connection begins with.
+pub fn greeting(name: Token, rank: u32) -> Vec<u8> {
+    let mut bytes = Writer::default();
+    bytes.raw(&GREETING_MAGIC).token(name).u32(rank);
+    bytes.finish()
+}
+
+/// Whose greeting this is, by the rank in the parent; none if it is no greeting to this muster.
+pub fn who(greeting: &[u8], name: Token) -> Option<u32> {
+    let words = greeting.get(..GREETING_BYTES).filter(|words| words.starts_with(&GREETING_MAGIC))?;
+    let mut reader = Reader::new(&words[8..]);
+    let is_here = reader.token()? == name;
+    reader.u32().filter(|_| is_here)
+}
+
+/// What a rank says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Word {
+    /// NCCL has made the communicator, of so many ranks.
+    Ask {
+        /// How many.
+        ranks: u32,
+    },
+    /// I go, and have said in the meeting what I had to, if there is one.
+    Leave,
+}
+
+impl Word {
+    /// The bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = Writer::default();
+        match self {
+            Word::Ask { ranks } => bytes.u8(1).u32(*ranks),
+            Word::Leave => bytes.u8(2).u32(0),
+        };
+        bytes.finish()
+    }
+
+    /// Reads one.
+    pub fn decode(bytes: &[u8]) -> Option<Word> {
+        let mut reader = Reader::new(bytes);
+        let word = match (reader.u8()?, reader.u32()?) {
+            (1, ranks) => Word::Ask { ranks },
+            (2, 0) => Word::Leave,
+            _ => return None,
+        };
+        reader.finish()?;
+        Some(word)
+    }
+}
+
+/// What it hears.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// You are in the roll.
+    Entered,
+    /// All ranks of the communicator are, you in this place; they meet in the lobby that this opens.
+    Complete {
+        /// By the ranks in the parent.
+        place: u32,
+        /// Of the process that keeps the roll.
+        lobby: Token,
+    },
+    /// Not all are; or you cannot enter.
+    Apart,
+}
+
+impl Answer {
+    /// The bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let (kind, place, lobby) = match self {
+            Answer::Entered => (1, 0, derived::NOBODY),
+            Answer::Complete { place, lobby } => (2, *place, *lobby),
+            Answer::Apart => (3, 0, derived::NOBODY),
+        };
+        let mut bytes = Writer::default();
+        bytes.u8(kind).u32(place).token(lobby);
+        bytes.finish()
+    }
+
+    /// Reads one.
+    pub fn decode(bytes: &[u8]) -> Option<Answer> {
+        let mut reader = Reader::new(bytes);
+        let (kind, place, lobby) = (reader.u8()?, reader.u32()?, reader.token()?);
+        reader.finish()?;
+        match kind {
+            1 => Some(Answer::Entered),
+            2 if (place as usize) < RANKS_MAX => Some(Answer::Complete { place, lobby }),
+            3 => Some(Answer::Apart),
+            _ => None,
+        }
+    }
+}
+
+/// Who has entered, by connections, as pure data.
+#[derive(Debug, Default)]
+pub struct Roll {
+    present: Vec<Member>,
+    closed: Option<Closed>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Member {
+    key: u64,
+    rank: u32,
+    has_asked: bool,
+}
+
+#[derive(Debug)]
+struct Closed {
+    /// Connections in order of the ranks in the parent, also of those that have gone.
+    places: Vec<u64>,
+    /// How many ranks somebody said that the communicator has, where these are all.
+    meets: bool,
+}
+
+/// What follows from a question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Course {
+    /// All ranks are in the roll. If it was not known, those with a bit are expected in the meeting from now on.
+    Meet {
+        /// The asker's.
+        place: u32,
+        /// Of places, one bit each, at the first such question.
+        expected: Option<u64>,
+    },
+    /// Not all are.
+    Apart,
+}
+
+impl Roll {
+    /// A rank of the parent enters. False if it cannot: the roll is closed, full, or has it.
+    #[must_use]
+    pub fn enter(&mut self, key: u64, rank: u32) -> bool {
+        let is_open = self.closed.is_none() && self.present.len() < RANKS_MAX;
+        let enters = is_open && self.present.iter().all(|member| member.rank != rank);
+        if enters {
+            self.present.push(Member { key, rank, has_asked: false });
+        }
+        enters
+    }
+
+    /// A rank asks, of a communicator of so many ranks. None if it has not entered.
+    pub fn ask(&mut self, key: u64, ranks: u32) -> Option<Course> {
+        self.present.iter_mut().find(|member| member.key == key)?.has_asked = true;
+        let present = &self.present;
+        let closed = self.closed.get_or_insert_with(|| {
+            let mut members = present.clone();
+            members.sort_by_key(|member| member.rank);
+            Closed { places: members.iter().map(|member| member.key).collect(), meets: false }
+        });
+        let place = closed.places.iter().position(|place| *place == key)?;
+        if closed.places.len() != ranks as usize {
+            return Some(Course::Apart);
+        }
+        let first = !std::mem::replace(&mut closed.meets, true);
+        let expected = first.then(|| (1 << closed.places.len()) - 1);
+        Some(Course::Meet { place: place as u32, expected })
+    }
+
+    /// A connection is gone, in good order or not. Gives the place that is not waited for any more in the meeting: whoever has
+    /// not asked, or went without a word.
+    pub fn left(&mut self, key: u64, in_order: bool) -> Option<u32> {
+        let index = self.present.iter().position(|member| member.key == key)?;
+        let member = self.present.swap_remove(index);
+        let closed = self.closed.as_ref().filter(|closed| closed.meets)?;
+        let place = closed.places.iter().position(|place| *place == key)?;
+        (!in_order || !member.has_asked).then_some(place as u32)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NAME: Token = Token([5; 16]);
+
+    /// What is said is read back; anything else is nothing.
+    #[test]
+    fn words() {
+        let bytes = greeting(NAME, 700);
+        assert_eq!(bytes.len(), GREETING_BYTES);
+        assert_eq!(who(&bytes, NAME), Some(700));
+        assert_eq!(who(&bytes, derived::NOBODY), None);
+        assert_eq!(who(&bytes[..GREETING_BYTES - 1], NAME), None);
+        for wrong in 0..24 {
+            let mut bytes = bytes.clone();
+            bytes[wrong] ^= 1;
+            assert_eq!(who(&bytes, NAME), None);
+        }
+        for word in [Word::Ask { ranks: 8 }, Word::Leave] {
+            assert_eq!(word.encode().len(), WORD_BYTES);
+            assert_eq!(Word::decode(&word.encode()), Some(word));
+        }
+        assert_eq!(Word::decode(&[3, 0, 0, 0, 0]), None);
+        let place = |place| Answer::Complete { place, lobby: NAME };
+        for answer in [Answer::Entered, place(15), Answer::Apart] {
+            assert_eq!(answer.encode().len(), ANSWER_BYTES);
+            assert_eq!(Answer::decode(&answer.encode()), Some(answer));
+        }
+        assert_eq!(Answer::decode(&place(16).encode()), None);
+        assert_ne!(address(NAME).unwrap(), derived::address(NAME).unwrap());
+    }
+
+    /// All hear the same, whoever asks first, in the order of the parent; the meeting is told of once.
+    #[test]
+    fn complete() {
+        let mut roll = Roll::default();
+        assert!(roll.enter(10, 70) && roll.enter(11, 3) && roll.enter(12, 9));
+        assert!(!roll.enter(13, 3), "it is there");
+        assert_eq!(roll.ask(13, 3), None);
+        assert_eq!(roll.ask(12, 3), Some(Course::Meet { place: 1, expected: Some(0b111) }));
+        assert!(!roll.enter(13, 4), "closed");
+        assert_eq!(roll.ask(10, 3), Some(Course::Meet { place: 2, expected: None }));
+        assert_eq!(roll.left(12, true), None);
+        assert_eq!(roll.left(10, false), Some(2));
+        assert_eq!(roll.ask(11, 3), Some(Course::Meet { place: 0, expected: None }));
+        assert_eq!(roll.left(11, true), None);
+        assert_eq!(roll.left(11, false), None);
+    }
+
+    /// Who has gone before the first question does not count; who goes then without having asked is missed, however it went.
+    #[test]
+    fn gone() {
+        let mut roll = Roll::default();
+        assert!(roll.enter(1, 0) && roll.enter(2, 1) && roll.enter(3, 2));
+        assert_eq!(roll.left(1, false), None);
+        assert_eq!(roll.ask(2, 2), Some(Course::Meet { place: 0, expected: Some(0b11) }));
+        assert_eq!(roll.left(3, true), Some(1));
+    }
+
+    /// Where some are elsewhere nobody is missed.
+    #[test]
+    fn apart() {
+        let mut roll = Roll::default();
+        assert!(roll.enter(1, 0) && roll.enter(2, 1));
+        assert_eq!(roll.ask(1, 4), Some(Course::Apart));
+        assert_eq!(roll.ask(2, 4), Some(Course::Apart));
+        assert_eq!(roll.left(1, false), None);
+        let mut full = Roll::default();
+        assert!((0..RANKS_MAX as u32).all(|rank| full.enter(rank.into(), rank)));
+        assert!(!full.enter(99, 99));
+    }
+}

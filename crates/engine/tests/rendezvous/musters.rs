@@ -1,0 +1,196 @@
+//! Musters: of ranks of one host before NCCL makes their communicator from one without a fabric.
+
+use std::io::{Read, Write};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+
+use windlass_engine::contract::{RANKS_MAX, Token};
+use windlass_engine::rendezvous::derived::{Invitation, child};
+use windlass_engine::rendezvous::muster::{self, ANSWER_BYTES, Answer, Word};
+use windlass_engine::rendezvous::verdict::{Failure, Reason, Verdict};
+use windlass_engine::rendezvous::{Limits, Mustered, Outcome, Party, Rendezvous, place};
+
+use crate::support::{facts, is_fabric, ready};
+
+fn rendezvous() -> Rendezvous {
+    Rendezvous::start(Limits::default()).unwrap()
+}
+
+/// A name that no other test has.
+fn name() -> Token {
+    place::random().unwrap()
+}
+
+/// A rank of the parent whose communicator NCCL has made, of so many ranks: on its way to the meeting.
+fn invited(name: Token, mustered: &Mustered, ranks: u32) -> Invitation {
+    match mustered.ask(ranks).unwrap() {
+        Answer::Complete { place, lobby } => {
+            Invitation { lobby, call: name, child: child(name, 0), rank: place }
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+fn joined(party: Party) -> Outcome {
+    party.join(ready).remove(0)
+}
+
+fn connect(name: Token) -> UnixStream {
+    let name = muster::address(name).unwrap();
+    UnixStream::connect_addr(&SocketAddr::from_abstract_name(name.abstract_name().unwrap()).unwrap()).unwrap()
+}
+
+/// Says something and hears the answer; none if the line is closed instead.
+fn asks(stream: &mut UnixStream, words: &[u8]) -> Option<Answer> {
+    stream.write_all(words).unwrap();
+    let mut answer = [0; ANSWER_BYTES];
+    stream.read_exact(&mut answer).ok()?;
+    Answer::decode(&answer)
+}
+
+/// Ranks of several processes, two of them of one, come at once, in any order, again and again: all find the same, and meet.
+#[test]
+fn complete() {
+    let (one, other) = (rendezvous(), rendezvous());
+    let processes = [&one, &other, &one];
+    // NCCL's own making.
+    let barrier = Barrier::new(3);
+    for _ in 0..20 {
+        let name = name();
+        thread::scope(|scope| {
+            for (rank, process) in (0..3).zip(processes) {
+                let barrier = &barrier;
+                scope.spawn(move || {
+                    // In the parent they are 20, 30 and 10.
+                    let mustered = process.muster(name, [20, 30, 10][rank]).unwrap();
+                    barrier.wait();
+                    let invitation = invited(name, &mustered, 3);
+                    assert_eq!(invitation.rank, [1, 2, 0][rank]);
+                    let party = process.attend_invited(&invitation, facts(rank as u32, 3)).unwrap();
+                    assert!(is_fabric(&joined(party)));
+                    drop(mustered);
+                });
+            }
+        });
+    }
+}
+
+/// Where others are elsewhere, or have no Windlass, all hear so at once.
+#[test]
+fn apart() {
+    let (one, other, name) = (rendezvous(), rendezvous(), name());
+    let (first, second) = (one.muster(name, 0).unwrap(), other.muster(name, 1).unwrap());
+    assert_eq!(second.ask(4).unwrap(), Answer::Apart);
+    // Who keeps the roll may go then.
+    drop(second);
+    assert_eq!(first.ask(4).unwrap(), Answer::Apart);
+    assert!(rendezvous().muster(name, 2).is_err(), "it is closed");
+    drop(first);
+    // The next is another.
+    while other.muster(name, 2).is_err() {}
+}
+
+/// A rank whose own call failed, or whose process died before it asked or before its word in the meeting: the others fail.
+#[test]
+fn goes_without_a_word() {
+    for way in ["fails", "dies", "asks and dies"] {
+        let (process, name) = (rendezvous(), name());
+        let mustered = process.muster(name, 0).unwrap();
+        let mut dying = connect(name);
+        assert_eq!(asks(&mut dying, &muster::greeting(name, 1)), Some(Answer::Entered));
+        let party = process.attend_invited(&invited(name, &mustered, 2), facts(0, 2)).unwrap();
+        match way {
+            "fails" => dying.write_all(&Word::Leave.encode()).unwrap(),
+            "dies" => {}
+            _ => assert!(matches!(
+                asks(&mut dying, &Word::Ask { ranks: 2 }.encode()),
+                Some(Answer::Complete { place: 1, .. })
+            )),
+        }
+        drop(dying);
+        let outcome = joined(party);
+        assert!(matches!(outcome, Outcome::Failed(Failure::Absent { rank: 1 })), "{way}: {outcome:?}");
+    }
+}
+
+/// A rank that declines and goes leaves the others without a fabric, not without a communicator: many times, as the two come by
+/// different connections.
+#[test]
+fn declines() {
+    let (process, other) = (rendezvous(), rendezvous());
+    for _ in 0..200 {
+        let name = name();
+        let (first, second) = (process.muster(name, 0).unwrap(), other.muster(name, 1).unwrap());
+        let party = process.attend_invited(&invited(name, &first, 2), facts(0, 2)).unwrap();
+        other.decline(&invited(name, &second, 2), Verdict::Plain(Reason::NonBlocking));
+        drop(second);
+        let outcome = joined(party);
+        assert!(matches!(outcome, Outcome::Plain(Reason::NonBlocking)), "{outcome:?}");
+    }
+}
+
+/// The process that keeps the roll ends: who has not heard its answer goes without one.
+#[test]
+fn keeper_ends() {
+    let (keeper, other, name) = (rendezvous(), rendezvous(), name());
+    let first = keeper.muster(name, 0).unwrap();
+    let second = other.muster(name, 1).unwrap();
+    drop(keeper);
+    assert!(second.ask(2).is_err());
+    assert!(first.ask(2).is_err());
+}
+
+/// Strangers and ranks that are too many, or there already, are shut out, and what is said out of turn ends a line; nobody else
+/// notices.
+#[test]
+fn strangers() {
+    let (process, name) = (rendezvous(), name());
+    let first = process.muster(name, 0).unwrap();
+    assert_eq!(asks(&mut connect(name), &muster::greeting(place::random().unwrap(), 1)), None);
+    assert_eq!(asks(&mut connect(name), &muster::greeting(name, 0)), Some(Answer::Apart));
+    let silent = connect(name);
+    let mut garbled = connect(name);
+    assert_eq!(asks(&mut garbled, &muster::greeting(name, 1)), Some(Answer::Entered));
+    assert_eq!(asks(&mut garbled, &[9; 5]), None);
+    let mut all: Vec<UnixStream> = (1..RANKS_MAX as u32)
+        .map(|rank| {
+            let mut one = connect(name);
+            assert_eq!(asks(&mut one, &muster::greeting(name, rank)), Some(Answer::Entered));
+            one
+        })
+        .collect();
+    assert_eq!(asks(&mut connect(name), &muster::greeting(name, 99)), Some(Answer::Apart));
+    // In pieces, and two words at once.
+    let ask = Word::Ask { ranks: RANKS_MAX as u32 }.encode();
+    let one = all.first_mut().unwrap();
+    one.write_all(&ask[..2]).unwrap();
+    assert!(matches!(
+        asks(one, &[&ask[2..], &Word::Leave.encode()].concat()),
+        Some(Answer::Complete { place: 1, .. })
+    ));
+    assert!(matches!(first.ask(RANKS_MAX as u32), Ok(Answer::Complete { place: 0, .. })));
+    drop(silent);
+}
+
+/// The last goes while others come: whoever comes enters, there or in the next.
+#[test]
+fn last_goes_while_others_come() {
+    let processes = [rendezvous(), rendezvous()];
+    let name = name();
+    let entered = AtomicU32::new(0);
+    thread::scope(|scope| {
+        for (rank, process) in (0..2).zip(&processes) {
+            let entered = &entered;
+            scope.spawn(move || {
+                for _ in 0..400 {
+                    drop(process.muster(name, rank).unwrap());
+                    entered.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    assert_eq!(entered.load(Ordering::Relaxed), 800);
+}
