@@ -8,7 +8,8 @@
 //! [parent with a fabric](super::derived) do, each with its place in the roll; otherwise it has no fabric, and nobody waits.
 //!
 //! The muster is an abstract Unix socket of the host's network namespace: the first who comes listens, and its thread keeps the roll. Connections
-//! stand until the meeting is over, so that whoever dies before its word is not waited for. The process that keeps the roll is that
+//! stand until the meeting is over: who dies before its word fails the others, and who goes in order without having asked, because NCCL
+//! failed it, leaves them with what NCCL gave them. The process that keeps the roll is that
 //! of a rank: before all have reported none can have a fabric, so whoever loses it before the answer goes without one, and is missed in the meeting, if
 //! there is one, by ranks that miss that process, too.
 
@@ -56,7 +57,7 @@ pub enum Word {
         /// How many.
         ranks: u32,
     },
-    /// I go, and have said in the meeting what I had to, if there is one.
+    /// I go: and if I have asked, I have said in the meeting what I had to.
     Leave,
 }
 

@@ -6,10 +6,15 @@ use rustix::io::Errno;
 use crate::contract::Token;
 use crate::descriptor::Ours;
 
+use super::hosting::Meeting;
 use super::{Endpoint, Expected, Reactor};
+use crate::rendezvous::agreement::{Event, Seat};
 use crate::rendezvous::connection::{self, Connection, Line};
 use crate::rendezvous::counts::Counts;
+use crate::rendezvous::derived;
+use crate::rendezvous::message::FromRank;
 use crate::rendezvous::muster::{self, Answer, Course, GREETING_BYTES, Roll, WORD_BYTES, Word};
+use crate::rendezvous::verdict::{Reason, Verdict};
 
 /// A muster, for as long as anybody is connected to it.
 #[derive(Debug)]
@@ -146,15 +151,31 @@ impl Reactor {
             self.musters.remove(&name);
             self.endpoints.remove(&listener);
         }
-        if let Some(place) = missed
-            && let Some(gathering) = self.gatherings.get_mut(&name)
-        {
+        if let Some(place) = missed.filter(|_| self.gatherings.contains_key(&name)) {
             log::debug!("rendezvous muster {name:?} place {place} has gone without a word");
-            gathering.died(place);
-            self.look_at(name);
+            self.does_not_come(name, place, visit.leaves);
         }
     }
+
+    /// Where NCCL failed a rank, the others have what NCCL gave them; where its process died, they are told.
+    fn does_not_come(&mut self, name: Token, place: u32, in_order: bool) {
+        let child = derived::child(name, 0);
+        if in_order {
+            let gathering = self.gathering(name);
+            gathering.comes_for(child);
+            gathering.spoke(place);
+            self.meetings.entry(child).or_insert_with(|| Meeting::of_call(name, derived::birth(child)));
+            let nobody = Seat(NOBODYS_KEY);
+            self.happen(child, Event::Said(nobody, FromRank::Decline(Verdict::Plain(Reason::Apart))));
+        } else {
+            self.gathering(name).died(place);
+        }
+        self.look_at(name);
+    }
 }
+
+/// Of no connection.
+const NOBODYS_KEY: u64 = 0;
 
 enum Said {
     /// Nothing yet.
