@@ -1,6 +1,7 @@
 /* Holds: communicators are born in groups as NCCL has it: all ranks of a process by one thread, several communicators in
  * one group and in another order on every rank. With the argument `faults`, and where ranks meet at birth: a rank that
  * dies or is aborted before all have met makes the others' inits fail at once, and later births work. */
+#define _GNU_SOURCE
 #include "../support/one_thread.h"
 
 #include <pthread.h>
@@ -88,9 +89,12 @@ static void by_one_thread(int ranks) {
   one_thread_print(&all, "one-thread");
 }
 
+/* The thread of the rank that is to wait. */
+static pid_t waits;
+
 static void* die_soon(void* argument) {
   (void)argument;
-  usleep(300000);
+  await_sleep(waits);
   _exit(0);
 }
 
@@ -101,6 +105,7 @@ static void a_rank_dies(struct rank* self) {
   ncclUniqueId id = share_id(self, 0, 0);
   if (self->rank == 2) {
     pthread_t thread;
+    waits = gettid();
     if (pthread_create(&thread, NULL, die_soon, NULL)) return;
     ncclCommInitRank(&communicator, self->ranks, id, self->rank);
     _exit(1);
@@ -110,7 +115,7 @@ static void a_rank_dies(struct rank* self) {
 }
 
 static void* abort_it(void* argument) {
-  usleep(300000);
+  await_sleep(waits);
   NCCL(ncclCommAbort((ncclComm_t)argument));
   return NULL;
 }
@@ -123,6 +128,7 @@ static void a_rank_is_aborted(struct rank* self) {
     pthread_t thread;
     NCCL(ncclGroupStart());
     NCCL(ncclCommInitRank(&communicator, self->ranks, id, self->rank));
+    waits = gettid();
     if (pthread_create(&thread, NULL, abort_it, communicator)) return;
     CODE(ncclGroupEnd(), ncclInternalError);
     pthread_join(thread, NULL);

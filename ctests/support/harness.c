@@ -355,6 +355,22 @@ void run_ranks(const char* name, enum rank_kind kind, int ranks, void (*body)(st
   fflush(stdout);
 }
 
+static bool is_asleep(pid_t thread) {
+  char name[64], words[512] = "";
+  snprintf(name, sizeof name, "/proc/self/task/%d/stat", (int)thread);
+  FILE* file = fopen(name, "r");
+  if (!file) return false;
+  size_t count = fread(words, 1, sizeof words - 1, file);
+  fclose(file);
+  words[count] = 0;
+  const char* state = strrchr(words, ')');
+  return state && state[1] && state[2] == 'S';
+}
+
+void await_sleep(pid_t thread) {
+  for (int asleep = 0; asleep < 30; usleep(10000)) asleep = is_asleep(thread) ? asleep + 1 : 0;
+}
+
 void meet(struct rank* self) {
   (void)self;
   pthread_mutex_lock(&board->mutex);

@@ -12,6 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <sys/types.h>
 
 #include "cuda_driver.h"
 
@@ -62,6 +63,9 @@ void section_begins(const char* section);
 void run_ranks(const char* section, enum rank_kind kind, int ranks, void (*body)(struct rank*), void* argument);
 /* Waits until every rank of the running section is here. */
 void meet(struct rank* self);
+/* Waits until that thread of this process has slept for 300 ms in a row: if it is to wait for others it does by then, however
+ * loaded the machine is. */
+void await_sleep(pid_t thread);
 /* Waits as `meet` does, but only on GPUs and where ranks are threads: to be called between what allocates, frees, makes or
  * ends communicators and what launches. There each of the former may wait for all kernels of the process, with peer access
  * between its devices, and hold up the other threads' launches, for which those kernels wait: NCCL's guide says so under
