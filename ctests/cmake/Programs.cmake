@@ -527,6 +527,10 @@ if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
   # Rank 2 is on the first host.
   add_test(NAME sim.splits.loner COMMAND ${RUN} --out "${RUNS}/sim.splits.loner" ${options} ${windlass} --served mailbox --set CTESTS_LONER=2
            --fabric "a rank has no windlass or went to NCCL?;ranks are in different network namespaces?;?;${says}" -- $<TARGET_FILE:splits>)
+  # Of more ranks than a fabric has: on one host.
+  add_test(NAME sim.splits.many COMMAND ${RUN} --out "${RUNS}/sim.splits.many" --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}" --set CTESTS_RANKS=18
+           ${windlass} --served mailbox --fabric "yes;more ranks than one host can hold;${derived}" -- $<TARGET_FILE:splits>)
+  set_tests_properties(sim.splits.many PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
   foreach(run hosts loner)
     add_test(NAME sim.splits.${run}_equal COMMAND "${Python3_EXECUTABLE}" "${CMAKE_CURRENT_SOURCE_DIR}/support/same_output.py"
              "${RUNS}/sim.splits.hosts_plain" "${RUNS}/sim.splits.${run}")

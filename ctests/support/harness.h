@@ -16,7 +16,7 @@
 
 #include "cuda_driver.h"
 
-enum { RANKS_MAX = 8, SLOTS_MAX = 64 };
+enum { RANKS_MAX = 18, SLOTS_MAX = 64 };
 
 /* Exit statuses that CTest and the runner know. */
 enum { STATUS_PASSED = 0, STATUS_FAILED = 1, STATUS_SKIPPED = 77 };

@@ -90,6 +90,7 @@ use crate::config::config;
 use crate::contract::{Token, Version};
 use crate::descriptor::Ours;
 use crate::thread;
+use attendance::WithoutHost;
 use card::{Card, Id};
 use colors::{Parent, Willing, Word};
 use counts::Counts;
@@ -269,7 +270,7 @@ impl Rendezvous {
         let address = card::address(id).ok_or_else(|| io::Error::other("the id holds no address"))?;
         // Before any report, so that whoever reads the contract finds the door open.
         let door = Door::open()?;
-        let party = Party::new(self.shared.clone(), card.token, door, facts)?;
+        let party = Party::new(self.shared.clone(), card.token, door, facts, WithoutHost::Fails)?;
         let reports = party.reports(&message::greeting(card.token));
         self.shared.send(Command::Attend(Host::Port(address), reports));
         Ok(party)
@@ -289,8 +290,22 @@ impl Rendezvous {
     /// Begins to attend the meeting to which a rank is invited, as [`Rendezvous::attend`] does. After an error the rank
     /// must [`Rendezvous::decline`]: it is waited for.
     pub fn attend_invited(&self, invitation: &Invitation, facts: Facts) -> io::Result<Party> {
+        self.attend_lobby(invitation, facts, WithoutHost::Fails)
+    }
+
+    /// The same for a rank of a muster, whose communicator NCCL has made. After an error it must [`Mustered::decline`].
+    pub fn attend_mustered(&self, invitation: &Invitation, facts: Facts) -> io::Result<Party> {
+        self.attend_lobby(invitation, facts, WithoutHost::IsPlain)
+    }
+
+    fn attend_lobby(
+        &self,
+        invitation: &Invitation,
+        facts: Facts,
+        without_host: WithoutHost,
+    ) -> io::Result<Party> {
         let door = Door::open()?;
-        let party = Party::new(self.shared.clone(), invitation.child, door, vec![facts])?;
+        let party = Party::new(self.shared.clone(), invitation.child, door, vec![facts], without_host)?;
         let reports = party.reports(&invitation.greeting());
         self.shared.send(Command::Attend(Host::Lobby(invitation.lobby), reports));
         Ok(party)
@@ -325,10 +340,14 @@ impl Rendezvous {
         self.shared.send(Command::Tell(invitation.lobby, word_in_round(invitation, place, ranks, word)));
     }
 
-    /// Enters the muster of this name on this host, as this rank of the parent. Waits for the thread of whoever keeps it; after an error nobody
-    /// counts on this rank.
-    pub fn muster(&self, name: Token, rank: u32) -> io::Result<Mustered> {
-        Mustered::enter(&self.shared, name, rank)
+    /// Enters the [muster](muster) of this name on this host, as this rank of the parent. Waits for the thread of whoever keeps it, until `is_over`;
+    /// after an error nobody counts on this rank.
+    pub fn muster(&self, name: Token, rank: u32, is_over: &dyn Fn() -> bool) -> io::Result<Mustered> {
+        if self.lobby == derived::NOBODY {
+            // It might keep the roll of ranks that are to meet here.
+            return Err(io::Error::other("this process has no lobby"));
+        }
+        Mustered::enter(&self.shared, name, rank, is_over)
     }
 
     /// What has been counted.

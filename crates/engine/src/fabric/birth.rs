@@ -88,7 +88,7 @@ pub fn join(asked: Vec<Asked>) -> Vec<Fate> {
     let (mut keys, mut parties, mut shares) = (Vec::new(), Vec::new(), BTreeMap::new());
     let (mut waits, mut mustered) = (Vec::new(), Vec::new());
     for Asked { party, token, rank, arena, share, until, mustered: one } in asked {
-        mustered.extend(one);
+        mustered.push(one);
         // Ends with its parent as long as it waits.
         waits.extend(until);
         keys.push((token, rank));
@@ -121,10 +121,10 @@ pub fn join(asked: Vec<Asked>) -> Vec<Fate> {
         }
         // Nobody confirms without having prepared.
         (Outcome::Fabric(_), None) => Fate::Failed(Failure::Unreadable),
-        // It comes at any moment: as if it had failed.
-        (Outcome::Plain(Reason::Foreign), prepared) => {
+        // These come at any moment: as if it had failed.
+        (Outcome::Plain(reason @ (Reason::Foreign | Reason::Unreachable { .. })), prepared) => {
             prepared.into_iter().for_each(|prepared| prepared.fail());
-            Fate::Plain(Reason::Foreign)
+            Fate::Plain(reason)
         }
         (Outcome::Plain(reason), prepared) => {
             // All have spoken: nobody touches what was announced any more.
@@ -137,7 +137,10 @@ pub fn join(asked: Vec<Asked>) -> Vec<Fate> {
             Fate::Failed(failure)
         }
     };
-    let fates = keys.iter().zip(outcomes.into_iter().flatten()).map(fate).collect();
+    let fates: Vec<Fate> = keys.iter().zip(outcomes.into_iter().flatten()).map(fate).collect();
+    // Whoever has failed leaves as one that has died.
+    let over = fates.iter().zip(&mustered).filter(|(fate, _)| !matches!(fate, Fate::Failed(_)));
+    over.filter_map(|(_, mustered)| mustered.as_ref()).for_each(Mustered::leave);
     settle();
     fates
 }
@@ -234,6 +237,7 @@ mod tests {
             Reason::Refused { rank: 1, words: words() },
             Reason::Derived,
             Reason::Grouped,
+            Reason::Apart,
             Reason::Launches,
         ];
         for reason in reasons {

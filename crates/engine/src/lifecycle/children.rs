@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use nccl_sys::missing::is_missing;
-use nccl_sys::{Entry, ncclConfig_t, ncclRemoteError, ncclResult_t, ncclSuccess};
+use nccl_sys::{Entry, ncclConfig_t, ncclInternalError, ncclRemoteError, ncclResult_t, ncclSuccess};
 
 use crate::communicator;
 use crate::error::refuse;
@@ -58,6 +58,12 @@ pub struct ById {
 pub fn step(birth: &Birth, before: Option<Before>) -> Step {
     let (deriving, configured) = match before {
         Some(Before::OfFabric(OfFabric { deriving, configured })) => (deriving, configured),
+        Some(Before::OfPlain(of_plain)) if of_plain.has_lost_parent() => {
+            return Step::Failed(refuse(
+                ncclInternalError,
+                format_args!("the communicator to be split was aborted"),
+            ));
+        }
         other => return Step::Nccl(other),
     };
     let Some(parent) = parent_of(birth) else { return Step::Nccl(None) };

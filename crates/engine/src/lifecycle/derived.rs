@@ -52,6 +52,13 @@ pub struct OfPlain {
     configured: Configured,
 }
 
+impl OfPlain {
+    /// Whether another thread has ended the parent while this rank waited: NCCL's may be gone.
+    pub fn has_lost_parent(&self) -> bool {
+        self.mustering.is_some() && self.plain.has_ended()
+    }
+}
+
 /// Whether a birth is one of these.
 pub fn is_one(birth: &Birth) -> bool {
     matches!(birth, Birth::Split { .. } | Birth::Shrink { .. })

@@ -6,7 +6,7 @@ use crate::contract::Contract;
 
 use super::facts::Facts;
 use super::message::FromHost;
-use super::verdict::{Failure, Verdict};
+use super::verdict::{Failure, Reason, Verdict};
 
 /// Where a rank stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,10 +27,20 @@ pub enum Stage {
 #[derive(Clone, Debug)]
 pub struct Attendance {
     facts: Facts,
+    without_host: WithoutHost,
     stage: Stage,
     closed: u64,
     departed: u64,
     preparing: Worth,
+}
+
+/// What becomes of a rank that loses its host before it has confirmed: until then none has a fabric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WithoutHost {
+    /// It has no communicator: whose process hosts, makes it with the others.
+    Fails,
+    /// It has NCCL's, which is there already.
+    IsPlain,
 }
 
 /// Whether preparing can still lead to a fabric.
@@ -43,8 +53,9 @@ pub enum Worth {
 
 impl Attendance {
     /// A rank that is about to report this.
-    pub fn new(facts: Facts) -> Attendance {
-        Attendance { facts, stage: Stage::Asked, closed: 0, departed: 0, preparing: Worth::Worthwhile }
+    pub fn new(facts: Facts, without_host: WithoutHost) -> Attendance {
+        let preparing = Worth::Worthwhile;
+        Attendance { facts, without_host, stage: Stage::Asked, closed: 0, departed: 0, preparing }
     }
 
     /// Where it stands.
@@ -125,6 +136,10 @@ impl Attendance {
         if let Stage::Fabric(contract) = &self.stage {
             let others = (1u64 << contract.members.len().min(63)) - 1;
             self.departed |= others & !self.closed & !(1 << self.facts.member.rank.min(63));
+        } else if self.without_host == WithoutHost::IsPlain
+            && matches!(self.stage, Stage::Asked | Stage::Preparing(_))
+        {
+            self.end(Verdict::Plain(Reason::Unreachable { words: failure.to_string() }));
         } else {
             self.end(Verdict::Failed(failure));
         }

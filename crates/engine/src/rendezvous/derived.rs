@@ -101,7 +101,7 @@ pub(super) fn local_address(kind: &str, secret: Token) -> rustix::io::Result<Soc
     SocketAddrUnix::new_abstract_name(format!("windlass-{kind}-{name:032x}").as_bytes())
 }
 
-fn digest(what: &[u8], words: &[u8]) -> Token {
+pub(super) fn digest(what: &[u8], words: &[u8]) -> Token {
     let whole = Sha256::new().chain_update(what).chain_update([0]).chain_update(words).finalize();
     let mut token = [0; 16];
     token.copy_from_slice(&whole[..16]);

@@ -8,15 +8,17 @@
 //! [parent with a fabric](super::derived) do, each with its place in the roll; otherwise it has no fabric, and nobody waits.
 //!
 //! The muster is an abstract Unix socket of the host's network namespace: the first who comes listens, and its thread keeps the roll. Connections
-//! stand until the meeting is over: who dies before its word fails the others, and who goes in order without having asked, because NCCL
-//! failed it, leaves them with what NCCL gave them. The process that keeps the roll is that
-//! of a rank: before all have reported none can have a fabric, so whoever loses it before the answer goes without one, and is missed in the meeting, if
-//! there is one, by ranks that miss that process, too.
+//! stand until the meeting is over, and what a rank has to say to the others but its report it says there, so that nothing of it can be lost: who goes without a
+//! word, as its process died, fails the others; who declines, or whom NCCL failed, leaves them with what NCCL gave them. The process that keeps
+//! the roll, and hosts the meeting, may end before the others in good order, where it is no rank of the communicator or the meeting came to nothing. None has a fabric before all have confirmed;
+//! so whoever loses that process before its own confirmation goes without one ([`WithoutHost`](super::attendance::WithoutHost)).
+//!
+//! Ranks of other versions of Windlass have other musters: they would not understand each other's reports.
 
 use rustix::net::SocketAddrUnix;
 
 use crate::contract::bytes::{Reader, Writer};
-use crate::contract::{RANKS_MAX, Token};
+use crate::contract::{RANKS_MAX, Token, Version};
 
 use super::derived;
 
@@ -26,8 +28,18 @@ const GREETING_MAGIC: [u8; 8] = *b"\x01wndlss\x03";
 pub const GREETING_BYTES: usize = 8 + 16 + 4;
 /// Bytes of what a rank says after it.
 pub const WORD_BYTES: usize = 5;
+/// Ranks of one communicator on one host, also of one that is too large for a fabric; only strangers are more.
+const MEMBERS_MAX: usize = 1024;
 /// Bytes of an answer.
 pub const ANSWER_BYTES: usize = 1 + 4 + 16;
+
+/// The name of the muster of a communicator that is made from another, by the [name](derived::child) that its ranks share.
+pub fn name(child: Token) -> Token {
+    let Version { major, minor, patch } = Version::THIS;
+    let mut words = Writer::default();
+    words.token(child).u16(major).u16(minor).u16(patch);
+    derived::digest(b"windlass muster of", &words.finish())
+}
 
 /// Where the muster of this name listens, which only those can know who know the name.
 pub fn address(name: Token) -> rustix::io::Result<SocketAddrUnix> {
@@ -57,18 +69,22 @@ pub enum Word {
         /// How many.
         ranks: u32,
     },
-    /// I go: and if I have asked, I have said in the meeting what I had to.
+    /// I have asked, and shall not come to the meeting, if there is one.
+    Decline,
+    /// I go: before I asked, because NCCL failed me, or after the verdict.
     Leave,
 }
 
 impl Word {
     /// The bytes.
     pub fn encode(&self) -> Vec<u8> {
-        let mut bytes = Writer::default();
-        match self {
-            Word::Ask { ranks } => bytes.u8(1).u32(*ranks),
-            Word::Leave => bytes.u8(2).u32(0),
+        let (kind, ranks) = match self {
+            Word::Ask { ranks } => (1, *ranks),
+            Word::Leave => (2, 0),
+            Word::Decline => (3, 0),
         };
+        let mut bytes = Writer::default();
+        bytes.u8(kind).u32(ranks);
         bytes.finish()
     }
 
@@ -78,6 +94,7 @@ impl Word {
         let word = match (reader.u8()?, reader.u32()?) {
             (1, ranks) => Word::Ask { ranks },
             (2, 0) => Word::Leave,
+            (3, 0) => Word::Decline,
             _ => return None,
         };
         reader.finish()?;
@@ -146,8 +163,8 @@ struct Member {
 struct Closed {
     /// Connections in order of the ranks in the parent, also of those that have gone.
     places: Vec<u64>,
-    /// How many ranks somebody said that the communicator has, where these are all.
-    meets: bool,
+    /// Whether these are all ranks of the communicator, as who asked first said.
+    is_complete: bool,
 }
 
 /// What follows from a question.
@@ -157,18 +174,32 @@ pub enum Course {
     Meet {
         /// The asker's.
         place: u32,
-        /// Of places, one bit each, at the first such question.
+        /// Of places, one bit each, at the first question.
         expected: Option<u64>,
     },
     /// Not all are.
     Apart,
 }
 
+/// Why a rank that is waited for does not come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Missing {
+    /// It said so.
+    Declines,
+    /// Its process has died, as far as can be seen.
+    Dies,
+}
+
 impl Roll {
+    /// How many are there.
+    pub fn present(&self) -> usize {
+        self.present.len()
+    }
+
     /// A rank of the parent enters. False if it cannot: the roll is closed, full, or has it.
     #[must_use]
     pub fn enter(&mut self, key: u64, rank: u32) -> bool {
-        let is_open = self.closed.is_none() && self.present.len() < RANKS_MAX;
+        let is_open = self.closed.is_none() && self.present.len() < MEMBERS_MAX;
         let enters = is_open && self.present.iter().all(|member| member.rank != rank);
         if enters {
             self.present.push(Member { key, rank, has_asked: false });
@@ -178,30 +209,36 @@ impl Roll {
 
     /// A rank asks, of a communicator of so many ranks. None if it has not entered.
     pub fn ask(&mut self, key: u64, ranks: u32) -> Option<Course> {
-        self.present.iter_mut().find(|member| member.key == key)?.has_asked = true;
+        let asker = self.present.iter().position(|member| member.key == key)?;
+        let first = self.closed.is_none();
         let present = &self.present;
         let closed = self.closed.get_or_insert_with(|| {
             let mut members = present.clone();
             members.sort_by_key(|member| member.rank);
-            Closed { places: members.iter().map(|member| member.key).collect(), meets: false }
+            let places: Vec<u64> = members.iter().map(|member| member.key).collect();
+            let is_complete = places.len() == ranks as usize && places.len() <= RANKS_MAX;
+            Closed { places, is_complete }
         });
         let place = closed.places.iter().position(|place| *place == key)?;
-        if closed.places.len() != ranks as usize {
+        if !closed.is_complete || closed.places.len() != ranks as usize {
             return Some(Course::Apart);
         }
-        let first = !std::mem::replace(&mut closed.meets, true);
+        self.present[asker].has_asked = true;
         let expected = first.then(|| (1 << closed.places.len()) - 1);
         Some(Course::Meet { place: place as u32, expected })
     }
 
-    /// A connection is gone, in good order or not. Gives the place that is not waited for any more in the meeting: whoever has
-    /// not asked, or went without a word.
-    pub fn left(&mut self, key: u64, in_order: bool) -> Option<u32> {
+    /// A connection is gone, after this word if it said one. Gives the place that is waited for in the meeting in vain.
+    pub fn left(&mut self, key: u64, word: Option<Word>) -> Option<(u32, Missing)> {
         let index = self.present.iter().position(|member| member.key == key)?;
         let member = self.present.swap_remove(index);
-        let closed = self.closed.as_ref().filter(|closed| closed.meets)?;
-        let place = closed.places.iter().position(|place| *place == key)?;
-        (!in_order || !member.has_asked).then_some(place as u32)
+        let closed = self.closed.as_ref().filter(|closed| closed.is_complete)?;
+        let place = closed.places.iter().position(|place| *place == key)? as u32;
+        match word {
+            Some(Word::Leave) if member.has_asked => None,
+            Some(Word::Leave | Word::Decline) => Some((place, Missing::Declines)),
+            _ => Some((place, Missing::Dies)),
+        }
     }
 }
 
@@ -224,11 +261,12 @@ mod tests {
             bytes[wrong] ^= 1;
             assert_eq!(who(&bytes, NAME), None);
         }
-        for word in [Word::Ask { ranks: 8 }, Word::Leave] {
+        for word in [Word::Ask { ranks: 8 }, Word::Leave, Word::Decline] {
             assert_eq!(word.encode().len(), WORD_BYTES);
             assert_eq!(Word::decode(&word.encode()), Some(word));
         }
-        assert_eq!(Word::decode(&[3, 0, 0, 0, 0]), None);
+        assert_eq!(Word::decode(&[3, 0, 0, 0, 1]), None);
+        assert_eq!(Word::decode(&[4, 0, 0, 0, 0]), None);
         let place = |place| Answer::Complete { place, lobby: NAME };
         for answer in [Answer::Entered, place(15), Answer::Apart] {
             assert_eq!(answer.encode().len(), ANSWER_BYTES);
@@ -248,21 +286,23 @@ mod tests {
         assert_eq!(roll.ask(12, 3), Some(Course::Meet { place: 1, expected: Some(0b111) }));
         assert!(!roll.enter(13, 4), "closed");
         assert_eq!(roll.ask(10, 3), Some(Course::Meet { place: 2, expected: None }));
-        assert_eq!(roll.left(12, true), None);
-        assert_eq!(roll.left(10, false), Some(2));
+        assert_eq!(roll.left(12, Some(Word::Leave)), None);
+        assert_eq!(roll.left(10, None), Some((2, Missing::Dies)));
         assert_eq!(roll.ask(11, 3), Some(Course::Meet { place: 0, expected: None }));
-        assert_eq!(roll.left(11, true), None);
-        assert_eq!(roll.left(11, false), None);
+        assert_eq!(roll.left(11, Some(Word::Decline)), Some((0, Missing::Declines)));
+        assert_eq!(roll.left(11, None), None);
     }
 
     /// Who has gone before the first question does not count; who goes then without having asked is missed, however it went.
     #[test]
     fn gone() {
-        let mut roll = Roll::default();
-        assert!(roll.enter(1, 0) && roll.enter(2, 1) && roll.enter(3, 2));
-        assert_eq!(roll.left(1, false), None);
-        assert_eq!(roll.ask(2, 2), Some(Course::Meet { place: 0, expected: Some(0b11) }));
-        assert_eq!(roll.left(3, true), Some(1));
+        for (word, missing) in [(None, Missing::Dies), (Some(Word::Leave), Missing::Declines)] {
+            let mut roll = Roll::default();
+            assert!(roll.enter(1, 0) && roll.enter(2, 1) && roll.enter(3, 2));
+            assert_eq!(roll.left(1, None), None);
+            assert_eq!(roll.ask(2, 2), Some(Course::Meet { place: 0, expected: Some(0b11) }));
+            assert_eq!(roll.left(3, word), Some((1, missing)));
+        }
     }
 
     /// Where some are elsewhere nobody is missed.
@@ -272,9 +312,19 @@ mod tests {
         assert!(roll.enter(1, 0) && roll.enter(2, 1));
         assert_eq!(roll.ask(1, 4), Some(Course::Apart));
         assert_eq!(roll.ask(2, 4), Some(Course::Apart));
-        assert_eq!(roll.left(1, false), None);
+        assert_eq!(roll.left(1, None), None);
+        // Who asks for other ranks than the first does not come.
+        let mut other = Roll::default();
+        assert!(other.enter(1, 0) && other.enter(2, 1));
+        assert_eq!(other.ask(1, 2), Some(Course::Meet { place: 0, expected: Some(0b11) }));
+        assert_eq!(other.ask(2, 3), Some(Course::Apart));
+        assert_eq!(other.left(2, Some(Word::Leave)), Some((1, Missing::Declines)));
+        // Too many for a fabric, and too many at all.
+        let (mut large, many) = (Roll::default(), RANKS_MAX as u32 + 1);
+        assert!((0..many).all(|rank| large.enter(rank.into(), rank)));
+        assert_eq!(large.ask(3, many), Some(Course::Apart));
         let mut full = Roll::default();
-        assert!((0..RANKS_MAX as u32).all(|rank| full.enter(rank.into(), rank)));
-        assert!(!full.enter(99, 99));
+        assert!((0..MEMBERS_MAX as u32).all(|rank| full.enter(rank.into(), rank)));
+        assert!(!full.enter(9999, 9999));
     }
 }

@@ -1,6 +1,7 @@
 //! A rank's side of a [muster](super::muster): on the caller's own thread, which waits for nothing but the thread of
 //! a process of its host that is in the same call.
 
+use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,45 +18,77 @@ use super::muster::{self, ANSWER_BYTES, Answer, Word};
 use super::reactor::{Command, Shared};
 
 /// How long a rank tries to enter. It goes without a fabric then: as long as it has not entered nobody counts on it.
-const ENTERS_WITHIN: Duration = Duration::from_secs(10);
+const ENTERS_WITHIN: Duration = Duration::from_secs(3);
+/// How often a rank that waits looks whether it still has to.
+const LOOKS_EVERY: Duration = Duration::from_millis(100);
 
-/// A rank that has entered. Dropped, it says that it goes: after it has spoken in the meeting, if there is one.
+/// A rank that has entered. Dropped before it has asked, it goes in order; after that as one that has died, unless it
+/// [declines](Mustered::decline) or its meeting [is over](Mustered::leave).
 #[derive(Debug)]
 pub struct Mustered {
     socket: Ours,
+    has_asked: Cell<bool>,
 }
 
 impl Mustered {
-    pub(super) fn enter(shared: &Arc<Shared>, name: Token, rank: u32) -> io::Result<Mustered> {
+    pub(super) fn enter(
+        shared: &Arc<Shared>,
+        name: Token,
+        rank: u32,
+        is_over: &dyn Fn() -> bool,
+    ) -> io::Result<Mustered> {
         let until = Instant::now() + ENTERS_WITHIN;
+        let is_over = &|| is_over() || Instant::now() >= until;
         loop {
-            let (socket, keeps) = connect(shared, name, until)?;
+            let (socket, keeps) = connect(shared, name, is_over)?;
             let greeted = say(&socket, &muster::greeting(name, rank));
-            match greeted.and_then(|()| hear(&socket, Some(until))) {
-                Ok(Answer::Entered) => return Ok(Mustered { socket }),
-                Ok(_) => return Err(io::Error::other("the others of this host do not wait for it any more")),
+            match greeted.and_then(|()| hear(&socket, is_over)) {
+                Ok(Answer::Entered) => return Ok(Mustered { socket, has_asked: Cell::new(false) }),
+                Ok(_) => {
+                    return Err(io::Error::other("the others of this host do not wait for it any more"));
+                }
                 // The last one has gone while this one came: it is the first of the next.
-                Err(Errno::CONNRESET | Errno::PIPE) if !keeps && Instant::now() < until => {}
+                Err(Errno::CONNRESET | Errno::PIPE) if !keeps && !is_over() => {}
                 Err(error) => return Err(error.into()),
             }
         }
     }
 
-    /// NCCL has made the communicator, of so many ranks: whether all of them are here. Once.
-    pub fn ask(&self, ranks: u32) -> io::Result<Answer> {
-        say(&self.socket, &Word::Ask { ranks }.encode())?;
-        Ok(hear(&self.socket, None)?)
+    /// NCCL has made the communicator, of so many ranks: whether all of them are here. Waits for the answer, until `is_over`. Once; after an
+    /// error this rank has declined.
+    pub fn ask(&self, ranks: u32, is_over: &dyn Fn() -> bool) -> io::Result<Answer> {
+        self.has_asked.set(true);
+        let asked = say(&self.socket, &Word::Ask { ranks }.encode());
+        let answer = asked.and_then(|()| hear(&self.socket, is_over));
+        match answer {
+            Ok(answer @ Answer::Complete { .. }) => return Ok(answer),
+            Ok(_) => self.leave(),
+            Err(_) => self.decline(),
+        }
+        Ok(answer?)
+    }
+
+    /// This rank does not come to the meeting: the others have what NCCL gave them.
+    pub fn decline(&self) {
+        let _ = say(&self.socket, &Word::Decline.encode());
+    }
+
+    /// The meeting is over, as this rank has heard.
+    pub fn leave(&self) {
+        let _ = say(&self.socket, &Word::Leave.encode());
     }
 }
 
 impl Drop for Mustered {
     fn drop(&mut self) {
-        let _ = say(&self.socket, &Word::Leave.encode());
+        if !self.has_asked.get() {
+            self.leave();
+        }
     }
 }
 
 /// Connects to the muster, or opens it; and whether this process keeps it.
-fn connect(shared: &Arc<Shared>, name: Token, until: Instant) -> io::Result<(Ours, bool)> {
+fn connect(shared: &Arc<Shared>, name: Token, is_over: &dyn Fn() -> bool) -> io::Result<(Ours, bool)> {
     let address = muster::address(name)?;
     loop {
         match connection::connect_locally(&address) {
@@ -75,7 +108,7 @@ fn connect(shared: &Arc<Shared>, name: Token, until: Instant) -> io::Result<(Our
             Err(Errno::AGAIN) => {}
             Err(error) => return Err(error.into()),
         }
-        if Instant::now() >= until {
+        if is_over() {
             return Err(Errno::TIMEDOUT.into());
         }
         std::thread::sleep(Duration::from_millis(1));
@@ -90,7 +123,7 @@ fn say(socket: &Ours, words: &[u8]) -> rustix::io::Result<()> {
     }
 }
 
-fn hear(socket: &Ours, until: Option<Instant>) -> rustix::io::Result<Answer> {
+fn hear(socket: &Ours, is_over: &dyn Fn() -> bool) -> rustix::io::Result<Answer> {
     let mut heard = Vec::new();
     loop {
         let mut room = [0; ANSWER_BYTES];
@@ -101,7 +134,8 @@ fn hear(socket: &Ours, until: Option<Instant>) -> rustix::io::Result<Answer> {
                 heard.extend_from_slice(&room[from..from + count]);
             }
             Err(Errno::INTR) => continue,
-            Err(Errno::AGAIN) => wait(socket, until)?,
+            Err(Errno::AGAIN) if is_over() => return Err(Errno::TIMEDOUT),
+            Err(Errno::AGAIN) => wait(socket)?,
             Err(error) => return Err(error),
         }
         if heard.len() == ANSWER_BYTES {
@@ -110,15 +144,10 @@ fn hear(socket: &Ours, until: Option<Instant>) -> rustix::io::Result<Answer> {
     }
 }
 
-/// Until there is something to read.
-fn wait(socket: &Ours, until: Option<Instant>) -> rustix::io::Result<()> {
-    let left = match until.map(|until| until.saturating_duration_since(Instant::now())) {
-        Some(left) if left.is_zero() => return Err(Errno::TIMEDOUT),
-        left => {
-            left.map(|left| Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() })
-        }
-    };
-    match poll(&mut [PollFd::new(socket, PollFlags::IN)], left.as_ref()) {
+/// Until there is something to read, or it is time to look about.
+fn wait(socket: &Ours) -> rustix::io::Result<()> {
+    let tick = Timespec { tv_sec: 0, tv_nsec: LOOKS_EVERY.subsec_nanos().into() };
+    match poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&tick)) {
         Ok(_) | Err(Errno::INTR) => Ok(()),
         Err(error) => Err(error),
     }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use crate::contract::{Contract, Token};
 use crate::thread;
 
-use super::attendance::{Attendance, Stage, Turn, Worth};
+use super::attendance::{Attendance, Stage, Turn, WithoutHost, Worth};
 use super::descriptors::Door;
 use super::facts::Facts;
 use super::listener::{Canceller, Listener, Need};
@@ -27,8 +27,9 @@ pub struct Ranks {
 }
 
 impl Ranks {
-    fn new(facts: Vec<Facts>) -> rustix::io::Result<Ranks> {
-        let standing = Mutex::new(facts.into_iter().map(Attendance::new).collect());
+    fn new(facts: Vec<Facts>, without_host: WithoutHost) -> rustix::io::Result<Ranks> {
+        let attend = |facts| Attendance::new(facts, without_host);
+        let standing = Mutex::new(facts.into_iter().map(attend).collect());
         Ok(Ranks { standing, changed: Condvar::new(), stop: Flag::new()? })
     }
 
@@ -171,11 +172,12 @@ impl Party {
         token: Token,
         door: Door,
         mut facts: Vec<Facts>,
+        without_host: WithoutHost,
     ) -> rustix::io::Result<Party> {
         facts.iter_mut().for_each(|facts| facts.member.door = door.name());
         let keys = facts.iter().map(|_| shared.new_key()).collect();
         let numbers = facts.iter().map(|facts| facts.member.rank).collect();
-        Ok(Party { ranks: Arc::new(Ranks::new(facts)?), keys, numbers, shared, token, door })
+        Ok(Party { ranks: Arc::new(Ranks::new(facts, without_host)?), keys, numbers, shared, token, door })
     }
 
     /// For the background thread: with greeting and report of each rank.

@@ -177,7 +177,7 @@ fn lost(command: Command) {
         }
         Command::Attend(Host::Lobby(_), reports) => {
             for Reporting { listener, words, .. } in reports {
-                listener.end(Verdict::Failed(Failure::HostLost));
+                listener.lost(Failure::HostLost);
                 lobby::withdraw_alone(&words);
             }
         }

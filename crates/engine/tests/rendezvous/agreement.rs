@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use windlass_engine::contract::Token;
 use windlass_engine::rendezvous::agreement::{Agreement, Event, Seat};
-use windlass_engine::rendezvous::attendance::{Attendance, Stage, Turn};
+use windlass_engine::rendezvous::attendance::{Attendance, Stage, Turn, WithoutHost};
 use windlass_engine::rendezvous::decision;
 use windlass_engine::rendezvous::message::{FromHost, FromRank};
 use windlass_engine::rendezvous::verdict::{Failure, Reason, Verdict};
@@ -52,7 +52,7 @@ struct World {
     foreign_pending: usize,
 }
 
-fn world(fates: &[Fate]) -> World {
+fn world(fates: &[Fate], without_host: WithoutHost) -> World {
     let ranks = fates.iter().enumerate().map(|(rank, fate)| {
         let mut facts = facts(rank as u32, fates.len() as u32);
         match fate {
@@ -64,7 +64,7 @@ fn world(fates: &[Fate]) -> World {
         }
         Rank {
             fate: *fate,
-            attendance: Attendance::new(facts),
+            attendance: Attendance::new(facts, without_host),
             steps: 0,
             reported: false,
             confirmed: false,
@@ -270,15 +270,16 @@ proptest! {
         fates in fates(),
         choices in proptest::collection::vec(any::<u16>(), 0..120),
         host_dies_at in proptest::option::weighted(0.3, 0usize..80),
+        without_host in prop_oneof![Just(WithoutHost::Fails), Just(WithoutHost::IsPlain)],
     ) {
-        let mut world = world(&fates);
+        let mut world = world(&fates, without_host);
         world.run(&choices, host_dies_at);
         world.check(world.host.is_none());
     }
 }
 
 fn run_in_order(fates: &[Fate]) -> Vec<Stage> {
-    let mut world = world(fates);
+    let mut world = world(fates, WithoutHost::Fails);
     world.run(&[0; 200], None);
     world.check(false);
     world.ranks.iter().map(|rank| rank.attendance.stage().clone()).collect()

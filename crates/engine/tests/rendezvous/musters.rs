@@ -2,18 +2,23 @@
 
 use std::io::{Read, Write};
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixStream};
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::Barrier;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use windlass_engine::contract::{RANKS_MAX, Token};
 use windlass_engine::rendezvous::derived::{Invitation, child};
 use windlass_engine::rendezvous::muster::{self, ANSWER_BYTES, Answer, Word};
-use windlass_engine::rendezvous::verdict::{Failure, Reason, Verdict};
+use windlass_engine::rendezvous::verdict::{Failure, Reason};
 use windlass_engine::rendezvous::{Limits, Mustered, Outcome, Party, Rendezvous, place};
 
 use crate::support::{facts, is_fabric, ready};
+
+fn never() -> bool {
+    false
+}
 
 fn rendezvous() -> Rendezvous {
     Rendezvous::start(Limits::default()).unwrap()
@@ -26,7 +31,7 @@ fn name() -> Token {
 
 /// A rank of the parent whose communicator NCCL has made, of so many ranks: on its way to the meeting.
 fn invited(name: Token, mustered: &Mustered, ranks: u32) -> Invitation {
-    match mustered.ask(ranks).unwrap() {
+    match mustered.ask(ranks, &never).unwrap() {
         Answer::Complete { place, lobby } => {
             Invitation { lobby, call: name, child: child(name, 0), rank: place }
         }
@@ -65,13 +70,13 @@ fn complete() {
                 let barrier = &barrier;
                 scope.spawn(move || {
                     // In the parent they are 20, 30 and 10.
-                    let mustered = process.muster(name, [20, 30, 10][rank]).unwrap();
+                    let mustered = process.muster(name, [20, 30, 10][rank], &never).unwrap();
                     barrier.wait();
                     let invitation = invited(name, &mustered, 3);
                     assert_eq!(invitation.rank, [1, 2, 0][rank]);
-                    let party = process.attend_invited(&invitation, facts(rank as u32, 3)).unwrap();
+                    let party = process.attend_mustered(&invitation, facts(rank as u32, 3)).unwrap();
                     assert!(is_fabric(&joined(party)));
-                    drop(mustered);
+                    mustered.leave();
                 });
             }
         });
@@ -82,15 +87,15 @@ fn complete() {
 #[test]
 fn apart() {
     let (one, other, name) = (rendezvous(), rendezvous(), name());
-    let (first, second) = (one.muster(name, 0).unwrap(), other.muster(name, 1).unwrap());
-    assert_eq!(second.ask(4).unwrap(), Answer::Apart);
+    let (first, second) = (one.muster(name, 0, &never).unwrap(), other.muster(name, 1, &never).unwrap());
+    assert_eq!(second.ask(4, &never).unwrap(), Answer::Apart);
     // Who keeps the roll may go then.
     drop(second);
-    assert_eq!(first.ask(4).unwrap(), Answer::Apart);
-    assert!(rendezvous().muster(name, 2).is_err(), "it is closed");
+    assert_eq!(first.ask(4, &never).unwrap(), Answer::Apart);
+    assert!(rendezvous().muster(name, 2, &never).is_err(), "it is closed");
     drop(first);
     // The next is another.
-    while other.muster(name, 2).is_err() {}
+    while other.muster(name, 2, &never).is_err() {}
 }
 
 /// A rank whose process dies before it asks or before its word in the meeting: the others fail. Where its own call failed they
@@ -99,17 +104,17 @@ fn apart() {
 fn goes_without_a_word() {
     for way in ["fails", "dies", "asks and dies"] {
         let (process, name) = (rendezvous(), name());
-        let mustered = process.muster(name, 0).unwrap();
+        let mustered = process.muster(name, 0, &never).unwrap();
         let mut dying = connect(name);
         assert_eq!(asks(&mut dying, &muster::greeting(name, 1)), Some(Answer::Entered));
-        let party = process.attend_invited(&invited(name, &mustered, 2), facts(0, 2)).unwrap();
+        let party = process.attend_mustered(&invited(name, &mustered, 2), facts(0, 2)).unwrap();
         match way {
             "fails" => dying.write_all(&Word::Leave.encode()).unwrap(),
             "dies" => {}
-            _ => assert!(matches!(
-                asks(&mut dying, &Word::Ask { ranks: 2 }.encode()),
-                Some(Answer::Complete { place: 1, .. })
-            )),
+            _ => {
+                let answer = asks(&mut dying, &Word::Ask { ranks: 2 }.encode());
+                assert!(matches!(answer, Some(Answer::Complete { place: 1, .. })));
+            }
         }
         drop(dying);
         let outcome = joined(party);
@@ -121,39 +126,83 @@ fn goes_without_a_word() {
     }
 }
 
-/// A rank that declines and goes leaves the others without a fabric, not without a communicator: many times, as the two come by
-/// different connections.
+/// A rank that declines and goes leaves the others without a fabric, not without a communicator, also those that come later; whoever has kept the
+/// roll may go then.
 #[test]
 fn declines() {
-    let (process, other) = (rendezvous(), rendezvous());
-    for _ in 0..200 {
-        let name = name();
-        let (first, second) = (process.muster(name, 0).unwrap(), other.muster(name, 1).unwrap());
-        let party = process.attend_invited(&invited(name, &first, 2), facts(0, 2)).unwrap();
-        other.decline(&invited(name, &second, 2), Verdict::Plain(Reason::NonBlocking));
-        drop(second);
-        let outcome = joined(party);
-        assert!(matches!(outcome, Outcome::Plain(Reason::NonBlocking)), "{outcome:?}");
-    }
+    let (keeper, other, late) = (rendezvous(), rendezvous(), rendezvous());
+    let name = name();
+    let mustered =
+        [(&keeper, 0), (&other, 1), (&late, 2)].map(|(one, rank)| one.muster(name, rank, &never).unwrap());
+    let [one, _, three] = [0, 1, 2].map(|rank| invited(name, &mustered[rank], 3));
+    let [first, second, third] = mustered;
+    let party = keeper.attend_mustered(&one, facts(0, 3)).unwrap();
+    second.decline();
+    drop(second);
+    assert!(matches!(joined(party), Outcome::Plain(Reason::Apart)));
+    first.leave();
+    drop((first, keeper));
+    let outcome = joined(late.attend_mustered(&three, facts(2, 3)).unwrap());
+    assert!(matches!(outcome, Outcome::Plain(Reason::Unreachable { .. })), "{outcome:?}");
+    drop(third);
+}
+
+/// Who keeps the roll was refused by NCCL and ends while the others meet: they have what NCCL gave them.
+#[test]
+fn keeper_is_none_of_them() {
+    let (keeper, other, late, name) = (rendezvous(), rendezvous(), rendezvous(), name());
+    let refused = keeper.muster(name, 0, &never).unwrap();
+    let (second, third) = (other.muster(name, 1, &never).unwrap(), late.muster(name, 2, &never).unwrap());
+    drop(refused);
+    // Its line may close a moment later.
+    thread::sleep(Duration::from_millis(200));
+    let party = other.attend_mustered(&invited(name, &second, 2), facts(0, 2)).unwrap();
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| joined(party));
+        thread::sleep(Duration::from_millis(100));
+        drop(keeper);
+        let outcome = waits.join().unwrap();
+        assert!(matches!(outcome, Outcome::Plain(Reason::Unreachable { .. })), "{outcome:?}");
+    });
+    assert!(third.ask(2, &never).is_err());
+}
+
+/// A keeper that does not answer is waited for only as long as there is a parent.
+#[test]
+fn parent_ends() {
+    let name = name();
+    let address = muster::address(name).unwrap();
+    let address = SocketAddr::from_abstract_name(address.abstract_name().unwrap()).unwrap();
+    let silent = UnixListener::bind_addr(&address).unwrap();
+    let ended = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let enters = scope.spawn(|| rendezvous().muster(name, 0, &|| ended.load(Ordering::Relaxed)).is_err());
+        // The first time it closes, as where the last one has gone.
+        drop(silent.accept().unwrap());
+        let connected = silent.accept().unwrap();
+        ended.store(true, Ordering::Relaxed);
+        assert!(enters.join().unwrap());
+        drop(connected);
+    });
 }
 
 /// The process that keeps the roll ends: who has not heard its answer goes without one.
 #[test]
 fn keeper_ends() {
     let (keeper, other, name) = (rendezvous(), rendezvous(), name());
-    let first = keeper.muster(name, 0).unwrap();
-    let second = other.muster(name, 1).unwrap();
+    let first = keeper.muster(name, 0, &never).unwrap();
+    let second = other.muster(name, 1, &never).unwrap();
     drop(keeper);
-    assert!(second.ask(2).is_err());
-    assert!(first.ask(2).is_err());
+    assert!(second.ask(2, &never).is_err());
+    assert!(first.ask(2, &never).is_err());
 }
 
-/// Strangers and ranks that are too many, or there already, are shut out, and what is said out of turn ends a line; nobody else
+/// Strangers and ranks that are there already are shut out, and what is said out of turn ends a line; nobody else
 /// notices.
 #[test]
 fn strangers() {
     let (process, name) = (rendezvous(), name());
-    let first = process.muster(name, 0).unwrap();
+    let first = process.muster(name, 0, &never).unwrap();
     assert_eq!(asks(&mut connect(name), &muster::greeting(place::random().unwrap(), 1)), None);
     assert_eq!(asks(&mut connect(name), &muster::greeting(name, 0)), Some(Answer::Apart));
     let silent = connect(name);
@@ -167,7 +216,6 @@ fn strangers() {
             one
         })
         .collect();
-    assert_eq!(asks(&mut connect(name), &muster::greeting(name, 99)), Some(Answer::Apart));
     // In pieces, and two words at once.
     let ask = Word::Ask { ranks: RANKS_MAX as u32 }.encode();
     let one = all.first_mut().unwrap();
@@ -176,7 +224,7 @@ fn strangers() {
         asks(one, &[&ask[2..], &Word::Leave.encode()].concat()),
         Some(Answer::Complete { place: 1, .. })
     ));
-    assert!(matches!(first.ask(RANKS_MAX as u32), Ok(Answer::Complete { place: 0, .. })));
+    assert!(matches!(first.ask(RANKS_MAX as u32, &never), Ok(Answer::Complete { place: 0, .. })));
     drop(silent);
 }
 
@@ -191,7 +239,7 @@ fn last_goes_while_others_come() {
             let entered = &entered;
             scope.spawn(move || {
                 for _ in 0..400 {
-                    drop(process.muster(name, rank).unwrap());
+                    drop(process.muster(name, rank, &never).unwrap());
                     entered.fetch_add(1, Ordering::Relaxed);
                 }
             });

@@ -1,14 +1,17 @@
 //! Ranks in processes of their own: this test binary again, told by variables what to be.
 
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::Ordering;
 use std::thread;
 
 use rustix::event::{PollFd, PollFlags};
 use windlass_engine::rendezvous::card::Id;
+use windlass_engine::rendezvous::muster::{self, Answer};
 use windlass_engine::rendezvous::verdict::{Failure, Reason};
-use windlass_engine::rendezvous::{Limits, Outcome, Preparation, Rendezvous};
+use windlass_engine::rendezvous::{Limits, Outcome, Preparation, Rendezvous, place};
 
 use crate::descriptors::swap_names;
 use crate::support::{Hosted, MAGIC, facts, hosted, id_of, is_fabric, join, ready, real_facts};
@@ -268,6 +271,31 @@ fn take_descriptors(hosted: &Hosted) -> Vec<std::net::TcpListener> {
     few.current = Some(64);
     rustix::process::setrlimit(rustix::process::Resource::Nofile, few).unwrap();
     std::iter::from_fn(|| hosted.root.try_clone().ok()).collect()
+}
+
+/// The same at a muster: who connected is let in when there is one, or goes without.
+#[test]
+fn no_descriptors_left_at_a_muster() {
+    let (hosted, name) = (hosted(), place::random().unwrap());
+    let first = hosted.rendezvous.muster(name, 0, &|| false).unwrap();
+    let socket = UnixStream::pair().unwrap();
+    let all = take_descriptors(&hosted);
+    // One, for the side that connects.
+    drop(socket.0);
+    let address = muster::address(name).unwrap();
+    let address = SocketAddr::from_abstract_name(address.abstract_name().unwrap()).unwrap();
+    let mut late = UnixStream::connect_addr(&address).unwrap();
+    let starved = &hosted.rendezvous.counts().starved;
+    while starved.load(Ordering::Relaxed) < 3 {
+        thread::yield_now();
+    }
+    assert!(starved.load(Ordering::Relaxed) < 20);
+    drop((all, socket.1));
+    late.write_all(&muster::greeting(name, 1)).unwrap();
+    let mut answer = [0; muster::ANSWER_BYTES];
+    late.read_exact(&mut answer).unwrap();
+    assert_eq!(Answer::decode(&answer), Some(Answer::Entered));
+    drop(first);
 }
 
 /// Descriptors are left to accept NCCL's ranks with and not to reach its root, or none for its root to accept with: the

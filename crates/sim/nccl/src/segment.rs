@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64};
 use std::time::{Duration, Instant};
 
-pub const RANKS_MAX: usize = 16;
+pub const RANKS_MAX: usize = 24;
 /// Bytes that one rank publishes in one round of a collective.
 pub const SLOT_BYTES: usize = 256 << 10;
 /// Rings are allocated and given back in blocks of this size.

@@ -8,15 +8,15 @@ use std::sync::Arc;
 
 use crate::contract::{RANKS_MAX, Token};
 use crate::fabric::hosting::rendezvous;
-use crate::fabric::wish;
+use crate::fabric::{closing, wish};
 use crate::forward::birth::Ctas;
 use crate::forward::configuration;
-use crate::rendezvous::Mustered;
 use crate::rendezvous::colors::Parent;
 use crate::rendezvous::derived::{Invitation, Making, child};
 use crate::rendezvous::facts::Waiting;
-use crate::rendezvous::muster::Answer;
+use crate::rendezvous::muster::{self, Answer};
 use crate::rendezvous::verdict::Reason;
+use crate::rendezvous::{Mustered, Rendezvous};
 
 use super::taken::{Ahead, Derivation, Due};
 use super::waits::{Kind, Line};
@@ -31,6 +31,8 @@ pub struct Plain {
 impl Plain {
     /// Of one whose ranks all have this name for it, and nobody else.
     pub fn new(name: Token, rank: u32, ctas: Ctas, configuration: configuration::Kept) -> Arc<Plain> {
+        // Theirs may be this process's first fabrics.
+        closing::at_exit_too();
         Arc::new(Plain { line: Line::of_plain(name, rank, ctas), configuration })
     }
 
@@ -45,21 +47,22 @@ impl Plain {
         wish::check_derived(Some(waiting.unwrap_or(Waiting::Blocking))).ok()?;
         let count = self.line.counted(Kind::Split, |_| ()).begun;
         let name = child(Making::Split { count }.name(self.line.birth), color);
-        let mustered = rendezvous().and_then(|rendezvous| rendezvous.muster(name, self.line.rank));
-        match mustered {
-            Ok(mustered) => Some(Mustering { line: self.line.clone(), name, mustered }),
-            Err(error) => {
-                log::warn!(
-                    "a communicator that is split off has no fabric: this rank cannot say that it comes, {error}"
-                );
-                None
-            }
-        }
+        let line = &self.line;
+        let enter =
+            |rendezvous: &Rendezvous| rendezvous.muster(muster::name(name), line.rank, &|| line.has_ended());
+        let mustered = rendezvous().and_then(enter);
+        let mustered = mustered.map_err(|error| error.to_string());
+        Some(Mustering { line: self.line.clone(), name, mustered })
     }
 
     /// NCCL has taken a split, as it has on all ranks.
     pub fn splits(&self) {
         self.line.counted(Kind::Split, |counted| counted.begun += 1);
+    }
+
+    /// Whether it has been ended: NCCL's part of it may be gone.
+    pub fn has_ended(&self) -> bool {
+        self.line.has_ended()
     }
 
     /// Ends what waits for communicators made from this one.
@@ -73,7 +76,8 @@ impl Plain {
 pub struct Mustering {
     line: Arc<Line>,
     name: Token,
-    mustered: Mustered,
+    /// Or why this rank does not come: then nobody counts on it.
+    mustered: Result<Mustered, String>,
 }
 
 impl Mustering {
@@ -91,9 +95,11 @@ impl Mustering {
         if ranks as usize > RANKS_MAX {
             return Err(Reason::ManyRanks);
         }
-        match mustered.ask(ranks) {
+        let mustered = mustered.map_err(|words| Reason::Unreachable { words })?;
+        match mustered.ask(ranks, &|| line.has_ended()) {
             Ok(Answer::Complete { place, lobby }) => {
-                let invitation = Invitation { lobby, call: name, child: child(name, 0), rank: place };
+                let call = muster::name(name);
+                let invitation = Invitation { lobby, call, child: child(call, 0), rank: place };
                 Ok(Derivation {
                     line,
                     invitation,
@@ -106,8 +112,58 @@ impl Mustering {
                 })
             }
             Ok(_) => Err(Reason::Apart),
-            // Nobody can have a fabric without this rank's report; if the others meet, they miss that process, too.
+            // Nobody can have a fabric without this rank's report.
             Err(error) => Err(Reason::Unreachable { words: error.to_string() }),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rendezvous::place;
+
+    fn world(rank: u32, name: Token) -> Arc<Plain> {
+        Plain::new(name, rank, Ctas::UNSAID, configuration::Kept::Nothing)
+    }
+
+    /// All ranks of a color find each other, those of another color or a later split others; who does not wait is in none.
+    #[test]
+    fn musters_by_color_and_count() {
+        let name = place::random().unwrap();
+        let world: Vec<Arc<Plain>> = [5, 40, 900].map(|rank| world(rank, name)).into();
+        let split = |colors: [i32; 3]| {
+            let come = world.iter().zip(colors);
+            let mustering: Vec<Mustering> =
+                come.map(|(plain, color)| plain.muster(color, None).unwrap()).collect();
+            world.iter().for_each(|plain| plain.splits());
+            mustering
+        };
+        let calls = |mustering: Vec<Mustering>, ranks: u32| -> Vec<_> {
+            let derive = |one: Mustering| one.derivation(ranks).map(|one| (one.call(), one.invitation.rank));
+            mustering.into_iter().map(derive).collect()
+        };
+        let all = calls(split([3, 3, 3]), 3);
+        let call = all[0].as_ref().unwrap().0;
+        assert_eq!(all, [Ok((call, 0)), Ok((call, 1)), Ok((call, 2))]);
+        let again = calls(split([3, 3, 3]), 3);
+        assert_ne!(again[0].as_ref().unwrap().0, call);
+        let two = calls(split([3, 4, 3]), 2);
+        assert_eq!(two[1], Err(Reason::Apart));
+        assert!(two[0].is_ok() && two[2].is_ok());
+        assert_eq!(calls(split([3, 3, 3]), 17)[0], Err(Reason::ManyRanks));
+        assert_eq!(calls(split([1, 2, 3]), 1)[0], Err(Reason::OneRank));
+        assert!(world[0].muster(0, Some(Waiting::NonBlocking)).is_none());
+    }
+
+    /// What is made from a child goes by the child's own name.
+    #[test]
+    fn children_of_children() {
+        let (name, first) = (place::random().unwrap(), world(0, place::random().unwrap()));
+        let mustering = first.muster(1, None).unwrap();
+        let child = mustering.plain(0, None, configuration::Kept::Nothing);
+        assert_ne!(child.line.birth, first.line.birth);
+        let other = world(0, name).muster(1, None).unwrap().plain(0, None, configuration::Kept::Nothing);
+        assert_ne!(child.line.birth, other.line.birth);
     }
 }

@@ -96,6 +96,9 @@ impl Derivation {
 
     /// This rank is in no new communicator.
     pub fn pass_by(mut self) {
+        if self.declined_mustered() {
+            return;
+        }
         self.due = Due::Nothing;
         if let Ok(rendezvous) = rendezvous() {
             rendezvous.pass_by(&self.invitation);
@@ -150,7 +153,10 @@ impl Derivation {
         let ctas = configured.ctas.unwrap_or_else(|| self.line.ctas);
         let (arena, share, mut facts) = wish::on(newborn.device, newborn.ranks, ctas, patience)?;
         facts.member.rank = newborn.rank;
-        let party = rendezvous().and_then(|rendezvous| rendezvous.attend_invited(&self.invitation, facts));
+        let party = rendezvous().and_then(|rendezvous| match &self.mustered {
+            Some(_) => rendezvous.attend_mustered(&self.invitation, facts),
+            None => rendezvous.attend_invited(&self.invitation, facts),
+        });
         let party = party.map_err(cannot_reach)?;
         let until = party.cancellers().into_iter().next().map(|canceller| Wait::new(&self.line, canceller));
         Ok(Asked {
@@ -164,7 +170,18 @@ impl Derivation {
         })
     }
 
+    /// Whether this is a rank of a muster, which says there that it does not come.
+    fn declined_mustered(&mut self) -> bool {
+        let Some(mustered) = self.mustered.take() else { return false };
+        self.due = Due::Nothing;
+        mustered.decline();
+        true
+    }
+
     fn decline(&mut self, verdict: Verdict) {
+        if self.declined_mustered() {
+            return;
+        }
         self.due = Due::Nothing;
         if self.invitation.child == NOBODY {
             return rendezvous().into_iter().for_each(|rendezvous| rendezvous.pass_by(&self.invitation));

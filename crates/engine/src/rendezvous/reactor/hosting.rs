@@ -237,8 +237,9 @@ impl Reactor {
     }
 
     pub(super) fn pause(&mut self, listener: u64) {
-        if let Some(Endpoint::Listener(watched, _) | Endpoint::Lobby(watched)) =
-            self.endpoints.get_mut(&listener)
+        if let Some(
+            Endpoint::Listener(watched, _) | Endpoint::Lobby(watched) | Endpoint::Muster(watched, _),
+        ) = self.endpoints.get_mut(&listener)
         {
             let _ = watched.want(EventFlags::empty());
             self.paused.push(listener);

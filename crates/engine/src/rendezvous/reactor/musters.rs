@@ -13,7 +13,7 @@ use crate::rendezvous::connection::{self, Connection, Line};
 use crate::rendezvous::counts::Counts;
 use crate::rendezvous::derived;
 use crate::rendezvous::message::FromRank;
-use crate::rendezvous::muster::{self, Answer, Course, GREETING_BYTES, Roll, WORD_BYTES, Word};
+use crate::rendezvous::muster::{self, Answer, Course, GREETING_BYTES, Missing, Roll, WORD_BYTES, Word};
 use crate::rendezvous::verdict::{Reason, Verdict};
 
 /// A muster, for as long as anybody is connected to it.
@@ -31,8 +31,8 @@ pub(super) struct Visit {
     connection: Connection,
     name: Token,
     has_entered: bool,
-    /// Whether it has said that it goes.
-    leaves: bool,
+    /// How it says that it goes.
+    last: Option<Word>,
 }
 
 impl Reactor {
@@ -62,13 +62,20 @@ impl Reactor {
             };
             let mut watched = self.poll.watch(accepted);
             let key = watched.key();
-            if watched.want(EventFlags::IN).is_err() {
+            let wanted = watched.want(EventFlags::IN);
+            let newcomers_max = self.limits.newcomers_max;
+            let Some(muster) = self.musters.get_mut(&name) else { return };
+            // Nothing honest is silent here.
+            let silent = muster.connections - muster.roll.present();
+            if wanted.is_err() || silent >= newcomers_max {
+                Counts::up(&self.shared.counts.turned_away);
+                drop(watched);
+                self.end_muster_if_left(name);
                 continue;
             }
-            let Some(muster) = self.musters.get_mut(&name) else { return };
             muster.connections += 1;
             let connection = Connection::new(watched);
-            let visit = Visit { connection, name, has_entered: false, leaves: false };
+            let visit = Visit { connection, name, has_entered: false, last: None };
             self.endpoints.insert(key, Endpoint::AtMuster(visit));
         }
     }
@@ -81,9 +88,9 @@ impl Reactor {
                 Said::Closed => return self.leave_muster(key),
                 Said::Greeting(rank) => self.enter_muster(key, rank),
                 Said::Word(Word::Ask { ranks }) => self.ask_muster(key, ranks),
-                Said::Word(Word::Leave) => {
+                Said::Word(last) => {
                     if let Some(Endpoint::AtMuster(visit)) = self.endpoints.get_mut(&key) {
-                        visit.leaves = true;
+                        visit.last = Some(last);
                     }
                 }
             }
@@ -144,31 +151,37 @@ impl Reactor {
         let name = visit.name;
         let Some(muster) = self.musters.get_mut(&name) else { return };
         muster.connections -= 1;
-        let missed = muster.roll.left(key, visit.leaves);
-        if muster.connections == 0 {
-            // Who is on its way here is refused, and comes to the next.
-            let listener = muster.listener;
-            self.musters.remove(&name);
-            self.endpoints.remove(&listener);
-        }
-        if let Some(place) = missed.filter(|_| self.gatherings.contains_key(&name)) {
-            log::debug!("rendezvous muster {name:?} place {place} has gone without a word");
-            self.does_not_come(name, place, visit.leaves);
+        let missing = muster.roll.left(key, visit.last);
+        self.end_muster_if_left(name);
+        // A call that is over waits for nobody.
+        if let Some((place, missing)) = missing.filter(|_| self.gatherings.contains_key(&name)) {
+            log::debug!("rendezvous muster {name:?} place {place} {missing:?}");
+            self.does_not_come(name, place, missing);
         }
     }
 
-    /// Where NCCL failed a rank, the others have what NCCL gave them; where its process died, they are told.
-    fn does_not_come(&mut self, name: Token, place: u32, in_order: bool) {
+    /// Who is on its way here is refused, and comes to the next.
+    fn end_muster_if_left(&mut self, name: Token) {
+        if self.musters.get(&name).is_some_and(|muster| muster.connections == 0)
+            && let Some(muster) = self.musters.remove(&name)
+        {
+            self.endpoints.remove(&muster.listener);
+        }
+    }
+
+    /// Where a rank declines the others have what NCCL gave them; where its process died, they are told.
+    fn does_not_come(&mut self, name: Token, place: u32, missing: Missing) {
         let child = derived::child(name, 0);
-        if in_order {
-            let gathering = self.gathering(name);
-            gathering.comes_for(child);
-            gathering.spoke(place);
-            self.meetings.entry(child).or_insert_with(|| Meeting::of_call(name, derived::birth(child)));
-            let nobody = Seat(NOBODYS_KEY);
-            self.happen(child, Event::Said(nobody, FromRank::Decline(Verdict::Plain(Reason::Apart))));
-        } else {
-            self.gathering(name).died(place);
+        let gathering = self.gathering(name);
+        match missing {
+            Missing::Dies => gathering.died(place),
+            Missing::Declines => {
+                gathering.comes_for(child);
+                gathering.spoke(place);
+                self.meetings.entry(child).or_insert_with(|| Meeting::of_call(name, derived::birth(child)));
+                let said = FromRank::Decline(Verdict::Plain(Reason::Apart));
+                self.happen(child, Event::Said(Seat(NOBODYS_KEY), said));
+            }
         }
         self.look_at(name);
     }
