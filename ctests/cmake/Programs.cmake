@@ -510,7 +510,7 @@ endif()
 if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
   add_test(NAME sim.splits.said COMMAND ${RUN} --out "${RUNS}/sim.splits.said" --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}"
            --windlass "${WINDLASS_LIBRARY_DIR}" --fabric "NCCL's own options forbid peer access;made from a communicator without a fabric, grown, or not seen at its birth"
-           --logged "was made from one without a fabric, by a shrink" --set NCCL_P2P_DISABLE=1 -- $<TARGET_FILE:splits> processes)
+           --logged "was made from one without a fabric, in a group" --set NCCL_P2P_DISABLE=1 -- $<TARGET_FILE:splits> processes)
   set_tests_properties(sim.splits.said PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
 endif()
 

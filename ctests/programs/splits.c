@@ -284,6 +284,7 @@ static void on_hosts(struct rank* self) {
   const char* loner = getenv("CTESTS_LONER");
   if (loner && atoi(loner) == self->rank) setenv("WINDLASS_FABRIC", "off", 1);
   enum { HOSTS = 2 };
+  NCCL(ncclGetVersion(&version));
   ncclComm_t parent = world(self, 0), child = NULL, all = NULL;
   int per = self->ranks / HOSTS, host = self->rank / per, place = self->rank % per;
   NCCL(ncclCommSplit(parent, host, self->rank, &child, NULL));
@@ -304,6 +305,22 @@ static void on_hosts(struct rank* self) {
   apart(self, child, host, place, per, 230);
   NCCL(ncclCommDestroy(child));
   NCCL(ncclCommDestroy(all));
+  /* Without the last: what is split of the rest; and the first host alone. */
+  if (version >= 22703) {
+    int last[] = {self->ranks - 1}, second[RANKS_MAX];
+    for (int other = 0; other < per; other++) second[other] = per + other;
+    all = child = NULL;
+    if (self->rank != last[0]) {
+      NCCL(ncclCommShrink(parent, last, 1, &all, NULL, NCCL_SHRINK_DEFAULT));
+      NCCL(ncclCommSplit(all, host, self->rank, &child, NULL));
+    }
+    for (int turn = 0; turn < HOSTS; turn++) works(self, turn == host ? child : NULL, place, turn ? per - 1 : per, 235 + (uint64_t)turn);
+    if (child) destroy_each((ncclComm_t[]){child, all}, 2);
+    child = NULL;
+    if (host == 0) NCCL(ncclCommShrink(parent, second, per, &child, NULL, NCCL_SHRINK_DEFAULT));
+    works(self, child, place, per, 237);
+    if (child) NCCL(ncclCommDestroy(child));
+  }
   NCCL(ncclGroupStart());
   NCCL(ncclCommSplit(parent, host, self->rank, &child, NULL));
   NCCL(ncclGroupEnd());

@@ -44,9 +44,10 @@ pub struct OfFabric {
     pub configured: Configured,
 }
 
-/// A split of a communicator without a fabric.
+/// A call for one whose parent has no fabric.
 pub struct OfPlain {
     plain: Arc<Plain>,
+    wanted: Wanted,
     /// None where this rank's has none for certain.
     mustering: Option<Mustering>,
     configured: Configured,
@@ -118,14 +119,14 @@ pub fn run(birth: &Birth) -> ncclResult_t {
 fn before(from: FromParent) -> Option<Before> {
     let FromParent { parent, which, configured, given } = from;
     let known = communicator::find(parent)?;
-    if let Some(plain) = known.plain(parent) {
-        return before_of_plain(plain, &which, configured, &given).map(Before::OfPlain);
-    }
     let wanted = match which {
         Which::Color(NCCL_SPLIT_NOCOLOR) => Wanted::Split(None),
         Which::Color(color) => Wanted::Split(Some(color)),
         Which::AllBut(excluded) => Wanted::Shrink(excluded),
     };
+    if let Some(plain) = known.plain(parent) {
+        return Some(Before::OfPlain(before_of_plain(plain, wanted, configured, &given)));
+    }
     let derive = |kept: &Kept| {
         let standing = match kept {
             Kept::Promise(promise) => promise.standing(),
@@ -154,19 +155,18 @@ fn before(from: FromParent) -> Option<Before> {
 /// What NCCL makes at the end of a group has no meeting: see [`before_group`].
 fn before_of_plain(
     plain: Arc<Plain>,
-    which: &Which,
+    wanted: Wanted,
     configured: Option<(Option<c_int>, Ctas)>,
     given: &Given,
-) -> Option<OfPlain> {
-    let Which::Color(color) = *which else { return None };
+) -> OfPlain {
     let configuration = given.over(plain.configuration());
     let (blocking, ctas) = configured.unzip();
     let waiting = blocking.flatten().map(waiting);
-    let comes = color != NCCL_SPLIT_NOCOLOR && !group::is_open();
-    let mustering = if comes { plain.muster(color, waiting) } else { None };
+    let mustering = if group::is_open() { None } else { plain.muster(&wanted, waiting) };
     let shares = plain.configuration().may_share();
     let waiting = Some(waiting.unwrap_or(Waiting::Blocking));
-    Some(OfPlain { plain, mustering, configured: Configured { waiting, ctas, configuration, shares } })
+    let configured = Configured { waiting, ctas, configuration, shares };
+    OfPlain { plain, wanted, mustering, configured }
 }
 
 fn waiting(blocking: c_int) -> Waiting {
@@ -201,10 +201,10 @@ pub fn after(before: Option<Before>, handle: Handle, result: ncclResult_t) -> nc
     ncclSuccess
 }
 
-/// NCCL has taken a split of one without a fabric, and has made it if it succeeded outside a group.
+/// NCCL has taken a call for one whose parent has no fabric, and has made it if it succeeded outside a group.
 fn after_of_plain(of_plain: OfPlain, place: Handle, result: ncclResult_t) -> ncclResult_t {
-    let OfPlain { plain, mustering, configured } = of_plain;
-    plain.splits();
+    let OfPlain { plain, wanted, mustering, configured } = of_plain;
+    plain.begun(&wanted);
     if result != ncclSuccess && result != ncclInProgress {
         meeting::refused(result);
         return ncclSuccess;
@@ -247,8 +247,8 @@ fn say_once(ranks: i32) {
     static SAID: Once = Once::new();
     SAID.call_once(|| {
         ::log::warn!(
-            "a communicator of {ranks} ranks was made from one without a fabric, by a shrink, in a group, without waiting or where options \
-             forbid it, and has none: made by an id of its own or a split that waits it may, if its ranks are on one host"
+            "a communicator of {ranks} ranks was made from one without a fabric, in a group, without waiting or where options \
+             forbid it, and has none: made by an id of its own, or by itself in a call that waits, it may, if its ranks are on one host"
         );
     });
 }

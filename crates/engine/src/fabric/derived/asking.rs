@@ -79,16 +79,19 @@ impl Deriving {
     }
 
     fn kind(&self) -> Kind {
-        if self.shrinks.is_none() { Kind::Split } else { Kind::Shrink(self.ranks) }
+        Kind::of(&self.making(0), self.line.birth)
+    }
+
+    fn making(&self, count: u32) -> Making {
+        match &self.shrinks {
+            None => Making::Split { count },
+            Some(excluded) => Making::Shrink { count, excluded: excluded.clone() },
+        }
     }
 
     /// To the call before which so many of its kind came.
     fn invitation(&self, count: u32) -> Invitation {
-        let making = match &self.shrinks {
-            None => Making::Split { count },
-            Some(excluded) => Making::Shrink { count, excluded: excluded.clone() },
-        };
-        let call = making.name(self.line.birth);
+        let call = self.making(count).name(self.line.birth);
         let child = self.color.map_or(NOBODY, |color| child(call, color));
         Invitation { lobby: self.lobby, call, child, rank: self.line.rank }
     }

@@ -1,8 +1,8 @@
 //! Communicators made from one without a fabric: their ranks [muster](crate::rendezvous::muster) on their host before NCCL
 //! makes them, and where all are there they meet as those of a parent with a fabric.
 //!
-//! So a world of several hosts, or of more ranks than a fabric has, has none, and what is split of it on one host does. Shrinks and what
-//! is made in a group have none.
+//! So a world of several hosts, or of more ranks than a fabric has, has none, and what is made of it on one host does. What is made in a
+//! group has none.
 
 use std::sync::Arc;
 
@@ -18,6 +18,7 @@ use crate::rendezvous::muster::{self, Answer};
 use crate::rendezvous::verdict::Reason;
 use crate::rendezvous::{Mustered, Rendezvous};
 
+use super::Wanted;
 use super::taken::{Ahead, Derivation, Due};
 use super::waits::{Kind, Line};
 
@@ -41,12 +42,16 @@ impl Plain {
         &self.configuration
     }
 
-    /// Before NCCL is asked for a split: this rank enters the muster of its color. None if it goes without, and so do all who have it
-    /// with them.
-    pub fn muster(&self, color: i32, waiting: Option<Waiting>) -> Option<Mustering> {
+    /// Before NCCL is asked: this rank enters the muster of the new communicator, if it will be in one. None if it goes without, and so do
+    /// all who have it with them.
+    pub fn muster(&self, wanted: &Wanted, waiting: Option<Waiting>) -> Option<Mustering> {
         wish::check_derived(Some(waiting.unwrap_or(Waiting::Blocking))).ok()?;
-        let count = self.line.counted(Kind::Split, |_| ()).begun;
-        let name = child(Making::Split { count }.name(self.line.birth), color);
+        let color = match wanted {
+            Wanted::Split(color) => (*color)?,
+            Wanted::Shrink(_) => 0,
+        };
+        let count = self.line.counted(self.kind(wanted), |_| ()).begun;
+        let name = child(making(wanted, count).name(self.line.birth), color);
         let line = &self.line;
         let enter =
             |rendezvous: &Rendezvous| rendezvous.muster(muster::name(name), line.rank, &|| line.has_ended());
@@ -55,9 +60,13 @@ impl Plain {
         Some(Mustering { line: self.line.clone(), name, mustered })
     }
 
-    /// NCCL has taken a split, as it has on all ranks.
-    pub fn splits(&self) {
-        self.line.counted(Kind::Split, |counted| counted.begun += 1);
+    /// NCCL has taken the call, as it has on all ranks that make it.
+    pub fn begun(&self, wanted: &Wanted) {
+        self.line.counted(self.kind(wanted), |counted| counted.begun += 1);
+    }
+
+    fn kind(&self, wanted: &Wanted) -> Kind {
+        Kind::of(&making(wanted, 0), self.line.birth)
     }
 
     /// Whether it has been ended: NCCL's part of it may be gone.
@@ -68,6 +77,19 @@ impl Plain {
     /// Ends what waits for communicators made from this one.
     pub fn end(&self) {
         self.line.end();
+    }
+}
+
+/// The call before which so many like it came.
+fn making(wanted: &Wanted, count: u32) -> Making {
+    match wanted {
+        Wanted::Split(_) => Making::Split { count },
+        Wanted::Shrink(excluded) => {
+            let mut excluded: Vec<u32> = excluded.iter().map(|rank| *rank as u32).collect();
+            excluded.sort_unstable();
+            excluded.dedup();
+            Making::Shrink { count, excluded }
+        }
     }
 }
 
@@ -135,8 +157,8 @@ mod tests {
         let split = |colors: [i32; 3]| {
             let come = world.iter().zip(colors);
             let mustering: Vec<Mustering> =
-                come.map(|(plain, color)| plain.muster(color, None).unwrap()).collect();
-            world.iter().for_each(|plain| plain.splits());
+                come.map(|(plain, color)| plain.muster(&Wanted::Split(Some(color)), None).unwrap()).collect();
+            world.iter().for_each(|plain| plain.begun(&Wanted::Split(Some(0))));
             mustering
         };
         let calls = |mustering: Vec<Mustering>, ranks: u32| -> Vec<_> {
@@ -153,17 +175,44 @@ mod tests {
         assert!(two[0].is_ok() && two[2].is_ok());
         assert_eq!(calls(split([3, 3, 3]), 17)[0], Err(Reason::ManyRanks));
         assert_eq!(calls(split([1, 2, 3]), 1)[0], Err(Reason::OneRank));
-        assert!(world[0].muster(0, Some(Waiting::NonBlocking)).is_none());
+        assert!(world[0].muster(&Wanted::Split(Some(0)), Some(Waiting::NonBlocking)).is_none());
+    }
+
+    /// Survivors of a shrink find each other in whatever order and how often they name the excluded, who know nothing of it.
+    #[test]
+    fn shrinks() {
+        let name = place::random().unwrap();
+        let (one, two, excluded) = (world(1, name), world(2, name), world(7, name));
+        let round = |first: &[i32], second: &[i32]| {
+            let come = [(&one, first), (&two, second)];
+            let entered = come.map(|(plain, excluded)| {
+                let wanted = Wanted::Shrink(excluded.to_vec());
+                let mustering = plain.muster(&wanted, None).unwrap();
+                plain.begun(&wanted);
+                mustering
+            });
+            entered.map(|one| one.derivation(2).map(|one| one.call()))
+        };
+        let [first, other] = round(&[7, 0], &[0, 7, 7]);
+        assert!(first.is_ok() && first == other);
+        let [again, too] = round(&[0, 7], &[0, 7]);
+        assert!(again.is_ok() && again == too && again != first);
+        assert_eq!(round(&[0, 7], &[7])[0], Err(Reason::Apart));
+        assert!(excluded.muster(&Wanted::Split(None), None).is_none());
     }
 
     /// What is made from a child goes by the child's own name.
     #[test]
     fn children_of_children() {
         let (name, first) = (place::random().unwrap(), world(0, place::random().unwrap()));
-        let mustering = first.muster(1, None).unwrap();
+        let mustering = first.muster(&Wanted::Split(Some(1)), None).unwrap();
         let child = mustering.plain(0, None, configuration::Kept::Nothing);
         assert_ne!(child.line.birth, first.line.birth);
-        let other = world(0, name).muster(1, None).unwrap().plain(0, None, configuration::Kept::Nothing);
+        let other = world(0, name).muster(&Wanted::Split(Some(1)), None).unwrap().plain(
+            0,
+            None,
+            configuration::Kept::Nothing,
+        );
         assert_ne!(child.line.birth, other.line.birth);
     }
 }

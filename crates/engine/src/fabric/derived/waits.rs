@@ -7,6 +7,7 @@ use crate::contract::{Contract, Token};
 use crate::fabric::wish;
 use crate::forward::birth::Ctas;
 use crate::rendezvous::Canceller;
+use crate::rendezvous::derived::Making;
 
 /// What a communicator has for those made from it, for as long as any of them is being made.
 #[derive(Debug)]
@@ -30,8 +31,18 @@ pub struct Line {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
     Split,
-    /// By who remains, one bit each: an excluded rank knows nothing of the others' shrink.
-    Shrink(u64),
+    /// By who is excluded, as the name of the first such one: an excluded rank knows nothing of the others' shrink.
+    Shrink(Token),
+}
+
+impl Kind {
+    /// Of the first call like this one on the parent with this birth.
+    pub(super) fn of(first: &Making, birth: Token) -> Kind {
+        match first {
+            Making::Split { .. } => Kind::Split,
+            Making::Shrink { .. } => Kind::Shrink(first.name(birth)),
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default)]
