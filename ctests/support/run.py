@@ -33,8 +33,13 @@ def main():
     options.out.mkdir(parents=True)
     output = options.out / "output.txt"
     with output.open("w") as file:  # as it comes: of a run that is ended from outside, too
-        with Hosts() if options.hosts else contextlib.nullcontext({}) as of_hosts:
-            result = subprocess.run(options.command, env=environment(options) | of_hosts, stdout=file)
+        try:
+            with Hosts() if options.hosts else contextlib.nullcontext({}) as of_hosts:
+                result = subprocess.run(options.command, env=environment(options) | of_hosts, stdout=file)
+        except NoHosts as error:
+            print(f"no hosts can be made here: {error}", file=sys.stderr)
+            print("skipped: no hosts", file=file)  # what is compared with it is skipped, too
+            sys.exit(77)
     sys.stdout.write(output.read_text())
     if result.returncode:
         sys.exit(result.returncode if result.returncode > 0 else 1)
@@ -104,6 +109,10 @@ def environment(options):
     return kept
 
 
+class NoHosts(Exception):
+    """This machine has no `ip`, or does not let us."""
+
+
 class Hosts:
     """Two network namespaces that reach each other, as hosts do, and what tells the ranks of them."""
 
@@ -121,8 +130,7 @@ class Hosts:
                 ip("-n", name, "link", "set", "lo", "up")
         except (OSError, subprocess.CalledProcessError) as error:
             self.__exit__()
-            print(f"skipped: no hosts can be made here: {error}", file=sys.stderr)
-            sys.exit(77)
+            raise NoHosts(error) from error
         return {"CTESTS_HOSTS": ":".join(f"/run/netns/{name}" for name in self.names),
                 "WINDLASS_SIM_ADDRESSES": ",".join(addresses)}
 
