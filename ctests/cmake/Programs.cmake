@@ -517,7 +517,7 @@ endif()
 # A world over two hosts has no fabric; what is split of it has, where all its ranks are on one and have Windlass.
 if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
   set(options --hosts --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}" --set CTESTS_RANKS=6)
-  set(apart "split from a communicator without a fabric, and not all its ranks are on one host with windlass")
+  set(apart "made from a communicator without a fabric, and not all its ranks are on one host with windlass")
   set(derived "made from a communicator without a fabric, grown, or not seen at its birth")
   set(says "yes;${apart};${derived}")
   set(windlass --windlass "${WINDLASS_LIBRARY_DIR}")

@@ -24,7 +24,9 @@
 //!
 //! `ncclCommSplit` and `ncclCommShrink`, of a parent whose ranks have met: [`Rendezvous::await_ranks`] by the rank whose process
 //! hosts, and one of [`Rendezvous::attend_invited`], [`Rendezvous::pass_by`], [`Rendezvous::decline`] by each; see
-//! [`derived`]. Before a call whose communicators may be promises, a round: [`Rendezvous::ask_round`] or
+//! [`derived`]. Of a parent whose ranks have not met: [`Rendezvous::muster`] before NCCL's call, then
+//! [`Rendezvous::attend_mustered`]; see [`muster`].
+//! Before a call whose communicators may be promises, a round: [`Rendezvous::ask_round`] or
 //! [`Rendezvous::go_to_nccl`] by each.
 //!
 //! # Why ranks never act on different verdicts
@@ -37,7 +39,7 @@
 //! 2. It is *fabric* only if every rank has confirmed, that is, has mapped, tested and loaded all it needs. So whoever
 //!    hears it needs nothing more from anyone, not even that they hear it too.
 //! 3. A rank that has reported takes no step on its own: not plain, not fabric. If the host is lost before the verdict
-//!    reached it, its init **fails**. Others may have heard *fabric*: they then miss a peer, as they would if it had
+//!    reached it, its init **fails** (but [`attendance::WithoutHost`]). Others may have heard *fabric*: they then miss a peer, as they would if it had
 //!    died just after its init, and wait for it as NCCL does, until the configured time of a stuck operation or an
 //!    abort. An error here and a missing peer there is what NCCL gives, too; two paths at once would hang silently.
 //! 4. A rank that was never heard of (could not connect) may go to NCCL by itself: the others cannot have agreed

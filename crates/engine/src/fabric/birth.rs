@@ -138,11 +138,21 @@ pub fn join(asked: Vec<Asked>) -> Vec<Fate> {
         }
     };
     let fates: Vec<Fate> = keys.iter().zip(outcomes.into_iter().flatten()).map(fate).collect();
-    // Whoever has failed leaves as one that has died.
-    let over = fates.iter().zip(&mustered).filter(|(fate, _)| !matches!(fate, Fate::Failed(_)));
-    over.filter_map(|(_, mustered)| mustered.as_ref()).for_each(Mustered::leave);
+    for (fate, mustered) in fates.iter().zip(mustered) {
+        mustered.into_iter().for_each(|mustered| part(fate, &mustered));
+    }
     settle();
     fates
+}
+
+/// What a rank of a muster says when its meeting is over for it. Whoever has failed leaves as one that has died.
+fn part(fate: &Fate, mustered: &Mustered) {
+    match fate {
+        // The others may still have their host, and wait for this rank.
+        Fate::Plain(Reason::Unreachable { .. }) => mustered.decline(),
+        Fate::Plain(_) | Fate::Fabric(_) => mustered.leave(),
+        Fate::Failed(_) => {}
+    }
 }
 
 /// The fabric of ranks that are all in one hand, on these devices, in order.

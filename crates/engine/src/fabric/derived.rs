@@ -1,5 +1,5 @@
 //! Communicators made from one that has a fabric. NCCL makes them first; then their ranks meet in the lobby of a rank of
-//! the parent ([`crate::rendezvous::derived`]), and the rest is as at any birth.
+//! the parent ([`crate::rendezvous::derived`]), and the rest is as at any birth. Where the parent has none: [`plain`].
 //!
 //! Before the real call: [`Fabric::derive`]. Once NCCL took it: [`Deriving::begun`], as often on every rank and in the
 //! same order, since NCCL counts so, too. When NCCL has made the communicator: one word of each rank, which is the host's

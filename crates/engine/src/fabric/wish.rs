@@ -106,7 +106,7 @@ impl Wish {
     }
 }
 
-/// Why a communicator made from one with a fabric has none, before anything is asked of its device.
+/// Why a communicator made from another has no fabric, before anything is asked of its device.
 pub(super) fn check_derived(waiting: Option<Waiting>) -> Result<(), Reason> {
     match waiting.unwrap_or_else(by_environment) {
         Waiting::Blocking => Ok(()),

@@ -161,11 +161,11 @@ fn before_of_plain(
 ) -> OfPlain {
     let configuration = given.over(plain.configuration());
     let (blocking, ctas) = configured.unzip();
-    let waiting = blocking.flatten().map(waiting);
+    // The parent waits.
+    let waiting = blocking.flatten().map_or(Waiting::Blocking, waiting);
     let mustering = if group::is_open() { None } else { plain.muster(&wanted, waiting) };
     let shares = plain.configuration().may_share();
-    let waiting = Some(waiting.unwrap_or(Waiting::Blocking));
-    let configured = Configured { waiting, ctas, configuration, shares };
+    let configured = Configured { waiting: Some(waiting), ctas, configuration, shares };
     OfPlain { plain, wanted, mustering, configured }
 }
 
@@ -218,7 +218,7 @@ fn after_of_plain(of_plain: OfPlain, place: Handle, result: ncclResult_t) -> ncc
         note_plain(place);
         return ncclSuccess;
     };
-    let own = mustering.plain(identity.rank.max(0) as u32, configured.ctas, configured.configuration.clone());
+    let own = mustering.plain(identity.rank.max(0) as u32, &configured);
     match mustering.derivation(identity.ranks as u32) {
         Ok(derivation) => meet(vec![(place, configured, derivation)]),
         Err(reason) => {
@@ -299,8 +299,16 @@ pub fn after_group(awaited: Vec<Awaited>, result: ncclResult_t) -> (Vec<Awaited>
 }
 
 /// A communicator that NCCL has made, while its ranks meet.
-/// Its configuration, and whether it shares its parent's resources.
-type Meeting = (Handle, ncclComm_t, &'static Communicator, (Configuration, bool));
+struct Meeting {
+    place: Handle,
+    handle: ncclComm_t,
+    communicator: &'static Communicator,
+    configuration: Configuration,
+    /// Whether it may use its parent's resources.
+    shares: bool,
+    /// What it keeps for those made from it, if it has no fabric.
+    plain: Option<Arc<Plain>>,
+}
 
 /// Lets the ranks of communicators meet that NCCL has made, beside each other.
 pub fn meet(made: Vec<(Handle, Configured, Derivation)>) -> ncclResult_t {
@@ -310,20 +318,28 @@ pub fn meet(made: Vec<(Handle, Configured, Derivation)>) -> ncclResult_t {
             derivation.pass_by();
             continue;
         };
-        let kept = (configured.configuration.clone(), configured.shares);
+        let plain = known::identity(handle)
+            // Of two nothing is made that has peers.
+            .filter(|identity| identity.ranks > 2)
+            .and_then(|identity| derivation.plain(identity.rank.max(0) as u32, &configured));
+        let (configuration, shares) = (configured.configuration.clone(), configured.shares);
         match ask(handle, configured, derivation) {
             Ok(one) => {
                 let waiting = one.canceller().map(Kept::Waiting);
                 waiting.into_iter().for_each(|waiting| drop(communicator.keep(handle, waiting)));
-                meetings.push((place, handle, communicator, kept));
+                meetings.push(Meeting { place, handle, communicator, configuration, shares, plain });
                 asked.push(one);
             }
-            Err(reason) => settle(handle, communicator, Fate::Plain(reason)),
+            Err(reason) => {
+                settle(handle, communicator, Fate::Plain(reason));
+                meeting::keep_plain(handle, communicator, plain);
+            }
         }
     }
     let mut first = ncclSuccess;
-    for ((place, handle, communicator, kept), fate) in meetings.into_iter().zip(fabric::join(asked)) {
-        let (configuration, shares) = kept;
+    for (meeting, fate) in meetings.into_iter().zip(fabric::join(asked)) {
+        let Meeting { place, handle, communicator, configuration, shares, plain } = meeting;
+        let plain = plain.filter(|_| matches!(fate, Fate::Plain(_)));
         if let Fate::Fabric(fabric) = &fate {
             fabric.keep_configuration(configuration);
             fabric.registering().filter(|_| shares).into_iter().for_each(|one| one.share());
@@ -335,6 +351,7 @@ pub fn meet(made: Vec<(Handle, Configured, Derivation)>) -> ncclResult_t {
         };
         if failed == ncclSuccess {
             settle(handle, communicator, fate);
+            meeting::keep_plain(handle, communicator, plain);
             meeting::warm(handle);
             continue;
         }

@@ -58,6 +58,11 @@ impl Attendance {
         Attendance { facts, without_host, stage: Stage::Asked, closed: 0, departed: 0, preparing }
     }
 
+    /// What becomes of it without its host, before it has confirmed.
+    pub fn without_host(&self) -> WithoutHost {
+        self.without_host
+    }
+
     /// Where it stands.
     pub fn stage(&self) -> &Stage {
         &self.stage
@@ -119,7 +124,7 @@ impl Attendance {
         };
     }
 
-    /// This rank is prepared. False if it is no longer, or not yet, its turn: nothing is to be said then.
+    /// This rank is prepared. Silence if it is no longer, or not yet, its turn.
     #[must_use]
     pub fn confirm(&mut self) -> Turn {
         match &self.stage {
@@ -137,6 +142,7 @@ impl Attendance {
             let others = (1u64 << contract.members.len().min(63)) - 1;
             self.departed |= others & !self.closed & !(1 << self.facts.member.rank.min(63));
         } else if self.without_host == WithoutHost::IsPlain
+            && failure == Failure::HostLost
             && matches!(self.stage, Stage::Asked | Stage::Preparing(_))
         {
             self.end(Verdict::Plain(Reason::Unreachable { words: failure.to_string() }));

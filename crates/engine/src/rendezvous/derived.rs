@@ -18,7 +18,8 @@
 //!
 //! The rules of [`super`] hold but for two. There is no root of NCCL's behind a lobby, so that no rank goes to NCCL
 //! without a word: it declines, which is tried as long as the host is there. And the host's death is a rank's: whoever
-//! finds no lobby fails, as those do who lose it.
+//! finds no lobby fails, as those do who lose it, unless they come from a [muster](super::muster), where NCCL's communicator is
+//! there whatever becomes of the host.
 
 use rustix::net::SocketAddrUnix;
 use sha2::{Digest, Sha256};

@@ -3,7 +3,7 @@
 
 use crate::contract::Token;
 
-/// A call, as its host sees it.
+/// A call, as its host sees it. Ranks are those of the parent, or of a [muster](super::muster) the places in its roll.
 #[derive(Debug, Default)]
 pub struct Gathering {
     /// The ranks of the parent that make the call, one bit each, once the host's own rank has said so.

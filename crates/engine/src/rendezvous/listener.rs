@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::attendance::WithoutHost;
 use super::inquiry::Hearing;
 use super::message::FromHost;
 use super::party::Ranks;
@@ -47,6 +48,14 @@ impl Listener {
             (Listener::Round(hearing), Verdict::Failed(failure)) => hearing.end(Err(failure)),
             // There is no round at a port.
             (Listener::Round(hearing), _) => hearing.end(Err(Failure::HostLost)),
+        }
+    }
+
+    /// Whether it says elsewhere that it does not come after all: at its muster.
+    pub(super) fn has_mustered(&self) -> bool {
+        match self {
+            Listener::Rank(ranks, index) => ranks.without_host(*index) == WithoutHost::IsPlain,
+            Listener::Round(_) => false,
         }
     }
 

@@ -11,7 +11,7 @@
 //! stand until the meeting is over, and what a rank has to say to the others but its report it says there, so that nothing of it can be lost: who goes without a
 //! word, as its process died, fails the others; who declines, or whom NCCL failed, leaves them with what NCCL gave them. The process that keeps
 //! the roll, and hosts the meeting, may end before the others in good order, where it is no rank of the communicator or the meeting came to nothing. None has a fabric before all have confirmed;
-//! so whoever loses that process before its own confirmation goes without one ([`WithoutHost`](super::attendance::WithoutHost)).
+//! so whoever loses that process before its own confirmation goes without one ([`WithoutHost`](super::attendance::WithoutHost)). Whoever loses it later cannot know, and fails.
 //!
 //! Ranks of other versions of Windlass have other musters: they would not understand each other's reports.
 
@@ -71,7 +71,8 @@ pub enum Word {
     },
     /// I have asked, and shall not come to the meeting, if there is one.
     Decline,
-    /// I go: before I asked, because NCCL failed me, or after the verdict.
+    /// I go: before I asked, because NCCL failed me or the communicator is none for a fabric; or because the answer was that not all are
+    /// here; or after the verdict.
     Leave,
 }
 
@@ -196,11 +197,18 @@ impl Roll {
         self.present.len()
     }
 
-    /// A rank of the parent enters. False if it cannot: the roll is closed, full, or has it.
+    /// A rank of the parent enters. False if it cannot: the roll is closed or full. One that is there has come again, after NCCL
+    /// refused its call, and its old line is about to close.
     #[must_use]
     pub fn enter(&mut self, key: u64, rank: u32) -> bool {
-        let is_open = self.closed.is_none() && self.present.len() < MEMBERS_MAX;
-        let enters = is_open && self.present.iter().all(|member| member.rank != rank);
+        if self.closed.is_some() {
+            return false;
+        }
+        if let Some(member) = self.present.iter_mut().find(|member| member.rank == rank) {
+            member.key = key;
+            return true;
+        }
+        let enters = self.present.len() < MEMBERS_MAX;
         if enters {
             self.present.push(Member { key, rank, has_asked: false });
         }
@@ -281,7 +289,6 @@ mod tests {
     fn complete() {
         let mut roll = Roll::default();
         assert!(roll.enter(10, 70) && roll.enter(11, 3) && roll.enter(12, 9));
-        assert!(!roll.enter(13, 3), "it is there");
         assert_eq!(roll.ask(13, 3), None);
         assert_eq!(roll.ask(12, 3), Some(Course::Meet { place: 1, expected: Some(0b111) }));
         assert!(!roll.enter(13, 4), "closed");
@@ -291,6 +298,15 @@ mod tests {
         assert_eq!(roll.ask(11, 3), Some(Course::Meet { place: 0, expected: None }));
         assert_eq!(roll.left(11, Some(Word::Decline)), Some((0, Missing::Declines)));
         assert_eq!(roll.left(11, None), None);
+    }
+
+    /// A rank comes again before its old line is seen to close.
+    #[test]
+    fn comes_again() {
+        let mut roll = Roll::default();
+        assert!(roll.enter(1, 0) && roll.enter(2, 1) && roll.enter(3, 0));
+        assert_eq!(roll.left(1, Some(Word::Leave)), None);
+        assert_eq!(roll.ask(3, 2), Some(Course::Meet { place: 0, expected: Some(0b11) }));
     }
 
     /// Who has gone before the first question does not count; who goes then without having asked is missed, however it went.

@@ -41,9 +41,11 @@ impl Mustered {
         let is_over = &|| is_over() || Instant::now() >= until;
         loop {
             let (socket, keeps) = connect(shared, name, is_over)?;
-            let greeted = say(&socket, &muster::greeting(name, rank));
-            match greeted.and_then(|()| hear(&socket, is_over)) {
-                Ok(Answer::Entered) => return Ok(Mustered { socket, has_asked: Cell::new(false) }),
+            // Whatever comes of it, it may be counted by then: it does not go without a word.
+            let mustered = Mustered { socket, has_asked: Cell::new(false) };
+            let greeted = say(&mustered.socket, &muster::greeting(name, rank));
+            match greeted.and_then(|()| hear(&mustered.socket, is_over)) {
+                Ok(Answer::Entered) => return Ok(mustered),
                 Ok(_) => {
                     return Err(io::Error::other("the others of this host do not wait for it any more"));
                 }

@@ -68,6 +68,10 @@ impl Ranks {
         self.change(index, |attendance| attendance.end(verdict));
     }
 
+    pub(super) fn without_host(&self, index: usize) -> WithoutHost {
+        self.lock()[index].without_host()
+    }
+
     pub(super) fn is_over(&self, index: usize) -> bool {
         matches!(self.lock()[index].stage(), Stage::Over(_))
     }

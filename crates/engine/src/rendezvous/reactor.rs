@@ -178,7 +178,7 @@ fn lost(command: Command) {
         Command::Attend(Host::Lobby(_), reports) => {
             for Reporting { listener, words, .. } in reports {
                 listener.lost(Failure::HostLost);
-                lobby::withdraw_alone(&words);
+                lobby::withdraw_alone(&listener, &words);
             }
         }
         Command::Tell(lobby, words) => lobby::tell_alone(lobby, &words),

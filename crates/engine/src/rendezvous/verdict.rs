@@ -96,7 +96,7 @@ coded! {
         19 Derived = "made from a communicator without a fabric, grown, or not seen at its birth",
         20 Grouped = "made in a group with others, which other ranks may make one after the other",
         21 Launches = "NCCL's own options tie the launches of ranks together",
-        22 Apart = "split from a communicator without a fabric, and not all its ranks are on one host with windlass",
+        22 Apart = "made from a communicator without a fabric, and not all its ranks are on one host with windlass",
     }
 }
 
@@ -104,7 +104,7 @@ coded! {
     /// Why there is no communicator.
     Failure {
         1 Lost(rank: number) = "a rank left before the verdict",
-        2 HostLost = "the process that made the id left before the verdict",
+        2 HostLost = "the process that hosts the meeting left before the verdict",
         3 Aborted = "this rank was aborted",
         4 Mismatch(rank: number, ranks: number, expected: number) = "ranks disagree on their number",
         5 Duplicate(rank: number) = "a rank reported twice",

@@ -44,7 +44,7 @@ const REASONS: [&str; 22] = [
     "made from a communicator without a fabric, grown, or not seen at its birth",
     "made in a group with others, which other ranks may make one after the other",
     "NCCL's own options tie the launches of ranks together",
-    "split from a communicator without a fabric, and not all its ranks are on one host with windlass",
+    "made from a communicator without a fabric, and not all its ranks are on one host with windlass",
 ];
 
 /// The text of a number: empty, `yes` or the reason.

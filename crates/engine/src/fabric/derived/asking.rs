@@ -74,8 +74,8 @@ impl Deriving {
         {
             rendezvous.await_ranks(invitation.call, ranks, lives);
         }
-        let mustered = None;
-        Derivation { line, invitation, ranks, parent, color, ahead, due: Due::Word, mustered }
+        let (due, mustered, own_name) = (Due::Word, None, None);
+        Derivation { line, invitation, ranks, parent, color, ahead, due, mustered, own_name }
     }
 
     fn kind(&self) -> Kind {

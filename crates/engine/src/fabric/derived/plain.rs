@@ -18,9 +18,9 @@ use crate::rendezvous::muster::{self, Answer};
 use crate::rendezvous::verdict::Reason;
 use crate::rendezvous::{Mustered, Rendezvous};
 
-use super::Wanted;
 use super::taken::{Ahead, Derivation, Due};
 use super::waits::{Kind, Line};
+use super::{Configured, Wanted};
 
 /// What a communicator without a fabric keeps for those made from it. It waits where its own calls do.
 #[derive(Debug)]
@@ -42,10 +42,10 @@ impl Plain {
         &self.configuration
     }
 
-    /// Before NCCL is asked: this rank enters the muster of the new communicator, if it will be in one. None if it goes without, and so do
-    /// all who have it with them.
-    pub fn muster(&self, wanted: &Wanted, waiting: Option<Waiting>) -> Option<Mustering> {
-        wish::check_derived(Some(waiting.unwrap_or(Waiting::Blocking))).ok()?;
+    /// Before NCCL is asked: this rank enters the muster of the new communicator, if it will be in one. None if it will not, or does not
+    /// wait: the others find that not all are there.
+    pub fn muster(&self, wanted: &Wanted, waiting: Waiting) -> Option<Mustering> {
+        wish::check_derived(Some(waiting)).ok()?;
         let color = match wanted {
             Wanted::Split(color) => (*color)?,
             Wanted::Shrink(_) => 0,
@@ -103,9 +103,10 @@ pub struct Mustering {
 }
 
 impl Mustering {
-    /// What those made from the new communicator go by, where it has no fabric itself.
-    pub fn plain(&self, rank: u32, ctas: Option<Ctas>, configuration: configuration::Kept) -> Arc<Plain> {
-        Plain::new(self.name, rank, ctas.unwrap_or(self.line.ctas), configuration)
+    /// What the new communicator keeps for those made from it, where it has no fabric itself.
+    pub fn plain(&self, rank: u32, configured: &Configured) -> Arc<Plain> {
+        let ctas = configured.ctas.unwrap_or(self.line.ctas);
+        Plain::new(self.name, rank, ctas, configured.configuration.clone())
     }
 
     /// NCCL has made it, of so many ranks: if all are here, this one's way to their meeting.
@@ -131,6 +132,7 @@ impl Mustering {
                     ahead: Ahead::Nccl,
                     due: Due::Word,
                     mustered: Some(mustered),
+                    own_name: Some(name),
                 })
             }
             Ok(_) => Err(Reason::Apart),
@@ -156,8 +158,9 @@ mod tests {
         let world: Vec<Arc<Plain>> = [5, 40, 900].map(|rank| world(rank, name)).into();
         let split = |colors: [i32; 3]| {
             let come = world.iter().zip(colors);
-            let mustering: Vec<Mustering> =
-                come.map(|(plain, color)| plain.muster(&Wanted::Split(Some(color)), None).unwrap()).collect();
+            let mustering: Vec<Mustering> = come
+                .map(|(plain, color)| plain.muster(&Wanted::Split(Some(color)), Waiting::Blocking).unwrap())
+                .collect();
             world.iter().for_each(|plain| plain.begun(&Wanted::Split(Some(0))));
             mustering
         };
@@ -175,7 +178,7 @@ mod tests {
         assert!(two[0].is_ok() && two[2].is_ok());
         assert_eq!(calls(split([3, 3, 3]), 17)[0], Err(Reason::ManyRanks));
         assert_eq!(calls(split([1, 2, 3]), 1)[0], Err(Reason::OneRank));
-        assert!(world[0].muster(&Wanted::Split(Some(0)), Some(Waiting::NonBlocking)).is_none());
+        assert!(world[0].muster(&Wanted::Split(Some(0)), Waiting::NonBlocking).is_none());
     }
 
     /// Survivors of a shrink find each other in whatever order and how often they name the excluded, who know nothing of it.
@@ -187,7 +190,7 @@ mod tests {
             let come = [(&one, first), (&two, second)];
             let entered = come.map(|(plain, excluded)| {
                 let wanted = Wanted::Shrink(excluded.to_vec());
-                let mustering = plain.muster(&wanted, None).unwrap();
+                let mustering = plain.muster(&wanted, Waiting::Blocking).unwrap();
                 plain.begun(&wanted);
                 mustering
             });
@@ -198,21 +201,24 @@ mod tests {
         let [again, too] = round(&[0, 7], &[0, 7]);
         assert!(again.is_ok() && again == too && again != first);
         assert_eq!(round(&[0, 7], &[7])[0], Err(Reason::Apart));
-        assert!(excluded.muster(&Wanted::Split(None), None).is_none());
+        assert!(excluded.muster(&Wanted::Split(None), Waiting::Blocking).is_none());
     }
 
     /// What is made from a child goes by the child's own name.
     #[test]
     fn children_of_children() {
         let (name, first) = (place::random().unwrap(), world(0, place::random().unwrap()));
-        let mustering = first.muster(&Wanted::Split(Some(1)), None).unwrap();
-        let child = mustering.plain(0, None, configuration::Kept::Nothing);
+        let configured = Configured {
+            waiting: None,
+            ctas: None,
+            configuration: configuration::Kept::Nothing,
+            shares: false,
+        };
+        let mustering = first.muster(&Wanted::Split(Some(1)), Waiting::Blocking).unwrap();
+        let child = mustering.plain(0, &configured);
         assert_ne!(child.line.birth, first.line.birth);
-        let other = world(0, name).muster(&Wanted::Split(Some(1)), None).unwrap().plain(
-            0,
-            None,
-            configuration::Kept::Nothing,
-        );
+        let other =
+            world(0, name).muster(&Wanted::Split(Some(1)), Waiting::Blocking).unwrap().plain(0, &configured);
         assert_ne!(child.line.birth, other.line.birth);
     }
 }

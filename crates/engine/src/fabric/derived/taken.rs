@@ -12,7 +12,7 @@ use crate::rendezvous::derived::{Invitation, NOBODY};
 use crate::rendezvous::verdict::{Failure, Reason, Verdict};
 
 use super::waits::{Line, Wait};
-use super::{Configured, Newborn};
+use super::{Configured, Newborn, Plain};
 
 /// What comes before the communicators of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +43,8 @@ pub struct Derivation {
     pub(super) due: Due,
     /// Of one whose parent has no fabric: until this rank's meeting is over, so that its end is seen.
     pub(super) mustered: Option<Mustered>,
+    /// Of such a one: by which those made from it go, if it has no fabric itself.
+    pub(super) own_name: Option<Token>,
 }
 
 impl Derivation {
@@ -54,6 +56,12 @@ impl Derivation {
     /// The communicator that this rank will be in, by a name that its ranks share.
     pub fn child(&self) -> Token {
         self.invitation.child
+    }
+
+    /// What the new communicator keeps for those made from it, where it has no fabric itself: where its parent has none either.
+    pub fn plain(&self, rank: u32, configured: &Configured) -> Option<Arc<Plain>> {
+        let ctas = configured.ctas.unwrap_or(self.line.ctas);
+        Some(Plain::new(self.own_name?, rank, ctas, configured.configuration.clone()))
     }
 
     /// Tells the other ranks of the call where this one goes (its key orders a split; a shrink's is 0), waits until all

@@ -93,7 +93,7 @@ impl Reactor {
     pub(super) fn say_what_was_not_said(&mut self) {
         for endpoint in self.endpoints.values() {
             if let Endpoint::Attending(attending) = endpoint {
-                lobby::withdraw_alone(&attending.words);
+                lobby::withdraw_alone(&attending.listener, &attending.words);
             }
         }
         for knocking in std::mem::take(&mut self.knocking) {
@@ -101,7 +101,7 @@ impl Reactor {
                 Knocking::Telling(lobby, words) => lobby::tell_alone(lobby, &words),
                 Knocking::Attending(_, Reporting { listener, words, .. }) => {
                     listener.lost(Failure::HostLost);
-                    lobby::withdraw_alone(&words);
+                    lobby::withdraw_alone(&listener, &words);
                 }
             }
         }

@@ -17,6 +17,7 @@ use crate::rendezvous::connection::{self, Connection, Line};
 use crate::rendezvous::counts::Counts;
 use crate::rendezvous::derived::{self, GREETING_BYTES, Invitation, NOBODY, Visitor};
 use crate::rendezvous::gathering::Gathering;
+use crate::rendezvous::listener::Listener;
 use crate::rendezvous::place;
 use crate::rendezvous::round::Round;
 use crate::rendezvous::verdict::Failure;
@@ -244,7 +245,10 @@ impl Reactor {
 }
 
 /// Where there is no thread, the rank of a report that has not gone out says that it does not come.
-pub(super) fn withdraw_alone(report: &[u8]) {
+pub(super) fn withdraw_alone(listener: &Listener, report: &[u8]) {
+    if listener.has_mustered() {
+        return;
+    }
     if let Some((lobby, words)) = derived::withdrawal(report) {
         tell_alone(lobby, &words);
     }

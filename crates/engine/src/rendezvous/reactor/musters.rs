@@ -141,9 +141,8 @@ impl Reactor {
             self.await_ranks(Expected { call: name, ranks, lives: Vec::new() });
         }
         let Some(Endpoint::AtMuster(visit)) = self.endpoints.get_mut(&key) else { return };
-        if visit.connection.say(&answer.encode()) == Line::Closed {
-            self.leave_muster(key);
-        }
+        // Who hears it no more may have declined: that is read before its end.
+        let _ = visit.connection.say(&answer.encode());
     }
 
     fn leave_muster(&mut self, key: u64) {
