@@ -515,11 +515,11 @@ if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
 endif()
 
 # A world over two hosts has no fabric; what is split of it has, where all its ranks are on one and have Windlass.
+set(apart "made from a communicator without a fabric, and not all its ranks are on one host with windlass")
+set(derived "made from a communicator without a fabric, grown, or not seen at its birth")
+set(says "yes;${apart};${derived}")
 if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
   set(options --hosts --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}" --set CTESTS_RANKS=6)
-  set(apart "made from a communicator without a fabric, and not all its ranks are on one host with windlass")
-  set(derived "made from a communicator without a fabric, grown, or not seen at its birth")
-  set(says "yes;${apart};${derived}")
   set(windlass --windlass "${WINDLASS_LIBRARY_DIR}")
   add_test(NAME sim.splits.hosts_plain COMMAND ${RUN} --out "${RUNS}/sim.splits.hosts_plain" ${options} -- $<TARGET_FILE:splits>)
   add_test(NAME sim.splits.hosts COMMAND ${RUN} --out "${RUNS}/sim.splits.hosts" ${options} ${windlass} --served mailbox
@@ -539,6 +539,19 @@ if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
   foreach(run hosts_plain hosts loner)
     set_tests_properties(sim.splits.${run} PROPERTIES FIXTURES_SETUP sim.splits.${run} LABELS sim TIMEOUT 120 PROCESSORS 2 SKIP_RETURN_CODE 77)
   endforeach()
+endif()
+
+if(REAL_NCCL_LIBRARY AND WINDLASS_LIBRARY_DIR)
+  set(options --hosts --gpu --nccl "${REAL_NCCL_LIBRARY}" --set CTESTS_RANKS=4)
+  add_test(NAME gpu.splits.hosts_plain COMMAND ${RUN} --out "${RUNS}/gpu.splits.hosts_plain" ${options} -- $<TARGET_FILE:splits>)
+  add_test(NAME gpu.splits.hosts COMMAND ${RUN} --out "${RUNS}/gpu.splits.hosts" ${options} --windlass "${WINDLASS_LIBRARY_DIR}" --served mailbox
+           --fabric "ranks are in different network namespaces;one rank has no peers;${says}" -- $<TARGET_FILE:splits>)
+  add_test(NAME gpu.splits.hosts_equal COMMAND "${Python3_EXECUTABLE}" "${CMAKE_CURRENT_SOURCE_DIR}/support/same_output.py"
+           "${RUNS}/gpu.splits.hosts_plain" "${RUNS}/gpu.splits.hosts")
+  foreach(run hosts_plain hosts)
+    set_tests_properties(gpu.splits.${run} PROPERTIES FIXTURES_SETUP gpu.splits.${run} LABELS gpu TIMEOUT 300 RUN_SERIAL ON SKIP_RETURN_CODE 77)
+  endforeach()
+  set_tests_properties(gpu.splits.hosts_equal PROPERTIES FIXTURES_REQUIRED "gpu.splits.hosts_plain;gpu.splits.hosts" LABELS gpu TIMEOUT 20)
 endif()
 
 # What NCCL is told to go by binds us.

@@ -358,7 +358,7 @@ int main(int count, char** words) {
     return finish();
   }
   if (getenv("CTESTS_HOSTS") || ranks > 16) {
-    if (ranks < 6) skip("needs six ranks");
+    if (ranks < 4) skip("needs four ranks");
     run_ranks("hosts", PROCESSES, ranks / 2 * 2, on_hosts, NULL);
     return finish();
   }

@@ -304,6 +304,7 @@ static void enter_host(int rank, int ranks) {
   int host = open(name, O_RDONLY | O_CLOEXEC);
   if (host < 0 || setns(host, CLONE_NEWNET)) abort();
   close(host);
+  setenv("NCCL_HOSTID", name, 1); /* by which NCCL tells hosts apart */
 }
 
 static void run_processes(struct start* starts, int ranks) {
