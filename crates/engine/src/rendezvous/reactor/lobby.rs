@@ -19,6 +19,7 @@ use crate::rendezvous::derived::{self, GREETING_BYTES, Invitation, NOBODY, Visit
 use crate::rendezvous::gathering::Gathering;
 use crate::rendezvous::listener::Listener;
 use crate::rendezvous::place;
+use crate::rendezvous::poll::Watched;
 use crate::rendezvous::round::Round;
 use crate::rendezvous::verdict::Failure;
 
@@ -49,24 +50,36 @@ impl Reactor {
         Ok(())
     }
 
+    /// The next who waits at the lobby or a muster: none if nobody does, or none can be let in now.
+    pub(super) fn next_visitor(&mut self, listener: u64) -> Option<Watched> {
+        loop {
+            let Some(Endpoint::Lobby(watched) | Endpoint::Muster(watched, _)) = self.endpoints.get(&listener)
+            else {
+                return None;
+            };
+            match connection::accept_locally(watched) {
+                Ok(accepted) => {
+                    let mut watched = self.poll.watch(accepted);
+                    if watched.want(EventFlags::IN).is_ok() {
+                        return Some(watched);
+                    }
+                }
+                Err(Errno::AGAIN) => return None,
+                Err(Errno::CONNABORTED | Errno::INTR) => {}
+                Err(error) => {
+                    log::warn!("rendezvous cannot accept a process of this host: {error}, trying again soon");
+                    Counts::up(&self.shared.counts.starved);
+                    self.pause(listener);
+                    return None;
+                }
+            }
+        }
+    }
+
     pub(super) fn accept_visitors(&mut self, lobby: u64) {
         for _ in 0..self.limits.accepts_per_turn {
-            let Some(Endpoint::Lobby(watched)) = self.endpoints.get(&lobby) else { return };
-            let accepted = match connection::accept_locally(watched) {
-                Ok(accepted) => accepted,
-                Err(Errno::AGAIN) => return,
-                Err(Errno::CONNABORTED | Errno::INTR) => continue,
-                Err(error) => {
-                    log::warn!("rendezvous cannot accept at its lobby: {error}, trying again soon");
-                    Counts::up(&self.shared.counts.starved);
-                    return self.pause(lobby);
-                }
-            };
-            let mut watched = self.poll.watch(accepted);
+            let Some(watched) = self.next_visitor(lobby) else { return };
             let key = watched.key();
-            if watched.want(EventFlags::IN).is_err() {
-                continue;
-            }
             self.endpoints.insert(key, Endpoint::Visitor(Connection::new(watched)));
             self.visitors.push_back(key);
             if self.visitors.len() > self.limits.newcomers_max

@@ -1,7 +1,6 @@
 //! The musters whose roll this process keeps: who enters, asks and goes.
 
 use rustix::event::epoll::EventFlags;
-use rustix::io::Errno;
 
 use crate::contract::Token;
 use crate::descriptor::Ours;
@@ -9,7 +8,7 @@ use crate::descriptor::Ours;
 use super::hosting::Meeting;
 use super::{Endpoint, Expected, Reactor};
 use crate::rendezvous::agreement::{Event, Seat};
-use crate::rendezvous::connection::{self, Connection, Line};
+use crate::rendezvous::connection::{Connection, Line};
 use crate::rendezvous::counts::Counts;
 use crate::rendezvous::derived;
 use crate::rendezvous::message::FromRank;
@@ -49,34 +48,22 @@ impl Reactor {
 
     pub(super) fn accept_at_muster(&mut self, listener: u64, name: Token) {
         for _ in 0..self.limits.accepts_per_turn {
-            let Some(Endpoint::Muster(watched, _)) = self.endpoints.get(&listener) else { return };
-            let accepted = match connection::accept_locally(watched) {
-                Ok(accepted) => accepted,
-                Err(Errno::AGAIN) => return,
-                Err(Errno::CONNABORTED | Errno::INTR) => continue,
-                Err(error) => {
-                    log::warn!("rendezvous cannot accept at a muster: {error}, trying again soon");
-                    Counts::up(&self.shared.counts.starved);
-                    return self.pause(listener);
-                }
-            };
-            let mut watched = self.poll.watch(accepted);
-            let key = watched.key();
-            let wanted = watched.want(EventFlags::IN);
+            let Some(watched) = self.next_visitor(listener) else { break };
             let newcomers_max = self.limits.newcomers_max;
             let Some(muster) = self.musters.get_mut(&name) else { return };
             // Nothing honest is silent here.
-            let silent = muster.connections - muster.roll.present();
-            if wanted.is_err() || silent >= newcomers_max {
+            if muster.connections - muster.roll.present() >= newcomers_max {
                 Counts::up(&self.shared.counts.turned_away);
-                drop(watched);
-                self.end_muster_if_left(name);
                 continue;
             }
             muster.connections += 1;
-            let connection = Connection::new(watched);
+            let (key, connection) = (watched.key(), Connection::new(watched));
             let visit = Visit { connection, name, has_entered: false, last: None };
             self.endpoints.insert(key, Endpoint::AtMuster(visit));
+        }
+        // None of those that came could be kept.
+        if !self.paused.contains(&listener) {
+            self.end_muster_if_left(name);
         }
     }
 
@@ -120,7 +107,8 @@ impl Reactor {
         visit.has_entered = true;
         let Some(muster) = self.musters.get_mut(&visit.name) else { return };
         let answer = if muster.roll.enter(key, rank) { Answer::Entered } else { Answer::Apart };
-        if visit.connection.say(&answer.encode()) == Line::Closed || answer == Answer::Apart {
+        let _ = visit.connection.say(&answer.encode());
+        if answer == Answer::Apart {
             self.leave_muster(key);
         }
     }
