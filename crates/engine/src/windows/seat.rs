@@ -96,7 +96,7 @@ where
 
     /// What has come of a round of this rank's; to be asked until none is missing.
     pub fn look(&self, Round(round): Round) -> Seen {
-        let (mut missing, mut unfit, mut is_settled) = (0, Vec::new(), false);
+        let (mut missing, mut unfit, mut is_settled) = (0, 0, false);
         if let Some(rank) = (0..self.ranks).find(|rank| self.is_off(*rank, round)) {
             return Seen::Off(rank);
         }
@@ -106,7 +106,7 @@ where
                 Some(Head { kind: Kind::Off, .. }) => return Seen::Off(rank),
                 Some(Head { kind: Kind::Registers, .. }) => {}
                 Some(Head { kind: Kind::Unfit, is_taken, .. }) => {
-                    unfit.push(rank);
+                    unfit |= 1 << rank;
                     is_settled |= is_taken;
                 }
                 None => missing |= 1 << rank,
@@ -115,16 +115,19 @@ where
         if missing != 0 {
             return Seen::Missing(missing);
         }
-        let bits = unfit.iter().fold(0, |bits, rank| bits | 1 << rank);
-        if bits != 0 && !is_settled {
-            return Seen::Unfit(bits);
+        if unfit != 0 && !is_settled {
+            return Seen::Unfit(unfit);
         }
         self.next.store(round + 1, Ordering::Relaxed);
-        if bits == 0 {
+        if unfit == 0 {
             return Seen::All((0..self.ranks).map(|rank| Said::read(self.line(rank, round))).collect());
         }
+        // A rank may have taken its word back since it was read, and who settles may not have come to another's yet: after this
+        // every one is taken or taken back, for all who look.
+        self.settle(Round(round));
+        let taken = (0..self.ranks).filter(|rank| self.head(*rank, round).is_some_and(|head| head.is_taken));
         let code = |rank| (rank, Said::read(self.line(rank, round)).claim as u32);
-        Seen::Refused(unfit.into_iter().map(code).collect())
+        Seen::Refused(taken.map(code).collect())
     }
 
     /// Of a round that has [come to](Seen::Unfit) unfit ranks: refuses it for all. Who has just taken it back joins what is refused.
@@ -267,6 +270,19 @@ mod tests {
         assert_eq!(seats[0].look(waits), Seen::Refused(vec![(1, 1), (2, 2)]));
         let next: Vec<Round> = seats.iter().map(|seat| seat.begin(&said(1))).collect();
         assert!(next.iter().all(|round| round.number() == 2), "{next:?}");
+    }
+
+    /// Who has heard that a round is refused, while another is still settling it, hears what all will hear: a rank that it counts cannot
+    /// take it back any more.
+    #[test]
+    fn settled_by_halves() {
+        let seats = seats(3);
+        (1..3).for_each(|rank| seats[rank].is_unfit(&said(0), rank as u32));
+        let waits = seats[0].begin(&said(1));
+        // What the first step of a settler does.
+        seats[0].line(1, 1)[0].fetch_or(TAKEN, Ordering::AcqRel);
+        assert_eq!(seats[0].look(waits), Seen::Refused(vec![(1, 1), (2, 2)]));
+        assert_eq!(seats[2].begin(&said(1)).number(), 2);
     }
 
     /// Who goes off takes all others with it, also those that are not there yet.
