@@ -61,7 +61,7 @@ pub fn step(birth: &Birth, before: Option<Before>) -> Step {
         Some(Before::OfPlain(of_plain)) if of_plain.has_lost_parent() => {
             return Step::Failed(refuse(
                 ncclInternalError,
-                format_args!("the communicator to be split was aborted"),
+                format_args!("a communicator from another that was ended meanwhile"),
             ));
         }
         other => return Step::Nccl(other),

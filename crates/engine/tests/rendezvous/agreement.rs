@@ -310,6 +310,29 @@ fn outcomes() {
     }
 }
 
+/// Whoever has NCCL's communicator goes without a fabric where its host is lost before it has confirmed; later, or for another reason,
+/// it fails, as all others do at any time.
+#[test]
+fn without_host() {
+    let lost = |without_host, confirms: bool, failure| {
+        let mut host = Agreement::new(Token([5; 16]));
+        let mut rank = Attendance::new(facts(0, 2), without_host);
+        host.step(Event::Said(Seat(1), report(0, 2)));
+        let answers = host.step(Event::Said(Seat(2), report(1, 2)));
+        let own = answers.into_iter().find(|answer| answer.to == Seat(1)).unwrap();
+        if confirms {
+            rank.heard(own.message);
+            assert_eq!(rank.confirm(), Turn::Speak);
+        }
+        rank.lost(failure);
+        matches!(rank.stage(), Stage::Over(Verdict::Plain(Reason::Unreachable { .. })))
+    };
+    assert!(lost(WithoutHost::IsPlain, false, Failure::HostLost));
+    assert!(!lost(WithoutHost::IsPlain, true, Failure::HostLost));
+    assert!(!lost(WithoutHost::IsPlain, false, Failure::Unreadable));
+    assert!(!lost(WithoutHost::Fails, false, Failure::HostLost));
+}
+
 /// A rank that is never coming ends the wait for it, and nothing else.
 #[test]
 fn absent() {

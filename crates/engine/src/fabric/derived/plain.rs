@@ -220,5 +220,13 @@ mod tests {
         let other =
             world(0, name).muster(&Wanted::Split(Some(1)), Waiting::Blocking).unwrap().plain(0, &configured);
         assert_ne!(child.line.birth, other.line.birth);
+        // Also of one whose ranks meet, and find then that they have no fabric: by the same name on all.
+        let name = place::random().unwrap();
+        let both = [0, 1].map(|rank| world(rank, name));
+        let entered = both.map(|plain| plain.muster(&Wanted::Split(Some(1)), Waiting::Blocking).unwrap());
+        let own = entered[0].plain(0, &configured).line.birth;
+        for derivation in entered.map(|one| one.derivation(2).unwrap()) {
+            assert_eq!(derivation.plain(0, &configured).unwrap().line.birth, own);
+        }
     }
 }
