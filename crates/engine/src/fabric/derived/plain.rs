@@ -37,6 +37,11 @@ impl Plain {
         Arc::new(Plain { line: Line::of_plain(name, rank, ctas), configuration })
     }
 
+    /// Of one of this name that is made from another without a fabric.
+    pub(super) fn of_child(name: Token, parent: &Line, rank: u32, configured: &Configured) -> Arc<Plain> {
+        Plain::new(name, rank, configured.ctas.unwrap_or(parent.ctas), configured.configuration.clone())
+    }
+
     /// Its configuration.
     pub fn configuration(&self) -> &configuration::Kept {
         &self.configuration
@@ -105,8 +110,7 @@ pub struct Mustering {
 impl Mustering {
     /// What the new communicator keeps for those made from it, where it has no fabric itself.
     pub fn plain(&self, rank: u32, configured: &Configured) -> Arc<Plain> {
-        let ctas = configured.ctas.unwrap_or(self.line.ctas);
-        Plain::new(self.name, rank, ctas, configured.configuration.clone())
+        Plain::of_child(self.name, &self.line, rank, configured)
     }
 
     /// NCCL has made it, of so many ranks: if all are here, this one's way to their meeting.

@@ -60,8 +60,7 @@ impl Derivation {
 
     /// What the new communicator keeps for those made from it, where it has no fabric itself: where its parent has none either.
     pub fn plain(&self, rank: u32, configured: &Configured) -> Option<Arc<Plain>> {
-        let ctas = configured.ctas.unwrap_or(self.line.ctas);
-        Some(Plain::new(self.own_name?, rank, ctas, configured.configuration.clone()))
+        Some(Plain::of_child(self.own_name?, &self.line, rank, configured))
     }
 
     /// Tells the other ranks of the call where this one goes (its key orders a split; a shrink's is 0), waits until all
@@ -158,7 +157,7 @@ impl Derivation {
     fn report(&self, newborn: Newborn, configured: Configured, patience: Patience) -> Result<Asked, Reason> {
         wish::check_derived(configured.waiting)?;
         settle();
-        let ctas = configured.ctas.unwrap_or_else(|| self.line.ctas);
+        let ctas = configured.ctas.unwrap_or(self.line.ctas);
         let (arena, share, mut facts) = wish::on(newborn.device, newborn.ranks, ctas, patience)?;
         facts.member.rank = newborn.rank;
         let party = rendezvous().and_then(|rendezvous| match &self.mustered {
