@@ -240,8 +240,7 @@ if(WINDLASS_LIBRARY_DIR)
   if(REAL_NCCL_LIBRARY)
     add_fabric_on(gpu reuse 300 "yes" --set WINDLASS_PARK=0 ${SLOW})
   endif()
-  # A stand-in has fewer multiprocessors, unless told otherwise, than that many communicators need.
-  add_fabric(many_pairs 300 "yes" --promised ${SLOW} --set WINDLASS_SIM_MULTIPROCESSORS=132)
+  add_fabric(many_pairs 300 "yes" --promised ${SLOW})
 endif()
 
 # Recycled memory with other limits: few megabytes, none at all; and where NCCL has its memory from cudaMalloc.
@@ -395,14 +394,14 @@ if(WINDLASS_LIBRARY_DIR)
   endforeach()
 endif()
 
-# Room for two communicators at a time, of four blocks.
+# Room in the symmetric heap for two communicators at a time.
 add_executable(successors programs/successors.c)
 target_link_libraries(successors PRIVATE harness)
 if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
   foreach(section processes threads)
     set(name "sim.successors.${section}")
     add_test(NAME ${name} COMMAND ${RUN} --out "${RUNS}/${name}" --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}"
-             --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes --served mailbox --set WINDLASS_SIM_MULTIPROCESSORS=8
+             --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes --served mailbox --set WINDLASS_ARENA_MAX=48M
              -- $<TARGET_FILE:successors> ${section})
     set_tests_properties(${name} PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
   endforeach()

@@ -14,6 +14,18 @@ pub const ATTACHMENT_BYTES_MAX: usize = 4096;
 /// No contract is longer.
 pub const CONTRACT_BYTES_MAX: usize = 256 + RANKS_MAX * (128 + ATTACHMENT_BYTES_MAX);
 
+/// Blocks of a grid at most, on any device.
+pub const GRID_MAX: u32 = 32;
+
+/// What a device of so many multiprocessors may have of them: 32 of an H100's 132, 24 of an A100's 108, 16 of an H20's 78. Communicators
+/// have no common order, and ranks may launch theirs in opposite ones: twice as many as fit at once then still come to their
+/// end. That are as many as NCCL's of as many blocks.
+pub const fn grid_of(multiprocessors: u32) -> u32 {
+    let whole_clusters = 4 * (multiprocessors / 16);
+    let grid = if whole_clusters > 0 { whole_clusters } else { 1 };
+    if grid < GRID_MAX { grid } else { GRID_MAX }
+}
+
 /// 128 bits: random where they prove something, an identity elsewhere.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Token(pub [u8; 16]);
@@ -255,6 +267,23 @@ impl Contract {
         checksum(&self.encode())
     }
 
+    /// Blocks of a kernel at most, as far as the ranks' configurations say.
+    pub fn ctas_max(&self) -> u32 {
+        if self.ctas_max == 0 { GRID_MAX } else { self.ctas_max.min(GRID_MAX) }
+    }
+
+    /// Blocks of every grid at most. The ranks' grids are equal, whatever else lives or runs on their devices: kernels of which only the
+    /// first blocks are resident make progress for that reason alone (`crates/kernels/README.md`).
+    pub fn grid_max(&self) -> u32 {
+        let multiprocessors = self.members.iter().map(|member| member.device.multiprocessors.into()).min();
+        self.ctas_max().min(grid_of(multiprocessors.unwrap_or(u32::MAX)))
+    }
+
+    /// Whether every rank's device has clusters of blocks: 9.0 and newer.
+    pub fn has_clusters(&self) -> bool {
+        self.members.iter().all(|member| member.device.capability >= 90)
+    }
+
     /// Whether NCCL's communicator is built later only.
     pub fn is_promise(&self) -> bool {
         self.capabilities & capability::PROMISE != 0
@@ -306,5 +335,53 @@ impl Contract {
             }
         }
         doors
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn contract(ctas_max: u32, devices: &[(u16, u16)]) -> Contract {
+        let token = Token([0; 16]);
+        let member = |(rank, (multiprocessors, capability)): (u32, &(u16, u16))| Member {
+            rank,
+            process: token,
+            process_id: 0,
+            device: Device {
+                uuid: [0; 16],
+                pci: (0, 0, 0),
+                capability: *capability,
+                multiprocessors: *multiprocessors,
+            },
+            door: token,
+            lobby: token,
+            tuning: 0,
+            checks: false,
+            attachment: Vec::new(),
+        };
+        let members = (0..).zip(devices).map(member).collect();
+        let version = Version::THIS;
+        Contract { birth: token, version, host: token, capabilities: 0, options: 0, ctas_max, members }
+    }
+
+    /// Grids follow from the least device and the least limit: 32, 24 and 16 blocks of an H100, an A100 and an H20.
+    #[test]
+    fn grids() {
+        assert_eq!([148, 132, 108, 78, 32, 16, 15, 1].map(grid_of), [32, 32, 24, 16, 8, 4, 1, 1]);
+        let (h100, a100) = ((132, 90), (108, 80));
+        let of = |ctas_max, devices: &[(u16, u16)]| contract(ctas_max, devices).grid_max();
+        assert_eq!([of(0, &[h100; 2]), of(0, &[h100, a100]), of(12, &[h100; 2])], [32, 24, 12]);
+        assert_eq!([of(0, &[]), of(99, &[h100; 2]), of(30, &[a100; 2])], [32, 32, 24]);
+    }
+
+    /// Clusters are for kernels of which every rank's device has them: an empty block fills one up on all or on none.
+    #[test]
+    fn clusters() {
+        let has = |capabilities: &[u16]| {
+            let devices: Vec<_> = capabilities.iter().map(|capability| (132, *capability)).collect();
+            contract(0, &devices).has_clusters()
+        };
+        assert_eq!([has(&[90, 100]), has(&[90, 89]), has(&[80])], [true, false, false]);
     }
 }

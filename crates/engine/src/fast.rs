@@ -18,12 +18,12 @@ use windlass_kernels::collective::{
     BatchLaunch, COLLECTIVE_EARLY_NEXT, CollectiveLaunch, DirectLaunch, LANE_BYTES, LANE_MET_TOO,
     LANE_RECEIVED, OFFER_PLACE_BITS, OFFER_UNIT_BYTES, PAIRS_COUNT_BYTES, RANKS_MAX as KERNEL_RANKS_MAX,
 };
-use windlass_kernels::collectives::{self as kernels, Limits, arrange, arrange_batch, arrange_uneven};
+use windlass_kernels::collectives::{self as kernels, arrange, arrange_batch, arrange_uneven};
 
 pub use refusal::Refusal;
 pub use supply::{Kernels, Supply};
 pub use windlass_kernels::collectives::{
-    Collective, Geometry, Kind, Layout, Part, Reduction, Tuning, Uneven,
+    Collective, Geometry, Kind, Layout, Limits, Part, Reduction, Tuning, Uneven,
 };
 
 use calls::Parameter;
@@ -48,6 +48,8 @@ pub struct Parts {
     pub geometry: Geometry,
     /// Which kernel serves which size: the same on all ranks.
     pub tuning: Tuning,
+    /// What the ranks agreed on for all grids.
+    pub limits: Limits,
     /// Where the part for collectives of each rank's slice begins for this rank's device, this rank's own too. They stay as long
     /// as this.
     pub slices: Vec<Address>,
@@ -85,19 +87,20 @@ pub struct Fast {
     geometry: Geometry,
     layout: Layout,
     tuning: Tuning,
+    limits: Limits,
     slices: Vec<Address>,
 }
 
 impl Fast {
     /// Makes this rank's side. Every rank's slice must hold zeros before any rank runs a collective.
     pub fn new(parts: Parts) -> Result<Fast, Refusal> {
-        let Parts { kernels, turns, geometry, tuning, slices } = parts;
+        let Parts { kernels, turns, geometry, tuning, limits, slices } = parts;
         let ranks = slices.len() as u32;
         if ranks != geometry.ranks || slices.iter().any(|slice| *slice == 0 || !slice.is_multiple_of(128)) {
             return Err(Refusal::Slices { slices: slices.len(), ranks: geometry.ranks }.told());
         }
         let layout = Layout::of(&geometry);
-        let fast = Fast { kernels, turns, geometry, layout, tuning, slices };
+        let fast = Fast { kernels, turns, geometry, layout, tuning, limits, slices };
         fast.try_one().map_err(Refusal::told)?;
         Ok(fast)
     }
@@ -114,9 +117,8 @@ impl Fast {
             receive: 1,
             may_be_in_windows: false,
         };
-        let Fast { geometry, layout, slices, tuning, .. } = self;
-        let (limits, mut launch) = (self.limits(self.turns.least_blocks()), CollectiveLaunch::default());
-        arrange(&one, geometry, layout, slices, tuning, &limits, &mut launch)
+        let Fast { geometry, layout, slices, tuning, limits, .. } = self;
+        arrange(&one, geometry, layout, slices, tuning, limits, &mut CollectiveLaunch::default())
             .map(drop)
             .map_err(Refusal::Arranged)
     }
@@ -131,11 +133,10 @@ impl Fast {
     ///
     /// A failure of the driver leaves peers waiting: the communicator is then for its owner to abort.
     pub fn launch(&self, turn: &mut Turn<'_>, task: &Task) -> Result<(), Refusal> {
-        let Fast { geometry, layout, slices, tuning, .. } = self;
-        let limits = self.limits(turn.blocks());
+        let Fast { geometry, layout, slices, tuning, limits, .. } = self;
         if let Task::Batch(collectives) = task {
             let mut batch = BatchLaunch::default();
-            let shape = arrange_batch(collectives, geometry, layout, slices, tuning, &limits, &mut batch);
+            let shape = arrange_batch(collectives, geometry, layout, slices, tuning, limits, &mut batch);
             let Some(shape) = shape.map_err(Refusal::Arranged)? else { return Ok(()) };
             self.start(turn, &shape, Parameter::Several(&mut batch))?;
             count::fused(collectives.len() as u64);
@@ -144,10 +145,10 @@ impl Fast {
         let mut launch = CollectiveLaunch::default();
         let shape = match task {
             Task::One(collective) => {
-                arrange(collective, geometry, layout, slices, tuning, &limits, &mut launch)
+                arrange(collective, geometry, layout, slices, tuning, limits, &mut launch)
             }
             Task::Together(uneven) => {
-                arrange_uneven(uneven, geometry, layout, slices, tuning, &limits, &mut launch)
+                arrange_uneven(uneven, geometry, layout, slices, tuning, limits, &mut launch)
             }
             Task::Batch(_) => Ok(None),
         };
@@ -167,12 +168,11 @@ impl Fast {
         collective: &Collective,
         place: impl FnOnce(Range, Range) -> Option<Reached>,
     ) -> Result<(), Refusal> {
-        let Fast { geometry, layout, slices, tuning, .. } = self;
-        let limits = self.limits(turn.blocks());
+        let Fast { geometry, layout, slices, tuning, limits, .. } = self;
         let collective = Collective { may_be_in_windows: true, ..*collective };
         let mut direct = DirectLaunch::default();
         let launch = &mut direct.launch;
-        let shape = arrange(&collective, geometry, layout, slices, tuning, &limits, launch);
+        let shape = arrange(&collective, geometry, layout, slices, tuning, limits, launch);
         let Some(shape) = shape.map_err(Refusal::Arranged)? else { return Ok(()) };
         if !shape.kernel.may_go_directly() {
             return self.start(turn, &shape, Parameter::One(launch));
@@ -182,10 +182,6 @@ impl Fast {
             direct.offer = offer(&place).unwrap_or(0);
         }
         self.start(turn, &shape, Parameter::Direct(&mut direct))
-    }
-
-    fn limits(&self, blocks_max: u32) -> Limits {
-        Limits { blocks_max, clusters: self.kernels.have_clusters }
     }
 
     fn start(
@@ -203,8 +199,9 @@ impl Fast {
             return Err(Refusal::NoKernel { name: shape.kernel.name() });
         }
         let captured = turn.begin()?.is_some();
-        // In a graph the edge would say that nothing before it need be done.
-        let early = shape.early && !captured && self.kernels.may_be_early;
+        // In a graph the edge would say that nothing before it need be done. A kernel that begins early is resident beside the one
+        // before it: where others launch kernels, too, that is room which they may need.
+        let early = shape.early && !captured && self.kernels.may_be_early && turn.is_alone();
         let launch = parameter.launch();
         launch.control = turn.control();
         launch.report = turn.report();

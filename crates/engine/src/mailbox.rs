@@ -72,7 +72,6 @@ pub struct Mailbox {
     turns: Arc<Turns>,
     peers: Vec<Peer>,
     geometry: Geometry,
-    /// With the blocks that there are in any case.
     limits: Limits,
     list: Address,
     /// Where graphs and streams have lists in the kit's memory.
@@ -131,11 +130,7 @@ impl Mailbox {
             .zip(&slices)
             .map(|(peer, slice)| layout.peer(geometry.rank, own, peer, *slice))
             .collect();
-        let limits = Limits {
-            blocks_max: turns.least_blocks(),
-            bulk: supply.bulk,
-            shared_bytes_max: supply.shared_bytes_max,
-        };
+        let limits = Limits { bulk: supply.bulk, shared_bytes_max: supply.shared_bytes_max };
         try_largest_group(&peers, &geometry, &limits)?;
         let words = turns.lent().kit().and_then(Words::of);
         let words = words.ok_or_else(|| strange("its kit has no room for it"))?;
@@ -172,16 +167,9 @@ impl Mailbox {
         let work = &mut *self.work.lock().unwrap_or_else(PoisonError::into_inner);
         self.check(operations)?;
         self.note_chunks(operations);
-        let blocks = turn.blocks();
-        let shape = arrange(
-            operations,
-            &self.peers,
-            &self.geometry,
-            &Limits { blocks_max: blocks, ..self.limits },
-            &mut work.launch,
-            &mut work.listed,
-        )
-        .map_err(|why| Refusal::Lanes { blocks, why })?;
+        let Mailbox { peers, geometry, limits, .. } = self;
+        let shape = arrange(operations, peers, geometry, limits, &mut work.launch, &mut work.listed)
+            .map_err(|why| self.lanes(why))?;
         if shape.blocks == 0 {
             return Ok(());
         }
@@ -209,7 +197,7 @@ impl Mailbox {
         work.launch.control = turn.control();
         work.launch.wishes = words.wishes_address();
         work.launch.report = turn.report();
-        if work.launch.bulk_send_lanes > 0 && self.grown_sends(Wire::Bulk) != 0 {
+        if shape.sends_chunks && self.grown_sends(Wire::Bulk) != 0 {
             work.launch.flags |= LAUNCH_BULK_GREW;
         }
         let shape = Shape {
@@ -225,6 +213,10 @@ impl Mailbox {
 
     fn words(&self) -> Option<Words<'_>> {
         self.turns.lent().kit().and_then(Words::of)
+    }
+
+    fn lanes(&self, why: windlass_kernels::arrange::Refusal) -> Refusal {
+        Refusal::Lanes { shared_bytes_max: self.limits.shared_bytes_max, why }
     }
 
     fn ended(&self) -> Refusal {
@@ -306,7 +298,7 @@ fn try_largest_group(peers: &[Peer], geometry: &Geometry, limits: &Limits) -> Re
         .collect();
     arrange(&calls, peers, geometry, limits, &mut Launch::default(), &mut Vec::new())
         .map(drop)
-        .map_err(|why| Refusal::Lanes { blocks: limits.blocks_max, why })
+        .map_err(|why| Refusal::Lanes { shared_bytes_max: limits.shared_bytes_max, why })
 }
 
 impl fmt::Debug for Mailbox {
@@ -314,7 +306,6 @@ impl fmt::Debug for Mailbox {
         out.debug_struct("Mailbox")
             .field("rank", &self.geometry.rank)
             .field("ranks", &self.peers.len())
-            .field("blocks", &self.limits.blocks_max)
             .finish_non_exhaustive()
     }
 }

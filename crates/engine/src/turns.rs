@@ -1,14 +1,14 @@
 //! A communicator's operations on a GPU come one after the other, as NCCL's do, whatever runs them and on whatever streams.
 //!
-//! [`Turns`] are one rank's: the order, the word that tells its kernels to leave, where they say what they waited for, and the
-//! blocks that they may have. Whoever runs an operation [takes a turn](Turns::take), gets what its kernel needs
-//! from it and launches there. A [`Supply`] per device has the budget of blocks.
+//! [`Turns`] are one rank's: the order, the word that tells its kernels to leave, and where they say what they waited for. Whoever
+//! runs an operation [takes a turn](Turns::take), gets what its kernel needs from it and launches there. A [`Supply`] per device
+//! has what goes from one communicator to the next.
 //!
 //! # The end
 //! NCCL's destroy waits for the work that was issued: [`Turns::wait_idle`], then all that uses them is dropped, then the slices.
 //! Turns that are dropped with work in flight abort it, so that the GPU gets free; the slices must then stay until
 //! [`Turns::is_idle`] would have said so, or for ever. Graphs that captured a turn keep the word for the kernel, the
-//! events, the blocks and, by [`Parts::hold`], the slices; they may run after the communicator is gone, in order with each other.
+//! events and, by [`Parts::hold`], the slices; they may run after the communicator is gone, in order with each other.
 
 pub mod host;
 
@@ -36,7 +36,7 @@ use crate::gpu::{Address, Driver, Failure, StreamHandle};
 use order::{Lane, Order};
 pub use refusal::{Refusal, Why};
 pub use stuck::{Carries, Stuck, Wait};
-pub use supply::{Grant, Kit, Lent, Supply};
+pub use supply::{Kit, Lent, Supply};
 
 /// Lets the graph of a capture hold the communicator's slices; called by the first operation in a capture.
 pub type Hold = Box<dyn Fn(&Driver, Capture) -> Result<(), Failure> + Send + Sync>;
@@ -45,8 +45,6 @@ pub type Hold = Box<dyn Fn(&Driver, Capture) -> Result<(), Failure> + Send + Syn
 pub struct Parts {
     /// This rank's device's.
     pub supply: Arc<Supply>,
-    /// The blocks that kernels may have.
-    pub grant: Grant,
     /// This rank.
     pub rank: u32,
     /// Where kernels report: a report in a slice of this rank, zero.
@@ -112,10 +110,10 @@ impl Released for Held {
 impl Turns {
     /// Makes this rank's. At birth only.
     pub fn new(parts: Parts) -> Result<Arc<Turns>, Refusal> {
-        let Parts { supply, grant, rank, report, hold } = parts;
+        let Parts { supply, rank, report, hold } = parts;
         let lend = || -> Result<Lent, Failure> {
             let _entered = supply.home().enter()?;
-            supply.lend(grant)
+            supply.lend()
         };
         let lent = Arc::new(lend().map_err(|failure| Refusal::from(failure).told())?);
         Ok(Arc::new(Turns {
@@ -144,11 +142,6 @@ impl Turns {
     /// The kit, to be kept where it must outlive the turns.
     pub fn lent(&self) -> &Arc<Lent> {
         &self.lent
-    }
-
-    /// Blocks that a kernel may have in any case.
-    pub fn least_blocks(&self) -> u32 {
-        self.lent.grant.least()
     }
 
     /// Runs what `run` issues, on one stream, after all turns before it. It runs after what the other streams hold now, and what
@@ -341,9 +334,9 @@ impl<'turns> Turn<'turns> {
         self.turns.report
     }
 
-    /// Blocks that a kernel may have now.
-    pub fn blocks(&self) -> u32 {
-        self.turns.lent.grant.share()
+    /// Whether nothing else launches kernels on this device, as far as this process knows ([`Supply::is_of_one`]).
+    pub fn is_alone(&self) -> bool {
+        self.turns.supply.is_of_one()
     }
 
     /// What a launch says of clusters of so many blocks. One block is said, too: an update of a graph lets a cluster stand of which the
@@ -425,9 +418,6 @@ impl Drop for Turns {
 
 impl fmt::Debug for Turns {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_struct("Turns")
-            .field("rank", &self.rank)
-            .field("blocks", &self.lent.grant.least())
-            .finish_non_exhaustive()
+        out.debug_struct("Turns").field("rank", &self.rank).finish_non_exhaustive()
     }
 }

@@ -68,16 +68,23 @@ MAIL_DEVICE uint64_t bulk_from(const WindlassMailChannel& channel, uint32_t lane
 }
 MAIL_DEVICE uint64_t bulk_growth(const WindlassMailChannel& channel) { return channel.growth + 8 * WINDLASS_GROWTH_BULK; }
 
-// Task number `index` of the block is lane (block + index * blocks) of all active bulk lanes, channel after channel.
+// Bulk lanes of some channels that this block serves: of each at most one, as there are as many virtual blocks as lanes.
+MAIL_DEVICE uint32_t bulk_lanes_here(const Group& group, uint32_t first_channel, uint32_t channels) {
+  uint32_t lanes = 0;
+  for (uint32_t i = first_channel; i < first_channel + channels; ++i) {
+    const WindlassMailChannel channel = group.channel(i);
+    uint32_t index = 0, lane;
+    if (find_lane(group, channel, channel.active_bulk_lanes, 1, index, lane)) ++lanes;
+  }
+  return lanes;
+}
+
+// Task number `index` of the block: its bulk lanes, channel after channel.
 MAIL_DEVICE void begin_bulk_task(const Group& group, const BulkBlock& block, uint32_t index) {
   const bool receive = index >= block.send_tasks;
-  uint32_t lane = block_index() + (receive ? index - block.send_tasks : index) * group.blocks();
-  uint32_t channel_index = receive ? group.launch.send_channels : 0;
-  WindlassMailChannel channel = group.channel(channel_index);
-  while (lane >= channel.active_bulk_lanes) {
-    lane -= channel.active_bulk_lanes;
-    channel = group.channel(++channel_index);
-  }
+  uint32_t left = index, channel_index = 0, lane = 0;
+  WindlassMailChannel channel = group.channel(0);
+  while (!find_lane(group, channel, channel.active_bulk_lanes, 1, left, lane)) channel = group.channel(++channel_index);
   BulkTask& task = block.tasks[index];
   const Vector own = load_own_words(channel.bulk_progress + lane * WINDLASS_PROGRESS_STRIDE);
   task.base = own.x;

@@ -1,15 +1,14 @@
 // The group kernel: all sends and receives of one group of one communicator on one stream.
 //
 // No block waits for another block of its grid, and no job for another job of its rank, except that a block's parts of one
-// bulk chunk are credited together. Which block or warp serves a lane is this launch's own affair: lanes keep their state in
-// device memory between launches.
+// bulk chunk are credited together. Which block serves a lane is the same on both of its sides (find_lane); which warp of it
+// does, is this launch's own affair: lanes keep their state in device memory between launches.
 #pragma once
 #include "bulk_lane.cuh"
 #include "copies.cuh"
 #include "line_lane.cuh"
 
-// The jobs of one mover, one after the other. Lines are dealt to blocks first, then to the warps of a block, so that few
-// units use many blocks' links.
+// The jobs of one mover, one after the other. The lines that a block serves are dealt to its warps.
 struct JobList {
   const Group& group;
   const BulkBlock& block;
@@ -23,13 +22,14 @@ struct JobList {
     const uint32_t warps = receive ? launch.line_receive_warps : launch.line_send_warps;
     const uint32_t first_warp = receive ? launch.movers - warps : 0;
     if (mover < first_warp || mover >= first_warp + warps) return false;
-    uint32_t lane = block_index() + group.blocks() * (mover - first_warp + warps * next);
-    if (lane >= (receive ? launch.line_receive_lanes : launch.line_send_lanes)) return false;
+    const uint32_t end = receive ? group.channels() : launch.send_channels;
+    uint32_t left = mover - first_warp + warps * next, lane = 0;
     uint32_t index = receive ? launch.send_channels : 0;
-    WindlassMailChannel channel = group.channel(index);
-    while (lane >= channel.active_line_lanes) {
-      lane -= channel.active_line_lanes;
-      channel = group.channel(++index);
+    WindlassMailChannel channel;
+    for (;; ++index) {
+      if (index == end) return false;
+      channel = group.channel(index);
+      if (find_lane(group, channel, channel.active_line_lanes, WINDLASS_LINES_TOGETHER, left, lane)) break;
     }
     job.channel = (uint16_t)index;
     job.lane = (uint16_t)lane;
@@ -200,22 +200,24 @@ MAIL_DEVICE void run_mover(const Group& group, const BulkBlock& block, uint32_t 
 
 MAIL_DEVICE void run_group(const WindlassMailLaunch& launch) {
   begin_after_previous(launch.flags & WINDLASS_LAUNCH_EARLY_NEXT);
-  const Group group{launch};
-  const uint32_t blocks = group.blocks();
-  if (block_index() >= blocks) {
-    run_copies(group, block_index() - blocks);
+  const Group group{launch, virtual_block(launch.used_blocks, block_index())};
+  const uint32_t first_copy_block = block_count() - launch.copy_blocks;
+  if (block_index() >= first_copy_block) {
+    run_copies(group, block_index() - first_copy_block);
     return;
   }
+  if (group.block == no_block) return;
   char* const shared = shared_memory();
-  const WindlassMailShared layout = windlass_shared_layout(launch, blocks);
-  const auto own_share = [&](uint32_t lanes) {
-    return block_index() < lanes ? windlass_divided_up(lanes - block_index(), blocks) : 0;
-  };
+  const WindlassMailShared layout = windlass_shared_layout(launch);
+  const bool bulk = launch.bulk_tasks != 0;
   BulkBlock block{reinterpret_cast<BulkTask*>(shared + layout.tasks), reinterpret_cast<uint32_t*>(shared + layout.told),
-                  launch.movers, own_share(launch.bulk_send_lanes), own_share(launch.bulk_receive_lanes)};
+                  launch.movers, 0, 0};
+  if (bulk) {
+    block.send_tasks = bulk_lanes_here(group, 0, launch.send_channels);
+    block.receive_tasks = bulk_lanes_here(group, launch.send_channels, launch.receive_channels);
+  }
   Job* const jobs = reinterpret_cast<Job*>(shared + layout.jobs);
 
-  const bool bulk = launch.bulk_send_lanes + launch.bulk_receive_lanes != 0;
   if (bulk) {
     for (uint32_t index = thread_index(); index < block.count(); index += thread_count()) begin_bulk_task(group, block, index);
 #if MAIL_HAS_BULK_COPIES

@@ -28,11 +28,11 @@ static_assert(sizeof(Job) == 64, "WindlassMailShared.jobs counts 64 bytes a job"
 // The launch as a thread reads it: what lies in the parameters comes from the constant bank.
 struct Group {
   const WindlassMailLaunch& launch;
+  // The virtual block that this one is; see find_lane.
+  const uint32_t block;
 
   MAIL_DEVICE const WindlassMailGeometry& geometry() const { return launch.geometry; }
   MAIL_DEVICE uint32_t channels() const { return launch.send_channels + launch.receive_channels; }
-  // That move messages: the first ones of the grid.
-  MAIL_DEVICE uint32_t blocks() const { return block_count() - launch.copy_blocks; }
   MAIL_DEVICE WindlassMailChannel channel(uint32_t index) const {
     return reinterpret_cast<const WindlassMailChannel*>(launch.storage)[index];
   }
@@ -44,6 +44,33 @@ struct Group {
   MAIL_DEVICE bool is_bulk(uint64_t bytes) const { return bytes >= launch.geometry.bulk_from_bytes; }
   MAIL_DEVICE bool aborted() const { return load_control(launch.control) != WINDLASS_CONTROL_RUN; }
 };
+
+// The virtual block that number `index` of the grid is: the grid begins with those in use, ascending. no_block: it only fills up
+// a cluster. By a warp together.
+constexpr uint32_t no_block = ~0u;
+MAIL_DEVICE uint32_t virtual_block(uint32_t used, uint32_t index) {
+  const uint32_t candidate = lane_index();
+  const bool is_it = used >> candidate & 1 && bits_set(used & ((1u << candidate) - 1)) == index;
+  return first_bit(ballot_of_warp(is_it));
+}
+
+// Which virtual block serves a lane follows from its channel's first block and its number alone, so it is the same on both sides,
+// whatever else their groups hold: lanes are dealt `together` at a time, from the first block on, round and round. Of those of
+// this block lane number `index`; else false, and `index` is less by as many as there are.
+MAIL_DEVICE bool find_lane(const Group& group, const WindlassMailChannel& channel, uint32_t active, uint32_t together,
+                           uint32_t& index, uint32_t& lane) {
+  const uint32_t blocks = group.geometry().bulk_lanes;
+  const uint32_t behind = group.block - channel.first_block + (group.block < channel.first_block ? blocks : 0);
+  for (uint32_t first = behind * together; first < active; first += blocks * together) {
+    const uint32_t here = active - first < together ? active - first : together;
+    if (index < here) {
+      lane = first + index;
+      return true;
+    }
+    index -= here;
+  }
+  return false;
+}
 
 // A piece of a message: what one unit or one chunk carries.
 struct Piece {

@@ -26,13 +26,17 @@ enum {
   // Words by which the sender of a line lane says where it moves.
   WINDLASS_LINE_FROM_STRIDE = 8,
   WINDLASS_LAUNCH_BYTES = 4096,
-  WINDLASS_LAUNCH_HEAD_BYTES = 128,
+  WINDLASS_LAUNCH_HEAD_BYTES = 120,
   WINDLASS_INLINE_BYTES = WINDLASS_LAUNCH_BYTES - WINDLASS_LAUNCH_HEAD_BYTES,
   WINDLASS_REPORT_ENTRIES = 31,
   // Warps before the movers in a launch that moves bulk messages: the pusher and the poster.
   WINDLASS_BULK_SERVICE_WARPS = 2,
   // Bytes at `wishes`: of each wire, one for each peer (by its rank, modulo).
   WINDLASS_WISHES_PER_WIRE = 64,
+  // Virtual blocks of a communicator at most: `used_blocks` has a bit for each.
+  WINDLASS_VIRTUAL_BLOCKS_MAX = 32,
+  // Line lanes that one virtual block serves before the next one's. Both sides of a lane must deal alike.
+  WINDLASS_LINES_TOGETHER = 8,
 };
 
 // In a posted word: the lane moves, or has moved, into its grown ring; the word after it says from which chunk on.
@@ -73,7 +77,7 @@ typedef struct WindlassMailGeometry {
   uint64_t bulk_from_bytes;   // messages of at least this many bytes go by bulk lanes, shorter ones by line lanes
   uint32_t line_lanes;        // line lanes of a directed pair
   uint32_t line_slots;        // units that a line lane's ring holds; a power of two
-  uint32_t bulk_lanes;        // bulk lanes of a directed pair
+  uint32_t bulk_lanes;        // bulk lanes of a directed pair, and virtual blocks: 1 to 32
   uint32_t bulk_slots;        // chunks that a bulk lane's ring holds; a power of two
   uint32_t bulk_chunk_bytes;  // a multiple of 128
   uint32_t rank;              // own rank; for the report only
@@ -99,7 +103,8 @@ typedef struct WindlassMailChannel {
   uint64_t growth;         // the larger rings, of lines and of chunks, once there are any (growth.cuh); written by this
                            // side's host in its memory. Sends: the peer's ring; receives: mine
   uint32_t peer;           // rank; for the report only
-  uint32_t flags;          // WINDLASS_CHANNEL_*
+  uint16_t flags;          // WINDLASS_CHANNEL_*
+  uint16_t first_block;    // the virtual block that serves lane 0 of both wires; equal on both sides
   uint32_t first_operation;
   uint32_t operations;
   uint32_t active_line_lanes;  // lanes that the group's messages use: 0 .. active - 1
@@ -116,10 +121,8 @@ typedef struct WindlassMailLaunch {
   uint64_t wishes;          // address of bytes that senders without room set to 1, or 0. [wire][peer modulo 64]
   uint32_t send_channels;
   uint32_t receive_channels;
-  uint32_t line_send_lanes;     // sums of active lanes over the channels
-  uint32_t line_receive_lanes;
-  uint32_t bulk_send_lanes;
-  uint32_t bulk_receive_lanes;
+  uint32_t used_blocks;         // bit b: virtual block b serves a lane. The grid begins with these, ascending
+  uint32_t bulk_tasks;          // bulk lanes of one block at most, both ways; 0: no chunks
   uint32_t line_send_warps;     // movers of a block that send lines: its first ones
   uint32_t line_receive_warps;  // movers of a block that receive lines: its last ones
   uint32_t movers;              // warps of a block that move data; all of them move bulk messages
@@ -166,20 +169,14 @@ typedef struct WindlassMailShared {
 #define WINDLASS_ANYWHERE inline
 #endif
 #if defined(__cplusplus)
-WINDLASS_ANYWHERE uint32_t windlass_divided_up(uint32_t dividend, uint32_t divisor) {
-  return (dividend + divisor - 1) / divisor;
-}
-
-WINDLASS_ANYWHERE WindlassMailShared windlass_shared_layout(const WindlassMailLaunch& launch, uint32_t blocks) {
-  const uint32_t tasks = windlass_divided_up(launch.bulk_send_lanes, blocks) +
-                         windlass_divided_up(launch.bulk_receive_lanes, blocks);
+WINDLASS_ANYWHERE WindlassMailShared windlass_shared_layout(const WindlassMailLaunch& launch) {
   WindlassMailShared shared;
   shared.stages = 0;
   shared.barriers = shared.stages + launch.stages * launch.geometry.bulk_chunk_bytes;
   shared.orders = shared.barriers + (launch.stages * 8 + 15) / 16 * 16;
   shared.tasks = shared.orders + launch.stages * 16;
-  shared.told = shared.tasks + tasks * 64;
-  shared.jobs = shared.told + (tasks * launch.movers * 4 + 15) / 16 * 16;
+  shared.told = shared.tasks + launch.bulk_tasks * 64;
+  shared.jobs = shared.told + (launch.bulk_tasks * launch.movers * 4 + 15) / 16 * 16;
   shared.total = shared.jobs + launch.movers * launch.jobs_per_warp * 64;
   return shared;
 }
@@ -188,7 +185,7 @@ static_assert(sizeof(WindlassMailGeometry) == 40 && offsetof(WindlassMailGeometr
 static_assert(sizeof(WindlassMailOperation) == 16, "operation");
 static_assert(sizeof(WindlassMailChannel) == 96 && offsetof(WindlassMailChannel, peer) == 72, "channel");
 static_assert(sizeof(WindlassMailLaunch) == WINDLASS_LAUNCH_BYTES, "launch");
-static_assert(offsetof(WindlassMailLaunch, control) == 40 && offsetof(WindlassMailLaunch, send_channels) == 72, "launch");
+static_assert(offsetof(WindlassMailLaunch, control) == 40 && offsetof(WindlassMailLaunch, used_blocks) == 80, "launch");
 static_assert(offsetof(WindlassMailLaunch, storage) == WINDLASS_LAUNCH_HEAD_BYTES, "launch");
 static_assert(sizeof(WindlassMailReportEntry) == 32 && sizeof(WindlassMailReport) == 32 + 31 * 32, "report");
 #endif

@@ -20,14 +20,13 @@ struct MailPeer {
 };
 
 struct MailLimits {
-  uint32_t blocks_max;
   uint32_t bulk_copies;  // does the architecture have them
   uint32_t stages;       // chunks in shared memory; even, 2 to 8
   uint32_t shared_bytes_max;
 };
 
 struct MailShape {
-  uint32_t blocks;  // 0: nothing to launch; mail_refused: the grid is too small for so many lanes
+  uint32_t blocks;  // 0: nothing to launch; mail_refused: a block has no room for the state of its lanes
   uint32_t threads;
   uint32_t shared_bytes;
   uint32_t cluster;          // blocks of a cluster; 1: no attribute
@@ -41,6 +40,20 @@ constexpr uint32_t mail_bulk_movers = mail_movers_max - WINDLASS_BULK_SERVICE_WA
 constexpr uint64_t mail_bytes_a_copying_thread = 128;
 constexpr uint32_t mail_copying_threads = 16 * 512;  // beside messages
 constexpr uint32_t mail_copy_blocks_max = 64;
+
+inline uint32_t windlass_divided_up(uint32_t dividend, uint32_t divisor) { return (dividend + divisor - 1) / divisor; }
+
+// What one virtual block serves, by direction: sends, receives.
+struct MailLoad {
+  uint32_t lines[2], bulk[2];
+  bool serves() const { return lines[0] || lines[1] || bulk[0] || bulk[1]; }
+};
+
+// The virtual block of lane 0 from `sender` to `receiver`.
+inline uint32_t mail_first_block(uint32_t sender, uint32_t receiver, uint32_t ranks, uint32_t blocks) {
+  const uint32_t ahead = (receiver % ranks + ranks - sender % ranks) % ranks;
+  return ahead * std::max(1u, blocks / ranks) % blocks;
+}
 
 inline uint32_t mail_lanes(uint64_t bytes, uint64_t piece_bytes, uint32_t lanes) {
   return (uint32_t)std::min<uint64_t>(lanes, (bytes + piece_bytes - 1) / piece_bytes);
@@ -57,6 +70,7 @@ inline MailShape mail_arrange(const MailCall* calls, size_t count, const MailPee
   auto* const channels = reinterpret_cast<WindlassMailChannel*>(launch.storage);
   uint32_t used = 0;
   bool pusher = false, ordinary = false;
+  MailLoad loads[WINDLASS_VIRTUAL_BLOCKS_MAX] = {};
   for (uint32_t receive = 0; receive < 2; ++receive)
     for (size_t peer = 0; peer < peer_count; ++peer) {
       if (peer == geometry.rank) continue;
@@ -85,10 +99,14 @@ inline MailShape mail_arrange(const MailCall* calls, size_t count, const MailPee
           ordinary = true;
         }
       }
+      const uint32_t blocks = geometry.bulk_lanes, ranks = (uint32_t)peer_count, other = (uint32_t)peer;
+      channel.first_block = (uint16_t)(receive ? mail_first_block(other, geometry.rank, ranks, blocks)
+                                               : mail_first_block(geometry.rank, other, ranks, blocks));
+      for (uint32_t lane = 0; lane < channel.active_line_lanes; ++lane)
+        ++loads[(channel.first_block + lane / WINDLASS_LINES_TOGETHER) % blocks].lines[receive];
+      for (uint32_t lane = 0; lane < channel.active_bulk_lanes; ++lane) ++loads[(channel.first_block + lane) % blocks].bulk[receive];
       channels[used++] = channel;
       ++(receive ? launch.receive_channels : launch.send_channels);
-      (receive ? launch.line_receive_lanes : launch.line_send_lanes) += channel.active_line_lanes;
-      (receive ? launch.bulk_receive_lanes : launch.bulk_send_lanes) += channel.active_bulk_lanes;
     }
   launch.operations = (uint32_t)operations.size();
   // What the rank sends to itself: the first send into the first receive, and so on.
@@ -107,41 +125,47 @@ inline MailShape mail_arrange(const MailCall* calls, size_t count, const MailPee
   MailShape shape = {};
   if (operations.empty()) return shape;
 
-  const bool bulk = launch.bulk_send_lanes || launch.bulk_receive_lanes;
-  const uint32_t line_lanes = std::max(launch.line_send_lanes, launch.line_receive_lanes);
-  uint32_t blocks = std::max({windlass_divided_up(line_lanes, mail_movers_max / 2), launch.bulk_send_lanes, launch.bulk_receive_lanes});
-  blocks = std::min(blocks, limits.blocks_max);
+  uint32_t blocks = 0, lines[2] = {};
+  for (uint32_t block = 0; block < geometry.bulk_lanes; ++block) {
+    const MailLoad& load = loads[block];
+    if (!load.serves()) continue;
+    ++blocks;
+    launch.used_blocks |= 1u << block;
+    launch.bulk_tasks = std::max(launch.bulk_tasks, load.bulk[0] + load.bulk[1]);
+    for (int way = 0; way < 2; ++way) lines[way] = std::max(lines[way], load.lines[way]);
+  }
+  const bool bulk = launch.bulk_tasks;
   shape.cluster = 1;
-  if (blocks > 2 && limits.blocks_max >= 4) {
+  if (blocks > 2 && windlass_divided_up(blocks, 4) * 4 <= geometry.bulk_lanes) {
     // Whole clusters, or the first blocks crowd on one part of the GPU and starve its links.
-    blocks = std::min(windlass_divided_up(blocks, 4), limits.blocks_max / 4) * 4;
+    blocks = windlass_divided_up(blocks, 4) * 4;
     shape.cluster = 4;
   }
   const uint32_t movers_max = bulk ? mail_bulk_movers : mail_movers_max;
-  const uint32_t warps_max = launch.line_send_lanes && launch.line_receive_lanes ? movers_max / 2 : movers_max;
-  const auto warps = [&](uint32_t lanes) { return blocks ? std::min(warps_max, windlass_divided_up(lanes, blocks)) : 0; };
-  launch.line_send_warps = warps(launch.line_send_lanes);
-  launch.line_receive_warps = warps(launch.line_receive_lanes);
+  const uint32_t warps_max = lines[0] && lines[1] ? movers_max / 2 : movers_max;
+  launch.line_send_warps = std::min(warps_max, lines[0]);
+  launch.line_receive_warps = std::min(warps_max, lines[1]);
   launch.movers = std::max(launch.line_send_warps + launch.line_receive_warps, bulk ? movers_max : 0);
 
   // Most jobs that a mover can have: its lines of one direction, and its part in the block's bulk lanes.
-  const auto share = [&](uint32_t lanes, uint32_t warps) { return blocks && warps ? windlass_divided_up(lanes, blocks * warps) : 0; };
+  const auto share = [](uint32_t lanes, uint32_t warps) { return warps ? windlass_divided_up(lanes, warps) : 0; };
   const auto jobs = [&] {
-    const uint32_t most = std::max(share(launch.line_send_lanes, launch.line_send_warps),
-                                   share(launch.line_receive_lanes, launch.line_receive_warps)) +
-                          share(launch.bulk_receive_lanes, 1) + (ordinary ? share(launch.bulk_send_lanes, 1) : 0);
+    uint32_t most = 0;
+    for (const MailLoad& load : loads)
+      most = std::max(most, std::max(share(load.lines[0], launch.line_send_warps), share(load.lines[1], launch.line_receive_warps)) +
+                                load.bulk[1] + (ordinary ? load.bulk[0] : 0));
     return most > 1 || bulk ? most : 0;
   };
   launch.jobs_per_warp = jobs();
   launch.stages = (uint16_t)(pusher ? limits.stages : 0);
-  shape.shared_bytes = blocks ? windlass_shared_layout(launch, blocks).total : 0;
+  shape.shared_bytes = blocks ? windlass_shared_layout(launch).total : 0;
   if (launch.stages && shape.shared_bytes > limits.shared_bytes_max) {
     launch.stages = 0;
     ordinary = true;
     for (uint32_t i = 0; i < launch.send_channels; ++i)
       if (channels[i].active_bulk_lanes) channels[i].flags |= WINDLASS_CHANNEL_ORDINARY_STORES;
     launch.jobs_per_warp = jobs();
-    shape.shared_bytes = windlass_shared_layout(launch, blocks).total;
+    shape.shared_bytes = windlass_shared_layout(launch).total;
   }
   if (shape.shared_bytes > limits.shared_bytes_max) {
     shape = {};

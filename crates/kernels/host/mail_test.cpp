@@ -30,7 +30,6 @@ struct Options {
   uint64_t bulk_from = 40000;
   uint64_t first_tag = 1;
   uint64_t first_count = 0;  // units and chunks that every lane is said to have carried already
-  uint32_t blocks_max = 2;
   uint32_t stages = 4;
   bool bulk_copies = true;
 };
@@ -255,9 +254,10 @@ struct How {
   // Ranks cut each step's calls into this many groups, each in its own way (0: one group).
   uint32_t sender_groups = 1;
   uint32_t late_microseconds = 0;   // a rank starts each step up to this late
-  bool vary_blocks = false;         // each launch has its own grid
   uint32_t late_rank = ~0u;         // this rank starts late each time
 };
+
+MailLimits limits_of(const Options& o) { return {o.bulk_copies, o.stages, 220u << 10}; }
 
 // One rank's side of all steps.
 void run_rank(World& world, uint32_t rank, const std::vector<Step>& steps, const How& how, uint64_t random_seed) {
@@ -282,18 +282,15 @@ void run_rank(World& world, uint32_t rank, const std::vector<Step>& steps, const
     }
     if (how.late_microseconds) usleep((useconds_t)random.below(how.late_microseconds));
     if (rank == how.late_rank) usleep(20000);
-    const auto limits = [&] {
-      const uint32_t blocks = how.vary_blocks ? 1 + (uint32_t)random.below(world.options.blocks_max) : world.options.blocks_max;
-      return MailLimits{blocks, world.options.bulk_copies, world.options.stages, 220u << 10};
-    };
+    const MailLimits limits = limits_of(world.options);
     if (how.sender_groups == 1) {
-      world.group(rank, calls, limits(), random.next());
+      world.group(rank, calls, limits, random.next());
     } else {
       // Cut where nothing can hang: sends only on this rank, or receives only.
       size_t at = 0;
       while (at < calls.size()) {
         const size_t take = std::min<size_t>(calls.size() - at, 1 + random.below(how.sender_groups));
-        world.group(rank, std::vector<MailCall>(calls.begin() + (long)at, calls.begin() + (long)(at + take)), limits(), random.next());
+        world.group(rank, std::vector<MailCall>(calls.begin() + (long)at, calls.begin() + (long)(at + take)), limits, random.next());
         at += take;
       }
     }
@@ -348,7 +345,7 @@ void sizes_and_alignments(bool bulk_copies) {
     const uint32_t offset = random.below(2) ? 0 : (uint32_t)random.below(16);
     steps.push_back({{{0, 1, size, random.below(2) ? 0 : offset, random.below(2) ? 0 : (uint32_t)random.below(16)}}});
   }
-  run_all(world, steps, {1, 300, true});
+  run_all(world, steps, {1, 300});
 }
 
 void every_alignment() {
@@ -382,7 +379,7 @@ void to_itself() {
     steps.push_back(alone);
     steps.push_back(beside);
   }
-  run_all(world, steps, {1, 100, true});
+  run_all(world, steps, {1, 100});
 }
 
 // One rank sends, the other receives, many times: credits alone, no traffic back.
@@ -391,7 +388,7 @@ void one_way() {
   host::Random random{seed};
   std::vector<Step> steps;
   for (int i = 0; i < (HOST_TSAN ? 16 : 600); ++i) steps.push_back({{{0, 1, random.below(i % 8 ? 12000 : 120000)}}});
-  run_all(world, steps, {1, 400, true});
+  run_all(world, steps, {1, 400});
 }
 
 void both_ways() {
@@ -402,7 +399,7 @@ void both_ways() {
     const uint64_t limit = i % 6 ? 12000 : 150000;
     steps.push_back({{{0, 1, random.below(limit)}, {1, 0, random.below(limit)}}});
   }
-  run_all(world, steps, {1, 200, true});
+  run_all(world, steps, {1, 200});
 }
 
 // Many times the ring, in both kinds of lanes.
@@ -463,7 +460,7 @@ void patterns(bool bulk_copies) {
     for (uint32_t r = 0; r < o.ranks; ++r) step.messages.push_back({r, r ^ dimension, 20000 + random.below(40000)});
     steps.push_back(step);
   }
-  run_all(world, steps, {1, 300, true});
+  run_all(world, steps, {1, 300});
 }
 
 void five_ranks() {
@@ -471,12 +468,11 @@ void five_ranks() {
   o.ranks = 5;
   o.line_lanes = 3;  // not every number is a power of two
   o.bulk_lanes = 3;
-  o.blocks_max = 1;
   World world(o);
   host::Random random{seed};
   std::vector<Step> steps;
   for (int i = 0; i < (HOST_TSAN ? 1 : 30); ++i) steps.push_back(pattern("all_to_all", 5, [&] { return random.below(i % 4 == 3 ? 60000 : 9000); }));
-  run_all(world, steps, {1, 300, false});
+  run_all(world, steps, {1, 300});
 }
 
 // Several messages to one peer in one group, of both kinds, in order on every lane.
@@ -493,7 +489,7 @@ void several_to_one_peer() {
     }
     steps.push_back(step);
   }
-  run_all(world, steps, {1, 300, true});
+  run_all(world, steps, {1, 300});
 }
 
 // More operations than the parameters hold, zero sizes among them.
@@ -528,10 +524,10 @@ void sender_far_ahead() {
     for (size_t k = 0; k < messages[i].bytes; ++k) out[i]->data[k] = expected_byte(i, k);
   }
   for (size_t i = 0; i < messages.size(); ++i)  // one group each; returns although nobody receives
-    world.group(0, {{reinterpret_cast<uint64_t>(out[i]->data), messages[i].bytes, 1, 0}}, {2, 1, 4, 220u << 10}, seed + i);
+    world.group(0, {{reinterpret_cast<uint64_t>(out[i]->data), messages[i].bytes, 1, 0}}, {1, 4, 220u << 10}, seed + i);
   std::vector<MailCall> calls;
   for (size_t i = 0; i < messages.size(); ++i) calls.push_back({reinterpret_cast<uint64_t>(in[i]->data), messages[i].bytes, 0, 1});
-  world.group(1, calls, {1, 1, 4, 220u << 10}, seed);
+  world.group(1, calls, {1, 4, 220u << 10}, seed);
   for (size_t i = 0; i < messages.size(); ++i) in[i]->check(i, "received");
   world.check_words();
 
@@ -540,8 +536,8 @@ void sender_far_ahead() {
   World large(bulk);
   Buffer source(2 * 4 * 4096, 0), sink(2 * 4 * 4096, 0);
   for (size_t k = 0; k < source.size; ++k) source.data[k] = expected_byte(9, k);
-  large.group(0, {{reinterpret_cast<uint64_t>(source.data), source.size, 1, 0}}, {2, 1, 4, 220u << 10}, seed);
-  large.group(1, {{reinterpret_cast<uint64_t>(sink.data), sink.size, 0, 1}}, {1, 1, 4, 220u << 10}, seed);
+  large.group(0, {{reinterpret_cast<uint64_t>(source.data), source.size, 1, 0}}, {1, 4, 220u << 10}, seed);
+  large.group(1, {{reinterpret_cast<uint64_t>(sink.data), sink.size, 0, 1}}, {1, 4, 220u << 10}, seed);
   sink.check(9, "received");
   large.check_words();
 }
@@ -556,7 +552,7 @@ void groups_cut_differently() {
     for (int k = 0; k < 9; ++k) step.messages.push_back({0, 1, random.below(k == 5 ? 80000 : 6000)});
     steps.push_back(step);
   }
-  run_all(world, steps, {4, 300, true});
+  run_all(world, steps, {4, 300});
 }
 
 void tags_near(uint64_t first_tag, uint64_t first_count) {
@@ -567,7 +563,7 @@ void tags_near(uint64_t first_tag, uint64_t first_count) {
   host::Random random{seed};
   std::vector<Step> steps;
   for (int i = 0; i < (HOST_TSAN ? 4 : 100); ++i) steps.push_back({{{0, 1, 3000 + random.below(60000)}, {1, 0, random.below(30000)}}});
-  run_all(world, steps, {1, 200, true});
+  run_all(world, steps, {1, 200});
 }
 
 // Rank 2 sends to rank 1 only when it has everything of rank 0; rank 1 wants both at once. A warp of rank 0 or 1 that stays with
@@ -581,7 +577,7 @@ void none_holds_up_another() {
     o.bulk_from = bulk ? 1000 : 1 << 20;
     o.bulk_copies = bulk == 1;
     World world(o);
-    const MailLimits limits{1, o.bulk_copies, 4, 220u << 10};
+    const MailLimits limits = limits_of(o);
     const size_t bytes = 300000;
     std::vector<std::unique_ptr<Buffer>> buffers;
     const auto make = [&](int id) {
@@ -609,8 +605,8 @@ void payload_like_tags() {
   std::vector<uint64_t> out(24000 / 8), in(24000 / 8);
   for (int round = 0; round < 8; ++round) {
     for (size_t i = 0; i < out.size(); ++i) out[i] = 1 + i % 24 + round;
-    std::thread sender([&] { world.group(0, {{reinterpret_cast<uint64_t>(out.data()), 24000, 1, 0}}, {2, 1, 4, 220u << 10}, seed); });
-    world.group(1, {{reinterpret_cast<uint64_t>(in.data()), 24000, 0, 1}}, {1, 1, 4, 220u << 10}, seed + 1);
+    std::thread sender([&] { world.group(0, {{reinterpret_cast<uint64_t>(out.data()), 24000, 1, 0}}, {1, 4, 220u << 10}, seed); });
+    world.group(1, {{reinterpret_cast<uint64_t>(in.data()), 24000, 0, 1}}, {1, 4, 220u << 10}, seed + 1);
     sender.join();
     expect(in == out, "payload that looks like tags");
   }
@@ -628,9 +624,9 @@ void abort_in_the_middle(bool bulk_copies) {
     // 0: a sender out of room by lines, 1: by chunks, 2: a receiver of lines, 3: of chunks; a finished exchange beside it
     const uint64_t bytes = what % 2 ? 180000 : 39000;
     std::vector<MailCall> calls = {{address(buffer), bytes, 1, what >= 2}, {address(other), 5000, 2, 0}};
-    std::thread stuck([&] { world.group(0, calls, {2, bulk_copies, 4, 220u << 10}, seed); });
+    std::thread stuck([&] { world.group(0, calls, {bulk_copies, 4, 220u << 10}, seed); });
     Buffer sink(5000, 0);
-    world.group(2, {{address(sink), 5000, 0, 1}}, {2, bulk_copies, 4, 220u << 10}, seed);
+    world.group(2, {{address(sink), 5000, 0, 1}}, {bulk_copies, 4, 220u << 10}, seed);
     usleep(30000);
     __atomic_store_n(&world.control, (uint32_t)WINDLASS_CONTROL_ABORT, __ATOMIC_RELEASE);
     const auto before = std::chrono::steady_clock::now();
@@ -669,7 +665,6 @@ struct Parcel {
   MailCall send(uint32_t to) const { return {reinterpret_cast<uint64_t>(out.data), out.size, to, 0}; }
   MailCall receive(uint32_t from) const { return {reinterpret_cast<uint64_t>(in.data), in.size, from, 1}; }
 };
-MailLimits limits_of(const Options& o) { return {o.blocks_max, o.bulk_copies, o.stages, 220u << 10}; }
 
 // How a wire is tried: by lines, by bulk copies, by ordinary stores.
 struct Wire {
@@ -757,7 +752,7 @@ void grow_before_use() {
     expect(world.lanes_moved == (wire.wire ? o.bulk_lanes : o.line_lanes), "not every lane has moved");
     std::vector<Step> steps;
     for (int i = 0; i < 12 / scale; ++i) steps.push_back({{{0, 1, wire.bytes(o, 3) * (uint64_t)(1 + i)}, {1, 0, 5000}}});
-    run_all(world, steps, {1, 200, true});
+    run_all(world, steps, {1, 200});
   }
 }
 
@@ -865,7 +860,7 @@ void grow_in_traffic(bool bulk_copies) {
     }
     {
       Hosts hosts(world, random.next(), HOST_TSAN ? 400000 : 30000);
-      run_all(world, steps, {1 + (uint32_t)random.below(2) * 3, 300, true});
+      run_all(world, steps, {1 + (uint32_t)random.below(2) * 3, 300});
     }
     run_all(world, {steps[0], steps[1]});
     for (int more = 0; more < 4 && moved + world.lanes_moved == 0; ++more) run_all(world, steps);
@@ -889,7 +884,6 @@ void random_groups() {
     o.bulk_slots = 1u << random.below(4);
     o.chunk = 128u << random.below(7);
     o.bulk_from = 1 + random.below(20000);
-    o.blocks_max = 1 + (uint32_t)random.below(HOST_TSAN ? 1 : 5);
     o.stages = 2 * (1 + (uint32_t)random.below(4));
     o.bulk_copies = random.below(3) != 0;
     World world(o);
@@ -907,7 +901,7 @@ void random_groups() {
     {
       std::unique_ptr<Hosts> hosts;
       if (random.below(2)) hosts.reset(new Hosts(world, random.next(), 40000));
-      run_all(world, steps, {1, 200, true});
+      run_all(world, steps, {1, 200});
     }
     ++worlds;
   } while (std::chrono::steady_clock::now() < end);

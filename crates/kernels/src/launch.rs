@@ -14,16 +14,20 @@ pub const BULK_WORD_STRIDE: u32 = 128;
 pub const PROGRESS_STRIDE: u32 = 16;
 pub const LINE_FROM_STRIDE: u32 = 8;
 pub const LAUNCH_BYTES: usize = 4096;
-pub const LAUNCH_HEAD_BYTES: usize = 128;
+pub const LAUNCH_HEAD_BYTES: usize = 120;
 pub const INLINE_BYTES: usize = LAUNCH_BYTES - LAUNCH_HEAD_BYTES;
 pub const REPORT_ENTRIES: usize = 31;
 pub const BULK_SERVICE_WARPS: u32 = 2;
 /// Bytes of each wire at [`Launch::wishes`].
 pub const WISHES_PER_WIRE: usize = 64;
+/// Virtual blocks of a communicator at most.
+pub const VIRTUAL_BLOCKS_MAX: usize = 32;
+/// Line lanes that one virtual block serves before the next one's.
+pub const LINES_TOGETHER: u32 = 8;
 
-pub const CHANNEL_RECEIVE: u32 = 1;
+pub const CHANNEL_RECEIVE: u16 = 1;
 /// The channel's bulk messages are sent by ordinary loads and stores; the receiver cannot tell.
-pub const CHANNEL_ORDINARY_STORES: u32 = 2;
+pub const CHANNEL_ORDINARY_STORES: u16 = 2;
 /// The next kernel of the stream may be set up while this one runs.
 pub const LAUNCH_EARLY_NEXT: u32 = 1;
 /// Some channel's chunks have a grown ring to go to.
@@ -54,12 +58,15 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// The measured geometry for grids of at most this many blocks (equal on all ranks: the least of their limits):
+    /// The measured geometry for grids of at most this many blocks (equal on all ranks; from 4 on whole clusters of 4):
     /// per directed pair 4 MiB of line ring and 2 MiB of bulk ring, whatever the number of lanes. Rings [grow](crate::growth)
     /// when they must; chunks through so small a ring are slow, and chunks of 32 KiB are slow where a block both sends and
     /// receives.
     pub fn recommended(blocks_max: u32, rank: u32) -> Geometry {
-        let bulk_lanes = blocks_max.clamp(1, 32);
+        let bulk_lanes = match blocks_max.clamp(1, VIRTUAL_BLOCKS_MAX as u32) {
+            few @ 1..4 => few,
+            more => more / 4 * 4,
+        };
         let line_lanes = 8 * bulk_lanes;
         let bulk_chunk_bytes = 64 << 10;
         let slots = |ring_bytes: u32, lane_bytes: u32| 1 << (ring_bytes / lane_bytes).ilog2();
@@ -88,11 +95,10 @@ impl Geometry {
     /// Whether the kernel can work with it: see the fields in `device/mailbox.h`. `first_tag` must leave room for all
     /// tags that a lane will ever use, as 0 is no tag.
     pub fn is_valid(&self) -> bool {
-        let lanes_fit = |lanes: u32| (1..=u32::from(u16::MAX)).contains(&lanes);
         self.first_tag != 0
             && self.bulk_from_bytes != 0
-            && lanes_fit(self.line_lanes)
-            && lanes_fit(self.bulk_lanes)
+            && (1..=u32::from(u16::MAX)).contains(&self.line_lanes)
+            && (1..=VIRTUAL_BLOCKS_MAX as u32).contains(&self.bulk_lanes)
             && self.line_slots.is_power_of_two()
             && self.bulk_slots.is_power_of_two()
             && self.bulk_chunk_bytes != 0
@@ -122,7 +128,8 @@ pub struct Channel {
     pub bulk_progress: u64,
     pub growth: u64,
     pub peer: u32,
-    pub flags: u32,
+    pub flags: u16,
+    pub first_block: u16,
     pub first_operation: u32,
     pub operations: u32,
     pub active_line_lanes: u32,
@@ -145,7 +152,7 @@ impl Channel {
             self.bulk_credit,
             self.bulk_progress,
             self.growth,
-            pair(self.peer, self.flags),
+            pair(self.peer, u32::from(self.flags) | u32::from(self.first_block) << 16),
             pair(self.first_operation, self.operations),
             pair(self.active_line_lanes, self.active_bulk_lanes),
         ]
@@ -163,10 +170,8 @@ pub struct Launch {
     pub wishes: u64,
     pub send_channels: u32,
     pub receive_channels: u32,
-    pub line_send_lanes: u32,
-    pub line_receive_lanes: u32,
-    pub bulk_send_lanes: u32,
-    pub bulk_receive_lanes: u32,
+    pub used_blocks: u32,
+    pub bulk_tasks: u32,
     pub line_send_warps: u32,
     pub line_receive_warps: u32,
     pub movers: u32,
@@ -189,10 +194,8 @@ impl Default for Launch {
             wishes: 0,
             send_channels: 0,
             receive_channels: 0,
-            line_send_lanes: 0,
-            line_receive_lanes: 0,
-            bulk_send_lanes: 0,
-            bulk_receive_lanes: 0,
+            used_blocks: 0,
+            bulk_tasks: 0,
             line_send_warps: 0,
             line_receive_warps: 0,
             movers: 0,
@@ -234,6 +237,6 @@ const _: () = {
     assert!(size_of::<Operation>() == 16);
     assert!(size_of::<Channel>() == 96 && offset_of!(Channel, peer) == 72);
     assert!(size_of::<Launch>() == LAUNCH_BYTES && offset_of!(Launch, storage) == LAUNCH_HEAD_BYTES);
-    assert!(offset_of!(Launch, control) == 40 && offset_of!(Launch, send_channels) == 72);
+    assert!(offset_of!(Launch, control) == 40 && offset_of!(Launch, used_blocks) == 80);
     assert!(size_of::<ReportEntry>() == 32 && size_of::<Report>() == 32 + 31 * 32);
 };

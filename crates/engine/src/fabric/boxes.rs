@@ -7,20 +7,17 @@ use windlass_kernels::launch::Geometry;
 
 use crate::arena::Holds;
 use crate::config::config;
-use crate::contract::Contract;
+use crate::contract::{Contract, GRID_MAX};
 use crate::fast::{self, Fast, Kernels, Task};
 use crate::forward::birth::Ctas;
 use crate::gpu::{self, Address, Home, Ordinal};
 use crate::mailbox::{self, Layout, Mailbox};
 use crate::tuning;
-use crate::turns::{self, Grant, Turn, Turns};
+use crate::turns::{self, Turn, Turns};
 
 use super::failing::Refused;
 use super::windows::Windows;
-use super::{room, wish};
-
-/// Blocks of a kernel at most, where nobody sets a limit.
-pub(super) const BLOCKS_MAX: u32 = 32;
+use super::wish;
 
 /// What the communicators of one device share.
 #[derive(Clone, Debug)]
@@ -41,7 +38,6 @@ pub(super) struct Share {
     supplies: Supplies,
     /// None where this rank has no fast collectives.
     kernels: Option<Arc<Kernels>>,
-    grant: Grant,
 }
 
 /// What runs on a rank's GPU.
@@ -72,22 +68,11 @@ impl Boxes {
 }
 
 impl Share {
-    /// For a communicator of so many ranks, whose configuration says so much of blocks.
-    pub fn new(device: Ordinal, ranks: u32, ctas: Ctas) -> Result<Share, String> {
-        let most = blocks_max(ctas);
+    /// For a communicator of so many ranks.
+    pub fn new(device: Ordinal, ranks: u32) -> Result<Share, String> {
         let supplies = supplies(device).map_err(|refused| refused.to_string())?;
         let kernels = supplies.kernels(ranks);
-        let least = supplies.mailbox.least_blocks(ranks).min(most);
-        let ask = || supplies.turns.grant(most, least);
-        let mut granted = ask();
-        if granted.is_err() {
-            room::make_soon(device, || {
-                granted = ask();
-                granted.is_ok()
-            });
-        }
-        let grant = granted.map_err(|refusal| refusal.to_string())?;
-        Ok(Share { supplies, kernels, grant })
+        Ok(Share { supplies, kernels })
     }
 
     /// Whether this rank can have fast collectives.
@@ -97,13 +82,12 @@ impl Share {
 
     /// All that runs, over the slices of all ranks as this rank's device sees them.
     pub fn boxes(self, rings: &Rings, slices: Vec<Address>, holds: &Arc<Holds>) -> Result<Boxes, Refused> {
-        let Share { supplies, kernels, grant } = self;
+        let Share { supplies, kernels } = self;
         let (geometry, holds) = (rings.mailbox, holds.clone());
         let rank = geometry.rank;
         let own = slices.get(rank as usize).copied().unwrap_or_default();
         let turns = Turns::new(turns::Parts {
             supply: supplies.turns,
-            grant,
             rank,
             report: own + Layout::of(slices.len() as u32, &geometry).report,
             hold: Box::new(move |driver: &_, capture| holds.hold(driver, capture)),
@@ -111,8 +95,8 @@ impl Share {
         let fast = match (rings.fast, kernels) {
             (Some(geometry), Some(kernels)) => {
                 let slices = slices.iter().map(|slice| slice + rings.fast_at).collect();
-                let (turns, tuning) = (turns.clone(), tuning::kernels());
-                Some(Fast::new(fast::Parts { kernels, turns, geometry, tuning, slices })?)
+                let (turns, tuning, limits) = (turns.clone(), tuning::kernels(), rings.limits);
+                Some(Fast::new(fast::Parts { kernels, turns, geometry, tuning, limits, slices })?)
             }
             // Who has no kernels has said so, and the contract has none.
             (_, _) => None,
@@ -123,9 +107,9 @@ impl Share {
 }
 
 /// The limit on blocks of a communicator whose configuration says so much: what ranks report.
-pub(super) fn blocks_max(ctas: Ctas) -> u32 {
+pub(super) fn ctas_max(ctas: Ctas) -> u32 {
     let limits = [ctas.max, config().nccl.ctas_max];
-    limits.into_iter().filter(|limit| *limit > 0).fold(BLOCKS_MAX, u32::min)
+    limits.into_iter().filter(|limit| *limit > 0).fold(GRID_MAX, u32::min)
 }
 
 /// The shape of all rings in a slice, from what all ranks agreed on.
@@ -134,6 +118,8 @@ pub(super) struct Rings {
     mailbox: Geometry,
     /// None where the contract has no fast collectives.
     fast: Option<fast::Geometry>,
+    /// Of its grids.
+    limits: fast::Limits,
     /// Where their part of a slice begins.
     fast_at: u64,
     /// Of all.
@@ -144,16 +130,18 @@ impl Rings {
     /// Tags begin at a random number, so that a ring that grows may lie in memory that holds anything, also the lines of a
     /// communicator before: what it holds at a tag's place is that very tag once in 2^60 lines.
     pub fn of(contract: &Contract, rank: u32) -> Rings {
-        let blocks = if contract.ctas_max == 0 { BLOCKS_MAX } else { contract.ctas_max.min(BLOCKS_MAX) };
+        let blocks = contract.grid_max();
         let ranks = contract.members.len() as u32;
         let tag = |number: u64| number >> 2 | 1;
         let mailbox =
             Geometry { first_tag: tag(contract.birth.number()), ..Geometry::recommended(blocks, rank) };
         let fast_at = Layout::of(ranks, &mailbox).bytes;
-        let fast = tuning::serves(contract)
-            .then(|| fast::Geometry::recommended(blocks, ranks, rank, tag(contract.birth.other_number())));
+        let fast = tuning::serves(contract).then(|| {
+            fast::Geometry::recommended(contract.ctas_max(), ranks, rank, tag(contract.birth.other_number()))
+        });
+        let limits = fast::Limits { blocks_max: blocks, clusters: contract.has_clusters() };
         let bytes = fast_at + fast.map_or(0, |geometry| fast::Layout::of(&geometry).bytes);
-        Rings { mailbox, fast, fast_at, bytes: bytes.next_multiple_of(128) }
+        Rings { mailbox, fast, limits, fast_at, bytes: bytes.next_multiple_of(128) }
     }
 }
 

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use windlass_kernels::launch::Geometry;
+use windlass_kernels::launch::{Geometry, LINES_TOGETHER};
 
 use crate::arena::Arena;
 use crate::config::{Batch, Fast, Lazy, Nccl, Register, Switch, Windows, config};
 use crate::contract::bytes::{Writer, checksum};
-use crate::contract::{Contract, Device, Member, RANKS_MAX, Token, Version, capability};
+use crate::contract::{Contract, Device, GRID_MAX, Member, RANKS_MAX, Token, Version, capability};
 use crate::fast;
 use crate::forward::birth::{Ctas, Policy};
 use crate::forward::configuration;
@@ -169,7 +169,7 @@ pub(super) fn on(
     let driver = gpu::driver().map_err(no_identity)?;
     let device = driver.device_facts(ordinal).map_err(no_identity)?;
     let arena = Arena::of(ordinal).map_err(no_identity)?;
-    let share = Share::new(ordinal, ranks, ctas).map_err(|words| Reason::Refused { rank: 0, words })?;
+    let share = Share::new(ordinal, ranks).map_err(|words| Reason::Refused { rank: 0, words })?;
     let facts = Facts {
         ranks,
         version: Version::THIS,
@@ -181,7 +181,7 @@ pub(super) fn on(
             | of_windows(&device)
             | of_fast(&share, ctas),
         options: options(),
-        ctas_max: boxes::blocks_max(ctas),
+        ctas_max: boxes::ctas_max(ctas),
         member: Member {
             rank: 0,
             process: place::process().map_err(no_identity)?,
@@ -221,10 +221,10 @@ fn capabilities(device: &device::Facts) -> u64 {
 
 /// What stands for the protocol of the kernels, as numbers: the rings of unlimited communicators, and by what is chosen.
 fn options() -> u64 {
-    let messages = Layout::of(2, &Geometry::recommended(boxes::BLOCKS_MAX, 0)).bytes;
-    let collectives = fast::Layout::of(&fast::Geometry::recommended(boxes::BLOCKS_MAX, 2, 0, 1)).bytes;
+    let messages = Layout::of(2, &Geometry::recommended(GRID_MAX, 0)).bytes;
+    let collectives = fast::Layout::of(&fast::Geometry::recommended(GRID_MAX, 2, 0, 1)).bytes;
     let mut writer = Writer::default();
-    writer.u64(messages).u64(collectives).u64(tuning::hash());
+    writer.u64(messages).u64(collectives).u64(tuning::hash()).u32(LINES_TOGETHER);
     checksum(&writer.finish())
 }
 

@@ -31,7 +31,6 @@ pub struct Kernels {
     /// A kernel may be set up while the one before it runs, and lets the next one be. Whoever's kernel that is has to wait for
     /// its end, as ours do.
     pub(super) may_be_early: bool,
-    pub(super) have_clusters: bool,
 }
 
 impl Supply {
@@ -72,8 +71,7 @@ impl Supply {
             let function = self.module.as_ref().map(|module| module.function(&name, 0)).transpose()?;
             by_index[kernel.index()] = function;
         }
-        let have_clusters = self.turns.is_since_hopper();
-        let kernels = Arc::new(Kernels { by_index, may_be_early: self.may_be_early, have_clusters });
+        let kernels = Arc::new(Kernels { by_index, may_be_early: self.may_be_early });
         found.insert(ranks, kernels.clone());
         Ok(kernels)
     }

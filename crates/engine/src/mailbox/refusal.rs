@@ -22,8 +22,8 @@ pub enum Refusal {
     NoImage { device: i32, capability: i32 },
     /// What the ranks agreed on is nothing that a mailbox can run with.
     Strange { why: &'static str, ranks: usize, rank: u32 },
-    /// The kernel cannot serve all lanes of such a group with these blocks.
-    Lanes { blocks: u32, why: arrange::Refusal },
+    /// The kernel cannot serve all lanes of such a group with so much shared memory a block.
+    Lanes { shared_bytes_max: u32, why: arrange::Refusal },
     /// There is no such rank.
     NoRank { peer: u32, ranks: u32 },
     /// A send to itself without a receive, or the other way.
@@ -87,8 +87,11 @@ impl fmt::Display for Refusal {
             Refusal::Strange { why, ranks, rank } => {
                 write!(out, "no mailbox for rank {rank} of {ranks}: {why}")
             }
-            Refusal::Lanes { blocks, why } => {
-                write!(out, "the lanes of a group do not fit {blocks} blocks: {why:?}")
+            Refusal::Lanes { shared_bytes_max, why } => {
+                write!(
+                    out,
+                    "a block of {shared_bytes_max} bytes of shared memory cannot serve a group: {why:?}"
+                )
             }
             Refusal::NoRank { peer, ranks } => write!(out, "peer {peer} of {ranks} ranks"),
             Refusal::Unmatched { rank, sends, receives } => {

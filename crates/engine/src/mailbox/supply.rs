@@ -22,21 +22,7 @@ pub struct Supply {
     turns: Arc<turns::Supply>,
 }
 
-/// Blocks that can keep the state of the lanes of all pairs in their shared memory.
-fn least_blocks(ranks: u32, bulk: BulkSend) -> u32 {
-    match bulk {
-        // Movers that store chunks themselves have a job for each lane, and these devices have 163 KiB.
-        BulkSend::OrdinaryStores if ranks > 4 => 8,
-        _ => ranks.div_ceil(2).clamp(2, 8),
-    }
-}
-
 impl Supply {
-    /// The blocks that a communicator of so many ranks must have.
-    pub fn least_blocks(&self, ranks: u32) -> u32 {
-        least_blocks(ranks, self.bulk)
-    }
-
     /// Loads the kernel for a device, whole.
     pub fn new(turns: Arc<turns::Supply>) -> Result<Arc<Supply>, Refusal> {
         let images = images_for((turns.capability() / 10).max(0) as u32);

@@ -19,6 +19,8 @@ thread_local! {
     static SET: ThreadCell<usize> = const { ThreadCell::new(usize::MAX) };
 }
 static NEXT_SET: AtomicUsize = AtomicUsize::new(0);
+/// Communicators that have begun and not ended.
+static LIVING: AtomicUsize = AtomicUsize::new(0);
 
 /// Where the calls of no known communicator are counted.
 pub const UNKNOWN: usize = 0;
@@ -68,6 +70,7 @@ pub fn call(counters: usize, function: Function, path: Path, bytes: u64) {
 /// Gives counters to a new communicator: free ones, else those of the communicator that was born first among the
 /// dead, whose counts go to [`UNKNOWN`]; else [`UNKNOWN`] itself.
 pub fn begin(identity: Identity) -> usize {
+    LIVING.fetch_add(1, Ordering::Relaxed);
     let segment = segment::current();
     let serial = segment.communicators_made.fetch_add(1, Ordering::Relaxed) + 1;
     let places = || (1..COMMUNICATORS_MAX).map(|index| (index, &segment.communicators[index]));
@@ -87,6 +90,11 @@ pub fn begin(identity: Identity) -> usize {
     place.nccl.store(fabric::MADE, Ordering::Relaxed);
     identify(index, identity);
     index
+}
+
+/// Communicators of this process, whoever runs their calls.
+pub fn living() -> usize {
+    LIVING.load(Ordering::Relaxed)
 }
 
 /// Notes what has become known of a communicator.
@@ -172,6 +180,7 @@ pub fn checked(what: Checked, more: u64) {
 
 /// Notes that a communicator has ended; its counts stay to be read.
 pub fn end(counters: usize) {
+    LIVING.fetch_sub(1, Ordering::Relaxed);
     if counters != UNKNOWN {
         segment::current().communicators[counters].state.store(ENDED, Ordering::Release);
     }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use nccl_sys::{ncclInternalError, ncclInvalidUsage, ncclResult_t, ncclSystemError};
+use nccl_sys::{ncclInternalError, ncclInvalidUsage, ncclResult_t};
 
 use crate::error::refuse;
 use crate::gpu::Failure;
@@ -13,8 +13,6 @@ use crate::gpu::Failure;
 pub enum Refusal {
     /// The driver could not.
     Cuda(Failure),
-    /// All blocks that communicators of this device may use are granted.
-    NoBlocks { device: i32, wanted: u32, left: u32 },
     /// It was aborted before.
     Aborted { rank: u32 },
     /// Work is still in flight.
@@ -26,7 +24,6 @@ impl Refusal {
     pub fn result(&self) -> ncclResult_t {
         match self {
             Refusal::Cuda(failure) => failure.result(),
-            Refusal::NoBlocks { .. } => ncclSystemError,
             Refusal::Aborted { .. } => ncclInvalidUsage,
             Refusal::Busy { .. } => ncclInternalError,
         }
@@ -61,10 +58,6 @@ impl fmt::Display for Refusal {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Refusal::Cuda(failure) => failure.fmt(out),
-            Refusal::NoBlocks { device, wanted, left } => write!(
-                out,
-                "communicators of device {device} may use {left} more blocks, another one needs {wanted}"
-            ),
             Refusal::Aborted { rank } => write!(out, "the communicator of rank {rank} was aborted"),
             Refusal::Busy { rank, waited_ms } => {
                 write!(out, "the communicator of rank {rank} still has work in flight after {waited_ms} ms")

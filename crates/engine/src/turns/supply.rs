@@ -1,12 +1,13 @@
-//! What the communicators of one device share: the budget of blocks, and kits that go from one communicator to the next,
-//! because freeing host memory may wait for the device.
+//! What the communicators of one device share: kits that go from one communicator to the next, because freeing host memory may
+//! wait for the device.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::gpu::module::MemoryDomain;
 use crate::gpu::stream::{Event, Stream};
 use crate::gpu::{Driver, Failure, Home};
+use crate::stats::count;
 use crate::turns::host::HostMemory;
 use crate::turns::refusal::Refusal;
 
@@ -30,23 +31,14 @@ pub struct Supply {
 /// of the driver.
 #[derive(Debug)]
 struct Shelf {
-    ready: Mutex<Ready>,
-    /// Half of the blocks that the device holds resident, for all live communicators together: kernels that wait for peers
-    /// must not keep each other from running.
-    blocks: u32,
-    /// Grants whose communicators have run something.
-    active: AtomicU32,
+    /// None once the supply is gone.
+    ready: Mutex<Option<Vec<Kit>>>,
+    /// Kits in use.
+    lent: AtomicUsize,
 }
 
-#[derive(Debug)]
-struct Ready {
-    /// None once the supply is gone.
-    kits: Option<Vec<Kit>>,
-    /// Kits in use.
-    lent: usize,
-    /// Blocks that no grant has reserved.
-    left: u32,
-}
+/// Kits in use of all devices.
+static LENT: AtomicUsize = AtomicUsize::new(0);
 
 /// What one communicator needs of the driver beside its slices.
 #[derive(Debug)]
@@ -63,20 +55,10 @@ pub struct Kit {
     pub marks: [Event; MARKS],
 }
 
-/// A kit and blocks, in use by a communicator and by graphs that captured it. Comes back without a driver call.
+/// A kit in use by a communicator and by graphs that captured it. Comes back without a driver call.
 #[derive(Debug)]
 pub struct Lent {
     kit: Option<Kit>,
-    pub(super) grant: Grant,
-}
-
-/// Blocks of the device's budget: some are this communicator's whatever comes, the others it shares evenly with those that
-/// have run something too. They go back when dropped.
-#[derive(Debug)]
-pub struct Grant {
-    least: u32,
-    most: u32,
-    active: AtomicBool,
     shelf: Arc<Shelf>,
 }
 
@@ -87,10 +69,7 @@ impl Supply {
         let entered = home.enter()?;
         let stream = Stream::new(home.driver)?;
         drop(entered);
-        // Of every kernel that can be launched at all, a multiprocessor holds a block.
-        let blocks = (facts.multiprocessors.max(1) as u32 / 2).max(1);
-        let ready = Ready { kits: Some(Vec::new()), lent: 0, left: blocks };
-        let shelf = Shelf { ready: Mutex::new(ready), blocks, active: AtomicU32::new(0) };
+        let shelf = Shelf { ready: Mutex::new(Some(Vec::new())), lent: AtomicUsize::new(0) };
         let domain = if facts.memory_domains > 1 { MemoryDomain::Remote } else { MemoryDomain::Default };
         let (capability, shelf) = (facts.capability, Arc::new(shelf));
         Ok(Arc::new(Supply { domain, stream, beside_bytes, capability, shelf, home }))
@@ -116,28 +95,21 @@ impl Supply {
         self.capability >= 90
     }
 
-    /// Reserves `least` blocks of the device's budget; kernels may have up to `most` while few communicators use it. Refuses
-    /// if fewer than `least` are not reserved.
-    pub fn grant(&self, most: u32, least: u32) -> Result<Grant, Refusal> {
-        let least = least.max(1);
-        let mut ready = self.shelf.lock();
-        let left = ready.left;
-        if left < least {
-            return Err(Refusal::NoBlocks { device: self.home.device, wanted: least, left });
-        }
-        ready.left -= least;
-        let most = most.max(least);
-        Ok(Grant { least, most, active: AtomicBool::new(false), shelf: self.shelf.clone() })
-    }
-
     /// Whether no communicator, and no graph that captured one, is left: then it may be dropped.
     pub fn is_unused(&self) -> bool {
-        self.shelf.lock().lent == 0
+        self.shelf.lent.load(Ordering::Acquire) == 0
+    }
+
+    /// Whether one communicator is all that launches kernels on this device: there is no other one with a kit, no graph that has captured
+    /// one, and none that NCCL alone runs, on any device of this process.
+    pub fn is_of_one(&self) -> bool {
+        let (here, everywhere) = (self.shelf.lent.load(Ordering::Relaxed), LENT.load(Ordering::Relaxed));
+        here == 1 && count::living() <= everywhere
     }
 
     /// A kit whose former work is done, or a new one. At birth only, in the home's context.
-    pub(super) fn lend(&self, grant: Grant) -> Result<Lent, Failure> {
-        let mut former = self.shelf.lock().kits.replace(Vec::new()).unwrap_or_default();
+    pub(super) fn lend(&self) -> Result<Lent, Failure> {
+        let mut former = self.shelf.lock().replace(Vec::new()).unwrap_or_default();
         let mut found = None;
         for index in 0..former.len() {
             if former[index].is_idle()? {
@@ -145,7 +117,7 @@ impl Supply {
                 break;
             }
         }
-        if let Some(kits) = &mut self.shelf.lock().kits {
+        if let Some(kits) = &mut *self.shelf.lock() {
             kits.append(&mut former);
         }
         let kit = match found {
@@ -153,8 +125,9 @@ impl Supply {
             None => Kit::new(self.home.driver, self.beside_bytes)?,
         };
         kit.host.reset();
-        self.shelf.lock().lent += 1;
-        Ok(Lent { kit: Some(kit), grant })
+        self.shelf.lent.fetch_add(1, Ordering::Relaxed);
+        LENT.fetch_add(1, Ordering::Relaxed);
+        Ok(Lent { kit: Some(kit), shelf: self.shelf.clone() })
     }
 }
 
@@ -183,25 +156,8 @@ impl Lent {
     }
 }
 
-impl Grant {
-    /// What it has in any case.
-    pub fn least(&self) -> u32 {
-        self.least
-    }
-
-    /// What the next kernel may have. Kernels that were launched, or captured, when fewer shared the budget may have more: of six communicators
-    /// that begin one after the other 126 of 132 multiprocessors (NCCL alone takes up to 32 for each, whoever else runs).
-    pub(super) fn share(&self) -> u32 {
-        if !self.active.load(Ordering::Relaxed) && !self.active.swap(true, Ordering::Relaxed) {
-            self.shelf.active.fetch_add(1, Ordering::Relaxed);
-        }
-        let active = self.shelf.active.load(Ordering::Relaxed);
-        (self.shelf.blocks / active.max(1)).clamp(self.least, self.most)
-    }
-}
-
 impl Shelf {
-    fn lock(&self) -> MutexGuard<'_, Ready> {
+    fn lock(&self) -> MutexGuard<'_, Option<Vec<Kit>>> {
         self.ready.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -210,25 +166,20 @@ impl Drop for Lent {
     /// Perhaps on a thread of the driver's. A kit that finds the supply gone is left to the process's end.
     fn drop(&mut self) {
         let Some(kit) = self.kit.take() else { return };
-        let mut ready = self.grant.shelf.lock();
-        ready.lent -= 1;
-        match &mut ready.kits {
+        let mut ready = self.shelf.lock();
+        match &mut *ready {
             Some(kits) => kits.push(kit),
             None => std::mem::forget(kit),
         }
-    }
-}
-
-impl Drop for Grant {
-    fn drop(&mut self) {
-        self.shelf.lock().left += self.least;
-        self.shelf.active.fetch_sub(u32::from(self.active.load(Ordering::Relaxed)), Ordering::Relaxed);
+        drop(ready);
+        LENT.fetch_sub(1, Ordering::Relaxed);
+        self.shelf.lent.fetch_sub(1, Ordering::Release);
     }
 }
 
 impl Drop for Supply {
     fn drop(&mut self) {
-        let kits = self.shelf.lock().kits.take();
+        let kits = self.shelf.lock().take();
         if self.home.driver.is_in_forked_child() {
             return;
         }

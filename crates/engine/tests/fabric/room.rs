@@ -1,37 +1,12 @@
 //! Births right after ends, where the device has no room for one communicator more.
 
-use std::net::TcpListener;
-
-use windlass_engine::fabric::{self, Asked, Fabric, Fate, Patience, Wish};
-use windlass_engine::forward::birth::Ctas;
+use windlass_engine::fabric::{self, Fabric, Fate, Patience};
 use windlass_engine::mailbox::{Direction, Operation};
-use windlass_engine::rendezvous::verdict::Reason;
 
 use nccl_sys::ncclSuccess;
 
-use crate::births::{id_of, nothing_is_left, three_devices};
+use crate::births::{nothing_is_left, three_devices};
 use crate::support::*;
-
-/// A rank of two on the first device, whose peer does not come.
-fn ask(root: &TcpListener) -> Result<Asked, Reason> {
-    let wish = Wish {
-        id: fabric::host(&id_of(root)),
-        ids: 1,
-        ranks: 2,
-        rank: 0,
-        waiting: None,
-        ctas: Ctas::UNSAID,
-        device: Some(0),
-        patience: Patience::None,
-        parked: Vec::new(),
-    };
-    fabric::ask(&wish)
-}
-
-/// Takes all blocks of the first device, until dropped.
-fn all_blocks(root: &TcpListener) -> Vec<Asked> {
-    std::iter::from_fn(|| ask(root).ok()).collect()
-}
 
 /// Communicators of the first two devices.
 fn pair() -> Result<Vec<Fate>, String> {
@@ -68,20 +43,8 @@ fn pairs_in_a_row(device: &Primary, first: Vec<Fate>) {
     ok(cuMemFree_v2(address));
 }
 
-/// Communicators whose kernels are just leaving, and those that are just being let go of, leave the next one its blocks.
-#[test]
-fn blocks_of_what_ends() {
-    let Some(devices) = three_devices() else { return };
-    let root = TcpListener::bind("127.0.0.1:0").unwrap();
-    let first = pair().unwrap();
-    let others = all_blocks(&root);
-    assert!(others.len() > 8, "{}", others.len());
-    pairs_in_a_row(&devices[0], first);
-    drop(others);
-    nothing_is_left();
-}
-
-/// And its memory, where the arena may have no more than one needs.
+/// Communicators whose kernels are just leaving, and those that are just being let go of, leave the next one their memory, where the
+/// arena may have no more than one needs.
 #[test]
 fn memory_of_what_ends() {
     // SAFETY: nextest gives this test a process of its own, and nothing else in it reads the environment now.
@@ -90,26 +53,5 @@ fn memory_of_what_ends() {
     let first = pair().unwrap();
     assert!(pair().unwrap_err().contains("WINDLASS_ARENA_MAX"), "there is room for one");
     pairs_in_a_row(&devices[0], first);
-    nothing_is_left();
-}
-
-/// A kernel that stands behind other work keeps its blocks, and a birth that lacks them is refused.
-#[test]
-fn blocks_that_stay() {
-    let Some(devices) = three_devices() else { return };
-    devices[0].make_current();
-    let root = TcpListener::bind("127.0.0.1:0").unwrap();
-    let (stream, mut address, first) = (AppStream::new(), 0, pair().unwrap());
-    ok(cuMemAlloc_v2(&mut address, 8));
-    let gate = Gate::on(&stream);
-    waits(&first, &stream, address);
-    let others = all_blocks(&root);
-    drop(first);
-    assert!(pair().unwrap_err().contains("0 more blocks"));
-    gate.open();
-    stream.synchronize();
-    let next = pair().unwrap();
-    drop((next, others));
-    ok(cuMemFree_v2(address));
     nothing_is_left();
 }

@@ -4,7 +4,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use windlass_engine::arena::{Arena, Holds, Slice};
-use windlass_engine::fast::{self, Fast, Tuning};
+use windlass_engine::fast::{self, Fast, Limits, Tuning};
 use windlass_engine::gpu::Home;
 use windlass_engine::mailbox::{self, Mailbox};
 use windlass_engine::turns::{self, Turns};
@@ -109,7 +109,6 @@ pub fn communicator(devices: &[Device]) -> Vec<Rank> {
         let held = holds.clone();
         let turns = Turns::new(turns::Parts {
             supply: device.turns.clone(),
-            grant: device.turns.grant(BLOCKS, BLOCKS).unwrap(),
             rank,
             report: slice.address() + layout.report,
             hold: Box::new(move |driver, capture| held.hold(driver, capture)),
@@ -120,6 +119,7 @@ pub fn communicator(devices: &[Device]) -> Vec<Rank> {
             turns: turns.clone(),
             geometry: geometry(ranks, rank),
             tuning: Tuning::default(),
+            limits: Limits { blocks_max: BLOCKS, clusters: true },
             slices: slices.iter().map(|slice| slice + layout.bytes).collect(),
         });
         let mailbox = Mailbox::new(mailbox::Parts {

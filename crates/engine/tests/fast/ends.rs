@@ -1,6 +1,6 @@
 //! Births that fail, aborts, and ends with work in flight.
 
-use windlass_engine::fast::{self, Fast, Kind, Refusal, Tuning};
+use windlass_engine::fast::{self, Fast, Kind, Limits, Refusal, Tuning};
 use windlass_engine::mailbox::Direction;
 use windlass_engine::turns::{self, Carries};
 
@@ -69,7 +69,8 @@ fn births_that_fail() {
     let birth = |geometry: fast::Geometry, slices: Vec<u64>| {
         let (kernels, turns) = (devices[0].fast.kernels(2).unwrap(), ranks[0].turns.clone());
         let tuning = Tuning::default();
-        Fast::new(fast::Parts { kernels, turns, geometry, tuning, slices }).map(drop)
+        let limits = Limits { blocks_max: BLOCKS, clusters: true };
+        Fast::new(fast::Parts { kernels, turns, geometry, tuning, limits, slices }).map(drop)
     };
     let aligned = vec![1 << 20; 2];
     assert_eq!(birth(geometry(2, 0), aligned.clone()), Ok(()));

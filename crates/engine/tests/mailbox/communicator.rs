@@ -23,7 +23,6 @@ pub const GEOMETRY: Geometry = Geometry {
     bulk_chunk_bytes: 4096,
     rank: 0,
 };
-pub const BLOCKS: u32 = 2;
 
 /// A device that the program uses, and what our side of it has.
 pub struct Device {
@@ -82,10 +81,10 @@ pub fn devices(count: usize) -> Vec<Device> {
 
 /// A communicator with one rank on each device.
 pub fn communicator(devices: &[Device]) -> Vec<Rank> {
-    communicator_of(devices, GEOMETRY, BLOCKS)
+    communicator_of(devices, GEOMETRY)
 }
 
-pub fn communicator_of(devices: &[Device], geometry: Geometry, blocks: u32) -> Vec<Rank> {
+pub fn communicator_of(devices: &[Device], geometry: Geometry) -> Vec<Rank> {
     let bytes = Layout::of(devices.len() as u32, &geometry).bytes;
     let lent: Vec<(Slice, Arc<Holds>)> = devices
         .iter()
@@ -105,30 +104,22 @@ pub fn communicator_of(devices: &[Device], geometry: Geometry, blocks: u32) -> V
         .zip(devices)
         .enumerate()
         .map(|(rank, ((slice, holds), device))| {
-            let mailbox =
-                mailbox(device, Geometry { rank: rank as u32, ..geometry }, blocks, slices.clone(), &holds);
+            let mailbox = mailbox(device, Geometry { rank: rank as u32, ..geometry }, slices.clone(), &holds);
             Rank { rank: rank as u32, mailbox, slice, holds }
         })
         .collect()
 }
 
-pub fn mailbox(
-    device: &Device,
-    geometry: Geometry,
-    blocks: u32,
-    slices: Vec<u64>,
-    holds: &Arc<Holds>,
-) -> Mailbox {
+pub fn mailbox(device: &Device, geometry: Geometry, slices: Vec<u64>, holds: &Arc<Holds>) -> Mailbox {
     let layout = Layout::of(slices.len() as u32, &geometry);
-    let turns = turns(device, geometry.rank, blocks, slices[geometry.rank as usize] + layout.report, holds);
+    let turns = turns(device, geometry.rank, slices[geometry.rank as usize] + layout.report, holds);
     Mailbox::new(Parts { supply: device.supply.clone(), turns, geometry, slices }).unwrap()
 }
 
-pub fn turns(device: &Device, rank: u32, blocks: u32, report: u64, holds: &Arc<Holds>) -> Arc<Turns> {
+pub fn turns(device: &Device, rank: u32, report: u64, holds: &Arc<Holds>) -> Arc<Turns> {
     let holds = holds.clone();
     let parts = turns::Parts {
         supply: device.turns.clone(),
-        grant: device.turns.grant(blocks, blocks).unwrap(),
         rank,
         report,
         hold: Box::new(move |driver, capture| holds.hold(driver, capture)),

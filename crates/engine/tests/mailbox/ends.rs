@@ -168,26 +168,13 @@ fn dropped_in_flight() {
     end(ranks);
 }
 
-/// What cannot run later is refused at birth: the budget, lanes that do not fit, strange facts, images that do not load.
+/// What cannot run later is refused at communicator init: lanes that do not fit, strange facts, images that do not load.
 #[test]
-fn births_that_fail() {
+fn inits_that_fail() {
     let devices = devices(1);
-    let supply = &devices[0].turns;
-    let left = || match supply.grant(u32::MAX, u32::MAX) {
-        Err(turns::Refusal::NoBlocks { device: 0, wanted: u32::MAX, left }) => left,
-        other => panic!("{other:?}"),
-    };
-    let before = left();
-    assert!(before > 8);
-    let all = supply.grant(u32::MAX, before).unwrap();
-    assert_eq!(all.least(), before);
-    let refusal = supply.grant(4, 1).unwrap_err();
-    assert_eq!(refusal, turns::Refusal::NoBlocks { device: 0, wanted: 1, left: 0 });
-    drop(all);
-    let birth = |geometry: Geometry, ranks: usize, address: u64, blocks: u32| {
+    let init = |geometry: Geometry, ranks: usize, address: u64| {
         let turns = Turns::new(turns::Parts {
-            supply: supply.clone(),
-            grant: supply.grant(blocks, blocks).unwrap(),
+            supply: devices[0].turns.clone(),
             rank: geometry.rank,
             report: address,
             hold: Box::new(|_, _| Ok(())),
@@ -195,16 +182,26 @@ fn births_that_fail() {
         let (turns, slices) = (turns.unwrap(), vec![address; ranks]);
         Mailbox::new(Parts { supply: devices[0].supply.clone(), turns, geometry, slices }).map(drop)
     };
-    assert!(birth(GEOMETRY, 2, 1 << 20, BLOCKS).is_ok());
-    assert!(matches!(birth(Geometry::default(), 2, 1 << 20, BLOCKS), Err(Refusal::Strange { .. })));
-    assert!(matches!(
-        birth(Geometry { rank: 2, ..GEOMETRY }, 2, 1 << 20, BLOCKS),
-        Err(Refusal::Strange { .. })
-    ));
-    assert!(matches!(birth(GEOMETRY, 2, 100, BLOCKS), Err(Refusal::Strange { .. })));
-    let wide = Geometry::recommended(32, 0);
-    assert!(matches!(birth(wide, 8, 1 << 20, 1), Err(Refusal::Lanes { blocks: 1, .. })));
-    assert!(birth(wide, 8, 1 << 20, 8).is_ok());
-    // Everything was given back.
-    assert_eq!(left(), before);
+    assert!(init(GEOMETRY, 2, 1 << 20).is_ok());
+    assert!(matches!(init(Geometry::default(), 2, 1 << 20), Err(Refusal::Strange { .. })));
+    assert!(matches!(init(Geometry { rank: 2, ..GEOMETRY }, 2, 1 << 20), Err(Refusal::Strange { .. })));
+    assert!(matches!(init(GEOMETRY, 2, 100), Err(Refusal::Strange { .. })));
+    // More lanes than virtual blocks can keep the state of.
+    let many = Geometry { line_lanes: 60_000, ..Geometry::recommended(1, 0) };
+    assert!(matches!(init(many, 8, 1 << 20), Err(Refusal::Lanes { .. })));
+    assert!([1, 32].iter().all(|blocks| init(Geometry::recommended(*blocks, 0), 8, 1 << 20).is_ok()));
+}
+
+/// A kernel may begin early only where one communicator launches kernels on its device.
+#[test]
+fn one_communicator_is_alone() {
+    let devices = devices(2);
+    let first = communicator(&devices);
+    assert!(devices.iter().all(|device| device.turns.is_of_one()));
+    let second = communicator(&devices[..1]);
+    assert_eq!(devices.iter().map(|device| device.turns.is_of_one()).collect::<Vec<_>>(), [false, true]);
+    end(second);
+    assert!(devices[0].turns.is_of_one());
+    end(first);
+    assert!(!devices[0].turns.is_of_one());
 }

@@ -29,7 +29,7 @@ fn live(me: u32, socket: &UnixStream, body: impl FnOnce(&Device, &Rank)) {
     drop(descriptor);
     let mut slices = vec![slice.address(); 2];
     slices[other as usize] = mapped.address();
-    let mailbox = mailbox(&device, Geometry { rank: me, ..GEOMETRY }, BLOCKS, slices, &holds);
+    let mailbox = mailbox(&device, Geometry { rank: me, ..GEOMETRY }, slices, &holds);
     let rank = Rank { rank: me, mailbox, slice, holds };
     meet(socket);
     body(&device, &rank);

@@ -80,7 +80,6 @@ fn case(random: &mut Random) -> Case {
             rank: random.below(8) as u32,
         },
         limits: Limits {
-            blocks_max: 1 + random.below(40) as u32,
             bulk: match random.below(3) {
                 0 => BulkSend::OrdinaryStores,
                 _ => BulkSend::Copies { stages: 2 * (1 + random.below(4) as u16) },
@@ -116,7 +115,7 @@ impl Bytes {
         ]);
         self.u32(&[
             c.peer,
-            c.flags,
+            u32::from(c.flags) | u32::from(c.first_block) << 16,
             c.first_operation,
             c.operations,
             c.active_line_lanes,
@@ -144,15 +143,15 @@ impl Bytes {
             BulkSend::Copies { stages } => (1, u32::from(stages)),
             BulkSend::OrdinaryStores => (0, 8),
         };
-        self.u32(&[case.limits.blocks_max, copies, stages, case.limits.shared_bytes_max]);
+        self.u32(&[copies, stages, case.limits.shared_bytes_max]);
     }
 
     /// The launch field by field, in the order of `device/mailbox.h`.
     fn launch(&mut self, l: &Launch) {
         self.geometry(&l.geometry);
         self.u64(&[l.control, l.report, l.operation_list, l.wishes]);
-        self.u32(&[l.send_channels, l.receive_channels, l.line_send_lanes, l.line_receive_lanes]);
-        self.u32(&[l.bulk_send_lanes, l.bulk_receive_lanes, l.line_send_warps, l.line_receive_warps]);
+        self.u32(&[l.send_channels, l.receive_channels, l.used_blocks, l.bulk_tasks]);
+        self.u32(&[l.line_send_warps, l.line_receive_warps]);
         let stages = u32::from(l.stages) | u32::from(l.copy_blocks) << 16;
         self.u32(&[l.movers, stages, l.jobs_per_warp, l.flags, l.operations, l.copies]);
         self.u64(&l.storage);
