@@ -1,6 +1,7 @@
 //! Timing batches of calls of one side.
 
 use super::Mode;
+use super::companions::Companions;
 use super::operation::{Issue, Operation};
 use super::product::Product;
 use crate::element::{Element, Reduction, SUM, element};
@@ -30,6 +31,7 @@ pub struct Side {
     start: Event,
     end: Event,
     scratch: Buffer,
+    companions: Companions,
 }
 
 /// What is done in a batch.
@@ -55,6 +57,10 @@ pub struct Timing {
     pub us: f64,
     /// Of each call on the host, in nanoseconds; empty where the device is timed.
     pub calls_ns: Vec<u32>,
+    /// Of all calls on the device, in microseconds, whatever is timed.
+    pub device_us: f64,
+    /// How long after its beginning all busy communicators were at work; none if there are none.
+    pub busy_us: Option<f64>,
 }
 
 /// A batch ready to be timed again and again.
@@ -66,14 +72,32 @@ pub struct Batch<'a> {
 }
 
 impl Side {
-    pub fn new(gpu: &Gpu, nccl: Nccl, communicator: ncclComm_t, other: ncclComm_t) -> Result<Self> {
+    pub fn new(
+        gpu: &Gpu,
+        nccl: Nccl,
+        [communicator, other]: [ncclComm_t; 2],
+        companions: Companions,
+    ) -> Result<Self> {
         let (start, end, scratch) = (gpu.event()?, gpu.event()?, gpu.buffer(4)?);
         let (fork, join, other_stream) = (gpu.event()?, gpu.event()?, gpu.stream()?);
         let stream = gpu.stream()?;
-        Ok(Self { nccl, communicator, other, stream, other_stream, fork, join, start, end, scratch })
+        Ok(Self {
+            nccl,
+            communicator,
+            other,
+            stream,
+            other_stream,
+            fork,
+            join,
+            start,
+            end,
+            scratch,
+            companions,
+        })
     }
 
-    pub fn destroy(&self) -> Result<()> {
+    pub fn destroy(self) -> Result<()> {
+        self.companions.destroy(&self.nccl)?;
         nccl_call!(&self.nccl, ncclCommDestroy(self.other))?;
         nccl_call!(&self.nccl, ncclCommDestroy(self.communicator))
     }
@@ -108,10 +132,15 @@ impl Side {
         work.operation.issue(work.count, &issue)
     }
 
-    /// Microseconds of a few calls, each, on the device.
+    /// Bursts of each busy communicator to begin with; 0 if there are none.
+    pub fn bursts_first(&self) -> usize {
+        self.companions.bursts_first()
+    }
+
+    /// Microseconds of a few calls, each, on the device, with nobody busy.
     pub fn estimate_us(&self, work: &Work) -> Result<f64> {
         let batch = Batch { side: self, work: Work { mode: Mode::Eager, ..*work }, calls: 4, graph: None };
-        Ok(batch.time()?.us)
+        Ok(batch.time(0)?.us)
     }
 }
 
@@ -139,32 +168,36 @@ impl<'a> Batch<'a> {
         Ok(batch)
     }
 
-    /// Runs the batch.
-    pub fn time(&self) -> Result<Timing> {
-        let Side { stream, start, end, .. } = self.side;
+    /// Runs the batch beside so many bursts of each busy communicator; all ranks with the same number.
+    pub fn time(&self, bursts: usize) -> Result<Timing> {
+        let Side { stream, start, end, companions, .. } = self.side;
+        companions.begin(bursts)?;
         self.side.line_up()?;
         let mut calls_ns = Vec::new();
-        let total_us = if self.work.mode == Mode::Host {
+        if self.work.mode == Mode::Host {
             stream.synchronize()?;
-            self.issue_all(|| {
+        }
+        start.record(stream)?;
+        match &self.graph {
+            Some(graph) => graph.launch(stream)?,
+            None if self.work.mode == Mode::Host => self.issue_all(|| {
                 let began = Instant::now();
                 self.side.issue(&self.work)?;
                 calls_ns.push(began.elapsed().as_nanos().try_into().unwrap_or(u32::MAX));
                 Ok(())
-            })?;
-            stream.synchronize()?;
-            calls_ns.iter().map(|ns| f64::from(*ns)).sum::<f64>() / 1e3
-        } else {
-            start.record(stream)?;
-            match &self.graph {
-                Some(graph) => graph.launch(stream)?,
-                None => self.issue_all(|| self.side.issue(&self.work))?,
-            }
-            end.record(stream)?;
-            stream.synchronize()?;
-            end.us_since(start)?
+            })?,
+            None => self.issue_all(|| self.side.issue(&self.work))?,
+        }
+        end.record(stream)?;
+        stream.synchronize()?;
+        let device_us = end.us_since(start)?;
+        // Before the other side begins: its batches have their own company alone.
+        let busy_us = companions.end(start)?;
+        let total_us = match self.work.mode {
+            Mode::Host => calls_ns.iter().map(|ns| f64::from(*ns)).sum::<f64>() / 1e3,
+            Mode::Eager | Mode::Graph => device_us,
         };
-        Ok(Timing { us: total_us / self.calls as f64, calls_ns })
+        Ok(Timing { us: total_us / self.calls as f64, calls_ns, device_us, busy_us })
     }
 
     fn issue_all(&self, mut issue: impl FnMut() -> Result<()>) -> Result<()> {

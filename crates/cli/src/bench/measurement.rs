@@ -1,6 +1,7 @@
 //! A run of the benchmark's ranks, from a plan to what they found.
 
 use super::Cell;
+use super::company::Company;
 use super::first_use::FirstUse;
 use super::memory::Memory;
 use super::symmetric::{Symmetric, Wanted};
@@ -20,6 +21,8 @@ pub struct Plan<'a> {
     pub cells: &'a [Cell],
     pub reduction: Reduction,
     pub memory: Memory,
+    /// Communicators beside the measured ones.
+    pub company: Company,
     /// Batches of each side, of which the median counts.
     pub repeat: usize,
     /// For one cell, about.
@@ -54,13 +57,16 @@ pub fn measure(
 ) -> Result<Results> {
     let mut environment = machine.environment();
     environment.extend(plan.environment);
+    environment.extend(queues(plan.company));
     // Cycles tell nothing before their turn is over; one takes some hundredths of a second at most.
     let cycles = plan.symmetric.as_ref().map_or(0, |wanted| wanted.cycles);
     let launch = Launch {
         subcommand: BENCH_RANK,
         ranks: plan.ranks,
         environment,
-        silence: Duration::from_secs_f64(120.0 + 4.0 * plan.seconds + 0.1 * cycles as f64),
+        silence: Duration::from_secs_f64(
+            120.0 + 4.0 * f64::from(1 + plan.company.busy) * plan.seconds + 0.1 * cycles as f64,
+        ),
     };
     let job = |rank| Job {
         rank,
@@ -70,6 +76,7 @@ pub fn measure(
         cells: plan.cells.to_vec(),
         reduction: plan.reduction.name.to_owned(),
         memory: plan.memory,
+        company: plan.company,
         repeat: plan.repeat,
         batch_us: plan.seconds * 1e6 / (2 * plan.repeat) as f64,
         again: plan.again,
@@ -98,4 +105,12 @@ pub fn measure(
     let cells = cells.into_values().collect();
     let Outcome { nccl_version, first_uses, symmetric } = first;
     Ok(Results { cells, nccl_version, first_uses, symmetric })
+}
+
+/// Streams of a process share the device's queues, 8 unless this variable says more: a batch would wait for the bursts of a busy
+/// communicator in the same queue, not run beside them. What the user has set stays.
+fn queues(company: Company) -> Option<Variable> {
+    const NAME: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
+    let needs = company.busy > 0 && std::env::var_os(NAME).is_none();
+    needs.then(|| (NAME.into(), "32".into()))
 }

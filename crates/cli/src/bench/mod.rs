@@ -4,6 +4,8 @@
 //! real library of both sides is the same mapped file, since Windlass forwards to what `WINDLASS_NCCL` names.
 
 mod batch;
+mod companions;
+pub mod company;
 mod first_use;
 pub mod measurement;
 mod memory;
@@ -27,6 +29,7 @@ use crate::nccl::version_text;
 use crate::{search, text};
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use company::Company;
 use measurement::{Plan, Results, measure};
 use operation::Operation;
 use record::{MachineFacts, Record, Versions};
@@ -55,6 +58,8 @@ pub struct Options {
     /// Where buffers come from
     #[arg(long, value_enum, default_value_t = Memory::Device)]
     memory: Memory,
+    #[command(flatten)]
+    company: Company,
     /// How calls are issued
     #[arg(long, value_delimiter = ',', default_value = "eager,graph")]
     mode: Vec<Mode>,
@@ -157,11 +162,14 @@ pub fn run(options: &Options) -> Result<()> {
         eprintln!("bench: {}/{} {}", done.position + 1, cells.len(), done.describe());
     })?;
     let records = records(options, &machine, ranks, &results);
-    text::print(record::heading(ranks, options.memory) + "\n")?;
+    text::print(record::heading(ranks, options.memory, options.company) + "\n")?;
     text::print(record::table(&records))?;
     text::print(record::host_table(&records))?;
     text::print(record::summary(&records) + "\n")?;
     text::print(verdict::slower(&records) + "\n")?;
+    if let Some(line) = company::kept_up(&records) {
+        text::print(line + "\n")?;
+    }
     if options.first_use {
         text::print(first_use::table(&results.first_uses))?;
     }
@@ -218,6 +226,7 @@ fn plan<'a>(options: &Options, machine: &Machine, ranks: usize, cells: &'a [Cell
         cells,
         reduction: options.reduction,
         memory: options.memory,
+        company: options.company,
         repeat: options.repeat as usize,
         seconds: options.seconds,
         again: options.again.unwrap_or(if machine.is_simulated() { 0 } else { 3 }) as usize,
@@ -280,6 +289,7 @@ fn records(options: &Options, machine: &Machine, ranks: usize, results: &Results
         element: done.cell.element.name.to_owned(),
         bytes: done.bytes,
         memory: options.memory,
+        company: options.company,
         mode: done.cell.mode,
         calls: done.calls,
         repeat: options.repeat,
@@ -293,6 +303,8 @@ fn records(options: &Options, machine: &Machine, ranks: usize, results: &Results
         again: done.again,
         plain_host_ns: done.plain_host_ns,
         windlass_host_ns: done.windlass_host_ns,
+        plain_busy_part: done.plain_busy_part,
+        windlass_busy_part: done.windlass_busy_part,
         path: done.path.clone(),
     };
     results.cells.iter().map(record).collect()

@@ -52,21 +52,28 @@ fn title(record: &Record) -> String {
     let machine =
         if record.machine.simulated { "simulator: times mean nothing" } else { &record.machine.gpu };
     format!(
-        "{} {} {}, {} ranks, memory {}, NCCL {}, {machine}",
+        "{} {} {}, {} ranks, memory {}{}, NCCL {}, {machine}",
         record.op,
         record.element,
         record.mode.name(),
         record.ranks,
         record.memory.name(),
+        record.company.words(),
         record.versions.nccl
     )
+}
+
+/// Letters of a title that has to fit the width; one is about half as wide as high.
+fn caption_size(title: &str) -> u32 {
+    (2 * SIZE.0 / title.chars().count().max(1) as u32).clamp(8, 18)
 }
 
 fn draw_times(area: &Area, records: &[&Record]) -> Result<()> {
     let times = records.iter().flat_map(|record| [record.plain_us, record.windlass_us]);
     let (low, high) = range(times);
+    let title = title(records[0]);
     let mut chart = ChartBuilder::on(area)
-        .caption(title(records[0]), ("sans-serif", 18))
+        .caption(&title, ("sans-serif", caption_size(&title)))
         .margin(12)
         .x_label_area_size(32)
         .y_label_area_size(64)
@@ -169,9 +176,13 @@ mod tests {
             "through Windlass",
             "NCCL alone",
             "us a call",
-            "all_reduce float eager, 2 ranks, memory nccl",
+            "all_reduce float eager, 2 ranks, memory nccl, NCCL",
         ] {
             assert!(svg.contains(part), "no {part:?} in {svg}");
         }
+        let mut beside = records[0].clone();
+        beside.company.beside = 3;
+        let svg = std::fs::read_to_string(&draw(folder.path(), &[beside]).unwrap()[0]).unwrap();
+        assert!(svg.contains("memory nccl, beside 3 idle, NCCL"), "{svg}");
     }
 }

@@ -1,6 +1,7 @@
 //! Measurements as JSON lines and as a table.
 
 use super::Mode;
+use super::company::Company;
 use super::memory::Memory;
 use super::statistics::{HostTimes, geometric_mean};
 use crate::text;
@@ -22,6 +23,9 @@ pub struct Record {
     pub element: String,
     pub bytes: u64,
     pub memory: Memory,
+    /// As `beside` and `busy`.
+    #[serde(flatten)]
+    pub company: Company,
     pub mode: Mode,
     /// Calls of one batch.
     pub calls: usize,
@@ -43,6 +47,11 @@ pub struct Record {
     pub plain_host_ns: Option<HostTimes>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub windlass_host_ns: Option<HostTimes>,
+    /// The least part of a batch of each side during which all busy communicators ran; where there were any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub plain_busy_part: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub windlass_busy_part: Option<f64>,
     pub path: String,
 }
 
@@ -75,8 +84,8 @@ pub struct Versions {
 }
 
 /// What all lines of the table have in common.
-pub fn heading(ranks: usize, memory: Memory) -> String {
-    format!("bench: {ranks} ranks, memory {}", memory.name())
+pub fn heading(ranks: usize, memory: Memory, company: Company) -> String {
+    format!("bench: {ranks} ranks, memory {}{}", memory.name(), company.words())
 }
 
 /// The table of a run.
@@ -226,10 +235,15 @@ pub mod tests {
         assert_eq!(cells, ["all_reduce", "float", "1K", "5500", "7000", "2900", "3100", "Forward"]);
     }
 
-    /// Which memory is told above the table.
+    /// Which memory and which company are told above the table.
     #[test]
     fn headings() {
-        assert_eq!(heading(4, Memory::Nccl), "bench: 4 ranks, memory nccl");
+        assert_eq!(heading(4, Memory::Nccl, Company::default()), "bench: 4 ranks, memory nccl");
+        let company = Company { beside: 3, busy: 2 };
+        assert_eq!(
+            heading(4, Memory::Nccl, company),
+            "bench: 4 ranks, memory nccl, beside 3 idle and 2 busy"
+        );
     }
 
     /// The mean is over ratios, by mode; nothing measured is said.

@@ -2,6 +2,8 @@
 
 use super::Cell;
 use super::batch::{self, Batch, Side, Timing, Work};
+use super::companions::Companions;
+use super::company::{self, Company};
 use super::first_use::{self, FirstUse};
 use super::memory::Memory;
 use super::product::Product;
@@ -23,6 +25,9 @@ use windlass_engine::stats::snapshot::Snapshot;
 /// Of a size, before it is timed: Windlass registers the buffers of large all-gathers after three calls that could have been.
 const WARM_UP_CALLS: usize = 8;
 
+/// Runs of a batch that nobody counts, at most, to find how many bursts of busy communicators outlast it.
+const TRIALS_MAX: usize = 6;
+
 /// What a rank is to do.
 #[derive(Serialize, Deserialize)]
 pub struct Job {
@@ -34,6 +39,7 @@ pub struct Job {
     pub cells: Vec<Cell>,
     pub reduction: String,
     pub memory: Memory,
+    pub company: Company,
     pub repeat: usize,
     /// Microseconds that a batch should take.
     pub batch_us: f64,
@@ -63,6 +69,9 @@ pub struct CellDone {
     pub windlass: Spread,
     pub plain_host_ns: Option<HostTimes>,
     pub windlass_host_ns: Option<HostTimes>,
+    /// The least part of a batch during which all busy communicators ran; none if there were none.
+    pub plain_busy_part: Option<f64>,
+    pub windlass_busy_part: Option<f64>,
     /// Rounds of which this is the median one; 0: measured once.
     pub again: usize,
     /// How Windlass ran the calls.
@@ -113,8 +122,9 @@ fn rank(channel: &mut Channel, job: Job) -> Result<Outcome> {
     job.memory.check([&plain, &windlass])?;
     let first_uses = first_use::measure(channel, &gpu, [&plain, &windlass], &job)?;
     let symmetric = symmetric::measure(channel, &gpu, [&plain, &windlass], &job)?;
-    let plain = join(channel, &gpu, plain, &job)?;
-    let windlass = join(channel, &gpu, windlass, &job)?;
+    let nccl_version = plain.version();
+    let plain = join(channel, &gpu, plain, "NCCL", &job)?;
+    let windlass = join(channel, &gpu, windlass, "Windlass", &job)?;
     let wants_product = job.cells.iter().any(|cell| cell.operation.has_product());
     let product = wants_product.then(|| Product::new(&gpu, job.simulated, job.product)).transpose()?;
     if let Some(product) = product.as_ref().filter(|_| job.rank == 0) {
@@ -158,7 +168,7 @@ fn rank(channel: &mut Channel, job: Job) -> Result<Outcome> {
     drop(windows);
     windlass.destroy()?;
     plain.destroy()?;
-    Ok(Outcome { nccl_version: plain.nccl.version(), first_uses, symmetric })
+    Ok(Outcome { nccl_version, first_uses, symmetric })
 }
 
 /// A measurement to whoever started the run; all ranks have the same.
@@ -200,15 +210,17 @@ impl Bench<'_> {
         let calls = batch_calls(channel, plain, windlass, &work, job.batch_us)?;
         // After the warming up, whose calls may take other paths.
         let before = counts_of(&windlass.nccl, self.dump)?;
-        let [plain, through] = alternate(plain, windlass, work, calls, job.repeat)?;
+        let [plain, through] = alternate(channel, [plain, windlass], work, calls, job.repeat)?;
         let after = counts_of(&windlass.nccl, self.dump)?;
-        let mut gathered = |timings: Vec<Timing>| -> Result<(Spread, Option<HostTimes>)> {
+        let mut gathered = |timings: Vec<Timing>| -> Result<(Spread, Option<HostTimes>, Option<f64>)> {
             let us: Vec<f64> = timings.iter().map(|timing| timing.us).collect();
+            let parts: Vec<f64> = timings.iter().filter_map(busy_part).collect();
             let calls_ns: Vec<u32> = timings.into_iter().flat_map(|timing| timing.calls_ns).collect();
-            Ok((spread(&channel.exchange(&us)?), host_times(&channel.exchange(&calls_ns)?)))
+            let least = channel.exchange(&parts)?.into_iter().flatten().reduce(f64::min);
+            Ok((spread(&channel.exchange(&us)?), host_times(&channel.exchange(&calls_ns)?), least))
         };
-        let (plain, plain_host_ns) = gathered(plain)?;
-        let (windlass, windlass_host_ns) = gathered(through)?;
+        let (plain, plain_host_ns, plain_busy_part) = gathered(plain)?;
+        let (windlass, windlass_host_ns, windlass_busy_part) = gathered(through)?;
         Ok(CellDone {
             position,
             cell: *cell,
@@ -218,6 +230,8 @@ impl Bench<'_> {
             windlass,
             plain_host_ns,
             windlass_host_ns,
+            plain_busy_part,
+            windlass_busy_part,
             again: 0,
             path: counts::paths_between(&before, &after, cell.operation.functions()),
         })
@@ -230,10 +244,11 @@ pub(super) fn counts_of(windlass: &Nccl, file: &Path) -> Result<Snapshot> {
     counts::read(file)
 }
 
-fn join(channel: &mut Channel, gpu: &Gpu, nccl: Nccl, job: &Job) -> Result<Side> {
-    let communicator = communicator(channel, &nccl, job)?;
-    let other = self::communicator(channel, &nccl, job)?;
-    Side::new(gpu, nccl, communicator, other)
+/// A side and its company, which comes after what is measured: on a device the first communicator is not like others.
+fn join(channel: &mut Channel, gpu: &Gpu, nccl: Nccl, name: &str, job: &Job) -> Result<Side> {
+    let measured = [communicator(channel, &nccl, job)?, communicator(channel, &nccl, job)?];
+    let companions = Companions::new(channel, gpu, &nccl, name, job)?;
+    Side::new(gpu, nccl, measured, companions)
 }
 
 /// A new communicator of all ranks.
@@ -265,23 +280,42 @@ fn batch_calls(
 
 /// Every repetition of the real library and of Windlass; who begins alternates.
 fn alternate(
-    plain: &Side,
-    windlass: &Side,
+    channel: &mut Channel,
+    [plain, windlass]: [&Side; 2],
     work: Work,
     calls: usize,
     repeat: usize,
 ) -> Result<[Vec<Timing>; 2]> {
     let batches = [Batch::new(plain, work, calls)?, Batch::new(windlass, work, calls)?];
+    let bursts = [try_out(channel, plain, &batches[0])?, try_out(channel, windlass, &batches[1])?];
     let mut timings = [Vec::new(), Vec::new()];
-    // One batch each that nobody counts: a graph's first launch uploads it.
-    batches.iter().try_for_each(|batch| batch.time().map(drop))?;
     for repetition in 0..repeat {
         for turn in 0..2 {
             let side = (repetition + turn) % 2;
-            timings[side].push(batches[side].time()?);
+            timings[side].push(batches[side].time(bursts[side])?);
         }
     }
     Ok(timings)
+}
+
+/// Runs a batch that nobody counts, since a graph's first launch uploads it; beside busy communicators until it is known how many
+/// bursts of each outlast it, the same on all ranks.
+fn try_out(channel: &mut Channel, side: &Side, batch: &Batch) -> Result<usize> {
+    let mut bursts = side.bursts_first();
+    for _ in 0..TRIALS_MAX {
+        let timing = batch.time(bursts)?;
+        let Some(busy_us) = timing.busy_us else { break };
+        let wanted = company::bursts_for(bursts, busy_us, timing.device_us);
+        let most = channel.exchange(&wanted)?.into_iter().fold(bursts, usize::max);
+        if most == std::mem::replace(&mut bursts, most) {
+            break;
+        }
+    }
+    Ok(bursts)
+}
+
+fn busy_part(timing: &Timing) -> Option<f64> {
+    timing.busy_us.map(|busy_us| company::part(busy_us, timing.device_us))
 }
 
 #[cfg(test)]

@@ -88,6 +88,8 @@ mod tests {
             windlass: spread(windlass),
             plain_host_ns: None,
             windlass_host_ns: None,
+            plain_busy_part: None,
+            windlass_busy_part: None,
             again: 0,
             path: "fast".into(),
         }

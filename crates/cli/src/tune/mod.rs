@@ -7,6 +7,7 @@
 mod limit;
 mod written;
 
+use crate::bench::company::{self, Company};
 use crate::bench::measurement::{Plan, measure};
 use crate::bench::operation::Operation;
 use crate::bench::sizes::Sizes;
@@ -44,6 +45,9 @@ pub struct Options {
     /// Seconds for one size of one collective, about
     #[arg(long, default_value_t = 0.2)]
     seconds: f64,
+    /// Further communicators of each side that stay idle while all is measured, as in jobs with several groups
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = company::idle())]
+    beside: u32,
     /// The real NCCL library [default: searched as `windlass doctor` shows]
     #[arg(long, value_name = "PATH")]
     nccl: Option<PathBuf>,
@@ -75,7 +79,8 @@ pub fn run(options: &Options) -> Result<()> {
     })?;
     let sizes = options.sizes.clone().map_or_else(|| usual_sizes(&machine), Ok)?;
     let ranks = ranks(options, &machine)?;
-    eprintln!("tune: ranks {:?} {}", ranks, machine.describe());
+    let company = Company { beside: options.beside, busy: 0 }.words();
+    eprintln!("tune: ranks {:?} {}{company}", ranks, machine.describe());
     if machine.is_simulated() {
         eprintln!("tune: times on the simulator say nothing about GPUs; only that everything runs");
     }
@@ -91,7 +96,7 @@ pub fn run(options: &Options) -> Result<()> {
         tuned.extend(cells);
         nccl_version = version;
     }
-    let text = written::table(&Circumstances::of(&machine, nccl_version), &tuned);
+    let text = written::table(&Circumstances::of(&machine, nccl_version, options.beside), &tuned);
     let table = Table::parse(&text).context("the table that was made cannot be read")?;
     file.write_all(text.as_bytes())?;
     file.persist(&options.out).with_context(|| format!("cannot write {}", options.out.display()))?;
@@ -202,6 +207,7 @@ impl Tuning<'_> {
             cells,
             reduction: SUM,
             memory: Memory::Device,
+            company: Company { beside: self.options.beside, busy: 0 },
             repeat: self.options.repeat as usize,
             seconds: self.options.seconds,
             // Here what is unclear is, whichever side it favours.

@@ -16,6 +16,8 @@ pub struct Circumstances {
     pub driver: String,
     pub nccl: String,
     pub simulated: bool,
+    /// Idle communicators of each side.
+    pub beside: u32,
 }
 
 /// A cell, and the measurements that it stands on.
@@ -25,13 +27,14 @@ pub struct Tuned {
 }
 
 impl Circumstances {
-    pub fn of(machine: &Machine, nccl_version: i32) -> Circumstances {
+    pub fn of(machine: &Machine, nccl_version: i32, beside: u32) -> Circumstances {
         Circumstances {
             date: date(SystemTime::now()),
             gpu: machine.device_name().to_owned(),
             driver: machine.gpus.driver.clone().unwrap_or_else(|| "unknown".into()),
             nccl: version_text(nccl_version),
             simulated: machine.is_simulated(),
+            beside,
         }
     }
 }
@@ -56,7 +59,7 @@ pub fn forced(keys: &[Key]) -> String {
 
 /// The whole text.
 pub fn table(circumstances: &Circumstances, tuned: &[Tuned]) -> String {
-    let Circumstances { date, gpu, driver, nccl, simulated } = circumstances;
+    let Circumstances { date, gpu, driver, nccl, simulated, beside } = circumstances;
     let mut text = format!(
         "{HEAD}\n# windlass tune {}, {date}, {gpu}, driver {driver}, NCCL {nccl}\n",
         env!("CARGO_PKG_VERSION")
@@ -64,7 +67,8 @@ pub fn table(circumstances: &Circumstances, tuned: &[Tuned]) -> String {
     if *simulated {
         text += "# On the simulator: the figures say nothing.\n";
     }
-    text += "# Bytes of the larger buffer; us of a call, fp32: NCCL alone, Windlass; who was faster.\n";
+    text += &format!("# Beside {beside} idle communicators of each side. ");
+    text += "Bytes of the larger buffer; us of a call, fp32: NCCL alone, Windlass; who was faster.\n";
     for Tuned { cell, measured } in tuned {
         text.push('\n');
         for done in measured {
@@ -126,6 +130,8 @@ mod tests {
             windlass: spread(windlass),
             plain_host_ns: None,
             windlass_host_ns: None,
+            plain_busy_part: None,
+            windlass_busy_part: None,
             again: 0,
             path: "fast".into(),
         }
@@ -141,11 +147,13 @@ mod tests {
             driver: "570".into(),
             nccl: "2.28.9".into(),
             simulated: false,
+            beside: 3,
         };
         let text = table(&circumstances, &tuned);
         assert_eq!(Table::parse(&text).unwrap().get(&KEY), Some(Some(1024)));
         let lines: Vec<&str> = text.lines().collect();
         assert!(lines[1].contains("2026-01-31T12:00:00Z, NVIDIA H200, driver 570, NCCL 2.28.9"), "{text}");
+        assert!(lines[2].starts_with("# Beside 3 idle communicators of each side. Bytes"), "{text}");
         assert_eq!(
             lines[4..],
             [

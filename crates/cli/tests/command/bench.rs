@@ -58,6 +58,8 @@ fn measures() {
         assert!([0, 2].contains(&line["again"].as_u64().unwrap()), "{line}");
         let reduction = (line["op"] == "all_reduce").then_some("max");
         assert_eq!(line.get("reduction").and_then(Value::as_str), reduction, "{line}");
+        assert_eq!((&line["beside"], &line["busy"]), (&0.into(), &0.into()), "{line}");
+        assert!(line.get("plain_busy_part").is_none(), "{line}");
         // The host's name is nobody's business.
         assert!(!line.to_string().contains("host\":\"") || line["mode"] == "host", "{line}");
     }
@@ -164,6 +166,63 @@ fn memories() {
     }
 }
 
+/// Beside idle and busy communicators all modes run, on an odd number of ranks too, and all that is told tells of them. What the
+/// busy ones call is not taken for what is measured.
+#[test]
+fn company() {
+    for ranks in ["2", "3"] {
+        let folder = tempfile::tempdir().unwrap();
+        let (json, plot) = (folder.path().join("lines.json"), folder.path().join("plots"));
+        let mut command = windlass(&["bench", "--sim", "--ranks", ranks, "--beside", "2", "--busy", "2"]);
+        command.args(["--op", "all_reduce,send_ring", "--sizes", "1K,64K", "--mode", "eager,graph,host"]);
+        command
+            .args(["--repeat", "2", "--seconds", "0.01"])
+            .arg("--json")
+            .arg(&json)
+            .arg("--plot")
+            .arg(&plot);
+        command.env("WINDLASS_FABRIC", "on");
+        let (code, printed, told) = outcome(command);
+        assert_eq!(code, Some(0), "{printed}{told}");
+        let heading = format!("bench: {ranks} ranks, memory device, beside 2 idle and 2 busy\n");
+        assert!(printed.starts_with(&heading), "{printed}");
+        assert!(printed.contains("busy communicators ran all through a measurement: of NCCL "), "{printed}");
+        let text = std::fs::read_to_string(&json).unwrap();
+        let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(lines.len(), 2 * 2 * 3, "{text}");
+        for line in &lines {
+            assert_eq!((&line["beside"], &line["busy"]), (&2.into(), &2.into()), "{line}");
+            for side in ["plain_busy_part", "windlass_busy_part"] {
+                assert!((0.0..=1.0).contains(&line[side].as_f64().unwrap()), "{line}");
+            }
+            let path = match (line["op"] == "send_ring", line["bytes"] == 1024) {
+                (true, _) => "mailbox",
+                (false, true) => "fast",
+                (false, false) => "forward",
+            };
+            assert_eq!(line["path"], path, "{line}");
+        }
+        let picture = std::fs::read_to_string(plot.join("all_reduce-float-eager.svg")).unwrap();
+        assert!(picture.contains("beside 2 idle and 2 busy"), "{picture}");
+    }
+}
+
+/// A communicator of the company that cannot be made is named: which, of how many, of which side.
+#[test]
+fn company_that_does_not_come() {
+    // NCCL's measured ones are the first two of a process, then comes its company.
+    for (refused, name) in
+        [("4", "NCCL's idle communicator 2 of 2"), ("5", "NCCL's busy communicator 1 of 1")]
+    {
+        let mut command = windlass(&["bench", "--sim", "--ranks", "2", "--beside", "2", "--busy", "1"]);
+        command.args(["--op", "all_reduce", "--sizes", "1K", "--repeat", "1", "--seconds", "0.01"]);
+        command.env("WINDLASS_SIM_REFUSED_BIRTHS", refused);
+        let (code, _, told) = outcome(command);
+        assert_eq!(code, Some(1), "{told}");
+        assert!(told.contains(&format!("{name} cannot be made: ncclCommInitRank answered")), "{told}");
+    }
+}
+
 /// Blocks, windows and cycles of both sides: NCCL makes each anew, Windlass finds them again, and nothing grows.
 #[test]
 fn symmetric_memory() {
@@ -243,6 +302,9 @@ fn refusals() {
         (&["--seconds", "0"], 1, "--seconds 0: expected more than 0"),
         (&["--memory", "managed"], 2, "[possible values: device, nccl, window, beside]"),
         (&["--repeat", "0"], 2, "0 is not in 1.."),
+        (&["--busy", "9"], 2, "9 is not in 0..=8"),
+        (&["--beside", "65"], 2, "65 is not in 0..=64"),
+        (&["--beside", "few"], 2, "invalid value 'few' for '--beside <N>'"),
         (&["--product", "100"], 1, "--product 100: expected a multiple of 64"),
         (&["--symmetric-memory", "5000"], 1, "--symmetric-memory 5000: expected multiples of 4096"),
         (&["--symmetric-memory", "0"], 1, "--symmetric-memory 0: expected"),

@@ -18,6 +18,8 @@ fn writes_a_table() {
     assert!(!text.contains("NCCL ran both"), "{text}");
     assert!(told.contains("28/28") && told.contains(" left"), "{told}");
     assert!(text.contains("On the simulator") && text.contains("NCCL 2.28.9"), "{text}");
+    // Unless something else is asked for.
+    assert!(told.contains("beside 3 idle") && text.contains("# Beside 3 idle communicators"), "{told}{text}");
     let table = Table::parse(&text).unwrap();
     assert_eq!(table.cells(), Collective::ALL.len(), "{text}");
     assert!(printed.contains(&format!("{:016x}", table.hash())), "{printed}");
@@ -55,15 +57,16 @@ fn a_table_holds() {
 /// What cannot be is said before anything is measured.
 #[test]
 fn refuses() {
-    for (arguments, reason) in [
-        (["--ranks", "1", "--out", "/tmp/x"], "expected 2 to 8"),
-        (["--ranks", "99", "--out", "/tmp/x"], "expected 1 to"),
-        (["--ranks", "2", "--out", "/nowhere/at/all"], "cannot write beside"),
+    for (arguments, code, reason) in [
+        (&["--ranks", "1", "--out", "/tmp/x"][..], 1, "expected 2 to 8"),
+        (&["--ranks", "99", "--out", "/tmp/x"], 1, "expected 1 to"),
+        (&["--ranks", "2", "--out", "/nowhere/at/all"], 1, "cannot write beside"),
+        (&["--ranks", "2", "--out", "/tmp/x", "--beside", "65"], 2, "65 is not in 0..=64"),
     ] {
         let mut command = windlass(&["tune", "--sim"]);
         command.args(arguments);
-        let (code, _, told) = outcome(command);
-        assert_eq!(code, Some(1), "{told}");
+        let (found, _, told) = outcome(command);
+        assert_eq!(found, Some(code), "{told}");
         assert!(told.contains(reason), "{told}");
     }
 }
