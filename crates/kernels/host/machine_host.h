@@ -17,6 +17,11 @@
 //    system fence. A protocol that announces a chunk without that fence reads old bytes here at once.
 //  - Lanes of a warp are scheduled one by one and switch only at collectives and pauses; a collective that not all
 //    lanes reach ends the program.
+//  - Residency: without a Device all blocks of all kernels are resident. A Device has room for so many blocks, whatever
+//    their threads and shared memory, of all kernels that are launched on it: they come in by order of launches, a
+//    kernel's ascending, clusters whole, each as soon as there is room, and a block's room comes free when its last warp
+//    has ended. Stronger than a GPU in one point: that may let a kernel in before all blocks of the one before are, or
+//    place a block beside smaller ones. Nothing may rest on that, and here it cannot.
 #pragma once
 #include <sched.h>
 
@@ -71,14 +76,20 @@ struct Random {
 
 // How rough the tests are: one in `rarity` operations is followed by a delay; 0: none is.
 inline std::atomic<uint32_t> delay_rarity{64};
+// Set whenever a warp has moved something, for who watches for kernels that wait for ever. A flag: hundreds of threads would
+// quarrel over a count.
+inline std::atomic<bool> something_moved{false};
 
 struct Copy {
   char* to;
   std::vector<char> bytes;
 };
 
+struct Kernel;
 struct Block {
   uint32_t index, count, threads;
+  Kernel* kernel;
+  uint32_t live;  // warps that have not ended
   std::vector<uint64_t> memory;
   std::atomic<uint32_t> arrived{0}, generation{0};
   std::mutex in_flight_lock;  // protects in_flight; nothing else is taken while it is held
@@ -319,7 +330,10 @@ struct Warp {
       // Longer the longer it waits: hundreds of warps that wait for a peer else leave nobody the time to help them.
       std::this_thread::sleep_for(std::chrono::microseconds((HOST_TSAN ? 300 : 30) * (idle < 64 ? 1 : idle < 512 ? 4 : 32)));
   }
-  HOST_QUIET void moved() { idle = 0; }
+  HOST_QUIET void moved() {
+    idle = 0;
+    if (!something_moved.load(std::memory_order_relaxed)) something_moved.store(true, std::memory_order_relaxed);
+  }
   HOST_QUIET void part() { together[lane] = false; }
   HOST_QUIET void join() { together[lane] = true; }
   HOST_QUIET bool is_together() { return together[lane]; }
@@ -349,6 +363,24 @@ HOST_QUIET inline void fiber_main() {
   current->finish_lane();
 }
 
+// A GPU's room for blocks.
+struct Device {
+  uint32_t free;                     // this and the queue are protected by the machine's lock
+  std::deque<Kernel*> queue;         // kernels of which blocks wait for room, in order of launches
+  std::atomic<uint32_t> launched{0};  // kernels, from birth
+
+  explicit Device(uint32_t slots) : free(slots) {}
+};
+
+struct Kernel {
+  const uint32_t blocks, threads, shared_bytes, cluster;
+  const std::function<void()>& body;
+  Device* const device;  // null: room for all
+  Random random;
+  std::vector<std::unique_ptr<Block>> admitted;
+  uint32_t ended;  // blocks
+};
+
 // Runs `body` on blocks * threads / 32 warps and returns when all have ended: a launch and its synchronisation.
 class Machine {
  public:
@@ -361,39 +393,69 @@ class Machine {
     for (auto& worker : workers_) worker.join();
   }
 
-  void launch(uint32_t blocks, uint32_t threads, uint32_t shared_bytes, uint64_t seed, const std::function<void()>& body) {
-    std::vector<std::unique_ptr<Block>> made;
-    std::atomic<uint32_t> running{blocks * threads / 32};
-    Random random{seed};
-    {
-      std::lock_guard<std::mutex> guard(lock_);
-      for (uint32_t b = 0; b < blocks; ++b) {
-        made.emplace_back(new Block);
-        Block& block = *made.back();
-        block.index = b;
-        block.count = blocks;
-        block.threads = threads;
-        block.memory.assign(shared_bytes / 8 + 32, 0xcdcdcdcdcdcdcdcdull);
-        for (uint32_t w = 0; w < threads / 32; ++w) waiting_.push_back({&block, w, &body, random.next(), &running});
-      }
-      // Every warp has a thread of its own: all blocks are resident.
-      wanted_ += blocks * threads / 32;
-      while (workers_.size() < wanted_) workers_.emplace_back([this] { work(); });
-    }
-    wake_.notify_all();
+  void launch(uint32_t blocks, uint32_t threads, uint32_t shared_bytes, uint64_t seed, const std::function<void()>& body,
+              Device* device = nullptr, uint32_t cluster = 1) {
+    Kernel kernel{blocks, threads, shared_bytes, cluster, body, device, {seed}, {}, 0};
     std::unique_lock<std::mutex> guard(lock_);
-    ended_.wait(guard, [&] { return running.load() == 0; });
-    wanted_ -= blocks * threads / 32;
+    if (device) {
+      device->queue.push_back(&kernel);
+      ++device->launched;
+      fill(*device);
+    } else {
+      admit(kernel, blocks);
+    }
+    ended_.wait(guard, [&] { return kernel.ended == blocks; });
   }
 
  private:
   struct Task {
     Block* block;
     uint32_t warp;
-    const std::function<void()>* body;
     uint64_t seed;
-    std::atomic<uint32_t>* running;
   };
+
+  void fill(Device& device) {
+    while (!device.queue.empty()) {
+      Kernel& kernel = *device.queue.front();
+      if (kernel.admitted.size() == kernel.blocks) {
+        device.queue.pop_front();
+        continue;
+      }
+      const uint32_t left = kernel.blocks - (uint32_t)kernel.admitted.size(), together = kernel.cluster < left ? kernel.cluster : left;
+      if (device.free < together) return;
+      device.free -= together;
+      admit(kernel, together);
+    }
+  }
+
+  // Every warp of a resident block has a thread of its own.
+  void admit(Kernel& kernel, uint32_t blocks) {
+    const uint32_t warps = kernel.threads / 32;
+    wanted_ += blocks * warps;
+    for (; blocks; --blocks) {
+      kernel.admitted.emplace_back(new Block);
+      Block& block = *kernel.admitted.back();
+      block.index = (uint32_t)kernel.admitted.size() - 1;
+      block.count = kernel.blocks;
+      block.threads = kernel.threads;
+      block.kernel = &kernel;
+      block.live = warps;
+      block.memory.assign(kernel.shared_bytes / 8 + 32, 0xcdcdcdcdcdcdcdcdull);
+      for (uint32_t w = 0; w < warps; ++w) waiting_.push_back({&block, w, kernel.random.next()});
+    }
+    while (workers_.size() < wanted_) workers_.emplace_back([this] { work(); });
+    wake_.notify_all();
+  }
+
+  void end(Block& block) {
+    Kernel& kernel = *block.kernel;
+    wanted_ -= kernel.threads / 32;
+    something_moved = true;
+    if (++kernel.ended == kernel.blocks) ended_.notify_all();
+    if (!kernel.device) return;
+    ++kernel.device->free;
+    fill(*kernel.device);
+  }
 
   void work() {
     Warp warp;
@@ -406,7 +468,7 @@ class Machine {
       guard.unlock();
       warp.block = task.block;
       warp.index = task.warp;
-      warp.body = task.body;
+      warp.body = &task.block->kernel->body;
       warp.random.state = task.seed;
       warp.loads.clear();
       warp.stores.clear();
@@ -416,7 +478,7 @@ class Machine {
         std::abort();
       }
       guard.lock();
-      if (--*task.running == 0) ended_.notify_all();
+      if (--task.block->live == 0) end(*task.block);
     }
   }
 
