@@ -2,6 +2,7 @@
 // Usage: mail_test SCENARIO [SEED]. Prints the seed; exits 0 only if every byte arrived and none beside it was touched.
 #include "../device/group.cuh"
 #include "arrange.h"
+#include "residency.h"
 
 #include <unistd.h>
 
@@ -62,6 +63,7 @@ struct World {
   uint32_t control = 0;
   std::vector<WindlassMailReport> reports;
   std::vector<std::vector<uint8_t>> wishes;  // [rank]
+  residency::Gpus* gpus = nullptr;           // null: all blocks are resident
 
   explicit World(const Options& o) : options(o), pairs(o.ranks * o.ranks), peers(o.ranks), reports(o.ranks), wishes(o.ranks, std::vector<uint8_t>(2 * WINDLASS_WISHES_PER_WIRE)) {
     geometry = {o.first_tag, o.bulk_from, o.line_lanes, o.line_slots, o.bulk_lanes, o.bulk_slots, o.chunk, 0};
@@ -144,7 +146,11 @@ struct World {
     WindlassMailGeometry own = geometry;
     own.rank = rank;
     const MailShape shape = mail_arrange(calls.data(), calls.size(), peers[rank].data(), peers[rank].size(), own, limits, launch, operations);
-    if (shape.blocks == 0) return;
+    host::Device* const device = gpus ? &gpus->devices[rank] : nullptr;
+    if (shape.blocks == 0) {
+      if (device) ++device->launched;  // its turn is over
+      return;
+    }
     expect(shape.blocks != mail_refused, "too many lanes");
     launch.control = reinterpret_cast<uint64_t>(&control);
     launch.report = reinterpret_cast<uint64_t>(&reports[rank]);
@@ -157,7 +163,17 @@ struct World {
     std::vector<uint64_t> parameter(WINDLASS_LAUNCH_BYTES / 8, 0xababababababababull);
     std::memcpy(parameter.data(), &launch, shape.parameter_bytes);
     const auto& given = *reinterpret_cast<const WindlassMailLaunch*>(parameter.data());
-    machine.launch(shape.blocks, shape.threads, shape.shared_bytes, random, [&given] { run_group(given); });
+    machine.launch(shape.blocks, shape.threads, shape.shared_bytes, random, [&given] { run_group(given); }, device, shape.cluster);
+  }
+  bool aborted() const { return __atomic_load_n(&control, __ATOMIC_ACQUIRE) != WINDLASS_CONTROL_RUN; }
+  void abort() { __atomic_store_n(&control, (uint32_t)WINDLASS_CONTROL_ABORT, __ATOMIC_RELEASE); }
+  void print_reports() const {
+    for (uint32_t rank = 0; rank < options.ranks; ++rank)
+      for (uint32_t i = 0; i < std::min<uint32_t>(reports[rank].claimed, 4); ++i) {
+        const WindlassMailReportEntry& entry = reports[rank].entries[i];
+        std::fprintf(stderr, "rank %u waits for rank %u, lane %u, what %u, message %u, unit %llu, seen %llu\n", rank, entry.peer, entry.lane, entry.waited_for, entry.operation,
+                     (unsigned long long)entry.sequence, (unsigned long long)entry.seen);
+      }
   }
 
   // At the end every unit sent was received, and the two sides agree on how many.
@@ -255,6 +271,7 @@ struct How {
   uint32_t sender_groups = 1;
   uint32_t late_microseconds = 0;   // a rank starts each step up to this late
   uint32_t late_rank = ~0u;         // this rank starts late each time
+  std::function<void(uint32_t, size_t)> turn = {};  // returns when this rank may launch this step
 };
 
 MailLimits limits_of(const Options& o) { return {o.bulk_copies, o.stages, 220u << 10}; }
@@ -263,6 +280,7 @@ MailLimits limits_of(const Options& o) { return {o.bulk_copies, o.stages, 220u <
 void run_rank(World& world, uint32_t rank, const std::vector<Step>& steps, const How& how, uint64_t random_seed) {
   host::Random random{random_seed};
   uint64_t base = 0;
+  size_t number = 0;
   for (const Step& step : steps) {
     std::vector<std::unique_ptr<Buffer>> buffers(step.messages.size() * 2);
     std::vector<MailCall> calls;
@@ -282,6 +300,7 @@ void run_rank(World& world, uint32_t rank, const std::vector<Step>& steps, const
     }
     if (how.late_microseconds) usleep((useconds_t)random.below(how.late_microseconds));
     if (rank == how.late_rank) usleep(20000);
+    if (how.turn) how.turn(rank, number++);
     const MailLimits limits = limits_of(world.options);
     if (how.sender_groups == 1) {
       world.group(rank, calls, limits, random.next());
@@ -294,6 +313,7 @@ void run_rank(World& world, uint32_t rank, const std::vector<Step>& steps, const
         at += take;
       }
     }
+    if (world.aborted()) return;
     for (size_t i = 0; i < step.messages.size(); ++i) {
       if (buffers[2 * i]) buffers[2 * i]->check(base + i, "sent");
       if (buffers[2 * i + 1]) buffers[2 * i + 1]->check(base + i, "received");
@@ -304,18 +324,36 @@ void run_rank(World& world, uint32_t rank, const std::vector<Step>& steps, const
 
 uint64_t bytes_moved = 0;
 
-void run_all(World& world, const std::vector<Step>& steps, const How& how = {}) {
+// What one communicator does.
+struct Run {
+  World& world;
+  const std::vector<Step>& steps;
+  const How& how;
+};
+
+// All ranks of all of them at once.
+void run_together(const std::vector<Run>& runs) {
   host::Random random{seed ^ 0x77};
-  std::vector<std::thread> ranks;
-  for (uint32_t rank = 0; rank < world.options.ranks; ++rank) {
-    const uint64_t own = random.next();
-    ranks.emplace_back([&world, &steps, &how, rank, own] { run_rank(world, rank, steps, how, own); });
+  residency::Threads threads;
+  for (const Run& run : runs)
+    for (uint32_t rank = 0; rank < run.world.options.ranks; ++rank) {
+      const uint64_t own = random.next();
+      threads.start([run, rank, own] { run_rank(run.world, rank, run.steps, run.how, own); });
+    }
+  const auto stop = [&] {
+    for (const Run& run : runs) run.world.abort();
+  };
+  if (!threads.join(stop)) {
+    for (const Run& run : runs) run.world.print_reports();
+    fail("the ranks wait for ever, " + (runs[0].world.gpus ? runs[0].world.gpus->name() : "all blocks resident"));
   }
-  for (auto& rank : ranks) rank.join();
-  world.check_words();
-  for (const Step& step : steps)
-    for (const Message& message : step.messages) bytes_moved += message.bytes;
+  for (const Run& run : runs) {
+    run.world.check_words();
+    for (const Step& step : run.steps)
+      for (const Message& message : step.messages) bytes_moved += message.bytes;
+  }
 }
+void run_all(World& world, const std::vector<Step>& steps, const How& how = {}) { run_together({{world, steps, how}}); }
 
 #if HOST_TSAN
 constexpr int scale = 6;  // fewer and smaller: a sanitized run is ten times slower
@@ -908,6 +946,107 @@ void random_groups() {
   std::printf("%d communicators\n", worlds);
 }
 
+// --- few resident blocks ------------------------------------------------------------------------------------------------
+
+// A geometry of several blocks, that is quickly used up.
+Options of_few_blocks(host::Random& random, uint32_t ranks) {
+  Options o;
+  o.ranks = ranks;
+  o.bulk_lanes = (uint32_t[]){2, 3, 4, 6, 8, 8, 12}[random.below(HOST_TSAN ? 4 : 7)];
+  o.line_lanes = 8 + (uint32_t)random.below(HOST_TSAN ? 9 : 20);
+  o.line_slots = 1u << random.below(3);
+  o.bulk_slots = 1u << random.below(3);
+  // Two chunks of a lane or three are a message.
+  o.chunk = windlass_divided_up(o.line_lanes * 1920 / o.bulk_lanes / 2, 128) * 128;
+  o.bulk_from = random.below(3) == 0 ? 1 << 30 : random.below(o.line_lanes * 1920);
+  o.bulk_copies = random.below(3) != 0;
+  o.stages = 2;
+  return o;
+}
+uint32_t cluster_of(const Options& o) { return o.bulk_lanes < 4 ? 1 : 4; }
+// With what fills up clusters.
+uint32_t grid_of(const Options& o) { return windlass_divided_up(o.bulk_lanes, cluster_of(o)) * cluster_of(o); }
+uint64_t any_size(host::Random& random, const Options& o) {
+  return random.below(random.below(3) ? 4000 : o.line_lanes * 1920 * 3 / 2);
+}
+// Every rank is in it: else it would have no part in the order of launches.
+Step any_step(host::Random& random, const Options& o) {
+  const auto size = [&] { return any_size(random, o); };
+  switch (random.below(6)) {
+    case 0: return pattern("ring", o.ranks, size);
+    case 1: return pattern("gather", o.ranks, size);
+    case 2: return pattern("scatter", o.ranks, size);
+    case 3:
+    case 4: return pattern("all_to_all", o.ranks, size);
+  }
+  Step step;
+  for (uint64_t i = 1 + random.below(3 * o.ranks); i; --i) {
+    const uint32_t from = (uint32_t)random.below(o.ranks), to = (from + 1 + (uint32_t)random.below(o.ranks - 1)) % o.ranks;
+    for (uint64_t several = 1 + random.below(3); several; --several) step.messages.push_back({from, to, size()});
+  }
+  return step;
+}
+std::vector<Step> any_steps(host::Random& random, const Options& o, size_t count) {
+  std::vector<Step> steps;
+  while (steps.size() < count) steps.push_back(any_step(random, o));
+  return steps;
+}
+
+// Each rank's GPU has room for a part of the grid, down to one cluster, and each another part.
+void few_blocks_resident() {
+  host::Random random{seed};
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(4);
+  int worlds = 0;
+  do {
+    const Options o = of_few_blocks(random, HOST_TSAN ? 2 + worlds % 2 : (uint32_t[]){2, 3, 4, 8}[worlds % 4]);
+    residency::Gpus gpus(grid_of(o), cluster_of(o), residency::any_slots(random, o.ranks, cluster_of(o), grid_of(o)));
+    World world(o);
+    world.gpus = &gpus;
+    run_all(world, any_steps(random, o, HOST_TSAN ? 2 : 4), {1, 200});
+    ++worlds;
+  } while (std::chrono::steady_clock::now() < end);
+  std::printf("%d communicators\n", worlds);
+}
+
+// Several communicators on the same GPUs, whose kernels come in another order on some ranks: those that are resident wait for a
+// peer's that has no room yet.
+void communicators_share_gpus() {
+  host::Random random{seed};
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(4);
+  int worlds_made = 0;
+  do {
+    const uint32_t ranks = HOST_TSAN ? 2 : (uint32_t[]){2, 3, 4}[random.below(3)];
+    std::vector<Options> options;
+    uint32_t grid = 0, cluster = 0;
+    for (int i = 0; i < (HOST_TSAN ? 3 : 5); ++i) {
+      options.push_back(of_few_blocks(random, ranks));
+      grid = std::max(grid, grid_of(options[i]));
+      cluster = std::max(cluster, cluster_of(options[i]));
+    }
+    residency::Gpus gpus(grid, cluster, residency::any_slots(random, ranks, grid + cluster, 2 * grid + cluster));
+    residency::Turns turns(gpus, (uint32_t)options.size(), random);
+    std::deque<World> worlds;
+    std::deque<How> hows;
+    std::deque<std::vector<Step>> steps;
+    std::vector<Run> runs;
+    for (uint32_t i = 0; i < turns.communicators(); ++i) {
+      World& world = worlds.emplace_back(options[i]);
+      world.gpus = &gpus;
+      How& how = hows.emplace_back();
+      how.late_microseconds = 200;
+      how.turn = [&world, &turns, i](uint32_t rank, size_t step) { turns.wait(rank, i, step, [&world] { return world.aborted(); }); };
+      steps.push_back(any_steps(random, options[i], HOST_TSAN ? 2 : 3));
+      // What a rank sends to itself is copied by blocks more.
+      for (Step& step : steps.back())
+        step.messages.erase(std::remove_if(step.messages.begin(), step.messages.end(), [](const Message& message) { return message.from == message.to; }), step.messages.end());
+      runs.push_back({world, steps.back(), how});
+    }
+    run_together(runs);
+    worlds_made += (int)runs.size();
+  } while (std::chrono::steady_clock::now() < end);
+  std::printf("%d communicators\n", worlds_made);
+}
+
 const struct {
   const char* name;
   std::function<void()> run;
@@ -943,6 +1082,8 @@ const struct {
     {"grow_in_traffic", [] { grow_in_traffic(true); }},
     {"grow_in_traffic_ordinary", [] { grow_in_traffic(false); }},
     {"random", random_groups},
+    {"few_resident", few_blocks_resident},
+    {"shared_gpus", communicators_share_gpus},
 };
 
 }  // namespace
