@@ -320,6 +320,21 @@ void one_way_lapped() {
 }
 
 // Sizes of their own for every directed pair, some nothing, as all-gather-v, reduce-scatter-v and worse make them.
+Call any_uneven_call(host::Random& random, const Options& o) {
+  constexpr Kind own[] = {collective::all_gather, collective::reduce_scatter, collective::all_to_all};
+  const Choice choice{collective::lines, o.ranks <= 4 && random.below(2) ? 4u : 2u};
+  Call call = any_call(random, own[random.below(3)], choice, o.ranks, 0);
+  call.in_place = false;
+  call.matrix.assign(o.ranks, std::vector<uint64_t>(o.ranks));
+  const auto size = [&] { return random.below(3) == 0 ? 0 : any_bytes(random, o, choice, 2) / reference::element_bytes[call.type]; };
+  for (uint32_t from = 0; from < o.ranks; ++from) {
+    const uint64_t of_rank = size();
+    for (uint32_t to = 0; to < o.ranks; ++to)
+      call.matrix[from][to] = call.kind == collective::all_gather ? of_rank : call.kind == collective::reduce_scatter && from ? call.matrix[0][to] : size();
+  }
+  return call;
+}
+
 void uneven() {
   host::Random random{world::seed};
   for (uint32_t ranks : {2, 3, 5, 8}) {
@@ -331,21 +346,7 @@ void uneven() {
     o.first_count = random.below(2) ? (1ull << 32) - 1 - random.below(100) : 0;
     World world(o);
     std::vector<Call> calls;
-    for (int i = 0; i < (HOST_TSAN ? 6 : 50); ++i) {
-      constexpr Kind own[] = {collective::all_gather, collective::reduce_scatter, collective::all_to_all};
-      const Kind kind = own[random.below(3)];
-      const Choice choice{collective::lines, ranks <= 4 && random.below(2) ? 4u : 2u};
-      Call call = any_call(random, kind, choice, ranks, 0);
-      call.in_place = false;
-      call.matrix.assign(ranks, std::vector<uint64_t>(ranks));
-      const auto size = [&] { return random.below(3) == 0 ? 0 : any_bytes(random, o, choice, 2) / reference::element_bytes[call.type]; };
-      for (uint32_t from = 0; from < ranks; ++from) {
-        const uint64_t of_rank = size();
-        for (uint32_t to = 0; to < ranks; ++to)
-          call.matrix[from][to] = kind == collective::all_gather ? of_rank : kind == collective::reduce_scatter && from ? call.matrix[0][to] : size();
-      }
-      calls.push_back(call);
-    }
+    for (int i = 0; i < (HOST_TSAN ? 6 : 50); ++i) calls.push_back(any_uneven_call(random, o));
     How how;
     how.late_microseconds = 300;
     world::run(world, calls, how);
@@ -519,6 +520,119 @@ void abort_in_the_middle() {
   }
 }
 
+// --- few resident blocks --------------------------------------------------------------------------------------------------------
+
+Options of_few_blocks(host::Random& random, uint32_t ranks) {
+  Options o;
+  o.ranks = ranks;
+  o.lanes = 8u << random.below(2);
+  o.slots = 2u << random.below(3);
+  o.first_tag = 1 + random.next() / 2;
+  return o;
+}
+// Of each kind and way one, of sizes that use all lanes, and uneven ones.
+std::vector<Call> of_each_way(host::Random& random, const Options& o) {
+  std::vector<Call> calls;
+  for (Kind kind : kinds)
+    for (const Choice& choice : choices_of(kind, o.ranks)) {
+      const uint64_t bytes = std::min(ring_bytes(o, choice) / 2 + random.below(ring_bytes(o, choice)), bytes_max(o, choice));
+      calls.push_back(any_call(random, kind, choice, o.ranks, choice.family == collective::two_phases || choice.family == collective::posted_two_phases ? bytes * o.ranks : bytes));
+      // All-gathers that go directly have whole vectors.
+      calls.back().whole = calls.back().other_whole = random.below(2);
+      if (choice.family == collective::direct) calls.back().count = calls.back().count / 16 * 16;
+    }
+  for (int i = 0; i < 3; ++i) calls.push_back(any_uneven_call(random, o));
+  shuffle(calls, random);
+  return calls;
+}
+How alike(host::Random& random, uint32_t blocks_max) {
+  How how;
+  how.grids_alike = true;
+  how.blocks_max = blocks_max;
+  how.late_microseconds = 200;
+  how.batches_of = 1 + (uint32_t)random.below(2) * 9;
+  return how;
+}
+uint32_t cluster_of(uint32_t blocks_max) { return blocks_max < 4 ? 1 : 4; }
+
+// Each rank's GPU has room for a part of the grid, down to one cluster, and each another part; grids are those of the call.
+void few_blocks_resident() {
+  host::Random random{world::seed};
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(4);
+  int worlds = 0;
+  do {
+    const Options o = of_few_blocks(random, HOST_TSAN ? 2 + worlds % 2 : (uint32_t[]){2, 3, 4, 8}[worlds % 4]);
+    const uint32_t grid = (uint32_t[]){2, 3, 6, 8, 8}[random.below(5)];
+    residency::Gpus gpus(grid, cluster_of(grid), residency::any_slots(random, o.ranks, cluster_of(grid), grid));
+    World world(o);
+    world.gpus = &gpus;
+    std::vector<Call> calls = of_each_way(random, o);
+    // Small ones in a row, so that some are one kernel.
+    const Choice small[] = {{collective::pairs, 2}, {collective::lines, o.ranks <= 4 ? 4u : 2u}, {collective::two_phases, 2}};
+    for (const Choice& choice : small) {
+      const Kind kind = choice.family == collective::lines ? collective::all_gather : collective::all_reduce;
+      const Call like = any_call(random, kind, choice, o.ranks, 0);
+      for (int i = 0; i < 8; ++i) {
+        calls.push_back(like);
+        calls.back().count = random.below(bytes_max(o, choice) < 6000 ? bytes_max(o, choice) : 6000) / reference::element_bytes[like.type];
+      }
+    }
+    world::run(world, calls, alike(random, grid));
+    ++worlds;
+  } while (std::chrono::steady_clock::now() < end);
+  std::printf("%d communicators\n", worlds);
+}
+
+// Several communicators on the same GPUs, whose kernels come in another order on some ranks: those that are resident wait for a
+// peer's that has no room yet.
+void communicators_share_gpus() {
+  host::Random random{world::seed};
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(4);
+  int worlds_made = 0;
+  do {
+    const uint32_t ranks = HOST_TSAN ? 2 : (uint32_t[]){2, 3, 4, 8}[random.below(4)], grid = (uint32_t[]){2, 3, 6, 8, 8}[random.below(5)], cluster = cluster_of(grid);
+    residency::Gpus gpus(grid, cluster, residency::any_slots(random, ranks, grid + cluster, 2 * grid + cluster));
+    residency::Turns turns(gpus, HOST_TSAN ? 3 : 5, random);
+    std::deque<World> worlds;
+    std::deque<How> hows;
+    std::deque<std::vector<Call>> calls;
+    std::vector<world::Run> runs;
+    for (uint32_t i = 0; i < turns.communicators(); ++i) {
+      World& world = worlds.emplace_back(of_few_blocks(random, ranks));
+      world.gpus = &gpus;
+      How& how = hows.emplace_back(alike(random, grid));
+      how.batches_of = 1;  // as many kernels of each
+      how.turn = [&world, &turns, i](uint32_t rank, size_t launch) { turns.wait(rank, i, launch, [&world] { return world.aborted(); }); };
+      calls.push_back(of_each_way(random, world.options));
+      calls.back().resize(10);
+      runs.push_back({world, calls.back(), how});
+    }
+    world::run_together(runs);
+    worlds_made += (int)runs.size();
+  } while (std::chrono::steady_clock::now() < end);
+  std::printf("%d communicators\n", worlds_made);
+}
+
+// What the two before rest on: with unlike grids, each partly resident, ranks wait for each other's next blocks; and that they do is
+// found.
+void unlike_grids_hang() {
+  Options o;
+  o.lanes = 16;
+  residency::Gpus gpus(12, 4, {4, 4});
+  World world(o);
+  world.gpus = &gpus;
+  Call call;
+  call.kind = collective::all_gather;
+  call.choice = {collective::lines, 2};
+  call.type = reference::uint8;
+  call.count = o.lanes * unit_bytes(call.choice);
+  const std::vector<Call> calls = {call};
+  How how;
+  how.blocks_of_rank = {12, 8};
+  expect(!world::all_end({{world, calls, how}}, std::chrono::seconds(1)), "unlike grids of which four blocks are resident went through");
+  expect(world.reports[0].claimed && world.reports[1].claimed, "nobody says what he waited for");
+}
+
 const struct {
   const char* name;
   void (*run)();
@@ -539,6 +653,9 @@ const struct {
     {"grids", grids, 64},
     {"ranks_ahead", ranks_ahead, 200},
     {"abort", abort_in_the_middle, 200},
+    {"few_resident", few_blocks_resident, 500},
+    {"shared_gpus", communicators_share_gpus, 500},
+    {"unlike_grids_hang", unlike_grids_hang, 500},
 };
 
 }  // namespace
@@ -552,7 +669,7 @@ int main(int count, char** arguments) {
     if (name != scenario.name && name != "all") continue;
     std::printf("%s seed %llu\n", scenario.name, (unsigned long long)world::seed);
     std::fflush(stdout);
-    alarm(3 * HANG_SECONDS);  // a hang that no abort ends; world::run winds it again
+    alarm(residency::seconds_max);  // a hang that no abort ends; it is wound again by each run
     host::delay_rarity = scenario.delay_rarity;
     world::calls_made = world::bytes_moved = 0;
     const auto begin = std::chrono::steady_clock::now();

@@ -5,6 +5,7 @@
 #include "../device/collective_list.h"
 #include "collective_arrange.h"
 #include "collective_reference.h"
+#include "residency.h"
 #include "uneven_arrange.h"
 
 #include <unistd.h>
@@ -12,10 +13,6 @@
 #include <algorithm>
 #include <chrono>
 #include <string>
-
-#if !defined(HANG_SECONDS)
-#define HANG_SECONDS 60
-#endif
 
 namespace world {
 
@@ -160,6 +157,9 @@ struct How {
   bool slow_in_turn = false;       // every rank is the slow one for a time
   uint32_t blocks_max = 3, role_warps_max = 2;
   bool grid_by_rank = false;       // each rank has a grid of its own for good; rank 0 one warp a role
+  bool grids_alike = false;        // each call has a grid of its own, the same on all ranks, as the product's; else only with all blocks resident
+  std::vector<uint32_t> blocks_of_rank = {};  // not empty: these
+  std::function<void(uint32_t, size_t)> turn = {};  // returns when this rank may launch this kernel
   uint32_t batches_of = 1;         // up to so many calls that follow each other are one kernel
   bool batches_full = false;       // as many as fit, not any number
 };
@@ -172,6 +172,7 @@ struct World {
   std::vector<WindlassMailReport> reports;
   std::vector<std::vector<uint64_t>> digests;  // [rank][call]
   std::atomic<uint32_t> begun{0};              // launches
+  residency::Gpus* gpus = nullptr;             // null: all blocks are resident
 
   explicit World(const Options& o) : options(o), layout(geometry(0)), slices(o.ranks), reports(o.ranks), digests(o.ranks) {
     std::memset(reports.data(), 0, reports.size() * sizeof(WindlassMailReport));
@@ -192,16 +193,21 @@ struct World {
   void launch(WindlassCollectiveLaunch& launch, const Kernel& kernel, collective::Family family, uint32_t blocks, uint32_t role_warps, uint64_t random) {
     const uint32_t warps_max = (kernel.threads_max - collective::threads(family, 0)) / 32 / collective::roles(family);
     fill(launch, role_warps < warps_max ? role_warps : warps_max);
-    machine.launch(blocks, collective::threads(family, launch.role_warps), collective::shared_bytes(family), random, [&] { kernel.run(launch); });
+    run(launch.rank, blocks, family, launch.role_warps, random, [&] { kernel.run(launch); });
   }
   void launch(WindlassDirectLaunch& direct, const DirectKernel& kernel, collective::Family family, uint32_t blocks, uint32_t role_warps, uint64_t random) {
     const uint32_t warps_max = (kernel.threads_max - collective::threads(family, 0)) / 32 / collective::roles(family);
     fill(direct.launch, role_warps < warps_max ? role_warps : warps_max);
-    machine.launch(blocks, collective::threads(family, direct.launch.role_warps), collective::shared_bytes(family), random, [&] { kernel.run(direct); });
+    run(direct.launch.rank, blocks, family, direct.launch.role_warps, random, [&] { kernel.run(direct); });
   }
   void launch(WindlassBatchLaunch& batch, const BatchKernel& kernel, collective::Family family, uint32_t blocks, uint32_t role_warps, uint64_t random) {
     fill(batch.launch, role_warps);
-    machine.launch(blocks, collective::threads(family, role_warps), 0, random, [&] { kernel.run(batch); });
+    run(batch.launch.rank, blocks, family, role_warps, random, [&] { kernel.run(batch); });
+  }
+  // In whole clusters where the grid is, as the product's from three blocks on.
+  void run(uint32_t rank, uint32_t blocks, collective::Family family, uint32_t role_warps, uint64_t random, const std::function<void()>& body) {
+    machine.launch(blocks, collective::threads(family, role_warps), collective::shared_bytes(family), random, body, gpus ? &gpus->devices[rank] : nullptr,
+                   blocks % 4 ? 1 : 4);
   }
   void fill(WindlassCollectiveLaunch& launch, uint32_t role_warps) {
     ++begun;
@@ -228,6 +234,7 @@ struct World {
     return place >= window_bytes || place % WINDLASS_OFFER_UNIT_BYTES ? 0 : number << WINDLASS_OFFER_PLACE_BITS | place / WINDLASS_OFFER_UNIT_BYTES;
   }
 
+  void abort() { __atomic_store_n(&control, (uint32_t)WINDLASS_CONTROL_ABORT, __ATOMIC_RELEASE); }
   bool aborted() const { return __atomic_load_n(&control, __ATOMIC_ACQUIRE) != WINDLASS_CONTROL_RUN; }
 
   // Every unit of lines that was sent was received, nobody takes for proven what was not, and at most half a ring still waits for proof.
@@ -269,14 +276,16 @@ struct Rank {
 
   void run(const std::vector<Call>& calls, const How& how) {
     const uint32_t own_blocks = me == 0 ? 1 : 1 + (uint32_t)random.below(how.blocks_max), own_warps = me == 0 ? 1 : 1 + (uint32_t)random.below(how.role_warps_max);
-    size_t next = 0;
+    size_t next = 0, launches = 0;
     for (size_t index = 0; index < calls.size() && !world.aborted(); index = next) {
       if (how.late_microseconds && random.below(2)) usleep((useconds_t)random.below(how.late_microseconds));
       const uint32_t slow = how.slow_in_turn ? (uint32_t)(index / 8) % ranks() : how.slow_rank;
       if (slow == me && (!how.slow_in_turn || index % 8 == 0)) usleep(how.slow_microseconds);
-      const uint32_t blocks = how.grid_by_rank ? own_blocks : 1 + (uint32_t)random.below(how.blocks_max);
+      host::Random of_call{seed ^ index << 20};
+      const uint32_t blocks = !how.blocks_of_rank.empty() ? how.blocks_of_rank[me] : how.grid_by_rank ? own_blocks : 1 + (uint32_t)(how.grids_alike ? of_call : random).below(how.blocks_max);
       const uint32_t warps = how.grid_by_rank ? own_warps : 1 + (uint32_t)random.below(how.role_warps_max);
       next = index + batch_length(calls, index, how);
+      if (how.turn) how.turn(me, launches++);
       if (how.batches_of > 1 && goes_in_batches(calls[index]))
         batch(calls, index, next, blocks, warps);
       else
@@ -513,47 +522,54 @@ struct Rank {
   }
 };
 
-// All ranks make all calls. One that hangs is aborted and says what it waited for.
-inline void run(World& world, const std::vector<Call>& calls, const How& how = {}) {
+// What one communicator does.
+struct Run {
+  World& world;
+  const std::vector<Call>& calls;
+  const How& how;
+};
+
+// All ranks of all of them make all calls at once. False: they would wait for ever, and were told to end.
+inline bool all_end(const std::vector<Run>& runs, residency::milliseconds patience = residency::patience) {
   host::Random random{seed ^ 0x5eed};
-  std::mutex lock;  // protects `running`
-  std::condition_variable ended;
-  uint32_t running = world.options.ranks;
-  std::vector<std::thread> threads;
-  for (std::vector<uint64_t>& digests : world.digests) digests.clear();
-  for (uint32_t rank = 0; rank < world.options.ranks; ++rank) {
-    const uint64_t own = random.next();
-    threads.emplace_back([&, rank, own] {
-      Rank{world, rank, {own}, {}, {}}.run(calls, how);
-      std::lock_guard<std::mutex> guard(lock);
-      --running;
-      ended.notify_all();
-    });
-  }
-  bool hangs = false;
-  {
-    std::unique_lock<std::mutex> guard(lock);
-    while (!hangs && running) {
-      const uint64_t before = calls_made;
-      alarm(3 * HANG_SECONDS);  // a hang that no abort ends
-      hangs = !ended.wait_for(guard, std::chrono::seconds(HANG_SECONDS), [&] { return running == 0; }) && calls_made == before;
+  residency::Threads threads;
+  for (const Run& run : runs) {
+    for (std::vector<uint64_t>& digests : run.world.digests) digests.clear();
+    for (uint32_t rank = 0; rank < run.world.options.ranks; ++rank) {
+      const uint64_t own = random.next();
+      threads.start([run, rank, own] { Rank{run.world, rank, {own}, {}, {}}.run(run.calls, run.how); });
     }
   }
-  if (hangs) __atomic_store_n(&world.control, (uint32_t)WINDLASS_CONTROL_ABORT, __ATOMIC_RELEASE);
-  for (std::thread& thread : threads) thread.join();
-  if (hangs) {
-    for (uint32_t rank = 0; rank < world.options.ranks; ++rank)
-      for (uint32_t i = 0; i < std::min<uint32_t>(world.reports[rank].claimed, 4); ++i) {
-        const WindlassMailReportEntry& entry = world.reports[rank].entries[i];
-        std::fprintf(stderr, "rank %u in call %zu waits for rank %u, lane %u, what %u, unit %llu, seen %llu\n", rank, world.digests[rank].size(), entry.peer, entry.lane, entry.waited_for,
-                     (unsigned long long)entry.sequence, (unsigned long long)entry.seen);
-      }
-    fail("the ranks wait for ever");
-  }
-  for (size_t index = 0; index < calls.size(); ++index)
-    for (uint32_t rank = 1; rank < world.options.ranks; ++rank)
-      expect(world.digests[rank][index] == world.digests[0][index], calls[index].name(world.options.ranks) + ": ranks have different results");
-  world.check_words();
+  return threads.join(
+      [&] {
+        for (const Run& run : runs) run.world.abort();
+      },
+      patience);
 }
+
+inline void print_reports(const World& world) {
+  for (uint32_t rank = 0; rank < world.options.ranks; ++rank)
+    for (uint32_t i = 0; i < std::min<uint32_t>(world.reports[rank].claimed, 4); ++i) {
+      const WindlassMailReportEntry& entry = world.reports[rank].entries[i];
+      std::fprintf(stderr, "rank %u in call %zu waits for rank %u, lane %u, what %u, unit %llu, seen %llu\n", rank, world.digests[rank].size(), entry.peer, entry.lane, entry.waited_for,
+                   (unsigned long long)entry.sequence, (unsigned long long)entry.seen);
+    }
+}
+
+// The same, and all is right in the end. Who waits for ever says what for.
+inline void run_together(const std::vector<Run>& runs) {
+  if (!all_end(runs)) {
+    for (const Run& run : runs) print_reports(run.world);
+    fail("the ranks wait for ever, " + (runs[0].world.gpus ? runs[0].world.gpus->name() : "all blocks resident"));
+  }
+  for (const Run& run : runs) {
+    World& world = run.world;
+    for (size_t index = 0; index < run.calls.size(); ++index)
+      for (uint32_t rank = 1; rank < world.options.ranks; ++rank)
+        expect(world.digests[rank][index] == world.digests[0][index], run.calls[index].name(world.options.ranks) + ": ranks have different results");
+    world.check_words();
+  }
+}
+inline void run(World& world, const std::vector<Call>& calls, const How& how = {}) { run_together({{world, calls, how}}); }
 
 }  // namespace world

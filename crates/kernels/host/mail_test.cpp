@@ -949,10 +949,11 @@ void random_groups() {
 // --- few resident blocks ------------------------------------------------------------------------------------------------
 
 // A geometry of several blocks, that is quickly used up.
-Options of_few_blocks(host::Random& random, uint32_t ranks) {
+uint32_t any_blocks(host::Random& random) { return (uint32_t[]){2, 3, 4, 6, 8, 8, 12}[random.below(HOST_TSAN ? 4 : 7)]; }
+Options of_few_blocks(host::Random& random, uint32_t ranks, uint32_t blocks) {
   Options o;
   o.ranks = ranks;
-  o.bulk_lanes = (uint32_t[]){2, 3, 4, 6, 8, 8, 12}[random.below(HOST_TSAN ? 4 : 7)];
+  o.bulk_lanes = blocks;
   o.line_lanes = 8 + (uint32_t)random.below(HOST_TSAN ? 9 : 20);
   o.line_slots = 1u << random.below(3);
   o.bulk_slots = 1u << random.below(3);
@@ -964,8 +965,7 @@ Options of_few_blocks(host::Random& random, uint32_t ranks) {
   return o;
 }
 uint32_t cluster_of(const Options& o) { return o.bulk_lanes < 4 ? 1 : 4; }
-// With what fills up clusters.
-uint32_t grid_of(const Options& o) { return windlass_divided_up(o.bulk_lanes, cluster_of(o)) * cluster_of(o); }
+uint32_t grid_of(const Options& o) { return o.bulk_lanes; }
 uint64_t any_size(host::Random& random, const Options& o) {
   return random.below(random.below(3) ? 4000 : o.line_lanes * 1920 * 3 / 2);
 }
@@ -998,7 +998,7 @@ void few_blocks_resident() {
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(4);
   int worlds = 0;
   do {
-    const Options o = of_few_blocks(random, HOST_TSAN ? 2 + worlds % 2 : (uint32_t[]){2, 3, 4, 8}[worlds % 4]);
+    const Options o = of_few_blocks(random, HOST_TSAN ? 2 + worlds % 2 : (uint32_t[]){2, 3, 4, 8}[worlds % 4], any_blocks(random));
     residency::Gpus gpus(grid_of(o), cluster_of(o), residency::any_slots(random, o.ranks, cluster_of(o), grid_of(o)));
     World world(o);
     world.gpus = &gpus;
@@ -1015,14 +1015,10 @@ void communicators_share_gpus() {
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(4);
   int worlds_made = 0;
   do {
-    const uint32_t ranks = HOST_TSAN ? 2 : (uint32_t[]){2, 3, 4}[random.below(3)];
+    const uint32_t ranks = HOST_TSAN ? 2 : (uint32_t[]){2, 3, 4}[random.below(3)], blocks = any_blocks(random);
     std::vector<Options> options;
-    uint32_t grid = 0, cluster = 0;
-    for (int i = 0; i < (HOST_TSAN ? 3 : 5); ++i) {
-      options.push_back(of_few_blocks(random, ranks));
-      grid = std::max(grid, grid_of(options[i]));
-      cluster = std::max(cluster, cluster_of(options[i]));
-    }
+    for (int i = 0; i < (HOST_TSAN ? 3 : 5); ++i) options.push_back(of_few_blocks(random, ranks, blocks));
+    const uint32_t grid = grid_of(options[0]), cluster = cluster_of(options[0]);
     residency::Gpus gpus(grid, cluster, residency::any_slots(random, ranks, grid + cluster, 2 * grid + cluster));
     residency::Turns turns(gpus, (uint32_t)options.size(), random);
     std::deque<World> worlds;
