@@ -553,6 +553,8 @@ How alike(host::Random& random, uint32_t blocks_max) {
   how.batches_of = 1 + (uint32_t)random.below(2) * 9;
   return how;
 }
+// A sanitized program may have some 250 warps.
+uint32_t any_grid(host::Random& random) { return (uint32_t[]){2, 3, 6, 8, 8}[random.below(HOST_TSAN ? 2 : 5)]; }
 uint32_t cluster_of(uint32_t blocks_max) { return blocks_max < 4 ? 1 : 4; }
 
 // Each rank's GPU has room for a part of the grid, down to one cluster, and each another part; grids are those of the call.
@@ -562,7 +564,7 @@ void few_blocks_resident() {
   int worlds = 0;
   do {
     const Options o = of_few_blocks(random, HOST_TSAN ? 2 + worlds % 2 : (uint32_t[]){2, 3, 4, 8}[worlds % 4]);
-    const uint32_t grid = (uint32_t[]){2, 3, 6, 8, 8}[random.below(5)];
+    const uint32_t grid = any_grid(random);
     residency::Gpus gpus(grid, cluster_of(grid), residency::any_slots(random, o.ranks, cluster_of(grid), grid));
     World world(o);
     world.gpus = &gpus;
@@ -590,7 +592,7 @@ void communicators_share_gpus() {
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(4);
   int worlds_made = 0;
   do {
-    const uint32_t ranks = HOST_TSAN ? 2 : (uint32_t[]){2, 3, 4, 8}[random.below(4)], grid = (uint32_t[]){2, 3, 6, 8, 8}[random.below(5)], cluster = cluster_of(grid);
+    const uint32_t ranks = HOST_TSAN ? 2 : (uint32_t[]){2, 3, 4, 8}[random.below(4)], grid = any_grid(random), cluster = cluster_of(grid);
     residency::Gpus gpus(grid, cluster, residency::any_slots(random, ranks, grid + cluster, 2 * grid + cluster));
     residency::Turns turns(gpus, HOST_TSAN ? 3 : 5, random);
     std::deque<World> worlds;

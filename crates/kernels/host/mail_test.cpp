@@ -949,7 +949,8 @@ void random_groups() {
 // --- few resident blocks ------------------------------------------------------------------------------------------------
 
 // A geometry of several blocks, that is quickly used up.
-uint32_t any_blocks(host::Random& random) { return (uint32_t[]){2, 3, 4, 6, 8, 8, 12}[random.below(HOST_TSAN ? 4 : 7)]; }
+// A sanitized program may have some 250 warps.
+uint32_t any_blocks(host::Random& random) { return (uint32_t[]){2, 3, 4, 6, 8, 8, 12}[random.below(HOST_TSAN ? 2 : 7)]; }
 Options of_few_blocks(host::Random& random, uint32_t ranks, uint32_t blocks) {
   Options o;
   o.ranks = ranks;
@@ -967,7 +968,8 @@ Options of_few_blocks(host::Random& random, uint32_t ranks, uint32_t blocks) {
 uint32_t cluster_of(const Options& o) { return o.bulk_lanes < 4 ? 1 : 4; }
 uint32_t grid_of(const Options& o) { return o.bulk_lanes; }
 uint64_t any_size(host::Random& random, const Options& o) {
-  return random.below(random.below(3) ? 4000 : o.line_lanes * 1920 * 3 / 2);
+  const uint64_t on_all_lanes = o.line_lanes * 1920;
+  return random.below(2) ? random.below(4000) : on_all_lanes / 2 + random.below(on_all_lanes);
 }
 // Every rank is in it: else it would have no part in the order of launches.
 Step any_step(host::Random& random, const Options& o) {
@@ -1002,7 +1004,7 @@ void few_blocks_resident() {
     residency::Gpus gpus(grid_of(o), cluster_of(o), residency::any_slots(random, o.ranks, cluster_of(o), grid_of(o)));
     World world(o);
     world.gpus = &gpus;
-    run_all(world, any_steps(random, o, HOST_TSAN ? 2 : 4), {1, 200});
+    run_all(world, any_steps(random, o, HOST_TSAN ? 1 : 4), {1, 200});
     ++worlds;
   } while (std::chrono::steady_clock::now() < end);
   std::printf("%d communicators\n", worlds);
@@ -1031,7 +1033,7 @@ void communicators_share_gpus() {
       How& how = hows.emplace_back();
       how.late_microseconds = 200;
       how.turn = [&world, &turns, i](uint32_t rank, size_t step) { turns.wait(rank, i, step, [&world] { return world.aborted(); }); };
-      steps.push_back(any_steps(random, options[i], HOST_TSAN ? 2 : 3));
+      steps.push_back(any_steps(random, options[i], HOST_TSAN ? 1 : 3));
       // What a rank sends to itself is copied by blocks more.
       for (Step& step : steps.back())
         step.messages.erase(std::remove_if(step.messages.begin(), step.messages.end(), [](const Message& message) { return message.from == message.to; }), step.messages.end());

@@ -71,10 +71,11 @@ struct Gpus {
   // So many kernels are resident at least, the last perhaps in part.
   uint32_t kernels(uint32_t rank) const { return slots[rank] / grid + (slots[rank] % grid >= cluster); }
 };
-// Each rank has room of its own, from one cluster on; every second one has no more than that.
+// Each rank has room of its own, every second one no more than the least; or all have the least.
 inline std::vector<uint32_t> any_slots(host::Random& random, uint32_t ranks, uint32_t slots_min, uint32_t slots_max) {
-  std::vector<uint32_t> slots;
-  for (uint32_t rank = 0; rank < ranks; ++rank) slots.push_back(slots_min + (uint32_t)(random.below(2) * random.below(slots_max - slots_min + 1)));
+  std::vector<uint32_t> slots(ranks, slots_min);
+  if (random.below(3))
+    for (uint32_t& of_rank : slots) of_rank += (uint32_t)(random.below(2) * random.below(slots_max - slots_min + 1));
   return slots;
 }
 
