@@ -1001,7 +1001,7 @@ void few_blocks_resident() {
   int worlds = 0;
   do {
     const Options o = of_few_blocks(random, HOST_TSAN ? 2 + worlds % 2 : (uint32_t[]){2, 3, 4, 8}[worlds % 4], any_blocks(random));
-    residency::Gpus gpus(grid_of(o), cluster_of(o), residency::any_slots(random, o.ranks, cluster_of(o), grid_of(o)));
+    residency::Gpus gpus(grid_of(o), cluster_of(o), residency::any_slots(random, o.ranks, cluster_of(o), std::min(grid_of(o), 32 / o.ranks + 4)));
     World world(o);
     world.gpus = &gpus;
     run_all(world, any_steps(random, o, HOST_TSAN ? 1 : 4), {1, 200});
@@ -1017,11 +1017,13 @@ void communicators_share_gpus() {
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(4);
   int worlds_made = 0;
   do {
-    const uint32_t ranks = HOST_TSAN ? 2 : (uint32_t[]){2, 3, 4}[random.below(3)], blocks = any_blocks(random);
+    const uint32_t ranks = HOST_TSAN ? 2 : (uint32_t[]){2, 3, 4}[random.below(3)], blocks = std::min(any_blocks(random), 24 / ranks);
     std::vector<Options> options;
-    for (int i = 0; i < (HOST_TSAN ? 3 : 5); ++i) options.push_back(of_few_blocks(random, ranks, blocks));
+    for (int i = 0; i < (HOST_TSAN ? 3 : 4); ++i) options.push_back(of_few_blocks(random, ranks, blocks));
     const uint32_t grid = grid_of(options[0]), cluster = cluster_of(options[0]);
-    residency::Gpus gpus(grid, cluster, residency::any_slots(random, ranks, grid + cluster, 2 * grid + cluster));
+    // Half of the time with grids as large as they get and room for one of them and a cluster: then only parts of one meet.
+    const bool tight = random.below(2);
+    residency::Gpus gpus(grid, cluster, residency::any_slots(random, ranks, grid + cluster, tight ? grid + cluster : 2 * grid + cluster));
     residency::Turns turns(gpus, (uint32_t)options.size(), random);
     std::deque<World> worlds;
     std::deque<How> hows;
@@ -1033,7 +1035,9 @@ void communicators_share_gpus() {
       How& how = hows.emplace_back();
       how.late_microseconds = 200;
       how.turn = [&world, &turns, i](uint32_t rank, size_t step) { turns.wait(rank, i, step, [&world] { return world.aborted(); }); };
-      steps.push_back(any_steps(random, options[i], HOST_TSAN ? 1 : 3));
+      steps.push_back(any_steps(random, options[i], HOST_TSAN ? 1 : 2));
+      if (tight)
+        for (Step& step : steps.back()) step = pattern("all_to_all", ranks, [&] { return (1 + random.below(2)) * options[i].line_lanes * 960; });
       // What a rank sends to itself is copied by blocks more.
       for (Step& step : steps.back())
         step.messages.erase(std::remove_if(step.messages.begin(), step.messages.end(), [](const Message& message) { return message.from == message.to; }), step.messages.end());
