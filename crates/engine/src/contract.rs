@@ -218,7 +218,7 @@ pub mod capability {
 }
 
 /// Of contracts, and of what a rank reports before there is one: the calling card says it, too.
-pub const LAYOUT: u16 = 7;
+pub const LAYOUT: u16 = 8;
 
 impl Contract {
     /// The bytes that every rank gets.

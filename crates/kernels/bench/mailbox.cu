@@ -291,16 +291,16 @@ struct Communicator {
     __atomic_store_n(word, receive ? grown[peer].receive[wire] : grown[peer].send[wire], __ATOMIC_RELEASE);
   }
 
-  void group(const Kernel& kernel, const std::vector<MailCall>& calls, cudaStream_t stream, uint32_t blocks_max = 32, uint64_t bulk_from = 0) {
+  void group(const Kernel& kernel, const std::vector<MailCall>& calls, cudaStream_t stream, uint64_t bulk_from = 0) {
     static thread_local std::vector<WindlassMailOperation> operations;
     WindlassMailLaunch launch;
     WindlassMailGeometry own = geometry;
     if (bulk_from) own.bulk_from_bytes = bulk_from;
-    const MailLimits limits{blocks_max, kernel.bulk_copies, config.stages, 220u << 10};
+    const MailLimits limits{kernel.bulk_copies, config.stages, 220u << 10};
     const MailShape shape = mail_arrange(calls.data(), calls.size(), peers.data(), peers.size(), own, limits, launch, operations);
     if (!shape.blocks) return;
     if (shape.blocks == mail_refused) {
-      fprintf(stderr, "too many lanes for %u blocks\n", blocks_max);
+      fprintf(stderr, "too many lanes for a block\n");
       shared->failed = 1;
       _exit(1);
     }
@@ -548,8 +548,7 @@ static Verdict verify(const Kernel& kernel, double seconds, uint64_t seed, int c
       const uint64_t bulk_from = bulk_choices[random.below(5)];
       const Placed placed = place(messages, where, streams[where], bulk_from);
       if (local.below(4) == 0) linger<<<1, 1, 0, streams[where]>>>((long long)local.below(60000));
-      const uint32_t grids[] = {1, 2, 3, 4, 8, 13, 16, 24, 32, 32, 32, 32};
-      communicators[where].group(kernel, placed.calls, streams[where], std::max(grids[local.below(12)], ranks > 4 ? 4u : 2u), bulk_from);
+      communicators[where].group(kernel, placed.calls, streams[where], bulk_from);
       check_placed(placed, streams[where]);
       verdict.operations += placed.calls.size();
       ++verdict.groups;
@@ -650,8 +649,7 @@ static Verdict verify_growing(const Kernel& kernel, double seconds, uint64_t see
       if (k % 6 == 5) CU(cudaDeviceSynchronize());
       const Placed placed = place(messages, 0, streams[0], bulk_from);
       if (local.below(4) == 0) linger<<<1, 1, 0, streams[0]>>>((long long)local.below(60000));
-      const uint32_t grids[] = {1, 2, 4, 8, 13, 24, 32, 32};
-      communicators[3].group(kernel, placed.calls, streams[0], std::max(grids[local.below(8)], ranks > 4 ? 4u : 2u), bulk_from);
+      communicators[3].group(kernel, placed.calls, streams[0], bulk_from);
       check_placed(placed, streams[0]);
       verdict.operations += placed.calls.size();
       ++verdict.groups;
@@ -687,7 +685,7 @@ static void verify_head_to_head(const Kernel& kernel) {
         const auto begin = std::chrono::steady_clock::now();
         for (uint32_t receive = 0; receive < 2; ++receive)
           for (const MailCall& call : placed.calls)
-            if (call.receive == receive) communicators[3].group(kernel, {call}, streams[0], 32, bulk_from);
+            if (call.receive == receive) communicators[3].group(kernel, {call}, streams[0], bulk_from);
         CU(cudaStreamSynchronize(streams[0]));
         (turn ? next : first) = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
         check_placed(placed, streams[0]);
@@ -833,12 +831,12 @@ static void times(const Kernel& kernel) {
                                              },
                                              bytes)
                                        : 0;
-      const double lines = microseconds([&] { communicators[0].group(kernel, calls, streams[0], 32, never); }, bytes);
+      const double lines = microseconds([&] { communicators[0].group(kernel, calls, streams[0], never); }, bytes);
       double bulk[2] = {0, 0};
       if (bytes >= 1 << 20)
-        for (int which = 0; which < 2; ++which) bulk[which] = microseconds([&] { communicators[which].group(kernel, calls, streams[0], 32, 1); }, bytes);
+        for (int which = 0; which < 2; ++which) bulk[which] = microseconds([&] { communicators[which].group(kernel, calls, streams[0], 1); }, bytes);
       trimmed_parameters = false;
-      const double full = bytes <= 65536 ? microseconds([&] { communicators[0].group(kernel, calls, streams[0], 32, never); }, bytes) : 0;
+      const double full = bytes <= 65536 ? microseconds([&] { communicators[0].group(kernel, calls, streams[0], never); }, bytes) : 0;
       trimmed_parameters = trimmed_parameters_work;
       say("%10s %9.1f %9.1f %9.1f %9.1f %9.1f\n", size_name(bytes), theirs, lines, bulk[0], bulk[1], full);
     }
@@ -865,13 +863,13 @@ static void times(const Kernel& kernel) {
                                            },
                                            bytes)
                                      : 0;
-    const double lines = microseconds([&] { communicators[0].group(kernel, calls, streams[0], 32, never); }, bytes);
+    const double lines = microseconds([&] { communicators[0].group(kernel, calls, streams[0], never); }, bytes);
     double bulk[2] = {0, 0};
     if (bytes >= 4 << 20)
-      for (int which = 0; which < 2; ++which) bulk[which] = microseconds([&] { communicators[which].group(kernel, calls, streams[0], 32, 1); }, bytes);
+      for (int which = 0; which < 2; ++which) bulk[which] = microseconds([&] { communicators[which].group(kernel, calls, streams[0], 1); }, bytes);
     std::vector<MailCall> all = calls;
     for (uint32_t receive = 0; receive < 2; ++receive) all.push_back({address((receive ? output : input)[0] + rank * part), part, (uint32_t)rank, receive});
-    const double own = microseconds([&] { communicators[1].group(kernel, all, streams[0], 32, bytes >= 64 << 20 ? 1 : never); }, bytes);
+    const double own = microseconds([&] { communicators[1].group(kernel, all, streams[0], bytes >= 64 << 20 ? 1 : never); }, bytes);
     say("%10s %9.1f %9.1f %9.1f %9.1f %9.1f\n", size_name(bytes), theirs, lines, bulk[0], bulk[1], own);
   }
   say("\nboth ways with buffers at odd addresses (offset 8, 4, 1 bytes; lines to 4 MB, then ordinary stores in bulk lanes), us\n");
@@ -910,13 +908,12 @@ static void times(const Kernel& kernel) {
       CU(nccl.end());
     })
                                      : 0;
-    double ours[3];
-    const uint32_t blocks[] = {32, 16, 32};
-    for (int i = 0; i < 3; ++i)
+    double ours[2];
+    for (int i = 0; i < 2; ++i)
       ours[i] = two([&](int which, int other, cudaStream_t stream) {
-        communicators[which].group(kernel, {{address(input[which]), bytes, (uint32_t)other, 0}, {address(output[which]), bytes, (uint32_t)other, 1}}, stream, blocks[i], i == 2 ? never : 1);
+        communicators[which].group(kernel, {{address(input[which]), bytes, (uint32_t)other, 0}, {address(output[which]), bytes, (uint32_t)other, 1}}, stream, i == 1 ? never : 1);
       });
-    say("\ntwo 128 MB exchanges with different peers at once, two communicators: NCCL %.0f us; bulk 32 blocks %.0f, 16 blocks %.0f, lines %.0f\n", theirs, ours[0], ours[1], ours[2]);
+    say("\ntwo 128 MB exchanges with different peers at once, two communicators: NCCL %.0f us; bulk %.0f, lines %.0f\n", theirs, ours[0], ours[1]);
   }
   // What the host pays for a call.
   std::vector<MailCall> calls;

@@ -74,7 +74,7 @@ MAIL_DEVICE uint32_t bulk_lanes_here(const Group& group, uint32_t first_channel,
   for (uint32_t i = first_channel; i < first_channel + channels; ++i) {
     const WindlassMailChannel channel = group.channel(i);
     uint32_t index = 0, lane;
-    if (find_lane(group, channel, channel.active_bulk_lanes, 1, index, lane)) ++lanes;
+    if (find_lane(group, channel, channel.active_bulk_lanes, index, lane)) ++lanes;
   }
   return lanes;
 }
@@ -84,7 +84,7 @@ MAIL_DEVICE void begin_bulk_task(const Group& group, const BulkBlock& block, uin
   const bool receive = index >= block.send_tasks;
   uint32_t left = index, channel_index = 0, lane = 0;
   WindlassMailChannel channel = group.channel(0);
-  while (!find_lane(group, channel, channel.active_bulk_lanes, 1, left, lane)) channel = group.channel(++channel_index);
+  while (!find_lane(group, channel, channel.active_bulk_lanes, left, lane)) channel = group.channel(++channel_index);
   BulkTask& task = block.tasks[index];
   const Vector own = load_own_words(channel.bulk_progress + lane * WINDLASS_PROGRESS_STRIDE);
   task.base = own.x;

@@ -29,7 +29,7 @@ struct JobList {
     for (;; ++index) {
       if (index == end) return false;
       channel = group.channel(index);
-      if (find_lane(group, channel, channel.active_line_lanes, WINDLASS_LINES_TOGETHER, left, lane)) break;
+      if (find_lane(group, channel, channel.active_line_lanes, left, lane)) break;
     }
     job.channel = (uint16_t)index;
     job.lane = (uint16_t)lane;

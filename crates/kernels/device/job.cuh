@@ -54,21 +54,15 @@ MAIL_DEVICE uint32_t virtual_block(uint32_t used, uint32_t index) {
   return first_bit(ballot_of_warp(is_it));
 }
 
-// Which virtual block serves a lane follows from its channel's first block and its number alone, so it is the same on both sides,
-// whatever else their groups hold: lanes are dealt `together` at a time, from the first block on, round and round. Of those of
-// this block lane number `index`; else false, and `index` is less by as many as there are.
-MAIL_DEVICE bool find_lane(const Group& group, const WindlassMailChannel& channel, uint32_t active, uint32_t together,
-                           uint32_t& index, uint32_t& lane) {
+// Lane l of a channel is served by virtual block (first_block + l) modulo their number: this follows from the pair of ranks and the
+// lane alone, so it is the same on both sides, whatever else their groups hold. Of the `active` lanes that are this block's, number
+// `index`; else false, and `index` is less by as many as there are.
+MAIL_DEVICE bool find_lane(const Group& group, const WindlassMailChannel& channel, uint32_t active, uint32_t& index,
+                           uint32_t& lane) {
   const uint32_t blocks = group.geometry().bulk_lanes;
-  const uint32_t behind = group.block - channel.first_block + (group.block < channel.first_block ? blocks : 0);
-  for (uint32_t first = behind * together; first < active; first += blocks * together) {
-    const uint32_t here = active - first < together ? active - first : together;
-    if (index < here) {
-      lane = first + index;
-      return true;
-    }
-    index -= here;
-  }
+  lane = group.block - channel.first_block + (group.block < channel.first_block ? blocks : 0);
+  for (; lane < active; lane += blocks, --index)
+    if (index == 0) return true;
   return false;
 }
 

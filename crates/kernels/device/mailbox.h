@@ -35,8 +35,6 @@ enum {
   WINDLASS_WISHES_PER_WIRE = 64,
   // Virtual blocks of a communicator at most: `used_blocks` has a bit for each.
   WINDLASS_VIRTUAL_BLOCKS_MAX = 32,
-  // Line lanes that one virtual block serves before the next one's. Both sides of a lane must deal alike.
-  WINDLASS_LINES_TOGETHER = 8,
 };
 
 // In a posted word: the lane moves, or has moved, into its grown ring; the word after it says from which chunk on.

@@ -103,7 +103,7 @@ inline MailShape mail_arrange(const MailCall* calls, size_t count, const MailPee
       channel.first_block = (uint16_t)(receive ? mail_first_block(other, geometry.rank, ranks, blocks)
                                                : mail_first_block(geometry.rank, other, ranks, blocks));
       for (uint32_t lane = 0; lane < channel.active_line_lanes; ++lane)
-        ++loads[(channel.first_block + lane / WINDLASS_LINES_TOGETHER) % blocks].lines[receive];
+        ++loads[(channel.first_block + lane) % blocks].lines[receive];
       for (uint32_t lane = 0; lane < channel.active_bulk_lanes; ++lane) ++loads[(channel.first_block + lane) % blocks].bulk[receive];
       channels[used++] = channel;
       ++(receive ? launch.receive_channels : launch.send_channels);

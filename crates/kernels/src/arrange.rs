@@ -6,8 +6,7 @@
 
 use crate::launch::{
     BULK_SERVICE_WARPS, CHANNEL_ORDINARY_STORES, CHANNEL_RECEIVE, CHANNEL_WORDS, Channel, Geometry,
-    INLINE_BYTES, LAUNCH_HEAD_BYTES, LINES_TOGETHER, Launch, Operation, UNIT_PAYLOAD_BYTES,
-    VIRTUAL_BLOCKS_MAX,
+    INLINE_BYTES, LAUNCH_HEAD_BYTES, Launch, Operation, UNIT_PAYLOAD_BYTES, VIRTUAL_BLOCKS_MAX,
 };
 
 /// A send or a receive of a group, in call order.
@@ -313,25 +312,15 @@ impl Loads {
     /// Deals a channel's lanes to virtual blocks, as `find_lane` of `device/job.cuh` finds them.
     fn add(&mut self, channel: &Channel, direction: Direction, blocks: u32) {
         let way = direction as usize;
-        let deal = |loads: &mut [u32], lanes: u32, together: u32| {
+        let deal = |loads: &mut [u32], lanes: u32| {
             let loads = &mut loads[..blocks as usize];
-            let rounds = lanes / (blocks * together);
-            loads.iter_mut().for_each(|load| *load += rounds * together);
-            let mut left = lanes - rounds * blocks * together;
-            let mut block = usize::from(channel.first_block);
-            while left > 0 {
-                let here = left.min(together);
-                loads[block] += here;
-                left -= here;
-                block = if block + 1 == loads.len() { 0 } else { block + 1 };
-            }
+            loads.iter_mut().for_each(|load| *load += lanes / blocks);
+            let (before, from_first) = loads.split_at_mut(channel.first_block.into());
+            let last_round = from_first.iter_mut().chain(before).take((lanes % blocks) as usize);
+            last_round.for_each(|load| *load += 1);
         };
-        if channel.active_line_lanes > 0 {
-            deal(&mut self.lines[way], channel.active_line_lanes, LINES_TOGETHER);
-        }
-        if channel.active_bulk_lanes > 0 {
-            deal(&mut self.bulk[way], channel.active_bulk_lanes, 1);
-        }
+        deal(&mut self.lines[way], channel.active_line_lanes);
+        deal(&mut self.bulk[way], channel.active_bulk_lanes);
     }
 
     fn most(&self, blocks: u32) -> Most {
@@ -436,7 +425,7 @@ mod tests {
     fn larger_messages() {
         let (shape, _) =
             arranged(&[call(65536, 1, Direction::Send), call(65536, 1, Direction::Receive)], &LIMITS);
-        assert_eq!((shape.blocks, shape.cluster, shape.threads), (12, 4, 512));
+        assert_eq!((shape.blocks, shape.cluster, shape.threads), (32, 4, 128));
         let (shape, launch) = arranged(&[call(64 << 20, 1, Direction::Send)], &LIMITS);
         assert_eq!((shape.blocks, shape.cluster, shape.threads), (32, 4, 512));
         assert!(shape.shared_bytes > 8 * 16384 && shape.shared_bytes < 140 << 10);
@@ -472,7 +461,7 @@ mod tests {
         assert_eq!((shape, launch.copies, launch.copy_blocks, launch.operations), (expected, 1, 2, 0));
         assert_eq!(launch.storage[..4], [4096, 100_000, 64, 100_000]);
         let (shape, launch) = arranged(&[send, call(65536, 1, Direction::Send), receive], &LIMITS);
-        assert_eq!((shape.blocks, shape.cluster, launch.copy_blocks), (12, 4, 4));
+        assert_eq!((shape.blocks, shape.cluster, launch.copy_blocks), (48, 4, 16));
         assert_eq!(launch.storage[CHANNEL_WORDS + 2..][..2], [4096, 100_000]);
         // In place, or nothing, or no partner: nothing to do.
         for calls in
@@ -516,12 +505,12 @@ mod tests {
         };
         for (sender, receiver) in (0..5).flat_map(|one| (0..5).map(move |other| (one, other))) {
             let third = (0..5).find(|rank| ![sender, receiver].contains(rank)).unwrap();
-            let sends = [call(64 << 10, receiver, Direction::Send), call(1 << 20, third, Direction::Receive)];
+            let sends = [call(9000, receiver, Direction::Send), call(1 << 20, third, Direction::Receive)];
             if sender != receiver {
                 let there = channel(sender, &sends, false);
-                let here = channel(receiver, &[call(64 << 10, sender, Direction::Receive)], true);
+                let here = channel(receiver, &[call(9000, sender, Direction::Receive)], true);
                 assert_eq!(there.0, here.0);
-                // 35 lanes are 5 blocks, and the other message has all of them.
+                // 5 lanes are 5 blocks, and the other message has all of them.
                 assert_eq!((here.1.count_ones(), there.1), (5, u32::MAX));
             }
         }

@@ -22,8 +22,6 @@ pub const BULK_SERVICE_WARPS: u32 = 2;
 pub const WISHES_PER_WIRE: usize = 64;
 /// Virtual blocks of a communicator at most.
 pub const VIRTUAL_BLOCKS_MAX: usize = 32;
-/// Line lanes that one virtual block serves before the next one's.
-pub const LINES_TOGETHER: u32 = 8;
 
 pub const CHANNEL_RECEIVE: u16 = 1;
 /// The channel's bulk messages are sent by ordinary loads and stores; the receiver cannot tell.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use windlass_kernels::launch::{Geometry, LINES_TOGETHER};
+use windlass_kernels::launch::Geometry;
 
 use crate::arena::Arena;
 use crate::config::{Batch, Fast, Lazy, Nccl, Register, Switch, Windows, config};
@@ -224,7 +224,7 @@ fn options() -> u64 {
     let messages = Layout::of(2, &Geometry::recommended(GRID_MAX, 0)).bytes;
     let collectives = fast::Layout::of(&fast::Geometry::recommended(GRID_MAX, 2, 0, 1)).bytes;
     let mut writer = Writer::default();
-    writer.u64(messages).u64(collectives).u64(tuning::hash()).u32(LINES_TOGETHER);
+    writer.u64(messages).u64(collectives).u64(tuning::hash());
     checksum(&writer.finish())
 }
 
