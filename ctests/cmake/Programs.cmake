@@ -394,6 +394,27 @@ if(WINDLASS_LIBRARY_DIR)
   endforeach()
 endif()
 
+# Grids of kernels, by the simulator's account: on devices of so many multiprocessors, what the largest has.
+add_executable(grids programs/grids.c)
+target_link_libraries(grids PRIVATE harness)
+if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
+  write_tuning("${CMAKE_CURRENT_BINARY_DIR}/grids.tuning" 9.0/132 9.0/108 9.0/78)
+  function(add_grids part ranks multiprocessors largest)
+    set(name "sim.grids.${part}_of_${ranks}_on_${multiprocessors}")
+    add_test(NAME ${name} COMMAND ${RUN} --out "${RUNS}/${name}" --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}"
+             --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes --served fast --set CTESTS_RANKS=${ranks}
+             --set "WINDLASS_TUNING=${CMAKE_CURRENT_BINARY_DIR}/grids.tuning" --set WINDLASS_SIM_DEVICE_MEMORY=6144
+             --set WINDLASS_SIM_MULTIPROCESSORS=${multiprocessors} -- $<TARGET_FILE:grids> ${part} ${largest})
+    set_tests_properties(${name} PROPERTIES LABELS sim TIMEOUT 300 PROCESSORS 2)
+  endfunction()
+  add_grids(alike 2 132 32)
+  add_grids(alike 2 108 24)
+  add_grids(alike 2 78 16)
+  add_grids(alike 3 132 32)
+  add_grids(unlike 3 132 32)
+  add_grids(unlike 3 78 16)
+endif()
+
 # Room in the symmetric heap for two communicators at a time.
 add_executable(successors programs/successors.c)
 target_link_libraries(successors PRIVATE harness)

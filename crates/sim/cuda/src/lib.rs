@@ -37,6 +37,8 @@
 //!
 //! `simNeedStack(bytes)` is what launching a kernel of so many bytes of stack a thread does to the current context. `simBeforeLeaks(function)`
 //! has a function called at exit, before leaks are looked for; an event of `simKeepEvent(event)` is none.
+//! `simTakeGrids(prefix, blocks, room, &count)` tells the grids of the kernels of the current context's device whose names begin so that
+//! have begun since it was last called, in their order; kernels are looked at from its first call on.
 
 mod exports;
 
@@ -47,6 +49,7 @@ mod device;
 mod event;
 mod ffi;
 mod graph;
+mod grids;
 mod guard;
 mod holders;
 mod ipc;

@@ -4,6 +4,7 @@ use crate::code::{
     CUDA_ERROR_FILE_NOT_FOUND, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_INVALID_VALUE,
     CUDA_ERROR_NOT_FOUND, Code,
 };
+use crate::grids;
 use crate::guard;
 use crate::simulator::simulator;
 use crate::stack;
@@ -284,6 +285,7 @@ impl Launch {
         if self.shape.grid.contains(&0) {
             return;
         }
+        grids::ran(self);
         let cluster = if self.shape.cluster == UNSAID { [1; 3] } else { self.shape.cluster };
         let shape = SimLaunch { cluster, ..self.shape };
         let mut pointers: Vec<*mut c_void> =

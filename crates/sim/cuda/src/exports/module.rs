@@ -6,6 +6,7 @@ use crate::code::{
 };
 use crate::context;
 use crate::ffi::{In, Out, Text};
+use crate::grids;
 use crate::module::{self, Function, Launch, SimLaunch, UNSAID};
 use crate::stack;
 use crate::stream;
@@ -194,6 +195,16 @@ exports! {
     fn simNeedStack(bytes: usize) {
         stack::need(context::current()?.as_ref(), bytes);
         Ok(())
+    }
+
+    fn simTakeGrids(prefix: Text, blocks: *mut u32, room: usize, count: Out<usize>) {
+        count.check()?;
+        let taken = grids::take(context::current()?.device, prefix.get()?);
+        for (index, ran) in taken.iter().take(room).enumerate() {
+            // SAFETY: the caller has room for so many.
+            unsafe { blocks.add(index).write(*ran) };
+        }
+        count.set(taken.len())
     }
 
     fn cuFuncSetAttribute(function: Handle, attribute: u32, value: i32) {
