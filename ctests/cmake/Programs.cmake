@@ -115,7 +115,7 @@ endfunction()
 
 set(PROGRAMS strings arguments collectives sendrecv groups group_order lifecycle threads nonblocking premulsum registration graphs graphs_mixed
              forked random_calls random_collectives births patterns pairs absorbed graphs_p2p random_p2p splits promises promise_errors
-             promise_children many_pairs reuse parking uneven batches registered registered_lives
+             promise_children many_pairs many_communicators reuse parking uneven batches registered registered_lives
              registered_groups registered_alone registered_beside pool pool_growth windows windows_repair windows_ends window_patterns window_direct)
 # Sends and receives of one fabric: on mailboxes, too.
 set(MESSAGING sendrecv patterns pairs absorbed graphs_p2p random_p2p)
@@ -127,7 +127,7 @@ foreach(program IN LISTS PROGRAMS)
   add_executable(${program} programs/${program}.c)
   target_link_libraries(${program} PRIVATE harness)
   set(seconds 120)
-  if(program STREQUAL "collectives" OR program STREQUAL "uneven" OR program STREQUAL "batches" OR program IN_LIST MESSAGING OR program IN_LIST PROMISING OR program IN_LIST REGISTERING OR program MATCHES "^window")
+  if(program STREQUAL "collectives" OR program STREQUAL "uneven" OR program STREQUAL "batches" OR program IN_LIST MESSAGING OR program IN_LIST PROMISING OR program STREQUAL "many_communicators" OR program IN_LIST REGISTERING OR program MATCHES "^window")
     set(seconds 300)
   endif()
   if(SIM_DIR)
@@ -241,6 +241,21 @@ if(WINDLASS_LIBRARY_DIR)
     add_fabric_on(gpu reuse 300 "yes" --set WINDLASS_PARK=0 ${SLOW})
   endif()
   add_fabric(many_pairs 300 "yes" --promised ${SLOW})
+  # None is left to NCCL: of each communicator and rank two calls are collectives. Windlass clears what it takes, and so the host has it all:
+  # of many ranks there are fewer communicators, on devices with less room for them.
+  add_fabric(many_communicators 300 "yes" --just fast=256 --set WINDLASS_SIM_DEVICE_MEMORY=4096)
+  if(SIM_DIR)
+    function(add_communicators count ranks)
+      math(EXPR collectives "2 * ${count} * ${ranks}")
+      set(name "sim.many_communicators.${count}_of_${ranks}")
+      add_test(NAME ${name} COMMAND ${RUN} --out "${RUNS}/${name}" --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}"
+               --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes --just fast=${collectives} --set CTESTS_RANKS=${ranks}
+               --set WINDLASS_SIM_DEVICE_MEMORY=2048 -- $<TARGET_FILE:many_communicators> ${count})
+      set_tests_properties(${name} PROPERTIES LABELS sim TIMEOUT 300 PROCESSORS 2)
+    endfunction()
+    add_communicators(20 3)
+    add_communicators(6 8)
+  endif()
 endif()
 
 # Recycled memory with other limits: few megabytes, none at all; and where NCCL has its memory from cudaMalloc.
