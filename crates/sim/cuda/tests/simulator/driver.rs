@@ -1,7 +1,7 @@
 //! The driver's functions by name, and what every test needs of them.
 
 use libloading::Library;
-use std::ffi::c_void;
+use std::ffi::{c_char, c_void};
 use std::sync::OnceLock;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
@@ -52,6 +52,7 @@ macro_rules! driver {
 }
 
 driver! {
+    fn simTakeGrids(prefix: *const c_char, blocks: *mut u32, room: usize, count: &mut usize);
     fn cuInit(flags: u32);
     fn cuDriverGetVersion(version: &mut i32);
     fn cuDeviceGetCount(count: &mut i32);

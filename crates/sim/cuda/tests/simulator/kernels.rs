@@ -17,6 +17,8 @@ void add(const struct SimLaunch *launch, void **params) {
     uint32_t *to = *(uint32_t **)params[0], *from = *(uint32_t **)params[1], value = *(uint32_t *)params[2];
     for (uint32_t i = 0; i < launch->grid[0] * launch->block[0]; i++) to[i] = from[i] + value + launch->device;
 }
+const struct { uint32_t count; } told_params = { 0 };
+void told(const struct SimLaunch *launch, void **params) {}
 void unsized(const struct SimLaunch *launch, void **params) {}
 "#;
 
@@ -65,6 +67,44 @@ fn kernels_run_in_order_with_the_parameters_of_their_launch() {
     assert_eq!(cuLaunchKernel(add, 0, 1, 1, 32, 1, 1, 0, stream, parameters.as_ptr(), std::ptr::null()), 1);
     assert_eq!(cuModuleLoadData(&mut none, c"\x7fELF".as_ptr().cast()), 200);
     ok(cuMemFree_v2(words));
+    ok(cuStreamDestroy_v2(stream));
+    ok(cuModuleUnload(module));
+}
+
+/// Grids of kernels by a prefix of their names are told once, of launches on streams and of graphs.
+#[test]
+fn grids_are_told_of_streams_and_graphs() {
+    start();
+    let directory = std::env::temp_dir().join(format!("sim-cuda-grids-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).unwrap();
+    let module = made(|out| cuModuleLoadData(out, image(&directory).as_ptr()));
+    std::fs::remove_dir_all(&directory).unwrap();
+    let told = made(|out| cuModuleGetFunction(out, module, c"told".as_ptr()));
+    let stream = stream();
+    let run = |blocks| {
+        ok(cuLaunchKernel(told, blocks, 1, 1, 1, 1, 1, 0, stream, std::ptr::null(), std::ptr::null()));
+    };
+    let taken = || {
+        let (mut blocks, mut count) = ([0; 2], 9);
+        ok(cuStreamSynchronize(stream));
+        ok(simTakeGrids(c"tol".as_ptr(), blocks.as_mut_ptr(), blocks.len(), &mut count));
+        (count, blocks)
+    };
+    run(7);
+    assert_eq!(taken(), (0, [0, 0])); // nobody had asked yet
+    run(3);
+    ok(cuStreamBeginCapture_v2(stream, 0));
+    run(5);
+    let graph = made(|graph| cuStreamEndCapture(stream, graph));
+    assert_eq!(taken(), (1, [3, 0]));
+    let executable = instantiate(graph);
+    for _ in 0..3 {
+        ok(cuGraphLaunch(executable, stream));
+    }
+    assert_eq!(taken(), (3, [5, 5]));
+    assert_eq!(taken(), (0, [0, 0]));
+    ok(cuGraphExecDestroy(executable));
+    ok(cuGraphDestroy(graph));
     ok(cuStreamDestroy_v2(stream));
     ok(cuModuleUnload(module));
 }
