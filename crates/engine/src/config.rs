@@ -152,7 +152,7 @@ pub struct Nccl {
 
 /// Enough for 50 communicators of 8 ranks, or for rings that grew to what NCCL's FIFOs take on 8 ranks nine times over,
 /// and still 3 % of an H200 and 5 % of an 80 GB device. It is a limit: a pair costs 11 MiB until it sends more.
-const ARENA_BYTES_MAX: u64 = 4 << 30;
+const ARENA_BYTES_MAX: u64 = 8 << 30;
 
 impl Default for Config {
     fn default() -> Config {
