@@ -68,13 +68,12 @@ MAIL_DEVICE uint64_t bulk_from(const WindlassMailChannel& channel, uint32_t lane
 }
 MAIL_DEVICE uint64_t bulk_growth(const WindlassMailChannel& channel) { return channel.growth + 8 * WINDLASS_GROWTH_BULK; }
 
-// Bulk lanes of some channels that this block serves: of each at most one, as there are as many virtual blocks as lanes.
+// Bulk lanes of some channels that this block serves: of each at most one.
 MAIL_DEVICE uint32_t bulk_lanes_here(const Group& group, uint32_t first_channel, uint32_t channels) {
   uint32_t lanes = 0;
   for (uint32_t i = first_channel; i < first_channel + channels; ++i) {
     const WindlassMailChannel channel = group.channel(i);
-    uint32_t index = 0, lane;
-    if (find_lane(group, channel, channel.active_bulk_lanes, index, lane)) ++lanes;
+    if (blocks_behind(group, channel) < channel.active_bulk_lanes) ++lanes;
   }
   return lanes;
 }
@@ -82,9 +81,13 @@ MAIL_DEVICE uint32_t bulk_lanes_here(const Group& group, uint32_t first_channel,
 // Task number `index` of the block: its bulk lanes, channel after channel.
 MAIL_DEVICE void begin_bulk_task(const Group& group, const BulkBlock& block, uint32_t index) {
   const bool receive = index >= block.send_tasks;
-  uint32_t left = index, channel_index = 0, lane = 0;
+  uint32_t left = index, channel_index = 0;
   WindlassMailChannel channel = group.channel(0);
-  while (!find_lane(group, channel, channel.active_bulk_lanes, left, lane)) channel = group.channel(++channel_index);
+  uint32_t lane = blocks_behind(group, channel);
+  while (lane >= channel.active_bulk_lanes || left-- > 0) {
+    channel = group.channel(++channel_index);
+    lane = blocks_behind(group, channel);
+  }
   BulkTask& task = block.tasks[index];
   const Vector own = load_own_words(channel.bulk_progress + lane * WINDLASS_PROGRESS_STRIDE);
   task.base = own.x;
@@ -126,7 +129,7 @@ MAIL_DEVICE void begin_bulk_job(const Group& group, const BulkBlock& block, cons
   job.grown = 0;
   take_gate(task, told(&block.tasks[job.task].gate), job);
   Piece piece;
-  job.live = find_piece(group, channel, true, job.lane, job.operation, job.step, piece);
+  job.live = find_piece(group, channel, true, job.lane, 0, job.operation, job.step, piece);
 }
 
 MAIL_DEVICE void finish_part(const Group& group, const BulkBlock& block, const WindlassMailChannel& channel, uint32_t mover,
@@ -137,7 +140,7 @@ MAIL_DEVICE void finish_part(const Group& group, const BulkBlock& block, const W
   sync_warp();
   if (lane_index() == 0) tell(block.teller(job.task, mover), (uint32_t)(job.count - block.tasks[job.task].base));
   Piece next;
-  job.live = find_piece(group, channel, true, job.lane, job.operation, job.step, next);
+  job.live = find_piece(group, channel, true, job.lane, 0, job.operation, job.step, next);
 }
 
 constexpr uint32_t vectors_in_flight = 4;
@@ -166,7 +169,7 @@ MAIL_DEVICE bool step_bulk_receive(const Group& group, const BulkBlock& block, c
     if (job.seen <= job.count) return false;
   }
   Piece piece;
-  find_piece(group, channel, true, job.lane, job.operation, job.step, piece);
+  find_piece(group, channel, true, job.lane, 0, job.operation, job.step, piece);
   const char* const from = bulk_slot(group, channel, job.lane, job.count, job.from, job.grown);
   char* const to = reinterpret_cast<char*>(piece.address + piece.offset);
   const uint32_t width = access_width(piece.address);
@@ -234,7 +237,7 @@ MAIL_DEVICE bool step_bulk_send(const Group& group, const BulkBlock& block, cons
                                 uint32_t mover, Job& job, bool look) {
   if (!has_part_room(group, block, channel, mover, job, look)) return false;
   Piece piece;
-  find_piece(group, channel, true, job.lane, job.operation, job.step, piece);
+  find_piece(group, channel, true, job.lane, 0, job.operation, job.step, piece);
   const char* const from = reinterpret_cast<const char*>(piece.address + piece.offset);
   char* const to = bulk_slot(group, channel, job.lane, job.count, job.from, job.grown);
   const uint32_t width = access_width(piece.address);
@@ -378,7 +381,7 @@ struct Pusher {
       if (!has_room(task, channel, look)) continue;
 
       Piece piece;
-      find_piece(group, channel, true, task.lane, task.operation, task.step, piece);
+      find_piece(group, channel, true, task.lane, 0, task.operation, task.step, piece);
       const uint32_t stage_count = group.launch.stages, stage = loaded % stage_count;
       // The stage is free: fewer than half of the stages are loaded and not stored, at most half stored and not complete.
       char* const at = stages + (uint64_t)stage * group.geometry().bulk_chunk_bytes;

@@ -1,7 +1,7 @@
 // The group kernel: all sends and receives of one group of one communicator on one stream.
 //
 // No block waits for another block of its grid, and no job for another job of its rank, except that a block's parts of one
-// bulk chunk are credited together. Which block serves a lane is the same on both of its sides (find_lane); which warp of it
+// bulk chunk are credited together. Which block serves a lane is the same on both of its sides (blocks_behind); which warp of it
 // does, is this launch's own affair: lanes keep their state in device memory between launches.
 #pragma once
 #include "bulk_lane.cuh"
@@ -23,18 +23,21 @@ struct JobList {
     const uint32_t first_warp = receive ? launch.movers - warps : 0;
     if (mover < first_warp || mover >= first_warp + warps) return false;
     const uint32_t end = receive ? group.channels() : launch.send_channels;
-    uint32_t left = mover - first_warp + warps * next, lane = 0;
+    uint32_t left = mover - first_warp + warps * next, behind;
     uint32_t index = receive ? launch.send_channels : 0;
     WindlassMailChannel channel;
     for (;; ++index) {
       if (index == end) return false;
       channel = group.channel(index);
-      if (find_lane(group, channel, channel.active_line_lanes, left, lane)) break;
+      behind = blocks_behind(group, channel);
+      if (behind >= channel.active_line_blocks) continue;
+      if (left < channel.active_line_rounds) break;
+      left -= channel.active_line_rounds;
     }
     job.channel = (uint16_t)index;
-    job.lane = (uint16_t)lane;
+    job.round = (uint16_t)left;
+    job.lane = (uint16_t)(behind + left * group.geometry().bulk_lanes);
     job.operation = job.step = 0;
-    job.task = 0;
     job.kind = receive ? job_line_receive : job_line_send;
     begin_line_job(group, channel, job);
     ++next;
@@ -133,7 +136,7 @@ MAIL_DEVICE void run_line_send(const Group& group, const WindlassMailChannel& ch
 MAIL_DEVICE void run_line_receive(const Group& group, const WindlassMailChannel& channel, Job& job) {
   Patience patience;
   Piece piece;
-  find_piece(group, channel, false, job.lane, job.operation, job.step, piece);
+  find_piece(group, channel, false, job.lane, job.round, job.operation, job.step, piece);
   while (job.live) {
     if (receive_found(group, channel, job, piece)) continue;
     if (patience.looks_for_growth()) follow_line_job(group, channel, job);

@@ -19,7 +19,10 @@ struct alignas(16) Job {
   uint32_t step;       // how many units or chunks of that message this lane has moved
   uint16_t channel;
   uint16_t lane;
-  uint16_t task;       // bulk: which of the block's bulk lanes
+  union {
+    uint16_t task;   // bulk: which of the block's bulk lanes
+    uint16_t round;  // lines: which of the block's line lanes of its channel
+  };
   JobKind kind;
   uint8_t live;        // anything left to do
 };
@@ -54,16 +57,23 @@ MAIL_DEVICE uint32_t virtual_block(uint32_t used, uint32_t index) {
   return first_bit(ballot_of_warp(is_it));
 }
 
-// Lane l of a channel is served by virtual block (first_block + l) modulo their number: this follows from the pair of ranks and the
-// lane alone, so it is the same on both sides, whatever else their groups hold. Of the `active` lanes that are this block's, number
-// `index`; else false, and `index` is less by as many as there are.
-MAIL_DEVICE bool find_lane(const Group& group, const WindlassMailChannel& channel, uint32_t active, uint32_t& index,
-                           uint32_t& lane) {
-  const uint32_t blocks = group.geometry().bulk_lanes;
-  lane = group.block - channel.first_block + (group.block < channel.first_block ? blocks : 0);
-  for (; lane < active; lane += blocks, --index)
-    if (index == 0) return true;
-  return false;
+// Lane l of a channel is served by virtual block (first_block + l) modulo their number V: this follows from the pair of ranks and the
+// lane alone, so it is the same on both sides, whatever else their groups hold. So each block has one bulk lane of a channel, and
+// line lane b + V * round for each round, b being how many blocks it lies behind the first.
+MAIL_DEVICE uint32_t blocks_behind(const Group& group, const WindlassMailChannel& channel) {
+  const uint32_t behind = group.block - channel.first_block;
+  return group.block < channel.first_block ? behind + group.geometry().bulk_lanes : behind;
+}
+
+// The virtual blocks over which a message by lines goes, from the channel's first on: a power of two, or all. A function of bytes and
+// geometry, equal on both sides. Few for what is small, as every block that waits for a peer's holds a multiprocessor.
+MAIL_DEVICE uint32_t blocks_of(const Group& group, uint64_t bytes) {
+  constexpr uint32_t bytes_a_block = WINDLASS_UNITS_A_BLOCK * WINDLASS_UNIT_PAYLOAD_BYTES;
+  const uint32_t all = group.geometry().bulk_lanes;
+  if (bytes > (uint64_t)all * bytes_a_block) return all;
+  const uint32_t whole = ((uint32_t)bytes - 1) / bytes_a_block;
+  const uint32_t blocks = whole ? 2u << (31 - zeros_before(whole)) : 1;
+  return blocks < all ? blocks : all;
 }
 
 // A piece of a message: what one unit or one chunk carries.
@@ -73,21 +83,26 @@ struct Piece {
   uint32_t bytes;    // of the piece
 };
 
-// The piece at (operation, step) or the next after it that this lane carries. Lane l of `lanes` carries pieces l,
-// l + lanes, l + 2 lanes ... of every message of its kind: a function of bytes and geometry, equal on both sides.
+// The piece at (operation, step) or the next after it that this lane carries: a function of bytes and geometry, equal on both sides.
+// Bulk lane l of n carries chunks l, l + n, l + 2n ... Line lane b + V * round carries, of a message that goes over B blocks, units
+// b + B * round and every (B * rounds)-th after it: neighbouring units lie in neighbouring blocks, which is quicker than in one.
 // False when the channel has no more for this lane.
-MAIL_DEVICE bool find_piece(const Group& group, const WindlassMailChannel& channel, bool bulk, uint32_t lane,
+MAIL_DEVICE bool find_piece(const Group& group, const WindlassMailChannel& channel, bool bulk, uint32_t lane, uint32_t round,
                             uint32_t& operation, uint32_t& step, Piece& piece) {
+  const uint32_t behind = bulk ? lane : lane - round * group.geometry().bulk_lanes;
   const uint64_t size = bulk ? group.geometry().bulk_chunk_bytes : (uint64_t)WINDLASS_UNIT_PAYLOAD_BYTES;
-  const uint64_t lanes = bulk ? group.geometry().bulk_lanes : group.geometry().line_lanes;
   while (operation < channel.operations) {
     const WindlassMailOperation message = group.operation(channel.first_operation + operation);
-    const uint64_t offset = (lane + step * lanes) * size;
-    if (message.bytes && group.is_bulk(message.bytes) == bulk && offset < message.bytes) {
-      piece.address = message.address;
-      piece.offset = offset;
-      piece.bytes = (uint32_t)(message.bytes - offset < size ? message.bytes - offset : size);
-      return true;
+    if (message.bytes && group.is_bulk(message.bytes) == bulk) {
+      const uint32_t blocks = bulk ? group.geometry().bulk_lanes : blocks_of(group, message.bytes);
+      const uint64_t turn = bulk ? step : round + (uint64_t)step * group.launch.line_rounds;
+      const uint64_t offset = (behind + turn * blocks) * size;
+      if (behind < blocks && offset < message.bytes) {
+        piece.address = message.address;
+        piece.offset = offset;
+        piece.bytes = (uint32_t)(message.bytes - offset < size ? message.bytes - offset : size);
+        return true;
+      }
     }
     ++operation;
     step = 0;

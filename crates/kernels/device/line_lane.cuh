@@ -42,7 +42,7 @@ MAIL_DEVICE void begin_line_job(const Group& group, const WindlassMailChannel& c
   // Read now, beside the progress word, so that a sender need not wait for it a moment later.
   job.seen = job.kind == job_line_send ? load_word_relaxed(credit) : 0;
   Piece piece;
-  job.live = find_piece(group, channel, false, job.lane, job.operation, job.step, piece);
+  job.live = find_piece(group, channel, false, job.lane, job.round, job.operation, job.step, piece);
 }
 
 // Is there a larger ring? Then the lane moves: unit `count`, the next, is the first in it. The ring, or 0.
@@ -86,7 +86,7 @@ MAIL_DEVICE bool has_line_room(const Group& group, const WindlassMailChannel& ch
 }
 
 MAIL_DEVICE void load_next(const Group& group, const WindlassMailChannel& channel, Job& job, Unit& unit, Piece& piece) {
-  find_piece(group, channel, false, job.lane, job.operation, job.step, piece);
+  find_piece(group, channel, false, job.lane, job.round, job.operation, job.step, piece);
   load_payload(unit, reinterpret_cast<const char*>(piece.address + piece.offset), piece.bytes, access_width(piece.address));
 }
 
@@ -94,7 +94,7 @@ MAIL_DEVICE void send_loaded(const Group& group, const WindlassMailChannel& chan
   send_unit(line_slot(job), unit, piece.bytes, group.geometry().first_tag + job.count);
   ++job.count;
   ++job.step;
-  if (!find_piece(group, channel, false, job.lane, job.operation, job.step, piece)) end_line_job(channel, job);
+  if (!find_piece(group, channel, false, job.lane, job.round, job.operation, job.step, piece)) end_line_job(channel, job);
 }
 
 // True if a unit was moved.
@@ -114,7 +114,7 @@ MAIL_DEVICE bool receive_found(const Group& group, const WindlassMailChannel& ch
   const Piece here = piece;
   if (++job.count == job.from) find_line_slots(group, channel, job);
   ++job.step;
-  const bool last = !find_piece(group, channel, false, job.lane, job.operation, job.step, piece);
+  const bool last = !find_piece(group, channel, false, job.lane, job.round, job.operation, job.step, piece);
   // Credit may go out before the payload is stored: the vote over the tags has waited for the loads of the whole warp.
   // Not for each unit, as a sender seldom waits for the newest; always for the last, as the next group may be far away.
   const uint32_t slots = group.geometry().line_slots;
@@ -130,7 +130,7 @@ MAIL_DEVICE bool receive_found(const Group& group, const WindlassMailChannel& ch
 
 MAIL_DEVICE bool step_line_receive(const Group& group, const WindlassMailChannel& channel, Job& job, bool look) {
   Piece piece;
-  find_piece(group, channel, false, job.lane, job.operation, job.step, piece);
+  find_piece(group, channel, false, job.lane, job.round, job.operation, job.step, piece);
   if (receive_found(group, channel, job, piece)) return true;
   if (look) follow_line_job(group, channel, job);
   return false;

@@ -35,6 +35,8 @@ enum {
   WINDLASS_WISHES_PER_WIRE = 64,
   // Virtual blocks of a communicator at most: `used_blocks` has a bit for each.
   WINDLASS_VIRTUAL_BLOCKS_MAX = 32,
+  // A message by lines goes over so few virtual blocks that each has about so many of its units.
+  WINDLASS_UNITS_A_BLOCK = 8,
 };
 
 // In a posted word: the lane moves, or has moved, into its grown ring; the word after it says from which chunk on.
@@ -73,7 +75,7 @@ enum {
 typedef struct WindlassMailGeometry {
   uint64_t first_tag;         // tag of the first unit of every line lane; tags grow by one a unit; 0 is no tag
   uint64_t bulk_from_bytes;   // messages of at least this many bytes go by bulk lanes, shorter ones by line lanes
-  uint32_t line_lanes;        // line lanes of a directed pair
+  uint32_t line_lanes;        // line lanes of a directed pair; a multiple of bulk_lanes
   uint32_t line_slots;        // units that a line lane's ring holds; a power of two
   uint32_t bulk_lanes;        // bulk lanes of a directed pair, and virtual blocks: 1 to 32
   uint32_t bulk_slots;        // chunks that a bulk lane's ring holds; a power of two
@@ -105,8 +107,9 @@ typedef struct WindlassMailChannel {
   uint16_t first_block;    // the virtual block that serves lane 0 of both wires; equal on both sides
   uint32_t first_operation;
   uint32_t operations;
-  uint32_t active_line_lanes;  // lanes that the group's messages use: 0 .. active - 1
-  uint32_t active_bulk_lanes;
+  uint16_t active_line_blocks;  // the group's messages use line lanes of so many virtual blocks, from the first one on,
+  uint16_t active_line_rounds;  // and of each so many
+  uint32_t active_bulk_lanes;   // and bulk lanes 0 .. active - 1
 } WindlassMailChannel;
 
 // The kernel's one parameter. The storage holds the channels (sends, then receives), then, unless a list is given, the
@@ -126,7 +129,8 @@ typedef struct WindlassMailLaunch {
   uint32_t movers;              // warps of a block that move data; all of them move bulk messages
   uint16_t stages;              // chunks that the pusher holds in shared memory, even; 0: no pusher
   uint16_t copy_blocks;         // blocks that copy what the rank sends to itself: the last ones of the grid
-  uint32_t jobs_per_warp;       // room in shared memory for a mover's jobs; 0: each has at most one, a line lane
+  uint16_t jobs_per_warp;       // room in shared memory for a mover's jobs; 0: each has at most one, a line lane
+  uint16_t line_rounds;         // line lanes of a directed pair that one virtual block serves
   uint32_t flags;               // WINDLASS_LAUNCH_*
   uint32_t operations;          // of all channels
   uint32_t copies;

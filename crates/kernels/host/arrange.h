@@ -55,6 +55,13 @@ inline uint32_t mail_first_block(uint32_t sender, uint32_t receiver, uint32_t ra
   return ahead * std::max(1u, blocks / ranks) % blocks;
 }
 
+// The virtual blocks over which a message by lines goes: blocks_of of ../device/job.cuh.
+inline uint32_t mail_blocks_of(uint64_t bytes, uint32_t blocks) {
+  uint32_t over = 1;
+  while (over < blocks && bytes > (uint64_t)over * WINDLASS_UNITS_A_BLOCK * WINDLASS_UNIT_PAYLOAD_BYTES) over *= 2;
+  return std::min(over, blocks);
+}
+
 inline uint32_t mail_lanes(uint64_t bytes, uint64_t piece_bytes, uint32_t lanes) {
   return (uint32_t)std::min<uint64_t>(lanes, (bytes + piece_bytes - 1) / piece_bytes);
 }
@@ -66,6 +73,8 @@ inline MailShape mail_arrange(const MailCall* calls, size_t count, const MailPee
                               std::vector<WindlassMailOperation>& operations) {
   std::memset(&launch, 0, sizeof launch);
   launch.geometry = geometry;
+  launch.line_rounds = (uint16_t)(geometry.line_lanes / geometry.bulk_lanes);
+  constexpr uint64_t unit = WINDLASS_UNIT_PAYLOAD_BYTES;
   operations.clear();
   auto* const channels = reinterpret_cast<WindlassMailChannel*>(launch.storage);
   uint32_t used = 0;
@@ -86,7 +95,10 @@ inline MailShape mail_arrange(const MailCall* calls, size_t count, const MailPee
           channel.active_bulk_lanes = std::max(channel.active_bulk_lanes, mail_lanes(call.bytes, geometry.bulk_chunk_bytes, geometry.bulk_lanes));
           aligned &= call.address % 16 == 0;
         } else {
-          channel.active_line_lanes = std::max(channel.active_line_lanes, mail_lanes(call.bytes, WINDLASS_UNIT_PAYLOAD_BYTES, geometry.line_lanes));
+          const uint32_t over = mail_blocks_of(call.bytes, geometry.bulk_lanes);
+          const uint64_t rounds = (call.bytes + over * unit - 1) / (over * unit);
+          channel.active_line_blocks = std::max<uint16_t>(channel.active_line_blocks, (uint16_t)over);
+          channel.active_line_rounds = std::max<uint16_t>(channel.active_line_rounds, (uint16_t)std::min<uint64_t>(rounds, launch.line_rounds));
         }
       }
       channel.operations = (uint32_t)operations.size() - channel.first_operation;
@@ -102,8 +114,8 @@ inline MailShape mail_arrange(const MailCall* calls, size_t count, const MailPee
       const uint32_t blocks = geometry.bulk_lanes, ranks = (uint32_t)peer_count, other = (uint32_t)peer;
       channel.first_block = (uint16_t)(receive ? mail_first_block(other, geometry.rank, ranks, blocks)
                                                : mail_first_block(geometry.rank, other, ranks, blocks));
-      for (uint32_t lane = 0; lane < channel.active_line_lanes; ++lane)
-        ++loads[(channel.first_block + lane) % blocks].lines[receive];
+      for (uint32_t block = 0; block < channel.active_line_blocks; ++block)
+        loads[(channel.first_block + block) % blocks].lines[receive] += channel.active_line_rounds;
       for (uint32_t lane = 0; lane < channel.active_bulk_lanes; ++lane) ++loads[(channel.first_block + lane) % blocks].bulk[receive];
       channels[used++] = channel;
       ++(receive ? launch.receive_channels : launch.send_channels);
@@ -156,7 +168,7 @@ inline MailShape mail_arrange(const MailCall* calls, size_t count, const MailPee
                                 load.bulk[1] + (ordinary ? load.bulk[0] : 0));
     return most > 1 || bulk ? most : 0;
   };
-  launch.jobs_per_warp = jobs();
+  launch.jobs_per_warp = (uint16_t)jobs();
   launch.stages = (uint16_t)(pusher ? limits.stages : 0);
   shape.shared_bytes = blocks ? windlass_shared_layout(launch).total : 0;
   if (launch.stages && shape.shared_bytes > limits.shared_bytes_max) {
@@ -164,7 +176,7 @@ inline MailShape mail_arrange(const MailCall* calls, size_t count, const MailPee
     ordinary = true;
     for (uint32_t i = 0; i < launch.send_channels; ++i)
       if (channels[i].active_bulk_lanes) channels[i].flags |= WINDLASS_CHANNEL_ORDINARY_STORES;
-    launch.jobs_per_warp = jobs();
+    launch.jobs_per_warp = (uint16_t)jobs();
     shape.shared_bytes = windlass_shared_layout(launch).total;
   }
   if (shape.shared_bytes > limits.shared_bytes_max) {

@@ -66,6 +66,7 @@ struct World {
   residency::Gpus* gpus = nullptr;           // null: all blocks are resident
 
   explicit World(const Options& o) : options(o), pairs(o.ranks * o.ranks), peers(o.ranks), reports(o.ranks), wishes(o.ranks, std::vector<uint8_t>(2 * WINDLASS_WISHES_PER_WIRE)) {
+    expect(o.line_lanes % o.bulk_lanes == 0, "as many line lanes for each virtual block");
     geometry = {o.first_tag, o.bulk_from, o.line_lanes, o.line_slots, o.bulk_lanes, o.bulk_slots, o.chunk, 0};
     for (auto& list : peers) list.resize(o.ranks);
     std::memset(reports.data(), 0, reports.size() * sizeof(WindlassMailReport));
@@ -547,14 +548,15 @@ void three_hundred_operations() {
 
 // The sender's calls end before the receiver has begun: as much as the rings take. Groups are cut differently on both sides.
 void sender_far_ahead() {
-  World world(Options{});
-  std::vector<Step> steps;
-  std::atomic<bool> sent{false};
+  Options lines;
+  lines.line_lanes = 8 * lines.bulk_lanes;
+  lines.line_slots = 8;
+  World world(lines);
   Messages messages;
-  // 16 units in 4 lanes of 4 slots, and 8 chunks in 2 lanes of 4 slots: exactly what the rings hold
-  for (int i = 0; i < 4; ++i) messages.push_back({0, 1, 1920 * 4});
-  messages.push_back({0, 1, 40000 - 7232});  // by lines it would not fit; see below
-  messages.pop_back();
+  // Exactly what the rings hold: 8 slots of each of 8 lanes that one block serves, then of those that the other one serves.
+  // Eight messages of any size fit, as they do over NCCL.
+  for (int i = 0; i < 4; ++i) messages.push_back({0, 1, 1920 * 8});
+  for (int i = 0; i < 4; ++i) messages.push_back({0, 1, 1920 * 16});
   std::vector<std::unique_ptr<Buffer>> out, in;
   for (size_t i = 0; i < messages.size(); ++i) {
     out.emplace_back(new Buffer(messages[i].bytes, 0));
@@ -569,6 +571,7 @@ void sender_far_ahead() {
   for (size_t i = 0; i < messages.size(); ++i) in[i]->check(i, "received");
   world.check_words();
 
+  // 8 chunks in 2 lanes of 4 slots.
   Options bulk;
   bulk.bulk_from = 20000;
   World large(bulk);
@@ -886,6 +889,7 @@ void grow_in_traffic(bool bulk_copies) {
     o.bulk_copies = bulk_copies;
     o.line_slots = o.bulk_slots = round < rounds ? 1u << random.below(3) : 1;
     o.bulk_lanes = 1 + (uint32_t)random.below(3);
+    o.line_lanes = o.bulk_lanes * (1 + (uint32_t)random.below(2));
     World world(o);
     std::vector<Step> steps;
     for (int i = 0; i < (HOST_TSAN ? 6 : 24); ++i) {
@@ -916,9 +920,9 @@ void random_groups() {
   do {
     Options o;
     o.ranks = 2 + (uint32_t)random.below(HOST_TSAN ? 2 : 3);
-    o.line_lanes = 1 + (uint32_t)random.below(9);
     o.line_slots = 1u << random.below(4);
     o.bulk_lanes = 1 + (uint32_t)random.below(4);
+    o.line_lanes = o.bulk_lanes * (1 + (uint32_t)random.below(4));
     o.bulk_slots = 1u << random.below(4);
     o.chunk = 128u << random.below(7);
     o.bulk_from = 1 + random.below(20000);
@@ -955,7 +959,7 @@ Options of_few_blocks(host::Random& random, uint32_t ranks, uint32_t blocks) {
   Options o;
   o.ranks = ranks;
   o.bulk_lanes = blocks;
-  o.line_lanes = 8 + (uint32_t)random.below(HOST_TSAN ? 9 : 20);
+  o.line_lanes = blocks * (1 + (uint32_t)random.below(3));
   o.line_slots = 1u << random.below(3);
   o.bulk_slots = 1u << random.below(3);
   // Two chunks of a lane or three are a message.

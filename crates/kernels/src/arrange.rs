@@ -6,7 +6,8 @@
 
 use crate::launch::{
     BULK_SERVICE_WARPS, CHANNEL_ORDINARY_STORES, CHANNEL_RECEIVE, CHANNEL_WORDS, Channel, Geometry,
-    INLINE_BYTES, LAUNCH_HEAD_BYTES, Launch, Operation, UNIT_PAYLOAD_BYTES, VIRTUAL_BLOCKS_MAX,
+    INLINE_BYTES, LAUNCH_HEAD_BYTES, Launch, Operation, UNIT_PAYLOAD_BYTES, UNITS_A_BLOCK,
+    VIRTUAL_BLOCKS_MAX,
 };
 
 /// A send or a receive of a group, in call order.
@@ -109,6 +110,12 @@ pub fn lanes_of(bytes: u64, piece_bytes: u64, lanes: u32) -> u32 {
     bytes.div_ceil(piece_bytes).min(u64::from(lanes)) as u32
 }
 
+/// The virtual blocks over which a message by lines goes: `blocks_of` of `device/job.cuh`.
+fn blocks_of(bytes: u64, blocks: u32) -> u32 {
+    let least = bytes.div_ceil(UNITS_A_BLOCK * UNIT_PAYLOAD_BYTES).min(u64::from(blocks));
+    (least as u32).next_power_of_two().min(blocks)
+}
+
 /// Writes `launch`, all but control, report, operation list and flags, and `operations`, which are in the launch too
 /// unless the shape says that they did not fit.
 ///
@@ -122,7 +129,8 @@ pub fn arrange(
     launch: &mut Launch,
     operations: &mut Vec<Operation>,
 ) -> Result<Shape, Refusal> {
-    *launch = Launch { geometry: *geometry, ..Launch::default() };
+    let line_rounds = (geometry.line_lanes / geometry.bulk_lanes) as u16;
+    *launch = Launch { geometry: *geometry, line_rounds, ..Launch::default() };
     operations.clear();
     let mut channels = 0;
     let mut by_copies = false;
@@ -175,11 +183,11 @@ pub fn arrange(
             BulkSend::Copies { stages } if by_copies => stages,
             _ => 0,
         };
-        launch.jobs_per_warp = loads.jobs_per_warp(launch, by_stores);
+        launch.jobs_per_warp = loads.jobs_per_warp(launch, by_stores)?;
         if launch.stages > 0 && shared_bytes(launch) > limits.shared_bytes_max {
             launch.stages = 0;
             send_by_ordinary_stores(launch);
-            launch.jobs_per_warp = loads.jobs_per_warp(launch, true);
+            launch.jobs_per_warp = loads.jobs_per_warp(launch, true)?;
         }
         if shared_bytes(launch) > limits.shared_bytes_max {
             return Err(Refusal::TooManyLanes);
@@ -251,7 +259,8 @@ fn channel<'a>(
         channel: Channel {
             flags,
             first_operation: first as u32,
-            active_line_lanes: 0,
+            active_line_blocks: 0,
+            active_line_rounds: 0,
             active_bulk_lanes: 0,
             ..*addresses
         },
@@ -265,8 +274,14 @@ fn channel<'a>(
             channel.active_bulk_lanes = channel.active_bulk_lanes.max(lanes);
             found.aligned &= call.address.is_multiple_of(16);
         } else {
-            let lanes = lanes_of(call.bytes, UNIT_PAYLOAD_BYTES, geometry.line_lanes);
-            channel.active_line_lanes = channel.active_line_lanes.max(lanes);
+            let blocks = blocks_of(call.bytes, geometry.bulk_lanes);
+            let rounds = lanes_of(
+                call.bytes,
+                u64::from(blocks) * UNIT_PAYLOAD_BYTES,
+                geometry.line_lanes / geometry.bulk_lanes,
+            );
+            channel.active_line_blocks = channel.active_line_blocks.max(blocks as u16);
+            channel.active_line_rounds = channel.active_line_rounds.max(rounds as u16);
         }
     }
     channel.operations = (operations.len() - first) as u32;
@@ -309,18 +324,15 @@ struct Most {
 }
 
 impl Loads {
-    /// Deals a channel's lanes to virtual blocks, as `find_lane` of `device/job.cuh` finds them.
+    /// Deals a channel's lanes to virtual blocks, as `blocks_behind` of `device/job.cuh` finds them.
     fn add(&mut self, channel: &Channel, direction: Direction, blocks: u32) {
         let way = direction as usize;
-        let deal = |loads: &mut [u32], lanes: u32| {
-            let loads = &mut loads[..blocks as usize];
-            loads.iter_mut().for_each(|load| *load += lanes / blocks);
-            let (before, from_first) = loads.split_at_mut(channel.first_block.into());
-            let last_round = from_first.iter_mut().chain(before).take((lanes % blocks) as usize);
-            last_round.for_each(|load| *load += 1);
+        let deal = |loads: &mut [u32], of_blocks: u32, each: u32| {
+            let (before, from_first) = loads[..blocks as usize].split_at_mut(channel.first_block.into());
+            from_first.iter_mut().chain(before).take(of_blocks as usize).for_each(|load| *load += each);
         };
-        deal(&mut self.lines[way], channel.active_line_lanes);
-        deal(&mut self.bulk[way], channel.active_bulk_lanes);
+        deal(&mut self.lines[way], channel.active_line_blocks.into(), channel.active_line_rounds.into());
+        deal(&mut self.bulk[way], channel.active_bulk_lanes, 1);
     }
 
     fn most(&self, blocks: u32) -> Most {
@@ -337,7 +349,7 @@ impl Loads {
 
     /// Most jobs that a mover can have: its lines of one direction, and its part in the block's bulk lanes. None if each
     /// has at most one line lane, which needs no room.
-    fn jobs_per_warp(&self, launch: &Launch, by_stores: bool) -> u32 {
+    fn jobs_per_warp(&self, launch: &Launch, by_stores: bool) -> Result<u16, Refusal> {
         let share = |lanes: u32, warps: u32| if warps > 0 { lanes.div_ceil(warps) } else { 0 };
         let jobs = |block: usize| {
             let lines = share(self.lines[0][block], launch.line_send_warps)
@@ -345,7 +357,8 @@ impl Loads {
             lines + self.bulk[1][block] + if by_stores { self.bulk[0][block] } else { 0 }
         };
         let most = (0..VIRTUAL_BLOCKS_MAX).map(jobs).max().unwrap_or_default();
-        if most > 1 || launch.bulk_tasks > 0 { most } else { 0 }
+        let most = if most > 1 || launch.bulk_tasks > 0 { most } else { 0 };
+        u16::try_from(most).map_err(|_| Refusal::TooManyLanes)
     }
 }
 
@@ -372,7 +385,7 @@ fn shared_bytes(launch: &Launch) -> u32 {
     let barriers = (stage_count * 8).next_multiple_of(16);
     let orders = stage_count * 16;
     let told = (tasks * launch.movers * 4).next_multiple_of(16);
-    stages + barriers + orders + tasks * 64 + told + launch.movers * launch.jobs_per_warp * 64
+    stages + barriers + orders + tasks * 64 + told + launch.movers * u32::from(launch.jobs_per_warp) * 64
 }
 
 #[cfg(test)]
@@ -425,7 +438,7 @@ mod tests {
     fn larger_messages() {
         let (shape, _) =
             arranged(&[call(65536, 1, Direction::Send), call(65536, 1, Direction::Receive)], &LIMITS);
-        assert_eq!((shape.blocks, shape.cluster, shape.threads), (32, 4, 128));
+        assert_eq!((shape.blocks, shape.cluster, shape.threads), (16, 4, 320));
         let (shape, launch) = arranged(&[call(64 << 20, 1, Direction::Send)], &LIMITS);
         assert_eq!((shape.blocks, shape.cluster, shape.threads), (32, 4, 512));
         assert!(shape.shared_bytes > 8 * 16384 && shape.shared_bytes < 140 << 10);
@@ -461,7 +474,7 @@ mod tests {
         assert_eq!((shape, launch.copies, launch.copy_blocks, launch.operations), (expected, 1, 2, 0));
         assert_eq!(launch.storage[..4], [4096, 100_000, 64, 100_000]);
         let (shape, launch) = arranged(&[send, call(65536, 1, Direction::Send), receive], &LIMITS);
-        assert_eq!((shape.blocks, shape.cluster, launch.copy_blocks), (48, 4, 16));
+        assert_eq!((shape.blocks, shape.cluster, launch.copy_blocks), (16, 4, 8));
         assert_eq!(launch.storage[CHANNEL_WORDS + 2..][..2], [4096, 100_000]);
         // In place, or nothing, or no partner: nothing to do.
         for calls in
@@ -505,13 +518,13 @@ mod tests {
         };
         for (sender, receiver) in (0..5).flat_map(|one| (0..5).map(move |other| (one, other))) {
             let third = (0..5).find(|rank| ![sender, receiver].contains(rank)).unwrap();
-            let sends = [call(9000, receiver, Direction::Send), call(1 << 20, third, Direction::Receive)];
+            let sends = [call(64 << 10, receiver, Direction::Send), call(1 << 20, third, Direction::Receive)];
             if sender != receiver {
                 let there = channel(sender, &sends, false);
-                let here = channel(receiver, &[call(9000, sender, Direction::Receive)], true);
+                let here = channel(receiver, &[call(64 << 10, sender, Direction::Receive)], true);
                 assert_eq!(there.0, here.0);
-                // 5 lanes are 5 blocks, and the other message has all of them.
-                assert_eq!((here.1.count_ones(), there.1), (5, u32::MAX));
+                // 35 units are over 8 blocks, and the other message has all of them.
+                assert_eq!((here.1.count_ones(), there.1), (8, u32::MAX));
             }
         }
     }

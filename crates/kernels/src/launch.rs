@@ -22,6 +22,7 @@ pub const BULK_SERVICE_WARPS: u32 = 2;
 pub const WISHES_PER_WIRE: usize = 64;
 /// Virtual blocks of a communicator at most.
 pub const VIRTUAL_BLOCKS_MAX: usize = 32;
+pub const UNITS_A_BLOCK: u64 = 8;
 
 pub const CHANNEL_RECEIVE: u16 = 1;
 /// The channel's bulk messages are sent by ordinary loads and stores; the receiver cannot tell.
@@ -65,7 +66,7 @@ impl Geometry {
             few @ 1..4 => few,
             more => more / 4 * 4,
         };
-        let line_lanes = 8 * bulk_lanes;
+        let line_lanes = UNITS_A_BLOCK as u32 * bulk_lanes;
         let bulk_chunk_bytes = 64 << 10;
         let slots = |ring_bytes: u32, lane_bytes: u32| 1 << (ring_bytes / lane_bytes).ilog2();
         Geometry {
@@ -97,6 +98,7 @@ impl Geometry {
             && self.bulk_from_bytes != 0
             && (1..=u32::from(u16::MAX)).contains(&self.line_lanes)
             && (1..=VIRTUAL_BLOCKS_MAX as u32).contains(&self.bulk_lanes)
+            && self.line_lanes.is_multiple_of(self.bulk_lanes)
             && self.line_slots.is_power_of_two()
             && self.bulk_slots.is_power_of_two()
             && self.bulk_chunk_bytes != 0
@@ -130,7 +132,8 @@ pub struct Channel {
     pub first_block: u16,
     pub first_operation: u32,
     pub operations: u32,
-    pub active_line_lanes: u32,
+    pub active_line_blocks: u16,
+    pub active_line_rounds: u16,
     pub active_bulk_lanes: u32,
 }
 
@@ -140,6 +143,7 @@ pub const CHANNEL_WORDS: usize = size_of::<Channel>() / 8;
 impl Channel {
     pub(crate) fn words(&self) -> [u64; CHANNEL_WORDS] {
         let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+        let halves = |low: u16, high: u16| u32::from(low) | u32::from(high) << 16;
         [
             self.line_ring,
             self.line_credit,
@@ -150,9 +154,9 @@ impl Channel {
             self.bulk_credit,
             self.bulk_progress,
             self.growth,
-            pair(self.peer, u32::from(self.flags) | u32::from(self.first_block) << 16),
+            pair(self.peer, halves(self.flags, self.first_block)),
             pair(self.first_operation, self.operations),
-            pair(self.active_line_lanes, self.active_bulk_lanes),
+            pair(halves(self.active_line_blocks, self.active_line_rounds), self.active_bulk_lanes),
         ]
     }
 }
@@ -175,7 +179,8 @@ pub struct Launch {
     pub movers: u32,
     pub stages: u16,
     pub copy_blocks: u16,
-    pub jobs_per_warp: u32,
+    pub jobs_per_warp: u16,
+    pub line_rounds: u16,
     pub flags: u32,
     pub operations: u32,
     pub copies: u32,
@@ -200,6 +205,7 @@ impl Default for Launch {
             stages: 0,
             copy_blocks: 0,
             jobs_per_warp: 0,
+            line_rounds: 0,
             flags: 0,
             operations: 0,
             copies: 0,

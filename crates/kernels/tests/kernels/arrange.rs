@@ -66,15 +66,16 @@ fn case(random: &mut Random) -> Case {
         ..Channel::default()
     };
     let peers = (0..peer_count).map(|_| Peer { send: channel(random), receive: channel(random) }).collect();
+    let bulk_lanes = random.one_of(&[1, 5, 24, 32]) as u32;
     Case {
         calls,
         peers,
         geometry: Geometry {
             first_tag: random.next(),
             bulk_from_bytes: random.one_of(&[1, 4096, 1 << 20, 12 << 20, 1 << 40]),
-            line_lanes: random.one_of(&[1, 8, 100, 256]) as u32,
+            line_lanes: bulk_lanes * random.one_of(&[1, 3, 8]) as u32,
             line_slots: random.one_of(&[1, 8]) as u32,
-            bulk_lanes: random.one_of(&[1, 5, 32]) as u32,
+            bulk_lanes,
             bulk_slots: random.one_of(&[2, 32]) as u32,
             bulk_chunk_bytes: random.one_of(&[4096, 16384, 32768]) as u32,
             rank: random.below(8) as u32,
@@ -118,7 +119,7 @@ impl Bytes {
             u32::from(c.flags) | u32::from(c.first_block) << 16,
             c.first_operation,
             c.operations,
-            c.active_line_lanes,
+            u32::from(c.active_line_blocks) | u32::from(c.active_line_rounds) << 16,
             c.active_bulk_lanes,
         ]);
     }
@@ -153,7 +154,8 @@ impl Bytes {
         self.u32(&[l.send_channels, l.receive_channels, l.used_blocks, l.bulk_tasks]);
         self.u32(&[l.line_send_warps, l.line_receive_warps]);
         let stages = u32::from(l.stages) | u32::from(l.copy_blocks) << 16;
-        self.u32(&[l.movers, stages, l.jobs_per_warp, l.flags, l.operations, l.copies]);
+        let jobs = u32::from(l.jobs_per_warp) | u32::from(l.line_rounds) << 16;
+        self.u32(&[l.movers, stages, jobs, l.flags, l.operations, l.copies]);
         self.u64(&l.storage);
     }
 
