@@ -103,8 +103,8 @@ MAIL_DEVICE void begin_bulk_task(const Group& group, const BulkBlock& block, uin
   const uint64_t first = (uint64_t)lane * group.geometry().bulk_chunk_bytes;
   uint32_t total = 0;
   for (uint32_t i = 0; i < channel.operations; ++i) {
-    const uint64_t bytes = group.operation(channel.first_operation + i).bytes;
-    if (group.is_bulk(bytes) && bytes > first) total += (uint32_t)((bytes - first + stride - 1) / stride);
+    const Message message = group.message(channel.first_operation + i);
+    if (message.blocks == 0 && message.bytes > first) total += (uint32_t)((message.bytes - first + stride - 1) / stride);
   }
   task.total = total;
   // Chunks that a mover may send with a credit of zero.

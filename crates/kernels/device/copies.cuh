@@ -6,7 +6,7 @@
 constexpr uint32_t copied_at_once = 4;
 
 // By 16-byte vectors where both addresses lie alike within one, after the bytes before the first whole one.
-MAIL_DEVICE void copy_message(const WindlassMailOperation& to, const WindlassMailOperation& from, uint64_t thread,
+MAIL_DEVICE void copy_message(const Message& to, const Message& from, uint64_t thread,
                               uint64_t threads) {
   const bool alike = ((to.address ^ from.address) & 15) == 0;
   const uint64_t before = (0 - to.address) & 15;
@@ -43,6 +43,6 @@ MAIL_DEVICE void run_copies(const Group& group, uint32_t block) {
   const uint64_t threads = (uint64_t)launch.copy_blocks * thread_count();
   for (uint32_t copy = 0; copy < launch.copies; ++copy) {
     const uint32_t at = launch.operations + 2 * copy;
-    copy_message(group.operation(at), group.operation(at + 1), thread, threads);
+    copy_message(group.message(at), group.message(at + 1), thread, threads);
   }
 }

@@ -28,10 +28,17 @@ struct alignas(16) Job {
 };
 static_assert(sizeof(Job) == 64, "WindlassMailShared.jobs counts 64 bytes a job");
 
+// What is sent, received or copied.
+struct Message {
+  uint64_t address;
+  uint64_t bytes;
+  uint32_t blocks;  // virtual blocks over which it goes by lines, from its channel's first on; 0: by chunks
+};
+
 // The launch as a thread reads it: what lies in the parameters comes from the constant bank.
 struct Group {
   const WindlassMailLaunch& launch;
-  // The virtual block that this one is; see find_lane.
+  // The virtual block that this one is.
   const uint32_t block;
 
   MAIL_DEVICE const WindlassMailGeometry& geometry() const { return launch.geometry; }
@@ -39,12 +46,15 @@ struct Group {
   MAIL_DEVICE WindlassMailChannel channel(uint32_t index) const {
     return reinterpret_cast<const WindlassMailChannel*>(launch.storage)[index];
   }
-  MAIL_DEVICE WindlassMailOperation operation(uint32_t index) const {
-    if (launch.operation_list) return reinterpret_cast<const WindlassMailOperation*>(launch.operation_list)[index];
-    const uint64_t* at = launch.storage + channels() * (uint32_t)(sizeof(WindlassMailChannel) / 8) + index * 2;
-    return WindlassMailOperation{at[0], at[1]};
+  MAIL_DEVICE Message message(uint32_t index) const {
+    // Two loads, as one is of the constant bank.
+    if (launch.operation_list) return read(reinterpret_cast<const uint64_t*>(launch.operation_list) + index * 2);
+    return read(launch.storage + channels() * (uint32_t)(sizeof(WindlassMailChannel) / 8) + index * 2);
   }
-  MAIL_DEVICE bool is_bulk(uint64_t bytes) const { return bytes >= launch.geometry.bulk_from_bytes; }
+  MAIL_DEVICE static Message read(const uint64_t* at) {
+    const uint64_t bytes = at[1];
+    return Message{at[0], bytes & ((1ull << WINDLASS_BLOCKS_SHIFT) - 1), (uint32_t)(bytes >> WINDLASS_BLOCKS_SHIFT)};
+  }
   MAIL_DEVICE bool aborted() const { return load_control(launch.control) != WINDLASS_CONTROL_RUN; }
 };
 
@@ -65,17 +75,6 @@ MAIL_DEVICE uint32_t blocks_behind(const Group& group, const WindlassMailChannel
   return group.block < channel.first_block ? behind + group.geometry().bulk_lanes : behind;
 }
 
-// The virtual blocks over which a message by lines goes, from the channel's first on: a power of two, or all. A function of bytes and
-// geometry, equal on both sides. Few for what is small, as every block that waits for a peer's holds a multiprocessor.
-MAIL_DEVICE uint32_t blocks_of(const Group& group, uint64_t bytes) {
-  constexpr uint32_t bytes_a_block = WINDLASS_UNITS_A_BLOCK * WINDLASS_UNIT_PAYLOAD_BYTES;
-  const uint32_t all = group.geometry().bulk_lanes;
-  if (bytes > (uint64_t)all * bytes_a_block) return all;
-  const uint32_t whole = ((uint32_t)bytes - 1) / bytes_a_block;
-  const uint32_t blocks = whole ? 2u << (31 - zeros_before(whole)) : 1;
-  return blocks < all ? blocks : all;
-}
-
 // A piece of a message: what one unit or one chunk carries.
 struct Piece {
   uint64_t address;  // of the message
@@ -90,19 +89,17 @@ struct Piece {
 MAIL_DEVICE bool find_piece(const Group& group, const WindlassMailChannel& channel, bool bulk, uint32_t lane, uint32_t round,
                             uint32_t& operation, uint32_t& step, Piece& piece) {
   const uint32_t behind = bulk ? lane : lane - round * group.geometry().bulk_lanes;
-  const uint64_t size = bulk ? group.geometry().bulk_chunk_bytes : (uint64_t)WINDLASS_UNIT_PAYLOAD_BYTES;
-  while (operation < channel.operations) {
-    const WindlassMailOperation message = group.operation(channel.first_operation + operation);
-    if (message.bytes && group.is_bulk(message.bytes) == bulk) {
-      const uint32_t blocks = bulk ? group.geometry().bulk_lanes : blocks_of(group, message.bytes);
-      const uint64_t turn = bulk ? step : round + (uint64_t)step * group.launch.line_rounds;
-      const uint64_t offset = (behind + turn * blocks) * size;
-      if (behind < blocks && offset < message.bytes) {
-        piece.address = message.address;
-        piece.offset = offset;
-        piece.bytes = (uint32_t)(message.bytes - offset < size ? message.bytes - offset : size);
-        return true;
-      }
+  const uint32_t turn = bulk ? step : round + step * group.launch.line_rounds;
+  const uint32_t size = bulk ? group.geometry().bulk_chunk_bytes : (uint32_t)WINDLASS_UNIT_PAYLOAD_BYTES;
+  for (uint32_t here = turn; operation < channel.operations; here = round) {
+    const Message message = group.message(channel.first_operation + operation);
+    const uint32_t blocks = bulk ? group.geometry().bulk_lanes : message.blocks;
+    const uint64_t offset = (uint64_t)(behind + here * blocks) * size;
+    if (bulk ? message.blocks == 0 && offset < message.bytes : behind < blocks && offset < message.bytes) {
+      piece.address = message.address;
+      piece.offset = offset;
+      piece.bytes = (uint32_t)(message.bytes - offset < size ? message.bytes - offset : size);
+      return true;
     }
     ++operation;
     step = 0;

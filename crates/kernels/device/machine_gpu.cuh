@@ -37,7 +37,6 @@ MAIL_DEVICE uint64_t from_lane(uint64_t value, uint32_t lane) { return __shfl_sy
 MAIL_DEVICE uint32_t from_lane(uint32_t value, uint32_t lane) { return __shfl_sync(~0u, value, lane); }
 MAIL_DEVICE uint32_t ballot_of_warp(bool value) { return __ballot_sync(~0u, value); }
 MAIL_DEVICE uint32_t bits_set(uint32_t bits) { return (uint32_t)__popc(bits); }
-MAIL_DEVICE uint32_t zeros_before(uint32_t bits) { return (uint32_t)__clz((int)bits); }
 // Of the lowest bit that is set; ~0 if none is.
 MAIL_DEVICE uint32_t first_bit(uint32_t bits) { return (uint32_t)__ffs((int)bits) - 1; }
 // Nothing else could use the time of a waiting thread.

@@ -86,8 +86,9 @@ typedef struct WindlassMailGeometry {
 // One message. Messages of a channel stand in the order in which they were called.
 typedef struct WindlassMailOperation {
   uint64_t address;  // any alignment
-  uint64_t bytes;    // any count; 0 uses no slot
+  uint64_t bytes;    // of the message, and from bit WINDLASS_BLOCKS_SHIFT on over how many virtual blocks it goes by lines; 0: by chunks
 } WindlassMailOperation;
+#define WINDLASS_BLOCKS_SHIFT 56
 
 // All of a group's messages to one peer, or from one. "Mine" is this rank's memory, "the peer's" is mapped.
 typedef struct WindlassMailChannel {

@@ -55,7 +55,7 @@ inline uint32_t mail_first_block(uint32_t sender, uint32_t receiver, uint32_t ra
   return ahead * std::max(1u, blocks / ranks) % blocks;
 }
 
-// The virtual blocks over which a message by lines goes: blocks_of of ../device/job.cuh.
+// The virtual blocks over which a message by lines goes: a power of two, or all.
 inline uint32_t mail_blocks_of(uint64_t bytes, uint32_t blocks) {
   uint32_t over = 1;
   while (over < blocks && bytes > (uint64_t)over * WINDLASS_UNITS_A_BLOCK * WINDLASS_UNIT_PAYLOAD_BYTES) over *= 2;
@@ -96,6 +96,7 @@ inline MailShape mail_arrange(const MailCall* calls, size_t count, const MailPee
           aligned &= call.address % 16 == 0;
         } else {
           const uint32_t over = mail_blocks_of(call.bytes, geometry.bulk_lanes);
+          operations.back().bytes |= (uint64_t)over << WINDLASS_BLOCKS_SHIFT;
           const uint64_t rounds = (call.bytes + over * unit - 1) / (over * unit);
           channel.active_line_blocks = std::max<uint16_t>(channel.active_line_blocks, (uint16_t)over);
           channel.active_line_rounds = std::max<uint16_t>(channel.active_line_rounds, (uint16_t)std::min<uint64_t>(rounds, launch.line_rounds));

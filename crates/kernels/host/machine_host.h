@@ -521,7 +521,6 @@ inline uint64_t from_first_lane(uint64_t value) {
 HOST_QUIET inline uint64_t from_lane(uint64_t value, uint32_t lane) { return host::current->take(value, lane); }
 HOST_QUIET inline uint32_t from_lane(uint32_t value, uint32_t lane) { return (uint32_t)host::current->take(value, lane); }
 inline uint32_t bits_set(uint32_t bits) { return (uint32_t)__builtin_popcount(bits); }
-inline uint32_t zeros_before(uint32_t bits) { return bits ? (uint32_t)__builtin_clz(bits) : 32; }
 inline uint32_t first_bit(uint32_t bits) { return (uint32_t)__builtin_ffs((int)bits) - 1; }
 inline uint32_t ballot_of_warp(bool value) {
   return host::current->exchange<uint32_t>(value, [](const uint64_t* values) {

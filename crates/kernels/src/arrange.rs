@@ -5,8 +5,8 @@
 //! of ranks and the geometry. What else is decided here (warps, how data is loaded) is this rank's own affair.
 
 use crate::launch::{
-    BULK_SERVICE_WARPS, CHANNEL_ORDINARY_STORES, CHANNEL_RECEIVE, CHANNEL_WORDS, Channel, Geometry,
-    INLINE_BYTES, LAUNCH_HEAD_BYTES, Launch, Operation, UNIT_PAYLOAD_BYTES, UNITS_A_BLOCK,
+    BLOCKS_SHIFT, BULK_SERVICE_WARPS, CHANNEL_ORDINARY_STORES, CHANNEL_RECEIVE, CHANNEL_WORDS, Channel,
+    Geometry, INLINE_BYTES, LAUNCH_HEAD_BYTES, Launch, Operation, UNIT_PAYLOAD_BYTES, UNITS_A_BLOCK,
     VIRTUAL_BLOCKS_MAX,
 };
 
@@ -110,7 +110,8 @@ pub fn lanes_of(bytes: u64, piece_bytes: u64, lanes: u32) -> u32 {
     bytes.div_ceil(piece_bytes).min(u64::from(lanes)) as u32
 }
 
-/// The virtual blocks over which a message by lines goes: `blocks_of` of `device/job.cuh`.
+/// The virtual blocks over which a message by lines goes, from its channel's first on: a power of two, or all. A function of bytes and
+/// geometry, equal on both sides. Few for what is small, as every block that waits for a peer's holds a multiprocessor.
 fn blocks_of(bytes: u64, blocks: u32) -> u32 {
     let least = bytes.div_ceil(UNITS_A_BLOCK * UNIT_PAYLOAD_BYTES).min(u64::from(blocks));
     (least as u32).next_power_of_two().min(blocks)
@@ -268,13 +269,14 @@ fn channel<'a>(
     };
     let channel = &mut found.channel;
     for call in calls {
-        operations.push(Operation { address: call.address, bytes: call.bytes });
+        let mut operation = Operation { address: call.address, bytes: call.bytes };
         if call.bytes >= geometry.bulk_from_bytes {
             let lanes = lanes_of(call.bytes, u64::from(geometry.bulk_chunk_bytes), geometry.bulk_lanes);
             channel.active_bulk_lanes = channel.active_bulk_lanes.max(lanes);
             found.aligned &= call.address.is_multiple_of(16);
         } else {
             let blocks = blocks_of(call.bytes, geometry.bulk_lanes);
+            operation.bytes |= u64::from(blocks) << BLOCKS_SHIFT;
             let rounds = lanes_of(
                 call.bytes,
                 u64::from(blocks) * UNIT_PAYLOAD_BYTES,
@@ -283,6 +285,7 @@ fn channel<'a>(
             channel.active_line_blocks = channel.active_line_blocks.max(blocks as u16);
             channel.active_line_rounds = channel.active_line_rounds.max(rounds as u16);
         }
+        operations.push(operation);
     }
     channel.operations = (operations.len() - first) as u32;
     (channel.operations > 0).then_some(found)

@@ -23,6 +23,8 @@ pub const WISHES_PER_WIRE: usize = 64;
 /// Virtual blocks of a communicator at most.
 pub const VIRTUAL_BLOCKS_MAX: usize = 32;
 pub const UNITS_A_BLOCK: u64 = 8;
+/// Where in [`Operation::bytes`] the blocks begin.
+pub const BLOCKS_SHIFT: u32 = 56;
 
 pub const CHANNEL_RECEIVE: u16 = 1;
 /// The channel's bulk messages are sent by ordinary loads and stores; the receiver cannot tell.

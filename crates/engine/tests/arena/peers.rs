@@ -186,7 +186,7 @@ fn one_of_each_in_a_process() {
     let _application = Application::on(0);
     let arena = windlass_engine::arena::Arena::of(0).unwrap();
     assert!(std::sync::Arc::ptr_eq(&arena, &windlass_engine::arena::Arena::of(0).unwrap()));
-    assert_eq!(arena.counters().mapped_bytes_limit, 4 << 30);
+    assert_eq!(arena.counters().mapped_bytes_limit, 8 << 30);
     let who = Peer { process: 9, device_uuid: [1; 16] };
     let peer = PeerArena::of(who).unwrap();
     assert!(std::sync::Arc::ptr_eq(&peer, &PeerArena::of(who).unwrap()));
