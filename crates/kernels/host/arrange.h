@@ -55,11 +55,11 @@ inline uint32_t mail_first_block(uint32_t sender, uint32_t receiver, uint32_t ra
   return ahead * std::max(1u, blocks / ranks) % blocks;
 }
 
-// The virtual blocks over which a message by lines goes: a power of two, or all.
+// The virtual blocks over which a message by lines goes: whole clusters, or all.
 inline uint32_t mail_blocks_of(uint64_t bytes, uint32_t blocks) {
-  uint32_t over = 1;
-  while (over < blocks && bytes > (uint64_t)over * WINDLASS_UNITS_A_BLOCK * WINDLASS_UNIT_PAYLOAD_BYTES) over *= 2;
-  return std::min(over, blocks);
+  constexpr uint64_t bytes_a_block = WINDLASS_UNITS_A_BLOCK * WINDLASS_UNIT_PAYLOAD_BYTES;
+  const uint32_t least = (uint32_t)std::min<uint64_t>((bytes + bytes_a_block - 1) / bytes_a_block, blocks);
+  return least > 2 ? std::min((least + 3) / 4 * 4, blocks) : least;
 }
 
 inline uint32_t mail_lanes(uint64_t bytes, uint64_t piece_bytes, uint32_t lanes) {

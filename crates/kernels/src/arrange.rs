@@ -110,11 +110,11 @@ pub fn lanes_of(bytes: u64, piece_bytes: u64, lanes: u32) -> u32 {
     bytes.div_ceil(piece_bytes).min(u64::from(lanes)) as u32
 }
 
-/// The virtual blocks over which a message by lines goes, from its channel's first on: a power of two, or all. A function of bytes and
+/// The virtual blocks over which a message by lines goes, from its channel's first on: whole clusters, or all. A function of bytes and
 /// geometry, equal on both sides. Few for what is small, as every block that waits for a peer's holds a multiprocessor.
 fn blocks_of(bytes: u64, blocks: u32) -> u32 {
-    let least = bytes.div_ceil(UNITS_A_BLOCK * UNIT_PAYLOAD_BYTES).min(u64::from(blocks));
-    (least as u32).next_power_of_two().min(blocks)
+    let least = bytes.div_ceil(UNITS_A_BLOCK * UNIT_PAYLOAD_BYTES).min(u64::from(blocks)) as u32;
+    if least > 2 { least.next_multiple_of(CLUSTER).min(blocks) } else { least }
 }
 
 /// Writes `launch`, all but control, report, operation list and flags, and `operations`, which are in the launch too
