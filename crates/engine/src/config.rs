@@ -150,8 +150,8 @@ pub struct Nccl {
     pub ctas_max: u32,
 }
 
-/// Enough for 50 communicators of 8 ranks, or for rings that grew to what NCCL's FIFOs take on 8 ranks nine times over,
-/// and still 3 % of an H200 and 5 % of an 80 GB device. It is a limit: a pair costs 11 MiB until it sends more.
+/// Enough for 64 communicators of 8 ranks, whose rings need 4.8 GiB before they grow, of which NCCL takes ten times as much. It is a
+/// limit: a communicator of two ranks costs 23 MiB until it sends more.
 const ARENA_BYTES_MAX: u64 = 8 << 30;
 
 impl Default for Config {

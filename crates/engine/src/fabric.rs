@@ -64,6 +64,7 @@ use attempts::Attempts;
 pub use birth::{Asked, Fate, all_here, ask, device_now, is_one_meeting, is_patient, join, tell};
 use boxes::Boxes;
 use checking::Checking;
+pub use boxes::communicator_bytes;
 pub use closing::settle;
 use closing::{Closing, Life, Word};
 use derived::Line;

@@ -1,7 +1,7 @@
 //! From a collective to a launch: pure decisions about kernels, buffers, lanes, blocks and warps.
 //!
-//! What peers must decide alike (the kernel, `used_lanes`, the bytes of each directed pair) follows from the collective, the
-//! [`Geometry`] and the [`Tuning`], which all ranks share. Blocks and warps are this rank's own affair.
+//! What peers must decide alike (the kernel, `used_lanes`, the bytes of each directed pair, the grid) follows from the collective, the
+//! [`Geometry`], the [`Limits`] and the [`Tuning`], which all ranks share. Warps are this rank's own affair.
 
 mod batch;
 mod buffers;

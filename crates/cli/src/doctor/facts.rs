@@ -56,6 +56,8 @@ pub struct Facts {
     pub switches: BTreeMap<String, String>,
     /// What Windlass's own reading of its variables complains about.
     pub option_complaints: Vec<String>,
+    /// `WINDLASS_ARENA_MAX`.
+    pub heap_bytes_max: u64,
     /// Programs of this user that run over Windlass.
     pub processes: Vec<Running>,
 }
@@ -128,7 +130,8 @@ pub fn gather(named: Option<&Path>, command: Option<&OsStr>) -> Facts {
             Some(((*name).to_owned(), environment.get(OsStr::new(name))?.display().to_string()))
         })
         .collect();
-    facts.option_complaints = windlass_engine::config::parse(environment.into_iter()).1;
+    let (options, complaints) = windlass_engine::config::parse(environment.into_iter());
+    (facts.heap_bytes_max, facts.option_complaints) = (options.arena_bytes_max, complaints);
     facts.processes = running::look();
     facts
 }

@@ -27,6 +27,9 @@ pub struct Finding {
     pub what: String,
 }
 
+/// More ranks have no peer group.
+const PEER_GROUP_RANKS_MAX: usize = windlass_engine::contract::RANKS_MAX;
+
 /// Less `/dev/shm` than this is a container's default, too little for NCCL's own needs with several ranks.
 const SHARED_MEMORY_MIN: u64 = 256 << 20;
 
@@ -51,9 +54,27 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
             problem.as_deref().unwrap_or("not asked")
         )),
     }
+    if let Some(gpus) = &facts.gpus {
+        room(gpus.devices.len(), facts.heap_bytes_max, &mut findings);
+    }
     surroundings(facts, &mut findings);
     facts.processes.iter().for_each(|running| second_nccl(running, &mut findings));
     findings.0
+}
+
+/// How many communicators of all GPUs may have a peer group at once.
+fn room(ranks: usize, heap_bytes_max: u64, findings: &mut Findings) {
+    if !(2..=PEER_GROUP_RANKS_MAX).contains(&ranks) {
+        return;
+    }
+    let each = windlass_engine::fabric::communicator_bytes(ranks as u32);
+    let what = format!(
+        "WINDLASS_ARENA_MAX ({} MiB a GPU) has room for {} communicators of {ranks} ranks at once, {} MiB each; further ones are left to NCCL",
+        heap_bytes_max >> 20,
+        heap_bytes_max / each,
+        each.div_ceil(1 << 20)
+    );
+    if heap_bytes_max < each { findings.limited(what) } else { findings.good(what) }
 }
 
 struct Findings(Vec<Finding>);
@@ -251,6 +272,7 @@ mod tests {
                 pairs: vec![pair(0, 1), pair(1, 0)],
                 ..Gpus::default()
             }),
+            heap_bytes_max: 8 << 30,
             shared_memory: Some(SharedMemory { total_bytes: 1 << 30, free_bytes: 1 << 30 }),
             ..Facts::default()
         }
@@ -330,6 +352,7 @@ mod tests {
             (switch("NCCL_CUMEM_ENABLE", "0"), "no pool"),
             (switch("NCCL_ALGO", "Ring"), "NCCL_ALGO=Ring"),
             (Facts { option_complaints: vec!["WINDLASS_LGO is unknown".into()], ..good() }, "WINDLASS_LGO"),
+            (Facts { heap_bytes_max: 16 << 20, ..good() }, "room for 0 communicators of 2 ranks"),
             (
                 Facts { processes: vec![running(&["/a/libnccl.so.2", "/b/libnccl.so.2"])], ..good() },
                 "process 7 (python3 train.py) has a second NCCL mapped: /b/libnccl.so.2 beside /a/libnccl.so.2",

@@ -90,8 +90,8 @@ pub const OPTIONS: &[Description] = &[
     Description {
         name: "WINDLASS_ARENA_MAX",
         values: "bytes, with K, M, G or T for powers of 1024",
-        default: "4G",
-        about: "How much device memory of its own (rings and counters of communicators) Windlass may have on each device in this process; it takes what communicators need, in steps, and gives it back. A communicator for which that is not enough is NCCL's alone.",
+        default: "8G",
+        about: "How much device memory of its own (rings and counters of communicators) Windlass may have on each device in this process; it takes what communicators need, in steps, and gives it back. Each takes 23, 51 or 76 MiB for 2, 4 or 8 ranks, and more when its rings grow. A communicator for which that is not enough is left to NCCL.",
     },
     Description {
         name: "WINDLASS_POOL",

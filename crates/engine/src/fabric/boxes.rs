@@ -145,6 +145,16 @@ impl Rings {
     }
 }
 
+/// Device memory that a communicator of so many ranks takes of each rank's device, bytes: without limits on CTAs, and before its rings
+/// grow.
+pub fn communicator_bytes(ranks: u32) -> u64 {
+    let collectives = match ranks as usize <= fast::RANKS_MAX {
+        true => fast::Layout::of(&fast::Geometry::recommended(GRID_MAX, ranks, 0, 1)).bytes,
+        false => 0,
+    };
+    Layout::of(ranks, &Geometry::recommended(GRID_MAX, 0)).bytes + collectives
+}
+
 /// Whether no communicator and no graph uses anything of them.
 pub(super) fn are_unused() -> bool {
     lock().values().all(Supplies::are_unused)

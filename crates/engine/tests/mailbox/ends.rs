@@ -48,8 +48,8 @@ fn abort_in_the_middle() {
         (wait.peer, wait.direction, wait.carries),
         (2, Direction::Receive, Carries::Messages(Wire::Lines))
     );
-    // One unit went over each of the four lanes before.
-    assert_eq!((wait.lane, wait.message, wait.sequence), (0, 0, 1), "{stuck}");
+    // Two units went over each of the two lanes of the first virtual block before.
+    assert_eq!((wait.lane, wait.message, wait.sequence), (0, 0, 2), "{stuck}");
     let refusal = ranks[0].mailbox.run(&side.operations, stream.handle()).unwrap_err();
     assert_eq!(refusal, turns::Refusal::Aborted { rank: 0 }.into());
     assert_eq!(ranks[1].mailbox.turns().stuck().unwrap().waits, []);

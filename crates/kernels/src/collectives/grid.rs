@@ -1,16 +1,16 @@
-//! How many blocks and warps serve the lanes. Peers cannot tell: lane `l` is served by block `l % blocks`, and each warp
-//! goes through its lanes in increasing order.
+//! How many blocks and warps serve the lanes: lane `l` is served by block `l % blocks`, and each warp goes through its lanes in
+//! increasing order. The grid is equal on all ranks, so that a block waits for blocks of its own number alone.
 
 use super::Kind;
 use super::kernel::{Family, Kernel};
 use super::refused::Refused;
 
-/// What this rank's device and budget allow.
+/// What the ranks agreed on for all grids: equal on all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Blocks of a grid; at least 1.
     pub blocks_max: u32,
-    /// The device has clusters (9.0 and newer).
+    /// Every rank's device has clusters (9.0 and newer).
     pub clusters: bool,
 }
 

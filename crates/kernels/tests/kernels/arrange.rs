@@ -85,7 +85,7 @@ fn case(random: &mut Random) -> Case {
                 0 => BulkSend::OrdinaryStores,
                 _ => BulkSend::Copies { stages: 2 * (1 + random.below(4) as u16) },
             },
-            shared_bytes_max: random.one_of(&[48 << 10, 220 << 10]) as u32,
+            shared_bytes_max: random.one_of(&[8 << 10, 48 << 10, 220 << 10]) as u32,
         },
     }
 }
