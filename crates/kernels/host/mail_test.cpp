@@ -33,6 +33,7 @@ struct Options {
   uint64_t first_count = 0;  // units and chunks that every lane is said to have carried already
   uint32_t stages = 4;
   bool bulk_copies = true;
+  uint32_t strayed_rank = ~0u;  // deals its lanes to other virtual blocks than its peers do
 };
 
 // Memory that is 128-byte aligned and zeroed, as a slice at birth.
@@ -153,6 +154,12 @@ struct World {
       return;
     }
     expect(shape.blocks != mail_refused, "too many lanes");
+    if (rank == options.strayed_rank) {
+      expect(launch.used_blocks == (1u << options.bulk_lanes) - 1, "all virtual blocks are in use");
+      auto* const channels = reinterpret_cast<WindlassMailChannel*>(launch.storage);
+      for (uint32_t i = 0; i < launch.send_channels + launch.receive_channels; ++i)
+        channels[i].first_block = (uint16_t)((channels[i].first_block + options.bulk_lanes / 2) % options.bulk_lanes);
+    }
     launch.control = reinterpret_cast<uint64_t>(&control);
     launch.report = reinterpret_cast<uint64_t>(&reports[rank]);
     launch.wishes = reinterpret_cast<uint64_t>(wishes[rank].data());
@@ -332,8 +339,8 @@ struct Run {
   const How& how;
 };
 
-// All ranks of all of them at once.
-void run_together(const std::vector<Run>& runs) {
+// All ranks of all of them at once. False if they wait for ever.
+bool all_end(const std::vector<Run>& runs, std::chrono::milliseconds patience = residency::patience) {
   host::Random random{seed ^ 0x77};
   residency::Threads threads;
   for (const Run& run : runs)
@@ -344,7 +351,10 @@ void run_together(const std::vector<Run>& runs) {
   const auto stop = [&] {
     for (const Run& run : runs) run.world.abort();
   };
-  if (!threads.join(stop)) {
+  return threads.join(stop, patience);
+}
+void run_together(const std::vector<Run>& runs) {
+  if (!all_end(runs)) {
     for (const Run& run : runs) run.world.print_reports();
     fail("the ranks wait for ever, " + (runs[0].world.gpus ? runs[0].world.gpus->name() : "all blocks resident"));
   }
@@ -1014,6 +1024,23 @@ void few_blocks_resident() {
   std::printf("%d communicators\n", worlds);
 }
 
+// What the tests of few blocks rest on: where a lane is another block's on one side than on the other, half of them do not do.
+void unlike_blocks_hang() {
+  Options o;
+  o.bulk_lanes = 8;
+  o.line_lanes = 16;
+  o.bulk_from = 1 << 20;
+  o.strayed_rank = 1;
+  const std::vector<Step> steps = {pattern("all_to_all", 2, [&] { return o.bulk_lanes * WINDLASS_UNITS_A_BLOCK * 1920; })};
+  World whole(o);  // all blocks resident
+  run_all(whole, steps);
+  residency::Gpus gpus(grid_of(o), 4, {4, 4});
+  World world(o);
+  world.gpus = &gpus;
+  expect(!all_end({{world, steps, How{}}}, std::chrono::seconds(HOST_TSAN ? 5 : 1)), "lanes in unlike blocks, of which half are resident, went through");
+  expect(world.reports[0].claimed && world.reports[1].claimed, "nobody says what he waited for");
+}
+
 // Several communicators on the same GPUs, whose kernels come in another order on some ranks: those that are resident wait for a
 // peer's that has no room yet.
 void communicators_share_gpus() {
@@ -1090,6 +1117,7 @@ const struct {
     {"random", random_groups},
     {"few_resident", few_blocks_resident},
     {"shared_gpus", communicators_share_gpus},
+    {"unlike_blocks_hang", unlike_blocks_hang},
 };
 
 }  // namespace

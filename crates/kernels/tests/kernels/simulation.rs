@@ -17,7 +17,7 @@ scenarios!(plain:
     five_ranks several_to_one_peer three_hundred sender_ahead groups_cut tags_32 tags_64 counts_32
     none_holds_up_another payload_like_tags abort abort_ordinary
     grow_stalled grow_and_cut grow_before_use grow_one_side grow_head_to_head grow_eight_deep grow_in_traffic grow_in_traffic_ordinary
-    random few_resident shared_gpus);
+    random few_resident shared_gpus unlike_blocks_hang);
 
 // Those that reach every order of accesses; the rest would take minutes.
 scenarios!(sanitized:
