@@ -4,7 +4,7 @@ both GPUs are full: each needs its peer's, so what a library keeps from running 
 Run one process a GPU (`torchrun --nproc-per-node 2 torch_opposite_orders.py`). In each round a product fills the GPU, all streams wait
 for it, and then every group gets one call, from the first group on rank 0 and from the last on rank 1. Rank 0 prints a JSON line at the
 end: rounds, seconds, how many results were checked. Where nothing moves for a minute a rank says at which round and ends itself.
-ROUNDS: 10000 unless said otherwise, of which every LARGE_EVERY-th (4) is of 16 MiB. GRAPH_ROUNDS (0): so many replays, after these, of a
+PROCESS_GROUPS: 6 unless said otherwise. ROUNDS: 10000, of which every LARGE_EVERY-th (4) is of 16 MiB. GRAPH_ROUNDS (0): so many replays, after these, of a
 graph of a small round and one of a large round in turn. CHECK_EVERY: rounds between two of known values (500). STILL_SECONDS (60).
 """
 
@@ -17,7 +17,7 @@ import time
 import torch
 import torch.distributed as dist
 
-GROUPS = 6
+GROUPS = int(os.environ.get("PROCESS_GROUPS", 6))
 KIB, MIB = 1 << 10, 1 << 20
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "messages")
 SMALL, LARGE = (KIB, 64 * KIB), 16 * MIB

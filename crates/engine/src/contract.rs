@@ -18,8 +18,8 @@ pub const CONTRACT_BYTES_MAX: usize = 256 + RANKS_MAX * (128 + ATTACHMENT_BYTES_
 pub const GRID_MAX: u32 = 32;
 
 /// What a device of so many multiprocessors may have of them: 32 of an H100's 132, 24 of an A100's 108, 16 of an H20's 78. Communicators
-/// have no common order, and ranks may launch theirs in opposite ones: twice as many as fit at once then still come to their
-/// end. That are as many as NCCL's of as many blocks.
+/// have no common order, as over NCCL, and ranks may launch theirs in opposite ones: the fewer blocks a grid has, the more
+/// communicators still meet (`crates/kernels/README.md`).
 pub const fn grid_of(multiprocessors: u32) -> u32 {
     let whole_clusters = 4 * (multiprocessors / 16);
     let grid = if whole_clusters > 0 { whole_clusters } else { 1 };

@@ -168,7 +168,7 @@ struct Receiver : Lane<Format, straight, Source> {
 };
 
 // The lanes that a warp serves, one after the other, in order: the first lane that is unfinished anywhere is then served by all
-// ranks, whatever their grids are, so none waits for ever.
+// ranks, as their grids are equal, so none waits for ever.
 struct Lanes {
   uint32_t next, last, stride;
 

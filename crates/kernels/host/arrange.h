@@ -90,7 +90,7 @@ inline MailShape mail_arrange(const MailCall* calls, size_t count, const MailPee
       for (size_t i = 0; i < count; ++i) {
         const MailCall& call = calls[i];
         if (call.peer != peer || call.receive != receive || call.bytes == 0) continue;
-        operations.push_back({call.address, call.bytes});
+        operations.push_back({call.address, std::min<uint64_t>(call.bytes, (1ull << WINDLASS_BLOCKS_SHIFT) - 1)});
         if (call.bytes >= geometry.bulk_from_bytes) {
           channel.active_bulk_lanes = std::max(channel.active_bulk_lanes, mail_lanes(call.bytes, geometry.bulk_chunk_bytes, geometry.bulk_lanes));
           aligned &= call.address % 16 == 0;

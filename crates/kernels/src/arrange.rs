@@ -269,7 +269,9 @@ fn channel<'a>(
     };
     let channel = &mut found.channel;
     for call in calls {
-        let mut operation = Operation { address: call.address, bytes: call.bytes };
+        // No memory holds more; the kernel faults where it would have to.
+        let bytes = call.bytes.min((1 << BLOCKS_SHIFT) - 1);
+        let mut operation = Operation { address: call.address, bytes };
         if call.bytes >= geometry.bulk_from_bytes {
             let lanes = lanes_of(call.bytes, u64::from(geometry.bulk_chunk_bytes), geometry.bulk_lanes);
             channel.active_bulk_lanes = channel.active_bulk_lanes.max(lanes);

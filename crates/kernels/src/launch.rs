@@ -60,7 +60,7 @@ pub struct Geometry {
 
 impl Geometry {
     /// The measured geometry for grids of at most this many blocks (equal on all ranks; from 4 on whole clusters of 4):
-    /// per directed pair 4 MiB of line ring and 2 MiB of bulk ring, whatever the number of lanes. Rings [grow](crate::growth)
+    /// per directed pair at most 4 MiB of line ring and 2 MiB of bulk ring (3 and 1.5 MiB for 24 blocks). Rings [grow](crate::growth)
     /// when they must; chunks through so small a ring are slow, and chunks of 32 KiB are slow where a block both sends and
     /// receives.
     pub fn recommended(blocks_max: u32, rank: u32) -> Geometry {
