@@ -430,14 +430,14 @@ if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
   add_grids(unlike 3 78 16)
 endif()
 
-# Room in the symmetric heap for two communicators at a time.
+# Room in the symmetric heap for three communicators of 4 ranks: two at a time, and one of before that peers have not closed yet.
 add_executable(successors programs/successors.c)
 target_link_libraries(successors PRIVATE harness)
 if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
   foreach(section processes threads)
     set(name "sim.successors.${section}")
     add_test(NAME ${name} COMMAND ${RUN} --out "${RUNS}/${name}" --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}"
-             --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes --served mailbox --set WINDLASS_ARENA_MAX=48M
+             --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes --served mailbox --set WINDLASS_ARENA_MAX=168M
              -- $<TARGET_FILE:successors> ${section})
     set_tests_properties(${name} PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
   endforeach()

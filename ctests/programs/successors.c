@@ -1,4 +1,4 @@
-/* Holds: where the symmetric heap has room for two communicators at a time, one that is made right after another one's end, of which this
+/* Holds: where the symmetric heap has room for three communicators, one that is made right after another one's end, of which this
  * rank and its peers are through at unlike times, has a peer group: what ended has given back its memory by then. Ends are destroys,
  * destroys of both, and aborts in the middle of a receive that nobody answers. Words as `choose` has them. */
 #include "../support/messages.h"
