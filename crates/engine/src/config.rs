@@ -150,7 +150,7 @@ pub struct Nccl {
     pub ctas_max: u32,
 }
 
-/// Enough for 64 communicators of 8 ranks, whose rings need 4.8 GiB before they grow, of which NCCL takes ten times as much. It is a
+/// Enough for 64 communicators of 8 ranks, whose rings need 4.8 GiB before they grow. It is a
 /// limit: a communicator of two ranks costs 23 MiB until it sends more.
 const ARENA_BYTES_MAX: u64 = 8 << 30;
 
