@@ -166,19 +166,19 @@ if(WINDLASS_LIBRARY_DIR)
   if(REAL_NCCL_LIBRARY)
     add_fabric_on(gpu uneven 300 "yes" --served fast)
   endif()
-  set(GROUPED "made in a group with others, which other ranks may make one after the other")
+  set(GROUPED "it was made in one group with others")
   # On GPUs `births` has another part, whose one rank has no Windlass.
   if(SIM_DIR)
     add_fabric_on(sim births 300 "yes;${GROUPED}")
   endif()
   if(REAL_NCCL_LIBRARY)
-    add_fabric_on(gpu births 300 "yes;${GROUPED};a rank has no windlass or went to NCCL")
+    add_fabric_on(gpu births 300 "yes;${GROUPED};a rank runs without Windlass or went to NCCL")
   endif()
   # What is said only where there are two ranks.
-  set(ORPHANS "made from a communicator without a fabric, grown, or not seen at its birth?")
-  add_fabric(lifecycle 120 "yes;more than one id;one rank has no peers;${ORPHANS}")
-  add_fabric(nonblocking 120 "the caller does not wait")
-  add_fabric(random_calls 120 "yes;one rank has no peers?")
+  set(ORPHANS "it was grown, or made from a communicator on NCCL?")
+  add_fabric(lifecycle 120 "yes;its init has several ids;it has one rank;${ORPHANS}")
+  add_fabric(nonblocking 120 "its init does not wait for the other ranks")
+  add_fabric(random_calls 120 "yes;it has one rank?")
   add_fabric(random_collectives 300 "yes" --served fast)
   if(SIM_DIR)
     # Where all sizes are fast, so that every wire is used; of many ranks, and of odd numbers. And on devices without clusters.
@@ -216,7 +216,7 @@ if(WINDLASS_LIBRARY_DIR)
       add_batches(all_of_${ranks} CTESTS_RANKS=${ranks} tuned largest any among_others)
     endforeach()
   endif()
-  add_fabric(splits 300 "yes;one rank has no peers;the caller does not wait;${GROUPED};${ORPHANS}")
+  add_fabric(splits 300 "yes;it has one rank;its init does not wait for the other ranks;${GROUPED};${ORPHANS}")
   # Programs about when NCCL builds what it promised: fast collectives never have it built.
   set(SLOW --set WINDLASS_FAST=off)
   add_fabric(promises 300 "yes" --promised ${SLOW})
@@ -232,7 +232,7 @@ if(WINDLASS_LIBRARY_DIR)
   if(SIM_DIR)
     add_meeting(promise_errors sim fast 300 "yes" --served fast)
   endif()
-  add_fabric(promise_children 300 "yes;one rank has no peers;${GROUPED}" --promised ${SLOW})
+  add_fabric(promise_children 300 "yes;it has one rank;${GROUPED}" --promised ${SLOW})
   # What is parked on a GPU is of many sizes, up to its limit.
   if(SIM_DIR)
     add_fabric_on(sim reuse 300 "yes" ${SLOW})
@@ -467,8 +467,13 @@ endif()
 # A first collective beside a receive that waits, each as the first thing of its process: NCCL's first launches wait for all that
 # runs on the device.
 if(WINDLASS_LIBRARY_DIR)
-  foreach(lazy pairs off)
-    set(beside --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes --set WINDLASS_FAST=off --set WINDLASS_LAZY=${lazy} -- $<TARGET_FILE:promises> processes first_beside_a_wait)
+  foreach(lazy pairs off legacy)
+    set(set WINDLASS_LAZY=${lazy})
+    if(lazy STREQUAL "legacy")
+      # NCCL allocates by cudaMalloc and shares by legacy IPC.
+      set(set NCCL_CUMEM_ENABLE=0)
+    endif()
+    set(beside --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes --set WINDLASS_FAST=off --set ${set} -- $<TARGET_FILE:promises> processes first_beside_a_wait)
     if(SIM_DIR)
       add_test(NAME sim.promises.beside_${lazy} COMMAND ${RUN} --out "${RUNS}/sim.promises.beside_${lazy}" --nccl "${SIM_DIR}/libnccl.so.2"
                --cuda "${SIM_DIR}" ${beside})
@@ -483,6 +488,52 @@ if(WINDLASS_LIBRARY_DIR)
 endif()
 
 # Ids that NCCL never used: plain runs would keep a thread and a socket of each.
+# NCCL's variables: those that programs set, and when they are read. A late one holds for what is made after it.
+add_executable(environment programs/environment.c)
+target_link_libraries(environment PRIVATE harness)
+function(add_late machine name says)
+  set(name "${machine}.environment.${name}")
+  set(options --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}")
+  if(machine STREQUAL "gpu")
+    set(options --nccl "${REAL_NCCL_LIBRARY}" --gpu)
+  endif()
+  add_test(NAME ${name} COMMAND ${RUN} --out "${RUNS}/${name}" ${options} --windlass "${WINDLASS_LIBRARY_DIR}" --fabric "${says}" ${ARGN}
+           -- $<TARGET_FILE:environment>)
+  set_tests_properties(${name} PROPERTIES LABELS ${machine} TIMEOUT 120 PROCESSORS 2 SKIP_RETURN_CODE 77)
+  if(machine STREQUAL "gpu")
+    set_tests_properties(${name} PROPERTIES RUN_SERIAL ON)
+  endif()
+endfunction()
+if(WINDLASS_LIBRARY_DIR)
+  set(no_peers "NCCL_P2P_DISABLE or NCCL_P2P_LEVEL forbids peer access")
+  foreach(machine sim gpu)
+    if((machine STREQUAL "sim" AND SIM_DIR) OR (machine STREQUAL "gpu" AND REAL_NCCL_LIBRARY))
+      add_late(${machine} late_p2p "${no_peers}" --set CTESTS_LATE=NCCL_P2P_DISABLE=1 --logged "NCCL_P2P_DISABLE=1: peer groups are off")
+      add_late(${machine} late_legacy "yes" --set CTESTS_LATE=NCCL_CUMEM_ENABLE=0 --served mailbox
+               --logged "NCCL_CUMEM_ENABLE=0: the memory pool, kept windows and registration are off")
+      # The second communicator of all ranks alone, and that of two.
+      add_late(${machine} later_algo "yes" --set CTESTS_LATER=NCCL_ALGO=Ring --served fast --logged "NCCL_ALGO=Ring: native collectives and kept windows are off")
+      # Read once: a change comes too late.
+      add_late(${machine} later_p2p "yes" --set CTESTS_LATER=NCCL_P2P_DISABLE=1 --served mailbox)
+    endif()
+  endforeach()
+endif()
+if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
+  add_late(sim option "yes" --set CTESTS_LATE=WINDLASS_FAST=off --most fast=0)
+  add_late(sim env_plugin "NCCL_ENV_PLUGIN is set" --set NCCL_ENV_PLUGIN=mine)
+  add_late(sim no_env_plugin "yes" --set NCCL_ENV_PLUGIN=none --set WINDLASS_SIM_NCCL_VERSION=23007)
+  # NCCL_NO_CACHE: what is read once is read at every init, from 2.29.7 on.
+  add_late(sim no_cache "yes;${no_peers}" --set NCCL_NO_CACHE=NCCL_P2P_DISABLE --set CTESTS_LATER=NCCL_P2P_DISABLE=1
+           --set WINDLASS_SIM_NCCL_VERSION=22907)
+  add_late(sim launch_mode "yes" --set NCCL_LAUNCH_MODE=group --served fast)
+  # 2.18 allocates by cudaMalloc unless it is told otherwise.
+  add_late(sim oldest "yes" --set WINDLASS_SIM_NCCL_VERSION=21806 --served fast)
+  add_test(NAME sim.environments COMMAND "${Python3_EXECUTABLE}" "${CMAKE_CURRENT_SOURCE_DIR}/support/environments.py"
+           --out "${RUNS}/sim.environments" --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}"
+           $<TARGET_FILE:environment>)
+  set_tests_properties(sim.environments PROPERTIES LABELS sim TIMEOUT 600 PROCESSORS 2)
+endif()
+
 add_executable(unused_ids programs/unused_ids.c)
 target_link_libraries(unused_ids PRIVATE harness)
 if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
@@ -535,7 +586,7 @@ endif()
 if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
   file(WRITE "${CMAKE_CURRENT_BINARY_DIR}/nccl.conf" "# As an administrator writes it.\nNCCL_P2P_DISABLE=1\n")
   add_test(NAME sim.groups.nccl_conf COMMAND ${RUN} --out "${RUNS}/sim.groups.nccl_conf" --nccl "${SIM_DIR}/libnccl.so.2"
-           --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --fabric "NCCL's own options forbid peer access"
+           --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --fabric "NCCL_P2P_DISABLE or NCCL_P2P_LEVEL forbids peer access"
            --set "NCCL_CONF_FILE=${CMAKE_CURRENT_BINARY_DIR}/nccl.conf" -- $<TARGET_FILE:groups>)
   set_tests_properties(sim.groups.nccl_conf PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
 endif()
@@ -543,14 +594,14 @@ endif()
 # Where a world has no fabric, what is split of it has none either, and that is said once.
 if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
   add_test(NAME sim.splits.said COMMAND ${RUN} --out "${RUNS}/sim.splits.said" --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}"
-           --windlass "${WINDLASS_LIBRARY_DIR}" --fabric "NCCL's own options forbid peer access;made from a communicator without a fabric, grown, or not seen at its birth"
+           --windlass "${WINDLASS_LIBRARY_DIR}" --fabric "NCCL_P2P_DISABLE or NCCL_P2P_LEVEL forbids peer access;it was grown, or made from a communicator on NCCL"
            --logged "was made from one without a fabric, in a group" --set NCCL_P2P_DISABLE=1 -- $<TARGET_FILE:splits> processes)
   set_tests_properties(sim.splits.said PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
 endif()
 
 # A world over two hosts has no fabric; what is split of it has, where all its ranks are on one and have Windlass.
-set(apart "made from a communicator without a fabric, and not all its ranks are on one host with windlass")
-set(derived "made from a communicator without a fabric, grown, or not seen at its birth")
+set(apart "it was made from a communicator on NCCL, and not all its ranks are on one host with Windlass")
+set(derived "it was grown, or made from a communicator on NCCL")
 set(says "yes;${apart};${derived}")
 if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
   set(options --hosts --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}" --set CTESTS_RANKS=6)
@@ -560,10 +611,10 @@ if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
            --fabric "ranks are in different network namespaces;${says}" -- $<TARGET_FILE:splits>)
   # Rank 2 is on the first host.
   add_test(NAME sim.splits.loner COMMAND ${RUN} --out "${RUNS}/sim.splits.loner" ${options} ${windlass} --served mailbox --set CTESTS_LONER=2
-           --fabric "a rank has no windlass or went to NCCL?;ranks are in different network namespaces?;?;${says}" -- $<TARGET_FILE:splits>)
+           --fabric "a rank runs without Windlass or went to NCCL?;ranks are in different network namespaces?;?;${says}" -- $<TARGET_FILE:splits>)
   # Of more ranks than a fabric has: on one host.
   add_test(NAME sim.splits.many COMMAND ${RUN} --out "${RUNS}/sim.splits.many" --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}" --set CTESTS_RANKS=18
-           ${windlass} --served mailbox --fabric "yes;more ranks than one host can hold;${derived}" -- $<TARGET_FILE:splits>)
+           ${windlass} --served mailbox --fabric "yes;it has more than 16 ranks;${derived}" -- $<TARGET_FILE:splits>)
   set_tests_properties(sim.splits.many PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
   foreach(run hosts loner)
     add_test(NAME sim.splits.${run}_equal COMMAND "${Python3_EXECUTABLE}" "${CMAKE_CURRENT_SOURCE_DIR}/support/same_output.py"
@@ -579,7 +630,7 @@ if(REAL_NCCL_LIBRARY AND WINDLASS_LIBRARY_DIR)
   set(options --hosts --gpu --nccl "${REAL_NCCL_LIBRARY}" --set CTESTS_RANKS=4)
   add_test(NAME gpu.splits.hosts_plain COMMAND ${RUN} --out "${RUNS}/gpu.splits.hosts_plain" ${options} -- $<TARGET_FILE:splits>)
   add_test(NAME gpu.splits.hosts COMMAND ${RUN} --out "${RUNS}/gpu.splits.hosts" ${options} --windlass "${WINDLASS_LIBRARY_DIR}" --served mailbox
-           --fabric "ranks are in different network namespaces;one rank has no peers;${says}" -- $<TARGET_FILE:splits>)
+           --fabric "ranks are in different network namespaces;it has one rank;${says}" -- $<TARGET_FILE:splits>)
   add_test(NAME gpu.splits.hosts_equal COMMAND "${Python3_EXECUTABLE}" "${CMAKE_CURRENT_SOURCE_DIR}/support/same_output.py"
            "${RUNS}/gpu.splits.hosts_plain" "${RUNS}/gpu.splits.hosts")
   foreach(run hosts_plain hosts)
@@ -598,13 +649,17 @@ if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
   endforeach()
 endif()
 
-# Where a rank's launches wait for others', a copy that orders NCCL's work before ours would, too.
+# Where a rank's launches wait for others', a copy that orders NCCL's work before ours would, too. With NCCL_LAUNCH_MODE=GROUP those of
+# one process do: the program's ranks are processes first, then threads.
 if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
   foreach(variable NCCL_LAUNCH_MODE=GROUP NCCL_LAUNCH_ORDER_IMPLICIT=1)
     string(REGEX REPLACE "=.*" "" name "sim.groups.${variable}")
+    set(says "NCCL_LAUNCH_ORDER_IMPLICIT is set")
+    if(variable MATCHES "MODE")
+      set(says "yes;NCCL_LAUNCH_MODE=GROUP is set, and ranks share a process")
+    endif()
     add_test(NAME ${name} COMMAND ${RUN} --out "${RUNS}/${name}" --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}"
-             --windlass "${WINDLASS_LIBRARY_DIR}" --fabric "NCCL's own options tie the launches of ranks together"
-             --set ${variable} -- $<TARGET_FILE:groups>)
+             --windlass "${WINDLASS_LIBRARY_DIR}" --fabric "${says}" --set ${variable} -- $<TARGET_FILE:groups>)
     set_tests_properties(${name} PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
   endforeach()
 endif()
@@ -637,7 +692,7 @@ add_executable(lost_promises programs/lost_promises.c)
 target_link_libraries(lost_promises PRIVATE harness)
 if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
   add_test(NAME sim.lost_promises.lazy COMMAND ${RUN} --out "${RUNS}/sim.lost_promises.lazy" --nccl "${SIM_DIR}/libnccl.so.2"
-           --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --fabric "yes;one rank has no peers" --set WINDLASS_LAZY=all
+           --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --fabric "yes;it has one rank" --set WINDLASS_LAZY=all
            --set WINDLASS_WARM=off --set WINDLASS_FAST=off -- $<TARGET_FILE:lost_promises>)
   set_tests_properties(sim.lost_promises.lazy PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
 endif()

@@ -180,7 +180,7 @@ def met(options):
     if not is_right:
         # A line for each communicator that has none.
         for path in options.out.glob("log-*.txt"):
-            for line in [line for line in path.read_text().splitlines() if " plain, " in line][:10]:
+            for line in [line for line in path.read_text().splitlines() if " is on NCCL: " in line][:10]:
                 print(line, file=sys.stderr)
     return is_right
 

@@ -51,10 +51,10 @@ mod ranges {
 
 pub use ranges::{Range, range};
 
-use crate::config::{Config, Switch};
+use crate::config::{Startup, Switch};
 
 /// Starts annotating if the options ask.
-pub fn start(config: &Config) {
+pub fn start(config: &Startup) {
     if config.nvtx == Switch::On {
         ranges::start();
     }

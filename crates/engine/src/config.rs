@@ -1,14 +1,14 @@
 //! What the environment says of options.
 //!
-//! Only this file reads the environment; it is read once, when the first call comes. The options are those of the one [table](OPTIONS).
+//! Options are those of the one [table](OPTIONS); [`nccl`] has NCCL's own variables. Loading, logging and counting follow what the
+//! environment says at the first call, everything else what it says at the first id, init or `ncclMemAlloc`.
 
-mod nccl_files;
+pub mod nccl;
 
 mod table;
 
 mod words;
 
-use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -16,9 +16,7 @@ use std::time::Duration;
 use once_cell::sync::OnceCell;
 
 pub use table::{Description, OPTIONS};
-use words::{
-    batch, bytes, bytes_or_none, fast, lazy, level, number, path, pool, register, report, switch, windows,
-};
+use words::{batch, bytes, bytes_or_none, fast, lazy, level, path, pool, register, report, switch, windows};
 
 /// Variables with this prefix belong to the stand-ins of the tests.
 const STAND_IN_PREFIX: &str = "WINDLASS_SIM_";
@@ -93,16 +91,35 @@ pub enum Fast {
     Off,
 }
 
-/// What the environment says.
+/// What the environment says of loading, logging and counting, at the first call of all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
-pub struct Config {
+pub struct Startup {
     pub windlass: Switch,
     pub log: ::log::LevelFilter,
     pub log_file: Option<PathBuf>,
     pub report: Option<Report>,
     pub stats: Switch,
     pub nvtx: Switch,
+}
+
+impl Default for Startup {
+    fn default() -> Startup {
+        Startup {
+            windlass: Switch::On,
+            log: ::log::LevelFilter::Error,
+            log_file: None,
+            report: None,
+            stats: Switch::On,
+            nvtx: Switch::Off,
+        }
+    }
+}
+
+/// What the environment says of everything else, at the first id, init or `ncclMemAlloc`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct Config {
     pub fabric: Switch,
     pub lazy: Lazy,
     pub warm: Switch,
@@ -119,35 +136,6 @@ pub struct Config {
     pub windows: Windows,
     pub check: Switch,
     pub stuck_after: Duration,
-    pub nccl: Nccl,
-}
-
-/// What NCCL's own variables say about births, in the environment or [its files](nccl_files).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Nccl {
-    /// NCCL_COMM_ID: whether every rank makes its own id.
-    pub comm_id: Switch,
-    /// NCCL_COMM_BLOCKING: whether inits wait where their configuration does not say.
-    pub blocking: Switch,
-    /// Whether NCCL_P2P_DISABLE, NCCL_P2P_LEVEL and NCCL_CUMEM_ENABLE allow what a fabric does.
-    pub peer_access: Switch,
-    /// Whether NCCL_LAUNCH_MODE and NCCL_LAUNCH_ORDER_IMPLICIT leave a rank's launches to itself: with GROUP one waits for those of all
-    /// ranks of its process, with an implicit order launches of two threads refuse each other.
-    pub launches_alone: Switch,
-    /// NCCL_NVLS_ENABLE: whether NCCL may use multicast, where devices have it.
-    pub multicast: Switch,
-    /// Whether NCCL_LOCAL_REGISTER and NCCL_P2P_USE_CUDA_MEMCPY leave registered buffers their use.
-    pub registration: Switch,
-    /// Whether NCCL_ALGO, NCCL_PROTO and NCCL_CTA_POLICY leave the choice of an algorithm to who knows best.
-    pub choice: Switch,
-    /// NCCL_WIN_ENABLE: whether NCCL makes windows. Where not, it waits for no other rank.
-    pub windows: Switch,
-    /// NCCL_COMM_SPLIT_SHARE_RESOURCES, NCCL_COMM_SHRINK_SHARE_RESOURCES: whether communicators made from others use theirs.
-    pub shares: Switch,
-    /// NCCL_GRAPH_MIXING_SUPPORT: whether NCCL orders operations of graphs and eager ones against each other.
-    pub mixes_graphs: Switch,
-    /// NCCL_MAX_CTAS: the most blocks of a kernel, 0 for no limit.
-    pub ctas_max: u32,
 }
 
 /// Enough for 64 communicators of 8 ranks, whose rings need 4.8 GiB before they grow. It is a
@@ -157,12 +145,6 @@ const ARENA_BYTES_MAX: u64 = 8 << 30;
 impl Default for Config {
     fn default() -> Config {
         Config {
-            windlass: Switch::On,
-            log: ::log::LevelFilter::Error,
-            log_file: None,
-            report: None,
-            stats: Switch::On,
-            nvtx: Switch::Off,
             fabric: Switch::On,
             lazy: Lazy::Pairs,
             warm: Switch::On,
@@ -178,88 +160,80 @@ impl Default for Config {
             windows: Windows::Keep,
             check: Switch::Off,
             stuck_after: Duration::from_secs(60),
-            nccl: Nccl {
-                comm_id: Switch::Off,
-                blocking: Switch::On,
-                peer_access: Switch::On,
-                launches_alone: Switch::On,
-                shares: Switch::Off,
-                multicast: Switch::On,
-                registration: Switch::On,
-                choice: Switch::On,
-                windows: Switch::On,
-                mixes_graphs: Switch::On,
-                ctas_max: 0,
-            },
         }
     }
 }
 
-static CONFIG: OnceCell<(Config, Vec<String>)> = OnceCell::new();
+static STARTUP: OnceCell<(Startup, Vec<String>)> = OnceCell::new();
+static CONFIG: OnceCell<Config> = OnceCell::new();
 
-/// The options of this process, read at the first call.
-pub fn config() -> &'static Config {
-    &read().0
+/// The options that hold from the first call on.
+pub fn startup() -> &'static Startup {
+    &at_startup().0
 }
 
-/// What is wrong with the options, one sentence each.
+/// What is wrong with the options at the first call, one sentence each.
 pub fn complaints() -> &'static [String] {
-    &read().1
+    &at_startup().1
 }
 
-fn read() -> &'static (Config, Vec<String>) {
-    CONFIG.get_or_init(|| {
-        let (mut config, complaints) = parse(std::env::vars_os());
-        // Only fabrics go by NCCL's own variables.
-        if config.fabric == Switch::On {
-            let files = nccl_files::files(std::env::var_os("NCCL_CONF_FILE").map(PathBuf::from), home);
-            let texts: Vec<String> = files.iter().map(|file| nccl_files::read(file)).collect();
-            let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
-            config.nccl.read_files(names.collect(), &texts);
-        }
-        (config, complaints)
+fn at_startup() -> &'static (Startup, Vec<String>) {
+    STARTUP.get_or_init(|| {
+        let parsed = parse(std::env::vars_os());
+        (parsed.startup, parsed.complaints)
     })
 }
 
-/// As NCCL has it; of users who are not in the file, as the environment has it.
-fn home() -> Option<PathBuf> {
-    let user = rustix::process::getuid().as_raw();
-    let users = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
-    nccl_files::home_of(user, &users).or_else(std::env::home_dir)
+/// The options that hold from the first id, init or `ncclMemAlloc` on: whoever asks first reads them. A program may set them after
+/// its first call, as it may set NCCL's.
+pub fn config() -> &'static Config {
+    CONFIG.get_or_init(|| {
+        let parsed = parse(std::env::vars_os());
+        let new = parsed.complaints.iter().filter(|complaint| !complaints().contains(complaint));
+        new.for_each(|complaint| ::log::warn!("{complaint}"));
+        parsed.config
+    })
+}
+
+/// All options of an environment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Parsed {
+    /// Those of the first call.
+    pub startup: Startup,
+    /// The others.
+    pub config: Config,
+    /// What is wrong, one sentence each.
+    pub complaints: Vec<String>,
 }
 
 /// Reads options from variables. A value that cannot be read leaves the default, and says so.
-pub fn parse(variables: impl Iterator<Item = (OsString, OsString)>) -> (Config, Vec<String>) {
-    let mut config = Config::default();
-    let mut complaints = Vec::new();
+pub fn parse(variables: impl Iterator<Item = (OsString, OsString)>) -> Parsed {
+    let Parsed { mut startup, mut config, mut complaints } = Parsed::default();
     let mut says_log = false;
     for (name, value) in variables {
-        if let Some(name) = name.to_str().filter(|name| name.starts_with("NCCL_")) {
-            config.nccl.read(name, &value.to_string_lossy());
-        }
         let Some(name) = name.to_str().filter(|name| *name == "WINDLASS" || name.starts_with("WINDLASS_"))
         else {
             continue;
         };
         let text = value.to_string_lossy();
         let outcome = match name {
-            "WINDLASS" => switch(&text).map(|value| config.windlass = value),
+            "WINDLASS" => switch(&text).map(|value| startup.windlass = value),
             "WINDLASS_LOG" => {
                 says_log = true;
-                level(&text).map(|value| config.log = value)
+                level(&text).map(|value| startup.log = value)
             }
             "WINDLASS_LOG_FILE" => {
-                config.log_file = path(&text);
+                startup.log_file = path(&text);
                 Some(())
             }
-            "WINDLASS_REPORT" => report(&text).map(|value| config.report = value),
-            "WINDLASS_STATS" => switch(&text).map(|value| config.stats = value),
+            "WINDLASS_REPORT" => report(&text).map(|value| startup.report = value),
+            "WINDLASS_STATS" => switch(&text).map(|value| startup.stats = value),
             "WINDLASS_MEETINGS_MAX" => text.parse().ok().map(|value| config.meetings_max = value),
             "WINDLASS_FABRIC" => switch(&text).map(|value| config.fabric = value),
             "WINDLASS_LAZY" => lazy(&text).map(|value| config.lazy = value),
             "WINDLASS_WARM" => switch(&text).map(|value| config.warm = value),
             "WINDLASS_PARK" => bytes_or_none(&text).map(|value| config.parked_bytes_max = value),
-            "WINDLASS_NVTX" => switch(&text).map(|value| config.nvtx = value),
+            "WINDLASS_NVTX" => switch(&text).map(|value| startup.nvtx = value),
             "WINDLASS_STUCK_AFTER" => {
                 text.parse().ok().map(|seconds| config.stuck_after = Duration::from_secs(seconds))
             }
@@ -289,51 +263,9 @@ pub fn parse(variables: impl Iterator<Item = (OsString, OsString)>) -> (Config, 
     }
     // Its warnings are what it is for.
     if config.check == Switch::On && !says_log {
-        config.log = ::log::LevelFilter::Warn;
+        startup.log = ::log::LevelFilter::Warn;
     }
-    (config, complaints)
-}
-
-impl Nccl {
-    /// What files say of variables that are not set: an empty one is. The first to say it counts.
-    fn read_files(&mut self, mut set: BTreeSet<String>, texts: &[String]) {
-        for (name, value) in texts.iter().flat_map(|text| nccl_files::variables(text)) {
-            if set.insert(name.to_owned()) {
-                self.read(name, value);
-            }
-        }
-    }
-
-    /// As NCCL reads them: a number, or nothing.
-    fn read(&mut self, name: &str, text: &str) {
-        if text.is_empty() {
-            return;
-        }
-        match (name, number(text)) {
-            ("NCCL_COMM_ID", _) => self.comm_id = Switch::On,
-            ("NCCL_COMM_BLOCKING", 0) => self.blocking = Switch::Off,
-            ("NCCL_P2P_DISABLE", 1) | ("NCCL_CUMEM_ENABLE", 0) => self.peer_access = Switch::Off,
-            ("NCCL_P2P_LEVEL", 0) if text == "LOC" || text.trim_start().starts_with('0') => {
-                self.peer_access = Switch::Off;
-            }
-            ("NCCL_LAUNCH_MODE", _) if text == "GROUP" => self.launches_alone = Switch::Off,
-            ("NCCL_LAUNCH_ORDER_IMPLICIT", implicit) if implicit != 0 => self.launches_alone = Switch::Off,
-            ("NCCL_NVLS_ENABLE", 0) => self.multicast = Switch::Off,
-            ("NCCL_GRAPH_MIXING_SUPPORT", 0) => self.mixes_graphs = Switch::Off,
-            ("NCCL_WIN_ENABLE", 0) => self.windows = Switch::Off,
-            ("NCCL_LOCAL_REGISTER", 0) => self.registration = Switch::Off,
-            ("NCCL_ALGO" | "NCCL_PROTO", _) => self.choice = Switch::Off,
-            ("NCCL_CTA_POLICY", policy) if policy != 0 => self.choice = Switch::Off,
-            ("NCCL_P2P_USE_CUDA_MEMCPY", copies) if copies != 0 => self.registration = Switch::Off,
-            ("NCCL_COMM_SPLIT_SHARE_RESOURCES" | "NCCL_COMM_SHRINK_SHARE_RESOURCES", shares)
-                if shares != 0 =>
-            {
-                self.shares = Switch::On;
-            }
-            ("NCCL_MAX_CTAS", most) => self.ctas_max = u32::try_from(most).unwrap_or(0),
-            _ => {}
-        }
-    }
+    Parsed { startup, config, complaints }
 }
 
 fn nearest(name: &str) -> &'static str {
@@ -362,10 +294,11 @@ pub fn expand_file_name(name: &std::path::Path) -> PathBuf {
 pub fn documentation() -> String {
     let rows =
         OPTIONS.iter().map(|o| format!("| `{}` | {} | {} | {} |\n", o.name, o.values, o.default, o.about));
-    let head = "# Options\n\nEnvironment variables, read once at the first NCCL call. This page is made from the table in \
+    let head = "# Options\n\nEnvironment variables. Those of loading, logging, reports and counters are read at the first NCCL call of the process; all others at its\n\
+                first id, init or `ncclMemAlloc`. This page is made from the table in \
                 `crates/engine/src/config/table.rs`.\nA value that cannot be read leaves the default; that, and a \
                 `WINDLASS_` name that is none of these, is logged as a warning,\nand said by `windlass run` and \
-                `windlass doctor`. (`WINDLASS_SIM_` names belong to the simulator: `crates/sim`.)\n\n| variable | values | default | what it does |\n|---|---|---|---|\n";
+                `windlass doctor`. (`WINDLASS_SIM_` names belong to the simulator: `crates/sim`.)\nWhich of NCCL's own variables change what Windlass does: [NCCL's variables](nccl-variables.md).\n\n| variable | values | default | what it does |\n|---|---|---|---|\n";
     head.to_owned() + &rows.collect::<String>()
 }
 
@@ -373,7 +306,7 @@ pub fn documentation() -> String {
 mod tests {
     use super::*;
 
-    fn read(pairs: &[(&str, &str)]) -> (Config, Vec<String>) {
+    fn read(pairs: &[(&str, &str)]) -> Parsed {
         parse(pairs.iter().map(|(name, value)| ((*name).into(), (*value).into())))
     }
 
@@ -382,19 +315,19 @@ mod tests {
     fn defaults() {
         assert_eq!(
             read(&[("PATH", "/bin"), ("WINDLASSES", "2"), ("WINDLASS_SIM_DEVICES", "4")]),
-            (Config::default(), vec![])
+            Parsed::default()
         );
     }
 
     /// Who checks reads warnings, unless the log is set.
     #[test]
     fn checks_are_heard() {
-        let heard = |pairs: &[(&str, &str)]| read(pairs).0.log;
+        let heard = |pairs: &[(&str, &str)]| read(pairs).startup.log;
         let (check, off) = (("WINDLASS_CHECK", "on"), ("WINDLASS_LOG", "off"));
         assert_eq!(heard(&[check]), ::log::LevelFilter::Warn);
         assert_eq!(heard(&[check, off]), ::log::LevelFilter::Off);
         assert_eq!(heard(&[off, check]), ::log::LevelFilter::Off);
-        assert_eq!(heard(&[("WINDLASS_CHECK", "0")]), Config::default().log);
+        assert_eq!(heard(&[("WINDLASS_CHECK", "0")]), Startup::default().log);
     }
 
     /// Numbers as C reads them: NCCL's switches are these.
@@ -413,14 +346,14 @@ mod tests {
             ("", 0),
             ("99999999999999999999", i64::MAX),
         ] {
-            assert_eq!(number(text), value, "{text:?}");
+            assert_eq!(words::number(text), value, "{text:?}");
         }
     }
 
     /// Every option is read.
     #[test]
     fn values() {
-        let (config, complaints) = read(&[
+        let parsed = read(&[
             ("WINDLASS", "off"),
             ("WINDLASS_LOG", "INFO"),
             ("WINDLASS_LOG_FILE", "/tmp/x.%p"),
@@ -431,10 +364,6 @@ mod tests {
             ("WINDLASS_LAZY", "all"),
             ("WINDLASS_WARM", "off"),
             ("WINDLASS_PARK", "0"),
-            ("NCCL_COMM_ID", "10.0.0.1:5000"),
-            ("NCCL_COMM_BLOCKING", "0"),
-            ("NCCL_P2P_LEVEL", "LOC"),
-            ("NCCL_LAUNCH_MODE", "GROUP"),
             ("WINDLASS_MEETINGS_MAX", "7"),
             ("WINDLASS_NCCL", "/x"),
             ("WINDLASS_ARENA_MAX", "96m"),
@@ -446,23 +375,17 @@ mod tests {
             ("WINDLASS_FAST", "off"),
             ("WINDLASS_BATCH", "small"),
             ("WINDLASS_TUNING", "/tmp/t"),
-            ("NCCL_PROTO", "LL"),
-            ("NCCL_NVLS_ENABLE", "0"),
-            ("NCCL_COMM_SPLIT_SHARE_RESOURCES", "1"),
-            ("NCCL_LOCAL_REGISTER", "0"),
-            ("NCCL_WIN_ENABLE", "0"),
-            ("NCCL_GRAPH_MIXING_SUPPORT", "0"),
-            ("NCCL_MAX_CTAS", "12"),
             ("WINDLASS_STUCK_AFTER", "3"),
         ]);
-        assert!(complaints.is_empty(), "{complaints:?}");
-        let expected = Config {
+        let startup = Startup {
             windlass: Switch::Off,
             log: ::log::LevelFilter::Info,
             log_file: Some("/tmp/x.%p".into()),
             report: Some(Report { form: Form::Json, file: Some("/tmp/r:1".into()) }),
             stats: Switch::Off,
             nvtx: Switch::On,
+        };
+        let config = Config {
             fabric: Switch::Off,
             lazy: Lazy::All,
             warm: Switch::Off,
@@ -478,66 +401,16 @@ mod tests {
             windows: Windows::Off,
             check: Switch::On,
             stuck_after: Duration::from_secs(3),
-            nccl: Nccl {
-                comm_id: Switch::On,
-                blocking: Switch::Off,
-                peer_access: Switch::Off,
-                launches_alone: Switch::Off,
-                shares: Switch::On,
-                multicast: Switch::Off,
-                registration: Switch::Off,
-                choice: Switch::Off,
-                windows: Switch::Off,
-                mixes_graphs: Switch::Off,
-                ctas_max: 12,
-            },
         };
-        assert_eq!(config, expected);
-    }
-
-    /// What is set in the environment, if only to nothing, stays; of files the first counts.
-    #[test]
-    fn files_of_nccl() {
-        let pairs = [("NCCL_MAX_CTAS", "12"), ("NCCL_COMM_BLOCKING", "")];
-        let mut nccl = read(&pairs).0.nccl;
-        let set = pairs.iter().map(|(name, _)| (*name).to_owned()).collect();
-        let users = "NCCL_MAX_CTAS=3\nNCCL_COMM_BLOCKING=0\nNCCL_P2P_LEVEL=NVL\nNCCL_COMM_ID=10.0.0.1:5000";
-        let everybodys = "NCCL_P2P_LEVEL=LOC\nNCCL_CUMEM_ENABLE=0\n";
-        let (on, off) = (Switch::On, Switch::Off);
-        nccl.read_files(set, &[users.into(), "NCCL_P2P_LEVEL=LOC".into()]);
-        assert_eq!(
-            nccl,
-            Nccl {
-                comm_id: on,
-                blocking: on,
-                peer_access: on,
-                launches_alone: on,
-                shares: off,
-                multicast: on,
-                registration: on,
-                choice: on,
-                windows: on,
-                mixes_graphs: on,
-                ctas_max: 12
-            }
-        );
-        nccl.read_files(BTreeSet::new(), &["NCCL_LAUNCH_MODE=PARALLEL\nNCCL_LAUNCH_ORDER_IMPLICIT=0".into()]);
-        assert_eq!(nccl.launches_alone, on);
-        nccl.read_files(BTreeSet::new(), &["NCCL_LAUNCH_ORDER_IMPLICIT=1".into()]);
-        assert_eq!(nccl.launches_alone, off);
-        nccl.read_files(BTreeSet::new(), &["NCCL_P2P_USE_CUDA_MEMCPY=0\nNCCL_NVLS_ENABLE=2".into()]);
-        assert_eq!((nccl.registration, nccl.multicast), (on, on));
-        nccl.read_files(BTreeSet::new(), &["NCCL_P2P_USE_CUDA_MEMCPY=1\nNCCL_NVLS_ENABLE=0".into()]);
-        assert_eq!((nccl.registration, nccl.multicast), (off, off));
-        nccl.read_files(BTreeSet::new(), &[everybodys.into()]);
-        assert_eq!(nccl.peer_access, off);
+        assert_eq!(parsed, Parsed { startup, config, complaints: vec![] });
     }
 
     /// A misspelt name gets the nearest; a bad value names what was expected, and the default stays.
     #[test]
     fn complaints_name_the_mend() {
-        let (config, complaints) = read(&[("WINDLASS_LGO", "info"), ("WINDLASS_STATS", "maybe")]);
-        assert_eq!(config, Config::default());
+        let Parsed { startup, config, complaints } =
+            read(&[("WINDLASS_LGO", "info"), ("WINDLASS_STATS", "maybe")]);
+        assert_eq!((startup, config), (Startup::default(), Config::default()));
         assert_eq!(complaints[0], "WINDLASS_LGO is no option; the nearest is WINDLASS_LOG");
         assert_eq!(complaints[1], "WINDLASS_STATS is \"maybe\", expected one of: on, off");
     }
@@ -548,7 +421,8 @@ mod tests {
         let words = ["auto", "AUTO", "on", "1", "Off", "no", "perhaps", ""].map(register);
         let (auto, on, off) = (Some(Register::Auto), Some(Register::On), Some(Register::Off));
         assert_eq!(words, [auto, auto, on, on, off, off, None, None]);
-        let (config, complaints) = read(&[("WINDLASS_REGISTER", "perhaps"), ("WINDLASS_STAGING_MAX", "0")]);
+        let Parsed { config, complaints, .. } =
+            read(&[("WINDLASS_REGISTER", "perhaps"), ("WINDLASS_STAGING_MAX", "0")]);
         assert_eq!((config, complaints.len()), (Config::default(), 2));
     }
 

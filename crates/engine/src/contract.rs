@@ -213,12 +213,14 @@ pub mod capability {
     pub const LARGER_BATCHES: u64 = 4096;
     /// This rank would have large all-gathers go directly into peers' windows.
     pub const DIRECT: u64 = 8192;
+    /// NCCL's launches of this rank wait for those of no other rank of its process (NCCL_LAUNCH_MODE).
+    pub const LAUNCHES_ALONE: u64 = 16384;
     /// What every rank of a fabric must have.
     pub const REQUIRED: u64 = VIRTUAL_MEMORY | DESCRIPTORS;
 }
 
 /// Of contracts, and of what a rank reports before there is one: the calling card says it, too.
-pub const LAYOUT: u16 = 8;
+pub const LAYOUT: u16 = 9;
 
 impl Contract {
     /// The bytes that every rank gets.

@@ -15,6 +15,7 @@ pub mod checking;
 mod closing;
 mod derived;
 mod failing;
+mod features;
 mod giving;
 mod growing;
 mod hosting;

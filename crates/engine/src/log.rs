@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use log::{LevelFilter, Log, Metadata, Record};
 
-use crate::config::{Config, expand_file_name};
+use crate::config::{Startup, expand_file_name};
 
 /// Where and how much; made once.
 #[derive(Debug)]
@@ -20,7 +20,7 @@ struct Lines {
 }
 
 /// Starts logging as the options say. A log file that cannot be opened leaves standard error, and says so.
-pub fn start(config: &Config) {
+pub fn start(config: &Startup) {
     if config.log == LevelFilter::Off {
         return;
     }

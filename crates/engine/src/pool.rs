@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 use once_cell::sync::OnceCell;
 
 use crate::config::config;
+use crate::config::nccl::{self, Effect};
 use crate::gpu::memory::{Room, granularity};
 use crate::gpu::pointer::Extent;
 use crate::gpu::{self, Address, Driver, Ordinal};
@@ -81,7 +82,8 @@ pub enum Return {
 
 /// Serves a wish for so many bytes on the current device.
 pub fn allocate(bytes: usize) -> Supply {
-    if config().pool_bytes_max == 0 || bytes == 0 || is_forked() {
+    if config().pool_bytes_max == 0 || nccl::at_allocation().has(Effect::NoCuMem) || bytes == 0 || is_forked()
+    {
         return Supply::Forward;
     }
     // Without a current context NCCL chooses the device.

@@ -12,7 +12,8 @@ use std::sync::atomic::Ordering;
 use nccl_sys::{forked, open, second, slots};
 use once_cell::sync::OnceCell;
 
-use crate::config::{Form, Report, Switch, complaints, config, expand_file_name};
+use crate::config::nccl;
+use crate::config::{Form, Report, Switch, complaints, expand_file_name, startup};
 use crate::stats::files::{FOLDER, Held};
 use crate::stats::segment;
 use crate::stats::{report, snapshot::Snapshot};
@@ -25,8 +26,8 @@ static SEGMENT_FILE: OnceCell<Held> = OnceCell::new();
 /// The first call of all: options, log, kill switch. The real library is not open yet.
 pub fn first_call() {
     FIRST_CALL.call_once(|| {
-        log::start(config());
-        annotate::start(config());
+        log::start(startup());
+        annotate::start(startup());
         complaints().iter().for_each(|complaint| ::log::warn!("{complaint}"));
         slots::PASSED.store(segment::current().passed.as_ptr().cast_mut(), Ordering::Release);
     });
@@ -43,7 +44,7 @@ pub fn library_opened(library: &open::RealLibrary) {
             if library.deep_bound { "deep" } else { "not deep" },
             library.refused.len()
         );
-        if config().windlass == Switch::Off {
+        if startup().windlass == Switch::Off {
             ::log::info!("switched off by WINDLASS: every call goes straight to the real NCCL");
             slots::forward_everything();
         }
@@ -76,7 +77,7 @@ pub fn first_communicator() {
             libc::atexit(at_exit);
             libc::pthread_atfork(None, None, Some(in_child));
         }
-        if config().stats == Switch::On {
+        if startup().stats == Switch::On {
             match segment::share(Path::new(FOLDER)) {
                 Ok(file) => drop(SEGMENT_FILE.set(file)),
                 Err(error) => {
@@ -126,6 +127,7 @@ fn describe_process() {
     // SAFETY: the library is open and the pointer is to a local.
     if unsafe { nccl_sys::real::ncclGetVersion(&mut version) } == nccl_sys::ncclSuccess {
         segment.nccl_version.store(version, Ordering::Relaxed);
+        nccl::note_version(version);
     }
 }
 
@@ -158,7 +160,7 @@ extern "C" fn at_exit() {
     if owner.get() != std::process::id() {
         return;
     }
-    if let Some(wanted) = &config().report {
+    if let Some(wanted) = &startup().report {
         write_report(wanted);
     }
     if let Some(file) = SEGMENT_FILE.get() {

@@ -11,6 +11,7 @@ mod ends;
 mod handle;
 mod honouring;
 mod kept;
+mod legacy;
 mod lost;
 mod operators;
 pub mod parked;

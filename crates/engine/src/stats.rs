@@ -3,6 +3,7 @@
 pub mod checked;
 pub mod count;
 pub mod fabric;
+pub mod features;
 pub mod files;
 mod named;
 pub mod pool;

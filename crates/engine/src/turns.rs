@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 
 use windlass_kernels::launch::CONTROL_ABORT;
 
-use crate::config::{Switch, config};
+use crate::config::nccl::{self, Effect};
 use crate::gpu::context::Current;
 use crate::gpu::graph::Released;
 use crate::gpu::module::MemoryDomain;
@@ -184,7 +184,7 @@ impl Turns {
         let order = || -> Result<Afterwards, Refusal> {
             let issued = &mut *self.lock();
             let home = self.supply.home();
-            let mixes = config().nccl.mixes_graphs == Switch::On;
+            let mixes = !nccl::cached().has(Effect::GraphsUnordered);
             let is_eager = || matches!(home.driver.capture_of(stream), Ok(None));
             if issued.order.is_all_on(stream) && (!mixes || is_eager()) {
                 return Ok(Afterwards::Nothing);

@@ -12,27 +12,10 @@ use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use windlass_engine::config::nccl::{self, Found, Weight};
 
-/// Variables that change what NCCL does and so bind Windlass too, or that decide what is loaded.
-const SWITCHES: [&str; 17] = [
-    "NCCL_P2P_DISABLE",
-    "NCCL_P2P_LEVEL",
-    "NCCL_SHM_DISABLE",
-    "NCCL_CUMEM_ENABLE",
-    "NCCL_CUMEM_HOST_ENABLE",
-    "NCCL_NVLS_ENABLE",
-    "NCCL_ALGO",
-    "NCCL_PROTO",
-    "NCCL_MIN_CTAS",
-    "NCCL_MAX_CTAS",
-    "NCCL_CTA_POLICY",
-    "NCCL_GRAPH_MIXING_SUPPORT",
-    "NCCL_LAUNCH_ORDER_IMPLICIT",
-    "NCCL_COMM_ID",
-    "CUDA_VISIBLE_DEVICES",
-    "LD_PRELOAD",
-    "LD_LIBRARY_PATH",
-];
+/// Variables that decide what is loaded.
+const OF_LOADERS: [&str; 3] = ["CUDA_VISIBLE_DEVICES", "LD_PRELOAD", "LD_LIBRARY_PATH"];
 
 /// Everything found.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -52,14 +35,39 @@ pub struct Facts {
     pub allocator: Option<String>,
     /// `/dev/shm`.
     pub shared_memory: Option<SharedMemory>,
-    /// Variables that are set.
-    pub switches: BTreeMap<String, String>,
+    /// Variables that are set and decide what is loaded.
+    pub variables: BTreeMap<String, String>,
+    /// NCCL's variables that change what Windlass does, in the environment or NCCL's files.
+    pub nccl_variables: Vec<NcclVariable>,
     /// What Windlass's own reading of its variables complains about.
     pub option_complaints: Vec<String>,
     /// `WINDLASS_ARENA_MAX`.
     pub heap_bytes_max: u64,
     /// Programs of this user that run over Windlass.
     pub processes: Vec<Running>,
+}
+
+/// A variable of NCCL's that is set.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct NcclVariable {
+    pub name: &'static str,
+    pub value: String,
+    /// What changes.
+    pub effect: String,
+    /// Whether something is off that would be on.
+    pub loses: bool,
+}
+
+impl From<Found> for NcclVariable {
+    fn from(found: Found) -> NcclVariable {
+        let loses = found.effect.weight() == Weight::Loses;
+        NcclVariable {
+            name: found.variable.name,
+            value: found.value,
+            effect: found.effect.to_string(),
+            loses,
+        }
+    }
 }
 
 /// The real library.
@@ -124,14 +132,13 @@ pub fn gather(named: Option<&Path>, command: Option<&OsStr>) -> Facts {
         total_bytes: room.f_blocks * room.f_frsize,
         free_bytes: room.f_bavail * room.f_frsize,
     });
-    facts.switches = SWITCHES
-        .iter()
-        .filter_map(|name| {
-            Some(((*name).to_owned(), environment.get(OsStr::new(name))?.display().to_string()))
-        })
-        .collect();
-    let (options, complaints) = windlass_engine::config::parse(environment.into_iter());
-    (facts.heap_bytes_max, facts.option_complaints) = (options.arena_bytes_max, complaints);
+    let set =
+        |name: &&str| Some(((*name).to_owned(), environment.get(OsStr::new(*name))?.display().to_string()));
+    facts.variables = OF_LOADERS.iter().filter_map(set).collect();
+    let version = facts.nccl.as_ref().and_then(|nccl| nccl.version).unwrap_or_default();
+    facts.nccl_variables = nccl::found(version).into_iter().map(NcclVariable::from).collect();
+    let parsed = windlass_engine::config::parse(environment.into_iter());
+    (facts.heap_bytes_max, facts.option_complaints) = (parsed.config.arena_bytes_max, parsed.complaints);
     facts.processes = running::look();
     facts
 }

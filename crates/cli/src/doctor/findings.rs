@@ -1,6 +1,6 @@
 //! What the facts mean.
 
-use super::facts::{Facts, NcclFacts};
+use super::facts::{Facts, NcclFacts, NcclVariable};
 use super::running::Running;
 use crate::asking::{Gpus, Pair};
 use crate::nccl::version_text;
@@ -211,24 +211,9 @@ fn surroundings(facts: &Facts, findings: &mut Findings) {
         Some(_) => {}
         None => findings.limited("no /dev/shm: no counters for `windlass stats`"),
     }
-    for (name, value) in &facts.switches {
-        match (name.as_str(), value.as_str()) {
-            ("NCCL_P2P_DISABLE", "1") => {
-                findings.limited("NCCL_P2P_DISABLE=1 binds Windlass too: all communicators are forwarded");
-            }
-            ("NCCL_CUMEM_ENABLE", "0") => {
-                findings
-                    .limited("NCCL_CUMEM_ENABLE=0 binds Windlass too: no pool, no registration, no windows");
-            }
-            ("NCCL_P2P_LEVEL" | "NCCL_ALGO" | "NCCL_PROTO" | "NCCL_COMM_ID", _) => {
-                findings.limited(format!("{name}={value} binds Windlass too: what it names is left to NCCL"));
-            }
-            ("NCCL_NVLS_ENABLE", "0") => {
-                findings.note("NCCL_NVLS_ENABLE=0: NCCL leaves NVLink multicast alone")
-            }
-            (name, value) if name.starts_with("NCCL_") => findings.note(format!("{name}={value}")),
-            _ => {}
-        }
+    for NcclVariable { name, value, effect, loses } in &facts.nccl_variables {
+        let what = format!("{name}={value}: {effect}");
+        if *loses { findings.limited(what) } else { findings.note(what) }
     }
 }
 
@@ -253,6 +238,7 @@ mod tests {
     use super::*;
     use crate::asking::Device;
     use crate::doctor::facts::SharedMemory;
+    use windlass_engine::config::nccl::VARIABLES;
 
     fn good() -> Facts {
         let device =
@@ -282,6 +268,12 @@ mod tests {
         let findings = judge(facts);
         let worst = findings.iter().max_by_key(|finding| finding.level).unwrap();
         (worst.level, worst.what.clone())
+    }
+
+    fn set(name: &str, value: &str) -> Facts {
+        let variable = VARIABLES.iter().find(|variable| variable.name == name).unwrap();
+        let found = variable.found(value.into(), 22809).unwrap();
+        Facts { nccl_variables: vec![found.into()], ..good() }
     }
 
     fn running(nccl: &[&str]) -> Running {
@@ -338,8 +330,6 @@ mod tests {
             change(facts.gpus.as_mut().unwrap());
             facts
         };
-        let switch =
-            |name: &str, value: &str| Facts { switches: [(name.into(), value.into())].into(), ..good() };
         let tiny = SharedMemory { total_bytes: 64 << 20, free_bytes: 64 << 20 };
         for (facts, what) in [
             (Facts { gpus: None, gpus_problem: Some("no driver".into()), ..good() }, "no GPUs: no driver"),
@@ -348,9 +338,12 @@ mod tests {
             (gpus(|gpus| gpus.pairs[1].peer_access = false), "no peer access 1→0"),
             (gpus(|gpus| gpus.pairs[0].nvlink = Some(false)), "no NVLink 0→1"),
             (Facts { shared_memory: Some(tiny), ..good() }, "/dev/shm has 64 MiB"),
-            (switch("NCCL_P2P_DISABLE", "1"), "all communicators are forwarded"),
-            (switch("NCCL_CUMEM_ENABLE", "0"), "no pool"),
-            (switch("NCCL_ALGO", "Ring"), "NCCL_ALGO=Ring"),
+            (set("NCCL_P2P_DISABLE", "1"), "NCCL_P2P_DISABLE=1: peer groups are off"),
+            (
+                set("NCCL_CUMEM_ENABLE", "0"),
+                "NCCL_CUMEM_ENABLE=0: the memory pool, kept windows and registration are off",
+            ),
+            (set("NCCL_ALGO", "Ring"), "NCCL_ALGO=Ring: native collectives and kept windows are off"),
             (Facts { option_complaints: vec!["WINDLASS_LGO is unknown".into()], ..good() }, "WINDLASS_LGO"),
             (Facts { heap_bytes_max: 16 << 20, ..good() }, "room for 0 communicators of 2 ranks"),
             (
@@ -368,7 +361,7 @@ mod tests {
     fn notes() {
         let facts = Facts { allocator: Some("libjemalloc.so.2".into()), ..good() };
         assert_eq!(worst(&facts).0, Level::Note);
-        let old = Facts { switches: [("NCCL_P2P_DISABLE".into(), "0".into())].into(), ..good() };
-        assert_eq!(worst(&old).0, Level::Note);
+        let limit = worst(&set("NCCL_MAX_CTAS", "8"));
+        assert_eq!(limit, (Level::Note, "NCCL_MAX_CTAS=8: grids have at most 8 blocks".into()));
     }
 }

@@ -35,9 +35,9 @@ fn write_all(out: &mut String, facts: &Facts, findings: &[Finding]) -> std::fmt:
     if let Some(room) = facts.shared_memory {
         writeln!(out, "\n/dev/shm: {} MiB, {} MiB free", room.total_bytes >> 20, room.free_bytes >> 20)?;
     }
-    if !facts.switches.is_empty() {
+    if !facts.variables.is_empty() {
         writeln!(out, "\nenvironment:")?;
-        for (name, value) in &facts.switches {
+        for (name, value) in &facts.variables {
             writeln!(out, "  {name}={value}")?;
         }
     }

@@ -22,7 +22,7 @@ use nccl_sys::types::ncclFloat32;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use windlass_engine::config::{Switch, config};
+use windlass_engine::config::nccl::{self, Effect};
 use windlass_engine::tuning::Collective;
 use windlass_engine::tuning::file::{Key, Multicast, Table};
 use written::{Circumstances, Tuned};
@@ -141,7 +141,8 @@ fn key(machine: &Machine, ranks: usize, collective: Collective) -> Result<Key> {
         );
     }
     let ((major, minor), multiprocessors) = kind(&devices[0]);
-    let multicast = devices.iter().all(|device| device.multicast) && config().nccl.multicast == Switch::On;
+    let multicast =
+        devices.iter().all(|device| device.multicast) && !nccl::settings().has(Effect::NoMulticast);
     Ok(Key {
         collective,
         ranks,

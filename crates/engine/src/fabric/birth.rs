@@ -11,6 +11,7 @@ use crate::gpu;
 use crate::rendezvous::card::Id;
 use crate::rendezvous::verdict::{Failure, Reason};
 use crate::rendezvous::{self, Canceller, Mustered, Outcome, Party, decision, place};
+use crate::stats::features::{Lacks, line};
 use crate::stats::{count, fabric};
 
 use super::boxes::Share;
@@ -18,7 +19,7 @@ use super::closing::{self, Word};
 use super::derived::Wait;
 use super::hosting::rendezvous;
 use super::preparing::{self, Prepared};
-use super::{Fabric, Patience, Wish, checking, offers, settle, wish};
+use super::{Fabric, Patience, Wish, checking, features, offers, settle, wish};
 
 /// What a communicator's birth came to.
 #[derive(Debug)]
@@ -189,25 +190,31 @@ pub fn is_patient(ranks: usize) -> bool {
     Patience::AsConfigured.capability(ranks as u32) != 0
 }
 
-/// Counts and logs what a communicator's birth came to.
+/// Counts and logs what a communicator's init came to: one line with what it has, or why it is on NCCL.
 pub fn tell(counters: usize, fate: &Fate) {
     match fate {
-        Fate::Fabric(fabric) => {
-            let serial = count::fabric(counters, fabric::YES);
-            let ranks = fabric.contract.members.len();
-            fabric.checking.iter().for_each(|checking| checking.is_known_as(serial));
-            log::info!(
-                "communicator {serial} rank {} of {ranks} fabric {:016x}",
-                fabric.rank,
-                fabric.contract.hash()
-            );
+        Fate::Fabric(peers) => {
+            let own = peers.boxes.as_ref().map(|boxes| boxes.lacks).unwrap_or_default();
+            let lacks = features::of_all(&peers.contract, own);
+            let serial = count::fabric(counters, fabric::YES, lacks);
+            peers.checking.iter().for_each(|checking| checking.is_known_as(serial));
+            if log::log_enabled!(log::Level::Info) {
+                let (rank, ranks, hash) = (peers.rank, peers.contract.members.len(), peers.contract.hash());
+                let has = line(&lacks.words());
+                log::info!("communicator {serial}, rank {rank} of {ranks}, peer group {hash:016x}: {has}");
+            }
         }
         Fate::Plain(reason) => {
-            let serial = count::fabric(counters, fabric::PLAIN + u32::from(reason.number()));
-            log::info!("communicator {serial} plain, {reason}");
+            let number = fabric::PLAIN + u32::from(reason.number());
+            let serial = count::fabric(counters, number, Lacks::default());
+            let change = match fabric::change(number) {
+                "" => String::new(),
+                change => format!(" ({change})"),
+            };
+            log::info!("communicator {serial} is on NCCL: {reason}{change}");
             checking::say_why_not(serial, reason);
         }
-        Fate::Failed(failure) => log::warn!("a communicator failed at birth: {failure}"),
+        Fate::Failed(failure) => log::warn!("a communicator failed in its init: {failure}"),
     }
 }
 
@@ -248,7 +255,9 @@ mod tests {
             Reason::Derived,
             Reason::Grouped,
             Reason::Apart,
-            Reason::Launches,
+            Reason::ImplicitOrder,
+            Reason::LaunchBarrier { rank: 1, other: 0 },
+            Reason::UnseenValues,
         ];
         for reason in reasons {
             let text = fabric::text(fabric::PLAIN + u32::from(reason.number()));

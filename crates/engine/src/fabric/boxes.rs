@@ -6,18 +6,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use windlass_kernels::launch::Geometry;
 
 use crate::arena::Holds;
-use crate::config::config;
+use crate::config::{Fast as Native, config};
 use crate::contract::{Contract, GRID_MAX};
 use crate::fast::{self, Fast, Kernels, Task};
-use crate::forward::birth::Ctas;
 use crate::gpu::{self, Address, Home, Ordinal};
 use crate::mailbox::{self, Layout, Mailbox};
+use crate::stats::features::Lacks;
 use crate::tuning;
 use crate::turns::{self, Turn, Turns};
 
 use super::failing::Refused;
+use super::features;
 use super::windows::Windows;
-use super::wish;
 
 /// What the communicators of one device share.
 #[derive(Clone, Debug)]
@@ -38,6 +38,8 @@ pub(super) struct Share {
     supplies: Supplies,
     /// None where this rank has no fast collectives.
     kernels: Option<Arc<Kernels>>,
+    /// What this rank would not have, and why.
+    pub lacks: Lacks,
 }
 
 /// What runs on a rank's GPU.
@@ -47,6 +49,8 @@ pub(super) struct Boxes {
     /// None where the contract has it so.
     pub fast: Option<Fast>,
     pub turns: Arc<Turns>,
+    /// What this rank would not have, and why.
+    pub lacks: Lacks,
 }
 
 impl Boxes {
@@ -72,7 +76,7 @@ impl Share {
     pub fn new(device: Ordinal, ranks: u32) -> Result<Share, String> {
         let supplies = supplies(device).map_err(|refused| refused.to_string())?;
         let kernels = supplies.kernels(ranks);
-        Ok(Share { supplies, kernels })
+        Ok(Share { supplies, kernels, lacks: Lacks::default() })
     }
 
     /// Whether this rank can have fast collectives.
@@ -82,7 +86,7 @@ impl Share {
 
     /// All that runs, over the slices of all ranks as this rank's device sees them.
     pub fn boxes(self, rings: &Rings, slices: Vec<Address>, holds: &Arc<Holds>) -> Result<Boxes, Refused> {
-        let Share { supplies, kernels } = self;
+        let Share { supplies, kernels, lacks } = self;
         let (geometry, holds) = (rings.mailbox, holds.clone());
         let rank = geometry.rank;
         let own = slices.get(rank as usize).copied().unwrap_or_default();
@@ -102,13 +106,12 @@ impl Share {
             (_, _) => None,
         };
         let parts = mailbox::Parts { supply: supplies.mailbox, turns: turns.clone(), geometry, slices };
-        Ok(Boxes { mailbox: Mailbox::new(parts)?, fast, turns })
+        Ok(Boxes { mailbox: Mailbox::new(parts)?, fast, turns, lacks })
     }
 }
 
-/// The limit on blocks of a communicator whose configuration says so much: what ranks report.
-pub(super) fn ctas_max(ctas: Ctas) -> u32 {
-    let limits = [ctas.max, config().nccl.ctas_max];
+/// The least limit on blocks, where 0 is none: what ranks report.
+pub(super) fn ctas_max(limits: [u32; 2]) -> u32 {
     limits.into_iter().filter(|limit| *limit > 0).fold(GRID_MAX, u32::min)
 }
 
@@ -192,8 +195,8 @@ fn supplies(device: Ordinal) -> Result<Supplies, Refused> {
     let driver = gpu::driver()?;
     let turns = turns::Supply::new(Home::of(driver, device)?, mailbox::HOST_BYTES)?;
     let mailbox = mailbox::Supply::new(turns.clone())?;
-    let fast = match wish::fast_wanted(config().fast, config().nccl) {
-        true => fast::Supply::new(turns.clone(), wish::others_wait()).map_err(without_fast).ok(),
+    let fast = match config().fast == Native::Auto {
+        true => fast::Supply::new(turns.clone(), features::others_wait()).map_err(without_fast).ok(),
         false => None,
     };
     let supplies = Supplies { mailbox, fast, turns };

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::call::Call;
 use crate::checking::{self, Called, Entry, Found, Places, Rules, Seat, Window, compare};
+use crate::config::nccl::{self, Effect};
 use crate::config::{Switch, config};
 use crate::contract::{Contract, capability};
 use crate::gpu;
@@ -89,7 +90,7 @@ impl Checking {
         let page = page.filter(|_| contract.checks())?;
         let version = segment::current().nccl_version.load(Ordering::Relaxed);
         let has_policy =
-            contract.capabilities & capability::UNBOUND == 0 || config().nccl.choice == Switch::Off;
+            contract.capabilities & capability::UNBOUND == 0 || nccl::settings().has(Effect::Algorithms);
         Some(Arc::new(Checking {
             seat: Seat::new(page.clone(), CHECKING_AT, rank, contract.members.len() as u32)?,
             rank,

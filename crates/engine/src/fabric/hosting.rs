@@ -2,6 +2,7 @@
 
 use std::sync::Once;
 
+use crate::config::nccl;
 use crate::config::{Switch, config};
 use crate::process;
 use crate::rendezvous;
@@ -16,7 +17,7 @@ pub fn is_on() -> bool {
 
 /// Gives the id that ranks must get instead of NCCL's own; the same one where there will be no meeting.
 pub fn host(id: &Id) -> Id {
-    if !is_on() || config().nccl.comm_id == Switch::On {
+    if !is_on() || nccl::has_own_ids() {
         return *id;
     }
     let hosted = rendezvous().and_then(|rendezvous| rendezvous.host(id));
@@ -29,7 +30,7 @@ pub fn host(id: &Id) -> Id {
 /// An id that NCCL made here, as it made it, whose root nobody was at or will be: to be used instead of a new one. NCCL
 /// makes none where NCCL_COMM_ID names the root.
 pub fn spare_id() -> Option<Id> {
-    if !is_on() || config().nccl.comm_id == Switch::On {
+    if !is_on() || nccl::has_own_ids() {
         return None;
     }
     rendezvous::started()?.spare_id()

@@ -42,7 +42,7 @@ pub(super) struct Watched {
 impl Watched {
     /// Looks whether work is in flight and moves.
     pub fn look(&mut self, fabric: &Fabric, dead: &[u32]) {
-        let Some(Boxes { mailbox, fast, turns }) = &fabric.boxes else { return };
+        let Some(Boxes { mailbox, fast, turns, lacks: _ }) = &fabric.boxes else { return };
         if self.over || self.asked.is_some_and(|asked| asked.elapsed() < ASK_EVERY) {
             return;
         }

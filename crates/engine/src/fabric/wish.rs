@@ -1,12 +1,12 @@
 //! How a communicator is asked for, and who asks.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use windlass_kernels::launch::Geometry;
 
 use crate::arena::Arena;
-use crate::config::{Batch, Fast, Lazy, Nccl, Register, Switch, Windows, config};
+use crate::config::nccl::{self, Effect};
+use crate::config::{Lazy, Switch, config};
 use crate::contract::bytes::{Writer, checksum};
 use crate::contract::{Contract, Device, GRID_MAX, Member, RANKS_MAX, Token, Version, capability};
 use crate::fast;
@@ -20,12 +20,11 @@ use crate::rendezvous::derived::NOBODY;
 use crate::rendezvous::facts::{Facts, Forbidden, LocalFacts, Waiting, plain_reason};
 use crate::rendezvous::place;
 use crate::rendezvous::verdict::Reason;
-use crate::stats::segment;
 use crate::tuning;
 
 use super::boxes::{self, Share};
 use super::hosting::rendezvous;
-use super::{Plain, tuned, watch};
+use super::{Plain, features, tuned, watch};
 
 /// A rank of a communicator that is asked for by an id.
 #[derive(Clone, Debug)]
@@ -88,7 +87,7 @@ impl Wish {
             ranks: self.ranks.max(0) as usize,
             card,
             ids: self.ids,
-            waiting: self.waiting.unwrap_or_else(by_environment),
+            waiting: waits(self.waiting),
             forbidden: forbidden(),
         };
         match plain_reason(&facts) {
@@ -100,7 +99,7 @@ impl Wish {
     /// What the communicator keeps for those made from it where it has no fabric: nothing where none of them can have one.
     pub fn plain(&self, configuration: configuration::Kept) -> Option<Arc<Plain>> {
         let card = Card::decode(&self.id)?;
-        let waits = self.waiting.unwrap_or_else(by_environment) == Waiting::Blocking;
+        let waits = waits(self.waiting) == Waiting::Blocking;
         let splits = waits && self.ids == 1 && self.ranks > 2 && forbidden() == Forbidden::Nothing;
         splits.then(|| Plain::new(card.token, self.rank.max(0) as u32, self.ctas, configuration))
     }
@@ -108,16 +107,21 @@ impl Wish {
 
 /// Why a communicator made from another has no fabric, before anything is asked of its device.
 pub(super) fn check_derived(waiting: Option<Waiting>) -> Result<(), Reason> {
-    match waiting.unwrap_or_else(by_environment) {
+    match waits(waiting) {
         Waiting::Blocking => Ok(()),
         Waiting::NonBlocking => Err(Reason::NonBlocking),
     }
 }
 
-fn by_environment() -> Waiting {
-    match config().nccl.blocking {
-        Switch::On => Waiting::Blocking,
-        Switch::Off => Waiting::NonBlocking,
+/// Whether an init waits whose configuration says this, if it does: NCCL_COMM_BLOCKING counts more.
+fn waits(configured: Option<Waiting>) -> Waiting {
+    let nccl = nccl::cached();
+    if nccl.has(Effect::NonBlocking) {
+        Waiting::NonBlocking
+    } else if nccl.has(Effect::Blocking) {
+        Waiting::Blocking
+    } else {
+        configured.unwrap_or(Waiting::Blocking)
     }
 }
 
@@ -125,7 +129,8 @@ fn by_environment() -> Waiting {
 pub(super) fn check_all(ranks: usize) -> Result<(), Reason> {
     match (forbidden(), ranks) {
         (Forbidden::PeerAccess, _) => Err(Reason::PeerAccess),
-        (Forbidden::Launches, _) => Err(Reason::Launches),
+        (Forbidden::ImplicitOrder, _) => Err(Reason::ImplicitOrder),
+        (Forbidden::UnseenValues, _) => Err(Reason::UnseenValues),
         (_, 0 | 1) => Err(Reason::OneRank),
         (_, ranks) if ranks > RANKS_MAX => Err(Reason::ManyRanks),
         _ => Ok(()),
@@ -133,16 +138,15 @@ pub(super) fn check_all(ranks: usize) -> Result<(), Reason> {
 }
 
 fn forbidden() -> Forbidden {
-    let nccl = config().nccl;
-    if nccl.comm_id == Switch::On {
-        Forbidden::CommId
-    } else if nccl.peer_access == Switch::Off {
-        Forbidden::PeerAccess
-    } else if nccl.launches_alone == Switch::Off {
-        Forbidden::Launches
-    } else {
-        Forbidden::Nothing
-    }
+    let forbids = [
+        (Effect::UnseenValues, Forbidden::UnseenValues),
+        (Effect::OwnIds, Forbidden::CommId),
+        (Effect::NoPeerAccess, Forbidden::PeerAccess),
+        (Effect::ImplicitOrder, Forbidden::ImplicitOrder),
+    ];
+    let settings = nccl::settings();
+    let found = forbids.into_iter().find(|(effect, _)| settings.has(*effect));
+    found.map_or(Forbidden::Nothing, |(_, forbidden)| forbidden)
 }
 
 /// The arena, the share and the facts of this thread's current device.
@@ -169,19 +173,28 @@ pub(super) fn on(
     let driver = gpu::driver().map_err(no_identity)?;
     let device = driver.device_facts(ordinal).map_err(no_identity)?;
     let arena = Arena::of(ordinal).map_err(no_identity)?;
-    let share = Share::new(ordinal, ranks).map_err(|words| Reason::Refused { rank: 0, words })?;
+    let nccl = nccl::settings();
+    let mut share = Share::new(ordinal, ranks).map_err(|words| Reason::Refused { rank: 0, words })?;
+    let basis = features::Basis {
+        options: config(),
+        nccl,
+        version: features::version(),
+        device: &device,
+        ctas,
+        ranks,
+        has_kernels: share.has_fast(),
+    };
+    share.lacks = basis.lacks();
     let facts = Facts {
         ranks,
         version: Version::THIS,
-        place: place::here().map_err(no_identity)?,
+        place: place::here(nccl.host()).map_err(no_identity)?,
         capabilities: capabilities(&device)
             | patience.capability(ranks)
             | of_children()
-            | of_registration(&device)
-            | of_windows(&device)
-            | of_fast(&share, ctas),
+            | basis.capabilities(),
         options: options(),
-        ctas_max: boxes::ctas_max(ctas),
+        ctas_max: boxes::ctas_max([ctas.max, nccl.ctas_max()]),
         member: Member {
             rank: 0,
             process: place::process().map_err(no_identity)?,
@@ -214,7 +227,6 @@ fn capabilities(device: &device::Facts) -> u64 {
     let bits = [
         (device.virtual_memory, capability::VIRTUAL_MEMORY),
         (device.posix_handles, capability::DESCRIPTORS),
-        (device.multicast && config().nccl.multicast == Switch::On, capability::MULTICAST),
     ];
     bits.into_iter().filter(|(has, _)| *has).fold(0, |all, (_, bit)| all | bit)
 }
@@ -228,24 +240,6 @@ fn options() -> u64 {
     checksum(&writer.finish())
 }
 
-/// Fast collectives, where the kernels load, our options let them and NCCL is not asked to go by something else.
-fn of_fast(share: &Share, ctas: Ctas) -> u64 {
-    let wanted = fast_wanted(config().fast, config().nccl);
-    let bound = if ctas.policy == Policy::Default { capability::UNBOUND } else { 0 };
-    let fast = if wanted && share.has_fast() { capability::FAST } else { 0 };
-    let batches = match config().batch {
-        Batch::Off => 0,
-        Batch::Small => capability::BATCHES,
-        Batch::All => capability::BATCHES | capability::LARGER_BATCHES,
-    };
-    fast | bound | batches
-}
-
-/// Whether this process would have fast collectives.
-pub(super) fn fast_wanted(option: Fast, nccl: Nccl) -> bool {
-    option == Fast::Auto && nccl.choice == Switch::On
-}
-
 /// What a communicator said of blocks, of which another is made without a word.
 pub(super) fn ctas_of(contract: &Contract) -> Ctas {
     let policy = match contract.capabilities & capability::UNBOUND {
@@ -253,63 +247,6 @@ pub(super) fn ctas_of(contract: &Contract) -> Ctas {
         _ => Policy::Default,
     };
     Ctas { max: contract.ctas_max, policy }
-}
-
-fn of_registration(device: &device::Facts) -> u64 {
-    // Known since the first communicator was asked for.
-    let version = segment::current().nccl_version.load(Ordering::Relaxed);
-    let does = registers(config().register, config().nccl, version, device);
-    if does { capability::REGISTERS } else { 0 }
-}
-
-fn of_windows(device: &device::Facts) -> u64 {
-    let version = segment::current().nccl_version.load(Ordering::Relaxed);
-    let does = config().pool_bytes_max > 0 && keeps_windows(config().windows, config().nccl, version, device);
-    let goes_directly = does && config().windows == Windows::Direct && LAYOUT_KNOWN.contains(&version);
-    let direct = if goes_directly { capability::DIRECT } else { 0 };
-    if does { capability::WINDOWS | direct } else { 0 }
-}
-
-/// The releases whose handles are known to begin alike (`windows::Reach`): read in the sources of all from the first to the last.
-const LAYOUT_KNOWN: std::ops::RangeInclusive<i32> = 22803..=23007;
-
-/// The first release whose windows are found again by a handle that is the device's.
-const WINDOWS_SINCE: i32 = 22803;
-
-/// Whether this rank would keep windows. With multicast NCCL binds them at places that must be equal on all ranks, and makes some
-/// that nobody sees; so it does by itself where a policy of blocks asks for that.
-fn keeps_windows(option: Windows, nccl: Nccl, version: i32, device: &device::Facts) -> bool {
-    let multicast = device.multicast && nccl.multicast == Switch::On;
-    let lets = [nccl.peer_access, nccl.choice, nccl.windows] == [Switch::On; 3];
-    option != Windows::Off && version >= WINDOWS_SINCE && lets && !multicast
-}
-
-/// Whether NCCL's kernels that begin while the one before them runs wait for it before they touch memory. Before, its kernels over
-/// windows were so launched and did not wait: they relied on kernels before them that never let them begin early.
-pub(super) fn others_wait() -> bool {
-    segment::current().nccl_version.load(Ordering::Relaxed) >= WAITS_SINCE
-}
-
-/// Read in the sources of 2.28.7 to 2.30.7.
-const WAITS_SINCE: i32 = 23007;
-
-/// The first release in which buffers of collectives over peer memory are registered by `ncclCommRegister`.
-const REGISTERS_SINCE: i32 = 21903;
-/// The first release with which registering was measured to profit.
-const PROFITS_SINCE: i32 = 22800;
-
-/// Whether this rank would register buffers, with NCCL's version code (0 if unknown).
-fn registers(option: Register, nccl: Nccl, version: i32, device: &device::Facts) -> bool {
-    // NCCL_CUMEM_ENABLE=0, without which NCCL maps nothing of ours, leaves no peer access.
-    let lets = nccl.registration == Switch::On && nccl.peer_access == Switch::On;
-    match option {
-        Register::Off => false,
-        Register::On => lets && version >= REGISTERS_SINCE,
-        Register::Auto => {
-            let multicast = device.multicast && nccl.multicast == Switch::On;
-            lets && version >= PROFITS_SINCE && device.capability == 90 && !multicast
-        }
-    }
 }
 
 /// `0000:65:00.0`; what cannot be read is 0, for nothing is decided by it.
@@ -323,72 +260,6 @@ fn pci(text: &str) -> (u32, u8, u8) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Config;
-
-    fn hopper() -> device::Facts {
-        device::Facts {
-            ordinal: 0,
-            uuid: [0; 16],
-            pci: String::new(),
-            capability: 90,
-            multiprocessors: 132,
-            memory_bytes: 0,
-            virtual_memory: true,
-            posix_handles: true,
-            multicast: false,
-            memory_domains: 4,
-            threads_per_multiprocessor: 2048,
-        }
-    }
-
-    /// Registering by itself is for devices, versions and settings that were measured; if asked for it is done wherever NCCL can.
-    #[test]
-    fn who_registers() {
-        let nccl = Config::default().nccl;
-        let hopper = hopper();
-        let (auto, on, off) = (Register::Auto, Register::On, Register::Off);
-        let all = |nccl, version, device: &device::Facts| {
-            [auto, on, off].map(|option| registers(option, nccl, version, device))
-        };
-        assert_eq!(all(nccl, 22800, &hopper), [true, true, false]);
-        assert_eq!(all(nccl, 22799, &hopper), [false, true, false]);
-        assert_eq!(all(nccl, 21902, &hopper), [false; 3]);
-        assert_eq!(all(nccl, 0, &hopper), [false; 3]);
-        assert_eq!(
-            all(nccl, 22809, &device::Facts { capability: 100, ..hopper.clone() }),
-            [false, true, false]
-        );
-        let switched = device::Facts { multicast: true, ..hopper.clone() };
-        assert_eq!(all(nccl, 22809, &switched), [false, true, false]);
-        assert_eq!(all(Nccl { multicast: Switch::Off, ..nccl }, 22809, &switched), [true, true, false]);
-        assert_eq!(all(Nccl { registration: Switch::Off, ..nccl }, 22809, &hopper), [false; 3]);
-        assert_eq!(all(Nccl { peer_access: Switch::Off, ..nccl }, 22809, &hopper), [false; 3]);
-    }
-
-    /// Windows are kept where NCCL makes none by itself.
-    #[test]
-    fn who_keeps_windows() {
-        let nccl = Config::default().nccl;
-        let hopper = hopper();
-        let switched = device::Facts { multicast: true, ..hopper.clone() };
-        let keep =
-            |nccl, version, device: &device::Facts| keeps_windows(Windows::Keep, nccl, version, device);
-        assert!(keep(nccl, 22803, &hopper) && !keep(nccl, 22802, &hopper) && !keep(nccl, 22809, &switched));
-        assert!(keep(Nccl { multicast: Switch::Off, ..nccl }, 22809, &switched));
-        assert!(!keep(Nccl { choice: Switch::Off, ..nccl }, 22809, &hopper));
-        assert!(!keep(Nccl { windows: Switch::Off, ..nccl }, 22809, &hopper));
-        assert!(!keep(Nccl { peer_access: Switch::Off, ..nccl }, 22809, &hopper));
-        assert!(!keeps_windows(Windows::Off, nccl, 22809, &hopper));
-    }
-
-    /// Fast collectives are for those who leave the choice.
-    #[test]
-    fn who_is_fast() {
-        let nccl = Config::default().nccl;
-        assert!(fast_wanted(Fast::Auto, nccl));
-        assert!(!fast_wanted(Fast::Off, nccl));
-        assert!(!fast_wanted(Fast::Auto, Nccl { choice: Switch::Off, ..nccl }));
-    }
 
     /// Addresses are read as the driver writes them.
     #[test]

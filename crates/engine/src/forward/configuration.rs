@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use nccl_sys::{NCCL_API_MAGIC, NCCL_CONFIG_UNDEF_INT, ncclConfig_t};
 
-use crate::config::{Switch, config};
+use crate::config::nccl::{self, Effect};
 
 /// A copy of the application's own, with copies of its names.
 pub struct Configuration {
@@ -131,10 +131,11 @@ pub enum Kept {
 impl Kept {
     /// Whether NCCL may let communicators that are made from one with this use its resources.
     pub fn may_share(&self) -> bool {
+        let of_all = nccl::cached().has(Effect::SharedResources);
         match self {
             Kept::Unknown => true,
-            Kept::Nothing => config().nccl.shares == Switch::On,
-            Kept::Sound(configuration) => configuration.shares() || config().nccl.shares == Switch::On,
+            Kept::Nothing => of_all,
+            Kept::Sound(configuration) => configuration.shares() || of_all,
         }
     }
 

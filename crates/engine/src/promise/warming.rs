@@ -4,6 +4,10 @@
 //! ran first, which needs the most (seen on 2 H200 with 2.28.9: 1976 bytes a thread, 1736 to 1864 for collectives). So NCCL's
 //! kernel of messages runs once on a device before any of ours can: a rank's message of one byte to itself. It takes a
 //! communicator of NCCL's, so the first of a device is no promise.
+//!
+//! Where NCCL allocates by cudaMalloc (NCCL_CUMEM_ENABLE=0, and 2.18), its first init in a process that sees two GPUs which reach each
+//! other tries legacy IPC on memory that it frees at once, and that free waits for all that runs. Such a process has no lazy
+//! communicators before ([`legacy`]).
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,7 +21,7 @@ use crate::forward::known;
 use crate::gpu::stream::Stream;
 use crate::gpu::{self, Ordinal};
 
-use super::on_device;
+use super::{legacy, on_device};
 
 /// Whether that has been, by device. A device's is held meanwhile: who comes to the same one must not go on before, though NCCL's
 /// launch may wait for what its other communicators run there. The map's own lock is held for a look.
@@ -39,7 +43,8 @@ fn of(device: Ordinal) -> Arc<Mutex<Warmth>> {
 /// Whether a communicator on this device may be a promise. Never waits: while another thread's message runs, it may not.
 #[must_use]
 pub fn is_warm(device: Ordinal) -> bool {
-    config().warm == Switch::Off || of(device).try_lock().is_ok_and(|warmth| *warmth == Warmth::Warm)
+    let is_warm = || of(device).try_lock().is_ok_and(|warmth| *warmth == Warmth::Warm);
+    config().warm == Switch::Off || is_warm() && legacy::is_settled()
 }
 
 /// Before kernels of a new fabric can run on its device: its communicator, which NCCL has made. After all ranks have met, since what
@@ -49,6 +54,7 @@ pub fn warm(fabric: &Fabric, communicator: ncclComm_t) {
     if config().warm == Switch::Off {
         return;
     }
+    legacy::note(fabric.contract());
     let own = of(device);
     let mut warmth = own.lock().unwrap_or_else(PoisonError::into_inner);
     if *warmth != Warmth::Cold {

@@ -25,12 +25,20 @@ pub fn conflict<'a>(newcomer: &Facts, mut present: impl Iterator<Item = &'a Fact
             Some(Reason::OtherNetwork { rank, other })
         } else if facts.member.device.uuid == newcomer.member.device.uuid {
             Some(Reason::SameDevice { rank, other })
+        } else if is_tied(facts, newcomer) {
+            Some(Reason::LaunchBarrier { rank, other })
         } else if facts.options != newcomer.options {
             Some(Reason::OtherOptions { rank, other })
         } else {
             None
         }
     })
+}
+
+/// Whether launches of one of these ranks may wait for the other's: a copy that orders NCCL's work before ours must not.
+fn is_tied(one: &Facts, other: &Facts) -> bool {
+    let alone = one.capabilities & other.capabilities & capability::LAUNCHES_ALONE != 0;
+    one.member.process == other.member.process && !alone
 }
 
 /// Decides for ranks that are all in one hand, in order, as those of `ncclCommInitAll` are: no meeting is needed.

@@ -42,11 +42,13 @@ pub enum Forbidden {
     SwitchedOff,
     /// NCCL_COMM_ID is set: every rank makes its own id.
     CommId,
-    /// NCCL_P2P_DISABLE, NCCL_P2P_LEVEL or NCCL_CUMEM_ENABLE forbid what we do.
+    /// NCCL_P2P_DISABLE or NCCL_P2P_LEVEL forbid peer access.
     PeerAccess,
-    /// NCCL_LAUNCH_MODE or NCCL_LAUNCH_ORDER_IMPLICIT tie a rank's launches to others', which a copy that orders NCCL's work before ours
+    /// NCCL_LAUNCH_ORDER_IMPLICIT ties the launches of communicators together, which a copy that orders NCCL's work before ours
     /// must not wait for.
-    Launches,
+    ImplicitOrder,
+    /// NCCL_ENV_PLUGIN supplies values that nobody else sees.
+    UnseenValues,
 }
 
 /// Why this communicator is plain without talk, if it is.
@@ -55,7 +57,8 @@ pub fn plain_reason(facts: &LocalFacts) -> Option<Reason> {
         Forbidden::SwitchedOff => return Some(Reason::SwitchedOff),
         Forbidden::CommId => return Some(Reason::CommId),
         Forbidden::PeerAccess => return Some(Reason::PeerAccess),
-        Forbidden::Launches => return Some(Reason::Launches),
+        Forbidden::ImplicitOrder => return Some(Reason::ImplicitOrder),
+        Forbidden::UnseenValues => return Some(Reason::UnseenValues),
         Forbidden::Nothing => {}
     }
     if facts.ranks < 2 {
@@ -156,7 +159,8 @@ mod tests {
             (LocalFacts { forbidden: Forbidden::SwitchedOff, ..good }, Some(Reason::SwitchedOff)),
             (LocalFacts { forbidden: Forbidden::CommId, ..good }, Some(Reason::CommId)),
             (LocalFacts { forbidden: Forbidden::PeerAccess, ..good }, Some(Reason::PeerAccess)),
-            (LocalFacts { forbidden: Forbidden::Launches, ..good }, Some(Reason::Launches)),
+            (LocalFacts { forbidden: Forbidden::ImplicitOrder, ..good }, Some(Reason::ImplicitOrder)),
+            (LocalFacts { forbidden: Forbidden::UnseenValues, ..good }, Some(Reason::UnseenValues)),
         ];
         for (facts, expected) in cases {
             assert_eq!(plain_reason(&facts), expected, "{facts:?}");

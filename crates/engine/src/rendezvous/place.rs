@@ -11,9 +11,13 @@ use super::facts::Place;
 
 /// The boot id of the kernel and the network namespace. Process ids, host names and machine ids are not asked: each
 /// container has its own.
-pub fn here() -> io::Result<Place> {
+///
+/// `part`: of hosts that NCCL_HOSTID divides, which part.
+pub fn here(part: Option<u64>) -> io::Result<Place> {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
-    let host = boot_id(&text).ok_or_else(|| io::Error::other("the boot id cannot be read"))?;
+    let mut host = boot_id(&text).ok_or_else(|| io::Error::other("the boot id cannot be read"))?;
+    let part = part.unwrap_or_default().to_be_bytes();
+    host.0.iter_mut().zip(part).for_each(|(byte, part)| *byte ^= part);
     let network = rustix::fs::stat("/proc/self/ns/net")?.st_ino;
     Ok(Place { host, network })
 }
@@ -48,7 +52,9 @@ mod tests {
         assert_eq!(read.unwrap().0[14..], [1, 255]);
         assert_eq!(boot_id("1234"), None);
         assert_eq!(boot_id(""), None);
-        assert_eq!(here().unwrap(), here().unwrap());
+        assert_eq!(here(None).unwrap(), here(None).unwrap());
+        assert_eq!(here(Some(7)).unwrap(), here(Some(7)).unwrap());
+        assert_ne!(here(Some(7)).unwrap().host, here(None).unwrap().host);
         assert_ne!(random().unwrap(), random().unwrap());
         assert_eq!(process().unwrap(), process().unwrap());
     }

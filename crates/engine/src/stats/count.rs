@@ -10,6 +10,7 @@ use crate::call::Function;
 use crate::path::Path;
 use crate::stats::checked::Checked;
 use crate::stats::fabric;
+use crate::stats::features::Lacks;
 use crate::stats::pool::Pooled;
 use crate::stats::registered::Registered;
 use crate::stats::segment::{self, COMMUNICATORS_MAX, Communicator, ENDED, FREE, LIVE, THREAD_SETS};
@@ -88,6 +89,7 @@ pub fn begin(identity: Identity) -> usize {
     place.serial.store(serial, Ordering::Relaxed);
     place.fabric.store(fabric::NOT_ASKED, Ordering::Relaxed);
     place.nccl.store(fabric::MADE, Ordering::Relaxed);
+    place.lacks.store(0, Ordering::Relaxed);
     identify(index, identity);
     index
 }
@@ -108,12 +110,14 @@ pub fn identify(counters: usize, identity: Identity) {
     place.device.store(identity.device, Ordering::Relaxed);
 }
 
-/// Notes whether a communicator has a fabric, by a number of [`crate::stats::fabric`]; gives its number in this process.
-pub fn fabric(counters: usize, number: u32) -> u64 {
+/// Notes whether a communicator has a peer group, by a number of [`crate::stats::fabric`], and what it lacks; gives its number in this
+/// process.
+pub fn fabric(counters: usize, number: u32, lacks: Lacks) -> u64 {
     if counters == UNKNOWN {
         return 0;
     }
     let place = &segment::current().communicators[counters];
+    place.lacks.store(lacks.0, Ordering::Relaxed);
     place.fabric.store(number, Ordering::Relaxed);
     place.serial.load(Ordering::Relaxed)
 }

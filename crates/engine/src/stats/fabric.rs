@@ -21,41 +21,57 @@ pub fn nccl(number: u32) -> &'static str {
     ["", "promised", "built", "reused"].get(number as usize).copied().unwrap_or("")
 }
 
-/// What the numbers above [`PLAIN`] mean, from 1.
-const REASONS: [&str; 22] = [
-    "windlass is switched off",
-    "one rank has no peers",
-    "more ranks than one host can hold",
-    "the caller does not wait",
-    "NCCL_COMM_ID is set",
-    "more than one id",
-    "NCCL's own options forbid peer access",
-    "the id has no calling card",
-    "ranks run other versions of windlass",
-    "the meeting cannot be reached",
-    "this rank cannot say where it is",
-    "a rank has no windlass or went to NCCL",
-    "ranks are on different hosts",
-    "ranks are in different network namespaces",
-    "ranks share a device",
-    "ranks have different options",
-    "a device or driver lacks what is needed",
-    "a rank could not prepare",
-    "made from a communicator without a fabric, grown, or not seen at its birth",
-    "made in a group with others, which other ranks may make one after the other",
-    "NCCL's own options tie the launches of ranks together",
-    "made from a communicator without a fabric, and not all its ranks are on one host with windlass",
+/// What the numbers above [`PLAIN`] mean, from 1; and what would change it, where something would.
+const REASONS: [(&str, &str); 24] = [
+    ("WINDLASS=off is set", "unset it"),
+    ("it has one rank", ""),
+    ("it has more than 16 ranks", "smaller communicators split from it can have peer groups"),
+    ("its init does not wait for the other ranks", "make it with blocking = 1"),
+    ("NCCL_COMM_ID is set", "unset it"),
+    ("its init has several ids", "make it with one id"),
+    ("NCCL_P2P_DISABLE or NCCL_P2P_LEVEL forbids peer access", "unset both"),
+    ("its id was made without Windlass", "preload Windlass into the process that makes ids"),
+    ("ranks run unlike versions of Windlass", "install one version"),
+    ("this rank could not reach the others", "WINDLASS_LOG=info says why"),
+    ("this rank could not say where it runs", "WINDLASS_LOG=info says why"),
+    (
+        "a rank runs without Windlass or went to NCCL",
+        "preload Windlass into all ranks, with the same variables",
+    ),
+    ("ranks are on different hosts", "communicators split from it within a host can have peer groups"),
+    (
+        "ranks are in different network namespaces",
+        "give the containers of a host one network (--network=host)",
+    ),
+    ("ranks share a GPU", "give each rank its own"),
+    ("ranks run unlike builds of Windlass", "install one build"),
+    ("a GPU or driver cannot share virtual memory", "`windlass doctor` names it"),
+    ("a rank could not prepare", "WINDLASS_LOG=info says why"),
+    ("it was grown, or made from a communicator on NCCL", ""),
+    ("it was made in one group with others", "make them one after the other"),
+    ("NCCL_LAUNCH_ORDER_IMPLICIT is set", "unset it"),
+    (
+        "it was made from a communicator on NCCL, and not all its ranks are on one host with Windlass",
+        "preload Windlass into all ranks",
+    ),
+    ("NCCL_LAUNCH_MODE=GROUP is set, and ranks share a process", "unset it, or run a process for each rank"),
+    ("NCCL_ENV_PLUGIN is set", "set variables in the environment instead"),
 ];
+
+fn reason(number: u32) -> Option<&'static (&'static str, &'static str)> {
+    REASONS.get((number as usize).checked_sub(PLAIN as usize + 1)?)
+}
 
 /// The text of a number: empty, `yes` or the reason.
 pub fn text(number: u32) -> &'static str {
     match number {
         NOT_ASKED => "",
         YES => "yes",
-        _ => (number as usize)
-            .checked_sub(PLAIN as usize + 1)
-            .and_then(|index| REASONS.get(index))
-            .copied()
-            .unwrap_or("a reason that this reader does not know"),
+        _ => reason(number).map_or("a reason that this reader does not know", |(text, _)| text),
     }
+}
+
+/// What would change a reason, empty where nothing is known.
+pub fn change(number: u32) -> &'static str {
+    reason(number).map_or("", |(_, change)| change)
 }

@@ -2,8 +2,8 @@
 
 use std::fmt::Write;
 
-use crate::stats::snapshot::Snapshot;
-use crate::stats::{checked, pool, registered, windows};
+use crate::stats::snapshot::{CallCounts, CommunicatorCounts, Snapshot};
+use crate::stats::{checked, features, pool, registered, windows};
 
 /// One JSON object on one line.
 pub fn json(snapshot: &Snapshot) -> String {
@@ -44,54 +44,52 @@ pub fn text(snapshot: &Snapshot) -> String {
     for line in lines.into_iter().flatten() {
         let _ = writeln!(out, "{line}");
     }
-    let _ = writeln!(out, "\n{:<32} {:>12}", "function", "calls");
+    let _ = writeln!(out, "\n{:<32} {:>23}", "function", "calls");
     for (name, calls) in &snapshot.functions {
-        let _ = writeln!(out, "{name:<32} {calls:>12}");
+        let _ = writeln!(out, "{name:<32} {calls:>23}");
     }
-    let _ = writeln!(
-        out,
-        "\n{:<34} {:<24} {:<10} {:>12} {:>12}",
-        "communicator", "function", "path", "calls", "bytes"
-    );
     for communicator in &snapshot.communicators {
-        let who = match communicator.serial {
-            0 => "unknown, or ended long ago".to_owned(),
-            serial => {
-                format!(
-                    "{serial}: rank {} of {}, device {}, {}",
-                    known(communicator.rank, 0),
-                    known(communicator.ranks, 1),
-                    known(communicator.device, 0),
-                    communicator.state
-                ) + &fabric(&communicator.fabric)
-                    + &nccl(&communicator.nccl)
-            }
-        };
-        if communicator.calls.is_empty() {
-            let _ = writeln!(out, "{who:<34} {:<24}", "none");
-        }
-        for counts in &communicator.calls {
-            let bytes = size(counts.bytes);
-            let _ = writeln!(
-                out,
-                "{who:<34} {:<24} {:<10} {:>12} {bytes:>12}",
-                counts.function, counts.path, counts.calls
-            );
-        }
+        let _ = write!(out, "\n{}", of_communicator(communicator));
     }
     out
 }
 
-fn fabric(text: &str) -> String {
-    match text {
-        "" => String::new(),
-        "yes" => ", fabric".into(),
-        reason => format!(", plain: {reason}"),
+/// One communicator: who it is, what it has or why it has not, and a row for each kind of call.
+fn of_communicator(counts: &CommunicatorCounts) -> String {
+    let CommunicatorCounts { serial, rank, ranks, device, state, .. } = counts;
+    let (rank, ranks, device) = (known(*rank, 0), known(*ranks, 1), known(*device, 0));
+    let mut out = match serial {
+        0 => "communicators unknown, or ended long ago\n".to_owned(),
+        _ => format!("communicator {serial}: rank {rank} of {ranks}, device {device}, {state}\n"),
+    };
+    for line in [standing(counts), nccl(&counts.nccl)].into_iter().flatten() {
+        let _ = writeln!(out, "  {line}");
+    }
+    for CallCounts { function, path, calls, bytes } in &counts.calls {
+        let _ = writeln!(out, "  {function:<30} {path:<10} {calls:>12} {:>12}", size(*bytes));
+    }
+    out
+}
+
+/// What it has, or the one reason why not.
+fn standing(counts: &CommunicatorCounts) -> Option<String> {
+    match (counts.fabric.as_str(), counts.change.as_str()) {
+        ("", _) => None,
+        ("yes", _) => Some(format!("peer group: {}", features::line(&counts.lacks))),
+        (reason, "") => Some(format!("on NCCL: {reason}")),
+        (reason, change) => Some(format!("on NCCL: {reason} ({change})")),
     }
 }
 
-fn nccl(text: &str) -> String {
-    if text.is_empty() { String::new() } else { format!(", NCCL's {text}") }
+/// What of NCCL stands behind a lazy communicator.
+fn nccl(text: &str) -> Option<String> {
+    Some(match text {
+        "" => return None,
+        "promised" => "NCCL's communicator is lazy: not built, no call needed it".into(),
+        "built" => "NCCL's communicator was lazy: built when a call needed it".into(),
+        "reused" => "NCCL's communicator was lazy: one that was cached serves it".into(),
+        other => format!("NCCL's communicator: {other}"),
+    })
 }
 
 fn or_unknown(text: &str) -> &str {
@@ -123,8 +121,9 @@ pub fn size(bytes: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
-    use crate::stats::snapshot::{CallCounts, CommunicatorCounts};
 
     fn example() -> Snapshot {
         let calls =
@@ -154,6 +153,8 @@ mod tests {
                 device: -1,
                 fabric: String::new(),
                 nccl: String::new(),
+                lacks: BTreeMap::new(),
+                change: String::new(),
                 calls: vec![calls],
             }],
         }
@@ -173,8 +174,39 @@ mod tests {
         for (line, begin) in table.lines().skip(3).zip(lines) {
             assert!(line.starts_with(begin), "{line}");
         }
-        let row = table.lines().last().unwrap().split_whitespace().collect::<Vec<_>>().join(" ");
-        assert_eq!(row, "1: rank 0 of 4, device ?, live ncclAllReduce forward 3 3.0 MiB");
+        let ends = |line: &str| line.chars().count();
+        let calls = table.lines().find(|line| line.starts_with("ncclAllReduce")).unwrap();
+        let last = table.lines().last().unwrap();
+        assert_eq!(last.split_whitespace().collect::<Vec<_>>().join(" "), "ncclAllReduce forward 3 3.0 MiB");
+        // Calls stand under calls.
+        assert_eq!(ends(calls), ends(last) - ends("      3.0 MiB"));
+        assert!(table.contains("\ncommunicator 1: rank 0 of 4, device ?, live\n"), "{table}");
+    }
+
+    /// A communicator says what it has, or why it is on NCCL and what would change that.
+    #[test]
+    fn standings() {
+        let with = |fabric: &str, lacks: &[(&str, &str)], change: &str, nccl: &str| {
+            let mut counts = example().communicators.remove(0);
+            counts.fabric = fabric.into();
+            counts.lacks = lacks.iter().map(|(name, why)| ((*name).into(), (*why).into())).collect();
+            (counts.change, counts.nccl) = (change.into(), nccl.into());
+            of_communicator(&counts).lines().skip(1).map(str::to_owned).collect::<Vec<_>>()
+        };
+        let first = |lines: Vec<String>| lines[0].clone();
+        assert_eq!(
+            first(with("yes", &[("registration", "WINDLASS_REGISTER=off")], "", "")),
+            "  peer group: send/recv, native collectives, kept windows; no registration: WINDLASS_REGISTER=off"
+        );
+        assert_eq!(
+            first(with("NCCL_COMM_ID is set", &[], "unset it", "")),
+            "  on NCCL: NCCL_COMM_ID is set (unset it)"
+        );
+        assert_eq!(first(with("it has one rank", &[], "", "")), "  on NCCL: it has one rank");
+        assert_eq!(
+            with("yes", &[], "", "promised")[1],
+            "  NCCL's communicator is lazy: not built, no call needed it"
+        );
     }
 
     /// JSON reads back as the same snapshot.

@@ -106,6 +106,8 @@ pub struct Communicator {
     pub fabric: AtomicU32,
     /// What of NCCL stands behind it: a number of [`crate::stats::fabric`].
     pub nccl: AtomicU32,
+    /// Of one with a peer group, what it lacks: [`crate::stats::features::Lacks`].
+    pub lacks: AtomicU32,
     /// Calls by function and path.
     pub cells: [[Cell; PATHS]; FUNCTIONS],
 }

@@ -10,6 +10,7 @@ use crate::call::Function;
 use crate::path::Path;
 use crate::stats::checked::Checked;
 use crate::stats::fabric;
+use crate::stats::features::Lacks;
 use crate::stats::pool::Pooled;
 use crate::stats::registered::Registered;
 use crate::stats::segment::{self, FREE, LIVE, Segment};
@@ -81,6 +82,12 @@ pub struct CommunicatorCounts {
     /// Of a promise: `promised`, `built` or `reused`; empty where NCCL made it at its birth.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub nccl: String,
+    /// Of one with a peer group: what it lacks, and why.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub lacks: BTreeMap<String, String>,
+    /// Of one without: what would change that; empty where nothing is known.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub change: String,
     /// Calls by function and path, only those that were.
     pub calls: Vec<CallCounts>,
 }
@@ -157,14 +164,17 @@ impl CommunicatorCounts {
         if state == FREE && calls.is_empty() {
             return None;
         }
+        let number = counters.fabric.load(Ordering::Relaxed);
         Some(CommunicatorCounts {
             serial: counters.serial.load(Ordering::Relaxed),
             state: if state == LIVE { "live" } else { "ended" }.into(),
             rank: load(&counters.rank),
             ranks: load(&counters.ranks),
             device: load(&counters.device),
-            fabric: fabric::text(counters.fabric.load(Ordering::Relaxed)).into(),
+            fabric: fabric::text(number).into(),
             nccl: fabric::nccl(counters.nccl.load(Ordering::Relaxed)).into(),
+            lacks: Lacks(counters.lacks.load(Ordering::Relaxed)).words(),
+            change: fabric::change(number).into(),
             calls,
         })
     }

@@ -44,6 +44,8 @@ pub struct Simulator {
     pub addresses: Mutex<AddressSpace>,
     /// `WINDLASS_SIM_NVLINK`.
     pub nvlink: bool,
+    /// `WINDLASS_SIM_MULTICAST`.
+    pub multicast: bool,
 }
 
 /// The running simulator, or the driver's answer before `cuInit`.
@@ -117,6 +119,7 @@ impl Simulator {
             ranges: Mutex::default(),
             addresses: Mutex::default(),
             nvlink: number_from_environment("WINDLASS_SIM_NVLINK") != Some(0),
+            multicast: number_from_environment("WINDLASS_SIM_MULTICAST") == Some(1),
         }
     }
 

@@ -2,6 +2,7 @@
 
 use crate::driver::{Mapping, driver};
 use crate::leaks;
+use crate::legacy;
 use crate::refusal::{Outcome, lock};
 use crate::settings::settings;
 use std::collections::BTreeMap;
@@ -27,7 +28,10 @@ pub fn allocate(bytes: usize) -> Outcome<usize> {
         let _ = driver().and_then(|driver| driver.before_leaks(leaks::free_kept));
     });
     std::thread::sleep(settings().allocation);
-    let (address, whole) = driver()?.allocate_virtual(bytes)?;
+    let (address, whole) = match legacy::cu_mem() {
+        true => driver()?.allocate_virtual(bytes)?,
+        false => (driver()?.allocate_plain(bytes)?, bytes),
+    };
     MADE.fetch_add(1, SeqCst);
     lock(&BLOCKS).insert(address, (bytes, whole));
     Ok(address)
@@ -39,7 +43,10 @@ pub fn free(address: usize) -> Outcome {
     }
     // Whoever gets the address again enters it again.
     let bytes = lock(&BLOCKS).remove(&address);
-    let freed = driver()?.free(address);
+    let freed = match legacy::cu_mem() {
+        true => driver()?.free(address),
+        false => driver()?.free_plain(address),
+    };
     match (bytes, &freed) {
         (Some(_), Ok(())) => drop(FREED.fetch_add(1, SeqCst)),
         (Some(bytes), Err(_)) => drop(lock(&BLOCKS).insert(address, bytes)),
@@ -57,6 +64,9 @@ pub fn live() -> Vec<(usize, usize)> {
 pub fn free_all() {
     let Ok(driver) = driver() else { return };
     for (at, (_, bytes)) in std::mem::take(&mut *lock(&BLOCKS)) {
-        driver.unmap(Mapping { of: at, bytes, at });
+        match legacy::cu_mem() {
+            true => driver.unmap(Mapping { of: at, bytes, at }),
+            false => drop(driver.free_plain(at)),
+        }
     }
 }

@@ -62,6 +62,8 @@ driver_calls! {
     pointer_attribute = b"cuPointerGetAttribute\0": fn(*mut c_void, c_int, usize);
     address_range = b"cuMemGetAddressRange_v2\0": fn(*mut usize, *mut usize, usize);
     granularity = b"cuMemGetAllocationGranularity\0": fn(*mut usize, *const AllocationProperties, c_int);
+    plain_allocate = b"cuMemAlloc_v2\0": fn(*mut usize, usize);
+    plain_free = b"cuMemFree_v2\0": fn(usize);
     memory_create = b"cuMemCreate\0": fn(*mut c_ulonglong, usize, *const AllocationProperties, c_ulonglong);
     memory_release = b"cuMemRelease\0": fn(c_ulonglong);
     address_reserve = b"cuMemAddressReserve\0": fn(*mut usize, usize, usize, usize, c_ulonglong);

@@ -19,6 +19,7 @@
 //!   likewise.
 //! - `WINDLASS_SIM_ADDRESSES`: where the roots of ids listen, 127.0.0.1: IPv4 addresses apart by commas, of which the first counts that
 //!   is this host's. Ranks are in one kernel all the same.
+//! - `NCCL_CUMEM_ENABLE=0`: memory is that of cudaMalloc, as in NCCL.
 //! - `WINDLASS_SIM_NCCL_VERSION`: which release this says it is, 22809. From 22602 on a group's communicators run in the order of
 //!   their ids' hashes, before in the order of their first calls, both as in NCCL.
 //! - `NCCL_LEGACY_CUDA_REGISTER=1`: registrations of cudaMalloc memory count, as in NCCL.
@@ -71,6 +72,7 @@ mod mailbox;
 // Memory.
 mod allocation;
 mod import;
+mod legacy;
 mod lookup;
 mod reach;
 mod registration;

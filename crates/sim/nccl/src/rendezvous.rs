@@ -3,7 +3,7 @@
 use crate::refusal::{Outcome, lock, refuse};
 use crate::segment::{RANKS_MAX, Segment, standing};
 use crate::settings::settings;
-use crate::{leaks, strict};
+use crate::{leaks, legacy, strict};
 use nccl_sys::*;
 use std::collections::VecDeque;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener};
@@ -154,5 +154,6 @@ pub fn join(token: Token, member: &Member, leave: &AtomicBool) -> Outcome<Segmen
         record.standing.store(standing::DESTROYED, SeqCst);
         return refuse(LOST, "WINDLASS_SIM_LOST_BIRTHS names this birth");
     }
+    legacy::try_ipc(ranks)?;
     Ok(segment)
 }

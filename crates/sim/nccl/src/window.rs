@@ -3,6 +3,7 @@
 use crate::communicator::Communicator;
 use crate::driver::driver;
 use crate::exchange::{FIRST_WINDOW, Note, WINDOW_MAPPED, WINDOW_REGISTER, exchange};
+use crate::legacy;
 use crate::operation::Buffer;
 use crate::reach::{Exported, Reach};
 use crate::refusal::{Outcome, lock, refuse};
@@ -120,6 +121,10 @@ fn begin(communicator: &Communicator, flags: i32) -> Outcome {
 /// Registers a window with all ranks.
 pub fn register(communicator: &Communicator, buffer: Buffer, flags: i32) -> Outcome<usize> {
     communicator.ensure_ready()?;
+    // As 2.30.7 answers.
+    if !legacy::cu_mem() {
+        return Ok(0);
+    }
     begin(communicator, flags)?;
     let driver = driver()?;
     let (allocation, allocated) = driver.allocation(buffer.address)?;

@@ -8,6 +8,9 @@ use crate::simulator::simulator;
 use crate::sync::lock;
 use crate::table::Handle;
 
+/// CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED.
+const MULTICAST_SUPPORTED: u32 = 132;
+
 exports! {
     fn cuDeviceGet(device: Out<Ordinal>, ordinal: i32) {
         device.set(simulator()?.device(ordinal)?.ordinal)
@@ -35,8 +38,9 @@ exports! {
     }
 
     fn cuDeviceGetAttribute(value: Out<i32>, attribute: u32, device: Ordinal) {
-        let device = simulator()?.device(device)?;
-        value.set(device.attribute(attribute).ok_or(CUDA_ERROR_INVALID_VALUE)?)
+        let simulator = simulator()?;
+        let known = simulator.device(device)?.attribute(attribute).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        value.set(if attribute == MULTICAST_SUPPORTED { i32::from(simulator.multicast) } else { known })
     }
 
     fn cuDeviceComputeCapability(major: Out<i32>, minor: Out<i32>, device: Ordinal) {

@@ -53,6 +53,20 @@ impl Driver {
         Ok((address, bytes))
     }
 
+    /// Memory of cudaMalloc.
+    pub fn allocate_plain(&self, bytes: usize) -> Outcome<usize> {
+        let mut at = 0;
+        // SAFETY: the output is a local.
+        check(unsafe { (self.plain_allocate)(&mut at, bytes) }, "cuMemAlloc")?;
+        Ok(at)
+    }
+
+    /// Frees memory of `allocate_plain`, once all that runs on its device has ended.
+    pub fn free_plain(&self, address: usize) -> Outcome {
+        // SAFETY: the caller gives the memory up.
+        check(unsafe { (self.plain_free)(address) }, "cuMemFree")
+    }
+
     /// Memory that peers never see and no device's allowance pays for, at `wish` where that is free.
     pub fn allocate_private(&self, bytes: usize, wish: usize, device: c_int) -> Outcome<Mapping> {
         let location = Location { kind: LOCATION_TYPE_HOST_NUMA, id: device };

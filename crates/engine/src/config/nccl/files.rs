@@ -1,6 +1,6 @@
 //! The files in which NCCL finds variables that the environment does not have: `NCCL_CONF_FILE`, or else `.nccl.conf` in the
 //! user's home, and then `/etc/nccl.conf`. Whichever says a variable first counts. NCCL reads them at its first use and puts
-//! them into the environment of the process, which may be later than we read that.
+//! them into the environment of the process, which may be later than Windlass reads that. Read in the sources of 2.18.6 to 2.30.7.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -10,15 +10,35 @@ const USERS: &str = ".nccl.conf";
 /// NCCL reads all of a file; nobody writes so much.
 const BYTES_MAX: u64 = 1 << 20;
 
-/// The files, in the order in which they count. `named` is NCCL_CONF_FILE.
-pub fn files(named: Option<PathBuf>, home: impl FnOnce() -> Option<PathBuf>) -> Vec<PathBuf> {
-    let named = named.filter(|named| !named.as_os_str().is_empty());
-    let first = named.or_else(|| home().map(|home| home.join(USERS)));
+/// The first release that reads NCCL_CONF_FILE.
+const NAMED_SINCE: i32 = 22304;
+/// The first release that takes the home from the environment, and not from the list of users.
+const HOME_SINCE: i32 = 23003;
+
+/// The files of a release (0 if unknown), in the order in which they count. `named` is NCCL_CONF_FILE.
+pub fn files(
+    named: Option<PathBuf>,
+    home: impl FnOnce(i32) -> Option<PathBuf>,
+    version: i32,
+) -> Vec<PathBuf> {
+    let reads_named = version == 0 || version >= NAMED_SINCE;
+    let named = named.filter(|named| reads_named && !named.as_os_str().is_empty());
+    let first = named.or_else(|| home(version).map(|home| home.join(USERS)));
     first.into_iter().chain([PathBuf::from(EVERYBODYS)]).collect()
 }
 
-/// The home of a user as the list of users has it, which NCCL asks and not `HOME`.
-pub fn home_of(user: u32, users: &str) -> Option<PathBuf> {
+/// The home in which a release looks; of users who are not in the list, as the environment has it.
+pub fn home(version: i32) -> Option<PathBuf> {
+    if version >= HOME_SINCE {
+        return std::env::var_os("HOME").map(PathBuf::from);
+    }
+    let user = rustix::process::getuid().as_raw();
+    let users = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
+    home_of(user, &users).or_else(std::env::home_dir)
+}
+
+/// The home of a user as the list of users has it.
+fn home_of(user: u32, users: &str) -> Option<PathBuf> {
     let is_his = |line: &&str| line.split(':').nth(2).and_then(|number| number.parse().ok()) == Some(user);
     let home = users.lines().find(is_his)?.split(':').nth(5)?;
     Some(PathBuf::from(home))
@@ -44,11 +64,12 @@ mod tests {
     /// The file that is named takes the place of the user's own, and everybody's comes last.
     #[test]
     fn order_of_files() {
-        let home = || Some(PathBuf::from("/home/one"));
-        assert_eq!(files(None, home), [Path::new("/home/one/.nccl.conf"), Path::new("/etc/nccl.conf")]);
-        assert_eq!(files(Some("".into()), home).len(), 2);
-        assert_eq!(files(Some("/x".into()), home), [Path::new("/x"), Path::new("/etc/nccl.conf")]);
-        assert_eq!(files(None, || None), [Path::new("/etc/nccl.conf")]);
+        let home = |_| Some(PathBuf::from("/home/one"));
+        assert_eq!(files(None, home, 0), [Path::new("/home/one/.nccl.conf"), Path::new("/etc/nccl.conf")]);
+        assert_eq!(files(Some("".into()), home, 22809).len(), 2);
+        assert_eq!(files(Some("/x".into()), home, 21806), files(None, home, 21806));
+        assert_eq!(files(Some("/x".into()), home, 22304), [Path::new("/x"), Path::new("/etc/nccl.conf")]);
+        assert_eq!(files(None, |_| None, 0), [Path::new("/etc/nccl.conf")]);
     }
 
     /// Users are found by number; broken lines are none.

@@ -1,0 +1,159 @@
+//! NCCL's own variables, as far as they change what Windlass does.
+//!
+//! [`VARIABLES`] is the one list of them. Each is read when NCCL reads it ([`Moment`]), so that a program which sets variables
+//! between its calls gets from Windlass what it gets from NCCL. A variable has one [`Effect`]; a communicator's [`Settings`] are
+//! the effects of all that are set.
+
+mod effect;
+mod files;
+mod plugin;
+mod variables;
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use once_cell::sync::OnceCell;
+
+pub use effect::{Effect, Settings, Weight};
+pub use variables::{Moment, VARIABLES, Variable, documentation};
+
+/// A variable that is set to a value that has an effect.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// Which.
+    pub variable: &'static Variable,
+    /// Its value.
+    pub value: String,
+    /// What the value does.
+    pub effect: Effect,
+}
+
+/// What a communicator that is made now goes by.
+pub fn settings() -> Settings {
+    let afresh = |variable: &Variable| variable.read == Moment::EveryInit || is_uncached(variable.name);
+    cached().and(*at_allocation()).and(read(afresh))
+}
+
+/// The part of [`settings`] that is the same for all communicators of this process.
+pub fn cached() -> Settings {
+    static CACHED: OnceCell<Settings> = OnceCell::new();
+    *CACHED.get_or_init(|| {
+        let plugin = plugin::is_found(lookup("NCCL_ENV_PLUGIN").as_deref(), version());
+        let settings = read(|variable| variable.read == Moment::FirstInit && !is_uncached(variable.name));
+        if plugin { settings.with(Effect::UnseenValues) } else { settings }
+    })
+}
+
+/// What memory that the program asks for now goes by.
+pub fn at_allocation() -> &'static Settings {
+    static CACHED: OnceCell<Settings> = OnceCell::new();
+    CACHED.get_or_init(|| read(|variable| variable.read == Moment::FirstAllocation))
+}
+
+/// The first release that allocates by cuMem where nothing is set.
+const CU_MEM_SINCE: i32 = 21901;
+
+/// Whether NCCL allocates by cudaMalloc unless NCCL_CUMEM_ENABLE asks for more.
+pub fn lacks_cu_mem() -> bool {
+    (1..CU_MEM_SINCE).contains(&version())
+}
+
+/// Whether every rank that is made now makes its own id.
+pub fn has_own_ids() -> bool {
+    read(|variable| variable.name == "NCCL_COMM_ID").has(Effect::OwnIds)
+}
+
+/// All variables that have an effect in this process's environment or in NCCL's files, in the table's order, for a release.
+pub fn found(version: i32) -> Vec<Found> {
+    VARIABLES.iter().filter_map(|variable| variable.found(lookup(variable.name)?, version)).collect()
+}
+
+static VERSION: AtomicI32 = AtomicI32::new(0);
+
+/// Notes the real library's version code, before the first init.
+pub fn note_version(version: i32) {
+    VERSION.store(version, Ordering::Relaxed);
+}
+
+fn version() -> i32 {
+    VERSION.load(Ordering::Relaxed)
+}
+
+fn read(which: impl Fn(&Variable) -> bool) -> Settings {
+    let variables = VARIABLES.iter().filter(|variable| which(variable));
+    variables.filter_map(|variable| variable.found(lookup(variable.name)?, version())).fold(
+        Settings::default(),
+        |settings, found| {
+            say(&found);
+            settings.with(found.effect)
+        },
+    )
+}
+
+/// The release from which on NCCL reads the variables that NCCL_NO_CACHE names at every use.
+const NO_CACHE_SINCE: i32 = 22907;
+
+/// Whether NCCL_NO_CACHE names this variable. That one is read once.
+fn is_uncached(name: &str) -> bool {
+    static NAMES: OnceCell<String> = OnceCell::new();
+    let names = NAMES.get_or_init(|| lookup("NCCL_NO_CACHE").unwrap_or_default());
+    version() >= NO_CACHE_SINCE && names.split(',').any(|named| named == name || named == "ALL")
+}
+
+/// One line for each value, when it first takes effect.
+fn say(found: &Found) {
+    static SAID: Mutex<BTreeSet<(&str, String)>> = Mutex::new(BTreeSet::new());
+    if !log::log_enabled!(log::Level::Info) {
+        return;
+    }
+    let is_new = SAID
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .insert((found.variable.name, found.value.clone()));
+    if is_new {
+        log::info!("{found}");
+    }
+}
+
+impl std::fmt::Display for Found {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}={}: {}", self.variable.name, self.value, self.effect)
+    }
+}
+
+/// The environment comes first, also where it says nothing (an empty value); then NCCL's files.
+fn lookup(name: &str) -> Option<String> {
+    let value = std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
+    value.or_else(|| of_files(file_texts(), name))
+}
+
+/// The first file that says a variable counts.
+fn of_files(texts: &[String], name: &str) -> Option<String> {
+    let mut all = texts.iter().flat_map(|text| files::variables(text));
+    all.find(|(known, _)| *known == name).map(|(_, value)| value.to_owned())
+}
+
+/// NCCL reads its files once, before its first variable.
+fn file_texts() -> &'static [String] {
+    static TEXTS: OnceCell<Vec<String>> = OnceCell::new();
+    TEXTS.get_or_init(|| {
+        let named = std::env::var_os("NCCL_CONF_FILE").map(PathBuf::from);
+        files::files(named, files::home, version()).iter().map(|file| files::read(file)).collect()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of files the first to say a variable counts.
+    #[test]
+    fn files_of_nccl() {
+        let texts = ["NCCL_MAX_CTAS=3\nNCCL_P2P_LEVEL=NVL".to_owned(), "NCCL_P2P_LEVEL=LOC".to_owned()];
+        assert_eq!(of_files(&texts, "NCCL_P2P_LEVEL"), Some("NVL".into()));
+        assert_eq!(of_files(&texts, "NCCL_MAX_CTAS"), Some("3".into()));
+        assert_eq!(of_files(&texts, "NCCL_PROTO"), None);
+    }
+}

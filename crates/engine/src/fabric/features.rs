@@ -1,0 +1,279 @@
+//! What a rank would have of its peer group beside messages, and what of it is in the way.
+//!
+//! Pure: of options, of [NCCL's variables](crate::config::nccl), of NCCL's release and of the device. Ranks tell each other the outcomes as
+//! bits of the negotiated configuration; what one rank lacks, all lack.
+
+use std::sync::atomic::Ordering;
+
+use crate::config::nccl::{Effect, Settings};
+use crate::config::{Batch, Config, Fast, Register, Windows};
+use crate::contract::{Contract, capability};
+use crate::fast;
+use crate::forward::birth::{Ctas, Policy};
+use crate::gpu::device;
+use crate::stats::features::{Feature, Lack, Lacks};
+use crate::stats::segment;
+use crate::tuning;
+
+/// All that a rank decides from.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Basis<'a> {
+    pub options: &'a Config,
+    pub nccl: Settings,
+    /// NCCL's version code, 0 if unknown.
+    pub version: i32,
+    pub device: &'a device::Facts,
+    /// What the communicator's configuration says of blocks.
+    pub ctas: Ctas,
+    pub ranks: u32,
+    /// Whether kernels for native collectives load.
+    pub has_kernels: bool,
+}
+
+/// The releases whose handles are known to begin alike (`windows::Reach`): read in the sources of all from the first to the last.
+const LAYOUT_KNOWN: std::ops::RangeInclusive<i32> = 22803..=23007;
+/// The first release whose windows are found again by a handle that is the device's.
+const WINDOWS_SINCE: i32 = 22803;
+/// The first release in which buffers of collectives over peer memory are registered by `ncclCommRegister`.
+const REGISTERS_SINCE: i32 = 21903;
+/// The first release with which registering was measured to profit.
+const PROFITS_SINCE: i32 = 22800;
+/// Read in the sources of 2.28.7 to 2.30.7.
+const WAITS_SINCE: i32 = 23007;
+
+/// NCCL's version code, known since the first communicator was asked for; 0 if not.
+pub(super) fn version() -> i32 {
+    segment::current().nccl_version.load(Ordering::Relaxed)
+}
+
+/// Whether NCCL's kernels that begin while the one before them runs wait for it before they touch memory. Before, its kernels over
+/// windows were so launched and did not wait: they relied on kernels before them that never let them begin early.
+pub(super) fn others_wait() -> bool {
+    version() >= WAITS_SINCE
+}
+
+impl Basis<'_> {
+    /// The bits that this rank reports.
+    pub fn capabilities(&self) -> u64 {
+        let windows = self.windows().is_ok();
+        let direct =
+            windows && self.options.windows == Windows::Direct && LAYOUT_KNOWN.contains(&self.version);
+        let batches = match self.options.batch {
+            Batch::Off => 0,
+            Batch::Small => capability::BATCHES,
+            Batch::All => capability::BATCHES | capability::LARGER_BATCHES,
+        };
+        let bits = [
+            (self.has_multicast(), capability::MULTICAST),
+            (self.native().is_ok(), capability::FAST),
+            (self.ctas.policy == Policy::Default, capability::UNBOUND),
+            (windows, capability::WINDOWS),
+            (direct, capability::DIRECT),
+            (self.registration().is_ok(), capability::REGISTERS),
+            (!self.nccl.has(Effect::LaunchBarrier), capability::LAUNCHES_ALONE),
+        ];
+        bits.into_iter().filter(|(has, _)| *has).fold(batches, |all, (_, bit)| all | bit)
+    }
+
+    /// What this rank lacks, whatever the others have.
+    pub fn lacks(&self) -> Lacks {
+        let policy = match self.ctas.policy {
+            Policy::Default => Ok(()),
+            Policy::Own => Err(Lack::Variable),
+        };
+        let lack = |own: Result<(), Lack>| own.err().unwrap_or_default();
+        Lacks::default()
+            .with(Feature::Native, lack(self.native().and(policy)))
+            .with(Feature::Windows, lack(self.windows().and(policy)))
+            .with(Feature::Registration, lack(self.registration()))
+    }
+
+    /// Native collectives, where the kernels load, the options let them and nobody asks NCCL to go by something else.
+    fn native(&self) -> Result<(), Lack> {
+        if self.options.fast == Fast::Off {
+            Err(Lack::Option)
+        } else if self.ranks as usize > fast::RANKS_MAX {
+            Err(Lack::ManyRanks)
+        } else if self.nccl.has(Effect::Algorithms) {
+            Err(Lack::Variable)
+        } else if !self.has_kernels {
+            Err(Lack::Device)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Kept windows. With multicast NCCL binds them at places that must be equal on all ranks, and makes some that nobody sees; so it
+    /// does by itself where a policy of blocks asks for that.
+    fn windows(&self) -> Result<(), Lack> {
+        if self.options.windows == Windows::Off || self.options.pool_bytes_max == 0 {
+            Err(Lack::Option)
+        } else if self.nccl.has(Effect::NoCuMem) {
+            Err(Lack::NoCuMem)
+        } else if self.nccl.has(Effect::NoWindows) || self.nccl.has(Effect::Algorithms) {
+            Err(Lack::Variable)
+        } else if self.version < WINDOWS_SINCE {
+            Err(Lack::Version)
+        } else if self.has_multicast() {
+            Err(Lack::Multicast)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Registration of buffers by itself is for devices, releases and settings that were measured; if asked for it is done wherever NCCL
+    /// can.
+    fn registration(&self) -> Result<(), Lack> {
+        let (since, is_measured_only) = match self.options.register {
+            Register::Off => return Err(Lack::Option),
+            Register::On => (REGISTERS_SINCE, false),
+            Register::Auto => (PROFITS_SINCE, true),
+        };
+        if self.nccl.has(Effect::NoCuMem) {
+            Err(Lack::NoCuMem)
+        } else if self.nccl.has(Effect::NoRegistration) {
+            Err(Lack::Variable)
+        } else if self.version < since {
+            Err(Lack::Version)
+        } else if is_measured_only && self.has_multicast() {
+            Err(Lack::Multicast)
+        } else if is_measured_only && self.device.capability != 90 {
+            Err(Lack::Device)
+        } else {
+            Ok(())
+        }
+    }
+
+    fn has_multicast(&self) -> bool {
+        self.device.multicast && !self.nccl.has(Effect::NoMulticast)
+    }
+}
+
+/// What a communicator lacks by its negotiated configuration: for this rank's own reason, if it has one.
+pub(super) fn of_all(contract: &Contract, own: Lacks) -> Lacks {
+    let lack = |feature: Feature, has: bool, otherwise: Lack| match own.of(feature) {
+        _ if has => Lack::Nothing,
+        Lack::Nothing => otherwise,
+        own => own,
+    };
+    let unbuilt = if contract.is_promise() { Lack::Lazy } else { Lack::OtherRank };
+    let (native, windows) = (tuning::serves(contract), contract.keeps_windows());
+    Lacks::default()
+        .with(Feature::Native, lack(Feature::Native, native, Lack::OtherRank))
+        .with(Feature::Windows, lack(Feature::Windows, windows, Lack::OtherRank))
+        .with(Feature::Registration, lack(Feature::Registration, contract.registers(), unbuilt))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::contract::{Token, Version};
+
+    fn hopper() -> device::Facts {
+        device::Facts {
+            ordinal: 0,
+            uuid: [0; 16],
+            pci: String::new(),
+            capability: 90,
+            multiprocessors: 132,
+            memory_bytes: 0,
+            virtual_memory: true,
+            posix_handles: true,
+            multicast: false,
+            memory_domains: 4,
+            threads_per_multiprocessor: 2048,
+        }
+    }
+
+    fn basis<'a>(options: &'a Config, device: &'a device::Facts) -> Basis<'a> {
+        let nccl = Settings::default();
+        Basis { options, nccl, version: 22809, device, ctas: Ctas::UNSAID, ranks: 2, has_kernels: true }
+    }
+
+    fn set(effect: Effect) -> Settings {
+        Settings::default().with(effect)
+    }
+
+    /// Registering by itself is for devices, versions and settings that were measured; if asked for it is done wherever NCCL can.
+    #[test]
+    fn who_registers() {
+        let hopper = hopper();
+        let all = |change: &dyn Fn(Basis<'_>) -> bool| {
+            [Register::Auto, Register::On, Register::Off].map(|register| {
+                let options = Config { register, ..Config::default() };
+                change(basis(&options, &hopper))
+            })
+        };
+        let at = |version| all(&|basis| Basis { version, ..basis }.registration().is_ok());
+        assert_eq!([at(22800), at(22799)], [[true, true, false], [false, true, false]]);
+        assert_eq!([at(21902), at(0)], [[false; 3]; 2]);
+        let on = |device: &device::Facts| all(&|basis| Basis { device, ..basis }.registration().is_ok());
+        assert_eq!(on(&device::Facts { capability: 100, ..hopper.clone() }), [false, true, false]);
+        let switched = device::Facts { multicast: true, ..hopper.clone() };
+        assert_eq!(on(&switched), [false, true, false]);
+        let with = |nccl, device: &device::Facts| {
+            all(&|basis| Basis { device, nccl, ..basis }.registration().is_ok())
+        };
+        assert_eq!(with(set(Effect::NoMulticast), &switched), [true, true, false]);
+        assert_eq!(with(set(Effect::NoRegistration), &hopper), [false; 3]);
+        assert_eq!(with(set(Effect::NoCuMem), &hopper), [false; 3]);
+    }
+
+    /// Windows are kept where NCCL makes none by itself.
+    #[test]
+    fn who_keeps_windows() {
+        let (options, hopper) = (Config::default(), hopper());
+        let switched = device::Facts { multicast: true, ..hopper.clone() };
+        let plain = basis(&options, &hopper);
+        let of = |basis: Basis<'_>| basis.windows();
+        assert_eq!(of(plain), Ok(()));
+        assert_eq!(of(Basis { version: 22802, ..plain }), Err(Lack::Version));
+        assert_eq!(of(Basis { device: &switched, ..plain }), Err(Lack::Multicast));
+        assert_eq!(of(Basis { device: &switched, nccl: set(Effect::NoMulticast), ..plain }), Ok(()));
+        assert_eq!(of(Basis { nccl: set(Effect::Algorithms), ..plain }), Err(Lack::Variable));
+        assert_eq!(of(Basis { nccl: set(Effect::NoWindows), ..plain }), Err(Lack::Variable));
+        assert_eq!(of(Basis { nccl: set(Effect::NoCuMem), ..plain }), Err(Lack::NoCuMem));
+        let off = Config { windows: Windows::Off, ..Config::default() };
+        assert_eq!(of(Basis { options: &off, ..plain }), Err(Lack::Option));
+        let poolless = Config { pool_bytes_max: 0, ..Config::default() };
+        assert_eq!(of(Basis { options: &poolless, ..plain }), Err(Lack::Option));
+    }
+
+    /// Native collectives are for those who leave the choice.
+    #[test]
+    fn who_has_native_collectives() {
+        let (options, hopper) = (Config::default(), hopper());
+        let plain = basis(&options, &hopper);
+        assert_eq!(plain.native(), Ok(()));
+        // NCCL's memory is another matter.
+        assert_eq!(Basis { nccl: set(Effect::NoCuMem), ..plain }.native(), Ok(()));
+        assert_eq!(Basis { nccl: set(Effect::Algorithms), ..plain }.native(), Err(Lack::Variable));
+        assert_eq!(Basis { has_kernels: false, ..plain }.native(), Err(Lack::Device));
+        assert_eq!(Basis { ranks: 9, ..plain }.native(), Err(Lack::ManyRanks));
+        let off = Config { fast: Fast::Off, ..Config::default() };
+        assert_eq!(Basis { options: &off, ..plain }.native(), Err(Lack::Option));
+    }
+
+    /// What all ranks have is not lacking; what this rank would have, another lacks.
+    #[test]
+    fn whose_lack() {
+        let (options, hopper) = (Config::default(), hopper());
+        let basis = Basis { nccl: set(Effect::NoCuMem), ..basis(&options, &hopper) };
+        assert_eq!(basis.capabilities() & (capability::FAST | capability::WINDOWS), capability::FAST);
+        let of = |capabilities| {
+            let contract = Contract {
+                birth: Token([0; 16]),
+                version: Version::THIS,
+                host: Token([0; 16]),
+                capabilities,
+                options: 0,
+                ctas_max: 0,
+                members: Vec::new(),
+            };
+            let lacks = of_all(&contract, basis.lacks());
+            Feature::ALL.map(|feature| lacks.of(feature))
+        };
+        assert_eq!(of(0), [Lack::OtherRank, Lack::NoCuMem, Lack::NoCuMem]);
+        assert_eq!(of(basis.capabilities()), [Lack::Nothing, Lack::NoCuMem, Lack::NoCuMem]);
+    }
+}

@@ -1,0 +1,63 @@
+//! Whether NCCL has tried legacy IPC in this process, where it would.
+//!
+//! NCCL's `p2pCanConnect` does so once in a process, for the first two ranks of a communicator whose GPUs this process sees both, and
+//! then frees what it tried with (read in 2.18.6, 2.21.5, 2.28.9 and 2.30.7). A free waits for the kernels of its device, so for a
+//! receive of ours that waits, which may wait for the very call that a lazy communicator is built for.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use once_cell::sync::OnceCell;
+
+use crate::config::nccl::{self, Effect};
+use crate::contract::Contract;
+use crate::gpu;
+
+static TRIED: AtomicBool = AtomicBool::new(false);
+
+/// Whether NCCL has tried, or never will.
+pub fn is_settled() -> bool {
+    TRIED.load(Ordering::Acquire) || !would_try() || seen().len() < 2
+}
+
+/// Whether this process sees two of these GPUs.
+fn sees_two(members: impl Iterator<Item = [u8; 16]>, seen: &[[u8; 16]]) -> bool {
+    members.filter(|member| seen.contains(member)).count() > 1
+}
+
+/// NCCL has made this communicator.
+pub fn note(contract: &Contract) {
+    if TRIED.load(Ordering::Relaxed) {
+        return;
+    }
+    if sees_two(contract.members.iter().map(|member| member.device.uuid), seen()) {
+        TRIED.store(true, Ordering::Release);
+    }
+}
+
+fn would_try() -> bool {
+    nccl::at_allocation().has(Effect::NoCuMem) || nccl::lacks_cu_mem()
+}
+
+/// The GPUs that this process sees.
+fn seen() -> &'static [[u8; 16]] {
+    static SEEN: OnceCell<Vec<[u8; 16]>> = OnceCell::new();
+    SEEN.get_or_init(|| {
+        let Ok(driver) = gpu::driver() else { return Vec::new() };
+        let count = driver.device_count().unwrap_or_default();
+        (0..count).filter_map(|device| Some(driver.device_facts(device).ok()?.uuid)).collect()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// NCCL tries where two of a communicator's GPUs are seen here; not for one whose other GPU another process has to itself.
+    #[test]
+    fn who_tries() {
+        let [own, other, hidden] = [1, 2, 3].map(|number| [number; 16]);
+        assert!(sees_two([own, other].into_iter(), &[own, other]));
+        assert!(!sees_two([own, hidden].into_iter(), &[own, other]));
+        assert!(sees_two([other, hidden, own].into_iter(), &[own, other]));
+    }
+}

@@ -1,0 +1,140 @@
+//! What a communicator with a peer group has beside messages, or why not: as a number in the counters, and in words for readers.
+
+use std::collections::BTreeMap;
+
+/// What it may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Feature {
+    /// Collectives by kernels of Windlass.
+    Native,
+    /// Windows that stay when they are deregistered.
+    Windows,
+    /// Buffers that Windlass registers with NCCL.
+    Registration,
+}
+
+/// Why it has not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Lack {
+    /// It has it.
+    #[default]
+    Nothing,
+    /// An option of Windlass switches it off.
+    Option,
+    /// A variable of NCCL's does.
+    Variable,
+    /// NCCL_CUMEM_ENABLE=0.
+    NoCuMem,
+    /// NCCL is too old.
+    Version,
+    /// NCCL uses multicast.
+    Multicast,
+    /// The GPU's kind.
+    Device,
+    /// It has too many ranks.
+    ManyRanks,
+    /// NCCL's communicator is not built.
+    Lazy,
+    /// Another rank lacks it.
+    OtherRank,
+}
+
+/// What one communicator lacks: a byte for each feature.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Lacks(pub u32);
+
+impl Feature {
+    /// All of them.
+    pub const ALL: [Feature; 3] = [Feature::Native, Feature::Windows, Feature::Registration];
+
+    /// What readers call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Feature::Native => "native collectives",
+            Feature::Windows => "kept windows",
+            Feature::Registration => "registration",
+        }
+    }
+
+    /// Why it lacks, and what would change that.
+    fn why(self, lack: Lack) -> &'static str {
+        use Feature::{Native, Registration, Windows};
+        match (self, lack) {
+            (_, Lack::Nothing) => "",
+            (Native, Lack::Option) => "WINDLASS_FAST=off",
+            (Native, Lack::Variable) => "NCCL_ALGO, NCCL_PROTO or a CTA policy is set",
+            (Native, Lack::Device) => "no kernels load on this GPU",
+            (Native, _) => "they are for at most 8 ranks",
+            (Windows, Lack::Option) => "WINDLASS_WINDOWS or WINDLASS_POOL is off",
+            (Windows, Lack::Variable) => "NCCL_ALGO, NCCL_PROTO, a CTA policy or NCCL_WIN_ENABLE=0 is set",
+            (Windows, Lack::Version) => "they need NCCL 2.28.3",
+            (Registration, Lack::Option) => "WINDLASS_REGISTER=off",
+            (Registration, Lack::Variable) => "NCCL_LOCAL_REGISTER=0 or NCCL_P2P_USE_CUDA_MEMCPY is set",
+            (Registration, Lack::Version) => "it needs NCCL 2.28 (2.19.3 with WINDLASS_REGISTER=on)",
+            (Registration, Lack::Device) => "not measured on this GPU (WINDLASS_REGISTER=on has it)",
+            (Registration, Lack::Multicast) => {
+                "NCCL uses multicast (WINDLASS_REGISTER=on has it all the same)"
+            }
+            (_, Lack::NoCuMem) => "NCCL_CUMEM_ENABLE=0 is set",
+            (_, Lack::Multicast) => "NCCL uses multicast (NCCL_NVLS_ENABLE=0 ends that)",
+            (_, Lack::OtherRank) => "another rank has none",
+            (_, Lack::Lazy) => "its NCCL communicator is lazy (WINDLASS_LAZY=off builds it at once)",
+            (_, Lack::Device | Lack::ManyRanks) => "not for this communicator",
+        }
+    }
+}
+
+impl Lacks {
+    /// These, with a feature's.
+    #[must_use]
+    pub fn with(self, feature: Feature, lack: Lack) -> Lacks {
+        Lacks(self.0 | (lack as u32) << (8 * feature as u32))
+    }
+
+    /// Why it has not this feature.
+    pub fn of(self, feature: Feature) -> Lack {
+        use Lack::{
+            Device, Lazy, ManyRanks, Multicast, NoCuMem, Nothing, Option, OtherRank, Variable, Version,
+        };
+        let all =
+            [Nothing, Option, Variable, NoCuMem, Version, Multicast, Device, ManyRanks, Lazy, OtherRank];
+        let number = self.0 >> (8 * feature as u32) & 0xff;
+        all.get(number as usize).copied().unwrap_or(OtherRank)
+    }
+
+    /// In words, by feature.
+    pub fn words(self) -> BTreeMap<String, String> {
+        let lacking = Feature::ALL.into_iter().filter(|feature| self.of(*feature) != Lack::Nothing);
+        lacking.map(|feature| (feature.name().into(), feature.why(self.of(feature)).into())).collect()
+    }
+}
+
+/// One line: what there is, then what is not and why.
+pub fn line(lacks: &BTreeMap<String, String>) -> String {
+    let has = Feature::ALL.iter().map(|feature| feature.name()).filter(|name| !lacks.contains_key(*name));
+    let has: Vec<&str> = std::iter::once("send/recv").chain(has).collect();
+    let without = lacks.iter().map(|(name, why)| format!("; no {name}: {why}"));
+    has.join(", ") + &without.collect::<String>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is written reads back, and every word is said.
+    #[test]
+    fn lines() {
+        assert_eq!(
+            line(&Lacks::default().words()),
+            "send/recv, native collectives, kept windows, registration"
+        );
+        let lacks =
+            Lacks::default().with(Feature::Native, Lack::Variable).with(Feature::Registration, Lack::Device);
+        assert_eq!((lacks.of(Feature::Native), lacks.of(Feature::Windows)), (Lack::Variable, Lack::Nothing));
+        assert_eq!(
+            line(&lacks.words()),
+            "send/recv, kept windows; no native collectives: NCCL_ALGO, NCCL_PROTO or a CTA policy is set; \
+             no registration: not measured on this GPU (WINDLASS_REGISTER=on has it)"
+        );
+    }
+}

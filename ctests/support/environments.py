@@ -1,0 +1,152 @@
+#!/usr/bin/env python3
+"""Runs one program under the variables that known programs set, and holds what Windlass does then.
+
+    environments.py --out DIR --nccl FILE --cuda DIR --windlass DIR PROGRAM
+
+Each row runs on the simulator, on devices that say they have multicast, as the usual machines do. Its results must be those without
+Windlass, and what its reports say must be what docs/environments.md says: the page is made from these runs (WINDLASS_BLESS=1).
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import typing
+
+HERE = pathlib.Path(__file__).resolve().parent
+PAGE = HERE.parents[1] / "docs" / "environments.md"
+
+
+class Row(typing.NamedTuple):
+    who: str
+    variables: str
+    source: str
+    late: str = ""  # set after the first NCCL call
+    later: str = ""  # set after the first communicator
+
+
+BATCH_INVARIANT = (
+    "NCCL_LAUNCH_MODE=GROUP NCCL_COLLNET_ENABLE=0 NCCL_NVLS_ENABLE=0 NCCL_P2P_NET_DISABLE=1 NCCL_MIN_NCHANNELS=1 "
+    "NCCL_MAX_NCHANNELS=1 NCCL_PROTO=Simple NCCL_NTHREADS=1 NCCL_SOCKET_NTHREADS=1 "
+)
+SGLANG = "NCCL_CUMEM_ENABLE=0 NCCL_NVLS_ENABLE=0 NCCL_GRAPH_REGISTER=0 CUDA_DEVICE_MAX_CONNECTIONS=8"
+
+ROWS = [
+    Row("vLLM 0.33.0; DeepSpeed 0.19.6; torchtitan 0.2.2; JAX 0.11.1", "", "they set no variable of NCCL's by themselves"),
+    Row("vLLM, `VLLM_BATCH_INVARIANT=1`", BATCH_INVARIANT + "NCCL_ALGO=ring,tree;allreduce:tree",
+        "vllm/model_executor/determinism/batch_invariant.py"),
+    Row("SGLang 0.5.23, more than one GPU", SGLANG, "sglang/srt/entrypoints/engine.py, arg_groups/parallel_hook.py"),
+    Row("SGLang, `--enable-symm-mem`", SGLANG.replace("ENABLE=0", "ENABLE=1"), "sglang/srt/entrypoints/engine.py"),
+    Row("SGLang, `--enable-deterministic-inference`",
+        SGLANG + " NCCL_ALGO=allreduce:tree NCCL_MIN_NCHANNELS=8 NCCL_MAX_NCHANNELS=8", "sglang/srt/arg_groups/attention_hook.py"),
+    Row("Megatron-LM core 0.20.0", "CUDA_DEVICE_MAX_CONNECTIONS=1", "examples/gpt3/train_gpt3_175b_distributed.sh"),
+    Row("Megatron-LM, `--use-nccl-ub`", "CUDA_DEVICE_MAX_CONNECTIONS=1", "megatron/core/nccl_allocator.py",
+        later="NCCL_NVLS_ENABLE=1"),
+    Row("Megatron-LM, `--deterministic-mode`", "CUDA_DEVICE_MAX_CONNECTIONS=1 NCCL_ALGO=Ring", "megatron/training/determinism.py"),
+    Row("Megatron-Bridge, DeepSeek-V3 on B200",
+        "CUDA_DEVICE_MAX_CONNECTIONS=32 NCCL_GRAPH_REGISTER=0 NCCL_NVLS_ENABLE=0",
+        "megatron/bridge/perf_recipes/deepseek/b200/deepseek_v3.py at 067f987d"),
+    Row("torchtitan, `debug.batch_invariant`", BATCH_INVARIANT + "NCCL_ALGO=allreduce:tree", "torchtitan/distributed/utils.py"),
+    Row("verl 0.10.0.dev, rollout with vLLM", "NCCL_DEBUG=WARN NCCL_CUMEM_ENABLE=0", "verl/plugin/platform/platform_cuda.py"),
+    Row("verl, rollout with SGLang",
+        "NCCL_DEBUG=WARN NCCL_CUMEM_ENABLE=0 NCCL_NVLS_ENABLE=0 CUDA_DEVICE_MAX_CONNECTIONS=4",
+        "verl/workers/rollout/sglang_rollout/sglang_rollout.py"),
+    Row("verl, full determinism", "NCCL_DEBUG=WARN NCCL_DETERMINISTIC=1 NCCL_ALGO=Ring NCCL_PROTO=Simple", "verl/workers/engine/utils.py"),
+    Row("PyTorch 2.11, deterministic algorithms", "", "ProcessGroupNCCL.cpp: in the process group's constructor",
+        late="NCCL_ALGO=^NVLS"),
+]
+
+HEAD = """# Under the variables that programs set
+
+Programs set variables of NCCL's by themselves. This page says what Windlass has under each: `ctests/support/environments.py` runs every row
+on the simulator, on devices with multicast, and the page is made from its reports. [NCCL's variables](nccl-variables.md) says why.
+
+- A row's variables are those that the program sets without flags of the user's, or with the one flag that it names. Versions and files were
+  read in August 2026.
+- **yes**: calls ran that way. Peer groups and send/recv on Windlass's path are in every row.
+- Lazy: a communicator of two ranks whose NCCL part is built when an all-reduce needs it, beside a receive that waits.
+
+| program | variables | send/recv | native collectives | lazy | memory pool | kept windows | registration |
+|---|---|---|---|---|---|---|---|
+"""
+
+
+def arguments():
+    parser = argparse.ArgumentParser()
+    for name in ("out", "nccl", "cuda", "windlass"):
+        parser.add_argument(f"--{name}", type=pathlib.Path, required=True)
+    parser.add_argument("program", type=pathlib.Path)
+    return parser.parse_args()
+
+
+def run(options, out, row, windlass):
+    """The program's output under a row's variables."""
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    command = [sys.executable, HERE / "run.py", "--out", out, "--nccl", options.nccl, "--cuda", options.cuda]
+    variables = row.variables.split() + ["WINDLASS_SIM_MULTICAST=1"]
+    variables += [f"CTESTS_LATE={row.late}"] * bool(row.late) + [f"CTESTS_LATER={row.later}"] * bool(row.later)
+    if windlass:
+        command += ["--windlass", options.windlass, "--fabric", "yes", "--served", "mailbox"]
+    for variable in variables:
+        command += ["--set", variable]
+    ended = subprocess.run([*command, "--", options.program], capture_output=True, text=True, check=False)
+    if ended.returncode:
+        sys.exit(f"{row.who}: status {ended.returncode}\n{ended.stdout}{ended.stderr}")
+    return (out / "output.txt").read_text()
+
+
+def cells(out):
+    """What the reports say of the communicators of all ranks, in the page's columns."""
+    reports = [json.loads(path.read_text()) for path in sorted(out.glob("report-*.json"))]
+    communicators = [communicator for report in reports for communicator in report["communicators"] if communicator["serial"]]
+    paths = {calls["path"] for communicator in communicators for calls in communicator["calls"]}
+    lacks = {}
+    for communicator in communicators:
+        if communicator["ranks"] > 2:
+            lacks.update(communicator.get("lacks", {}))
+
+    def said(has, feature):
+        # What is not there says why, and what is there has nothing to say.
+        if has == (feature in lacks):
+            sys.exit(f"{out}: {feature} ran: {has}; its reports say: {lacks}")
+        return "yes" if has else f"no: {lacks[feature]}"
+
+    def counted(group, name):
+        return sum(report.get(group, {}).get(name, 0) for report in reports) > 0
+
+    lazy = {communicator.get("nccl") for communicator in communicators if communicator["ranks"] == 2}
+    return [
+        "yes" if "mailbox" in paths else "no",
+        said("fast" in paths, "native collectives"),
+        "yes" if lazy == {"built"} else "no",
+        "yes" if counted("pool", "hits") else "no",
+        said(counted("windows", "hits"), "kept windows"),
+        said(counted("registrations", "registered"), "registration"),
+    ]
+
+
+def main():
+    options = arguments()
+    lines = []
+    for number, row in enumerate(ROWS):
+        plain = run(options, options.out / f"{number}-plain", row, windlass=False)
+        with_windlass = run(options, options.out / f"{number}", row, windlass=True)
+        if plain != with_windlass:
+            sys.exit(f"{row.who}: other results with Windlass\n{plain}{with_windlass}")
+        variables = row.variables.split()
+        shown = [f"`{variable}`" for variable in variables]
+        shown += [f"`{row.late}` after the first call"] * bool(row.late) + [f"`{row.later}` after the first init"] * bool(row.later)
+        who = f"{row.who} ({row.source})"
+        lines.append(f"| {who} | {' '.join(shown) or 'none'} | {' | '.join(cells(options.out / str(number)))} |\n")
+    page = HEAD + "".join(lines)
+    if os.environ.get("WINDLASS_BLESS"):
+        PAGE.write_text(page)
+    if not PAGE.exists() or PAGE.read_text() != page:
+        sys.exit(f"{PAGE} is stale, set WINDLASS_BLESS=1 to write it; these runs say:\n{page}")
+
+
+main()
