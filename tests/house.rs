@@ -129,14 +129,14 @@ fn crates_point_down() {
     }
 }
 
-/// The engine reads the environment in its table of options alone, opens no library but the driver and NVML, each in one
-/// file, and exports nothing.
+/// The engine reads the environment in its table of options and its list of NCCL's variables alone, opens no library but the driver,
+/// NVML and, to see whether it is there, NCCL's plugin of variables, each in one file, and exports nothing.
 #[test]
 fn engine_keeps_to_its_rooms() {
     let rules = [
-        ("std::env::", &["config.rs"][..]),
+        ("std::env::", &["config.rs", "config/nccl.rs", "config/nccl/files.rs"][..]),
         ("no_mangle", &[]),
-        ("dlopen", &["gpu/library.rs"]),
+        ("dlopen", &["gpu/library.rs", "config/nccl/plugin.rs"]),
         ("libloading", &["gpu/library.rs", "gpu/nvlink.rs"]),
         // A thread that took the program's signals would run its handlers.
         ("thread::Builder", &["thread.rs"]),
@@ -165,6 +165,7 @@ fn unsafe_stays_at_the_border() {
         files.iter().map(String::as_str).filter(|path| !path.starts_with("gpu/")).collect();
     let known = [
         "communicator/table.rs",
+        "config/nccl/plugin.rs",
         "descriptor.rs",
         "fast/calls.rs",
         "forward.rs",

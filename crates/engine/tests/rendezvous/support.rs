@@ -16,7 +16,7 @@ pub fn facts(rank: u32, ranks: u32) -> Facts {
         ranks,
         version: Version::THIS,
         place: Place { host: Token([1; 16]), network: 7 },
-        capabilities: capability::REQUIRED,
+        capabilities: capability::REQUIRED | capability::LAUNCHES_ALONE,
         options: 5,
         ctas_max: 0,
         member: Member {
