@@ -520,7 +520,7 @@ if(WINDLASS_LIBRARY_DIR)
 endif()
 if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
   add_late(sim option "yes" --set CTESTS_LATE=WINDLASS_FAST=off --most fast=0)
-  add_late(sim env_plugin "NCCL_ENV_PLUGIN is set" --set NCCL_ENV_PLUGIN=mine)
+  add_late(sim env_plugin "NCCL may take variables from a plugin" --set NCCL_ENV_PLUGIN=mine)
   add_late(sim no_env_plugin "yes" --set NCCL_ENV_PLUGIN=none --set WINDLASS_SIM_NCCL_VERSION=23007)
   # NCCL_NO_CACHE: what is read once is read at every init, from 2.29.7 on.
   add_late(sim no_cache "yes;${no_peers}" --set NCCL_NO_CACHE=NCCL_P2P_DISABLE --set CTESTS_LATER=NCCL_P2P_DISABLE=1

@@ -58,6 +58,7 @@ pub fn unique_id(place: *mut ncclUniqueId) -> ncclResult_t {
     guard::around(
         || {
             count::function(Entry::ncclGetUniqueId);
+            process::know_version();
             // Of a null place NCCL says what it says.
             if place.is_null() { None } else { fabric::spare_id() }
         },

@@ -82,7 +82,8 @@ pub enum Return {
 
 /// Serves a wish for so many bytes on the current device.
 pub fn allocate(bytes: usize) -> Supply {
-    if config().pool_bytes_max == 0 || nccl::at_allocation().has(Effect::NoCuMem) || bytes == 0 || is_forked()
+    // First, as NCCL reads it at this call whatever the pool may do.
+    if nccl::at_allocation().has(Effect::NoCuMem) || config().pool_bytes_max == 0 || bytes == 0 || is_forked()
     {
         return Supply::Forward;
     }

@@ -123,12 +123,21 @@ fn describe_process() {
     segment::write_text(&segment.program, name.as_encoded_bytes());
     let Some(library) = open::opened() else { return };
     segment::write_text(&segment.nccl_path, library.path.as_os_str().as_encoded_bytes());
-    let mut version = 0;
-    // SAFETY: the library is open and the pointer is to a local.
-    if unsafe { nccl_sys::real::ncclGetVersion(&mut version) } == nccl_sys::ncclSuccess {
-        segment.nccl_version.store(version, Ordering::Relaxed);
+    segment.nccl_version.store(know_version(), Ordering::Relaxed);
+}
+
+/// The real library's version code, 0 if unknown; from now on NCCL's variables are taken as that release takes them. NCCL reads none for
+/// the answer. To be called before any is asked for.
+pub fn know_version() -> i32 {
+    static VERSION: OnceCell<i32> = OnceCell::new();
+    *VERSION.get_or_init(|| {
+        let mut version = 0;
+        // SAFETY: the pointer is to a local; where no library is open the answer is an error.
+        let result = unsafe { nccl_sys::real::ncclGetVersion(&mut version) };
+        let version = if result == nccl_sys::ncclSuccess { version } else { 0 };
         nccl::note_version(version);
-    }
+        version
+    })
 }
 
 /// The fork of a process with communicators shares its connections, descriptors and counters: it may use none.

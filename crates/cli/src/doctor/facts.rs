@@ -136,6 +136,7 @@ pub fn gather(named: Option<&Path>, command: Option<&OsStr>) -> Facts {
         |name: &&str| Some(((*name).to_owned(), environment.get(OsStr::new(*name))?.display().to_string()));
     facts.variables = OF_LOADERS.iter().filter_map(set).collect();
     let version = facts.nccl.as_ref().and_then(|nccl| nccl.version).unwrap_or_default();
+    nccl::note_version(version);
     facts.nccl_variables = nccl::found(version).into_iter().map(NcclVariable::from).collect();
     let parsed = windlass_engine::config::parse(environment.into_iter());
     (facts.heap_bytes_max, facts.option_complaints) = (parsed.config.arena_bytes_max, parsed.complaints);

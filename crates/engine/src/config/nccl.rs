@@ -39,8 +39,12 @@ pub fn settings() -> Settings {
 /// The part of [`settings`] that is the same for all communicators of this process.
 pub fn cached() -> Settings {
     static CACHED: OnceCell<Settings> = OnceCell::new();
+    if let Some(cached) = CACHED.get() {
+        return *cached;
+    }
+    // Outside: a constructor of the plugin's may come back here.
+    let plugin = plugin::is_found(lookup("NCCL_ENV_PLUGIN").as_deref(), version());
     *CACHED.get_or_init(|| {
-        let plugin = plugin::is_found(lookup("NCCL_ENV_PLUGIN").as_deref(), version());
         let settings = read(|variable| variable.read == Moment::FirstInit && !is_uncached(variable.name));
         if plugin { settings.with(Effect::UnseenValues) } else { settings }
     })
@@ -58,6 +62,14 @@ const CU_MEM_SINCE: i32 = 21901;
 /// Whether NCCL allocates by cudaMalloc unless NCCL_CUMEM_ENABLE asks for more.
 pub fn lacks_cu_mem() -> bool {
     (1..CU_MEM_SINCE).contains(&version())
+}
+
+/// The values that NCCL reads for each communicator anew, as bytes to be compared: of two communicators with unlike ones neither may stand
+/// for the other.
+pub fn of_this_init() -> Vec<u8> {
+    let afresh = VARIABLES.iter().filter(|row| row.read == Moment::EveryInit || is_uncached(row.name));
+    let set = afresh.filter_map(|row| Some(format!("{}={}\n", row.name, lookup(row.name)?)));
+    set.collect::<String>().into_bytes()
 }
 
 /// Whether every rank that is made now makes its own id.

@@ -115,7 +115,7 @@ pub(super) fn check_derived(waiting: Option<Waiting>) -> Result<(), Reason> {
 
 /// Whether an init waits whose configuration says this, if it does: NCCL_COMM_BLOCKING counts more.
 fn waits(configured: Option<Waiting>) -> Waiting {
-    let nccl = nccl::cached();
+    let nccl = nccl::settings();
     if nccl.has(Effect::NonBlocking) {
         Waiting::NonBlocking
     } else if nccl.has(Effect::Blocking) {
@@ -127,6 +127,7 @@ fn waits(configured: Option<Waiting>) -> Waiting {
 
 /// Why so many ranks in one hand have no fabric, before anything is asked of their devices.
 pub(super) fn check_all(ranks: usize) -> Result<(), Reason> {
+    check_derived(None)?;
     match (forbidden(), ranks) {
         (Forbidden::PeerAccess, _) => Err(Reason::PeerAccess),
         (Forbidden::ImplicitOrder, _) => Err(Reason::ImplicitOrder),
@@ -140,9 +141,10 @@ pub(super) fn check_all(ranks: usize) -> Result<(), Reason> {
 fn forbidden() -> Forbidden {
     let forbids = [
         (Effect::UnseenValues, Forbidden::UnseenValues),
-        (Effect::OwnIds, Forbidden::CommId),
         (Effect::NoPeerAccess, Forbidden::PeerAccess),
         (Effect::ImplicitOrder, Forbidden::ImplicitOrder),
+        // Last: it does not forbid what ranks in one hand have, which the others do.
+        (Effect::OwnIds, Forbidden::CommId),
     ];
     let settings = nccl::settings();
     let found = forbids.into_iter().find(|(effect, _)| settings.has(*effect));

@@ -131,7 +131,7 @@ pub enum Kept {
 impl Kept {
     /// Whether NCCL may let communicators that are made from one with this use its resources.
     pub fn may_share(&self) -> bool {
-        let of_all = nccl::cached().has(Effect::SharedResources);
+        let of_all = nccl::settings().has(Effect::SharedResources);
         match self {
             Kept::Unknown => true,
             Kept::Nothing => of_all,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use nccl_sys::{Entry, ncclComm_t, ncclInProgress, ncclResult_t, ncclSuccess};
 
 use crate::communicator::{self, Communicator, Kept};
+use crate::config::nccl;
 use crate::error::refuse;
 use crate::fabric::{self, Fate, Patience, Plain, Waiting, Wish};
 use crate::forward::birth::{self, Birth, Handle};
@@ -119,6 +120,7 @@ fn take(wish: &Wish, device: Option<Ordinal>, configuration: &Configuration) -> 
     match (wish.patience, device, configuration.words()) {
         (Patience::AsConfigured, Some(device), Some(configuration)) => {
             let (ranks, rank) = (wish.ranks as u32, wish.rank as u32);
+            let configuration = [configuration, nccl::of_this_init()].concat();
             parked::take(&Kind { ranks, rank, device, configuration })
         }
         _ => Taken::nothing(),

@@ -12,6 +12,7 @@ use crate::gpu::Address;
 use crate::group;
 use crate::guard;
 use crate::pool::{self, Making, Return, Supply};
+use crate::process;
 use crate::stats::count;
 
 /// Memory for the application.
@@ -19,6 +20,7 @@ pub fn allocate(place: *mut *mut c_void, bytes: usize) -> ncclResult_t {
     guard::around(
         || {
             count::function(Entry::ncclMemAlloc);
+            process::know_version();
             // Of a null place NCCL says what it says.
             if place.is_null() { Supply::Forward } else { pool::allocate(bytes) }
         },

@@ -7,6 +7,7 @@ use std::thread::JoinHandle;
 
 use nccl_sys::{ncclComm_t, ncclInternalError, ncclInvalidUsage, ncclRemoteError, ncclResult_t, ncclSuccess};
 
+use crate::config::nccl;
 use crate::error::refuse;
 use crate::fabric;
 use crate::forward::birth;
@@ -138,7 +139,7 @@ impl Promise {
             if words.is_none() {
                 self.mark(Unfit::Here);
             }
-            let configuration = words.unwrap_or_default();
+            let configuration = [words.unwrap_or_default(), nccl::of_this_init()].concat();
             let kind = Kind { ranks, rank, device: self.device, configuration };
             *self.built() = Some(Built::new(kind, &id, self.written.load(Ordering::Acquire)));
         }

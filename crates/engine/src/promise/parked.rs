@@ -29,7 +29,7 @@ pub struct Kind {
     pub ranks: u32,
     pub rank: u32,
     pub device: Ordinal,
-    /// What the configuration says; empty for none.
+    /// What the configuration says, empty for none, and then NCCL's variables of each init.
     pub configuration: Vec<u8>,
 }
 

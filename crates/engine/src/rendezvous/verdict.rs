@@ -98,7 +98,7 @@ coded! {
         21 ImplicitOrder = "NCCL_LAUNCH_ORDER_IMPLICIT is set",
         22 Apart = "it was made from a communicator on NCCL, and not all its ranks are on one host with Windlass",
         23 LaunchBarrier(rank: number, other: number) = "NCCL_LAUNCH_MODE=GROUP is set, and ranks share a process",
-        24 UnseenValues = "NCCL_ENV_PLUGIN is set",
+        24 UnseenValues = "NCCL may take variables from a plugin",
     }
 }
 

@@ -26,7 +26,7 @@ const REASONS: [(&str, &str); 24] = [
     ("WINDLASS=off is set", "unset it"),
     ("it has one rank", ""),
     ("it has more than 16 ranks", "smaller communicators split from it can have peer groups"),
-    ("its init does not wait for the other ranks", "make it with blocking = 1"),
+    ("its init does not wait for the other ranks", "make it with blocking = 1, without NCCL_COMM_BLOCKING=0"),
     ("NCCL_COMM_ID is set", "unset it"),
     ("its init has several ids", "make it with one id"),
     ("NCCL_P2P_DISABLE or NCCL_P2P_LEVEL forbids peer access", "unset both"),
@@ -55,7 +55,7 @@ const REASONS: [(&str, &str); 24] = [
         "preload Windlass into all ranks",
     ),
     ("NCCL_LAUNCH_MODE=GROUP is set, and ranks share a process", "unset it, or run a process for each rank"),
-    ("NCCL_ENV_PLUGIN is set", "set variables in the environment instead"),
+    ("NCCL may take variables from a plugin", "NCCL_ENV_PLUGIN=none ends that"),
 ];
 
 fn reason(number: u32) -> Option<&'static (&'static str, &'static str)> {

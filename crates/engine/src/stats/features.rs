@@ -64,7 +64,7 @@ impl Feature {
             (Native, Lack::Option) => "WINDLASS_FAST=off",
             (Native, Lack::Variable) => "NCCL_ALGO, NCCL_PROTO or a CTA policy is set",
             (Native, Lack::Device) => "no kernels load on this GPU",
-            (Native, _) => "they are for at most 8 ranks",
+            (Native, Lack::ManyRanks) => "they are for at most 8 ranks",
             (Windows, Lack::Option) => "WINDLASS_WINDOWS or WINDLASS_POOL is off",
             (Windows, Lack::Variable) => "NCCL_ALGO, NCCL_PROTO, a CTA policy or NCCL_WIN_ENABLE=0 is set",
             (Windows, Lack::Version) => "they need NCCL 2.28.3",
@@ -79,7 +79,7 @@ impl Feature {
             (_, Lack::Multicast) => "NCCL uses multicast (NCCL_NVLS_ENABLE=0 ends that)",
             (_, Lack::OtherRank) => "another rank has none",
             (_, Lack::Lazy) => "its NCCL communicator is lazy (WINDLASS_LAZY=off builds it at once)",
-            (_, Lack::Device | Lack::ManyRanks) => "not for this communicator",
+            (_, Lack::Device | Lack::ManyRanks | Lack::Version) => "not for this communicator",
         }
     }
 }
@@ -120,6 +120,15 @@ pub fn line(lacks: &BTreeMap<String, String>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Another rank's lack is said as that, whatever the feature.
+    #[test]
+    fn lacks_of_others() {
+        for feature in Feature::ALL {
+            let words = Lacks::default().with(feature, Lack::OtherRank).words();
+            assert_eq!(words[feature.name()], "another rank has none");
+        }
+    }
 
     /// What is written reads back, and every word is said.
     #[test]

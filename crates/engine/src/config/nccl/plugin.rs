@@ -22,8 +22,7 @@ pub fn is_found(named: Option<&str>, version: i32) -> bool {
         "{} is found: NCCL may take variables from it, so peer groups are off",
         DEFAULT.to_string_lossy()
     );
-    // SAFETY: opened above, and nothing of it is used.
-    unsafe { libc::dlclose(handle) };
+    // It stays: to unload what may have begun threads is not safe, and NCCL has it from now on.
     true
 }
 

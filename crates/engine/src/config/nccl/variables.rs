@@ -110,7 +110,7 @@ pub const VARIABLES: &[Variable] = &[
         example: "GROUP",
         read: Moment::EveryInit,
         since: 0,
-        why: "A launch waits for those of all ranks of the same process. Where every process has one rank, nothing changes.",
+        why: "A launch waits for those of all ranks of the same process. Where every process has one rank, nothing changes. NCCL takes the last init's value for all communicators of a process, Windlass each init's own.",
         set_by: "vLLM and torchtitan in batch-invariant mode; advice for JAX with one process",
         effect: |text| text.eq_ignore_ascii_case("GROUP").then_some(Effect::LaunchBarrier),
     },
