@@ -130,9 +130,12 @@ fn describe_process() {
 /// the answer. To be called before any is asked for.
 pub fn know_version() -> i32 {
     static VERSION: OnceCell<i32> = OnceCell::new();
+    if open::opened().is_none() {
+        return 0;
+    }
     *VERSION.get_or_init(|| {
         let mut version = 0;
-        // SAFETY: the pointer is to a local; where no library is open the answer is an error.
+        // SAFETY: the library is open and the pointer is to a local.
         let result = unsafe { nccl_sys::real::ncclGetVersion(&mut version) };
         let version = if result == nccl_sys::ncclSuccess { version } else { 0 };
         nccl::note_version(version);

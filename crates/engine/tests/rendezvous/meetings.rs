@@ -4,7 +4,7 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use windlass_engine::contract::Contract;
+use windlass_engine::contract::{Contract, capability};
 use windlass_engine::rendezvous::facts::Facts;
 use windlass_engine::rendezvous::verdict::{Failure, Reason};
 use windlass_engine::rendezvous::{Limits, Outcome, Rendezvous, card, join_all};
@@ -235,7 +235,10 @@ fn contract_of_unlike_ranks() {
     let party = hosted.rendezvous.attend(&hosted.id, vec![first, second, facts(2, 3)]).unwrap();
     for outcome in party.join(ready) {
         let Outcome::Fabric(membership) = outcome else { panic!("{outcome:?}") };
-        assert_eq!((membership.contract.ctas_max, membership.contract.capabilities), (8, 3));
+        assert_eq!(
+            (membership.contract.ctas_max, membership.contract.capabilities),
+            (8, capability::REQUIRED | capability::LAUNCHES_ALONE)
+        );
         assert_eq!(membership.contract.members[1].attachment, b"a slice at 4096");
     }
 }
