@@ -608,10 +608,10 @@ if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
   set(windlass --windlass "${WINDLASS_LIBRARY_DIR}")
   add_test(NAME sim.splits.hosts_plain COMMAND ${RUN} --out "${RUNS}/sim.splits.hosts_plain" ${options} -- $<TARGET_FILE:splits>)
   add_test(NAME sim.splits.hosts COMMAND ${RUN} --out "${RUNS}/sim.splits.hosts" ${options} ${windlass} --served mailbox
-           --fabric "ranks are in different network namespaces;${says}" -- $<TARGET_FILE:splits>)
+           --fabric "ranks are on different hosts;${says}" -- $<TARGET_FILE:splits>)
   # Rank 2 is on the first host.
   add_test(NAME sim.splits.loner COMMAND ${RUN} --out "${RUNS}/sim.splits.loner" ${options} ${windlass} --served mailbox --set CTESTS_LONER=2
-           --fabric "a rank runs without Windlass or went to NCCL?;ranks are in different network namespaces?;?;${says}" -- $<TARGET_FILE:splits>)
+           --fabric "a rank runs without Windlass or went to NCCL?;ranks are on different hosts?;?;${says}" -- $<TARGET_FILE:splits>)
   # Of more ranks than a fabric has: on one host.
   add_test(NAME sim.splits.many COMMAND ${RUN} --out "${RUNS}/sim.splits.many" --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}" --set CTESTS_RANKS=18
            ${windlass} --served mailbox --fabric "yes;it has more than 16 ranks;${derived}" -- $<TARGET_FILE:splits>)
@@ -630,7 +630,7 @@ if(REAL_NCCL_LIBRARY AND WINDLASS_LIBRARY_DIR)
   set(options --hosts --gpu --nccl "${REAL_NCCL_LIBRARY}" --set CTESTS_RANKS=4)
   add_test(NAME gpu.splits.hosts_plain COMMAND ${RUN} --out "${RUNS}/gpu.splits.hosts_plain" ${options} -- $<TARGET_FILE:splits>)
   add_test(NAME gpu.splits.hosts COMMAND ${RUN} --out "${RUNS}/gpu.splits.hosts" ${options} --windlass "${WINDLASS_LIBRARY_DIR}" --served mailbox
-           --fabric "ranks are in different network namespaces;it has one rank;${says}" -- $<TARGET_FILE:splits>)
+           --fabric "ranks are on different hosts;it has one rank;${says}" -- $<TARGET_FILE:splits>)
   add_test(NAME gpu.splits.hosts_equal COMMAND "${Python3_EXECUTABLE}" "${CMAKE_CURRENT_SOURCE_DIR}/support/same_output.py"
            "${RUNS}/gpu.splits.hosts_plain" "${RUNS}/gpu.splits.hosts")
   foreach(run hosts_plain hosts)
