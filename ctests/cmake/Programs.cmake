@@ -512,6 +512,11 @@ if(WINDLASS_LIBRARY_DIR)
       add_late(${machine} late_legacy "yes" --set CTESTS_LATE=NCCL_CUMEM_ENABLE=0 --served mailbox
                --logged "NCCL_CUMEM_ENABLE=0: the memory pool, kept windows and registration are off")
       # The second communicator of all ranks alone, and that of two.
+      if(machine STREQUAL "sim")
+        # What NCCL built before is tuned otherwise: it serves nobody after. Where nothing changed it does.
+        add_late(sim later_proto "yes" --set CTESTS_LATER=NCCL_PROTO=Simple --lazy built)
+        add_late(sim cached "yes" --lazy built,reused)
+      endif()
       add_late(${machine} later_algo "yes" --set CTESTS_LATER=NCCL_ALGO=Ring --served fast --logged "NCCL_ALGO=Ring: native collectives and kept windows are off")
       # Read once: a change comes too late.
       add_late(${machine} later_p2p "yes" --set CTESTS_LATER=NCCL_P2P_DISABLE=1 --served mailbox)

@@ -1,10 +1,10 @@
 /* Holds: results are right under whatever variables of NCCL's are set, and whenever. One round of all that Windlass has paths for: a
  * communicator of all ranks with small and large collectives, large all-gathers in memory of ncclMemAlloc, messages, a window made twice
- * over memory that comes again; then communicators of two ranks, whose all-reduce comes beside a receive that waits.
+ * over memory that comes again; then communicators of two ranks, whose all-reduce comes beside a receive that waits. All but gathers and
+ * windows again, with new communicators.
  *
  * Variables in CTESTS_LATE (NAME=VALUE, apart by blanks) are set after the first call of all, as programs do that ask for the version
- * first; those in CTESTS_LATER between the communicators of all ranks, of which there are two. Reports tell which paths ran. Ranks are
- * processes. */
+ * first; those in CTESTS_LATER between the two rounds. Reports tell which paths ran. Ranks are processes. */
 #define _GNU_SOURCE
 #include "../support/collective.h"
 #include "../support/messages.h"
@@ -14,7 +14,7 @@
 #include <string.h>
 
 enum { KIB = 1024, GATHERS = 6 };
-enum { FIRST, SECOND, PAIRS };
+enum { FIRST, SECOND, EARLY_PAIRS, LATE_PAIRS = EARLY_PAIRS + RANKS_MAX };
 
 /* Sets the variables that another one lists. */
 static void set_listed(const char* list) {
@@ -86,12 +86,12 @@ static void round_of(struct rank* self, ncclComm_t communicator) {
 
 /* The lower rank waits for a message of another communicator that the upper one sends only after an all-reduce of both: the first call
  * that needs NCCL's part of their communicator. */
-static void pair(struct rank* self, ncclComm_t other) {
+static void pair(struct rank* self, ncclComm_t other, int slot) {
   int own = self->rank % 2;
   if (self->rank - own + 1 >= self->ranks) return;
   ncclUniqueId id;
   for (int maker = 0; maker + 1 < self->ranks; maker += 2) {
-    ncclUniqueId made = share_id(self, PAIRS + maker, maker);
+    ncclUniqueId made = share_id(self, slot + maker, maker);
     if (maker == self->rank - own) id = made;
   }
   ncclComm_t communicator;
@@ -117,10 +117,11 @@ static void all(struct rank* self) {
   round_of(self, first);
   gathers(self, first);
   windows(self, first);
+  pair(self, first, EARLY_PAIRS);
   set_listed("CTESTS_LATER");
   ncclComm_t second = world(self, SECOND);
   round_of(self, second);
-  pair(self, second);
+  pair(self, second, LATE_PAIRS);
   ncclComm_t both[] = {first, second};
   destroy_each(both, 2);
 }

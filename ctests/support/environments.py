@@ -67,7 +67,8 @@ on the simulator, on devices with multicast, and the page is made from its repor
 - A row's variables are those that the program sets without flags of the user's, or with the one flag that it names. Versions and files were
   read in August 2026.
 - **yes**: calls ran that way. Peer groups and send/recv on Windlass's path are in every row.
-- Lazy: a communicator of two ranks whose NCCL part is built when an all-reduce needs it, beside a receive that waits.
+- Lazy: NCCL's part of a communicator of two ranks is built when an all-reduce needs it, beside a receive that waits. The next of the same
+  ranks takes it over.
 
 | program | variables | send/recv | native collectives | lazy | memory pool | kept windows | registration |
 |---|---|---|---|---|---|---|---|
@@ -123,7 +124,7 @@ def cells(out):
     return [
         "yes" if "mailbox" in paths else "no",
         said("fast" in paths, "native collectives"),
-        "yes" if lazy == {"built"} else "no",
+        "yes" if lazy == {"built", "reused"} else "no",
         "yes" if counted("pool", "hits") else "no",
         said(counted("windows", "hits"), "kept windows"),
         said(counted("registrations", "registered"), "registration"),

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Runs one test program over the real library (or its stand-in), plainly or through Windlass.
 
-    run.py --out DIR --nccl LIBRARY [--windlass DIR [--fabric REASONS] [--served PATH] [--counted GROUP.NAME] [--most PATH=CALLS] [--just PATH=CALLS] [--logged TEXT] [--promised]
+    run.py --out DIR --nccl LIBRARY [--windlass DIR [--fabric REASONS] [--served PATH] [--counted GROUP.NAME] [--most PATH=CALLS] [--just PATH=CALLS] [--logged TEXT] [--lazy WAYS] [--promised]
            [--reused]] [--cuda DIR] [--gpu] -- PROGRAM [ARGUMENT...]
 
 The program's standard output is kept in DIR/output.txt. Through Windlass its report is kept too, and every call that
 the program counted must be in it, exactly as often: a test that never reached Windlass proves nothing. With --fabric
 the ranks of communicators meet, and the reports must say of them just what is in REASONS: "yes", or why not, apart by
 semicolons; without it they do not. Then strictness about leaks holds for the stand-in of libcuda, too. With --served
-the reports must count calls on that path; with --counted GROUP.NAME a count of theirs must be there; with --most PATH=CALLS no more than so many in all, with --just just so many; with --logged TEXT a line of a log must have it. With --promised they
+the reports must count calls on that path; with --counted GROUP.NAME a count of theirs must be there; with --most PATH=CALLS no more than so many in all, with --just just so many; with --logged TEXT a line of a log must have it; with --lazy WAYS they must say just these of lazy communicators. With --promised they
 must say of just as many communicators as the program foretold (support/team.h) that NCCL never built them; of a program
 that foretells nothing, that some were promises (then the first of a device may be one, too: WINDLASS_WARM is off); with
 --reused, of just as many as it foretold that an ended one's was used again, of none where WINDLASS_PARK is 0.
@@ -47,7 +47,7 @@ def main():
         wrong = [uncounted(options.out), options.fabric and not met(options), options.served and not served(options),
                  options.counted and not counted(options),
                  options.most and not within(options), options.just and not just(options), options.logged and not logged(options),
-                 options.promised and not promised(options),
+                 options.lazy and not lazy(options), options.promised and not promised(options),
                  options.reused and not reused(options)]
         sys.exit(1 if any(wrong) else 0)
 
@@ -63,6 +63,7 @@ def read_options():
     arguments.add_argument("--most", metavar="PATH=CALLS", help="a path on which no more calls may have run")
     arguments.add_argument("--just", metavar="PATH=CALLS", help="a path on which so many calls must have run")
     arguments.add_argument("--logged", metavar="TEXT", help="what a line of a log must have")
+    arguments.add_argument("--lazy", metavar="WAYS", help="how NCCL's lazy communicators must have come to be: promised, built, reused, apart by commas")
     arguments.add_argument("--promised", action="store_true", help="how many communicators NCCL never builds is foretold")
     arguments.add_argument("--reused", action="store_true", help="how many use NCCL's communicator of an ended one is foretold")
     arguments.add_argument("--set", metavar="NAME=VALUE", action="append", default=[], help="a variable of ours")
@@ -234,6 +235,18 @@ def calls_by_path(options):
             for calls in communicator.get("calls", []):
                 ran[calls["path"]] = ran.get(calls["path"], 0) + calls["calls"]
     return ran
+
+
+def lazy(options):
+    """Whether the reports say just these ways of all lazy communicators; prints how many of each there are."""
+    said = {}
+    for path in options.out.glob("report-*.json"):
+        for communicator in json.loads(path.read_text())["communicators"]:
+            way = communicator.get("nccl")
+            if way:
+                said[way] = said.get(way, 0) + 1
+    print(f"lazy: {said}", file=sys.stderr)
+    return set(said) == set(options.lazy.split(","))
 
 
 def reused(options):

@@ -10,7 +10,7 @@ use windlass_kernels::collectives::{Crossover, Kind, Tuning, batch_bytes_max};
 
 use crate::call::Function;
 use crate::contract::bytes::{Writer, checksum};
-use crate::contract::{Contract, Device, capability};
+use crate::contract::{Contract, Device, GRID_MAX, capability};
 use file::{Key, Multicast, Table};
 
 /// Of cells that nobody measured.
@@ -176,7 +176,21 @@ impl Limits {
                 *own = tuned(collective).or_else(of_even).unwrap_or(*own);
             }
         }
-        Limits(bytes_max.map(|most| most.map_or(0, |most| most.saturating_add(1))))
+        let most = most_of_few_blocks(contract.ctas_max());
+        Limits(bytes_max.map(|own| own.map_or(0, |own| own.min(most).saturating_add(1))))
+    }
+}
+
+/// Bytes for each block of a communicator with fewer than usual, up to which native collectives serve it: tables are measured with all.
+const EACH_BLOCK_BYTES_MAX: u64 = 64 << 10;
+
+/// Up to how many bytes so many blocks serve. With few of them NCCL's, which have more threads, are faster at large sizes. Measured on
+/// 2 × H100 with NCCL's kernels under the same limit (docs/measurements/2026-11-25-environments): 1 block 0.53 of NCCL's time for an
+/// all-reduce of 256 KiB, 1.40 for 4 MiB; 4 blocks 0.59 and 1.13; 8 blocks 0.91 for 4 MiB, 1.54 for 64 MiB.
+fn most_of_few_blocks(blocks: u32) -> u64 {
+    match blocks {
+        ..GRID_MAX => EACH_BLOCK_BYTES_MAX * u64::from(blocks),
+        _ => u64::MAX - 1,
     }
 }
 
@@ -241,6 +255,7 @@ pub fn kernels() -> Tuning {
 /// All that this build decides by, as one number: ranks whose numbers differ have no fabric.
 pub fn hash() -> u64 {
     let mut writer = Writer::default();
+    writer.u64(EACH_BLOCK_BYTES_MAX);
     writer.u64(PROTOCOL).u64(UNMEASURED_BYTES_MAX).u64(OTHER_BYTES_MAX).u64(APART_BYTES_MIN);
     writer.u64(BATCH_CALLS_MAX as u64).u64(BATCH_ENTRIES as u64).u64(BATCHED_BYTES_MAX);
     for ranks in 2..=RANKS_MAX as u32 {
@@ -320,6 +335,10 @@ mod tests {
             assert_eq!(Limits::of(&without, &Table::default()), Limits::NONE);
             assert!(!serves(&without));
         }
+        // Under a limit on blocks less is served, and what was not measured stays as it is.
+        let limited = |ctas_max, ranks| Contract { ctas_max, ..contract(ranks, fast, 90, 132) };
+        assert_eq!([1, 8, 31, 32].map(|ctas| all_reduce(limited(ctas, 2)) >> 10), [64, 512, 1984, 256 << 10]);
+        assert_eq!(all_reduce(limited(8, 3)), UNMEASURED_BYTES_MAX);
         let mut mixed = contract(4, fast, 90, 132);
         mixed.members[3].device.capability = 100;
         assert_eq!(all_reduce(mixed), UNMEASURED_BYTES_MAX);

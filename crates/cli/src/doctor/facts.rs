@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use windlass_engine::config::nccl::{self, Found, Weight};
+use windlass_engine::config::nccl::{self, Found};
 
 /// Variables that decide what is loaded.
 const OF_LOADERS: [&str; 3] = ["CUDA_VISIBLE_DEVICES", "LD_PRELOAD", "LD_LIBRARY_PATH"];
@@ -60,7 +60,7 @@ pub struct NcclVariable {
 
 impl From<Found> for NcclVariable {
     fn from(found: Found) -> NcclVariable {
-        let loses = found.effect.weight() == Weight::Loses;
+        let loses = found.effect.loses();
         NcclVariable {
             name: found.variable.name,
             value: found.value,

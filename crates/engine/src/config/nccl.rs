@@ -16,7 +16,7 @@ use std::sync::{Mutex, PoisonError};
 
 use once_cell::sync::OnceCell;
 
-pub use effect::{Effect, Settings, Weight};
+pub use effect::{Effect, Settings};
 pub use variables::{Moment, VARIABLES, Variable, documentation};
 
 /// A variable that is set to a value that has an effect.
@@ -32,28 +32,26 @@ pub struct Found {
 
 /// What a communicator that is made now goes by.
 pub fn settings() -> Settings {
-    let afresh = |variable: &Variable| variable.read == Moment::EveryInit || is_uncached(variable.name);
-    cached().and(*at_allocation()).and(read(afresh))
+    let once = cached().iter().chain(at_allocation().iter());
+    once.chain(read(is_read_anew)).collect()
 }
 
 /// The part of [`settings`] that is the same for all communicators of this process.
-pub fn cached() -> Settings {
+pub fn cached() -> &'static Settings {
     static CACHED: OnceCell<Settings> = OnceCell::new();
-    if let Some(cached) = CACHED.get() {
-        return *cached;
-    }
-    // Outside: a constructor of the plugin's may come back here.
-    let plugin = plugin::is_found(lookup("NCCL_ENV_PLUGIN").as_deref(), version());
-    *CACHED.get_or_init(|| {
-        let settings = read(|variable| variable.read == Moment::FirstInit && !is_uncached(variable.name));
-        if plugin { settings.with(Effect::UnseenValues) } else { settings }
+    CACHED.get().unwrap_or_else(|| {
+        // Outside: a constructor of the plugin's may come back here.
+        let plugin = plugin::is_found(lookup("NCCL_ENV_PLUGIN").as_deref(), version());
+        let unseen = plugin.then_some(Effect::UnseenValues);
+        let once = |variable: &Variable| variable.read == Moment::FirstInit && !is_read_anew(variable);
+        CACHED.get_or_init(|| read(once).chain(unseen).collect())
     })
 }
 
 /// What memory that the program asks for now goes by.
 pub fn at_allocation() -> &'static Settings {
     static CACHED: OnceCell<Settings> = OnceCell::new();
-    CACHED.get_or_init(|| read(|variable| variable.read == Moment::FirstAllocation))
+    CACHED.get_or_init(|| read(|variable| variable.read == Moment::FirstAllocation).collect())
 }
 
 /// The first release that allocates by cuMem where nothing is set.
@@ -67,14 +65,14 @@ pub fn lacks_cu_mem() -> bool {
 /// The values that NCCL reads for each communicator anew, as bytes to be compared: of two communicators with unlike ones neither may stand
 /// for the other.
 pub fn of_this_init() -> Vec<u8> {
-    let afresh = VARIABLES.iter().filter(|row| row.read == Moment::EveryInit || is_uncached(row.name));
-    let set = afresh.filter_map(|row| Some(format!("{}={}\n", row.name, lookup(row.name)?)));
+    let anew = VARIABLES.iter().filter(|variable| is_read_anew(variable));
+    let set = anew.filter_map(|variable| Some(format!("{}={}\n", variable.name, lookup(variable.name)?)));
     set.collect::<String>().into_bytes()
 }
 
 /// Whether every rank that is made now makes its own id.
 pub fn has_own_ids() -> bool {
-    read(|variable| variable.name == "NCCL_COMM_ID").has(Effect::OwnIds)
+    read(|variable| variable.name == "NCCL_COMM_ID").next().is_some()
 }
 
 /// All variables that have an effect in this process's environment or in NCCL's files, in the table's order, for a release.
@@ -93,25 +91,24 @@ fn version() -> i32 {
     VERSION.load(Ordering::Relaxed)
 }
 
-fn read(which: impl Fn(&Variable) -> bool) -> Settings {
-    let variables = VARIABLES.iter().filter(|variable| which(variable));
-    variables.filter_map(|variable| variable.found(lookup(variable.name)?, version())).fold(
-        Settings::default(),
-        |settings, found| {
-            say(&found);
-            settings.with(found.effect)
-        },
-    )
+/// The effects of some of the variables, each told when it is new.
+fn read(which: impl Fn(&Variable) -> bool) -> impl Iterator<Item = Effect> {
+    let variables = VARIABLES.iter().filter(move |variable| which(variable));
+    let found = variables.filter_map(|variable| variable.found(lookup(variable.name)?, version()));
+    found.inspect(say).map(|found| found.effect)
 }
 
 /// The release from which on NCCL reads the variables that NCCL_NO_CACHE names at every use.
 const NO_CACHE_SINCE: i32 = 22907;
 
-/// Whether NCCL_NO_CACHE names this variable. That one is read once.
-fn is_uncached(name: &str) -> bool {
+/// Whether NCCL reads it at every init, by itself or because NCCL_NO_CACHE names it. That one is read once.
+fn is_read_anew(variable: &Variable) -> bool {
     static NAMES: OnceCell<String> = OnceCell::new();
-    let names = NAMES.get_or_init(|| lookup("NCCL_NO_CACHE").unwrap_or_default());
-    version() >= NO_CACHE_SINCE && names.split(',').any(|named| named == name || named == "ALL")
+    let is_named = || {
+        let names = NAMES.get_or_init(|| lookup("NCCL_NO_CACHE").unwrap_or_default());
+        names.split(',').any(|named| named == variable.name || named == "ALL")
+    };
+    variable.read == Moment::EveryInit || version() >= NO_CACHE_SINCE && is_named()
 }
 
 /// One line for each value, when it first takes effect.

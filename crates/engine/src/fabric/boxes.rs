@@ -110,11 +110,6 @@ impl Share {
     }
 }
 
-/// The least limit on blocks, where 0 is none: what ranks report.
-pub(super) fn ctas_max(limits: [u32; 2]) -> u32 {
-    limits.into_iter().filter(|limit| *limit > 0).fold(GRID_MAX, u32::min)
-}
-
 /// The shape of all rings in a slice, from what all ranks agreed on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rings {

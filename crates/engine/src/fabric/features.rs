@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use crate::config::nccl::{Effect, Settings};
 use crate::config::{Batch, Config, Fast, Register, Windows};
-use crate::contract::{Contract, capability};
+use crate::contract::{Contract, GRID_MAX, capability};
 use crate::fast;
 use crate::forward::birth::{Ctas, Policy};
 use crate::gpu::device;
@@ -19,7 +19,7 @@ use crate::tuning;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Basis<'a> {
     pub options: &'a Config,
-    pub nccl: Settings,
+    pub nccl: &'a Settings,
     /// NCCL's version code, 0 if unknown.
     pub version: i32,
     pub device: &'a device::Facts,
@@ -61,6 +61,8 @@ impl Basis<'_> {
         let batches = match self.options.batch {
             Batch::Off => 0,
             Batch::Small => capability::BATCHES,
+            // Larger ones were measured with all blocks.
+            Batch::All if self.ctas_max() < GRID_MAX => capability::BATCHES,
             Batch::All => capability::BATCHES | capability::LARGER_BATCHES,
         };
         let bits = [
@@ -144,6 +146,12 @@ impl Basis<'_> {
         }
     }
 
+    /// The most blocks of a kernel.
+    pub fn ctas_max(&self) -> u32 {
+        let limits = [self.ctas.max, self.nccl.ctas_max()];
+        limits.into_iter().filter(|limit| *limit > 0).fold(GRID_MAX, u32::min)
+    }
+
     fn has_multicast(&self) -> bool {
         self.device.multicast && !self.nccl.has(Effect::NoMulticast)
     }
@@ -166,6 +174,8 @@ pub(super) fn of_all(contract: &Contract, own: Lacks) -> Lacks {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::LazyLock;
+
     use super::*;
     use crate::contract::{Token, Version};
 
@@ -186,12 +196,20 @@ mod tests {
     }
 
     fn basis<'a>(options: &'a Config, device: &'a device::Facts) -> Basis<'a> {
-        let nccl = Settings::default();
-        Basis { options, nccl, version: 22809, device, ctas: Ctas::UNSAID, ranks: 2, has_kernels: true }
+        static NOTHING: LazyLock<Settings> = LazyLock::new(Settings::default);
+        Basis {
+            options,
+            nccl: &NOTHING,
+            version: 22809,
+            device,
+            ctas: Ctas::UNSAID,
+            ranks: 2,
+            has_kernels: true,
+        }
     }
 
     fn set(effect: Effect) -> Settings {
-        Settings::default().with(effect)
+        std::iter::once(effect).collect()
     }
 
     /// Registering by itself is for devices, versions and settings that were measured; if asked for it is done wherever NCCL can.
@@ -211,8 +229,8 @@ mod tests {
         assert_eq!(on(&device::Facts { capability: 100, ..hopper.clone() }), [false, true, false]);
         let switched = device::Facts { multicast: true, ..hopper.clone() };
         assert_eq!(on(&switched), [false, true, false]);
-        let with = |nccl, device: &device::Facts| {
-            all(&|basis| Basis { device, nccl, ..basis }.registration().is_ok())
+        let with = |nccl: Settings, device: &device::Facts| {
+            all(&|basis| Basis { device, nccl: &nccl, ..basis }.registration().is_ok())
         };
         assert_eq!(with(set(Effect::NoMulticast), &switched), [true, true, false]);
         assert_eq!(with(set(Effect::NoRegistration), &hopper), [false; 3]);
@@ -229,10 +247,10 @@ mod tests {
         assert_eq!(of(plain), Ok(()));
         assert_eq!(of(Basis { version: 22802, ..plain }), Err(Lack::Version));
         assert_eq!(of(Basis { device: &switched, ..plain }), Err(Lack::Multicast));
-        assert_eq!(of(Basis { device: &switched, nccl: set(Effect::NoMulticast), ..plain }), Ok(()));
-        assert_eq!(of(Basis { nccl: set(Effect::Algorithms), ..plain }), Err(Lack::Variable));
-        assert_eq!(of(Basis { nccl: set(Effect::NoWindows), ..plain }), Err(Lack::Variable));
-        assert_eq!(of(Basis { nccl: set(Effect::NoCuMem), ..plain }), Err(Lack::NoCuMem));
+        assert_eq!(of(Basis { device: &switched, nccl: &set(Effect::NoMulticast), ..plain }), Ok(()));
+        assert_eq!(of(Basis { nccl: &set(Effect::Algorithms), ..plain }), Err(Lack::Variable));
+        assert_eq!(of(Basis { nccl: &set(Effect::NoWindows), ..plain }), Err(Lack::Variable));
+        assert_eq!(of(Basis { nccl: &set(Effect::NoCuMem), ..plain }), Err(Lack::NoCuMem));
         let off = Config { windows: Windows::Off, ..Config::default() };
         assert_eq!(of(Basis { options: &off, ..plain }), Err(Lack::Option));
         let poolless = Config { pool_bytes_max: 0, ..Config::default() };
@@ -246,19 +264,32 @@ mod tests {
         let plain = basis(&options, &hopper);
         assert_eq!(plain.native(), Ok(()));
         // NCCL's memory is another matter.
-        assert_eq!(Basis { nccl: set(Effect::NoCuMem), ..plain }.native(), Ok(()));
-        assert_eq!(Basis { nccl: set(Effect::Algorithms), ..plain }.native(), Err(Lack::Variable));
+        assert_eq!(Basis { nccl: &set(Effect::NoCuMem), ..plain }.native(), Ok(()));
+        assert_eq!(Basis { nccl: &set(Effect::Algorithms), ..plain }.native(), Err(Lack::Variable));
         assert_eq!(Basis { has_kernels: false, ..plain }.native(), Err(Lack::Device));
         assert_eq!(Basis { ranks: 9, ..plain }.native(), Err(Lack::ManyRanks));
         let off = Config { fast: Fast::Off, ..Config::default() };
         assert_eq!(Basis { options: &off, ..plain }.native(), Err(Lack::Option));
     }
 
+    /// The least of the limits on blocks holds, and large batches are for those without one.
+    #[test]
+    fn limits_on_blocks() {
+        let (options, hopper) = (Config::default(), hopper());
+        let plain = basis(&options, &hopper);
+        let limited = Basis { ctas: Ctas { max: 12, ..Ctas::UNSAID }, ..plain };
+        assert_eq!((plain.ctas_max(), limited.ctas_max()), (GRID_MAX, 12));
+        assert_eq!(Basis { nccl: &set(Effect::MaxCtas(9)), ..limited }.ctas_max(), 9);
+        let larger = |basis: Basis<'_>| basis.capabilities() & capability::LARGER_BATCHES != 0;
+        assert!(larger(plain) && !larger(limited));
+    }
+
     /// What all ranks have is not lacking; what this rank would have, another lacks.
     #[test]
     fn whose_lack() {
         let (options, hopper) = (Config::default(), hopper());
-        let basis = Basis { nccl: set(Effect::NoCuMem), ..basis(&options, &hopper) };
+        let nccl = set(Effect::NoCuMem);
+        let basis = Basis { nccl: &nccl, ..basis(&options, &hopper) };
         assert_eq!(basis.capabilities() & (capability::FAST | capability::WINDOWS), capability::FAST);
         let of = |capabilities| {
             let contract = Contract {

@@ -17,12 +17,12 @@ use crate::mailbox::Layout;
 use crate::rendezvous::card::{Card, Id};
 use crate::rendezvous::colors::Willing;
 use crate::rendezvous::derived::NOBODY;
-use crate::rendezvous::facts::{Facts, Forbidden, LocalFacts, Waiting, plain_reason};
+use crate::rendezvous::facts::{Facts, LocalFacts, Waiting, plain_reason};
 use crate::rendezvous::place;
 use crate::rendezvous::verdict::Reason;
 use crate::tuning;
 
-use super::boxes::{self, Share};
+use super::boxes::Share;
 use super::hosting::rendezvous;
 use super::{Plain, features, tuned, watch};
 
@@ -100,7 +100,7 @@ impl Wish {
     pub fn plain(&self, configuration: configuration::Kept) -> Option<Arc<Plain>> {
         let card = Card::decode(&self.id)?;
         let waits = waits(self.waiting) == Waiting::Blocking;
-        let splits = waits && self.ids == 1 && self.ranks > 2 && forbidden() == Forbidden::Nothing;
+        let splits = waits && self.ids == 1 && self.ranks > 2 && forbidden().is_none();
         splits.then(|| Plain::new(card.token, self.rank.max(0) as u32, self.ctas, configuration))
     }
 }
@@ -129,26 +129,24 @@ fn waits(configured: Option<Waiting>) -> Waiting {
 pub(super) fn check_all(ranks: usize) -> Result<(), Reason> {
     check_derived(None)?;
     match (forbidden(), ranks) {
-        (Forbidden::PeerAccess, _) => Err(Reason::PeerAccess),
-        (Forbidden::ImplicitOrder, _) => Err(Reason::ImplicitOrder),
-        (Forbidden::UnseenValues, _) => Err(Reason::UnseenValues),
+        // They need no id.
+        (Some(reason), _) if reason != Reason::CommId => Err(reason),
         (_, 0 | 1) => Err(Reason::OneRank),
         (_, ranks) if ranks > RANKS_MAX => Err(Reason::ManyRanks),
         _ => Ok(()),
     }
 }
 
-fn forbidden() -> Forbidden {
+/// Which of NCCL's variables forbids a peer group, if one does. NCCL_COMM_ID comes last, as it forbids less than the others.
+fn forbidden() -> Option<Reason> {
     let forbids = [
-        (Effect::UnseenValues, Forbidden::UnseenValues),
-        (Effect::NoPeerAccess, Forbidden::PeerAccess),
-        (Effect::ImplicitOrder, Forbidden::ImplicitOrder),
-        // Last: it does not forbid what ranks in one hand have, which the others do.
-        (Effect::OwnIds, Forbidden::CommId),
+        (Effect::UnseenValues, Reason::UnseenValues),
+        (Effect::NoPeerAccess, Reason::PeerAccess),
+        (Effect::ImplicitOrder, Reason::ImplicitOrder),
+        (Effect::OwnIds, Reason::CommId),
     ];
     let settings = nccl::settings();
-    let found = forbids.into_iter().find(|(effect, _)| settings.has(*effect));
-    found.map_or(Forbidden::Nothing, |(_, forbidden)| forbidden)
+    forbids.into_iter().find(|(effect, _)| settings.has(*effect)).map(|(_, reason)| reason)
 }
 
 /// The arena, the share and the facts of this thread's current device.
@@ -179,7 +177,7 @@ pub(super) fn on(
     let mut share = Share::new(ordinal, ranks).map_err(|words| Reason::Refused { rank: 0, words })?;
     let basis = features::Basis {
         options: config(),
-        nccl,
+        nccl: &nccl,
         version: features::version(),
         device: &device,
         ctas,
@@ -196,7 +194,7 @@ pub(super) fn on(
             | of_children()
             | basis.capabilities(),
         options: options(),
-        ctas_max: boxes::ctas_max([ctas.max, nccl.ctas_max()]),
+        ctas_max: basis.ctas_max(),
         member: Member {
             rank: 0,
             process: place::process().map_err(no_identity)?,

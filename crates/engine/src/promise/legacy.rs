@@ -14,9 +14,9 @@ use crate::gpu;
 
 static TRIED: AtomicBool = AtomicBool::new(false);
 
-/// Whether NCCL has tried, or never will.
+/// Whether NCCL has tried, or never will: not with a single GPU to see.
 pub fn is_settled() -> bool {
-    TRIED.load(Ordering::Acquire) || !would_try() || seen().len() < 2
+    TRIED.load(Ordering::Acquire) || !would_try() || seen().len() == 1
 }
 
 /// Whether this process sees two of these GPUs.
@@ -38,7 +38,7 @@ fn would_try() -> bool {
     nccl::at_allocation().has(Effect::NoCuMem) || nccl::lacks_cu_mem()
 }
 
-/// The GPUs that this process sees.
+/// The GPUs that this process sees; none where the driver does not say.
 fn seen() -> &'static [[u8; 16]] {
     static SEEN: OnceCell<Vec<[u8; 16]>> = OnceCell::new();
     SEEN.get_or_init(|| {

@@ -11,7 +11,7 @@ use super::card::Card;
 use super::verdict::Reason;
 
 /// How a communicator is asked for, as far as it decides whether there is a meeting at all.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalFacts {
     /// How many ranks the communicator has.
     pub ranks: usize,
@@ -21,8 +21,8 @@ pub struct LocalFacts {
     pub ids: usize,
     /// Whether the call waits (`blocking` of the configuration and NCCL_COMM_BLOCKING).
     pub waiting: Waiting,
-    /// What forbids it, of the environment and of our options.
-    pub forbidden: Forbidden,
+    /// Which of NCCL's variables forbids a peer group, if one does.
+    pub forbidden: Option<Reason>,
 }
 
 /// Whether the caller of an init waits for it.
@@ -33,33 +33,10 @@ pub enum Waiting {
     NonBlocking,
 }
 
-/// What forbids a fabric without asking anyone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Forbidden {
-    /// Nothing.
-    Nothing,
-    /// `WINDLASS=off`.
-    SwitchedOff,
-    /// NCCL_COMM_ID is set: every rank makes its own id.
-    CommId,
-    /// NCCL_P2P_DISABLE or NCCL_P2P_LEVEL forbid peer access.
-    PeerAccess,
-    /// NCCL_LAUNCH_ORDER_IMPLICIT ties the launches of communicators together, which a copy that orders NCCL's work before ours
-    /// must not wait for.
-    ImplicitOrder,
-    /// NCCL_ENV_PLUGIN supplies values that nobody else sees.
-    UnseenValues,
-}
-
 /// Why this communicator is plain without talk, if it is.
 pub fn plain_reason(facts: &LocalFacts) -> Option<Reason> {
-    match facts.forbidden {
-        Forbidden::SwitchedOff => return Some(Reason::SwitchedOff),
-        Forbidden::CommId => return Some(Reason::CommId),
-        Forbidden::PeerAccess => return Some(Reason::PeerAccess),
-        Forbidden::ImplicitOrder => return Some(Reason::ImplicitOrder),
-        Forbidden::UnseenValues => return Some(Reason::UnseenValues),
-        Forbidden::Nothing => {}
+    if facts.forbidden.is_some() {
+        return facts.forbidden.clone();
     }
     if facts.ranks < 2 {
         return Some(Reason::OneRank);
@@ -139,28 +116,19 @@ mod tests {
     #[test]
     fn reasons() {
         let card = Card { version: Version::THIS, token: Token([1; 16]), root_port: 1 };
-        let good = LocalFacts {
-            ranks: 4,
-            card: Some(card),
-            ids: 1,
-            waiting: Waiting::Blocking,
-            forbidden: Forbidden::Nothing,
-        };
+        let good =
+            LocalFacts { ranks: 4, card: Some(card), ids: 1, waiting: Waiting::Blocking, forbidden: None };
         let other = Card { version: Version { major: 999, minor: 0, patch: 0 }, ..card };
         let cases = [
-            (good, None),
-            (LocalFacts { ranks: RANKS_MAX, ..good }, None),
-            (LocalFacts { ranks: RANKS_MAX + 1, ..good }, Some(Reason::ManyRanks)),
-            (LocalFacts { ranks: 1, ..good }, Some(Reason::OneRank)),
-            (LocalFacts { card: None, ..good }, Some(Reason::NoCard)),
-            (LocalFacts { card: Some(other), ..good }, Some(Reason::OtherVersion)),
-            (LocalFacts { ids: 2, ..good }, Some(Reason::ManyIds)),
-            (LocalFacts { waiting: Waiting::NonBlocking, ..good }, Some(Reason::NonBlocking)),
-            (LocalFacts { forbidden: Forbidden::SwitchedOff, ..good }, Some(Reason::SwitchedOff)),
-            (LocalFacts { forbidden: Forbidden::CommId, ..good }, Some(Reason::CommId)),
-            (LocalFacts { forbidden: Forbidden::PeerAccess, ..good }, Some(Reason::PeerAccess)),
-            (LocalFacts { forbidden: Forbidden::ImplicitOrder, ..good }, Some(Reason::ImplicitOrder)),
-            (LocalFacts { forbidden: Forbidden::UnseenValues, ..good }, Some(Reason::UnseenValues)),
+            (good.clone(), None),
+            (LocalFacts { ranks: RANKS_MAX, ..good.clone() }, None),
+            (LocalFacts { ranks: RANKS_MAX + 1, ..good.clone() }, Some(Reason::ManyRanks)),
+            (LocalFacts { ranks: 1, ..good.clone() }, Some(Reason::OneRank)),
+            (LocalFacts { card: None, ..good.clone() }, Some(Reason::NoCard)),
+            (LocalFacts { card: Some(other), ..good.clone() }, Some(Reason::OtherVersion)),
+            (LocalFacts { forbidden: Some(Reason::CommId), ids: 2, ..good.clone() }, Some(Reason::CommId)),
+            (LocalFacts { ids: 2, ..good.clone() }, Some(Reason::ManyIds)),
+            (LocalFacts { waiting: Waiting::NonBlocking, ..good.clone() }, Some(Reason::NonBlocking)),
         ];
         for (facts, expected) in cases {
             assert_eq!(plain_reason(&facts), expected, "{facts:?}");

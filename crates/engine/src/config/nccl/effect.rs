@@ -39,17 +39,9 @@ pub enum Effect {
     Host(u64),
 }
 
-/// Whether an effect takes something away.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub enum Weight {
-    Loses,
-    Changes,
-}
-
 impl Effect {
     /// Whether something is off that would be on.
-    pub fn weight(&self) -> Weight {
+    pub fn loses(&self) -> bool {
         match self {
             Effect::OwnIds
             | Effect::NonBlocking
@@ -60,13 +52,13 @@ impl Effect {
             | Effect::Algorithms
             | Effect::NoCuMem
             | Effect::NoWindows
-            | Effect::NoRegistration => Weight::Loses,
+            | Effect::NoRegistration
+            | Effect::SharedResources => true,
             Effect::Blocking
             | Effect::NoMulticast
             | Effect::GraphsUnordered
-            | Effect::SharedResources
             | Effect::MaxCtas(_)
-            | Effect::Host(_) => Weight::Changes,
+            | Effect::Host(_) => false,
         }
     }
 }
@@ -94,81 +86,40 @@ impl fmt::Display for Effect {
 }
 
 /// The effects of all variables that are set.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Settings {
-    /// A bit for each effect without a number.
-    effects: u32,
-    /// The most blocks of a kernel, 0 for no limit.
-    ctas_max: u32,
-    /// A number of NCCL_HOSTID's text.
-    host: Option<u64>,
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Settings(Vec<Effect>);
+
+impl FromIterator<Effect> for Settings {
+    fn from_iter<I: IntoIterator<Item = Effect>>(effects: I) -> Settings {
+        Settings(effects.into_iter().collect())
+    }
 }
 
 impl Settings {
-    /// These and one effect more.
-    #[must_use]
-    pub fn with(mut self, effect: Effect) -> Settings {
-        match effect {
-            Effect::MaxCtas(most) => self.ctas_max = least(self.ctas_max, most),
-            Effect::Host(host) => self.host = Some(host),
-            plain => self.effects |= plain.bit(),
-        }
-        self
+    /// Its effects.
+    pub fn iter(&self) -> impl Iterator<Item = Effect> {
+        self.0.iter().copied()
     }
 
-    /// These and others.
-    #[must_use]
-    pub fn and(self, other: Settings) -> Settings {
-        Settings {
-            effects: self.effects | other.effects,
-            ctas_max: least(self.ctas_max, other.ctas_max),
-            host: self.host.or(other.host),
-        }
-    }
-
-    /// Whether one of these has this effect, which has no number.
+    /// Whether one of these is this effect.
     pub fn has(&self, effect: Effect) -> bool {
-        self.effects & effect.bit() != 0
+        self.0.contains(&effect)
     }
 
     /// The most blocks of a kernel, 0 for no limit.
     pub fn ctas_max(&self) -> u32 {
-        self.ctas_max
+        let limit = self.iter().find_map(|effect| match effect {
+            Effect::MaxCtas(most) => Some(most),
+            _ => None,
+        });
+        limit.unwrap_or(0)
     }
 
     /// What stands for the text of NCCL_HOSTID, where it is set.
     pub fn host(&self) -> Option<u64> {
-        self.host
-    }
-}
-
-/// 0 is no limit.
-fn least(one: u32, other: u32) -> u32 {
-    match (one, other) {
-        (0, limit) | (limit, 0) => limit,
-        (one, other) => one.min(other),
-    }
-}
-
-impl Effect {
-    fn bit(self) -> u32 {
-        let index = match self {
-            Effect::OwnIds => 0,
-            Effect::NonBlocking => 1,
-            Effect::NoPeerAccess => 2,
-            Effect::ImplicitOrder => 3,
-            Effect::UnseenValues => 4,
-            Effect::LaunchBarrier => 5,
-            Effect::Algorithms => 6,
-            Effect::NoCuMem => 7,
-            Effect::NoWindows => 8,
-            Effect::NoRegistration => 9,
-            Effect::NoMulticast => 10,
-            Effect::GraphsUnordered => 11,
-            Effect::SharedResources => 12,
-            Effect::Blocking => 13,
-            Effect::MaxCtas(_) | Effect::Host(_) => return 0,
-        };
-        1 << index
+        self.iter().find_map(|effect| match effect {
+            Effect::Host(host) => Some(host),
+            _ => None,
+        })
     }
 }

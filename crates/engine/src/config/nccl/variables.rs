@@ -1,7 +1,7 @@
 //! The one list of NCCL's variables that change what Windlass does. `docs/nccl-variables.md` is made from it.
 
 use super::Found;
-use super::effect::{Effect, Weight};
+use super::effect::Effect;
 use crate::config::words::number;
 
 /// When NCCL reads a variable, and so Windlass.
@@ -176,17 +176,7 @@ pub const VARIABLES: &[Variable] = &[
         since: 0,
         why: "It limits the blocks of NCCL's kernels, and so of Windlass's.",
         set_by: "vLLM with expert balancing over DeepGEMM (8)",
-        effect: max_ctas,
-    },
-    Variable {
-        name: "NCCL_MAX_NCHANNELS",
-        values: "a number above 0",
-        example: "8",
-        read: Moment::FirstInit,
-        since: 0,
-        why: "It limits the blocks of NCCL's kernels, one for each channel, and so of Windlass's.",
-        set_by: "vLLM and torchtitan in batch-invariant mode (1), SGLang in deterministic mode (8), MaxText (12)",
-        effect: max_ctas,
+        effect: |text| u32::try_from(number(text)).ok().filter(|most| *most > 0).map(Effect::MaxCtas),
     },
     Variable {
         name: "NCCL_WIN_ENABLE",
@@ -263,10 +253,6 @@ pub const VARIABLES: &[Variable] = &[
 /// The value of NCCL_CUMEM_ENABLE by which NCCL decides.
 const CHOOSES_ITSELF: i64 = -2;
 
-fn max_ctas(text: &str) -> Option<Effect> {
-    u32::try_from(number(text)).ok().filter(|most| *most > 0).map(Effect::MaxCtas)
-}
-
 fn shares(text: &str) -> Option<Effect> {
     (number(text) != 0).then_some(Effect::SharedResources)
 }
@@ -307,8 +293,9 @@ pub fn documentation() -> String {
         `NCCL_P2P_DISABLE=1` after `ncclGetVersion` and before its first init gets what it asks for. A lazy communicator is built later, so NCCL reads what is read at every init when it is built.\n\
         - **Who says what took effect.** `windlass doctor` lists those that are set in its own environment. With `WINDLASS_LOG=info` a process\n  \
         logs one line for each that took effect. `WINDLASS_REPORT=text` and `windlass stats` name for each communicator what it lacks.\n\
-        - **What is not here.** Variables that tune NCCL's kernels or network alone, as NCCL_BUFFSIZE, NCCL_NTHREADS, NCCL_MIN_NCHANNELS,\n  \
-        NCCL_NET_PLUGIN and NCCL_IB_HCA: they hold for what NCCL runs. Windlass neither warns of a name that it does not know nor hides it.\n\
+        - **What is not here.** Variables that tune NCCL's kernels or network alone, as NCCL_BUFFSIZE, NCCL_NTHREADS,\n  \
+        NCCL_MAX_NCHANNELS, NCCL_NET_PLUGIN and NCCL_IB_HCA: they hold for what NCCL runs. `NCCL_MAX_CTAS` limits Windlass's kernels, too.\n  \
+        Windlass neither warns of a name that it does not know nor hides it.\n\
         - **`NCCL_CUMEM_ENABLE=0` and checkpoints.** Some set it because memory that processes share through cuMem may stand in the way of CUDA\n  \
         checkpointing. Peer groups share memory in that way whatever it says. Set `WINDLASS_FABRIC=off` in a process that is to be checkpointed.\n\n\
         The rows in **bold** take something away.\n\n\
@@ -316,7 +303,7 @@ pub fn documentation() -> String {
     let row = |variable: &'static Variable| {
         let effect = (variable.effect)(variable.example);
         let changes = match effect {
-            Some(effect) if effect.weight() == Weight::Loses => format!("**{effect}**"),
+            Some(effect) if effect.loses() => format!("**{effect}**"),
             Some(effect) => effect.to_string(),
             None => String::new(),
         };
@@ -383,16 +370,14 @@ mod tests {
         assert_eq!(effect("NCCL_HOSTID", "a"), effect("NCCL_HOSTID", "a"));
     }
 
-    /// Effects add up, and those with a number keep it.
+    /// What is not there is no limit and no host.
     #[test]
     fn settings() {
-        let some = Settings::default().with(Effect::Algorithms).with(Effect::MaxCtas(7));
-        let all = some.and(Settings::default().with(Effect::Host(5)).with(Effect::MaxCtas(9)));
+        let effects = [Effect::Algorithms, Effect::MaxCtas(7), Effect::Host(5)];
+        let all: Settings = effects.into_iter().collect();
         assert!(all.has(Effect::Algorithms) && !all.has(Effect::NoCuMem));
         assert_eq!((all.ctas_max(), all.host()), (7, Some(5)));
-        let bits = VARIABLES.iter().filter_map(|variable| (variable.effect)(variable.example));
-        let with_bit = bits.filter(|effect| !matches!(effect, Effect::MaxCtas(_) | Effect::Host(_)));
-        assert!(with_bit.into_iter().all(|effect| Settings::default().with(effect).has(effect)));
+        assert_eq!((Settings::default().ctas_max(), Settings::default().host()), (0, None));
     }
 
     /// docs/nccl-variables.md is this table.
