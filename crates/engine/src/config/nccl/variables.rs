@@ -170,11 +170,11 @@ pub const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "NCCL_MAX_CTAS",
-        values: "a number above 0",
+        values: "a number above 0, as 8",
         example: "8",
         read: Moment::FirstInit,
         since: 0,
-        why: "It limits the blocks of NCCL's kernels, and so of Windlass's.",
+        why: "It limits the blocks of NCCL's kernels, and so of Windlass's. Below 32, native collectives serve up to 64 KiB for each block.",
         set_by: "vLLM with expert balancing over DeepGEMM (8)",
         effect: |text| u32::try_from(number(text)).ok().filter(|most| *most > 0).map(Effect::MaxCtas),
     },
@@ -289,13 +289,13 @@ pub fn documentation() -> String {
         `crates/engine/src/config/nccl/variables.rs`.\n\n\
         - **Where values come from.** The environment comes first, then the file that `NCCL_CONF_FILE` names (else `~/.nccl.conf`), then\n  \
         `/etc/nccl.conf`. An empty value counts as not set.\n\
-        - **When they are read.** When NCCL reads them; one that `NCCL_NO_CACHE` names, at every init. A program that sets\n  \
-        `NCCL_P2P_DISABLE=1` after `ncclGetVersion` and before its first init gets what it asks for. A lazy communicator is built later, so NCCL reads what is read at every init when it is built.\n\
+        - **When they are read.** When NCCL reads them. A program that sets `NCCL_P2P_DISABLE=1` after `ncclGetVersion` and before its first init\n  \
+        gets what it asks for. A variable that `NCCL_NO_CACHE` names is read at every init (NCCL 2.29.7 and later).\n\
+        - **Lazy communicators.** NCCL builds its part of one when a call needs it. It reads `NCCL_ALGO` and the others of every init only then.\n\
         - **Who says what took effect.** `windlass doctor` lists those that are set in its own environment. With `WINDLASS_LOG=info` a process\n  \
         logs one line for each that took effect. `WINDLASS_REPORT=text` and `windlass stats` name for each communicator what it lacks.\n\
-        - **What is not here.** Variables that tune NCCL's kernels or network alone, as NCCL_BUFFSIZE, NCCL_NTHREADS,\n  \
-        NCCL_MAX_NCHANNELS, NCCL_NET_PLUGIN and NCCL_IB_HCA: they hold for what NCCL runs. `NCCL_MAX_CTAS` limits Windlass's kernels, too.\n  \
-        Windlass neither warns of a name that it does not know nor hides it.\n\
+        - **What is not here.** Variables that tune only NCCL's kernels or network, such as `NCCL_BUFFSIZE`, `NCCL_NTHREADS`, `NCCL_MAX_NCHANNELS` and\n  \
+        `NCCL_IB_HCA`. They hold for what NCCL runs. `NCCL_MAX_CTAS` limits Windlass's kernels, too. Windlass warns of no `NCCL_` name.\n\
         - **`NCCL_CUMEM_ENABLE=0` and checkpoints.** Some set it because memory that processes share through cuMem may stand in the way of CUDA\n  \
         checkpointing. Peer groups share memory in that way whatever it says. Set `WINDLASS_FABRIC=off` in a process that is to be checkpointed.\n\n\
         The rows in **bold** take something away.\n\n\
@@ -307,8 +307,12 @@ pub fn documentation() -> String {
             Some(effect) => effect.to_string(),
             None => String::new(),
         };
-        let Variable { name, values, read, why, set_by, .. } = variable;
-        format!("| `{name}` | {values} | {} | {changes} | {why} | {set_by} |\n", read.words())
+        let Variable { name, values, read, since, why, set_by, .. } = variable;
+        let since = match since {
+            0 => String::new(),
+            code => format!(" (from NCCL {}.{}.{})", code / 10000, code / 100 % 100, code % 100),
+        };
+        format!("| `{name}` | {values}{since} | {} | {changes} | {why} | {set_by} |\n", read.words())
     };
     head.to_owned() + &VARIABLES.iter().map(row).collect::<String>()
 }
