@@ -2,6 +2,7 @@
 
 use crate::event::{Event, Recording};
 use crate::guard;
+use crate::mapping::PAGE;
 use crate::module::Launch;
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -80,23 +81,65 @@ impl Copy {
     }
 }
 
+/// Zeros of so many bytes and more are not written where the system has no pages yet.
+const WORTH_ASKING: usize = 64 << 10;
+/// Pages about which the system is asked at once.
+const ASKED_AT_ONCE: usize = 1024;
+
 impl Fill {
     fn run(&self) {
         for row in 0..self.height {
             let start = self.destination + row * self.pitch;
-            for element in 0..self.width {
-                let at = start + element * self.element_bytes;
-                // SAFETY: the application vouches for the range and its alignment, as it does to a GPU.
-                unsafe {
-                    match self.element_bytes {
-                        1 => (at as *mut u8).write(self.value as u8),
-                        2 => (at as *mut u16).write(self.value as u16),
-                        _ => (at as *mut u32).write(self.value),
-                    }
-                }
+            let bytes = self.width * self.element_bytes;
+            if self.value == 0 && bytes >= WORTH_ASKING { clear(start, bytes) } else { self.write(start) }
+        }
+    }
+
+    /// One row.
+    fn write(&self, start: usize) {
+        // SAFETY: the application vouches for the range and its alignment, as it does to a GPU.
+        unsafe {
+            match self.element_bytes {
+                1 => (start as *mut u8).write_bytes(self.value as u8, self.width),
+                2 => (0..self.width).for_each(|at| (start as *mut u16).add(at).write(self.value as u16)),
+                _ => (0..self.width).for_each(|at| (start as *mut u32).add(at).write(self.value)),
             }
         }
     }
+}
+
+/// Zeros a range. Pages that were never touched stay so: most of what is cleared on a device here nobody ever uses, and the system takes
+/// longer to make a page than anyone to write it.
+fn clear(start: usize, bytes: usize) {
+    let write = |from: usize, to: usize| {
+        // SAFETY: the application vouches for the range, as it does to a GPU.
+        unsafe { (from as *mut u8).write_bytes(0, to - from) }
+    };
+    let (first, end) = (start.next_multiple_of(PAGE), (start + bytes) / PAGE * PAGE);
+    write(start, first);
+    let mut there = [0_u8; ASKED_AT_ONCE];
+    let mut at = first;
+    while at < end {
+        let pages = ((end - at) / PAGE).min(ASKED_AT_ONCE);
+        // SAFETY: room for a byte of each page.
+        let asked = unsafe { libc::mincore(at as *mut c_void, pages * PAGE, there.as_mut_ptr()) };
+        let is_there = |page: usize| asked != 0 || there[page] & 1 != 0;
+        let mut page = 0;
+        while page < pages {
+            let kind = is_there(page);
+            let next = (page..pages).find(|&page| is_there(page) != kind).unwrap_or(pages);
+            let (from, to) = (at + page * PAGE, at + next * PAGE);
+            // What is not there may have been moved out, so its pages are given up: nothing to do where there are none. The system refuses
+            // that of memory without a file.
+            // SAFETY: as for writing zeros, which is what is read afterwards.
+            if kind || unsafe { libc::madvise(from as *mut c_void, to - from, libc::MADV_REMOVE) } != 0 {
+                write(from, to);
+            }
+            page = next;
+        }
+        at += pages * PAGE;
+    }
+    write(end, start + bytes);
 }
 
 impl MemoryOperation {

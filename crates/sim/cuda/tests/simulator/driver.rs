@@ -77,6 +77,7 @@ driver! {
     fn cuMemcpyDtoH_v2(to: *mut c_void, from: usize, bytes: usize);
     fn cuMemcpyHtoDAsync_v2(to: usize, from: *const c_void, bytes: usize, stream: Handle);
     fn cuMemcpyDtoDAsync_v2(to: usize, from: usize, bytes: usize, stream: Handle);
+    fn cuMemsetD8_v2(at: usize, value: u8, count: usize);
     fn cuMemsetD32Async(at: usize, value: u32, count: usize, stream: Handle);
     fn cuMemGetAddressRange_v2(base: &mut usize, bytes: &mut usize, at: usize);
     fn cuPointerGetAttribute(data: *mut c_void, attribute: u32, address: usize);

@@ -55,6 +55,24 @@ fn a_device_has_the_memory_that_the_environment_gives_it_and_no_more() {
     assert_eq!(cuMemAlloc_v2(&mut second, 0), 1);
 }
 
+/// A large range that is cleared reads as zeros, whatever of it was written before; the bytes beside it stay.
+#[test]
+fn clearing_skips_no_page_that_was_written() {
+    start();
+    const BYTES: usize = 1 << 20;
+    let memory = buffer(BYTES);
+    // Two stretches of pages, a page alone, and the bytes at both ends.
+    for (at, bytes) in [(0, 100), (90_000, 20_000), (300_001, 5), (BYTES - 70, 70)] {
+        ok(cuMemsetD8_v2(memory + at, 0xff, bytes));
+    }
+    ok(cuMemsetD8_v2(memory + 33, 0, BYTES - 66));
+    let mut seen = vec![7_u8; BYTES];
+    ok(cuMemcpyDtoH_v2(seen.as_mut_ptr().cast(), memory, BYTES));
+    let written: Vec<usize> = (0..BYTES).filter(|at| seen[*at] != 0).collect();
+    assert_eq!(written, (0..33).chain(BYTES - 33..BYTES).collect::<Vec<_>>());
+    ok(cuMemFree_v2(memory));
+}
+
 #[test]
 fn pageable_sources_may_be_reused_at_once() {
     start();
