@@ -220,7 +220,7 @@ pub mod capability {
 }
 
 /// Of contracts, and of what a rank reports before there is one: the calling card says it, too.
-pub const LAYOUT: u16 = 9;
+pub const LAYOUT: u16 = 10;
 
 impl Contract {
     /// The bytes that every rank gets.
@@ -321,11 +321,6 @@ impl Contract {
     /// Whether ranks tell each other what they call: where all would.
     pub fn checks(&self) -> bool {
         !self.members.is_empty() && self.members.iter().all(|member| member.checks)
-    }
-
-    /// Whether the ranks share a page.
-    pub fn has_page(&self) -> bool {
-        self.registers() || self.keeps_windows() || self.checks()
     }
 
     /// The doors of the processes that take part, each once, in the order of their first rank.

@@ -110,8 +110,8 @@ pub struct Fabric {
     own: Option<(Slice, Closing)>,
     holds: Arc<Holds>,
     lives: Vec<Arc<Life>>,
-    /// Where the contract has one.
-    page: Option<Arc<Page>>,
+    /// Zeros at first; all ranks write to it.
+    page: Arc<Page>,
     /// Turns that were taken.
     runs: AtomicU64,
     /// Collectives that ran, those of a batch as one.
@@ -125,15 +125,17 @@ pub struct Fabric {
 }
 
 impl Fabric {
-    fn new(contract: Arc<Contract>, rank: u32, word: Word, prepared: Prepared) -> Option<Arc<Fabric>> {
-        let Prepared { slice, peers, lives, holds, boxes, line: _, lines, page } = prepared;
+    fn new(contract: Arc<Contract>, prepared: Prepared) -> Option<Arc<Fabric>> {
+        let Prepared { slice, peers, lives, holds, boxes, line: _, lines, page, rank } = prepared;
+        let page = page?;
         let ranks = contract.members.len() as u32;
-        let registers = page.clone().filter(|_| contract.registers());
+        let registers = contract.registers().then(|| page.clone());
         let registering = registers.and_then(|page| Registering::new(page, rank, ranks, slice.device()));
-        let windows = Windows::new(&contract, page.as_ref(), rank, slice.device());
-        let checking = Checking::new(&contract, page.as_ref(), rank);
+        let windows = Windows::new(&contract, &page, rank, slice.device());
+        let checking = Checking::new(&contract, &page, rank);
         checking::say_who_does_not(&contract, rank);
         let boxes = Some(boxes?);
+        let word = Word::shared(page.clone(), rank);
         let closing = Closing::new(&slice, word, lives.clone(), holds.clone());
         lines.into_iter().for_each(|line| line.keep(rank));
         let line = derived::Line::of_fabric(&contract, rank);
@@ -176,10 +178,9 @@ impl Fabric {
         self.rank
     }
 
-    /// Memory that all ranks share, zeros at first, by which they agree on calls whose buffers are registered and on windows: exactly
-    /// where the contract [has it](Contract::has_page). Kept by whoever holds it, also beyond the fabric.
-    pub fn page(&self) -> Option<&Arc<Page>> {
-        self.page.as_ref()
+    /// Memory that all ranks share, zeros at first. Kept by whoever holds it, also beyond the peer group.
+    pub fn page(&self) -> &Arc<Page> {
+        &self.page
     }
 
     /// Notes the communicator's configuration, once.

@@ -47,8 +47,8 @@
 //! 5. A rank that cannot prepare refuses, and the meeting will be plain; but the verdict waits until all have confirmed
 //!    or refused, since a refusal may be what a rank makes of a peer that is dying. A dead rank never speaks.
 //! 6. A rank that leaves after its report and before the verdict makes the meeting fail, whether it had confirmed or
-//!    not: nothing has been built on its word yet. After the verdict leaving is news ([`Membership::closed`],
-//!    [`Membership::departed`]), not failure.
+//!    not: nothing has been built on its word yet. After the verdict the host has no more to say, and all connections close:
+//!    a communicator never needs the process that hosted its init.
 //! 7. Nothing is timed. A rank that is minutes late is waited for, as NCCL waits; one that never comes and never goes
 //!    to NCCL is waited for until its peers are aborted, as with NCCL.
 //!
@@ -106,7 +106,7 @@ use verdict::Verdict;
 pub use inquiry::Inquiry;
 pub use listener::Canceller;
 pub use mustering::Mustered;
-pub use party::{Membership, Outcome, Party, Preparation, join_all};
+pub use party::{Outcome, Party, Preparation, join_all};
 
 /// What bounds the rendezvous of a process.
 #[derive(Clone, Copy, Debug)]
@@ -156,7 +156,6 @@ pub struct Rendezvous {
 }
 
 static PROCESS: OnceCell<Rendezvous> = OnceCell::new();
-static NEWS: OnceCell<fn()> = OnceCell::new();
 static FORKED: AtomicBool = AtomicBool::new(false);
 
 /// The one of this process, started by its first use; an error if it cannot be, or in a forked child.
@@ -171,16 +170,6 @@ pub fn process() -> io::Result<&'static Rendezvous> {
 /// The one of this process, if it has been started; none in a forked child.
 pub fn started() -> Option<&'static Rendezvous> {
     PROCESS.get().filter(|_| !is_in_child())
-}
-
-/// What the background thread calls after ranks of this process have heard something; it may neither wait nor panic.
-/// The first one counts.
-pub fn on_news(listener: fn()) {
-    let _ = NEWS.set(listener);
-}
-
-fn tell_news() {
-    NEWS.get().into_iter().for_each(|listener| listener());
 }
 
 /// Whether this is a forked child, where nothing of ours begins.
@@ -258,7 +247,6 @@ impl Rendezvous {
     }
 
     /// Closes the meeting of an id that nobody will use any more: its port, and whoever waits there without a verdict.
-    /// Ranks of a fabric stay connected.
     pub fn retire(&self, id: &Id) {
         if let Some(card) = Card::decode(id) {
             self.shared.send(Command::Retire(card.token));

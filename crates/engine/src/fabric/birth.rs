@@ -15,7 +15,7 @@ use crate::stats::features::{Lacks, line};
 use crate::stats::{count, fabric};
 
 use super::boxes::Share;
-use super::closing::{self, Word};
+use super::closing;
 use super::derived::Wait;
 use super::hosting::rendezvous;
 use super::preparing::{self, Prepared};
@@ -114,10 +114,9 @@ pub fn join(asked: Vec<Asked>) -> Vec<Fate> {
         result
     });
     let fate = |(key, outcome)| match (outcome, take(key)) {
-        (Outcome::Fabric(membership), Some(prepared)) => {
-            let (contract, rank) = (membership.contract.clone(), membership.rank);
-            let fabric = Fabric::new(contract, rank, Word::Meeting(membership), prepared);
-            // Nobody confirms without mailboxes.
+        (Outcome::Fabric(contract), Some(prepared)) => {
+            // Nobody confirms without mailboxes and the page.
+            let fabric = Fabric::new(contract, prepared);
             fabric.map_or(Fate::Failed(Failure::Unreadable), Fate::Fabric)
         }
         // Nobody confirms without having prepared.
@@ -177,12 +176,11 @@ fn all_here_or_reason(devices: &[i32], patience: Patience) -> Result<Vec<Fate>, 
     let contract = Arc::new(decision::decide(place::random().map_err(no_name)?, &all)?);
     let refused = |(rank, words): (u32, String)| Reason::Refused { rank, words };
     let prepared = preparing::in_one_hand(&contract, &arenas, shares).map_err(refused)?;
-    let closed = Word::in_one_hand();
-    let fabric = |(rank, prepared)| {
-        let fabric = Fabric::new(contract.clone(), rank, Word::here(&closed, rank), prepared);
+    let fabric = |prepared| {
+        let fabric = Fabric::new(contract.clone(), prepared);
         fabric.map_or(Fate::Failed(Failure::Unreadable), Fate::Fabric)
     };
-    Ok((0..).zip(prepared).map(fabric).collect())
+    Ok(prepared.into_iter().map(fabric).collect())
 }
 
 /// Whether so many ranks in one hand would be promises.

@@ -86,8 +86,10 @@ pub(super) fn say_why_not(serial: u64, reason: &Reason) {
 
 impl Checking {
     /// Where the contract says so, for a rank of a fabric whose ranks share this page.
-    pub(super) fn new(contract: &Contract, page: Option<&Arc<Page>>, rank: u32) -> Option<Arc<Checking>> {
-        let page = page.filter(|_| contract.checks())?;
+    pub(super) fn new(contract: &Contract, page: &Arc<Page>, rank: u32) -> Option<Arc<Checking>> {
+        if !contract.checks() {
+            return None;
+        }
         let version = segment::current().nccl_version.load(Ordering::Relaxed);
         let has_policy =
             contract.capabilities & capability::UNBOUND == 0 || nccl::settings().has(Effect::Algorithms);
@@ -302,7 +304,7 @@ mod tests {
     fn all(ranks: u32) -> Vec<Arc<Checking>> {
         let contract = contract(ranks);
         let page = Arc::new(Page::create(pages::bytes(&contract)).unwrap().0);
-        (0..ranks).map(|rank| Checking::new(&contract, Some(&page), rank).unwrap()).collect()
+        (0..ranks).map(|rank| Checking::new(&contract, &page, rank).unwrap()).collect()
     }
 
     fn entry(bytes: u64) -> Entry {

@@ -1,4 +1,7 @@
-//! Fabrics that this rank has closed, until the others have, too: then their memory goes back.
+//! Peer groups that this rank has closed, until the others have, too: then their memory goes back.
+//!
+//! Ranks tell each other by a bit each in the page that they share, and the end of a process is seen by its pidfd. So no
+//! process is needed for it but those that still have the memory: whoever hosted the init may be gone.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -9,10 +12,12 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::arena::{self, Arena, Event, Holds, LeaseId, Slice};
 use crate::descriptor::Ours;
-use crate::rendezvous::{self, Membership};
+use crate::page::Page;
+use crate::rendezvous;
 use crate::{guard, process, thread};
 
 use super::line::Line;
+use super::pages::CLOSED_AT;
 use super::{beside, boxes, leaving, watch};
 
 /// Giving memory back takes milliseconds, on a machine that does nothing else.
@@ -23,47 +28,43 @@ const GRAPHS_WITHIN: Duration = Duration::from_millis(250);
 
 /// How it is known which ranks have closed.
 #[derive(Debug)]
-pub(super) enum Word {
-    /// They tell each other over their meeting.
-    Meeting(Membership),
-    /// All are in this process: one bit each, and this rank.
-    Here(Arc<AtomicU64>, u32),
-    /// All have, as of now.
-    Nobody,
-    /// The meeting is over: who touches the slice keeps the line open.
-    Line(Line),
+pub(super) struct Word {
+    /// Where each rank sets its bit; none after an init that failed before there was one.
+    page: Option<Arc<Page>>,
+    rank: u32,
+    /// After an init that failed: who touches the slice keeps the line open, or has said that it has a peer group, and a bit to set.
+    line: Option<Line>,
+    /// Whether anybody came to know the slice.
+    is_known: bool,
 }
 
 impl Word {
-    /// Where ranks of this process tell each other.
-    pub fn in_one_hand() -> Arc<AtomicU64> {
-        Arc::default()
+    /// Of a peer group.
+    pub fn shared(page: Arc<Page>, rank: u32) -> Word {
+        Word { page: Some(page), rank, line: None, is_known: true }
     }
 
-    pub fn here(closed: &Arc<AtomicU64>, rank: u32) -> Word {
-        Word::Here(closed.clone(), rank)
+    /// After an init that failed. Without a line nobody came to know the slice.
+    pub fn failed(page: Option<Arc<Page>>, rank: u32, line: Option<Line>) -> Word {
+        Word { page, rank, is_known: line.is_some(), line }
     }
 
-    /// After a birth that failed. Without a line nobody came to know the slice.
-    pub fn failed(line: Option<Line>) -> Word {
-        line.map_or(Word::Nobody, Word::Line)
-    }
-
+    /// This rank touches nothing of the others' any more.
     fn close(&self) {
-        match self {
-            Word::Meeting(membership) => membership.close(),
-            Word::Here(closed, rank) => drop(closed.fetch_or(1 << rank, Ordering::Relaxed)),
-            Word::Nobody | Word::Line(_) => {}
-        }
+        // What was read and written of theirs comes before.
+        self.bits().map(|bits| bits.fetch_or(1 << self.rank, Ordering::AcqRel));
     }
 
     fn closed(&self) -> u64 {
-        match self {
-            Word::Meeting(membership) => membership.closed(),
-            Word::Here(closed, _) => closed.load(Ordering::Relaxed),
-            Word::Nobody => u64::MAX,
-            Word::Line(line) => line.let_go(),
+        if !self.is_known {
+            return u64::MAX;
         }
+        let let_go = self.line.as_ref().map_or(0, Line::let_go);
+        self.bits().map_or(let_go, |bits| let_go | bits.load(Ordering::Acquire))
+    }
+
+    fn bits(&self) -> Option<&AtomicU64> {
+        (**self.page.as_ref()?).as_ref().get(CLOSED_AT)
     }
 }
 

@@ -8,8 +8,6 @@ use crate::process;
 use crate::rendezvous;
 use crate::rendezvous::card::Id;
 
-use super::settle;
-
 /// Whether births are looked at here.
 pub fn is_on() -> bool {
     config().fabric == Switch::On && !rendezvous::is_in_child()
@@ -39,10 +37,7 @@ pub fn spare_id() -> Option<Id> {
 /// The rendezvous of this process, with all that it needs of us.
 pub(super) fn rendezvous() -> std::io::Result<&'static rendezvous::Rendezvous> {
     static BEGUN: Once = Once::new();
-    BEGUN.call_once(|| {
-        process::on_fork(in_child);
-        rendezvous::on_news(settle);
-    });
+    BEGUN.call_once(|| process::on_fork(in_child));
     rendezvous::process()
 }
 

@@ -1,5 +1,5 @@
-//! The page of memory by which the ranks of a contract agree on what they register, and on windows, and tell each other what they
-//! call: one rank makes it, and its descriptor goes to the others with its slice.
+//! The page of memory that the ranks of a peer group share: by it they agree on what they register and on windows, tell each other
+//! what they call, and say that they have closed. One rank makes it, and its descriptor goes to the others with its slice.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -11,7 +11,9 @@ use crate::{agreed, checking, windows};
 
 /// Where the words of windows lie: behind those of what is registered, at a line of their own.
 pub(super) const WINDOWS_AT: usize = agreed::WORDS.next_multiple_of(8);
-const _: () = assert!(WINDOWS_AT + windows::WORDS <= page::WORDS);
+/// Where the word lies in which each rank sets its bit when it has closed: behind those, at a line of its own.
+pub(super) const CLOSED_AT: usize = (WINDOWS_AT + windows::WORDS).next_multiple_of(8);
+const _: () = assert!(CLOSED_AT < page::WORDS);
 /// Where those lie by which ranks tell what they call: behind the first page, and only where they do.
 pub(super) const CHECKING_AT: usize = page::WORDS;
 
@@ -24,14 +26,10 @@ pub(super) fn bytes(contract: &Contract) -> usize {
 /// The rank that makes the page of all.
 pub(super) const PAGES_MAKER: u32 = 0;
 
-/// The page of a contract that has one, where this rank makes it, and what others open it by.
-pub(super) fn make(contract: &Contract, rank: u32) -> Result<(Option<Arc<Page>>, Option<Ours>), String> {
-    if !contract.has_page() || rank != PAGES_MAKER {
-        return Ok((None, None));
-    }
-    let (page, file) =
-        Page::create(bytes(contract)).map_err(|error| format!("no memory to share: {error}"))?;
-    Ok((Some(Arc::new(page)), Some(file)))
+/// The page, and what others open it by.
+pub(super) fn make(contract: &Contract) -> Result<(Arc<Page>, Ours), String> {
+    let made = Page::create(bytes(contract)).map_err(|error| format!("no memory to share: {error}"));
+    made.map(|(page, file)| (Arc::new(page), file))
 }
 
 /// What its maker brought.

@@ -47,8 +47,9 @@ pub(super) struct Prepared {
     pub line: Option<Line>,
     /// To the owners of slices that this rank came to know there.
     pub lines: Vec<Hold>,
-    /// Of the ranks of a contract that has one: rank 0's making.
+    /// Rank 0's making; none where it did not come.
     pub page: Option<Arc<Page>>,
+    pub rank: u32,
 }
 
 impl Prepared {
@@ -60,7 +61,7 @@ impl Prepared {
 
     /// There is none, but others may still be testing the slice.
     pub fn fail(self) {
-        let closing = Closing::new(&self.slice, Word::failed(self.line), self.lives, self.holds);
+        let closing = Closing::new(&self.slice, Word::failed(self.page, self.rank, self.line), self.lives, self.holds);
         drop((self.boxes, self.peers, self.slice));
         drop(self.lines);
         closing.begin();
@@ -218,7 +219,7 @@ pub(super) fn at_meeting(
     );
     let (slice, holds) = (lent.slice, lent.holds);
     let lives = lives.into_iter().map(Arc::new).collect();
-    Ok((Prepared { slice, peers, lives, holds, boxes, line: Some(line), lines, page }, result))
+    Ok((Prepared { slice, peers, lives, holds, boxes, line: Some(line), lines, page, rank }, result))
 }
 
 /// What a rank comes to know of its peers.
@@ -253,7 +254,8 @@ fn exchange(
             (announcement.place, Some([this, memory]))
         }
     };
-    let (page, file) = pages::make(lent.contract, lent.rank)?;
+    let made = (lent.rank == PAGES_MAKER).then(|| pages::make(lent.contract)).transpose()?;
+    let (page, file) = made.unzip();
     known.page = page;
     let far = far.iter().flatten().map(AsFd::as_fd);
     let file = file.iter().map(AsFd::as_fd);
@@ -293,7 +295,7 @@ fn exchange(
             lent.map(rank, place, memory.as_fd())?
         };
         known.peers[rank as usize] = Some(slice);
-        if rank == PAGES_MAKER && lent.contract.has_page() {
+        if rank == PAGES_MAKER {
             known.page = Some(Arc::new(pages::open(pages::bytes(lent.contract), descriptors.next())?));
         }
     }
@@ -331,10 +333,9 @@ pub(super) fn in_one_hand(
     let mut peers: Vec<Vec<Option<PeerSlice>>> =
         lent.iter().map(|_| lent.iter().map(|_| None).collect()).collect();
     let mut failed = reach_all(&lent, &mut peers).err();
-    let made = pages::make(contract, PAGES_MAKER)
-        .map_err(|words| failed = failed.take().or(Some((PAGES_MAKER, words))));
+    let made = pages::make(contract).map_err(|words| failed = failed.take().or(Some((PAGES_MAKER, words))));
     // All are here: nobody opens it once more.
-    let page = made.map_or(None, |(page, _)| page);
+    let page = made.ok().map(|(page, _)| page);
     let mut prepared = Vec::new();
     for ((lent, peers), share) in lent.into_iter().zip(peers).zip(shares) {
         let boxes = match &failed {
@@ -343,8 +344,8 @@ pub(super) fn in_one_hand(
         };
         let lives = lives_of(contract, lent.rank).into_iter().map(Arc::new).collect();
         let (slice, holds) = (lent.slice, lent.holds);
-        let (lines, page) = (Vec::new(), page.clone());
-        prepared.push(Prepared { lives, slice, peers, holds, boxes, line: None, lines, page });
+        let (lines, page, rank) = (Vec::new(), page.clone(), lent.rank);
+        prepared.push(Prepared { lives, slice, peers, holds, boxes, line: None, lines, page, rank });
     }
     match failed {
         None => Ok(prepared),

@@ -96,11 +96,13 @@ impl Windows {
     /// Where the contract says so, for a rank of a fabric whose ranks share this page.
     pub(super) fn new(
         contract: &Contract,
-        page: Option<&Arc<Page>>,
+        page: &Arc<Page>,
         rank: u32,
         device: Ordinal,
     ) -> Option<Arc<Windows>> {
-        let page = page.filter(|_| contract.keeps_windows())?;
+        if !contract.keeps_windows() {
+            return None;
+        }
         let version = segment::current().nccl_version.load(Ordering::Relaxed);
         Some(Arc::new(Windows {
             seat: Seat::new(page.clone(), WINDOWS_AT, rank, contract.members.len() as u32)?,

@@ -48,8 +48,6 @@ enum Stance {
     Here,
     Confirmed,
     Refused,
-    /// It closed, and still hears of the others: it waits for them to close, too.
-    Closed,
     Gone,
 }
 
@@ -114,8 +112,7 @@ impl Agreement {
             Event::Foreign => Vec::new(),
             Event::Absent(failure) => self.without(Verdict::Failed(failure)),
             Event::Said(_, FromRank::Decline(verdict)) => self.without(verdict),
-            Event::Left(seat) => self.left(seat, FromHost::Departed),
-            Event::Said(seat, FromRank::Close) => self.left(seat, FromHost::Closed),
+            Event::Left(seat) => self.left(seat),
             Event::Said(seat, FromRank::Report(facts)) => self.report(seat, *facts),
             Event::Said(seat, FromRank::Confirm) => self.confirm(seat),
             Event::Said(seat, FromRank::Refuse(words)) => self.refuse(seat, words),
@@ -232,29 +229,15 @@ impl Agreement {
         }
     }
 
-    /// Before the verdict whoever leaves is lost, however it leaves.
-    fn left(&mut self, seat: Seat, news: fn(u32) -> FromHost) -> Vec<Answer> {
+    /// Before the verdict whoever leaves is lost, however it leaves. After it the host is needed no more.
+    fn left(&mut self, seat: Seat) -> Vec<Answer> {
         let Some(present) = self.of_seat(seat) else { return Vec::new() };
         let rank = present.facts.member.rank;
-        let news = news(rank);
-        let closes = matches!(news, FromHost::Closed(_));
-        let before = present.stance;
-        if before == Stance::Gone || before == Stance::Closed && closes {
+        let before = std::mem::replace(&mut present.stance, Stance::Gone);
+        if before == Stance::Gone || self.verdict().is_some() {
             return Vec::new();
         }
-        present.stance = if closes { Stance::Closed } else { Stance::Gone };
-        match &self.phase {
-            // All have heard that it closed.
-            Phase::Over(_) if before == Stance::Closed => Vec::new(),
-            Phase::Over(Verdict::Fabric) => {
-                let others = self.tell_all(&news).into_iter().filter(|answer| answer.to != seat);
-                others.collect()
-            }
-            Phase::Over(_) => Vec::new(),
-            Phase::Gathering | Phase::Preparing | Phase::Stopping(_) => {
-                self.end(Verdict::Failed(Failure::Lost { rank }))
-            }
-        }
+        self.end(Verdict::Failed(Failure::Lost { rank }))
     }
 
     fn of_seat(&mut self, seat: Seat) -> Option<&mut Present> {

@@ -29,8 +29,6 @@ pub struct Attendance {
     facts: Facts,
     without_host: WithoutHost,
     stage: Stage,
-    closed: u64,
-    departed: u64,
     preparing: Worth,
 }
 
@@ -54,8 +52,7 @@ pub enum Worth {
 impl Attendance {
     /// A rank that is about to report this.
     pub fn new(facts: Facts, without_host: WithoutHost) -> Attendance {
-        let preparing = Worth::Worthwhile;
-        Attendance { facts, without_host, stage: Stage::Asked, closed: 0, departed: 0, preparing }
+        Attendance { facts, without_host, stage: Stage::Asked, preparing: Worth::Worthwhile }
     }
 
     /// What becomes of it without its host, before it has confirmed.
@@ -76,16 +73,6 @@ impl Attendance {
     /// What it reports.
     pub fn facts(&self) -> &Facts {
         &self.facts
-    }
-
-    /// After the verdict: the ranks that have said that they closed, one bit each.
-    pub fn closed(&self) -> u64 {
-        self.closed
-    }
-
-    /// After the verdict: the ranks that are not heard of any more and had not closed, one bit each.
-    pub fn departed(&self) -> u64 {
-        self.departed
     }
 
     /// Whether there is nothing left to wait for.
@@ -111,14 +98,6 @@ impl Attendance {
                 self.preparing = Worth::Pointless;
                 return;
             }
-            (Stage::Fabric(_), FromHost::Closed(rank)) => {
-                self.closed |= 1u64.checked_shl(rank).unwrap_or(0);
-                return;
-            }
-            (Stage::Fabric(_), FromHost::Departed(rank)) => {
-                self.departed |= 1u64.checked_shl(rank).unwrap_or(0);
-                return;
-            }
             (Stage::Fabric(_) | Stage::Over(_), _) => return,
             _ => Stage::Over(Verdict::Failed(Failure::Unreadable)),
         };
@@ -138,10 +117,7 @@ impl Attendance {
 
     /// The connection is gone, or what came cannot be read. After the verdict that is no failure.
     pub fn lost(&mut self, failure: Failure) {
-        if let Stage::Fabric(contract) = &self.stage {
-            let others = (1u64 << contract.members.len().min(63)) - 1;
-            self.departed |= others & !self.closed & !(1 << self.facts.member.rank.min(63));
-        } else if self.without_host == WithoutHost::IsPlain
+        if self.without_host == WithoutHost::IsPlain
             && failure == Failure::HostLost
             && matches!(self.stage, Stage::Asked | Stage::Preparing(_))
         {

@@ -31,8 +31,6 @@ pub enum FromRank {
     Refuse(String),
     /// Instead of a report, in a meeting that is not at the port of an id: I shall not come, and this is how it ends.
     Decline(Verdict),
-    /// After the verdict: I have closed, and touch nothing of the others' any more.
-    Close,
     /// In a round before a split.
     Word {
         /// Its place among those who take part, in the order of the parent.
@@ -53,10 +51,6 @@ pub enum FromHost {
     Stop,
     /// How it ends.
     Verdict(Verdict),
-    /// After the verdict: a rank has closed.
-    Closed(u32),
-    /// After the verdict: a rank's connection is gone, and it had not closed.
-    Departed(u32),
     /// In a round before a split: all have spoken.
     Table(Table),
 }
@@ -64,7 +58,7 @@ pub enum FromHost {
 impl FromHost {
     /// Whether the host has no more to say.
     pub fn is_last(&self) -> bool {
-        matches!(self, FromHost::Verdict(Verdict::Plain(_) | Verdict::Failed(_)) | FromHost::Table(_))
+        matches!(self, FromHost::Verdict(_) | FromHost::Table(_))
     }
 }
 
@@ -145,7 +139,6 @@ impl FromRank {
                 1
             }
             FromRank::Confirm => 2,
-            FromRank::Close => 4,
             FromRank::Word { place, ranks, word } => {
                 body.u32(*place).u32(*ranks);
                 word.put(&mut body);
@@ -169,7 +162,6 @@ impl FromRank {
         let message = match kind {
             1 => FromRank::Report(Box::new(Facts::take(&mut reader)?)),
             2 => FromRank::Confirm,
-            4 => FromRank::Close,
             5 => match Verdict::take(&mut reader)? {
                 Verdict::Fabric => return None,
                 verdict => FromRank::Decline(verdict),
@@ -198,18 +190,10 @@ impl FromHost {
                 verdict.put(&mut body);
                 2
             }
-            FromHost::Departed(rank) => {
-                body.u32(*rank);
-                3
-            }
             FromHost::Stop => 4,
             FromHost::Table(table) => {
                 table.put(&mut body);
                 6
-            }
-            FromHost::Closed(rank) => {
-                body.u32(*rank);
-                5
             }
         };
         framed(kind, &body.finish())
@@ -221,9 +205,7 @@ impl FromHost {
         let message = match kind {
             1 => return Contract::decode(body).map(FromHost::Prepare),
             2 => FromHost::Verdict(Verdict::take(&mut reader)?),
-            3 => FromHost::Departed(reader.u32()?),
             4 => FromHost::Stop,
-            5 => FromHost::Closed(reader.u32()?),
             6 => FromHost::Table(Table::take(&mut reader)?),
             _ => return None,
         };

@@ -46,7 +46,7 @@ impl Ranks {
         let mut standing = self.lock();
         let Some(attendance) = standing.get_mut(index) else { return Need::Nothing };
         change(attendance);
-        let over = matches!(attendance.stage(), Stage::Over(_));
+        let over = attendance.is_over();
         let pointless = attendance.preparing() == Worth::Pointless;
         drop(standing);
         if pointless {
@@ -73,67 +73,19 @@ impl Ranks {
     }
 
     pub(super) fn is_over(&self, index: usize) -> bool {
-        matches!(self.lock()[index].stage(), Stage::Over(_))
+        self.lock()[index].is_over()
     }
 }
 
 /// How it ended for a rank.
 #[derive(Debug)]
 pub enum Outcome {
-    /// It is in a fabric for as long as it keeps this.
-    Fabric(Membership),
+    /// It is in a peer group, by this contract. Its connection to the host is over.
+    Fabric(Arc<Contract>),
     /// It goes to NCCL.
     Plain(Reason),
     /// Its init fails.
     Failed(Failure),
-}
-
-/// A rank's place in a fabric. Dropping it tells the others that this rank has closed: drop it when nothing of theirs
-/// is touched here any more.
-#[derive(Debug)]
-pub struct Membership {
-    /// What was agreed.
-    pub contract: Arc<Contract>,
-    /// This rank.
-    pub rank: u32,
-    ranks: Arc<Ranks>,
-    index: usize,
-    key: u64,
-    shared: Arc<Shared>,
-}
-
-impl Membership {
-    /// The ranks that have closed, one bit each: they said so, after they had let go of all that is ours.
-    pub fn closed(&self) -> u64 {
-        self.ranks.lock()[self.index].closed()
-    }
-
-    /// The ranks that are not heard of any more and had not closed, one bit each; all others if the meeting's host is
-    /// gone. This ends no wait by itself, and it does not say that a process is dead: its sockets close before its
-    /// kernels stop. A pidfd that it gave among its descriptors says that.
-    pub fn departed(&self) -> u64 {
-        self.ranks.lock()[self.index].departed()
-    }
-
-    /// Tells the others that this rank has closed, and goes on hearing of them.
-    pub fn close(&self) {
-        self.shared.send(Command::Say(self.key, FromRank::Close.encode()));
-    }
-
-    /// Waits until each of these ranks (one bit each) has closed or departed: for teardown and tests.
-    pub fn await_absent(&self, ranks: u64) {
-        let mut standing = self.ranks.lock();
-        while (standing[self.index].closed() | standing[self.index].departed()) & ranks != ranks {
-            standing = self.ranks.wait(standing);
-        }
-    }
-}
-
-impl Drop for Membership {
-    fn drop(&mut self) {
-        self.close();
-        self.shared.send(Command::Leave(self.key));
-    }
 }
 
 /// What a caller needs to prepare its ranks of one meeting.
@@ -205,7 +157,7 @@ impl Party {
 
     /// Waits for the others, prepares, confirms and waits for the verdict: as long as it takes, on the caller's
     /// thread. `prepare` runs at most once, without a lock, and says in a few words why it cannot if it cannot.
-    pub fn join(mut self, prepare: impl FnOnce(&Preparation<'_>) -> Result<(), String>) -> Vec<Outcome> {
+    pub fn join(self, prepare: impl FnOnce(&Preparation<'_>) -> Result<(), String>) -> Vec<Outcome> {
         match self.await_decision() {
             Some(contract) => {
                 let preparation = Preparation {
@@ -264,38 +216,31 @@ impl Party {
         }
     }
 
-    fn await_verdict(&mut self) -> Vec<Outcome> {
+    fn await_verdict(&self) -> Vec<Outcome> {
         let mut standing = self.ranks.lock();
         while !standing.iter().all(Attendance::is_over) {
             standing = self.ranks.wait(standing);
         }
         let stages: Vec<Stage> = standing.iter().map(|attendance| attendance.stage().clone()).collect();
         drop(standing);
-        stages.into_iter().enumerate().map(|(index, stage)| self.outcome(index, stage)).collect()
+        stages.into_iter().map(outcome).collect()
     }
 
-    fn outcome(&mut self, index: usize, stage: Stage) -> Outcome {
-        match stage {
-            Stage::Fabric(contract) => Outcome::Fabric(Membership {
-                contract,
-                rank: self.numbers[index],
-                ranks: self.ranks.clone(),
-                index,
-                // The membership leaves, not the party.
-                key: std::mem::take(&mut self.keys[index]),
-                shared: self.shared.clone(),
-            }),
-            Stage::Over(Verdict::Plain(reason)) => Outcome::Plain(reason),
-            Stage::Over(Verdict::Failed(failure)) => Outcome::Failed(failure),
-            // `is_over` held, and what is over stays so.
-            _ => Outcome::Failed(Failure::Unreadable),
-        }
+}
+
+fn outcome(stage: Stage) -> Outcome {
+    match stage {
+        Stage::Fabric(contract) => Outcome::Fabric(contract),
+        Stage::Over(Verdict::Plain(reason)) => Outcome::Plain(reason),
+        Stage::Over(Verdict::Failed(failure)) => Outcome::Failed(failure),
+        // `is_over` held, and what is over stays so.
+        _ => Outcome::Failed(Failure::Unreadable),
     }
 }
 
 impl Drop for Party {
     fn drop(&mut self) {
-        self.keys.iter().filter(|key| **key != 0).for_each(|key| self.shared.send(Command::Leave(*key)));
+        self.keys.iter().for_each(|key| self.shared.send(Command::Leave(*key)));
     }
 }
 

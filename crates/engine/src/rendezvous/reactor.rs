@@ -250,8 +250,6 @@ pub struct Reactor {
     /// What is to be said at lobbies that could not be entered.
     knocking: Vec<Knocking>,
     running: bool,
-    /// Whether a rank of this process has heard something since [`super::on_news`] was last told.
-    heard: bool,
 }
 
 impl Reactor {
@@ -278,7 +276,6 @@ impl Reactor {
             musters: HashMap::new(),
             knocking: Vec::new(),
             running: true,
-            heard: false,
         };
         lobby.map_or(Ok(()), |lobby| reactor.open_lobby(lobby))?;
         Ok(reactor)
@@ -296,9 +293,6 @@ impl Reactor {
                 }
             }
             self.look_again();
-            if std::mem::take(&mut self.heard) {
-                super::tell_news();
-            }
         }
     }
 

@@ -1,4 +1,4 @@
-//! The page that the ranks of a communicator share where all would register buffers.
+//! The page that the ranks of a communicator share.
 
 use std::net::TcpListener;
 use std::sync::atomic::Ordering;
@@ -29,7 +29,7 @@ pub fn register() {
 pub fn page(fate: &Fate) -> &Arc<Page> {
     let Fate::Fabric(fabric) = fate else { panic!("{fate:?}") };
     assert!(fabric.contract().registers());
-    fabric.page().unwrap()
+    fabric.page()
 }
 
 /// All ranks' seats are at the same words, which were zeros.
@@ -116,14 +116,13 @@ fn ranks_of_one_process() {
             fabric.contract().is_promise() && fabric.contract().capabilities & capability::REGISTERS != 0
         );
         assert!(!fabric.contract().registers() && fabric.contract().keeps_windows());
-        assert!(fabric.page().is_some());
     }
     drop((split, met, made, promised));
     nothing_is_left();
     assert!(pages.iter().all(|page| page.upgrade().is_none()));
 }
 
-/// Where the real NCCL is not known to register nobody does, and there is no page.
+/// Where the real NCCL is not known to register nobody does.
 #[test]
 fn without_a_version() {
     register();
@@ -132,7 +131,7 @@ fn without_a_version() {
     for fates in [met(2, Patience::None), fabric::all_here(&[0, 1], Patience::None)] {
         for fate in &fates {
             let Fate::Fabric(fabric) = fate else { panic!("{fate:?}") };
-            assert!(!fabric.contract().registers() && fabric.page().is_none());
+            assert!(!fabric.contract().registers());
         }
     }
     nothing_is_left();

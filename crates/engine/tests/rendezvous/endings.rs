@@ -123,29 +123,20 @@ fn host_is_lost() {
     assert!(reached.into_inner());
 }
 
-/// A rank that closes after the verdict: its peers hear it and nothing fails; so with the host.
+/// After the verdict nobody needs the host: it keeps no connection, and may end.
 #[test]
-fn departures() {
+fn host_ends_after_the_verdict() {
     let hosted = hosted();
     let own = Rendezvous::start(Limits::default()).unwrap();
+    let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let before = open();
     let party = own.attend(&hosted.id, (0..3).map(|rank| facts(rank, 3)).collect()).unwrap();
-    let mut members: Vec<_> = party
-        .join(ready)
-        .into_iter()
-        .map(|outcome| match outcome {
-            Outcome::Fabric(membership) => membership,
-            other => panic!("{other:?}"),
-        })
-        .collect();
-    assert_eq!(members[0].departed(), 0);
-    drop(members.pop());
-    members[0].await_absent(0b100);
-    members[1].await_absent(0b100);
-    assert_eq!((members[0].closed(), members[0].departed()), (0b100, 0));
+    let outcomes = party.join(ready);
+    while open() > before {
+        thread::yield_now();
+    }
     drop(hosted.rendezvous);
-    members[0].await_absent(0b110);
-    members[1].await_absent(0b101);
-    assert_eq!((members[0].closed(), members[0].departed()), (0b100, 0b010));
+    assert!(outcomes.iter().all(is_fabric));
 }
 
 /// A rendezvous that ends under its ranks ends their wait.

@@ -139,13 +139,9 @@ fn part() {
     let party = rendezvous.attend(&id, vec![report]).unwrap();
     let outcomes = party.join(prepare);
     match &outcomes[0] {
-        Outcome::Fabric(membership) => say(&format!("fabric {:x}", membership.contract.hash())),
+        Outcome::Fabric(contract) => say(&format!("fabric {:x}", contract.hash())),
         Outcome::Plain(reason) => say(&format!("plain {reason}")),
         Outcome::Failed(failure) => say(&format!("failed {failure}")),
-    }
-    if part == "die-after" {
-        await_word();
-        die();
     }
     let _ = std::io::stdin().read(&mut [0]);
 }
@@ -169,12 +165,12 @@ fn fabric_of_processes() {
     let mut others: Vec<Played> = (1..4).map(|rank| play(&[], "swap", rank, 4, &hosted.id)).collect();
     let party = hosted.rendezvous.attend(&hosted.id, vec![real_facts(0, 4)]).unwrap();
     let outcomes = party.join(swap_names);
-    let Outcome::Fabric(membership) = &outcomes[0] else { panic!("{outcomes:?}") };
+    let Outcome::Fabric(contract) = &outcomes[0] else { panic!("{outcomes:?}") };
     for other in &mut others {
-        assert_eq!(other.says(), format!("fabric {:x}", membership.contract.hash()));
+        assert_eq!(other.says(), format!("fabric {:x}", contract.hash()));
     }
     let processes: std::collections::BTreeSet<_> =
-        membership.contract.members.iter().map(|member| member.process).collect();
+        contract.members.iter().map(|member| member.process).collect();
     assert_eq!(processes.len(), 4);
 }
 
@@ -219,20 +215,6 @@ fn death_while_descriptors_pass() {
         assert_eq!(other.says(), "failed a rank left before the verdict, rank 1");
         drop(dying);
     }
-}
-
-/// A process that dies after the verdict is news and no failure.
-#[test]
-fn death_after_the_verdict() {
-    let hosted = hosted();
-    let mut dying = play(&[], "die-after", 1, 2, &hosted.id);
-    let outcome = join(&hosted.rendezvous, &hosted.id, facts(0, 2));
-    let Outcome::Fabric(membership) = outcome else { panic!("{outcome:?}") };
-    assert!(dying.says().starts_with("fabric"));
-    assert_eq!(membership.departed(), 0);
-    dying.go_on();
-    membership.await_absent(0b10);
-    assert_eq!((membership.closed(), membership.departed()), (0, 0b10));
 }
 
 /// A process that is started only when the others have long been waiting.

@@ -119,7 +119,6 @@ impl Reactor {
 
     pub(super) fn attending(&mut self, key: u64) {
         let Some(Endpoint::Attending(attending)) = self.endpoints.get_mut(&key) else { return };
-        self.heard = true;
         if attending.turn() == Need::Nothing {
             self.endpoints.remove(&key);
         }

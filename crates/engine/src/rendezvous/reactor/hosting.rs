@@ -152,7 +152,7 @@ impl Reactor {
         }
     }
 
-    /// Nobody can come any more. Ranks of a fabric stay connected; ranks that wait for a verdict lose their host.
+    /// Nobody can come any more. Ranks that wait for a verdict lose their host.
     pub(super) fn retire(&mut self, token: Token) {
         let Some(meeting) = self.meetings.get_mut(&token) else { return };
         if let Some(key) = meeting.listener.take() {
@@ -178,7 +178,7 @@ impl Reactor {
     /// - anybody who has been there: the first connection that is relayed makes the meeting plain, so none was;
     /// - whoever else connects from now on: no rank is missing. It is refused, as by NCCL's root once all have been there.
     ///
-    /// The port goes, the ranks stay connected, and the id goes to those that are given out again. That comes before
+    /// The port goes, and the id goes to those that are given out again. That comes before
     /// anybody hears the verdict: whoever asks for an id after the birth finds this one.
     fn recycle(&mut self, token: Token) {
         let Some(meeting) = self.meetings.get(&token) else { return };
