@@ -138,7 +138,7 @@ impl Fabric {
         let word = Word::shared(page.clone(), rank);
         let closing = Closing::new(&slice, word, lives.clone(), holds.clone());
         lines.into_iter().for_each(|line| line.keep(rank));
-        let line = derived::Line::of_fabric(&contract, rank);
+        let line = derived::Line::of_fabric(&contract, rank, lives.clone());
         tuned::say(&contract);
         let fabric = Arc::new(Fabric {
             limits: Limits::of(&contract, tuned::table()),

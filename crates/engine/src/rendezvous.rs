@@ -22,10 +22,8 @@
 //! for `ncclCommAbort`. Plain means the real init with the same id, which the relay serves, as it does beside a fabric.
 //! `ncclCommInitAll`: [`decision::decide`], without a meeting. After a fork: [`in_child`].
 //!
-//! `ncclCommSplit` and `ncclCommShrink`, of a parent whose ranks have met: [`Rendezvous::await_ranks`] by the rank whose process
-//! hosts, and one of [`Rendezvous::attend_invited`], [`Rendezvous::pass_by`], [`Rendezvous::decline`] by each; see
-//! [`derived`]. Of a parent whose ranks have not met: [`Rendezvous::muster`] before NCCL's call, then
-//! [`Rendezvous::attend_mustered`]; see [`muster`].
+//! `ncclCommSplit` and `ncclCommShrink`, of lazy communicators: [`Rendezvous::await_ranks`] by the rank whose process hosts, and [`Rendezvous::attend_invited`] or [`Rendezvous::decline`] by each; see [`derived`]. Where NCCL makes them:
+//! [`Rendezvous::muster`] before NCCL's call, then [`Rendezvous::attend_mustered`]; see [`muster`].
 //! Before a call whose communicators may be promises, a round: [`Rendezvous::ask_round`] or
 //! [`Rendezvous::go_to_nccl`] by each.
 //!
@@ -299,12 +297,6 @@ impl Rendezvous {
         let reports = party.reports(&invitation.greeting());
         self.shared.send(Command::Attend(Host::Lobby(invitation.lobby), reports));
         Ok(party)
-    }
-
-    /// A rank that is in no new communicator, or alone in one. Never waits.
-    pub fn pass_by(&self, invitation: &Invitation) {
-        let nobody = Invitation { child: derived::NOBODY, ..*invitation };
-        self.shared.send(Command::Tell(invitation.lobby, nobody.greeting()));
     }
 
     /// A rank that does not come to the meeting to which it is invited, which ends with this verdict: never a fabric.

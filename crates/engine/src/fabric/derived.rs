@@ -1,13 +1,13 @@
-//! Communicators made from one that has a fabric. NCCL makes them first; then their ranks meet in the lobby of a rank of
-//! the parent ([`crate::rendezvous::derived`]), and the rest is as at any birth. Where the parent has none: [`plain`].
+//! Communicators made from one that has a peer group. Where the other has none: [`plain`].
 //!
-//! Before the real call: [`Fabric::derive`]. Once NCCL took it: [`Deriving::begun`], as often on every rank and in the
-//! same order, since NCCL counts so, too. When NCCL has made the communicator: one word of each rank, which is the host's
-//! due: [`Derivation::ask`], `pass_by` or `decline`. A derivation that is dropped without one declines.
+//! Before the real call: [`Fabric::derive`]. NCCL makes them first; their ranks find each other at a roster that they have
+//! [entered](Deriving::enter) before ([`crate::rendezvous::muster`]), and the rest is as at any init. Once NCCL took the call:
+//! [`Deriving::begun`], as often on every rank and in the same order, since NCCL counts so, too. When NCCL has made the communicator:
+//! [`Derivation::ask`] or `refuse`. A derivation that is dropped without one says that this rank does not come.
 //!
-//! Where communicators made from this one may be promises ([`Deriving::has_round`]), the ranks of a call first tell each
+//! Where communicators made from this one may be lazy ([`Deriving::has_round`]), the ranks of a call first tell each
 //! other where they go, so that they know which of them need NCCL at all: [`Deriving::begun`] and [`Derivation::round`]
-//! come before the real call then, and who has a promise meets by [`Derivation::ask_promise`]. A rank that cannot wait, or
+//! come before the real call then, and the ranks of a lazy one meet at their first by [`Derivation::ask_promise`]. A rank that cannot wait, or
 //! whose call NCCL may refuse, says so by [`Deriving::go_to_nccl`] and goes on as ever; NCCL makes all then.
 
 mod asking;
@@ -15,7 +15,6 @@ mod plain;
 mod taken;
 mod waits;
 
-use crate::descriptor::Ours;
 use crate::forward::birth::Ctas;
 use crate::forward::configuration;
 use crate::gpu::Ordinal;
@@ -28,6 +27,7 @@ use super::Fabric;
 pub use asking::Deriving;
 pub use plain::{Mustering, Plain};
 pub use taken::Derivation;
+use taken::Session;
 pub(super) use waits::{Line, Wait};
 
 /// What is asked for.
@@ -74,7 +74,6 @@ impl Fabric {
             // Those who are excluded do not come, or those who lack it.
             (Wanted::Shrink(_), _) => Parent::Unbuildable,
         };
-        let lives = if host.rank == self.rank { self.watched(ranks) } else { Vec::new() };
         Some(Deriving {
             line: self.line.clone(),
             lobby: host.lobby,
@@ -83,7 +82,7 @@ impl Fabric {
             shrinks,
             parent,
             color,
-            lives,
+            session: Session::Nowhere,
         })
     }
 
@@ -96,18 +95,6 @@ impl Fabric {
     pub fn has_ended_derived(&self) -> bool {
         self.line.has_ended()
     }
-
-    /// Our own descriptors of the processes of these ranks.
-    fn watched(&self, ranks: u64) -> Vec<(u32, Ours)> {
-        let alive = self.lives.iter().filter(|life| ranks & (1 << life.rank) != 0);
-        alive.filter_map(|life| Some((life.rank, copy(life.rank, life.ends.as_ref()?)?))).collect()
-    }
-}
-
-fn copy(rank: u32, life: &Ours) -> Option<Ours> {
-    let copied = rustix::io::fcntl_dupfd_cloexec(life, 0).and_then(Ours::new);
-    // Nothing is lost but that the end of its process is not seen before it has come.
-    copied.inspect_err(|error| log::warn!("rank {rank} is not watched: {error}")).ok()
 }
 
 /// A rank of a communicator that NCCL has made.
@@ -167,7 +154,8 @@ mod tests {
             ctas_max: 0,
             members: (0..ranks).map(member).collect(),
         };
-        (0..ranks).map(|rank| Line::of_fabric(&contract, rank)).collect()
+        let contract = Arc::new(contract);
+        (0..ranks).map(|rank| Line::of_fabric(&contract, rank, Vec::new())).collect()
     }
 
     fn deriving(line: &Arc<Line>, color: Option<i32>) -> Deriving {
@@ -179,7 +167,7 @@ mod tests {
             shrinks: None,
             parent: Parent::Built,
             color,
-            lives: Vec::new(),
+            session: Session::Nowhere,
         }
     }
 

@@ -61,7 +61,8 @@ impl Prepared {
 
     /// There is none, but others may still be testing the slice.
     pub fn fail(self) {
-        let closing = Closing::new(&self.slice, Word::failed(self.page, self.rank, self.line), self.lives, self.holds);
+        let closing =
+            Closing::new(&self.slice, Word::failed(self.page, self.rank, self.line), self.lives, self.holds);
         drop((self.boxes, self.peers, self.slice));
         drop(self.lines);
         closing.begin();

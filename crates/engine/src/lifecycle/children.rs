@@ -56,7 +56,7 @@ pub struct ById {
 
 /// Lets the ranks speak, and those of promises meet.
 pub fn step(birth: &Birth, before: Option<Before>) -> Step {
-    let (deriving, configured) = match before {
+    let (mut deriving, configured) = match before {
         Some(Before::OfFabric(OfFabric { deriving, configured })) => (deriving, configured),
         Some(Before::OfPlain(of_plain)) if of_plain.has_lost_parent() => {
             return Step::Failed(refuse(
@@ -74,6 +74,7 @@ pub fn step(birth: &Birth, before: Option<Before>) -> Step {
         return Step::Nccl(None);
     }
     if !deriving.has_round() && !is_left {
+        deriving.enter();
         return Step::Nccl(Some(Before::OfFabric(OfFabric { deriving, configured })));
     }
     let device = match &promise {
@@ -90,10 +91,11 @@ pub fn step(birth: &Birth, before: Option<Before>) -> Step {
     let (Some(device), true, true) = (device, is_sound, is_left || !group::is_open()) else {
         deriving.go_to_nccl();
         let (true, Some(device)) = (is_left, device) else {
+            deriving.enter();
             return Step::Nccl(Some(Before::OfFabric(OfFabric { deriving, configured })));
         };
         // What becomes of this configuration only NCCL knows.
-        let derivation = deriving.begun();
+        let mut derivation = deriving.begun();
         let Course::Apart { rank, ranks } = derivation.alone() else { return Step::Nccl(None) };
         let by_id = by_id(birth, parent, &derivation, device, rank, &ranks);
         derivation.refuse(Reason::Derived);
@@ -110,14 +112,10 @@ pub fn step(birth: &Birth, before: Option<Before>) -> Step {
     };
     let configuration = configured.configuration.clone();
     match course {
-        Course::Nothing => {
-            derivation.pass_by();
-            Step::Nothing
-        }
+        Course::Nothing => Step::Nothing,
         Course::Apart { rank, ranks } => {
             let by_id = by_id(birth, parent, &derivation, device, rank, &ranks);
             if by_id.of.is_none() {
-                derivation.pass_by();
                 return Step::ById(ById { reason: Reason::OneRank, ..by_id });
             }
             let asked = derivation.ask(by_id.newborn, configured);

@@ -213,23 +213,7 @@ fn after_of_plain(of_plain: OfPlain, place: Handle, result: ncclResult_t) -> ncc
         note_plain(place);
         return ncclSuccess;
     };
-    let identity = known::identity(known::read_handle(place));
-    let Some(identity) = identity.filter(|identity| identity.ranks > identity.rank) else {
-        note_plain(place);
-        return ncclSuccess;
-    };
-    let own = mustering.plain(identity.rank.max(0) as u32, &configured);
-    match mustering.derivation(identity.ranks as u32) {
-        Ok(derivation) => meet(vec![(place, configured, derivation)]),
-        Err(reason) => {
-            let Some((handle, communicator)) = note(place, identity) else { return ncclSuccess };
-            settle(handle, communicator, Fate::Plain(reason));
-            // Of two nothing is made that has peers.
-            let own = Some(own).filter(|_| identity.ranks > 2);
-            meeting::keep_plain(handle, communicator, own);
-            ncclSuccess
-        }
-    }
+    meet(vec![(place, configured, mustering.derivation())])
 }
 
 /// One whose parent has no fabric, and that none can have.
@@ -315,13 +299,13 @@ pub fn meet(made: Vec<(Handle, Configured, Derivation)>) -> ncclResult_t {
     let (mut meetings, mut asked): (Vec<Meeting>, Vec<Asked>) = (Vec::new(), Vec::new());
     for (place, configured, derivation) in made {
         let Some((handle, communicator)) = note(place, UNKNOWN) else {
-            derivation.pass_by();
+            derivation.fail();
             continue;
         };
         let plain = known::identity(handle)
             // Of two nothing is made that has peers.
             .filter(|identity| identity.ranks > 2)
-            .and_then(|identity| derivation.plain(identity.rank.max(0) as u32, &configured));
+            .map(|identity| derivation.plain(identity.rank.max(0) as u32, &configured));
         let (configuration, shares) = (configured.configuration.clone(), configured.shares);
         match ask(handle, configured, derivation) {
             Ok(one) => {

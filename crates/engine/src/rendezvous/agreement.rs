@@ -64,6 +64,8 @@ enum Phase {
 #[derive(Debug)]
 pub struct Agreement {
     birth: Token,
+    /// The process that hosts.
+    host: Token,
     phase: Phase,
     /// How many ranks there are, once one has said so.
     ranks: Option<u32>,
@@ -74,9 +76,9 @@ pub struct Agreement {
 }
 
 impl Agreement {
-    /// A meeting to which nobody has come; its contract will bear this name.
-    pub fn new(birth: Token) -> Agreement {
-        Agreement { birth, phase: Phase::Gathering, ranks: None, present: Vec::new(), capabilities: 0 }
+    /// A meeting to which nobody has come, at this process; its contract will bear this name.
+    pub fn new(birth: Token, host: Token) -> Agreement {
+        Agreement { birth, host, phase: Phase::Gathering, ranks: None, present: Vec::new(), capabilities: 0 }
     }
 
     /// How it ended, if it has.
@@ -271,7 +273,9 @@ impl Agreement {
     }
 
     fn tell(&self, message: &FromHost, whom: impl Fn(Stance) -> bool) -> Vec<Answer> {
-        let there = self.present.iter().filter(|present| whom(present.stance));
-        there.map(|present| Answer { to: present.seat, message: message.clone() }).collect()
+        let mut there: Vec<&Present> = self.present.iter().filter(|present| whom(present.stance)).collect();
+        // The host's own last: its process may be gone as soon as they have heard.
+        there.sort_by_key(|present| present.facts.member.process == self.host);
+        there.into_iter().map(|present| Answer { to: present.seat, message: message.clone() }).collect()
     }
 }

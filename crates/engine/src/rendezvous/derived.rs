@@ -1,24 +1,24 @@
-//! Meetings of communicators that are made from another: splits and shrinks.
+//! How the ranks of communicators that are made from another by a split or shrink find each other, where they have met before.
 //!
 //! There is no id with a port in it. But the parent's contract says where each rank's process has its **lobby**, a Unix
-//! socket that the background thread listens at for as long as the process lives, and all ranks of the parent know one of
-//! them that is alive: rank 0 for a split, in which all take part; the lowest survivor for a shrink. Its process hosts the
-//! meetings of all communicators that come of this one call, each by a name that only ranks of the parent can know. A
-//! meeting begins with whoever comes first, also before its host has.
+//! socket that the background thread listens at for as long as the process lives.
 //!
-//! **Every rank of the parent that makes the call says one thing there**: it [reports](super::message::FromRank::Report)
-//! as a rank of a new communicator, or [declines](super::message::FromRank::Decline) for one, or is [`NOBODY`]. The host
-//! sees those die that have not come yet by their pidfds. So a meeting whose missing ranks cannot come any more
-//! [ends](super::gathering), and nothing is timed.
+//! **Rounds.** Before a call whose communicators may be lazy all ranks that make it say in one lobby where they
+//! go and what they want ([`super::colors`]), and hear what all said: in the lobby of rank 0 for a split, in which all take part, of the
+//! lowest survivor for a shrink. A rank that cannot wait only says that it goes to NCCL. One whose process dies before its word, or
+//! that withdraws it, ends the round for all; one that dies after it does not. Whoever hosts hears the answer last, so that it may
+//! be gone then.
 //!
-//! **Rounds.** Before a call whose communicators may be promises all ranks that make it say in the same lobby where they
-//! go and what they want ([`super::colors`]), and hear what all said. A rank that cannot wait only says that it goes to
-//! NCCL. One whose process dies before its word, or that withdraws it, ends the round for all; one that dies after it does
-//! not.
+//! **Lazy communicators.** All their ranks know each other from the round. They meet in the lobby of their own first rank: a rank of the
+//! parent that is not in one has nothing to do with it, and may have ended. Each says one thing there: it
+//! [reports](super::message::FromRank::Report), or [declines](super::message::FromRank::Decline). The host sees those die that have not come
+//! yet by their pidfds. So a meeting whose missing ranks cannot come any more [ends](super::gathering), and nothing is timed.
+//!
+//! **Those that NCCL makes** have a [roster](super::muster).
 //!
 //! The rules of [`super`] hold but for two. There is no root of NCCL's behind a lobby, so that no rank goes to NCCL
 //! without a word: it declines, which is tried as long as the host is there. And the host's death is a rank's: whoever
-//! finds no lobby fails, as those do who lose it, unless they come from a [muster](super::muster), where NCCL's communicator is
+//! finds no lobby fails, as those do who lose it, unless they come from a roster, where NCCL's communicator is
 //! there whatever becomes of the host.
 
 use rustix::net::SocketAddrUnix;
@@ -30,7 +30,7 @@ use crate::contract::bytes::{Reader, Writer};
 use super::message::FromRank;
 use super::verdict::{Failure, Verdict};
 
-/// The name of no communicator: of a rank that is in none, or alone in one.
+/// The name of no communicator.
 pub const NOBODY: Token = Token([0; 16]);
 /// The first bytes of a connection to a lobby.
 pub const GREETING_MAGIC: [u8; 8] = *b"\x01wndlss\x02";
@@ -116,7 +116,7 @@ pub struct Invitation {
     pub lobby: Token,
     /// [`Making::name`].
     pub call: Token,
-    /// [`child`], or [`NOBODY`]; of a word in the round before the call, [`round`].
+    /// [`child`]; of a word in the round before the call, [`round`].
     pub child: Token,
     /// Who speaks, by its rank in the parent.
     pub rank: u32,

@@ -1,11 +1,11 @@
-//! Muster: what ranks of a host do before NCCL makes their communicator from one without a fabric, whose ranks have never met.
+//! Muster: what ranks of a host do before NCCL makes their communicator from another.
 //!
-//! Ranks of such a communicator know nothing of each other, and none may wait for one that has no Windlass or is on another
-//! host. But NCCL's own making is a barrier: it ends well on no rank before all ranks of the new communicator have called it.
+//! They do not know who else will be in it: before NCCL's call nobody knows the others' colors, and where the parent has no peer
+//! group its ranks have never met. None may wait for one that has no Windlass or is on another host. But NCCL's own making is a barrier: it ends well on no rank before all ranks of the new communicator have called it.
 //! So each of them first **enters** the muster of its host, under a name that only ranks of the parent can know, and goes to NCCL once that
 //! is acknowledged. When NCCL has made the communicator here, all who will ever come have entered; whoever **asks** first closes
 //! the [roll](Roll), and all hear the same: how many there are. If these are all ranks of the communicator, they meet as those of a
-//! [parent with a fabric](super::derived) do, each with its place in the roll; otherwise it has no fabric, and nobody waits.
+//! [lazy communicator](super::derived) do, each with its place in the roll; otherwise it has no fabric, and nobody waits.
 //!
 //! The muster is an abstract Unix socket of the host's network namespace: the first who comes listens, and its thread keeps the roll. Connections
 //! stand until the meeting is over, and what a rank has to say to the others but its report it says there, so that nothing of it can be lost: who goes without a

@@ -225,7 +225,6 @@ impl Party {
         drop(standing);
         stages.into_iter().map(outcome).collect()
     }
-
 }
 
 fn outcome(stage: Stage) -> Outcome {

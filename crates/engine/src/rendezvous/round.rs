@@ -17,8 +17,8 @@ pub struct Round {
     ranks: Option<u32>,
     /// By their places.
     words: BTreeMap<u32, Word>,
-    /// Who has spoken and may wait for the answer.
-    seats: Vec<Seat>,
+    /// Who has spoken and may wait for the answer, with its place. The first place's process hosts.
+    seats: Vec<(u32, Seat)>,
     answer: Option<FromHost>,
 }
 
@@ -29,7 +29,7 @@ impl Round {
         if let Some(message) = &self.answer {
             return vec![Answer { to: seat, message: message.clone() }];
         }
-        self.seats.push(seat);
+        self.seats.push((place, seat));
         let expected = *self.ranks.get_or_insert(ranks);
         if ranks != expected || place >= ranks || ranks as usize > RANKS_MAX {
             return self.fail(Failure::Mismatch { rank: place, ranks, expected });
@@ -46,7 +46,7 @@ impl Round {
 
     /// A rank said something else.
     pub fn disorder(&mut self, seat: Seat, rank: u32) -> Vec<Answer> {
-        self.seats.push(seat);
+        self.seats.push((rank, seat));
         self.fail(Failure::Disorder { rank })
     }
 
@@ -60,7 +60,7 @@ impl Round {
 
     /// A connection is gone.
     pub fn left(&mut self, seat: Seat) {
-        self.seats.retain(|other| *other != seat);
+        self.seats.retain(|(_, other)| *other != seat);
     }
 
     /// What all hear, once it has ended.
@@ -75,8 +75,10 @@ impl Round {
 
     fn end(&mut self, message: FromHost) -> Vec<Answer> {
         self.answer = Some(message.clone());
-        let seats = std::mem::take(&mut self.seats);
-        seats.into_iter().map(|to| Answer { to, message: message.clone() }).collect()
+        let mut seats = std::mem::take(&mut self.seats);
+        // The host's own last: its process may be gone as soon as it has heard.
+        seats.sort_by_key(|(place, _)| std::cmp::Reverse(*place));
+        seats.into_iter().map(|(_, to)| Answer { to, message: message.clone() }).collect()
     }
 }
 
@@ -137,6 +139,17 @@ mod tests {
         let mut alone = Round::default();
         assert_eq!(alone.said(Seat(0), 0, 1, word(0)).len(), 1);
         assert!(alone.fail(Failure::Absent { rank: 0 }).is_empty());
+    }
+
+    /// Who hosts, in the first place, hears last: its process may end as soon as it has.
+    #[test]
+    fn host_hears_last() {
+        let mut round = Round::default();
+        for rank in [2, 0] {
+            assert!(round.said(Seat(rank.into()), rank, 3, word(rank)).is_empty());
+        }
+        let answers = round.said(Seat(1), 1, 3, word(1));
+        assert_eq!(answers.iter().map(|answer| answer.to.0).collect::<Vec<_>>(), [2, 1, 0]);
     }
 
     /// Claims that cannot be true end it.

@@ -28,7 +28,6 @@ fn make((parent, device, wanted, key, patience): Call<'_>) -> (Course, Option<Fa
     let mut derivation = fabric.derive(&wanted, Standing::Built).unwrap().begun();
     let course = derivation.round(key, patience.willing()).unwrap();
     let Course::Promise { rank, ranks, .. } = &course else {
-        derivation.pass_by();
         return (course, None);
     };
     let newborn = Newborn { device, rank: *rank, ranks: ranks.len() as u32 };

@@ -2,7 +2,7 @@
 
 use std::net::TcpListener;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Barrier, Weak};
 use std::thread;
 
 use windlass_engine::agreed::Seat;
@@ -69,11 +69,12 @@ fn met(ranks: i32, patience: Patience) -> Vec<Fate> {
     fabric::join((0..ranks).map(|rank| ask(id, rank, ranks, patience)).collect())
 }
 
-/// A child that NCCL makes.
-fn derive((parent, device): (&Fabric, i32)) -> Fate {
+/// A child that NCCL makes, whose own making is a barrier.
+fn derive((parent, device): (&Fabric, i32), made: &Barrier) -> Fate {
     let wanted = Wanted::Split(Some(0));
     let mut derivation = parent.derive(&wanted, Standing::Built).unwrap().begun();
     assert_eq!(derivation.round(0, Patience::None.willing()), Ok(Course::Nccl));
+    made.wait();
     let newborn = Newborn { device, rank: device as u32, ranks: 3 };
     let waiting = Some(Waiting::Blocking);
     let configured = Configured { waiting, ctas: None, configuration: Kept::Nothing, shares: false };
@@ -93,12 +94,14 @@ fn ranks_of_one_process() {
     // What met before may still be closing some.
     assert!(descriptor::open() <= before);
     agree(&made);
+    let all_made = Barrier::new(met.len());
     let split: Vec<Fate> = thread::scope(|scope| {
+        let made = &all_made;
         let parents = met.iter().map(|fate| match fate {
             Fate::Fabric(fabric) => fabric.as_ref(),
             _ => unreachable!("they agreed"),
         });
-        let threads: Vec<_> = parents.zip(0..).map(|call| scope.spawn(move || derive(call))).collect();
+        let threads: Vec<_> = parents.zip(0..).map(|call| scope.spawn(move || derive(call, made))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     agree(&split);

@@ -13,6 +13,9 @@ use windlass_engine::rendezvous::verdict::{Failure, Reason, Verdict};
 
 use crate::support::facts;
 
+/// The process that hosts; no rank's, unless a test says so.
+const HOST: Token = Token([8; 16]);
+
 /// What chance may do to a rank.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fate {
@@ -74,7 +77,7 @@ fn world(fates: &[Fate], without_host: WithoutHost) -> World {
             left_seen: false,
         }
     });
-    World { host: Some(Agreement::new(Token([5; 16]))), ranks: ranks.collect(), foreign_pending: 0 }
+    World { host: Some(Agreement::new(Token([5; 16]), HOST)), ranks: ranks.collect(), foreign_pending: 0 }
 }
 
 impl World {
@@ -315,7 +318,7 @@ fn outcomes() {
 #[test]
 fn without_host() {
     let lost = |without_host, confirms: bool, failure| {
-        let mut host = Agreement::new(Token([5; 16]));
+        let mut host = Agreement::new(Token([5; 16]), HOST);
         let mut rank = Attendance::new(facts(0, 2), without_host);
         host.step(Event::Said(Seat(1), report(0, 2)));
         let answers = host.step(Event::Said(Seat(2), report(1, 2)));
@@ -337,14 +340,14 @@ fn without_host() {
 #[test]
 fn absent() {
     let lost = Failure::Absent { rank: 5 };
-    let mut host = Agreement::new(Token([0; 16]));
+    let mut host = Agreement::new(Token([0; 16]), HOST);
     assert_eq!(host.missing(), None);
     host.step(Event::Said(Seat(1), report(0, 2)));
     assert_eq!(host.missing(), Some(1));
     assert_eq!(host.step(Event::Absent(lost.clone())).len(), 1);
     assert_eq!((host.missing(), host.verdict()), (None, Some(&Verdict::Failed(lost.clone()))));
     // Where all are there, it was not waited for.
-    let mut host = Agreement::new(Token([0; 16]));
+    let mut host = Agreement::new(Token([0; 16]), HOST);
     host.step(Event::Said(Seat(1), report(0, 2)));
     assert_eq!(host.step(Event::Said(Seat(2), report(1, 2))).len(), 2);
     assert_eq!(host.missing(), None);
@@ -388,20 +391,20 @@ fn impossible_claims() {
         (report(2, 2), Failure::Mismatch { rank: 2, ranks: 2, expected: 2 }),
     ];
     for (claim, failure) in cases {
-        let mut host = Agreement::new(Token([0; 16]));
+        let mut host = Agreement::new(Token([0; 16]), HOST);
         assert!(host.step(Event::Said(Seat(1), report(0, 2))).is_empty());
         let failed = Verdict::Failed(failure);
         assert_eq!(told(&host.step(Event::Said(Seat(2), claim))), [(1, failed.clone()), (2, failed.clone())]);
         // Whoever comes later hears it too.
         assert_eq!(told(&host.step(Event::Said(Seat(3), report(1, 2)))), [(3, failed)]);
     }
-    let mut host = Agreement::new(Token([0; 16]));
+    let mut host = Agreement::new(Token([0; 16]), HOST);
     assert!(host.step(Event::Said(Seat(1), FromRank::Confirm)).is_empty());
     host.step(Event::Said(Seat(1), report(0, 2)));
     let disorder = Verdict::Failed(Failure::Disorder { rank: 0 });
     assert_eq!(told(&host.step(Event::Said(Seat(1), FromRank::Confirm))), [(1, disorder)]);
 
-    let mut host = Agreement::new(Token([0; 16]));
+    let mut host = Agreement::new(Token([0; 16]), HOST);
     host.step(Event::Said(Seat(1), report(0, 2)));
     host.step(Event::Said(Seat(2), report(1, 2)));
     host.step(Event::Said(Seat(1), FromRank::Confirm));
@@ -413,11 +416,27 @@ fn impossible_claims() {
     assert!(host.step(Event::Left(Seat(1))).is_empty(), "the others do not need the host for it");
 }
 
+/// The ranks of the hosting process hear last: it may end as soon as they have.
+#[test]
+fn hosts_own_hear_last() {
+    let mut host = Agreement::new(Token([0; 16]), HOST);
+    let said = |rank: u32| {
+        let mut facts = facts(rank, 4);
+        if rank < 2 {
+            facts.member.process = HOST;
+        }
+        Event::Said(Seat(rank.into()), FromRank::Report(Box::new(facts)))
+    };
+    let answers: Vec<_> = (0..4).map(|rank| host.step(said(rank))).collect();
+    let heard: Vec<u64> = answers[3].iter().map(|answer| answer.to.0).collect();
+    assert_eq!(heard, [2, 3, 0, 1]);
+}
+
 /// After a refusal the verdict waits for the words of all: a rank that leaves meanwhile makes the meeting fail.
 #[test]
 fn refusal_waits_for_all() {
     let begin = || {
-        let mut host = Agreement::new(Token([0; 16]));
+        let mut host = Agreement::new(Token([0; 16]), HOST);
         for rank in 0..3 {
             host.step(Event::Said(Seat(u64::from(rank) + 1), report(rank, 3)));
         }

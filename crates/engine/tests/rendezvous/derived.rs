@@ -76,8 +76,7 @@ pub fn kill(mut process: Child) {
     process.wait().unwrap();
 }
 
-/// Two colors meet at one host beside each other, whoever comes first, also before the host's own rank; a rank in neither
-/// passes by. The contracts bear births of their own.
+/// Two colors meet at one host beside each other, whoever comes first, also before the host's own rank. The contracts bear births of their own.
 #[test]
 fn two_colors_at_once() {
     let (split, other) = (split(), rendezvous());
@@ -87,8 +86,7 @@ fn two_colors_at_once() {
         split.attend(&split.host, 1, 7, 0, 2),
         split.attend(&split.host, 2, 8, 1, 2),
     ];
-    other.pass_by(&split.invites(0, 0));
-    split.host.await_ranks(split.call, 0b11111, Vec::new());
+    split.host.await_ranks(split.call, 0b11110, Vec::new());
     let outcomes: Vec<Outcome> = thread::scope(|scope| {
         let threads: Vec<_> = parties.into_iter().map(|party| scope.spawn(|| joined(party))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
@@ -284,13 +282,12 @@ fn thread_has_ended() {
         _ => false,
     };
     let at_host = Rendezvous::start(Limits::default()).unwrap();
-    for (count, way) in (0..).zip(["passes by", "declines", "comes"]) {
+    for (count, way) in (0..).zip(["declines", "comes"]) {
         let split = Split { call: Making::Split { count }.name(PARENT), host: rendezvous() };
         let waits = split.attend(&at_host, 0, 1, 0, 2);
         split.host.await_ranks(split.call, 0b101, lives());
         while !has_ended() {}
         match way {
-            "passes by" => own.pass_by(&split.invites(2, 1)),
             "declines" => own.decline(&split.invites(2, 1), Verdict::Failed(Failure::Absent { rank: 2 })),
             _ => {
                 let outcome = joined(split.attend(&own, 2, 1, 1, 2));

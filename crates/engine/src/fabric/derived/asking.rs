@@ -3,13 +3,12 @@
 use std::sync::Arc;
 
 use crate::contract::Token;
-use crate::descriptor::Ours;
 use crate::fabric::hosting::rendezvous;
 use crate::rendezvous::colors::Parent;
 use crate::rendezvous::derived::{Invitation, Making, NOBODY, child};
+use crate::rendezvous::{Rendezvous, muster};
 
-use super::copy;
-use super::taken::{Ahead, Derivation, Due};
+use super::taken::{Ahead, Derivation, Leaves, Session};
 use super::waits::{Kind, Line};
 
 /// A call that NCCL has not taken yet.
@@ -23,7 +22,18 @@ pub struct Deriving {
     pub(super) shrinks: Option<Vec<u32>>,
     pub(super) parent: Parent,
     pub(super) color: Option<i32>,
-    pub(super) lives: Vec<(u32, Ours)>,
+    /// At the roster, once it has [entered](Deriving::enter) there.
+    pub(super) session: Session,
+}
+
+/// Enters the roster of the communicator of this name on this host, if there is one. Waits for the thread of a process that is in the
+/// same call, for a while: who has not entered by then has no peer group, nor have the others.
+pub(super) fn enter(line: &Line, child: Option<Token>) -> Session {
+    let Some(child) = child else { return Session::Nowhere };
+    let enter =
+        |rendezvous: &Rendezvous| rendezvous.muster(muster::name(child), line.rank, &|| line.has_ended());
+    let entered = rendezvous().and_then(enter);
+    Session::AtRoster(entered.map_err(|error| error.to_string()))
 }
 
 impl Deriving {
@@ -59,6 +69,14 @@ impl Deriving {
         rendezvous.go_to_nccl(&invitation, place, ranks.len() as u32, self.parent);
     }
 
+    /// Before NCCL makes the communicators of this call, of which this rank has heard nothing: it will find the others of its own at
+    /// their roster.
+    pub fn enter(&mut self) {
+        let before = self.line.counted(self.kind(), |_| ());
+        let child = self.color.map(|_| self.invitation(before.begun).child);
+        self.session = enter(&self.line, child);
+    }
+
     /// NCCL has taken the call; or, of one with a round, nothing keeps it from being made.
     pub fn begun(self) -> Derivation {
         let before = self.line.counted(self.kind(), |counted| counted.begun += 1);
@@ -68,14 +86,8 @@ impl Deriving {
         if is_due {
             self.await_round(&invitation);
         }
-        let Deriving { line, hosts, ranks, parent, color, lives, .. } = self;
-        if hosts == line.rank
-            && let Ok(rendezvous) = rendezvous()
-        {
-            rendezvous.await_ranks(invitation.call, ranks, lives);
-        }
-        let (due, mustered, own_name) = (Due::Word, None, None);
-        Derivation { line, invitation, ranks, parent, color, ahead, due, mustered, own_name }
+        let Deriving { line, ranks, parent, color, session, .. } = self;
+        Derivation { line, invitation, ranks, parent, color, ahead, leaves: Leaves::Failing, session }
     }
 
     fn kind(&self) -> Kind {
@@ -101,8 +113,7 @@ impl Deriving {
         if self.hosts == self.line.rank
             && let Ok(rendezvous) = rendezvous()
         {
-            let lives = self.lives.iter().filter_map(|(rank, life)| Some((*rank, copy(*rank, life)?)));
-            rendezvous.await_ranks(invitation.to_round().child, self.ranks, lives.collect());
+            rendezvous.await_ranks(invitation.to_round().child, self.ranks, self.line.watched(self.ranks));
         }
     }
 }

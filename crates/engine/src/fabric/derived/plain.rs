@@ -6,21 +6,17 @@
 
 use std::sync::Arc;
 
-use crate::contract::{RANKS_MAX, Token};
-use crate::fabric::hosting::rendezvous;
+use crate::contract::Token;
 use crate::fabric::{closing, wish};
 use crate::forward::birth::Ctas;
 use crate::forward::configuration;
 use crate::rendezvous::colors::Parent;
-use crate::rendezvous::derived::{Invitation, Making, child};
+use crate::rendezvous::derived::{Invitation, Making, NOBODY, child};
 use crate::rendezvous::facts::Waiting;
-use crate::rendezvous::muster::{self, Answer};
-use crate::rendezvous::verdict::Reason;
-use crate::rendezvous::{Mustered, Rendezvous};
 
-use super::taken::{Ahead, Derivation, Due};
+use super::taken::{Ahead, Derivation, Leaves, Session};
 use super::waits::{Kind, Line};
-use super::{Configured, Wanted};
+use super::{Configured, Wanted, asking};
 
 /// What a communicator without a fabric keeps for those made from it. It waits where its own calls do.
 #[derive(Debug)]
@@ -57,12 +53,7 @@ impl Plain {
         };
         let count = self.line.counted(self.kind(wanted), |_| ()).begun;
         let name = child(making(wanted, count).name(self.line.birth), color);
-        let line = &self.line;
-        let enter =
-            |rendezvous: &Rendezvous| rendezvous.muster(muster::name(name), line.rank, &|| line.has_ended());
-        let mustered = rendezvous().and_then(enter);
-        let mustered = mustered.map_err(|error| error.to_string());
-        Some(Mustering { line: self.line.clone(), name, mustered })
+        Some(Mustering { line: self.line.clone(), name, session: asking::enter(&self.line, Some(name)) })
     }
 
     /// NCCL has taken the call, as it has on all ranks that make it.
@@ -98,50 +89,27 @@ fn making(wanted: &Wanted, count: u32) -> Making {
     }
 }
 
-/// A rank that is in a muster while NCCL makes its communicator.
+/// A rank that is at the roster of its host while NCCL makes its communicator.
 #[derive(Debug)]
 pub struct Mustering {
     line: Arc<Line>,
     name: Token,
-    /// Or why this rank does not come: then nobody counts on it.
-    mustered: Result<Mustered, String>,
+    session: Session,
 }
 
 impl Mustering {
-    /// What the new communicator keeps for those made from it, where it has no fabric itself.
-    pub fn plain(&self, rank: u32, configured: &Configured) -> Arc<Plain> {
-        Plain::of_child(self.name, &self.line, rank, configured)
-    }
-
-    /// NCCL has made it, of so many ranks: if all are here, this one's way to their meeting.
-    pub fn derivation(self, ranks: u32) -> Result<Derivation, Reason> {
-        let Mustering { line, name, mustered } = self;
-        if ranks < 2 {
-            return Err(Reason::OneRank);
-        }
-        if ranks as usize > RANKS_MAX {
-            return Err(Reason::ManyRanks);
-        }
-        let mustered = mustered.map_err(|words| Reason::Unreachable { words })?;
-        match mustered.ask(ranks, &|| line.has_ended()) {
-            Ok(Answer::Complete { place, lobby }) => {
-                let call = muster::name(name);
-                let invitation = Invitation { lobby, call, child: child(call, 0), rank: place };
-                Ok(Derivation {
-                    line,
-                    invitation,
-                    ranks: (1 << ranks) - 1,
-                    parent: Parent::Built,
-                    color: Some(0),
-                    ahead: Ahead::Nccl,
-                    due: Due::Word,
-                    mustered: Some(mustered),
-                    own_name: Some(name),
-                })
-            }
-            Ok(_) => Err(Reason::Apart),
-            // Nobody can have a fabric without this rank's report.
-            Err(error) => Err(Reason::Unreachable { words: error.to_string() }),
+    /// NCCL has made it: this one's way to the others.
+    pub fn derivation(self) -> Derivation {
+        let Mustering { line, name, session } = self;
+        Derivation {
+            invitation: Invitation { lobby: NOBODY, call: name, child: name, rank: line.rank },
+            line,
+            ranks: 0,
+            parent: Parent::Built,
+            color: Some(0),
+            ahead: Ahead::Nccl,
+            leaves: Leaves::ToNccl,
+            session,
         }
     }
 }
@@ -150,6 +118,7 @@ impl Mustering {
 mod tests {
     use super::*;
     use crate::rendezvous::place;
+    use crate::rendezvous::verdict::Reason;
 
     fn world(rank: u32, name: Token) -> Arc<Plain> {
         Plain::new(name, rank, Ctas::UNSAID, configuration::Kept::Nothing)
@@ -169,8 +138,9 @@ mod tests {
             mustering
         };
         let calls = |mustering: Vec<Mustering>, ranks: u32| -> Vec<_> {
-            let derive = |one: Mustering| one.derivation(ranks).map(|one| (one.call(), one.invitation.rank));
-            mustering.into_iter().map(derive).collect()
+            // All have entered; none goes before the others have asked.
+            let derivations: Vec<Derivation> = mustering.into_iter().map(Mustering::derivation).collect();
+            derivations.iter().map(|one| one.invited(ranks).map(|to| (to.call, to.rank))).collect()
         };
         let all = calls(split([3, 3, 3]), 3);
         let call = all[0].as_ref().unwrap().0;
@@ -198,7 +168,9 @@ mod tests {
                 plain.begun(&wanted);
                 mustering
             });
-            entered.map(|one| one.derivation(2).map(|one| one.call()))
+            // All have entered; none goes before the others have asked.
+            let derivations = entered.map(Mustering::derivation);
+            derivations.each_ref().map(|one| one.invited(2).map(|to| to.call))
         };
         let [first, other] = round(&[7, 0], &[0, 7, 7]);
         assert!(first.is_ok() && first == other);
@@ -219,18 +191,16 @@ mod tests {
             shares: false,
         };
         let mustering = first.muster(&Wanted::Split(Some(1)), Waiting::Blocking).unwrap();
-        let child = mustering.plain(0, &configured);
+        let child = mustering.derivation().plain(0, &configured);
         assert_ne!(child.line.birth, first.line.birth);
-        let other =
-            world(0, name).muster(&Wanted::Split(Some(1)), Waiting::Blocking).unwrap().plain(0, &configured);
+        let other = world(0, name).muster(&Wanted::Split(Some(1)), Waiting::Blocking).unwrap();
+        let other = other.derivation().plain(0, &configured);
         assert_ne!(child.line.birth, other.line.birth);
         // Also of one whose ranks meet, and find then that they have no fabric: by the same name on all.
         let name = place::random().unwrap();
         let both = [0, 1].map(|rank| world(rank, name));
         let entered = both.map(|plain| plain.muster(&Wanted::Split(Some(1)), Waiting::Blocking).unwrap());
-        let own = entered[0].plain(0, &configured).line.birth;
-        for derivation in entered.map(|one| one.derivation(2).unwrap()) {
-            assert_eq!(derivation.plain(0, &configured).unwrap().line.birth, own);
-        }
+        let births = entered.map(|one| one.derivation().plain(0, &configured).line.birth);
+        assert_eq!(births[0], births[1]);
     }
 }

@@ -2,17 +2,18 @@
 
 use std::sync::Arc;
 
-use crate::contract::Token;
+use crate::contract::{RANKS_MAX, Token};
 use crate::fabric::birth::cannot_reach;
 use crate::fabric::hosting::rendezvous;
 use crate::fabric::{Asked, Patience, settle, wish};
 use crate::rendezvous::Mustered;
 use crate::rendezvous::colors::{Course, Parent, Willing, Word};
-use crate::rendezvous::derived::{Invitation, NOBODY};
+use crate::rendezvous::derived::{Invitation, child};
+use crate::rendezvous::muster::{self, Answer};
 use crate::rendezvous::verdict::{Failure, Reason, Verdict};
 
 use super::waits::{Line, Wait};
-use super::{Configured, Newborn, Plain};
+use super::{Configured, Newborn, Plain, asking};
 
 /// What comes before the communicators of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,28 +24,38 @@ pub(super) enum Ahead {
     Nccl,
 }
 
-/// Whether the host still waits for this rank's word.
+/// Where the ranks of the new communicator find each other: always at one of themselves, so that none of them needs a rank
+/// of the parent that is not in it, and that may be done and gone.
+#[derive(Debug)]
+pub(super) enum Session {
+    /// This rank is in none, or it has said all there that it has to.
+    Nowhere,
+    /// At the roster of this communicator, which this rank entered before NCCL was asked; or why it could not.
+    AtRoster(Result<Mustered, String>),
+    /// At the process of the first rank, which waits for this one's word: all know who is in it, as they have heard each other.
+    AtMember(Invitation),
+}
+
+/// What the others of a round hear of a rank that leaves it before its word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Due {
-    Word,
-    Nothing,
+pub(super) enum Leaves {
+    Failing,
+    ToNccl,
 }
 
 /// A call that NCCL has taken.
 #[derive(Debug)]
 pub struct Derivation {
     pub(super) line: Arc<Line>,
+    /// To its round.
     pub(super) invitation: Invitation,
     /// The ranks of the parent that take part, one bit each.
     pub(super) ranks: u64,
     pub(super) parent: Parent,
     pub(super) color: Option<i32>,
     pub(super) ahead: Ahead,
-    pub(super) due: Due,
-    /// Of one whose parent has no fabric: until this rank's meeting is over, so that its end is seen.
-    pub(super) mustered: Option<Mustered>,
-    /// Of such a one: by which those made from it go, if it has no fabric itself.
-    pub(super) own_name: Option<Token>,
+    pub(super) leaves: Leaves,
+    pub(super) session: Session,
 }
 
 impl Derivation {
@@ -58,9 +69,9 @@ impl Derivation {
         self.invitation.child
     }
 
-    /// What the new communicator keeps for those made from it, where it has no fabric itself: where its parent has none either.
-    pub fn plain(&self, rank: u32, configured: &Configured) -> Option<Arc<Plain>> {
-        Some(Plain::of_child(self.own_name?, &self.line, rank, configured))
+    /// What the new communicator keeps for those made from it, where it has no peer group itself.
+    pub fn plain(&self, rank: u32, configured: &Configured) -> Arc<Plain> {
+        Plain::of_child(self.child(), &self.line, rank, configured)
     }
 
     /// Tells the other ranks of the call where this one goes (its key orders a split; a shrink's is 0), waits until all
@@ -81,39 +92,51 @@ impl Derivation {
         let in_parent = |places: Vec<u32>| {
             places.iter().filter_map(|place| ranks.get(*place as usize).copied()).collect()
         };
-        Ok(match table?.course(place) {
+        let course = match table?.course(place) {
             Course::Promise { rank, ranks, others } => {
                 Course::Promise { rank, ranks: in_parent(ranks), others }
             }
             Course::Apart { rank, ranks } => Course::Apart { rank, ranks: in_parent(ranks) },
             course => course,
-        })
+        };
+        match &course {
+            Course::Promise { ranks, .. } | Course::Apart { ranks, .. } => self.meets_at_member(ranks),
+            Course::Nccl => self.session = asking::enter(&self.line, self.color.map(|_| self.child())),
+            Course::Nothing | Course::Torn => {}
+        }
+        Ok(course)
+    }
+
+    /// The ranks of the new communicator are known. Whose process hosts awaits the others from now on.
+    fn meets_at_member(&mut self, ranks: &[u32]) {
+        let Some(host) = self.line.host(ranks).filter(|_| ranks.len() > 1) else { return };
+        let child = self.child();
+        // Its ranks are all that are waited for under this name.
+        let invitation = Invitation { lobby: host.lobby, call: child, child, rank: self.line.rank };
+        self.session = Session::AtMember(invitation);
+        if host.rank == self.line.rank
+            && let Ok(rendezvous) = rendezvous()
+        {
+            let awaited = ranks.iter().fold(0, |all, rank| all | 1 << rank);
+            rendezvous.await_ranks(child, awaited, self.line.watched(awaited));
+        }
     }
 
     /// What this rank does without having heard the others.
-    pub fn alone(&self) -> Course {
+    pub fn alone(&mut self) -> Course {
         match self.parent {
             Parent::Unbuildable => {
                 let (rank, ranks) = self.line.among(self.ranks);
+                self.meets_at_member(&ranks);
                 Course::Apart { rank, ranks }
             }
             Parent::Built | Parent::Promised | Parent::Lost => Course::Nccl,
         }
     }
 
-    /// This rank is in no new communicator.
-    pub fn pass_by(mut self) {
-        if self.declined_mustered() {
-            return;
-        }
-        self.due = Due::Nothing;
-        if let Ok(rendezvous) = rendezvous() {
-            rendezvous.pass_by(&self.invitation);
-        }
-    }
-
     /// This rank's communicator has no fabric, and so none of its peers' has.
     pub fn refuse(mut self, reason: Reason) {
+        self.leaves = Leaves::ToNccl;
         self.decline(Verdict::Plain(reason));
     }
 
@@ -139,85 +162,93 @@ impl Derivation {
         configured: Configured,
         patience: Patience,
     ) -> Result<Asked, Reason> {
-        if newborn.ranks < 2 {
-            self.pass_by();
-            return Err(Reason::OneRank);
-        }
-        let mut asked = self.report(newborn, configured, patience);
+        self.leaves = Leaves::ToNccl;
+        let mut asked = self.ask_at(newborn, configured, patience);
         match &mut asked {
             Ok(asked) => {
-                self.due = Due::Nothing;
-                asked.mustered = self.mustered.take();
+                if let Session::AtRoster(Ok(mustered)) =
+                    std::mem::replace(&mut self.session, Session::Nowhere)
+                {
+                    asked.mustered = Some(mustered);
+                }
             }
             Err(reason) => self.decline(Verdict::Plain(reason.clone())),
         }
         asked
     }
 
-    fn report(&self, newborn: Newborn, configured: Configured, patience: Patience) -> Result<Asked, Reason> {
+    fn ask_at(&self, newborn: Newborn, configured: Configured, patience: Patience) -> Result<Asked, Reason> {
+        let invitation = self.invited(newborn.ranks)?;
         wish::check_derived(configured.waiting)?;
         settle();
         let ctas = configured.ctas.unwrap_or(self.line.ctas);
         let (arena, share, mut facts) = wish::on(newborn.device, newborn.ranks, ctas, patience)?;
         facts.member.rank = newborn.rank;
-        let party = rendezvous().and_then(|rendezvous| match &self.mustered {
-            Some(_) => rendezvous.attend_mustered(&self.invitation, facts),
-            None => rendezvous.attend_invited(&self.invitation, facts),
+        let party = rendezvous().and_then(|rendezvous| match &self.session {
+            Session::AtRoster(_) => rendezvous.attend_mustered(&invitation, facts),
+            _ => rendezvous.attend_invited(&invitation, facts),
         });
         let party = party.map_err(cannot_reach)?;
         let until = party.cancellers().into_iter().next().map(|canceller| Wait::new(&self.line, canceller));
-        Ok(Asked {
-            party,
-            token: self.invitation.child,
-            rank: newborn.rank,
-            arena,
-            share,
-            until,
-            mustered: None,
-        })
+        let token = invitation.child;
+        Ok(Asked { party, token, rank: newborn.rank, arena, share, until, mustered: None })
     }
 
-    /// Whether this is a rank of a muster, which says there that it does not come.
-    fn declined_mustered(&mut self) -> bool {
-        let Some(mustered) = self.mustered.take() else { return false };
-        self.due = Due::Nothing;
-        mustered.decline();
-        true
+    /// To the session of the new communicator, which has so many ranks.
+    pub(super) fn invited(&self, ranks: u32) -> Result<Invitation, Reason> {
+        if ranks < 2 {
+            return Err(Reason::OneRank);
+        }
+        if ranks as usize > RANKS_MAX {
+            return Err(Reason::ManyRanks);
+        }
+        let unreachable = |words| Reason::Unreachable { words };
+        match &self.session {
+            Session::Nowhere => Err(unreachable("no rank of it can be reached".into())),
+            Session::AtMember(invitation) => Ok(*invitation),
+            Session::AtRoster(Err(words)) => Err(unreachable(words.clone())),
+            Session::AtRoster(Ok(mustered)) => match mustered.ask(ranks, &|| self.line.has_ended()) {
+                Ok(Answer::Complete { place, lobby }) => {
+                    let call = muster::name(self.child());
+                    Ok(Invitation { lobby, call, child: child(call, 0), rank: place })
+                }
+                Ok(_) => Err(Reason::Apart),
+                // Nobody can have a peer group without this rank's report.
+                Err(error) => Err(unreachable(error.to_string())),
+            },
+        }
     }
 
+    /// Says where it is waited for that it does not come.
     fn decline(&mut self, verdict: Verdict) {
-        if self.declined_mustered() {
-            return;
-        }
-        self.due = Due::Nothing;
-        if self.invitation.child == NOBODY {
-            return rendezvous().into_iter().for_each(|rendezvous| rendezvous.pass_by(&self.invitation));
-        }
-        if let Ok(rendezvous) = rendezvous() {
-            rendezvous.decline(&self.invitation, verdict);
+        match std::mem::replace(&mut self.session, Session::Nowhere) {
+            Session::AtMember(invitation) => {
+                rendezvous()
+                    .into_iter()
+                    .for_each(|rendezvous| rendezvous.decline(&invitation, verdict.clone()));
+            }
+            // The others have what NCCL gave them.
+            Session::AtRoster(Ok(mustered)) => mustered.decline(),
+            Session::Nowhere | Session::AtRoster(Err(_)) => {}
         }
     }
 }
 
 impl Drop for Derivation {
     fn drop(&mut self) {
+        let absent = Verdict::Failed(Failure::Absent { rank: self.line.rank });
         if self.ahead == Ahead::Round
             && let Ok(rendezvous) = rendezvous()
         {
             // The others of the round wait for it.
-            match self.due {
-                Due::Word => {
-                    let absent = Failure::Absent { rank: self.invitation.rank };
-                    rendezvous.decline(&self.invitation.to_round(), Verdict::Failed(absent));
-                }
-                Due::Nothing => {
+            match self.leaves {
+                Leaves::Failing => rendezvous.decline(&self.invitation.to_round(), absent.clone()),
+                Leaves::ToNccl => {
                     let (place, ranks) = self.line.among(self.ranks);
                     rendezvous.go_to_nccl(&self.invitation, place, ranks.len() as u32, self.parent);
                 }
             }
         }
-        if self.due == Due::Word {
-            self.decline(Verdict::Failed(Failure::Absent { rank: self.invitation.rank }));
-        }
+        self.decline(absent);
     }
 }

@@ -3,11 +3,13 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::contract::{Contract, Token};
+use crate::contract::{Contract, Member, Token};
+use crate::descriptor::Ours;
+use crate::fabric::closing::Life;
 use crate::fabric::wish;
 use crate::forward::birth::Ctas;
 use crate::rendezvous::Canceller;
-use crate::rendezvous::derived::Making;
+use crate::rendezvous::derived::{Making, NOBODY};
 
 /// What a communicator has for those made from it, for as long as any of them is being made.
 #[derive(Debug)]
@@ -15,8 +17,10 @@ pub struct Line {
     /// Of which the names of those made from it are made.
     pub(super) birth: Token,
     pub(super) rank: u32,
-    /// Of ranks that have met; 0 if they have not.
-    ranks: u32,
+    /// Of ranks that have met.
+    contract: Option<Arc<Contract>>,
+    /// Of the others of these.
+    lives: Vec<Arc<Life>>,
     /// Whether those made from it may be promises, so that its ranks speak before.
     pub(super) has_rounds: bool,
     /// What it was told of blocks, which holds for those made from it without a word.
@@ -70,12 +74,13 @@ struct Waits {
 
 impl Line {
     /// Of one with a fabric.
-    pub fn of_fabric(contract: &Contract, rank: u32) -> Arc<Line> {
+    pub fn of_fabric(contract: &Arc<Contract>, rank: u32, lives: Vec<Arc<Life>>) -> Arc<Line> {
         let (counted, waiting) = Default::default();
         Arc::new(Line {
             birth: contract.birth,
             rank,
-            ranks: contract.members.len() as u32,
+            contract: Some(contract.clone()),
+            lives,
             has_rounds: contract.may_promise_children(),
             ctas: wish::ctas_of(contract),
             counted,
@@ -86,7 +91,8 @@ impl Line {
     /// Of one without, whose ranks all have this name for it.
     pub fn of_plain(name: Token, rank: u32, ctas: Ctas) -> Arc<Line> {
         let (counted, waiting) = Default::default();
-        Arc::new(Line { birth: name, rank, ranks: 0, has_rounds: false, ctas, counted, waiting })
+        let (contract, lives) = (None, Vec::new());
+        Arc::new(Line { birth: name, rank, contract, lives, has_rounds: false, ctas, counted, waiting })
     }
 
     /// The parent ends: nobody waits for its children.
@@ -114,13 +120,36 @@ impl Line {
 
     /// This rank's place among those with a bit, and all of theirs.
     pub(super) fn among(&self, ranks: u64) -> (u32, Vec<u32>) {
-        let ranks: Vec<u32> = (0..self.ranks).filter(|rank| ranks & (1 << rank) != 0).collect();
+        let ranks: Vec<u32> =
+            (0..self.members().len() as u32).filter(|rank| ranks & (1 << rank) != 0).collect();
         (ranks.iter().position(|rank| *rank == self.rank).unwrap_or_default() as u32, ranks)
+    }
+
+    /// The first of these ranks at whose process others can come.
+    pub(super) fn host(&self, ranks: &[u32]) -> Option<&Member> {
+        let mut members = ranks.iter().filter_map(|rank| self.members().get(*rank as usize));
+        members.find(|member| member.lobby != NOBODY)
+    }
+
+    /// Our own descriptors of the processes of these ranks.
+    pub(super) fn watched(&self, ranks: u64) -> Vec<(u32, Ours)> {
+        let alive = self.lives.iter().filter(|life| ranks & (1 << life.rank) != 0);
+        alive.filter_map(|life| Some((life.rank, copy(life.rank, life.ends.as_ref()?)?))).collect()
+    }
+
+    fn members(&self) -> &[Member] {
+        self.contract.as_ref().map_or(&[], |contract| &contract.members)
     }
 
     fn waiting(&self) -> MutexGuard<'_, Waits> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn copy(rank: u32, life: &Ours) -> Option<Ours> {
+    let copied = rustix::io::fcntl_dupfd_cloexec(life, 0).and_then(Ours::new);
+    // Nothing is lost but that the end of its process is not seen before it has come.
+    copied.inspect_err(|error| log::warn!("rank {rank} is not watched: {error}")).ok()
 }
 
 /// A wait that ends with its parent.

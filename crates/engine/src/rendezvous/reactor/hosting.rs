@@ -14,7 +14,9 @@ use crate::rendezvous::agreement::{Agreement, Event, Seat};
 use crate::rendezvous::card::{self, Id};
 use crate::rendezvous::connection::{self, Connection, Line};
 use crate::rendezvous::counts::Counts;
+use crate::rendezvous::derived::NOBODY;
 use crate::rendezvous::message::{self, Caller, FROM_RANK_BYTES_MAX, FromRank, GREETING_BYTES};
+use crate::rendezvous::place;
 use crate::rendezvous::poll::Watched;
 use crate::rendezvous::relay::{Course, Relay};
 
@@ -53,7 +55,8 @@ enum Kind {
 impl Meeting {
     fn new(birth: Token, kind: Kind, listener: Option<u64>) -> Meeting {
         Meeting {
-            agreement: Agreement::new(birth),
+            // Without a name of its own it tells nobody last.
+            agreement: Agreement::new(birth, place::process().unwrap_or(NOBODY)),
             kind,
             listener,
             newcomers: VecDeque::new(),

@@ -15,7 +15,7 @@ use crate::descriptor::Ours;
 use crate::rendezvous::agreement::Event;
 use crate::rendezvous::connection::{self, Connection, Line};
 use crate::rendezvous::counts::Counts;
-use crate::rendezvous::derived::{self, GREETING_BYTES, Invitation, NOBODY, Visitor};
+use crate::rendezvous::derived::{self, GREETING_BYTES, Invitation, Visitor};
 use crate::rendezvous::gathering::Gathering;
 use crate::rendezvous::listener::Listener;
 use crate::rendezvous::place;
@@ -113,12 +113,7 @@ impl Reactor {
             return self.enter_round(connection, child, rank);
         }
         let key = connection.watched.key();
-        let gathering = self.gathering(call);
-        if child == NOBODY {
-            gathering.spoke(rank);
-            return self.look_at(call);
-        }
-        gathering.comes_for(child);
+        self.gathering(call).comes_for(child);
         let meeting =
             self.meetings.entry(child).or_insert_with(|| Meeting::of_call(call, derived::birth(child)));
         if meeting.enter(key, rank, self.limits.present_max).is_none() {
