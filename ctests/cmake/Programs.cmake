@@ -677,6 +677,22 @@ if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
   set_tests_properties(sim.groups.pcie PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
 endif()
 
+# Processes that end while others go on.
+add_executable(leavers programs/leavers.c)
+target_link_libraries(leavers PRIVATE harness)
+if(SIM_DIR)
+  set(leaving --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}")
+  add_test(NAME sim.leavers.plain COMMAND ${RUN} --out "${RUNS}/sim.leavers.plain" ${leaving} -- $<TARGET_FILE:leavers>)
+  set_tests_properties(sim.leavers.plain PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
+  if(WINDLASS_LIBRARY_DIR)
+    foreach(lazy pairs all off)
+      add_test(NAME sim.leavers.${lazy} COMMAND ${RUN} --out "${RUNS}/sim.leavers.${lazy}" ${leaving} --windlass "${WINDLASS_LIBRARY_DIR}"
+               --fabric yes --set WINDLASS_SIM_STRICT=0 --set WINDLASS_LAZY=${lazy} -- $<TARGET_FILE:leavers>)
+      set_tests_properties(sim.leavers.${lazy} PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
+    endforeach()
+  endif()
+endif()
+
 # Births that the stand-in loses by wish, plainly and where ranks meet.
 add_executable(lost_births programs/lost_births.c)
 target_link_libraries(lost_births PRIVATE harness)

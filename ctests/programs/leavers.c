@@ -1,0 +1,279 @@
+/* Holds that no communicator needs a process that is in it no more, or never was: whoever has made the id, hosted the init or
+ * stood first in the parent may be done and end, in good order or killed. The others' calls work, and what they hold does not grow.
+ *
+ * Arguments: a part, and how many rounds; none means all parts, of a few rounds. */
+#include "../support/harness.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { RANKS = 4, ROUNDS_MAX = 1024 };
+
+/* How the process of rank 0 ends. */
+enum end { EXITS, DIES };
+
+struct shared {
+  ncclUniqueId id;
+  atomic_int has_id, arrived, gone; /* by rounds: how far all are */
+  atomic_int wrong;
+};
+static struct shared* shared;
+static int me;    /* this process's rank */
+static bool dies; /* whether rank 0 is killed */
+
+static void wrong(const char* what, long long seen, long long expected) {
+  fprintf(stderr, "rank %d: %s is %lld, expected %lld\n", me, what, seen, expected);
+  atomic_fetch_add(&shared->wrong, 1);
+}
+
+/* Killed ranks report no counts: these calls are not counted. */
+#define OK(call) \
+  do { \
+    ncclResult_t code = (call); \
+    if (code) { \
+      fprintf(stderr, "%s: %s\n", #call, ncclGetLastError(NULL)); \
+      wrong(#call, code, 0); \
+      _exit(3); \
+    } \
+  } while (0)
+
+static void await(atomic_int* counter, int value) {
+  while (atomic_load(counter) < value) usleep(200);
+}
+
+/* An all-reduce of ones, and what comes back. */
+static void works(ncclComm_t communicator, int ranks, CUstream stream) {
+  enum { COUNT = 300 };
+  int ones[COUNT], sums[COUNT];
+  void* memory = device_alloc(sizeof ones);
+  for (int i = 0; i < COUNT; i++) ones[i] = 1;
+  upload(memory, ones, sizeof ones);
+  OK(ncclAllReduce(memory, memory, COUNT, ncclInt, ncclSum, communicator, as_cuda(stream)));
+  wait_for(stream);
+  download(sums, memory, sizeof sums);
+  if (sums[0] != ranks || sums[COUNT - 1] != ranks) wrong("a sum", sums[0], ranks);
+  device_free(memory);
+}
+
+static ncclComm_t joined(int rank, int round, bool makes_id) {
+  if (makes_id) {
+    OK(ncclGetUniqueId(&shared->id));
+    atomic_store(&shared->has_id, round + 1);
+  }
+  await(&shared->has_id, round + 1);
+  ncclComm_t communicator;
+  OK(ncclCommInitRank(&communicator, RANKS, shared->id, rank));
+  return communicator;
+}
+
+static int entries(const char* folder) {
+  DIR* opened = opendir(folder);
+  int count = 0;
+  while (opened && readdir(opened)) count++;
+  if (opened) closedir(opened);
+  return count;
+}
+
+/* What a process holds. */
+struct holds {
+  long long bytes, descriptors, threads;
+};
+
+static struct holds held(void) {
+  size_t unused = 0, all = 0;
+  CUDA(cuMemGetInfo_v2(&unused, &all));
+  return (struct holds){(long long)(all - unused), entries("/proc/self/fd"), entries("/proc/self/task")};
+}
+
+static bool is_within(struct holds now, struct holds before) {
+  /* What one communicator has is more than 8 MiB. */
+  return now.bytes <= before.bytes + (8 << 20) && now.descriptors <= before.descriptors && now.threads <= before.threads;
+}
+
+/* The others may take a moment to let go. */
+static void is_flat(struct holds before) {
+  struct holds now = held();
+  for (int looks = 0; looks < 500 && !is_within(now, before); looks++) {
+    usleep(10000);
+    now = held();
+  }
+  if (now.bytes > before.bytes + (8 << 20)) wrong("device memory in bytes", now.bytes, before.bytes);
+  if (now.descriptors > before.descriptors) wrong("open descriptors", now.descriptors, before.descriptors);
+  if (now.threads > before.threads) wrong("threads", now.threads, before.threads);
+}
+
+/* A part: what a rank does in a round, until rank 0 has ended and after it. */
+struct part {
+  const char* name;
+  enum end end;
+  /* Of rank 0, until it ends; of the others, with `gone` to wait for. */
+  void (*round)(int rank, int round, CUstream stream);
+  int rounds;
+  bool has_launcher; /* the process that ends is no rank: it makes the id */
+};
+
+/* Rank 0 has made the id, and hosted the init; the others end their communicator when it is gone. */
+static void maker(int rank, int round, CUstream stream) {
+  ncclComm_t communicator = joined(rank, round, rank == 0);
+  works(communicator, RANKS, stream);
+  if (rank == 0) OK(ncclCommDestroy(communicator));
+  atomic_fetch_add(&shared->arrived, 1);
+  if (rank == 0) return;
+  await(&shared->gone, round + 1);
+  OK(ncclCommDestroy(communicator));
+}
+
+/* The same of a process that is killed in the middle: the others abort. `survivor` makes the ids of the next. */
+static void elastic(int rank, int round, bool makes_id, CUstream stream) {
+  ncclComm_t communicator = joined(rank, round, makes_id);
+  works(communicator, RANKS, stream);
+  atomic_fetch_add(&shared->arrived, 1);
+  if (rank == 0) return await(&shared->arrived, RANKS * (round + 1));
+  await(&shared->gone, round + 1);
+  OK(ncclCommAbort(communicator));
+}
+
+static void maker_dies(int rank, int round, CUstream stream) { elastic(rank, round, rank == 0, stream); }
+static void other_dies(int rank, int round, CUstream stream) { elastic(rank, round, rank == 1, stream); }
+
+/* The maker of the id is no rank, and ends once all are through their init. */
+static void launcher(int rank, int round, CUstream stream) {
+  ncclComm_t communicator = joined(rank, round, false);
+  atomic_fetch_add(&shared->arrived, 1);
+  await(&shared->gone, round + 1);
+  works(communicator, RANKS, stream);
+  OK(ncclCommDestroy(communicator));
+}
+
+/* Rank 0 is in another child than most others, or in none, and ends as soon as its own call has come back. The other of its child
+ * has nothing more to do with it. */
+static void split(int rank, int round, int color, CUstream stream) {
+  ncclComm_t parent = joined(rank, round, rank == 1), child = NULL;
+  works(parent, RANKS, stream);
+  OK(ncclCommSplit(parent, color, rank, &child, NULL));
+  atomic_fetch_add(&shared->arrived, 1);
+  if (rank == 0 && dies) return;
+  if (color == 1) {
+    int ranks;
+    OK(ncclCommCount(child, &ranks));
+    works(child, ranks, stream);
+    await(&shared->gone, round + 1);
+    works(child, ranks, stream);
+  }
+  OK(ncclCommAbort(parent));
+  if (color == 1) OK(ncclCommDestroy(child));
+  else if (child) OK(ncclCommAbort(child));
+}
+
+static void halves(int rank, int round, CUstream stream) { split(rank, round, rank / 2, stream); }
+
+static void without_color(int rank, int round, CUstream stream) { split(rank, round, rank ? 1 : NCCL_SPLIT_NOCOLOR, stream); }
+
+static const struct part parts[] = {
+  {"maker", EXITS, maker, 4, false},
+  {"maker_dies", DIES, maker_dies, 12, false},
+  {"other_dies", DIES, other_dies, 12, false},
+  {"launcher", EXITS, launcher, 4, true},
+  {"without_color", EXITS, without_color, 6, false},
+  {"without_color_dies", DIES, without_color, 6, false},
+  {"halves", EXITS, halves, 6, false},
+  {"halves_die", DIES, halves, 6, false},
+};
+
+/* Long enough that what grows for a while has: caches of events, allocators, threads. */
+static int settled(int rounds) { return rounds < 20 ? rounds / 2 : 20; }
+
+static void survives(const struct part* part, int rounds) {
+  use_device(me);
+  CUstream stream = new_stream();
+  struct holds before = {0, 0, 0};
+  for (int round = 0; round < rounds; round++) {
+    part->round(me, round, stream);
+    if (round + 1 == settled(rounds)) {
+      usleep(300000);
+      before = held();
+    }
+  }
+  is_flat(before);
+  struct holds now = held();
+  fprintf(stderr, "%s rank %d: after %d rounds %lld MiB, %lld descriptors, %lld threads; after %d %lld, %lld, %lld\n", part->name, me,
+          settled(rounds), before.bytes >> 20, before.descriptors, before.threads, rounds, now.bytes >> 20, now.descriptors, now.threads);
+  exit(0);
+}
+
+/* A process that ends with this program, however that ends. */
+static pid_t begun(void) {
+  pid_t process = fork();
+  if (!process) prctl(PR_SET_PDEATHSIG, SIGKILL);
+  return process;
+}
+
+/* In a process of its own each round. */
+static void leaves(const struct part* part, int round) {
+  if (part->has_launcher) {
+    OK(ncclGetUniqueId(&shared->id));
+    atomic_store(&shared->has_id, round + 1);
+    await(&shared->arrived, RANKS * (round + 1));
+    exit(0);
+  }
+  use_device(0);
+  part->round(0, round, new_stream());
+  if (dies) raise(SIGKILL);
+  exit(0);
+}
+
+static int status_of(pid_t process) {
+  int status = 0;
+  while (waitpid(process, &status, 0) < 0 && errno == EINTR) {}
+  return status;
+}
+
+static void run(const struct part* part, int rounds) {
+  pid_t survivors[RANKS] = {0};
+  section_begins(part->name);
+  dies = part->end == DIES;
+  memset(shared, 0, sizeof *shared);
+  for (int rank = part->has_launcher ? 0 : 1; rank < RANKS; rank++) {
+    if (!(survivors[rank] = begun())) {
+      me = rank;
+      survives(part, rounds);
+    }
+  }
+  for (int round = 0; round < rounds; round++) {
+    pid_t leaver = begun();
+    if (!leaver) leaves(part, round);
+    int status = status_of(leaver);
+    bool is_right = part->end == DIES ? WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL : status == 0;
+    if (!CHECK(is_right)) exit(finish());
+    /* All are through what it could have disturbed. */
+    await(&shared->arrived, RANKS * (round + 1));
+    atomic_store(&shared->gone, round + 1);
+  }
+  for (int rank = 0; rank < RANKS; rank++) {
+    if (survivors[rank]) EQUAL(status_of(survivors[rank]), 0);
+  }
+  EQUAL(atomic_load(&shared->wrong), 0);
+  printf("%s: %d rounds\n", part->name, rounds);
+  fflush(stdout);
+}
+
+int main(int count, char** arguments) {
+  begin("leavers", 100);
+  if (device_count() < RANKS) skip("four devices are needed");
+  shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  for (size_t index = 0; index < sizeof parts / sizeof *parts; index++) {
+    const struct part* part = &parts[index];
+    if (count > 1 && strcmp(arguments[1], part->name)) continue;
+    run(part, count > 2 ? atoi(arguments[2]) : part->rounds);
+  }
+  return finish();
+}
