@@ -693,6 +693,18 @@ if(SIM_DIR)
   endif()
 endif()
 
+# Processes that lack descriptors, memory or threads: one call of Windlass's after the other fails.
+if(SIM_DIR AND WINDLASS_LIBRARY_DIR AND CMAKE_SYSTEM_PROCESSOR STREQUAL "x86_64")
+  add_executable(scarce programs/scarce.c)
+  target_link_libraries(scarce PRIVATE harness)
+  add_library(lacking SHARED support/scarce.c)
+  target_link_libraries(lacking PRIVATE Threads::Threads ${CMAKE_DL_LIBS})
+  add_test(NAME sim.scarce COMMAND ${RUN} --out "${RUNS}/sim.scarce" --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}"
+           --windlass "${WINDLASS_LIBRARY_DIR}" --fabric "yes;a rank could not prepare?;this rank could not reach the others?;a rank runs without Windlass or went to NCCL?" --set WINDLASS_SIM_STRICT=0
+           --set LD_PRELOAD=$<TARGET_FILE:lacking> -- $<TARGET_FILE:scarce>)
+  set_tests_properties(sim.scarce PROPERTIES LABELS sim TIMEOUT 900 PROCESSORS 2 SKIP_RETURN_CODE 77)
+endif()
+
 # Births that the stand-in loses by wish, plainly and where ranks meet.
 add_executable(lost_births programs/lost_births.c)
 target_link_libraries(lost_births PRIVATE harness)

@@ -7,8 +7,10 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::{Errno, Result};
 
 /// Descriptors above this are refused: Linux's default ceiling for one process.
 const NUMBERS_MAX: usize = 1 << 20;
@@ -21,9 +23,9 @@ pub struct Ours(OwnedFd);
 
 impl Ours {
     /// Enters a descriptor. One whose number is out of the table's range is closed and refused.
-    pub fn new(fd: OwnedFd) -> rustix::io::Result<Ours> {
+    pub fn new(fd: OwnedFd) -> Result<Ours> {
         let number = fd.as_raw_fd() as usize;
-        let word = NUMBERS.get(number / 64).ok_or(rustix::io::Errno::MFILE)?;
+        let word = NUMBERS.get(number / 64).ok_or(Errno::MFILE)?;
         word.fetch_or(1 << (number % 64), Ordering::Relaxed);
         Ok(Ours(fd))
     }
@@ -51,8 +53,46 @@ pub fn open() -> usize {
 
 /// Whether this process could open so many more now. Opens and closes them: 1 to 2 us each.
 pub fn are_free(count: usize) -> bool {
-    let opened: Result<Vec<OwnedFd>, _> = (0..count).map(|_| eventfd(0, EventfdFlags::CLOEXEC)).collect();
+    let opened: Result<Vec<OwnedFd>> = (0..count).map(|_| eventfd(0, EventfdFlags::CLOEXEC)).collect();
     opened.is_ok()
+}
+
+/// So many are held in reserve.
+const RESERVE: usize = 2;
+
+/// Held for an open or a close, and no other lock while it is.
+static RESERVED: Mutex<Vec<Ours>> = Mutex::new(Vec::new());
+
+/// Whether an operation failed as this process, or the whole system, has no descriptor left, or no memory for one.
+pub fn is_want(error: Errno) -> bool {
+    matches!(error, Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)
+}
+
+/// Opens what is missing of the reserve. Whether it is whole.
+pub fn fill_reserve() -> bool {
+    let mut reserved = reserved();
+    while reserved.len() < RESERVE {
+        match eventfd(0, EventfdFlags::CLOEXEC).and_then(Ours::new) {
+            Ok(one) => reserved.push(one),
+            Err(_) => return false,
+        }
+    }
+    true
+}
+
+/// Opens one, if need be in place of one of the reserve: for a connection by which a rank hears or says that it cannot go on.
+/// Others would wait for it.
+pub fn even_of_reserve<T>(mut open: impl FnMut() -> Result<T>) -> Result<T> {
+    loop {
+        match open() {
+            Err(error) if is_want(error) && reserved().pop().is_some() => {}
+            result => return result,
+        }
+    }
+}
+
+fn reserved() -> MutexGuard<'static, Vec<Ours>> {
+    RESERVED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// In a child just forked, which will never run our code again: closes what it got from us. Takes no lock and

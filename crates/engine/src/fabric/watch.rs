@@ -15,6 +15,7 @@ use once_cell::sync::OnceCell;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::contract::{Member, Token};
+use crate::descriptor;
 use crate::guard;
 use crate::pool;
 use crate::rendezvous::asking::{Answer, Desk};
@@ -260,6 +261,7 @@ impl Round {
                 self.pressed = Instant::now();
             }
             settle();
+            descriptor::fill_reserve();
         }
         self.watch.looking.store(false, Ordering::Release);
     }

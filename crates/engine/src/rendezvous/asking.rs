@@ -20,7 +20,7 @@ use crate::contract::Token;
 
 use super::descriptors::{address, received, socket};
 use super::place;
-use crate::descriptor::Ours;
+use crate::descriptor::{self, Ours};
 
 /// Bytes of a question or an answer.
 pub const WORDS_BYTES_MAX: usize = 512;
@@ -132,7 +132,9 @@ impl Desk {
             drop(self.callers.remove(0));
         }
         while self.callers.len() < STRANGERS_MAX {
-            match net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+            let accept = || net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
+            // Whoever asks waits for the answer.
+            match descriptor::even_of_reserve(accept) {
                 Ok(caller) => self.callers.extend(Ours::new(caller).ok()),
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
                 Err(Errno::AGAIN) => return,
@@ -157,7 +159,7 @@ impl Asked {
 
     fn go_on(&mut self) -> rustix::io::Result<Turn> {
         if self.socket.is_none() {
-            let socket = socket()?;
+            let socket = descriptor::even_of_reserve(socket)?;
             net::connect(&socket, &address(self.to)?)?;
             self.socket = Some(socket);
         }

@@ -118,7 +118,7 @@ impl Attendance {
     /// The connection is gone, or what came cannot be read. After the verdict that is no failure.
     pub fn lost(&mut self, failure: Failure) {
         if self.without_host == WithoutHost::IsPlain
-            && failure == Failure::HostLost
+            && matches!(failure, Failure::HostLost | Failure::Short)
             && matches!(self.stage, Stage::Asked | Stage::Preparing(_))
         {
             self.end(Verdict::Plain(Reason::Unreachable { words: failure.to_string() }));

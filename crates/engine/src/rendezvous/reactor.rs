@@ -8,6 +8,7 @@ mod hosting;
 mod lobby;
 mod musters;
 mod rounds;
+mod wanting;
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -29,7 +30,7 @@ use super::relay::Relay;
 use super::round::Round;
 use super::spare::{Room, Spares};
 use super::verdict::{Failure, Reason, Verdict};
-use crate::descriptor::Ours;
+use crate::descriptor::{self, Ours};
 use attending::Attending;
 use hosting::Meeting;
 use lobby::Knocking;
@@ -249,6 +250,8 @@ pub struct Reactor {
     musters: HashMap<Token, Muster>,
     /// What is to be said at lobbies that could not be entered.
     knocking: Vec<Knocking>,
+    /// Since when something could not be done for want of descriptors.
+    wanting: Option<Instant>,
     running: bool,
 }
 
@@ -275,8 +278,10 @@ impl Reactor {
             visitors: VecDeque::new(),
             musters: HashMap::new(),
             knocking: Vec::new(),
+            wanting: None,
             running: true,
         };
+        descriptor::fill_reserve();
         lobby.map_or(Ok(()), |lobby| reactor.open_lobby(lobby))?;
         Ok(reactor)
     }
@@ -301,6 +306,7 @@ impl Reactor {
     fn look_again(&mut self) {
         if self.due.is_some_and(|due| due <= Instant::now()) {
             self.due = None;
+            self.look_at_reserve();
             self.relay_waiting();
             self.resume();
             self.close_behind_roots();
@@ -309,7 +315,8 @@ impl Reactor {
         let nothing = self.paused.is_empty()
             && self.waiting.is_empty()
             && self.closing.is_empty()
-            && self.knocking.is_empty();
+            && self.knocking.is_empty()
+            && self.wanting.is_none();
         if self.due.is_none() && !nothing {
             self.due = Some(Instant::now() + Duration::from_millis(RETRY_MS));
         }

@@ -1,6 +1,8 @@
 //! How a meeting ends, and why.
 
-use nccl_sys::{ncclInternalError, ncclInvalidArgument, ncclInvalidUsage, ncclRemoteError, ncclResult_t};
+use nccl_sys::{
+    ncclInternalError, ncclInvalidArgument, ncclInvalidUsage, ncclRemoteError, ncclResult_t, ncclSystemError,
+};
 
 use crate::contract::bytes::{Reader, Writer};
 
@@ -96,7 +98,7 @@ coded! {
         19 Derived = "it was grown, or made from a communicator on NCCL",
         20 Grouped = "it was made in one group with others",
         21 ImplicitOrder = "NCCL_LAUNCH_ORDER_IMPLICIT is set",
-        22 Apart = "it was made from a communicator on NCCL, and not all its ranks are on one host with Windlass",
+        22 Apart = "it was made from another, and not all its ranks are on one host with Windlass",
         23 LaunchBarrier(rank: number, other: number) = "NCCL_LAUNCH_MODE=GROUP is set, and ranks share a process",
         24 UnseenValues = "NCCL may take variables from a plugin",
     }
@@ -113,6 +115,7 @@ coded! {
         6 Disorder(rank: number) = "a rank spoke out of turn",
         7 Unreadable = "the host of the meeting sent what cannot be read",
         8 Absent(rank: number) = "a rank of the communicator it is made from died, or its own call failed",
+        9 Short = "a rank's process has no file descriptor left",
     }
 }
 
@@ -121,6 +124,7 @@ impl Failure {
     pub fn code(&self) -> ncclResult_t {
         match self {
             Failure::Lost { .. } | Failure::HostLost | Failure::Absent { .. } => ncclRemoteError,
+            Failure::Short => ncclSystemError,
             Failure::Mismatch { .. } => ncclInvalidArgument,
             Failure::Duplicate { .. } => ncclInvalidUsage,
             // What NCCL's own waits answer when they are aborted.

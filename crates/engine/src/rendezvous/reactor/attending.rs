@@ -6,6 +6,7 @@ use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 
 use super::lobby::{self, Knock, Knocking};
+use super::wanting::Want;
 use super::{Endpoint, Reactor, Reporting};
 use crate::contract::Token;
 use crate::rendezvous::connection::{self, Connection, Line};
@@ -62,9 +63,18 @@ impl Reactor {
                 let attending = Attending { connection, listener, state: Joining::Entering, words };
                 self.endpoints.insert(key, Endpoint::Attending(attending));
             }
-            Err(Knock::Later) => {
-                self.knocking.push(Knocking::Attending(lobby, Reporting { key, listener, words }));
-            }
+            Err(Knock::Later(error)) => match self.lacks("enter a lobby", error) {
+                Want::Later => {
+                    self.knocking.push(Knocking::Attending(lobby, Reporting { key, listener, words }));
+                }
+                Want::Refused => {
+                    listener.lost(Failure::Short);
+                    // Who cannot say that it does not come goes on trying.
+                    if let Some((lobby, words)) = derived::withdrawal(&words) {
+                        self.knocking.push(Knocking::Telling(lobby, words));
+                    }
+                }
+            },
             Err(Knock::Gone) => listener.lost(Failure::HostLost),
         }
     }

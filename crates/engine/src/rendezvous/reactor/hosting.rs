@@ -9,7 +9,8 @@ use rustix::io::Errno;
 use crate::contract::Token;
 use crate::descriptor;
 
-use super::{Endpoint, NewMeeting, RETRY_MS, Reactor};
+use super::wanting::Want;
+use super::{Endpoint, NewMeeting, Reactor};
 use crate::rendezvous::agreement::{Agreement, Event, Seat};
 use crate::rendezvous::card::{self, Id};
 use crate::rendezvous::connection::{self, Connection, Line};
@@ -19,6 +20,7 @@ use crate::rendezvous::message::{self, Caller, FROM_RANK_BYTES_MAX, FromRank, GR
 use crate::rendezvous::place;
 use crate::rendezvous::poll::Watched;
 use crate::rendezvous::relay::{Course, Relay};
+use crate::rendezvous::verdict::{Failure, Verdict};
 
 /// How often a root is looked at that was about to close; after that the sweep does.
 const CLOSING_LOOKS: u32 = 50;
@@ -215,11 +217,10 @@ impl Reactor {
                 Err(Errno::AGAIN) => return,
                 // Those who gave up while they waited.
                 Err(Errno::CONNABORTED | Errno::INTR | Errno::PERM | Errno::INVAL) => continue,
-                Err(error) => {
-                    log::warn!("rendezvous cannot accept: {error}, trying again in {RETRY_MS} ms");
-                    Counts::up(&self.shared.counts.starved);
-                    return self.pause(listener);
-                }
+                Err(error) => match self.accept_in_want(listener, token, error) {
+                    Some(accepted) => accepted,
+                    None => return self.pause(listener),
+                },
             };
             let mut watched = self.poll.watch(accepted);
             let key = watched.key();
@@ -237,6 +238,16 @@ impl Reactor {
                 Counts::up(&self.shared.counts.turned_away);
             }
         }
+    }
+
+    /// Where descriptors have been wanting for long, whoever comes hears that there is no communicator.
+    fn accept_in_want(&mut self, listener: u64, token: Token, error: Errno) -> Option<descriptor::Ours> {
+        if self.lacks("accept", error) == Want::Later {
+            return None;
+        }
+        self.refuse_meeting(token);
+        let Some(Endpoint::Listener(watched, _)) = self.endpoints.get(&listener) else { return None };
+        descriptor::even_of_reserve(|| connection::accept(watched)).ok()
     }
 
     pub(super) fn pause(&mut self, listener: u64) {
@@ -304,6 +315,10 @@ impl Reactor {
     fn foreign(&mut self, mut connection: Connection, token: Token) {
         let Some(meeting) = self.meetings.get_mut(&token) else { return };
         let Kind::Id { id, .. } = &meeting.kind else { return };
+        // Its rank's root could not take it, either: in this process, too.
+        if meeting.agreement.verdict() == Some(&Verdict::Failed(Failure::Short)) {
+            return Counts::up(&self.shared.counts.turned_away);
+        }
         let speaks_nccl = connection.input.starts_with(card::magic(id));
         let first = meeting.agreement.verdict().is_none();
         // Fails only for what is not in the wait.
@@ -331,8 +346,7 @@ impl Reactor {
             if let Err(error) = &root
                 && connection::is_lack(*error)
             {
-                log::warn!("rendezvous cannot reach NCCL's root: {error}, trying again in {RETRY_MS} ms");
-                Counts::up(&self.shared.counts.starved);
+                self.lacks("reach NCCL's root", *error);
                 lacking = true;
                 self.waiting.push_back((connection, token));
                 continue;

@@ -10,8 +10,9 @@ use rustix::net::{self, RecvFlags, SendFlags, Shutdown};
 use crate::contract::Token;
 
 use super::hosting::Meeting;
+use super::wanting::Want;
 use super::{Endpoint, Expected, Reactor};
-use crate::descriptor::Ours;
+use crate::descriptor::{self, Ours};
 use crate::rendezvous::agreement::Event;
 use crate::rendezvous::connection::{self, Connection, Line};
 use crate::rendezvous::counts::Counts;
@@ -67,13 +68,25 @@ impl Reactor {
                 Err(Errno::AGAIN) => return None,
                 Err(Errno::CONNABORTED | Errno::INTR) => {}
                 Err(error) => {
-                    log::warn!("rendezvous cannot accept a process of this host: {error}, trying again soon");
-                    Counts::up(&self.shared.counts.starved);
-                    self.pause(listener);
-                    return None;
+                    let late = self.lacks("accept a process of this host", error) == Want::Refused;
+                    let accepted = late.then(|| self.accept_by_reserve(listener)).flatten();
+                    if accepted.is_none() {
+                        self.pause(listener);
+                    }
+                    return accepted;
                 }
             }
         }
+    }
+
+    fn accept_by_reserve(&mut self, listener: u64) -> Option<Watched> {
+        let Some(Endpoint::Lobby(watched) | Endpoint::Muster(watched, _)) = self.endpoints.get(&listener)
+        else {
+            return None;
+        };
+        let accepted = descriptor::even_of_reserve(|| connection::accept_locally(watched)).ok()?;
+        let mut watched = self.poll.watch(accepted);
+        watched.want(EventFlags::IN).ok().map(|()| watched)
     }
 
     pub(super) fn accept_visitors(&mut self, lobby: u64) {
@@ -102,7 +115,12 @@ impl Reactor {
         let Some(Endpoint::Visitor(connection)) = self.endpoints.remove(&key) else { return };
         self.visitors.retain(|visitor| *visitor != key);
         match visitor {
-            Visitor::Invited(invitation) => self.welcome(connection, invitation),
+            Visitor::Invited(invitation) => {
+                self.welcome(connection, invitation);
+                if self.is_short() {
+                    self.refuse_invited(&invitation);
+                }
+            }
             _ => Counts::up(&self.shared.counts.turned_away),
         }
     }
@@ -236,7 +254,11 @@ impl Reactor {
                     self.endpoints.insert(key, Endpoint::Telling(connection));
                 }
             }
-            Err(Knock::Later) => self.knocking.push(Knocking::Telling(lobby, bytes)),
+            // Others wait for it: it is tried as long as the process lives.
+            Err(Knock::Later(error)) => {
+                self.lacks("enter a lobby", error);
+                self.knocking.push(Knocking::Telling(lobby, bytes));
+            }
             // Nobody is left who would wait for it.
             Err(Knock::Gone) => {}
         }
@@ -270,8 +292,8 @@ pub(super) fn tell_alone(lobby: Token, words: &[u8]) {
     let socket = loop {
         match connect(lobby) {
             Ok(socket) => break socket,
-            Err(Knock::Later) if !left().is_zero() => std::thread::sleep(Duration::from_millis(1)),
-            Err(Knock::Later) => {
+            Err(Knock::Later(_)) if !left().is_zero() => std::thread::sleep(Duration::from_millis(1)),
+            Err(Knock::Later(_)) => {
                 return log::warn!("rendezvous has no thread and its host's queue is full: peers may wait");
             }
             Err(Knock::Gone) => return,
@@ -304,7 +326,7 @@ pub(super) enum Knocking {
 /// Why a lobby was not entered.
 pub(super) enum Knock {
     /// Its queue is full, or this process has no descriptor to spare: it is there.
-    Later,
+    Later(Errno),
     /// Its process is gone.
     Gone,
 }
@@ -313,11 +335,8 @@ pub(super) enum Knock {
 /// for.
 pub(super) fn connect(lobby: Token) -> Result<Ours, Knock> {
     let address = derived::address(lobby).map_err(|_| Knock::Gone)?;
-    connection::connect_locally(&address).map_err(|error| match error {
+    descriptor::even_of_reserve(|| connection::connect_locally(&address)).map_err(|error| match error {
         Errno::CONNREFUSED | Errno::NOENT => Knock::Gone,
-        error => {
-            log::debug!("rendezvous cannot enter a lobby: {error}, trying again soon");
-            Knock::Later
-        }
+        error => Knock::Later(error),
     })
 }

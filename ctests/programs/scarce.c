@@ -1,0 +1,174 @@
+/* Holds that a process which can open no descriptor, map no memory or start no thread makes no other wait: whichever of Windlass's calls
+ * on one rank fails, alone or with all later ones, an init, a split and a destroy end on every rank, within seconds, and alike:
+ * with a communicator that works, or with an error.
+ *
+ * Arguments: parts (init, split, destroy), then the step between the calls that fail. */
+#include "../support/harness.h"
+#include "../support/scarce.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { RANKS = 3, CALLS_MAX = 4, SECONDS = 15 };
+
+struct shared {
+  ncclUniqueId id;
+  atomic_int has_id, arrived, seen, wrong;
+  atomic_int codes[CALLS_MAX][RANKS];
+};
+static struct shared* shared;
+
+/* One run: which rank lacks what, and when. */
+struct want {
+  const char* part;
+  int rank, first;
+  bool and_later;
+};
+
+static bool (*begin_want)(int, bool);
+static int (*end_want)(void);
+
+static void all_here(int times) {
+  atomic_fetch_add(&shared->arrived, 1);
+  while (atomic_load(&shared->arrived) < RANKS * times) usleep(100);
+}
+
+static void lacks(const struct want* want, int rank) {
+  if (rank == want->rank && !begin_want(want->first, want->and_later)) _exit(STATUS_SKIPPED);
+}
+
+static void lacks_no_more(const struct want* want, int rank) {
+  if (rank == want->rank) atomic_store(&shared->seen, end_want());
+}
+
+/* What a call answers here, and whether all ranks have a communicator of it. */
+static bool all_have(int call, int rank, ncclResult_t code) {
+  atomic_store(&shared->codes[call][rank], code ? (int)code : -1);
+  int good = 0;
+  for (int other = 0; other < RANKS; other++) {
+    int of_other;
+    while (!(of_other = atomic_load(&shared->codes[call][other]))) usleep(100);
+    good += of_other == -1;
+  }
+  if (good != 0 && good != RANKS) atomic_store(&shared->wrong, 1);
+  return good == RANKS;
+}
+
+static void works(ncclComm_t communicator, int ranks, CUstream stream) {
+  int one = 1, sum = 0;
+  void* memory = device_alloc(sizeof one);
+  upload(memory, &one, sizeof one);
+  ncclResult_t code = ncclAllReduce(memory, memory, 1, ncclInt, ncclSum, communicator, as_cuda(stream));
+  wait_for(stream);
+  download(&sum, memory, sizeof sum);
+  if (code || sum != ranks) atomic_store(&shared->wrong, 2);
+  device_free(memory);
+}
+
+static void body(const struct want* want, int rank) {
+  alarm(SECONDS);
+  use_device(rank);
+  CUstream stream = new_stream();
+  ncclComm_t world = NULL, pair = NULL, all = NULL;
+  bool is_init = !strcmp(want->part, "init");
+  if (is_init) lacks(want, rank);
+  if (rank == 0) {
+    ncclResult_t made = ncclGetUniqueId(&shared->id);
+    atomic_store(&shared->has_id, made ? -1 : 1);
+  }
+  while (!atomic_load(&shared->has_id)) usleep(100);
+  if (atomic_load(&shared->has_id) < 0) {
+    lacks_no_more(want, rank);
+    _exit(0);
+  }
+  ncclResult_t code = ncclCommInitRank(&world, RANKS, shared->id, rank);
+  if (is_init) lacks_no_more(want, rank);
+  if (!all_have(0, rank, code)) _exit(is_init ? 0 : 1);
+  works(world, RANKS, stream);
+  if (is_init) _exit(0);
+  all_here(1);
+  if (!strcmp(want->part, "split")) lacks(want, rank);
+  code = ncclCommSplit(world, rank < 2 ? 0 : NCCL_SPLIT_NOCOLOR, rank, &pair, NULL);
+  bool has_pair = all_have(1, rank, code);
+  code = ncclCommSplit(world, 0, rank, &all, NULL);
+  if (!strcmp(want->part, "split")) lacks_no_more(want, rank);
+  bool has_all = all_have(2, rank, code);
+  if (has_pair && rank < 2) works(pair, 2, stream);
+  if (has_all) works(all, RANKS, stream);
+  all_here(2);
+  if (strcmp(want->part, "destroy")) _exit(0);
+  lacks(want, rank);
+  code = pair ? ncclCommDestroy(pair) : ncclSuccess;
+  ncclResult_t second = ncclCommDestroy(all), third = ncclCommDestroy(world);
+  lacks_no_more(want, rank);
+  if (code || second || third) atomic_store(&shared->wrong, 3);
+  _exit(0);
+}
+
+/* Whether the call that was to fail was made at all. */
+static bool run(const struct want* want) {
+  pid_t ranks[RANKS];
+  memset(shared, 0, sizeof *shared);
+  for (int rank = 0; rank < RANKS; rank++) {
+    ranks[rank] = fork();
+    if (ranks[rank]) continue;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    body(want, rank);
+  }
+  bool is_right = true;
+  for (int rank = 0; rank < RANKS; rank++) {
+    int status = 0;
+    while (waitpid(ranks[rank], &status, 0) < 0 && errno == EINTR) {}
+    if (WIFEXITED(status) && WEXITSTATUS(status) == STATUS_SKIPPED) skip("this system lets us filter no system calls");
+    if (status && is_right) {
+      is_right = false;
+      for (int other = 0; other < RANKS; other++) kill(ranks[other], SIGKILL);
+      fprintf(stderr, "rank %d ended with status %x\n", rank, status);
+    }
+  }
+  int wrong = atomic_load(&shared->wrong);
+  is_right = is_right && !wrong;
+  if (!is_right) {
+    fprintf(stderr, "%s, rank %d lacks call %d%s: wrong %d, codes", want->part, want->rank, want->first, want->and_later ? " and later ones" : "", wrong);
+    for (int call = 0; call < 3; call++) {
+      for (int rank = 0; rank < RANKS; rank++) fprintf(stderr, " %d", atomic_load(&shared->codes[call][rank]));
+    }
+    fprintf(stderr, "\n");
+  }
+  CHECK(is_right);
+  return atomic_load(&shared->seen) >= want->first || !is_right;
+}
+
+int main(int count, char** arguments) {
+  begin("scarce", 900);
+  begin_want = (bool (*)(int, bool))dlsym(RTLD_DEFAULT, "scarce_begin");
+  end_want = (int (*)(void))dlsym(RTLD_DEFAULT, "scarce_end");
+  if (!begin_want || !end_want) skip("support/scarce.c is not preloaded");
+  if (device_count() < RANKS) skip("fewer than three devices");
+  shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  static const char* const parts[] = {"init", "split", "destroy"};
+  int step = count > 1 && atoi(arguments[count - 1]) > 0 ? atoi(arguments[count - 1]) : 1;
+  for (int part = 0; part < 3; part++) {
+    if (count > 1 && !atoi(arguments[1]) && strcmp(arguments[1], parts[part])) continue;
+    int calls[2] = {0, 0};
+    for (int rank = 0; rank < 2; rank++) {
+      for (int later = 0; later < 2; later++) {
+        struct want want = {parts[part], rank, 1 + (rank + later) % step, later};
+        while (want.first < 400 && run(&want)) want.first += step;
+        if (!later) calls[rank] = want.first - 1;
+      }
+    }
+    fprintf(stderr, "%s: %d calls of rank 0, %d of rank 1\n", parts[part], calls[0], calls[1]);
+    printf("%s\n", parts[part]);
+    fflush(stdout);
+  }
+  return finish();
+}
