@@ -167,13 +167,8 @@ if(WINDLASS_LIBRARY_DIR)
     add_fabric_on(gpu uneven 300 "yes" --served fast)
   endif()
   set(GROUPED "it was made in one group with others")
-  # On GPUs `births` has another part, whose one rank has no Windlass.
-  if(SIM_DIR)
-    add_fabric_on(sim births 300 "yes;${GROUPED}")
-  endif()
-  if(REAL_NCCL_LIBRARY)
-    add_fabric_on(gpu births 300 "yes;${GROUPED};a rank runs without Windlass or went to NCCL")
-  endif()
+  # One rank of `births` goes to NCCL without the others.
+  add_fabric(births 300 "yes;${GROUPED};a rank runs without Windlass or went to NCCL")
   # What is said only where there are two ranks.
   set(ORPHANS "it was grown, or made from a communicator on NCCL?")
   add_fabric(lifecycle 120 "yes;its init has several ids;it has one rank;${ORPHANS}")

@@ -154,8 +154,7 @@ int main(int count, char** words) {
     return finish();
   }
   if (is_section_chosen("processes")) run_ranks("processes", PROCESSES, ranks, all, NULL);
-  /* The stand-in's ranks do not go to the port in the id, where the others would see that one has gone to NCCL. */
-  if (on_gpus() && is_section_chosen("in_turn")) run_ranks("in turn", PROCESSES, ranks, in_turn, NULL);
+  if (is_section_chosen("in_turn")) run_ranks("in turn", PROCESSES, ranks, in_turn, NULL);
   if (is_section_chosen("threads")) run_ranks("threads", THREADS, ranks, all, NULL);
   if (is_section_chosen("one_thread")) by_one_thread(ranks);
   return finish();

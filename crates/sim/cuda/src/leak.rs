@@ -77,13 +77,18 @@ pub fn before(act: extern "C" fn()) {
     lock(&BEFORE).push(act);
 }
 
-/// Runs at exit, before handlers that were registered before `cuInit`.
-pub fn at_exit() {
-    let Some(simulator) = started() else { return };
+/// Does it: at exit, and once more at the end, for what handlers that were registered before `cuInit` have left.
+pub fn run_before() {
     if !guard::forked() {
-        let before = std::mem::take(&mut *lock(&BEFORE));
+        let before = lock(&BEFORE).clone();
         before.into_iter().for_each(|act| act());
     }
+}
+
+/// Runs behind all exit handlers.
+pub fn at_exit() {
+    let Some(simulator) = started() else { return };
+    run_before();
     let strict = std::env::var("WINDLASS_SIM_STRICT").is_ok_and(|value| value == "1");
     if !strict || guard::forked() {
         return;

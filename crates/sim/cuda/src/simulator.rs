@@ -76,7 +76,7 @@ pub fn start() -> Result<(), Code> {
     SIMULATOR.get_or_init(|| {
         // SAFETY: both handlers are plain functions of this library, which is never unloaded once it has threads.
         failed = unsafe {
-            libc::pthread_atfork(None, None, Some(mark_forked)) != 0 || libc::atexit(report_leaks) != 0
+            libc::pthread_atfork(None, None, Some(mark_forked)) != 0 || libc::atexit(before_leaks) != 0
         };
         Simulator::new(devices, mebibytes << 20, multiprocessors, capability)
     });
@@ -86,6 +86,15 @@ pub fn start() -> Result<(), Code> {
 unsafe extern "C" fn mark_forked() {
     guard::mark_forked();
 }
+
+extern "C" fn before_leaks() {
+    leak::run_before();
+}
+
+/// Programs may use the driver in all their exit handlers, and in destructors of what depends on it.
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static AT_END: extern "C" fn() = report_leaks;
 
 extern "C" fn report_leaks() {
     leak::at_exit();

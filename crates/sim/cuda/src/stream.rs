@@ -16,6 +16,7 @@ use crate::table::Handle;
 use crate::work::Work;
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex};
 
 pub const LEGACY: Handle = 1;
@@ -40,17 +41,23 @@ pub struct Stream {
 }
 
 /// Streams that belong to a thread: their work finishes after the thread has ended, but they take no more.
-#[derive(Default)]
-struct ThreadStreams(HashMap<u64, Arc<Stream>>);
+type ThreadStreams = HashMap<u64, Arc<Stream>>;
 
-impl Drop for ThreadStreams {
+/// What ends them with their thread.
+struct End;
+
+impl Drop for End {
     fn drop(&mut self) {
-        self.0.values().for_each(|stream| stream.lane.close());
+        OWN.with(|own| {
+            std::mem::take(&mut *own.borrow_mut()).values().for_each(|stream| stream.lane.close())
+        });
     }
 }
 
 thread_local! {
-    static OWN: RefCell<ThreadStreams> = RefCell::default();
+    /// Never dropped itself: a thread that has begun to exit may take some anew, in exit handlers.
+    static OWN: ManuallyDrop<RefCell<ThreadStreams>> = ManuallyDrop::default();
+    static END: End = const { End };
 }
 
 impl Stream {
@@ -137,9 +144,10 @@ pub fn find(handle: Handle) -> Result<Arc<Stream>, Code> {
         0 | LEGACY => Ok(Arc::new(Stream::legacy(context::current()?))),
         PER_THREAD => {
             let context = context::current()?;
-            Ok(OWN.with_borrow_mut(|own| {
+            let _ = END.try_with(|_| ());
+            Ok(OWN.with(|own| {
                 let make = || Arc::new(Stream::new(PER_THREAD, context.clone(), 0, PRIORITY_LEAST));
-                own.0.entry(context.id).or_insert_with(make).clone()
+                own.borrow_mut().entry(context.id).or_insert_with(make).clone()
             }))
         }
         _ => simulator.streams.get(handle).ok_or(CUDA_ERROR_INVALID_HANDLE),

@@ -6,6 +6,7 @@ use crate::operation::{self, Queued};
 use crate::refusal::{Outcome, refuse};
 use nccl_sys::*;
 use std::cell::RefCell;
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
 use std::sync::atomic::Ordering::SeqCst;
@@ -37,19 +38,24 @@ struct Group {
 }
 
 thread_local! {
-    static GROUP: RefCell<Group> = RefCell::default();
+    /// Never dropped: a thread that has begun to exit still ends communicators, in exit handlers.
+    static GROUP: ManuallyDrop<RefCell<Group>> = ManuallyDrop::default();
+}
+
+fn with_group<T>(body: impl FnOnce(&mut Group) -> T) -> T {
+    GROUP.with(|group| body(&mut group.borrow_mut()))
 }
 
 /// Groups that users have opened and not ended, over all threads.
 pub static OPEN: AtomicI64 = AtomicI64::new(0);
 
 pub fn start() {
-    GROUP.with_borrow_mut(|group| group.depth += 1);
+    with_group(|group| group.depth += 1);
 }
 
 /// Whether this thread has a group open.
 pub fn is_open() -> bool {
-    GROUP.with_borrow(|group| group.depth > 0)
+    with_group(|group| group.depth > 0)
 }
 
 /// `ncclGroupStart`.
@@ -60,7 +66,7 @@ pub fn start_by_user() {
 
 /// `ncclGroupEnd`.
 pub fn end_by_user() -> Outcome {
-    if GROUP.with_borrow(|group| group.depth) > 0 {
+    if with_group(|group| group.depth) > 0 {
         OPEN.fetch_sub(1, SeqCst);
     }
     end()
@@ -71,7 +77,7 @@ pub fn note<T>(outcome: Outcome<T>) -> Outcome<T> {
     if let Err(code) = outcome
         && code != ncclInProgress
     {
-        GROUP.with_borrow_mut(|group| {
+        with_group(|group| {
             if group.depth > 0 {
                 group.error = Some(code);
             }
@@ -81,19 +87,19 @@ pub fn note<T>(outcome: Outcome<T>) -> Outcome<T> {
 }
 
 pub fn hold(call: Queued) {
-    GROUP.with_borrow_mut(|group| group.calls.push(call));
+    with_group(|group| group.calls.push(call));
 }
 
 /// Runs a task at the end of the outermost group, which may be at once.
 pub fn run(task: Task) -> Outcome {
     start();
-    GROUP.with_borrow_mut(|group| group.tasks.push(task));
+    with_group(|group| group.tasks.push(task));
     end()
 }
 
 /// Runs work of a communicator that is about to go at the end of the outermost group, always blocking.
 pub fn run_last(communicator: Arc<Communicator>, work: impl FnOnce() -> Outcome + Send + 'static) -> Outcome {
-    let held = GROUP.with_borrow(|group| group.depth > 0);
+    let held = with_group(|group| group.depth > 0);
     if !held {
         return work();
     }
@@ -131,7 +137,7 @@ pub fn end() -> Outcome {
 
 /// `ncclGroupSimulateEnd`: ends the group without running its calls; gives how many there were.
 pub fn end_simulated() -> Outcome<usize> {
-    if GROUP.with_borrow(|group| group.depth) > 0 {
+    if with_group(|group| group.depth) > 0 {
         OPEN.fetch_sub(1, SeqCst);
     }
     match leave()? {
@@ -143,7 +149,7 @@ pub fn end_simulated() -> Outcome<usize> {
 
 /// One level less; the group itself, if it was the outermost.
 fn leave() -> Outcome<Option<Group>> {
-    GROUP.with_borrow_mut(|group| {
+    with_group(|group| {
         if group.depth == 0 {
             return refuse(ncclInvalidUsage, "ncclGroupEnd: not in a group call.");
         }
@@ -174,13 +180,16 @@ fn run_tasks(tasks: Vec<Task>) -> Outcome {
 
 /// Runs the tasks of one communicator in its context, and leaves the thread's context as it was.
 fn run_queue(queue: Vec<Task>) -> Outcome {
+    let run = |Task { communicator, work, .. }| in_context_of(&communicator, work);
+    queue.into_iter().map(run).fold(Ok(()), Outcome::and)
+}
+
+/// Does something in a communicator's context, whatever the thread's is, and leaves that as it was.
+pub fn in_context_of(communicator: &Communicator, body: impl FnOnce() -> Outcome) -> Outcome {
     let driver = driver()?;
     let before = driver.context();
-    let mut result = Ok(());
-    for Task { communicator, work, .. } in queue {
-        driver.make_current(communicator.context)?;
-        result = result.and(work());
-    }
+    driver.make_current(communicator.context)?;
+    let result = body();
     driver.make_current(before)?;
     result
 }

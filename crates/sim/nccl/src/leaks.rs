@@ -73,6 +73,7 @@ extern "C" fn report() {
         if !strict::enabled() {
             return;
         }
+        free_kept();
         let lines = lines();
         lines.iter().for_each(|line| strict::say(line));
         // A program that fails already keeps its own status.

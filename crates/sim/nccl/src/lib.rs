@@ -17,12 +17,18 @@
 //!   numbered likewise; a group is a launch of each of its communicators.
 //! - `WINDLASS_SIM_KEPT_REGISTRATIONS`: which ends of registrations of this process answer an error and end nothing, numbered
 //!   likewise.
-//! - `WINDLASS_SIM_ADDRESSES`: where the roots of ids listen, 127.0.0.1: IPv4 addresses apart by commas, of which the first counts that
+//! - `WINDLASS_SIM_ADDRESSES`: where the roots of ids and their ranks listen, 127.0.0.1: IPv4 addresses apart by commas, of which the first counts that
 //!   is this host's. Ranks are in one kernel all the same.
 //! - `NCCL_CUMEM_ENABLE=0`: memory is that of cudaMalloc, as in NCCL.
 //! - `WINDLASS_SIM_NCCL_VERSION`: which release this says it is, 22809. From 22602 on a group's communicators run in the order of
 //!   their ids' hashes, before in the order of their first calls, both as in NCCL.
 //! - `NCCL_LEGACY_CUDA_REGISTER=1`: registrations of cudaMalloc memory count, as in NCCL.
+//!
+//! Ranks go to the root of their id as NCCL's do, byte for byte (`root.rs`): to a socket of the process that made the id, which takes
+//! strangers as NCCL's does and closes when all ranks have been there. An id that is used twice is refused, at once where NCCL tries
+//! for a minute.
+//!
+//! Everything can be used in exit handlers and static destructors, by the thread that called `exit`, too: leaks are looked for behind them.
 //!
 //! Registration is as in NCCL 2.28.9 on one host without multicast (`lookup.rs`): a table of ranges that every call is looked
 //! up in; peers import a registered receive buffer at its first use and keep it until `ncclCommDeregister`, which waits for
@@ -82,6 +88,7 @@ mod window;
 mod communicator;
 
 mod rendezvous;
+mod root;
 
 mod exchange;
 mod segment;

@@ -50,7 +50,7 @@ unsafe fn hold_birth(
         return refuse(ncclInvalidArgument, format!("Invalid rank requested : {rank}/{ranks}"));
     }
     let bus_id = driver.bus_id(device)?;
-    let (rank, ranks, token) = (rank as usize, ranks as usize, Token::of_ids(ids));
+    let (rank, ranks, token, ids) = (rank as usize, ranks as usize, Token::of_ids(ids), ids.to_vec());
     let order = Arc::new(Order::default());
     let communicator = Communicator::new(Birth { rank, ranks, device, context, config, token, order });
     // SAFETY: by contract. NCCL writes the handle before the birth, too.
@@ -58,7 +58,7 @@ unsafe fn hold_birth(
     let newborn = communicator.clone();
     let place = out as usize;
     let work = Box::new(move || {
-        let member = Member { rank, ranks, device, bus_id };
+        let member = Member { ids, rank, ranks, device, bus_id };
         newborn.is_being_born.store(true, SeqCst);
         let joined =
             rendezvous::join(token, &member, &newborn.leave).map(|segment| newborn.set_segment(segment));

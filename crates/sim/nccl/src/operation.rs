@@ -220,7 +220,7 @@ pub fn launch_all(mut queued: Vec<Queued>) -> Outcome {
         let (mine, rest) =
             queued.into_iter().partition(|entry| Arc::ptr_eq(&entry.communicator, &communicator));
         queued = rest;
-        launch(&communicator, mine)?;
+        group::in_context_of(&communicator, || launch(&communicator, mine))?;
     }
     Ok(())
 }

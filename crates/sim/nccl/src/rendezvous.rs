@@ -1,13 +1,11 @@
-//! How the ranks of a new communicator find each other: by a shared-memory file named from the unique id.
+//! How the ranks of a new communicator find each other: by a shared-memory file named from the unique id,
+//! after they have been at its [root].
 
-use crate::refusal::{Outcome, lock, refuse};
+use crate::refusal::{Outcome, refuse};
 use crate::segment::{RANKS_MAX, Segment, standing};
 use crate::settings::settings;
-use crate::{leaks, legacy, strict};
+use crate::{leaks, legacy, root, strict};
 use nccl_sys::*;
-use std::collections::VecDeque;
-use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener};
-use std::sync::Mutex;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
@@ -39,9 +37,9 @@ fn fold(start: u128, bytes: impl Iterator<Item = u8>) -> u128 {
     bytes.fold(start, |hash, byte| (hash ^ u128::from(byte)).wrapping_mul(0x0100_0000_0000_0000_0000_013b))
 }
 
-/// A new id, laid out as NCCL's: a random magic, then an IPv4 address with a port, the rest zero.
+/// A new id, laid out as NCCL's: a random magic, then the IPv4 address of its [root].
 pub fn unique_id() -> Outcome<ncclUniqueId> {
-    let mut random = [0u8; 22];
+    let mut random = [0u8; 20];
     // SAFETY: the buffer is as long as said.
     let got = unsafe { libc::getrandom(random.as_mut_ptr().cast(), random.len(), 0) };
     if got != random.len() as isize {
@@ -49,33 +47,17 @@ pub fn unique_id() -> Outcome<ncclUniqueId> {
     }
     let mut bytes = [0u8; NCCL_UNIQUE_ID_BYTES];
     bytes[..8].copy_from_slice(&random[..8]);
-    bytes[8..10].copy_from_slice(&(libc::AF_INET as u16).to_le_bytes());
-    let root = root();
-    let address = root.map_or(Ipv4Addr::LOCALHOST, |root| *root.ip());
-    bytes[10..12].copy_from_slice(&root.map_or([random[8], random[9]], |root| root.port().to_be_bytes()));
-    bytes[12..16].copy_from_slice(&address.octets());
-    // NCCL leaves these zero or unset in an IPv4 address; here they carry the rest of the randomness.
-    bytes[16..28].copy_from_slice(&random[10..22]);
+    let place = root::start(std::array::from_fn(|index| bytes[index]))?;
+    bytes[8..36].copy_from_slice(&root::write_address(place));
+    // NCCL leaves these zero or unset in an IPv4 address; here they carry more randomness.
+    bytes[16..28].copy_from_slice(&random[8..]);
     Ok(ncclUniqueId { internal: bytes.map(|byte| byte as libc::c_char) })
-}
-
-/// Where a root is that listens, as NCCL's does, and that nobody talks to. NCCL's closes when all ranks have been
-/// there; here the latest ones stay.
-fn root() -> Option<SocketAddrV4> {
-    const ROOTS_MAX: usize = 256;
-    static ROOTS: Mutex<VecDeque<TcpListener>> = Mutex::new(VecDeque::new());
-    let root = settings().addresses.iter().find_map(|address| TcpListener::bind((*address, 0)).ok())?;
-    let SocketAddr::V4(place) = root.local_addr().ok()? else { return None };
-    let mut roots = lock(&ROOTS);
-    roots.push_back(root);
-    if roots.len() > ROOTS_MAX {
-        roots.pop_front();
-    }
-    Some(place)
 }
 
 /// Who joins.
 pub struct Member {
+    /// None for a child of a communicator.
+    pub ids: Vec<ncclUniqueId>,
     pub rank: usize,
     pub ranks: usize,
     pub device: i32,
@@ -93,7 +75,7 @@ fn number() -> u64 {
 
 /// Joins the segment of `token` and waits for all ranks. `leave` ends the wait.
 pub fn join(token: Token, member: &Member, leave: &AtomicBool) -> Outcome<Segment> {
-    let &Member { rank, ranks, device, bus_id } = member;
+    let &Member { ref ids, rank, ranks, device, bus_id } = member;
     if ranks > RANKS_MAX {
         return refuse(
             ncclSystemError,
@@ -106,6 +88,7 @@ pub fn join(token: Token, member: &Member, leave: &AtomicBool) -> Outcome<Segmen
         return refuse(ncclSystemError, "WINDLASS_SIM_REFUSED_BIRTHS names this birth");
     }
     let lost = settings().lost_births.contains(&number);
+    let reported = root::report(ids, rank, ranks)?;
     let segment = Segment::open(&token.name(), ranks)?;
     let header = segment.header();
     if let Err(other) = header.ranks.compare_exchange(0, ranks as u32, SeqCst, SeqCst)
@@ -154,6 +137,7 @@ pub fn join(token: Token, member: &Member, leave: &AtomicBool) -> Outcome<Segmen
         record.standing.store(standing::DESTROYED, SeqCst);
         return refuse(LOST, "WINDLASS_SIM_LOST_BIRTHS names this birth");
     }
+    reported.map_or(Ok(()), |reported| reported.wait(&segment, rank, leave))?;
     legacy::try_ipc(ranks)?;
     Ok(segment)
 }

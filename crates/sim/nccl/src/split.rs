@@ -151,7 +151,7 @@ fn bear(
     // NCCL runs children that share resources in their parent's order.
     let order = if share { parent.order.clone() } else { Arc::new(Order::default()) };
     let child = Communicator::new(Birth { rank, ranks, device, context, config, token, order });
-    let member = Member { rank, ranks, device, bus_id: driver()?.bus_id(device)? };
+    let member = Member { ids: Vec::new(), rank, ranks, device, bus_id: driver()?.bus_id(device)? };
     let never = AtomicBool::new(false);
     let leave = if parent.leave.load(SeqCst) { &never } else { &parent.leave };
     child.set_segment(rendezvous::join(token, &member, leave)?);

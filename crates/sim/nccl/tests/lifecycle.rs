@@ -4,7 +4,11 @@
 
 mod support;
 
+use std::io::Write;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsRawFd;
 use std::process::{Command, Stdio};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 use support::*;
 
@@ -31,6 +35,11 @@ fn child() {
         ("arguments", arguments),
         ("memory", memory),
         ("forks", forks),
+        ("id_twice", id_twice),
+        ("strangers", strangers),
+        ("early_leaver", early_leaver),
+        ("no_context", no_context),
+        ("at_exit", at_exit),
     ]);
 }
 
@@ -176,6 +185,44 @@ fn own_names_can_be_taken() {
             text.lines().any(|line| line.contains("GLOB_DAT") && line.contains(&format!(" {name} "))),
             "{name}"
         );
+    }
+}
+
+/// An id is for one communicator: its root has gone when all its ranks have been there.
+#[test]
+fn used_id_is_refused() {
+    expect_success("id_twice", Ranks::Processes(3));
+    expect_success("id_twice", Ranks::Threads(1));
+}
+
+/// What is not NCCL's does not harm the root: other bytes, a connection that is closed or reset before it has said the magic.
+#[test]
+fn root_takes_strangers() {
+    expect_success("strangers", Ranks::Processes(3));
+}
+
+/// Before 2.27.3 a connection that closes before it has said the magic ends the root.
+#[test]
+fn root_can_be_ended() {
+    let is_harmless = |version: &str| {
+        let environment = [("WINDLASS_SIM_NCCL_VERSION", version), ("WINDLASS_SIM_TIMEOUT_MS", "500")];
+        run("early_leaver", Ranks::Threads(1), &environment).remove(0).status == Some(0)
+    };
+    assert!(!is_harmless("22605"));
+    assert!(is_harmless("22703"));
+}
+
+/// Threads without a current context, or with another device's, run operations and end communicators.
+#[test]
+fn any_context_will_do() {
+    expect_success("no_context", Ranks::Processes(2));
+}
+
+/// The main thread uses everything in exit handlers, after its thread-local storage has gone.
+#[test]
+fn usable_in_exit_handlers() {
+    for ended in run("at_exit", Ranks::Processes(2), &[]) {
+        assert_eq!(ended.status, Some(7), "{}", ended.stderr);
     }
 }
 
@@ -386,8 +433,7 @@ fn abort_birth(rank: &mut Rank) {
 }
 
 fn scalable(rank: &mut Rank) {
-    let mut ids = [UniqueId(rank.id); 2];
-    ids[1].0[5] ^= 1;
+    let mut ids = [UniqueId(rank.id), UniqueId(rank.other_id)];
     let (ranks, me) = (rank.ranks as i32, rank.rank as i32);
     let (mut comm, mut config) = (Comm(0), Config::default());
     let code =
@@ -407,11 +453,9 @@ fn scalable(rank: &mut Rank) {
 fn grouped_ends(rank: &mut Rank) {
     rank.join();
     let mut config = Config { blocking: 0, ..Config::default() };
-    let mut id = rank.id;
-    id[0] ^= 0xff;
     let (ranks, me) = (rank.ranks as i32, rank.rank as i32);
     let mut other = Comm(0);
-    unsafe { (rank.nccl.init_rank_config)(&mut other, ranks, UniqueId(id), me, &mut config) };
+    unsafe { (rank.nccl.init_rank_config)(&mut other, ranks, UniqueId(rank.other_id), me, &mut config) };
     assert_eq!(settle(rank, other), SUCCESS);
     let code = rank.nccl.group(|| {
         assert_eq!(rank.nccl.destroy(other), SUCCESS);
@@ -551,4 +595,91 @@ fn a_child_that_fails_is_seen() {
     let ended = run("no such scenario", Ranks::Threads(1), &[]);
     assert_ne!(ended[0].status, Some(0));
     assert!(started.elapsed() < Duration::from_secs(10));
+}
+
+fn id_twice(rank: &mut Rank) {
+    rank.join();
+    let buffer = rank.upload(&[1f32]);
+    assert_eq!(rank.all_reduce(buffer, buffer, 1), SUCCESS);
+    assert_eq!(rank.download::<f32>(buffer, 1), [rank.ranks as f32]);
+    rank.leave();
+    // The root goes a moment after its last word.
+    while TcpStream::connect(root_of(&rank.id)).is_ok() {
+        std::thread::yield_now();
+    }
+    let (ranks, me, mut comm) = (rank.ranks as i32, rank.rank as i32, Comm(0));
+    assert_eq!(unsafe { (rank.nccl.init_rank_c)(&mut comm, ranks, UniqueId(rank.id), me) }, REMOTE_ERROR);
+    assert!(rank.nccl.last_error().contains("the root of the id"), "{}", rank.nccl.last_error());
+    assert_eq!(unsafe { (rank.nccl.abort)(comm) }, SUCCESS);
+}
+
+/// Where the root of an id listens.
+fn root_of(id: &[u8; 128]) -> SocketAddr {
+    SocketAddr::from(([id[12], id[13], id[14], id[15]], u16::from_be_bytes([id[10], id[11]])))
+}
+
+fn strangers(rank: &mut Rank) {
+    if rank.rank == 0 {
+        let root = root_of(&rank.id);
+        for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 4096], b"seven b", b""] {
+            let mut stranger = TcpStream::connect(root).expect("the root listens");
+            stranger.write_all(bytes).expect("sent");
+        }
+        let reset = TcpStream::connect(root).expect("the root listens");
+        let hard = libc::linger { l_onoff: 1, l_linger: 0 };
+        let size = size_of_val(&hard) as libc::socklen_t;
+        let place = (&raw const hard).cast();
+        unsafe { libc::setsockopt(reset.as_raw_fd(), libc::SOL_SOCKET, libc::SO_LINGER, place, size) };
+    }
+    rank.join();
+    rank.leave();
+}
+
+fn early_leaver(rank: &mut Rank) {
+    // The root is this process's, with its environment.
+    let mut id = UniqueId([0; 128]);
+    assert_eq!(unsafe { (rank.nccl.get_unique_id)(&mut id) }, SUCCESS);
+    drop(TcpStream::connect(root_of(&id.0)));
+    rank.comm = rank.nccl.init_rank(1, id.0, 0).expect("init");
+    rank.leave();
+}
+
+fn no_context(rank: &mut Rank) {
+    rank.join();
+    let buffer = rank.upload(&[1f32]);
+    let other = (rank.rank as i32 + 1) % 2;
+    assert_eq!(unsafe { (rank.cuda.set_current)(0) }, 0);
+    assert_eq!(rank.all_reduce(buffer, buffer, 1), SUCCESS);
+    rank.synchronize();
+    rank.cuda.use_device(other);
+    assert_eq!(rank.all_reduce(buffer, buffer, 1), SUCCESS);
+    assert_eq!(rank.download::<f32>(buffer, 1), [4.0]);
+    assert_eq!(unsafe { (rank.cuda.set_current)(0) }, 0);
+    rank.leave();
+}
+
+/// The communicator that an exit handler uses and ends.
+static LEFT: Mutex<Option<Rank>> = Mutex::new(None);
+
+fn at_exit(rank: &mut Rank) {
+    unsafe { libc::atexit(ends_at_exit) };
+    rank.join();
+    let buffer = rank.upload(&[1f32]);
+    assert_eq!(rank.nccl.group(|| assert_eq!(rank.all_reduce(buffer, buffer, 1), SUCCESS)), SUCCESS);
+    let Rank { rank, ranks, comm, stream, cuda, nccl, ref local, id, other_id } = *rank;
+    let local = local.clone();
+    *LEFT.lock().expect("nobody panicked") =
+        Some(Rank { rank, ranks, comm, stream, cuda, nccl, local, id, other_id });
+    // Handlers run on this thread, behind the destructors of its thread-local storage.
+    std::process::exit(0);
+}
+
+extern "C" fn ends_at_exit() {
+    let mut rank = LEFT.lock().expect("nobody panicked").take().expect("a communicator");
+    let buffer = rank.upload(&[1f32]);
+    let code = rank.nccl.group(|| assert_eq!(rank.all_reduce(buffer, buffer, 1), SUCCESS));
+    assert_eq!(code, SUCCESS);
+    assert_eq!(rank.download::<f32>(buffer, 1), [2.0]);
+    rank.leave();
+    unsafe { libc::_exit(7) };
 }

@@ -201,9 +201,7 @@ fn self_send(rank: &mut Rank) {
 /// Rank 0 sends and its stream drains before rank 1, which waits for a second communicator, receives.
 fn send_then_receive(rank: &mut Rank, sizes: &[usize]) {
     rank.join();
-    let mut id = rank.id;
-    id[0] ^= 0xff;
-    let other = rank.nccl.init_rank(rank.ranks, id, rank.rank).expect("init");
+    let other = rank.nccl.init_rank(rank.ranks, rank.other_id, rank.rank).expect("init");
     let buffer = rank.upload(&vec![0u8; *sizes.iter().max().expect("sizes")]);
     let signal = |rank: &Rank| {
         let code = unsafe { (rank.nccl.all_reduce)(buffer, buffer, 1, INT8, SUM, other, rank.stream) };
@@ -269,9 +267,7 @@ fn total_order(rank: &mut Rank) {
 
 fn two_communicators(rank: &mut Rank) {
     rank.join();
-    let mut id = rank.id;
-    id[0] ^= 0xff;
-    let other = rank.nccl.init_rank(rank.ranks, id, rank.rank).expect("init");
+    let other = rank.nccl.init_rank(rank.ranks, rank.other_id, rank.rank).expect("init");
     let (first, second) = (rank.upload(&[1f32]), rank.upload(&[2f32]));
     let code = rank.nccl.group(|| {
         assert_eq!(rank.all_reduce(first, first, 1), SUCCESS);

@@ -6,6 +6,7 @@
 pub mod cuda;
 pub mod nccl;
 
+use libloading::os::unix::Library;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -38,6 +39,8 @@ pub struct Rank {
     /// Joins the ranks of this process.
     pub local: Arc<Barrier>,
     pub id: [u8; 128],
+    /// One more.
+    pub other_id: [u8; 128],
 }
 
 pub type Scenario = (&'static str, fn(&mut Rank));
@@ -64,12 +67,12 @@ pub fn expect_failure(scenario: &str, ranks: Ranks, environment: &[(&str, &str)]
 pub fn run(scenario: &str, ranks: Ranks, environment: &[(&str, &str)]) -> Vec<Ended> {
     let children: Vec<Child> = match ranks {
         Ranks::Threads(count) => {
-            let id = fresh_id();
-            vec![spawn(scenario, &id, 0, count, count, environment)]
+            let ids = fresh_ids();
+            vec![spawn(scenario, &ids, 0, count, count, environment)]
         }
         Ranks::Processes(count) => {
-            let id = fresh_id();
-            (0..count).map(|rank| spawn(scenario, &id, rank, 1, count, environment)).collect()
+            let ids = fresh_ids();
+            (0..count).map(|rank| spawn(scenario, &ids, rank, 1, count, environment)).collect()
         }
     };
     children
@@ -84,15 +87,20 @@ pub fn run(scenario: &str, ranks: Ranks, environment: &[(&str, &str)]) -> Vec<En
         .collect()
 }
 
-fn fresh_id() -> String {
-    let mut bytes = [0u8; 128];
-    unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+/// Two ids of this process, which is no rank.
+fn fresh_ids() -> String {
+    let library = unsafe { Library::new(libraries().join("libnccl.so.2")) }.expect("the simulator loads");
+    let make = unsafe { library.get::<MakeId>(b"ncclGetUniqueId\0") }.expect("ncclGetUniqueId");
+    let mut ids = [UniqueId([0; 128]), UniqueId([0; 128])];
+    ids.iter_mut().for_each(|id| assert_eq!(unsafe { make(id) }, SUCCESS));
+    ids.iter().flat_map(|id| id.0).map(|byte| format!("{byte:02x}")).collect()
 }
+
+type MakeId = unsafe extern "C" fn(*mut UniqueId) -> i32;
 
 fn spawn(
     scenario: &str,
-    id: &str,
+    ids: &str,
     first: usize,
     count: usize,
     ranks: usize,
@@ -103,7 +111,7 @@ fn spawn(
         .args(["--exact", "child", "--ignored", "--nocapture", "--test-threads=1"])
         .env("LD_LIBRARY_PATH", libraries())
         .env("SCENARIO", scenario)
-        .env("SCENARIO_ID", id)
+        .env("SCENARIO_IDS", ids)
         .env("SCENARIO_RANKS", format!("{first} {count} {ranks}"))
         .env_remove("WINDLASS_SIM_STRICT")
         .envs(environment.iter().copied())
@@ -151,11 +159,13 @@ pub fn child(scenarios: &[Scenario]) {
     let text = std::env::var("SCENARIO_RANKS").expect("started by a test");
     let numbers: Vec<usize> = text.split(' ').map(|number| number.parse().expect("a number")).collect();
     let (first, count, ranks) = (numbers[0], numbers[1], numbers[2]);
-    let text = std::env::var("SCENARIO_ID").expect("started by a test");
-    let mut id = [0u8; 128];
-    for (index, byte) in id.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(&text[2 * index..2 * index + 2], 16).expect("hexadecimal");
-    }
+    let text = std::env::var("SCENARIO_IDS").expect("started by a test");
+    let [id, other_id]: [[u8; 128]; 2] = std::array::from_fn(|which| {
+        std::array::from_fn(|index| {
+            let digits = 2 * (128 * which + index);
+            u8::from_str_radix(&text[digits..digits + 2], 16).expect("hexadecimal")
+        })
+    });
     let (cuda, nccl) = (Cuda::open(), Nccl::open());
     let local = Arc::new(Barrier::new(count));
     let threads: Vec<_> = (first..first + count)
@@ -165,7 +175,7 @@ pub fn child(scenarios: &[Scenario]) {
                 cuda.use_device(rank as i32);
                 let stream = cuda.stream();
                 let comm = Comm(0);
-                let mut rank = Rank { rank, ranks, comm, stream, cuda, nccl, local, id };
+                let mut rank = Rank { rank, ranks, comm, stream, cuda, nccl, local, id, other_id };
                 body(&mut rank);
             })
         })

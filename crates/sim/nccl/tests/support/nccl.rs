@@ -9,6 +9,7 @@ pub struct Comm(pub usize);
 
 pub const SUCCESS: i32 = 0;
 pub const SYSTEM_ERROR: i32 = 2;
+pub const REMOTE_ERROR: i32 = 6;
 pub const INTERNAL_ERROR: i32 = 3;
 pub const INVALID_ARGUMENT: i32 = 4;
 pub const INVALID_USAGE: i32 = 5;
@@ -92,6 +93,7 @@ macro_rules! functions {
 }
 
 functions! {
+    get_unique_id = "ncclGetUniqueId": fn(*mut UniqueId);
     get_version = "ncclGetVersion": fn(*mut i32);
     init_rank_config = "ncclCommInitRankConfig": fn(*mut Comm, i32, UniqueId, i32, *mut Config);
     init_rank_c = "ncclCommInitRank": fn(*mut Comm, i32, UniqueId, i32);
