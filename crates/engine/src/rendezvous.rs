@@ -2,12 +2,13 @@
 //!
 //! The process that makes an `ncclUniqueId` hosts the meeting: it puts [its own port and a calling card](card) into the
 //! id. Ranks with Windlass [report](facts::Facts) there, the host [decides](decision), all prepare (map, test, load)
-//! and confirm, and the host gives one verdict: fabric, plain, or failed. Every other connection goes byte for byte
-//! to NCCL's root (`relay`), and before the verdict it is the proof that a rank has no Windlass or went to NCCL: plain.
+//! and confirm, and the host gives one verdict: fabric, plain, or failed. A connection that begins with the id's magic,
+//! as NCCL's do, goes byte for byte to NCCL's root (`relay`), and before the verdict it is the proof that a rank has no Windlass or went
+//! to NCCL: plain. Any other is dropped and proves nothing: port scanners and health checks come to every port. NCCL's root drops it as
+//! well, or is ended by it (before 2.27.3), or waits for its first bytes for ever.
 //!
 //! **One port an id.** NCCL's protocol says in its first eight bytes which id it means, so one port could serve all
-//! ids; but then the relay, and with it every init of programs without a fabric, would rest on bytes of a private
-//! protocol (which an environment variable of NCCL's can change). A port an id needs to understand nothing. It costs
+//! ids. But a port an id needs no table of them, and closes with its root: whoever comes too late is refused, as by NCCL. It costs
 //! one descriptor, where NCCL spends a descriptor and a thread; they are bounded by `WINDLASS_MEETINGS_MAX`, and a
 //! port closes when NCCL's root behind it has. Where all ranks of a fabric have said that they go to NCCL later only
 //! ([`capability::PROMISE`](crate::contract::capability::PROMISE)), the port closes at the verdict, and NCCL's

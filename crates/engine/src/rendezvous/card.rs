@@ -95,9 +95,10 @@ pub fn address(id: &Id) -> Option<SocketAddr> {
     }
 }
 
-/// What NCCL's connections for this id begin with.
-pub(super) fn magic(id: &Id) -> &[u8] {
-    &id[..8]
+/// What NCCL's connections for this id begin with, in all releases from 2.18 to 2.30: the 64 random bits at the front of its id
+/// (`sendToRoot` in its `bootstrap.cc`). `NCCL_SOCKET_MAGIC` concerns others of its sockets.
+pub(super) fn magic(id: &Id) -> [u8; 8] {
+    std::array::from_fn(|index| id[index])
 }
 
 fn with_port(id: &Id, port: u16) -> Option<Id> {

@@ -1,6 +1,6 @@
 //! The messages of a meeting: `length u32, kind u16, body`, little-endian, each kind with its limit.
 //!
-//! A connection of a rank begins with a [`greeting`]; everything else that connects is not one of us.
+//! A connection of a rank begins with a [`greeting`], one of NCCL's with its id's magic; whatever else connects is nobody's.
 
 use crate::contract::bytes::{Reader, Writer};
 use crate::contract::{ATTACHMENT_BYTES_MAX, CONTRACT_BYTES_MAX, Contract, Token};
@@ -77,23 +77,27 @@ pub enum Caller {
     Unclear,
     /// A rank that was given the id.
     Rank,
-    /// A rank of another meeting, whose host had this port before.
-    Stray,
-    /// Not one of us.
-    Foreign,
+    /// A rank of NCCL's, which was given the id, too.
+    Nccl,
+    /// A rank of another meeting, whose host had this port before, or anybody: scanners, health checks.
+    Stranger,
 }
 
-/// Tells who connected; the first byte that no greeting has there decides.
-pub fn identify(bytes: &[u8], token: Token) -> Caller {
-    let magic = bytes.len().min(GREETING_MAGIC.len());
-    if bytes[..magic] != GREETING_MAGIC[..magic] {
-        Caller::Foreign
+/// Tells who connected, where NCCL's connections begin with this magic. The first byte that neither has there decides.
+pub fn identify(bytes: &[u8], token: Token, nccl_magic: &[u8; 8]) -> Caller {
+    let said = &bytes[..bytes.len().min(8)];
+    if bytes.starts_with(nccl_magic) {
+        Caller::Nccl
+    } else if bytes.len() < 8 && nccl_magic.starts_with(said) {
+        Caller::Unclear
+    } else if !GREETING_MAGIC.starts_with(said) {
+        Caller::Stranger
     } else if bytes.len() < GREETING_BYTES {
         Caller::Unclear
     } else if bytes[8..GREETING_BYTES] == token.0 {
         Caller::Rank
     } else {
-        Caller::Stray
+        Caller::Stranger
     }
 }
 

@@ -4,6 +4,7 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::Ordering;
 use std::thread;
+use std::time::Duration;
 
 use windlass_engine::contract::Token;
 use windlass_engine::rendezvous::card::Card;
@@ -142,6 +143,64 @@ fn silent_and_stray() {
     assert!(party.join(ready).iter().all(is_fabric));
     assert_eq!(counts.relays.load(Ordering::Relaxed), 0);
     drop((silent, half));
+}
+
+/// Port scanners and health checks, before and after ranks have come, change nothing: nothing of theirs reaches NCCL's root, and ranks
+/// meet. Bytes that agree with NCCL's magic for a while are no magic.
+#[test]
+fn scanners_change_nothing() {
+    let hosted = hosted();
+    let mut nearly = MAGIC;
+    nearly[7] ^= 1;
+    let said = [
+        &b"GET /metrics HTTP/1.1\r\n\r\n"[..],
+        &[22, 3, 1, 2, 0],
+        &[0; 4096],
+        &[0],
+        &noise(100_000, 6),
+        &nearly,
+        &MAGIC[..7],
+        &GREETING_MAGIC[..3],
+    ];
+    let visit = || {
+        for bytes in said {
+            let mut stranger = hosted.connect();
+            // It may have been dropped before it has said all.
+            let _ = stranger.write_all(bytes);
+            let _ = stranger.shutdown(Shutdown::Write);
+            assert_eq!(stranger.read(&mut [0; 8]).unwrap_or(0), 0);
+        }
+        let reset = hosted.connect();
+        rustix::net::sockopt::set_socket_linger(&reset, Some(Duration::ZERO)).unwrap();
+    };
+    visit();
+    let first = hosted.rendezvous.attend(&hosted.id, vec![facts(0, 2)]).unwrap();
+    visit();
+    let second = hosted.rendezvous.attend(&hosted.id, vec![facts(1, 2)]).unwrap();
+    let outcomes = join_all(vec![first, second], &ready);
+    assert!(outcomes.iter().flatten().all(is_fabric), "{outcomes:?}");
+    let counts = hosted.rendezvous.counts();
+    while counts.turned_away.load(Ordering::Relaxed) < 2 * (said.len() as u64 + 1) {
+        thread::yield_now();
+    }
+    assert_eq!(counts.relays.load(Ordering::Relaxed), 0);
+}
+
+/// A magic that comes byte by byte is NCCL's.
+#[test]
+fn magic_in_pieces() {
+    let hosted = hosted();
+    let party = hosted.rendezvous.attend(&hosted.id, vec![facts(0, 2)]).unwrap();
+    let mut rank = hosted.connect();
+    rank.set_nodelay(true).unwrap();
+    for byte in MAGIC {
+        rank.write_all(&[byte]).unwrap();
+    }
+    let outcomes = party.join(ready);
+    assert!(matches!(outcomes[0], Outcome::Plain(Reason::Foreign)), "{outcomes:?}");
+    let mut relayed = [0; 8];
+    hosted.root.accept().unwrap().0.read_exact(&mut relayed).unwrap();
+    assert_eq!(relayed, MAGIC);
 }
 
 /// A greeting that comes byte by byte is one; whoever holds the token and sends an oversized or unreadable message is

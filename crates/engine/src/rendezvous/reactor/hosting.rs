@@ -290,7 +290,10 @@ impl Reactor {
         let Some(Endpoint::Newcomer(connection, token)) = self.endpoints.get_mut(&key) else { return };
         let token = *token;
         let line = connection.fill(GREETING_BYTES);
-        let caller = message::identify(&connection.input, token);
+        let Some(Kind::Id { id, .. }) = self.meetings.get(&token).map(|meeting| &meeting.kind) else {
+            return;
+        };
+        let caller = message::identify(&connection.input, token, &card::magic(id));
         if caller == Caller::Unclear && line == Line::Open {
             return;
         }
@@ -304,29 +307,30 @@ impl Reactor {
                 self.endpoints.insert(key, Endpoint::Present(connection, token));
                 self.present(key, token);
             }
-            Caller::Foreign => self.foreign(connection, token),
-            // Closed before it said who it is, of another meeting, or one of too many.
-            _ => Counts::up(&self.shared.counts.turned_away),
+            Caller::Nccl => self.nccl_came(connection, token),
+            // Closed before it said who it is, nobody's, or one of too many. NCCL's root drops these, too, where they do not end it.
+            _ => {
+                log::debug!("rendezvous {token:?} dropped a connection, {caller:?}");
+                Counts::up(&self.shared.counts.turned_away);
+            }
         }
     }
 
-    /// It is relayed as soon as it can be, and never dropped for want of anything: its client has often said all and gone,
+    /// A rank's. It is relayed as soon as it can be, and never dropped for want of anything: its client has often said all and gone,
     /// NCCL does not come again, and its root would wait for that rank for ever.
-    fn foreign(&mut self, mut connection: Connection, token: Token) {
+    fn nccl_came(&mut self, mut connection: Connection, token: Token) {
         let Some(meeting) = self.meetings.get_mut(&token) else { return };
-        let Kind::Id { id, .. } = &meeting.kind else { return };
         // Its rank's root could not take it, either: in this process, too.
         if meeting.agreement.verdict() == Some(&Verdict::Failed(Failure::Short)) {
             return Counts::up(&self.shared.counts.turned_away);
         }
-        let speaks_nccl = connection.input.starts_with(card::magic(id));
         let first = meeting.agreement.verdict().is_none();
         // Fails only for what is not in the wait.
         let _ = connection.watched.want(EventFlags::empty());
         meeting.waiting += 1;
         self.waiting.push_back((connection, token));
         if first {
-            log::debug!("rendezvous {token:?} foreign connection, nccl {speaks_nccl}: plain");
+            log::debug!("rendezvous {token:?} a rank went to NCCL: plain");
             self.happen(token, Event::Foreign);
         }
         self.relay_waiting();
