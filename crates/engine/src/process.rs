@@ -3,11 +3,13 @@
 
 #![allow(unsafe_code)]
 
+pub mod afresh;
+
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::Once;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use nccl_sys::{forked, open, second, slots};
 use once_cell::sync::OnceCell;
@@ -17,11 +19,17 @@ use crate::config::{Form, Report, Switch, complaints, expand_file_name, startup}
 use crate::stats::files::{FOLDER, Held};
 use crate::stats::segment;
 use crate::stats::{report, snapshot::Snapshot};
-use crate::{annotate, descriptor, log};
+use crate::{annotate, descriptor, guard, log};
 
 static FIRST_CALL: Once = Once::new();
 /// Held until the process ends, which tells others that it lives.
 static SEGMENT_FILE: OnceCell<Held> = OnceCell::new();
+/// How many forks lie between this process and the first one in which something of ours began.
+static FORKS: AtomicUsize = AtomicUsize::new(0);
+/// The process that asked for the first communicator; 0 before.
+static OWNER: AtomicU32 = AtomicU32::new(0);
+/// Whether this process was forked from that one.
+static FORKED: AtomicBool = AtomicBool::new(false);
 
 /// The first call of all: options, log, kill switch. The real library is not open yet.
 pub fn first_call() {
@@ -72,6 +80,8 @@ pub fn first_communicator() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         open::stay_mapped();
+        OWNER.store(std::process::id(), Ordering::Relaxed);
+        forked::on_init(told_of_init);
         // SAFETY: both functions are of this library, which stays mapped.
         unsafe {
             libc::atexit(at_exit);
@@ -143,13 +153,52 @@ pub fn know_version() -> i32 {
     })
 }
 
-/// The fork of a process with communicators shares its connections, descriptors and counters: it may use none.
+/// The fork of a process with communicators: what they have on the GPU is the parent's, and CUDA is dead here. Nothing of ours begins.
 extern "C" fn in_child() {
+    FORKED.store(true, Ordering::Relaxed);
     slots::forward_everything();
     // What is ours the real library does not know.
     forked::guard();
-    // Also what says that the parent lives.
+    begin_afresh();
+}
+
+/// The fork of a process in which something of ours has begun: its threads are not here, and its descriptors, also what says that it
+/// lives, and its counters are not ours.
+extern "C" fn begin_afresh() {
+    FORKS.fetch_add(1, Ordering::Relaxed);
     descriptor::close_in_child();
+    segment::begin_afresh();
+    slots::PASSED.store(segment::current().passed.as_ptr().cast_mut(), Ordering::Release);
+}
+
+/// From now on there is something that a forked child must not have from here.
+pub fn let_children_begin_afresh() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| on_fork(begin_afresh));
+}
+
+fn forks() -> usize {
+    FORKS.load(Ordering::Relaxed)
+}
+
+/// Whether this process was forked from one that had asked for a communicator: nothing of ours begins here.
+pub fn is_forked() -> bool {
+    FORKED.load(Ordering::Relaxed)
+}
+
+/// A communicator is asked for in such a process: its log and its report say why NCCL alone serves it.
+fn told_of_init() {
+    guard::or_else(
+        || (),
+        || {
+            let owner = OWNER.load(Ordering::Relaxed);
+            let first = segment::current().forked_from.swap(owner, Ordering::Relaxed) == 0;
+            if first {
+                ::log::warn!("this process was {}", report::forked_from(owner));
+                describe_process();
+            }
+        },
+    );
 }
 
 /// Lets a mechanism hear of forks, in the child, which may allocate nothing and take no lock. This library stays mapped.
@@ -175,7 +224,8 @@ extern "C" fn at_exit() {
     if let Some(wanted) = &startup().report {
         write_report(wanted);
     }
-    if let Some(file) = SEGMENT_FILE.get() {
+    // Of a forked child it is the parent's.
+    if let Some(file) = SEGMENT_FILE.get().filter(|_| !is_forked()) {
         let _ = std::fs::remove_file(file.path());
     }
 }

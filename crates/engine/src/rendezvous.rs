@@ -21,7 +21,7 @@
 //! `ncclCommInitRank`: [`facts::plain_reason`], or [`Rendezvous::attend`] with all ranks that this caller brings to the
 //! meeting, then [`join_all`] over all meetings of the group with what there is to prepare; [`Party::cancellers`] first,
 //! for `ncclCommAbort`. Plain means the real init with the same id, which the relay serves, as it does beside a fabric.
-//! `ncclCommInitAll`: [`decision::decide`], without a meeting. After a fork: [`in_child`].
+//! `ncclCommInitAll`: [`decision::decide`], without a meeting. After a fork: [`process`], which begins afresh.
 //!
 //! `ncclCommSplit` and `ncclCommShrink`, of lazy communicators: [`Rendezvous::await_ranks`] by the rank whose process hosts, and [`Rendezvous::attend_invited`] or [`Rendezvous::decline`] by each; see [`derived`]. Where NCCL makes them:
 //! [`Rendezvous::muster`] before NCCL's call, then [`Rendezvous::attend_mustered`]; see [`muster`].
@@ -82,14 +82,13 @@ pub mod verdict;
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
-
-use once_cell::sync::OnceCell;
 
 use crate::config::config;
 use crate::contract::{Token, Version};
 use crate::descriptor::Ours;
+use crate::process::{self, afresh::Afresh};
 use crate::thread;
 use attendance::WithoutHost;
 use card::{Card, Id};
@@ -154,32 +153,27 @@ pub struct Rendezvous {
     thread: Option<JoinHandle<()>>,
 }
 
-static PROCESS: OnceCell<Rendezvous> = OnceCell::new();
-static FORKED: AtomicBool = AtomicBool::new(false);
+static PROCESS: Afresh<Rendezvous> = Afresh::new();
 
-/// The one of this process, started by its first use; an error if it cannot be, or in a forked child.
+/// The one of this process, started by its first use; an error if it cannot be, or in the forked child of a process with communicators.
+/// Any other child begins afresh: meetings that the parent hosts are the parent's.
 pub fn process() -> io::Result<&'static Rendezvous> {
-    if FORKED.load(Ordering::Relaxed) {
-        return Err(io::Error::other("a forked child has no rendezvous"));
+    if is_in_child() {
+        return Err(io::Error::other("the process was forked from one with communicators"));
     }
+    process::let_children_begin_afresh();
     let limits = Limits { meetings_max: config().meetings_max, ..Limits::default() };
     PROCESS.get_or_try_init(|| Rendezvous::start(limits))
 }
 
-/// The one of this process, if it has been started; none in a forked child.
+/// The one of this process, if it has been started.
 pub fn started() -> Option<&'static Rendezvous> {
     PROCESS.get().filter(|_| !is_in_child())
 }
 
-/// Whether this is a forked child, where nothing of ours begins.
+/// Whether this is the forked child of a process with communicators, where nothing of ours begins.
 pub fn is_in_child() -> bool {
-    FORKED.load(Ordering::Relaxed)
-}
-
-/// For a child just forked: closes our descriptors, and lets nothing of ours begin there. Takes no lock.
-pub fn in_child() {
-    FORKED.store(true, Ordering::Relaxed);
-    crate::descriptor::close_in_child();
+    process::is_forked()
 }
 
 impl Rendezvous {

@@ -6,6 +6,8 @@
 
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
+use once_cell::sync::OnceCell;
+
 use crate::missing::{invalid_argument, without_library};
 use crate::slots::{COUNT, Description, ENTRIES, Entry, Role, SLOTS};
 
@@ -25,6 +27,14 @@ pub fn guard() {
         real.store(slot.load(Ordering::Acquire), Ordering::Relaxed);
         slot.store(*guarded as *mut (), Ordering::Release);
     }
+}
+
+/// What hears of each communicator that is asked for in the child, before NCCL does.
+static ON_INIT: OnceCell<fn()> = OnceCell::new();
+
+/// The first one counts. It may not panic.
+pub fn on_init(hear: fn()) {
+    let _ = ON_INIT.set(hear);
 }
 
 /// Which argument is a communicator's handle.
@@ -47,6 +57,9 @@ fn is_ours(handle: usize) -> bool {
 extern "C" fn checked(index: usize, registers: *const [usize; 6], stack: *const usize) -> *const () {
     let entry = &ENTRIES[index];
     let real = REAL[index].load(Ordering::Relaxed).cast_const();
+    if entry.name.starts_with("ncclCommInit") {
+        ON_INIT.get().into_iter().for_each(|hear| hear());
+    }
     // NCCL's last error is the process's, whatever the handle.
     let Some(place) = place_of_handle(entry).filter(|_| index != Entry::ncclGetLastError as usize) else {
         return real;

@@ -1,10 +1,7 @@
 //! The ids by which ranks find each other, and the rendezvous of this process behind them.
 
-use std::sync::Once;
-
 use crate::config::nccl;
 use crate::config::{Switch, config};
-use crate::process;
 use crate::rendezvous;
 use crate::rendezvous::card::Id;
 
@@ -34,13 +31,7 @@ pub fn spare_id() -> Option<Id> {
     rendezvous::started()?.spare_id()
 }
 
-/// The rendezvous of this process, with all that it needs of us.
+/// The rendezvous of this process.
 pub(super) fn rendezvous() -> std::io::Result<&'static rendezvous::Rendezvous> {
-    static BEGUN: Once = Once::new();
-    BEGUN.call_once(|| process::on_fork(in_child));
     rendezvous::process()
-}
-
-extern "C" fn in_child() {
-    rendezvous::in_child();
 }

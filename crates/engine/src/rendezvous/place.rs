@@ -2,10 +2,10 @@
 
 use std::io;
 
-use once_cell::sync::OnceCell;
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::contract::Token;
+use crate::process::afresh::Afresh;
 
 use super::facts::Place;
 
@@ -35,9 +35,9 @@ pub fn random() -> io::Result<Token> {
     if filled == bytes.len() { Ok(Token(bytes)) } else { Err(io::Error::other("too few random bytes")) }
 }
 
-/// A random name of this process, the same for all its life.
+/// A random name of this process, the same for all its life, and not that of a child forked from it.
 pub fn process() -> io::Result<Token> {
-    static NAME: OnceCell<Token> = OnceCell::new();
+    static NAME: Afresh<Token> = Afresh::new();
     NAME.get_or_try_init(random).copied()
 }
 

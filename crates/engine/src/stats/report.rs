@@ -23,6 +23,9 @@ pub fn text(snapshot: &Snapshot) -> String {
         version(snapshot.nccl_version),
         or_unknown(&snapshot.nccl_path),
     );
+    if snapshot.forked_from != 0 {
+        let _ = writeln!(out, "{}", forked_from(snapshot.forked_from));
+    }
     if snapshot.parked > 0 {
         let _ = writeln!(
             out,
@@ -52,6 +55,14 @@ pub fn text(snapshot: &Snapshot) -> String {
         let _ = write!(out, "\n{}", of_communicator(communicator));
     }
     out
+}
+
+/// Why a forked child's calls are all NCCL's, and what would change that.
+pub fn forked_from(owner: u32) -> String {
+    format!(
+        "forked from process {owner}, which had communicators: its own are on NCCL, and not counted \
+         (fork workers before the first communicator, or start them as programs)"
+    )
 }
 
 /// One communicator: who it is, what it has or why it has not, and a row for each kind of call.
@@ -131,6 +142,7 @@ mod tests {
         Snapshot {
             windlass: "0.1.0".into(),
             process: 7,
+            forked_from: 0,
             program: "train".into(),
             nccl_path: "/x/libnccl.so.2".into(),
             nccl_version: 22809,
@@ -207,6 +219,16 @@ mod tests {
             with("yes", &[], "", "promised")[1],
             "  NCCL's communicator is lazy: not built, no call needed it"
         );
+    }
+
+    /// A child of a process with communicators says so.
+    #[test]
+    fn forked() {
+        let child = Snapshot { forked_from: 6, ..example() };
+        let second = text(&child).lines().nth(1).unwrap().to_owned();
+        assert!(second.starts_with("forked from process 6, which had communicators"), "{second}");
+        assert!(json(&child).contains("\"forked_from\":6"));
+        assert!(!json(&example()).contains("forked_from"));
     }
 
     /// JSON reads back as the same snapshot.

@@ -56,6 +56,8 @@ pub struct Segment {
     pub process: AtomicU32,
     /// Version code of the real NCCL; 0 while unknown.
     pub nccl_version: AtomicI32,
+    /// The process with communicators from which this one was forked, 0 for none; said once a communicator is asked for here.
+    pub forked_from: AtomicU32,
     /// When counting in this segment began, nanoseconds since 1970.
     pub began_ns: AtomicU64,
     /// The real library's file, zero-padded.
@@ -139,6 +141,23 @@ pub fn current() -> &'static Segment {
     // SAFETY: the pointer is `EARLY`'s or that of a mapping that is never unmapped.
     unsafe { &*CURRENT.load(Ordering::Acquire) }
 }
+
+/// In a child just forked: counts from zero, in memory of its own. Takes no lock and allocates nothing.
+pub fn begin_afresh() {
+    // SAFETY: the structure consists of atomics, and is as large as a whole number of words.
+    let words = unsafe {
+        let first = (&raw const EARLY).cast::<AtomicU64>();
+        std::slice::from_raw_parts(first, size_of::<Segment>() / size_of::<AtomicU64>())
+    };
+    // Most words are none, and lie in pages that the child would else copy.
+    words
+        .iter()
+        .filter(|word| word.load(Ordering::Relaxed) != 0)
+        .for_each(|word| word.store(0, Ordering::Relaxed));
+    CURRENT.store((&raw const EARLY).cast_mut(), Ordering::Release);
+}
+
+const _: () = assert!(size_of::<Segment>().is_multiple_of(size_of::<AtomicU64>()));
 
 /// Moves the counters into shared memory, after what killed processes have left there is removed, and gives the file. What
 /// other threads count at this very moment may stay behind; before the first communicator that is no call of one.

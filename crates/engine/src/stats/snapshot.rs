@@ -23,6 +23,9 @@ pub struct Snapshot {
     pub windlass: String,
     /// The process.
     pub process: u32,
+    /// Of one that was forked from a process with communicators: that process. Then nothing is counted here.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub forked_from: u32,
     /// The program's file name.
     pub program: String,
     /// The real library's file, and its version code (0 if unknown).
@@ -105,6 +108,10 @@ pub struct CallCounts {
     pub bytes: u64,
 }
 
+fn is_none(process: &u32) -> bool {
+    *process == 0
+}
+
 impl Snapshot {
     /// Reads a segment.
     pub fn of(segment: &Segment) -> Snapshot {
@@ -114,6 +121,7 @@ impl Snapshot {
         Snapshot {
             windlass: env!("CARGO_PKG_VERSION").into(),
             process: segment.process.load(Ordering::Relaxed),
+            forked_from: segment.forked_from.load(Ordering::Relaxed),
             program: segment::read_text(&segment.program),
             nccl_path: segment::read_text(&segment.nccl_path),
             nccl_version: segment.nccl_version.load(Ordering::Relaxed),

@@ -404,20 +404,20 @@ fn network_namespace() {
     assert!(other.says().starts_with("plain a rank could not prepare"));
 }
 
-/// A child forked from a process with meetings closes what is ours and nothing else; the parent's peers see its end.
+/// A child forked from a process with meetings and without communicators closes what is ours and nothing else, and has a rendezvous of
+/// its own; the parent's peers see the parent's end.
 #[test]
 fn forked_child() {
     let hosted = hosted();
     let own = Rendezvous::start(Limits::default()).unwrap();
     let outcomes = own.attend(&hosted.id, vec![facts(0, 2), facts(1, 2)]).unwrap().join(ready);
     assert!(outcomes.iter().all(is_fabric));
+    let of_parent = std::ptr::from_ref(windlass_engine::rendezvous::process().unwrap()).addr();
     let (reader, mut writer) = std::io::pipe().unwrap();
     // SAFETY: the child calls only what is allowed after a fork of a process with threads.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        windlass_engine::rendezvous::in_child();
         let left = windlass_engine::descriptor::open() as u8;
-        let begins = u8::from(windlass_engine::rendezvous::process().is_ok());
         let mut sockets = 0u8;
         for number in 3..1024 {
             // SAFETY: a query of a number.
@@ -428,16 +428,18 @@ fn forked_child() {
                 }
             }
         }
-        let _ = writer.write_all(&[left, sockets, begins]);
+        let began = windlass_engine::rendezvous::started().is_some();
+        let own = windlass_engine::rendezvous::process();
+        let is_own = own.is_ok_and(|own| std::ptr::from_ref(own).addr() != of_parent);
+        let _ = writer.write_all(&[left, sockets, began.into(), is_own.into()]);
         // SAFETY: ends the child without the parent's exit handlers.
         unsafe { libc::_exit(0) };
     }
     drop(writer);
-    let mut told = [9; 3];
+    let mut told = [9; 4];
     (&reader).read_exact(&mut told).unwrap();
-    // NCCL's root, which the test holds, is not ours. Nothing of ours begins in the child; here it does.
-    assert_eq!(told, [0, 1, 0]);
-    assert!(windlass_engine::rendezvous::process().is_ok());
+    // NCCL's root, which the test holds, is not ours.
+    assert_eq!(told, [0, 1, 0, 1]);
     // SAFETY: our own child.
     unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
 }
