@@ -124,9 +124,11 @@ ncclResult_t windlassReduceScatterV(const void *sendbuff,
 // `path` is null or a C string.
 ncclResult_t windlassDump(const char *path);
 
-// Gives back to the driver what is kept of memory that was freed by `ncclMemFree`, on every device.
+// Gives back to the driver what is kept of memory that was freed by `ncclMemFree`, and NCCL's communicators that are kept of
+// destroyed ones, on every device.
 //
-// Any thread may call. Takes NCCL about half a millisecond a block.
+// Any thread may call. Takes NCCL about half a millisecond a block, and up to 0.2 seconds a communicator, whose end may wait for
+// work on the device.
 ncclResult_t windlassTrim(void);
 
 // Switches Windlass off in this process, for good: every later call goes straight to the real NCCL, unseen and

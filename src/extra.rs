@@ -246,9 +246,11 @@ pub unsafe extern "C" fn windlassDump(path: *const c_char) -> ncclResult_t {
     })
 }
 
-/// Gives back to the driver what is kept of memory that was freed by `ncclMemFree`, on every device.
+/// Gives back to the driver what is kept of memory that was freed by `ncclMemFree`, and NCCL's communicators that are kept of
+/// destroyed ones, on every device.
 ///
-/// Any thread may call. Takes NCCL about half a millisecond a block.
+/// Any thread may call. Takes NCCL about half a millisecond a block, and up to 0.2 seconds a communicator, whose end may wait for
+/// work on the device.
 #[unsafe(no_mangle)]
 pub extern "C" fn windlassTrim() -> ncclResult_t {
     guard::call(|| {

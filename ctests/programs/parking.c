@@ -1,12 +1,16 @@
 /* Holds: pairs that end and are made again are as good as new, whatever of the old ones is used again: after finalize, unused in
  * between, with another configuration, in other roles, ended in a group or with work in flight, captured, with a
  * child, and where one rank's is no longer fit. Reports say of just as many that they were used again as is foretold here
- * (--reused). `differing`, which never runs unasked, has a rank that keeps nothing. */
+ * (--reused). Parts that never run unasked: `differing` has a rank that keeps nothing; `kept` and `short` hold that what nobody uses ends
+ * by itself, after some seconds, or at once where memory is short. */
 #include "../support/held.h"
 #include "../support/team.h"
 
+#include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 
 /* Of one communicator of this rank: NCCL's of an ended one is used again. */
 static void foretell_reuse(void) { count_calls("reused", 1); }
@@ -258,11 +262,82 @@ static void differing(struct rank* self) {
   for (uint64_t round = 0; round < 3; round++) used_and_ended(self, team_born(self, 2, HONOURED), 10 * round);
 }
 
+/* How many of NCCL's communicators this process keeps, as it says itself. */
+static int kept_now(void) {
+  char path[4096];
+  snprintf(path, sizeof path, "%s.counts-%d", getenv("CTESTS_CALLS"), (int)getpid());
+  ncclResult_t (*dump)(const char*) = NULL;
+  *(void**)&dump = dlsym(RTLD_DEFAULT, "windlassDump");
+  FILE* file = dump && dump(path) == ncclSuccess ? fopen(path, "r") : NULL;
+  if (!file) return -1;
+  static char text[1 << 20];
+  text[fread(text, 1, sizeof text - 1, file)] = 0;
+  fclose(file);
+  unlink(path);
+  const char* kept = strstr(text, "\"parked\":");
+  return kept ? atoi(kept + strlen("\"parked\":")) : -1;
+}
+
+/* Whether so many are kept within so many seconds; gives up later than that. */
+static bool keeps_within(int kept, int seconds) {
+  time_t until = time(NULL) + seconds;
+  while (kept_now() != kept && time(NULL) <= until) usleep(20 * 1000);
+  return kept_now() == kept;
+}
+
+/* Those of pairs: one that is made again quickly is used again, and nothing is kept that nobody wants for some seconds. While another
+ * communicator is alive it ends with the next that ends. */
+static void kept(struct rank* self) {
+  used_and_ended(self, team_born(self, 2, HONOURED), 10);
+  CHECK(kept_now() == 1);
+  used_and_ended(self, team_born(self, 2, HONOURED), 20);
+  foretell_reuse();
+  CHECK(kept_now() == 1);
+  meet(self);
+  CHECK(keeps_within(0, 8));
+  meet(self);
+  used_and_ended(self, team_born(self, 2, HONOURED), 30);
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.maxCTAs = 4;
+  struct team other = configured(self, &config);
+  team_reduces(self, &other, 40);
+  sleep(6);
+  CHECK(kept_now() == 1);
+  meet(self);
+  NCCL(ncclCommDestroy(other.communicator));
+  CHECK(kept_now() == 1);
+  meet(self);
+  used_and_ended(self, configured(self, &config), 50);
+  foretell_reuse();
+}
+
+/* Nothing is kept for long where memory is short, and nothing more from then on. */
+static void short_of_memory(struct rank* self) {
+  used_and_ended(self, team_born(self, 2, HONOURED), 10);
+  CHECK(kept_now() == 1);
+  meet(self);
+  size_t free_bytes = 0, total = 0;
+  CUDA(cuMemGetInfo_v2(&free_bytes, &total));
+  const size_t left = (size_t)100 << 20;
+  void* taken = device_alloc(free_bytes > left ? free_bytes - left : 1);
+  CHECK(keeps_within(0, 2));
+  meet(self);
+  used_and_ended(self, team_born(self, 2, HONOURED), 20);
+  CHECK(kept_now() == 0);
+  meet(self);
+  device_free(taken);
+  used_and_ended(self, team_born(self, 2, HONOURED), 30);
+  used_and_ended(self, team_born(self, 2, HONOURED), 40);
+  foretell_reuse();
+}
+
 int main(int count, char** words) {
   begin("parking", 110);
   int ranks = rank_count(2) / 2 * 2;
   if (count > 1 && !strcmp(words[1], "differing")) run_ranks("differing", PROCESSES, ranks, differing, NULL);
   else if (count > 1 && !strcmp(words[1], "cycles")) run_ranks("cycles", PROCESSES, ranks, cycles, NULL);
+  else if (count > 1 && !strcmp(words[1], "kept")) run_ranks("kept", PROCESSES, ranks, kept, NULL);
+  else if (count > 1 && !strcmp(words[1], "short")) run_ranks("short", PROCESSES, ranks, short_of_memory, NULL);
   else {
     choose(count, words);
     if (is_section_chosen("processes")) run_ranks("pairs", PROCESSES, ranks, all, NULL);

@@ -7,10 +7,12 @@
 //! something was heard.
 
 mod aliases;
+pub mod alive;
 mod attempts;
 mod beside;
 mod birth;
 mod boxes;
+pub mod cached;
 pub mod checking;
 mod closing;
 mod derived;

@@ -14,7 +14,6 @@ mod kept;
 mod legacy;
 mod lost;
 mod operators;
-pub mod parked;
 mod usage;
 pub mod warming;
 
@@ -27,6 +26,7 @@ use nccl_sys::{ncclComm, ncclComm_t, ncclInternalError, ncclInvalidArgument, ncc
 
 use crate::call::Call;
 use crate::error::refuse;
+use crate::fabric::cached::Built;
 use crate::fabric::{Fabric, Standing};
 use crate::forward::known::{self, End};
 use crate::gpu::{self, Home, Ordinal, StreamHandle};
@@ -38,7 +38,6 @@ pub use honouring::Beside;
 use honouring::Stage;
 pub use kept::Registrations;
 pub use operators::{Operator, Operators};
-use parked::Built;
 pub use usage::Unfit;
 use usage::{Usage, free_bytes};
 

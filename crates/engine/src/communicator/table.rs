@@ -15,6 +15,7 @@ use std::sync::{Mutex, PoisonError};
 
 use nccl_sys::ncclComm_t;
 
+use crate::fabric::alive;
 use crate::stats::count::{self, Identity};
 
 use super::{Communicator, Kept};
@@ -69,6 +70,7 @@ fn look_up(handle: ncclComm_t) -> Option<&'static Communicator> {
 pub fn insert(handle: ncclComm_t, identity: Identity) -> &'static Communicator {
     drop(remove(handle));
     let counters = count::begin(identity);
+    alive::begins();
     let mut spare = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
     let communicator: &'static Communicator =
         spare.records.pop().unwrap_or_else(|| Box::leak(Box::new(Communicator::unused())));

@@ -73,7 +73,7 @@ pub const OPTIONS: &[Description] = &[
         name: "WINDLASS_PARK",
         values: "bytes, with K, M, G or T for powers of 1024; 0 for none",
         default: "1G",
-        about: "How much device memory NCCL's communicators of promises that have ended may keep in this process (at most 16 of them), to be used again by new ones of the same ranks, devices and configuration that ncclCommInitRank and its variants make.",
+        about: "How much device memory NCCL's communicators of promises that have ended may keep in this process (at most 16 of them), to be used again by new ones of the same ranks, devices and configuration that ncclCommInitRank and its variants make. What nobody uses for 5 seconds ends, and all where device memory is short: at once if no communicator of the process is alive, else at the next init or destroy.",
     },
     Description {
         name: "WINDLASS_MEETINGS_MAX",

@@ -13,7 +13,7 @@ use crate::pool;
 
 use nccl_sys::ncclSuccess;
 
-use super::{beside, memory_is_freed, watch, windows};
+use super::{beside, cached, memory_is_freed, watch, windows};
 
 /// There are blocks to look after.
 pub fn look_after_pool() {
@@ -102,10 +102,14 @@ pub fn trim_pool(device: Ordinal) -> bool {
 /// NCCL is about to make a communicator on this device, which takes some hundred MiB: where that is short, what is kept goes back
 /// first.
 pub fn make_room(device: Option<Ordinal>) {
-    if let Some(device) = device.filter(|_| pool::is_any_kept())
+    if let Some(device) = device.filter(|_| pool::is_any_kept() || cached::is_any())
         && is_short_on(device)
     {
         trim_pool(device);
+        // What is cached may serve this very communicator: it goes last.
+        if is_short_on(device) {
+            cached::trim(device);
+        }
     }
 }
 
@@ -160,12 +164,13 @@ fn lend_again<T, H: PartialEq>(
 /// registered of a block goes when a look of the watch's finds that gone.
 pub(super) fn look() {
     static IS_BUSY: AtomicBool = AtomicBool::new(false);
-    if pool::is_any_kept() && !IS_BUSY.swap(true, Ordering::AcqRel) {
+    if (pool::is_any_kept() || cached::may_end()) && !IS_BUSY.swap(true, Ordering::AcqRel) {
         let busy = Busy(&IS_BUSY);
         beside::run(None, move || {
             let _busy = busy;
             let_go_of_old();
             give_back_where_short();
+            cached::look();
         });
     }
 }
@@ -205,7 +210,7 @@ fn give_back_where_short() {
     }
 }
 
-fn is_short_on(device: Ordinal) -> bool {
+pub(super) fn is_short_on(device: Ordinal) -> bool {
     let Some(home) = home_of(device) else { return false };
     let Ok(_entered) = home.enter() else { return false };
     home.driver.room().is_ok_and(|room| pool::is_too_much(device, room))

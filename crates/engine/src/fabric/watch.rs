@@ -30,7 +30,7 @@ use super::ids::{self, Asking};
 use super::registering::Registering;
 use super::stuck::Watched;
 use super::windows::Windows;
-use super::{Fabric, closing, leaving, recycling, settle, windows};
+use super::{Fabric, cached, closing, leaving, recycling, settle, windows};
 
 /// How often it looks while sends and receives are issued, and for how long after the last.
 const BUSY_TICK: Duration = Duration::from_millis(5);
@@ -256,7 +256,7 @@ impl Round {
             // What panics leaves a fabric as it was.
             guard::or_else(|| (), || self.look(&mut stuck));
             self.leaving = guard::or_else(|| false, leaving::look);
-            if pool::is_any_kept() && self.pressed.elapsed() >= REGISTERED_TICK {
+            if (pool::is_any_kept() || cached::may_end()) && self.pressed.elapsed() >= REGISTERED_TICK {
                 guard::or_else(|| (), recycling::look);
                 self.pressed = Instant::now();
             }
@@ -292,12 +292,13 @@ impl Round {
         };
         let tick = match busy {
             true => BUSY_TICK,
-            false if pool::is_any_kept() || pool::is_any_leaving() => REGISTERED_TICK,
+            false if pool::is_any_kept() || pool::is_any_leaving() || cached::may_end() => REGISTERED_TICK,
             false if alive.iter().filter_map(Weak::upgrade).any(registers) => REGISTERED_TICK,
             false => IDLE_TICK,
         };
         let idle = alive.is_empty() && !self.leaving && !closing::waits();
         let idle = idle && self.watch.tellings().is_empty() && !self.desk.knocks() && pool::is_empty();
+        let idle = idle && !cached::is_any();
         let tick = Timespec { tv_sec: 0, tv_nsec: tick.as_nanos() as i64 };
         // It has let go of them all.
         self.watch.looking.store(false, Ordering::Release);

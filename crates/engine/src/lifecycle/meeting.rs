@@ -7,6 +7,7 @@ use nccl_sys::{Entry, ncclComm_t, ncclInProgress, ncclResult_t, ncclSuccess};
 use crate::communicator::{self, Communicator, Kept};
 use crate::config::nccl;
 use crate::error::refuse;
+use crate::fabric::cached::{self, Kind, Taken};
 use crate::fabric::{self, Fate, Patience, Plain, Waiting, Wish};
 use crate::forward::birth::{self, Birth, Handle};
 use crate::forward::configuration::{Given, Kept as Configuration};
@@ -15,7 +16,6 @@ use crate::gpu::Ordinal;
 use crate::group::{self, Awaited};
 use crate::guard;
 use crate::process;
-use crate::promise::parked::{self, Kind, Taken};
 use crate::promise::{Promise, warming};
 use crate::rendezvous::verdict::Reason;
 use crate::stats::count::{self, Identity};
@@ -121,7 +121,7 @@ fn take(wish: &Wish, device: Option<Ordinal>, configuration: &Configuration) -> 
         (Patience::AsConfigured, Some(device), Some(configuration)) => {
             let (ranks, rank) = (wish.ranks as u32, wish.rank as u32);
             let configuration = [configuration, nccl::of_this_init()].concat();
-            parked::take(&Kind { ranks, rank, device, configuration })
+            cached::take(&Kind { ranks, rank, device, configuration })
         }
         _ => Taken::nothing(),
     }

@@ -1,5 +1,6 @@
 //! `ncclMemAlloc` and `ncclMemFree`: what [`pool`] decides, carried out.
 
+use std::collections::BTreeSet;
 use std::ffi::c_void;
 
 use nccl_sys::{Entry, ncclResult_t, ncclSuccess, ncclUnhandledCudaError};
@@ -94,7 +95,9 @@ pub fn free(address: *mut c_void) -> ncclResult_t {
 
 /// Gives back all that is kept, on every device.
 pub fn trim() {
-    for device in pool::devices() {
+    let devices: BTreeSet<_> = pool::devices().into_iter().chain(fabric::cached::devices()).collect();
+    for device in devices {
         fabric::trim_pool(device);
+        fabric::cached::trim(device);
     }
 }

@@ -9,6 +9,7 @@ use nccl_sys::{
 };
 
 use crate::error::refuse;
+use crate::fabric::cached::{self, Built};
 use crate::forward::known::{self, End};
 use crate::forward::questions;
 use crate::gpu::stream::Stream;
@@ -16,7 +17,6 @@ use crate::gpu::{self, Home};
 use crate::guard;
 use crate::thread;
 
-use super::parked::{self, Built};
 use super::{Promise, Unfit};
 
 /// What becomes of NCCL's communicator.
@@ -203,7 +203,7 @@ impl Promise {
         let mut bytes = 0;
         let says = !is_missing(Entry::ncclCommMemStats)
             && questions::memory(built.handle(), ncclStatGpuMemTotal, &raw mut bytes) == ncclSuccess;
-        if says { bytes } else { built.bytes + self.usage.bytes() }
+        if says { bytes } else { built.bytes() + self.usage.bytes() }
     }
 }
 
@@ -215,7 +215,7 @@ pub(super) fn ended() -> ncclResult_t {
 }
 
 fn keep(built: Built) -> ncclResult_t {
-    parked::park(built);
+    cached::park(built);
     ncclSuccess
 }
 

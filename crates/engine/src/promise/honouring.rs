@@ -10,12 +10,12 @@ use nccl_sys::{ncclComm_t, ncclInternalError, ncclInvalidUsage, ncclRemoteError,
 use crate::config::nccl;
 use crate::error::refuse;
 use crate::fabric;
+use crate::fabric::cached::{Built, Kind};
 use crate::forward::birth;
 use crate::forward::known::{self, End};
 use crate::guard;
 use crate::thread;
 
-use super::parked::{Built, Kind};
 use super::usage::free_bytes;
 use super::{Promise, Unfit, lost, on_device};
 

@@ -4,11 +4,21 @@
 //! One that is not kept, or has been kept long enough, is aborted and never destroyed: NCCL's destroy waits until the peers in
 //! other processes end the same communicator, and theirs may stay parked. Nothing is in flight on it by then.
 //!
+//! One that nobody takes for some seconds ends, and all of a device end when memory is short there: an engine in another process may want
+//! that memory. Every rank decides alone. A rank that has ended its own offers it no more, so no init takes the others'.
+//!
+//! NCCL's abort frees memory of the host, for which the driver may wait until the device is at rest, and hold up launches meanwhile. A
+//! program expects that of its own inits and ends, so these end what is due. Otherwise the worker does, but only while [no communicator of
+//! this process is alive](super::alive): a kernel that waits for a peer could wait for ever beside it.
+//!
 //! At exit they are left to the process's end, as what a program never destroys is with NCCL. An abort might wait for a kernel that
 //! never ends; and where the process went on without it, a thread of NCCL's called a CUDA runtime that was no more (2.28.9: a crash
 //! at exit).
 
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use nccl_sys::{NCCL_UNIQUE_ID_BYTES, ncclComm_t};
 
@@ -19,8 +29,15 @@ use crate::forward::known::{self, End};
 use crate::gpu::Ordinal;
 use crate::stats::count;
 
+use super::recycling::{home_of, is_short_on};
+use super::{alive, beside, watch};
+
 /// No process keeps more, whatever they need.
 const COUNT_MAX: usize = 16;
+/// What nobody takes for so long ends.
+const KEPT_FOR: Duration = Duration::from_secs(5);
+/// As long as a thread of the application waits for what ends on another thread.
+const ENDS_WITHIN: Duration = Duration::from_secs(2);
 
 /// What two communicators have in common that can stand for each other, on one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,29 +53,42 @@ pub struct Kind {
 /// NCCL's communicator behind a promise, or parked.
 #[derive(Debug)]
 pub struct Built {
-    pub(super) kind: Kind,
+    kind: Kind,
     /// Names it on all its ranks.
-    pub(super) token: Token,
+    token: Token,
     /// NCCL's handle.
     handle: usize,
     /// Device memory that it keeps, as far as is known.
-    pub(super) bytes: u64,
-    /// Its place among the parked, by age, once it has been there.
-    place: Option<u64>,
+    bytes: u64,
+    /// Its place among the parked, while an init has it that may give it back.
+    place: Option<Place>,
+}
+
+/// Its place by age.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Place {
+    number: u64,
+    since: Instant,
 }
 
 impl Built {
-    pub(super) fn new(kind: Kind, id: &[u8; NCCL_UNIQUE_ID_BYTES], handle: ncclComm_t) -> Built {
+    /// What was built with an id.
+    pub fn new(kind: Kind, id: &[u8; NCCL_UNIQUE_ID_BYTES], handle: ncclComm_t) -> Built {
         Built { kind, token: token(id), handle: handle as usize, bytes: 0, place: None }
     }
 
+    /// What it holds, as far as is known.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     /// The same, with what it holds.
-    pub(super) fn holding(self, bytes: u64) -> Built {
+    pub fn holding(self, bytes: u64) -> Built {
         Built { bytes, ..self }
     }
 
     /// NCCL's handle.
-    pub(super) fn handle(&self) -> ncclComm_t {
+    pub fn handle(&self) -> ncclComm_t {
         self.handle as ncclComm_t
     }
 }
@@ -74,6 +104,8 @@ fn token(id: &[u8; NCCL_UNIQUE_ID_BYTES]) -> Token {
 
 /// The parked of this process, the oldest first. Held for a look or a move.
 static PARKED: Mutex<Store> = Mutex::new(Store { next: 0, all: Vec::new() });
+/// How many there are: without any there is nothing to look at.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 #[derive(Debug)]
 struct Store {
@@ -92,8 +124,8 @@ impl Store {
     /// Takes in what was built: as the youngest, or where it was before. Gives what has no room any more: the oldest, and what
     /// other ranks of this process have of the same, which nobody can use without it.
     fn park(&mut self, mut one: Built, limits: Limits) -> Vec<Built> {
-        let place = *one.place.get_or_insert(self.next);
-        self.next = self.next.max(place + 1);
+        let place = *one.place.get_or_insert_with(|| Place { number: self.next, since: Instant::now() });
+        self.next = self.next.max(place.number + 1);
         let index = self.all.partition_point(|other| other.place < Some(place));
         self.all.insert(index, one);
         let mut gone = Vec::new();
@@ -108,11 +140,27 @@ impl Store {
         self.all.extract_if(.., |one| one.kind == *kind).collect()
     }
 
+    /// Gives those of which this is true, and what other ranks of this process have of the same.
+    fn let_go(&mut self, is_over: impl Fn(&Built) -> bool) -> Vec<Built> {
+        let over: Vec<Token> = self.all.iter().filter(|one| is_over(one)).map(|one| one.token).collect();
+        self.all.extract_if(.., |one| over.contains(&one.token)).collect()
+    }
+
+    /// Gives what has been here for so long.
+    fn age(&mut self, longest: Duration) -> Vec<Built> {
+        self.let_go(|one| one.place.is_some_and(|place| place.since.elapsed() >= longest))
+    }
+
+    fn devices(&self) -> BTreeSet<Ordinal> {
+        self.all.iter().map(|one| one.kind.device).collect()
+    }
+
     fn bytes(&self) -> u64 {
         self.all.iter().map(|one| one.bytes).sum()
     }
 
     fn count(&self) {
+        COUNT.store(self.all.len(), Ordering::Relaxed);
         count::parked(self.all.len() as u64, self.bytes());
     }
 }
@@ -121,21 +169,70 @@ fn parked() -> MutexGuard<'static, Store> {
     PARKED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Keeps it, or some others less. This thread has no group open.
+/// Keeps it, or some others less; nothing where memory is short. This thread has no group open.
 pub fn park(one: Built) {
+    let device = one.kind.device;
     let limits = Limits { count: COUNT_MAX, bytes: config().parked_bytes_max };
+    end(change(|store| store.park(one, limits)));
+    end_due(&[device].into());
+    watch::wake();
+}
+
+/// Changes what is parked, and notes how much that is.
+fn change<T>(act: impl FnOnce(&mut Store) -> T) -> T {
     let mut store = parked();
-    let gone = store.park(one, limits);
+    let done = act(&mut store);
     store.count();
-    drop(store);
-    end(gone);
+    done
 }
 
 fn end(gone: Vec<Built>) {
     for one in gone {
-        log::info!("a parked communicator of {} ranks ends, {} bytes", one.kind.ranks, one.bytes);
+        log::info!("a cached communicator of {} ranks ends, {} bytes", one.kind.ranks, one.bytes);
+        // Where no context is current NCCL, which brings back the device that was, would make one for device 0.
+        let home = home_of(one.kind.device);
+        let _entered = home.as_ref().and_then(|home| home.enter().ok());
         known::end(End::Abort, one.handle());
     }
+}
+
+/// Ends what is parked for too long, and all on those of these devices where memory is short. This thread has no group open.
+fn end_due(devices: &BTreeSet<Ordinal>) {
+    end(change(|store| store.age(KEPT_FOR)));
+    for device in devices.iter().filter(|device| is_short_on(**device)) {
+        end(change(|store| store.let_go(|one| one.kind.device == *device)));
+    }
+}
+
+/// Whether any is parked.
+pub(super) fn is_any() -> bool {
+    COUNT.load(Ordering::Relaxed) > 0
+}
+
+/// Whether any is parked that the worker may end.
+pub(super) fn may_end() -> bool {
+    is_any() && alive::are_none()
+}
+
+/// Ends what is due, while no communicator of this process is alive. On a thread of ours.
+pub(super) fn look() {
+    if may_end() {
+        alive::while_none(|| end_due(&devices()));
+    }
+}
+
+/// All that is parked on a device ends, before this returns. A thread of the application, which may have a group open, is in a call that may
+/// wait for the device.
+pub fn trim(device: Ordinal) {
+    if is_any() {
+        let gone = change(|store| store.let_go(|one| one.kind.device == device));
+        beside::run(Some(ENDS_WITHIN), move || end(gone));
+    }
+}
+
+/// The devices on which any is parked.
+pub fn devices() -> BTreeSet<Ordinal> {
+    if is_any() { parked().devices() } else { BTreeSet::new() }
 }
 
 /// What a birth may use, away from all other births meanwhile. What it does not choose goes back, each to its old place.
@@ -144,10 +241,7 @@ pub struct Taken(Vec<Built>);
 
 /// Takes all that fits.
 pub fn take(kind: &Kind) -> Taken {
-    let mut store = parked();
-    let taken = store.take(kind);
-    store.count();
-    Taken(taken)
+    Taken(change(|store| store.take(kind)))
 }
 
 impl Taken {
@@ -164,7 +258,8 @@ impl Taken {
     /// The one that all ranks have, if they have one.
     pub fn choose(mut self, token: Option<Token>) -> Option<Built> {
         let index = self.0.iter().position(|one| Some(one.token) == token)?;
-        Some(self.0.remove(index))
+        // When it is parked again it is the youngest.
+        Some(Built { place: None, ..self.0.remove(index) })
     }
 }
 
@@ -179,6 +274,7 @@ mod tests {
     use super::*;
 
     const LIMITS: Limits = Limits { count: 3, bytes: 100 };
+    const LIMITS_OF_MANY: Limits = Limits { count: 16, bytes: 100 };
 
     fn kind(rank: u32) -> Kind {
         Kind { ranks: 2, rank, device: rank as Ordinal, configuration: Vec::new() }
@@ -195,6 +291,29 @@ mod tests {
 
     fn store() -> Store {
         Store { next: 0, all: Vec::new() }
+    }
+
+    /// What was used again is the youngest when it is back, and what nobody took goes by its first day. Ranks of one communicator in
+    /// one process go together here, too.
+    #[test]
+    fn ages() {
+        let mut store = store();
+        for (name, rank) in [(1, 0), (2, 0), (1, 1), (3, 0)] {
+            store.park(built(name, rank, 1), LIMITS_OF_MANY);
+        }
+        assert!(store.age(Duration::from_secs(60)).is_empty());
+        assert_eq!(names(&store.let_go(|one| one.kind.device == 1)), [1, 1]);
+        let Some(long_ago) = Instant::now().checked_sub(Duration::from_secs(7)) else { return };
+        let mut taken = Taken(store.take(&kind(0)));
+        taken
+            .0
+            .iter_mut()
+            .for_each(|one| one.place = one.place.map(|place| Place { since: long_ago, ..place }));
+        let chosen = taken.0.remove(0);
+        store.park(Built { place: None, ..chosen }, LIMITS_OF_MANY);
+        taken.0.drain(..).for_each(|one| drop(store.park(one, LIMITS_OF_MANY)));
+        assert_eq!(names(&store.all), [3, 2]);
+        assert_eq!((names(&store.age(Duration::from_secs(5))), names(&store.all)), (vec![3], vec![2]));
     }
 
     /// Over the count or the bytes the oldest goes; what is too large for all room goes itself.
@@ -226,7 +345,7 @@ mod tests {
     #[test]
     fn taken_and_back() {
         let mut store = store();
-        let limits = Limits { count: 16, bytes: 100 };
+        let limits = LIMITS_OF_MANY;
         for (name, rank) in [(1, 0), (2, 1), (3, 0), (4, 0)] {
             store.park(built(name, rank, 1), limits);
         }
@@ -254,7 +373,7 @@ mod tests {
         std::mem::forget(offered);
         assert_eq!(tokens, [token(&[2; NCCL_UNIQUE_ID_BYTES]), token(&[1; NCCL_UNIQUE_ID_BYTES])]);
         let chosen = taken().choose(Some(tokens[1])).unwrap();
-        assert_eq!(chosen.token, tokens[1]);
+        assert_eq!((chosen.token, chosen.place), (tokens[1], None));
         assert!(taken().choose(None).is_none());
         assert!(taken().choose(Some(Token([7; 16]))).is_none());
         let returned = take(&kind(9));
