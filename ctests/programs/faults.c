@@ -1,7 +1,8 @@
 /* Holds, over mailboxes and fast collectives: when a rank's process dies in the middle of a message, its partner's receive ends with an
  * asynchronous error after the configured time, the stream gets free, calls on that communicator answer the error, an abort
  * returns at once, and another communicator goes on all the while. An abort from another thread ends a receive that
- * nobody answers. A rank that fails by itself, here by a stream that is none, ends its partners' waits as a dead one does. NCCL
+ * nobody answers. What a rank has sent before it ended arrives, also behind work of the application's that takes longer than that time.
+ * A rank that fails by itself, here by a stream that is none, ends its partners' waits as a dead one does. NCCL
  * alone would wait. */
 #include "../support/collective.h"
 #include "../support/messages.h"
@@ -73,6 +74,64 @@ static void partner_dies(struct rank* self) {
   CUDA(cuStreamDestroy_v2(stream));
 }
 
+static ncclResult_t error_after_a_while(ncclComm_t communicator) {
+  ncclResult_t error = ncclSuccess;
+  double began = seconds();
+  while (error == ncclSuccess && seconds() - began < 30) {
+    NCCL(ncclCommGetAsyncError(communicator, &error));
+    usleep(10000);
+  }
+  return error;
+}
+
+static void sleep_long(void* unused) {
+  (void)unused;
+  sleep(7);
+}
+
+/* Rank 1 sends and ends in good order, while work of rank 0's own holds its stream for several times the configured time: all arrives. What
+ * waits for rank 1 after that ends as ever. */
+static void partner_ends_before_it_is_heard(struct rank* self) {
+  ncclComm_t all = world(self, 0);
+  CUstream stream = new_stream();
+  struct message small = self->rank ? message_to_send(80, 100, 0) : message_to_receive(80, 100, 0);
+  struct message large = self->rank ? message_to_send(81, 1 << 20, 0) : message_to_receive(81, 1 << 20, 0);
+  struct message never = message_to_receive(82, 100, 0);
+  struct transfer told = {.which = BROADCAST, .type = ncclFloat, .count = 1000, .rank = self->rank, .ranks = self->ranks, .root = 1, .key = 83};
+  transfer_prepare(&told);
+  struct message* both[] = {&small, &large};
+  if (self->rank == 1) {
+    for (int i = 0; i < 2; i++) message_send(both[i], 0, all, stream);
+    transfer_launch(&told, all, stream);
+    wait_for(stream);
+    NCCL(ncclCommDestroy(all));
+    count_calls("ncclSend", -2);
+    count_calls("ncclBroadcast", -1);
+    count_calls("ncclCommDestroy", -1);
+    count_calls("ncclCommInitRank", -1);
+    _exit(0);
+  }
+  ncclResult_t error = ncclSuccess;
+  CUDA(cuLaunchHostFunc(stream, sleep_long, NULL));
+  for (int i = 0; i < 2; i++) message_receive(both[i], 1, all, stream);
+  transfer_launch(&told, all, stream);
+  wait_for(stream);
+  NCCL(ncclCommGetAsyncError(all, &error));
+  EQUAL(error, ncclSuccess);
+  for (int i = 0; i < 2; i++) message_verify(both[i], self);
+  transfer_verify(&told, self);
+  double began = seconds();
+  message_receive(&never, 1, all, stream);
+  EQUAL(error_after_a_while(all), ncclRemoteError);
+  CHECK(seconds() - began > 1.5);
+  wait_for(stream);
+  NCCL(ncclCommAbort(all));
+  for (int i = 0; i < 2; i++) message_release(both[i]);
+  message_release(&never);
+  transfer_release(&told);
+  CUDA(cuStreamDestroy_v2(stream));
+}
+
 static void* abort_soon(void* communicator) {
   usleep(300000);
   NCCL(ncclCommAbort((ncclComm_t)communicator));
@@ -94,16 +153,6 @@ static void aborted(struct rank* self) {
     NCCL(ncclCommAbort(all));
   }
   message_release(&never);
-}
-
-static ncclResult_t error_after_a_while(ncclComm_t communicator) {
-  ncclResult_t error = ncclSuccess;
-  double began = seconds();
-  while (error == ncclSuccess && seconds() - began < 30) {
-    NCCL(ncclCommGetAsyncError(communicator, &error));
-    usleep(10000);
-  }
-  return error;
 }
 
 /* Rank 0 cannot issue what rank 1 waits for; rank 2 waits for rank 1, which gives up. The first message arrived. */
@@ -222,6 +271,7 @@ int main(void) {
   /* On GPUs a stream that is none is nobody's to pass. */
   if (!on_gpus()) run_ranks("launch fails", PROCESSES, 3, a_launch_fails, NULL);
   run_ranks("partner dies", PROCESSES, 3, partner_dies, NULL);
+  run_ranks("partner ends before it is heard", PROCESSES, 2, partner_ends_before_it_is_heard, NULL);
   run_ranks("one dies before collectives", PROCESSES, 3, one_dies_before_collectives, NULL);
   if (!on_gpus()) run_ranks("launch fails beside", THREADS, 3, a_launch_fails, NULL);
   return finish();

@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use windlass_kernels::launch::CONTROL_ABORT;
+use windlass_kernels::launch::{CONTROL_ABORT, CONTROL_RUN};
 
 use crate::config::nccl::{self, Effect};
 use crate::gpu::context::Current;
@@ -61,6 +61,8 @@ pub struct Turns {
     report: Address,
     hold: Hold,
     aborted: AtomicBool,
+    /// Kernels that wait are told to leave, so that they say so: see [`Turns::ask_who_waits`].
+    asked: AtomicBool,
     /// The driver failed in the middle of a turn: what it left is never known to be done, and all that it may touch stays.
     doubtful: AtomicBool,
     /// A graph has taken turns: it may take them again at any time.
@@ -123,6 +125,7 @@ impl Turns {
             report,
             hold,
             aborted: AtomicBool::new(false),
+            asked: AtomicBool::new(false),
             doubtful: AtomicBool::new(false),
             captured: AtomicBool::new(false),
             issued: Mutex::default(),
@@ -234,15 +237,38 @@ impl Turns {
 
     /// Lets kernels leave wherever they are, and refuses all that comes. From any thread; calls no driver and takes no lock.
     pub fn abort(&self) {
-        self.aborted.store(true, Ordering::Release);
+        self.aborted.store(true, Ordering::SeqCst);
+        self.tell_kernels(CONTROL_ABORT);
+    }
+
+    /// Learns whether kernels wait, where whoever waits is lost anyway: one that has long found nothing [says what it waited for and
+    /// leaves](Turns::stuck). One that has not begun hears nothing of it, nor one that finds what it needs when it begins; until
+    /// [`Turns::ask_no_more`]. From one thread; calls no driver.
+    pub fn ask_who_waits(&self) {
+        self.asked.store(true, Ordering::SeqCst);
+        self.tell_kernels(CONTROL_ABORT);
+    }
+
+    /// Whoever begins to wait from now on stays. Who has heard the question just before still leaves.
+    pub fn ask_no_more(&self) {
+        if self.asked.swap(false, Ordering::SeqCst) {
+            self.tell_kernels(CONTROL_RUN);
+            // Another thread's abort may have come first.
+            if self.is_aborted() {
+                self.tell_kernels(CONTROL_ABORT);
+            }
+        }
+    }
+
+    fn tell_kernels(&self, word: u32) {
         if let Some(kit) = self.lent.kit() {
-            kit.host.control().store(CONTROL_ABORT, Ordering::Release);
+            kit.host.control().store(word, Ordering::SeqCst);
         }
     }
 
     /// Whether it was aborted.
     pub fn is_aborted(&self) -> bool {
-        self.aborted.load(Ordering::Acquire)
+        self.aborted.load(Ordering::SeqCst)
     }
 
     /// Whether graphs may run what they once captured.
@@ -413,6 +439,8 @@ impl Drop for Turns {
         if !matches!(self.is_idle(), Ok(true)) {
             self.abort();
         }
+        // Graphs may run on.
+        self.ask_no_more();
     }
 }
 

@@ -1,6 +1,11 @@
 //! A wait for a rank that is dead, or that said that it has failed, ends when nothing has moved for a configured time: then
 //! the kernels leave, and the communicator has an asynchronous error. Death alone is no failure: what the dead had sent
-//! arrives all the same.
+//! arrives all the same, however long the application's own work before it takes.
+//!
+//! So the hang detector has to tell a kernel that waits from one that has not begun, and no kernel says that it begins. Every wait
+//! looks for data first, though, and only after many looks in vain at the word that tells it to leave. So that word is set for a moment. A kernel that
+//! waits reports what for and leaves. One that has not begun sees nothing of it, and gets its data if it begins just then. What a kernel
+//! loses that begins in this moment and waits for a living rank is lost by mistake; the moment comes once in the configured time.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -9,7 +14,7 @@ use nccl_sys::ncclRemoteError;
 
 use crate::config::config;
 use crate::mailbox::Progress;
-use crate::turns::Turns;
+use crate::turns::{Stuck, Turns};
 
 use super::Fabric;
 use super::boxes::Boxes;
@@ -18,6 +23,8 @@ use super::boxes::Boxes;
 const ASK_EVERY: Duration = Duration::from_millis(250);
 /// A kernel sees an abort within microseconds.
 pub(super) const LEAVES_WITHIN: Duration = Duration::from_secs(2);
+/// As long as kernels are asked who waits: threads of the simulator may not run for a while.
+const ASKED_FOR: Duration = Duration::from_millis(500);
 
 /// How far all is.
 #[derive(Debug, PartialEq, Eq)]
@@ -29,12 +36,24 @@ struct Moved {
     messages: Vec<Progress>,
 }
 
+/// Whether kernels are asked who waits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Question {
+    #[default]
+    None,
+    /// Since then; for so long nothing had moved.
+    Open(Instant, Duration),
+    /// No longer, but a kernel may have heard it just before.
+    Closed(Duration),
+}
+
 /// A fabric with a dead rank, or one that has failed.
 #[derive(Debug, Default)]
 pub(super) struct Watched {
     asked: Option<Instant>,
     /// Since when nothing has moved, and how far all was then.
     still: Option<(Instant, Moved)>,
+    question: Question,
     /// Its kernels were told to leave.
     over: bool,
 }
@@ -47,6 +66,10 @@ impl Watched {
             return;
         }
         self.asked = Some(Instant::now());
+        if let Some((stuck, still_for)) = self.hear(turns) {
+            self.over = true;
+            return end(fabric, turns, dead, stuck, still_for);
+        }
         let runs = fabric.runs.load(Ordering::Relaxed);
         // Taken before it is asked: what is called meanwhile adds itself.
         let awaited = fabric.awaited.swap(0, Ordering::Acquire);
@@ -73,23 +96,45 @@ impl Watched {
         };
         match &self.still {
             Some((since, before)) if *before == moved => {
-                if since.elapsed() >= config().stuck_after {
-                    self.over = true;
-                    end(fabric, turns, dead, since.elapsed());
+                if since.elapsed() >= config().stuck_after && self.question == Question::None {
+                    self.question = Question::Open(Instant::now(), since.elapsed());
+                    turns.ask_who_waits();
                 }
             }
             _ => self.still = Some((Instant::now(), moved)),
         }
     }
+
+    /// What kernels have answered, and how long nothing had moved before. Without an answer for a while none waits, and all begins anew.
+    fn hear(&mut self, turns: &Turns) -> Option<(Stuck, Duration)> {
+        let (is_over, still_for) = match self.question {
+            Question::None => return None,
+            Question::Open(since, still_for) => (since.elapsed() >= ASKED_FOR, still_for),
+            Question::Closed(still_for) => (true, still_for),
+        };
+        match turns.stuck() {
+            Ok(stuck) if !stuck.is_empty() => return Some((stuck, still_for)),
+            Ok(_) if !is_over => return None,
+            // Nobody has answered; or the driver answers nothing, and its owner will see that.
+            _ => {}
+        }
+        self.question = match self.question {
+            Question::Open(..) => {
+                turns.ask_no_more();
+                Question::Closed(still_for)
+            }
+            _ => Question::None,
+        };
+        self.still = None;
+        None
+    }
 }
 
-fn end(fabric: &Fabric, turns: &Turns, dead: &[u32], still_for: Duration) {
+fn end(fabric: &Fabric, turns: &Turns, dead: &[u32], stuck: Stuck, still_for: Duration) {
     fabric.fail(ncclRemoteError);
     turns.abort();
-    let place = match turns.wait_idle(LEAVES_WITHIN).and_then(|()| turns.stuck()) {
-        Ok(stuck) => stuck.to_string(),
-        Err(refusal) => format!("where is not known: {refusal}"),
-    };
+    // Others of its kernels may report, too.
+    let place = turns.wait_idle(LEAVES_WITHIN).and_then(|()| turns.stuck()).unwrap_or(stuck);
     log::error!(
         "rank {} of {}: rank {dead:?} is dead or has failed, and nothing has moved for {} ms: {place}",
         fabric.rank,

@@ -61,6 +61,11 @@ pub enum Carries {
 }
 
 impl Stuck {
+    /// Whether nothing has waited.
+    pub fn is_empty(&self) -> bool {
+        self.waits.is_empty() && self.dropped == 0
+    }
+
     /// Reads a report; entries that make no sense are left out and counted.
     pub(super) fn of(report: &Report, rank: u32) -> Stuck {
         let claimed = report.claimed as usize;
