@@ -5,6 +5,7 @@ use crate::code::{
     CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE,
     CUDA_ERROR_NOT_SUPPORTED, Code,
 };
+use crate::conditional::{Branch, Condition, Conditional};
 use crate::context::Role;
 use crate::event::Recording;
 use crate::simulator::simulator;
@@ -25,6 +26,8 @@ pub struct Graph {
     /// What tells captures into it from others: the driver gives all of them the same.
     pub capture_id: OnceLock<u64>,
     pub objects: Mutex<Held>,
+    /// What conditional nodes of it may go by.
+    pub conditions: Mutex<Vec<Arc<Condition>>>,
     nodes: Mutex<Vec<Arc<Node>>>,
 }
 
@@ -46,6 +49,7 @@ pub struct NodeState {
 pub enum Content {
     Work(Work),
     Child(Arc<Graph>),
+    Conditional(Arc<Conditional>),
 }
 
 impl Content {
@@ -54,6 +58,18 @@ impl Content {
         match self {
             Content::Work(work) => work.node_type(),
             Content::Child(_) => 4,
+            Content::Conditional(_) => 13,
+        }
+    }
+}
+
+impl Content {
+    /// Graphs that are part of it, and end with it.
+    fn graphs(&self) -> &[Arc<Graph>] {
+        match self {
+            Content::Work(_) => &[],
+            Content::Child(child) => std::slice::from_ref(child),
+            Content::Conditional(conditional) => &conditional.bodies,
         }
     }
 }
@@ -65,8 +81,14 @@ impl Graph {
             is_child: false,
             capture_id: OnceLock::new(),
             objects: Mutex::default(),
+            conditions: Mutex::default(),
             nodes: Mutex::default(),
         }
+    }
+
+    /// One that is part of a node.
+    pub fn part(handle: Handle) -> Self {
+        Graph { is_child: true, ..Graph::new(handle) }
     }
 
     pub fn nodes(&self) -> Vec<Arc<Node>> {
@@ -110,6 +132,14 @@ pub fn add_child(graph: &Graph, child: &Graph, dependencies: &[Handle]) -> Resul
     add_content(graph, Content::Child(copy), dependencies, None)
 }
 
+pub fn add_conditional(
+    graph: &Graph,
+    conditional: Arc<Conditional>,
+    dependencies: &[Handle],
+) -> Result<Arc<Node>, Code> {
+    add_content(graph, Content::Conditional(conditional), dependencies, None)
+}
+
 fn add_content(
     graph: &Graph,
     content: Content,
@@ -136,16 +166,15 @@ pub fn clone(original: &Graph, is_child: bool) -> Result<Arc<Graph>, Code> {
     let simulator = simulator()?;
     let objects = lock(&original.objects).clone();
     let copy = simulator.graphs.insert(|handle| Graph {
-        handle,
         is_child,
-        capture_id: OnceLock::new(),
         objects: Mutex::new(objects),
-        nodes: Mutex::default(),
+        ..Graph::new(handle)
     });
     let mut copies = BTreeMap::new();
     for node in sorted(original)? {
         let content = match node.content() {
             Content::Child(child) => Content::Child(clone(&child, true)?),
+            Content::Conditional(_) => return Err(CUDA_ERROR_NOT_SUPPORTED),
             work => work,
         };
         let dependencies: Vec<_> = node.dependencies().iter().map(|dependency| copies[dependency]).collect();
@@ -179,10 +208,7 @@ pub fn destroy_node(handle: Handle) -> Result<(), Code> {
 
 fn forget_node(node: &Node) -> Result<(), Code> {
     simulator()?.nodes.remove(node.handle);
-    match node.content() {
-        Content::Child(child) => destroy(child.handle),
-        Content::Work(_) => Ok(()),
-    }
+    node.content().graphs().iter().try_for_each(|graph| destroy(graph.handle))
 }
 
 /// The given nodes and everything that they depend on.
@@ -232,7 +258,7 @@ pub struct Executable {
 }
 
 #[derive(Clone)]
-struct Step {
+pub struct Step {
     node: Handle,
     work: Work,
     dependencies: Vec<usize>,
@@ -261,26 +287,21 @@ pub fn instantiate(graph: &Graph, flags: u64) -> Result<Handle, Code> {
 
 /// Whether the graph or a child graph of it allocates memory.
 pub fn allocates(graph: &Graph) -> bool {
-    let child_allocates = |node: &Arc<Node>| match node.content() {
-        Content::Child(child) => allocates(&child),
-        Content::Work(_) => false,
-    };
-    lock(&graph.objects).has_blocks() || graph.nodes().iter().any(child_allocates)
+    let part_allocates = |node: &Arc<Node>| node.content().graphs().iter().any(|graph| allocates(graph));
+    lock(&graph.objects).has_blocks() || graph.nodes().iter().any(part_allocates)
 }
 
-/// References to the objects of a graph and of its child graphs, which may be destroyed before the executable is.
+/// References to the objects of a graph and of the graphs that are part of it, which may be destroyed before the executable is.
 fn all_objects(graph: &Graph) -> Held {
     let mut objects = lock(&graph.objects).clone();
     for node in graph.nodes() {
-        if let Content::Child(child) = node.content() {
-            objects.absorb(all_objects(&child));
-        }
+        node.content().graphs().iter().for_each(|graph| objects.absorb(all_objects(graph)));
     }
     objects
 }
 
 /// Appends the steps of a graph behind `entry` and gives those that its followers depend on.
-fn flatten(graph: &Graph, entry: &[usize], steps: &mut Vec<Step>) -> Result<Vec<usize>, Code> {
+pub fn flatten(graph: &Graph, entry: &[usize], steps: &mut Vec<Step>) -> Result<Vec<usize>, Code> {
     let mut exits: BTreeMap<Handle, Vec<usize>> = BTreeMap::new();
     let mut inner = BTreeSet::new();
     for node in sorted(graph)? {
@@ -293,7 +314,12 @@ fn flatten(graph: &Graph, entry: &[usize], steps: &mut Vec<Step>) -> Result<Vec<
         inner.extend(named);
         let own = match node.content() {
             Content::Child(child) => flatten(&child, &dependencies, steps)?,
-            Content::Work(work) => {
+            content => {
+                let work = match content {
+                    Content::Conditional(conditional) => Work::Branch(Arc::new(conditional.branch()?)),
+                    Content::Work(work) => work,
+                    Content::Child(_) => Work::Empty,
+                };
                 steps.push(Step { node: node.handle, work, dependencies, enabled: true });
                 vec![steps.len() - 1]
             }
@@ -320,6 +346,7 @@ impl Executable {
     pub fn update(&self, graph: &Graph) -> Result<Option<Mismatch>, Code> {
         let mut steps = Vec::new();
         flatten(graph, &[], &mut steps)?;
+        refuse_branches(&steps)?;
         let mut current = lock(&self.steps);
         if steps.len() != current.len() {
             return Ok(Some(Mismatch { result: UPDATE_TOPOLOGY_CHANGED, node: 0 }));
@@ -384,14 +411,11 @@ impl Executable {
     /// A graph for a child node that does what a launch does now.
     fn as_child(&self) -> Result<Arc<Graph>, Code> {
         let objects = Held::clone(&lock(&self.objects));
-        let child = simulator()?.graphs.insert(|handle| Graph {
-            handle,
-            is_child: true,
-            capture_id: OnceLock::new(),
-            objects: Mutex::new(objects),
-            nodes: Mutex::default(),
-        });
+        let child = simulator()?
+            .graphs
+            .insert(|handle| Graph { objects: Mutex::new(objects), ..Graph::part(handle) });
         let steps = lock(&self.steps).clone();
+        refuse_branches(&steps)?;
         let mut nodes = Vec::with_capacity(steps.len());
         for step in steps.iter() {
             let dependencies: Vec<Handle> = step.dependencies.iter().map(|index| nodes[*index]).collect();
@@ -414,6 +438,7 @@ impl Executable {
         let before = lock(&self.last_launch).replace(done.clone());
         stream.submit(move || {
             before.iter().for_each(|launch| launch.wait());
+            begin(&flight.steps);
             flight.run();
             drop(objects);
             done.raise();
@@ -422,8 +447,23 @@ impl Executable {
     }
 }
 
+/// Conditional nodes are neither updated nor made part of another graph here.
+fn refuse_branches(steps: &[Step]) -> Result<(), Code> {
+    let has_branch = steps.iter().any(|step| matches!(step.work, Work::Branch(_)));
+    if has_branch { Err(CUDA_ERROR_NOT_SUPPORTED) } else { Ok(()) }
+}
+
+/// What conditional nodes go by has its first value again.
+pub fn begin(steps: &[Step]) {
+    let branches = steps.iter().filter_map(|step| match &step.work {
+        Work::Branch(branch) => Some(branch),
+        _ => None,
+    });
+    branches.for_each(|branch| Branch::begin(branch));
+}
+
 /// One launch on its way: independent nodes run at the same time, because they may wait for each other across ranks.
-struct Flight {
+pub struct Flight {
     steps: Arc<Vec<Step>>,
     recordings: Vec<Option<Recording>>,
     followers: Vec<Vec<usize>>,
@@ -432,7 +472,7 @@ struct Flight {
 
 impl Flight {
     /// Events: all waits take what was recorded before this launch, then all records begin.
-    fn new(steps: Arc<Vec<Step>>) -> Self {
+    pub fn new(steps: Arc<Vec<Step>>) -> Self {
         let mut followers = vec![Vec::new(); steps.len()];
         for (index, step) in steps.iter().enumerate() {
             step.dependencies.iter().for_each(|dependency| followers[*dependency].push(index));
@@ -453,7 +493,7 @@ impl Flight {
         Flight { steps, recordings, followers, open }
     }
 
-    fn run(&self) {
+    pub fn run(&self) {
         std::thread::scope(|scope| {
             let mut roots = (0..self.steps.len()).filter(|index| self.steps[*index].dependencies.is_empty());
             let first = roots.next();

@@ -36,6 +36,8 @@
 //! The function runs once per launch on the stream's thread and does the work of the whole grid. It makes no CUDA calls;
 //! those answer `CUDA_ERROR_NOT_PERMITTED`.
 //!
+//! `simLaunch(stream, function, data)` launches a function of the host that counts as a kernel, for the simulated NCCL; `simSetConditional(handle, value)`
+//! is a device's `cudaGraphSetConditional`.
 //! `simNeedStack(bytes)` is what launching a kernel of so many bytes of stack a thread does to the current context. `simBeforeLeaks(function)`
 //! has a function called at exit, before leaks are looked for; an event of `simKeepEvent(event)` is none.
 //! `simTakeGrids(prefix, blocks, room, &count)` tells the grids of the kernels of the current context's device whose names begin so that
@@ -45,6 +47,7 @@ mod exports;
 
 mod capture;
 mod code;
+mod conditional;
 mod context;
 mod device;
 mod event;

@@ -1,5 +1,6 @@
 //! What streams and graph nodes do, as plain data: the same description runs at once or is captured.
 
+use crate::conditional::Branch;
 use crate::event::{Event, Recording};
 use crate::guard;
 use crate::mapping::PAGE;
@@ -18,10 +19,20 @@ pub enum Work {
     Kernel(Arc<Launch>),
     Copy(Copy),
     Fill(Fill),
-    Host { function: HostFunction, data: usize },
+    Host {
+        function: HostFunction,
+        data: usize,
+    },
+    /// What the simulated NCCL launches: a kernel, though a function of the host does its work.
+    Device {
+        function: HostFunction,
+        data: usize,
+    },
     Memory(Vec<MemoryOperation>),
     RecordEvent(Arc<Event>),
     WaitEvent(Arc<Event>),
+    /// Of an executable graph alone.
+    Branch(Arc<Branch>),
 }
 
 /// A box of bytes, row by row and slice by slice; addresses are plain numbers on their way to a stream's thread.
@@ -208,20 +219,23 @@ impl Work {
             Work::Kernel(launch) => launch.run(),
             Work::Copy(copy) => copy.run(),
             Work::Fill(fill) => fill.run(),
-            Work::Host { function, data } => guard::forbidding_calls(|| {
-                // SAFETY: the application passed this function for being called with this pointer on another thread.
-                unsafe { function(*data as *mut c_void) }
-            }),
+            Work::Host { function, data } | Work::Device { function, data } => {
+                guard::forbidding_calls(|| {
+                    // SAFETY: the application passed this function for being called with this pointer on another thread.
+                    unsafe { function(*data as *mut c_void) }
+                })
+            }
             Work::Memory(operations) => operations.iter().for_each(MemoryOperation::run),
             Work::RecordEvent(_) => recording.into_iter().for_each(Recording::complete),
             Work::WaitEvent(_) => recording.into_iter().for_each(Recording::wait),
+            Work::Branch(branch) => branch.run(),
         }
     }
 
     /// `CUgraphNodeType`.
     pub fn node_type(&self) -> u32 {
         match self {
-            Work::Kernel(_) => 0,
+            Work::Kernel(_) | Work::Device { .. } => 0,
             Work::Copy(_) => 1,
             Work::Fill(_) => 2,
             Work::Host { .. } => 3,
@@ -229,6 +243,7 @@ impl Work {
             Work::WaitEvent(_) => 6,
             Work::RecordEvent(_) => 7,
             Work::Memory(_) => 12,
+            Work::Branch(_) => 13,
         }
     }
 }

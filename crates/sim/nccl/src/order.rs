@@ -7,6 +7,7 @@
 use crate::driver::{Captured, Context, Reach, Stream, driver};
 use crate::refusal::{Outcome, lock};
 use crate::segment::Left;
+use crate::settings::settings;
 use std::collections::BTreeSet;
 use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
@@ -21,7 +22,7 @@ pub struct Order {
 }
 
 /// What orders graphs: an event behind the last operation, eager or of a graph. The first one of a capture waits for it when its graph is
-/// launched; once there is a capture, so does every eager one.
+/// launched; once there is a capture, so does every eager one. Without mixing there is none.
 #[derive(Default)]
 struct Serial {
     event: Option<usize>,
@@ -116,6 +117,9 @@ impl Order {
 
     /// What is launched now on a stream of this context comes after all before.
     pub fn before(&self, place: Place, stream: Stream, context: Context) -> Outcome {
+        if !settings().mixes_graphs {
+            return Ok(());
+        }
         let mut serial = lock(&self.serial);
         let event = match serial.event {
             Some(event) => event,
@@ -130,6 +134,9 @@ impl Order {
 
     /// It was launched.
     pub fn after(&self, place: Place, stream: Stream) -> Outcome {
+        if !settings().mixes_graphs {
+            return Ok(());
+        }
         let mut serial = lock(&self.serial);
         let Some(event) = serial.event else { return Ok(()) };
         serial.is_captured |= place != Place::Eager;

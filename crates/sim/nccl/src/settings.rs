@@ -28,6 +28,8 @@ pub struct Settings {
     pub kept_registrations: Vec<u64>,
     /// `WINDLASS_SIM_ADDRESSES`, default 127.0.0.1: where the roots of ids listen, at the first of these that is this host's.
     pub addresses: Vec<Ipv4Addr>,
+    /// `NCCL_GRAPH_MIXING_SUPPORT`, default 1: whether graphs are ordered against other graphs and eager operations.
+    pub mixes_graphs: bool,
     /// `WINDLASS_SIM_NCCL_VERSION`, default 22809: which release this is in `ncclGetVersion`, in the order of a group's communicators
     /// and in that of its collectives.
     pub version: i32,
@@ -47,6 +49,7 @@ pub fn settings() -> &'static Settings {
         failed_launches: numbers("WINDLASS_SIM_FAILED_LAUNCHES"),
         kept_registrations: numbers("WINDLASS_SIM_KEPT_REGISTRATIONS"),
         addresses: addresses(),
+        mixes_graphs: number("NCCL_GRAPH_MIXING_SUPPORT", 1) != 0,
         version: number("WINDLASS_SIM_NCCL_VERSION", 22_809) as i32,
     })
 }

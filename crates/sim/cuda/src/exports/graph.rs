@@ -216,7 +216,7 @@ exports! {
     fn cuGraphChildGraphNodeGetGraph(node: Handle, out: Out<Handle>) {
         match graph::find_node(node)?.content() {
             Content::Child(child) => out.set(child.handle),
-            Content::Work(_) => Err(CUDA_ERROR_INVALID_VALUE),
+            Content::Work(_) | Content::Conditional(_) => Err(CUDA_ERROR_INVALID_VALUE),
         }
     }
 }

@@ -1,9 +1,11 @@
 //! Graph nodes: adding them, and their parameters in graphs and executable graphs.
 
-use crate::code::{CUDA_ERROR_INVALID_VALUE, Code};
+use crate::code::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, Code};
+use crate::conditional::{self, Condition};
+use crate::context;
 use crate::event;
 use crate::exports::module::prepare;
-use crate::exports::stream::{BatchOperation, batch};
+use crate::exports::stream::{BatchOperation, EdgeData, batch};
 use crate::exports::transfer::{Copy3D, fill_rows};
 use crate::ffi::{In, Out};
 use crate::graph::{self, Content};
@@ -11,6 +13,7 @@ use crate::module::SimLaunch;
 use crate::sync::lock;
 use crate::table::Handle;
 use crate::work::{HostFunction, Work};
+use std::sync::Arc;
 
 /// `CUDA_KERNEL_NODE_PARAMS` up to version 2.
 #[repr(C)]
@@ -56,7 +59,61 @@ pub struct BatchParameters {
     flags: u32,
 }
 
+/// `CUgraphNodeParams` of a conditional node: the type, and its part of the union.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ConditionalParameters {
+    node_type: u32,
+    reserved: [u32; 3],
+    condition: u64,
+    kind: u32,
+    size: u32,
+    bodies: *const Handle,
+    context: Handle,
+}
+
+const CONDITIONAL: u32 = 13;
+
 exports! {
+    fn cuGraphConditionalHandleCreate(
+        out: Out<u64>,
+        graph: Handle,
+        context: Handle,
+        default: u32,
+        flags: u32,
+    ) {
+        out.check()?;
+        context::find_or_current(context)?;
+        let graph = graph::find(graph)?;
+        let default = match flags {
+            0 => None,
+            1 => Some(default),
+            _ => return Err(CUDA_ERROR_INVALID_VALUE),
+        };
+        out.set(Condition::add(&graph, default))
+    }
+
+    fn cuGraphAddNode(
+        out: Out<Handle>,
+        graph: Handle,
+        dependencies: In<Handle>,
+        count: usize,
+        parameters: Out<ConditionalParameters>,
+    ) {
+        add_conditional(&out, graph, &dependencies, count, &parameters)
+    }
+
+    fn cuGraphAddNode_v2(
+        out: Out<Handle>,
+        graph: Handle,
+        dependencies: In<Handle>,
+        _edges: In<EdgeData>,
+        count: usize,
+        parameters: Out<ConditionalParameters>,
+    ) {
+        add_conditional(&out, graph, &dependencies, count, &parameters)
+    }
+
     fn cuGraphAddEmptyNode(out: Out<Handle>, graph: Handle, dependencies: In<Handle>, count: usize) {
         add(&out, graph, &dependencies, count, Work::Empty)
     }
@@ -232,6 +289,26 @@ exports! {
     }
 }
 
+/// Nodes of other types have functions of their own.
+fn add_conditional(
+    out: &Out<Handle>,
+    graph: Handle,
+    dependencies: &In<Handle>,
+    count: usize,
+    parameters: &Out<ConditionalParameters>,
+) -> Result<(), Code> {
+    out.check()?;
+    let asked = parameters.get()?;
+    if asked.node_type != CONDITIONAL {
+        return Err(CUDA_ERROR_NOT_SUPPORTED);
+    }
+    let graph = graph::find(graph)?;
+    let conditional = Arc::new(conditional::make(asked.kind, asked.condition, asked.size)?);
+    let node = graph::add_conditional(&graph, conditional.clone(), &dependencies.list(count)?)?;
+    parameters.set(ConditionalParameters { bodies: conditional.handles.as_ptr(), ..asked })?;
+    out.set(node.handle)
+}
+
 fn add(
     out: &Out<Handle>,
     graph: Handle,
@@ -258,7 +335,7 @@ fn set(node: Handle, work: Work) -> Result<(), Code> {
 fn work_of(node: Handle) -> Result<Work, Code> {
     match graph::find_node(node)?.content() {
         Content::Work(work) => Ok(work),
-        Content::Child(_) => Err(CUDA_ERROR_INVALID_VALUE),
+        Content::Child(_) | Content::Conditional(_) => Err(CUDA_ERROR_INVALID_VALUE),
     }
 }
 

@@ -124,6 +124,11 @@ exports! {
         stream::issue(&stream::find(handle)?, Work::Host { function, data: data as usize }).map(drop)
     }
 
+    fn simLaunch(handle: Handle, function: Option<HostFunction>, data: *mut c_void) {
+        let function = function.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        stream::issue(&stream::find(handle)?, Work::Device { function, data: data as usize }).map(drop)
+    }
+
     // Managed memory is visible everywhere, so there is nothing to attach.
     fn cuStreamAttachMemAsync / cuStreamAttachMemAsync_ptsz(
         handle: Handle,

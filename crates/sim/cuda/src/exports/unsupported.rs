@@ -74,10 +74,7 @@ unsupported! {
     cuGraphAddKernelNode
     cuGraphAddMemAllocNode
     cuGraphAddMemFreeNode
-    cuGraphAddNode
-    cuGraphAddNode_v2
     cuGraphBatchMemOpNodeGetParams
-    cuGraphConditionalHandleCreate
     cuGraphDebugDotPrint
     cuGraphExecChildGraphNodeSetParams
     cuGraphExecExternalSemaphoresSignalNodeSetParams

@@ -105,6 +105,8 @@ driver! {
     fn cuStreamGetId(stream: Handle, id: &mut u64);
     fn cuStreamWaitValue32_v2(stream: Handle, address: usize, value: u32, flags: u32);
     fn cuStreamWriteValue32_v2(stream: Handle, address: usize, value: u32, flags: u32);
+    fn simLaunch(stream: Handle, function: HostFunction, data: *mut c_void);
+    fn simSetConditional(handle: u64, value: u32);
     fn cuLaunchHostFunc(stream: Handle, function: HostFunction, data: *mut c_void);
     fn cuEventCreate(event: &mut Handle, flags: u32);
     fn cuEventDestroy_v2(event: Handle);
@@ -130,6 +132,10 @@ driver! {
     fn cuStreamIsCapturing(stream: Handle, status: &mut u32);
     fn cuThreadExchangeStreamCaptureMode(mode: &mut u32);
     fn cuGraphCreate(graph: &mut Handle, flags: u32);
+    fn cuGraphConditionalHandleCreate(handle: &mut u64, graph: Handle, context: Handle, default: u32, flags: u32);
+    fn cuGraphAddNode_v2(
+        node: &mut Handle, graph: Handle, on: *const Handle, data: *const c_void, count: usize, parameters: &mut [u64; 32]
+    );
     fn cuGraphAddChildGraphNode(node: &mut Handle, graph: Handle, on: *const Handle, count: usize, child: Handle);
     fn cuGraphClone(clone: &mut Handle, graph: Handle);
     fn cuGraphGetNodes(graph: Handle, nodes: *mut Handle, count: &mut usize);

@@ -5,6 +5,7 @@
 mod driver;
 
 mod captures;
+mod conditional;
 mod kernels;
 mod memory;
 mod processes;

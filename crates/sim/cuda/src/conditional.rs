@@ -1,0 +1,172 @@
+//! Conditional nodes: graphs that a launch runs once, again and again, or not at all, by a value that device code may set on the way.
+
+use crate::code::{CUDA_ERROR_INVALID_VALUE, Code};
+use crate::graph::{self, Content, Flight, Graph, Step};
+use crate::simulator::{next_identity, simulator};
+use crate::sync::lock;
+use crate::table::Handle;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+
+/// What a `CUgraphConditionalHandle` stands for.
+pub struct Condition {
+    pub handle: u64,
+    /// What every launch begins with; without it the value of the launch before stands.
+    default: Option<u32>,
+    value: AtomicU32,
+    /// One node only may go by it.
+    taken: Mutex<bool>,
+}
+
+/// `CUgraphConditionalNodeType`.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Kind {
+    If,
+    While,
+    Switch,
+}
+
+/// A node's part of a graph.
+pub struct Conditional {
+    kind: Kind,
+    condition: Arc<Condition>,
+    pub bodies: Vec<Arc<Graph>>,
+    /// As C sees them, for as long as the node lives.
+    pub handles: Box<[Handle]>,
+}
+
+/// A node's part of an executable graph.
+pub struct Branch {
+    kind: Kind,
+    condition: Arc<Condition>,
+    bodies: Vec<Arc<Vec<Step>>>,
+}
+
+/// All that a graph or an executable graph still has.
+static CONDITIONS: Mutex<Vec<Weak<Condition>>> = Mutex::new(Vec::new());
+
+impl Condition {
+    /// One of a graph's.
+    pub fn add(graph: &Graph, default: Option<u32>) -> u64 {
+        let (handle, value, taken) = (next_identity(), AtomicU32::new(0), Mutex::new(false));
+        let condition = Arc::new(Condition { handle, default, value, taken });
+        lock(&CONDITIONS).push(Arc::downgrade(&condition));
+        lock(&graph.conditions).push(condition);
+        handle
+    }
+
+    fn find(handle: u64) -> Option<Arc<Condition>> {
+        let mut all = lock(&CONDITIONS);
+        all.retain(|condition| condition.strong_count() > 0);
+        all.iter().filter_map(Weak::upgrade).find(|condition| condition.handle == handle)
+    }
+
+    fn value(&self) -> u32 {
+        self.value.load(Ordering::Acquire)
+    }
+}
+
+impl Kind {
+    /// How many bodies a node may have.
+    fn allows(self, bodies: u32) -> bool {
+        match self {
+            Kind::If => (1..=2).contains(&bodies),
+            Kind::While => bodies == 1,
+            Kind::Switch => (1..=1024).contains(&bodies),
+        }
+    }
+}
+
+/// The part of a new node, with empty bodies.
+pub fn make(kind: u32, condition: u64, bodies: u32) -> Result<Conditional, Code> {
+    let kind = match kind {
+        0 => Kind::If,
+        1 => Kind::While,
+        2 => Kind::Switch,
+        _ => return Err(CUDA_ERROR_INVALID_VALUE),
+    };
+    let simulator = simulator()?;
+    let condition = Condition::find(condition).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    if !kind.allows(bodies) || std::mem::replace(&mut *lock(&condition.taken), true) {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let bodies: Vec<_> = (0..bodies).map(|_| simulator.graphs.insert(Graph::part)).collect();
+    let handles = bodies.iter().map(|body| body.handle).collect();
+    Ok(Conditional { kind, condition, bodies, handles })
+}
+
+/// What stands in a body, and in its child graphs and bodies, must be kernels, copies, fills, empty nodes, child graphs or conditional
+/// nodes: of all else the driver makes nothing executable (seen on driver 580 for event nodes).
+fn refuse_others(body: &Graph) -> Result<(), Code> {
+    const ALLOWED: [u32; 6] = [0, 1, 2, 4, 5, 13];
+    if lock(&body.objects).has_blocks() {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    for node in body.nodes() {
+        let content = node.content();
+        if !ALLOWED.contains(&content.node_type()) {
+            crate::report::line(format_args!(
+                "a conditional node's body has a node of type {}, which the driver refuses there",
+                content.node_type()
+            ));
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        if let Content::Child(child) = content {
+            refuse_others(&child)?;
+        }
+    }
+    Ok(())
+}
+
+impl Conditional {
+    /// What an executable graph has of it.
+    pub fn branch(&self) -> Result<Branch, Code> {
+        let body = |body: &Arc<Graph>| {
+            refuse_others(body)?;
+            let mut steps = Vec::new();
+            graph::flatten(body, &[], &mut steps)?;
+            Ok(Arc::new(steps))
+        };
+        let bodies: Result<Vec<_>, Code> = self.bodies.iter().map(body).collect();
+        Ok(Branch { kind: self.kind, condition: self.condition.clone(), bodies: bodies? })
+    }
+}
+
+impl Branch {
+    /// A launch begins: also for those within.
+    pub fn begin(&self) {
+        if let Some(default) = self.condition.default {
+            self.condition.value.store(default, Ordering::Release);
+        }
+        self.bodies.iter().for_each(|steps| graph::begin(steps));
+    }
+
+    pub fn run(&self) {
+        match (self.kind, self.condition.value() as usize) {
+            (Kind::If, 0) => self.run_body(1),
+            (Kind::If, _) => self.run_body(0),
+            (Kind::Switch, which) => self.run_body(which),
+            (Kind::While, _) => {
+                while self.condition.value() != 0 {
+                    self.run_body(0);
+                }
+            }
+        }
+    }
+
+    /// There may be no such one.
+    fn run_body(&self, which: usize) {
+        if let Some(steps) = self.bodies.get(which) {
+            Flight::new(steps.clone()).run();
+        }
+    }
+}
+
+/// For kernels of a simulated module: what `cudaGraphSetConditional` does on a device.
+#[unsafe(no_mangle)]
+extern "C" fn simSetConditional(handle: u64, value: u32) -> i32 {
+    if let Some(condition) = Condition::find(handle) {
+        condition.value.store(value, Ordering::Release);
+    }
+    0
+}
