@@ -114,7 +114,7 @@ function(add_differential program machine seconds)
 endfunction()
 
 set(PROGRAMS strings arguments collectives sendrecv groups group_order lifecycle threads nonblocking premulsum registration graphs graphs_mixed
-             forked id_then_fork strangers random_calls random_collectives births patterns pairs absorbed graphs_p2p random_p2p splits promises promise_errors
+             conditional_graphs forked id_then_fork strangers random_calls random_collectives births patterns pairs absorbed graphs_p2p random_p2p splits promises promise_errors
              promise_children many_pairs many_communicators reuse parking uneven batches registered registered_lives
              registered_groups registered_alone registered_beside pool pool_growth windows windows_repair windows_ends window_patterns window_direct)
 # Sends and receives of one fabric: on mailboxes, too.
@@ -147,6 +147,7 @@ if(WINDLASS_LIBRARY_DIR)
     add_meeting(forked sim told 120 "yes" --logged "had communicators: its own are on NCCL")
   endif()
   add_fabric(graphs_mixed 120 "yes" --served fast)
+  add_fabric(conditional_graphs 120 "yes" --served fast)
   # Groups of communicators, as NCCL ordered them before 2.26, too: plainly, and with ours among them.
   add_fabric(group_order 300 "yes" --served fast)
   if(SIM_DIR)

@@ -117,6 +117,30 @@ CUresult cuGraphLaunch(CUgraphExec executable, CUstream stream);
 CUresult cuGraphExecDestroy(CUgraphExec executable);
 CUresult cuGraphDestroy(CUgraph graph);
 CUresult cuGraphClone(CUgraph* clone, CUgraph original);
+typedef struct CUgraphNode_st* CUgraphNode;
+CUresult cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, const CUgraphNode* dependencies, const void* edges, size_t count,
+                                     int mode);
+CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode* nodes, size_t* count);
+CUresult cuGraphNodeGetType(CUgraphNode node, int* type);
+enum { CU_GRAPH_NODE_TYPE_CONDITIONAL = 13, CU_GRAPH_COND_TYPE_IF = 0, CU_GRAPH_COND_ASSIGN_DEFAULT = 1 };
+/* Of a conditional node: the type, and its part of the union. */
+typedef struct {
+  int type, reserved[3];
+  unsigned long long handle;
+  int kind;
+  unsigned int size;
+  CUgraph* bodies;
+  CUcontext context;
+  char rest[208];
+} CUgraphNodeParams;
+CUresult cuGraphConditionalHandleCreate(unsigned long long* handle, CUgraph graph, CUcontext context, unsigned int at_launch,
+                                        unsigned int flags);
+CUresult cuGraphAddNode_v2(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies, const void* edges, size_t count,
+                           CUgraphNodeParams* parameters);
+typedef struct CUuserObject_st* CUuserObject;
+enum { CU_USER_OBJECT_NO_DESTRUCTOR_SYNC = 1, CU_GRAPH_USER_OBJECT_MOVE = 1 };
+CUresult cuUserObjectCreate(CUuserObject* object, void* pointer, void (*destroy)(void*), unsigned int references, unsigned int flags);
+CUresult cuGraphRetainUserObject(CUgraph graph, CUuserObject object, unsigned int count, unsigned int flags);
 typedef struct { int result; void *node, *from; } CUgraphExecUpdateResultInfo;
 CUresult cuGraphExecUpdate_v2(CUgraphExec executable, CUgraph graph, CUgraphExecUpdateResultInfo* result);
 

@@ -136,17 +136,17 @@ impl Fabric {
         let windows = Windows::new(&contract, &page, rank, slice.device());
         let checking = Checking::new(&contract, &page, rank);
         checking::say_who_does_not(&contract, rank);
-        let boxes = Some(boxes?);
+        let boxes = boxes?;
         let word = Word::shared(page.clone(), rank);
         let closing = Closing::new(&slice, word, lives.clone(), holds.clone());
         lines.into_iter().for_each(|line| line.keep(rank));
-        let line = derived::Line::of_fabric(&contract, rank, lives.clone());
+        let line = derived::Line::of_fabric(&contract, rank, lives.clone(), boxes.turns.graphs());
         tuned::say(&contract);
         let fabric = Arc::new(Fabric {
             limits: Limits::of(&contract, tuned::table()),
             contract,
             rank,
-            boxes,
+            boxes: Some(boxes),
             peers,
             growing: Growing::default(),
             ids: Ids::default(),

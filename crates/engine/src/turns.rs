@@ -27,12 +27,12 @@ use std::time::{Duration, Instant};
 
 use windlass_kernels::launch::{CONTROL_ABORT, CONTROL_RUN};
 
-use crate::config::nccl::{self, Effect};
 use crate::gpu::context::Current;
 use crate::gpu::graph::Released;
 use crate::gpu::module::MemoryDomain;
 use crate::gpu::stream::{Capture, Ordering::Inside};
 use crate::gpu::{Address, Driver, Failure, StreamHandle};
+pub use order::Graphs;
 use order::{Lane, Order};
 pub use refusal::{Refusal, Why};
 pub use stuck::{Carries, Stuck, Wait};
@@ -51,6 +51,8 @@ pub struct Parts {
     pub report: Address,
     /// For slices that graphs still need.
     pub hold: Hold,
+    /// Of this rank alone.
+    pub graphs: Graphs,
 }
 
 /// One rank's turns of one communicator.
@@ -60,6 +62,7 @@ pub struct Turns {
     rank: u32,
     report: Address,
     hold: Hold,
+    graphs: Graphs,
     aborted: AtomicBool,
     /// Kernels that wait are told to leave, so that they say so: see [`Turns::ask_who_waits`].
     asked: AtomicBool,
@@ -71,7 +74,7 @@ pub struct Turns {
     issued: Mutex<Issued>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Issued {
     order: Order,
     /// The capture that holds the kit already.
@@ -81,7 +84,7 @@ struct Issued {
 /// What is to be done once what [was ordered](Turns::order) is issued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Afterwards {
-    /// All turns so far are eager ones: whoever runs the next looks at streams.
+    /// No graph is to be ordered against what is eager: whoever runs the next looks at streams.
     Nothing,
     /// A graph may run on any stream and looks at none: it waits for the turns' event.
     Follow,
@@ -112,7 +115,7 @@ impl Released for Held {
 impl Turns {
     /// Makes this rank's. At birth only.
     pub fn new(parts: Parts) -> Result<Arc<Turns>, Refusal> {
-        let Parts { supply, rank, report, hold } = parts;
+        let Parts { supply, rank, report, hold, graphs } = parts;
         let lend = || -> Result<Lent, Failure> {
             let _entered = supply.home().enter()?;
             supply.lend()
@@ -124,11 +127,12 @@ impl Turns {
             rank,
             report,
             hold,
+            graphs,
             aborted: AtomicBool::new(false),
             asked: AtomicBool::new(false),
             doubtful: AtomicBool::new(false),
             captured: AtomicBool::new(false),
-            issued: Mutex::default(),
+            issued: Mutex::new(Issued { order: Order::new(graphs), held: None }),
         }))
     }
 
@@ -140,6 +144,11 @@ impl Turns {
     /// This rank.
     pub fn rank(&self) -> u32 {
         self.rank
+    }
+
+    /// How graphs of it run.
+    pub fn graphs(&self) -> Graphs {
+        self.graphs
     }
 
     /// The kit, to be kept where it must outlive the turns.
@@ -182,14 +191,13 @@ impl Turns {
     }
 
     /// Lets what comes next on a stream run after all turns so far, in its captures too. Where it may be of a graph, or graphs have
-    /// turns, [`Turns::follow`] is to be called when it was issued; not where NCCL was told to leave graphs alone (NCCL_GRAPH_MIXING_SUPPORT).
+    /// turns, [`Turns::follow`] is to be called when it was issued.
     pub fn order(&self, stream: StreamHandle) -> Result<Afterwards, Refusal> {
         let order = || -> Result<Afterwards, Refusal> {
             let issued = &mut *self.lock();
             let home = self.supply.home();
-            let mixes = !nccl::cached().has(Effect::GraphsUnordered);
             let is_eager = || matches!(home.driver.capture_of(stream), Ok(None));
-            if issued.order.is_all_on(stream) && (!mixes || is_eager()) {
+            if issued.order.is_all_on(stream) && is_eager() {
                 return Ok(Afterwards::Nothing);
             }
             let kit = self.kit()?;
@@ -198,7 +206,6 @@ impl Turns {
             self.hold_in(&mut issued.held, lane)?;
             issued.order.before(home.driver, kit, lane)?;
             Ok(match lane.capture() {
-                _ if !mixes => Afterwards::Nothing,
                 Some(_) => Afterwards::FollowInCapture,
                 None if issued.order.is_shared_with_graphs() => Afterwards::Follow,
                 None => Afterwards::Nothing,
@@ -216,6 +223,9 @@ impl Turns {
             let home = self.supply.home();
             let _current = home.be_current()?;
             let lane = Lane::of(home.driver, stream)?;
+            if lane.capture().is_none() && self.graphs == Graphs::Apart {
+                return Ok(false);
+            }
             issued.order.after(home.driver, kit, lane)?;
             Ok(lane.capture().is_none())
         };

@@ -13,7 +13,7 @@ use crate::gpu::{self, Address, Home, Ordinal};
 use crate::mailbox::{self, Layout, Mailbox};
 use crate::stats::features::Lacks;
 use crate::tuning;
-use crate::turns::{self, Turn, Turns};
+use crate::turns::{self, Graphs, Turn, Turns};
 
 use super::failing::Refused;
 use super::features;
@@ -40,6 +40,8 @@ pub(super) struct Share {
     kernels: Option<Arc<Kernels>>,
     /// What this rank would not have, and why.
     pub lacks: Lacks,
+    /// How graphs of this communicator run.
+    pub graphs: Graphs,
 }
 
 /// What runs on a rank's GPU.
@@ -76,7 +78,7 @@ impl Share {
     pub fn new(device: Ordinal, ranks: u32) -> Result<Share, String> {
         let supplies = supplies(device).map_err(|refused| refused.to_string())?;
         let kernels = supplies.kernels(ranks);
-        Ok(Share { supplies, kernels, lacks: Lacks::default() })
+        Ok(Share { supplies, kernels, lacks: Lacks::default(), graphs: Graphs::default() })
     }
 
     /// Whether this rank can have fast collectives.
@@ -86,7 +88,7 @@ impl Share {
 
     /// All that runs, over the slices of all ranks as this rank's device sees them.
     pub fn boxes(self, rings: &Rings, slices: Vec<Address>, holds: &Arc<Holds>) -> Result<Boxes, Refused> {
-        let Share { supplies, kernels, lacks } = self;
+        let Share { supplies, kernels, lacks, graphs } = self;
         let (geometry, holds) = (rings.mailbox, holds.clone());
         let rank = geometry.rank;
         let own = slices.get(rank as usize).copied().unwrap_or_default();
@@ -95,6 +97,7 @@ impl Share {
             rank,
             report: own + Layout::of(slices.len() as u32, &geometry).report,
             hold: Box::new(move |driver: &_, capture| holds.hold(driver, capture)),
+            graphs,
         })?;
         let fast = match (rings.fast, kernels) {
             (Some(geometry), Some(kernels)) => {

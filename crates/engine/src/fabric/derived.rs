@@ -130,6 +130,7 @@ mod tests {
     use crate::fabric::hosting::rendezvous;
     use crate::rendezvous::colors::{Course, Others, Willing};
     use crate::rendezvous::verdict::{Failure, Reason};
+    use crate::turns::Graphs;
 
     /// A parent of so many ranks, all of them here.
     fn parent(ranks: u32, capabilities: u64) -> Vec<Arc<Line>> {
@@ -155,7 +156,7 @@ mod tests {
             members: (0..ranks).map(member).collect(),
         };
         let contract = Arc::new(contract);
-        (0..ranks).map(|rank| Line::of_fabric(&contract, rank, Vec::new())).collect()
+        (0..ranks).map(|rank| Line::of_fabric(&contract, rank, Vec::new(), Graphs::Mixed)).collect()
     }
 
     fn deriving(line: &Arc<Line>, color: Option<i32>) -> Deriving {

@@ -14,6 +14,7 @@ use crate::gpu::device;
 use crate::stats::features::{Feature, Lack, Lacks};
 use crate::stats::segment;
 use crate::tuning;
+use crate::turns::Graphs;
 
 /// All that a rank decides from.
 #[derive(Clone, Copy, Debug)]
@@ -143,6 +144,18 @@ impl Basis<'_> {
             Err(Lack::Device)
         } else {
             Ok(())
+        }
+    }
+
+    /// How graphs of the communicator run.
+    pub fn graphs(&self) -> Graphs {
+        // The variable counts for more than a configuration, both ways.
+        if self.nccl.has(Effect::GraphsUnordered) {
+            Graphs::Apart
+        } else if self.nccl.has(Effect::GraphsOrdered) {
+            Graphs::Mixed
+        } else {
+            self.ctas.graphs
         }
     }
 

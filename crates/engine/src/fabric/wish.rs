@@ -21,6 +21,7 @@ use crate::rendezvous::facts::{Facts, LocalFacts, Waiting, plain_reason};
 use crate::rendezvous::place;
 use crate::rendezvous::verdict::Reason;
 use crate::tuning;
+use crate::turns::Graphs;
 
 use super::boxes::Share;
 use super::hosting::rendezvous;
@@ -185,6 +186,7 @@ pub(super) fn on(
         has_kernels: share.has_fast(),
     };
     share.lacks = basis.lacks();
+    share.graphs = basis.graphs();
     let facts = Facts {
         ranks,
         version: Version::THIS,
@@ -240,13 +242,13 @@ fn options() -> u64 {
     checksum(&writer.finish())
 }
 
-/// What a communicator said of blocks, of which another is made without a word.
-pub(super) fn ctas_of(contract: &Contract) -> Ctas {
+/// What a communicator said of kernels, of which another is made without a word.
+pub(super) fn ctas_of(contract: &Contract, graphs: Graphs) -> Ctas {
     let policy = match contract.capabilities & capability::UNBOUND {
         0 => Policy::Own,
         _ => Policy::Default,
     };
-    Ctas { max: contract.ctas_max, policy }
+    Ctas { max: contract.ctas_max, policy, graphs }
 }
 
 /// `0000:65:00.0`; what cannot be read is 0, for nothing is decided by it.

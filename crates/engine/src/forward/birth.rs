@@ -16,6 +16,7 @@ use nccl_sys::{
 
 use crate::forward::configuration::{Given, Kept};
 use crate::stats::count::Identity;
+use crate::turns::Graphs;
 
 const NCCL_SHRINK_ABORT: c_int = 1;
 
@@ -93,13 +94,15 @@ pub struct Asked {
     pub config: *const ncclConfig_t,
 }
 
-/// What a configuration says of blocks (CTAs).
+/// What a configuration says of kernels: of their blocks (CTAs), and of graphs that have them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ctas {
     /// `maxCTAs`; 0 for no limit.
     pub max: u32,
     /// `CTAPolicy`.
     pub policy: Policy,
+    /// `graphUsageMode`.
+    pub graphs: Graphs,
 }
 
 /// Whether NCCL is asked to choose by something else than speed.
@@ -112,7 +115,7 @@ pub enum Policy {
 
 impl Ctas {
     /// Nothing.
-    pub const UNSAID: Ctas = Ctas { max: 0, policy: Policy::Default };
+    pub const UNSAID: Ctas = Ctas { max: 0, policy: Policy::Default, graphs: Graphs::Mixed };
 }
 
 /// How a communicator is asked for from another.
@@ -364,7 +367,7 @@ impl Birth {
     }
 }
 
-/// What a configuration says of waiting and blocks. The first fields, and `maxCTAs`, are where every version of NCCL has
+/// What a configuration says of waiting and of kernels. The first fields, and `maxCTAs`, are where every version of NCCL has
 /// them; a field counts if the size that the configuration says of itself takes it in.
 fn configured(config: *const ncclConfig_t) -> (Option<c_int>, Ctas) {
     if config.is_null() {
@@ -383,7 +386,12 @@ fn configured(config: *const ncclConfig_t) -> (Option<c_int>, Ctas) {
             None | Some(0) => Policy::Default,
             Some(_) => Policy::Own,
         };
-        (read(offset_of!(ncclConfig_t, blocking)), Ctas { max, policy })
+        // No graph, one at a time, or any.
+        let graphs = match read(offset_of!(ncclConfig_t, graphUsageMode)) {
+            Some(0 | 1) => Graphs::Apart,
+            _ => Graphs::Mixed,
+        };
+        (read(offset_of!(ncclConfig_t, blocking)), Ctas { max, policy, graphs })
     }
 }
 

@@ -20,6 +20,13 @@ pub struct RecordNode {
     after: Vec<usize>,
 }
 
+impl RecordNode {
+    /// What it is behind.
+    pub fn last(&self) -> &[usize] {
+        &self.last
+    }
+}
+
 /// What of a graph records an event.
 #[derive(Debug, Default)]
 pub struct Records {
@@ -113,17 +120,13 @@ impl Driver {
     /// Lets what comes next on a stream of their capture come after all of these.
     pub fn come_after(&self, stream: StreamHandle, records: &Records) -> Result<(), Failure> {
         let nodes: Vec<usize> = records.nodes.iter().chain(&records.children).copied().collect();
-        self.come_after_nodes(stream, &nodes)
+        self.come_behind(stream, &nodes)
     }
 
-    /// Lets what comes next on a stream come after what the node is behind, which may be of another capture into the same graph: the driver
+    /// Lets what comes next on a stream come after these nodes, which may be of another capture into the same graph: the driver
     /// tells these by no id, and refuses an event of the one in the other. (Not for a graph from which nodes of ours were
     /// removed between.)
-    pub fn come_behind(&self, stream: StreamHandle, record: &RecordNode) -> Result<(), Failure> {
-        self.come_after_nodes(stream, &record.last)
-    }
-
-    fn come_after_nodes(&self, stream: StreamHandle, nodes: &[usize]) -> Result<(), Failure> {
+    pub fn come_behind(&self, stream: StreamHandle, nodes: &[usize]) -> Result<(), Failure> {
         const ADD: u32 = 0;
         if nodes.is_empty() {
             return Ok(());

@@ -71,7 +71,7 @@ impl Driver {
     }
 
     /// What the next node of a stream in a capture would come after.
-    pub(super) fn last_nodes(&self, stream: StreamHandle) -> Result<Vec<usize>, Failure> {
+    pub fn last_nodes(&self, stream: StreamHandle) -> Result<Vec<usize>, Failure> {
         let (mut status, mut nodes, mut count) = (0, std::ptr::null(), 0);
         // SAFETY: as for `capture_of`.
         let code = unsafe {

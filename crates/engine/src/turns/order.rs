@@ -8,6 +8,10 @@
 //! one after the other into one graph have one id, so they are one to us. After a first capture every operation waits: a graph
 //! may have run on any stream since.
 //!
+//! [`Graphs::Apart`]: a capture holds kernels alone, as NCCL's does then, so that it may be the body of a conditional node, which event nodes
+//! may not be part of. Operations of one capture are in order all the same; that a graph runs beside nothing else of the communicator's
+//! is the program's promise. What it breaks by breaking that it breaks in NCCL, too: two operations of a communicator at once.
+//!
 //! Of one graph one node records, or the one that happens to run last could be behind a part only. Captures into a graph that has
 //! such a node already (of one that [`CAPTURES`] others made us forget) and those into which a graph was
 //! launched or put as a child before come after it, and the node that gave way records another event from then on.
@@ -24,20 +28,31 @@ use crate::gpu::stream::{Capture, Ordering};
 use crate::gpu::{Driver, Failure, StreamHandle};
 use crate::turns::supply::Kit;
 
-/// Captures that are in progress at once and use one communicator; the next one forgets the first.
-const CAPTURES: usize = 4;
+/// Captures that are in progress at once and use one communicator; the next one forgets that which was used least lately. Each body of a
+/// conditional node is captured by itself, while the graph around it is.
+const CAPTURES: usize = 16;
+
+/// How graphs that captured a communicator's operations run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Graphs {
+    /// Beside others and beside eager operations, which are to be ordered against them.
+    #[default]
+    Mixed,
+    /// Never while any other operation of the communicator is in flight, by the program's word (NCCL_GRAPH_MIXING_SUPPORT=0).
+    Apart,
+}
 
 /// What was issued so far.
 #[derive(Debug, Default)]
 pub(super) struct Order {
+    graphs: Graphs,
     /// The stream of the last eager operation.
     last: Option<u64>,
     last_handle: Option<StreamHandle>,
     /// A capture has taken operations: the event may be recorded by graphs.
     shared_with_graphs: bool,
-    /// Captures that were seen last, by turns.
-    captures: [Option<Known>; CAPTURES],
-    next: usize,
+    /// The captures that were seen last, the last one first.
+    captures: Vec<Known>,
     looked: Option<Looked>,
 }
 
@@ -45,8 +60,16 @@ pub(super) struct Order {
 #[derive(Debug)]
 struct Known {
     capture: Capture,
-    /// Behind the last one. Nothing comes after it.
-    record: RecordNode,
+    behind: Behind,
+}
+
+/// What the last operation of a capture left there.
+#[derive(Debug)]
+enum Behind {
+    /// A node behind it. Nothing comes after that.
+    Record(RecordNode),
+    /// What its stream held then: of graphs apart.
+    Nodes(Vec<usize>),
 }
 
 /// The capture whose graph was looked through last, while no other took a first operation.
@@ -90,6 +113,10 @@ impl Lane {
 }
 
 impl Order {
+    pub fn new(graphs: Graphs) -> Order {
+        Order { graphs, ..Order::default() }
+    }
+
     /// Whether all operations so far were eager ones on the stream with this handle. A stream that was destroyed and another
     /// with its handle are not told apart: enough where only NCCL's own order is kept up, not for our rings.
     pub fn is_all_on(&self, stream: StreamHandle) -> bool {
@@ -113,7 +140,13 @@ impl Order {
             Place::Captured(capture) => capture,
         };
         if let Some(known) = self.known(capture) {
-            return driver.come_behind(lane.stream, &known.record);
+            return match &known.behind {
+                Behind::Record(record) => driver.come_behind(lane.stream, record.last()),
+                Behind::Nodes(nodes) => driver.come_behind(lane.stream, nodes),
+            };
+        }
+        if self.graphs == Graphs::Apart {
+            return Ok(());
         }
         if self.shared_with_graphs {
             driver.come_after(lane.stream, self.look(driver, kit, capture)?)?;
@@ -133,17 +166,37 @@ impl Order {
                 return Ok(());
             }
         };
-        self.shared_with_graphs = true;
+        let graphs = self.graphs;
+        self.shared_with_graphs |= graphs == Graphs::Mixed;
         if let Some(known) = self.known(capture) {
-            return driver.move_record(lane.stream, capture, &mut known.record);
+            match &mut known.behind {
+                Behind::Record(record) => driver.move_record(lane.stream, capture, record)?,
+                Behind::Nodes(nodes) => *nodes = driver.last_nodes(lane.stream)?,
+            }
+            return Ok(());
         }
-        let record = driver.add_record(lane.stream, capture, &kit.done)?;
+        let behind = match graphs {
+            Graphs::Mixed => Behind::Record(self.first_record(driver, kit, lane.stream, capture)?),
+            Graphs::Apart => Behind::Nodes(driver.last_nodes(lane.stream)?),
+        };
+        self.captures.truncate(CAPTURES - 1);
+        self.captures.insert(0, Known { capture, behind });
+        Ok(())
+    }
+
+    /// The node of a capture that records from now on; those that did give way.
+    fn first_record(
+        &mut self,
+        driver: &Driver,
+        kit: &Kit,
+        stream: StreamHandle,
+        capture: Capture,
+    ) -> Result<RecordNode, Failure> {
+        let record = driver.add_record(stream, capture, &kit.done)?;
         if let Some(looked) = self.looked.take().filter(|looked| looked.capture == capture) {
             driver.redirect(&looked.found, &kit.passed);
         }
-        self.captures[self.next] = Some(Known { capture, record });
-        self.next = (self.next + 1) % CAPTURES;
-        Ok(())
+        Ok(record)
     }
 
     /// What of a capture's graph records already, of another capture's operations. That capture gets a new node at its next
@@ -153,10 +206,8 @@ impl Order {
             Some(looked) => looked,
             None => {
                 let found = driver.records_of(capture, &kit.done)?;
-                for known in &mut self.captures {
-                    // Perhaps a graph of before with the same handle: of no use any more either.
-                    known.take_if(|known| known.capture.graph == capture.graph);
-                }
+                // Perhaps a graph of before with the same handle: of no use any more either.
+                self.captures.retain(|known| known.capture.graph != capture.graph);
                 Looked { capture, found }
             }
         };
@@ -164,6 +215,8 @@ impl Order {
     }
 
     fn known(&mut self, capture: Capture) -> Option<&mut Known> {
-        self.captures.iter_mut().flatten().find(|known| known.capture.id == capture.id)
+        let at = self.captures.iter().position(|known| known.capture.id == capture.id)?;
+        self.captures[..=at].rotate_right(1);
+        self.captures.first_mut()
     }
 }

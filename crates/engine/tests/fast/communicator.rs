@@ -112,6 +112,7 @@ pub fn communicator(devices: &[Device]) -> Vec<Rank> {
             rank,
             report: slice.address() + layout.report,
             hold: Box::new(move |driver, capture| held.hold(driver, capture)),
+            graphs: turns::Graphs::Mixed,
         })
         .unwrap();
         let fast = Fast::new(fast::Parts {

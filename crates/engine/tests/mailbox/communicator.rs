@@ -123,6 +123,7 @@ pub fn turns(device: &Device, rank: u32, report: u64, holds: &Arc<Holds>) -> Arc
         rank,
         report,
         hold: Box::new(move |driver, capture| holds.hold(driver, capture)),
+        graphs: turns::Graphs::Mixed,
     };
     Turns::new(parts).unwrap()
 }

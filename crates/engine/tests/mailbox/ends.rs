@@ -178,6 +178,7 @@ fn inits_that_fail() {
             rank: geometry.rank,
             report: address,
             hold: Box::new(|_, _| Ok(())),
+            graphs: turns::Graphs::Mixed,
         });
         let (turns, slices) = (turns.unwrap(), vec![address; ranks]);
         Mailbox::new(Parts { supply: devices[0].supply.clone(), turns, geometry, slices }).map(drop)

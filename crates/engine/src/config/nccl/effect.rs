@@ -29,8 +29,10 @@ pub enum Effect {
     NoRegistration,
     /// NCCL uses no multicast.
     NoMulticast,
-    /// NCCL does not order operations of graphs and eager ones against each other.
+    /// Operations of graphs and eager ones are not ordered against each other.
     GraphsUnordered,
+    /// They are, whatever configurations say.
+    GraphsOrdered,
     /// Communicators made from others use their resources.
     SharedResources,
     /// Kernels have at most so many blocks.
@@ -57,6 +59,7 @@ impl Effect {
             Effect::Blocking
             | Effect::NoMulticast
             | Effect::GraphsUnordered
+            | Effect::GraphsOrdered
             | Effect::MaxCtas(_)
             | Effect::Host(_) => false,
         }
@@ -77,7 +80,8 @@ impl fmt::Display for Effect {
             Effect::NoWindows => "kept windows are off",
             Effect::NoRegistration => "registration is off",
             Effect::NoMulticast => "NCCL uses no multicast; the limits measured without it hold",
-            Effect::GraphsUnordered => "NCCL's operations in graphs are not ordered against others",
+            Effect::GraphsUnordered => "operations in graphs are not ordered against others",
+            Effect::GraphsOrdered => "operations in graphs are ordered against others, whatever graphUsageMode says",
             Effect::SharedResources => "registration and kept windows are off for communicators with children, and for their children",
             Effect::MaxCtas(most) => return write!(f, "grids have at most {most} blocks"),
             Effect::Host(_) => "ranks with another value are on another host",

@@ -220,13 +220,13 @@ pub const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "NCCL_GRAPH_MIXING_SUPPORT",
-        values: "0",
+        values: "0; any other number undoes graphUsageMode 0 and 1",
         example: "0",
         read: Moment::FirstInit,
         since: 0,
-        why: "The program promises that graphs and eager calls do not overlap, and NCCL leaves out the events between them.",
+        why: "The program promises that a graph overlaps with no other and with no eager call of the same communicator. The events between them are left out, so that collectives may stand in the bodies of conditional nodes.",
         set_by: "SGLang with decode context parallelism",
-        effect: |text| (number(text) == 0).then_some(Effect::GraphsUnordered),
+        effect: |text| Some(if number(text) == 0 { Effect::GraphsUnordered } else { Effect::GraphsOrdered }),
     },
     Variable {
         name: "NCCL_COMM_SPLIT_SHARE_RESOURCES",
@@ -364,6 +364,7 @@ mod tests {
             ("NCCL_MAX_CTAS", "12", Some(Effect::MaxCtas(12))),
             ("NCCL_MAX_CTAS", "-1", None),
             ("NCCL_NVLS_ENABLE", "2", None),
+            ("NCCL_GRAPH_MIXING_SUPPORT", "1", Some(Effect::GraphsOrdered)),
             ("NCCL_ENV_PLUGIN", "none", None),
         ] {
             assert_eq!(effect(name, value), expected, "{name}={value}");

@@ -10,6 +10,7 @@ use crate::fabric::wish;
 use crate::forward::birth::Ctas;
 use crate::rendezvous::Canceller;
 use crate::rendezvous::derived::{Making, NOBODY};
+use crate::turns::Graphs;
 
 /// What a communicator has for those made from it, for as long as any of them is being made.
 #[derive(Debug)]
@@ -23,7 +24,7 @@ pub struct Line {
     lives: Vec<Arc<Life>>,
     /// Whether those made from it may be promises, so that its ranks speak before.
     pub(super) has_rounds: bool,
-    /// What it was told of blocks, which holds for those made from it without a word.
+    /// What it was told of kernels, which holds for those made from it without a word.
     pub(super) ctas: Ctas,
     /// Held for a few stores.
     counted: Mutex<BTreeMap<Kind, Counted>>,
@@ -74,7 +75,12 @@ struct Waits {
 
 impl Line {
     /// Of one with a fabric.
-    pub fn of_fabric(contract: &Arc<Contract>, rank: u32, lives: Vec<Arc<Life>>) -> Arc<Line> {
+    pub fn of_fabric(
+        contract: &Arc<Contract>,
+        rank: u32,
+        lives: Vec<Arc<Life>>,
+        graphs: Graphs,
+    ) -> Arc<Line> {
         let (counted, waiting) = Default::default();
         Arc::new(Line {
             birth: contract.birth,
@@ -82,7 +88,7 @@ impl Line {
             contract: Some(contract.clone()),
             lives,
             has_rounds: contract.may_promise_children(),
-            ctas: wish::ctas_of(contract),
+            ctas: wish::ctas_of(contract, graphs),
             counted,
             waiting,
         })
