@@ -41,6 +41,7 @@ enum { MEMORY_TYPE = 2, BUFFER_ID = 7, IS_MANAGED, ORDINAL, LEGACY_IPC, RANGE_ST
   F(MemPoolImportPointer, word*, void*, struct bytes64*) F(MemPoolSetAccess, void*, const struct access*, size_t)     \
   F(IpcGetMemHandle, struct bytes64*, word) F(IpcOpenMemHandle_v2, word*, struct bytes64, unsigned)                   \
   F(IpcCloseMemHandle, word) F(StreamQuery, void*) F(CtxGetCurrent, void**) F(CtxSynchronize, void)                   \
+  F(CtxEnablePeerAccess, void*, unsigned) F(StreamWaitValue32_v2, void*, word, unsigned, unsigned)                     \
   F(ModuleLoadData, void**, const void*) F(ModuleUnload, void*) F(ModuleGetFunction, void**, void*, const char*)      \
   F(LaunchKernel, void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**)
 #define MEMBER(name, ...) int (*name)(__VA_ARGS__);
