@@ -7,7 +7,8 @@
 //! thread, then takes it back, unmaps what is empty and lets go of arenas and peers that nobody uses.
 //!
 //! Growth, mapping and unmapping are virtual memory calls alone, and zeroing runs on a stream of ours that waits for no
-//! other: all of it may happen beside kernels that wait for a peer, and while the calling thread captures.
+//! other: all of it may happen beside kernels that wait for a peer, and while the calling thread captures. Of the first that is so beside
+//! kernels of all devices of a process, too, with peer access between their contexts (`ctests/programs/driver_beside_two.c`, driver 580).
 
 pub mod space;
 
