@@ -76,7 +76,7 @@ function(add_meeting program machine kind seconds says)
 endfunction()
 
 # Programs that run a third time, where every communicator is a promise that can be one.
-set(LAZY collectives sendrecv groups group_order threads premulsum registration graphs graphs_mixed splits births lifecycle random_calls random_collectives patterns pairs
+set(LAZY context_reset collectives sendrecv groups group_order threads premulsum registration graphs graphs_mixed splits births lifecycle random_calls random_collectives patterns pairs
          promises promise_errors promise_children forked)
 
 # Where ranks meet on MACHINE, with promises as they are without a wish and, for those programs, with all of them.
@@ -114,7 +114,7 @@ function(add_differential program machine seconds)
 endfunction()
 
 set(PROGRAMS strings arguments collectives sendrecv groups group_order lifecycle threads nonblocking premulsum registration graphs graphs_mixed
-             conditional_graphs forked id_then_fork strangers random_calls random_collectives births patterns pairs absorbed graphs_p2p random_p2p splits promises promise_errors
+             conditional_graphs context_reset forked id_then_fork strangers random_calls random_collectives births patterns pairs absorbed graphs_p2p random_p2p splits promises promise_errors
              promise_children many_pairs many_communicators reuse parking uneven batches registered registered_lives
              registered_groups registered_alone registered_beside pool pool_growth windows windows_repair windows_ends window_patterns window_direct)
 # Sends and receives of one fabric: on mailboxes, too.
@@ -133,7 +133,7 @@ foreach(program IN LISTS PROGRAMS)
   if(SIM_DIR)
     add_differential(${program} sim ${seconds})
   endif()
-  if(REAL_NCCL_LIBRARY)
+  if(REAL_NCCL_LIBRARY AND NOT program STREQUAL "context_reset")
     add_differential(${program} gpu ${seconds})
   endif()
 endforeach()
@@ -148,6 +148,10 @@ if(WINDLASS_LIBRARY_DIR)
   endif()
   add_fabric(graphs_mixed 120 "yes" --served fast)
   add_fabric(conditional_graphs 120 "yes" --served fast)
+  # On GPUs nobody resets a context.
+  if(SIM_DIR)
+    add_fabric_on(sim context_reset 120 "yes" --served fast)
+  endif()
   # Groups of communicators, as NCCL ordered them before 2.26, too: plainly, and with ours among them.
   add_fabric(group_order 300 "yes" --served fast)
   if(SIM_DIR)

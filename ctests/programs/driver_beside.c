@@ -10,6 +10,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -26,7 +27,7 @@ static const char SPIN[] =
     "  mov.u64 %rd4, %globaltimer;\n  sub.u64 %rd5, %rd4, %rd3;\n  setp.lt.u64 %p2, %rd5, %rd2;\n  @%p2 bra AGAIN;\n"
     "DONE:\n  ret;\n}\n";
 
-enum { SPINS_MS = 2000, BLOCKED_AFTER_MS = 200, BESIDE_WITHIN_MS = 1500, HOST_MAPPED = 2 };
+enum { SPINS_MS = 2000, BLOCKED_AFTER_MS = 200, BESIDE_WITHIN_MS = 1500, HOST_MAPPED = 2, PORTABLE_MAPPED = 3, REGISTERED = 256 << 10 };
 
 static volatile unsigned* ends_spin;
 static void *spin, *context;
@@ -45,9 +46,10 @@ static void begin_spin(void) {
 }
 
 /* What is called while the kernel runs; each has its memory made before. */
-enum what { ALLOCATES, ALLOCATES_LITTLE, FREES, FREES_LITTLE, ALLOCATES_HOST, FREES_HOST, UNMAPS, SYNCHRONIZES, WHATS };
+enum what { ALLOCATES, ALLOCATES_LITTLE, FREES, FREES_LITTLE, ALLOCATES_HOST, FREES_HOST, REGISTERS_HOST, UNREGISTERS_HOST, UNMAPS, SYNCHRONIZES, WHATS };
 static const char* const NAMES[WHATS] = {"cuMemAlloc of 64 MiB", "cuMemAlloc of 512 bytes", "cuMemFree of 64 MiB",
                                          "cuMemFree of 512 bytes", "cuMemHostAlloc of 16 MiB", "cuMemFreeHost of 16 MiB",
+                                         "cuMemHostRegister of 256 KiB", "cuMemHostUnregister of 256 KiB",
                                          "cuMemUnmap", "cuCtxSynchronize"};
 
 struct blocked {
@@ -63,6 +65,9 @@ static void prepare(struct blocked* call) {
   if (call->what == FREES) CU(MemAlloc_v2(&call->memory, 64 * MIB));
   if (call->what == FREES_LITTLE) CU(MemAlloc_v2(&call->memory, 512));
   if (call->what == FREES_HOST) CU(MemHostAlloc(&call->host, 16 * MIB, 0));
+  if (call->what == REGISTERS_HOST || call->what == UNREGISTERS_HOST)
+    call->host = mmap(NULL, REGISTERED, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (call->what == UNREGISTERS_HOST) CU(MemHostRegister_v2(call->host, REGISTERED, PORTABLE_MAPPED));
   if (call->what == UNMAPS) {
     handle = created(granule);
     CU(MemAddressReserve(&call->base, granule, 0, 0, 0));
@@ -81,6 +86,8 @@ static void* blocks(void* argument) {
     case FREES: case FREES_LITTLE: CU(MemFree_v2(call->memory)); break;
     case ALLOCATES_HOST: CU(MemHostAlloc(&call->host, 16 * MIB, 0)); break;
     case FREES_HOST: CU(MemFreeHost(call->host)); break;
+    case REGISTERS_HOST: CU(MemHostRegister_v2(call->host, REGISTERED, PORTABLE_MAPPED)); break;
+    case UNREGISTERS_HOST: CU(MemHostUnregister(call->host)); break;
     case UNMAPS: CU(MemUnmap(call->base, granule)); break;
     default: CU(CtxSynchronize());
   }
@@ -92,6 +99,8 @@ static void* blocks(void* argument) {
 static void release(struct blocked* call) {
   if (call->what == ALLOCATES || call->what == ALLOCATES_LITTLE) CU(MemFree_v2(call->memory));
   if (call->what == ALLOCATES_HOST) CU(MemFreeHost(call->host));
+  if (call->what == REGISTERS_HOST) CU(MemHostUnregister(call->host));
+  if (call->what == REGISTERS_HOST || call->what == UNREGISTERS_HOST) munmap(call->host, REGISTERED);
   if (call->what == UNMAPS) CU(MemAddressFree(call->base, granule));
 }
 

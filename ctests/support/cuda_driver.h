@@ -63,6 +63,7 @@ CUresult cuDeviceGetAttribute(int* value, int attribute, CUdevice device);
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device);
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device);
+CUresult cuDevicePrimaryCtxReset_v2(CUdevice device);
 CUresult cuCtxSetCurrent(CUcontext context);
 CUresult cuCtxGetCurrent(CUcontext* context);
 CUresult cuCtxSynchronize(void);

@@ -160,7 +160,11 @@ impl Arena {
     /// Takes back the slices whose leases are over and unmaps what is empty. For the background thread.
     pub fn settle(&self) -> Result<(), Refusal> {
         self.refuse_child()?;
-        let _entered = self.home.enter()?;
+        // Of a context that is gone nothing runs, and memory is no part of it.
+        let entered = if self.home.is_there() { Some(self.home.enter()?) } else { None };
+        if entered.is_none() {
+            self.forget_zeroing();
+        }
         self.settle_within(&mut lock(&self.chunks)).map_err(|failure| Refusal::from(failure).told())
     }
 
@@ -304,6 +308,12 @@ impl Arena {
             lock(&self.book).quarantine.note(Event::Zeroed(lease));
         }
         Ok(())
+    }
+
+    /// The context is gone, and what zeroed in it.
+    fn forget_zeroing(&self) {
+        let leases: Vec<LeaseId> = std::mem::take(&mut *lock(&self.zeroing)).into_keys().collect();
+        leases.into_iter().for_each(|lease| lock(&self.book).quarantine.note(Event::Zeroed(lease)));
     }
 
     fn settle_within(&self, chunks: &mut BTreeMap<Serial, Mapping>) -> Result<(), Failure> {

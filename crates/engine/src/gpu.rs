@@ -32,7 +32,7 @@ pub mod module;
 
 mod nvlink;
 
-pub use context::Home;
+pub use context::{Context, Home};
 pub use device::Ordinal;
 pub use failure::Failure;
 pub use library::{Calls, Driver, driver, opened};

@@ -443,7 +443,8 @@ impl<'turns> Turn<'turns> {
 impl Drop for Turns {
     /// See the module's "The end". Work in flight is aborted, also a graph's; a graph that runs later is not touched.
     fn drop(&mut self) {
-        if self.supply.home().driver.is_in_forked_child() {
+        // The word that tells kernels to leave ended with the context.
+        if self.supply.home().driver.is_in_forked_child() || !self.supply.home().is_there() {
             return;
         }
         if !matches!(self.is_idle(), Ok(true)) {

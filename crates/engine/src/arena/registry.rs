@@ -9,13 +9,19 @@ use crate::arena::refusal::Refusal;
 use crate::arena::space::Serial;
 use crate::arena::{Arena, lock};
 use crate::config::config;
-use crate::gpu::{self, Ordinal};
+use crate::gpu::{self, Context, Ordinal};
 
 /// Taken before everything of an arena; held while one is opened, by births alone.
-static ARENAS: Mutex<BTreeMap<Ordinal, Arc<Arena>>> = Mutex::new(BTreeMap::new());
+static ARENAS: Mutex<BTreeMap<Of, Arc<Arena>>> = Mutex::new(BTreeMap::new());
+
+/// A device, and the context in which its arena works. Those of contexts that are gone have what they lent until it comes back.
+type Of = (Ordinal, Context);
 
 /// Taken before everything of a peer's arena.
-static PEERS: Mutex<BTreeMap<Peer, Arc<PeerArena>>> = Mutex::new(BTreeMap::new());
+static PEERS: Mutex<BTreeMap<(Peer, u64), Arc<PeerArena>>> = Mutex::new(BTreeMap::new());
+
+/// The context of each device that had an arena, and how often one had another than before. Taken after the arenas.
+static CONTEXTS: Mutex<(BTreeMap<Ordinal, Context>, u64)> = Mutex::new((BTreeMap::new(), 0));
 
 pub(super) fn arena(device: Ordinal) -> Result<Arc<Arena>, Refusal> {
     let driver = gpu::driver()?;
@@ -23,11 +29,16 @@ pub(super) fn arena(device: Ordinal) -> Result<Arc<Arena>, Refusal> {
         return Err(Refusal::ForkedChild);
     }
     let mut arenas = lock(&ARENAS);
-    if let Some(arena) = arenas.get(&device) {
+    let is_it = |of: &Of, arena: &Arena| of.0 == device && arena.home().is_there();
+    if let Some((_, arena)) = arenas.iter().find(|(of, arena)| is_it(of, arena)) {
         return Ok(arena.clone());
     }
     let arena = Arena::open(driver, device, config().arena_bytes_max)?;
-    arenas.insert(device, arena.clone());
+    let context = arena.home().context();
+    let (contexts, changes) = &mut *lock(&CONTEXTS);
+    let is_other = contexts.insert(device, context).is_some_and(|before| before != context);
+    *changes += u64::from(is_other);
+    arenas.insert((device, context), arena.clone());
     Ok(arena)
 }
 
@@ -45,7 +56,9 @@ pub(super) fn peer(peer: Peer) -> Result<Arc<PeerArena>, Refusal> {
     if driver.is_in_forked_child() {
         return Err(Refusal::ForkedChild);
     }
-    Ok(lock(&PEERS).entry(peer).or_insert_with(|| PeerArena::new(driver)).clone())
+    // What is mapped for a context that is gone may have been mapped for it alone.
+    let changes = lock(&CONTEXTS).1;
+    Ok(lock(&PEERS).entry((peer, changes)).or_insert_with(|| PeerArena::new(driver)).clone())
 }
 
 /// Takes back what is over in all arenas and mappings of this process, and lets go of those that nobody uses. The

@@ -28,7 +28,7 @@ struct Supplies {
     turns: Arc<turns::Supply>,
 }
 
-/// One for each device that had communicators. Kept to the end of the process: to unload code may wait for the device.
+/// One for each device that had communicators. Kept to the end of the process or of the context: to unload code may wait for the device.
 /// Held while one is made, by births alone.
 static SUPPLIES: Mutex<BTreeMap<Ordinal, Supplies>> = Mutex::new(BTreeMap::new());
 
@@ -188,7 +188,11 @@ impl Supplies {
 fn supplies(device: Ordinal) -> Result<Supplies, Refused> {
     let mut all = lock();
     if let Some(supplies) = all.get(&device) {
-        return Ok(supplies.clone());
+        if supplies.turns.home().is_there() {
+            return Ok(supplies.clone());
+        }
+        log::info!("device {device}: its context is another than before, all begins anew there");
+        all.remove(&device);
     }
     let driver = gpu::driver()?;
     let turns = turns::Supply::new(Home::of(driver, device)?, mailbox::HOST_BYTES)?;

@@ -26,7 +26,7 @@ use crate::config::config;
 use crate::contract::Token;
 use crate::contract::bytes::{Writer, checksum};
 use crate::forward::known::{self, End};
-use crate::gpu::Ordinal;
+use crate::gpu::{self, Context, Ordinal};
 use crate::stats::count;
 
 use super::recycling::{home_of, is_short_on};
@@ -46,6 +46,8 @@ pub struct Kind {
     pub ranks: u32,
     pub rank: u32,
     pub device: Ordinal,
+    /// What NCCL has of it lives there.
+    pub context: Context,
     /// What the configuration says, empty for none, and then NCCL's variables of each init.
     pub configuration: Vec<u8>,
 }
@@ -159,6 +161,12 @@ impl Store {
         self.all.iter().map(|one| one.bytes).sum()
     }
 
+    /// Lets go of those whose context is gone (`cudaDeviceReset`): what NCCL would give back of them is no more.
+    fn forget_gone(&mut self) {
+        let Some(driver) = gpu::opened() else { return };
+        self.all.retain(|one| driver.is_there(one.kind.context));
+    }
+
     fn count(&self) {
         COUNT.store(self.all.len(), Ordering::Relaxed);
         count::parked(self.all.len() as u64, self.bytes());
@@ -181,6 +189,7 @@ pub fn park(one: Built) {
 /// Changes what is parked, and notes how much that is.
 fn change<T>(act: impl FnOnce(&mut Store) -> T) -> T {
     let mut store = parked();
+    store.forget_gone();
     let done = act(&mut store);
     store.count();
     done
@@ -277,7 +286,8 @@ mod tests {
     const LIMITS_OF_MANY: Limits = Limits { count: 16, bytes: 100 };
 
     fn kind(rank: u32) -> Kind {
-        Kind { ranks: 2, rank, device: rank as Ordinal, configuration: Vec::new() }
+        let context = Context::default();
+        Kind { ranks: 2, rank, device: rank as Ordinal, context, configuration: Vec::new() }
     }
 
     fn built(name: u8, rank: u32, bytes: u64) -> Built {

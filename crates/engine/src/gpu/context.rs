@@ -5,7 +5,15 @@ use std::ffi::c_int;
 use crate::gpu::capture::Relaxed;
 use crate::gpu::device::Ordinal;
 use crate::gpu::failure::{Failure, SUCCESS};
-use crate::gpu::library::Driver;
+use crate::gpu::library::{Driver, driver};
+
+/// What streams, events and modules live in, and end with. Its handle comes again: a primary context that was reset (`cudaDeviceReset`) has
+/// the same in its next life, so its id says which it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Context {
+    handle: usize,
+    id: u64,
+}
 
 /// Where our streams, events and modules of a device live: its primary context, which we retain, where the
 /// application uses it (all that use CUDA's runtime do). Otherwise the application's own context, if one of this
@@ -16,7 +24,7 @@ pub struct Home {
     pub driver: &'static Driver,
     /// The device.
     pub device: Ordinal,
-    context: usize,
+    context: Context,
     kind: Kind,
 }
 
@@ -51,17 +59,33 @@ impl Home {
         if active == 0
             && let Some(context) = driver.current_context_of(device)?
         {
-            return Ok(Home { driver, device, context, kind: Kind::Borrowed });
+            return Ok(Home { driver, device, context: driver.context(context)?, kind: Kind::Borrowed });
         }
-        let mut context = 0;
+        let mut handle = 0;
         // SAFETY: the output is a local; dropping gives this reference back.
-        let code = unsafe { (driver.calls.cuDevicePrimaryCtxRetain)(&mut context, device) };
+        let code = unsafe { (driver.calls.cuDevicePrimaryCtxRetain)(&mut handle, device) };
         driver.check("cuDevicePrimaryCtxRetain", code, || format!("device {device}"))?;
-        Ok(Home { driver, device, context, kind: Kind::Primary })
+        let mut home = Home { driver, device, context: Context { handle, id: 0 }, kind: Kind::Primary };
+        home.context = driver.context(handle)?;
+        Ok(home)
     }
 
-    /// Makes the context current and the capture mode relaxed.
+    /// The context: what is made in it is to be used no more once it [is gone](Driver::is_there).
+    pub fn context(&self) -> Context {
+        self.context
+    }
+
+    /// Whether the context is still there.
+    pub fn is_there(&self) -> bool {
+        self.driver.is_there(self.context)
+    }
+
+    /// Makes the context current and the capture mode relaxed. Refuses if the context is gone, though another has its handle.
     pub fn enter(&self) -> Result<Entered<'_>, Failure> {
+        if !self.is_there() {
+            let detail = format!("device {}, context {}", self.device, self.context.id);
+            return Err(Failure::without_code("cuCtxGetId", "that the context is gone", detail));
+        }
         let relaxed = Relaxed::enter(self.driver)?;
         Ok(Entered { _current: self.be_current()?, _relaxed: relaxed })
     }
@@ -72,17 +96,43 @@ impl Home {
         // SAFETY: the output is a local.
         let code = unsafe { (self.driver.calls.cuCtxGetCurrent)(&mut current) };
         self.driver.check("cuCtxGetCurrent", code, String::new)?;
-        if current == self.context {
+        if current == self.context.handle {
             return Ok(Current { pushed_by: None });
         }
         // SAFETY: the context is alive: retained, or promised by `of`.
-        let code = unsafe { (self.driver.calls.cuCtxPushCurrent_v2)(self.context) };
+        let code = unsafe { (self.driver.calls.cuCtxPushCurrent_v2)(self.context.handle) };
         self.driver.check("cuCtxPushCurrent_v2", code, || format!("device {}", self.device))?;
         Ok(Current { pushed_by: Some(self) })
     }
 }
 
+/// The context that our own work on a device goes to now; that of nobody where the driver has none.
+pub fn on(device: Ordinal) -> Context {
+    driver().and_then(|driver| Home::of(driver, device)).map(|home| home.context).unwrap_or_default()
+}
+
 impl Driver {
+    /// The context that is current on this thread.
+    pub fn current_context(&self) -> Result<Context, Failure> {
+        let mut handle = 0;
+        // SAFETY: the output is a local.
+        self.check("cuCtxGetCurrent", unsafe { (self.calls.cuCtxGetCurrent)(&mut handle) }, String::new)?;
+        self.context(handle)
+    }
+
+    /// Whether a context has not gone since. Without a context there is nothing to go.
+    pub fn is_there(&self, context: Context) -> bool {
+        context.handle == 0 || self.context(context.handle).is_ok_and(|now| now.id == context.id)
+    }
+
+    fn context(&self, handle: usize) -> Result<Context, Failure> {
+        let mut id = 0;
+        // SAFETY: the output is a local. The driver knows handles of contexts that are gone.
+        let code = unsafe { (self.calls.cuCtxGetId)(handle, &mut id) };
+        self.check("cuCtxGetId", code, || format!("context {handle:#x}"))?;
+        Ok(Context { handle, id })
+    }
+
     /// The device that is current on this thread, if there is one.
     pub fn current_device(&self) -> Result<Option<Ordinal>, Failure> {
         let mut context = 0;
@@ -118,7 +168,8 @@ impl Driver {
 
 impl Drop for Home {
     fn drop(&mut self) {
-        if self.kind == Kind::Borrowed || self.driver.is_in_forked_child() {
+        // A reset takes all references: one given back then would be that of somebody who came later.
+        if self.kind == Kind::Borrowed || self.driver.is_in_forked_child() || !self.is_there() {
             return;
         }
         // SAFETY: gives back the one reference that `of` took.

@@ -62,6 +62,7 @@ calls! {
     fn cuCtxGetDevice(*mut c_int);
     fn cuCtxPushCurrent_v2(usize);
     fn cuCtxPopCurrent_v2(*mut usize);
+    fn cuCtxGetId(usize, *mut u64);
     fn cuThreadExchangeStreamCaptureMode(*mut c_uint);
     fn cuStreamCreate(*mut usize, c_uint);
     fn cuStreamDestroy_v2(usize);
@@ -84,6 +85,9 @@ calls! {
     fn cuMemcpyHtoDAsync_v2(Address, *const c_void, usize, usize);
     fn cuMemHostAlloc(*mut *mut c_void, usize, c_uint);
     fn cuMemFreeHost(*mut c_void);
+    fn cuMemHostRegister_v2(*mut c_void, usize, c_uint);
+    fn cuMemHostUnregister(*mut c_void);
+    fn cuMemHostGetDevicePointer_v2(*mut Address, *mut c_void, c_uint);
     fn cuMemGetInfo_v2(*mut usize, *mut usize);
     fn cuMemGetAllocationGranularity(*mut usize, *const AllocationProperties, c_uint);
     fn cuMemAddressReserve(*mut Address, usize, usize, Address, u64);

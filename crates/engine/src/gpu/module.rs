@@ -159,8 +159,8 @@ impl Module {
         Ok(Function(handle))
     }
 
-    /// Unloads it in the context that it was loaded into. It stays where that cannot be entered, which is the failure, and in a
-    /// forked child.
+    /// Unloads it in the context that it was loaded into, with which it went if that is gone. It stays where that cannot be entered,
+    /// which is the failure, and in a forked child.
     pub fn unload(self, home: &Home) -> Result<(), Failure> {
         if home.driver.is_in_forked_child() {
             return Ok(());
@@ -168,6 +168,10 @@ impl Module {
         match home.enter() {
             Ok(_entered) => {
                 drop(self);
+                Ok(())
+            }
+            Err(_) if !home.is_there() => {
+                std::mem::forget(self);
                 Ok(())
             }
             Err(failure) => {

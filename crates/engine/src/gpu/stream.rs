@@ -2,9 +2,9 @@
 
 use std::ffi::c_void;
 
-use crate::gpu::Address;
 use crate::gpu::failure::{Failure, NOT_READY, SUCCESS};
 use crate::gpu::library::{Driver, HostFunction};
+use crate::gpu::{Address, Context};
 
 const NON_BLOCKING: u32 = 1;
 const DISABLE_TIMING: u32 = 2;
@@ -128,10 +128,11 @@ pub(super) fn about(stream: StreamHandle) -> String {
     format!("stream {:#x}", stream.0)
 }
 
-/// A stream of ours that orders itself with no other, destroyed when dropped.
+/// A stream of ours that orders itself with no other, destroyed when dropped, unless its context is gone, and it with that.
 #[derive(Debug)]
 pub struct Stream {
     driver: &'static Driver,
+    context: Context,
     /// For calls that take any stream.
     pub handle: StreamHandle,
 }
@@ -139,11 +140,11 @@ pub struct Stream {
 impl Stream {
     /// Makes one in the current context.
     pub fn new(driver: &'static Driver) -> Result<Stream, Failure> {
-        let mut handle = 0;
+        let (context, mut handle) = (driver.current_context()?, 0);
         // SAFETY: the output is a local.
         let code = unsafe { (driver.calls.cuStreamCreate)(&mut handle, NON_BLOCKING) };
         driver.check("cuStreamCreate", code, || "flags non-blocking".into())?;
-        Ok(Stream { driver, handle: StreamHandle(handle) })
+        Ok(Stream { driver, context, handle: StreamHandle(handle) })
     }
 
     /// Waits for all that it holds.
@@ -185,7 +186,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if self.driver.is_in_forked_child() {
+        if self.driver.is_in_forked_child() || !self.driver.is_there(self.context) {
             return;
         }
         // SAFETY: created by `new`; work that it still holds completes all the same.
@@ -194,21 +195,22 @@ impl Drop for Stream {
     }
 }
 
-/// An event without a time, destroyed when dropped.
+/// An event without a time, destroyed when dropped as a stream is.
 #[derive(Debug)]
 pub struct Event {
     driver: &'static Driver,
+    context: Context,
     pub(super) handle: usize,
 }
 
 impl Event {
     /// Makes one in the current context.
     pub fn new(driver: &'static Driver) -> Result<Event, Failure> {
-        let mut handle = 0;
+        let (context, mut handle) = (driver.current_context()?, 0);
         // SAFETY: the output is a local.
         let code = unsafe { (driver.calls.cuEventCreate)(&mut handle, DISABLE_TIMING) };
         driver.check("cuEventCreate", code, || "flags no timing".into())?;
-        Ok(Event { driver, handle })
+        Ok(Event { driver, context, handle })
     }
 
     /// Marks what a stream holds now.
@@ -232,7 +234,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        if self.driver.is_in_forked_child() {
+        if self.driver.is_in_forked_child() || !self.driver.is_there(self.context) {
             return;
         }
         // SAFETY: created by `new`; the driver keeps it until pending work has passed it.

@@ -12,7 +12,7 @@ use crate::fabric::{self, Fate, Patience, Plain, Waiting, Wish};
 use crate::forward::birth::{self, Birth, Handle};
 use crate::forward::configuration::{Given, Kept as Configuration};
 use crate::forward::known;
-use crate::gpu::Ordinal;
+use crate::gpu::{Ordinal, context};
 use crate::group::{self, Awaited};
 use crate::guard;
 use crate::process;
@@ -121,7 +121,7 @@ fn take(wish: &Wish, device: Option<Ordinal>, configuration: &Configuration) -> 
         (Patience::AsConfigured, Some(device), Some(configuration)) => {
             let (ranks, rank) = (wish.ranks as u32, wish.rank as u32);
             let configuration = [configuration, nccl::of_this_init()].concat();
-            cached::take(&Kind { ranks, rank, device, configuration })
+            cached::take(&Kind { ranks, rank, device, context: context::on(device), configuration })
         }
         _ => Taken::nothing(),
     }

@@ -13,6 +13,7 @@ use crate::fabric;
 use crate::fabric::cached::{Built, Kind};
 use crate::forward::birth;
 use crate::forward::known::{self, End};
+use crate::gpu::context;
 use crate::guard;
 use crate::thread;
 
@@ -140,7 +141,8 @@ impl Promise {
                 self.mark(Unfit::Here);
             }
             let configuration = [words.unwrap_or_default(), nccl::of_this_init()].concat();
-            let kind = Kind { ranks, rank, device: self.device, configuration };
+            let context = context::on(self.device);
+            let kind = Kind { ranks, rank, device: self.device, context, configuration };
             *self.built() = Some(Built::new(kind, &id, self.written.load(Ordering::Acquire)));
         }
         result

@@ -19,13 +19,13 @@ use crate::error::refuse;
 use crate::fabric::Fabric;
 use crate::forward::known;
 use crate::gpu::stream::Stream;
-use crate::gpu::{self, Ordinal};
+use crate::gpu::{self, Context, Ordinal, context};
 
 use super::{legacy, on_device};
 
-/// Whether that has been, by device. A device's is held meanwhile: who comes to the same one must not go on before, though NCCL's
+/// Whether that has been, by device and its context, with which NCCL's code goes. A device's is held meanwhile: who comes to the same one must not go on before, though NCCL's
 /// launch may wait for what its other communicators run there. The map's own lock is held for a look.
-static WARM: Mutex<BTreeMap<Ordinal, Arc<Mutex<Warmth>>>> = Mutex::new(BTreeMap::new());
+static WARM: Mutex<BTreeMap<(Ordinal, Context), Arc<Mutex<Warmth>>>> = Mutex::new(BTreeMap::new());
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Warmth {
@@ -37,7 +37,8 @@ enum Warmth {
 }
 
 fn of(device: Ordinal) -> Arc<Mutex<Warmth>> {
-    WARM.lock().unwrap_or_else(PoisonError::into_inner).entry(device).or_default().clone()
+    let of = (device, context::on(device));
+    WARM.lock().unwrap_or_else(PoisonError::into_inner).entry(of).or_default().clone()
 }
 
 /// Whether a communicator on this device may be a promise. Never waits: while another thread's message runs, it may not.

@@ -9,21 +9,34 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use windlass_kernels::launch::{CONTROL_RUN, Report};
 
+use crate::gpu::failure::SUCCESS;
 use crate::gpu::stream::Stream;
 use crate::gpu::{Address, Driver, Failure};
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
-/// `CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP`.
+/// `CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP`, and the same of memory that is registered.
 const FOR_ALL_DEVICES: c_uint = 3;
 /// What one side writes shares no line with what the other does.
 const HEAD_BYTES: usize = 128;
 
 /// Memory of the host that devices read and write: the word that tells kernels to leave, then room for whoever makes them.
 /// Zero at first.
+///
+/// It is mapped here and registered with the driver where that may be, so that it stays when the context goes (`cudaDeviceReset`): our
+/// worker thread reads it whenever it likes, of a communicator that was not destroyed before, too.
 #[derive(Debug)]
 pub struct HostMemory {
     driver: &'static Driver,
     base: NonNull<u8>,
     beside_bytes: usize,
+    by: By,
+}
+
+/// Who made it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum By {
+    Us,
+    Driver,
 }
 
 // SAFETY: the word is an atomic; whoever uses the room beside says how.
@@ -35,6 +48,9 @@ impl HostMemory {
     /// In the current context. May wait for the device: at birth only.
     pub fn new(driver: &'static Driver, beside_bytes: usize) -> Result<HostMemory, Failure> {
         let bytes = HEAD_BYTES + beside_bytes;
+        if let Some(base) = registered(driver, bytes) {
+            return Ok(HostMemory { driver, base, beside_bytes, by: By::Us });
+        }
         let mut pointer = std::ptr::null_mut();
         // SAFETY: the output is a local.
         let code = unsafe { (driver.calls.cuMemHostAlloc)(&mut pointer, bytes, FOR_ALL_DEVICES) };
@@ -44,7 +60,7 @@ impl HostMemory {
             .ok_or_else(|| Failure::without_code("cuMemHostAlloc", "null", detail()))?;
         // SAFETY: as many bytes as were allocated, which nobody else knows yet.
         unsafe { base.write_bytes(0, bytes) };
-        Ok(HostMemory { driver, base, beside_bytes })
+        Ok(HostMemory { driver, base, beside_bytes, by: By::Driver })
     }
 
     /// The word that tells kernels to leave.
@@ -76,9 +92,52 @@ impl Drop for HostMemory {
         if self.driver.is_in_forked_child() {
             return;
         }
-        // SAFETY: allocated by `new`; kernels that read it are done.
-        let code = unsafe { (self.driver.calls.cuMemFreeHost)(self.base.as_ptr().cast()) };
-        self.driver.note("cuMemFreeHost", code, || format!("bytes {}", HEAD_BYTES + self.beside_bytes));
+        let (bytes, pointer) = (HEAD_BYTES + self.beside_bytes, self.base.as_ptr().cast());
+        let detail = || format!("bytes {bytes}");
+        if self.by == By::Driver {
+            // SAFETY: allocated by `new`; kernels that read it are done.
+            let code = unsafe { (self.driver.calls.cuMemFreeHost)(pointer) };
+            self.driver.note("cuMemFreeHost", code, detail);
+            return;
+        }
+        // SAFETY: as above.
+        let code = unsafe { (self.driver.calls.cuMemHostUnregister)(pointer) };
+        self.driver.note("cuMemHostUnregister", code, detail);
+        unmap(self.base, bytes);
+    }
+}
+
+/// Memory of this process that devices reach at the host's own addresses; none where they do not, or the driver cannot.
+/// A forked child shares it: what a copy of it would take to write, the device would not see.
+fn registered(driver: &Driver, bytes: usize) -> Option<NonNull<u8>> {
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: new memory, nowhere in particular.
+    let mapped = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED) };
+    let base = NonNull::new(mapped.ok()?.cast::<u8>())?;
+    let pointer: *mut c_void = base.as_ptr().cast();
+    // SAFETY: as many bytes as are mapped.
+    let code = unsafe { (driver.calls.cuMemHostRegister_v2)(pointer, bytes, FOR_ALL_DEVICES) };
+    if code != SUCCESS {
+        unmap(base, bytes);
+        return None;
+    }
+    let mut seen: Address = 0;
+    // SAFETY: the memory is registered; the output is a local.
+    let code = unsafe { (driver.calls.cuMemHostGetDevicePointer_v2)(&mut seen, pointer, 0) };
+    if code == SUCCESS && seen == pointer as Address {
+        return Some(base);
+    }
+    // SAFETY: registered above.
+    let code = unsafe { (driver.calls.cuMemHostUnregister)(pointer) };
+    driver.note("cuMemHostUnregister", code, || format!("bytes {bytes}"));
+    unmap(base, bytes);
+    None
+}
+
+fn unmap(base: NonNull<u8>, bytes: usize) {
+    // SAFETY: mapped by `registered`, with so many bytes; nobody uses it any more.
+    if let Err(error) = unsafe { munmap(base.as_ptr().cast(), bytes) } {
+        ::log::warn!("{bytes} bytes of memory for kernels stay mapped: {error}");
     }
 }
 

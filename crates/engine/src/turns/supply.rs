@@ -185,6 +185,8 @@ impl Drop for Supply {
         }
         match self.home.enter() {
             Ok(_entered) => drop(kits),
+            // They went with the context.
+            Err(_) if !self.home.is_there() => std::mem::forget(kits),
             Err(failure) => {
                 ::log::warn!("kits of device {} stay: {failure}", self.home.device);
                 std::mem::forget(kits);
