@@ -1,5 +1,5 @@
 /* Holds: one communicator's all-reduces, in place on one buffer, small and large, eager and of graphs, run in the order in which they
- * are called and graphs are launched, on streams that nothing else joins. The sum of the whole and the maximum of its beginning do not
+ * are called and graphs are launched, on streams that nothing else joins, and that are destroyed before they have run. The sum of the whole and the maximum of its beginning do not
  * commute, so what overtakes is seen; each rank is late before the first of two in its turn. */
 #include "../support/harness.h"
 
@@ -180,7 +180,30 @@ static void two_graphs(struct rank* self) {
   end(&mixed);
 }
 
+/* Each call is on a stream of its own that goes at once, with the work still to come: the next one may have its handle. */
+static void streams_that_go(struct rank* self) {
+  static void (*const ways[])(struct mixed*, enum step, CUstream) = {issue, issue_grouped};
+  struct mixed mixed = made(self);
+  for (int round = 0; round < 2 * self->ranks; round++) {
+    for (int first = SUM; first <= MAXIMUM; first++) {
+      CUstream one = new_stream();
+      begin_round(&mixed, round, one);
+      ways[round / self->ranks](&mixed, (enum step)first, one);
+      CUDA(cuStreamDestroy_v2(one));
+      for (int later = 0; later < 3; later++) {
+        CUstream other = new_stream();
+        ways[round / self->ranks](&mixed, later % 2 ? (enum step)first : (enum step)!first, other);
+        CUDA(cuStreamDestroy_v2(other));
+      }
+      CUDA(cuCtxSynchronize());
+      END_ROUND(&mixed, (enum step)first, (enum step)!first, (enum step)first, (enum step)!first);
+    }
+  }
+  end(&mixed);
+}
+
 static void all(struct rank* self) {
+  RUN_PART(streams_that_go, self);
   RUN_PART(a_graph_of_before, self);
   RUN_PART(a_first_capture, self);
   RUN_PART(a_capture_between, self);

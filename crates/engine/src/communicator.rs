@@ -13,6 +13,7 @@ use nccl_sys::{cudaStream_t, ncclComm_t};
 
 use crate::fabric::{Fabric, Plain};
 use crate::gate::{Gate, Passed};
+use crate::gpu::stream::{Capture, Place};
 use crate::promise::Promise;
 use crate::rendezvous::Canceller;
 use crate::stats::count::{self, Identity};
@@ -71,6 +72,8 @@ pub struct Communicator {
     /// The stream of the last call that went to NCCL since the last eager one of ours, by its handle; of a communicator with
     /// a fabric only. [`NO_STREAM`]: none did, or [it is followed](Communicator::is_followed).
     forwarded_on: AtomicUsize,
+    /// The id that the stream with this handle had at the first of these calls, for another may have the handle since. 0: not known.
+    forwarded_id: AtomicU64,
     /// The capture, by its id, whose first operation of ours was ordered after that. 0: none's was.
     ordered_in: AtomicU64,
     /// Whether what goes to NCCL is to be followed.
@@ -80,6 +83,8 @@ pub struct Communicator {
 }
 
 const NO_STREAM: usize = usize::MAX;
+/// `cudaStreamPerThread`: every thread's is another.
+const PER_THREAD: usize = 2;
 
 impl Communicator {
     /// A record of nobody's.
@@ -99,6 +104,7 @@ impl Communicator {
             has_windows: AtomicBool::new(false),
             is_checked: AtomicBool::new(false),
             forwarded_on: AtomicUsize::new(NO_STREAM),
+            forwarded_id: AtomicU64::new(0),
             ordered_in: AtomicU64::new(0),
             follows: AtomicBool::new(false),
             kept: Mutex::new(None),
@@ -243,28 +249,34 @@ impl Communicator {
         self.has_run.store(true, Ordering::Relaxed);
     }
 
-    /// A call goes to NCCL on this stream.
+    /// A call goes to NCCL on this stream. Where that is, is asked at the first of several on one handle.
     #[inline]
-    pub fn forwards_on(&self, stream: cudaStream_t) {
-        self.forwarded_on.store(stream as usize, Ordering::Relaxed);
+    pub fn forwards_on(&self, stream: cudaStream_t, place: impl FnOnce() -> Option<Place>) {
+        let stream = stream as usize;
+        if self.forwarded_on.load(Ordering::Relaxed) != stream || stream == PER_THREAD {
+            let id = match place() {
+                Some(Place::Eager(id)) => id,
+                _ => 0,
+            };
+            self.forwarded_id.store(id, Ordering::Relaxed);
+            self.forwarded_on.store(stream, Ordering::Relaxed);
+        }
         self.ordered_in.store(0, Ordering::Relaxed);
     }
 
-    /// One of ours comes on this stream, in this capture if that is part of one, which is asked only if there is need: whether NCCL
-    /// has work of the communicator that it is not ordered after. Asks once, and once in each capture: nobody knows where
-    /// its graph is launched, nor whether before eager ones that are yet to come.
-    pub fn has_forwarded_elsewhere(&self, stream: usize, capture: impl FnOnce() -> Option<u64>) -> bool {
-        /// `cudaStreamPerThread`: every thread's is another.
-        const PER_THREAD: usize = 2;
-        let forwarded = self.forwarded_on.load(Ordering::Relaxed);
-        if forwarded == NO_STREAM {
+    /// One of ours comes here, which is asked only if there is need: whether NCCL has work of the communicator that it is not ordered
+    /// after. Asks once, and once in each capture: nobody knows where its graph is launched, nor whether before eager ones that are yet to
+    /// come.
+    pub fn has_forwarded_elsewhere(&self, place: impl FnOnce() -> Option<Place>) -> bool {
+        if self.forwarded_on.load(Ordering::Relaxed) == NO_STREAM {
             return false;
         }
-        if let Some(capture) = capture() {
-            return self.ordered_in.swap(capture, Ordering::Relaxed) != capture;
+        let place = place();
+        if let Some(Place::Captured(Capture { id, .. })) = place {
+            return self.ordered_in.swap(id, Ordering::Relaxed) != id;
         }
         self.forwarded_on.store(NO_STREAM, Ordering::Relaxed);
-        forwarded != stream || forwarded == PER_THREAD
+        place != Some(Place::Eager(self.forwarded_id.load(Ordering::Relaxed)))
     }
 
     /// Graphs have operations of ours, or may have: what goes to NCCL is followed from now on.

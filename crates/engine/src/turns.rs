@@ -196,13 +196,12 @@ impl Turns {
         let order = || -> Result<Afterwards, Refusal> {
             let issued = &mut *self.lock();
             let home = self.supply.home();
-            let is_eager = || matches!(home.driver.capture_of(stream), Ok(None));
-            if issued.order.is_all_on(stream) && is_eager() {
+            let _current = home.be_current()?;
+            let lane = Lane::of(home.driver, stream)?;
+            if issued.order.is_all_in(lane) {
                 return Ok(Afterwards::Nothing);
             }
             let kit = self.kit()?;
-            let _current = home.be_current()?;
-            let lane = Lane::of(home.driver, stream)?;
             self.hold_in(&mut issued.held, lane)?;
             issued.order.before(home.driver, kit, lane)?;
             Ok(match lane.capture() {

@@ -9,8 +9,8 @@
 //! # Order against NCCL's own operations
 //! NCCL runs a communicator's operations on a GPU one after the other. What goes to NCCL after one of ours waits for ours
 //! ([`before_forward`]). When one of ours comes after NCCL's on another stream, or first in a capture, NCCL is given a copy of one byte to
-//! itself on our stream, which it orders after its own work. That looks at handles of streams: what NCCL ran on a stream that was destroyed
-//! and whose handle is in use again is not seen.
+//! itself on our stream, which it orders after its own work. Streams are told apart by their ids: the next stream may have the handle of one
+//! that was destroyed, whose work still runs.
 //!
 //! A graph runs where nobody looks. So from the first capture of either kind after one of ours on, what NCCL has taken is followed
 //! ([`after_forward`], [`after_group`]): it counts as an operation of ours that was last, for eager ones and graphs to wait for as for any
@@ -27,6 +27,7 @@ use crate::error::refuse;
 use crate::fabric::{Afterwards, Fabric};
 use crate::fast::Task;
 use crate::forward::known;
+use crate::gpu::stream::Place;
 use crate::gpu::{self, StreamHandle};
 use crate::group::{self, Awaited, Ended, Followed, Held, Ours};
 use crate::guard;
@@ -74,7 +75,7 @@ pub fn before_forward(lane: Lane, communicator: &Communicator, is_ordered: bool)
     }
     // Nodes of its graph follow a captured one, which may never run: what an eager one has left is still to be waited for.
     if afterwards != Afterwards::FollowInCapture {
-        communicator.forwards_on(lane.stream);
+        communicator.forwards_on(lane.stream, || place_of(lane.stream()));
     }
 }
 
@@ -185,7 +186,7 @@ pub(super) fn run(
 ) -> ncclResult_t {
     if let Some(communicator) = communicator::find(handle) {
         communicator.runs();
-        if communicator.has_forwarded_elsewhere(stream.0, || capture_of(stream))
+        if communicator.has_forwarded_elsewhere(|| place_of(stream))
             && let Some([from, to]) = fabric.scratch()
             && let Some(real) = real_of(communicator, handle, stream)
         {
@@ -198,10 +199,9 @@ pub(super) fn run(
     fabric.run(tasks, operations, stream, others)
 }
 
-/// The capture that a stream is part of, by its id. What the driver refuses to say it refuses to whoever launches there, too.
-fn capture_of(stream: StreamHandle) -> Option<u64> {
-    let capture = gpu::opened()?.capture_of(stream).ok()??;
-    Some(capture.id)
+/// What the driver refuses to say it refuses to whoever launches there, too.
+fn place_of(stream: StreamHandle) -> Option<Place> {
+    gpu::opened()?.place_of(stream).ok()
 }
 
 /// NCCL's own handle, for a copy on this stream; none of a promise that was not honoured, of which NCCL runs nothing.

@@ -40,7 +40,24 @@ pub struct Capture {
     pub graph: usize,
 }
 
+/// Where what is issued to a stream goes: into the stream itself, or into a capture that it is part of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// With the stream's id, which tells it from others.
+    Eager(u64),
+    /// Into this one.
+    Captured(Capture),
+}
+
 impl Driver {
+    /// Where that is. The capture is asked for first: the driver refuses to tell the id of a stream that is part of one.
+    pub fn place_of(&self, stream: StreamHandle) -> Result<Place, Failure> {
+        Ok(match self.capture_of(stream)? {
+            Some(capture) => Place::Captured(capture),
+            None => Place::Eager(self.stream_id(stream)?),
+        })
+    }
+
     /// What tells a stream from any other, also after its handle is reused.
     pub fn stream_id(&self, stream: StreamHandle) -> Result<u64, Failure> {
         let mut id = 0;

@@ -24,7 +24,7 @@
 //! close it, for 0.8 us an operation.
 
 use crate::gpu::record::{RecordNode, Records};
-use crate::gpu::stream::{Capture, Ordering};
+use crate::gpu::stream::{Capture, Ordering, Place};
 use crate::gpu::{Driver, Failure, StreamHandle};
 use crate::turns::supply::Kit;
 
@@ -48,7 +48,6 @@ pub(super) struct Order {
     graphs: Graphs,
     /// The stream of the last eager operation.
     last: Option<u64>,
-    last_handle: Option<StreamHandle>,
     /// A capture has taken operations: the event may be recorded by graphs.
     shared_with_graphs: bool,
     /// The captures that were seen last, the last one first.
@@ -86,22 +85,9 @@ pub(super) struct Lane {
     pub place: Place,
 }
 
-/// Into the stream itself, or into a capture that it is part of.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Place {
-    /// With the stream's id, which tells it from others.
-    Eager(u64),
-    Captured(Capture),
-}
-
 impl Lane {
-    /// The capture is asked for first: the driver refuses to tell the id of a stream that is part of one.
     pub fn of(driver: &Driver, stream: StreamHandle) -> Result<Lane, Failure> {
-        let place = match driver.capture_of(stream)? {
-            Some(capture) => Place::Captured(capture),
-            None => Place::Eager(driver.stream_id(stream)?),
-        };
-        Ok(Lane { stream, place })
+        Ok(Lane { stream, place: driver.place_of(stream)? })
     }
 
     pub fn capture(&self) -> Option<Capture> {
@@ -117,12 +103,9 @@ impl Order {
         Order { graphs, ..Order::default() }
     }
 
-    /// Whether all operations so far were eager ones on the stream with this handle. A stream that was destroyed and another
-    /// with its handle are not told apart: enough where only NCCL's own order is kept up, not for our rings.
-    pub fn is_all_on(&self, stream: StreamHandle) -> bool {
-        /// `cudaStreamPerThread`: every thread's is another.
-        const PER_THREAD: usize = 2;
-        !self.shared_with_graphs && self.last_handle == Some(stream) && stream.0 != PER_THREAD
+    /// Whether all operations so far were eager ones where this one is.
+    pub fn is_all_in(&self, lane: Lane) -> bool {
+        !self.shared_with_graphs && matches!(lane.place, Place::Eager(id) if self.last == Some(id))
     }
 
     /// Whether a capture has taken operations.
@@ -162,7 +145,6 @@ impl Order {
             Place::Eager(id) => {
                 kit.done.record(lane.stream, Ordering::Inside)?;
                 self.last = Some(id);
-                self.last_handle = Some(lane.stream);
                 return Ok(());
             }
         };
