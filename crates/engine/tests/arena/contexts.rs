@@ -1,6 +1,8 @@
 //! Contexts, and what is left of the calling thread's after our calls.
 
-use windlass_engine::arena::Arena;
+use std::sync::Arc;
+
+use windlass_engine::arena::{Arena, Holds, settle};
 use windlass_engine::gpu::Driver;
 
 use crate::application::*;
@@ -55,4 +57,34 @@ fn a_context_of_the_applications_own() {
     drop(arena);
     assert!(!is_active(1), "given back");
     ok(cuCtxDestroy_v2(context));
+}
+
+/// After a reset the device has another arena. What the one before has lent comes back all the same, also what was being zeroed; it lends
+/// nothing more, and its end takes nobody's reference to the next context.
+#[test]
+fn a_context_that_was_reset() {
+    if on_a_gpu() {
+        return;
+    }
+    let before = Application::on(0);
+    let free_bytes = before.free_bytes();
+    let arena = Arena::of(0).unwrap();
+    let (slice, being_zeroed) = (lend(&arena, MIB), arena.lend(MIB, &Holds::new()).unwrap());
+    ok(cuCtxSetCurrent(0));
+    ok(cuDevicePrimaryCtxReset_v2(0));
+    let after = Application::on(0);
+    let next = Arena::of(0).unwrap();
+    assert!(!Arc::ptr_eq(&arena, &next) && Arc::ptr_eq(&next, &Arena::of(0).unwrap()));
+    assert!(arena.lend(MIB, &Holds::new()).is_err());
+    fill(&lend(&next, MIB), 7);
+    drop((slice, being_zeroed, next));
+    settle();
+    assert_eq!((arena.counters().lent_bytes, arena.counters().mapped_bytes), (0, 0));
+    drop(arena);
+    settle();
+    assert_eq!(after.free_bytes(), free_bytes);
+    fill(&lend(&Arena::of(0).unwrap(), MIB), 8);
+    settle();
+    // The one reference to a context that is gone.
+    std::mem::forget(before);
 }

@@ -47,6 +47,7 @@ application_calls! {
     fn cuCtxSetCurrent(context: usize);
     fn cuCtxCreate_v2(context: &mut usize, flags: u32, device: i32);
     fn cuCtxDestroy_v2(context: usize);
+    fn cuDevicePrimaryCtxReset_v2(device: i32);
     fn cuMemAlloc_v2(address: &mut u64, bytes: usize);
     fn cuMemFree_v2(address: u64);
     fn cuMemcpyHtoD_v2(to: u64, from: *const c_void, bytes: usize);
