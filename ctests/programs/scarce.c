@@ -2,7 +2,8 @@
  * on one rank fails, alone or with all later ones, an init, a split and a destroy end on every rank, within seconds, and alike:
  * with a communicator that works, or with an error.
  *
- * Arguments: parts (init, split, destroy), then the step between the calls that fail. */
+ * Arguments: a part (init, split, destroy), and the steps between the calls that fail: alone, and with all later ones; 0 for none.
+ * A rank and a call after these run that alone, of the part, with all later ones. */
 #include "../support/harness.h"
 #include "../support/scarce.h"
 
@@ -155,14 +156,20 @@ int main(int count, char** arguments) {
   if (device_count() < RANKS) skip("fewer than three devices");
   shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   static const char* const parts[] = {"init", "split", "destroy"};
-  int step = count > 1 && atoi(arguments[count - 1]) > 0 ? atoi(arguments[count - 1]) : 1;
+  int steps[2] = {count > 2 ? atoi(arguments[2]) : 1, count > 3 ? atoi(arguments[3]) : 1};
+  if (count > 5) {
+    struct want want = {arguments[1], atoi(arguments[4]), atoi(arguments[5]), steps[1] > 0};
+    run(&want);
+    return finish();
+  }
   for (int part = 0; part < 3; part++) {
-    if (count > 1 && !atoi(arguments[1]) && strcmp(arguments[1], parts[part])) continue;
-    int calls[2] = {0, 0};
+    if (count > 1 && strcmp(arguments[1], parts[part])) continue;
+    int calls[2] = {60, 60};
     for (int rank = 0; rank < 2; rank++) {
       for (int later = 0; later < 2; later++) {
-        struct want want = {parts[part], rank, 1 + (rank + later) % step, later};
-        while (want.first < 400 && run(&want)) want.first += step;
+        struct want want = {parts[part], rank, 1, later};
+        /* What is tried again is a call each time: so no more than there are where nothing is lacking. */
+        while (steps[later] && want.first < (later ? calls[rank] + 1 : 400) && run(&want)) want.first += steps[later];
         if (!later) calls[rank] = want.first - 1;
       }
     }

@@ -5,9 +5,8 @@
 
 #![allow(unsafe_code)]
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{Errno, Result};
@@ -57,11 +56,8 @@ pub fn are_free(count: usize) -> bool {
     opened.is_ok()
 }
 
-/// So many are held in reserve.
-const RESERVE: usize = 2;
-
-/// Held for an open or a close, and no other lock while it is.
-static RESERVED: Mutex<Vec<Ours>> = Mutex::new(Vec::new());
+/// Descriptors that are held in reserve, by their numbers; -1 where there is none. No lock: a forked child begins without.
+static RESERVED: [AtomicI32; 2] = [const { AtomicI32::new(-1) }; 2];
 
 /// Whether an operation failed as this process, or the whole system, has no descriptor left, or no memory for one.
 pub fn is_want(error: Errno) -> bool {
@@ -70,14 +66,19 @@ pub fn is_want(error: Errno) -> bool {
 
 /// Opens what is missing of the reserve. Whether it is whole.
 pub fn fill_reserve() -> bool {
-    let mut reserved = reserved();
-    while reserved.len() < RESERVE {
-        match eventfd(0, EventfdFlags::CLOEXEC).and_then(Ours::new) {
-            Ok(one) => reserved.push(one),
-            Err(_) => return false,
+    RESERVED.iter().all(|place| {
+        if place.load(Ordering::Relaxed) >= 0 {
+            return true;
         }
-    }
-    true
+        let Ok(one) = eventfd(0, EventfdFlags::CLOEXEC).and_then(Ours::new) else { return false };
+        let number = one.0.as_raw_fd();
+        // Another thread may have filled it.
+        let is_kept = place.compare_exchange(-1, number, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        if is_kept {
+            std::mem::forget(one);
+        }
+        true
+    })
 }
 
 /// Opens one, if need be in place of one of the reserve: for a connection by which a rank hears or says that it cannot go on.
@@ -85,19 +86,23 @@ pub fn fill_reserve() -> bool {
 pub fn even_of_reserve<T>(mut open: impl FnMut() -> Result<T>) -> Result<T> {
     loop {
         match open() {
-            Err(error) if is_want(error) && reserved().pop().is_some() => {}
+            Err(error) if is_want(error) && give_up_one() => {}
             result => return result,
         }
     }
 }
 
-fn reserved() -> MutexGuard<'static, Vec<Ours>> {
-    RESERVED.lock().unwrap_or_else(PoisonError::into_inner)
+fn give_up_one() -> bool {
+    let numbers = RESERVED.iter().map(|place| place.swap(-1, Ordering::AcqRel));
+    // SAFETY: the number of an `Ours` that was forgotten, and that only this thread has now.
+    let one = numbers.into_iter().find(|number| *number >= 0).map(|number| unsafe { OwnedFd::from_raw_fd(number) });
+    one.map(Ours).is_some()
 }
 
 /// In a child just forked, which will never run our code again: closes what it got from us. Takes no lock and
 /// allocates nothing.
 pub fn close_in_child() {
+    RESERVED.iter().for_each(|place| place.store(-1, Ordering::Relaxed));
     for (index, word) in NUMBERS.iter().enumerate() {
         // Most words are none, and lie in pages that the child would else copy.
         if word.load(Ordering::Relaxed) == 0 {

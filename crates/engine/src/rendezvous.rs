@@ -84,10 +84,13 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
 
 use crate::config::config;
 use crate::contract::{Token, Version};
-use crate::descriptor::Ours;
+use crate::descriptor::{self, Ours};
 use crate::process::{self, afresh::Afresh};
 use crate::thread;
 use attendance::WithoutHost;
@@ -105,6 +108,10 @@ pub use inquiry::Inquiry;
 pub use listener::Canceller;
 pub use mustering::Mustered;
 pub use party::{Outcome, Party, Preparation, join_all};
+
+/// How long descriptors are waited for that a rank needs before it can report, and how often it tries.
+const WANTED_WITHIN: Duration = Duration::from_secs(2);
+const WANTED_EVERY: Duration = Duration::from_millis(10);
 
 /// What bounds the rendezvous of a process.
 #[derive(Clone, Copy, Debug)]
@@ -251,12 +258,30 @@ impl Rendezvous {
     pub fn attend(&self, id: &Id, facts: Vec<Facts>) -> io::Result<Party> {
         let card = Card::decode(id).ok_or_else(|| io::Error::other("the id has no calling card"))?;
         let address = card::address(id).ok_or_else(|| io::Error::other("the id holds no address"))?;
-        // Before any report, so that whoever reads the contract finds the door open.
-        let door = Door::open()?;
-        let party = Party::new(self.shared.clone(), card.token, door, facts, WithoutHost::Fails)?;
+        let party = self.party(card.token, facts, WithoutHost::Fails).inspect_err(|error| {
+            // If this process hosts, it could not take NCCL's ranks in either: they would wait.
+            if is_want(error) {
+                self.shared.send(Command::Retire(card.token));
+            }
+        })?;
         let reports = party.reports(&message::greeting(card.token));
         self.shared.send(Command::Attend(Host::Port(address), reports));
         Ok(party)
+    }
+
+    /// Before any report, so that whoever reads the contract finds the door open. Where descriptors are wanting they are waited for.
+    fn party(&self, token: Token, facts: Vec<Facts>, without_host: WithoutHost) -> io::Result<Party> {
+        let until = Instant::now() + WANTED_WITHIN;
+        loop {
+            let door = Door::open();
+            let party = door.and_then(|door| {
+                Ok(Party::new(self.shared.clone(), token, door, facts.clone(), without_host)?)
+            });
+            match party {
+                Err(error) if is_want(&error) && Instant::now() < until => std::thread::sleep(WANTED_EVERY),
+                party => return party,
+            }
+        }
     }
 
     /// What opens the lobby of this process; [`derived::NOBODY`] if it has none.
@@ -287,8 +312,7 @@ impl Rendezvous {
         facts: Facts,
         without_host: WithoutHost,
     ) -> io::Result<Party> {
-        let door = Door::open()?;
-        let party = Party::new(self.shared.clone(), invitation.child, door, vec![facts], without_host)?;
+        let party = self.party(invitation.child, vec![facts], without_host)?;
         let reports = party.reports(&invitation.greeting());
         self.shared.send(Command::Attend(Host::Lobby(invitation.lobby), reports));
         Ok(party)
@@ -331,6 +355,10 @@ impl Rendezvous {
     pub fn counts(&self) -> &Counts {
         &self.shared.counts
     }
+}
+
+fn is_want(error: &io::Error) -> bool {
+    Errno::from_io_error(error).is_some_and(descriptor::is_want)
 }
 
 fn word_in_round(invitation: &Invitation, place: u32, ranks: u32, word: Word) -> Vec<u8> {

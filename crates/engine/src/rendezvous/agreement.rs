@@ -66,6 +66,8 @@ pub struct Agreement {
     birth: Token,
     /// The process that hosts.
     host: Token,
+    /// Whether NCCL's ranks can come where it hosts.
+    has_room: bool,
     phase: Phase,
     /// How many ranks there are, once one has said so.
     ranks: Option<u32>,
@@ -78,7 +80,15 @@ pub struct Agreement {
 impl Agreement {
     /// A meeting to which nobody has come, at this process; its contract will bear this name.
     pub fn new(birth: Token, host: Token) -> Agreement {
-        Agreement { birth, host, phase: Phase::Gathering, ranks: None, present: Vec::new(), capabilities: 0 }
+        Agreement {
+            birth,
+            host,
+            has_room: true,
+            phase: Phase::Gathering,
+            ranks: None,
+            present: Vec::new(),
+            capabilities: 0,
+        }
     }
 
     /// How it ended, if it has.
@@ -105,6 +115,11 @@ impl Agreement {
             Phase::Gathering => Some(self.ranks?.saturating_sub(self.present.len() as u32)),
             _ => None,
         }
+    }
+
+    /// From now on NCCL's ranks can come where it hosts, or not: then there is a peer group or no communicator.
+    pub fn has_room(&mut self, has_room: bool) {
+        self.has_room = has_room;
     }
 
     /// One step. Answers go out in this order.
@@ -264,6 +279,10 @@ impl Agreement {
     }
 
     fn end(&mut self, verdict: Verdict) -> Vec<Answer> {
+        let verdict = match verdict {
+            Verdict::Plain(_) if !self.has_room => Verdict::Failed(Failure::Short),
+            verdict => verdict,
+        };
         self.phase = Phase::Over(verdict.clone());
         self.tell_all(&FromHost::Verdict(verdict))
     }

@@ -70,6 +70,12 @@ pub fn greeting(token: Token) -> [u8; GREETING_BYTES] {
     bytes
 }
 
+/// The token of a greeting, and whatever follows it.
+pub fn token_of(words: &[u8]) -> Option<Token> {
+    let greeting = words.get(..GREETING_BYTES).filter(|words| words.starts_with(&GREETING_MAGIC))?;
+    Reader::new(&greeting[8..]).token()
+}
+
 /// Who connected, by the first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Caller {

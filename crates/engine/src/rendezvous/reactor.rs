@@ -307,6 +307,7 @@ impl Reactor {
         if self.due.is_some_and(|due| due <= Instant::now()) {
             self.due = None;
             self.look_at_reserve();
+            self.open_lobby_again();
             self.relay_waiting();
             self.resume();
             self.close_behind_roots();

@@ -9,10 +9,11 @@ use super::lobby::{self, Knock, Knocking};
 use super::wanting::Want;
 use super::{Endpoint, Reactor, Reporting};
 use crate::contract::Token;
+use crate::descriptor;
 use crate::rendezvous::connection::{self, Connection, Line};
 use crate::rendezvous::derived;
 use crate::rendezvous::listener::{Listener, Need};
-use crate::rendezvous::message::{FROM_HOST_BYTES_MAX, FromHost};
+use crate::rendezvous::message::{self, FROM_HOST_BYTES_MAX, FromHost};
 use crate::rendezvous::verdict::{Failure, Reason, Verdict, bounded};
 
 #[derive(Debug)]
@@ -35,7 +36,8 @@ enum Joining {
 impl Reactor {
     pub(super) fn attend(&mut self, address: &SocketAddr, reporting: Reporting) {
         let Reporting { key, listener, words } = reporting;
-        let begun = connection::connect(address).and_then(|socket| {
+        let connect = || connection::connect(address);
+        let begun = descriptor::even_of_reserve(connect).and_then(|socket| {
             let mut watched = self.poll.watch_as(socket, key);
             watched.want(EventFlags::OUT)?;
             Ok(watched)
@@ -46,8 +48,24 @@ impl Reactor {
                 let attending = Attending { connection, listener, state: Joining::Connecting, words };
                 self.endpoints.insert(key, Endpoint::Attending(attending));
             }
+            // NCCL could do no better in this process, and others who come would find nobody.
+            Err(error) if descriptor::is_want(error) && self.hosts(&words) => {
+                if self.lacks("come to its own meeting", error) == Want::Later {
+                    let reporting = Reporting { key, listener, words };
+                    return self.knocking.push(Knocking::AtPort(*address, reporting));
+                }
+                listener.lost(Failure::Short);
+                message::token_of(&words).into_iter().for_each(|token| {
+                    self.refuse_meeting(token);
+                });
+            }
             Err(error) => listener.end(unreachable(address, error)),
         }
+    }
+
+    /// Whether these are the words of a rank at a meeting of this process.
+    fn hosts(&self, words: &[u8]) -> bool {
+        message::token_of(words).is_some_and(|token| self.meetings.contains_key(&token))
     }
 
     /// Whoever finds nobody there has lost its host; whoever cannot come in goes on trying.
@@ -84,6 +102,11 @@ impl Reactor {
             match knocking {
                 Knocking::Telling(lobby, bytes) => self.tell(lobby, bytes),
                 Knocking::Attending(lobby, reporting) => self.attend_at_lobby(lobby, reporting),
+                Knocking::AtPort(address, reporting) if self.hosts(&reporting.words) => {
+                    self.attend(&address, reporting);
+                }
+                // It was refused meanwhile.
+                Knocking::AtPort(_, reporting) => reporting.listener.lost(Failure::Short),
             }
         }
     }
@@ -109,6 +132,7 @@ impl Reactor {
         for knocking in std::mem::take(&mut self.knocking) {
             match knocking {
                 Knocking::Telling(lobby, words) => lobby::tell_alone(lobby, &words),
+                Knocking::AtPort(_, Reporting { listener, .. }) => listener.lost(Failure::HostLost),
                 Knocking::Attending(_, Reporting { listener, words, .. }) => {
                     listener.lost(Failure::HostLost);
                     lobby::withdraw_alone(&listener, &words);
@@ -119,8 +143,10 @@ impl Reactor {
 
     /// Gives what was to be said.
     fn stop_knocking(&mut self, key: u64) -> Vec<u8> {
-        let attends =
-            |knocking: &mut Knocking| matches!(knocking, Knocking::Attending(_, other) if other.key == key);
+        let attends = |knocking: &mut Knocking| match knocking {
+            Knocking::Attending(_, other) | Knocking::AtPort(_, other) => other.key == key,
+            Knocking::Telling(..) => false,
+        };
         match self.knocking.extract_if(.., attends).next() {
             Some(Knocking::Attending(_, reporting)) => reporting.words,
             _ => Vec::new(),

@@ -20,8 +20,10 @@ use crate::rendezvous::message::{self, Caller, FROM_RANK_BYTES_MAX, FromRank, GR
 use crate::rendezvous::place;
 use crate::rendezvous::poll::Watched;
 use crate::rendezvous::relay::{Course, Relay};
-use crate::rendezvous::verdict::{Failure, Verdict};
+use crate::rendezvous::verdict::Verdict;
 
+/// What one of NCCL's ranks takes that goes through here to its root: both ends, and the root's own; and what NCCL's own rank takes first.
+const OF_A_RELAY: usize = 5;
 /// How often a root is looked at that was about to close; after that the sweep does.
 const CLOSING_LOOKS: u32 = 50;
 /// Meetings looked at, at each new one, for whether NCCL's root is gone. With 256 open ones a dead one stays open for 16
@@ -90,6 +92,10 @@ impl Meeting {
         let Kind::Call { call, silent } = &mut self.kind else { return None };
         let index = silent.iter().position(|(silent, _)| *silent == key)?;
         Some((*call, silent.swap_remove(index).1))
+    }
+
+    pub(super) fn verdict(&self) -> Option<&Verdict> {
+        self.agreement.verdict()
     }
 
     /// How many ranks are waited for that have not reported.
@@ -212,15 +218,18 @@ impl Reactor {
             let Some(Endpoint::Listener(watched, _)) = self.endpoints.get(&listener) else { return };
             // The last one is for the root to which something is relayed now.
             let spared = if self.relays > 0 { free_for(1) } else { Ok(()) };
-            let accepted = match spared.and_then(|()| connection::accept(watched)) {
+            let accept = || connection::accept(watched);
+            let accepted = match spared.and_then(|()| descriptor::even_of_reserve(accept)) {
                 Ok(accepted) => accepted,
                 Err(Errno::AGAIN) => return,
                 // Those who gave up while they waited.
                 Err(Errno::CONNABORTED | Errno::INTR | Errno::PERM | Errno::INVAL) => continue,
-                Err(error) => match self.accept_in_want(listener, token, error) {
-                    Some(accepted) => accepted,
-                    None => return self.pause(listener),
-                },
+                Err(error) => {
+                    if self.lacks("accept", error) == Want::Refused && self.refuse_meeting(token) {
+                        return;
+                    }
+                    return self.pause(listener);
+                }
             };
             let mut watched = self.poll.watch(accepted);
             let key = watched.key();
@@ -238,16 +247,6 @@ impl Reactor {
                 Counts::up(&self.shared.counts.turned_away);
             }
         }
-    }
-
-    /// Where descriptors have been wanting for long, whoever comes hears that there is no communicator.
-    fn accept_in_want(&mut self, listener: u64, token: Token, error: Errno) -> Option<descriptor::Ours> {
-        if self.lacks("accept", error) == Want::Later {
-            return None;
-        }
-        self.refuse_meeting(token);
-        let Some(Endpoint::Listener(watched, _)) = self.endpoints.get(&listener) else { return None };
-        descriptor::even_of_reserve(|| connection::accept(watched)).ok()
     }
 
     pub(super) fn pause(&mut self, listener: u64) {
@@ -320,10 +319,6 @@ impl Reactor {
     /// NCCL does not come again, and its root would wait for that rank for ever.
     fn nccl_came(&mut self, mut connection: Connection, token: Token) {
         let Some(meeting) = self.meetings.get_mut(&token) else { return };
-        // Its rank's root could not take it, either: in this process, too.
-        if meeting.agreement.verdict() == Some(&Verdict::Failed(Failure::Short)) {
-            return Counts::up(&self.shared.counts.turned_away);
-        }
         let first = meeting.agreement.verdict().is_none();
         // Fails only for what is not in the wait.
         let _ = connection.watched.want(EventFlags::empty());
@@ -346,7 +341,12 @@ impl Reactor {
                 self.waiting.push_back((connection, token));
                 continue;
             }
-            let root = self.reach(&root);
+            let reach = |reactor: &mut Reactor| reactor.reach(&root);
+            // Where none goes nothing comes back either.
+            let root = match self.relays {
+                0 => descriptor::even_of_reserve(|| reach(self)),
+                _ => reach(self),
+            };
             if let Err(error) = &root
                 && connection::is_lack(*error)
             {
@@ -467,6 +467,11 @@ impl Reactor {
         while let Some(event) = events.pop_front() {
             let Some(meeting) = self.meetings.get_mut(&token) else { return };
             let undecided = meeting.agreement.verdict().is_none();
+            if undecided && meeting.root().is_some() {
+                // Those who are there go at the verdict. Twice: one that was missing just now is there.
+                let needed = OF_A_RELAY.saturating_sub(meeting.present);
+                meeting.agreement.has_room((0..2).any(|_| descriptor::are_free(needed)));
+            }
             let answers = meeting.agreement.step(event);
             if let (true, Some(verdict)) = (undecided, meeting.agreement.verdict()) {
                 self.shared.counts.verdict(verdict);

@@ -44,11 +44,8 @@ impl Lobby {
 
 impl Reactor {
     pub(super) fn open_lobby(&mut self, lobby: Lobby) -> rustix::io::Result<()> {
-        let mut watched = self.poll.watch(lobby.listener);
-        watched.want(EventFlags::IN)?;
-        self.endpoints.insert(watched.key(), Endpoint::Lobby(watched));
         self.lobby = lobby.secret;
-        Ok(())
+        self.listen_at_lobby(lobby.listener)
     }
 
     /// The next who waits at the lobby or a muster: none if nobody does, or none can be let in now.
@@ -68,25 +65,14 @@ impl Reactor {
                 Err(Errno::AGAIN) => return None,
                 Err(Errno::CONNABORTED | Errno::INTR) => {}
                 Err(error) => {
-                    let late = self.lacks("accept a process of this host", error) == Want::Refused;
-                    let accepted = late.then(|| self.accept_by_reserve(listener)).flatten();
-                    if accepted.is_none() {
-                        self.pause(listener);
+                    self.pause(listener);
+                    if self.lacks("accept a process of this host", error) == Want::Refused {
+                        self.refuse_visitors(listener);
                     }
-                    return accepted;
+                    return None;
                 }
             }
         }
-    }
-
-    fn accept_by_reserve(&mut self, listener: u64) -> Option<Watched> {
-        let Some(Endpoint::Lobby(watched) | Endpoint::Muster(watched, _)) = self.endpoints.get(&listener)
-        else {
-            return None;
-        };
-        let accepted = descriptor::even_of_reserve(|| connection::accept_locally(watched)).ok()?;
-        let mut watched = self.poll.watch(accepted);
-        watched.want(EventFlags::IN).ok().map(|()| watched)
     }
 
     pub(super) fn accept_visitors(&mut self, lobby: u64) {
@@ -115,12 +101,7 @@ impl Reactor {
         let Some(Endpoint::Visitor(connection)) = self.endpoints.remove(&key) else { return };
         self.visitors.retain(|visitor| *visitor != key);
         match visitor {
-            Visitor::Invited(invitation) => {
-                self.welcome(connection, invitation);
-                if self.is_short() {
-                    self.refuse_invited(&invitation);
-                }
-            }
+            Visitor::Invited(invitation) => self.welcome(connection, invitation),
             _ => Counts::up(&self.shared.counts.turned_away),
         }
     }
@@ -316,11 +297,13 @@ pub(super) fn tell_alone(lobby: Token, words: &[u8]) {
     }
 }
 
-/// What could not be said at a lobby yet.
+/// What could not be said at a lobby, or a port, yet.
 #[derive(Debug)]
 pub(super) enum Knocking {
     Telling(Token, Vec<u8>),
     Attending(Token, super::Reporting),
+    /// At the port of an id of this process.
+    AtPort(std::net::SocketAddr, super::Reporting),
 }
 
 /// Why a lobby was not entered.

@@ -1,25 +1,29 @@
 //! What becomes of ranks when this process has no descriptor left.
 //!
-//! For a while that is a matter of waiting: descriptors come back. Then it is a refusal, which all others hear: they would
-//! wait for ever. What it takes to hear and to tell them is held in reserve ([`descriptor::even_of_reserve`]), one connection at a time.
+//! For a while that is a matter of waiting: descriptors come back. Then it is a refusal: others would wait for ever. Whoever waits to be
+//! let in is told by the end of his connection, which takes no descriptor. A rank that can reach nobody fails, and goes on trying to
+//! say so; for that two descriptors are held in reserve ([`descriptor::even_of_reserve`]).
 
+use std::sync::Once;
 use std::time::{Duration, Instant};
 
+use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
 
-use super::Reactor;
+use super::{Endpoint, Reactor};
 use crate::contract::Token;
-use crate::descriptor;
-use crate::rendezvous::agreement::{Event, Seat};
+use crate::descriptor::{self, Ours};
+use crate::rendezvous::agreement::Event;
+use crate::rendezvous::connection;
 use crate::rendezvous::counts::Counts;
-use crate::rendezvous::derived::Invitation;
-use crate::rendezvous::message::FromRank;
-use crate::rendezvous::verdict::{Failure, Reason, Verdict};
+use crate::rendezvous::derived;
+use crate::rendezvous::verdict::Failure;
 
 /// How long descriptors are waited for.
 const WITHIN: Duration = Duration::from_secs(3);
-/// Of no connection.
-const NOBODYS_KEY: u64 = 0;
+/// The same where NCCL's ranks come to their root: those that are there give theirs back when the last one has come.
+const OF_NCCL_WITHIN: Duration = Duration::from_secs(60);
 
 /// Whether something that could not be done is tried again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,52 +35,72 @@ pub(super) enum Want {
 impl Reactor {
     /// Something could not be done for this error.
     pub(super) fn lacks(&mut self, what: &str, error: Errno) -> Want {
+        log::debug!("rendezvous cannot {what}: {error}, trying again soon");
         Counts::up(&self.shared.counts.starved);
         let since = *self.wanting.get_or_insert_with(Instant::now);
         if !descriptor::is_want(error) || since.elapsed() < WITHIN {
-            log::debug!("rendezvous cannot {what}: {error}, trying again soon");
             return Want::Later;
         }
+        say_once(error);
         Want::Refused
     }
 
-    /// Whether descriptors have been wanting for too long.
-    pub(super) fn is_short(&self) -> bool {
-        self.wanting.is_some_and(|since| since.elapsed() >= WITHIN)
-    }
-
+    /// Whether there is enough again.
     pub(super) fn look_at_reserve(&mut self) {
-        let was_short = self.is_short();
         if descriptor::fill_reserve() && descriptor::are_free(1) {
             self.wanting = None;
-        } else if was_short {
-            static SAID: std::sync::Once = std::sync::Once::new();
-            SAID.call_once(|| {
-                let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-                let limit = limit.map_or_else(|| "none".to_owned(), |limit| limit.to_string());
-                log::error!(
-                    "no file descriptor is left for {} s (limit RLIMIT_NOFILE {limit}): communicators that need this process fail",
-                    WITHIN.as_secs()
-                );
-            });
         }
     }
 
-    /// All ranks of this meeting hear that it cannot be.
-    pub(super) fn refuse_meeting(&mut self, token: Token) {
-        self.happen(token, Event::Absent(Failure::Short));
+    /// Nobody can be let in to this meeting. Those who are there hear that it cannot be, the others that nobody is. Whether it is over.
+    pub(super) fn refuse_meeting(&mut self, token: Token) -> bool {
+        let is_decided = self.meetings.get(&token).is_some_and(|meeting| meeting.verdict().is_some());
+        let nothing_goes =
+            self.relays == 0 || self.wanting.is_some_and(|since| since.elapsed() >= OF_NCCL_WITHIN);
+        let is_over = !is_decided || nothing_goes;
+        if is_over {
+            self.happen(token, Event::Absent(Failure::Short));
+            self.retire(token);
+        }
+        is_over
     }
 
-    /// Somebody has come to the lobby by a descriptor of the reserve.
-    pub(super) fn refuse_invited(&mut self, invitation: &Invitation) {
-        let Invitation { call, child, .. } = *invitation;
-        self.end_round(child, Failure::Short);
-        if call == child {
-            return self.happen(child, Event::Absent(Failure::Short));
+    /// Nobody can be let in to the lobby. Those who wait there lose their host; it opens again for others.
+    pub(super) fn refuse_visitors(&mut self, listener: u64) {
+        if let Some(Endpoint::Lobby(_)) = self.endpoints.get(&listener) {
+            self.endpoints.remove(&listener);
+            self.open_lobby_again();
         }
-        // Ranks of a roster have what NCCL gave them.
-        let words = Failure::Short.to_string();
-        let said = FromRank::Decline(Verdict::Plain(Reason::Unreachable { words }));
-        self.happen(child, Event::Said(Seat(NOBODYS_KEY), said));
     }
+
+    pub(super) fn open_lobby_again(&mut self) {
+        let is_open = self.endpoints.values().any(|endpoint| matches!(endpoint, Endpoint::Lobby(_)));
+        if is_open || self.lobby == derived::NOBODY {
+            return;
+        }
+        let address = derived::address(self.lobby);
+        let listener = address.and_then(|address| connection::listen_locally(&address));
+        if let Err(error) = listener.and_then(|listener| self.listen_at_lobby(listener)) {
+            self.lacks("open its lobby again", error);
+        }
+    }
+
+    pub(super) fn listen_at_lobby(&mut self, listener: Ours) -> rustix::io::Result<()> {
+        let mut watched = self.poll.watch(listener);
+        watched.want(EventFlags::IN)?;
+        self.endpoints.insert(watched.key(), Endpoint::Lobby(watched));
+        Ok(())
+    }
+}
+
+fn say_once(error: Errno) {
+    static SAID: Once = Once::new();
+    SAID.call_once(|| {
+        let limit = getrlimit(Resource::Nofile).current;
+        let limit = limit.map_or_else(|| "none".to_owned(), |limit| limit.to_string());
+        log::error!(
+            "no file descriptor could be opened for {} s ({error}; RLIMIT_NOFILE {limit}): communicators that need this process fail",
+            WITHIN.as_secs()
+        );
+    });
 }
