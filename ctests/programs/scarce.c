@@ -1,9 +1,11 @@
 /* Holds that a process which can open no descriptor, map no memory or start no thread makes no other wait: whichever of Windlass's calls
  * on one rank fails, alone or with all later ones, an init, a split and a destroy end on every rank, within seconds, and alike:
- * with a communicator that works, or with an error.
+ * with a communicator that works, or with an error. So with few descriptors for all that a process does, NCCL's part of it, too.
  *
- * Arguments: a part (init, split, destroy), and the steps between the calls that fail: alone, and with all later ones; 0 for none.
- * A rank and a call after these run that alone, of the part, with all later ones. */
+ * All later ones fail on rank 1 only: rank 0 makes the id, and NCCL's ranks come to Windlass in its process.
+ *
+ * Arguments: a part (init, split, destroy, few), and the steps between the calls that fail: alone, and with all later ones; 0 for none.
+ * A rank and a call after these run that alone, of the part. */
 #include "../support/harness.h"
 #include "../support/scarce.h"
 
@@ -15,6 +17,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -42,6 +45,12 @@ static void all_here(int times) {
   while (atomic_load(&shared->arrived) < RANKS * times) usleep(100);
 }
 
+/* The process may have so many descriptors. */
+static void has_few(int count) {
+  struct rlimit limit = {(rlim_t)count, (rlim_t)count};
+  if (setrlimit(RLIMIT_NOFILE, &limit)) _exit(2);
+}
+
 static void lacks(const struct want* want, int rank) {
   if (rank == want->rank && !begin_want(want->first, want->and_later)) _exit(STATUS_SKIPPED);
 }
@@ -50,17 +59,17 @@ static void lacks_no_more(const struct want* want, int rank) {
   if (rank == want->rank) atomic_store(&shared->seen, end_want());
 }
 
-/* What a call answers here, and whether all ranks have a communicator of it. */
-static bool all_have(int call, int rank, ncclResult_t code) {
+/* What a call answers here, and whether all its ranks have a communicator of it. */
+static bool all_have(int call, int ranks, int rank, ncclResult_t code) {
   atomic_store(&shared->codes[call][rank], code ? (int)code : -1);
   int good = 0;
-  for (int other = 0; other < RANKS; other++) {
+  for (int other = 0; other < ranks; other++) {
     int of_other;
     while (!(of_other = atomic_load(&shared->codes[call][other]))) usleep(100);
     good += of_other == -1;
   }
-  if (good != 0 && good != RANKS) atomic_store(&shared->wrong, 1);
-  return good == RANKS;
+  if (good != 0 && good != ranks) atomic_store(&shared->wrong, 1);
+  return good == ranks;
 }
 
 static void works(ncclComm_t communicator, int ranks, CUstream stream) {
@@ -74,8 +83,18 @@ static void works(ncclComm_t communicator, int ranks, CUstream stream) {
   device_free(memory);
 }
 
+static void is_large(ncclComm_t communicator, CUstream stream) {
+  size_t bytes = (size_t)64 << 20;
+  void* memory = device_alloc(bytes);
+  if (ncclAllReduce(memory, memory, bytes, ncclChar, ncclMax, communicator, as_cuda(stream))) atomic_store(&shared->wrong, 4);
+  wait_for(stream);
+  device_free(memory);
+}
+
 static void body(const struct want* want, int rank) {
   alarm(SECONDS);
+  bool has_all_calls = !strcmp(want->part, "few");
+  if (has_all_calls && rank == want->rank) has_few(want->first);
   use_device(rank);
   CUstream stream = new_stream();
   ncclComm_t world = NULL, pair = NULL, all = NULL;
@@ -92,23 +111,32 @@ static void body(const struct want* want, int rank) {
   }
   ncclResult_t code = ncclCommInitRank(&world, RANKS, shared->id, rank);
   if (is_init) lacks_no_more(want, rank);
-  if (!all_have(0, rank, code)) _exit(is_init ? 0 : 1);
+  if (!all_have(0, RANKS, rank, code)) _exit(is_init || has_all_calls ? 0 : 1);
   works(world, RANKS, stream);
   if (is_init) _exit(0);
   all_here(1);
   if (!strcmp(want->part, "split")) lacks(want, rank);
   code = ncclCommSplit(world, rank < 2 ? 0 : NCCL_SPLIT_NOCOLOR, rank, &pair, NULL);
-  bool has_pair = all_have(1, rank, code);
-  code = ncclCommSplit(world, 0, rank, &all, NULL);
+  ncclResult_t second = ncclCommSplit(world, 0, rank, &all, NULL);
+  /* Who lacks everything can tell nobody: the others hear it later. */
   if (!strcmp(want->part, "split")) lacks_no_more(want, rank);
-  bool has_all = all_have(2, rank, code);
+  bool has_pair = all_have(1, 2, rank, code), has_all = all_have(2, RANKS, rank, second);
   if (has_pair && rank < 2) works(pair, 2, stream);
   if (has_all) works(all, RANKS, stream);
   all_here(2);
+  if (has_all_calls && has_all) {
+    code = ncclCommDestroy(world);
+    second = ncclCommDestroy(all);
+    if (code || second) atomic_store(&shared->wrong, 3);
+  }
   if (strcmp(want->part, "destroy")) _exit(0);
+  /* NCCL builds the pair's now. */
+  if (has_pair && rank < 2) is_large(pair, stream);
+  all_here(3);
   lacks(want, rank);
   code = pair ? ncclCommDestroy(pair) : ncclSuccess;
-  ncclResult_t second = ncclCommDestroy(all), third = ncclCommDestroy(world);
+  second = ncclCommDestroy(all);
+  ncclResult_t third = ncclCommDestroy(world);
   lacks_no_more(want, rank);
   if (code || second || third) atomic_store(&shared->wrong, 3);
   _exit(0);
@@ -166,7 +194,7 @@ int main(int count, char** arguments) {
     if (count > 1 && strcmp(arguments[1], parts[part])) continue;
     int calls[2] = {60, 60};
     for (int rank = 0; rank < 2; rank++) {
-      for (int later = 0; later < 2; later++) {
+      for (int later = 0; later < 1 + rank; later++) {
         struct want want = {parts[part], rank, 1, later};
         /* What is tried again is a call each time: so no more than there are where nothing is lacking. */
         while (steps[later] && want.first < (later ? calls[rank] + 1 : 400) && run(&want)) want.first += steps[later];
@@ -176,6 +204,11 @@ int main(int count, char** arguments) {
     fprintf(stderr, "%s: %d calls of rank 0, %d of rank 1\n", parts[part], calls[0], calls[1]);
     printf("%s\n", parts[part]);
     fflush(stdout);
+  }
+  static const int limits[] = {18, 22, 26, 30, 34, 38, 42, 46};
+  for (int few = 0; few < 8; few++) {
+    struct want want = {"few", few % 2, limits[few], false};
+    if (count == 1 || !strcmp(arguments[1], "few")) run(&want);
   }
   return finish();
 }

@@ -26,13 +26,19 @@
 #include <unistd.h>
 
 static uintptr_t text, text_end;
-static atomic_int armed, seen, kth, forever;
+static atomic_int armed, seen, kth, forever, closed;
 
-/* Whether this call is to fail. */
-static bool fails(void) {
+enum what { DESCRIPTOR, OTHER };
+
+/* Whether this call is to fail. Later ones that open a descriptor do not where one has been closed since. */
+static bool fails(enum what what) {
   if (!atomic_load(&armed)) return false;
   int number = atomic_fetch_add(&seen, 1) + 1, first = atomic_load(&kth);
-  return number == first || (number > first && atomic_load(&forever));
+  if (number <= first || !atomic_load(&forever)) return number == first;
+  if (what == OTHER) return true;
+  int there = atomic_load(&closed);
+  while (there > 0 && !atomic_compare_exchange_weak(&closed, &there, there - 1)) {}
+  return there <= 0;
 }
 
 static bool is_windlass(const void* address) { return (uintptr_t)address >= text && (uintptr_t)address < text_end; }
@@ -40,7 +46,7 @@ static bool is_windlass(const void* address) { return (uintptr_t)address >= text
 static void on_call(int signal, siginfo_t* info, void* context) {
   (void)signal;
   greg_t* registers = ((ucontext_t*)context)->uc_mcontext.gregs;
-  if (fails()) {
+  if (fails(info->si_syscall == SYS_mmap ? OTHER : DESCRIPTOR)) {
     registers[REG_RAX] = info->si_syscall == SYS_mmap ? -ENOMEM : -EMFILE;
     return;
   }
@@ -100,6 +106,7 @@ bool scarce_begin(int first, bool and_later) {
     is_ready = true;
   }
   atomic_store(&seen, 0);
+  atomic_store(&closed, 0);
   atomic_store(&kth, first);
   atomic_store(&forever, and_later);
   atomic_store(&armed, 1);
@@ -113,7 +120,7 @@ int scarce_end(void) {
 
 int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*body)(void*), void* argument) {
   static int (*next)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*);
-  if (is_windlass(__builtin_return_address(0)) && fails()) return EAGAIN;
+  if (is_windlass(__builtin_return_address(0)) && fails(OTHER)) return EAGAIN;
   if (!next) next = (int (*)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*))dlsym(RTLD_NEXT, "pthread_create");
   return next(thread, attributes, body, argument);
 }
@@ -123,9 +130,16 @@ int open64(const char* path, int flags, ...) {
   va_start(list, flags);
   mode_t mode = va_arg(list, mode_t);
   va_end(list);
-  if (is_windlass(__builtin_return_address(0)) && fails()) {
+  if (is_windlass(__builtin_return_address(0)) && fails(DESCRIPTOR)) {
     errno = EMFILE;
     return -1;
   }
   return openat(AT_FDCWD, path, flags, mode);
+}
+
+int close(int number) {
+  bool counts = atomic_load(&armed) && atomic_load(&seen) >= atomic_load(&kth) && is_windlass(__builtin_return_address(0));
+  int result = (int)syscall(SYS_close, number);
+  if (counts) atomic_fetch_add(&closed, 1);
+  return result;
 }

@@ -95,7 +95,8 @@ pub fn even_of_reserve<T>(mut open: impl FnMut() -> Result<T>) -> Result<T> {
 fn give_up_one() -> bool {
     let numbers = RESERVED.iter().map(|place| place.swap(-1, Ordering::AcqRel));
     // SAFETY: the number of an `Ours` that was forgotten, and that only this thread has now.
-    let one = numbers.into_iter().find(|number| *number >= 0).map(|number| unsafe { OwnedFd::from_raw_fd(number) });
+    let one =
+        numbers.into_iter().find(|number| *number >= 0).map(|number| unsafe { OwnedFd::from_raw_fd(number) });
     one.map(Ours).is_some()
 }
 
