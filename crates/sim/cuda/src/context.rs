@@ -12,7 +12,6 @@ use crate::table::Handle;
 use crate::{capture, leak, module, stream};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
-use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex, Weak};
 
 pub struct Context {
@@ -64,8 +63,7 @@ pub struct Primary {
 }
 
 thread_local! {
-    /// Never dropped: a thread that has begun to exit still calls the driver, in exit handlers.
-    static CURRENT: ManuallyDrop<RefCell<Vec<Handle>>> = const { ManuallyDrop::new(RefCell::new(Vec::new())) };
+    static CURRENT: RefCell<Vec<Handle>> = const { RefCell::new(Vec::new()) };
 }
 
 impl Context {
@@ -137,7 +135,7 @@ pub fn current() -> Result<Arc<Context>, Code> {
 }
 
 pub fn current_handle() -> Option<Handle> {
-    CURRENT.with(|stack| stack.borrow().last().copied())
+    CURRENT.with_borrow(|stack| stack.last().copied())
 }
 
 /// Replaces the top of the stack; null takes it away.
@@ -145,8 +143,7 @@ pub fn set_current(handle: Handle) -> Result<(), Code> {
     if handle != 0 {
         find(handle)?;
     }
-    CURRENT.with(|stack| {
-        let mut stack = stack.borrow_mut();
+    CURRENT.with_borrow_mut(|stack| {
         stack.pop();
         stack.extend((handle != 0).then_some(handle));
     });
@@ -155,13 +152,13 @@ pub fn set_current(handle: Handle) -> Result<(), Code> {
 
 pub fn push_current(handle: Handle) -> Result<(), Code> {
     find(handle)?;
-    CURRENT.with(|stack| stack.borrow_mut().push(handle));
+    CURRENT.with_borrow_mut(|stack| stack.push(handle));
     Ok(())
 }
 
 pub fn pop_current() -> Result<Handle, Code> {
     simulator()?;
-    CURRENT.with(|stack| stack.borrow_mut().pop()).ok_or(CUDA_ERROR_INVALID_CONTEXT)
+    CURRENT.with_borrow_mut(Vec::pop).ok_or(CUDA_ERROR_INVALID_CONTEXT)
 }
 
 /// The context of a handle; null means the current one.
@@ -190,8 +187,10 @@ pub fn destroy(handle: Handle) -> Result<(), Code> {
     if capture::running_in(context.handle) {
         return Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     }
-    tear_down(simulator, &context);
-    CURRENT.with(|stack| stack.borrow_mut().pop_if(|top| *top == handle));
+    tear_down(simulator, &context, Left::Leaks);
+    CURRENT.with_borrow_mut(|stack| {
+        stack.pop_if(|top| *top == handle);
+    });
     Ok(())
 }
 
@@ -222,7 +221,7 @@ pub fn release_primary(ordinal: Ordinal) -> Result<(), Code> {
     }
     primary.holders -= 1;
     if primary.holders == 0 {
-        end_primary(simulator, &primary);
+        end_primary(simulator, &primary, Left::Leaks);
     }
     Ok(())
 }
@@ -231,7 +230,7 @@ pub fn reset_primary(ordinal: Ordinal) -> Result<(), Code> {
     let simulator = simulator()?;
     let mut primary = lock(&simulator.device(ordinal)?.primary);
     if primary.holders > 0 {
-        end_primary(simulator, &primary);
+        end_primary(simulator, &primary, Left::Goes);
     }
     primary.holders = 0;
     primary.flags = 0;
@@ -252,18 +251,28 @@ pub fn set_primary_flags(ordinal: Ordinal, flags: u32) -> Result<(), Code> {
     Ok(())
 }
 
-fn end_primary(simulator: &Simulator, primary: &Primary) {
+/// What an application thinks of what still lives in a context that it ends.
+#[derive(Clone, Copy, PartialEq)]
+enum Left {
+    Leaks,
+    /// It has the context reset in order that all goes.
+    Goes,
+}
+
+fn end_primary(simulator: &Simulator, primary: &Primary, left: Left) {
     let context = primary.handle.and_then(|handle| simulator.contexts.get(handle));
     if let Some(context) = context {
-        tear_down(simulator, &context);
+        tear_down(simulator, &context, left);
     }
 }
 
 /// Ends a context with everything that lives in it, as the driver does. What the application had not released counts as
-/// leaked all the same.
-fn tear_down(simulator: &Simulator, context: &Context) {
+/// leaked all the same, unless that is what it asks for.
+fn tear_down(simulator: &Simulator, context: &Context, what_is_left: Left) {
     context.synchronize();
-    leak::count_abandoned(simulator, context.handle);
+    if what_is_left == Left::Leaks {
+        leak::count_abandoned(simulator, context.handle);
+    }
     for stream in simulator.streams.all().iter().filter(|stream| stream.context.handle == context.handle) {
         simulator.streams.remove(stream.handle);
         // Only a capture's graph could be gone already, and then there is nothing left to end.
