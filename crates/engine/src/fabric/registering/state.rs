@@ -75,11 +75,11 @@ impl State {
         }
     }
 
-    /// Whether no kernel of this rank uses anything, whatever groups still hold.
+    /// Whether no kernel of this rank uses anything, whatever groups still hold. In a context that is gone nothing runs.
     pub fn has_left(&self) -> bool {
-        self.last
-            .as_ref()
-            .is_none_or(|last| self.home.enter().is_ok_and(|_entered| last.is_done().unwrap_or(false)))
+        let Some(last) = &self.last else { return true };
+        let is_done = || self.home.enter().is_ok_and(|_entered| last.is_done().unwrap_or(false));
+        !self.home.is_there() || is_done()
     }
 
     /// Asks the driver.
