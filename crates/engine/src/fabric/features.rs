@@ -285,6 +285,17 @@ mod tests {
         assert_eq!(Basis { options: &off, ..plain }.native(), Err(Lack::Option));
     }
 
+    /// The variable counts for more than a configuration, both ways.
+    #[test]
+    fn who_mixes_graphs() {
+        let (options, hopper) = (Config::default(), hopper());
+        let plain = basis(&options, &hopper);
+        let apart = Basis { ctas: Ctas { graphs: Graphs::Apart, ..Ctas::UNSAID }, ..plain };
+        assert_eq!((plain.graphs(), apart.graphs()), (Graphs::Mixed, Graphs::Apart));
+        assert_eq!(Basis { nccl: &set(Effect::GraphsUnordered), ..plain }.graphs(), Graphs::Apart);
+        assert_eq!(Basis { nccl: &set(Effect::GraphsOrdered), ..apart }.graphs(), Graphs::Mixed);
+    }
+
     /// The least of the limits on blocks holds, and large batches are for those without one.
     #[test]
     fn limits_on_blocks() {
