@@ -25,7 +25,9 @@ use super::{legacy, on_device};
 
 /// Whether that has been, by device and its context, with which NCCL's code goes. A device's is held meanwhile: who comes to the same one must not go on before, though NCCL's
 /// launch may wait for what its other communicators run there. The map's own lock is held for a look.
-static WARM: Mutex<BTreeMap<(Ordinal, Context), Arc<Mutex<Warmth>>>> = Mutex::new(BTreeMap::new());
+static WARM: Mutex<Warm> = Mutex::new(BTreeMap::new());
+
+type Warm = BTreeMap<(Ordinal, Context), Arc<Mutex<Warmth>>>;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Warmth {

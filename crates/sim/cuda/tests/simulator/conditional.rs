@@ -86,7 +86,8 @@ fn a_loop_runs_until_device_code_ends_it() {
     start();
     let stream = stream();
     let conditional = conditional(WHILE, 1, 1);
-    (LEFT.store(6, Ordering::SeqCst), CONDITION.store(conditional.condition, Ordering::SeqCst));
+    LEFT.store(6, Ordering::SeqCst);
+    CONDITION.store(conditional.condition, Ordering::SeqCst);
     capture_to(stream, conditional.bodies[0], || ok(simLaunch(stream, count_down, std::ptr::null_mut())));
     run(conditional.graph, stream);
     assert_eq!(LEFT.load(Ordering::SeqCst), 0);
