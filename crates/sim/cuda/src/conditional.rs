@@ -1,7 +1,8 @@
 //! Conditional nodes: graphs that a launch runs once, again and again, or not at all, by a value that device code may set on the way.
 
 use crate::code::{CUDA_ERROR_INVALID_VALUE, Code};
-use crate::graph::{self, Content, Flight, Graph, Step};
+use crate::executable::{self, Flight, Step};
+use crate::graph::{Content, Graph};
 use crate::simulator::{next_identity, simulator};
 use crate::sync::lock;
 use crate::table::Handle;
@@ -124,7 +125,7 @@ impl Conditional {
         let body = |body: &Arc<Graph>| {
             refuse_others(body)?;
             let mut steps = Vec::new();
-            graph::flatten(body, &[], &mut steps)?;
+            executable::flatten(body, &[], &mut steps)?;
             Ok(Arc::new(steps))
         };
         let bodies: Result<Vec<_>, Code> = self.bodies.iter().map(body).collect();
@@ -138,7 +139,7 @@ impl Branch {
         if let Some(default) = self.condition.default {
             self.condition.value.store(default, Ordering::Release);
         }
-        self.bodies.iter().for_each(|steps| graph::begin(steps));
+        self.bodies.iter().for_each(|steps| executable::begin(steps));
     }
 
     pub fn run(&self) {

@@ -51,6 +51,7 @@ mod conditional;
 mod context;
 mod device;
 mod event;
+mod executable;
 mod ffi;
 mod graph;
 mod grids;

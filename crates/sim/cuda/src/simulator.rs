@@ -7,7 +7,8 @@ use crate::code::{
 use crate::context::Context;
 use crate::device::{Device, Ordinal};
 use crate::event::Event;
-use crate::graph::{Executable, Graph, Node};
+use crate::executable::Executable;
+use crate::graph::{Graph, Node};
 use crate::memory::{Pool, Ranges};
 use crate::module::{Function, Module};
 use crate::stream::Stream;

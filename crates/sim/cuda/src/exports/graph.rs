@@ -2,9 +2,10 @@
 
 use crate::capture;
 use crate::code::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND, CUDA_ERROR_NOT_SUPPORTED, Code};
+use crate::executable::{self, Mismatch};
 use crate::exports::stream::EdgeData;
 use crate::ffi::{In, Out};
-use crate::graph::{self, Content, Mismatch, Node};
+use crate::graph::{self, Content, Node};
 use crate::simulator::simulator;
 use crate::stream;
 use crate::sync::lock;
@@ -136,7 +137,7 @@ exports! {
 
     fn cuGraphInstantiateWithFlags(out: Out<Handle>, graph: Handle, flags: u64) {
         out.check()?;
-        out.set(graph::instantiate(graph::find(graph)?.as_ref(), flags)?)
+        out.set(executable::instantiate(graph::find(graph)?.as_ref(), flags)?)
     }
 
     fn cuGraphInstantiate_v2(
@@ -148,7 +149,7 @@ exports! {
     ) {
         out.check()?;
         error_node.set_if_wanted(0);
-        out.set(graph::instantiate(graph::find(graph)?.as_ref(), 0)?)
+        out.set(executable::instantiate(graph::find(graph)?.as_ref(), 0)?)
     }
 
     fn cuGraphInstantiateWithParams / cuGraphInstantiateWithParams_ptsz(
@@ -158,59 +159,59 @@ exports! {
     ) {
         out.check()?;
         let asked = parameters.get()?;
-        let made = graph::instantiate(graph::find(graph)?.as_ref(), asked.flags);
+        let made = executable::instantiate(graph::find(graph)?.as_ref(), asked.flags);
         // 0 is success, 1 any error.
         parameters.set(InstantiateParameters { error_node: 0, result: u32::from(made.is_err()), ..asked })?;
         out.set(made?)
     }
 
     fn cuGraphExecGetFlags(executable: Handle, flags: Out<u64>) {
-        flags.set(graph::find_executable(executable)?.flags)
+        flags.set(executable::find(executable)?.flags)
     }
 
     fn cuGraphUpload / cuGraphUpload_ptsz(executable: Handle, stream: Handle) {
-        graph::find_executable(executable)?;
+        executable::find(executable)?;
         stream::issue(&stream::find(stream)?, crate::work::Work::Empty).map(drop)
     }
 
     fn cuGraphLaunch / cuGraphLaunch_ptsz(executable: Handle, stream: Handle) {
-        let executable = graph::find_executable(executable)?;
+        let executable = executable::find(executable)?;
         executable.launch(&stream::find(stream)?)
     }
 
     fn cuGraphExecDestroy(executable: Handle) {
-        graph::destroy_executable(executable)
+        executable::destroy(executable)
     }
 
     fn cuGraphExecUpdate_v2(executable: Handle, graph: Handle, result: Out<UpdateResult>) {
         result.check()?;
-        match graph::find_executable(executable)?.update(graph::find(graph)?.as_ref())? {
+        match executable::find(executable)?.update(graph::find(graph)?.as_ref())? {
             None => result.set(UpdateResult { result: 0, error_node: 0, error_from: 0 }),
             Some(Mismatch { result: reason, node }) => {
                 result.set(UpdateResult { result: reason, error_node: node, error_from: 0 })?;
-                Err(graph::UPDATE_REFUSED)
+                Err(executable::UPDATE_REFUSED)
             }
         }
     }
 
     fn cuGraphExecUpdate(executable: Handle, graph: Handle, error_node: Out<Handle>, result: Out<u32>) {
         result.check()?;
-        match graph::find_executable(executable)?.update(graph::find(graph)?.as_ref())? {
+        match executable::find(executable)?.update(graph::find(graph)?.as_ref())? {
             None => result.set(0),
             Some(mismatch) => {
                 error_node.set_if_wanted(mismatch.node);
                 result.set(mismatch.result)?;
-                Err(graph::UPDATE_REFUSED)
+                Err(executable::UPDATE_REFUSED)
             }
         }
     }
 
     fn cuGraphNodeSetEnabled(executable: Handle, node: Handle, enabled: u32) {
-        graph::find_executable(executable)?.set_enabled(node, enabled != 0)
+        executable::find(executable)?.set_enabled(node, enabled != 0)
     }
 
     fn cuGraphNodeGetEnabled(executable: Handle, node: Handle, enabled: Out<u32>) {
-        enabled.set(u32::from(graph::find_executable(executable)?.is_enabled(node)?))
+        enabled.set(u32::from(executable::find(executable)?.is_enabled(node)?))
     }
 
     fn cuGraphChildGraphNodeGetGraph(node: Handle, out: Out<Handle>) {

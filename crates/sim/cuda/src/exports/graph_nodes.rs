@@ -4,6 +4,7 @@ use crate::code::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, Code};
 use crate::conditional::{self, Condition};
 use crate::context;
 use crate::event;
+use crate::executable;
 use crate::exports::module::prepare;
 use crate::exports::stream::{BatchOperation, EdgeData, batch};
 use crate::exports::transfer::{Copy3D, fill_rows};
@@ -133,7 +134,7 @@ exports! {
     }
 
     fn cuGraphExecKernelNodeSetParams_v2(executable: Handle, node: Handle, parameters: In<KernelParameters>) {
-        graph::find_executable(executable)?.set_work(node, kernel_work(&parameters)?)
+        executable::find(executable)?.set_work(node, kernel_work(&parameters)?)
     }
 
     fn cuGraphAddMemcpyNode(
@@ -152,7 +153,7 @@ exports! {
     }
 
     fn cuGraphExecMemcpyNodeSetParams(executable: Handle, node: Handle, copy: In<Copy3D>, _context: Handle) {
-        graph::find_executable(executable)?.set_work(node, Work::Copy(copy.get()?.plan()?))
+        executable::find(executable)?.set_work(node, Work::Copy(copy.get()?.plan()?))
     }
 
     fn cuGraphAddMemsetNode(
@@ -183,7 +184,7 @@ exports! {
     }
 
     fn cuGraphExecMemsetNodeSetParams(executable: Handle, node: Handle, fill: In<FillParameters>, _context: Handle) {
-        graph::find_executable(executable)?.set_work(node, fill_work(&fill)?)
+        executable::find(executable)?.set_work(node, fill_work(&fill)?)
     }
 
     fn cuGraphAddHostNode(
@@ -206,7 +207,7 @@ exports! {
     }
 
     fn cuGraphExecHostNodeSetParams(executable: Handle, node: Handle, host: In<HostParameters>) {
-        graph::find_executable(executable)?.set_work(node, host_work(&host)?)
+        executable::find(executable)?.set_work(node, host_work(&host)?)
     }
 
     fn cuGraphAddChildGraphNode(
@@ -244,7 +245,7 @@ exports! {
     }
 
     fn cuGraphExecEventRecordNodeSetEvent(executable: Handle, node: Handle, event: Handle) {
-        graph::find_executable(executable)?.set_work(node, Work::RecordEvent(event::find(event)?))
+        executable::find(executable)?.set_work(node, Work::RecordEvent(event::find(event)?))
     }
 
     fn cuGraphAddEventWaitNode(
@@ -267,7 +268,7 @@ exports! {
     }
 
     fn cuGraphExecEventWaitNodeSetEvent(executable: Handle, node: Handle, event: Handle) {
-        graph::find_executable(executable)?.set_work(node, Work::WaitEvent(event::find(event)?))
+        executable::find(executable)?.set_work(node, Work::WaitEvent(event::find(event)?))
     }
 
     fn cuGraphAddBatchMemOpNode(
@@ -285,7 +286,7 @@ exports! {
     }
 
     fn cuGraphExecBatchMemOpNodeSetParams(executable: Handle, node: Handle, parameters: In<BatchParameters>) {
-        graph::find_executable(executable)?.set_work(node, batch_work(&parameters)?)
+        executable::find(executable)?.set_work(node, batch_work(&parameters)?)
     }
 }
 
