@@ -178,7 +178,8 @@ fn a_forgotten_capture_goes_on() {
     let alone = Alone::new();
     let (one, two, three) = (alone.stream(), alone.stream(), alone.stream());
     let (fork, join) = (alone.event(), alone.event());
-    let others: Vec<AppStream> = (0..6).map(|_| alone.stream()).collect();
+    // More than are remembered.
+    let others: Vec<AppStream> = (0..18).map(|_| alone.stream()).collect();
     let sides = [50, 60, 70].map(|bytes| alone.side(bytes));
     let between = alone.side(30);
     ok(cuStreamBeginCapture_v2(one.0, THREAD_LOCAL));
