@@ -114,7 +114,7 @@ function(add_differential program machine seconds)
 endfunction()
 
 set(PROGRAMS strings arguments collectives sendrecv groups group_order lifecycle threads nonblocking premulsum registration graphs graphs_mixed
-             conditional_graphs context_reset forked id_then_fork strangers random_calls random_collectives births patterns pairs absorbed graphs_p2p random_p2p splits promises promise_errors
+             conditional_graphs context_reset forked id_then_fork strangers exit_handlers random_calls random_collectives births patterns pairs absorbed graphs_p2p random_p2p splits promises promise_errors
              promise_children many_pairs many_communicators reuse parking uneven batches registered registered_lives
              registered_groups registered_alone registered_beside pool pool_growth windows windows_repair windows_ends window_patterns window_direct)
 # Sends and receives of one fabric: on mailboxes, too.
@@ -140,7 +140,7 @@ endforeach()
 
 # Births at which ranks meet: programs whose communicators all come from one id, and some whose do not.
 if(WINDLASS_LIBRARY_DIR)
-  foreach(program sendrecv groups threads premulsum registration graphs forked id_then_fork strangers pool pool_growth)
+  foreach(program sendrecv groups threads premulsum registration graphs forked id_then_fork strangers exit_handlers pool pool_growth)
     add_fabric(${program} 300 "yes")
   endforeach()
   if(SIM_DIR)

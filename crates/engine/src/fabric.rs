@@ -16,6 +16,7 @@ pub mod cached;
 pub mod checking;
 mod closing;
 mod derived;
+mod exiting;
 mod failing;
 mod features;
 mod giving;
@@ -245,6 +246,7 @@ impl Fabric {
         stream: StreamHandle,
         others: &[StreamHandle],
     ) -> ncclResult_t {
+        exiting::go_on();
         self.runs.fetch_add(1, Ordering::Relaxed);
         self.collectives.fetch_add(tasks.len() as u64, Ordering::Relaxed);
         if self.has_failed() {

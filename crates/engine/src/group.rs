@@ -6,6 +6,7 @@
 //! groups to make a communicator and opens as many again; nothing is carried across that.
 
 use std::cell::{Cell, RefCell};
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 use nccl_sys::{ncclComm_t, ncclResult_t};
@@ -29,8 +30,9 @@ struct Group {
 
 thread_local! {
     static GROUP: Cell<Group> = const { Cell::new(Group { depth: 0, awaited: 0 }) };
-    static ENDED: RefCell<Ended> = const {
-        RefCell::new(Ended {
+    /// Never dropped itself: exit drops what its thread has in such storage before it runs any exit handler, and handlers run groups, too.
+    static ENDED: ManuallyDrop<RefCell<Ended>> = const {
+        ManuallyDrop::new(RefCell::new(Ended {
             awaited: Vec::new(),
             held: Vec::new(),
             promised: Vec::new(),
@@ -38,8 +40,22 @@ thread_local! {
             inside: Vec::new(),
             followed: Vec::new(),
             given: Given { communicators: Vec::new(), is_refused: false },
-        })
+        }))
     };
+    static LEFT: Left = const { Left };
+}
+
+/// What lets go of an open group with its thread.
+struct Left;
+
+impl Drop for Left {
+    fn drop(&mut self) {
+        drop(with_ended(std::mem::take));
+    }
+}
+
+fn with_ended<T>(body: impl FnOnce(&mut Ended) -> T) -> T {
+    ENDED.with(|ended| body(&mut ended.borrow_mut()))
 }
 
 /// What a group leaves at its end.
@@ -192,8 +208,7 @@ pub fn take_held() -> Vec<Held> {
     if GROUP.get().depth != 1 {
         return Vec::new();
     }
-    // As below.
-    ENDED.try_with(|ended| std::mem::take(&mut ended.borrow_mut().held)).unwrap_or_default()
+    with_ended(|ended| std::mem::take(&mut ended.held))
 }
 
 /// NCCL is asked to close a group. At the outermost one, gives what it leaves.
@@ -207,92 +222,73 @@ pub fn closed() -> Ended {
     if awaited == 0 {
         return Ended::default();
     }
-    // A thread that is ending may still close a group; it has nothing left to tell then.
-    ENDED.try_with(RefCell::take).unwrap_or_default()
+    with_ended(std::mem::take)
 }
 
 /// This waits for the end of the open group.
 pub fn wait_for(what: Awaited) {
-    if ENDED.try_with(|ended| ended.borrow_mut().awaited.push(what)).is_ok() {
-        one_more();
-    }
+    with_ended(|ended| ended.awaited.push(what));
+    one_more();
 }
 
-/// This runs at the end of the open group. False: this thread is ending and holds nothing any more.
-#[must_use]
-pub fn hold(what: Held) -> bool {
-    let held = ENDED.try_with(|ended| ended.borrow_mut().held.push(what)).is_ok();
-    if held {
-        one_more();
-    }
-    held
+/// This runs at the end of the open group.
+pub fn hold(what: Held) {
+    with_ended(|ended| ended.held.push(what));
+    one_more();
 }
 
 /// NCCL got a call of this communicator in the open group, and took it or not.
 pub fn give(communicator: ncclComm_t, is_taken: bool) {
-    let noted = ENDED.try_with(|ended| {
-        let given = &mut ended.borrow_mut().given;
+    with_ended(|Ended { given, .. }| {
         given.is_refused |= !is_taken;
         if !given.communicators.contains(&communicator) {
             given.communicators.push(communicator);
         }
     });
-    if noted.is_ok() {
-        one_more();
-    }
+    one_more();
 }
 
 /// How many communicators NCCL has calls of in the open group, as far as that is noted.
 pub fn given() -> usize {
-    ENDED.try_with(|ended| ended.borrow().given.communicators.len()).unwrap_or(0)
+    with_ended(|ended| ended.given.communicators.len())
 }
 
-/// This goes to NCCL at the end of the open group. False: this thread is ending and holds nothing any more.
-#[must_use]
-pub fn hold_promised(what: Promised) -> bool {
-    let held = ENDED.try_with(|ended| ended.borrow_mut().promised.push(what)).is_ok();
-    if held {
-        one_more();
-    }
-    held
+/// This goes to NCCL at the end of the open group.
+pub fn hold_promised(what: Promised) {
+    with_ended(|ended| ended.promised.push(what));
+    one_more();
 }
 
-/// NCCL runs this call at the end of the open group. False: this thread is ending and holds nothing any more.
-#[must_use]
-pub fn hold_candidate(what: Waiting) -> bool {
-    let held = ENDED.try_with(|ended| ended.borrow_mut().candidates.push(what)).is_ok();
-    if held {
-        one_more();
-    }
-    held
+/// NCCL runs this call at the end of the open group.
+pub fn hold_candidate(what: Waiting) {
+    with_ended(|ended| ended.candidates.push(what));
+    one_more();
 }
 
 /// NCCL has more to run of this communicator when the open group ends.
 pub fn stay_inside(passed: Passed<'static>) {
-    let pushed = ENDED.try_with(|ended| {
-        let inside = &mut ended.borrow_mut().inside;
+    let is_new = with_ended(|Ended { inside, .. }| {
         let is_new = !inside.iter().rev().any(|known| known.is_of_same_gate(&passed));
         if is_new {
             inside.push(passed);
         }
         is_new
     });
-    if pushed.unwrap_or(false) {
+    if is_new {
         one_more();
     }
 }
 
 /// What NCCL runs of this when the open group ends is waited for by what comes of ours.
 pub fn follow(what: Followed) {
-    let noted = ENDED.try_with(|ended| {
-        let followed = &mut ended.borrow_mut().followed;
+    let is_new = with_ended(|Ended { followed, .. }| {
         let is_new = !followed.iter().any(|known| known.communicator == what.communicator);
         if is_new {
             followed.push(what);
         }
         is_new
     });
-    if noted.unwrap_or(false) {
+    if is_new {
         one_more();
     }
 }
@@ -300,9 +296,7 @@ pub fn follow(what: Followed) {
 /// The room of a list that has been run is used again.
 pub fn put_back(mut room: Vec<Held>) {
     room.clear();
-    // A thread that is ending needs no room.
-    let _ = ENDED.try_with(|ended| {
-        let held = &mut ended.borrow_mut().held;
+    with_ended(|Ended { held, .. }| {
         if held.capacity() < room.capacity() && held.is_empty() {
             *held = room;
         }
@@ -312,8 +306,7 @@ pub fn put_back(mut room: Vec<Held>) {
 /// As above.
 pub fn put_back_followed(mut room: Vec<Followed>) {
     room.clear();
-    let _ = ENDED.try_with(|ended| {
-        let followed = &mut ended.borrow_mut().followed;
+    with_ended(|Ended { followed, .. }| {
         if followed.capacity() < room.capacity() && followed.is_empty() {
             *followed = room;
         }
@@ -321,6 +314,8 @@ pub fn put_back_followed(mut room: Vec<Followed>) {
 }
 
 fn one_more() {
+    // A thread that is exiting has no such storage any more, and leaves what it holds to the process's end.
+    let _ = LEFT.try_with(|_| ());
     GROUP.with(|group| group.set(Group { awaited: group.get().awaited + 1, ..group.get() }));
 }
 
@@ -343,6 +338,33 @@ mod tests {
         opened();
         assert!(is_open());
         assert!(none(closed()));
+    }
+
+    /// A thread that exits runs its exit handlers after what it had in thread-local storage was dropped, and these run groups.
+    #[test]
+    fn after_the_end_of_thread_local_storage() {
+        struct Late(std::cell::OnceCell<std::sync::mpsc::Sender<bool>>);
+        impl Drop for Late {
+            fn drop(&mut self) {
+                opened();
+                wait_for(Awaited::Handle(Handle(std::ptr::dangling_mut())));
+                let held = matches!(closed().awaited[..], [Awaited::Handle(_)]);
+                self.0.get().unwrap().send(held && LEFT.try_with(|_| ()).is_err()).unwrap();
+            }
+        }
+        thread_local! {
+            static LATE: Late = const { Late(std::cell::OnceCell::new()) };
+        }
+        let (tell, told) = std::sync::mpsc::channel();
+        let exits = move || {
+            // Used first, so dropped last.
+            LATE.with(|late| late.0.set(tell).unwrap());
+            opened();
+            wait_for(Awaited::Handle(Handle(std::ptr::dangling_mut())));
+            closed();
+        };
+        std::thread::spawn(exits).join().unwrap();
+        assert!(told.recv().unwrap());
     }
 
     /// Groups are the thread's own.

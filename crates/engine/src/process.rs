@@ -8,8 +8,8 @@ pub mod afresh;
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
-use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Mutex, Once, PoisonError};
 
 use nccl_sys::{forked, open, second, slots};
 use once_cell::sync::OnceCell;
@@ -30,6 +30,8 @@ static FORKS: AtomicUsize = AtomicUsize::new(0);
 static OWNER: AtomicU32 = AtomicU32::new(0);
 /// Whether this process was forked from that one.
 static FORKED: AtomicBool = AtomicBool::new(false);
+/// The report that was written at exit to a file.
+static REPORT: Mutex<String> = Mutex::new(String::new());
 
 /// The first call of all: options, log, kill switch. The real library is not open yet.
 pub fn first_call() {
@@ -214,6 +216,28 @@ pub fn on_exit(at_exit: extern "C" fn()) {
     unsafe { libc::atexit(at_exit) };
 }
 
+/// Behind all exit handlers and static destructors: some are older than ours, and make calls.
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static AT_END: extern "C" fn() = at_end;
+
+/// Writes a report in a file once more if it tells more by now. One on standard error has been read.
+extern "C" fn at_end() {
+    let is_ours = segment::current().process.load(Ordering::Relaxed) == std::process::id();
+    guard::or_else(
+        || (),
+        || {
+            if is_ours && let Some(Report { file: Some(file), form }) = &startup().report {
+                let text = told(*form);
+                let written = REPORT.lock().unwrap_or_else(PoisonError::into_inner);
+                if !written.is_empty() && *written != text {
+                    report_to(file, &text);
+                }
+            }
+        },
+    );
+}
+
 extern "C" fn at_exit() {
     let Some(owner) = std::num::NonZero::new(segment::current().process.load(Ordering::Relaxed)) else {
         return;
@@ -235,18 +259,27 @@ pub fn dump(path: &Path) -> std::io::Result<()> {
     write_file(&expand_file_name(path), &report::json(&Snapshot::of(segment::current())))
 }
 
-fn write_report(wanted: &Report) {
+fn told(form: Form) -> String {
     let snapshot = Snapshot::of(segment::current());
-    let text = match wanted.form {
+    match form {
         Form::Text => report::text(&snapshot),
         Form::Json => report::json(&snapshot),
-    };
+    }
+}
+
+fn report_to(file: &Path, text: &str) {
+    let file = expand_file_name(file);
+    if let Err(error) = write_file(&file, text) {
+        ::log::error!("the report could not be written to {}: {error}", file.display());
+    }
+}
+
+fn write_report(wanted: &Report) {
+    let text = told(wanted.form);
     match &wanted.file {
         Some(file) => {
-            let file = expand_file_name(file);
-            if let Err(error) = write_file(&file, &text) {
-                ::log::error!("the report could not be written to {}: {error}", file.display());
-            }
+            report_to(file, &text);
+            *REPORT.lock().unwrap_or_else(PoisonError::into_inner) = text;
         }
         None => {
             // SAFETY: as for log lines: descriptor 2 may be anything by now, and is not closed here.

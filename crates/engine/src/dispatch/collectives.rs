@@ -33,7 +33,8 @@ pub fn take(call: &Call, Served { fabric, collective }: &Served) -> ncclResult_t
         return ncclSuccess;
     }
     if group::is_open() {
-        return in_order::hold(call, fabric, std::iter::once(Ours::Collective(*call)));
+        in_order::hold(call, fabric, std::iter::once(Ours::Collective(*call)));
+        return ncclSuccess;
     }
     let one = [Task::One(*collective)];
     in_order::run(call.local.communicator, fabric, &one, &[], stream_of(call), &[])

@@ -19,7 +19,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use nccl_sys::{cudaStream_t, ncclComm_t, ncclInProgress, ncclInternalError, ncclResult_t, ncclSuccess};
+use nccl_sys::{cudaStream_t, ncclComm_t, ncclInProgress, ncclResult_t, ncclSuccess};
 
 use crate::call::Call;
 use crate::communicator::{self, Communicator};
@@ -128,14 +128,10 @@ pub(super) fn fabric_of(call: &Call, communicator: &Communicator) -> Option<Arc<
 }
 
 /// Holds what a call is till its group ends.
-pub(super) fn hold(call: &Call, fabric: &Arc<Fabric>, mut parts: impl Iterator<Item = Ours>) -> ncclResult_t {
+pub(super) fn hold(call: &Call, fabric: &Arc<Fabric>, parts: impl Iterator<Item = Ours>) {
     let (communicator, stream) = (call.local.communicator, stream_of(call));
     let given = group::given();
-    let held = |what| group::hold(Held { communicator, fabric: fabric.clone(), what, stream, given });
-    match parts.all(held) {
-        true => ncclSuccess,
-        false => refuse(ncclInternalError, format_args!("a group of a thread that is ending")),
-    }
+    parts.for_each(|what| group::hold(Held { communicator, fabric: fabric.clone(), what, stream, given }));
 }
 
 /// When what a group held runs: by place in the list of its parts, which are in the order of their first calls.

@@ -5,7 +5,7 @@
 use std::ffi::c_int;
 use std::sync::Arc;
 
-use nccl_sys::{ncclInternalError, ncclResult_t};
+use nccl_sys::{ncclInternalError, ncclResult_t, ncclSuccess};
 
 use crate::call::{Call, Function};
 use crate::communicator::Communicator;
@@ -29,7 +29,8 @@ pub fn take(call: &Call, fabric: &Arc<Fabric>) -> ncclResult_t {
         return refuse(ncclInternalError, format_args!("a message without bytes or peer"));
     };
     if group::is_open() {
-        return in_order::hold(call, fabric, messages.all().iter().copied().map(Ours::Message));
+        in_order::hold(call, fabric, messages.all().iter().copied().map(Ours::Message));
+        return ncclSuccess;
     }
     in_order::run(call.local.communicator, fabric, &[], messages.all(), stream_of(call), &[])
 }

@@ -7,7 +7,6 @@ use nccl_sys::{ncclInProgress, ncclInternalError, ncclResult_t, ncclSuccess};
 
 use crate::call::{Call, Function, Local};
 use crate::communicator::Communicator;
-use crate::error::refuse;
 use crate::fabric::Fabric;
 use crate::fabric::registering::{Buffers, Candidate, Registering, Substitutes};
 use crate::forward;
@@ -98,10 +97,8 @@ pub fn run(call: &Call, taken: &Taken) -> ncclResult_t {
         if !group::is_open() {
             return finish(&waiting);
         }
-        match group::hold_candidate(waiting) {
-            true => result,
-            false => refuse(ncclInternalError, format_args!("a group of a thread that is ending")),
-        }
+        group::hold_candidate(waiting);
+        result
     })
 }
 

@@ -76,6 +76,11 @@ pub(super) fn run<T: Send + 'static>(
     answer.recv_timeout(within?).ok()
 }
 
+/// It goes on after all.
+pub(super) fn begin_again() {
+    RUNNING.is_ending.store(false, Ordering::SeqCst);
+}
+
 /// The process ends.
 pub(super) fn end() {
     if !RUNNING.end(END_WITHIN) {

@@ -18,7 +18,7 @@ use crate::{guard, process, thread};
 
 use super::line::Line;
 use super::pages::CLOSED_AT;
-use super::{beside, boxes, leaving, watch};
+use super::{beside, boxes, exiting, leaving, watch};
 
 /// Giving memory back takes milliseconds, on a machine that does nothing else.
 const EXIT_WITHIN: Duration = Duration::from_secs(5);
@@ -129,6 +129,7 @@ impl Closing {
 
     /// This rank has let go of all that is the others', but for graphs.
     pub fn begin(mut self) {
+        exiting::go_on();
         self.tell();
         closed().push(self);
     }
@@ -199,11 +200,12 @@ pub(super) fn at_exit_too() {
 
 /// On a thread of its own: what this one had in thread-local storage is gone by now, the driver's part of it, too. Waited
 /// for a moment only: the driver may be stuck.
-extern "C" fn at_exit() {
+pub(super) extern "C" fn at_exit() {
     static DONE: AtomicBool = AtomicBool::new(false);
     if rendezvous::is_in_child() {
         return;
     }
+    DONE.store(false, Ordering::Relaxed);
     let finish = || {
         guard::or_else(|| (), give_back);
         DONE.store(true, Ordering::Release);
@@ -216,8 +218,16 @@ extern "C" fn at_exit() {
             while begun.is_ok() && !DONE.load(Ordering::Acquire) && Instant::now() < until {
                 std::thread::sleep(Duration::from_micros(200));
             }
+            if DONE.load(Ordering::Acquire) {
+                exiting::is_over();
+            }
         },
     );
+}
+
+/// What is closed from now on waits for the others again.
+pub(super) fn begin_again() {
+    EXITING.store(false, Ordering::Relaxed);
 }
 
 /// Whether graphs may still keep what closed fabrics had.

@@ -15,7 +15,7 @@ use crate::forward::birth;
 use crate::rendezvous::asking::Answer;
 use crate::rendezvous::card::Id;
 
-use super::{Fabric, watch};
+use super::{Fabric, exiting, watch};
 
 /// Ids that are kept: ranks are at most a failed attempt apart, and a rank that has made a communicator from this one asks soon.
 const KEPT_MAX: usize = 64;
@@ -71,6 +71,8 @@ impl Fabric {
     /// threads do, until `stopped`, which is asked every 50 ms.
     pub fn id(&self, of: u32, number: u64, stopped: &dyn Fn() -> bool) -> Result<Id, ncclResult_t> {
         if self.rank == of {
+            // The others ask this process.
+            exiting::go_on();
             return self.make_id(number);
         }
         let question = Question { birth: self.contract.birth, of, number };

@@ -30,7 +30,7 @@ use super::ids::{self, Asking};
 use super::registering::Registering;
 use super::stuck::Watched;
 use super::windows::Windows;
-use super::{Fabric, cached, closing, leaving, recycling, settle, windows};
+use super::{Fabric, cached, closing, exiting, leaving, recycling, settle, windows};
 
 /// How often it looks while sends and receives are issued, and for how long after the last.
 const BUSY_TICK: Duration = Duration::from_millis(5);
@@ -61,6 +61,7 @@ static WATCH: OnceCell<Arc<Watch>> = OnceCell::new();
 
 /// Where this process answers other ranks' questions. The first call starts the thread.
 pub(super) fn desk() -> std::io::Result<Token> {
+    exiting::go_on();
     WATCH.get_or_try_init(Watch::start).map(|watch| watch.desk)
 }
 
@@ -85,6 +86,7 @@ pub(super) fn tell_of_attempt(fabric: &Fabric, attempt: u64) {
 }
 
 fn tell_each(fabric: &Fabric, words: impl Fn(u32) -> Vec<u8>) {
+    exiting::go_on();
     let Some(watch) = WATCH.get() else { return };
     let peers = fabric.contract.members.iter().filter(|member| member.rank != fabric.rank);
     let tellings = peers.filter_map(|peer| Some(Telling::new(words(peer.rank), desk_of(peer)?)));
@@ -114,6 +116,7 @@ pub(super) fn ask_for_id(
     question: ids::Question,
     answers: SyncSender<Option<Answer>>,
 ) -> bool {
+    exiting::go_on();
     let desk = fabric.contract.members.get(question.of as usize).and_then(desk_of);
     let (Some(watch), Some(desk)) = (WATCH.get(), desk) else { return false };
     let mut askings = watch.askings.lock().unwrap_or_else(PoisonError::into_inner);
@@ -158,6 +161,16 @@ pub(super) fn end() {
     }
 }
 
+/// What [`end`] has ended goes on: others know this process's desk by its name.
+pub(super) fn begin_again() {
+    let Some(watch) = WATCH.get() else { return };
+    if let Err(error) = Desk::open_as(watch.desk).and_then(|desk| Watch::begin(watch, desk)) {
+        log::error!(
+            "the watch thread cannot begin again: {error}, rings stay as they are, and nobody is answered"
+        );
+    }
+}
+
 impl Watch {
     fn start() -> std::io::Result<Arc<Watch>> {
         let desk = Desk::open()?;
@@ -171,6 +184,14 @@ impl Watch {
             looking: AtomicBool::new(true),
             thread: Mutex::default(),
         });
+        Watch::begin(&watch, desk)?;
+        pool::look_after(true);
+        Ok(watch)
+    }
+
+    fn begin(watch: &Arc<Watch>, desk: Desk) -> std::io::Result<()> {
+        watch.ending.store(false, Ordering::Relaxed);
+        watch.looking.store(true, Ordering::Release);
         let round = Round {
             watch: watch.clone(),
             desk,
@@ -183,8 +204,7 @@ impl Watch {
         };
         let thread = thread::spawn("windlass-watch", move || round.run())?;
         *watch.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
-        pool::look_after(true);
-        Ok(watch)
+        Ok(())
     }
 
     fn fabrics(&self) -> MutexGuard<'_, Vec<Weak<Fabric>>> {

@@ -97,10 +97,8 @@ pub fn with_real(
 ) -> ncclResult_t {
     if promise.real().is_none() && group::is_open() {
         let held = Promised { promise: promise.clone(), work: Work::Other(Box::new(real)) };
-        return match group::hold_promised(held) {
-            true => ncclSuccess,
-            false => refuse(ncclInternalError, format_args!("a group of a thread that is ending")),
-        };
+        group::hold_promised(held);
+        return ncclSuccess;
     }
     if promise.real().is_none() {
         let honoured = promised::honour(promise);

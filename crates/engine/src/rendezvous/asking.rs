@@ -66,7 +66,11 @@ enum Turn {
 impl Desk {
     /// Opens one with a new name.
     pub fn open() -> std::io::Result<Desk> {
-        let name = place::random()?;
+        Desk::open_as(place::random()?)
+    }
+
+    /// Opens one with the name of one that has been closed: others know it still.
+    pub fn open_as(name: Token) -> std::io::Result<Desk> {
         let listener = socket()?;
         net::bind(&listener, &address(name)?)?;
         net::listen(&listener, 128)?;
@@ -213,6 +217,22 @@ mod tests {
             }
         }
         answers
+    }
+
+    /// A desk that is closed gives no answer; one that is opened again under its name does.
+    #[test]
+    fn opens_again() {
+        let (mut desk, other) = (Desk::open().unwrap(), Desk::open().unwrap());
+        let name = other.name();
+        assert!(Desk::open_as(name).is_err());
+        drop(other);
+        desk.ask(name, b"1".to_vec(), 1);
+        assert!(matches!(desk.turn(|_| None)[..], [(1, None)]));
+        let other = Desk::open_as(name).unwrap();
+        desk.ask(name, b"2".to_vec(), 2);
+        let answers =
+            turns(&mut [desk, other], |words| Some(Answer { words: words.to_vec(), descriptor: None }));
+        assert!(matches!(&answers[..], [(2, Some(answer))] if answer.words == b"2"), "{answers:?}");
     }
 
     /// Questions to another desk and to one's own are answered, each with its key; a descriptor arrives.
