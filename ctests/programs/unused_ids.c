@@ -1,4 +1,5 @@
-/* Holds: a thousand ids, of which pairs are made that nothing is done with, leave no thread and no socket behind. NCCL alone
+/* Holds: a thousand ids, of which pairs are made that nothing is done with, leave no thread and no socket behind, nor do those of
+ * communicators that NCCL makes: their root ends when all ranks have been there, and Windlass's port behind it. NCCL alone
  * keeps a thread and a socket of each id of which nothing was made; so does, up to now, Windlass: with the argument
  * `nothing` the program fails. */
 #include "../support/held.h"
@@ -23,6 +24,19 @@ static void of_pairs(struct rank* self) {
   NCCL(ncclCommDestroy(first));
 }
 
+static void of_communicators(struct rank* self) {
+  struct held before = {0};
+  for (int round = 0; round < 50; round++) {
+    ncclComm_t communicator = world(self, 0);
+    meet(self);
+    NCCL(ncclCommDestroy(communicator));
+    meet(self);
+    if (round == 4) before = held_now();
+  }
+  CHECK(held_again(&before, &ROOM));
+  meet(self);
+}
+
 static void of_nothing(struct rank* self) {
   ncclComm_t first = world(self, 0);
   foretell(self->ranks, STAYS);
@@ -38,7 +52,8 @@ static void of_nothing(struct rank* self) {
 
 int main(int count, char** words) {
   begin("unused_ids", 280);
-  rank_count(2);
+  int ranks = rank_count(4);
+  if (count < 2) run_ranks("ids of communicators", PROCESSES, ranks, of_communicators, NULL);
   if (count < 2) run_ranks("ids of pairs", PROCESSES, 2, of_pairs, NULL);
   else if (is_wanted(count, words, "nothing")) run_ranks("ids of nothing", PROCESSES, 2, of_nothing, NULL);
   return finish();

@@ -655,6 +655,22 @@ fn no_context(rank: &mut Rank) {
     assert_eq!(rank.all_reduce(buffer, buffer, 1), SUCCESS);
     assert_eq!(rank.download::<f32>(buffer, 1), [4.0]);
     assert_eq!(unsafe { (rank.cuda.set_current)(0) }, 0);
+    let (mut child, mut registration, mut window) = (Comm(0), 0, 0);
+    unsafe {
+        assert_eq!((rank.nccl.split)(rank.comm, 0, 0, &mut child, std::ptr::null_mut()), SUCCESS);
+        assert_eq!(rank.nccl.destroy(child), SUCCESS);
+        rank.cuda.use_device(rank.rank as i32);
+        let block = rank.nccl.allocate(1 << 21);
+        assert_eq!((rank.cuda.set_current)(0), 0);
+        assert_eq!((rank.nccl.register)(rank.comm, block, 1 << 21, &mut registration), SUCCESS);
+        assert_eq!((rank.nccl.deregister)(rank.comm, registration), SUCCESS);
+        assert_eq!((rank.nccl.window_register)(rank.comm, block, 1 << 21, &mut window, 0), SUCCESS);
+        assert_eq!((rank.nccl.window_deregister)(rank.comm, window), SUCCESS);
+        assert_eq!((rank.nccl.mem_free)(block), SUCCESS);
+        let of_first_device = rank.nccl.allocate(1 << 21);
+        assert_eq!((rank.nccl.mem_free)(of_first_device), SUCCESS);
+    }
+    assert_eq!(unsafe { (rank.cuda.set_current)(0) }, 0);
     rank.leave();
 }
 

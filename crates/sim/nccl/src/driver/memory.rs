@@ -156,6 +156,16 @@ impl Driver {
         let code =
             unsafe { (self.pointer_attribute)((&raw mut device as *mut c_int).cast(), attribute, address) };
         check(code, "cuPointerGetAttribute")?;
+        if self.context() != 0 {
+            return self.free_here(address);
+        }
+        // NCCL sets the memory's device, and the caller's again.
+        self.make_current(self.primary(device)?)?;
+        let freed = self.free_here(address);
+        freed.and(self.make_current(0))
+    }
+
+    fn free_here(&self, address: usize) -> Outcome {
         if !self.is_virtual(address) {
             return refuse(ncclUnhandledCudaError, format!("cuMemRetainAllocationHandle of {address:#x}"));
         }
