@@ -4,6 +4,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+use crate::gpu;
 use crate::process;
 
 use super::{beside, closing, watch};
@@ -31,6 +32,10 @@ pub(super) fn go_on() {
 
 #[cold]
 fn begin_again() {
+    // The driver has gone: its memory must not be looked at any more, and nobody can use it.
+    if gpu::opened().is_none_or(|driver| driver.current_device().is_err()) {
+        return;
+    }
     if IS_OVER.swap(false, Ordering::AcqRel) {
         log::debug!("a call after the exit handler: the worker begins again");
         process::on_exit(closing::at_exit);
