@@ -77,7 +77,7 @@ endfunction()
 
 # Programs that run a third time, where every communicator is a promise that can be one.
 set(LAZY context_reset collectives sendrecv groups group_order threads premulsum registration graphs graphs_mixed splits births lifecycle random_calls random_collectives patterns pairs
-         promises promise_errors promise_children forked)
+         promises promise_errors promise_children forked id_then_fork exit_handlers)
 
 # Where ranks meet on MACHINE, with promises as they are without a wish and, for those programs, with all of them.
 function(add_fabric_on machine program seconds says)
