@@ -5,6 +5,7 @@
 #include "../support/messages.h"
 
 #include <stdlib.h>
+#include <unistd.h>
 
 static struct rank* self;
 static ncclComm_t everybody, pair;
@@ -55,10 +56,11 @@ static void again(void) {
 static void use(void) {
   if (!self) return;
   int rank = self->rank, ranks = self->ranks;
+  /* NCCL builds the pair's own communicator only for this, with an id of the first rank's process, which comes later. */
+  if (rank % 2 == 0) usleep(200000);
+  reduce(pair, rank % 2, 2, 3000000, 12);
   exchange(5000, false, 10);
   reduce(everybody, rank, ranks, 5003, 11);
-  /* NCCL builds the pair's own communicator only for this. */
-  reduce(pair, rank % 2, 2, 3000000, 12);
   reduce(everybody, rank, ranks, 1000000, 13);
   exchange((size_t)24 << 20, true, 14);
   ncclComm_t late = world(self, 3), half = NULL;
