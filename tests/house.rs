@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 
 /// The engine's rows, from the call downwards. Modules of one row may name each other only where `together`.
 const ROWS: &[(Together, &[&str])] = &[
+    // Only in tests.
+    (Together::No, &["fuzzing"]),
     (Together::Yes, &["dispatch", "lifecycle"]),
     (Together::No, &["communicator", "group", "plan"]),
     (Together::No, &["promise"]),

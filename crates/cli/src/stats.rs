@@ -112,7 +112,9 @@ fn overview(seen: &[(Snapshot, bool)]) -> String {
     let mut lines = vec![head.map(str::to_owned).to_vec()];
     for (snapshot, alive) in seen {
         let paths = snapshot.paths();
-        let (calls, bytes) = paths.values().fold((0, 0), |sum, path| (sum.0 + path.0, sum.1 + path.1));
+        let (calls, bytes) = paths
+            .values()
+            .fold((0u64, 0u64), |sum, path| (sum.0.saturating_add(path.0), sum.1.saturating_add(path.1)));
         let live = snapshot.communicators.iter().filter(|communicator| communicator.state == "live").count();
         let by_path: Vec<String> = paths.iter().map(|(path, sum)| format!("{path} {}", sum.0)).collect();
         let ended = if *alive { "" } else { " (ended)" };

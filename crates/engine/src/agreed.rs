@@ -178,14 +178,14 @@ where
 
     /// After the offer was stored: the next number may be being decided by one who has not seen it, no later one.
     fn look_when_firm(&self) {
-        self.firm_from.store(self.decided() + 2, Ordering::Relaxed);
+        self.firm_from.store(self.decided().saturating_add(2), Ordering::Relaxed);
     }
 
     /// The largest limit that a number which this rank has not passed has or may get: what it must be able to serve. Falls to
     /// its offer when all have seen that, and it has passed what was decided before.
     pub fn owes(&self) -> u8 {
         let head = self.head();
-        let next = self.progress() + 1;
+        let next = self.progress().saturating_add(1);
         let decided = next.saturating_add_signed(head.beyond(next));
         let asked = if next < head.changed_at(next) { head.limit.max(head.previous) } else { head.limit };
         let to_come = match self.is_firm(decided) {
@@ -212,7 +212,7 @@ where
 
     /// Whether whoever decides the next number has seen this rank's newest offer.
     fn is_firm(&self, decided: Number) -> bool {
-        decided + 1 >= self.firm_from.load(Ordering::Relaxed)
+        decided.saturating_add(1) >= self.firm_from.load(Ordering::Relaxed)
     }
 
     /// The newest decided number.

@@ -83,6 +83,8 @@ use preparing::Prepared;
 pub use recycling::{free_leaving, let_go, look_after_pool, make_room, trim_pool};
 use registering::Registering;
 pub use releasing::{StillRegistered, register_nothing};
+#[cfg(any(test, feature = "fuzzing"))]
+pub use watch::fuzz_request;
 use windows::Windows;
 pub use wish::{Patience, Wish};
 

@@ -4,6 +4,10 @@
 
 #![deny(unsafe_code)]
 
+// For tests alone: everything that reads bytes from outside.
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
+
 // The call.
 pub mod dispatch;
 

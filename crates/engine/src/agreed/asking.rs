@@ -77,7 +77,7 @@ impl Asking {
                         return Some(Err(Refusal::Ahead { number, slowest: least }));
                     }
                     _ => {
-                        let is_past = least + 1 >= head.changed_at(number);
+                        let is_past = least.saturating_add(1) >= head.changed_at(number);
                         let slowest = if is_past { Slowest::PastTheChange } else { Slowest::BeforeIt };
                         Step::Decide { head, next: head.next(wanted, slowest) }
                     }

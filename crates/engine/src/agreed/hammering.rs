@@ -171,3 +171,19 @@ fn far_behind() {
         assert_eq!((seats[0].ask(number), seats[1].ask(number)), (Ok(0), Ok(0)));
     }
 }
+
+/// Memory that others write may say anything: there is an answer, whatever it is.
+#[test]
+fn wild_words() {
+    for word in [u64::MAX, u64::MAX - 1, 1 << 63] {
+        let words = zeroed();
+        words.iter().for_each(|place| place.store(word, Ordering::Relaxed));
+        let seat = Seat::new(words, 1, 3).unwrap();
+        seat.offer(7);
+        assert!(seat.owes() <= LIMIT_MAX && seat.limit() <= LIMIT_MAX);
+        for number in [1, word, u64::MAX] {
+            let _ = seat.ask(number);
+            seat.passed(number);
+        }
+    }
+}

@@ -60,6 +60,12 @@ impl Place {
         Place { span_bytes, chunk, chunk_offset, chunk_bytes, offset, bytes }
     }
 
+    /// Whether it makes sense, for fuzzing.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub fn is_sound(&self, granularity: u64) -> bool {
+        self.check(granularity).is_ok()
+    }
+
     /// Refuses what no arena would say: peers are believed no further than they can be checked.
     pub(super) fn check(&self, granularity: u64) -> Result<(), Refusal> {
         let within = |offset: u64, bytes: u64, whole_offset: u64, whole_bytes: u64| {

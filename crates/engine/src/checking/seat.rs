@@ -105,7 +105,8 @@ where
         if before / 2 > number {
             return Found::Gone;
         }
-        if before != 2 * number {
+        // Numbers come from memory that others write: any is possible.
+        if before != number.wrapping_mul(2) {
             return if has_left { Found::Never } else { Found::Missing };
         }
         let words = std::array::from_fn(|index| line[1 + index].load(Ordering::Relaxed));
@@ -176,6 +177,17 @@ mod tests {
         seats[0].leave();
         assert_eq!(seats[1].look(6)[0], Found::Never);
         assert_eq!((seats[1].latest(0), seats[1].latest(1)), (1, ENTRIES + 5));
+    }
+
+    /// Memory that others write may say any number.
+    #[test]
+    fn wild_words() {
+        let seats = seats(2);
+        seats[0].words.iter().for_each(|word| word.store(u64::MAX, Ordering::Relaxed));
+        assert_eq!((seats[0].latest(1), seats[0].first_left()), (u64::MAX, u64::MAX - ENTRIES + 1));
+        for number in [1, u64::MAX / 2, u64::MAX] {
+            assert_eq!(seats[0].look(number).len(), 2);
+        }
     }
 
     /// A reader beside a writer that runs around the ring takes whole entries only.

@@ -144,6 +144,12 @@ fn of_files(texts: &[String], name: &str) -> Option<String> {
     all.find(|(known, _)| *known == name).map(|(_, value)| value.to_owned())
 }
 
+/// A file's variables, for fuzzing.
+#[cfg(any(test, feature = "fuzzing"))]
+pub fn variables_of_file(text: &str) -> impl Iterator<Item = (&str, &str)> {
+    files::variables(text)
+}
+
 /// NCCL reads its files once, before its first variable.
 fn file_texts() -> &'static [String] {
     static TEXTS: OnceCell<Vec<String>> = OnceCell::new();

@@ -152,7 +152,7 @@ impl Checking {
         self.look(gone);
         if self.rank == COMPARES {
             let mut compared = self.compared.lock().unwrap_or_else(PoisonError::into_inner);
-            let told = self.seat.latest(self.rank as usize) + 1;
+            let told = self.seat.latest(self.rank as usize).saturating_add(1);
             count::checked(Checked::NotCompared, told.saturating_sub(compared.next));
             compared.next = compared.next.max(told);
         }
@@ -184,7 +184,7 @@ impl Checking {
             let number = compared.next;
             let found = self.seat.look(number);
             if found.contains(&Found::Gone) {
-                let left = self.seat.first_left().max(number + 1);
+                let left = self.seat.first_left().max(number.saturating_add(1));
                 count::checked(Checked::NotCompared, left - number);
                 compared.go_on(left);
                 continue;
@@ -200,7 +200,7 @@ impl Checking {
                     count::checked(Checked::Divergences, 1);
                     self.say(compared, || checking::divergence(number, &all, divergence));
                 }
-                compared.go_on(number + 1);
+                compared.go_on(number.saturating_add(1));
                 continue;
             }
             let missing = |rank: &usize| matches!(found[*rank], Found::Missing);
@@ -208,7 +208,7 @@ impl Checking {
             if missing.len() + here.len() < found.len() {
                 // Somebody has ended, and what the others call there is theirs.
                 count::checked(Checked::NotCompared, 1);
-                compared.go_on(number + 1);
+                compared.go_on(number.saturating_add(1));
                 continue;
             }
             let since = *compared.waits_since.get_or_insert_with(Instant::now);

@@ -423,6 +423,19 @@ fn reply(watch: &Watch, words: &[u8]) -> Option<Answer> {
     watch.find(question.birth, question.to)?.grant_growth(question)
 }
 
+#[cfg(any(test, feature = "fuzzing"))]
+/// Reads a request as [`reply`] does, for fuzzing.
+pub fn fuzz_request(words: &[u8]) {
+    let read = [
+        Loss::decode(words).is_some(),
+        LostAttempt::decode(words).is_some(),
+        ids::Question::decode(words).is_some(),
+        Question::decode(words).is_some(),
+    ];
+    // Of two kinds none is.
+    assert!(read.iter().filter(|is_read| **is_read).count() < 2);
+}
+
 impl Busy {
     fn note(&mut self, runs: u64) {
         if runs != self.runs {

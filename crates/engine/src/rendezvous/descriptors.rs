@@ -393,6 +393,29 @@ impl Caller {
     }
 }
 
+/// An opening of a peer whose numbers are these words, for fuzzing.
+#[cfg(any(test, feature = "fuzzing"))]
+pub fn opening_with(token: Token, words: &[u8]) -> Vec<u8> {
+    [&MAGIC[..], &token.0, &token.0, words].concat()
+}
+
+/// What a peer's packets come to at a descriptor socket, for fuzzing: its payload, if that is whole.
+#[cfg(any(test, feature = "fuzzing"))]
+pub fn receive(packets: &[Vec<u8>], token: Token) -> Option<Vec<u8>> {
+    let (theirs, ours) =
+        net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::NONBLOCK, None).ok()?;
+    for packet in packets {
+        let _ = net::send(&theirs, packet, SendFlags::NOSIGNAL);
+    }
+    drop(theirs);
+    let (socket, parcel) = (Ours::new(ours).ok()?, Parcel::default());
+    let mut caller = Caller { socket, from: None, parcel, payload_bytes: 0, descriptor_count: 0 };
+    match caller.turn(token, &[token]) {
+        Progress::Whole => Some(caller.parcel.payload),
+        Progress::More | Progress::Gone => None,
+    }
+}
+
 /// What `receive` gives of a socket of packets that does not wait; looks once more where that is an end.
 ///
 /// Linux looks whether there are packets, and only then whether the other side has closed (`__unix_dgram_recvmsg`, net/unix/af_unix.c): of

@@ -232,6 +232,22 @@ fn copy(from: &Segment, to: &Segment) {
     }
 }
 
+/// Counters of which some words have been written, by place, for fuzzing.
+#[cfg(any(test, feature = "fuzzing"))]
+pub fn with_words<T>(written: &[(usize, u64)], read: impl FnOnce(&Segment) -> T) -> T {
+    // SAFETY: a structure of integers is valid when zeroed.
+    static SCRATCH: std::sync::Mutex<Segment> = std::sync::Mutex::new(unsafe { std::mem::zeroed() });
+    let segment = &*SCRATCH.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let count = size_of::<Segment>() / 8;
+    // SAFETY: as for `copy`.
+    let words = unsafe { std::slice::from_raw_parts(std::ptr::from_ref(segment).cast::<AtomicU64>(), count) };
+    let write = |place: &usize, word| words[place % count].store(word, Ordering::Relaxed);
+    written.iter().for_each(|(place, word)| write(place, *word));
+    let done = read(segment);
+    written.iter().for_each(|(place, _)| write(place, 0));
+    done
+}
+
 /// Writes text into a padded field.
 pub fn write_text(field: &[AtomicU8], text: &[u8]) {
     for (index, byte) in field.iter().enumerate() {

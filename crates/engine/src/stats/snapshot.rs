@@ -145,7 +145,7 @@ impl Snapshot {
         let mut paths = BTreeMap::new();
         for counts in self.communicators.iter().flat_map(|communicator| &communicator.calls) {
             let sum: &mut (u64, u64) = paths.entry(counts.path.as_str()).or_default();
-            *sum = (sum.0 + counts.calls, sum.1 + counts.bytes);
+            *sum = (sum.0.saturating_add(counts.calls), sum.1.saturating_add(counts.bytes));
         }
         paths
     }
@@ -159,13 +159,14 @@ impl CommunicatorCounts {
             .flat_map(|(function, paths)| {
                 Path::ALL.iter().zip(paths).map(move |(path, cell)| (function, path, cell))
             })
-            .map(|(function, path, cell)| CallCounts {
+            .map(|(function, path, cell)| (function, path, cell, cell.calls.load(Ordering::Relaxed)))
+            .filter(|(.., calls)| *calls > 0)
+            .map(|(function, path, cell, calls)| CallCounts {
                 function: function.entry().description().name.into(),
                 path: path.name().into(),
-                calls: cell.calls.load(Ordering::Relaxed),
+                calls,
                 bytes: cell.bytes.load(Ordering::Relaxed),
             })
-            .filter(|counts| counts.calls > 0)
             .collect();
         let state = counters.state.load(Ordering::Acquire);
         // Number 0 never gets a state: it is told only when it has counted something.
@@ -198,13 +199,31 @@ fn functions(segment: &Segment, communicators: &[CommunicatorCounts]) -> BTreeMa
     let mut functions: BTreeMap<String, u64> = BTreeMap::new();
     for (index, entry) in ENTRIES.iter().enumerate() {
         let passed = segment.passed[index].load(Ordering::Relaxed);
-        let seen: u64 = segment.threads.iter().map(|set| set[index].load(Ordering::Relaxed)).sum();
-        if passed + seen > 0 {
-            functions.insert(entry.name.into(), passed + seen);
+        let seen = segment.threads.iter().map(|set| set[index].load(Ordering::Relaxed));
+        // Whoever wrote the segment may have written anything.
+        let calls = seen.fold(passed, u64::saturating_add);
+        if calls > 0 {
+            functions.insert(entry.name.into(), calls);
         }
     }
     for counts in communicators.iter().flat_map(|communicator| &communicator.calls) {
-        *functions.entry(counts.function.clone()).or_default() += counts.calls;
+        let sum = functions.entry(counts.function.clone()).or_default();
+        *sum = sum.saturating_add(counts.calls);
     }
     functions
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whoever wrote a segment may have written anything: counts end at what a number holds.
+    #[test]
+    fn wild_counts() {
+        let words: Vec<(usize, u64)> = (0..size_of::<Segment>() / 8).map(|place| (place, u64::MAX)).collect();
+        let snapshot = segment::with_words(&words, Snapshot::of);
+        assert_eq!(snapshot.communicators.len(), segment::COMMUNICATORS_MAX);
+        assert!(snapshot.paths().values().all(|sum| *sum == (u64::MAX, u64::MAX)));
+        assert!(snapshot.functions.values().all(|calls| *calls == u64::MAX));
+    }
 }

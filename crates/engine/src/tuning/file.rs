@@ -100,6 +100,13 @@ impl Table {
         Some(self.cells[found].fast_bytes_max)
     }
 
+    /// The same as text, for fuzzing.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub fn text(&self) -> String {
+        let rows = self.cells.iter().map(Cell::to_string);
+        [HEAD.to_owned()].into_iter().chain(rows).collect::<Vec<_>>().join("\n")
+    }
+
     /// How many cells it has.
     pub fn cells(&self) -> usize {
         self.cells.len()

@@ -1,0 +1,276 @@
+//! What comes over sockets: at the port of an id, in the lobby, at rosters, descriptor sockets and request sockets.
+
+use crate::arena::Place;
+use crate::contract::{CONTRACT_BYTES_MAX, RANKS_MAX};
+use crate::fabric;
+use crate::rendezvous::agreement::{Agreement, Event, Seat};
+use crate::rendezvous::attendance::{Attendance, Stage, WithoutHost};
+use crate::rendezvous::card::{self, Card, Id};
+use crate::rendezvous::colors::Table;
+use crate::rendezvous::message::{
+    self, Caller, FROM_HOST_BYTES_MAX, FROM_RANK_BYTES_MAX, FromHost, FromRank, Front, GREETING_BYTES, front,
+};
+use crate::rendezvous::muster::{self, Course, Roll};
+use crate::rendezvous::round::Round;
+use crate::rendezvous::verdict::{Failure, Reason, Verdict};
+use crate::rendezvous::{derived, descriptors as sockets};
+use crate::tuning::Limits;
+use crate::tuning::file::Table as Tuning;
+
+use super::seeds::{TOKEN, facts};
+use super::{Choices, seeds};
+
+/// Steps of one input at most.
+const STEPS_MAX: usize = 64;
+
+/// The first bytes of a connection, cut anywhere: what more bytes may not change is never changed by them.
+pub fn greetings(input: &[u8]) {
+    let seen = message::identify(input, TOKEN);
+    assert!(seen != Caller::Unclear || input.len() < GREETING_BYTES);
+    let visitor = derived::identify(input, TOKEN);
+    assert!(visitor != derived::Visitor::Unclear || input.len() < derived::GREETING_BYTES);
+    for cut in 0..input.len().min(derived::GREETING_BYTES) {
+        let first = message::identify(&input[..cut], TOKEN);
+        assert!(first == Caller::Unclear || first == seen);
+        let first = derived::identify(&input[..cut], TOKEN);
+        assert!(first == derived::Visitor::Unclear || first == visitor);
+    }
+    if let Some((_, absent)) = derived::withdrawal(input) {
+        assert!(absent.len() <= 2 * FROM_RANK_BYTES_MAX);
+    }
+    muster::who(input, TOKEN);
+}
+
+/// The 128 bytes of an id.
+pub fn tags(input: &[u8]) {
+    let id: Id = Choices(input).array();
+    // A checksum that nobody guesses is put right.
+    let id = card::with_right_sum(id);
+    card::address(&id);
+    let (tag, bare) = (Card::decode(&id), card::without_card(&id));
+    assert!(tag.is_some() || bare.is_none());
+    if let (Some(tag), Some(bare)) = (tag, bare) {
+        assert_eq!(Card::decode(&bare), None);
+        let again = tag.encode(&bare, 7).and_then(|id| Card::decode(&id));
+        assert_eq!(again, Some(tag));
+    }
+}
+
+/// Whole messages at the front of what came, as a connection takes them; the rest is dropped.
+fn messages<M>(mut input: &[u8], limit: usize, decode: fn(u16, &[u8]) -> Option<M>, mut each: impl FnMut(M)) {
+    for _ in 0..STEPS_MAX {
+        let Front::Whole(kind, body, end) = front(input, limit) else { return };
+        let Some(message) = decode(kind, body) else { return };
+        each(message);
+        input = &input[end..];
+    }
+}
+
+/// A session's host: connections say anything, leave, or are no ranks. It decides once.
+pub fn host(input: &[u8]) {
+    let mut choices = Choices(input);
+    let mut agreement = Agreement::new(TOKEN);
+    let mut decided: Option<Verdict> = None;
+    for _ in 0..STEPS_MAX {
+        if choices.is_over() {
+            return;
+        }
+        let what = choices.byte();
+        let seat = Seat(u64::from(what % 4));
+        let mut step = |event| {
+            for answer in agreement.step(event) {
+                assert!(answer.message.encode().len() <= message::HEADER_BYTES + FROM_HOST_BYTES_MAX);
+            }
+            let now = agreement.verdict().cloned();
+            assert!(decided.is_none() || decided == now);
+            decided = now;
+            assert!(
+                agreement.missing().is_none_or(|missing| agreement.ranks().is_some_and(|all| missing <= all))
+            );
+            agreement.is_promise();
+        };
+        match what / 4 {
+            0 => step(Event::Left(seat)),
+            1 => step(Event::Foreign),
+            2 => step(Event::Absent(Failure::Absent { rank: choices.byte().into() })),
+            3 => step(Event::Said(seat, FromRank::Confirm)),
+            // A whole report of a rank, with some bytes changed.
+            4..8 => {
+                let (rank, ranks) = (u32::from(what / 4 - 4), u32::from(choices.byte() % 5));
+                let mut bytes = seeds::report(rank, ranks);
+                let changes = choices.byte() % 4;
+                for _ in 0..changes {
+                    let place = usize::from(choices.short()) % bytes.len();
+                    bytes[place] = choices.byte();
+                }
+                messages(&bytes, FROM_RANK_BYTES_MAX, FromRank::decode, |said| step(Event::Said(seat, said)));
+            }
+            _ => {
+                let said = choices.counted();
+                messages(said, FROM_RANK_BYTES_MAX, FromRank::decode, |said| step(Event::Said(seat, said)));
+            }
+        }
+    }
+}
+
+/// A rank in a session whose host says anything.
+pub fn participant(input: &[u8]) {
+    let mut choices = Choices(input);
+    let what = choices.byte();
+    let without = if what & 1 == 0 { WithoutHost::Fails } else { WithoutHost::IsPlain };
+    let mut rank = Attendance::new(facts(u32::from(what >> 1 & 1), 2), without);
+    let how = what >> 2;
+    let mut count = 0;
+    messages(choices.0, FROM_HOST_BYTES_MAX, FromHost::decode, |said| {
+        if let FromHost::Prepare(contract) = &said {
+            assert!(contract.encode().len() <= CONTRACT_BYTES_MAX && contract.members.len() <= RANKS_MAX);
+            let _ = (contract.ctas_max(), contract.has_clusters(), contract.doors());
+            assert!((1..=32).contains(&contract.grid_max()));
+            fabric::common_offer(contract);
+            Limits::of(contract, &Tuning::default());
+        }
+        if let FromHost::Table(table) = &said {
+            courses(table);
+        }
+        let was_over = rank.is_over();
+        rank.heard(said);
+        assert!(!was_over || rank.is_over());
+        if matches!(rank.stage(), Stage::Preparing(_)) && how >> (count % 6) & 1 != 0 {
+            let _ = rank.confirm();
+        }
+        count += 1;
+    });
+    rank.lost(Failure::HostLost);
+    assert!(rank.is_over());
+}
+
+/// Every rank of a table finds a course, and ranks of one communicator the same.
+fn courses(table: &Table) {
+    use crate::rendezvous::colors::Course;
+    for rank in 0..table.ranks() as u32 + 1 {
+        if let Course::Promise { rank: place, ranks, .. } | Course::Apart { rank: place, ranks } =
+            table.course(rank)
+        {
+            assert!(ranks.len() <= RANKS_MAX && (place as usize) < ranks.len().max(1));
+        }
+    }
+}
+
+/// A round before a split: words in any order, from anyone.
+pub fn rounds(input: &[u8]) {
+    let mut choices = Choices(input);
+    let mut round = Round::default();
+    for _ in 0..STEPS_MAX {
+        if choices.is_over() {
+            return;
+        }
+        let what = choices.byte();
+        let seat = Seat(u64::from(what % 8));
+        let answers = match what / 8 {
+            0 => {
+                round.left(seat);
+                Vec::new()
+            }
+            1 => round.fail(Failure::Absent { rank: choices.byte().into() }),
+            2 => round.disorder(seat, choices.byte().into()),
+            way => {
+                // Claims that agree, or any.
+                let (place, ranks) = match way {
+                    3 => (choices.word() as u32, choices.word() as u32),
+                    _ => ((what % 8).into(), u32::from(way % 8)),
+                };
+                let body = [&place.to_le_bytes()[..], &ranks.to_le_bytes(), choices.bytes(11)].concat();
+                match FromRank::decode(6, &body) {
+                    Some(FromRank::Word { place, ranks, word }) => round.said(seat, place, ranks, word),
+                    _ => Vec::new(),
+                }
+            }
+        };
+        for answer in answers {
+            let bytes = answer.message.encode();
+            if let FromHost::Table(table) = &answer.message {
+                courses(table);
+                let mut again = Vec::new();
+                messages(&bytes, FROM_HOST_BYTES_MAX, FromHost::decode, |said| again.push(said));
+                assert_eq!(again, [answer.message]);
+            }
+        }
+        assert!(!round.is_awaited() || round.answer().is_none());
+    }
+}
+
+/// A roster: whoever comes enters, asks and leaves; and what it answers.
+pub fn rosters(input: &[u8]) {
+    let mut choices = Choices(input);
+    let mut roll = Roll::default();
+    for _ in 0..STEPS_MAX {
+        if choices.is_over() {
+            return;
+        }
+        let what = choices.byte();
+        let key = u64::from(what % 16);
+        match what / 16 {
+            0..4 => {
+                let greeting = [&muster::greeting(TOKEN, 0)[..24], choices.bytes(4)].concat();
+                if let Some(rank) = muster::who(&greeting, TOKEN) {
+                    let _ = roll.enter(key, rank);
+                }
+            }
+            way @ 4..8 => {
+                let word = muster::Word::decode(choices.bytes(muster::WORD_BYTES));
+                match word {
+                    Some(muster::Word::Ask { ranks }) if way < 7 => match roll.ask(key, ranks) {
+                        Some(Course::Meet { place, expected }) => {
+                            assert!((place as usize) < RANKS_MAX);
+                            assert!(expected.is_none_or(|places| places >> RANKS_MAX == 0 && places >> place & 1 == 1));
+                        }
+                        Some(Course::Apart) | None => {}
+                    },
+                    word => {
+                        let missing = roll.left(key, word);
+                        assert!(missing.is_none_or(|(place, _)| (place as usize) < RANKS_MAX));
+                    }
+                }
+            }
+            _ => {
+                let answer = muster::Answer::decode(choices.bytes(muster::ANSWER_BYTES));
+                answer
+                    .into_iter()
+                    .for_each(|answer| assert_eq!(muster::Answer::decode(&answer.encode()), Some(answer)));
+            }
+        }
+        assert!(roll.present() <= STEPS_MAX);
+    }
+}
+
+/// Packets at a descriptor socket.
+pub fn descriptors(input: &[u8]) {
+    let mut choices = Choices(input);
+    let mut packets = Vec::new();
+    while !choices.is_over() && packets.len() < 8 {
+        let what = choices.byte();
+        let words = choices.bytes(usize::from(what) / 2 * 4);
+        // An opening that only the numbers of which are the input's, or any words.
+        packets.push(if what & 1 == 0 { sockets::opening_with(TOKEN, words) } else { words.to_vec() });
+    }
+    let payload = sockets::receive(&packets, TOKEN);
+    assert!(payload.is_none_or(|payload| payload.len() <= sockets::PAYLOAD_BYTES_MAX));
+}
+
+/// Packets at a request socket; and reasons, which come from peers too.
+pub fn requests(input: &[u8]) {
+    fabric::fuzz_request(input);
+    let place = Place::from_wire(Choices(input).array());
+    if place.is_sound(1 << 21) {
+        assert!(place.offset + place.bytes <= place.chunk_offset + place.chunk_bytes);
+        assert!(place.chunk_offset + place.chunk_bytes <= place.span_bytes);
+    }
+    let words = String::from_utf8_lossy(input);
+    let refusal = FromRank::Refuse(words.clone().into_owned()).encode();
+    let reason =
+        FromHost::Verdict(Verdict::Plain(Reason::Refused { rank: 1, words: words.into_owned() })).encode();
+    messages(&refusal, FROM_RANK_BYTES_MAX, FromRank::decode, drop);
+    messages(&reason, FROM_HOST_BYTES_MAX, FromHost::decode, drop);
+    messages(input, FROM_RANK_BYTES_MAX, FromRank::decode, |said| drop(said.encode()));
+    messages(input, FROM_HOST_BYTES_MAX, FromHost::decode, |said| drop(said.encode()));
+}

@@ -1,0 +1,190 @@
+//! Inputs that are well-formed, to begin with.
+
+use crate::config::OPTIONS;
+use crate::contract::{Contract, Device, Member, Token, Version, capability};
+use crate::rendezvous::card::Card;
+use crate::rendezvous::colors::{Parent, Table, Willing, Word};
+use crate::rendezvous::derived::{Invitation, NOBODY};
+use crate::rendezvous::facts::{Facts, Place};
+use crate::rendezvous::message::{self, FromHost, FromRank};
+use crate::rendezvous::muster;
+use crate::rendezvous::verdict::{Failure, Verdict};
+use crate::tuning::Collective;
+use crate::tuning::file::HEAD;
+
+/// What opens everything here.
+pub const TOKEN: Token = Token([7; 16]);
+
+fn member(rank: u32) -> Member {
+    Member {
+        rank,
+        process: Token([rank as u8; 16]),
+        process_id: 100 + rank,
+        device: Device {
+            uuid: [rank as u8; 16],
+            pci: (0, rank as u8, 0),
+            capability: 90,
+            multiprocessors: 132,
+        },
+        door: Token([1 + rank as u8; 16]),
+        lobby: TOKEN,
+        tuning: 0,
+        checks: false,
+        attachment: [TOKEN.0, [9; 16]].concat(),
+    }
+}
+
+const CAPABILITIES: u64 = capability::FAST | capability::UNBOUND | capability::PROMISE | capability::PARKS;
+
+/// A rank that can all.
+pub fn facts(rank: u32, ranks: u32) -> Facts {
+    Facts {
+        ranks,
+        version: Version::THIS,
+        place: Place { host: TOKEN, network: 5 },
+        capabilities: CAPABILITIES,
+        options: 3,
+        ctas_max: 0,
+        member: member(rank),
+    }
+}
+
+/// What it says first.
+pub fn report(rank: u32, ranks: u32) -> Vec<u8> {
+    FromRank::Report(Box::new(facts(rank, ranks))).encode()
+}
+
+/// An input: a byte, a count, and so many bytes.
+fn counted(what: u8, bytes: &[u8]) -> Vec<u8> {
+    [&[what, bytes.len() as u8], bytes].concat()
+}
+
+pub fn greetings() -> Vec<Vec<u8>> {
+    let invitation = Invitation { lobby: TOKEN, call: Token([4; 16]), child: NOBODY, rank: 15 };
+    vec![
+        message::greeting(TOKEN).to_vec(),
+        invitation.greeting(),
+        muster::greeting(TOKEN, 3),
+        b"GET / HTTP/1.1".to_vec(),
+    ]
+}
+
+pub fn tags() -> Vec<Vec<u8>> {
+    let tag = Card { version: Version::THIS, token: TOKEN, root_port: 4 };
+    let mut ids = [[0; 128]; 2];
+    ids[0][8] = libc::AF_INET as u8;
+    ids[1][8] = libc::AF_INET6 as u8;
+    // An address that is none has no tag.
+    ids.iter_mut().for_each(|id| id[12..32].fill(1));
+    ids.iter().flat_map(|id| [Some(*id), tag.encode(id, 9)]).flatten().map(|id| id.to_vec()).collect()
+}
+
+pub fn host() -> Vec<Vec<u8>> {
+    let all_come = [16, 2, 0, 21, 2, 0, 12, 13];
+    let confirm = FromRank::Confirm.encode();
+    let more = [
+        FromRank::Refuse("no".into()),
+        FromRank::Decline(Verdict::Failed(Failure::Aborted)),
+        FromRank::Close,
+    ];
+    let mut seeds: Vec<Vec<u8>> = more
+        .iter()
+        .map(|said| [&all_come[..6], &counted(32, &said.encode()), &counted(33, &confirm)].concat())
+        .collect();
+    seeds.push([&all_come[..], &[0, 1]].concat());
+    seeds.push(vec![4]);
+    seeds.push(vec![8, 1]);
+    seeds
+}
+
+pub fn participant() -> Vec<Vec<u8>> {
+    let contract = Contract {
+        birth: TOKEN,
+        version: Version::THIS,
+        host: TOKEN,
+        capabilities: CAPABILITIES,
+        options: 3,
+        ctas_max: 0,
+        members: vec![member(0), member(1)],
+    };
+    let prepare = FromHost::Prepare(contract);
+    let word = |color| Word { color, key: 1, willing: Willing::InPair, parent: Parent::Built };
+    let talks: [&[FromHost]; 4] = [
+        &[prepare.clone(), FromHost::Verdict(Verdict::Fabric), FromHost::Closed(1), FromHost::Departed(0)],
+        &[prepare, FromHost::Stop],
+        &[FromHost::Verdict(Verdict::Failed(Failure::Mismatch { rank: 1, ranks: 2, expected: 3 }))],
+        &[FromHost::Table(Table::new(vec![word(Some(1)), word(Some(1)), word(None)]))],
+    ];
+    let of_talk = |talk: &[FromHost]| [vec![0xfc], talk.iter().flat_map(FromHost::encode).collect()].concat();
+    talks.into_iter().map(of_talk).collect()
+}
+
+pub fn rounds() -> Vec<Vec<u8>> {
+    // Of two ranks each: has a color, the color, the key, what it wants, how its parent stands.
+    let said =
+        |what: u8, color: u8, wants: u8| [vec![what, 1, color, 0, 0, 0, 3, 0, 0, 0, wants, 0]].concat();
+    vec![
+        [said(80, 1, 2), said(81, 1, 2)].concat(),
+        [said(80, 1, 2), said(81, 2, 0)].concat(),
+        [said(80, 1, 2), vec![0, 8, 1, 16, 1]].concat(),
+    ]
+}
+
+pub fn rosters() -> Vec<Vec<u8>> {
+    let enter = |key: u8| vec![key, key, 0, 0, 0];
+    let say = |what: u8, word: muster::Word| [vec![what], word.encode()].concat();
+    let ask = muster::Word::Ask { ranks: 2 };
+    let answer = muster::Answer::Complete { place: 1, lobby: TOKEN }.encode();
+    vec![
+        [enter(1), enter(2), say(65, ask), say(66, ask), say(113, muster::Word::Leave)].concat(),
+        [enter(1), enter(2), say(65, ask), say(114, muster::Word::Decline)].concat(),
+        [vec![128], answer].concat(),
+    ]
+}
+
+pub fn descriptors() -> Vec<Vec<u8>> {
+    let opening = |payload: u8, count: u8| vec![4, payload, 0, 0, 0, count, 0, 0, 0];
+    vec![[opening(7, 0), vec![5, 1, 2, 3, 4, 5, 6, 7, 8]].concat(), opening(0, 0), opening(0, 1)]
+}
+
+pub fn requests() -> Vec<Vec<u8>> {
+    let of = |word: &[u8], rest: usize| [word, &TOKEN.0, &[1].repeat(rest)].concat();
+    let place = [64 << 20, 7, 8 << 20, 4 << 20, 10 << 20, 2 << 20].map(u64::to_le_bytes).concat();
+    vec![
+        place,
+        of(b"", 9),
+        of(b"", 8),
+        of(b"which id", 12),
+        of(b"lost try", 16),
+        FromRank::Refuse("no".into()).encode(),
+    ]
+}
+
+/// Nothing is told of what stands in memory.
+pub fn words() -> Vec<Vec<u8>> {
+    vec![(0..=255).collect(), vec![1, 0, 0, 1, 2, 3, 4, 1, 4, 3, 4, 5], [2, 0, 1].repeat(40)]
+}
+
+pub fn tuning() -> Vec<Vec<u8>> {
+    let row = |collective: &Collective| {
+        format!("{} ranks 2 gpu 9.0/132 multicast no fast_bytes_max 32M\n", collective.name())
+    };
+    let rows: String = Collective::ALL.iter().map(row).collect();
+    vec![
+        format!("{HEAD}\n# words\n{rows}").into_bytes(),
+        format!("{HEAD}\n").into_bytes(),
+        b"nothing".to_vec(),
+    ]
+}
+
+pub fn options() -> Vec<Vec<u8>> {
+    let of_option = |(index, option): (usize, &crate::config::Description)| {
+        let values = option.values.split(", ").chain([option.default, "1G"]);
+        let lines: Vec<u8> =
+            values.flat_map(|value| [&[index as u8], &b"="[..], value.as_bytes(), b"\n"].concat()).collect();
+        [vec![0, 0, 0], lines].concat()
+    };
+    let of_file =
+        b"\x01\x00\x59NCCL_P2P_LEVEL=NVL\nNCCL_MAX_CTAS=4\n#NCCL_ALGO=x\n=0\n=^Ring,Tree\n=GROUP\n".to_vec();
+    OPTIONS.iter().enumerate().map(of_option).chain([of_file]).collect()
+}

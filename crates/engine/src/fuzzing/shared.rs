@@ -1,0 +1,175 @@
+//! Memory that other processes write: the shared page of a peer group, and the counters of a process that `windlass stats` reads.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::stats::report;
+use crate::stats::segment;
+use crate::stats::snapshot::Snapshot;
+use crate::{agreed, checking, windows};
+
+use super::Choices;
+
+type Words = Arc<[AtomicU64]>;
+
+/// Steps of one input at most.
+const STEPS_MAX: usize = 64;
+
+fn words(count: usize) -> Words {
+    (0..count).map(|_| AtomicU64::new(0)).collect()
+}
+
+/// A peer writes a word anywhere: a wild one, or one near what is there.
+fn scribble(words: &[AtomicU64], choices: &mut Choices<'_>) {
+    let place = &words[usize::from(choices.short()) % words.len()];
+    match choices.byte() {
+        0 => place.store(choices.word(), Ordering::Relaxed),
+        byte => drop(place.fetch_add((byte as i8 as i64) as u64, Ordering::Relaxed)),
+    }
+}
+
+/// Rounds of windows beside a peer that writes anything.
+pub fn windows(input: &[u8]) {
+    let mut choices = Choices(input);
+    let shared = words(windows::WORDS);
+    let ranks = u32::from(choices.byte() % 16) + 1;
+    let Some(seat) = windows::Seat::new(shared.clone(), 0, u32::from(choices.byte()) % ranks, ranks) else {
+        return assert!(ranks < 2);
+    };
+    let mut round = None;
+    for _ in 0..STEPS_MAX {
+        if choices.is_over() {
+            return;
+        }
+        let said = |choices: &mut Choices<'_>| windows::Said {
+            claim: choices.byte().into(),
+            bytes: choices.byte().into(),
+            allocation: choices.byte().into(),
+            ..windows::Said::default()
+        };
+        match choices.byte() % 8 {
+            0 => round = Some(seat.begin(&said(&mut choices))),
+            1 => seat.is_unfit(&said(&mut choices), choices.byte().into()),
+            2 => seat.go_off(),
+            3 => round.into_iter().for_each(|round| seat.settle(round)),
+            4 | 5 => {
+                let Some(round) = round else { continue };
+                match seat.look(round) {
+                    windows::Seen::All(all) => {
+                        assert_eq!(all.len(), ranks as usize);
+                        windows::decide(&all, windows::Rules::of(choices.short().into()));
+                    }
+                    windows::Seen::Refused(who) => {
+                        assert!(who.iter().all(|(rank, _)| *rank < ranks as usize))
+                    }
+                    windows::Seen::Missing(who) | windows::Seen::Unfit(who) => assert!(who >> ranks == 0),
+                    windows::Seen::Off(rank) => assert!(rank < ranks as usize),
+                }
+            }
+            _ => scribble(&shared, &mut choices),
+        }
+    }
+}
+
+/// What ranks call, told over a page in which a peer writes anything.
+pub fn checking(input: &[u8]) {
+    let mut choices = Choices(input);
+    let ranks = u32::from(choices.byte() % 3) + 2;
+    let shared = words(checking::words_of(ranks as usize));
+    let Some(seat) = checking::Seat::new(shared.clone(), 0, u32::from(choices.byte()) % ranks, ranks) else {
+        return;
+    };
+    let rules = checking::Rules { takes_unlike: ranks % 2 == 0, copies: choices.byte() & 1 != 0 };
+    let mut next = 1;
+    for _ in 0..STEPS_MAX {
+        if choices.is_over() {
+            return;
+        }
+        match choices.byte() % 6 {
+            0 => {
+                let bytes = choices.byte().into();
+                seat.post(&checking::Entry::Window(checking::Window {
+                    bytes,
+                    flags: 1,
+                    allocation: bytes,
+                    offset: 0,
+                }));
+            }
+            1 => seat.leave(),
+            2 => next = seat.first_left(),
+            3 => next = seat.latest(choices.byte() as usize % ranks as usize),
+            4 => {
+                let found = seat.look(next);
+                let here: Vec<checking::Entry> = found.iter().filter_map(entry).collect();
+                if let Some(divergence) = checking::compare(&here, rules) {
+                    assert!(!checking::divergence(next, &here, divergence).is_empty());
+                }
+                let there: Vec<_> = here.into_iter().enumerate().collect();
+                assert!(!checking::absent(next, &[0], &there, 1).is_empty());
+                next = next.wrapping_add(1);
+            }
+            _ => match choices.byte() % 3 {
+                0 => scribble(&shared, &mut choices),
+                // A whole entry of a peer's, where the next look finds it.
+                _ => {
+                    let (ring, rank) = (checking::words_of(1), usize::from(choices.byte()) % ranks as usize);
+                    let line = 1 + (next % (ring as u64 / 8 - 1)) as usize;
+                    let line = &shared[rank * ring + 8 * line..][..8];
+                    line[1..].iter().for_each(|word| word.store(choices.word(), Ordering::Relaxed));
+                    line[0].store(next.wrapping_mul(2), Ordering::Relaxed);
+                }
+            },
+        }
+    }
+}
+
+fn entry(found: &checking::Found) -> Option<checking::Entry> {
+    match found {
+        checking::Found::Here(entry) => Some(*entry),
+        _ => None,
+    }
+}
+
+/// A limit that ranks agree on, beside a peer that writes anything. An answer is a limit.
+pub fn agreed(input: &[u8]) {
+    let mut choices = Choices(input);
+    let ranks = u32::from(choices.byte() % 15) + 2;
+    let shared = words(agreed::WORDS);
+    let seat = agreed::Seat::new(shared.clone(), u32::from(choices.byte()) % ranks, ranks);
+    let Some(seat) = seat else { return };
+    for _ in 0..STEPS_MAX {
+        if choices.is_over() {
+            return;
+        }
+        let number = |choices: &mut Choices<'_>| match choices.byte() {
+            255 => choices.word(),
+            byte => byte.into(),
+        };
+        match choices.byte() % 7 {
+            0 => match seat.ask(number(&mut choices)) {
+                Ok(limit) => assert!(limit <= agreed::LIMIT_MAX),
+                Err(refusal) => assert!(!refusal.to_string().is_empty()),
+            },
+            1 => seat.passed(number(&mut choices)),
+            2 => seat.offer(choices.byte()),
+            3 => drop(seat.owes()),
+            4 => assert!(seat.limit() <= agreed::LIMIT_MAX && seat.offers().len() == ranks as usize),
+            _ => scribble(&shared, &mut choices),
+        }
+    }
+}
+
+/// Counters of a process that wrote anything: words by place.
+pub fn segments(input: &[u8]) {
+    let mut choices = Choices(input);
+    let mut written = Vec::new();
+    while !choices.is_over() && written.len() < STEPS_MAX {
+        written.push((choices.short().into(), choices.word()));
+    }
+    segment::with_words(&written, |segment| {
+        let snapshot = Snapshot::of(segment);
+        snapshot.paths();
+        assert!(!report::text(&snapshot).is_empty());
+        assert!(report::json(&snapshot).starts_with('{'));
+    });
+}
