@@ -252,7 +252,7 @@ impl Turns {
 
     /// Learns whether kernels wait, where whoever waits is lost anyway: one that has long found nothing [says what it waited for and
     /// leaves](Turns::stuck). One that has not begun hears nothing of it, nor one that finds what it needs when it begins; until
-    /// [`Turns::ask_no_more`]. From one thread; calls no driver.
+    /// [`Turns::ask_no_more`]. Nothing counts as done until [`Turns::have_asked`]. From one thread; calls no driver.
     pub fn ask_who_waits(&self) {
         self.asked.store(true, Ordering::SeqCst);
         self.tell_kernels(CONTROL_ABORT);
@@ -260,13 +260,16 @@ impl Turns {
 
     /// Whoever begins to wait from now on stays. Who has heard the question just before still leaves.
     pub fn ask_no_more(&self) {
-        if self.asked.swap(false, Ordering::SeqCst) {
-            self.tell_kernels(CONTROL_RUN);
-            // Another thread's abort may have come first.
-            if self.is_aborted() {
-                self.tell_kernels(CONTROL_ABORT);
-            }
+        self.tell_kernels(CONTROL_RUN);
+        // Another thread's abort may have come first.
+        if self.is_aborted() {
+            self.tell_kernels(CONTROL_ABORT);
         }
+    }
+
+    /// All that heard the question have left by now, and none did.
+    pub fn have_asked(&self) {
+        self.asked.store(false, Ordering::SeqCst);
     }
 
     fn tell_kernels(&self, word: u32) {
@@ -292,7 +295,8 @@ impl Turns {
 
     /// Whether all that was issued is done. Waits for nothing.
     pub fn is_idle(&self) -> Result<bool, Refusal> {
-        if self.is_doubtful() {
+        let is_asked = self.asked.load(Ordering::SeqCst) && !self.is_aborted();
+        if self.is_doubtful() || is_asked {
             return Ok(false);
         }
         let kit = self.kit()?;
@@ -449,8 +453,6 @@ impl Drop for Turns {
         if !matches!(self.is_idle(), Ok(true)) {
             self.abort();
         }
-        // Graphs may run on.
-        self.ask_no_more();
     }
 }
 

@@ -38,7 +38,7 @@ struct Moved {
 
 /// Whether kernels are asked who waits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Question {
+enum Probe {
     #[default]
     None,
     /// Since then; for so long nothing had moved.
@@ -53,7 +53,7 @@ pub(super) struct Watched {
     asked: Option<Instant>,
     /// Since when nothing has moved, and how far all was then.
     still: Option<(Instant, Moved)>,
-    question: Question,
+    probe: Probe,
     /// Its kernels were told to leave.
     over: bool,
 }
@@ -96,8 +96,8 @@ impl Watched {
         };
         match &self.still {
             Some((since, before)) if *before == moved => {
-                if since.elapsed() >= config().stuck_after && self.question == Question::None {
-                    self.question = Question::Open(Instant::now(), since.elapsed());
+                if since.elapsed() >= config().stuck_after && self.probe == Probe::None {
+                    self.probe = Probe::Open(Instant::now(), since.elapsed());
                     turns.ask_who_waits();
                 }
             }
@@ -107,10 +107,10 @@ impl Watched {
 
     /// What kernels have answered, and how long nothing had moved before. Without an answer for a while none waits, and all begins anew.
     fn hear(&mut self, turns: &Turns) -> Option<(Stuck, Duration)> {
-        let (is_over, still_for) = match self.question {
-            Question::None => return None,
-            Question::Open(since, still_for) => (since.elapsed() >= ASKED_FOR, still_for),
-            Question::Closed(still_for) => (true, still_for),
+        let (is_over, still_for) = match self.probe {
+            Probe::None => return None,
+            Probe::Open(since, still_for) => (since.elapsed() >= ASKED_FOR, still_for),
+            Probe::Closed(still_for) => (true, still_for),
         };
         match turns.stuck() {
             Ok(stuck) if !stuck.is_empty() => return Some((stuck, still_for)),
@@ -118,12 +118,15 @@ impl Watched {
             // Nobody has answered; or the driver answers nothing, and its owner will see that.
             _ => {}
         }
-        self.question = match self.question {
-            Question::Open(..) => {
+        self.probe = match self.probe {
+            Probe::Open(..) => {
                 turns.ask_no_more();
-                Question::Closed(still_for)
+                Probe::Closed(still_for)
             }
-            _ => Question::None,
+            _ => {
+                turns.have_asked();
+                Probe::None
+            }
         };
         self.still = None;
         None
