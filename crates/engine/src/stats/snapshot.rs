@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::call::Function;
 use crate::path::Path;
 use crate::stats::checked::Checked;
+use crate::stats::count::UNKNOWN;
 use crate::stats::fabric;
 use crate::stats::features::Lacks;
 use crate::stats::pool::Pooled;
@@ -116,7 +117,7 @@ impl Snapshot {
     /// Reads a segment.
     pub fn of(segment: &Segment) -> Snapshot {
         let mut communicators: Vec<CommunicatorCounts> =
-            segment.communicators.iter().filter_map(CommunicatorCounts::of).collect();
+            (0..).zip(&segment.communicators).filter_map(CommunicatorCounts::of).collect();
         communicators.sort_by_key(|communicator| communicator.serial);
         Snapshot {
             windlass: env!("CARGO_PKG_VERSION").into(),
@@ -152,7 +153,12 @@ impl Snapshot {
 }
 
 impl CommunicatorCounts {
-    fn of(counters: &segment::Communicator) -> Option<CommunicatorCounts> {
+    fn of((number, counters): (usize, &segment::Communicator)) -> Option<CommunicatorCounts> {
+        let state = counters.state.load(Ordering::Acquire);
+        // Number 0 never gets a state, and is told only when it has counted something.
+        if state == FREE && number != UNKNOWN {
+            return None;
+        }
         let load = |value: &std::sync::atomic::AtomicI32| value.load(Ordering::Relaxed);
         let cells = Function::ALL.iter().zip(&counters.cells);
         let calls: Vec<CallCounts> = cells
@@ -168,8 +174,6 @@ impl CommunicatorCounts {
                 bytes: cell.bytes.load(Ordering::Relaxed),
             })
             .collect();
-        let state = counters.state.load(Ordering::Acquire);
-        // Number 0 never gets a state: it is told only when it has counted something.
         if state == FREE && calls.is_empty() {
             return None;
         }
