@@ -608,7 +608,7 @@ if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
 endif()
 
 # A world over two hosts has no fabric; what is split of it has, where all its ranks are on one and have Windlass.
-set(apart "it was made from a communicator on NCCL, and not all its ranks are on one host with Windlass")
+set(apart "it was made from another, and not all its ranks are on one host with Windlass")
 set(derived "it was grown, or made from a communicator on NCCL")
 set(says "yes;${apart};${derived}")
 if(SIM_DIR AND WINDLASS_LIBRARY_DIR)

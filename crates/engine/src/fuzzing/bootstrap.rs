@@ -20,17 +20,19 @@ use crate::tuning::file::Table as Tuning;
 use super::seeds::{TOKEN, facts};
 use super::{Choices, seeds};
 
+/// What NCCL's connections begin with.
+const NCCL: [u8; 8] = [3; 8];
 /// Steps of one input at most.
 const STEPS_MAX: usize = 64;
 
 /// The first bytes of a connection, cut anywhere: what more bytes may not change is never changed by them.
 pub fn greetings(input: &[u8]) {
-    let seen = message::identify(input, TOKEN);
+    let seen = message::identify(input, TOKEN, &NCCL);
     assert!(seen != Caller::Unclear || input.len() < GREETING_BYTES);
     let visitor = derived::identify(input, TOKEN);
     assert!(visitor != derived::Visitor::Unclear || input.len() < derived::GREETING_BYTES);
     for cut in 0..input.len().min(derived::GREETING_BYTES) {
-        let first = message::identify(&input[..cut], TOKEN);
+        let first = message::identify(&input[..cut], TOKEN, &NCCL);
         assert!(first == Caller::Unclear || first == seen);
         let first = derived::identify(&input[..cut], TOKEN);
         assert!(first == derived::Visitor::Unclear || first == visitor);
@@ -69,7 +71,7 @@ fn messages<M>(mut input: &[u8], limit: usize, decode: fn(u16, &[u8]) -> Option<
 /// A session's host: connections say anything, leave, or are no ranks. It decides once.
 pub fn host(input: &[u8]) {
     let mut choices = Choices(input);
-    let mut agreement = Agreement::new(TOKEN);
+    let mut agreement = Agreement::new(TOKEN, TOKEN);
     let mut decided: Option<Verdict> = None;
     for _ in 0..STEPS_MAX {
         if choices.is_over() {

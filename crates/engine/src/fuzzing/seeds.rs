@@ -82,11 +82,7 @@ pub fn tags() -> Vec<Vec<u8>> {
 pub fn host() -> Vec<Vec<u8>> {
     let all_come = [16, 2, 0, 21, 2, 0, 12, 13];
     let confirm = FromRank::Confirm.encode();
-    let more = [
-        FromRank::Refuse("no".into()),
-        FromRank::Decline(Verdict::Failed(Failure::Aborted)),
-        FromRank::Close,
-    ];
+    let more = [FromRank::Refuse("no".into()), FromRank::Decline(Verdict::Failed(Failure::Aborted))];
     let mut seeds: Vec<Vec<u8>> = more
         .iter()
         .map(|said| [&all_come[..6], &counted(32, &said.encode()), &counted(33, &confirm)].concat())
@@ -110,7 +106,7 @@ pub fn participant() -> Vec<Vec<u8>> {
     let prepare = FromHost::Prepare(contract);
     let word = |color| Word { color, key: 1, willing: Willing::InPair, parent: Parent::Built };
     let talks: [&[FromHost]; 4] = [
-        &[prepare.clone(), FromHost::Verdict(Verdict::Fabric), FromHost::Closed(1), FromHost::Departed(0)],
+        &[prepare.clone(), FromHost::Verdict(Verdict::Fabric)],
         &[prepare, FromHost::Stop],
         &[FromHost::Verdict(Verdict::Failed(Failure::Mismatch { rank: 1, ranks: 2, expected: 3 }))],
         &[FromHost::Table(Table::new(vec![word(Some(1)), word(Some(1)), word(None)]))],

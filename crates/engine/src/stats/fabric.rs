@@ -51,7 +51,7 @@ const REASONS: [(&str, &str); 24] = [
     ("it was made in one group with others", "make them one after the other"),
     ("NCCL_LAUNCH_ORDER_IMPLICIT is set", "unset it"),
     (
-        "it was made from a communicator on NCCL, and not all its ranks are on one host with Windlass",
+        "it was made from another, and not all its ranks are on one host with Windlass",
         "preload Windlass into all ranks",
     ),
     ("NCCL_LAUNCH_MODE=GROUP is set, and ranks share a process", "unset it, or run a process for each rank"),
