@@ -178,6 +178,7 @@ if(WINDLASS_LIBRARY_DIR)
   # One rank of `births` goes to NCCL without the others.
   add_fabric(births 300 "yes;${GROUPED};a rank runs without Windlass or went to NCCL")
   # What is said only where there are two ranks.
+  set(APART "it was made from another, and a rank of it is on another host, has no Windlass or declined")
   set(ORPHANS "it was grown, or made from a communicator on NCCL?")
   add_fabric(lifecycle 120 "yes;its init has several ids;it has one rank;${ORPHANS}")
   add_fabric(nonblocking 120 "its init does not wait for the other ranks")
@@ -219,7 +220,7 @@ if(WINDLASS_LIBRARY_DIR)
       add_batches(all_of_${ranks} CTESTS_RANKS=${ranks} tuned largest any among_others)
     endforeach()
   endif()
-  add_fabric(splits 300 "yes;it has one rank;its init does not wait for the other ranks;${GROUPED};${ORPHANS}")
+  add_fabric(splits 300 "yes;it has one rank;its init does not wait for the other ranks;${GROUPED};${APART};${ORPHANS}")
   # Programs about when NCCL builds what it promised: fast collectives never have it built.
   set(SLOW --set WINDLASS_FAST=off)
   add_fabric(promises 300 "yes" --promised ${SLOW})
@@ -608,9 +609,8 @@ if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
 endif()
 
 # A world over two hosts has no fabric; what is split of it has, where all its ranks are on one and have Windlass.
-set(apart "it was made from another, and not all its ranks are on one host with Windlass")
 set(derived "it was grown, or made from a communicator on NCCL")
-set(says "yes;${apart};${derived}")
+set(says "yes;${APART};${derived}")
 if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
   set(options --hosts --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}" --set CTESTS_RANKS=6)
   set(windlass --windlass "${WINDLASS_LIBRARY_DIR}")

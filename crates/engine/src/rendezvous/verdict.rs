@@ -98,7 +98,7 @@ coded! {
         19 Derived = "it was grown, or made from a communicator on NCCL",
         20 Grouped = "it was made in one group with others",
         21 ImplicitOrder = "NCCL_LAUNCH_ORDER_IMPLICIT is set",
-        22 Apart = "it was made from another, and not all its ranks are on one host with Windlass",
+        22 Apart = "it was made from another, and a rank of it is on another host, has no Windlass or declined",
         23 LaunchBarrier(rank: number, other: number) = "NCCL_LAUNCH_MODE=GROUP is set, and ranks share a process",
         24 UnseenValues = "NCCL may take variables from a plugin",
     }

@@ -51,8 +51,8 @@ const REASONS: [(&str, &str); 24] = [
     ("it was made in one group with others", "make them one after the other"),
     ("NCCL_LAUNCH_ORDER_IMPLICIT is set", "unset it"),
     (
-        "it was made from another, and not all its ranks are on one host with Windlass",
-        "preload Windlass into all ranks",
+        "it was made from another, and a rank of it is on another host, has no Windlass or declined",
+        "preload Windlass into all ranks, and make it outside groups",
     ),
     ("NCCL_LAUNCH_MODE=GROUP is set, and ranks share a process", "unset it, or run a process for each rank"),
     ("NCCL may take variables from a plugin", "NCCL_ENV_PLUGIN=none ends that"),

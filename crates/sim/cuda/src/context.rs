@@ -12,6 +12,7 @@ use crate::table::Handle;
 use crate::{capture, leak, module, stream};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
+use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex, Weak};
 
 pub struct Context {
@@ -63,7 +64,8 @@ pub struct Primary {
 }
 
 thread_local! {
-    static CURRENT: RefCell<Vec<Handle>> = const { RefCell::new(Vec::new()) };
+    /// Never dropped: a thread that has begun to exit still calls the driver, in exit handlers.
+    static CURRENT: ManuallyDrop<RefCell<Vec<Handle>>> = const { ManuallyDrop::new(RefCell::new(Vec::new())) };
 }
 
 impl Context {
@@ -135,7 +137,7 @@ pub fn current() -> Result<Arc<Context>, Code> {
 }
 
 pub fn current_handle() -> Option<Handle> {
-    CURRENT.with_borrow(|stack| stack.last().copied())
+    CURRENT.with(|stack| stack.borrow().last().copied())
 }
 
 /// Replaces the top of the stack; null takes it away.
@@ -143,7 +145,8 @@ pub fn set_current(handle: Handle) -> Result<(), Code> {
     if handle != 0 {
         find(handle)?;
     }
-    CURRENT.with_borrow_mut(|stack| {
+    CURRENT.with(|stack| {
+        let mut stack = stack.borrow_mut();
         stack.pop();
         stack.extend((handle != 0).then_some(handle));
     });
@@ -152,13 +155,13 @@ pub fn set_current(handle: Handle) -> Result<(), Code> {
 
 pub fn push_current(handle: Handle) -> Result<(), Code> {
     find(handle)?;
-    CURRENT.with_borrow_mut(|stack| stack.push(handle));
+    CURRENT.with(|stack| stack.borrow_mut().push(handle));
     Ok(())
 }
 
 pub fn pop_current() -> Result<Handle, Code> {
     simulator()?;
-    CURRENT.with_borrow_mut(Vec::pop).ok_or(CUDA_ERROR_INVALID_CONTEXT)
+    CURRENT.with(|stack| stack.borrow_mut().pop()).ok_or(CUDA_ERROR_INVALID_CONTEXT)
 }
 
 /// The context of a handle; null means the current one.
@@ -188,9 +191,7 @@ pub fn destroy(handle: Handle) -> Result<(), Code> {
         return Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     }
     tear_down(simulator, &context, Left::Leaks);
-    CURRENT.with_borrow_mut(|stack| {
-        stack.pop_if(|top| *top == handle);
-    });
+    CURRENT.with(|stack| stack.borrow_mut().pop_if(|top| *top == handle));
     Ok(())
 }
 
