@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use windlass_kernels::launch::{CONTROL_ABORT, CONTROL_RUN};
+use windlass_kernels::launch::{CONTROL_ABORT, CONTROL_ASK, CONTROL_RUN};
 
 use crate::gpu::context::Current;
 use crate::gpu::graph::Released;
@@ -253,14 +253,21 @@ impl Turns {
     /// Learns whether kernels wait, where whoever waits is lost anyway: one that has long found nothing [says what it waited for and
     /// leaves](Turns::stuck). One that has not begun hears nothing of it, nor one that finds what it needs when it begins; until
     /// [`Turns::ask_no_more`]. Nothing counts as done until [`Turns::have_asked`]. From one thread; calls no driver.
+    ///
+    /// No abort, which also ends what waits for warps of its own kernel alone, without a word: a kernel whose peers are there would
+    /// end with a part of its work not done.
     pub fn ask_who_waits(&self) {
         self.asked.store(true, Ordering::SeqCst);
-        self.tell_kernels(CONTROL_ABORT);
+        self.tell_unless_aborted(CONTROL_ASK);
     }
 
     /// Whoever begins to wait from now on stays. Who has heard the question just before still leaves.
     pub fn ask_no_more(&self) {
-        self.tell_kernels(CONTROL_RUN);
+        self.tell_unless_aborted(CONTROL_RUN);
+    }
+
+    fn tell_unless_aborted(&self, word: u32) {
+        self.tell_kernels(word);
         // Another thread's abort may have come first.
         if self.is_aborted() {
             self.tell_kernels(CONTROL_ABORT);

@@ -323,7 +323,7 @@ MAIL_DEVICE void run_poster(const Group& group, const BulkBlock& block) {
       idle = 0;
     } else {
       pause_thread();
-      if (++idle % rounds_between_looks == 0 && any_of_warp(group.aborted())) return;
+      if (++idle % rounds_between_looks == 0 && any_of_warp(group.ended())) return;
     }
   }
 }

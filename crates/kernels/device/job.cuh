@@ -56,6 +56,8 @@ struct Group {
     return Message{at[0], bytes & ((1ull << WINDLASS_BLOCKS_SHIFT) - 1), (uint32_t)(bytes >> WINDLASS_BLOCKS_SHIFT)};
   }
   MAIL_DEVICE bool aborted() const { return load_control(launch.control) != WINDLASS_CONTROL_RUN; }
+  // The same for a warp that waits for warps of its own kernel alone, and so has nothing to say of who waits.
+  MAIL_DEVICE bool ended() const { return load_control(launch.control) == WINDLASS_CONTROL_ABORT; }
 };
 
 // The virtual block that number `index` of the grid is: the grid begins with those in use, ascending. no_block: it only fills up

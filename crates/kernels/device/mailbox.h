@@ -61,7 +61,7 @@ enum {
 };
 
 // The word at `control`.
-enum { WINDLASS_CONTROL_RUN = 0, WINDLASS_CONTROL_ABORT = 1 };
+enum { WINDLASS_CONTROL_RUN = 0, WINDLASS_CONTROL_ABORT = 1, WINDLASS_CONTROL_ASK = 2 };
 
 // WindlassMailReportEntry.waited_for
 enum {

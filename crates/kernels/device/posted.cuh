@@ -105,7 +105,7 @@ MAIL_DEVICE void post(const WindlassCollectiveLaunch& launch, uint32_t* counters
   while (any_of_warp(live)) {
     const uint32_t now = live ? told(counters + channel) : seen;
     if (!any_of_warp(now != seen)) {
-      if (waiting.ends(launch)) return;
+      if (waiting.ends_with_all(launch)) return;
       continue;
     }
     // What its warp told a thread, that thread posts: the stores before, its own fence, the word.

