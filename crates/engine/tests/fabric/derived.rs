@@ -1,12 +1,14 @@
 //! Communicators made from one with a fabric before NCCL has made them.
 
 use std::thread;
+use std::time::Duration;
 
 use windlass_engine::contract::Contract;
 use windlass_engine::fabric::{
     self, Configured, Course, Fate, Newborn, Others, Patience, Standing, Waiting, Wanted,
 };
 use windlass_engine::forward::configuration::Kept;
+use windlass_engine::rendezvous::verdict::Failure;
 
 use crate::births::{nothing_is_left, three_devices};
 
@@ -100,5 +102,33 @@ fn splits() {
     assert_eq!(alone[2].0, Course::Nccl);
     assert!(matches!(alone[0].0, Course::Promise { rank: 0, others: Others::Nccl, .. }));
     drop((parents, fates, nested, three, alone));
+    nothing_is_left();
+}
+
+/// A rank whose parent another thread ends while it waits in a round, after its word: it says so, or the others would find all words
+/// there, and wait for it where their communicator meets, for as long as its process lives.
+#[test]
+fn parent_ends_in_a_round() {
+    let Some(_devices) = three_devices() else { return };
+    // Either rank, as one of them hosts.
+    for (ended, other) in [(2, 0), (0, 2)] {
+        let parents = fabric::all_here(&[0, 1, 2], Patience::None);
+        let fabric = |rank: usize| match &parents[rank] {
+            Fate::Fabric(fabric) => fabric,
+            other => panic!("{other:?}"),
+        };
+        let round = |rank: usize| {
+            let call = fabric(rank).derive(&Wanted::Shrink(vec![1]), Standing::Built);
+            call.unwrap().begun().round(0, PATIENT.willing())
+        };
+        thread::scope(|scope| {
+            let waits = scope.spawn(|| round(ended));
+            thread::sleep(Duration::from_millis(100));
+            assert!(!waits.is_finished());
+            fabric(ended).end_derived();
+            assert_eq!(waits.join().unwrap(), Err(Failure::Aborted));
+        });
+        assert!(matches!(round(other), Err(Failure::Absent { .. })));
+    }
     nothing_is_left();
 }

@@ -89,6 +89,10 @@ impl Derivation {
         let wait = Wait::new(&self.line, inquiry.canceller());
         let table = inquiry.wait();
         drop(wait);
+        if let Err(Failure::Aborted) = &table {
+            // Its word is out: the others would wait for it where their communicator meets.
+            self.leave_round();
+        }
         let in_parent = |places: Vec<u32>| {
             places.iter().filter_map(|place| ranks.get(*place as usize).copied()).collect()
         };
@@ -105,6 +109,17 @@ impl Derivation {
             Course::Nothing | Course::Torn => {}
         }
         Ok(course)
+    }
+
+    /// This rank does not come, whatever it has said: the round ends for all, if it has not ended.
+    fn leave_round(&self) {
+        if let Ok(rendezvous) = rendezvous() {
+            rendezvous.decline(&self.invitation.to_round(), self.absent());
+        }
+    }
+
+    fn absent(&self) -> Verdict {
+        Verdict::Failed(Failure::Absent { rank: self.line.rank })
     }
 
     /// The ranks of the new communicator are known. Whose process hosts awaits the others from now on.
@@ -236,19 +251,17 @@ impl Derivation {
 
 impl Drop for Derivation {
     fn drop(&mut self) {
-        let absent = Verdict::Failed(Failure::Absent { rank: self.line.rank });
-        if self.ahead == Ahead::Round
-            && let Ok(rendezvous) = rendezvous()
-        {
-            // The others of the round wait for it.
-            match self.leaves {
-                Leaves::Failing => rendezvous.decline(&self.invitation.to_round(), absent.clone()),
-                Leaves::ToNccl => {
+        // The others of the round wait for it.
+        match (self.ahead, self.leaves) {
+            (Ahead::Round, Leaves::Failing) => self.leave_round(),
+            (Ahead::Round, Leaves::ToNccl) => {
+                if let Ok(rendezvous) = rendezvous() {
                     let (place, ranks) = self.line.among(self.ranks);
                     rendezvous.go_to_nccl(&self.invitation, place, ranks.len() as u32, self.parent);
                 }
             }
+            (Ahead::Nccl, _) => {}
         }
-        self.decline(absent);
+        self.decline(self.absent());
     }
 }
