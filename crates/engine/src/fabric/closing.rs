@@ -132,6 +132,8 @@ impl Closing {
         exiting::go_on();
         self.tell();
         closed().push(self);
+        // It looks after what waits for others, and may sleep: after an init that failed there may be no communicator.
+        watch::wake();
     }
 
     /// Tells the others that this rank has closed, once it has.

@@ -2,9 +2,11 @@
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 use windlass_engine::agreed::Seat;
-use windlass_engine::fabric::{self, Patience};
+use windlass_engine::arena;
+use windlass_engine::fabric::{self, Fate, Patience};
 use windlass_engine::rendezvous::card::Id;
 
 use crate::births::{nothing_is_left, three_devices};
@@ -49,8 +51,46 @@ fn two_processes() {
     nothing_is_left();
 }
 
+/// An init fails while a peer may still touch this rank's memory: once the peer has let go of it, it comes back by itself. This process
+/// makes no call meanwhile, and has no communicator.
+#[test]
+fn let_go_of_late() {
+    let Some(_devices) = three_devices() else { return };
+    let (here, there) = UnixStream::pair().unwrap();
+    let mut process = child("child_that_stops", &there);
+    drop(there);
+    let (id, _root) = id();
+    (&here).write_all(&id).unwrap();
+    let (waits, leaves) = (ask(id, 0, 3, Patience::None), ask(id, 2, 3, Patience::None));
+    let joined = std::thread::spawn(|| fabric::join(vec![waits]));
+    let slices = || arena::counters().0.iter().map(|arena| arena.slices).sum::<u64>();
+    eventually("it prepares", || slices() == 1);
+    std::thread::sleep(Duration::from_millis(300));
+    let signal = |signal| {
+        // SAFETY: the process is ours and not waited for yet.
+        assert_eq!(unsafe { libc::kill(process.id() as i32, signal) }, 0);
+    };
+    signal(libc::SIGSTOP);
+    leaves.canceller().unwrap().abort();
+    assert!(matches!(joined.join().unwrap()[..], [Fate::Failed(_)]));
+    drop(leaves);
+    assert_eq!(slices(), 1, "the other may touch it");
+    signal(libc::SIGCONT);
+    eventually("it came back", || slices() == 0);
+    assert!(process.wait().unwrap().success());
+}
+
 #[test]
 #[ignore = "a child process of the test above"]
+fn child_that_stops() {
+    let _devices = three_devices().unwrap();
+    let mut id: Id = [0; 128];
+    (&inherited()).read_exact(&mut id).unwrap();
+    assert!(matches!(fabric::join(vec![ask(id, 1, 3, Patience::None)])[..], [Fate::Failed(_)]));
+}
+
+#[test]
+#[ignore = "a child process of the first test"]
 fn child_rank() {
     register();
     let _devices = three_devices().unwrap();
