@@ -1,5 +1,6 @@
 //! Communicators made from one with a fabric before NCCL has made them.
 
+use std::sync::Barrier;
 use std::thread;
 use std::time::Duration;
 
@@ -130,5 +131,38 @@ fn parent_ends_in_a_round() {
         });
         assert!(matches!(round(other), Err(Failure::Absent { .. })));
     }
+    nothing_is_left();
+}
+
+/// A rank says that it goes to NCCL, which refuses its call; when it calls again, its word has been said. NCCL makes all, and all find
+/// each other then.
+#[test]
+fn refused_after_its_word() {
+    let Some(_devices) = three_devices() else { return };
+    let parents = fabric::all_here(&[0, 1, 2], Patience::None);
+    let derive = |rank: usize| match &parents[rank] {
+        Fate::Fabric(fabric) => fabric.derive(&Wanted::Split(Some(0)), Standing::Built).unwrap(),
+        other => panic!("{other:?}"),
+    };
+    derive(1).go_to_nccl();
+    let made = Barrier::new(3);
+    let call = |rank: usize| {
+        let mut derivation = derive(rank).begun();
+        assert_eq!(derivation.round(0, PATIENT.willing()), Ok(Course::Nccl));
+        made.wait();
+        let newborn = Newborn { device: rank as i32, rank: rank as u32, ranks: 3 };
+        derivation.ask(newborn, CONFIGURED).map(|asked| fabric::join(vec![asked]))
+    };
+    thread::scope(|scope| {
+        let threads = [0, 1, 2].map(|rank| {
+            let call = &call;
+            scope.spawn(move || call(rank))
+        });
+        for thread in threads {
+            let fates = thread.join().unwrap().unwrap();
+            assert!(matches!(fates[..], [Fate::Fabric(_)]), "{fates:?}");
+        }
+    });
+    drop(parents);
     nothing_is_left();
 }

@@ -103,12 +103,17 @@ impl Derivation {
             Course::Apart { rank, ranks } => Course::Apart { rank, ranks: in_parent(ranks) },
             course => course,
         };
-        match &course {
+        self.meets_after(&course);
+        Ok(course)
+    }
+
+    /// This rank's way to the others, where it is clear what comes next.
+    fn meets_after(&mut self, course: &Course) {
+        match course {
             Course::Promise { ranks, .. } | Course::Apart { ranks, .. } => self.meets_at_member(ranks),
             Course::Nccl => self.session = asking::enter(&self.line, self.color.map(|_| self.child())),
             Course::Nothing | Course::Torn => {}
         }
-        Ok(course)
     }
 
     /// This rank does not come, whatever it has said: the round ends for all, if it has not ended.
@@ -139,14 +144,15 @@ impl Derivation {
 
     /// What this rank does without having heard the others.
     pub fn alone(&mut self) -> Course {
-        match self.parent {
+        let course = match self.parent {
             Parent::Unbuildable => {
                 let (rank, ranks) = self.line.among(self.ranks);
-                self.meets_at_member(&ranks);
                 Course::Apart { rank, ranks }
             }
             Parent::Built | Parent::Promised | Parent::Lost => Course::Nccl,
-        }
+        };
+        self.meets_after(&course);
+        course
     }
 
     /// This rank's communicator has no fabric, and so none of its peers' has.
