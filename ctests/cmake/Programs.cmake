@@ -703,9 +703,9 @@ if(SIM_DIR AND WINDLASS_LIBRARY_DIR AND CMAKE_SYSTEM_PROCESSOR STREQUAL "x86_64"
   add_library(lacking SHARED support/scarce.c)
   target_link_libraries(lacking PRIVATE Threads::Threads ${CMAKE_DL_LIBS})
   add_test(NAME sim.scarce COMMAND ${RUN} --out "${RUNS}/sim.scarce" --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}"
-           --windlass "${WINDLASS_LIBRARY_DIR}" --fabric "yes;a rank could not prepare?;this rank could not reach the others?;a rank runs without Windlass or went to NCCL?" --set WINDLASS_SIM_STRICT=0
-           --set LD_PRELOAD=$<TARGET_FILE:lacking> -- $<TARGET_FILE:scarce>)
-  set_tests_properties(sim.scarce PROPERTIES LABELS sim TIMEOUT 900 PROCESSORS 2 SKIP_RETURN_CODE 77)
+           --windlass "${WINDLASS_LIBRARY_DIR}" --fabric "yes?" --set WINDLASS_SIM_STRICT=0
+           --set LD_PRELOAD=$<TARGET_FILE:lacking> -- $<TARGET_FILE:scarce> all 4 9)
+  set_tests_properties(sim.scarce PROPERTIES LABELS sim TIMEOUT 300 PROCESSORS 2 SKIP_RETURN_CODE 77)
 endif()
 
 # Births that the stand-in loses by wish, plainly and where ranks meet.

@@ -32,6 +32,7 @@ use crate::forward::known::{self, End};
 use crate::gpu::{self, Home, Ordinal, StreamHandle};
 use crate::process;
 
+pub use ending::ask_of_groups;
 use ends::Ends;
 use handle::Minted;
 pub use honouring::Beside;

@@ -16,7 +16,7 @@ use crate::gpu::{Ordinal, context};
 use crate::group::{self, Awaited};
 use crate::guard;
 use crate::process;
-use crate::promise::{Promise, warming};
+use crate::promise::{self, Promise, warming};
 use crate::rendezvous::verdict::Reason;
 use crate::stats::count::{self, Identity};
 use crate::stats::fabric::{BUILT, PROMISED};
@@ -39,6 +39,7 @@ enum Step {
 
 /// Makes communicators as asked, with their ranks' meetings.
 pub fn birth(entry: Entry, birth: &Birth) -> ncclResult_t {
+    promise::ask_of_groups(group::is_open);
     if derived::is_one(birth) {
         return derived::birth(entry, birth);
     }

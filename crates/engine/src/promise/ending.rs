@@ -2,6 +2,9 @@
 
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering;
+use std::sync::{Mutex, PoisonError};
+
+use once_cell::sync::OnceCell;
 
 use nccl_sys::missing::is_missing;
 use nccl_sys::{
@@ -219,17 +222,31 @@ fn keep(built: Built) -> ncclResult_t {
     ncclSuccess
 }
 
-/// On a thread of its own: this one may have a group open, and NCCL's groups are the thread's. None: it could not.
+/// Whether this thread has a group open, as whoever counts groups says.
+static IS_GROUPED: OnceCell<fn() -> bool> = OnceCell::new();
+
+/// Says who knows whether this thread has a group open. The first one counts.
+pub fn ask_of_groups(is_grouped: fn() -> bool) {
+    let _ = IS_GROUPED.set(is_grouped);
+}
+
+/// On a thread of its own: this one may have a group open, and NCCL's groups are the thread's. Where no thread can be started and
+/// none is open, here. None: it could not.
 pub(super) fn beside<T: Send>(work: impl FnOnce() -> T + Send) -> Option<T> {
+    // What a thread that does not start was given would be lost.
+    let work = Mutex::new(Some(work));
+    let take = || work.lock().unwrap_or_else(PoisonError::into_inner).take();
     std::thread::scope(|scope| {
-        let begun = thread::spawn_scoped(scope, "windlass-park", work);
-        match begun {
-            Ok(thread) => thread.join().ok(),
-            Err(error) => {
-                refuse(ncclInternalError, format_args!("no thread to end a promise on: {error}"));
-                None
-            }
+        let run = || take().map(|work| work());
+        let error = match thread::spawn_scoped(scope, "windlass-park", run) {
+            Ok(thread) => return thread.join().ok().flatten(),
+            Err(error) => error,
+        };
+        if IS_GROUPED.get().is_some_and(|is_grouped| !is_grouped()) {
+            return take().map(|work| work());
         }
+        refuse(ncclInternalError, format_args!("no thread to end a lazy communicator on: {error}"));
+        None
     })
 }
 
