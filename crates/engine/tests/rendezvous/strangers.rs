@@ -301,3 +301,18 @@ fn disagreement() {
         assert!(matches!(outcome, Outcome::Failed(Failure::Duplicate { rank: 1 })), "{outcome:?}");
     }
 }
+
+/// Of an NCCL that is newer than those whose bootstrap was read any bytes may be a rank's: they go to the root, and no peer waits.
+#[test]
+fn newer_nccl_may_say_anything() {
+    windlass_engine::stats::segment::current().nccl_version.store(23100, Ordering::Relaxed);
+    let hosted = hosted();
+    let mut unknown = hosted.connect();
+    unknown.write_all(&[9; 200]).unwrap();
+    let outcome = join(&hosted.rendezvous, &hosted.id, facts(0, 2));
+    assert!(matches!(outcome, Outcome::Plain(Reason::Foreign)), "{outcome:?}");
+    let (mut at_root, _) = hosted.root.accept().unwrap();
+    let mut bytes = [0; 200];
+    at_root.read_exact(&mut bytes).unwrap();
+    assert_eq!(bytes, [9; 200]);
+}

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
 
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
@@ -21,9 +22,12 @@ use crate::rendezvous::place;
 use crate::rendezvous::poll::Watched;
 use crate::rendezvous::relay::{Course, Relay};
 use crate::rendezvous::verdict::Verdict;
+use crate::stats::segment;
 
 /// What one of NCCL's ranks takes that goes through here to its root: both ends, and the root's own; and what NCCL's own rank takes first.
 const OF_A_RELAY: usize = 5;
+/// The newest release whose bootstrap was read (2.30.7).
+const BOOTSTRAP_READ_UP_TO: i32 = 23007;
 /// How often a root is looked at that was about to close; after that the sweep does.
 const CLOSING_LOOKS: u32 = 50;
 /// Meetings looked at, at each new one, for whether NCCL's root is gone. With 256 open ones a dead one stays open for 16
@@ -307,6 +311,8 @@ impl Reactor {
                 self.present(key, token);
             }
             Caller::Nccl => self.nccl_came(connection, token),
+            // It may be a rank: none may be lost.
+            Caller::Stranger if is_nccl_newer() => self.nccl_came(connection, token),
             // Closed before it said who it is, nobody's, or one of too many. NCCL's root drops these, too, where they do not end it.
             _ => {
                 log::debug!("rendezvous {token:?} dropped a connection, {caller:?}");
@@ -497,6 +503,11 @@ impl Reactor {
         }
         self.forget_if_empty(token);
     }
+}
+
+/// Whether this NCCL is newer than those whose bootstrap was read, so that its ranks may begin with other bytes.
+fn is_nccl_newer() -> bool {
+    segment::current().nccl_version.load(Ordering::Relaxed) > BOOTSTRAP_READ_UP_TO
 }
 
 /// Whether there are so many descriptors, and one more for NCCL's root.
