@@ -230,11 +230,11 @@ fn late_process() {
     });
 }
 
-/// No descriptor is left to accept with: tried again now and then, without spinning, until there is one.
+/// No descriptor is left to accept with, nor of the reserve of two: tried again now and then, without spinning, until there is one.
 #[test]
 fn no_descriptors_left() {
     let hosted = hosted();
-    let mut ranks = [0, 1].map(|rank| play(&[], "when-told", rank, 2, &hosted.id));
+    let mut ranks = [0, 1, 2].map(|rank| play(&[], "when-told", rank, 3, &hosted.id));
     ranks.iter_mut().for_each(|rank| assert_eq!(rank.says(), "waiting"));
     let starved = &hosted.rendezvous.counts().starved;
     let all = take_descriptors(&hosted);
@@ -280,36 +280,32 @@ fn no_descriptors_left_at_a_muster() {
     drop(first);
 }
 
-/// Descriptors are left to accept NCCL's ranks with and not to reach its root, or none for its root to accept with: the
+/// By the reserve NCCL's ranks are let in and do not reach its root, or nothing is left for the root to accept with: the
 /// ranks, which have gone and do not come again, wait until there are some, and all reach it.
 #[test]
 fn no_descriptors_left_to_relay() {
-    for free in [1, 2] {
-        let hosted = hosted();
-        let mut ranks = play(&[], "nccl-ranks", 0, 4, &hosted.id);
-        assert_eq!(ranks.says(), "waiting");
-        let counts = hosted.rendezvous.counts();
-        let mut all = take_descriptors(&hosted);
-        all.truncate(all.len() - free);
-        ranks.go_on();
-        assert_eq!(ranks.says(), "gone");
-        while counts.starved.load(Ordering::Relaxed) < 3 {
-            assert_eq!(counts.relays_broken.load(Ordering::Relaxed), 0, "{free} free");
-            assert_eq!(counts.relays.load(Ordering::Relaxed), 0, "{free} free");
-            thread::yield_now();
-        }
-        drop(all);
-        for rank in 0..4 {
-            let wait = rustix::event::Timespec { tv_sec: 20, tv_nsec: 0 };
-            let came =
-                rustix::event::poll(&mut [PollFd::new(&hosted.root, PollFlags::IN)], Some(&wait)).unwrap();
-            assert_eq!(came, 1, "{free} free: {rank} of 4 ranks reached the root");
-            let mut bytes = Vec::new();
-            hosted.root.accept().unwrap().0.read_to_end(&mut bytes).unwrap();
-            assert_eq!(bytes.len(), 188);
-        }
-        assert!(counts.starved.load(Ordering::Relaxed) < 20);
+    let hosted = hosted();
+    let mut ranks = play(&[], "nccl-ranks", 0, 4, &hosted.id);
+    assert_eq!(ranks.says(), "waiting");
+    let counts = hosted.rendezvous.counts();
+    let all = take_descriptors(&hosted);
+    ranks.go_on();
+    assert_eq!(ranks.says(), "gone");
+    while counts.starved.load(Ordering::Relaxed) < 3 {
+        assert_eq!(counts.relays_broken.load(Ordering::Relaxed), 0);
+        assert_eq!(counts.relays.load(Ordering::Relaxed), 0);
+        thread::yield_now();
     }
+    drop(all);
+    for rank in 0..4 {
+        let wait = rustix::event::Timespec { tv_sec: 20, tv_nsec: 0 };
+        let came = rustix::event::poll(&mut [PollFd::new(&hosted.root, PollFlags::IN)], Some(&wait)).unwrap();
+        assert_eq!(came, 1, "{rank} of 4 ranks reached the root");
+        let mut bytes = Vec::new();
+        hosted.root.accept().unwrap().0.read_to_end(&mut bytes).unwrap();
+        assert_eq!(bytes.len(), 188);
+    }
+    assert!(counts.starved.load(Ordering::Relaxed) < 20);
 }
 
 /// Whether a command that a test needs works here; says why a test is skipped.
