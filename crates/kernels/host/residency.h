@@ -22,7 +22,11 @@ constexpr unsigned seconds_max = 600;
 class Threads {
  public:
   void start(std::function<void()> run) {
-    ++running_;
+    {
+      // One that was started before may be ending.
+      std::lock_guard<std::mutex> guard(lock_);
+      ++running_;
+    }
     threads_.emplace_back([this, run] {
       run();
       std::lock_guard<std::mutex> guard(lock_);
