@@ -24,7 +24,8 @@ use crate::rendezvous::relay::{Course, Relay};
 use crate::rendezvous::verdict::Verdict;
 use crate::stats::segment;
 
-/// What one of NCCL's ranks takes that goes through here to its root: both ends, and the root's own; and what NCCL's own rank takes first.
+/// Descriptors that this process needs before its ranks may go to NCCL. Three relay a connection to NCCL's root: both ends here, and
+/// the root's own. Two are for what a rank of NCCL's in this process opens first.
 const OF_A_RELAY: usize = 5;
 /// The newest release whose bootstrap was read (2.30.7).
 const BOOTSTRAP_READ_UP_TO: i32 = 23007;
