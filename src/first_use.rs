@@ -1,4 +1,5 @@
-//! What the very first call does: options, log, opening the real library. Loading this library does nothing.
+//! What the very first call does: options, log, taking the real library. Loading this library only opens the real one, and
+//! only in a program that links NCCL.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -63,6 +64,22 @@ thread_local! {
     static OPENING: Cell<bool> = const { Cell::new(false) };
 }
 
+#[used]
+#[unsafe(link_section = ".init_array")]
+static AT_LOAD: extern "C" fn() = at_load;
+
+extern "C" fn at_load() {
+    guard::or_else(|| (), || while_opening(open::open_where_linked));
+}
+
+/// Calls of this thread in the meantime come from the real library's own constructors.
+fn while_opening<T>(open: impl FnOnce() -> T) -> T {
+    OPENING.set(true);
+    let opened = open();
+    OPENING.set(false);
+    opened
+}
+
 /// Gives the address at which the call goes on.
 extern "C" fn prepare(index: usize, entry: *const ()) -> *const () {
     guard::or_else(
@@ -72,10 +89,7 @@ extern "C" fn prepare(index: usize, entry: *const ()) -> *const () {
                 return open::address_while_opening(index).unwrap_or_else(|| missing::without_library(index));
             }
             process::first_call();
-            OPENING.set(true);
-            let opened = open::open();
-            OPENING.set(false);
-            match opened {
+            match while_opening(open::open) {
                 Ok(library) => {
                     process::library_opened(library);
                     READY.store(1, Ordering::Release);

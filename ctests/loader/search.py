@@ -26,8 +26,8 @@ found(run(BUILD / "ask", "version", LD_PRELOAD=PRELOAD, WINDLASS_NCCL=B, LD_LIBR
 found(run(BUILD / "ask_rpath", "version", LD_PRELOAD=PRELOAD), FIRST, "the program's RPATH")
 found(run(BUILD / "ask_runpath", "version", LD_PRELOAD=PRELOAD), FIRST, "the program's RUNPATH")
 found(run(BUILD / "ask", "version", LD_PRELOAD=PRELOAD, LD_LIBRARY_PATH=A), FIRST, "LD_LIBRARY_PATH")
-found(run(BUILD / "ask", f"dlopen:{A}/libnccl.so.2", "version", LD_PRELOAD=PRELOAD, LD_LIBRARY_PATH=B), FIRST,
-      "a library that is mapped already, by absolute path")
+found(run(BUILD / "ask", f"dlopen:{A}/libnccl.so.2", "version", LD_PRELOAD=PRELOAD, LD_LIBRARY_PATH=B), SECOND,
+      "what the program links, though it opens another later, by absolute path")
 
 two = run(BUILD / "ask", "version", "mapped", LD_PRELOAD=PRELOAD, LD_LIBRARY_PATH=paths(A, B))
 found(two, FIRST, "of two candidates the first")
@@ -37,10 +37,13 @@ check(mapped(two, A) and not mapped(two, B), "and the second is not mapped", two
 OPEN = """
 import ctypes, sys
 version = ctypes.c_int()
-print("version", ctypes.CDLL(sys.argv[1]).ncclGetVersion(ctypes.byref(version)), version.value)
+libraries = [ctypes.CDLL(name) for name in sys.argv[1:]]
+print("version", libraries[-1].ncclGetVersion(ctypes.byref(version)), version.value)
 """
 by_name = run("python3", "-c", OPEN, "libnccl.so.2", LD_PRELOAD=PRELOAD, LD_LIBRARY_PATH=A, WINDLASS_NCCL=B)
 found(by_name, SECOND, "dlopen by name is answered by a preloaded Windlass")
+found(run("python3", "-c", OPEN, A / "libnccl.so.2", "libnccl.so.2", LD_PRELOAD=PRELOAD, LD_LIBRARY_PATH=B), FIRST,
+      "a library that is mapped already, by absolute path")
 found(run("python3", "-c", OPEN, PRELOAD, LD_LIBRARY_PATH=A), FIRST,
       "dlopen of Windlass by path, the real one behind it")
 found(run("python3", "-c", OPEN, PRELOAD, WINDLASS_NCCL=A), FIRST, "dlopen of Windlass by path, the real one named")

@@ -50,6 +50,32 @@ pub fn mapped() -> Vec<Object> {
     objects
 }
 
+/// Whether a mapped object names, in DT_NEEDED, a library whose name begins with `prefix`. Far cheaper than `mapped`: every process
+/// into which this library is preloaded asks this.
+pub fn is_needed(prefix: &CStr) -> bool {
+    // SAFETY: `find_needed` is called with this very prefix, under the loader's lock.
+    unsafe { libc::dl_iterate_phdr(Some(find_needed), prefix.as_ptr().cast_mut().cast()) == 1 }
+}
+
+unsafe extern "C" fn find_needed(info: *mut dl_phdr_info, _size: size_t, prefix: *mut c_void) -> c_int {
+    // SAFETY: `is_needed` passes a C string, and the loader a valid description with `dlpi_phnum` program headers.
+    let (info, prefix) = unsafe { (&*info, CStr::from_ptr(prefix.cast::<c_char>()).to_bytes()) };
+    // SAFETY: as above.
+    let headers = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum as usize) };
+    let Some(dynamic) = headers.iter().find(|header| header.p_type == libc::PT_DYNAMIC) else { return 0 };
+    let base = info.dlpi_addr as usize;
+    let entries = base.wrapping_add(dynamic.p_vaddr as usize) as *const DynamicEntry;
+    // SAFETY: a mapped object's dynamic section ends with DT_NULL, and reading stops there.
+    let entries = || (0..).map(|i| unsafe { &*entries.add(i) }).take_while(|entry| entry.tag != DT_NULL);
+    let strings = tables(base, entries()).strings;
+    let is_asked_for = |entry: &DynamicEntry| {
+        // SAFETY: string values of the dynamic section are offsets into its string table.
+        let name = unsafe { CStr::from_ptr((strings + entry.value as usize) as *const c_char) };
+        name.to_bytes().starts_with(prefix)
+    };
+    c_int::from(strings != 0 && entries().any(|entry| entry.tag == DT_NEEDED && is_asked_for(entry)))
+}
+
 /// The mapped object whose executable segments hold `address`.
 pub fn holding(objects: &[Object], address: usize) -> Option<&Object> {
     objects.iter().find(|object| address.wrapping_sub(object.text.0) < object.text.1)
@@ -176,6 +202,7 @@ mod tests {
         assert!(objects[0].needed.iter().any(|name| name == "libc.so.6"));
         let ours = holding(&objects, sees_this_program as *const () as usize).unwrap();
         assert_eq!(ours.path, objects[0].path);
+        assert!(is_needed(c"libc.so") && !is_needed(c"libnccl.so"));
     }
 
     /// What an object exports is found in its own tables, of the kernel's object too; what it only needs is not, and

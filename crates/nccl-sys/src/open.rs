@@ -65,6 +65,15 @@ pub fn open() -> Result<&'static RealLibrary, Vec<Refusal>> {
     Ok(OPENED.get_or_init(|| take(found)))
 }
 
+/// Opens the library, and takes it not yet, where the program or a library of its links NCCL. Then the loader would have opened
+/// NCCL by now, and what the program orders for its exit later runs while NCCL and its CUDA runtime still work. Opened at the
+/// first call, NCCL's own destructors would run before the program's exit handlers. A failure is told at the first call.
+pub fn open_where_linked() {
+    if objects::is_needed(c"libnccl.so") {
+        let _ = search_and_open();
+    }
+}
+
 /// Where a call of entry `index` goes that the library's own constructors make while this thread opens it. It is not
 /// taken yet: other threads must not come in before its constructors have run.
 pub fn address_while_opening(index: usize) -> Option<*const ()> {

@@ -5,6 +5,7 @@ use libc::{c_char, c_int, c_uint, c_ulonglong, c_void};
 use libloading::os::unix::Library;
 use nccl_sys::*;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 mod memory;
 mod sharing;
@@ -115,8 +116,28 @@ pub enum Reach {
     Outside = 1,
 }
 
+/// Set by this library's exit handler. The real library holds a CUDA runtime of its own, which ends then, in the order in which
+/// exit handlers and static destructors were registered: it answers nothing any more, to handlers that are older, as to all.
+static IS_RUNTIME_OVER: AtomicBool = AtomicBool::new(false);
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static AT_LOAD: extern "C" fn() = at_load;
+
+extern "C" fn at_load() {
+    // SAFETY: the handler goes with this library, whether it is closed or the process ends.
+    unsafe { libc::atexit(end_runtime) };
+}
+
+extern "C" fn end_runtime() {
+    IS_RUNTIME_OVER.store(true, Ordering::Relaxed);
+}
+
 /// The driver, opened and initialised at the first need.
 pub fn driver() -> Outcome<&'static Driver> {
+    if IS_RUNTIME_OVER.load(Ordering::Relaxed) {
+        return refuse(ncclUnhandledCudaError, "Cuda failure 'driver shutting down'");
+    }
     static DRIVER: OnceLock<std::result::Result<Driver, String>> = OnceLock::new();
     let opened = DRIVER.get_or_init(|| {
         let driver = open()?;

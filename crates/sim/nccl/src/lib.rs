@@ -28,7 +28,8 @@
 //! strangers as NCCL's does and closes when all ranks have been there. An id that is used twice is refused, at once where NCCL tries
 //! for a minute.
 //!
-//! Everything can be used in exit handlers and static destructors, by the thread that called `exit`, too: leaks are looked for behind them.
+//! Everything can be used in exit handlers and static destructors that were registered after this library was loaded, by the thread
+//! that called `exit`, too: leaks are looked for behind them. To older ones it answers as NCCL does, whose CUDA runtime has ended then.
 //!
 //! Registration is as in NCCL 2.28.9 on one host without multicast (`lookup.rs`): a table of ranges that every call is looked
 //! up in; peers import a registered receive buffer at its first use and keep it until `ncclCommDeregister`, which waits for
