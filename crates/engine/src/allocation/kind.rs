@@ -140,7 +140,7 @@ mod tests {
         }
     }
 
-    /// One line of the measured answers (docs/measurements/2026-11-22-promises/buffer_ids.txt) for each kind, and back
+    /// One line of the measured answers (docs/measurements/2026-11-22-lazy-communicators/buffer_ids.txt) for each kind, and back
     /// through a word.
     #[test]
     fn kinds_as_measured() {

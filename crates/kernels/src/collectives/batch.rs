@@ -8,7 +8,7 @@ use crate::collective::{
 };
 
 /// Of all buffers of the collectives that one kernel runs over lines, each its larger one. On 2 × H200 NCCL's kernel for a whole group is
-/// not ahead of ours up to there, graph or eager (`docs/measurements/2026-11-23-larger-batches`); on more ranks this was not measured.
+/// not ahead of ours up to there, graph or eager (`docs/measurements/2026-11-23-groups`); on more ranks this was not measured.
 pub const fn batch_bytes_max(kind: Kind, ranks: u32) -> u64 {
     let mib = match (kind, ranks) {
         (Kind::AllReduce, 2) => 32,

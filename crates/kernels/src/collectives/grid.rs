@@ -63,7 +63,7 @@ const EARLY_BYTES_MAX: u64 = 2 << 20;
 const PAIRS_WARPS_FIRST: u32 = 8;
 /// Blocks of all-gathers and reduce-scatters of up to so many bytes in all. Programs run these beside matrix products, and a block
 /// that waits for its peer's holds a multiprocessor, so that the product's last wave may need another. On 2 × H200, beside products of 0.17
-/// and 1.4 ms, 32 blocks made both together up to 17 % longer than NCCL's did, these not (`docs/measurements/2026-11-22-overlap`);
+/// and 1.4 ms, 32 blocks made both together up to 17 % longer than NCCL's did, these not (`docs/measurements/2026-11-22-beside-products`);
 /// alone they cost the collective 9, 4 and 26 % at 64 KB, 1 MB and 16 MB.
 const BESIDE_PRODUCTS: [(u64, u32); 2] = [(64 << 10, 8), (16 << 20, 16)];
 /// More ranks move more bytes: from there on the narrower grid was not measured, and all blocks stay.
