@@ -37,7 +37,7 @@ pub struct Tuning {
 const NEVER: u64 = u64::MAX;
 
 /// From here on an all-gather may go directly, in total bytes: what is smaller gains little or takes longer so, as the ranks have to meet
-/// first (2 × H200, `docs/measurements/2026-11-24-direct`).
+/// first (2 × H200; the runs are in the history of `docs/measurements`).
 pub const DIRECT_BYTES_MIN: u64 = 12 << 20;
 
 impl Default for Tuning {
