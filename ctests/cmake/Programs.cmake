@@ -116,7 +116,7 @@ endfunction()
 set(PROGRAMS strings arguments collectives sendrecv groups group_order lifecycle threads nonblocking premulsum registration graphs graphs_mixed
              conditional_graphs context_reset forked id_then_fork strangers exit_handlers random_calls random_collectives births patterns pairs absorbed graphs_p2p random_p2p splits promises promise_errors
              promise_children many_pairs many_communicators reuse parking uneven batches registered registered_lives
-             registered_groups registered_alone registered_beside pool pool_growth windows windows_repair windows_ends window_patterns window_direct)
+             registered_groups registered_alone registered_beside pool pool_growth windows windows_repair windows_ends window_patterns)
 # Sends and receives of one fabric: on mailboxes, too.
 set(MESSAGING sendrecv patterns pairs absorbed graphs_p2p random_p2p)
 # About promises.
@@ -321,26 +321,6 @@ if(WINDLASS_LIBRARY_DIR)
       add_meeting(${program} gpu keeping 300 "yes" ${keeping})
     endif()
   endforeach()
-  # Fast collectives that do look at them. What NCCL alone cannot do has no plain run.
-  set(direct --fabric yes --set WINDLASS_WINDOWS=direct --set WINDLASS_POOL=2048M --served fast --counted windows.offered)
-  set(unlike processes unlike unlike_buffers unlike_windows out_of_turn)
-  if(SIM_DIR)
-    set(parts two_windows come_and_go captured grouped)
-    foreach(ranks 2 3)
-      add_test(NAME sim.window_direct.direct_of_${ranks} COMMAND ${RUN} --out "${RUNS}/sim.window_direct.direct_of_${ranks}"
-               --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" ${direct} --set CTESTS_RANKS=${ranks}
-               -- $<TARGET_FILE:window_direct> ${unlike} tuned in_windows ${parts})
-      set(parts)
-      set_tests_properties(sim.window_direct.direct_of_${ranks} PROPERTIES LABELS sim TIMEOUT 300 PROCESSORS 2)
-    endforeach()
-  endif()
-  if(REAL_NCCL_LIBRARY)
-    list(REMOVE_AT direct 0 1)
-    add_meeting(window_direct gpu direct 300 "yes" ${direct})
-    add_test(NAME gpu.window_direct.unlike COMMAND ${RUN} --out "${RUNS}/gpu.window_direct.unlike" --nccl "${REAL_NCCL_LIBRARY}" --gpu
-             --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes ${direct} -- $<TARGET_FILE:window_direct> ${unlike})
-    set_tests_properties(gpu.window_direct.unlike PROPERTIES LABELS gpu TIMEOUT 300 RUN_SERIAL ON)
-  endif()
   # What NCCL alone would hang on.
   add_executable(windows_refused programs/windows_refused.c)
   target_link_libraries(windows_refused PRIVATE harness)

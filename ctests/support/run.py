@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Runs one test program over the real library (or its stand-in), plainly or through Windlass.
 
-    run.py --out DIR --nccl LIBRARY [--windlass DIR [--fabric REASONS] [--served PATH] [--counted GROUP.NAME] [--most PATH=CALLS] [--just PATH=CALLS] [--logged TEXT] [--lazy WAYS] [--promised]
+    run.py --out DIR --nccl LIBRARY [--windlass DIR [--fabric REASONS] [--served PATH] [--most PATH=CALLS] [--just PATH=CALLS] [--logged TEXT] [--lazy WAYS] [--promised]
            [--reused]] [--cuda DIR] [--gpu] -- PROGRAM [ARGUMENT...]
 
 The program's standard output is kept in DIR/output.txt. Through Windlass its report is kept too, and every call that
 the program counted must be in it, exactly as often: a test that never reached Windlass proves nothing. With --fabric
 the ranks of communicators meet, and the reports must say of them just what is in REASONS: "yes", or why not, apart by
 semicolons; without it they do not. Then strictness about leaks holds for the stand-in of libcuda, too. With --served
-the reports must count calls on that path; with --counted GROUP.NAME a count of theirs must be there; with --most PATH=CALLS no more than so many in all, with --just just so many; with --logged TEXT a line of a log must have it; with --lazy WAYS they must say just these of lazy communicators. With --promised they
+the reports must count calls on that path; with --most PATH=CALLS no more than so many in all, with --just just so many; with --logged TEXT a line of a log must have it; with --lazy WAYS they must say just these of lazy communicators. With --promised they
 must say of just as many communicators as the program foretold (support/team.h) that NCCL never built them; of a program
 that foretells nothing, that some were promises (then the first of a device may be one, too: WINDLASS_WARM is off); with
 --reused, of just as many as it foretold that an ended one's was used again, of none where WINDLASS_PARK is 0.
@@ -45,7 +45,6 @@ def main():
         sys.exit(result.returncode if result.returncode > 0 else 1)
     if options.windlass:
         wrong = [uncounted(options.out), options.fabric and not met(options), options.served and not served(options),
-                 options.counted and not counted(options),
                  options.most and not within(options), options.just and not just(options), options.logged and not logged(options),
                  options.lazy and not lazy(options), options.promised and not promised(options),
                  options.reused and not reused(options)]
@@ -59,7 +58,6 @@ def read_options():
     arguments.add_argument("--windlass", type=pathlib.Path, help="folder with Windlass as libnccl.so.2")
     arguments.add_argument("--fabric", metavar="REASONS", help="with WINDLASS_FABRIC=on, and what reports must say then; with a ? what they may say")
     arguments.add_argument("--served", metavar="PATH", help="a path on which some calls must have run")
-    arguments.add_argument("--counted", metavar="GROUP.NAME", help="a count of reports that must be there")
     arguments.add_argument("--most", metavar="PATH=CALLS", help="a path on which no more calls may have run")
     arguments.add_argument("--just", metavar="PATH=CALLS", help="a path on which so many calls must have run")
     arguments.add_argument("--logged", metavar="TEXT", help="what a line of a log must have")
@@ -191,17 +189,6 @@ def served(options):
     ran = calls_by_path(options)
     print(f"paths: {ran}", file=sys.stderr)
     return ran.get(options.served, 0) > 0
-
-
-def counted(options):
-    """Whether the reports have such a count; prints all of its group."""
-    group, name = options.counted.split(".")
-    sums = {}
-    for path in options.out.glob("report-*.json"):
-        for known, count in json.loads(path.read_text()).get(group, {}).items():
-            sums[known] = sums.get(known, 0) + count
-    print(f"{group}: {sums}", file=sys.stderr)
-    return sums.get(name, 0) > 0
 
 
 def within(options):

@@ -54,7 +54,7 @@ long long windows_live(ncclComm_t communicator) { return ask("simWindows", commu
 
 bool windows_kept(void) {
   const char* wish = getenv("WINDLASS_WINDOWS");
-  return wish && strcmp(wish, "off") != 0;
+  return wish && strcmp(wish, "keep") == 0;
 }
 
 struct parts { void (*all)(struct rank*); };

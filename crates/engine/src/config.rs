@@ -69,7 +69,6 @@ pub enum Register {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Windows {
-    Direct,
     Keep,
     Off,
 }
@@ -413,6 +412,14 @@ mod tests {
         assert_eq!((startup, config), (Startup::default(), Config::default()));
         assert_eq!(complaints[0], "WINDLASS_LGO is no option; the nearest is WINDLASS_LOG");
         assert_eq!(complaints[1], "WINDLASS_STATS is \"maybe\", expected one of: on, off");
+    }
+
+    /// A word that earlier builds knew leaves the default, and says what is known now.
+    #[test]
+    fn windows_are_direct_no_more() {
+        let Parsed { config, complaints, .. } = read(&[("WINDLASS_WINDOWS", "direct")]);
+        assert_eq!(config, Config::default());
+        assert_eq!(complaints, ["WINDLASS_WINDOWS is \"direct\", expected one of: keep, off"]);
     }
 
     /// Whether buffers are registered is one of three words, as switches are written; what cannot be read leaves the default.

@@ -211,8 +211,7 @@ pub mod capability {
     pub const BATCHES: u64 = 2048;
     /// Larger ones, too.
     pub const LARGER_BATCHES: u64 = 4096;
-    /// This rank would have large all-gathers go directly into peers' windows.
-    pub const DIRECT: u64 = 8192;
+    // 8192 was that of all-gathers that stored into peers' windows: earlier builds may still say it.
     /// NCCL's launches of this rank wait for those of no other rank of its process (NCCL_LAUNCH_MODE).
     pub const LAUNCHES_ALONE: u64 = 16384;
     /// What every rank of a fabric must have.
@@ -311,11 +310,6 @@ impl Contract {
     pub fn keeps_windows(&self) -> bool {
         let both = capability::WINDOWS | capability::UNBOUND;
         self.capabilities & both == both
-    }
-
-    /// Whether all-gathers may go directly into peers' windows.
-    pub fn goes_directly(&self) -> bool {
-        self.capabilities & capability::DIRECT != 0 && self.keeps_windows()
     }
 
     /// Whether ranks tell each other what they call: where all would.

@@ -119,8 +119,6 @@ pub struct Fabric {
     page: Arc<Page>,
     /// Turns that were taken.
     runs: AtomicU64,
-    /// Collectives that ran, those of a batch as one.
-    collectives: AtomicU64,
     /// Peers of groups that may not be done, a bit each.
     awaited: AtomicU64,
     /// Ranks that said that they have failed, a bit each.
@@ -164,7 +162,6 @@ impl Fabric {
             lives,
             page,
             runs: AtomicU64::new(0),
-            collectives: AtomicU64::new(0),
             awaited: AtomicU64::new(0),
             lost: AtomicU64::new(0),
             failed: AtomicI32::new(ncclSuccess.0),
@@ -250,14 +247,14 @@ impl Fabric {
     ) -> ncclResult_t {
         exiting::go_on();
         self.runs.fetch_add(1, Ordering::Relaxed);
-        self.collectives.fetch_add(tasks.len() as u64, Ordering::Relaxed);
         if self.has_failed() {
             return refuse(self.error(), format_args!("the communicator has failed"));
         }
         let Some(boxes) = &self.boxes else { return ncclInternalError };
         let ran = boxes.turns.take(stream, others, |turn| -> Result<(), Refused> {
-            let windows = self.windows.as_ref().filter(|windows| windows.are_asked_for());
-            tasks.iter().try_for_each(|task| boxes.launch(turn, task, windows))?;
+            if let Some(fast) = &boxes.fast {
+                tasks.iter().try_for_each(|task| fast.launch(turn, task))?;
+            }
             match operations {
                 [] => Ok(()),
                 operations => Ok(boxes.mailbox.launch(turn, operations)?),
@@ -269,17 +266,6 @@ impl Fabric {
         let of_collectives = if tasks.is_empty() { 0 } else { (1 << self.contract.members.len()) - 1 };
         self.awaited.fetch_or(of_messages | of_collectives, Ordering::Release);
         result
-    }
-
-    /// How many collectives this rank has called that ran here, modulo 2^31.
-    fn collectives(&self) -> u32 {
-        (self.collectives.load(Ordering::Relaxed) & 0x7fff_ffff) as u32
-    }
-
-    /// Reads words of this rank's device: allocates nothing, waits for a copy of ours.
-    fn read(&self, at: Address, words: &mut [u64]) -> Result<(), Refused> {
-        let Some(boxes) = &self.boxes else { return Ok(()) };
-        Ok(boxes.turns.read(at, words)?)
     }
 
     #[cold]

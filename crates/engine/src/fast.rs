@@ -15,8 +15,8 @@ pub mod supply;
 use std::sync::Arc;
 
 use windlass_kernels::collective::{
-    BatchLaunch, COLLECTIVE_EARLY_NEXT, CollectiveLaunch, DirectLaunch, LANE_BYTES, LANE_MET_TOO,
-    LANE_RECEIVED, OFFER_PLACE_BITS, OFFER_UNIT_BYTES, PAIRS_COUNT_BYTES, RANKS_MAX as KERNEL_RANKS_MAX,
+    BatchLaunch, COLLECTIVE_EARLY_NEXT, CollectiveLaunch, LANE_BYTES, LANE_RECEIVED, PAIRS_COUNT_BYTES,
+    RANKS_MAX as KERNEL_RANKS_MAX,
 };
 use windlass_kernels::collectives::{self as kernels, arrange, arrange_batch, arrange_uneven};
 
@@ -30,7 +30,6 @@ use calls::Parameter;
 
 use crate::gpu::module::{Shape, Start};
 use crate::gpu::{Address, StreamHandle};
-use crate::range::Range;
 use crate::stats::count;
 use crate::turns::{Turn, Turns};
 
@@ -108,15 +107,7 @@ impl Fast {
     /// Refuses at birth what could not be arranged later: that depends on no call.
     fn try_one(&self) -> Result<(), Refusal> {
         let (kind, count, element_bytes) = (Kind::AllGather, 1, 1);
-        let one = Collective {
-            kind,
-            count,
-            element_bytes,
-            reduction: None,
-            send: 1,
-            receive: 1,
-            may_be_in_windows: false,
-        };
+        let one = Collective { kind, count, element_bytes, reduction: None, send: 1, receive: 1 };
         let Fast { geometry, layout, slices, tuning, limits, .. } = self;
         arrange(&one, geometry, layout, slices, tuning, limits, &mut CollectiveLaunch::default())
             .map(drop)
@@ -160,42 +151,13 @@ impl Fast {
         Ok(())
     }
 
-    /// The same of one collective whose buffers may lie in windows; all ranks call this for it. `place`: where the buffer lies that peers
-    /// would write, if it, and this rank's other one, are in a window.
-    pub fn launch_over_windows(
-        &self,
-        turn: &mut Turn<'_>,
-        collective: &Collective,
-        place: impl FnOnce(Range, Range) -> Option<Reached>,
-    ) -> Result<(), Refusal> {
-        let Fast { geometry, layout, slices, tuning, limits, .. } = self;
-        let collective = Collective { may_be_in_windows: true, ..*collective };
-        let mut direct = DirectLaunch::default();
-        let launch = &mut direct.launch;
-        let shape = arrange(&collective, geometry, layout, slices, tuning, limits, launch);
-        let Some(shape) = shape.map_err(Refusal::Arranged)? else { return Ok(()) };
-        if !shape.kernel.may_go_directly() {
-            return self.start(turn, &shape, Parameter::One(launch));
-        }
-        if let Some(place) = offered(&collective, geometry.ranks).and_then(|(of, other)| place(of, other)) {
-            (direct.window, direct.stride) = (place.first, place.stride);
-            direct.offer = offer(&place).unwrap_or(0);
-        }
-        self.start(turn, &shape, Parameter::Direct(&mut direct))
-    }
-
     fn start(
         &self,
         turn: &mut Turn<'_>,
         shape: &kernels::Shape,
         mut parameter: Parameter<'_>,
     ) -> Result<(), Refusal> {
-        let fits = match parameter {
-            Parameter::Several(_) => shape.kernel.runs_several(),
-            Parameter::Direct(_) => shape.kernel.may_go_directly(),
-            Parameter::One(_) => !shape.kernel.runs_several() && !shape.kernel.may_go_directly(),
-        };
-        if !fits {
+        if shape.kernel.runs_several() != matches!(parameter, Parameter::Several(_)) {
             return Err(Refusal::NoKernel { name: shape.kernel.name() });
         }
         let captured = turn.begin()?.is_some();
@@ -221,8 +183,8 @@ impl Fast {
         Ok(())
     }
 
-    /// What this rank has received on all lanes since birth, in numbers of their units and of launches that might go directly,
-    /// as its kernels tell (those of lines and posted units when they end): for who watches over stuck operations. It waits for copies of ours.
+    /// What this rank has received on all lanes since birth, in numbers of their units, as its kernels tell (those of lines and
+    /// posted units when they end): for who watches over stuck operations. It waits for copies of ours.
     pub fn progress(&self) -> Result<u64, Refusal> {
         let own = self.slices.get(self.geometry.rank as usize).copied().unwrap_or_default();
         let Layout { pairs, lines, results, .. } = self.layout;
@@ -230,7 +192,6 @@ impl Fast {
         let wires = [
             (pairs, PAIRS_COUNT_BYTES, 0),
             (lines, LANE_BYTES, LANE_RECEIVED),
-            (lines, LANE_BYTES, LANE_MET_TOO),
             (results, LANE_BYTES, LANE_RECEIVED),
         ];
         let mut sum = 0_u64;
@@ -242,53 +203,5 @@ impl Fast {
             sum = counts.fold(sum, |sum, count| sum.wrapping_add(*count));
         }
         Ok(sum)
-    }
-}
-
-/// The output of an all-gather, which peers would write, and its input; none if either ends nowhere.
-fn offered(collective: &Collective, ranks: u32) -> Option<(Range, Range)> {
-    let part = collective.count.checked_mul(collective.element_bytes.into())?;
-    let range = |base: u64, bytes| base.checked_add(bytes).map(|_| Range { base, bytes });
-    Some((range(collective.receive, part.checked_mul(ranks.into())?)?, range(collective.send, part)?))
-}
-
-/// The word for it; none if its numbers do not fit.
-fn offer(place: &Reached) -> Option<u64> {
-    let at = place.offset / OFFER_UNIT_BYTES;
-    let fits = place.offset.is_multiple_of(OFFER_UNIT_BYTES)
-        && at >> OFFER_PLACE_BITS == 0
-        && place.window <= u64::MAX >> OFFER_PLACE_BITS;
-    fits.then_some(place.window << OFFER_PLACE_BITS | at)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A window's number and a place in it are one word; what does not fit is no offer.
-    #[test]
-    fn offers() {
-        let said = |window, offset| offer(&Reached { window, offset, first: 1 << 45, stride: 4 << 30 });
-        assert_eq!(said(1, 0), Some(1 << 36));
-        assert_eq!(said(5, 48), Some(5 << 36 | 3));
-        assert_eq!(said((1 << 28) - 1, (1 << 40) - 16), Some(u64::MAX));
-        assert_eq!([said(1, 8), said(1 << 28, 0), said(1, 1 << 40)], [None; 3]);
-    }
-
-    #[test]
-    fn what_is_offered() {
-        let all_gather = Collective {
-            kind: Kind::AllGather,
-            count: 10,
-            element_bytes: 4,
-            reduction: None,
-            send: 1000,
-            receive: 5000,
-            may_be_in_windows: true,
-        };
-        let range = |base, bytes| Range { base, bytes };
-        assert_eq!(offered(&all_gather, 3), Some((range(5000, 120), range(1000, 40))));
-        assert_eq!(offered(&Collective { receive: u64::MAX - 100, ..all_gather }, 3), None);
-        assert_eq!(offered(&Collective { count: u64::MAX / 4, ..all_gather }, 3), None);
     }
 }

@@ -19,7 +19,7 @@ pub const UNMEASURED_BYTES_MAX: u64 = 16 << 10;
 pub const OTHER_BYTES_MAX: u64 = 64 << 10;
 /// Of the kernels' protocol, and of what a group makes of its calls: another number for each change of units, rings, credit or shares, or
 /// of how groups are cut and ordered.
-const PROTOCOL: u64 = 8;
+const PROTOCOL: u64 = 9;
 /// Ranks that the kernels have at most.
 const RANKS_MAX: usize = 8;
 

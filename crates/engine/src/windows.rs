@@ -13,7 +13,7 @@ mod seat;
 mod slot;
 
 pub use decide::{Decided, Rules, Unlike, Verdict, decide};
-pub use list::{Book, Ended, Place, Reach, Record, Standing};
+pub use list::{Book, Ended, Record, Standing};
 pub use seat::{Round, Seat, Seen};
 pub use slot::{Said, WORDS};
 

@@ -29,13 +29,7 @@ enum {
   WINDLASS_LANE_RECEIVED = 2,  // the next one to receive. Written by the warp that receives
   WINDLASS_LANE_CREDIT = 8,    // one for each rank: those below it says to have consumed. Written by that rank
   WINDLASS_LANE_POSTED = 16,   // one for each rank: those below are there. Written by that rank
-  // Of all-gathers that may go directly, counted from birth on each lane.
-  WINDLASS_LANE_MET = 3,       // those that have ended for this rank's first role. Written by its warp
-  WINDLASS_LANE_MET_TOO = 4,   // the same of its second role
-  WINDLASS_LANE_OFFER = 32,    // two for each rank, of launches by turns: what it offers, and its tag. Written by that rank
-  WINDLASS_LANE_MOVED = 24,    // one for each rank: launches below it have moved all that the first role moves. Written by that rank
-  WINDLASS_LANE_MOVED_TOO = 64,  // the same of the second role
-  WINDLASS_LANE_BYTES = 640,
+  WINDLASS_LANE_BYTES = 256,
 };
 
 // WindlassCollectiveLaunch.flags
@@ -55,8 +49,6 @@ enum {
   WINDLASS_WAITED_LINES_DATA = 8,
   WINDLASS_WAITED_RESULT_CREDIT = 9,  // phase 1
   WINDLASS_WAITED_RESULT_DATA = 10,
-  WINDLASS_WAITED_OFFER = 11,  // of a launch that may go directly: that a rank has come
-  WINDLASS_WAITED_MOVED = 12,  // that it has moved all
 };
 
 // Where a wire lies in every rank's slice. Rings: [source][lane][slot]. Lanes: [lane], of lines WINDLASS_LANE_*, of pairs the number of
@@ -112,24 +104,7 @@ typedef struct WindlassBatchLaunch {
   uint32_t count;                                // of calls
 } WindlassBatchLaunch;
 
-// What a rank offers: the number of the window that its buffer lies in, alike on all ranks, and where in it, in units of 16 bytes. 0: none.
-enum {
-  WINDLASS_OFFER_PLACE_BITS = 36,
-  WINDLASS_OFFER_UNIT_BYTES = 16,
-};
-
-// The one parameter of the kernels of all-gathers that may go directly. What ranks must have alike is what they must of any other.
-typedef struct WindlassDirectLaunch {
-  WindlassCollectiveLaunch launch;
-  uint64_t offer;   // where rank 0's part comes to. For straight kernels alone
-  uint64_t window;  // where rank 0's window begins as this rank's device sees it
-  uint64_t stride;  // from there to the next rank's
-} WindlassDirectLaunch;
-
 #if defined(__cplusplus)
-static_assert(sizeof(WindlassDirectLaunch) == 448 && offsetof(WindlassDirectLaunch, offer) == 424, "direct");
-static_assert(WINDLASS_LANE_OFFER % 2 == 0 && WINDLASS_LANE_BYTES % 128 == 0, "offers are pairs of words");
-static_assert(WINDLASS_LANE_OFFER + 4 * WINDLASS_COLLECTIVE_RANKS_MAX <= WINDLASS_LANE_MOVED_TOO, "two offers of each rank");
 static_assert(sizeof(WindlassBatchCall) == 32 && offsetof(WindlassBatchCall, bytes) == 24, "batch");
 static_assert(sizeof(WindlassBatchLaunch) == 424 + 2048 + 512 + 8 && offsetof(WindlassBatchLaunch, calls) == 424, "batch");
 static_assert(sizeof(WindlassWire) == 16, "wire");

@@ -1,6 +1,5 @@
 // All entry points of collectives.
 #pragma once
 #include "all_reduce.cuh"
-#include "direct.cuh"
 #include "one_phase.cuh"
 #include "pairs.cuh"

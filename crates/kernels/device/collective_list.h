@@ -13,7 +13,6 @@
 #define WINDLASS_COLLECTIVE_ENTRY_batch_lines(reducer, ranks, groups, straight) run_lines<reducer, ranks, groups, straight, CallsOfBatch<false>>
 #define WINDLASS_COLLECTIVE_ENTRY_posted(reducer, ranks, groups, straight) run_posted<reducer, ranks, straight>
 #define WINDLASS_COLLECTIVE_ENTRY_posted_all_reduce(reducer, ranks, groups, straight) run_posted_all_reduce<reducer, ranks, straight>
-#define WINDLASS_COLLECTIVE_ENTRY_direct(reducer, ranks, groups, straight) run_direct<reducer, ranks, groups, straight>
 #define WINDLASS_COLLECTIVE_ENTRY_all_reduce(reducer, ranks, groups, straight) run_all_reduce<reducer, ranks, straight, OneCall>
 #define WINDLASS_COLLECTIVE_ENTRY_batch_all_reduce(reducer, ranks, groups, straight) run_all_reduce<reducer, ranks, straight, CallsOfBatch<true>>
 
@@ -24,7 +23,6 @@
 #define WINDLASS_COLLECTIVE_PARAMETER_posted WindlassCollectiveLaunch
 #define WINDLASS_COLLECTIVE_PARAMETER_posted_all_reduce WindlassCollectiveLaunch
 #define WINDLASS_COLLECTIVE_PARAMETER_all_reduce WindlassCollectiveLaunch
-#define WINDLASS_COLLECTIVE_PARAMETER_direct WindlassDirectLaunch
 #define WINDLASS_COLLECTIVE_PARAMETER_batch WindlassBatchLaunch
 #define WINDLASS_COLLECTIVE_PARAMETER_batch_lines WindlassBatchLaunch
 #define WINDLASS_COLLECTIVE_PARAMETER_batch_all_reduce WindlassBatchLaunch
@@ -109,16 +107,6 @@
   WINDLASS_BATCH_KERNELS_FOR(X, , false)       \
   WINDLASS_LARGER_BATCH_KERNELS(X)
 
-// All-gathers that go into the users' buffers of other ranks, where all ranks' lie in one window; else over lines.
-#define WINDLASS_DIRECT_KERNELS_FOR(X, suffix, straight)                         \
-  X(ncclWindlass_Direct_Copy_2##suffix, direct, Copy, 2, 4, 512, straight)       \
-  X(ncclWindlass_Direct_Copy_4##suffix, direct, Copy, 4, 4, 512, straight)       \
-  X(ncclWindlass_Direct_Copy_8##suffix, direct, Copy, 8, 2, 512, straight)
-#define WINDLASS_DIRECT_KERNELS(X)              \
-  WINDLASS_DIRECT_KERNELS_FOR(X, _whole, true)  \
-  WINDLASS_DIRECT_KERNELS_FOR(X, , false)
-
 #define WINDLASS_COLLECTIVE_KERNELS(X) \
   WINDLASS_SINGLE_KERNELS(X)           \
-  WINDLASS_BATCH_KERNELS(X)            \
-  WINDLASS_DIRECT_KERNELS(X)
+  WINDLASS_BATCH_KERNELS(X)

@@ -35,8 +35,7 @@ struct Layout {
   }
 };
 
-// `direct`: in windows, else over lines.
-enum Family { pairs, lines, two_phases, posted, posted_two_phases, direct };
+enum Family { pairs, lines, two_phases, posted, posted_two_phases };
 inline bool is_posted(Family family) { return family == posted || family == posted_two_phases; }
 struct Choice {
   Family family;

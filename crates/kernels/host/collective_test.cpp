@@ -31,7 +31,6 @@ std::vector<Choice> choices_of(Kind kind, uint32_t ranks) {
   // Kernels for large reductions.
   if (ranks <= 4 && kind == collective::all_reduce) choices.push_back({collective::posted_two_phases, 4});
   if (ranks <= 4 && kind == collective::reduce_scatter) choices.push_back({collective::posted, 4});
-  if (kind == collective::all_gather) choices.push_back({collective::direct, ranks <= 4 ? 4u : 2u});
   return choices;
 }
 bool may_be_in_place(Kind kind, const Choice& choice) { return kind != collective::all_reduce || choice.family != collective::lines; }
@@ -234,38 +233,6 @@ void batches() {
   }
 }
 
-// All-gathers into each other's buffers, between calls of every wire: ranks late by turns, several lanes a
-// warp. Nearly all buffers are whole vectors, as else nobody goes directly.
-void direct() {
-  host::Random random{world::seed};
-  for (int worlds = 0; worlds < (HOST_TSAN ? 4 : 8); ++worlds) {
-    Options o;
-    o.ranks = HOST_TSAN ? 2 + (uint32_t)random.below(2) : (uint32_t[]){2, 3, 4, 5, 8}[random.below(5)];
-    o.lanes = 2u << random.below(3);
-    o.slots = 2u << random.below(3);
-    o.first_tag = 1 + random.next() / 2;
-    o.first_count = random.below(2) ? (1ull << 32) - 3 : 0;
-    World world(o);
-    std::vector<Call> calls;
-    while (calls.size() < (HOST_TSAN ? 12 : 120)) {
-      if (random.below(4) == 0) calls.push_back(any_call(random, o));
-      const Choice choice{collective::direct, o.ranks <= 4 ? 4u : 2u};
-      Call call = any_call(random, collective::all_gather, choice, o.ranks, 0);
-      call.any_kernel = call.any_kernel && random.below(4) == 0;
-      call.count = any_bytes(random, o, choice, 3) / 16 * 16 / reference::element_bytes[call.type];
-      call.whole = random.below(8);
-      call.other_whole = random.below(6);
-      calls.push_back(call);
-    }
-    How how;
-    how.late_microseconds = random.below(2) ? 300 : 0;
-    how.slow_in_turn = random.below(2);
-    how.grid_by_rank = random.below(2);
-    world::run(world, calls, how);
-  }
-  std::printf("%llu launches of a rank offered a window\n", (unsigned long long)world::offered);
-}
-
 // Any calls one after the other, of any geometry, each rank with another grid and time each time.
 void mixed() {
   host::Random random{world::seed};
@@ -459,7 +426,6 @@ void abort_in_the_middle() {
       {collective::broadcast, {collective::lines, 4}, WINDLASS_WAITED_LINES_CREDIT, 4},
       {collective::all_reduce, {collective::two_phases, 2}, WINDLASS_WAITED_LINES_DATA, 0},
       {collective::all_reduce, {collective::posted_two_phases, 4}, WINDLASS_WAITED_LINES_DATA, 0},
-      {collective::all_gather, {collective::direct, 4}, WINDLASS_WAITED_OFFER, 0},
   };
   for (const Case& one : cases) {
     Options o;
@@ -537,9 +503,6 @@ std::vector<Call> of_each_way(host::Random& random, const Options& o) {
     for (const Choice& choice : choices_of(kind, o.ranks)) {
       const uint64_t bytes = std::min(ring_bytes(o, choice) / 2 + random.below(ring_bytes(o, choice)), bytes_max(o, choice));
       calls.push_back(any_call(random, kind, choice, o.ranks, choice.family == collective::two_phases || choice.family == collective::posted_two_phases ? bytes * o.ranks : bytes));
-      // All-gathers that go directly have whole vectors.
-      calls.back().whole = calls.back().other_whole = random.below(2);
-      if (choice.family == collective::direct) calls.back().count = calls.back().count / 16 * 16;
     }
   for (int i = 0; i < 3; ++i) calls.push_back(any_uneven_call(random, o));
   shuffle(calls, random);
@@ -645,7 +608,6 @@ const struct {
     {"sizes", sizes, 500},
     {"special_values", special_values, 2000},
     {"batches", batches, 2000},
-    {"direct", direct, 200},
     {"mixed", mixed, 200},
     {"one_way_lapped", one_way_lapped, 200},
     {"uneven", uneven, 200},

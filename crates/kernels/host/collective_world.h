@@ -18,7 +18,7 @@ namespace world {
 
 inline host::Machine machine;
 inline uint64_t seed;
-inline std::atomic<uint64_t> calls_made{0}, bytes_moved{0}, offered{0};
+inline std::atomic<uint64_t> calls_made{0}, bytes_moved{0};
 
 [[noreturn]] inline void fail(const std::string& what) {
   std::fprintf(stderr, "FAILED (seed %llu): %s\n", (unsigned long long)seed, what.c_str());
@@ -44,12 +44,6 @@ struct BatchKernel {
   bool straight;
   void (*run)(const WindlassBatchLaunch&);
 };
-struct DirectKernel {
-  const char *name, *family, *reducer;
-  uint32_t ranks, groups, threads_max;
-  bool straight;
-  void (*run)(const WindlassDirectLaunch&);
-};
 #define WORLD_KERNEL(name, family, reducer, ranks, groups, threads, straight) \
   {#name, #family, #reducer, ranks, groups, threads, straight, &WINDLASS_COLLECTIVE_ENTRY(family, reducer, ranks, groups, straight)},
 inline const Kernel kernels[] = {
@@ -60,7 +54,6 @@ inline const Kernel kernels[] = {
 };
 
 inline const BatchKernel batch_kernels[] = {WINDLASS_BATCH_KERNELS(WORLD_KERNEL)};
-inline const DirectKernel direct_kernels[] = {WINDLASS_DIRECT_KERNELS(WORLD_KERNEL)};
 
 // The one that runs several of what goes this way, if there is one.
 inline const BatchKernel* batch_kernel_for(const collective::Choice& choice, const std::string& reducer, uint32_t ranks, bool straight) {
@@ -71,10 +64,9 @@ inline const BatchKernel* batch_kernel_for(const collective::Choice& choice, con
       return &kernel;
   return nullptr;
 }
-template <class AnyKernel, size_t count>
-const AnyKernel& kernel_of(const AnyKernel (&kernels)[count], const collective::Choice& choice, const std::string& reducer, uint32_t ranks, bool straight) {
-  static const std::string families[] = {"pairs", "lines", "all_reduce", "posted", "posted_all_reduce", "direct"};
-  for (const AnyKernel& kernel : kernels)
+inline const Kernel& kernel_for(const collective::Choice& choice, const std::string& reducer, uint32_t ranks, bool straight) {
+  static const std::string families[] = {"pairs", "lines", "all_reduce", "posted", "posted_all_reduce"};
+  for (const Kernel& kernel : kernels)
     if (kernel.family == families[choice.family] && kernel.reducer == reducer && kernel.ranks >= ranks &&
         kernel.groups == (choice.family == collective::pairs ? 0 : choice.groups) && kernel.straight == straight)
       return kernel;
@@ -128,15 +120,13 @@ struct Call {
   uint32_t type = reference::single, by = reference::sum, root = 0;
   reference::Values values = reference::usual;
   bool in_place = false;
-  bool whole = false;       // what could lie in a window lies at whole vectors on all ranks
-  bool other_whole = false; // and the other buffer does
   bool any_kernel = false;  // of what could have one of its own, too
   uint32_t send_offset = 0, receive_offset = 0;  // of rank 0; other ranks have others
   // Not empty: [from][to] elements, by hand. A reduction adds [from][to], alike for every `from`.
   std::vector<std::vector<uint64_t>> matrix;
 
   std::string name(uint32_t ranks) const {
-    static const char* const families[] = {"pairs", "lines", "two phases", "posted", "two phases posted", "direct or lines"};
+    static const char* const families[] = {"pairs", "lines", "two phases", "posted", "two phases posted"};
     return std::string(collective::kind_names[kind]) + " of " + std::to_string(count) + " " + reference::type_names[type] +
            (reduces(kind) ? std::string(" ") + reference::operation_names[by] : "") + " root " + std::to_string(root) + ", " + families[choice.family] + " " +
            std::to_string(choice.groups) + ", " + std::to_string(ranks) + " ranks" + (in_place ? ", in place" : "") + (matrix.empty() ? "" : ", uneven") +
@@ -195,11 +185,6 @@ struct World {
     fill(launch, role_warps < warps_max ? role_warps : warps_max);
     run(launch.rank, blocks, family, launch.role_warps, random, [&] { kernel.run(launch); });
   }
-  void launch(WindlassDirectLaunch& direct, const DirectKernel& kernel, collective::Family family, uint32_t blocks, uint32_t role_warps, uint64_t random) {
-    const uint32_t warps_max = (kernel.threads_max - collective::threads(family, 0)) / 32 / collective::roles(family);
-    fill(direct.launch, role_warps < warps_max ? role_warps : warps_max);
-    run(direct.launch.rank, blocks, family, direct.launch.role_warps, random, [&] { kernel.run(direct); });
-  }
   void launch(WindlassBatchLaunch& batch, const BatchKernel& kernel, collective::Family family, uint32_t blocks, uint32_t role_warps, uint64_t random) {
     fill(batch.launch, role_warps);
     run(batch.launch.rank, blocks, family, role_warps, random, [&] { kernel.run(batch); });
@@ -216,24 +201,6 @@ struct World {
     launch.control = address_of(&control);
     launch.report = address_of(&reports[launch.rank]);
   }
-  // What ranks may reach of each other: this process has all of it in one place, so that windows of ranks overlap.
-  static constexpr uint64_t window_bytes = (uint64_t)WINDLASS_OFFER_UNIT_BYTES << WINDLASS_OFFER_PLACE_BITS;
-  // Where threads have their memory.
-  static uint64_t window() {
-    static const uint64_t at = [] {
-      uint64_t address = 0;
-      std::thread([&] { address = address_of(std::vector<char>(64).data()); }).join();
-      return address / window_bytes * window_bytes;
-    }();
-    return at;
-  }
-  uint64_t stride() const { return options.first_tag % 2 ? 0 : 0 - (1ull << 20); }
-  // What a rank says of a buffer, if it says anything.
-  uint64_t offer(uint64_t number, uint32_t rank, uint64_t address) const {
-    const uint64_t place = address - window() - rank * stride();  // wraps where it is not in there
-    return place >= window_bytes || place % WINDLASS_OFFER_UNIT_BYTES ? 0 : number << WINDLASS_OFFER_PLACE_BITS | place / WINDLASS_OFFER_UNIT_BYTES;
-  }
-
   void abort() { __atomic_store_n(&control, (uint32_t)WINDLASS_CONTROL_ABORT, __ATOMIC_RELEASE); }
   bool aborted() const { return __atomic_load_n(&control, __ATOMIC_ACQUIRE) != WINDLASS_CONTROL_RUN; }
 
@@ -244,10 +211,6 @@ struct World {
         const uint64_t at = layout.pairs.lanes + lane * WINDLASS_PAIRS_COUNT_BYTES, own = word(slices[rank].address + at), first = word(slices[0].address + at);
         expect(own == first, "ranks 0 and " + std::to_string(rank) + " have used lane " + std::to_string(lane) + " of pairs " + std::to_string(first) + " and " + std::to_string(own) + " times");
       }
-    for (uint32_t rank = 0; rank < options.ranks; ++rank)
-      for (uint32_t lane = 0; lane < options.lanes; ++lane)
-        for (uint32_t word : {WINDLASS_LANE_MET, WINDLASS_LANE_MET_TOO})
-          expect(lane_word(rank, layout.lines, lane, word) == lane_word(0, layout.lines, lane, WINDLASS_LANE_MET), "ranks have not met as often on lane " + std::to_string(lane));
     for (const WindlassWire& wire : {layout.lines, layout.results})
       for (uint32_t lane = 0; lane < options.lanes; ++lane)
         for (uint32_t from = 0; from < options.ranks; ++from)
@@ -373,21 +336,9 @@ struct Rank {
 
   void call(const Call& call, uint64_t index, uint32_t blocks, uint32_t role_warps) {
     WindlassCollectiveLaunch launch = prepare(call, index);
-    const collective::Family family = call.choice.family;
-    const char* const reducer = reduces(call.kind) ? reducer_for(call.type, call.by, call.any_kernel) : "Copy";
-    const bool straight = collective::straight(launch, call.choice) && !call.any_kernel;
-    if (family == collective::direct) {
-      WindlassDirectLaunch direct{launch, 0, world.window(), world.stride()};
-      // Mostly all ranks in one window; else one in another, or in none.
-      host::Random of_call{seed ^ index};
-      const uint64_t which = of_call.below(4), other = of_call.below(ranks()), window = 1 + of_call.below(1000);
-      const uint64_t number = which > 1 || other != me ? window : which * (window + 1);
-      direct.offer = world.offer(number, me, launch.receive[0]);
-      offered += direct.offer && straight;
-      world.launch(direct, kernel_of(direct_kernels, call.choice, reducer, ranks(), straight), family, blocks, role_warps, random.next());
-    } else {
-      world.launch(launch, kernel_of(kernels, call.choice, reducer, ranks(), straight), family, blocks, role_warps, random.next());
-    }
+    const Kernel& kernel = kernel_for(call.choice, reduces(call.kind) ? reducer_for(call.type, call.by, call.any_kernel) : "Copy", ranks(),
+                                      collective::straight(launch, call.choice) && !call.any_kernel);
+    world.launch(launch, kernel, call.choice.family, blocks, role_warps, random.next());
     if (!world.aborted()) compare(call);
   }
 
@@ -397,8 +348,7 @@ struct Rank {
     const uint32_t width = reference::element_bytes[call.type], step = reduces(call.kind) ? width : 1;
     WindlassCollectiveLaunch launch;
     // Each rank's pointers lie differently.
-    const auto offset = [&](uint32_t of_first, uint32_t more, bool whole) { return whole ? 0 : (of_first + me * more * step) % 16 / step * step; };
-    const uint32_t send_offset = offset(call.send_offset, 3, call.other_whole), receive_offset = offset(call.receive_offset, 5, call.whole);
+    const uint32_t send_offset = (call.send_offset + me * 3 * step) % 16 / step * step, receive_offset = (call.receive_offset + me * 5 * step) % 16 / step * step;
     if (call.matrix.empty())
       arrange_call(call, index, inputs, width, send_offset, receive_offset, launch);
     else

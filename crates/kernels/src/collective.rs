@@ -19,11 +19,9 @@ pub const LINES_HALF_PAYLOAD_BYTES: u64 = 960;
 pub const LINES_SLOT_BYTES: u64 = 2048;
 /// Of a block of the kernels of posted units.
 pub const POSTED_SHARED_BYTES: u32 = 128;
-pub const LANE_BYTES: u64 = 640;
+pub const LANE_BYTES: u64 = 256;
 /// Which word of a lane of lines tells how many numbers have been received.
 pub const LANE_RECEIVED: usize = 2;
-/// Which of launches that may go directly its second role has ended.
-pub const LANE_MET_TOO: usize = 4;
 
 /// The next kernel of the stream may be set up while this one runs.
 pub const COLLECTIVE_EARLY_NEXT: u32 = 1;
@@ -38,13 +36,6 @@ pub const WAITED_LINES_CREDIT: u32 = 7;
 pub const WAITED_LINES_DATA: u32 = 8;
 pub const WAITED_RESULT_CREDIT: u32 = 9;
 pub const WAITED_RESULT_DATA: u32 = 10;
-pub const WAITED_OFFER: u32 = 11;
-pub const WAITED_MOVED: u32 = 12;
-
-/// Of an offer: the window's number is above these bits.
-pub const OFFER_PLACE_BITS: u32 = 36;
-/// What the place in the window counts.
-pub const OFFER_UNIT_BYTES: u64 = 16;
 
 /// Where a wire lies in every rank's slice, from the beginning of the part for collectives.
 #[repr(C)]
@@ -102,16 +93,6 @@ pub struct BatchLaunch {
     pub count: u32,
 }
 
-/// The one parameter of the kernels of launches that may go directly.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DirectLaunch {
-    pub launch: CollectiveLaunch,
-    pub offer: u64,
-    pub window: u64,
-    pub stride: u64,
-}
-
 impl Default for BatchLaunch {
     fn default() -> BatchLaunch {
         BatchLaunch {
@@ -125,7 +106,6 @@ impl Default for BatchLaunch {
 }
 
 const _: () = {
-    assert!(size_of::<DirectLaunch>() == 448 && offset_of!(DirectLaunch, offer) == 424);
     assert!(size_of::<BatchCall>() == 32 && offset_of!(BatchCall, bytes) == 24);
     assert!(size_of::<BatchLaunch>() == 424 + 2048 + 512 + 8 && offset_of!(BatchLaunch, calls) == 424);
     assert!(size_of::<Wire>() == 16 && offset_of!(Wire, lanes) == 8);

@@ -22,7 +22,7 @@ pub use grid::{Limits, Shape};
 pub use kernel::Kernel;
 pub use reduction::Reduction;
 pub use refused::Refused;
-pub use tuning::{Crossover, DIRECT_BYTES_MIN, Tuning};
+pub use tuning::{Crossover, Tuning};
 pub use uneven::{Part, Uneven, arrange_uneven};
 
 use crate::collective::{COLLECTIVE_EVEN, CollectiveLaunch};
@@ -77,9 +77,6 @@ pub struct Collective {
     pub send: u64,
     /// The buffer that is written, of any alignment; written on the root alone of a reduce.
     pub receive: u64,
-    /// The ranks may have windows over their buffers: a [direct kernel](Kernel::may_go_directly) serves what one is for. Each rank's buffers
-    /// are in one or not; whether that is asked is equal on all ranks.
-    pub may_be_in_windows: bool,
 }
 
 /// Writes `launch`, all but the addresses `control` and `report`, and [`COLLECTIVE_EARLY_NEXT`] in `flags`, which the
@@ -107,10 +104,6 @@ pub fn arrange(
     }
     let pair_bytes = collective.pair_bytes();
     let family = tuning.family(collective.kind, reducer, total_bytes, pair_bytes, geometry);
-    let family = match collective.may_be_in_windows {
-        true => Tuning::direct(collective.kind, family, total_bytes),
-        false => family,
-    };
 
     *launch = blank(geometry, slices);
     launch.wires = layout.wires(family);

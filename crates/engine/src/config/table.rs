@@ -131,9 +131,9 @@ pub const OPTIONS: &[Description] = &[
     },
     Description {
         name: "WINDLASS_WINDOWS",
-        values: "direct, keep, off",
+        values: "keep, off",
         default: "keep",
-        about: "Whether windows over memory of `ncclMemAlloc` stay when they are deregistered, to be found again by ncclCommWindowRegister. direct: they do, and all-gathers of ours from 12 MiB on store into peers' windows where all ranks' buffers lie in one, as NCCL's own kernels for windows do; until NCCL 2.30.7. keep: in a fabric without multicast (NCCL's NVLS), from NCCL 2.28.3 on, where WINDLASS_POOL is not off; not where NCCL_ALGO, NCCL_PROTO or a CTA policy is set, or NCCL_WIN_ENABLE=0. The most cautious rank's holds.",
+        about: "Whether windows over memory of `ncclMemAlloc` stay when they are deregistered, to be found again by ncclCommWindowRegister. keep: in a fabric without multicast (NCCL's NVLS), from NCCL 2.28.3 on, where WINDLASS_POOL is not off; not where NCCL_ALGO, NCCL_PROTO or a CTA policy is set, or NCCL_WIN_ENABLE=0. The most cautious rank's holds.",
     },
     Description {
         name: "WINDLASS_CHECK",

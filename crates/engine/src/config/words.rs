@@ -41,7 +41,6 @@ pub(super) fn register(text: &str) -> Option<Register> {
 pub(super) fn windows(text: &str) -> Option<Windows> {
     match text.to_ascii_lowercase().as_str() {
         "keep" => Some(Windows::Keep),
-        "direct" => Some(Windows::Direct),
         _ => on_or_off(text, Windows::Keep, Windows::Off),
     }
 }

@@ -49,7 +49,7 @@ pub(super) fn alone(call: &Call, rank: u32, ranks: usize) -> Option<Task> {
 pub(super) fn together<'a>(calls: impl Iterator<Item = &'a Call>, rank: u32, ranks: usize) -> Option<Task> {
     let mut uneven = Uneven { reduction: None, parts: [Part::default(); RANKS_MAX], own: 0 };
     for call in calls {
-        let Collective { kind, count, element_bytes, reduction, send, receive, .. } =
+        let Collective { kind, count, element_bytes, reduction, send, receive } =
             collective_of(call, rank, ranks)?;
         let (root, part, own) = match kind {
             Kind::Broadcast { root } => (root, receive, send),
@@ -101,7 +101,6 @@ fn collective_of(call: &Call, rank: u32, ranks: usize) -> Option<Collective> {
             .map(|operation| Reduction { datatype: shared.datatype.0, operation: operation.0 }),
         send: local.send as u64,
         receive: local.receive as u64,
-        may_be_in_windows: false,
     })
 }
 

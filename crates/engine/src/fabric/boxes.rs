@@ -8,16 +8,15 @@ use windlass_kernels::launch::Geometry;
 use crate::arena::Holds;
 use crate::config::{Fast as Native, config};
 use crate::contract::{Contract, GRID_MAX};
-use crate::fast::{self, Fast, Kernels, Task};
+use crate::fast::{self, Fast, Kernels};
 use crate::gpu::{self, Address, Home, Ordinal};
 use crate::mailbox::{self, Layout, Mailbox};
 use crate::stats::features::Lacks;
 use crate::tuning;
-use crate::turns::{self, Graphs, Turn, Turns};
+use crate::turns::{self, Graphs, Turns};
 
 use super::failing::Refused;
 use super::features;
-use super::windows::Windows;
 
 /// What the communicators of one device share.
 #[derive(Clone, Debug)]
@@ -53,24 +52,6 @@ pub(super) struct Boxes {
     pub turns: Arc<Turns>,
     /// What this rank would not have, and why.
     pub lacks: Lacks,
-}
-
-impl Boxes {
-    /// Launches one task's kernel. `windows`: those that all ranks ask each other for.
-    pub fn launch(
-        &self,
-        turn: &mut Turn<'_>,
-        task: &Task,
-        windows: Option<&Arc<Windows>>,
-    ) -> Result<(), fast::Refusal> {
-        match (&self.fast, task, windows) {
-            (None, ..) => Ok(()),
-            (Some(fast), Task::One(collective), Some(windows)) => {
-                fast.launch_over_windows(turn, collective, |offered, other| windows.place(offered, other))
-            }
-            (Some(fast), ..) => fast.launch(turn, task),
-        }
-    }
 }
 
 impl Share {

@@ -31,8 +31,6 @@ pub(super) struct Basis<'a> {
     pub has_kernels: bool,
 }
 
-/// The releases whose handles are known to begin alike (`windows::Reach`): read in the sources of all from the first to the last.
-const LAYOUT_KNOWN: std::ops::RangeInclusive<i32> = 22803..=23007;
 /// The first release whose windows are found again by a handle that is the device's.
 const WINDOWS_SINCE: i32 = 22803;
 /// The first release in which buffers of collectives over peer memory are registered by `ncclCommRegister`.
@@ -57,8 +55,6 @@ impl Basis<'_> {
     /// The bits that this rank reports.
     pub fn capabilities(&self) -> u64 {
         let windows = self.windows().is_ok();
-        let direct =
-            windows && self.options.windows == Windows::Direct && LAYOUT_KNOWN.contains(&self.version);
         let batches = match self.options.batch {
             Batch::Off => 0,
             Batch::Small => capability::BATCHES,
@@ -71,7 +67,6 @@ impl Basis<'_> {
             (self.native().is_ok(), capability::FAST),
             (self.ctas.policy == Policy::Default, capability::UNBOUND),
             (windows, capability::WINDOWS),
-            (direct, capability::DIRECT),
             (self.registration().is_ok(), capability::REGISTERS),
             (!self.nccl.has(Effect::LaunchBarrier), capability::LAUNCHES_ALONE),
         ];

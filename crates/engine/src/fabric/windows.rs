@@ -10,7 +10,6 @@
 mod agreeing;
 mod blocks;
 mod leaving;
-mod reaching;
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,7 +19,6 @@ use nccl_sys::{ncclComm_t, ncclSuccess};
 use once_cell::sync::OnceCell;
 
 use crate::contract::Contract;
-use crate::fast::Reached;
 use crate::forward::questions;
 use crate::gate::{Gate, Passed};
 use crate::gpu::{self, Home, Ordinal};
@@ -29,7 +27,7 @@ use crate::pool;
 use crate::range::Range;
 use crate::stats::windows::Kept;
 use crate::stats::{count, segment};
-use crate::windows::{Book, Ended, Place, Record, Rules, Seat, Standing};
+use crate::windows::{Book, Ended, Record, Rules, Seat, Standing};
 
 use super::giving::End;
 use super::pages::WINDOWS_AT;
@@ -57,10 +55,6 @@ pub struct Windows {
     real: AtomicUsize,
     /// Whether there is anything in the book.
     has_any: AtomicBool,
-    /// Collectives may go directly into windows: where the contract says so.
-    goes_directly: bool,
-    /// A round has ended, as it then has on all ranks before their next collective.
-    has_met: AtomicBool,
     /// Some rank keeps none any more.
     is_off: AtomicBool,
     is_aborted: AtomicBool,
@@ -112,8 +106,6 @@ impl Windows {
             gate: OnceCell::new(),
             real: AtomicUsize::new(0),
             has_any: AtomicBool::new(false),
-            goes_directly: contract.goes_directly(),
-            has_met: AtomicBool::new(false),
             is_off: AtomicBool::new(false),
             is_aborted: AtomicBool::new(false),
             is_ended: AtomicBool::new(false),
@@ -202,19 +194,6 @@ impl Windows {
             );
         }
         self.drop_all(taken);
-    }
-
-    /// Whether ranks ask each other for windows in large all-gathers: where they have ever registered one together, whatever became of
-    /// it, at the same place among their collectives. Equal on all ranks in each collective.
-    pub(super) fn are_asked_for(&self) -> bool {
-        self.goes_directly && self.has_met.load(Ordering::Acquire)
-    }
-
-    /// [Where](Book::place) a buffer lies that others would write.
-    pub(super) fn place(&self, offered: Range, other: Range) -> Option<Reached> {
-        let Place { number, offset, reach } = self.book().place(offered, other, standing)?;
-        count::windows(Kept::Offered, 1);
-        Some(Reached { window: number, offset, first: reach.first, stride: reach.stride })
     }
 
     /// Windows of blocks that leave go, where [no thread of ours](leaving) may do that.

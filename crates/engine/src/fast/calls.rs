@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code)]
 
-use windlass_kernels::collective::{BatchLaunch, CollectiveLaunch, DirectLaunch};
+use windlass_kernels::collective::{BatchLaunch, CollectiveLaunch};
 
 use crate::gpu::module::{Function, Shape};
 use crate::gpu::{Driver, Failure, StreamHandle};
@@ -14,8 +14,6 @@ pub(super) enum Parameter<'a> {
     One(&'a mut CollectiveLaunch),
     /// Of those that run several.
     Several(&'a mut BatchLaunch),
-    /// Of those that may go directly.
-    Direct(&'a mut DirectLaunch),
 }
 
 impl Parameter<'_> {
@@ -24,7 +22,6 @@ impl Parameter<'_> {
         match self {
             Parameter::One(launch) => launch,
             Parameter::Several(batch) => &mut batch.launch,
-            Parameter::Direct(direct) => &mut direct.launch,
         }
     }
 }
@@ -40,7 +37,6 @@ pub(super) fn launch(
     let parameter = match parameter {
         Parameter::One(launch) => (&raw mut *launch).cast(),
         Parameter::Several(batch) => (&raw mut *batch).cast(),
-        Parameter::Direct(direct) => (&raw mut *direct).cast(),
     };
     // SAFETY: the kernels have this one parameter, of the kind that the caller has looked at. Slices, word and report stay while one runs: the communicator's owner
     // keeps the slices, the kit the word; the application vouches for its buffers.

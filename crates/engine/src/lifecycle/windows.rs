@@ -149,7 +149,7 @@ impl Asked {
                 }
                 match code {
                     code if code == ncclSuccess => {
-                        guard::or_else(|| (), || self.made(&fabric, windows, &making, window as usize));
+                        guard::or_else(|| (), || self.made(windows, &making, window as usize));
                     }
                     // NCCL leaves a registration.
                     _ => guard::or_else(|| (), || pool::taint_within(self.wish().range)),
@@ -159,8 +159,8 @@ impl Asked {
         }
     }
 
-    fn made(&self, fabric: &Fabric, windows: &Windows, making: &Making, window: usize) {
-        windows.made(fabric, making, window);
+    fn made(&self, windows: &Windows, making: &Making, window: usize) {
+        windows.made(making, window);
         communicator::find(self.handle).into_iter().for_each(|known| known.gets_windows());
     }
 

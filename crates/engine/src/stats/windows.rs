@@ -18,20 +18,18 @@ pub enum Kept {
     Parked,
     /// Kept windows that were dropped since a call came over them.
     Dropped,
-    /// All-gathers of whose output this rank offered the place in a window to its peers.
-    Offered,
 }
 
 /// How many there are.
-pub const COUNTS: usize = Kept::Offered as usize + 1;
+pub const COUNTS: usize = Kept::Dropped as usize + 1;
 
 impl Kept {
     /// Their names in reports, in order.
-    pub const NAMES: [&'static str; COUNTS] = ["hits", "made", "refused", "parked", "dropped", "offered"];
+    pub const NAMES: [&'static str; COUNTS] = ["hits", "made", "refused", "parked", "dropped"];
 
     /// What is said of each only where it is.
-    const RARE: [(&'static str, &'static str); 3] =
-        [("refused", "refused"), ("dropped", "dropped for calls over them"), ("offered", "offered to peers")];
+    const RARE: [(&'static str, &'static str); 2] =
+        [("refused", "refused"), ("dropped", "dropped for calls over them")];
 }
 
 /// One line for people, without its end; none if nothing happened.

@@ -4,8 +4,7 @@ use std::fmt;
 
 use windlass_kernels::arrange::Direction;
 use windlass_kernels::collective::{
-    WAITED_LINES_CREDIT, WAITED_LINES_DATA, WAITED_MOVED, WAITED_OFFER, WAITED_PAIRS_DATA,
-    WAITED_RESULT_CREDIT, WAITED_RESULT_DATA,
+    WAITED_LINES_CREDIT, WAITED_LINES_DATA, WAITED_PAIRS_DATA, WAITED_RESULT_CREDIT, WAITED_RESULT_DATA,
 };
 use windlass_kernels::growth::Wire;
 use windlass_kernels::launch::{
@@ -54,10 +53,6 @@ pub enum Carries {
     Lines,
     /// What an all-reduce has made of them.
     Results,
-    /// That a rank has come to one whose buffers may lie in windows.
-    Offers,
-    /// That it has moved its part of it.
-    Ends,
 }
 
 impl Stuck {
@@ -88,8 +83,6 @@ impl Wait {
             WAITED_LINES_DATA => (Direction::Receive, Carries::Lines),
             WAITED_RESULT_CREDIT => (Direction::Send, Carries::Results),
             WAITED_RESULT_DATA => (Direction::Receive, Carries::Results),
-            WAITED_OFFER => (Direction::Receive, Carries::Offers),
-            WAITED_MOVED => (Direction::Receive, Carries::Ends),
             _ => return None,
         };
         Some(Wait {
@@ -116,8 +109,6 @@ impl fmt::Display for Wait {
             Carries::Pairs => ("unit", "pair"),
             Carries::Lines => ("unit", "line"),
             Carries::Results => ("unit", "result"),
-            Carries::Offers => ("offer", "line"),
-            Carries::Ends => ("end", "line"),
         };
         match self.carries {
             Carries::Messages(_) => write!(out, "{verb} message {} of the group", self.message)?,

@@ -8,8 +8,6 @@ use super::Number;
 
 /// So many windows that the application has not ended, though they are gone, are remembered.
 const GONE_MAX: usize = 1024;
-/// NCCL_WIN_COLL_SYMMETRIC.
-const SYMMETRIC: u32 = 1;
 
 /// A window that NCCL has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,30 +28,6 @@ pub struct Record {
     pub users: u64,
     /// How often NCCL has to be told that it ends.
     pub times: u32,
-    /// Where this rank's device sees all ranks'; none where nobody asked.
-    pub reach: Option<Reach>,
-}
-
-/// Where the blocks lie that all ranks have a window over, as one of them sees them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reach {
-    /// Where this rank's begins, as the application has it.
-    pub own: u64,
-    /// Where rank 0's begins.
-    pub first: u64,
-    /// From the beginning of one rank's to that of the next one's.
-    pub stride: u64,
-}
-
-/// Where a buffer lies that is in such a window.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
-    /// The window's, alike on all ranks.
-    pub number: Number,
-    /// From the beginning of this rank's block: ranks may have windows at unlike places in theirs.
-    pub offset: u64,
-    /// Where the ranks' blocks are.
-    pub reach: Reach,
 }
 
 /// How a block of ours stands.
@@ -169,29 +143,6 @@ impl Book {
     /// Whether the application has one over this block.
     pub fn is_over(&self, block: u64, standing: impl Fn(&Record) -> Standing) -> bool {
         self.records.iter().any(|one| one.block == Some(block) && one.is_owned(&standing))
-    }
-
-    /// Whether there are any over this block, whoever has them.
-    pub fn has_any_over(&self, block: u64) -> bool {
-        self.records.iter().any(|one| one.block == Some(block))
-    }
-
-    /// Where a buffer lies in a window that peers can reach it by; the collective's other one must be in a window, too. Both as NCCL asks
-    /// for its own kernels over windows: symmetric ones, which the application has, over memory that it has.
-    pub fn place(
-        &self,
-        offered: Range,
-        other: Range,
-        standing: impl Fn(&Record) -> Standing,
-    ) -> Option<Place> {
-        let is_live = |one: &Record| standing(one) == Standing::Held { life: one.life } && one.users > 0;
-        let live = self.records.iter().filter(|one| one.flags & SYMMETRIC != 0 && is_live(one));
-        let mut around = live.clone().filter(|one| one.range.contains(offered) && one.number != 0);
-        let place = around.find_map(|one| {
-            let reach = one.reach?;
-            Some(Place { number: one.number, offset: offered.base - reach.own, reach })
-        })?;
-        live.clone().any(|one| one.range.contains(other)).then_some(place)
     }
 
     /// A name to be forgotten everywhere; 0 for none.
@@ -358,7 +309,7 @@ mod tests {
 
     fn record(number: Number, base: u64) -> Record {
         let (handle, block, life) = (number as usize * 16, Some(BLOCK), 1);
-        Record { number, handle, range: at(base), flags: 1, block, life, users: 1, times: 1, reach: None }
+        Record { number, handle, range: at(base), flags: 1, block, life, users: 1, times: 1 }
     }
 
     fn book(records: &[Record]) -> Book {
@@ -369,37 +320,6 @@ mod tests {
 
     fn held(life: u64) -> impl Fn(&Record) -> Standing {
         move |_| Standing::Held { life }
-    }
-
-    const REACH: Reach = Reach { own: 0x1000, first: 1 << 45, stride: 4 << 30 };
-
-    /// Peers reach a buffer by a window that the application has, is symmetric, lies over memory that it has, and leads to them; the
-    /// other buffer lies in any such.
-    #[test]
-    fn places() {
-        let near = Record { reach: Some(REACH), ..record(7, 0x2000) };
-        let far = Record { reach: None, ..record(8, 0x8000) };
-        let inside = |base| Range { base, bytes: 0x100 };
-        let both = book(&[near, far]);
-        let place = |book: &Book, offered, other| book.place(inside(offered), inside(other), held(1));
-        let found = Some(Place { number: 7, offset: 0x1010, reach: REACH });
-        assert_eq!(place(&both, 0x2010, 0x2800), found);
-        assert_eq!(place(&both, 0x2010, 0x8000), found);
-        assert_eq!(place(&both, 0x2010, 0x4000), None, "the other is in none");
-        assert_eq!(place(&both, 0x2f80, 0x2000), None, "it ends beyond");
-        assert_eq!(place(&both, 0x8000, 0x2000), None, "it leads nowhere");
-        for unfit in [
-            Record { flags: 0, ..near },
-            Record { users: 0, ..near },
-            Record { number: 0, ..near },
-            Record { life: 2, ..near },
-        ] {
-            assert_eq!(place(&book(&[unfit, far]), 0x2010, 0x8000), None, "{unfit:?}");
-        }
-        for gone in [Standing::Kept, Standing::Leaving] {
-            assert_eq!(both.place(inside(0x2010), inside(0x2800), |_| gone), None);
-        }
-        assert!(both.has_any_over(BLOCK) && !both.has_any_over(BLOCK + 1));
     }
 
     fn numbers(records: &[Record]) -> Vec<Number> {

@@ -30,8 +30,6 @@ pub struct Said {
     pub is_over: bool,
     /// A window that this rank has dropped.
     pub lost: Number,
-    /// Collectives that it has called, modulo 2^31.
-    pub collectives: u32,
 }
 
 /// How a rank takes part.
@@ -75,13 +73,11 @@ impl Head {
 }
 
 const OVER: u64 = 1 << 32;
-const COLLECTIVES_FROM: u32 = 33;
 
 impl Said {
     /// All but the head, which comes last.
     pub(super) fn write(&self, line: &[AtomicU64]) {
-        let over = if self.is_over { OVER } else { 0 };
-        let flags = u64::from(self.flags) | over | u64::from(self.collectives) << COLLECTIVES_FROM;
+        let flags = u64::from(self.flags) | if self.is_over { OVER } else { 0 };
         let words = [self.claim, self.address, self.bytes, self.allocation, self.offset, flags, self.lost];
         line.iter().skip(1).zip(words).for_each(|(place, word)| place.store(word, Ordering::Relaxed));
     }
@@ -97,7 +93,6 @@ impl Said {
             flags: word(6) as u32,
             is_over: word(6) & OVER != 0,
             lost: word(7),
-            collectives: (word(6) >> COLLECTIVES_FROM) as u32,
         }
     }
 }
@@ -119,7 +114,6 @@ mod tests {
             flags: u32::MAX,
             is_over: true,
             lost: 7,
-            collectives: u32::MAX >> 1,
         };
         said.write(&line);
         assert_eq!(Said::read(&line), said);

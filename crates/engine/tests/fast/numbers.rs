@@ -97,7 +97,6 @@ impl Part {
             reduction: reduces.then_some(SUM),
             send: input.address,
             receive: output.address,
-            may_be_in_windows: false,
         });
         Part { task, _input: input, output, expected }
     }

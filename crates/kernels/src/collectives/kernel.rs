@@ -18,10 +18,6 @@ pub(super) enum Family {
     Posted,
     /// In two.
     PostedAllReduce,
-    /// Into others' buffers where these lie in windows, else lines in units of two groups, among more than 4 ranks.
-    DirectLines2,
-    /// Of four among fewer.
-    DirectLines4,
     /// Several collectives, over pairs.
     BatchPairs,
     /// Over lines, in units of two groups among more than 4 ranks.
@@ -37,12 +33,10 @@ impl Family {
     pub(super) fn unit_bytes(self) -> u64 {
         match self {
             Family::Pairs | Family::BatchPairs => PAIRS_PAYLOAD_BYTES,
-            Family::Lines2
-            | Family::AllReduce
-            | Family::DirectLines2
-            | Family::BatchLines2
-            | Family::BatchAllReduce => LINES_HALF_PAYLOAD_BYTES,
-            Family::Lines4 | Family::DirectLines4 | Family::BatchLines4 => 2 * LINES_HALF_PAYLOAD_BYTES,
+            Family::Lines2 | Family::AllReduce | Family::BatchLines2 | Family::BatchAllReduce => {
+                LINES_HALF_PAYLOAD_BYTES
+            }
+            Family::Lines4 | Family::BatchLines4 => 2 * LINES_HALF_PAYLOAD_BYTES,
             Family::Posted | Family::PostedAllReduce => LINES_SLOT_BYTES,
         }
     }
@@ -59,8 +53,8 @@ impl Family {
     pub(super) fn roles(self) -> u32 {
         match self {
             Family::Pairs | Family::BatchPairs => 1,
+            Family::Lines2 | Family::Lines4 | Family::Posted | Family::BatchLines2 | Family::BatchLines4 => 2,
             Family::AllReduce | Family::PostedAllReduce | Family::BatchAllReduce => 3,
-            _ => 2,
         }
     }
 
@@ -86,11 +80,6 @@ impl Family {
     /// Several collectives.
     pub(super) fn is_batch(self) -> bool {
         self == Family::BatchPairs || !self.has_straight()
-    }
-
-    /// Into others' buffers, if they let it.
-    pub(super) fn is_direct(self) -> bool {
-        matches!(self, Family::DirectLines2 | Family::DirectLines4)
     }
 
     /// Whether there are kernels for what is whole alone.
@@ -144,15 +133,13 @@ impl Straight {
 const RANKS: [u32; 3] = [2, 4, 8];
 const REDUCERS: [Reducer; 5] =
     [Reducer::Copy, Reducer::SumF32, Reducer::SumF16, Reducer::SumBf16, Reducer::Any];
-const FAMILIES: [Family; 12] = [
+const FAMILIES: [Family; 10] = [
     Family::Pairs,
     Family::Lines2,
     Family::Lines4,
     Family::AllReduce,
     Family::Posted,
     Family::PostedAllReduce,
-    Family::DirectLines2,
-    Family::DirectLines4,
     Family::BatchPairs,
     Family::BatchLines2,
     Family::BatchLines4,
@@ -168,8 +155,6 @@ macro_rules! names {
             names!(@ "AllReduce", $reducer),
             names!(@ "Simple", $reducer),
             names!(@ "SimpleAllReduce", $reducer),
-            names!(@ "Direct", $reducer),
-            names!(@ "Direct", $reducer),
             names!(@ "LLBatch", $reducer),
             names!(@ "LL128Batch", $reducer),
             names!(@ "LL128Batch", $reducer),
@@ -220,8 +205,6 @@ impl Kernel {
             Family::Lines4 | Family::BatchLines4 => self.ranks < 8,
             Family::BatchLines2 => self.ranks == 8,
             Family::Posted | Family::PostedAllReduce => can_post(self.reducer, self.ranks),
-            Family::DirectLines2 => self.reducer == Reducer::Copy && self.ranks == 8,
-            Family::DirectLines4 => self.reducer == Reducer::Copy && self.ranks < 8,
             Family::Pairs | Family::Lines2 | Family::BatchPairs => true,
         };
         let is_straight = self.straight == Straight::Whole;
@@ -257,11 +240,6 @@ impl Kernel {
     /// Its parameter is a [`BatchLaunch`](crate::collective::BatchLaunch), not a [`CollectiveLaunch`](crate::collective::CollectiveLaunch).
     pub fn runs_several(&self) -> bool {
         self.family.is_batch()
-    }
-
-    /// Its parameter is a [`DirectLaunch`](crate::collective::DirectLaunch).
-    pub fn may_go_directly(&self) -> bool {
-        self.family.is_direct()
     }
 
     /// It takes any call.

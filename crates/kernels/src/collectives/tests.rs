@@ -44,15 +44,7 @@ fn tunings() -> [Tuning; 4] {
 }
 
 fn collective(kind: Kind, count: u64) -> Collective {
-    Collective {
-        kind,
-        count,
-        element_bytes: 1,
-        reduction: Some(INT8_SUM),
-        send: SEND,
-        receive: RECEIVE,
-        may_be_in_windows: false,
-    }
+    Collective { kind, count, element_bytes: 1, reduction: Some(INT8_SUM), send: SEND, receive: RECEIVE }
 }
 
 fn slices(ranks: u32) -> Vec<u64> {
@@ -110,35 +102,6 @@ fn grids_keep_their_limits() {
         }
     }
     assert!(clustered > 1000, "{clustered}");
-}
-
-/// What may lie in windows has kernels of its own from some size on, straight or not; all else is as ever.
-#[test]
-fn windows_have_their_own() {
-    let f32_sum = Some(Reduction { datatype: 7, operation: 0 });
-    let told = |kind, bytes: u64, ranks: u32, offset| {
-        let count = bytes / 4 / u64::from(ranks);
-        let call = Collective {
-            element_bytes: 4,
-            reduction: f32_sum,
-            may_be_in_windows: true,
-            send: SEND + offset,
-            ..collective(kind, count)
-        };
-        let geometry = Geometry::recommended(32, ranks, 0, 1);
-        let limits = Limits { blocks_max: 32, clusters: true };
-        let Arranged { shape, .. } = arranged(&call, &geometry, &Tuning::default(), &limits);
-        assert_eq!(shape.kernel.may_go_directly(), shape.kernel.name().contains("Direct"));
-        shape.kernel.name().strip_prefix("ncclWindlass_").unwrap()
-    };
-    let (least, less) = (DIRECT_BYTES_MIN, DIRECT_BYTES_MIN - 64);
-    assert_eq!(told(Kind::AllGather, least, 2, 0), "Direct_Copy_2_whole");
-    assert_eq!(told(Kind::AllGather, least, 4, 4), "Direct_Copy_4");
-    assert_eq!(told(Kind::AllGather, least, 8, 0), "Direct_Copy_8_whole");
-    assert_eq!(told(Kind::ReduceScatter, 2 * least, 2, 0), "Simple_SumF32_2_whole");
-    assert_eq!(told(Kind::AllGather, less, 2, 0), "LL128x4_Copy_2_whole");
-    assert_eq!(told(Kind::AllReduce, 2 * least, 2, 0), "SimpleAllReduce_SumF32_2_whole");
-    assert_eq!(told(Kind::Broadcast { root: 0 }, least, 2, 0), "LL128x4_Copy_2");
 }
 
 /// Sizes of the measured table, and grids that were measured.
@@ -213,7 +176,7 @@ fn wires_do_not_overlap() {
 fn kernels_are_told_apart() {
     let names: BTreeSet<&str> = Kernel::all().map(|kernel| kernel.name()).collect();
     let indices: BTreeSet<usize> = Kernel::all().map(|kernel| kernel.index()).collect();
-    assert_eq!((names.len(), indices.len(), Kernel::all().count()), (191, 191, 191));
+    assert_eq!((names.len(), indices.len(), Kernel::all().count()), (185, 185, 185));
     assert!(indices.iter().all(|index| *index < Kernel::INDICES));
     assert_eq!(Kernel::all_for(9).count(), 0);
     for ranks in 2..=8 {

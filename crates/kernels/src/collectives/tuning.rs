@@ -36,10 +36,6 @@ pub struct Tuning {
 
 const NEVER: u64 = u64::MAX;
 
-/// From here on an all-gather may go directly, in total bytes: what is smaller gains little or takes longer so, as the ranks have to meet
-/// first (2 × H200; the runs are in the history of `docs/measurements`).
-pub const DIRECT_BYTES_MIN: u64 = 12 << 20;
-
 impl Default for Tuning {
     /// Measured on 2 × H200 with 32 blocks; from 4 × H200 only that posted units pay there sooner
     /// (`docs/measurements/2026-11-22-collectives`).
@@ -69,15 +65,6 @@ impl Tuning {
             Kind::AllGather => &self.all_gather,
             Kind::ReduceScatter => &self.reduce_scatter,
             Kind::AlltoAll => &self.all_to_all,
-        }
-    }
-
-    /// What serves instead of a kernel of this family where buffers may lie in windows: one that does the same where they do not.
-    pub(super) fn direct(kind: Kind, family: Family, total_bytes: u64) -> Family {
-        match (kind, family) {
-            (Kind::AllGather, Family::Lines2) if total_bytes >= DIRECT_BYTES_MIN => Family::DirectLines2,
-            (Kind::AllGather, Family::Lines4) if total_bytes >= DIRECT_BYTES_MIN => Family::DirectLines4,
-            _ => family,
         }
     }
 

@@ -89,17 +89,11 @@ impl Windows {
             self.seat.is_unfit(&self.said(wish, None), code.0 as u32);
             return Course::Refused(refuse(code, format_args!("ncclCommWindowRegister: {why}")));
         }
-        let said = Said { collectives: fabric.collectives(), ..self.said(wish, block.as_ref()) };
+        let said = self.said(wish, block.as_ref());
         let round = self.seat.begin(&said);
         match self.wait(fabric, round) {
             Err(code) => Course::Refused(code),
-            Ok(Seen::All(all)) => {
-                // A rank that calls a collective before it registers, where another does after, must not take another kernel in it.
-                if all.iter().all(|one| one.collectives == said.collectives) {
-                    self.has_met.store(true, Ordering::Release);
-                }
-                self.decided(&all, Making { wish, number: round.number(), block })
-            }
+            Ok(Seen::All(all)) => self.decided(&all, Making { wish, number: round.number(), block }),
             Ok(Seen::Refused(unfit)) => Course::Refused(self.refused(round, &unfit)),
             Ok(_) => {
                 self.stop_keeping("another rank keeps none");
@@ -124,25 +118,17 @@ impl Windows {
     }
 
     /// NCCL has made it.
-    pub fn made(&self, fabric: &Fabric, making: &Making, handle: usize) {
+    pub fn made(&self, making: &Making, handle: usize) {
         let Making { wish: Wish { range, flags }, number, block } = *making;
         let (block, life) = (block.map(|block| block.serial), block.map_or(0, |block| block.life));
         if handle == 0 {
             // Nor does it ask other ranks.
             self.stop_keeping("NCCL makes none");
         } else {
-            let reach = making.block.filter(|block| self.leads_to_peers(block));
-            let reach = reach.and_then(|block| self.reach(fabric, handle, range.base, block.base));
-            let record = Record { number, handle, range, flags, block, life, users: 1, times: 1, reach };
+            let record = Record { number, handle, range, flags, block, life, users: 1, times: 1 };
             self.change(|book| book.made(record));
             count::windows(Kept::Made, 1);
         }
-    }
-
-    /// Whether a window that NCCL has just made leads to the blocks that peers made theirs over. Before 2.30.3 one over memory that it
-    /// has mapped for another leads to what peers had then.
-    fn leads_to_peers(&self, block: &Block) -> bool {
-        self.goes_directly && (self.rules.maps_anew || !self.book().has_any_over(block.serial))
     }
 
     fn said(&self, wish: Wish, block: Option<&Block>) -> Said {
