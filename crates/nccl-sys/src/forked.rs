@@ -75,57 +75,14 @@ extern "C" fn checked(index: usize, registers: *const [usize; 6], stack: *const 
 
 mod guards {
     use super::checked;
-    use crate::for_each_entry;
     use crate::slots::{COUNT, Entry};
+    use crate::{for_each_entry, trampoline};
 
-    /// Keeps all argument registers, asks, and jumps on; the entry's number is in `r10`.
-    #[unsafe(naked)]
-    unsafe extern "C" fn ask() {
-        core::arch::naked_asm!(
-            ".cfi_startproc",
-            // The call pushed 8 bytes; 200 more make the stack aligned for the next.
-            "sub rsp, 200",
-            ".cfi_adjust_cfa_offset 200",
-            "movups [rsp], xmm0",
-            "movups [rsp + 16], xmm1",
-            "movups [rsp + 32], xmm2",
-            "movups [rsp + 48], xmm3",
-            "movups [rsp + 64], xmm4",
-            "movups [rsp + 80], xmm5",
-            "movups [rsp + 96], xmm6",
-            "movups [rsp + 112], xmm7",
-            "mov [rsp + 128], rdi",
-            "mov [rsp + 136], rsi",
-            "mov [rsp + 144], rdx",
-            "mov [rsp + 152], rcx",
-            "mov [rsp + 160], r8",
-            "mov [rsp + 168], r9",
-            "mov edi, r10d",
-            "lea rsi, [rsp + 128]",
-            // Behind the return address.
-            "lea rdx, [rsp + 208]",
-            "call {checked}",
-            "mov r11, rax",
-            "movups xmm0, [rsp]",
-            "movups xmm1, [rsp + 16]",
-            "movups xmm2, [rsp + 32]",
-            "movups xmm3, [rsp + 48]",
-            "movups xmm4, [rsp + 64]",
-            "movups xmm5, [rsp + 80]",
-            "movups xmm6, [rsp + 96]",
-            "movups xmm7, [rsp + 112]",
-            "mov rdi, [rsp + 128]",
-            "mov rsi, [rsp + 136]",
-            "mov rdx, [rsp + 144]",
-            "mov rcx, [rsp + 152]",
-            "mov r8, [rsp + 160]",
-            "mov r9, [rsp + 168]",
-            "add rsp, 200",
-            ".cfi_adjust_cfa_offset -200",
-            "jmp r11",
-            ".cfi_endproc",
-            checked = sym checked,
-        )
+    trampoline! {
+        /// Asks, and jumps on; the entry's number is in `r10`. Arguments on the stack are behind the return address.
+        fn ask calls checked,
+        before ["mov [rsp + 128], rdi", "mov edi, r10d", "lea rsi, [rsp + 128]", "lea rdx, [rsp + 208]"],
+        after ["mov r11, rax", "mov rdi, [rsp + 128]"]
     }
 
     macro_rules! guards {

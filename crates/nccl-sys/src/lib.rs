@@ -4,6 +4,7 @@
 //! * [`for_each_entry`]: the list that the face, the header, the stand-in and the tests expand from.
 //! * [`slots`]: one cell an entry point, through which every call reaches the real library.
 //! * [`real`]: typed calls through those cells.
+//! * [`trampoline`]: keeps a call's arguments while Rust code decides where it goes on.
 //! * [`missing`]: answers where there is nothing to call.
 //! * [`forked`]: what a forked child's calls go through.
 //! * [`open`]: opening the real library, once.
@@ -15,6 +16,8 @@
 pub mod types;
 
 mod table;
+
+mod trampoline;
 
 pub mod slots;
 
