@@ -272,8 +272,8 @@ pub fn hash() -> u64 {
             writer.u64(bytes);
         }
     }
-    let Tuning { all_reduce, broadcast, reduce, all_gather, reduce_scatter, all_to_all } = kernels();
-    for crossover in [all_reduce, broadcast, reduce, all_gather, reduce_scatter, all_to_all] {
+    let Tuning { all_reduce, broadcast, reduce, all_gather, reduce_scatter } = kernels();
+    for crossover in [all_reduce, broadcast, reduce, all_gather, reduce_scatter] {
         let Crossover { pairs_bytes_max, two_groups_bytes_max, posted_bytes_min } = crossover;
         writer.u64(pairs_bytes_max).u64(two_groups_bytes_max).u64(posted_bytes_min);
     }

@@ -47,15 +47,13 @@ pub enum Kind {
     AllGather,
     /// `ncclReduceScatter`.
     ReduceScatter,
-    /// `ncclAlltoAll`.
-    AlltoAll,
 }
 
 impl Kind {
     /// Every rank sends every other one as many units.
     fn is_even(self) -> bool {
         match self {
-            Kind::AllReduce | Kind::AllGather | Kind::ReduceScatter | Kind::AlltoAll => true,
+            Kind::AllReduce | Kind::AllGather | Kind::ReduceScatter => true,
             Kind::Broadcast { .. } | Kind::Reduce { .. } => false,
         }
     }
@@ -67,7 +65,7 @@ pub struct Collective {
     /// Which.
     pub kind: Kind,
     /// Elements, as NCCL counts them: of an all-gather those that each rank sends, of a reduce-scatter those that each
-    /// receives, of an all-to-all those from each rank to each.
+    /// receives.
     pub count: u64,
     /// Bytes of an element.
     pub element_bytes: u32,
@@ -154,7 +152,7 @@ impl Collective {
     fn total_bytes(&self, ranks: u32) -> Result<u64, Refused> {
         let parts = match self.kind {
             Kind::AllReduce | Kind::Broadcast { .. } | Kind::Reduce { .. } => 1,
-            Kind::AllGather | Kind::ReduceScatter | Kind::AlltoAll => u64::from(ranks),
+            Kind::AllGather | Kind::ReduceScatter => u64::from(ranks),
         };
         let part = self.count.checked_mul(self.element_bytes.into());
         part.and_then(|part| part.checked_mul(parts))
@@ -183,7 +181,7 @@ impl Collective {
                 }
                 Ok(reduction.reducer())
             }
-            Kind::Broadcast { .. } | Kind::AllGather | Kind::AlltoAll => Ok(Reducer::Copy),
+            Kind::Broadcast { .. } | Kind::AllGather => Ok(Reducer::Copy),
         }
     }
 }

@@ -69,7 +69,6 @@ impl Part {
         let (sent, got) = match kind {
             Kind::AllGather => (count, count * ranks as usize),
             Kind::ReduceScatter => (count * ranks as usize, count),
-            Kind::AlltoAll => (count * ranks as usize, count * ranks as usize),
             _ => (count, count),
         };
         let sum = |index| (0..ranks).fold(0_i32, |sum, rank| sum.wrapping_add(value(rank, index)));
@@ -83,9 +82,6 @@ impl Part {
                 all.flat_map(|from| (0..count).map(move |index| value(from as u32, index))).collect()
             }
             Kind::ReduceScatter => (mine..mine + count).map(sum).collect(),
-            Kind::AlltoAll => all
-                .flat_map(|from| (mine..mine + count).map(move |index| value(from as u32, index)))
-                .collect(),
         };
         let input = Numbers::new((0..sent).map(|index| value(rank, index)).collect());
         let output = Numbers::new(vec![UNTOUCHED; got]);

@@ -125,7 +125,7 @@ fn over_lines(kind: Kind, ranks: u32) -> Option<Family> {
         Kind::AllReduce => Some(Family::BatchAllReduce),
         Kind::AllGather | Kind::ReduceScatter if ranks > 4 => Some(Family::BatchLines2),
         Kind::AllGather | Kind::ReduceScatter => Some(Family::BatchLines4),
-        Kind::AlltoAll | Kind::Broadcast { .. } | Kind::Reduce { .. } => None,
+        Kind::Broadcast { .. } | Kind::Reduce { .. } => None,
     }
 }
 
@@ -147,7 +147,7 @@ fn call(collective: &Collective, family: Family, ranks: u32, first_unit: u32) ->
         Kind::AllGather => (0, bytes),
         Kind::ReduceScatter => (bytes, 0),
         // Others are not even.
-        Kind::AlltoAll | Kind::Broadcast { .. } | Kind::Reduce { .. } => (bytes, bytes),
+        Kind::Broadcast { .. } | Kind::Reduce { .. } => (bytes, bytes),
     };
     BatchCall { send, receive, send_step, receive_step, bytes, first_unit }
 }

@@ -56,12 +56,6 @@ pub(super) fn write(collective: &Collective, family: Family, launch: &mut Collec
             (0..ranks).for_each(|rank| launch.set_send(rank, part(send, rank), bytes));
             launch.set_receive(me, receive, bytes);
         }
-        Kind::AlltoAll => {
-            for rank in 0..ranks {
-                launch.set_send(rank, part(send, rank), bytes);
-                launch.set_receive(rank, part(receive, rank), bytes);
-            }
-        }
     }
     bytes
 }

@@ -25,7 +25,7 @@ impl Limits {
             Kind::AllGather | Kind::ReduceScatter => {
                 ranks == 2 || total_bytes <= BESIDE_PRODUCTS_BYTES_MAX_OF_MORE
             }
-            Kind::AllReduce | Kind::Broadcast { .. } | Kind::Reduce { .. } | Kind::AlltoAll => false,
+            Kind::AllReduce | Kind::Broadcast { .. } | Kind::Reduce { .. } => false,
         };
         let row =
             BESIDE_PRODUCTS.iter().find(|(bytes_max, _)| is_beside_products && total_bytes <= *bytes_max);

@@ -21,10 +21,7 @@ const BLOCKS: [u32; 9] = [1, 2, 3, 4, 5, 7, 8, 31, 32];
 fn kinds(ranks: u32) -> Vec<Kind> {
     let rooted =
         [0, ranks - 1].into_iter().flat_map(|root| [Kind::Broadcast { root }, Kind::Reduce { root }]);
-    [Kind::AllReduce, Kind::AllGather, Kind::ReduceScatter, Kind::AlltoAll]
-        .into_iter()
-        .chain(rooted)
-        .collect()
+    [Kind::AllReduce, Kind::AllGather, Kind::ReduceScatter].into_iter().chain(rooted).collect()
 }
 
 /// Every kind by pairs, by units of two groups, of four, posted.
@@ -38,7 +35,6 @@ fn tunings() -> [Tuning; 4] {
             reduce: every,
             all_gather: every,
             reduce_scatter: every,
-            all_to_all: every,
         }
     })
 }
@@ -138,9 +134,6 @@ fn sizes_choose_kernels() {
     assert_eq!(told(Kind::AllReduce, mib, 2).2, 32);
     assert_eq!(told(Kind::ReduceScatter, 128 * kib, 3).0, "LL_SumF32_4");
     assert_eq!(told(Kind::ReduceScatter, 4 * mib, 2).0, "LL128x4_SumF32_2");
-    assert_eq!(told(Kind::AlltoAll, 32 * kib, 4).0, "LL_Copy_4");
-    assert_eq!(told(Kind::AlltoAll, 256 * kib, 4).0, "LL128x2_Copy_4");
-    assert_eq!(told(Kind::AlltoAll, 257 * kib, 4).0, "LL128x4_Copy_4");
     assert_eq!(told(Kind::Broadcast { root: 0 }, 64 * kib, 2).0, "LL128x2_Copy_2");
     assert_eq!(told(Kind::Broadcast { root: 1 }, 513 * kib, 2).0, "LL128x4_Copy_2");
     assert_eq!(told(Kind::Reduce { root: 1 }, 65 * kib, 2).0, "LL128x4_SumF32_2");
@@ -195,7 +188,7 @@ fn kernels_are_told_apart() {
                 assert!(loaded.contains(&kernel), "{kernel:?}");
                 if kind.is_even() {
                     let kernels = batch::kernels_of(&call, &geometry);
-                    assert_eq!(kernels.len(), if kind == Kind::AlltoAll { 1 } else { 2 });
+                    assert_eq!(kernels.len(), 2);
                     for kernel in kernels {
                         assert!(loaded.contains(&kernel) && kernel.runs_several(), "{kernel:?}");
                     }
@@ -311,7 +304,7 @@ fn straight_kernels_take_what_is_whole() {
         (shape.kernel.family() == Family::Pairs, !shape.kernel.is_for_any())
     };
     let [by_pairs, by_lines, ..] = tunings();
-    for kind in [Kind::AllReduce, Kind::AllGather, Kind::ReduceScatter, Kind::AlltoAll] {
+    for kind in [Kind::AllReduce, Kind::AllGather, Kind::ReduceScatter] {
         let call = collective(kind, 800);
         assert_eq!(told(&call, &by_pairs), (true, true), "{kind:?}");
         assert_eq!(told(&call, &by_lines), (false, true), "{kind:?}");

@@ -3,8 +3,8 @@
 use super::kernel::{Family, Reducer, can_post};
 use super::{Geometry, Kind};
 
-/// Sizes at which one kind changes its kernels, in total bytes: count times element, of all-gather, reduce-scatter and
-/// all-to-all times ranks.
+/// Sizes at which one kind changes its kernels, in total bytes: count times element, of all-gather and reduce-scatter
+/// times ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Crossover {
     /// Up to here it goes by pairs, if they have the lanes for it; 0: never. A broadcast and a reduce never do: pairs are
@@ -30,8 +30,6 @@ pub struct Tuning {
     pub all_gather: Crossover,
     /// Of [`Kind::ReduceScatter`].
     pub reduce_scatter: Crossover,
-    /// Of [`Kind::AlltoAll`].
-    pub all_to_all: Crossover,
 }
 
 const NEVER: u64 = u64::MAX;
@@ -51,7 +49,6 @@ impl Default for Tuning {
             reduce: crossover(0, 64 << 10, NEVER),
             all_gather: crossover(128 << 10, 256 << 10, NEVER),
             reduce_scatter: crossover(128 << 10, 256 << 10, 24 << 20),
-            all_to_all: crossover(128 << 10, 256 << 10, NEVER),
         }
     }
 }
@@ -64,7 +61,6 @@ impl Tuning {
             Kind::Reduce { .. } => &self.reduce,
             Kind::AllGather => &self.all_gather,
             Kind::ReduceScatter => &self.reduce_scatter,
-            Kind::AlltoAll => &self.all_to_all,
         }
     }
 

@@ -105,16 +105,13 @@ fn reference(kind: Kind, count: usize, inputs: &[Vec<u8>]) -> Vec<Option<Vec<u8>
         let terms = |i| inputs.iter().fold(0u8, |sum, input| sum.wrapping_add(input[i]));
         (at..at + count).map(terms).collect::<Vec<u8>>()
     };
-    let gathered =
-        |at: usize| inputs.iter().flat_map(|input| input[at..at + count].to_vec()).collect::<Vec<u8>>();
     (0..inputs.len())
         .map(|rank| match kind {
             Kind::AllReduce => Some(sum(0)),
             Kind::Broadcast { root } => Some(inputs[root as usize].clone()),
             Kind::Reduce { root } => (rank == root as usize).then(|| sum(0)),
-            Kind::AllGather => Some(gathered(0)),
+            Kind::AllGather => Some(inputs.concat()),
             Kind::ReduceScatter => Some(sum(rank * count)),
-            Kind::AlltoAll => Some(gathered(rank * count)),
         })
         .collect()
 }
@@ -128,15 +125,12 @@ fn launches_are_the_collectives() {
         for (kind, tuning) in kinds(ranks).iter().flat_map(|kind| tunings().map(|tuning| (*kind, tuning))) {
             for (count, in_place) in counts.into_iter().flat_map(|count| [(count, false), (count, true)]) {
                 let parts = |wide: bool| if wide { ranks as usize } else { 1 };
-                let sent = parts(matches!(kind, Kind::ReduceScatter | Kind::AlltoAll)) * count;
-                let received = parts(matches!(kind, Kind::AllGather | Kind::AlltoAll)) * count;
+                let sent = parts(kind == Kind::ReduceScatter) * count;
+                let received = parts(kind == Kind::AllGather) * count;
                 let inputs: Vec<Vec<u8>> = (0..ranks as usize)
                     .map(|rank| (0..sent).map(|at| (at * 7 + rank * 31 + at / 251) as u8).collect())
                     .collect();
-                // In NCCL's sense, all within the receiving buffer; a kernel never sees an all-to-all in place.
-                if in_place && kind == Kind::AlltoAll {
-                    continue;
-                }
+                // In NCCL's sense, all within the receiving buffer.
                 let input_at = |rank: usize| if kind == Kind::AllGather { rank * count } else { 0 };
                 let result_at = |rank: usize| if kind == Kind::ReduceScatter { rank * count } else { 0 };
                 let mut memories: Vec<Memory> = Vec::new();
