@@ -25,7 +25,7 @@ foreach(machine sim gpu)
   if(is_there AND WINDLASS_LIBRARY_DIR)
     set(name "${machine}.example_windows.keeping")
     add_test(NAME ${name} COMMAND ${RUN} --out "${RUNS}/${name}" ${place} --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes
-             --set WINDLASS_FAST=off -- $<TARGET_FILE:example_windows>)
+             --set WINDLASS_COLLECTIVES=off -- $<TARGET_FILE:example_windows>)
     set_tests_properties(${name} PROPERTIES LABELS ${machine} TIMEOUT 120 PROCESSORS 2)
   endif()
 endforeach()

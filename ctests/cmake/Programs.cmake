@@ -222,7 +222,7 @@ if(WINDLASS_LIBRARY_DIR)
   endif()
   add_fabric(splits 300 "yes;it has one rank;its init does not wait for the other ranks;${GROUPED};${APART};${ORPHANS}")
   # Programs about when NCCL builds what it promised: fast collectives never have it built.
-  set(SLOW --set WINDLASS_FAST=off)
+  set(SLOW --set WINDLASS_COLLECTIVES=off)
   add_fabric(promises 300 "yes" --promised ${SLOW})
   if(SIM_DIR)
     add_meeting(promises sim warm 300 "yes" ${SLOW})
@@ -242,7 +242,7 @@ if(WINDLASS_LIBRARY_DIR)
     add_fabric_on(sim reuse 300 "yes" ${SLOW})
   endif()
   if(REAL_NCCL_LIBRARY)
-    add_fabric_on(gpu reuse 300 "yes" --set WINDLASS_PARK=0 ${SLOW})
+    add_fabric_on(gpu reuse 300 "yes" --set WINDLASS_CACHE_MAX=0 ${SLOW})
   endif()
   add_fabric(many_pairs 300 "yes" --promised ${SLOW})
   # None is left to NCCL: of each communicator and rank two calls are collectives. Windlass clears what it takes, and so the host has it all:
@@ -277,7 +277,7 @@ endif()
 # Large all-gathers where ranks meet; and of eight ranks, each with a second thread. On GPUs many would be fast.
 if(WINDLASS_LIBRARY_DIR)
   foreach(program IN LISTS REGISTERING)
-    add_fabric(${program} 300 "yes" --served registered --set WINDLASS_REGISTER=on --set WINDLASS_FAST=off)
+    add_fabric(${program} 300 "yes" --served registered --set WINDLASS_REGISTER=on --set WINDLASS_COLLECTIVES=off)
   endforeach()
   if(SIM_DIR)
     add_test(NAME sim.registered_lives.eight COMMAND ${RUN} --out "${RUNS}/sim.registered_lives.eight"
@@ -311,7 +311,7 @@ endif()
 
 # Windows that are kept. Fast collectives look at no window.
 if(WINDLASS_LIBRARY_DIR)
-  set(keeping --set WINDLASS_WINDOWS=keep --set WINDLASS_POOL=2048M --set WINDLASS_FAST=off)
+  set(keeping --set WINDLASS_WINDOWS=keep --set WINDLASS_POOL=2048M --set WINDLASS_COLLECTIVES=off)
   foreach(program windows windows_repair windows_ends window_patterns registration registered_lives)
     if(SIM_DIR)
       add_meeting(${program} sim keeping 300 "yes" ${keeping})
@@ -329,19 +329,19 @@ if(WINDLASS_LIBRARY_DIR)
              --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes ${keeping} -- $<TARGET_FILE:windows> thousand)
     set_tests_properties(sim.windows.thousand PROPERTIES LABELS sim TIMEOUT 300 PROCESSORS 2)
     add_test(NAME sim.windows_ends.faults COMMAND ${RUN} --out "${RUNS}/sim.windows_ends.faults" --nccl "${SIM_DIR}/libnccl.so.2"
-             --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes ${keeping} --set WINDLASS_STUCK_AFTER=1
+             --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes ${keeping} --set WINDLASS_HANG_TIMEOUT=1
              -- $<TARGET_FILE:windows_ends> faults)
     set_tests_properties(sim.windows_ends.faults PROPERTIES LABELS sim TIMEOUT 60 PROCESSORS 2)
     # Little is kept: blocks leave while their windows stand.
     foreach(program windows_ends window_patterns)
-      add_meeting(${program} sim little 300 "yes" --set WINDLASS_WINDOWS=keep --set WINDLASS_POOL=16M --set WINDLASS_FAST=off)
+      add_meeting(${program} sim little 300 "yes" --set WINDLASS_WINDOWS=keep --set WINDLASS_POOL=16M --set WINDLASS_COLLECTIVES=off)
     endforeach()
     # Pairs that NCCL builds at once, whose windows the stand-in counts.
     add_meeting(window_patterns sim keeping_now 300 "yes" ${keeping} --set WINDLASS_LAZY=off)
     foreach(section processes threads)
       set(name "sim.windows_refused.${section}")
       add_test(NAME ${name} COMMAND ${RUN} --out "${RUNS}/${name}" --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}"
-               --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes ${keeping} --set WINDLASS_STUCK_AFTER=2 --set WINDLASS_LOG=warn --set WINDLASS_LOG_FILE=${RUNS}/${name}/log.txt
+               --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes ${keeping} --set WINDLASS_HANG_TIMEOUT=2 --set WINDLASS_LOG=warn --set WINDLASS_LOG_FILE=${RUNS}/${name}/log.txt
                -- $<TARGET_FILE:windows_refused> ${section})
       set_tests_properties(${name} PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
     endforeach()
@@ -420,7 +420,7 @@ if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
   foreach(section processes threads)
     set(name "sim.successors.${section}")
     add_test(NAME ${name} COMMAND ${RUN} --out "${RUNS}/${name}" --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}"
-             --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes --served mailbox --set WINDLASS_ARENA_MAX=168M
+             --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes --served mailbox --set WINDLASS_HEAP_MAX=168M
              -- $<TARGET_FILE:successors> ${section})
     set_tests_properties(${name} PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
   endforeach()
@@ -442,7 +442,7 @@ if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
       set(limits --most registered=0)
     endif()
     add_test(NAME ${name} COMMAND ${RUN} --out "${RUNS}/${name}" --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}"
-             --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes ${limits} --set WINDLASS_REGISTER=on --set WINDLASS_FAST=off
+             --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes ${limits} --set WINDLASS_REGISTER=on --set WINDLASS_COLLECTIVES=off
              -- $<TARGET_FILE:registered_faults> ${words})
     set_tests_properties(${name} PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
   endforeach()
@@ -457,7 +457,7 @@ if(WINDLASS_LIBRARY_DIR)
       # NCCL allocates by cudaMalloc and shares by legacy IPC.
       set(set NCCL_CUMEM_ENABLE=0)
     endif()
-    set(beside --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes --set WINDLASS_FAST=off --set ${set} -- $<TARGET_FILE:promises> processes first_beside_a_wait)
+    set(beside --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes --set WINDLASS_COLLECTIVES=off --set ${set} -- $<TARGET_FILE:promises> processes first_beside_a_wait)
     if(SIM_DIR)
       add_test(NAME sim.promises.beside_${lazy} COMMAND ${RUN} --out "${RUNS}/sim.promises.beside_${lazy}" --nccl "${SIM_DIR}/libnccl.so.2"
                --cuda "${SIM_DIR}" ${beside})
@@ -508,7 +508,7 @@ if(WINDLASS_LIBRARY_DIR)
   endforeach()
 endif()
 if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
-  add_late(sim option "yes" --set CTESTS_LATE=WINDLASS_FAST=off --most fast=0)
+  add_late(sim option "yes" --set CTESTS_LATE=WINDLASS_COLLECTIVES=off --most fast=0)
   add_late(sim env_plugin "NCCL may take variables from a plugin" --set NCCL_ENV_PLUGIN=mine)
   add_late(sim no_env_plugin "yes" --set NCCL_ENV_PLUGIN=none --set WINDLASS_SIM_NCCL_VERSION=23007)
   # NCCL_NO_CACHE: what is read once is read at every init, from 2.29.7 on.
@@ -540,7 +540,7 @@ endif()
 if(WINDLASS_LIBRARY_DIR)
   if(SIM_DIR)
     add_meeting(parking sim fabric 120 "yes;${GROUPED}" --promised --reused ${SLOW})
-    add_meeting(parking sim unparked 120 "yes;${GROUPED}" --promised --reused ${SLOW} --set WINDLASS_PARK=0)
+    add_meeting(parking sim unparked 120 "yes;${GROUPED}" --promised --reused ${SLOW} --set WINDLASS_CACHE_MAX=0)
     foreach(part differing cycles kept short)
       set(name "sim.parking.${part}")
       set(checks --fabric yes ${SLOW})
@@ -554,7 +554,7 @@ if(WINDLASS_LIBRARY_DIR)
   endif()
   if(REAL_NCCL_LIBRARY)
     # Each takes NCCL hundreds of MiB there.
-    add_meeting(parking gpu fabric 120 "yes;${GROUPED}" --promised --reused ${SLOW} --set WINDLASS_PARK=64G)
+    add_meeting(parking gpu fabric 120 "yes;${GROUPED}" --promised --reused ${SLOW} --set WINDLASS_CACHE_MAX=64G)
   endif()
 endif()
 
@@ -709,7 +709,7 @@ target_link_libraries(lost_promises PRIVATE harness)
 if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
   add_test(NAME sim.lost_promises.lazy COMMAND ${RUN} --out "${RUNS}/sim.lost_promises.lazy" --nccl "${SIM_DIR}/libnccl.so.2"
            --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --fabric "yes;it has one rank" --set WINDLASS_LAZY=all
-           --set WINDLASS_WARM=off --set WINDLASS_FAST=off -- $<TARGET_FILE:lost_promises>)
+           --set WINDLASS_FIRST_LAUNCH_GUARD=off --set WINDLASS_COLLECTIVES=off -- $<TARGET_FILE:lost_promises>)
   set_tests_properties(sim.lost_promises.lazy PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
 endif()
 
@@ -719,7 +719,7 @@ target_link_libraries(configured_calls PRIVATE harness)
 if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
   add_test(NAME sim.configured_calls.fabric COMMAND "${Python3_EXECUTABLE}" "${CMAKE_CURRENT_SOURCE_DIR}/support/newer_nccl.py"
            "${CMAKE_C_COMPILER}" "${NCCL_INCLUDE_DIR}:${STUBS}/include" "${SIM_DIR}/libnccl.so.2" "${RUNS}/sim.configured_calls.fabric"
-           --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes --promised --set WINDLASS_FAST=off -- $<TARGET_FILE:configured_calls>)
+           --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes --promised --set WINDLASS_COLLECTIVES=off -- $<TARGET_FILE:configured_calls>)
   set_tests_properties(sim.configured_calls.fabric PROPERTIES LABELS sim TIMEOUT 120 PROCESSORS 2)
 endif()
 
@@ -736,7 +736,7 @@ endif()
 # Plain runs would wait for the dead.
 add_executable(faults programs/faults.c)
 target_link_libraries(faults PRIVATE harness)
-set(faulty --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes --served mailbox --set WINDLASS_STUCK_AFTER=2)
+set(faulty --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes --served mailbox --set WINDLASS_HANG_TIMEOUT=2)
 if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
   add_test(NAME sim.faults.mailbox COMMAND ${RUN} --out "${RUNS}/sim.faults.mailbox" --nccl "${SIM_DIR}/libnccl.so.2"
            --cuda "${SIM_DIR}" ${faulty} -- $<TARGET_FILE:faults>)

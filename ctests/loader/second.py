@@ -19,7 +19,7 @@ WARNED = "a second NCCL is mapped"
 
 def settings(**more):
     # The first pair is to be a promise: nothing of NCCL's is left by those that are never destroyed.
-    return dict(LD_PRELOAD=PRELOAD, WINDLASS_NCCL=REAL, LD_LIBRARY_PATH=SIM, WINDLASS_LOG="warn", WINDLASS_WARM="off", **more)
+    return dict(LD_PRELOAD=PRELOAD, WINDLASS_NCCL=REAL, LD_LIBRARY_PATH=SIM, WINDLASS_LOG="warn", WINDLASS_FIRST_LAUNCH_GUARD="off", **more)
 
 
 def warnings(result):

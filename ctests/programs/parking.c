@@ -258,7 +258,7 @@ static void cycles(struct rank* self) {
 }
 
 static void differing(struct rank* self) {
-  if (self->rank % 2) setenv("WINDLASS_PARK", "0", 1);
+  if (self->rank % 2) setenv("WINDLASS_CACHE_MAX", "0", 1);
   for (uint64_t round = 0; round < 3; round++) used_and_ended(self, team_born(self, 2, HONOURED), 10 * round);
 }
 

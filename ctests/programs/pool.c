@@ -392,7 +392,7 @@ static void all(struct rank* self) {
   for (int i = 0; i < 2; i++) give_back(allocate(GRANULE));
   if (made && makings() != made + 2) CHECK(!"nothing is kept yet");
   ncclComm_t communicator = world(self, 0);
-  const char* fabric = getenv("WINDLASS_FABRIC");
+  const char* fabric = getenv("WINDLASS_PEER_GROUPS");
   is_looked_after = fabric && !strcmp(fabric, "on");
   RUN_PART(again, self);
   RUN_PART(by_size, self);

@@ -282,7 +282,7 @@ static void in_turn(struct rank* self) {
 /* One rank may be without the others. Children on one host, over both, of one of these, in a group, and that do not wait; then the parent goes first. */
 static void on_hosts(struct rank* self) {
   const char* loner = getenv("CTESTS_LONER");
-  if (loner && atoi(loner) == self->rank) setenv("WINDLASS_FABRIC", "off", 1);
+  if (loner && atoi(loner) == self->rank) setenv("WINDLASS_PEER_GROUPS", "off", 1);
   enum { HOSTS = 2 };
   NCCL(ncclGetVersion(&version));
   ncclComm_t parent = world(self, 0), child = NULL, all = NULL;

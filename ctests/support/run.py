@@ -10,8 +10,8 @@ the ranks of communicators meet, and the reports must say of them just what is i
 semicolons; without it they do not. Then strictness about leaks holds for the stand-in of libcuda, too. With --served
 the reports must count calls on that path; with --most PATH=CALLS no more than so many in all, with --just just so many; with --logged TEXT a line of a log must have it; with --lazy WAYS they must say just these of lazy communicators. With --promised they
 must say of just as many communicators as the program foretold (support/team.h) that NCCL never built them; of a program
-that foretells nothing, that some were promises (then the first of a device may be one, too: WINDLASS_WARM is off); with
---reused, of just as many as it foretold that an ended one's was used again, of none where WINDLASS_PARK is 0.
+that foretells nothing, that some were promises (then the first of a device may be one, too: WINDLASS_FIRST_LAUNCH_GUARD is off); with
+--reused, of just as many as it foretold that an ended one's was used again, of none where WINDLASS_CACHE_MAX is 0.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def read_options():
     arguments.add_argument("--out", type=pathlib.Path, required=True, help="folder of what the run leaves")
     arguments.add_argument("--nccl", type=pathlib.Path, required=True, help="the real libnccl.so.2 or the stand-in")
     arguments.add_argument("--windlass", type=pathlib.Path, help="folder with Windlass as libnccl.so.2")
-    arguments.add_argument("--fabric", metavar="REASONS", help="with WINDLASS_FABRIC=on, and what reports must say then; with a ? what they may say")
+    arguments.add_argument("--fabric", metavar="REASONS", help="with WINDLASS_PEER_GROUPS=on, and what reports must say then; with a ? what they may say")
     arguments.add_argument("--served", metavar="PATH", help="a path on which some calls must have run")
     arguments.add_argument("--most", metavar="PATH=CALLS", help="a path on which no more calls may have run")
     arguments.add_argument("--just", metavar="PATH=CALLS", help="a path on which so many calls must have run")
@@ -95,11 +95,11 @@ def environment(options):
         kept["WINDLASS_NCCL"] = str(options.nccl)
         kept["WINDLASS_REPORT"] = f"json:{options.out}/report-%p.json"
     if options.windlass:
-        kept["WINDLASS_FABRIC"] = "on" if options.fabric else "off"
+        kept["WINDLASS_PEER_GROUPS"] = "on" if options.fabric else "off"
     if options.fabric:
         kept["WINDLASS_SIM_STRICT"] = "1"
     if options.promised or options.reused:
-        kept["WINDLASS_WARM"] = "off"
+        kept["WINDLASS_FIRST_LAUNCH_GUARD"] = "off"
     kept.update(pair.split("=", 1) for pair in options.set)
     if options.windlass and not {"WINDLASS_LOG", "WINDLASS_LOG_FILE"} & set(kept):
         # Why, where something is not as it should be.
@@ -239,7 +239,7 @@ def lazy(options):
 def reused(options):
     """Whether the reports say of as many communicators as the program foretold that they were used again; prints how many."""
     counted = dict(line.split() for line in (options.out / "calls.txt").read_text().splitlines())
-    foretold = 0 if "WINDLASS_PARK=0" in options.set else int(counted.get("reused", 0))
+    foretold = 0 if "WINDLASS_CACHE_MAX=0" in options.set else int(counted.get("reused", 0))
     seen = parked = 0
     for path in options.out.glob("report-*.json"):
         report = json.loads(path.read_text())

@@ -80,7 +80,7 @@ struct Book {
 }
 
 impl Arena {
-    /// The arena of a device of this process, made at the first call. Limited by `WINDLASS_ARENA_MAX`.
+    /// The arena of a device of this process, made at the first call. Limited by `WINDLASS_HEAP_MAX`.
     pub fn of(device: Ordinal) -> Result<Arc<Arena>, Refusal> {
         registry::arena(device).map_err(Refusal::told)
     }

@@ -1,25 +1,24 @@
 //! What the environment says of options.
 //!
-//! Options are those of the one [table](OPTIONS); [`nccl`] has NCCL's own variables. Loading, logging and counting follow what the
+//! Options are those of the one [table](options); [`nccl`] has NCCL's own variables. Loading, logging and counting follow what the
 //! environment says at the first call, everything else what it says at the first id, init or `ncclMemAlloc`.
 
 pub mod nccl;
 
 mod table;
 
-mod words;
+mod values;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use once_cell::sync::OnceCell;
 
-pub use table::{Description, OPTIONS};
-use words::{batch, bytes, bytes_or_none, fast, lazy, level, path, pool, register, report, switch, windows};
+use table::option;
+pub use table::{Config, Description, Startup, options};
 
-/// Variables with this prefix belong to the stand-ins of the tests.
-const STAND_IN_PREFIX: &str = "WINDLASS_SIM_";
+/// Variables with this prefix belong to the simulator.
+const SIMULATOR_PREFIX: &str = "WINDLASS_SIM_";
 
 /// How a report at exit is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,85 +81,12 @@ pub enum Batch {
     All,
 }
 
-/// Whether kernels of ours run collectives.
+/// Whether native collectives run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
-pub enum Fast {
+pub enum Collectives {
     Auto,
     Off,
-}
-
-/// What the environment says of loading, logging and counting, at the first call of all.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub struct Startup {
-    pub windlass: Switch,
-    pub log: ::log::LevelFilter,
-    pub log_file: Option<PathBuf>,
-    pub report: Option<Report>,
-    pub stats: Switch,
-    pub nvtx: Switch,
-}
-
-impl Default for Startup {
-    fn default() -> Startup {
-        Startup {
-            windlass: Switch::On,
-            log: ::log::LevelFilter::Error,
-            log_file: None,
-            report: None,
-            stats: Switch::On,
-            nvtx: Switch::Off,
-        }
-    }
-}
-
-/// What the environment says of everything else, at the first id, init or `ncclMemAlloc`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub struct Config {
-    pub fabric: Switch,
-    pub lazy: Lazy,
-    pub warm: Switch,
-    pub parked_bytes_max: u64,
-    pub meetings_max: usize,
-    pub arena_bytes_max: u64,
-    /// 0 where it is off.
-    pub pool_bytes_max: u64,
-    pub register: Register,
-    pub fast: Fast,
-    pub batch: Batch,
-    pub tuning: Option<PathBuf>,
-    pub staging_bytes_max: u64,
-    pub windows: Windows,
-    pub check: Switch,
-    pub stuck_after: Duration,
-}
-
-/// Enough for 64 communicators of 8 ranks, whose rings need 4.8 GiB before they grow. It is a
-/// limit: a communicator of two ranks costs 23 MiB until it sends more.
-const ARENA_BYTES_MAX: u64 = 8 << 30;
-
-impl Default for Config {
-    fn default() -> Config {
-        Config {
-            fabric: Switch::On,
-            lazy: Lazy::Pairs,
-            warm: Switch::On,
-            parked_bytes_max: 1 << 30,
-            meetings_max: 1024,
-            arena_bytes_max: ARENA_BYTES_MAX,
-            pool_bytes_max: 2 << 30,
-            register: Register::Auto,
-            fast: Fast::Auto,
-            batch: Batch::All,
-            tuning: None,
-            staging_bytes_max: 512 << 20,
-            windows: Windows::Keep,
-            check: Switch::Off,
-            stuck_after: Duration::from_secs(60),
-        }
-    }
 }
 
 static STARTUP: OnceCell<(Startup, Vec<String>)> = OnceCell::new();
@@ -205,59 +131,30 @@ pub struct Parsed {
     pub complaints: Vec<String>,
 }
 
-/// Reads options from variables. A value that cannot be read leaves the default, and says so.
+/// Reads options from variables. A value that cannot be read leaves the default, and says so. Of an option that is set by both of its
+/// names the new one holds.
 pub fn parse(variables: impl Iterator<Item = (OsString, OsString)>) -> Parsed {
     let Parsed { mut startup, mut config, mut complaints } = Parsed::default();
     let mut says_log = false;
-    for (name, value) in variables {
-        let Some(name) = name.to_str().filter(|name| *name == "WINDLASS" || name.starts_with("WINDLASS_"))
-        else {
+    let mut ours: Vec<(String, String)> = variables
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.to_string_lossy().into_owned())))
+        .filter(|(name, _)| {
+            name == "WINDLASS" || name.starts_with("WINDLASS_") && !name.starts_with(SIMULATOR_PREFIX)
+        })
+        .collect();
+    ours.sort_by_key(|(name, _)| option(name).is_some_and(|option| option.name == name));
+    for (name, text) in &ours {
+        let Some(option) = option(name) else {
+            complaints.push(format!("{name} is no option; the nearest is {}", nearest(name)));
             continue;
         };
-        let text = value.to_string_lossy();
-        let outcome = match name {
-            "WINDLASS" => switch(&text).map(|value| startup.windlass = value),
-            "WINDLASS_LOG" => {
-                says_log = true;
-                level(&text).map(|value| startup.log = value)
-            }
-            "WINDLASS_LOG_FILE" => {
-                startup.log_file = path(&text);
-                Some(())
-            }
-            "WINDLASS_REPORT" => report(&text).map(|value| startup.report = value),
-            "WINDLASS_STATS" => switch(&text).map(|value| startup.stats = value),
-            "WINDLASS_MEETINGS_MAX" => text.parse().ok().map(|value| config.meetings_max = value),
-            "WINDLASS_FABRIC" => switch(&text).map(|value| config.fabric = value),
-            "WINDLASS_LAZY" => lazy(&text).map(|value| config.lazy = value),
-            "WINDLASS_WARM" => switch(&text).map(|value| config.warm = value),
-            "WINDLASS_PARK" => bytes_or_none(&text).map(|value| config.parked_bytes_max = value),
-            "WINDLASS_NVTX" => switch(&text).map(|value| startup.nvtx = value),
-            "WINDLASS_STUCK_AFTER" => {
-                text.parse().ok().map(|seconds| config.stuck_after = Duration::from_secs(seconds))
-            }
-            "WINDLASS_ARENA_MAX" => bytes(&text).map(|value| config.arena_bytes_max = value),
-            "WINDLASS_POOL" => pool(&text).map(|value| config.pool_bytes_max = value),
-            "WINDLASS_REGISTER" => register(&text).map(|value| config.register = value),
-            "WINDLASS_FAST" => fast(&text).map(|value| config.fast = value),
-            "WINDLASS_BATCH" => batch(&text).map(|value| config.batch = value),
-            "WINDLASS_TUNING" => {
-                config.tuning = path(&text);
-                Some(())
-            }
-            "WINDLASS_STAGING_MAX" => bytes(&text).map(|value| config.staging_bytes_max = value),
-            "WINDLASS_WINDOWS" => windows(&text).map(|value| config.windows = value),
-            "WINDLASS_CHECK" => switch(&text).map(|value| config.check = value),
-            // Read where the real library is searched for; and the stand-ins' own.
-            "WINDLASS_NCCL" | "WINDLASS_LIBRARY" => Some(()),
-            _ if name.starts_with(STAND_IN_PREFIX) => Some(()),
-            _ => {
-                complaints.push(format!("{name} is no option; the nearest is {}", nearest(name)));
-                Some(())
-            }
-        };
-        if outcome.is_none() {
-            complaints.push(format!("{name} is \"{text}\", expected one of: {}", values_of(name)));
+        if option.name != name {
+            complaints.push(format!("{name} is now called {}; the old name is still read", option.name));
+        }
+        says_log |= option.name == "WINDLASS_LOG";
+        let taken = startup.take(option.name, text).or_else(|| config.take(option.name, text));
+        if taken == Some(Err(())) {
+            complaints.push(format!("{name} is \"{text}\", expected one of: {}", option.values));
         }
     }
     // Its warnings are what it is for.
@@ -268,15 +165,10 @@ pub fn parse(variables: impl Iterator<Item = (OsString, OsString)>) -> Parsed {
 }
 
 fn nearest(name: &str) -> &'static str {
-    OPTIONS
-        .iter()
+    options()
         .map(|option| option.name)
         .min_by_key(|known| strsim::levenshtein(known, name))
         .unwrap_or_default()
-}
-
-fn values_of(name: &str) -> &'static str {
-    OPTIONS.iter().find(|option| option.name == name).map_or("", |option| option.values)
 }
 
 /// Replaces `%h` by the host's name and `%p` by the process id, as `NCCL_DEBUG_FILE` has it.
@@ -291,11 +183,14 @@ pub fn expand_file_name(name: &std::path::Path) -> PathBuf {
 
 /// The text of `docs/options.md`.
 pub fn documentation() -> String {
-    let rows =
-        OPTIONS.iter().map(|o| format!("| `{}` | {} | {} | {} |\n", o.name, o.values, o.default, o.about));
+    let row = |o: &Description| {
+        let was = o.was.map_or(String::new(), |was| format!(" (was `{was}`)"));
+        format!("| `{}`{was} | {} | {} | {} |\n", o.name, o.values, o.default, o.about)
+    };
+    let rows = options().map(row);
     let head = "# Options\n\nEnvironment variables. `WINDLASS`, `WINDLASS_NCCL`, `WINDLASS_LOG`, `WINDLASS_LOG_FILE`, `WINDLASS_REPORT`, `WINDLASS_STATS` and `WINDLASS_NVTX`\n\
                 are read at the first NCCL call of the process; all others at its first id, init or `ncclMemAlloc`. This page is made from the table in \
-                `crates/engine/src/config/table.rs`.\nA value that cannot be read leaves the default; that, and a \
+                `crates/engine/src/config/table.rs`.\nNames of earlier versions are read for one version more. A value that cannot be read leaves the default; that, and a \
                 `WINDLASS_` name that is none of these, is logged as a warning,\nand said by `windlass run` and \
                 `windlass doctor`. (`WINDLASS_SIM_` names belong to the simulator: `crates/sim`.)\nWhich of NCCL's own variables change what Windlass does: [NCCL's variables](nccl-variables.md).\n\n| variable | values | default | what it does |\n|---|---|---|---|\n";
     head.to_owned() + &rows.collect::<String>()
@@ -303,7 +198,9 @@ pub fn documentation() -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::values::register;
     use super::*;
+    use std::time::Duration;
 
     fn read(pairs: &[(&str, &str)]) -> Parsed {
         parse(pairs.iter().map(|(name, value)| ((*name).into(), (*value).into())))
@@ -345,7 +242,7 @@ mod tests {
             ("", 0),
             ("99999999999999999999", i64::MAX),
         ] {
-            assert_eq!(words::number(text), value, "{text:?}");
+            assert_eq!(values::number_as_in_c(text), value, "{text:?}");
         }
     }
 
@@ -359,22 +256,22 @@ mod tests {
             ("WINDLASS_REPORT", "json:/tmp/r:1"),
             ("WINDLASS_STATS", "0"),
             ("WINDLASS_NVTX", "on"),
-            ("WINDLASS_FABRIC", "off"),
+            ("WINDLASS_PEER_GROUPS", "off"),
             ("WINDLASS_LAZY", "all"),
-            ("WINDLASS_WARM", "off"),
-            ("WINDLASS_PARK", "0"),
-            ("WINDLASS_MEETINGS_MAX", "7"),
+            ("WINDLASS_FIRST_LAUNCH_GUARD", "off"),
+            ("WINDLASS_CACHE_MAX", "0"),
+            ("WINDLASS_SESSIONS_MAX", "7"),
             ("WINDLASS_NCCL", "/x"),
-            ("WINDLASS_ARENA_MAX", "96m"),
+            ("WINDLASS_HEAP_MAX", "96m"),
             ("WINDLASS_POOL", "3M"),
             ("WINDLASS_REGISTER", "on"),
             ("WINDLASS_STAGING_MAX", "64M"),
             ("WINDLASS_WINDOWS", "off"),
             ("WINDLASS_CHECK", "1"),
-            ("WINDLASS_FAST", "off"),
+            ("WINDLASS_COLLECTIVES", "off"),
             ("WINDLASS_BATCH", "small"),
             ("WINDLASS_TUNING", "/tmp/t"),
-            ("WINDLASS_STUCK_AFTER", "3"),
+            ("WINDLASS_HANG_TIMEOUT", "3"),
         ]);
         let startup = Startup {
             windlass: Switch::Off,
@@ -385,21 +282,21 @@ mod tests {
             nvtx: Switch::On,
         };
         let config = Config {
-            fabric: Switch::Off,
+            peer_groups: Switch::Off,
             lazy: Lazy::All,
-            warm: Switch::Off,
-            parked_bytes_max: 0,
-            meetings_max: 7,
-            arena_bytes_max: 96 << 20,
+            first_launch_guard: Switch::Off,
+            cache_bytes_max: 0,
+            sessions_max: 7,
+            heap_bytes_max: 96 << 20,
             pool_bytes_max: 3 << 20,
             register: Register::On,
-            fast: Fast::Off,
+            collectives: Collectives::Off,
             batch: Batch::Small,
             tuning: Some("/tmp/t".into()),
             staging_bytes_max: 64 << 20,
             windows: Windows::Off,
             check: Switch::On,
-            stuck_after: Duration::from_secs(3),
+            hang_timeout: Duration::from_secs(3),
         };
         assert_eq!(parsed, Parsed { startup, config, complaints: vec![] });
     }
@@ -420,6 +317,40 @@ mod tests {
         let Parsed { config, complaints, .. } = read(&[("WINDLASS_WINDOWS", "direct")]);
         assert_eq!(config, Config::default());
         assert_eq!(complaints, ["WINDLASS_WINDOWS is \"direct\", expected one of: keep, off"]);
+    }
+
+    /// An option is read by its earlier name, too, and says what it is called now. The new name holds beside it, in any order.
+    #[test]
+    fn earlier_names() {
+        let (was, is) = (("WINDLASS_FABRIC", "off"), ("WINDLASS_PEER_GROUPS", "on"));
+        let old = read(&[was]);
+        assert_eq!(old.config, Config { peer_groups: Switch::Off, ..Config::default() });
+        assert_eq!(
+            old.complaints,
+            ["WINDLASS_FABRIC is now called WINDLASS_PEER_GROUPS; the old name is still read"]
+        );
+        assert_eq!(
+            [read(&[was, is]).config, read(&[is, was]).config],
+            [Config::default(), Config::default()]
+        );
+        let bad = read(&[("WINDLASS_FAST", "perhaps")]);
+        assert_eq!(bad.complaints[1], "WINDLASS_FAST is \"perhaps\", expected one of: auto, off");
+    }
+
+    /// What people read as the default is the default.
+    #[test]
+    fn defaults_are_as_told() {
+        for option in options() {
+            let Parsed { startup, config, .. } =
+                read(&[("WINDLASS_LOG", "error"), (option.name, option.default)]);
+            let is_text = ["path", "text, json, text:path, json:path"].contains(&option.values);
+            assert!(
+                is_text || (startup, config) == Default::default(),
+                "{} is not {}",
+                option.name,
+                option.default
+            );
+        }
     }
 
     /// Whether buffers are registered is one of three words, as switches are written; what cannot be read leaves the default.

@@ -1,5 +1,5 @@
 //! What the ranks of a communicator share once they have met: each lends a slice of its device's memory and maps the
-//! others', and the mailboxes over these. Not with `WINDLASS_FABRIC=off`.
+//! others', and the mailboxes over these. Not with `WINDLASS_PEER_GROUPS=off`.
 //!
 //! [`ask`] begins a birth and waits for nobody; [`join`] waits for the others, prepares and brings each rank's [`Fate`]. A
 //! [`Fabric`] is kept with its communicator. Dropping it closes this rank; the slice goes back when all others have

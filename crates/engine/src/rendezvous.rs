@@ -9,7 +9,7 @@
 //!
 //! **One port an id.** NCCL's protocol says in its first eight bytes which id it means, so one port could serve all
 //! ids. But a port an id needs no table of them, and closes with its root: whoever comes too late is refused, as by NCCL. It costs
-//! one descriptor, where NCCL spends a descriptor and a thread; they are bounded by `WINDLASS_MEETINGS_MAX`, and a
+//! one descriptor, where NCCL spends a descriptor and a thread; they are bounded by `WINDLASS_SESSIONS_MAX`, and a
 //! port closes when NCCL's root behind it has. Where all ranks of a fabric have said that they go to NCCL later only
 //! ([`capability::PROMISE`](crate::contract::capability::PROMISE)), the port closes at the verdict, and NCCL's
 //! id, which nobody will use, [is spare](Rendezvous::spare_id).
@@ -169,7 +169,7 @@ pub fn process() -> io::Result<&'static Rendezvous> {
         return Err(io::Error::other("the process was forked from one with communicators"));
     }
     process::let_children_begin_afresh();
-    let limits = Limits { meetings_max: config().meetings_max, ..Limits::default() };
+    let limits = Limits { meetings_max: config().sessions_max, ..Limits::default() };
     PROCESS.get_or_try_init(|| Rendezvous::start(limits))
 }
 
@@ -212,7 +212,7 @@ impl Rendezvous {
         let hosted = if open as usize >= self.limits.meetings_max {
             Counts::up(&self.shared.counts.meetings_refused);
             self.shared.send(Command::Sweep);
-            Err(io::Error::other(format!("{open} meetings are open, the limit of WINDLASS_MEETINGS_MAX")))
+            Err(io::Error::other(format!("{open} meetings are open, the limit of WINDLASS_SESSIONS_MAX")))
         } else {
             self.open(id, root)
         };

@@ -41,7 +41,7 @@ pub struct Facts {
     pub nccl_variables: Vec<NcclVariable>,
     /// What Windlass's own reading of its variables complains about.
     pub option_complaints: Vec<String>,
-    /// `WINDLASS_ARENA_MAX`.
+    /// `WINDLASS_HEAP_MAX`.
     pub heap_bytes_max: u64,
     /// Programs of this user that run over Windlass.
     pub processes: Vec<Running>,
@@ -139,7 +139,7 @@ pub fn gather(named: Option<&Path>, command: Option<&OsStr>) -> Facts {
     nccl::note_version(version);
     facts.nccl_variables = nccl::found(version).into_iter().map(NcclVariable::from).collect();
     let parsed = windlass_engine::config::parse(environment.into_iter());
-    (facts.heap_bytes_max, facts.option_complaints) = (parsed.config.arena_bytes_max, parsed.complaints);
+    (facts.heap_bytes_max, facts.option_complaints) = (parsed.config.heap_bytes_max, parsed.complaints);
     facts.processes = running::look();
     facts
 }

@@ -69,7 +69,7 @@ fn room(ranks: usize, heap_bytes_max: u64, findings: &mut Findings) {
     }
     let each = windlass_engine::fabric::communicator_bytes(ranks as u32);
     let what = format!(
-        "WINDLASS_ARENA_MAX ({} MiB a GPU) has room for {} communicators of {ranks} ranks at once, {} MiB each; further ones are left to NCCL",
+        "WINDLASS_HEAP_MAX ({} MiB a GPU) has room for {} communicators of {ranks} ranks at once, {} MiB each; further ones are left to NCCL",
         heap_bytes_max >> 20,
         heap_bytes_max / each,
         each.div_ceil(1 << 20)

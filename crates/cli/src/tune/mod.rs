@@ -198,11 +198,12 @@ impl Tuning<'_> {
     }
 
     fn measure(&self, forced: &Path, cells: &[Cell], round: &str) -> Result<(Vec<CellDone>, i32)> {
-        let environment = [("WINDLASS_TUNING", forced.as_os_str()), ("WINDLASS_FAST", "auto".as_ref())]
-            .into_iter()
-            .chain([("WINDLASS_FABRIC", "on".as_ref()), ("WINDLASS", "on".as_ref())])
-            .map(|(name, value)| (name.into(), value.to_owned()))
-            .collect();
+        let environment =
+            [("WINDLASS_TUNING", forced.as_os_str()), ("WINDLASS_COLLECTIVES", "auto".as_ref())]
+                .into_iter()
+                .chain([("WINDLASS_PEER_GROUPS", "on".as_ref()), ("WINDLASS", "on".as_ref())])
+                .map(|(name, value)| (name.into(), value.to_owned()))
+                .collect();
         let plan = Plan {
             ranks: self.ranks,
             cells,

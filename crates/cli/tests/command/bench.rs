@@ -118,7 +118,7 @@ fn messages() {
     let mut command = windlass(&["bench", "--sim", "--ranks", "4", "--first-use", "--mode", "eager,graph"]);
     command.args(["--op", "send_one_way,send_alltoall,send_two_communicators,product,send_beside_product"]);
     command.args(["--sizes", "8,64K", "--repeat", "1", "--seconds", "0.01"]).arg("--json").arg(&json);
-    command.env("WINDLASS_FABRIC", "on");
+    command.env("WINDLASS_PEER_GROUPS", "on");
     let (code, printed, told) = outcome(command);
     assert_eq!(code, Some(0), "{printed}{told}");
     assert!(told.contains("64 x 64 elements, float by a plain kernel"), "{told}");
@@ -150,7 +150,7 @@ fn memories() {
         let mut command = windlass(&["bench", "--sim", "--ranks", "2", "--memory", memory]);
         command.args(["--op", "all_gather,all_reduce", "--sizes", "4M,8M,32M", "--mode", "eager,graph"]);
         command.args(["--repeat", "1", "--seconds", "0.01"]).arg("--json").arg(&json);
-        command.env("WINDLASS_FABRIC", "on").env("WINDLASS_REGISTER", "on");
+        command.env("WINDLASS_PEER_GROUPS", "on").env("WINDLASS_REGISTER", "on");
         let (code, printed, told) = outcome(command);
         assert_eq!(code, Some(0), "{printed}{told}");
         assert!(printed.starts_with(&format!("bench: 2 ranks, memory {memory}\n")), "{printed}");
@@ -181,7 +181,7 @@ fn company() {
             .arg(&json)
             .arg("--plot")
             .arg(&plot);
-        command.env("WINDLASS_FABRIC", "on");
+        command.env("WINDLASS_PEER_GROUPS", "on");
         let (code, printed, told) = outcome(command);
         assert_eq!(code, Some(0), "{printed}{told}");
         let heading = format!("bench: {ranks} ranks, memory device, beside 2 idle and 2 busy\n");
@@ -238,7 +238,7 @@ fn symmetric_memory() {
         "--seconds",
         "0.01",
     ]);
-    command.arg("--json").arg(&json).env("WINDLASS_FABRIC", "on").env("NCCL_NVLS_ENABLE", "0");
+    command.arg("--json").arg(&json).env("WINDLASS_PEER_GROUPS", "on").env("NCCL_NVLS_ENABLE", "0");
     command.env("WINDLASS_SIM_NCCL_LOG", "1");
     let (code, printed, told) = outcome(command);
     assert_eq!(code, Some(0), "{printed}{told}");

@@ -7,7 +7,7 @@ use serde::Serialize;
 pub struct Counters {
     /// As this process numbers it.
     pub device: i32,
-    /// `WINDLASS_ARENA_MAX`, in whole granules.
+    /// `WINDLASS_HEAP_MAX`, in whole granules.
     pub mapped_bytes_limit: u64,
     /// Device memory that it has.
     pub mapped_bytes: u64,

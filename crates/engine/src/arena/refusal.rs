@@ -67,7 +67,7 @@ impl fmt::Display for Refusal {
             Refusal::Full { device, asked_bytes, lent_bytes, mapped_bytes, mapped_bytes_limit } => write!(
                 out,
                 "the arena of device {device} cannot lend {asked_bytes} bytes: lent {lent_bytes}, mapped \
-                 {mapped_bytes}, WINDLASS_ARENA_MAX {mapped_bytes_limit}"
+                 {mapped_bytes}, WINDLASS_HEAP_MAX {mapped_bytes_limit}"
             ),
             Refusal::Cuda(failure) => failure.fmt(out),
             Refusal::NotZeroed { bytes, waited_ms } => {

@@ -33,7 +33,7 @@ pub(super) fn arena(device: Ordinal) -> Result<Arc<Arena>, Refusal> {
     if let Some((_, arena)) = arenas.iter().find(|(of, arena)| is_it(of, arena)) {
         return Ok(arena.clone());
     }
-    let arena = Arena::open(driver, device, config().arena_bytes_max)?;
+    let arena = Arena::open(driver, device, config().heap_bytes_max)?;
     let context = arena.home().context();
     let (contexts, changes) = &mut *lock(&CONTEXTS);
     let is_other = contexts.insert(device, context).is_some_and(|before| before != context);

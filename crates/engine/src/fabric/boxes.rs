@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use windlass_kernels::launch::Geometry;
 
 use crate::arena::Holds;
-use crate::config::{Fast as Native, config};
+use crate::config::{Collectives, config};
 use crate::contract::{Contract, GRID_MAX};
 use crate::fast::{self, Fast, Kernels};
 use crate::gpu::{self, Address, Home, Ordinal};
@@ -178,7 +178,7 @@ fn supplies(device: Ordinal) -> Result<Supplies, Refused> {
     let driver = gpu::driver()?;
     let turns = turns::Supply::new(Home::of(driver, device)?, mailbox::HOST_BYTES)?;
     let mailbox = mailbox::Supply::new(turns.clone())?;
-    let fast = match config().fast == Native::Auto {
+    let fast = match config().collectives == Collectives::Auto {
         true => fast::Supply::new(turns.clone(), features::others_wait()).map_err(without_fast).ok(),
         false => None,
     };

@@ -180,7 +180,7 @@ fn parked() -> MutexGuard<'static, Store> {
 /// Keeps it, or some others less; nothing where memory is short. This thread has no group open.
 pub fn park(one: Built) {
     let device = one.kind.device;
-    let limits = Limits { count: COUNT_MAX, bytes: config().parked_bytes_max };
+    let limits = Limits { count: COUNT_MAX, bytes: config().cache_bytes_max };
     end(change(|store| store.park(one, limits)));
     end_due(&[device].into());
     watch::wake();

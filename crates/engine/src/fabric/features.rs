@@ -6,7 +6,7 @@
 use std::sync::atomic::Ordering;
 
 use crate::config::nccl::{Effect, Settings};
-use crate::config::{Batch, Config, Fast, Register, Windows};
+use crate::config::{Batch, Collectives, Config, Register, Windows};
 use crate::contract::{Contract, GRID_MAX, capability};
 use crate::fast;
 use crate::forward::birth::{Ctas, Policy};
@@ -88,7 +88,7 @@ impl Basis<'_> {
 
     /// Native collectives, where the kernels load, the options let them and nobody asks NCCL to go by something else.
     fn native(&self) -> Result<(), Lack> {
-        if self.options.fast == Fast::Off {
+        if self.options.collectives == Collectives::Off {
             Err(Lack::Option)
         } else if self.ranks as usize > fast::RANKS_MAX {
             Err(Lack::ManyRanks)
@@ -276,7 +276,7 @@ mod tests {
         assert_eq!(Basis { nccl: &set(Effect::Algorithms), ..plain }.native(), Err(Lack::Variable));
         assert_eq!(Basis { has_kernels: false, ..plain }.native(), Err(Lack::Device));
         assert_eq!(Basis { ranks: 9, ..plain }.native(), Err(Lack::ManyRanks));
-        let off = Config { fast: Fast::Off, ..Config::default() };
+        let off = Config { collectives: Collectives::Off, ..Config::default() };
         assert_eq!(Basis { options: &off, ..plain }.native(), Err(Lack::Option));
     }
 

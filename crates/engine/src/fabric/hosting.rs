@@ -7,7 +7,7 @@ use crate::rendezvous::card::Id;
 
 /// Whether births are looked at here.
 pub fn is_on() -> bool {
-    config().fabric == Switch::On && !rendezvous::is_in_child()
+    config().peer_groups == Switch::On && !rendezvous::is_in_child()
 }
 
 /// Gives the id that ranks must get instead of NCCL's own; the same one where there will be no meeting.

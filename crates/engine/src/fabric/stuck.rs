@@ -96,7 +96,7 @@ impl Watched {
         };
         match &self.still {
             Some((since, before)) if *before == moved => {
-                if since.elapsed() >= config().stuck_after && self.probe == Probe::None {
+                if since.elapsed() >= config().hang_timeout && self.probe == Probe::None {
                     self.probe = Probe::Open(Instant::now(), since.elapsed());
                     turns.ask_who_waits();
                 }

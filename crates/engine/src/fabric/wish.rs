@@ -66,7 +66,7 @@ impl Patience {
             Lazy::Pairs => ranks == 2,
             Lazy::All => true,
         };
-        let parks = if config().parked_bytes_max > 0 { capability::PARKS } else { 0 };
+        let parks = if config().cache_bytes_max > 0 { capability::PARKS } else { 0 };
         if lazy && self == Patience::AsConfigured { capability::PROMISE | parks } else { 0 }
     }
 

@@ -1,6 +1,6 @@
 //! Inputs that are well-formed, to begin with.
 
-use crate::config::OPTIONS;
+use crate::config;
 use crate::contract::{Contract, Device, Member, Token, Version, capability};
 use crate::rendezvous::card::Card;
 use crate::rendezvous::colors::{Parent, Table, Willing, Word};
@@ -174,7 +174,7 @@ pub fn tuning() -> Vec<Vec<u8>> {
 }
 
 pub fn options() -> Vec<Vec<u8>> {
-    let of_option = |(index, option): (usize, &crate::config::Description)| {
+    let of_option = |(index, option): (usize, &config::Description)| {
         let values = option.values.split(", ").chain([option.default, "1G"]);
         let lines: Vec<u8> =
             values.flat_map(|value| [&[index as u8], &b"="[..], value.as_bytes(), b"\n"].concat()).collect();
@@ -182,5 +182,5 @@ pub fn options() -> Vec<Vec<u8>> {
     };
     let of_file =
         b"\x01\x00\x59NCCL_P2P_LEVEL=NVL\nNCCL_MAX_CTAS=4\n#NCCL_ALGO=x\n=0\n=^Ring,Tree\n=GROUP\n".to_vec();
-    OPTIONS.iter().enumerate().map(of_option).chain([of_file]).collect()
+    config::options().enumerate().map(of_option).chain([of_file]).collect()
 }

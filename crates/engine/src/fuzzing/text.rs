@@ -3,8 +3,8 @@
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 
+use crate::config;
 use crate::config::nccl;
-use crate::config::{self, OPTIONS};
 use crate::tuning::file::Table;
 
 use super::Choices;
@@ -32,10 +32,11 @@ pub fn options(input: &[u8]) {
         let (name, value) = line.split_at(line.iter().position(|byte| *byte == b'=').unwrap_or(line.len()));
         // A first byte below the number of options stands for that option's name.
         let name = match name {
-            [index, rest @ ..] if usize::from(*index) < OPTIONS.len() => {
-                [OPTIONS[usize::from(*index)].name.as_bytes(), rest].concat()
-            }
-            name => name.to_vec(),
+            [index, rest @ ..] => match config::options().nth(usize::from(*index)) {
+                Some(option) => [option.name.as_bytes(), rest].concat(),
+                None => name.to_vec(),
+            },
+            [] => Vec::new(),
         };
         (OsString::from_vec(name), OsString::from_vec(value.get(1..).unwrap_or_default().to_vec()))
     };

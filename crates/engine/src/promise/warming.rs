@@ -47,14 +47,14 @@ fn of(device: Ordinal) -> Arc<Mutex<Warmth>> {
 #[must_use]
 pub fn is_warm(device: Ordinal) -> bool {
     let is_warm = || of(device).try_lock().is_ok_and(|warmth| *warmth == Warmth::Warm);
-    config().warm == Switch::Off || is_warm() && legacy::is_settled()
+    config().first_launch_guard == Switch::Off || is_warm() && legacy::is_settled()
 }
 
 /// Before kernels of a new fabric can run on its device: its communicator, which NCCL has made. After all ranks have met, since what
 /// runs on this device may wait for them.
 pub fn warm(fabric: &Fabric, communicator: ncclComm_t) {
     let Some(device) = fabric.device() else { return };
-    if config().warm == Switch::Off {
+    if config().first_launch_guard == Switch::Off {
         return;
     }
     legacy::note(fabric.contract());

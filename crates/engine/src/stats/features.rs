@@ -61,7 +61,7 @@ impl Feature {
         use Feature::{Native, Registration, Windows};
         match (self, lack) {
             (_, Lack::Nothing) => "",
-            (Native, Lack::Option) => "WINDLASS_FAST=off",
+            (Native, Lack::Option) => "WINDLASS_COLLECTIVES=off",
             (Native, Lack::Variable) => "NCCL_ALGO, NCCL_PROTO or a CTA policy is set",
             (Native, Lack::Device) => "no kernels load on this GPU",
             (Native, Lack::ManyRanks) => "they are for at most 8 ranks",

@@ -180,7 +180,7 @@ fn the_limit() {
     let refusal = arena.lend(MIB, &Holds::new()).unwrap_err();
     assert_eq!(
         refusal.to_string(),
-        "the arena of device 0 cannot lend 1048576 bytes: lent 16777216, mapped 16777216, WINDLASS_ARENA_MAX 16777216"
+        "the arena of device 0 cannot lend 1048576 bytes: lent 16777216, mapped 16777216, WINDLASS_HEAP_MAX 16777216"
     );
     assert_eq!(refusal.result(), nccl_sys::ncclUnhandledCudaError);
     drop(slices);

@@ -14,7 +14,7 @@ use crate::support::*;
 /// Three devices of the process, each with its context, and births with the fabric. None where there are fewer.
 pub fn three_devices() -> Option<Vec<Primary>> {
     // SAFETY: nextest gives this test a process of its own, and nothing else in it reads the environment now.
-    unsafe { std::env::set_var("WINDLASS_FABRIC", "on") };
+    unsafe { std::env::set_var("WINDLASS_PEER_GROUPS", "on") };
     has_devices(3).then(|| (0..3).map(Primary::of).collect())
 }
 

@@ -20,8 +20,8 @@ fn ask() -> Id {
 fn spare_id_given_out() {
     // SAFETY: nextest gives this test a process of its own, and nothing else in it reads the environment now.
     unsafe {
-        std::env::set_var("WINDLASS_FABRIC", "on");
-        std::env::set_var("WINDLASS_MEETINGS_MAX", "2");
+        std::env::set_var("WINDLASS_PEER_GROUPS", "on");
+        std::env::set_var("WINDLASS_SESSIONS_MAX", "2");
     }
     assert_eq!(fabric::spare_id(), None);
     let roots = [0; 2].map(|_| TcpListener::bind("127.0.0.1:0").unwrap());

@@ -48,10 +48,10 @@ fn pairs_in_a_row(device: &Primary, first: Vec<Fate>) {
 #[test]
 fn memory_of_what_ends() {
     // SAFETY: nextest gives this test a process of its own, and nothing else in it reads the environment now.
-    unsafe { std::env::set_var("WINDLASS_ARENA_MAX", "24M") };
+    unsafe { std::env::set_var("WINDLASS_HEAP_MAX", "24M") };
     let Some(devices) = three_devices() else { return };
     let first = pair().unwrap();
-    assert!(pair().unwrap_err().contains("WINDLASS_ARENA_MAX"), "there is room for one");
+    assert!(pair().unwrap_err().contains("WINDLASS_HEAP_MAX"), "there is room for one");
     pairs_in_a_row(&devices[0], first);
     nothing_is_left();
 }

@@ -2,7 +2,7 @@
 
 use super::Found;
 use super::effect::Effect;
-use crate::config::words::number;
+use crate::config::values::number_as_in_c as number;
 
 /// When NCCL reads a variable, and so Windlass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -297,7 +297,7 @@ pub fn documentation() -> String {
         - **What is not here.** Variables that tune only NCCL's kernels or network, such as `NCCL_BUFFSIZE`, `NCCL_NTHREADS`, `NCCL_MAX_NCHANNELS` and\n  \
         `NCCL_IB_HCA`. They hold for what NCCL runs. `NCCL_MAX_CTAS` limits Windlass's kernels, too. Windlass warns of no `NCCL_` name.\n\
         - **`NCCL_CUMEM_ENABLE=0` and checkpoints.** Some set it because memory that processes share through cuMem may stand in the way of CUDA\n  \
-        checkpointing. Peer groups share memory in that way whatever it says. Set `WINDLASS_FABRIC=off` in a process that is to be checkpointed.\n\n\
+        checkpointing. Peer groups share memory in that way whatever it says. Set `WINDLASS_PEER_GROUPS=off` in a process that is to be checkpointed.\n\n\
         The rows in **bold** take something away.\n\n\
         | variable | values with an effect | read | what changes | why | who sets it |\n|---|---|---|---|---|---|\n";
     let row = |variable: &'static Variable| {

@@ -206,7 +206,7 @@ impl Windows {
                 }
                 // It may register something else, which NCCL would take for theirs; a lone call of its may be long over.
                 Seen::Unfit(_)
-                    if unfit_since.get_or_insert_with(Instant::now).elapsed() >= config().stuck_after =>
+                    if unfit_since.get_or_insert_with(Instant::now).elapsed() >= config().hang_timeout =>
                 {
                     self.seat.settle(round);
                     continue;
@@ -237,7 +237,7 @@ impl Windows {
                 let dead = fabric.gone() & missing;
                 if dead == 0 {
                     dead_since = None;
-                } else if dead_since.get_or_insert(looked).elapsed() >= config().stuck_after {
+                } else if dead_since.get_or_insert(looked).elapsed() >= config().hang_timeout {
                     fabric.fail(ncclRemoteError);
                     let ranks = ranks_of(dead);
                     let why = format_args!("ncclCommWindowRegister: rank {ranks:?} is dead or has failed");

@@ -1,11 +1,12 @@
 //! What single values say. None: it cannot be read.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
-use super::{Batch, Fast, Form, Lazy, Register, Report, Switch, Windows};
+use super::{Batch, Collectives, Form, Lazy, Register, Report, Switch, Windows};
 
 /// As C's `strtoll` with base 0 reads it: `0x10`, `010` and `1 # why` are numbers, words are 0.
-pub(super) fn number(text: &str) -> i64 {
+pub(super) fn number_as_in_c(text: &str) -> i64 {
     let text = text.trim_start_matches([' ', '\t', '\n', '\r', '\x0b', '\x0c']);
     let (negative, text) = match text.strip_prefix(['-', '+']) {
         Some(rest) => (text.starts_with('-'), rest),
@@ -45,10 +46,10 @@ pub(super) fn windows(text: &str) -> Option<Windows> {
     }
 }
 
-pub(super) fn fast(text: &str) -> Option<Fast> {
+pub(super) fn collectives(text: &str) -> Option<Collectives> {
     match text.to_ascii_lowercase().as_str() {
-        "auto" => Some(Fast::Auto),
-        _ => on_or_off(text, Fast::Auto, Fast::Off),
+        "auto" => Some(Collectives::Auto),
+        _ => on_or_off(text, Collectives::Auto, Collectives::Off),
     }
 }
 
@@ -100,8 +101,17 @@ pub(super) fn level(text: &str) -> Option<::log::LevelFilter> {
     text.parse().ok()
 }
 
-pub(super) fn path(text: &str) -> Option<PathBuf> {
-    (!text.is_empty()).then(|| PathBuf::from(text))
+/// Any text names a file; none is no file.
+pub(super) fn path(text: &str) -> Option<Option<PathBuf>> {
+    Some((!text.is_empty()).then(|| PathBuf::from(text)))
+}
+
+pub(super) fn number(text: &str) -> Option<usize> {
+    text.parse().ok()
+}
+
+pub(super) fn seconds(text: &str) -> Option<Duration> {
+    text.parse().ok().map(Duration::from_secs)
 }
 
 pub(super) fn report(text: &str) -> Option<Option<Report>> {
@@ -112,7 +122,7 @@ pub(super) fn report(text: &str) -> Option<Option<Report>> {
         "json" => Form::Json,
         _ => return None,
     };
-    Some(Some(Report { form, file: path(file) }))
+    Some(Some(Report { form, file: path(file)? }))
 }
 
 #[cfg(test)]
