@@ -133,6 +133,11 @@ extern "C" fn end_runtime() {
     IS_RUNTIME_OVER.store(true, Ordering::Relaxed);
 }
 
+/// For what the simulator itself does behind exit handlers: the driver answers once more.
+pub fn go_on() {
+    IS_RUNTIME_OVER.store(false, Ordering::Relaxed);
+}
+
 /// The driver, opened and initialised at the first need.
 pub fn driver() -> Outcome<&'static Driver> {
     if IS_RUNTIME_OVER.load(Ordering::Relaxed) {

@@ -1,7 +1,7 @@
 //! What was never given back, reported when the process ends.
 
 use crate::refusal::lock;
-use crate::{allocation, communicator, group, import, lifecycle, strict};
+use crate::{allocation, communicator, driver, group, import, lifecycle, strict};
 use std::ffi::CStr;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicI32;
@@ -60,6 +60,7 @@ extern "C" fn note_status(status: libc::c_int, _: *mut libc::c_void) {
 pub extern "C" fn free_kept() {
     let _ = std::panic::catch_unwind(|| {
         if !is_forked_child() && allocation::live().len() as u64 <= windlass_has().pool_blocks {
+            driver::go_on();
             allocation::free_all();
         }
     });
