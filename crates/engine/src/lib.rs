@@ -1,6 +1,7 @@
 //! Everything in Windlass that decides and acts. Read from the call downwards: a call of the face comes in at
-//! [`dispatch`], is described by [`call`], decided by [`plan`], and run by one mechanism, which today is always
-//! [`forward`]. What a module names lies in a row below its own; `tests/arrows.rs` of the workspace holds that.
+//! [`dispatch`], is described by [`call`], decided by [`plan`], and run by one mechanism: [`forward`], [`mailbox`], [`fast`], or
+//! [`forward`] over buffers that [`registration`] has given NCCL. What a module names lies in a row below its own;
+//! `tests/house.rs` of the workspace holds that.
 
 #![deny(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Birth and end of communicators. NCCL makes and ends them; we note which there are, and with `WINDLASS_PEER_GROUPS=on` their
+//! Birth and end of communicators. NCCL makes and ends them; we note which there are, and unless `WINDLASS_PEER_GROUPS=off` their
 //! ranks meet first.
 
 mod children;
