@@ -289,8 +289,8 @@ impl Rendezvous {
         self.lobby
     }
 
-    /// This process hosts the meetings of a call, which these ranks of the parent make (one bit each): those whose
-    /// process, by its pidfd, ends before they have come, will not.
+    /// This process hosts the meeting or the round of this name, to which these ranks of the parent come (one bit each): those
+    /// whose process, by its pidfd, ends before they have come, will not.
     pub fn await_ranks(&self, call: Token, ranks: u64, lives: Vec<(u32, Ours)>) {
         self.shared.send(Command::Expect(Expected { call, ranks, lives }));
     }

@@ -114,7 +114,7 @@ pub(super) fn digest(what: &[u8], words: &[u8]) -> Token {
 pub struct Invitation {
     /// Opens the lobby of the host.
     pub lobby: Token,
-    /// [`Making::name`].
+    /// The name by which its ranks are waited for: the [`child`]'s own, its roster's, or before a round [`Making::name`].
     pub call: Token,
     /// [`child`]; of a word in the round before the call, [`round`].
     pub child: Token,

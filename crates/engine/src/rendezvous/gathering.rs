@@ -1,5 +1,5 @@
-//! Who of a communicator has come to the lobby in a call that makes others from it, as pure data: when nobody can come
-//! any more, those who are still waited for will never be there.
+//! Who has come to the lobby for a communicator that is made from another, or for the round before it, as pure data: when nobody can
+//! come any more, those who are still waited for will never be there.
 
 use crate::contract::Token;
 
@@ -10,7 +10,8 @@ pub struct Gathering {
     expected: Option<u64>,
     spoken: u64,
     dead: u64,
-    children: Vec<Token>,
+    /// The communicator that somebody has come for; none in a round.
+    child: Option<Token>,
 }
 
 impl Gathering {
@@ -19,11 +20,9 @@ impl Gathering {
         self.expected = Some(ranks);
     }
 
-    /// Somebody comes for the communicator of this name.
-    pub fn comes_for(&mut self, child: Token) {
-        if !self.children.contains(&child) {
-            self.children.push(child);
-        }
+    /// Somebody comes for the communicator of this name. False: others have come for another, which no rank of ours does.
+    pub fn comes_for(&mut self, child: Token) -> bool {
+        *self.child.get_or_insert(child) == child
     }
 
     /// A rank of the parent has said what it has to.
@@ -57,9 +56,9 @@ impl Gathering {
         self.coming() == Some(0)
     }
 
-    /// The communicators for which somebody has come.
-    pub fn children(&self) -> &[Token] {
-        &self.children
+    /// The communicator for which somebody has come.
+    pub fn child(&self) -> Option<Token> {
+        self.child
     }
 }
 
@@ -77,7 +76,7 @@ mod tests {
     #[test]
     fn counts_down() {
         let mut gathering = Gathering::default();
-        gathering.comes_for(CHILD);
+        assert!(gathering.comes_for(CHILD));
         gathering.spoke(2);
         gathering.spoke(1);
         assert_eq!((gathering.coming(), gathering.is_over()), (None, false));
@@ -88,10 +87,10 @@ mod tests {
         assert_eq!(gathering.lost(), None);
         gathering.died(3);
         assert_eq!((gathering.coming(), gathering.absent()), (Some(1), 3));
-        gathering.comes_for(CHILD);
+        assert!(gathering.comes_for(CHILD) && !gathering.comes_for(Token([2; 16])));
         gathering.spoke(0);
         assert!(gathering.is_over());
-        assert_eq!(gathering.children(), [CHILD]);
+        assert_eq!(gathering.child(), Some(CHILD));
     }
 
     /// Of a shrink the excluded are never waited for, whatever is heard of them.

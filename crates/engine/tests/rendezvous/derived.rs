@@ -36,9 +36,15 @@ fn split() -> Split {
 }
 
 impl Split {
+    /// The communicator of a color. Its ranks are all that are waited for under its name.
+    fn of(&self, color: i32) -> Token {
+        child(self.call, color)
+    }
+
     /// The invitation of a rank of the parent.
     fn invites(&self, rank: u32, color: i32) -> Invitation {
-        Invitation { lobby: self.host.lobby(), call: self.call, child: child(self.call, color), rank }
+        let child = self.of(color);
+        Invitation { lobby: self.host.lobby(), call: child, child, rank }
     }
 
     fn attend(&self, from: &Rendezvous, parent_rank: u32, color: i32, rank: u32, ranks: u32) -> Party {
@@ -86,7 +92,8 @@ fn two_colors_at_once() {
         split.attend(&split.host, 1, 7, 0, 2),
         split.attend(&split.host, 2, 8, 1, 2),
     ];
-    split.host.await_ranks(split.call, 0b11110, Vec::new());
+    split.host.await_ranks(split.of(7), 0b10010, Vec::new());
+    split.host.await_ranks(split.of(8), 0b1100, Vec::new());
     let outcomes: Vec<Outcome> = thread::scope(|scope| {
         let threads: Vec<_> = parties.into_iter().map(|party| scope.spawn(|| joined(party))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
@@ -97,7 +104,7 @@ fn two_colors_at_once() {
     });
     let (one, two) = (contracts.next().unwrap(), contracts.next().unwrap());
     assert_eq!((&contracts.next().unwrap(), &contracts.next().unwrap()), (&one, &two));
-    assert_eq!(one.birth, derived::birth(child(split.call, 7)));
+    assert_eq!(one.birth, derived::birth(split.of(7)));
     assert_ne!(one.birth, two.birth);
     assert_eq!(split.host.counts().fabrics.load(Ordering::Relaxed), 2);
 }
@@ -106,7 +113,8 @@ fn two_colors_at_once() {
 #[test]
 fn declined() {
     let split = split();
-    split.host.await_ranks(split.call, 0b11111, Vec::new());
+    split.host.await_ranks(split.of(1), 0b11001, Vec::new());
+    split.host.await_ranks(split.of(2), 0b110, Vec::new());
     let early = split.attend(&split.host, 0, 1, 0, 3);
     let others = [split.attend(&split.host, 1, 2, 0, 2), split.attend(&split.host, 2, 2, 1, 2)];
     rendezvous_declines(&split, 3, Verdict::Plain(Reason::NonBlocking));
@@ -133,7 +141,7 @@ fn rendezvous_declines(split: &Split, rank: u32, verdict: Verdict) {
 #[test]
 fn a_call_failed() {
     let split = split();
-    split.host.await_ranks(split.call, 0b111, Vec::new());
+    split.host.await_ranks(split.of(1), 0b111, Vec::new());
     let waiting = split.attend(&split.host, 0, 1, 0, 3);
     rendezvous_declines(&split, 2, Verdict::Failed(Failure::Absent { rank: 2 }));
     let outcome = joined(waiting);
@@ -143,12 +151,13 @@ fn a_call_failed() {
 }
 
 /// A process dies before its rank has come: the meeting that it is missing in fails once nobody else can be the one who
-/// is missing, and a meeting that has only late ranks does not.
+/// is missing, and a meeting beside it that has only late ranks does not.
 #[test]
 fn dies_before_it_comes() {
     let split = split();
     let ((dying, pidfd), (living, alive)) = (process(), process());
-    split.host.await_ranks(split.call, 0b1111, vec![(3, pidfd), (2, alive)]);
+    split.host.await_ranks(split.of(1), 0b1001, vec![(3, pidfd)]);
+    split.host.await_ranks(split.of(2), 0b110, vec![(2, alive)]);
     let misses_the_dead = split.attend(&split.host, 0, 1, 0, 2);
     let misses_the_late = split.attend(&split.host, 1, 2, 0, 2);
     kill(dying);
@@ -187,7 +196,7 @@ fn excluded_and_dead() {
 fn leaves_after_its_report() {
     for words in [vec![], FromRank::Confirm.encode()] {
         let split = split();
-        split.host.await_ranks(split.call, 0b111, Vec::new());
+        split.host.await_ranks(split.of(1), 0b111, Vec::new());
         let mut leaving = split.connect();
         let report = FromRank::Report(Box::new(facts(1, 3))).encode();
         leaving.write_all(&[split.invites(1, 1).greeting(), report].concat()).unwrap();
@@ -210,7 +219,7 @@ fn leaves_after_its_report() {
 #[test]
 fn leaves_before_its_report() {
     let split = split();
-    split.host.await_ranks(split.call, 0b11, Vec::new());
+    split.host.await_ranks(split.of(1), 0b11, Vec::new());
     let waiting = split.attend(&split.host, 0, 1, 0, 2);
     split.connect().write_all(&split.invites(1, 1).greeting()).unwrap();
     let outcome = joined(waiting);
@@ -221,7 +230,7 @@ fn leaves_before_its_report() {
 #[test]
 fn aborted() {
     let split = split();
-    split.host.await_ranks(split.call, 0b111, Vec::new());
+    split.host.await_ranks(split.of(1), 0b111, Vec::new());
     let (one, two) = (split.attend(&split.host, 0, 1, 0, 3), split.attend(&split.host, 1, 1, 1, 3));
     let canceller = one.cancellers().remove(0);
     thread::scope(|scope| {
@@ -285,7 +294,7 @@ fn thread_has_ended() {
     for (count, way) in (0..).zip(["declines", "comes"]) {
         let split = Split { call: Making::Split { count }.name(PARENT), host: rendezvous() };
         let waits = split.attend(&at_host, 0, 1, 0, 2);
-        split.host.await_ranks(split.call, 0b101, lives());
+        split.host.await_ranks(split.of(1), 0b101, lives());
         while !has_ended() {}
         match way {
             "declines" => own.decline(&split.invites(2, 1), Verdict::Failed(Failure::Absent { rank: 2 })),
@@ -309,7 +318,7 @@ fn thread_ends_while_it_knocks() {
     for _ in 0..20 {
         let (split, own) = (split(), rendezvous());
         let (waits, comes) = (split.attend(&other, 0, 1, 0, 2), split.attend(&own, 1, 1, 1, 2));
-        split.host.await_ranks(split.call, 0b11, vec![(1, pidfd_of(process.id()))]);
+        split.host.await_ranks(split.of(1), 0b11, vec![(1, pidfd_of(process.id()))]);
         drop(own);
         let outcomes = [joined(comes), joined(waits)];
         assert!(
@@ -364,7 +373,7 @@ fn full_queue() {
 fn aborted_at_once() {
     for _ in 0..50 {
         let (split, own) = (split(), rendezvous());
-        split.host.await_ranks(split.call, 0b11, Vec::new());
+        split.host.await_ranks(split.of(1), 0b11, Vec::new());
         let waiting = split.attend(&split.host, 0, 1, 0, 2);
         let aborted = split.attend(&own, 1, 1, 1, 2);
         aborted.cancellers()[0].abort();
@@ -387,7 +396,7 @@ fn too_many_calls() {
     let mut behind = split.connect();
     behind.write_all(b"?").unwrap();
     assert_eq!(behind.read(&mut [0]).unwrap_or(0), 0);
-    split.host.await_ranks(split.call, 0b11, Vec::new());
+    split.host.await_ranks(split.of(1), 0b11, Vec::new());
     for count in 1..=8 {
         let call = Making::Split { count }.name(PARENT);
         split.host.await_ranks(call, 0b11, vec![(1, pidfd_of(std::process::id()))]);
@@ -399,12 +408,31 @@ fn too_many_calls() {
     assert_eq!(split.host.counts().calls_forgotten.load(Ordering::Relaxed), 5);
 }
 
+/// Who comes for another communicator by the same name is turned away, and disturbs nobody who waits.
+#[test]
+fn another_communicator() {
+    let split = split();
+    split.host.await_ranks(split.of(1), 0b11, Vec::new());
+    let report = |rank| FromRank::Report(Box::new(facts(rank, 2))).encode();
+    let mut waiting = split.connect();
+    waiting.write_all(&[split.invites(0, 1).greeting(), report(0)].concat()).unwrap();
+    // Whoever comes behind it is heard after it.
+    let mut behind = split.connect();
+    let elsewhere = Invitation { child: split.of(2), ..split.invites(1, 1) };
+    behind.write_all(&[elsewhere.greeting(), report(1)].concat()).unwrap();
+    assert_eq!(behind.read(&mut [0]).unwrap_or(0), 0);
+    assert_eq!(split.host.counts().turned_away.load(Ordering::Relaxed), 1);
+    let late = split.attend(&split.host, 1, 1, 1, 2);
+    waiting.read_exact(&mut [0; 6]).unwrap();
+    drop(late);
+}
+
 /// Whoever does not know the secret, or says what makes no sense, is turned away and harms nobody; so with hundreds of the
 /// silent.
 #[test]
 fn strangers() {
     let split = split();
-    split.host.await_ranks(split.call, 0b11, Vec::new());
+    split.host.await_ranks(split.of(1), 0b11, Vec::new());
     let waiting = split.attend(&split.host, 0, 1, 0, 2);
     let good = split.invites(1, 1);
     let wrong_secret = Invitation { lobby: Token([1; 16]), ..good }.greeting();

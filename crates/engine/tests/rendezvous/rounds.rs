@@ -99,12 +99,14 @@ fn all_hear_the_same() {
     let expected = Table::new(vec![pair(8, 0), pair(7, 0), pair(8, 0), none, pair(7, -1)]);
     assert!(answers.iter().all(|answer| *answer == Ok(expected.clone())), "{answers:?}");
 
-    host.await_ranks(round.call, 0b10111, Vec::new());
+    host.await_ranks(child(round.call, 8), 0b101, Vec::new());
+    host.await_ranks(child(round.call, 7), 0b10010, Vec::new());
     let meet = |from: &Rendezvous, parent_rank: u32, color: i32| {
         let Course::Promise { rank, ranks, others: Others::Nothing } = expected.course(parent_rank) else {
             panic!("{:?}", expected.course(parent_rank))
         };
-        let invitation = Invitation { child: child(round.call, color), ..round.invites(parent_rank) };
+        let child = child(round.call, color);
+        let invitation = Invitation { call: child, child, ..round.invites(parent_rank) };
         from.attend_invited(&invitation, facts(rank, ranks.len() as u32)).unwrap()
     };
     let parties = [meet(&host, 0, 8), meet(&other, 2, 8), meet(&other, 4, 7), meet(&other, 1, 7)];

@@ -112,7 +112,9 @@ impl Reactor {
             return self.enter_round(connection, child, rank);
         }
         let key = connection.watched.key();
-        self.gathering(call).comes_for(child);
+        if !self.gathering(call).comes_for(child) {
+            return Counts::up(&self.shared.counts.turned_away);
+        }
         let meeting =
             self.meetings.entry(child).or_insert_with(|| Meeting::of_call(call, derived::birth(child)));
         if meeting.enter(key, rank, self.limits.present_max).is_none() {
@@ -152,9 +154,9 @@ impl Reactor {
             return;
         }
         let awaited = |call: &&Token| {
-            let busy = |child| self.meetings.get(child).is_some_and(|meeting| !meeting.is_left());
-            let gathering = self.gatherings.get(*call);
-            gathering.is_some_and(|gathering| gathering.children().iter().any(busy))
+            let child = self.gatherings.get(*call).and_then(Gathering::child);
+            let meeting = child.and_then(|child| self.meetings.get(&child));
+            meeting.is_some_and(|meeting| !meeting.is_left())
                 || self.rounds.get(*call).is_some_and(Round::is_awaited)
         };
         let oldest = self.calls.iter().find(|call| !awaited(call)).copied();
@@ -191,19 +193,18 @@ impl Reactor {
         }
     }
 
-    /// Ends the meetings whose ranks cannot all come any more, and the round, and forgets the call when nobody can.
+    /// Ends the meeting whose ranks cannot all come any more, or the round, and forgets the call when nobody can.
     pub(super) fn look_at(&mut self, call: Token) {
         let lost = self.gatherings.get(&call).and_then(Gathering::lost);
         lost.into_iter().for_each(|rank| self.end_round(call, Failure::Absent { rank }));
         let Some(gathering) = self.gatherings.get(&call) else { return };
         let Some(coming) = gathering.coming() else { return };
         let (over, rank) = (gathering.is_over(), gathering.absent());
-        let lost = |child: &&Token| {
-            let meeting = self.meetings.get(*child);
+        let is_lost = |child: &Token| {
+            let meeting = self.meetings.get(child);
             meeting.and_then(Meeting::missing).is_some_and(|missing| missing > coming)
         };
-        let lost: Vec<Token> = gathering.children().iter().filter(lost).copied().collect();
-        for child in lost {
+        if let Some(child) = gathering.child().filter(is_lost) {
             self.happen(child, Event::Absent(Failure::Absent { rank }));
         }
         if over {
@@ -217,12 +218,11 @@ impl Reactor {
         self.calls.retain(|other| *other != call);
         self.endpoints
             .retain(|_, endpoint| !matches!(endpoint, Endpoint::Life { call: of, .. } if *of == call));
-        for child in gathering.children() {
-            if let Some(meeting) = self.meetings.get_mut(child) {
-                meeting.nobody_comes();
-            }
-            self.forget_if_empty(*child);
+        let Some(child) = gathering.child() else { return };
+        if let Some(meeting) = self.meetings.get_mut(&child) {
+            meeting.nobody_comes();
         }
+        self.forget_if_empty(child);
     }
 
     /// Says something at a lobby to which no rank of this process goes, as soon as it can be.
