@@ -54,19 +54,6 @@ pub struct Parts {
     pub slices: Vec<Address>,
 }
 
-/// Where a buffer lies in memory that all ranks can reach, in equal steps from rank to rank.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reached {
-    /// Names the ranks' windows over it, alike on all of them; from 1.
-    pub window: u64,
-    /// From the beginning of this rank's block.
-    pub offset: u64,
-    /// Where rank 0's block begins, as this rank's device sees it.
-    pub first: u64,
-    /// From the beginning of one rank's block to that of the next one's.
-    pub stride: u64,
-}
-
 /// What one kernel does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]

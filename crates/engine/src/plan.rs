@@ -9,8 +9,6 @@ use crate::tuning::{Collective, Limits, OTHER_BYTES_MAX};
 /// What all ranks of a communicator know of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Standing {
-    /// NCCL does everything.
-    Plain,
     /// Its ranks can write each other's memory.
     Fabric(Terms),
     /// The same, and they have agreed to have NCCL use registered buffers in this call.
@@ -41,7 +39,7 @@ pub fn is_candidate(call: &Shared, terms: &Terms) -> bool {
 /// Chooses the path of a call.
 #[inline]
 pub fn plan(call: &Shared, standing: Standing) -> Path {
-    let (Standing::Fabric(terms) | Standing::Registering(terms)) = standing else { return Path::Forward };
+    let (Standing::Fabric(terms) | Standing::Registering(terms)) = standing;
     if is_fast(call, &terms) {
         return Path::Fast;
     }
@@ -126,7 +124,6 @@ mod tests {
                 let call = call(function, count, ncclFloat32);
                 let expected = if point_to_point { Path::Mailbox } else { Path::Forward };
                 assert_eq!(plan(&call, Standing::Fabric(SLOW)), expected);
-                assert_eq!(plan(&call, Standing::Plain), Path::Forward);
             }
         }
     }

@@ -136,16 +136,6 @@ impl Turns {
         }))
     }
 
-    /// This rank's device's.
-    pub fn supply(&self) -> &Arc<Supply> {
-        &self.supply
-    }
-
-    /// This rank.
-    pub fn rank(&self) -> u32 {
-        self.rank
-    }
-
     /// How graphs of it run.
     pub fn graphs(&self) -> Graphs {
         self.graphs

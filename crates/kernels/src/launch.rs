@@ -29,8 +29,6 @@ pub const BLOCKS_SHIFT: u32 = 56;
 pub const CHANNEL_RECEIVE: u16 = 1;
 /// The channel's bulk messages are sent by ordinary loads and stores; the receiver cannot tell.
 pub const CHANNEL_ORDINARY_STORES: u16 = 2;
-/// The next kernel of the stream may be set up while this one runs.
-pub const LAUNCH_EARLY_NEXT: u32 = 1;
 /// Some channel's chunks have a grown ring to go to.
 pub const LAUNCH_BULK_GREW: u32 = 2;
 

@@ -47,7 +47,6 @@ macro_rules! calls {
 calls! {
     fn cuInit(c_uint);
     fn cuGetErrorName(Code, *mut *const c_char);
-    fn cuDriverGetVersion(*mut c_int);
     fn cuDeviceGet(*mut c_int, c_int);
     fn cuDeviceGetCount(*mut c_int);
     fn cuDeviceGetUuid_v2(*mut [u8; 16], c_int);
@@ -165,15 +164,6 @@ impl Driver {
     /// Whether this process was forked off the one that opened the driver: no call works here.
     pub fn is_in_forked_child(&self) -> bool {
         std::process::id() != self.process
-    }
-
-    /// The driver's version as `1000 major + 10 minor` of CUDA.
-    pub fn version(&self) -> Result<i32, Failure> {
-        let mut version = 0;
-        // SAFETY: the output is a local.
-        let code = unsafe { (self.calls.cuDriverGetVersion)(&mut version) };
-        self.check("cuDriverGetVersion", code, String::new)?;
-        Ok(version)
     }
 
     /// Turns a code into a result; `detail` is asked for only on failure.

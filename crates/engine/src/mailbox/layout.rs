@@ -100,11 +100,6 @@ impl Layout {
     fn block_of(&self, rank: u32, peer: u32) -> u64 {
         u64::from(if peer < rank { peer } else { peer - 1 }) * self.block.bytes
     }
-
-    /// How many ranks it is for.
-    pub fn ranks(&self) -> u32 {
-        self.ranks
-    }
 }
 
 impl Block {
