@@ -19,6 +19,8 @@ use super::reactor::{Command, Shared};
 
 /// How long a rank tries to enter. It goes without a fabric then: as long as it has not entered nobody counts on it.
 const ENTERS_WITHIN: Duration = Duration::from_secs(3);
+/// How soon it tries again.
+const AGAIN_AFTER: Duration = Duration::from_millis(1);
 /// How often a rank that waits looks whether it still has to.
 const LOOKS_EVERY: Duration = Duration::from_millis(100);
 
@@ -49,8 +51,10 @@ impl Mustered {
                 Ok(_) => {
                     return Err(io::Error::other("the others of this host do not wait for it any more"));
                 }
-                // The last one has gone while this one came: it is the first of the next.
-                Err(Errno::CONNRESET | Errno::PIPE) if !keeps && !is_over() => {}
+                // The last one has gone while this one came, and it is the first of the next; or strangers fill the place.
+                Err(Errno::CONNRESET | Errno::PIPE) if !keeps && !is_over() => {
+                    std::thread::sleep(AGAIN_AFTER);
+                }
                 Err(error) => return Err(error.into()),
             }
         }
@@ -113,7 +117,7 @@ fn connect(shared: &Arc<Shared>, name: Token, is_over: &dyn Fn() -> bool) -> io:
         if is_over() {
             return Err(Errno::TIMEDOUT.into());
         }
-        std::thread::sleep(Duration::from_millis(1));
+        std::thread::sleep(AGAIN_AFTER);
     }
 }
 
@@ -152,5 +156,37 @@ fn wait(socket: &Ours) -> rustix::io::Result<()> {
     match poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&tick)) {
         Ok(_) | Err(Errno::INTR) => Ok(()),
         Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+    use crate::rendezvous::{Limits, place};
+
+    /// A rank that is turned away again and again, as where strangers fill the place, does not try without a pause.
+    #[test]
+    fn turned_away() {
+        const TRIES_FOR: Duration = Duration::from_millis(100);
+        let shared = Arc::new(Shared::new(&Limits::default()).unwrap());
+        let name = place::random().unwrap();
+        let listener = connection::listen_locally(&muster::address(name).unwrap()).unwrap();
+        let (came, began) = (AtomicUsize::new(0), Instant::now());
+        let is_over = || began.elapsed() >= TRIES_FOR;
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while began.elapsed() < 2 * TRIES_FOR {
+                    let all = std::iter::from_fn(|| net::accept(&listener).ok());
+                    came.fetch_add(all.count(), Ordering::Relaxed);
+                    std::thread::yield_now();
+                }
+            });
+            Mustered::enter(&shared, name, 0, &is_over).unwrap_err();
+        });
+        let most = (TRIES_FOR.as_millis() / AGAIN_AFTER.as_millis()) as usize + 1;
+        let came = came.load(Ordering::Relaxed);
+        assert!((2..=most).contains(&came), "{came} tries, expected at most {most}");
     }
 }
