@@ -2,8 +2,7 @@
  * on one rank fails, alone or with all later ones, an init, a split and a destroy end on every rank, within seconds, and alike:
  * with a communicator that works, or with an error. So with few descriptors for all that a process does, NCCL's part of it, too.
  *
- * All later ones fail on rank 1 only, as rank 0 makes the id, and NCCL's ranks come to Windlass in its process; and in no split, where
- * a rank that can open nothing may wait for the id of a child while its peer waits for its word.
+ * All later ones fail on rank 1 only, as rank 0 makes the id, and NCCL's ranks come to Windlass in its process.
  *
  * Arguments: a part (init, split, destroy, few, all), and the steps between the calls that fail: alone, and with all later ones; 0 for none.
  * A rank and a call after these run that alone, of the part. */
@@ -199,7 +198,7 @@ int main(int count, char** arguments) {
     if (!is_chosen(count, arguments, parts[part])) continue;
     int calls[2] = {60, 60};
     for (int rank = 0; rank < 2; rank++) {
-      for (int later = 0; later < (rank && part != 1 ? 2 : 1); later++) {
+      for (int later = 0; later < (rank ? 2 : 1); later++) {
         struct want want = {parts[part], rank, 1, later};
         /* What is tried again is a call each time: so no more than there are where nothing is lacking. */
         while (steps[later] && want.first < (later ? calls[rank] + 1 : 400) && run(&want)) want.first += steps[later];

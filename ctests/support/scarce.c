@@ -29,24 +29,28 @@ static uintptr_t text, text_end;
 static atomic_int armed, seen, kth, forever, closed;
 
 enum what { DESCRIPTOR, OTHER };
+enum course { PASSES, FAILS, TAKES_CLOSED };
 
-/* Whether this call is to fail. Later ones that open a descriptor do not where one has been closed since. */
-static bool fails(enum what what) {
-  if (!atomic_load(&armed)) return false;
+/* What becomes of this call. Later ones that open a descriptor do not fail where one has been closed since: they take that. */
+static enum course course_of(enum what what) {
+  if (!atomic_load(&armed)) return PASSES;
   int number = atomic_fetch_add(&seen, 1) + 1, first = atomic_load(&kth);
-  if (number <= first || !atomic_load(&forever)) return number == first;
-  if (what == OTHER) return true;
+  if (number <= first || !atomic_load(&forever)) return number == first ? FAILS : PASSES;
+  if (what == OTHER) return FAILS;
   int there = atomic_load(&closed);
   while (there > 0 && !atomic_compare_exchange_weak(&closed, &there, there - 1)) {}
-  return there <= 0;
+  return there > 0 ? TAKES_CLOSED : FAILS;
 }
+
+static bool fails(enum what what) { return course_of(what) == FAILS; }
 
 static bool is_windlass(const void* address) { return (uintptr_t)address >= text && (uintptr_t)address < text_end; }
 
 static void on_call(int signal, siginfo_t* info, void* context) {
   (void)signal;
   greg_t* registers = ((ucontext_t*)context)->uc_mcontext.gregs;
-  if (fails(info->si_syscall == SYS_mmap ? OTHER : DESCRIPTOR)) {
+  enum course course = course_of(info->si_syscall == SYS_mmap ? OTHER : DESCRIPTOR);
+  if (course == FAILS) {
     registers[REG_RAX] = info->si_syscall == SYS_mmap ? -ENOMEM : -EMFILE;
     return;
   }
@@ -54,6 +58,8 @@ static void on_call(int signal, siginfo_t* info, void* context) {
   long result = syscall(info->si_syscall, registers[REG_RDI], registers[REG_RSI], registers[REG_RDX], registers[REG_R10],
                         registers[REG_R8], registers[REG_R9]);
   registers[REG_RAX] = result < 0 ? -errno : result;
+  /* It opened none: nobody waited to be accepted. */
+  if (result < 0 && course == TAKES_CLOSED) atomic_fetch_add(&closed, 1);
   errno = before;
 }
 

@@ -7,6 +7,7 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{Errno, Result};
@@ -58,6 +59,9 @@ pub fn are_free(count: usize) -> bool {
 
 /// Descriptors that are held in reserve, by their numbers; -1 where there is none. No lock: a forked child begins without.
 static RESERVED: [AtomicI32; 2] = [const { AtomicI32::new(-1) }; 2];
+
+/// How long descriptors are waited for: they come back, but others may wait for what needs them.
+pub const WANTED_FOR: Duration = Duration::from_secs(3);
 
 /// Whether an operation failed as this process, or the whole system, has no descriptor left, or no memory for one.
 pub fn is_want(error: Errno) -> bool {

@@ -4,15 +4,16 @@
 use std::collections::VecDeque;
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use nccl_sys::{NCCL_UNIQUE_ID_BYTES, ncclInternalError, ncclResult_t};
+use nccl_sys::{NCCL_UNIQUE_ID_BYTES, ncclInternalError, ncclResult_t, ncclSystemError};
 
 use crate::contract::Token;
 use crate::contract::bytes::{Reader, Writer};
+use crate::descriptor;
 use crate::error::refuse;
 use crate::forward::birth;
-use crate::rendezvous::asking::Answer;
+use crate::rendezvous::asking::Answered;
 use crate::rendezvous::card::Id;
 
 use super::{Fabric, exiting, watch};
@@ -63,12 +64,12 @@ impl Question {
 pub(super) struct Asking {
     pub desk: Token,
     pub question: Question,
-    pub answers: SyncSender<Option<Answer>>,
+    pub answers: SyncSender<Answered>,
 }
 
 impl Fabric {
     /// An id for something that ranks number alike, the same for all who ask the same rank. Waits for its process, whatever its
-    /// threads do, until `stopped`, which is asked every 50 ms.
+    /// threads do, until `stopped`, which is asked every 50 ms, or this process had no descriptor to ask with [for a while](descriptor::WANTED_FOR).
     pub fn id(&self, of: u32, number: u64, stopped: &dyn Fn() -> bool) -> Result<Id, ncclResult_t> {
         if self.rank == of {
             // The others ask this process.
@@ -76,6 +77,7 @@ impl Fabric {
             return self.make_id(number);
         }
         let question = Question { birth: self.contract.birth, of, number };
+        let mut wanting: Option<Instant> = None;
         while !stopped() {
             let (answers, answer) = sync_channel(1);
             if !watch::ask_for_id(self, question, answers) {
@@ -83,7 +85,7 @@ impl Fabric {
             }
             loop {
                 match answer.recv_timeout(LOOK_EVERY) {
-                    Ok(Some(answer)) => {
+                    Ok(Ok(answer)) => {
                         return answer.words.try_into().map_err(|words: Vec<u8>| {
                             let bytes = words.len();
                             refuse(
@@ -92,10 +94,18 @@ impl Fabric {
                             )
                         });
                     }
-                    Ok(None) | Err(RecvTimeoutError::Disconnected) => break,
+                    Ok(Err(silence)) => {
+                        wanting = silence.is_want().then(|| wanting.unwrap_or_else(Instant::now));
+                        break;
+                    }
+                    Err(RecvTimeoutError::Disconnected) => break,
                     Err(RecvTimeoutError::Timeout) if stopped() => break,
                     Err(RecvTimeoutError::Timeout) => {}
                 }
+            }
+            if wanting.is_some_and(|since| since.elapsed() >= descriptor::WANTED_FOR) {
+                let why = format_args!("no file descriptor to ask rank {of} for an id");
+                return Err(refuse(ncclSystemError, why));
             }
             // Divergence: where that process is dead NCCL would wait in its bootstrap; here, too, until an abort.
             std::thread::sleep(AGAIN_AFTER);

@@ -18,7 +18,7 @@ use crate::contract::{Member, Token};
 use crate::descriptor;
 use crate::guard;
 use crate::pool;
-use crate::rendezvous::asking::{Answer, Desk};
+use crate::rendezvous::asking::{Answer, Answered, Desk};
 use crate::rendezvous::poll::Flag;
 use crate::thread;
 
@@ -111,11 +111,7 @@ pub(super) fn each_windows(mut look: impl FnMut(&Arc<Windows>)) {
 }
 
 /// Asks a rank's process for an id; whether the answer will come.
-pub(super) fn ask_for_id(
-    fabric: &Fabric,
-    question: ids::Question,
-    answers: SyncSender<Option<Answer>>,
-) -> bool {
+pub(super) fn ask_for_id(fabric: &Fabric, question: ids::Question, answers: SyncSender<Answered>) -> bool {
     exiting::go_on();
     let desk = fabric.contract.members.get(question.of as usize).and_then(desk_of);
     let (Some(watch), Some(desk)) = (WATCH.get(), desk) else { return false };
@@ -249,7 +245,7 @@ struct Round {
 enum Asked {
     Growth(Question),
     Heard(Telling),
-    Id(SyncSender<Option<Answer>>),
+    Id(SyncSender<Answered>),
 }
 
 /// Whether sends and receives are being issued.
@@ -363,13 +359,13 @@ impl Round {
             match (self.asked.remove(&key), answer) {
                 (Some(Asked::Growth(question)), answer) => {
                     if let Some(fabric) = watch.find(question.birth, question.from) {
-                        fabric.take_growth(question, answer);
+                        fabric.take_growth(question, answer.ok());
                     }
                 }
-                (Some(Asked::Heard(telling)), None) => watch.tellings().extend(telling.again()),
+                (Some(Asked::Heard(telling)), Err(_)) => watch.tellings().extend(telling.again()),
                 // Who asked may have stopped waiting.
                 (Some(Asked::Id(answers)), answer) => drop(answers.try_send(answer)),
-                (Some(Asked::Heard(_)), Some(_)) | (None, _) => {}
+                (Some(Asked::Heard(_)), Ok(_)) | (None, _) => {}
             }
         }
     }

@@ -18,6 +18,7 @@ use crate::forward::configuration::Kept as Configuration;
 use crate::forward::known;
 use crate::group;
 use crate::promise::{Promise, on_device};
+use crate::rendezvous::card::Id;
 use crate::rendezvous::verdict::Reason;
 use crate::stats::count::Identity;
 
@@ -48,6 +49,8 @@ pub struct ById {
     of: Option<u32>,
     /// What the id is for.
     number: u64,
+    /// Where this rank has it already.
+    id: Option<Id>,
     newborn: Newborn,
     config: *mut ncclConfig_t,
     others: Others,
@@ -119,13 +122,13 @@ pub fn step(birth: &Birth, before: Option<Before>) -> Step {
                 return Step::ById(ById { reason: Reason::OneRank, ..by_id });
             }
             let asked = derivation.ask(by_id.newborn, configured);
-            met(asked, configuration, by_id)
+            met(asked, derivation, configuration, by_id)
         }
         Course::Nccl => Step::Begun(derivation, configured),
         Course::Promise { rank, ranks, others } => {
             let by_id = by_id(birth, parent, &derivation, device, rank, &ranks);
             let asked = derivation.ask_promise(by_id.newborn, configured);
-            met(asked, configuration, ById { others, ..by_id })
+            met(asked, derivation, configuration, ById { others, ..by_id })
         }
         Course::Torn => {
             derivation.fail();
@@ -155,6 +158,7 @@ fn by_id(
         parent,
         of: ranks.first().copied().filter(|_| ranks.len() > 1),
         number: derivation.child().number(),
+        id: None,
         newborn: Newborn { device, rank, ranks: ranks.len() as u32 },
         config: birth.config_of_child(),
         others: Others::Nothing,
@@ -163,12 +167,17 @@ fn by_id(
 }
 
 /// The ranks meet; where they get no fabric, an id it is.
-fn met(asked: Result<Asked, Reason>, configuration: Configuration, by_id: ById) -> Step {
-    let fate = match asked {
-        Ok(asked) => fabric::join(vec![asked]).pop().unwrap_or(Fate::Plain(Reason::Derived)),
-        Err(reason) => Fate::Plain(reason),
+fn met(
+    asked: Result<Asked, Reason>,
+    derivation: Derivation,
+    configuration: Configuration,
+    by_id: ById,
+) -> Step {
+    let asked = match asked {
+        Ok(asked) => asked,
+        Err(reason) => return does_not_come(reason, derivation, by_id),
     };
-    match fate {
+    match fabric::join(vec![asked]).pop().unwrap_or(Fate::Plain(Reason::Derived)) {
         Fate::Fabric(fabric) => {
             fabric.keep_configuration(configuration);
             Step::Met(Promise::new(fabric, by_id.newborn.device, None), by_id.others)
@@ -176,6 +185,21 @@ fn met(asked: Result<Asked, Reason>, configuration: Configuration, by_id: ById) 
         Fate::Plain(reason) => Step::ById(ById { reason, ..by_id }),
         Fate::Failed(failure) => {
             Step::Failed(refuse(failure.code(), format_args!("no communicator: {failure}")))
+        }
+    }
+}
+
+/// This rank does not come to the session of the others, who go to NCCL when they hear so. It may lack what it needs for that, too: so it
+/// has the id before they hear. Without one they have no communicator either.
+fn does_not_come(reason: Reason, derivation: Derivation, by_id: ById) -> Step {
+    match id_of(&by_id) {
+        Ok(id) => {
+            derivation.refuse(reason.clone());
+            Step::ById(ById { id: Some(id), reason, ..by_id })
+        }
+        Err(code) => {
+            derivation.fail();
+            Step::Failed(code)
         }
     }
 }
@@ -223,15 +247,18 @@ fn for_others(others: Others, birth: &Birth) -> ncclResult_t {
 
 fn make(by_id: &ById, birth: &Birth) -> ncclResult_t {
     let Some((place, _)) = birth.newborns().next() else { return ncclSuccess };
-    let id = match by_id.of {
+    let Newborn { device, rank, ranks } = by_id.newborn;
+    match by_id.id.map_or_else(|| id_of(by_id), Ok) {
+        Ok(id) => on_device(device, || birth::make(place, ranks, &id, rank, by_id.config)),
+        Err(code) => code,
+    }
+}
+
+fn id_of(by_id: &ById) -> Result<Id, ncclResult_t> {
+    match by_id.of {
         None => birth::make_id(),
         // Ends with the parent, as the rounds and meetings before it.
         Some(of) => by_id.parent.id(of, by_id.number, &|| by_id.parent.has_ended_derived()),
-    };
-    let Newborn { device, rank, ranks } = by_id.newborn;
-    match id {
-        Ok(id) => on_device(device, || birth::make(place, ranks, &id, rank, by_id.config)),
-        Err(code) => code,
     }
 }
 

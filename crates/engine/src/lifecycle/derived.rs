@@ -350,16 +350,13 @@ pub fn meet(made: Vec<(Handle, Configured, Derivation)>) -> ncclResult_t {
     first
 }
 
-fn ask(handle: ncclComm_t, configured: Configured, derivation: Derivation) -> Result<Asked, Reason> {
-    match known::identity(handle) {
+fn ask(handle: ncclComm_t, configured: Configured, mut derivation: Derivation) -> Result<Asked, Reason> {
+    let asked = match known::identity(handle) {
         Some(identity) if identity.rank >= 0 && identity.ranks > identity.rank => {
             let (rank, ranks) = (identity.rank as u32, identity.ranks as u32);
             derivation.ask(Newborn { device: identity.device, rank, ranks }, configured)
         }
-        _ => {
-            let reason = Reason::NoIdentity { words: "NCCL does not say which rank this is".into() };
-            derivation.refuse(reason.clone());
-            Err(reason)
-        }
-    }
+        _ => Err(Reason::NoIdentity { words: "NCCL does not say which rank this is".into() }),
+    };
+    asked.inspect_err(|reason| derivation.refuse(reason.clone()))
 }

@@ -36,6 +36,25 @@ pub struct Answer {
     pub descriptor: Option<OwnedFd>,
 }
 
+/// Why there is no answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Silence {
+    /// The other desk is not there, or does not answer.
+    Unanswered,
+    /// It was not asked: this process has no descriptor left.
+    Want,
+}
+
+impl Silence {
+    /// Whether this process had no descriptor to ask with.
+    pub fn is_want(self) -> bool {
+        self == Silence::Want
+    }
+}
+
+/// What came of a question.
+pub type Answered = Result<Answer, Silence>;
+
 /// Where questions arrive and from where they are asked.
 #[derive(Debug)]
 pub struct Desk {
@@ -60,7 +79,7 @@ struct Asked {
 
 enum Turn {
     Later,
-    Over(Option<Answer>),
+    Over(Answered),
 }
 
 impl Desk {
@@ -101,8 +120,8 @@ impl Desk {
     }
 
     /// Goes on with all that can: answers questions with `answer` (none: the caller hears nothing), and gives the answers
-    /// that have come; none where there will be none.
-    pub fn turn(&mut self, mut answer: impl FnMut(&[u8]) -> Option<Answer>) -> Vec<(u64, Option<Answer>)> {
+    /// that have come, or why there will be none.
+    pub fn turn(&mut self, mut answer: impl FnMut(&[u8]) -> Option<Answer>) -> Vec<(u64, Answered)> {
         let mut answers = Vec::new();
         self.asked.retain_mut(|asked| match asked.turn() {
             Turn::Later => true,
@@ -157,7 +176,8 @@ impl Asked {
         match self.go_on() {
             Ok(turn) => turn,
             Err(Errno::AGAIN | Errno::INTR) => Turn::Later,
-            Err(_) => Turn::Over(None),
+            Err(error) if descriptor::is_want(error) => Turn::Over(Err(Silence::Want)),
+            Err(_) => Turn::Over(Err(Silence::Unanswered)),
         }
     }
 
@@ -186,9 +206,9 @@ impl Asked {
         }
         let cut = received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
         if cut || !(1..=WORDS_BYTES_MAX).contains(&received.bytes) {
-            return Ok(Turn::Over(None));
+            return Ok(Turn::Over(Err(Silence::Unanswered)));
         }
-        Ok(Turn::Over(Some(Answer { words: words[..received.bytes].to_vec(), descriptor })))
+        Ok(Turn::Over(Ok(Answer { words: words[..received.bytes].to_vec(), descriptor })))
     }
 }
 
@@ -206,10 +226,7 @@ fn send(socket: &Ours, answer: &Answer) -> rustix::io::Result<()> {
 mod tests {
     use super::*;
 
-    fn turns(
-        desks: &mut [Desk],
-        mut answer: impl FnMut(&[u8]) -> Option<Answer>,
-    ) -> Vec<(u64, Option<Answer>)> {
+    fn turns(desks: &mut [Desk], mut answer: impl FnMut(&[u8]) -> Option<Answer>) -> Vec<(u64, Answered)> {
         let mut answers = Vec::new();
         for _ in 0..10 {
             for desk in desks.iter_mut() {
@@ -227,12 +244,12 @@ mod tests {
         assert!(Desk::open_as(name).is_err());
         drop(other);
         desk.ask(name, b"1".to_vec(), 1);
-        assert!(matches!(desk.turn(|_| None)[..], [(1, None)]));
+        assert!(matches!(desk.turn(|_| None)[..], [(1, Err(Silence::Unanswered))]));
         let other = Desk::open_as(name).unwrap();
         desk.ask(name, b"2".to_vec(), 2);
         let answers =
             turns(&mut [desk, other], |words| Some(Answer { words: words.to_vec(), descriptor: None }));
-        assert!(matches!(&answers[..], [(2, Some(answer))] if answer.words == b"2"), "{answers:?}");
+        assert!(matches!(&answers[..], [(2, Ok(answer))] if answer.words == b"2"), "{answers:?}");
     }
 
     /// Questions to another desk and to one's own are answered, each with its key; a descriptor arrives.
@@ -247,7 +264,7 @@ mod tests {
             Some(Answer { words: words.to_vec(), descriptor })
         });
         answers.sort_by_key(|(key, _)| *key);
-        let [(7, Some(yes)), (8, Some(own))] = &answers[..] else { panic!("{answers:?}") };
+        let [(7, Ok(yes)), (8, Ok(own))] = &answers[..] else { panic!("{answers:?}") };
         assert_eq!((&yes.words[..], yes.descriptor.is_some()), (&b"yes"[..], true));
         assert_eq!((&own.words[..], own.descriptor.is_some()), (&b"own"[..], false));
     }
@@ -277,7 +294,7 @@ mod tests {
             None
         });
         answers.sort_by_key(|(key, _)| *key);
-        assert!(matches!(answers[..], [(1, None), (2, None), (3, None)]), "{answers:?}");
+        assert!(matches!(answers[..], [(1, Err(_)), (2, Err(_)), (3, Err(_))]), "{answers:?}");
         assert_eq!(seen, 1);
     }
 }

@@ -166,36 +166,29 @@ impl Derivation {
         drop(self);
     }
 
-    /// Begins the birth of this rank's communicator. Waits for nobody; the reason says that NCCL does everything, for all its
-    /// ranks.
-    pub fn ask(self, newborn: Newborn, configured: Configured) -> Result<Asked, Reason> {
+    /// Begins the birth of this rank's communicator. Waits for nobody. The reason says that NCCL does everything, for all its
+    /// ranks, which the caller [tells](Derivation::refuse) them. Once.
+    pub fn ask(&mut self, newborn: Newborn, configured: Configured) -> Result<Asked, Reason> {
         self.ask_with(newborn, configured, Patience::None)
     }
 
     /// The same before NCCL has made it, where a round found that it is a promise.
-    pub fn ask_promise(self, newborn: Newborn, configured: Configured) -> Result<Asked, Reason> {
+    pub fn ask_promise(&mut self, newborn: Newborn, configured: Configured) -> Result<Asked, Reason> {
         self.ask_with(newborn, configured, Patience::AsConfigured)
     }
 
     fn ask_with(
-        mut self,
+        &mut self,
         newborn: Newborn,
         configured: Configured,
         patience: Patience,
     ) -> Result<Asked, Reason> {
+        let mut asked = self.ask_at(newborn, configured, patience)?;
         self.leaves = Leaves::ToNccl;
-        let mut asked = self.ask_at(newborn, configured, patience);
-        match &mut asked {
-            Ok(asked) => {
-                if let Session::AtRoster(Ok(mustered)) =
-                    std::mem::replace(&mut self.session, Session::Nowhere)
-                {
-                    asked.mustered = Some(mustered);
-                }
-            }
-            Err(reason) => self.decline(Verdict::Plain(reason.clone())),
+        if let Session::AtRoster(Ok(mustered)) = std::mem::replace(&mut self.session, Session::Nowhere) {
+            asked.mustered = Some(mustered);
         }
-        asked
+        Ok(asked)
     }
 
     fn ask_at(&self, newborn: Newborn, configured: Configured, patience: Patience) -> Result<Asked, Reason> {

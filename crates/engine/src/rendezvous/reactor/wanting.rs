@@ -13,15 +13,13 @@ use rustix::process::{Resource, getrlimit};
 
 use super::{Endpoint, Reactor};
 use crate::contract::Token;
-use crate::descriptor::{self, Ours};
+use crate::descriptor::{self, Ours, WANTED_FOR};
 use crate::rendezvous::agreement::Event;
 use crate::rendezvous::connection;
 use crate::rendezvous::counts::Counts;
 use crate::rendezvous::derived;
 use crate::rendezvous::verdict::Failure;
 
-/// How long descriptors are waited for.
-const WITHIN: Duration = Duration::from_secs(3);
 /// The same where NCCL's ranks come to their root: those that are there give theirs back when the last one has come.
 const OF_NCCL_WITHIN: Duration = Duration::from_secs(60);
 
@@ -38,7 +36,7 @@ impl Reactor {
         log::debug!("rendezvous cannot {what}: {error}, trying again soon");
         Counts::up(&self.shared.counts.starved);
         let since = *self.wanting.get_or_insert_with(Instant::now);
-        if !descriptor::is_want(error) || since.elapsed() < WITHIN {
+        if !descriptor::is_want(error) || since.elapsed() < WANTED_FOR {
             return Want::Later;
         }
         say_once(error);
@@ -100,7 +98,7 @@ fn say_once(error: Errno) {
         let limit = limit.map_or_else(|| "none".to_owned(), |limit| limit.to_string());
         log::error!(
             "no file descriptor could be opened for {} s ({error}; RLIMIT_NOFILE {limit}): communicators that need this process fail",
-            WITHIN.as_secs()
+            WANTED_FOR.as_secs()
         );
     });
 }
