@@ -160,19 +160,28 @@ fn lend_again<T, H: PartialEq>(
 }
 
 /// Looks for what is kept too long, and whether memory is short where something is kept. For `windlass-watch`, which ends waits for
-/// the dead: the driver, which may wait for what a thread of the application does, is asked [beside](super::beside) it. What is
-/// registered of a block goes when a look of the watch's finds that gone.
+/// the dead: the driver, which may wait for what a thread of the application does, is asked [beside](super::beside) it, by one thread as
+/// long as there is anything to look after. What is registered of a block goes when a look of the watch's finds that gone.
 pub(super) fn look() {
     static IS_BUSY: AtomicBool = AtomicBool::new(false);
-    if (pool::is_any_kept() || cached::may_end()) && !IS_BUSY.swap(true, Ordering::AcqRel) {
+    if is_any_to_look_after() && !IS_BUSY.swap(true, Ordering::AcqRel) {
         let busy = Busy(&IS_BUSY);
-        beside::run(None, move || {
-            let _busy = busy;
+        beside::run_while(LOOK_AFTER_EVERY, move || {
+            let _busy = &busy;
             let_go_of_old();
             give_back_where_short();
             cached::look();
+            is_any_to_look_after()
         });
     }
+}
+
+/// So soon memory goes back to the driver where it is short.
+const LOOK_AFTER_EVERY: Duration = Duration::from_millis(50);
+
+/// Whether anything is kept that may go.
+pub(super) fn is_any_to_look_after() -> bool {
+    pool::is_any_kept() || cached::may_end()
 }
 
 /// What nobody wants for so long goes back: another program, or `cudaMalloc`, may want it, and nobody hears of that.

@@ -272,7 +272,7 @@ impl Round {
             // What panics leaves a fabric as it was.
             guard::or_else(|| (), || self.look(&mut stuck));
             self.leaving = guard::or_else(|| false, leaving::look);
-            if (pool::is_any_kept() || cached::may_end()) && self.pressed.elapsed() >= REGISTERED_TICK {
+            if recycling::is_any_to_look_after() && self.pressed.elapsed() >= REGISTERED_TICK {
                 guard::or_else(|| (), recycling::look);
                 self.pressed = Instant::now();
             }
@@ -308,7 +308,7 @@ impl Round {
         };
         let tick = match busy {
             true => BUSY_TICK,
-            false if pool::is_any_kept() || pool::is_any_leaving() || cached::may_end() => REGISTERED_TICK,
+            false if recycling::is_any_to_look_after() || pool::is_any_leaving() => REGISTERED_TICK,
             false if alive.iter().filter_map(Weak::upgrade).any(registers) => REGISTERED_TICK,
             false => IDLE_TICK,
         };
