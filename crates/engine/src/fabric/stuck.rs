@@ -6,6 +6,8 @@
 //! looks for data first, though, and only after many looks in vain at the word that tells it to leave. So that word is set for a moment. A kernel that
 //! waits reports what for and leaves. One that has not begun sees nothing of it, and gets its data if it begins just then. What a kernel
 //! loses that begins in this moment and waits for a living rank is lost by mistake; the moment comes once in the configured time.
+//! It is short at first, as a GPU's threads hear it within microseconds, and longer after each in which nobody reported: threads of the
+//! simulator, or of a GPU that others use too, may not run for a while.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -23,8 +25,12 @@ use super::boxes::Boxes;
 const ASK_EVERY: Duration = Duration::from_millis(250);
 /// A kernel sees an abort within microseconds.
 pub(super) const LEAVES_WITHIN: Duration = Duration::from_secs(2);
-/// As long as kernels are asked who waits: threads of the simulator may not run for a while.
-const ASKED_FOR: Duration = Duration::from_millis(500);
+/// As long as kernels are asked who waits: at first, and at most. It grows by this factor.
+const ASKED_FOR: Duration = Duration::from_millis(10);
+const ASKED_FOR_MOST: Duration = Duration::from_millis(500);
+const LONGER: u32 = 8;
+/// As long as a kernel may take to leave that has heard the question.
+const LEFT_AFTER: Duration = ASK_EVERY;
 
 /// How far all is.
 #[derive(Debug, PartialEq, Eq)]
@@ -38,13 +44,72 @@ struct Moved {
 
 /// Whether kernels are asked who waits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Probe {
+enum Asking {
     #[default]
-    None,
-    /// Since then; for so long nothing had moved.
-    Open(Instant, Duration),
-    /// No longer, but a kernel may have heard it just before.
-    Closed(Duration),
+    No,
+    /// Since then.
+    Open(Instant),
+    /// No longer since then, but a kernel may have heard it just before.
+    Closed(Instant),
+}
+
+/// The question, and how long the next one will be.
+#[derive(Debug)]
+struct Probe {
+    asking: Asking,
+    lasts: Duration,
+    /// For so long nothing had moved before.
+    still_for: Duration,
+}
+
+/// What is to be done about a question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Due {
+    /// It is open, and nothing is read: that may wait behind copies of the application's.
+    Wait,
+    /// It ends.
+    Close,
+    /// Answers may come.
+    Read,
+    /// All who heard it have left.
+    ReadLast,
+}
+
+impl Default for Probe {
+    fn default() -> Probe {
+        Probe { asking: Asking::No, lasts: ASKED_FOR, still_for: Duration::ZERO }
+    }
+}
+
+impl Probe {
+    fn open(&mut self, now: Instant, still_for: Duration) {
+        (self.asking, self.still_for) = (Asking::Open(now), still_for);
+    }
+
+    fn close(&mut self, now: Instant) {
+        self.asking = Asking::Closed(now);
+    }
+
+    /// Nobody has answered.
+    fn end(&mut self) {
+        self.asking = Asking::No;
+        self.lasts = (self.lasts * LONGER).min(ASKED_FOR_MOST);
+    }
+
+    fn is_open(&self) -> bool {
+        matches!(self.asking, Asking::Open(_))
+    }
+
+    fn due(&self, now: Instant) -> Option<Due> {
+        let passed = |since| now.saturating_duration_since(since);
+        match self.asking {
+            Asking::No => None,
+            Asking::Open(since) if passed(since) < self.lasts => Some(Due::Wait),
+            Asking::Open(_) => Some(Due::Close),
+            Asking::Closed(since) if passed(since) < LEFT_AFTER => Some(Due::Read),
+            Asking::Closed(_) => Some(Due::ReadLast),
+        }
+    }
 }
 
 /// A fabric with a dead rank, or one that has failed.
@@ -62,13 +127,17 @@ impl Watched {
     /// Looks whether work is in flight and moves.
     pub fn look(&mut self, fabric: &Fabric, dead: &[u32]) {
         let Some(Boxes { mailbox, fast, turns, lacks: _ }) = &fabric.boxes else { return };
-        if self.over || self.asked.is_some_and(|asked| asked.elapsed() < ASK_EVERY) {
+        let is_early = !self.is_asking() && self.asked.is_some_and(|asked| asked.elapsed() < ASK_EVERY);
+        if self.over || is_early {
             return;
         }
         self.asked = Some(Instant::now());
-        if let Some((stuck, still_for)) = self.hear(turns) {
-            self.over = true;
-            return end(fabric, turns, dead, stuck, still_for);
+        if let Some(due) = self.probe.due(Instant::now()) {
+            if let Some(stuck) = self.hear(turns, due) {
+                self.over = true;
+                end(fabric, turns, dead, stuck, self.probe.still_for);
+            }
+            return;
         }
         let runs = fabric.runs.load(Ordering::Relaxed);
         // Taken before it is asked: what is called meanwhile adds itself.
@@ -96,8 +165,8 @@ impl Watched {
         };
         match &self.still {
             Some((since, before)) if *before == moved => {
-                if since.elapsed() >= config().hang_timeout && self.probe == Probe::None {
-                    self.probe = Probe::Open(Instant::now(), since.elapsed());
+                if since.elapsed() >= config().hang_timeout {
+                    self.probe.open(Instant::now(), since.elapsed());
                     turns.ask_who_waits();
                 }
             }
@@ -105,29 +174,42 @@ impl Watched {
         }
     }
 
-    /// What kernels have answered, and how long nothing had moved before. Without an answer for a while none waits, and all begins anew.
-    fn hear(&mut self, turns: &Turns) -> Option<(Stuck, Duration)> {
-        let (is_over, still_for) = match self.probe {
-            Probe::None => return None,
-            Probe::Open(since, still_for) => (since.elapsed() >= ASKED_FOR, still_for),
-            Probe::Closed(still_for) => (true, still_for),
-        };
-        match turns.stuck() {
-            Ok(stuck) if !stuck.is_empty() => return Some((stuck, still_for)),
-            Ok(_) if !is_over => return None,
-            // Nobody has answered; or the driver answers nothing, and its owner will see that.
-            _ => {}
+    /// Whether kernels are asked who waits: not for longer than need be.
+    pub fn is_asking(&self) -> bool {
+        self.probe.is_open()
+    }
+
+    /// The worker ends, and kernels may go on: who waits is asked no more.
+    pub fn take_back(&mut self, fabric: &Fabric, dead: &[u32]) {
+        let Some(Boxes { turns, .. }) = &fabric.boxes else { return };
+        if self.over || self.probe.asking == Asking::No {
+            return;
         }
-        self.probe = match self.probe {
-            Probe::Open(..) => {
-                turns.ask_no_more();
-                Probe::Closed(still_for)
-            }
-            _ => {
-                turns.have_asked();
-                Probe::None
-            }
-        };
+        turns.ask_no_more();
+        std::thread::sleep(LEFT_AFTER);
+        if let Some(stuck) = self.hear(turns, Due::ReadLast) {
+            end(fabric, turns, dead, stuck, self.probe.still_for);
+        }
+    }
+
+    /// What kernels have answered. Without an answer none waits, and all begins anew.
+    fn hear(&mut self, turns: &Turns, due: Due) -> Option<Stuck> {
+        if due == Due::Wait {
+            return None;
+        }
+        if due == Due::Close {
+            turns.ask_no_more();
+            self.probe.close(Instant::now());
+        }
+        match (turns.stuck(), due) {
+            (Ok(stuck), _) if !stuck.is_empty() => return Some(stuck),
+            (Ok(_), Due::ReadLast) => {}
+            (Ok(_), _) => return None,
+            // The driver answers nothing, and its owner will see that.
+            (Err(_), _) => {}
+        }
+        turns.have_asked();
+        self.probe.end();
         self.still = None;
         None
     }
@@ -144,4 +226,33 @@ fn end(fabric: &Fabric, turns: &Turns, dead: &[u32], stuck: Stuck, still_for: Du
         fabric.contract.members.len(),
         still_for.as_millis()
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Kernels are asked for a moment, and for longer after each in which nobody answered, within bounds; what they answer is
+    /// read when the question is over, until all who heard it have left.
+    #[test]
+    fn asks() {
+        let mut probe = Probe::default();
+        let mut now = Instant::now();
+        assert_eq!(probe.due(now), None);
+        for lasts_ms in [10, 80, 500, 500] {
+            let lasts = Duration::from_millis(lasts_ms);
+            probe.open(now, Duration::from_secs(60));
+            assert!(probe.is_open());
+            assert_eq!(probe.due(now + lasts - Duration::from_millis(1)), Some(Due::Wait));
+            now += lasts;
+            assert_eq!(probe.due(now), Some(Due::Close));
+            probe.close(now);
+            assert!(!probe.is_open());
+            assert_eq!(probe.due(now), Some(Due::Read));
+            now += LEFT_AFTER;
+            assert_eq!(probe.due(now), Some(Due::ReadLast));
+            probe.end();
+            assert_eq!(probe.due(now), None);
+        }
+    }
 }

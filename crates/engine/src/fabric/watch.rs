@@ -196,6 +196,7 @@ impl Watch {
             busy: Busy::default(),
             dead: BTreeSet::new(),
             leaving: false,
+            asks: false,
             pressed: Instant::now(),
         };
         let thread = thread::spawn("windlass-watch", move || round.run())?;
@@ -237,6 +238,8 @@ struct Round {
     dead: BTreeSet<u64>,
     /// Whether kernels of fabrics that have ended have not left yet.
     leaving: bool,
+    /// Whether kernels are asked who waits.
+    asks: bool,
     /// When it was looked whether memory is short.
     pressed: Instant,
 }
@@ -265,7 +268,7 @@ impl Round {
                     "the watch thread cannot wait: rings stay as they are, and so do waits for the dead"
                 );
                 pool::look_after(false);
-                return;
+                return self.take_back(stuck);
             };
             self.dead.extend(ended);
             drop(lives);
@@ -279,6 +282,7 @@ impl Round {
             settle();
             descriptor::fill_reserve();
         }
+        guard::or_else(|| (), || self.take_back(stuck));
         self.watch.looking.store(false, Ordering::Release);
     }
 
@@ -301,7 +305,7 @@ impl Round {
         polled.push(PollFd::new(&self.watch.wake, PollFlags::IN));
         let ends = lives.iter().filter_map(|life| life.ends.as_ref());
         polled.extend(ends.map(|ends| PollFd::new(ends.as_ref(), PollFlags::IN)));
-        let busy = self.busy.since.is_some() || self.desk.knocks() || self.leaving;
+        let busy = self.busy.since.is_some() || self.desk.knocks() || self.leaving || self.asks;
         let alive = self.watch.alive();
         let registers = |fabric: Arc<Fabric>| {
             fabric.checking().is_some() || fabric.registering().is_some_and(|one| one.has_entries())
@@ -341,16 +345,13 @@ impl Round {
             }
             let name = (fabric.contract.birth, fabric.rank);
             names.push(name);
-            let lost = fabric.lost.load(Ordering::Relaxed);
-            let is_dead =
-                |life: &&Arc<Life>| self.dead.contains(&life.process) || lost & (1 << life.rank) != 0;
-            let dead = fabric.lives.iter().filter(is_dead);
-            let dead: Vec<u32> = dead.map(|life| life.rank).collect();
+            let dead = self.dead_of(&fabric);
             if !dead.is_empty() {
                 stuck.entry(name).or_default().look(&fabric, &dead);
             }
         }
         stuck.retain(|name, _| names.contains(name));
+        self.asks = stuck.values().any(Watched::is_asking);
         windows::look(alive.iter().filter_map(Weak::upgrade).filter_map(|fabric| fabric.windows().cloned()));
         self.busy.note(runs);
         self.tell();
@@ -366,6 +367,22 @@ impl Round {
                 // Who asked may have stopped waiting.
                 (Some(Asked::Id(answers)), answer) => drop(answers.try_send(answer)),
                 (Some(Asked::Heard(_)), Ok(_)) | (None, _) => {}
+            }
+        }
+    }
+
+    /// Ranks that have ended or failed.
+    fn dead_of(&self, fabric: &Fabric) -> Vec<u32> {
+        let lost = fabric.lost.load(Ordering::Relaxed);
+        let is_dead = |life: &&Arc<Life>| self.dead.contains(&life.process) || lost & (1 << life.rank) != 0;
+        fabric.lives.iter().filter(is_dead).map(|life| life.rank).collect()
+    }
+
+    /// What kernels are asked ends with the thread: they may go on behind it.
+    fn take_back(&self, stuck: BTreeMap<(Token, u32), Watched>) {
+        for ((birth, rank), mut watched) in stuck {
+            if let Some(fabric) = self.watch.find(birth, rank) {
+                watched.take_back(&fabric, &self.dead_of(&fabric));
             }
         }
     }
