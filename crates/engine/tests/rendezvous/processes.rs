@@ -247,6 +247,34 @@ fn no_descriptors_left() {
     assert!(starved.load(Ordering::Relaxed) < 20);
 }
 
+/// Ranks of an id wait longer than for descriptors alone while a slow rank of NCCL's is at the root of another: it gives its own back.
+#[test]
+fn no_descriptors_left_beside_a_relay() {
+    let hosted = hosted();
+    let other_root = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let other = hosted.rendezvous.host(&id_of(&other_root.local_addr().unwrap())).unwrap();
+    let mut slow =
+        std::net::TcpStream::connect(windlass_engine::rendezvous::card::address(&other).unwrap()).unwrap();
+    slow.write_all(&MAGIC).unwrap();
+    let mut at_root = other_root.accept().unwrap().0;
+    let mut ranks = [0, 1].map(|rank| play(&[], "when-told", rank, 2, &hosted.id));
+    ranks.iter_mut().for_each(|rank| assert_eq!(rank.says(), "waiting"));
+    let starved = &hosted.rendezvous.counts().starved;
+    let all = take_descriptors(&hosted);
+    ranks.iter_mut().for_each(Played::go_on);
+    while starved.load(Ordering::Relaxed) == 0 {
+        thread::yield_now();
+    }
+    thread::sleep(windlass_engine::descriptor::WANTED_FOR + std::time::Duration::from_millis(500));
+    drop(all);
+    ranks.iter_mut().for_each(|rank| assert!(rank.says().starts_with("fabric")));
+    slow.write_all(&[1; 180]).unwrap();
+    drop(slow);
+    let mut bytes = Vec::new();
+    at_root.read_to_end(&mut bytes).unwrap();
+    assert_eq!(bytes.len(), 188);
+}
+
 /// Leaves this process no descriptor.
 fn take_descriptors(hosted: &Hosted) -> Vec<std::net::TcpListener> {
     let mut few = rustix::process::getrlimit(rustix::process::Resource::Nofile);

@@ -55,9 +55,7 @@ impl Reactor {
                     return self.knocking.push(Knocking::AtPort(*address, reporting));
                 }
                 listener.lost(Failure::Short);
-                message::token_of(&words).into_iter().for_each(|token| {
-                    self.refuse_meeting(token);
-                });
+                message::token_of(&words).into_iter().for_each(|token| self.refuse_meeting(token));
             }
             Err(error) => listener.end(unreachable(address, error)),
         }

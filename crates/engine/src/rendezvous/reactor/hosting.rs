@@ -21,7 +21,6 @@ use crate::rendezvous::message::{self, Caller, FROM_RANK_BYTES_MAX, FromRank, GR
 use crate::rendezvous::place;
 use crate::rendezvous::poll::Watched;
 use crate::rendezvous::relay::{Course, Relay};
-use crate::rendezvous::verdict::Verdict;
 use crate::stats::segment;
 
 /// Descriptors that this process needs before its ranks may go to NCCL. Three relay a connection to NCCL's root: both ends here, and
@@ -97,10 +96,6 @@ impl Meeting {
         let Kind::Call { call, silent } = &mut self.kind else { return None };
         let index = silent.iter().position(|(silent, _)| *silent == key)?;
         Some((*call, silent.swap_remove(index).1))
-    }
-
-    pub(super) fn verdict(&self) -> Option<&Verdict> {
-        self.agreement.verdict()
     }
 
     /// How many ranks are waited for that have not reported.
@@ -230,10 +225,10 @@ impl Reactor {
                 // Those who gave up while they waited.
                 Err(Errno::CONNABORTED | Errno::INTR | Errno::PERM | Errno::INVAL) => continue,
                 Err(error) => {
-                    if self.lacks("accept", error) == Want::Refused && self.refuse_meeting(token) {
-                        return;
-                    }
-                    return self.pause(listener);
+                    return match self.lacks("accept", error) {
+                        Want::Later => self.pause(listener),
+                        Want::Refused => self.refuse_meeting(token),
+                    };
                 }
             };
             let mut watched = self.poll.watch(accepted);

@@ -20,7 +20,7 @@ use crate::rendezvous::counts::Counts;
 use crate::rendezvous::derived;
 use crate::rendezvous::verdict::Failure;
 
-/// The same where NCCL's ranks come to their root: those that are there give theirs back when the last one has come.
+/// The same while ranks of NCCL's are on their way to a root of this process, whatever is wanted: they give theirs back.
 const OF_NCCL_WITHIN: Duration = Duration::from_secs(60);
 
 /// Whether something that could not be done is tried again.
@@ -36,10 +36,11 @@ impl Reactor {
         log::debug!("rendezvous cannot {what}: {error}, trying again soon");
         Counts::up(&self.shared.counts.starved);
         let since = *self.wanting.get_or_insert_with(Instant::now);
-        if !descriptor::is_want(error) || since.elapsed() < WANTED_FOR {
+        let within = if self.relays > 0 { OF_NCCL_WITHIN } else { WANTED_FOR };
+        if !descriptor::is_want(error) || since.elapsed() < within {
             return Want::Later;
         }
-        say_once(error);
+        say_once(error, since.elapsed());
         Want::Refused
     }
 
@@ -50,17 +51,10 @@ impl Reactor {
         }
     }
 
-    /// Nobody can be let in to this meeting. Those who are there hear that it cannot be, the others that nobody is. Whether it is over.
-    pub(super) fn refuse_meeting(&mut self, token: Token) -> bool {
-        let is_decided = self.meetings.get(&token).is_some_and(|meeting| meeting.verdict().is_some());
-        let nothing_goes =
-            self.relays == 0 || self.wanting.is_some_and(|since| since.elapsed() >= OF_NCCL_WITHIN);
-        let is_over = !is_decided || nothing_goes;
-        if is_over {
-            self.happen(token, Event::Absent(Failure::Short));
-            self.retire(token);
-        }
-        is_over
+    /// Nobody can be let in to this meeting. Those who are there hear that it cannot be, the others that nobody is.
+    pub(super) fn refuse_meeting(&mut self, token: Token) {
+        self.happen(token, Event::Absent(Failure::Short));
+        self.retire(token);
     }
 
     /// Nobody can be let in to the lobby. Those who wait there lose their host; it opens again for others.
@@ -91,14 +85,14 @@ impl Reactor {
     }
 }
 
-fn say_once(error: Errno) {
+fn say_once(error: Errno, waited: Duration) {
     static SAID: Once = Once::new();
     SAID.call_once(|| {
         let limit = getrlimit(Resource::Nofile).current;
         let limit = limit.map_or_else(|| "none".to_owned(), |limit| limit.to_string());
         log::error!(
             "no file descriptor could be opened for {} s ({error}; RLIMIT_NOFILE {limit}): communicators that need this process fail",
-            WANTED_FOR.as_secs()
+            waited.as_secs()
         );
     });
 }
