@@ -1,4 +1,4 @@
-# The examples, and a project that finds Windlass by its CMake package.
+# The examples, which run by rows of runs.txt, and a project that finds Windlass by its CMake package.
 add_executable(example_c "${ROOT}/examples/c/all_reduce.c")
 add_executable(example_windows "${ROOT}/examples/c/windows.c")
 target_link_libraries(example_windows PRIVATE Threads::Threads)
@@ -7,27 +7,6 @@ foreach(example example_c example_windows example_cpp)
   target_include_directories(${example} PRIVATE "${NCCL_INCLUDE_DIR}" "${CMAKE_CURRENT_SOURCE_DIR}/consumers/include")
   target_include_directories(${example} SYSTEM PRIVATE "${STUBS}/include")
   target_link_libraries(${example} PRIVATE nccl_link_stub cuda_link_stub)
-  if(SIM_DIR)
-    add_run(${example} sim plain 60)
-    if(WINDLASS_LIBRARY_DIR)
-      add_run(${example} sim windlass 60)
-    endif()
-  endif()
-endforeach()
-# One that has windows, where they are kept.
-foreach(machine sim gpu)
-  set(place --nccl "${SIM_DIR}/libnccl.so.2" --cuda "${SIM_DIR}")
-  set(is_there "${SIM_DIR}")
-  if(machine STREQUAL "gpu")
-    set(place --nccl "${REAL_NCCL_LIBRARY}" --gpu)
-    set(is_there "${REAL_NCCL_LIBRARY}")
-  endif()
-  if(is_there AND WINDLASS_LIBRARY_DIR)
-    set(name "${machine}.example_windows.keeping")
-    add_test(NAME ${name} COMMAND ${RUN} --out "${RUNS}/${name}" ${place} --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes
-             --set WINDLASS_COLLECTIVES=off -- $<TARGET_FILE:example_windows>)
-    set_tests_properties(${name} PROPERTIES LABELS ${machine} TIMEOUT 120 PROCESSORS 2)
-  endif()
 endforeach()
 add_test(NAME examples.python COMMAND "${Python3_EXECUTABLE}" -c
          "import ast,sys; [ast.parse(open(name).read()) for name in sys.argv[1:]]"
