@@ -89,11 +89,7 @@ static void all(struct rank* self) {
   in_a_group(self, communicator);
   struct transfer transfer = {.which = ALL_REDUCE, .type = ncclFloat, .op = ncclSum, .count = 1000,
                               .rank = self->rank, .ranks = self->ranks, .key = 1};
-  transfer_prepare(&transfer);
-  transfer_launch(&transfer, communicator, self->stream);
-  wait_for(self->stream);
-  transfer_verify(&transfer, self);
-  transfer_release(&transfer);
+  transfer_run(&transfer, communicator, self);
   NCCL(ncclCommDestroy(communicator));
 }
 

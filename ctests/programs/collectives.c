@@ -11,11 +11,7 @@ static bool is_taken(uint64_t key) { return on_gpus() || key % 7 == 0; }
 static void one(struct rank* self, ncclComm_t communicator, struct transfer transfer) {
   transfer.rank = self->rank;
   transfer.ranks = self->ranks;
-  transfer_prepare(&transfer);
-  transfer_launch(&transfer, communicator, self->stream);
-  wait_for(self->stream);
-  transfer_verify(&transfer, self);
-  transfer_release(&transfer);
+  transfer_run(&transfer, communicator, self);
 }
 
 static void all(struct rank* self) {

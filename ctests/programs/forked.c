@@ -10,11 +10,7 @@
 static void reduce(struct rank* self, ncclComm_t communicator, uint64_t key) {
   struct transfer transfer = {.which = ALL_REDUCE, .type = ncclFloat, .op = ncclSum, .count = 9001,
                               .rank = self->rank, .ranks = self->ranks, .key = key};
-  transfer_prepare(&transfer);
-  transfer_launch(&transfer, communicator, self->stream);
-  wait_for(self->stream);
-  transfer_verify(&transfer, self);
-  transfer_release(&transfer);
+  transfer_run(&transfer, communicator, self);
 }
 
 static void check_exit(pid_t child) {

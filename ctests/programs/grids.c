@@ -180,11 +180,7 @@ static void hold_on_all_ranks(struct rank* self, int rank, int ranks, const stru
 static ncclComm_t used_once(struct rank* self) {
   ncclComm_t communicator = world(self, 0);
   struct transfer transfer = {.which = ALL_REDUCE, .type = ncclFloat, .op = ncclSum, .count = 1, .rank = self->rank, .ranks = self->ranks};
-  transfer_prepare(&transfer);
-  transfer_launch(&transfer, communicator, self->stream);
-  wait_for(self->stream);
-  transfer_verify(&transfer, self);
-  transfer_release(&transfer);
+  transfer_run(&transfer, communicator, self);
   return communicator;
 }
 
@@ -215,11 +211,7 @@ static ncclComm_t pair_with(struct rank* self, int other) {
 static void run_pair(struct rank* self, ncclComm_t communicator) {
   if (!communicator) return;
   struct transfer transfer = {.which = ALL_REDUCE, .type = ncclFloat, .op = ncclSum, .count = 1, .rank = self->rank != 0, .ranks = 2};
-  transfer_prepare(&transfer);
-  transfer_launch(&transfer, communicator, self->stream);
-  wait_for(self->stream);
-  transfer_verify(&transfer, self);
-  transfer_release(&transfer);
+  transfer_run(&transfer, communicator, self);
 }
 
 /* Of three ranks: two of them look, of which the first is in two more communicators than the second. */

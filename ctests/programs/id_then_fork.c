@@ -12,11 +12,7 @@ static void work(struct rank* self, ncclUniqueId id, uint64_t key) {
   NCCL(ncclCommSplit(communicator, self->rank / 2, self->rank, &half, NULL));
   struct transfer transfer = {.which = ALL_REDUCE, .type = ncclFloat, .op = ncclSum, .count = 5003, .rank = self->rank,
                               .ranks = self->ranks, .key = key};
-  transfer_prepare(&transfer);
-  transfer_launch(&transfer, communicator, self->stream);
-  wait_for(self->stream);
-  transfer_verify(&transfer, self);
-  transfer_release(&transfer);
+  transfer_run(&transfer, communicator, self);
   meet(self);
   NCCL(ncclCommDestroy(half));
   NCCL(ncclCommDestroy(communicator));

@@ -20,11 +20,7 @@ static void works(struct rank* self, ncclComm_t communicator, int rank, int rank
   EQUAL(state, ncclSuccess);
   struct transfer transfer = {.which = ALL_REDUCE, .type = ncclInt64, .op = ncclSum, .count = 771, .rank = rank,
                               .ranks = ranks, .key = key};
-  transfer_prepare(&transfer);
-  transfer_launch(&transfer, communicator, self->stream);
-  wait_for(self->stream);
-  transfer_verify(&transfer, self);
-  transfer_release(&transfer);
+  transfer_run(&transfer, communicator, self);
 }
 
 static void plain(struct rank* self) {

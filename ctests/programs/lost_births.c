@@ -16,11 +16,7 @@ static double seconds(void) {
 static void works(struct rank* self, ncclComm_t communicator, uint64_t key) {
   struct transfer transfer = {.which = ALL_REDUCE, .type = ncclInt64, .op = ncclSum, .count = 519, .rank = self->rank,
                               .ranks = self->ranks, .key = key};
-  transfer_prepare(&transfer);
-  transfer_launch(&transfer, communicator, self->stream);
-  wait_for(self->stream);
-  transfer_verify(&transfer, self);
-  transfer_release(&transfer);
+  transfer_run(&transfer, communicator, self);
 }
 
 static size_t free_bytes(void) {

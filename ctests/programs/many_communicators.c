@@ -21,11 +21,7 @@ static void say_held(const struct rank* self, const char* when, const struct hel
 static void reduces(struct rank* self, ncclComm_t communicator, int number) {
   struct transfer transfer = {.which = number % 2 ? ALL_GATHER : ALL_REDUCE, .type = ncclFloat, .op = ncclSum, .rank = self->rank,
                               .count = BYTES / sizeof(float) / (size_t)self->ranks, .ranks = self->ranks, .key = (uint64_t)number};
-  transfer_prepare(&transfer);
-  transfer_launch(&transfer, communicator, self->stream);
-  wait_for(self->stream);
-  transfer_verify(&transfer, self);
-  transfer_release(&transfer);
+  transfer_run(&transfer, communicator, self);
 }
 
 static void passes(struct rank* self, ncclComm_t communicator, int number) {

@@ -56,11 +56,7 @@ static void all(struct rank* self) {
   NCCL(ncclCommInitRank(&communicator, self->ranks, id, self->rank));
   struct transfer transfer = {.which = ALL_REDUCE, .type = ncclFloat, .op = ncclSum, .count = 5003, .rank = self->rank,
                               .ranks = self->ranks, .key = 1};
-  transfer_prepare(&transfer);
-  transfer_launch(&transfer, communicator, self->stream);
-  wait_for(self->stream);
-  transfer_verify(&transfer, self);
-  transfer_release(&transfer);
+  transfer_run(&transfer, communicator, self);
   meet(self);
   NCCL(ncclCommDestroy(communicator));
 }

@@ -8,11 +8,7 @@ static void on_own_thread(struct rank* self) {
     struct transfer transfer = {.which = (enum collective)(round % COLLECTIVES_OF_2_18), .type = ncclFloat,
                                 .op = ncclSum, .count = 1 + 97 * (size_t)round, .root = round % self->ranks,
                                 .rank = self->rank, .ranks = self->ranks, .key = 1000 + (uint64_t)round};
-    transfer_prepare(&transfer);
-    transfer_launch(&transfer, communicator, self->stream);
-    wait_for(self->stream);
-    transfer_verify(&transfer, self);
-    transfer_release(&transfer);
+    transfer_run(&transfer, communicator, self);
   }
   meet(self);
   NCCL(ncclCommDestroy(communicator));

@@ -161,3 +161,11 @@ void transfer_release(struct transfer* t) {
   device_free(t->output);
   if (t->input) device_free(t->input);
 }
+
+void transfer_run(struct transfer* transfer, ncclComm_t communicator, struct rank* self) {
+  transfer_prepare(transfer);
+  transfer_launch(transfer, communicator, self->stream);
+  wait_for(self->stream);
+  transfer_verify(transfer, self);
+  transfer_release(transfer);
+}

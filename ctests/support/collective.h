@@ -41,5 +41,7 @@ void transfer_verify(const struct transfer* transfer, struct rank* self);
 /* Before it runs again: the output, if that is not the input too, is as before the first time. */
 void transfer_clear(const struct transfer* transfer);
 void transfer_release(struct transfer* transfer);
+/* All of these, once, on the rank's stream. */
+void transfer_run(struct transfer* transfer, ncclComm_t communicator, struct rank* self);
 
 #endif
