@@ -1,6 +1,6 @@
 # Our nccl.h against the tables of NVIDIA's, and those tables against a wheel.
 add_test(NAME header.tables COMMAND "${Python3_EXECUTABLE}" "${ROOT}/abi/compare.py" "${NCCL_INCLUDE_DIR}/nccl.h")
-set_tests_properties(header.tables PROPERTIES LABELS header TIMEOUT 120)
+set_tests_properties(header.tables PROPERTIES LABELS "header;quick" TIMEOUT 120)
 
 if(WHEEL_CACHE_DIR)
   add_test(NAME header.fresh COMMAND "${Python3_EXECUTABLE}" "${CMAKE_CURRENT_SOURCE_DIR}/support/fresh_tables.py"
@@ -19,7 +19,7 @@ if(INCLUDED STREQUAL "${ROOT}/include")
       list(GET language 2 compiler)
       add_test(NAME header.${header}.${standard} COMMAND "${compiler}" -x ${kind} -std=${standard} -pedantic -Wall
                -Wextra -Werror -fsyntax-only "${NCCL_INCLUDE_DIR}/${header}.h")
-      set_tests_properties(header.${header}.${standard} PROPERTIES LABELS header TIMEOUT 30)
+      set_tests_properties(header.${header}.${standard} PROPERTIES LABELS "header;quick" TIMEOUT 30)
     endforeach()
   endforeach()
 endif()

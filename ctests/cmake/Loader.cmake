@@ -43,17 +43,17 @@ target_include_directories(calling SYSTEM PRIVATE "${STUBS}/include")
 target_link_libraries(calling PRIVATE nccl_link_stub)
 set_target_properties(calling PROPERTIES LIBRARY_OUTPUT_DIRECTORY "${TOYS}")
 
-function(add_loader_test name label)
+function(add_loader_test name labels)
   add_test(NAME loader.${name} COMMAND "${Python3_EXECUTABLE}" "${CMAKE_CURRENT_SOURCE_DIR}/loader/${name}.py")
   set(environment "CTESTS_WINDLASS_DIR=${WINDLASS_LIBRARY_DIR}" "CTESTS_BUILD_DIR=${CMAKE_CURRENT_BINARY_DIR}"
       "CTESTS_SIM_DIR=${SIM_DIR}" "CTESTS_WHEEL_DIR=${WHEEL_CACHE_DIR}" "PYTHONDONTWRITEBYTECODE=1")
-  set_tests_properties(loader.${name} PROPERTIES LABELS ${label} TIMEOUT 300 SKIP_RETURN_CODE 77
+  set_tests_properties(loader.${name} PROPERTIES LABELS "${labels}" TIMEOUT 300 SKIP_RETURN_CODE 77
                        ENVIRONMENT "${environment}")
 endfunction()
 
 if(WINDLASS_LIBRARY_DIR)
   foreach(name exports preload no_library search passing missing_names reentry early_calls own_new file_limit jemalloc second)
-    add_loader_test(${name} sim)
+    add_loader_test(${name} "sim;quick")
   endforeach()
   if(WHEEL_CACHE_DIR)
     add_loader_test(wheels wheel)
