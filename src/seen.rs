@@ -11,7 +11,7 @@ use std::ptr::{null, null_mut};
 
 use nccl_sys::*;
 use windlass_engine::call::{Call, Function, Local, Shared};
-use windlass_engine::forward::birth::Birth;
+use windlass_engine::forward::init::InitCall;
 use windlass_engine::forward::known::End;
 use windlass_engine::forward::questions::OneSided;
 use windlass_engine::lifecycle::questions;
@@ -119,14 +119,14 @@ pub extern "C-unwind" fn ncclMemFree(ptr: *mut c_void) -> ncclResult_t {
     lifecycle::memory::free(ptr)
 }
 
-// Birth and end of communicators.
+// Init and end of communicators.
 
 pub extern "C-unwind" fn ncclGetUniqueId(uniqueId: *mut ncclUniqueId) -> ncclResult_t {
     lifecycle::unique_id(uniqueId)
 }
 
-fn birth(entry: Entry, wish: Birth) -> ncclResult_t {
-    lifecycle::birth(entry, &wish)
+fn make_communicator(entry: Entry, call: InitCall) -> ncclResult_t {
+    lifecycle::init(entry, &call)
 }
 
 pub extern "C-unwind" fn ncclCommInitRank(
@@ -135,7 +135,10 @@ pub extern "C-unwind" fn ncclCommInitRank(
     commId: ncclUniqueId,
     rank: c_int,
 ) -> ncclResult_t {
-    birth(Entry::ncclCommInitRank, Birth::InitRank { handle: comm, ranks: nranks, id: commId, rank })
+    make_communicator(
+        Entry::ncclCommInitRank,
+        InitCall::InitRank { handle: comm, ranks: nranks, id: commId, rank },
+    )
 }
 
 pub extern "C-unwind" fn ncclCommInitRankConfig(
@@ -145,9 +148,9 @@ pub extern "C-unwind" fn ncclCommInitRankConfig(
     rank: c_int,
     config: *mut ncclConfig_t,
 ) -> ncclResult_t {
-    birth(
+    make_communicator(
         Entry::ncclCommInitRankConfig,
-        Birth::InitRankConfig { handle: comm, ranks: nranks, id: commId, rank, config },
+        InitCall::InitRankConfig { handle: comm, ranks: nranks, id: commId, rank, config },
     )
 }
 
@@ -159,9 +162,9 @@ pub extern "C-unwind" fn ncclCommInitRankScalable(
     commIds: *mut ncclUniqueId,
     config: *mut ncclConfig_t,
 ) -> ncclResult_t {
-    birth(
+    make_communicator(
         Entry::ncclCommInitRankScalable,
-        Birth::InitRankScalable {
+        InitCall::InitRankScalable {
             handle: newcomm,
             ranks: nranks,
             rank: myrank,
@@ -177,7 +180,10 @@ pub extern "C-unwind" fn ncclCommInitAll(
     ndev: c_int,
     devlist: *const c_int,
 ) -> ncclResult_t {
-    birth(Entry::ncclCommInitAll, Birth::InitAll { handles: comm, count: ndev, devices: devlist })
+    make_communicator(
+        Entry::ncclCommInitAll,
+        InitCall::InitAll { handles: comm, count: ndev, devices: devlist },
+    )
 }
 
 pub extern "C-unwind" fn ncclCommSplit(
@@ -187,7 +193,10 @@ pub extern "C-unwind" fn ncclCommSplit(
     newcomm: *mut ncclComm_t,
     config: *mut ncclConfig_t,
 ) -> ncclResult_t {
-    birth(Entry::ncclCommSplit, Birth::Split { parent: comm, color, key, handle: newcomm, config })
+    make_communicator(
+        Entry::ncclCommSplit,
+        InitCall::Split { parent: comm, color, key, handle: newcomm, config },
+    )
 }
 
 pub extern "C-unwind" fn ncclCommShrink(
@@ -198,9 +207,9 @@ pub extern "C-unwind" fn ncclCommShrink(
     config: *mut ncclConfig_t,
     shrinkFlags: c_int,
 ) -> ncclResult_t {
-    birth(
+    make_communicator(
         Entry::ncclCommShrink,
-        Birth::Shrink {
+        InitCall::Shrink {
             parent: comm,
             excluded: excludeRanksList,
             excluded_count: excludeRanksCount,
@@ -219,9 +228,9 @@ pub extern "C-unwind" fn ncclCommGrow(
     newcomm: *mut ncclComm_t,
     config: *mut ncclConfig_t,
 ) -> ncclResult_t {
-    birth(
+    make_communicator(
         Entry::ncclCommGrow,
-        Birth::Grow { parent: comm, ranks: nRanks, id: uniqueId, rank, handle: newcomm, config },
+        InitCall::Grow { parent: comm, ranks: nRanks, id: uniqueId, rank, handle: newcomm, config },
     )
 }
 

@@ -120,7 +120,7 @@ static void all(struct rank* self) {
       verify(self, &task);
     }
   }
-  /* Every two communicators in both orders: whatever names their births have, one of them is against these. */
+  /* Every two communicators in both orders: whatever tokens they have, one of them is against these. */
   for (int pair = 0; pair < COMMUNICATORS * COMMUNICATORS; pair++) {
     ncclComm_t one = communicators[pair / COMMUNICATORS], two = communicators[pair % COMMUNICATORS];
     if (one == two) continue;

@@ -17,8 +17,8 @@ static double seconds(void) {
 
 /* One rank of those that meet. Before its first call: the stand-in reads these once. */
 enum { LOSER = 1 };
-static void lose_on(struct rank* self, const char* name, const char* births) {
-  if (self->rank == LOSER) setenv(name, births, 1);
+static void lose_on(struct rank* self, const char* name, const char* inits) {
+  if (self->rank == LOSER) setenv(name, inits, 1);
 }
 
 static ncclResult_t reduce(struct rank* self, const struct team* team, void* buffer) {
@@ -29,7 +29,7 @@ static ncclResult_t reduce(struct rank* self, const struct team* team, void* buf
 /* The build of the loser fails before NCCL has met anybody; twice, the second time in a group. Whoever comes later hears of it, too. */
 static void refused(struct rank* self) {
   lose_on(self, "WINDLASS_SIM_REFUSED_BIRTHS", "1,2");
-  struct team team = team_born(self, *(int*)self->argument, HONOURED);
+  struct team team = team_made(self, *(int*)self->argument, HONOURED);
   void* buffer = device_alloc(4096);
   bool loses = self->rank / team.ranks == LOSER / team.ranks;
   for (int round = 0; round < 2 && loses; round++) {
@@ -58,7 +58,7 @@ static void refused(struct rank* self) {
 /* Of four ranks the loser's build fails when all have met, so that the others have theirs. */
 static struct team partly_built(struct rank* self, void* buffer) {
   lose_on(self, "WINDLASS_SIM_LOST_BIRTHS", "1");
-  struct team team = team_born(self, self->ranks, EITHER);
+  struct team team = team_made(self, self->ranks, EITHER);
   ncclResult_t answer = reduce(self, &team, buffer);
   CHECK(self->rank == LOSER ? answer == ncclRemoteError : answer == ncclSuccess || answer == ncclRemoteError);
   meet(self);

@@ -34,31 +34,31 @@ static void used_and_ended(struct rank* self, struct team team, uint64_t key) {
 
 static void again(struct rank* self) {
   for (uint64_t round = 0; round < 4; round++) {
-    used_and_ended(self, team_born(self, 2, HONOURED), 10 + round * 10);
+    used_and_ended(self, team_made(self, 2, HONOURED), 10 + round * 10);
     /* What earlier parts left may serve the first. */
     if (round) foretell_reuse();
   }
 }
 
 static void finalized(struct rank* self) {
-  struct team team = team_born(self, 2, HONOURED);
+  struct team team = team_made(self, 2, HONOURED);
   foretell_reuse();
   team_reduces(self, &team, 50);
   NCCL(ncclCommFinalize(team.communicator));
   CODE(ncclCommFinalize(team.communicator), ncclInvalidArgument);
   NCCL(ncclCommDestroy(team.communicator));
-  used_and_ended(self, team_born(self, 2, HONOURED), 51);
+  used_and_ended(self, team_made(self, 2, HONOURED), 51);
   foretell_reuse();
 }
 
 /* One that nobody needed is as it was. */
 static void not_needed(struct rank* self) {
   for (int round = 0; round < 3; round++) {
-    struct team team = team_born(self, 2, STAYS);
+    struct team team = team_made(self, 2, STAYS);
     team_passes(self, &team, 999, 60);
     NCCL(ncclCommDestroy(team.communicator));
   }
-  used_and_ended(self, team_born(self, 2, HONOURED), 61);
+  used_and_ended(self, team_made(self, 2, HONOURED), 61);
   foretell_reuse();
 }
 
@@ -88,7 +88,7 @@ static void other_roles(struct rank* self) {
 /* Two live at once, the same thrice; the last ends in flight, before anybody has waited for it. */
 static void in_a_group(struct rank* self) {
   for (uint64_t round = 0; round < 3; round++) {
-    struct team first = team_born(self, 2, HONOURED), second = team_born(self, 2, HONOURED);
+    struct team first = team_made(self, 2, HONOURED), second = team_made(self, 2, HONOURED);
     /* One there was before. */
     foretell_reuse();
     if (round) foretell_reuse();
@@ -259,7 +259,7 @@ static void cycles(struct rank* self) {
 
 static void differing(struct rank* self) {
   if (self->rank % 2) setenv("WINDLASS_CACHE_MAX", "0", 1);
-  for (uint64_t round = 0; round < 3; round++) used_and_ended(self, team_born(self, 2, HONOURED), 10 * round);
+  for (uint64_t round = 0; round < 3; round++) used_and_ended(self, team_made(self, 2, HONOURED), 10 * round);
 }
 
 /* How many of NCCL's communicators this process keeps, as it says itself. */
@@ -288,15 +288,15 @@ static bool keeps_within(int kept, int seconds) {
 /* Those of pairs: one that is made again quickly is used again, and nothing is kept that nobody wants for some seconds. While another
  * communicator is alive it ends with the next that ends. */
 static void kept(struct rank* self) {
-  used_and_ended(self, team_born(self, 2, HONOURED), 10);
+  used_and_ended(self, team_made(self, 2, HONOURED), 10);
   CHECK(kept_now() == 1);
-  used_and_ended(self, team_born(self, 2, HONOURED), 20);
+  used_and_ended(self, team_made(self, 2, HONOURED), 20);
   foretell_reuse();
   CHECK(kept_now() == 1);
   meet(self);
   CHECK(keeps_within(0, 8));
   meet(self);
-  used_and_ended(self, team_born(self, 2, HONOURED), 30);
+  used_and_ended(self, team_made(self, 2, HONOURED), 30);
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.maxCTAs = 4;
   struct team other = configured(self, &config);
@@ -313,7 +313,7 @@ static void kept(struct rank* self) {
 
 /* Nothing is kept for long where memory is short, and nothing more from then on. */
 static void short_of_memory(struct rank* self) {
-  used_and_ended(self, team_born(self, 2, HONOURED), 10);
+  used_and_ended(self, team_made(self, 2, HONOURED), 10);
   CHECK(kept_now() == 1);
   meet(self);
   size_t free_bytes = 0, total = 0;
@@ -322,12 +322,12 @@ static void short_of_memory(struct rank* self) {
   void* taken = device_alloc(free_bytes > left ? free_bytes - left : 1);
   CHECK(keeps_within(0, 2));
   meet(self);
-  used_and_ended(self, team_born(self, 2, HONOURED), 20);
+  used_and_ended(self, team_made(self, 2, HONOURED), 20);
   CHECK(kept_now() == 0);
   meet(self);
   device_free(taken);
-  used_and_ended(self, team_born(self, 2, HONOURED), 30);
-  used_and_ended(self, team_born(self, 2, HONOURED), 40);
+  used_and_ended(self, team_made(self, 2, HONOURED), 30);
+  used_and_ended(self, team_made(self, 2, HONOURED), 40);
   foretell_reuse();
 }
 

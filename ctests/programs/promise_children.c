@@ -42,13 +42,13 @@ static void ends(const struct team* child) {
 }
 
 /* All ranks of the section; whether a split of it needs NCCL is not said. */
-static struct team parent_born(struct rank* self) { return team_born(self, self->ranks, EITHER); }
+static struct team parent_made(struct rank* self) { return team_made(self, self->ranks, EITHER); }
 
 /* Sizes of every kind beside each other, with messages alone and with collectives. */
 static void mixed(struct rank* self) {
   static const struct coloring colorings[] = {{{0, 1, 1, 1}}, {{4, 4, 2, 2}}, {{0, 1, 2, 2}}, {{3, 3, NONE, NONE}},
                                               {{1, 0, 1, 0}}, {{0, 0, 0, 1}}, {{7, 7, 7, 7}}, {{NONE, NONE, NONE, NONE}}};
-  struct team parent = parent_born(self);
+  struct team parent = parent_made(self);
   for (int i = 0; i < (int)(sizeof colorings / sizeof *colorings); i++) {
     for (int used = 0; used < 2; used++) {
       if (on_gpus() && used != i % 2) continue;
@@ -66,7 +66,7 @@ static void mixed(struct rank* self) {
 /* Several children at once; collectives come last, and not to all. */
 static void many_alive(struct rank* self) {
   static const struct coloring colorings[] = {{{0, 0, 1, 1}}, {{0, 1, 1, 0}}, {{0, 1, 0, 1}}};
-  struct team parent = parent_born(self), children[3];
+  struct team parent = parent_made(self), children[3];
   for (int i = 0; i < 3; i++) children[i] = child_of(&parent, colorings[i].colors, false, i == 1 ? STAYS : HONOURED, NULL);
   for (int i = 0; i < 3; i++) lives(self, &children[i], STAYS, 140 + (uint64_t)i);
   team_reduces(self, &parent, 143);
@@ -78,7 +78,7 @@ static void many_alive(struct rank* self) {
 /* The parent is a pair: turned round, parted, left out, the same again. */
 static void of_a_pair(struct rank* self) {
   static const int same[] = {5, 5}, parted[] = {0, 1}, left_out[] = {0, NONE};
-  struct team parent = team_born(self, 2, EITHER);
+  struct team parent = team_made(self, 2, EITHER);
   struct team turned = child_of(&parent, same, true, STAYS, NULL);
   lives(self, &turned, STAYS, 150);
   struct team alone = child_of(&parent, parted, false, HONOURED, NULL);
@@ -98,7 +98,7 @@ static void of_a_pair(struct rank* self) {
 /* Children of children; every parent goes as soon as it has a child. */
 static void nested(struct rank* self) {
   static const struct coloring colorings[] = {{{0, 0, 0, NONE}}, {{2, 2, NONE}}, {{6, 6}}, {{1, 0}}};
-  struct team parent = parent_born(self);
+  struct team parent = parent_made(self);
   for (int i = self->ranks == 2 ? 2 : 0; i < 4; i++) {
     bool splits = parent.communicator != NULL;
     enum fate fate = i == 1 ? EITHER : HONOURED;
@@ -113,7 +113,7 @@ static void nested(struct rank* self) {
 
 static void configured(struct rank* self) {
   static const int halves[] = {0, 0, 1, 1};
-  struct team parent = parent_born(self);
+  struct team parent = parent_made(self);
   char name[] = "child";
   ncclConfig_t configuration = NCCL_CONFIG_INITIALIZER;
   configuration.blocking = 1;
@@ -131,7 +131,7 @@ static void configured(struct rank* self) {
 /* Without the first rank, which does not call. */
 static void shrunk(struct rank* self) {
   if (version < 22703 || self->ranks < 3) return;
-  struct team parent = parent_born(self);
+  struct team parent = parent_made(self);
   struct team first = {NULL, self->rank - 1, self->ranks - 1}, second = {NULL, self->rank - 2, self->ranks - 2};
   int excluded = 0;
   if (self->rank > 0) {
@@ -153,7 +153,7 @@ static void shrunk(struct rank* self) {
 static void of_a_revoked_one(struct rank* self) {
   static const int halves[] = {0, 0, 1, 1};
   if (version < 22807) return;
-  struct team parent = parent_born(self);
+  struct team parent = parent_made(self);
   team_passes(self, &parent, 300, 190);
   meet(self);
   NCCL(ncclCommRevoke(parent.communicator, NCCL_REVOKE_DEFAULT));
@@ -167,7 +167,7 @@ static void of_a_revoked_one(struct rank* self) {
 /* Of two parents in one group; such children do not meet. */
 static void grouped(struct rank* self) {
   static const int halves[] = {0, 0, 1, 1};
-  struct team first = parent_born(self), second = parent_born(self);
+  struct team first = parent_made(self), second = parent_made(self);
   NCCL(ncclGroupStart());
   ncclComm_t made[2] = {NULL, NULL};
   NCCL(ncclCommSplit(first.communicator, halves[first.rank], first.rank, &made[0], NULL));

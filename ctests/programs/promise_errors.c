@@ -1,7 +1,7 @@
 /* Holds: of a communicator that NCCL builds only when a call needs it, wrong calls are answered at once with NCCL's codes, by
  * one rank alone, outside and inside groups; a group that failed has done nothing, and what comes after is right; an abort
  * from another thread ends a first collective to which nobody comes. With the argument `faults`, and where ranks meet at
- * birth: the same after the peer has died; and an abort ends a destroy or finalize that waits for the device. */
+ * init: the same after the peer has died; and an abort ends a destroy or finalize that waits for the device. */
 #include "../support/team.h"
 
 #include <pthread.h>
@@ -12,7 +12,7 @@
 
 static int version;
 
-static struct team born(struct rank* self, enum fate fate) { return team_born(self, *(int*)self->argument, fate); }
+static struct team made(struct rank* self, enum fate fate) { return team_made(self, *(int*)self->argument, fate); }
 
 #define REFUSED(call, code) CODE(call, code), refused(self, #call, code)
 
@@ -78,7 +78,7 @@ static void wrong_shrinks(const struct team* team) {
 
 /* The first and the last rank of a team by turns make mistakes, and nobody else notices. */
 static void wrong_arguments(struct rank* self) {
-  struct team team = born(self, HONOURED);
+  struct team team = made(self, HONOURED);
   void* buffer = device_alloc(4096);
   for (int turn = 0; turn < 2; turn++) {
     if (team.rank == (turn ? team.ranks - 1 : 0)) {
@@ -98,7 +98,7 @@ static void wrong_arguments(struct rank* self) {
 
 /* The same never asks for NCCL. */
 static void wrong_arguments_only(struct rank* self) {
-  struct team team = born(self, STAYS);
+  struct team team = made(self, STAYS);
   void* buffer = device_alloc(4096);
   wrong_calls(self, &team, buffer);
   wrong_shrinks(&team);
@@ -108,7 +108,7 @@ static void wrong_arguments_only(struct rank* self) {
 
 /* The text of the last error is there for whoever asks, as PyTorch does. */
 static void says_why(struct rank* self) {
-  struct team team = born(self, STAYS);
+  struct team team = made(self, STAYS);
   void* buffer = device_alloc(4096);
   CODE(ncclSend(buffer, 4, ncclFloat, 9, team.communicator, as_cuda(self->stream)), ncclInvalidArgument);
   const char* text = ncclGetLastError(team.communicator);
@@ -136,7 +136,7 @@ static void never_ran(const struct transfer* transfer) {
 
 /* One rank alone makes a group with a first collective and an error: nobody needs to come, before it and after. */
 static void a_group_fails_alone(struct rank* self) {
-  struct team team = born(self, STAYS), other = born(self, STAYS);
+  struct team team = made(self, STAYS), other = made(self, STAYS);
   void* buffer = device_alloc(4096);
   cudaStream_t stream = as_cuda(self->stream);
   for (int order = 0; order < 3; order++) {
@@ -166,7 +166,7 @@ static void a_group_fails_alone(struct rank* self) {
 
 /* On all ranks; the messages of the failed group never leave. Then the very same is right. */
 static void a_group_fails(struct rank* self) {
-  struct team team = born(self, HONOURED);
+  struct team team = made(self, HONOURED);
   struct message from = message_to_send(30 + (uint64_t)team.rank, 2000, 0);
   struct message to = message_to_receive(30 + (uint64_t)team_before(&team), 2000, 0);
   struct transfer transfer = prepared(&team, 31);
@@ -197,7 +197,7 @@ static void a_group_fails(struct rank* self) {
 
 /* A message to oneself that nobody takes, and the other way round. */
 static void unmatched(struct rank* self) {
-  struct team team = born(self, STAYS);
+  struct team team = made(self, STAYS);
   void* buffer = device_alloc(4096);
   cudaStream_t stream = as_cuda(self->stream);
   REFUSED(ncclSend(buffer, 4, ncclFloat, team.rank, team.communicator, stream), ncclInvalidUsage);
@@ -212,7 +212,7 @@ static void unmatched(struct rank* self) {
 /* The same beside collectives, a small one and one that is large: of the group nothing runs on any rank, and the communicator
  * works on and ends. */
 static void unmatched_beside_collectives(struct rank* self) {
-  struct team team = born(self, HONOURED);
+  struct team team = made(self, HONOURED);
   void* buffer = device_alloc(4096);
   cudaStream_t stream = as_cuda(self->stream);
   struct transfer transfers[2] = {prepared(&team, 41), {.which = ALL_REDUCE, .type = ncclInt32, .op = ncclSum, .count = 30011,
@@ -250,7 +250,7 @@ static ncclRedOp_t times_two(const struct team* team) {
 
 /* An operator for another type, and one that is no more: of a promise, and of one that NCCL has built since. */
 static void wrong_operators(struct rank* self) {
-  struct team team = born(self, HONOURED);
+  struct team team = made(self, HONOURED);
   void* buffer = device_alloc(4096);
   cudaStream_t stream = as_cuda(self->stream);
   ncclRedOp_t early = times_two(&team), gone = times_two(&team);
@@ -307,7 +307,7 @@ static void calls_and_is_aborted(struct rank* self, ncclComm_t communicator, use
 }
 
 static void aborted_while_nobody_comes(struct rank* self) {
-  struct team team = born(self, EITHER), beside = born(self, STAYS);
+  struct team team = made(self, EITHER), beside = made(self, STAYS);
   team_passes(self, &team, 888, 60);
   meet(self);
   if (team.rank == 0) calls_and_is_aborted(self, team.communicator, 200000);
@@ -321,7 +321,7 @@ static void aborted_while_nobody_comes(struct rank* self) {
 static void aborted_while_the_others_come(struct rank* self) {
   uint64_t rounds = on_gpus() ? 2 : 8;
   for (uint64_t round = 0; round < rounds; round++) {
-    struct team team = born(self, EITHER);
+    struct team team = made(self, EITHER);
     meet(self);
     if (team.rank) usleep((useconds_t)(15000 + 1500 * round));
     calls_and_is_aborted(self, team.communicator, team.rank ? 150000 : 20000);
@@ -331,7 +331,7 @@ static void aborted_while_the_others_come(struct rank* self) {
 
 /* In a group; the group's end is what waits. */
 static void aborted_in_a_group(struct rank* self) {
-  struct team team = born(self, EITHER), other = born(self, EITHER);
+  struct team team = made(self, EITHER), other = made(self, EITHER);
   struct aborting both[2] = {{self, team.communicator, 150000}, {self, other.communicator, 200000}};
   pthread_t threads[2];
   meet(self);
@@ -403,7 +403,7 @@ static void* waits_for_the_device(void* argument) {
  * it. What the end answers is not promised. */
 static void ends_and_is_aborted(struct rank* self) {
   for (int finalizes = 0; finalizes < 2; finalizes++) {
-    struct team team = team_born(self, 2, HONOURED);
+    struct team team = team_made(self, 2, HONOURED);
     team_reduces(self, &team, 70);
     meet(self);
     if (team.rank == 0) {

@@ -1,7 +1,7 @@
 /* Holds: communicators made from others carry collectives and messages: two colors, ranks turned round by keys, ranks
  * without a color or alone, children of children, several in one group, with configurations, shrunk ones, many after
  * each other; one rank groups two splits that the others make in turn. Over two hosts, and of more than 16 ranks: those of a world that has no fabric. With the argument `faults`, and where ranks meet at
- * birth: a shrink after a rank has died, also the one that made the id. */
+ * init: a shrink after a rank has died, also the one that made the id. */
 #include "../support/one_thread.h"
 
 #include <stdlib.h>
@@ -132,19 +132,19 @@ static void nobody(struct rank* self, ncclComm_t parent) {
   CHECK(child == NULL);
 }
 
-/* Of two parents, and a birth from an id, in one group. (Two of one parent mix up their ranks in NCCL 2.28.9.) */
+/* Of two parents, and an init from an id, in one group. (Two of one parent mix up their ranks in NCCL 2.28.9.) */
 static void grouped(struct rank* self, ncclComm_t parent) {
-  ncclComm_t other = world(self, 1), half = NULL, turned = NULL, born = NULL;
+  ncclComm_t other = world(self, 1), half = NULL, turned = NULL, made = NULL;
   ncclUniqueId id = share_id(self, 2, self->ranks - 1);
   NCCL(ncclGroupStart());
   NCCL(ncclCommSplit(parent, half_of(self->rank), self->rank, &half, NULL));
   NCCL(ncclCommSplit(other, 9, -self->rank, &turned, NULL));
-  NCCL(ncclCommInitRank(&born, self->ranks, id, self->rank));
+  NCCL(ncclCommInitRank(&made, self->ranks, id, self->rank));
   NCCL(ncclGroupEnd());
   halves(self, half, 50);
   works(self, turned, self->ranks - 1 - self->rank, self->ranks, 51);
-  works(self, born, self->rank, self->ranks, 52);
-  destroy_each((ncclComm_t[]){born, half, turned, other}, 4);
+  works(self, made, self->rank, self->ranks, 52);
+  destroy_each((ncclComm_t[]){made, half, turned, other}, 4);
 }
 
 /* With configurations: limits, shared resources as PyTorch asks for them, a child that does not wait. */

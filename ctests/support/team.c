@@ -19,7 +19,7 @@ ncclUniqueId team_id(struct rank* self, int ranks) {
   return own;
 }
 
-struct team team_born(struct rank* self, int ranks, enum fate fate) {
+struct team team_made(struct rank* self, int ranks, enum fate fate) {
   struct team team = {NULL, self->rank % ranks, ranks};
   ncclUniqueId id = team_id(self, ranks);
   NCCL(ncclCommInitRank(&team.communicator, ranks, id, team.rank));

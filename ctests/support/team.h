@@ -16,7 +16,7 @@ enum fate { STAYS, HONOURED, EITHER };
 void foretell(int ranks, enum fate fate);
 
 /* Every `ranks` ranks of the section make a communicator; their number divides the section's. */
-struct team team_born(struct rank* self, int ranks, enum fate fate);
+struct team team_made(struct rank* self, int ranks, enum fate fate);
 /* An id for this rank's team, made by its first rank. */
 ncclUniqueId team_id(struct rank* self, int ranks);
 int team_next(const struct team* team);

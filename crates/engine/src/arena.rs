@@ -60,7 +60,7 @@ const SPAN_PER_MAPPED: u64 = 4;
 /// Fields are dropped in this order: memory before its addresses, the context last.
 #[derive(Debug)]
 pub struct Arena {
-    /// What is mapped. Taken first of the three; held across virtual memory calls, by births and the background thread
+    /// What is mapped. Taken first of the three; held across virtual memory calls, by inits and the background thread
     /// alone.
     chunks: Mutex<BTreeMap<Serial, Mapping>>,
     /// Zeroing that was not seen done. Taken after `chunks`; held across the query of an event.

@@ -78,7 +78,7 @@ pub struct Communicator {
     ordered_in: AtomicU64,
     /// Whether what goes to NCCL is to be followed.
     follows: AtomicBool,
-    /// What its birth left. Held for a few stores, after the lock of the table.
+    /// What its init left. Held for a few stores, after the lock of the table.
     kept: Mutex<Option<Kept>>,
 }
 
@@ -111,7 +111,7 @@ impl Communicator {
         }
     }
 
-    /// It is nobody's from now on. Under the lock of the table. Gives what its birth left.
+    /// It is nobody's from now on. Under the lock of the table. Gives what its init left.
     fn end(&self) -> Option<Kept> {
         self.handle.store(0, Ordering::Relaxed);
         self.has_fabric.store(false, Ordering::Relaxed);
@@ -121,7 +121,7 @@ impl Communicator {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Keeps what its birth left, until [`remove`] gives it back. If the communicator has ended meanwhile, gives it back
+    /// Keeps what its init left, until [`remove`] gives it back. If the communicator has ended meanwhile, gives it back
     /// at once.
     pub fn keep(&'static self, handle: ncclComm_t, kept: Kept) -> Option<Kept> {
         let _unchanging = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
@@ -214,7 +214,7 @@ impl Communicator {
         self.look_at_kept(handle, kept)?
     }
 
-    /// Ends this rank's wait in the meeting of its birth, if it is there, and of what is made from one without a fabric.
+    /// Ends this rank's wait in the meeting of its init, if it is there, and of what is made from one without a fabric.
     pub fn cancel_meeting(&self, handle: ncclComm_t) {
         self.look_at_kept(handle, |kept| match kept {
             Kept::Waiting(canceller) => canceller.abort(),
@@ -223,7 +223,7 @@ impl Communicator {
         });
     }
 
-    /// Gives what its birth left: there is no communicator, but NCCL's handle stays until its owner aborts it.
+    /// Gives what its init left: there is no communicator, but NCCL's handle stays until its owner aborts it.
     pub fn give_up(&self, handle: ncclComm_t) -> Option<Kept> {
         let _unchanging = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
         if self.handle.load(Ordering::Relaxed) != handle as usize {
@@ -295,7 +295,7 @@ impl Communicator {
         self.forwarded_on.store(NO_STREAM, Ordering::Relaxed);
     }
 
-    /// Looks at what its birth left, if it is still this communicator. `look` must be quick.
+    /// Looks at what its init left, if it is still this communicator. `look` must be quick.
     pub fn look_at_kept<T>(&self, handle: ncclComm_t, look: impl FnOnce(&Kept) -> T) -> Option<T> {
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         if self.handle.load(Ordering::Relaxed) != handle as usize {

@@ -1,4 +1,4 @@
-//! What the ranks of a communicator agreed on at its birth: plain data, the same bytes on every rank.
+//! What the ranks of a communicator agreed on at its init: plain data, the same bytes on every rank.
 //!
 //! Only what is in the contract (and in a call's shared part) may decide a path. The host of the meeting composes it
 //! once from what all ranks reported; every rank reads the very same bytes.
@@ -112,7 +112,7 @@ pub struct Member {
     pub process_id: u32,
     /// Its GPU.
     pub device: Device,
-    /// The Unix socket where this rank's process takes descriptors in this birth
+    /// The Unix socket where this rank's process takes descriptors in this init
     /// ([`crate::rendezvous::descriptors`]); ranks that joined together share one.
     pub door: Token,
     /// What opens the lobby of this rank's process, where the ranks of communicators made from this one meet
@@ -167,8 +167,8 @@ impl Member {
 /// What all ranks of a fabric agreed on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Contract {
-    /// Names this birth; no other has it.
-    pub birth: Token,
+    /// Names this communicator; no other has it.
+    pub comm: Token,
     /// Every rank's version of Windlass.
     pub version: Version,
     /// The host that all ranks share, by its boot id.
@@ -193,7 +193,7 @@ pub mod capability {
     /// Multicast objects, of which NCCL may make use (NVLS).
     pub const MULTICAST: u64 = 8;
     /// This rank would have NCCL's communicator built later only: what all ranks would is a promise. Nobody goes to NCCL with the
-    /// id of its birth, ever: that id is recycled.
+    /// id of its init, ever: that id is recycled.
     pub const PROMISE: u64 = 16;
     /// This rank would have that of some communicators made from this one: where all would, they tell each other at splits.
     pub const PROMISED_CHILDREN: u64 = 32;
@@ -225,7 +225,7 @@ impl Contract {
     /// The bytes that every rank gets.
     pub fn encode(&self) -> Vec<u8> {
         let mut writer = Writer::default();
-        writer.u16(LAYOUT).token(self.birth);
+        writer.u16(LAYOUT).token(self.comm);
         self.version.put(&mut writer);
         writer.token(self.host).u64(self.capabilities).u64(self.options).u32(self.ctas_max);
         writer.u32(self.members.len() as u32);
@@ -240,7 +240,7 @@ impl Contract {
             return None;
         }
         let mut contract = Contract {
-            birth: reader.token()?,
+            comm: reader.token()?,
             version: Version::take(&mut reader)?,
             host: reader.token()?,
             capabilities: reader.u64()?,
@@ -263,7 +263,7 @@ impl Contract {
         Some(contract)
     }
 
-    /// The same on every rank; of two births never the same, short of an accident of 64 bits.
+    /// The same on every rank; of two inits never the same, short of an accident of 64 bits.
     pub fn hash(&self) -> u64 {
         checksum(&self.encode())
     }
@@ -353,7 +353,7 @@ mod tests {
         };
         let members = (0..).zip(devices).map(member).collect();
         let version = Version::THIS;
-        Contract { birth: token, version, host: token, capabilities: 0, options: 0, ctas_max, members }
+        Contract { comm: token, version, host: token, capabilities: 0, options: 0, ctas_max, members }
     }
 
     /// Grids follow from the least device and the least limit: 32, 24 and 16 blocks of an H100, an A100 and an H20.

@@ -1,7 +1,7 @@
 //! What the ranks of a communicator share once they have met: each lends a slice of its device's memory and maps the
 //! others', and the mailboxes over these. Not with `WINDLASS_PEER_GROUPS=off`.
 //!
-//! [`ask`] begins a birth and waits for nobody; [`join`] waits for the others, prepares and brings each rank's [`Fate`]. A
+//! [`ask`] begins an init and waits for nobody; [`join`] waits for the others, prepares and brings each rank's [`Fate`]. A
 //! [`Fabric`] is kept with its communicator. Dropping it closes this rank; the slice goes back when all others have
 //! closed or died, which [`settle`] looks for: after the end of a communicator, and on the background thread when
 //! something was heard.
@@ -10,7 +10,6 @@ mod aliases;
 pub mod alive;
 mod attempts;
 mod beside;
-mod birth;
 mod boxes;
 pub mod cached;
 pub mod checking;
@@ -23,6 +22,7 @@ mod giving;
 mod growing;
 mod hosting;
 mod ids;
+mod init;
 mod leaving;
 mod line;
 mod offers;
@@ -65,18 +65,18 @@ pub use crate::rendezvous::colors::{Course, Others, Parent, Willing};
 pub use crate::rendezvous::facts::Waiting;
 pub use crate::turns::Afterwards;
 use attempts::Attempts;
-pub use birth::{Asked, Fate, all_here, ask, device_now, is_one_meeting, is_patient, join, tell};
 use boxes::Boxes;
 pub use boxes::communicator_bytes;
 use checking::Checking;
 pub use closing::settle;
 use closing::{Closing, Life, Word};
 use derived::Line;
-pub use derived::{Configured, Derivation, Deriving, Mustering, Newborn, Plain, Standing, Wanted};
+pub use derived::{Configured, Derivation, Deriving, Mustering, NewCommunicator, Plain, Standing, Wanted};
 use failing::{Refused, Went};
 use growing::Growing;
 pub use hosting::{host, is_on, spare_id};
 use ids::Ids;
+pub use init::{Asked, Fate, all_here, ask, device_now, is_one_meeting, is_patient, join, tell};
 use leaving::Leaving;
 pub use offers::common as common_offer;
 use preparing::Prepared;

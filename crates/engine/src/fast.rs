@@ -3,7 +3,7 @@
 //!
 //! All that a collective remembers lies in the slices; the host fills the kernel's parameter and launches it in a
 //! [turn](crate::turns). Which collectives come here is decided elsewhere: here every rank of the communicator must be. A
-//! [`Supply`] per device has the loaded kernels. At birth a rank lends a slice with [`Layout::bytes`] zeros for this, tells its
+//! [`Supply`] per device has the loaded kernels. At init a rank lends a slice with [`Layout::bytes`] zeros for this, tells its
 //! peers and makes its [`Fast`]; after that nothing allocates, nothing loads, and nothing waits.
 
 mod calls;
@@ -91,7 +91,7 @@ impl Fast {
         Ok(fast)
     }
 
-    /// Refuses at birth what could not be arranged later: that depends on no call.
+    /// Refuses at init what could not be arranged later: that depends on no call.
     fn try_one(&self) -> Result<(), Refusal> {
         let (kind, count, element_bytes) = (Kind::AllGather, 1, 1);
         let one = Collective { kind, count, element_bytes, reduction: None, send: 1, receive: 1 };
@@ -170,7 +170,7 @@ impl Fast {
         Ok(())
     }
 
-    /// What this rank has received on all lanes since birth, in numbers of their units, as its kernels tell (those of lines and
+    /// What this rank has received on all lanes since init, in numbers of their units, as its kernels tell (those of lines and
     /// posted units when they end): for who watches over stuck operations. It waits for copies of ours.
     pub fn progress(&self) -> Result<u64, Refusal> {
         let own = self.slices.get(self.geometry.rank as usize).copied().unwrap_or_default();

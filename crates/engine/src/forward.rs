@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code)]
 
-pub mod birth;
+pub mod init;
 
 pub mod configuration;
 

@@ -14,7 +14,7 @@ use nccl_sys::{ncclComm_t, ncclResult_t};
 use crate::call::Call;
 use crate::fabric::registering::Candidate;
 use crate::fabric::{Configured, Derivation, Fabric, Wish};
-use crate::forward::birth::Handle;
+use crate::forward::init::Handle;
 use crate::forward::of_call::OfCall;
 use crate::gate::Passed;
 use crate::gpu::StreamHandle;
@@ -173,10 +173,10 @@ pub enum Awaited {
     /// A communicator whose ranks are to meet, and where NCCL wrote its handle.
     Wished(Handle, ncclComm_t, Box<Wish>),
     /// One that NCCL makes then, whatever its meeting came to.
-    Born(Handle, ncclComm_t),
+    Made(Handle, ncclComm_t),
     /// A communicator made from another, whose handle NCCL writes then.
     Derived(Handle, Configured, Box<Derivation>),
-    /// A birth that failed before NCCL came to it, or that NCCL refused: the answer of the group.
+    /// An init that failed before NCCL came to it, or that NCCL refused: the answer of the group.
     Failed(ncclResult_t),
 }
 

@@ -1,4 +1,4 @@
-//! Birth and end of communicators. NCCL makes and ends them; we note which there are, and unless `WINDLASS_PEER_GROUPS=off` their
+//! Init and end of communicators. NCCL makes and ends them; we note which there are, and unless `WINDLASS_PEER_GROUPS=off` their
 //! ranks meet first.
 
 mod children;
@@ -25,7 +25,7 @@ use crate::error::{panicked, refuse};
 use crate::fabric::registering;
 use crate::fabric::{self, Fate};
 use crate::forward::Carried;
-use crate::forward::birth::{self, Birth, Handle};
+use crate::forward::init::{self, Handle, InitCall};
 use crate::forward::known::{self, End};
 use crate::gate::Passed;
 use crate::group::{self, Awaited, Ended};
@@ -64,23 +64,23 @@ pub fn unique_id(place: *mut ncclUniqueId) -> ncclResult_t {
             if place.is_null() { None } else { fabric::spare_id() }
         },
         |spare| match spare {
-            Some(id) => birth::give_id(place, id),
-            None => birth::unique_id(place),
+            Some(id) => init::give_id(place, id),
+            None => init::unique_id(place),
         },
         |_, result| {
             if result == ncclSuccess && fabric::is_on() {
-                birth::change_id(place, |id| fabric::host(&id));
+                init::change_id(place, |id| fabric::host(&id));
             }
         },
     )
 }
 
 /// Makes communicators as asked.
-pub fn birth(entry: Entry, birth: &Birth) -> ncclResult_t {
+pub fn init(entry: Entry, init: &InitCall) -> ncclResult_t {
     if fabric::is_on() {
-        let before = || Ok(birth.parent().and_then(|parent| before_birth(birth, parent)));
-        return match guard::or_else(|| Err(panicked("the way to a birth")), before) {
-            Ok(_inside) => meeting::birth(entry, birth),
+        let before = || Ok(init.parent().and_then(|parent| before_init(init, parent)));
+        return match guard::or_else(|| Err(panicked("the way to a communicator init")), before) {
+            Ok(_inside) => meeting::init_in_meeting(entry, init),
             Err(code) => {
                 meeting::refused(code);
                 code
@@ -92,14 +92,14 @@ pub fn birth(entry: Entry, birth: &Birth) -> ncclResult_t {
             process::first_communicator();
             count::function(entry);
             fabric::make_room(fabric::device_now());
-            if birth.aborted_parent().is_some() {
+            if init.aborted_parent().is_some() {
                 pool::distrust(None);
             }
         },
-        |()| birth.run(),
+        |()| init.run(),
         |(), result| {
             if result == ncclSuccess || result == ncclInProgress {
-                birth.newborns().for_each(|(handle, identity)| {
+                init.new_communicators().for_each(|(handle, identity)| {
                     note(handle, identity);
                 });
             }
@@ -108,13 +108,13 @@ pub fn birth(entry: Entry, birth: &Birth) -> ncclResult_t {
 }
 
 /// Nothing of ours is in a parent meanwhile, nor later beside what may use its resources.
-fn before_birth(birth: &Birth, parent: ncclComm_t) -> Option<Passed<'static>> {
-    if birth.aborted_parent().is_some() {
+fn before_init(init: &InitCall, parent: ncclComm_t) -> Option<Passed<'static>> {
+    if init.aborted_parent().is_some() {
         // It frees this rank from peers that hang: nothing of ours waits for them either.
         end_registering(parent, true);
         return None;
     }
-    if matches!(birth, Birth::Grow { .. }) {
+    if matches!(init, InitCall::Grow { .. }) {
         let fabric = communicator::find(parent).and_then(|known| known.fabric(parent));
         fabric.as_ref().and_then(|fabric| fabric.registering()).into_iter().for_each(|one| one.share());
         windows::share(parent);
@@ -327,7 +327,7 @@ fn end_of_much() -> ncclResult_t {
             }
             result
         },
-        // What became of its births is NCCL's word alone.
+        // What became of its inits is NCCL's word alone.
         |(parts, ended), result| {
             drop(parts);
             after_group(ended.into_inner(), result, &met);
@@ -356,7 +356,7 @@ struct Closed {
 
 /// NCCL closes the group and runs nothing of it.
 fn spoilt(why: ncclResult_t) -> Closed {
-    birth::spoil_group();
+    init::spoil_group();
     known::group_end();
     Closed { nccls: why, result: why }
 }
@@ -399,7 +399,7 @@ fn closing(entry: Entry) -> Ended {
 
 /// What waits for NCCL once its meetings are over. NCCL closes its group whatever became of them.
 fn joined(join: impl FnOnce() -> Vec<Awaited>) -> Vec<Awaited> {
-    guard::or_else(|| vec![Awaited::Failed(panicked("the births of a group"))], join)
+    guard::or_else(|| vec![Awaited::Failed(panicked("the communicator inits of a group"))], join)
 }
 
 /// Whether a group runs when it ends.
@@ -409,12 +409,12 @@ enum Simulated {
     Yes,
 }
 
-/// Lets NCCL close the group. If a birth in it failed, nothing of the group runs: its peers do not come to NCCL. What promises
+/// Lets NCCL close the group. If an init in it failed, nothing of the group runs: its peers do not come to NCCL. What promises
 /// held comes to NCCL now; a simulation knows nothing of it, since only all ranks together can honour them.
 fn close(ended: &mut Ended, simulated: Simulated, end: impl FnOnce() -> ncclResult_t) -> Closed {
     let held = std::mem::take(&mut ended.promised);
     if let Some(Awaited::Failed(code)) = ended.awaited.first() {
-        birth::spoil_group();
+        init::spoil_group();
         end();
         return Closed { nccls: *code, result: *code };
     }
@@ -423,7 +423,7 @@ fn close(ended: &mut Ended, simulated: Simulated, end: impl FnOnce() -> ncclResu
         return Closed { nccls, result: nccls };
     }
     let Some(held) = guard::or_else(|| None, || Some(promised::begin(held))) else {
-        birth::spoil_group();
+        init::spoil_group();
         end();
         let code = panicked("what promises of a group held");
         return Closed { nccls: code, result: code };
@@ -450,8 +450,8 @@ fn tell(ended: Ended, result: ncclResult_t) -> ncclResult_t {
     if result == ncclSuccess {
         for waited in awaited {
             let (handle, reason) = match waited {
-                Awaited::Born(_, born) => {
-                    meeting::born(born);
+                Awaited::Made(_, made) => {
+                    meeting::made(made);
                     continue;
                 }
                 Awaited::Handle(handle) => (handle, Reason::Derived),

@@ -1,7 +1,7 @@
 //! Sends and receives between ranks that can write each other's memory: one kernel for each group of one communicator on
 //! one stream (`crates/kernels`), over rings in slices of the ranks' arenas, with no NCCL connection.
 //!
-//! Slices come and go elsewhere; here are addresses. A [`Supply`] per device has the loaded kernel. At birth a rank lends a
+//! Slices come and go elsewhere; here are addresses. A [`Supply`] per device has the loaded kernel. At init a rank lends a
 //! slice of [`Layout::bytes`] zeros, tells its peers, makes its [`Turns`] and its [`Mailbox`]; all that can fail for want of
 //! something fails there. After that nothing allocates on the device and nothing waits for it, except a group whose list of
 //! operations finds four lists before it still on their way.
@@ -282,7 +282,7 @@ pub fn unmatched(operations: &[Operation], rank: u32) -> Option<Refusal> {
     (sends != receives).then_some(Refusal::Unmatched { rank, sends, receives })
 }
 
-/// Refuses at birth what could not be arranged later: all mailboxes at once, both wires, both ways.
+/// Refuses at init what could not be arranged later: all mailboxes at once, both wires, both ways.
 fn try_largest_group(peers: &[Peer], geometry: &Geometry, limits: &Limits) -> Result<(), Refusal> {
     let line = geometry.bulk_from_bytes - 1;
     let bulk = geometry.bulk_from_bytes.max(u64::from(geometry.bulk_lanes * geometry.bulk_chunk_bytes));

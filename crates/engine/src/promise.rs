@@ -246,7 +246,7 @@ impl Promise {
     }
 }
 
-/// Calls NCCL with a device as the current one. In relaxed capture mode: a capture may have begun since the birth, and NCCL's init
+/// Calls NCCL with a device as the current one. In relaxed capture mode: a capture may have begun since the init, and NCCL's init
 /// has nothing to do with it.
 pub fn on_device(device: Ordinal, call: impl FnOnce() -> ncclResult_t) -> ncclResult_t {
     let home = gpu::driver().and_then(|driver| Home::of(driver, device));

@@ -1,4 +1,4 @@
-//! Birth: how the ranks of a new communicator meet, agree and confirm.
+//! Bootstrap: how the ranks of a new communicator meet, agree and confirm.
 //!
 //! The process that makes an `ncclUniqueId` hosts the meeting: it puts [its own port and a calling card](card) into the
 //! id. Ranks with Windlass [report](facts::Facts) there, the host [decides](decision), all prepare (map, test, load)
@@ -228,8 +228,8 @@ impl Rendezvous {
         let (listener, port) = connection::listen(&root)?;
         let carded =
             card.encode(id, port).ok_or_else(|| io::Error::other("the id holds no usable address"))?;
-        let birth = place::random()?;
-        self.shared.send(Command::Open(NewMeeting { token: card.token, birth, id: *id, listener, root }));
+        let comm = place::random()?;
+        self.shared.send(Command::Open(NewMeeting { token: card.token, comm, id: *id, listener, root }));
         Ok(carded)
     }
 

@@ -300,7 +300,7 @@ mod tests {
             attachment: Vec::new(),
         };
         Contract {
-            birth: token,
+            comm: token,
             version: Version::THIS,
             host: token,
             capabilities,

@@ -113,7 +113,7 @@ impl Released for Held {
 }
 
 impl Turns {
-    /// Makes this rank's. At birth only.
+    /// Makes this rank's. At init only.
     pub fn new(parts: Parts) -> Result<Arc<Turns>, Refusal> {
         let Parts { supply, rank, report, hold, graphs } = parts;
         let lend = || -> Result<Lent, Failure> {

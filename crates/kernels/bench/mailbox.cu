@@ -273,7 +273,7 @@ struct Communicator {
     barrier();
   }
 
-  // As at birth; all ranks together, with nothing in flight.
+  // As at init; all ranks together, with nothing in flight.
   void renew() {
     CU(cudaDeviceSynchronize());
     barrier();
@@ -633,7 +633,7 @@ struct Growing {
   }
 };
 
-// Random groups while rings grow at random times; again and again on a communicator as at birth.
+// Random groups while rings grow at random times; again and again on a communicator as at init.
 static Verdict verify_growing(const Kernel& kernel, double seconds, uint64_t seed, uint64_t& grew) {
   Random random{seed}, local{seed * 37 + (uint64_t)rank};
   Verdict verdict;

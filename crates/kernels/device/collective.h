@@ -1,8 +1,8 @@
 // What the host side and the kernels of collectives say to each other: C structures, the same bytes in C++, CUDA and Rust
 // (crates/kernels/src/collective.rs). README.md "Collectives" is the protocol.
 //
-// Addresses are 64-bit device-visible ones. Offsets in slices are equal on all ranks. Units are counted from the birth of the
-// communicator, so memory that is zeroed at birth needs no further preparation.
+// Addresses are 64-bit device-visible ones. Offsets in slices are equal on all ranks. Units are counted from the init of the
+// communicator, so memory that is zeroed at init needs no further preparation.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -23,7 +23,7 @@ enum {
   WINDLASS_LINES_SLOT_BYTES = 2048,
   // A posted unit fills a slot. Its kernels have counters in shared memory.
   WINDLASS_POSTED_SHARED_BYTES = 128,
-  // The words of a lane of lines. Numbers of units, from birth.
+  // The words of a lane of lines. Numbers of units, from init.
   WINDLASS_LANE_SENT = 0,      // the next one to send. Written by the warp that sends
   WINDLASS_LANE_PROVEN = 1,    // those below are consumed by all peers for certain. Written by the warp that sends
   WINDLASS_LANE_RECEIVED = 2,  // the next one to receive. Written by the warp that receives

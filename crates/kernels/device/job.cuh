@@ -9,7 +9,7 @@ enum JobKind : uint8_t { job_line_send, job_line_receive, job_bulk_send, job_bul
 
 // Kept in registers by a warp with one job, else in shared memory, read and written by the warp as a whole.
 struct alignas(16) Job {
-  uint64_t count;      // the next unit or chunk of this lane, from birth
+  uint64_t count;      // the next unit or chunk of this lane, from init
   uint64_t seen;       // the last count read of credit (sender) or of the posted word (receiver of bulk)
   uint64_t from;       // the first unit or chunk in the grown ring: 0 before this launch, from_none: not known of
   uint64_t grown;      // that ring, if there is one

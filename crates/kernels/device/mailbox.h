@@ -1,8 +1,8 @@
 // What the host side and the mailbox kernel say to each other: C structures, the same bytes in C++, CUDA and Rust
 // (crates/kernels/src/launch.rs). Sizes and offsets are asserted at the end of this file and tested in Rust.
 //
-// All addresses are 64-bit device-visible addresses. All counts of units and chunks are counted from the birth of the
-// communicator, so memory that is zeroed at birth needs no further preparation.
+// All addresses are 64-bit device-visible addresses. All counts of units and chunks are counted from the init of the
+// communicator, so memory that is zeroed at init needs no further preparation.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -71,7 +71,7 @@ enum {
   WINDLASS_WAITED_BULK_DATA = 4,     // a receiver, for a chunk
 };
 
-// What the ranks of a communicator agreed on at its birth; equal on all of them, constant for its life.
+// What the ranks of a communicator agreed on at its init; equal on all of them, constant for its life.
 typedef struct WindlassMailGeometry {
   uint64_t first_tag;         // tag of the first unit of every line lane; tags grow by one a unit; 0 is no tag
   uint64_t bulk_from_bytes;   // messages of at least this many bytes go by bulk lanes, shorter ones by line lanes
@@ -144,7 +144,7 @@ typedef struct WindlassMailReportEntry {
   uint32_t waited_for;  // WINDLASS_WAITED_*
   uint32_t lane;
   uint32_t operation;   // index in the channel's messages
-  uint64_t sequence;    // unit or chunk of the lane, counted from birth
+  uint64_t sequence;    // unit or chunk of the lane, counted from init
   uint64_t seen;        // the last count read of what it waits for (credit or posted word)
 } WindlassMailReportEntry;
 

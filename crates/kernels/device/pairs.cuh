@@ -62,7 +62,7 @@ struct PairsLane {
       : number(number_), slice(launch.slices[launch.rank]), count_word(slice + launch.wires[0].lanes + number * WINDLASS_PAIRS_COUNT_BYTES) {}
 };
 
-// A warp and a lane's unit number `count` from birth. False: aborted.
+// A warp and a lane's unit number `count` from init. False: aborted.
 template <class Reducer, int ranks_max, bool straight, class Part>
 MAIL_DEVICE bool run_pairs_unit(const WindlassCollectiveLaunch& launch, const PairsLane& own, uint64_t count, const Part& part) {
   const uint32_t me = launch.rank, lane = own.number;

@@ -87,7 +87,7 @@ inline const char* reducer_for(uint32_t type, uint32_t by, bool any) {
 
 // --- memory -------------------------------------------------------------------------------------------------------------------
 
-// 128-byte aligned and zeroed, as a slice at birth.
+// 128-byte aligned and zeroed, as a slice at init.
 struct Slice {
   std::vector<uint64_t> words;
   uint64_t address = 0;

@@ -367,7 +367,7 @@ HOST_QUIET inline void fiber_main() {
 struct Device {
   uint32_t free;                     // this and the queue are protected by the machine's lock
   std::deque<Kernel*> queue;         // kernels of which blocks wait for room, in order of launches
-  std::atomic<uint32_t> launched{0};  // kernels, from birth
+  std::atomic<uint32_t> launched{0};  // kernels, from init
 
   explicit Device(uint32_t slots) : free(slots) {}
 };

@@ -36,7 +36,7 @@ struct Options {
   uint32_t strayed_rank = ~0u;  // deals its lanes to other virtual blocks than its peers do
 };
 
-// Memory that is 128-byte aligned and zeroed, as a slice at birth.
+// Memory that is 128-byte aligned and zeroed, as a slice at init.
 struct Slice {
   std::vector<uint64_t> words;
   uint64_t address = 0;
@@ -52,7 +52,7 @@ struct Directed {  // sender -> receiver
   Slice line_progress[2], bulk_progress[2];      // each side's own
   Slice line_from;                               // in the receiver's
   Slice growth[2];                               // each side's own, in host memory
-  Slice grown[2];                                // the larger rings, by wire; in the receiver's arena, none at birth
+  Slice grown[2];                                // the larger rings, by wire; in the receiver's arena, none at init
   uint64_t told[2] = {};                         // the words for them
 };
 

@@ -94,7 +94,7 @@ const COPY_BLOCKS_MAX: u64 = 64;
 /// Blocks of a cluster. Without clusters the first blocks crowd on one part of the GPU and starve its links.
 const CLUSTER: u32 = 4;
 
-/// Why a group cannot be arranged. Neither happens in a communicator whose largest group was tried at birth.
+/// Why a group cannot be arranged. Neither happens in a communicator whose largest group was tried at init.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// More channels (41) than the launch holds: more peers than a host has.

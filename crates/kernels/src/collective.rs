@@ -1,7 +1,7 @@
 //! The structures of `device/collective.h`, byte for byte. What each field means is said there.
 //!
-//! Addresses are device-visible, offsets in slices equal on all ranks. Units are counted from the birth of the
-//! communicator, so a slice that is zeroed at birth needs no further preparation.
+//! Addresses are device-visible, offsets in slices equal on all ranks. Units are counted from the init of the
+//! communicator, so a slice that is zeroed at init needs no further preparation.
 
 #![allow(missing_docs)]
 

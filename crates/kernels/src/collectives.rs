@@ -123,7 +123,7 @@ pub fn arrange(
     Ok(Some(shape))
 }
 
-/// How many ranks there are; refused if what was found at birth cannot be.
+/// How many ranks there are; refused if what was found at init cannot be.
 fn ranks_of(geometry: &Geometry, limits: &Limits, slices: &[u64]) -> Result<u32, Refused> {
     geometry.check()?;
     limits.check()?;

@@ -40,7 +40,7 @@ pub fn growth(ranks: u32, wire: Wire, geometry: &Geometry) -> u32 {
     slots.next_power_of_two().max(2 * first_slots(wire, geometry))
 }
 
-/// Slots of each lane of the ring of birth.
+/// Slots of each lane of the ring of init.
 pub fn first_slots(wire: Wire, geometry: &Geometry) -> u32 {
     match wire {
         Wire::Lines => geometry.line_slots,

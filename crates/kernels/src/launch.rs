@@ -1,7 +1,7 @@
 //! The structures of `device/mailbox.h`, byte for byte. What each field means is said there.
 //!
 //! Addresses are device-visible. Counts of units and chunks start at zero with the communicator, so a slice that is
-//! zeroed at birth needs no further preparation.
+//! zeroed at init needs no further preparation.
 
 #![allow(missing_docs)]
 
@@ -44,7 +44,7 @@ pub const WAITED_LINE_DATA: u32 = 2;
 pub const WAITED_BULK_CREDIT: u32 = 3;
 pub const WAITED_BULK_DATA: u32 = 4;
 
-/// What the ranks agreed on at birth; all but `rank` is equal on all of them.
+/// What the ranks agreed on at init; all but `rank` is equal on all of them.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Geometry {

@@ -7,7 +7,7 @@ use std::ffi::CStr;
 pub const MARK: &CStr = c"windlassGetVersion";
 
 /// A function that every NCCL exports: without it nobody makes a communicator.
-pub const BIRTH: &CStr = c"ncclCommInitRank";
+pub const INIT: &CStr = c"ncclCommInitRank";
 
 /// Whose functions an object exports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -24,7 +24,7 @@ pub enum Exports {
 impl Exports {
     /// By whether a function is exported.
     pub fn by(has: impl Fn(&CStr) -> bool) -> Exports {
-        match (has(BIRTH), has(MARK)) {
+        match (has(INIT), has(MARK)) {
             (_, true) => Exports::Windlass,
             (true, false) => Exports::Nccl,
             (false, false) => Exports::Other,
@@ -187,7 +187,7 @@ mod tests {
     /// Our own mark decides over NCCL's names.
     #[test]
     fn whose() {
-        assert_eq!(Exports::by(|name| name == BIRTH), Exports::Nccl);
+        assert_eq!(Exports::by(|name| name == INIT), Exports::Nccl);
         assert_eq!(Exports::by(|_| true), Exports::Windlass);
         assert_eq!(Exports::by(|_| false), Exports::Other);
     }

@@ -32,7 +32,7 @@ macro_rules! for_each_entry {
             [22403 pass] fn ncclResetDebugInit | pncclResetDebugInit ();
             /// Asks for encrypted sockets.
             [23203 pass] fn ncclSetEncryption | pncclSetEncryption (config: *const ncclEncryptionConfig_t) -> ncclResult_t;
-            // Birth and death of communicators.
+            // Making and ending communicators.
             /// Makes the 128-byte id with which the ranks of a new communicator find each other.
             [21803 seen] fn ncclGetUniqueId | pncclGetUniqueId (uniqueId: *mut ncclUniqueId) -> ncclResult_t;
             /// Joins a new communicator as `rank` of `nranks`; blocks until all ranks have joined, unless in a group.

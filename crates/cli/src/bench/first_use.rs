@@ -1,4 +1,4 @@
-//! What a communicator costs before it works: its birth, and the first message to each new peer, in time and memory.
+//! What a communicator costs before it works: its init, and the first message to each new peer, in time and memory.
 
 use super::worker::{Job, communicator};
 use crate::gpu::{Buffer, Gpu, Stream};
@@ -12,7 +12,7 @@ use std::ffi::c_int;
 use std::time::Instant;
 
 /// Communicators of each side, one after the other: the first ones also pay what is paid once a process.
-pub const BIRTHS: usize = 3;
+pub const INITS: usize = 3;
 /// Of the first messages.
 const BYTES: usize = 64 << 10;
 
@@ -21,7 +21,7 @@ const BYTES: usize = 64 << 10;
 pub struct FirstUse {
     pub what: What,
     /// 0 for the first communicator of the process.
-    pub birth: usize,
+    pub init: usize,
     pub plain: f64,
     pub windlass: f64,
 }
@@ -29,21 +29,21 @@ pub struct FirstUse {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum What {
-    BirthMs,
+    InitMs,
     FirstMessageMs,
     SecondPeerMs,
     NextMessageMs,
-    BirthMib,
+    InitMib,
     FirstMessageMib,
     SecondPeerMib,
 }
 
 const ALL: [(What, &str); 7] = [
-    (What::BirthMs, "birth, ms"),
+    (What::InitMs, "init, ms"),
     (What::FirstMessageMs, "first message to a peer, ms"),
     (What::SecondPeerMs, "first message to another peer, ms"),
     (What::NextMessageMs, "next message to it, ms"),
-    (What::BirthMib, "memory at birth, MiB"),
+    (What::InitMib, "memory at init, MiB"),
     (What::FirstMessageMib, "memory at the first message, MiB"),
     (What::SecondPeerMib, "memory at the first to another peer, MiB"),
 ];
@@ -51,10 +51,10 @@ const ALL: [(What, &str); 7] = [
 /// Measures both sides in turn, the real library first; who begins alternates. The same on all ranks.
 pub fn measure(channel: &mut Channel, gpu: &Gpu, sides: [&Nccl; 2], job: &Job) -> Result<Vec<FirstUse>> {
     let mut found = Vec::new();
-    for birth in 0..job.births {
+    for init in 0..job.inits {
         let mut numbers = [Vec::new(), Vec::new()];
         for turn in 0..2 {
-            let side = (birth + turn) % 2;
+            let side = (init + turn) % 2;
             let own = one(channel, gpu, sides[side], job)?;
             let all = channel.exchange(&own)?;
             numbers[side] = (0..own.len())
@@ -63,7 +63,7 @@ pub fn measure(channel: &mut Channel, gpu: &Gpu, sides: [&Nccl; 2], job: &Job) -
         }
         found.extend(ALL.iter().enumerate().map(|(index, (what, _))| FirstUse {
             what: *what,
-            birth,
+            init,
             plain: numbers[0][index],
             windlass: numbers[1][index],
         }));
@@ -84,7 +84,7 @@ fn one(channel: &mut Channel, gpu: &Gpu, nccl: &Nccl, job: &Job) -> Result<Vec<f
     channel.exchange(&0)?;
     let began = Instant::now();
     let communicator = communicator(channel, nccl, job)?;
-    let birth = (ms(began), lost_mib()?);
+    let init = (ms(began), lost_mib()?);
     let exchange = Exchange { nccl, communicator, stream: &stream, send: &send, receive: &receive, job };
     let mut message = |distance: usize| -> Result<(f64, f64)> {
         // Everybody is there: what is measured is not somebody's lateness.
@@ -98,7 +98,7 @@ fn one(channel: &mut Channel, gpu: &Gpu, nccl: &Nccl, job: &Job) -> Result<Vec<f
     let second = message(2)?;
     let next = message(2)?;
     nccl_call!(nccl, ncclCommDestroy(communicator))?;
-    Ok(vec![birth.0, first.0, second.0, next.0, birth.1, first.1, second.1])
+    Ok(vec![init.0, first.0, second.0, next.0, init.1, first.1, second.1])
 }
 
 struct Exchange<'a> {
@@ -130,8 +130,8 @@ pub fn table(measured: &[FirstUse]) -> String {
     let head = ["first use", "plain, first", "windlass, first", "plain, last", "windlass, last"];
     let mut lines = vec![head.map(str::to_owned).to_vec()];
     for (what, words) in ALL {
-        let of = |birth: usize| measured.iter().find(|one| one.what == what && one.birth == birth);
-        let last = measured.iter().map(|one| one.birth).max().unwrap_or(0);
+        let of = |init: usize| measured.iter().find(|one| one.what == what && one.init == init);
+        let last = measured.iter().map(|one| one.init).max().unwrap_or(0);
         let (Some(first), Some(last)) = (of(0), of(last)) else { continue };
         let numbers = [first.plain, first.windlass, last.plain, last.windlass];
         lines.push(
@@ -148,10 +148,10 @@ mod tests {
     /// A line for each number, of the first and the last communicator.
     #[test]
     fn tables() {
-        let of = |birth, plain| FirstUse { what: What::BirthMs, birth, plain, windlass: 1.5 };
+        let of = |init, plain| FirstUse { what: What::InitMs, init, plain, windlass: 1.5 };
         let text = table(&[of(0, 20.0), of(1, 3.0), of(2, 2.0)]);
         let cells: Vec<&str> = text.lines().nth(1).unwrap().split_whitespace().collect();
-        assert_eq!(cells, ["birth,", "ms", "20.00", "1.50", "2.00", "1.50"]);
+        assert_eq!(cells, ["init,", "ms", "20.00", "1.50", "2.00", "1.50"]);
         assert_eq!(table(&[]).lines().count(), 1);
     }
 }

@@ -30,7 +30,7 @@ pub struct Plan<'a> {
     /// Rounds of what looks slower than the real library.
     pub again: usize,
     /// Communicators that are made to see what a first message costs; 0: none.
-    pub births: usize,
+    pub inits: usize,
     /// Of symmetric memory.
     pub symmetric: Option<Wanted>,
     /// Elements a side of a product's matrices; none: as the rank chooses.
@@ -80,7 +80,7 @@ pub fn measure(
         repeat: plan.repeat,
         batch_us: plan.seconds * 1e6 / (2 * plan.repeat) as f64,
         again: plan.again,
-        births: plan.births,
+        inits: plan.inits,
         symmetric: plan.symmetric.clone(),
         simulated: machine.is_simulated(),
         product: plan.product,

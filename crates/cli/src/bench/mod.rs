@@ -81,7 +81,7 @@ pub struct Options {
     /// Elements a side of the matrices of products, a multiple of 64 [default: 4096 if cuBLAS is found]
     #[arg(long, value_name = "ELEMENTS")]
     product: Option<usize>,
-    /// Also measure what a communicator's birth and its first message to a peer cost
+    /// Also measure what a communicator's init and its first message to a peer cost
     #[arg(long)]
     first_use: bool,
     /// Also measure what ncclMemAlloc, windows and whole cycles of both cost, over blocks of SIZES [default: 2M,64M,1G; 2M,8M simulated]
@@ -230,7 +230,7 @@ fn plan<'a>(options: &Options, machine: &Machine, ranks: usize, cells: &'a [Cell
         repeat: options.repeat as usize,
         seconds: options.seconds,
         again: options.again.unwrap_or(if machine.is_simulated() { 0 } else { 3 }) as usize,
-        births: if options.first_use { first_use::BIRTHS } else { 0 },
+        inits: if options.first_use { first_use::INITS } else { 0 },
         product: options.product,
         symmetric,
         environment: Vec::new(),

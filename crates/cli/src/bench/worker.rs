@@ -46,7 +46,7 @@ pub struct Job {
     /// Rounds of what looks slower than the real library.
     pub again: usize,
     /// Communicators that are made to see what a first message costs; 0: none.
-    pub births: usize,
+    pub inits: usize,
     /// Of symmetric memory.
     pub symmetric: Option<Wanted>,
     /// On stand-ins, where a matrix product is small.

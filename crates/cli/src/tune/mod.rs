@@ -214,7 +214,7 @@ impl Tuning<'_> {
             seconds: self.options.seconds,
             // Here what is unclear is, whichever side it favours.
             again: 0,
-            births: 0,
+            inits: 0,
             symmetric: None,
             product: None,
             environment,

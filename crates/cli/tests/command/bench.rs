@@ -135,7 +135,7 @@ fn messages() {
     for line in first_uses {
         let (what, plain) = (line["what"].as_str().unwrap(), line["plain"].as_f64().unwrap());
         assert!(!what.ends_with("_ms") || plain > 0.0, "{line}");
-        assert!(line["windlass"].is_f64() && line["birth"].as_u64().unwrap() < 3, "{line}");
+        assert!(line["windlass"].is_f64() && line["init"].as_u64().unwrap() < 3, "{line}");
     }
     assert!(printed.contains("first message to a peer, ms"), "{printed}");
 }

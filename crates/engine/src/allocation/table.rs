@@ -2,7 +2,7 @@
 //!
 //! A sorted list under one sequence number: odd while somebody changes it. A reader that saw it change has found nothing,
 //! rather than wait; what it wants to know it can ask for elsewhere. Whoever changes it holds a lock for a walk
-//! through the list, some microseconds at most. All memory is taken at birth.
+//! through the list, some microseconds at most. All memory is taken at init.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -26,7 +26,7 @@ pub struct Peer {
 #[derive(Debug)]
 pub struct PeerArena {
     driver: &'static Driver,
-    /// Taken first; held across virtual memory calls, by births and the background thread alone.
+    /// Taken first; held across virtual memory calls, by inits and the background thread alone.
     mapped: Mutex<Mapped>,
     /// Taken after `mapped`, never held across a call of the driver: slices close from anywhere.
     uses: Mutex<BTreeMap<Serial, Uses>>,

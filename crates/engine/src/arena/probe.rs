@@ -47,7 +47,7 @@ impl Arena {
         Ok(self.stream.load(address)?)
     }
 
-    /// What birth demands of every mapping: the word that its owner stored is there, and ours can be stored beside it.
+    /// What init demands of every mapping: the word that its owner stored is there, and ours can be stored beside it.
     pub fn probe(&self, read: Address, expected: u32, write: Address, word: u32) -> Result<(), Refusal> {
         let loaded = self.load(read).map_err(Refusal::told)?;
         if loaded != expected {

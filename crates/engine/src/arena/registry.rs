@@ -11,7 +11,7 @@ use crate::arena::{Arena, lock};
 use crate::config::config;
 use crate::gpu::{self, Context, Ordinal};
 
-/// Taken before everything of an arena; held while one is opened, by births alone.
+/// Taken before everything of an arena; held while one is opened, by inits alone.
 static ARENAS: Mutex<BTreeMap<Of, Arc<Arena>>> = Mutex::new(BTreeMap::new());
 
 /// A device, and the context in which its arena works. Those of contexts that are gone have what they lent until it comes back.

@@ -85,7 +85,7 @@ pub fn insert(handle: ncclComm_t, identity: Identity) -> &'static Communicator {
     communicator
 }
 
-/// Takes a communicator out; its counts stay. Gives what its birth left.
+/// Takes a communicator out; its counts stay. Gives what its init left.
 pub fn remove(handle: ncclComm_t) -> Option<Kept> {
     let mut spare = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
     let place = table()?.place_of(handle as usize)?;
@@ -201,7 +201,7 @@ mod tests {
         Identity { rank: 0, ranks, device: 0 }
     }
 
-    /// Random births and deaths against a map; what is found is what is alive. Growth and reuse both happen.
+    /// Random inits and ends against a map; what is found is what is alive. Growth and reuse both happen.
     #[test]
     fn behaves_as_a_map() {
         let mut alive: HashMap<usize, i32> = HashMap::new();

@@ -49,9 +49,9 @@ impl Nccls {
 /// A communicator of which a group runs something of ours.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Member {
-    /// Of its birth.
+    /// Its communicator's.
     pub name: Token,
-    /// Several of one birth may be one thread's.
+    /// Several of one init may be one thread's.
     pub rank: u32,
     /// When it was first called.
     pub called_after: Nccls,

@@ -1,7 +1,7 @@
 //! What runs within fabrics, in order with the rest: at once, or at the end of its group.
 //!
 //! Communicators of a group run in the order that the NCCL underneath keeps ([`super::group_order`]): since 2.26 in that of their
-//! births' names, which all ranks see alike, after all that NCCL runs of the group, so no two ranks wait for each other's later
+//! communicators' tokens, which all ranks see alike, after all that NCCL runs of the group, so no two ranks wait for each other's later
 //! ones; before, in that of their first calls, as near to NCCL's part as one end of a group allows. Of one communicator the
 //! collectives come first, in an order that all ranks have whatever order they called them in ([`super::common_order`]), then its
 //! messages as one kernel: so they do on all ranks, whatever stands between.
@@ -146,7 +146,7 @@ pub fn schedule(parts: &[Part], ended: &Ended) -> Schedule {
     let members: Vec<Member> = parts
         .iter()
         .map(|Part { communicator, fabric, called_after, .. }| Member {
-            name: fabric.contract().birth,
+            name: fabric.contract().comm,
             rank: fabric.rank(),
             called_after: if is_refused { Nccls::Some } else { *called_after },
             beside: if given.communicators.contains(communicator) { Nccls::Some } else { Nccls::Nothing },

@@ -153,7 +153,7 @@ fn run(call: &Call, promise: &Promise) -> ncclResult_t {
 pub struct Held(Vec<Unit>);
 
 struct Unit {
-    birth: Token,
+    comm: Token,
     promises: Vec<(Arc<Promise>, Beside)>,
     work: Vec<Promised>,
 }
@@ -163,9 +163,9 @@ struct Unit {
 pub fn begin(held: Vec<Promised>) -> Held {
     let mut units: Vec<Unit> = Vec::new();
     for one in held {
-        let birth = one.promise.fabric().contract().birth;
-        let index = units.iter().position(|unit| unit.birth == birth).unwrap_or_else(|| {
-            units.push(Unit { birth, promises: Vec::new(), work: Vec::new() });
+        let comm = one.promise.fabric().contract().comm;
+        let index = units.iter().position(|unit| unit.comm == comm).unwrap_or_else(|| {
+            units.push(Unit { comm, promises: Vec::new(), work: Vec::new() });
             units.len() - 1
         });
         let unit = &mut units[index];
@@ -182,12 +182,12 @@ const OUT_OF_TURN: Duration = Duration::from_secs(2);
 const LOOK_EVERY: Duration = Duration::from_micros(100);
 
 /// Gives NCCL what a group held, after its own part of it has run: communicator by communicator, in a group each, in the order of
-/// their births' names, which all ranks see alike; NCCL, too, has an order of its own within a group. Only where another rank
+/// their communicators' tokens, which all ranks see alike; NCCL, too, has an order of its own within a group. Only where another rank
 /// has its part of the group outside groups, and is in one communicator's first call before it comes to the others, that order
 /// is left, after a while, by a thread of its own. The first failure is the answer; the others run all the same, as their peers wait.
 pub fn finish(held: Held) -> ncclResult_t {
     let mut units = held.0;
-    units.sort_by_key(|unit| unit.birth);
+    units.sort_by_key(|unit| unit.comm);
     let (mut answers, mut beside, mut waiting) = (Vec::new(), Vec::new(), None);
     while !units.is_empty() {
         match units.iter().position(Unit::is_ready) {

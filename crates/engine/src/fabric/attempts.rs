@@ -65,7 +65,7 @@ impl Fabric {
 /// Word for a peer of a rank that has failed at an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LostAttempt {
-    pub birth: Token,
+    pub comm: Token,
     pub from: u32,
     pub to: u32,
     pub attempt: u64,
@@ -76,7 +76,7 @@ const WORD: &[u8; 8] = b"lost try";
 impl LostAttempt {
     pub fn encode(self) -> Vec<u8> {
         let mut writer = Writer::default();
-        writer.raw(WORD).token(self.birth).u32(self.from).u32(self.to).u64(self.attempt);
+        writer.raw(WORD).token(self.comm).u32(self.from).u32(self.to).u64(self.attempt);
         writer.finish()
     }
 
@@ -85,9 +85,9 @@ impl LostAttempt {
         if reader.raw::<8>()? != *WORD {
             return None;
         }
-        let (birth, from, to, attempt) = (reader.token()?, reader.u32()?, reader.u32()?, reader.u64()?);
+        let (comm, from, to, attempt) = (reader.token()?, reader.u32()?, reader.u32()?, reader.u64()?);
         reader.finish()?;
-        Some(LostAttempt { birth, from, to, attempt })
+        Some(LostAttempt { comm, from, to, attempt })
     }
 }
 
@@ -98,7 +98,7 @@ mod tests {
     /// Words read back, and are none of the others that a process is told.
     #[test]
     fn words() {
-        let lost = LostAttempt { birth: Token([5; 16]), from: 2, to: 1, attempt: 7 };
+        let lost = LostAttempt { comm: Token([5; 16]), from: 2, to: 1, attempt: 7 };
         let bytes = lost.encode();
         assert_eq!(LostAttempt::decode(&bytes), Some(lost));
         assert_eq!(LostAttempt::decode(&bytes[1..]), None);

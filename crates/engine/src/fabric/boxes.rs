@@ -28,7 +28,7 @@ struct Supplies {
 }
 
 /// One for each device that had communicators. Kept to the end of the process or of the context: to unload code may wait for the device.
-/// Held while one is made, by births alone.
+/// Held while one is made, by inits alone.
 static SUPPLIES: Mutex<BTreeMap<Ordinal, Supplies>> = Mutex::new(BTreeMap::new());
 
 /// What a rank needs of its device to make its kernels, acquired before it reports.
@@ -116,10 +116,10 @@ impl Rings {
         let ranks = contract.members.len() as u32;
         let tag = |number: u64| number >> 2 | 1;
         let mailbox =
-            Geometry { first_tag: tag(contract.birth.number()), ..Geometry::recommended(blocks, rank) };
+            Geometry { first_tag: tag(contract.comm.number()), ..Geometry::recommended(blocks, rank) };
         let fast_at = Layout::of(ranks, &mailbox).bytes;
         let fast = tuning::serves(contract).then(|| {
-            fast::Geometry::recommended(contract.ctas_max(), ranks, rank, tag(contract.birth.other_number()))
+            fast::Geometry::recommended(contract.ctas_max(), ranks, rank, tag(contract.comm.other_number()))
         });
         let limits = fast::Limits { blocks_max: blocks, clusters: contract.has_clusters() };
         let bytes = fast_at + fast.map_or(0, |geometry| fast::Layout::of(&geometry).bytes);

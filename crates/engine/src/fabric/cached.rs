@@ -1,5 +1,5 @@
 //! NCCL's communicators of promises that have ended, kept to be used again: by a promise with the same ranks, this one's rank
-//! and device among them, and the same configuration. Which of them a birth takes all its ranks agree on, by names that all know.
+//! and device among them, and the same configuration. Which of them an init takes all its ranks agree on, by names that all know.
 //!
 //! One that is not kept, or has been kept long enough, is aborted and never destroyed: NCCL's destroy waits until the peers in
 //! other processes end the same communicator, and theirs may stay parked. Nothing is in flight on it by then.
@@ -244,7 +244,7 @@ pub fn devices() -> BTreeSet<Ordinal> {
     if is_any() { parked().devices() } else { BTreeSet::new() }
 }
 
-/// What a birth may use, away from all other births meanwhile. What it does not choose goes back, each to its old place.
+/// What an init may use, away from all other inits meanwhile. What it does not choose goes back, each to its old place.
 #[derive(Debug)]
 pub struct Taken(Vec<Built>);
 
@@ -254,7 +254,7 @@ pub fn take(kind: &Kind) -> Taken {
 }
 
 impl Taken {
-    /// Nothing: the birth has no use for any.
+    /// Nothing: the init has no use for any.
     pub fn nothing() -> Taken {
         Taken(Vec::new())
     }
@@ -374,7 +374,7 @@ mod tests {
         assert_eq!(names(&store.all), [1, 2, 3, 4, 5]);
     }
 
-    /// A birth offers the youngest first and gets what was agreed on, if it has it.
+    /// An init offers the youngest first and gets what was agreed on, if it has it.
     #[test]
     fn choice() {
         let taken = || Taken(vec![built(1, 9, 1), built(2, 9, 1)]);

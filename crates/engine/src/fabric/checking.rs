@@ -291,7 +291,7 @@ mod tests {
             attachment: Vec::new(),
         };
         Contract {
-            birth: token,
+            comm: token,
             version: Version::THIS,
             host: token,
             capabilities: 0,

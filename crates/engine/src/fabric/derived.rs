@@ -15,8 +15,8 @@ mod plain;
 mod taken;
 mod waits;
 
-use crate::forward::birth::Ctas;
 use crate::forward::configuration;
+use crate::forward::init::Ctas;
 use crate::gpu::Ordinal;
 use crate::rendezvous::colors::Parent;
 use crate::rendezvous::derived::NOBODY;
@@ -99,7 +99,7 @@ impl Fabric {
 
 /// A rank of a communicator that NCCL has made.
 #[derive(Clone, Copy, Debug)]
-pub struct Newborn {
+pub struct NewCommunicator {
     /// Its device.
     pub device: Ordinal,
     /// Its rank there.
@@ -147,7 +147,7 @@ mod tests {
             attachment: Vec::new(),
         };
         let contract = Contract {
-            birth: Token([7; 16]),
+            comm: Token([7; 16]),
             version: Version::THIS,
             host: NOBODY,
             capabilities,

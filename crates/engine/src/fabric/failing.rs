@@ -12,7 +12,7 @@ use crate::contract::bytes::{Reader, Writer};
 use crate::gpu::Failure;
 use crate::{fast, mailbox, turns};
 
-/// How long a peer is told that does not answer: it may not be through its birth yet, or have ended.
+/// How long a peer is told that does not answer: it may not be through its init yet, or have ended.
 const TOLD_WITHIN: Duration = Duration::from_secs(60);
 const TELL_EVERY: Duration = Duration::from_millis(100);
 
@@ -113,7 +113,7 @@ fn is_of_capture(failure: &Failure) -> bool {
 /// Word for a peer of a rank that has failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Loss {
-    pub birth: Token,
+    pub comm: Token,
     pub from: u32,
     pub to: u32,
 }
@@ -121,15 +121,15 @@ pub(super) struct Loss {
 impl Loss {
     pub fn encode(self) -> Vec<u8> {
         let mut writer = Writer::default();
-        writer.token(self.birth).u32(self.from).u32(self.to);
+        writer.token(self.comm).u32(self.from).u32(self.to);
         writer.finish()
     }
 
     pub fn decode(words: &[u8]) -> Option<Loss> {
         let mut reader = Reader::new(words);
-        let (birth, from, to) = (reader.token()?, reader.u32()?, reader.u32()?);
+        let (comm, from, to) = (reader.token()?, reader.u32()?, reader.u32()?);
         reader.finish()?;
-        (from < 64).then_some(Loss { birth, from, to })
+        (from < 64).then_some(Loss { comm, from, to })
     }
 }
 
@@ -165,7 +165,7 @@ mod tests {
     /// Words read back, and are no question for a larger ring.
     #[test]
     fn words() {
-        let loss = Loss { birth: Token([7; 16]), from: 3, to: 1 };
+        let loss = Loss { comm: Token([7; 16]), from: 3, to: 1 };
         assert_eq!(Loss::decode(&loss.encode()), Some(loss));
         assert_eq!(super::super::growing::Question::decode(&loss.encode()), None);
         assert_eq!(Loss::decode(&loss.encode()[1..]), None);

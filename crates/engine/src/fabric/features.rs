@@ -9,7 +9,7 @@ use crate::config::nccl::{Effect, Settings};
 use crate::config::{Batch, Collectives, Config, Register, Windows};
 use crate::contract::{Contract, GRID_MAX, capability};
 use crate::fast;
-use crate::forward::birth::{Ctas, Policy};
+use crate::forward::init::{Ctas, Policy};
 use crate::gpu::device;
 use crate::stats::features::{Feature, Lack, Lacks};
 use crate::stats::segment;
@@ -312,7 +312,7 @@ mod tests {
         assert_eq!(basis.capabilities() & (capability::FAST | capability::WINDOWS), capability::FAST);
         let of = |capabilities| {
             let contract = Contract {
-                birth: Token([0; 16]),
+                comm: Token([0; 16]),
                 version: Version::THIS,
                 host: Token([0; 16]),
                 capabilities,

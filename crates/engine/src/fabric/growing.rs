@@ -1,6 +1,6 @@
 //! Larger rings for a pair: the sender's process asks the receiver's, which lends memory for the ring, tells its own kernels
 //! and answers with it; the sender maps it and tells its kernels. On the watch thread of both; calls and kernels go on. Each
-//! ring grows once. A receiver that gives none may not be through its birth yet, or have no memory now: it is asked again.
+//! ring grows once. A receiver that gives none may not be through its init yet, or have no memory now: it is asked again.
 //! What cannot be mapped leaves the ring as it is.
 
 use std::collections::BTreeMap;
@@ -43,7 +43,7 @@ struct Grown {
 /// A ring that should be larger: this rank sends to the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Question {
-    pub birth: Token,
+    pub comm: Token,
     pub from: u32,
     pub to: u32,
     pub wire: Wire,
@@ -52,20 +52,20 @@ pub(super) struct Question {
 impl Question {
     pub fn encode(self) -> Vec<u8> {
         let mut writer = Writer::default();
-        writer.token(self.birth).u32(self.from).u32(self.to).u8(index(self.wire) as u8);
+        writer.token(self.comm).u32(self.from).u32(self.to).u8(index(self.wire) as u8);
         writer.finish()
     }
 
     pub fn decode(words: &[u8]) -> Option<Question> {
         let mut reader = Reader::new(words);
-        let (birth, from, to) = (reader.token()?, reader.u32()?, reader.u32()?);
+        let (comm, from, to) = (reader.token()?, reader.u32()?, reader.u32()?);
         let wire = match reader.u8()? {
             0 => Wire::Lines,
             1 => Wire::Bulk,
             _ => return None,
         };
         reader.finish()?;
-        Some(Question { birth, from, to, wire })
+        Some(Question { comm, from, to, wire })
     }
 }
 
@@ -117,7 +117,7 @@ impl Fabric {
             }
             asked.fetch_or(new, Ordering::Relaxed);
             let peers = (0..self.contract.members.len() as u32).filter(|peer| new & (1 << peer) != 0);
-            let question = |to| Question { birth: self.contract.birth, from: self.rank, to, wire };
+            let question = |to| Question { comm: self.contract.comm, from: self.rank, to, wire };
             questions.extend(peers.map(question));
         }
         questions
@@ -241,7 +241,7 @@ mod tests {
     #[test]
     fn questions() {
         for wire in [Wire::Lines, Wire::Bulk] {
-            let question = Question { birth: Token([7; 16]), from: 3, to: 1, wire };
+            let question = Question { comm: Token([7; 16]), from: 3, to: 1, wire };
             let mut bytes = question.encode();
             assert_eq!(Question::decode(&bytes), Some(question));
             assert_eq!(Question::decode(&bytes[1..]), None);

@@ -5,7 +5,7 @@ use crate::config::{Switch, config};
 use crate::rendezvous;
 use crate::rendezvous::card::Id;
 
-/// Whether births are looked at here.
+/// Whether inits are looked at here.
 pub fn is_on() -> bool {
     config().peer_groups == Switch::On && !rendezvous::is_in_child()
 }

@@ -12,7 +12,7 @@ use crate::contract::Token;
 use crate::contract::bytes::{Reader, Writer};
 use crate::descriptor;
 use crate::error::refuse;
-use crate::forward::birth;
+use crate::forward::init;
 use crate::rendezvous::asking::Answered;
 use crate::rendezvous::card::Id;
 
@@ -20,7 +20,7 @@ use super::{Fabric, exiting, watch};
 
 /// Ids that are kept: ranks are at most a failed attempt apart, and a rank that has made a communicator from this one asks soon.
 const KEPT_MAX: usize = 64;
-/// How soon a process that gave none is asked again: it may not be through its birth yet.
+/// How soon a process that gave none is asked again: it may not be through its init yet.
 const AGAIN_AFTER: Duration = Duration::from_millis(20);
 /// How often a rank that waits looks whether it should.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -32,7 +32,7 @@ pub(super) struct Ids(Mutex<VecDeque<(u64, Id)>>);
 /// Which id is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Question {
-    pub birth: Token,
+    pub comm: Token,
     /// The rank whose process makes it.
     pub of: u32,
     /// What it is for.
@@ -44,7 +44,7 @@ const WORD: &[u8; 8] = b"which id";
 impl Question {
     pub fn encode(self) -> Vec<u8> {
         let mut writer = Writer::default();
-        writer.raw(WORD).token(self.birth).u32(self.of).u64(self.number);
+        writer.raw(WORD).token(self.comm).u32(self.of).u64(self.number);
         writer.finish()
     }
 
@@ -53,9 +53,9 @@ impl Question {
         if reader.raw::<8>()? != *WORD {
             return None;
         }
-        let (birth, of, number) = (reader.token()?, reader.u32()?, reader.u64()?);
+        let (comm, of, number) = (reader.token()?, reader.u32()?, reader.u64()?);
         reader.finish()?;
-        Some(Question { birth, of, number })
+        Some(Question { comm, of, number })
     }
 }
 
@@ -76,7 +76,7 @@ impl Fabric {
             exiting::go_on();
             return self.make_id(number);
         }
-        let question = Question { birth: self.contract.birth, of, number };
+        let question = Question { comm: self.contract.comm, of, number };
         let mut wanting: Option<Instant> = None;
         while !stopped() {
             let (answers, answer) = sync_channel(1);
@@ -119,7 +119,7 @@ impl Fabric {
         if let Some((_, id)) = ids.iter().find(|(known, _)| *known == number) {
             return Ok(*id);
         }
-        let id = super::spare_id().map_or_else(birth::make_id, Ok);
+        let id = super::spare_id().map_or_else(init::make_id, Ok);
         let id = id.map_err(|code| refuse(code, format_args!("NCCL makes no id")))?;
         if ids.len() >= KEPT_MAX {
             ids.pop_front();
@@ -136,7 +136,7 @@ mod tests {
     /// Questions read back; anything else is none.
     #[test]
     fn questions() {
-        let question = Question { birth: Token([5; 16]), of: 2, number: 7 };
+        let question = Question { comm: Token([5; 16]), of: 2, number: 7 };
         let bytes = question.encode();
         assert_eq!(Question::decode(&bytes), Some(question));
         assert_eq!(Question::decode(&bytes[1..]), None);

@@ -1,4 +1,4 @@
-//! What the ranks of a birth offer each other: NCCL's communicators that they have parked, by name, behind the desk in each
+//! What the ranks of an init offer each other: NCCL's communicators that they have parked, by name, behind the desk in each
 //! rank's attachment. As all ranks read the same contract, all see the same one that they have in common.
 
 use crate::contract::{Contract, Token};
@@ -17,7 +17,7 @@ fn offers(attachment: &[u8]) -> impl Iterator<Item = Token> {
     offered.as_chunks::<TOKEN_BYTES>().0.iter().take(OFFERS_MAX).map(|bytes| Token(*bytes))
 }
 
-/// The first of rank 0's that all ranks offer; none of a birth that is no promise, or where one rank parks nothing.
+/// The first of rank 0's that all ranks offer; none of an init that is no promise, or where one rank parks nothing.
 pub fn common(contract: &Contract) -> Option<Token> {
     if !contract.is_promise() || !contract.parks() {
         return None;
@@ -54,7 +54,7 @@ mod tests {
             }
         };
         Contract {
-            birth: Token([9; 16]),
+            comm: Token([9; 16]),
             version: Version::THIS,
             host: Token([8; 16]),
             capabilities: capability::PROMISE | capability::PARKS,

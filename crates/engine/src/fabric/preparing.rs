@@ -171,10 +171,10 @@ impl<'a> Lent<'a> {
         address + bytes - WORDS_BYTES + 4 * u64::from(rank)
     }
 
-    /// Of this birth and of one rank; never what zeroed memory holds.
+    /// Of this init and of one rank; never what zeroed memory holds.
     fn word(&self, rank: u32) -> u32 {
-        let birth = self.contract.birth.0;
-        (u32::from_le_bytes([birth[0], birth[1], birth[2], birth[3]]) << 8) | (rank + 1)
+        let comm = self.contract.comm.0;
+        (u32::from_le_bytes([comm[0], comm[1], comm[2], comm[3]]) << 8) | (rank + 1)
     }
 }
 
@@ -212,8 +212,8 @@ pub(super) fn at_meeting(
         Err(words) => (None, Err(words)),
     };
     log::debug!(
-        "birth {:?} rank {rank} lent after {} us, knew all slices after {} us, had its mailboxes after {} us",
-        contract.birth,
+        "init {:?} rank {rank} lent after {} us, knew all slices after {} us, had its mailboxes after {} us",
+        contract.comm,
         lent_at.as_micros(),
         exchanged_at.as_micros(),
         began.elapsed().as_micros()

@@ -1,7 +1,7 @@
-//! Room on a device that communicators still have which have ended here. It is made before a birth is refused for want of any, and before
+//! Room on a device that communicators still have which have ended here. It is made before an init is refused for want of any, and before
 //! this rank has told others what it has, so that all ranks hear one answer as ever.
 //!
-//! No peer is waited for: one that has not closed yet may wait for this very rank, which is in its birth.
+//! No peer is waited for: one that has not closed yet may wait for this very rank, which is in its init.
 
 use std::time::{Duration, Instant};
 

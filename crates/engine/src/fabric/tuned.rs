@@ -12,7 +12,7 @@ use crate::config::config;
 use crate::contract::Contract;
 use crate::tuning::file::{TEXT_BYTES_MAX, Table};
 
-/// The table. Reads the file at the first call, which may wait for the disk: at births only.
+/// The table. Reads the file at the first call, which may wait for the disk: at inits only.
 pub(super) fn table() -> &'static Table {
     static TABLE: OnceCell<Table> = OnceCell::new();
     TABLE.get_or_init(|| {
@@ -85,7 +85,7 @@ mod tests {
         };
         let members = (0..).zip(hashes).map(member).collect();
         let version = Version::THIS;
-        Contract { birth: token, version, host: token, capabilities: 0, options: 0, ctas_max: 0, members }
+        Contract { comm: token, version, host: token, capabilities: 0, options: 0, ctas_max: 0, members }
     }
 
     /// Only where they differ is there anything to say, and then of every rank.

@@ -1,5 +1,5 @@
 //! The thread that looks after fabrics while nobody calls: it lets rings grow, ends waits for the dead, and gives back what
-//! graphs held. Another than the rendezvous' own, because it calls the driver, and a birth must not wait for that.
+//! graphs held. Another than the rendezvous' own, because it calls the driver, and an init must not wait for that.
 //!
 //! It sleeps in one poll. While sends and receives are being issued it looks every few milliseconds at words in the host's
 //! memory; else rarely. Nothing of it is in a call's way.
@@ -75,14 +75,14 @@ pub(super) fn begin(fabric: &Arc<Fabric>) {
 
 /// This rank has failed: its peers hear of it, also if its owner ends it at once.
 pub(super) fn tell_peers(fabric: &Fabric) {
-    let (birth, from) = (fabric.contract.birth, fabric.rank);
-    tell_each(fabric, |to| Loss { birth, from, to }.encode());
+    let (comm, from) = (fabric.contract.comm, fabric.rank);
+    tell_each(fabric, |to| Loss { comm, from, to }.encode());
 }
 
 /// This rank has failed at an attempt to have NCCL build its communicator.
 pub(super) fn tell_of_attempt(fabric: &Fabric, attempt: u64) {
-    let (birth, from) = (fabric.contract.birth, fabric.rank);
-    tell_each(fabric, |to| LostAttempt { birth, from, to, attempt }.encode());
+    let (comm, from) = (fabric.contract.comm, fabric.rank);
+    tell_each(fabric, |to| LostAttempt { comm, from, to, attempt }.encode());
 }
 
 fn tell_each(fabric: &Fabric, words: impl Fn(u32) -> Vec<u8>) {
@@ -219,10 +219,10 @@ impl Watch {
         fabrics.clone()
     }
 
-    fn find(&self, birth: Token, rank: u32) -> Option<Arc<Fabric>> {
+    fn find(&self, comm: Token, rank: u32) -> Option<Arc<Fabric>> {
         let alive = self.alive();
         let mut fabrics = alive.iter().filter_map(Weak::upgrade);
-        fabrics.find(|fabric| fabric.contract.birth == birth && fabric.rank == rank)
+        fabrics.find(|fabric| fabric.contract.comm == comm && fabric.rank == rank)
     }
 }
 
@@ -343,7 +343,7 @@ impl Round {
             for question in fabric.ask_for_growth() {
                 self.ask(&fabric, question);
             }
-            let name = (fabric.contract.birth, fabric.rank);
+            let name = (fabric.contract.comm, fabric.rank);
             names.push(name);
             let dead = self.dead_of(&fabric);
             if !dead.is_empty() {
@@ -359,7 +359,7 @@ impl Round {
         for (key, answer) in self.desk.turn(|words| reply(watch, words)) {
             match (self.asked.remove(&key), answer) {
                 (Some(Asked::Growth(question)), answer) => {
-                    if let Some(fabric) = watch.find(question.birth, question.from) {
+                    if let Some(fabric) = watch.find(question.comm, question.from) {
                         fabric.take_growth(question, answer.ok());
                     }
                 }
@@ -380,8 +380,8 @@ impl Round {
 
     /// What kernels are asked ends with the thread: they may go on behind it.
     fn take_back(&self, stuck: BTreeMap<(Token, u32), Watched>) {
-        for ((birth, rank), mut watched) in stuck {
-            if let Some(fabric) = self.watch.find(birth, rank) {
+        for ((comm, rank), mut watched) in stuck {
+            if let Some(fabric) = self.watch.find(comm, rank) {
                 watched.take_back(&fabric, &self.dead_of(&fabric));
             }
         }
@@ -414,26 +414,26 @@ impl Round {
 }
 
 fn reply(watch: &Watch, words: &[u8]) -> Option<Answer> {
-    if let Some(Loss { birth, from, to }) = Loss::decode(words) {
-        let fabric = watch.find(birth, to)?;
+    if let Some(Loss { comm, from, to }) = Loss::decode(words) {
+        let fabric = watch.find(comm, to)?;
         log::debug!("rank {to}: rank {from} says that it has failed");
         fabric.lost.fetch_or(1 << from, Ordering::Relaxed);
         return Some(Answer { words: vec![1], descriptor: None });
     }
-    if let Some(LostAttempt { birth, from, to, attempt }) = LostAttempt::decode(words) {
-        let fabric = watch.find(birth, to)?;
+    if let Some(LostAttempt { comm, from, to, attempt }) = LostAttempt::decode(words) {
+        let fabric = watch.find(comm, to)?;
         log::debug!(
             "rank {to}: rank {from} says that its attempt {attempt} to have NCCL build a promise failed"
         );
         fabric.hear_of_lost(attempt);
         return Some(Answer { words: vec![1], descriptor: None });
     }
-    if let Some(ids::Question { birth, of, number }) = ids::Question::decode(words) {
-        let id = watch.find(birth, of)?.make_id(number).ok()?;
+    if let Some(ids::Question { comm, of, number }) = ids::Question::decode(words) {
+        let id = watch.find(comm, of)?.make_id(number).ok()?;
         return Some(Answer { words: id.to_vec(), descriptor: None });
     }
     let question = Question::decode(words)?;
-    watch.find(question.birth, question.to)?.grant_growth(question)
+    watch.find(question.comm, question.to)?.grant_growth(question)
 }
 
 #[cfg(any(test, feature = "fuzzing"))]

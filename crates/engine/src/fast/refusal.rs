@@ -19,7 +19,7 @@ pub enum Refusal {
     Turn(turns::Refusal),
     /// No compiled kernels are for this device.
     NoImage { device: i32, capability: i32 },
-    /// One that was not loaded at birth.
+    /// One that was not loaded at init.
     NoKernel { name: &'static str },
     /// Not one aligned slice for each rank.
     Slices { slices: usize, ranks: u32 },
@@ -74,7 +74,7 @@ impl fmt::Display for Refusal {
             Refusal::NoImage { device, capability } => {
                 write!(out, "no kernels of collectives are for device {device} of capability {capability}")
             }
-            Refusal::NoKernel { name } => write!(out, "kernel {name} was not loaded at birth"),
+            Refusal::NoKernel { name } => write!(out, "kernel {name} was not loaded at init"),
             Refusal::Slices { slices, ranks } => {
                 write!(out, "{slices} slices for {ranks} ranks, expected one aligned to 128 bytes for each")
             }

@@ -1,5 +1,5 @@
 //! What the collectives of one device share: the loaded kernels. Those for a number of ranks are found, with their code on the
-//! device, at the first birth of a communicator of so many; nothing loads later.
+//! device, at the first init of a communicator of so many; nothing loads later.
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -17,7 +17,7 @@ use crate::turns;
 #[derive(Debug)]
 pub struct Supply {
     module: Option<Module>,
-    /// By the ranks of a communicator. Held while they are found, by births alone.
+    /// By the ranks of a communicator. Held while they are found, by inits alone.
     found: Mutex<BTreeMap<u32, Arc<Kernels>>>,
     turns: Arc<turns::Supply>,
     /// See [`Kernels::may_be_early`].
@@ -58,7 +58,7 @@ impl Supply {
         Ok(Arc::new(Supply { module: Some(module), found: Mutex::default(), turns, may_be_early }))
     }
 
-    /// The kernels for communicators of so many ranks. At birth only.
+    /// The kernels for communicators of so many ranks. At init only.
     pub fn kernels(&self, ranks: u32) -> Result<Arc<Kernels>, Refusal> {
         let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(kernels) = found.get(&ranks) {

@@ -1,6 +1,6 @@
 //! A communicator's configuration, kept for a communicator that NCCL makes later than it was asked for.
 
-// The pointer is the application's own argument, as in `birth`.
+// The pointer is the application's own argument, as in `init`.
 #![allow(unsafe_code, clippy::not_unsafe_ptr_arg_deref)]
 
 use std::ffi::{CStr, CString, c_char, c_int};

@@ -12,7 +12,7 @@ use nccl_sys::{
 };
 
 use crate::error::refuse;
-use crate::forward::birth::Handle;
+use crate::forward::init::Handle;
 use crate::gpu::{Address, StreamHandle};
 use crate::stats::count::Identity;
 
@@ -92,7 +92,7 @@ pub fn abort_init(communicator: ncclComm_t, is_out: impl FnOnce() -> bool) -> nc
     }
     let aborted = end(End::Abort, communicator);
     if !is_out() {
-        super::birth::spoil_group();
+        super::init::spoil_group();
     }
     let closed = group_end();
     if aborted == ncclSuccess { closed } else { aborted }

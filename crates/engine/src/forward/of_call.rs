@@ -1,6 +1,6 @@
 //! The configuration of one collective call (`nccl…Config`), kept for a call that NCCL gets later than it was made.
 
-// The pointer is the application's own argument, as in `birth`.
+// The pointer is the application's own argument, as in `init`.
 #![allow(unsafe_code, clippy::not_unsafe_ptr_arg_deref)]
 
 use std::ffi::{CStr, CString};

@@ -95,7 +95,7 @@ pub fn host() -> Vec<Vec<u8>> {
 
 pub fn participant() -> Vec<Vec<u8>> {
     let contract = Contract {
-        birth: TOKEN,
+        comm: TOKEN,
         version: Version::THIS,
         host: TOKEN,
         capabilities: CAPABILITIES,

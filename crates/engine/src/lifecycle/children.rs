@@ -12,9 +12,11 @@ use nccl_sys::{Entry, ncclConfig_t, ncclInternalError, ncclRemoteError, ncclResu
 
 use crate::communicator;
 use crate::error::refuse;
-use crate::fabric::{self, Asked, Configured, Course, Derivation, Fabric, Fate, Newborn, Others, Patience};
-use crate::forward::birth::{self, Birth, Handle};
+use crate::fabric::{
+    self, Asked, Configured, Course, Derivation, Fabric, Fate, NewCommunicator, Others, Patience,
+};
 use crate::forward::configuration::Kept as Configuration;
+use crate::forward::init::{self, Handle, InitCall};
 use crate::forward::known;
 use crate::group;
 use crate::promise::{Promise, on_device};
@@ -51,14 +53,14 @@ pub struct ById {
     number: u64,
     /// Where this rank has it already.
     id: Option<Id>,
-    newborn: Newborn,
+    new_communicator: NewCommunicator,
     config: *mut ncclConfig_t,
     others: Others,
     reason: Reason,
 }
 
 /// Lets the ranks speak, and those of promises meet.
-pub fn step(birth: &Birth, before: Option<Before>) -> Step {
+pub fn step(init: &InitCall, before: Option<Before>) -> Step {
     let (mut deriving, configured) = match before {
         Some(Before::OfFabric(OfFabric { deriving, configured })) => (deriving, configured),
         Some(Before::OfPlain(of_plain)) if of_plain.has_lost_parent() => {
@@ -69,11 +71,11 @@ pub fn step(birth: &Birth, before: Option<Before>) -> Step {
         }
         other => return Step::Nccl(other),
     };
-    let Some(parent) = parent_of(birth) else { return Step::Nccl(None) };
-    let promise = birth.parent().and_then(questions::promise_of);
+    let Some(parent) = parent_of(init) else { return Step::Nccl(None) };
+    let promise = init.parent().and_then(questions::promise_of);
     let is_left = deriving.is_without_parent();
     // NCCL, or what stands for it, says why.
-    if birth.refusal(parent.rank()).is_some() {
+    if init.refusal(parent.rank()).is_some() {
         return Step::Nccl(None);
     }
     if !deriving.has_round() && !is_left {
@@ -82,7 +84,7 @@ pub fn step(birth: &Birth, before: Option<Before>) -> Step {
     }
     let device = match &promise {
         Some(promise) => Some(promise.device()),
-        None => birth.parent().and_then(known::identity).map(|identity| identity.device),
+        None => init.parent().and_then(known::identity).map(|identity| identity.device),
     };
     if deriving.has_lost_parent() && group::is_open() {
         deriving.begun().fail();
@@ -100,12 +102,12 @@ pub fn step(birth: &Birth, before: Option<Before>) -> Step {
         // What becomes of this configuration only NCCL knows.
         let mut derivation = deriving.begun();
         let Course::Apart { rank, ranks } = derivation.alone() else { return Step::Nccl(None) };
-        let by_id = by_id(birth, parent, &derivation, device, rank, &ranks);
+        let by_id = by_id(init, parent, &derivation, device, rank, &ranks);
         derivation.refuse(Reason::Derived);
         return Step::ById(by_id);
     };
     let mut derivation = deriving.begun();
-    let course = match derivation.round(birth.key(), Patience::AsConfigured.willing()) {
+    let course = match derivation.round(init.key(), Patience::AsConfigured.willing()) {
         Ok(course) => course,
         Err(failure) => {
             derivation.fail();
@@ -117,17 +119,17 @@ pub fn step(birth: &Birth, before: Option<Before>) -> Step {
     match course {
         Course::Nothing => Step::Nothing,
         Course::Apart { rank, ranks } => {
-            let by_id = by_id(birth, parent, &derivation, device, rank, &ranks);
+            let by_id = by_id(init, parent, &derivation, device, rank, &ranks);
             if by_id.of.is_none() {
                 return Step::ById(ById { reason: Reason::OneRank, ..by_id });
             }
-            let asked = derivation.ask(by_id.newborn, configured);
+            let asked = derivation.ask(by_id.new_communicator, configured);
             met(asked, derivation, configuration, by_id)
         }
         Course::Nccl => Step::Begun(derivation, configured),
         Course::Promise { rank, ranks, others } => {
-            let by_id = by_id(birth, parent, &derivation, device, rank, &ranks);
-            let asked = derivation.ask_promise(by_id.newborn, configured);
+            let by_id = by_id(init, parent, &derivation, device, rank, &ranks);
+            let asked = derivation.ask_promise(by_id.new_communicator, configured);
             met(asked, derivation, configuration, ById { others, ..by_id })
         }
         Course::Torn => {
@@ -140,14 +142,14 @@ pub fn step(birth: &Birth, before: Option<Before>) -> Step {
     }
 }
 
-fn parent_of(birth: &Birth) -> Option<Arc<Fabric>> {
-    let parent = birth.parent()?;
+fn parent_of(init: &InitCall) -> Option<Arc<Fabric>> {
+    let parent = init.parent()?;
     communicator::find(parent)?.fabric(parent)
 }
 
 /// This rank's communicator of these ranks of the parent.
 fn by_id(
-    birth: &Birth,
+    init: &InitCall,
     parent: Arc<Fabric>,
     derivation: &Derivation,
     device: i32,
@@ -159,8 +161,8 @@ fn by_id(
         of: ranks.first().copied().filter(|_| ranks.len() > 1),
         number: derivation.child().number(),
         id: None,
-        newborn: Newborn { device, rank, ranks: ranks.len() as u32 },
-        config: birth.config_of_child(),
+        new_communicator: NewCommunicator { device, rank, ranks: ranks.len() as u32 },
+        config: init.config_of_child(),
         others: Others::Nothing,
         reason: Reason::Derived,
     }
@@ -180,7 +182,7 @@ fn met(
     match fabric::join(vec![asked]).pop().unwrap_or(Fate::Plain(Reason::Derived)) {
         Fate::Fabric(fabric) => {
             fabric.keep_configuration(configuration);
-            Step::Met(Promise::new(fabric, by_id.newborn.device, None), by_id.others)
+            Step::Met(Promise::new(fabric, by_id.new_communicator.device, None), by_id.others)
         }
         Fate::Plain(reason) => Step::ById(ById { reason, ..by_id }),
         Fate::Failed(failure) => {
@@ -205,15 +207,15 @@ fn does_not_come(reason: Reason, derivation: Derivation, by_id: ById) -> Step {
 }
 
 /// What NCCL has to do with it. Under no catch of panics: what NCCL throws goes on.
-pub fn act(step: &Step, birth: &Birth) -> ncclResult_t {
+pub fn act(step: &Step, init: &InitCall) -> ncclResult_t {
     match step {
-        Step::Nccl(_) | Step::Begun(..) => derived::run(birth),
+        Step::Nccl(_) | Step::Begun(..) => derived::run(init),
         Step::Nothing => ncclSuccess,
         Step::Failed(code) => *code,
         Step::Met(promise, others) => {
-            let result = for_others(*others, birth);
+            let result = for_others(*others, init);
             if matches!(others, Others::Nothing) {
-                stop_parent(birth);
+                stop_parent(init);
             }
             if result != ncclSuccess || promise.fabric().contract().is_promise() {
                 return result;
@@ -222,41 +224,41 @@ pub fn act(step: &Step, birth: &Birth) -> ncclResult_t {
             promise.honour_beside().wait()
         }
         Step::ById(by_id) => {
-            stop_parent(birth);
-            let result = for_others(by_id.others, birth);
-            if result == ncclSuccess { make(by_id, birth) } else { result }
+            stop_parent(init);
+            let result = for_others(by_id.others, init);
+            if result == ncclSuccess { make(by_id, init) } else { result }
         }
     }
 }
 
 /// A shrink that is to stop its parent's work, and is made without it.
-fn stop_parent(birth: &Birth) {
-    let Some(promise) = birth.aborted_parent().and_then(questions::promise_of) else { return };
+fn stop_parent(init: &InitCall) {
+    let Some(promise) = init.aborted_parent().and_then(questions::promise_of) else { return };
     // Where NCCL cannot (2.27.3 to 2.28.6), that goes on until the parent's owner aborts it.
     if promise.real().is_some() && !promise.is_revoked() && !is_missing(Entry::ncclCommRevoke) {
         promise.revoke(0);
     }
 }
 
-fn for_others(others: Others, birth: &Birth) -> ncclResult_t {
+fn for_others(others: Others, init: &InitCall) -> ncclResult_t {
     match others {
-        Others::Nccl => derived::run(&birth.without_color()),
+        Others::Nccl => derived::run(&init.without_color()),
         Others::Nothing => ncclSuccess,
     }
 }
 
-fn make(by_id: &ById, birth: &Birth) -> ncclResult_t {
-    let Some((place, _)) = birth.newborns().next() else { return ncclSuccess };
-    let Newborn { device, rank, ranks } = by_id.newborn;
+fn make(by_id: &ById, init: &InitCall) -> ncclResult_t {
+    let Some((place, _)) = init.new_communicators().next() else { return ncclSuccess };
+    let NewCommunicator { device, rank, ranks } = by_id.new_communicator;
     match by_id.id.map_or_else(|| id_of(by_id), Ok) {
-        Ok(id) => on_device(device, || birth::make(place, ranks, &id, rank, by_id.config)),
+        Ok(id) => on_device(device, || init::make(place, ranks, &id, rank, by_id.config)),
         Err(code) => code,
     }
 }
 
 fn id_of(by_id: &ById) -> Result<Id, ncclResult_t> {
     match by_id.of {
-        None => birth::make_id(),
+        None => init::make_id(),
         // Ends with the parent, as the rounds and meetings before it.
         Some(of) => by_id.parent.id(of, by_id.number, &|| by_id.parent.has_ended_derived()),
     }
@@ -272,9 +274,9 @@ pub fn finish(step: Step, place: Handle, result: ncclResult_t) -> ncclResult_t {
         }
         _ if result != ncclSuccess => meeting::refused(result),
         Step::Met(promise, _) => meeting::hand_out(place, promise),
-        Step::Nothing => birth::hand_out(place, std::ptr::null_mut()),
-        Step::ById(ById { newborn, reason, .. }) => {
-            let Newborn { device, rank, ranks } = newborn;
+        Step::Nothing => init::hand_out(place, std::ptr::null_mut()),
+        Step::ById(ById { new_communicator, reason, .. }) => {
+            let NewCommunicator { device, rank, ranks } = new_communicator;
             let identity = Identity { rank: rank as i32, ranks: ranks as i32, device };
             if let Some((handle, communicator)) = note(place, identity) {
                 settle(handle, communicator, Fate::Plain(reason));

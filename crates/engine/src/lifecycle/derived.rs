@@ -14,10 +14,11 @@ use crate::communicator::{self, Communicator, Kept};
 use crate::contract;
 use crate::error::refuse;
 use crate::fabric::{
-    self, Asked, Configured, Derivation, Deriving, Fate, Mustering, Newborn, Plain, Standing, Waiting, Wanted,
+    self, Asked, Configured, Derivation, Deriving, Fate, Mustering, NewCommunicator, Plain, Standing,
+    Waiting, Wanted,
 };
-use crate::forward::birth::{Birth, Ctas, FromParent, Handle, Which, hand_out};
 use crate::forward::configuration::{Given, Kept as Configuration};
+use crate::forward::init::{Ctas, FromParent, Handle, InitCall, Which, hand_out};
 use crate::forward::known;
 use crate::group::{self, Awaited};
 use crate::guard;
@@ -60,30 +61,30 @@ impl OfPlain {
     }
 }
 
-/// Whether a birth is one of these.
-pub fn is_one(birth: &Birth) -> bool {
-    matches!(birth, Birth::Split { .. } | Birth::Shrink { .. })
+/// Whether an init is one of these.
+pub fn is_one(init: &InitCall) -> bool {
+    matches!(init, InitCall::Split { .. } | InitCall::Shrink { .. })
 }
 
 /// Makes a communicator as asked, and lets its ranks meet.
-pub fn birth(entry: Entry, birth: &Birth) -> ncclResult_t {
+pub fn init_child(entry: Entry, init: &InitCall) -> ncclResult_t {
     let met = Cell::new(ncclSuccess);
     let result = guard::around(
         || {
             process::first_communicator();
             count::function(entry);
             fabric::make_room(fabric::device_now());
-            if let Some(parent) = birth.aborted_parent() {
+            if let Some(parent) = init.aborted_parent() {
                 communicator::find(parent)
                     .and_then(|communicator| communicator.fabric(parent))
                     .iter()
                     .for_each(|fabric| fabric.abort());
             }
-            children::step(birth, birth.from_parent().and_then(before))
+            children::step(init, init.from_parent().and_then(before))
         },
-        |step| children::act(step, birth),
+        |step| children::act(step, init),
         |step, result| {
-            if let Some((handle, _)) = birth.newborns().next() {
+            if let Some((handle, _)) = init.new_communicators().next() {
                 met.set(children::finish(step, handle, result));
             }
         },
@@ -92,26 +93,26 @@ pub fn birth(entry: Entry, birth: &Birth) -> ncclResult_t {
 }
 
 /// NCCL makes it; a parent that is a promise is honoured first, by all its ranks.
-pub fn run(birth: &Birth) -> ncclResult_t {
-    match birth.parent().and_then(questions::promise_of) {
-        None if birth.parent().is_some_and(promise::is_ours) => {
+pub fn run(init: &InitCall) -> ncclResult_t {
+    match init.parent().and_then(questions::promise_of) {
+        None if init.parent().is_some_and(promise::is_ours) => {
             refuse(ncclInvalidArgument, format_args!("a communicator from one that has been destroyed"))
         }
-        None => birth.run(),
+        None => init.run(),
         Some(promise) => {
             // Also where NCCL has built it: of a configuration that it refuses NCCL keeps a pointer to the child's abort flag, which it
             // has freed, and writes there when this one is aborted (2.28.9, ncclCommInitChildComm); or the next promise that gets it.
-            if let Some(why) = birth.refusal(promise.fabric().rank()) {
+            if let Some(why) = init.refusal(promise.fabric().rank()) {
                 return refuse(ncclInvalidArgument, format_args!("a communicator from another: {why}"));
             }
             // They may share what it has.
             promise.mark(Unfit::Everywhere);
-            let (birth, given) = (*birth, birth.given());
-            if let Some((place, _)) = birth.newborns().next() {
+            let (init, given) = (*init, init.given());
+            if let Some((place, _)) = init.new_communicators().next() {
                 // As NCCL has it until the communicator is there.
                 hand_out(place, std::ptr::null_mut());
             }
-            questions::with_real(&promise, move |real| birth.with(&given).of_parent(real).run())
+            questions::with_real(&promise, move |real| init.with(&given).of_parent(real).run())
         }
     }
 }
@@ -354,7 +355,7 @@ fn ask(handle: ncclComm_t, configured: Configured, mut derivation: Derivation) -
     let asked = match known::identity(handle) {
         Some(identity) if identity.rank >= 0 && identity.ranks > identity.rank => {
             let (rank, ranks) = (identity.rank as u32, identity.ranks as u32);
-            derivation.ask(Newborn { device: identity.device, rank, ranks }, configured)
+            derivation.ask(NewCommunicator { device: identity.device, rank, ranks }, configured)
         }
         _ => Err(Reason::NoIdentity { words: "NCCL does not say which rank this is".into() }),
     };

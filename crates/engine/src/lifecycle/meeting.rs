@@ -1,4 +1,4 @@
-//! Births whose ranks meet before NCCL makes the communicator. NCCL makes every one of them, from the same id.
+//! Inits whose ranks meet before NCCL makes the communicator. NCCL makes every one of them, from the same id.
 
 use std::sync::Arc;
 
@@ -9,8 +9,8 @@ use crate::config::nccl;
 use crate::error::refuse;
 use crate::fabric::cached::{self, Kind, Taken};
 use crate::fabric::{self, Fate, Patience, Plain, Waiting, Wish};
-use crate::forward::birth::{self, Birth, Handle};
 use crate::forward::configuration::{Given, Kept as Configuration};
+use crate::forward::init::{self, Handle, InitCall};
 use crate::forward::known;
 use crate::gpu::{Ordinal, context};
 use crate::group::{self, Awaited};
@@ -23,7 +23,7 @@ use crate::stats::fabric::{BUILT, PROMISED};
 
 use super::{derived, note};
 
-/// How far a birth is before NCCL is called.
+/// How far an init is before NCCL is called.
 enum Step {
     /// Its meeting is over, or there is none; and what it keeps for others without a fabric.
     Decided(Fate, Option<Arc<Plain>>),
@@ -38,17 +38,17 @@ enum Step {
 }
 
 /// Makes communicators as asked, with their ranks' meetings.
-pub fn birth(entry: Entry, birth: &Birth) -> ncclResult_t {
+pub fn init_in_meeting(entry: Entry, init: &InitCall) -> ncclResult_t {
     promise::ask_of_groups(group::is_open);
-    if derived::is_one(birth) {
-        return derived::birth(entry, birth);
+    if derived::is_one(init) {
+        return derived::init_child(entry, init);
     }
     guard::around(
         || {
             process::first_communicator();
             count::function(entry);
             fabric::make_room(fabric::device_now());
-            begin(birth)
+            begin(init)
         },
         |step| match step {
             Step::Decided(Fate::Failed(failure), _) => {
@@ -56,11 +56,11 @@ pub fn birth(entry: Entry, birth: &Birth) -> ncclResult_t {
             }
             Step::Promised(_) => ncclSuccess,
             // One that grows from a promise honours it.
-            _ => derived::run(birth),
+            _ => derived::run(init),
         },
         |step, result| {
             if result == ncclSuccess || result == ncclInProgress {
-                finish(step, birth);
+                finish(step, init);
             } else {
                 // An error of `ncclCommInitAll` itself is no error of the group around it.
                 if !matches!(step, Step::All) {
@@ -73,9 +73,9 @@ pub fn birth(entry: Entry, birth: &Birth) -> ncclResult_t {
     )
 }
 
-fn begin(birth: &Birth) -> Step {
-    let (wish, configuration) = match (birth, birth.by_id()) {
-        (Birth::InitAll { .. }, _) => return all(birth),
+fn begin(init: &InitCall) -> Step {
+    let (wish, configuration) = match (init, init.by_id()) {
+        (InitCall::InitAll { .. }, _) => return all(init),
         (_, Some(asked)) => {
             let given = asked.given();
             let patience = match given {
@@ -87,7 +87,10 @@ fn begin(birth: &Birth) -> Step {
             };
             (wish(&asked, patience), given.over(&Configuration::Nothing))
         }
-        (Birth::InitRank { .. } | Birth::InitRankConfig { .. } | Birth::InitRankScalable { .. }, None) => {
+        (
+            InitCall::InitRank { .. } | InitCall::InitRankConfig { .. } | InitCall::InitRankScalable { .. },
+            None,
+        ) => {
             return Step::Refused;
         }
         _ => return Step::Decided(Fate::Plain(Reason::Derived), None),
@@ -129,8 +132,8 @@ fn take(wish: &Wish, device: Option<Ordinal>, configuration: &Configuration) -> 
 }
 
 /// All ranks in this hand: they may be promises; otherwise NCCL makes them first.
-fn all(birth: &Birth) -> Step {
-    let devices = birth.devices_asked().unwrap_or_default();
+fn all(init: &InitCall) -> Step {
+    let devices = init.devices_asked().unwrap_or_default();
     let is_patient =
         fabric::is_patient(devices.len()) && devices.iter().all(|device| warming::is_warm(*device));
     if group::is_open() || !is_patient {
@@ -148,8 +151,8 @@ fn all(birth: &Birth) -> Step {
     promised.collect::<Option<Vec<_>>>().map_or(Step::All, Step::Promised)
 }
 
-fn wish(asked: &birth::Asked, patience: Patience) -> Wish {
-    let birth::Asked { id, ids, ranks, rank, blocking, ctas, config: _ } = *asked;
+fn wish(asked: &init::Asked, patience: Patience) -> Wish {
+    let init::Asked { id, ids, ranks, rank, blocking, ctas, config: _ } = *asked;
     let waiting = blocking.map(|blocking| match blocking {
         0 => Waiting::NonBlocking,
         _ => Waiting::Blocking,
@@ -158,23 +161,26 @@ fn wish(asked: &birth::Asked, patience: Patience) -> Wish {
 }
 
 /// NCCL has taken the wish, or is not asked.
-fn finish(step: Step, birth: &Birth) {
+fn finish(step: Step, init: &InitCall) {
     if let Step::Promised(promises) = step {
-        birth.newborns().zip(promises).for_each(|((place, _), promise)| hand_out(place, promise));
+        init.new_communicators().zip(promises).for_each(|((place, _), promise)| hand_out(place, promise));
         return;
     }
-    let newborns: Vec<_> = birth.newborns().map(|(handle, identity)| note(handle, identity)).collect();
-    let one = newborns.first().copied().flatten();
+    let new_communicators: Vec<_> =
+        init.new_communicators().map(|(handle, identity)| note(handle, identity)).collect();
+    let one = new_communicators.first().copied().flatten();
     match (step, one) {
         (Step::All, _) => {
             if group::is_open() {
-                let born = birth.newborns().zip(&newborns);
-                born.filter_map(|((place, _), newborn)| Some(Awaited::Born(place, newborn.as_ref()?.0)))
-                    .for_each(group::wait_for);
+                let made = init.new_communicators().zip(&new_communicators);
+                made.filter_map(|((place, _), new_communicator)| {
+                    Some(Awaited::Made(place, new_communicator.as_ref()?.0))
+                })
+                .for_each(group::wait_for);
             }
-            let fates = fabric::all_here(&birth.devices().unwrap_or_default(), Patience::None);
-            for (newborn, fate) in newborns.into_iter().zip(fates) {
-                if let Some((handle, communicator)) = newborn {
+            let fates = fabric::all_here(&init.devices().unwrap_or_default(), Patience::None);
+            for (new_communicator, fate) in new_communicators.into_iter().zip(fates) {
+                if let Some((handle, communicator)) = new_communicator {
                     settle(handle, communicator, fate);
                     if !group::is_open() {
                         warm(handle);
@@ -183,7 +189,7 @@ fn finish(step: Step, birth: &Birth) {
             }
         }
         (Step::Grouped(wish), Some((handle, _))) => {
-            let places = birth.newborns().map(|(place, _)| place);
+            let places = init.new_communicators().map(|(place, _)| place);
             places.for_each(|place| group::wait_for(Awaited::Wished(place, handle, Box::new(wish.clone()))));
         }
         (Step::Decided(fate, plain), Some((handle, communicator))) => {
@@ -206,10 +212,10 @@ pub fn hand_out(place: Handle, promise: Arc<Promise>) {
     drop(communicator.keep(handle, Kept::Promise(promise)));
     count::nccl(communicator.counters(), standing);
     fabric::tell(communicator.counters(), &Fate::Fabric(fabric));
-    birth::hand_out(place, handle);
+    init::hand_out(place, handle);
 }
 
-/// What its birth came to is kept with the communicator, and told.
+/// What its init came to is kept with the communicator, and told.
 pub fn settle(handle: ncclComm_t, communicator: &'static Communicator, fate: Fate) {
     fabric::tell(communicator.counters(), &fate);
     if let Fate::Fabric(fabric) = fate {
@@ -223,7 +229,7 @@ pub fn keep_plain(handle: ncclComm_t, communicator: &'static Communicator, plain
 }
 
 /// NCCL has run the group that made it, and says now which rank it is and where.
-pub fn born(handle: ncclComm_t) {
+pub fn made(handle: ncclComm_t) {
     if let (Some(communicator), Some(identity)) = (communicator::find(handle), known::identity(handle)) {
         communicator.identify(identity);
     }
@@ -240,19 +246,19 @@ pub fn warm(handle: ncclComm_t) {
     }
 }
 
-/// NCCL refused a birth: it will not run the group around it.
+/// NCCL refused an init: it will not run the group around it.
 pub fn refused(result: ncclResult_t) {
     if group::is_open() {
         group::wait_for(Awaited::Failed(result));
     }
 }
 
-/// NCCL did not make what was to be born in a group. It may have made some of it, and never says which: it aborts all
-/// births of a group of which one fails. What their meetings left is closed; the handles that NCCL left are their owner's to
+/// NCCL did not make what was to be made in a group. It may have made some of it, and never says which: it aborts all
+/// inits of a group of which one fails. What their meetings left is closed; the handles that NCCL left are their owner's to
 /// abort.
 pub fn lose(awaited: &[Awaited], result: ncclResult_t) {
     for waited in awaited {
-        let Awaited::Born(place, handle) = waited else { continue };
+        let Awaited::Made(place, handle) = waited else { continue };
         let kept = match known::read_handle(*place) == *handle {
             true => communicator::find(*handle).and_then(|communicator| communicator.give_up(*handle)),
             false => communicator::remove(*handle),
@@ -279,7 +285,7 @@ pub fn join(awaited: Vec<Awaited>) -> Vec<Awaited> {
     for waited in awaited {
         match waited {
             Awaited::Wished(place, handle, wish) => {
-                rest.push(Awaited::Born(place, handle));
+                rest.push(Awaited::Made(place, handle));
                 wished.push((handle, *wish));
             }
             other => rest.push(other),

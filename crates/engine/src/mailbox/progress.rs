@@ -5,7 +5,7 @@ use windlass_kernels::launch::{BULK_WORD_STRIDE, LINE_WORD_STRIDE};
 use crate::gpu::{Address, Failure};
 use crate::mailbox::{Direction, Mailbox, Refusal, Wire};
 
-/// How far a directed pair came since birth, readable while kernels run: what does not grow for long is stuck.
+/// How far a directed pair came since init, readable while kernels run: what does not grow for long is stuck.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// The other side.

@@ -11,7 +11,7 @@ use crate::config::nccl;
 use crate::error::refuse;
 use crate::fabric;
 use crate::fabric::cached::{Built, Kind};
-use crate::forward::birth;
+use crate::forward::init;
 use crate::forward::known::{self, End};
 use crate::gpu::context;
 use crate::guard;
@@ -36,7 +36,7 @@ pub(super) enum Stage {
 enum Begun {
     /// Nothing: it has been honoured.
     Over,
-    /// Nothing but to use what was taken at its birth.
+    /// Nothing but to use what was taken at its init.
     Taken,
     /// NCCL builds, with the id of this attempt.
     Attempt(u64),
@@ -133,7 +133,7 @@ impl Promise {
         let (ranks, rank) = (self.fabric.contract().members.len() as u32, self.fabric.rank());
         let configuration = self.fabric.configuration();
         let before = free_bytes(self.device);
-        let result = on_device(self.device, || birth::build(&self.written, ranks, &id, rank, configuration));
+        let result = on_device(self.device, || init::build(&self.written, ranks, &id, rank, configuration));
         if result == ncclSuccess {
             before.into_iter().for_each(|before| self.usage.measured(self.device, before));
             let words = configuration.words();

@@ -63,7 +63,7 @@ enum Phase {
 /// A meeting.
 #[derive(Debug)]
 pub struct Agreement {
-    birth: Token,
+    comm: Token,
     /// The process that hosts.
     host: Token,
     /// Whether NCCL's ranks can come where it hosts.
@@ -79,9 +79,9 @@ pub struct Agreement {
 
 impl Agreement {
     /// A meeting to which nobody has come, at this process; its contract will bear this name.
-    pub fn new(birth: Token, host: Token) -> Agreement {
+    pub fn new(comm: Token, host: Token) -> Agreement {
         Agreement {
-            birth,
+            comm,
             host,
             has_room: true,
             phase: Phase::Gathering,
@@ -187,7 +187,7 @@ impl Agreement {
         }
         self.phase = Phase::Preparing;
         self.present.sort_by_key(|present| present.facts.member.rank);
-        let contract = decision::contract(self.birth, self.present.iter().map(|present| &present.facts));
+        let contract = decision::contract(self.comm, self.present.iter().map(|present| &present.facts));
         self.capabilities = contract.capabilities;
         self.tell_all(&FromHost::Prepare(contract))
     }

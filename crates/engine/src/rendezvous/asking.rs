@@ -1,4 +1,4 @@
-//! Questions between processes that share a fabric, long after its birth: a packet each way, the answer with at most one
+//! Questions between processes that share a fabric, long after its init: a packet each way, the answer with at most one
 //! descriptor. Over Unix sockets with random abstract names, as [doors](super::descriptors) are; a name proves nothing, so
 //! questions carry what only ranks of the fabric know.
 //!

@@ -42,17 +42,17 @@ fn is_tied(one: &Facts, other: &Facts) -> bool {
 }
 
 /// Decides for ranks that are all in one hand, in order, as those of `ncclCommInitAll` are: no meeting is needed.
-pub fn decide(birth: Token, all: &[Facts]) -> Result<Contract, Reason> {
+pub fn decide(comm: Token, all: &[Facts]) -> Result<Contract, Reason> {
     match all.iter().enumerate().find_map(|(index, facts)| conflict(facts, all[..index].iter())) {
         Some(reason) => Err(reason),
-        None => Ok(contract(birth, all.iter())),
+        None => Ok(contract(comm, all.iter())),
     }
 }
 
 /// The contract of ranks that are all there, in order, without conflict.
-pub fn contract<'a>(birth: Token, facts: impl Iterator<Item = &'a Facts>) -> Contract {
+pub fn contract<'a>(comm: Token, facts: impl Iterator<Item = &'a Facts>) -> Contract {
     let mut contract = Contract {
-        birth,
+        comm,
         version: Version::THIS,
         host: Token([0; 16]),
         capabilities: u64::MAX,

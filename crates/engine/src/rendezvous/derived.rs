@@ -55,7 +55,7 @@ pub enum Making {
 }
 
 impl Making {
-    /// The name of this call on the parent with this birth.
+    /// The name of this call on the parent with this token.
     pub fn name(&self, parent: Token) -> Token {
         let mut words = Writer::default();
         words.token(parent);
@@ -86,8 +86,8 @@ pub fn round(call: Token) -> Token {
     digest(b"windlass round", &call.0)
 }
 
-/// What the contract of a communicator bears as its birth.
-pub fn birth(child: Token) -> Token {
+/// What the contract of a communicator bears as its token.
+pub fn comm_token(child: Token) -> Token {
     digest(b"windlass birth", &child.0)
 }
 
@@ -181,7 +181,7 @@ mod tests {
 
     const PARENT: Token = Token([7; 16]);
 
-    /// Calls, their communicators and births all have names of their own, the same on every rank.
+    /// Calls, their communicators and tokens all have names of their own, the same on every rank.
     #[test]
     fn names_differ() {
         let shrink = |count, excluded: &[u32]| Making::Shrink { count, excluded: excluded.to_vec() };
@@ -198,7 +198,7 @@ mod tests {
             let call = call.name(PARENT);
             names.extend([call, round(call)]);
             for child in [0, 1, -5, i32::MAX].map(|color| child(call, color)) {
-                names.extend([child, birth(child)]);
+                names.extend([child, comm_token(child)]);
             }
         }
         names.push(calls[0].name(Token([8; 16])));

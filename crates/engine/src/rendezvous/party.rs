@@ -257,7 +257,7 @@ pub fn join_all(
             .map(|party| {
                 let count = party.numbers.len();
                 let cancellers = party.cancellers();
-                let begun = thread::spawn_scoped(scope, "windlass-birth", move || party.join(prepare));
+                let begun = thread::spawn_scoped(scope, "windlass-init", move || party.join(prepare));
                 (count, cancellers, begun)
             })
             .collect();

@@ -99,7 +99,7 @@ pub struct Expected {
 #[derive(Debug)]
 pub struct NewMeeting {
     pub token: Token,
-    pub birth: Token,
+    pub comm: Token,
     /// As NCCL made it.
     pub id: Id,
     pub listener: Ours,

@@ -26,7 +26,7 @@ static LIVING: AtomicUsize = AtomicUsize::new(0);
 /// Where the calls of no known communicator are counted.
 pub const UNKNOWN: usize = 0;
 
-/// What is known of a communicator at its birth.
+/// What is known of a communicator at its init.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Identity {
     /// This process's rank, -1 if not known yet.
@@ -68,7 +68,7 @@ pub fn call(counters: usize, function: Function, path: Path, bytes: u64) {
     }
 }
 
-/// Gives counters to a new communicator: free ones, else those of the communicator that was born first among the
+/// Gives counters to a new communicator: free ones, else those of the communicator that was made first among the
 /// dead, whose counts go to [`UNKNOWN`]; else [`UNKNOWN`] itself.
 pub fn begin(identity: Identity) -> usize {
     LIVING.fetch_add(1, Ordering::Relaxed);
@@ -207,14 +207,14 @@ mod tests {
     /// More communicators than places: none is lost, the dead are forgotten first, then the unknown share.
     #[test]
     fn places_run_out() {
-        let born: Vec<usize> = (0..COMMUNICATORS_MAX + 3).map(|_| begin(IDENTITY)).collect();
-        for place in &born {
+        let made: Vec<usize> = (0..COMMUNICATORS_MAX + 3).map(|_| begin(IDENTITY)).collect();
+        for place in &made {
             call(*place, Function::Send, Path::Forward, 10);
         }
-        assert_eq!(born.iter().filter(|place| **place == UNKNOWN).count(), 4);
-        end(born[7]);
-        assert_eq!(begin(IDENTITY), born[7]);
-        call(born[7], Function::Send, Path::Forward, 10);
+        assert_eq!(made.iter().filter(|place| **place == UNKNOWN).count(), 4);
+        end(made[7]);
+        assert_eq!(begin(IDENTITY), made[7]);
+        call(made[7], Function::Send, Path::Forward, 10);
         let seen = Snapshot::of(segment::current());
         assert_eq!(seen.functions["ncclSend"], COMMUNICATORS_MAX as u64 + 4);
         assert_eq!(seen.communicators_made, COMMUNICATORS_MAX as u64 + 4);

@@ -7,7 +7,7 @@ pub const YES: u32 = 1;
 /// The reasons why it has none begin above this number.
 pub const PLAIN: u32 = 100;
 
-/// NCCL made it at its birth.
+/// NCCL made it at its init.
 pub const MADE: u32 = 0;
 /// A promise that NCCL has not built.
 pub const PROMISED: u32 = 1;

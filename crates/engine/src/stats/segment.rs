@@ -102,7 +102,7 @@ pub struct Communicator {
     pub ranks: AtomicI32,
     /// The CUDA device, -1 while unknown.
     pub device: AtomicI32,
-    /// Its number in this process, from 1, in the order of birth.
+    /// Its number in this process, from 1, in the order of init.
     pub serial: AtomicU64,
     /// Whether it has a fabric: a number of [`crate::stats::fabric`].
     pub fabric: AtomicU32,

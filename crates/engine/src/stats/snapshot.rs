@@ -63,7 +63,7 @@ pub struct Snapshot {
     pub check: BTreeMap<String, u64>,
     /// Calls by function, only those called; a `pnccl` name counts as its `nccl` name.
     pub functions: BTreeMap<String, u64>,
-    /// Communicators, in the order of birth. Serial 0 stands for unknown handles and for old, ended ones.
+    /// Communicators, in the order of init. Serial 0 stands for unknown handles and for old, ended ones.
     pub communicators: Vec<CommunicatorCounts>,
 }
 
@@ -83,7 +83,7 @@ pub struct CommunicatorCounts {
     /// `yes`, or why it has no fabric; empty where none was asked for.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub fabric: String,
-    /// Of a promise: `promised`, `built` or `reused`; empty where NCCL made it at its birth.
+    /// Of a promise: `promised`, `built` or `reused`; empty where NCCL made it at its init.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub nccl: String,
     /// Of one with a peer group: what it lacks, and why.

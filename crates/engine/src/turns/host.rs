@@ -45,7 +45,7 @@ unsafe impl Send for HostMemory {}
 unsafe impl Sync for HostMemory {}
 
 impl HostMemory {
-    /// In the current context. May wait for the device: at birth only.
+    /// In the current context. May wait for the device: at init only.
     pub fn new(driver: &'static Driver, beside_bytes: usize) -> Result<HostMemory, Failure> {
         let bytes = HEAD_BYTES + beside_bytes;
         if let Some(base) = registered(driver, bytes) {

@@ -36,7 +36,7 @@ pub struct Wait {
     pub lane: u32,
     /// Of messages: which of the group's to or from this peer, the first is 0.
     pub message: u32,
-    /// Which unit or chunk of the lane since birth it was.
+    /// Which unit or chunk of the lane since init it was.
     pub sequence: u64,
     /// How far the other side was: units or chunks consumed for a send, arrived for a receive.
     pub seen: u64,

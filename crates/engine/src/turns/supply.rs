@@ -107,7 +107,7 @@ impl Supply {
         here == 1 && count::living() <= everywhere
     }
 
-    /// A kit whose former work is done, or a new one. At birth only, in the home's context.
+    /// A kit whose former work is done, or a new one. At init only, in the home's context.
     pub(super) fn lend(&self) -> Result<Lent, Failure> {
         let mut former = self.shelf.lock().replace(Vec::new()).unwrap_or_default();
         let mut found = None;

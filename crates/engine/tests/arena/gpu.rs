@@ -27,7 +27,7 @@ again:
 }
 \0";
 
-/// Beside a kernel that really spins, in clusters, in the remote domain: everything that an arena does after birth, and
+/// Beside a kernel that really spins, in clusters, in the remote domain: everything that an arena does after init, and
 /// what each step takes.
 #[test]
 #[ignore = "needs two GPUs"]

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use windlass_engine::contract::Contract;
 use windlass_engine::fabric::{
-    self, Configured, Course, Fate, Newborn, Others, Patience, Standing, Waiting, Wanted,
+    self, Configured, Course, Fate, NewCommunicator, Others, Patience, Standing, Waiting, Wanted,
 };
 use windlass_engine::forward::configuration::Kept;
 use windlass_engine::rendezvous::verdict::Failure;
 
-use crate::births::{nothing_is_left, three_devices};
+use crate::inits::{nothing_is_left, three_devices};
 
 const CONFIGURED: Configured =
     Configured { waiting: Some(Waiting::Blocking), ctas: None, configuration: Kept::Nothing, shares: false };
@@ -33,8 +33,8 @@ fn make((parent, device, wanted, key, patience): Call<'_>) -> (Course, Option<Fa
     let Course::Promise { rank, ranks, .. } = &course else {
         return (course, None);
     };
-    let newborn = Newborn { device, rank: *rank, ranks: ranks.len() as u32 };
-    let asked = derivation.ask_promise(newborn, CONFIGURED).unwrap();
+    let new_communicator = NewCommunicator { device, rank: *rank, ranks: ranks.len() as u32 };
+    let asked = derivation.ask_promise(new_communicator, CONFIGURED).unwrap();
     (course, fabric::join(vec![asked]).pop())
 }
 
@@ -150,8 +150,8 @@ fn refused_after_its_word() {
         let mut derivation = derive(rank).begun();
         assert_eq!(derivation.round(0, PATIENT.willing()), Ok(Course::Nccl));
         made.wait();
-        let newborn = Newborn { device: rank as i32, rank: rank as u32, ranks: 3 };
-        derivation.ask(newborn, CONFIGURED).map(|asked| fabric::join(vec![asked]))
+        let new_communicator = NewCommunicator { device: rank as i32, rank: rank as u32, ranks: 3 };
+        derivation.ask(new_communicator, CONFIGURED).map(|asked| fabric::join(vec![asked]))
     };
     thread::scope(|scope| {
         let threads = [0, 1, 2].map(|rank| {

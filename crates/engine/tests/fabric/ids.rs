@@ -6,7 +6,7 @@ use nccl_sys::{ncclSuccess, ncclUniqueId};
 use windlass_engine::rendezvous::card::{Card, Id};
 use windlass_engine::{fabric, lifecycle, rendezvous};
 
-use crate::births::id_of;
+use crate::inits::id_of;
 
 fn ask() -> Id {
     let mut place = ncclUniqueId { internal: [0; 128] };

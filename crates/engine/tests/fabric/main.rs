@@ -1,12 +1,12 @@
-//! Births of fabrics on the stand-in driver, strict, with all ranks in this process. Run by nextest, which gives every test
+//! Inits of fabrics on the stand-in driver, strict, with all ranks in this process. Run by nextest, which gives every test
 //! a process.
 
 #[path = "../support/mod.rs"]
 mod support;
 
-mod births;
 mod derived;
 mod ids;
+mod inits;
 mod pages;
 mod processes;
 mod room;

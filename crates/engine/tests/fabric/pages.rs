@@ -9,15 +9,15 @@ use windlass_engine::agreed::Seat;
 use windlass_engine::contract::capability;
 use windlass_engine::descriptor;
 use windlass_engine::fabric::{
-    self, Asked, Configured, Course, Fabric, Fate, Newborn, Patience, Standing, Waiting, Wanted, Wish,
+    self, Asked, Configured, Course, Fabric, Fate, NewCommunicator, Patience, Standing, Waiting, Wanted, Wish,
 };
-use windlass_engine::forward::birth::Ctas;
 use windlass_engine::forward::configuration::Kept;
+use windlass_engine::forward::init::Ctas;
 use windlass_engine::page::Page;
 use windlass_engine::rendezvous::card::Id;
 use windlass_engine::stats::segment;
 
-use crate::births::{id_of, nothing_is_left, three_devices};
+use crate::inits::{id_of, nothing_is_left, three_devices};
 
 /// Ranks of this process would register, as with this version of NCCL.
 pub fn register() {
@@ -75,10 +75,10 @@ fn derive((parent, device): (&Fabric, i32), made: &Barrier) -> Fate {
     let mut derivation = parent.derive(&wanted, Standing::Built).unwrap().begun();
     assert_eq!(derivation.round(0, Patience::None.willing()), Ok(Course::Nccl));
     made.wait();
-    let newborn = Newborn { device, rank: device as u32, ranks: 3 };
+    let new_communicator = NewCommunicator { device, rank: device as u32, ranks: 3 };
     let waiting = Some(Waiting::Blocking);
     let configured = Configured { waiting, ctas: None, configuration: Kept::Nothing, shares: false };
-    fabric::join(vec![derivation.ask(newborn, configured).unwrap()]).pop().unwrap()
+    fabric::join(vec![derivation.ask(new_communicator, configured).unwrap()]).pop().unwrap()
 }
 
 /// Ranks that met, that were made by one call and those of a split share a page each, for which no descriptor stays open and

@@ -9,7 +9,7 @@ use windlass_engine::arena;
 use windlass_engine::fabric::{self, Fate, Patience};
 use windlass_engine::rendezvous::card::Id;
 
-use crate::births::{nothing_is_left, three_devices};
+use crate::inits::{nothing_is_left, three_devices};
 use crate::pages::{ask, id, page, register};
 use crate::support::*;
 

@@ -1,11 +1,11 @@
-//! Births right after ends, where the device has no room for one communicator more.
+//! Communicators made right after others end, where the device has no room for one communicator more.
 
 use windlass_engine::fabric::{self, Fabric, Fate, Patience};
 use windlass_engine::mailbox::{Direction, Operation};
 
 use nccl_sys::ncclSuccess;
 
-use crate::births::{nothing_is_left, three_devices};
+use crate::inits::{nothing_is_left, three_devices};
 use crate::support::*;
 
 /// Communicators of the first two devices.

@@ -1,4 +1,4 @@
-//! Births that fail, aborts, and ends with work in flight.
+//! Inits that fail, aborts, and ends with work in flight.
 
 use windlass_engine::fast::{self, Fast, Kind, Limits, Refusal, Tuning};
 use windlass_engine::mailbox::Direction;
@@ -61,25 +61,25 @@ fn abort_within_a_turn() {
     end(ranks);
 }
 
-/// Strange facts are refused at birth.
+/// Strange facts are refused at init.
 #[test]
-fn births_that_fail() {
+fn inits_that_fail() {
     let devices = devices(2);
     let ranks = communicator(&devices);
-    let birth = |geometry: fast::Geometry, slices: Vec<u64>| {
+    let init = |geometry: fast::Geometry, slices: Vec<u64>| {
         let (kernels, turns) = (devices[0].fast.kernels(2).unwrap(), ranks[0].turns.clone());
         let tuning = Tuning::default();
         let limits = Limits { blocks_max: BLOCKS, clusters: true };
         Fast::new(fast::Parts { kernels, turns, geometry, tuning, limits, slices }).map(drop)
     };
     let aligned = vec![1 << 20; 2];
-    assert_eq!(birth(geometry(2, 0), aligned.clone()), Ok(()));
+    assert_eq!(init(geometry(2, 0), aligned.clone()), Ok(()));
     let slices = Err(Refusal::Slices { slices: 2, ranks: 2 });
-    assert_eq!(birth(geometry(2, 0), vec![1 << 20, 100]), slices);
-    assert_eq!(birth(geometry(2, 0), vec![1 << 20, 0]), slices);
-    assert_eq!(birth(geometry(3, 0), aligned.clone()), Err(Refusal::Slices { slices: 2, ranks: 3 }));
-    assert!(matches!(birth(geometry(2, 2), aligned.clone()), Err(Refusal::Arranged(_))));
+    assert_eq!(init(geometry(2, 0), vec![1 << 20, 100]), slices);
+    assert_eq!(init(geometry(2, 0), vec![1 << 20, 0]), slices);
+    assert_eq!(init(geometry(3, 0), aligned.clone()), Err(Refusal::Slices { slices: 2, ranks: 3 }));
+    assert!(matches!(init(geometry(2, 2), aligned.clone()), Err(Refusal::Arranged(_))));
     let no_lanes = fast::Geometry { lanes: 0, ..geometry(2, 0) };
-    assert!(matches!(birth(no_lanes, aligned), Err(Refusal::Arranged(_))));
+    assert!(matches!(init(no_lanes, aligned), Err(Refusal::Arranged(_))));
     end(ranks);
 }

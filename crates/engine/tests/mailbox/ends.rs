@@ -1,4 +1,4 @@
-//! Births that fail, aborts, and ends with work in flight.
+//! Inits that fail, aborts, and ends with work in flight.
 
 use std::time::{Duration, Instant};
 

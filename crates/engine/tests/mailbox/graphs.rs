@@ -193,7 +193,7 @@ fn a_graph_outlives_its_mailbox() {
         device.arena.settle().unwrap();
         assert_eq!(device.arena.counters().slices, 1, "the graph holds it");
     }
-    // A communicator born meanwhile has words of its own.
+    // A communicator made meanwhile has words of its own.
     let others = communicator(&devices);
     others[0].mailbox.turns().abort();
     for _ in 0..3 {

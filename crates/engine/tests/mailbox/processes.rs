@@ -14,7 +14,7 @@ use crate::communicator::*;
 use crate::support::*;
 use crate::traffic::*;
 
-/// A rank of two on its device: born over the socket, `body`, and an end that gives all back.
+/// A rank of two on its device: made over the socket, `body`, and an end that gives all back.
 fn live(me: u32, socket: &UnixStream, body: impl FnOnce(&Device, &Rank)) {
     let other = 1 - me;
     let device = Device::new(me as i32);

@@ -364,7 +364,7 @@ fn absent() {
 fn without_a_meeting() {
     let mut all: Vec<_> = (0..4).map(|rank| facts(rank, 4)).collect();
     let contract = decision::decide(Token([6; 16]), &all).unwrap();
-    assert_eq!((contract.members.len(), contract.birth), (4, Token([6; 16])));
+    assert_eq!((contract.members.len(), contract.comm), (4, Token([6; 16])));
     all[3].member.device.uuid = [1; 16];
     assert_eq!(decision::decide(Token([6; 16]), &all), Err(Reason::SameDevice { rank: 3, other: 1 }));
 }

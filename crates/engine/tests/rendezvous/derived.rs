@@ -82,7 +82,7 @@ pub fn kill(mut process: Child) {
     process.wait().unwrap();
 }
 
-/// Two colors meet at one host beside each other, whoever comes first, also before the host's own rank. The contracts bear births of their own.
+/// Two colors meet at one host beside each other, whoever comes first, also before the host's own rank. The contracts bear tokens of their own.
 #[test]
 fn two_colors_at_once() {
     let (split, other) = (split(), rendezvous());
@@ -104,8 +104,8 @@ fn two_colors_at_once() {
     });
     let (one, two) = (contracts.next().unwrap(), contracts.next().unwrap());
     assert_eq!((&contracts.next().unwrap(), &contracts.next().unwrap()), (&one, &two));
-    assert_eq!(one.birth, derived::birth(split.of(7)));
-    assert_ne!(one.birth, two.birth);
+    assert_eq!(one.comm, derived::comm_token(split.of(7)));
+    assert_ne!(one.comm, two.comm);
     assert_eq!(split.host.counts().fabrics.load(Ordering::Relaxed), 2);
 }
 
@@ -191,7 +191,7 @@ fn excluded_and_dead() {
     kill(third);
 }
 
-/// A rank that leaves after its report, also after its confirmation, fails the others, as at other births.
+/// A rank that leaves after its report, also after its confirmation, fails the others, as at other inits.
 #[test]
 fn leaves_after_its_report() {
     for words in [vec![], FromRank::Confirm.encode()] {

@@ -1,4 +1,4 @@
-//! Ids that nobody will use after a birth of promises: their ports close, and they are given out again.
+//! Ids that nobody will use after an init of promises: their ports close, and they are given out again.
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
@@ -153,18 +153,18 @@ fn bounded_and_alive() {
     drop((first, roots));
 }
 
-/// 1,000 births one after the other, each with an id asked for, leave what one leaves: one id of NCCL's, and no
+/// 1,000 inits one after the other, each with an id asked for, leave what one leaves: one id of NCCL's, and no
 /// other descriptor, thread or meeting. Each has a card and a name of its own.
 #[test]
-fn a_thousand_births() {
+fn a_thousand_inits() {
     let rendezvous = Rendezvous::start(Limits::default()).unwrap();
     let alive = || {
         let count = |folder: &str| std::fs::read_dir(folder).unwrap().count();
         (count("/proc/self/fd"), count("/proc/self/task"))
     };
     let before = alive();
-    let (mut roots, mut tokens, mut births) = (Vec::new(), BTreeSet::new(), BTreeSet::new());
-    let mut born = |number: usize| {
+    let (mut roots, mut tokens, mut comms) = (Vec::new(), BTreeSet::new(), BTreeSet::new());
+    let mut made = |number: usize| {
         let made = rendezvous.spare_id().unwrap_or_else(|| {
             roots.push(TcpListener::bind("127.0.0.1:0").unwrap());
             id_of(&roots[roots.len() - 1].local_addr().unwrap())
@@ -175,10 +175,10 @@ fn a_thousand_births() {
         let party = rendezvous.attend(&id, vec![promising(0, 2), promising(1, 2)]).unwrap();
         let outcomes = party.join(ready);
         let Outcome::Fabric(contract) = &outcomes[0] else { panic!("{number}: {outcomes:?}") };
-        assert!(births.insert(contract.birth));
+        assert!(comms.insert(contract.comm));
         assert_eq!(open(&rendezvous), 0);
     };
-    (0..1000).for_each(&mut born);
+    (0..1000).for_each(&mut made);
     // Both ends of the last connections close after their ranks have left.
     while alive() != (before.0 + 1, before.1) {
         thread::yield_now();

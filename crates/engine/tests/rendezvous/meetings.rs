@@ -282,7 +282,7 @@ fn recycled_id() {
     let meet = |id: &card::Id| {
         let party = hosted.rendezvous.attend(id, vec![facts(0, 2), facts(1, 2)]).unwrap();
         party.join(ready).into_iter().map(|outcome| match outcome {
-            Outcome::Fabric(contract) => contract.birth,
+            Outcome::Fabric(contract) => contract.comm,
             other => panic!("{other:?}"),
         })
     };

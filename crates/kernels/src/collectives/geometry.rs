@@ -1,4 +1,4 @@
-//! What the ranks agreed on at birth, and where their wires lie.
+//! What the ranks agreed on at init, and where their wires lie.
 
 use super::Refused;
 use super::kernel::Family;
@@ -7,7 +7,7 @@ use crate::collective::{
     RANKS_MAX, Wire,
 };
 
-/// What the ranks agreed on at birth; all but `rank` is equal on all of them.
+/// What the ranks agreed on at init; all but `rank` is equal on all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// Tag of unit 0 of every lane; 0 is no tag, and those that follow must not reach it.

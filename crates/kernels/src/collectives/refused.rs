@@ -6,7 +6,7 @@ use super::{Kind, Reduction};
 use crate::collective::RANKS_MAX;
 
 /// Why a collective cannot be arranged. All ranks get the same answer but for `Slices` and `Blocks`, which are found at
-/// birth. The fields are the values at fault.
+/// init. The fields are the values at fault.
 #[allow(missing_docs)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {

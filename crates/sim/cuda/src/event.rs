@@ -96,7 +96,7 @@ impl SharedEvent {
     }
 
     fn counter(&self, index: usize) -> &AtomicU64 {
-        // SAFETY: the page is mapped as long as `place` lives, aligned, zero at birth, and only ever used as atomics.
+        // SAFETY: the page is mapped as long as `place` lives, aligned, zero at init, and only ever used as atomics.
         unsafe { &*((self.place.base as *const AtomicU64).add(index)) }
     }
 

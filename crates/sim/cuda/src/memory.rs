@@ -268,7 +268,7 @@ pub fn find_pool(handle: Handle) -> Result<Arc<Pool>, Code> {
 pub fn create_pool(device: Ordinal, is_default: bool) -> Result<Handle, Code> {
     let simulator = simulator()?;
     simulator.device(device)?;
-    // The three reuse switches are on at birth; thresholds and gauges are 0.
+    // The three reuse switches are on at init; thresholds and gauges are 0.
     let attributes = Mutex::new([0, 1, 1, 1, 0, 0, 0, 0, 0]);
     Ok(simulator.pools.insert(|handle| Pool { handle, device, is_default, attributes }).handle)
 }

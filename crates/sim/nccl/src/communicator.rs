@@ -42,7 +42,7 @@ pub struct Communicator {
     /// Set by abort and revoke: whoever waits leaves.
     pub leave: AtomicBool,
     /// While its init waits for the other ranks.
-    pub is_being_born: AtomicBool,
+    pub is_being_made: AtomicBool,
     pub revoked: AtomicBool,
     pub finalized: AtomicBool,
     pub registrations: Mutex<Registrations>,
@@ -68,7 +68,7 @@ pub struct Communicator {
 }
 
 /// Who makes a communicator, and as what.
-pub struct Birth {
+pub struct Init {
     pub rank: usize,
     pub ranks: usize,
     pub device: i32,
@@ -79,8 +79,8 @@ pub struct Birth {
 }
 
 impl Communicator {
-    pub fn new(birth: Birth) -> Arc<Communicator> {
-        let Birth { rank, ranks, device, context, config, token, order } = birth;
+    pub fn new(init: Init) -> Arc<Communicator> {
+        let Init { rank, ranks, device, context, config, token, order } = init;
         order.join();
         Arc::new(Communicator {
             rank,
@@ -92,7 +92,7 @@ impl Communicator {
             order,
             segment: OnceLock::new(),
             leave: AtomicBool::new(false),
-            is_being_born: AtomicBool::new(false),
+            is_being_made: AtomicBool::new(false),
             revoked: AtomicBool::new(false),
             finalized: AtomicBool::new(false),
             registrations: Mutex::default(),
@@ -116,12 +116,12 @@ impl Communicator {
         let _ = self.segment.set(segment);
     }
 
-    /// The segment; there is one from the end of the birth on.
+    /// The segment; there is one from the end of the init on.
     pub fn segment(&self) -> &Segment {
-        self.segment.get().expect("used after its birth")
+        self.segment.get().expect("used after its init")
     }
 
-    pub fn segment_if_born(&self) -> Option<&Segment> {
+    pub fn segment_if_made(&self) -> Option<&Segment> {
         self.segment.get()
     }
 
@@ -143,7 +143,7 @@ impl Communicator {
         self.state_changed.notify_all();
     }
 
-    /// Waits for a birth or a finalisation on a background thread.
+    /// Waits for an init or a finalisation on a background thread.
     pub fn wait_settled(&self) {
         let mut state = lock(&self.state);
         while *state == ncclInProgress {

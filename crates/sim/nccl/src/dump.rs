@@ -27,7 +27,7 @@ pub fn stuck(segment: &Segment, rank: usize) -> ! {
 pub fn elsewhere(segment: &Segment) -> Vec<String> {
     let others = communicator::live();
     let busy = others.iter().filter_map(|other| {
-        let theirs = other.segment_if_born().filter(|theirs| !std::ptr::eq(*theirs, segment))?;
+        let theirs = other.segment_if_made().filter(|theirs| !std::ptr::eq(*theirs, segment))?;
         let record = theirs.rank(other.rank);
         let call = Some(record.call.get()).filter(|call| !call.is_empty())?;
         Some(format!("  {}: in {call}, waits for {}", other.name(), record.waits_for.get()))

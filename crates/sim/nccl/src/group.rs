@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// Work that may block on peers: births, splits, windows, ends.
+/// Work that may block on peers: inits, splits, windows, ends.
 pub struct Task {
     /// Whose state tells how it went.
     pub communicator: Arc<Communicator>,

@@ -1,6 +1,6 @@
-//! Birth by unique id, and the ways in which a communicator ends.
+//! Init by unique id, and the ways in which a communicator ends.
 
-use crate::communicator::{self, Birth, Communicator, Config, find};
+use crate::communicator::{self, Communicator, Config, Init, find};
 use crate::driver::driver;
 use crate::group::{self, Blocking, Task};
 use crate::order::Order;
@@ -25,14 +25,14 @@ pub unsafe fn init_rank(
 ) -> Outcome {
     group::start();
     // SAFETY: by contract.
-    let result = unsafe { hold_birth(out, ranks, ids, rank, config) };
+    let result = unsafe { hold_init(out, ranks, ids, rank, config) };
     let result = group::note(result);
     result.and(group::end())
 }
 
 /// # Safety
 /// As `init_rank`.
-unsafe fn hold_birth(
+unsafe fn hold_init(
     out: *mut ncclComm_t,
     ranks: i32,
     ids: &[ncclUniqueId],
@@ -52,22 +52,21 @@ unsafe fn hold_birth(
     let bus_id = driver.bus_id(device)?;
     let (rank, ranks, token, ids) = (rank as usize, ranks as usize, Token::of_ids(ids), ids.to_vec());
     let order = Arc::new(Order::default());
-    let communicator = Communicator::new(Birth { rank, ranks, device, context, config, token, order });
-    // SAFETY: by contract. NCCL writes the handle before the birth, too.
+    let communicator = Communicator::new(Init { rank, ranks, device, context, config, token, order });
+    // SAFETY: by contract. NCCL writes the handle before the init, too.
     unsafe { *out = communicator::publish(&communicator) };
-    let newborn = communicator.clone();
+    let made = communicator.clone();
     let place = out as usize;
     let work = Box::new(move || {
         let member = Member { ids, rank, ranks, device, bus_id };
-        newborn.is_being_born.store(true, SeqCst);
-        let joined =
-            rendezvous::join(token, &member, &newborn.leave).map(|segment| newborn.set_segment(segment));
-        newborn.is_being_born.store(false, SeqCst);
+        made.is_being_made.store(true, SeqCst);
+        let joined = rendezvous::join(token, &member, &made.leave).map(|segment| made.set_segment(segment));
+        made.is_being_made.store(false, SeqCst);
         if matches!(joined, Err(code) if code != rendezvous::LOST) && config.blocking {
             let place = place as *mut ncclComm_t;
             // SAFETY: by contract. A nonblocking caller keeps the handle, to learn the error and to abort.
             unsafe {
-                communicator::withdraw(*place, "never born");
+                communicator::withdraw(*place, "never made");
                 *place = std::ptr::null_mut();
             }
         }
@@ -144,7 +143,7 @@ pub fn destroy(handle: ncclComm_t) -> Outcome {
         ending.wait_idle("ncclCommDestroy");
         ending.finalized.store(true, SeqCst);
         note_leftovers(&ending);
-        if let Some(segment) = ending.segment_if_born() {
+        if let Some(segment) = ending.segment_if_made() {
             segment.rank(ending.rank).standing.store(standing::DESTROYED, SeqCst);
         }
         communicator::withdraw(address as ncclComm_t, "destroyed");
@@ -185,7 +184,7 @@ pub fn abort(handle: ncclComm_t) -> Outcome {
     let communicator = find(handle, "CommAbort")?;
     // NCCL 2.28.9 uses what the failing init has freed: heaps were broken on H200.
     if communicator.config.blocking
-        && communicator.is_being_born.load(SeqCst)
+        && communicator.is_being_made.load(SeqCst)
         && !group::is_open()
         && strict::enabled()
     {
@@ -202,7 +201,7 @@ pub fn abort(handle: ncclComm_t) -> Outcome {
     }
     communicator.make_leave(standing::ABORTED);
     communicator.wait_settled();
-    // What was born meanwhile must know as well.
+    // What was made meanwhile must know as well.
     communicator.make_leave(standing::ABORTED);
     communicator::withdraw(handle, "aborted");
     Ok(())

@@ -212,7 +212,7 @@ const ORDERED_SINCE: i32 = 22_602;
 /// Launches the calls of an ended group, communicator by communicator.
 pub fn launch_all(mut queued: Vec<Queued>) -> Outcome {
     if settings().version >= ORDERED_SINCE {
-        // Calls of one communicator, and ranks of one birth, stay in order.
+        // Calls of one communicator, and ranks of one init, stay in order.
         queued.sort_by_key(|entry| entry.communicator.token);
     }
     while let Some(first) = queued.first() {

@@ -64,13 +64,13 @@ pub struct Member {
     pub bus_id: u64,
 }
 
-/// What a birth answers that is lost by wish.
+/// What an init answers that is lost by wish.
 pub const LOST: ncclResult_t = ncclRemoteError;
 
-/// The number of a birth of this process.
+/// The number of an init of this process.
 fn number() -> u64 {
-    static BIRTHS: AtomicU64 = AtomicU64::new(0);
-    BIRTHS.fetch_add(1, SeqCst) + 1
+    static INITS: AtomicU64 = AtomicU64::new(0);
+    INITS.fetch_add(1, SeqCst) + 1
 }
 
 /// Joins the segment of `token` and waits for all ranks. `leave` ends the wait.
@@ -84,10 +84,10 @@ pub fn join(token: Token, member: &Member, leave: &AtomicBool) -> Outcome<Segmen
     }
     leaks::watch_exit();
     let number = number();
-    if settings().refused_births.contains(&number) {
-        return refuse(ncclSystemError, "WINDLASS_SIM_REFUSED_BIRTHS names this birth");
+    if settings().refused_inits.contains(&number) {
+        return refuse(ncclSystemError, "WINDLASS_SIM_REFUSED_BIRTHS names this init");
     }
-    let lost = settings().lost_births.contains(&number);
+    let lost = settings().lost_inits.contains(&number);
     let reported = root::report(ids, rank, ranks)?;
     let segment = Segment::open(&token.name(), ranks)?;
     let header = segment.header();
@@ -135,7 +135,7 @@ pub fn join(token: Token, member: &Member, leave: &AtomicBool) -> Outcome<Segmen
     }
     if lost {
         record.standing.store(standing::DESTROYED, SeqCst);
-        return refuse(LOST, "WINDLASS_SIM_LOST_BIRTHS names this birth");
+        return refuse(LOST, "WINDLASS_SIM_LOST_BIRTHS names this init");
     }
     reported.map_or(Ok(()), |reported| reported.wait(&segment, rank, leave))?;
     legacy::try_ipc(ranks)?;

@@ -119,7 +119,7 @@ pub struct MessageCard {
     pub captured: u32,
 }
 
-/// The FIFO of one directed pair. Positions count bytes and messages from birth.
+/// The FIFO of one directed pair. Positions count bytes and messages from init.
 #[repr(C, align(64))]
 pub struct PairRecord {
     pub written: AtomicU64,

@@ -1,6 +1,6 @@
 //! Children of a communicator: splits by color, shrinks by exclusion.
 
-use crate::communicator::{self, Birth, Communicator, Config, find};
+use crate::communicator::{self, Communicator, Config, Init, find};
 use crate::driver::driver;
 use crate::exchange::{Note, SPLIT, exchange};
 use crate::group::{self, Blocking, Task};
@@ -150,7 +150,7 @@ fn bear(
     let Communicator { device, context, .. } = **parent;
     // NCCL runs children that share resources in their parent's order.
     let order = if share { parent.order.clone() } else { Arc::new(Order::default()) };
-    let child = Communicator::new(Birth { rank, ranks, device, context, config, token, order });
+    let child = Communicator::new(Init { rank, ranks, device, context, config, token, order });
     let member = Member { ids: Vec::new(), rank, ranks, device, bus_id: driver()?.bus_id(device)? };
     let never = AtomicBool::new(false);
     let leave = if parent.leave.load(SeqCst) { &never } else { &parent.leave };

@@ -1,4 +1,4 @@
-//! Births, children and ends of communicators; arguments; exports.
+//! Inits, children and ends of communicators; arguments; exports.
 
 #![allow(clippy::undocumented_unsafe_blocks, reason = "C calls with the scenario's own buffers, all of them")]
 
@@ -25,7 +25,7 @@ fn child() {
         ("aborts", aborts),
         ("abort_queued", abort_queued),
         ("abort_shared_order", abort_shared_order),
-        ("abort_birth", abort_birth),
+        ("abort_init", abort_init),
         ("full", full),
         ("scalable", scalable),
         ("grouped_ends", grouped_ends),
@@ -43,7 +43,7 @@ fn child() {
     ]);
 }
 
-/// Rank, count and device are what the birth said; finalize, then destroy.
+/// Rank, count and device are what the init said; finalize, then destroy.
 #[test]
 fn queries_answer() {
     expect_success("queries", Ranks::Processes(3));
@@ -56,9 +56,9 @@ fn one_thread_makes_all() {
     expect_success("grouped_init", Ranks::Threads(1));
 }
 
-/// A nonblocking birth is in progress until all ranks are there.
+/// A nonblocking init is in progress until all ranks are there.
 #[test]
-fn nonblocking_births() {
+fn nonblocking_inits() {
     expect_success("nonblocking", Ranks::Processes(2));
 }
 
@@ -81,12 +81,12 @@ fn aborts_free_streams() {
     expect_success("aborts", Ranks::Processes(2));
 }
 
-/// An abort also ends what is queued behind a stuck operation, on other streams and in shared orders, and births.
+/// An abort also ends what is queued behind a stuck operation, on other streams and in shared orders, and inits.
 #[test]
 fn aborts_reach_everything() {
     expect_success("abort_queued", Ranks::Threads(2));
     expect_success("abort_shared_order", Ranks::Processes(2));
-    expect_success("abort_birth", Ranks::Processes(1));
+    expect_success("abort_init", Ranks::Processes(1));
 }
 
 /// A full /dev/shm is an error code.
@@ -424,7 +424,7 @@ fn abort_shared_order(rank: &mut Rank) {
     rank.leave();
 }
 
-fn abort_birth(rank: &mut Rank) {
+fn abort_init(rank: &mut Rank) {
     let mut config = Config { blocking: 0, ..Config::default() };
     let mut comm = Comm(0);
     let code = unsafe { (rank.nccl.init_rank_config)(&mut comm, 2, UniqueId(rank.id), 0, &mut config) };

@@ -115,7 +115,7 @@ fn use_after_other_ends() {
     expect_failure("after_abort", Ranks::Processes(1), &[], &["was aborted, then used by AllReduce"]);
 }
 
-/// The ranks of a birth agree on how many and who they are, and on what they meet for.
+/// The ranks of an init agree on how many and who they are, and on what they meet for.
 #[test]
 fn mismatched_meetings() {
     expect_failure("same_rank", Ranks::Threads(2), &[], &["two callers joined as this rank"]);

@@ -91,7 +91,7 @@ impl Deriving {
     }
 
     fn kind(&self) -> Kind {
-        Kind::of(&self.making(0), self.line.birth)
+        Kind::of(&self.making(0), self.line.comm)
     }
 
     fn making(&self, count: u32) -> Making {
@@ -103,7 +103,7 @@ impl Deriving {
 
     /// To the call before which so many of its kind came.
     fn invitation(&self, count: u32) -> Invitation {
-        let call = self.making(count).name(self.line.birth);
+        let call = self.making(count).name(self.line.comm);
         let child = self.color.map_or(NOBODY, |color| child(call, color));
         Invitation { lobby: self.lobby, call, child, rank: self.line.rank }
     }

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use crate::contract::Token;
 use crate::fabric::{closing, wish};
-use crate::forward::birth::Ctas;
 use crate::forward::configuration;
+use crate::forward::init::Ctas;
 use crate::rendezvous::colors::Parent;
 use crate::rendezvous::derived::{Invitation, Making, NOBODY, child};
 use crate::rendezvous::facts::Waiting;
@@ -52,7 +52,7 @@ impl Plain {
             Wanted::Shrink(_) => 0,
         };
         let count = self.line.counted(self.kind(wanted), |_| ()).begun;
-        let name = child(making(wanted, count).name(self.line.birth), color);
+        let name = child(making(wanted, count).name(self.line.comm), color);
         Some(Mustering { line: self.line.clone(), name, session: asking::enter(&self.line, Some(name)) })
     }
 
@@ -62,7 +62,7 @@ impl Plain {
     }
 
     fn kind(&self, wanted: &Wanted) -> Kind {
-        Kind::of(&making(wanted, 0), self.line.birth)
+        Kind::of(&making(wanted, 0), self.line.comm)
     }
 
     /// Whether it has been ended: NCCL's part of it may be gone.
@@ -192,15 +192,15 @@ mod tests {
         };
         let mustering = first.muster(&Wanted::Split(Some(1)), Waiting::Blocking).unwrap();
         let child = mustering.derivation().plain(0, &configured);
-        assert_ne!(child.line.birth, first.line.birth);
+        assert_ne!(child.line.comm, first.line.comm);
         let other = world(0, name).muster(&Wanted::Split(Some(1)), Waiting::Blocking).unwrap();
         let other = other.derivation().plain(0, &configured);
-        assert_ne!(child.line.birth, other.line.birth);
+        assert_ne!(child.line.comm, other.line.comm);
         // Also of one whose ranks meet, and find then that they have no fabric: by the same name on all.
         let name = place::random().unwrap();
         let both = [0, 1].map(|rank| world(rank, name));
         let entered = both.map(|plain| plain.muster(&Wanted::Split(Some(1)), Waiting::Blocking).unwrap());
-        let births = entered.map(|one| one.derivation().plain(0, &configured).line.birth);
-        assert_eq!(births[0], births[1]);
+        let comms = entered.map(|one| one.derivation().plain(0, &configured).line.comm);
+        assert_eq!(comms[0], comms[1]);
     }
 }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use crate::contract::{RANKS_MAX, Token};
-use crate::fabric::birth::cannot_reach;
 use crate::fabric::hosting::rendezvous;
+use crate::fabric::init::cannot_reach;
 use crate::fabric::{Asked, Patience, settle, wish};
 use crate::rendezvous::Mustered;
 use crate::rendezvous::colors::{Course, Parent, Willing, Word};
@@ -13,7 +13,7 @@ use crate::rendezvous::muster::{self, Answer};
 use crate::rendezvous::verdict::{Failure, Reason, Verdict};
 
 use super::waits::{Line, Wait};
-use super::{Configured, Newborn, Plain, asking};
+use super::{Configured, NewCommunicator, Plain, asking};
 
 /// What comes before the communicators of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,7 +78,7 @@ impl Derivation {
     /// have spoken, and says what this rank does next; of a new communicator with its ranks in the parent. Ends with the parent. Where
     /// this rank has said that it goes to NCCL, or there is no round, nobody is waited for. Once.
     pub fn round(&mut self, key: i32, willing: Willing) -> Result<Course, Failure> {
-        // The thread was there when the parent was born.
+        // The thread was there when the parent was made.
         let rendezvous = rendezvous().map_err(|_| Failure::HostLost)?;
         if std::mem::replace(&mut self.ahead, Ahead::Nccl) == Ahead::Nccl {
             return Ok(self.alone());
@@ -166,24 +166,32 @@ impl Derivation {
         drop(self);
     }
 
-    /// Begins the birth of this rank's communicator. Waits for nobody. The reason says that NCCL does everything, for all its
+    /// Begins the init of this rank's communicator. Waits for nobody. The reason says that NCCL does everything, for all its
     /// ranks, which the caller [tells](Derivation::refuse) them. Once.
-    pub fn ask(&mut self, newborn: Newborn, configured: Configured) -> Result<Asked, Reason> {
-        self.ask_with(newborn, configured, Patience::None)
+    pub fn ask(
+        &mut self,
+        new_communicator: NewCommunicator,
+        configured: Configured,
+    ) -> Result<Asked, Reason> {
+        self.ask_with(new_communicator, configured, Patience::None)
     }
 
     /// The same before NCCL has made it, where a round found that it is a promise.
-    pub fn ask_promise(&mut self, newborn: Newborn, configured: Configured) -> Result<Asked, Reason> {
-        self.ask_with(newborn, configured, Patience::AsConfigured)
+    pub fn ask_promise(
+        &mut self,
+        new_communicator: NewCommunicator,
+        configured: Configured,
+    ) -> Result<Asked, Reason> {
+        self.ask_with(new_communicator, configured, Patience::AsConfigured)
     }
 
     fn ask_with(
         &mut self,
-        newborn: Newborn,
+        new_communicator: NewCommunicator,
         configured: Configured,
         patience: Patience,
     ) -> Result<Asked, Reason> {
-        let mut asked = self.ask_at(newborn, configured, patience)?;
+        let mut asked = self.ask_at(new_communicator, configured, patience)?;
         self.leaves = Leaves::ToNccl;
         if let Session::AtRoster(Ok(mustered)) = std::mem::replace(&mut self.session, Session::Nowhere) {
             asked.mustered = Some(mustered);
@@ -191,13 +199,19 @@ impl Derivation {
         Ok(asked)
     }
 
-    fn ask_at(&self, newborn: Newborn, configured: Configured, patience: Patience) -> Result<Asked, Reason> {
-        let invitation = self.invited(newborn.ranks)?;
+    fn ask_at(
+        &self,
+        new_communicator: NewCommunicator,
+        configured: Configured,
+        patience: Patience,
+    ) -> Result<Asked, Reason> {
+        let invitation = self.invited(new_communicator.ranks)?;
         wish::check_derived(configured.waiting)?;
         settle();
         let ctas = configured.ctas.unwrap_or(self.line.ctas);
-        let (arena, share, mut facts) = wish::on(newborn.device, newborn.ranks, ctas, patience)?;
-        facts.member.rank = newborn.rank;
+        let (arena, share, mut facts) =
+            wish::on(new_communicator.device, new_communicator.ranks, ctas, patience)?;
+        facts.member.rank = new_communicator.rank;
         let party = rendezvous().and_then(|rendezvous| match &self.session {
             Session::AtRoster(_) => rendezvous.attend_mustered(&invitation, facts),
             _ => rendezvous.attend_invited(&invitation, facts),
@@ -205,7 +219,7 @@ impl Derivation {
         let party = party.map_err(cannot_reach)?;
         let until = party.cancellers().into_iter().next().map(|canceller| Wait::new(&self.line, canceller));
         let token = invitation.child;
-        Ok(Asked { party, token, rank: newborn.rank, arena, share, until, mustered: None })
+        Ok(Asked { party, token, rank: new_communicator.rank, arena, share, until, mustered: None })
     }
 
     /// To the session of the new communicator, which has so many ranks.

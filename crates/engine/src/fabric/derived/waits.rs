@@ -7,7 +7,7 @@ use crate::contract::{Contract, Member, Token};
 use crate::descriptor::Ours;
 use crate::fabric::closing::Life;
 use crate::fabric::wish;
-use crate::forward::birth::Ctas;
+use crate::forward::init::Ctas;
 use crate::rendezvous::Canceller;
 use crate::rendezvous::derived::{Making, NOBODY};
 use crate::turns::Graphs;
@@ -16,7 +16,7 @@ use crate::turns::Graphs;
 #[derive(Debug)]
 pub struct Line {
     /// Of which the names of those made from it are made.
-    pub(super) birth: Token,
+    pub(super) comm: Token,
     pub(super) rank: u32,
     /// Of ranks that have met.
     contract: Option<Arc<Contract>>,
@@ -41,11 +41,11 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// Of the first call like this one on the parent with this birth.
-    pub(super) fn of(first: &Making, birth: Token) -> Kind {
+    /// Of the first call like this one on the parent with this token.
+    pub(super) fn of(first: &Making, comm: Token) -> Kind {
         match first {
             Making::Split { .. } => Kind::Split,
-            Making::Shrink { .. } => Kind::Shrink(first.name(birth)),
+            Making::Shrink { .. } => Kind::Shrink(first.name(comm)),
         }
     }
 }
@@ -83,7 +83,7 @@ impl Line {
     ) -> Arc<Line> {
         let (counted, waiting) = Default::default();
         Arc::new(Line {
-            birth: contract.birth,
+            comm: contract.comm,
             rank,
             contract: Some(contract.clone()),
             lives,
@@ -98,7 +98,7 @@ impl Line {
     pub fn of_plain(name: Token, rank: u32, ctas: Ctas) -> Arc<Line> {
         let (counted, waiting) = Default::default();
         let (contract, lives) = (None, Vec::new());
-        Arc::new(Line { birth: name, rank, contract, lives, has_rounds: false, ctas, counted, waiting })
+        Arc::new(Line { comm: name, rank, contract, lives, has_rounds: false, ctas, counted, waiting })
     }
 
     /// The parent ends: nobody waits for its children.

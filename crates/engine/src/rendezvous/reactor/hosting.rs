@@ -31,7 +31,7 @@ const BOOTSTRAP_READ_UP_TO: i32 = 23007;
 /// How often a root is looked at that was about to close; after that the sweep does.
 const CLOSING_LOOKS: u32 = 50;
 /// Meetings looked at, at each new one, for whether NCCL's root is gone. With 256 open ones a dead one stays open for 16
-/// births at most; each look costs a microsecond or two.
+/// inits at most; each look costs a microsecond or two.
 const SWEEP: usize = 16;
 
 #[derive(Debug)]
@@ -61,10 +61,10 @@ enum Kind {
 }
 
 impl Meeting {
-    fn new(birth: Token, kind: Kind, listener: Option<u64>) -> Meeting {
+    fn new(comm: Token, kind: Kind, listener: Option<u64>) -> Meeting {
         Meeting {
             // Without a name of its own it tells nobody last.
-            agreement: Agreement::new(birth, place::process().unwrap_or(NOBODY)),
+            agreement: Agreement::new(comm, place::process().unwrap_or(NOBODY)),
             kind,
             listener,
             newcomers: VecDeque::new(),
@@ -75,8 +75,8 @@ impl Meeting {
         }
     }
 
-    pub(super) fn of_call(call: Token, birth: Token) -> Meeting {
-        Meeting::new(birth, Kind::Call { call, silent: Vec::new() }, None)
+    pub(super) fn of_call(call: Token, comm: Token) -> Meeting {
+        Meeting::new(comm, Kind::Call { call, silent: Vec::new() }, None)
     }
 
     /// Takes a connection of a rank of the parent in, if there is room.
@@ -133,14 +133,14 @@ impl Meeting {
 impl Reactor {
     pub(super) fn open(&mut self, new: NewMeeting) {
         self.sweep();
-        let NewMeeting { token, birth, id, listener, root } = new;
+        let NewMeeting { token, comm, id, listener, root } = new;
         let mut watched = self.poll.watch(listener);
         if let Err(error) = watched.want(EventFlags::IN) {
             log::warn!("rendezvous cannot wait for a listener: {error}");
         }
         let key = watched.key();
         self.endpoints.insert(key, Endpoint::Listener(watched, token));
-        self.meetings.insert(token, Meeting::new(birth, Kind::Id { id, root }, Some(key)));
+        self.meetings.insert(token, Meeting::new(comm, Kind::Id { id, root }, Some(key)));
         self.sweeping.push_back(token);
     }
 
@@ -190,7 +190,7 @@ impl Reactor {
     /// - whoever else connects from now on: no rank is missing. It is refused, as by NCCL's root once all have been there.
     ///
     /// The port goes, and the id goes to those that are given out again. That comes before
-    /// anybody hears the verdict: whoever asks for an id after the birth finds this one.
+    /// anybody hears the verdict: whoever asks for an id after the init finds this one.
     fn recycle(&mut self, token: Token) {
         let Some(meeting) = self.meetings.get(&token) else { return };
         if let Kind::Id { id, .. } = meeting.kind {

@@ -116,7 +116,7 @@ impl Reactor {
             return Counts::up(&self.shared.counts.turned_away);
         }
         let meeting =
-            self.meetings.entry(child).or_insert_with(|| Meeting::of_call(call, derived::birth(child)));
+            self.meetings.entry(child).or_insert_with(|| Meeting::of_call(call, derived::comm_token(child)));
         if meeting.enter(key, rank, self.limits.present_max).is_none() {
             Counts::up(&self.shared.counts.turned_away);
             self.gathering(call).died(rank);

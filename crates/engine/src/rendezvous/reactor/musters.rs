@@ -165,7 +165,9 @@ impl Reactor {
             Missing::Declines => {
                 gathering.comes_for(child);
                 gathering.spoke(place);
-                self.meetings.entry(child).or_insert_with(|| Meeting::of_call(name, derived::birth(child)));
+                self.meetings
+                    .entry(child)
+                    .or_insert_with(|| Meeting::of_call(name, derived::comm_token(child)));
                 let said = FromRank::Decline(Verdict::Plain(Reason::Apart));
                 self.happen(child, Event::Said(Seat(NOBODYS_KEY), said));
             }

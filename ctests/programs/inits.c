@@ -1,6 +1,6 @@
-/* Holds: communicators are born in groups as NCCL has it: all ranks of a process by one thread, several communicators in
- * one group and in another order on every rank. With the argument `faults`, and where ranks meet at birth: a rank that
- * dies or is aborted before all have met makes the others' inits fail at once, and later births work. */
+/* Holds: communicators are made in groups as NCCL has it: all ranks of a process by one thread, several communicators in
+ * one group and in another order on every rank. With the argument `faults`, and where ranks meet at init: a rank that
+ * dies or is aborted before all have met makes the others' inits fail at once, and later inits work. */
 #define _GNU_SOURCE
 #include "../support/one_thread.h"
 
@@ -38,7 +38,7 @@ static void in_any_order(struct rank* self) {
   destroy_each(ends, 3);
 }
 
-/* A rank that is late is waited for; destroying at once after a birth harms nobody. */
+/* A rank that is late is waited for; destroying at once after an init harms nobody. */
 static void late_and_short(struct rank* self) {
   for (uint64_t round = 0; round < 8; round++) {
     if (self->rank == (int)round % self->ranks) usleep(30000);
@@ -144,7 +144,7 @@ static void a_rank_is_aborted(struct rank* self) {
 }
 
 int main(int count, char** words) {
-  begin("births", 100);
+  begin("inits", 100);
   choose(count, words);
   int ranks = rank_count(4);
   if (is_section_chosen("faults")) {

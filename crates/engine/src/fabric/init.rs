@@ -1,4 +1,4 @@
-//! The birth of a fabric: [`ask`] begins a rank's and waits for nobody, [`join`] waits for the others, prepares and brings each rank's
+//! The init of a fabric: [`ask`] begins a rank's and waits for nobody, [`join`] waits for the others, prepares and brings each rank's
 //! [`Fate`]; ranks that are all in one hand need no meeting ([`all_here`]).
 
 use std::collections::BTreeMap;
@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::arena::Arena;
 use crate::contract::Token;
-use crate::forward::birth::Ctas;
+use crate::forward::init::Ctas;
 use crate::gpu;
 use crate::rendezvous::card::Id;
 use crate::rendezvous::verdict::{Failure, Reason};
@@ -21,7 +21,7 @@ use super::hosting::rendezvous;
 use super::preparing::{self, Prepared};
 use super::{Fabric, Patience, Wish, checking, features, offers, settle, wish};
 
-/// What a communicator's birth came to.
+/// What a communicator's init came to.
 #[derive(Debug)]
 pub enum Fate {
     /// All ranks confirmed.
@@ -58,12 +58,12 @@ pub fn device_now() -> Option<i32> {
     gpu::driver().ok()?.current_device().ok()?
 }
 
-/// Begins a rank's birth with the wish's device, or this thread's current one. Waits for no other rank, and only where
+/// Begins a rank's init with the wish's device, or this thread's current one. Waits for no other rank, and only where
 /// room is short for what has just ended on this one, for a while; the reason says that NCCL does it alone.
 pub fn ask(wish: &Wish) -> Result<Asked, Reason> {
     let card = wish.check()?;
     closing::at_exit_too();
-    // Room that is over must not keep a birth from having any.
+    // Room that is over must not keep an init from having any.
     settle();
     let (ranks, ctas, patience) = (wish.ranks as u32, wish.ctas, wish.patience);
     let (arena, share, mut facts) = match wish.device {

@@ -1,17 +1,17 @@
-//! What ranks of one process cost each other, and what is left of a birth that failed.
+//! What ranks of one process cost each other, and what is left of an init that failed.
 
 use std::net::{Ipv4Addr, TcpListener};
 
 use windlass_engine::arena;
 use windlass_engine::descriptor;
 use windlass_engine::fabric::{self, Asked, Fate, Patience, Wish};
-use windlass_engine::forward::birth::Ctas;
+use windlass_engine::forward::init::Ctas;
 use windlass_engine::rendezvous::card::Id;
 use windlass_engine::rendezvous::verdict::Failure;
 
 use crate::support::*;
 
-/// Three devices of the process, each with its context, and births with the fabric. None where there are fewer.
+/// Three devices of the process, each with its context, and inits with the fabric. None where there are fewer.
 pub fn three_devices() -> Option<Vec<Primary>> {
     // SAFETY: nextest gives this test a process of its own, and nothing else in it reads the environment now.
     unsafe { std::env::set_var("WINDLASS_PEER_GROUPS", "on") };
@@ -84,7 +84,7 @@ fn ranks_of_one_process() {
     nothing_is_left();
 }
 
-/// A rank leaves while the others prepare, before it told them anything: their births fail, and what they had announced
+/// A rank leaves while the others prepare, before it told them anything: their inits fail, and what they had announced
 /// goes back although this process, which is the lost rank's, lives on.
 #[test]
 fn a_rank_that_leaves() {

@@ -23,7 +23,7 @@ const NCCL_SHRINK_ABORT: c_int = 1;
 /// A wish for communicators, with the application's arguments.
 #[derive(Clone, Copy)]
 #[allow(missing_docs)]
-pub enum Birth {
+pub enum InitCall {
     InitRank {
         handle: *mut ncclComm_t,
         ranks: c_int,
@@ -144,30 +144,32 @@ pub enum Which {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Handle(pub *mut ncclComm_t);
 
-impl Birth {
+impl InitCall {
     /// Calls the real library with the application's own arguments.
     pub fn run(&self) -> ncclResult_t {
         // SAFETY: these are the arguments with which the application called this very function, and the library
         // is open, since the face lets no call past before that.
         unsafe {
             match *self {
-                Birth::InitRank { handle, ranks, id, rank } => {
+                InitCall::InitRank { handle, ranks, id, rank } => {
                     real::ncclCommInitRank(handle, ranks, id, rank)
                 }
-                Birth::InitRankConfig { handle, ranks, id, rank, config } => {
+                InitCall::InitRankConfig { handle, ranks, id, rank, config } => {
                     real::ncclCommInitRankConfig(handle, ranks, id, rank, config)
                 }
-                Birth::InitRankScalable { handle, ranks, rank, id_count, ids, config } => {
+                InitCall::InitRankScalable { handle, ranks, rank, id_count, ids, config } => {
                     real::ncclCommInitRankScalable(handle, ranks, rank, id_count, ids, config)
                 }
-                Birth::InitAll { handles, count, devices } => real::ncclCommInitAll(handles, count, devices),
-                Birth::Split { parent, color, key, handle, config } => {
+                InitCall::InitAll { handles, count, devices } => {
+                    real::ncclCommInitAll(handles, count, devices)
+                }
+                InitCall::Split { parent, color, key, handle, config } => {
                     real::ncclCommSplit(parent, color, key, handle, config)
                 }
-                Birth::Shrink { parent, excluded, excluded_count, handle, config, flags } => {
+                InitCall::Shrink { parent, excluded, excluded_count, handle, config, flags } => {
                     real::ncclCommShrink(parent, excluded, excluded_count, handle, config, flags)
                 }
-                Birth::Grow { parent, ranks, id, rank, handle, config } => {
+                InitCall::Grow { parent, ranks, id, rank, handle, config } => {
                     real::ncclCommGrow(parent, ranks, id, rank, handle, config)
                 }
             }
@@ -177,11 +179,11 @@ impl Birth {
     /// The arguments of an init by id, if it is one that NCCL would not refuse at once.
     pub fn by_id(&self) -> Option<Asked> {
         let (handle, ranks, rank, id, ids, config) = match *self {
-            Birth::InitRank { handle, ranks, id, rank } => (handle, ranks, rank, id, 1, null()),
-            Birth::InitRankConfig { handle, ranks, id, rank, config } => {
+            InitCall::InitRank { handle, ranks, id, rank } => (handle, ranks, rank, id, 1, null()),
+            InitCall::InitRankConfig { handle, ranks, id, rank, config } => {
                 (handle, ranks, rank, id, 1, config.cast_const())
             }
-            Birth::InitRankScalable { handle, ranks, rank, id_count, ids, config } => {
+            InitCall::InitRankScalable { handle, ranks, rank, id_count, ids, config } => {
                 if ids.is_null() || id_count < 1 {
                     return None;
                 }
@@ -201,10 +203,10 @@ impl Birth {
     /// The arguments of a split or shrink, if it is one that NCCL would not refuse at once.
     pub fn from_parent(&self) -> Option<FromParent> {
         let (parent, which, handle, config) = match *self {
-            Birth::Split { parent, color, handle, config, .. } => {
+            InitCall::Split { parent, color, handle, config, .. } => {
                 (parent, Which::Color(color), handle, config)
             }
-            Birth::Shrink { parent, excluded, excluded_count, handle, config, .. } => {
+            InitCall::Shrink { parent, excluded, excluded_count, handle, config, .. } => {
                 if excluded.is_null() || excluded_count < 1 {
                     return None;
                 }
@@ -223,14 +225,14 @@ impl Birth {
     /// The communicator whose work is aborted to make this one of its survivors.
     pub fn aborted_parent(&self) -> Option<ncclComm_t> {
         match *self {
-            Birth::Shrink { parent, flags, .. } if flags & NCCL_SHRINK_ABORT != 0 => Some(parent),
+            InitCall::Shrink { parent, flags, .. } if flags & NCCL_SHRINK_ABORT != 0 => Some(parent),
             _ => None,
         }
     }
 
     /// The devices of `ncclCommInitAll`, if this is one.
     pub fn devices(&self) -> Option<Vec<c_int>> {
-        let Birth::InitAll { count, devices, .. } = *self else { return None };
+        let InitCall::InitAll { count, devices, .. } = *self else { return None };
         if devices.is_null() {
             return Some((0..count).collect());
         }
@@ -241,7 +243,7 @@ impl Birth {
     /// The devices of `ncclCommInitAll` before NCCL has looked at it; none if it refuses the arguments.
     pub fn devices_asked(&self) -> Option<Vec<c_int>> {
         match self {
-            Birth::InitAll { handles, count, .. } if !handles.is_null() && *count > 0 => self.devices(),
+            InitCall::InitAll { handles, count, .. } if !handles.is_null() && *count > 0 => self.devices(),
             _ => None,
         }
     }
@@ -249,15 +251,15 @@ impl Birth {
     /// Why NCCL refuses to make one from another by its arguments alone, on the rank that calls.
     pub fn refusal(&self, rank: u32) -> Option<&'static str> {
         let (handle, config) = match *self {
-            Birth::Split { handle, config, .. }
-            | Birth::Shrink { handle, config, .. }
-            | Birth::Grow { handle, config, .. } => (handle, config),
+            InitCall::Split { handle, config, .. }
+            | InitCall::Shrink { handle, config, .. }
+            | InitCall::Grow { handle, config, .. } => (handle, config),
             _ => return None,
         };
         if handle.is_null() {
             return Some("no place for the new communicator");
         }
-        if let Birth::Shrink { excluded, excluded_count, .. } = *self {
+        if let InitCall::Shrink { excluded, excluded_count, .. } = *self {
             if excluded.is_null() || excluded_count <= 0 {
                 return Some("no ranks to exclude, expected one or more");
             }
@@ -273,9 +275,9 @@ impl Birth {
     /// The communicator from which this one is made.
     pub fn parent(&self) -> Option<ncclComm_t> {
         match *self {
-            Birth::Split { parent, .. } | Birth::Shrink { parent, .. } | Birth::Grow { parent, .. } => {
-                Some(parent)
-            }
+            InitCall::Split { parent, .. }
+            | InitCall::Shrink { parent, .. }
+            | InitCall::Grow { parent, .. } => Some(parent),
             _ => None,
         }
     }
@@ -283,7 +285,7 @@ impl Birth {
     /// The configuration of a split or shrink.
     pub fn config_of_child(&self) -> *mut ncclConfig_t {
         match *self {
-            Birth::Split { config, .. } | Birth::Shrink { config, .. } => config,
+            InitCall::Split { config, .. } | InitCall::Shrink { config, .. } => config,
             _ => std::ptr::null_mut(),
         }
     }
@@ -291,17 +293,17 @@ impl Birth {
     /// A copy of the configuration of one made from another.
     pub fn given(&self) -> Given {
         match *self {
-            Birth::Split { config, .. } | Birth::Shrink { config, .. } | Birth::Grow { config, .. } => {
-                Given::of(config)
-            }
+            InitCall::Split { config, .. }
+            | InitCall::Shrink { config, .. }
+            | InitCall::Grow { config, .. } => Given::of(config),
             _ => Given::Nothing,
         }
     }
 
     /// The same with a copy of its configuration, where there is one: the application's own need not last till a group ends.
-    pub fn with(mut self, given: &Given) -> Birth {
+    pub fn with(mut self, given: &Given) -> InitCall {
         if let (
-            Birth::Split { config, .. } | Birth::Shrink { config, .. } | Birth::Grow { config, .. },
+            InitCall::Split { config, .. } | InitCall::Shrink { config, .. } | InitCall::Grow { config, .. },
             Given::Sound(copy),
         ) = (&mut self, given)
         {
@@ -313,15 +315,15 @@ impl Birth {
     /// What orders the ranks of a split.
     pub fn key(&self) -> c_int {
         match *self {
-            Birth::Split { key, .. } => key,
+            InitCall::Split { key, .. } => key,
             _ => 0,
         }
     }
 
     /// The same for a rank that NCCL makes nothing for.
-    pub fn without_color(self) -> Birth {
+    pub fn without_color(self) -> InitCall {
         match self {
-            Birth::Split { parent, key, handle, .. } => Birth::Split {
+            InitCall::Split { parent, key, handle, .. } => InitCall::Split {
                 parent,
                 color: nccl_sys::NCCL_SPLIT_NOCOLOR,
                 key,
@@ -333,34 +335,36 @@ impl Birth {
     }
 
     /// The same from NCCL's own communicator.
-    pub fn of_parent(self, real: ncclComm_t) -> Birth {
+    pub fn of_parent(self, real: ncclComm_t) -> InitCall {
         match self {
-            Birth::Split { color, key, handle, config, .. } => {
-                Birth::Split { parent: real, color, key, handle, config }
+            InitCall::Split { color, key, handle, config, .. } => {
+                InitCall::Split { parent: real, color, key, handle, config }
             }
-            Birth::Shrink { excluded, excluded_count, handle, config, flags, .. } => {
-                Birth::Shrink { parent: real, excluded, excluded_count, handle, config, flags }
+            InitCall::Shrink { excluded, excluded_count, handle, config, flags, .. } => {
+                InitCall::Shrink { parent: real, excluded, excluded_count, handle, config, flags }
             }
-            Birth::Grow { ranks, id, rank, handle, config, .. } => {
-                Birth::Grow { parent: real, ranks, id, rank, handle, config }
+            InitCall::Grow { ranks, id, rank, handle, config, .. } => {
+                InitCall::Grow { parent: real, ranks, id, rank, handle, config }
             }
             other => other,
         }
     }
 
     /// After NCCL took the wish: where each handle is or will be, and what its arguments say of the communicator.
-    pub fn newborns(&self) -> impl Iterator<Item = (Handle, Identity)> {
+    pub fn new_communicators(&self) -> impl Iterator<Item = (Handle, Identity)> {
         let unknown = Identity { rank: -1, ranks: 0, device: -1 };
         let (first, count, identity) = match *self {
-            Birth::InitRank { handle, ranks, rank, .. }
-            | Birth::InitRankConfig { handle, ranks, rank, .. }
-            | Birth::InitRankScalable { handle, ranks, rank, .. } => {
+            InitCall::InitRank { handle, ranks, rank, .. }
+            | InitCall::InitRankConfig { handle, ranks, rank, .. }
+            | InitCall::InitRankScalable { handle, ranks, rank, .. } => {
                 (handle, 1, Identity { rank, ranks, ..unknown })
             }
-            Birth::InitAll { handles, count, .. } => (handles, count, Identity { ranks: count, ..unknown }),
-            Birth::Split { handle, .. } | Birth::Shrink { handle, .. } | Birth::Grow { handle, .. } => {
-                (handle, 1, unknown)
+            InitCall::InitAll { handles, count, .. } => {
+                (handles, count, Identity { ranks: count, ..unknown })
             }
+            InitCall::Split { handle, .. }
+            | InitCall::Shrink { handle, .. }
+            | InitCall::Grow { handle, .. } => (handle, 1, unknown),
         };
         // NCCL took the array, so it has `count` places.
         (0..count).map(move |index| (Handle(first.wrapping_add(index as usize)), identity))

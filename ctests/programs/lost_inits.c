@@ -1,4 +1,4 @@
-/* Holds, with the births 2, 4, 5 and 6 of every process lost by the stand-in's wish: what a birth had taken goes back as soon
+/* Holds, with the inits 2, 4, 5 and 6 of every process lost by the stand-in's wish: what an init had taken goes back as soon
  * as NCCL has answered that there is no communicator, and not first when its handle is aborted: alone and in groups, by
  * one thread, from another communicator. What was before, and what comes after, works. And a group that NCCL will not
  * run, because a call in it was wrong, waits for nobody. */
@@ -75,7 +75,7 @@ static void lost(struct rank* self) {
   CHECK(comes_back(before));
 }
 
-/* Two of four births by one call, and in a group: the second of each is lost. */
+/* Two of four inits by one call, and in a group: the second of each is lost. */
 static void by_one_thread(void) {
   CUcontext contexts[2];
   size_t before[2];
@@ -124,7 +124,7 @@ static void a_wrong_group(struct rank* self) {
 }
 
 int main(int count, char** parts) {
-  begin("lost births", 60);
+  begin("lost inits", 60);
   int ranks = rank_count(3);
   if (is_wanted(count, parts, "lost")) run_ranks("lost", PROCESSES, ranks, lost, NULL);
   if (is_wanted(count, parts, "wrong")) run_ranks("a wrong group", PROCESSES, 2, a_wrong_group, NULL);
