@@ -32,7 +32,7 @@ struct batch {
 /* A graph that is launched again in later batches: a batch of one item, with received bytes of its own. */
 struct kept { struct batch batch; CUgraphExec executable; bool is_launched; int after; /* which item */ };
 
-/* What ranks show each other of a batch, between two meetings. */
+/* What ranks show each other of a batch, between two barriers. */
 struct board { bool over; uint64_t results[(1 + KEPT) * CALLS_MAX][RANKS_MAX]; };
 static struct board* board;
 
@@ -305,7 +305,7 @@ static bool check(struct machine* machine, const struct batch* batch, int number
   return false;
 }
 
-/* After a meeting: what all ranks get is the same on all, also where no reference says which bits. */
+/* After a barrier: what all ranks get is the same on all, also where no reference says which bits. */
 static void compare(struct machine* machine, const struct batch* batch, int number) {
   int rank = machine->self->rank;
   for (int i = 0; i < batch->item_count; i++) {

@@ -21,10 +21,10 @@ enum { FUNCTIONS_MAX = 128, NAME_BYTES = 48 };
 /* What ranks share, be they threads or processes: mapped before the first of them starts. */
 struct board {
   atomic_int checks, failures;
-  pthread_mutex_t mutex; /* protects the calls and, with `moved`, the meeting */
+  pthread_mutex_t mutex; /* protects the calls and, with `moved`, the barrier */
   pthread_cond_t moved;
-  int meeting_size, arrived;
-  unsigned meeting; /* how many meetings are over */
+  int barrier_size, arrived;
+  unsigned barrier; /* how many are over */
   struct { char name[NAME_BYTES]; long long count; } calls[FUNCTIONS_MAX];
   ncclUniqueId ids[SLOTS_MAX];
   uint64_t digests[RANKS_MAX];
@@ -339,7 +339,7 @@ void run_ranks(const char* name, enum rank_kind kind, int ranks, void (*body)(st
   if (kind == THREADS && getenv("CTESTS_ONE_GPU")) return; /* a process has one of them */
   memset(starts, 0, sizeof starts);
   section_begins(name);
-  board->meeting_size = ranks;
+  board->barrier_size = ranks;
   board->arrived = 0;
   for (int rank = 0; rank < ranks; rank++) {
     starts[rank].rank.rank = rank;
@@ -375,13 +375,13 @@ void await_sleep(pid_t thread) {
 void meet(struct rank* self) {
   (void)self;
   pthread_mutex_lock(&board->mutex);
-  unsigned meeting = board->meeting;
-  if (++board->arrived == board->meeting_size) {
+  unsigned barrier = board->barrier;
+  if (++board->arrived == board->barrier_size) {
     board->arrived = 0;
-    board->meeting++;
+    board->barrier++;
     pthread_cond_broadcast(&board->moved);
   }
-  while (board->meeting == meeting) pthread_cond_wait(&board->moved, &board->mutex);
+  while (board->barrier == barrier) pthread_cond_wait(&board->moved, &board->mutex);
   pthread_mutex_unlock(&board->mutex);
 }
 

@@ -19,7 +19,7 @@ struct reduction { ncclDataType_t type; ncclRedOp_t op; bool real; int ranks; si
 void values_share(size_t bytes);
 /* Of a pool. */
 size_t values_bytes(void);
-/* Fills a rank's pools from a seed; the others may be read after a meeting. */
+/* Fills a rank's pools from a seed; the others may be read after a barrier. */
 void values_fill(int rank, uint64_t seed);
 /* All pools of a rank, one after another, and how many bytes they are. */
 const void* values_all(int rank);

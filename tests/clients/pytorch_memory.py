@@ -25,25 +25,25 @@ def used_bytes():
 class Steps:
     """Runs one step after the other, each begun by all ranks together, and says what it cost."""
 
-    def __init__(self, meeting):
-        self.meeting = meeting  # a group of CPU tensors: NCCL knows nothing of it
-        dist.barrier(group=meeting)
+    def __init__(self, cpu_group):
+        self.cpu_group = cpu_group  # a group of CPU tensors: NCCL knows nothing of it
+        dist.barrier(group=cpu_group)
         self.first = self.before = used_bytes()
 
     def run(self, name, step):
-        dist.barrier(group=self.meeting)
+        dist.barrier(group=self.cpu_group)
         began = time.perf_counter()
         step()
         torch.cuda.synchronize()
         took = (time.perf_counter() - began) * 1e3
-        dist.barrier(group=self.meeting)  # what the others map of this GPU is there, too
+        dist.barrier(group=self.cpu_group)  # what the others map of this GPU is there, too
         now = used_bytes()
         self.say(name, took, now - self.before)
         self.before = now
 
     def say(self, name, took, grown):
         everyone = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, (took, grown), group=self.meeting)
+        dist.all_gather_object(everyone, (took, grown), group=self.cpu_group)
         if dist.get_rank() == 0:
             most_took, most_grown = (max(column) for column in zip(*everyone))
             print(f"{name:<24} {took:8.1f} ms {grown / 2**20:+9.1f} MiB   (most {most_took:8.1f} ms "
@@ -139,9 +139,9 @@ def main():
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     # Without a device: communicators are made when they are first needed.
     dist.init_process_group("nccl")
-    meeting = dist.new_group(backend="gloo")
+    cpu_group = dist.new_group(backend="gloo")
     tensors = Tensors(dist.get_rank(), dist.get_world_size())
-    steps = Steps(meeting)
+    steps = Steps(cpu_group)
     (messages_only if "--p2p-only" in sys.argv[1:] else with_collectives)(steps, tensors)
     steps.total()
     began = time.perf_counter()

@@ -29,14 +29,14 @@ pub enum Kept {
     Fabric(Arc<Fabric>),
     /// It is a promise, with its fabric.
     Promise(Arc<Promise>),
-    /// Its meeting is not over: an abort ends this rank's wait.
+    /// Its session is not over: an abort ends this rank's wait.
     Waiting(Canceller),
     /// It has no fabric, and what is made from it may.
     Plain(Arc<Plain>),
 }
 
 impl Kept {
-    /// The fabric, if its meeting is over.
+    /// The fabric, if its session is over.
     pub fn fabric(&self) -> Option<&Arc<Fabric>> {
         match self {
             Kept::Fabric(fabric) => Some(fabric),
@@ -214,8 +214,8 @@ impl Communicator {
         self.look_at_kept(handle, kept)?
     }
 
-    /// Ends this rank's wait in the meeting of its init, if it is there, and of what is made from one without a fabric.
-    pub fn cancel_meeting(&self, handle: ncclComm_t) {
+    /// Ends this rank's wait in the session of its init, if it is there, and of what is made from one without a fabric.
+    pub fn cancel_session(&self, handle: ncclComm_t) {
         self.look_at_kept(handle, |kept| match kept {
             Kept::Waiting(canceller) => canceller.abort(),
             Kept::Plain(plain) => plain.end(),

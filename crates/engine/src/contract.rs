@@ -1,6 +1,6 @@
 //! What the ranks of a communicator agreed on at its init: plain data, the same bytes on every rank.
 //!
-//! Only what is in the contract (and in a call's shared part) may decide a path. The host of the meeting composes it
+//! Only what is in the contract (and in a call's shared part) may decide a path. The host of the session composes it
 //! once from what all ranks reported; every rank reads the very same bytes.
 
 pub mod bytes;

@@ -172,7 +172,7 @@ pub enum Awaited {
     Grouped(Handle),
     /// A communicator whose ranks are to meet, and where NCCL wrote its handle.
     Wished(Handle, ncclComm_t, Box<Wish>),
-    /// One that NCCL makes then, whatever its meeting came to.
+    /// One that NCCL makes then, whatever its session came to.
     Made(Handle, ncclComm_t),
     /// A communicator made from another, whose handle NCCL writes then.
     Derived(Handle, Configured, Box<Derivation>),

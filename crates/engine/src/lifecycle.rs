@@ -3,9 +3,9 @@
 
 mod children;
 mod derived;
-mod meeting;
 pub mod memory;
 pub mod questions;
+mod session;
 pub mod switching_off;
 pub mod windows;
 
@@ -80,9 +80,9 @@ pub fn init(entry: Entry, init: &InitCall) -> ncclResult_t {
     if fabric::is_on() {
         let before = || Ok(init.parent().and_then(|parent| before_init(init, parent)));
         return match guard::or_else(|| Err(panicked("the way to a communicator init")), before) {
-            Ok(_inside) => meeting::init_in_meeting(entry, init),
+            Ok(_inside) => session::init_with_session(entry, init),
             Err(code) => {
-                meeting::refused(code);
+                session::refused(code);
                 code
             }
         };
@@ -169,7 +169,7 @@ fn before_end(how: End, handle: ncclComm_t) -> registering::End {
             fabric.end_derived();
         }
         (End::Finalize | End::Destroy, Some(fabric)) => fabric.wait_idle(),
-        (_, None) => communicator.cancel_meeting(handle),
+        (_, None) => communicator.cancel_session(handle),
     }
     drop(fabric);
     end_registering(handle, how == End::Abort)
@@ -392,12 +392,12 @@ fn closing(entry: Entry) -> Ended {
     let mut ended = group::closed();
     if !ended.awaited.is_empty() {
         let awaited = std::mem::take(&mut ended.awaited);
-        ended.awaited = joined(|| meeting::join(derived::before_group(awaited)));
+        ended.awaited = joined(|| session::run_all(derived::before_group(awaited)));
     }
     ended
 }
 
-/// What waits for NCCL once its meetings are over. NCCL closes its group whatever became of them.
+/// What waits for NCCL once its sessions are over. NCCL closes its group whatever became of them.
 fn joined(join: impl FnOnce() -> Vec<Awaited>) -> Vec<Awaited> {
     guard::or_else(|| vec![Awaited::Failed(panicked("the communicator inits of a group"))], join)
 }
@@ -445,13 +445,13 @@ fn tell(ended: Ended, result: ncclResult_t) -> ncclResult_t {
     group::put_back(ended.held);
     let (awaited, met) = derived::after_group(ended.awaited, result);
     if !is_taken(result) {
-        meeting::lose(&awaited, result);
+        session::lose(&awaited, result);
     }
     if result == ncclSuccess {
         for waited in awaited {
             let (handle, reason) = match waited {
                 Awaited::Made(_, made) => {
-                    meeting::made(made);
+                    session::made(made);
                     continue;
                 }
                 Awaited::Handle(handle) => (handle, Reason::Derived),

@@ -1,6 +1,6 @@
 //! Bootstrap: how the ranks of a new communicator meet, agree and confirm.
 //!
-//! The process that makes an `ncclUniqueId` hosts the meeting: it puts [its own port and a calling card](card) into the
+//! The process that makes an `ncclUniqueId` hosts the session: it puts [its own port and a calling card](card) into the
 //! id. Ranks with Windlass [report](facts::Facts) there, the host [decides](decision), all prepare (map, test, load)
 //! and confirm, and the host gives one verdict: fabric, plain, or failed. A connection that begins with the id's magic,
 //! as NCCL's do, goes byte for byte to NCCL's root (`relay`), and before the verdict it is the proof that a rank has no Windlass or went
@@ -18,13 +18,13 @@
 //!
 //! `ncclGetUniqueId`: [`Rendezvous::host`] with a [spare id](Rendezvous::spare_id), or with one that NCCL makes (not with
 //! one of NCCL_COMM_ID or of `ncclCommGetUniqueId`, which grow a communicator: those stay as they are).
-//! `ncclCommInitRank`: [`facts::plain_reason`], or [`Rendezvous::attend`] with all ranks that this caller brings to the
-//! meeting, then [`join_all`] over all meetings of the group with what there is to prepare; [`Party::cancellers`] first,
+//! `ncclCommInitRank`: [`facts::plain_reason`], or [`Rendezvous::join`] with all ranks that this caller brings to the
+//! session, then [`complete_all`] over all sessions of the group with what there is to prepare; [`Participant::cancellers`] first,
 //! for `ncclCommAbort`. Plain means the real init with the same id, which the relay serves, as it does beside a fabric.
-//! `ncclCommInitAll`: [`decision::decide`], without a meeting. After a fork: [`process`], which begins afresh.
+//! `ncclCommInitAll`: [`decision::decide`], without a session. After a fork: [`process`], which begins afresh.
 //!
-//! `ncclCommSplit` and `ncclCommShrink`, of lazy communicators: [`Rendezvous::await_ranks`] by the rank whose process hosts, and [`Rendezvous::attend_invited`] or [`Rendezvous::decline`] by each; see [`derived`]. Where NCCL makes them:
-//! [`Rendezvous::muster`] before NCCL's call, then [`Rendezvous::attend_mustered`]; see [`muster`].
+//! `ncclCommSplit` and `ncclCommShrink`, of lazy communicators: [`Rendezvous::await_ranks`] by the rank whose process hosts, and [`Rendezvous::join_invited`] or [`Rendezvous::decline`] by each; see [`derived`]. Where NCCL makes them:
+//! [`Rendezvous::muster`] before NCCL's call, then [`Rendezvous::join_mustered`]; see [`muster`].
 //! Before a call whose communicators may be promises, a round: [`Rendezvous::ask_round`] or
 //! [`Rendezvous::go_to_nccl`] by each.
 //!
@@ -38,25 +38,24 @@
 //! 2. It is *fabric* only if every rank has confirmed, that is, has mapped, tested and loaded all it needs. So whoever
 //!    hears it needs nothing more from anyone, not even that they hear it too.
 //! 3. A rank that has reported takes no step on its own: not plain, not fabric. If the host is lost before the verdict
-//!    reached it, its init **fails** (but [`attendance::WithoutHost`]). Others may have heard *fabric*: they then miss a peer, as they would if it had
+//!    reached it, its init **fails** (but [`participation::WithoutHost`]). Others may have heard *fabric*: they then miss a peer, as they would if it had
 //!    died just after its init, and wait for it as NCCL does, until the configured time of a stuck operation or an
 //!    abort. An error here and a missing peer there is what NCCL gives, too; two paths at once would hang silently.
 //! 4. A rank that was never heard of (could not connect) may go to NCCL by itself: the others cannot have agreed
-//!    without it, and its NCCL connects to the same port, which makes the meeting plain.
-//! 5. A rank that cannot prepare refuses, and the meeting will be plain; but the verdict waits until all have confirmed
+//!    without it, and its NCCL connects to the same port, which makes the session plain.
+//! 5. A rank that cannot prepare refuses, and the session will be plain; but the verdict waits until all have confirmed
 //!    or refused, since a refusal may be what a rank makes of a peer that is dying. A dead rank never speaks.
-//! 6. A rank that leaves after its report and before the verdict makes the meeting fail, whether it had confirmed or
+//! 6. A rank that leaves after its report and before the verdict makes the session fail, whether it had confirmed or
 //!    not: nothing has been built on its word yet. After the verdict the host has no more to say, and all connections close:
 //!    a communicator never needs the process that hosted its init.
 //! 7. Nothing is timed. A rank that is minutes late is waited for, as NCCL waits; one that never comes and never goes
 //!    to NCCL is waited for until its peers are aborted, as with NCCL.
 //!
 //! The remaining freedom is when plain is decided: a rank with a [reason of its own](facts::plain_reason) goes to NCCL
-//! at once, and conflicts end the meeting at the first report that shows them.
+//! at once, and conflicts end the session at the first report that shows them.
 
 pub mod agreement;
 pub mod asking;
-pub mod attendance;
 pub mod card;
 pub mod colors;
 mod connection;
@@ -71,7 +70,8 @@ pub mod listener;
 pub mod message;
 pub mod muster;
 mod mustering;
-pub mod party;
+pub mod participant;
+pub mod participation;
 pub mod place;
 pub mod poll;
 mod reactor;
@@ -93,7 +93,6 @@ use crate::contract::{Token, Version};
 use crate::descriptor::{self, Ours};
 use crate::process::{self, afresh::Afresh};
 use crate::thread;
-use attendance::WithoutHost;
 use card::{Card, Id};
 use colors::{Parent, Willing, Word};
 use counts::Counts;
@@ -101,13 +100,14 @@ use derived::Invitation;
 use descriptors::Door;
 use facts::Facts;
 use message::FromRank;
-use reactor::{Command, Expected, Host, Lobby, NewMeeting, Reactor, Shared};
+use participation::WithoutHost;
+use reactor::{Command, Expected, Host, Lobby, NewSession, Reactor, Shared};
 use verdict::Verdict;
 
 pub use inquiry::Inquiry;
 pub use listener::Canceller;
 pub use mustering::Mustered;
-pub use party::{Outcome, Party, Preparation, join_all};
+pub use participant::{Outcome, Participant, Preparation, complete_all};
 
 /// How long descriptors are waited for that a rank needs before it can report, and how often it tries.
 const WANTED_WITHIN: Duration = Duration::from_secs(2);
@@ -116,8 +116,8 @@ const WANTED_EVERY: Duration = Duration::from_millis(10);
 /// What bounds the rendezvous of a process.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Ids whose meetings are open at once.
-    pub meetings_max: usize,
+    /// Ids whose sessions are open at once.
+    pub sessions_max: usize,
     /// Calls that make communicators from others, whose ranks have not all been in our lobby; of more, the oldest one is
     /// forgotten for which nobody waits. A rank whose program gives a call up would be waited for as long as it lives.
     pub calls_max: usize,
@@ -128,9 +128,9 @@ pub struct Limits {
     pub relays_max: usize,
     /// The same to all roots of this process.
     pub relays_of_all_max: usize,
-    /// Connections of one meeting that have not said who they are; more push the oldest out.
+    /// Connections of one session that have not said who they are; more push the oldest out.
     pub newcomers_max: usize,
-    /// Ranks' connections of one meeting, with those that come again.
+    /// Ranks' connections of one session, with those that come again.
     pub present_max: usize,
     /// Connections taken before others get a turn. So many may be taken that are one too many to be relayed.
     pub accepts_per_turn: usize,
@@ -139,7 +139,7 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Limits {
         Limits {
-            meetings_max: 1024,
+            sessions_max: 1024,
             calls_max: 1024,
             spare_ids_max: 1024,
             relays_max: 16,
@@ -151,7 +151,7 @@ impl Default for Limits {
     }
 }
 
-/// The rendezvous of a process: its background thread and all meetings in which it takes part.
+/// The rendezvous of a process: its background thread and all sessions in which it takes part.
 #[derive(Debug)]
 pub struct Rendezvous {
     shared: Arc<Shared>,
@@ -163,13 +163,13 @@ pub struct Rendezvous {
 static PROCESS: Afresh<Rendezvous> = Afresh::new();
 
 /// The one of this process, started by its first use; an error if it cannot be, or in the forked child of a process with communicators.
-/// Any other child begins afresh: meetings that the parent hosts are the parent's.
+/// Any other child begins afresh: sessions that the parent hosts are the parent's.
 pub fn process() -> io::Result<&'static Rendezvous> {
     if is_in_child() {
         return Err(io::Error::other("the process was forked from one with communicators"));
     }
     process::let_children_begin_afresh();
-    let limits = Limits { meetings_max: config().sessions_max, ..Limits::default() };
+    let limits = Limits { sessions_max: config().sessions_max, ..Limits::default() };
     PROCESS.get_or_try_init(|| Rendezvous::start(limits))
 }
 
@@ -204,21 +204,21 @@ impl Rendezvous {
         Ok(Rendezvous { shared, limits, lobby: secret, thread: Some(thread) })
     }
 
-    /// Hosts the meeting of an id that NCCL has just made, and gives the id that ranks must get instead. An error
+    /// Hosts the session of an id that NCCL has just made, and gives the id that ranks must get instead. An error
     /// leaves NCCL's own id as good as it was, without a card.
     pub fn host(&self, id: &Id) -> io::Result<Id> {
         let root = card::address(id).ok_or_else(|| io::Error::other("the id holds no address"))?;
-        let open = self.shared.counts.meetings_open.fetch_add(1, Ordering::Relaxed);
-        let hosted = if open as usize >= self.limits.meetings_max {
-            Counts::up(&self.shared.counts.meetings_refused);
+        let open = self.shared.counts.sessions_open.fetch_add(1, Ordering::Relaxed);
+        let hosted = if open as usize >= self.limits.sessions_max {
+            Counts::up(&self.shared.counts.sessions_refused);
             self.shared.send(Command::Sweep);
-            Err(io::Error::other(format!("{open} meetings are open, the limit of WINDLASS_SESSIONS_MAX")))
+            Err(io::Error::other(format!("{open} sessions are open, the limit of WINDLASS_SESSIONS_MAX")))
         } else {
             self.open(id, root)
         };
         match &hosted {
-            Ok(_) => Counts::up(&self.shared.counts.meetings),
-            Err(_) => Counts::down(&self.shared.counts.meetings_open),
+            Ok(_) => Counts::up(&self.shared.counts.sessions),
+            Err(_) => Counts::down(&self.shared.counts.sessions_open),
         }
         hosted
     }
@@ -229,7 +229,7 @@ impl Rendezvous {
         let carded =
             card.encode(id, port).ok_or_else(|| io::Error::other("the id holds no usable address"))?;
         let comm = place::random()?;
-        self.shared.send(Command::Open(NewMeeting { token: card.token, comm, id: *id, listener, root }));
+        self.shared.send(Command::Open(NewSession { token: card.token, comm, id: *id, listener, root }));
         Ok(carded)
     }
 
@@ -246,40 +246,45 @@ impl Rendezvous {
         self.shared.spare(id);
     }
 
-    /// Closes the meeting of an id that nobody will use any more: its port, and whoever waits there without a verdict.
+    /// Closes the session of an id that nobody will use any more: its port, and whoever waits there without a verdict.
     pub fn retire(&self, id: &Id) {
         if let Some(card) = Card::decode(id) {
             self.shared.send(Command::Retire(card.token));
         }
     }
 
-    /// Begins to attend the meeting of an id with the ranks that the caller brings: their reports go out now. Never
+    /// Joins the session of an id with the ranks that the caller brings: their reports go out now. Never
     /// waits. An error means that no report has gone out; the caller goes to NCCL.
-    pub fn attend(&self, id: &Id, facts: Vec<Facts>) -> io::Result<Party> {
+    pub fn join(&self, id: &Id, facts: Vec<Facts>) -> io::Result<Participant> {
         let card = Card::decode(id).ok_or_else(|| io::Error::other("the id has no calling card"))?;
         let address = card::address(id).ok_or_else(|| io::Error::other("the id holds no address"))?;
-        let party = self.party(card.token, facts, WithoutHost::Fails).inspect_err(|error| {
+        let participant = self.participant(card.token, facts, WithoutHost::Fails).inspect_err(|error| {
             // If this process hosts, it could not take NCCL's ranks in either: they would wait.
             if is_want(error) {
                 self.shared.send(Command::Retire(card.token));
             }
         })?;
-        let reports = party.reports(&message::greeting(card.token));
-        self.shared.send(Command::Attend(Host::Port(address), reports));
-        Ok(party)
+        let reports = participant.reports(&message::greeting(card.token));
+        self.shared.send(Command::Join(Host::Port(address), reports));
+        Ok(participant)
     }
 
     /// Before any report, so that whoever reads the contract finds the door open. Where descriptors are wanting they are waited for.
-    fn party(&self, token: Token, facts: Vec<Facts>, without_host: WithoutHost) -> io::Result<Party> {
+    fn participant(
+        &self,
+        token: Token,
+        facts: Vec<Facts>,
+        without_host: WithoutHost,
+    ) -> io::Result<Participant> {
         let until = Instant::now() + WANTED_WITHIN;
         loop {
             let door = Door::open();
-            let party = door.and_then(|door| {
-                Ok(Party::new(self.shared.clone(), token, door, facts.clone(), without_host)?)
+            let participant = door.and_then(|door| {
+                Ok(Participant::new(self.shared.clone(), token, door, facts.clone(), without_host)?)
             });
-            match party {
+            match participant {
                 Err(error) if is_want(&error) && Instant::now() < until => std::thread::sleep(WANTED_EVERY),
-                party => return party,
+                participant => return participant,
             }
         }
     }
@@ -289,36 +294,36 @@ impl Rendezvous {
         self.lobby
     }
 
-    /// This process hosts the meeting or the round of this name, to which these ranks of the parent come (one bit each): those
+    /// This process hosts the session or the round of this name, to which these ranks of the parent come (one bit each): those
     /// whose process, by its pidfd, ends before they have come, will not.
     pub fn await_ranks(&self, call: Token, ranks: u64, lives: Vec<(u32, Ours)>) {
         self.shared.send(Command::Expect(Expected { call, ranks, lives }));
     }
 
-    /// Begins to attend the meeting to which a rank is invited, as [`Rendezvous::attend`] does. After an error the rank
+    /// Joins the session to which a rank is invited, as [`Rendezvous::join`] does. After an error the rank
     /// must [`Rendezvous::decline`]: it is waited for.
-    pub fn attend_invited(&self, invitation: &Invitation, facts: Facts) -> io::Result<Party> {
-        self.attend_lobby(invitation, facts, WithoutHost::Fails)
+    pub fn join_invited(&self, invitation: &Invitation, facts: Facts) -> io::Result<Participant> {
+        self.join_lobby(invitation, facts, WithoutHost::Fails)
     }
 
     /// The same for a rank of a muster, whose communicator NCCL has made. After an error it must [`Mustered::decline`].
-    pub fn attend_mustered(&self, invitation: &Invitation, facts: Facts) -> io::Result<Party> {
-        self.attend_lobby(invitation, facts, WithoutHost::IsPlain)
+    pub fn join_mustered(&self, invitation: &Invitation, facts: Facts) -> io::Result<Participant> {
+        self.join_lobby(invitation, facts, WithoutHost::IsPlain)
     }
 
-    fn attend_lobby(
+    fn join_lobby(
         &self,
         invitation: &Invitation,
         facts: Facts,
         without_host: WithoutHost,
-    ) -> io::Result<Party> {
-        let party = self.party(invitation.child, vec![facts], without_host)?;
-        let reports = party.reports(&invitation.greeting());
-        self.shared.send(Command::Attend(Host::Lobby(invitation.lobby), reports));
-        Ok(party)
+    ) -> io::Result<Participant> {
+        let participant = self.participant(invitation.child, vec![facts], without_host)?;
+        let reports = participant.reports(&invitation.greeting());
+        self.shared.send(Command::Join(Host::Lobby(invitation.lobby), reports));
+        Ok(participant)
     }
 
-    /// A rank that does not come to the meeting to which it is invited, which ends with this verdict: never a fabric.
+    /// A rank that does not come to the session to which it is invited, which ends with this verdict: never a fabric.
     /// Never waits.
     pub fn decline(&self, invitation: &Invitation, verdict: Verdict) {
         let mut words = invitation.greeting();
@@ -331,7 +336,7 @@ impl Rendezvous {
     pub fn ask_round(&self, invitation: &Invitation, place: u32, ranks: u32, word: Word) -> Inquiry {
         let inquiry = Inquiry::new(self.shared.clone());
         let reports = vec![inquiry.reporting(word_in_round(invitation, place, ranks, word))];
-        self.shared.send(Command::Attend(Host::Lobby(invitation.lobby), reports));
+        self.shared.send(Command::Join(Host::Lobby(invitation.lobby), reports));
         inquiry
     }
 
@@ -368,7 +373,7 @@ fn word_in_round(invitation: &Invitation, place: u32, ranks: u32, word: Word) ->
 }
 
 impl Drop for Rendezvous {
-    /// Ends the thread and with it all meetings; ranks that wait are told.
+    /// Ends the thread and with it all sessions; ranks that wait are told.
     fn drop(&mut self) {
         self.shared.send(Command::End);
         if let Some(thread) = self.thread.take() {

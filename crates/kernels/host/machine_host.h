@@ -299,7 +299,7 @@ struct Warp {
 #endif
   }
 
-  // Two meetings: values are read before anyone writes the next ones.
+  // Two barriers: values are read before anyone writes the next ones.
   template <class Result>
   HOST_QUIET Result exchange(uint64_t value, Result (*combine)(const uint64_t*)) {
     part();

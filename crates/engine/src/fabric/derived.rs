@@ -27,7 +27,7 @@ use super::Fabric;
 pub use asking::Deriving;
 pub use plain::{Mustering, Plain};
 pub use taken::Derivation;
-use taken::Session;
+use taken::SessionPlace;
 pub(super) use waits::{Line, Wait};
 
 /// What is asked for.
@@ -51,7 +51,7 @@ pub enum Standing {
 }
 
 impl Fabric {
-    /// Before NCCL is asked. Nothing if there can be no meeting, which all ranks find alike.
+    /// Before NCCL is asked. Nothing if there can be no session, which all ranks find alike.
     pub fn derive(&self, wanted: &Wanted, standing: Standing) -> Option<Deriving> {
         let all = (1u64 << self.contract.members.len()) - 1;
         let (excluded, color) = match wanted {
@@ -82,7 +82,7 @@ impl Fabric {
             shrinks,
             parent,
             color,
-            session: Session::Nowhere,
+            session: SessionPlace::Nowhere,
         })
     }
 
@@ -168,7 +168,7 @@ mod tests {
             shrinks: None,
             parent: Parent::Built,
             color,
-            session: Session::Nowhere,
+            session: SessionPlace::Nowhere,
         }
     }
 

@@ -10,14 +10,14 @@ pub fn is_on() -> bool {
     config().peer_groups == Switch::On && !rendezvous::is_in_child()
 }
 
-/// Gives the id that ranks must get instead of NCCL's own; the same one where there will be no meeting.
+/// Gives the id that ranks must get instead of NCCL's own; the same one where there will be no session.
 pub fn host(id: &Id) -> Id {
     if !is_on() || nccl::has_own_ids() {
         return *id;
     }
     let hosted = rendezvous().and_then(|rendezvous| rendezvous.host(id));
     hosted.unwrap_or_else(|error| {
-        log::info!("no meeting for a new id: {error}");
+        log::info!("no session for a new id: {error}");
         *id
     })
 }

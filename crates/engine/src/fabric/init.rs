@@ -1,5 +1,5 @@
-//! The init of a fabric: [`ask`] begins a rank's and waits for nobody, [`join`] waits for the others, prepares and brings each rank's
-//! [`Fate`]; ranks that are all in one hand need no meeting ([`all_here`]).
+//! The init of a fabric: [`ask`] begins a rank's and waits for nobody, [`complete`] waits for the others, prepares and brings each rank's
+//! [`Fate`]; ranks that are all in one hand need no session ([`all_here`]).
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,7 +10,7 @@ use crate::forward::init::Ctas;
 use crate::gpu;
 use crate::rendezvous::card::Id;
 use crate::rendezvous::verdict::{Failure, Reason};
-use crate::rendezvous::{self, Canceller, Mustered, Outcome, Party, decision, place};
+use crate::rendezvous::{self, Canceller, Mustered, Outcome, Participant, decision, place};
 use crate::stats::features::{Lacks, line};
 use crate::stats::{count, fabric};
 
@@ -32,10 +32,10 @@ pub enum Fate {
     Failed(Failure),
 }
 
-/// A rank that has reported to its meeting.
+/// A rank that has reported to its session.
 #[derive(Debug)]
 pub struct Asked {
-    pub(super) party: Party,
+    pub(super) participant: Participant,
     pub(super) token: Token,
     pub(super) rank: u32,
     pub(super) arena: Arc<Arena>,
@@ -49,7 +49,7 @@ pub struct Asked {
 impl Asked {
     /// What ends its wait.
     pub fn canceller(&self) -> Option<Canceller> {
-        self.party.cancellers().into_iter().next()
+        self.participant.cancellers().into_iter().next()
     }
 }
 
@@ -73,10 +73,10 @@ pub fn ask(wish: &Wish) -> Result<Asked, Reason> {
     facts.member.rank = wish.rank as u32;
     offers::put(&mut facts.member.attachment, &wish.parked);
     let rank = facts.member.rank;
-    let party = rendezvous().and_then(|rendezvous| rendezvous.attend(&wish.id, vec![facts]));
+    let participant = rendezvous().and_then(|rendezvous| rendezvous.join(&wish.id, vec![facts]));
     let (until, mustered) = (None, None);
-    let party = party.map_err(cannot_reach)?;
-    Ok(Asked { party, token: card.token, rank, arena, share, until, mustered })
+    let participant = participant.map_err(cannot_reach)?;
+    Ok(Asked { participant, token: card.token, rank, arena, share, until, mustered })
 }
 
 pub(super) fn cannot_reach(error: std::io::Error) -> Reason {
@@ -84,24 +84,24 @@ pub(super) fn cannot_reach(error: std::io::Error) -> Reason {
 }
 
 /// Waits for all others, prepares and confirms: as long as it takes.
-pub fn join(asked: Vec<Asked>) -> Vec<Fate> {
+pub fn complete(asked: Vec<Asked>) -> Vec<Fate> {
     type Key = (Token, u32);
-    let (mut keys, mut parties, mut shares) = (Vec::new(), Vec::new(), BTreeMap::new());
+    let (mut keys, mut participants, mut shares) = (Vec::new(), Vec::new(), BTreeMap::new());
     let (mut waits, mut mustered) = (Vec::new(), Vec::new());
-    for Asked { party, token, rank, arena, share, until, mustered: one } in asked {
+    for Asked { participant, token, rank, arena, share, until, mustered: one } in asked {
         mustered.push(one);
         // Ends with its parent as long as it waits.
         waits.extend(until);
         keys.push((token, rank));
-        parties.push(party);
+        participants.push(participant);
         shares.insert((token, rank), (arena, share));
     }
-    // Held for a few stores; parties of a group prepare on several threads.
+    // Held for a few stores; participants of a group prepare on several threads.
     let shares: Mutex<BTreeMap<Key, (Arc<Arena>, Share)>> = Mutex::new(shares);
     let prepared: Mutex<BTreeMap<Key, Prepared>> = Mutex::default();
     let take = |key| prepared.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
-    let outcomes = rendezvous::join_all(parties, &|preparation| {
-        // A party of ours has one rank.
+    let outcomes = rendezvous::complete_all(participants, &|preparation| {
+        // A participant of ours has one rank.
         let rank = preparation.ranks.first().copied().unwrap_or_default();
         let key = (preparation.token, rank);
         let (arena, share) = shares
@@ -109,7 +109,7 @@ pub fn join(asked: Vec<Asked>) -> Vec<Fate> {
             .unwrap_or_else(PoisonError::into_inner)
             .remove(&key)
             .ok_or("this rank did not ask")?;
-        let (made, result) = preparing::at_meeting(preparation, rank, &arena, share)?;
+        let (made, result) = preparing::for_session(preparation, rank, &arena, share)?;
         prepared.lock().unwrap_or_else(PoisonError::into_inner).insert(key, made);
         result
     });
@@ -145,7 +145,7 @@ pub fn join(asked: Vec<Asked>) -> Vec<Fate> {
     fates
 }
 
-/// What a rank of a muster says when its meeting is over for it. Whoever has failed leaves as one that has died.
+/// What a rank of a muster says when its session is over for it. Whoever has failed leaves as one that has died.
 fn part(fate: &Fate, mustered: &Mustered) {
     match fate {
         // The others may still have their host, and wait for this rank.
@@ -217,7 +217,7 @@ pub fn tell(counters: usize, fate: &Fate) {
 }
 
 /// Whether these communicators are all one.
-pub fn is_one_meeting<'a>(wishes: impl Iterator<Item = &'a Wish>) -> bool {
+pub fn is_one_session<'a>(wishes: impl Iterator<Item = &'a Wish>) -> bool {
     let mut ids: Vec<&Id> = wishes.map(|wish| &wish.id).collect();
     ids.dedup();
     ids.len() < 2

@@ -1,8 +1,8 @@
-//! How a rank hears, after an init that failed, that nobody touches its slice any more. Its meeting is over then and tells
+//! How a rank hears, after an init that failed, that nobody touches its slice any more. Its session is over then and tells
 //! nothing; but every rank that comes to know a slice gets with it an end of a socket pair, which it closes when it has
 //! let go. The slice's owner holds the other one, and once it hears the end nobody is left.
 //!
-//! A rank may have heard that there is a fabric when another heard that there is none, if the meeting's host died in
+//! A rank may have heard that there is a fabric when another heard that there is none, if the session's host died in
 //! between: it says that it keeps what it got, and then only the end of its process tells more. Where an init succeeds all
 //! ends are closed at once.
 

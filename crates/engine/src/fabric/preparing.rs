@@ -43,7 +43,7 @@ pub(super) struct Prepared {
     pub holds: Arc<Holds>,
     /// None if the rank could not prepare.
     pub boxes: Option<Boxes>,
-    /// To those who came to know the slice at a meeting.
+    /// To those who came to know the slice in a session.
     pub line: Option<Line>,
     /// To the owners of slices that this rank came to know there.
     pub lines: Vec<Hold>,
@@ -187,9 +187,9 @@ pub(super) fn process_number(name: Token) -> u64 {
     name.number()
 }
 
-/// Prepares one rank of a meeting. What is said otherwise is why it cannot be; what others may have come to know by then
+/// Prepares one rank of a session. What is said otherwise is why it cannot be; what others may have come to know by then
 /// is given all the same.
-pub(super) fn at_meeting(
+pub(super) fn for_session(
     preparation: &Preparation<'_>,
     rank: u32,
     arena: &Arc<Arena>,

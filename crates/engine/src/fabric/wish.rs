@@ -81,7 +81,7 @@ impl Patience {
 }
 
 impl Wish {
-    /// The card, or why there is no meeting.
+    /// The card, or why there is no session.
     pub(super) fn check(&self) -> Result<Card, Reason> {
         let card = Card::decode(&self.id);
         let facts = LocalFacts {

@@ -4,13 +4,13 @@ use crate::arena::Place;
 use crate::contract::{CONTRACT_BYTES_MAX, RANKS_MAX};
 use crate::fabric;
 use crate::rendezvous::agreement::{Agreement, Event, Seat};
-use crate::rendezvous::attendance::{Attendance, Stage, WithoutHost};
 use crate::rendezvous::card::{self, Card, Id};
 use crate::rendezvous::colors::Table;
 use crate::rendezvous::message::{
     self, Caller, FROM_HOST_BYTES_MAX, FROM_RANK_BYTES_MAX, FromHost, FromRank, Front, GREETING_BYTES, front,
 };
 use crate::rendezvous::muster::{self, Course, Roll};
+use crate::rendezvous::participation::{Participation, Stage, WithoutHost};
 use crate::rendezvous::round::Round;
 use crate::rendezvous::verdict::{Failure, Reason, Verdict};
 use crate::rendezvous::{derived, descriptors as sockets};
@@ -120,7 +120,7 @@ pub fn participant(input: &[u8]) {
     let mut choices = Choices(input);
     let what = choices.byte();
     let without = if what & 1 == 0 { WithoutHost::Fails } else { WithoutHost::IsPlain };
-    let mut rank = Attendance::new(facts(u32::from(what >> 1 & 1), 2), without);
+    let mut rank = Participation::new(facts(u32::from(what >> 1 & 1), 2), without);
     let how = what >> 2;
     let mut count = 0;
     messages(choices.0, FROM_HOST_BYTES_MAX, FromHost::decode, |said| {

@@ -25,12 +25,12 @@ use crate::rendezvous::verdict::Reason;
 use crate::stats::count::Identity;
 
 use super::derived::{self, Before, OfFabric};
-use super::meeting::{self, settle};
+use super::session::{self, settle};
 use super::{note, questions};
 
 /// What there is to do once all have spoken.
 pub enum Step {
-    /// NCCL's call, as it was asked for; then a meeting, if there is to be one.
+    /// NCCL's call, as it was asked for; then a session, if there is to be one.
     Nccl(Option<Before>),
     /// The same, and the ranks have spoken.
     Begun(Derivation, Configured),
@@ -179,7 +179,7 @@ fn met(
         Ok(asked) => asked,
         Err(reason) => return does_not_come(reason, derivation, by_id),
     };
-    match fabric::join(vec![asked]).pop().unwrap_or(Fate::Plain(Reason::Derived)) {
+    match fabric::complete(vec![asked]).pop().unwrap_or(Fate::Plain(Reason::Derived)) {
         Fate::Fabric(fabric) => {
             fabric.keep_configuration(configuration);
             Step::Met(Promise::new(fabric, by_id.new_communicator.device, None), by_id.others)
@@ -259,7 +259,7 @@ fn make(by_id: &ById, init: &InitCall) -> ncclResult_t {
 fn id_of(by_id: &ById) -> Result<Id, ncclResult_t> {
     match by_id.of {
         None => init::make_id(),
-        // Ends with the parent, as the rounds and meetings before it.
+        // Ends with the parent, as the rounds and sessions before it.
         Some(of) => by_id.parent.id(of, by_id.number, &|| by_id.parent.has_ended_derived()),
     }
 }
@@ -272,8 +272,8 @@ pub fn finish(step: Step, place: Handle, result: ncclResult_t) -> ncclResult_t {
         Step::Begun(derivation, configured) => {
             return derived::meet(vec![(place, configured, derivation)]);
         }
-        _ if result != ncclSuccess => meeting::refused(result),
-        Step::Met(promise, _) => meeting::hand_out(place, promise),
+        _ if result != ncclSuccess => session::refused(result),
+        Step::Met(promise, _) => session::hand_out(place, promise),
         Step::Nothing => init::hand_out(place, std::ptr::null_mut()),
         Step::ById(ById { new_communicator, reason, .. }) => {
             let NewCommunicator { device, rank, ranks } = new_communicator;

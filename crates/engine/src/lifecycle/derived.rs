@@ -28,7 +28,7 @@ use crate::promise::Unfit;
 use crate::rendezvous::verdict::Reason;
 use crate::stats::count;
 
-use super::meeting::{self, settle};
+use super::session::{self, settle};
 use super::{UNKNOWN, children, note, questions};
 
 /// A call before NCCL is asked: what there is to do after it, if anything.
@@ -153,7 +153,7 @@ fn before(from: FromParent) -> Option<Before> {
     Some(Before::OfFabric(OfFabric { deriving, configured }))
 }
 
-/// What NCCL makes at the end of a group has no meeting: see [`before_group`].
+/// What NCCL makes at the end of a group has no session: see [`before_group`].
 fn before_of_plain(
     plain: Arc<Plain>,
     wanted: Wanted,
@@ -186,13 +186,13 @@ pub fn after(before: Option<Before>, handle: Handle, result: ncclResult_t) -> nc
         if result == ncclSuccess || result == ncclInProgress {
             note_plain(handle);
         } else {
-            meeting::refused(result);
+            session::refused(result);
         }
         return ncclSuccess;
     };
     let derivation = deriving.begun();
     if result != ncclSuccess {
-        meeting::refused(result);
+        session::refused(result);
         derivation.fail();
     } else if group::is_open() {
         group::wait_for(Awaited::Derived(handle, configured, Box::new(derivation)));
@@ -207,7 +207,7 @@ fn after_of_plain(of_plain: OfPlain, place: Handle, result: ncclResult_t) -> ncc
     let OfPlain { plain, wanted, mustering, configured } = of_plain;
     plain.begun(&wanted);
     if result != ncclSuccess && result != ncclInProgress {
-        meeting::refused(result);
+        session::refused(result);
         return ncclSuccess;
     }
     let Some(mustering) = mustering.filter(|_| result == ncclSuccess) else {
@@ -239,7 +239,7 @@ fn say_once(ranks: i32) {
 }
 
 /// Before NCCL runs a group. A rank that makes its part of a group one after the other waits for this rank's word between
-/// them, while NCCL here waits for all: so what is derived in a group has a meeting only if one thread brings several ranks
+/// them, while NCCL here waits for all: so what is derived in a group has a session only if one thread brings several ranks
 /// of one call, which it cannot do without.
 pub fn before_group(awaited: Vec<Awaited>) -> Vec<Awaited> {
     let is_derived = |waited: &&Awaited| matches!(waited, Awaited::Derived(..));
@@ -284,7 +284,7 @@ pub fn after_group(awaited: Vec<Awaited>, result: ncclResult_t) -> (Vec<Awaited>
 }
 
 /// A communicator that NCCL has made, while its ranks meet.
-struct Meeting {
+struct ChildSession {
     place: Handle,
     handle: ncclComm_t,
     communicator: &'static Communicator,
@@ -297,7 +297,7 @@ struct Meeting {
 
 /// Lets the ranks of communicators meet that NCCL has made, beside each other.
 pub fn meet(made: Vec<(Handle, Configured, Derivation)>) -> ncclResult_t {
-    let (mut meetings, mut asked): (Vec<Meeting>, Vec<Asked>) = (Vec::new(), Vec::new());
+    let (mut sessions, mut asked): (Vec<ChildSession>, Vec<Asked>) = (Vec::new(), Vec::new());
     for (place, configured, derivation) in made {
         let Some((handle, communicator)) = note(place, UNKNOWN) else {
             derivation.fail();
@@ -312,18 +312,18 @@ pub fn meet(made: Vec<(Handle, Configured, Derivation)>) -> ncclResult_t {
             Ok(one) => {
                 let waiting = one.canceller().map(Kept::Waiting);
                 waiting.into_iter().for_each(|waiting| drop(communicator.keep(handle, waiting)));
-                meetings.push(Meeting { place, handle, communicator, configuration, shares, plain });
+                sessions.push(ChildSession { place, handle, communicator, configuration, shares, plain });
                 asked.push(one);
             }
             Err(reason) => {
                 settle(handle, communicator, Fate::Plain(reason));
-                meeting::keep_plain(handle, communicator, plain);
+                session::keep_plain(handle, communicator, plain);
             }
         }
     }
     let mut first = ncclSuccess;
-    for (meeting, fate) in meetings.into_iter().zip(fabric::join(asked)) {
-        let Meeting { place, handle, communicator, configuration, shares, plain } = meeting;
+    for (session, fate) in sessions.into_iter().zip(fabric::complete(asked)) {
+        let ChildSession { place, handle, communicator, configuration, shares, plain } = session;
         let plain = plain.filter(|_| matches!(fate, Fate::Plain(_)));
         if let Fate::Fabric(fabric) = &fate {
             fabric.keep_configuration(configuration);
@@ -336,8 +336,8 @@ pub fn meet(made: Vec<(Handle, Configured, Derivation)>) -> ncclResult_t {
         };
         if failed == ncclSuccess {
             settle(handle, communicator, fate);
-            meeting::keep_plain(handle, communicator, plain);
-            meeting::warm(handle);
+            session::keep_plain(handle, communicator, plain);
+            session::warm(handle);
             continue;
         }
         // Unless it was aborted meanwhile, which has ended it.

@@ -1,4 +1,4 @@
-//! The host's side of a meeting as a pure machine: events in, answers out, no clock and no sockets.
+//! The host's side of a session as a pure machine: events in, answers out, no clock and no sockets.
 //!
 //! One machine decides once; all that ranks hear are copies of that decision. The argument why no two ranks ever act
 //! on different verdicts stands in [`super`].
@@ -14,7 +14,7 @@ use super::verdict::{Failure, Reason, Verdict};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Seat(pub u64);
 
-/// What happens to a meeting.
+/// What happens to a session.
 #[derive(Clone, Debug)]
 pub enum Event {
     /// A rank says something.
@@ -60,7 +60,7 @@ enum Phase {
     Over(Verdict),
 }
 
-/// A meeting.
+/// A session.
 #[derive(Debug)]
 pub struct Agreement {
     comm: Token,
@@ -78,7 +78,7 @@ pub struct Agreement {
 }
 
 impl Agreement {
-    /// A meeting to which nobody has come, at this process; its contract will bear this name.
+    /// A session to which nobody has come, at this process; its contract will bear this name.
     pub fn new(comm: Token, host: Token) -> Agreement {
         Agreement {
             comm,

@@ -227,7 +227,7 @@ impl Keepalive {
     }
 
     /// Asks soon enough for firewalls, and still finds nobody dead before the host's times would: a host that cannot be
-    /// reached for an hour ends no meeting that it would not have ended.
+    /// reached for an hour ends no session that it would not have ended.
     fn asking_sooner(self) -> Keepalive {
         if self.idle_s <= Keepalive::IDLE_MAX_S {
             return self;

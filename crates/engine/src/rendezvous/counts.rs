@@ -7,17 +7,17 @@ use super::verdict::Verdict;
 /// Counters; relaxed, for reports and tests.
 #[derive(Debug, Default)]
 pub struct Counts {
-    /// Meetings that take ranks now.
-    pub meetings_open: AtomicU64,
-    /// Meetings opened so far.
-    pub meetings: AtomicU64,
-    /// Meetings not opened, because too many were open: their ids have no card.
-    pub meetings_refused: AtomicU64,
-    /// Meetings here that ended in a fabric.
+    /// Sessions that take ranks now.
+    pub sessions_open: AtomicU64,
+    /// Sessions opened so far.
+    pub sessions: AtomicU64,
+    /// Sessions not opened, because too many were open: their ids have no card.
+    pub sessions_refused: AtomicU64,
+    /// Sessions here that ended in a fabric.
     pub fabrics: AtomicU64,
-    /// Meetings here that ended plain.
+    /// Sessions here that ended plain.
     pub plains: AtomicU64,
-    /// Meetings here that failed.
+    /// Sessions here that failed.
     pub failures: AtomicU64,
     /// Rounds here in which all ranks spoke.
     pub rounds: AtomicU64,

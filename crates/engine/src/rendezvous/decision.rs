@@ -1,6 +1,6 @@
 //! What follows from what the ranks reported.
 //!
-//! Every conflict is a fact of two ranks that no later report can mend, so a meeting is plain at the first one seen,
+//! Every conflict is a fact of two ranks that no later report can mend, so a session is plain at the first one seen,
 //! without waiting for the rest.
 
 use crate::contract::{Contract, Token, Version, capability};
@@ -41,7 +41,7 @@ fn is_tied(one: &Facts, other: &Facts) -> bool {
     one.member.process == other.member.process && !alone
 }
 
-/// Decides for ranks that are all in one hand, in order, as those of `ncclCommInitAll` are: no meeting is needed.
+/// Decides for ranks that are all in one hand, in order, as those of `ncclCommInitAll` are: no session is needed.
 pub fn decide(comm: Token, all: &[Facts]) -> Result<Contract, Reason> {
     match all.iter().enumerate().find_map(|(index, facts)| conflict(facts, all[..index].iter())) {
         Some(reason) => Err(reason),

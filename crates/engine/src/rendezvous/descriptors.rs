@@ -1,13 +1,13 @@
-//! File descriptors between the processes of a meeting, over Unix sockets.
+//! File descriptors between the processes of a session, over Unix sockets.
 //!
-//! Each party has a [`Door`], a socket with a random abstract name that its ranks report; it is open before they do,
+//! Each participant has a [`Door`], a socket with a random abstract name that its ranks report; it is open before they do,
 //! so a door that refuses is not late but in another network namespace (abstract names belong to one), and the rank
 //! refuses to prepare. Process-id namespaces and file systems do not matter. The name can be seen by anyone on the
-//! host, so it proves nothing: a connection counts when it begins with the meeting's token.
+//! host, so it proves nothing: a connection counts when it begins with the session's token.
 //!
-//! Every party sends each other one a [`Parcel`]: a connection each way, in packets, so that a message and its
+//! Every participant sends each other one a [`Parcel`]: a connection each way, in packets, so that a message and its
 //! descriptors stay together. Received descriptors are close-on-exec. All sizes are bounded; nothing is timed, and
-//! the meeting's end ([`Flag`]) stops it.
+//! the session's end ([`Flag`]) stops it.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -49,7 +49,7 @@ pub struct Door {
     listener: Ours,
 }
 
-/// What one party sends another.
+/// What one participant sends another.
 #[derive(Debug, Default)]
 pub struct Parcel {
     /// Words about the descriptors.
@@ -72,7 +72,7 @@ pub struct Sending<'a> {
 /// Why parcels did not pass.
 #[derive(Debug)]
 pub enum Trouble {
-    /// The meeting has ended.
+    /// The session has ended.
     Stopped,
     /// A parcel is over a limit.
     TooLarge,
@@ -87,7 +87,7 @@ pub enum Trouble {
 impl std::fmt::Display for Trouble {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Trouble::Stopped => write!(f, "the meeting has ended"),
+            Trouble::Stopped => write!(f, "the session has ended"),
             Trouble::TooLarge => write!(f, "too many descriptors or bytes for one parcel"),
             Trouble::Unreachable(door, error) => write!(f, "door {door:?} cannot be reached: {error}"),
             Trouble::Broken(door) => write!(f, "door {door:?} broke off"),

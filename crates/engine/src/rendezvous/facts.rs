@@ -1,8 +1,8 @@
 //! What a rank knows before it talks, and what follows from that alone.
 //!
 //! A rank for which [`plain_reason`] finds a reason goes to NCCL without a word to anyone. That is safe although its
-//! peers may be waiting in a meeting: its NCCL connects to the port in the id, which is the meeting's, and such a
-//! connection is the proof that makes the meeting plain for all.
+//! peers may be waiting in a session: its NCCL connects to the port in the id, which is the session's, and such a
+//! connection is the proof that makes the session plain for all.
 
 use crate::contract::bytes::{Reader, Writer};
 use crate::contract::{Member, RANKS_MAX, Token, Version};
@@ -10,7 +10,7 @@ use crate::contract::{Member, RANKS_MAX, Token, Version};
 use super::card::Card;
 use super::verdict::Reason;
 
-/// How a communicator is asked for, as far as it decides whether there is a meeting at all.
+/// How a communicator is asked for, as far as it decides whether there is a session at all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalFacts {
     /// How many ranks the communicator has.
@@ -67,7 +67,7 @@ pub struct Place {
     pub network: u64,
 }
 
-/// What a rank reports to the meeting.
+/// What a rank reports to the session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Facts {
     /// How many ranks it believes there are.
@@ -112,7 +112,7 @@ impl Facts {
 mod tests {
     use super::*;
 
-    /// Each reason alone; nothing of it, and there is a meeting.
+    /// Each reason alone; nothing of it, and there is a session.
     #[test]
     fn reasons() {
         let card = Card { version: Version::THIS, token: Token([1; 16]), root_port: 1 };

@@ -2,17 +2,17 @@
 
 use std::sync::Arc;
 
-use super::attendance::WithoutHost;
 use super::inquiry::Hearing;
 use super::message::FromHost;
-use super::party::Ranks;
+use super::participant::Ranks;
+use super::participation::WithoutHost;
 use super::reactor::{Command, Shared};
 use super::verdict::{Failure, Verdict};
 
 /// Whom a connection is for.
 #[derive(Clone, Debug)]
 pub enum Listener {
-    /// A rank at its meeting, by its place in its party.
+    /// A rank in its session, by its place in its participant.
     Rank(Arc<Ranks>, usize),
     /// A rank in a round.
     Round(Arc<Hearing>),
@@ -80,7 +80,7 @@ impl Canceller {
         Canceller { listener, key, shared }
     }
 
-    /// The rank fails with [`Failure::Aborted`] at once, unless its meeting is over; its peers hear that it left.
+    /// The rank fails with [`Failure::Aborted`] at once, unless its session is over; its peers hear that it left.
     pub fn abort(&self) {
         self.listener.end(Verdict::Failed(Failure::Aborted));
         if self.listener.is_over() {

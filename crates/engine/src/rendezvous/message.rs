@@ -1,4 +1,4 @@
-//! The messages of a meeting: `length u32, kind u16, body`, little-endian, each kind with its limit.
+//! The messages of a session: `length u32, kind u16, body`, little-endian, each kind with its limit.
 //!
 //! A connection of a rank begins with a [`greeting`], one of NCCL's with its id's magic; whatever else connects is nobody's.
 
@@ -29,7 +29,7 @@ pub enum FromRank {
     Confirm,
     /// I could not prepare.
     Refuse(String),
-    /// Instead of a report, in a meeting that is not at the port of an id: I shall not come, and this is how it ends.
+    /// Instead of a report, in a session that is not at the port of an id: I shall not come, and this is how it ends.
     Decline(Verdict),
     /// In a round before a split.
     Word {
@@ -85,7 +85,7 @@ pub enum Caller {
     Rank,
     /// A rank of NCCL's, which was given the id, too.
     Nccl,
-    /// A rank of another meeting, whose host had this port before, or anybody: scanners, health checks.
+    /// A rank of another session, whose host had this port before, or anybody: scanners, health checks.
     Stranger,
 }
 

@@ -8,10 +8,10 @@
 //! [lazy communicator](super::derived) do, each with its place in the roll; otherwise it has no fabric, and nobody waits.
 //!
 //! The muster is an abstract Unix socket of the host's network namespace: the first who comes listens, and its thread keeps the roll. Connections
-//! stand until the meeting is over, and what a rank has to say to the others but its report it says there, so that nothing of it can be lost: who goes without a
+//! stand until the session is over, and what a rank has to say to the others but its report it says there, so that nothing of it can be lost: who goes without a
 //! word, as its process died, fails the others; who declines, or whom NCCL failed, leaves them with what NCCL gave them. The process that keeps
-//! the roll, and hosts the meeting, may end before the others in good order, where it is no rank of the communicator or the meeting came to nothing. None has a fabric before all have confirmed;
-//! so whoever loses that process before its own confirmation goes without one ([`WithoutHost`](super::attendance::WithoutHost)). Whoever loses it later cannot know, and fails.
+//! the roll, and hosts the session, may end before the others in good order, where it is no rank of the communicator or the session came to nothing. None has a fabric before all have confirmed;
+//! so whoever loses that process before its own confirmation goes without one ([`WithoutHost`](super::participation::WithoutHost)). Whoever loses it later cannot know, and fails.
 //!
 //! Ranks of other versions of Windlass have other musters: they would not understand each other's reports.
 
@@ -69,7 +69,7 @@ pub enum Word {
         /// How many.
         ranks: u32,
     },
-    /// I have asked, and shall not come to the meeting, if there is one.
+    /// I have asked, and shall not come to the session, if there is one.
     Decline,
     /// I go: before I asked, because NCCL failed me or the communicator is none for a fabric; or because the answer was that not all are
     /// here; or after the verdict.
@@ -171,7 +171,7 @@ struct Closed {
 /// What follows from a question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Course {
-    /// All ranks are in the roll. If it was not known, those with a bit are expected in the meeting from now on.
+    /// All ranks are in the roll. If it was not known, those with a bit are expected in the session from now on.
     Meet {
         /// The asker's.
         place: u32,
@@ -236,7 +236,7 @@ impl Roll {
         Some(Course::Meet { place: place as u32, expected })
     }
 
-    /// A connection is gone, after this word if it said one. Gives the place that is waited for in the meeting in vain.
+    /// A connection is gone, after this word if it said one. Gives the place that is waited for in the session in vain.
     pub fn left(&mut self, key: u64, word: Option<Word>) -> Option<(u32, Missing)> {
         let index = self.present.iter().position(|member| member.key == key)?;
         let member = self.present.swap_remove(index);
@@ -284,7 +284,7 @@ mod tests {
         assert_ne!(address(NAME).unwrap(), derived::address(NAME).unwrap());
     }
 
-    /// All hear the same, whoever asks first, in the order of the parent; the meeting is told of once.
+    /// All hear the same, whoever asks first, in the order of the parent; the session is told of once.
     #[test]
     fn complete() {
         let mut roll = Roll::default();

@@ -25,7 +25,7 @@ const AGAIN_AFTER: Duration = Duration::from_millis(1);
 const LOOKS_EVERY: Duration = Duration::from_millis(100);
 
 /// A rank that has entered. Dropped before it has asked, it goes in order; after that as one that has died, unless it
-/// [declines](Mustered::decline) or its meeting [is over](Mustered::leave).
+/// [declines](Mustered::decline) or its session [is over](Mustered::leave).
 #[derive(Debug)]
 pub struct Mustered {
     socket: Ours,
@@ -74,12 +74,12 @@ impl Mustered {
         Ok(answer?)
     }
 
-    /// This rank does not come to the meeting: the others have what NCCL gave them.
+    /// This rank does not come to the session: the others have what NCCL gave them.
     pub fn decline(&self) {
         let _ = say(&self.socket, &Word::Decline.encode());
     }
 
-    /// The meeting is over, as this rank has heard.
+    /// The session is over, as this rank has heard.
     pub fn leave(&self) {
         let _ = say(&self.socket, &Word::Leave.encode());
     }

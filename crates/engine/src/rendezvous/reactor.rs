@@ -1,10 +1,10 @@
-//! The background thread: every socket of every meeting of this process, waited for in one place.
+//! The background thread: every socket of every session of this process, waited for in one place.
 //!
 //! It owns all sockets; callers hand it commands and are told through [`Listener`]s. Nothing here waits for one
 //! connection: what cannot go on is left until its socket is ready.
 
-mod attending;
 mod hosting;
+mod joining;
 mod lobby;
 mod musters;
 mod rounds;
@@ -31,8 +31,8 @@ use super::round::Round;
 use super::spare::{Room, Spares};
 use super::verdict::{Failure, Reason, Verdict};
 use crate::descriptor::{self, Ours};
-use attending::Attending;
-use hosting::Meeting;
+use hosting::Session;
+use joining::Joining;
 use lobby::Knocking;
 use musters::{Muster, Visit};
 
@@ -48,11 +48,11 @@ const RETRY_MS: u64 = 100;
 /// What callers ask of the thread.
 #[derive(Debug)]
 pub enum Command {
-    Open(NewMeeting),
-    /// There are too many meetings: look whether some can go.
+    Open(NewSession),
+    /// There are too many sessions: look whether some can go.
     Sweep,
     Retire(Token),
-    Attend(Host, Vec<Reporting>),
+    Join(Host, Vec<Reporting>),
     /// A rank of ours is the host's in this call.
     Expect(Expected),
     /// This process keeps the muster of this name.
@@ -64,7 +64,7 @@ pub enum Command {
     End,
 }
 
-/// Where a meeting is.
+/// Where a session is.
 #[derive(Clone, Copy, Debug)]
 pub enum Host {
     /// At the port of an id.
@@ -73,7 +73,7 @@ pub enum Host {
     Lobby(Token),
 }
 
-/// A rank that goes to a meeting, or to a round.
+/// A rank that goes to a session, or to a round.
 #[derive(Debug)]
 pub struct Reporting {
     /// Of its connection.
@@ -84,7 +84,7 @@ pub struct Reporting {
     pub words: Vec<u8>,
 }
 
-/// A call that makes communicators from another, as seen by the rank whose process hosts their meetings.
+/// A call that makes communicators from another, as seen by the rank whose process hosts their sessions.
 #[derive(Debug)]
 pub struct Expected {
     /// Its name.
@@ -95,9 +95,9 @@ pub struct Expected {
     pub lives: Vec<(u32, Ours)>,
 }
 
-/// A meeting that this process hosts from now on.
+/// A session that this process hosts from now on.
 #[derive(Debug)]
-pub struct NewMeeting {
+pub struct NewSession {
     pub token: Token,
     pub comm: Token,
     /// As NCCL made it.
@@ -109,7 +109,7 @@ pub struct NewMeeting {
 /// What callers and the thread share.
 #[derive(Debug)]
 pub struct Shared {
-    /// None once the thread is gone. Held for a push or a swap; comes after the lock of [`super::party::Ranks`] and before none.
+    /// None once the thread is gone. Held for a push or a swap; comes after the lock of [`super::participant::Ranks`] and before none.
     commands: Mutex<Option<Vec<Command>>>,
     wake: Flag,
     next_key: AtomicU64,
@@ -171,12 +171,12 @@ impl Shared {
 /// caller says there that they do not come.
 fn lost(command: Command) {
     match command {
-        Command::Attend(Host::Port(_), reports) => {
+        Command::Join(Host::Port(_), reports) => {
             let words = "the background thread has ended";
             let verdict = || Verdict::Plain(Reason::Unreachable { words: words.into() });
             reports.iter().for_each(|reporting| reporting.listener.end(verdict()));
         }
-        Command::Attend(Host::Lobby(_), reports) => {
+        Command::Join(Host::Lobby(_), reports) => {
             for Reporting { listener, words, .. } in reports {
                 listener.lost(Failure::HostLost);
                 lobby::withdraw_alone(&listener, &words);
@@ -192,12 +192,12 @@ enum Endpoint {
     Listener(Watched, Token),
     /// Accepted; who it is stands in its first bytes.
     Newcomer(Connection, Token),
-    /// A rank at a meeting of ours.
+    /// A rank in a session of ours.
     Present(Connection, Token),
     /// A rank in a round of ours, by the round and its rank in the parent.
     InRound(Connection, Token, u32),
-    /// A rank of this process at its meeting, or in a round.
-    Attending(Attending),
+    /// A rank of this process in its session, or in a round.
+    Joining(Joining),
     /// The connection to the root of the relay with this key.
     Root(u64),
     Relayed(Relay, Token),
@@ -225,14 +225,14 @@ pub struct Reactor {
     limits: Limits,
     poll: Poll,
     endpoints: HashMap<u64, Endpoint>,
-    meetings: HashMap<Token, Meeting>,
+    sessions: HashMap<Token, Session>,
     /// Each also has a gathering by its name.
     rounds: HashMap<Token, Round>,
-    /// The order in which [`Reactor::sweep`] looks at meetings.
+    /// The order in which [`Reactor::sweep`] looks at sessions.
     sweeping: VecDeque<Token>,
     /// Listeners that could not accept.
     paused: Vec<u64>,
-    /// Meetings where all of NCCL's ranks have been, and how often their root was looked at since.
+    /// Sessions where all of NCCL's ranks have been, and how often their root was looked at since.
     closing: Vec<(Token, u32)>,
     /// When to look again at those, and at who waits or knocks; none while there is nobody.
     due: Option<Instant>,
@@ -242,7 +242,7 @@ pub struct Reactor {
     waiting: VecDeque<(Connection, Token)>,
     /// What opens our lobby.
     lobby: Token,
-    /// Calls whose meetings are in our lobby, rounds before calls, and the order in which they came.
+    /// Calls whose sessions are in our lobby, rounds before calls, and the order in which they came.
     gatherings: HashMap<Token, Gathering>,
     calls: VecDeque<Token>,
     visitors: VecDeque<u64>,
@@ -264,7 +264,7 @@ impl Reactor {
             limits,
             poll,
             endpoints: HashMap::new(),
-            meetings: HashMap::new(),
+            sessions: HashMap::new(),
             rounds: HashMap::new(),
             sweeping: VecDeque::new(),
             paused: Vec::new(),
@@ -293,7 +293,7 @@ impl Reactor {
             match self.poll.wait(timeout_ms.map(|ms| ms as u32)) {
                 Ok(keys) => keys.into_iter().for_each(|key| self.ready(key)),
                 Err(error) => {
-                    log::error!("rendezvous cannot wait: {error}, every meeting of this process ends");
+                    log::error!("rendezvous cannot wait: {error}, every session of this process ends");
                     return;
                 }
             }
@@ -334,7 +334,7 @@ impl Reactor {
             Some(Endpoint::Newcomer(..)) => self.newcomer(key),
             Some(Endpoint::Present(_, token)) => self.present(key, *token),
             Some(Endpoint::InRound(..)) => self.in_round(key),
-            Some(Endpoint::Attending(_)) => self.attending(key),
+            Some(Endpoint::Joining(_)) => self.joining(key),
             Some(Endpoint::Root(relay)) => self.relayed(*relay, key),
             Some(Endpoint::Relayed(..)) => self.relayed(key, key),
             Some(Endpoint::Lobby(_)) => self.accept_visitors(key),
@@ -349,20 +349,20 @@ impl Reactor {
 
     fn command(&mut self, command: Command) {
         match command {
-            Command::Open(meeting) => self.open(meeting),
+            Command::Open(session) => self.open(session),
             Command::Sweep => self.sweep(),
             Command::Retire(token) => self.retire(token),
-            Command::Attend(Host::Port(address), reports) => {
-                reports.into_iter().for_each(|reporting| self.attend(&address, reporting));
+            Command::Join(Host::Port(address), reports) => {
+                reports.into_iter().for_each(|reporting| self.join(&address, reporting));
             }
-            Command::Attend(Host::Lobby(lobby), reports) => {
-                reports.into_iter().for_each(|reporting| self.attend_at_lobby(lobby, reporting));
+            Command::Join(Host::Lobby(lobby), reports) => {
+                reports.into_iter().for_each(|reporting| self.join_at_lobby(lobby, reporting));
             }
             Command::Expect(expected) => self.await_ranks(expected),
             Command::Muster(name, listener) => self.open_muster(name, listener),
             Command::Tell(lobby, bytes) => self.tell(lobby, bytes),
             Command::Say(key, bytes) => self.say(key, &bytes),
-            Command::Leave(key) => self.leave_meeting(key),
+            Command::Leave(key) => self.leave_session(key),
             Command::End => self.running = false,
         }
     }

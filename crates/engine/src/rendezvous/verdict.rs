@@ -1,4 +1,4 @@
-//! How a meeting ends, and why.
+//! How a session ends, and why.
 
 use nccl_sys::{
     ncclInternalError, ncclInvalidArgument, ncclInvalidUsage, ncclRemoteError, ncclResult_t, ncclSystemError,
@@ -9,7 +9,7 @@ use crate::contract::bytes::{Reader, Writer};
 /// Bytes of a rank's own words for its refusal.
 pub const WORDS_BYTES_MAX: usize = 200;
 
-/// What a meeting decided, the same for all ranks that hear it.
+/// What a session decided, the same for all ranks that hear it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// All ranks confirmed.
@@ -108,12 +108,12 @@ coded! {
     /// Why there is no communicator.
     Failure {
         1 Lost(rank: number) = "a rank left before the verdict",
-        2 HostLost = "the process that hosts the meeting left before the verdict",
+        2 HostLost = "the process that hosts the session left before the verdict",
         3 Aborted = "this rank was aborted",
         4 Mismatch(rank: number, ranks: number, expected: number) = "ranks disagree on their number",
         5 Duplicate(rank: number) = "a rank reported twice",
         6 Disorder(rank: number) = "a rank spoke out of turn",
-        7 Unreadable = "the host of the meeting sent what cannot be read",
+        7 Unreadable = "the host of the session sent what cannot be read",
         8 Absent(rank: number) = "a rank of the communicator it is made from died, or its own call failed",
         9 Short = "a rank's process has no file descriptor left",
     }

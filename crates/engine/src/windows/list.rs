@@ -345,7 +345,7 @@ mod tests {
 
     /// What NCCL is about to meet goes, but what the application has; its name is told, and a late end is counted.
     #[test]
-    fn meeting() {
+    fn meets() {
         let mut book = book(&[record(1, 0x1000), record(2, 0x2000), record(3, 0x8000)]);
         assert_eq!(book.end(16, held(1)), Ended::Parked);
         assert!(book.meet(at(0x3000), held(1)).is_empty());

@@ -35,7 +35,7 @@ fn make((parent, device, wanted, key, patience): Call<'_>) -> (Course, Option<Fa
     };
     let new_communicator = NewCommunicator { device, rank: *rank, ranks: ranks.len() as u32 };
     let asked = derivation.ask_promise(new_communicator, CONFIGURED).unwrap();
-    (course, fabric::join(vec![asked]).pop())
+    (course, fabric::complete(vec![asked]).pop())
 }
 
 /// Each rank's on a thread of its own.
@@ -151,7 +151,7 @@ fn refused_after_its_word() {
         assert_eq!(derivation.round(0, PATIENT.willing()), Ok(Course::Nccl));
         made.wait();
         let new_communicator = NewCommunicator { device: rank as i32, rank: rank as u32, ranks: 3 };
-        derivation.ask(new_communicator, CONFIGURED).map(|asked| fabric::join(vec![asked]))
+        derivation.ask(new_communicator, CONFIGURED).map(|asked| fabric::complete(vec![asked]))
     };
     thread::scope(|scope| {
         let threads = [0, 1, 2].map(|rank| {

@@ -15,7 +15,7 @@ fn ask() -> Id {
     place.internal.map(|byte| byte as u8)
 }
 
-/// A spare id is given out without NCCL, once, with a meeting of its own; where no more can be opened, as it is.
+/// A spare id is given out without NCCL, once, with a session of its own; where no more can be opened, as it is.
 #[test]
 fn spare_id_given_out() {
     // SAFETY: nextest gives this test a process of its own, and nothing else in it reads the environment now.
@@ -33,6 +33,6 @@ fn spare_id_given_out() {
     assert_eq!(fabric::spare_id(), None);
     rendezvous.return_id(ids[1]);
     assert_ne!(fabric::host(&ids[0]), ids[0]);
-    assert_eq!(ask(), ids[1], "two meetings are open");
+    assert_eq!(ask(), ids[1], "two sessions are open");
     assert_eq!(fabric::spare_id(), None);
 }

@@ -29,12 +29,12 @@ pub fn id_of(root: &TcpListener) -> Id {
     id
 }
 
-/// One with a meeting, and the root to which nobody goes.
+/// One with a session, and the root to which nobody goes.
 fn id() -> (Id, TcpListener) {
     let root = TcpListener::bind("127.0.0.1:0").unwrap();
     let id = id_of(&root);
     let hosted = fabric::host(&id);
-    assert_ne!(hosted, id, "it has a meeting");
+    assert_ne!(hosted, id, "it has a session");
     (hosted, root)
 }
 
@@ -69,7 +69,7 @@ fn ranks_of_one_process() {
     let Some(devices) = three_devices() else { return };
     let (id, _root) = id();
     let asked: Vec<Asked> = devices.iter().map(|device| ask(device, id, devices.len())).collect();
-    let met = fabric::join(asked);
+    let met = fabric::complete(asked);
     let before = descriptor::open();
     let made = fabric::all_here(&[0, 1, 2], Patience::None);
     // What met before may still be closing some.
@@ -93,7 +93,7 @@ fn a_rank_that_leaves() {
     let mut asked: Vec<Asked> = devices.iter().map(|device| ask(device, id, devices.len())).collect();
     let leaving = asked.pop().unwrap();
     std::thread::scope(|scope| {
-        let joined = scope.spawn(|| fabric::join(asked));
+        let joined = scope.spawn(|| fabric::complete(asked));
         // Both have lent and zeroed, so they wait for the third one's word, or will.
         eventually("they prepare", || {
             let (arenas, _) = arena::counters();

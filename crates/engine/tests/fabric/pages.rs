@@ -66,7 +66,7 @@ pub fn id() -> (Id, TcpListener) {
 
 fn met(ranks: i32, patience: Patience) -> Vec<Fate> {
     let (id, _root) = id();
-    fabric::join((0..ranks).map(|rank| ask(id, rank, ranks, patience)).collect())
+    fabric::complete((0..ranks).map(|rank| ask(id, rank, ranks, patience)).collect())
 }
 
 /// A child that NCCL makes, whose own making is a barrier.
@@ -78,7 +78,7 @@ fn derive((parent, device): (&Fabric, i32), made: &Barrier) -> Fate {
     let new_communicator = NewCommunicator { device, rank: device as u32, ranks: 3 };
     let waiting = Some(Waiting::Blocking);
     let configured = Configured { waiting, ctas: None, configuration: Kept::Nothing, shares: false };
-    fabric::join(vec![derivation.ask(new_communicator, configured).unwrap()]).pop().unwrap()
+    fabric::complete(vec![derivation.ask(new_communicator, configured).unwrap()]).pop().unwrap()
 }
 
 /// Ranks that met, that were made by one call and those of a split share a page each, for which no descriptor stays open and
@@ -109,7 +109,7 @@ fn ranks_of_one_process() {
         [&met, &made, &split].iter().flat_map(|fates| fates.iter().map(page).map(Arc::downgrade)).collect();
     assert!(pages.iter().all(|page| page.upgrade().is_some()));
 
-    let promised = fabric::join({
+    let promised = fabric::complete({
         let (id, _root) = id();
         (0..2).map(|rank| ask(id, rank, 2, Patience::AsConfigured)).collect()
     });

@@ -15,7 +15,7 @@ use crate::support::*;
 
 /// One of two ranks in processes of their own, until both have asked.
 fn live(id: Id, rank: i32, mut socket: &UnixStream) {
-    let fates = fabric::join(vec![ask(id, rank, 2, Patience::None)]);
+    let fates = fabric::complete(vec![ask(id, rank, 2, Patience::None)]);
     let seat = Seat::new(page(&fates[0]).clone(), rank as u32, 2).unwrap();
     seat.offer([25, 23][rank as usize]);
     meet(socket);
@@ -62,7 +62,7 @@ fn let_go_of_late() {
     let (id, _root) = id();
     (&here).write_all(&id).unwrap();
     let (waits, leaves) = (ask(id, 0, 3, Patience::None), ask(id, 2, 3, Patience::None));
-    let joined = std::thread::spawn(|| fabric::join(vec![waits]));
+    let joined = std::thread::spawn(|| fabric::complete(vec![waits]));
     let slices = || arena::counters().0.iter().map(|arena| arena.slices).sum::<u64>();
     eventually("it prepares", || slices() == 1);
     std::thread::sleep(Duration::from_millis(300));
@@ -86,7 +86,7 @@ fn child_that_stops() {
     let _devices = three_devices().unwrap();
     let mut id: Id = [0; 128];
     (&inherited()).read_exact(&mut id).unwrap();
-    assert!(matches!(fabric::join(vec![ask(id, 1, 3, Patience::None)])[..], [Fate::Failed(_)]));
+    assert!(matches!(fabric::complete(vec![ask(id, 1, 3, Patience::None)])[..], [Fate::Failed(_)]));
 }
 
 #[test]

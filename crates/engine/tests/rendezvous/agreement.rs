@@ -6,9 +6,9 @@ use proptest::prelude::*;
 
 use windlass_engine::contract::Token;
 use windlass_engine::rendezvous::agreement::{Agreement, Event, Seat};
-use windlass_engine::rendezvous::attendance::{Attendance, Stage, Turn, WithoutHost};
 use windlass_engine::rendezvous::decision;
 use windlass_engine::rendezvous::message::{FromHost, FromRank};
+use windlass_engine::rendezvous::participation::{Participation, Stage, Turn, WithoutHost};
 use windlass_engine::rendezvous::verdict::{Failure, Reason, Verdict};
 
 use crate::support::facts;
@@ -38,7 +38,7 @@ enum Fate {
 
 struct Rank {
     fate: Fate,
-    attendance: Attendance,
+    participation: Participation,
     steps: u8,
     reported: bool,
     confirmed: bool,
@@ -67,7 +67,7 @@ fn world(fates: &[Fate], without_host: WithoutHost) -> World {
         }
         Rank {
             fate: *fate,
-            attendance: Attendance::new(facts, without_host),
+            participation: Participation::new(facts, without_host),
             steps: 0,
             reported: false,
             confirmed: false,
@@ -85,7 +85,7 @@ impl World {
     fn moves(&self) -> Vec<(usize, u8)> {
         let mut moves = Vec::new();
         for (index, rank) in self.ranks.iter().enumerate() {
-            let preparing = matches!(rank.attendance.stage(), Stage::Preparing(_));
+            let preparing = matches!(rank.participation.stage(), Stage::Preparing(_));
             if rank.alive && (!rank.reported || preparing && !rank.confirmed) {
                 moves.push((index, 0));
             }
@@ -129,13 +129,13 @@ impl World {
             }
             2 => {
                 let message = rank.from_host.pop_front().unwrap();
-                rank.attendance.heard(message);
+                rank.participation.heard(message);
             }
             3 => {
                 rank.left_seen = true;
                 self.host_sees(Event::Left(seat));
             }
-            _ => rank.attendance.lost(Failure::HostLost),
+            _ => rank.participation.lost(Failure::HostLost),
         }
     }
 
@@ -150,19 +150,19 @@ impl World {
             rank.reported = true;
             if rank.fate == Fate::Foreign {
                 self.foreign_pending += 1;
-                rank.attendance.end(Verdict::Plain(Reason::NonBlocking));
+                rank.participation.end(Verdict::Plain(Reason::NonBlocking));
             } else if let Some(verdict) = declining(rank.fate) {
                 rank.to_host.push_back(FromRank::Decline(verdict.clone()));
-                rank.attendance.end(verdict);
+                rank.participation.end(verdict);
             } else {
-                rank.to_host.push_back(FromRank::Report(Box::new(rank.attendance.facts().clone())));
+                rank.to_host.push_back(FromRank::Report(Box::new(rank.participation.facts().clone())));
             }
             return;
         }
         rank.confirmed = true;
         if rank.fate == Fate::Refuses {
             rank.to_host.push_back(FromRank::Refuse("it does not map".into()));
-        } else if rank.attendance.confirm() == Turn::Speak {
+        } else if rank.participation.confirm() == Turn::Speak {
             rank.to_host.push_back(FromRank::Confirm);
         }
         if rank.fate == Fate::Dies(rank.steps + 1) {
@@ -210,13 +210,14 @@ impl World {
     fn check(&self, host_died: bool) {
         let living = || self.ranks.iter().filter(|rank| rank.alive && rank.reported);
         let fabric: Vec<_> = living()
-            .filter_map(|rank| match rank.attendance.stage() {
+            .filter_map(|rank| match rank.participation.stage() {
                 Stage::Fabric(contract) => Some(contract.encode()),
                 _ => None,
             })
             .collect();
-        let plain =
-            living().filter(|rank| matches!(rank.attendance.stage(), Stage::Over(Verdict::Plain(_)))).count();
+        let plain = living()
+            .filter(|rank| matches!(rank.participation.stage(), Stage::Over(Verdict::Plain(_))))
+            .count();
         assert!(fabric.is_empty() || plain == 0, "a fabric beside plain ranks");
         assert!(fabric.windows(2).all(|pair| pair[0] == pair[1]), "contracts differ");
         if !fabric.is_empty() {
@@ -228,7 +229,7 @@ impl World {
         let all_came = self.ranks.iter().all(|rank| rank.reported);
         if all_came || host_died {
             for rank in living() {
-                assert!(over(rank), "a rank waits for ever: {:?}", rank.attendance.stage());
+                assert!(over(rank), "a rank waits for ever: {:?}", rank.participation.stage());
             }
         }
     }
@@ -243,7 +244,7 @@ fn declining(fate: Fate) -> Option<Verdict> {
 }
 
 fn over(rank: &Rank) -> bool {
-    rank.attendance.is_over()
+    rank.participation.is_over()
 }
 
 fn fates() -> impl Strategy<Value = Vec<Fate>> {
@@ -285,7 +286,7 @@ fn run_in_order(fates: &[Fate]) -> Vec<Stage> {
     let mut world = world(fates, WithoutHost::Fails);
     world.run(&[0; 200], None);
     world.check(false);
-    world.ranks.iter().map(|rank| rank.attendance.stage().clone()).collect()
+    world.ranks.iter().map(|rank| rank.participation.stage().clone()).collect()
 }
 
 /// Each fate alone gives its own outcome.
@@ -319,7 +320,7 @@ fn outcomes() {
 fn without_host() {
     let lost = |without_host, confirms: bool, failure| {
         let mut host = Agreement::new(Token([5; 16]), HOST);
-        let mut rank = Attendance::new(facts(0, 2), without_host);
+        let mut rank = Participation::new(facts(0, 2), without_host);
         host.step(Event::Said(Seat(1), report(0, 2)));
         let answers = host.step(Event::Said(Seat(2), report(1, 2)));
         let own = answers.into_iter().find(|answer| answer.to == Seat(1)).unwrap();
@@ -359,9 +360,9 @@ fn absent() {
     assert_eq!(FromRank::decode(5, &bytes[6..]), None);
 }
 
-/// Ranks in one hand need no meeting and get what one would give.
+/// Ranks in one hand need no session and get what one would give.
 #[test]
-fn without_a_meeting() {
+fn without_a_session() {
     let mut all: Vec<_> = (0..4).map(|rank| facts(rank, 4)).collect();
     let contract = decision::decide(Token([6; 16]), &all).unwrap();
     assert_eq!((contract.members.len(), contract.comm), (4, Token([6; 16])));
@@ -432,7 +433,7 @@ fn hosts_own_hear_last() {
     assert_eq!(heard, [2, 3, 0, 1]);
 }
 
-/// After a refusal the verdict waits for the words of all: a rank that leaves meanwhile makes the meeting fail.
+/// After a refusal the verdict waits for the words of all: a rank that leaves meanwhile makes the session fail.
 #[test]
 fn refusal_waits_for_all() {
     let begin = || {

@@ -1,4 +1,4 @@
-//! Meetings in a lobby: of communicators that are made from another.
+//! Sessions in a lobby: of communicators that are made from another.
 
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
@@ -15,7 +15,7 @@ use windlass_engine::descriptor::Ours;
 use windlass_engine::rendezvous::derived::{self, Invitation, Making, NOBODY, child};
 use windlass_engine::rendezvous::message::FromRank;
 use windlass_engine::rendezvous::verdict::{Failure, Reason, Verdict};
-use windlass_engine::rendezvous::{Limits, Outcome, Party, Rendezvous};
+use windlass_engine::rendezvous::{Limits, Outcome, Participant, Rendezvous};
 
 use crate::support::{facts, hosted, is_fabric, join, ready};
 
@@ -47,8 +47,8 @@ impl Split {
         Invitation { lobby: self.host.lobby(), call: child, child, rank }
     }
 
-    fn attend(&self, from: &Rendezvous, parent_rank: u32, color: i32, rank: u32, ranks: u32) -> Party {
-        from.attend_invited(&self.invites(parent_rank, color), facts(rank, ranks)).unwrap()
+    fn join(&self, from: &Rendezvous, parent_rank: u32, color: i32, rank: u32, ranks: u32) -> Participant {
+        from.join_invited(&self.invites(parent_rank, color), facts(rank, ranks)).unwrap()
     }
 
     fn connect(&self) -> UnixStream {
@@ -61,8 +61,8 @@ pub fn address(lobby: Token) -> SocketAddr {
     SocketAddr::from_abstract_name(name.abstract_name().unwrap()).unwrap()
 }
 
-fn joined(party: Party) -> Outcome {
-    party.join(ready).remove(0)
+fn joined(participant: Participant) -> Outcome {
+    participant.complete(ready).remove(0)
 }
 
 /// A process, as a rank's, with its pidfd.
@@ -86,16 +86,17 @@ pub fn kill(mut process: Child) {
 #[test]
 fn two_colors_at_once() {
     let (split, other) = (split(), rendezvous());
-    let parties = vec![
-        split.attend(&other, 4, 7, 1, 2),
-        split.attend(&other, 3, 8, 0, 2),
-        split.attend(&split.host, 1, 7, 0, 2),
-        split.attend(&split.host, 2, 8, 1, 2),
+    let participants = vec![
+        split.join(&other, 4, 7, 1, 2),
+        split.join(&other, 3, 8, 0, 2),
+        split.join(&split.host, 1, 7, 0, 2),
+        split.join(&split.host, 2, 8, 1, 2),
     ];
     split.host.await_ranks(split.of(7), 0b10010, Vec::new());
     split.host.await_ranks(split.of(8), 0b1100, Vec::new());
     let outcomes: Vec<Outcome> = thread::scope(|scope| {
-        let threads: Vec<_> = parties.into_iter().map(|party| scope.spawn(|| joined(party))).collect();
+        let threads: Vec<_> =
+            participants.into_iter().map(|participant| scope.spawn(|| joined(participant))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     let mut contracts = outcomes.into_iter().map(|outcome| match outcome {
@@ -109,21 +110,21 @@ fn two_colors_at_once() {
     assert_eq!(split.host.counts().fabrics.load(Ordering::Relaxed), 2);
 }
 
-/// A rank that declines makes its meeting plain for all who wait and who come later, and no other's.
+/// A rank that declines makes its session plain for all who wait and who come later, and no other's.
 #[test]
 fn declined() {
     let split = split();
     split.host.await_ranks(split.of(1), 0b11001, Vec::new());
     split.host.await_ranks(split.of(2), 0b110, Vec::new());
-    let early = split.attend(&split.host, 0, 1, 0, 3);
-    let others = [split.attend(&split.host, 1, 2, 0, 2), split.attend(&split.host, 2, 2, 1, 2)];
+    let early = split.join(&split.host, 0, 1, 0, 3);
+    let others = [split.join(&split.host, 1, 2, 0, 2), split.join(&split.host, 2, 2, 1, 2)];
     rendezvous_declines(&split, 3, Verdict::Plain(Reason::NonBlocking));
     assert!(matches!(joined(early), Outcome::Plain(Reason::NonBlocking)));
-    let late = split.attend(&split.host, 4, 1, 2, 3);
+    let late = split.join(&split.host, 4, 1, 2, 3);
     assert!(matches!(joined(late), Outcome::Plain(Reason::NonBlocking)));
     thread::scope(|scope| {
-        for party in others {
-            scope.spawn(|| assert!(is_fabric(&joined(party))));
+        for participant in others {
+            scope.spawn(|| assert!(is_fabric(&joined(participant))));
         }
     });
 }
@@ -142,28 +143,28 @@ fn rendezvous_declines(split: &Split, rank: u32, verdict: Verdict) {
 fn a_call_failed() {
     let split = split();
     split.host.await_ranks(split.of(1), 0b111, Vec::new());
-    let waiting = split.attend(&split.host, 0, 1, 0, 3);
+    let waiting = split.join(&split.host, 0, 1, 0, 3);
     rendezvous_declines(&split, 2, Verdict::Failed(Failure::Absent { rank: 2 }));
     let outcome = joined(waiting);
     assert!(matches!(outcome, Outcome::Failed(Failure::Absent { rank: 2 })), "{outcome:?}");
-    let late = joined(split.attend(&split.host, 1, 1, 1, 3));
+    let late = joined(split.join(&split.host, 1, 1, 1, 3));
     assert!(matches!(late, Outcome::Failed(Failure::Absent { rank: 2 })), "{late:?}");
 }
 
-/// A process dies before its rank has come: the meeting that it is missing in fails once nobody else can be the one who
-/// is missing, and a meeting beside it that has only late ranks does not.
+/// A process dies before its rank has come: the session that it is missing in fails once nobody else can be the one who
+/// is missing, and a session beside it that has only late ranks does not.
 #[test]
 fn dies_before_it_comes() {
     let split = split();
     let ((dying, pidfd), (living, alive)) = (process(), process());
     split.host.await_ranks(split.of(1), 0b1001, vec![(3, pidfd)]);
     split.host.await_ranks(split.of(2), 0b110, vec![(2, alive)]);
-    let misses_the_dead = split.attend(&split.host, 0, 1, 0, 2);
-    let misses_the_late = split.attend(&split.host, 1, 2, 0, 2);
+    let misses_the_dead = split.join(&split.host, 0, 1, 0, 2);
+    let misses_the_late = split.join(&split.host, 1, 2, 0, 2);
     kill(dying);
-    let late = split.attend(&split.host, 2, 2, 1, 2);
+    let late = split.join(&split.host, 2, 2, 1, 2);
     thread::scope(|scope| {
-        let fabric = [misses_the_late, late].map(|party| scope.spawn(|| joined(party)));
+        let fabric = [misses_the_late, late].map(|participant| scope.spawn(|| joined(participant)));
         let outcome = joined(misses_the_dead);
         assert!(matches!(outcome, Outcome::Failed(Failure::Absent { rank: 3 })), "{outcome:?}");
         for outcome in fabric {
@@ -181,11 +182,11 @@ fn excluded_and_dead() {
     let invites = |rank| Invitation { lobby: host.lobby(), call, child: child(call, 0), rank };
     let (third, pidfd) = process();
     host.await_ranks(call, 0b1010, vec![(3, pidfd)]);
-    let one = host.attend_invited(&invites(1), facts(0, 2)).unwrap();
-    let other = host.attend_invited(&invites(3), facts(1, 2)).unwrap();
+    let one = host.join_invited(&invites(1), facts(0, 2)).unwrap();
+    let other = host.join_invited(&invites(3), facts(1, 2)).unwrap();
     thread::scope(|scope| {
-        for party in [one, other] {
-            scope.spawn(|| assert!(is_fabric(&joined(party))));
+        for participant in [one, other] {
+            scope.spawn(|| assert!(is_fabric(&joined(participant))));
         }
     });
     kill(third);
@@ -200,14 +201,14 @@ fn leaves_after_its_report() {
         let mut leaving = split.connect();
         let report = FromRank::Report(Box::new(facts(1, 3))).encode();
         leaving.write_all(&[split.invites(1, 1).greeting(), report].concat()).unwrap();
-        let parties = [split.attend(&split.host, 0, 1, 0, 3), split.attend(&split.host, 2, 1, 2, 3)];
+        let participants = [split.join(&split.host, 0, 1, 0, 3), split.join(&split.host, 2, 1, 2, 3)];
         // All are there.
         let mut header = [0; 6];
         leaving.read_exact(&mut header).unwrap();
         leaving.write_all(&words).unwrap();
         drop(leaving);
         thread::scope(|scope| {
-            for outcome in parties.map(|party| scope.spawn(|| joined(party))) {
+            for outcome in participants.map(|participant| scope.spawn(|| joined(participant))) {
                 let outcome = outcome.join().unwrap();
                 assert!(matches!(outcome, Outcome::Failed(Failure::Lost { rank: 1 })), "{outcome:?}");
             }
@@ -220,7 +221,7 @@ fn leaves_after_its_report() {
 fn leaves_before_its_report() {
     let split = split();
     split.host.await_ranks(split.of(1), 0b11, Vec::new());
-    let waiting = split.attend(&split.host, 0, 1, 0, 2);
+    let waiting = split.join(&split.host, 0, 1, 0, 2);
     split.connect().write_all(&split.invites(1, 1).greeting()).unwrap();
     let outcome = joined(waiting);
     assert!(matches!(outcome, Outcome::Failed(Failure::Absent { rank: 1 })), "{outcome:?}");
@@ -231,7 +232,7 @@ fn leaves_before_its_report() {
 fn aborted() {
     let split = split();
     split.host.await_ranks(split.of(1), 0b111, Vec::new());
-    let (one, two) = (split.attend(&split.host, 0, 1, 0, 3), split.attend(&split.host, 1, 1, 1, 3));
+    let (one, two) = (split.join(&split.host, 0, 1, 0, 3), split.join(&split.host, 1, 1, 1, 3));
     let canceller = one.cancellers().remove(0);
     thread::scope(|scope| {
         let aborted = scope.spawn(|| joined(one));
@@ -241,7 +242,7 @@ fn aborted() {
         let peer = peer.join().unwrap();
         assert!(matches!(peer, Outcome::Failed(Failure::Lost { .. } | Failure::Absent { .. })), "{peer:?}");
     });
-    let late = joined(split.attend(&split.host, 2, 1, 2, 3));
+    let late = joined(split.join(&split.host, 2, 1, 2, 3));
     assert!(matches!(late, Outcome::Failed(Failure::Lost { .. } | Failure::Absent { .. })), "{late:?}");
 }
 
@@ -249,7 +250,7 @@ fn aborted() {
 #[test]
 fn host_is_gone() {
     let (split, own) = (split(), rendezvous());
-    let waiting = split.attend(&own, 1, 1, 1, 2);
+    let waiting = split.join(&own, 1, 1, 1, 2);
     let invitation = split.invites(2, 1);
     thread::scope(|scope| {
         let waiting = scope.spawn(|| joined(waiting));
@@ -257,7 +258,7 @@ fn host_is_gone() {
         assert!(matches!(waiting.join().unwrap(), Outcome::Failed(Failure::HostLost)));
     });
     own.decline(&invitation, Verdict::Plain(Reason::NonBlocking));
-    let late = own.attend_invited(&invitation, facts(1, 2)).unwrap();
+    let late = own.join_invited(&invitation, facts(1, 2)).unwrap();
     assert!(matches!(joined(late), Outcome::Failed(Failure::HostLost)));
 }
 
@@ -293,13 +294,13 @@ fn thread_has_ended() {
     let at_host = Rendezvous::start(Limits::default()).unwrap();
     for (count, way) in (0..).zip(["declines", "comes"]) {
         let split = Split { call: Making::Split { count }.name(PARENT), host: rendezvous() };
-        let waits = split.attend(&at_host, 0, 1, 0, 2);
+        let waits = split.join(&at_host, 0, 1, 0, 2);
         split.host.await_ranks(split.of(1), 0b101, lives());
         while !has_ended() {}
         match way {
             "declines" => own.decline(&split.invites(2, 1), Verdict::Failed(Failure::Absent { rank: 2 })),
             _ => {
-                let outcome = joined(split.attend(&own, 2, 1, 1, 2));
+                let outcome = joined(split.join(&own, 2, 1, 1, 2));
                 assert!(matches!(outcome, Outcome::Failed(Failure::HostLost)), "{outcome:?}");
             }
         }
@@ -317,7 +318,7 @@ fn thread_ends_while_it_knocks() {
     // How far it comes differs.
     for _ in 0..20 {
         let (split, own) = (split(), rendezvous());
-        let (waits, comes) = (split.attend(&other, 0, 1, 0, 2), split.attend(&own, 1, 1, 1, 2));
+        let (waits, comes) = (split.join(&other, 0, 1, 0, 2), split.join(&own, 1, 1, 1, 2));
         split.host.await_ranks(split.of(1), 0b11, vec![(1, pidfd_of(process.id()))]);
         drop(own);
         let outcomes = [joined(comes), joined(waits)];
@@ -354,7 +355,7 @@ fn full_queue() {
     let own = rendezvous();
     let call = Making::Split { count: 3 }.name(PARENT);
     let invites = |rank| Invitation { lobby, call, child: child(call, 0), rank };
-    let aborted = own.attend_invited(&invites(1), facts(1, 2)).unwrap();
+    let aborted = own.join_invited(&invites(1), facts(1, 2)).unwrap();
     aborted.cancellers()[0].abort();
     assert!(matches!(joined(aborted), Outcome::Failed(Failure::Aborted)));
     own.decline(&invites(2), Verdict::Plain(Reason::NonBlocking));
@@ -374,8 +375,8 @@ fn aborted_at_once() {
     for _ in 0..50 {
         let (split, own) = (split(), rendezvous());
         split.host.await_ranks(split.of(1), 0b11, Vec::new());
-        let waiting = split.attend(&split.host, 0, 1, 0, 2);
-        let aborted = split.attend(&own, 1, 1, 1, 2);
+        let waiting = split.join(&split.host, 0, 1, 0, 2);
+        let aborted = split.join(&own, 1, 1, 1, 2);
         aborted.cancellers()[0].abort();
         assert!(matches!(joined(aborted), Outcome::Failed(Failure::Aborted)));
         let outcome = joined(waiting);
@@ -401,7 +402,7 @@ fn too_many_calls() {
         let call = Making::Split { count }.name(PARENT);
         split.host.await_ranks(call, 0b11, vec![(1, pidfd_of(std::process::id()))]);
     }
-    let late = split.attend(&split.host, 1, 1, 1, 2);
+    let late = split.join(&split.host, 1, 1, 1, 2);
     waiting.read_exact(&mut [0; 6]).unwrap();
     drop(late);
     // Four have room, one of them somebody waits in.
@@ -422,7 +423,7 @@ fn another_communicator() {
     behind.write_all(&[elsewhere.greeting(), report(1)].concat()).unwrap();
     assert_eq!(behind.read(&mut [0]).unwrap_or(0), 0);
     assert_eq!(split.host.counts().turned_away.load(Ordering::Relaxed), 1);
-    let late = split.attend(&split.host, 1, 1, 1, 2);
+    let late = split.join(&split.host, 1, 1, 1, 2);
     waiting.read_exact(&mut [0; 6]).unwrap();
     drop(late);
 }
@@ -433,7 +434,7 @@ fn another_communicator() {
 fn strangers() {
     let split = split();
     split.host.await_ranks(split.of(1), 0b11, Vec::new());
-    let waiting = split.attend(&split.host, 0, 1, 0, 2);
+    let waiting = split.join(&split.host, 0, 1, 0, 2);
     let good = split.invites(1, 1);
     let wrong_secret = Invitation { lobby: Token([1; 16]), ..good }.greeting();
     let no_rank = Invitation { rank: 4711, ..good }.greeting();
@@ -447,15 +448,15 @@ fn strangers() {
         let _ = stranger.write_all(&report);
     }
     let silent: Vec<UnixStream> = (0..300).map(|_| split.connect()).collect();
-    // With another call's name: a meeting of its own, where nobody waits.
+    // With another call's name: a session of its own, where nobody waits.
     let elsewhere = Invitation { call: Token([2; 16]), child: Token([3; 16]), ..good };
     let mut oversized = split.connect();
     oversized.write_all(&[&elsewhere.greeting()[..], &u32::MAX.to_le_bytes(), &[0; 64]].concat()).unwrap();
     assert_eq!(oversized.read(&mut [0]).unwrap_or(0), 0);
-    let other = split.attend(&split.host, 1, 1, 1, 2);
+    let other = split.join(&split.host, 1, 1, 1, 2);
     thread::scope(|scope| {
-        for party in [waiting, other] {
-            scope.spawn(|| assert!(is_fabric(&joined(party))));
+        for participant in [waiting, other] {
+            scope.spawn(|| assert!(is_fabric(&joined(participant))));
         }
     });
     drop(silent);

@@ -1,4 +1,4 @@
-//! Descriptors between parties.
+//! Descriptors between participants.
 
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -32,7 +32,7 @@ fn text_of(file: &OwnedFd) -> String {
 /// The pidfds of peers that [`swap_names`] got.
 pub static PEERS: Mutex<Vec<OwnedFd>> = Mutex::new(Vec::new());
 
-/// A preparation: every party gives each other one two files that name it and the receiver, and its pidfd, and reads
+/// A preparation: every participant gives each other one two files that name it and the receiver, and its pidfd, and reads
 /// the others'.
 pub fn swap_names(preparation: &Preparation<'_>) -> Result<(), String> {
     let own = format!("{:?}", preparation.door.name());
@@ -90,7 +90,7 @@ fn sizes() {
     assert!(matches!(one.exchange(TOKEN, &[sending], &stop), Err(Trouble::TooLarge)));
 }
 
-/// A peer that never sends: the meeting's end stops the wait. A door that is not there: unreachable at once.
+/// A peer that never sends: the session's end stops the wait. A door that is not there: unreachable at once.
 #[test]
 fn stopped_and_unreachable() {
     let (one, other) = (Door::open().unwrap(), Door::open().unwrap());
@@ -140,7 +140,7 @@ fn strangers_at_the_door() {
     });
 }
 
-/// Five parties on threads, everyone with everyone.
+/// Five participants on threads, everyone with everyone.
 #[test]
 fn everyone_with_everyone() {
     let doors: Vec<Door> = (0..5).map(|_| Door::open().unwrap()).collect();

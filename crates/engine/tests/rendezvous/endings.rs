@@ -17,10 +17,10 @@ use crate::support::{facts, hosted, is_fabric, join, ready};
 #[test]
 fn abort_from_another_thread() {
     let hosted = hosted();
-    let party = hosted.rendezvous.attend(&hosted.id, vec![facts(0, 2)]).unwrap();
-    let canceller = party.cancellers().remove(0);
+    let participant = hosted.rendezvous.join(&hosted.id, vec![facts(0, 2)]).unwrap();
+    let canceller = participant.cancellers().remove(0);
     thread::scope(|scope| {
-        let waiting = scope.spawn(|| party.join(ready));
+        let waiting = scope.spawn(|| participant.complete(ready));
         canceller.abort();
         let outcomes = waiting.join().unwrap();
         assert!(matches!(outcomes[0], Outcome::Failed(Failure::Aborted)), "{outcomes:?}");
@@ -33,15 +33,15 @@ fn abort_from_another_thread() {
 #[test]
 fn peers_of_an_aborted_rank() {
     let hosted = hosted();
-    let one = hosted.rendezvous.attend(&hosted.id, vec![facts(0, 2)]).unwrap();
-    let other = hosted.rendezvous.attend(&hosted.id, vec![facts(1, 2)]).unwrap();
+    let one = hosted.rendezvous.join(&hosted.id, vec![facts(0, 2)]).unwrap();
+    let other = hosted.rendezvous.join(&hosted.id, vec![facts(1, 2)]).unwrap();
     let canceller = other.cancellers().remove(0);
     let preparing = Barrier::new(2);
     let aborted = Barrier::new(2);
     thread::scope(|scope| {
-        let confirmed = scope.spawn(|| one.join(ready));
+        let confirmed = scope.spawn(|| one.complete(ready));
         let lost = scope.spawn(|| {
-            other.join(|_| {
+            other.complete(|_| {
                 preparing.wait();
                 aborted.wait();
                 Ok(())
@@ -58,12 +58,12 @@ fn peers_of_an_aborted_rank() {
 
 /// One of two ranks that a thread brings is aborted: both end, though a third never comes.
 #[test]
-fn abort_of_one_in_a_party() {
+fn abort_of_one_rank_of_a_participant() {
     let hosted = hosted();
-    let party = hosted.rendezvous.attend(&hosted.id, vec![facts(0, 3), facts(1, 3)]).unwrap();
-    let canceller = party.cancellers().remove(1);
+    let participant = hosted.rendezvous.join(&hosted.id, vec![facts(0, 3), facts(1, 3)]).unwrap();
+    let canceller = participant.cancellers().remove(1);
     thread::scope(|scope| {
-        let waiting = scope.spawn(|| party.join(ready));
+        let waiting = scope.spawn(|| participant.complete(ready));
         canceller.abort();
         let outcomes = waiting.join().unwrap();
         assert!(matches!(outcomes[1], Outcome::Failed(Failure::Aborted)), "{outcomes:?}");
@@ -72,18 +72,18 @@ fn abort_of_one_in_a_party() {
 }
 
 /// A rank that goes before it has reported whole is merely late: it may come again. One that goes after its report
-/// makes the meeting fail, though a third has not come yet; the third hears it too.
+/// makes the session fail, though a third has not come yet; the third hears it too.
 #[test]
 fn gone_before_all_are_there() {
     let hosted = hosted();
     let token = Card::decode(&hosted.id).unwrap().token;
     let report = [&greeting(token)[..], &FromRank::Report(Box::new(facts(1, 3))).encode()].concat();
-    let party = hosted.rendezvous.attend(&hosted.id, vec![facts(0, 3)]).unwrap();
+    let participant = hosted.rendezvous.join(&hosted.id, vec![facts(0, 3)]).unwrap();
     for cut in [0, 5, 24, 30, report.len() - 1] {
         hosted.connect().write_all(&report[..cut]).unwrap();
     }
     thread::scope(|scope| {
-        let waiting = scope.spawn(|| party.join(ready));
+        let waiting = scope.spawn(|| participant.complete(ready));
         let mut rank = hosted.connect();
         rank.write_all(&report).unwrap();
         drop(rank);
@@ -100,13 +100,13 @@ fn host_is_lost() {
     let hosted = hosted();
     let own = Rendezvous::start(Limits::default()).unwrap();
     let reached = AtomicBool::new(false);
-    let one = own.attend(&hosted.id, vec![facts(0, 2)]).unwrap();
-    let other = own.attend(&hosted.id, vec![facts(1, 2)]).unwrap();
+    let one = own.join(&hosted.id, vec![facts(0, 2)]).unwrap();
+    let other = own.join(&hosted.id, vec![facts(1, 2)]).unwrap();
     let prepared = Barrier::new(2);
     thread::scope(|scope| {
-        let confirmed = scope.spawn(|| one.join(ready));
+        let confirmed = scope.spawn(|| one.complete(ready));
         let waiting = scope.spawn(|| {
-            other.join(|preparation| {
+            other.complete(|preparation| {
                 reached.store(true, Ordering::Relaxed);
                 prepared.wait();
                 use rustix::event::{PollFd, PollFlags, poll};
@@ -130,8 +130,8 @@ fn host_ends_after_the_verdict() {
     let own = Rendezvous::start(Limits::default()).unwrap();
     let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
     let before = open();
-    let party = own.attend(&hosted.id, (0..3).map(|rank| facts(rank, 3)).collect()).unwrap();
-    let outcomes = party.join(ready);
+    let participant = own.join(&hosted.id, (0..3).map(|rank| facts(rank, 3)).collect()).unwrap();
+    let outcomes = participant.complete(ready);
     while open() > before {
         thread::yield_now();
     }
@@ -144,9 +144,9 @@ fn host_ends_after_the_verdict() {
 fn thread_ends() {
     let hosted = hosted();
     let own = Rendezvous::start(Limits::default()).unwrap();
-    let party = own.attend(&hosted.id, vec![facts(0, 2)]).unwrap();
+    let participant = own.join(&hosted.id, vec![facts(0, 2)]).unwrap();
     thread::scope(|scope| {
-        let waiting = scope.spawn(|| party.join(ready));
+        let waiting = scope.spawn(|| participant.complete(ready));
         drop(own);
         assert!(!is_fabric(&waiting.join().unwrap()[0]));
     });
@@ -158,9 +158,9 @@ fn thread_ends() {
 fn descriptors_taken_away() {
     let hosted = hosted();
     let own = Rendezvous::start(Limits::default()).unwrap();
-    let party = own.attend(&hosted.id, vec![facts(0, 3)]).unwrap();
+    let participant = own.join(&hosted.id, vec![facts(0, 3)]).unwrap();
     thread::scope(|scope| {
-        let waiting = scope.spawn(|| party.join(ready));
+        let waiting = scope.spawn(|| participant.complete(ready));
         let null = std::fs::File::open("/dev/null").unwrap();
         for entry in std::fs::read_dir("/proc/self/fd").unwrap() {
             let entry = entry.unwrap();
@@ -173,10 +173,10 @@ fn descriptors_taken_away() {
         }
         while !waiting.is_finished() {
             // Wakes both threads, which then wait for nothing that exists.
-            let _ = own.attend(&hosted.id, vec![facts(1, 3)]);
+            let _ = own.join(&hosted.id, vec![facts(1, 3)]);
             hosted.rendezvous.retire(&hosted.id);
         }
         assert!(!is_fabric(&waiting.join().unwrap()[0]));
     });
-    assert!(!is_fabric(&own.attend(&hosted.id, vec![facts(1, 3)]).unwrap().join(ready)[0]));
+    assert!(!is_fabric(&own.join(&hosted.id, vec![facts(1, 3)]).unwrap().complete(ready)[0]));
 }

@@ -11,7 +11,7 @@ use windlass_engine::rendezvous::card::{self, Card, Id};
 use windlass_engine::rendezvous::facts::Facts;
 use windlass_engine::rendezvous::message::{FromRank, greeting};
 use windlass_engine::rendezvous::verdict::{Failure, Reason};
-use windlass_engine::rendezvous::{Limits, Outcome, Rendezvous, join_all};
+use windlass_engine::rendezvous::{Limits, Outcome, Rendezvous, complete_all};
 
 use crate::support::{Hosted, facts, hosted, id_of, is_fabric, join, ready};
 
@@ -21,8 +21,8 @@ fn promising(rank: u32, ranks: u32) -> Facts {
 }
 
 fn bring(hosted: &Hosted, all: [Facts; 2]) -> Vec<Outcome> {
-    let parties = all.map(|facts| hosted.rendezvous.attend(&hosted.id, vec![facts]).unwrap());
-    join_all(parties.into(), &ready).into_iter().flatten().collect()
+    let participants = all.map(|facts| hosted.rendezvous.join(&hosted.id, vec![facts]).unwrap());
+    complete_all(participants.into(), &ready).into_iter().flatten().collect()
 }
 
 /// The id as the stand-in for NCCL made it.
@@ -31,7 +31,7 @@ fn raw(hosted: &Hosted) -> Id {
 }
 
 fn open(rendezvous: &Rendezvous) -> u64 {
-    rendezvous.counts().meetings_open.load(Ordering::Relaxed)
+    rendezvous.counts().sessions_open.load(Ordering::Relaxed)
 }
 
 /// Whoever hears the verdict finds the port closed and the id spare, once, as NCCL made it.
@@ -79,11 +79,11 @@ fn not_all_promise() {
 #[test]
 fn plain_after_all() {
     let refused = hosted();
-    let parties = [0, 1].map(|rank| {
+    let participants = [0, 1].map(|rank| {
         let facts = promising(rank, 2);
-        refused.rendezvous.attend(&refused.id, vec![facts]).unwrap()
+        refused.rendezvous.join(&refused.id, vec![facts]).unwrap()
     });
-    let outcomes = join_all(parties.into(), &|preparation| match preparation.ranks {
+    let outcomes = complete_all(participants.into(), &|preparation| match preparation.ranks {
         [1] => Err("no room".into()),
         _ => Ok(()),
     });
@@ -101,13 +101,14 @@ fn plain_after_all() {
     assert_eq!((open(&relayed.rendezvous), relayed.rendezvous.spare_id()), (1, None));
 }
 
-/// A meeting that fails says nothing of where its ranks go.
+/// A session that fails says nothing of where its ranks go.
 #[test]
 fn failed_after_all() {
     let hosted = hosted();
-    let parties = [0, 1].map(|rank| hosted.rendezvous.attend(&hosted.id, vec![promising(rank, 2)]).unwrap());
-    let aborted = parties[1].cancellers().remove(0);
-    let outcomes = join_all(parties.into(), &|preparation| {
+    let participants =
+        [0, 1].map(|rank| hosted.rendezvous.join(&hosted.id, vec![promising(rank, 2)]).unwrap());
+    let aborted = participants[1].cancellers().remove(0);
+    let outcomes = complete_all(participants.into(), &|preparation| {
         if preparation.ranks == [1] {
             aborted.abort();
         }
@@ -125,11 +126,11 @@ fn verdict_unheard() {
     let mut dying = hosted.connect();
     let report = FromRank::Report(Box::new(promising(1, 2))).encode();
     dying.write_all(&[&greeting(token)[..], &report].concat()).unwrap();
-    let party = hosted.rendezvous.attend(&hosted.id, vec![promising(0, 2)]).unwrap();
+    let participant = hosted.rendezvous.join(&hosted.id, vec![promising(0, 2)]).unwrap();
     // The contract is on its way: it may confirm.
     dying.read_exact(&mut [0]).unwrap();
     dying.write_all(&FromRank::Confirm.encode()).unwrap();
-    let outcomes = party.join(ready);
+    let outcomes = participant.complete(ready);
     drop(dying);
     assert!(is_fabric(&outcomes[0]));
     assert_eq!(hosted.rendezvous.spare_id(), Some(raw(&hosted)));
@@ -154,7 +155,7 @@ fn bounded_and_alive() {
 }
 
 /// 1,000 inits one after the other, each with an id asked for, leave what one leaves: one id of NCCL's, and no
-/// other descriptor, thread or meeting. Each has a card and a name of its own.
+/// other descriptor, thread or session. Each has a card and a name of its own.
 #[test]
 fn a_thousand_inits() {
     let rendezvous = Rendezvous::start(Limits::default()).unwrap();
@@ -172,8 +173,8 @@ fn a_thousand_inits() {
         let id = rendezvous.host(&made).unwrap();
         assert_eq!(card::address(&made).unwrap().port(), Card::decode(&id).unwrap().root_port);
         assert!(tokens.insert(Card::decode(&id).unwrap().token));
-        let party = rendezvous.attend(&id, vec![promising(0, 2), promising(1, 2)]).unwrap();
-        let outcomes = party.join(ready);
+        let participant = rendezvous.join(&id, vec![promising(0, 2), promising(1, 2)]).unwrap();
+        let outcomes = participant.complete(ready);
         let Outcome::Fabric(contract) = &outcomes[0] else { panic!("{number}: {outcomes:?}") };
         assert!(comms.insert(contract.comm));
         assert_eq!(open(&rendezvous), 0);

@@ -12,7 +12,7 @@ use windlass_engine::contract::{RANKS_MAX, Token};
 use windlass_engine::rendezvous::derived::{Invitation, child};
 use windlass_engine::rendezvous::muster::{self, ANSWER_BYTES, Answer, Word};
 use windlass_engine::rendezvous::verdict::{Failure, Reason};
-use windlass_engine::rendezvous::{Limits, Mustered, Outcome, Party, Rendezvous, place};
+use windlass_engine::rendezvous::{Limits, Mustered, Outcome, Participant, Rendezvous, place};
 
 use crate::support::{facts, is_fabric, ready};
 
@@ -29,7 +29,7 @@ fn name() -> Token {
     place::random().unwrap()
 }
 
-/// A rank of the parent whose communicator NCCL has made, of so many ranks: on its way to the meeting.
+/// A rank of the parent whose communicator NCCL has made, of so many ranks: on its way to the session.
 fn invited(name: Token, mustered: &Mustered, ranks: u32) -> Invitation {
     match mustered.ask(ranks, &never).unwrap() {
         Answer::Complete { place, lobby } => {
@@ -39,8 +39,8 @@ fn invited(name: Token, mustered: &Mustered, ranks: u32) -> Invitation {
     }
 }
 
-fn joined(party: Party) -> Outcome {
-    party.join(ready).remove(0)
+fn joined(participant: Participant) -> Outcome {
+    participant.complete(ready).remove(0)
 }
 
 fn connect(name: Token) -> UnixStream {
@@ -74,8 +74,8 @@ fn complete() {
                     barrier.wait();
                     let invitation = invited(name, &mustered, 3);
                     assert_eq!(invitation.rank, [1, 2, 0][rank]);
-                    let party = process.attend_mustered(&invitation, facts(rank as u32, 3)).unwrap();
-                    assert!(is_fabric(&joined(party)));
+                    let participant = process.join_mustered(&invitation, facts(rank as u32, 3)).unwrap();
+                    assert!(is_fabric(&joined(participant)));
                     mustered.leave();
                 });
             }
@@ -98,7 +98,7 @@ fn apart() {
     while other.muster(name, 2, &never).is_err() {}
 }
 
-/// A rank whose process dies before it asks or before its word in the meeting: the others fail. Where its own call failed they
+/// A rank whose process dies before it asks or before its word in the session: the others fail. Where its own call failed they
 /// have what NCCL gave them.
 #[test]
 fn goes_without_a_word() {
@@ -107,7 +107,7 @@ fn goes_without_a_word() {
         let mustered = process.muster(name, 0, &never).unwrap();
         let mut dying = connect(name);
         assert_eq!(asks(&mut dying, &muster::greeting(name, 1)), Some(Answer::Entered));
-        let party = process.attend_mustered(&invited(name, &mustered, 2), facts(0, 2)).unwrap();
+        let participant = process.join_mustered(&invited(name, &mustered, 2), facts(0, 2)).unwrap();
         match way {
             "fails" => dying.write_all(&Word::Leave.encode()).unwrap(),
             "dies" => {}
@@ -117,7 +117,7 @@ fn goes_without_a_word() {
             }
         }
         drop(dying);
-        let outcome = joined(party);
+        let outcome = joined(participant);
         let is_right = match way {
             "fails" => matches!(outcome, Outcome::Plain(Reason::Apart)),
             _ => matches!(outcome, Outcome::Failed(Failure::Absent { rank: 1 })),
@@ -136,13 +136,13 @@ fn declines() {
         [(&keeper, 0), (&other, 1), (&late, 2)].map(|(one, rank)| one.muster(name, rank, &never).unwrap());
     let [one, _, three] = [0, 1, 2].map(|rank| invited(name, &mustered[rank], 3));
     let [first, second, third] = mustered;
-    let party = keeper.attend_mustered(&one, facts(0, 3)).unwrap();
+    let participant = keeper.join_mustered(&one, facts(0, 3)).unwrap();
     second.decline();
     drop(second);
-    assert!(matches!(joined(party), Outcome::Plain(Reason::Apart)));
+    assert!(matches!(joined(participant), Outcome::Plain(Reason::Apart)));
     first.leave();
     drop((first, keeper));
-    let outcome = joined(late.attend_mustered(&three, facts(2, 3)).unwrap());
+    let outcome = joined(late.join_mustered(&three, facts(2, 3)).unwrap());
     assert!(matches!(outcome, Outcome::Plain(Reason::Unreachable { .. })), "{outcome:?}");
     drop(third);
 }
@@ -155,10 +155,10 @@ fn declines_unheard() {
         let mustered = process.muster(name, 0, &never).unwrap();
         let mut gone = connect(name);
         assert_eq!(asks(&mut gone, &muster::greeting(name, 1)), Some(Answer::Entered));
-        let party = process.attend_mustered(&invited(name, &mustered, 2), facts(0, 2)).unwrap();
+        let participant = process.join_mustered(&invited(name, &mustered, 2), facts(0, 2)).unwrap();
         gone.write_all(&[Word::Ask { ranks: 2 }.encode(), Word::Decline.encode()].concat()).unwrap();
         drop(gone);
-        let outcome = joined(party);
+        let outcome = joined(participant);
         assert!(matches!(outcome, Outcome::Plain(Reason::Apart)), "{outcome:?}");
     }
 }
@@ -172,9 +172,9 @@ fn keeper_is_none_of_them() {
     drop(refused);
     // Its line has closed when one that came later has.
     assert_eq!(asks(&mut connect(name), &muster::greeting(place::random().unwrap(), 9)), None);
-    let party = other.attend_mustered(&invited(name, &second, 2), facts(0, 2)).unwrap();
+    let participant = other.join_mustered(&invited(name, &second, 2), facts(0, 2)).unwrap();
     thread::scope(|scope| {
-        let waits = scope.spawn(|| joined(party));
+        let waits = scope.spawn(|| joined(participant));
         thread::sleep(Duration::from_millis(100));
         drop(keeper);
         let outcome = waits.join().unwrap();

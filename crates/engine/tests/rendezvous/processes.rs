@@ -136,8 +136,8 @@ fn part() {
         say("waiting");
         await_word();
     }
-    let party = rendezvous.attend(&id, vec![report]).unwrap();
-    let outcomes = party.join(prepare);
+    let participant = rendezvous.join(&id, vec![report]).unwrap();
+    let outcomes = participant.complete(prepare);
     match &outcomes[0] {
         Outcome::Fabric(contract) => say(&format!("fabric {:x}", contract.hash())),
         Outcome::Plain(reason) => say(&format!("plain {reason}")),
@@ -163,8 +163,8 @@ fn nccl_ranks(id: &Id, ranks: u32) {
 fn fabric_of_processes() {
     let hosted = hosted();
     let mut others: Vec<Played> = (1..4).map(|rank| play(&[], "swap", rank, 4, &hosted.id)).collect();
-    let party = hosted.rendezvous.attend(&hosted.id, vec![real_facts(0, 4)]).unwrap();
-    let outcomes = party.join(swap_names);
+    let participant = hosted.rendezvous.join(&hosted.id, vec![real_facts(0, 4)]).unwrap();
+    let outcomes = participant.complete(swap_names);
     let Outcome::Fabric(contract) = &outcomes[0] else { panic!("{outcomes:?}") };
     for other in &mut others {
         assert_eq!(other.says(), format!("fabric {:x}", contract.hash()));
@@ -190,9 +190,9 @@ fn death_before_the_verdict() {
     let hosted = crate::support::hosted();
     let mut slow = play(&[], "prepare-slowly", 0, 3, &hosted.id);
     let mut confirmed = play(&[], "join", 1, 3, &hosted.id);
-    let party = hosted.rendezvous.attend(&hosted.id, vec![facts(2, 3)]).unwrap();
+    let participant = hosted.rendezvous.join(&hosted.id, vec![facts(2, 3)]).unwrap();
     thread::scope(|scope| {
-        let waiting = scope.spawn(|| party.join(ready));
+        let waiting = scope.spawn(|| participant.complete(ready));
         assert_eq!(slow.says(), "preparing");
         confirmed.child.kill().unwrap();
         let outcome = waiting.join().unwrap().remove(0);
@@ -209,8 +209,8 @@ fn death_while_descriptors_pass() {
         let hosted = hosted();
         let dying = play(&[], "die-preparing", 1, 3, &hosted.id);
         let mut other = play(&[], "swap-lying", 2, 3, &hosted.id);
-        let party = hosted.rendezvous.attend(&hosted.id, vec![facts(0, 3)]).unwrap();
-        let outcome = party.join(swap_names).remove(0);
+        let participant = hosted.rendezvous.join(&hosted.id, vec![facts(0, 3)]).unwrap();
+        let outcome = participant.complete(swap_names).remove(0);
         assert!(matches!(outcome, Outcome::Failed(Failure::Lost { rank: 1 })), "{outcome:?}");
         assert_eq!(other.says(), "failed a rank left before the verdict, rank 1");
         drop(dying);
@@ -221,9 +221,9 @@ fn death_while_descriptors_pass() {
 #[test]
 fn late_process() {
     let hosted = hosted();
-    let party = hosted.rendezvous.attend(&hosted.id, vec![facts(0, 2)]).unwrap();
+    let participant = hosted.rendezvous.join(&hosted.id, vec![facts(0, 2)]).unwrap();
     thread::scope(|scope| {
-        let waiting = scope.spawn(|| party.join(ready));
+        let waiting = scope.spawn(|| participant.complete(ready));
         let mut late = play(&[], "join", 1, 2, &hosted.id);
         assert!(late.says().starts_with("fabric"));
         assert!(is_fabric(&waiting.join().unwrap()[0]));
@@ -354,7 +354,7 @@ fn process_id_namespace() {
     }
     let hosted = hosted();
     let mut apart = play(&["unshare", "-rpf"], "swap", 1, 2, &hosted.id);
-    let outcome = hosted.rendezvous.attend(&hosted.id, vec![real_facts(0, 2)]).unwrap().join(swap_names);
+    let outcome = hosted.rendezvous.join(&hosted.id, vec![real_facts(0, 2)]).unwrap().complete(swap_names);
     assert!(is_fabric(&outcome[0]), "{outcome:?}");
     assert!(apart.says().starts_with("fabric"));
     // Its pidfd came from there, and tells its end here.
@@ -405,7 +405,7 @@ impl Drop for Apart {
 #[test]
 fn network_namespace() {
     let Some((apart, ours)) = Apart::new() else { return };
-    let meeting = || {
+    let session = || {
         let rendezvous = Rendezvous::start(Limits::default()).unwrap();
         let root = std::net::TcpListener::bind((ours, 0)).unwrap();
         let mut id = id_of(&root.local_addr().unwrap());
@@ -414,27 +414,27 @@ fn network_namespace() {
         Hosted { rendezvous, root, id }
     };
     let before = ["ip", "netns", "exec", &apart.0];
-    let hosted = meeting();
+    let hosted = session();
     let mut other = play(&before, "swap", 1, 2, &hosted.id);
-    let outcome = hosted.rendezvous.attend(&hosted.id, vec![real_facts(0, 2)]).unwrap().join(swap_names);
+    let outcome = hosted.rendezvous.join(&hosted.id, vec![real_facts(0, 2)]).unwrap().complete(swap_names);
     assert!(matches!(outcome[0], Outcome::Plain(Reason::OtherNetwork { .. })), "{outcome:?}");
     assert!(other.says().starts_with("plain ranks are in different network namespaces"));
 
-    let hosted = meeting();
+    let hosted = session();
     let mut other = play(&before, "swap-lying", 1, 2, &hosted.id);
-    let outcome = hosted.rendezvous.attend(&hosted.id, vec![facts(0, 2)]).unwrap().join(swap_names);
+    let outcome = hosted.rendezvous.join(&hosted.id, vec![facts(0, 2)]).unwrap().complete(swap_names);
     let Outcome::Plain(Reason::Refused { words, .. }) = &outcome[0] else { panic!("{outcome:?}") };
     assert!(words.contains("cannot be reached") || words.contains("has ended"), "{words}");
     assert!(other.says().starts_with("plain a rank could not prepare"));
 }
 
-/// A child forked from a process with meetings and without communicators closes what is ours and nothing else, and has a rendezvous of
+/// A child forked from a process with sessions and without communicators closes what is ours and nothing else, and has a rendezvous of
 /// its own; the parent's peers see the parent's end.
 #[test]
 fn forked_child() {
     let hosted = hosted();
     let own = Rendezvous::start(Limits::default()).unwrap();
-    let outcomes = own.attend(&hosted.id, vec![facts(0, 2), facts(1, 2)]).unwrap().join(ready);
+    let outcomes = own.join(&hosted.id, vec![facts(0, 2), facts(1, 2)]).unwrap().complete(ready);
     assert!(outcomes.iter().all(is_fabric));
     let of_parent = std::ptr::from_ref(windlass_engine::rendezvous::process().unwrap()).addr();
     let (reader, mut writer) = std::io::pipe().unwrap();

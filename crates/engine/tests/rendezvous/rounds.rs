@@ -107,12 +107,13 @@ fn all_hear_the_same() {
         };
         let child = child(round.call, color);
         let invitation = Invitation { call: child, child, ..round.invites(parent_rank) };
-        from.attend_invited(&invitation, facts(rank, ranks.len() as u32)).unwrap()
+        from.join_invited(&invitation, facts(rank, ranks.len() as u32)).unwrap()
     };
-    let parties = [meet(&host, 0, 8), meet(&other, 2, 8), meet(&other, 4, 7), meet(&other, 1, 7)];
+    let participants = [meet(&host, 0, 8), meet(&other, 2, 8), meet(&other, 4, 7), meet(&other, 1, 7)];
     assert_eq!(expected.course(3), Course::Nothing);
     thread::scope(|scope| {
-        let _ = parties.map(|party| scope.spawn(|| assert!(is_fabric(&party.join(ready)[0]))));
+        let _ = participants
+            .map(|participant| scope.spawn(|| assert!(is_fabric(&participant.complete(ready)[0]))));
     });
 }
 
@@ -277,15 +278,15 @@ fn nonsense() {
     assert_eq!(five.read(&mut [0]).unwrap_or(0), 0);
     assert_eq!(host.counts().unreadable.load(Ordering::Relaxed), 1);
 
-    // A word in a meeting is out of turn.
+    // A word in a session is out of turn.
     let call = Making::Split { count: 9 }.name(PARENT);
     let invites = |rank| Invitation { lobby: host.lobby(), call, child: child(call, 0), rank };
-    let party = host.attend_invited(&invites(0), facts(0, 2)).unwrap();
+    let participant = host.join_invited(&invites(0), facts(0, 2)).unwrap();
     let mut stranger = UnixStream::connect_addr(&address(host.lobby())).unwrap();
     let report = FromRank::Report(Box::new(facts(1, 2))).encode();
     let word = FromRank::Word { place: 1, ranks: 2, word: pair(0, 0) }.encode();
     stranger.write_all(&[invites(1).greeting(), report, word].concat()).unwrap();
-    let outcome = party.join(ready).remove(0);
+    let outcome = participant.complete(ready).remove(0);
     let failed = windlass_engine::rendezvous::Outcome::Failed(Failure::Disorder { rank: 1 });
     assert_eq!(format!("{outcome:?}"), format!("{failed:?}"));
 }
@@ -434,7 +435,7 @@ fn processes() {
     assert_eq!(own.wait().map(|table| table.course(0)), Ok(Course::Nccl));
     drop((one, two, hurries));
 
-    // The last one's meeting is over: the same name again.
+    // The last one's session is over: the same name again.
     let (mut one, mut silent) = (plays_in(&round, "speaks", 1), plays_in(&round, "is-silent", 3));
     begin(&[(1, &one), (3, &silent)]);
     let own = round.say(&host, 0, pair(0, 0));

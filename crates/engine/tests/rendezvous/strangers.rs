@@ -10,7 +10,7 @@ use windlass_engine::contract::Token;
 use windlass_engine::rendezvous::card::Card;
 use windlass_engine::rendezvous::message::{FromRank, GREETING_MAGIC, greeting};
 use windlass_engine::rendezvous::verdict::{Failure, Reason};
-use windlass_engine::rendezvous::{Limits, Outcome, join_all};
+use windlass_engine::rendezvous::{Limits, Outcome, complete_all};
 
 use crate::support::{MAGIC, facts, hosted, hosted_with, id_of, is_fabric, join, ready};
 
@@ -115,7 +115,7 @@ fn root_is_gone() {
 }
 
 /// Silent connections, half greetings, wrong tokens, even hundreds of them: none is a proof of anything, none keeps
-/// ranks from meeting, and only so many are held.
+/// ranks from joining, and only so many are held.
 #[test]
 fn silent_and_stray() {
     let hosted = hosted_with(Limits { newcomers_max: 16, ..Limits::default() });
@@ -139,8 +139,8 @@ fn silent_and_stray() {
     for mut stream in &silent[..silent.len() - 16] {
         assert_eq!(stream.read(&mut [0; 8]).unwrap_or(0), 0);
     }
-    let party = hosted.rendezvous.attend(&hosted.id, vec![facts(0, 2), facts(1, 2)]).unwrap();
-    assert!(party.join(ready).iter().all(is_fabric));
+    let participant = hosted.rendezvous.join(&hosted.id, vec![facts(0, 2), facts(1, 2)]).unwrap();
+    assert!(participant.complete(ready).iter().all(is_fabric));
     assert_eq!(counts.relays.load(Ordering::Relaxed), 0);
     drop((silent, half));
 }
@@ -174,10 +174,10 @@ fn scanners_change_nothing() {
         rustix::net::sockopt::set_socket_linger(&reset, Some(Duration::ZERO)).unwrap();
     };
     visit();
-    let first = hosted.rendezvous.attend(&hosted.id, vec![facts(0, 2)]).unwrap();
+    let first = hosted.rendezvous.join(&hosted.id, vec![facts(0, 2)]).unwrap();
     visit();
-    let second = hosted.rendezvous.attend(&hosted.id, vec![facts(1, 2)]).unwrap();
-    let outcomes = join_all(vec![first, second], &ready);
+    let second = hosted.rendezvous.join(&hosted.id, vec![facts(1, 2)]).unwrap();
+    let outcomes = complete_all(vec![first, second], &ready);
     assert!(outcomes.iter().flatten().all(is_fabric), "{outcomes:?}");
     let counts = hosted.rendezvous.counts();
     while counts.turned_away.load(Ordering::Relaxed) < 2 * (said.len() as u64 + 1) {
@@ -190,13 +190,13 @@ fn scanners_change_nothing() {
 #[test]
 fn magic_in_pieces() {
     let hosted = hosted();
-    let party = hosted.rendezvous.attend(&hosted.id, vec![facts(0, 2)]).unwrap();
+    let participant = hosted.rendezvous.join(&hosted.id, vec![facts(0, 2)]).unwrap();
     let mut rank = hosted.connect();
     rank.set_nodelay(true).unwrap();
     for byte in MAGIC {
         rank.write_all(&[byte]).unwrap();
     }
-    let outcomes = party.join(ready);
+    let outcomes = participant.complete(ready);
     assert!(matches!(outcomes[0], Outcome::Plain(Reason::Foreign)), "{outcomes:?}");
     let mut relayed = [0; 8];
     hosted.root.accept().unwrap().0.read_exact(&mut relayed).unwrap();
@@ -204,7 +204,7 @@ fn magic_in_pieces() {
 }
 
 /// A greeting that comes byte by byte is one; whoever holds the token and sends an oversized or unreadable message is
-/// closed and counted, and the meeting goes on as if he had never been there.
+/// closed and counted, and the session goes on as if he had never been there.
 #[test]
 fn oversized_and_unreadable() {
     let hosted = hosted();
@@ -226,8 +226,8 @@ fn oversized_and_unreadable() {
         assert_eq!(stream.read(&mut [0; 8]).unwrap_or(0), 0, "{message:?}");
     }
     assert_eq!(hosted.rendezvous.counts().unreadable.load(Ordering::Relaxed), bad.len() as u64);
-    let party = hosted.rendezvous.attend(&hosted.id, vec![facts(0, 2), facts(1, 2)]).unwrap();
-    assert!(party.join(ready).iter().all(is_fabric));
+    let participant = hosted.rendezvous.join(&hosted.id, vec![facts(0, 2), facts(1, 2)]).unwrap();
+    assert!(participant.complete(ready).iter().all(is_fabric));
 }
 
 /// More of NCCL's connections than are relayed at once wait, and all are served; no more than that are ever at the root.
@@ -253,7 +253,7 @@ fn limit_of_relays() {
     assert_eq!(relays.load(Ordering::Relaxed), 20);
 }
 
-/// A root with as many connections as it may have, which serves none, holds up no other meeting; all meetings together
+/// A root with as many connections as it may have, which serves none, holds up no other session; all sessions together
 /// have a limit too, and whoever waits for that is served when there is room.
 #[test]
 fn limit_of_relays_is_a_roots_own() {
@@ -274,7 +274,7 @@ fn limit_of_relays_is_a_roots_own() {
     let (second_root, second) = another();
     let second_client = come(&second);
     let at_second_root = second_root.accept().unwrap().0;
-    // Two are relayed: the third meeting's waits for one of them.
+    // Two are relayed: the third session's waits for one of them.
     let (third_root, third) = another();
     let third_client = come(&third);
     drop((at_second_root, second_client));
@@ -289,15 +289,15 @@ fn limit_of_relays_is_a_roots_own() {
 #[test]
 fn disagreement() {
     let hosted = hosted();
-    let parties =
-        [facts(0, 3), facts(1, 2)].map(|facts| hosted.rendezvous.attend(&hosted.id, vec![facts]).unwrap());
-    for outcome in join_all(parties.into(), &ready).iter().flatten() {
+    let participants =
+        [facts(0, 3), facts(1, 2)].map(|facts| hosted.rendezvous.join(&hosted.id, vec![facts]).unwrap());
+    for outcome in complete_all(participants.into(), &ready).iter().flatten() {
         assert!(matches!(outcome, Outcome::Failed(Failure::Mismatch { .. })), "{outcome:?}");
     }
     let hosted = crate::support::hosted();
-    let parties =
-        [facts(1, 3), facts(1, 3)].map(|facts| hosted.rendezvous.attend(&hosted.id, vec![facts]).unwrap());
-    for outcome in join_all(parties.into(), &ready).iter().flatten() {
+    let participants =
+        [facts(1, 3), facts(1, 3)].map(|facts| hosted.rendezvous.join(&hosted.id, vec![facts]).unwrap());
+    for outcome in complete_all(participants.into(), &ready).iter().flatten() {
         assert!(matches!(outcome, Outcome::Failed(Failure::Duplicate { rank: 1 })), "{outcome:?}");
     }
 }

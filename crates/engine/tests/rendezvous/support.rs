@@ -58,7 +58,7 @@ pub fn id_of(root: &SocketAddr) -> Id {
     id
 }
 
-/// A meeting with NCCL's root behind it, which the test plays.
+/// A session with NCCL's root behind it, which the test plays.
 pub struct Hosted {
     pub rendezvous: Rendezvous,
     pub root: TcpListener,
@@ -106,7 +106,7 @@ pub fn ready(_: &Preparation<'_>) -> Result<(), String> {
 
 /// Brings one rank and waits for its outcome.
 pub fn join(rendezvous: &Rendezvous, id: &Id, facts: Facts) -> Outcome {
-    rendezvous.attend(id, vec![facts]).unwrap().join(ready).remove(0)
+    rendezvous.join(id, vec![facts]).unwrap().complete(ready).remove(0)
 }
 
 pub fn is_fabric(outcome: &Outcome) -> bool {

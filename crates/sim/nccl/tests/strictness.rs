@@ -117,7 +117,7 @@ fn use_after_other_ends() {
 
 /// The ranks of an init agree on how many and who they are, and on what they meet for.
 #[test]
-fn mismatched_meetings() {
+fn mismatched_sessions() {
     expect_failure("same_rank", Ranks::Threads(2), &[], &["two callers joined as this rank"]);
     expect_failure("different_ranks", Ranks::Threads(2), &[], &["but a peer said"]);
     expect_failure(

@@ -8,7 +8,7 @@ use crate::rendezvous::colors::Parent;
 use crate::rendezvous::derived::{Invitation, Making, NOBODY, child};
 use crate::rendezvous::{Rendezvous, muster};
 
-use super::taken::{Ahead, Derivation, Leaves, Session};
+use super::taken::{Ahead, Derivation, Leaves, SessionPlace};
 use super::waits::{Kind, Line};
 
 /// A call that NCCL has not taken yet.
@@ -23,17 +23,17 @@ pub struct Deriving {
     pub(super) parent: Parent,
     pub(super) color: Option<i32>,
     /// At the roster, once it has [entered](Deriving::enter) there.
-    pub(super) session: Session,
+    pub(super) session: SessionPlace,
 }
 
 /// Enters the roster of the communicator of this name on this host, if there is one. Waits for the thread of a process that is in the
 /// same call, for a while: who has not entered by then has no peer group, nor have the others.
-pub(super) fn enter(line: &Line, child: Option<Token>) -> Session {
-    let Some(child) = child else { return Session::Nowhere };
+pub(super) fn enter(line: &Line, child: Option<Token>) -> SessionPlace {
+    let Some(child) = child else { return SessionPlace::Nowhere };
     let enter =
         |rendezvous: &Rendezvous| rendezvous.muster(muster::name(child), line.rank, &|| line.has_ended());
     let entered = rendezvous().and_then(enter);
-    Session::AtRoster(entered.map_err(|error| error.to_string()))
+    SessionPlace::AtRoster(entered.map_err(|error| error.to_string()))
 }
 
 impl Deriving {

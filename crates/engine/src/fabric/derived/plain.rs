@@ -14,7 +14,7 @@ use crate::rendezvous::colors::Parent;
 use crate::rendezvous::derived::{Invitation, Making, NOBODY, child};
 use crate::rendezvous::facts::Waiting;
 
-use super::taken::{Ahead, Derivation, Leaves, Session};
+use super::taken::{Ahead, Derivation, Leaves, SessionPlace};
 use super::waits::{Kind, Line};
 use super::{Configured, Wanted, asking};
 
@@ -94,7 +94,7 @@ fn making(wanted: &Wanted, count: u32) -> Making {
 pub struct Mustering {
     line: Arc<Line>,
     name: Token,
-    session: Session,
+    session: SessionPlace,
 }
 
 impl Mustering {

@@ -27,7 +27,7 @@ pub(super) enum Ahead {
 /// Where the ranks of the new communicator find each other: always at one of themselves, so that none of them needs a rank
 /// of the parent that is not in it, and that may be done and gone.
 #[derive(Debug)]
-pub(super) enum Session {
+pub(super) enum SessionPlace {
     /// This rank is in none, or it has said all there that it has to.
     Nowhere,
     /// At the roster of this communicator, which this rank entered before NCCL was asked; or why it could not.
@@ -55,7 +55,7 @@ pub struct Derivation {
     pub(super) color: Option<i32>,
     pub(super) ahead: Ahead,
     pub(super) leaves: Leaves,
-    pub(super) session: Session,
+    pub(super) session: SessionPlace,
 }
 
 impl Derivation {
@@ -133,7 +133,7 @@ impl Derivation {
         let child = self.child();
         // Its ranks are all that are waited for under this name.
         let invitation = Invitation { lobby: host.lobby, call: child, child, rank: self.line.rank };
-        self.session = Session::AtMember(invitation);
+        self.session = SessionPlace::AtMember(invitation);
         if host.rank == self.line.rank
             && let Ok(rendezvous) = rendezvous()
         {
@@ -193,7 +193,9 @@ impl Derivation {
     ) -> Result<Asked, Reason> {
         let mut asked = self.ask_at(new_communicator, configured, patience)?;
         self.leaves = Leaves::ToNccl;
-        if let Session::AtRoster(Ok(mustered)) = std::mem::replace(&mut self.session, Session::Nowhere) {
+        if let SessionPlace::AtRoster(Ok(mustered)) =
+            std::mem::replace(&mut self.session, SessionPlace::Nowhere)
+        {
             asked.mustered = Some(mustered);
         }
         Ok(asked)
@@ -212,14 +214,15 @@ impl Derivation {
         let (arena, share, mut facts) =
             wish::on(new_communicator.device, new_communicator.ranks, ctas, patience)?;
         facts.member.rank = new_communicator.rank;
-        let party = rendezvous().and_then(|rendezvous| match &self.session {
-            Session::AtRoster(_) => rendezvous.attend_mustered(&invitation, facts),
-            _ => rendezvous.attend_invited(&invitation, facts),
+        let participant = rendezvous().and_then(|rendezvous| match &self.session {
+            SessionPlace::AtRoster(_) => rendezvous.join_mustered(&invitation, facts),
+            _ => rendezvous.join_invited(&invitation, facts),
         });
-        let party = party.map_err(cannot_reach)?;
-        let until = party.cancellers().into_iter().next().map(|canceller| Wait::new(&self.line, canceller));
+        let participant = participant.map_err(cannot_reach)?;
+        let until =
+            participant.cancellers().into_iter().next().map(|canceller| Wait::new(&self.line, canceller));
         let token = invitation.child;
-        Ok(Asked { party, token, rank: new_communicator.rank, arena, share, until, mustered: None })
+        Ok(Asked { participant, token, rank: new_communicator.rank, arena, share, until, mustered: None })
     }
 
     /// To the session of the new communicator, which has so many ranks.
@@ -232,10 +235,10 @@ impl Derivation {
         }
         let unreachable = |words| Reason::Unreachable { words };
         match &self.session {
-            Session::Nowhere => Err(unreachable("no rank of it can be reached".into())),
-            Session::AtMember(invitation) => Ok(*invitation),
-            Session::AtRoster(Err(words)) => Err(unreachable(words.clone())),
-            Session::AtRoster(Ok(mustered)) => match mustered.ask(ranks, &|| self.line.has_ended()) {
+            SessionPlace::Nowhere => Err(unreachable("no rank of it can be reached".into())),
+            SessionPlace::AtMember(invitation) => Ok(*invitation),
+            SessionPlace::AtRoster(Err(words)) => Err(unreachable(words.clone())),
+            SessionPlace::AtRoster(Ok(mustered)) => match mustered.ask(ranks, &|| self.line.has_ended()) {
                 Ok(Answer::Complete { place, lobby }) => {
                     let call = muster::name(self.child());
                     Ok(Invitation { lobby, call, child: child(call, 0), rank: place })
@@ -249,15 +252,15 @@ impl Derivation {
 
     /// Says where it is waited for that it does not come.
     fn decline(&mut self, verdict: Verdict) {
-        match std::mem::replace(&mut self.session, Session::Nowhere) {
-            Session::AtMember(invitation) => {
+        match std::mem::replace(&mut self.session, SessionPlace::Nowhere) {
+            SessionPlace::AtMember(invitation) => {
                 rendezvous()
                     .into_iter()
                     .for_each(|rendezvous| rendezvous.decline(&invitation, verdict.clone()));
             }
             // The others have what NCCL gave them.
-            Session::AtRoster(Ok(mustered)) => mustered.decline(),
-            Session::Nowhere | Session::AtRoster(Err(_)) => {}
+            SessionPlace::AtRoster(Ok(mustered)) => mustered.decline(),
+            SessionPlace::Nowhere | SessionPlace::AtRoster(Err(_)) => {}
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The meetings that this process hosts: who comes to their ports, and what the agreement makes of it.
+//! The sessions that this process hosts: who comes to their ports, and what the agreement makes of it.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -11,7 +11,7 @@ use crate::contract::Token;
 use crate::descriptor;
 
 use super::wanting::Want;
-use super::{Endpoint, NewMeeting, Reactor};
+use super::{Endpoint, NewSession, Reactor};
 use crate::rendezvous::agreement::{Agreement, Event, Seat};
 use crate::rendezvous::card::{self, Id};
 use crate::rendezvous::connection::{self, Connection, Line};
@@ -30,12 +30,12 @@ const OF_A_RELAY: usize = 5;
 const BOOTSTRAP_READ_UP_TO: i32 = 23007;
 /// How often a root is looked at that was about to close; after that the sweep does.
 const CLOSING_LOOKS: u32 = 50;
-/// Meetings looked at, at each new one, for whether NCCL's root is gone. With 256 open ones a dead one stays open for 16
+/// Sessions looked at, at each new one, for whether NCCL's root is gone. With 256 open ones a dead one stays open for 16
 /// inits at most; each look costs a microsecond or two.
 const SWEEP: usize = 16;
 
 #[derive(Debug)]
-pub(super) struct Meeting {
+pub(super) struct Session {
     agreement: Agreement,
     kind: Kind,
     listener: Option<u64>,
@@ -60,9 +60,9 @@ enum Kind {
     Complete,
 }
 
-impl Meeting {
-    fn new(comm: Token, kind: Kind, listener: Option<u64>) -> Meeting {
-        Meeting {
+impl Session {
+    fn new(comm: Token, kind: Kind, listener: Option<u64>) -> Session {
+        Session {
             // Without a name of its own it tells nobody last.
             agreement: Agreement::new(comm, place::process().unwrap_or(NOBODY)),
             kind,
@@ -75,8 +75,8 @@ impl Meeting {
         }
     }
 
-    pub(super) fn of_call(call: Token, comm: Token) -> Meeting {
-        Meeting::new(comm, Kind::Call { call, silent: Vec::new() }, None)
+    pub(super) fn of_call(call: Token, comm: Token) -> Session {
+        Session::new(comm, Kind::Call { call, silent: Vec::new() }, None)
     }
 
     /// Takes a connection of a rank of the parent in, if there is room.
@@ -131,31 +131,31 @@ impl Meeting {
 }
 
 impl Reactor {
-    pub(super) fn open(&mut self, new: NewMeeting) {
+    pub(super) fn open(&mut self, new: NewSession) {
         self.sweep();
-        let NewMeeting { token, comm, id, listener, root } = new;
+        let NewSession { token, comm, id, listener, root } = new;
         let mut watched = self.poll.watch(listener);
         if let Err(error) = watched.want(EventFlags::IN) {
             log::warn!("rendezvous cannot wait for a listener: {error}");
         }
         let key = watched.key();
         self.endpoints.insert(key, Endpoint::Listener(watched, token));
-        self.meetings.insert(token, Meeting::new(comm, Kind::Id { id, root }, Some(key)));
+        self.sessions.insert(token, Session::new(comm, Kind::Id { id, root }, Some(key)));
         self.sweeping.push_back(token);
     }
 
-    /// Looks at a few of the oldest meetings: one whose root is gone takes no NCCL rank any more, and nobody waits in
+    /// Looks at a few of the oldest sessions: one whose root is gone takes no NCCL rank any more, and nobody waits in
     /// it.
     pub(super) fn sweep(&mut self) {
         for _ in 0..SWEEP.min(self.sweeping.len()) {
             let Some(token) = self.sweeping.pop_front() else { return };
-            let Some(meeting) = self.meetings.get(&token) else { continue };
-            if meeting.listener.is_none() {
+            let Some(session) = self.sessions.get(&token) else { continue };
+            if session.listener.is_none() {
                 continue;
             }
-            let idle = !meeting.is_relaying() && meeting.newcomers.is_empty();
-            let waited_for = meeting.present > 0 && meeting.agreement.verdict().is_none();
-            if idle && !waited_for && meeting.root_is_gone() {
+            let idle = !session.is_relaying() && session.newcomers.is_empty();
+            let waited_for = session.present > 0 && session.agreement.verdict().is_none();
+            if idle && !waited_for && session.root_is_gone() {
                 self.retire(token);
             } else {
                 self.sweeping.push_back(token);
@@ -165,16 +165,16 @@ impl Reactor {
 
     /// Nobody can come any more. Ranks that wait for a verdict lose their host.
     pub(super) fn retire(&mut self, token: Token) {
-        let Some(meeting) = self.meetings.get_mut(&token) else { return };
-        if let Some(key) = meeting.listener.take() {
+        let Some(session) = self.sessions.get_mut(&token) else { return };
+        if let Some(key) = session.listener.take() {
             self.endpoints.remove(&key);
-            Counts::down(&self.shared.counts.meetings_open);
+            Counts::down(&self.shared.counts.sessions_open);
         }
-        for key in std::mem::take(&mut meeting.newcomers) {
+        for key in std::mem::take(&mut session.newcomers) {
             self.endpoints.remove(&key);
         }
-        if meeting.agreement.verdict().is_none() {
-            meeting.present = 0;
+        if session.agreement.verdict().is_none() {
+            session.present = 0;
             self.endpoints
                 .retain(|_, endpoint| !matches!(endpoint, Endpoint::Present(_, of) if *of == token));
         }
@@ -186,26 +186,26 @@ impl Reactor {
     ///
     /// - a rank that dies, leaves or loses us before it hears the verdict: whoever has reported goes nowhere without the
     ///   host's word, its init fails;
-    /// - anybody who has been there: the first connection that is relayed makes the meeting plain, so none was;
+    /// - anybody who has been there: the first connection that is relayed makes the session plain, so none was;
     /// - whoever else connects from now on: no rank is missing. It is refused, as by NCCL's root once all have been there.
     ///
     /// The port goes, and the id goes to those that are given out again. That comes before
     /// anybody hears the verdict: whoever asks for an id after the init finds this one.
     fn recycle(&mut self, token: Token) {
-        let Some(meeting) = self.meetings.get(&token) else { return };
-        if let Kind::Id { id, .. } = meeting.kind {
+        let Some(session) = self.sessions.get(&token) else { return };
+        if let Kind::Id { id, .. } = session.kind {
             self.retire(token);
             self.shared.spare(id);
         }
     }
 
     pub(super) fn forget_if_empty(&mut self, token: Token) {
-        let empty = |meeting: &Meeting| {
-            let awaited = meeting.listener.is_some() || matches!(meeting.kind, Kind::Call { .. });
-            !awaited && meeting.present == 0 && !meeting.is_relaying()
+        let empty = |session: &Session| {
+            let awaited = session.listener.is_some() || matches!(session.kind, Kind::Call { .. });
+            !awaited && session.present == 0 && !session.is_relaying()
         };
-        if self.meetings.get(&token).is_some_and(empty) {
-            self.meetings.remove(&token);
+        if self.sessions.get(&token).is_some_and(empty) {
+            self.sessions.remove(&token);
             self.sweeping.retain(|other| *other != token);
         }
     }
@@ -227,7 +227,7 @@ impl Reactor {
                 Err(error) => {
                     return match self.lacks("accept", error) {
                         Want::Later => self.pause(listener),
-                        Want::Refused => self.refuse_meeting(token),
+                        Want::Refused => self.refuse_session(token),
                     };
                 }
             };
@@ -237,10 +237,10 @@ impl Reactor {
                 continue;
             }
             self.endpoints.insert(key, Endpoint::Newcomer(Connection::new(watched), token));
-            let Some(meeting) = self.meetings.get_mut(&token) else { return };
-            meeting.newcomers.push_back(key);
-            if meeting.newcomers.len() > self.limits.newcomers_max
-                && let Some(oldest) = meeting.newcomers.pop_front()
+            let Some(session) = self.sessions.get_mut(&token) else { return };
+            session.newcomers.push_back(key);
+            if session.newcomers.len() > self.limits.newcomers_max
+                && let Some(oldest) = session.newcomers.pop_front()
             {
                 // It has been silent for longest; nothing honest connects in order to say nothing.
                 self.endpoints.remove(&oldest);
@@ -276,20 +276,20 @@ impl Reactor {
         }
     }
 
-    /// Whether a meeting takes connections now: whoever came would only wait, with a descriptor of ours.
+    /// Whether a session takes connections now: whoever came would only wait, with a descriptor of ours.
     fn accepts(&self, token: Token) -> bool {
-        self.meetings.get(&token).is_none_or(|meeting| meeting.waiting == 0 && self.has_room(meeting))
+        self.sessions.get(&token).is_none_or(|session| session.waiting == 0 && self.has_room(session))
     }
 
-    fn has_room(&self, meeting: &Meeting) -> bool {
-        meeting.relays < self.limits.relays_max && self.relays < self.limits.relays_of_all_max
+    fn has_room(&self, session: &Session) -> bool {
+        session.relays < self.limits.relays_max && self.relays < self.limits.relays_of_all_max
     }
 
     pub(super) fn newcomer(&mut self, key: u64) {
         let Some(Endpoint::Newcomer(connection, token)) = self.endpoints.get_mut(&key) else { return };
         let token = *token;
         let line = connection.fill(GREETING_BYTES);
-        let Some(Kind::Id { id, .. }) = self.meetings.get(&token).map(|meeting| &meeting.kind) else {
+        let Some(Kind::Id { id, .. }) = self.sessions.get(&token).map(|session| &session.kind) else {
             return;
         };
         let caller = message::identify(&connection.input, token, &card::magic(id));
@@ -297,12 +297,12 @@ impl Reactor {
             return;
         }
         let Some(Endpoint::Newcomer(mut connection, _)) = self.endpoints.remove(&key) else { return };
-        let Some(meeting) = self.meetings.get_mut(&token) else { return };
-        meeting.newcomers.retain(|newcomer| *newcomer != key);
+        let Some(session) = self.sessions.get_mut(&token) else { return };
+        session.newcomers.retain(|newcomer| *newcomer != key);
         match caller {
-            Caller::Rank if meeting.present < self.limits.present_max => {
+            Caller::Rank if session.present < self.limits.present_max => {
                 connection.input.clear();
-                meeting.present += 1;
+                session.present += 1;
                 self.endpoints.insert(key, Endpoint::Present(connection, token));
                 self.present(key, token);
             }
@@ -320,11 +320,11 @@ impl Reactor {
     /// A rank's. It is relayed as soon as it can be, and never dropped for want of anything: its client has often said all and gone,
     /// NCCL does not come again, and its root would wait for that rank for ever.
     fn nccl_came(&mut self, mut connection: Connection, token: Token) {
-        let Some(meeting) = self.meetings.get_mut(&token) else { return };
-        let first = meeting.agreement.verdict().is_none();
+        let Some(session) = self.sessions.get_mut(&token) else { return };
+        let first = session.agreement.verdict().is_none();
         // Fails only for what is not in the wait.
         let _ = connection.watched.want(EventFlags::empty());
-        meeting.waiting += 1;
+        session.waiting += 1;
         self.waiting.push_back((connection, token));
         if first {
             log::debug!("rendezvous {token:?} a rank went to NCCL: plain");
@@ -337,9 +337,9 @@ impl Reactor {
     pub(super) fn relay_waiting(&mut self) {
         let mut lacking = false;
         for (connection, token) in std::mem::take(&mut self.waiting) {
-            let Some(meeting) = self.meetings.get(&token) else { continue };
-            let Some(root) = meeting.root().copied() else { continue };
-            if lacking || !self.has_room(meeting) {
+            let Some(session) = self.sessions.get(&token) else { continue };
+            let Some(root) = session.root().copied() else { continue };
+            if lacking || !self.has_room(session) {
                 self.waiting.push_back((connection, token));
                 continue;
             }
@@ -357,8 +357,8 @@ impl Reactor {
                 self.waiting.push_back((connection, token));
                 continue;
             }
-            if let Some(meeting) = self.meetings.get_mut(&token) {
-                meeting.waiting -= 1;
+            if let Some(session) = self.sessions.get_mut(&token) {
+                session.waiting -= 1;
             }
             match root {
                 Ok(root) => self.relay(connection, root, token),
@@ -376,13 +376,13 @@ impl Reactor {
     }
 
     fn relay(&mut self, connection: Connection, root: Watched, token: Token) {
-        let Some(meeting) = self.meetings.get_mut(&token) else { return };
+        let Some(session) = self.sessions.get_mut(&token) else { return };
         let (key, root_key) = (connection.watched.key(), root.key());
         let mut relay = Relay::new(connection.watched, root, connection.input);
         if relay.start().is_err() {
             return Counts::up(&self.shared.counts.relays_broken);
         }
-        meeting.relays += 1;
+        session.relays += 1;
         self.relays += 1;
         Counts::up(&self.shared.counts.relays);
         self.endpoints.insert(key, Endpoint::Relayed(relay, token));
@@ -401,15 +401,15 @@ impl Reactor {
         let (forth, back) = relay.bytes();
         drop(relay);
         Counts::add(&self.shared.counts.relayed_bytes, forth + back);
-        let Some(meeting) = self.meetings.get_mut(&token) else { return };
-        meeting.relays -= 1;
+        let Some(session) = self.sessions.get_mut(&token) else { return };
+        session.relays -= 1;
         if course == Course::Broken {
             Counts::up(&self.shared.counts.relays_broken);
         } else {
-            meeting.relayed += 1;
+            session.relayed += 1;
         }
-        let all_came = meeting.agreement.ranks().is_none_or(|ranks| meeting.relayed >= ranks);
-        if all_came && !meeting.is_relaying() && !self.closing.iter().any(|(closing, _)| *closing == token) {
+        let all_came = session.agreement.ranks().is_none_or(|ranks| session.relayed >= ranks);
+        if all_came && !session.is_relaying() && !self.closing.iter().any(|(closing, _)| *closing == token) {
             self.closing.push((token, 0));
         }
         self.forget_if_empty(token);
@@ -421,8 +421,8 @@ impl Reactor {
     /// NCCL's root closes a moment after the last rank has been there; nobody can come after that.
     pub(super) fn close_behind_roots(&mut self) {
         for (token, looks) in std::mem::take(&mut self.closing) {
-            let Some(meeting) = self.meetings.get(&token) else { continue };
-            if meeting.root_is_gone() {
+            let Some(session) = self.sessions.get(&token) else { continue };
+            if session.root_is_gone() {
                 self.retire(token);
             } else if looks < CLOSING_LOOKS {
                 self.closing.push((token, looks + 1));
@@ -457,8 +457,8 @@ impl Reactor {
         if self.endpoints.remove(&key).is_none() {
             return;
         }
-        if let Some(meeting) = self.meetings.get_mut(&token) {
-            meeting.present -= 1;
+        if let Some(session) = self.sessions.get_mut(&token) {
+            session.present -= 1;
         }
         self.happen(token, Event::Left(Seat(key)));
     }
@@ -467,22 +467,22 @@ impl Reactor {
     pub(super) fn happen(&mut self, token: Token, event: Event) {
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
-            let Some(meeting) = self.meetings.get_mut(&token) else { return };
-            let undecided = meeting.agreement.verdict().is_none();
-            if undecided && meeting.root().is_some() {
+            let Some(session) = self.sessions.get_mut(&token) else { return };
+            let undecided = session.agreement.verdict().is_none();
+            if undecided && session.root().is_some() {
                 // Those who are there go at the verdict. Twice: one that was missing just now is there.
-                let needed = OF_A_RELAY.saturating_sub(meeting.present);
-                meeting.agreement.has_room((0..2).any(|_| descriptor::are_free(needed)));
+                let needed = OF_A_RELAY.saturating_sub(session.present);
+                session.agreement.has_room((0..2).any(|_| descriptor::are_free(needed)));
             }
-            let answers = meeting.agreement.step(event);
-            if let (true, Some(verdict)) = (undecided, meeting.agreement.verdict()) {
+            let answers = session.agreement.step(event);
+            if let (true, Some(verdict)) = (undecided, session.agreement.verdict()) {
                 self.shared.counts.verdict(verdict);
                 log::debug!("rendezvous {token:?} verdict {verdict:?}");
-                if meeting.agreement.is_promise() {
+                if session.agreement.is_promise() {
                     self.recycle(token);
                 }
             }
-            let Some(meeting) = self.meetings.get_mut(&token) else { return };
+            let Some(session) = self.sessions.get_mut(&token) else { return };
             for answer in answers {
                 let Some(Endpoint::Present(connection, _)) = self.endpoints.get_mut(&answer.to.0) else {
                     continue;
@@ -492,7 +492,7 @@ impl Reactor {
                 let line = if last { connection.last_words(&bytes) } else { connection.say(&bytes) };
                 if line == Line::Closed {
                     self.endpoints.remove(&answer.to.0);
-                    meeting.present -= 1;
+                    session.present -= 1;
                     events.push_back(Event::Left(answer.to));
                 }
             }

@@ -9,7 +9,7 @@ use rustix::net::{self, RecvFlags, SendFlags, Shutdown};
 
 use crate::contract::Token;
 
-use super::hosting::Meeting;
+use super::hosting::Session;
 use super::wanting::Want;
 use super::{Endpoint, Expected, Reactor};
 use crate::descriptor::{self, Ours};
@@ -115,9 +115,9 @@ impl Reactor {
         if !self.gathering(call).comes_for(child) {
             return Counts::up(&self.shared.counts.turned_away);
         }
-        let meeting =
-            self.meetings.entry(child).or_insert_with(|| Meeting::of_call(call, derived::comm_token(child)));
-        if meeting.enter(key, rank, self.limits.present_max).is_none() {
+        let session =
+            self.sessions.entry(child).or_insert_with(|| Session::of_call(call, derived::comm_token(child)));
+        if session.enter(key, rank, self.limits.present_max).is_none() {
             Counts::up(&self.shared.counts.turned_away);
             self.gathering(call).died(rank);
             return self.look_at(call);
@@ -135,9 +135,9 @@ impl Reactor {
         self.gatherings.entry(call).or_default()
     }
 
-    /// A rank in a meeting of a call has said its first word, or left without one.
+    /// A rank in a session of a call has said its first word, or left without one.
     pub(super) fn arrived(&mut self, key: u64, child: Token, line: Line) {
-        let Some((call, rank)) = self.meetings.get_mut(&child).and_then(|meeting| meeting.arrived(key))
+        let Some((call, rank)) = self.sessions.get_mut(&child).and_then(|session| session.arrived(key))
         else {
             return;
         };
@@ -155,8 +155,8 @@ impl Reactor {
         }
         let awaited = |call: &&Token| {
             let child = self.gatherings.get(*call).and_then(Gathering::child);
-            let meeting = child.and_then(|child| self.meetings.get(&child));
-            meeting.is_some_and(|meeting| !meeting.is_left())
+            let session = child.and_then(|child| self.sessions.get(&child));
+            session.is_some_and(|session| !session.is_left())
                 || self.rounds.get(*call).is_some_and(Round::is_awaited)
         };
         let oldest = self.calls.iter().find(|call| !awaited(call)).copied();
@@ -193,7 +193,7 @@ impl Reactor {
         }
     }
 
-    /// Ends the meeting whose ranks cannot all come any more, or the round, and forgets the call when nobody can.
+    /// Ends the session whose ranks cannot all come any more, or the round, and forgets the call when nobody can.
     pub(super) fn look_at(&mut self, call: Token) {
         let lost = self.gatherings.get(&call).and_then(Gathering::lost);
         lost.into_iter().for_each(|rank| self.end_round(call, Failure::Absent { rank }));
@@ -201,8 +201,8 @@ impl Reactor {
         let Some(coming) = gathering.coming() else { return };
         let (over, rank) = (gathering.is_over(), gathering.absent());
         let is_lost = |child: &Token| {
-            let meeting = self.meetings.get(child);
-            meeting.and_then(Meeting::missing).is_some_and(|missing| missing > coming)
+            let session = self.sessions.get(child);
+            session.and_then(Session::missing).is_some_and(|missing| missing > coming)
         };
         if let Some(child) = gathering.child().filter(is_lost) {
             self.happen(child, Event::Absent(Failure::Absent { rank }));
@@ -219,8 +219,8 @@ impl Reactor {
         self.endpoints
             .retain(|_, endpoint| !matches!(endpoint, Endpoint::Life { call: of, .. } if *of == call));
         let Some(child) = gathering.child() else { return };
-        if let Some(meeting) = self.meetings.get_mut(&child) {
-            meeting.nobody_comes();
+        if let Some(session) = self.sessions.get_mut(&child) {
+            session.nobody_comes();
         }
         self.forget_if_empty(child);
     }
@@ -301,7 +301,7 @@ pub(super) fn tell_alone(lobby: Token, words: &[u8]) {
 #[derive(Debug)]
 pub(super) enum Knocking {
     Telling(Token, Vec<u8>),
-    Attending(Token, super::Reporting),
+    Joining(Token, super::Reporting),
     /// At the port of an id of this process.
     AtPort(std::net::SocketAddr, super::Reporting),
 }

@@ -5,7 +5,7 @@ use rustix::event::epoll::EventFlags;
 use crate::contract::Token;
 use crate::descriptor::Ours;
 
-use super::hosting::Meeting;
+use super::hosting::Session;
 use super::{Endpoint, Expected, Reactor};
 use crate::rendezvous::agreement::{Event, Seat};
 use crate::rendezvous::connection::{Connection, Line};
@@ -165,9 +165,9 @@ impl Reactor {
             Missing::Declines => {
                 gathering.comes_for(child);
                 gathering.spoke(place);
-                self.meetings
+                self.sessions
                     .entry(child)
-                    .or_insert_with(|| Meeting::of_call(name, derived::comm_token(child)));
+                    .or_insert_with(|| Session::of_call(name, derived::comm_token(child)));
                 let said = FromRank::Decline(Verdict::Plain(Reason::Apart));
                 self.happen(child, Event::Said(Seat(NOBODYS_KEY), said));
             }

@@ -51,8 +51,8 @@ impl Reactor {
         }
     }
 
-    /// Nobody can be let in to this meeting. Those who are there hear that it cannot be, the others that nobody is.
-    pub(super) fn refuse_meeting(&mut self, token: Token) {
+    /// Nobody can be let in to this session. Those who are there hear that it cannot be, the others that nobody is.
+    pub(super) fn refuse_session(&mut self, token: Token) {
         self.happen(token, Event::Absent(Failure::Short));
         self.retire(token);
     }

@@ -1,4 +1,4 @@
-//! Meetings among threads, each rank over its own socket.
+//! Sessions among threads, each rank over its own socket.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,7 +7,7 @@ use std::thread;
 use windlass_engine::contract::{Contract, capability};
 use windlass_engine::rendezvous::facts::Facts;
 use windlass_engine::rendezvous::verdict::{Failure, Reason};
-use windlass_engine::rendezvous::{Limits, Outcome, Rendezvous, card, join_all};
+use windlass_engine::rendezvous::{Limits, Outcome, Rendezvous, card, complete_all};
 
 use crate::support::{facts, hosted, id_of, is_fabric, join, ready, real_facts};
 
@@ -50,9 +50,9 @@ fn threads() {
 fn one_thread() {
     let hosted = hosted();
     let prepared = AtomicUsize::new(0);
-    let party =
-        hosted.rendezvous.attend(&hosted.id, (0..8).map(|rank| real_facts(rank, 8)).collect()).unwrap();
-    let outcomes = join_all(vec![party], &|preparation| {
+    let participant =
+        hosted.rendezvous.join(&hosted.id, (0..8).map(|rank| real_facts(rank, 8)).collect()).unwrap();
+    let outcomes = complete_all(vec![participant], &|preparation| {
         prepared.fetch_add(1, Ordering::Relaxed);
         assert_eq!(preparation.ranks, [0, 1, 2, 3, 4, 5, 6, 7]);
         assert!(preparation.peers().is_empty());
@@ -62,8 +62,8 @@ fn one_thread() {
     assert_eq!(prepared.load(Ordering::Relaxed), 1);
 }
 
-/// Two processes join two meetings in opposite orders in a group each, with preparations that wait for the peer's:
-/// no meeting waits for another.
+/// Two processes join two sessions in opposite orders in a group each, with preparations that wait for the peer's:
+/// no session waits for another.
 #[test]
 fn groups_in_opposite_order() {
     let hosted = hosted();
@@ -71,8 +71,8 @@ fn groups_in_opposite_order() {
     let other_id = hosted.rendezvous.host(&id_of(&root.local_addr().unwrap())).unwrap();
     let both_prepare = [Barrier::new(2), Barrier::new(2)];
     let bring = |rank: u32, ids: [&card::Id; 2]| {
-        let parties = ids.map(|id| hosted.rendezvous.attend(id, vec![facts(rank, 2)]).unwrap());
-        join_all(parties.into(), &|preparation| {
+        let participants = ids.map(|id| hosted.rendezvous.join(id, vec![facts(rank, 2)]).unwrap());
+        complete_all(participants.into(), &|preparation| {
             let first = preparation.token == card::Card::decode(&hosted.id).unwrap().token;
             both_prepare[usize::from(first)].wait();
             Ok(())
@@ -101,8 +101,8 @@ fn internet_protocol_6() {
     id[31] = 1;
     let rendezvous = Rendezvous::start(Limits::default()).unwrap();
     let id = rendezvous.host(&id).unwrap();
-    let party = rendezvous.attend(&id, vec![facts(0, 2), facts(1, 2)]).unwrap();
-    assert!(party.join(ready).iter().all(is_fabric));
+    let participant = rendezvous.join(&id, vec![facts(0, 2), facts(1, 2)]).unwrap();
+    assert!(participant.complete(ready).iter().all(is_fabric));
     let hosted = crate::support::Hosted { rendezvous, root, id };
     hosted.nccl_rank();
 }
@@ -111,19 +111,19 @@ fn internet_protocol_6() {
 #[test]
 fn late_rank() {
     let hosted = hosted();
-    let party = hosted.rendezvous.attend(&hosted.id, vec![facts(0, 3), facts(1, 3)]).unwrap();
+    let participant = hosted.rendezvous.join(&hosted.id, vec![facts(0, 3), facts(1, 3)]).unwrap();
     let settled = Barrier::new(2);
     thread::scope(|scope| {
         let waiting = scope.spawn(|| {
             settled.wait();
-            party.join(ready)
+            participant.complete(ready)
         });
         settled.wait();
-        // A whole other meeting goes by on the same thread meanwhile.
+        // A whole other session goes by on the same thread meanwhile.
         let root = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let id = hosted.rendezvous.host(&id_of(&root.local_addr().unwrap())).unwrap();
-        let two = hosted.rendezvous.attend(&id, vec![facts(0, 2), facts(1, 2)]).unwrap();
-        assert!(two.join(ready).iter().all(is_fabric));
+        let two = hosted.rendezvous.join(&id, vec![facts(0, 2), facts(1, 2)]).unwrap();
+        assert!(two.complete(ready).iter().all(is_fabric));
         assert!(!waiting.is_finished());
         assert!(is_fabric(&join(&hosted.rendezvous, &hosted.id, facts(2, 3))));
         assert!(waiting.join().unwrap().iter().all(is_fabric));
@@ -134,9 +134,9 @@ fn late_rank() {
 #[test]
 fn rank_without_windlass() {
     let hosted = hosted();
-    let party = hosted.rendezvous.attend(&hosted.id, vec![facts(0, 3)]).unwrap();
+    let participant = hosted.rendezvous.join(&hosted.id, vec![facts(0, 3)]).unwrap();
     thread::scope(|scope| {
-        let waiting = scope.spawn(|| party.join(ready));
+        let waiting = scope.spawn(|| participant.complete(ready));
         hosted.nccl_rank();
         let outcomes = waiting.join().unwrap();
         assert!(matches!(outcomes[0], Outcome::Plain(Reason::Foreign)), "{outcomes:?}");
@@ -149,15 +149,15 @@ fn rank_without_windlass() {
 #[test]
 fn real_communicator_after_the_verdict() {
     let hosted = hosted();
-    let party = hosted.rendezvous.attend(&hosted.id, vec![facts(0, 2), facts(1, 2)]).unwrap();
-    let outcomes = party.join(ready);
+    let participant = hosted.rendezvous.join(&hosted.id, vec![facts(0, 2), facts(1, 2)]).unwrap();
+    let outcomes = participant.complete(ready);
     assert!(outcomes.iter().all(is_fabric));
     hosted.nccl_rank();
     hosted.nccl_rank();
     let counts = hosted.rendezvous.counts();
-    assert_eq!(counts.meetings_open.load(Ordering::Relaxed), 1);
+    assert_eq!(counts.sessions_open.load(Ordering::Relaxed), 1);
     drop(hosted.root);
-    while counts.meetings_open.load(Ordering::Relaxed) != 0 {
+    while counts.sessions_open.load(Ordering::Relaxed) != 0 {
         thread::yield_now();
     }
     assert_eq!(counts.plains.load(Ordering::Relaxed), 0);
@@ -168,8 +168,8 @@ fn real_communicator_after_the_verdict() {
 #[test]
 fn refusal() {
     let hosted = hosted();
-    let parties = [0, 1].map(|rank| hosted.rendezvous.attend(&hosted.id, vec![facts(rank, 2)]).unwrap());
-    let outcomes = join_all(parties.into(), &|preparation| match preparation.ranks {
+    let participants = [0, 1].map(|rank| hosted.rendezvous.join(&hosted.id, vec![facts(rank, 2)]).unwrap());
+    let outcomes = complete_all(participants.into(), &|preparation| match preparation.ranks {
         [1] => Err("a chunk of 2 MiB did not map ".repeat(20)),
         _ => Ok(()),
     });
@@ -183,8 +183,8 @@ fn refusal() {
 #[test]
 fn stop_ends_preparing() {
     let hosted = hosted();
-    let parties = [0, 1].map(|rank| hosted.rendezvous.attend(&hosted.id, vec![facts(rank, 2)]).unwrap());
-    let outcomes = join_all(parties.into(), &|preparation| match preparation.ranks {
+    let participants = [0, 1].map(|rank| hosted.rendezvous.join(&hosted.id, vec![facts(rank, 2)]).unwrap());
+    let outcomes = complete_all(participants.into(), &|preparation| match preparation.ranks {
         [0] => Err("no room".into()),
         _ => {
             use rustix::event::{PollFd, PollFlags, poll};
@@ -212,9 +212,9 @@ fn conflicts() {
         let hosted = hosted();
         let mut second = facts(1, 4);
         change(&mut second);
-        let first = hosted.rendezvous.attend(&hosted.id, vec![facts(0, 4)]).unwrap();
-        let second = hosted.rendezvous.attend(&hosted.id, vec![second]).unwrap();
-        for outcome in [first.join(ready), second.join(ready)].iter().flatten() {
+        let first = hosted.rendezvous.join(&hosted.id, vec![facts(0, 4)]).unwrap();
+        let second = hosted.rendezvous.join(&hosted.id, vec![second]).unwrap();
+        for outcome in [first.complete(ready), second.complete(ready)].iter().flatten() {
             let Outcome::Plain(reason) = outcome else { panic!("{outcome:?}") };
             // Which of two reports came first is up to the network.
             let swapped = format!("{reason}").replace("rank 0, other 1", "rank 1, other 0");
@@ -231,8 +231,8 @@ fn contract_of_unlike_ranks() {
     (first.ctas_max, second.ctas_max) = (16, 8);
     second.capabilities |= 12;
     second.member.attachment = b"a slice at 4096".to_vec();
-    let party = hosted.rendezvous.attend(&hosted.id, vec![first, second, facts(2, 3)]).unwrap();
-    for outcome in party.join(ready) {
+    let participant = hosted.rendezvous.join(&hosted.id, vec![first, second, facts(2, 3)]).unwrap();
+    for outcome in participant.complete(ready) {
         let Outcome::Fabric(contract) = outcome else { panic!("{outcome:?}") };
         assert_eq!(
             (contract.ctas_max, contract.capabilities),
@@ -242,25 +242,25 @@ fn contract_of_unlike_ranks() {
     }
 }
 
-/// A meeting whose host cannot be reached leaves a rank that nobody has heard of: it goes to NCCL.
+/// A session whose host cannot be reached leaves a rank that nobody has heard of: it goes to NCCL.
 #[test]
 fn unreachable_host() {
     let hosted = hosted();
     hosted.rendezvous.retire(&hosted.id);
-    while hosted.rendezvous.counts().meetings_open.load(Ordering::Relaxed) != 0 {
+    while hosted.rendezvous.counts().sessions_open.load(Ordering::Relaxed) != 0 {
         thread::yield_now();
     }
     let outcome = join(&hosted.rendezvous, &hosted.id, facts(0, 2));
     assert!(matches!(outcome, Outcome::Plain(Reason::Unreachable { .. })), "{outcome:?}");
 }
 
-/// A meeting that is retired under those who wait there fails for them.
+/// A session that is retired under those who wait there fails for them.
 #[test]
 fn retired_while_waiting() {
     let hosted = hosted();
-    let party = hosted.rendezvous.attend(&hosted.id, vec![facts(0, 2)]).unwrap();
+    let participant = hosted.rendezvous.join(&hosted.id, vec![facts(0, 2)]).unwrap();
     thread::scope(|scope| {
-        let waiting = scope.spawn(|| party.join(ready));
+        let waiting = scope.spawn(|| participant.complete(ready));
         while !waiting.is_finished() {
             hosted.rendezvous.retire(&hosted.id);
             thread::yield_now();
@@ -280,8 +280,8 @@ fn retired_while_waiting() {
 fn recycled_id() {
     let hosted = hosted();
     let meet = |id: &card::Id| {
-        let party = hosted.rendezvous.attend(id, vec![facts(0, 2), facts(1, 2)]).unwrap();
-        party.join(ready).into_iter().map(|outcome| match outcome {
+        let participant = hosted.rendezvous.join(id, vec![facts(0, 2), facts(1, 2)]).unwrap();
+        participant.complete(ready).into_iter().map(|outcome| match outcome {
             Outcome::Fabric(contract) => contract.comm,
             other => panic!("{other:?}"),
         })
@@ -296,9 +296,9 @@ fn recycled_id() {
     assert!(first[0] == first[1] && second[0] == second[1] && first[0] != second[0]);
 }
 
-/// 200 meetings leave no descriptor and no thread.
+/// 200 sessions leave no descriptor and no thread.
 #[test]
-fn two_hundred_meetings() {
+fn two_hundred_sessions() {
     let rendezvous = Rendezvous::start(Limits::default()).unwrap();
     let alive = || {
         let count = |folder: &str| std::fs::read_dir(folder).unwrap().count();
@@ -307,23 +307,23 @@ fn two_hundred_meetings() {
     let meet = |number: usize| {
         let root = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let id = rendezvous.host(&id_of(&root.local_addr().unwrap())).unwrap();
-        let party = rendezvous.attend(&id, (0..4).map(|rank| facts(rank, 4)).collect()).unwrap();
-        assert!(party.join(ready).iter().all(is_fabric), "meeting {number}");
+        let participant = rendezvous.join(&id, (0..4).map(|rank| facts(rank, 4)).collect()).unwrap();
+        assert!(participant.complete(ready).iter().all(is_fabric), "session {number}");
         rendezvous.retire(&id);
     };
     let settle = || {
-        while rendezvous.counts().meetings_open.load(Ordering::Relaxed) != 0 {
+        while rendezvous.counts().sessions_open.load(Ordering::Relaxed) != 0 {
             thread::yield_now();
         }
         // All commands before this one's have been done, those of the last members among them.
         let root = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let id = rendezvous.host(&id_of(&root.local_addr().unwrap())).unwrap();
         rendezvous.retire(&id);
-        while rendezvous.counts().meetings_open.load(Ordering::Relaxed) != 0 {
+        while rendezvous.counts().sessions_open.load(Ordering::Relaxed) != 0 {
             thread::yield_now();
         }
     };
-    // Before any: what a meeting has may end a turn after it is over.
+    // Before any: what a session has may end a turn after it is over.
     let before = alive();
     (0..=200).for_each(meet);
     settle();
@@ -335,10 +335,10 @@ fn two_hundred_meetings() {
     assert_eq!(alive(), before);
 }
 
-/// Too many open meetings: the id stays NCCL's own, and is counted. Ids whose root is gone make room again.
+/// Too many open sessions: the id stays NCCL's own, and is counted. Ids whose root is gone make room again.
 #[test]
-fn limit_of_meetings() {
-    let rendezvous = Rendezvous::start(Limits { meetings_max: 3, ..Limits::default() }).unwrap();
+fn limit_of_sessions() {
+    let rendezvous = Rendezvous::start(Limits { sessions_max: 3, ..Limits::default() }).unwrap();
     let mut roots: Vec<_> = (0..4).map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap()).collect();
     let addresses: Vec<_> = roots.iter().map(|root| root.local_addr().unwrap()).collect();
     let counts = rendezvous.counts();
@@ -346,7 +346,7 @@ fn limit_of_meetings() {
         rendezvous.host(&id_of(address)).unwrap();
     }
     assert!(rendezvous.host(&id_of(&addresses[3])).is_err());
-    assert_eq!(counts.meetings_refused.load(Ordering::Relaxed), 1);
+    assert_eq!(counts.sessions_refused.load(Ordering::Relaxed), 1);
     roots.drain(..2);
     while rendezvous.host(&id_of(&addresses[3])).is_err() {
         thread::yield_now();

@@ -1,4 +1,4 @@
-//! The caller's side: the ranks that one caller brings to one meeting, waiting while the background thread talks.
+//! The caller's side: the ranks that one caller brings to one session, waiting while the background thread talks.
 //!
 //! No lock is held while anyone waits, works or calls NCCL; a [`Canceller`] ends a rank's wait from any thread.
 
@@ -7,20 +7,20 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use crate::contract::{Contract, Token};
 use crate::thread;
 
-use super::attendance::{Attendance, Stage, Turn, WithoutHost, Worth};
 use super::descriptors::Door;
 use super::facts::Facts;
 use super::listener::{Canceller, Listener, Need};
 use super::message::{FromHost, FromRank};
+use super::participation::{Participation, Stage, Turn, WithoutHost, Worth};
 use super::poll::Flag;
 use super::reactor::{Command, Reporting, Shared};
 use super::verdict::{Failure, Reason, Verdict, bounded};
 
-/// What the background thread and the waiting caller share of a party.
+/// What the background thread and the waiting caller share of a participant.
 #[derive(Debug)]
 pub struct Ranks {
     /// Where each rank stands. Held for a few stores; comes after no other lock, and none after it.
-    standing: Mutex<Vec<Attendance>>,
+    standing: Mutex<Vec<Participation>>,
     changed: Condvar,
     /// Up as soon as a rank's wait has ended: preparing is pointless from then on.
     stop: Flag,
@@ -28,26 +28,26 @@ pub struct Ranks {
 
 impl Ranks {
     fn new(facts: Vec<Facts>, without_host: WithoutHost) -> rustix::io::Result<Ranks> {
-        let attend = |facts| Attendance::new(facts, without_host);
-        let standing = Mutex::new(facts.into_iter().map(attend).collect());
+        let join = |facts| Participation::new(facts, without_host);
+        let standing = Mutex::new(facts.into_iter().map(join).collect());
         Ok(Ranks { standing, changed: Condvar::new(), stop: Flag::new()? })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Attendance>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<Participation>> {
         self.standing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn wait<'a>(&self, standing: MutexGuard<'a, Vec<Attendance>>) -> MutexGuard<'a, Vec<Attendance>> {
+    fn wait<'a>(&self, standing: MutexGuard<'a, Vec<Participation>>) -> MutexGuard<'a, Vec<Participation>> {
         self.changed.wait(standing).unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Changes where a rank stands; says whether its connection is still needed.
-    fn change(&self, index: usize, change: impl FnOnce(&mut Attendance)) -> Need {
+    fn change(&self, index: usize, change: impl FnOnce(&mut Participation)) -> Need {
         let mut standing = self.lock();
-        let Some(attendance) = standing.get_mut(index) else { return Need::Nothing };
-        change(attendance);
-        let over = attendance.is_over();
-        let pointless = attendance.preparing() == Worth::Pointless;
+        let Some(participation) = standing.get_mut(index) else { return Need::Nothing };
+        change(participation);
+        let over = participation.is_over();
+        let pointless = participation.preparing() == Worth::Pointless;
         drop(standing);
         if pointless {
             self.stop.raise();
@@ -57,15 +57,15 @@ impl Ranks {
     }
 
     pub(super) fn heard(&self, index: usize, message: FromHost) -> Need {
-        self.change(index, |attendance| attendance.heard(message))
+        self.change(index, |participation| participation.heard(message))
     }
 
     pub(super) fn lost(&self, index: usize, failure: Failure) {
-        self.change(index, |attendance| attendance.lost(failure));
+        self.change(index, |participation| participation.lost(failure));
     }
 
     pub(super) fn end(&self, index: usize, verdict: Verdict) {
-        self.change(index, |attendance| attendance.end(verdict));
+        self.change(index, |participation| participation.end(verdict));
     }
 
     pub(super) fn without_host(&self, index: usize) -> WithoutHost {
@@ -88,14 +88,14 @@ pub enum Outcome {
     Failed(Failure),
 }
 
-/// What a caller needs to prepare its ranks of one meeting.
+/// What a caller needs to prepare its ranks of one session.
 #[derive(Debug)]
 pub struct Preparation<'a> {
     /// What all agree on if all confirm.
     pub contract: &'a Arc<Contract>,
     /// The ranks that this caller prepares.
     pub ranks: &'a [u32],
-    /// The meeting's token.
+    /// The session's token.
     pub token: Token,
     /// Where descriptors for these ranks arrive.
     pub door: &'a Door,
@@ -104,15 +104,15 @@ pub struct Preparation<'a> {
 }
 
 impl Preparation<'_> {
-    /// The doors of all other parties, in the contract's order.
+    /// The doors of all other participants, in the contract's order.
     pub fn peers(&self) -> Vec<Token> {
         self.contract.doors().into_iter().filter(|door| *door != self.door.name()).collect()
     }
 }
 
-/// The ranks that one caller brings to one meeting. They have reported.
+/// The ranks that one caller brings to one session. They have reported.
 #[derive(Debug)]
-pub struct Party {
+pub struct Participant {
     ranks: Arc<Ranks>,
     keys: Vec<u64>,
     numbers: Vec<u32>,
@@ -121,7 +121,7 @@ pub struct Party {
     door: Door,
 }
 
-impl Party {
+impl Participant {
     /// Ranks that are about to report; each gets a number of a connection.
     pub(super) fn new(
         shared: Arc<Shared>,
@@ -129,19 +129,26 @@ impl Party {
         door: Door,
         mut facts: Vec<Facts>,
         without_host: WithoutHost,
-    ) -> rustix::io::Result<Party> {
+    ) -> rustix::io::Result<Participant> {
         facts.iter_mut().for_each(|facts| facts.member.door = door.name());
         let keys = facts.iter().map(|_| shared.new_key()).collect();
         let numbers = facts.iter().map(|facts| facts.member.rank).collect();
-        Ok(Party { ranks: Arc::new(Ranks::new(facts, without_host)?), keys, numbers, shared, token, door })
+        Ok(Participant {
+            ranks: Arc::new(Ranks::new(facts, without_host)?),
+            keys,
+            numbers,
+            shared,
+            token,
+            door,
+        })
     }
 
     /// For the background thread: with greeting and report of each rank.
     pub(super) fn reports(&self, greeting: &[u8]) -> Vec<Reporting> {
         let standing = self.ranks.lock();
-        let report = |(index, attendance): (usize, &Attendance)| {
+        let report = |(index, participation): (usize, &Participation)| {
             let mut words = greeting.to_vec();
-            words.extend(FromRank::Report(Box::new(attendance.facts().clone())).encode());
+            words.extend(FromRank::Report(Box::new(participation.facts().clone())).encode());
             Reporting { key: self.keys[index], listener: Listener::Rank(self.ranks.clone(), index), words }
         };
         standing.iter().enumerate().map(report).collect()
@@ -157,7 +164,7 @@ impl Party {
 
     /// Waits for the others, prepares, confirms and waits for the verdict: as long as it takes, on the caller's
     /// thread. `prepare` runs at most once, without a lock, and says in a few words why it cannot if it cannot.
-    pub fn join(self, prepare: impl FnOnce(&Preparation<'_>) -> Result<(), String>) -> Vec<Outcome> {
+    pub fn complete(self, prepare: impl FnOnce(&Preparation<'_>) -> Result<(), String>) -> Vec<Outcome> {
         match self.await_decision() {
             Some(contract) => {
                 let preparation = Preparation {
@@ -172,7 +179,7 @@ impl Party {
                     Err(words) => self.refuse(&words),
                 }
             }
-            // One of ours is out already, so that the others' meeting can have no good end. They say so, because
+            // One of ours is out already, so that the others' session can have no good end. They say so, because
             // the caller goes nowhere before all of them have ended.
             None => self.refuse("another rank of this process is out"),
         }
@@ -183,13 +190,13 @@ impl Party {
     fn await_decision(&self) -> Option<Arc<Contract>> {
         let mut standing = self.ranks.lock();
         loop {
-            if standing.iter().any(Attendance::is_over) {
+            if standing.iter().any(Participation::is_over) {
                 return None;
             }
             let prepared =
-                standing.iter().all(|attendance| matches!(attendance.stage(), Stage::Preparing(_)));
+                standing.iter().all(|participation| matches!(participation.stage(), Stage::Preparing(_)));
             if let (true, Some(Stage::Preparing(contract))) =
-                (prepared, standing.first().map(Attendance::stage))
+                (prepared, standing.first().map(Participation::stage))
             {
                 return Some(contract.clone());
             }
@@ -200,8 +207,8 @@ impl Party {
     fn confirm(&self) {
         let mut standing = self.ranks.lock();
         // If one is out, the others stay silent: the host has heard of it, or is about to.
-        for (attendance, key) in standing.iter_mut().zip(&self.keys) {
-            if attendance.confirm() == Turn::Speak {
+        for (participation, key) in standing.iter_mut().zip(&self.keys) {
+            if participation.confirm() == Turn::Speak {
                 self.shared.send(Command::Say(*key, FromRank::Confirm.encode()));
             }
         }
@@ -209,8 +216,8 @@ impl Party {
 
     fn refuse(&self, words: &str) {
         let message = FromRank::Refuse(bounded(words)).encode();
-        for (attendance, key) in self.ranks.lock().iter().zip(&self.keys) {
-            if !attendance.is_over() {
+        for (participation, key) in self.ranks.lock().iter().zip(&self.keys) {
+            if !participation.is_over() {
                 self.shared.send(Command::Say(*key, message.clone()));
             }
         }
@@ -218,10 +225,10 @@ impl Party {
 
     fn await_verdict(&self) -> Vec<Outcome> {
         let mut standing = self.ranks.lock();
-        while !standing.iter().all(Attendance::is_over) {
+        while !standing.iter().all(Participation::is_over) {
             standing = self.ranks.wait(standing);
         }
-        let stages: Vec<Stage> = standing.iter().map(|attendance| attendance.stage().clone()).collect();
+        let stages: Vec<Stage> = standing.iter().map(|participation| participation.stage().clone()).collect();
         drop(standing);
         stages.into_iter().map(outcome).collect()
     }
@@ -237,31 +244,32 @@ fn outcome(stage: Stage) -> Outcome {
     }
 }
 
-impl Drop for Party {
+impl Drop for Participant {
     fn drop(&mut self) {
         self.keys.iter().for_each(|key| self.shared.send(Command::Leave(*key)));
     }
 }
 
-/// Brings several parties to their meetings at once, as a group does: no meeting waits for another, whatever the
+/// Brings several participants to their sessions at once, as a group does: no session waits for another, whatever the
 /// order in which other processes go to theirs. The first runs on the caller's thread, each further one on a thread
 /// that ends with this call.
-pub fn join_all(
-    parties: Vec<Party>,
+pub fn complete_all(
+    participants: Vec<Participant>,
     prepare: &(dyn Fn(&Preparation<'_>) -> Result<(), String> + Sync),
 ) -> Vec<Vec<Outcome>> {
-    let mut parties = parties.into_iter();
-    let Some(first) = parties.next() else { return Vec::new() };
+    let mut participants = participants.into_iter();
+    let Some(first) = participants.next() else { return Vec::new() };
     std::thread::scope(|scope| {
-        let rest: Vec<_> = parties
-            .map(|party| {
-                let count = party.numbers.len();
-                let cancellers = party.cancellers();
-                let begun = thread::spawn_scoped(scope, "windlass-init", move || party.join(prepare));
+        let rest: Vec<_> = participants
+            .map(|participant| {
+                let count = participant.numbers.len();
+                let cancellers = participant.cancellers();
+                let begun =
+                    thread::spawn_scoped(scope, "windlass-init", move || participant.complete(prepare));
                 (count, cancellers, begun)
             })
             .collect();
-        let mut outcomes = vec![first.join(prepare)];
+        let mut outcomes = vec![first.complete(prepare)];
         outcomes.extend(rest.into_iter().map(|(count, cancellers, begun)| {
             let joined = begun.ok().and_then(|thread| thread.join().ok());
             joined.unwrap_or_else(|| {

@@ -1,4 +1,4 @@
-//! The ranks of this process at their meetings, wherever those are hosted.
+//! The ranks of this process in their sessions, wherever those are hosted.
 
 use std::net::SocketAddr;
 
@@ -17,16 +17,16 @@ use crate::rendezvous::message::{self, FROM_HOST_BYTES_MAX, FromHost};
 use crate::rendezvous::verdict::{Failure, Reason, Verdict, bounded};
 
 #[derive(Debug)]
-pub(super) struct Attending {
+pub(super) struct Joining {
     connection: Connection,
     listener: Listener,
-    state: Joining,
+    state: JoinStage,
     /// What has not gone out.
     words: Vec<u8>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Joining {
+enum JoinStage {
     Connecting,
     /// At a lobby.
     Entering,
@@ -34,7 +34,7 @@ enum Joining {
 }
 
 impl Reactor {
-    pub(super) fn attend(&mut self, address: &SocketAddr, reporting: Reporting) {
+    pub(super) fn join(&mut self, address: &SocketAddr, reporting: Reporting) {
         let Reporting { key, listener, words } = reporting;
         let connect = || connection::connect(address);
         let begun = descriptor::even_of_reserve(connect).and_then(|socket| {
@@ -45,29 +45,29 @@ impl Reactor {
         match begun {
             Ok(watched) => {
                 let connection = Connection::new(watched);
-                let attending = Attending { connection, listener, state: Joining::Connecting, words };
-                self.endpoints.insert(key, Endpoint::Attending(attending));
+                let joining = Joining { connection, listener, state: JoinStage::Connecting, words };
+                self.endpoints.insert(key, Endpoint::Joining(joining));
             }
             // NCCL could do no better in this process, and others who come would find nobody.
             Err(error) if descriptor::is_want(error) && self.hosts(&words) => {
-                if self.lacks("come to its own meeting", error) == Want::Later {
+                if self.lacks("come to its own session", error) == Want::Later {
                     let reporting = Reporting { key, listener, words };
                     return self.knocking.push(Knocking::AtPort(*address, reporting));
                 }
                 listener.lost(Failure::Short);
-                message::token_of(&words).into_iter().for_each(|token| self.refuse_meeting(token));
+                message::token_of(&words).into_iter().for_each(|token| self.refuse_session(token));
             }
             Err(error) => listener.end(unreachable(address, error)),
         }
     }
 
-    /// Whether these are the words of a rank at a meeting of this process.
+    /// Whether these are the words of a rank in a session of this process.
     fn hosts(&self, words: &[u8]) -> bool {
-        message::token_of(words).is_some_and(|token| self.meetings.contains_key(&token))
+        message::token_of(words).is_some_and(|token| self.sessions.contains_key(&token))
     }
 
     /// Whoever finds nobody there has lost its host; whoever cannot come in goes on trying.
-    pub(super) fn attend_at_lobby(&mut self, lobby: Token, reporting: Reporting) {
+    pub(super) fn join_at_lobby(&mut self, lobby: Token, reporting: Reporting) {
         let Reporting { key, listener, words } = reporting;
         let begun = lobby::connect(lobby).map(|socket| self.poll.watch_as(socket, key));
         match begun {
@@ -76,12 +76,12 @@ impl Reactor {
                     return listener.lost(Failure::HostLost);
                 }
                 let connection = Connection::new(watched);
-                let attending = Attending { connection, listener, state: Joining::Entering, words };
-                self.endpoints.insert(key, Endpoint::Attending(attending));
+                let joining = Joining { connection, listener, state: JoinStage::Entering, words };
+                self.endpoints.insert(key, Endpoint::Joining(joining));
             }
             Err(Knock::Later(error)) => match self.lacks("enter a lobby", error) {
                 Want::Later => {
-                    self.knocking.push(Knocking::Attending(lobby, Reporting { key, listener, words }));
+                    self.knocking.push(Knocking::Joining(lobby, Reporting { key, listener, words }));
                 }
                 Want::Refused => {
                     listener.lost(Failure::Short);
@@ -99,9 +99,9 @@ impl Reactor {
         for knocking in std::mem::take(&mut self.knocking) {
             match knocking {
                 Knocking::Telling(lobby, bytes) => self.tell(lobby, bytes),
-                Knocking::Attending(lobby, reporting) => self.attend_at_lobby(lobby, reporting),
+                Knocking::Joining(lobby, reporting) => self.join_at_lobby(lobby, reporting),
                 Knocking::AtPort(address, reporting) if self.hosts(&reporting.words) => {
-                    self.attend(&address, reporting);
+                    self.join(&address, reporting);
                 }
                 // It was refused meanwhile.
                 Knocking::AtPort(_, reporting) => reporting.listener.lost(Failure::Short),
@@ -109,9 +109,9 @@ impl Reactor {
         }
     }
 
-    pub(super) fn leave_meeting(&mut self, key: u64) {
+    pub(super) fn leave_session(&mut self, key: u64) {
         let unsaid = match self.endpoints.remove(&key) {
-            Some(Endpoint::Attending(attending)) => attending.words.clone(),
+            Some(Endpoint::Joining(joining)) => joining.words.clone(),
             _ => self.stop_knocking(key),
         };
         // The host of a call waits for a word of each rank, and the report has not gone out.
@@ -123,15 +123,15 @@ impl Reactor {
     /// The thread ends, and with it these connections.
     pub(super) fn say_what_was_not_said(&mut self) {
         for endpoint in self.endpoints.values() {
-            if let Endpoint::Attending(attending) = endpoint {
-                lobby::withdraw_alone(&attending.listener, &attending.words);
+            if let Endpoint::Joining(joining) = endpoint {
+                lobby::withdraw_alone(&joining.listener, &joining.words);
             }
         }
         for knocking in std::mem::take(&mut self.knocking) {
             match knocking {
                 Knocking::Telling(lobby, words) => lobby::tell_alone(lobby, &words),
                 Knocking::AtPort(_, Reporting { listener, .. }) => listener.lost(Failure::HostLost),
-                Knocking::Attending(_, Reporting { listener, words, .. }) => {
+                Knocking::Joining(_, Reporting { listener, words, .. }) => {
                     listener.lost(Failure::HostLost);
                     lobby::withdraw_alone(&listener, &words);
                 }
@@ -141,31 +141,31 @@ impl Reactor {
 
     /// Gives what was to be said.
     fn stop_knocking(&mut self, key: u64) -> Vec<u8> {
-        let attends = |knocking: &mut Knocking| match knocking {
-            Knocking::Attending(_, other) | Knocking::AtPort(_, other) => other.key == key,
+        let joins = |knocking: &mut Knocking| match knocking {
+            Knocking::Joining(_, other) | Knocking::AtPort(_, other) => other.key == key,
             Knocking::Telling(..) => false,
         };
-        match self.knocking.extract_if(.., attends).next() {
-            Some(Knocking::Attending(_, reporting)) => reporting.words,
+        match self.knocking.extract_if(.., joins).next() {
+            Some(Knocking::Joining(_, reporting)) => reporting.words,
             _ => Vec::new(),
         }
     }
 
-    pub(super) fn attending(&mut self, key: u64) {
-        let Some(Endpoint::Attending(attending)) = self.endpoints.get_mut(&key) else { return };
-        if attending.turn() == Need::Nothing {
+    pub(super) fn joining(&mut self, key: u64) {
+        let Some(Endpoint::Joining(joining)) = self.endpoints.get_mut(&key) else { return };
+        if joining.turn() == Need::Nothing {
             self.endpoints.remove(&key);
         }
     }
 
     pub(super) fn say(&mut self, key: u64, bytes: &[u8]) {
-        let Some(Endpoint::Attending(attending)) = self.endpoints.get_mut(&key) else { return };
-        match attending.state {
+        let Some(Endpoint::Joining(joining)) = self.endpoints.get_mut(&key) else { return };
+        match joining.state {
             // Behind the report.
-            Joining::Connecting | Joining::Entering => attending.words.extend_from_slice(bytes),
+            JoinStage::Connecting | JoinStage::Entering => joining.words.extend_from_slice(bytes),
             // A line that closed while speaking is read to its end at the next turn: a verdict may lie in it.
-            Joining::Talking => {
-                if attending.connection.say(bytes) == Line::Closed && attending.turn() == Need::Nothing {
+            JoinStage::Talking => {
+                if joining.connection.say(bytes) == Line::Closed && joining.turn() == Need::Nothing {
                     self.endpoints.remove(&key);
                 }
             }
@@ -173,11 +173,11 @@ impl Reactor {
     }
 }
 
-impl Attending {
+impl Joining {
     fn turn(&mut self) -> Need {
-        if self.state != Joining::Talking {
+        if self.state != JoinStage::Talking {
             if let Err(error) = connection::outcome(&self.connection.watched) {
-                if self.state == Joining::Entering {
+                if self.state == JoinStage::Entering {
                     self.listener.lost(Failure::HostLost);
                     return Need::Nothing;
                 }
@@ -186,7 +186,7 @@ impl Attending {
                 self.listener.end(Verdict::Plain(Reason::Unreachable { words }));
                 return Need::Nothing;
             }
-            self.state = Joining::Talking;
+            self.state = JoinStage::Talking;
             let words = std::mem::take(&mut self.words);
             let _ = self.connection.say(&words);
         }
@@ -210,7 +210,7 @@ fn unreachable(address: &SocketAddr, error: Errno) -> Verdict {
     Verdict::Plain(Reason::Unreachable { words: bounded(&format!("{address}: {error}")) })
 }
 
-impl Drop for Attending {
+impl Drop for Joining {
     /// However its connection ends, nobody waits for it.
     fn drop(&mut self) {
         self.listener.lost(Failure::HostLost);

@@ -1,4 +1,4 @@
-//! A rank's side of a meeting as a pure machine.
+//! A rank's side of a session as a pure machine.
 
 use std::sync::Arc;
 
@@ -23,9 +23,9 @@ pub enum Stage {
     Over(Verdict),
 }
 
-/// A rank in a meeting.
+/// A rank in a session.
 #[derive(Clone, Debug)]
-pub struct Attendance {
+pub struct Participation {
     facts: Facts,
     without_host: WithoutHost,
     stage: Stage,
@@ -49,10 +49,10 @@ pub enum Worth {
     Pointless,
 }
 
-impl Attendance {
+impl Participation {
     /// A rank that is about to report this.
-    pub fn new(facts: Facts, without_host: WithoutHost) -> Attendance {
-        Attendance { facts, without_host, stage: Stage::Asked, preparing: Worth::Worthwhile }
+    pub fn new(facts: Facts, without_host: WithoutHost) -> Participation {
+        Participation { facts, without_host, stage: Stage::Asked, preparing: Worth::Worthwhile }
     }
 
     /// What becomes of it without its host, before it has confirmed.

@@ -25,9 +25,9 @@ use super::{derived, note};
 
 /// How far an init is before NCCL is called.
 enum Step {
-    /// Its meeting is over, or there is none; and what it keeps for others without a fabric.
+    /// Its session is over, or there is none; and what it keeps for others without a fabric.
     Decided(Fate, Option<Arc<Plain>>),
-    /// Its meeting is over: NCCL is not asked. Of `ncclCommInitAll` all ranks.
+    /// Its session is over: NCCL is not asked. Of `ncclCommInitAll` all ranks.
     Promised(Vec<Arc<Promise>>),
     /// In a group: NCCL only takes note of it now, and so do we.
     Grouped(Wish),
@@ -37,8 +37,8 @@ enum Step {
     Refused,
 }
 
-/// Makes communicators as asked, with their ranks' meetings.
-pub fn init_in_meeting(entry: Entry, init: &InitCall) -> ncclResult_t {
+/// Makes communicators as asked, with their ranks' sessions.
+pub fn init_with_session(entry: Entry, init: &InitCall) -> ncclResult_t {
     promise::ask_of_groups(group::is_open);
     if derived::is_one(init) {
         return derived::init_child(entry, init);
@@ -101,7 +101,7 @@ fn begin(init: &InitCall) -> Step {
     let device = fabric::device_now();
     let taken = take(&wish, device, &configuration);
     let fate = match fabric::ask(&Wish { device, parked: taken.tokens(), ..wish }) {
-        Ok(asked) => fabric::join(vec![asked]).pop().unwrap_or(Fate::Plain(Reason::Derived)),
+        Ok(asked) => fabric::complete(vec![asked]).pop().unwrap_or(Fate::Plain(Reason::Derived)),
         Err(reason) => Fate::Plain(reason),
     };
     let mut plain = None;
@@ -254,7 +254,7 @@ pub fn refused(result: ncclResult_t) {
 }
 
 /// NCCL did not make what was to be made in a group. It may have made some of it, and never says which: it aborts all
-/// inits of a group of which one fails. What their meetings left is closed; the handles that NCCL left are their owner's to
+/// inits of a group of which one fails. What their sessions left is closed; the handles that NCCL left are their owner's to
 /// abort.
 pub fn lose(awaited: &[Awaited], result: ncclResult_t) {
     for waited in awaited {
@@ -272,15 +272,15 @@ pub fn lose(awaited: &[Awaited], result: ncclResult_t) {
     fabric::settle();
 }
 
-/// Begins the meetings of a group and waits for them. Gives the rest of what waited; the failure that is the group's
-/// answer comes first. A group that NCCL will not run has no meetings: its ranks need not all come.
+/// Begins the sessions of a group and waits for them. Gives the rest of what waited; the failure that is the group's
+/// answer comes first. A group that NCCL will not run has no sessions: its ranks need not all come.
 ///
-/// NCCL makes all communicators of a group beside each other, but only after their meetings. A rank that makes them one after
-/// the other is in NCCL for the first before it comes to the second's meeting: so communicators that are made in
-/// one group with others have no meeting, and their other ranks hear that from NCCL's connection.
+/// NCCL makes all communicators of a group beside each other, but only after their sessions. A rank that makes them one after
+/// the other is in NCCL for the first before it comes to the second's session: so communicators that are made in
+/// one group with others have no session, and their other ranks hear that from NCCL's connection.
 #[cold]
 #[inline(never)]
-pub fn join(awaited: Vec<Awaited>) -> Vec<Awaited> {
+pub fn run_all(awaited: Vec<Awaited>) -> Vec<Awaited> {
     let (mut rest, mut wished) = (Vec::new(), Vec::new());
     for waited in awaited {
         match waited {
@@ -296,7 +296,7 @@ pub fn join(awaited: Vec<Awaited>) -> Vec<Awaited> {
         rest.swap(0, last);
         return rest;
     }
-    let together = fabric::is_one_meeting(wished.iter().map(|(_, wish)| wish));
+    let together = fabric::is_one_session(wished.iter().map(|(_, wish)| wish));
     let (mut handles, mut asked) = (Vec::new(), Vec::new());
     for (handle, wish) in wished {
         let Some(communicator) = communicator::find(handle) else { continue };
@@ -318,7 +318,7 @@ pub fn join(awaited: Vec<Awaited>) -> Vec<Awaited> {
     if asked.is_empty() {
         return rest;
     }
-    for ((handle, plain), fate) in handles.into_iter().zip(fabric::join(asked)) {
+    for ((handle, plain), fate) in handles.into_iter().zip(fabric::complete(asked)) {
         if let Fate::Failed(failure) = &fate {
             let code = refuse(failure.code(), format_args!("no communicator: {failure}"));
             if !matches!(rest.first(), Some(Awaited::Failed(_))) {
