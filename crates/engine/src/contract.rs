@@ -114,10 +114,10 @@ pub struct Member {
     pub device: Device,
     /// The Unix socket where this rank's process takes descriptors in this init
     /// ([`crate::rendezvous::descriptors`]); ranks that joined together share one.
-    pub door: Token,
-    /// What opens the lobby of this rank's process, where the ranks of communicators made from this one meet
+    pub descriptor_socket: Token,
+    /// The secret of the process listener of this rank's process, where the ranks of communicators made from this one meet
     /// ([`crate::rendezvous::derived`]); zeros where there is none.
-    pub lobby: Token,
+    pub process_listener: Token,
     /// Hash of this rank's tuning table; 0 where it has none of its own.
     pub tuning: u64,
     /// Whether this rank would tell the others what it calls.
@@ -133,8 +133,8 @@ impl Member {
         writer.raw(&self.device.uuid).u32(domain).u8(bus).u8(slot);
         writer.u16(self.device.capability).u16(self.device.multiprocessors);
         writer
-            .token(self.door)
-            .token(self.lobby)
+            .token(self.descriptor_socket)
+            .token(self.process_listener)
             .u64(self.tuning)
             .u8(self.checks.into())
             .counted(&self.attachment, ATTACHMENT_BYTES_MAX);
@@ -151,8 +151,8 @@ impl Member {
                 capability: reader.u16()?,
                 multiprocessors: reader.u16()?,
             },
-            door: reader.token()?,
-            lobby: reader.token()?,
+            descriptor_socket: reader.token()?,
+            process_listener: reader.token()?,
             tuning: reader.u64()?,
             checks: match reader.u8()? {
                 0 => false,
@@ -218,7 +218,7 @@ pub mod capability {
     pub const REQUIRED: u64 = VIRTUAL_MEMORY | DESCRIPTORS;
 }
 
-/// Of contracts, and of what a rank reports before there is one: the calling card says it, too.
+/// Of contracts, and of what a rank reports before there is one: the id tag says it, too.
 pub const LAYOUT: u16 = 10;
 
 impl Contract {
@@ -317,15 +317,15 @@ impl Contract {
         !self.members.is_empty() && self.members.iter().all(|member| member.checks)
     }
 
-    /// The doors of the processes that take part, each once, in the order of their first rank.
-    pub fn doors(&self) -> Vec<Token> {
-        let mut doors: Vec<Token> = Vec::new();
+    /// The descriptor sockets of the processes that take part, each once, in the order of their first rank.
+    pub fn descriptor_sockets(&self) -> Vec<Token> {
+        let mut descriptor_sockets: Vec<Token> = Vec::new();
         for member in &self.members {
-            if !doors.contains(&member.door) {
-                doors.push(member.door);
+            if !descriptor_sockets.contains(&member.descriptor_socket) {
+                descriptor_sockets.push(member.descriptor_socket);
             }
         }
-        doors
+        descriptor_sockets
     }
 }
 
@@ -345,8 +345,8 @@ mod tests {
                 capability: *capability,
                 multiprocessors: *multiprocessors,
             },
-            door: token,
-            lobby: token,
+            descriptor_socket: token,
+            process_listener: token,
             tuning: 0,
             checks: false,
             attachment: Vec::new(),

@@ -1,6 +1,6 @@
 //! Bootstrap: how the ranks of a new communicator meet, agree and confirm.
 //!
-//! The process that makes an `ncclUniqueId` hosts the session: it puts [its own port and a calling card](card) into the
+//! The process that makes an `ncclUniqueId` hosts the session: it puts [its own port and an id tag](id_tag) into the
 //! id. Ranks with Windlass [report](facts::Facts) there, the host [decides](decision), all prepare (map, test, load)
 //! and confirm, and the host gives one verdict: fabric, plain, or failed. A connection that begins with the id's magic,
 //! as NCCL's do, goes byte for byte to NCCL's root (`relay`), and before the verdict it is the proof that a rank has no Windlass or went
@@ -55,8 +55,6 @@
 //! at once, and conflicts end the session at the first report that shows them.
 
 pub mod agreement;
-pub mod asking;
-pub mod card;
 pub mod colors;
 mod connection;
 pub mod counts;
@@ -65,8 +63,8 @@ pub mod derived;
 pub mod descriptors;
 pub mod facts;
 pub mod gathering;
+pub mod id_tag;
 pub mod inquiry;
-pub mod listener;
 pub mod message;
 pub mod muster;
 mod mustering;
@@ -76,9 +74,11 @@ pub mod place;
 pub mod poll;
 mod reactor;
 mod relay;
+pub mod request_socket;
 pub mod round;
 mod spare;
 pub mod verdict;
+pub mod waiter;
 
 use std::io;
 use std::sync::Arc;
@@ -93,21 +93,21 @@ use crate::contract::{Token, Version};
 use crate::descriptor::{self, Ours};
 use crate::process::{self, afresh::Afresh};
 use crate::thread;
-use card::{Card, Id};
 use colors::{Parent, Willing, Word};
 use counts::Counts;
 use derived::Invitation;
-use descriptors::Door;
+use descriptors::DescriptorSocket;
 use facts::Facts;
+use id_tag::{Id, IdTag};
 use message::FromRank;
 use participation::WithoutHost;
-use reactor::{Command, Expected, Host, Lobby, NewSession, Reactor, Shared};
+use reactor::{Command, Expected, Host, NewSession, ProcessListener, Reactor, Shared};
 use verdict::Verdict;
 
 pub use inquiry::Inquiry;
-pub use listener::Canceller;
 pub use mustering::Mustered;
 pub use participant::{Outcome, Participant, Preparation, complete_all};
+pub use waiter::Canceller;
 
 /// How long descriptors are waited for that a rank needs before it can report, and how often it tries.
 const WANTED_WITHIN: Duration = Duration::from_secs(2);
@@ -118,7 +118,7 @@ const WANTED_EVERY: Duration = Duration::from_millis(10);
 pub struct Limits {
     /// Ids whose sessions are open at once.
     pub sessions_max: usize,
-    /// Calls that make communicators from others, whose ranks have not all been in our lobby; of more, the oldest one is
+    /// Calls that make communicators from others, whose ranks have not all been at our process listener; of more, the oldest one is
     /// forgotten for which nobody waits. A rank whose program gives a call up would be waited for as long as it lives.
     pub calls_max: usize,
     /// Ids kept that nobody uses. One that is dropped costs NCCL as much as one that is kept: room for many.
@@ -156,7 +156,7 @@ impl Default for Limits {
 pub struct Rendezvous {
     shared: Arc<Shared>,
     limits: Limits,
-    lobby: Token,
+    process_listener: Token,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -189,25 +189,29 @@ impl Rendezvous {
         let shared = Arc::new(Shared::new(&limits)?);
         let for_thread = shared.clone();
         // Without one, communicators made from others have no fabric; all else works.
-        let lobby = Lobby::open().inspect_err(|error| log::info!("rendezvous has no lobby: {error}")).ok();
-        let secret = lobby.as_ref().map_or(derived::NOBODY, |lobby| lobby.secret);
+        let process_listener = ProcessListener::open()
+            .inspect_err(|error| log::info!("rendezvous has no process listener: {error}"))
+            .ok();
+        let secret =
+            process_listener.as_ref().map_or(derived::NOBODY, |process_listener| process_listener.secret);
         let (tell, told) = std::sync::mpsc::sync_channel(1);
         // The reactor is made in its thread, to which it belongs.
-        let thread = thread::spawn("windlass", move || match Reactor::new(for_thread, limits, lobby) {
-            Ok(reactor) => {
-                let _ = tell.send(Ok(()));
-                reactor.run();
-            }
-            Err(error) => drop(tell.send(Err(io::Error::from(error)))),
-        })?;
+        let thread =
+            thread::spawn("windlass", move || match Reactor::new(for_thread, limits, process_listener) {
+                Ok(reactor) => {
+                    let _ = tell.send(Ok(()));
+                    reactor.run();
+                }
+                Err(error) => drop(tell.send(Err(io::Error::from(error)))),
+            })?;
         told.recv().unwrap_or_else(|_| Err(io::Error::other("the background thread did not start")))?;
-        Ok(Rendezvous { shared, limits, lobby: secret, thread: Some(thread) })
+        Ok(Rendezvous { shared, limits, process_listener: secret, thread: Some(thread) })
     }
 
     /// Hosts the session of an id that NCCL has just made, and gives the id that ranks must get instead. An error
-    /// leaves NCCL's own id as good as it was, without a card.
+    /// leaves NCCL's own id as good as it was, without an id tag.
     pub fn host(&self, id: &Id) -> io::Result<Id> {
-        let root = card::address(id).ok_or_else(|| io::Error::other("the id holds no address"))?;
+        let root = id_tag::address(id).ok_or_else(|| io::Error::other("the id holds no address"))?;
         let open = self.shared.counts.sessions_open.fetch_add(1, Ordering::Relaxed);
         let hosted = if open as usize >= self.limits.sessions_max {
             Counts::up(&self.shared.counts.sessions_refused);
@@ -224,13 +228,13 @@ impl Rendezvous {
     }
 
     fn open(&self, id: &Id, root: std::net::SocketAddr) -> io::Result<Id> {
-        let card = Card { version: Version::THIS, token: place::random()?, root_port: root.port() };
+        let id_tag = IdTag { version: Version::THIS, token: place::random()?, root_port: root.port() };
         let (listener, port) = connection::listen(&root)?;
-        let carded =
-            card.encode(id, port).ok_or_else(|| io::Error::other("the id holds no usable address"))?;
+        let tagged =
+            id_tag.encode(id, port).ok_or_else(|| io::Error::other("the id holds no usable address"))?;
         let comm = place::random()?;
-        self.shared.send(Command::Open(NewSession { token: card.token, comm, id: *id, listener, root }));
-        Ok(carded)
+        self.shared.send(Command::Open(NewSession { token: id_tag.token, comm, id: *id, listener, root }));
+        Ok(tagged)
     }
 
     /// Takes an id that NCCL made in this process, as it made it, and that nobody has used or will: to be hosted, or to be
@@ -248,28 +252,28 @@ impl Rendezvous {
 
     /// Closes the session of an id that nobody will use any more: its port, and whoever waits there without a verdict.
     pub fn retire(&self, id: &Id) {
-        if let Some(card) = Card::decode(id) {
-            self.shared.send(Command::Retire(card.token));
+        if let Some(id_tag) = IdTag::decode(id) {
+            self.shared.send(Command::Retire(id_tag.token));
         }
     }
 
     /// Joins the session of an id with the ranks that the caller brings: their reports go out now. Never
     /// waits. An error means that no report has gone out; the caller goes to NCCL.
     pub fn join(&self, id: &Id, facts: Vec<Facts>) -> io::Result<Participant> {
-        let card = Card::decode(id).ok_or_else(|| io::Error::other("the id has no calling card"))?;
-        let address = card::address(id).ok_or_else(|| io::Error::other("the id holds no address"))?;
-        let participant = self.participant(card.token, facts, WithoutHost::Fails).inspect_err(|error| {
+        let id_tag = IdTag::decode(id).ok_or_else(|| io::Error::other("the id has no tag of Windlass"))?;
+        let address = id_tag::address(id).ok_or_else(|| io::Error::other("the id holds no address"))?;
+        let participant = self.participant(id_tag.token, facts, WithoutHost::Fails).inspect_err(|error| {
             // If this process hosts, it could not take NCCL's ranks in either: they would wait.
             if is_want(error) {
-                self.shared.send(Command::Retire(card.token));
+                self.shared.send(Command::Retire(id_tag.token));
             }
         })?;
-        let reports = participant.reports(&message::greeting(card.token));
+        let reports = participant.reports(&message::greeting(id_tag.token));
         self.shared.send(Command::Join(Host::Port(address), reports));
         Ok(participant)
     }
 
-    /// Before any report, so that whoever reads the contract finds the door open. Where descriptors are wanting they are waited for.
+    /// Before any report, so that whoever reads the contract finds the socket open. Where descriptors are wanting they are waited for.
     fn participant(
         &self,
         token: Token,
@@ -278,9 +282,15 @@ impl Rendezvous {
     ) -> io::Result<Participant> {
         let until = Instant::now() + WANTED_WITHIN;
         loop {
-            let door = Door::open();
-            let participant = door.and_then(|door| {
-                Ok(Participant::new(self.shared.clone(), token, door, facts.clone(), without_host)?)
+            let descriptor_socket = DescriptorSocket::open();
+            let participant = descriptor_socket.and_then(|descriptor_socket| {
+                Ok(Participant::new(
+                    self.shared.clone(),
+                    token,
+                    descriptor_socket,
+                    facts.clone(),
+                    without_host,
+                )?)
             });
             match participant {
                 Err(error) if is_want(&error) && Instant::now() < until => std::thread::sleep(WANTED_EVERY),
@@ -289,9 +299,9 @@ impl Rendezvous {
         }
     }
 
-    /// What opens the lobby of this process; [`derived::NOBODY`] if it has none.
-    pub fn lobby(&self) -> Token {
-        self.lobby
+    /// The secret of the process listener of this process; [`derived::NOBODY`] if it has none.
+    pub fn process_listener(&self) -> Token {
+        self.process_listener
     }
 
     /// This process hosts the session or the round of this name, to which these ranks of the parent come (one bit each): those
@@ -303,15 +313,15 @@ impl Rendezvous {
     /// Joins the session to which a rank is invited, as [`Rendezvous::join`] does. After an error the rank
     /// must [`Rendezvous::decline`]: it is waited for.
     pub fn join_invited(&self, invitation: &Invitation, facts: Facts) -> io::Result<Participant> {
-        self.join_lobby(invitation, facts, WithoutHost::Fails)
+        self.join_process_listener(invitation, facts, WithoutHost::Fails)
     }
 
     /// The same for a rank of a muster, whose communicator NCCL has made. After an error it must [`Mustered::decline`].
     pub fn join_mustered(&self, invitation: &Invitation, facts: Facts) -> io::Result<Participant> {
-        self.join_lobby(invitation, facts, WithoutHost::IsPlain)
+        self.join_process_listener(invitation, facts, WithoutHost::IsPlain)
     }
 
-    fn join_lobby(
+    fn join_process_listener(
         &self,
         invitation: &Invitation,
         facts: Facts,
@@ -319,7 +329,7 @@ impl Rendezvous {
     ) -> io::Result<Participant> {
         let participant = self.participant(invitation.child, vec![facts], without_host)?;
         let reports = participant.reports(&invitation.greeting());
-        self.shared.send(Command::Join(Host::Lobby(invitation.lobby), reports));
+        self.shared.send(Command::Join(Host::ProcessListener(invitation.process_listener), reports));
         Ok(participant)
     }
 
@@ -328,7 +338,7 @@ impl Rendezvous {
     pub fn decline(&self, invitation: &Invitation, verdict: Verdict) {
         let mut words = invitation.greeting();
         words.extend(FromRank::Decline(verdict).encode());
-        self.shared.send(Command::Tell(invitation.lobby, words));
+        self.shared.send(Command::Tell(invitation.process_listener, words));
     }
 
     /// Begins a round before a split or shrink that so many ranks make, this one in this place among them: its word goes
@@ -336,22 +346,23 @@ impl Rendezvous {
     pub fn ask_round(&self, invitation: &Invitation, place: u32, ranks: u32, word: Word) -> Inquiry {
         let inquiry = Inquiry::new(self.shared.clone());
         let reports = vec![inquiry.reporting(word_in_round(invitation, place, ranks, word))];
-        self.shared.send(Command::Join(Host::Lobby(invitation.lobby), reports));
+        self.shared.send(Command::Join(Host::ProcessListener(invitation.process_listener), reports));
         inquiry
     }
 
     /// The same for a rank that goes to NCCL without waiting, and so all do.
     pub fn go_to_nccl(&self, invitation: &Invitation, place: u32, ranks: u32, parent: Parent) {
         let word = Word { color: None, key: 0, willing: Willing::Real, parent };
-        self.shared.send(Command::Tell(invitation.lobby, word_in_round(invitation, place, ranks, word)));
+        self.shared
+            .send(Command::Tell(invitation.process_listener, word_in_round(invitation, place, ranks, word)));
     }
 
     /// Enters the [muster](muster) of this name on this host, as this rank of the parent. Waits for the thread of whoever keeps it, until `is_over`;
     /// after an error nobody counts on this rank.
     pub fn muster(&self, name: Token, rank: u32, is_over: &dyn Fn() -> bool) -> io::Result<Mustered> {
-        if self.lobby == derived::NOBODY {
+        if self.process_listener == derived::NOBODY {
             // It might keep the roll of ranks that are to meet here.
-            return Err(io::Error::other("this process has no lobby"));
+            return Err(io::Error::other("this process has no process listener"));
         }
         Mustered::enter(&self.shared, name, rank, is_over)
     }

@@ -63,7 +63,7 @@ impl Fabric {
         let ranks = excluded.iter().fold(all, |ranks, rank| ranks & !(1 << rank));
         // Of a split all ranks are alive; of a shrink the excluded may not be.
         let host = self.contract.members.get(ranks.trailing_zeros() as usize)?;
-        if host.lobby == NOBODY {
+        if host.process_listener == NOBODY {
             return None;
         }
         let shrinks = matches!(wanted, Wanted::Shrink(_)).then_some(excluded);
@@ -76,7 +76,7 @@ impl Fabric {
         };
         Some(Deriving {
             line: self.line.clone(),
-            lobby: host.lobby,
+            process_listener: host.process_listener,
             hosts: host.rank,
             ranks,
             shrinks,
@@ -134,14 +134,14 @@ mod tests {
 
     /// A parent of so many ranks, all of them here.
     fn parent(ranks: u32, capabilities: u64) -> Vec<Arc<Line>> {
-        let lobby = rendezvous().unwrap().lobby();
+        let process_listener = rendezvous().unwrap().process_listener();
         let member = |rank| Member {
             rank,
             process: Token([2; 16]),
             process_id: 1,
             device: Device { uuid: [rank as u8; 16], pci: (0, 0, 0), capability: 90, multiprocessors: 132 },
-            door: NOBODY,
-            lobby,
+            descriptor_socket: NOBODY,
+            process_listener,
             tuning: 0,
             checks: false,
             attachment: Vec::new(),
@@ -162,7 +162,7 @@ mod tests {
     fn deriving(line: &Arc<Line>, color: Option<i32>) -> Deriving {
         Deriving {
             line: line.clone(),
-            lobby: rendezvous().unwrap().lobby(),
+            process_listener: rendezvous().unwrap().process_listener(),
             hosts: 0,
             ranks: (1 << line.among(u64::MAX).1.len()) - 1,
             shrinks: None,
@@ -250,7 +250,7 @@ mod tests {
         assert_eq!(split.begun().round(0, Willing::Always), Ok(Course::Nccl));
     }
 
-    /// The survivors of a shrink tell each other, too, in the lobby of the lowest; other shrinks and splits count for
+    /// The survivors of a shrink tell each other, too, at the process listener of the lowest; other shrinks and splits count for
     /// themselves, and a word that is out stands for the next of its kind.
     #[test]
     fn shrinks() {

@@ -138,16 +138,16 @@ impl Loss {
 pub(super) struct Telling {
     pub words: Vec<u8>,
     /// Where the peer's process is asked.
-    pub desk: Token,
+    pub request_socket: Token,
     /// When to say it next.
     pub due: Instant,
     until: Instant,
 }
 
 impl Telling {
-    pub fn new(words: Vec<u8>, desk: Token) -> Telling {
+    pub fn new(words: Vec<u8>, request_socket: Token) -> Telling {
         let now = Instant::now();
-        Telling { words, desk, due: now, until: now + TOLD_WITHIN }
+        Telling { words, request_socket, due: now, until: now + TOLD_WITHIN }
     }
 
     /// It was said and not heard. Nothing if it was said for long enough.

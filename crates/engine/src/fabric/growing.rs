@@ -13,7 +13,7 @@ use crate::arena::{self, LeaseId, Member, Peer, PeerArena, PeerSlice, Place, Sli
 use crate::contract::bytes::{Reader, Writer};
 use crate::contract::{self, Token};
 use crate::mailbox::{Direction, Mailbox, Wire};
-use crate::rendezvous::asking::Answer;
+use crate::rendezvous::request_socket::Answer;
 
 use super::Fabric;
 use super::boxes::Boxes;

@@ -3,7 +3,7 @@
 use crate::config::nccl;
 use crate::config::{Switch, config};
 use crate::rendezvous;
-use crate::rendezvous::card::Id;
+use crate::rendezvous::id_tag::Id;
 
 /// Whether inits are looked at here.
 pub fn is_on() -> bool {

@@ -13,8 +13,8 @@ use crate::contract::bytes::{Reader, Writer};
 use crate::descriptor;
 use crate::error::refuse;
 use crate::forward::init;
-use crate::rendezvous::asking::Answered;
-use crate::rendezvous::card::Id;
+use crate::rendezvous::id_tag::Id;
+use crate::rendezvous::request_socket::Answered;
 
 use super::{Fabric, exiting, watch};
 
@@ -62,7 +62,7 @@ impl Question {
 /// A question that a thread waits with.
 #[derive(Debug)]
 pub(super) struct Asking {
-    pub desk: Token,
+    pub request_socket: Token,
     pub question: Question,
     pub answers: SyncSender<Answered>,
 }

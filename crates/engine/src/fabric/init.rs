@@ -8,7 +8,7 @@ use crate::arena::Arena;
 use crate::contract::Token;
 use crate::forward::init::Ctas;
 use crate::gpu;
-use crate::rendezvous::card::Id;
+use crate::rendezvous::id_tag::Id;
 use crate::rendezvous::verdict::{Failure, Reason};
 use crate::rendezvous::{self, Canceller, Mustered, Outcome, Participant, decision, place};
 use crate::stats::features::{Lacks, line};
@@ -61,7 +61,7 @@ pub fn device_now() -> Option<i32> {
 /// Begins a rank's init with the wish's device, or this thread's current one. Waits for no other rank, and only where
 /// room is short for what has just ended on this one, for a while; the reason says that NCCL does it alone.
 pub fn ask(wish: &Wish) -> Result<Asked, Reason> {
-    let card = wish.check()?;
+    let id_tag = wish.check()?;
     closing::at_exit_too();
     // Room that is over must not keep an init from having any.
     settle();
@@ -76,7 +76,7 @@ pub fn ask(wish: &Wish) -> Result<Asked, Reason> {
     let participant = rendezvous().and_then(|rendezvous| rendezvous.join(&wish.id, vec![facts]));
     let (until, mustered) = (None, None);
     let participant = participant.map_err(cannot_reach)?;
-    Ok(Asked { participant, token: card.token, rank, arena, share, until, mustered })
+    Ok(Asked { participant, token: id_tag.token, rank, arena, share, until, mustered })
 }
 
 pub(super) fn cannot_reach(error: std::io::Error) -> Reason {
@@ -239,7 +239,7 @@ mod tests {
             Reason::CommId,
             Reason::ManyIds,
             Reason::PeerAccess,
-            Reason::NoCard,
+            Reason::NoIdTag,
             Reason::OtherVersion,
             Reason::Unreachable { words: words() },
             Reason::NoIdentity { words: words() },

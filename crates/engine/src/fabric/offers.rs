@@ -1,4 +1,4 @@
-//! What the ranks of an init offer each other: NCCL's communicators that they have parked, by name, behind the desk in each
+//! What the ranks of an init offer each other: NCCL's communicators that they have parked, by name, behind the request socket in each
 //! rank's attachment. As all ranks read the same contract, all see the same one that they have in common.
 
 use crate::contract::{Contract, Token};
@@ -7,7 +7,7 @@ use crate::contract::{Contract, Token};
 const OFFERS_MAX: usize = 32;
 const TOKEN_BYTES: usize = size_of::<Token>();
 
-/// Adds offers to an attachment that has the desk.
+/// Adds offers to an attachment that has the request socket.
 pub(super) fn put(attachment: &mut Vec<u8>, parked: &[Token]) {
     parked.iter().take(OFFERS_MAX).for_each(|token| attachment.extend(token.0));
 }
@@ -46,8 +46,8 @@ mod tests {
                     capability: 90,
                     multiprocessors: 132,
                 },
-                door: Token([0; 16]),
-                lobby: Token([0; 16]),
+                descriptor_socket: Token([0; 16]),
+                process_listener: Token([0; 16]),
                 tuning: 0,
                 checks: false,
                 attachment,
@@ -64,7 +64,7 @@ mod tests {
         }
     }
 
-    /// Rank 0's order decides among what all have; the desk is no offer; one rank without any, or that parks nothing, is
+    /// Rank 0's order decides among what all have; the request socket is no offer; one rank without any, or that parks nothing, is
     /// enough for none.
     #[test]
     fn first_in_common() {

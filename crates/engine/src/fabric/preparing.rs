@@ -239,14 +239,15 @@ fn exchange(
     known: &mut Known<'_>,
 ) -> Result<(), String> {
     let others = lent.others();
-    let doors = preparation.peers();
-    // A door is one process's.
-    let is_near = |door: &Token| {
-        let mut there = lent.contract.members.iter().filter(|member| member.door == *door);
+    let descriptor_sockets = preparation.peers();
+    // A descriptor socket is one process's.
+    let is_near = |descriptor_socket: &Token| {
+        let mut there =
+            lent.contract.members.iter().filter(|member| member.descriptor_socket == *descriptor_socket);
         there.any(|member| lent.is_near(member.rank))
     };
     // Ours: a child that is forked meanwhile keeps none of it.
-    let (place, far) = match doors.iter().all(is_near) {
+    let (place, far) = match descriptor_sockets.iter().all(is_near) {
         true => (lent.slice.announce_here(&others).map_err(words)?, None),
         false => {
             let announcement = lent.slice.announce(&others).map_err(words)?;
@@ -268,18 +269,21 @@ fn exchange(
         let descriptors = if is_near(to) { &to_near } else { &to_far };
         Sending { to: *to, payload: &payload, descriptors }
     };
-    let sendings: Vec<Sending<'_>> = doors.iter().map(sending).collect();
+    let sendings: Vec<Sending<'_>> = descriptor_sockets.iter().map(sending).collect();
     let began = Instant::now();
-    let parcels = preparation.door.exchange(preparation.token, &sendings, preparation.stop).map_err(words)?;
+    let parcels = preparation
+        .descriptor_socket
+        .exchange(preparation.token, &sendings, preparation.stop)
+        .map_err(words)?;
     log::debug!(
         "rank {} had the others' announcements {} us after its own",
         lent.rank,
         began.elapsed().as_micros()
     );
-    for (door, parcel) in doors.iter().zip(parcels) {
+    for (descriptor_socket, parcel) in descriptor_sockets.iter().zip(parcels) {
         let (rank, place, descriptors) = read(parcel).ok_or("a peer sent what cannot be read")?;
         let member = lent.contract.members.get(rank as usize);
-        if rank == lent.rank || member.is_none_or(|member| member.door != *door) {
+        if rank == lent.rank || member.is_none_or(|member| member.descriptor_socket != *descriptor_socket) {
             return Err("a peer spoke for another rank".into());
         }
         let mut descriptors = descriptors.into_iter();

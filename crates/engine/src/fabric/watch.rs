@@ -18,8 +18,8 @@ use crate::contract::{Member, Token};
 use crate::descriptor;
 use crate::guard;
 use crate::pool;
-use crate::rendezvous::asking::{Answer, Answered, Desk};
 use crate::rendezvous::poll::Flag;
+use crate::rendezvous::request_socket::{Answer, Answered, RequestSocket};
 use crate::thread;
 
 use super::attempts::LostAttempt;
@@ -43,7 +43,7 @@ const REGISTERED_TICK: Duration = Duration::from_millis(50);
 const END_WITHIN: Duration = Duration::from_secs(1);
 
 struct Watch {
-    desk: Token,
+    request_socket: Token,
     /// Held for a push or a copy.
     fabrics: Mutex<Vec<Weak<Fabric>>>,
     /// What peers are to hear. Held for a push or a swap.
@@ -60,9 +60,9 @@ struct Watch {
 static WATCH: OnceCell<Arc<Watch>> = OnceCell::new();
 
 /// Where this process answers other ranks' questions. The first call starts the thread.
-pub(super) fn desk() -> std::io::Result<Token> {
+pub(super) fn request_socket() -> std::io::Result<Token> {
     exiting::go_on();
-    WATCH.get_or_try_init(Watch::start).map(|watch| watch.desk)
+    WATCH.get_or_try_init(Watch::start).map(|watch| watch.request_socket)
 }
 
 /// From now on a fabric is looked after.
@@ -89,7 +89,7 @@ fn tell_each(fabric: &Fabric, words: impl Fn(u32) -> Vec<u8>) {
     exiting::go_on();
     let Some(watch) = WATCH.get() else { return };
     let peers = fabric.contract.members.iter().filter(|member| member.rank != fabric.rank);
-    let tellings = peers.filter_map(|peer| Some(Telling::new(words(peer.rank), desk_of(peer)?)));
+    let tellings = peers.filter_map(|peer| Some(Telling::new(words(peer.rank), request_socket_of(peer)?)));
     watch.tellings().extend(tellings);
     watch.wake.raise();
 }
@@ -113,17 +113,17 @@ pub(super) fn each_windows(mut look: impl FnMut(&Arc<Windows>)) {
 /// Asks a rank's process for an id; whether the answer will come.
 pub(super) fn ask_for_id(fabric: &Fabric, question: ids::Question, answers: SyncSender<Answered>) -> bool {
     exiting::go_on();
-    let desk = fabric.contract.members.get(question.of as usize).and_then(desk_of);
-    let (Some(watch), Some(desk)) = (WATCH.get(), desk) else { return false };
+    let request_socket = fabric.contract.members.get(question.of as usize).and_then(request_socket_of);
+    let (Some(watch), Some(request_socket)) = (WATCH.get(), request_socket) else { return false };
     let mut askings = watch.askings.lock().unwrap_or_else(PoisonError::into_inner);
-    askings.push(Asking { desk, question, answers });
+    askings.push(Asking { request_socket, question, answers });
     drop(askings);
     watch.wake.raise();
     true
 }
 
 /// Where the process of a rank is asked.
-fn desk_of(member: &Member) -> Option<Token> {
+fn request_socket_of(member: &Member) -> Option<Token> {
     Some(Token(*member.attachment.first_chunk()?))
 }
 
@@ -157,10 +157,12 @@ pub(super) fn end() {
     }
 }
 
-/// What [`end`] has ended goes on: others know this process's desk by its name.
+/// What [`end`] has ended goes on: others know this process's request socket by its name.
 pub(super) fn begin_again() {
     let Some(watch) = WATCH.get() else { return };
-    if let Err(error) = Desk::open_as(watch.desk).and_then(|desk| Watch::begin(watch, desk)) {
+    if let Err(error) = RequestSocket::open_as(watch.request_socket)
+        .and_then(|request_socket| Watch::begin(watch, request_socket))
+    {
         log::error!(
             "the watch thread cannot begin again: {error}, rings stay as they are, and nobody is answered"
         );
@@ -169,9 +171,9 @@ pub(super) fn begin_again() {
 
 impl Watch {
     fn start() -> std::io::Result<Arc<Watch>> {
-        let desk = Desk::open()?;
+        let request_socket = RequestSocket::open()?;
         let watch = Arc::new(Watch {
-            desk: desk.name(),
+            request_socket: request_socket.name(),
             fabrics: Mutex::default(),
             tellings: Mutex::default(),
             askings: Mutex::default(),
@@ -180,17 +182,17 @@ impl Watch {
             looking: AtomicBool::new(true),
             thread: Mutex::default(),
         });
-        Watch::begin(&watch, desk)?;
+        Watch::begin(&watch, request_socket)?;
         pool::look_after(true);
         Ok(watch)
     }
 
-    fn begin(watch: &Arc<Watch>, desk: Desk) -> std::io::Result<()> {
+    fn begin(watch: &Arc<Watch>, request_socket: RequestSocket) -> std::io::Result<()> {
         watch.ending.store(false, Ordering::Relaxed);
         watch.looking.store(true, Ordering::Release);
         let round = Round {
             watch: watch.clone(),
-            desk,
+            request_socket,
             asked: BTreeMap::new(),
             next: 0,
             busy: Busy::default(),
@@ -229,7 +231,7 @@ impl Watch {
 /// What the thread has.
 struct Round {
     watch: Arc<Watch>,
-    desk: Desk,
+    request_socket: RequestSocket,
     /// What is on its way, by key.
     asked: BTreeMap<u64, Asked>,
     next: u64,
@@ -300,12 +302,12 @@ impl Round {
 
     /// Gives the processes that have ended.
     fn wait(&self, lives: &[Arc<Life>]) -> rustix::io::Result<Vec<u64>> {
-        let mut polled = self.desk.polled();
+        let mut polled = self.request_socket.polled();
         let first = polled.len() + 1;
         polled.push(PollFd::new(&self.watch.wake, PollFlags::IN));
         let ends = lives.iter().filter_map(|life| life.ends.as_ref());
         polled.extend(ends.map(|ends| PollFd::new(ends.as_ref(), PollFlags::IN)));
-        let busy = self.busy.since.is_some() || self.desk.knocks() || self.leaving || self.asks;
+        let busy = self.busy.since.is_some() || self.request_socket.knocks() || self.leaving || self.asks;
         let alive = self.watch.alive();
         let registers = |fabric: Arc<Fabric>| {
             fabric.checking().is_some() || fabric.registering().is_some_and(|one| one.has_entries())
@@ -317,7 +319,8 @@ impl Round {
             false => IDLE_TICK,
         };
         let idle = alive.is_empty() && !self.leaving && !closing::waits();
-        let idle = idle && self.watch.tellings().is_empty() && !self.desk.knocks() && pool::is_empty();
+        let idle =
+            idle && self.watch.tellings().is_empty() && !self.request_socket.knocks() && pool::is_empty();
         let idle = idle && !cached::is_any();
         let tick = Timespec { tv_sec: 0, tv_nsec: tick.as_nanos() as i64 };
         // It has let go of them all.
@@ -356,7 +359,7 @@ impl Round {
         self.busy.note(runs);
         self.tell();
         let watch = &self.watch;
-        for (key, answer) in self.desk.turn(|words| reply(watch, words)) {
+        for (key, answer) in self.request_socket.turn(|words| reply(watch, words)) {
             match (self.asked.remove(&key), answer) {
                 (Some(Asked::Growth(question)), answer) => {
                     if let Some(fabric) = watch.find(question.comm, question.from) {
@@ -392,24 +395,28 @@ impl Round {
         let now = Instant::now();
         let due: Vec<Telling> = self.watch.tellings().extract_if(.., |one| one.due <= now).collect();
         for telling in due {
-            let (desk, words) = (telling.desk, telling.words.clone());
-            self.say(desk, words, Asked::Heard(telling));
+            let (request_socket, words) = (telling.request_socket, telling.words.clone());
+            self.say(request_socket, words, Asked::Heard(telling));
         }
         let askings = std::mem::take(&mut *self.watch.askings.lock().unwrap_or_else(PoisonError::into_inner));
-        for Asking { desk, question, answers } in askings {
-            self.say(desk, question.encode(), Asked::Id(answers));
+        for Asking { request_socket, question, answers } in askings {
+            self.say(request_socket, question.encode(), Asked::Id(answers));
         }
     }
 
     fn ask(&mut self, fabric: &Fabric, question: Question) {
-        let Some(desk) = fabric.contract.members.get(question.to as usize).and_then(desk_of) else { return };
-        self.say(desk, question.encode(), Asked::Growth(question));
+        let Some(request_socket) =
+            fabric.contract.members.get(question.to as usize).and_then(request_socket_of)
+        else {
+            return;
+        };
+        self.say(request_socket, question.encode(), Asked::Growth(question));
     }
 
-    fn say(&mut self, desk: Token, words: Vec<u8>, asked: Asked) {
+    fn say(&mut self, request_socket: Token, words: Vec<u8>, asked: Asked) {
         self.next += 1;
         self.asked.insert(self.next, asked);
-        self.desk.ask(desk, words, self.next);
+        self.request_socket.ask(request_socket, words, self.next);
     }
 }
 

@@ -14,10 +14,10 @@ use crate::forward::configuration;
 use crate::forward::init::{Ctas, Policy};
 use crate::gpu::{self, Ordinal, device};
 use crate::mailbox::Layout;
-use crate::rendezvous::card::{Card, Id};
 use crate::rendezvous::colors::Willing;
 use crate::rendezvous::derived::NOBODY;
 use crate::rendezvous::facts::{Facts, LocalFacts, Waiting, plain_reason};
+use crate::rendezvous::id_tag::{Id, IdTag};
 use crate::rendezvous::place;
 use crate::rendezvous::verdict::Reason;
 use crate::tuning;
@@ -81,28 +81,28 @@ impl Patience {
 }
 
 impl Wish {
-    /// The card, or why there is no session.
-    pub(super) fn check(&self) -> Result<Card, Reason> {
-        let card = Card::decode(&self.id);
+    /// The id tag, or why there is no session.
+    pub(super) fn check(&self) -> Result<IdTag, Reason> {
+        let id_tag = IdTag::decode(&self.id);
         let facts = LocalFacts {
             ranks: self.ranks.max(0) as usize,
-            card,
+            id_tag,
             ids: self.ids,
             waiting: waits(self.waiting),
             forbidden: forbidden(),
         };
         match plain_reason(&facts) {
             Some(reason) => Err(reason),
-            None => card.ok_or(Reason::NoCard),
+            None => id_tag.ok_or(Reason::NoIdTag),
         }
     }
 
     /// What the communicator keeps for those made from it where it has no fabric: nothing where none of them can have one.
     pub fn plain(&self, configuration: configuration::Kept) -> Option<Arc<Plain>> {
-        let card = Card::decode(&self.id)?;
+        let id_tag = IdTag::decode(&self.id)?;
         let waits = waits(self.waiting) == Waiting::Blocking;
         let splits = waits && self.ids == 1 && self.ranks > 2 && forbidden().is_none();
-        splits.then(|| Plain::new(card.token, self.rank.max(0) as u32, self.ctas, configuration))
+        splits.then(|| Plain::new(id_tag.token, self.rank.max(0) as u32, self.ctas, configuration))
     }
 }
 
@@ -207,11 +207,11 @@ pub(super) fn on(
                 capability: device.capability.clamp(0, u16::MAX.into()) as u16,
                 multiprocessors: device.multiprocessors.clamp(0, u16::MAX.into()) as u16,
             },
-            door: Token([0; 16]),
-            lobby: rendezvous().map_or(NOBODY, |rendezvous| rendezvous.lobby()),
+            descriptor_socket: Token([0; 16]),
+            process_listener: rendezvous().map_or(NOBODY, |rendezvous| rendezvous.process_listener()),
             tuning: tuned::table().hash(),
             checks: config().check == Switch::On,
-            attachment: watch::desk().map_err(no_identity)?.0.to_vec(),
+            attachment: watch::request_socket().map_err(no_identity)?.0.to_vec(),
         },
     };
     Ok((arena, share, facts))

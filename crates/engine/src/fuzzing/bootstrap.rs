@@ -1,11 +1,11 @@
-//! What comes over sockets: at the port of an id, in the lobby, at rosters, descriptor sockets and request sockets.
+//! What comes over sockets: at the port of an id, at the process listener, at rosters, descriptor sockets and request sockets.
 
 use crate::arena::Place;
 use crate::contract::{CONTRACT_BYTES_MAX, RANKS_MAX};
 use crate::fabric;
 use crate::rendezvous::agreement::{Agreement, Event, Seat};
-use crate::rendezvous::card::{self, Card, Id};
 use crate::rendezvous::colors::Table;
+use crate::rendezvous::id_tag::{self, Id, IdTag};
 use crate::rendezvous::message::{
     self, Caller, FROM_HOST_BYTES_MAX, FROM_RANK_BYTES_MAX, FromHost, FromRank, Front, GREETING_BYTES, front,
 };
@@ -47,13 +47,13 @@ pub fn greetings(input: &[u8]) {
 pub fn tags(input: &[u8]) {
     let id: Id = Choices(input).array();
     // A checksum that nobody guesses is put right.
-    let id = card::with_right_sum(id);
-    card::address(&id);
-    let (tag, bare) = (Card::decode(&id), card::without_card(&id));
+    let id = id_tag::with_right_sum(id);
+    id_tag::address(&id);
+    let (tag, bare) = (IdTag::decode(&id), id_tag::without_id_tag(&id));
     assert!(tag.is_some() || bare.is_none());
     if let (Some(tag), Some(bare)) = (tag, bare) {
-        assert_eq!(Card::decode(&bare), None);
-        let again = tag.encode(&bare, 7).and_then(|id| Card::decode(&id));
+        assert_eq!(IdTag::decode(&bare), None);
+        let again = tag.encode(&bare, 7).and_then(|id| IdTag::decode(&id));
         assert_eq!(again, Some(tag));
     }
 }
@@ -126,7 +126,7 @@ pub fn participant(input: &[u8]) {
     messages(choices.0, FROM_HOST_BYTES_MAX, FromHost::decode, |said| {
         if let FromHost::Prepare(contract) = &said {
             assert!(contract.encode().len() <= CONTRACT_BYTES_MAX && contract.members.len() <= RANKS_MAX);
-            let _ = (contract.ctas_max(), contract.has_clusters(), contract.doors());
+            let _ = (contract.ctas_max(), contract.has_clusters(), contract.descriptor_sockets());
             assert!((1..=32).contains(&contract.grid_max()));
             fabric::common_offer(contract);
             Limits::of(contract, &Tuning::default());

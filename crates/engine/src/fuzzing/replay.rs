@@ -72,12 +72,12 @@ fn replay(name: &str) {
 /// Seeds are read: of a target whose seeds are not, nothing behind the first look is run.
 #[test]
 fn seeds_are_read() {
-    use crate::rendezvous::card::Card;
     use crate::rendezvous::derived::{Visitor, identify};
+    use crate::rendezvous::id_tag::IdTag;
     use crate::rendezvous::message::{FromRank, Front, front};
 
     let tags = super::seeds::tags();
-    let read = |id: &&Vec<u8>| Card::decode(id.as_slice().try_into().unwrap()).is_some();
+    let read = |id: &&Vec<u8>| IdTag::decode(id.as_slice().try_into().unwrap()).is_some();
     assert_eq!(tags.iter().filter(read).count(), 2);
     let greetings = super::seeds::greetings();
     let invited = |words: &&Vec<u8>| matches!(identify(words, super::seeds::TOKEN), Visitor::Invited(_));

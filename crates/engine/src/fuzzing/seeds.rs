@@ -2,10 +2,10 @@
 
 use crate::config;
 use crate::contract::{Contract, Device, Member, Token, Version, capability};
-use crate::rendezvous::card::Card;
 use crate::rendezvous::colors::{Parent, Table, Willing, Word};
 use crate::rendezvous::derived::{Invitation, NOBODY};
 use crate::rendezvous::facts::{Facts, Place};
+use crate::rendezvous::id_tag::IdTag;
 use crate::rendezvous::message::{self, FromHost, FromRank};
 use crate::rendezvous::muster;
 use crate::rendezvous::verdict::{Failure, Verdict};
@@ -26,8 +26,8 @@ fn member(rank: u32) -> Member {
             capability: 90,
             multiprocessors: 132,
         },
-        door: Token([1 + rank as u8; 16]),
-        lobby: TOKEN,
+        descriptor_socket: Token([1 + rank as u8; 16]),
+        process_listener: TOKEN,
         tuning: 0,
         checks: false,
         attachment: [TOKEN.0, [9; 16]].concat(),
@@ -60,7 +60,7 @@ fn counted(what: u8, bytes: &[u8]) -> Vec<u8> {
 }
 
 pub fn greetings() -> Vec<Vec<u8>> {
-    let invitation = Invitation { lobby: TOKEN, call: Token([4; 16]), child: NOBODY, rank: 15 };
+    let invitation = Invitation { process_listener: TOKEN, call: Token([4; 16]), child: NOBODY, rank: 15 };
     vec![
         message::greeting(TOKEN).to_vec(),
         invitation.greeting(),
@@ -70,7 +70,7 @@ pub fn greetings() -> Vec<Vec<u8>> {
 }
 
 pub fn tags() -> Vec<Vec<u8>> {
-    let tag = Card { version: Version::THIS, token: TOKEN, root_port: 4 };
+    let tag = IdTag { version: Version::THIS, token: TOKEN, root_port: 4 };
     let mut ids = [[0; 128]; 2];
     ids[0][8] = libc::AF_INET as u8;
     ids[1][8] = libc::AF_INET6 as u8;
@@ -130,7 +130,7 @@ pub fn rosters() -> Vec<Vec<u8>> {
     let enter = |key: u8| vec![key, key, 0, 0, 0];
     let say = |what: u8, word: muster::Word| [vec![what], word.encode()].concat();
     let ask = muster::Word::Ask { ranks: 2 };
-    let answer = muster::Answer::Complete { place: 1, lobby: TOKEN }.encode();
+    let answer = muster::Answer::Complete { place: 1, process_listener: TOKEN }.encode();
     vec![
         [enter(1), enter(2), say(65, ask), say(66, ask), say(113, muster::Word::Leave)].concat(),
         [enter(1), enter(2), say(65, ask), say(114, muster::Word::Decline)].concat(),

@@ -20,7 +20,7 @@ use crate::forward::init::{self, Handle, InitCall};
 use crate::forward::known;
 use crate::group;
 use crate::promise::{Promise, on_device};
-use crate::rendezvous::card::Id;
+use crate::rendezvous::id_tag::Id;
 use crate::rendezvous::verdict::Reason;
 use crate::stats::count::Identity;
 

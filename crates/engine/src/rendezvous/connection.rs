@@ -142,10 +142,10 @@ impl Connection {
     }
 }
 
-/// Connects to the lobby of a process of this host, at once or not at all.
-pub fn connect_locally(lobby: &SocketAddrUnix) -> rustix::io::Result<Ours> {
+/// Connects to the process listener of a process of this host, at once or not at all.
+pub fn connect_locally(process_listener: &SocketAddrUnix) -> rustix::io::Result<Ours> {
     let socket = local_socket()?;
-    net::connect(&socket, lobby)?;
+    net::connect(&socket, process_listener)?;
     Ok(socket)
 }
 
@@ -162,7 +162,7 @@ fn local_socket() -> rustix::io::Result<Ours> {
     Ours::new(net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?)
 }
 
-/// Takes a connection that is waiting at a lobby.
+/// Takes a connection that is waiting at a process listener.
 pub fn accept_locally(listener: &Watched) -> rustix::io::Result<Ours> {
     Ours::new(net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?)
 }

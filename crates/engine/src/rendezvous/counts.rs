@@ -11,7 +11,7 @@ pub struct Counts {
     pub sessions_open: AtomicU64,
     /// Sessions opened so far.
     pub sessions: AtomicU64,
-    /// Sessions not opened, because too many were open: their ids have no card.
+    /// Sessions not opened, because too many were open: their ids have no id tag.
     pub sessions_refused: AtomicU64,
     /// Sessions here that ended in a fabric.
     pub fabrics: AtomicU64,

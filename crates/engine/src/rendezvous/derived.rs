@@ -1,24 +1,24 @@
 //! How the ranks of communicators that are made from another by a split or shrink find each other, where they have met before.
 //!
-//! There is no id with a port in it. But the parent's contract says where each rank's process has its **lobby**, a Unix
+//! There is no id with a port in it. But the parent's contract says where each rank's process has its **process listener**, a Unix
 //! socket that the background thread listens at for as long as the process lives.
 //!
-//! **Rounds.** Before a call whose communicators may be lazy all ranks that make it say in one lobby where they
-//! go and what they want ([`super::colors`]), and hear what all said: in the lobby of rank 0 for a split, in which all take part, of the
+//! **Rounds.** Before a call whose communicators may be lazy all ranks that make it say at one process listener where they
+//! go and what they want ([`super::colors`]), and hear what all said: at the process listener of rank 0 for a split, in which all take part, of the
 //! lowest survivor for a shrink. A rank that cannot wait only says that it goes to NCCL. One whose process dies before its word, or
 //! that withdraws it, ends the round for all; one that dies after it does not. Whoever hosts hears the answer last, so that it may
 //! be gone then.
 //!
-//! **Lazy communicators.** All their ranks know each other from the round. They meet in the lobby of their own first rank: a rank of the
+//! **Lazy communicators.** All their ranks know each other from the round. They meet at the process listener of their own first rank: a rank of the
 //! parent that is not in one has nothing to do with it, and may have ended. Each says one thing there: it
 //! [reports](super::message::FromRank::Report), or [declines](super::message::FromRank::Decline). The host sees those die that have not come
 //! yet by their pidfds. So a session whose missing ranks cannot come any more [ends](super::gathering), and nothing is timed.
 //!
 //! **Those that NCCL makes** have a [roster](super::muster).
 //!
-//! The rules of [`super`] hold but for two. There is no root of NCCL's behind a lobby, so that no rank goes to NCCL
+//! The rules of [`super`] hold but for two. There is no root of NCCL's behind a process listener, so that no rank goes to NCCL
 //! without a word: it declines, which is tried as long as the host is there. And the host's death is a rank's: whoever
-//! finds no lobby fails, as those do who lose it, unless they come from a roster, where NCCL's communicator is
+//! finds no process listener fails, as those do who lose it, unless they come from a roster, where NCCL's communicator is
 //! there whatever becomes of the host.
 
 use rustix::net::SocketAddrUnix;
@@ -32,7 +32,7 @@ use super::verdict::{Failure, Verdict};
 
 /// The name of no communicator.
 pub const NOBODY: Token = Token([0; 16]);
-/// The first bytes of a connection to a lobby.
+/// The first bytes of a connection to a process listener.
 pub const GREETING_MAGIC: [u8; 8] = *b"\x01wndlss\x02";
 /// Bytes of a greeting.
 pub const GREETING_BYTES: usize = 8 + 3 * 16 + 4;
@@ -91,9 +91,9 @@ pub fn comm_token(child: Token) -> Token {
     digest(b"windlass birth", &child.0)
 }
 
-/// Where a lobby listens, by what opens it: the name can be seen by everyone on the host, and opens nothing.
-pub fn address(lobby: Token) -> rustix::io::Result<SocketAddrUnix> {
-    local_address("lobby", lobby)
+/// Where a process listener listens, by what opens it: the name can be seen by everyone on the host, and opens nothing.
+pub fn address(process_listener: Token) -> rustix::io::Result<SocketAddrUnix> {
+    local_address("lobby", process_listener)
 }
 
 /// The abstract name of a socket of ours, of what kind and by its secret.
@@ -109,11 +109,11 @@ pub(super) fn digest(what: &[u8], words: &[u8]) -> Token {
     Token(token)
 }
 
-/// What a connection to a lobby begins with.
+/// What a connection to a process listener begins with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Invitation {
-    /// Opens the lobby of the host.
-    pub lobby: Token,
+    /// Opens the process listener of the host.
+    pub process_listener: Token,
     /// The name by which its ranks are waited for: the [`child`]'s own, its roster's, or before a round [`Making::name`].
     pub call: Token,
     /// [`child`]; of a word in the round before the call, [`round`].
@@ -131,22 +131,29 @@ impl Invitation {
     /// The bytes.
     pub fn greeting(&self) -> Vec<u8> {
         let mut bytes = Writer::default();
-        bytes.raw(&GREETING_MAGIC).token(self.lobby).token(self.call).token(self.child).u32(self.rank);
+        bytes
+            .raw(&GREETING_MAGIC)
+            .token(self.process_listener)
+            .token(self.call)
+            .token(self.child)
+            .u32(self.rank);
         bytes.finish()
     }
 }
 
-/// Of a greeting at a lobby, and whatever follows it: which lobby, and the words of a rank that does not come after all.
+/// Of a greeting at a process listener, and whatever follows it: which process listener, and the words of a rank that does not come after all.
 /// It would be waited for.
 pub fn withdrawal(words: &[u8]) -> Option<(Token, Vec<u8>)> {
     let greeting = words.get(..GREETING_BYTES).filter(|greeting| greeting.starts_with(&GREETING_MAGIC))?;
-    let lobby = Reader::new(&greeting[8..]).token()?;
-    let Some(Visitor::Invited(Invitation { rank, .. })) = read(greeting, lobby) else { return None };
+    let process_listener = Reader::new(&greeting[8..]).token()?;
+    let Some(Visitor::Invited(Invitation { rank, .. })) = read(greeting, process_listener) else {
+        return None;
+    };
     let absent = FromRank::Decline(Verdict::Failed(Failure::Absent { rank })).encode();
-    Some((lobby, [greeting, &absent].concat()))
+    Some((process_listener, [greeting, &absent].concat()))
 }
 
-/// Who came to a lobby.
+/// Who came to a process listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Visitor {
     /// More bytes are needed.
@@ -158,21 +165,25 @@ pub enum Visitor {
 }
 
 /// Tells who came; the first byte that no greeting has there decides.
-pub fn identify(bytes: &[u8], lobby: Token) -> Visitor {
+pub fn identify(bytes: &[u8], process_listener: Token) -> Visitor {
     let mut known = GREETING_MAGIC.to_vec();
-    known.extend(lobby.0);
+    known.extend(process_listener.0);
     let seen = bytes.len().min(known.len());
     if bytes[..seen] != known[..seen] {
         return Visitor::Stranger;
     }
-    read(bytes, lobby).unwrap_or(Visitor::Unclear)
+    read(bytes, process_listener).unwrap_or(Visitor::Unclear)
 }
 
-fn read(bytes: &[u8], lobby: Token) -> Option<Visitor> {
+fn read(bytes: &[u8], process_listener: Token) -> Option<Visitor> {
     let mut reader = Reader::new(bytes.get(24..GREETING_BYTES)?);
     let (call, child, rank) = (reader.token()?, reader.token()?, reader.u32()?);
     let possible = (rank as usize) < crate::contract::RANKS_MAX;
-    Some(if possible { Visitor::Invited(Invitation { lobby, call, child, rank }) } else { Visitor::Stranger })
+    Some(if possible {
+        Visitor::Invited(Invitation { process_listener, call, child, rank })
+    } else {
+        Visitor::Stranger
+    })
 }
 
 #[cfg(test)]
@@ -213,21 +224,21 @@ mod tests {
     /// a stranger's.
     #[test]
     fn greetings() {
-        let lobby = Token([3; 16]);
-        let invitation = Invitation { lobby, call: Token([4; 16]), child: NOBODY, rank: 15 };
+        let process_listener = Token([3; 16]);
+        let invitation = Invitation { process_listener, call: Token([4; 16]), child: NOBODY, rank: 15 };
         let bytes = invitation.greeting();
         assert_eq!(bytes.len(), GREETING_BYTES);
-        assert_eq!(identify(&bytes, lobby), Visitor::Invited(invitation));
+        assert_eq!(identify(&bytes, process_listener), Visitor::Invited(invitation));
         for cut in 0..bytes.len() {
-            assert_eq!(identify(&bytes[..cut], lobby), Visitor::Unclear);
+            assert_eq!(identify(&bytes[..cut], process_listener), Visitor::Unclear);
         }
         for wrong in 0..24 {
             let mut bytes = bytes.clone();
             bytes[wrong] ^= 1;
-            assert_eq!(identify(&bytes, lobby), Visitor::Stranger);
+            assert_eq!(identify(&bytes, process_listener), Visitor::Stranger);
         }
         let impossible = Invitation { rank: 16, ..invitation }.greeting();
-        assert_eq!(identify(&impossible, lobby), Visitor::Stranger);
-        assert_ne!(address(lobby).unwrap(), address(NOBODY).unwrap());
+        assert_eq!(identify(&impossible, process_listener), Visitor::Stranger);
+        assert_ne!(address(process_listener).unwrap(), address(NOBODY).unwrap());
     }
 }

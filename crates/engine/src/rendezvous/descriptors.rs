@@ -1,7 +1,7 @@
 //! File descriptors between the processes of a session, over Unix sockets.
 //!
-//! Each participant has a [`Door`], a socket with a random abstract name that its ranks report; it is open before they do,
-//! so a door that refuses is not late but in another network namespace (abstract names belong to one), and the rank
+//! Each participant has a [`DescriptorSocket`] with a random abstract name that its ranks report; it is open before they do,
+//! so a descriptor socket that refuses is not late but in another network namespace (abstract names belong to one), and the rank
 //! refuses to prepare. Process-id namespaces and file systems do not matter. The name can be seen by anyone on the
 //! host, so it proves nothing: a connection counts when it begins with the session's token.
 //!
@@ -37,14 +37,14 @@ const PACKET_DESCRIPTORS: usize = 64;
 const PACKET_BYTES: usize = 16 * 1024;
 const MAGIC: [u8; 8] = *b"wndlssfd";
 const OPENING_BYTES: usize = 8 + 16 + 16 + 4 + 4;
-/// Connections at a door that have not shown the token; more push the oldest out.
+/// Connections at a descriptor socket that have not shown the token; more push the oldest out.
 const STRANGERS_MAX: usize = 64;
-/// A door's queue that is full, which only strangers can make it, is tried again this often.
+/// A descriptor socket's queue that is full, which only strangers can make it, is tried again this often.
 const RETRY_MS: i64 = 10;
 
 /// Where descriptors arrive.
 #[derive(Debug)]
-pub struct Door {
+pub struct DescriptorSocket {
     name: Token,
     listener: Ours,
 }
@@ -61,7 +61,7 @@ pub struct Parcel {
 /// A parcel that is to go out.
 #[derive(Clone, Copy, Debug)]
 pub struct Sending<'a> {
-    /// To which door.
+    /// To which descriptor socket.
     pub to: Token,
     /// At most [`PAYLOAD_BYTES_MAX`].
     pub payload: &'a [u8],
@@ -76,7 +76,7 @@ pub enum Trouble {
     Stopped,
     /// A parcel is over a limit.
     TooLarge,
-    /// A peer's door cannot be reached: it is in another network namespace, or gone.
+    /// A peer's descriptor socket cannot be reached: it is in another network namespace, or gone.
     Unreachable(Token, Errno),
     /// A peer broke off, or sent what makes no sense.
     Broken(Token),
@@ -89,8 +89,12 @@ impl std::fmt::Display for Trouble {
         match self {
             Trouble::Stopped => write!(f, "the session has ended"),
             Trouble::TooLarge => write!(f, "too many descriptors or bytes for one parcel"),
-            Trouble::Unreachable(door, error) => write!(f, "door {door:?} cannot be reached: {error}"),
-            Trouble::Broken(door) => write!(f, "door {door:?} broke off"),
+            Trouble::Unreachable(descriptor_socket, error) => {
+                write!(f, "descriptor socket {descriptor_socket:?} cannot be reached: {error}")
+            }
+            Trouble::Broken(descriptor_socket) => {
+                write!(f, "descriptor socket {descriptor_socket:?} broke off")
+            }
             Trouble::System(error) => write!(f, "descriptors cannot be passed: {error}"),
         }
     }
@@ -102,14 +106,14 @@ impl From<Errno> for Trouble {
     }
 }
 
-impl Door {
-    /// Opens a door with a new name.
-    pub fn open() -> std::io::Result<Door> {
+impl DescriptorSocket {
+    /// Opens a descriptor socket with a new name.
+    pub fn open() -> std::io::Result<DescriptorSocket> {
         let name = place::random()?;
         let listener = socket()?;
         net::bind(&listener, &address(name)?)?;
         net::listen(&listener, 128)?;
-        Ok(Door { name, listener })
+        Ok(DescriptorSocket { name, listener })
     }
 
     /// What peers must know to come here.
@@ -172,8 +176,8 @@ pub(super) fn socket() -> rustix::io::Result<Ours> {
     Ours::new(net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
 }
 
-pub(super) fn address(door: Token) -> rustix::io::Result<SocketAddrUnix> {
-    let name = format!("windlass-{:032x}", u128::from_be_bytes(door.0));
+pub(super) fn address(descriptor_socket: Token) -> rustix::io::Result<SocketAddrUnix> {
+    let name = format!("windlass-{:032x}", u128::from_be_bytes(descriptor_socket.0));
     SocketAddrUnix::new_abstract_name(name.as_bytes())
 }
 
@@ -202,13 +206,13 @@ impl<'a> Outgoing<'a> {
 
     /// Sends what the peer's queue takes.
     fn turn(&mut self) -> Result<(), Trouble> {
-        let door = self.sending.to;
+        let descriptor_socket = self.sending.to;
         if self.state == State::Knocking {
             let socket = socket()?;
-            match net::connect(&socket, &address(door)?) {
+            match net::connect(&socket, &address(descriptor_socket)?) {
                 Ok(()) => (self.socket, self.state) = (Some(socket), State::Sending),
                 Err(Errno::AGAIN) => {}
-                Err(error) => return Err(Trouble::Unreachable(door, error)),
+                Err(error) => return Err(Trouble::Unreachable(descriptor_socket, error)),
             }
         }
         while self.state == State::Sending {
@@ -216,7 +220,7 @@ impl<'a> Outgoing<'a> {
                 Ok(()) => {}
                 Err(Errno::AGAIN) => break,
                 Err(Errno::INTR) => {}
-                Err(Errno::PIPE | Errno::CONNRESET) => return Err(Trouble::Broken(door)),
+                Err(Errno::PIPE | Errno::CONNRESET) => return Err(Trouble::Broken(descriptor_socket)),
                 Err(error) => return Err(error.into()),
             }
         }
@@ -253,7 +257,7 @@ impl<'a> Outgoing<'a> {
     }
 }
 
-/// Whoever came to our door.
+/// Whoever came to our descriptor socket.
 struct Caller {
     socket: Ours,
     /// Whose parcel it is (by its place among the sendings), once the token was shown.
@@ -347,10 +351,10 @@ impl Caller {
         if reader.raw::<8>()? != MAGIC || reader.token()? != token {
             return None;
         }
-        let door = reader.token()?;
+        let descriptor_socket = reader.token()?;
         let (payload_bytes, descriptor_count) = (reader.u32()? as usize, reader.u32()? as usize);
         reader.finish()?;
-        let peer = from.iter().position(|peer| *peer == door)?;
+        let peer = from.iter().position(|peer| *peer == descriptor_socket)?;
         if payload_bytes > PAYLOAD_BYTES_MAX || descriptor_count > DESCRIPTORS_MAX {
             return None;
         }
@@ -429,7 +433,7 @@ pub(super) fn received<T>(
     if is_end(&first) { receive() } else { Ok(first) }
 }
 
-impl AsFd for Door {
+impl AsFd for DescriptorSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.listener.as_fd()
     }
@@ -459,8 +463,8 @@ mod tests {
     #[test]
     fn nothing_is_lost_at_the_end() {
         const ROUNDS: u32 = 20_000;
-        let door = Door::open().unwrap();
-        let name = door.name();
+        let descriptor_socket = DescriptorSocket::open().unwrap();
+        let name = descriptor_socket.name();
         std::thread::scope(|scope| {
             scope.spawn(move || {
                 for _ in 0..ROUNDS {
@@ -483,7 +487,10 @@ mod tests {
             };
             for round in 0..ROUNDS {
                 let socket = loop {
-                    match net::accept_with(&door.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                    match net::accept_with(
+                        &descriptor_socket.listener,
+                        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+                    ) {
                         Ok(socket) => break socket,
                         Err(Errno::AGAIN) if Instant::now() < until => std::hint::spin_loop(),
                         Err(error) => panic!("round {round}: {error}"),

@@ -7,7 +7,7 @@
 use crate::contract::bytes::{Reader, Writer};
 use crate::contract::{Member, RANKS_MAX, Token, Version};
 
-use super::card::Card;
+use super::id_tag::IdTag;
 use super::verdict::Reason;
 
 /// How a communicator is asked for, as far as it decides whether there is a session at all.
@@ -15,8 +15,8 @@ use super::verdict::Reason;
 pub struct LocalFacts {
     /// How many ranks the communicator has.
     pub ranks: usize,
-    /// The card of its first id.
-    pub card: Option<Card>,
+    /// The id tag of its first id.
+    pub id_tag: Option<IdTag>,
     /// How many ids there are: more than one with `ncclCommInitRankScalable`.
     pub ids: usize,
     /// Whether the call waits (`blocking` of the configuration and NCCL_COMM_BLOCKING).
@@ -50,9 +50,9 @@ pub fn plain_reason(facts: &LocalFacts) -> Option<Reason> {
     if facts.ids != 1 {
         return Some(Reason::ManyIds);
     }
-    match facts.card {
-        None => Some(Reason::NoCard),
-        Some(card) if card.version != Version::THIS => Some(Reason::OtherVersion),
+    match facts.id_tag {
+        None => Some(Reason::NoIdTag),
+        Some(id_tag) if id_tag.version != Version::THIS => Some(Reason::OtherVersion),
         Some(_) => None,
     }
 }
@@ -115,17 +115,22 @@ mod tests {
     /// Each reason alone; nothing of it, and there is a session.
     #[test]
     fn reasons() {
-        let card = Card { version: Version::THIS, token: Token([1; 16]), root_port: 1 };
-        let good =
-            LocalFacts { ranks: 4, card: Some(card), ids: 1, waiting: Waiting::Blocking, forbidden: None };
-        let other = Card { version: Version { major: 999, minor: 0, patch: 0 }, ..card };
+        let id_tag = IdTag { version: Version::THIS, token: Token([1; 16]), root_port: 1 };
+        let good = LocalFacts {
+            ranks: 4,
+            id_tag: Some(id_tag),
+            ids: 1,
+            waiting: Waiting::Blocking,
+            forbidden: None,
+        };
+        let other = IdTag { version: Version { major: 999, minor: 0, patch: 0 }, ..id_tag };
         let cases = [
             (good.clone(), None),
             (LocalFacts { ranks: RANKS_MAX, ..good.clone() }, None),
             (LocalFacts { ranks: RANKS_MAX + 1, ..good.clone() }, Some(Reason::ManyRanks)),
             (LocalFacts { ranks: 1, ..good.clone() }, Some(Reason::OneRank)),
-            (LocalFacts { card: None, ..good.clone() }, Some(Reason::NoCard)),
-            (LocalFacts { card: Some(other), ..good.clone() }, Some(Reason::OtherVersion)),
+            (LocalFacts { id_tag: None, ..good.clone() }, Some(Reason::NoIdTag)),
+            (LocalFacts { id_tag: Some(other), ..good.clone() }, Some(Reason::OtherVersion)),
             (LocalFacts { forbidden: Some(Reason::CommId), ids: 2, ..good.clone() }, Some(Reason::CommId)),
             (LocalFacts { ids: 2, ..good.clone() }, Some(Reason::ManyIds)),
             (LocalFacts { waiting: Waiting::NonBlocking, ..good.clone() }, Some(Reason::NonBlocking)),

@@ -1,4 +1,4 @@
-//! Who has come to the lobby for a communicator that is made from another, or for the round before it, as pure data: when nobody can
+//! Who has come to the process listener for a communicator that is made from another, or for the round before it, as pure data: when nobody can
 //! come any more, those who are still waited for will never be there.
 
 use crate::contract::Token;

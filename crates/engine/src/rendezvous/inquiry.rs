@@ -3,10 +3,10 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::colors::Table;
-use super::listener::{Canceller, Listener, Need};
 use super::message::FromHost;
 use super::reactor::{Command, Reporting, Shared};
 use super::verdict::{Failure, Verdict};
+use super::waiter::{Canceller, Need, Waiter};
 
 /// What the background thread and the waiting caller share.
 #[derive(Debug, Default)]
@@ -41,7 +41,7 @@ impl Hearing {
     }
 }
 
-/// A rank in a round; its word has gone out, or goes when the lobby has room.
+/// A rank in a round; its word has gone out, or goes when the process listener has room.
 #[derive(Debug)]
 pub struct Inquiry {
     hearing: Arc<Hearing>,
@@ -56,16 +56,16 @@ impl Inquiry {
 
     /// For the background thread.
     pub(super) fn reporting(&self, words: Vec<u8>) -> Reporting {
-        Reporting { key: self.key, listener: self.listener(), words }
+        Reporting { key: self.key, waiter: self.waiter(), words }
     }
 
-    fn listener(&self) -> Listener {
-        Listener::Round(self.hearing.clone())
+    fn waiter(&self) -> Waiter {
+        Waiter::Round(self.hearing.clone())
     }
 
     /// What ends the wait.
     pub fn canceller(&self) -> Canceller {
-        Canceller::new(self.listener(), self.key, self.shared.clone())
+        Canceller::new(self.waiter(), self.key, self.shared.clone())
     }
 
     /// Waits until all have spoken or one cannot any more: as long as it takes, on the caller's thread.

@@ -108,12 +108,12 @@ impl Word {
 pub enum Answer {
     /// You are in the roll.
     Entered,
-    /// All ranks of the communicator are, you in this place; they meet in the lobby that this opens.
+    /// All ranks of the communicator are, you in this place; they meet at the process listener that this opens.
     Complete {
         /// By the ranks in the parent.
         place: u32,
         /// Of the process that keeps the roll.
-        lobby: Token,
+        process_listener: Token,
     },
     /// Not all are; or you cannot enter.
     Apart,
@@ -122,24 +122,24 @@ pub enum Answer {
 impl Answer {
     /// The bytes.
     pub fn encode(&self) -> Vec<u8> {
-        let (kind, place, lobby) = match self {
+        let (kind, place, process_listener) = match self {
             Answer::Entered => (1, 0, derived::NOBODY),
-            Answer::Complete { place, lobby } => (2, *place, *lobby),
+            Answer::Complete { place, process_listener } => (2, *place, *process_listener),
             Answer::Apart => (3, 0, derived::NOBODY),
         };
         let mut bytes = Writer::default();
-        bytes.u8(kind).u32(place).token(lobby);
+        bytes.u8(kind).u32(place).token(process_listener);
         bytes.finish()
     }
 
     /// Reads one.
     pub fn decode(bytes: &[u8]) -> Option<Answer> {
         let mut reader = Reader::new(bytes);
-        let (kind, place, lobby) = (reader.u8()?, reader.u32()?, reader.token()?);
+        let (kind, place, process_listener) = (reader.u8()?, reader.u32()?, reader.token()?);
         reader.finish()?;
         match kind {
             1 => Some(Answer::Entered),
-            2 if (place as usize) < RANKS_MAX => Some(Answer::Complete { place, lobby }),
+            2 if (place as usize) < RANKS_MAX => Some(Answer::Complete { place, process_listener }),
             3 => Some(Answer::Apart),
             _ => None,
         }
@@ -275,7 +275,7 @@ mod tests {
         }
         assert_eq!(Word::decode(&[3, 0, 0, 0, 1]), None);
         assert_eq!(Word::decode(&[4, 0, 0, 0, 0]), None);
-        let place = |place| Answer::Complete { place, lobby: NAME };
+        let place = |place| Answer::Complete { place, process_listener: NAME };
         for answer in [Answer::Entered, place(15), Answer::Apart] {
             assert_eq!(answer.encode().len(), ANSWER_BYTES);
             assert_eq!(Answer::decode(&answer.encode()), Some(answer));

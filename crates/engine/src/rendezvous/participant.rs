@@ -7,14 +7,14 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use crate::contract::{Contract, Token};
 use crate::thread;
 
-use super::descriptors::Door;
+use super::descriptors::DescriptorSocket;
 use super::facts::Facts;
-use super::listener::{Canceller, Listener, Need};
 use super::message::{FromHost, FromRank};
 use super::participation::{Participation, Stage, Turn, WithoutHost, Worth};
 use super::poll::Flag;
 use super::reactor::{Command, Reporting, Shared};
 use super::verdict::{Failure, Reason, Verdict, bounded};
+use super::waiter::{Canceller, Need, Waiter};
 
 /// What the background thread and the waiting caller share of a participant.
 #[derive(Debug)]
@@ -98,15 +98,19 @@ pub struct Preparation<'a> {
     /// The session's token.
     pub token: Token,
     /// Where descriptors for these ranks arrive.
-    pub door: &'a Door,
+    pub descriptor_socket: &'a DescriptorSocket,
     /// Readable once preparing is pointless.
     pub stop: &'a Flag,
 }
 
 impl Preparation<'_> {
-    /// The doors of all other participants, in the contract's order.
+    /// The descriptor sockets of all other participants, in the contract's order.
     pub fn peers(&self) -> Vec<Token> {
-        self.contract.doors().into_iter().filter(|door| *door != self.door.name()).collect()
+        self.contract
+            .descriptor_sockets()
+            .into_iter()
+            .filter(|descriptor_socket| *descriptor_socket != self.descriptor_socket.name())
+            .collect()
     }
 }
 
@@ -118,7 +122,7 @@ pub struct Participant {
     numbers: Vec<u32>,
     shared: Arc<Shared>,
     token: Token,
-    door: Door,
+    descriptor_socket: DescriptorSocket,
 }
 
 impl Participant {
@@ -126,11 +130,11 @@ impl Participant {
     pub(super) fn new(
         shared: Arc<Shared>,
         token: Token,
-        door: Door,
+        descriptor_socket: DescriptorSocket,
         mut facts: Vec<Facts>,
         without_host: WithoutHost,
     ) -> rustix::io::Result<Participant> {
-        facts.iter_mut().for_each(|facts| facts.member.door = door.name());
+        facts.iter_mut().for_each(|facts| facts.member.descriptor_socket = descriptor_socket.name());
         let keys = facts.iter().map(|_| shared.new_key()).collect();
         let numbers = facts.iter().map(|facts| facts.member.rank).collect();
         Ok(Participant {
@@ -139,7 +143,7 @@ impl Participant {
             numbers,
             shared,
             token,
-            door,
+            descriptor_socket,
         })
     }
 
@@ -149,7 +153,7 @@ impl Participant {
         let report = |(index, participation): (usize, &Participation)| {
             let mut words = greeting.to_vec();
             words.extend(FromRank::Report(Box::new(participation.facts().clone())).encode());
-            Reporting { key: self.keys[index], listener: Listener::Rank(self.ranks.clone(), index), words }
+            Reporting { key: self.keys[index], waiter: Waiter::Rank(self.ranks.clone(), index), words }
         };
         standing.iter().enumerate().map(report).collect()
     }
@@ -157,7 +161,7 @@ impl Participant {
     /// One a rank, in the order in which they were brought.
     pub fn cancellers(&self) -> Vec<Canceller> {
         let canceller = |(index, key): (usize, &u64)| {
-            Canceller::new(Listener::Rank(self.ranks.clone(), index), *key, self.shared.clone())
+            Canceller::new(Waiter::Rank(self.ranks.clone(), index), *key, self.shared.clone())
         };
         self.keys.iter().enumerate().map(canceller).collect()
     }
@@ -171,7 +175,7 @@ impl Participant {
                     contract: &contract,
                     ranks: &self.numbers,
                     token: self.token,
-                    door: &self.door,
+                    descriptor_socket: &self.descriptor_socket,
                     stop: &self.ranks.stop,
                 };
                 match prepare(&preparation) {

@@ -1,12 +1,12 @@
 //! The background thread: every socket of every session of this process, waited for in one place.
 //!
-//! It owns all sockets; callers hand it commands and are told through [`Listener`]s. Nothing here waits for one
+//! It owns all sockets; callers hand it commands and are told through [`Waiter`]s. Nothing here waits for one
 //! connection: what cannot go on is left until its socket is ready.
 
 mod hosting;
 mod joining;
-mod lobby;
 mod musters;
+mod process_listener;
 mod rounds;
 mod wanting;
 
@@ -19,24 +19,24 @@ use std::time::{Duration, Instant};
 use crate::contract::Token;
 
 use super::Limits;
-use super::card::Id;
 use super::connection::Connection;
 use super::counts::Counts;
 use super::derived::NOBODY;
 use super::gathering::Gathering;
-use super::listener::Listener;
+use super::id_tag::Id;
 use super::poll::{Flag, Poll, Watched};
 use super::relay::Relay;
 use super::round::Round;
 use super::spare::{Room, Spares};
 use super::verdict::{Failure, Reason, Verdict};
+use super::waiter::Waiter;
 use crate::descriptor::{self, Ours};
 use hosting::Session;
 use joining::Joining;
-use lobby::Knocking;
 use musters::{Muster, Visit};
+use process_listener::Knocking;
 
-pub use lobby::Lobby;
+pub use process_listener::ProcessListener;
 
 /// Wakes the thread; numbers from here on belong to callers, those above [`FIRST_OWN_KEY`] to the thread.
 const WAKE: u64 = 0;
@@ -57,7 +57,7 @@ pub enum Command {
     Expect(Expected),
     /// This process keeps the muster of this name.
     Muster(Token, Ours),
-    /// Something is to be said at a lobby by a rank that does not wait for an answer.
+    /// Something is to be said at a process listener by a rank that does not wait for an answer.
     Tell(Token, Vec<u8>),
     Say(u64, Vec<u8>),
     Leave(u64),
@@ -69,8 +69,8 @@ pub enum Command {
 pub enum Host {
     /// At the port of an id.
     Port(SocketAddr),
-    /// In the lobby that this opens.
-    Lobby(Token),
+    /// At the process listener that this opens.
+    ProcessListener(Token),
 }
 
 /// A rank that goes to a session, or to a round.
@@ -79,7 +79,7 @@ pub struct Reporting {
     /// Of its connection.
     pub key: u64,
     /// Who waits.
-    pub listener: Listener,
+    pub waiter: Waiter,
     /// Its greeting, and its report or word.
     pub words: Vec<u8>,
 }
@@ -167,29 +167,29 @@ impl Shared {
     }
 }
 
-/// Without the thread nobody has heard of these ranks. At a lobby they are waited for as long as their process lives: so the
+/// Without the thread nobody has heard of these ranks. At a process listener they are waited for as long as their process lives: so the
 /// caller says there that they do not come.
 fn lost(command: Command) {
     match command {
         Command::Join(Host::Port(_), reports) => {
             let words = "the background thread has ended";
             let verdict = || Verdict::Plain(Reason::Unreachable { words: words.into() });
-            reports.iter().for_each(|reporting| reporting.listener.end(verdict()));
+            reports.iter().for_each(|reporting| reporting.waiter.end(verdict()));
         }
-        Command::Join(Host::Lobby(_), reports) => {
-            for Reporting { listener, words, .. } in reports {
-                listener.lost(Failure::HostLost);
-                lobby::withdraw_alone(&listener, &words);
+        Command::Join(Host::ProcessListener(_), reports) => {
+            for Reporting { waiter, words, .. } in reports {
+                waiter.lost(Failure::HostLost);
+                process_listener::withdraw_alone(&waiter, &words);
             }
         }
-        Command::Tell(lobby, words) => lobby::tell_alone(lobby, &words),
+        Command::Tell(process_listener, words) => process_listener::tell_alone(process_listener, &words),
         _ => {}
     }
 }
 
 #[derive(Debug)]
 enum Endpoint {
-    Listener(Watched, Token),
+    Port(Watched, Token),
     /// Accepted; who it is stands in its first bytes.
     Newcomer(Connection, Token),
     /// A rank in a session of ours.
@@ -202,10 +202,10 @@ enum Endpoint {
     Root(u64),
     Relayed(Relay, Token),
     /// Where ranks of communicators made from others come.
-    Lobby(Watched),
+    ProcessListener(Watched),
     /// Accepted there.
     Visitor(Connection),
-    /// What is said at a lobby without an answer, until it has arrived.
+    /// What is said at a process listener without an answer, until it has arrived.
     Telling(Connection),
     /// Where the ranks of this host come before NCCL makes the communicator of this name.
     Muster(Watched, Token),
@@ -240,15 +240,15 @@ pub struct Reactor {
     /// Connections to be relayed once there is room or what they lack, in the order in which they came. Out of the wait:
     /// their clients have mostly closed, which the kernel would report again and again.
     waiting: VecDeque<(Connection, Token)>,
-    /// What opens our lobby.
-    lobby: Token,
-    /// Calls whose sessions are in our lobby, rounds before calls, and the order in which they came.
+    /// The secret of our process listener.
+    process_listener: Token,
+    /// Calls whose sessions are at our process listener, rounds before calls, and the order in which they came.
     gatherings: HashMap<Token, Gathering>,
     calls: VecDeque<Token>,
     visitors: VecDeque<u64>,
     /// Those that this process keeps.
     musters: HashMap<Token, Muster>,
-    /// What is to be said at lobbies that could not be entered.
+    /// What is to be said at process listeners that could not be entered.
     knocking: Vec<Knocking>,
     /// Since when something could not be done for want of descriptors.
     wanting: Option<Instant>,
@@ -256,7 +256,11 @@ pub struct Reactor {
 }
 
 impl Reactor {
-    pub fn new(shared: Arc<Shared>, limits: Limits, lobby: Option<Lobby>) -> rustix::io::Result<Reactor> {
+    pub fn new(
+        shared: Arc<Shared>,
+        limits: Limits,
+        process_listener: Option<ProcessListener>,
+    ) -> rustix::io::Result<Reactor> {
         let poll = Poll::new(FIRST_OWN_KEY)?;
         poll.add(&shared.wake, WAKE)?;
         let mut reactor = Reactor {
@@ -272,7 +276,7 @@ impl Reactor {
             due: None,
             relays: 0,
             waiting: VecDeque::new(),
-            lobby: NOBODY,
+            process_listener: NOBODY,
             gatherings: HashMap::new(),
             calls: VecDeque::new(),
             visitors: VecDeque::new(),
@@ -282,7 +286,8 @@ impl Reactor {
             running: true,
         };
         descriptor::fill_reserve();
-        lobby.map_or(Ok(()), |lobby| reactor.open_lobby(lobby))?;
+        process_listener
+            .map_or(Ok(()), |process_listener| reactor.open_process_listener(process_listener))?;
         Ok(reactor)
     }
 
@@ -307,7 +312,7 @@ impl Reactor {
         if self.due.is_some_and(|due| due <= Instant::now()) {
             self.due = None;
             self.look_at_reserve();
-            self.open_lobby_again();
+            self.open_process_listener_again();
             self.relay_waiting();
             self.resume();
             self.close_behind_roots();
@@ -330,14 +335,14 @@ impl Reactor {
             return;
         }
         match self.endpoints.get(&key) {
-            Some(Endpoint::Listener(_, token)) => self.accept(key, *token),
+            Some(Endpoint::Port(_, token)) => self.accept(key, *token),
             Some(Endpoint::Newcomer(..)) => self.newcomer(key),
             Some(Endpoint::Present(_, token)) => self.present(key, *token),
             Some(Endpoint::InRound(..)) => self.in_round(key),
             Some(Endpoint::Joining(_)) => self.joining(key),
             Some(Endpoint::Root(relay)) => self.relayed(*relay, key),
             Some(Endpoint::Relayed(..)) => self.relayed(key, key),
-            Some(Endpoint::Lobby(_)) => self.accept_visitors(key),
+            Some(Endpoint::ProcessListener(_)) => self.accept_visitors(key),
             Some(Endpoint::Visitor(_)) => self.visitor(key),
             Some(Endpoint::Telling(_)) => self.telling(key),
             Some(Endpoint::Muster(_, name)) => self.accept_at_muster(key, *name),
@@ -355,12 +360,14 @@ impl Reactor {
             Command::Join(Host::Port(address), reports) => {
                 reports.into_iter().for_each(|reporting| self.join(&address, reporting));
             }
-            Command::Join(Host::Lobby(lobby), reports) => {
-                reports.into_iter().for_each(|reporting| self.join_at_lobby(lobby, reporting));
+            Command::Join(Host::ProcessListener(process_listener), reports) => {
+                reports
+                    .into_iter()
+                    .for_each(|reporting| self.join_at_process_listener(process_listener, reporting));
             }
             Command::Expect(expected) => self.await_ranks(expected),
             Command::Muster(name, listener) => self.open_muster(name, listener),
-            Command::Tell(lobby, bytes) => self.tell(lobby, bytes),
+            Command::Tell(process_listener, bytes) => self.tell(process_listener, bytes),
             Command::Say(key, bytes) => self.say(key, &bytes),
             Command::Leave(key) => self.leave_session(key),
             Command::End => self.running = false,
@@ -372,7 +379,7 @@ impl Drop for Reactor {
     /// However the thread ends, nobody waits for it.
     fn drop(&mut self) {
         // Whoever would come in here, also of this process, finds nobody.
-        self.endpoints.retain(|_, endpoint| !matches!(endpoint, Endpoint::Lobby(_)));
+        self.endpoints.retain(|_, endpoint| !matches!(endpoint, Endpoint::ProcessListener(_)));
         self.shared.close();
         self.say_what_was_not_said();
     }

@@ -5,13 +5,13 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use super::card::{self, Id};
 use super::connection;
+use super::id_tag::{self, Id};
 
 /// The spare ids of a process.
 #[derive(Debug)]
 pub struct Spares {
-    /// As NCCL made them, without a card. Held for a push or a pop; comes after no other lock, and none after it.
+    /// As NCCL made them, without an id tag. Held for a push or a pop; comes after no other lock, and none after it.
     ids: Mutex<Vec<Id>>,
     max: usize,
 }
@@ -46,7 +46,7 @@ impl Spares {
     pub fn take(&self) -> Option<Id> {
         loop {
             let id = self.ids.lock().unwrap_or_else(PoisonError::into_inner).pop()?;
-            if card::address(&id).is_some_and(|root| !connection::is_free(&root)) {
+            if id_tag::address(&id).is_some_and(|root| !connection::is_free(&root)) {
                 return Some(id);
             }
         }

@@ -84,7 +84,7 @@ coded! {
         5 CommId = "NCCL_COMM_ID is set",
         6 ManyIds = "its init has several ids",
         7 PeerAccess = "NCCL_P2P_DISABLE or NCCL_P2P_LEVEL forbids peer access",
-        8 NoCard = "its id was made without Windlass",
+        8 NoIdTag = "its id was made without Windlass",
         9 OtherVersion = "ranks run unlike versions of Windlass",
         10 Unreachable(words: words) = "this rank could not reach the others",
         11 NoIdentity(words: words) = "this rank could not say where it runs",

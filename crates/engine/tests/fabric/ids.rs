@@ -3,7 +3,7 @@
 use std::net::TcpListener;
 
 use nccl_sys::{ncclSuccess, ncclUniqueId};
-use windlass_engine::rendezvous::card::{Card, Id};
+use windlass_engine::rendezvous::id_tag::{Id, IdTag};
 use windlass_engine::{fabric, lifecycle, rendezvous};
 
 use crate::inits::id_of;
@@ -28,8 +28,8 @@ fn spare_id_given_out() {
     let ids = roots.each_ref().map(id_of);
     let rendezvous = rendezvous::process().unwrap();
     rendezvous.return_id(ids[0]);
-    let carded = ask();
-    assert_eq!(Card::decode(&carded).unwrap().root_port, roots[0].local_addr().unwrap().port());
+    let tagged = ask();
+    assert_eq!(IdTag::decode(&tagged).unwrap().root_port, roots[0].local_addr().unwrap().port());
     assert_eq!(fabric::spare_id(), None);
     rendezvous.return_id(ids[1]);
     assert_ne!(fabric::host(&ids[0]), ids[0]);

@@ -6,7 +6,7 @@ use windlass_engine::arena;
 use windlass_engine::descriptor;
 use windlass_engine::fabric::{self, Asked, Fate, Patience, Wish};
 use windlass_engine::forward::init::Ctas;
-use windlass_engine::rendezvous::card::Id;
+use windlass_engine::rendezvous::id_tag::Id;
 use windlass_engine::rendezvous::verdict::Failure;
 
 use crate::support::*;

@@ -14,7 +14,7 @@ use windlass_engine::fabric::{
 use windlass_engine::forward::configuration::Kept;
 use windlass_engine::forward::init::Ctas;
 use windlass_engine::page::Page;
-use windlass_engine::rendezvous::card::Id;
+use windlass_engine::rendezvous::id_tag::Id;
 use windlass_engine::stats::segment;
 
 use crate::inits::{id_of, nothing_is_left, three_devices};

@@ -7,7 +7,7 @@ use std::time::Duration;
 use windlass_engine::agreed::Seat;
 use windlass_engine::arena;
 use windlass_engine::fabric::{self, Fate, Patience};
-use windlass_engine::rendezvous::card::Id;
+use windlass_engine::rendezvous::id_tag::Id;
 
 use crate::inits::{nothing_is_left, three_devices};
 use crate::pages::{ask, id, page, register};

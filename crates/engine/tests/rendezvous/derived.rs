@@ -1,4 +1,4 @@
-//! Sessions in a lobby: of communicators that are made from another.
+//! Sessions at a process listener: of communicators that are made from another.
 
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
@@ -44,7 +44,7 @@ impl Split {
     /// The invitation of a rank of the parent.
     fn invites(&self, rank: u32, color: i32) -> Invitation {
         let child = self.of(color);
-        Invitation { lobby: self.host.lobby(), call: child, child, rank }
+        Invitation { process_listener: self.host.process_listener(), call: child, child, rank }
     }
 
     fn join(&self, from: &Rendezvous, parent_rank: u32, color: i32, rank: u32, ranks: u32) -> Participant {
@@ -52,12 +52,12 @@ impl Split {
     }
 
     fn connect(&self) -> UnixStream {
-        UnixStream::connect_addr(&address(self.host.lobby())).unwrap()
+        UnixStream::connect_addr(&address(self.host.process_listener())).unwrap()
     }
 }
 
-pub fn address(lobby: Token) -> SocketAddr {
-    let name = derived::address(lobby).unwrap();
+pub fn address(process_listener: Token) -> SocketAddr {
+    let name = derived::address(process_listener).unwrap();
     SocketAddr::from_abstract_name(name.abstract_name().unwrap()).unwrap()
 }
 
@@ -179,7 +179,8 @@ fn dies_before_it_comes() {
 fn excluded_and_dead() {
     let host = rendezvous();
     let call = Making::Shrink { count: 0, excluded: vec![0, 2] }.name(PARENT);
-    let invites = |rank| Invitation { lobby: host.lobby(), call, child: child(call, 0), rank };
+    let invites =
+        |rank| Invitation { process_listener: host.process_listener(), call, child: child(call, 0), rank };
     let (third, pidfd) = process();
     host.await_ranks(call, 0b1010, vec![(3, pidfd)]);
     let one = host.join_invited(&invites(1), facts(0, 2)).unwrap();
@@ -310,7 +311,7 @@ fn thread_has_ended() {
     kill(process);
 }
 
-/// A thread ends while a rank of its process knocks at a lobby: whose report has not gone out is not waited for.
+/// A thread ends while a rank of its process connects to a process listener: whose report has not gone out is not waited for.
 #[test]
 fn thread_ends_while_it_knocks() {
     let (process, _) = process();
@@ -334,27 +335,27 @@ fn thread_ends_while_it_knocks() {
     kill(process);
 }
 
-/// A lobby whose queue is full is tried again, also by a rank that is aborted meanwhile, until there is room.
+/// A process listener whose queue is full is tried again, also by a rank that is aborted meanwhile, until there is room.
 #[test]
 fn full_queue() {
-    let lobby = Token([0x51; 16]);
+    let process_listener = Token([0x51; 16]);
     let listener = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
     let listener = listener.unwrap();
-    net::bind(&listener, &derived::address(lobby).unwrap()).unwrap();
+    net::bind(&listener, &derived::address(process_listener).unwrap()).unwrap();
     net::listen(&listener, 0).unwrap();
     // How many a queue of none holds is the kernel's to say.
     let mut queued = Vec::new();
     loop {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
-        match net::connect(&socket, &derived::address(lobby).unwrap()) {
+        match net::connect(&socket, &derived::address(process_listener).unwrap()) {
             Ok(()) => queued.push(socket),
             Err(error) => break assert_eq!(error, rustix::io::Errno::AGAIN),
         }
     }
     let own = rendezvous();
     let call = Making::Split { count: 3 }.name(PARENT);
-    let invites = |rank| Invitation { lobby, call, child: child(call, 0), rank };
+    let invites = |rank| Invitation { process_listener, call, child: child(call, 0), rank };
     let aborted = own.join_invited(&invites(1), facts(1, 2)).unwrap();
     aborted.cancellers()[0].abort();
     assert!(matches!(joined(aborted), Outcome::Failed(Failure::Aborted)));
@@ -436,7 +437,7 @@ fn strangers() {
     split.host.await_ranks(split.of(1), 0b11, Vec::new());
     let waiting = split.join(&split.host, 0, 1, 0, 2);
     let good = split.invites(1, 1);
-    let wrong_secret = Invitation { lobby: Token([1; 16]), ..good }.greeting();
+    let wrong_secret = Invitation { process_listener: Token([1; 16]), ..good }.greeting();
     let no_rank = Invitation { rank: 4711, ..good }.greeting();
     let report = FromRank::Report(Box::new(facts(1, 2))).encode();
     for bytes in
@@ -462,5 +463,5 @@ fn strangers() {
     drop(silent);
     assert!(split.host.counts().turned_away.load(Ordering::Relaxed) >= 4);
     assert_eq!(split.host.counts().unreadable.load(Ordering::Relaxed), 1);
-    assert_ne!(NOBODY, split.host.lobby());
+    assert_ne!(NOBODY, split.host.process_listener());
 }

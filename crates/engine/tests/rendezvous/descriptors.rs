@@ -12,7 +12,9 @@ use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
 use windlass_engine::contract::Token;
 use windlass_engine::rendezvous::Preparation;
-use windlass_engine::rendezvous::descriptors::{DESCRIPTORS_MAX, Door, PAYLOAD_BYTES_MAX, Sending, Trouble};
+use windlass_engine::rendezvous::descriptors::{
+    DESCRIPTORS_MAX, DescriptorSocket, PAYLOAD_BYTES_MAX, Sending, Trouble,
+};
 use windlass_engine::rendezvous::poll::Flag;
 
 fn file_with(text: &str) -> OwnedFd {
@@ -35,7 +37,7 @@ pub static PEERS: Mutex<Vec<OwnedFd>> = Mutex::new(Vec::new());
 /// A preparation: every participant gives each other one two files that name it and the receiver, and its pidfd, and reads
 /// the others'.
 pub fn swap_names(preparation: &Preparation<'_>) -> Result<(), String> {
-    let own = format!("{:?}", preparation.door.name());
+    let own = format!("{:?}", preparation.descriptor_socket.name());
     let peers = preparation.peers();
     let files: Vec<[OwnedFd; 2]> =
         peers.iter().map(|peer| [file_with(&own), file_with(&format!("for {peer:?}"))]).collect();
@@ -48,7 +50,7 @@ pub fn swap_names(preparation: &Preparation<'_>) -> Result<(), String> {
         .map(|(peer, pair)| Sending { to: *peer, payload: own.as_bytes(), descriptors: pair })
         .collect();
     let parcels = preparation
-        .door
+        .descriptor_socket
         .exchange(preparation.token, &sendings, preparation.stop)
         .map_err(|trouble| trouble.to_string())?;
     for (peer, mut parcel) in peers.iter().zip(parcels) {
@@ -70,7 +72,7 @@ const TOKEN: Token = Token([4; 16]);
 /// The largest parcel, one with nothing in it, and both at once.
 #[test]
 fn sizes() {
-    let (one, other) = (Door::open().unwrap(), Door::open().unwrap());
+    let (one, other) = (DescriptorSocket::open().unwrap(), DescriptorSocket::open().unwrap());
     let stop = Flag::new().unwrap();
     let file = file_with("x");
     // Many descriptors of one file; a few less than the limit of open files that CI may have.
@@ -90,10 +92,10 @@ fn sizes() {
     assert!(matches!(one.exchange(TOKEN, &[sending], &stop), Err(Trouble::TooLarge)));
 }
 
-/// A peer that never sends: the session's end stops the wait. A door that is not there: unreachable at once.
+/// A peer that never sends: the session's end stops the wait. A descriptor socket that is not there: unreachable at once.
 #[test]
 fn stopped_and_unreachable() {
-    let (one, other) = (Door::open().unwrap(), Door::open().unwrap());
+    let (one, other) = (DescriptorSocket::open().unwrap(), DescriptorSocket::open().unwrap());
     let stop = Flag::new().unwrap();
     let to = |to| Sending { to, payload: b"hello", descriptors: &[] };
     thread::scope(|scope| {
@@ -104,13 +106,16 @@ fn stopped_and_unreachable() {
     let gone = other.name();
     drop(other);
     let outcome = one.exchange(TOKEN, &[to(gone)], &stop);
-    assert!(matches!(outcome, Err(Trouble::Unreachable(door, _)) if door == gone), "{outcome:?}");
+    assert!(
+        matches!(outcome, Err(Trouble::Unreachable(descriptor_socket, _)) if descriptor_socket == gone),
+        "{outcome:?}"
+    );
 }
 
-/// Strangers at a door, silent ones and those with a wrong token, by the hundred: neither believed nor in the way.
+/// Strangers at a descriptor socket, silent ones and those with a wrong token, by the hundred: neither believed nor in the way.
 #[test]
-fn strangers_at_the_door() {
-    let (one, other) = (Door::open().unwrap(), Door::open().unwrap());
+fn strangers_at_the_descriptor_socket() {
+    let (one, other) = (DescriptorSocket::open().unwrap(), DescriptorSocket::open().unwrap());
     let stop = Flag::new().unwrap();
     let name = format!("windlass-{:032x}", u128::from_be_bytes(one.name().0));
     let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
@@ -143,19 +148,23 @@ fn strangers_at_the_door() {
 /// Five participants on threads, everyone with everyone.
 #[test]
 fn everyone_with_everyone() {
-    let doors: Vec<Door> = (0..5).map(|_| Door::open().unwrap()).collect();
+    let descriptor_sockets: Vec<DescriptorSocket> =
+        (0..5).map(|_| DescriptorSocket::open().unwrap()).collect();
     let stop = Flag::new().unwrap();
     thread::scope(|scope| {
-        for door in &doors {
-            let (doors, stop) = (&doors, &stop);
+        for descriptor_socket in &descriptor_sockets {
+            let (descriptor_sockets, stop) = (&descriptor_sockets, &stop);
             scope.spawn(move || {
-                let own = file_with(&format!("{:?}", door.name()));
+                let own = file_with(&format!("{:?}", descriptor_socket.name()));
                 let fds = [own.as_fd()];
-                let peers: Vec<Token> =
-                    doors.iter().map(Door::name).filter(|peer| *peer != door.name()).collect();
+                let peers: Vec<Token> = descriptor_sockets
+                    .iter()
+                    .map(DescriptorSocket::name)
+                    .filter(|peer| *peer != descriptor_socket.name())
+                    .collect();
                 let sendings: Vec<Sending<'_>> =
                     peers.iter().map(|peer| Sending { to: *peer, payload: &[], descriptors: &fds }).collect();
-                let parcels = door.exchange(TOKEN, &sendings, stop).unwrap();
+                let parcels = descriptor_socket.exchange(TOKEN, &sendings, stop).unwrap();
                 for (peer, parcel) in peers.iter().zip(parcels) {
                     assert_eq!(text_of(&parcel.descriptors[0]), format!("{peer:?}"));
                 }

@@ -6,7 +6,7 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use windlass_engine::rendezvous::card::Card;
+use windlass_engine::rendezvous::id_tag::IdTag;
 use windlass_engine::rendezvous::message::{FromRank, greeting};
 use windlass_engine::rendezvous::verdict::Failure;
 use windlass_engine::rendezvous::{Limits, Outcome, Rendezvous};
@@ -76,7 +76,7 @@ fn abort_of_one_rank_of_a_participant() {
 #[test]
 fn gone_before_all_are_there() {
     let hosted = hosted();
-    let token = Card::decode(&hosted.id).unwrap().token;
+    let token = IdTag::decode(&hosted.id).unwrap().token;
     let report = [&greeting(token)[..], &FromRank::Report(Box::new(facts(1, 3))).encode()].concat();
     let participant = hosted.rendezvous.join(&hosted.id, vec![facts(0, 3)]).unwrap();
     for cut in [0, 5, 24, 30, report.len() - 1] {

@@ -7,8 +7,8 @@ use std::sync::atomic::Ordering;
 use std::thread;
 
 use windlass_engine::contract::capability;
-use windlass_engine::rendezvous::card::{self, Card, Id};
 use windlass_engine::rendezvous::facts::Facts;
+use windlass_engine::rendezvous::id_tag::{self, Id, IdTag};
 use windlass_engine::rendezvous::message::{FromRank, greeting};
 use windlass_engine::rendezvous::verdict::{Failure, Reason};
 use windlass_engine::rendezvous::{Limits, Outcome, Rendezvous, complete_all};
@@ -122,7 +122,7 @@ fn failed_after_all() {
 #[test]
 fn verdict_unheard() {
     let hosted = hosted();
-    let token = Card::decode(&hosted.id).unwrap().token;
+    let token = IdTag::decode(&hosted.id).unwrap().token;
     let mut dying = hosted.connect();
     let report = FromRank::Report(Box::new(promising(1, 2))).encode();
     dying.write_all(&[&greeting(token)[..], &report].concat()).unwrap();
@@ -155,7 +155,7 @@ fn bounded_and_alive() {
 }
 
 /// 1,000 inits one after the other, each with an id asked for, leave what one leaves: one id of NCCL's, and no
-/// other descriptor, thread or session. Each has a card and a name of its own.
+/// other descriptor, thread or session. Each has an id tag and a name of its own.
 #[test]
 fn a_thousand_inits() {
     let rendezvous = Rendezvous::start(Limits::default()).unwrap();
@@ -171,8 +171,8 @@ fn a_thousand_inits() {
             id_of(&roots[roots.len() - 1].local_addr().unwrap())
         });
         let id = rendezvous.host(&made).unwrap();
-        assert_eq!(card::address(&made).unwrap().port(), Card::decode(&id).unwrap().root_port);
-        assert!(tokens.insert(Card::decode(&id).unwrap().token));
+        assert_eq!(id_tag::address(&made).unwrap().port(), IdTag::decode(&id).unwrap().root_port);
+        assert!(tokens.insert(IdTag::decode(&id).unwrap().token));
         let participant = rendezvous.join(&id, vec![promising(0, 2), promising(1, 2)]).unwrap();
         let outcomes = participant.complete(ready);
         let Outcome::Fabric(contract) = &outcomes[0] else { panic!("{number}: {outcomes:?}") };

@@ -32,8 +32,8 @@ fn name() -> Token {
 /// A rank of the parent whose communicator NCCL has made, of so many ranks: on its way to the session.
 fn invited(name: Token, mustered: &Mustered, ranks: u32) -> Invitation {
     match mustered.ask(ranks, &never).unwrap() {
-        Answer::Complete { place, lobby } => {
-            Invitation { lobby, call: name, child: child(name, 0), rank: place }
+        Answer::Complete { place, process_listener } => {
+            Invitation { process_listener, call: name, child: child(name, 0), rank: place }
         }
         other => panic!("{other:?}"),
     }

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::thread;
 
 use rustix::event::{PollFd, PollFlags};
-use windlass_engine::rendezvous::card::Id;
+use windlass_engine::rendezvous::id_tag::Id;
 use windlass_engine::rendezvous::muster::{self, Answer};
 use windlass_engine::rendezvous::verdict::{Failure, Reason};
 use windlass_engine::rendezvous::{Limits, Outcome, Preparation, Rendezvous, place};
@@ -152,7 +152,7 @@ fn nccl_ranks(id: &Id, ranks: u32) {
     await_word();
     for _ in 0..ranks {
         let mut rank =
-            std::net::TcpStream::connect(windlass_engine::rendezvous::card::address(id).unwrap()).unwrap();
+            std::net::TcpStream::connect(windlass_engine::rendezvous::id_tag::address(id).unwrap()).unwrap();
         rank.write_all(&[&MAGIC[..], &[1; 180]].concat()).unwrap();
     }
     say("gone");
@@ -254,7 +254,7 @@ fn no_descriptors_left_beside_a_relay() {
     let other_root = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let other = hosted.rendezvous.host(&id_of(&other_root.local_addr().unwrap())).unwrap();
     let mut slow =
-        std::net::TcpStream::connect(windlass_engine::rendezvous::card::address(&other).unwrap()).unwrap();
+        std::net::TcpStream::connect(windlass_engine::rendezvous::id_tag::address(&other).unwrap()).unwrap();
     slow.write_all(&MAGIC).unwrap();
     let mut at_root = other_root.accept().unwrap().0;
     let mut ranks = [0, 1].map(|rank| play(&[], "when-told", rank, 2, &hosted.id));

@@ -1,4 +1,4 @@
-//! Rounds before splits and shrinks: what the ranks that make a call tell each other in a lobby of the parent.
+//! Rounds before splits and shrinks: what the ranks that make a call tell each other at a process listener of the parent.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -7,9 +7,9 @@ use std::thread;
 
 use windlass_engine::contract::{RANKS_MAX, Token};
 use windlass_engine::descriptor as ours;
-use windlass_engine::rendezvous::card::Id;
 use windlass_engine::rendezvous::colors::{Course, Others, Parent, Table, Willing, Word};
 use windlass_engine::rendezvous::derived::{Invitation, Making, NOBODY, child};
+use windlass_engine::rendezvous::id_tag::Id;
 use windlass_engine::rendezvous::message::{FromHost, FromRank};
 use windlass_engine::rendezvous::verdict::{Failure, Reason, Verdict};
 use windlass_engine::rendezvous::{Inquiry, Limits, Rendezvous};
@@ -42,7 +42,7 @@ impl Round<'_> {
     }
 
     fn invites(&self, rank: u32) -> Invitation {
-        Invitation { lobby: self.host.lobby(), call: self.call, child: NOBODY, rank }
+        Invitation { process_listener: self.host.process_listener(), call: self.call, child: NOBODY, rank }
     }
 
     /// The host's rank makes the call.
@@ -56,7 +56,7 @@ impl Round<'_> {
     }
 
     fn connect(&self) -> UnixStream {
-        UnixStream::connect_addr(&address(self.host.lobby())).unwrap()
+        UnixStream::connect_addr(&address(self.host.process_listener())).unwrap()
     }
 
     /// Returns when the host has heard what was written before: whoever comes behind it is heard after it.
@@ -81,7 +81,7 @@ fn wait_all(inquiries: Vec<Inquiry>) -> Vec<Answer> {
 }
 
 /// All hear the same table, whoever comes first, also before the host's own rank; and the ranks of a promise then meet in
-/// the same lobby.
+/// the same process listener.
 #[test]
 fn all_hear_the_same() {
     let (host, other) = (rendezvous(), rendezvous());
@@ -280,9 +280,10 @@ fn nonsense() {
 
     // A word in a session is out of turn.
     let call = Making::Split { count: 9 }.name(PARENT);
-    let invites = |rank| Invitation { lobby: host.lobby(), call, child: child(call, 0), rank };
+    let invites =
+        |rank| Invitation { process_listener: host.process_listener(), call, child: child(call, 0), rank };
     let participant = host.join_invited(&invites(0), facts(0, 2)).unwrap();
-    let mut stranger = UnixStream::connect_addr(&address(host.lobby())).unwrap();
+    let mut stranger = UnixStream::connect_addr(&address(host.process_listener())).unwrap();
     let report = FromRank::Report(Box::new(facts(1, 2))).encode();
     let word = FromRank::Word { place: 1, ranks: 2, word: pair(0, 0) }.encode();
     stranger.write_all(&[invites(1).greeting(), report, word].concat()).unwrap();
@@ -295,15 +296,15 @@ fn nonsense() {
 #[test]
 fn unreadable_host() {
     use std::os::linux::net::SocketAddrExt;
-    let lobby = Token([0x52; 16]);
-    let name = windlass_engine::rendezvous::derived::address(lobby).unwrap();
+    let process_listener = Token([0x52; 16]);
+    let name = windlass_engine::rendezvous::derived::address(process_listener).unwrap();
     let name = std::os::unix::net::SocketAddr::from_abstract_name(name.abstract_name().unwrap()).unwrap();
     let listener = std::os::unix::net::UnixListener::bind_addr(&name).unwrap();
     let own = rendezvous();
     let call = Making::Split { count: 0 }.name(PARENT);
     let too_many = Table::new(vec![pair(0, 0); RANKS_MAX + 1]);
     for answer in [FromHost::Stop.encode(), FromHost::Table(too_many).encode(), vec![0xff; 64]] {
-        let invitation = Invitation { lobby, call, child: NOBODY, rank: 1 };
+        let invitation = Invitation { process_listener, call, child: NOBODY, rank: 1 };
         let inquiry = own.ask_round(&invitation, 1, 2, pair(0, 0));
         let (mut host, _) = listener.accept().unwrap();
         host.write_all(&answer).unwrap();
@@ -380,14 +381,15 @@ fn too_many_rounds() {
     assert_eq!(late, Err(Failure::Absent { rank: 1 }));
 }
 
-/// A process of these tests. In the id's place: the lobby, if another process hosts.
+/// A process of these tests. In the id's place: the process listener, if another process hosts.
 pub fn plays(part: &str, own: &Rendezvous, rank: u32, ranks: u32, id: &Id) -> bool {
-    let lobby = Token(*id.first_chunk().unwrap());
+    let process_listener = Token(*id.first_chunk().unwrap());
     let call = Making::Split { count: 0 }.name(PARENT);
-    let invitation = Invitation { lobby, call, child: NOBODY, rank };
+    let invitation = Invitation { process_listener, call, child: NOBODY, rank };
     match part {
         "hosts-rounds" => {
-            let hex: Vec<String> = own.lobby().0.iter().map(|byte| format!("{byte:02x}")).collect();
+            let hex: Vec<String> =
+                own.process_listener().0.iter().map(|byte| format!("{byte:02x}")).collect();
             say(&hex.concat());
             await_word();
         }
@@ -412,7 +414,7 @@ pub fn plays(part: &str, own: &Rendezvous, rank: u32, ranks: u32, id: &Id) -> bo
 
 fn plays_in(round: &Round, part: &str, rank: u32) -> Played {
     let mut id = [0; 128];
-    id[..16].copy_from_slice(&round.host.lobby().0);
+    id[..16].copy_from_slice(&round.host.process_listener().0);
     play(&[], part, rank, round.ranks, &id)
 }
 
@@ -453,12 +455,12 @@ fn host_process_is_killed() {
     let own = rendezvous();
     let mut host = play(&[], "hosts-rounds", 0, 3, &[0; 128]);
     let hex = host.says();
-    let mut lobby = [0; 16];
-    for (index, byte) in lobby.iter_mut().enumerate() {
+    let mut process_listener = [0; 16];
+    for (index, byte) in process_listener.iter_mut().enumerate() {
         *byte = u8::from_str_radix(&hex[2 * index..2 * index + 2], 16).unwrap();
     }
     let call = Making::Split { count: 0 }.name(PARENT);
-    let invites = |rank| Invitation { lobby: Token(lobby), call, child: NOBODY, rank };
+    let invites = |rank| Invitation { process_listener: Token(process_listener), call, child: NOBODY, rank };
     let waiting = own.ask_round(&invites(1), 1, 3, pair(0, 0));
     thread::scope(|scope| {
         let waiting = scope.spawn(|| waiting.wait());

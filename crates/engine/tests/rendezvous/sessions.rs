@@ -7,7 +7,7 @@ use std::thread;
 use windlass_engine::contract::{Contract, capability};
 use windlass_engine::rendezvous::facts::Facts;
 use windlass_engine::rendezvous::verdict::{Failure, Reason};
-use windlass_engine::rendezvous::{Limits, Outcome, Rendezvous, card, complete_all};
+use windlass_engine::rendezvous::{Limits, Outcome, Rendezvous, complete_all, id_tag};
 
 use crate::support::{facts, hosted, id_of, is_fabric, join, ready, real_facts};
 
@@ -40,12 +40,12 @@ fn threads() {
         assert!(contracts.windows(2).all(|pair| pair[0] == pair[1]));
         let contract = Contract::decode(&contracts[0]).unwrap();
         assert_eq!(contract.members.len(), ranks as usize);
-        assert_eq!(contract.doors().len(), ranks as usize);
+        assert_eq!(contract.descriptor_sockets().len(), ranks as usize);
         assert_eq!(hosted.rendezvous.counts().fabrics.load(Ordering::Relaxed), 1);
     }
 }
 
-/// Eight ranks of one process brought by one thread: one door, one preparation.
+/// Eight ranks of one process brought by one thread: one descriptor socket, one preparation.
 #[test]
 fn one_thread() {
     let hosted = hosted();
@@ -70,10 +70,10 @@ fn groups_in_opposite_order() {
     let root = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let other_id = hosted.rendezvous.host(&id_of(&root.local_addr().unwrap())).unwrap();
     let both_prepare = [Barrier::new(2), Barrier::new(2)];
-    let bring = |rank: u32, ids: [&card::Id; 2]| {
+    let bring = |rank: u32, ids: [&id_tag::Id; 2]| {
         let participants = ids.map(|id| hosted.rendezvous.join(id, vec![facts(rank, 2)]).unwrap());
         complete_all(participants.into(), &|preparation| {
-            let first = preparation.token == card::Card::decode(&hosted.id).unwrap().token;
+            let first = preparation.token == id_tag::IdTag::decode(&hosted.id).unwrap().token;
             both_prepare[usize::from(first)].wait();
             Ok(())
         })
@@ -279,7 +279,7 @@ fn retired_while_waiting() {
 #[test]
 fn recycled_id() {
     let hosted = hosted();
-    let meet = |id: &card::Id| {
+    let meet = |id: &id_tag::Id| {
         let participant = hosted.rendezvous.join(id, vec![facts(0, 2), facts(1, 2)]).unwrap();
         participant.complete(ready).into_iter().map(|outcome| match outcome {
             Outcome::Fabric(contract) => contract.comm,
@@ -287,9 +287,9 @@ fn recycled_id() {
         })
     };
     let first: Vec<_> = meet(&hosted.id).collect();
-    let again = hosted.rendezvous.host(&card::without_card(&hosted.id).unwrap()).unwrap();
+    let again = hosted.rendezvous.host(&id_tag::without_id_tag(&hosted.id).unwrap()).unwrap();
     hosted.rendezvous.retire(&hosted.id);
-    let (old, new) = (card::Card::decode(&hosted.id).unwrap(), card::Card::decode(&again).unwrap());
+    let (old, new) = (id_tag::IdTag::decode(&hosted.id).unwrap(), id_tag::IdTag::decode(&again).unwrap());
     assert_ne!(old.token, new.token);
     assert_eq!(old.root_port, new.root_port);
     let second: Vec<_> = meet(&again).collect();

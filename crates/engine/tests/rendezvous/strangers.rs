@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use windlass_engine::contract::Token;
-use windlass_engine::rendezvous::card::Card;
+use windlass_engine::rendezvous::id_tag::IdTag;
 use windlass_engine::rendezvous::message::{FromRank, GREETING_MAGIC, greeting};
 use windlass_engine::rendezvous::verdict::{Failure, Reason};
 use windlass_engine::rendezvous::{Limits, Outcome, complete_all};
@@ -208,7 +208,7 @@ fn magic_in_pieces() {
 #[test]
 fn oversized_and_unreadable() {
     let hosted = hosted();
-    let token = Card::decode(&hosted.id).unwrap().token;
+    let token = IdTag::decode(&hosted.id).unwrap().token;
     let mut bad: Vec<Vec<u8>> = vec![
         [0xff; 6].to_vec(),
         [&5u32.to_le_bytes()[..], &1u16.to_le_bytes(), b"hello"].concat(),
@@ -262,7 +262,7 @@ fn limit_of_relays_is_a_roots_own() {
     let another = || {
         let root = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let id = hosted.rendezvous.host(&id_of(&root.local_addr().unwrap())).unwrap();
-        (root, windlass_engine::rendezvous::card::address(&id).unwrap())
+        (root, windlass_engine::rendezvous::id_tag::address(&id).unwrap())
     };
     let come = |to: &std::net::SocketAddr| {
         let client = TcpStream::connect(to).unwrap();

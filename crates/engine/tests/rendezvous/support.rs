@@ -4,8 +4,8 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 
 use windlass_engine::contract::{Device, Member, Token, Version, capability};
-use windlass_engine::rendezvous::card::Id;
 use windlass_engine::rendezvous::facts::{Facts, Place};
+use windlass_engine::rendezvous::id_tag::Id;
 use windlass_engine::rendezvous::{Limits, Outcome, Preparation, Rendezvous, place};
 
 pub const MAGIC: [u8; 8] = *b"\xa7ncclid\x01";
@@ -29,8 +29,8 @@ pub fn facts(rank: u32, ranks: u32) -> Facts {
                 capability: 90,
                 multiprocessors: 132,
             },
-            door: Token([0; 16]),
-            lobby: Token([0; 16]),
+            descriptor_socket: Token([0; 16]),
+            process_listener: Token([0; 16]),
             tuning: 0,
             checks: false,
             attachment: Vec::new(),
@@ -78,7 +78,7 @@ pub fn hosted_with(limits: Limits) -> Hosted {
 
 impl Hosted {
     pub fn address(&self) -> SocketAddr {
-        windlass_engine::rendezvous::card::address(&self.id).unwrap()
+        windlass_engine::rendezvous::id_tag::address(&self.id).unwrap()
     }
 
     pub fn connect(&self) -> TcpStream {

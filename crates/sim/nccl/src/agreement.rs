@@ -1,29 +1,29 @@
-//! What the ranks of a collective must agree on: each writes a card of its call, and the cards are compared.
+//! What the ranks of a collective must agree on: each writes the facts of its call, and they are compared.
 
 use crate::communicator::Communicator;
 use crate::lookup::{COVERED, Coverage, LARGE_BYTES, LARGE_GATHER_BYTES, PARTLY_COVERED, UNCOVERED};
 use crate::operation::{Buffer, Call, Kind};
 use crate::operators::Recipe;
 use crate::refusal::lock;
-use crate::segment::CallCard;
+use crate::segment::CallFacts;
 use crate::strict;
 use nccl_sys::*;
 
 /// What this rank tells its peers about a collective.
-pub fn card(
+pub fn facts(
     communicator: &Communicator,
     call: &Call,
     recipe: Option<&Recipe>,
     buffers: (Option<Buffer>, Option<Buffer>),
     coverage: Coverage,
     captured: bool,
-) -> CallCard {
+) -> CallFacts {
     let windows = lock(&communicator.windows);
     let place = |buffer: Option<Buffer>| {
         buffer.and_then(|buffer| windows.symmetric_place(buffer.address)).unwrap_or((0, 0))
     };
     let ((send_window, send_offset), (receive_window, receive_offset)) = (place(buffers.0), place(buffers.1));
-    CallCard {
+    CallFacts {
         kind: call.kind as u32,
         datatype: call.datatype.0,
         operator: recipe.map_or(0, |recipe| recipe.class),
@@ -39,26 +39,27 @@ pub fn card(
 }
 
 /// The first thing that the ranks of a collective do not agree on.
-pub fn complaint(cards: &[CallCard], call: &Call) -> Option<String> {
-    let differ = |of: fn(&CallCard) -> u64| cards.iter().any(|card| of(card) != of(&cards[0]));
-    let bytes = |card: &CallCard| card.count * ncclDataType_t(card.datatype).size_bytes().unwrap_or(0) as u64;
-    if differ(|card| card.kind.into()) {
+pub fn complaint(all_facts: &[CallFacts], call: &Call) -> Option<String> {
+    let differ = |of: fn(&CallFacts) -> u64| all_facts.iter().any(|facts| of(facts) != of(&all_facts[0]));
+    let bytes =
+        |facts: &CallFacts| facts.count * ncclDataType_t(facts.datatype).size_bytes().unwrap_or(0) as u64;
+    if differ(|facts| facts.kind.into()) {
         return Some("mismatched collectives: different calls".to_owned());
     }
     // NCCL moves bytes where it does not reduce: there the type is free.
     let mismatch = if call.kind.reduces() {
         [
-            ("counts", differ(|card| card.count)),
-            ("types", differ(|card| card.datatype as u64)),
-            ("operators", differ(|card| card.operator as u64)),
-            ("roots", differ(|card| card.root as u64)),
+            ("counts", differ(|facts| facts.count)),
+            ("types", differ(|facts| facts.datatype as u64)),
+            ("operators", differ(|facts| facts.operator as u64)),
+            ("roots", differ(|facts| facts.root as u64)),
         ]
         .into_iter()
         .find_map(|(what, differs)| differs.then_some(what))
-    } else if cards.iter().any(|card| bytes(card) != bytes(&cards[0])) {
+    } else if all_facts.iter().any(|facts| bytes(facts) != bytes(&all_facts[0])) {
         Some("sizes")
     } else {
-        differ(|card| card.root as u64).then_some("roots")
+        differ(|facts| facts.root as u64).then_some("roots")
     };
     if let Some(what) = mismatch {
         return Some(format!("mismatched collectives: different {what}"));
@@ -66,50 +67,51 @@ pub fn complaint(cards: &[CallCard], call: &Call) -> Option<String> {
     if !strict::enabled() {
         return None;
     }
-    if differ(|card| card.captured.into()) {
-        let captured = cards.iter().map(|card| if card.captured != 0 { "captured" } else { "eager" });
+    if differ(|facts| facts.captured.into()) {
+        let captured = all_facts.iter().map(|facts| if facts.captured != 0 { "captured" } else { "eager" });
         let list: Vec<String> =
             captured.enumerate().map(|(rank, how)| format!("rank {rank} {how}")).collect();
         return Some(format!("collective captured on some ranks only: {}", list.join(", ")));
     }
-    window_complaint(cards, call).or_else(|| registration_complaint(cards, call, bytes(&cards[0])))
+    window_complaint(all_facts, call)
+        .or_else(|| registration_complaint(all_facts, call, bytes(&all_facts[0])))
 }
 
 /// Ranks whose buffers are registered and others whose are not would wait for each other for ever.
-fn registration_complaint(cards: &[CallCard], call: &Call, bytes: u64) -> Option<String> {
+fn registration_complaint(all_facts: &[CallFacts], call: &Call, bytes: u64) -> Option<String> {
     // Of all-gathers NCCL looks both buffers up and needs both.
     let (bytes, large, partly) = match call.kind {
-        Kind::AllGather => (bytes * cards.len() as u64, LARGE_GATHER_BYTES, UNCOVERED),
+        Kind::AllGather => (bytes * all_facts.len() as u64, LARGE_GATHER_BYTES, UNCOVERED),
         _ => (bytes, LARGE_BYTES, PARTLY_COVERED),
     };
-    let coverage = |card: &CallCard| if card.coverage == PARTLY_COVERED { partly } else { card.coverage };
+    let coverage = |facts: &CallFacts| if facts.coverage == PARTLY_COVERED { partly } else { facts.coverage };
     // NCCL registers the buffers of captured collectives itself.
-    let eager = cards[0].captured == 0;
-    if !eager || bytes < large || cards.iter().all(|card| coverage(card) == coverage(&cards[0])) {
+    let eager = all_facts[0].captured == 0;
+    if !eager || bytes < large || all_facts.iter().all(|facts| coverage(facts) == coverage(&all_facts[0])) {
         return None;
     }
-    let word = |card| match coverage(card) {
+    let word = |facts| match coverage(facts) {
         COVERED => "registered",
         UNCOVERED => "unregistered",
         _ => "partly registered",
     };
-    let list = cards.iter().enumerate().map(|(rank, card)| format!("rank {rank} {}", word(card)));
+    let list = all_facts.iter().enumerate().map(|(rank, facts)| format!("rank {rank} {}", word(facts)));
     Some(format!("mixed registration of {bytes} bytes: {}", list.collect::<Vec<_>>().join(", ")))
 }
 
 /// The collectives that NCCL runs through windows reach into peers at the caller's own offset: it must be theirs.
-fn window_complaint(cards: &[CallCard], call: &Call) -> Option<String> {
-    let send = |card: &CallCard| (card.send_window, card.send_offset);
-    let receive = |card: &CallCard| (card.receive_window, card.receive_offset);
-    let in_windows = |card: &CallCard| card.send_window != 0 && card.receive_window != 0;
-    let complain = |name: &str, place: &dyn Fn(&CallCard) -> (u64, u64)| {
-        let all = cards.iter().all(in_windows);
-        (all && cards.iter().any(|card| place(card) != place(&cards[0]))).then(|| {
-            let text = |(rank, card)| {
-                let (window, offset) = place(card);
+fn window_complaint(all_facts: &[CallFacts], call: &Call) -> Option<String> {
+    let send = |facts: &CallFacts| (facts.send_window, facts.send_offset);
+    let receive = |facts: &CallFacts| (facts.receive_window, facts.receive_offset);
+    let in_windows = |facts: &CallFacts| facts.send_window != 0 && facts.receive_window != 0;
+    let complain = |name: &str, place: &dyn Fn(&CallFacts) -> (u64, u64)| {
+        let all = all_facts.iter().all(in_windows);
+        (all && all_facts.iter().any(|facts| place(facts) != place(&all_facts[0]))).then(|| {
+            let text = |(rank, facts)| {
+                let (window, offset) = place(facts);
                 format!("rank {rank} window {window} offset {offset}")
             };
-            let list: Vec<String> = cards.iter().enumerate().map(text).collect();
+            let list: Vec<String> = all_facts.iter().enumerate().map(text).collect();
             format!("unequal window offsets of {name}: {}", list.join(", "))
         })
     };
@@ -118,10 +120,11 @@ fn window_complaint(cards: &[CallCard], call: &Call) -> Option<String> {
     if !uses_send && !uses_receive {
         return None;
     }
-    if cards.iter().any(|card| in_windows(card) != in_windows(&cards[0])) {
-        let text =
-            |(rank, card)| format!("rank {rank} {}", if in_windows(card) { "in windows" } else { "outside" });
-        let list: Vec<String> = cards.iter().enumerate().map(text).collect();
+    if all_facts.iter().any(|facts| in_windows(facts) != in_windows(&all_facts[0])) {
+        let text = |(rank, facts)| {
+            format!("rank {rank} {}", if in_windows(facts) { "in windows" } else { "outside" })
+        };
+        let list: Vec<String> = all_facts.iter().enumerate().map(text).collect();
         return Some(format!(
             "mixed registration: buffers in windows on some ranks only: {}",
             list.join(", ")

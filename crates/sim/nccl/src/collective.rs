@@ -6,7 +6,7 @@
 use crate::communicator::Communicator;
 use crate::operation::{Collective, Kind};
 use crate::reduce;
-use crate::segment::{CallCard, Left, SLOT_BYTES, Segment};
+use crate::segment::{CallFacts, Left, SLOT_BYTES, Segment};
 use crate::{agreement, strict};
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -47,7 +47,7 @@ pub fn run(communicator: &Communicator, collective: &Collective) -> Result<(), L
         wait(phase.saturating_sub(PHASES), "to read the round before the last")?;
         if first {
             // SAFETY: the cell is this rank's, and all have read what it held two rounds ago.
-            unsafe { segment.rank(rank).cards[(round & 1) as usize].get().write(collective.card) };
+            unsafe { segment.rank(rank).all_facts[(round & 1) as usize].get().write(collective.facts) };
         }
         let publishes = match call.kind {
             Kind::Broadcast | Kind::Scatter => is_root,
@@ -201,12 +201,12 @@ fn wait_all(communicator: &Communicator, goal: u64, what: &str) -> Result<(), Le
 /// Compares this rank's call with everybody's.
 fn compare(communicator: &Communicator, collective: &Collective, round: u64) {
     let segment = communicator.segment();
-    let read = |peer: usize| -> CallCard {
-        // SAFETY: every peer has written its card for this round and writes it again only two rounds later.
-        unsafe { segment.rank(peer).cards[(round & 1) as usize].get().read() }
+    let read = |peer: usize| -> CallFacts {
+        // SAFETY: every peer has written its facts for this round and writes them again only two rounds later.
+        unsafe { segment.rank(peer).all_facts[(round & 1) as usize].get().read() }
     };
-    let cards: Vec<CallCard> = (0..communicator.ranks).map(read).collect();
-    if let Some(complaint) = agreement::complaint(&cards, &collective.call) {
+    let all_facts: Vec<CallFacts> = (0..communicator.ranks).map(read).collect();
+    if let Some(complaint) = agreement::complaint(&all_facts, &collective.call) {
         let calls =
             (0..communicator.ranks).map(|peer| format!("  rank {peer}: {}", segment.rank(peer).call.get()));
         let lines: Vec<String> = std::iter::once(complaint).chain(calls).collect();

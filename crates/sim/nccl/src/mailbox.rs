@@ -6,7 +6,7 @@ use crate::communicator::Communicator;
 use crate::lookup::{COVERED, Coverage, LARGE_BYTES};
 use crate::operation::{Call, Kind};
 use crate::refusal::{Outcome, refuse};
-use crate::segment::{Left, MESSAGES_MAX, MessageCard, RING_BLOCK_BYTES, Segment, absorbed_bytes};
+use crate::segment::{Left, MESSAGES_MAX, MessageFacts, RING_BLOCK_BYTES, Segment, absorbed_bytes};
 use crate::strict;
 use nccl_sys::*;
 use std::cell::Cell;
@@ -18,7 +18,7 @@ pub struct Message {
     sends: Direction,
     peer: usize,
     address: usize,
-    card: MessageCard,
+    facts: MessageFacts,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -33,8 +33,8 @@ impl Message {
             Kind::Send => (Direction::Send, call.send),
             _ => (Direction::Receive, call.receive),
         };
-        let card = MessageCard { bytes: call.bytes() as u64, covered: coverage, captured: captured.into() };
-        Message { sends, peer: call.root as usize, address, card }
+        let facts = MessageFacts { bytes: call.bytes() as u64, covered: coverage, captured: captured.into() };
+        Message { sends, peer: call.root as usize, address, facts }
     }
 }
 
@@ -100,7 +100,7 @@ pub fn run(communicator: &Communicator, messages: &[Message]) -> Result<(), Left
 fn copy_to_self(communicator: &Communicator, messages: &[Message]) {
     let of = |sends| messages.iter().filter(move |m| m.peer == communicator.rank && m.sends == sends);
     for (send, receive) in of(Direction::Send).zip(of(Direction::Receive)) {
-        let (sent, expected) = (send.card.bytes, receive.card.bytes);
+        let (sent, expected) = (send.facts.bytes, receive.facts.bytes);
         if sent != expected {
             let line = format!("size mismatch: Send to self of {sent} bytes, Recv of {expected} bytes");
             strict::fail(communicator.segment(), communicator.rank, &[line]);
@@ -120,7 +120,7 @@ impl Lane {
                 Direction::Receive => self.pull(segment, rank, &message),
             };
             moved |= progress;
-            if !self.started || self.moved < message.card.bytes {
+            if !self.started || self.moved < message.facts.bytes {
                 break;
             }
             self.finish(segment, rank);
@@ -148,12 +148,12 @@ impl Lane {
                 return false;
             }
             // SAFETY: the cell is free: fewer than MESSAGES_MAX messages are outstanding.
-            unsafe { pair.messages[(posted % MESSAGES_MAX) as usize].get().write(message.card) };
+            unsafe { pair.messages[(posted % MESSAGES_MAX) as usize].get().write(message.facts) };
             pair.posted.store(posted + 1, SeqCst);
             segment.ring_bell(self.peer);
             (self.started, progress) = (true, true);
         }
-        while self.moved < message.card.bytes {
+        while self.moved < message.facts.bytes {
             let written = pair.written.load(Relaxed);
             let room = absorbed_bytes(segment.ranks()) - (written - pair.consumed.load(Acquire));
             if room == 0 {
@@ -166,7 +166,7 @@ impl Lane {
                 pair.allocated.store((written / RING_BLOCK_BYTES + 1) * RING_BLOCK_BYTES, Relaxed);
             }
             let in_block = RING_BLOCK_BYTES - written % RING_BLOCK_BYTES;
-            let bytes = room.min(in_block).min(message.card.bytes - self.moved);
+            let bytes = room.min(in_block).min(message.facts.bytes - self.moved);
             let (target, _) = segment.ring(rank, self.peer, written);
             let source = (message.address as u64 + self.moved) as *const u8;
             // SAFETY: the user's buffer is as large as the call said; the block is allocated and free up to `room`.
@@ -188,18 +188,18 @@ impl Lane {
                 return false;
             }
             // SAFETY: the message was posted and is not finished.
-            let card = unsafe { pair.messages[(finished % MESSAGES_MAX) as usize].get().read() };
-            compare(segment, rank, self.peer, message, &card);
+            let facts = unsafe { pair.messages[(finished % MESSAGES_MAX) as usize].get().read() };
+            compare(segment, rank, self.peer, message, &facts);
             (self.started, progress) = (true, true);
         }
-        while self.moved < message.card.bytes {
+        while self.moved < message.facts.bytes {
             let consumed = pair.consumed.load(Relaxed);
             let available = pair.written.load(Acquire) - consumed;
             if available == 0 {
                 break;
             }
             let in_block = RING_BLOCK_BYTES - consumed % RING_BLOCK_BYTES;
-            let bytes = available.min(in_block).min(message.card.bytes - self.moved);
+            let bytes = available.min(in_block).min(message.facts.bytes - self.moved);
             let (source, _) = segment.ring(self.peer, rank, consumed);
             let target = (message.address as u64 + self.moved) as *mut u8;
             // SAFETY: the sender has written these bytes; the user's buffer is as large as the call said.
@@ -216,7 +216,7 @@ impl Lane {
     }
 
     fn waits_for(&self, segment: &Segment, rank: usize) -> String {
-        let (peer, bytes, moved) = (self.peer, self.messages[0].card.bytes, self.moved);
+        let (peer, bytes, moved) = (self.peer, self.messages[0].facts.bytes, self.moved);
         match self.sends {
             Direction::Send => {
                 let pair = segment.pair(rank, peer);
@@ -232,8 +232,8 @@ impl Lane {
 }
 
 /// Compares what the sender said with what this rank expects.
-fn compare(segment: &Segment, rank: usize, peer: usize, message: &Message, sent: &MessageCard) {
-    let (here, there) = (message.card.bytes, sent.bytes);
+fn compare(segment: &Segment, rank: usize, peer: usize, message: &Message, sent: &MessageFacts) {
+    let (here, there) = (message.facts.bytes, sent.bytes);
     if here != there {
         let lines = [
             format!(
@@ -244,13 +244,13 @@ fn compare(segment: &Segment, rank: usize, peer: usize, message: &Message, sent:
         ];
         strict::fail(segment, rank, &lines);
     }
-    let eager = sent.captured == 0 && message.card.captured == 0;
-    if strict::enabled() && eager && here >= LARGE_BYTES && sent.covered != message.card.covered {
+    let eager = sent.captured == 0 && message.facts.captured == 0;
+    if strict::enabled() && eager && here >= LARGE_BYTES && sent.covered != message.facts.covered {
         let word = |covered| if covered == COVERED { "a registered" } else { "an unregistered" };
         let line = format!(
             "mixed registration: rank {peer} sends {there} bytes from {} buffer, rank {rank} receives into {} buffer",
             word(sent.covered),
-            word(message.card.covered)
+            word(message.facts.covered)
         );
         strict::fail(segment, rank, &[line]);
     }

@@ -6,7 +6,7 @@ use crate::operators::{self, Recipe};
 use crate::order::Place;
 use crate::refusal::{Outcome, lock, outcome, refuse};
 use crate::registration::Use;
-use crate::segment::CallCard;
+use crate::segment::CallFacts;
 use crate::settings::settings;
 use crate::{
     agreement, arguments, collective, group, import, lookup, mailbox, reentry, sorting, strict, window,
@@ -152,7 +152,7 @@ pub struct Queued {
 pub struct Collective {
     pub call: Call,
     pub recipe: Option<Recipe>,
-    pub card: CallCard,
+    pub facts: CallFacts,
     /// Where peers write, see `lookup::Found`.
     pub arrives: Option<usize>,
 }
@@ -269,8 +269,8 @@ fn launch(communicator: &Arc<Communicator>, queued: Vec<Queued>) -> Outcome {
         if call.kind.is_message() {
             operation.messages.push(mailbox::Message::new(&call, coverage, captured));
         } else {
-            let card = agreement::card(communicator, &call, recipe.as_ref(), buffers, coverage, captured);
-            operation.collectives.push(Collective { call, recipe, card, arrives });
+            let facts = agreement::facts(communicator, &call, recipe.as_ref(), buffers, coverage, captured);
+            operation.collectives.push(Collective { call, recipe, facts, arrives });
         }
     }
     mailbox::check_self(communicator, &operation.messages)?;

@@ -71,7 +71,7 @@ pub struct Header {
 /// What one call tells the others about itself, so that they can compare.
 #[repr(C)]
 #[derive(Clone, Copy, Default, Debug, PartialEq)]
-pub struct CallCard {
+pub struct CallFacts {
     pub kind: u32,
     pub datatype: i32,
     pub operator: i32,
@@ -104,7 +104,7 @@ pub struct RankRecord {
     /// Exchanges of which this rank has read every part.
     pub exchange_read: AtomicU64,
     pub operation: AtomicU64,
-    pub cards: [std::cell::UnsafeCell<CallCard>; 2],
+    pub all_facts: [std::cell::UnsafeCell<CallFacts>; 2],
     pub notes: [std::cell::UnsafeCell<[u8; EXCHANGE_BYTES]>; 2],
     pub call: Text<400>,
     pub waits_for: Text<300>,
@@ -113,7 +113,7 @@ pub struct RankRecord {
 /// One message of a directed pair.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-pub struct MessageCard {
+pub struct MessageFacts {
     pub bytes: u64,
     pub covered: u32,
     pub captured: u32,
@@ -128,7 +128,7 @@ pub struct PairRecord {
     _gap: [u64; 5],
     pub consumed: AtomicU64,
     pub finished: AtomicU64,
-    pub messages: [std::cell::UnsafeCell<MessageCard>; MESSAGES_MAX as usize],
+    pub messages: [std::cell::UnsafeCell<MessageFacts>; MESSAGES_MAX as usize],
 }
 
 /// An abort or revocation ended the wait.

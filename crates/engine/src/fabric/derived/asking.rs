@@ -15,7 +15,7 @@ use super::waits::{Kind, Line};
 #[derive(Debug)]
 pub struct Deriving {
     pub(super) line: Arc<Line>,
-    pub(super) lobby: Token,
+    pub(super) process_listener: Token,
     pub(super) hosts: u32,
     pub(super) ranks: u64,
     /// Of a shrink: the excluded ranks.
@@ -105,7 +105,7 @@ impl Deriving {
     fn invitation(&self, count: u32) -> Invitation {
         let call = self.making(count).name(self.line.comm);
         let child = self.color.map_or(NOBODY, |color| child(call, color));
-        Invitation { lobby: self.lobby, call, child, rank: self.line.rank }
+        Invitation { process_listener: self.process_listener, call, child, rank: self.line.rank }
     }
 
     /// The host's rank comes to a round.

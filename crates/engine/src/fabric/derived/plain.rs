@@ -102,7 +102,7 @@ impl Mustering {
     pub fn derivation(self) -> Derivation {
         let Mustering { line, name, session } = self;
         Derivation {
-            invitation: Invitation { lobby: NOBODY, call: name, child: name, rank: line.rank },
+            invitation: Invitation { process_listener: NOBODY, call: name, child: name, rank: line.rank },
             line,
             ranks: 0,
             parent: Parent::Built,

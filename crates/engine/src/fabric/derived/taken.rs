@@ -132,7 +132,8 @@ impl Derivation {
         let Some(host) = self.line.host(ranks).filter(|_| ranks.len() > 1) else { return };
         let child = self.child();
         // Its ranks are all that are waited for under this name.
-        let invitation = Invitation { lobby: host.lobby, call: child, child, rank: self.line.rank };
+        let invitation =
+            Invitation { process_listener: host.process_listener, call: child, child, rank: self.line.rank };
         self.session = SessionPlace::AtMember(invitation);
         if host.rank == self.line.rank
             && let Ok(rendezvous) = rendezvous()
@@ -239,9 +240,9 @@ impl Derivation {
             SessionPlace::AtMember(invitation) => Ok(*invitation),
             SessionPlace::AtRoster(Err(words)) => Err(unreachable(words.clone())),
             SessionPlace::AtRoster(Ok(mustered)) => match mustered.ask(ranks, &|| self.line.has_ended()) {
-                Ok(Answer::Complete { place, lobby }) => {
+                Ok(Answer::Complete { place, process_listener }) => {
                     let call = muster::name(self.child());
-                    Ok(Invitation { lobby, call, child: child(call, 0), rank: place })
+                    Ok(Invitation { process_listener, call, child: child(call, 0), rank: place })
                 }
                 Ok(_) => Err(Reason::Apart),
                 // Nobody can have a peer group without this rank's report.

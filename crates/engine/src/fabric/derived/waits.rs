@@ -134,7 +134,7 @@ impl Line {
     /// The first of these ranks at whose process others can come.
     pub(super) fn host(&self, ranks: &[u32]) -> Option<&Member> {
         let mut members = ranks.iter().filter_map(|rank| self.members().get(*rank as usize));
-        members.find(|member| member.lobby != NOBODY)
+        members.find(|member| member.process_listener != NOBODY)
     }
 
     /// Our own descriptors of the processes of these ranks.

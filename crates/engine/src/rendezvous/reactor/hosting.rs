@@ -13,10 +13,10 @@ use crate::descriptor;
 use super::wanting::Want;
 use super::{Endpoint, NewSession, Reactor};
 use crate::rendezvous::agreement::{Agreement, Event, Seat};
-use crate::rendezvous::card::{self, Id};
 use crate::rendezvous::connection::{self, Connection, Line};
 use crate::rendezvous::counts::Counts;
 use crate::rendezvous::derived::NOBODY;
+use crate::rendezvous::id_tag::{self, Id};
 use crate::rendezvous::message::{self, Caller, FROM_RANK_BYTES_MAX, FromRank, GREETING_BYTES};
 use crate::rendezvous::place;
 use crate::rendezvous::poll::Watched;
@@ -139,7 +139,7 @@ impl Reactor {
             log::warn!("rendezvous cannot wait for a listener: {error}");
         }
         let key = watched.key();
-        self.endpoints.insert(key, Endpoint::Listener(watched, token));
+        self.endpoints.insert(key, Endpoint::Port(watched, token));
         self.sessions.insert(token, Session::new(comm, Kind::Id { id, root }, Some(key)));
         self.sweeping.push_back(token);
     }
@@ -215,7 +215,7 @@ impl Reactor {
             if !self.accepts(token) {
                 return self.pause(listener);
             }
-            let Some(Endpoint::Listener(watched, _)) = self.endpoints.get(&listener) else { return };
+            let Some(Endpoint::Port(watched, _)) = self.endpoints.get(&listener) else { return };
             // The last one is for the root to which something is relayed now.
             let spared = if self.relays > 0 { free_for(1) } else { Ok(()) };
             let accept = || connection::accept(watched);
@@ -251,7 +251,7 @@ impl Reactor {
 
     pub(super) fn pause(&mut self, listener: u64) {
         if let Some(
-            Endpoint::Listener(watched, _) | Endpoint::Lobby(watched) | Endpoint::Muster(watched, _),
+            Endpoint::Port(watched, _) | Endpoint::ProcessListener(watched) | Endpoint::Muster(watched, _),
         ) = self.endpoints.get_mut(&listener)
         {
             let _ = watched.want(EventFlags::empty());
@@ -262,13 +262,15 @@ impl Reactor {
     pub(super) fn resume(&mut self) {
         for key in std::mem::take(&mut self.paused) {
             let full = match self.endpoints.get(&key) {
-                Some(Endpoint::Listener(_, token)) => !self.accepts(*token),
+                Some(Endpoint::Port(_, token)) => !self.accepts(*token),
                 _ => false,
             };
             if full {
                 self.paused.push(key);
             } else if let Some(
-                Endpoint::Listener(watched, _) | Endpoint::Lobby(watched) | Endpoint::Muster(watched, _),
+                Endpoint::Port(watched, _)
+                | Endpoint::ProcessListener(watched)
+                | Endpoint::Muster(watched, _),
             ) = self.endpoints.get_mut(&key)
             {
                 let _ = watched.want(EventFlags::IN);
@@ -292,7 +294,7 @@ impl Reactor {
         let Some(Kind::Id { id, .. }) = self.sessions.get(&token).map(|session| &session.kind) else {
             return;
         };
-        let caller = message::identify(&connection.input, token, &card::magic(id));
+        let caller = message::identify(&connection.input, token, &id_tag::magic(id));
         if caller == Caller::Unclear && line == Line::Open {
             return;
         }

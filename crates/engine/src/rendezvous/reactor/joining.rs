@@ -5,21 +5,21 @@ use std::net::SocketAddr;
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 
-use super::lobby::{self, Knock, Knocking};
+use super::process_listener::{self, Knock, Knocking};
 use super::wanting::Want;
 use super::{Endpoint, Reactor, Reporting};
 use crate::contract::Token;
 use crate::descriptor;
 use crate::rendezvous::connection::{self, Connection, Line};
 use crate::rendezvous::derived;
-use crate::rendezvous::listener::{Listener, Need};
 use crate::rendezvous::message::{self, FROM_HOST_BYTES_MAX, FromHost};
 use crate::rendezvous::verdict::{Failure, Reason, Verdict, bounded};
+use crate::rendezvous::waiter::{Need, Waiter};
 
 #[derive(Debug)]
 pub(super) struct Joining {
     connection: Connection,
-    listener: Listener,
+    waiter: Waiter,
     state: JoinStage,
     /// What has not gone out.
     words: Vec<u8>,
@@ -28,14 +28,14 @@ pub(super) struct Joining {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum JoinStage {
     Connecting,
-    /// At a lobby.
+    /// At a process listener.
     Entering,
     Talking,
 }
 
 impl Reactor {
     pub(super) fn join(&mut self, address: &SocketAddr, reporting: Reporting) {
-        let Reporting { key, listener, words } = reporting;
+        let Reporting { key, waiter, words } = reporting;
         let connect = || connection::connect(address);
         let begun = descriptor::even_of_reserve(connect).and_then(|socket| {
             let mut watched = self.poll.watch_as(socket, key);
@@ -45,19 +45,19 @@ impl Reactor {
         match begun {
             Ok(watched) => {
                 let connection = Connection::new(watched);
-                let joining = Joining { connection, listener, state: JoinStage::Connecting, words };
+                let joining = Joining { connection, waiter, state: JoinStage::Connecting, words };
                 self.endpoints.insert(key, Endpoint::Joining(joining));
             }
             // NCCL could do no better in this process, and others who come would find nobody.
             Err(error) if descriptor::is_want(error) && self.hosts(&words) => {
                 if self.lacks("come to its own session", error) == Want::Later {
-                    let reporting = Reporting { key, listener, words };
+                    let reporting = Reporting { key, waiter, words };
                     return self.knocking.push(Knocking::AtPort(*address, reporting));
                 }
-                listener.lost(Failure::Short);
+                waiter.lost(Failure::Short);
                 message::token_of(&words).into_iter().for_each(|token| self.refuse_session(token));
             }
-            Err(error) => listener.end(unreachable(address, error)),
+            Err(error) => waiter.end(unreachable(address, error)),
         }
     }
 
@@ -67,44 +67,46 @@ impl Reactor {
     }
 
     /// Whoever finds nobody there has lost its host; whoever cannot come in goes on trying.
-    pub(super) fn join_at_lobby(&mut self, lobby: Token, reporting: Reporting) {
-        let Reporting { key, listener, words } = reporting;
-        let begun = lobby::connect(lobby).map(|socket| self.poll.watch_as(socket, key));
+    pub(super) fn join_at_process_listener(&mut self, process_listener: Token, reporting: Reporting) {
+        let Reporting { key, waiter, words } = reporting;
+        let begun = process_listener::connect(process_listener).map(|socket| self.poll.watch_as(socket, key));
         match begun {
             Ok(mut watched) => {
                 if watched.want(EventFlags::OUT).is_err() {
-                    return listener.lost(Failure::HostLost);
+                    return waiter.lost(Failure::HostLost);
                 }
                 let connection = Connection::new(watched);
-                let joining = Joining { connection, listener, state: JoinStage::Entering, words };
+                let joining = Joining { connection, waiter, state: JoinStage::Entering, words };
                 self.endpoints.insert(key, Endpoint::Joining(joining));
             }
-            Err(Knock::Later(error)) => match self.lacks("enter a lobby", error) {
+            Err(Knock::Later(error)) => match self.lacks("reach a process listener", error) {
                 Want::Later => {
-                    self.knocking.push(Knocking::Joining(lobby, Reporting { key, listener, words }));
+                    self.knocking.push(Knocking::Joining(process_listener, Reporting { key, waiter, words }));
                 }
                 Want::Refused => {
-                    listener.lost(Failure::Short);
+                    waiter.lost(Failure::Short);
                     // Who cannot say that it does not come goes on trying.
-                    if let Some((lobby, words)) = derived::withdrawal(&words) {
-                        self.knocking.push(Knocking::Telling(lobby, words));
+                    if let Some((process_listener, words)) = derived::withdrawal(&words) {
+                        self.knocking.push(Knocking::Telling(process_listener, words));
                     }
                 }
             },
-            Err(Knock::Gone) => listener.lost(Failure::HostLost),
+            Err(Knock::Gone) => waiter.lost(Failure::HostLost),
         }
     }
 
     pub(super) fn knock_again(&mut self) {
         for knocking in std::mem::take(&mut self.knocking) {
             match knocking {
-                Knocking::Telling(lobby, bytes) => self.tell(lobby, bytes),
-                Knocking::Joining(lobby, reporting) => self.join_at_lobby(lobby, reporting),
+                Knocking::Telling(process_listener, bytes) => self.tell(process_listener, bytes),
+                Knocking::Joining(process_listener, reporting) => {
+                    self.join_at_process_listener(process_listener, reporting)
+                }
                 Knocking::AtPort(address, reporting) if self.hosts(&reporting.words) => {
                     self.join(&address, reporting);
                 }
                 // It was refused meanwhile.
-                Knocking::AtPort(_, reporting) => reporting.listener.lost(Failure::Short),
+                Knocking::AtPort(_, reporting) => reporting.waiter.lost(Failure::Short),
             }
         }
     }
@@ -115,8 +117,8 @@ impl Reactor {
             _ => self.stop_knocking(key),
         };
         // The host of a call waits for a word of each rank, and the report has not gone out.
-        if let Some((lobby, words)) = derived::withdrawal(&unsaid) {
-            self.tell(lobby, words);
+        if let Some((process_listener, words)) = derived::withdrawal(&unsaid) {
+            self.tell(process_listener, words);
         }
     }
 
@@ -124,16 +126,18 @@ impl Reactor {
     pub(super) fn say_what_was_not_said(&mut self) {
         for endpoint in self.endpoints.values() {
             if let Endpoint::Joining(joining) = endpoint {
-                lobby::withdraw_alone(&joining.listener, &joining.words);
+                process_listener::withdraw_alone(&joining.waiter, &joining.words);
             }
         }
         for knocking in std::mem::take(&mut self.knocking) {
             match knocking {
-                Knocking::Telling(lobby, words) => lobby::tell_alone(lobby, &words),
-                Knocking::AtPort(_, Reporting { listener, .. }) => listener.lost(Failure::HostLost),
-                Knocking::Joining(_, Reporting { listener, words, .. }) => {
-                    listener.lost(Failure::HostLost);
-                    lobby::withdraw_alone(&listener, &words);
+                Knocking::Telling(process_listener, words) => {
+                    process_listener::tell_alone(process_listener, &words)
+                }
+                Knocking::AtPort(_, Reporting { waiter, .. }) => waiter.lost(Failure::HostLost),
+                Knocking::Joining(_, Reporting { waiter, words, .. }) => {
+                    waiter.lost(Failure::HostLost);
+                    process_listener::withdraw_alone(&waiter, &words);
                 }
             }
         }
@@ -178,12 +182,12 @@ impl Joining {
         if self.state != JoinStage::Talking {
             if let Err(error) = connection::outcome(&self.connection.watched) {
                 if self.state == JoinStage::Entering {
-                    self.listener.lost(Failure::HostLost);
+                    self.waiter.lost(Failure::HostLost);
                     return Need::Nothing;
                 }
                 // Nobody has heard of this rank, so it may go to NCCL: whose root is there, or is not, for it too.
                 let words = bounded(&error.to_string());
-                self.listener.end(Verdict::Plain(Reason::Unreachable { words }));
+                self.waiter.end(Verdict::Plain(Reason::Unreachable { words }));
                 return Need::Nothing;
             }
             self.state = JoinStage::Talking;
@@ -192,7 +196,7 @@ impl Joining {
         }
         let (messages, line, complaint) = self.connection.messages(FROM_HOST_BYTES_MAX, FromHost::decode);
         for message in messages {
-            if self.listener.heard(message) == Need::Nothing {
+            if self.waiter.heard(message) == Need::Nothing {
                 return Need::Nothing;
             }
         }
@@ -201,7 +205,7 @@ impl Joining {
             return Need::Connection;
         }
         let failure = if complaint.is_some() { Failure::Unreadable } else { Failure::HostLost };
-        self.listener.lost(failure);
+        self.waiter.lost(failure);
         Need::Nothing
     }
 }
@@ -213,6 +217,6 @@ fn unreachable(address: &SocketAddr, error: Errno) -> Verdict {
 impl Drop for Joining {
     /// However its connection ends, nobody waits for it.
     fn drop(&mut self) {
-        self.listener.lost(Failure::HostLost);
+        self.waiter.lost(Failure::HostLost);
     }
 }

@@ -114,14 +114,14 @@ impl Reactor {
     }
 
     fn ask_muster(&mut self, key: u64, ranks: u32) {
-        let lobby = self.lobby;
+        let process_listener = self.process_listener;
         let Some(Endpoint::AtMuster(visit)) = self.endpoints.get_mut(&key) else { return };
         let name = visit.name;
         let course = self.musters.get_mut(&name).and_then(|muster| muster.roll.ask(key, ranks));
         let Some(course) = course else { return self.leave_muster(key) };
         log::debug!("rendezvous muster {name:?} of {ranks} ranks: {course:?}");
         let answer = match course {
-            Course::Meet { place, .. } => Answer::Complete { place, lobby },
+            Course::Meet { place, .. } => Answer::Complete { place, process_listener },
             Course::Apart => Answer::Apart,
         };
         // Before anybody can come.

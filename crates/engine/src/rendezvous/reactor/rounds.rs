@@ -1,4 +1,4 @@
-//! The rounds in the lobby of this process: who speaks, and what they hear.
+//! The rounds at the process listener of this process: who speaks, and what they hear.
 
 use crate::contract::Token;
 

@@ -57,30 +57,31 @@ impl Reactor {
         self.retire(token);
     }
 
-    /// Nobody can be let in to the lobby. Those who wait there lose their host; it opens again for others.
+    /// Nobody can be let in to the process listener. Those who wait there lose their host; it opens again for others.
     pub(super) fn refuse_visitors(&mut self, listener: u64) {
-        if let Some(Endpoint::Lobby(_)) = self.endpoints.get(&listener) {
+        if let Some(Endpoint::ProcessListener(_)) = self.endpoints.get(&listener) {
             self.endpoints.remove(&listener);
-            self.open_lobby_again();
+            self.open_process_listener_again();
         }
     }
 
-    pub(super) fn open_lobby_again(&mut self) {
-        let is_open = self.endpoints.values().any(|endpoint| matches!(endpoint, Endpoint::Lobby(_)));
-        if is_open || self.lobby == derived::NOBODY {
+    pub(super) fn open_process_listener_again(&mut self) {
+        let is_open =
+            self.endpoints.values().any(|endpoint| matches!(endpoint, Endpoint::ProcessListener(_)));
+        if is_open || self.process_listener == derived::NOBODY {
             return;
         }
-        let address = derived::address(self.lobby);
+        let address = derived::address(self.process_listener);
         let listener = address.and_then(|address| connection::listen_locally(&address));
-        if let Err(error) = listener.and_then(|listener| self.listen_at_lobby(listener)) {
-            self.lacks("open its lobby again", error);
+        if let Err(error) = listener.and_then(|listener| self.listen_at_process_listener(listener)) {
+            self.lacks("open its process listener again", error);
         }
     }
 
-    pub(super) fn listen_at_lobby(&mut self, listener: Ours) -> rustix::io::Result<()> {
+    pub(super) fn listen_at_process_listener(&mut self, listener: Ours) -> rustix::io::Result<()> {
         let mut watched = self.poll.watch(listener);
         watched.want(EventFlags::IN)?;
-        self.endpoints.insert(watched.key(), Endpoint::Lobby(watched));
+        self.endpoints.insert(watched.key(), Endpoint::ProcessListener(watched));
         Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! The lobby of this process: who comes for communicators that are made from others, and who never will.
+//! The process listener of this process: who comes for communicators that are made from others, and who never will.
 
 use std::time::{Duration, Instant};
 
@@ -18,40 +18,44 @@ use crate::rendezvous::connection::{self, Connection, Line};
 use crate::rendezvous::counts::Counts;
 use crate::rendezvous::derived::{self, GREETING_BYTES, Invitation, Visitor};
 use crate::rendezvous::gathering::Gathering;
-use crate::rendezvous::listener::Listener;
 use crate::rendezvous::place;
 use crate::rendezvous::poll::Watched;
 use crate::rendezvous::round::Round;
 use crate::rendezvous::verdict::Failure;
+use crate::rendezvous::waiter::Waiter;
 
 /// For one that says something without the thread.
 const ALONE_WITHIN: Duration = Duration::from_millis(900);
 
 /// Where ranks of communicators that have one in this process may come.
 #[derive(Debug)]
-pub struct Lobby {
+pub struct ProcessListener {
     pub secret: Token,
     pub listener: Ours,
 }
 
-impl Lobby {
+impl ProcessListener {
     /// Listens under a new name.
-    pub fn open() -> std::io::Result<Lobby> {
+    pub fn open() -> std::io::Result<ProcessListener> {
         let secret = place::random()?;
-        Ok(Lobby { secret, listener: connection::listen_locally(&derived::address(secret)?)? })
+        Ok(ProcessListener { secret, listener: connection::listen_locally(&derived::address(secret)?)? })
     }
 }
 
 impl Reactor {
-    pub(super) fn open_lobby(&mut self, lobby: Lobby) -> rustix::io::Result<()> {
-        self.lobby = lobby.secret;
-        self.listen_at_lobby(lobby.listener)
+    pub(super) fn open_process_listener(
+        &mut self,
+        process_listener: ProcessListener,
+    ) -> rustix::io::Result<()> {
+        self.process_listener = process_listener.secret;
+        self.listen_at_process_listener(process_listener.listener)
     }
 
-    /// The next who waits at the lobby or a muster: none if nobody does, or none can be let in now.
+    /// The next who waits at the process listener or a muster: none if nobody does, or none can be let in now.
     pub(super) fn next_visitor(&mut self, listener: u64) -> Option<Watched> {
         loop {
-            let Some(Endpoint::Lobby(watched) | Endpoint::Muster(watched, _)) = self.endpoints.get(&listener)
+            let Some(Endpoint::ProcessListener(watched) | Endpoint::Muster(watched, _)) =
+                self.endpoints.get(&listener)
             else {
                 return None;
             };
@@ -75,9 +79,9 @@ impl Reactor {
         }
     }
 
-    pub(super) fn accept_visitors(&mut self, lobby: u64) {
+    pub(super) fn accept_visitors(&mut self, process_listener: u64) {
         for _ in 0..self.limits.accepts_per_turn {
-            let Some(watched) = self.next_visitor(lobby) else { return };
+            let Some(watched) = self.next_visitor(process_listener) else { return };
             let key = watched.key();
             self.endpoints.insert(key, Endpoint::Visitor(Connection::new(watched)));
             self.visitors.push_back(key);
@@ -94,7 +98,7 @@ impl Reactor {
     pub(super) fn visitor(&mut self, key: u64) {
         let Some(Endpoint::Visitor(connection)) = self.endpoints.get_mut(&key) else { return };
         let line = connection.fill(GREETING_BYTES);
-        let visitor = derived::identify(&connection.input, self.lobby);
+        let visitor = derived::identify(&connection.input, self.process_listener);
         if visitor == Visitor::Unclear && line == Line::Open {
             return;
         }
@@ -225,9 +229,9 @@ impl Reactor {
         self.forget_if_empty(child);
     }
 
-    /// Says something at a lobby to which no rank of this process goes, as soon as it can be.
-    pub(super) fn tell(&mut self, lobby: Token, bytes: Vec<u8>) {
-        match connect(lobby) {
+    /// Says something at a process listener to which no rank of this process goes, as soon as it can be.
+    pub(super) fn tell(&mut self, process_listener: Token, bytes: Vec<u8>) {
+        match connect(process_listener) {
             Ok(socket) => {
                 let mut connection = Connection::new(self.poll.watch(socket));
                 let key = connection.watched.key();
@@ -237,8 +241,8 @@ impl Reactor {
             }
             // Others wait for it: it is tried as long as the process lives.
             Err(Knock::Later(error)) => {
-                self.lacks("enter a lobby", error);
-                self.knocking.push(Knocking::Telling(lobby, bytes));
+                self.lacks("reach a process listener", error);
+                self.knocking.push(Knocking::Telling(process_listener, bytes));
             }
             // Nobody is left who would wait for it.
             Err(Knock::Gone) => {}
@@ -256,22 +260,22 @@ impl Reactor {
 }
 
 /// Where there is no thread, the rank of a report that has not gone out says that it does not come.
-pub(super) fn withdraw_alone(listener: &Listener, report: &[u8]) {
-    if listener.has_mustered() {
+pub(super) fn withdraw_alone(waiter: &Waiter, report: &[u8]) {
+    if waiter.has_mustered() {
         return;
     }
-    if let Some((lobby, words)) = derived::withdrawal(report) {
-        tell_alone(lobby, &words);
+    if let Some((process_listener, words)) = derived::withdrawal(report) {
+        tell_alone(process_listener, &words);
     }
 }
 
-/// Says something at a lobby where there is no thread, and waits a moment until it has been read: closing first could
+/// Says something at a process listener where there is no thread, and waits a moment until it has been read: closing first could
 /// destroy what the host has not read.
-pub(super) fn tell_alone(lobby: Token, words: &[u8]) {
+pub(super) fn tell_alone(process_listener: Token, words: &[u8]) {
     let until = Instant::now() + ALONE_WITHIN;
     let left = || until.saturating_duration_since(Instant::now());
     let socket = loop {
-        match connect(lobby) {
+        match connect(process_listener) {
             Ok(socket) => break socket,
             Err(Knock::Later(_)) if !left().is_zero() => std::thread::sleep(Duration::from_millis(1)),
             Err(Knock::Later(_)) => {
@@ -297,7 +301,7 @@ pub(super) fn tell_alone(lobby: Token, words: &[u8]) {
     }
 }
 
-/// What could not be said at a lobby, or a port, yet.
+/// What could not be said at a process listener, or a port, yet.
 #[derive(Debug)]
 pub(super) enum Knocking {
     Telling(Token, Vec<u8>),
@@ -306,7 +310,7 @@ pub(super) enum Knocking {
     AtPort(std::net::SocketAddr, super::Reporting),
 }
 
-/// Why a lobby was not entered.
+/// Why a process listener was not entered.
 pub(super) enum Knock {
     /// Its queue is full, or this process has no descriptor to spare: it is there.
     Later(Errno),
@@ -314,10 +318,10 @@ pub(super) enum Knock {
     Gone,
 }
 
-/// Connects to a lobby. Only a refusal says that nobody is there: whoever gave up for another reason would be waited
+/// Connects to a process listener. Only a refusal says that nobody is there: whoever gave up for another reason would be waited
 /// for.
-pub(super) fn connect(lobby: Token) -> Result<Ours, Knock> {
-    let address = derived::address(lobby).map_err(|_| Knock::Gone)?;
+pub(super) fn connect(process_listener: Token) -> Result<Ours, Knock> {
+    let address = derived::address(process_listener).map_err(|_| Knock::Gone)?;
     descriptor::even_of_reserve(|| connection::connect_locally(&address)).map_err(|error| match error {
         Errno::CONNREFUSED | Errno::NOENT => Knock::Gone,
         error => Knock::Later(error),

@@ -1,8 +1,8 @@
 //! Questions between processes that share a fabric, long after its init: a packet each way, the answer with at most one
-//! descriptor. Over Unix sockets with random abstract names, as [doors](super::descriptors) are; a name proves nothing, so
+//! descriptor. Over Unix sockets with random abstract names, as [descriptor sockets](super::descriptors) are; a name proves nothing, so
 //! questions carry what only ranks of the fabric know.
 //!
-//! Nothing here waits: the owner of a [`Desk`] polls [`Desk::polled`] and calls [`Desk::turn`]. Whoever does not answer, or
+//! Nothing here waits: the owner of a [`RequestSocket`] polls [`RequestSocket::polled`] and calls [`RequestSocket::turn`]. Whoever does not answer, or
 //! cannot be reached, is no failure but no answer.
 
 use std::io::{IoSlice, IoSliceMut};
@@ -39,7 +39,7 @@ pub struct Answer {
 /// Why there is no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Silence {
-    /// The other desk is not there, or does not answer.
+    /// The other request socket is not there, or does not answer.
     Unanswered,
     /// It was not asked: this process has no descriptor left.
     Want,
@@ -57,7 +57,7 @@ pub type Answered = Result<Answer, Silence>;
 
 /// Where questions arrive and from where they are asked.
 #[derive(Debug)]
-pub struct Desk {
+pub struct RequestSocket {
     name: Token,
     listener: Ours,
     /// Accepted, and not asked yet.
@@ -72,7 +72,7 @@ struct Asked {
     key: u64,
     to: Token,
     words: Vec<u8>,
-    /// None while the other desk's queue is full.
+    /// None while the other request socket's queue is full.
     socket: Option<Ours>,
     sent: bool,
 }
@@ -82,18 +82,18 @@ enum Turn {
     Over(Answered),
 }
 
-impl Desk {
+impl RequestSocket {
     /// Opens one with a new name.
-    pub fn open() -> std::io::Result<Desk> {
-        Desk::open_as(place::random()?)
+    pub fn open() -> std::io::Result<RequestSocket> {
+        RequestSocket::open_as(place::random()?)
     }
 
     /// Opens one with the name of one that has been closed: others know it still.
-    pub fn open_as(name: Token) -> std::io::Result<Desk> {
+    pub fn open_as(name: Token) -> std::io::Result<RequestSocket> {
         let listener = socket()?;
         net::bind(&listener, &address(name)?)?;
         net::listen(&listener, 128)?;
-        Ok(Desk { name, listener, callers: Vec::new(), asked: Vec::new(), deaf: false })
+        Ok(RequestSocket { name, listener, callers: Vec::new(), asked: Vec::new(), deaf: false })
     }
 
     /// What others must know to ask here.
@@ -101,12 +101,12 @@ impl Desk {
         self.name
     }
 
-    /// Asks another desk, or this one; the answer comes from [`Desk::turn`] with this key.
+    /// Asks another request socket, or this one; the answer comes from [`RequestSocket::turn`] with this key.
     pub fn ask(&mut self, to: Token, words: Vec<u8>, key: u64) {
         self.asked.push(Asked { key, to, words, socket: None, sent: false });
     }
 
-    /// Whether questions wait for a desk whose queue is full: turn again soon.
+    /// Whether questions wait for a request socket whose queue is full: turn again soon.
     pub fn knocks(&self) -> bool {
         self.asked.iter().any(|asked| !asked.sent)
     }
@@ -226,40 +226,44 @@ fn send(socket: &Ours, answer: &Answer) -> rustix::io::Result<()> {
 mod tests {
     use super::*;
 
-    fn turns(desks: &mut [Desk], mut answer: impl FnMut(&[u8]) -> Option<Answer>) -> Vec<(u64, Answered)> {
+    fn turns(
+        request_sockets: &mut [RequestSocket],
+        mut answer: impl FnMut(&[u8]) -> Option<Answer>,
+    ) -> Vec<(u64, Answered)> {
         let mut answers = Vec::new();
         for _ in 0..10 {
-            for desk in desks.iter_mut() {
-                answers.extend(desk.turn(&mut answer));
+            for request_socket in request_sockets.iter_mut() {
+                answers.extend(request_socket.turn(&mut answer));
             }
         }
         answers
     }
 
-    /// A desk that is closed gives no answer; one that is opened again under its name does.
+    /// A request socket that is closed gives no answer; one that is opened again under its name does.
     #[test]
     fn opens_again() {
-        let (mut desk, other) = (Desk::open().unwrap(), Desk::open().unwrap());
+        let (mut request_socket, other) = (RequestSocket::open().unwrap(), RequestSocket::open().unwrap());
         let name = other.name();
-        assert!(Desk::open_as(name).is_err());
+        assert!(RequestSocket::open_as(name).is_err());
         drop(other);
-        desk.ask(name, b"1".to_vec(), 1);
-        assert!(matches!(desk.turn(|_| None)[..], [(1, Err(Silence::Unanswered))]));
-        let other = Desk::open_as(name).unwrap();
-        desk.ask(name, b"2".to_vec(), 2);
-        let answers =
-            turns(&mut [desk, other], |words| Some(Answer { words: words.to_vec(), descriptor: None }));
+        request_socket.ask(name, b"1".to_vec(), 1);
+        assert!(matches!(request_socket.turn(|_| None)[..], [(1, Err(Silence::Unanswered))]));
+        let other = RequestSocket::open_as(name).unwrap();
+        request_socket.ask(name, b"2".to_vec(), 2);
+        let answers = turns(&mut [request_socket, other], |words| {
+            Some(Answer { words: words.to_vec(), descriptor: None })
+        });
         assert!(matches!(&answers[..], [(2, Ok(answer))] if answer.words == b"2"), "{answers:?}");
     }
 
-    /// Questions to another desk and to one's own are answered, each with its key; a descriptor arrives.
+    /// Questions to another request socket and to one's own are answered, each with its key; a descriptor arrives.
     #[test]
     fn answers_with_descriptors() {
-        let mut desks = [Desk::open().unwrap(), Desk::open().unwrap()];
-        let (own, other) = (desks[0].name(), desks[1].name());
-        desks[0].ask(other, b"yes".to_vec(), 7);
-        desks[0].ask(own, b"own".to_vec(), 8);
-        let mut answers = turns(&mut desks, |words| {
+        let mut request_sockets = [RequestSocket::open().unwrap(), RequestSocket::open().unwrap()];
+        let (own, other) = (request_sockets[0].name(), request_sockets[1].name());
+        request_sockets[0].ask(other, b"yes".to_vec(), 7);
+        request_sockets[0].ask(own, b"own".to_vec(), 8);
+        let mut answers = turns(&mut request_sockets, |words| {
             let descriptor = (words == b"yes").then(|| OwnedFd::from(std::fs::File::open("/").unwrap()));
             Some(Answer { words: words.to_vec(), descriptor })
         });
@@ -273,22 +277,22 @@ mod tests {
     /// keeps nobody from asking.
     #[test]
     fn no_answers() {
-        let mut desks = [Desk::open().unwrap(), Desk::open().unwrap()];
-        let other = desks[1].name();
+        let mut request_sockets = [RequestSocket::open().unwrap(), RequestSocket::open().unwrap()];
+        let other = request_sockets[1].name();
         let strangers: Vec<_> = (0..2 * STRANGERS_MAX)
             .map(|_| {
                 let socket = socket().unwrap();
                 let reached = net::connect(&socket, &address(other).unwrap()).is_ok();
-                desks[1].turn(|_| None);
+                request_sockets[1].turn(|_| None);
                 (socket, reached)
             })
             .collect();
         assert!(strangers.iter().all(|(_, reached)| *reached));
-        desks[0].ask(other, b"no".to_vec(), 1);
-        desks[0].ask(other, vec![1; WORDS_BYTES_MAX + 1], 2);
-        desks[0].ask(place::random().unwrap(), b"anyone".to_vec(), 3);
+        request_sockets[0].ask(other, b"no".to_vec(), 1);
+        request_sockets[0].ask(other, vec![1; WORDS_BYTES_MAX + 1], 2);
+        request_sockets[0].ask(place::random().unwrap(), b"anyone".to_vec(), 3);
         let mut seen = 0;
-        let mut answers = turns(&mut desks, |words| {
+        let mut answers = turns(&mut request_sockets, |words| {
             seen += 1;
             assert_eq!(words, b"no");
             None

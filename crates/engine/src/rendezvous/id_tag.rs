@@ -1,15 +1,15 @@
-//! The calling card: what we write into the bytes of an `ncclUniqueId` that NCCL leaves unused.
+//! The id tag: what Windlass writes into the bytes of an `ncclUniqueId` that NCCL leaves unused.
 //!
-//! | bytes | NCCL (2.18 … 2.32) | with a card |
+//! | bytes | NCCL (2.18 … 2.32) | with an id tag |
 //! |---|---|---|
 //! | 0–7 | magic, random per id | the same |
 //! | 8–35 | socket address of the root: `sockaddr_in` or `sockaddr_in6` | the same, our port |
 //! | 36–39 | padding; the number of ranks from 2.29.2 | the same |
-//! | 40–127 | unused, and not even zeroed up to 2.22 | the card, zeros behind it |
+//! | 40–127 | unused, and not even zeroed up to 2.22 | the id tag, zeros behind it |
 //!
 //! Every rank hands all 128 bytes to NCCL, which hashes them: they must be equal on all ranks and are never changed
-//! again once the application has them. A card is believed only if its checksum is right *for these* bytes 0–39, so
-//! that neither garbage nor a card copied into another id counts.
+//! again once the application has them. An id tag is believed only if its checksum is right *for these* bytes 0–39, so
+//! that neither garbage nor an id tag copied into another id counts.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
@@ -21,9 +21,9 @@ use crate::contract::{self, Token, Version};
 /// The bytes of an `ncclUniqueId`.
 pub type Id = [u8; NCCL_UNIQUE_ID_BYTES];
 
-/// What the card says.
+/// What the id tag says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Card {
+pub struct IdTag {
     /// The version of Windlass that made the id.
     pub version: Version,
     /// Proves that a connection comes from someone who was given this id.
@@ -33,56 +33,56 @@ pub struct Card {
 }
 
 const MAGIC: [u8; 8] = *b"windlass";
-/// Changes when anything in the card or in the talk between ranks does.
+/// Changes when anything in the id tag or in the talk between ranks does.
 pub(super) const LAYOUT: u16 = 2 + (contract::LAYOUT << 8);
-const CARD: usize = 40;
+const ID_TAG: usize = 40;
 const FAMILY: std::ops::Range<usize> = 8..10;
 const PORT: std::ops::Range<usize> = 10..12;
-const CARD_BYTES: usize = 8 + 2 + 6 + 16 + 2 + 8;
+const ID_TAG_BYTES: usize = 8 + 2 + 6 + 16 + 2 + 8;
 
-impl Card {
-    /// Reads the card of an id; none if it is NCCL's own, another implementation's, of another layout or damaged.
-    pub fn decode(id: &Id) -> Option<Card> {
-        let mut reader = Reader::new(&id[CARD..CARD + CARD_BYTES]);
+impl IdTag {
+    /// Reads the id tag of an id; none if it is NCCL's own, another implementation's, of another layout or damaged.
+    pub fn decode(id: &Id) -> Option<IdTag> {
+        let mut reader = Reader::new(&id[ID_TAG..ID_TAG + ID_TAG_BYTES]);
         if reader.raw::<8>()? != MAGIC || reader.u16()? != LAYOUT {
             return None;
         }
-        let card =
-            Card { version: Version::take(&mut reader)?, token: reader.token()?, root_port: reader.u16()? };
+        let id_tag =
+            IdTag { version: Version::take(&mut reader)?, token: reader.token()?, root_port: reader.u16()? };
         let sum = reader.u64()?;
-        (sum == checksum(&id[..CARD + CARD_BYTES - 8]) && card.root_port != 0).then_some(card)
+        (sum == checksum(&id[..ID_TAG + ID_TAG_BYTES - 8]) && id_tag.root_port != 0).then_some(id_tag)
     }
 
-    /// The id with this card and with our port in its address. None if the id holds no address.
+    /// The id with this id tag and with our port in its address. None if the id holds no address.
     pub fn encode(&self, id: &Id, our_port: u16) -> Option<Id> {
-        let mut carded = with_port(id, our_port)?;
+        let mut tagged = with_port(id, our_port)?;
         let mut writer = Writer::default();
         writer.raw(&MAGIC).u16(LAYOUT);
         self.version.put(&mut writer);
         writer.token(self.token).u16(self.root_port);
-        let card = writer.finish();
-        let end = CARD + card.len();
-        carded[CARD..end].copy_from_slice(&card);
-        let sum = checksum(&carded[..end]);
-        carded[end..end + 8].copy_from_slice(&sum.to_le_bytes());
-        carded[end + 8..].fill(0);
-        Some(carded)
+        let id_tag = writer.finish();
+        let end = ID_TAG + id_tag.len();
+        tagged[ID_TAG..end].copy_from_slice(&id_tag);
+        let sum = checksum(&tagged[..end]);
+        tagged[end..end + 8].copy_from_slice(&sum.to_le_bytes());
+        tagged[end + 8..].fill(0);
+        Some(tagged)
     }
 }
 
-/// The same id with the sum of a card, for fuzzing.
+/// The same id with the sum of an id tag, for fuzzing.
 #[cfg(any(test, feature = "fuzzing"))]
 pub fn with_right_sum(mut id: Id) -> Id {
-    let end = CARD + CARD_BYTES - 8;
+    let end = ID_TAG + ID_TAG_BYTES - 8;
     let sum = checksum(&id[..end]);
     id[end..end + 8].copy_from_slice(&sum.to_le_bytes());
     id
 }
 
-/// The id as NCCL made it, but for bytes that mean nothing to it: to be given a new card.
-pub fn without_card(id: &Id) -> Option<Id> {
-    let mut bare = with_port(id, Card::decode(id)?.root_port)?;
-    bare[CARD..].fill(0);
+/// The id as NCCL made it, but for bytes that mean nothing to it: to be given a new id tag.
+pub fn without_id_tag(id: &Id) -> Option<Id> {
+    let mut bare = with_port(id, IdTag::decode(id)?.root_port)?;
+    bare[ID_TAG..].fill(0);
     Some(bare)
 }
 
@@ -156,9 +156,9 @@ mod tests {
             .prop_map(|(magic, ip, port, rest)| nccl_id(magic, ip, port, &rest))
     }
 
-    fn cards() -> impl Strategy<Value = Card> {
+    fn id_tags() -> impl Strategy<Value = IdTag> {
         (any::<[u16; 3]>(), any::<[u8; 16]>(), 1..u16::MAX).prop_map(
-            |([major, minor, patch], token, root_port)| Card {
+            |([major, minor, patch], token, root_port)| IdTag {
                 version: Version { major, minor, patch },
                 token: Token(token),
                 root_port,
@@ -169,59 +169,59 @@ mod tests {
     proptest! {
         /// What was written is read; magic, interface and bytes 36–39 stay NCCL's; our port is in the address.
         #[test]
-        fn round_trip(id in ids(), card in cards(), port in 1..u16::MAX) {
-            let carded = card.encode(&id, port).unwrap();
-            prop_assert_eq!(Card::decode(&carded), Some(card));
-            prop_assert_eq!(&carded[..10], &id[..10]);
-            prop_assert_eq!(&carded[12..40], &id[12..40]);
-            let (before, after) = (address(&id).unwrap(), address(&carded).unwrap());
+        fn round_trip(id in ids(), id_tag in id_tags(), port in 1..u16::MAX) {
+            let tagged = id_tag.encode(&id, port).unwrap();
+            prop_assert_eq!(IdTag::decode(&tagged), Some(id_tag));
+            prop_assert_eq!(&tagged[..10], &id[..10]);
+            prop_assert_eq!(&tagged[12..40], &id[12..40]);
+            let (before, after) = (address(&id).unwrap(), address(&tagged).unwrap());
             prop_assert_eq!((before.ip(), port), (after.ip(), after.port()));
-            prop_assert_eq!(&without_card(&carded).unwrap()[12..40], &id[12..40]);
-            prop_assert_eq!(address(&without_card(&carded).unwrap()).unwrap().port(), card.root_port);
+            prop_assert_eq!(&without_id_tag(&tagged).unwrap()[12..40], &id[12..40]);
+            prop_assert_eq!(address(&without_id_tag(&tagged).unwrap()).unwrap().port(), id_tag.root_port);
         }
 
-        /// An id of NCCL's, whatever lies behind its address, has no card.
+        /// An id of NCCL's, whatever lies behind its address, has no id tag.
         #[test]
-        fn no_card(id in ids()) {
-            prop_assert_eq!(Card::decode(&id), None);
+        fn no_id_tag(id in ids()) {
+            prop_assert_eq!(IdTag::decode(&id), None);
         }
 
-        /// A card with one bit changed, or carried over into another id, is none.
+        /// An id tag with one bit changed, or carried over into another id, is none.
         #[test]
-        fn damaged(id in ids(), other in ids(), card in cards(), bit in 0usize..(CARD + CARD_BYTES) * 8) {
-            let carded = card.encode(&id, 5).unwrap();
-            let mut damaged = carded;
+        fn damaged(id in ids(), other in ids(), id_tag in id_tags(), bit in 0usize..(ID_TAG + ID_TAG_BYTES) * 8) {
+            let tagged = id_tag.encode(&id, 5).unwrap();
+            let mut damaged = tagged;
             damaged[bit / 8] ^= 1 << (bit % 8);
-            prop_assert_eq!(Card::decode(&damaged), None);
+            prop_assert_eq!(IdTag::decode(&damaged), None);
             let mut moved = other;
-            moved[40..].copy_from_slice(&carded[40..]);
-            prop_assert_eq!(Card::decode(&moved), None);
+            moved[40..].copy_from_slice(&tagged[40..]);
+            prop_assert_eq!(IdTag::decode(&moved), None);
         }
     }
 
-    /// Ids without an address that others can reach get no card.
+    /// Ids without an address that others can reach get no id tag.
     #[test]
     fn no_address() {
-        let card = Card { version: Version::THIS, token: Token([7; 16]), root_port: 9 };
-        assert_eq!(card.encode(&[0; 128], 5), None);
+        let id_tag = IdTag { version: Version::THIS, token: Token([7; 16]), root_port: 9 };
+        assert_eq!(id_tag.encode(&[0; 128], 5), None);
         let anywhere = nccl_id(1, IpAddr::V4(Ipv4Addr::UNSPECIFIED), 5, &[0; 88]);
-        assert_eq!(card.encode(&anywhere, 5), None);
-        assert_eq!(Card::decode(&[0; 128]), None);
-        assert_eq!(Card::decode(&[0xff; 128]), None);
+        assert_eq!(id_tag.encode(&anywhere, 5), None);
+        assert_eq!(IdTag::decode(&[0; 128]), None);
+        assert_eq!(IdTag::decode(&[0xff; 128]), None);
     }
 
-    /// The bytes of a card, pinned: ranks of one version read each other.
+    /// The bytes of an id tag, pinned: ranks of one version read each other.
     #[test]
     fn pinned() {
         let id = nccl_id(0x0102_0304_0506_0708, "10.1.2.3".parse().unwrap(), 4000, &[0xaa; 88]);
         let version = Version { major: 1, minor: 2, patch: 3 };
-        let card = Card { version, token: Token([9; 16]), root_port: 4000 };
-        let carded = card.encode(&id, 5000).unwrap();
-        assert_eq!(&carded[8..16], &[2, 0, 0x13, 0x88, 10, 1, 2, 3]);
-        assert_eq!(&carded[40..49], b"windlass\x02");
-        assert_eq!(u16::from(carded[49]), contract::LAYOUT);
-        assert_eq!(&carded[50..58], b"\x01\x00\x02\x00\x03\x00\x09\x09");
-        assert_eq!(&carded[72..74], &4000u16.to_le_bytes());
-        assert!(carded[82..].iter().all(|byte| *byte == 0));
+        let id_tag = IdTag { version, token: Token([9; 16]), root_port: 4000 };
+        let tagged = id_tag.encode(&id, 5000).unwrap();
+        assert_eq!(&tagged[8..16], &[2, 0, 0x13, 0x88, 10, 1, 2, 3]);
+        assert_eq!(&tagged[40..49], b"windlass\x02");
+        assert_eq!(u16::from(tagged[49]), contract::LAYOUT);
+        assert_eq!(&tagged[50..58], b"\x01\x00\x02\x00\x03\x00\x09\x09");
+        assert_eq!(&tagged[72..74], &4000u16.to_le_bytes());
+        assert!(tagged[82..].iter().all(|byte| *byte == 0));
     }
 }

@@ -11,7 +11,7 @@ use super::verdict::{Failure, Verdict};
 
 /// Whom a connection is for.
 #[derive(Clone, Debug)]
-pub enum Listener {
+pub enum Waiter {
     /// A rank in its session, by its place in its participant.
     Rank(Arc<Ranks>, usize),
     /// A rank in a round.
@@ -26,43 +26,43 @@ pub enum Need {
     Nothing,
 }
 
-impl Listener {
+impl Waiter {
     pub(super) fn heard(&self, message: FromHost) -> Need {
         match self {
-            Listener::Rank(ranks, index) => ranks.heard(*index, message),
-            Listener::Round(hearing) => hearing.heard(message),
+            Waiter::Rank(ranks, index) => ranks.heard(*index, message),
+            Waiter::Round(hearing) => hearing.heard(message),
         }
     }
 
     /// Its connection is gone, or what came cannot be read.
     pub(super) fn lost(&self, failure: Failure) {
         match self {
-            Listener::Rank(ranks, index) => ranks.lost(*index, failure),
-            Listener::Round(hearing) => hearing.end(Err(failure)),
+            Waiter::Rank(ranks, index) => ranks.lost(*index, failure),
+            Waiter::Round(hearing) => hearing.end(Err(failure)),
         }
     }
 
     pub(super) fn end(&self, verdict: Verdict) {
         match (self, verdict) {
-            (Listener::Rank(ranks, index), verdict) => ranks.end(*index, verdict),
-            (Listener::Round(hearing), Verdict::Failed(failure)) => hearing.end(Err(failure)),
+            (Waiter::Rank(ranks, index), verdict) => ranks.end(*index, verdict),
+            (Waiter::Round(hearing), Verdict::Failed(failure)) => hearing.end(Err(failure)),
             // There is no round at a port.
-            (Listener::Round(hearing), _) => hearing.end(Err(Failure::HostLost)),
+            (Waiter::Round(hearing), _) => hearing.end(Err(Failure::HostLost)),
         }
     }
 
     /// Whether it says elsewhere that it does not come after all: at its muster.
     pub(super) fn has_mustered(&self) -> bool {
         match self {
-            Listener::Rank(ranks, index) => ranks.without_host(*index) == WithoutHost::IsPlain,
-            Listener::Round(_) => false,
+            Waiter::Rank(ranks, index) => ranks.without_host(*index) == WithoutHost::IsPlain,
+            Waiter::Round(_) => false,
         }
     }
 
     fn is_over(&self) -> bool {
         match self {
-            Listener::Rank(ranks, index) => ranks.is_over(*index),
-            Listener::Round(hearing) => hearing.is_over(),
+            Waiter::Rank(ranks, index) => ranks.is_over(*index),
+            Waiter::Round(hearing) => hearing.is_over(),
         }
     }
 }
@@ -70,20 +70,20 @@ impl Listener {
 /// Ends a rank's wait from another thread.
 #[derive(Clone, Debug)]
 pub struct Canceller {
-    listener: Listener,
+    waiter: Waiter,
     key: u64,
     shared: Arc<Shared>,
 }
 
 impl Canceller {
-    pub(super) fn new(listener: Listener, key: u64, shared: Arc<Shared>) -> Canceller {
-        Canceller { listener, key, shared }
+    pub(super) fn new(waiter: Waiter, key: u64, shared: Arc<Shared>) -> Canceller {
+        Canceller { waiter, key, shared }
     }
 
     /// The rank fails with [`Failure::Aborted`] at once, unless its session is over; its peers hear that it left.
     pub fn abort(&self) {
-        self.listener.end(Verdict::Failed(Failure::Aborted));
-        if self.listener.is_over() {
+        self.waiter.end(Verdict::Failed(Failure::Aborted));
+        if self.waiter.is_over() {
             self.shared.send(Command::Leave(self.key));
         }
     }
