@@ -24,7 +24,7 @@
 //! `ncclCommInitAll`: [`decision::decide`], without a session. After a fork: [`process`], which begins afresh.
 //!
 //! `ncclCommSplit` and `ncclCommShrink`, of lazy communicators: [`Rendezvous::await_ranks`] by the rank whose process hosts, and [`Rendezvous::join_invited`] or [`Rendezvous::decline`] by each; see [`derived`]. Where NCCL makes them:
-//! [`Rendezvous::muster`] before NCCL's call, then [`Rendezvous::join_mustered`]; see [`muster`].
+//! [`Rendezvous::enter_local`] before NCCL's call, then [`Rendezvous::join_local`]; see [`local_rendezvous`].
 //! Before a call whose communicators may be promises, a round: [`Rendezvous::ask_round`] or
 //! [`Rendezvous::go_to_nccl`] by each.
 //!
@@ -65,9 +65,9 @@ pub mod facts;
 pub mod gathering;
 pub mod id_tag;
 pub mod inquiry;
+mod local_entry;
+pub mod local_rendezvous;
 pub mod message;
-pub mod muster;
-mod mustering;
 pub mod participant;
 pub mod participation;
 pub mod place;
@@ -105,7 +105,7 @@ use reactor::{Command, Expected, Host, NewSession, ProcessListener, Reactor, Sha
 use verdict::Verdict;
 
 pub use inquiry::Inquiry;
-pub use mustering::Mustered;
+pub use local_entry::LocalEntry;
 pub use participant::{Outcome, Participant, Preparation, complete_all};
 pub use waiter::Canceller;
 
@@ -316,8 +316,8 @@ impl Rendezvous {
         self.join_process_listener(invitation, facts, WithoutHost::Fails)
     }
 
-    /// The same for a rank of a muster, whose communicator NCCL has made. After an error it must [`Mustered::decline`].
-    pub fn join_mustered(&self, invitation: &Invitation, facts: Facts) -> io::Result<Participant> {
+    /// The same for a rank of a host-local rendezvous, whose communicator NCCL has made. After an error it must [`LocalEntry::decline`].
+    pub fn join_local(&self, invitation: &Invitation, facts: Facts) -> io::Result<Participant> {
         self.join_process_listener(invitation, facts, WithoutHost::IsPlain)
     }
 
@@ -357,14 +357,14 @@ impl Rendezvous {
             .send(Command::Tell(invitation.process_listener, word_in_round(invitation, place, ranks, word)));
     }
 
-    /// Enters the [muster](muster) of this name on this host, as this rank of the parent. Waits for the thread of whoever keeps it, until `is_over`;
+    /// Enters the [host-local rendezvous](local_rendezvous) of this name on this host, as this rank of the parent. Waits for the thread of whoever keeps it, until `is_over`;
     /// after an error nobody counts on this rank.
-    pub fn muster(&self, name: Token, rank: u32, is_over: &dyn Fn() -> bool) -> io::Result<Mustered> {
+    pub fn enter_local(&self, name: Token, rank: u32, is_over: &dyn Fn() -> bool) -> io::Result<LocalEntry> {
         if self.process_listener == derived::NOBODY {
-            // It might keep the roll of ranks that are to meet here.
+            // It might keep the roster of ranks that are to meet here.
             return Err(io::Error::other("this process has no process listener"));
         }
-        Mustered::enter(&self.shared, name, rank, is_over)
+        LocalEntry::enter(&self.shared, name, rank, is_over)
     }
 
     /// What has been counted.

@@ -1,7 +1,7 @@
 //! Communicators made from one that has a peer group. Where the other has none: [`plain`].
 //!
 //! Before the real call: [`Fabric::derive`]. NCCL makes them first; their ranks find each other at a roster that they have
-//! [entered](Deriving::enter) before ([`crate::rendezvous::muster`]), and the rest is as at any init. Once NCCL took the call:
+//! [entered](Deriving::enter) before ([`crate::rendezvous::local_rendezvous`]), and the rest is as at any init. Once NCCL took the call:
 //! [`Deriving::begun`], as often on every rank and in the same order, since NCCL counts so, too. When NCCL has made the communicator:
 //! [`Derivation::ask`] or `refuse`. A derivation that is dropped without one says that this rank does not come.
 //!
@@ -25,7 +25,7 @@ use crate::rendezvous::facts::Waiting;
 use super::Fabric;
 
 pub use asking::Deriving;
-pub use plain::{Mustering, Plain};
+pub use plain::{LocalWait, Plain};
 pub use taken::Derivation;
 use taken::SessionPlace;
 pub(super) use waits::{Line, Wait};

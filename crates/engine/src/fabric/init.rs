@@ -10,7 +10,7 @@ use crate::forward::init::Ctas;
 use crate::gpu;
 use crate::rendezvous::id_tag::Id;
 use crate::rendezvous::verdict::{Failure, Reason};
-use crate::rendezvous::{self, Canceller, Mustered, Outcome, Participant, decision, place};
+use crate::rendezvous::{self, Canceller, LocalEntry, Outcome, Participant, decision, place};
 use crate::stats::features::{Lacks, line};
 use crate::stats::{count, fabric};
 
@@ -43,7 +43,7 @@ pub struct Asked {
     /// Of a communicator made from another: its wait ends with that one.
     pub(super) until: Option<Wait>,
     /// Of one that is made from another without a fabric.
-    pub(super) mustered: Option<Mustered>,
+    pub(super) local_entry: Option<LocalEntry>,
 }
 
 impl Asked {
@@ -74,9 +74,9 @@ pub fn ask(wish: &Wish) -> Result<Asked, Reason> {
     offers::put(&mut facts.member.attachment, &wish.parked);
     let rank = facts.member.rank;
     let participant = rendezvous().and_then(|rendezvous| rendezvous.join(&wish.id, vec![facts]));
-    let (until, mustered) = (None, None);
+    let (until, local_entry) = (None, None);
     let participant = participant.map_err(cannot_reach)?;
-    Ok(Asked { participant, token: id_tag.token, rank, arena, share, until, mustered })
+    Ok(Asked { participant, token: id_tag.token, rank, arena, share, until, local_entry })
 }
 
 pub(super) fn cannot_reach(error: std::io::Error) -> Reason {
@@ -87,9 +87,9 @@ pub(super) fn cannot_reach(error: std::io::Error) -> Reason {
 pub fn complete(asked: Vec<Asked>) -> Vec<Fate> {
     type Key = (Token, u32);
     let (mut keys, mut participants, mut shares) = (Vec::new(), Vec::new(), BTreeMap::new());
-    let (mut waits, mut mustered) = (Vec::new(), Vec::new());
-    for Asked { participant, token, rank, arena, share, until, mustered: one } in asked {
-        mustered.push(one);
+    let (mut waits, mut local_entries) = (Vec::new(), Vec::new());
+    for Asked { participant, token, rank, arena, share, until, local_entry: one } in asked {
+        local_entries.push(one);
         // Ends with its parent as long as it waits.
         waits.extend(until);
         keys.push((token, rank));
@@ -138,19 +138,19 @@ pub fn complete(asked: Vec<Asked>) -> Vec<Fate> {
         }
     };
     let fates: Vec<Fate> = keys.iter().zip(outcomes.into_iter().flatten()).map(fate).collect();
-    for (fate, mustered) in fates.iter().zip(mustered) {
-        mustered.into_iter().for_each(|mustered| part(fate, &mustered));
+    for (fate, local_entry) in fates.iter().zip(local_entries) {
+        local_entry.into_iter().for_each(|local_entry| part(fate, &local_entry));
     }
     settle();
     fates
 }
 
-/// What a rank of a muster says when its session is over for it. Whoever has failed leaves as one that has died.
-fn part(fate: &Fate, mustered: &Mustered) {
+/// What a rank of a host-local rendezvous says when its session is over for it. Whoever has failed leaves as one that has died.
+fn part(fate: &Fate, local_entry: &LocalEntry) {
     match fate {
         // The others may still have their host, and wait for this rank.
-        Fate::Plain(Reason::Unreachable { .. }) => mustered.decline(),
-        Fate::Plain(_) | Fate::Fabric(_) => mustered.leave(),
+        Fate::Plain(Reason::Unreachable { .. }) => local_entry.decline(),
+        Fate::Plain(_) | Fate::Fabric(_) => local_entry.leave(),
         Fate::Failed(_) => {}
     }
 }

@@ -6,10 +6,10 @@ use crate::fabric;
 use crate::rendezvous::agreement::{Agreement, Event, Seat};
 use crate::rendezvous::colors::Table;
 use crate::rendezvous::id_tag::{self, Id, IdTag};
+use crate::rendezvous::local_rendezvous::{self, Course, Roster};
 use crate::rendezvous::message::{
     self, Caller, FROM_HOST_BYTES_MAX, FROM_RANK_BYTES_MAX, FromHost, FromRank, Front, GREETING_BYTES, front,
 };
-use crate::rendezvous::muster::{self, Course, Roll};
 use crate::rendezvous::participation::{Participation, Stage, WithoutHost};
 use crate::rendezvous::round::Round;
 use crate::rendezvous::verdict::{Failure, Reason, Verdict};
@@ -40,7 +40,7 @@ pub fn greetings(input: &[u8]) {
     if let Some((_, absent)) = derived::withdrawal(input) {
         assert!(absent.len() <= 2 * FROM_RANK_BYTES_MAX);
     }
-    muster::who(input, TOKEN);
+    local_rendezvous::who(input, TOKEN);
 }
 
 /// The 128 bytes of an id.
@@ -204,7 +204,7 @@ pub fn rounds(input: &[u8]) {
 /// A roster: whoever comes enters, asks and leaves; and what it answers.
 pub fn rosters(input: &[u8]) {
     let mut choices = Choices(input);
-    let mut roll = Roll::default();
+    let mut roster = Roster::default();
     for _ in 0..STEPS_MAX {
         if choices.is_over() {
             return;
@@ -213,15 +213,15 @@ pub fn rosters(input: &[u8]) {
         let key = u64::from(what % 16);
         match what / 16 {
             0..4 => {
-                let greeting = [&muster::greeting(TOKEN, 0)[..24], choices.bytes(4)].concat();
-                if let Some(rank) = muster::who(&greeting, TOKEN) {
-                    let _ = roll.enter(key, rank);
+                let greeting = [&local_rendezvous::greeting(TOKEN, 0)[..24], choices.bytes(4)].concat();
+                if let Some(rank) = local_rendezvous::who(&greeting, TOKEN) {
+                    let _ = roster.enter(key, rank);
                 }
             }
             way @ 4..8 => {
-                let word = muster::Word::decode(choices.bytes(muster::WORD_BYTES));
+                let word = local_rendezvous::Word::decode(choices.bytes(local_rendezvous::WORD_BYTES));
                 match word {
-                    Some(muster::Word::Ask { ranks }) if way < 7 => match roll.ask(key, ranks) {
+                    Some(local_rendezvous::Word::Ask { ranks }) if way < 7 => match roster.ask(key, ranks) {
                         Some(Course::Meet { place, expected }) => {
                             assert!((place as usize) < RANKS_MAX);
                             assert!(expected.is_none_or(|places| places >> RANKS_MAX == 0 && places >> place & 1 == 1));
@@ -229,19 +229,19 @@ pub fn rosters(input: &[u8]) {
                         Some(Course::Apart) | None => {}
                     },
                     word => {
-                        let missing = roll.left(key, word);
+                        let missing = roster.left(key, word);
                         assert!(missing.is_none_or(|(place, _)| (place as usize) < RANKS_MAX));
                     }
                 }
             }
             _ => {
-                let answer = muster::Answer::decode(choices.bytes(muster::ANSWER_BYTES));
-                answer
-                    .into_iter()
-                    .for_each(|answer| assert_eq!(muster::Answer::decode(&answer.encode()), Some(answer)));
+                let answer = local_rendezvous::Answer::decode(choices.bytes(local_rendezvous::ANSWER_BYTES));
+                answer.into_iter().for_each(|answer| {
+                    assert_eq!(local_rendezvous::Answer::decode(&answer.encode()), Some(answer))
+                });
             }
         }
-        assert!(roll.present() <= STEPS_MAX);
+        assert!(roster.present() <= STEPS_MAX);
     }
 }
 

@@ -6,8 +6,8 @@ use crate::rendezvous::colors::{Parent, Table, Willing, Word};
 use crate::rendezvous::derived::{Invitation, NOBODY};
 use crate::rendezvous::facts::{Facts, Place};
 use crate::rendezvous::id_tag::IdTag;
+use crate::rendezvous::local_rendezvous;
 use crate::rendezvous::message::{self, FromHost, FromRank};
-use crate::rendezvous::muster;
 use crate::rendezvous::verdict::{Failure, Verdict};
 use crate::tuning::Collective;
 use crate::tuning::file::HEAD;
@@ -64,7 +64,7 @@ pub fn greetings() -> Vec<Vec<u8>> {
     vec![
         message::greeting(TOKEN).to_vec(),
         invitation.greeting(),
-        muster::greeting(TOKEN, 3),
+        local_rendezvous::greeting(TOKEN, 3),
         b"GET / HTTP/1.1".to_vec(),
     ]
 }
@@ -128,12 +128,12 @@ pub fn rounds() -> Vec<Vec<u8>> {
 
 pub fn rosters() -> Vec<Vec<u8>> {
     let enter = |key: u8| vec![key, key, 0, 0, 0];
-    let say = |what: u8, word: muster::Word| [vec![what], word.encode()].concat();
-    let ask = muster::Word::Ask { ranks: 2 };
-    let answer = muster::Answer::Complete { place: 1, process_listener: TOKEN }.encode();
+    let say = |what: u8, word: local_rendezvous::Word| [vec![what], word.encode()].concat();
+    let ask = local_rendezvous::Word::Ask { ranks: 2 };
+    let answer = local_rendezvous::Answer::Complete { place: 1, process_listener: TOKEN }.encode();
     vec![
-        [enter(1), enter(2), say(65, ask), say(66, ask), say(113, muster::Word::Leave)].concat(),
-        [enter(1), enter(2), say(65, ask), say(114, muster::Word::Decline)].concat(),
+        [enter(1), enter(2), say(65, ask), say(66, ask), say(113, local_rendezvous::Word::Leave)].concat(),
+        [enter(1), enter(2), say(65, ask), say(114, local_rendezvous::Word::Decline)].concat(),
         [vec![128], answer].concat(),
     ]
 }

@@ -14,7 +14,7 @@ use crate::communicator::{self, Communicator, Kept};
 use crate::contract;
 use crate::error::refuse;
 use crate::fabric::{
-    self, Asked, Configured, Derivation, Deriving, Fate, Mustering, NewCommunicator, Plain, Standing,
+    self, Asked, Configured, Derivation, Deriving, Fate, LocalWait, NewCommunicator, Plain, Standing,
     Waiting, Wanted,
 };
 use crate::forward::configuration::{Given, Kept as Configuration};
@@ -50,14 +50,14 @@ pub struct OfPlain {
     plain: Arc<Plain>,
     wanted: Wanted,
     /// None where this rank's has none for certain.
-    mustering: Option<Mustering>,
+    local_wait: Option<LocalWait>,
     configured: Configured,
 }
 
 impl OfPlain {
     /// Whether another thread has ended the parent while this rank waited: NCCL's may be gone.
     pub fn has_lost_parent(&self) -> bool {
-        self.mustering.is_some() && self.plain.has_ended()
+        self.local_wait.is_some() && self.plain.has_ended()
     }
 }
 
@@ -164,10 +164,10 @@ fn before_of_plain(
     let (blocking, ctas) = configured.unzip();
     // The parent waits.
     let waiting = blocking.flatten().map_or(Waiting::Blocking, waiting);
-    let mustering = if group::is_open() { None } else { plain.muster(&wanted, waiting) };
+    let local_wait = if group::is_open() { None } else { plain.enter_local(&wanted, waiting) };
     let shares = plain.configuration().may_share();
     let configured = Configured { waiting: Some(waiting), ctas, configuration, shares };
-    OfPlain { plain, wanted, mustering, configured }
+    OfPlain { plain, wanted, local_wait, configured }
 }
 
 fn waiting(blocking: c_int) -> Waiting {
@@ -204,17 +204,17 @@ pub fn after(before: Option<Before>, handle: Handle, result: ncclResult_t) -> nc
 
 /// NCCL has taken a call for one whose parent has no fabric, and has made it if it succeeded outside a group.
 fn after_of_plain(of_plain: OfPlain, place: Handle, result: ncclResult_t) -> ncclResult_t {
-    let OfPlain { plain, wanted, mustering, configured } = of_plain;
+    let OfPlain { plain, wanted, local_wait, configured } = of_plain;
     plain.begun(&wanted);
     if result != ncclSuccess && result != ncclInProgress {
         session::refused(result);
         return ncclSuccess;
     }
-    let Some(mustering) = mustering.filter(|_| result == ncclSuccess) else {
+    let Some(local_wait) = local_wait.filter(|_| result == ncclSuccess) else {
         note_plain(place);
         return ncclSuccess;
     };
-    meet(vec![(place, configured, mustering.derivation())])
+    meet(vec![(place, configured, local_wait.derivation())])
 }
 
 /// One whose parent has no fabric, and that none can have.

@@ -14,7 +14,7 @@
 //! [reports](super::message::FromRank::Report), or [declines](super::message::FromRank::Decline). The host sees those die that have not come
 //! yet by their pidfds. So a session whose missing ranks cannot come any more [ends](super::gathering), and nothing is timed.
 //!
-//! **Those that NCCL makes** have a [roster](super::muster).
+//! **Those that NCCL makes** have a [roster](super::local_rendezvous).
 //!
 //! The rules of [`super`] hold but for two. There is no root of NCCL's behind a process listener, so that no rank goes to NCCL
 //! without a word: it declines, which is tried as long as the host is there. And the host's death is a rank's: whoever

@@ -3,7 +3,7 @@
 
 use crate::contract::Token;
 
-/// A call, as its host sees it. Ranks are those of the parent, or of a [muster](super::muster) the places in its roll.
+/// A call, as its host sees it. Ranks are those of the parent, or of a [host-local rendezvous](super::local_rendezvous) the places in its roster.
 #[derive(Debug, Default)]
 pub struct Gathering {
     /// The ranks of the parent that make the call, one bit each, once the host's own rank has said so.

@@ -5,7 +5,7 @@
 
 mod hosting;
 mod joining;
-mod musters;
+mod local_rendezvous;
 mod process_listener;
 mod rounds;
 mod wanting;
@@ -33,7 +33,7 @@ use super::waiter::Waiter;
 use crate::descriptor::{self, Ours};
 use hosting::Session;
 use joining::Joining;
-use musters::{Muster, Visit};
+use local_rendezvous::{LocalRendezvous, Visit};
 use process_listener::Knocking;
 
 pub use process_listener::ProcessListener;
@@ -55,8 +55,8 @@ pub enum Command {
     Join(Host, Vec<Reporting>),
     /// A rank of ours is the host's in this call.
     Expect(Expected),
-    /// This process keeps the muster of this name.
-    Muster(Token, Ours),
+    /// This process keeps the host-local rendezvous of this name.
+    LocalRendezvous(Token, Ours),
     /// Something is to be said at a process listener by a rank that does not wait for an answer.
     Tell(Token, Vec<u8>),
     Say(u64, Vec<u8>),
@@ -208,8 +208,8 @@ enum Endpoint {
     /// What is said at a process listener without an answer, until it has arrived.
     Telling(Connection),
     /// Where the ranks of this host come before NCCL makes the communicator of this name.
-    Muster(Watched, Token),
-    AtMuster(Visit),
+    LocalRendezvous(Watched, Token),
+    AtLocalRendezvous(Visit),
     /// The process of a rank that has not come in a call yet.
     Life {
         _pidfd: Watched,
@@ -247,7 +247,7 @@ pub struct Reactor {
     calls: VecDeque<Token>,
     visitors: VecDeque<u64>,
     /// Those that this process keeps.
-    musters: HashMap<Token, Muster>,
+    local_rendezvous: HashMap<Token, LocalRendezvous>,
     /// What is to be said at process listeners that could not be entered.
     knocking: Vec<Knocking>,
     /// Since when something could not be done for want of descriptors.
@@ -280,7 +280,7 @@ impl Reactor {
             gatherings: HashMap::new(),
             calls: VecDeque::new(),
             visitors: VecDeque::new(),
-            musters: HashMap::new(),
+            local_rendezvous: HashMap::new(),
             knocking: Vec::new(),
             wanting: None,
             running: true,
@@ -345,8 +345,8 @@ impl Reactor {
             Some(Endpoint::ProcessListener(_)) => self.accept_visitors(key),
             Some(Endpoint::Visitor(_)) => self.visitor(key),
             Some(Endpoint::Telling(_)) => self.telling(key),
-            Some(Endpoint::Muster(_, name)) => self.accept_at_muster(key, *name),
-            Some(Endpoint::AtMuster(_)) => self.at_muster(key),
+            Some(Endpoint::LocalRendezvous(_, name)) => self.accept_at_local_rendezvous(key, *name),
+            Some(Endpoint::AtLocalRendezvous(_)) => self.at_local_rendezvous(key),
             Some(Endpoint::Life { .. }) => self.died(key),
             None => {}
         }
@@ -366,7 +366,7 @@ impl Reactor {
                     .for_each(|reporting| self.join_at_process_listener(process_listener, reporting));
             }
             Command::Expect(expected) => self.await_ranks(expected),
-            Command::Muster(name, listener) => self.open_muster(name, listener),
+            Command::LocalRendezvous(name, listener) => self.open_local_rendezvous(name, listener),
             Command::Tell(process_listener, bytes) => self.tell(process_listener, bytes),
             Command::Say(key, bytes) => self.say(key, &bytes),
             Command::Leave(key) => self.leave_session(key),

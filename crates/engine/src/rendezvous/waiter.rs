@@ -51,8 +51,8 @@ impl Waiter {
         }
     }
 
-    /// Whether it says elsewhere that it does not come after all: at its muster.
-    pub(super) fn has_mustered(&self) -> bool {
+    /// Whether it says elsewhere that it does not come after all: at its host-local rendezvous.
+    pub(super) fn declines_elsewhere(&self) -> bool {
         match self {
             Waiter::Rank(ranks, index) => ranks.without_host(*index) == WithoutHost::IsPlain,
             Waiter::Round(_) => false,

@@ -5,7 +5,7 @@ mod derived;
 mod descriptors;
 mod endings;
 mod ids;
-mod musters;
+mod local_rendezvous;
 mod processes;
 mod rounds;
 mod sessions;

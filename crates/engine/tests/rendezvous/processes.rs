@@ -9,7 +9,7 @@ use std::thread;
 
 use rustix::event::{PollFd, PollFlags};
 use windlass_engine::rendezvous::id_tag::Id;
-use windlass_engine::rendezvous::muster::{self, Answer};
+use windlass_engine::rendezvous::local_rendezvous::{self, Answer};
 use windlass_engine::rendezvous::verdict::{Failure, Reason};
 use windlass_engine::rendezvous::{Limits, Outcome, Preparation, Rendezvous, place};
 
@@ -283,16 +283,16 @@ fn take_descriptors(hosted: &Hosted) -> Vec<std::net::TcpListener> {
     std::iter::from_fn(|| hosted.root.try_clone().ok()).collect()
 }
 
-/// The same at a muster: who connected is let in when there is one, or goes without.
+/// The same at a host-local rendezvous: who connected is let in when there is one, or goes without.
 #[test]
-fn no_descriptors_left_at_a_muster() {
+fn no_descriptors_left_at_a_local_rendezvous() {
     let (hosted, name) = (hosted(), place::random().unwrap());
-    let first = hosted.rendezvous.muster(name, 0, &|| false).unwrap();
+    let first = hosted.rendezvous.enter_local(name, 0, &|| false).unwrap();
     let socket = UnixStream::pair().unwrap();
     let all = take_descriptors(&hosted);
     // One, for the side that connects.
     drop(socket.0);
-    let address = muster::address(name).unwrap();
+    let address = local_rendezvous::address(name).unwrap();
     let address = SocketAddr::from_abstract_name(address.abstract_name().unwrap()).unwrap();
     let mut late = UnixStream::connect_addr(&address).unwrap();
     let starved = &hosted.rendezvous.counts().starved;
@@ -301,8 +301,8 @@ fn no_descriptors_left_at_a_muster() {
     }
     assert!(starved.load(Ordering::Relaxed) < 20);
     drop((all, socket.1));
-    late.write_all(&muster::greeting(name, 1)).unwrap();
-    let mut answer = [0; muster::ANSWER_BYTES];
+    late.write_all(&local_rendezvous::greeting(name, 1)).unwrap();
+    let mut answer = [0; local_rendezvous::ANSWER_BYTES];
     late.read_exact(&mut answer).unwrap();
     assert_eq!(Answer::decode(&answer), Some(Answer::Entered));
     drop(first);

@@ -6,7 +6,7 @@ use crate::contract::Token;
 use crate::fabric::hosting::rendezvous;
 use crate::rendezvous::colors::Parent;
 use crate::rendezvous::derived::{Invitation, Making, NOBODY, child};
-use crate::rendezvous::{Rendezvous, muster};
+use crate::rendezvous::{Rendezvous, local_rendezvous};
 
 use super::taken::{Ahead, Derivation, Leaves, SessionPlace};
 use super::waits::{Kind, Line};
@@ -30,8 +30,9 @@ pub struct Deriving {
 /// same call, for a while: who has not entered by then has no peer group, nor have the others.
 pub(super) fn enter(line: &Line, child: Option<Token>) -> SessionPlace {
     let Some(child) = child else { return SessionPlace::Nowhere };
-    let enter =
-        |rendezvous: &Rendezvous| rendezvous.muster(muster::name(child), line.rank, &|| line.has_ended());
+    let enter = |rendezvous: &Rendezvous| {
+        rendezvous.enter_local(local_rendezvous::name(child), line.rank, &|| line.has_ended())
+    };
     let entered = rendezvous().and_then(enter);
     SessionPlace::AtRoster(entered.map_err(|error| error.to_string()))
 }

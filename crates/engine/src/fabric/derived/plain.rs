@@ -1,4 +1,4 @@
-//! Communicators made from one without a fabric: their ranks [muster](crate::rendezvous::muster) on their host before NCCL
+//! Communicators made from one without a fabric: their ranks [find each other](crate::rendezvous::local_rendezvous) on their host before NCCL
 //! makes them, and where all are there they meet as those of a parent with a fabric.
 //!
 //! So a world of several hosts, or of more ranks than a fabric has, has none, and what is made of it on one host does. What is made in a
@@ -43,9 +43,9 @@ impl Plain {
         &self.configuration
     }
 
-    /// Before NCCL is asked: this rank enters the muster of the new communicator, if it will be in one. None if it will not, or does not
+    /// Before NCCL is asked: this rank enters the host-local rendezvous of the new communicator, if it will be in one. None if it will not, or does not
     /// wait: the others find that not all are there.
-    pub fn muster(&self, wanted: &Wanted, waiting: Waiting) -> Option<Mustering> {
+    pub fn enter_local(&self, wanted: &Wanted, waiting: Waiting) -> Option<LocalWait> {
         wish::check_derived(Some(waiting)).ok()?;
         let color = match wanted {
             Wanted::Split(color) => (*color)?,
@@ -53,7 +53,7 @@ impl Plain {
         };
         let count = self.line.counted(self.kind(wanted), |_| ()).begun;
         let name = child(making(wanted, count).name(self.line.comm), color);
-        Some(Mustering { line: self.line.clone(), name, session: asking::enter(&self.line, Some(name)) })
+        Some(LocalWait { line: self.line.clone(), name, session: asking::enter(&self.line, Some(name)) })
     }
 
     /// NCCL has taken the call, as it has on all ranks that make it.
@@ -91,16 +91,16 @@ fn making(wanted: &Wanted, count: u32) -> Making {
 
 /// A rank that is at the roster of its host while NCCL makes its communicator.
 #[derive(Debug)]
-pub struct Mustering {
+pub struct LocalWait {
     line: Arc<Line>,
     name: Token,
     session: SessionPlace,
 }
 
-impl Mustering {
+impl LocalWait {
     /// NCCL has made it: this one's way to the others.
     pub fn derivation(self) -> Derivation {
-        let Mustering { line, name, session } = self;
+        let LocalWait { line, name, session } = self;
         Derivation {
             invitation: Invitation { process_listener: NOBODY, call: name, child: name, rank: line.rank },
             line,
@@ -126,20 +126,22 @@ mod tests {
 
     /// All ranks of a color find each other, those of another color or a later split others; who does not wait is in none.
     #[test]
-    fn musters_by_color_and_count() {
+    fn local_rendezvous_by_color_and_count() {
         let name = place::random().unwrap();
         let world: Vec<Arc<Plain>> = [5, 40, 900].map(|rank| world(rank, name)).into();
         let split = |colors: [i32; 3]| {
             let come = world.iter().zip(colors);
-            let mustering: Vec<Mustering> = come
-                .map(|(plain, color)| plain.muster(&Wanted::Split(Some(color)), Waiting::Blocking).unwrap())
+            let local_wait: Vec<LocalWait> = come
+                .map(|(plain, color)| {
+                    plain.enter_local(&Wanted::Split(Some(color)), Waiting::Blocking).unwrap()
+                })
                 .collect();
             world.iter().for_each(|plain| plain.begun(&Wanted::Split(Some(0))));
-            mustering
+            local_wait
         };
-        let calls = |mustering: Vec<Mustering>, ranks: u32| -> Vec<_> {
+        let calls = |local_wait: Vec<LocalWait>, ranks: u32| -> Vec<_> {
             // All have entered; none goes before the others have asked.
-            let derivations: Vec<Derivation> = mustering.into_iter().map(Mustering::derivation).collect();
+            let derivations: Vec<Derivation> = local_wait.into_iter().map(LocalWait::derivation).collect();
             derivations.iter().map(|one| one.invited(ranks).map(|to| (to.call, to.rank))).collect()
         };
         let all = calls(split([3, 3, 3]), 3);
@@ -152,7 +154,7 @@ mod tests {
         assert!(two[0].is_ok() && two[2].is_ok());
         assert_eq!(calls(split([3, 3, 3]), 17)[0], Err(Reason::ManyRanks));
         assert_eq!(calls(split([1, 2, 3]), 1)[0], Err(Reason::OneRank));
-        assert!(world[0].muster(&Wanted::Split(Some(0)), Waiting::NonBlocking).is_none());
+        assert!(world[0].enter_local(&Wanted::Split(Some(0)), Waiting::NonBlocking).is_none());
     }
 
     /// Survivors of a shrink find each other in whatever order and how often they name the excluded, who know nothing of it.
@@ -164,12 +166,12 @@ mod tests {
             let come = [(&one, first), (&two, second)];
             let entered = come.map(|(plain, excluded)| {
                 let wanted = Wanted::Shrink(excluded.to_vec());
-                let mustering = plain.muster(&wanted, Waiting::Blocking).unwrap();
+                let local_wait = plain.enter_local(&wanted, Waiting::Blocking).unwrap();
                 plain.begun(&wanted);
-                mustering
+                local_wait
             });
             // All have entered; none goes before the others have asked.
-            let derivations = entered.map(Mustering::derivation);
+            let derivations = entered.map(LocalWait::derivation);
             derivations.each_ref().map(|one| one.invited(2).map(|to| to.call))
         };
         let [first, other] = round(&[7, 0], &[0, 7, 7]);
@@ -177,7 +179,7 @@ mod tests {
         let [again, too] = round(&[0, 7], &[0, 7]);
         assert!(again.is_ok() && again == too && again != first);
         assert_eq!(round(&[0, 7], &[7])[0], Err(Reason::Apart));
-        assert!(excluded.muster(&Wanted::Split(None), Waiting::Blocking).is_none());
+        assert!(excluded.enter_local(&Wanted::Split(None), Waiting::Blocking).is_none());
     }
 
     /// What is made from a child goes by the child's own name.
@@ -190,16 +192,17 @@ mod tests {
             configuration: configuration::Kept::Nothing,
             shares: false,
         };
-        let mustering = first.muster(&Wanted::Split(Some(1)), Waiting::Blocking).unwrap();
-        let child = mustering.derivation().plain(0, &configured);
+        let local_wait = first.enter_local(&Wanted::Split(Some(1)), Waiting::Blocking).unwrap();
+        let child = local_wait.derivation().plain(0, &configured);
         assert_ne!(child.line.comm, first.line.comm);
-        let other = world(0, name).muster(&Wanted::Split(Some(1)), Waiting::Blocking).unwrap();
+        let other = world(0, name).enter_local(&Wanted::Split(Some(1)), Waiting::Blocking).unwrap();
         let other = other.derivation().plain(0, &configured);
         assert_ne!(child.line.comm, other.line.comm);
         // Also of one whose ranks meet, and find then that they have no fabric: by the same name on all.
         let name = place::random().unwrap();
         let both = [0, 1].map(|rank| world(rank, name));
-        let entered = both.map(|plain| plain.muster(&Wanted::Split(Some(1)), Waiting::Blocking).unwrap());
+        let entered =
+            both.map(|plain| plain.enter_local(&Wanted::Split(Some(1)), Waiting::Blocking).unwrap());
         let comms = entered.map(|one| one.derivation().plain(0, &configured).line.comm);
         assert_eq!(comms[0], comms[1]);
     }

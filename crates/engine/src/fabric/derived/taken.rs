@@ -6,10 +6,10 @@ use crate::contract::{RANKS_MAX, Token};
 use crate::fabric::hosting::rendezvous;
 use crate::fabric::init::cannot_reach;
 use crate::fabric::{Asked, Patience, settle, wish};
-use crate::rendezvous::Mustered;
+use crate::rendezvous::LocalEntry;
 use crate::rendezvous::colors::{Course, Parent, Willing, Word};
 use crate::rendezvous::derived::{Invitation, child};
-use crate::rendezvous::muster::{self, Answer};
+use crate::rendezvous::local_rendezvous::{self, Answer};
 use crate::rendezvous::verdict::{Failure, Reason, Verdict};
 
 use super::waits::{Line, Wait};
@@ -31,7 +31,7 @@ pub(super) enum SessionPlace {
     /// This rank is in none, or it has said all there that it has to.
     Nowhere,
     /// At the roster of this communicator, which this rank entered before NCCL was asked; or why it could not.
-    AtRoster(Result<Mustered, String>),
+    AtRoster(Result<LocalEntry, String>),
     /// At the process of the first rank, which waits for this one's word: all know who is in it, as they have heard each other.
     AtMember(Invitation),
 }
@@ -194,10 +194,10 @@ impl Derivation {
     ) -> Result<Asked, Reason> {
         let mut asked = self.ask_at(new_communicator, configured, patience)?;
         self.leaves = Leaves::ToNccl;
-        if let SessionPlace::AtRoster(Ok(mustered)) =
+        if let SessionPlace::AtRoster(Ok(local_entry)) =
             std::mem::replace(&mut self.session, SessionPlace::Nowhere)
         {
-            asked.mustered = Some(mustered);
+            asked.local_entry = Some(local_entry);
         }
         Ok(asked)
     }
@@ -216,14 +216,14 @@ impl Derivation {
             wish::on(new_communicator.device, new_communicator.ranks, ctas, patience)?;
         facts.member.rank = new_communicator.rank;
         let participant = rendezvous().and_then(|rendezvous| match &self.session {
-            SessionPlace::AtRoster(_) => rendezvous.join_mustered(&invitation, facts),
+            SessionPlace::AtRoster(_) => rendezvous.join_local(&invitation, facts),
             _ => rendezvous.join_invited(&invitation, facts),
         });
         let participant = participant.map_err(cannot_reach)?;
         let until =
             participant.cancellers().into_iter().next().map(|canceller| Wait::new(&self.line, canceller));
         let token = invitation.child;
-        Ok(Asked { participant, token, rank: new_communicator.rank, arena, share, until, mustered: None })
+        Ok(Asked { participant, token, rank: new_communicator.rank, arena, share, until, local_entry: None })
     }
 
     /// To the session of the new communicator, which has so many ranks.
@@ -239,15 +239,17 @@ impl Derivation {
             SessionPlace::Nowhere => Err(unreachable("no rank of it can be reached".into())),
             SessionPlace::AtMember(invitation) => Ok(*invitation),
             SessionPlace::AtRoster(Err(words)) => Err(unreachable(words.clone())),
-            SessionPlace::AtRoster(Ok(mustered)) => match mustered.ask(ranks, &|| self.line.has_ended()) {
-                Ok(Answer::Complete { place, process_listener }) => {
-                    let call = muster::name(self.child());
-                    Ok(Invitation { process_listener, call, child: child(call, 0), rank: place })
+            SessionPlace::AtRoster(Ok(local_entry)) => {
+                match local_entry.ask(ranks, &|| self.line.has_ended()) {
+                    Ok(Answer::Complete { place, process_listener }) => {
+                        let call = local_rendezvous::name(self.child());
+                        Ok(Invitation { process_listener, call, child: child(call, 0), rank: place })
+                    }
+                    Ok(_) => Err(Reason::Apart),
+                    // Nobody can have a peer group without this rank's report.
+                    Err(error) => Err(unreachable(error.to_string())),
                 }
-                Ok(_) => Err(Reason::Apart),
-                // Nobody can have a peer group without this rank's report.
-                Err(error) => Err(unreachable(error.to_string())),
-            },
+            }
         }
     }
 
@@ -260,7 +262,7 @@ impl Derivation {
                     .for_each(|rendezvous| rendezvous.decline(&invitation, verdict.clone()));
             }
             // The others have what NCCL gave them.
-            SessionPlace::AtRoster(Ok(mustered)) => mustered.decline(),
+            SessionPlace::AtRoster(Ok(local_entry)) => local_entry.decline(),
             SessionPlace::Nowhere | SessionPlace::AtRoster(Err(_)) => {}
         }
     }

@@ -251,7 +251,9 @@ impl Reactor {
 
     pub(super) fn pause(&mut self, listener: u64) {
         if let Some(
-            Endpoint::Port(watched, _) | Endpoint::ProcessListener(watched) | Endpoint::Muster(watched, _),
+            Endpoint::Port(watched, _)
+            | Endpoint::ProcessListener(watched)
+            | Endpoint::LocalRendezvous(watched, _),
         ) = self.endpoints.get_mut(&listener)
         {
             let _ = watched.want(EventFlags::empty());
@@ -270,7 +272,7 @@ impl Reactor {
             } else if let Some(
                 Endpoint::Port(watched, _)
                 | Endpoint::ProcessListener(watched)
-                | Endpoint::Muster(watched, _),
+                | Endpoint::LocalRendezvous(watched, _),
             ) = self.endpoints.get_mut(&key)
             {
                 let _ = watched.want(EventFlags::IN);

@@ -51,10 +51,10 @@ impl Reactor {
         self.listen_at_process_listener(process_listener.listener)
     }
 
-    /// The next who waits at the process listener or a muster: none if nobody does, or none can be let in now.
+    /// The next who waits at the process listener or a host-local rendezvous: none if nobody does, or none can be let in now.
     pub(super) fn next_visitor(&mut self, listener: u64) -> Option<Watched> {
         loop {
-            let Some(Endpoint::ProcessListener(watched) | Endpoint::Muster(watched, _)) =
+            let Some(Endpoint::ProcessListener(watched) | Endpoint::LocalRendezvous(watched, _)) =
                 self.endpoints.get(&listener)
             else {
                 return None;
@@ -261,7 +261,7 @@ impl Reactor {
 
 /// Where there is no thread, the rank of a report that has not gone out says that it does not come.
 pub(super) fn withdraw_alone(waiter: &Waiter, report: &[u8]) {
-    if waiter.has_mustered() {
+    if waiter.declines_elsewhere() {
         return;
     }
     if let Some((process_listener, words)) = derived::withdrawal(report) {

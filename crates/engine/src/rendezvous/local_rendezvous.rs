@@ -1,19 +1,19 @@
-//! Muster: what ranks of a host do before NCCL makes their communicator from another.
+//! Host-local rendezvous: what ranks of a host do before NCCL makes their communicator from another.
 //!
 //! They do not know who else will be in it: before NCCL's call nobody knows the others' colors, and where the parent has no peer
 //! group its ranks have never met. None may wait for one that has no Windlass or is on another host. But NCCL's own making is a barrier: it ends well on no rank before all ranks of the new communicator have called it.
-//! So each of them first **enters** the muster of its host, under a name that only ranks of the parent can know, and goes to NCCL once that
+//! So each of them first **enters** the host-local rendezvous of its host, under a name that only ranks of the parent can know, and goes to NCCL once that
 //! is acknowledged. When NCCL has made the communicator here, all who will ever come have entered; whoever **asks** first closes
-//! the [roll](Roll), and all hear the same: how many there are. If these are all ranks of the communicator, they meet as those of a
-//! [lazy communicator](super::derived) do, each with its place in the roll; otherwise it has no fabric, and nobody waits.
+//! the [roster](Roster), and all hear the same: how many there are. If these are all ranks of the communicator, they meet as those of a
+//! [lazy communicator](super::derived) do, each with its place in the roster; otherwise it has no fabric, and nobody waits.
 //!
-//! The muster is an abstract Unix socket of the host's network namespace: the first who comes listens, and its thread keeps the roll. Connections
+//! The host-local rendezvous is an abstract Unix socket of the host's network namespace: the first who comes listens, and its thread keeps the roster. Connections
 //! stand until the session is over, and what a rank has to say to the others but its report it says there, so that nothing of it can be lost: who goes without a
 //! word, as its process died, fails the others; who declines, or whom NCCL failed, leaves them with what NCCL gave them. The process that keeps
-//! the roll, and hosts the session, may end before the others in good order, where it is no rank of the communicator or the session came to nothing. None has a fabric before all have confirmed;
+//! the roster, and hosts the session, may end before the others in good order, where it is no rank of the communicator or the session came to nothing. None has a fabric before all have confirmed;
 //! so whoever loses that process before its own confirmation goes without one ([`WithoutHost`](super::participation::WithoutHost)). Whoever loses it later cannot know, and fails.
 //!
-//! Ranks of other versions of Windlass have other musters: they would not understand each other's reports.
+//! Ranks of other versions of Windlass have other host-local rendezvous: they would not understand each other's reports.
 
 use rustix::net::SocketAddrUnix;
 
@@ -22,9 +22,9 @@ use crate::contract::{RANKS_MAX, Token, Version};
 
 use super::derived;
 
-/// The first bytes of a connection to a muster.
+/// The first bytes of a connection to a host-local rendezvous.
 const GREETING_MAGIC: [u8; 8] = *b"\x01wndlss\x03";
-/// Bytes of a greeting: the muster's name, and the caller's rank in the parent.
+/// Bytes of a greeting: its name, and the caller's rank in the parent.
 pub const GREETING_BYTES: usize = 8 + 16 + 4;
 /// Bytes of what a rank says after it.
 pub const WORD_BYTES: usize = 5;
@@ -33,7 +33,7 @@ const MEMBERS_MAX: usize = 1024;
 /// Bytes of an answer.
 pub const ANSWER_BYTES: usize = 1 + 4 + 16;
 
-/// The name of the muster of a communicator that is made from another, by the [name](derived::child) that its ranks share.
+/// The name of the host-local rendezvous of a communicator that is made from another, by the [name](derived::child) that its ranks share.
 pub fn name(child: Token) -> Token {
     let Version { major, minor, patch } = Version::THIS;
     let mut words = Writer::default();
@@ -41,7 +41,7 @@ pub fn name(child: Token) -> Token {
     derived::digest(b"windlass muster of", &words.finish())
 }
 
-/// Where the muster of this name listens, which only those can know who know the name.
+/// Where the host-local rendezvous of this name listens, which only those can know who know the name.
 pub fn address(name: Token) -> rustix::io::Result<SocketAddrUnix> {
     derived::local_address("muster", name)
 }
@@ -53,7 +53,7 @@ pub fn greeting(name: Token, rank: u32) -> Vec<u8> {
     bytes.finish()
 }
 
-/// Whose greeting this is, by the rank in the parent; none if it is no greeting to this muster.
+/// Whose greeting this is, by the rank in the parent; none if it is no greeting to this host-local rendezvous.
 pub fn who(greeting: &[u8], name: Token) -> Option<u32> {
     let words = greeting.get(..GREETING_BYTES).filter(|words| words.starts_with(&GREETING_MAGIC))?;
     let mut reader = Reader::new(&words[8..]);
@@ -106,13 +106,13 @@ impl Word {
 /// What it hears.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// You are in the roll.
+    /// You are in the roster.
     Entered,
     /// All ranks of the communicator are, you in this place; they meet at the process listener that this opens.
     Complete {
         /// By the ranks in the parent.
         place: u32,
-        /// Of the process that keeps the roll.
+        /// Of the process that keeps the roster.
         process_listener: Token,
     },
     /// Not all are; or you cannot enter.
@@ -148,7 +148,7 @@ impl Answer {
 
 /// Who has entered, by connections, as pure data.
 #[derive(Debug, Default)]
-pub struct Roll {
+pub struct Roster {
     present: Vec<Member>,
     closed: Option<Closed>,
 }
@@ -171,7 +171,7 @@ struct Closed {
 /// What follows from a question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Course {
-    /// All ranks are in the roll. If it was not known, those with a bit are expected in the session from now on.
+    /// All ranks are in the roster. If it was not known, those with a bit are expected in the session from now on.
     Meet {
         /// The asker's.
         place: u32,
@@ -191,13 +191,13 @@ pub enum Missing {
     Dies,
 }
 
-impl Roll {
+impl Roster {
     /// How many are there.
     pub fn present(&self) -> usize {
         self.present.len()
     }
 
-    /// A rank of the parent enters. False if it cannot: the roll is closed or full. One that is there has come again, after NCCL
+    /// A rank of the parent enters. False if it cannot: the roster is closed or full. One that is there has come again, after NCCL
     /// refused its call, and its old line is about to close.
     #[must_use]
     pub fn enter(&mut self, key: u64, rank: u32) -> bool {
@@ -287,59 +287,59 @@ mod tests {
     /// All hear the same, whoever asks first, in the order of the parent; the session is told of once.
     #[test]
     fn complete() {
-        let mut roll = Roll::default();
-        assert!(roll.enter(10, 70) && roll.enter(11, 3) && roll.enter(12, 9));
-        assert_eq!(roll.ask(13, 3), None);
-        assert_eq!(roll.ask(12, 3), Some(Course::Meet { place: 1, expected: Some(0b111) }));
-        assert!(!roll.enter(13, 4), "closed");
-        assert_eq!(roll.ask(10, 3), Some(Course::Meet { place: 2, expected: None }));
-        assert_eq!(roll.left(12, Some(Word::Leave)), None);
-        assert_eq!(roll.left(10, None), Some((2, Missing::Dies)));
-        assert_eq!(roll.ask(11, 3), Some(Course::Meet { place: 0, expected: None }));
-        assert_eq!(roll.left(11, Some(Word::Decline)), Some((0, Missing::Declines)));
-        assert_eq!(roll.left(11, None), None);
+        let mut roster = Roster::default();
+        assert!(roster.enter(10, 70) && roster.enter(11, 3) && roster.enter(12, 9));
+        assert_eq!(roster.ask(13, 3), None);
+        assert_eq!(roster.ask(12, 3), Some(Course::Meet { place: 1, expected: Some(0b111) }));
+        assert!(!roster.enter(13, 4), "closed");
+        assert_eq!(roster.ask(10, 3), Some(Course::Meet { place: 2, expected: None }));
+        assert_eq!(roster.left(12, Some(Word::Leave)), None);
+        assert_eq!(roster.left(10, None), Some((2, Missing::Dies)));
+        assert_eq!(roster.ask(11, 3), Some(Course::Meet { place: 0, expected: None }));
+        assert_eq!(roster.left(11, Some(Word::Decline)), Some((0, Missing::Declines)));
+        assert_eq!(roster.left(11, None), None);
     }
 
     /// A rank comes again before its old line is seen to close.
     #[test]
     fn comes_again() {
-        let mut roll = Roll::default();
-        assert!(roll.enter(1, 0) && roll.enter(2, 1) && roll.enter(3, 0));
-        assert_eq!(roll.left(1, Some(Word::Leave)), None);
-        assert_eq!(roll.ask(3, 2), Some(Course::Meet { place: 0, expected: Some(0b11) }));
+        let mut roster = Roster::default();
+        assert!(roster.enter(1, 0) && roster.enter(2, 1) && roster.enter(3, 0));
+        assert_eq!(roster.left(1, Some(Word::Leave)), None);
+        assert_eq!(roster.ask(3, 2), Some(Course::Meet { place: 0, expected: Some(0b11) }));
     }
 
     /// Who has gone before the first question does not count; who goes then without having asked is missed, however it went.
     #[test]
     fn gone() {
         for (word, missing) in [(None, Missing::Dies), (Some(Word::Leave), Missing::Declines)] {
-            let mut roll = Roll::default();
-            assert!(roll.enter(1, 0) && roll.enter(2, 1) && roll.enter(3, 2));
-            assert_eq!(roll.left(1, None), None);
-            assert_eq!(roll.ask(2, 2), Some(Course::Meet { place: 0, expected: Some(0b11) }));
-            assert_eq!(roll.left(3, word), Some((1, missing)));
+            let mut roster = Roster::default();
+            assert!(roster.enter(1, 0) && roster.enter(2, 1) && roster.enter(3, 2));
+            assert_eq!(roster.left(1, None), None);
+            assert_eq!(roster.ask(2, 2), Some(Course::Meet { place: 0, expected: Some(0b11) }));
+            assert_eq!(roster.left(3, word), Some((1, missing)));
         }
     }
 
     /// Where some are elsewhere nobody is missed.
     #[test]
     fn apart() {
-        let mut roll = Roll::default();
-        assert!(roll.enter(1, 0) && roll.enter(2, 1));
-        assert_eq!(roll.ask(1, 4), Some(Course::Apart));
-        assert_eq!(roll.ask(2, 4), Some(Course::Apart));
-        assert_eq!(roll.left(1, None), None);
+        let mut roster = Roster::default();
+        assert!(roster.enter(1, 0) && roster.enter(2, 1));
+        assert_eq!(roster.ask(1, 4), Some(Course::Apart));
+        assert_eq!(roster.ask(2, 4), Some(Course::Apart));
+        assert_eq!(roster.left(1, None), None);
         // Who asks for other ranks than the first does not come.
-        let mut other = Roll::default();
+        let mut other = Roster::default();
         assert!(other.enter(1, 0) && other.enter(2, 1));
         assert_eq!(other.ask(1, 2), Some(Course::Meet { place: 0, expected: Some(0b11) }));
         assert_eq!(other.ask(2, 3), Some(Course::Apart));
         assert_eq!(other.left(2, Some(Word::Leave)), Some((1, Missing::Declines)));
         // Too many for a fabric, and too many at all.
-        let (mut large, many) = (Roll::default(), RANKS_MAX as u32 + 1);
+        let (mut large, many) = (Roster::default(), RANKS_MAX as u32 + 1);
         assert!((0..many).all(|rank| large.enter(rank.into(), rank)));
         assert_eq!(large.ask(3, many), Some(Course::Apart));
-        let mut full = Roll::default();
+        let mut full = Roster::default();
         assert!((0..MEMBERS_MAX as u32).all(|rank| full.enter(rank.into(), rank)));
         assert!(!full.enter(9999, 9999));
     }

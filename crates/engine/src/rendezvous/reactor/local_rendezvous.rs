@@ -1,4 +1,4 @@
-//! The musters whose roll this process keeps: who enters, asks and goes.
+//! The host-local rendezvous whose roster this process keeps: who enters, asks and goes.
 
 use rustix::event::epoll::EventFlags;
 
@@ -11,20 +11,22 @@ use crate::rendezvous::agreement::{Event, Seat};
 use crate::rendezvous::connection::{Connection, Line};
 use crate::rendezvous::counts::Counts;
 use crate::rendezvous::derived;
+use crate::rendezvous::local_rendezvous::{
+    self, Answer, Course, GREETING_BYTES, Missing, Roster, WORD_BYTES, Word,
+};
 use crate::rendezvous::message::FromRank;
-use crate::rendezvous::muster::{self, Answer, Course, GREETING_BYTES, Missing, Roll, WORD_BYTES, Word};
 use crate::rendezvous::verdict::{Reason, Verdict};
 
-/// A muster, for as long as anybody is connected to it.
+/// A host-local rendezvous, for as long as anybody is connected to it.
 #[derive(Debug)]
-pub(super) struct Muster {
+pub(super) struct LocalRendezvous {
     listener: u64,
     /// Those that have not said who they are, too.
     connections: usize,
-    roll: Roll,
+    roster: Roster,
 }
 
-/// A connection to a muster.
+/// A connection to a host-local rendezvous.
 #[derive(Debug)]
 pub(super) struct Visit {
     connection: Connection,
@@ -35,48 +37,49 @@ pub(super) struct Visit {
 }
 
 impl Reactor {
-    pub(super) fn open_muster(&mut self, name: Token, listener: Ours) {
+    pub(super) fn open_local_rendezvous(&mut self, name: Token, listener: Ours) {
         let mut watched = self.poll.watch(listener);
         // Without it whoever connects hears that nobody is there.
         if let Err(error) = watched.want(EventFlags::IN) {
-            return log::warn!("rendezvous cannot wait at a muster: {error}");
+            return log::warn!("rendezvous cannot wait at a host-local rendezvous: {error}");
         }
-        let muster = Muster { listener: watched.key(), connections: 0, roll: Roll::default() };
-        self.endpoints.insert(watched.key(), Endpoint::Muster(watched, name));
-        self.musters.insert(name, muster);
+        let local_rendezvous =
+            LocalRendezvous { listener: watched.key(), connections: 0, roster: Roster::default() };
+        self.endpoints.insert(watched.key(), Endpoint::LocalRendezvous(watched, name));
+        self.local_rendezvous.insert(name, local_rendezvous);
     }
 
-    pub(super) fn accept_at_muster(&mut self, listener: u64, name: Token) {
+    pub(super) fn accept_at_local_rendezvous(&mut self, listener: u64, name: Token) {
         for _ in 0..self.limits.accepts_per_turn {
             let Some(watched) = self.next_visitor(listener) else { break };
             let newcomers_max = self.limits.newcomers_max;
-            let Some(muster) = self.musters.get_mut(&name) else { return };
+            let Some(local_rendezvous) = self.local_rendezvous.get_mut(&name) else { return };
             // Nothing honest is silent here.
-            if muster.connections - muster.roll.present() >= newcomers_max {
+            if local_rendezvous.connections - local_rendezvous.roster.present() >= newcomers_max {
                 Counts::up(&self.shared.counts.turned_away);
                 continue;
             }
-            muster.connections += 1;
+            local_rendezvous.connections += 1;
             let (key, connection) = (watched.key(), Connection::new(watched));
             let visit = Visit { connection, name, has_entered: false, last: None };
-            self.endpoints.insert(key, Endpoint::AtMuster(visit));
+            self.endpoints.insert(key, Endpoint::AtLocalRendezvous(visit));
         }
         // None of those that came could be kept.
         if !self.paused.contains(&listener) {
-            self.end_muster_if_left(name);
+            self.end_local_rendezvous_if_left(name);
         }
     }
 
-    pub(super) fn at_muster(&mut self, key: u64) {
+    pub(super) fn at_local_rendezvous(&mut self, key: u64) {
         // What was said before the line closed counts.
         while let Some(said) = self.next_said(key) {
             match said {
                 Said::Nothing => return,
-                Said::Closed => return self.leave_muster(key),
-                Said::Greeting(rank) => self.enter_muster(key, rank),
-                Said::Word(Word::Ask { ranks }) => self.ask_muster(key, ranks),
+                Said::Closed => return self.leave_local_rendezvous(key),
+                Said::Greeting(rank) => self.enter_local_rendezvous(key, rank),
+                Said::Word(Word::Ask { ranks }) => self.ask_local_rendezvous(key, ranks),
                 Said::Word(last) => {
-                    if let Some(Endpoint::AtMuster(visit)) = self.endpoints.get_mut(&key) {
+                    if let Some(Endpoint::AtLocalRendezvous(visit)) = self.endpoints.get_mut(&key) {
                         visit.last = Some(last);
                     }
                 }
@@ -85,7 +88,7 @@ impl Reactor {
     }
 
     fn next_said(&mut self, key: u64) -> Option<Said> {
-        let Some(Endpoint::AtMuster(visit)) = self.endpoints.get_mut(&key) else { return None };
+        let Some(Endpoint::AtLocalRendezvous(visit)) = self.endpoints.get_mut(&key) else { return None };
         let length = if visit.has_entered { WORD_BYTES } else { GREETING_BYTES };
         let line = visit.connection.fill(length);
         if visit.connection.input.len() < length {
@@ -93,7 +96,7 @@ impl Reactor {
         }
         let words: Vec<u8> = visit.connection.input.drain(..length).collect();
         let said = match visit.has_entered {
-            false => muster::who(&words, visit.name).map(Said::Greeting),
+            false => local_rendezvous::who(&words, visit.name).map(Said::Greeting),
             true => Word::decode(&words).map(Said::Word),
         };
         if said.is_none() {
@@ -102,24 +105,27 @@ impl Reactor {
         Some(said.unwrap_or(Said::Closed))
     }
 
-    fn enter_muster(&mut self, key: u64, rank: u32) {
-        let Some(Endpoint::AtMuster(visit)) = self.endpoints.get_mut(&key) else { return };
+    fn enter_local_rendezvous(&mut self, key: u64, rank: u32) {
+        let Some(Endpoint::AtLocalRendezvous(visit)) = self.endpoints.get_mut(&key) else { return };
         visit.has_entered = true;
-        let Some(muster) = self.musters.get_mut(&visit.name) else { return };
-        let answer = if muster.roll.enter(key, rank) { Answer::Entered } else { Answer::Apart };
+        let Some(local_rendezvous) = self.local_rendezvous.get_mut(&visit.name) else { return };
+        let answer = if local_rendezvous.roster.enter(key, rank) { Answer::Entered } else { Answer::Apart };
         let _ = visit.connection.say(&answer.encode());
         if answer == Answer::Apart {
-            self.leave_muster(key);
+            self.leave_local_rendezvous(key);
         }
     }
 
-    fn ask_muster(&mut self, key: u64, ranks: u32) {
+    fn ask_local_rendezvous(&mut self, key: u64, ranks: u32) {
         let process_listener = self.process_listener;
-        let Some(Endpoint::AtMuster(visit)) = self.endpoints.get_mut(&key) else { return };
+        let Some(Endpoint::AtLocalRendezvous(visit)) = self.endpoints.get_mut(&key) else { return };
         let name = visit.name;
-        let course = self.musters.get_mut(&name).and_then(|muster| muster.roll.ask(key, ranks));
-        let Some(course) = course else { return self.leave_muster(key) };
-        log::debug!("rendezvous muster {name:?} of {ranks} ranks: {course:?}");
+        let course = self
+            .local_rendezvous
+            .get_mut(&name)
+            .and_then(|local_rendezvous| local_rendezvous.roster.ask(key, ranks));
+        let Some(course) = course else { return self.leave_local_rendezvous(key) };
+        log::debug!("host-local rendezvous {name:?} of {ranks} ranks: {course:?}");
         let answer = match course {
             Course::Meet { place, .. } => Answer::Complete { place, process_listener },
             Course::Apart => Answer::Apart,
@@ -128,31 +134,31 @@ impl Reactor {
         if let Course::Meet { expected: Some(ranks), .. } = course {
             self.await_ranks(Expected { call: name, ranks, lives: Vec::new() });
         }
-        let Some(Endpoint::AtMuster(visit)) = self.endpoints.get_mut(&key) else { return };
+        let Some(Endpoint::AtLocalRendezvous(visit)) = self.endpoints.get_mut(&key) else { return };
         // Who hears it no more may have declined: that is read before its end.
         let _ = visit.connection.say(&answer.encode());
     }
 
-    fn leave_muster(&mut self, key: u64) {
-        let Some(Endpoint::AtMuster(visit)) = self.endpoints.remove(&key) else { return };
+    fn leave_local_rendezvous(&mut self, key: u64) {
+        let Some(Endpoint::AtLocalRendezvous(visit)) = self.endpoints.remove(&key) else { return };
         let name = visit.name;
-        let Some(muster) = self.musters.get_mut(&name) else { return };
-        muster.connections -= 1;
-        let missing = muster.roll.left(key, visit.last);
-        self.end_muster_if_left(name);
+        let Some(local_rendezvous) = self.local_rendezvous.get_mut(&name) else { return };
+        local_rendezvous.connections -= 1;
+        let missing = local_rendezvous.roster.left(key, visit.last);
+        self.end_local_rendezvous_if_left(name);
         // A call that is over waits for nobody.
         if let Some((place, missing)) = missing.filter(|_| self.gatherings.contains_key(&name)) {
-            log::debug!("rendezvous muster {name:?} place {place} {missing:?}");
+            log::debug!("host-local rendezvous {name:?} place {place} {missing:?}");
             self.does_not_come(name, place, missing);
         }
     }
 
     /// Who is on its way here is refused, and comes to the next.
-    fn end_muster_if_left(&mut self, name: Token) {
-        if self.musters.get(&name).is_some_and(|muster| muster.connections == 0)
-            && let Some(muster) = self.musters.remove(&name)
+    fn end_local_rendezvous_if_left(&mut self, name: Token) {
+        if self.local_rendezvous.get(&name).is_some_and(|local_rendezvous| local_rendezvous.connections == 0)
+            && let Some(local_rendezvous) = self.local_rendezvous.remove(&name)
         {
-            self.endpoints.remove(&muster.listener);
+            self.endpoints.remove(&local_rendezvous.listener);
         }
     }
 

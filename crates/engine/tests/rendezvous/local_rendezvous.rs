@@ -1,4 +1,4 @@
-//! Musters: of ranks of one host before NCCL makes their communicator from one without a fabric.
+//! Host-local rendezvous: of ranks of one host before NCCL makes their communicator from one without a fabric.
 
 use std::io::{Read, Write};
 use std::os::linux::net::SocketAddrExt;
@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use windlass_engine::contract::{RANKS_MAX, Token};
 use windlass_engine::rendezvous::derived::{Invitation, child};
-use windlass_engine::rendezvous::muster::{self, ANSWER_BYTES, Answer, Word};
+use windlass_engine::rendezvous::local_rendezvous::{self, ANSWER_BYTES, Answer, Word};
 use windlass_engine::rendezvous::verdict::{Failure, Reason};
-use windlass_engine::rendezvous::{Limits, Mustered, Outcome, Participant, Rendezvous, place};
+use windlass_engine::rendezvous::{Limits, LocalEntry, Outcome, Participant, Rendezvous, place};
 
 use crate::support::{facts, is_fabric, ready};
 
@@ -30,8 +30,8 @@ fn name() -> Token {
 }
 
 /// A rank of the parent whose communicator NCCL has made, of so many ranks: on its way to the session.
-fn invited(name: Token, mustered: &Mustered, ranks: u32) -> Invitation {
-    match mustered.ask(ranks, &never).unwrap() {
+fn invited(name: Token, local_entry: &LocalEntry, ranks: u32) -> Invitation {
+    match local_entry.ask(ranks, &never).unwrap() {
         Answer::Complete { place, process_listener } => {
             Invitation { process_listener, call: name, child: child(name, 0), rank: place }
         }
@@ -44,7 +44,7 @@ fn joined(participant: Participant) -> Outcome {
 }
 
 fn connect(name: Token) -> UnixStream {
-    let name = muster::address(name).unwrap();
+    let name = local_rendezvous::address(name).unwrap();
     UnixStream::connect_addr(&SocketAddr::from_abstract_name(name.abstract_name().unwrap()).unwrap()).unwrap()
 }
 
@@ -70,13 +70,13 @@ fn complete() {
                 let barrier = &barrier;
                 scope.spawn(move || {
                     // In the parent they are 20, 30 and 10.
-                    let mustered = process.muster(name, [20, 30, 10][rank], &never).unwrap();
+                    let local_entry = process.enter_local(name, [20, 30, 10][rank], &never).unwrap();
                     barrier.wait();
-                    let invitation = invited(name, &mustered, 3);
+                    let invitation = invited(name, &local_entry, 3);
                     assert_eq!(invitation.rank, [1, 2, 0][rank]);
-                    let participant = process.join_mustered(&invitation, facts(rank as u32, 3)).unwrap();
+                    let participant = process.join_local(&invitation, facts(rank as u32, 3)).unwrap();
                     assert!(is_fabric(&joined(participant)));
-                    mustered.leave();
+                    local_entry.leave();
                 });
             }
         });
@@ -87,15 +87,16 @@ fn complete() {
 #[test]
 fn apart() {
     let (one, other, name) = (rendezvous(), rendezvous(), name());
-    let (first, second) = (one.muster(name, 0, &never).unwrap(), other.muster(name, 1, &never).unwrap());
+    let (first, second) =
+        (one.enter_local(name, 0, &never).unwrap(), other.enter_local(name, 1, &never).unwrap());
     assert_eq!(second.ask(4, &never).unwrap(), Answer::Apart);
-    // Who keeps the roll may go then.
+    // Who keeps the roster may go then.
     drop(second);
     assert_eq!(first.ask(4, &never).unwrap(), Answer::Apart);
-    assert!(rendezvous().muster(name, 2, &never).is_err(), "it is closed");
+    assert!(rendezvous().enter_local(name, 2, &never).is_err(), "it is closed");
     drop(first);
     // The next is another.
-    while other.muster(name, 2, &never).is_err() {}
+    while other.enter_local(name, 2, &never).is_err() {}
 }
 
 /// A rank whose process dies before it asks or before its word in the session: the others fail. Where its own call failed they
@@ -104,10 +105,10 @@ fn apart() {
 fn goes_without_a_word() {
     for way in ["fails", "dies", "asks and dies"] {
         let (process, name) = (rendezvous(), name());
-        let mustered = process.muster(name, 0, &never).unwrap();
+        let local_entry = process.enter_local(name, 0, &never).unwrap();
         let mut dying = connect(name);
-        assert_eq!(asks(&mut dying, &muster::greeting(name, 1)), Some(Answer::Entered));
-        let participant = process.join_mustered(&invited(name, &mustered, 2), facts(0, 2)).unwrap();
+        assert_eq!(asks(&mut dying, &local_rendezvous::greeting(name, 1)), Some(Answer::Entered));
+        let participant = process.join_local(&invited(name, &local_entry, 2), facts(0, 2)).unwrap();
         match way {
             "fails" => dying.write_all(&Word::Leave.encode()).unwrap(),
             "dies" => {}
@@ -127,22 +128,22 @@ fn goes_without_a_word() {
 }
 
 /// A rank that declines and goes leaves the others without a fabric, not without a communicator, also those that come later; whoever has kept the
-/// roll may go then.
+/// roster may go then.
 #[test]
 fn declines() {
     let (keeper, other, late) = (rendezvous(), rendezvous(), rendezvous());
     let name = name();
-    let mustered =
-        [(&keeper, 0), (&other, 1), (&late, 2)].map(|(one, rank)| one.muster(name, rank, &never).unwrap());
-    let [one, _, three] = [0, 1, 2].map(|rank| invited(name, &mustered[rank], 3));
-    let [first, second, third] = mustered;
-    let participant = keeper.join_mustered(&one, facts(0, 3)).unwrap();
+    let local_entry = [(&keeper, 0), (&other, 1), (&late, 2)]
+        .map(|(one, rank)| one.enter_local(name, rank, &never).unwrap());
+    let [one, _, three] = [0, 1, 2].map(|rank| invited(name, &local_entry[rank], 3));
+    let [first, second, third] = local_entry;
+    let participant = keeper.join_local(&one, facts(0, 3)).unwrap();
     second.decline();
     drop(second);
     assert!(matches!(joined(participant), Outcome::Plain(Reason::Apart)));
     first.leave();
     drop((first, keeper));
-    let outcome = joined(late.join_mustered(&three, facts(2, 3)).unwrap());
+    let outcome = joined(late.join_local(&three, facts(2, 3)).unwrap());
     assert!(matches!(outcome, Outcome::Plain(Reason::Unreachable { .. })), "{outcome:?}");
     drop(third);
 }
@@ -152,10 +153,10 @@ fn declines() {
 fn declines_unheard() {
     for _ in 0..50 {
         let (process, name) = (rendezvous(), name());
-        let mustered = process.muster(name, 0, &never).unwrap();
+        let local_entry = process.enter_local(name, 0, &never).unwrap();
         let mut gone = connect(name);
-        assert_eq!(asks(&mut gone, &muster::greeting(name, 1)), Some(Answer::Entered));
-        let participant = process.join_mustered(&invited(name, &mustered, 2), facts(0, 2)).unwrap();
+        assert_eq!(asks(&mut gone, &local_rendezvous::greeting(name, 1)), Some(Answer::Entered));
+        let participant = process.join_local(&invited(name, &local_entry, 2), facts(0, 2)).unwrap();
         gone.write_all(&[Word::Ask { ranks: 2 }.encode(), Word::Decline.encode()].concat()).unwrap();
         drop(gone);
         let outcome = joined(participant);
@@ -163,16 +164,17 @@ fn declines_unheard() {
     }
 }
 
-/// Who keeps the roll was refused by NCCL and ends while the others meet: they have what NCCL gave them.
+/// Who keeps the roster was refused by NCCL and ends while the others meet: they have what NCCL gave them.
 #[test]
 fn keeper_is_none_of_them() {
     let (keeper, other, late, name) = (rendezvous(), rendezvous(), rendezvous(), name());
-    let refused = keeper.muster(name, 0, &never).unwrap();
-    let (second, third) = (other.muster(name, 1, &never).unwrap(), late.muster(name, 2, &never).unwrap());
+    let refused = keeper.enter_local(name, 0, &never).unwrap();
+    let (second, third) =
+        (other.enter_local(name, 1, &never).unwrap(), late.enter_local(name, 2, &never).unwrap());
     drop(refused);
     // Its line has closed when one that came later has.
-    assert_eq!(asks(&mut connect(name), &muster::greeting(place::random().unwrap(), 9)), None);
-    let participant = other.join_mustered(&invited(name, &second, 2), facts(0, 2)).unwrap();
+    assert_eq!(asks(&mut connect(name), &local_rendezvous::greeting(place::random().unwrap(), 9)), None);
+    let participant = other.join_local(&invited(name, &second, 2), facts(0, 2)).unwrap();
     thread::scope(|scope| {
         let waits = scope.spawn(|| joined(participant));
         thread::sleep(Duration::from_millis(100));
@@ -187,12 +189,13 @@ fn keeper_is_none_of_them() {
 #[test]
 fn parent_ends() {
     let name = name();
-    let address = muster::address(name).unwrap();
+    let address = local_rendezvous::address(name).unwrap();
     let address = SocketAddr::from_abstract_name(address.abstract_name().unwrap()).unwrap();
     let silent = UnixListener::bind_addr(&address).unwrap();
     let ended = AtomicBool::new(false);
     thread::scope(|scope| {
-        let enters = scope.spawn(|| rendezvous().muster(name, 0, &|| ended.load(Ordering::Relaxed)).is_err());
+        let enters =
+            scope.spawn(|| rendezvous().enter_local(name, 0, &|| ended.load(Ordering::Relaxed)).is_err());
         let connected = silent.accept().unwrap();
         ended.store(true, Ordering::Relaxed);
         assert!(enters.join().unwrap());
@@ -200,12 +203,12 @@ fn parent_ends() {
     });
 }
 
-/// The process that keeps the roll ends: who has not heard its answer goes without one.
+/// The process that keeps the roster ends: who has not heard its answer goes without one.
 #[test]
 fn keeper_ends() {
     let (keeper, other, name) = (rendezvous(), rendezvous(), name());
-    let first = keeper.muster(name, 0, &never).unwrap();
-    let second = other.muster(name, 1, &never).unwrap();
+    let first = keeper.enter_local(name, 0, &never).unwrap();
+    let second = other.enter_local(name, 1, &never).unwrap();
     drop(keeper);
     assert!(second.ask(2, &never).is_err());
     assert!(first.ask(2, &never).is_err());
@@ -216,16 +219,16 @@ fn keeper_ends() {
 #[test]
 fn strangers() {
     let (process, name) = (rendezvous(), name());
-    let first = process.muster(name, 0, &never).unwrap();
-    assert_eq!(asks(&mut connect(name), &muster::greeting(place::random().unwrap(), 1)), None);
+    let first = process.enter_local(name, 0, &never).unwrap();
+    assert_eq!(asks(&mut connect(name), &local_rendezvous::greeting(place::random().unwrap(), 1)), None);
     let silent = connect(name);
     let mut garbled = connect(name);
-    assert_eq!(asks(&mut garbled, &muster::greeting(name, 1)), Some(Answer::Entered));
+    assert_eq!(asks(&mut garbled, &local_rendezvous::greeting(name, 1)), Some(Answer::Entered));
     assert_eq!(asks(&mut garbled, &[9; 5]), None);
     let mut all: Vec<UnixStream> = (1..RANKS_MAX as u32)
         .map(|rank| {
             let mut one = connect(name);
-            assert_eq!(asks(&mut one, &muster::greeting(name, rank)), Some(Answer::Entered));
+            assert_eq!(asks(&mut one, &local_rendezvous::greeting(name, rank)), Some(Answer::Entered));
             one
         })
         .collect();
@@ -252,7 +255,7 @@ fn last_goes_while_others_come() {
             let entered = &entered;
             scope.spawn(move || {
                 for _ in 0..400 {
-                    drop(process.muster(name, rank, &never).unwrap());
+                    drop(process.enter_local(name, rank, &never).unwrap());
                     entered.fetch_add(1, Ordering::Relaxed);
                 }
             });

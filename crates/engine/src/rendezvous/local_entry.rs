@@ -1,4 +1,4 @@
-//! A rank's side of a [muster](super::muster): on the caller's own thread, which waits for nothing but the thread of
+//! A rank's side of a [host-local rendezvous](super::local_rendezvous): on the caller's own thread, which waits for nothing but the thread of
 //! a process of its host that is in the same call.
 
 use std::cell::Cell;
@@ -14,7 +14,7 @@ use crate::contract::Token;
 use crate::descriptor::Ours;
 
 use super::connection;
-use super::muster::{self, ANSWER_BYTES, Answer, Word};
+use super::local_rendezvous::{self, ANSWER_BYTES, Answer, Word};
 use super::reactor::{Command, Shared};
 
 /// How long a rank tries to enter. It goes without a fabric then: as long as it has not entered nobody counts on it.
@@ -27,27 +27,27 @@ const LOOKS_EVERY: Duration = Duration::from_millis(100);
 /// A rank that has entered. Dropped before it has asked, it goes in order; after that as one that has died, unless it
 /// [declines](Mustered::decline) or its session [is over](Mustered::leave).
 #[derive(Debug)]
-pub struct Mustered {
+pub struct LocalEntry {
     socket: Ours,
     has_asked: Cell<bool>,
 }
 
-impl Mustered {
+impl LocalEntry {
     pub(super) fn enter(
         shared: &Arc<Shared>,
         name: Token,
         rank: u32,
         is_over: &dyn Fn() -> bool,
-    ) -> io::Result<Mustered> {
+    ) -> io::Result<LocalEntry> {
         let until = Instant::now() + ENTERS_WITHIN;
         let is_over = &|| is_over() || Instant::now() >= until;
         loop {
             let (socket, keeps) = connect(shared, name, is_over)?;
             // Whatever comes of it, it may be counted by then: it does not go without a word.
-            let mustered = Mustered { socket, has_asked: Cell::new(false) };
-            let greeted = say(&mustered.socket, &muster::greeting(name, rank));
-            match greeted.and_then(|()| hear(&mustered.socket, is_over)) {
-                Ok(Answer::Entered) => return Ok(mustered),
+            let local_entry = LocalEntry { socket, has_asked: Cell::new(false) };
+            let greeted = say(&local_entry.socket, &local_rendezvous::greeting(name, rank));
+            match greeted.and_then(|()| hear(&local_entry.socket, is_over)) {
+                Ok(Answer::Entered) => return Ok(local_entry),
                 Ok(_) => {
                     return Err(io::Error::other("the others of this host do not wait for it any more"));
                 }
@@ -85,7 +85,7 @@ impl Mustered {
     }
 }
 
-impl Drop for Mustered {
+impl Drop for LocalEntry {
     fn drop(&mut self) {
         if !self.has_asked.get() {
             self.leave();
@@ -93,17 +93,17 @@ impl Drop for Mustered {
     }
 }
 
-/// Connects to the muster, or opens it; and whether this process keeps it.
+/// Connects to the host-local rendezvous, or opens it; and whether this process keeps it.
 fn connect(shared: &Arc<Shared>, name: Token, is_over: &dyn Fn() -> bool) -> io::Result<(Ours, bool)> {
-    let address = muster::address(name)?;
+    let address = local_rendezvous::address(name)?;
     loop {
         match connection::connect_locally(&address) {
             Ok(socket) => return Ok((socket, false)),
             Err(Errno::CONNREFUSED | Errno::NOENT) => match connection::listen_locally(&address) {
                 Ok(listener) => {
-                    // Before the thread has it: a muster ends with its last connection.
+                    // Before the thread has it: a host-local rendezvous ends with its last connection.
                     let socket = connection::connect_locally(&address)?;
-                    shared.send(Command::Muster(name, listener));
+                    shared.send(Command::LocalRendezvous(name, listener));
                     return Ok((socket, true));
                 }
                 // Another was first, and is about to listen.
@@ -172,7 +172,7 @@ mod tests {
         const TRIES_FOR: Duration = Duration::from_millis(100);
         let shared = Arc::new(Shared::new(&Limits::default()).unwrap());
         let name = place::random().unwrap();
-        let listener = connection::listen_locally(&muster::address(name).unwrap()).unwrap();
+        let listener = connection::listen_locally(&local_rendezvous::address(name).unwrap()).unwrap();
         let (came, began) = (AtomicUsize::new(0), Instant::now());
         let is_over = || began.elapsed() >= TRIES_FOR;
         std::thread::scope(|scope| {
@@ -183,7 +183,7 @@ mod tests {
                     std::thread::yield_now();
                 }
             });
-            Mustered::enter(&shared, name, 0, &is_over).unwrap_err();
+            LocalEntry::enter(&shared, name, 0, &is_over).unwrap_err();
         });
         let most = (TRIES_FOR.as_millis() / AGAIN_AFTER.as_millis()) as usize + 1;
         let came = came.load(Ordering::Relaxed);
