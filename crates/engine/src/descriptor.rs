@@ -33,7 +33,7 @@ impl Ours {
 
 impl Drop for Ours {
     /// Leaves the table before the number is free for another's descriptor. A fork between the two leaks one into the
-    /// child, which is harmless beside closing a stranger's.
+    /// child, which is harmless beside closing another's.
     fn drop(&mut self) {
         let number = self.0.as_raw_fd() as usize;
         NUMBERS[number / 64].fetch_and(!(1 << (number % 64)), Ordering::Relaxed);

@@ -197,7 +197,7 @@ mod tests {
 
     /// This very process runs over no Windlass: without its segment it is not told of, though its maps can be read.
     #[test]
-    fn strangers() {
+    fn unknown_files() {
         let segment = Path::new("/dev/shm/windlass-0-1-no-such");
         assert_eq!(look_at(std::process::id(), segment, &mut Seen::new()), None);
         assert!(command(Path::new("/proc/self")).len() <= COMMAND_MAX + 3);

@@ -122,7 +122,7 @@ pub fn complete(asked: Vec<Asked>) -> Vec<Fate> {
         // Nobody confirms without having prepared.
         (Outcome::Fabric(_), None) => Fate::Failed(Failure::Unreadable),
         // These come at any moment: as if it had failed.
-        (Outcome::Plain(reason @ (Reason::Foreign | Reason::Unreachable { .. })), prepared) => {
+        (Outcome::Plain(reason @ (Reason::NonWindlass | Reason::Unreachable { .. })), prepared) => {
             prepared.into_iter().for_each(|prepared| prepared.fail());
             Fate::Plain(reason)
         }
@@ -243,7 +243,7 @@ mod tests {
             Reason::OtherVersion,
             Reason::Unreachable { words: words() },
             Reason::NoIdentity { words: words() },
-            Reason::Foreign,
+            Reason::NonWindlass,
             Reason::OtherHost { rank: 1, other: 0 },
             Reason::OtherNetwork { rank: 1, other: 0 },
             Reason::SameDevice { rank: 1, other: 0 },

@@ -132,7 +132,7 @@ impl Windows {
     /// at once.
     pub fn end(&self, handle: usize, is_grouped: bool) -> Ended {
         if !self.has_any() {
-            return Ended::Foreign;
+            return Ended::Unknown;
         }
         self.drop_leaving();
         // No thread of ours may drop what is left of a communicator that is shared.

@@ -93,7 +93,7 @@ pub fn host(input: &[u8]) {
         };
         match what / 4 {
             0 => step(Event::Left(seat)),
-            1 => step(Event::Foreign),
+            1 => step(Event::NonWindlass),
             2 => step(Event::Absent(Failure::Absent { rank: choices.byte().into() })),
             3 => step(Event::Said(seat, FromRank::Confirm)),
             // A whole report of a rank, with some bytes changed.

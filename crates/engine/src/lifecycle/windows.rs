@@ -209,9 +209,9 @@ fn end_one(handle: ncclComm_t, window: ncclWindow_t) -> ncclResult_t {
     ask(Entry::ncclCommWindowDeregister, handle, here, |real| {
         let ended = || match keeper(handle).as_ref().and_then(|fabric| fabric.windows()) {
             Some(windows) if !window.is_null() => windows.end(window as usize, group::is_open()),
-            _ => Ended::Foreign,
+            _ => Ended::Unknown,
         };
-        match guard::or_else(|| Ended::Foreign, ended) {
+        match guard::or_else(|| Ended::Unknown, ended) {
             // Divergence: NCCL's own end waits for the peers' processes to let go.
             Ended::Parked | Ended::Counted => ncclSuccess,
             Ended::Twice => guard::call(|| {
@@ -220,7 +220,7 @@ fn end_one(handle: ncclComm_t, window: ncclWindow_t) -> ncclResult_t {
                 refuse(ncclInternalError, why)
             }),
             Ended::Real => questions::end_window(real, window),
-            Ended::Foreign => {
+            Ended::Unknown => {
                 let code = questions::end_window(real, window);
                 if code == ncclSuccess && !window.is_null() {
                     note_deregistered(handle, window as usize);

@@ -22,7 +22,7 @@ pub enum Event {
     /// A rank's connection is gone.
     Left(Seat),
     /// Someone connected who is not one of us.
-    Foreign,
+    NonWindlass,
     /// A rank that has not reported never will.
     Absent(Failure),
 }
@@ -125,8 +125,8 @@ impl Agreement {
     /// One step. Answers go out in this order.
     pub fn step(&mut self, event: Event) -> Vec<Answer> {
         match event {
-            Event::Foreign if self.verdict().is_none() => self.end(Verdict::Plain(Reason::Foreign)),
-            Event::Foreign => Vec::new(),
+            Event::NonWindlass if self.verdict().is_none() => self.end(Verdict::Plain(Reason::NonWindlass)),
+            Event::NonWindlass => Vec::new(),
             Event::Absent(failure) => self.without(Verdict::Failed(failure)),
             Event::Said(_, FromRank::Decline(verdict)) => self.without(verdict),
             Event::Left(seat) => self.left(seat),

@@ -161,7 +161,7 @@ pub enum Visitor {
     /// A rank of a communicator in which this process has one, too.
     Invited(Invitation),
     /// Anyone else.
-    Stranger,
+    Unknown,
 }
 
 /// Tells who came; the first byte that no greeting has there decides.
@@ -170,7 +170,7 @@ pub fn identify(bytes: &[u8], process_listener: Token) -> Visitor {
     known.extend(process_listener.0);
     let seen = bytes.len().min(known.len());
     if bytes[..seen] != known[..seen] {
-        return Visitor::Stranger;
+        return Visitor::Unknown;
     }
     read(bytes, process_listener).unwrap_or(Visitor::Unclear)
 }
@@ -182,7 +182,7 @@ fn read(bytes: &[u8], process_listener: Token) -> Option<Visitor> {
     Some(if possible {
         Visitor::Invited(Invitation { process_listener, call, child, rank })
     } else {
-        Visitor::Stranger
+        Visitor::Unknown
     })
 }
 
@@ -221,7 +221,7 @@ mod tests {
     }
 
     /// A greeting is read back; cut, it is unclear; with a wrong byte before the call's name, or an impossible rank, it is
-    /// a stranger's.
+    /// an unknown connection's.
     #[test]
     fn greetings() {
         let process_listener = Token([3; 16]);
@@ -235,10 +235,10 @@ mod tests {
         for wrong in 0..24 {
             let mut bytes = bytes.clone();
             bytes[wrong] ^= 1;
-            assert_eq!(identify(&bytes, process_listener), Visitor::Stranger);
+            assert_eq!(identify(&bytes, process_listener), Visitor::Unknown);
         }
         let impossible = Invitation { rank: 16, ..invitation }.greeting();
-        assert_eq!(identify(&impossible, process_listener), Visitor::Stranger);
+        assert_eq!(identify(&impossible, process_listener), Visitor::Unknown);
         assert_ne!(address(process_listener).unwrap(), address(NOBODY).unwrap());
     }
 }

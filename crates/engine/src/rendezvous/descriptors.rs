@@ -38,8 +38,8 @@ const PACKET_BYTES: usize = 16 * 1024;
 const MAGIC: [u8; 8] = *b"wndlssfd";
 const OPENING_BYTES: usize = 8 + 16 + 16 + 4 + 4;
 /// Connections at a descriptor socket that have not shown the token; more push the oldest out.
-const STRANGERS_MAX: usize = 64;
-/// A descriptor socket's queue that is full, which only strangers can make it, is tried again this often.
+const UNKNOWN_MAX: usize = 64;
+/// A descriptor socket's queue that is full, which only unknown connections can make it, is tried again this often.
 const RETRY_MS: i64 = 10;
 
 /// Where descriptors arrive.
@@ -295,7 +295,7 @@ impl Incoming {
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
                 Err(error) => return Err(error.into()),
             }
-            if self.callers.iter().filter(|caller| caller.from.is_none()).count() > STRANGERS_MAX {
+            if self.callers.iter().filter(|caller| caller.from.is_none()).count() > UNKNOWN_MAX {
                 let oldest = self.callers.iter().position(|caller| caller.from.is_none());
                 oldest.map(|oldest| self.callers.remove(oldest));
             }
@@ -316,7 +316,7 @@ impl Incoming {
                     self.arrived[from] = Some(caller.parcel);
                 }
                 (_, Some(peer)) => return Err(Trouble::Broken(from[peer])),
-                // A stranger.
+                // Nobody of ours.
                 (_, None) => {}
             }
         }
@@ -338,7 +338,7 @@ impl Caller {
         }
     }
 
-    /// The first packet; no control space, so that a stranger's descriptors never reach us.
+    /// The first packet; no control space, so that an unknown connection's descriptors never reach us.
     fn opening(&mut self, token: Token, from: &[Token]) -> rustix::io::Result<Progress> {
         let mut packet = [0u8; OPENING_BYTES + 1];
         let receive = || net::recv(&self.socket, &mut packet, RecvFlags::empty()).map(|(_, length)| length);

@@ -51,7 +51,7 @@ impl LocalEntry {
                 Ok(_) => {
                     return Err(io::Error::other("the others of this host do not wait for it any more"));
                 }
-                // The last one has gone while this one came, and it is the first of the next; or strangers fill the place.
+                // The last one has gone while this one came, and it is the first of the next; or unknown connections fill the place.
                 Err(Errno::CONNRESET | Errno::PIPE) if !keeps && !is_over() => {
                     std::thread::sleep(AGAIN_AFTER);
                 }
@@ -166,7 +166,7 @@ mod tests {
     use super::*;
     use crate::rendezvous::{Limits, place};
 
-    /// A rank that is turned away again and again, as where strangers fill the place, does not try without a pause.
+    /// A rank that is turned away again and again, as where unknown connections fill the place, does not try without a pause.
     #[test]
     fn turned_away() {
         const TRIES_FOR: Duration = Duration::from_millis(100);

@@ -28,7 +28,7 @@ const GREETING_MAGIC: [u8; 8] = *b"\x01wndlss\x03";
 pub const GREETING_BYTES: usize = 8 + 16 + 4;
 /// Bytes of what a rank says after it.
 pub const WORD_BYTES: usize = 5;
-/// Ranks of one communicator on one host, also of one that is too large for a fabric; only strangers are more.
+/// Ranks of one communicator on one host, also of one that is too large for a fabric; only unknown connections are more.
 const MEMBERS_MAX: usize = 1024;
 /// Bytes of an answer.
 pub const ANSWER_BYTES: usize = 1 + 4 + 16;

@@ -86,7 +86,7 @@ pub enum Caller {
     /// A rank of NCCL's, which was given the id, too.
     Nccl,
     /// A rank of another session, whose host had this port before, or anybody: scanners, health checks.
-    Stranger,
+    Unknown,
 }
 
 /// Tells who connected, where NCCL's connections begin with this magic. The first byte that neither has there decides.
@@ -97,13 +97,13 @@ pub fn identify(bytes: &[u8], token: Token, nccl_magic: &[u8; 8]) -> Caller {
     } else if bytes.len() < 8 && nccl_magic.starts_with(said) {
         Caller::Unclear
     } else if !GREETING_MAGIC.starts_with(said) {
-        Caller::Stranger
+        Caller::Unknown
     } else if bytes.len() < GREETING_BYTES {
         Caller::Unclear
     } else if bytes[8..GREETING_BYTES] == token.0 {
         Caller::Rank
     } else {
-        Caller::Stranger
+        Caller::Unknown
     }
 }
 

@@ -25,7 +25,7 @@ use crate::descriptor::{self, Ours};
 /// Bytes of a question or an answer.
 pub const WORDS_BYTES_MAX: usize = 512;
 /// Connections that have not asked yet; more push the oldest out.
-const STRANGERS_MAX: usize = 64;
+const UNKNOWN_MAX: usize = 64;
 
 /// An answer.
 #[derive(Debug, Default)]
@@ -151,10 +151,10 @@ impl RequestSocket {
     /// No more than there is room for: who has asked is read before anyone is pushed out.
     fn accept(&mut self) {
         self.deaf = false;
-        if self.callers.len() >= STRANGERS_MAX {
+        if self.callers.len() >= UNKNOWN_MAX {
             drop(self.callers.remove(0));
         }
-        while self.callers.len() < STRANGERS_MAX {
+        while self.callers.len() < UNKNOWN_MAX {
             let accept = || net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
             // Whoever asks waits for the answer.
             match descriptor::even_of_reserve(accept) {
@@ -273,13 +273,13 @@ mod tests {
         assert_eq!((&own.words[..], own.descriptor.is_some()), (&b"own"[..], false));
     }
 
-    /// A refused question, one that is too long and one to nobody end without an answer; a stranger that says nothing
+    /// A refused question, one that is too long and one to nobody end without an answer; an unknown connection that says nothing
     /// keeps nobody from asking.
     #[test]
     fn no_answers() {
         let mut request_sockets = [RequestSocket::open().unwrap(), RequestSocket::open().unwrap()];
         let other = request_sockets[1].name();
-        let strangers: Vec<_> = (0..2 * STRANGERS_MAX)
+        let unknown_connections: Vec<_> = (0..2 * UNKNOWN_MAX)
             .map(|_| {
                 let socket = socket().unwrap();
                 let reached = net::connect(&socket, &address(other).unwrap()).is_ok();
@@ -287,7 +287,7 @@ mod tests {
                 (socket, reached)
             })
             .collect();
-        assert!(strangers.iter().all(|(_, reached)| *reached));
+        assert!(unknown_connections.iter().all(|(_, reached)| *reached));
         request_sockets[0].ask(other, b"no".to_vec(), 1);
         request_sockets[0].ask(other, vec![1; WORDS_BYTES_MAX + 1], 2);
         request_sockets[0].ask(place::random().unwrap(), b"anyone".to_vec(), 3);

@@ -88,7 +88,7 @@ coded! {
         9 OtherVersion = "ranks run unlike versions of Windlass",
         10 Unreachable(words: words) = "this rank could not reach the others",
         11 NoIdentity(words: words) = "this rank could not say where it runs",
-        12 Foreign = "a rank runs without Windlass or went to NCCL",
+        12 NonWindlass = "a rank runs without Windlass or went to NCCL",
         13 OtherHost(rank: number, other: number) = "ranks are on different hosts",
         14 OtherNetwork(rank: number, other: number) = "ranks are in different network namespaces",
         15 SameDevice(rank: number, other: number) = "ranks share a GPU",

@@ -145,8 +145,8 @@ mod tests {
         let over = Said { is_over: true, ..said(0) };
         assert_eq!(decide(&[over, over, said(0)], OLD), refused(2, Unlike::Over));
         assert_eq!(decide(&[over, over], OLD), made(&[]));
-        let foreign = Said { allocation: 0, ..said(0) };
-        assert_eq!(decide(&[foreign, large, over], OLD), made(&[]));
+        let unknown = Said { allocation: 0, ..said(0) };
+        assert_eq!(decide(&[unknown, large, over], OLD), made(&[]));
         assert_eq!(decide(&[said(0), large, over], NEW), made(&[]));
     }
 

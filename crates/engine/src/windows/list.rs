@@ -69,7 +69,7 @@ pub enum Ended {
     /// The application had ended it.
     Twice,
     /// Not one of these.
-    Foreign,
+    Unknown,
 }
 
 /// The list.
@@ -233,7 +233,7 @@ impl Book {
             return Ended::Counted;
         }
         let Some(index) = self.records.iter().position(|one| one.handle == handle) else {
-            return Ended::Foreign;
+            return Ended::Unknown;
         };
         let is_alone = self.is_alone(&self.records[index]);
         let record = &mut self.records[index];
@@ -340,7 +340,7 @@ mod tests {
         assert_eq!(book.end(80, held(2)), Ended::Counted);
         assert!(book.is_over(BLOCK, held(2)) && book.meet(at(0x1000), held(2)).is_empty());
         assert_eq!(book.end(80, held(2)), Ended::Parked);
-        assert_eq!(book.end(16, held(2)), Ended::Foreign);
+        assert_eq!(book.end(16, held(2)), Ended::Unknown);
     }
 
     /// What NCCL is about to meet goes, but what the application has; its name is told, and a late end is counted.
@@ -351,7 +351,7 @@ mod tests {
         assert!(book.meet(at(0x3000), held(1)).is_empty());
         assert_eq!(numbers(&book.meet(at(0x1800), held(1))), [1]);
         assert_eq!((book.lost(), numbers(&book.meet(at(0x1800), held(2)))), (1, vec![2]));
-        assert_eq!((book.end(32, held(2)), book.end(32, held(2))), (Ended::Counted, Ended::Foreign));
+        assert_eq!((book.end(32, held(2)), book.end(32, held(2))), (Ended::Counted, Ended::Unknown));
         assert!(book.forget_names(&[1], held(2)).is_empty());
         assert_eq!((book.lost(), book.len()), (2, 1));
         assert_eq!(numbers(&book.make_way(BLOCK, held(2))), [3]);
@@ -437,7 +437,7 @@ mod tests {
         let mut book = book(&[record(1, 0x1000), Record { handle: 16, ..record(2, 0x1000) }]);
         assert_eq!((book.len(), book.claim(at(0x1000), 1, BLOCK)), (1, 0));
         assert_eq!([book.end(16, held(1)), book.end(16, held(1))], [Ended::Real; 2]);
-        assert_eq!(book.end(16, held(1)), Ended::Foreign);
+        assert_eq!(book.end(16, held(1)), Ended::Unknown);
     }
 
     /// The oldest go where there are too many; ends and leaving take what they say.

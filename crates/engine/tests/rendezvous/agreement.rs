@@ -26,7 +26,7 @@ enum Fate {
     SameDevice,
     Refuses,
     /// Goes to NCCL without a word.
-    Foreign,
+    NonWindlass,
     Never,
     /// Says instead of its report that it does not come, for this reason.
     Declines,
@@ -52,7 +52,7 @@ struct Rank {
 struct World {
     host: Option<Agreement>,
     ranks: Vec<Rank>,
-    foreign_pending: usize,
+    non_windlass_pending: usize,
 }
 
 fn world(fates: &[Fate], without_host: WithoutHost) -> World {
@@ -77,7 +77,11 @@ fn world(fates: &[Fate], without_host: WithoutHost) -> World {
             left_seen: false,
         }
     });
-    World { host: Some(Agreement::new(Token([5; 16]), HOST)), ranks: ranks.collect(), foreign_pending: 0 }
+    World {
+        host: Some(Agreement::new(Token([5; 16]), HOST)),
+        ranks: ranks.collect(),
+        non_windlass_pending: 0,
+    }
 }
 
 impl World {
@@ -108,7 +112,7 @@ impl World {
                 moves.push((index, 4));
             }
         }
-        if self.foreign_pending > 0 && self.host.is_some() {
+        if self.non_windlass_pending > 0 && self.host.is_some() {
             moves.push((self.ranks.len(), 0));
         }
         moves
@@ -116,8 +120,8 @@ impl World {
 
     fn take(&mut self, (index, what): (usize, u8)) {
         if index == self.ranks.len() {
-            self.foreign_pending -= 1;
-            return self.host_sees(Event::Foreign);
+            self.non_windlass_pending -= 1;
+            return self.host_sees(Event::NonWindlass);
         }
         let seat = Seat(index as u64 + 1);
         let rank = &mut self.ranks[index];
@@ -148,8 +152,8 @@ impl World {
         }
         if !rank.reported {
             rank.reported = true;
-            if rank.fate == Fate::Foreign {
-                self.foreign_pending += 1;
+            if rank.fate == Fate::NonWindlass {
+                self.non_windlass_pending += 1;
                 rank.participation.end(Verdict::Plain(Reason::NonBlocking));
             } else if let Some(verdict) = declining(rank.fate) {
                 rank.to_host.push_back(FromRank::Decline(verdict.clone()));
@@ -255,7 +259,7 @@ fn fates() -> impl Strategy<Value = Vec<Fate>> {
         1 => Just(Fate::OtherVersion),
         1 => Just(Fate::SameDevice),
         2 => Just(Fate::Refuses),
-        2 => Just(Fate::Foreign),
+        2 => Just(Fate::NonWindlass),
         1 => Just(Fate::Never),
         1 => Just(Fate::Declines),
         1 => Just(Fate::Fails),
@@ -300,7 +304,7 @@ fn outcomes() {
         (Fate::OtherVersion, Verdict::Plain(Reason::OtherVersion)),
         (Fate::SameDevice, Verdict::Plain(Reason::SameDevice { rank: 1, other: 0 })),
         (Fate::Refuses, Verdict::Plain(Reason::Refused { rank: 1, words: "it does not map".into() })),
-        (Fate::Foreign, Verdict::Plain(Reason::Foreign)),
+        (Fate::NonWindlass, Verdict::Plain(Reason::NonWindlass)),
         (Fate::Declines, Verdict::Plain(Reason::NonBlocking)),
         (Fate::Fails, Verdict::Failed(Failure::Absent { rank: 7 })),
         (Fate::Dies(2), Verdict::Failed(Failure::Lost { rank: 1 })),
@@ -413,7 +417,7 @@ fn impossible_claims() {
     assert_eq!(fabric, [(1, Verdict::Fabric), (2, Verdict::Fabric)]);
     let again = Verdict::Failed(Failure::Duplicate { rank: 1 });
     assert_eq!(told(&host.step(Event::Said(Seat(3), report(1, 2)))), [(3, again)]);
-    assert!(host.step(Event::Foreign).is_empty());
+    assert!(host.step(Event::NonWindlass).is_empty());
     assert!(host.step(Event::Left(Seat(1))).is_empty(), "the others do not need the host for it");
 }
 

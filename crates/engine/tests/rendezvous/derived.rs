@@ -432,7 +432,7 @@ fn another_communicator() {
 /// Whoever does not know the secret, or says what makes no sense, is turned away and harms nobody; so with hundreds of the
 /// silent.
 #[test]
-fn strangers() {
+fn unknown_connections() {
     let split = split();
     split.host.await_ranks(split.of(1), 0b11, Vec::new());
     let waiting = split.join(&split.host, 0, 1, 0, 2);
@@ -443,10 +443,10 @@ fn strangers() {
     for bytes in
         [&[][..], b"GET / HTTP/1.1\r\n\r\n", &wrong_secret, &no_rank, &good.greeting()[..59], &[0; 5000]]
     {
-        let mut stranger = split.connect();
+        let mut unknown_connection = split.connect();
         // It may be closed already.
-        let _ = stranger.write_all(bytes);
-        let _ = stranger.write_all(&report);
+        let _ = unknown_connection.write_all(bytes);
+        let _ = unknown_connection.write_all(&report);
     }
     let silent: Vec<UnixStream> = (0..300).map(|_| split.connect()).collect();
     // With another call's name: a session of its own, where nobody waits.

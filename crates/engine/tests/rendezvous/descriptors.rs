@@ -112,9 +112,9 @@ fn stopped_and_unreachable() {
     );
 }
 
-/// Strangers at a descriptor socket, silent ones and those with a wrong token, by the hundred: neither believed nor in the way.
+/// Unknown connections at a descriptor socket, silent ones and those with a wrong token, by the hundred: neither believed nor in the way.
 #[test]
-fn strangers_at_the_descriptor_socket() {
+fn unknown_connections() {
     let (one, other) = (DescriptorSocket::open().unwrap(), DescriptorSocket::open().unwrap());
     let stop = Flag::new().unwrap();
     let name = format!("windlass-{:032x}", u128::from_be_bytes(one.name().0));
@@ -124,24 +124,24 @@ fn strangers_at_the_descriptor_socket() {
             let sending = Sending { to: other.name(), payload: b"1", descriptors: &[] };
             one.exchange(TOKEN, &[sending], &stop)
         });
-        let strangers: Vec<OwnedFd> = (0..300)
+        let unknown_connections: Vec<OwnedFd> = (0..300)
             .map(|number| {
-                let stranger = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
-                connect(&stranger, &address).unwrap();
+                let unknown_connection = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+                connect(&unknown_connection, &address).unwrap();
                 if number % 2 == 0 {
                     let mut opening = b"wndlssfd".to_vec();
                     opening.extend([9; 16]);
                     opening.extend(other.name().0);
                     opening.extend([0; 8]);
-                    let _ = send(&stranger, &opening, rustix::net::SendFlags::NOSIGNAL);
+                    let _ = send(&unknown_connection, &opening, rustix::net::SendFlags::NOSIGNAL);
                 }
-                stranger
+                unknown_connection
             })
             .collect();
         let sending = Sending { to: one.name(), payload: b"2", descriptors: &[] };
         assert_eq!(other.exchange(TOKEN, &[sending], &stop).unwrap()[0].payload, b"1");
         assert_eq!(waiting.join().unwrap().unwrap()[0].payload, b"2");
-        drop(strangers);
+        drop(unknown_connections);
     });
 }
 

@@ -96,7 +96,7 @@ fn plain_after_all() {
     let relayed = hosted();
     relayed.nccl_rank();
     for outcome in bring(&relayed, [promising(0, 2), promising(1, 2)]) {
-        assert!(matches!(outcome, Outcome::Plain(Reason::Foreign)), "{outcome:?}");
+        assert!(matches!(outcome, Outcome::Plain(Reason::NonWindlass)), "{outcome:?}");
     }
     assert_eq!((open(&relayed.rendezvous), relayed.rendezvous.spare_id()), (1, None));
 }

@@ -214,10 +214,10 @@ fn keeper_ends() {
     assert!(first.ask(2, &never).is_err());
 }
 
-/// Strangers are shut out, and what is said out of turn ends a line; nobody else
+/// Unknown connections are shut out, and what is said out of turn ends a line; nobody else
 /// notices.
 #[test]
-fn strangers() {
+fn unknown_connections() {
     let (process, name) = (rendezvous(), name());
     let first = process.enter_local(name, 0, &never).unwrap();
     assert_eq!(asks(&mut connect(name), &local_rendezvous::greeting(place::random().unwrap(), 1)), None);

@@ -9,5 +9,5 @@ mod local_rendezvous;
 mod processes;
 mod rounds;
 mod sessions;
-mod strangers;
 mod support;
+mod unknown_connections;

@@ -245,7 +245,7 @@ fn host_is_gone() {
     assert_eq!(own.ask_round(&invitation, 1, 2, pair(0, 0)).wait(), Err(Failure::HostLost));
 }
 
-/// What no rank says ends the round for all at once, and a stranger harms nobody.
+/// What no rank says ends the round for all at once, and an unknown connection harms nobody.
 #[test]
 fn nonsense() {
     let host = rendezvous();
@@ -253,10 +253,10 @@ fn nonsense() {
         let round = Round::of(&host, count, 3);
         round.begin();
         let waiting = round.say(&host, 0, pair(0, 0));
-        let mut stranger = round.connect();
-        stranger.write_all(&words(&round)).unwrap();
+        let mut unknown_connection = round.connect();
+        unknown_connection.write_all(&words(&round)).unwrap();
         let answer = waiting.wait();
-        (answer, stranger)
+        (answer, unknown_connection)
     };
     let greeted = |round: &Round, message: FromRank| {
         [round.invites(1).to_round().greeting(), message.encode()].concat()
@@ -283,10 +283,10 @@ fn nonsense() {
     let invites =
         |rank| Invitation { process_listener: host.process_listener(), call, child: child(call, 0), rank };
     let participant = host.join_invited(&invites(0), facts(0, 2)).unwrap();
-    let mut stranger = UnixStream::connect_addr(&address(host.process_listener())).unwrap();
+    let mut unknown_connection = UnixStream::connect_addr(&address(host.process_listener())).unwrap();
     let report = FromRank::Report(Box::new(facts(1, 2))).encode();
     let word = FromRank::Word { place: 1, ranks: 2, word: pair(0, 0) }.encode();
-    stranger.write_all(&[invites(1).greeting(), report, word].concat()).unwrap();
+    unknown_connection.write_all(&[invites(1).greeting(), report, word].concat()).unwrap();
     let outcome = participant.complete(ready).remove(0);
     let failed = windlass_engine::rendezvous::Outcome::Failed(Failure::Disorder { rank: 1 });
     assert_eq!(format!("{outcome:?}"), format!("{failed:?}"));

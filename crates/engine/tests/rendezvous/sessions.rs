@@ -139,10 +139,10 @@ fn rank_without_windlass() {
         let waiting = scope.spawn(|| participant.complete(ready));
         hosted.nccl_rank();
         let outcomes = waiting.join().unwrap();
-        assert!(matches!(outcomes[0], Outcome::Plain(Reason::Foreign)), "{outcomes:?}");
+        assert!(matches!(outcomes[0], Outcome::Plain(Reason::NonWindlass)), "{outcomes:?}");
     });
     let late = join(&hosted.rendezvous, &hosted.id, facts(1, 3));
-    assert!(matches!(late, Outcome::Plain(Reason::Foreign)), "{late:?}");
+    assert!(matches!(late, Outcome::Plain(Reason::NonWindlass)), "{late:?}");
 }
 
 /// After a fabric's verdict NCCL's connections are relayed as ever, and the port closes once the root has.

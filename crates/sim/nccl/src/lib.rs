@@ -25,7 +25,7 @@
 //! - `NCCL_LEGACY_CUDA_REGISTER=1`: registrations of cudaMalloc memory count, as in NCCL.
 //!
 //! Ranks go to the root of their id as NCCL's do, byte for byte (`root.rs`): to a socket of the process that made the id, which takes
-//! strangers as NCCL's does and closes when all ranks have been there. An id that is used twice is refused, at once where NCCL tries
+//! unknown connections as NCCL's does and closes when all ranks have been there. An id that is used twice is refused, at once where NCCL tries
 //! for a minute.
 //!
 //! Everything can be used in exit handlers and static destructors that were registered after this library was loaded, by the thread

@@ -36,7 +36,7 @@ fn child() {
         ("memory", memory),
         ("forks", forks),
         ("id_twice", id_twice),
-        ("strangers", strangers),
+        ("unknown_connections", unknown_connections),
         ("early_leaver", early_leaver),
         ("no_context", no_context),
         ("at_exit", at_exit),
@@ -197,8 +197,8 @@ fn used_id_is_refused() {
 
 /// What is not NCCL's does not harm the root: other bytes, a connection that is closed or reset before it has said the magic.
 #[test]
-fn root_takes_strangers() {
-    expect_success("strangers", Ranks::Processes(3));
+fn root_takes_unknown_connections() {
+    expect_success("unknown_connections", Ranks::Processes(3));
 }
 
 /// Before 2.27.3 a connection that closes before it has said the magic ends the root.
@@ -618,12 +618,12 @@ fn root_of(id: &[u8; 128]) -> SocketAddr {
     SocketAddr::from(([id[12], id[13], id[14], id[15]], u16::from_be_bytes([id[10], id[11]])))
 }
 
-fn strangers(rank: &mut Rank) {
+fn unknown_connections(rank: &mut Rank) {
     if rank.rank == 0 {
         let root = root_of(&rank.id);
         for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 4096], b"seven b", b""] {
-            let mut stranger = TcpStream::connect(root).expect("the root listens");
-            stranger.write_all(bytes).expect("sent");
+            let mut unknown_connection = TcpStream::connect(root).expect("the root listens");
+            unknown_connection.write_all(bytes).expect("sent");
         }
         let reset = TcpStream::connect(root).expect("the root listens");
         let hard = libc::linger { l_onoff: 1, l_linger: 0 };

@@ -312,7 +312,7 @@ impl Reactor {
             }
             Caller::Nccl => self.nccl_came(connection, token),
             // It may be a rank: none may be lost.
-            Caller::Stranger if is_nccl_newer() => self.nccl_came(connection, token),
+            Caller::Unknown if is_nccl_newer() => self.nccl_came(connection, token),
             // Closed before it said who it is, nobody's, or one of too many. NCCL's root drops these, too, where they do not end it.
             _ => {
                 log::debug!("rendezvous {token:?} dropped a connection, {caller:?}");
@@ -332,7 +332,7 @@ impl Reactor {
         self.waiting.push_back((connection, token));
         if first {
             log::debug!("rendezvous {token:?} a rank went to NCCL: plain");
-            self.happen(token, Event::Foreign);
+            self.happen(token, Event::NonWindlass);
         }
         self.relay_waiting();
     }

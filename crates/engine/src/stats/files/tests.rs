@@ -149,7 +149,7 @@ fn limit_of_files() {
     assert_eq!((remove_ended(folder.path()), remove_ended(folder.path())), (LOOKED_AT_MAX, 6));
 }
 
-/// Another user's file, one of a version that held no lock, links, pipes and strangers' files stay at a start.
+/// Another user's file, one of a version that held no lock, links, pipes and others' files stay at a start.
 #[test]
 fn what_is_left_alone() {
     let folder = folder();

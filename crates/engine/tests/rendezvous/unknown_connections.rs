@@ -111,7 +111,7 @@ fn root_is_gone() {
     let mut byte = [0];
     assert!(matches!((&client).read(&mut byte), Ok(0) | Err(_)));
     let late = join(&hosted.rendezvous, &hosted.id, facts(0, 2));
-    assert!(matches!(late, Outcome::Plain(Reason::Foreign)), "{late:?}");
+    assert!(matches!(late, Outcome::Plain(Reason::NonWindlass)), "{late:?}");
 }
 
 /// Silent connections, half greetings, wrong tokens, even hundreds of them: none is a proof of anything, none keeps
@@ -164,11 +164,11 @@ fn scanners_change_nothing() {
     ];
     let visit = || {
         for bytes in said {
-            let mut stranger = hosted.connect();
+            let mut unknown_connection = hosted.connect();
             // It may have been dropped before it has said all.
-            let _ = stranger.write_all(bytes);
-            let _ = stranger.shutdown(Shutdown::Write);
-            assert_eq!(stranger.read(&mut [0; 8]).unwrap_or(0), 0);
+            let _ = unknown_connection.write_all(bytes);
+            let _ = unknown_connection.shutdown(Shutdown::Write);
+            assert_eq!(unknown_connection.read(&mut [0; 8]).unwrap_or(0), 0);
         }
         let reset = hosted.connect();
         rustix::net::sockopt::set_socket_linger(&reset, Some(Duration::ZERO)).unwrap();
@@ -197,7 +197,7 @@ fn magic_in_pieces() {
         rank.write_all(&[byte]).unwrap();
     }
     let outcomes = participant.complete(ready);
-    assert!(matches!(outcomes[0], Outcome::Plain(Reason::Foreign)), "{outcomes:?}");
+    assert!(matches!(outcomes[0], Outcome::Plain(Reason::NonWindlass)), "{outcomes:?}");
     let mut relayed = [0; 8];
     hosted.root.accept().unwrap().0.read_exact(&mut relayed).unwrap();
     assert_eq!(relayed, MAGIC);
@@ -310,7 +310,7 @@ fn newer_nccl_may_say_anything() {
     let mut unknown = hosted.connect();
     unknown.write_all(&[9; 200]).unwrap();
     let outcome = join(&hosted.rendezvous, &hosted.id, facts(0, 2));
-    assert!(matches!(outcome, Outcome::Plain(Reason::Foreign)), "{outcome:?}");
+    assert!(matches!(outcome, Outcome::Plain(Reason::NonWindlass)), "{outcome:?}");
     let (mut at_root, _) = hosted.root.accept().unwrap();
     let mut bytes = [0; 200];
     at_root.read_exact(&mut bytes).unwrap();

@@ -62,7 +62,7 @@ static void all(struct rank* self) {
 }
 
 int main(void) {
-  begin("strangers", 60);
-  run_ranks("strangers", PROCESSES, rank_count(3), all, NULL);
+  begin("unknown connections", 60);
+  run_ranks("unknown connections", PROCESSES, rank_count(3), all, NULL);
   return finish();
 }
