@@ -55,6 +55,7 @@
 //! at once, and conflicts end the session at the first report that shows them.
 
 pub mod agreement;
+pub mod arrivals;
 pub mod colors;
 mod connection;
 pub mod counts;
@@ -62,7 +63,6 @@ pub mod decision;
 pub mod derived;
 pub mod descriptors;
 pub mod facts;
-pub mod gathering;
 pub mod id_tag;
 pub mod inquiry;
 mod local_entry;

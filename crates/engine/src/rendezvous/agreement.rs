@@ -53,7 +53,7 @@ enum Stance {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Phase {
-    Gathering,
+    Arriving,
     Preparing,
     /// A rank could not prepare, for this reason; the others stop, and speak.
     Stopping(Reason),
@@ -84,7 +84,7 @@ impl Agreement {
             comm,
             host,
             has_room: true,
-            phase: Phase::Gathering,
+            phase: Phase::Arriving,
             ranks: None,
             present: Vec::new(),
             capabilities: 0,
@@ -112,7 +112,7 @@ impl Agreement {
     /// How many ranks have not reported yet; nothing where that is not known or not waited for.
     pub fn missing(&self) -> Option<u32> {
         match self.phase {
-            Phase::Gathering => Some(self.ranks?.saturating_sub(self.present.len() as u32)),
+            Phase::Arriving => Some(self.ranks?.saturating_sub(self.present.len() as u32)),
             _ => None,
         }
     }
@@ -155,13 +155,13 @@ impl Agreement {
                 self.refuse_newcomer(seat, Failure::Duplicate { rank })
             }
             Phase::Over(verdict) => vec![Answer { to: seat, message: FromHost::Verdict(verdict.clone()) }],
-            Phase::Gathering => self.gather(seat, facts),
+            Phase::Arriving => self.gather(seat, facts),
         }
     }
 
     /// Somebody will not come. Where all have reported, that is none of them.
     fn without(&mut self, verdict: Verdict) -> Vec<Answer> {
-        if self.phase == Phase::Gathering { self.end(verdict) } else { Vec::new() }
+        if self.phase == Phase::Arriving { self.end(verdict) } else { Vec::new() }
     }
 
     fn gather(&mut self, seat: Seat, facts: Facts) -> Vec<Answer> {
@@ -221,7 +221,7 @@ impl Agreement {
         present.stance = Stance::Refused;
         let reason = Reason::Refused { rank, words };
         match self.phase {
-            Phase::Gathering => return self.end(Verdict::Plain(reason)),
+            Phase::Arriving => return self.end(Verdict::Plain(reason)),
             Phase::Preparing => self.phase = Phase::Stopping(reason),
             _ => return self.end_if_all_spoke(),
         }

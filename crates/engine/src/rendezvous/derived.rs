@@ -12,7 +12,7 @@
 //! **Lazy communicators.** All their ranks know each other from the round. They meet at the process listener of their own first rank: a rank of the
 //! parent that is not in one has nothing to do with it, and may have ended. Each says one thing there: it
 //! [reports](super::message::FromRank::Report), or [declines](super::message::FromRank::Decline). The host sees those die that have not come
-//! yet by their pidfds. So a session whose missing ranks cannot come any more [ends](super::gathering), and nothing is timed.
+//! yet by their pidfds. So a session whose missing ranks cannot come any more [ends](super::arrivals), and nothing is timed.
 //!
 //! **Those that NCCL makes** have a [roster](super::local_rendezvous).
 //!

@@ -19,10 +19,10 @@ use std::time::{Duration, Instant};
 use crate::contract::Token;
 
 use super::Limits;
+use super::arrivals::Arrivals;
 use super::connection::Connection;
 use super::counts::Counts;
 use super::derived::NOBODY;
-use super::gathering::Gathering;
 use super::id_tag::Id;
 use super::poll::{Flag, Poll, Watched};
 use super::relay::Relay;
@@ -226,7 +226,7 @@ pub struct Reactor {
     poll: Poll,
     endpoints: HashMap<u64, Endpoint>,
     sessions: HashMap<Token, Session>,
-    /// Each also has a gathering by its name.
+    /// Each also has its arrivals by its name.
     rounds: HashMap<Token, Round>,
     /// The order in which [`Reactor::sweep`] looks at sessions.
     sweeping: VecDeque<Token>,
@@ -243,7 +243,7 @@ pub struct Reactor {
     /// The secret of our process listener.
     process_listener: Token,
     /// Calls whose sessions are at our process listener, rounds before calls, and the order in which they came.
-    gatherings: HashMap<Token, Gathering>,
+    arrivals_by_call: HashMap<Token, Arrivals>,
     calls: VecDeque<Token>,
     visitors: VecDeque<u64>,
     /// Those that this process keeps.
@@ -277,7 +277,7 @@ impl Reactor {
             relays: 0,
             waiting: VecDeque::new(),
             process_listener: NOBODY,
-            gatherings: HashMap::new(),
+            arrivals_by_call: HashMap::new(),
             calls: VecDeque::new(),
             visitors: VecDeque::new(),
             local_rendezvous: HashMap::new(),

@@ -147,7 +147,7 @@ impl Reactor {
         let missing = local_rendezvous.roster.left(key, visit.last);
         self.end_local_rendezvous_if_left(name);
         // A call that is over waits for nobody.
-        if let Some((place, missing)) = missing.filter(|_| self.gatherings.contains_key(&name)) {
+        if let Some((place, missing)) = missing.filter(|_| self.arrivals_by_call.contains_key(&name)) {
             log::debug!("host-local rendezvous {name:?} place {place} {missing:?}");
             self.does_not_come(name, place, missing);
         }
@@ -165,12 +165,12 @@ impl Reactor {
     /// Where a rank declines the others have what NCCL gave them; where its process died, they are told.
     fn does_not_come(&mut self, name: Token, place: u32, missing: Missing) {
         let child = derived::child(name, 0);
-        let gathering = self.gathering(name);
+        let arrivals = self.arrivals(name);
         match missing {
-            Missing::Dies => gathering.died(place),
+            Missing::Dies => arrivals.died(place),
             Missing::Declines => {
-                gathering.comes_for(child);
-                gathering.spoke(place);
+                arrivals.comes_for(child);
+                arrivals.spoke(place);
                 self.sessions
                     .entry(child)
                     .or_insert_with(|| Session::of_call(name, derived::comm_token(child)));

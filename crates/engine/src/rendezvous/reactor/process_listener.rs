@@ -14,10 +14,10 @@ use super::wanting::Want;
 use super::{Endpoint, Expected, Reactor};
 use crate::descriptor::{self, Ours};
 use crate::rendezvous::agreement::Event;
+use crate::rendezvous::arrivals::Arrivals;
 use crate::rendezvous::connection::{self, Connection, Line};
 use crate::rendezvous::counts::Counts;
 use crate::rendezvous::derived::{self, GREETING_BYTES, Invitation, Visitor};
-use crate::rendezvous::gathering::Gathering;
 use crate::rendezvous::place;
 use crate::rendezvous::poll::Watched;
 use crate::rendezvous::round::Round;
@@ -116,14 +116,14 @@ impl Reactor {
             return self.enter_round(connection, child, rank);
         }
         let key = connection.watched.key();
-        if !self.gathering(call).comes_for(child) {
+        if !self.arrivals(call).comes_for(child) {
             return Counts::up(&self.shared.counts.turned_away);
         }
         let session =
             self.sessions.entry(child).or_insert_with(|| Session::of_call(call, derived::comm_token(child)));
         if session.enter(key, rank, self.limits.present_max).is_none() {
             Counts::up(&self.shared.counts.turned_away);
-            self.gathering(call).died(rank);
+            self.arrivals(call).died(rank);
             return self.look_at(call);
         }
         connection.input.clear();
@@ -131,12 +131,12 @@ impl Reactor {
         self.present(key, child);
     }
 
-    pub(super) fn gathering(&mut self, call: Token) -> &mut Gathering {
-        if !self.gatherings.contains_key(&call) {
+    pub(super) fn arrivals(&mut self, call: Token) -> &mut Arrivals {
+        if !self.arrivals_by_call.contains_key(&call) {
             self.make_room();
             self.calls.push_back(call);
         }
-        self.gatherings.entry(call).or_default()
+        self.arrivals_by_call.entry(call).or_default()
     }
 
     /// A rank in a session of a call has said its first word, or left without one.
@@ -145,20 +145,20 @@ impl Reactor {
         else {
             return;
         };
-        let gathering = self.gathering(call);
+        let arrivals = self.arrivals(call);
         match line {
-            Line::Open => gathering.spoke(rank),
-            Line::Closed => gathering.died(rank),
+            Line::Open => arrivals.spoke(rank),
+            Line::Closed => arrivals.died(rank),
         }
         self.look_at(call);
     }
 
     fn make_room(&mut self) {
-        if self.gatherings.len() < self.limits.calls_max {
+        if self.arrivals_by_call.len() < self.limits.calls_max {
             return;
         }
         let awaited = |call: &&Token| {
-            let child = self.gatherings.get(*call).and_then(Gathering::child);
+            let child = self.arrivals_by_call.get(*call).and_then(Arrivals::child);
             let session = child.and_then(|child| self.sessions.get(&child));
             session.is_some_and(|session| !session.is_left())
                 || self.rounds.get(*call).is_some_and(Round::is_awaited)
@@ -174,7 +174,7 @@ impl Reactor {
     /// The host's own rank makes the call: from now on the others are known, and those that die are seen.
     pub(super) fn await_ranks(&mut self, expected: Expected) {
         let Expected { call, ranks, lives } = expected;
-        self.gathering(call).await_ranks(ranks);
+        self.arrivals(call).await_ranks(ranks);
         for (rank, life) in lives {
             let mut watched = self.poll.watch(life);
             match watched.want(EventFlags::IN) {
@@ -189,26 +189,26 @@ impl Reactor {
 
     pub(super) fn died(&mut self, key: u64) {
         if let Some(Endpoint::Life { call, rank, .. }) = self.endpoints.remove(&key)
-            && let Some(gathering) = self.gatherings.get_mut(&call)
+            && let Some(arrivals) = self.arrivals_by_call.get_mut(&call)
         {
             log::debug!("rendezvous {call:?} the process of rank {rank} has died");
-            gathering.died(rank);
+            arrivals.died(rank);
             self.look_at(call);
         }
     }
 
     /// Ends the session whose ranks cannot all come any more, or the round, and forgets the call when nobody can.
     pub(super) fn look_at(&mut self, call: Token) {
-        let lost = self.gatherings.get(&call).and_then(Gathering::lost);
+        let lost = self.arrivals_by_call.get(&call).and_then(Arrivals::lost);
         lost.into_iter().for_each(|rank| self.end_round(call, Failure::Absent { rank }));
-        let Some(gathering) = self.gatherings.get(&call) else { return };
-        let Some(coming) = gathering.coming() else { return };
-        let (over, rank) = (gathering.is_over(), gathering.absent());
+        let Some(arrivals) = self.arrivals_by_call.get(&call) else { return };
+        let Some(coming) = arrivals.coming() else { return };
+        let (over, rank) = (arrivals.is_over(), arrivals.absent());
         let is_lost = |child: &Token| {
             let session = self.sessions.get(child);
             session.and_then(Session::missing).is_some_and(|missing| missing > coming)
         };
-        if let Some(child) = gathering.child().filter(is_lost) {
+        if let Some(child) = arrivals.child().filter(is_lost) {
             self.happen(child, Event::Absent(Failure::Absent { rank }));
         }
         if over {
@@ -217,12 +217,12 @@ impl Reactor {
     }
 
     fn forget_call(&mut self, call: Token) {
-        let Some(gathering) = self.gatherings.remove(&call) else { return };
+        let Some(arrivals) = self.arrivals_by_call.remove(&call) else { return };
         self.forget_round(call);
         self.calls.retain(|other| *other != call);
         self.endpoints
             .retain(|_, endpoint| !matches!(endpoint, Endpoint::Life { call: of, .. } if *of == call));
-        let Some(child) = gathering.child() else { return };
+        let Some(child) = arrivals.child() else { return };
         if let Some(session) = self.sessions.get_mut(&child) {
             session.nobody_comes();
         }

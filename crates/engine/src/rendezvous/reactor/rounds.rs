@@ -16,11 +16,11 @@ impl Reactor {
         let of_round =
             |endpoint: &&Endpoint| matches!(endpoint, Endpoint::InRound(_, other, _) if *other == name);
         let present = self.endpoints.values().filter(of_round).count();
-        self.gathering(name);
+        self.arrivals(name);
         self.rounds.entry(name).or_default();
         if present >= self.limits.present_max {
             Counts::up(&self.shared.counts.turned_away);
-            self.gathering(name).died(rank);
+            self.arrivals(name).died(rank);
             return self.look_at(name);
         }
         connection.input.clear();
@@ -46,7 +46,7 @@ impl Reactor {
             self.endpoints.remove(&key);
             self.rounds.get_mut(&name).into_iter().for_each(|round| round.left(Seat(key)));
             // Without a word it will never say one; with one, it has.
-            self.gatherings.get_mut(&name).into_iter().for_each(|gathering| gathering.died(rank));
+            self.arrivals_by_call.get_mut(&name).into_iter().for_each(|arrivals| arrivals.died(rank));
         }
         self.look_at(name);
     }
@@ -55,7 +55,7 @@ impl Reactor {
         if !self.rounds.contains_key(&name) {
             return;
         }
-        self.gathering(name).spoke(rank);
+        self.arrivals(name).spoke(rank);
         self.step(name, |round| match message {
             FromRank::Word { place, ranks, word } => round.said(seat, place, ranks, word),
             FromRank::Decline(Verdict::Failed(failure)) => round.fail(failure),

@@ -5,7 +5,7 @@ use crate::contract::Token;
 
 /// A call, as its host sees it. Ranks are those of the parent, or of a [host-local rendezvous](super::local_rendezvous) the places in its roster.
 #[derive(Debug, Default)]
-pub struct Gathering {
+pub struct Arrivals {
     /// The ranks of the parent that make the call, one bit each, once the host's own rank has said so.
     expected: Option<u64>,
     spoken: u64,
@@ -14,7 +14,7 @@ pub struct Gathering {
     child: Option<Token>,
 }
 
-impl Gathering {
+impl Arrivals {
     /// These ranks of the parent make the call, one bit each.
     pub fn await_ranks(&mut self, ranks: u64) {
         self.expected = Some(ranks);
@@ -75,33 +75,33 @@ mod tests {
     /// Until the host's rank is there nothing is known; a rank that came and died counts once.
     #[test]
     fn counts_down() {
-        let mut gathering = Gathering::default();
-        assert!(gathering.comes_for(CHILD));
-        gathering.spoke(2);
-        gathering.spoke(1);
-        assert_eq!((gathering.coming(), gathering.is_over()), (None, false));
-        gathering.await_ranks(0b1111);
-        assert_eq!(gathering.coming(), Some(2));
-        gathering.died(2);
-        assert_eq!((gathering.coming(), gathering.absent()), (Some(2), 0));
-        assert_eq!(gathering.lost(), None);
-        gathering.died(3);
-        assert_eq!((gathering.coming(), gathering.absent()), (Some(1), 3));
-        assert!(gathering.comes_for(CHILD) && !gathering.comes_for(Token([2; 16])));
-        gathering.spoke(0);
-        assert!(gathering.is_over());
-        assert_eq!(gathering.child(), Some(CHILD));
+        let mut arrivals = Arrivals::default();
+        assert!(arrivals.comes_for(CHILD));
+        arrivals.spoke(2);
+        arrivals.spoke(1);
+        assert_eq!((arrivals.coming(), arrivals.is_over()), (None, false));
+        arrivals.await_ranks(0b1111);
+        assert_eq!(arrivals.coming(), Some(2));
+        arrivals.died(2);
+        assert_eq!((arrivals.coming(), arrivals.absent()), (Some(2), 0));
+        assert_eq!(arrivals.lost(), None);
+        arrivals.died(3);
+        assert_eq!((arrivals.coming(), arrivals.absent()), (Some(1), 3));
+        assert!(arrivals.comes_for(CHILD) && !arrivals.comes_for(Token([2; 16])));
+        arrivals.spoke(0);
+        assert!(arrivals.is_over());
+        assert_eq!(arrivals.child(), Some(CHILD));
     }
 
     /// Of a shrink the excluded are never waited for, whatever is heard of them.
     #[test]
     fn excluded() {
-        let mut gathering = Gathering::default();
-        gathering.await_ranks(0b101);
-        gathering.died(1);
-        gathering.spoke(0);
-        assert_eq!(gathering.coming(), Some(1));
-        gathering.spoke(2);
-        assert!(gathering.is_over());
+        let mut arrivals = Arrivals::default();
+        arrivals.await_ranks(0b101);
+        arrivals.died(1);
+        arrivals.spoke(0);
+        assert_eq!(arrivals.coming(), Some(1));
+        arrivals.spoke(2);
+        assert!(arrivals.is_over());
     }
 }
