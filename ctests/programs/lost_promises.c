@@ -28,7 +28,7 @@ static ncclResult_t reduce(struct rank* self, const struct team* team, void* buf
 
 /* The build of the loser fails before NCCL has met anybody; twice, the second time in a group. Whoever comes later hears of it, too. */
 static void refused(struct rank* self) {
-  lose_on(self, "WINDLASS_SIM_REFUSED_BIRTHS", "1,2");
+  lose_on(self, "WINDLASS_SIM_REFUSED_INITS", "1,2");
   struct team team = team_made(self, *(int*)self->argument, HONOURED);
   void* buffer = device_alloc(4096);
   bool loses = self->rank / team.ranks == LOSER / team.ranks;
@@ -57,7 +57,7 @@ static void refused(struct rank* self) {
 
 /* Of four ranks the loser's build fails when all have met, so that the others have theirs. */
 static struct team partly_built(struct rank* self, void* buffer) {
-  lose_on(self, "WINDLASS_SIM_LOST_BIRTHS", "1");
+  lose_on(self, "WINDLASS_SIM_LOST_INITS", "1");
   struct team team = team_made(self, self->ranks, EITHER);
   ncclResult_t answer = reduce(self, &team, buffer);
   CHECK(self->rank == LOSER ? answer == ncclRemoteError : answer == ncclSuccess || answer == ncclRemoteError);

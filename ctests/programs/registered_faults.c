@@ -60,7 +60,7 @@ static void failed(struct rank* self) {
 
 /* NCCL runs a group, and then cannot build the communicator of another call in it, which was not built before: the gather counts. */
 static void lost(struct rank* self) {
-  setenv("WINDLASS_SIM_LOST_BIRTHS", "2", 1);
+  setenv("WINDLASS_SIM_LOST_INITS", "2", 1);
   ncclComm_t all = world(self, FIRST), pair = NULL;
   ncclUniqueId ids[] = {share_id(self, LOWER, 0), share_id(self, UPPER, 2)};
   NCCL(ncclCommInitRank(&pair, 2, ids[self->rank / 2], self->rank % 2));

@@ -212,7 +212,7 @@ fn company_that_does_not_come() {
     {
         let mut command = windlass(&["bench", "--sim", "--ranks", "2", "--beside", "2", "--busy", "1"]);
         command.args(["--op", "all_reduce", "--sizes", "1K", "--repeat", "1", "--seconds", "0.01"]);
-        command.env("WINDLASS_SIM_REFUSED_BIRTHS", refused);
+        command.env("WINDLASS_SIM_REFUSED_INITS", refused);
         let (code, _, told) = outcome(command);
         assert_eq!(code, Some(1), "{told}");
         assert!(told.contains(&format!("{name} cannot be made: ncclCommInitRank answered")), "{told}");

@@ -8,9 +8,9 @@
 //!   memory, threads side by side, captures on some ranks, use after the end. Mismatched calls and sizes stay failures.
 //! - `WINDLASS_SIM_TIMEOUT_MS`: how long an operation waits without progress before everybody's state is dumped, 20000.
 //! - `WINDLASS_SIM_NCCL_LOG=1`: a line a call on stderr.
-//! - `WINDLASS_SIM_LOST_BIRTHS`: which inits of this process fail when all ranks have joined, splits and shrinks too, by
+//! - `WINDLASS_SIM_LOST_INITS`: which inits of this process fail when all ranks have joined, splits and shrinks too, by
 //!   number from 1, apart by commas. The handle stays, as NCCL's does.
-//! - `WINDLASS_SIM_REFUSED_BIRTHS`: which inits of this process fail before they join, numbered likewise; the others wait.
+//! - `WINDLASS_SIM_REFUSED_INITS`: which inits of this process fail before they join, numbered likewise; the others wait.
 //! - `WINDLASS_SIM_DEREGISTER_MS`: how long the end of a registration takes, inside the call, 0.
 //! - `WINDLASS_SIM_ALLOC_MS`: how long `ncclMemAlloc` takes, inside the call, 0.
 //! - `WINDLASS_SIM_FAILED_LAUNCHES`: which eager launches of collectives of this process answer an error and run all the same,

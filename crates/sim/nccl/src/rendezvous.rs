@@ -85,7 +85,7 @@ pub fn join(token: Token, member: &Member, leave: &AtomicBool) -> Outcome<Segmen
     leaks::watch_exit();
     let number = number();
     if settings().refused_inits.contains(&number) {
-        return refuse(ncclSystemError, "WINDLASS_SIM_REFUSED_BIRTHS names this init");
+        return refuse(ncclSystemError, "WINDLASS_SIM_REFUSED_INITS names this init");
     }
     let lost = settings().lost_inits.contains(&number);
     let reported = root::report(ids, rank, ranks)?;
@@ -135,7 +135,7 @@ pub fn join(token: Token, member: &Member, leave: &AtomicBool) -> Outcome<Segmen
     }
     if lost {
         record.standing.store(standing::DESTROYED, SeqCst);
-        return refuse(LOST, "WINDLASS_SIM_LOST_BIRTHS names this init");
+        return refuse(LOST, "WINDLASS_SIM_LOST_INITS names this init");
     }
     reported.map_or(Ok(()), |reported| reported.wait(&segment, rank, leave))?;
     legacy::try_ipc(ranks)?;

@@ -13,9 +13,9 @@ pub struct Settings {
     pub log: bool,
     /// `NCCL_LEGACY_CUDA_REGISTER`, default 0: as in NCCL, cudaMalloc memory can be registered.
     pub legacy_registration: bool,
-    /// `WINDLASS_SIM_LOST_BIRTHS`, default none: which inits of this process fail, by number from 1.
+    /// `WINDLASS_SIM_LOST_INITS`, default none: which inits of this process fail, by number from 1.
     pub lost_inits: Vec<u64>,
-    /// `WINDLASS_SIM_REFUSED_BIRTHS`, default none: which inits of this process fail before they join, by number from 1.
+    /// `WINDLASS_SIM_REFUSED_INITS`, default none: which inits of this process fail before they join, by number from 1.
     pub refused_inits: Vec<u64>,
     /// `WINDLASS_SIM_DEREGISTER_MS`, default 0: how long the end of a registration takes.
     pub deregistration: Duration,
@@ -42,8 +42,8 @@ pub fn settings() -> &'static Settings {
         timeout: Duration::from_millis(number("WINDLASS_SIM_TIMEOUT_MS", 20_000)),
         log: number("WINDLASS_SIM_NCCL_LOG", 0) != 0,
         legacy_registration: number("NCCL_LEGACY_CUDA_REGISTER", 0) != 0,
-        lost_inits: numbers("WINDLASS_SIM_LOST_BIRTHS"),
-        refused_inits: numbers("WINDLASS_SIM_REFUSED_BIRTHS"),
+        lost_inits: numbers("WINDLASS_SIM_LOST_INITS"),
+        refused_inits: numbers("WINDLASS_SIM_REFUSED_INITS"),
         deregistration: Duration::from_millis(number("WINDLASS_SIM_DEREGISTER_MS", 0)),
         allocation: Duration::from_millis(number("WINDLASS_SIM_ALLOC_MS", 0)),
         failed_launches: numbers("WINDLASS_SIM_FAILED_LAUNCHES"),
