@@ -14,7 +14,7 @@ fn overhead(criterion: &mut Criterion) {
     let (direct, through) = Functions::both();
     let calls: [(&str, Call); 4] = [
         ("ncclGetVersion (passed on)", Functions::call_version),
-        ("ncclCommCount (of a promise or NCCL's)", Functions::call_count),
+        ("ncclCommCount (of a lazy communicator or NCCL's)", Functions::call_count),
         ("ncclAllReduce (seen and counted)", Functions::call_all_reduce),
         ("ncclGroupStart + ncclGroupEnd", Functions::call_group),
     ];

@@ -1,4 +1,4 @@
-//! NCCL's own communicator in place of a promise's, for functions of which we know no more than that it is their first argument.
+//! NCCL's own communicator in place of a lazy one's, for functions of which we know no more than that it is their first argument.
 
 use std::sync::atomic::Ordering;
 

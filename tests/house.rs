@@ -10,7 +10,7 @@ const ROWS: &[(Together, &[&str])] = &[
     (Together::No, &["fuzzing"]),
     (Together::Yes, &["dispatch", "lifecycle"]),
     (Together::No, &["communicator", "group", "plan"]),
-    (Together::No, &["promise"]),
+    (Together::No, &["lazy"]),
     (Together::No, &["fabric"]),
     (
         Together::No,

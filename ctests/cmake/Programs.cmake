@@ -57,7 +57,7 @@ target_link_libraries(configured_calls PRIVATE harness)
 if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
   add_test(NAME sim.configured_calls.fabric COMMAND "${Python3_EXECUTABLE}" "${CMAKE_CURRENT_SOURCE_DIR}/support/newer_nccl.py"
            "${CMAKE_C_COMPILER}" "${NCCL_INCLUDE_DIR}:${STUBS}/include" "${SIM_DIR}/libnccl.so.2" "${RUNS}/sim.configured_calls.fabric"
-           --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes --promised --set WINDLASS_COLLECTIVES=off -- $<TARGET_FILE:configured_calls>)
+           --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes --unbuilt --set WINDLASS_COLLECTIVES=off -- $<TARGET_FILE:configured_calls>)
   set_tests_properties(sim.configured_calls.fabric PROPERTIES LABELS "sim;quick" TIMEOUT 120 PROCESSORS 2)
 endif()
 

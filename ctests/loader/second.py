@@ -18,7 +18,7 @@ WARNED = "a second NCCL is mapped"
 
 
 def settings(**more):
-    # The first pair is to be a promise: nothing of NCCL's is left by those that are never destroyed.
+    # The first pair is to be lazy: nothing of NCCL's is left by those that are never destroyed.
     return dict(LD_PRELOAD=PRELOAD, WINDLASS_NCCL=REAL, LD_LIBRARY_PATH=SIM, WINDLASS_LOG="warn", WINDLASS_FIRST_LAUNCH_GUARD="off", **more)
 
 
@@ -69,7 +69,7 @@ with scratch() as folder:
         right = len(warnings(two)) == 1 and f"{library} beside {REAL}" in warnings(two)[0]
         check(right, f"{what}: one warning, which names both", two)
     late = run(BUILD / "ask", "init", f"dlopen:{second}", "pair", "destroy", **settings())
-    check(len(warnings(late)) == 1, "mapped after the first communicator: one warning, at the first promise", late)
+    check(len(warnings(late)) == 1, "mapped after the first communicator: one warning, at the first lazy communicator", late)
     others = run(BUILD / "ask", f"dlopen:{ours}", f"dlopen:{plugin}", f"dlopen:{REAL}", "init", "pair", "destroy", **settings())
     check(others.stdout.count("done") == 3 and not warnings(others),
           "a copy of Windlass, a plugin and the opened one again: no warning", others)

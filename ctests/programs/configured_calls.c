@@ -21,7 +21,7 @@ static ncclResult_t reduce_configured(float* buffer, ncclComm_t communicator, CU
   return answer;
 }
 
-/* A broadcast and a sum of all, each in a buffer of its own: NCCL promises no order within a group. */
+/* A broadcast and a sum of all, each in a buffer of its own: NCCL guarantees no order within a group. */
 static void in_a_group(struct one_thread* all, const ncclComm_t* communicators) {
   float values[COUNT], *given[RANKS], *summed[RANKS];
   for (int rank = 0; rank < RANKS; rank++) {
@@ -62,7 +62,7 @@ int main(void) {
   ncclComm_t communicators[RANKS];
   int devices[] = {0, 1};
   NCCL(ncclCommInitAll(communicators, RANKS, devices));
-  for (int i = 0; i < RANKS; i++) count_calls("promise/2/honoured", 1);
+  for (int i = 0; i < RANKS; i++) count_calls("lazy/2/built", 1);
   /* The first has the communicator built, the second finds it. */
   for (int round = 0; round < 2; round++) in_a_group(&all, communicators);
   one_thread_end_streams(&all);

@@ -123,7 +123,7 @@ static void abort_from_another_thread(struct rank* self) {
   }
   if (pthread_create(&thread, NULL, abort_it, &aborting)) return;
   pthread_join(thread, NULL);
-  cuStreamSynchronize(self->stream); /* ends; what it answers is not promised */
+  cuStreamSynchronize(self->stream); /* ends; what it answers is not guaranteed */
   device_free(buffer);
 }
 

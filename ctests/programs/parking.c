@@ -1,6 +1,6 @@
 /* Holds: pairs that end and are made again are as good as new, whatever of the old ones is used again: after finalize, unused in
  * between, with another configuration, in other roles, ended in a group or with work in flight, captured, with a
- * child, and where one rank's is no longer fit. Reports say of just as many that they were used again as is foretold here
+ * child, and where one rank's is no longer fit. Reports say of just as many that they were used again as is stated here
  * (--reused). Parts that never run unasked: `differing` has a rank that keeps nothing; `kept` and `short` hold that what nobody uses ends
  * by itself, after some seconds, or at once where memory is short. */
 #include "../support/held.h"
@@ -13,13 +13,13 @@
 #include <unistd.h>
 
 /* Of one communicator of this rank: NCCL's of an ended one is used again. */
-static void foretell_reuse(void) { count_calls("reused", 1); }
+static void expect_reuse(void) { count_calls("reused", 1); }
 
 static struct team configured(struct rank* self, ncclConfig_t* config) {
   struct team team = {NULL, self->rank % 2, 2};
   ncclUniqueId id = team_id(self, 2);
   NCCL(ncclCommInitRankConfig(&team.communicator, 2, id, team.rank, config));
-  foretell(2, HONOURED);
+  expect_lazy(2, BUILT);
   return team;
 }
 
@@ -34,32 +34,32 @@ static void used_and_ended(struct rank* self, struct team team, uint64_t key) {
 
 static void again(struct rank* self) {
   for (uint64_t round = 0; round < 4; round++) {
-    used_and_ended(self, team_made(self, 2, HONOURED), 10 + round * 10);
+    used_and_ended(self, team_made(self, 2, BUILT), 10 + round * 10);
     /* What earlier parts left may serve the first. */
-    if (round) foretell_reuse();
+    if (round) expect_reuse();
   }
 }
 
 static void finalized(struct rank* self) {
-  struct team team = team_made(self, 2, HONOURED);
-  foretell_reuse();
+  struct team team = team_made(self, 2, BUILT);
+  expect_reuse();
   team_reduces(self, &team, 50);
   NCCL(ncclCommFinalize(team.communicator));
   CODE(ncclCommFinalize(team.communicator), ncclInvalidArgument);
   NCCL(ncclCommDestroy(team.communicator));
-  used_and_ended(self, team_made(self, 2, HONOURED), 51);
-  foretell_reuse();
+  used_and_ended(self, team_made(self, 2, BUILT), 51);
+  expect_reuse();
 }
 
 /* One that nobody needed is as it was. */
 static void not_needed(struct rank* self) {
   for (int round = 0; round < 3; round++) {
-    struct team team = team_made(self, 2, STAYS);
+    struct team team = team_made(self, 2, UNBUILT);
     team_passes(self, &team, 999, 60);
     NCCL(ncclCommDestroy(team.communicator));
   }
-  used_and_ended(self, team_made(self, 2, HONOURED), 61);
-  foretell_reuse();
+  used_and_ended(self, team_made(self, 2, BUILT), 61);
+  expect_reuse();
 }
 
 static void other_configuration(struct rank* self) {
@@ -67,7 +67,7 @@ static void other_configuration(struct rank* self) {
   config.maxCTAs = 4;
   used_and_ended(self, configured(self, &config), 70);
   used_and_ended(self, configured(self, &config), 75);
-  foretell_reuse();
+  expect_reuse();
   config.maxCTAs = 5;
   used_and_ended(self, configured(self, &config), 80);
 }
@@ -78,8 +78,8 @@ static void other_roles(struct rank* self) {
     struct team team = {NULL, 1 - self->rank % 2, 2};
     ncclUniqueId id = team_id(self, 2);
     NCCL(ncclCommInitRank(&team.communicator, 2, id, team.rank));
-    foretell(2, HONOURED);
-    if (round) foretell_reuse();
+    expect_lazy(2, BUILT);
+    if (round) expect_reuse();
     team_reduces(self, &team, 90);
     NCCL(ncclCommDestroy(team.communicator));
   }
@@ -88,10 +88,10 @@ static void other_roles(struct rank* self) {
 /* Two live at once, the same thrice; the last ends in flight, before anybody has waited for it. */
 static void in_a_group(struct rank* self) {
   for (uint64_t round = 0; round < 3; round++) {
-    struct team first = team_made(self, 2, HONOURED), second = team_made(self, 2, HONOURED);
+    struct team first = team_made(self, 2, BUILT), second = team_made(self, 2, BUILT);
     /* One there was before. */
-    foretell_reuse();
-    if (round) foretell_reuse();
+    expect_reuse();
+    if (round) expect_reuse();
     team_reduces(self, &first, 100 + round);
     team_reduces(self, &second, 110 + round);
     struct transfer transfer = {.which = ALL_REDUCE, .type = ncclFloat, .op = ncclSum, .count = 60001, .rank = first.rank,
@@ -126,7 +126,7 @@ static void unfit_on_one_rank(struct rank* self) {
     NCCL(ncclCommDestroy(team.communicator));
   }
   used_and_ended(self, configured(self, &config), 135);
-  foretell_reuse();
+  expect_reuse();
   device_free(buffer);
 }
 
@@ -136,7 +136,7 @@ static void operators(struct rank* self) {
   config.maxCTAs = 7;
   for (int round = 0; round < 2; round++) {
     struct team team = configured(self, &config);
-    if (round) foretell_reuse();
+    if (round) expect_reuse();
     float two = 2, values[2] = {1, 3}, sums[2] = {0, 0};
     void* buffer = device_alloc(sizeof values);
     ncclRedOp_t twice = ncclSum;
@@ -180,7 +180,7 @@ static void captured(struct rank* self) {
   NCCL(ncclCommDestroy(team.communicator));
   used_and_ended(self, configured(self, &config), 152);
   used_and_ended(self, configured(self, &config), 156);
-  foretell_reuse();
+  expect_reuse();
 }
 
 /* A child that NCCL makes, as it does in a group, may share what its parent has. */
@@ -213,7 +213,7 @@ static void aborted(struct rank* self) {
   struct team team = {NULL, self->rank % 2, 2};
   ncclUniqueId id = team_id(self, 2);
   NCCL(ncclCommInitRankConfig(&team.communicator, 2, id, team.rank, &config));
-  foretell(2, STAYS);
+  expect_lazy(2, UNBUILT);
   NCCL(ncclCommAbort(team.communicator));
   used_and_ended(self, configured(self, &config), 145);
 }
@@ -259,7 +259,7 @@ static void cycles(struct rank* self) {
 
 static void differing(struct rank* self) {
   if (self->rank % 2) setenv("WINDLASS_CACHE_MAX", "0", 1);
-  for (uint64_t round = 0; round < 3; round++) used_and_ended(self, team_made(self, 2, HONOURED), 10 * round);
+  for (uint64_t round = 0; round < 3; round++) used_and_ended(self, team_made(self, 2, BUILT), 10 * round);
 }
 
 /* How many of NCCL's communicators this process keeps, as it says itself. */
@@ -288,15 +288,15 @@ static bool keeps_within(int kept, int seconds) {
 /* Those of pairs: one that is made again quickly is used again, and nothing is kept that nobody wants for some seconds. While another
  * communicator is alive it ends with the next that ends. */
 static void kept(struct rank* self) {
-  used_and_ended(self, team_made(self, 2, HONOURED), 10);
+  used_and_ended(self, team_made(self, 2, BUILT), 10);
   CHECK(kept_now() == 1);
-  used_and_ended(self, team_made(self, 2, HONOURED), 20);
-  foretell_reuse();
+  used_and_ended(self, team_made(self, 2, BUILT), 20);
+  expect_reuse();
   CHECK(kept_now() == 1);
   meet(self);
   CHECK(keeps_within(0, 8));
   meet(self);
-  used_and_ended(self, team_made(self, 2, HONOURED), 30);
+  used_and_ended(self, team_made(self, 2, BUILT), 30);
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.maxCTAs = 4;
   struct team other = configured(self, &config);
@@ -308,12 +308,12 @@ static void kept(struct rank* self) {
   CHECK(kept_now() == 1);
   meet(self);
   used_and_ended(self, configured(self, &config), 50);
-  foretell_reuse();
+  expect_reuse();
 }
 
 /* Nothing is kept for long where memory is short, and nothing more from then on. */
 static void short_of_memory(struct rank* self) {
-  used_and_ended(self, team_made(self, 2, HONOURED), 10);
+  used_and_ended(self, team_made(self, 2, BUILT), 10);
   CHECK(kept_now() == 1);
   meet(self);
   size_t free_bytes = 0, total = 0;
@@ -322,13 +322,13 @@ static void short_of_memory(struct rank* self) {
   void* taken = device_alloc(free_bytes > left ? free_bytes - left : 1);
   CHECK(keeps_within(0, 2));
   meet(self);
-  used_and_ended(self, team_made(self, 2, HONOURED), 20);
+  used_and_ended(self, team_made(self, 2, BUILT), 20);
   CHECK(kept_now() == 0);
   meet(self);
   device_free(taken);
-  used_and_ended(self, team_made(self, 2, HONOURED), 30);
-  used_and_ended(self, team_made(self, 2, HONOURED), 40);
-  foretell_reuse();
+  used_and_ended(self, team_made(self, 2, BUILT), 30);
+  used_and_ended(self, team_made(self, 2, BUILT), 40);
+  expect_reuse();
 }
 
 int main(int count, char** words) {

@@ -54,7 +54,7 @@ static void lived(struct rank* self, const struct life* life, ncclUniqueId id, u
   } else {
     NCCL(ncclCommInitRank(&team.communicator, life->ranks, id, team.rank));
   }
-  foretell(life->ranks, life->reduces ? HONOURED : STAYS);
+  expect_lazy(life->ranks, life->reduces ? BUILT : UNBUILT);
   if (life->passes) team_passes(self, &team, 1 + key * 37 % 9000, key);
   if (life->reduces) team_reduces(self, &team, key);
   team_knows_itself(self, &team);

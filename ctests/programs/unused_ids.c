@@ -9,13 +9,13 @@ static const struct held ROOM = {10, 4, 100, (size_t)32 << 20};
 
 static void of_pairs(struct rank* self) {
   ncclComm_t first = world(self, 0);
-  foretell(self->ranks, STAYS);
+  expect_lazy(self->ranks, UNBUILT);
   struct held before = held_now();
   for (int round = 0; round < 1000; round++) {
     ncclComm_t made = NULL;
     ncclUniqueId id = share_id(self, 0, round % self->ranks);
     NCCL(ncclCommInitRank(&made, self->ranks, id, self->rank));
-    foretell(self->ranks, STAYS);
+    expect_lazy(self->ranks, UNBUILT);
     NCCL(ncclCommDestroy(made));
   }
   meet(self);
@@ -39,7 +39,7 @@ static void of_communicators(struct rank* self) {
 
 static void of_nothing(struct rank* self) {
   ncclComm_t first = world(self, 0);
-  foretell(self->ranks, STAYS);
+  expect_lazy(self->ranks, UNBUILT);
   struct held before = held_now();
   for (int round = 0; round < 500; round++) {
     ncclUniqueId id;

@@ -1,4 +1,4 @@
-/* Holds: windows do what NCCL promises of them: registered, used, deregistered, freed, again and again; two communicators' over
+/* Holds: windows do what NCCL guarantees of them: registered, used, deregistered, freed, again and again; two communicators' over
  * one block; inside a block; two of one block; deregistered after the free; of groups. And, if asked for by name (Windlass that
  * keeps windows): a thousand times makes one window, and takes no more memory. */
 #include "../support/windows.h"

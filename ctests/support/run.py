@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
 """Runs one test program over the real library (or its stand-in), plainly or through Windlass.
 
-    run.py --out DIR --nccl LIBRARY [--windlass DIR [--fabric REASONS] [--served PATH] [--most PATH=CALLS] [--just PATH=CALLS] [--logged TEXT] [--lazy WAYS] [--promised]
+    run.py --out DIR --nccl LIBRARY [--windlass DIR [--fabric REASONS] [--served PATH] [--most PATH=CALLS] [--just PATH=CALLS] [--logged TEXT] [--lazy WAYS] [--unbuilt]
            [--reused]] [--cuda DIR] [--gpu] -- PROGRAM [ARGUMENT...]
 
 The program's standard output is kept in DIR/output.txt. Through Windlass its report is kept too, and every call that
 the program counted must be in it, exactly as often: a test that never reached Windlass proves nothing. With --fabric
 the ranks of communicators meet, and the reports must say of them just what is in REASONS: "yes", or why not, apart by
 semicolons; without it they do not. Then strictness about leaks holds for the stand-in of libcuda, too. With --served
-the reports must count calls on that path; with --most PATH=CALLS no more than so many in all, with --just just so many; with --logged TEXT a line of a log must have it; with --lazy WAYS they must say just these of lazy communicators. With --promised they
-must say of just as many communicators as the program foretold (support/team.h) that NCCL never built them; of a program
-that foretells nothing, that some were promises (then the first of a device may be one, too: WINDLASS_FIRST_LAUNCH_GUARD is off); with
---reused, of just as many as it foretold that an ended one's was used again, of none where WINDLASS_CACHE_MAX is 0.
+the reports must count calls on that path; with --most PATH=CALLS no more than so many in all, with --just just so many; with --logged TEXT a line of a log must have it; with --lazy WAYS they must say just these of lazy communicators. With --unbuilt they
+must say of just as many communicators as the program stated (support/team.h) that NCCL never built them; of a program
+that states nothing, that some were lazy (then the first of a device may be, too: WINDLASS_FIRST_LAUNCH_GUARD is off); with
+--reused, of just as many as it stated that an ended one's was used again, of none where WINDLASS_CACHE_MAX is 0.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def main():
     if options.windlass:
         wrong = [uncounted(options.out), options.fabric and not met(options), options.served and not served(options),
                  options.most and not within(options), options.just and not just(options), options.logged and not logged(options),
-                 options.lazy and not lazy(options), options.promised and not promised(options),
+                 options.lazy and not lazy(options), options.unbuilt and not unbuilt(options),
                  options.reused and not reused(options)]
         sys.exit(1 if any(wrong) else 0)
 
@@ -61,9 +61,9 @@ def read_options():
     arguments.add_argument("--most", metavar="PATH=CALLS", help="a path on which no more calls may have run")
     arguments.add_argument("--just", metavar="PATH=CALLS", help="a path on which so many calls must have run")
     arguments.add_argument("--logged", metavar="TEXT", help="what a line of a log must have")
-    arguments.add_argument("--lazy", metavar="WAYS", help="how NCCL's lazy communicators must have come to be: promised, built, reused, apart by commas")
-    arguments.add_argument("--promised", action="store_true", help="how many communicators NCCL never builds is foretold")
-    arguments.add_argument("--reused", action="store_true", help="how many use NCCL's communicator of an ended one is foretold")
+    arguments.add_argument("--lazy", metavar="WAYS", help="how NCCL's lazy communicators must have come to be: unbuilt, built, reused, apart by commas")
+    arguments.add_argument("--unbuilt", action="store_true", help="how many communicators NCCL never builds is stated by the program")
+    arguments.add_argument("--reused", action="store_true", help="how many use NCCL's communicator of an ended one is stated by the program")
     arguments.add_argument("--set", metavar="NAME=VALUE", action="append", default=[], help="a variable of ours")
     arguments.add_argument("--hosts", action="store_true", help="the first half of the ranks on another host than the others, as the network has it; status 77 where that takes more rights")
     arguments.add_argument("--cuda", type=pathlib.Path, help="folder with the stand-in libcuda.so.1")
@@ -98,7 +98,7 @@ def environment(options):
         kept["WINDLASS_PEER_GROUPS"] = "on" if options.fabric else "off"
     if options.fabric:
         kept["WINDLASS_SIM_STRICT"] = "1"
-    if options.promised or options.reused:
+    if options.unbuilt or options.reused:
         kept["WINDLASS_FIRST_LAUNCH_GUARD"] = "off"
     kept.update(pair.split("=", 1) for pair in options.set)
     if options.windlass and not {"WINDLASS_LOG", "WINDLASS_LOG_FILE"} & set(kept):
@@ -237,41 +237,41 @@ def lazy(options):
 
 
 def reused(options):
-    """Whether the reports say of as many communicators as the program foretold that they were used again; prints how many."""
+    """Whether the reports say of as many communicators as the program expects that they were used again; prints how many."""
     counted = dict(line.split() for line in (options.out / "calls.txt").read_text().splitlines())
-    foretold = 0 if "WINDLASS_CACHE_MAX=0" in options.set else int(counted.get("reused", 0))
+    expected = 0 if "WINDLASS_CACHE_MAX=0" in options.set else int(counted.get("reused", 0))
     seen = parked = 0
     for path in options.out.glob("report-*.json"):
         report = json.loads(path.read_text())
         parked += report["parked"]
         seen += sum(communicator.get("nccl") == "reused" for communicator in report["communicators"])
-    print(f"reused: {seen}, foretold {foretold}; {parked} parked at the end", file=sys.stderr)
-    return seen == foretold and (parked > 0) == (foretold > 0)
+    print(f"reused: {seen}, expected {expected}; {parked} parked at the end", file=sys.stderr)
+    return seen == expected and (parked > 0) == (expected > 0)
 
 
-def promised(options):
-    """Whether the reports say of as many communicators as the program foretold that NCCL never built them; prints how many."""
+def unbuilt(options):
+    """Whether the reports say of as many communicators as the program expects that NCCL never built them; prints how many."""
     counted = options.out / "calls.txt"
     lazy = dict(pair.split("=", 1) for pair in options.set).get("WINDLASS_LAZY", "pairs")
-    least = perhaps = foretold = 0
+    least = perhaps = expected = 0
     for name, count in (line.split() for line in counted.read_text().splitlines()):
         kind, _, rest = name.partition("/")
-        if kind != "promise":
+        if kind != "lazy":
             continue
-        ranks, fate = rest.split("/")
-        foretold += int(count)
+        ranks, build = rest.split("/")
+        expected += int(count)
         if lazy == "all" or lazy == "pairs" and ranks == "2":
-            least += int(count) if fate == "stays" else 0
-            perhaps += int(count) if fate == "either" else 0
+            least += int(count) if build == "unbuilt" else 0
+            perhaps += int(count) if build == "either" else 0
     said = {}
     for path in options.out.glob("report-*.json"):
         for communicator in json.loads(path.read_text())["communicators"]:
             if communicator["serial"]:
                 text = communicator.get("nccl", "unsaid")
                 said[text] = said.get(text, 0) + 1
-    print(f"promises: {said}, foretold {least} to {least + perhaps} of {foretold}", file=sys.stderr)
-    seen = said.get("promised", 0)
-    return least <= seen <= least + perhaps if foretold else any(text != "unsaid" for text in said)
+    print(f"lazy: {said}, expected unbuilt {least} to {least + perhaps} of {expected}", file=sys.stderr)
+    seen = said.get("unbuilt", 0)
+    return least <= seen <= least + perhaps if expected else any(text != "unsaid" for text in said)
 
 
 def seen_functions():

@@ -3,10 +3,10 @@
 
 #include <stdio.h>
 
-void foretell(int ranks, enum fate fate) {
-  static const char* const fates[] = {"stays", "honoured", "either"};
+void expect_lazy(int ranks, enum build build) {
+  static const char* const builds[] = {"unbuilt", "built", "either"};
   char name[32];
-  snprintf(name, sizeof name, "promise/%d/%s", ranks, fates[fate]);
+  snprintf(name, sizeof name, "lazy/%d/%s", ranks, builds[build]);
   count_calls(name, 1);
 }
 
@@ -19,12 +19,12 @@ ncclUniqueId team_id(struct rank* self, int ranks) {
   return own;
 }
 
-struct team team_made(struct rank* self, int ranks, enum fate fate) {
+struct team team_made(struct rank* self, int ranks, enum build build) {
   struct team team = {NULL, self->rank % ranks, ranks};
   ncclUniqueId id = team_id(self, ranks);
   NCCL(ncclCommInitRank(&team.communicator, ranks, id, team.rank));
   CHECK(team.communicator != NULL);
-  foretell(ranks, fate);
+  expect_lazy(ranks, build);
   return team;
 }
 

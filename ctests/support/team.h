@@ -1,5 +1,5 @@
 /* Teams: communicators of two or a few consecutive ranks of a section, one of each size on every rank, and what becomes of
- * them where they are promises, that is, are built by NCCL only when a call needs it. */
+ * them where they are lazy, that is, are built by NCCL only when a call needs it. */
 #ifndef WINDLASS_CTESTS_TEAM_H
 #define WINDLASS_CTESTS_TEAM_H
 
@@ -9,14 +9,14 @@
 /* This rank's team; without a communicator it is in none. */
 struct team { ncclComm_t communicator; int rank, ranks; };
 
-/* Of a promise: no call needs NCCL; some call does; the program does not say. The runner holds the reports against what is
- * foretold here (--promised). */
-enum fate { STAYS, HONOURED, EITHER };
-/* Foretells for one communicator of this rank, where communicators of `ranks` ranks are promises. */
-void foretell(int ranks, enum fate fate);
+/* Of a lazy communicator: no call needs NCCL; some call does; the program does not say. The runner holds the reports against what is
+ * stated here (--unbuilt). */
+enum build { UNBUILT, BUILT, EITHER };
+/* States what becomes of one communicator of this rank, where communicators of `ranks` ranks are lazy. */
+void expect_lazy(int ranks, enum build build);
 
 /* Every `ranks` ranks of the section make a communicator; their number divides the section's. */
-struct team team_made(struct rank* self, int ranks, enum fate fate);
+struct team team_made(struct rank* self, int ranks, enum build build);
 /* An id for this rank's team, made by its first rank. */
 ncclUniqueId team_id(struct rank* self, int ranks);
 int team_next(const struct team* team);

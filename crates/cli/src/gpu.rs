@@ -142,7 +142,7 @@ impl Drop for Buffer {
                 let _ = unsafe { result::free_sync(self.pointer) };
             }
             FreedBy::Library(free) => {
-                // SAFETY: the promise of `of_library`; users wait for their streams before they let go.
+                // SAFETY: the guarantee of `of_library`; users wait for their streams before they let go.
                 let _ = unsafe { free(self.pointer as *mut c_void) };
             }
         }
@@ -239,7 +239,7 @@ impl Kernel {
         parameters: &mut [*mut c_void],
     ) -> Result<()> {
         let [x, y] = grid;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's guarantee.
         let launched = unsafe {
             result::launch_kernel(self.0, (x, y, 1), (threads, 1, 1), 0, stream.cast(), parameters)
         };

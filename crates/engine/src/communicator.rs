@@ -1,6 +1,6 @@
 //! The communicators we know, found by NCCL's own handle.
 //!
-//! The handle that applications hold is NCCL's pointer (of a promise, [ours](crate::promise)), so what we know of it lies beside, in a table that is read
+//! The handle that applications hold is NCCL's pointer (of a lazy communicator, [ours](crate::lazy)), so what we know of it lies beside, in a table that is read
 //! without locks on every call. Entries come from every function that makes a communicator, and from the first
 //! call of a handle that we have not seen (made by a non-blocking split, or before we were there).
 
@@ -14,7 +14,7 @@ use nccl_sys::{cudaStream_t, ncclComm_t};
 use crate::fabric::{Fabric, Plain};
 use crate::gate::{Gate, Passed};
 use crate::gpu::stream::{Capture, Place};
-use crate::promise::Promise;
+use crate::lazy::LazyCommunicator;
 use crate::rendezvous::Canceller;
 use crate::stats::count::{self, Identity};
 use crate::tuning::{COLLECTIVES, Limits};
@@ -27,8 +27,8 @@ pub use table::{find, insert, remove};
 pub enum Kept {
     /// Its fabric.
     Fabric(Arc<Fabric>),
-    /// It is a promise, with its fabric.
-    Promise(Arc<Promise>),
+    /// It is lazy, with its fabric.
+    Lazy(Arc<LazyCommunicator>),
     /// Its session is not over: an abort ends this rank's wait.
     Waiting(Canceller),
     /// It has no fabric, and what is made from it may.
@@ -40,7 +40,7 @@ impl Kept {
     pub fn fabric(&self) -> Option<&Arc<Fabric>> {
         match self {
             Kept::Fabric(fabric) => Some(fabric),
-            Kept::Promise(promise) => Some(promise.fabric()),
+            Kept::Lazy(lazy) => Some(lazy.fabric()),
             Kept::Waiting(_) | Kept::Plain(_) => None,
         }
     }
@@ -57,7 +57,7 @@ pub struct Communicator {
     /// Whether a fabric is kept: what every call may look at.
     has_fabric: AtomicBool,
     /// Whether the handle is ours.
-    is_promise: AtomicBool,
+    is_lazy: AtomicBool,
     has_run: AtomicBool,
     /// Ranks of its fabric, and what fast collectives serve, as [`Limits`]: written before `has_fabric`.
     members: AtomicUsize,
@@ -95,7 +95,7 @@ impl Communicator {
             ranks: AtomicI32::new(0),
             known: AtomicBool::new(false),
             has_fabric: AtomicBool::new(false),
-            is_promise: AtomicBool::new(false),
+            is_lazy: AtomicBool::new(false),
             has_run: AtomicBool::new(false),
             members: AtomicUsize::new(0),
             fast: [const { AtomicU64::new(0) }; COLLECTIVES],
@@ -115,7 +115,7 @@ impl Communicator {
     fn end(&self) -> Option<Kept> {
         self.handle.store(0, Ordering::Relaxed);
         self.has_fabric.store(false, Ordering::Relaxed);
-        self.is_promise.store(false, Ordering::Relaxed);
+        self.is_lazy.store(false, Ordering::Relaxed);
         self.is_checked.store(false, Ordering::Relaxed);
         self.has_gate.store(false, Ordering::Relaxed);
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).take()
@@ -135,7 +135,7 @@ impl Communicator {
         let members = kept.fabric().map_or(0, |fabric| fabric.contract().members.len());
         self.members.store(members, Ordering::Relaxed);
         self.fast.iter().zip(fast.0).for_each(|(place, limit)| place.store(limit, Ordering::Relaxed));
-        self.is_promise.store(matches!(kept, Kept::Promise(_)), Ordering::Relaxed);
+        self.is_lazy.store(matches!(kept, Kept::Lazy(_)), Ordering::Relaxed);
         let registering = kept.fabric().and_then(|fabric| fabric.registering());
         let windows = kept.fabric().and_then(|fabric| fabric.windows());
         self.has_gate.store(registering.is_some() || windows.is_some(), Ordering::Relaxed);
@@ -148,7 +148,7 @@ impl Communicator {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).replace(kept)
     }
 
-    /// Whether it has a fabric, as long as nobody ends it. A promise has one.
+    /// Whether it has a fabric, as long as nobody ends it. A lazy communicator has one.
     #[inline]
     pub fn has_fabric(&self) -> bool {
         self.has_fabric.load(Ordering::Acquire)
@@ -186,17 +186,17 @@ impl Communicator {
 
     /// Whether its handle is ours, so that NCCL must not get it.
     #[inline]
-    pub fn is_promise(&self) -> bool {
-        self.is_promise.load(Ordering::Relaxed)
+    pub fn is_lazy(&self) -> bool {
+        self.is_lazy.load(Ordering::Relaxed)
     }
 
-    /// The promise, if it is one and nobody has ended it.
-    pub fn promise(&self, handle: ncclComm_t) -> Option<Arc<Promise>> {
+    /// The lazy communicator, if it is one and nobody has ended it.
+    pub fn lazy(&self, handle: ncclComm_t) -> Option<Arc<LazyCommunicator>> {
         let kept = |kept: &Kept| match kept {
-            Kept::Promise(promise) => Some(promise.clone()),
+            Kept::Lazy(lazy) => Some(lazy.clone()),
             _ => None,
         };
-        if self.is_promise() { self.look_at_kept(handle, kept)? } else { None }
+        if self.is_lazy() { self.look_at_kept(handle, kept)? } else { None }
     }
 
     /// Its fabric, which stays while this is held, also if another thread ends the communicator; none if this record is
@@ -219,7 +219,7 @@ impl Communicator {
         self.look_at_kept(handle, |kept| match kept {
             Kept::Waiting(canceller) => canceller.abort(),
             Kept::Plain(plain) => plain.end(),
-            Kept::Fabric(_) | Kept::Promise(_) => {}
+            Kept::Fabric(_) | Kept::Lazy(_) => {}
         });
     }
 

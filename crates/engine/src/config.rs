@@ -46,7 +46,7 @@ pub enum Switch {
     Off,
 }
 
-/// Which communicators are promises.
+/// Which communicators are lazy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Lazy {

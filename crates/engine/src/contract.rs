@@ -192,12 +192,12 @@ pub mod capability {
     // 4 was memory that is exported as a fabric handle.
     /// Multicast objects, of which NCCL may make use (NVLS).
     pub const MULTICAST: u64 = 8;
-    /// This rank would have NCCL's communicator built later only: what all ranks would is a promise. Nobody goes to NCCL with the
+    /// This rank would have NCCL's communicator built later only: what all ranks would is a lazy communicator. Nobody goes to NCCL with the
     /// id of its init, ever: that id is recycled.
-    pub const PROMISE: u64 = 16;
+    pub const LAZY: u64 = 16;
     /// This rank would have that of some communicators made from this one: where all would, they tell each other at splits.
-    pub const PROMISED_CHILDREN: u64 = 32;
-    /// This rank keeps NCCL's communicators of promises that have ended: where all do, they are parked.
+    pub const LAZY_CHILDREN: u64 = 32;
+    /// This rank keeps NCCL's communicators behind lazy ones that have ended: where all do, they are parked.
     pub const PARKS: u64 = 64;
     /// This rank would register the buffers of some calls with NCCL: where all would, they share a page by which they agree on which.
     pub const REGISTERS: u64 = 128;
@@ -286,8 +286,8 @@ impl Contract {
     }
 
     /// Whether NCCL's communicator is built later only.
-    pub fn is_promise(&self) -> bool {
-        self.capabilities & capability::PROMISE != 0
+    pub fn is_lazy(&self) -> bool {
+        self.capabilities & capability::LAZY != 0
     }
 
     /// Whether NCCL's communicator may be parked when this one ends. If not, all ranks end it as ever.
@@ -295,15 +295,15 @@ impl Contract {
         self.capabilities & capability::PARKS != 0
     }
 
-    /// Whether communicators made from this one may be promises.
-    pub fn may_promise_children(&self) -> bool {
-        self.capabilities & capability::PROMISED_CHILDREN != 0
+    /// Whether communicators made from this one may be lazy.
+    pub fn may_have_lazy_children(&self) -> bool {
+        self.capabilities & capability::LAZY_CHILDREN != 0
     }
 
-    /// Whether the buffers of some calls may be registered with NCCL. Never of a promise: what NCCL builds for it may be built anew,
+    /// Whether the buffers of some calls may be registered with NCCL. Never of a lazy communicator: what NCCL builds for it may be built anew,
     /// or parked, and calls come before it is there.
     pub fn registers(&self) -> bool {
-        self.capabilities & capability::REGISTERS != 0 && !self.is_promise()
+        self.capabilities & capability::REGISTERS != 0 && !self.is_lazy()
     }
 
     /// Whether windows are kept when they are deregistered. A policy of blocks may be the one with which NCCL makes windows of its own.

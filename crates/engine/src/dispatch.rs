@@ -22,7 +22,7 @@ pub mod in_order;
 
 pub mod group_order;
 
-pub mod promised;
+pub mod lazy_calls;
 
 pub mod registered;
 

@@ -18,8 +18,8 @@ use crate::forward::init::Handle;
 use crate::forward::of_call::OfCall;
 use crate::gate::Passed;
 use crate::gpu::StreamHandle;
+use crate::lazy::{LazyCommunicator, Operator};
 use crate::mailbox::Operation;
-use crate::promise::{Operator, Promise};
 
 /// This thread's open group. Few groups await anything: the lists, which have destructors to look after, are let be then.
 #[derive(Clone, Copy, Default)]
@@ -35,7 +35,7 @@ thread_local! {
         ManuallyDrop::new(RefCell::new(Ended {
             awaited: Vec::new(),
             held: Vec::new(),
-            promised: Vec::new(),
+            lazy_work: Vec::new(),
             candidates: Vec::new(),
             inside: Vec::new(),
             followed: Vec::new(),
@@ -65,8 +65,8 @@ pub struct Ended {
     pub awaited: Vec<Awaited>,
     /// What it runs within fabrics, in call order, unless that was [taken](take_held).
     pub held: Vec<Held>,
-    /// What NCCL is to run of promises that are not honoured, in call order.
-    pub promised: Vec<Promised>,
+    /// What NCCL is to run of lazy communicators that are not materialized, in call order.
+    pub lazy_work: Vec<LazyWork>,
     /// Calls that NCCL runs at its end, and which all ranks have decided on.
     pub candidates: Vec<Waiting>,
     /// Its communicators of NCCL's, in which no thread of ours may be until then.
@@ -101,7 +101,7 @@ impl Ended {
     pub fn is_empty(&self) -> bool {
         self.awaited.is_empty()
             && self.held.is_empty()
-            && self.promised.is_empty()
+            && self.lazy_work.is_empty()
             && self.candidates.is_empty()
             && self.inside.is_empty()
             && self.followed.is_empty()
@@ -138,11 +138,11 @@ pub struct Waiting {
     pub stream: StreamHandle,
 }
 
-/// What a promise waits for NCCL with.
+/// What a lazy communicator waits for NCCL with.
 #[derive(Debug)]
 #[allow(missing_docs)]
-pub struct Promised {
-    pub promise: Arc<Promise>,
+pub struct LazyWork {
+    pub lazy: Arc<LazyCommunicator>,
     pub work: Work,
 }
 
@@ -254,8 +254,8 @@ pub fn given() -> usize {
 }
 
 /// This goes to NCCL at the end of the open group.
-pub fn hold_promised(what: Promised) {
-    with_ended(|ended| ended.promised.push(what));
+pub fn hold_lazy_work(what: LazyWork) {
+    with_ended(|ended| ended.lazy_work.push(what));
     one_more();
 }
 

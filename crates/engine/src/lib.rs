@@ -22,7 +22,7 @@ pub mod group;
 pub mod plan;
 
 // What stands for a communicator that NCCL has not built.
-pub mod promise;
+pub mod lazy;
 
 // What ranks agreed on and share.
 pub mod fabric;

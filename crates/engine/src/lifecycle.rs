@@ -20,7 +20,7 @@ use nccl_sys::{
 
 use crate::communicator::{self, Communicator};
 use crate::dispatch::group_order::Schedule;
-use crate::dispatch::{in_order, promised, registered, settling};
+use crate::dispatch::{in_order, lazy_calls, registered, settling};
 use crate::error::{panicked, refuse};
 use crate::fabric::registering;
 use crate::fabric::{self, Fate};
@@ -30,9 +30,9 @@ use crate::forward::known::{self, End};
 use crate::gate::Passed;
 use crate::group::{self, Awaited, Ended};
 use crate::guard;
+use crate::lazy;
 use crate::pool;
 use crate::process;
-use crate::promise;
 use crate::rendezvous::verdict::Reason;
 use crate::stats::count::{self, Identity};
 use crate::thread;
@@ -128,23 +128,23 @@ pub fn end(entry: Entry, how: End, handle: ncclComm_t) -> ncclResult_t {
         || {
             count::function(entry);
             let end = before_end(how, handle);
-            let promise = communicator::find(handle).and_then(|communicator| communicator.promise(handle));
-            // Before NCCL frees it: its address may at once be another thread's new communicator. A promise's is ours, and an
+            let lazy = communicator::find(handle).and_then(|communicator| communicator.lazy(handle));
+            // Before NCCL frees it: its address may at once be another thread's new communicator. A lazy communicator's is ours, and an
             // abort that frees its destroy must find it.
-            let stays = how == End::Finalize || how == End::Destroy && promise.is_some();
-            (promise, if stays { None } else { communicator::remove(handle) }, end)
+            let stays = how == End::Finalize || how == End::Destroy && lazy.is_some();
+            (lazy, if stays { None } else { communicator::remove(handle) }, end)
         },
-        |(promise, _, registered)| match promise {
-            Some(promise) => promise.end(how),
-            None if promise::is_ours(handle) => ended(handle),
+        |(lazy, _, registered)| match lazy {
+            Some(lazy) => lazy.end(how),
+            None if lazy::is_ours(handle) => ended(handle),
             None if *registered == registering::End::Left => stop(how, handle),
             None => known::end(how, handle),
         },
         // Nothing of this rank's runs any more.
-        |(promise, kept, _), _| {
-            let is_ended = promise.is_some() && how == End::Destroy;
+        |(lazy, kept, _), _| {
+            let is_ended = lazy.is_some() && how == End::Destroy;
             let kept = if is_ended { communicator::remove(handle) } else { kept };
-            drop(promise);
+            drop(lazy);
             if kept.is_some() {
                 drop(kept);
                 fabric::settle();
@@ -214,19 +214,19 @@ pub fn revoke(handle: ncclComm_t, flags: c_int) -> ncclResult_t {
             if !is_missing(Entry::ncclCommRevoke) {
                 end_registering(handle, true);
             }
-            questions::promise_of(handle).filter(|_| !is_missing(Entry::ncclCommRevoke))
+            questions::lazy_of(handle).filter(|_| !is_missing(Entry::ncclCommRevoke))
         },
-        |promise| match promise {
-            Some(promise) => promise.revoke(flags),
-            None if promise::is_ours(handle) => ended(handle),
+        |lazy| match lazy {
+            Some(lazy) => lazy.revoke(flags),
+            None if lazy::is_ours(handle) => ended(handle),
             None => known::revoke(handle, flags),
         },
-        |promise, result| {
+        |lazy, result| {
             if !is_taken(result) {
                 return;
             }
-            if let Some(promise) = promise {
-                promise.fabric().abort();
+            if let Some(lazy) = lazy {
+                lazy.fabric().abort();
             } else if let Some(communicator) = communicator::find(handle) {
                 communicator.fabric(handle).iter().for_each(|fabric| fabric.abort());
                 communicator.give_up_fabric();
@@ -240,9 +240,9 @@ pub fn async_error(handle: ncclComm_t, place: *mut ncclResult_t) -> ncclResult_t
     guard::around(
         || {
             count::function(Entry::ncclCommGetAsyncError);
-            questions::promise_of(handle)
+            questions::lazy_of(handle)
         },
-        |promise| match promise.as_ref().map(|promise| promise.real()) {
+        |lazy| match lazy.as_ref().map(|lazy| lazy.real()) {
             None => known::async_error(handle, place),
             Some(Some(real)) => known::async_error(real, place),
             Some(None) => guard::call(|| known::put(place, ncclSuccess, "ncclCommGetAsyncError: asyncError")),
@@ -348,7 +348,7 @@ fn scheduled(ended: &RefCell<Ended>, schedule: impl FnOnce(&Ended) -> Schedule) 
 
 /// What came of a group.
 struct Closed {
-    /// NCCL's own part of it, which runs before what promises held: an error if it was not to run.
+    /// NCCL's own part of it, which runs before what lazy communicators held: an error if it was not to run.
     nccls: ncclResult_t,
     /// All of it.
     result: ncclResult_t,
@@ -409,10 +409,10 @@ enum Simulated {
     Yes,
 }
 
-/// Lets NCCL close the group. If an init in it failed, nothing of the group runs: its peers do not come to NCCL. What promises
-/// held comes to NCCL now; a simulation knows nothing of it, since only all ranks together can honour them.
+/// Lets NCCL close the group. If an init in it failed, nothing of the group runs: its peers do not come to NCCL. What lazy communicators
+/// held comes to NCCL now; a simulation knows nothing of it, since only all ranks together can materialize them.
 fn close(ended: &mut Ended, simulated: Simulated, end: impl FnOnce() -> ncclResult_t) -> Closed {
-    let held = std::mem::take(&mut ended.promised);
+    let held = std::mem::take(&mut ended.lazy_work);
     if let Some(Awaited::Failed(code)) = ended.awaited.first() {
         init::spoil_group();
         end();
@@ -422,14 +422,14 @@ fn close(ended: &mut Ended, simulated: Simulated, end: impl FnOnce() -> ncclResu
         let nccls = end();
         return Closed { nccls, result: nccls };
     }
-    let Some(held) = guard::or_else(|| None, || Some(promised::begin(held))) else {
+    let Some(held) = guard::or_else(|| None, || Some(lazy_calls::begin(held))) else {
         init::spoil_group();
         end();
-        let code = panicked("what promises of a group held");
+        let code = panicked("what lazy communicators of a group held");
         return Closed { nccls: code, result: code };
     };
     let nccls = end();
-    Closed { nccls, result: if is_taken(nccls) { promised::finish(held) } else { nccls } }
+    Closed { nccls, result: if is_taken(nccls) { lazy_calls::finish(held) } else { nccls } }
 }
 
 #[inline]

@@ -103,9 +103,9 @@ pub fn first_communicator() {
     });
 }
 
-/// The first promise is made. Its handle is ours, which a second NCCL refuses: looked for once more, since programs may map
+/// The first lazy communicator is made. Its handle is ours, which a second NCCL refuses: looked for once more, since programs may map
 /// one after their first communicator.
-pub fn first_promise() {
+pub fn first_lazy() {
     static ONCE: Once = Once::new();
     ONCE.call_once(warn_of_second_nccl);
 }
@@ -120,7 +120,7 @@ fn warn_of_second_nccl() {
     SAID.call_once(|| {
         ::log::warn!(
             "a second NCCL is mapped: {} beside {}; calls into it bypass Windlass, and it refuses communicators that are \
-             promises (WINDLASS_LAZY=off makes none)",
+             lazy communicators (WINDLASS_LAZY=off makes none)",
             first.display(),
             opened.path.display()
         );

@@ -11,7 +11,7 @@
 //! ids. But a port an id needs no table of them, and closes with its root: whoever comes too late is refused, as by NCCL. It costs
 //! one descriptor, where NCCL spends a descriptor and a thread; they are bounded by `WINDLASS_SESSIONS_MAX`, and a
 //! port closes when NCCL's root behind it has. Where all ranks of a fabric have said that they go to NCCL later only
-//! ([`capability::PROMISE`](crate::contract::capability::PROMISE)), the port closes at the verdict, and NCCL's
+//! ([`capability::LAZY`](crate::contract::capability::LAZY)), the port closes at the verdict, and NCCL's
 //! id, which nobody will use, [is spare](Rendezvous::spare_id).
 //!
 //! # How it is used
@@ -25,7 +25,7 @@
 //!
 //! `ncclCommSplit` and `ncclCommShrink`, of lazy communicators: [`Rendezvous::await_ranks`] by the rank whose process hosts, and [`Rendezvous::join_invited`] or [`Rendezvous::decline`] by each; see [`derived`]. Where NCCL makes them:
 //! [`Rendezvous::enter_local`] before NCCL's call, then [`Rendezvous::join_local`]; see [`local_rendezvous`].
-//! Before a call whose communicators may be promises, a round: [`Rendezvous::ask_round`] or
+//! Before a call whose communicators may be lazy, a round: [`Rendezvous::ask_round`] or
 //! [`Rendezvous::go_to_nccl`] by each.
 //!
 //! # Why ranks never act on different verdicts

@@ -72,7 +72,7 @@ impl Tables {
         if self.strings == 0 || self.symbols == 0 {
             return false;
         }
-        // SAFETY: as promised by the caller; the tables are as the loader itself reads them.
+        // SAFETY: as guaranteed by the caller; the tables are as the loader itself reads them.
         unsafe {
             match (self.gnu_hash, self.hash) {
                 (0, 0) => false,
@@ -86,7 +86,7 @@ impl Tables {
     /// symbol of each; hashes of all symbols in order, of which a lowest bit of 1 ends the bucket.
     unsafe fn in_gnu_hash(&self, table: usize, name: &CStr) -> bool {
         let hash = gnu_hash(name);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's guarantee.
         let [buckets, first, filter_words, shift] = [0, 1, 2, 3].map(|index| unsafe { word(table, index) });
         if buckets == 0 || filter_words == 0 {
             return false;
@@ -121,7 +121,7 @@ impl Tables {
 
     /// The table: numbers of buckets and of symbols; buckets with the first symbol of each; of each symbol the next.
     unsafe fn in_hash(&self, table: usize, name: &CStr) -> bool {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's guarantee.
         let [buckets, symbols] = [0, 1].map(|index| unsafe { word(table, index) });
         if buckets == 0 {
             return false;

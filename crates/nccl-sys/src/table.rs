@@ -6,7 +6,7 @@
 //! * *first* is the version code (as `ncclGetVersion` gives it) of the first release on PyPI that exports the
 //!   name; `abi/exports` holds what each release exports, and a test compares.
 //! * *role*: `seen` has Rust code in the face; `handle` jumps straight to the real library with NCCL's own communicator in
-//!   place of a promise's, which is its first argument; `pass` always jumps straight to the real library.
+//!   place of a lazy one's, which is its first argument; `pass` always jumps straight to the real library.
 //!
 //! The second list, `opaque`, holds names whose signature is not ours to know: they are declared in NVIDIA's
 //! device headers, whose structures change from release to release. Only their result is written down, for

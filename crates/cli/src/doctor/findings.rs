@@ -217,7 +217,7 @@ fn surroundings(facts: &Facts, findings: &mut Findings) {
     }
 }
 
-/// Handles of promises are ours: another NCCL answers ncclInvalidArgument to them, and calls into it pass us by.
+/// Handles of lazy communicators are ours: another NCCL answers ncclInvalidArgument to them, and calls into it pass us by.
 fn second_nccl(running: &Running, findings: &mut Findings) {
     let Running { process, command, nccl } = running;
     let [first, others @ ..] = &nccl[..] else { return };
@@ -227,7 +227,7 @@ fn second_nccl(running: &Running, findings: &mut Findings) {
     let others: Vec<String> = others.iter().map(|path| path.display().to_string()).collect();
     findings.limited(format!(
         "process {process} ({command}) has a second NCCL mapped: {} beside {}; calls into it bypass Windlass, and it \
-         refuses communicators that are promises (WINDLASS_LAZY=off makes none)",
+         refuses lazy communicators (WINDLASS_LAZY=off makes none)",
         others.join(", "),
         first.display()
     ));

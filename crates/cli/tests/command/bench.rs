@@ -3,7 +3,7 @@
 use crate::{outcome, windlass};
 use serde_json::Value;
 
-/// All modes and kinds of operation, with JSON lines of the promised schema and pictures.
+/// All modes and kinds of operation, with JSON lines of the documented schema and pictures.
 #[test]
 fn measures() {
     let folder = tempfile::tempdir().unwrap();

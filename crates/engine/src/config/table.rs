@@ -110,15 +110,15 @@ options! {
 
         "WINDLASS_LAZY" => lazy: Lazy = Lazy::Pairs, by lazy;
         "pairs, all, off", "pairs",
-        "Which communicators within a fabric are promises: NCCL's own is built when a call needs it that all ranks make. pairs are those of two ranks.";
+        "Which communicators within a fabric are lazy: NCCL's own is built when a call needs it that all ranks make. pairs are those of two ranks.";
 
         "WINDLASS_FIRST_LAUNCH_GUARD" was "WINDLASS_WARM" => first_launch_guard: Switch = Switch::On, by switch;
         "on, off", "on",
-        "Whether, in each process, the first communicator with a fabric on a device is NCCL's own and no promise, over which the rank then sends itself a byte: NCCL's first kernels on a device wait until nothing runs there, so for a receive of ours that waits. off saves that time and memory, but a first collective beside a receive that waits may then hang: only for programs in which that cannot be.";
+        "Whether, in each process, the first communicator with a fabric on a device is NCCL's own and not lazy, over which the rank then sends itself a byte: NCCL's first kernels on a device wait until nothing runs there, so for a receive of ours that waits. off saves that time and memory, but a first collective beside a receive that waits may then hang: only for programs in which that cannot be.";
 
         "WINDLASS_CACHE_MAX" was "WINDLASS_PARK" => cache_bytes_max: u64 = 1 << 30, by bytes_or_none;
         "bytes, with K, M, G or T for powers of 1024; 0 for none", "1G",
-        "How much device memory NCCL's communicators of promises that have ended may keep in this process (at most 16 of them), to be used again by new ones of the same ranks, devices and configuration that ncclCommInitRank and its variants make. What nobody uses for 5 seconds ends, and all where device memory is short: at once if no communicator of the process is alive, else at the next init or destroy.";
+        "How much device memory the NCCL communicators behind ended lazy ones may keep in this process (at most 16 of them), to be used again by new ones of the same ranks, devices and configuration that ncclCommInitRank and its variants make. What nobody uses for 5 seconds ends, and all where device memory is short: at once if no communicator of the process is alive, else at the next init or destroy.";
 
         "WINDLASS_SESSIONS_MAX" was "WINDLASS_MEETINGS_MAX" => sessions_max: usize = 1024, by number;
         "number", "1024",

@@ -20,7 +20,7 @@ use crate::plan::{Standing, Terms, may_be_fast_together, plan};
 use super::collectives::{self, Served};
 use super::in_order::Lane;
 use super::registered::{self, Taken};
-use super::{checked, count, in_order, messages, promised, windowed};
+use super::{checked, count, in_order, lazy_calls, messages, windowed};
 
 /// What is decided of a call before it runs.
 struct Decided {
@@ -41,7 +41,7 @@ enum Course {
     /// The same or NCCL: what else its group holds will tell.
     Perhaps(Served),
     /// NCCL, which may have to build the communicator first.
-    Promised,
+    Lazy,
     /// NCCL, as all ranks have decided. Few calls are: what every call carries stays small.
     Taken(Box<Taken>),
 }
@@ -55,7 +55,7 @@ pub fn call(call: &Call, communicator: &'static Communicator) -> ncclResult_t {
             Course::Forward => forward::forward(call),
             Course::Mailbox(fabric) => guard::call(|| messages::take(call, fabric)),
             Course::Fast(served) | Course::Perhaps(served) => guard::call(|| collectives::take(call, served)),
-            Course::Promised => promised::call(call),
+            Course::Lazy => lazy_calls::call(call),
             Course::Taken(taken) => registered::run(call, taken),
         },
         |decided, result| {
@@ -85,7 +85,7 @@ pub fn forward_held(call: &Call, is_ordered: bool) -> ncclResult_t {
             course.inspect_err(|code| group::wait_for(Awaited::Failed(*code)))
         },
         |course| match course {
-            Ok(Course::Promised) => promised::call(call),
+            Ok(Course::Lazy) => lazy_calls::call(call),
             Ok(_) => forward::forward(call),
             Err(code) => *code,
         },
@@ -115,7 +115,7 @@ fn decide(call: &Call, communicator: &'static Communicator) -> Decided {
     };
     let course = course.unwrap_or_else(|| forwarded(call, communicator, &terms, false));
     let path = match &course {
-        Course::Forward | Course::Promised => Path::Forward,
+        Course::Forward | Course::Lazy => Path::Forward,
         Course::Mailbox(_) => Path::Mailbox,
         Course::Fast(_) => Path::Fast,
         Course::Taken(taken) => taken.path(),
@@ -140,8 +140,8 @@ fn may_be_held(call: &Call, terms: &Terms) -> bool {
 
 fn forwarded(call: &Call, communicator: &Communicator, terms: &Terms, is_ordered: bool) -> Course {
     windowed::before_forward(call, communicator);
-    if communicator.is_promise() {
-        return Course::Promised;
+    if communicator.is_lazy() {
+        return Course::Lazy;
     }
     in_order::before_forward(Lane::of(call), communicator, is_ordered);
     registered::take(call, communicator, *terms)

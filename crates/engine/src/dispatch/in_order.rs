@@ -120,9 +120,9 @@ fn order() -> Order {
 
 /// The fabric of a communicator that takes calls; none if another thread has just ended it.
 pub(super) fn fabric_of(call: &Call, communicator: &Communicator) -> Option<Arc<Fabric>> {
-    match communicator.promise(call.local.communicator) {
-        Some(promise) if promise.is_revoked() => None,
-        Some(promise) => Some(promise.fabric().clone()),
+    match communicator.lazy(call.local.communicator) {
+        Some(lazy) if lazy.is_revoked() => None,
+        Some(lazy) => Some(lazy.fabric().clone()),
         None => communicator.fabric(call.local.communicator),
     }
 }
@@ -200,12 +200,12 @@ fn place_of(stream: StreamHandle) -> Option<Place> {
     gpu::opened()?.place_of(stream).ok()
 }
 
-/// NCCL's own handle, for a copy on this stream; none of a promise that was not honoured, of which NCCL runs nothing.
+/// NCCL's own handle, for a copy on this stream; none of a lazy communicator that was not materialized, of which NCCL runs nothing.
 fn real_of(communicator: &Communicator, handle: ncclComm_t, stream: StreamHandle) -> Option<ncclComm_t> {
-    match communicator.promise(handle) {
-        Some(promise) => {
-            promise.runs_alone_on(stream);
-            promise.real()
+    match communicator.lazy(handle) {
+        Some(lazy) => {
+            lazy.runs_alone_on(stream);
+            lazy.real()
         }
         None => Some(handle),
     }

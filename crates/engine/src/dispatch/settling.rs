@@ -78,7 +78,7 @@ fn settle_by(decide: impl FnOnce(&[Held]) -> (Vec<Part>, Vec<Call>)) -> Vec<Part
         decided,
     );
     for (call, is_ordered) in forwarded.iter().zip(are_ordered(&forwarded)) {
-        // NCCL, and a promise, remember a refusal till the end of the group.
+        // NCCL, and a lazy communicator, remember a refusal till the end of the group.
         let _ = in_fabric::forward_held(call, is_ordered);
     }
     parts

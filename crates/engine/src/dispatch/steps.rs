@@ -12,7 +12,7 @@
 //! [`common_order`](super::common_order).
 //!
 //! # Why one may not need another's result
-//! NCCL promises no order within a group: its list is sorted by size (`ncclTaskCollSorterInsert`, src/include/comm.h), the last first
+//! NCCL guarantees no order within a group: its list is sorted by size (`ncclTaskCollSorterInsert`, src/include/comm.h), the last first
 //! among equals, and runs side by side on several channels. So buffers of one that are another's are the program's fault there, too.
 
 use windlass_kernels::collective::BATCH_CALLS_MAX;

@@ -15,9 +15,9 @@ use crate::error::refuse;
 use crate::forward::{self, known};
 use crate::group::{self, Awaited};
 use crate::guard;
+use crate::lazy;
 use crate::lifecycle;
 use crate::process;
-use crate::promise;
 
 /// What was asked for.
 #[derive(Clone, Copy, Debug)]
@@ -108,7 +108,7 @@ fn place_in(handle: ncclComm_t, name: &str) -> Result<(usize, usize), ncclResult
         if let Some(fabric) = fabric {
             return Ok((fabric.rank() as usize, fabric.contract().members.len()));
         }
-        if promise::is_ours(handle) {
+        if lazy::is_ours(handle) {
             let why = format_args!("{name}: communicator {handle:p} has been destroyed");
             return Err(refuse(ncclInvalidArgument, why));
         }

@@ -1,4 +1,4 @@
-//! Attempts to have NCCL build a promise's communicator, which all ranks number alike. A rank whose attempt failed says so: the
+//! Attempts to have NCCL build the communicator behind a lazy one, which all ranks number alike. A rank whose attempt failed says so: the
 //! others would wait for it in NCCL. Theirs of the same number fail, too, and the next has the next number on all ranks; what the
 //! fabric serves goes on. A rank whose attempt had come to its end by then has a communicator that not all ranks have.
 // Divergence: with NCCL alone who waits in an init for a rank that has failed may wait for ever.
@@ -15,7 +15,7 @@ use super::{Fabric, watch};
 /// What is done when an attempt is heard to be lost; on the watch thread, so it must not wait.
 type Heard = Box<dyn Fn(u64) + Send + Sync>;
 
-/// What is known of a promise's attempts.
+/// What is known of a lazy communicator's attempts.
 #[derive(Default)]
 pub(super) struct Attempts {
     /// Those with a lower number have failed on some rank, or had before this.

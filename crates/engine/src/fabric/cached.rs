@@ -1,4 +1,4 @@
-//! NCCL's communicators of promises that have ended, kept to be used again: by a promise with the same ranks, this one's rank
+//! NCCL's communicators behind lazy ones that have ended, kept to be used again: by a lazy communicator with the same ranks, this one's rank
 //! and device among them, and the same configuration. Which of them an init takes all its ranks agree on, by names that all know.
 //!
 //! One that is not kept, or has been kept long enough, is aborted and never destroyed: NCCL's destroy waits until the peers in
@@ -52,7 +52,7 @@ pub struct Kind {
     pub configuration: Vec<u8>,
 }
 
-/// NCCL's communicator behind a promise, or parked.
+/// NCCL's communicator behind a lazy one, or parked.
 #[derive(Debug)]
 pub struct Built {
     kind: Kind,

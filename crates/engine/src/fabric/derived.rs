@@ -7,7 +7,7 @@
 //!
 //! Where communicators made from this one may be lazy ([`Deriving::has_round`]), the ranks of a call first tell each
 //! other where they go, so that they know which of them need NCCL at all: [`Deriving::begun`] and [`Derivation::round`]
-//! come before the real call then, and the ranks of a lazy one meet at their first by [`Derivation::ask_promise`]. A rank that cannot wait, or
+//! come before the real call then, and the ranks of a lazy one meet at their first by [`Derivation::ask_lazy`]. A rank that cannot wait, or
 //! whose call NCCL may refuse, says so by [`Deriving::go_to_nccl`] and goes on as ever; NCCL makes all then.
 
 mod asking;
@@ -45,7 +45,7 @@ pub enum Standing {
     /// As on all ranks, as far as is known.
     Built,
     /// It has not.
-    Promised,
+    Lazy,
     /// It has, but not on a rank that said so.
     Lost,
 }
@@ -69,7 +69,7 @@ impl Fabric {
         let shrinks = matches!(wanted, Wanted::Shrink(_)).then_some(excluded);
         let parent = match (wanted, standing) {
             (_, Standing::Built) => Parent::Built,
-            (Wanted::Split(_), Standing::Promised) => Parent::Promised,
+            (Wanted::Split(_), Standing::Lazy) => Parent::Lazy,
             (Wanted::Split(_), Standing::Lost) => Parent::Lost,
             // Those who are excluded do not come, or those who lack it.
             (Wanted::Shrink(_), _) => Parent::Unbuildable,
@@ -183,18 +183,22 @@ mod tests {
         })
     }
 
-    const MAY: u64 = capability::PROMISED_CHILDREN;
+    const MAY: u64 = capability::LAZY_CHILDREN;
 
     /// Pairs need no NCCL; a rank that cannot wait makes all go there, and the next round is as if it had not been.
     #[test]
     fn rounds_in_order() {
         let lines = parent(4, MAY);
         let pairs = |rank| Some(rank as i32 / 2);
-        let promise = |rank, ranks: [u32; 2]| {
-            Ok(Course::Promise { rank, ranks: ranks.to_vec(), others: Others::Nothing })
-        };
-        let promises = vec![promise(0, [0, 1]), promise(1, [0, 1]), promise(0, [2, 3]), promise(1, [2, 3])];
-        assert_eq!(round(&lines, pairs), promises);
+        let lazy_course =
+            |rank, ranks: [u32; 2]| Ok(Course::Lazy { rank, ranks: ranks.to_vec(), others: Others::Nothing });
+        let lazy_communicators = vec![
+            lazy_course(0, [0, 1]),
+            lazy_course(1, [0, 1]),
+            lazy_course(0, [2, 3]),
+            lazy_course(1, [2, 3]),
+        ];
+        assert_eq!(round(&lines, pairs), lazy_communicators);
         for hurried in [3, 0] {
             let hurries = deriving(&lines[hurried], Some(9));
             hurries.go_to_nccl();
@@ -202,7 +206,7 @@ mod tests {
             assert_eq!(round(&waiting, pairs), vec![Ok(Course::Nccl); 3]);
             // NCCL has taken the call.
             assert_eq!(hurries.begun().round(0, Willing::Always), Ok(Course::Nccl));
-            assert_eq!(round(&lines, pairs), promises);
+            assert_eq!(round(&lines, pairs), lazy_communicators);
         }
     }
 
@@ -213,7 +217,7 @@ mod tests {
         deriving(&lines[1], Some(0)).go_to_nccl();
         deriving(&lines[1], Some(0)).go_to_nccl();
         assert_eq!(round(&lines, |_| Some(0)), vec![Ok(Course::Nccl); 2]);
-        assert!(matches!(round(&lines, |_| Some(0))[0], Ok(Course::Promise { .. })));
+        assert!(matches!(round(&lines, |_| Some(0))[0], Ok(Course::Lazy { .. })));
     }
 
     /// A rank that gives its call up before its word ends the round for the others; one that is told that its communicator
@@ -240,7 +244,7 @@ mod tests {
         assert_eq!(round(&lines[1..2], |_| Some(0)), [Err(Failure::Aborted)]);
     }
 
-    /// Where no communicator can be a promise nobody is waited for.
+    /// Where no communicator can be lazy nobody is waited for.
     #[test]
     fn without_a_round() {
         let lines = parent(3, !MAY);
@@ -269,13 +273,13 @@ mod tests {
                 derivations.map(wait).map(|thread| thread.join().unwrap())
             })
         };
-        let promise = |rank| Ok(Course::Promise { rank, ranks: vec![1, 2], others: Others::Nothing });
-        assert_eq!(both(), [promise(0), promise(1)]);
+        let lazy_course = |rank| Ok(Course::Lazy { rank, ranks: vec![1, 2], others: Others::Nothing });
+        assert_eq!(both(), [lazy_course(0), lazy_course(1)]);
         shrink(2).go_to_nccl();
         shrink(2).go_to_nccl();
         deriving(&lines[2], None).go_to_nccl();
         assert_eq!(both(), [Ok(Course::Nccl), Ok(Course::Nccl)]);
-        assert_eq!(both(), [promise(0), promise(1)]);
+        assert_eq!(both(), [lazy_course(0), lazy_course(1)]);
         // One that has no parent is without it in any case; who has one learns that.
         let without = |rank| Deriving { parent: Parent::Unbuildable, ..shrink(rank) };
         let apart = |rank| Ok(Course::Apart { rank, ranks: vec![1, 2] });

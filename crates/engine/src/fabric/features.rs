@@ -172,7 +172,7 @@ pub(super) fn of_all(contract: &Contract, own: Lacks) -> Lacks {
         Lack::Nothing => otherwise,
         own => own,
     };
-    let unbuilt = if contract.is_promise() { Lack::Lazy } else { Lack::OtherRank };
+    let unbuilt = if contract.is_lazy() { Lack::Lazy } else { Lack::OtherRank };
     let (native, windows) = (tuning::serves(contract), contract.keeps_windows());
     Lacks::default()
         .with(Feature::Native, lack(Feature::Native, native, Lack::OtherRank))

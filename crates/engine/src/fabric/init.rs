@@ -183,7 +183,7 @@ fn all_here_or_reason(devices: &[i32], patience: Patience) -> Result<Vec<Fate>, 
     Ok(prepared.into_iter().map(fabric).collect())
 }
 
-/// Whether so many ranks in one hand would be promises.
+/// Whether so many ranks in one hand would be lazy.
 pub fn is_patient(ranks: usize) -> bool {
     Patience::AsConfigured.capability(ranks as u32) != 0
 }

@@ -17,9 +17,9 @@ fn offers(attachment: &[u8]) -> impl Iterator<Item = Token> {
     offered.as_chunks::<TOKEN_BYTES>().0.iter().take(OFFERS_MAX).map(|bytes| Token(*bytes))
 }
 
-/// The first of rank 0's that all ranks offer; none of an init that is no promise, or where one rank parks nothing.
+/// The first of rank 0's that all ranks offer; none of an init that is not lazy, or where one rank parks nothing.
 pub fn common(contract: &Contract) -> Option<Token> {
-    if !contract.is_promise() || !contract.parks() {
+    if !contract.is_lazy() || !contract.parks() {
         return None;
     }
     let (first, others) = contract.members.split_first()?;
@@ -57,7 +57,7 @@ mod tests {
             comm: Token([9; 16]),
             version: Version::THIS,
             host: Token([8; 16]),
-            capabilities: capability::PROMISE | capability::PARKS,
+            capabilities: capability::LAZY | capability::PARKS,
             options: 0,
             ctas_max: 0,
             members: (0..).zip(offered).map(member).collect(),
@@ -76,7 +76,7 @@ mod tests {
         assert_eq!(common(&contract(&[&[], &[4]])), None);
         assert_eq!(common(&contract(&[&[1], &[2]])), None);
         let kept = contract(&[&[5], &[5]]);
-        for capabilities in [0, capability::PROMISE, capability::PARKS] {
+        for capabilities in [0, capability::LAZY, capability::PARKS] {
             assert_eq!(common(&Contract { capabilities, ..kept.clone() }), None);
         }
     }

@@ -430,7 +430,7 @@ fn reply(watch: &Watch, words: &[u8]) -> Option<Answer> {
     if let Some(LostAttempt { comm, from, to, attempt }) = LostAttempt::decode(words) {
         let fabric = watch.find(comm, to)?;
         log::debug!(
-            "rank {to}: rank {from} says that its attempt {attempt} to have NCCL build a promise failed"
+            "rank {to}: rank {from} says that its attempt {attempt} to have NCCL build a lazy communicator failed"
         );
         fabric.hear_of_lost(attempt);
         return Some(Answer { words: vec![1], descriptor: None });

@@ -67,7 +67,7 @@ impl Patience {
             Lazy::All => true,
         };
         let parks = if config().cache_bytes_max > 0 { capability::PARKS } else { 0 };
-        if lazy && self == Patience::AsConfigured { capability::PROMISE | parks } else { 0 }
+        if lazy && self == Patience::AsConfigured { capability::LAZY | parks } else { 0 }
     }
 
     /// What this rank says before a split, where it may wait.
@@ -222,7 +222,7 @@ fn no_identity(error: impl std::fmt::Display) -> Reason {
 }
 
 fn of_children() -> u64 {
-    if config().lazy == Lazy::Off { 0 } else { capability::PROMISED_CHILDREN }
+    if config().lazy == Lazy::Off { 0 } else { capability::LAZY_CHILDREN }
 }
 
 fn capabilities(device: &device::Facts) -> u64 {

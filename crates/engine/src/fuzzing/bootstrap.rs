@@ -89,7 +89,7 @@ pub fn host(input: &[u8]) {
             assert!(
                 agreement.missing().is_none_or(|missing| agreement.ranks().is_some_and(|all| missing <= all))
             );
-            agreement.is_promise();
+            agreement.is_lazy();
         };
         match what / 4 {
             0 => step(Event::Left(seat)),
@@ -150,7 +150,7 @@ pub fn participant(input: &[u8]) {
 fn courses(table: &Table) {
     use crate::rendezvous::colors::Course;
     for rank in 0..table.ranks() as u32 + 1 {
-        if let Course::Promise { rank: place, ranks, .. } | Course::Apart { rank: place, ranks } =
+        if let Course::Lazy { rank: place, ranks, .. } | Course::Apart { rank: place, ranks } =
             table.course(rank)
         {
             assert!(ranks.len() <= RANKS_MAX && (place as usize) < ranks.len().max(1));

@@ -99,7 +99,7 @@ impl Home {
         if current == self.context.handle {
             return Ok(Current { pushed_by: None });
         }
-        // SAFETY: the context is alive: retained, or promised by `of`.
+        // SAFETY: the context is alive: retained, or guaranteed by `of`.
         let code = unsafe { (self.driver.calls.cuCtxPushCurrent_v2)(self.context.handle) };
         self.driver.check("cuCtxPushCurrent_v2", code, || format!("device {}", self.device))?;
         Ok(Current { pushed_by: Some(self) })

@@ -127,7 +127,7 @@ impl Module {
     /// The driver finds the end of the image by its format: `image` is a whole one.
     pub unsafe fn load(driver: &'static Driver, image: &[u8]) -> Result<Module, Failure> {
         let mut handle = 0;
-        // SAFETY: the caller's promise. The driver keeps a copy of its own, also for what it loads later (cuLibraryLoadData's
+        // SAFETY: the caller's guarantee. The driver keeps a copy of its own, also for what it loads later (cuLibraryLoadData's
         // option CU_LIBRARY_BINARY_IS_PRESERVED says what it otherwise does).
         let code = unsafe { (driver.calls.cuModuleLoadData)(&mut handle, image.as_ptr().cast()) };
         driver.check("cuModuleLoadData", code, || format!("image bytes {}", image.len()))?;
@@ -231,7 +231,7 @@ impl Driver {
             attribute_count: count as u32,
         };
         // SAFETY: the configuration and its attributes are locals, which the driver reads during the call; the rest is
-        // the caller's promise.
+        // the caller's guarantee.
         let code = unsafe {
             (self.calls.cuLaunchKernelEx)(
                 &configuration,

@@ -135,7 +135,7 @@ impl Driver {
         function: HostFunction,
         data: *mut c_void,
     ) -> Result<(), Failure> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's guarantee.
         let code = unsafe { (self.calls.cuLaunchHostFunc)(stream.0, function, data) };
         self.check("cuLaunchHostFunc", code, || about(stream))
     }

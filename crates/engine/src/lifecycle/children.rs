@@ -1,9 +1,9 @@
 //! Communicators made from one with a fabric, before NCCL is asked. Their ranks tell each other where they go and what they want
-//! of NCCL; those that are promises then meet, and NCCL's own call is made only if somebody else needs it. A rank that cannot
+//! of NCCL; those that are lazy then meet, and NCCL's own call is made only if somebody else needs it. A rank that cannot
 //! wait, because it is in a group, says so, and NCCL makes all.
 //!
-//! A shrink of a promise that is not honoured never honours it: the ranks that are left out do not come. What its survivors get
-//! is made without the parent. So is whatever comes of a promise whose honouring failed on some ranks only.
+//! A shrink of a lazy communicator that is not materialized never materializes it: the ranks that are left out do not come. What its survivors get
+//! is made without the parent. So is whatever comes of a lazy communicator whose materializing failed on some ranks only.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::forward::configuration::Kept as Configuration;
 use crate::forward::init::{self, Handle, InitCall};
 use crate::forward::known;
 use crate::group;
-use crate::promise::{Promise, on_device};
+use crate::lazy::{LazyCommunicator, on_device};
 use crate::rendezvous::id_tag::Id;
 use crate::rendezvous::verdict::Reason;
 use crate::stats::count::Identity;
@@ -35,7 +35,7 @@ pub enum Step {
     /// The same, and the ranks have spoken.
     Begun(Derivation, Configured),
     /// The ranks have met.
-    Met(Arc<Promise>, Others),
+    Met(Arc<LazyCommunicator>, Others),
     /// They have no fabric, or no parent of NCCL's: they make it by an id of ours.
     ById(ById),
     /// This rank is in no new communicator, and nobody needs NCCL.
@@ -59,7 +59,7 @@ pub struct ById {
     reason: Reason,
 }
 
-/// Lets the ranks speak, and those of promises meet.
+/// Lets the ranks speak, and those of lazy communicators meet.
 pub fn step(init: &InitCall, before: Option<Before>) -> Step {
     let (mut deriving, configured) = match before {
         Some(Before::OfFabric(OfFabric { deriving, configured })) => (deriving, configured),
@@ -72,7 +72,7 @@ pub fn step(init: &InitCall, before: Option<Before>) -> Step {
         other => return Step::Nccl(other),
     };
     let Some(parent) = parent_of(init) else { return Step::Nccl(None) };
-    let promise = init.parent().and_then(questions::promise_of);
+    let lazy = init.parent().and_then(questions::lazy_of);
     let is_left = deriving.is_without_parent();
     // NCCL, or what stands for it, says why.
     if init.refusal(parent.rank()).is_some() {
@@ -82,8 +82,8 @@ pub fn step(init: &InitCall, before: Option<Before>) -> Step {
         deriving.enter();
         return Step::Nccl(Some(Before::OfFabric(OfFabric { deriving, configured })));
     }
-    let device = match &promise {
-        Some(promise) => Some(promise.device()),
+    let device = match &lazy {
+        Some(lazy) => Some(lazy.device()),
         None => init.parent().and_then(known::identity).map(|identity| identity.device),
     };
     if deriving.has_lost_parent() && group::is_open() {
@@ -127,9 +127,9 @@ pub fn step(init: &InitCall, before: Option<Before>) -> Step {
             met(asked, derivation, configuration, by_id)
         }
         Course::Nccl => Step::Begun(derivation, configured),
-        Course::Promise { rank, ranks, others } => {
+        Course::Lazy { rank, ranks, others } => {
             let by_id = by_id(init, parent, &derivation, device, rank, &ranks);
-            let asked = derivation.ask_promise(by_id.new_communicator, configured);
+            let asked = derivation.ask_lazy(by_id.new_communicator, configured);
             met(asked, derivation, configuration, ById { others, ..by_id })
         }
         Course::Torn => {
@@ -182,7 +182,7 @@ fn met(
     match fabric::complete(vec![asked]).pop().unwrap_or(Fate::Plain(Reason::Derived)) {
         Fate::Fabric(fabric) => {
             fabric.keep_configuration(configuration);
-            Step::Met(Promise::new(fabric, by_id.new_communicator.device, None), by_id.others)
+            Step::Met(LazyCommunicator::new(fabric, by_id.new_communicator.device, None), by_id.others)
         }
         Fate::Plain(reason) => Step::ById(ById { reason, ..by_id }),
         Fate::Failed(failure) => {
@@ -212,16 +212,16 @@ pub fn act(step: &Step, init: &InitCall) -> ncclResult_t {
         Step::Nccl(_) | Step::Begun(..) => derived::run(init),
         Step::Nothing => ncclSuccess,
         Step::Failed(code) => *code,
-        Step::Met(promise, others) => {
+        Step::Met(lazy, others) => {
             let result = for_others(*others, init);
             if matches!(others, Others::Nothing) {
                 stop_parent(init);
             }
-            if result != ncclSuccess || promise.fabric().contract().is_promise() {
+            if result != ncclSuccess || lazy.fabric().contract().is_lazy() {
                 return result;
             }
             // Not all would wait.
-            promise.honour_beside().wait()
+            lazy.materialize_beside().wait()
         }
         Step::ById(by_id) => {
             stop_parent(init);
@@ -233,10 +233,10 @@ pub fn act(step: &Step, init: &InitCall) -> ncclResult_t {
 
 /// A shrink that is to stop its parent's work, and is made without it.
 fn stop_parent(init: &InitCall) {
-    let Some(promise) = init.aborted_parent().and_then(questions::promise_of) else { return };
+    let Some(lazy) = init.aborted_parent().and_then(questions::lazy_of) else { return };
     // Where NCCL cannot (2.27.3 to 2.28.6), that goes on until the parent's owner aborts it.
-    if promise.real().is_some() && !promise.is_revoked() && !is_missing(Entry::ncclCommRevoke) {
-        promise.revoke(0);
+    if lazy.real().is_some() && !lazy.is_revoked() && !is_missing(Entry::ncclCommRevoke) {
+        lazy.revoke(0);
     }
 }
 
@@ -273,7 +273,7 @@ pub fn finish(step: Step, place: Handle, result: ncclResult_t) -> ncclResult_t {
             return derived::meet(vec![(place, configured, derivation)]);
         }
         _ if result != ncclSuccess => session::refused(result),
-        Step::Met(promise, _) => session::hand_out(place, promise),
+        Step::Met(lazy, _) => session::hand_out(place, lazy),
         Step::Nothing => init::hand_out(place, std::ptr::null_mut()),
         Step::ById(ById { new_communicator, reason, .. }) => {
             let NewCommunicator { device, rank, ranks } = new_communicator;

@@ -22,9 +22,9 @@ use crate::forward::init::{Ctas, FromParent, Handle, InitCall, Which, hand_out};
 use crate::forward::known;
 use crate::group::{self, Awaited};
 use crate::guard;
+use crate::lazy;
+use crate::lazy::Unfit;
 use crate::process;
-use crate::promise;
-use crate::promise::Unfit;
 use crate::rendezvous::verdict::Reason;
 use crate::stats::count;
 
@@ -92,27 +92,27 @@ pub fn init_child(entry: Entry, init: &InitCall) -> ncclResult_t {
     if result == ncclSuccess { met.get() } else { result }
 }
 
-/// NCCL makes it; a parent that is a promise is honoured first, by all its ranks.
+/// NCCL makes it; a parent that is lazy is materialized first, by all its ranks.
 pub fn run(init: &InitCall) -> ncclResult_t {
-    match init.parent().and_then(questions::promise_of) {
-        None if init.parent().is_some_and(promise::is_ours) => {
+    match init.parent().and_then(questions::lazy_of) {
+        None if init.parent().is_some_and(lazy::is_ours) => {
             refuse(ncclInvalidArgument, format_args!("a communicator from one that has been destroyed"))
         }
         None => init.run(),
-        Some(promise) => {
+        Some(lazy) => {
             // Also where NCCL has built it: of a configuration that it refuses NCCL keeps a pointer to the child's abort flag, which it
-            // has freed, and writes there when this one is aborted (2.28.9, ncclCommInitChildComm); or the next promise that gets it.
-            if let Some(why) = init.refusal(promise.fabric().rank()) {
+            // has freed, and writes there when this one is aborted (2.28.9, ncclCommInitChildComm); or the next lazy communicator that gets it.
+            if let Some(why) = init.refusal(lazy.fabric().rank()) {
                 return refuse(ncclInvalidArgument, format_args!("a communicator from another: {why}"));
             }
             // They may share what it has.
-            promise.mark(Unfit::Everywhere);
+            lazy.mark(Unfit::Everywhere);
             let (init, given) = (*init, init.given());
             if let Some((place, _)) = init.new_communicators().next() {
                 // As NCCL has it until the communicator is there.
                 hand_out(place, std::ptr::null_mut());
             }
-            questions::with_real(&promise, move |real| init.with(&given).of_parent(real).run())
+            questions::with_real(&lazy, move |real| init.with(&given).of_parent(real).run())
         }
     }
 }
@@ -130,7 +130,7 @@ fn before(from: FromParent) -> Option<Before> {
     }
     let derive = |kept: &Kept| {
         let standing = match kept {
-            Kept::Promise(promise) => promise.standing(),
+            Kept::Lazy(lazy) => lazy.standing(),
             _ => Standing::Built,
         };
         kept.fabric()?.derive(&wanted, standing)

@@ -1,5 +1,5 @@
-//! What else is asked of a communicator. Of one that NCCL made, NCCL answers. Of a promise: what only this rank asks is answered
-//! here; what all ranks ask honours it, in a group at the group's end.
+//! What else is asked of a communicator. Of one that NCCL made, NCCL answers. Of a lazy communicator: what only this rank asks is answered
+//! here; what all ranks ask materializes it, in a group at the group's end.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
@@ -12,46 +12,45 @@ use nccl_sys::{
 
 use crate::communicator;
 use crate::dispatch::in_order::{self, Lane};
-use crate::dispatch::promised;
+use crate::dispatch::lazy_calls;
 use crate::error::refuse;
 use crate::fabric::registering::Registering;
 use crate::forward::known::put;
 use crate::forward::questions::OneSided;
 use crate::forward::{operators, questions, registration};
-use crate::group::{self, Promised, Work};
+use crate::group::{self, LazyWork, Work};
 use crate::guard;
+use crate::lazy::{self, LazyCommunicator, Unfit};
 use crate::pool;
-use crate::promise::{self, Promise, Unfit};
 use crate::range::Range;
 use crate::stats::count;
 
 pub use super::windows::{address as window_address, end as end_window, register as window};
 use super::{ended, enter_by, windows};
 
-/// The promise that a handle of ours stands for.
-pub fn promise_of(handle: ncclComm_t) -> Option<Arc<Promise>> {
+/// The lazy communicator that a handle of ours stands for.
+pub fn lazy_of(handle: ncclComm_t) -> Option<Arc<LazyCommunicator>> {
     let communicator = communicator::find(handle)?;
-    if communicator.is_promise() { communicator.promise(handle) } else { None }
+    if communicator.is_lazy() { communicator.lazy(handle) } else { None }
 }
 
-/// After this nobody else may have NCCL's communicator of a promise.
+/// After this nobody else may have NCCL's communicator of a lazy one.
 pub(super) fn keep_apart(handle: ncclComm_t, unfit: Unfit) {
-    guard::or_else(|| (), || promise_of(handle).into_iter().for_each(|promise| promise.mark(unfit)));
+    guard::or_else(|| (), || lazy_of(handle).into_iter().for_each(|lazy| lazy.mark(unfit)));
 }
 
 /// The same, if NCCL has it already: what is asked before is answered here.
 fn keep_built_apart(handle: ncclComm_t) {
-    let is_built = |promise: &Arc<Promise>| promise.real().is_some();
-    let mark =
-        || promise_of(handle).filter(is_built).into_iter().for_each(|promise| promise.mark(Unfit::Here));
+    let is_built = |lazy: &Arc<LazyCommunicator>| lazy.real().is_some();
+    let mark = || lazy_of(handle).filter(is_built).into_iter().for_each(|lazy| lazy.mark(Unfit::Here));
     guard::or_else(|| (), mark);
 }
 
-/// What only this rank asks: `here` answers for a promise that is not honoured.
+/// What only this rank asks: `here` answers for a lazy communicator that is not materialized.
 pub(super) fn ask(
     entry: Entry,
     handle: ncclComm_t,
-    here: impl FnOnce(&Arc<Promise>) -> ncclResult_t,
+    here: impl FnOnce(&Arc<LazyCommunicator>) -> ncclResult_t,
     real: impl FnOnce(ncclComm_t) -> ncclResult_t,
 ) -> ncclResult_t {
     let before = || {
@@ -60,14 +59,14 @@ pub(super) fn ask(
         use Entry::{ncclCommCount, ncclCommCuDevice, ncclCommMemStats, ncclCommUserRank};
         let is_free = matches!(entry, ncclCommCount | ncclCommCuDevice | ncclCommMemStats | ncclCommUserRank);
         let inside = if is_free { None } else { enter_by(handle) };
-        // What the real library lacks, it lacks for promises, too; that answer looks at no handle.
-        (promise_of(handle).filter(|_| !is_missing(entry)), inside)
+        // What the real library lacks, it lacks for lazy communicators, too; that answer looks at no handle.
+        (lazy_of(handle).filter(|_| !is_missing(entry)), inside)
     };
-    let answer = |(promise, _inside): &(Option<Arc<Promise>>, _)| match promise {
+    let answer = |(lazy, _inside): &(Option<Arc<LazyCommunicator>>, _)| match lazy {
         None => real(handle),
-        Some(promise) => match promise.real() {
+        Some(lazy) => match lazy.real() {
             Some(built) => real(built),
-            None => guard::call(|| here(promise)),
+            None => guard::call(|| here(lazy)),
         },
     };
     guard::around(before, answer, |_, _| ())
@@ -81,63 +80,63 @@ pub(super) fn need(
 ) -> ncclResult_t {
     let before = || {
         count::function(entry);
-        (promise_of(handle).filter(|_| !is_missing(entry)), enter_by(handle))
+        (lazy_of(handle).filter(|_| !is_missing(entry)), enter_by(handle))
     };
-    let answer = |(promise, _inside): &(Option<Arc<Promise>>, _)| match promise {
+    let answer = |(lazy, _inside): &(Option<Arc<LazyCommunicator>>, _)| match lazy {
         None => real(handle),
-        Some(promise) => with_real(promise, real),
+        Some(lazy) => with_real(lazy, real),
     };
     guard::around(before, answer, |_, _| ())
 }
 
 /// Runs what needs NCCL's communicator: now, or at the end of the open group.
 pub fn with_real(
-    promise: &Arc<Promise>,
+    lazy: &Arc<LazyCommunicator>,
     real: impl FnOnce(ncclComm_t) -> ncclResult_t + 'static,
 ) -> ncclResult_t {
-    if promise.real().is_none() && group::is_open() {
-        let held = Promised { promise: promise.clone(), work: Work::Other(Box::new(real)) };
-        group::hold_promised(held);
+    if lazy.real().is_none() && group::is_open() {
+        let held = LazyWork { lazy: lazy.clone(), work: Work::Other(Box::new(real)) };
+        group::hold_lazy_work(held);
         return ncclSuccess;
     }
-    if promise.real().is_none() {
-        let honoured = promised::honour(promise);
-        if honoured != ncclSuccess {
-            return honoured;
+    if lazy.real().is_none() {
+        let materialized = lazy_calls::materialize(lazy);
+        if materialized != ncclSuccess {
+            return materialized;
         }
     }
-    promise.real().map_or(ncclInternalError, real)
+    lazy.real().map_or(ncclInternalError, real)
 }
 
 /// How many ranks there are.
 pub fn count(handle: ncclComm_t, place: *mut c_int) -> ncclResult_t {
-    let here = |promise: &Arc<Promise>| {
-        put(place, promise.fabric().contract().members.len() as c_int, "ncclCommCount: count")
+    let here = |lazy: &Arc<LazyCommunicator>| {
+        put(place, lazy.fabric().contract().members.len() as c_int, "ncclCommCount: count")
     };
     ask(Entry::ncclCommCount, handle, here, |real| questions::count(real, place))
 }
 
 /// This rank's device.
 pub fn device(handle: ncclComm_t, place: *mut c_int) -> ncclResult_t {
-    let here = |promise: &Arc<Promise>| put(place, promise.device(), "ncclCommCuDevice: device");
+    let here = |lazy: &Arc<LazyCommunicator>| put(place, lazy.device(), "ncclCommCuDevice: device");
     ask(Entry::ncclCommCuDevice, handle, here, |real| questions::device(real, place))
 }
 
 /// This rank.
 pub fn rank(handle: ncclComm_t, place: *mut c_int) -> ncclResult_t {
     let here =
-        |promise: &Arc<Promise>| put(place, promise.fabric().rank() as c_int, "ncclCommUserRank: rank");
+        |lazy: &Arc<LazyCommunicator>| put(place, lazy.fabric().rank() as c_int, "ncclCommUserRank: rank");
     ask(Entry::ncclCommUserRank, handle, here, |real| questions::rank(real, place))
 }
 
 /// NCCL's last error text, which is the process's.
 pub fn last_error(handle: ncclComm_t) -> *const c_char {
     count::function(Entry::ncclGetLastError);
-    let real = promise_of(handle).map_or(handle, |promise| promise.real().unwrap_or(std::ptr::null_mut()));
+    let real = lazy_of(handle).map_or(handle, |lazy| lazy.real().unwrap_or(std::ptr::null_mut()));
     questions::last_error(real)
 }
 
-/// Gives back memory of an idle communicator. A promise that is not honoured has none of NCCL's.
+/// Gives back memory of an idle communicator. A lazy communicator that is not materialized has none of NCCL's.
 pub fn suspend(handle: ncclComm_t, flags: c_int) -> ncclResult_t {
     keep_built_apart(handle);
     windows::end_parked(handle);
@@ -152,7 +151,7 @@ pub fn resume(handle: ncclComm_t) -> ncclResult_t {
 
 /// Bytes of device memory that NCCL's communicator holds.
 pub fn memory(handle: ncclComm_t, which: nccl_sys::ncclCommMemStat_t, place: *mut u64) -> ncclResult_t {
-    let here = |_: &Arc<Promise>| put(place, 0, "ncclCommMemStats: value");
+    let here = |_: &Arc<LazyCommunicator>| put(place, 0, "ncclCommMemStats: value");
     ask(Entry::ncclCommMemStats, handle, here, |real| questions::memory(real, which, place))
 }
 
@@ -169,13 +168,13 @@ pub fn register(
     bytes: usize,
     place: *mut *mut c_void,
 ) -> ncclResult_t {
-    let here = |promise: &Arc<Promise>| {
+    let here = |lazy: &Arc<LazyCommunicator>| {
         if place.is_null() {
             return refuse(ncclInvalidArgument, format_args!("ncclCommRegister: handle is null"));
         }
         put(
             place,
-            promise.registrations().add(address as usize, bytes) as *mut c_void,
+            lazy.registrations().add(address as usize, bytes) as *mut c_void,
             "ncclCommRegister: handle",
         )
     };
@@ -215,12 +214,12 @@ pub fn deregister(handle: ncclComm_t, registration: *mut c_void) -> ncclResult_t
         let ended = pool::Registration { communicator: handle as usize, handle: registration as usize };
         // What stays of windows there would hold it in NCCL.
         windows::meet_each(handle, || pool::registered_by(ended));
-        (promise_of(handle), enter_by(handle))
+        (lazy_of(handle), enter_by(handle))
     };
-    let answer = |(promise, _inside): &(Option<Arc<Promise>>, _)| {
-        let Some(promise) = promise else { return questions::deregister(handle, registration) };
-        let real = promise.real();
-        match promise.registrations().remove(registration as usize, real) {
+    let answer = |(lazy, _inside): &(Option<Arc<LazyCommunicator>>, _)| {
+        let Some(lazy) = lazy else { return questions::deregister(handle, registration) };
+        let real = lazy.real();
+        match lazy.registrations().remove(registration as usize, real) {
             Some(result) => result,
             None => match real {
                 Some(real) => questions::deregister(real, registration),
@@ -244,7 +243,7 @@ pub(super) fn note_deregistered(handle: ncclComm_t, registration: usize) {
     guard::or_else(|| (), || pool::deregistered(ended));
 }
 
-/// Looks at what this rank registers by itself of a communicator that is no promise.
+/// Looks at what this rank registers by itself of a communicator that is not lazy.
 pub(super) fn registering_of(handle: ncclComm_t, act: impl Fn(&Registering)) {
     let look = || {
         let fabric = communicator::find(handle).and_then(|known| known.fabric(handle));
@@ -253,7 +252,7 @@ pub(super) fn registering_of(handle: ncclComm_t, act: impl Fn(&Registering)) {
     guard::or_else(|| (), look)
 }
 
-/// Makes a reduction. Of a promise it stays ours, honoured or not.
+/// Makes a reduction. Of a lazy communicator it stays ours, materialized or not.
 pub fn operator(
     place: *mut ncclRedOp_t,
     scalar: *mut c_void,
@@ -263,16 +262,16 @@ pub fn operator(
 ) -> ncclResult_t {
     let before = || {
         count::function(Entry::ncclRedOpCreatePreMulSum);
-        promise_of(handle)
+        lazy_of(handle)
     };
-    let answer = |promise: &Option<Arc<Promise>>| match promise {
+    let answer = |lazy: &Option<Arc<LazyCommunicator>>| match lazy {
         None => operators::create_for(place, scalar, datatype, residence, handle),
-        Some(promise) => guard::call(|| {
+        Some(lazy) => guard::call(|| {
             if place.is_null() || scalar.is_null() {
                 let why = format_args!("ncclRedOpCreatePreMulSum: op or scalar is null");
                 return refuse(ncclInvalidArgument, why);
             }
-            match promise.operators().create(scalar, datatype, residence) {
+            match lazy.operators().create(scalar, datatype, residence) {
                 Ok(made) => put(place, made, "ncclRedOpCreatePreMulSum: op"),
                 Err(code) => code,
             }
@@ -285,20 +284,20 @@ pub fn operator(
 pub fn end_operator(operation: ncclRedOp_t, handle: ncclComm_t) -> ncclResult_t {
     let before = || {
         count::function(Entry::ncclRedOpDestroy);
-        promise_of(handle)
+        lazy_of(handle)
     };
-    let answer = |promise: &Option<Arc<Promise>>| match promise {
-        None if promise::is_ours(handle) => ended(handle),
+    let answer = |lazy: &Option<Arc<LazyCommunicator>>| match lazy {
+        None if lazy::is_ours(handle) => ended(handle),
         None => operators::destroy(operation, handle),
-        Some(promise) => promise.operators().destroy(operation, promise.real()),
+        Some(lazy) => lazy.operators().destroy(operation, lazy.real()),
     };
     guard::around(before, answer, |_, _| ())
 }
 
-/// A one-sided call: it stands on windows, which have honoured the promise. NCCL runs it in order with the communicator's other
+/// A one-sided call: it stands on windows, which have materialized the lazy communicator. NCCL runs it in order with the communicator's other
 /// operations, and so with ours.
 pub fn one_sided(entry: Entry, handle: ncclComm_t, call: OneSided) -> ncclResult_t {
-    let here = |_: &Arc<Promise>| {
+    let here = |_: &Arc<LazyCommunicator>| {
         refuse(ncclInvalidUsage, format_args!("{entry:?}: the communicator has no window"))
     };
     if let OneSided::Put { local, count, datatype, .. } = call {
@@ -315,30 +314,33 @@ pub fn one_sided(entry: Entry, handle: ncclComm_t, call: OneSided) -> ncclResult
     result
 }
 
-/// NCCL's handle for a function whose arguments are not ours to know: a promise is honoured, beside an open group. None: it cannot
+/// NCCL's handle for a function whose arguments are not ours to know: a lazy communicator is materialized, beside an open group. None: it cannot
 /// be, or has ended.
 pub fn real_handle(entry: usize, handle: ncclComm_t) -> Option<ncclComm_t> {
-    let found = guard::or_else(|| None, || promise_of(handle));
-    let Some(promise) = found.filter(|_| !is_missing_at(entry)) else {
+    let found = guard::or_else(|| None, || lazy_of(handle));
+    let Some(lazy) = found.filter(|_| !is_missing_at(entry)) else {
         // It runs without our seeing when.
         registering_of(handle, Registering::share);
         windows::share(handle);
         // Whoever is in there is out by then.
         drop(enter_by(handle));
-        let is_lost = !is_missing_at(entry) && promise::is_ours(handle);
+        let is_lost = !is_missing_at(entry) && lazy::is_ours(handle);
         return if is_lost { None } else { Some(handle) };
     };
-    promise.mark(Unfit::Everywhere);
-    if promise.real().is_none() {
-        let honoured = match group::is_open() {
-            true => promised::honour_in_group(&promise),
-            false => promised::honour(&promise),
+    lazy.mark(Unfit::Everywhere);
+    if lazy.real().is_none() {
+        let materialized = match group::is_open() {
+            true => lazy_calls::materialize_in_group(&lazy),
+            false => lazy_calls::materialize(&lazy),
         };
-        if honoured != ncclSuccess {
-            refuse(honoured, format_args!("the promise behind {handle:p} cannot be honoured"));
+        if materialized != ncclSuccess {
+            refuse(
+                materialized,
+                format_args!("the lazy communicator behind {handle:p} cannot be materialized"),
+            );
         }
     }
     windows::share(handle);
     drop(enter_by(handle));
-    promise.real()
+    lazy.real()
 }

@@ -15,11 +15,11 @@ use crate::forward::known;
 use crate::gpu::{Ordinal, context};
 use crate::group::{self, Awaited};
 use crate::guard;
+use crate::lazy::{self, LazyCommunicator, warming};
 use crate::process;
-use crate::promise::{self, Promise, warming};
 use crate::rendezvous::verdict::Reason;
 use crate::stats::count::{self, Identity};
-use crate::stats::fabric::{BUILT, PROMISED};
+use crate::stats::fabric::{BUILT, LAZY};
 
 use super::{derived, note};
 
@@ -28,7 +28,7 @@ enum Step {
     /// Its session is over, or there is none; and what it keeps for others without a fabric.
     Decided(Fate, Option<Arc<Plain>>),
     /// Its session is over: NCCL is not asked. Of `ncclCommInitAll` all ranks.
-    Promised(Vec<Arc<Promise>>),
+    Lazy(Vec<Arc<LazyCommunicator>>),
     /// In a group: NCCL only takes note of it now, and so do we.
     Grouped(Wish),
     /// All ranks are in this hand: once NCCL has made them.
@@ -39,7 +39,7 @@ enum Step {
 
 /// Makes communicators as asked, with their ranks' sessions.
 pub fn init_with_session(entry: Entry, init: &InitCall) -> ncclResult_t {
-    promise::ask_of_groups(group::is_open);
+    lazy::ask_of_groups(group::is_open);
     if derived::is_one(init) {
         return derived::init_child(entry, init);
     }
@@ -54,8 +54,8 @@ pub fn init_with_session(entry: Entry, init: &InitCall) -> ncclResult_t {
             Step::Decided(Fate::Failed(failure), _) => {
                 refuse(failure.code(), format_args!("no communicator: {failure}"))
             }
-            Step::Promised(_) => ncclSuccess,
-            // One that grows from a promise honours it.
+            Step::Lazy(_) => ncclSuccess,
+            // One that grows from a lazy communicator materializes it.
             _ => derived::run(init),
         },
         |step, result| {
@@ -111,15 +111,15 @@ fn begin(init: &InitCall) -> Step {
         Fate::Failed(_) => {}
     }
     match fate {
-        Fate::Fabric(fabric) if fabric.contract().is_promise() => {
+        Fate::Fabric(fabric) if fabric.contract().is_lazy() => {
             let built = taken.choose(fabric::common_offer(fabric.contract()));
-            Step::Promised(vec![Promise::new(fabric, device.unwrap_or_default(), built)])
+            Step::Lazy(vec![LazyCommunicator::new(fabric, device.unwrap_or_default(), built)])
         }
         fate => Step::Decided(fate, plain),
     }
 }
 
-/// What of ended promises may honour this one.
+/// What of ended lazy communicators may materialize this one.
 fn take(wish: &Wish, device: Option<Ordinal>, configuration: &Configuration) -> Taken {
     match (wish.patience, device, configuration.words()) {
         (Patience::AsConfigured, Some(device), Some(configuration)) => {
@@ -131,7 +131,7 @@ fn take(wish: &Wish, device: Option<Ordinal>, configuration: &Configuration) -> 
     }
 }
 
-/// All ranks in this hand: they may be promises; otherwise NCCL makes them first.
+/// All ranks in this hand: they may be lazy; otherwise NCCL makes them first.
 fn all(init: &InitCall) -> Step {
     let devices = init.devices_asked().unwrap_or_default();
     let is_patient =
@@ -140,15 +140,15 @@ fn all(init: &InitCall) -> Step {
         return Step::All;
     }
     let fates = fabric::all_here(&devices, Patience::AsConfigured);
-    let promised = fates.into_iter().zip(devices).map(|(fate, device)| match fate {
+    let lazy = fates.into_iter().zip(devices).map(|(fate, device)| match fate {
         Fate::Fabric(fabric) => {
             fabric.keep_configuration(Configuration::Nothing);
-            Some(Promise::new(fabric, device, None))
+            Some(LazyCommunicator::new(fabric, device, None))
         }
         _ => None,
     });
     // Where there is no fabric, NCCL may have something to say of these devices.
-    promised.collect::<Option<Vec<_>>>().map_or(Step::All, Step::Promised)
+    lazy.collect::<Option<Vec<_>>>().map_or(Step::All, Step::Lazy)
 }
 
 fn wish(asked: &init::Asked, patience: Patience) -> Wish {
@@ -162,8 +162,8 @@ fn wish(asked: &init::Asked, patience: Patience) -> Wish {
 
 /// NCCL has taken the wish, or is not asked.
 fn finish(step: Step, init: &InitCall) {
-    if let Step::Promised(promises) = step {
-        init.new_communicators().zip(promises).for_each(|((place, _), promise)| hand_out(place, promise));
+    if let Step::Lazy(lazy_communicators) = step {
+        init.new_communicators().zip(lazy_communicators).for_each(|((place, _), lazy)| hand_out(place, lazy));
         return;
     }
     let new_communicators: Vec<_> =
@@ -203,13 +203,13 @@ fn finish(step: Step, init: &InitCall) {
 }
 
 /// The application gets our handle.
-pub fn hand_out(place: Handle, promise: Arc<Promise>) {
-    let (handle, fabric) = (promise.handle(), promise.fabric().clone());
+pub fn hand_out(place: Handle, lazy: Arc<LazyCommunicator>) {
+    let (handle, fabric) = (lazy.handle(), lazy.fabric().clone());
     let ranks = fabric.contract().members.len() as i32;
-    let identity = Identity { rank: fabric.rank() as i32, ranks, device: promise.device() };
+    let identity = Identity { rank: fabric.rank() as i32, ranks, device: lazy.device() };
     let communicator = communicator::insert(handle, identity);
-    let standing = if promise.real().is_some() { BUILT } else { PROMISED };
-    drop(communicator.keep(handle, Kept::Promise(promise)));
+    let standing = if lazy.real().is_some() { BUILT } else { LAZY };
+    drop(communicator.keep(handle, Kept::Lazy(lazy)));
     count::nccl(communicator.counters(), standing);
     fabric::tell(communicator.counters(), &Fate::Fabric(fabric));
     init::hand_out(place, handle);
@@ -239,7 +239,7 @@ pub fn made(handle: ncclComm_t) {
 /// Once NCCL has made it: a communicator whose fabric is there now.
 pub fn warm(handle: ncclComm_t) {
     if let Some(communicator) = communicator::find(handle)
-        && !communicator.is_promise()
+        && !communicator.is_lazy()
         && let Some(fabric) = communicator.fabric(handle)
     {
         warming::warm(&fabric, handle);

@@ -20,8 +20,8 @@ use crate::forward::known::put;
 use crate::forward::questions;
 use crate::group;
 use crate::guard;
+use crate::lazy::{LazyCommunicator, Unfit};
 use crate::pool;
-use crate::promise::{Promise, Unfit};
 use crate::range::Range;
 use crate::stats::segment;
 use crate::windows::Ended;
@@ -92,7 +92,7 @@ fn register_one(asked: Asked) -> ncclResult_t {
     let Asked { handle, address, bytes, place, .. } = asked;
     // NCCL makes none over nothing, and asks nobody.
     if address.is_null() || bytes == 0 || place.is_null() {
-        let here = |_: &Arc<Promise>| match place.is_null() {
+        let here = |_: &Arc<LazyCommunicator>| match place.is_null() {
             true => refuse(ncclInvalidArgument, format_args!("ncclCommWindowRegister: win is null")),
             false => ncclSuccess,
         };
@@ -190,7 +190,7 @@ impl Asked {
     }
 }
 
-/// Ends a window. A promise that is not honoured has none.
+/// Ends a window. A lazy communicator that is not materialized has none.
 pub fn end(handle: ncclComm_t, window: ncclWindow_t) -> ncclResult_t {
     let code = end_one(handle, window);
     if code == ncclSuccess
@@ -202,7 +202,7 @@ pub fn end(handle: ncclComm_t, window: ncclWindow_t) -> ncclResult_t {
 }
 
 fn end_one(handle: ncclComm_t, window: ncclWindow_t) -> ncclResult_t {
-    let here = |_: &Arc<Promise>| match window.is_null() {
+    let here = |_: &Arc<LazyCommunicator>| match window.is_null() {
         true => ncclSuccess,
         false => refuse(ncclInvalidArgument, format_args!("ncclCommWindowDeregister: {window:p} is unknown")),
     };
@@ -237,7 +237,7 @@ pub fn address(handle: ncclComm_t, window: ncclWindow_t, place: *mut *mut c_void
     ask(
         Entry::ncclWinGetUserPtr,
         handle,
-        |_: &Arc<Promise>| unknown(),
+        |_: &Arc<LazyCommunicator>| unknown(),
         |real| {
             let is_parked = || {
                 keeper(handle)

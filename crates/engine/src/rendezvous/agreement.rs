@@ -100,8 +100,8 @@ impl Agreement {
     }
 
     /// Whether it ended in a fabric whose ranks go to NCCL later only, and with another id.
-    pub fn is_promise(&self) -> bool {
-        self.verdict() == Some(&Verdict::Fabric) && self.capabilities & capability::PROMISE != 0
+    pub fn is_lazy(&self) -> bool {
+        self.verdict() == Some(&Verdict::Fabric) && self.capabilities & capability::LAZY != 0
     }
 
     /// How many ranks there are, if any has come.

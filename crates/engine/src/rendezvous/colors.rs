@@ -1,8 +1,8 @@
-//! Who of a communicator goes where in a split, or in a shrink, where all have one color, and which of the new ones are promises: pure, from what all ranks say, and
+//! Who of a communicator goes where in a split, or in a shrink, where all have one color, and which of the new ones are lazy: pure, from what all ranks say, and
 //! so the same on every rank.
 //!
 //! NCCL's split is a call of all ranks of the parent, whatever their color. So it is skipped only if nobody needs it, and
-//! where somebody does, ranks of promises make it, too: without a color.
+//! where somebody does, ranks of lazy communicators make it, too: without a color.
 //!
 //! It is a call on the parent, which NCCL must have built on all of these ranks or be about to build with all of them. Where
 //! that failed on some only, or where ranks do not come that it takes, no rank makes the call: what it was to make is made by ids.
@@ -17,9 +17,9 @@ pub enum Willing {
     Real,
     /// NCCL makes this rank's.
     Unwilling,
-    /// A promise would do for two ranks.
+    /// A lazy communicator would do for two ranks.
     InPair,
-    /// A promise would do for any number.
+    /// A lazy communicator would do for any number.
     Always,
 }
 
@@ -39,7 +39,7 @@ pub enum Parent {
     /// NCCL has built it.
     Built,
     /// It has not, and can: all ranks that this takes make the call.
-    Promised,
+    Lazy,
     /// It has, but not on all ranks, as this rank was told.
     Lost,
     /// It has not on all ranks, and cannot: some do not make the call.
@@ -68,8 +68,8 @@ pub struct Table(Vec<Word>);
 pub enum Course {
     /// It makes NCCL's split, as it was asked for.
     Nccl,
-    /// Its communicator is a promise.
-    Promise {
+    /// Its communicator is lazy.
+    Lazy {
         /// Its rank there.
         rank: u32,
         /// Their places in the table, in the order of the new ranks; where all ranks of the parent make the call, these are
@@ -119,7 +119,7 @@ impl Table {
         let ranks = color.map(|color| self.ordered(color));
         let place = |ranks: &[u32]| ranks.iter().position(|other| *other == rank).unwrap_or_default() as u32;
         match ranks {
-            Some(ranks) if self.is_promise(&ranks) => Course::Promise {
+            Some(ranks) if self.is_lazy(&ranks) => Course::Lazy {
                 rank: place(&ranks),
                 ranks,
                 others: if nccl && is_shared { Others::Nccl } else { Others::Nothing },
@@ -138,7 +138,7 @@ impl Table {
     /// Whether all make NCCL's call, if any does: it has built the parent on all ranks, or will with all.
     fn is_parent_shared(&self) -> bool {
         let first = self.0.first().map(|word| word.parent);
-        matches!(first, Some(Parent::Built | Parent::Promised))
+        matches!(first, Some(Parent::Built | Parent::Lazy))
             && self.0.iter().all(|word| Some(word.parent) == first)
     }
 
@@ -153,7 +153,7 @@ impl Table {
     }
 
     fn needs_nccl(&self) -> bool {
-        let by_nccl = |color| !self.is_promise(&self.ordered(color));
+        let by_nccl = |color| !self.is_lazy(&self.ordered(color));
         self.is_real() || self.0.iter().filter_map(|word| word.color).any(by_nccl)
     }
 
@@ -169,7 +169,7 @@ impl Table {
         ranks.into_iter().map(|(_, rank)| rank).collect()
     }
 
-    fn is_promise(&self, ranks: &[u32]) -> bool {
+    fn is_lazy(&self, ranks: &[u32]) -> bool {
         let accepts = |rank: &u32| self.0[*rank as usize].willing.accepts(ranks.len());
         ranks.len() >= 2 && !self.is_real() && ranks.iter().all(accepts)
     }
@@ -199,7 +199,7 @@ impl Word {
         writer.u8(self.color.is_some().into()).u32(self.color.unwrap_or_default() as u32);
         let parent = match self.parent {
             Parent::Built => 0,
-            Parent::Promised => 1,
+            Parent::Lazy => 1,
             Parent::Lost => 2,
             Parent::Unbuildable => 3,
         };
@@ -223,7 +223,7 @@ impl Word {
         };
         let parent = match reader.u8()? {
             0 => Parent::Built,
-            1 => Parent::Promised,
+            1 => Parent::Lazy,
             2 => Parent::Lost,
             3 => Parent::Unbuildable,
             _ => return None,
@@ -260,7 +260,7 @@ mod tests {
 
     /// The same, of a parent that NCCL has built on some ranks only.
     fn words_of_any_parent() -> impl Strategy<Value = Vec<Word>> {
-        let unbuilt = prop_oneof![Just(Parent::Promised), Just(Parent::Lost), Just(Parent::Unbuildable)];
+        let unbuilt = prop_oneof![Just(Parent::Lazy), Just(Parent::Lost), Just(Parent::Unbuildable)];
         let built = proptest::collection::vec(any::<bool>(), RANKS_MAX);
         (words(), built, unbuilt).prop_map(|(mut words, built, unbuilt)| {
             for (word, built) in words.iter_mut().zip(built) {
@@ -288,7 +288,7 @@ mod tests {
     }
 
     proptest! {
-        /// Every rank finds a course that fits all others': promises have the same ranks on all of them, in NCCL's order,
+        /// Every rank finds a course that fits all others': lazy communicators have the same ranks on all of them, in NCCL's order,
         /// each once; and NCCL's split is made by all or by none.
         #[test]
         fn courses_fit(words in words()) {
@@ -296,13 +296,13 @@ mod tests {
             let courses: Vec<Course> = (0..words.len() as u32).map(|rank| table.course(rank)).collect();
             let makes_nccl = |course: &Course| match course {
                 Course::Nccl => true,
-                Course::Promise { others, .. } => *others == Others::Nccl,
+                Course::Lazy { others, .. } => *others == Others::Nccl,
                 Course::Nothing | Course::Apart { .. } | Course::Torn => false,
             };
             prop_assert!(courses.windows(2).all(|two| makes_nccl(&two[0]) == makes_nccl(&two[1])));
             for (own, (course, word)) in (0..).zip(courses.iter().zip(&words)) {
                 match course {
-                    Course::Promise { rank, ranks, .. } => {
+                    Course::Lazy { rank, ranks, .. } => {
                         let color = word.color.unwrap();
                         prop_assert_eq!(ranks, &ordered_by_nccl(&words, color));
                         prop_assert_eq!(ranks[*rank as usize], own);
@@ -326,14 +326,14 @@ mod tests {
         fn courses_fit_without_a_parent(words in words_of_any_parent()) {
             let table = Table::new(words.clone());
             let alike = words.iter().all(|word| word.parent == words[0].parent)
-                && matches!(words[0].parent, Parent::Built | Parent::Promised);
+                && matches!(words[0].parent, Parent::Built | Parent::Lazy);
             let waiting = (0..).zip(&words).filter(|(_, word)| word.willing != Willing::Real);
             let courses: Vec<(u32, Course)> = waiting.map(|(rank, _)| (rank, table.course(rank))).collect();
             let is_torn = courses.iter().any(|(_, course)| *course == Course::Torn);
             for (own, course) in &courses {
                 match course {
                     Course::Nccl => prop_assert!(alike),
-                    Course::Promise { others, .. } => prop_assert!(alike || *others == Others::Nothing),
+                    Course::Lazy { others, .. } => prop_assert!(alike || *others == Others::Nothing),
                     Course::Nothing => prop_assert!(words[*own as usize].color.is_none() && !is_torn),
                     Course::Torn => prop_assert!(!alike),
                     Course::Apart { rank, ranks } => {
@@ -348,7 +348,7 @@ mod tests {
             }
         }
 
-        /// Nobody goes to NCCL without a reason: somebody cannot wait, is alone, or does not want a promise of that size.
+        /// Nobody goes to NCCL without a reason: somebody cannot wait, is alone, or does not want a lazy communicator of that size.
         #[test]
         fn nccl_has_a_reason(words in words()) {
             let table = Table::new(words.clone());
@@ -382,7 +382,7 @@ mod tests {
     /// A word as it is written, pinned; and what no rank says is not read.
     #[test]
     fn unreadable() {
-        let word = Word { color: Some(-7), key: -1, willing: Willing::InPair, parent: Parent::Promised };
+        let word = Word { color: Some(-7), key: -1, willing: Willing::InPair, parent: Parent::Lazy };
         let mut writer = Writer::default();
         word.put(&mut writer);
         let good = writer.finish();
@@ -402,16 +402,19 @@ mod tests {
     #[test]
     fn examples() {
         let word = |color, willing| Word { color, key: 0, willing, parent: Parent::Built };
-        let promise = |rank, ranks: &[u32], others| Course::Promise { rank, ranks: ranks.to_vec(), others };
+        let lazy_course = |rank, ranks: &[u32], others| Course::Lazy { rank, ranks: ranks.to_vec(), others };
         let pairs = Willing::InPair;
         let two_pairs = Table::new([0, 1, 0, 1].map(|color| word(Some(color), pairs)).to_vec());
-        assert_eq!(two_pairs.course(2), promise(1, &[0, 2], Others::Nothing));
+        assert_eq!(two_pairs.course(2), lazy_course(1, &[0, 2], Others::Nothing));
         // One pair, the others in none.
         let one = Table::new(vec![word(None, pairs), word(Some(5), pairs), word(Some(5), pairs)]);
-        assert_eq!([one.course(0), one.course(1)], [Course::Nothing, promise(0, &[1, 2], Others::Nothing)]);
-        // A pair beside three, who are no promise.
+        assert_eq!(
+            [one.course(0), one.course(1)],
+            [Course::Nothing, lazy_course(0, &[1, 2], Others::Nothing)]
+        );
+        // A pair beside three, who are not lazy.
         let mixed = Table::new([0, 1, 1, 1, 0].map(|color| word(Some(color), pairs)).to_vec());
-        assert_eq!([mixed.course(1), mixed.course(4)], [Course::Nccl, promise(1, &[0, 4], Others::Nccl)]);
+        assert_eq!([mixed.course(1), mixed.course(4)], [Course::Nccl, lazy_course(1, &[0, 4], Others::Nccl)]);
         let all_in_none = Table::new(vec![word(None, Willing::Unwilling); 3]);
         assert_eq!(all_in_none.course(0), Course::Nothing);
         let alone = Table::new(vec![word(Some(0), Willing::Always), word(None, Willing::Always)]);
@@ -424,7 +427,7 @@ mod tests {
     /// Parents that are not built, on all ranks or on some.
     #[test]
     fn parents() {
-        use Parent::{Built, Lost, Promised, Unbuildable};
+        use Parent::{Built, Lazy, Lost, Unbuildable};
         let table = |parents: [Parent; 3], willing: [Willing; 3]| {
             let color = |willing| if willing == Willing::Real { None } else { Some(0) };
             let word = |(parent, willing)| Word { color: color(willing), key: 0, willing, parent };
@@ -432,8 +435,8 @@ mod tests {
         };
         let wait = [Willing::Unwilling; 3];
         let apart = |rank| Course::Apart { rank, ranks: vec![0, 1, 2] };
-        assert_eq!(table([Promised; 3], wait).course(1), Course::Nccl);
-        assert_eq!(table([Built, Promised, Built], wait).course(1), apart(1));
+        assert_eq!(table([Lazy; 3], wait).course(1), Course::Nccl);
+        assert_eq!(table([Built, Lazy, Built], wait).course(1), apart(1));
         assert_eq!(table([Lost; 3], wait).course(0), apart(0));
         assert_eq!(table([Unbuildable; 3], wait).course(2), apart(2));
         assert_eq!(table([Built, Unbuildable, Built], wait).course(0), apart(0));
@@ -441,10 +444,10 @@ mod tests {
         let hurried = [Willing::Unwilling, Willing::Real, Willing::Unwilling];
         assert_eq!(table([Built, Unbuildable, Built], hurried).course(2), apart(2));
         assert_eq!(table([Unbuildable, Built, Built], hurried).course(2), Course::Torn);
-        assert_eq!(table([Promised, Built, Promised], hurried).course(0), Course::Torn);
-        assert_eq!(table([Promised; 3], hurried).course(0), Course::Nccl);
-        // A promise needs nobody's parent.
-        let promise = Course::Promise { rank: 2, ranks: vec![0, 1, 2], others: Others::Nothing };
-        assert_eq!(table([Built, Promised, Built], [Willing::Always; 3]).course(2), promise);
+        assert_eq!(table([Lazy, Built, Lazy], hurried).course(0), Course::Torn);
+        assert_eq!(table([Lazy; 3], hurried).course(0), Course::Nccl);
+        // A lazy communicator needs nobody's parent.
+        let lazy = Course::Lazy { rank: 2, ranks: vec![0, 1, 2], others: Others::Nothing };
+        assert_eq!(table([Built, Lazy, Built], [Willing::Always; 3]).course(2), lazy);
     }
 }

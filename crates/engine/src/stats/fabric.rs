@@ -9,16 +9,16 @@ pub const PLAIN: u32 = 100;
 
 /// NCCL made it at its init.
 pub const MADE: u32 = 0;
-/// A promise that NCCL has not built.
-pub const PROMISED: u32 = 1;
-/// A promise that was honoured.
+/// A lazy communicator that NCCL has not built.
+pub const UNBUILT: u32 = 1;
+/// A lazy communicator that was materialized.
 pub const BUILT: u32 = 2;
-/// A promise for which NCCL's of an earlier one was taken.
+/// A lazy communicator for which NCCL's of an earlier one was taken.
 pub const REUSED: u32 = 3;
 
 /// What of NCCL stands behind a communicator: empty where NCCL made it.
 pub fn nccl(number: u32) -> &'static str {
-    ["", "promised", "built", "reused"].get(number as usize).copied().unwrap_or("")
+    ["", "unbuilt", "built", "reused"].get(number as usize).copied().unwrap_or("")
 }
 
 /// What the numbers above [`PLAIN`] mean, from 1; and what would change it, where something would.

@@ -96,7 +96,7 @@ fn standing(counts: &CommunicatorCounts) -> Option<String> {
 fn nccl(text: &str) -> Option<String> {
     Some(match text {
         "" => return None,
-        "promised" => "NCCL's communicator is lazy: not built, no call needed it".into(),
+        "unbuilt" => "NCCL's communicator is lazy: not built, no call needed it".into(),
         "built" => "NCCL's communicator was lazy: built when a call needed it".into(),
         "reused" => "NCCL's communicator was lazy: one that was cached serves it".into(),
         other => format!("NCCL's communicator: {other}"),
@@ -216,7 +216,7 @@ mod tests {
         );
         assert_eq!(first(with("it has one rank", &[], "", "")), "  on NCCL: it has one rank");
         assert_eq!(
-            with("yes", &[], "", "promised")[1],
+            with("yes", &[], "", "unbuilt")[1],
             "  NCCL's communicator is lazy: not built, no call needed it"
         );
     }

@@ -37,7 +37,7 @@ pub struct Snapshot {
     pub began_ns: u64,
     /// Communicators made so far.
     pub communicators_made: u64,
-    /// NCCL's communicators of ended promises that are parked, at exit: were.
+    /// NCCL's communicators behind ended lazy ones that are parked, at exit: were.
     #[serde(default)]
     pub parked: u64,
     /// Bytes of device memory that these keep, as far as is known.
@@ -83,7 +83,7 @@ pub struct CommunicatorCounts {
     /// `yes`, or why it has no fabric; empty where none was asked for.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub fabric: String,
-    /// Of a promise: `promised`, `built` or `reused`; empty where NCCL made it at its init.
+    /// Of a lazy communicator: `unbuilt`, `built` or `reused`; empty where NCCL made it at its init.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub nccl: String,
     /// Of one with a peer group: what it lacks, and why.

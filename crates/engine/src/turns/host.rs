@@ -165,7 +165,7 @@ unsafe fn read(
     stream: &Stream,
 ) -> Result<(), Failure> {
     let detail = || format!("address {at:#x}, bytes {bytes}");
-    // SAFETY: the caller's promise; the copy ends before this returns, as the stream is waited for.
+    // SAFETY: the caller's guarantee; the copy ends before this returns, as the stream is waited for.
     let code = unsafe { (driver.calls.cuMemcpyDtoHAsync_v2)(to, at, bytes, stream.handle.0) };
     driver.check("cuMemcpyDtoHAsync_v2", code, detail)?;
     // SAFETY: the stream is alive.

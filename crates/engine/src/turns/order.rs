@@ -10,7 +10,7 @@
 //!
 //! [`Graphs::Apart`]: a capture holds kernels alone, as NCCL's does then, so that it may be the body of a conditional node, which event nodes
 //! may not be part of. Operations of one capture are in order all the same; that a graph runs beside nothing else of the communicator's
-//! is the program's promise. What it breaks by breaking that it breaks in NCCL, too: two operations of a communicator at once.
+//! is the program's guarantee. What it breaks by breaking that it breaks in NCCL, too: two operations of a communicator at once.
 //!
 //! Of one graph one node records, or the one that happens to run last could be behind a part only. Captures into a graph that has
 //! such a node already (of one that [`CAPTURES`] others made us forget) and those into which a graph was

@@ -25,16 +25,16 @@ fn contract(fate: &Fate) -> &Contract {
 /// A rank's call: its parent, its device, what it asks for, its key and whether NCCL's part may come later.
 type Call<'a> = (&'a Fate, i32, Wanted, i32, Patience);
 
-/// What a rank does of it, and what it gets if that is a promise.
+/// What a rank does of it, and what it gets if that is lazy.
 fn make((parent, device, wanted, key, patience): Call<'_>) -> (Course, Option<Fate>) {
     let Fate::Fabric(fabric) = parent else { panic!("{parent:?}") };
     let mut derivation = fabric.derive(&wanted, Standing::Built).unwrap().begun();
     let course = derivation.round(key, patience.willing()).unwrap();
-    let Course::Promise { rank, ranks, .. } = &course else {
+    let Course::Lazy { rank, ranks, .. } = &course else {
         return (course, None);
     };
     let new_communicator = NewCommunicator { device, rank: *rank, ranks: ranks.len() as u32 };
-    let asked = derivation.ask_promise(new_communicator, CONFIGURED).unwrap();
+    let asked = derivation.ask_lazy(new_communicator, CONFIGURED).unwrap();
     (course, fabric::complete(vec![asked]).pop())
 }
 
@@ -46,11 +46,11 @@ fn all(calls: Vec<Call<'_>>) -> Vec<(Course, Option<Fate>)> {
     })
 }
 
-fn promise(rank: u32, ranks: [u32; 2]) -> Course {
-    Course::Promise { rank, ranks: ranks.to_vec(), others: Others::Nothing }
+fn lazy_course(rank: u32, ranks: [u32; 2]) -> Course {
+    Course::Lazy { rank, ranks: ranks.to_vec(), others: Others::Nothing }
 }
 
-/// The survivors of a shrink have a promise if all of them would, and else go to NCCL.
+/// The survivors of a shrink have a lazy communicator if all of them would, and else go to NCCL.
 #[test]
 fn shrinks() {
     let Some(_devices) = three_devices() else { return };
@@ -61,25 +61,25 @@ fn shrinks() {
         };
         all([0, 2].into_iter().zip(patience).map(call).collect())
     };
-    let promised = shrink([PATIENT, PATIENT]);
-    assert_eq!([&promised[0].0, &promised[1].0], [&promise(0, [0, 2]), &promise(1, [0, 2])]);
-    let contracts = [0, 1].map(|rank: usize| contract(promised[rank].1.as_ref().unwrap()));
+    let lazy = shrink([PATIENT, PATIENT]);
+    assert_eq!([&lazy[0].0, &lazy[1].0], [&lazy_course(0, [0, 2]), &lazy_course(1, [0, 2])]);
+    let contracts = [0, 1].map(|rank: usize| contract(lazy[rank].1.as_ref().unwrap()));
     assert_eq!(contracts[0], contracts[1]);
-    assert!(contracts[0].is_promise());
+    assert!(contracts[0].is_lazy());
     assert_eq!(contracts[0].members[1].device, contract(&parents[0]).members[2].device);
     let mixed = shrink([PATIENT, Patience::None]);
     assert!(mixed.iter().all(|(course, _)| *course == Course::Nccl));
-    drop((promised, parents));
+    drop((lazy, parents));
     nothing_is_left();
 }
 
-/// A split in which two ranks have a promise and the third is in none: nobody needs NCCL, and the ranks of the promise are
-/// as their keys say. From that promise another is made in the same way.
+/// A split in which two ranks have a lazy communicator and the third is in none: nobody needs NCCL, and the ranks of that are
+/// as their keys say. From it another is made in the same way.
 #[test]
 fn splits() {
     let Some(_devices) = three_devices() else { return };
     let parents = fabric::all_here(&[0, 1, 2], Patience::None);
-    assert!(parents.iter().all(|parent| contract(parent).may_promise_children()));
+    assert!(parents.iter().all(|parent| contract(parent).may_have_lazy_children()));
     let split = |colors: [Option<i32>; 3], keys: [i32; 3]| {
         let call =
             |rank: usize| (&parents[rank], rank as i32, Wanted::Split(colors[rank]), keys[rank], PATIENT);
@@ -87,21 +87,21 @@ fn splits() {
     };
     let pair = split([Some(4), None, Some(4)], [9, 0, 1]);
     let courses: Vec<&Course> = pair.iter().map(|(course, _)| course).collect();
-    assert_eq!(courses, [&promise(1, [2, 0]), &Course::Nothing, &promise(0, [2, 0])]);
+    assert_eq!(courses, [&lazy_course(1, [2, 0]), &Course::Nothing, &lazy_course(0, [2, 0])]);
     let fates: Vec<Fate> = pair.into_iter().filter_map(|(_, fate)| fate).collect();
     assert_eq!(contract(&fates[0]), contract(&fates[1]));
-    assert!(contract(&fates[0]).is_promise() && contract(&fates[0]).may_promise_children());
+    assert!(contract(&fates[0]).is_lazy() && contract(&fates[0]).may_have_lazy_children());
     assert_eq!(contract(&fates[0]).members[0].device, contract(&parents[0]).members[2].device);
 
     let call = |(fate, device)| (fate, device, Wanted::Split(Some(0)), 0, PATIENT);
     let nested = all([(&fates[0], 0), (&fates[1], 2)].map(call).to_vec());
-    assert!(nested.iter().all(|(_, fate)| contract(fate.as_ref().unwrap()).is_promise()));
+    assert!(nested.iter().all(|(_, fate)| contract(fate.as_ref().unwrap()).is_lazy()));
     // Three are no pair, and one alone is none either.
     let three = split([Some(0); 3], [0; 3]);
     assert!(three.iter().all(|(course, _)| *course == Course::Nccl));
     let alone = split([Some(0), Some(0), Some(1)], [0; 3]);
     assert_eq!(alone[2].0, Course::Nccl);
-    assert!(matches!(alone[0].0, Course::Promise { rank: 0, others: Others::Nccl, .. }));
+    assert!(matches!(alone[0].0, Course::Lazy { rank: 0, others: Others::Nccl, .. }));
     drop((parents, fates, nested, three, alone));
     nothing_is_left();
 }

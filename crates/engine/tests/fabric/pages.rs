@@ -82,7 +82,7 @@ fn derive((parent, device): (&Fabric, i32), made: &Barrier) -> Fate {
 }
 
 /// Ranks that met, that were made by one call and those of a split share a page each, for which no descriptor stays open and
-/// which goes with its communicator. A promise has one for its windows alone.
+/// which goes with its communicator. A lazy communicator has one for its windows alone.
 #[test]
 fn ranks_of_one_process() {
     register();
@@ -109,18 +109,16 @@ fn ranks_of_one_process() {
         [&met, &made, &split].iter().flat_map(|fates| fates.iter().map(page).map(Arc::downgrade)).collect();
     assert!(pages.iter().all(|page| page.upgrade().is_some()));
 
-    let promised = fabric::complete({
+    let lazy = fabric::complete({
         let (id, _root) = id();
         (0..2).map(|rank| ask(id, rank, 2, Patience::AsConfigured)).collect()
     });
-    for fate in &promised {
+    for fate in &lazy {
         let Fate::Fabric(fabric) = fate else { panic!("{fate:?}") };
-        assert!(
-            fabric.contract().is_promise() && fabric.contract().capabilities & capability::REGISTERS != 0
-        );
+        assert!(fabric.contract().is_lazy() && fabric.contract().capabilities & capability::REGISTERS != 0);
         assert!(!fabric.contract().registers() && fabric.contract().keeps_windows());
     }
-    drop((split, met, made, promised));
+    drop((split, met, made, lazy));
     nothing_is_left();
     assert!(pages.iter().all(|page| page.upgrade().is_none()));
 }

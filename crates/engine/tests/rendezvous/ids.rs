@@ -1,4 +1,4 @@
-//! Ids that nobody will use after an init of promises: their ports close, and they are given out again.
+//! Ids that nobody will use after an init of lazy communicators: their ports close, and they are given out again.
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
@@ -15,9 +15,9 @@ use windlass_engine::rendezvous::{Limits, Outcome, Rendezvous, complete_all};
 
 use crate::support::{Hosted, facts, hosted, id_of, is_fabric, join, ready};
 
-fn promising(rank: u32, ranks: u32) -> Facts {
+fn lazy_facts(rank: u32, ranks: u32) -> Facts {
     let facts = facts(rank, ranks);
-    Facts { capabilities: facts.capabilities | capability::PROMISE, ..facts }
+    Facts { capabilities: facts.capabilities | capability::LAZY, ..facts }
 }
 
 fn bring(hosted: &Hosted, all: [Facts; 2]) -> Vec<Outcome> {
@@ -37,15 +37,15 @@ fn open(rendezvous: &Rendezvous) -> u64 {
 /// Whoever hears the verdict finds the port closed and the id spare, once, as NCCL made it.
 /// NCCL's root has seen nobody, and a rank too many does not disturb them.
 #[test]
-fn fabric_of_promises() {
+fn fabric_of_lazy_communicators() {
     let hosted = hosted();
-    let outcomes = bring(&hosted, [promising(0, 2), promising(1, 2)]);
+    let outcomes = bring(&hosted, [lazy_facts(0, 2), lazy_facts(1, 2)]);
     assert!(TcpStream::connect(hosted.address()).is_err());
     assert_eq!(open(&hosted.rendezvous), 0);
     assert_eq!(hosted.rendezvous.spare_id(), Some(raw(&hosted)));
     assert_eq!(hosted.rendezvous.spare_id(), None);
     assert_eq!(hosted.rendezvous.counts().ids_recycled.load(Ordering::Relaxed), 1);
-    let late = join(&hosted.rendezvous, &hosted.id, promising(1, 2));
+    let late = join(&hosted.rendezvous, &hosted.id, lazy_facts(1, 2));
     assert!(matches!(late, Outcome::Plain(Reason::Unreachable { .. })), "{late:?}");
     assert!(outcomes.iter().all(is_fabric));
     hosted.root.set_nonblocking(true).unwrap();
@@ -54,18 +54,18 @@ fn fabric_of_promises() {
 
 /// Those who connected and said nothing yet are nobody's peers: they are closed with the port, and no proof of anything.
 #[test]
-fn silent_connection_beside_promises() {
+fn silent_connection_beside_lazy_communicators() {
     let hosted = hosted();
     let mut silent = hosted.connect();
-    assert!(bring(&hosted, [promising(0, 2), promising(1, 2)]).iter().all(is_fabric));
+    assert!(bring(&hosted, [lazy_facts(0, 2), lazy_facts(1, 2)]).iter().all(is_fabric));
     assert_eq!(silent.read(&mut [0; 8]).unwrap_or(0), 0);
     assert_eq!(hosted.rendezvous.spare_id(), Some(raw(&hosted)));
 }
 
 /// If but one rank goes to NCCL now, the port serves and the id is no spare, also once NCCL has been there.
 #[test]
-fn not_all_promise() {
-    for all in [[facts(0, 2), facts(1, 2)], [promising(0, 2), facts(1, 2)]] {
+fn not_all_lazy() {
+    for all in [[facts(0, 2), facts(1, 2)], [lazy_facts(0, 2), facts(1, 2)]] {
         let hosted = hosted();
         assert!(bring(&hosted, all).iter().all(is_fabric));
         assert_eq!((open(&hosted.rendezvous), hosted.rendezvous.spare_id()), (1, None));
@@ -75,12 +75,12 @@ fn not_all_promise() {
     }
 }
 
-/// Ranks that would promise and end plain go to NCCL: by a refusal, or by a rank whose connection was relayed.
+/// Ranks that would be lazy and end plain go to NCCL: by a refusal, or by a rank whose connection was relayed.
 #[test]
 fn plain_after_all() {
     let refused = hosted();
     let participants = [0, 1].map(|rank| {
-        let facts = promising(rank, 2);
+        let facts = lazy_facts(rank, 2);
         refused.rendezvous.join(&refused.id, vec![facts]).unwrap()
     });
     let outcomes = complete_all(participants.into(), &|preparation| match preparation.ranks {
@@ -95,7 +95,7 @@ fn plain_after_all() {
 
     let relayed = hosted();
     relayed.nccl_rank();
-    for outcome in bring(&relayed, [promising(0, 2), promising(1, 2)]) {
+    for outcome in bring(&relayed, [lazy_facts(0, 2), lazy_facts(1, 2)]) {
         assert!(matches!(outcome, Outcome::Plain(Reason::NonWindlass)), "{outcome:?}");
     }
     assert_eq!((open(&relayed.rendezvous), relayed.rendezvous.spare_id()), (1, None));
@@ -106,7 +106,7 @@ fn plain_after_all() {
 fn failed_after_all() {
     let hosted = hosted();
     let participants =
-        [0, 1].map(|rank| hosted.rendezvous.join(&hosted.id, vec![promising(rank, 2)]).unwrap());
+        [0, 1].map(|rank| hosted.rendezvous.join(&hosted.id, vec![lazy_facts(rank, 2)]).unwrap());
     let aborted = participants[1].cancellers().remove(0);
     let outcomes = complete_all(participants.into(), &|preparation| {
         if preparation.ranks == [1] {
@@ -124,9 +124,9 @@ fn verdict_unheard() {
     let hosted = hosted();
     let token = IdTag::decode(&hosted.id).unwrap().token;
     let mut dying = hosted.connect();
-    let report = FromRank::Report(Box::new(promising(1, 2))).encode();
+    let report = FromRank::Report(Box::new(lazy_facts(1, 2))).encode();
     dying.write_all(&[&greeting(token)[..], &report].concat()).unwrap();
-    let participant = hosted.rendezvous.join(&hosted.id, vec![promising(0, 2)]).unwrap();
+    let participant = hosted.rendezvous.join(&hosted.id, vec![lazy_facts(0, 2)]).unwrap();
     // The contract is on its way: it may confirm.
     dying.read_exact(&mut [0]).unwrap();
     dying.write_all(&FromRank::Confirm.encode()).unwrap();
@@ -173,7 +173,7 @@ fn a_thousand_inits() {
         let id = rendezvous.host(&made).unwrap();
         assert_eq!(id_tag::address(&made).unwrap().port(), IdTag::decode(&id).unwrap().root_port);
         assert!(tokens.insert(IdTag::decode(&id).unwrap().token));
-        let participant = rendezvous.join(&id, vec![promising(0, 2), promising(1, 2)]).unwrap();
+        let participant = rendezvous.join(&id, vec![lazy_facts(0, 2), lazy_facts(1, 2)]).unwrap();
         let outcomes = participant.complete(ready);
         let Outcome::Fabric(contract) = &outcomes[0] else { panic!("{number}: {outcomes:?}") };
         assert!(comms.insert(contract.comm));

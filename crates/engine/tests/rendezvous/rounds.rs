@@ -80,7 +80,7 @@ fn wait_all(inquiries: Vec<Inquiry>) -> Vec<Answer> {
     })
 }
 
-/// All hear the same table, whoever comes first, also before the host's own rank; and the ranks of a promise then meet in
+/// All hear the same table, whoever comes first, also before the host's own rank; and the ranks of a lazy communicator then meet in
 /// the same process listener.
 #[test]
 fn all_hear_the_same() {
@@ -102,7 +102,7 @@ fn all_hear_the_same() {
     host.await_ranks(child(round.call, 8), 0b101, Vec::new());
     host.await_ranks(child(round.call, 7), 0b10010, Vec::new());
     let meet = |from: &Rendezvous, parent_rank: u32, color: i32| {
-        let Course::Promise { rank, ranks, others: Others::Nothing } = expected.course(parent_rank) else {
+        let Course::Lazy { rank, ranks, others: Others::Nothing } = expected.course(parent_rank) else {
             panic!("{:?}", expected.course(parent_rank))
         };
         let child = child(round.call, color);

@@ -44,7 +44,7 @@ fn output_is_packed() {
     assert!(bytes < 4 << 20, "crates/kernels/compiled has {bytes} bytes");
 }
 
-/// Every image has its kernels, PTX names the oldest version and target that it promises, and every GPU since sm_80
+/// Every image has its kernels, PTX names the oldest version and target that it guarantees, and every GPU since sm_80
 /// finds something to load.
 #[test]
 fn images_are_what_they_say() {

@@ -29,7 +29,7 @@ impl<T> Out<T> {
 
     pub fn set(&self, value: T) -> Result<(), Code> {
         self.check()?;
-        // SAFETY: not null, and the ABI makes the caller pass room for one `T`; C does not promise alignment of handle blobs.
+        // SAFETY: not null, and the ABI makes the caller pass room for one `T`; C does not guarantee alignment of handle blobs.
         unsafe { self.0.write_unaligned(value) };
         Ok(())
     }

@@ -186,7 +186,7 @@ pub fn function(module: &Arc<Module>, name: &CStr) -> Result<Handle, Code> {
         return Err(CUDA_ERROR_NOT_FOUND);
     };
     let parameter_bytes = read_sizes(sizes.cast_const().cast());
-    // SAFETY: whoever exports the name beside its `_params` promises the kernel's signature.
+    // SAFETY: whoever exports the name beside its `_params` guarantees the kernel's signature.
     let kernel = unsafe { std::mem::transmute::<*mut c_void, Kernel>(kernel) };
     let function = simulator()?.functions.insert(|handle| Function {
         handle,

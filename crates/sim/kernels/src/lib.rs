@@ -35,7 +35,7 @@ macro_rules! kernel {
         #[allow(non_snake_case)]
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(launch: *const c_void, parameters: *mut *mut c_void) {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller's guarantee.
             unsafe { $compiled(launch, parameters) }
         }
     };
@@ -57,7 +57,7 @@ pub static windlassBenchProduct_params: ParameterBytes<4> = ParameterBytes { cou
 #[allow(non_snake_case)]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn windlassBenchProduct(_launch: *const c_void, parameters: *mut *mut c_void) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller's guarantee.
     let matrix = |index: usize| unsafe { parameters.add(index).read().cast::<*mut f32>().read() };
     // SAFETY: the same.
     let size = unsafe { parameters.add(3).read().cast::<u32>().read() } as usize;

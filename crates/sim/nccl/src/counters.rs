@@ -7,7 +7,7 @@ use crate::{allocation, communicator};
 use nccl_sys::ncclComm_t;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// For a handle that is none of a living communicator, such as a promise's.
+/// For a handle that is none of a living communicator, such as a lazy one's.
 const UNKNOWN: u64 = u64::MAX;
 
 /// How many eager collectives this rank has issued on a communicator that run registered. Any thread, beside other calls.

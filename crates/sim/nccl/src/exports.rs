@@ -100,7 +100,7 @@ fn enqueue(comm: ncclComm_t, stream: cudaStream_t, call: Call) -> Outcome {
     operation::enqueue(comm, Call { stream: stream as usize, ..call })
 }
 
-// SAFETY, in all bodies: what C callers promise by nccl.h, passed on.
+// SAFETY, in all bodies: what C callers guarantee by nccl.h, passed on.
 exports! {
     fn ncclGetVersion | pncclGetVersion (version: *mut c_int) {
         // SAFETY: see above.

@@ -49,7 +49,7 @@ impl Recipe {
             Scalar::InMemory(address) => {
                 let mut bytes = [0u8; 8];
                 let size = datatype.size_bytes().unwrap_or(0);
-                // SAFETY: the user promised that the scalar is readable while the operation runs.
+                // SAFETY: the user guaranteed that the scalar is readable while the operation runs.
                 unsafe { std::ptr::copy_nonoverlapping(address as *const u8, bytes.as_mut_ptr(), size) };
                 Some(bytes)
             }

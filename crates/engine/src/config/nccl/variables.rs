@@ -224,7 +224,7 @@ pub const VARIABLES: &[Variable] = &[
         example: "0",
         read: Moment::FirstInit,
         since: 0,
-        why: "The program promises that a graph overlaps with no other and with no eager call of the same communicator. The events between them are left out, so that collectives may stand in the bodies of conditional nodes.",
+        why: "The program guarantees that a graph overlaps with no other and with no eager call of the same communicator. The events between them are left out, so that collectives may stand in the bodies of conditional nodes.",
         set_by: "SGLang with decode context parallelism",
         effect: |text| Some(if number(text) == 0 { Effect::GraphsUnordered } else { Effect::GraphsOrdered }),
     },

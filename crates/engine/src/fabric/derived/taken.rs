@@ -97,9 +97,7 @@ impl Derivation {
             places.iter().filter_map(|place| ranks.get(*place as usize).copied()).collect()
         };
         let course = match table?.course(place) {
-            Course::Promise { rank, ranks, others } => {
-                Course::Promise { rank, ranks: in_parent(ranks), others }
-            }
+            Course::Lazy { rank, ranks, others } => Course::Lazy { rank, ranks: in_parent(ranks), others },
             Course::Apart { rank, ranks } => Course::Apart { rank, ranks: in_parent(ranks) },
             course => course,
         };
@@ -110,7 +108,7 @@ impl Derivation {
     /// This rank's way to the others, where it is clear what comes next.
     fn meets_after(&mut self, course: &Course) {
         match course {
-            Course::Promise { ranks, .. } | Course::Apart { ranks, .. } => self.meets_at_member(ranks),
+            Course::Lazy { ranks, .. } | Course::Apart { ranks, .. } => self.meets_at_member(ranks),
             Course::Nccl => self.session = asking::enter(&self.line, self.color.map(|_| self.child())),
             Course::Nothing | Course::Torn => {}
         }
@@ -150,7 +148,7 @@ impl Derivation {
                 let (rank, ranks) = self.line.among(self.ranks);
                 Course::Apart { rank, ranks }
             }
-            Parent::Built | Parent::Promised | Parent::Lost => Course::Nccl,
+            Parent::Built | Parent::Lazy | Parent::Lost => Course::Nccl,
         };
         self.meets_after(&course);
         course
@@ -177,8 +175,8 @@ impl Derivation {
         self.ask_with(new_communicator, configured, Patience::None)
     }
 
-    /// The same before NCCL has made it, where a round found that it is a promise.
-    pub fn ask_promise(
+    /// The same before NCCL has made it, where a round found that it is lazy.
+    pub fn ask_lazy(
         &mut self,
         new_communicator: NewCommunicator,
         configured: Configured,

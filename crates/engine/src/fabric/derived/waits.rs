@@ -22,7 +22,7 @@ pub struct Line {
     contract: Option<Arc<Contract>>,
     /// Of the others of these.
     lives: Vec<Arc<Life>>,
-    /// Whether those made from it may be promises, so that its ranks speak before.
+    /// Whether those made from it may be lazy, so that its ranks speak before.
     pub(super) has_rounds: bool,
     /// What it was told of kernels, which holds for those made from it without a word.
     pub(super) ctas: Ctas,
@@ -87,7 +87,7 @@ impl Line {
             rank,
             contract: Some(contract.clone()),
             lives,
-            has_rounds: contract.may_promise_children(),
+            has_rounds: contract.may_have_lazy_children(),
             ctas: wish::ctas_of(contract, graphs),
             counted,
             waiting,

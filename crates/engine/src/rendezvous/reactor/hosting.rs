@@ -482,7 +482,7 @@ impl Reactor {
             if let (true, Some(verdict)) = (undecided, session.agreement.verdict()) {
                 self.shared.counts.verdict(verdict);
                 log::debug!("rendezvous {token:?} verdict {verdict:?}");
-                if session.agreement.is_promise() {
+                if session.agreement.is_lazy() {
                     self.recycle(token);
                 }
             }

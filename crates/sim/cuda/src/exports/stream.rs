@@ -321,7 +321,7 @@ fn info(
         && let Some(capturing) = &*lock(&stream.capturing)
     {
         graph.set_if_wanted(capturing.capture.graph.handle);
-        // Valid until the next call that changes this stream's capture, as the driver promises.
+        // Valid until the next call that changes this stream's capture, as the driver guarantees.
         dependencies.set_if_wanted(capturing.dependencies.as_ptr());
         count.set_if_wanted(capturing.dependencies.len());
     }

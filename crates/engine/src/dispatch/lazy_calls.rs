@@ -1,6 +1,6 @@
-//! Calls of promises that NCCL is to run. What it would refuse is refused here, and what it would drop is dropped: neither is a
-//! reason to wait for other ranks. In a group such a call is held until the outermost end, where all promises of the group are
-//! honoured beside each other; then NCCL runs it, after its own part of the group.
+//! Calls of lazy communicators that NCCL is to run. What it would refuse is refused here, and what it would drop is dropped: neither is a
+//! reason to wait for other ranks. In a group such a call is held until the outermost end, where all lazy communicators of the group are
+//! materialized beside each other; then NCCL runs it, after its own part of the group.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,9 +16,9 @@ use crate::contract::Token;
 use crate::error::refuse;
 use crate::forward::of_call::OfCall;
 use crate::forward::{self, Carried, known};
-use crate::group::{self, Awaited, Promised, Work};
+use crate::group::{self, Awaited, LazyWork, Work};
 use crate::guard;
-use crate::promise::{Beside, Promise};
+use crate::lazy::{Beside, LazyCommunicator};
 use crate::stats::{count, fabric};
 use crate::thread;
 
@@ -27,68 +27,68 @@ use super::in_order::{self, Lane};
 /// What becomes of a call.
 enum Look {
     Answer(ncclResult_t),
-    Honour,
+    Materialize,
     /// At once, though a group is open.
-    HonourInGroup,
+    MaterializeInGroup,
 }
 
-/// A call of a promise, unless another thread has just ended it.
+/// A call of a lazy communicator, unless another thread has just ended it.
 #[inline(never)]
 pub fn call(call: &Call) -> ncclResult_t {
     let handle = call.local.communicator;
-    let found = || communicator::find(handle).and_then(|communicator| communicator.promise(handle));
+    let found = || communicator::find(handle).and_then(|communicator| communicator.lazy(handle));
     match guard::or_else(|| None, found) {
-        Some(promise) => take(call, &promise),
+        Some(lazy) => take(call, &lazy),
         None => refuse(ncclInvalidArgument, format_args!("communicator {handle:p} has been destroyed")),
     }
 }
 
 /// Runs a call, or holds it till its group ends.
-fn take(call: &Call, promise: &Arc<Promise>) -> ncclResult_t {
+fn take(call: &Call, lazy: &Arc<LazyCommunicator>) -> ncclResult_t {
     if is_missing(call.shared.function.entry()) {
         // The answer that stands for what the real library lacks looks at no handle.
         return forward::forward(call);
     }
-    if promise.real().is_none() {
-        let honoured = match guard::or_else(|| Look::Answer(ncclInternalError), || look(call, promise)) {
+    if lazy.real().is_none() {
+        let materialized = match guard::or_else(|| Look::Answer(ncclInternalError), || look(call, lazy)) {
             Look::Answer(code) => return code,
-            Look::Honour => honour(promise),
-            Look::HonourInGroup => honour_in_group(promise),
+            Look::Materialize => materialize(lazy),
+            Look::MaterializeInGroup => materialize_in_group(lazy),
         };
-        if honoured != ncclSuccess {
-            return honoured;
+        if materialized != ncclSuccess {
+            return materialized;
         }
     }
-    run(call, promise)
+    run(call, lazy)
 }
 
-/// Honours a promise, outside groups.
-pub fn honour(promise: &Arc<Promise>) -> ncclResult_t {
-    let result = promise.honour();
+/// Materializes a lazy communicator, outside groups.
+pub fn materialize(lazy: &Arc<LazyCommunicator>) -> ncclResult_t {
+    let result = lazy.materialize();
     if result == ncclSuccess {
-        note(promise);
+        note(lazy);
     }
     result
 }
 
-/// Honours a promise while this thread has a group open.
-pub fn honour_in_group(promise: &Arc<Promise>) -> ncclResult_t {
-    let result = promise.honour_beside().wait();
+/// Materializes a lazy communicator while this thread has a group open.
+pub fn materialize_in_group(lazy: &Arc<LazyCommunicator>) -> ncclResult_t {
+    let result = lazy.materialize_beside().wait();
     if result == ncclSuccess {
-        note(promise);
+        note(lazy);
     }
     result
 }
 
-fn note(promise: &Promise) {
-    if let Some(communicator) = communicator::find(promise.handle()) {
-        let number = if promise.is_reused() { fabric::REUSED } else { fabric::BUILT };
+fn note(lazy: &LazyCommunicator) {
+    if let Some(communicator) = communicator::find(lazy.handle()) {
+        let number = if lazy.is_reused() { fabric::REUSED } else { fabric::BUILT };
         count::nccl(communicator.counters(), number);
     }
 }
 
-fn look(call: &Call, promise: &Arc<Promise>) -> Look {
-    if let Some(code) = refusal(call, promise) {
+fn look(call: &Call, lazy: &Arc<LazyCommunicator>) -> Look {
+    if let Some(code) = refusal(call, lazy) {
         return Look::Answer(refused(code));
     }
     // NCCL drops collectives without elements.
@@ -96,18 +96,18 @@ fn look(call: &Call, promise: &Arc<Promise>) -> Look {
         return Look::Answer(ncclSuccess);
     }
     if !group::is_open() {
-        return Look::Honour;
+        return Look::Materialize;
     }
     // The application's own configuration need not last till the group ends.
     let (mut call, mut configuration) = (*call, None);
     if !call.local.config.is_null() {
-        let Some(copy) = OfCall::of(call.local.config) else { return Look::HonourInGroup };
+        let Some(copy) = OfCall::of(call.local.config) else { return Look::MaterializeInGroup };
         call.local.config = copy.as_ptr();
         configuration = Some(copy);
     }
-    let operator = call.shared.operation.and_then(|operation| promise.operators().get(operation));
-    let held = Promised { promise: promise.clone(), work: Work::Call(call, operator, configuration) };
-    group::hold_promised(held);
+    let operator = call.shared.operation.and_then(|operation| lazy.operators().get(operation));
+    let held = LazyWork { lazy: lazy.clone(), work: Work::Call(call, operator, configuration) };
+    group::hold_lazy_work(held);
     Look::Answer(ncclSuccess)
 }
 
@@ -119,30 +119,30 @@ fn refused(code: ncclResult_t) -> ncclResult_t {
     code
 }
 
-fn refusal(call: &Call, promise: &Promise) -> Option<ncclResult_t> {
-    if promise.is_revoked() {
+fn refusal(call: &Call, lazy: &LazyCommunicator) -> Option<ncclResult_t> {
+    if lazy.is_revoked() {
         let name = call.shared.function.entry().description().name;
         return Some(refuse(ncclInvalidUsage, format_args!("{name}: the communicator was revoked")));
     }
-    promise.refusal(call)
+    lazy.refusal(call)
 }
 
-fn run(call: &Call, promise: &Promise) -> ncclResult_t {
+fn run(call: &Call, lazy: &LazyCommunicator) -> ncclResult_t {
     let translated = guard::or_else(
         || Err(ncclInternalError),
         || {
             if let Some(communicator) = communicator::find(call.local.communicator) {
                 in_order::before_forward(Lane::of(call), communicator, false);
             }
-            let before = if group::is_open() { None } else { promise.measure() };
-            promise.runs_on(in_order::stream_of(call));
-            Ok((promise.translated(call).map_err(refused)?, before))
+            let before = if group::is_open() { None } else { lazy.measure() };
+            lazy.runs_on(in_order::stream_of(call));
+            Ok((lazy.translated(call).map_err(refused)?, before))
         },
     );
     match translated {
         Ok((call, before)) => {
             let result = forward::forward(&call);
-            guard::or_else(|| (), || promise.measured(before));
+            guard::or_else(|| (), || lazy.measured(before));
             result
         }
         Err(code) => code,
@@ -154,30 +154,30 @@ pub struct Held(Vec<Unit>);
 
 struct Unit {
     comm: Token,
-    promises: Vec<(Arc<Promise>, Beside)>,
-    work: Vec<Promised>,
+    lazy_communicators: Vec<(Arc<LazyCommunicator>, Beside)>,
+    work: Vec<LazyWork>,
 }
 
-/// Begins to honour what a group needs, each promise by itself: another rank may have its part of the group outside groups, one
+/// Begins to materialize what a group needs, each lazy communicator by itself: another rank may have its part of the group outside groups, one
 /// communicator after the other.
-pub fn begin(held: Vec<Promised>) -> Held {
+pub fn begin(held: Vec<LazyWork>) -> Held {
     let mut units: Vec<Unit> = Vec::new();
     for one in held {
-        let comm = one.promise.fabric().contract().comm;
+        let comm = one.lazy.fabric().contract().comm;
         let index = units.iter().position(|unit| unit.comm == comm).unwrap_or_else(|| {
-            units.push(Unit { comm, promises: Vec::new(), work: Vec::new() });
+            units.push(Unit { comm, lazy_communicators: Vec::new(), work: Vec::new() });
             units.len() - 1
         });
         let unit = &mut units[index];
-        if !unit.promises.iter().any(|(known, _)| Arc::ptr_eq(known, &one.promise)) {
-            unit.promises.push((one.promise.clone(), one.promise.honour_beside()));
+        if !unit.lazy_communicators.iter().any(|(known, _)| Arc::ptr_eq(known, &one.lazy)) {
+            unit.lazy_communicators.push((one.lazy.clone(), one.lazy.materialize_beside()));
         }
         unit.work.push(one);
     }
     Held(units)
 }
 
-/// How long a communicator that is honoured waits for one that is to be first.
+/// How long a communicator that is materialized waits for one that is to be first.
 const OUT_OF_TURN: Duration = Duration::from_secs(2);
 const LOOK_EVERY: Duration = Duration::from_micros(100);
 
@@ -216,35 +216,35 @@ pub fn finish(held: Held) -> ncclResult_t {
 
 impl Unit {
     fn is_ready(&self) -> bool {
-        self.promises.iter().all(|(_, honouring)| honouring.is_over())
+        self.lazy_communicators.iter().all(|(_, materializing)| materializing.is_over())
     }
 
     fn run(self) -> ncclResult_t {
         let mut result = ncclSuccess;
         let mut measured = Vec::new();
-        for (promise, honouring) in self.promises {
-            let honoured = honouring.wait();
-            match honoured == ncclSuccess {
-                true => note(&promise),
-                false if result == ncclSuccess => result = honoured,
+        for (lazy, materializing) in self.lazy_communicators {
+            let materialized = materializing.wait();
+            match materialized == ncclSuccess {
+                true => note(&lazy),
+                false if result == ncclSuccess => result = materialized,
                 false => {}
             }
-            measured.push((promise.measure(), promise));
+            measured.push((lazy.measure(), lazy));
         }
         if result == ncclSuccess {
             result = run_unit(self.work);
         }
-        measured.into_iter().for_each(|(before, promise)| promise.measured(before));
+        measured.into_iter().for_each(|(before, lazy)| lazy.measured(before));
         result
     }
 }
 
-fn run_unit(work: Vec<Promised>) -> ncclResult_t {
+fn run_unit(work: Vec<LazyWork>) -> ncclResult_t {
     let opened = known::group_start();
     if opened != ncclSuccess {
         return opened;
     }
-    let lane = |one: &Promised| match &one.work {
+    let lane = |one: &LazyWork| match &one.work {
         Work::Call(call, ..) => Some(Lane::of(call)),
         Work::Other(_) => None,
     };
@@ -261,15 +261,15 @@ fn run_unit(work: Vec<Promised>) -> ncclResult_t {
     results.into_iter().map(|(result, _)| result).find(|result| *result != ncclSuccess).unwrap_or(closed)
 }
 
-fn run_one(Promised { promise, work }: Promised) -> (ncclResult_t, Option<OfCall>) {
-    let Some(real) = promise.real() else { return (ncclInternalError, None) };
+fn run_one(LazyWork { lazy, work }: LazyWork) -> (ncclResult_t, Option<OfCall>) {
+    let Some(real) = lazy.real() else { return (ncclInternalError, None) };
     match work {
         Work::Other(work) => (work(real), None),
-        Work::Call(call, None, configuration) => (run(&call, &promise), configuration),
+        Work::Call(call, None, configuration) => (run(&call, &lazy), configuration),
         Work::Call(mut call, Some(operator), configuration) => match operator.real(real) {
             Some(operation) => {
                 call.shared.operation = Some(operation);
-                let result = run_made(&call, &promise, real);
+                let result = run_made(&call, &lazy, real);
                 operator.let_go(real);
                 (result, configuration)
             }
@@ -279,11 +279,11 @@ fn run_one(Promised { promise, work }: Promised) -> (ncclResult_t, Option<OfCall
 }
 
 /// A call whose reduction is NCCL's own already.
-fn run_made(call: &Call, promise: &Promise, real: ncclComm_t) -> ncclResult_t {
-    if let Some(communicator) = communicator::find(promise.handle()) {
+fn run_made(call: &Call, lazy: &LazyCommunicator, real: ncclComm_t) -> ncclResult_t {
+    if let Some(communicator) = communicator::find(lazy.handle()) {
         in_order::before_forward(Lane::of(call), communicator, false);
     }
-    promise.runs_on(in_order::stream_of(call));
+    lazy.runs_on(in_order::stream_of(call));
     let mut call = *call;
     call.local.communicator = real;
     forward::forward(&call)

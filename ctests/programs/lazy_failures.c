@@ -29,7 +29,7 @@ static ncclResult_t reduce(struct rank* self, const struct team* team, void* buf
 /* The build of the loser fails before NCCL has met anybody; twice, the second time in a group. Whoever comes later hears of it, too. */
 static void refused(struct rank* self) {
   lose_on(self, "WINDLASS_SIM_REFUSED_INITS", "1,2");
-  struct team team = team_made(self, *(int*)self->argument, HONOURED);
+  struct team team = team_made(self, *(int*)self->argument, BUILT);
   void* buffer = device_alloc(4096);
   bool loses = self->rank / team.ranks == LOSER / team.ranks;
   for (int round = 0; round < 2 && loses; round++) {
@@ -86,7 +86,7 @@ static void split(struct rank* self) {
   int last = self->ranks - 1;
   struct team child = {NULL, self->rank == last ? 0 : self->rank, self->rank == last ? 1 : last};
   NCCL(ncclCommSplit(parent.communicator, self->rank == last, self->rank, &child.communicator, NULL));
-  foretell(child.ranks, EITHER);
+  expect_lazy(child.ranks, EITHER);
   ends(self, &parent, &child, buffer);
 }
 
@@ -101,7 +101,7 @@ static void shrink(struct rank* self, bool grouped) {
     if (grouped) NCCL(ncclGroupStart());
     NCCL(ncclCommShrink(parent.communicator, &last, 1, &child.communicator, NULL, NCCL_SHRINK_ABORT));
     if (grouped) NCCL(ncclGroupEnd());
-    foretell(child.ranks, EITHER);
+    expect_lazy(child.ranks, EITHER);
   }
   ends(self, &parent, &child, buffer);
 }
@@ -131,7 +131,7 @@ static void id_of_the_dead(struct rank* self) {
     _exit(0);
   }
   NCCL(ncclCommInitRank(&parent, self->ranks, id, self->rank));
-  foretell(self->ranks, STAYS);
+  expect_lazy(self->ranks, UNBUILT);
   usleep(400000);
   if (self->rank > DEAD) {
     struct aborting aborting = {self, parent};
@@ -152,7 +152,7 @@ static void id_of_the_dead(struct rank* self) {
 }
 
 int main(int count, char** parts) {
-  begin("lost promises", 100);
+  begin("lazy failures", 100);
   int ranks = rank_count(4), two = 2;
   if (is_wanted(count, parts, "refused")) {
     run_ranks("a refused pair", PROCESSES, ranks, refused, &two);

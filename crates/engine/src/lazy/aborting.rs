@@ -1,4 +1,4 @@
-//! How a promise is aborted, from any thread: also while another one is in NCCL to honour it.
+//! How a lazy communicator is aborted, from any thread: also while another one is in NCCL to materialize it.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -8,8 +8,8 @@ use nccl_sys::{ncclComm_t, ncclInternalError, ncclResult_t, ncclSuccess};
 use crate::forward::known::{self, End};
 use crate::guard;
 
-use super::honouring::Stage;
-use super::{Promise, ending};
+use super::materialize::Stage;
+use super::{LazyCommunicator, ending};
 
 /// What the application has said of its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,8 +25,8 @@ enum Aborted {
 /// double frees), but not while it waits for a rank that does not come, which is why it takes longer than this.
 pub(super) const INIT_WITHIN: Duration = Duration::from_secs(3);
 
-impl Promise {
-    /// Ends it as an abort does, from any thread: who is honouring it leaves. Gives NCCL's answer.
+impl LazyCommunicator {
+    /// Ends it as an abort does, from any thread: who is materializing it leaves. Gives NCCL's answer.
     pub fn abort(&self) -> ncclResult_t {
         if !guard::or_else(|| false, || self.ends.abort(INIT_WITHIN)) {
             return ending::ended();
@@ -53,12 +53,12 @@ impl Promise {
             let written = self.written.load(Ordering::Acquire);
             match (*stage, self.real()) {
                 (_, Some(real)) => return Aborted::Real(real),
-                (Stage::Honouring, None) if Instant::now() < until => {}
-                (Stage::Honouring, None) if !written.is_null() => {
+                (Stage::Materializing, None) if Instant::now() < until => {}
+                (Stage::Materializing, None) if !written.is_null() => {
                     *stage = Stage::Aborting;
                     return Aborted::Init(written);
                 }
-                (Stage::Promised, None) => {
+                (Stage::Lazy, None) => {
                     let taken = self.built().take();
                     return taken.map_or(Aborted::Nothing, |built| Aborted::Real(built.handle()));
                 }
@@ -69,10 +69,10 @@ impl Promise {
         }
     }
 
-    /// From now on nobody honours it. Whether somebody is at it, who will find that and end what NCCL has built.
+    /// From now on nobody materializes it. Whether somebody is at it, who will find that and end what NCCL has built.
     pub(super) fn is_never_built(&self) -> bool {
         let stage = self.stage();
         self.aborted.store(true, Ordering::Release);
-        *stage == Stage::Honouring
+        *stage == Stage::Materializing
     }
 }

@@ -3,7 +3,7 @@
 //! waiting for a message that is to come after that very launch: a hang that NCCL alone has not, as its own kernel of messages
 //! ran first, which needs the most (seen on 2 H200 with 2.28.9: 1976 bytes a thread, 1736 to 1864 for collectives). So NCCL's
 //! kernel of messages runs once on a device before any of ours can: a rank's message of one byte to itself. It takes a
-//! communicator of NCCL's, so the first of a device is no promise.
+//! communicator of NCCL's, so the first of a device is not lazy.
 //!
 //! Where NCCL allocates by cudaMalloc (NCCL_CUMEM_ENABLE=0, and 2.18), its first init in a process that sees two GPUs which reach each
 //! other tries legacy IPC on memory that it frees at once, and that free waits for all that runs. Such a process has no lazy
@@ -43,7 +43,7 @@ fn of(device: Ordinal) -> Arc<Mutex<Warmth>> {
     WARM.lock().unwrap_or_else(PoisonError::into_inner).entry(of).or_default().clone()
 }
 
-/// Whether a communicator on this device may be a promise. Never waits: while another thread's message runs, it may not.
+/// Whether a communicator on this device may be lazy. Never waits: while another thread's message runs, it may not.
 #[must_use]
 pub fn is_warm(device: Ordinal) -> bool {
     let is_warm = || of(device).try_lock().is_ok_and(|warmth| *warmth == Warmth::Warm);

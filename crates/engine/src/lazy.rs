@@ -1,5 +1,5 @@
 //! A communicator that NCCL has not built yet, and may never: its ranks share a fabric, which serves what it can. The handle
-//! that the application holds is ours. To honour the promise is to have NCCL build its communicator: only a call does
+//! that the application holds is ours. To materialize it is to have NCCL build its communicator: only a call does
 //! that which all ranks make; then this is where the two handles meet.
 //!
 //! One thread at a time calls on a communicator, as with NCCL; an abort, and the question for an error, may come from another.
@@ -9,10 +9,10 @@ mod arguments;
 mod ending;
 mod ends;
 mod handle;
-mod honouring;
 mod kept;
 mod legacy;
 mod lost;
+mod materialize;
 mod operators;
 mod usage;
 pub mod warming;
@@ -35,24 +35,24 @@ use crate::process;
 pub use ending::ask_of_groups;
 use ends::Ends;
 use handle::Minted;
-pub use honouring::Beside;
-use honouring::Stage;
 pub use kept::Registrations;
+pub use materialize::Beside;
+use materialize::Stage;
 pub use operators::{Operator, Operators};
 pub use usage::Unfit;
 use usage::{Usage, free_bytes};
 
-/// A promise.
+/// A lazy communicator.
 #[derive(Debug)]
-pub struct Promise {
+pub struct LazyCommunicator {
     handle: Minted,
     fabric: Arc<Fabric>,
     device: Ordinal,
     /// Where NCCL writes its handle, before it waits for the others.
     written: AtomicPtr<ncclComm>,
-    /// NCCL's handle once it is honoured; null before.
+    /// NCCL's handle once it is materialized; null before.
     real: AtomicPtr<ncclComm>,
-    /// What honours it, or has: an ended promise's, or what was built for this one. Held for a few stores, after `stage`.
+    /// What materializes it, or has: an ended one's, or what was built for this one. Held for a few stores, after `stage`.
     built: Mutex<Option<Built>>,
     is_reused: bool,
     usage: Usage,
@@ -73,11 +73,11 @@ pub fn is_ours(communicator: ncclComm_t) -> bool {
     handle::is_ours(communicator as usize)
 }
 
-impl Promise {
-    /// A new one, which an ended one's communicator honours if all ranks have it. Nobody knows its handle yet.
-    pub fn new(fabric: Arc<Fabric>, device: Ordinal, built: Option<Built>) -> Arc<Promise> {
-        process::first_promise();
-        let promise = Arc::new(Promise {
+impl LazyCommunicator {
+    /// A new one, which an ended one's communicator materializes if all ranks have it. Nobody knows its handle yet.
+    pub fn new(fabric: Arc<Fabric>, device: Ordinal, built: Option<Built>) -> Arc<LazyCommunicator> {
+        process::first_lazy();
+        let lazy = Arc::new(LazyCommunicator {
             handle: Minted::new(),
             fabric,
             device,
@@ -90,13 +90,13 @@ impl Promise {
             aborted: AtomicBool::new(false),
             finalized: AtomicBool::new(false),
             revoked: AtomicBool::new(false),
-            stage: Mutex::new(Stage::Promised),
+            stage: Mutex::new(Stage::Lazy),
             ends: Ends::default(),
             operators: Operators::default(),
             registrations: Registrations::default(),
         });
-        lost::listen(&promise);
-        promise
+        lost::listen(&lazy);
+        lazy
     }
 
     /// What the application holds.
@@ -114,7 +114,7 @@ impl Promise {
         self.device
     }
 
-    /// NCCL's own handle, once it has been honoured.
+    /// NCCL's own handle, once it has been materialized.
     pub fn real(&self) -> Option<ncclComm_t> {
         let real = self.real.load(Ordering::Acquire);
         (!real.is_null()).then_some(real)
@@ -140,7 +140,7 @@ impl Promise {
         // What has been built was the last attempt.
         let attempt = self.attempts.load(Ordering::Relaxed).checked_sub(1);
         match self.real() {
-            None => Standing::Promised,
+            None => Standing::Lazy,
             Some(_) if attempt.is_some_and(|attempt| self.fabric.has_lost(attempt)) => Standing::Lost,
             Some(_) => Standing::Built,
         }
@@ -160,7 +160,7 @@ impl Promise {
         }
     }
 
-    /// Whether an ended promise's communicator honours it, or will.
+    /// Whether an ended one's communicator materializes it, or will.
     pub fn is_reused(&self) -> bool {
         self.is_reused
     }
@@ -222,7 +222,10 @@ impl Promise {
     /// The call as NCCL is to get it: its own handle, its own operator.
     pub fn translated(&self, call: &Call) -> Result<Call, ncclResult_t> {
         let Some(real) = self.real() else {
-            return Err(refuse(ncclInternalError, format_args!("a promise that was not honoured")));
+            return Err(refuse(
+                ncclInternalError,
+                format_args!("a lazy communicator that was not materialized"),
+            ));
         };
         let mut call = *call;
         call.local.communicator = real;

@@ -1,4 +1,4 @@
-//! User-defined reductions of a promise. Their numbers are ours as long as the promise lives; NCCL's own are made when a call
+//! User-defined reductions of a lazy communicator. Their numbers are ours as long as the lazy communicator lives; NCCL's own are made when a call
 //! needs them.
 
 use std::ffi::c_void;

@@ -1,4 +1,4 @@
-//! What was done with NCCL's communicator of a promise: whether another promise may have it after.
+//! What was done with NCCL's communicator behind a lazy one: whether another may have it after.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 

@@ -12,7 +12,7 @@ enum { NONE = NCCL_SPLIT_NOCOLOR };
 
 /* Splits off what this rank's color makes; its ranks keep their order, or are turned round. A child that no collective
  * reaches stays as it is. */
-static struct team child_of(const struct team* parent, const int* colors, bool turned, enum fate fate,
+static struct team child_of(const struct team* parent, const int* colors, bool turned, enum build build,
                             ncclConfig_t* configuration) {
   struct team child = {(ncclComm_t)(uintptr_t)1, 0, 0};
   int color = colors[parent->rank];
@@ -27,14 +27,14 @@ static struct team child_of(const struct team* parent, const int* colors, bool t
     child.rank += turned ? rank > parent->rank : rank < parent->rank;
     child.ranks++;
   }
-  foretell(child.ranks, child.ranks == 1 ? HONOURED : fate);
+  expect_lazy(child.ranks, child.ranks == 1 ? BUILT : build);
   return child;
 }
 
-static void lives(struct rank* self, const struct team* child, enum fate fate, uint64_t key) {
+static void lives(struct rank* self, const struct team* child, enum build build, uint64_t key) {
   if (child->communicator) team_knows_itself(self, child);
   team_passes(self, child, 5003, key);
-  if (fate == HONOURED) team_reduces(self, child, key);
+  if (build == BUILT) team_reduces(self, child, key);
 }
 
 static void ends(const struct team* child) {
@@ -52,9 +52,9 @@ static void mixed(struct rank* self) {
   for (int i = 0; i < (int)(sizeof colorings / sizeof *colorings); i++) {
     for (int used = 0; used < 2; used++) {
       if (on_gpus() && used != i % 2) continue;
-      enum fate fate = used ? HONOURED : STAYS;
-      struct team child = child_of(&parent, colorings[i].colors, i % 2, fate, NULL);
-      lives(self, &child, fate, 100 + (uint64_t)(i * 2 + used));
+      enum build build = used ? BUILT : UNBUILT;
+      struct team child = child_of(&parent, colorings[i].colors, i % 2, build, NULL);
+      lives(self, &child, build, 100 + (uint64_t)(i * 2 + used));
       ends(&child);
     }
   }
@@ -67,10 +67,10 @@ static void mixed(struct rank* self) {
 static void many_alive(struct rank* self) {
   static const struct coloring colorings[] = {{{0, 0, 1, 1}}, {{0, 1, 1, 0}}, {{0, 1, 0, 1}}};
   struct team parent = parent_made(self), children[3];
-  for (int i = 0; i < 3; i++) children[i] = child_of(&parent, colorings[i].colors, false, i == 1 ? STAYS : HONOURED, NULL);
-  for (int i = 0; i < 3; i++) lives(self, &children[i], STAYS, 140 + (uint64_t)i);
+  for (int i = 0; i < 3; i++) children[i] = child_of(&parent, colorings[i].colors, false, i == 1 ? UNBUILT : BUILT, NULL);
+  for (int i = 0; i < 3; i++) lives(self, &children[i], UNBUILT, 140 + (uint64_t)i);
   team_reduces(self, &parent, 143);
-  for (int i = 2; i >= 0; i -= 2) lives(self, &children[i], HONOURED, 144 + (uint64_t)i);
+  for (int i = 2; i >= 0; i -= 2) lives(self, &children[i], BUILT, 144 + (uint64_t)i);
   destroy_each((ncclComm_t[]){children[0].communicator, children[1].communicator, children[2].communicator}, 3);
   ends(&parent);
 }
@@ -79,15 +79,15 @@ static void many_alive(struct rank* self) {
 static void of_a_pair(struct rank* self) {
   static const int same[] = {5, 5}, parted[] = {0, 1}, left_out[] = {0, NONE};
   struct team parent = team_made(self, 2, EITHER);
-  struct team turned = child_of(&parent, same, true, STAYS, NULL);
-  lives(self, &turned, STAYS, 150);
-  struct team alone = child_of(&parent, parted, false, HONOURED, NULL);
-  lives(self, &alone, HONOURED, 151);
-  struct team some = child_of(&parent, left_out, false, HONOURED, NULL);
-  lives(self, &some, HONOURED, 152);
+  struct team turned = child_of(&parent, same, true, UNBUILT, NULL);
+  lives(self, &turned, UNBUILT, 150);
+  struct team alone = child_of(&parent, parted, false, BUILT, NULL);
+  lives(self, &alone, BUILT, 151);
+  struct team some = child_of(&parent, left_out, false, BUILT, NULL);
+  lives(self, &some, BUILT, 152);
   team_reduces(self, &parent, 153);
-  struct team again = child_of(&parent, same, false, HONOURED, NULL);
-  lives(self, &again, HONOURED, 154);
+  struct team again = child_of(&parent, same, false, BUILT, NULL);
+  lives(self, &again, BUILT, 154);
   ends(&some);
   ends(&alone);
   ends(&turned);
@@ -101,11 +101,11 @@ static void nested(struct rank* self) {
   struct team parent = parent_made(self);
   for (int i = self->ranks == 2 ? 2 : 0; i < 4; i++) {
     bool splits = parent.communicator != NULL;
-    enum fate fate = i == 1 ? EITHER : HONOURED;
+    enum build build = i == 1 ? EITHER : BUILT;
     struct team child = {NULL, 0, 0};
-    if (splits) child = child_of(&parent, colorings[i].colors, i % 2, fate, NULL);
+    if (splits) child = child_of(&parent, colorings[i].colors, i % 2, build, NULL);
     ends(&parent);
-    lives(self, &child, i == 1 ? STAYS : HONOURED, 160 + (uint64_t)i);
+    lives(self, &child, i == 1 ? UNBUILT : BUILT, 160 + (uint64_t)i);
     parent = child;
   }
   ends(&parent);
@@ -120,10 +120,10 @@ static void configured(struct rank* self) {
   configuration.maxCTAs = 8;
   configuration.splitShare = 1;
   configuration.commName = name;
-  struct team child = child_of(&parent, halves, true, HONOURED, &configuration);
+  struct team child = child_of(&parent, halves, true, BUILT, &configuration);
   configuration.blocking = 77;
   name[0] = '?';
-  lives(self, &child, HONOURED, 170);
+  lives(self, &child, BUILT, 170);
   ends(&child);
   ends(&parent);
 }
@@ -136,14 +136,14 @@ static void shrunk(struct rank* self) {
   int excluded = 0;
   if (self->rank > 0) {
     NCCL(ncclCommShrink(parent.communicator, &excluded, 1, &first.communicator, NULL, NCCL_SHRINK_DEFAULT));
-    foretell(first.ranks, EITHER);
+    expect_lazy(first.ranks, EITHER);
   }
-  lives(self, &first, HONOURED, 180);
+  lives(self, &first, BUILT, 180);
   if (self->rank > 1) {
     NCCL(ncclCommShrink(first.communicator, &excluded, 1, &second.communicator, NULL, NCCL_SHRINK_DEFAULT));
-    foretell(second.ranks, STAYS);
+    expect_lazy(second.ranks, UNBUILT);
   }
-  lives(self, &second, STAYS, 181);
+  lives(self, &second, UNBUILT, 181);
   ends(&second);
   ends(&first);
   ends(&parent);
@@ -158,8 +158,8 @@ static void of_a_revoked_one(struct rank* self) {
   meet(self);
   NCCL(ncclCommRevoke(parent.communicator, NCCL_REVOKE_DEFAULT));
   meet(self);
-  struct team child = child_of(&parent, halves, false, HONOURED, NULL);
-  lives(self, &child, HONOURED, 191);
+  struct team child = child_of(&parent, halves, false, BUILT, NULL);
+  lives(self, &child, BUILT, 191);
   ends(&child);
   ends(&parent);
 }
@@ -174,10 +174,10 @@ static void grouped(struct rank* self) {
   NCCL(ncclCommSplit(second.communicator, 0, -second.rank, &made[1], NULL));
   NCCL(ncclGroupEnd());
   struct team half = {made[0], first.rank % 2, 2}, turned = {made[1], second.ranks - 1 - second.rank, second.ranks};
-  foretell(2, HONOURED);
-  foretell(second.ranks, HONOURED);
-  lives(self, &half, HONOURED, 200);
-  lives(self, &turned, HONOURED, 201);
+  expect_lazy(2, BUILT);
+  expect_lazy(second.ranks, BUILT);
+  lives(self, &half, BUILT, 200);
+  lives(self, &turned, BUILT, 201);
   destroy_each((ncclComm_t[]){half.communicator, turned.communicator, first.communicator, second.communicator}, 4);
 }
 
@@ -225,8 +225,8 @@ static void pairs_of_one_process(int ranks) {
     NCCL(ncclCommInitAll(&quiet[low], 2, devices));
     NCCL(ncclCommInitAll(&loud[low], 2, devices));
     for (int i = 0; i < 2; i++) {
-      foretell(2, STAYS);
-      foretell(2, HONOURED);
+      expect_lazy(2, UNBUILT);
+      expect_lazy(2, BUILT);
     }
   }
   exchanges(&all, quiet, 300);
@@ -257,7 +257,7 @@ static void pairs_of_one_process(int ranks) {
     NCCL(ncclGroupStart());
     for (int i = 0; i < 2; i++) NCCL(ncclCommSplit(loud[low + i], 0, -i, &turned[low + 1 - i], NULL));
     NCCL(ncclGroupEnd());
-    for (int i = 0; i < 2; i++) foretell(2, STAYS);
+    for (int i = 0; i < 2; i++) expect_lazy(2, UNBUILT);
   }
   for (int device = 0; device < ranks; device++) {
     int rank = -1;
@@ -276,7 +276,7 @@ static void pairs_of_one_process(int ranks) {
 }
 
 int main(int count, char** words) {
-  begin("promise_children", 200);
+  begin("lazy_children", 200);
   choose(count, words);
   int ranks = rank_count(4);
   ranks -= ranks % 2;

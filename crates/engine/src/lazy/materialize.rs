@@ -1,4 +1,4 @@
-//! How a promise is honoured: NCCL builds its communicator, or one that an ended promise has left is taken.
+//! How a lazy communicator is materialized: NCCL builds its communicator, or one that an ended lazy communicator has left is taken.
 
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering;
@@ -18,23 +18,23 @@ use crate::guard;
 use crate::thread;
 
 use super::usage::free_bytes;
-use super::{Promise, Unfit, lost, on_device};
+use super::{LazyCommunicator, Unfit, lost, on_device};
 
 /// How far it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    Promised,
+    Lazy,
     /// A thread is in NCCL.
-    Honouring,
+    Materializing,
     /// It still is, and another has aborted NCCL's communicator.
     Aborting,
-    Honoured,
+    Materialized,
 }
 
-/// What there is to do to honour it.
+/// What there is to do to materialize it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Begun {
-    /// Nothing: it has been honoured.
+    /// Nothing: it has been materialized.
     Over,
     /// Nothing but to use what was taken at its init.
     Taken,
@@ -42,7 +42,7 @@ enum Begun {
     Attempt(u64),
 }
 
-/// A promise that is being honoured on another thread.
+/// A lazy communicator that is being materialized on another thread.
 #[derive(Debug)]
 pub enum Beside {
     /// It was, or cannot be.
@@ -69,10 +69,10 @@ impl Beside {
     }
 }
 
-impl Promise {
-    /// Honours it. Waits for all other ranks, as NCCL's own init does; outside groups only. NCCL's error leaves the promise as it
+impl LazyCommunicator {
+    /// Materializes it. Waits for all other ranks, as NCCL's own init does; outside groups only. NCCL's error leaves the lazy communicator as it
     /// was: what its fabric serves goes on.
-    pub fn honour(&self) -> ncclResult_t {
+    pub fn materialize(&self) -> ncclResult_t {
         let begun = guard::or_else(|| Err(ncclInternalError), || self.begin());
         match begun {
             Ok(Begun::Attempt(attempt)) => {
@@ -86,16 +86,16 @@ impl Promise {
         }
     }
 
-    /// Honours it on a thread of its own: this one may have a group open, and NCCL's groups are the thread's.
-    pub fn honour_beside(self: &Arc<Promise>) -> Beside {
+    /// Materializes it on a thread of its own: this one may have a group open, and NCCL's groups are the thread's.
+    pub fn materialize_beside(self: &Arc<LazyCommunicator>) -> Beside {
         if self.real().is_some() {
             return Beside::Done(ncclSuccess);
         }
-        let promise = self.clone();
-        match thread::spawn("windlass-honour", move || promise.honour()) {
+        let lazy = self.clone();
+        match thread::spawn("windlass-lazy", move || lazy.materialize()) {
             Ok(thread) => Beside::Thread(thread),
             Err(error) => {
-                let why = format_args!("no thread to honour a promise on: {error}");
+                let why = format_args!("no thread to materialize a lazy communicator on: {error}");
                 Beside::Done(refuse(ncclInternalError, why))
             }
         }
@@ -104,13 +104,13 @@ impl Promise {
     fn begin(&self) -> Result<Begun, ncclResult_t> {
         let mut stage = self.stage();
         match *stage {
-            Stage::Honoured => return Ok(Begun::Over),
+            Stage::Materialized => return Ok(Begun::Over),
             // Divergence: NCCL says nothing of two threads at once.
-            Stage::Honouring | Stage::Aborting => {
+            Stage::Materializing | Stage::Aborting => {
                 return Err(refuse(ncclInvalidUsage, format_args!("two threads call on one communicator")));
             }
-            Stage::Promised if self.aborted.load(Ordering::Acquire) => return Err(ncclInvalidUsage),
-            Stage::Promised => {}
+            Stage::Lazy if self.aborted.load(Ordering::Acquire) => return Err(ncclInvalidUsage),
+            Stage::Lazy => {}
         }
         let taken = self.built().as_ref().map(Built::handle);
         // All ranks have it, or none.
@@ -118,7 +118,7 @@ impl Promise {
             Some(_) => Begun::Taken,
             None => Begun::Attempt(self.next_attempt()?),
         };
-        *stage = Stage::Honouring;
+        *stage = Stage::Materializing;
         self.written.store(taken.unwrap_or(null_mut()), Ordering::Relaxed);
         Ok(begun)
     }
@@ -160,7 +160,7 @@ impl Promise {
             if result == ncclSuccess {
                 return ncclInternalError;
             }
-            return refuse(result, format_args!("NCCL did not build the communicator of a promise"));
+            return refuse(result, format_args!("NCCL did not build the communicator behind a lazy one"));
         }
         drop(stage);
         if !self.registrations.is_empty() {
@@ -172,15 +172,15 @@ impl Promise {
             self.undo(stage, written);
             return ncclInternalError;
         }
-        *stage = Stage::Honoured;
+        *stage = Stage::Materialized;
         self.real.store(written, Ordering::Release);
         ncclSuccess
     }
 
-    /// It is a promise again. What NCCL has built ends, unless an abort that could not wait does that.
+    /// It is lazy again. What NCCL has built ends, unless an abort that could not wait does that.
     fn undo(&self, mut stage: MutexGuard<'_, Stage>, written: ncclComm_t) {
-        let is_ours = *stage == Stage::Honouring;
-        *stage = Stage::Promised;
+        let is_ours = *stage == Stage::Materializing;
+        *stage = Stage::Lazy;
         self.written.store(null_mut(), Ordering::Relaxed);
         self.built().take();
         drop(stage);

@@ -1,5 +1,5 @@
-//! An attempt to honour a promise that fails on one rank fails on all: who is at it hears of it, and so does who comes to it later.
-//! The promise stays, and the next attempt is the next one of all.
+//! An attempt to materialize a lazy communicator that fails on one rank fails on all: who is at it hears of it, and so does who comes to it later.
+//! The lazy communicator stays, and the next attempt is the next one of all.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,11 +12,11 @@ use crate::forward::known;
 use crate::guard;
 use crate::thread;
 
-use super::Promise;
+use super::LazyCommunicator;
 use super::aborting::INIT_WITHIN;
-use super::honouring::Stage;
+use super::materialize::Stage;
 
-pub(super) const WHY: &str = "NCCL did not build the communicator of a promise on another rank";
+pub(super) const WHY: &str = "NCCL did not build the communicator behind a lazy one on another rank";
 
 /// How long an init takes to stop, at most: then what it has stays.
 const OUT_WITHIN: Duration = Duration::from_secs(20);
@@ -25,12 +25,12 @@ const OUT_WITHIN: Duration = Duration::from_secs(20);
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
 /// From now on it hears of other ranks' attempts.
-pub(super) fn listen(promise: &Arc<Promise>) {
-    let promise_or_none = Arc::downgrade(promise);
-    promise.fabric.on_lost_attempt(move |attempt| {
-        let promise_or_none = promise_or_none.clone();
+pub(super) fn listen(lazy: &Arc<LazyCommunicator>) {
+    let lazy_or_none = Arc::downgrade(lazy);
+    lazy.fabric.on_lost_attempt(move |attempt| {
+        let lazy_or_none = lazy_or_none.clone();
         let give_up = move || {
-            let end = || promise_or_none.upgrade().into_iter().for_each(|promise| promise.give_up(attempt));
+            let end = || lazy_or_none.upgrade().into_iter().for_each(|lazy| lazy.give_up(attempt));
             guard::or_else(|| (), end);
         };
         // NCCL's abort may take its time, and who told this must not wait.
@@ -40,7 +40,7 @@ pub(super) fn listen(promise: &Arc<Promise>) {
     });
 }
 
-impl Promise {
+impl LazyCommunicator {
     /// The number of the next attempt, unless it is lost already.
     pub(super) fn next_attempt(&self) -> Result<u64, ncclResult_t> {
         let attempt = self.attempts.fetch_add(1, Ordering::Relaxed);
@@ -63,7 +63,7 @@ impl Promise {
         result
     }
 
-    /// Waits for the thread that honours, which has been told to stop. False: it does not.
+    /// Waits for the thread that materializes, which has been told to stop. False: it does not.
     pub(super) fn is_out(&self) -> bool {
         let until = Instant::now() + OUT_WITHIN;
         while *self.stage() == Stage::Aborting && Instant::now() < until {
@@ -77,7 +77,7 @@ impl Promise {
         let until = Instant::now() + INIT_WITHIN;
         loop {
             let mut stage = self.stage();
-            let is_at_it = *stage == Stage::Honouring
+            let is_at_it = *stage == Stage::Materializing
                 && self.attempts.load(Ordering::Relaxed) == attempt.saturating_add(1);
             let written = self.written.load(Ordering::Acquire);
             if !is_at_it {

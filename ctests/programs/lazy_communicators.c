@@ -13,18 +13,18 @@ static int version;
 
 static int size_of_teams(struct rank* self) { return *(int*)self->argument; }
 
-static struct team made(struct rank* self, enum fate fate) { return team_made(self, size_of_teams(self), fate); }
+static struct team made(struct rank* self, enum build build) { return team_made(self, size_of_teams(self), build); }
 
 static size_t large(void) { return (size_t)(on_gpus() ? 24 : 5) << 20; }
 
 static void never_used(struct rank* self) {
-  struct team team = made(self, STAYS);
+  struct team team = made(self, UNBUILT);
   team_knows_itself(self, &team);
   NCCL(ncclCommDestroy(team.communicator));
 }
 
 static void messages_only(struct rank* self) {
-  struct team team = made(self, STAYS);
+  struct team team = made(self, UNBUILT);
   team_passes(self, &team, 1, 1);
   team_passes(self, &team, 70001, 2);
   team_passes(self, &team, 0, 3);
@@ -36,7 +36,7 @@ static void messages_only(struct rank* self) {
 /* What is made of messages is served as they are. */
 static void made_of_messages(struct rank* self) {
   if (collectives_known() < COLLECTIVES) return;
-  struct team team = made(self, STAYS);
+  struct team team = made(self, UNBUILT);
   for (enum collective which = ALL_TO_ALL; which <= SCATTER; which++) {
     for (int root = 0; root < team.ranks; root++) {
       team_runs(self, &team, (struct transfer){.which = which, .type = ncclFloat, .op = ncclSum, .count = 1500, .root = root,
@@ -48,7 +48,7 @@ static void made_of_messages(struct rank* self) {
 
 /* One way only, one rank after the other, nothing grouped. */
 static void one_way(struct rank* self) {
-  struct team team = made(self, STAYS);
+  struct team team = made(self, UNBUILT);
   struct message from = message_to_send(20, 9001, 1), to = message_to_receive(20, 9001, 2);
   together(self);
   for (int receiver = 1; receiver < team.ranks; receiver++) {
@@ -65,7 +65,7 @@ static void one_way(struct rank* self) {
 
 /* A collective of no elements and a window over nothing are nobody's business: one rank alone may call them. */
 static void nothing_at_all(struct rank* self) {
-  struct team team = made(self, STAYS);
+  struct team team = made(self, UNBUILT);
   void* buffer = device_alloc(64);
   cudaStream_t stream = as_cuda(self->stream);
   if (team.rank == 0) {
@@ -91,7 +91,7 @@ static void nothing_at_all(struct rank* self) {
 }
 
 static void to_oneself(struct rank* self) {
-  struct team team = made(self, STAYS);
+  struct team team = made(self, UNBUILT);
   struct message from = message_to_send(30, 4097, 0), to = message_to_receive(30, 4097, 1);
   together(self);
   NCCL(ncclGroupStart());
@@ -110,7 +110,7 @@ static void to_oneself(struct rank* self) {
 static void each_collective_first(struct rank* self) {
   for (enum collective which = ALL_REDUCE; which < COLLECTIVES_OF_2_18; which++) {
     if (on_gpus() && which != REDUCE && which != ALL_GATHER) continue;
-    struct team team = made(self, HONOURED);
+    struct team team = made(self, BUILT);
     for (uint64_t round = 0; round < 2; round++) {
       team_runs(self, &team, (struct transfer){.which = which, .type = ncclInt64, .op = ncclMax, .count = 777, .root = 1,
                                                .in_place = round == 1, .key = 40 + (uint64_t)which * 2 + round});
@@ -121,7 +121,7 @@ static void each_collective_first(struct rank* self) {
 }
 
 static void interleaved(struct rank* self) {
-  struct team team = made(self, HONOURED);
+  struct team team = made(self, BUILT);
   for (uint64_t round = 0; round < 4; round++) {
     team_passes(self, &team, 5000 * (round + 1), 60 + round);
     team_reduces(self, &team, 60 + round);
@@ -133,7 +133,7 @@ static void interleaved(struct rank* self) {
 /* Messages that nobody has waited for are on their way when the first collective comes; more follow at once. */
 static void in_flight(struct rank* self) {
   enum { MESSAGES = 6 };
-  struct team team = made(self, HONOURED);
+  struct team team = made(self, BUILT);
   struct message from[MESSAGES], to[MESSAGES];
   struct transfer transfer = {.which = ALL_REDUCE, .type = ncclFloat, .op = ncclSum, .count = 5001, .rank = team.rank,
                               .ranks = team.ranks, .key = 70};
@@ -164,7 +164,7 @@ static void in_flight(struct rank* self) {
 
 /* One rank comes much later. */
 static void late(struct rank* self) {
-  struct team team = made(self, HONOURED);
+  struct team team = made(self, BUILT);
   if (team.rank == team.ranks - 1) usleep(200000);
   team_reduces(self, &team, 75);
   NCCL(ncclCommDestroy(team.communicator));
@@ -172,7 +172,7 @@ static void late(struct rank* self) {
 
 /* The first collectives of one communicator in one group, messages between them. */
 static void first_in_a_group(struct rank* self) {
-  struct team team = made(self, HONOURED);
+  struct team team = made(self, BUILT);
   struct transfer first = {.which = ALL_REDUCE, .type = ncclInt32, .op = ncclSum, .count = 300, .rank = team.rank,
                            .ranks = team.ranks, .key = 80};
   struct transfer second = first;
@@ -216,7 +216,7 @@ struct several {
 static struct several several_made(struct rank* self, uint64_t key) {
   struct several several;
   for (int i = 0; i < SEVERAL; i++) {
-    several.teams[i] = made(self, HONOURED);
+    several.teams[i] = made(self, BUILT);
     several.streams[i] = new_stream();
     several.transfers[i] = (struct transfer){.which = i == 1 ? ALL_GATHER : ALL_REDUCE, .type = ncclInt32, .op = ncclSum,
                                              .count = 1000 + (size_t)i, .rank = several.teams[i].rank,
@@ -297,7 +297,7 @@ static void* watches(void* argument) {
 
 /* Another thread asks for its state all the while, as PyTorch's does; one rank comes late. */
 static void watched(struct rank* self) {
-  struct team team = made(self, HONOURED);
+  struct team team = made(self, BUILT);
   struct watch watch = {.communicator = team.communicator};
   pthread_t thread;
   if (pthread_create(&thread, NULL, watches, &watch)) return;
@@ -313,7 +313,7 @@ static void watched(struct rank* self) {
 
 /* In one group, the first collective of one and the init of another. */
 static void beside_a_init(struct rank* self) {
-  struct team team = made(self, HONOURED), later = {NULL, team.rank, team.ranks};
+  struct team team = made(self, BUILT), later = {NULL, team.rank, team.ranks};
   struct transfer transfer = {.which = ALL_GATHER, .type = ncclFloat, .op = ncclSum, .count = 64, .rank = team.rank,
                               .ranks = team.ranks, .key = 108};
   ncclUniqueId id = team_id(self, team.ranks);
@@ -323,7 +323,7 @@ static void beside_a_init(struct rank* self) {
   transfer_launch(&transfer, team.communicator, self->stream);
   NCCL(ncclCommInitRank(&later.communicator, later.ranks, id, later.rank));
   NCCL(ncclGroupEnd());
-  foretell(later.ranks, HONOURED);
+  expect_lazy(later.ranks, BUILT);
   wait_for(self->stream);
   together(self);
   transfer_verify(&transfer, self);
@@ -335,7 +335,7 @@ static void beside_a_init(struct rank* self) {
 
 /* The first rank waits on one stream for a message that the second sends only after a first collective of both. */
 static void first_beside_a_wait(struct rank* self) {
-  struct team quiet = made(self, STAYS), loud = made(self, HONOURED);
+  struct team quiet = made(self, UNBUILT), loud = made(self, BUILT);
   struct transfer transfer = {.which = ALL_REDUCE, .type = ncclFloat, .op = ncclSum, .count = 777, .rank = loud.rank,
                               .ranks = loud.ranks, .key = 119};
   transfer_prepare(&transfer);
@@ -360,7 +360,7 @@ static void first_beside_a_wait(struct rank* self) {
 
 /* In one group, messages of one and the first collective of another: the former needs nothing. */
 static void beside_messages(struct rank* self) {
-  struct team quiet = made(self, STAYS), loud = made(self, HONOURED);
+  struct team quiet = made(self, UNBUILT), loud = made(self, BUILT);
   struct transfer transfer = {.which = REDUCE_SCATTER, .type = ncclFloat, .op = ncclSum, .count = 511, .rank = loud.rank,
                               .ranks = loud.ranks, .key = 110};
   struct message from = message_to_send(111 + (uint64_t)quiet.rank, 8000, 0);
@@ -417,7 +417,7 @@ static void multiplies(struct rank* self, const struct team* team, ncclRedOp_t o
 }
 
 static void operators(struct rank* self) {
-  struct team team = made(self, HONOURED);
+  struct team team = made(self, BUILT);
   ncclRedOp_t spare = times_factor(&team), early = times_factor(&team), other = times_factor(&team);
   CHECK(spare != early && early != other && other != spare);
   NCCL(ncclRedOpDestroy(spare, team.communicator));
@@ -438,7 +438,7 @@ static void operators(struct rank* self) {
 
 /* In one group: a first collective with an operator that goes at once, and one with the next, which may get its number. */
 static void operators_in_a_group(struct rank* self) {
-  struct team team = made(self, HONOURED);
+  struct team team = made(self, BUILT);
   float host[ELEMENTS], wanted[ELEMENTS];
   void *input = device_alloc(sizeof host), *outputs[2] = {device_alloc(sizeof host), device_alloc(sizeof host)};
   input_fill(host, 126, team.rank, 0, ELEMENTS, ncclFloat, ncclSum);
@@ -468,7 +468,7 @@ static void operators_in_a_group(struct rank* self) {
 
 /* Operators come and go without any collective. */
 static void idle_operators(struct rank* self) {
-  struct team team = made(self, STAYS);
+  struct team team = made(self, UNBUILT);
   for (int i = 0; i < 20; i++) NCCL(ncclRedOpDestroy(times_factor(&team), team.communicator));
   team_passes(self, &team, 100, 125);
   NCCL(ncclCommDestroy(team.communicator));
@@ -493,9 +493,9 @@ static void reduces_within(struct rank* self, const struct team* team, char* mem
   record(self, host, sizeof host);
 }
 
-/* Registered before, while it is a promise, and after; given back in both. */
+/* Registered before, while it is lazy, and after; given back in both. */
 static void registrations(struct rank* self) {
-  struct team team = made(self, HONOURED);
+  struct team team = made(self, BUILT);
   void *memory = NULL, *other = NULL, *early = NULL, *kept = NULL, *inside = NULL, *late = NULL;
   NCCL(ncclMemAlloc(&memory, REGISTERED_BYTES));
   NCCL(ncclMemAlloc(&other, REGISTERED_BYTES));
@@ -519,7 +519,7 @@ static void registrations(struct rank* self) {
 
 /* Registered, used for messages, given back: nothing of it reaches NCCL. */
 static void idle_registrations(struct rank* self) {
-  struct team team = made(self, STAYS);
+  struct team team = made(self, UNBUILT);
   void *memory = NULL, *handle = NULL;
   NCCL(ncclMemAlloc(&memory, REGISTERED_BYTES));
   for (int round = 0; round < 3; round++) {
@@ -540,7 +540,7 @@ static void idle_registrations(struct rank* self) {
 /* A window is NCCL's own: it asks for NCCL at once. */
 static void windows(struct rank* self) {
   if (version < 22703) return;
-  struct team team = made(self, HONOURED);
+  struct team team = made(self, BUILT);
   void* memory = NULL;
   ncclWindow_t window = NULL;
   NCCL(ncclMemAlloc(&memory, REGISTERED_BYTES));
@@ -557,7 +557,7 @@ static void windows(struct rank* self) {
 /* Two windows and a first collective in one group. */
 static void windows_in_a_group(struct rank* self) {
   if (version < 22703) return;
-  struct team team = made(self, HONOURED);
+  struct team team = made(self, BUILT);
   void* memory[2] = {NULL, NULL};
   ncclWindow_t made[2] = {NULL, NULL};
   struct transfer transfer = {.which = ALL_REDUCE, .type = ncclInt32, .op = ncclSum, .count = 200, .rank = team.rank,
@@ -584,9 +584,9 @@ static void windows_in_a_group(struct rank* self) {
   NCCL(ncclCommDestroy(team.communicator));
 }
 
-/* Messages captured while it is a promise are replayed then, and after the first collective, which no capture sees. */
+/* Messages captured while it is lazy are replayed then, and after the first collective, which no capture sees. */
 static void captured_messages(struct rank* self) {
-  struct team team = made(self, HONOURED);
+  struct team team = made(self, BUILT);
   CUgraph graph = NULL;
   CUgraphExec executable = NULL;
   struct message from = message_to_send(0, 20011, 0), to = message_to_receive(0, 20011, 0);
@@ -618,7 +618,7 @@ static void captured_messages(struct rank* self) {
 
 /* The very first collective is captured. */
 static void captured_collective(struct rank* self) {
-  struct team team = made(self, HONOURED);
+  struct team team = made(self, BUILT);
   CUgraph graph = NULL;
   CUgraphExec executable = NULL;
   struct transfer transfer = {.which = ALL_REDUCE, .type = ncclInt32, .op = ncclSum, .count = 4000, .rank = team.rank,
@@ -656,7 +656,7 @@ static void configured(struct rank* self) {
   configuration.cgaClusterSize = 2;
   configuration.commName = name;
   NCCL(ncclCommInitRankConfig(&team.communicator, ranks, id, team.rank, &configuration));
-  foretell(ranks, HONOURED);
+  expect_lazy(ranks, BUILT);
   memset(&configuration, 0xff, sizeof configuration);
   memset(name, '?', sizeof name - 1);
   team_knows_itself(self, &team);
@@ -669,7 +669,7 @@ static void configured(struct rank* self) {
 static void ends(struct rank* self) {
   for (int used = 0; used < 3; used++) {
     if (on_gpus() && used == 1) continue;
-    struct team team = made(self, used == 2 ? HONOURED : STAYS);
+    struct team team = made(self, used == 2 ? BUILT : UNBUILT);
     if (used) team_passes(self, &team, 7000, 240);
     if (used == 2) team_reduces(self, &team, 241);
     NCCL(ncclCommFinalize(team.communicator));
@@ -683,7 +683,7 @@ static void ends(struct rank* self) {
 
 /* One that was used and one that was not end in one group. */
 static void ends_in_a_group(struct rank* self) {
-  struct team quiet = made(self, STAYS), loud = made(self, HONOURED);
+  struct team quiet = made(self, UNBUILT), loud = made(self, BUILT);
   team_passes(self, &quiet, 400, 250);
   team_reduces(self, &loud, 251);
   NCCL(ncclGroupStart());
@@ -694,7 +694,7 @@ static void ends_in_a_group(struct rank* self) {
 
 /* The ends of one with messages that nobody has waited for: destroy waits for them. */
 static void ends_in_flight(struct rank* self) {
-  struct team team = made(self, STAYS);
+  struct team team = made(self, UNBUILT);
   struct message from = message_to_send(260 + (uint64_t)team.rank, large(), 0);
   struct message to = message_to_receive(260 + (uint64_t)team_before(&team), large(), 0);
   together(self);
@@ -713,7 +713,7 @@ static void ends_in_flight(struct rank* self) {
 }
 
 static void aborted(struct rank* self) {
-  struct team team = made(self, STAYS), other = made(self, STAYS);
+  struct team team = made(self, UNBUILT), other = made(self, UNBUILT);
   team_passes(self, &other, 900, 270);
   meet(self);
   NCCL(ncclCommAbort(team.communicator));
@@ -722,7 +722,7 @@ static void aborted(struct rank* self) {
 
 /* Within a group an abort acts at once; what the group holds of others goes its way. */
 static void aborted_within_a_group(struct rank* self) {
-  struct team idle = made(self, STAYS), team = made(self, HONOURED);
+  struct team idle = made(self, UNBUILT), team = made(self, BUILT);
   struct transfer transfer = {.which = ALL_REDUCE, .type = ncclInt64, .op = ncclMin, .count = 65, .rank = team.rank,
                               .ranks = team.ranks, .key = 275};
   transfer_prepare(&transfer);
@@ -762,7 +762,7 @@ static void rehearsed(struct rank* self) {
 
 static void revoked(struct rank* self) {
   if (version < 22807) return;
-  struct team team = made(self, STAYS);
+  struct team team = made(self, UNBUILT);
   void* buffer = device_alloc(64);
   cudaStream_t stream = as_cuda(self->stream);
   team_passes(self, &team, 1000, 280);
@@ -785,10 +785,10 @@ static void revoked(struct rank* self) {
 
 /* The same ranks make, use and end communicators again and again; half of them come to a collective. */
 static void again_and_again(struct rank* self) {
-  /* Reports keep some 250 communicators of a process: with more, what is foretold could not be held. */
+  /* Reports keep some 250 communicators of a process: with more, what is stated could not be held. */
   uint64_t rounds = on_gpus() ? 4 : 8;
   for (uint64_t round = 0; round < rounds; round++) {
-    struct team team = made(self, round % 2 ? HONOURED : STAYS);
+    struct team team = made(self, round % 2 ? BUILT : UNBUILT);
     team_passes(self, &team, 1000 + round, 290 + round);
     if (round % 2) team_reduces(self, &team, 290 + round);
     NCCL(ncclCommDestroy(team.communicator));
@@ -835,7 +835,7 @@ static void all(struct rank* self) {
 }
 
 int main(int count, char** words) {
-  begin("promises", 280);
+  begin("lazy communicators", 280);
   choose(count, words);
   int ranks = rank_count(4), two = 2, three = 3;
   if (is_section_chosen("processes")) {

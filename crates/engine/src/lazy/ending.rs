@@ -1,4 +1,4 @@
-//! How a promise ends. What NCCL has built for it is parked if it is as good as new, and nothing of it is in flight any more.
+//! How a lazy communicator ends. What NCCL has built for it is parked if it is as good as new, and nothing of it is in flight any more.
 
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering;
@@ -20,7 +20,7 @@ use crate::gpu::{self, Home};
 use crate::guard;
 use crate::thread;
 
-use super::{Promise, Unfit};
+use super::{LazyCommunicator, Unfit};
 
 /// What becomes of NCCL's communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,7 +65,7 @@ fn fate(facts: Facts) -> Fate {
     }
 }
 
-impl Promise {
+impl LazyCommunicator {
     /// Whether NCCL's communicator is still to be kept when this one ends, by what all ranks know.
     fn is_kept_apart(&self) -> bool {
         self.fabric.contract().parks() && self.usage.unfit() != Some(Unfit::Everywhere)
@@ -98,7 +98,7 @@ impl Promise {
     }
 
     fn end_alone(&self) -> ncclResult_t {
-        // A group may have failed, or hold calls of it still: who honours it then ends what NCCL builds.
+        // A group may have failed, or hold calls of it still: who materializes it then ends what NCCL builds.
         if self.is_never_built() {
             return ncclSuccess;
         }
@@ -106,7 +106,7 @@ impl Promise {
         match (self.real(), built) {
             (Some(real), Some(built)) => self.end_of(real, built),
             (Some(real), None) => self.end_real(End::Destroy, real),
-            // It was taken for this promise and never needed: it is as it was.
+            // It was taken for this lazy communicator and never needed: it is as it was.
             (None, Some(built)) => guard::call(|| beside(|| keep(built)).unwrap_or(ncclInternalError)),
             (None, None) => ncclSuccess,
         }
@@ -117,8 +117,9 @@ impl Promise {
         // Whatever is in flight is lost, and that is no success.
         let abort_unknown = || {
             self.end_real(End::Abort, real);
-            let why =
-                format_args!("NCCL's communicator of a promise was aborted: nobody could wait for its work");
+            let why = format_args!(
+                "NCCL's communicator behind a lazy one was aborted: nobody could wait for its work"
+            );
             refuse(ncclInternalError, why)
         };
         let Some(facts) = facts else { return abort_unknown() };

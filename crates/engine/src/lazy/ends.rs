@@ -1,4 +1,4 @@
-//! Who gives NCCL's communicator of a promise its end: a destroy or finalize that waits for the device, or the abort that frees it
+//! Who gives NCCL's communicator behind a lazy one its end: a destroy or finalize that waits for the device, or the abort that frees it
 //! from that wait. Only one of them, and never while another thread is in NCCL with it.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -12,7 +12,7 @@
 
 static int version;
 
-static struct team made(struct rank* self, enum fate fate) { return team_made(self, *(int*)self->argument, fate); }
+static struct team made(struct rank* self, enum build build) { return team_made(self, *(int*)self->argument, build); }
 
 #define REFUSED(call, code) CODE(call, code), refused(self, #call, code)
 
@@ -78,7 +78,7 @@ static void wrong_shrinks(const struct team* team) {
 
 /* The first and the last rank of a team by turns make mistakes, and nobody else notices. */
 static void wrong_arguments(struct rank* self) {
-  struct team team = made(self, HONOURED);
+  struct team team = made(self, BUILT);
   void* buffer = device_alloc(4096);
   for (int turn = 0; turn < 2; turn++) {
     if (team.rank == (turn ? team.ranks - 1 : 0)) {
@@ -98,7 +98,7 @@ static void wrong_arguments(struct rank* self) {
 
 /* The same never asks for NCCL. */
 static void wrong_arguments_only(struct rank* self) {
-  struct team team = made(self, STAYS);
+  struct team team = made(self, UNBUILT);
   void* buffer = device_alloc(4096);
   wrong_calls(self, &team, buffer);
   wrong_shrinks(&team);
@@ -108,7 +108,7 @@ static void wrong_arguments_only(struct rank* self) {
 
 /* The text of the last error is there for whoever asks, as PyTorch does. */
 static void says_why(struct rank* self) {
-  struct team team = made(self, STAYS);
+  struct team team = made(self, UNBUILT);
   void* buffer = device_alloc(4096);
   CODE(ncclSend(buffer, 4, ncclFloat, 9, team.communicator, as_cuda(self->stream)), ncclInvalidArgument);
   const char* text = ncclGetLastError(team.communicator);
@@ -136,7 +136,7 @@ static void never_ran(const struct transfer* transfer) {
 
 /* One rank alone makes a group with a first collective and an error: nobody needs to come, before it and after. */
 static void a_group_fails_alone(struct rank* self) {
-  struct team team = made(self, STAYS), other = made(self, STAYS);
+  struct team team = made(self, UNBUILT), other = made(self, UNBUILT);
   void* buffer = device_alloc(4096);
   cudaStream_t stream = as_cuda(self->stream);
   for (int order = 0; order < 3; order++) {
@@ -166,7 +166,7 @@ static void a_group_fails_alone(struct rank* self) {
 
 /* On all ranks; the messages of the failed group never leave. Then the very same is right. */
 static void a_group_fails(struct rank* self) {
-  struct team team = made(self, HONOURED);
+  struct team team = made(self, BUILT);
   struct message from = message_to_send(30 + (uint64_t)team.rank, 2000, 0);
   struct message to = message_to_receive(30 + (uint64_t)team_before(&team), 2000, 0);
   struct transfer transfer = prepared(&team, 31);
@@ -197,7 +197,7 @@ static void a_group_fails(struct rank* self) {
 
 /* A message to oneself that nobody takes, and the other way round. */
 static void unmatched(struct rank* self) {
-  struct team team = made(self, STAYS);
+  struct team team = made(self, UNBUILT);
   void* buffer = device_alloc(4096);
   cudaStream_t stream = as_cuda(self->stream);
   REFUSED(ncclSend(buffer, 4, ncclFloat, team.rank, team.communicator, stream), ncclInvalidUsage);
@@ -212,7 +212,7 @@ static void unmatched(struct rank* self) {
 /* The same beside collectives, a small one and one that is large: of the group nothing runs on any rank, and the communicator
  * works on and ends. */
 static void unmatched_beside_collectives(struct rank* self) {
-  struct team team = made(self, HONOURED);
+  struct team team = made(self, BUILT);
   void* buffer = device_alloc(4096);
   cudaStream_t stream = as_cuda(self->stream);
   struct transfer transfers[2] = {prepared(&team, 41), {.which = ALL_REDUCE, .type = ncclInt32, .op = ncclSum, .count = 30011,
@@ -248,9 +248,9 @@ static ncclRedOp_t times_two(const struct team* team) {
   return operator;
 }
 
-/* An operator for another type, and one that is no more: of a promise, and of one that NCCL has built since. */
+/* An operator for another type, and one that is no more: of a lazy communicator, and of one that NCCL has built since. */
 static void wrong_operators(struct rank* self) {
-  struct team team = made(self, HONOURED);
+  struct team team = made(self, BUILT);
   void* buffer = device_alloc(4096);
   cudaStream_t stream = as_cuda(self->stream);
   ncclRedOp_t early = times_two(&team), gone = times_two(&team);
@@ -290,7 +290,7 @@ static void* aborts(void* argument) {
   return NULL;
 }
 
-/* Makes the first collective, which another thread aborts after a while. What it answers is not promised, only that it does,
+/* Makes the first collective, which another thread aborts after a while. What it answers is not guaranteed, only that it does,
  * and that the stream gets free. */
 static void calls_and_is_aborted(struct rank* self, ncclComm_t communicator, useconds_t after) {
   struct aborting aborting = {self, communicator, after};
@@ -307,7 +307,7 @@ static void calls_and_is_aborted(struct rank* self, ncclComm_t communicator, use
 }
 
 static void aborted_while_nobody_comes(struct rank* self) {
-  struct team team = made(self, EITHER), beside = made(self, STAYS);
+  struct team team = made(self, EITHER), beside = made(self, UNBUILT);
   team_passes(self, &team, 888, 60);
   meet(self);
   if (team.rank == 0) calls_and_is_aborted(self, team.communicator, 200000);
@@ -384,7 +384,7 @@ static void peer_dies(struct rank* self) {
     _exit(0);
   }
   NCCL(ncclCommInitRank(&communicator, ranks, id, self->rank));
-  foretell(ranks, EITHER);
+  expect_lazy(ranks, EITHER);
   usleep(400000);
   calls_and_is_aborted(self, communicator, 500000);
 }
@@ -400,10 +400,10 @@ static void* waits_for_the_device(void* argument) {
 }
 
 /* The first rank's second collective has nobody to meet, and so its end waits for the device; an abort from another thread frees
- * it. What the end answers is not promised. */
+ * it. What the end answers is not guaranteed. */
 static void ends_and_is_aborted(struct rank* self) {
   for (int finalizes = 0; finalizes < 2; finalizes++) {
-    struct team team = team_made(self, 2, HONOURED);
+    struct team team = team_made(self, 2, BUILT);
     team_reduces(self, &team, 70);
     meet(self);
     if (team.rank == 0) {
@@ -427,7 +427,7 @@ static void ends_and_is_aborted(struct rank* self) {
 }
 
 int main(int count, char** words) {
-  begin("promise_errors", 110);
+  begin("lazy_errors", 110);
   choose(count, words);
   int ranks = rank_count(4), two = 2;
   if (is_section_chosen("faults")) {
