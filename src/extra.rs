@@ -116,7 +116,7 @@ fn count() -> windlassStats_t {
         communicatorsMade: snapshot.communicators_made,
         communicatorsAlive: snapshot.communicators.iter().filter(|found| found.state == "live").count()
             as u64,
-        communicatorsParked: snapshot.parked,
+        communicatorsParked: snapshot.cached,
         fusedKernels: snapshot.fused_kernels,
         fusedCalls: snapshot.fused_calls,
         poolBlocks: pooled("blocks"),

@@ -240,13 +240,13 @@ def reused(options):
     """Whether the reports say of as many communicators as the program expects that they were used again; prints how many."""
     counted = dict(line.split() for line in (options.out / "calls.txt").read_text().splitlines())
     expected = 0 if "WINDLASS_CACHE_MAX=0" in options.set else int(counted.get("reused", 0))
-    seen = parked = 0
+    seen = cached = 0
     for path in options.out.glob("report-*.json"):
         report = json.loads(path.read_text())
-        parked += report["parked"]
+        cached += report["cached"]
         seen += sum(communicator.get("nccl") == "reused" for communicator in report["communicators"])
-    print(f"reused: {seen}, expected {expected}; {parked} parked at the end", file=sys.stderr)
-    return seen == expected and (parked > 0) == (expected > 0)
+    print(f"reused: {seen}, expected {expected}; {cached} cached at the end", file=sys.stderr)
+    return seen == expected and (cached > 0) == (expected > 0)
 
 
 def unbuilt(options):

@@ -108,7 +108,7 @@ fn clean(wanted: Option<u32>) -> Result<()> {
 
 /// One line a process.
 fn overview(seen: &[(Snapshot, bool)]) -> String {
-    let head = ["process", "program", "NCCL", "communicators", "parked", "calls", "bytes", "paths"];
+    let head = ["process", "program", "NCCL", "communicators", "cached", "calls", "bytes", "paths"];
     let mut lines = vec![head.map(str::to_owned).to_vec()];
     for (snapshot, alive) in seen {
         let paths = snapshot.paths();
@@ -123,9 +123,9 @@ fn overview(seen: &[(Snapshot, bool)]) -> String {
             format!("{}{ended}", snapshot.program),
             report::version(snapshot.nccl_version),
             format!("{live} of {}", snapshot.communicators_made),
-            match snapshot.parked {
+            match snapshot.cached {
                 0 => "-".into(),
-                parked => format!("{parked}, {}", report::size(snapshot.parked_bytes)),
+                cached => format!("{cached}, {}", report::size(snapshot.cached_bytes)),
             },
             calls.to_string(),
             report::size(bytes),

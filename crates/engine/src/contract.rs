@@ -197,8 +197,8 @@ pub mod capability {
     pub const LAZY: u64 = 16;
     /// This rank would have that of some communicators made from this one: where all would, they tell each other at splits.
     pub const LAZY_CHILDREN: u64 = 32;
-    /// This rank keeps NCCL's communicators behind lazy ones that have ended: where all do, they are parked.
-    pub const PARKS: u64 = 64;
+    /// This rank keeps NCCL's communicators behind lazy ones that have ended: where all do, they are cached.
+    pub const CACHES: u64 = 64;
     /// This rank would register the buffers of some calls with NCCL: where all would, they share a page by which they agree on which.
     pub const REGISTERS: u64 = 128;
     /// This rank would have fast collectives, and has the kernels for them.
@@ -290,9 +290,9 @@ impl Contract {
         self.capabilities & capability::LAZY != 0
     }
 
-    /// Whether NCCL's communicator may be parked when this one ends. If not, all ranks end it as ever.
-    pub fn parks(&self) -> bool {
-        self.capabilities & capability::PARKS != 0
+    /// Whether NCCL's communicator may be cached when this one ends. If not, all ranks end it as ever.
+    pub fn caches(&self) -> bool {
+        self.capabilities & capability::CACHES != 0
     }
 
     /// Whether communicators made from this one may be lazy.
@@ -301,7 +301,7 @@ impl Contract {
     }
 
     /// Whether the buffers of some calls may be registered with NCCL. Never of a lazy communicator: what NCCL builds for it may be built anew,
-    /// or parked, and calls come before it is there.
+    /// or cached, and calls come before it is there.
     pub fn registers(&self) -> bool {
         self.capabilities & capability::REGISTERS != 0 && !self.is_lazy()
     }

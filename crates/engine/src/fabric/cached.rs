@@ -2,7 +2,7 @@
 //! and device among them, and the same configuration. Which of them an init takes all its ranks agree on, by names that all know.
 //!
 //! One that is not kept, or has been kept long enough, is aborted and never destroyed: NCCL's destroy waits until the peers in
-//! other processes end the same communicator, and theirs may stay parked. Nothing is in flight on it by then.
+//! other processes end the same communicator, and theirs may stay cached. Nothing is in flight on it by then.
 //!
 //! One that nobody takes for some seconds ends, and all of a device end when memory is short there: an engine in another process may want
 //! that memory. Every rank decides alone. A rank that has ended its own offers it no more, so no init takes the others'.
@@ -52,7 +52,7 @@ pub struct Kind {
     pub configuration: Vec<u8>,
 }
 
-/// NCCL's communicator behind a lazy one, or parked.
+/// NCCL's communicator behind a lazy one, or cached.
 #[derive(Debug)]
 pub struct Built {
     kind: Kind,
@@ -62,7 +62,7 @@ pub struct Built {
     handle: usize,
     /// Device memory that it keeps, as far as is known.
     bytes: u64,
-    /// Its place among the parked, while an init has it that may give it back.
+    /// Its place in the cache, while an init has it that may give it back.
     place: Option<Place>,
 }
 
@@ -104,8 +104,8 @@ fn token(id: &[u8; NCCL_UNIQUE_ID_BYTES]) -> Token {
     Token(bytes)
 }
 
-/// The parked of this process, the oldest first. Held for a look or a move.
-static PARKED: Mutex<Store> = Mutex::new(Store { next: 0, all: Vec::new() });
+/// The cached ones of this process, the oldest first. Held for a look or a move.
+static CACHED: Mutex<Store> = Mutex::new(Store { next: 0, all: Vec::new() });
 /// How many there are: without any there is nothing to look at.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
@@ -125,7 +125,7 @@ struct Limits {
 impl Store {
     /// Takes in what was built: as the youngest, or where it was before. Gives what has no room any more: the oldest, and what
     /// other ranks of this process have of the same, which nobody can use without it.
-    fn park(&mut self, mut one: Built, limits: Limits) -> Vec<Built> {
+    fn cache(&mut self, mut one: Built, limits: Limits) -> Vec<Built> {
         let place = *one.place.get_or_insert_with(|| Place { number: self.next, since: Instant::now() });
         self.next = self.next.max(place.number + 1);
         let index = self.all.partition_point(|other| other.place < Some(place));
@@ -169,26 +169,26 @@ impl Store {
 
     fn count(&self) {
         COUNT.store(self.all.len(), Ordering::Relaxed);
-        count::parked(self.all.len() as u64, self.bytes());
+        count::cached(self.all.len() as u64, self.bytes());
     }
 }
 
-fn parked() -> MutexGuard<'static, Store> {
-    PARKED.lock().unwrap_or_else(PoisonError::into_inner)
+fn cached() -> MutexGuard<'static, Store> {
+    CACHED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Keeps it, or some others less; nothing where memory is short. This thread has no group open.
-pub fn park(one: Built) {
+pub fn cache(one: Built) {
     let device = one.kind.device;
     let limits = Limits { count: COUNT_MAX, bytes: config().cache_bytes_max };
-    end(change(|store| store.park(one, limits)));
+    end(change(|store| store.cache(one, limits)));
     end_due(&[device].into());
     watch::wake();
 }
 
-/// Changes what is parked, and notes how much that is.
+/// Changes what is cached, and notes how much that is.
 fn change<T>(act: impl FnOnce(&mut Store) -> T) -> T {
-    let mut store = parked();
+    let mut store = cached();
     store.forget_gone();
     let done = act(&mut store);
     store.count();
@@ -205,7 +205,7 @@ fn end(gone: Vec<Built>) {
     }
 }
 
-/// Ends what is parked for too long, and all on those of these devices where memory is short. This thread has no group open.
+/// Ends what is cached for too long, and all on those of these devices where memory is short. This thread has no group open.
 fn end_due(devices: &BTreeSet<Ordinal>) {
     end(change(|store| store.age(KEPT_FOR)));
     for device in devices.iter().filter(|device| is_short_on(**device)) {
@@ -213,12 +213,12 @@ fn end_due(devices: &BTreeSet<Ordinal>) {
     }
 }
 
-/// Whether any is parked.
+/// Whether any is cached.
 pub(super) fn is_any() -> bool {
     COUNT.load(Ordering::Relaxed) > 0
 }
 
-/// Whether any is parked that the worker may end.
+/// Whether any is cached that the worker may end.
 pub(super) fn may_end() -> bool {
     is_any() && alive::are_none()
 }
@@ -230,7 +230,7 @@ pub(super) fn look() {
     }
 }
 
-/// All that is parked on a device ends, before this returns. A thread of the application, which may have a group open, is in a call that may
+/// All that is cached on a device ends, before this returns. A thread of the application, which may have a group open, is in a call that may
 /// wait for the device.
 pub fn trim(device: Ordinal) {
     if is_any() {
@@ -239,9 +239,9 @@ pub fn trim(device: Ordinal) {
     }
 }
 
-/// The devices on which any is parked.
+/// The devices on which any is cached.
 pub fn devices() -> BTreeSet<Ordinal> {
-    if is_any() { parked().devices() } else { BTreeSet::new() }
+    if is_any() { cached().devices() } else { BTreeSet::new() }
 }
 
 /// What an init may use, away from all other inits meanwhile. What it does not choose goes back, each to its old place.
@@ -267,14 +267,14 @@ impl Taken {
     /// The one that all ranks have, if they have one.
     pub fn choose(mut self, token: Option<Token>) -> Option<Built> {
         let index = self.0.iter().position(|one| Some(one.token) == token)?;
-        // When it is parked again it is the youngest.
+        // When it is cached again it is the youngest.
         Some(Built { place: None, ..self.0.remove(index) })
     }
 }
 
 impl Drop for Taken {
     fn drop(&mut self) {
-        self.0.drain(..).for_each(park);
+        self.0.drain(..).for_each(cache);
     }
 }
 
@@ -309,7 +309,7 @@ mod tests {
     fn ages() {
         let mut store = store();
         for (name, rank) in [(1, 0), (2, 0), (1, 1), (3, 0)] {
-            store.park(built(name, rank, 1), LIMITS_OF_MANY);
+            store.cache(built(name, rank, 1), LIMITS_OF_MANY);
         }
         assert!(store.age(Duration::from_secs(60)).is_empty());
         assert_eq!(names(&store.let_go(|one| one.kind.device == 1)), [1, 1]);
@@ -320,8 +320,8 @@ mod tests {
             .iter_mut()
             .for_each(|one| one.place = one.place.map(|place| Place { since: long_ago, ..place }));
         let chosen = taken.0.remove(0);
-        store.park(Built { place: None, ..chosen }, LIMITS_OF_MANY);
-        taken.0.drain(..).for_each(|one| drop(store.park(one, LIMITS_OF_MANY)));
+        store.cache(Built { place: None, ..chosen }, LIMITS_OF_MANY);
+        taken.0.drain(..).for_each(|one| drop(store.cache(one, LIMITS_OF_MANY)));
         assert_eq!(names(&store.all), [3, 2]);
         assert_eq!((names(&store.age(Duration::from_secs(5))), names(&store.all)), (vec![3], vec![2]));
     }
@@ -331,13 +331,13 @@ mod tests {
     fn limits() {
         let mut store = store();
         let gone: Vec<u8> = [(1, 10), (2, 10), (3, 10), (4, 10)]
-            .map(|(name, bytes)| names(&store.park(built(name, 0, bytes), LIMITS)))
+            .map(|(name, bytes)| names(&store.cache(built(name, 0, bytes), LIMITS)))
             .concat();
         assert_eq!((gone, names(&store.all)), (vec![1], vec![2, 3, 4]));
-        assert_eq!(names(&store.park(built(5, 0, 85), LIMITS)), [2, 3]);
-        assert_eq!(names(&store.park(built(6, 0, 101), LIMITS)), [4, 5, 6]);
+        assert_eq!(names(&store.cache(built(5, 0, 85), LIMITS)), [2, 3]);
+        assert_eq!(names(&store.cache(built(6, 0, 101), LIMITS)), [4, 5, 6]);
         assert!(store.all.is_empty());
-        assert_eq!(names(&store.park(built(7, 0, 1), Limits { bytes: 0, ..LIMITS })), [7]);
+        assert_eq!(names(&store.cache(built(7, 0, 1), Limits { bytes: 0, ..LIMITS })), [7]);
     }
 
     /// Ranks of one communicator in one process go together.
@@ -345,9 +345,9 @@ mod tests {
     fn ranks_go_together() {
         let mut store = store();
         for (name, rank) in [(1, 0), (2, 0), (1, 1)] {
-            assert!(store.park(built(name, rank, 1), LIMITS).is_empty());
+            assert!(store.cache(built(name, rank, 1), LIMITS).is_empty());
         }
-        assert_eq!(names(&store.park(built(3, 0, 1), LIMITS)), [1, 1]);
+        assert_eq!(names(&store.cache(built(3, 0, 1), LIMITS)), [1, 1]);
         assert_eq!(names(&store.all), [2, 3]);
     }
 
@@ -357,7 +357,7 @@ mod tests {
         let mut store = store();
         let limits = LIMITS_OF_MANY;
         for (name, rank) in [(1, 0), (2, 1), (3, 0), (4, 0)] {
-            store.park(built(name, rank, 1), limits);
+            store.cache(built(name, rank, 1), limits);
         }
         for other in [
             Kind { ranks: 3, ..kind(0) },
@@ -368,9 +368,9 @@ mod tests {
         }
         let mut taken = store.take(&kind(0));
         assert_eq!((names(&taken), names(&store.all)), (vec![1, 3, 4], vec![2]));
-        store.park(built(5, 0, 1), limits);
+        store.cache(built(5, 0, 1), limits);
         taken.rotate_left(1);
-        taken.into_iter().for_each(|one| drop(store.park(one, limits)));
+        taken.into_iter().for_each(|one| drop(store.cache(one, limits)));
         assert_eq!(names(&store.all), [1, 2, 3, 4, 5]);
     }
 

@@ -71,7 +71,7 @@ pub fn ask(wish: &Wish) -> Result<Asked, Reason> {
         None => wish::current(ranks, ctas, patience)?,
     };
     facts.member.rank = wish.rank as u32;
-    offers::put(&mut facts.member.attachment, &wish.parked);
+    offers::put(&mut facts.member.attachment, &wish.cached);
     let rank = facts.member.rank;
     let participant = rendezvous().and_then(|rendezvous| rendezvous.join(&wish.id, vec![facts]));
     let (until, local_entry) = (None, None);

@@ -1,4 +1,4 @@
-//! What the ranks of an init offer each other: NCCL's communicators that they have parked, by name, behind the request socket in each
+//! What the ranks of an init offer each other: NCCL's communicators that they have cached, by name, behind the request socket in each
 //! rank's attachment. As all ranks read the same contract, all see the same one that they have in common.
 
 use crate::contract::{Contract, Token};
@@ -8,8 +8,8 @@ const OFFERS_MAX: usize = 32;
 const TOKEN_BYTES: usize = size_of::<Token>();
 
 /// Adds offers to an attachment that has the request socket.
-pub(super) fn put(attachment: &mut Vec<u8>, parked: &[Token]) {
-    parked.iter().take(OFFERS_MAX).for_each(|token| attachment.extend(token.0));
+pub(super) fn put(attachment: &mut Vec<u8>, cached: &[Token]) {
+    cached.iter().take(OFFERS_MAX).for_each(|token| attachment.extend(token.0));
 }
 
 fn offers(attachment: &[u8]) -> impl Iterator<Item = Token> {
@@ -17,9 +17,9 @@ fn offers(attachment: &[u8]) -> impl Iterator<Item = Token> {
     offered.as_chunks::<TOKEN_BYTES>().0.iter().take(OFFERS_MAX).map(|bytes| Token(*bytes))
 }
 
-/// The first of rank 0's that all ranks offer; none of an init that is not lazy, or where one rank parks nothing.
+/// The first of rank 0's that all ranks offer; none of an init that is not lazy, or where one rank caches nothing.
 pub fn common(contract: &Contract) -> Option<Token> {
-    if !contract.is_lazy() || !contract.parks() {
+    if !contract.is_lazy() || !contract.caches() {
         return None;
     }
     let (first, others) = contract.members.split_first()?;
@@ -57,14 +57,14 @@ mod tests {
             comm: Token([9; 16]),
             version: Version::THIS,
             host: Token([8; 16]),
-            capabilities: capability::LAZY | capability::PARKS,
+            capabilities: capability::LAZY | capability::CACHES,
             options: 0,
             ctas_max: 0,
             members: (0..).zip(offered).map(member).collect(),
         }
     }
 
-    /// Rank 0's order decides among what all have; the request socket is no offer; one rank without any, or that parks nothing, is
+    /// Rank 0's order decides among what all have; the request socket is no offer; one rank without any, or that caches nothing, is
     /// enough for none.
     #[test]
     fn first_in_common() {
@@ -76,7 +76,7 @@ mod tests {
         assert_eq!(common(&contract(&[&[], &[4]])), None);
         assert_eq!(common(&contract(&[&[1], &[2]])), None);
         let kept = contract(&[&[5], &[5]]);
-        for capabilities in [0, capability::LAZY, capability::PARKS] {
+        for capabilities in [0, capability::LAZY, capability::CACHES] {
             assert_eq!(common(&Contract { capabilities, ..kept.clone() }), None);
         }
     }

@@ -37,7 +37,7 @@ pub use leaving::free_left;
 pub(super) use leaving::{free_leaving, look};
 
 /// So many windows of a communicator stay that nobody has registered.
-const PARKED_MAX: usize = 64;
+const CACHED_MAX: usize = 64;
 /// As long as an abort waits for a drop that is under way, which asks peers' processes.
 const DROPS_WITHIN: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_micros(50);
@@ -124,7 +124,7 @@ impl Windows {
     /// no thread of ours may drop it later.
     pub fn share(&self) {
         if !self.is_shared.swap(true, Ordering::AcqRel) && !self.is_ended.load(Ordering::Acquire) {
-            self.end_parked();
+            self.end_cached();
         }
     }
 
@@ -141,34 +141,34 @@ impl Windows {
         let is_real = is_real || record.is_some_and(|record| !self.has_room_for(&record));
         let stays = |record: &Record| if is_real { Standing::Leaving } else { standing(record) };
         let ended = self.change(|book| book.end(handle, stays));
-        if ended == Ended::Parked {
-            count::windows(Kept::Parked, 1);
+        if ended == Ended::Cached {
+            count::windows(Kept::Cached, 1);
             // Its block may have left a moment ago, when nothing stood on it that had to go first.
             if let Some(block) = record.filter(has_left).and_then(|record| record.block) {
                 let taken = self.change(|book| book.leave(block));
                 self.drop_all(taken);
             }
-            let surplus = self.change(|book| book.limit(PARKED_MAX));
+            let surplus = self.change(|book| book.limit(CACHED_MAX));
             self.drop_all(surplus);
         }
         ended
     }
 
-    /// Whether the blocks of parked windows, with this one's, are no more than would be kept: memory that has a window does not go
+    /// Whether the blocks of cached windows, with this one's, are no more than would be kept: memory that has a window does not go
     /// back to the driver in the free itself.
     fn has_room_for(&self, record: &Record) -> bool {
-        let parked: Vec<(u64, Range)> = self.book().parked().collect();
+        let cached: Vec<(u64, Range)> = self.book().cached().collect();
         let Some(block) = pool::block_of(record.range.base) else { return true };
         let Some(driver) = gpu::opened() else { return false };
-        let others = parked.iter().filter(|(serial, _)| *serial != block.serial);
+        let others = cached.iter().filter(|(serial, _)| *serial != block.serial);
         let blocks = others.filter_map(|(_, range)| pool::block_of(range.base));
         let bytes = block.bytes + blocks.map(|other| other.bytes).sum::<u64>();
         bytes <= pool::bytes_max(driver, block.device, bytes)
     }
 
     /// Whether NCCL has a window that the application has ended.
-    pub fn is_parked(&self, handle: usize) -> bool {
-        self.has_any() && self.book().is_parked(handle)
+    pub fn is_cached(&self, handle: usize) -> bool {
+        self.has_any() && self.book().is_cached(handle)
     }
 
     /// NCCL is about to get these buffers. Windows that the application does not have are dropped where they overlap.
@@ -205,9 +205,9 @@ impl Windows {
     }
 
     /// What the application does not have goes; NCCL may then give back what stands behind it.
-    pub fn end_parked(&self) {
+    pub fn end_cached(&self) {
         let _inside = self.pass();
-        let taken = self.change(|book| book.end_parked(standing));
+        let taken = self.change(|book| book.end_cached(standing));
         self.drop_all(taken);
     }
 
@@ -220,7 +220,7 @@ impl Windows {
         // Who has the gate closed may be dropping some; who closes it later finds this.
         let _inside = self.pass();
         self.is_ended.store(true, Ordering::Release);
-        self.end_parked();
+        self.end_cached();
         self.change(Book::forget_all_names);
         let left: Vec<(u64, bool)> = self.book().blocks().collect();
         left.into_iter().for_each(|(block, _)| pool::taint(block));
@@ -271,7 +271,7 @@ impl Windows {
             return;
         }
         log::info!("rank {}: windows are not kept any more: {why}", self.rank);
-        let taken = self.change(|book| book.end_parked(standing));
+        let taken = self.change(|book| book.end_cached(standing));
         self.change(Book::forget_all_names);
         self.drop_all(taken);
     }

@@ -46,8 +46,8 @@ pub struct Wish {
     pub device: Option<Ordinal>,
     /// Whether NCCL's part may come later.
     pub patience: Patience,
-    /// NCCL's communicators that this rank has parked and that would fit, by name, in the order of its preference.
-    pub parked: Vec<Token>,
+    /// NCCL's communicators that this rank has cached and that would fit, by name, in the order of its preference.
+    pub cached: Vec<Token>,
 }
 
 /// Whether this rank would have NCCL's communicator built later only.
@@ -66,8 +66,8 @@ impl Patience {
             Lazy::Pairs => ranks == 2,
             Lazy::All => true,
         };
-        let parks = if config().cache_bytes_max > 0 { capability::PARKS } else { 0 };
-        if lazy && self == Patience::AsConfigured { capability::LAZY | parks } else { 0 }
+        let caches = if config().cache_bytes_max > 0 { capability::CACHES } else { 0 };
+        if lazy && self == Patience::AsConfigured { capability::LAZY | caches } else { 0 }
     }
 
     /// What this rank says before a split, where it may wait.

@@ -34,7 +34,7 @@ fn member(rank: u32) -> Member {
     }
 }
 
-const CAPABILITIES: u64 = capability::FAST | capability::UNBOUND | capability::LAZY | capability::PARKS;
+const CAPABILITIES: u64 = capability::FAST | capability::UNBOUND | capability::LAZY | capability::CACHES;
 
 /// A rank that can all.
 pub fn facts(rank: u32, ranks: u32) -> Facts {

@@ -1,4 +1,4 @@
-//! How a lazy communicator ends. What NCCL has built for it is parked if it is as good as new, and nothing of it is in flight any more.
+//! How a lazy communicator ends. What NCCL has built for it is cached if it is as good as new, and nothing of it is in flight any more.
 
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering;
@@ -26,10 +26,10 @@ use super::{LazyCommunicator, Unfit};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     /// Kept, once nothing is in flight.
-    Parked,
+    Cached,
     /// By NCCL's destroy, as all ranks do.
     Destroyed,
-    /// Once nothing is in flight, without waiting for the other ranks: theirs may be parked.
+    /// Once nothing is in flight, without waiting for the other ranks: theirs may be cached.
     Left,
     /// At once: what is in flight does not end.
     Aborted,
@@ -47,7 +47,7 @@ enum Waited {
 /// What that depends on.
 #[derive(Clone, Copy, Debug)]
 struct Facts {
-    parks: bool,
+    caches: bool,
     unfit: Option<Unfit>,
     has_operators: bool,
     has_registrations: bool,
@@ -56,19 +56,19 @@ struct Facts {
 
 fn fate(facts: Facts) -> Fate {
     match facts {
-        Facts { parks: false, .. } | Facts { unfit: Some(Unfit::Everywhere), .. } => Fate::Destroyed,
+        Facts { caches: false, .. } | Facts { unfit: Some(Unfit::Everywhere), .. } => Fate::Destroyed,
         Facts { has_failed: true, .. } => Fate::Aborted,
         Facts { unfit: Some(Unfit::Here), .. }
         | Facts { has_operators: true, .. }
         | Facts { has_registrations: true, .. } => Fate::Left,
-        _ => Fate::Parked,
+        _ => Fate::Cached,
     }
 }
 
 impl LazyCommunicator {
     /// Whether NCCL's communicator is still to be kept when this one ends, by what all ranks know.
     fn is_kept_apart(&self) -> bool {
-        self.fabric.contract().parks() && self.usage.unfit() != Some(Unfit::Everywhere)
+        self.fabric.contract().caches() && self.usage.unfit() != Some(Unfit::Everywhere)
     }
 
     /// As NCCL's finalize, it waits for what is in flight. NCCL's own would end the communicator for good.
@@ -133,7 +133,7 @@ impl LazyCommunicator {
                 match (quiet, waited) {
                     // An abort from another thread has ended NCCL's.
                     (_, Some(Waited::Aborted)) => ncclSuccess,
-                    (Fate::Parked, Some(Waited::Over(code))) if code == ncclSuccess => guard::call(|| {
+                    (Fate::Cached, Some(Waited::Over(code))) if code == ncclSuccess => guard::call(|| {
                         let finish = || {
                             let bytes = self.bytes(&built);
                             self.let_go();
@@ -166,7 +166,7 @@ impl LazyCommunicator {
         let asked = known::async_error(real, &raw mut error);
         let failed = [asked, error, self.fabric.error()].iter().any(|code| *code != ncclSuccess);
         Facts {
-            parks: self.fabric.contract().parks(),
+            caches: self.fabric.contract().caches(),
             unfit: self.usage.unfit(),
             has_operators: !self.operators.is_empty(),
             has_registrations: !self.registrations.is_empty(),
@@ -219,7 +219,7 @@ pub(super) fn ended() -> ncclResult_t {
 }
 
 fn keep(built: Built) -> ncclResult_t {
-    cached::park(built);
+    cached::cache(built);
     ncclSuccess
 }
 
@@ -239,7 +239,7 @@ pub(super) fn beside<T: Send>(work: impl FnOnce() -> T + Send) -> Option<T> {
     let take = || work.lock().unwrap_or_else(PoisonError::into_inner).take();
     std::thread::scope(|scope| {
         let run = || take().map(|work| work());
-        let error = match thread::spawn_scoped(scope, "windlass-park", run) {
+        let error = match thread::spawn_scoped(scope, "windlass-cache", run) {
             Ok(thread) => return thread.join().ok().flatten(),
             Err(error) => error,
         };
@@ -255,16 +255,21 @@ pub(super) fn beside<T: Send>(work: impl FnOnce() -> T + Send) -> Option<T> {
 mod tests {
     use super::*;
 
-    const GOOD: Facts =
-        Facts { parks: true, unfit: None, has_operators: false, has_registrations: false, has_failed: false };
+    const GOOD: Facts = Facts {
+        caches: true,
+        unfit: None,
+        has_operators: false,
+        has_registrations: false,
+        has_failed: false,
+    };
 
-    /// Parked only if nothing speaks against it; NCCL's destroy only where all ranks come to it.
+    /// Cached only if nothing speaks against it; NCCL's destroy only where all ranks come to it.
     #[test]
     fn fates() {
         let (here, everywhere) = (Some(Unfit::Here), Some(Unfit::Everywhere));
         for (facts, expected) in [
-            (GOOD, Fate::Parked),
-            (Facts { parks: false, ..GOOD }, Fate::Destroyed),
+            (GOOD, Fate::Cached),
+            (Facts { caches: false, ..GOOD }, Fate::Destroyed),
             (Facts { unfit: everywhere, has_operators: true, has_failed: true, ..GOOD }, Fate::Destroyed),
             (Facts { unfit: here, ..GOOD }, Fate::Left),
             (Facts { has_operators: true, ..GOOD }, Fate::Left),

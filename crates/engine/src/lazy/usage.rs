@@ -7,7 +7,7 @@ use crate::gpu::{self, Failure, Home, Ordinal, StreamHandle};
 /// Why it is nobody's after.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unfit {
-    /// By what this rank did, perhaps alone: another's may be parked.
+    /// By what this rank did, perhaps alone: another's may be cached.
     Here = 1,
     /// By what all ranks do.
     Everywhere = 2,

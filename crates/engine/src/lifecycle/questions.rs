@@ -139,7 +139,7 @@ pub fn last_error(handle: ncclComm_t) -> *const c_char {
 /// Gives back memory of an idle communicator. A lazy communicator that is not materialized has none of NCCL's.
 pub fn suspend(handle: ncclComm_t, flags: c_int) -> ncclResult_t {
     keep_built_apart(handle);
-    windows::end_parked(handle);
+    windows::end_cached(handle);
     registering_of(handle, Registering::veto);
     ask(Entry::ncclCommSuspend, handle, |_| ncclSuccess, |real| questions::suspend(real, flags))
 }

@@ -100,7 +100,7 @@ fn begin(init: &InitCall) -> Step {
     }
     let device = fabric::device_now();
     let taken = take(&wish, device, &configuration);
-    let fate = match fabric::ask(&Wish { device, parked: taken.tokens(), ..wish }) {
+    let fate = match fabric::ask(&Wish { device, cached: taken.tokens(), ..wish }) {
         Ok(asked) => fabric::complete(vec![asked]).pop().unwrap_or(Fate::Plain(Reason::Derived)),
         Err(reason) => Fate::Plain(reason),
     };
@@ -157,7 +157,7 @@ fn wish(asked: &init::Asked, patience: Patience) -> Wish {
         0 => Waiting::NonBlocking,
         _ => Waiting::Blocking,
     });
-    Wish { id, ids, ranks, rank, waiting, ctas, device: None, patience, parked: Vec::new() }
+    Wish { id, ids, ranks, rank, waiting, ctas, device: None, patience, cached: Vec::new() }
 }
 
 /// NCCL has taken the wish, or is not asked.

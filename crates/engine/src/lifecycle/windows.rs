@@ -213,7 +213,7 @@ fn end_one(handle: ncclComm_t, window: ncclWindow_t) -> ncclResult_t {
         };
         match guard::or_else(|| Ended::Unknown, ended) {
             // Divergence: NCCL's own end waits for the peers' processes to let go.
-            Ended::Parked | Ended::Counted => ncclSuccess,
+            Ended::Cached | Ended::Counted => ncclSuccess,
             Ended::Twice => guard::call(|| {
                 // As NCCL says of a handle that it does not know.
                 let why = format_args!("ncclCommWindowDeregister: {window:p} has been deregistered");
@@ -239,13 +239,13 @@ pub fn address(handle: ncclComm_t, window: ncclWindow_t, place: *mut *mut c_void
         handle,
         |_: &Arc<LazyCommunicator>| unknown(),
         |real| {
-            let is_parked = || {
+            let is_cached = || {
                 keeper(handle)
                     .as_ref()
                     .and_then(|fabric| fabric.windows())
-                    .is_some_and(|one| one.is_parked(window as usize))
+                    .is_some_and(|one| one.is_cached(window as usize))
             };
-            if guard::or_else(|| false, is_parked) {
+            if guard::or_else(|| false, is_cached) {
                 return guard::call(unknown);
             }
             questions::window_address(real, window, place)
@@ -254,13 +254,13 @@ pub fn address(handle: ncclComm_t, window: ncclWindow_t, place: *mut *mut c_void
 }
 
 /// What the application does not have of windows goes.
-pub(super) fn end_parked(handle: ncclComm_t) {
+pub(super) fn end_cached(handle: ncclComm_t) {
     let end = || {
         keeper(handle)
             .as_ref()
             .and_then(|fabric| fabric.windows())
             .into_iter()
-            .for_each(|one| one.end_parked())
+            .for_each(|one| one.end_cached())
     };
     guard::or_else(|| (), end);
 }

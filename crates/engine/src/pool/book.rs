@@ -44,7 +44,7 @@ pub struct Over {
 
 impl Over {
     /// Those that it has ended.
-    pub fn parked(self) -> u32 {
+    pub fn cached(self) -> u32 {
         self.windows.saturating_sub(self.owed)
     }
 }
@@ -340,7 +340,7 @@ impl Book {
 
     /// Takes a block out; none if it has windows that are to go first, so that it is to leave later.
     fn let_go(&mut self, base: Address) -> Option<Address> {
-        if self.entries.get(&base)?.over.parked() > 0 {
+        if self.entries.get(&base)?.over.cached() > 0 {
             self.move_to(base, State::Leaving);
             return None;
         }

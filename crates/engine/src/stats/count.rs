@@ -129,11 +129,11 @@ pub fn nccl(counters: usize, number: u32) {
     }
 }
 
-/// Notes how many of NCCL's communicators are parked, with how much memory.
-pub fn parked(communicators: u64, bytes: u64) {
+/// Notes how many of NCCL's communicators are cached, with how much memory.
+pub fn cached(communicators: u64, bytes: u64) {
     let segment = segment::current();
-    segment.parked.store(communicators, Ordering::Relaxed);
-    segment.parked_bytes.store(bytes, Ordering::Relaxed);
+    segment.cached.store(communicators, Ordering::Relaxed);
+    segment.cached_bytes.store(bytes, Ordering::Relaxed);
 }
 
 /// One kernel runs so many collectives of a group.

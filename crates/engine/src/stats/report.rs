@@ -26,12 +26,12 @@ pub fn text(snapshot: &Snapshot) -> String {
     if snapshot.forked_from != 0 {
         let _ = writeln!(out, "{}", forked_from(snapshot.forked_from));
     }
-    if snapshot.parked > 0 {
+    if snapshot.cached > 0 {
         let _ = writeln!(
             out,
-            "parked: {} communicators of NCCL's, {}",
-            snapshot.parked,
-            size(snapshot.parked_bytes)
+            "cached: {} communicators of NCCL's, {}",
+            snapshot.cached,
+            size(snapshot.cached_bytes)
         );
     }
     if snapshot.fused_kernels > 0 {
@@ -148,8 +148,8 @@ mod tests {
             nccl_version: 22809,
             began_ns: 1,
             communicators_made: 1,
-            parked: 2,
-            parked_bytes: 3 << 20,
+            cached: 2,
+            cached_bytes: 3 << 20,
             fused_kernels: 2,
             fused_calls: 8,
             registrations: [("registered".to_owned(), 12)].into(),
@@ -180,7 +180,7 @@ mod tests {
             table.starts_with("windlass 0.1.0 in train (process 7), NCCL 2.28.9 at /x/libnccl.so.2\n"),
             "{table}"
         );
-        assert_eq!(table.lines().nth(1), Some("parked: 2 communicators of NCCL's, 3.0 MiB"));
+        assert_eq!(table.lines().nth(1), Some("cached: 2 communicators of NCCL's, 3.0 MiB"));
         assert_eq!(table.lines().nth(2), Some("fused: 8 grouped collectives in 2 kernels"));
         let lines = ["registration: ", "pool: ", "windows: ", "check: compared 5 calls, "];
         for (line, begin) in table.lines().skip(3).zip(lines) {

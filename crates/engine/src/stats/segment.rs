@@ -66,10 +66,10 @@ pub struct Segment {
     pub program: [AtomicU8; 64],
     /// Communicators made so far.
     pub communicators_made: AtomicU64,
-    /// NCCL's communicators that are parked.
-    pub parked: AtomicU64,
+    /// NCCL's communicators that are cached.
+    pub cached: AtomicU64,
     /// Bytes of device memory that these keep, as far as is known.
-    pub parked_bytes: AtomicU64,
+    pub cached_bytes: AtomicU64,
     /// Kernels of ours that ran several collectives of a group each.
     pub fused_kernels: AtomicU64,
     /// Collectives that these ran.

@@ -37,12 +37,12 @@ pub struct Snapshot {
     pub began_ns: u64,
     /// Communicators made so far.
     pub communicators_made: u64,
-    /// NCCL's communicators behind ended lazy ones that are parked, at exit: were.
+    /// NCCL's communicators behind ended lazy ones that are cached, at exit: were.
     #[serde(default)]
-    pub parked: u64,
+    pub cached: u64,
     /// Bytes of device memory that these keep, as far as is known.
     #[serde(default)]
-    pub parked_bytes: u64,
+    pub cached_bytes: u64,
     /// Kernels of ours that ran several collectives of a group each.
     #[serde(default)]
     pub fused_kernels: u64,
@@ -128,8 +128,8 @@ impl Snapshot {
             nccl_version: segment.nccl_version.load(Ordering::Relaxed),
             began_ns: segment.began_ns.load(Ordering::Relaxed),
             communicators_made: segment.communicators_made.load(Ordering::Relaxed),
-            parked: segment.parked.load(Ordering::Relaxed),
-            parked_bytes: segment.parked_bytes.load(Ordering::Relaxed),
+            cached: segment.cached.load(Ordering::Relaxed),
+            cached_bytes: segment.cached_bytes.load(Ordering::Relaxed),
             fused_kernels: segment.fused_kernels.load(Ordering::Relaxed),
             fused_calls: segment.fused_calls.load(Ordering::Relaxed),
             registrations: named(&Registered::NAMES, &segment.registrations),

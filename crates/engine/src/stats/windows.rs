@@ -15,7 +15,7 @@ pub enum Kept {
     /// Those that were refused.
     Refused,
     /// How often a window was kept when it was deregistered.
-    Parked,
+    Cached,
     /// Kept windows that were dropped since a call came over them.
     Dropped,
 }
@@ -25,7 +25,7 @@ pub const COUNTS: usize = Kept::Dropped as usize + 1;
 
 impl Kept {
     /// Their names in reports, in order.
-    pub const NAMES: [&'static str; COUNTS] = ["hits", "made", "refused", "parked", "dropped"];
+    pub const NAMES: [&'static str; COUNTS] = ["hits", "made", "refused", "cached", "dropped"];
 
     /// What is said of each only where it is.
     const RARE: [(&'static str, &'static str); 2] =
@@ -35,8 +35,8 @@ impl Kept {
 /// One line for people, without its end; none if nothing happened.
 pub fn text(counts: &BTreeMap<String, u64>) -> Option<String> {
     let named = Named::of(counts)?;
-    let [hits, made, parked] = ["hits", "made", "parked"].map(|name| named.count(name));
-    let usual = format!("windows: hits {hits}, made {made}, kept {parked}");
+    let [hits, made, cached] = ["hits", "made", "cached"].map(|name| named.count(name));
+    let usual = format!("windows: hits {hits}, made {made}, cached {cached}");
     Some([vec![usual], named.there(&Kept::RARE)].concat().join(", "))
 }
 
@@ -48,8 +48,8 @@ mod tests {
     #[test]
     fn one_line() {
         assert_eq!(text(&counts(&[])), None);
-        let line = text(&counts(&[("hits", 7), ("made", 2), ("parked", 9), ("dropped", 1)])).unwrap();
-        assert_eq!(line, "windows: hits 7, made 2, kept 9, dropped for calls over them 1");
+        let line = text(&counts(&[("hits", 7), ("made", 2), ("cached", 9), ("dropped", 1)])).unwrap();
+        assert_eq!(line, "windows: hits 7, made 2, cached 9, dropped for calls over them 1");
         assert!(Kept::RARE.iter().all(|(name, _)| Kept::NAMES.contains(name)));
     }
 }

@@ -63,7 +63,7 @@ pub enum Ended {
     /// NCCL ends it.
     Real,
     /// It stays, and nobody has it.
-    Parked,
+    Cached,
     /// Others have it still, or it is gone already.
     Counted,
     /// The application had ended it.
@@ -123,7 +123,7 @@ impl Book {
     }
 
     /// Whether the application has ended all that it had of it.
-    pub fn is_parked(&self, handle: usize) -> bool {
+    pub fn is_cached(&self, handle: usize) -> bool {
         self.records.iter().any(|one| one.handle == handle && one.users == 0)
     }
 
@@ -186,14 +186,14 @@ impl Book {
     }
 
     /// Takes out all that the application does not have.
-    pub fn end_parked(&mut self, standing: impl Fn(&Record) -> Standing) -> Vec<Record> {
+    pub fn end_cached(&mut self, standing: impl Fn(&Record) -> Standing) -> Vec<Record> {
         self.lose(|one| !one.is_owned(&standing))
     }
 
     /// Takes out the oldest that nobody has registered, but so many.
-    pub fn limit(&mut self, parked_max: usize) -> Vec<Record> {
-        let parked = self.records.iter().filter(|one| one.users == 0).count();
-        let mut surplus = parked.saturating_sub(parked_max);
+    pub fn limit(&mut self, cached_max: usize) -> Vec<Record> {
+        let cached = self.records.iter().filter(|one| one.users == 0).count();
+        let mut surplus = cached.saturating_sub(cached_max);
         self.lose(|one| {
             let is_one = one.users == 0 && surplus > 0;
             surplus -= usize::from(is_one);
@@ -220,9 +220,9 @@ impl Book {
     }
 
     /// The ranges of what the application has ended, one a block.
-    pub fn parked(&self) -> impl Iterator<Item = (u64, Range)> {
-        let parked = self.records.iter().filter(|one| one.users == 0);
-        let each: BTreeMap<u64, Range> = parked.filter_map(|one| Some((one.block?, one.range))).collect();
+    pub fn cached(&self) -> impl Iterator<Item = (u64, Range)> {
+        let cached = self.records.iter().filter(|one| one.users == 0);
+        let each: BTreeMap<u64, Range> = cached.filter_map(|one| Some((one.block?, one.range))).collect();
         each.into_iter()
     }
 
@@ -244,7 +244,7 @@ impl Book {
         let stays =
             |record: &Record| record.block.is_some() && standing(record) != Standing::Leaving && is_alone;
         match (record.users, record.number) {
-            (0, number) if number != 0 && stays(record) => Ended::Parked,
+            (0, number) if number != 0 && stays(record) => Ended::Cached,
             (0, _) => {
                 let record = self.records.remove(index);
                 self.note_lost(&record);
@@ -330,7 +330,7 @@ mod tests {
     #[test]
     fn again() {
         let mut book = book(&[record(5, 0x1000)]);
-        assert_eq!(book.end(80, held(1)), Ended::Parked);
+        assert_eq!(book.end(80, held(1)), Ended::Cached);
         assert_eq!(book.end(80, held(1)), Ended::Twice);
         assert_eq!((book.claim(at(0x1000), 1, BLOCK), book.claim(at(0x1000), 0, BLOCK)), (5, 0));
         assert_eq!((book.claim(at(0x2000), 1, BLOCK), book.claim(at(0x1000), 1, 4)), (0, 0));
@@ -339,7 +339,7 @@ mod tests {
         assert_eq!(book.hit(5, 2), Some(80));
         assert_eq!(book.end(80, held(2)), Ended::Counted);
         assert!(book.is_over(BLOCK, held(2)) && book.meet(at(0x1000), held(2)).is_empty());
-        assert_eq!(book.end(80, held(2)), Ended::Parked);
+        assert_eq!(book.end(80, held(2)), Ended::Cached);
         assert_eq!(book.end(16, held(2)), Ended::Unknown);
     }
 
@@ -347,7 +347,7 @@ mod tests {
     #[test]
     fn meets() {
         let mut book = book(&[record(1, 0x1000), record(2, 0x2000), record(3, 0x8000)]);
-        assert_eq!(book.end(16, held(1)), Ended::Parked);
+        assert_eq!(book.end(16, held(1)), Ended::Cached);
         assert!(book.meet(at(0x3000), held(1)).is_empty());
         assert_eq!(numbers(&book.meet(at(0x1800), held(1))), [1]);
         assert_eq!((book.lost(), numbers(&book.meet(at(0x1800), held(2)))), (1, vec![2]));
@@ -364,15 +364,15 @@ mod tests {
         assert_eq!(numbers(&book.meet(at(0x1000), held(2))), [1]);
         book.made(Record { handle: 16, life: 2, ..record(2, 0x4000) });
         assert_eq!(book.end(16, held(2)), Ended::Counted);
-        assert!(book.is_over(BLOCK, held(2)) && !book.is_parked(16));
-        assert_eq!([book.end(16, held(2)), book.end(16, held(2))], [Ended::Parked, Ended::Twice]);
+        assert!(book.is_over(BLOCK, held(2)) && !book.is_cached(16));
+        assert_eq!([book.end(16, held(2)), book.end(16, held(2))], [Ended::Cached, Ended::Twice]);
     }
 
     /// Forgotten names are claimed by nobody; what the application has stays till it ends it.
     #[test]
     fn forgetting() {
         let mut book = book(&[record(1, 0x1000), record(2, 0x2000)]);
-        assert_eq!(book.end(16, held(1)), Ended::Parked);
+        assert_eq!(book.end(16, held(1)), Ended::Cached);
         assert_eq!(numbers(&book.forget_names(&[1, 2, 9], held(1))), [1]);
         assert_eq!((book.lost(), book.claim(at(0x2000), 1, BLOCK)), (0, 0));
         assert_eq!((book.end(32, held(1)), book.len()), (Ended::Real, 0));
@@ -389,7 +389,7 @@ mod tests {
         assert_eq!((ended.claim(at(0x1000), 1, BLOCK), ended.claim(long, 1, BLOCK)), (0, 0));
         assert_eq!(
             [32, 16, 48].map(|handle| ended.end(handle, held(1))),
-            [Ended::Real, Ended::Parked, Ended::Parked]
+            [Ended::Real, Ended::Cached, Ended::Cached]
         );
         assert_eq!(ended.claim(at(0x1000), 1, BLOCK), 1);
         // Freed, and not the application's any more.
@@ -400,7 +400,7 @@ mod tests {
         assert_eq!(numbers(&named.forget_names(&[1], held(2))), [2, 1]);
         assert_eq!((named.len(), named.lost()), (1, 2));
         assert_eq!((numbers(&ended.leave(BLOCK)), ended.len()), (vec![3, 1], 0));
-        assert_eq!(numbers(&both().end_parked(held(2))), [3, 2, 1]);
+        assert_eq!(numbers(&both().end_cached(held(2))), [3, 2, 1]);
     }
 
     /// Not kept: what lies in other memory, and in blocks that go.
@@ -422,9 +422,9 @@ mod tests {
     fn owed() {
         let leaving = |_: &Record| Standing::Leaving;
         let mut book = book(&[record(1, 0x1000), record(2, 0x2000)]);
-        assert_eq!(book.end(32, held(1)), Ended::Parked);
+        assert_eq!(book.end(32, held(1)), Ended::Cached);
         assert_eq!(book.blocks().collect::<Vec<_>>(), [(BLOCK, true), (BLOCK, false)]);
-        assert_eq!(book.parked().collect::<Vec<_>>(), [(BLOCK, at(0x2000))]);
+        assert_eq!(book.cached().collect::<Vec<_>>(), [(BLOCK, at(0x2000))]);
         assert_eq!(numbers(&book.leave(BLOCK)), [2]);
         assert!(book.leave_all(leaving).is_empty() && book.meet(at(0x1000), leaving).is_empty());
         assert!(book.forget_names(&[1], leaving).is_empty());
@@ -445,10 +445,10 @@ mod tests {
     fn limits() {
         let mut book = book(&[1, 2, 3, 4].map(|number| record(number, number * 0x1000)));
         for handle in [16, 32, 48] {
-            assert_eq!(book.end(handle, held(1)), Ended::Parked);
+            assert_eq!(book.end(handle, held(1)), Ended::Cached);
         }
         assert_eq!(numbers(&book.limit(2)), [1]);
-        assert_eq!(numbers(&book.end_parked(held(1))), [3, 2]);
+        assert_eq!(numbers(&book.end_cached(held(1))), [3, 2]);
         assert_eq!((numbers(&book.leave(BLOCK)), book.blocks().count()), (vec![], 1));
         assert_eq!((book.forget(), book.is_empty()), (vec![BLOCK], true));
     }

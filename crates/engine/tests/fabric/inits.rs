@@ -49,7 +49,7 @@ fn ask(device: &Primary, id: Id, ranks: usize) -> Asked {
         ctas: Ctas::UNSAID,
         device: None,
         patience: Patience::None,
-        parked: Vec::new(),
+        cached: Vec::new(),
     };
     fabric::ask(&wish).unwrap()
 }

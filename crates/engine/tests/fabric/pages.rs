@@ -54,7 +54,7 @@ pub fn ask(id: Id, device: i32, ranks: i32, patience: Patience) -> Asked {
         ctas: Ctas::UNSAID,
         device: Some(device),
         patience,
-        parked: Vec::new(),
+        cached: Vec::new(),
     };
     fabric::ask(&wish).unwrap()
 }

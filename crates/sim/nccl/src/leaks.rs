@@ -87,7 +87,7 @@ extern "C" fn report() {
 fn lines() -> Vec<String> {
     let mut lines = std::mem::take(&mut *lock(&REMEMBERED));
     let live = communicator::live();
-    let kept = if live.len() as u64 <= windlass_has().parked { 0 } else { live.len() };
+    let kept = if live.len() as u64 <= windlass_has().cached { 0 } else { live.len() };
     for communicator in live.into_iter().take(kept) {
         lines.push(format!("{}: leak: never destroyed", communicator.name()));
         lines.extend(lifecycle::leftovers(&communicator));
@@ -108,7 +108,7 @@ fn lines() -> Vec<String> {
 struct Stats {
     size: usize,
     before: [u64; 5],
-    parked: u64,
+    cached: u64,
     between: [u64; 2],
     pool_blocks: u64,
 }

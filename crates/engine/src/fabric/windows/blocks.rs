@@ -32,7 +32,7 @@ pub(super) fn changed(before: &[(u64, bool)], after: &[(u64, bool)]) {
 
 /// Whether there are none over this one that the application has ended.
 pub(super) fn is_free(block: u64) -> bool {
-    COUNTS.lock().unwrap_or_else(PoisonError::into_inner).get(&block).is_none_or(|over| over.parked() == 0)
+    COUNTS.lock().unwrap_or_else(PoisonError::into_inner).get(&block).is_none_or(|over| over.cached() == 0)
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ fn block(book: &mut Book, device: Ordinal, base: u64, mebibytes: u64) -> Block {
     book.find(base * MIB).unwrap().0
 }
 
-fn parked(windows: u32) -> Over {
+fn cached(windows: u32) -> Over {
     Over { windows, owed: 0 }
 }
 
@@ -71,7 +71,7 @@ fn eviction() {
 fn ageing() {
     let mut book = Book::new();
     let made = [(0, 10), (1, 20), (0, 30)].map(|(device, base)| block(&mut book, device, base, 4));
-    book.set_windows(made[2].serial, parked(1));
+    book.set_windows(made[2].serial, cached(1));
     book.at(100);
     made.iter().for_each(|block| assert_eq!(book.give_back(block, LIMIT), kept(&[])));
     book.at(150);
@@ -115,7 +115,7 @@ fn registrations() {
 fn windows() {
     let mut book = Book::new();
     let made = [10, 20, 30].map(|base| block(&mut book, 0, base, 4));
-    made.iter().for_each(|block| book.set_windows(block.serial, parked(2)));
+    made.iter().for_each(|block| book.set_windows(block.serial, cached(2)));
     assert_eq!(book.give_back(&made[0], LIMIT), kept(&[]));
     assert!(book.trim(0).is_empty());
     book.taint(made[1].serial);
@@ -126,7 +126,7 @@ fn windows() {
     assert_eq!(book.leave(made[2].serial), None);
     assert_eq!(book.leave(made[0].serial), Some(10 * MIB));
     assert_eq!(book.leave(made[0].serial), None);
-    book.set_windows(made[2].serial, parked(0));
+    book.set_windows(made[2].serial, cached(0));
     assert_eq!(book.give_back(&made[2], LIMIT), kept(&[]));
     assert_eq!(book.trim(0), vec![30 * MIB]);
 }
@@ -264,13 +264,13 @@ proptest! {
                 Step::Taint(which) if !held.is_empty() => book.taint(held[which % held.len()].serial),
                 Step::Window(which, count) if !held.is_empty() => {
                     let block = held[which % held.len()];
-                    book.set_windows(block.serial, parked(u32::from(count)));
+                    book.set_windows(block.serial, cached(u32::from(count)));
                     real.get_mut(&block.base).unwrap().1 = count;
                 }
                 Step::Left => {
                     for block in book.leaving() {
                         real.get_mut(&block.base).unwrap().1 = 0;
-                        book.set_windows(block.serial, parked(0));
+                        book.set_windows(block.serial, cached(0));
                         let base = book.leave(block.serial).unwrap();
                         gone(&mut real, &held, &[base]);
                     }

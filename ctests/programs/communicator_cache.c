@@ -274,8 +274,8 @@ static int kept_now(void) {
   text[fread(text, 1, sizeof text - 1, file)] = 0;
   fclose(file);
   unlink(path);
-  const char* kept = strstr(text, "\"parked\":");
-  return kept ? atoi(kept + strlen("\"parked\":")) : -1;
+  const char* kept = strstr(text, "\"cached\":");
+  return kept ? atoi(kept + strlen("\"cached\":")) : -1;
 }
 
 /* Whether so many are kept within so many seconds; gives up later than that. */
@@ -332,7 +332,7 @@ static void short_of_memory(struct rank* self) {
 }
 
 int main(int count, char** words) {
-  begin("parking", 110);
+  begin("communicator cache", 110);
   int ranks = rank_count(2) / 2 * 2;
   if (count > 1 && !strcmp(words[1], "differing")) run_ranks("differing", PROCESSES, ranks, differing, NULL);
   else if (count > 1 && !strcmp(words[1], "cycles")) run_ranks("cycles", PROCESSES, ranks, cycles, NULL);
