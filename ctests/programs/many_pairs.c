@@ -98,8 +98,8 @@ static void live_at_once(struct rank* self) {
    * streams are threads of the process. */
   double began = milliseconds();
   struct held room = {.descriptors = 64, .threads = 1000, .mappings = 10000, .device_bytes = (size_t)16 << 20};
-  const char* warm = getenv("WINDLASS_FIRST_LAUNCH_GUARD");
-  if (!warm || strcmp(warm, "off")) room.device_bytes = (size_t)512 << 20;
+  const char* guard = getenv("WINDLASS_FIRST_LAUNCH_GUARD");
+  if (!guard || strcmp(guard, "off")) room.device_bytes = (size_t)512 << 20;
   CHECK(held_again(&start, &room));
   meet(self);
   say_held(self, "a while after destroy", &start);

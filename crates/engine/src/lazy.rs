@@ -8,6 +8,7 @@ mod aborting;
 mod arguments;
 mod ending;
 mod ends;
+pub mod first_launch;
 mod handle;
 mod kept;
 mod legacy;
@@ -15,7 +16,6 @@ mod lost;
 mod materialize;
 mod operators;
 mod usage;
-pub mod warming;
 
 use std::ffi::c_int;
 use std::ptr::null_mut;

@@ -15,7 +15,7 @@ use crate::forward::known;
 use crate::gpu::{Ordinal, context};
 use crate::group::{self, Awaited};
 use crate::guard;
-use crate::lazy::{self, LazyCommunicator, warming};
+use crate::lazy::{self, LazyCommunicator, first_launch};
 use crate::process;
 use crate::rendezvous::verdict::Reason;
 use crate::stats::count::{self, Identity};
@@ -81,7 +81,7 @@ fn begin(init: &InitCall) -> Step {
             let patience = match given {
                 // Of a group NCCL makes all communicators at its end.
                 _ if group::is_open() => Patience::None,
-                _ if !fabric::device_now().is_some_and(warming::is_warm) => Patience::None,
+                _ if !fabric::device_now().is_some_and(first_launch::is_guarded) => Patience::None,
                 Given::Nothing | Given::Sound(_) => Patience::AsConfigured,
                 Given::Doubtful | Given::Wrong => Patience::None,
             };
@@ -135,7 +135,7 @@ fn take(wish: &Wish, device: Option<Ordinal>, configuration: &Configuration) -> 
 fn all(init: &InitCall) -> Step {
     let devices = init.devices_asked().unwrap_or_default();
     let is_patient =
-        fabric::is_patient(devices.len()) && devices.iter().all(|device| warming::is_warm(*device));
+        fabric::is_patient(devices.len()) && devices.iter().all(|device| first_launch::is_guarded(*device));
     if group::is_open() || !is_patient {
         return Step::All;
     }
@@ -183,7 +183,7 @@ fn finish(step: Step, init: &InitCall) {
                 if let Some((handle, communicator)) = new_communicator {
                     settle(handle, communicator, fate);
                     if !group::is_open() {
-                        warm(handle);
+                        guard_first_launch(handle);
                     }
                 }
             }
@@ -195,7 +195,7 @@ fn finish(step: Step, init: &InitCall) {
         (Step::Decided(fate, plain), Some((handle, communicator))) => {
             settle(handle, communicator, fate);
             keep_plain(handle, communicator, plain);
-            warm(handle);
+            guard_first_launch(handle);
         }
         // A split in a group, or later still: its handle is not written yet.
         (_, _) => {}
@@ -233,16 +233,16 @@ pub fn made(handle: ncclComm_t) {
     if let (Some(communicator), Some(identity)) = (communicator::find(handle), known::identity(handle)) {
         communicator.identify(identity);
     }
-    warm(handle);
+    guard_first_launch(handle);
 }
 
 /// Once NCCL has made it: a communicator whose fabric is there now.
-pub fn warm(handle: ncclComm_t) {
+pub fn guard_first_launch(handle: ncclComm_t) {
     if let Some(communicator) = communicator::find(handle)
         && !communicator.is_lazy()
         && let Some(fabric) = communicator.fabric(handle)
     {
-        warming::warm(&fabric, handle);
+        first_launch::guard(&fabric, handle);
     }
 }
 

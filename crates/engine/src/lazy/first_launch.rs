@@ -23,48 +23,48 @@ use crate::gpu::{self, Context, Ordinal, context};
 
 use super::{legacy, on_device};
 
-/// Whether that has been, by device and its context, with which NCCL's code goes. A device's is held meanwhile: who comes to the same one must not go on before, though NCCL's
+/// Whether that launch has been, by device and its context, with which NCCL's code goes. A device's is held meanwhile: who comes to the same one must not go on before, though NCCL's
 /// launch may wait for what its other communicators run there. The map's own lock is held for a look.
-static WARM: Mutex<Warm> = Mutex::new(BTreeMap::new());
+static GUARDS: Mutex<Guards> = Mutex::new(BTreeMap::new());
 
-type Warm = BTreeMap<(Ordinal, Context), Arc<Mutex<Warmth>>>;
+type Guards = BTreeMap<(Ordinal, Context), Arc<Mutex<FirstLaunch>>>;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Warmth {
+enum FirstLaunch {
     #[default]
-    Cold,
-    Warm,
+    Ahead,
+    Done,
     /// NCCL could not. It is not asked again, and makes all communicators there itself.
     Refused,
 }
 
-fn of(device: Ordinal) -> Arc<Mutex<Warmth>> {
+fn of(device: Ordinal) -> Arc<Mutex<FirstLaunch>> {
     let of = (device, context::on(device));
-    WARM.lock().unwrap_or_else(PoisonError::into_inner).entry(of).or_default().clone()
+    GUARDS.lock().unwrap_or_else(PoisonError::into_inner).entry(of).or_default().clone()
 }
 
 /// Whether a communicator on this device may be lazy. Never waits: while another thread's message runs, it may not.
 #[must_use]
-pub fn is_warm(device: Ordinal) -> bool {
-    let is_warm = || of(device).try_lock().is_ok_and(|warmth| *warmth == Warmth::Warm);
-    config().first_launch_guard == Switch::Off || is_warm() && legacy::is_settled()
+pub fn is_guarded(device: Ordinal) -> bool {
+    let is_guarded = || of(device).try_lock().is_ok_and(|first_launch| *first_launch == FirstLaunch::Done);
+    config().first_launch_guard == Switch::Off || is_guarded() && legacy::is_settled()
 }
 
 /// Before kernels of a new fabric can run on its device: its communicator, which NCCL has made. After all ranks have met, since what
 /// runs on this device may wait for them.
-pub fn warm(fabric: &Fabric, communicator: ncclComm_t) {
+pub fn guard(fabric: &Fabric, communicator: ncclComm_t) {
     let Some(device) = fabric.device() else { return };
     if config().first_launch_guard == Switch::Off {
         return;
     }
     legacy::note(fabric.contract());
     let own = of(device);
-    let mut warmth = own.lock().unwrap_or_else(PoisonError::into_inner);
-    if *warmth != Warmth::Cold {
+    let mut first_launch = own.lock().unwrap_or_else(PoisonError::into_inner);
+    if *first_launch != FirstLaunch::Ahead {
         return;
     }
     let result = on_device(device, || message(fabric, communicator));
-    *warmth = if result == ncclSuccess { Warmth::Warm } else { Warmth::Refused };
+    *first_launch = if result == ncclSuccess { FirstLaunch::Done } else { FirstLaunch::Refused };
     if result != ncclSuccess {
         ::log::warn!(
             "NCCL ran no message on device {device}, result {result:?}: its first calls may wait for our messages"
