@@ -34,7 +34,7 @@ const ROWS: &[(Together, &[&str])] = &[
     (Together::No, &["annotate", "log"]),
     (Together::No, &["config", "error", "guard", "descriptor", "gate", "thread"]),
     (Together::No, &["tuning"]),
-    (Together::No, &["call", "contract", "path"]),
+    (Together::No, &["call", "negotiated", "path"]),
 ];
 
 #[derive(PartialEq)]

@@ -132,7 +132,7 @@ impl Communicator {
         self.follows.store(false, Ordering::Relaxed);
         self.has_run.store(false, Ordering::Relaxed);
         let fast = kept.fabric().map_or(Limits::NONE, |fabric| *fabric.limits());
-        let members = kept.fabric().map_or(0, |fabric| fabric.contract().members.len());
+        let members = kept.fabric().map_or(0, |fabric| fabric.negotiated().members.len());
         self.members.store(members, Ordering::Relaxed);
         self.fast.iter().zip(fast.0).for_each(|(place, limit)| place.store(limit, Ordering::Relaxed));
         self.is_lazy.store(matches!(kept, Kept::Lazy(_)), Ordering::Relaxed);

@@ -49,12 +49,12 @@ use nccl_sys::{ncclInternalError, ncclResult_t, ncclSuccess};
 use once_cell::sync::OnceCell;
 
 use crate::arena::{Holds, PeerSlice, Slice};
-use crate::contract::Contract;
 use crate::error::refuse;
 use crate::fast::Task;
 use crate::forward::configuration;
 use crate::gpu::{self, Address, StreamHandle};
 use crate::mailbox::Operation;
+use crate::negotiated::NegotiatedConfig;
 use crate::page::Page;
 use crate::pool;
 use crate::tuning::Limits;
@@ -91,7 +91,7 @@ pub use wish::{Patience, Wish};
 /// What all agreed on, and what this rank has of it.
 #[derive(Debug)]
 pub struct Fabric {
-    contract: Arc<Contract>,
+    negotiated: Arc<NegotiatedConfig>,
     rank: u32,
     /// None while being dropped: the first to go.
     boxes: Option<Boxes>,
@@ -107,9 +107,9 @@ pub struct Fabric {
     configuration: OnceCell<configuration::Kept>,
     /// None where the ranks do not, or this process has ended.
     registering: Option<Arc<Registering>>,
-    /// Where the contract keeps windows.
+    /// Where the negotiated config keeps windows.
     windows: Option<Arc<Windows>>,
-    /// Where the contract compares calls.
+    /// Where the negotiated config compares calls.
     checking: Option<Arc<Checking>>,
     /// None while being dropped.
     own: Option<(Slice, Closing)>,
@@ -128,24 +128,24 @@ pub struct Fabric {
 }
 
 impl Fabric {
-    fn new(contract: Arc<Contract>, prepared: Prepared) -> Option<Arc<Fabric>> {
+    fn new(negotiated: Arc<NegotiatedConfig>, prepared: Prepared) -> Option<Arc<Fabric>> {
         let Prepared { slice, peers, lives, holds, boxes, line: _, lines, page, rank } = prepared;
         let page = page?;
-        let ranks = contract.members.len() as u32;
-        let registers = contract.registers().then(|| page.clone());
+        let ranks = negotiated.members.len() as u32;
+        let registers = negotiated.registers().then(|| page.clone());
         let registering = registers.and_then(|page| Registering::new(page, rank, ranks, slice.device()));
-        let windows = Windows::new(&contract, &page, rank, slice.device());
-        let checking = Checking::new(&contract, &page, rank);
-        checking::say_who_does_not(&contract, rank);
+        let windows = Windows::new(&negotiated, &page, rank, slice.device());
+        let checking = Checking::new(&negotiated, &page, rank);
+        checking::say_who_does_not(&negotiated, rank);
         let boxes = boxes?;
         let word = Word::shared(page.clone(), rank);
         let closing = Closing::new(&slice, word, lives.clone(), holds.clone());
         lines.into_iter().for_each(|line| line.keep(rank));
-        let line = derived::Line::of_fabric(&contract, rank, lives.clone(), boxes.turns.graphs());
-        tuned::say(&contract);
+        let line = derived::Line::of_fabric(&negotiated, rank, lives.clone(), boxes.turns.graphs());
+        tuned::say(&negotiated);
         let fabric = Arc::new(Fabric {
-            limits: Limits::of(&contract, tuned::table()),
-            contract,
+            limits: Limits::of(&negotiated, tuned::table()),
+            negotiated,
             rank,
             boxes: Some(boxes),
             peers,
@@ -171,8 +171,8 @@ impl Fabric {
     }
 
     /// What all agreed on.
-    pub fn contract(&self) -> &Arc<Contract> {
-        &self.contract
+    pub fn negotiated(&self) -> &Arc<NegotiatedConfig> {
+        &self.negotiated
     }
 
     /// This rank.
@@ -263,7 +263,7 @@ impl Fabric {
         let result = ran.map_or_else(|refused| self.refused(&refused, stream), |()| ncclSuccess);
         // After it was issued: who looks takes them before it asks whether all is done.
         let of_messages = operations.iter().fold(0, |peers, operation| peers | 1 << operation.peer);
-        let of_collectives = if tasks.is_empty() { 0 } else { (1 << self.contract.members.len()) - 1 };
+        let of_collectives = if tasks.is_empty() { 0 } else { (1 << self.negotiated.members.len()) - 1 };
         self.awaited.fetch_or(of_messages | of_collectives, Ordering::Release);
         result
     }

@@ -132,7 +132,7 @@ impl LazyCommunicator {
 
     /// NCCL's answer to the arguments of a call that it would refuse, before any other rank has a part in it.
     pub fn refusal(&self, call: &Call) -> Option<ncclResult_t> {
-        arguments::refusal(call, self.fabric.contract().members.len(), &self.operators)
+        arguments::refusal(call, self.fabric.negotiated().members.len(), &self.operators)
     }
 
     /// How NCCL's communicator stands, for those made from this one.

@@ -85,6 +85,6 @@ pub mod call;
 
 pub mod tuning;
 
-pub mod contract;
+pub mod negotiated;
 
 pub mod path;

@@ -15,7 +15,7 @@ pub enum Standing {
     Registering(Terms),
 }
 
-/// What the contract of a communicator with a fabric says.
+/// What the negotiated config of a communicator with a fabric says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Terms {
     /// How many ranks it has.

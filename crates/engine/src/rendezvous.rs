@@ -11,7 +11,7 @@
 //! ids. But a port an id needs no table of them, and closes with its root: whoever comes too late is refused, as by NCCL. It costs
 //! one descriptor, where NCCL spends a descriptor and a thread; they are bounded by `WINDLASS_SESSIONS_MAX`, and a
 //! port closes when NCCL's root behind it has. Where all ranks of a fabric have said that they go to NCCL later only
-//! ([`capability::LAZY`](crate::contract::capability::LAZY)), the port closes at the verdict, and NCCL's
+//! ([`capability::LAZY`](crate::negotiated::capability::LAZY)), the port closes at the verdict, and NCCL's
 //! id, which nobody will use, [is spare](Rendezvous::spare_id).
 //!
 //! # How it is used
@@ -89,8 +89,8 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 
 use crate::config::config;
-use crate::contract::{Token, Version};
 use crate::descriptor::{self, Ours};
+use crate::negotiated::{Token, Version};
 use crate::process::{self, afresh::Afresh};
 use crate::thread;
 use colors::{Parent, Willing, Word};
@@ -273,7 +273,7 @@ impl Rendezvous {
         Ok(participant)
     }
 
-    /// Before any report, so that whoever reads the contract finds the socket open. Where descriptors are wanting they are waited for.
+    /// Before any report, so that whoever reads the negotiated config finds the socket open. Where descriptors are wanting they are waited for.
     fn participant(
         &self,
         token: Token,

@@ -9,8 +9,8 @@ use windlass_kernels::collective::{BATCH_CALLS_MAX, BATCH_ENTRIES};
 use windlass_kernels::collectives::{Crossover, Kind, Tuning, batch_bytes_max};
 
 use crate::call::Function;
-use crate::contract::bytes::{Writer, checksum};
-use crate::contract::{Contract, Device, GRID_MAX, capability};
+use crate::negotiated::bytes::{Writer, checksum};
+use crate::negotiated::{Device, GRID_MAX, NegotiatedConfig, capability};
 use file::{Key, Multicast, Table};
 
 /// Of cells that nobody measured.
@@ -157,26 +157,26 @@ impl Limits {
     }
 
     /// What all ranks know of a communicator, and this process's table, which counts where all ranks have the same.
-    pub fn of(contract: &Contract, table: &Table) -> Limits {
-        if !serves(contract) {
+    pub fn of(negotiated: &NegotiatedConfig, table: &Table) -> Limits {
+        if !serves(negotiated) {
             return Limits::NONE;
         }
-        let ranks = contract.members.len();
-        let multicast = contract.capabilities & capability::MULTICAST != 0;
+        let ranks = negotiated.members.len();
+        let multicast = negotiated.capabilities & capability::MULTICAST != 0;
         let is_measured = !multicast
-            && contract.members.iter().all(|member| MEASURED.iter().any(|gpu| gpu.is(&member.device)));
+            && negotiated.members.iter().all(|member| MEASURED.iter().any(|gpu| gpu.is(&member.device)));
         let cells = CELLS.iter().find(|cells| is_measured && cells.ranks == ranks);
         let mut bytes_max =
             cells.map_or([UNMEASURED_BYTES_MAX; COLLECTIVES], |cells| cells.bytes_max).map(Some);
-        if contract.members.iter().all(|member| member.tuning == table.hash()) {
-            let tuned = |collective| key(contract, collective).and_then(|key| table.get(&key));
+        if negotiated.members.iter().all(|member| member.tuning == table.hash()) {
+            let tuned = |collective| key(negotiated, collective).and_then(|key| table.get(&key));
             for (own, collective) in bytes_max.iter_mut().zip(Collective::ALL) {
                 // Tables of before say nothing of uneven ones, which were not to be larger than even ones.
                 let of_even = || Some((*own).min(collective.even().and_then(tuned)?));
                 *own = tuned(collective).or_else(of_even).unwrap_or(*own);
             }
         }
-        let most = most_of_few_blocks(contract.ctas_max());
+        let most = most_of_few_blocks(negotiated.ctas_max());
         Limits(bytes_max.map(|own| own.map_or(0, |own| own.min(most).saturating_add(1))))
     }
 }
@@ -195,22 +195,22 @@ fn most_of_few_blocks(blocks: u32) -> u64 {
 }
 
 /// Where a table has what holds for a communicator; only where all its GPUs are alike.
-fn key(contract: &Contract, collective: Collective) -> Option<Key> {
-    let Device { capability, multiprocessors, .. } = contract.members.first()?.device;
+fn key(negotiated: &NegotiatedConfig, collective: Collective) -> Option<Key> {
+    let Device { capability, multiprocessors, .. } = negotiated.members.first()?.device;
     let alike =
         |device: &Device| (device.capability, device.multiprocessors) == (capability, multiprocessors);
-    let multicast = match contract.capabilities & capability::MULTICAST {
+    let multicast = match negotiated.capabilities & capability::MULTICAST {
         0 => Multicast::No,
         _ => Multicast::Yes,
     };
-    let ranks = contract.members.len();
+    let ranks = negotiated.members.len();
     let key = Key { collective, ranks, capability, multiprocessors, multicast };
-    contract.members.iter().all(|member| alike(&member.device)).then_some(key)
+    negotiated.members.iter().all(|member| alike(&member.device)).then_some(key)
 }
 
 /// Whether fast collectives serve a communicator at all.
-pub fn serves(contract: &Contract) -> bool {
-    contract.capabilities & NEEDED == NEEDED && contract.members.len() <= RANKS_MAX
+pub fn serves(negotiated: &NegotiatedConfig) -> bool {
+    negotiated.capabilities & NEEDED == NEEDED && negotiated.members.len() <= RANKS_MAX
 }
 
 const NEEDED: u64 = capability::FAST | capability::UNBOUND;
@@ -283,10 +283,15 @@ pub fn hash() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::contract::{Member, Token, Version};
+    use crate::negotiated::{Member, Token, Version};
     use proptest::prelude::*;
 
-    fn contract(ranks: usize, capabilities: u64, capability: u16, multiprocessors: u16) -> Contract {
+    fn negotiated(
+        ranks: usize,
+        capabilities: u64,
+        capability: u16,
+        multiprocessors: u16,
+    ) -> NegotiatedConfig {
         let token = Token([0; 16]);
         let member = |rank| Member {
             rank: rank as u32,
@@ -299,7 +304,7 @@ mod tests {
             checks: false,
             attachment: Vec::new(),
         };
-        Contract {
+        NegotiatedConfig {
             comm: token,
             version: Version::THIS,
             host: token,
@@ -314,32 +319,32 @@ mod tests {
     #[test]
     fn cells() {
         let fast = NEEDED;
-        let all_reduce = |contract: Contract| {
-            Limits::of(&contract, &Table::default()).0[Collective::AllReduce as usize] - 1
+        let all_reduce = |negotiated: NegotiatedConfig| {
+            Limits::of(&negotiated, &Table::default()).0[Collective::AllReduce as usize] - 1
         };
-        assert_eq!(all_reduce(contract(2, fast, 90, 132)), 256 << 20);
-        assert_eq!(all_reduce(contract(4, fast, 90, 114)), 16 << 20);
+        assert_eq!(all_reduce(negotiated(2, fast, 90, 132)), 256 << 20);
+        assert_eq!(all_reduce(negotiated(4, fast, 90, 114)), 16 << 20);
         for unmeasured in [
-            contract(3, fast, 90, 132),
-            contract(8, fast, 90, 132),
-            contract(4, fast, 90, 32),
-            contract(4, fast, 80, 132),
-            contract(4, fast | capability::MULTICAST, 90, 132),
+            negotiated(3, fast, 90, 132),
+            negotiated(8, fast, 90, 132),
+            negotiated(4, fast, 90, 32),
+            negotiated(4, fast, 80, 132),
+            negotiated(4, fast | capability::MULTICAST, 90, 132),
         ] {
             assert_eq!(
                 Limits::of(&unmeasured, &Table::default()),
                 Limits([UNMEASURED_BYTES_MAX + 1; COLLECTIVES])
             );
         }
-        for without in [contract(9, fast, 90, 132), contract(4, capability::FAST, 90, 132)] {
+        for without in [negotiated(9, fast, 90, 132), negotiated(4, capability::FAST, 90, 132)] {
             assert_eq!(Limits::of(&without, &Table::default()), Limits::NONE);
             assert!(!serves(&without));
         }
         // Under a limit on blocks less is served, and what was not measured stays as it is.
-        let limited = |ctas_max, ranks| Contract { ctas_max, ..contract(ranks, fast, 90, 132) };
+        let limited = |ctas_max, ranks| NegotiatedConfig { ctas_max, ..negotiated(ranks, fast, 90, 132) };
         assert_eq!([1, 8, 31, 32].map(|ctas| all_reduce(limited(ctas, 2)) >> 10), [64, 512, 1984, 256 << 10]);
         assert_eq!(all_reduce(limited(8, 3)), UNMEASURED_BYTES_MAX);
-        let mut mixed = contract(4, fast, 90, 132);
+        let mut mixed = negotiated(4, fast, 90, 132);
         mixed.members[3].device.capability = 100;
         assert_eq!(all_reduce(mixed), UNMEASURED_BYTES_MAX);
     }
@@ -353,30 +358,30 @@ mod tests {
             reduce ranks 2 gpu 9.0/132 multicast no fast_bytes_max none\n\
             all_gather ranks 2 gpu 8.0/108 multicast yes fast_bytes_max 1M\n";
         let table = Table::parse(text).unwrap();
-        let with = |mut contract: Contract, hashes: [u64; 2]| {
-            contract.members.iter_mut().zip(hashes).for_each(|(member, hash)| member.tuning = hash);
-            Limits::of(&contract, &table)
+        let with = |mut negotiated: NegotiatedConfig, hashes: [u64; 2]| {
+            negotiated.members.iter_mut().zip(hashes).for_each(|(member, hash)| member.tuning = hash);
+            Limits::of(&negotiated, &table)
         };
         let hash = table.hash();
-        let built_in = Limits::of(&contract(2, NEEDED, 90, 132), &Table::default());
-        let tuned = with(contract(2, NEEDED, 90, 132), [hash; 2]);
+        let built_in = Limits::of(&negotiated(2, NEEDED, 90, 132), &Table::default());
+        let tuned = with(negotiated(2, NEEDED, 90, 132), [hash; 2]);
         let built_in_or = |first, third| {
             let [_, broadcast, _, others @ ..] = built_in.0;
             [&[first, broadcast, third], &others[..]].concat()
         };
         assert_eq!(tuned.0[..], built_in_or((1 << 30) + 1, 0));
         for hashes in [[hash, 0], [0, hash], [hash, hash + 1], [0, 0]] {
-            assert_eq!(with(contract(2, NEEDED, 90, 132), hashes), built_in);
+            assert_eq!(with(negotiated(2, NEEDED, 90, 132), hashes), built_in);
         }
-        let of_others = with(contract(2, NEEDED | capability::MULTICAST, 80, 108), [hash; 2]);
+        let of_others = with(negotiated(2, NEEDED | capability::MULTICAST, 80, 108), [hash; 2]);
         let unmeasured = UNMEASURED_BYTES_MAX + 1;
         let mut expected = [unmeasured; COLLECTIVES];
         expected[Collective::AllGather as usize] = (1 << 20) + 1;
         assert_eq!(of_others.0, expected);
-        let mut mixed = contract(2, NEEDED, 90, 132);
+        let mut mixed = negotiated(2, NEEDED, 90, 132);
         mixed.members[1].device.multiprocessors = 114;
         assert_eq!(with(mixed, [hash; 2]), built_in);
-        assert_eq!(with(contract(2, 0, 90, 132), [hash; 2]), Limits::NONE);
+        assert_eq!(with(negotiated(2, 0, 90, 132), [hash; 2]), Limits::NONE);
     }
 
     /// Without a limit nothing is served, not even nothing.
@@ -395,7 +400,7 @@ mod tests {
     fn together() {
         const MIB: u64 = 1 << 20;
         for (ranks, ends) in [(2, [(32, 64), (16, 32)]), (4, [(1, 64), (1, 16)])] {
-            let limits = Limits::of(&contract(ranks, NEEDED, 90, 132), &Table::default());
+            let limits = Limits::of(&negotiated(ranks, NEEDED, 90, 132), &Table::default());
             for (each, (alone, whole)) in [Collective::Broadcast, Collective::Reduce].into_iter().zip(ends) {
                 let (alone, whole) = (alone * MIB, whole * MIB);
                 let serve = |parts: &[u64]| limits.serve_together(each, parts.iter().copied(), ranks);
@@ -423,7 +428,7 @@ mod tests {
     #[test]
     fn uneven() {
         const MIB: u64 = 1 << 20;
-        let limits = Limits::of(&contract(2, NEEDED, 90, 132), &Table::default());
+        let limits = Limits::of(&negotiated(2, NEEDED, 90, 132), &Table::default());
         let serve = |each, parts: [u64; 2]| {
             let is_served = limits.serve_together(each, parts.into_iter(), 2);
             assert!(!is_served || parts.iter().all(|part| limits.may_serve_together(each, *part, 2)));
@@ -446,9 +451,9 @@ mod tests {
             all_gather ranks 4 gpu 9.0/132 multicast no fast_bytes_max 16K\n\
             reduce ranks 4 gpu 9.0/132 multicast no fast_bytes_max none\n";
         let table = Table::parse(text).unwrap();
-        let mut contract = contract(4, NEEDED, 90, 132);
-        contract.members.iter_mut().for_each(|member| member.tuning = table.hash());
-        let limits = Limits::of(&contract, &table);
+        let mut negotiated = negotiated(4, NEEDED, 90, 132);
+        negotiated.members.iter_mut().for_each(|member| member.tuning = table.hash());
+        let limits = Limits::of(&negotiated, &table);
         let serve = |each, parts: [u64; 4]| {
             let is_served = limits.serve_together(each, parts.into_iter(), 4);
             let is_foreseen = parts.iter().all(|part| limits.may_serve_together(each, *part, 4));
@@ -471,9 +476,9 @@ mod tests {
             };
             let text = lines.iter().map(line).collect::<String>();
             let table = Table::parse(&format!("{}\n{text}", file::HEAD)).unwrap();
-            let mut contract = contract(2, NEEDED, 90, 132);
-            contract.members.iter_mut().for_each(|member| member.tuning = table.hash());
-            Limits::of(&contract, &table).0[Collective::UnevenReduceScatter as usize]
+            let mut negotiated = negotiated(2, NEEDED, 90, 132);
+            negotiated.members.iter_mut().for_each(|member| member.tuning = table.hash());
+            Limits::of(&negotiated, &table).0[Collective::UnevenReduceScatter as usize]
         };
         assert_eq!(limit_with(&[("uneven_reduce_scatter", "1G")]), (1 << 30) + 1);
         let both = [("reduce_scatter", "1M"), ("uneven_reduce_scatter", "2M")];

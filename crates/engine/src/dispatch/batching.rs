@@ -8,7 +8,7 @@ use windlass_kernels::collective::{BATCH_CALLS_MAX, BATCH_ENTRIES};
 use windlass_kernels::collectives::{Kind, units};
 
 use crate::call::{Function, Shared};
-use crate::contract::capability;
+use crate::negotiated::capability;
 use crate::plan::Terms;
 use crate::tuning::{self, Collective};
 
@@ -27,7 +27,7 @@ pub enum Batches {
 }
 
 impl Batches {
-    /// As it stands in the [contract](crate::contract).
+    /// As it stands in the [negotiated config](crate::negotiated).
     pub fn of(capabilities: u64) -> Batches {
         match capabilities {
             _ if capabilities & capability::BATCHES == 0 => Batches::None,

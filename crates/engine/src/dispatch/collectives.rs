@@ -22,7 +22,7 @@ pub struct Served {
 /// The fabric that serves this call; none if NCCL is to refuse it, or if another thread has just ended the communicator.
 pub fn serves(call: &Call, communicator: &Communicator) -> Option<Served> {
     let fabric = in_order::fabric_of(call, communicator)?;
-    let collective = collective_of(call, fabric.rank(), fabric.contract().members.len())?;
+    let collective = collective_of(call, fabric.rank(), fabric.negotiated().members.len())?;
     Some(Served { fabric, collective })
 }
 

@@ -146,7 +146,7 @@ pub fn schedule(parts: &[Part], ended: &Ended) -> Schedule {
     let members: Vec<Member> = parts
         .iter()
         .map(|Part { communicator, fabric, called_after, .. }| Member {
-            name: fabric.contract().comm,
+            name: fabric.negotiated().comm,
             rank: fabric.rank(),
             called_after: if is_refused { Nccls::Some } else { *called_after },
             beside: if given.communicators.contains(communicator) { Nccls::Some } else { Nccls::Nothing },

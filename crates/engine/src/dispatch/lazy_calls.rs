@@ -12,13 +12,13 @@ use nccl_sys::{
 
 use crate::call::{Call, Function};
 use crate::communicator;
-use crate::contract::Token;
 use crate::error::refuse;
 use crate::forward::of_call::OfCall;
 use crate::forward::{self, Carried, known};
 use crate::group::{self, Awaited, LazyWork, Work};
 use crate::guard;
 use crate::lazy::{Beside, LazyCommunicator};
+use crate::negotiated::Token;
 use crate::stats::{count, fabric};
 use crate::thread;
 
@@ -163,7 +163,7 @@ struct Unit {
 pub fn begin(held: Vec<LazyWork>) -> Held {
     let mut units: Vec<Unit> = Vec::new();
     for one in held {
-        let comm = one.lazy.fabric().contract().comm;
+        let comm = one.lazy.fabric().negotiated().comm;
         let index = units.iter().position(|unit| unit.comm == comm).unwrap_or_else(|| {
             units.push(Unit { comm, lazy_communicators: Vec::new(), work: Vec::new() });
             units.len() - 1

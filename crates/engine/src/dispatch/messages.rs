@@ -9,11 +9,11 @@ use nccl_sys::{ncclInternalError, ncclResult_t, ncclSuccess};
 
 use crate::call::{Call, Function};
 use crate::communicator::Communicator;
-use crate::contract::RANKS_MAX;
 use crate::error::refuse;
 use crate::fabric::Fabric;
 use crate::group::{self, Ours};
 use crate::mailbox::{Direction, Operation};
+use crate::negotiated::RANKS_MAX;
 
 use super::in_order::{self, stream_of};
 
@@ -45,7 +45,7 @@ impl Messages {
     /// None if an argument is such that NCCL refuses it.
     fn of(call: &Call, fabric: &Fabric) -> Option<Messages> {
         let (shared, local) = (&call.shared, &call.local);
-        let ranks = fabric.contract().members.len() as u32;
+        let ranks = fabric.negotiated().members.len() as u32;
         let bytes = (shared.count as u64).checked_mul(shared.datatype.size_bytes()? as u64)?;
         let send = |place: u32, peer| (local.send as u64, place, peer, Direction::Send);
         let receive = |place: u32, peer| (local.receive as u64, place, peer, Direction::Receive);

@@ -110,9 +110,9 @@ fn decide(held: &[Held]) -> (Vec<Part>, Vec<Call>) {
     for fabric in fabrics {
         let own = held.iter().enumerate().filter(|(_, one)| Arc::ptr_eq(&one.fabric, fabric));
         let own: Vec<(usize, &Held)> = own.collect();
-        let contract = fabric.contract();
-        let terms = Terms { ranks: contract.members.len(), fast: *fabric.limits() };
-        let batches = Batches::of(contract.capabilities);
+        let negotiated = fabric.negotiated();
+        let terms = Terms { ranks: negotiated.members.len(), fast: *fabric.limits() };
+        let batches = Batches::of(negotiated.capabilities);
         let sorted = Sorted::of(own.iter().map(|(_, one)| (one.what, one.stream)), &terms, batches);
         let Some((_, Held { communicator, .. })) = own.first() else { continue };
         sorted.count(*communicator, &terms);

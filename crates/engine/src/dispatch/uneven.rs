@@ -106,7 +106,7 @@ fn place_in(handle: ncclComm_t, name: &str) -> Result<(usize, usize), ncclResult
     if !slots::forwards_everything() {
         let fabric = communicator::find(handle).and_then(|communicator| communicator.fabric(handle));
         if let Some(fabric) = fabric {
-            return Ok((fabric.rank() as usize, fabric.contract().members.len()));
+            return Ok((fabric.rank() as usize, fabric.negotiated().members.len()));
         }
         if lazy::is_ours(handle) {
             let why = format_args!("{name}: communicator {handle:p} has been destroyed");

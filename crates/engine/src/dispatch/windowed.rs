@@ -21,7 +21,7 @@ fn drop_what_it_meets(call: &Call, communicator: &Communicator) {
     let Some(fabric) = communicator.fabric(call.local.communicator) else { return };
     let Some(windows) = fabric.windows() else { return };
     // Both as large as the larger: what is dropped without need is made again.
-    let bytes = call.shared.bytes(fabric.contract().members.len()).max(1);
+    let bytes = call.shared.bytes(fabric.negotiated().members.len()).max(1);
     let range = |buffer: *const c_void| Range { base: buffer as u64, bytes };
     let (send, receive) = (range(call.local.send), range(call.local.receive.cast_const()));
     windows.meet(&[send, receive]);

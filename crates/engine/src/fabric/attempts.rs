@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use once_cell::sync::OnceCell;
 
-use crate::contract::Token;
-use crate::contract::bytes::{Reader, Writer};
+use crate::negotiated::Token;
+use crate::negotiated::bytes::{Reader, Writer};
 
 use super::{Fabric, watch};
 

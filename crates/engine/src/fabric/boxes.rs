@@ -7,10 +7,10 @@ use windlass_kernels::launch::Geometry;
 
 use crate::arena::Holds;
 use crate::config::{Collectives, config};
-use crate::contract::{Contract, GRID_MAX};
 use crate::fast::{self, Fast, Kernels};
 use crate::gpu::{self, Address, Home, Ordinal};
 use crate::mailbox::{self, Layout, Mailbox};
+use crate::negotiated::{GRID_MAX, NegotiatedConfig};
 use crate::stats::features::Lacks;
 use crate::tuning;
 use crate::turns::{self, Graphs, Turns};
@@ -47,7 +47,7 @@ pub(super) struct Share {
 #[derive(Debug)]
 pub(super) struct Boxes {
     pub mailbox: Mailbox,
-    /// None where the contract has it so.
+    /// None where the negotiated config has it so.
     pub fast: Option<Fast>,
     pub turns: Arc<Turns>,
     /// What this rank would not have, and why.
@@ -86,7 +86,7 @@ impl Share {
                 let (turns, tuning, limits) = (turns.clone(), tuning::kernels(), rings.limits);
                 Some(Fast::new(fast::Parts { kernels, turns, geometry, tuning, limits, slices })?)
             }
-            // Who has no kernels has said so, and the contract has none.
+            // Who has no kernels has said so, and the negotiated config has none.
             (_, _) => None,
         };
         let parts = mailbox::Parts { supply: supplies.mailbox, turns: turns.clone(), geometry, slices };
@@ -98,7 +98,7 @@ impl Share {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rings {
     mailbox: Geometry,
-    /// None where the contract has no fast collectives.
+    /// None where the negotiated config has no fast collectives.
     fast: Option<fast::Geometry>,
     /// Of its grids.
     limits: fast::Limits,
@@ -111,17 +111,22 @@ pub(super) struct Rings {
 impl Rings {
     /// Tags begin at a random number, so that a ring that grows may lie in memory that holds anything, also the lines of a
     /// communicator before: what it holds at a tag's place is that very tag once in 2^60 lines.
-    pub fn of(contract: &Contract, rank: u32) -> Rings {
-        let blocks = contract.grid_max();
-        let ranks = contract.members.len() as u32;
+    pub fn of(negotiated: &NegotiatedConfig, rank: u32) -> Rings {
+        let blocks = negotiated.grid_max();
+        let ranks = negotiated.members.len() as u32;
         let tag = |number: u64| number >> 2 | 1;
         let mailbox =
-            Geometry { first_tag: tag(contract.comm.number()), ..Geometry::recommended(blocks, rank) };
+            Geometry { first_tag: tag(negotiated.comm.number()), ..Geometry::recommended(blocks, rank) };
         let fast_at = Layout::of(ranks, &mailbox).bytes;
-        let fast = tuning::serves(contract).then(|| {
-            fast::Geometry::recommended(contract.ctas_max(), ranks, rank, tag(contract.comm.other_number()))
+        let fast = tuning::serves(negotiated).then(|| {
+            fast::Geometry::recommended(
+                negotiated.ctas_max(),
+                ranks,
+                rank,
+                tag(negotiated.comm.other_number()),
+            )
         });
-        let limits = fast::Limits { blocks_max: blocks, clusters: contract.has_clusters() };
+        let limits = fast::Limits { blocks_max: blocks, clusters: negotiated.has_clusters() };
         let bytes = fast_at + fast.map_or(0, |geometry| fast::Layout::of(&geometry).bytes);
         Rings { mailbox, fast, limits, fast_at, bytes: bytes.next_multiple_of(128) }
     }

@@ -23,10 +23,10 @@ use std::time::{Duration, Instant};
 use nccl_sys::{NCCL_UNIQUE_ID_BYTES, ncclComm_t};
 
 use crate::config::config;
-use crate::contract::Token;
-use crate::contract::bytes::{Writer, checksum};
 use crate::forward::known::{self, End};
 use crate::gpu::{self, Context, Ordinal};
+use crate::negotiated::Token;
+use crate::negotiated::bytes::{Writer, checksum};
 use crate::stats::count;
 
 use super::recycling::{home_of, is_short_on};

@@ -12,8 +12,8 @@ use crate::call::Call;
 use crate::checking::{self, Called, Entry, Found, Places, Rules, Seat, Window, compare};
 use crate::config::nccl::{self, Effect};
 use crate::config::{Switch, config};
-use crate::contract::{Contract, capability};
 use crate::gpu;
+use crate::negotiated::{NegotiatedConfig, capability};
 use crate::page::Page;
 use crate::range::Range;
 use crate::rendezvous::verdict::Reason;
@@ -66,11 +66,11 @@ struct Compared {
 }
 
 /// One line of who keeps a communicator from being compared, of the first rank that would.
-pub(super) fn say_who_does_not(contract: &Contract, rank: u32) {
-    let would = |wanted: bool| contract.members.iter().filter(move |member| member.checks == wanted);
+pub(super) fn say_who_does_not(negotiated: &NegotiatedConfig, rank: u32) {
+    let would = |wanted: bool| negotiated.members.iter().filter(move |member| member.checks == wanted);
     let without: Vec<u32> = would(false).map(|member| member.rank).collect();
     if !without.is_empty() && would(true).next().is_some_and(|member| member.rank == rank) {
-        let hash = contract.hash();
+        let hash = negotiated.hash();
         log::warn!(
             "check: calls of fabric {hash:016x} are not compared: WINDLASS_CHECK is not on for rank {without:?}"
         );
@@ -85,18 +85,18 @@ pub(super) fn say_why_not(serial: u64, reason: &Reason) {
 }
 
 impl Checking {
-    /// Where the contract says so, for a rank of a fabric whose ranks share this page.
-    pub(super) fn new(contract: &Contract, page: &Arc<Page>, rank: u32) -> Option<Arc<Checking>> {
-        if !contract.checks() {
+    /// Where the negotiated config says so, for a rank of a fabric whose ranks share this page.
+    pub(super) fn new(negotiated: &NegotiatedConfig, page: &Arc<Page>, rank: u32) -> Option<Arc<Checking>> {
+        if !negotiated.checks() {
             return None;
         }
         let version = segment::current().nccl_version.load(Ordering::Relaxed);
         let has_policy =
-            contract.capabilities & capability::UNBOUND == 0 || nccl::settings().has(Effect::Algorithms);
+            negotiated.capabilities & capability::UNBOUND == 0 || nccl::settings().has(Effect::Algorithms);
         Some(Arc::new(Checking {
-            seat: Seat::new(page.clone(), CHECKING_AT, rank, contract.members.len() as u32)?,
+            seat: Seat::new(page.clone(), CHECKING_AT, rank, negotiated.members.len() as u32)?,
             rank,
-            hash: contract.hash(),
+            hash: negotiated.hash(),
             serial: AtomicU64::new(0),
             rules: Rules { takes_unlike: windows::Rules::of(version).takes_unlike, copies: has_policy },
             has_ended: AtomicBool::new(false),
@@ -271,12 +271,12 @@ fn entry_of((rank, found): (usize, &Found)) -> Option<(usize, Entry)> {
 
 #[cfg(test)]
 mod tests {
-    use crate::contract::{Device, Member, Token, Version};
+    use crate::negotiated::{Device, Member, Token, Version};
 
     use super::super::pages;
     use super::*;
 
-    fn contract(ranks: u32) -> Contract {
+    fn negotiated(ranks: u32) -> NegotiatedConfig {
         let token = Token([0; 16]);
         let device = Device { uuid: [0; 16], pci: (0, 0, 0), capability: 90, multiprocessors: 132 };
         let member = |rank| Member {
@@ -290,7 +290,7 @@ mod tests {
             checks: true,
             attachment: Vec::new(),
         };
-        Contract {
+        NegotiatedConfig {
             comm: token,
             version: Version::THIS,
             host: token,
@@ -302,9 +302,9 @@ mod tests {
     }
 
     fn all(ranks: u32) -> Vec<Arc<Checking>> {
-        let contract = contract(ranks);
-        let page = Arc::new(Page::create(pages::bytes(&contract)).unwrap().0);
-        (0..ranks).map(|rank| Checking::new(&contract, &page, rank).unwrap()).collect()
+        let negotiated = negotiated(ranks);
+        let page = Arc::new(Page::create(pages::bytes(&negotiated)).unwrap().0);
+        (0..ranks).map(|rank| Checking::new(&negotiated, &page, rank).unwrap()).collect()
     }
 
     fn entry(bytes: u64) -> Entry {

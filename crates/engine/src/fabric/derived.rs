@@ -53,16 +53,16 @@ pub enum Standing {
 impl Fabric {
     /// Before NCCL is asked. Nothing if there can be no session, which all ranks find alike.
     pub fn derive(&self, wanted: &Wanted, standing: Standing) -> Option<Deriving> {
-        let all = (1u64 << self.contract.members.len()) - 1;
+        let all = (1u64 << self.negotiated.members.len()) - 1;
         let (excluded, color) = match wanted {
             Wanted::Split(color) => (Vec::new(), *color),
             Wanted::Shrink(excluded) => (excluded.clone(), Some(0)),
         };
         let is_out = |rank: &u32| excluded.contains(&(*rank as i32));
-        let excluded: Vec<u32> = (0..self.contract.members.len() as u32).filter(is_out).collect();
+        let excluded: Vec<u32> = (0..self.negotiated.members.len() as u32).filter(is_out).collect();
         let ranks = excluded.iter().fold(all, |ranks, rank| ranks & !(1 << rank));
         // Of a split all ranks are alive; of a shrink the excluded may not be.
-        let host = self.contract.members.get(ranks.trailing_zeros() as usize)?;
+        let host = self.negotiated.members.get(ranks.trailing_zeros() as usize)?;
         if host.process_listener == NOBODY {
             return None;
         }
@@ -126,8 +126,8 @@ mod tests {
     use super::*;
     use std::sync::Arc;
 
-    use crate::contract::{Contract, Device, Member, Token, Version, capability};
     use crate::fabric::hosting::rendezvous;
+    use crate::negotiated::{Device, Member, NegotiatedConfig, Token, Version, capability};
     use crate::rendezvous::colors::{Course, Others, Willing};
     use crate::rendezvous::verdict::{Failure, Reason};
     use crate::turns::Graphs;
@@ -146,7 +146,7 @@ mod tests {
             checks: false,
             attachment: Vec::new(),
         };
-        let contract = Contract {
+        let negotiated = NegotiatedConfig {
             comm: Token([7; 16]),
             version: Version::THIS,
             host: NOBODY,
@@ -155,8 +155,8 @@ mod tests {
             ctas_max: 0,
             members: (0..ranks).map(member).collect(),
         };
-        let contract = Arc::new(contract);
-        (0..ranks).map(|rank| Line::of_fabric(&contract, rank, Vec::new(), Graphs::Mixed)).collect()
+        let negotiated = Arc::new(negotiated);
+        (0..ranks).map(|rank| Line::of_fabric(&negotiated, rank, Vec::new(), Graphs::Mixed)).collect()
     }
 
     fn deriving(line: &Arc<Line>, color: Option<i32>) -> Deriving {

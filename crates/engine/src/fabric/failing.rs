@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use nccl_sys::ncclResult_t;
 
-use crate::contract::Token;
-use crate::contract::bytes::{Reader, Writer};
 use crate::gpu::Failure;
+use crate::negotiated::Token;
+use crate::negotiated::bytes::{Reader, Writer};
 use crate::{fast, mailbox, turns};
 
 /// How long a peer is told that does not answer: it may not be through its init yet, or have ended.

@@ -1,16 +1,16 @@
 //! What a rank would have of its peer group beside messages, and what of it is in the way.
 //!
 //! Pure: of options, of [NCCL's variables](crate::config::nccl), of NCCL's release and of the device. Ranks tell each other the outcomes as
-//! bits of the negotiated configuration; what one rank lacks, all lack.
+//! bits of the negotiated config; what one rank lacks, all lack.
 
 use std::sync::atomic::Ordering;
 
 use crate::config::nccl::{Effect, Settings};
 use crate::config::{Batch, Collectives, Config, Register, Windows};
-use crate::contract::{Contract, GRID_MAX, capability};
 use crate::fast;
 use crate::forward::init::{Ctas, Policy};
 use crate::gpu::device;
+use crate::negotiated::{GRID_MAX, NegotiatedConfig, capability};
 use crate::stats::features::{Feature, Lack, Lacks};
 use crate::stats::segment;
 use crate::tuning;
@@ -165,19 +165,19 @@ impl Basis<'_> {
     }
 }
 
-/// What a communicator lacks by its negotiated configuration: for this rank's own reason, if it has one.
-pub(super) fn of_all(contract: &Contract, own: Lacks) -> Lacks {
+/// What a communicator lacks by its negotiated config: for this rank's own reason, if it has one.
+pub(super) fn of_all(negotiated: &NegotiatedConfig, own: Lacks) -> Lacks {
     let lack = |feature: Feature, has: bool, otherwise: Lack| match own.of(feature) {
         _ if has => Lack::Nothing,
         Lack::Nothing => otherwise,
         own => own,
     };
-    let unbuilt = if contract.is_lazy() { Lack::Lazy } else { Lack::OtherRank };
-    let (native, windows) = (tuning::serves(contract), contract.keeps_windows());
+    let unbuilt = if negotiated.is_lazy() { Lack::Lazy } else { Lack::OtherRank };
+    let (native, windows) = (tuning::serves(negotiated), negotiated.keeps_windows());
     Lacks::default()
         .with(Feature::Native, lack(Feature::Native, native, Lack::OtherRank))
         .with(Feature::Windows, lack(Feature::Windows, windows, Lack::OtherRank))
-        .with(Feature::Registration, lack(Feature::Registration, contract.registers(), unbuilt))
+        .with(Feature::Registration, lack(Feature::Registration, negotiated.registers(), unbuilt))
 }
 
 #[cfg(test)]
@@ -185,7 +185,7 @@ mod tests {
     use std::sync::LazyLock;
 
     use super::*;
-    use crate::contract::{Token, Version};
+    use crate::negotiated::{Token, Version};
 
     fn hopper() -> device::Facts {
         device::Facts {
@@ -311,7 +311,7 @@ mod tests {
         let basis = Basis { nccl: &nccl, ..basis(&options, &hopper) };
         assert_eq!(basis.capabilities() & (capability::FAST | capability::WINDOWS), capability::FAST);
         let of = |capabilities| {
-            let contract = Contract {
+            let negotiated = NegotiatedConfig {
                 comm: Token([0; 16]),
                 version: Version::THIS,
                 host: Token([0; 16]),
@@ -320,7 +320,7 @@ mod tests {
                 ctas_max: 0,
                 members: Vec::new(),
             };
-            let lacks = of_all(&contract, basis.lacks());
+            let lacks = of_all(&negotiated, basis.lacks());
             Feature::ALL.map(|feature| lacks.of(feature))
         };
         assert_eq!(of(0), [Lack::OtherRank, Lack::NoCuMem, Lack::NoCuMem]);

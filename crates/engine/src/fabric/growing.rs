@@ -10,9 +10,9 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::arena::{self, LeaseId, Member, Peer, PeerArena, PeerSlice, Place, Slice};
-use crate::contract::bytes::{Reader, Writer};
-use crate::contract::{self, Token};
 use crate::mailbox::{Direction, Mailbox, Wire};
+use crate::negotiated::bytes::{Reader, Writer};
+use crate::negotiated::{self, Token};
 use crate::rendezvous::request_socket::Answer;
 
 use super::Fabric;
@@ -116,8 +116,8 @@ impl Fabric {
                 continue;
             }
             asked.fetch_or(new, Ordering::Relaxed);
-            let peers = (0..self.contract.members.len() as u32).filter(|peer| new & (1 << peer) != 0);
-            let question = |to| Question { comm: self.contract.comm, from: self.rank, to, wire };
+            let peers = (0..self.negotiated.members.len() as u32).filter(|peer| new & (1 << peer) != 0);
+            let question = |to| Question { comm: self.negotiated.comm, from: self.rank, to, wire };
             questions.extend(peers.map(question));
         }
         questions
@@ -204,13 +204,13 @@ impl Fabric {
         self.boxes.as_ref().map(|boxes| &boxes.mailbox).zip(own).ok_or_else(|| "it is ending".into())
     }
 
-    fn member(&self, rank: u32) -> Result<&contract::Member, String> {
-        let member = self.contract.members.get(rank as usize);
+    fn member(&self, rank: u32) -> Result<&negotiated::Member, String> {
+        let member = self.negotiated.members.get(rank as usize);
         member.filter(|_| rank != self.rank).ok_or_else(|| format!("there is no other rank {rank}"))
     }
 
     fn is_near(&self, rank: u32) -> bool {
-        let process = |rank: u32| self.contract.members.get(rank as usize).map(|member| member.process);
+        let process = |rank: u32| self.negotiated.members.get(rank as usize).map(|member| member.process);
         process(rank) == process(self.rank)
     }
 }

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use nccl_sys::{NCCL_UNIQUE_ID_BYTES, ncclInternalError, ncclResult_t, ncclSystemError};
 
-use crate::contract::Token;
-use crate::contract::bytes::{Reader, Writer};
 use crate::descriptor;
 use crate::error::refuse;
 use crate::forward::init;
+use crate::negotiated::Token;
+use crate::negotiated::bytes::{Reader, Writer};
 use crate::rendezvous::id_tag::Id;
 use crate::rendezvous::request_socket::Answered;
 
@@ -76,7 +76,7 @@ impl Fabric {
             exiting::go_on();
             return self.make_id(number);
         }
-        let question = Question { comm: self.contract.comm, of, number };
+        let question = Question { comm: self.negotiated.comm, of, number };
         let mut wanting: Option<Instant> = None;
         while !stopped() {
             let (answers, answer) = sync_channel(1);

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::arena::Arena;
-use crate::contract::Token;
 use crate::forward::init::Ctas;
 use crate::gpu;
+use crate::negotiated::Token;
 use crate::rendezvous::id_tag::Id;
 use crate::rendezvous::verdict::{Failure, Reason};
 use crate::rendezvous::{self, Canceller, LocalEntry, Outcome, Participant, decision, place};
@@ -114,9 +114,9 @@ pub fn complete(asked: Vec<Asked>) -> Vec<Fate> {
         result
     });
     let fate = |(key, outcome)| match (outcome, take(key)) {
-        (Outcome::Fabric(contract), Some(prepared)) => {
+        (Outcome::Fabric(negotiated), Some(prepared)) => {
             // Nobody confirms without mailboxes and the page.
-            let fabric = Fabric::new(contract, prepared);
+            let fabric = Fabric::new(negotiated, prepared);
             fabric.map_or(Fate::Failed(Failure::Unreadable), Fate::Fabric)
         }
         // Nobody confirms without having prepared.
@@ -173,11 +173,11 @@ fn all_here_or_reason(devices: &[i32], patience: Patience) -> Result<Vec<Fate>, 
         all.push(facts);
     }
     let no_name = |error: std::io::Error| Reason::NoIdentity { words: error.to_string() };
-    let contract = Arc::new(decision::decide(place::random().map_err(no_name)?, &all)?);
+    let negotiated = Arc::new(decision::decide(place::random().map_err(no_name)?, &all)?);
     let refused = |(rank, words): (u32, String)| Reason::Refused { rank, words };
-    let prepared = preparing::in_one_hand(&contract, &arenas, shares).map_err(refused)?;
+    let prepared = preparing::in_one_hand(&negotiated, &arenas, shares).map_err(refused)?;
     let fabric = |prepared| {
-        let fabric = Fabric::new(contract.clone(), prepared);
+        let fabric = Fabric::new(negotiated.clone(), prepared);
         fabric.map_or(Fate::Failed(Failure::Unreadable), Fate::Fabric)
     };
     Ok(prepared.into_iter().map(fabric).collect())
@@ -193,11 +193,12 @@ pub fn tell(counters: usize, fate: &Fate) {
     match fate {
         Fate::Fabric(peers) => {
             let own = peers.boxes.as_ref().map(|boxes| boxes.lacks).unwrap_or_default();
-            let lacks = features::of_all(&peers.contract, own);
+            let lacks = features::of_all(&peers.negotiated, own);
             let serial = count::fabric(counters, fabric::YES, lacks);
             peers.checking.iter().for_each(|checking| checking.is_known_as(serial));
             if log::log_enabled!(log::Level::Info) {
-                let (rank, ranks, hash) = (peers.rank, peers.contract.members.len(), peers.contract.hash());
+                let (rank, ranks, hash) =
+                    (peers.rank, peers.negotiated.members.len(), peers.negotiated.hash());
                 let has = line(&lacks.words());
                 log::info!("communicator {serial}, rank {rank} of {ranks}, peer group {hash:016x}: {has}");
             }

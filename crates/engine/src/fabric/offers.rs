@@ -1,7 +1,7 @@
 //! What the ranks of an init offer each other: NCCL's communicators that they have cached, by name, behind the request socket in each
-//! rank's attachment. As all ranks read the same contract, all see the same one that they have in common.
+//! rank's attachment. As all ranks read the same negotiated config, all see the same one that they have in common.
 
-use crate::contract::{Contract, Token};
+use crate::negotiated::{NegotiatedConfig, Token};
 
 /// A rank offers at most so many.
 const OFFERS_MAX: usize = 32;
@@ -18,11 +18,11 @@ fn offers(attachment: &[u8]) -> impl Iterator<Item = Token> {
 }
 
 /// The first of rank 0's that all ranks offer; none of an init that is not lazy, or where one rank caches nothing.
-pub fn common(contract: &Contract) -> Option<Token> {
-    if !contract.is_lazy() || !contract.caches() {
+pub fn common(negotiated: &NegotiatedConfig) -> Option<Token> {
+    if !negotiated.is_lazy() || !negotiated.caches() {
         return None;
     }
-    let (first, others) = contract.members.split_first()?;
+    let (first, others) = negotiated.members.split_first()?;
     offers(&first.attachment)
         .find(|token| others.iter().all(|member| offers(&member.attachment).any(|offered| offered == *token)))
 }
@@ -30,9 +30,9 @@ pub fn common(contract: &Contract) -> Option<Token> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::contract::{Device, Member, Version, capability};
+    use crate::negotiated::{Device, Member, Version, capability};
 
-    fn contract(offered: &[&[u8]]) -> Contract {
+    fn negotiated(offered: &[&[u8]]) -> NegotiatedConfig {
         let member = |(rank, offered): (u32, &&[u8])| {
             let mut attachment = vec![rank as u8; 16];
             put(&mut attachment, &offered.iter().map(|byte| Token([*byte; 16])).collect::<Vec<_>>());
@@ -53,7 +53,7 @@ mod tests {
                 attachment,
             }
         };
-        Contract {
+        NegotiatedConfig {
             comm: Token([9; 16]),
             version: Version::THIS,
             host: Token([8; 16]),
@@ -69,15 +69,15 @@ mod tests {
     #[test]
     fn first_in_common() {
         let named = |byte: u8| Some(Token([byte; 16]));
-        assert_eq!(common(&contract(&[&[3, 5, 7], &[7, 5]])), named(5));
-        assert_eq!(common(&contract(&[&[7, 5], &[3, 5, 7]])), named(7));
-        assert_eq!(common(&contract(&[&[7, 5], &[5, 7], &[2, 5]])), named(5));
-        assert_eq!(common(&contract(&[&[1], &[1], &[]])), None);
-        assert_eq!(common(&contract(&[&[], &[4]])), None);
-        assert_eq!(common(&contract(&[&[1], &[2]])), None);
-        let kept = contract(&[&[5], &[5]]);
+        assert_eq!(common(&negotiated(&[&[3, 5, 7], &[7, 5]])), named(5));
+        assert_eq!(common(&negotiated(&[&[7, 5], &[3, 5, 7]])), named(7));
+        assert_eq!(common(&negotiated(&[&[7, 5], &[5, 7], &[2, 5]])), named(5));
+        assert_eq!(common(&negotiated(&[&[1], &[1], &[]])), None);
+        assert_eq!(common(&negotiated(&[&[], &[4]])), None);
+        assert_eq!(common(&negotiated(&[&[1], &[2]])), None);
+        let kept = negotiated(&[&[5], &[5]]);
         for capabilities in [0, capability::LAZY, capability::CACHES] {
-            assert_eq!(common(&Contract { capabilities, ..kept.clone() }), None);
+            assert_eq!(common(&NegotiatedConfig { capabilities, ..kept.clone() }), None);
         }
     }
 
@@ -85,9 +85,9 @@ mod tests {
     #[test]
     fn bounded() {
         let many: Vec<u8> = (0..40).collect();
-        assert_eq!(common(&contract(&[&many, &[35]])), None);
-        assert_eq!(common(&contract(&[&many, &[31]])), Some(Token([31; 16])));
-        let mut cut = contract(&[&[6], &[6]]);
+        assert_eq!(common(&negotiated(&[&many, &[35]])), None);
+        assert_eq!(common(&negotiated(&[&many, &[31]])), Some(Token([31; 16])));
+        let mut cut = negotiated(&[&[6], &[6]]);
         cut.members[1].attachment.pop();
         assert_eq!(common(&cut), None);
         cut.members[1].attachment.clear();

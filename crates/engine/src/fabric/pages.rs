@@ -4,8 +4,8 @@
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use crate::contract::Contract;
 use crate::descriptor::Ours;
+use crate::negotiated::NegotiatedConfig;
 use crate::page::{self, Page};
 use crate::{agreed, checking, windows};
 
@@ -17,9 +17,9 @@ const _: () = assert!(CLOSED_AT < page::WORDS);
 /// Where those lie by which ranks tell what they call: behind the first page, and only where they do.
 pub(super) const CHECKING_AT: usize = page::WORDS;
 
-/// How long the page of a contract is.
-pub(super) fn bytes(contract: &Contract) -> usize {
-    let told = if contract.checks() { checking::words_of(contract.members.len()) } else { 0 };
+/// How long the page of a negotiated config is.
+pub(super) fn bytes(negotiated: &NegotiatedConfig) -> usize {
+    let told = if negotiated.checks() { checking::words_of(negotiated.members.len()) } else { 0 };
     (8 * (CHECKING_AT + told)).next_multiple_of(page::BYTES)
 }
 
@@ -27,8 +27,8 @@ pub(super) fn bytes(contract: &Contract) -> usize {
 pub(super) const PAGES_MAKER: u32 = 0;
 
 /// The page, and what others open it by.
-pub(super) fn make(contract: &Contract) -> Result<(Arc<Page>, Ours), String> {
-    let made = Page::create(bytes(contract)).map_err(|error| format!("no memory to share: {error}"));
+pub(super) fn make(negotiated: &NegotiatedConfig) -> Result<(Arc<Page>, Ours), String> {
+    let made = Page::create(bytes(negotiated)).map_err(|error| format!("no memory to share: {error}"));
     made.map(|(page, file)| (Arc::new(page), file))
 }
 

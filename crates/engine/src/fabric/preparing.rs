@@ -1,4 +1,4 @@
-//! Between the contract and the confirmation: a slice of our own for the others, theirs for us, a load and a store
+//! Between the negotiated config and the confirmation: a slice of our own for the others, theirs for us, a load and a store
 //! through every mapping. Ranks of one process reach each other's where they lie: that takes no descriptor.
 
 use std::os::fd::{AsFd, BorrowedFd};
@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
 use crate::arena::{self, Arena, Holds, Member, Peer, PeerArena, PeerSlice, Place, Slice};
-use crate::contract::{Contract, RANKS_MAX, Token};
 use crate::descriptor::Ours;
+use crate::negotiated::{NegotiatedConfig, RANKS_MAX, Token};
 use crate::page::Page;
 use crate::rendezvous::Preparation;
 use crate::rendezvous::descriptors::{Parcel, Sending};
@@ -71,7 +71,7 @@ impl Prepared {
 
 /// A slice that holds zeros and our word.
 struct Lent<'a> {
-    contract: &'a Contract,
+    negotiated: &'a NegotiatedConfig,
     rank: u32,
     arena: &'a Arc<Arena>,
     holds: Arc<Holds>,
@@ -80,14 +80,14 @@ struct Lent<'a> {
 }
 
 impl<'a> Lent<'a> {
-    fn new(contract: &'a Contract, rank: u32, arena: &'a Arc<Arena>) -> Result<Lent<'a>, String> {
+    fn new(negotiated: &'a NegotiatedConfig, rank: u32, arena: &'a Arc<Arena>) -> Result<Lent<'a>, String> {
         let holds = Holds::new();
-        let rings = Rings::of(contract, rank);
+        let rings = Rings::of(negotiated, rank);
         let lend = || arena.lend(rings.bytes + WORDS_BYTES, &holds);
         let make_room = |is_enough: &mut dyn FnMut() -> bool| room::make_soon(arena.device(), is_enough);
         let slice = recycling::lend(arena, make_room, lend).map_err(words)?;
         slice.wait_zeroed(ZEROED_WITHIN).map_err(words)?;
-        let lent = Lent { contract, rank, arena, holds, slice, rings };
+        let lent = Lent { negotiated, rank, arena, holds, slice, rings };
         arena
             .store(lent.word_at(lent.slice.address(), lent.slice.bytes(), rank), lent.word(rank))
             .map_err(words)?;
@@ -96,19 +96,19 @@ impl<'a> Lent<'a> {
 
     /// The other ranks, to whom the slice is announced.
     fn others(&self) -> Vec<Member> {
-        let others = self.contract.members.iter().filter(|member| member.rank != self.rank);
+        let others = self.negotiated.members.iter().filter(|member| member.rank != self.rank);
         others.map(|member| Member { rank: member.rank, process: process_number(member.process) }).collect()
     }
 
     /// Whether a rank lives in this process, too.
     fn is_near(&self, rank: u32) -> bool {
-        let process = |rank: u32| self.contract.members.get(rank as usize).map(|member| member.process);
+        let process = |rank: u32| self.negotiated.members.get(rank as usize).map(|member| member.process);
         process(rank) == process(self.rank)
     }
 
     /// Maps the slice of a peer in another process.
     fn map(&self, rank: u32, place: Place, memory: BorrowedFd<'_>) -> Result<PeerSlice, String> {
-        let member = self.contract.members.get(rank as usize).ok_or("no such rank")?;
+        let member = self.negotiated.members.get(rank as usize).ok_or("no such rank")?;
         let peer = Peer { process: process_number(member.process), device_uuid: member.device.uuid };
         let arena = PeerArena::of(peer).map_err(words)?;
         let began = Instant::now();
@@ -130,7 +130,7 @@ impl<'a> Lent<'a> {
 
     /// The lines of the mailboxes rest on NVLink.
     fn check_link(&self, rank: u32) -> Result<(), String> {
-        let member = self.contract.members.get(rank as usize).ok_or("no such rank")?;
+        let member = self.negotiated.members.get(rank as usize).ok_or("no such rank")?;
         match self.arena.home().driver.nvlink(self.arena.device(), &member.device.uuid, member.device.pci) {
             Some(true) => Ok(()),
             Some(false) => Err(format!("no NVLink joins ranks {} and {rank}", self.rank)),
@@ -173,7 +173,7 @@ impl<'a> Lent<'a> {
 
     /// Of this init and of one rank; never what zeroed memory holds.
     fn word(&self, rank: u32) -> u32 {
-        let comm = self.contract.comm.0;
+        let comm = self.negotiated.comm.0;
         (u32::from_le_bytes([comm[0], comm[1], comm[2], comm[3]]) << 8) | (rank + 1)
     }
 }
@@ -195,12 +195,12 @@ pub(super) fn for_session(
     arena: &Arc<Arena>,
     share: Share,
 ) -> Result<(Prepared, Result<(), String>), String> {
-    let contract = preparation.contract;
+    let negotiated = preparation.negotiated;
     let began = Instant::now();
-    let lent = Lent::new(contract, rank, arena)?;
+    let lent = Lent::new(negotiated, rank, arena)?;
     let lent_at = began.elapsed();
-    let mut peers: Vec<Option<PeerSlice>> = contract.members.iter().map(|_| None).collect();
-    let mut lives = lives_of(contract, rank);
+    let mut peers: Vec<Option<PeerSlice>> = negotiated.members.iter().map(|_| None).collect();
+    let mut lives = lives_of(negotiated, rank);
     let (line, others_end) = Line::new().map_err(words)?;
     let mut known = Known { peers: &mut peers, lives: &mut lives, lines: Vec::new(), page: None };
     let exchanged = exchange(preparation, &lent, others_end, &mut known);
@@ -213,7 +213,7 @@ pub(super) fn for_session(
     };
     log::debug!(
         "init {:?} rank {rank} lent after {} us, knew all slices after {} us, had its mailboxes after {} us",
-        contract.comm,
+        negotiated.comm,
         lent_at.as_micros(),
         exchanged_at.as_micros(),
         began.elapsed().as_micros()
@@ -243,7 +243,7 @@ fn exchange(
     // A descriptor socket is one process's.
     let is_near = |descriptor_socket: &Token| {
         let mut there =
-            lent.contract.members.iter().filter(|member| member.descriptor_socket == *descriptor_socket);
+            lent.negotiated.members.iter().filter(|member| member.descriptor_socket == *descriptor_socket);
         there.any(|member| lent.is_near(member.rank))
     };
     // Ours: a child that is forked meanwhile keeps none of it.
@@ -256,7 +256,7 @@ fn exchange(
             (announcement.place, Some([this, memory]))
         }
     };
-    let made = (lent.rank == PAGES_MAKER).then(|| pages::make(lent.contract)).transpose()?;
+    let made = (lent.rank == PAGES_MAKER).then(|| pages::make(lent.negotiated)).transpose()?;
     let (page, file) = made.unzip();
     known.page = page;
     let far = far.iter().flatten().map(AsFd::as_fd);
@@ -282,7 +282,7 @@ fn exchange(
     );
     for (descriptor_socket, parcel) in descriptor_sockets.iter().zip(parcels) {
         let (rank, place, descriptors) = read(parcel).ok_or("a peer sent what cannot be read")?;
-        let member = lent.contract.members.get(rank as usize);
+        let member = lent.negotiated.members.get(rank as usize);
         if rank == lent.rank || member.is_none_or(|member| member.descriptor_socket != *descriptor_socket) {
             return Err("a peer spoke for another rank".into());
         }
@@ -301,7 +301,7 @@ fn exchange(
         };
         known.peers[rank as usize] = Some(slice);
         if rank == PAGES_MAKER {
-            known.page = Some(Arc::new(pages::open(pages::bytes(lent.contract), descriptors.next())?));
+            known.page = Some(Arc::new(pages::open(pages::bytes(lent.negotiated), descriptors.next())?));
         }
     }
     let missing = known.peers.iter().zip(0..).find(|(peer, rank)| peer.is_none() && *rank != lent.rank);
@@ -309,8 +309,8 @@ fn exchange(
 }
 
 /// The other ranks, of whose ends nothing is known yet.
-fn lives_of(contract: &Contract, own: u32) -> Vec<Life> {
-    let others = contract.members.iter().filter(|member| member.rank != own);
+fn lives_of(negotiated: &NegotiatedConfig, own: u32) -> Vec<Life> {
+    let others = negotiated.members.iter().filter(|member| member.rank != own);
     others
         .map(|member| Life { rank: member.rank, process: process_number(member.process), ends: None })
         .collect()
@@ -325,20 +325,20 @@ fn read(parcel: Parcel) -> Option<(u32, Place, Vec<Ours>)> {
     Some((u32::from_le_bytes(*rank), place, descriptors.collect::<Option<_>>()?))
 }
 
-/// Prepares all ranks of a contract, which are all here; on failure says whose, and why.
+/// Prepares all ranks of a negotiated config, which are all here; on failure says whose, and why.
 pub(super) fn in_one_hand(
-    contract: &Contract,
+    negotiated: &NegotiatedConfig,
     arenas: &[Arc<Arena>],
     shares: Vec<Share>,
 ) -> Result<Vec<Prepared>, (u32, String)> {
     let mut lent = Vec::new();
     for (rank, arena) in (0..).zip(arenas) {
-        lent.push(Lent::new(contract, rank, arena).map_err(|words| (rank, words))?);
+        lent.push(Lent::new(negotiated, rank, arena).map_err(|words| (rank, words))?);
     }
     let mut peers: Vec<Vec<Option<PeerSlice>>> =
         lent.iter().map(|_| lent.iter().map(|_| None).collect()).collect();
     let mut failed = reach_all(&lent, &mut peers).err();
-    let made = pages::make(contract).map_err(|words| failed = failed.take().or(Some((PAGES_MAKER, words))));
+    let made = pages::make(negotiated).map_err(|words| failed = failed.take().or(Some((PAGES_MAKER, words))));
     // All are here: nobody opens it once more.
     let page = made.ok().map(|(page, _)| page);
     let mut prepared = Vec::new();
@@ -347,7 +347,7 @@ pub(super) fn in_one_hand(
             None => lent.boxes(&peers, share).map_err(|words| failed = Some((lent.rank, words))).ok(),
             Some(_) => None,
         };
-        let lives = lives_of(contract, lent.rank).into_iter().map(Arc::new).collect();
+        let lives = lives_of(negotiated, lent.rank).into_iter().map(Arc::new).collect();
         let (slice, holds) = (lent.slice, lent.holds);
         let (lines, page, rank) = (Vec::new(), page.clone(), lent.rank);
         prepared.push(Prepared { lives, slice, peers, holds, boxes, line: None, lines, page, rank });

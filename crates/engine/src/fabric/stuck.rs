@@ -223,7 +223,7 @@ fn end(fabric: &Fabric, turns: &Turns, dead: &[u32], stuck: Stuck, still_for: Du
     log::error!(
         "rank {} of {}: rank {dead:?} is dead or has failed, and nothing has moved for {} ms: {place}",
         fabric.rank,
-        fabric.contract.members.len(),
+        fabric.negotiated.members.len(),
         still_for.as_millis()
     );
 }

@@ -9,7 +9,7 @@ use std::sync::Once;
 use once_cell::sync::OnceCell;
 
 use crate::config::config;
-use crate::contract::Contract;
+use crate::negotiated::NegotiatedConfig;
 use crate::tuning::file::{TEXT_BYTES_MAX, Table};
 
 /// The table. Reads the file at the first call, which may wait for the disk: at inits only.
@@ -39,21 +39,21 @@ fn read(path: &Path) -> Result<Table, String> {
 }
 
 /// Says once that ranks have not the same table.
-pub(super) fn say(contract: &Contract) {
+pub(super) fn say(negotiated: &NegotiatedConfig) {
     static SAID: Once = Once::new();
-    if let Some(words) = difference(contract) {
+    if let Some(words) = difference(negotiated) {
         SAID.call_once(|| log::warn!("{words}"));
     }
 }
 
 /// What there is to say of ranks with other tables.
-fn difference(contract: &Contract) -> Option<String> {
-    let first = contract.members.first()?.tuning;
-    if contract.members.iter().all(|member| member.tuning == first) {
+fn difference(negotiated: &NegotiatedConfig) -> Option<String> {
+    let first = negotiated.members.first()?.tuning;
+    if negotiated.members.iter().all(|member| member.tuning == first) {
         return None;
     }
     let name = |hash| if hash == 0 { "none".to_owned() } else { format!("{hash:016x}") };
-    let hashes: Vec<String> = contract
+    let hashes: Vec<String> = negotiated
         .members
         .iter()
         .map(|member| format!("rank {} {}", member.rank, name(member.tuning)))
@@ -67,9 +67,9 @@ fn difference(contract: &Contract) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::contract::{Device, Member, Token, Version};
+    use crate::negotiated::{Device, Member, Token, Version};
 
-    fn contract(hashes: &[u64]) -> Contract {
+    fn negotiated(hashes: &[u64]) -> NegotiatedConfig {
         let token = Token([0; 16]);
         let device = Device { uuid: [0; 16], pci: (0, 0, 0), capability: 90, multiprocessors: 132 };
         let member = |(rank, tuning): (u32, &u64)| Member {
@@ -85,16 +85,24 @@ mod tests {
         };
         let members = (0..).zip(hashes).map(member).collect();
         let version = Version::THIS;
-        Contract { comm: token, version, host: token, capabilities: 0, options: 0, ctas_max: 0, members }
+        NegotiatedConfig {
+            comm: token,
+            version,
+            host: token,
+            capabilities: 0,
+            options: 0,
+            ctas_max: 0,
+            members,
+        }
     }
 
     /// Only where they differ is there anything to say, and then of every rank.
     #[test]
     fn differences() {
-        assert_eq!(difference(&contract(&[])), None);
-        assert_eq!(difference(&contract(&[7, 7, 7])), None);
-        assert_eq!(difference(&contract(&[0, 0])), None);
-        let words = difference(&contract(&[0xabc, 0])).unwrap();
+        assert_eq!(difference(&negotiated(&[])), None);
+        assert_eq!(difference(&negotiated(&[7, 7, 7])), None);
+        assert_eq!(difference(&negotiated(&[0, 0])), None);
+        let words = difference(&negotiated(&[0xabc, 0])).unwrap();
         assert!(words.ends_with("rank 0 0000000000000abc, rank 1 none"), "{words}");
     }
 

@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 use once_cell::sync::OnceCell;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::contract::{Member, Token};
 use crate::descriptor;
 use crate::guard;
+use crate::negotiated::{Member, Token};
 use crate::pool;
 use crate::rendezvous::poll::Flag;
 use crate::rendezvous::request_socket::{Answer, Answered, RequestSocket};
@@ -75,20 +75,20 @@ pub(super) fn begin(fabric: &Arc<Fabric>) {
 
 /// This rank has failed: its peers hear of it, also if its owner ends it at once.
 pub(super) fn tell_peers(fabric: &Fabric) {
-    let (comm, from) = (fabric.contract.comm, fabric.rank);
+    let (comm, from) = (fabric.negotiated.comm, fabric.rank);
     tell_each(fabric, |to| Loss { comm, from, to }.encode());
 }
 
 /// This rank has failed at an attempt to have NCCL build its communicator.
 pub(super) fn tell_of_attempt(fabric: &Fabric, attempt: u64) {
-    let (comm, from) = (fabric.contract.comm, fabric.rank);
+    let (comm, from) = (fabric.negotiated.comm, fabric.rank);
     tell_each(fabric, |to| LostAttempt { comm, from, to, attempt }.encode());
 }
 
 fn tell_each(fabric: &Fabric, words: impl Fn(u32) -> Vec<u8>) {
     exiting::go_on();
     let Some(watch) = WATCH.get() else { return };
-    let peers = fabric.contract.members.iter().filter(|member| member.rank != fabric.rank);
+    let peers = fabric.negotiated.members.iter().filter(|member| member.rank != fabric.rank);
     let tellings = peers.filter_map(|peer| Some(Telling::new(words(peer.rank), request_socket_of(peer)?)));
     watch.tellings().extend(tellings);
     watch.wake.raise();
@@ -113,7 +113,7 @@ pub(super) fn each_windows(mut look: impl FnMut(&Arc<Windows>)) {
 /// Asks a rank's process for an id; whether the answer will come.
 pub(super) fn ask_for_id(fabric: &Fabric, question: ids::Question, answers: SyncSender<Answered>) -> bool {
     exiting::go_on();
-    let request_socket = fabric.contract.members.get(question.of as usize).and_then(request_socket_of);
+    let request_socket = fabric.negotiated.members.get(question.of as usize).and_then(request_socket_of);
     let (Some(watch), Some(request_socket)) = (WATCH.get(), request_socket) else { return false };
     let mut askings = watch.askings.lock().unwrap_or_else(PoisonError::into_inner);
     askings.push(Asking { request_socket, question, answers });
@@ -224,7 +224,7 @@ impl Watch {
     fn find(&self, comm: Token, rank: u32) -> Option<Arc<Fabric>> {
         let alive = self.alive();
         let mut fabrics = alive.iter().filter_map(Weak::upgrade);
-        fabrics.find(|fabric| fabric.contract.comm == comm && fabric.rank == rank)
+        fabrics.find(|fabric| fabric.negotiated.comm == comm && fabric.rank == rank)
     }
 }
 
@@ -346,7 +346,7 @@ impl Round {
             for question in fabric.ask_for_growth() {
                 self.ask(&fabric, question);
             }
-            let name = (fabric.contract.comm, fabric.rank);
+            let name = (fabric.negotiated.comm, fabric.rank);
             names.push(name);
             let dead = self.dead_of(&fabric);
             if !dead.is_empty() {
@@ -406,7 +406,7 @@ impl Round {
 
     fn ask(&mut self, fabric: &Fabric, question: Question) {
         let Some(request_socket) =
-            fabric.contract.members.get(question.to as usize).and_then(request_socket_of)
+            fabric.negotiated.members.get(question.to as usize).and_then(request_socket_of)
         else {
             return;
         };

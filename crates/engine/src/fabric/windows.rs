@@ -18,10 +18,10 @@ use std::time::{Duration, Instant};
 use nccl_sys::{ncclComm_t, ncclSuccess};
 use once_cell::sync::OnceCell;
 
-use crate::contract::Contract;
 use crate::forward::questions;
 use crate::gate::{Gate, Passed};
 use crate::gpu::{self, Home, Ordinal};
+use crate::negotiated::NegotiatedConfig;
 use crate::page::Page;
 use crate::pool;
 use crate::range::Range;
@@ -87,19 +87,19 @@ fn standing(record: &Record) -> Standing {
 }
 
 impl Windows {
-    /// Where the contract says so, for a rank of a fabric whose ranks share this page.
+    /// Where the negotiated config says so, for a rank of a fabric whose ranks share this page.
     pub(super) fn new(
-        contract: &Contract,
+        negotiated: &NegotiatedConfig,
         page: &Arc<Page>,
         rank: u32,
         device: Ordinal,
     ) -> Option<Arc<Windows>> {
-        if !contract.keeps_windows() {
+        if !negotiated.keeps_windows() {
             return None;
         }
         let version = segment::current().nccl_version.load(Ordering::Relaxed);
         Some(Arc::new(Windows {
-            seat: Seat::new(page.clone(), WINDOWS_AT, rank, contract.members.len() as u32)?,
+            seat: Seat::new(page.clone(), WINDOWS_AT, rank, negotiated.members.len() as u32)?,
             rules: Rules::of(version),
             rank,
             home: gpu::driver().and_then(|driver| Home::of(driver, device)).ok(),

@@ -7,13 +7,13 @@ use windlass_kernels::launch::Geometry;
 use crate::arena::Arena;
 use crate::config::nccl::{self, Effect};
 use crate::config::{Lazy, Switch, config};
-use crate::contract::bytes::{Writer, checksum};
-use crate::contract::{Contract, Device, GRID_MAX, Member, RANKS_MAX, Token, Version, capability};
 use crate::fast;
 use crate::forward::configuration;
 use crate::forward::init::{Ctas, Policy};
 use crate::gpu::{self, Ordinal, device};
 use crate::mailbox::Layout;
+use crate::negotiated::bytes::{Writer, checksum};
+use crate::negotiated::{Device, GRID_MAX, Member, NegotiatedConfig, RANKS_MAX, Token, Version, capability};
 use crate::rendezvous::colors::Willing;
 use crate::rendezvous::derived::NOBODY;
 use crate::rendezvous::facts::{Facts, LocalFacts, Waiting, plain_reason};
@@ -243,12 +243,12 @@ fn options() -> u64 {
 }
 
 /// What a communicator said of kernels, of which another is made without a word.
-pub(super) fn ctas_of(contract: &Contract, graphs: Graphs) -> Ctas {
-    let policy = match contract.capabilities & capability::UNBOUND {
+pub(super) fn ctas_of(negotiated: &NegotiatedConfig, graphs: Graphs) -> Ctas {
+    let policy = match negotiated.capabilities & capability::UNBOUND {
         0 => Policy::Own,
         _ => Policy::Default,
     };
-    Ctas { max: contract.ctas_max, policy, graphs }
+    Ctas { max: negotiated.ctas_max, policy, graphs }
 }
 
 /// `0000:65:00.0`; what cannot be read is 0, for nothing is decided by it.

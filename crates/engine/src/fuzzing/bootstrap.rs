@@ -1,8 +1,8 @@
 //! What comes over sockets: at the port of an id, at the process listener, at rosters, descriptor sockets and request sockets.
 
 use crate::arena::Place;
-use crate::contract::{CONTRACT_BYTES_MAX, RANKS_MAX};
 use crate::fabric;
+use crate::negotiated::{NEGOTIATED_BYTES_MAX, RANKS_MAX};
 use crate::rendezvous::agreement::{Agreement, Event, Seat};
 use crate::rendezvous::colors::Table;
 use crate::rendezvous::id_tag::{self, Id, IdTag};
@@ -124,12 +124,14 @@ pub fn participant(input: &[u8]) {
     let how = what >> 2;
     let mut count = 0;
     messages(choices.0, FROM_HOST_BYTES_MAX, FromHost::decode, |said| {
-        if let FromHost::Prepare(contract) = &said {
-            assert!(contract.encode().len() <= CONTRACT_BYTES_MAX && contract.members.len() <= RANKS_MAX);
-            let _ = (contract.ctas_max(), contract.has_clusters(), contract.descriptor_sockets());
-            assert!((1..=32).contains(&contract.grid_max()));
-            fabric::common_offer(contract);
-            Limits::of(contract, &Tuning::default());
+        if let FromHost::Prepare(negotiated) = &said {
+            assert!(
+                negotiated.encode().len() <= NEGOTIATED_BYTES_MAX && negotiated.members.len() <= RANKS_MAX
+            );
+            let _ = (negotiated.ctas_max(), negotiated.has_clusters(), negotiated.descriptor_sockets());
+            assert!((1..=32).contains(&negotiated.grid_max()));
+            fabric::common_offer(negotiated);
+            Limits::of(negotiated, &Tuning::default());
         }
         if let FromHost::Table(table) = &said {
             courses(table);

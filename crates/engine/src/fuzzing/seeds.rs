@@ -1,7 +1,7 @@
 //! Inputs that are well-formed, to begin with.
 
 use crate::config;
-use crate::contract::{Contract, Device, Member, Token, Version, capability};
+use crate::negotiated::{Device, Member, NegotiatedConfig, Token, Version, capability};
 use crate::rendezvous::colors::{Parent, Table, Willing, Word};
 use crate::rendezvous::derived::{Invitation, NOBODY};
 use crate::rendezvous::facts::{Facts, Place};
@@ -94,7 +94,7 @@ pub fn host() -> Vec<Vec<u8>> {
 }
 
 pub fn participant() -> Vec<Vec<u8>> {
-    let contract = Contract {
+    let negotiated = NegotiatedConfig {
         comm: TOKEN,
         version: Version::THIS,
         host: TOKEN,
@@ -103,7 +103,7 @@ pub fn participant() -> Vec<Vec<u8>> {
         ctas_max: 0,
         members: vec![member(0), member(1)],
     };
-    let prepare = FromHost::Prepare(contract);
+    let prepare = FromHost::Prepare(negotiated);
     let word = |color| Word { color, key: 1, willing: Willing::InPair, parent: Parent::Built };
     let talks: [&[FromHost]; 4] = [
         &[prepare.clone(), FromHost::Verdict(Verdict::Fabric)],

@@ -68,7 +68,7 @@ fn fate(facts: Facts) -> Fate {
 impl LazyCommunicator {
     /// Whether NCCL's communicator is still to be kept when this one ends, by what all ranks know.
     fn is_kept_apart(&self) -> bool {
-        self.fabric.contract().caches() && self.usage.unfit() != Some(Unfit::Everywhere)
+        self.fabric.negotiated().caches() && self.usage.unfit() != Some(Unfit::Everywhere)
     }
 
     /// As NCCL's finalize, it waits for what is in flight. NCCL's own would end the communicator for good.
@@ -166,7 +166,7 @@ impl LazyCommunicator {
         let asked = known::async_error(real, &raw mut error);
         let failed = [asked, error, self.fabric.error()].iter().any(|code| *code != ncclSuccess);
         Facts {
-            caches: self.fabric.contract().caches(),
+            caches: self.fabric.negotiated().caches(),
             unfit: self.usage.unfit(),
             has_operators: !self.operators.is_empty(),
             has_registrations: !self.registrations.is_empty(),

@@ -57,7 +57,7 @@ pub fn guard(fabric: &Fabric, communicator: ncclComm_t) {
     if config().first_launch_guard == Switch::Off {
         return;
     }
-    legacy::note(fabric.contract());
+    legacy::note(fabric.negotiated());
     let own = of(device);
     let mut first_launch = own.lock().unwrap_or_else(PoisonError::into_inner);
     if *first_launch != FirstLaunch::Ahead {

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use once_cell::sync::OnceCell;
 
 use crate::config::nccl::{self, Effect};
-use crate::contract::Contract;
 use crate::gpu;
+use crate::negotiated::NegotiatedConfig;
 
 static TRIED: AtomicBool = AtomicBool::new(false);
 
@@ -25,11 +25,11 @@ fn sees_two(members: impl Iterator<Item = [u8; 16]>, seen: &[[u8; 16]]) -> bool 
 }
 
 /// NCCL has made this communicator.
-pub fn note(contract: &Contract) {
+pub fn note(negotiated: &NegotiatedConfig) {
     if TRIED.load(Ordering::Relaxed) {
         return;
     }
-    if sees_two(contract.members.iter().map(|member| member.device.uuid), seen()) {
+    if sees_two(negotiated.members.iter().map(|member| member.device.uuid), seen()) {
         TRIED.store(true, Ordering::Release);
     }
 }

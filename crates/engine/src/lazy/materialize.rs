@@ -130,7 +130,7 @@ impl LazyCommunicator {
             Ok(id) => id,
             Err(code) => return code,
         };
-        let (ranks, rank) = (self.fabric.contract().members.len() as u32, self.fabric.rank());
+        let (ranks, rank) = (self.fabric.negotiated().members.len() as u32, self.fabric.rank());
         let configuration = self.fabric.configuration();
         let before = free_bytes(self.device);
         let result = on_device(self.device, || init::build(&self.written, ranks, &id, rank, configuration));

@@ -217,7 +217,7 @@ pub fn act(step: &Step, init: &InitCall) -> ncclResult_t {
             if matches!(others, Others::Nothing) {
                 stop_parent(init);
             }
-            if result != ncclSuccess || lazy.fabric().contract().is_lazy() {
+            if result != ncclSuccess || lazy.fabric().negotiated().is_lazy() {
                 return result;
             }
             // Not all would wait.

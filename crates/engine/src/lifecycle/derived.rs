@@ -11,7 +11,6 @@ use nccl_sys::{
 };
 
 use crate::communicator::{self, Communicator, Kept};
-use crate::contract;
 use crate::error::refuse;
 use crate::fabric::{
     self, Asked, Configured, Derivation, Deriving, Fate, LocalWait, NewCommunicator, Plain, Standing,
@@ -24,6 +23,7 @@ use crate::group::{self, Awaited};
 use crate::guard;
 use crate::lazy;
 use crate::lazy::Unfit;
+use crate::negotiated;
 use crate::process;
 use crate::rendezvous::verdict::Reason;
 use crate::stats::count;
@@ -222,7 +222,7 @@ fn note_plain(handle: Handle) {
     let Some((handle, communicator)) = note(handle, UNKNOWN) else { return };
     super::unasked(communicator);
     let ranks = known::identity(handle).map_or(0, |identity| identity.ranks);
-    if fabric::is_on() && (2..=contract::RANKS_MAX as i32).contains(&ranks) {
+    if fabric::is_on() && (2..=negotiated::RANKS_MAX as i32).contains(&ranks) {
         say_once(ranks);
     }
 }

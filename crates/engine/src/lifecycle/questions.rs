@@ -111,7 +111,7 @@ pub fn with_real(
 /// How many ranks there are.
 pub fn count(handle: ncclComm_t, place: *mut c_int) -> ncclResult_t {
     let here = |lazy: &Arc<LazyCommunicator>| {
-        put(place, lazy.fabric().contract().members.len() as c_int, "ncclCommCount: count")
+        put(place, lazy.fabric().negotiated().members.len() as c_int, "ncclCommCount: count")
     };
     ask(Entry::ncclCommCount, handle, here, |real| questions::count(real, place))
 }

@@ -111,8 +111,8 @@ fn begin(init: &InitCall) -> Step {
         Fate::Failed(_) => {}
     }
     match fate {
-        Fate::Fabric(fabric) if fabric.contract().is_lazy() => {
-            let built = taken.choose(fabric::common_offer(fabric.contract()));
+        Fate::Fabric(fabric) if fabric.negotiated().is_lazy() => {
+            let built = taken.choose(fabric::common_offer(fabric.negotiated()));
             Step::Lazy(vec![LazyCommunicator::new(fabric, device.unwrap_or_default(), built)])
         }
         fate => Step::Decided(fate, plain),
@@ -205,7 +205,7 @@ fn finish(step: Step, init: &InitCall) {
 /// The application gets our handle.
 pub fn hand_out(place: Handle, lazy: Arc<LazyCommunicator>) {
     let (handle, fabric) = (lazy.handle(), lazy.fabric().clone());
-    let ranks = fabric.contract().members.len() as i32;
+    let ranks = fabric.negotiated().members.len() as i32;
     let identity = Identity { rank: fabric.rank() as i32, ranks, device: lazy.device() };
     let communicator = communicator::insert(handle, identity);
     let standing = if lazy.real().is_some() { BUILT } else { LAZY };

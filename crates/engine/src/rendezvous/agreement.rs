@@ -3,7 +3,7 @@
 //! One machine decides once; all that ranks hear are copies of that decision. The argument why no two ranks ever act
 //! on different verdicts stands in [`super`].
 
-use crate::contract::{RANKS_MAX, Token, capability};
+use crate::negotiated::{RANKS_MAX, Token, capability};
 
 use super::decision;
 use super::facts::Facts;
@@ -73,12 +73,12 @@ pub struct Agreement {
     ranks: Option<u32>,
     /// At most one a rank.
     present: Vec<Present>,
-    /// The contract's capabilities, once there is one.
+    /// The negotiated config's capabilities, once there is one.
     capabilities: u64,
 }
 
 impl Agreement {
-    /// A session to which nobody has come, at this process; its contract will bear this name.
+    /// A session to which nobody has come, at this process; its negotiated config will bear this name.
     pub fn new(comm: Token, host: Token) -> Agreement {
         Agreement {
             comm,
@@ -187,9 +187,9 @@ impl Agreement {
         }
         self.phase = Phase::Preparing;
         self.present.sort_by_key(|present| present.facts.member.rank);
-        let contract = decision::contract(self.comm, self.present.iter().map(|present| &present.facts));
-        self.capabilities = contract.capabilities;
-        self.tell_all(&FromHost::Prepare(contract))
+        let negotiated = decision::negotiated(self.comm, self.present.iter().map(|present| &present.facts));
+        self.capabilities = negotiated.capabilities;
+        self.tell_all(&FromHost::Prepare(negotiated))
     }
 
     fn confirm(&mut self, seat: Seat) -> Vec<Answer> {

@@ -1,7 +1,7 @@
 //! Who has come to the process listener for a communicator that is made from another, or for the round before it, as pure data: when nobody can
 //! come any more, those who are still waited for will never be there.
 
-use crate::contract::Token;
+use crate::negotiated::Token;
 
 /// A call, as its host sees it. Ranks are those of the parent, or of a [host-local rendezvous](super::local_rendezvous) the places in its roster.
 #[derive(Debug, Default)]

@@ -7,8 +7,8 @@
 //! It is a call on the parent, which NCCL must have built on all of these ranks or be about to build with all of them. Where
 //! that failed on some only, or where ranks do not come that it takes, no rank makes the call: what it was to make is made by ids.
 
-use crate::contract::RANKS_MAX;
-use crate::contract::bytes::{Reader, Writer};
+use crate::negotiated::RANKS_MAX;
+use crate::negotiated::bytes::{Reader, Writer};
 
 /// What a rank wants of NCCL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 //! Every conflict is a fact of two ranks that no later report can mend, so a session is plain at the first one seen,
 //! without waiting for the rest.
 
-use crate::contract::{Contract, Token, Version, capability};
+use crate::negotiated::{NegotiatedConfig, Token, Version, capability};
 
 use super::facts::Facts;
 use super::verdict::Reason;
@@ -42,16 +42,16 @@ fn is_tied(one: &Facts, other: &Facts) -> bool {
 }
 
 /// Decides for ranks that are all in one hand, in order, as those of `ncclCommInitAll` are: no session is needed.
-pub fn decide(comm: Token, all: &[Facts]) -> Result<Contract, Reason> {
+pub fn decide(comm: Token, all: &[Facts]) -> Result<NegotiatedConfig, Reason> {
     match all.iter().enumerate().find_map(|(index, facts)| conflict(facts, all[..index].iter())) {
         Some(reason) => Err(reason),
-        None => Ok(contract(comm, all.iter())),
+        None => Ok(negotiated(comm, all.iter())),
     }
 }
 
-/// The contract of ranks that are all there, in order, without conflict.
-pub fn contract<'a>(comm: Token, facts: impl Iterator<Item = &'a Facts>) -> Contract {
-    let mut contract = Contract {
+/// The negotiated config of ranks that are all there, in order, without conflict.
+pub fn negotiated<'a>(comm: Token, facts: impl Iterator<Item = &'a Facts>) -> NegotiatedConfig {
+    let mut negotiated = NegotiatedConfig {
         comm,
         version: Version::THIS,
         host: Token([0; 16]),
@@ -61,13 +61,13 @@ pub fn contract<'a>(comm: Token, facts: impl Iterator<Item = &'a Facts>) -> Cont
         members: Vec::new(),
     };
     for facts in facts {
-        contract.host = facts.place.host;
-        contract.capabilities &= facts.capabilities;
-        contract.options = facts.options;
-        contract.ctas_max = lesser_limit(contract.ctas_max, facts.ctas_max);
-        contract.members.push(facts.member.clone());
+        negotiated.host = facts.place.host;
+        negotiated.capabilities &= facts.capabilities;
+        negotiated.options = facts.options;
+        negotiated.ctas_max = lesser_limit(negotiated.ctas_max, facts.ctas_max);
+        negotiated.members.push(facts.member.clone());
     }
-    contract
+    negotiated
 }
 
 /// 0 is no limit.

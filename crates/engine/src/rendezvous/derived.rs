@@ -1,6 +1,6 @@
 //! How the ranks of communicators that are made from another by a split or shrink find each other, where they have met before.
 //!
-//! There is no id with a port in it. But the parent's contract says where each rank's process has its **process listener**, a Unix
+//! There is no id with a port in it. But the parent's negotiated config says where each rank's process has its **process listener**, a Unix
 //! socket that the background thread listens at for as long as the process lives.
 //!
 //! **Rounds.** Before a call whose communicators may be lazy all ranks that make it say at one process listener where they
@@ -24,8 +24,8 @@
 use rustix::net::SocketAddrUnix;
 use sha2::{Digest, Sha256};
 
-use crate::contract::Token;
-use crate::contract::bytes::{Reader, Writer};
+use crate::negotiated::Token;
+use crate::negotiated::bytes::{Reader, Writer};
 
 use super::message::FromRank;
 use super::verdict::{Failure, Verdict};
@@ -86,7 +86,7 @@ pub fn round(call: Token) -> Token {
     digest(b"windlass round", &call.0)
 }
 
-/// What the contract of a communicator bears as its token.
+/// What the negotiated config of a communicator bears as its token.
 pub fn comm_token(child: Token) -> Token {
     digest(b"windlass birth", &child.0)
 }
@@ -178,7 +178,7 @@ pub fn identify(bytes: &[u8], process_listener: Token) -> Visitor {
 fn read(bytes: &[u8], process_listener: Token) -> Option<Visitor> {
     let mut reader = Reader::new(bytes.get(24..GREETING_BYTES)?);
     let (call, child, rank) = (reader.token()?, reader.token()?, reader.u32()?);
-    let possible = (rank as usize) < crate::contract::RANKS_MAX;
+    let possible = (rank as usize) < crate::negotiated::RANKS_MAX;
     Some(if possible {
         Visitor::Invited(Invitation { process_listener, call, child, rank })
     } else {

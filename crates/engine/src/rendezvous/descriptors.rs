@@ -20,8 +20,8 @@ use rustix::net::{
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 
-use crate::contract::Token;
-use crate::contract::bytes::{Reader, Writer};
+use crate::negotiated::Token;
+use crate::negotiated::bytes::{Reader, Writer};
 
 use super::place;
 use super::poll::Flag;

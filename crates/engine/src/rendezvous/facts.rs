@@ -4,8 +4,8 @@
 //! peers may be waiting in a session: its NCCL connects to the port in the id, which is the session's, and such a
 //! connection is the proof that makes the session plain for all.
 
-use crate::contract::bytes::{Reader, Writer};
-use crate::contract::{Member, RANKS_MAX, Token, Version};
+use crate::negotiated::bytes::{Reader, Writer};
+use crate::negotiated::{Member, RANKS_MAX, Token, Version};
 
 use super::id_tag::IdTag;
 use super::verdict::Reason;
@@ -76,13 +76,13 @@ pub struct Facts {
     pub version: Version,
     /// Where it runs.
     pub place: Place,
-    /// What its device and driver can do, [`crate::contract::capability`] bits.
+    /// What its device and driver can do, [`crate::negotiated::capability`] bits.
     pub capabilities: u64,
     /// Checksum of the options that change behaviour.
     pub options: u64,
     /// Its limit on blocks; 0 is no limit.
     pub ctas_max: u32,
-    /// The rest, which goes into the contract as it is.
+    /// The rest, which goes into the negotiated config as it is.
     pub member: Member,
 }
 

@@ -15,8 +15,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV
 
 use nccl_sys::NCCL_UNIQUE_ID_BYTES;
 
-use crate::contract::bytes::{Reader, Writer, checksum};
-use crate::contract::{self, Token, Version};
+use crate::negotiated::bytes::{Reader, Writer, checksum};
+use crate::negotiated::{self, Token, Version};
 
 /// The bytes of an `ncclUniqueId`.
 pub type Id = [u8; NCCL_UNIQUE_ID_BYTES];
@@ -34,7 +34,7 @@ pub struct IdTag {
 
 const MAGIC: [u8; 8] = *b"windlass";
 /// Changes when anything in the id tag or in the talk between ranks does.
-pub(super) const LAYOUT: u16 = 2 + (contract::LAYOUT << 8);
+pub(super) const LAYOUT: u16 = 2 + (negotiated::LAYOUT << 8);
 const ID_TAG: usize = 40;
 const FAMILY: std::ops::Range<usize> = 8..10;
 const PORT: std::ops::Range<usize> = 10..12;
@@ -219,7 +219,7 @@ mod tests {
         let tagged = id_tag.encode(&id, 5000).unwrap();
         assert_eq!(&tagged[8..16], &[2, 0, 0x13, 0x88, 10, 1, 2, 3]);
         assert_eq!(&tagged[40..49], b"windlass\x02");
-        assert_eq!(u16::from(tagged[49]), contract::LAYOUT);
+        assert_eq!(u16::from(tagged[49]), negotiated::LAYOUT);
         assert_eq!(&tagged[50..58], b"\x01\x00\x02\x00\x03\x00\x09\x09");
         assert_eq!(&tagged[72..74], &4000u16.to_le_bytes());
         assert!(tagged[82..].iter().all(|byte| *byte == 0));

@@ -17,8 +17,8 @@
 
 use rustix::net::SocketAddrUnix;
 
-use crate::contract::bytes::{Reader, Writer};
-use crate::contract::{RANKS_MAX, Token, Version};
+use crate::negotiated::bytes::{Reader, Writer};
+use crate::negotiated::{RANKS_MAX, Token, Version};
 
 use super::derived;
 

@@ -2,8 +2,8 @@
 //!
 //! A connection of a rank begins with a [`greeting`], one of NCCL's with its id's magic; whatever else connects is nobody's.
 
-use crate::contract::bytes::{Reader, Writer};
-use crate::contract::{ATTACHMENT_BYTES_MAX, CONTRACT_BYTES_MAX, Contract, Token};
+use crate::negotiated::bytes::{Reader, Writer};
+use crate::negotiated::{ATTACHMENT_BYTES_MAX, NEGOTIATED_BYTES_MAX, NegotiatedConfig, Token};
 
 use super::colors::{Table, Word};
 use super::facts::Facts;
@@ -18,7 +18,7 @@ pub const HEADER_BYTES: usize = 6;
 /// A body from a rank is at most this long.
 pub const FROM_RANK_BYTES_MAX: usize = 256 + ATTACHMENT_BYTES_MAX;
 /// A body from the host is at most this long.
-pub const FROM_HOST_BYTES_MAX: usize = CONTRACT_BYTES_MAX + WORDS_BYTES_MAX;
+pub const FROM_HOST_BYTES_MAX: usize = NEGOTIATED_BYTES_MAX + WORDS_BYTES_MAX;
 
 /// What a rank says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,7 +46,7 @@ pub enum FromRank {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FromHost {
     /// All are here and this is what they agree on: prepare.
-    Prepare(Contract),
+    Prepare(NegotiatedConfig),
     /// A rank could not prepare: stop, and say how far you are.
     Stop,
     /// How it ends.
@@ -192,8 +192,8 @@ impl FromHost {
     pub fn encode(&self) -> Vec<u8> {
         let mut body = Writer::default();
         let kind = match self {
-            FromHost::Prepare(contract) => {
-                body.raw(&contract.encode());
+            FromHost::Prepare(negotiated) => {
+                body.raw(&negotiated.encode());
                 1
             }
             FromHost::Verdict(verdict) => {
@@ -213,7 +213,7 @@ impl FromHost {
     pub fn decode(kind: u16, body: &[u8]) -> Option<FromHost> {
         let mut reader = Reader::new(body);
         let message = match kind {
-            1 => return Contract::decode(body).map(FromHost::Prepare),
+            1 => return NegotiatedConfig::decode(body).map(FromHost::Prepare),
             2 => FromHost::Verdict(Verdict::take(&mut reader)?),
             4 => FromHost::Stop,
             6 => FromHost::Table(Table::take(&mut reader)?),

@@ -4,7 +4,7 @@
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use crate::contract::{Contract, Token};
+use crate::negotiated::{NegotiatedConfig, Token};
 use crate::thread;
 
 use super::descriptors::DescriptorSocket;
@@ -80,8 +80,8 @@ impl Ranks {
 /// How it ended for a rank.
 #[derive(Debug)]
 pub enum Outcome {
-    /// It is in a peer group, by this contract. Its connection to the host is over.
-    Fabric(Arc<Contract>),
+    /// It is in a peer group, by this negotiated config. Its connection to the host is over.
+    Fabric(Arc<NegotiatedConfig>),
     /// It goes to NCCL.
     Plain(Reason),
     /// Its init fails.
@@ -92,7 +92,7 @@ pub enum Outcome {
 #[derive(Debug)]
 pub struct Preparation<'a> {
     /// What all agree on if all confirm.
-    pub contract: &'a Arc<Contract>,
+    pub negotiated: &'a Arc<NegotiatedConfig>,
     /// The ranks that this caller prepares.
     pub ranks: &'a [u32],
     /// The session's token.
@@ -104,9 +104,9 @@ pub struct Preparation<'a> {
 }
 
 impl Preparation<'_> {
-    /// The descriptor sockets of all other participants, in the contract's order.
+    /// The descriptor sockets of all other participants, in the negotiated config's order.
     pub fn peers(&self) -> Vec<Token> {
-        self.contract
+        self.negotiated
             .descriptor_sockets()
             .into_iter()
             .filter(|descriptor_socket| *descriptor_socket != self.descriptor_socket.name())
@@ -170,9 +170,9 @@ impl Participant {
     /// thread. `prepare` runs at most once, without a lock, and says in a few words why it cannot if it cannot.
     pub fn complete(self, prepare: impl FnOnce(&Preparation<'_>) -> Result<(), String>) -> Vec<Outcome> {
         match self.await_decision() {
-            Some(contract) => {
+            Some(negotiated) => {
                 let preparation = Preparation {
-                    contract: &contract,
+                    negotiated: &negotiated,
                     ranks: &self.numbers,
                     token: self.token,
                     descriptor_socket: &self.descriptor_socket,
@@ -190,8 +190,8 @@ impl Participant {
         self.await_verdict()
     }
 
-    /// The contract to prepare for; none once a rank is out.
-    fn await_decision(&self) -> Option<Arc<Contract>> {
+    /// The negotiated config to prepare for; none once a rank is out.
+    fn await_decision(&self) -> Option<Arc<NegotiatedConfig>> {
         let mut standing = self.ranks.lock();
         loop {
             if standing.iter().any(Participation::is_over) {
@@ -199,10 +199,10 @@ impl Participant {
             }
             let prepared =
                 standing.iter().all(|participation| matches!(participation.stage(), Stage::Preparing(_)));
-            if let (true, Some(Stage::Preparing(contract))) =
+            if let (true, Some(Stage::Preparing(negotiated))) =
                 (prepared, standing.first().map(Participation::stage))
             {
-                return Some(contract.clone());
+                return Some(negotiated.clone());
             }
             standing = self.ranks.wait(standing);
         }
@@ -240,7 +240,7 @@ impl Participant {
 
 fn outcome(stage: Stage) -> Outcome {
     match stage {
-        Stage::Fabric(contract) => Outcome::Fabric(contract),
+        Stage::Fabric(negotiated) => Outcome::Fabric(negotiated),
         Stage::Over(Verdict::Plain(reason)) => Outcome::Plain(reason),
         Stage::Over(Verdict::Failed(failure)) => Outcome::Failed(failure),
         // `is_over` held, and what is over stays so.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::contract::Contract;
+use crate::negotiated::NegotiatedConfig;
 
 use super::facts::Facts;
 use super::message::FromHost;
@@ -14,11 +14,11 @@ pub enum Stage {
     /// It reported, or is about to.
     Asked,
     /// All are there: it prepares.
-    Preparing(Arc<Contract>),
+    Preparing(Arc<NegotiatedConfig>),
     /// It is prepared and waits for the verdict.
-    Confirmed(Arc<Contract>),
+    Confirmed(Arc<NegotiatedConfig>),
     /// All confirmed.
-    Fabric(Arc<Contract>),
+    Fabric(Arc<NegotiatedConfig>),
     /// There is no fabric, or no communicator.
     Over(Verdict),
 }
@@ -83,11 +83,11 @@ impl Participation {
     /// The host said something. What is out of turn makes this rank fail: it has no verdict that it could trust.
     pub fn heard(&mut self, message: FromHost) {
         self.stage = match (&self.stage, message) {
-            (Stage::Asked, FromHost::Prepare(contract)) if self.is_mine(&contract) => {
-                Stage::Preparing(Arc::new(contract))
+            (Stage::Asked, FromHost::Prepare(negotiated)) if self.is_mine(&negotiated) => {
+                Stage::Preparing(Arc::new(negotiated))
             }
-            (Stage::Confirmed(contract), FromHost::Verdict(Verdict::Fabric)) => {
-                Stage::Fabric(contract.clone())
+            (Stage::Confirmed(negotiated), FromHost::Verdict(Verdict::Fabric)) => {
+                Stage::Fabric(negotiated.clone())
             }
             (
                 Stage::Asked | Stage::Preparing(_) | Stage::Confirmed(_),
@@ -107,8 +107,8 @@ impl Participation {
     #[must_use]
     pub fn confirm(&mut self) -> Turn {
         match &self.stage {
-            Stage::Preparing(contract) => {
-                self.stage = Stage::Confirmed(contract.clone());
+            Stage::Preparing(negotiated) => {
+                self.stage = Stage::Confirmed(negotiated.clone());
                 Turn::Speak
             }
             _ => Turn::Silence,
@@ -134,10 +134,10 @@ impl Participation {
         }
     }
 
-    fn is_mine(&self, contract: &Contract) -> bool {
-        contract.members.len() == self.facts.ranks as usize
-            && contract.options == self.facts.options
-            && contract.members.get(self.facts.member.rank as usize) == Some(&self.facts.member)
+    fn is_mine(&self, negotiated: &NegotiatedConfig) -> bool {
+        negotiated.members.len() == self.facts.ranks as usize
+            && negotiated.options == self.facts.options
+            && negotiated.members.get(self.facts.member.rank as usize) == Some(&self.facts.member)
     }
 }
 

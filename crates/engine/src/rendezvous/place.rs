@@ -4,7 +4,7 @@ use std::io;
 
 use rustix::rand::{GetRandomFlags, getrandom};
 
-use crate::contract::Token;
+use crate::negotiated::Token;
 use crate::process::afresh::Afresh;
 
 use super::facts::Place;

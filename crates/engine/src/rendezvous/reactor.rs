@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::contract::Token;
+use crate::negotiated::Token;
 
 use super::Limits;
 use super::arrivals::Arrivals;

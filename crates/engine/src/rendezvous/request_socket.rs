@@ -16,7 +16,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketFlags,
 };
 
-use crate::contract::Token;
+use crate::negotiated::Token;
 
 use super::descriptors::{address, received, socket};
 use super::place;

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::contract::RANKS_MAX;
+use crate::negotiated::RANKS_MAX;
 
 use super::agreement::{Answer, Seat};
 use super::colors::{Table, Word};

@@ -4,7 +4,7 @@ use nccl_sys::{
     ncclInternalError, ncclInvalidArgument, ncclInvalidUsage, ncclRemoteError, ncclResult_t, ncclSystemError,
 };
 
-use crate::contract::bytes::{Reader, Writer};
+use crate::negotiated::bytes::{Reader, Writer};
 
 /// Bytes of a rank's own words for its refusal.
 pub const WORDS_BYTES_MAX: usize = 200;

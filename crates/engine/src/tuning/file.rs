@@ -14,7 +14,7 @@
 use std::fmt;
 
 use super::{COLLECTIVES, Collective, RANKS_MAX};
-use crate::contract::bytes::{Writer, checksum};
+use crate::negotiated::bytes::{Writer, checksum};
 
 /// The first word of a table, and the version of its form.
 pub const HEAD: &str = "windlass-tuning 1";

@@ -15,7 +15,7 @@
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use crate::contract::RANKS_MAX;
+use crate::negotiated::RANKS_MAX;
 
 use super::slot::{Head, Kind, SLOT_WORDS, Said, TAKEN, WORDS};
 

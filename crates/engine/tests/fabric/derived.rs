@@ -4,11 +4,11 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::Duration;
 
-use windlass_engine::contract::Contract;
 use windlass_engine::fabric::{
     self, Configured, Course, Fate, NewCommunicator, Others, Patience, Standing, Waiting, Wanted,
 };
 use windlass_engine::forward::configuration::Kept;
+use windlass_engine::negotiated::NegotiatedConfig;
 use windlass_engine::rendezvous::verdict::Failure;
 
 use crate::inits::{nothing_is_left, three_devices};
@@ -17,9 +17,9 @@ const CONFIGURED: Configured =
     Configured { waiting: Some(Waiting::Blocking), ctas: None, configuration: Kept::Nothing, shares: false };
 const PATIENT: Patience = Patience::AsConfigured;
 
-fn contract(fate: &Fate) -> &Contract {
+fn negotiated(fate: &Fate) -> &NegotiatedConfig {
     let Fate::Fabric(fabric) = fate else { panic!("{fate:?}") };
-    fabric.contract()
+    fabric.negotiated()
 }
 
 /// A rank's call: its parent, its device, what it asks for, its key and whether NCCL's part may come later.
@@ -63,10 +63,10 @@ fn shrinks() {
     };
     let lazy = shrink([PATIENT, PATIENT]);
     assert_eq!([&lazy[0].0, &lazy[1].0], [&lazy_course(0, [0, 2]), &lazy_course(1, [0, 2])]);
-    let contracts = [0, 1].map(|rank: usize| contract(lazy[rank].1.as_ref().unwrap()));
-    assert_eq!(contracts[0], contracts[1]);
-    assert!(contracts[0].is_lazy());
-    assert_eq!(contracts[0].members[1].device, contract(&parents[0]).members[2].device);
+    let negotiated_configs = [0, 1].map(|rank: usize| negotiated(lazy[rank].1.as_ref().unwrap()));
+    assert_eq!(negotiated_configs[0], negotiated_configs[1]);
+    assert!(negotiated_configs[0].is_lazy());
+    assert_eq!(negotiated_configs[0].members[1].device, negotiated(&parents[0]).members[2].device);
     let mixed = shrink([PATIENT, Patience::None]);
     assert!(mixed.iter().all(|(course, _)| *course == Course::Nccl));
     drop((lazy, parents));
@@ -79,7 +79,7 @@ fn shrinks() {
 fn splits() {
     let Some(_devices) = three_devices() else { return };
     let parents = fabric::all_here(&[0, 1, 2], Patience::None);
-    assert!(parents.iter().all(|parent| contract(parent).may_have_lazy_children()));
+    assert!(parents.iter().all(|parent| negotiated(parent).may_have_lazy_children()));
     let split = |colors: [Option<i32>; 3], keys: [i32; 3]| {
         let call =
             |rank: usize| (&parents[rank], rank as i32, Wanted::Split(colors[rank]), keys[rank], PATIENT);
@@ -89,13 +89,13 @@ fn splits() {
     let courses: Vec<&Course> = pair.iter().map(|(course, _)| course).collect();
     assert_eq!(courses, [&lazy_course(1, [2, 0]), &Course::Nothing, &lazy_course(0, [2, 0])]);
     let fates: Vec<Fate> = pair.into_iter().filter_map(|(_, fate)| fate).collect();
-    assert_eq!(contract(&fates[0]), contract(&fates[1]));
-    assert!(contract(&fates[0]).is_lazy() && contract(&fates[0]).may_have_lazy_children());
-    assert_eq!(contract(&fates[0]).members[0].device, contract(&parents[0]).members[2].device);
+    assert_eq!(negotiated(&fates[0]), negotiated(&fates[1]));
+    assert!(negotiated(&fates[0]).is_lazy() && negotiated(&fates[0]).may_have_lazy_children());
+    assert_eq!(negotiated(&fates[0]).members[0].device, negotiated(&parents[0]).members[2].device);
 
     let call = |(fate, device)| (fate, device, Wanted::Split(Some(0)), 0, PATIENT);
     let nested = all([(&fates[0], 0), (&fates[1], 2)].map(call).to_vec());
-    assert!(nested.iter().all(|(_, fate)| contract(fate.as_ref().unwrap()).is_lazy()));
+    assert!(nested.iter().all(|(_, fate)| negotiated(fate.as_ref().unwrap()).is_lazy()));
     // Three are no pair, and one alone is none either.
     let three = split([Some(0); 3], [0; 3]);
     assert!(three.iter().all(|(course, _)| *course == Course::Nccl));

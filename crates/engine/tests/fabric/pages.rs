@@ -6,13 +6,13 @@ use std::sync::{Arc, Barrier, Weak};
 use std::thread;
 
 use windlass_engine::agreed::Seat;
-use windlass_engine::contract::capability;
 use windlass_engine::descriptor;
 use windlass_engine::fabric::{
     self, Asked, Configured, Course, Fabric, Fate, NewCommunicator, Patience, Standing, Waiting, Wanted, Wish,
 };
 use windlass_engine::forward::configuration::Kept;
 use windlass_engine::forward::init::Ctas;
+use windlass_engine::negotiated::capability;
 use windlass_engine::page::Page;
 use windlass_engine::rendezvous::id_tag::Id;
 use windlass_engine::stats::segment;
@@ -28,7 +28,7 @@ pub fn register() {
 
 pub fn page(fate: &Fate) -> &Arc<Page> {
     let Fate::Fabric(fabric) = fate else { panic!("{fate:?}") };
-    assert!(fabric.contract().registers());
+    assert!(fabric.negotiated().registers());
     fabric.page()
 }
 
@@ -115,8 +115,10 @@ fn ranks_of_one_process() {
     });
     for fate in &lazy {
         let Fate::Fabric(fabric) = fate else { panic!("{fate:?}") };
-        assert!(fabric.contract().is_lazy() && fabric.contract().capabilities & capability::REGISTERS != 0);
-        assert!(!fabric.contract().registers() && fabric.contract().keeps_windows());
+        assert!(
+            fabric.negotiated().is_lazy() && fabric.negotiated().capabilities & capability::REGISTERS != 0
+        );
+        assert!(!fabric.negotiated().registers() && fabric.negotiated().keeps_windows());
     }
     drop((split, met, made, lazy));
     nothing_is_left();
@@ -132,7 +134,7 @@ fn without_a_version() {
     for fates in [met(2, Patience::None), fabric::all_here(&[0, 1], Patience::None)] {
         for fate in &fates {
             let Fate::Fabric(fabric) = fate else { panic!("{fate:?}") };
-            assert!(!fabric.contract().registers());
+            assert!(!fabric.negotiated().registers());
         }
     }
     nothing_is_left();

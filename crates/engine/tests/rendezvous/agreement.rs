@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use proptest::prelude::*;
 
-use windlass_engine::contract::Token;
+use windlass_engine::negotiated::Token;
 use windlass_engine::rendezvous::agreement::{Agreement, Event, Seat};
 use windlass_engine::rendezvous::decision;
 use windlass_engine::rendezvous::message::{FromHost, FromRank};
@@ -215,7 +215,7 @@ impl World {
         let living = || self.ranks.iter().filter(|rank| rank.alive && rank.reported);
         let fabric: Vec<_> = living()
             .filter_map(|rank| match rank.participation.stage() {
-                Stage::Fabric(contract) => Some(contract.encode()),
+                Stage::Fabric(negotiated) => Some(negotiated.encode()),
                 _ => None,
             })
             .collect();
@@ -223,7 +223,7 @@ impl World {
             .filter(|rank| matches!(rank.participation.stage(), Stage::Over(Verdict::Plain(_))))
             .count();
         assert!(fabric.is_empty() || plain == 0, "a fabric beside plain ranks");
-        assert!(fabric.windows(2).all(|pair| pair[0] == pair[1]), "contracts differ");
+        assert!(fabric.windows(2).all(|pair| pair[0] == pair[1]), "negotiated configs differ");
         if !fabric.is_empty() {
             assert!(self.ranks.iter().all(|rank| rank.confirmed), "a fabric that not all confirmed");
             if !host_died {
@@ -272,7 +272,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 4000, failure_persistence: None, ..ProptestConfig::default() })]
 
     /// Under any order, with deaths at any step of any rank and of the host: no two verdicts differ, a fabric has all
-    /// confirmations and one contract, and nobody who need not waits for ever.
+    /// confirmations and one negotiated config, and nobody who need not waits for ever.
     #[test]
     fn one_verdict(
         fates in fates(),
@@ -368,8 +368,8 @@ fn absent() {
 #[test]
 fn without_a_session() {
     let mut all: Vec<_> = (0..4).map(|rank| facts(rank, 4)).collect();
-    let contract = decision::decide(Token([6; 16]), &all).unwrap();
-    assert_eq!((contract.members.len(), contract.comm), (4, Token([6; 16])));
+    let negotiated = decision::decide(Token([6; 16]), &all).unwrap();
+    assert_eq!((negotiated.members.len(), negotiated.comm), (4, Token([6; 16])));
     all[3].member.device.uuid = [1; 16];
     assert_eq!(decision::decide(Token([6; 16]), &all), Err(Reason::SameDevice { rank: 3, other: 1 }));
 }
@@ -472,10 +472,10 @@ proptest! {
             prop_assert!(message.encode().len() <= body.len() + 6 + 400);
         }
         let _ = FromHost::decode(kind, &body);
-        let _ = windlass_engine::contract::Contract::decode(&body);
+        let _ = windlass_engine::negotiated::NegotiatedConfig::decode(&body);
     }
 
-    /// Reports and contracts are read as they were written; with a byte cut or added they are nothing.
+    /// Reports and negotiated configs are read as they were written; with a byte cut or added they are nothing.
     #[test]
     fn round_trips(rank in 0u32..8, attachment in proptest::collection::vec(any::<u8>(), 0..4096)) {
         let mut facts = facts(rank, 8);
@@ -485,12 +485,12 @@ proptest! {
         prop_assert_eq!(FromRank::decode(1, &bytes[6..]), Some(message));
         prop_assert_eq!(FromRank::decode(1, &bytes[6..bytes.len() - 1]), None);
         facts.member.rank = 0;
-        let contract = decision::contract(Token([1; 16]), std::iter::once(&facts));
-        let bytes = contract.encode();
-        let read = windlass_engine::contract::Contract::decode(&bytes).unwrap();
-        prop_assert_eq!(read.hash(), contract.hash());
-        prop_assert_eq!(read, contract);
+        let negotiated = decision::negotiated(Token([1; 16]), std::iter::once(&facts));
+        let bytes = negotiated.encode();
+        let read = windlass_engine::negotiated::NegotiatedConfig::decode(&bytes).unwrap();
+        prop_assert_eq!(read.hash(), negotiated.hash());
+        prop_assert_eq!(read, negotiated);
         let longer: Vec<u8> = bytes.iter().copied().chain([0]).collect();
-        prop_assert_eq!(windlass_engine::contract::Contract::decode(&longer), None);
+        prop_assert_eq!(windlass_engine::negotiated::NegotiatedConfig::decode(&longer), None);
     }
 }

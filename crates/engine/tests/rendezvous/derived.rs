@@ -10,8 +10,8 @@ use std::thread;
 
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use windlass_engine::contract::Token;
 use windlass_engine::descriptor::Ours;
+use windlass_engine::negotiated::Token;
 use windlass_engine::rendezvous::derived::{self, Invitation, Making, NOBODY, child};
 use windlass_engine::rendezvous::message::FromRank;
 use windlass_engine::rendezvous::verdict::{Failure, Reason, Verdict};
@@ -82,7 +82,7 @@ pub fn kill(mut process: Child) {
     process.wait().unwrap();
 }
 
-/// Two colors meet at one host beside each other, whoever comes first, also before the host's own rank. The contracts bear tokens of their own.
+/// Two colors meet at one host beside each other, whoever comes first, also before the host's own rank. The negotiated configs bear tokens of their own.
 #[test]
 fn two_colors_at_once() {
     let (split, other) = (split(), rendezvous());
@@ -99,12 +99,12 @@ fn two_colors_at_once() {
             participants.into_iter().map(|participant| scope.spawn(|| joined(participant))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
-    let mut contracts = outcomes.into_iter().map(|outcome| match outcome {
-        Outcome::Fabric(contract) => contract,
+    let mut negotiated_configs = outcomes.into_iter().map(|outcome| match outcome {
+        Outcome::Fabric(negotiated) => negotiated,
         other => panic!("{other:?}"),
     });
-    let (one, two) = (contracts.next().unwrap(), contracts.next().unwrap());
-    assert_eq!((&contracts.next().unwrap(), &contracts.next().unwrap()), (&one, &two));
+    let (one, two) = (negotiated_configs.next().unwrap(), negotiated_configs.next().unwrap());
+    assert_eq!((&negotiated_configs.next().unwrap(), &negotiated_configs.next().unwrap()), (&one, &two));
     assert_eq!(one.comm, derived::comm_token(split.of(7)));
     assert_ne!(one.comm, two.comm);
     assert_eq!(split.host.counts().fabrics.load(Ordering::Relaxed), 2);

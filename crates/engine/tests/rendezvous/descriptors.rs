@@ -10,7 +10,7 @@ use rustix::io::{FdFlags, fcntl_getfd};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, connect, send, socket};
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
-use windlass_engine::contract::Token;
+use windlass_engine::negotiated::Token;
 use windlass_engine::rendezvous::Preparation;
 use windlass_engine::rendezvous::descriptors::{
     DESCRIPTORS_MAX, DescriptorSocket, PAYLOAD_BYTES_MAX, Sending, Trouble,

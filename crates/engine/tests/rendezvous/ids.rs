@@ -6,7 +6,7 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::Ordering;
 use std::thread;
 
-use windlass_engine::contract::capability;
+use windlass_engine::negotiated::capability;
 use windlass_engine::rendezvous::facts::Facts;
 use windlass_engine::rendezvous::id_tag::{self, Id, IdTag};
 use windlass_engine::rendezvous::message::{FromRank, greeting};
@@ -127,7 +127,7 @@ fn verdict_unheard() {
     let report = FromRank::Report(Box::new(lazy_facts(1, 2))).encode();
     dying.write_all(&[&greeting(token)[..], &report].concat()).unwrap();
     let participant = hosted.rendezvous.join(&hosted.id, vec![lazy_facts(0, 2)]).unwrap();
-    // The contract is on its way: it may confirm.
+    // The negotiated config is on its way: it may confirm.
     dying.read_exact(&mut [0]).unwrap();
     dying.write_all(&FromRank::Confirm.encode()).unwrap();
     let outcomes = participant.complete(ready);
@@ -175,8 +175,8 @@ fn a_thousand_inits() {
         assert!(tokens.insert(IdTag::decode(&id).unwrap().token));
         let participant = rendezvous.join(&id, vec![lazy_facts(0, 2), lazy_facts(1, 2)]).unwrap();
         let outcomes = participant.complete(ready);
-        let Outcome::Fabric(contract) = &outcomes[0] else { panic!("{number}: {outcomes:?}") };
-        assert!(comms.insert(contract.comm));
+        let Outcome::Fabric(negotiated) = &outcomes[0] else { panic!("{number}: {outcomes:?}") };
+        assert!(comms.insert(negotiated.comm));
         assert_eq!(open(&rendezvous), 0);
     };
     (0..1000).for_each(&mut made);

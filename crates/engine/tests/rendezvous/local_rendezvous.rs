@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use windlass_engine::contract::{RANKS_MAX, Token};
+use windlass_engine::negotiated::{RANKS_MAX, Token};
 use windlass_engine::rendezvous::derived::{Invitation, child};
 use windlass_engine::rendezvous::local_rendezvous::{self, ANSWER_BYTES, Answer, Word};
 use windlass_engine::rendezvous::verdict::{Failure, Reason};

@@ -139,7 +139,7 @@ fn part() {
     let participant = rendezvous.join(&id, vec![report]).unwrap();
     let outcomes = participant.complete(prepare);
     match &outcomes[0] {
-        Outcome::Fabric(contract) => say(&format!("fabric {:x}", contract.hash())),
+        Outcome::Fabric(negotiated) => say(&format!("fabric {:x}", negotiated.hash())),
         Outcome::Plain(reason) => say(&format!("plain {reason}")),
         Outcome::Failed(failure) => say(&format!("failed {failure}")),
     }
@@ -158,19 +158,19 @@ fn nccl_ranks(id: &Id, ranks: u32) {
     say("gone");
 }
 
-/// Four processes: one fabric, the same contract everywhere, and each has read the others' files.
+/// Four processes: one fabric, the same negotiated config everywhere, and each has read the others' files.
 #[test]
 fn fabric_of_processes() {
     let hosted = hosted();
     let mut others: Vec<Played> = (1..4).map(|rank| play(&[], "swap", rank, 4, &hosted.id)).collect();
     let participant = hosted.rendezvous.join(&hosted.id, vec![real_facts(0, 4)]).unwrap();
     let outcomes = participant.complete(swap_names);
-    let Outcome::Fabric(contract) = &outcomes[0] else { panic!("{outcomes:?}") };
+    let Outcome::Fabric(negotiated) = &outcomes[0] else { panic!("{outcomes:?}") };
     for other in &mut others {
-        assert_eq!(other.says(), format!("fabric {:x}", contract.hash()));
+        assert_eq!(other.says(), format!("fabric {:x}", negotiated.hash()));
     }
     let processes: std::collections::BTreeSet<_> =
-        contract.members.iter().map(|member| member.process).collect();
+        negotiated.members.iter().map(|member| member.process).collect();
     assert_eq!(processes.len(), 4);
 }
 

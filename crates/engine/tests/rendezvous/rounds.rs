@@ -5,8 +5,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
 use std::thread;
 
-use windlass_engine::contract::{RANKS_MAX, Token};
 use windlass_engine::descriptor as ours;
+use windlass_engine::negotiated::{RANKS_MAX, Token};
 use windlass_engine::rendezvous::colors::{Course, Others, Parent, Table, Willing, Word};
 use windlass_engine::rendezvous::derived::{Invitation, Making, NOBODY, child};
 use windlass_engine::rendezvous::id_tag::Id;

@@ -4,14 +4,14 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use windlass_engine::contract::{Contract, capability};
+use windlass_engine::negotiated::{NegotiatedConfig, capability};
 use windlass_engine::rendezvous::facts::Facts;
 use windlass_engine::rendezvous::verdict::{Failure, Reason};
 use windlass_engine::rendezvous::{Limits, Outcome, Rendezvous, complete_all, id_tag};
 
 use crate::support::{facts, hosted, id_of, is_fabric, join, ready, real_facts};
 
-/// 2 to 8 ranks on threads of their own, with a process's rendezvous each: one fabric, one contract.
+/// 2 to 8 ranks on threads of their own, with a process's rendezvous each: one fabric, one negotiated config.
 #[test]
 fn threads() {
     for ranks in 2..=8 {
@@ -30,17 +30,17 @@ fn threads() {
             let joined: Vec<_> = started.into_iter().map(|thread| thread.join().unwrap()).collect();
             joined.into_iter().map(|(outcome, _)| outcome).collect()
         });
-        let contracts: Vec<Vec<u8>> = outcomes
+        let negotiated_configs: Vec<Vec<u8>> = outcomes
             .iter()
             .map(|outcome| match outcome {
-                Outcome::Fabric(contract) => contract.encode(),
+                Outcome::Fabric(negotiated) => negotiated.encode(),
                 other => panic!("{ranks} ranks: {other:?}"),
             })
             .collect();
-        assert!(contracts.windows(2).all(|pair| pair[0] == pair[1]));
-        let contract = Contract::decode(&contracts[0]).unwrap();
-        assert_eq!(contract.members.len(), ranks as usize);
-        assert_eq!(contract.descriptor_sockets().len(), ranks as usize);
+        assert!(negotiated_configs.windows(2).all(|pair| pair[0] == pair[1]));
+        let negotiated = NegotiatedConfig::decode(&negotiated_configs[0]).unwrap();
+        assert_eq!(negotiated.members.len(), ranks as usize);
+        assert_eq!(negotiated.descriptor_sockets().len(), ranks as usize);
         assert_eq!(hosted.rendezvous.counts().fabrics.load(Ordering::Relaxed), 1);
     }
 }
@@ -223,9 +223,9 @@ fn conflicts() {
     }
 }
 
-/// The contract holds the least limit and what all can do.
+/// The negotiated config holds the least limit and what all can do.
 #[test]
-fn contract_of_unlike_ranks() {
+fn negotiated_of_unlike_ranks() {
     let hosted = hosted();
     let (mut first, mut second) = (facts(0, 3), facts(1, 3));
     (first.ctas_max, second.ctas_max) = (16, 8);
@@ -233,12 +233,12 @@ fn contract_of_unlike_ranks() {
     second.member.attachment = b"a slice at 4096".to_vec();
     let participant = hosted.rendezvous.join(&hosted.id, vec![first, second, facts(2, 3)]).unwrap();
     for outcome in participant.complete(ready) {
-        let Outcome::Fabric(contract) = outcome else { panic!("{outcome:?}") };
+        let Outcome::Fabric(negotiated) = outcome else { panic!("{outcome:?}") };
         assert_eq!(
-            (contract.ctas_max, contract.capabilities),
+            (negotiated.ctas_max, negotiated.capabilities),
             (8, capability::REQUIRED | capability::LAUNCHES_ALONE)
         );
-        assert_eq!(contract.members[1].attachment, b"a slice at 4096");
+        assert_eq!(negotiated.members[1].attachment, b"a slice at 4096");
     }
 }
 
@@ -282,7 +282,7 @@ fn recycled_id() {
     let meet = |id: &id_tag::Id| {
         let participant = hosted.rendezvous.join(id, vec![facts(0, 2), facts(1, 2)]).unwrap();
         participant.complete(ready).into_iter().map(|outcome| match outcome {
-            Outcome::Fabric(contract) => contract.comm,
+            Outcome::Fabric(negotiated) => negotiated.comm,
             other => panic!("{other:?}"),
         })
     };

@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 
-use windlass_engine::contract::{Device, Member, Token, Version, capability};
+use windlass_engine::negotiated::{Device, Member, Token, Version, capability};
 use windlass_engine::rendezvous::facts::{Facts, Place};
 use windlass_engine::rendezvous::id_tag::Id;
 use windlass_engine::rendezvous::{Limits, Outcome, Preparation, Rendezvous, place};

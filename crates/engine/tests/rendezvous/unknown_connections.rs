@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 
-use windlass_engine::contract::Token;
+use windlass_engine::negotiated::Token;
 use windlass_engine::rendezvous::id_tag::IdTag;
 use windlass_engine::rendezvous::message::{FromRank, GREETING_MAGIC, greeting};
 use windlass_engine::rendezvous::verdict::{Failure, Reason};

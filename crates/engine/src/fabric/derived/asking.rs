@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::contract::Token;
 use crate::fabric::hosting::rendezvous;
+use crate::negotiated::Token;
 use crate::rendezvous::colors::Parent;
 use crate::rendezvous::derived::{Invitation, Making, NOBODY, child};
 use crate::rendezvous::{Rendezvous, local_rendezvous};

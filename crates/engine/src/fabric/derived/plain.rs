@@ -6,10 +6,10 @@
 
 use std::sync::Arc;
 
-use crate::contract::Token;
 use crate::fabric::{closing, wish};
 use crate::forward::configuration;
 use crate::forward::init::Ctas;
+use crate::negotiated::Token;
 use crate::rendezvous::colors::Parent;
 use crate::rendezvous::derived::{Invitation, Making, NOBODY, child};
 use crate::rendezvous::facts::Waiting;

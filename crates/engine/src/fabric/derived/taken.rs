@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::contract::{RANKS_MAX, Token};
 use crate::fabric::hosting::rendezvous;
 use crate::fabric::init::cannot_reach;
 use crate::fabric::{Asked, Patience, settle, wish};
+use crate::negotiated::{RANKS_MAX, Token};
 use crate::rendezvous::LocalEntry;
 use crate::rendezvous::colors::{Course, Parent, Willing, Word};
 use crate::rendezvous::derived::{Invitation, child};

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::contract::{Contract, Member, Token};
 use crate::descriptor::Ours;
 use crate::fabric::closing::Life;
 use crate::fabric::wish;
 use crate::forward::init::Ctas;
+use crate::negotiated::{Member, NegotiatedConfig, Token};
 use crate::rendezvous::Canceller;
 use crate::rendezvous::derived::{Making, NOBODY};
 use crate::turns::Graphs;
@@ -19,7 +19,7 @@ pub struct Line {
     pub(super) comm: Token,
     pub(super) rank: u32,
     /// Of ranks that have met.
-    contract: Option<Arc<Contract>>,
+    negotiated: Option<Arc<NegotiatedConfig>>,
     /// Of the others of these.
     lives: Vec<Arc<Life>>,
     /// Whether those made from it may be lazy, so that its ranks speak before.
@@ -76,19 +76,19 @@ struct Waits {
 impl Line {
     /// Of one with a fabric.
     pub fn of_fabric(
-        contract: &Arc<Contract>,
+        negotiated: &Arc<NegotiatedConfig>,
         rank: u32,
         lives: Vec<Arc<Life>>,
         graphs: Graphs,
     ) -> Arc<Line> {
         let (counted, waiting) = Default::default();
         Arc::new(Line {
-            comm: contract.comm,
+            comm: negotiated.comm,
             rank,
-            contract: Some(contract.clone()),
+            negotiated: Some(negotiated.clone()),
             lives,
-            has_rounds: contract.may_have_lazy_children(),
-            ctas: wish::ctas_of(contract, graphs),
+            has_rounds: negotiated.may_have_lazy_children(),
+            ctas: wish::ctas_of(negotiated, graphs),
             counted,
             waiting,
         })
@@ -97,8 +97,8 @@ impl Line {
     /// Of one without, whose ranks all have this name for it.
     pub fn of_plain(name: Token, rank: u32, ctas: Ctas) -> Arc<Line> {
         let (counted, waiting) = Default::default();
-        let (contract, lives) = (None, Vec::new());
-        Arc::new(Line { comm: name, rank, contract, lives, has_rounds: false, ctas, counted, waiting })
+        let (negotiated, lives) = (None, Vec::new());
+        Arc::new(Line { comm: name, rank, negotiated, lives, has_rounds: false, ctas, counted, waiting })
     }
 
     /// The parent ends: nobody waits for its children.
@@ -144,7 +144,7 @@ impl Line {
     }
 
     fn members(&self) -> &[Member] {
-        self.contract.as_ref().map_or(&[], |contract| &contract.members)
+        self.negotiated.as_ref().map_or(&[], |negotiated| &negotiated.members)
     }
 
     fn waiting(&self) -> MutexGuard<'_, Waits> {

@@ -7,8 +7,8 @@ use std::sync::atomic::Ordering;
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 
-use crate::contract::Token;
 use crate::descriptor;
+use crate::negotiated::Token;
 
 use super::wanting::Want;
 use super::{Endpoint, NewSession, Reactor};

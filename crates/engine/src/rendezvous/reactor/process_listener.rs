@@ -7,7 +7,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{self, RecvFlags, SendFlags, Shutdown};
 
-use crate::contract::Token;
+use crate::negotiated::Token;
 
 use super::hosting::Session;
 use super::wanting::Want;

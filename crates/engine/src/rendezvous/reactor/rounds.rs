@@ -1,6 +1,6 @@
 //! The rounds at the process listener of this process: who speaks, and what they hear.
 
-use crate::contract::Token;
+use crate::negotiated::Token;
 
 use super::{Endpoint, Reactor};
 use crate::rendezvous::agreement::{Answer, Seat};

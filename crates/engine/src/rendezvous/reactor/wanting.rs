@@ -12,8 +12,8 @@ use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
 use super::{Endpoint, Reactor};
-use crate::contract::Token;
 use crate::descriptor::{self, Ours, WANTED_FOR};
+use crate::negotiated::Token;
 use crate::rendezvous::agreement::Event;
 use crate::rendezvous::connection;
 use crate::rendezvous::counts::Counts;

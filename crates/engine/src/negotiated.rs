@@ -1,6 +1,6 @@
 //! What the ranks of a communicator agreed on at its init: plain data, the same bytes on every rank.
 //!
-//! Only what is in the contract (and in a call's shared part) may decide a path. The host of the session composes it
+//! Only what is in the negotiated config (and in a call's shared part) may decide a path. The host of the session composes it
 //! once from what all ranks reported; every rank reads the very same bytes.
 
 pub mod bytes;
@@ -11,8 +11,8 @@ use bytes::{Reader, Writer, checksum};
 pub const RANKS_MAX: usize = 16;
 /// A rank's attachment is at most this many bytes.
 pub const ATTACHMENT_BYTES_MAX: usize = 4096;
-/// No contract is longer.
-pub const CONTRACT_BYTES_MAX: usize = 256 + RANKS_MAX * (128 + ATTACHMENT_BYTES_MAX);
+/// No negotiated config is longer.
+pub const NEGOTIATED_BYTES_MAX: usize = 256 + RANKS_MAX * (128 + ATTACHMENT_BYTES_MAX);
 
 /// Blocks of a grid at most, on any device.
 pub const GRID_MAX: u32 = 32;
@@ -166,7 +166,7 @@ impl Member {
 
 /// What all ranks of a fabric agreed on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Contract {
+pub struct NegotiatedConfig {
     /// Names this communicator; no other has it.
     pub comm: Token,
     /// Every rank's version of Windlass.
@@ -218,10 +218,10 @@ pub mod capability {
     pub const REQUIRED: u64 = VIRTUAL_MEMORY | DESCRIPTORS;
 }
 
-/// Of contracts, and of what a rank reports before there is one: the id tag says it, too.
+/// Of negotiated configs, and of what a rank reports before there is one: the id tag says it, too.
 pub const LAYOUT: u16 = 10;
 
-impl Contract {
+impl NegotiatedConfig {
     /// The bytes that every rank gets.
     pub fn encode(&self) -> Vec<u8> {
         let mut writer = Writer::default();
@@ -233,13 +233,13 @@ impl Contract {
         writer.finish()
     }
 
-    /// Reads a contract: exactly [`Contract::encode`]'s bytes, with each rank in its place.
-    pub fn decode(bytes: &[u8]) -> Option<Contract> {
+    /// Reads a negotiated config: exactly [`NegotiatedConfig::encode`]'s bytes, with each rank in its place.
+    pub fn decode(bytes: &[u8]) -> Option<NegotiatedConfig> {
         let mut reader = Reader::new(bytes);
         if reader.u16()? != LAYOUT {
             return None;
         }
-        let mut contract = Contract {
+        let mut negotiated = NegotiatedConfig {
             comm: reader.token()?,
             version: Version::take(&mut reader)?,
             host: reader.token()?,
@@ -257,10 +257,10 @@ impl Contract {
             if member.rank as usize != rank {
                 return None;
             }
-            contract.members.push(member);
+            negotiated.members.push(member);
         }
         reader.finish()?;
-        Some(contract)
+        Some(negotiated)
     }
 
     /// The same on every rank; of two inits never the same, short of an accident of 64 bits.
@@ -333,7 +333,7 @@ impl Contract {
 mod tests {
     use super::*;
 
-    fn contract(ctas_max: u32, devices: &[(u16, u16)]) -> Contract {
+    fn negotiated(ctas_max: u32, devices: &[(u16, u16)]) -> NegotiatedConfig {
         let token = Token([0; 16]);
         let member = |(rank, (multiprocessors, capability)): (u32, &(u16, u16))| Member {
             rank,
@@ -353,7 +353,7 @@ mod tests {
         };
         let members = (0..).zip(devices).map(member).collect();
         let version = Version::THIS;
-        Contract { comm: token, version, host: token, capabilities: 0, options: 0, ctas_max, members }
+        NegotiatedConfig { comm: token, version, host: token, capabilities: 0, options: 0, ctas_max, members }
     }
 
     /// Grids follow from the least device and the least limit: 32, 24 and 16 blocks of an H100, an A100 and an H20.
@@ -361,7 +361,7 @@ mod tests {
     fn grids() {
         assert_eq!([148, 132, 108, 78, 32, 16, 15, 1].map(grid_of), [32, 32, 24, 16, 8, 4, 1, 1]);
         let (h100, a100) = ((132, 90), (108, 80));
-        let of = |ctas_max, devices: &[(u16, u16)]| contract(ctas_max, devices).grid_max();
+        let of = |ctas_max, devices: &[(u16, u16)]| negotiated(ctas_max, devices).grid_max();
         assert_eq!([of(0, &[h100; 2]), of(0, &[h100, a100]), of(12, &[h100; 2])], [32, 24, 12]);
         assert_eq!([of(0, &[]), of(99, &[h100; 2]), of(30, &[a100; 2])], [32, 32, 24]);
     }
@@ -371,7 +371,7 @@ mod tests {
     fn clusters() {
         let has = |capabilities: &[u16]| {
             let devices: Vec<_> = capabilities.iter().map(|capability| (132, *capability)).collect();
-            contract(0, &devices).has_clusters()
+            negotiated(0, &devices).has_clusters()
         };
         assert_eq!([has(&[90, 100]), has(&[90, 89]), has(&[80])], [true, false, false]);
     }
