@@ -113,8 +113,8 @@ impl Search {
     /// One line a file.
     pub fn describe(&self) -> String {
         let line = |looked: &Looked| {
-            let verdict = looked.refused.as_deref().unwrap_or("taken");
-            format!("  {} ({}): {verdict}", looked.path.display(), looked.because)
+            let result = looked.refused.as_deref().unwrap_or("taken");
+            format!("  {} ({}): {result}", looked.path.display(), looked.because)
         };
         self.looked.iter().map(line).collect::<Vec<_>>().join("\n")
     }

@@ -1,7 +1,7 @@
 //! What the ranks of a communicator share once they have met: each lends a slice of its device's memory and maps the
 //! others', and the mailboxes over these. Not with `WINDLASS_PEER_GROUPS=off`.
 //!
-//! [`ask`] begins an init and waits for nobody; [`complete`] waits for the others, prepares and brings each rank's [`Fate`]. A
+//! [`ask`] begins an init and waits for nobody; [`complete`] waits for the others, prepares and brings each rank's [`InitOutcome`]. A
 //! [`Fabric`] is kept with its communicator. Dropping it closes this rank; the slice goes back when all others have
 //! closed or died, which [`settle`] looks for: after the end of a communicator, and on the background thread when
 //! something was heard.
@@ -76,7 +76,7 @@ use failing::{Refused, Went};
 use growing::Growing;
 pub use hosting::{host, is_on, spare_id};
 use ids::Ids;
-pub use init::{Asked, Fate, all_here, ask, complete, device_now, is_one_session, is_patient, tell};
+pub use init::{Asked, InitOutcome, all_here, ask, complete, device_now, is_one_session, is_patient, tell};
 use leaving::Leaving;
 pub use offers::common as common_offer;
 use preparing::Prepared;

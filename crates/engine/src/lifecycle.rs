@@ -23,7 +23,7 @@ use crate::dispatch::group_order::Schedule;
 use crate::dispatch::{in_order, lazy_calls, registered, settling};
 use crate::error::{panicked, refuse};
 use crate::fabric::registering;
-use crate::fabric::{self, Fate};
+use crate::fabric::{self, InitOutcome};
 use crate::forward::Carried;
 use crate::forward::init::{self, Handle, InitCall};
 use crate::forward::known::{self, End};
@@ -33,7 +33,7 @@ use crate::guard;
 use crate::lazy;
 use crate::pool;
 use crate::process;
-use crate::rendezvous::verdict::Reason;
+use crate::rendezvous::outcome::Reason;
 use crate::stats::count::{self, Identity};
 use crate::thread;
 
@@ -262,7 +262,7 @@ pub fn async_error(handle: ncclComm_t, place: *mut ncclResult_t) -> ncclResult_t
 /// A communicator that was not seen when it was made.
 pub fn unasked(communicator: &Communicator) {
     if fabric::is_on() {
-        fabric::tell(communicator.counters(), &Fate::Plain(Reason::Derived));
+        fabric::tell(communicator.counters(), &InitOutcome::Plain(Reason::Derived));
     }
 }
 
@@ -461,7 +461,7 @@ fn tell(ended: Ended, result: ncclResult_t) -> ncclResult_t {
             if let Some((_, communicator)) = note(handle, UNKNOWN)
                 && fabric::is_on()
             {
-                fabric::tell(communicator.counters(), &Fate::Plain(reason));
+                fabric::tell(communicator.counters(), &InitOutcome::Plain(reason));
             }
         }
     }

@@ -2,8 +2,8 @@
 //!
 //! The process that makes an `ncclUniqueId` hosts the session: it puts [its own port and an id tag](id_tag) into the
 //! id. Ranks with Windlass [report](facts::Facts) there, the host [decides](decision), all prepare (map, test, load)
-//! and confirm, and the host gives one verdict: fabric, plain, or failed. A connection that begins with the id's magic,
-//! as NCCL's do, goes byte for byte to NCCL's root (`relay`), and before the verdict it is the proof that a rank has no Windlass or went
+//! and confirm, and the host decides one outcome: fabric, plain, or failed. A connection that begins with the id's magic,
+//! as NCCL's do, goes byte for byte to NCCL's root (`relay`), and before the outcome it is the proof that a rank has no Windlass or went
 //! to NCCL: plain. Any other is dropped and proves nothing: port scanners and health checks come to every port. NCCL's root drops it as
 //! well, or is ended by it (before 2.27.3), or waits for its first bytes for ever.
 //!
@@ -11,7 +11,7 @@
 //! ids. But a port an id needs no table of them, and closes with its root: whoever comes too late is refused, as by NCCL. It costs
 //! one descriptor, where NCCL spends a descriptor and a thread; they are bounded by `WINDLASS_SESSIONS_MAX`, and a
 //! port closes when NCCL's root behind it has. Where all ranks of a fabric have said that they go to NCCL later only
-//! ([`capability::LAZY`](crate::negotiated::capability::LAZY)), the port closes at the verdict, and NCCL's
+//! ([`capability::LAZY`](crate::negotiated::capability::LAZY)), the port closes once the outcome is known, and NCCL's
 //! id, which nobody will use, [is spare](Rendezvous::spare_id).
 //!
 //! # How it is used
@@ -28,25 +28,25 @@
 //! Before a call whose communicators may be lazy, a round: [`Rendezvous::ask_round`] or
 //! [`Rendezvous::go_to_nccl`] by each.
 //!
-//! # Why ranks never act on different verdicts
+//! # Why ranks never act on different outcomes
 //!
 //! Two generals cannot both be sure: whoever sends the last message does not know that it arrived. So no rank is ever
 //! asked to be sure of another; there is one decider, and a rank without its word has no communicator.
 //!
-//! 1. The verdict is a step of one [machine](agreement::Agreement) in one process. All that ranks hear are copies of
-//!    it. So two ranks that hear a verdict hear the same one.
+//! 1. The outcome is a step of one [machine](agreement::Agreement) in one process. All that ranks hear are copies of
+//!    it. So two ranks that hear an outcome hear the same one.
 //! 2. It is *fabric* only if every rank has confirmed, that is, has mapped, tested and loaded all it needs. So whoever
 //!    hears it needs nothing more from anyone, not even that they hear it too.
-//! 3. A rank that has reported takes no step on its own: not plain, not fabric. If the host is lost before the verdict
+//! 3. A rank that has reported takes no step on its own: not plain, not fabric. If the host is lost before the outcome
 //!    reached it, its init **fails** (but [`participation::WithoutHost`]). Others may have heard *fabric*: they then miss a peer, as they would if it had
 //!    died just after its init, and wait for it as NCCL does, until the configured time of a stuck operation or an
 //!    abort. An error here and a missing peer there is what NCCL gives, too; two paths at once would hang silently.
 //! 4. A rank that was never heard of (could not connect) may go to NCCL by itself: the others cannot have agreed
 //!    without it, and its NCCL connects to the same port, which makes the session plain.
-//! 5. A rank that cannot prepare refuses, and the session will be plain; but the verdict waits until all have confirmed
+//! 5. A rank that cannot prepare refuses, and the session will be plain; but the outcome waits until all have confirmed
 //!    or refused, since a refusal may be what a rank makes of a peer that is dying. A dead rank never speaks.
-//! 6. A rank that leaves after its report and before the verdict makes the session fail, whether it had confirmed or
-//!    not: nothing has been built on its word yet. After the verdict the host has no more to say, and all connections close:
+//! 6. A rank that leaves after its report and before the outcome makes the session fail, whether it had confirmed or
+//!    not: nothing has been built on its word yet. After the outcome the host has no more to say, and all connections close:
 //!    a communicator never needs the process that hosted its init.
 //! 7. Nothing is timed. A rank that is minutes late is waited for, as NCCL waits; one that never comes and never goes
 //!    to NCCL is waited for until its peers are aborted, as with NCCL.
@@ -68,6 +68,7 @@ pub mod inquiry;
 mod local_entry;
 pub mod local_rendezvous;
 pub mod message;
+pub mod outcome;
 pub mod participant;
 pub mod participation;
 pub mod place;
@@ -77,7 +78,6 @@ mod relay;
 pub mod request_socket;
 pub mod round;
 mod spare;
-pub mod verdict;
 pub mod waiter;
 
 use std::io;
@@ -100,9 +100,9 @@ use descriptors::DescriptorSocket;
 use facts::Facts;
 use id_tag::{Id, IdTag};
 use message::FromRank;
+use outcome::SessionOutcome;
 use participation::WithoutHost;
 use reactor::{Command, Expected, Host, NewSession, ProcessListener, Reactor, Shared};
-use verdict::Verdict;
 
 pub use inquiry::Inquiry;
 pub use local_entry::LocalEntry;
@@ -250,7 +250,7 @@ impl Rendezvous {
         self.shared.spare(id);
     }
 
-    /// Closes the session of an id that nobody will use any more: its port, and whoever waits there without a verdict.
+    /// Closes the session of an id that nobody will use any more: its port, and whoever waits there without an outcome.
     pub fn retire(&self, id: &Id) {
         if let Some(id_tag) = IdTag::decode(id) {
             self.shared.send(Command::Retire(id_tag.token));
@@ -333,11 +333,11 @@ impl Rendezvous {
         Ok(participant)
     }
 
-    /// A rank that does not come to the session to which it is invited, which ends with this verdict: never a fabric.
+    /// A rank that does not come to the session to which it is invited, which ends with this outcome: never a fabric.
     /// Never waits.
-    pub fn decline(&self, invitation: &Invitation, verdict: Verdict) {
+    pub fn decline(&self, invitation: &Invitation, outcome: SessionOutcome) {
         let mut words = invitation.greeting();
-        words.extend(FromRank::Decline(verdict).encode());
+        words.extend(FromRank::Decline(outcome).encode());
         self.shared.send(Command::Tell(invitation.process_listener, words));
     }
 

@@ -12,7 +12,7 @@ mod list;
 mod seat;
 mod slot;
 
-pub use decide::{Decided, Rules, Unlike, Verdict, decide};
+pub use decide::{Decided, Decision, Rules, Unlike, decide};
 pub use list::{Book, Ended, Record, Standing};
 pub use seat::{Round, Seat, Seen};
 pub use slot::{Said, WORDS};

@@ -4,7 +4,7 @@
 //   nvcc -arch=sm_90 -std=c++17 -O3 collective.cu -o collective -ldl -lpthread -lcuda
 //   collective IMAGE [SECONDS_OF_VERIFICATION] [SEED] [RANKS]       NCCL_LIBRARY: path of libnccl.so.2; none: NCCL is not timed
 //
-// Prints the verdict first, then tables in microseconds.
+// Prints the result first, then tables in microseconds.
 #include <cuda.h>
 #include <cuda_runtime.h>
 #include <dlfcn.h>
@@ -328,7 +328,7 @@ void Rank::verify(double seconds, uint64_t seed) {
     const uint32_t all_blocks[] = {1, 3, 8, 16, 32, 32, 32}, all_warps[] = {1, 3, 8, 8, 8};
     const uint32_t blocks = all_blocks[own.below(7)], warps = all_warps[own.below(5)];
     launch(request, choice, early, blocks, warps);
-    const auto verdict = [&](const char* at, int source, uint64_t first) {
+    const auto verify_result = [&](const char* at, int source, uint64_t first) {
       char words[200];
       snprintf(words, sizeof words, "%llu %s of %llu x %d type %d by %d, %s%d, root %d, in place %d, early %d, in +%llu, out +%llu, blocks %u warps %u, from %d",
                (unsigned long long)operations, kind_names[request.kind], (unsigned long long)request.count, size, request.type, request.by,
@@ -338,15 +338,15 @@ void Rank::verify(double seconds, uint64_t seed) {
       check<<<32, 256, 0, stream>>>(at, request.count, id, source, first, request.type, size, request.by, ranks, bad, found + part++);
     };
     switch (request.kind) {
-      case all_reduce: verdict(out, -1, 0); break;
-      case broadcast: verdict(out, request.root, 0); break;
-      case reduce: if (rank == (int)request.root) verdict(out, -1, 0); break;
-      case reduce_scatter: verdict(out, -1, rank * request.count); break;
+      case all_reduce: verify_result(out, -1, 0); break;
+      case broadcast: verify_result(out, request.root, 0); break;
+      case reduce: if (rank == (int)request.root) verify_result(out, -1, 0); break;
+      case reduce_scatter: verify_result(out, -1, rank * request.count); break;
       case all_gather:
-        for (int r = 0; r < ranks; ++r) verdict(out + r * request.count * size, r, 0);
+        for (int r = 0; r < ranks; ++r) verify_result(out + r * request.count * size, r, 0);
         break;
       case all_to_all:
-        for (int r = 0; r < ranks; ++r) verdict(out + r * request.count * size, r, rank * request.count);
+        for (int r = 0; r < ranks; ++r) verify_result(out + r * request.count * size, r, rank * request.count);
         break;
     }
     if (margins && (request.kind != reduce || rank == (int)request.root)) {

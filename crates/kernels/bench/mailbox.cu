@@ -4,7 +4,7 @@
 //   nvcc -arch=sm_90 -std=c++17 -O3 mailbox.cu -o mailbox -ldl -lpthread
 //   mailbox FOLDER_OF_UNPACKED [SECONDS_OF_VERIFICATION] [SEED]       NCCL_LIBRARY: path of libnccl.so.2
 //
-// Prints the verdict first, then tables; the same into $OUT/mailbox.txt.
+// Prints the result first, then tables; the same into $OUT/mailbox.txt.
 #include <cuda.h>
 #include <cuda_runtime.h>
 #include <dlfcn.h>
@@ -533,12 +533,12 @@ static void classify(const char* name) {
   CU(cudaDeviceSynchronize());
 }
 
-struct Verdict {
+struct Verification {
   uint64_t operations = 0, groups = 0, bytes = 0;
 };
-static Verdict verify(const Kernel& kernel, double seconds, uint64_t seed, int communicator_count) {
+static Verification verify(const Kernel& kernel, double seconds, uint64_t seed, int communicator_count) {
   Random random{seed}, local{seed * 31 + (uint64_t)rank};
-  Verdict verdict;
+  Verification verification;
   const auto begin = std::chrono::steady_clock::now();
   for (int round = 0;; ++round) {
     for (int k = 0; k < 20; ++k) {
@@ -550,9 +550,9 @@ static Verdict verify(const Kernel& kernel, double seconds, uint64_t seed, int c
       if (local.below(4) == 0) linger<<<1, 1, 0, streams[where]>>>((long long)local.below(60000));
       communicators[where].group(kernel, placed.calls, streams[where], bulk_from);
       check_placed(placed, streams[where]);
-      verdict.operations += placed.calls.size();
-      ++verdict.groups;
-      for (const auto& e : placed.expected) verdict.bytes += e.second.first;
+      verification.operations += placed.calls.size();
+      ++verification.groups;
+      for (const auto& e : placed.expected) verification.bytes += e.second.first;
     }
     CU(cudaDeviceSynchronize());
     classify(kernel.name);
@@ -560,9 +560,9 @@ static Verdict verify(const Kernel& kernel, double seconds, uint64_t seed, int c
     const double now = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     if (greatest(now) > seconds) break;
   }
-  verdict.operations = sum(verdict.operations);
-  verdict.bytes = sum(verdict.bytes);
-  return verdict;
+  verification.operations = sum(verification.operations);
+  verification.bytes = sum(verification.bytes);
+  return verification;
 }
 static uint64_t take_bad() {
   unsigned long long wrong = 0;
@@ -634,9 +634,9 @@ struct Growing {
 };
 
 // Random groups while rings grow at random times; again and again on a communicator as at init.
-static Verdict verify_growing(const Kernel& kernel, double seconds, uint64_t seed, uint64_t& grew) {
+static Verification verify_growing(const Kernel& kernel, double seconds, uint64_t seed, uint64_t& grew) {
   Random random{seed}, local{seed * 37 + (uint64_t)rank};
-  Verdict verdict;
+  Verification verification;
   const auto begin = std::chrono::steady_clock::now();
   uint64_t own = 0;
   for (;;) {
@@ -651,9 +651,9 @@ static Verdict verify_growing(const Kernel& kernel, double seconds, uint64_t see
       if (local.below(4) == 0) linger<<<1, 1, 0, streams[0]>>>((long long)local.below(60000));
       communicators[3].group(kernel, placed.calls, streams[0], bulk_from);
       check_placed(placed, streams[0]);
-      verdict.operations += placed.calls.size();
-      ++verdict.groups;
-      for (const auto& e : placed.expected) verdict.bytes += e.second.first;
+      verification.operations += placed.calls.size();
+      ++verification.groups;
+      for (const auto& e : placed.expected) verification.bytes += e.second.first;
     }
     CU(cudaDeviceSynchronize());
     barrier();
@@ -662,10 +662,10 @@ static Verdict verify_growing(const Kernel& kernel, double seconds, uint64_t see
     const double now = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     if (greatest(now) > seconds) break;
   }
-  verdict.operations = sum(verdict.operations);
-  verdict.bytes = sum(verdict.bytes);
+  verification.operations = sum(verification.operations);
+  verification.bytes = sum(verification.bytes);
   grew = sum(own);
-  return verdict;
+  return verification;
 }
 
 // All ranks send more than the first ring takes, each to the next, and only then receive. Hangs unless rings grow.
@@ -1001,11 +1001,11 @@ int main(int count, char** arguments) {
       say("%s: does not load here\n", part.name);
       continue;
     }
-    const Verdict verdict = verify(*part.kernel, seconds * part.share, seed, 2);
+    const Verification verification = verify(*part.kernel, seconds * part.share, seed, 2);
     const uint64_t now = take_bad();
     wrong += now;
-    say("%s: %llu operations in %llu groups over two communicators, %.1f GB, %llu wrong bytes (seed %llu, %d ranks)\n", part.name, (unsigned long long)verdict.operations,
-        (unsigned long long)verdict.groups, verdict.bytes / 1e9, (unsigned long long)now, (unsigned long long)seed, ranks);
+    say("%s: %llu operations in %llu groups over two communicators, %.1f GB, %llu wrong bytes (seed %llu, %d ranks)\n", part.name, (unsigned long long)verification.operations,
+        (unsigned long long)verification.groups, verification.bytes / 1e9, (unsigned long long)now, (unsigned long long)seed, ranks);
   }
   verify_graph(cubin, seed);
   const uint64_t in_graphs = take_bad();
@@ -1018,15 +1018,15 @@ int main(int count, char** arguments) {
   for (const Part& part : {Part{"sm_90 cubin", &cubin, 0.5, true}, Part{"compute_80 PTX (ordinary stores)", &older, 0.3, has_older}}) {
     if (!part.there) continue;
     uint64_t grew = 0;
-    const Verdict verdict = verify_growing(*part.kernel, seconds * part.share, seed, grew);
+    const Verification verification = verify_growing(*part.kernel, seconds * part.share, seed, grew);
     verify_head_to_head(*part.kernel);
     const uint64_t now = take_bad();
     wrong += now;
-    say("%s, growing: %llu operations in %llu groups while %llu rings grew, %.1f GB, %llu wrong bytes\n", part.name, (unsigned long long)verdict.operations, (unsigned long long)verdict.groups,
-        (unsigned long long)grew, verdict.bytes / 1e9, (unsigned long long)now);
+    say("%s, growing: %llu operations in %llu groups while %llu rings grew, %.1f GB, %llu wrong bytes\n", part.name, (unsigned long long)verification.operations, (unsigned long long)verification.groups,
+        (unsigned long long)grew, verification.bytes / 1e9, (unsigned long long)now);
   }
   verify_abort(cubin);
-  say("VERDICT: %s\n\n", wrong ? "WRONG" : "right");
+  say("RESULT: %s\n\n", wrong ? "WRONG" : "right");
 
   open_nccl();
   times(cubin);

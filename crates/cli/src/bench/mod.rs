@@ -6,6 +6,7 @@
 mod batch;
 mod companions;
 pub mod company;
+mod comparison;
 mod first_use;
 pub mod measurement;
 mod memory;
@@ -16,7 +17,6 @@ pub mod record;
 pub mod sizes;
 pub mod statistics;
 mod symmetric;
-mod verdict;
 mod worker;
 
 pub use memory::Memory;
@@ -166,7 +166,7 @@ pub fn run(options: &Options) -> Result<()> {
     text::print(record::table(&records))?;
     text::print(record::host_table(&records))?;
     text::print(record::summary(&records) + "\n")?;
-    text::print(verdict::slower(&records) + "\n")?;
+    text::print(comparison::slower(&records) + "\n")?;
     if let Some(line) = company::kept_up(&records) {
         text::print(line + "\n")?;
     }

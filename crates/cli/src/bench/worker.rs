@@ -4,12 +4,12 @@ use super::Cell;
 use super::batch::{self, Batch, Side, Timing, Work};
 use super::companions::Companions;
 use super::company::{self, Company};
+use super::comparison;
 use super::first_use::{self, FirstUse};
 use super::memory::Memory;
 use super::product::Product;
 use super::statistics::{HostTimes, Spread, host_times, spread};
 use super::symmetric::{self, Symmetric, Wanted};
-use super::verdict;
 use crate::counts;
 use crate::element::Reduction;
 use crate::gpu::{Buffer, Gpu};
@@ -158,10 +158,10 @@ fn rank(channel: &mut Channel, job: Job) -> Result<Outcome> {
             done.push(measured);
         }
     }
-    for position in if job.again > 0 { verdict::suspicious(&done) } else { Vec::new() } {
+    for position in if job.again > 0 { comparison::suspicious(&done) } else { Vec::new() } {
         let CellDone { position, cell, .. } = done[position];
         let rounds = (0..job.again).map(|_| bench.measure(channel, position, &cell));
-        if let Some(settled) = verdict::settled(rounds.collect::<Result<Vec<_>>>()?) {
+        if let Some(settled) = comparison::settled(rounds.collect::<Result<Vec<_>>>()?) {
             tell(channel, &job, &settled)?;
         }
     }

@@ -22,8 +22,8 @@ fn write_all(out: &mut String, facts: &Facts, findings: &[Finding]) -> std::fmt:
     }
     writeln!(out, "\nthe real NCCL, in the order of the search:")?;
     for looked in &facts.search {
-        let verdict = looked.refused.as_deref().unwrap_or("TAKEN");
-        writeln!(out, "  {} ({}): {verdict}", looked.path.display(), looked.because)?;
+        let result = looked.refused.as_deref().unwrap_or("TAKEN");
+        writeln!(out, "  {} ({}): {result}", looked.path.display(), looked.because)?;
     }
     if let Some(version) = facts.nccl.as_ref().and_then(|nccl| nccl.version) {
         writeln!(out, "  version {}", version_text(version))?;
@@ -51,12 +51,12 @@ fn write_all(out: &mut String, facts: &Facts, findings: &[Finding]) -> std::fmt:
         };
         writeln!(out, "  {level} {}", finding.what)?;
     }
-    let verdict = match findings.iter().map(|finding| finding.level).max() {
+    let summary = match findings.iter().map(|finding| finding.level).max() {
         Some(Level::Broken) => "Windlass would not take effect",
         Some(Level::Limited) => "Windlass works, but limited",
         _ => "all good",
     };
-    writeln!(out, "\n{verdict}")
+    writeln!(out, "\n{summary}")
 }
 
 fn write_gpus(out: &mut String, gpus: &Gpus) -> std::fmt::Result {

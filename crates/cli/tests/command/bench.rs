@@ -70,12 +70,12 @@ fn measures() {
     assert_eq!(std::fs::read_dir(&plot).unwrap().count(), 18);
     assert_eq!(printed.lines().next(), Some("bench: 2 ranks, memory device"), "{printed}");
     // What all lines have in common, a heading, a line each; a heading and the host's calls; the mean; what is slower, by name.
-    let verdict =
+    let comparison =
         printed.lines().position(|line| line.starts_with("bench: slower than NCCL by more than 2 %: "));
-    assert_eq!(verdict, Some(2 + 36 + 1 + 12 + 1), "{printed}");
+    assert_eq!(comparison, Some(2 + 36 + 1 + 12 + 1), "{printed}");
     let slow =
         lines.iter().filter(|line| line["mode"] != "host" && line["ratio"].as_f64().unwrap() > 1.02).count();
-    assert_eq!(printed.lines().count(), verdict.unwrap() + 1 + slow, "{printed}");
+    assert_eq!(printed.lines().count(), comparison.unwrap() + 1 + slow, "{printed}");
 }
 
 /// Every operation runs, on an odd number of ranks too.

@@ -67,7 +67,7 @@ fn broken() {
     }
 }
 
-/// The text names the search, and says the verdict last.
+/// The text names the search, and gives the summary last.
 #[test]
 fn text() {
     let (command, _folder) = with_stand_in_cuda(windlass(&["doctor", "--nccl", &stand_in_nccl()]));

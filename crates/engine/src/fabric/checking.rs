@@ -16,7 +16,7 @@ use crate::gpu;
 use crate::negotiated::{NegotiatedConfig, capability};
 use crate::page::Page;
 use crate::range::Range;
-use crate::rendezvous::verdict::Reason;
+use crate::rendezvous::outcome::Reason;
 use crate::stats::checked::Checked;
 use crate::stats::{count, segment};
 use crate::windows;

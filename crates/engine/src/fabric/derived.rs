@@ -129,7 +129,7 @@ mod tests {
     use crate::fabric::hosting::rendezvous;
     use crate::negotiated::{Device, Member, NegotiatedConfig, Token, Version, capability};
     use crate::rendezvous::colors::{Course, Others, Willing};
-    use crate::rendezvous::verdict::{Failure, Reason};
+    use crate::rendezvous::outcome::{Failure, Reason};
     use crate::turns::Graphs;
 
     /// A parent of so many ranks, all of them here.

@@ -1,5 +1,5 @@
 //! The init of a fabric: [`ask`] begins a rank's and waits for nobody, [`complete`] waits for the others, prepares and brings each rank's
-//! [`Fate`]; ranks that are all in one hand need no session ([`all_here`]).
+//! [`InitOutcome`]; ranks that are all in one hand need no session ([`all_here`]).
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,7 +9,7 @@ use crate::forward::init::Ctas;
 use crate::gpu;
 use crate::negotiated::Token;
 use crate::rendezvous::id_tag::Id;
-use crate::rendezvous::verdict::{Failure, Reason};
+use crate::rendezvous::outcome::{Failure, Reason};
 use crate::rendezvous::{self, Canceller, LocalEntry, Outcome, Participant, decision, place};
 use crate::stats::features::{Lacks, line};
 use crate::stats::{count, fabric};
@@ -23,7 +23,7 @@ use super::{Fabric, Patience, Wish, checking, features, offers, settle, wish};
 
 /// What a communicator's init came to.
 #[derive(Debug)]
-pub enum Fate {
+pub enum InitOutcome {
     /// All ranks confirmed.
     Fabric(Arc<Fabric>),
     /// NCCL does everything.
@@ -84,7 +84,7 @@ pub(super) fn cannot_reach(error: std::io::Error) -> Reason {
 }
 
 /// Waits for all others, prepares and confirms: as long as it takes.
-pub fn complete(asked: Vec<Asked>) -> Vec<Fate> {
+pub fn complete(asked: Vec<Asked>) -> Vec<InitOutcome> {
     type Key = (Token, u32);
     let (mut keys, mut participants, mut shares) = (Vec::new(), Vec::new(), BTreeMap::new());
     let (mut waits, mut local_entries) = (Vec::new(), Vec::new());
@@ -113,56 +113,56 @@ pub fn complete(asked: Vec<Asked>) -> Vec<Fate> {
         prepared.lock().unwrap_or_else(PoisonError::into_inner).insert(key, made);
         result
     });
-    let fate = |(key, outcome)| match (outcome, take(key)) {
+    let outcome = |(key, outcome)| match (outcome, take(key)) {
         (Outcome::Fabric(negotiated), Some(prepared)) => {
             // Nobody confirms without mailboxes and the page.
             let fabric = Fabric::new(negotiated, prepared);
-            fabric.map_or(Fate::Failed(Failure::Unreadable), Fate::Fabric)
+            fabric.map_or(InitOutcome::Failed(Failure::Unreadable), InitOutcome::Fabric)
         }
         // Nobody confirms without having prepared.
-        (Outcome::Fabric(_), None) => Fate::Failed(Failure::Unreadable),
+        (Outcome::Fabric(_), None) => InitOutcome::Failed(Failure::Unreadable),
         // These come at any moment: as if it had failed.
         (Outcome::Plain(reason @ (Reason::NonWindlass | Reason::Unreachable { .. })), prepared) => {
             prepared.into_iter().for_each(|prepared| prepared.fail());
-            Fate::Plain(reason)
+            InitOutcome::Plain(reason)
         }
         (Outcome::Plain(reason), prepared) => {
             // All have spoken: nobody touches what was announced any more.
             prepared.into_iter().for_each(|prepared| prepared.abandon());
-            Fate::Plain(reason)
+            InitOutcome::Plain(reason)
         }
         (Outcome::Failed(failure), prepared) => {
             // Others may still be testing it: they let go of their lines when they are not.
             prepared.into_iter().for_each(|prepared| prepared.fail());
-            Fate::Failed(failure)
+            InitOutcome::Failed(failure)
         }
     };
-    let fates: Vec<Fate> = keys.iter().zip(outcomes.into_iter().flatten()).map(fate).collect();
-    for (fate, local_entry) in fates.iter().zip(local_entries) {
-        local_entry.into_iter().for_each(|local_entry| part(fate, &local_entry));
+    let outcomes: Vec<InitOutcome> = keys.iter().zip(outcomes.into_iter().flatten()).map(outcome).collect();
+    for (outcome, local_entry) in outcomes.iter().zip(local_entries) {
+        local_entry.into_iter().for_each(|local_entry| part(outcome, &local_entry));
     }
     settle();
-    fates
+    outcomes
 }
 
 /// What a rank of a host-local rendezvous says when its session is over for it. Whoever has failed leaves as one that has died.
-fn part(fate: &Fate, local_entry: &LocalEntry) {
-    match fate {
+fn part(outcome: &InitOutcome, local_entry: &LocalEntry) {
+    match outcome {
         // The others may still have their host, and wait for this rank.
-        Fate::Plain(Reason::Unreachable { .. }) => local_entry.decline(),
-        Fate::Plain(_) | Fate::Fabric(_) => local_entry.leave(),
-        Fate::Failed(_) => {}
+        InitOutcome::Plain(Reason::Unreachable { .. }) => local_entry.decline(),
+        InitOutcome::Plain(_) | InitOutcome::Fabric(_) => local_entry.leave(),
+        InitOutcome::Failed(_) => {}
     }
 }
 
 /// The fabric of ranks that are all in one hand, on these devices, in order.
-pub fn all_here(devices: &[i32], patience: Patience) -> Vec<Fate> {
+pub fn all_here(devices: &[i32], patience: Patience) -> Vec<InitOutcome> {
     closing::at_exit_too();
     all_here_or_reason(devices, patience)
-        .unwrap_or_else(|reason| devices.iter().map(|_| Fate::Plain(reason.clone())).collect())
+        .unwrap_or_else(|reason| devices.iter().map(|_| InitOutcome::Plain(reason.clone())).collect())
 }
 
-fn all_here_or_reason(devices: &[i32], patience: Patience) -> Result<Vec<Fate>, Reason> {
+fn all_here_or_reason(devices: &[i32], patience: Patience) -> Result<Vec<InitOutcome>, Reason> {
     wish::check_all(devices.len())?;
     let (mut arenas, mut shares, mut all) = (Vec::new(), Vec::new(), Vec::new());
     for (rank, device) in (0..).zip(devices) {
@@ -178,7 +178,7 @@ fn all_here_or_reason(devices: &[i32], patience: Patience) -> Result<Vec<Fate>, 
     let prepared = preparing::in_one_hand(&negotiated, &arenas, shares).map_err(refused)?;
     let fabric = |prepared| {
         let fabric = Fabric::new(negotiated.clone(), prepared);
-        fabric.map_or(Fate::Failed(Failure::Unreadable), Fate::Fabric)
+        fabric.map_or(InitOutcome::Failed(Failure::Unreadable), InitOutcome::Fabric)
     };
     Ok(prepared.into_iter().map(fabric).collect())
 }
@@ -189,9 +189,9 @@ pub fn is_patient(ranks: usize) -> bool {
 }
 
 /// Counts and logs what a communicator's init came to: one line with what it has, or why it is on NCCL.
-pub fn tell(counters: usize, fate: &Fate) {
-    match fate {
-        Fate::Fabric(peers) => {
+pub fn tell(counters: usize, outcome: &InitOutcome) {
+    match outcome {
+        InitOutcome::Fabric(peers) => {
             let own = peers.boxes.as_ref().map(|boxes| boxes.lacks).unwrap_or_default();
             let lacks = features::of_all(&peers.negotiated, own);
             let serial = count::fabric(counters, fabric::YES, lacks);
@@ -203,7 +203,7 @@ pub fn tell(counters: usize, fate: &Fate) {
                 log::info!("communicator {serial}, rank {rank} of {ranks}, peer group {hash:016x}: {has}");
             }
         }
-        Fate::Plain(reason) => {
+        InitOutcome::Plain(reason) => {
             let number = fabric::PLAIN + u32::from(reason.number());
             let serial = count::fabric(counters, number, Lacks::default());
             let change = match fabric::change(number) {
@@ -213,7 +213,7 @@ pub fn tell(counters: usize, fate: &Fate) {
             log::info!("communicator {serial} is on NCCL: {reason}{change}");
             checking::say_why_not(serial, reason);
         }
-        Fate::Failed(failure) => log::warn!("a communicator failed in its init: {failure}"),
+        InitOutcome::Failed(failure) => log::warn!("a communicator failed in its init: {failure}"),
     }
 }
 

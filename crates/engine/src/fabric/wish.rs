@@ -18,8 +18,8 @@ use crate::rendezvous::colors::Willing;
 use crate::rendezvous::derived::NOBODY;
 use crate::rendezvous::facts::{Facts, LocalFacts, Waiting, plain_reason};
 use crate::rendezvous::id_tag::{Id, IdTag};
+use crate::rendezvous::outcome::Reason;
 use crate::rendezvous::place;
-use crate::rendezvous::verdict::Reason;
 use crate::tuning;
 use crate::turns::Graphs;
 

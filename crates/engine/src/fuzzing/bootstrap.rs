@@ -10,9 +10,9 @@ use crate::rendezvous::local_rendezvous::{self, Course, Roster};
 use crate::rendezvous::message::{
     self, Caller, FROM_HOST_BYTES_MAX, FROM_RANK_BYTES_MAX, FromHost, FromRank, Front, GREETING_BYTES, front,
 };
+use crate::rendezvous::outcome::{Failure, Reason, SessionOutcome};
 use crate::rendezvous::participation::{Participation, Stage, WithoutHost};
 use crate::rendezvous::round::Round;
-use crate::rendezvous::verdict::{Failure, Reason, Verdict};
 use crate::rendezvous::{derived, descriptors as sockets};
 use crate::tuning::Limits;
 use crate::tuning::file::Table as Tuning;
@@ -72,7 +72,7 @@ fn messages<M>(mut input: &[u8], limit: usize, decode: fn(u16, &[u8]) -> Option<
 pub fn host(input: &[u8]) {
     let mut choices = Choices(input);
     let mut agreement = Agreement::new(TOKEN, TOKEN);
-    let mut decided: Option<Verdict> = None;
+    let mut decided: Option<SessionOutcome> = None;
     for _ in 0..STEPS_MAX {
         if choices.is_over() {
             return;
@@ -83,7 +83,7 @@ pub fn host(input: &[u8]) {
             for answer in agreement.step(event) {
                 assert!(answer.message.encode().len() <= message::HEADER_BYTES + FROM_HOST_BYTES_MAX);
             }
-            let now = agreement.verdict().cloned();
+            let now = agreement.outcome().cloned();
             assert!(decided.is_none() || decided == now);
             decided = now;
             assert!(
@@ -272,7 +272,8 @@ pub fn requests(input: &[u8]) {
     let words = String::from_utf8_lossy(input);
     let refusal = FromRank::Refuse(words.clone().into_owned()).encode();
     let reason =
-        FromHost::Verdict(Verdict::Plain(Reason::Refused { rank: 1, words: words.into_owned() })).encode();
+        FromHost::Outcome(SessionOutcome::Plain(Reason::Refused { rank: 1, words: words.into_owned() }))
+            .encode();
     messages(&refusal, FROM_RANK_BYTES_MAX, FromRank::decode, drop);
     messages(&reason, FROM_HOST_BYTES_MAX, FromHost::decode, drop);
     messages(input, FROM_RANK_BYTES_MAX, FromRank::decode, |said| drop(said.encode()));

@@ -8,7 +8,7 @@ use crate::rendezvous::facts::{Facts, Place};
 use crate::rendezvous::id_tag::IdTag;
 use crate::rendezvous::local_rendezvous;
 use crate::rendezvous::message::{self, FromHost, FromRank};
-use crate::rendezvous::verdict::{Failure, Verdict};
+use crate::rendezvous::outcome::{Failure, SessionOutcome};
 use crate::tuning::Collective;
 use crate::tuning::file::HEAD;
 
@@ -82,7 +82,7 @@ pub fn tags() -> Vec<Vec<u8>> {
 pub fn host() -> Vec<Vec<u8>> {
     let all_come = [16, 2, 0, 21, 2, 0, 12, 13];
     let confirm = FromRank::Confirm.encode();
-    let more = [FromRank::Refuse("no".into()), FromRank::Decline(Verdict::Failed(Failure::Aborted))];
+    let more = [FromRank::Refuse("no".into()), FromRank::Decline(SessionOutcome::Failed(Failure::Aborted))];
     let mut seeds: Vec<Vec<u8>> = more
         .iter()
         .map(|said| [&all_come[..6], &counted(32, &said.encode()), &counted(33, &confirm)].concat())
@@ -106,9 +106,9 @@ pub fn participant() -> Vec<Vec<u8>> {
     let prepare = FromHost::Prepare(negotiated);
     let word = |color| Word { color, key: 1, willing: Willing::InPair, parent: Parent::Built };
     let talks: [&[FromHost]; 4] = [
-        &[prepare.clone(), FromHost::Verdict(Verdict::Fabric)],
+        &[prepare.clone(), FromHost::Outcome(SessionOutcome::Fabric)],
         &[prepare, FromHost::Stop],
-        &[FromHost::Verdict(Verdict::Failed(Failure::Mismatch { rank: 1, ranks: 2, expected: 3 }))],
+        &[FromHost::Outcome(SessionOutcome::Failed(Failure::Mismatch { rank: 1, ranks: 2, expected: 3 }))],
         &[FromHost::Table(Table::new(vec![word(Some(1)), word(Some(1)), word(None)]))],
     ];
     let of_talk = |talk: &[FromHost]| [vec![0xfc], talk.iter().flat_map(FromHost::encode).collect()].concat();

@@ -24,7 +24,7 @@ use super::{LazyCommunicator, Unfit};
 
 /// What becomes of NCCL's communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
+enum Disposal {
     /// Kept, once nothing is in flight.
     Cached,
     /// By NCCL's destroy, as all ranks do.
@@ -54,14 +54,14 @@ struct Facts {
     has_failed: bool,
 }
 
-fn fate(facts: Facts) -> Fate {
+fn disposal(facts: Facts) -> Disposal {
     match facts {
-        Facts { caches: false, .. } | Facts { unfit: Some(Unfit::Everywhere), .. } => Fate::Destroyed,
-        Facts { has_failed: true, .. } => Fate::Aborted,
+        Facts { caches: false, .. } | Facts { unfit: Some(Unfit::Everywhere), .. } => Disposal::Destroyed,
+        Facts { has_failed: true, .. } => Disposal::Aborted,
         Facts { unfit: Some(Unfit::Here), .. }
         | Facts { has_operators: true, .. }
-        | Facts { has_registrations: true, .. } => Fate::Left,
-        _ => Fate::Cached,
+        | Facts { has_registrations: true, .. } => Disposal::Left,
+        _ => Disposal::Cached,
     }
 }
 
@@ -123,9 +123,9 @@ impl LazyCommunicator {
             refuse(ncclInternalError, why)
         };
         let Some(facts) = facts else { return abort_unknown() };
-        match fate(facts) {
-            Fate::Destroyed => self.end_real(End::Destroy, real),
-            Fate::Aborted => self.end_real(End::Abort, real),
+        match disposal(facts) {
+            Disposal::Destroyed => self.end_real(End::Destroy, real),
+            Disposal::Aborted => self.end_real(End::Abort, real),
             quiet => {
                 let handle = real as usize;
                 let wait = || Some(self.wait_for_nccl(handle as ncclComm_t));
@@ -133,14 +133,16 @@ impl LazyCommunicator {
                 match (quiet, waited) {
                     // An abort from another thread has ended NCCL's.
                     (_, Some(Waited::Aborted)) => ncclSuccess,
-                    (Fate::Cached, Some(Waited::Over(code))) if code == ncclSuccess => guard::call(|| {
-                        let finish = || {
-                            let bytes = self.bytes(&built);
-                            self.let_go();
-                            keep(built.holding(bytes))
-                        };
-                        beside(finish).unwrap_or(ncclInternalError)
-                    }),
+                    (Disposal::Cached, Some(Waited::Over(code))) if code == ncclSuccess => {
+                        guard::call(|| {
+                            let finish = || {
+                                let bytes = self.bytes(&built);
+                                self.let_go();
+                                keep(built.holding(bytes))
+                            };
+                            beside(finish).unwrap_or(ncclInternalError)
+                        })
+                    }
                     (_, None) if !self.ends.enter() => ncclSuccess,
                     (_, None) => abort_unknown(),
                     _ => self.end_real(End::Abort, real),
@@ -265,18 +267,18 @@ mod tests {
 
     /// Cached only if nothing speaks against it; NCCL's destroy only where all ranks come to it.
     #[test]
-    fn fates() {
+    fn disposals() {
         let (here, everywhere) = (Some(Unfit::Here), Some(Unfit::Everywhere));
         for (facts, expected) in [
-            (GOOD, Fate::Cached),
-            (Facts { caches: false, ..GOOD }, Fate::Destroyed),
-            (Facts { unfit: everywhere, has_operators: true, has_failed: true, ..GOOD }, Fate::Destroyed),
-            (Facts { unfit: here, ..GOOD }, Fate::Left),
-            (Facts { has_operators: true, ..GOOD }, Fate::Left),
-            (Facts { has_registrations: true, ..GOOD }, Fate::Left),
-            (Facts { has_failed: true, unfit: here, ..GOOD }, Fate::Aborted),
+            (GOOD, Disposal::Cached),
+            (Facts { caches: false, ..GOOD }, Disposal::Destroyed),
+            (Facts { unfit: everywhere, has_operators: true, has_failed: true, ..GOOD }, Disposal::Destroyed),
+            (Facts { unfit: here, ..GOOD }, Disposal::Left),
+            (Facts { has_operators: true, ..GOOD }, Disposal::Left),
+            (Facts { has_registrations: true, ..GOOD }, Disposal::Left),
+            (Facts { has_failed: true, unfit: here, ..GOOD }, Disposal::Aborted),
         ] {
-            assert_eq!(fate(facts), expected, "{facts:?}");
+            assert_eq!(disposal(facts), expected, "{facts:?}");
         }
     }
 }

@@ -13,7 +13,7 @@ use nccl_sys::{Entry, ncclConfig_t, ncclInternalError, ncclRemoteError, ncclResu
 use crate::communicator;
 use crate::error::refuse;
 use crate::fabric::{
-    self, Asked, Configured, Course, Derivation, Fabric, Fate, NewCommunicator, Others, Patience,
+    self, Asked, Configured, Course, Derivation, Fabric, InitOutcome, NewCommunicator, Others, Patience,
 };
 use crate::forward::configuration::Kept as Configuration;
 use crate::forward::init::{self, Handle, InitCall};
@@ -21,7 +21,7 @@ use crate::forward::known;
 use crate::group;
 use crate::lazy::{LazyCommunicator, on_device};
 use crate::rendezvous::id_tag::Id;
-use crate::rendezvous::verdict::Reason;
+use crate::rendezvous::outcome::Reason;
 use crate::stats::count::Identity;
 
 use super::derived::{self, Before, OfFabric};
@@ -179,13 +179,13 @@ fn met(
         Ok(asked) => asked,
         Err(reason) => return does_not_come(reason, derivation, by_id),
     };
-    match fabric::complete(vec![asked]).pop().unwrap_or(Fate::Plain(Reason::Derived)) {
-        Fate::Fabric(fabric) => {
+    match fabric::complete(vec![asked]).pop().unwrap_or(InitOutcome::Plain(Reason::Derived)) {
+        InitOutcome::Fabric(fabric) => {
             fabric.keep_configuration(configuration);
             Step::Met(LazyCommunicator::new(fabric, by_id.new_communicator.device, None), by_id.others)
         }
-        Fate::Plain(reason) => Step::ById(ById { reason, ..by_id }),
-        Fate::Failed(failure) => {
+        InitOutcome::Plain(reason) => Step::ById(ById { reason, ..by_id }),
+        InitOutcome::Failed(failure) => {
             Step::Failed(refuse(failure.code(), format_args!("no communicator: {failure}")))
         }
     }
@@ -279,7 +279,7 @@ pub fn finish(step: Step, place: Handle, result: ncclResult_t) -> ncclResult_t {
             let NewCommunicator { device, rank, ranks } = new_communicator;
             let identity = Identity { rank: rank as i32, ranks: ranks as i32, device };
             if let Some((handle, communicator)) = note(place, identity) {
-                settle(handle, communicator, Fate::Plain(reason));
+                settle(handle, communicator, InitOutcome::Plain(reason));
             }
         }
         Step::Failed(_) => {}

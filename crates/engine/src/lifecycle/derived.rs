@@ -13,7 +13,7 @@ use nccl_sys::{
 use crate::communicator::{self, Communicator, Kept};
 use crate::error::refuse;
 use crate::fabric::{
-    self, Asked, Configured, Derivation, Deriving, Fate, LocalWait, NewCommunicator, Plain, Standing,
+    self, Asked, Configured, Derivation, Deriving, InitOutcome, LocalWait, NewCommunicator, Plain, Standing,
     Waiting, Wanted,
 };
 use crate::forward::configuration::{Given, Kept as Configuration};
@@ -25,7 +25,7 @@ use crate::lazy;
 use crate::lazy::Unfit;
 use crate::negotiated;
 use crate::process;
-use crate::rendezvous::verdict::Reason;
+use crate::rendezvous::outcome::Reason;
 use crate::stats::count;
 
 use super::session::{self, settle};
@@ -316,26 +316,28 @@ pub fn meet(made: Vec<(Handle, Configured, Derivation)>) -> ncclResult_t {
                 asked.push(one);
             }
             Err(reason) => {
-                settle(handle, communicator, Fate::Plain(reason));
+                settle(handle, communicator, InitOutcome::Plain(reason));
                 session::keep_plain(handle, communicator, plain);
             }
         }
     }
     let mut first = ncclSuccess;
-    for (session, fate) in sessions.into_iter().zip(fabric::complete(asked)) {
+    for (session, outcome) in sessions.into_iter().zip(fabric::complete(asked)) {
         let ChildSession { place, handle, communicator, configuration, shares, plain } = session;
-        let plain = plain.filter(|_| matches!(fate, Fate::Plain(_)));
-        if let Fate::Fabric(fabric) = &fate {
+        let plain = plain.filter(|_| matches!(outcome, InitOutcome::Plain(_)));
+        if let InitOutcome::Fabric(fabric) = &outcome {
             fabric.keep_configuration(configuration);
             fabric.registering().filter(|_| shares).into_iter().for_each(|one| one.share());
             fabric.windows().filter(|_| shares).into_iter().for_each(|one| one.share());
         }
-        let failed = match &fate {
-            Fate::Failed(failure) => refuse(failure.code(), format_args!("no communicator: {failure}")),
+        let failed = match &outcome {
+            InitOutcome::Failed(failure) => {
+                refuse(failure.code(), format_args!("no communicator: {failure}"))
+            }
             _ => ncclSuccess,
         };
         if failed == ncclSuccess {
-            settle(handle, communicator, fate);
+            settle(handle, communicator, outcome);
             session::keep_plain(handle, communicator, plain);
             session::warm(handle);
             continue;

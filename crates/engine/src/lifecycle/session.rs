@@ -8,7 +8,7 @@ use crate::communicator::{self, Communicator, Kept};
 use crate::config::nccl;
 use crate::error::refuse;
 use crate::fabric::cached::{self, Kind, Taken};
-use crate::fabric::{self, Fate, Patience, Plain, Waiting, Wish};
+use crate::fabric::{self, InitOutcome, Patience, Plain, Waiting, Wish};
 use crate::forward::configuration::{Given, Kept as Configuration};
 use crate::forward::init::{self, Handle, InitCall};
 use crate::forward::known;
@@ -17,7 +17,7 @@ use crate::group::{self, Awaited};
 use crate::guard;
 use crate::lazy::{self, LazyCommunicator, first_launch};
 use crate::process;
-use crate::rendezvous::verdict::Reason;
+use crate::rendezvous::outcome::Reason;
 use crate::stats::count::{self, Identity};
 use crate::stats::fabric::{BUILT, LAZY};
 
@@ -26,7 +26,7 @@ use super::{derived, note};
 /// How far an init is before NCCL is called.
 enum Step {
     /// Its session is over, or there is none; and what it keeps for others without a fabric.
-    Decided(Fate, Option<Arc<Plain>>),
+    Decided(InitOutcome, Option<Arc<Plain>>),
     /// Its session is over: NCCL is not asked. Of `ncclCommInitAll` all ranks.
     Lazy(Vec<Arc<LazyCommunicator>>),
     /// In a group: NCCL only takes note of it now, and so do we.
@@ -51,7 +51,7 @@ pub fn init_with_session(entry: Entry, init: &InitCall) -> ncclResult_t {
             begin(init)
         },
         |step| match step {
-            Step::Decided(Fate::Failed(failure), _) => {
+            Step::Decided(InitOutcome::Failed(failure), _) => {
                 refuse(failure.code(), format_args!("no communicator: {failure}"))
             }
             Step::Lazy(_) => ncclSuccess,
@@ -93,29 +93,29 @@ fn begin(init: &InitCall) -> Step {
         ) => {
             return Step::Refused;
         }
-        _ => return Step::Decided(Fate::Plain(Reason::Derived), None),
+        _ => return Step::Decided(InitOutcome::Plain(Reason::Derived), None),
     };
     if group::is_open() {
         return Step::Grouped(Wish { device: fabric::device_now(), ..wish });
     }
     let device = fabric::device_now();
     let taken = take(&wish, device, &configuration);
-    let fate = match fabric::ask(&Wish { device, cached: taken.tokens(), ..wish }) {
-        Ok(asked) => fabric::complete(vec![asked]).pop().unwrap_or(Fate::Plain(Reason::Derived)),
-        Err(reason) => Fate::Plain(reason),
+    let outcome = match fabric::ask(&Wish { device, cached: taken.tokens(), ..wish }) {
+        Ok(asked) => fabric::complete(vec![asked]).pop().unwrap_or(InitOutcome::Plain(Reason::Derived)),
+        Err(reason) => InitOutcome::Plain(reason),
     };
     let mut plain = None;
-    match &fate {
-        Fate::Fabric(fabric) => fabric.keep_configuration(configuration),
-        Fate::Plain(_) => plain = wish.plain(configuration),
-        Fate::Failed(_) => {}
+    match &outcome {
+        InitOutcome::Fabric(fabric) => fabric.keep_configuration(configuration),
+        InitOutcome::Plain(_) => plain = wish.plain(configuration),
+        InitOutcome::Failed(_) => {}
     }
-    match fate {
-        Fate::Fabric(fabric) if fabric.negotiated().is_lazy() => {
+    match outcome {
+        InitOutcome::Fabric(fabric) if fabric.negotiated().is_lazy() => {
             let built = taken.choose(fabric::common_offer(fabric.negotiated()));
             Step::Lazy(vec![LazyCommunicator::new(fabric, device.unwrap_or_default(), built)])
         }
-        fate => Step::Decided(fate, plain),
+        outcome => Step::Decided(outcome, plain),
     }
 }
 
@@ -139,9 +139,9 @@ fn all(init: &InitCall) -> Step {
     if group::is_open() || !is_patient {
         return Step::All;
     }
-    let fates = fabric::all_here(&devices, Patience::AsConfigured);
-    let lazy = fates.into_iter().zip(devices).map(|(fate, device)| match fate {
-        Fate::Fabric(fabric) => {
+    let outcomes = fabric::all_here(&devices, Patience::AsConfigured);
+    let lazy = outcomes.into_iter().zip(devices).map(|(outcome, device)| match outcome {
+        InitOutcome::Fabric(fabric) => {
             fabric.keep_configuration(Configuration::Nothing);
             Some(LazyCommunicator::new(fabric, device, None))
         }
@@ -178,10 +178,10 @@ fn finish(step: Step, init: &InitCall) {
                 })
                 .for_each(group::wait_for);
             }
-            let fates = fabric::all_here(&init.devices().unwrap_or_default(), Patience::None);
-            for (new_communicator, fate) in new_communicators.into_iter().zip(fates) {
+            let outcomes = fabric::all_here(&init.devices().unwrap_or_default(), Patience::None);
+            for (new_communicator, outcome) in new_communicators.into_iter().zip(outcomes) {
                 if let Some((handle, communicator)) = new_communicator {
-                    settle(handle, communicator, fate);
+                    settle(handle, communicator, outcome);
                     if !group::is_open() {
                         guard_first_launch(handle);
                     }
@@ -192,8 +192,8 @@ fn finish(step: Step, init: &InitCall) {
             let places = init.new_communicators().map(|(place, _)| place);
             places.for_each(|place| group::wait_for(Awaited::Wished(place, handle, Box::new(wish.clone()))));
         }
-        (Step::Decided(fate, plain), Some((handle, communicator))) => {
-            settle(handle, communicator, fate);
+        (Step::Decided(outcome, plain), Some((handle, communicator))) => {
+            settle(handle, communicator, outcome);
             keep_plain(handle, communicator, plain);
             guard_first_launch(handle);
         }
@@ -211,14 +211,14 @@ pub fn hand_out(place: Handle, lazy: Arc<LazyCommunicator>) {
     let standing = if lazy.real().is_some() { BUILT } else { LAZY };
     drop(communicator.keep(handle, Kept::Lazy(lazy)));
     count::nccl(communicator.counters(), standing);
-    fabric::tell(communicator.counters(), &Fate::Fabric(fabric));
+    fabric::tell(communicator.counters(), &InitOutcome::Fabric(fabric));
     init::hand_out(place, handle);
 }
 
 /// What its init came to is kept with the communicator, and told.
-pub fn settle(handle: ncclComm_t, communicator: &'static Communicator, fate: Fate) {
-    fabric::tell(communicator.counters(), &fate);
-    if let Fate::Fabric(fabric) = fate {
+pub fn settle(handle: ncclComm_t, communicator: &'static Communicator, outcome: InitOutcome) {
+    fabric::tell(communicator.counters(), &outcome);
+    if let InitOutcome::Fabric(fabric) = outcome {
         drop(communicator.keep(handle, Kept::Fabric(fabric)));
     }
 }
@@ -310,7 +310,7 @@ pub fn run_all(awaited: Vec<Awaited>) -> Vec<Awaited> {
                 asked.push(one);
             }
             Err(reason) => {
-                settle(handle, communicator, Fate::Plain(reason));
+                settle(handle, communicator, InitOutcome::Plain(reason));
                 keep_plain(handle, communicator, plain);
             }
         }
@@ -318,8 +318,8 @@ pub fn run_all(awaited: Vec<Awaited>) -> Vec<Awaited> {
     if asked.is_empty() {
         return rest;
     }
-    for ((handle, plain), fate) in handles.into_iter().zip(fabric::complete(asked)) {
-        if let Fate::Failed(failure) = &fate {
+    for ((handle, plain), outcome) in handles.into_iter().zip(fabric::complete(asked)) {
+        if let InitOutcome::Failed(failure) = &outcome {
             let code = refuse(failure.code(), format_args!("no communicator: {failure}"));
             if !matches!(rest.first(), Some(Awaited::Failed(_))) {
                 rest.insert(0, Awaited::Failed(code));
@@ -327,12 +327,12 @@ pub fn run_all(awaited: Vec<Awaited>) -> Vec<Awaited> {
         }
         match communicator::find(handle) {
             Some(communicator) => {
-                let plain = plain.filter(|_| matches!(fate, Fate::Plain(_)));
-                settle(handle, communicator, fate);
+                let plain = plain.filter(|_| matches!(outcome, InitOutcome::Plain(_)));
+                settle(handle, communicator, outcome);
                 keep_plain(handle, communicator, plain);
             }
             // Aborted meanwhile.
-            None => drop(fate),
+            None => drop(outcome),
         }
     }
     rest

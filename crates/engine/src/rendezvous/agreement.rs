@@ -1,14 +1,14 @@
 //! The host's side of a session as a pure machine: events in, answers out, no clock and no sockets.
 //!
 //! One machine decides once; all that ranks hear are copies of that decision. The argument why no two ranks ever act
-//! on different verdicts stands in [`super`].
+//! on different outcomes stands in [`super`].
 
 use crate::negotiated::{RANKS_MAX, Token, capability};
 
 use super::decision;
 use super::facts::Facts;
 use super::message::{FromHost, FromRank};
-use super::verdict::{Failure, Reason, Verdict};
+use super::outcome::{Failure, Reason, SessionOutcome};
 
 /// A rank's connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -57,7 +57,7 @@ enum Phase {
     Preparing,
     /// A rank could not prepare, for this reason; the others stop, and speak.
     Stopping(Reason),
-    Over(Verdict),
+    Over(SessionOutcome),
 }
 
 /// A session.
@@ -92,16 +92,16 @@ impl Agreement {
     }
 
     /// How it ended, if it has.
-    pub fn verdict(&self) -> Option<&Verdict> {
+    pub fn outcome(&self) -> Option<&SessionOutcome> {
         match &self.phase {
-            Phase::Over(verdict) => Some(verdict),
+            Phase::Over(outcome) => Some(outcome),
             _ => None,
         }
     }
 
     /// Whether it ended in a fabric whose ranks go to NCCL later only, and with another id.
     pub fn is_lazy(&self) -> bool {
-        self.verdict() == Some(&Verdict::Fabric) && self.capabilities & capability::LAZY != 0
+        self.outcome() == Some(&SessionOutcome::Fabric) && self.capabilities & capability::LAZY != 0
     }
 
     /// How many ranks there are, if any has come.
@@ -125,10 +125,12 @@ impl Agreement {
     /// One step. Answers go out in this order.
     pub fn step(&mut self, event: Event) -> Vec<Answer> {
         match event {
-            Event::NonWindlass if self.verdict().is_none() => self.end(Verdict::Plain(Reason::NonWindlass)),
+            Event::NonWindlass if self.outcome().is_none() => {
+                self.end(SessionOutcome::Plain(Reason::NonWindlass))
+            }
             Event::NonWindlass => Vec::new(),
-            Event::Absent(failure) => self.without(Verdict::Failed(failure)),
-            Event::Said(_, FromRank::Decline(verdict)) => self.without(verdict),
+            Event::Absent(failure) => self.without(SessionOutcome::Failed(failure)),
+            Event::Said(_, FromRank::Decline(outcome)) => self.without(outcome),
             Event::Left(seat) => self.left(seat),
             Event::Said(seat, FromRank::Report(facts)) => self.report(seat, *facts),
             Event::Said(seat, FromRank::Confirm) => self.confirm(seat),
@@ -150,18 +152,18 @@ impl Agreement {
             return self.disorder(rank);
         }
         match &self.phase {
-            // Whoever comes after a fabric's verdict has a number that is taken.
-            Phase::Over(Verdict::Fabric) | Phase::Preparing | Phase::Stopping(_) => {
+            // Whoever comes after a fabric's outcome has a number that is taken.
+            Phase::Over(SessionOutcome::Fabric) | Phase::Preparing | Phase::Stopping(_) => {
                 self.refuse_newcomer(seat, Failure::Duplicate { rank })
             }
-            Phase::Over(verdict) => vec![Answer { to: seat, message: FromHost::Verdict(verdict.clone()) }],
+            Phase::Over(outcome) => vec![Answer { to: seat, message: FromHost::Outcome(outcome.clone()) }],
             Phase::Arriving => self.gather(seat, facts),
         }
     }
 
     /// Somebody will not come. Where all have reported, that is none of them.
-    fn without(&mut self, verdict: Verdict) -> Vec<Answer> {
-        if self.phase == Phase::Arriving { self.end(verdict) } else { Vec::new() }
+    fn without(&mut self, outcome: SessionOutcome) -> Vec<Answer> {
+        if self.phase == Phase::Arriving { self.end(outcome) } else { Vec::new() }
     }
 
     fn gather(&mut self, seat: Seat, facts: Facts) -> Vec<Answer> {
@@ -180,7 +182,7 @@ impl Agreement {
         };
         self.present.push(Present { seat, facts, stance: Stance::Here });
         if let Some(reason) = conflict {
-            return self.end(Verdict::Plain(reason));
+            return self.end(SessionOutcome::Plain(reason));
         }
         if self.present.len() < ranks as usize {
             return Vec::new();
@@ -193,9 +195,9 @@ impl Agreement {
     }
 
     fn confirm(&mut self, seat: Seat) -> Vec<Answer> {
-        let (may_speak, over) = (self.is_preparing(), self.verdict().is_some());
+        let (may_speak, over) = (self.is_preparing(), self.outcome().is_some());
         match self.of_seat(seat) {
-            // Its confirmation crossed the verdict, or it never reported and was told so.
+            // Its confirmation crossed the outcome, or it never reported and was told so.
             _ if over => Vec::new(),
             Some(present) if may_speak && present.stance == Stance::Here => {
                 present.stance = Stance::Confirmed;
@@ -209,10 +211,10 @@ impl Agreement {
         }
     }
 
-    /// A refusal is a rank's own word; it may also be what it makes of a peer's death. So the verdict waits until all
+    /// A refusal is a rank's own word; it may also be what it makes of a peer's death. So the outcome waits until all
     /// have spoken: whoever died never does, and is seen to have left.
     fn refuse(&mut self, seat: Seat, words: String) -> Vec<Answer> {
-        let over = self.verdict().is_some();
+        let over = self.outcome().is_some();
         let Some(present) = self.of_seat(seat).filter(|_| !over) else { return Vec::new() };
         let rank = present.facts.member.rank;
         if present.stance != Stance::Here {
@@ -221,7 +223,7 @@ impl Agreement {
         present.stance = Stance::Refused;
         let reason = Reason::Refused { rank, words };
         match self.phase {
-            Phase::Arriving => return self.end(Verdict::Plain(reason)),
+            Phase::Arriving => return self.end(SessionOutcome::Plain(reason)),
             Phase::Preparing => self.phase = Phase::Stopping(reason),
             _ => return self.end_if_all_spoke(),
         }
@@ -241,20 +243,20 @@ impl Agreement {
             return Vec::new();
         }
         match &self.phase {
-            Phase::Stopping(reason) => self.end(Verdict::Plain(reason.clone())),
-            _ => self.end(Verdict::Fabric),
+            Phase::Stopping(reason) => self.end(SessionOutcome::Plain(reason.clone())),
+            _ => self.end(SessionOutcome::Fabric),
         }
     }
 
-    /// Before the verdict whoever leaves is lost, however it leaves. After it the host is needed no more.
+    /// Before the outcome whoever leaves is lost, however it leaves. After it the host is needed no more.
     fn left(&mut self, seat: Seat) -> Vec<Answer> {
         let Some(present) = self.of_seat(seat) else { return Vec::new() };
         let rank = present.facts.member.rank;
         let before = std::mem::replace(&mut present.stance, Stance::Gone);
-        if before == Stance::Gone || self.verdict().is_some() {
+        if before == Stance::Gone || self.outcome().is_some() {
             return Vec::new();
         }
-        self.end(Verdict::Failed(Failure::Lost { rank }))
+        self.end(SessionOutcome::Failed(Failure::Lost { rank }))
     }
 
     fn of_seat(&mut self, seat: Seat) -> Option<&mut Present> {
@@ -262,29 +264,29 @@ impl Agreement {
     }
 
     fn disorder(&mut self, rank: u32) -> Vec<Answer> {
-        if self.verdict().is_some() {
+        if self.outcome().is_some() {
             Vec::new()
         } else {
-            self.end(Verdict::Failed(Failure::Disorder { rank }))
+            self.end(SessionOutcome::Failed(Failure::Disorder { rank }))
         }
     }
 
     /// A rank with a claim that cannot be true holds the token all the same, so this is an error of the program, and
-    /// all ranks hear of it while there is no verdict yet.
+    /// all ranks hear of it while there is no outcome yet.
     fn refuse_newcomer(&mut self, seat: Seat, failure: Failure) -> Vec<Answer> {
-        let verdict = Verdict::Failed(failure);
-        let mut answers = if self.verdict().is_none() { self.end(verdict.clone()) } else { Vec::new() };
-        answers.push(Answer { to: seat, message: FromHost::Verdict(verdict) });
+        let outcome = SessionOutcome::Failed(failure);
+        let mut answers = if self.outcome().is_none() { self.end(outcome.clone()) } else { Vec::new() };
+        answers.push(Answer { to: seat, message: FromHost::Outcome(outcome) });
         answers
     }
 
-    fn end(&mut self, verdict: Verdict) -> Vec<Answer> {
-        let verdict = match verdict {
-            Verdict::Plain(_) if !self.has_room => Verdict::Failed(Failure::Short),
-            verdict => verdict,
+    fn end(&mut self, outcome: SessionOutcome) -> Vec<Answer> {
+        let outcome = match outcome {
+            SessionOutcome::Plain(_) if !self.has_room => SessionOutcome::Failed(Failure::Short),
+            outcome => outcome,
         };
-        self.phase = Phase::Over(verdict.clone());
-        self.tell_all(&FromHost::Verdict(verdict))
+        self.phase = Phase::Over(outcome.clone());
+        self.tell_all(&FromHost::Outcome(outcome))
     }
 
     fn tell_all(&self, message: &FromHost) -> Vec<Answer> {

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::verdict::Verdict;
+use super::outcome::SessionOutcome;
 
 /// Counters; relaxed, for reports and tests.
 #[derive(Debug, Default)]
@@ -56,11 +56,11 @@ impl Counts {
         counter.fetch_add(value, Ordering::Relaxed);
     }
 
-    pub(super) fn verdict(&self, verdict: &Verdict) {
-        Counts::up(match verdict {
-            Verdict::Fabric => &self.fabrics,
-            Verdict::Plain(_) => &self.plains,
-            Verdict::Failed(_) => &self.failures,
+    pub(super) fn outcome(&self, outcome: &SessionOutcome) {
+        Counts::up(match outcome {
+            SessionOutcome::Fabric => &self.fabrics,
+            SessionOutcome::Plain(_) => &self.plains,
+            SessionOutcome::Failed(_) => &self.failures,
         });
     }
 }

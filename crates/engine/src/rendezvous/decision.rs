@@ -6,7 +6,7 @@
 use crate::negotiated::{NegotiatedConfig, Token, Version, capability};
 
 use super::facts::Facts;
-use super::verdict::Reason;
+use super::outcome::Reason;
 
 /// Why a newcomer and those who are there cannot form a fabric.
 pub fn conflict<'a>(newcomer: &Facts, mut present: impl Iterator<Item = &'a Facts>) -> Option<Reason> {

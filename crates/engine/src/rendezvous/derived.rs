@@ -28,7 +28,7 @@ use crate::negotiated::Token;
 use crate::negotiated::bytes::{Reader, Writer};
 
 use super::message::FromRank;
-use super::verdict::{Failure, Verdict};
+use super::outcome::{Failure, SessionOutcome};
 
 /// The name of no communicator.
 pub const NOBODY: Token = Token([0; 16]);
@@ -149,7 +149,7 @@ pub fn withdrawal(words: &[u8]) -> Option<(Token, Vec<u8>)> {
     let Some(Visitor::Invited(Invitation { rank, .. })) = read(greeting, process_listener) else {
         return None;
     };
-    let absent = FromRank::Decline(Verdict::Failed(Failure::Absent { rank })).encode();
+    let absent = FromRank::Decline(SessionOutcome::Failed(Failure::Absent { rank })).encode();
     Some((process_listener, [greeting, &absent].concat()))
 }
 

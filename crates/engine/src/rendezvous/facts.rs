@@ -8,7 +8,7 @@ use crate::negotiated::bytes::{Reader, Writer};
 use crate::negotiated::{Member, RANKS_MAX, Token, Version};
 
 use super::id_tag::IdTag;
-use super::verdict::Reason;
+use super::outcome::Reason;
 
 /// How a communicator is asked for, as far as it decides whether there is a session at all.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,8 +4,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::colors::Table;
 use super::message::FromHost;
+use super::outcome::{Failure, SessionOutcome};
 use super::reactor::{Command, Reporting, Shared};
-use super::verdict::{Failure, Verdict};
 use super::waiter::{Canceller, Need, Waiter};
 
 /// What the background thread and the waiting caller share.
@@ -20,7 +20,7 @@ impl Hearing {
     pub(super) fn heard(&self, message: FromHost) -> Need {
         self.end(match message {
             FromHost::Table(table) => Ok(table),
-            FromHost::Verdict(Verdict::Failed(failure)) => Err(failure),
+            FromHost::Outcome(SessionOutcome::Failed(failure)) => Err(failure),
             _ => Err(Failure::Unreadable),
         });
         Need::Nothing

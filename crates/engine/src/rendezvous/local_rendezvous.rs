@@ -72,7 +72,7 @@ pub enum Word {
     /// I have asked, and shall not come to the session, if there is one.
     Decline,
     /// I go: before I asked, because NCCL failed me or the communicator is none for a fabric; or because the answer was that not all are
-    /// here; or after the verdict.
+    /// here; or after the outcome.
     Leave,
 }
 

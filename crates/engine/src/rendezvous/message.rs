@@ -7,7 +7,7 @@ use crate::negotiated::{ATTACHMENT_BYTES_MAX, NEGOTIATED_BYTES_MAX, NegotiatedCo
 
 use super::colors::{Table, Word};
 use super::facts::Facts;
-use super::verdict::{Verdict, WORDS_BYTES_MAX};
+use super::outcome::{SessionOutcome, WORDS_BYTES_MAX};
 
 /// The first bytes of a rank's connection. NCCL's begin with the id's magic, 64 random bits.
 pub const GREETING_MAGIC: [u8; 8] = *b"\x01wndlss\x01";
@@ -25,12 +25,12 @@ pub const FROM_HOST_BYTES_MAX: usize = NEGOTIATED_BYTES_MAX + WORDS_BYTES_MAX;
 pub enum FromRank {
     /// I am here.
     Report(Box<Facts>),
-    /// I am prepared, and wait for the verdict however long it takes.
+    /// I am prepared, and wait for the outcome however long it takes.
     Confirm,
     /// I could not prepare.
     Refuse(String),
     /// Instead of a report, in a session that is not at the port of an id: I shall not come, and this is how it ends.
-    Decline(Verdict),
+    Decline(SessionOutcome),
     /// In a round before a split.
     Word {
         /// Its place among those who take part, in the order of the parent.
@@ -50,7 +50,7 @@ pub enum FromHost {
     /// A rank could not prepare: stop, and say how far you are.
     Stop,
     /// How it ends.
-    Verdict(Verdict),
+    Outcome(SessionOutcome),
     /// In a round before a split: all have spoken.
     Table(Table),
 }
@@ -58,7 +58,7 @@ pub enum FromHost {
 impl FromHost {
     /// Whether the host has no more to say.
     pub fn is_last(&self) -> bool {
-        matches!(self, FromHost::Verdict(_) | FromHost::Table(_))
+        matches!(self, FromHost::Outcome(_) | FromHost::Table(_))
     }
 }
 
@@ -154,8 +154,8 @@ impl FromRank {
                 word.put(&mut body);
                 6
             }
-            FromRank::Decline(verdict) => {
-                verdict.put(&mut body);
+            FromRank::Decline(outcome) => {
+                outcome.put(&mut body);
                 5
             }
             FromRank::Refuse(words) => {
@@ -172,9 +172,9 @@ impl FromRank {
         let message = match kind {
             1 => FromRank::Report(Box::new(Facts::take(&mut reader)?)),
             2 => FromRank::Confirm,
-            5 => match Verdict::take(&mut reader)? {
-                Verdict::Fabric => return None,
-                verdict => FromRank::Decline(verdict),
+            5 => match SessionOutcome::take(&mut reader)? {
+                SessionOutcome::Fabric => return None,
+                outcome => FromRank::Decline(outcome),
             },
             6 => {
                 FromRank::Word { place: reader.u32()?, ranks: reader.u32()?, word: Word::take(&mut reader)? }
@@ -196,8 +196,8 @@ impl FromHost {
                 body.raw(&negotiated.encode());
                 1
             }
-            FromHost::Verdict(verdict) => {
-                verdict.put(&mut body);
+            FromHost::Outcome(outcome) => {
+                outcome.put(&mut body);
                 2
             }
             FromHost::Stop => 4,
@@ -214,7 +214,7 @@ impl FromHost {
         let mut reader = Reader::new(body);
         let message = match kind {
             1 => return NegotiatedConfig::decode(body).map(FromHost::Prepare),
-            2 => FromHost::Verdict(Verdict::take(&mut reader)?),
+            2 => FromHost::Outcome(SessionOutcome::take(&mut reader)?),
             4 => FromHost::Stop,
             6 => FromHost::Table(Table::take(&mut reader)?),
             _ => return None,

@@ -10,10 +10,10 @@ use crate::thread;
 use super::descriptors::DescriptorSocket;
 use super::facts::Facts;
 use super::message::{FromHost, FromRank};
+use super::outcome::{Failure, Reason, SessionOutcome, bounded};
 use super::participation::{Participation, Stage, Turn, WithoutHost, Worth};
 use super::poll::Flag;
 use super::reactor::{Command, Reporting, Shared};
-use super::verdict::{Failure, Reason, Verdict, bounded};
 use super::waiter::{Canceller, Need, Waiter};
 
 /// What the background thread and the waiting caller share of a participant.
@@ -64,8 +64,8 @@ impl Ranks {
         self.change(index, |participation| participation.lost(failure));
     }
 
-    pub(super) fn end(&self, index: usize, verdict: Verdict) {
-        self.change(index, |participation| participation.end(verdict));
+    pub(super) fn end(&self, index: usize, outcome: SessionOutcome) {
+        self.change(index, |participation| participation.end(outcome));
     }
 
     pub(super) fn without_host(&self, index: usize) -> WithoutHost {
@@ -166,7 +166,7 @@ impl Participant {
         self.keys.iter().enumerate().map(canceller).collect()
     }
 
-    /// Waits for the others, prepares, confirms and waits for the verdict: as long as it takes, on the caller's
+    /// Waits for the others, prepares, confirms and waits for the outcome: as long as it takes, on the caller's
     /// thread. `prepare` runs at most once, without a lock, and says in a few words why it cannot if it cannot.
     pub fn complete(self, prepare: impl FnOnce(&Preparation<'_>) -> Result<(), String>) -> Vec<Outcome> {
         match self.await_decision() {
@@ -187,7 +187,7 @@ impl Participant {
             // the caller goes nowhere before all of them have ended.
             None => self.refuse("another rank of this process is out"),
         }
-        self.await_verdict()
+        self.await_outcome()
     }
 
     /// The negotiated config to prepare for; none once a rank is out.
@@ -227,7 +227,7 @@ impl Participant {
         }
     }
 
-    fn await_verdict(&self) -> Vec<Outcome> {
+    fn await_outcome(&self) -> Vec<Outcome> {
         let mut standing = self.ranks.lock();
         while !standing.iter().all(Participation::is_over) {
             standing = self.ranks.wait(standing);
@@ -241,8 +241,8 @@ impl Participant {
 fn outcome(stage: Stage) -> Outcome {
     match stage {
         Stage::Fabric(negotiated) => Outcome::Fabric(negotiated),
-        Stage::Over(Verdict::Plain(reason)) => Outcome::Plain(reason),
-        Stage::Over(Verdict::Failed(failure)) => Outcome::Failed(failure),
+        Stage::Over(SessionOutcome::Plain(reason)) => Outcome::Plain(reason),
+        Stage::Over(SessionOutcome::Failed(failure)) => Outcome::Failed(failure),
         // `is_over` held, and what is over stays so.
         _ => Outcome::Failed(Failure::Unreadable),
     }

@@ -6,7 +6,7 @@ use crate::negotiated::NegotiatedConfig;
 
 use super::facts::Facts;
 use super::message::FromHost;
-use super::verdict::{Failure, Reason, Verdict};
+use super::outcome::{Failure, Reason, SessionOutcome};
 
 /// Where a rank stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,12 +15,12 @@ pub enum Stage {
     Asked,
     /// All are there: it prepares.
     Preparing(Arc<NegotiatedConfig>),
-    /// It is prepared and waits for the verdict.
+    /// It is prepared and waits for the outcome.
     Confirmed(Arc<NegotiatedConfig>),
     /// All confirmed.
     Fabric(Arc<NegotiatedConfig>),
     /// There is no fabric, or no communicator.
-    Over(Verdict),
+    Over(SessionOutcome),
 }
 
 /// A rank in a session.
@@ -80,26 +80,26 @@ impl Participation {
         matches!(self.stage, Stage::Fabric(_) | Stage::Over(_))
     }
 
-    /// The host said something. What is out of turn makes this rank fail: it has no verdict that it could trust.
+    /// The host said something. What is out of turn makes this rank fail: it has no outcome that it could trust.
     pub fn heard(&mut self, message: FromHost) {
         self.stage = match (&self.stage, message) {
             (Stage::Asked, FromHost::Prepare(negotiated)) if self.is_mine(&negotiated) => {
                 Stage::Preparing(Arc::new(negotiated))
             }
-            (Stage::Confirmed(negotiated), FromHost::Verdict(Verdict::Fabric)) => {
+            (Stage::Confirmed(negotiated), FromHost::Outcome(SessionOutcome::Fabric)) => {
                 Stage::Fabric(negotiated.clone())
             }
             (
                 Stage::Asked | Stage::Preparing(_) | Stage::Confirmed(_),
-                FromHost::Verdict(verdict @ (Verdict::Plain(_) | Verdict::Failed(_))),
-            ) => Stage::Over(verdict),
+                FromHost::Outcome(outcome @ (SessionOutcome::Plain(_) | SessionOutcome::Failed(_))),
+            ) => Stage::Over(outcome),
             // It may cross this rank's own word.
             (Stage::Preparing(_) | Stage::Confirmed(_), FromHost::Stop) => {
                 self.preparing = Worth::Pointless;
                 return;
             }
             (Stage::Fabric(_) | Stage::Over(_), _) => return,
-            _ => Stage::Over(Verdict::Failed(Failure::Unreadable)),
+            _ => Stage::Over(SessionOutcome::Failed(Failure::Unreadable)),
         };
     }
 
@@ -115,22 +115,22 @@ impl Participation {
         }
     }
 
-    /// The connection is gone, or what came cannot be read. After the verdict that is no failure.
+    /// The connection is gone, or what came cannot be read. After the outcome that is no failure.
     pub fn lost(&mut self, failure: Failure) {
         if self.without_host == WithoutHost::IsPlain
             && matches!(failure, Failure::HostLost | Failure::Short)
             && matches!(self.stage, Stage::Asked | Stage::Preparing(_))
         {
-            self.end(Verdict::Plain(Reason::Unreachable { words: failure.to_string() }));
+            self.end(SessionOutcome::Plain(Reason::Unreachable { words: failure.to_string() }));
         } else {
-            self.end(Verdict::Failed(failure));
+            self.end(SessionOutcome::Failed(failure));
         }
     }
 
     /// Ends this rank's waiting, unless it has ended.
-    pub fn end(&mut self, verdict: Verdict) {
+    pub fn end(&mut self, outcome: SessionOutcome) {
         if !self.is_over() {
-            self.stage = Stage::Over(verdict);
+            self.stage = Stage::Over(outcome);
         }
     }
 

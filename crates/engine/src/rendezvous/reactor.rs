@@ -24,11 +24,11 @@ use super::connection::Connection;
 use super::counts::Counts;
 use super::derived::NOBODY;
 use super::id_tag::Id;
+use super::outcome::{Failure, Reason, SessionOutcome};
 use super::poll::{Flag, Poll, Watched};
 use super::relay::Relay;
 use super::round::Round;
 use super::spare::{Room, Spares};
-use super::verdict::{Failure, Reason, Verdict};
 use super::waiter::Waiter;
 use crate::descriptor::{self, Ours};
 use hosting::Session;
@@ -173,8 +173,8 @@ fn lost(command: Command) {
     match command {
         Command::Join(Host::Port(_), reports) => {
             let words = "the background thread has ended";
-            let verdict = || Verdict::Plain(Reason::Unreachable { words: words.into() });
-            reports.iter().for_each(|reporting| reporting.waiter.end(verdict()));
+            let outcome = || SessionOutcome::Plain(Reason::Unreachable { words: words.into() });
+            reports.iter().for_each(|reporting| reporting.waiter.end(outcome()));
         }
         Command::Join(Host::ProcessListener(_), reports) => {
             for Reporting { waiter, words, .. } in reports {

@@ -8,7 +8,7 @@ use crate::negotiated::RANKS_MAX;
 use super::agreement::{Answer, Seat};
 use super::colors::{Table, Word};
 use super::message::FromHost;
-use super::verdict::{Failure, Verdict};
+use super::outcome::{Failure, SessionOutcome};
 
 /// A round.
 #[derive(Debug, Default)]
@@ -55,7 +55,7 @@ impl Round {
         if self.answer.is_some() {
             return Vec::new();
         }
-        self.end(FromHost::Verdict(Verdict::Failed(failure)))
+        self.end(FromHost::Outcome(SessionOutcome::Failed(failure)))
     }
 
     /// A connection is gone.
@@ -100,7 +100,7 @@ mod tests {
 
     fn failed(answers: &[Answer]) -> &Failure {
         match &answers[0].message {
-            FromHost::Verdict(Verdict::Failed(failure)) => failure,
+            FromHost::Outcome(SessionOutcome::Failed(failure)) => failure,
             other => panic!("{other:?}"),
         }
     }

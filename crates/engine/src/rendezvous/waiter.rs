@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use super::inquiry::Hearing;
 use super::message::FromHost;
+use super::outcome::{Failure, SessionOutcome};
 use super::participant::Ranks;
 use super::participation::WithoutHost;
 use super::reactor::{Command, Shared};
-use super::verdict::{Failure, Verdict};
 
 /// Whom a connection is for.
 #[derive(Clone, Debug)]
@@ -42,10 +42,10 @@ impl Waiter {
         }
     }
 
-    pub(super) fn end(&self, verdict: Verdict) {
-        match (self, verdict) {
-            (Waiter::Rank(ranks, index), verdict) => ranks.end(*index, verdict),
-            (Waiter::Round(hearing), Verdict::Failed(failure)) => hearing.end(Err(failure)),
+    pub(super) fn end(&self, outcome: SessionOutcome) {
+        match (self, outcome) {
+            (Waiter::Rank(ranks, index), outcome) => ranks.end(*index, outcome),
+            (Waiter::Round(hearing), SessionOutcome::Failed(failure)) => hearing.end(Err(failure)),
             // There is no round at a port.
             (Waiter::Round(hearing), _) => hearing.end(Err(Failure::HostLost)),
         }
@@ -82,7 +82,7 @@ impl Canceller {
 
     /// The rank fails with [`Failure::Aborted`] at once, unless its session is over; its peers hear that it left.
     pub fn abort(&self) {
-        self.waiter.end(Verdict::Failed(Failure::Aborted));
+        self.waiter.end(SessionOutcome::Failed(Failure::Aborted));
         if self.waiter.is_over() {
             self.shared.send(Command::Leave(self.key));
         }

@@ -22,14 +22,14 @@ impl Rules {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decided {
     /// What becomes of it, after each rank has dropped what it has of these.
-    pub verdict: Verdict,
+    pub decision: Decision,
     /// In ascending order: what any rank has lost, whatever becomes of the registration, and what is named in vain.
     pub drop: Vec<Number>,
 }
 
 /// What becomes of a registration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum Decision {
     /// Each its own window of this number.
     Hit(Number),
     /// NCCL makes one.
@@ -63,25 +63,25 @@ impl std::fmt::Display for Unlike {
 
 /// What comes of what all ranks say.
 pub fn decide(all: &[Said], rules: Rules) -> Decided {
-    let verdict = verdict(all, rules);
-    let named = match verdict {
-        Verdict::Make => all,
-        Verdict::Hit(_) | Verdict::Refused { .. } => &[],
+    let decision = decision(all, rules);
+    let named = match decision {
+        Decision::Make => all,
+        Decision::Hit(_) | Decision::Refused { .. } => &[],
     };
     let mut drop: Vec<Number> =
         named.iter().map(|said| said.claim).chain(all.iter().map(|said| said.lost)).collect();
     drop.sort_unstable();
     drop.dedup();
     drop.retain(|number| *number != 0);
-    Decided { verdict, drop }
+    Decided { decision, drop }
 }
 
-fn verdict(all: &[Said], rules: Rules) -> Verdict {
+fn decision(all: &[Said], rules: Rules) -> Decision {
     let claims = || all.iter().map(|said| said.claim);
     if let Some(number) = claims().next().filter(|number| *number != 0)
         && claims().all(|claim| claim == number)
     {
-        return Verdict::Hit(number);
+        return Decision::Hit(number);
     }
     // Of memory that is not ours nothing is known.
     let are_known = all.iter().all(|said| said.allocation != 0);
@@ -89,15 +89,15 @@ fn verdict(all: &[Said], rules: Rules) -> Verdict {
         && !rules.takes_unlike
         && let Some(rank) = odd(all, |said| said.allocation)
     {
-        return Verdict::Refused { rank, why: Unlike::Allocations };
+        return Decision::Refused { rank, why: Unlike::Allocations };
     }
     if are_known
         && !rules.maps_anew
         && let Some(rank) = odd(all, |said| u64::from(said.is_over))
     {
-        return Verdict::Refused { rank, why: Unlike::Over };
+        return Decision::Refused { rank, why: Unlike::Over };
     }
-    Verdict::Make
+    Decision::Make
 }
 
 /// The first rank that differs from most, or from rank 0 where no value is that of most.
@@ -125,19 +125,19 @@ mod tests {
     }
 
     fn made(drop: &[Number]) -> Decided {
-        Decided { verdict: Verdict::Make, drop: drop.into() }
+        Decided { decision: Decision::Make, drop: drop.into() }
     }
 
     #[test]
-    fn verdicts() {
-        let hit = |number, drop: &[Number]| Decided { verdict: Verdict::Hit(number), drop: drop.into() };
+    fn decisions() {
+        let hit = |number, drop: &[Number]| Decided { decision: Decision::Hit(number), drop: drop.into() };
         assert_eq!(decide(&[said(7), said(7)], OLD), hit(7, &[]));
         assert_eq!(decide(&[said(0), said(0)], OLD), made(&[]));
         let lost = Said { lost: 3, ..said(7) };
         assert_eq!(decide(&[said(9), lost, said(0)], OLD), made(&[3, 7, 9]));
         assert_eq!(decide(&[said(7), lost], OLD), hit(7, &[3]));
         let large = Said { allocation: 128, ..said(0) };
-        let refused = |rank, why| Decided { verdict: Verdict::Refused { rank, why }, drop: vec![] };
+        let refused = |rank, why| Decided { decision: Decision::Refused { rank, why }, drop: vec![] };
         assert_eq!(decide(&[said(0), said(0), large], OLD), refused(2, Unlike::Allocations));
         assert_eq!(decide(&[large, said(0), said(0)], OLD), refused(0, Unlike::Allocations));
         assert_eq!(decide(&[said(0), large], OLD), refused(1, Unlike::Allocations));
@@ -170,17 +170,17 @@ mod tests {
         /// A window is used again only if every rank has named it; what is made drops all that was named; what is lost goes always.
         #[test]
         fn hits_are_everybodys(all in proptest::collection::vec(anything(), 2..=16), old in any::<bool>()) {
-            let Decided { verdict, drop } = decide(&all, if old { OLD } else { NEW });
+            let Decided { decision, drop } = decide(&all, if old { OLD } else { NEW });
             prop_assert!(!drop.contains(&0));
             prop_assert!(all.iter().all(|said| said.lost == 0 || drop.contains(&said.lost)));
-            match verdict {
-                Verdict::Hit(number) => {
+            match decision {
+                Decision::Hit(number) => {
                     prop_assert!(number != 0 && all.iter().all(|said| said.claim == number));
                 }
-                Verdict::Make => {
+                Decision::Make => {
                     prop_assert!(all.iter().all(|said| said.claim == 0 || drop.contains(&said.claim)));
                 }
-                Verdict::Refused { rank, .. } => prop_assert!(old && rank < all.len()),
+                Decision::Refused { rank, .. } => prop_assert!(old && rank < all.len()),
             }
         }
     }

@@ -5,11 +5,11 @@ use std::thread;
 use std::time::Duration;
 
 use windlass_engine::fabric::{
-    self, Configured, Course, Fate, NewCommunicator, Others, Patience, Standing, Waiting, Wanted,
+    self, Configured, Course, InitOutcome, NewCommunicator, Others, Patience, Standing, Waiting, Wanted,
 };
 use windlass_engine::forward::configuration::Kept;
 use windlass_engine::negotiated::NegotiatedConfig;
-use windlass_engine::rendezvous::verdict::Failure;
+use windlass_engine::rendezvous::outcome::Failure;
 
 use crate::inits::{nothing_is_left, three_devices};
 
@@ -17,17 +17,17 @@ const CONFIGURED: Configured =
     Configured { waiting: Some(Waiting::Blocking), ctas: None, configuration: Kept::Nothing, shares: false };
 const PATIENT: Patience = Patience::AsConfigured;
 
-fn negotiated(fate: &Fate) -> &NegotiatedConfig {
-    let Fate::Fabric(fabric) = fate else { panic!("{fate:?}") };
+fn negotiated(outcome: &InitOutcome) -> &NegotiatedConfig {
+    let InitOutcome::Fabric(fabric) = outcome else { panic!("{outcome:?}") };
     fabric.negotiated()
 }
 
 /// A rank's call: its parent, its device, what it asks for, its key and whether NCCL's part may come later.
-type Call<'a> = (&'a Fate, i32, Wanted, i32, Patience);
+type Call<'a> = (&'a InitOutcome, i32, Wanted, i32, Patience);
 
 /// What a rank does of it, and what it gets if that is lazy.
-fn make((parent, device, wanted, key, patience): Call<'_>) -> (Course, Option<Fate>) {
-    let Fate::Fabric(fabric) = parent else { panic!("{parent:?}") };
+fn make((parent, device, wanted, key, patience): Call<'_>) -> (Course, Option<InitOutcome>) {
+    let InitOutcome::Fabric(fabric) = parent else { panic!("{parent:?}") };
     let mut derivation = fabric.derive(&wanted, Standing::Built).unwrap().begun();
     let course = derivation.round(key, patience.willing()).unwrap();
     let Course::Lazy { rank, ranks, .. } = &course else {
@@ -39,7 +39,7 @@ fn make((parent, device, wanted, key, patience): Call<'_>) -> (Course, Option<Fa
 }
 
 /// Each rank's on a thread of its own.
-fn all(calls: Vec<Call<'_>>) -> Vec<(Course, Option<Fate>)> {
+fn all(calls: Vec<Call<'_>>) -> Vec<(Course, Option<InitOutcome>)> {
     thread::scope(|scope| {
         let threads: Vec<_> = calls.into_iter().map(|call| scope.spawn(move || make(call))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
@@ -88,21 +88,21 @@ fn splits() {
     let pair = split([Some(4), None, Some(4)], [9, 0, 1]);
     let courses: Vec<&Course> = pair.iter().map(|(course, _)| course).collect();
     assert_eq!(courses, [&lazy_course(1, [2, 0]), &Course::Nothing, &lazy_course(0, [2, 0])]);
-    let fates: Vec<Fate> = pair.into_iter().filter_map(|(_, fate)| fate).collect();
-    assert_eq!(negotiated(&fates[0]), negotiated(&fates[1]));
-    assert!(negotiated(&fates[0]).is_lazy() && negotiated(&fates[0]).may_have_lazy_children());
-    assert_eq!(negotiated(&fates[0]).members[0].device, negotiated(&parents[0]).members[2].device);
+    let outcomes: Vec<InitOutcome> = pair.into_iter().filter_map(|(_, outcome)| outcome).collect();
+    assert_eq!(negotiated(&outcomes[0]), negotiated(&outcomes[1]));
+    assert!(negotiated(&outcomes[0]).is_lazy() && negotiated(&outcomes[0]).may_have_lazy_children());
+    assert_eq!(negotiated(&outcomes[0]).members[0].device, negotiated(&parents[0]).members[2].device);
 
-    let call = |(fate, device)| (fate, device, Wanted::Split(Some(0)), 0, PATIENT);
-    let nested = all([(&fates[0], 0), (&fates[1], 2)].map(call).to_vec());
-    assert!(nested.iter().all(|(_, fate)| negotiated(fate.as_ref().unwrap()).is_lazy()));
+    let call = |(outcome, device)| (outcome, device, Wanted::Split(Some(0)), 0, PATIENT);
+    let nested = all([(&outcomes[0], 0), (&outcomes[1], 2)].map(call).to_vec());
+    assert!(nested.iter().all(|(_, outcome)| negotiated(outcome.as_ref().unwrap()).is_lazy()));
     // Three are no pair, and one alone is none either.
     let three = split([Some(0); 3], [0; 3]);
     assert!(three.iter().all(|(course, _)| *course == Course::Nccl));
     let alone = split([Some(0), Some(0), Some(1)], [0; 3]);
     assert_eq!(alone[2].0, Course::Nccl);
     assert!(matches!(alone[0].0, Course::Lazy { rank: 0, others: Others::Nccl, .. }));
-    drop((parents, fates, nested, three, alone));
+    drop((parents, outcomes, nested, three, alone));
     nothing_is_left();
 }
 
@@ -115,7 +115,7 @@ fn parent_ends_in_a_round() {
     for (ended, other) in [(2, 0), (0, 2)] {
         let parents = fabric::all_here(&[0, 1, 2], Patience::None);
         let fabric = |rank: usize| match &parents[rank] {
-            Fate::Fabric(fabric) => fabric,
+            InitOutcome::Fabric(fabric) => fabric,
             other => panic!("{other:?}"),
         };
         let round = |rank: usize| {
@@ -141,7 +141,7 @@ fn refused_after_its_word() {
     let Some(_devices) = three_devices() else { return };
     let parents = fabric::all_here(&[0, 1, 2], Patience::None);
     let derive = |rank: usize| match &parents[rank] {
-        Fate::Fabric(fabric) => fabric.derive(&Wanted::Split(Some(0)), Standing::Built).unwrap(),
+        InitOutcome::Fabric(fabric) => fabric.derive(&Wanted::Split(Some(0)), Standing::Built).unwrap(),
         other => panic!("{other:?}"),
     };
     derive(1).go_to_nccl();
@@ -159,8 +159,8 @@ fn refused_after_its_word() {
             scope.spawn(move || call(rank))
         });
         for thread in threads {
-            let fates = thread.join().unwrap().unwrap();
-            assert!(matches!(fates[..], [Fate::Fabric(_)]), "{fates:?}");
+            let outcomes = thread.join().unwrap().unwrap();
+            assert!(matches!(outcomes[..], [InitOutcome::Fabric(_)]), "{outcomes:?}");
         }
     });
     drop(parents);

@@ -4,10 +4,10 @@ use std::net::{Ipv4Addr, TcpListener};
 
 use windlass_engine::arena;
 use windlass_engine::descriptor;
-use windlass_engine::fabric::{self, Asked, Fate, Patience, Wish};
+use windlass_engine::fabric::{self, Asked, InitOutcome, Patience, Wish};
 use windlass_engine::forward::init::Ctas;
 use windlass_engine::rendezvous::id_tag::Id;
-use windlass_engine::rendezvous::verdict::Failure;
+use windlass_engine::rendezvous::outcome::Failure;
 
 use crate::support::*;
 
@@ -74,8 +74,8 @@ fn ranks_of_one_process() {
     let made = fabric::all_here(&[0, 1, 2], Patience::None);
     // What met before may still be closing some.
     assert!(descriptor::open() <= before, "one call takes no descriptor");
-    for fate in met.iter().chain(&made) {
-        assert!(matches!(fate, Fate::Fabric(_)), "{fate:?}");
+    for outcome in met.iter().chain(&made) {
+        assert!(matches!(outcome, InitOutcome::Fabric(_)), "{outcome:?}");
     }
     let (arenas, peers) = arena::counters();
     assert_eq!((arenas.len(), peers.peers), (3, 0));
@@ -100,9 +100,9 @@ fn a_rank_that_leaves() {
             arenas.iter().filter(|arena| arena.slices == 1).count() == 2
         });
         leaving.canceller().unwrap().abort();
-        let fates = joined.join().unwrap();
-        for fate in &fates {
-            assert!(matches!(fate, Fate::Failed(Failure::Lost { rank: 2 })), "{fate:?}");
+        let outcomes = joined.join().unwrap();
+        for outcome in &outcomes {
+            assert!(matches!(outcome, InitOutcome::Failed(Failure::Lost { rank: 2 })), "{outcome:?}");
         }
     });
     drop(leaving);

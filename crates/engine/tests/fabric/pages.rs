@@ -8,7 +8,8 @@ use std::thread;
 use windlass_engine::agreed::Seat;
 use windlass_engine::descriptor;
 use windlass_engine::fabric::{
-    self, Asked, Configured, Course, Fabric, Fate, NewCommunicator, Patience, Standing, Waiting, Wanted, Wish,
+    self, Asked, Configured, Course, Fabric, InitOutcome, NewCommunicator, Patience, Standing, Waiting,
+    Wanted, Wish,
 };
 use windlass_engine::forward::configuration::Kept;
 use windlass_engine::forward::init::Ctas;
@@ -26,17 +27,17 @@ pub fn register() {
     segment::current().nccl_version.store(22809, Ordering::Relaxed);
 }
 
-pub fn page(fate: &Fate) -> &Arc<Page> {
-    let Fate::Fabric(fabric) = fate else { panic!("{fate:?}") };
+pub fn page(outcome: &InitOutcome) -> &Arc<Page> {
+    let InitOutcome::Fabric(fabric) = outcome else { panic!("{outcome:?}") };
     assert!(fabric.negotiated().registers());
     fabric.page()
 }
 
 /// All ranks' seats are at the same words, which were zeros.
-fn agree(fates: &[Fate]) {
-    let seat = |(rank, fate)| Seat::new(page(fate).clone(), rank, fates.len() as u32).unwrap();
-    let seats: Vec<_> = (0..).zip(fates).map(seat).collect();
-    assert_eq!((seats[0].limit(), seats[0].offers()), (0, vec![0; fates.len()]));
+fn agree(outcomes: &[InitOutcome]) {
+    let seat = |(rank, outcome)| Seat::new(page(outcome).clone(), rank, outcomes.len() as u32).unwrap();
+    let seats: Vec<_> = (0..).zip(outcomes).map(seat).collect();
+    assert_eq!((seats[0].limit(), seats[0].offers()), (0, vec![0; outcomes.len()]));
     for (seat, offer) in seats.iter().zip(23..) {
         seat.offer(offer);
     }
@@ -64,13 +65,13 @@ pub fn id() -> (Id, TcpListener) {
     (fabric::host(&id_of(&root)), root)
 }
 
-fn met(ranks: i32, patience: Patience) -> Vec<Fate> {
+fn met(ranks: i32, patience: Patience) -> Vec<InitOutcome> {
     let (id, _root) = id();
     fabric::complete((0..ranks).map(|rank| ask(id, rank, ranks, patience)).collect())
 }
 
 /// A child that NCCL makes, whose own making is a barrier.
-fn derive((parent, device): (&Fabric, i32), made: &Barrier) -> Fate {
+fn derive((parent, device): (&Fabric, i32), made: &Barrier) -> InitOutcome {
     let wanted = Wanted::Split(Some(0));
     let mut derivation = parent.derive(&wanted, Standing::Built).unwrap().begun();
     assert_eq!(derivation.round(0, Patience::None.willing()), Ok(Course::Nccl));
@@ -95,26 +96,28 @@ fn ranks_of_one_process() {
     assert!(descriptor::open() <= before);
     agree(&made);
     let all_made = Barrier::new(met.len());
-    let split: Vec<Fate> = thread::scope(|scope| {
+    let split: Vec<InitOutcome> = thread::scope(|scope| {
         let made = &all_made;
-        let parents = met.iter().map(|fate| match fate {
-            Fate::Fabric(fabric) => fabric.as_ref(),
+        let parents = met.iter().map(|outcome| match outcome {
+            InitOutcome::Fabric(fabric) => fabric.as_ref(),
             _ => unreachable!("they agreed"),
         });
         let threads: Vec<_> = parents.zip(0..).map(|call| scope.spawn(move || derive(call, made))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     agree(&split);
-    let pages: Vec<Weak<Page>> =
-        [&met, &made, &split].iter().flat_map(|fates| fates.iter().map(page).map(Arc::downgrade)).collect();
+    let pages: Vec<Weak<Page>> = [&met, &made, &split]
+        .iter()
+        .flat_map(|outcomes| outcomes.iter().map(page).map(Arc::downgrade))
+        .collect();
     assert!(pages.iter().all(|page| page.upgrade().is_some()));
 
     let lazy = fabric::complete({
         let (id, _root) = id();
         (0..2).map(|rank| ask(id, rank, 2, Patience::AsConfigured)).collect()
     });
-    for fate in &lazy {
-        let Fate::Fabric(fabric) = fate else { panic!("{fate:?}") };
+    for outcome in &lazy {
+        let InitOutcome::Fabric(fabric) = outcome else { panic!("{outcome:?}") };
         assert!(
             fabric.negotiated().is_lazy() && fabric.negotiated().capabilities & capability::REGISTERS != 0
         );
@@ -131,9 +134,9 @@ fn without_a_version() {
     register();
     segment::current().nccl_version.store(21800, Ordering::Relaxed);
     let Some(_devices) = three_devices() else { return };
-    for fates in [met(2, Patience::None), fabric::all_here(&[0, 1], Patience::None)] {
-        for fate in &fates {
-            let Fate::Fabric(fabric) = fate else { panic!("{fate:?}") };
+    for outcomes in [met(2, Patience::None), fabric::all_here(&[0, 1], Patience::None)] {
+        for outcome in &outcomes {
+            let InitOutcome::Fabric(fabric) = outcome else { panic!("{outcome:?}") };
             assert!(!fabric.negotiated().registers());
         }
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use windlass_engine::agreed::Seat;
 use windlass_engine::arena;
-use windlass_engine::fabric::{self, Fate, Patience};
+use windlass_engine::fabric::{self, InitOutcome, Patience};
 use windlass_engine::rendezvous::id_tag::Id;
 
 use crate::inits::{nothing_is_left, three_devices};
@@ -15,8 +15,8 @@ use crate::support::*;
 
 /// One of two ranks in processes of their own, until both have asked.
 fn live(id: Id, rank: i32, mut socket: &UnixStream) {
-    let fates = fabric::complete(vec![ask(id, rank, 2, Patience::None)]);
-    let seat = Seat::new(page(&fates[0]).clone(), rank as u32, 2).unwrap();
+    let outcomes = fabric::complete(vec![ask(id, rank, 2, Patience::None)]);
+    let seat = Seat::new(page(&outcomes[0]).clone(), rank as u32, 2).unwrap();
     seat.offer([25, 23][rank as usize]);
     meet(socket);
     assert_eq!(seat.offers(), [25, 23]);
@@ -33,7 +33,7 @@ fn live(id: Id, rank: i32, mut socket: &UnixStream) {
         socket.write_all(&[1]).unwrap();
     }
     meet(socket);
-    drop((seat, fates));
+    drop((seat, outcomes));
 }
 
 /// Ranks of two processes agree over the page, which comes with the slices' memory.
@@ -72,7 +72,7 @@ fn let_go_of_late() {
     };
     signal(libc::SIGSTOP);
     leaves.canceller().unwrap().abort();
-    assert!(matches!(joined.join().unwrap()[..], [Fate::Failed(_)]));
+    assert!(matches!(joined.join().unwrap()[..], [InitOutcome::Failed(_)]));
     drop(leaves);
     assert_eq!(slices(), 1, "the other may touch it");
     signal(libc::SIGCONT);
@@ -86,7 +86,7 @@ fn child_that_stops() {
     let _devices = three_devices().unwrap();
     let mut id: Id = [0; 128];
     (&inherited()).read_exact(&mut id).unwrap();
-    assert!(matches!(fabric::complete(vec![ask(id, 1, 3, Patience::None)])[..], [Fate::Failed(_)]));
+    assert!(matches!(fabric::complete(vec![ask(id, 1, 3, Patience::None)])[..], [InitOutcome::Failed(_)]));
 }
 
 #[test]

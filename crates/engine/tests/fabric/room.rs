@@ -1,6 +1,6 @@
 //! Communicators made right after others end, where the device has no room for one communicator more.
 
-use windlass_engine::fabric::{self, Fabric, Fate, Patience};
+use windlass_engine::fabric::{self, Fabric, InitOutcome, Patience};
 use windlass_engine::mailbox::{Direction, Operation};
 
 use nccl_sys::ncclSuccess;
@@ -9,25 +9,28 @@ use crate::inits::{nothing_is_left, three_devices};
 use crate::support::*;
 
 /// Communicators of the first two devices.
-fn pair() -> Result<Vec<Fate>, String> {
-    let fates = fabric::all_here(&[0, 1], Patience::None);
-    let plain = fates.iter().find(|fate| !matches!(fate, Fate::Fabric(_))).map(|fate| format!("{fate:?}"));
-    plain.map_or(Ok(fates), Err)
+fn pair() -> Result<Vec<InitOutcome>, String> {
+    let outcomes = fabric::all_here(&[0, 1], Patience::None);
+    let plain = outcomes
+        .iter()
+        .find(|outcome| !matches!(outcome, InitOutcome::Fabric(_)))
+        .map(|outcome| format!("{outcome:?}"));
+    plain.map_or(Ok(outcomes), Err)
 }
 
-fn fabric(fate: &Fate) -> &Fabric {
-    let Fate::Fabric(fabric) = fate else { panic!("{fate:?}") };
+fn fabric(outcome: &InitOutcome) -> &Fabric {
+    let InitOutcome::Fabric(fabric) = outcome else { panic!("{outcome:?}") };
     fabric
 }
 
 /// Rank 0 waits for a message that nobody sends.
-fn waits(pair: &[Fate], stream: &AppStream, address: u64) {
+fn waits(pair: &[InitOutcome], stream: &AppStream, address: u64) {
     let operation = Operation { address, bytes: 8, peer: 1, direction: Direction::Receive };
     assert_eq!(fabric(&pair[0]).run(&[], &[operation], stream.handle(), &[]), ncclSuccess);
 }
 
 /// Pairs one right after the other, every second of which is let go of with a kernel in flight: each has a fabric.
-fn pairs_in_a_row(device: &Primary, first: Vec<Fate>) {
+fn pairs_in_a_row(device: &Primary, first: Vec<InitOutcome>) {
     device.make_current();
     let (stream, mut address, mut last) = (AppStream::new(), 0, first);
     ok(cuMemAlloc_v2(&mut address, 8));

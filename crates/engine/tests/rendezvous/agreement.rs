@@ -8,8 +8,8 @@ use windlass_engine::negotiated::Token;
 use windlass_engine::rendezvous::agreement::{Agreement, Event, Seat};
 use windlass_engine::rendezvous::decision;
 use windlass_engine::rendezvous::message::{FromHost, FromRank};
+use windlass_engine::rendezvous::outcome::{Failure, Reason, SessionOutcome};
 use windlass_engine::rendezvous::participation::{Participation, Stage, Turn, WithoutHost};
-use windlass_engine::rendezvous::verdict::{Failure, Reason, Verdict};
 
 use crate::support::facts;
 
@@ -18,7 +18,7 @@ const HOST: Token = Token([8; 16]);
 
 /// What chance may do to a rank.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Fate {
+enum Behavior {
     Well,
     OtherOptions,
     OtherHost,
@@ -37,7 +37,7 @@ enum Fate {
 }
 
 struct Rank {
-    fate: Fate,
+    behavior: Behavior,
     participation: Participation,
     steps: u8,
     reported: bool,
@@ -55,23 +55,23 @@ struct World {
     non_windlass_pending: usize,
 }
 
-fn world(fates: &[Fate], without_host: WithoutHost) -> World {
-    let ranks = fates.iter().enumerate().map(|(rank, fate)| {
-        let mut facts = facts(rank as u32, fates.len() as u32);
-        match fate {
-            Fate::OtherOptions => facts.options = 77,
-            Fate::OtherHost => facts.place.host = Token([3; 16]),
-            Fate::OtherVersion => facts.version.major = 99,
-            Fate::SameDevice => facts.member.device.uuid = [0; 16],
+fn world(behaviors: &[Behavior], without_host: WithoutHost) -> World {
+    let ranks = behaviors.iter().enumerate().map(|(rank, behavior)| {
+        let mut facts = facts(rank as u32, behaviors.len() as u32);
+        match behavior {
+            Behavior::OtherOptions => facts.options = 77,
+            Behavior::OtherHost => facts.place.host = Token([3; 16]),
+            Behavior::OtherVersion => facts.version.major = 99,
+            Behavior::SameDevice => facts.member.device.uuid = [0; 16],
             _ => {}
         }
         Rank {
-            fate: *fate,
+            behavior: *behavior,
             participation: Participation::new(facts, without_host),
             steps: 0,
             reported: false,
             confirmed: false,
-            alive: *fate != Fate::Never,
+            alive: *behavior != Behavior::Never,
             to_host: VecDeque::new(),
             from_host: VecDeque::new(),
             left_seen: false,
@@ -146,30 +146,30 @@ impl World {
     fn acts(&mut self, index: usize) {
         let rank = &mut self.ranks[index];
         rank.steps += 1;
-        if rank.fate == Fate::Dies(rank.steps) {
+        if rank.behavior == Behavior::Dies(rank.steps) {
             rank.alive = false;
             return;
         }
         if !rank.reported {
             rank.reported = true;
-            if rank.fate == Fate::NonWindlass {
+            if rank.behavior == Behavior::NonWindlass {
                 self.non_windlass_pending += 1;
-                rank.participation.end(Verdict::Plain(Reason::NonBlocking));
-            } else if let Some(verdict) = declining(rank.fate) {
-                rank.to_host.push_back(FromRank::Decline(verdict.clone()));
-                rank.participation.end(verdict);
+                rank.participation.end(SessionOutcome::Plain(Reason::NonBlocking));
+            } else if let Some(outcome) = declining(rank.behavior) {
+                rank.to_host.push_back(FromRank::Decline(outcome.clone()));
+                rank.participation.end(outcome);
             } else {
                 rank.to_host.push_back(FromRank::Report(Box::new(rank.participation.facts().clone())));
             }
             return;
         }
         rank.confirmed = true;
-        if rank.fate == Fate::Refuses {
+        if rank.behavior == Behavior::Refuses {
             rank.to_host.push_back(FromRank::Refuse("it does not map".into()));
         } else if rank.participation.confirm() == Turn::Speak {
             rank.to_host.push_back(FromRank::Confirm);
         }
-        if rank.fate == Fate::Dies(rank.steps + 1) {
+        if rank.behavior == Behavior::Dies(rank.steps + 1) {
             rank.alive = false;
         }
     }
@@ -220,7 +220,7 @@ impl World {
             })
             .collect();
         let plain = living()
-            .filter(|rank| matches!(rank.participation.stage(), Stage::Over(Verdict::Plain(_))))
+            .filter(|rank| matches!(rank.participation.stage(), Stage::Over(SessionOutcome::Plain(_))))
             .count();
         assert!(fabric.is_empty() || plain == 0, "a fabric beside plain ranks");
         assert!(fabric.windows(2).all(|pair| pair[0] == pair[1]), "negotiated configs differ");
@@ -239,10 +239,10 @@ impl World {
     }
 }
 
-fn declining(fate: Fate) -> Option<Verdict> {
-    match fate {
-        Fate::Declines => Some(Verdict::Plain(Reason::NonBlocking)),
-        Fate::Fails => Some(Verdict::Failed(Failure::Absent { rank: 7 })),
+fn declining(behavior: Behavior) -> Option<SessionOutcome> {
+    match behavior {
+        Behavior::Declines => Some(SessionOutcome::Plain(Reason::NonBlocking)),
+        Behavior::Fails => Some(SessionOutcome::Failed(Failure::Absent { rank: 7 })),
         _ => None,
     }
 }
@@ -251,70 +251,73 @@ fn over(rank: &Rank) -> bool {
     rank.participation.is_over()
 }
 
-fn fates() -> impl Strategy<Value = Vec<Fate>> {
-    let fate = prop_oneof![
-        40 => Just(Fate::Well),
-        1 => Just(Fate::OtherOptions),
-        1 => Just(Fate::OtherHost),
-        1 => Just(Fate::OtherVersion),
-        1 => Just(Fate::SameDevice),
-        2 => Just(Fate::Refuses),
-        2 => Just(Fate::NonWindlass),
-        1 => Just(Fate::Never),
-        1 => Just(Fate::Declines),
-        1 => Just(Fate::Fails),
-        4 => (1u8..5).prop_map(Fate::Dies),
+fn behaviors() -> impl Strategy<Value = Vec<Behavior>> {
+    let behavior = prop_oneof![
+        40 => Just(Behavior::Well),
+        1 => Just(Behavior::OtherOptions),
+        1 => Just(Behavior::OtherHost),
+        1 => Just(Behavior::OtherVersion),
+        1 => Just(Behavior::SameDevice),
+        2 => Just(Behavior::Refuses),
+        2 => Just(Behavior::NonWindlass),
+        1 => Just(Behavior::Never),
+        1 => Just(Behavior::Declines),
+        1 => Just(Behavior::Fails),
+        4 => (1u8..5).prop_map(Behavior::Dies),
     ];
-    proptest::collection::vec(fate, 2..=8)
+    proptest::collection::vec(behavior, 2..=8)
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 4000, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Under any order, with deaths at any step of any rank and of the host: no two verdicts differ, a fabric has all
+    /// Under any order, with deaths at any step of any rank and of the host: no two outcomes differ, a fabric has all
     /// confirmations and one negotiated config, and nobody who need not waits for ever.
     #[test]
-    fn one_verdict(
-        fates in fates(),
+    fn one_outcome(
+        behaviors in behaviors(),
         choices in proptest::collection::vec(any::<u16>(), 0..120),
         host_dies_at in proptest::option::weighted(0.3, 0usize..80),
         without_host in prop_oneof![Just(WithoutHost::Fails), Just(WithoutHost::IsPlain)],
     ) {
-        let mut world = world(&fates, without_host);
+        let mut world = world(&behaviors, without_host);
         world.run(&choices, host_dies_at);
         world.check(world.host.is_none());
     }
 }
 
-fn run_in_order(fates: &[Fate]) -> Vec<Stage> {
-    let mut world = world(fates, WithoutHost::Fails);
+fn run_in_order(behaviors: &[Behavior]) -> Vec<Stage> {
+    let mut world = world(behaviors, WithoutHost::Fails);
     world.run(&[0; 200], None);
     world.check(false);
     world.ranks.iter().map(|rank| rank.participation.stage().clone()).collect()
 }
 
-/// Each fate alone gives its own outcome.
+/// Each behavior alone gives its own outcome.
 #[test]
 fn outcomes() {
-    let well = run_in_order(&[Fate::Well; 4]);
+    let well = run_in_order(&[Behavior::Well; 4]);
     assert!(well.iter().all(|stage| matches!(stage, Stage::Fabric(_))));
     let cases = [
-        (Fate::OtherOptions, Verdict::Plain(Reason::OtherOptions { rank: 1, other: 0 })),
-        (Fate::OtherHost, Verdict::Plain(Reason::OtherHost { rank: 1, other: 0 })),
-        (Fate::OtherVersion, Verdict::Plain(Reason::OtherVersion)),
-        (Fate::SameDevice, Verdict::Plain(Reason::SameDevice { rank: 1, other: 0 })),
-        (Fate::Refuses, Verdict::Plain(Reason::Refused { rank: 1, words: "it does not map".into() })),
-        (Fate::NonWindlass, Verdict::Plain(Reason::NonWindlass)),
-        (Fate::Declines, Verdict::Plain(Reason::NonBlocking)),
-        (Fate::Fails, Verdict::Failed(Failure::Absent { rank: 7 })),
-        (Fate::Dies(2), Verdict::Failed(Failure::Lost { rank: 1 })),
+        (Behavior::OtherOptions, SessionOutcome::Plain(Reason::OtherOptions { rank: 1, other: 0 })),
+        (Behavior::OtherHost, SessionOutcome::Plain(Reason::OtherHost { rank: 1, other: 0 })),
+        (Behavior::OtherVersion, SessionOutcome::Plain(Reason::OtherVersion)),
+        (Behavior::SameDevice, SessionOutcome::Plain(Reason::SameDevice { rank: 1, other: 0 })),
+        (
+            Behavior::Refuses,
+            SessionOutcome::Plain(Reason::Refused { rank: 1, words: "it does not map".into() }),
+        ),
+        (Behavior::NonWindlass, SessionOutcome::Plain(Reason::NonWindlass)),
+        (Behavior::Declines, SessionOutcome::Plain(Reason::NonBlocking)),
+        (Behavior::Fails, SessionOutcome::Failed(Failure::Absent { rank: 7 })),
+        (Behavior::Dies(2), SessionOutcome::Failed(Failure::Lost { rank: 1 })),
     ];
-    for (fate, expected) in cases {
-        assert_eq!(run_in_order(&[Fate::Well, fate])[0], Stage::Over(expected), "{fate:?}");
+    for (behavior, expected) in cases {
+        assert_eq!(run_in_order(&[Behavior::Well, behavior])[0], Stage::Over(expected), "{behavior:?}");
     }
     // Never there, and dead before its report: both are merely late, and waited for.
-    for fate in [Fate::Never, Fate::Dies(1)] {
-        assert_eq!(run_in_order(&[Fate::Well, fate])[0], Stage::Asked, "{fate:?}");
+    for behavior in [Behavior::Never, Behavior::Dies(1)] {
+        assert_eq!(run_in_order(&[Behavior::Well, behavior])[0], Stage::Asked, "{behavior:?}");
     }
 }
 
@@ -333,7 +336,7 @@ fn without_host() {
             assert_eq!(rank.confirm(), Turn::Speak);
         }
         rank.lost(failure);
-        matches!(rank.stage(), Stage::Over(Verdict::Plain(Reason::Unreachable { .. })))
+        matches!(rank.stage(), Stage::Over(SessionOutcome::Plain(Reason::Unreachable { .. })))
     };
     assert!(lost(WithoutHost::IsPlain, false, Failure::HostLost));
     assert!(!lost(WithoutHost::IsPlain, true, Failure::HostLost));
@@ -350,17 +353,17 @@ fn absent() {
     host.step(Event::Said(Seat(1), report(0, 2)));
     assert_eq!(host.missing(), Some(1));
     assert_eq!(host.step(Event::Absent(lost.clone())).len(), 1);
-    assert_eq!((host.missing(), host.verdict()), (None, Some(&Verdict::Failed(lost.clone()))));
+    assert_eq!((host.missing(), host.outcome()), (None, Some(&SessionOutcome::Failed(lost.clone()))));
     // Where all are there, it was not waited for.
     let mut host = Agreement::new(Token([0; 16]), HOST);
     host.step(Event::Said(Seat(1), report(0, 2)));
     assert_eq!(host.step(Event::Said(Seat(2), report(1, 2))).len(), 2);
     assert_eq!(host.missing(), None);
     assert!(host.step(Event::Absent(lost.clone())).is_empty());
-    assert!(host.step(Event::Said(Seat(3), FromRank::Decline(Verdict::Failed(lost)))).is_empty());
-    assert_eq!(host.verdict(), None);
+    assert!(host.step(Event::Said(Seat(3), FromRank::Decline(SessionOutcome::Failed(lost)))).is_empty());
+    assert_eq!(host.outcome(), None);
     // No message says that there is a fabric.
-    let bytes = FromRank::Decline(Verdict::Fabric).encode();
+    let bytes = FromRank::Decline(SessionOutcome::Fabric).encode();
     assert_eq!(FromRank::decode(5, &bytes[6..]), None);
 }
 
@@ -378,14 +381,14 @@ fn report(rank: u32, ranks: u32) -> FromRank {
     FromRank::Report(Box::new(facts(rank, ranks)))
 }
 
-/// Claims that cannot be true: all hear the same failure. After the verdict only the newcomer does.
+/// Claims that cannot be true: all hear the same failure. After the outcome only the newcomer does.
 #[test]
 fn impossible_claims() {
-    let told = |answers: &[windlass_engine::rendezvous::agreement::Answer]| -> Vec<(u64, Verdict)> {
+    let told = |answers: &[windlass_engine::rendezvous::agreement::Answer]| -> Vec<(u64, SessionOutcome)> {
         answers
             .iter()
             .filter_map(|answer| match &answer.message {
-                FromHost::Verdict(verdict) => Some((answer.to.0, verdict.clone())),
+                FromHost::Outcome(outcome) => Some((answer.to.0, outcome.clone())),
                 _ => None,
             })
             .collect()
@@ -398,7 +401,7 @@ fn impossible_claims() {
     for (claim, failure) in cases {
         let mut host = Agreement::new(Token([0; 16]), HOST);
         assert!(host.step(Event::Said(Seat(1), report(0, 2))).is_empty());
-        let failed = Verdict::Failed(failure);
+        let failed = SessionOutcome::Failed(failure);
         assert_eq!(told(&host.step(Event::Said(Seat(2), claim))), [(1, failed.clone()), (2, failed.clone())]);
         // Whoever comes later hears it too.
         assert_eq!(told(&host.step(Event::Said(Seat(3), report(1, 2)))), [(3, failed)]);
@@ -406,7 +409,7 @@ fn impossible_claims() {
     let mut host = Agreement::new(Token([0; 16]), HOST);
     assert!(host.step(Event::Said(Seat(1), FromRank::Confirm)).is_empty());
     host.step(Event::Said(Seat(1), report(0, 2)));
-    let disorder = Verdict::Failed(Failure::Disorder { rank: 0 });
+    let disorder = SessionOutcome::Failed(Failure::Disorder { rank: 0 });
     assert_eq!(told(&host.step(Event::Said(Seat(1), FromRank::Confirm))), [(1, disorder)]);
 
     let mut host = Agreement::new(Token([0; 16]), HOST);
@@ -414,8 +417,8 @@ fn impossible_claims() {
     host.step(Event::Said(Seat(2), report(1, 2)));
     host.step(Event::Said(Seat(1), FromRank::Confirm));
     let fabric = told(&host.step(Event::Said(Seat(2), FromRank::Confirm)));
-    assert_eq!(fabric, [(1, Verdict::Fabric), (2, Verdict::Fabric)]);
-    let again = Verdict::Failed(Failure::Duplicate { rank: 1 });
+    assert_eq!(fabric, [(1, SessionOutcome::Fabric), (2, SessionOutcome::Fabric)]);
+    let again = SessionOutcome::Failed(Failure::Duplicate { rank: 1 });
     assert_eq!(told(&host.step(Event::Said(Seat(3), report(1, 2)))), [(3, again)]);
     assert!(host.step(Event::NonWindlass).is_empty());
     assert!(host.step(Event::Left(Seat(1))).is_empty(), "the others do not need the host for it");
@@ -437,7 +440,7 @@ fn hosts_own_hear_last() {
     assert_eq!(heard, [2, 3, 0, 1]);
 }
 
-/// After a refusal the verdict waits for the words of all: a rank that leaves meanwhile makes the session fail.
+/// After a refusal the outcome waits for the words of all: a rank that leaves meanwhile makes the session fail.
 #[test]
 fn refusal_waits_for_all() {
     let begin = || {
@@ -455,12 +458,15 @@ fn refusal_waits_for_all() {
     for word in [FromRank::Confirm, FromRank::Refuse("stopped".into())] {
         let mut host = begin();
         assert_eq!(host.step(Event::Said(Seat(3), word)).len(), 3);
-        assert_eq!(host.verdict(), Some(&Verdict::Plain(Reason::Refused { rank: 1, words: "full".into() })));
+        assert_eq!(
+            host.outcome(),
+            Some(&SessionOutcome::Plain(Reason::Refused { rank: 1, words: "full".into() }))
+        );
     }
     for (gone, rank) in [(1, 0), (2, 1), (3, 2)] {
         let mut host = begin();
         assert_eq!(host.step(Event::Left(Seat(gone))).len(), 2);
-        assert_eq!(host.verdict(), Some(&Verdict::Failed(Failure::Lost { rank })));
+        assert_eq!(host.outcome(), Some(&SessionOutcome::Failed(Failure::Lost { rank })));
     }
 }
 

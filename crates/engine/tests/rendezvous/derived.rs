@@ -14,7 +14,7 @@ use windlass_engine::descriptor::Ours;
 use windlass_engine::negotiated::Token;
 use windlass_engine::rendezvous::derived::{self, Invitation, Making, NOBODY, child};
 use windlass_engine::rendezvous::message::FromRank;
-use windlass_engine::rendezvous::verdict::{Failure, Reason, Verdict};
+use windlass_engine::rendezvous::outcome::{Failure, Reason, SessionOutcome};
 use windlass_engine::rendezvous::{Limits, Outcome, Participant, Rendezvous};
 
 use crate::support::{facts, hosted, is_fabric, join, ready};
@@ -118,7 +118,7 @@ fn declined() {
     split.host.await_ranks(split.of(2), 0b110, Vec::new());
     let early = split.join(&split.host, 0, 1, 0, 3);
     let others = [split.join(&split.host, 1, 2, 0, 2), split.join(&split.host, 2, 2, 1, 2)];
-    rendezvous_declines(&split, 3, Verdict::Plain(Reason::NonBlocking));
+    rendezvous_declines(&split, 3, SessionOutcome::Plain(Reason::NonBlocking));
     assert!(matches!(joined(early), Outcome::Plain(Reason::NonBlocking)));
     let late = split.join(&split.host, 4, 1, 2, 3);
     assert!(matches!(joined(late), Outcome::Plain(Reason::NonBlocking)));
@@ -129,11 +129,11 @@ fn declined() {
     });
 }
 
-fn rendezvous_declines(split: &Split, rank: u32, verdict: Verdict) {
+fn rendezvous_declines(split: &Split, rank: u32, outcome: SessionOutcome) {
     // Not the host's: what is said must arrive though its sender ends at once.
     let other = rendezvous();
     let invitation = split.invites(rank, 1);
-    other.decline(&invitation, verdict);
+    other.decline(&invitation, outcome);
     // Behind what was said.
     drop(other);
 }
@@ -144,7 +144,7 @@ fn a_call_failed() {
     let split = split();
     split.host.await_ranks(split.of(1), 0b111, Vec::new());
     let waiting = split.join(&split.host, 0, 1, 0, 3);
-    rendezvous_declines(&split, 2, Verdict::Failed(Failure::Absent { rank: 2 }));
+    rendezvous_declines(&split, 2, SessionOutcome::Failed(Failure::Absent { rank: 2 }));
     let outcome = joined(waiting);
     assert!(matches!(outcome, Outcome::Failed(Failure::Absent { rank: 2 })), "{outcome:?}");
     let late = joined(split.join(&split.host, 1, 1, 1, 3));
@@ -258,7 +258,7 @@ fn host_is_gone() {
         drop(split.host);
         assert!(matches!(waiting.join().unwrap(), Outcome::Failed(Failure::HostLost)));
     });
-    own.decline(&invitation, Verdict::Plain(Reason::NonBlocking));
+    own.decline(&invitation, SessionOutcome::Plain(Reason::NonBlocking));
     let late = own.join_invited(&invitation, facts(1, 2)).unwrap();
     assert!(matches!(joined(late), Outcome::Failed(Failure::HostLost)));
 }
@@ -299,7 +299,9 @@ fn thread_has_ended() {
         split.host.await_ranks(split.of(1), 0b101, lives());
         while !has_ended() {}
         match way {
-            "declines" => own.decline(&split.invites(2, 1), Verdict::Failed(Failure::Absent { rank: 2 })),
+            "declines" => {
+                own.decline(&split.invites(2, 1), SessionOutcome::Failed(Failure::Absent { rank: 2 }))
+            }
             _ => {
                 let outcome = joined(split.join(&own, 2, 1, 1, 2));
                 assert!(matches!(outcome, Outcome::Failed(Failure::HostLost)), "{outcome:?}");
@@ -359,7 +361,7 @@ fn full_queue() {
     let aborted = own.join_invited(&invites(1), facts(1, 2)).unwrap();
     aborted.cancellers()[0].abort();
     assert!(matches!(joined(aborted), Outcome::Failed(Failure::Aborted)));
-    own.decline(&invites(2), Verdict::Plain(Reason::NonBlocking));
+    own.decline(&invites(2), SessionOutcome::Plain(Reason::NonBlocking));
     queued.iter().for_each(|_| drop(net::accept(&listener).unwrap()));
     // The word of the one that was aborted comes, too: its host waits for it.
     let mut missing = vec![invites(1).greeting(), invites(2).greeting()];

@@ -8,7 +8,7 @@ use std::thread;
 
 use windlass_engine::rendezvous::id_tag::IdTag;
 use windlass_engine::rendezvous::message::{FromRank, greeting};
-use windlass_engine::rendezvous::verdict::Failure;
+use windlass_engine::rendezvous::outcome::Failure;
 use windlass_engine::rendezvous::{Limits, Outcome, Rendezvous};
 
 use crate::support::{facts, hosted, is_fabric, join, ready};
@@ -123,9 +123,9 @@ fn host_is_lost() {
     assert!(reached.into_inner());
 }
 
-/// After the verdict nobody needs the host: it keeps no connection, and may end.
+/// After the outcome nobody needs the host: it keeps no connection, and may end.
 #[test]
-fn host_ends_after_the_verdict() {
+fn host_ends_after_the_outcome() {
     let hosted = hosted();
     let own = Rendezvous::start(Limits::default()).unwrap();
     let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();

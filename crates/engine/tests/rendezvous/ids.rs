@@ -10,7 +10,7 @@ use windlass_engine::negotiated::capability;
 use windlass_engine::rendezvous::facts::Facts;
 use windlass_engine::rendezvous::id_tag::{self, Id, IdTag};
 use windlass_engine::rendezvous::message::{FromRank, greeting};
-use windlass_engine::rendezvous::verdict::{Failure, Reason};
+use windlass_engine::rendezvous::outcome::{Failure, Reason};
 use windlass_engine::rendezvous::{Limits, Outcome, Rendezvous, complete_all};
 
 use crate::support::{Hosted, facts, hosted, id_of, is_fabric, join, ready};
@@ -34,7 +34,7 @@ fn open(rendezvous: &Rendezvous) -> u64 {
     rendezvous.counts().sessions_open.load(Ordering::Relaxed)
 }
 
-/// Whoever hears the verdict finds the port closed and the id spare, once, as NCCL made it.
+/// Whoever hears the outcome finds the port closed and the id spare, once, as NCCL made it.
 /// NCCL's root has seen nobody, and a rank too many does not disturb them.
 #[test]
 fn fabric_of_lazy_communicators() {
@@ -118,9 +118,9 @@ fn failed_after_all() {
     assert_eq!(hosted.rendezvous.spare_id(), None);
 }
 
-/// A rank that confirmed and dies before it reads the verdict goes nowhere: the id is spare, and its peer misses it.
+/// A rank that confirmed and dies before it reads the outcome goes nowhere: the id is spare, and its peer misses it.
 #[test]
-fn verdict_unheard() {
+fn outcome_unheard() {
     let hosted = hosted();
     let token = IdTag::decode(&hosted.id).unwrap().token;
     let mut dying = hosted.connect();

@@ -11,7 +11,7 @@ use std::time::Duration;
 use windlass_engine::negotiated::{RANKS_MAX, Token};
 use windlass_engine::rendezvous::derived::{Invitation, child};
 use windlass_engine::rendezvous::local_rendezvous::{self, ANSWER_BYTES, Answer, Word};
-use windlass_engine::rendezvous::verdict::{Failure, Reason};
+use windlass_engine::rendezvous::outcome::{Failure, Reason};
 use windlass_engine::rendezvous::{Limits, LocalEntry, Outcome, Participant, Rendezvous, place};
 
 use crate::support::{facts, is_fabric, ready};

@@ -10,7 +10,7 @@ use std::thread;
 use rustix::event::{PollFd, PollFlags};
 use windlass_engine::rendezvous::id_tag::Id;
 use windlass_engine::rendezvous::local_rendezvous::{self, Answer};
-use windlass_engine::rendezvous::verdict::{Failure, Reason};
+use windlass_engine::rendezvous::outcome::{Failure, Reason};
 use windlass_engine::rendezvous::{Limits, Outcome, Preparation, Rendezvous, place};
 
 use crate::descriptors::swap_names;
@@ -174,10 +174,10 @@ fn fabric_of_processes() {
     assert_eq!(processes.len(), 4);
 }
 
-/// A process that dies while it prepares, or after it has confirmed and before the verdict, makes the init of all
+/// A process that dies while it prepares, or after it has confirmed and before the outcome, makes the init of all
 /// others fail.
 #[test]
-fn death_before_the_verdict() {
+fn death_before_the_outcome() {
     let lost = |outcome: &Outcome, rank| matches!(outcome, Outcome::Failed(Failure::Lost { rank: lost }) if *lost == rank);
     // While it prepares.
     let hosted = hosted();
@@ -198,7 +198,7 @@ fn death_before_the_verdict() {
         let outcome = waiting.join().unwrap().remove(0);
         assert!(lost(&outcome, 1), "{outcome:?}");
         slow.go_on();
-        assert_eq!(slow.says(), "failed a rank left before the verdict, rank 1");
+        assert_eq!(slow.says(), "failed a rank left before the outcome was known, rank 1");
     });
 }
 
@@ -212,7 +212,7 @@ fn death_while_descriptors_pass() {
         let participant = hosted.rendezvous.join(&hosted.id, vec![facts(0, 3)]).unwrap();
         let outcome = participant.complete(swap_names).remove(0);
         assert!(matches!(outcome, Outcome::Failed(Failure::Lost { rank: 1 })), "{outcome:?}");
-        assert_eq!(other.says(), "failed a rank left before the verdict, rank 1");
+        assert_eq!(other.says(), "failed a rank left before the outcome was known, rank 1");
         drop(dying);
     }
 }

@@ -11,7 +11,7 @@ use windlass_engine::rendezvous::colors::{Course, Others, Parent, Table, Willing
 use windlass_engine::rendezvous::derived::{Invitation, Making, NOBODY, child};
 use windlass_engine::rendezvous::id_tag::Id;
 use windlass_engine::rendezvous::message::{FromHost, FromRank};
-use windlass_engine::rendezvous::verdict::{Failure, Reason, Verdict};
+use windlass_engine::rendezvous::outcome::{Failure, Reason, SessionOutcome};
 use windlass_engine::rendezvous::{Inquiry, Limits, Rendezvous};
 
 use crate::derived::{address, kill, pidfd_of, process};
@@ -268,7 +268,7 @@ fn nonsense() {
     assert!(matches!(other_number, Err(Failure::Mismatch { .. })), "{other_number:?}");
     let (report, _three) = answer(2, &|round| greeted(round, FromRank::Report(Box::new(facts(1, 3)))));
     assert_eq!(report, Err(Failure::Disorder { rank: 1 }));
-    let plain = FromRank::Decline(Verdict::Plain(Reason::NonBlocking));
+    let plain = FromRank::Decline(SessionOutcome::Plain(Reason::NonBlocking));
     let (declined, _four) = answer(3, &|round| greeted(round, plain.clone()));
     assert_eq!(declined, Err(Failure::Disorder { rank: 1 }));
     let (oversized, mut five) = answer(4, &|round| {

@@ -6,7 +6,7 @@ use std::thread;
 
 use windlass_engine::negotiated::{NegotiatedConfig, capability};
 use windlass_engine::rendezvous::facts::Facts;
-use windlass_engine::rendezvous::verdict::{Failure, Reason};
+use windlass_engine::rendezvous::outcome::{Failure, Reason};
 use windlass_engine::rendezvous::{Limits, Outcome, Rendezvous, complete_all, id_tag};
 
 use crate::support::{facts, hosted, id_of, is_fabric, join, ready, real_facts};
@@ -22,7 +22,7 @@ fn threads() {
                 scope.spawn(move || {
                     let own = Rendezvous::start(Limits::default()).unwrap();
                     let outcome = join(&own, id, real_facts(rank, ranks));
-                    // The others' verdicts may be on their way; this rank's place ends with its rendezvous.
+                    // The others' outcomes may be on their way; this rank's place ends with its rendezvous.
                     (outcome, own)
                 })
             };
@@ -145,9 +145,9 @@ fn rank_without_windlass() {
     assert!(matches!(late, Outcome::Plain(Reason::NonWindlass)), "{late:?}");
 }
 
-/// After a fabric's verdict NCCL's connections are relayed as ever, and the port closes once the root has.
+/// After a fabric's outcome NCCL's connections are relayed as ever, and the port closes once the root has.
 #[test]
-fn real_communicator_after_the_verdict() {
+fn real_communicator_after_the_outcome() {
     let hosted = hosted();
     let participant = hosted.rendezvous.join(&hosted.id, vec![facts(0, 2), facts(1, 2)]).unwrap();
     let outcomes = participant.complete(ready);

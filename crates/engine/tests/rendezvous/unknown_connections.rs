@@ -9,7 +9,7 @@ use std::time::Duration;
 use windlass_engine::negotiated::Token;
 use windlass_engine::rendezvous::id_tag::IdTag;
 use windlass_engine::rendezvous::message::{FromRank, GREETING_MAGIC, greeting};
-use windlass_engine::rendezvous::verdict::{Failure, Reason};
+use windlass_engine::rendezvous::outcome::{Failure, Reason};
 use windlass_engine::rendezvous::{Limits, Outcome, complete_all};
 
 use crate::support::{MAGIC, facts, hosted, hosted_with, id_of, is_fabric, join, ready};

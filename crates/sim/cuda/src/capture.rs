@@ -164,7 +164,7 @@ pub fn end(stream: &Arc<Stream>) -> Result<Arc<Graph>, Code> {
         return Err(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
     }
     let joined = graph::ancestors(&capture.graph, &last);
-    let verdict = if capture.is_invalidated() {
+    let result = if capture.is_invalidated() {
         Err(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)
     } else if all_joined(&capture, &joined) {
         Ok(capture.graph.clone())
@@ -172,10 +172,10 @@ pub fn end(stream: &Arc<Stream>) -> Result<Arc<Graph>, Code> {
         Err(CUDA_ERROR_STREAM_CAPTURE_UNJOINED)
     };
     finish(&capture);
-    if verdict.is_err() && capture.graph_is_ours {
+    if result.is_err() && capture.graph_is_ours {
         graph::destroy(capture.graph.handle)?;
     }
-    verdict
+    result
 }
 
 /// A member is destroyed. Without its origin nobody can end the capture, so it ends here, and with it its graph.

@@ -117,8 +117,8 @@ impl LocalWait {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rendezvous::outcome::Reason;
     use crate::rendezvous::place;
-    use crate::rendezvous::verdict::Reason;
 
     fn world(rank: u32, name: Token) -> Arc<Plain> {
         Plain::new(name, rank, Ctas::UNSAID, configuration::Kept::Nothing)

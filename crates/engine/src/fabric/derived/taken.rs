@@ -10,7 +10,7 @@ use crate::rendezvous::LocalEntry;
 use crate::rendezvous::colors::{Course, Parent, Willing, Word};
 use crate::rendezvous::derived::{Invitation, child};
 use crate::rendezvous::local_rendezvous::{self, Answer};
-use crate::rendezvous::verdict::{Failure, Reason, Verdict};
+use crate::rendezvous::outcome::{Failure, Reason, SessionOutcome};
 
 use super::waits::{Line, Wait};
 use super::{Configured, NewCommunicator, Plain, asking};
@@ -121,8 +121,8 @@ impl Derivation {
         }
     }
 
-    fn absent(&self) -> Verdict {
-        Verdict::Failed(Failure::Absent { rank: self.line.rank })
+    fn absent(&self) -> SessionOutcome {
+        SessionOutcome::Failed(Failure::Absent { rank: self.line.rank })
     }
 
     /// The ranks of the new communicator are known. Whose process hosts awaits the others from now on.
@@ -157,7 +157,7 @@ impl Derivation {
     /// This rank's communicator has no fabric, and so none of its peers' has.
     pub fn refuse(mut self, reason: Reason) {
         self.leaves = Leaves::ToNccl;
-        self.decline(Verdict::Plain(reason));
+        self.decline(SessionOutcome::Plain(reason));
     }
 
     /// NCCL did not make this rank's.
@@ -252,12 +252,12 @@ impl Derivation {
     }
 
     /// Says where it is waited for that it does not come.
-    fn decline(&mut self, verdict: Verdict) {
+    fn decline(&mut self, outcome: SessionOutcome) {
         match std::mem::replace(&mut self.session, SessionPlace::Nowhere) {
             SessionPlace::AtMember(invitation) => {
                 rendezvous()
                     .into_iter()
-                    .for_each(|rendezvous| rendezvous.decline(&invitation, verdict.clone()));
+                    .for_each(|rendezvous| rendezvous.decline(&invitation, outcome.clone()));
             }
             // The others have what NCCL gave them.
             SessionPlace::AtRoster(Ok(local_entry)) => local_entry.decline(),

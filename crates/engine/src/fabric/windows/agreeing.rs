@@ -16,7 +16,7 @@ use crate::pool::{self, Block};
 use crate::range::Range;
 use crate::stats::count;
 use crate::stats::windows::Kept;
-use crate::windows::{Decided, Number, Record, Round, Said, Seen, Unlike, Verdict, decide};
+use crate::windows::{Decided, Decision, Number, Record, Round, Said, Seen, Unlike, decide};
 
 use super::{Windows, standing};
 
@@ -147,19 +147,19 @@ impl Windows {
     }
 
     fn decided(&self, all: &[Said], making: Making) -> Course {
-        let Decided { verdict, drop } = decide(all, self.rules);
+        let Decided { decision, drop } = decide(all, self.rules);
         if !drop.is_empty() {
             let taken = self.change(|book| book.forget_names(&drop, standing));
             self.drop_all(taken);
         }
-        match verdict {
-            Verdict::Hit(number) => {
+        match decision {
+            Decision::Hit(number) => {
                 let life = making.block.map_or(0, |block| block.life);
                 let why = format_args!("window {number} of rank {} is gone", self.rank);
                 let hit = self.change(|book| book.hit(number, life));
                 hit.map_or_else(|| Course::Refused(refuse(ncclInternalError, why)), Course::Hit)
             }
-            Verdict::Make => {
+            Decision::Make => {
                 let taken = self.change(|book| {
                     let mut taken = book.meet(making.wish.range, standing);
                     taken.extend(making.block.iter().flat_map(|block| book.make_way(block.serial, standing)));
@@ -168,7 +168,7 @@ impl Windows {
                 self.drop_all(taken);
                 Course::Make(making)
             }
-            Verdict::Refused { rank, why } => {
+            Decision::Refused { rank, why } => {
                 let table: Vec<String> = all.iter().enumerate().map(line).collect();
                 // What NCCL answers where it does not hang.
                 let code = if why == Unlike::Over { ncclInvalidUsage } else { ncclUnhandledCudaError };

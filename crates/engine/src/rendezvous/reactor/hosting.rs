@@ -154,7 +154,7 @@ impl Reactor {
                 continue;
             }
             let idle = !session.is_relaying() && session.newcomers.is_empty();
-            let waited_for = session.present > 0 && session.agreement.verdict().is_none();
+            let waited_for = session.present > 0 && session.agreement.outcome().is_none();
             if idle && !waited_for && session.root_is_gone() {
                 self.retire(token);
             } else {
@@ -163,7 +163,7 @@ impl Reactor {
         }
     }
 
-    /// Nobody can come any more. Ranks that wait for a verdict lose their host.
+    /// Nobody can come any more. Ranks that wait for an outcome lose their host.
     pub(super) fn retire(&mut self, token: Token) {
         let Some(session) = self.sessions.get_mut(&token) else { return };
         if let Some(key) = session.listener.take() {
@@ -173,7 +173,7 @@ impl Reactor {
         for key in std::mem::take(&mut session.newcomers) {
             self.endpoints.remove(&key);
         }
-        if session.agreement.verdict().is_none() {
+        if session.agreement.outcome().is_none() {
             session.present = 0;
             self.endpoints
                 .retain(|_, endpoint| !matches!(endpoint, Endpoint::Present(_, of) if *of == token));
@@ -184,13 +184,13 @@ impl Reactor {
     /// All ranks have confirmed that they go to NCCL later only, and with another id: so nobody goes to the root of this
     /// one. Also not
     ///
-    /// - a rank that dies, leaves or loses us before it hears the verdict: whoever has reported goes nowhere without the
+    /// - a rank that dies, leaves or loses us before it hears the outcome: whoever has reported goes nowhere without the
     ///   host's word, its init fails;
     /// - anybody who has been there: the first connection that is relayed makes the session plain, so none was;
     /// - whoever else connects from now on: no rank is missing. It is refused, as by NCCL's root once all have been there.
     ///
     /// The port goes, and the id goes to those that are given out again. That comes before
-    /// anybody hears the verdict: whoever asks for an id after the init finds this one.
+    /// anybody hears the outcome: whoever asks for an id after the init finds this one.
     fn recycle(&mut self, token: Token) {
         let Some(session) = self.sessions.get(&token) else { return };
         if let Kind::Id { id, .. } = session.kind {
@@ -325,7 +325,7 @@ impl Reactor {
     /// NCCL does not come again, and its root would wait for that rank for ever.
     fn nccl_came(&mut self, mut connection: Connection, token: Token) {
         let Some(session) = self.sessions.get_mut(&token) else { return };
-        let first = session.agreement.verdict().is_none();
+        let first = session.agreement.outcome().is_none();
         // Fails only for what is not in the wait.
         let _ = connection.watched.want(EventFlags::empty());
         session.waiting += 1;
@@ -472,16 +472,16 @@ impl Reactor {
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
             let Some(session) = self.sessions.get_mut(&token) else { return };
-            let undecided = session.agreement.verdict().is_none();
+            let undecided = session.agreement.outcome().is_none();
             if undecided && session.root().is_some() {
-                // Those who are there go at the verdict. Twice: one that was missing just now is there.
+                // Those who are there go once the outcome is known. Twice: one that was missing just now is there.
                 let needed = OF_A_RELAY.saturating_sub(session.present);
                 session.agreement.has_room((0..2).any(|_| descriptor::are_free(needed)));
             }
             let answers = session.agreement.step(event);
-            if let (true, Some(verdict)) = (undecided, session.agreement.verdict()) {
-                self.shared.counts.verdict(verdict);
-                log::debug!("rendezvous {token:?} verdict {verdict:?}");
+            if let (true, Some(outcome)) = (undecided, session.agreement.outcome()) {
+                self.shared.counts.outcome(outcome);
+                log::debug!("rendezvous {token:?} outcome {outcome:?}");
                 if session.agreement.is_lazy() {
                     self.recycle(token);
                 }

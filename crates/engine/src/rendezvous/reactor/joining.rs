@@ -13,7 +13,7 @@ use crate::negotiated::Token;
 use crate::rendezvous::connection::{self, Connection, Line};
 use crate::rendezvous::derived;
 use crate::rendezvous::message::{self, FROM_HOST_BYTES_MAX, FromHost};
-use crate::rendezvous::verdict::{Failure, Reason, Verdict, bounded};
+use crate::rendezvous::outcome::{Failure, Reason, SessionOutcome, bounded};
 use crate::rendezvous::waiter::{Need, Waiter};
 
 #[derive(Debug)]
@@ -167,7 +167,7 @@ impl Reactor {
         match joining.state {
             // Behind the report.
             JoinStage::Connecting | JoinStage::Entering => joining.words.extend_from_slice(bytes),
-            // A line that closed while speaking is read to its end at the next turn: a verdict may lie in it.
+            // A line that closed while speaking is read to its end at the next turn: an outcome may lie in it.
             JoinStage::Talking => {
                 if joining.connection.say(bytes) == Line::Closed && joining.turn() == Need::Nothing {
                     self.endpoints.remove(&key);
@@ -187,7 +187,7 @@ impl Joining {
                 }
                 // Nobody has heard of this rank, so it may go to NCCL: whose root is there, or is not, for it too.
                 let words = bounded(&error.to_string());
-                self.waiter.end(Verdict::Plain(Reason::Unreachable { words }));
+                self.waiter.end(SessionOutcome::Plain(Reason::Unreachable { words }));
                 return Need::Nothing;
             }
             self.state = JoinStage::Talking;
@@ -210,8 +210,8 @@ impl Joining {
     }
 }
 
-fn unreachable(address: &SocketAddr, error: Errno) -> Verdict {
-    Verdict::Plain(Reason::Unreachable { words: bounded(&format!("{address}: {error}")) })
+fn unreachable(address: &SocketAddr, error: Errno) -> SessionOutcome {
+    SessionOutcome::Plain(Reason::Unreachable { words: bounded(&format!("{address}: {error}")) })
 }
 
 impl Drop for Joining {

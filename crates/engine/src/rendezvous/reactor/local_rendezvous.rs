@@ -15,7 +15,7 @@ use crate::rendezvous::local_rendezvous::{
     self, Answer, Course, GREETING_BYTES, Missing, Roster, WORD_BYTES, Word,
 };
 use crate::rendezvous::message::FromRank;
-use crate::rendezvous::verdict::{Reason, Verdict};
+use crate::rendezvous::outcome::{Reason, SessionOutcome};
 
 /// A host-local rendezvous, for as long as anybody is connected to it.
 #[derive(Debug)]
@@ -174,7 +174,7 @@ impl Reactor {
                 self.sessions
                     .entry(child)
                     .or_insert_with(|| Session::of_call(name, derived::comm_token(child)));
-                let said = FromRank::Decline(Verdict::Plain(Reason::Apart));
+                let said = FromRank::Decline(SessionOutcome::Plain(Reason::Apart));
                 self.happen(child, Event::Said(Seat(NOBODYS_KEY), said));
             }
         }

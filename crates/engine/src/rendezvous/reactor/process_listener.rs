@@ -18,10 +18,10 @@ use crate::rendezvous::arrivals::Arrivals;
 use crate::rendezvous::connection::{self, Connection, Line};
 use crate::rendezvous::counts::Counts;
 use crate::rendezvous::derived::{self, GREETING_BYTES, Invitation, Visitor};
+use crate::rendezvous::outcome::Failure;
 use crate::rendezvous::place;
 use crate::rendezvous::poll::Watched;
 use crate::rendezvous::round::Round;
-use crate::rendezvous::verdict::Failure;
 use crate::rendezvous::waiter::Waiter;
 
 /// For one that says something without the thread.

@@ -7,8 +7,8 @@ use crate::rendezvous::agreement::{Answer, Seat};
 use crate::rendezvous::connection::{Connection, Line};
 use crate::rendezvous::counts::Counts;
 use crate::rendezvous::message::{FROM_RANK_BYTES_MAX, FromHost, FromRank};
+use crate::rendezvous::outcome::{Failure, SessionOutcome};
 use crate::rendezvous::round::Round;
-use crate::rendezvous::verdict::{Failure, Verdict};
 
 impl Reactor {
     pub(super) fn enter_round(&mut self, mut connection: Connection, name: Token, rank: u32) {
@@ -58,7 +58,7 @@ impl Reactor {
         self.arrivals(name).spoke(rank);
         self.step(name, |round| match message {
             FromRank::Word { place, ranks, word } => round.said(seat, place, ranks, word),
-            FromRank::Decline(Verdict::Failed(failure)) => round.fail(failure),
+            FromRank::Decline(SessionOutcome::Failed(failure)) => round.fail(failure),
             _ => round.disorder(seat, rank),
         });
     }

@@ -18,7 +18,7 @@ use crate::rendezvous::agreement::Event;
 use crate::rendezvous::connection;
 use crate::rendezvous::counts::Counts;
 use crate::rendezvous::derived;
-use crate::rendezvous::verdict::Failure;
+use crate::rendezvous::outcome::Failure;
 
 /// The same while ranks of NCCL's are on their way to a root of this process, whatever is wanted: they give theirs back.
 const OF_NCCL_WITHIN: Duration = Duration::from_secs(60);

@@ -11,7 +11,7 @@ pub const WORDS_BYTES_MAX: usize = 200;
 
 /// What a session decided, the same for all ranks that hear it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum SessionOutcome {
     /// All ranks confirmed.
     Fabric,
     /// No fabric: NCCL does everything.
@@ -107,8 +107,8 @@ coded! {
 coded! {
     /// Why there is no communicator.
     Failure {
-        1 Lost(rank: number) = "a rank left before the verdict",
-        2 HostLost = "the process that hosts the session left before the verdict",
+        1 Lost(rank: number) = "a rank left before the outcome was known",
+        2 HostLost = "the process that hosts the session left before the outcome was known",
         3 Aborted = "this rank was aborted",
         4 Mismatch(rank: number, ranks: number, expected: number) = "ranks disagree on their number",
         5 Duplicate(rank: number) = "a rank reported twice",
@@ -133,20 +133,20 @@ impl Failure {
     }
 }
 
-impl Verdict {
+impl SessionOutcome {
     pub(super) fn put(&self, writer: &mut Writer) {
         match self {
-            Verdict::Fabric => drop(writer.u8(0)),
-            Verdict::Plain(reason) => reason.put(writer.u8(1)),
-            Verdict::Failed(failure) => failure.put(writer.u8(2)),
+            SessionOutcome::Fabric => drop(writer.u8(0)),
+            SessionOutcome::Plain(reason) => reason.put(writer.u8(1)),
+            SessionOutcome::Failed(failure) => failure.put(writer.u8(2)),
         }
     }
 
-    pub(super) fn take(reader: &mut Reader<'_>) -> Option<Verdict> {
+    pub(super) fn take(reader: &mut Reader<'_>) -> Option<SessionOutcome> {
         Some(match reader.u8()? {
-            0 => Verdict::Fabric,
-            1 => Verdict::Plain(Reason::take(reader)?),
-            2 => Verdict::Failed(Failure::take(reader)?),
+            0 => SessionOutcome::Fabric,
+            1 => SessionOutcome::Plain(Reason::take(reader)?),
+            2 => SessionOutcome::Failed(Failure::take(reader)?),
             _ => return None,
         })
     }
