@@ -1,7 +1,7 @@
 /* Holds: pairs that end and are made again are as good as new, whatever of the old ones is used again: after finalize, unused in
  * between, with another configuration, in other roles, ended in a group or with work in flight, captured, with a
  * child, and where one rank's is no longer fit. Reports say of just as many that they were used again as is stated here
- * (--reused). Parts that never run unasked: `differing` has a rank that keeps nothing; `kept` and `short` hold that what nobody uses ends
+ * (--reused). Parts that never run without being named: `differing` has a rank that keeps nothing; `kept` and `short` hold that what nobody uses ends
  * by itself, after some seconds, or at once where memory is short. */
 #include "../support/held.h"
 #include "../support/team.h"

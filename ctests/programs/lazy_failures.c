@@ -1,5 +1,5 @@
 /* Holds, where NCCL builds communicators only when a call needs it, and where the stand-in loses or refuses such a build on one
- * rank by wish: the other ranks' calls end, too, with an error; messages go on; the next call of all is right. What comes of a
+ * rank by request: the other ranks' calls end, too, with an error; messages go on; the next call of all is right. What comes of a
  * communicator that was built on some ranks only is right, in groups and outside. An abort ends a wait for the id of the dead.
  * Without WINDLASS_FIRST_LAUNCH_GUARD, whose communicator counts. */
 #include "../support/team.h"

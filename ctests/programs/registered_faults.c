@@ -1,4 +1,4 @@
-/* Holds, where one rank meets with what no other sees, much of which the stand-in brings about by wish: large all-gathers stay right,
+/* Holds, where one rank meets with what no other sees, much of which the stand-in brings about on request: large all-gathers stay right,
  * and what NCCL may still use is not taken away. Sections run alone by their names: `failed`, `lost`, `kept`, `grown`,
  * `disabled`, `few`; without a name all but the last two. Ranks are processes. */
 #include "../support/gathers.h"
@@ -16,7 +16,7 @@ enum { FIRST, LOWER, UPPER };
 
 /* The one rank. Before its first call of NCCL: the stand-in reads these once. */
 enum { LOSER = 1 };
-static void wish(const struct rank* self, const char* name, const char* value) {
+static void ask_simulator(const struct rank* self, const char* name, const char* value) {
   if (self->rank == LOSER) setenv(name, value, 1);
 }
 
@@ -37,7 +37,7 @@ static void gathers_in(struct rank* self, ncclComm_t communicator, const struct 
 /* NCCL says that a call has failed, alone and then in a group, and it runs all the same when an abort comes. */
 static void failed(struct rank* self) {
   /* The one behind those of `gathers_in`, of each communicator. */
-  wish(self, "WINDLASS_SIM_FAILED_LAUNCHES", "7,14");
+  ask_simulator(self, "WINDLASS_SIM_FAILED_LAUNCHES", "7,14");
   struct memory memory = memory_alloc(self, NCCLS, room(self));
   for (int in_group = 0; in_group < 2; in_group++) {
     ncclComm_t communicator = world(self, FIRST);
@@ -88,7 +88,7 @@ static void lost(struct rank* self) {
 
 /* NCCL keeps what it was to give back when larger calls came: it is not ended as if it had nothing. */
 static void kept(struct rank* self) {
-  wish(self, "WINDLASS_SIM_KEPT_REGISTRATIONS", "1");
+  ask_simulator(self, "WINDLASS_SIM_KEPT_REGISTRATIONS", "1");
   ncclComm_t communicator = world(self, FIRST);
   size_t twice = gather_count(self, 0) * 2;
   struct memory memory = memory_alloc(self, NCCLS, gather_room(self, twice));

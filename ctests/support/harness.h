@@ -48,7 +48,7 @@ bool on_gpus(void);
 /* Whether to run a part of the program: the arguments name those that are wanted, none means all. */
 bool is_wanted(int count, char** arguments, const char* part);
 /* For programs whose sections have parts: the arguments name sections (`processes` and `threads`, of the same parts;
- * `in_turn`, `one_thread`, `faults`) and parts. None means all but `faults`, which never runs unasked; parts alone mean them
+ * `in_turn`, `one_thread`, `faults`) and parts. None means all but `faults`, which never runs without being named; parts alone mean them
  * in both sections that have any. */
 void choose(int count, char** arguments);
 bool is_section_chosen(const char* section);

@@ -53,8 +53,8 @@ long long windows_made(ncclComm_t communicator) { return ask("simWindowsMade", c
 long long windows_live(ncclComm_t communicator) { return ask("simWindows", communicator); }
 
 bool windows_kept(void) {
-  const char* wish = getenv("WINDLASS_WINDOWS");
-  return wish && strcmp(wish, "keep") == 0;
+  const char* option = getenv("WINDLASS_WINDOWS");
+  return option && strcmp(option, "keep") == 0;
 }
 
 struct parts { void (*all)(struct rank*); };

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 /// The flags that choose.
 #[derive(Args, Clone, Copy, Debug, Default)]
 #[group(multiple = false)]
-pub struct Wish {
+pub struct MachineRequest {
     /// Run on the simulator, also where there are GPUs
     #[arg(long = "sim")]
     simulator: bool,
@@ -27,17 +27,17 @@ pub enum Choice {
 }
 
 /// Decides, with the reason in words.
-fn choose(wish: Wish, asked: &Result<Gpus, String>) -> Result<(Choice, String), String> {
-    if wish.simulator {
+fn choose(request: MachineRequest, asked: &Result<Gpus, String>) -> Result<(Choice, String), String> {
+    if request.simulator {
         return Ok((Choice::Simulator, "--sim asks for it".into()));
     }
     match asked {
-        Ok(gpus) if gpus.devices.len() >= 2 || (wish.gpu && !gpus.devices.is_empty()) => {
+        Ok(gpus) if gpus.devices.len() >= 2 || (request.gpu && !gpus.devices.is_empty()) => {
             Ok((Choice::Gpus, format!("{} × {}", gpus.devices.len(), gpus.devices[0].name)))
         }
-        Ok(gpus) if wish.gpu => Err(format!("--gpu asks for GPUs, the driver has {}", gpus.devices.len())),
+        Ok(gpus) if request.gpu => Err(format!("--gpu asks for GPUs, the driver has {}", gpus.devices.len())),
         Ok(gpus) => Ok((Choice::Simulator, format!("{} GPU where two are needed", gpus.devices.len()))),
-        Err(reason) if wish.gpu => Err(format!("--gpu asks for GPUs: {reason}")),
+        Err(reason) if request.gpu => Err(format!("--gpu asks for GPUs: {reason}")),
         Err(reason) => Ok((Choice::Simulator, reason.clone())),
     }
 }
@@ -55,13 +55,17 @@ pub struct Machine {
 impl Machine {
     /// Asks, chooses and prepares; `nccl` finds the real library when GPUs are chosen. One that was `named` is not for
     /// the simulator, whose NCCL is its own.
-    pub fn prepare(wish: Wish, named: Option<&Path>, nccl: impl FnOnce() -> Result<PathBuf>) -> Result<Self> {
-        let asked = if wish.simulator {
+    pub fn prepare(
+        request: MachineRequest,
+        named: Option<&Path>,
+        nccl: impl FnOnce() -> Result<PathBuf>,
+    ) -> Result<Self> {
+        let asked = if request.simulator {
             Err(String::new())
         } else {
             asking::gpus(None).map_err(|error| format!("{error:#}"))
         };
-        match (choose(wish, &asked), asked) {
+        match (choose(request, &asked), asked) {
             (Err(reason), _) => bail!("{reason}"),
             (Ok((Choice::Gpus, why)), Ok(gpus)) => Ok(Self { gpus, nccl: nccl()?, why, stand_ins: None }),
             (Ok((_, why)), _) => {
@@ -137,13 +141,13 @@ mod tests {
     /// Two GPUs are used unless the simulator is asked for; fewer fall back, saying why.
     #[test]
     fn choices() {
-        let any = Wish::default();
+        let any = MachineRequest::default();
         assert_eq!(choose(any, &gpus(4)).unwrap(), (Choice::Gpus, "4 × H200".into()));
         assert_eq!(choose(any, &gpus(1)).unwrap().0, Choice::Simulator);
         assert_eq!(choose(any, &Err("no driver".into())).unwrap(), (Choice::Simulator, "no driver".into()));
-        let simulator = Wish { simulator: true, ..any };
+        let simulator = MachineRequest { simulator: true, ..any };
         assert_eq!(choose(simulator, &gpus(4)).unwrap().0, Choice::Simulator);
-        let gpu = Wish { gpu: true, ..any };
+        let gpu = MachineRequest { gpu: true, ..any };
         assert_eq!(choose(gpu, &gpus(1)).unwrap().0, Choice::Gpus);
         assert!(choose(gpu, &Err("no driver".into())).unwrap_err().contains("no driver"));
     }

@@ -19,7 +19,7 @@ enum Before {
     /// Nothing was refused.
     Nothing,
     /// NCCL was not asked since.
-    Unasked,
+    NotAsked,
     Said(Vec<u8>),
 }
 
@@ -41,7 +41,7 @@ fn note(why: &str) {
     for (place, byte) in TEXT.iter().zip(text.chain(std::iter::repeat(0))) {
         place.store(byte, Ordering::Relaxed);
     }
-    *before = Before::Unasked;
+    *before = Before::NotAsked;
 }
 
 /// What `ncclGetLastError` gives where NCCL would give `real`: the text of our last refusal, unless NCCL has said something since
@@ -51,7 +51,7 @@ pub fn last(real: Option<&CStr>) -> Option<*const c_char> {
     let said = real.map(CStr::to_bytes).unwrap_or_default();
     match &*before {
         Before::Nothing => return None,
-        Before::Unasked => *before = Before::Said(said.to_vec()),
+        Before::NotAsked => *before = Before::Said(said.to_vec()),
         Before::Said(then) if then != said => return None,
         Before::Said(_) => {}
     }

@@ -25,21 +25,21 @@ mod ids;
 mod init;
 mod leaving;
 mod line;
+mod offer_pacing;
 mod offers;
 mod pages;
 mod preparing;
 mod recycling;
 pub mod registering;
 mod releasing;
+mod request;
 mod room;
 mod staging;
 mod stuck;
 mod substitutes;
 mod tuned;
 mod watch;
-mod willing;
 pub mod windows;
-mod wish;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
@@ -61,7 +61,7 @@ use crate::tuning::Limits;
 #[cfg(doc)]
 use crate::turns::Turns;
 
-pub use crate::rendezvous::colors::{Course, Others, Parent, Willing};
+pub use crate::rendezvous::colors::{Course, LazyVote, Others, Parent};
 pub use crate::rendezvous::facts::Waiting;
 pub use crate::turns::Afterwards;
 use attempts::Attempts;
@@ -76,17 +76,19 @@ use failing::{Refused, Went};
 use growing::Growing;
 pub use hosting::{host, is_on, spare_id};
 use ids::Ids;
-pub use init::{Asked, InitOutcome, all_here, ask, complete, device_now, is_one_session, is_patient, tell};
+pub use init::{
+    Asked, InitOutcome, all_here, ask, complete, device_now, is_one_session, tell, would_be_lazy,
+};
 use leaving::Leaving;
 pub use offers::common as common_offer;
 use preparing::Prepared;
 pub use recycling::{free_leaving, let_go, look_after_pool, make_room, trim_pool};
 use registering::Registering;
 pub use releasing::{StillRegistered, register_nothing};
+pub use request::{InitRequest, Laziness};
 #[cfg(any(test, feature = "fuzzing"))]
 pub use watch::fuzz_request;
 use windows::Windows;
-pub use wish::{Patience, Wish};
 
 /// What all agreed on, and what this rank has of it.
 #[derive(Debug)]

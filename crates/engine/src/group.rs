@@ -13,7 +13,7 @@ use nccl_sys::{ncclComm_t, ncclResult_t};
 
 use crate::call::Call;
 use crate::fabric::registering::Candidate;
-use crate::fabric::{Configured, Derivation, Fabric, Wish};
+use crate::fabric::{Configured, Derivation, Fabric, InitRequest};
 use crate::forward::init::Handle;
 use crate::forward::of_call::OfCall;
 use crate::gate::Passed;
@@ -171,7 +171,7 @@ pub enum Awaited {
     /// One of a communicator whose ranks do not meet.
     Grouped(Handle),
     /// A communicator whose ranks are to meet, and where NCCL wrote its handle.
-    Wished(Handle, ncclComm_t, Box<Wish>),
+    Requested(Handle, ncclComm_t, Box<InitRequest>),
     /// One that NCCL makes then, whatever its session came to.
     Made(Handle, ncclComm_t),
     /// A communicator made from another, whose handle NCCL writes then.

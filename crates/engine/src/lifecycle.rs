@@ -260,7 +260,7 @@ pub fn async_error(handle: ncclComm_t, place: *mut ncclResult_t) -> ncclResult_t
 }
 
 /// A communicator that was not seen when it was made.
-pub fn unasked(communicator: &Communicator) {
+pub fn count_as_derived(communicator: &Communicator) {
     if fabric::is_on() {
         fabric::tell(communicator.counters(), &InitOutcome::Plain(Reason::Derived));
     }

@@ -56,7 +56,7 @@ pub struct Making {
     bytes: u64,
 }
 
-/// How a wish for memory is served.
+/// How a request for memory is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Supply {
     /// By NCCL; it is none of ours.
@@ -80,7 +80,7 @@ pub enum Return {
     Refused,
 }
 
-/// Serves a wish for so many bytes on the current device.
+/// Serves a request for so many bytes on the current device.
 pub fn allocate(bytes: usize) -> Supply {
     // First, as NCCL reads it at this call whatever the pool may do.
     if nccl::at_allocation().has(Effect::NoCuMem) || config().pool_bytes_max == 0 || bytes == 0 || is_forked()
@@ -316,7 +316,7 @@ fn current() -> Option<(&'static Driver, Ordinal)> {
     Some((driver, driver.current_device().ok()??))
 }
 
-/// Bytes of a block for so many: whole granules, a function of the wish alone. Never a larger block: NCCL 2.28 maps its own
+/// Bytes of a block for so many: whole granules, a function of the request alone. Never a larger block: NCCL 2.28 maps its own
 /// size of every peer's block, and one of another size would fail there, on one rank.
 fn class(driver: &'static Driver, device: Ordinal, bytes: usize) -> Option<u64> {
     const DEVICES: usize = 64;

@@ -93,7 +93,7 @@ use crate::descriptor::{self, Ours};
 use crate::negotiated::{Token, Version};
 use crate::process::{self, afresh::Afresh};
 use crate::thread;
-use colors::{Parent, Willing, Word};
+use colors::{LazyVote, Parent, Word};
 use counts::Counts;
 use derived::Invitation;
 use descriptors::DescriptorSocket;
@@ -352,7 +352,7 @@ impl Rendezvous {
 
     /// The same for a rank that goes to NCCL without waiting, and so all do.
     pub fn go_to_nccl(&self, invitation: &Invitation, place: u32, ranks: u32, parent: Parent) {
-        let word = Word { color: None, key: 0, willing: Willing::Real, parent };
+        let word = Word { color: None, key: 0, vote: LazyVote::InNccl, parent };
         self.shared
             .send(Command::Tell(invitation.process_listener, word_in_round(invitation, place, ranks, word)));
     }

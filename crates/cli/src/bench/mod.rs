@@ -24,7 +24,7 @@ pub use worker::{CellDone, work};
 
 use crate::element::{Element, Reduction, SUM};
 use crate::installation;
-use crate::machine::{Machine, Wish};
+use crate::machine::{Machine, MachineRequest};
 use crate::nccl::version_text;
 use crate::{search, text};
 use anyhow::{Context, Result, bail};
@@ -100,7 +100,7 @@ pub struct Options {
     #[arg(long, value_name = "PATH")]
     nccl: Option<PathBuf>,
     #[command(flatten)]
-    wish: Wish,
+    request: MachineRequest,
 }
 
 /// How calls are issued and what is timed.
@@ -143,7 +143,7 @@ pub fn run(options: &Options) -> Result<()> {
         bail!("--product {size}: expected a multiple of {}", product::PLAIN_STEP);
     }
     let windlass = installation::windlass_library()?;
-    let machine = Machine::prepare(options.wish, options.nccl.as_deref(), || {
+    let machine = Machine::prepare(options.request, options.nccl.as_deref(), || {
         search::for_tools(options.nccl.as_deref())
     })?;
     let ranks = machine.ranks(options.ranks, if machine.is_simulated() { 2 } else { 8 })?;

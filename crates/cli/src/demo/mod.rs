@@ -12,7 +12,7 @@ pub use worker::work;
 
 use crate::counts;
 use crate::installation;
-use crate::machine::{Machine, Wish};
+use crate::machine::{Machine, MachineRequest};
 use crate::ranks::{self, Launch};
 use crate::{search, text};
 use anyhow::{Context, Result};
@@ -29,7 +29,7 @@ pub struct Options {
     #[arg(long)]
     ranks: Option<usize>,
     #[command(flatten)]
-    wish: Wish,
+    request: MachineRequest,
     /// The real NCCL library [default: searched as `windlass doctor` shows]
     #[arg(long, value_name = "PATH")]
     nccl: Option<PathBuf>,
@@ -55,7 +55,7 @@ struct Outcome {
 pub fn run(options: &Options) -> Result<bool> {
     let started = Instant::now();
     let windlass = installation::windlass_library()?;
-    let machine = Machine::prepare(options.wish, options.nccl.as_deref(), || {
+    let machine = Machine::prepare(options.request, options.nccl.as_deref(), || {
         search::for_tools(options.nccl.as_deref())
     })?;
     let ranks = machine.ranks(options.ranks, 4)?;

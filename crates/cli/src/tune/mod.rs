@@ -13,7 +13,7 @@ use crate::bench::operation::Operation;
 use crate::bench::sizes::Sizes;
 use crate::bench::{Cell, CellDone, Memory, Mode};
 use crate::element::{SUM, element};
-use crate::machine::{Machine, Wish};
+use crate::machine::{Machine, MachineRequest};
 use crate::{installation, search, text};
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -52,7 +52,7 @@ pub struct Options {
     #[arg(long, value_name = "PATH")]
     nccl: Option<PathBuf>,
     #[command(flatten)]
-    wish: Wish,
+    request: MachineRequest,
 }
 
 /// How often what is unclear is measured again.
@@ -74,7 +74,7 @@ pub fn run(options: &Options) -> Result<()> {
         bail!("--seconds {}: expected more than 0 and at most 60", options.seconds);
     }
     let windlass = installation::windlass_library()?;
-    let machine = Machine::prepare(options.wish, options.nccl.as_deref(), || {
+    let machine = Machine::prepare(options.request, options.nccl.as_deref(), || {
         search::for_tools(options.nccl.as_deref())
     })?;
     let sizes = options.sizes.clone().map_or_else(|| usual_sizes(&machine), Ok)?;

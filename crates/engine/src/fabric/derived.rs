@@ -128,7 +128,7 @@ mod tests {
 
     use crate::fabric::hosting::rendezvous;
     use crate::negotiated::{Device, Member, NegotiatedConfig, Token, Version, capability};
-    use crate::rendezvous::colors::{Course, Others, Willing};
+    use crate::rendezvous::colors::{Course, LazyVote, Others};
     use crate::rendezvous::outcome::{Failure, Reason};
     use crate::turns::Graphs;
 
@@ -177,7 +177,8 @@ mod tests {
         let begun = lines.iter().map(|line| deriving(line, color(line.rank)).begun());
         let derivations: Vec<Derivation> = begun.collect();
         std::thread::scope(|scope| {
-            let wait = |mut derivation: Derivation| scope.spawn(move || derivation.round(0, Willing::InPair));
+            let wait =
+                |mut derivation: Derivation| scope.spawn(move || derivation.round(0, LazyVote::InPair));
             let threads: Vec<_> = derivations.into_iter().map(wait).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
         })
@@ -205,7 +206,7 @@ mod tests {
             let waiting: Vec<_> = lines.iter().filter(|line| line.rank != hurried as u32).cloned().collect();
             assert_eq!(round(&waiting, pairs), vec![Ok(Course::Nccl); 3]);
             // NCCL has taken the call.
-            assert_eq!(hurries.begun().round(0, Willing::Always), Ok(Course::Nccl));
+            assert_eq!(hurries.begun().round(0, LazyVote::Always), Ok(Course::Nccl));
             assert_eq!(round(&lines, pairs), lazy_communicators);
         }
     }
@@ -237,7 +238,7 @@ mod tests {
         let lines = parent(3, MAY);
         let mut derivation = deriving(&lines[1], Some(0)).begun();
         std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| derivation.round(0, Willing::Always));
+            let waiting = scope.spawn(|| derivation.round(0, LazyVote::Always));
             lines[1].end();
             assert_eq!(waiting.join().unwrap(), Err(Failure::Aborted));
         });
@@ -251,7 +252,7 @@ mod tests {
         let split = deriving(&lines[1], Some(0));
         assert!(!split.has_round());
         split.go_to_nccl();
-        assert_eq!(split.begun().round(0, Willing::Always), Ok(Course::Nccl));
+        assert_eq!(split.begun().round(0, LazyVote::Always), Ok(Course::Nccl));
     }
 
     /// The survivors of a shrink tell each other, too, at the process listener of the lowest; other shrinks and splits count for
@@ -269,7 +270,7 @@ mod tests {
             let derivations = [shrink(1).begun(), shrink(2).begun()];
             std::thread::scope(|scope| {
                 let wait =
-                    |mut derivation: Derivation| scope.spawn(move || derivation.round(0, Willing::InPair));
+                    |mut derivation: Derivation| scope.spawn(move || derivation.round(0, LazyVote::InPair));
                 derivations.map(wait).map(|thread| thread.join().unwrap())
             })
         };
@@ -285,11 +286,11 @@ mod tests {
         let apart = |rank| Ok(Course::Apart { rank, ranks: vec![1, 2] });
         without(2).go_to_nccl();
         let (waits, mut hurried) = (shrink(1).begun(), without(2).begun());
-        assert_eq!({ waits }.round(0, Willing::InPair), apart(0));
-        assert_eq!((hurried.alone(), hurried.round(0, Willing::InPair)), (apart(1).unwrap(), apart(1)));
+        assert_eq!({ waits }.round(0, LazyVote::InPair), apart(0));
+        assert_eq!((hurried.alone(), hurried.round(0, LazyVote::InPair)), (apart(1).unwrap(), apart(1)));
         // Who is left alone waits for nobody.
         let alone =
             Deriving { hosts: 2, ranks: 0b100, shrinks: Some(vec![0, 1]), ..deriving(&lines[2], Some(0)) };
-        assert_eq!(alone.begun().round(0, Willing::Always), Ok(Course::Nccl));
+        assert_eq!(alone.begun().round(0, LazyVote::Always), Ok(Course::Nccl));
     }
 }

@@ -19,7 +19,7 @@ use super::closing;
 use super::derived::Wait;
 use super::hosting::rendezvous;
 use super::preparing::{self, Prepared};
-use super::{Fabric, Patience, Wish, checking, features, offers, settle, wish};
+use super::{Fabric, InitRequest, Laziness, checking, features, offers, request, settle};
 
 /// What a communicator's init came to.
 #[derive(Debug)]
@@ -58,22 +58,22 @@ pub fn device_now() -> Option<i32> {
     gpu::driver().ok()?.current_device().ok()?
 }
 
-/// Begins a rank's init with the wish's device, or this thread's current one. Waits for no other rank, and only where
+/// Begins a rank's init with the request's device, or this thread's current one. Waits for no other rank, and only where
 /// room is short for what has just ended on this one, for a while; the reason says that NCCL does it alone.
-pub fn ask(wish: &Wish) -> Result<Asked, Reason> {
-    let id_tag = wish.check()?;
+pub fn ask(request: &InitRequest) -> Result<Asked, Reason> {
+    let id_tag = request.check()?;
     closing::at_exit_too();
     // Room that is over must not keep an init from having any.
     settle();
-    let (ranks, ctas, patience) = (wish.ranks as u32, wish.ctas, wish.patience);
-    let (arena, share, mut facts) = match wish.device {
-        Some(device) => wish::on(device, ranks, ctas, patience)?,
-        None => wish::current(ranks, ctas, patience)?,
+    let (ranks, ctas, laziness) = (request.ranks as u32, request.ctas, request.laziness);
+    let (arena, share, mut facts) = match request.device {
+        Some(device) => request::on(device, ranks, ctas, laziness)?,
+        None => request::current(ranks, ctas, laziness)?,
     };
-    facts.member.rank = wish.rank as u32;
-    offers::put(&mut facts.member.attachment, &wish.cached);
+    facts.member.rank = request.rank as u32;
+    offers::put(&mut facts.member.attachment, &request.cached);
     let rank = facts.member.rank;
-    let participant = rendezvous().and_then(|rendezvous| rendezvous.join(&wish.id, vec![facts]));
+    let participant = rendezvous().and_then(|rendezvous| rendezvous.join(&request.id, vec![facts]));
     let (until, local_entry) = (None, None);
     let participant = participant.map_err(cannot_reach)?;
     Ok(Asked { participant, token: id_tag.token, rank, arena, share, until, local_entry })
@@ -156,17 +156,17 @@ fn part(outcome: &InitOutcome, local_entry: &LocalEntry) {
 }
 
 /// The fabric of ranks that are all in one hand, on these devices, in order.
-pub fn all_here(devices: &[i32], patience: Patience) -> Vec<InitOutcome> {
+pub fn all_here(devices: &[i32], laziness: Laziness) -> Vec<InitOutcome> {
     closing::at_exit_too();
-    all_here_or_reason(devices, patience)
+    all_here_or_reason(devices, laziness)
         .unwrap_or_else(|reason| devices.iter().map(|_| InitOutcome::Plain(reason.clone())).collect())
 }
 
-fn all_here_or_reason(devices: &[i32], patience: Patience) -> Result<Vec<InitOutcome>, Reason> {
-    wish::check_all(devices.len())?;
+fn all_here_or_reason(devices: &[i32], laziness: Laziness) -> Result<Vec<InitOutcome>, Reason> {
+    request::check_all(devices.len())?;
     let (mut arenas, mut shares, mut all) = (Vec::new(), Vec::new(), Vec::new());
     for (rank, device) in (0..).zip(devices) {
-        let (arena, share, mut facts) = wish::on(*device, devices.len() as u32, Ctas::UNSAID, patience)?;
+        let (arena, share, mut facts) = request::on(*device, devices.len() as u32, Ctas::UNSAID, laziness)?;
         facts.member.rank = rank;
         arenas.push(arena);
         shares.push(share);
@@ -184,8 +184,8 @@ fn all_here_or_reason(devices: &[i32], patience: Patience) -> Result<Vec<InitOut
 }
 
 /// Whether so many ranks in one hand would be lazy.
-pub fn is_patient(ranks: usize) -> bool {
-    Patience::AsConfigured.capability(ranks as u32) != 0
+pub fn would_be_lazy(ranks: usize) -> bool {
+    Laziness::AsConfigured.capability(ranks as u32) != 0
 }
 
 /// Counts and logs what a communicator's init came to: one line with what it has, or why it is on NCCL.
@@ -218,8 +218,8 @@ pub fn tell(counters: usize, outcome: &InitOutcome) {
 }
 
 /// Whether these communicators are all one.
-pub fn is_one_session<'a>(wishes: impl Iterator<Item = &'a Wish>) -> bool {
-    let mut ids: Vec<&Id> = wishes.map(|wish| &wish.id).collect();
+pub fn is_one_session<'a>(requests: impl Iterator<Item = &'a InitRequest>) -> bool {
+    let mut ids: Vec<&Id> = requests.map(|request| &request.id).collect();
     ids.dedup();
     ids.len() < 2
 }

@@ -1,4 +1,4 @@
-//! What of the application's freed memory is kept, given back: when it is too much, when memory is short, at the application's wish.
+//! What of the application's freed memory is kept, given back: when it is too much, when memory is short, at the application's request.
 //!
 //! Others' shortage cannot be seen when it comes, only looked for: `windlass-watch` does every 50 ms while anything is kept. Without
 //! it nothing is kept.

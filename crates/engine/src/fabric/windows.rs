@@ -32,7 +32,7 @@ use crate::windows::{Book, Ended, Record, Rules, Seat, Standing};
 use super::giving::End;
 use super::pages::WINDOWS_AT;
 
-pub use agreeing::{Course, Making, Wish, is_refused_alone};
+pub use agreeing::{Course, Making, WindowRequest, is_refused_alone};
 pub use leaving::free_left;
 pub(super) use leaving::{free_leaving, look};
 

@@ -20,7 +20,7 @@ use crate::turns::Graphs;
 
 const NCCL_SHRINK_ABORT: c_int = 1;
 
-/// A wish for communicators, with the application's arguments.
+/// A request for communicators, with the application's arguments.
 #[derive(Clone, Copy)]
 #[allow(missing_docs)]
 pub enum InitCall {
@@ -350,7 +350,7 @@ impl InitCall {
         }
     }
 
-    /// After NCCL took the wish: where each handle is or will be, and what its arguments say of the communicator.
+    /// After NCCL took the request: where each handle is or will be, and what its arguments say of the communicator.
     pub fn new_communicators(&self) -> impl Iterator<Item = (Handle, Identity)> {
         let unknown = Identity { rank: -1, ranks: 0, device: -1 };
         let (first, count, identity) = match *self {

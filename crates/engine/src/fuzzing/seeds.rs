@@ -2,7 +2,7 @@
 
 use crate::config;
 use crate::negotiated::{Device, Member, NegotiatedConfig, Token, Version, capability};
-use crate::rendezvous::colors::{Parent, Table, Willing, Word};
+use crate::rendezvous::colors::{LazyVote, Parent, Table, Word};
 use crate::rendezvous::derived::{Invitation, NOBODY};
 use crate::rendezvous::facts::{Facts, Place};
 use crate::rendezvous::id_tag::IdTag;
@@ -104,7 +104,7 @@ pub fn participant() -> Vec<Vec<u8>> {
         members: vec![member(0), member(1)],
     };
     let prepare = FromHost::Prepare(negotiated);
-    let word = |color| Word { color, key: 1, willing: Willing::InPair, parent: Parent::Built };
+    let word = |color| Word { color, key: 1, vote: LazyVote::InPair, parent: Parent::Built };
     let talks: [&[FromHost]; 4] = [
         &[prepare.clone(), FromHost::Outcome(SessionOutcome::Fabric)],
         &[prepare, FromHost::Stop],

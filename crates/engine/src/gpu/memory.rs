@@ -120,7 +120,7 @@ impl Reservation {
     /// Takes addresses anywhere. Costs no memory.
     pub fn new(driver: &'static Driver, bytes: u64, alignment: u64) -> Result<Reservation, Failure> {
         let mut base = 0;
-        // SAFETY: the output is a local; no address is wished for.
+        // SAFETY: the output is a local; no address is asked for.
         let code = unsafe {
             (driver.calls.cuMemAddressReserve)(&mut base, bytes as usize, alignment as usize, 0, 0)
         };

@@ -13,7 +13,7 @@ use nccl_sys::{Entry, ncclConfig_t, ncclInternalError, ncclRemoteError, ncclResu
 use crate::communicator;
 use crate::error::refuse;
 use crate::fabric::{
-    self, Asked, Configured, Course, Derivation, Fabric, InitOutcome, NewCommunicator, Others, Patience,
+    self, Asked, Configured, Course, Derivation, Fabric, InitOutcome, Laziness, NewCommunicator, Others,
 };
 use crate::forward::configuration::Kept as Configuration;
 use crate::forward::init::{self, Handle, InitCall};
@@ -107,7 +107,7 @@ pub fn step(init: &InitCall, before: Option<Before>) -> Step {
         return Step::ById(by_id);
     };
     let mut derivation = deriving.begun();
-    let course = match derivation.round(init.key(), Patience::AsConfigured.willing()) {
+    let course = match derivation.round(init.key(), Laziness::AsConfigured.vote()) {
         Ok(course) => course,
         Err(failure) => {
             derivation.fail();

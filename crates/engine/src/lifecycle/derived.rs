@@ -220,7 +220,7 @@ fn after_of_plain(of_plain: OfPlain, place: Handle, result: ncclResult_t) -> ncc
 /// One whose parent has no fabric, and that none can have.
 fn note_plain(handle: Handle) {
     let Some((handle, communicator)) = note(handle, UNKNOWN) else { return };
-    super::unasked(communicator);
+    super::count_as_derived(communicator);
     let ranks = known::identity(handle).map_or(0, |identity| identity.ranks);
     if fabric::is_on() && (2..=negotiated::RANKS_MAX as i32).contains(&ranks) {
         say_once(ranks);

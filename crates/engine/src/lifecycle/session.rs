@@ -8,7 +8,7 @@ use crate::communicator::{self, Communicator, Kept};
 use crate::config::nccl;
 use crate::error::refuse;
 use crate::fabric::cached::{self, Kind, Taken};
-use crate::fabric::{self, InitOutcome, Patience, Plain, Waiting, Wish};
+use crate::fabric::{self, InitOutcome, InitRequest, Laziness, Plain, Waiting};
 use crate::forward::configuration::{Given, Kept as Configuration};
 use crate::forward::init::{self, Handle, InitCall};
 use crate::forward::known;
@@ -30,7 +30,7 @@ enum Step {
     /// Its session is over: NCCL is not asked. Of `ncclCommInitAll` all ranks.
     Lazy(Vec<Arc<LazyCommunicator>>),
     /// In a group: NCCL only takes note of it now, and so do we.
-    Grouped(Wish),
+    Grouped(InitRequest),
     /// All ranks are in this hand: once NCCL has made them.
     All,
     /// NCCL refuses it.
@@ -74,18 +74,18 @@ pub fn init_with_session(entry: Entry, init: &InitCall) -> ncclResult_t {
 }
 
 fn begin(init: &InitCall) -> Step {
-    let (wish, configuration) = match (init, init.by_id()) {
+    let (request, configuration) = match (init, init.by_id()) {
         (InitCall::InitAll { .. }, _) => return all(init),
         (_, Some(asked)) => {
             let given = asked.given();
-            let patience = match given {
+            let laziness = match given {
                 // Of a group NCCL makes all communicators at its end.
-                _ if group::is_open() => Patience::None,
-                _ if !fabric::device_now().is_some_and(first_launch::is_guarded) => Patience::None,
-                Given::Nothing | Given::Sound(_) => Patience::AsConfigured,
-                Given::Doubtful | Given::Wrong => Patience::None,
+                _ if group::is_open() => Laziness::None,
+                _ if !fabric::device_now().is_some_and(first_launch::is_guarded) => Laziness::None,
+                Given::Nothing | Given::Sound(_) => Laziness::AsConfigured,
+                Given::Doubtful | Given::Wrong => Laziness::None,
             };
-            (wish(&asked, patience), given.over(&Configuration::Nothing))
+            (request(&asked, laziness), given.over(&Configuration::Nothing))
         }
         (
             InitCall::InitRank { .. } | InitCall::InitRankConfig { .. } | InitCall::InitRankScalable { .. },
@@ -96,18 +96,18 @@ fn begin(init: &InitCall) -> Step {
         _ => return Step::Decided(InitOutcome::Plain(Reason::Derived), None),
     };
     if group::is_open() {
-        return Step::Grouped(Wish { device: fabric::device_now(), ..wish });
+        return Step::Grouped(InitRequest { device: fabric::device_now(), ..request });
     }
     let device = fabric::device_now();
-    let taken = take(&wish, device, &configuration);
-    let outcome = match fabric::ask(&Wish { device, cached: taken.tokens(), ..wish }) {
+    let taken = take(&request, device, &configuration);
+    let outcome = match fabric::ask(&InitRequest { device, cached: taken.tokens(), ..request }) {
         Ok(asked) => fabric::complete(vec![asked]).pop().unwrap_or(InitOutcome::Plain(Reason::Derived)),
         Err(reason) => InitOutcome::Plain(reason),
     };
     let mut plain = None;
     match &outcome {
         InitOutcome::Fabric(fabric) => fabric.keep_configuration(configuration),
-        InitOutcome::Plain(_) => plain = wish.plain(configuration),
+        InitOutcome::Plain(_) => plain = request.plain(configuration),
         InitOutcome::Failed(_) => {}
     }
     match outcome {
@@ -120,10 +120,10 @@ fn begin(init: &InitCall) -> Step {
 }
 
 /// What of ended lazy communicators may materialize this one.
-fn take(wish: &Wish, device: Option<Ordinal>, configuration: &Configuration) -> Taken {
-    match (wish.patience, device, configuration.words()) {
-        (Patience::AsConfigured, Some(device), Some(configuration)) => {
-            let (ranks, rank) = (wish.ranks as u32, wish.rank as u32);
+fn take(request: &InitRequest, device: Option<Ordinal>, configuration: &Configuration) -> Taken {
+    match (request.laziness, device, configuration.words()) {
+        (Laziness::AsConfigured, Some(device), Some(configuration)) => {
+            let (ranks, rank) = (request.ranks as u32, request.rank as u32);
             let configuration = [configuration, nccl::of_this_init()].concat();
             cached::take(&Kind { ranks, rank, device, context: context::on(device), configuration })
         }
@@ -134,12 +134,12 @@ fn take(wish: &Wish, device: Option<Ordinal>, configuration: &Configuration) -> 
 /// All ranks in this hand: they may be lazy; otherwise NCCL makes them first.
 fn all(init: &InitCall) -> Step {
     let devices = init.devices_asked().unwrap_or_default();
-    let is_patient =
-        fabric::is_patient(devices.len()) && devices.iter().all(|device| first_launch::is_guarded(*device));
-    if group::is_open() || !is_patient {
+    let are_lazy = fabric::would_be_lazy(devices.len())
+        && devices.iter().all(|device| first_launch::is_guarded(*device));
+    if group::is_open() || !are_lazy {
         return Step::All;
     }
-    let outcomes = fabric::all_here(&devices, Patience::AsConfigured);
+    let outcomes = fabric::all_here(&devices, Laziness::AsConfigured);
     let lazy = outcomes.into_iter().zip(devices).map(|(outcome, device)| match outcome {
         InitOutcome::Fabric(fabric) => {
             fabric.keep_configuration(Configuration::Nothing);
@@ -151,16 +151,16 @@ fn all(init: &InitCall) -> Step {
     lazy.collect::<Option<Vec<_>>>().map_or(Step::All, Step::Lazy)
 }
 
-fn wish(asked: &init::Asked, patience: Patience) -> Wish {
+fn request(asked: &init::Asked, laziness: Laziness) -> InitRequest {
     let init::Asked { id, ids, ranks, rank, blocking, ctas, config: _ } = *asked;
     let waiting = blocking.map(|blocking| match blocking {
         0 => Waiting::NonBlocking,
         _ => Waiting::Blocking,
     });
-    Wish { id, ids, ranks, rank, waiting, ctas, device: None, patience, cached: Vec::new() }
+    InitRequest { id, ids, ranks, rank, waiting, ctas, device: None, laziness, cached: Vec::new() }
 }
 
-/// NCCL has taken the wish, or is not asked.
+/// NCCL has taken the request, or is not asked.
 fn finish(step: Step, init: &InitCall) {
     if let Step::Lazy(lazy_communicators) = step {
         init.new_communicators().zip(lazy_communicators).for_each(|((place, _), lazy)| hand_out(place, lazy));
@@ -178,7 +178,7 @@ fn finish(step: Step, init: &InitCall) {
                 })
                 .for_each(group::wait_for);
             }
-            let outcomes = fabric::all_here(&init.devices().unwrap_or_default(), Patience::None);
+            let outcomes = fabric::all_here(&init.devices().unwrap_or_default(), Laziness::None);
             for (new_communicator, outcome) in new_communicators.into_iter().zip(outcomes) {
                 if let Some((handle, communicator)) = new_communicator {
                     settle(handle, communicator, outcome);
@@ -188,9 +188,11 @@ fn finish(step: Step, init: &InitCall) {
                 }
             }
         }
-        (Step::Grouped(wish), Some((handle, _))) => {
+        (Step::Grouped(request), Some((handle, _))) => {
             let places = init.new_communicators().map(|(place, _)| place);
-            places.for_each(|place| group::wait_for(Awaited::Wished(place, handle, Box::new(wish.clone()))));
+            places.for_each(|place| {
+                group::wait_for(Awaited::Requested(place, handle, Box::new(request.clone())))
+            });
         }
         (Step::Decided(outcome, plain), Some((handle, communicator))) => {
             settle(handle, communicator, outcome);
@@ -281,12 +283,12 @@ pub fn lose(awaited: &[Awaited], result: ncclResult_t) {
 #[cold]
 #[inline(never)]
 pub fn run_all(awaited: Vec<Awaited>) -> Vec<Awaited> {
-    let (mut rest, mut wished) = (Vec::new(), Vec::new());
+    let (mut rest, mut requested) = (Vec::new(), Vec::new());
     for waited in awaited {
         match waited {
-            Awaited::Wished(place, handle, wish) => {
+            Awaited::Requested(place, handle, request) => {
                 rest.push(Awaited::Made(place, handle));
-                wished.push((handle, *wish));
+                requested.push((handle, *request));
             }
             other => rest.push(other),
         }
@@ -296,13 +298,13 @@ pub fn run_all(awaited: Vec<Awaited>) -> Vec<Awaited> {
         rest.swap(0, last);
         return rest;
     }
-    let together = fabric::is_one_session(wished.iter().map(|(_, wish)| wish));
+    let together = fabric::is_one_session(requested.iter().map(|(_, request)| request));
     let (mut handles, mut asked) = (Vec::new(), Vec::new());
-    for (handle, wish) in wished {
+    for (handle, request) in requested {
         let Some(communicator) = communicator::find(handle) else { continue };
         // What of its configuration is its children's, only NCCL knows.
-        let plain = wish.plain(Configuration::Unknown);
-        match if together { fabric::ask(&wish) } else { Err(Reason::Grouped) } {
+        let plain = request.plain(Configuration::Unknown);
+        match if together { fabric::ask(&request) } else { Err(Reason::Grouped) } {
             Ok(one) => {
                 let waiting = one.canceller().map(Kept::Waiting);
                 waiting.into_iter().for_each(|waiting| drop(communicator.keep(handle, waiting)));

@@ -15,7 +15,7 @@ use crate::error::refuse;
 use crate::fabric::Fabric;
 use crate::fabric::checking::Checking;
 use crate::fabric::registering::Registering;
-use crate::fabric::windows::{Course, Making, Windows, Wish, is_refused_alone};
+use crate::fabric::windows::{Course, Making, WindowRequest, Windows, is_refused_alone};
 use crate::forward::known::put;
 use crate::forward::questions;
 use crate::group;
@@ -61,7 +61,7 @@ pub fn register(
 
 /// Registers what the other ranks are told of.
 fn told(asked: &Asked, checking: &Checking) -> ncclResult_t {
-    let Wish { range, flags } = asked.wish();
+    let WindowRequest { range, flags } = asked.request();
     // What is refused here alone is no call of all ranks: what this rank registers in its place is.
     let tell = || {
         if !is_refused_alone(range) {
@@ -121,9 +121,9 @@ fn keeper(handle: ncclComm_t) -> Option<Arc<Fabric>> {
 }
 
 impl Asked {
-    fn wish(&self) -> Wish {
+    fn request(&self) -> WindowRequest {
         let range = Range { base: self.address as u64, bytes: self.bytes as u64 };
-        Wish { range, flags: self.flags as u32 }
+        WindowRequest { range, flags: self.flags as u32 }
     }
 
     fn make(&self, real: ncclComm_t, is_grouped: bool) -> ncclResult_t {
@@ -135,7 +135,7 @@ impl Asked {
         }
         let course = guard::or_else(
             || Course::Refused(ncclInternalError),
-            || windows.agree(&fabric, real, self.wish()),
+            || windows.agree(&fabric, real, self.request()),
         );
         match course {
             Course::Hit(window) => put(self.place, window as ncclWindow_t, "ncclCommWindowRegister: win"),
@@ -152,7 +152,7 @@ impl Asked {
                         guard::or_else(|| (), || self.made(windows, &making, window as usize));
                     }
                     // NCCL leaves a registration.
-                    _ => guard::or_else(|| (), || pool::taint_within(self.wish().range)),
+                    _ => guard::or_else(|| (), || pool::taint_within(self.request().range)),
                 }
                 code
             }
@@ -168,7 +168,7 @@ impl Asked {
     fn refused_at_once(&self, real: ncclComm_t) -> ncclResult_t {
         let code = self.run(real);
         if let Some(fabric) = keeper(self.handle) {
-            let tell = || fabric.windows().into_iter().for_each(|one| one.was_refused(self.wish(), code));
+            let tell = || fabric.windows().into_iter().for_each(|one| one.was_refused(self.request(), code));
             guard::or_else(|| (), tell);
         }
         code
@@ -180,7 +180,7 @@ impl Asked {
         // What a group makes is not there yet, and of what failed NCCL leaves a registration: nobody can tell when that ends.
         match code == ncclSuccess && !is_grouped {
             true => note_registered(self.handle, self.address, self.bytes, self.place.cast()),
-            false => guard::or_else(|| (), || pool::taint_within(self.wish().range)),
+            false => guard::or_else(|| (), || pool::taint_within(self.request().range)),
         }
         code
     }

@@ -12,23 +12,23 @@ use crate::negotiated::bytes::{Reader, Writer};
 
 /// What a rank wants of NCCL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Willing {
+pub enum LazyVote {
     /// It goes to NCCL without waiting for the others: NCCL makes all.
-    Real,
+    InNccl,
     /// NCCL makes this rank's.
-    Unwilling,
+    No,
     /// A lazy communicator would do for two ranks.
     InPair,
     /// A lazy communicator would do for any number.
     Always,
 }
 
-impl Willing {
+impl LazyVote {
     fn accepts(self, ranks: usize) -> bool {
         match self {
-            Willing::Real | Willing::Unwilling => false,
-            Willing::InPair => ranks == 2,
-            Willing::Always => true,
+            LazyVote::InNccl | LazyVote::No => false,
+            LazyVote::InPair => ranks == 2,
+            LazyVote::Always => true,
         }
     }
 }
@@ -54,7 +54,7 @@ pub struct Word {
     /// Orders the ranks of a color.
     pub key: i32,
     /// What it wants of NCCL.
-    pub willing: Willing,
+    pub vote: LazyVote,
     /// What it has of the parent.
     pub parent: Parent,
 }
@@ -148,7 +148,7 @@ impl Table {
 
     /// Who does not wait makes a shrink without the parent where this is not built, and NCCL's call otherwise.
     fn is_torn(&self) -> bool {
-        let in_nccl = |word: &Word| word.willing == Willing::Real && word.parent != Parent::Unbuildable;
+        let in_nccl = |word: &Word| word.vote == LazyVote::InNccl && word.parent != Parent::Unbuildable;
         !self.is_parent_shared() && self.0.iter().any(in_nccl)
     }
 
@@ -158,7 +158,7 @@ impl Table {
     }
 
     fn is_real(&self) -> bool {
-        self.0.iter().any(|word| word.willing == Willing::Real)
+        self.0.iter().any(|word| word.vote == LazyVote::InNccl)
     }
 
     /// NCCL's own order: by key, then by the rank in the parent.
@@ -170,7 +170,7 @@ impl Table {
     }
 
     fn is_lazy(&self, ranks: &[u32]) -> bool {
-        let accepts = |rank: &u32| self.0[*rank as usize].willing.accepts(ranks.len());
+        let accepts = |rank: &u32| self.0[*rank as usize].vote.accepts(ranks.len());
         ranks.len() >= 2 && !self.is_real() && ranks.iter().all(accepts)
     }
 
@@ -190,11 +190,11 @@ impl Table {
 
 impl Word {
     pub(super) fn put(&self, writer: &mut Writer) {
-        let willing = match self.willing {
-            Willing::Real => 0,
-            Willing::Unwilling => 1,
-            Willing::InPair => 2,
-            Willing::Always => 3,
+        let vote = match self.vote {
+            LazyVote::InNccl => 0,
+            LazyVote::No => 1,
+            LazyVote::InPair => 2,
+            LazyVote::Always => 3,
         };
         writer.u8(self.color.is_some().into()).u32(self.color.unwrap_or_default() as u32);
         let parent = match self.parent {
@@ -203,7 +203,7 @@ impl Word {
             Parent::Lost => 2,
             Parent::Unbuildable => 3,
         };
-        writer.u32(self.key as u32).u8(willing).u8(parent);
+        writer.u32(self.key as u32).u8(vote).u8(parent);
     }
 
     pub(super) fn take(reader: &mut Reader<'_>) -> Option<Word> {
@@ -214,11 +214,11 @@ impl Word {
             _ => return None,
         };
         let key = reader.u32()? as i32;
-        let willing = match reader.u8()? {
-            0 => Willing::Real,
-            1 => Willing::Unwilling,
-            2 => Willing::InPair,
-            3 => Willing::Always,
+        let vote = match reader.u8()? {
+            0 => LazyVote::InNccl,
+            1 => LazyVote::No,
+            2 => LazyVote::InPair,
+            3 => LazyVote::Always,
             _ => return None,
         };
         let parent = match reader.u8()? {
@@ -228,7 +228,7 @@ impl Word {
             3 => Parent::Unbuildable,
             _ => return None,
         };
-        Some(Word { color, key, willing, parent })
+        Some(Word { color, key, vote, parent })
     }
 }
 
@@ -239,20 +239,20 @@ mod tests {
     use super::*;
 
     fn words() -> impl Strategy<Value = Vec<Word>> {
-        let willing = prop_oneof![
-            1 => Just(Willing::Real),
-            2 => Just(Willing::Unwilling),
-            10 => Just(Willing::InPair),
-            20 => Just(Willing::Always),
+        let vote = prop_oneof![
+            1 => Just(LazyVote::InNccl),
+            2 => Just(LazyVote::No),
+            10 => Just(LazyVote::InPair),
+            20 => Just(LazyVote::Always),
         ];
         // Few colors and keys, so that ranks share them; the ends of the range, too.
         let key = prop_oneof![-2..3, Just(i32::MIN), Just(i32::MAX)];
         let color =
             proptest::option::weighted(0.8, prop_oneof![4 => 0..3, 1 => Just(i32::MAX), 1 => Just(-7)]);
-        let word = (color, key, willing).prop_map(|(color, key, willing)| Word {
+        let word = (color, key, vote).prop_map(|(color, key, vote)| Word {
             color,
             key,
-            willing,
+            vote,
             parent: Parent::Built,
         });
         proptest::collection::vec(word, 1..=RANKS_MAX)
@@ -267,7 +267,7 @@ mod tests {
                 word.parent = if built { Parent::Built } else { unbuilt };
                 // A shrink has one color; who does not wait says none.
                 if unbuilt == Parent::Unbuildable {
-                    word.color = if word.willing == Willing::Real { None } else { Some(0) };
+                    word.color = if word.vote == LazyVote::InNccl { None } else { Some(0) };
                     word.key = 0;
                 }
             }
@@ -307,10 +307,10 @@ mod tests {
                         prop_assert_eq!(ranks, &ordered_by_nccl(&words, color));
                         prop_assert_eq!(ranks[*rank as usize], own);
                         prop_assert!(ranks.len() >= 2);
-                        prop_assert!(words.iter().all(|word| word.willing != Willing::Real));
+                        prop_assert!(words.iter().all(|word| word.vote != LazyVote::InNccl));
                         for other in ranks {
-                            let willing = words[*other as usize].willing;
-                            prop_assert!(willing == Willing::Always || willing == Willing::InPair && ranks.len() == 2);
+                            let vote = words[*other as usize].vote;
+                            prop_assert!(vote == LazyVote::Always || vote == LazyVote::InPair && ranks.len() == 2);
                         }
                     }
                     Course::Nccl => prop_assert!(courses.iter().all(makes_nccl)),
@@ -327,7 +327,7 @@ mod tests {
             let table = Table::new(words.clone());
             let alike = words.iter().all(|word| word.parent == words[0].parent)
                 && matches!(words[0].parent, Parent::Built | Parent::Lazy);
-            let waiting = (0..).zip(&words).filter(|(_, word)| word.willing != Willing::Real);
+            let waiting = (0..).zip(&words).filter(|(_, word)| word.vote != LazyVote::InNccl);
             let courses: Vec<(u32, Course)> = waiting.map(|(rank, _)| (rank, table.course(rank))).collect();
             let is_torn = courses.iter().any(|(_, course)| *course == Course::Torn);
             for (own, course) in &courses {
@@ -354,12 +354,12 @@ mod tests {
             let table = Table::new(words.clone());
             let reason = |word: &Word| {
                 let size = word.color.map_or(0, |color| ordered_by_nccl(&words, color).len());
-                let refuses = match word.willing {
-                    Willing::Unwilling => true,
-                    Willing::InPair => size != 2,
+                let refuses = match word.vote {
+                    LazyVote::No => true,
+                    LazyVote::InPair => size != 2,
                     _ => false,
                 };
-                word.willing == Willing::Real || word.color.is_some() && (size == 1 || refuses)
+                word.vote == LazyVote::InNccl || word.color.is_some() && (size == 1 || refuses)
             };
             let needed = words.iter().any(reason);
             prop_assert_eq!((0..words.len() as u32).any(|rank| table.course(rank) == Course::Nccl), needed);
@@ -382,7 +382,7 @@ mod tests {
     /// A word as it is written, pinned; and what no rank says is not read.
     #[test]
     fn unreadable() {
-        let word = Word { color: Some(-7), key: -1, willing: Willing::InPair, parent: Parent::Lazy };
+        let word = Word { color: Some(-7), key: -1, vote: LazyVote::InPair, parent: Parent::Lazy };
         let mut writer = Writer::default();
         word.put(&mut writer);
         let good = writer.finish();
@@ -401,9 +401,9 @@ mod tests {
     /// Some splits, as programs make them.
     #[test]
     fn examples() {
-        let word = |color, willing| Word { color, key: 0, willing, parent: Parent::Built };
+        let word = |color, vote| Word { color, key: 0, vote, parent: Parent::Built };
         let lazy_course = |rank, ranks: &[u32], others| Course::Lazy { rank, ranks: ranks.to_vec(), others };
-        let pairs = Willing::InPair;
+        let pairs = LazyVote::InPair;
         let two_pairs = Table::new([0, 1, 0, 1].map(|color| word(Some(color), pairs)).to_vec());
         assert_eq!(two_pairs.course(2), lazy_course(1, &[0, 2], Others::Nothing));
         // One pair, the others in none.
@@ -415,12 +415,13 @@ mod tests {
         // A pair beside three, who are not lazy.
         let mixed = Table::new([0, 1, 1, 1, 0].map(|color| word(Some(color), pairs)).to_vec());
         assert_eq!([mixed.course(1), mixed.course(4)], [Course::Nccl, lazy_course(1, &[0, 4], Others::Nccl)]);
-        let all_in_none = Table::new(vec![word(None, Willing::Unwilling); 3]);
+        let all_in_none = Table::new(vec![word(None, LazyVote::No); 3]);
         assert_eq!(all_in_none.course(0), Course::Nothing);
-        let alone = Table::new(vec![word(Some(0), Willing::Always), word(None, Willing::Always)]);
+        let alone = Table::new(vec![word(Some(0), LazyVote::Always), word(None, LazyVote::Always)]);
         assert_eq!([alone.course(0), alone.course(1)], [Course::Nccl, Course::Nccl]);
         // One in no new communicator cannot wait.
-        let hurried = Table::new(vec![word(Some(0), pairs), word(Some(0), pairs), word(None, Willing::Real)]);
+        let hurried =
+            Table::new(vec![word(Some(0), pairs), word(Some(0), pairs), word(None, LazyVote::InNccl)]);
         assert_eq!(hurried.course(0), Course::Nccl);
     }
 
@@ -428,12 +429,12 @@ mod tests {
     #[test]
     fn parents() {
         use Parent::{Built, Lazy, Lost, Unbuildable};
-        let table = |parents: [Parent; 3], willing: [Willing; 3]| {
-            let color = |willing| if willing == Willing::Real { None } else { Some(0) };
-            let word = |(parent, willing)| Word { color: color(willing), key: 0, willing, parent };
-            Table::new(parents.into_iter().zip(willing).map(word).collect())
+        let table = |parents: [Parent; 3], vote: [LazyVote; 3]| {
+            let color = |vote| if vote == LazyVote::InNccl { None } else { Some(0) };
+            let word = |(parent, vote)| Word { color: color(vote), key: 0, vote, parent };
+            Table::new(parents.into_iter().zip(vote).map(word).collect())
         };
-        let wait = [Willing::Unwilling; 3];
+        let wait = [LazyVote::No; 3];
         let apart = |rank| Course::Apart { rank, ranks: vec![0, 1, 2] };
         assert_eq!(table([Lazy; 3], wait).course(1), Course::Nccl);
         assert_eq!(table([Built, Lazy, Built], wait).course(1), apart(1));
@@ -441,13 +442,13 @@ mod tests {
         assert_eq!(table([Unbuildable; 3], wait).course(2), apart(2));
         assert_eq!(table([Built, Unbuildable, Built], wait).course(0), apart(0));
         // Who does not wait is in it, too, unless it is in NCCL.
-        let hurried = [Willing::Unwilling, Willing::Real, Willing::Unwilling];
+        let hurried = [LazyVote::No, LazyVote::InNccl, LazyVote::No];
         assert_eq!(table([Built, Unbuildable, Built], hurried).course(2), apart(2));
         assert_eq!(table([Unbuildable, Built, Built], hurried).course(2), Course::Torn);
         assert_eq!(table([Lazy, Built, Lazy], hurried).course(0), Course::Torn);
         assert_eq!(table([Lazy; 3], hurried).course(0), Course::Nccl);
         // A lazy communicator needs nobody's parent.
         let lazy = Course::Lazy { rank: 2, ranks: vec![0, 1, 2], others: Others::Nothing };
-        assert_eq!(table([Built, Lazy, Built], [Willing::Always; 3]).course(2), lazy);
+        assert_eq!(table([Built, Lazy, Built], [LazyVote::Always; 3]).course(2), lazy);
     }
 }

@@ -86,14 +86,14 @@ impl Round {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::colors::{Parent, Willing};
+    use super::super::colors::{LazyVote, Parent};
     use super::*;
 
     fn word(rank: u32) -> Word {
         Word {
             color: Some(rank as i32 % 2),
             key: -(rank as i32),
-            willing: Willing::Always,
+            vote: LazyVote::Always,
             parent: Parent::Built,
         }
     }

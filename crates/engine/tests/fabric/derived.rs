@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use windlass_engine::fabric::{
-    self, Configured, Course, InitOutcome, NewCommunicator, Others, Patience, Standing, Waiting, Wanted,
+    self, Configured, Course, InitOutcome, Laziness, NewCommunicator, Others, Standing, Waiting, Wanted,
 };
 use windlass_engine::forward::configuration::Kept;
 use windlass_engine::negotiated::NegotiatedConfig;
@@ -15,7 +15,7 @@ use crate::inits::{nothing_is_left, three_devices};
 
 const CONFIGURED: Configured =
     Configured { waiting: Some(Waiting::Blocking), ctas: None, configuration: Kept::Nothing, shares: false };
-const PATIENT: Patience = Patience::AsConfigured;
+const LAZY: Laziness = Laziness::AsConfigured;
 
 fn negotiated(outcome: &InitOutcome) -> &NegotiatedConfig {
     let InitOutcome::Fabric(fabric) = outcome else { panic!("{outcome:?}") };
@@ -23,13 +23,13 @@ fn negotiated(outcome: &InitOutcome) -> &NegotiatedConfig {
 }
 
 /// A rank's call: its parent, its device, what it asks for, its key and whether NCCL's part may come later.
-type Call<'a> = (&'a InitOutcome, i32, Wanted, i32, Patience);
+type Call<'a> = (&'a InitOutcome, i32, Wanted, i32, Laziness);
 
 /// What a rank does of it, and what it gets if that is lazy.
-fn make((parent, device, wanted, key, patience): Call<'_>) -> (Course, Option<InitOutcome>) {
+fn make((parent, device, wanted, key, laziness): Call<'_>) -> (Course, Option<InitOutcome>) {
     let InitOutcome::Fabric(fabric) = parent else { panic!("{parent:?}") };
     let mut derivation = fabric.derive(&wanted, Standing::Built).unwrap().begun();
-    let course = derivation.round(key, patience.willing()).unwrap();
+    let course = derivation.round(key, laziness.vote()).unwrap();
     let Course::Lazy { rank, ranks, .. } = &course else {
         return (course, None);
     };
@@ -54,20 +54,20 @@ fn lazy_course(rank: u32, ranks: [u32; 2]) -> Course {
 #[test]
 fn shrinks() {
     let Some(_devices) = three_devices() else { return };
-    let parents = fabric::all_here(&[0, 1, 2], Patience::None);
-    let shrink = |patience: [Patience; 2]| {
-        let call = |(rank, patience): (usize, Patience)| {
-            (&parents[rank], rank as i32, Wanted::Shrink(vec![1]), 0, patience)
+    let parents = fabric::all_here(&[0, 1, 2], Laziness::None);
+    let shrink = |laziness: [Laziness; 2]| {
+        let call = |(rank, laziness): (usize, Laziness)| {
+            (&parents[rank], rank as i32, Wanted::Shrink(vec![1]), 0, laziness)
         };
-        all([0, 2].into_iter().zip(patience).map(call).collect())
+        all([0, 2].into_iter().zip(laziness).map(call).collect())
     };
-    let lazy = shrink([PATIENT, PATIENT]);
+    let lazy = shrink([LAZY, LAZY]);
     assert_eq!([&lazy[0].0, &lazy[1].0], [&lazy_course(0, [0, 2]), &lazy_course(1, [0, 2])]);
     let negotiated_configs = [0, 1].map(|rank: usize| negotiated(lazy[rank].1.as_ref().unwrap()));
     assert_eq!(negotiated_configs[0], negotiated_configs[1]);
     assert!(negotiated_configs[0].is_lazy());
     assert_eq!(negotiated_configs[0].members[1].device, negotiated(&parents[0]).members[2].device);
-    let mixed = shrink([PATIENT, Patience::None]);
+    let mixed = shrink([LAZY, Laziness::None]);
     assert!(mixed.iter().all(|(course, _)| *course == Course::Nccl));
     drop((lazy, parents));
     nothing_is_left();
@@ -78,11 +78,10 @@ fn shrinks() {
 #[test]
 fn splits() {
     let Some(_devices) = three_devices() else { return };
-    let parents = fabric::all_here(&[0, 1, 2], Patience::None);
+    let parents = fabric::all_here(&[0, 1, 2], Laziness::None);
     assert!(parents.iter().all(|parent| negotiated(parent).may_have_lazy_children()));
     let split = |colors: [Option<i32>; 3], keys: [i32; 3]| {
-        let call =
-            |rank: usize| (&parents[rank], rank as i32, Wanted::Split(colors[rank]), keys[rank], PATIENT);
+        let call = |rank: usize| (&parents[rank], rank as i32, Wanted::Split(colors[rank]), keys[rank], LAZY);
         all((0..3).map(call).collect())
     };
     let pair = split([Some(4), None, Some(4)], [9, 0, 1]);
@@ -93,7 +92,7 @@ fn splits() {
     assert!(negotiated(&outcomes[0]).is_lazy() && negotiated(&outcomes[0]).may_have_lazy_children());
     assert_eq!(negotiated(&outcomes[0]).members[0].device, negotiated(&parents[0]).members[2].device);
 
-    let call = |(outcome, device)| (outcome, device, Wanted::Split(Some(0)), 0, PATIENT);
+    let call = |(outcome, device)| (outcome, device, Wanted::Split(Some(0)), 0, LAZY);
     let nested = all([(&outcomes[0], 0), (&outcomes[1], 2)].map(call).to_vec());
     assert!(nested.iter().all(|(_, outcome)| negotiated(outcome.as_ref().unwrap()).is_lazy()));
     // Three are no pair, and one alone is none either.
@@ -113,14 +112,14 @@ fn parent_ends_in_a_round() {
     let Some(_devices) = three_devices() else { return };
     // Either rank, as one of them hosts.
     for (ended, other) in [(2, 0), (0, 2)] {
-        let parents = fabric::all_here(&[0, 1, 2], Patience::None);
+        let parents = fabric::all_here(&[0, 1, 2], Laziness::None);
         let fabric = |rank: usize| match &parents[rank] {
             InitOutcome::Fabric(fabric) => fabric,
             other => panic!("{other:?}"),
         };
         let round = |rank: usize| {
             let call = fabric(rank).derive(&Wanted::Shrink(vec![1]), Standing::Built);
-            call.unwrap().begun().round(0, PATIENT.willing())
+            call.unwrap().begun().round(0, LAZY.vote())
         };
         thread::scope(|scope| {
             let waits = scope.spawn(|| round(ended));
@@ -139,7 +138,7 @@ fn parent_ends_in_a_round() {
 #[test]
 fn refused_after_its_word() {
     let Some(_devices) = three_devices() else { return };
-    let parents = fabric::all_here(&[0, 1, 2], Patience::None);
+    let parents = fabric::all_here(&[0, 1, 2], Laziness::None);
     let derive = |rank: usize| match &parents[rank] {
         InitOutcome::Fabric(fabric) => fabric.derive(&Wanted::Split(Some(0)), Standing::Built).unwrap(),
         other => panic!("{other:?}"),
@@ -148,7 +147,7 @@ fn refused_after_its_word() {
     let made = Barrier::new(3);
     let call = |rank: usize| {
         let mut derivation = derive(rank).begun();
-        assert_eq!(derivation.round(0, PATIENT.willing()), Ok(Course::Nccl));
+        assert_eq!(derivation.round(0, LAZY.vote()), Ok(Course::Nccl));
         made.wait();
         let new_communicator = NewCommunicator { device: rank as i32, rank: rank as u32, ranks: 3 };
         derivation.ask(new_communicator, CONFIGURED).map(|asked| fabric::complete(vec![asked]))

@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, TcpListener};
 
 use windlass_engine::arena;
 use windlass_engine::descriptor;
-use windlass_engine::fabric::{self, Asked, InitOutcome, Patience, Wish};
+use windlass_engine::fabric::{self, Asked, InitOutcome, InitRequest, Laziness};
 use windlass_engine::forward::init::Ctas;
 use windlass_engine::rendezvous::id_tag::Id;
 use windlass_engine::rendezvous::outcome::Failure;
@@ -40,7 +40,7 @@ fn id() -> (Id, TcpListener) {
 
 fn ask(device: &Primary, id: Id, ranks: usize) -> Asked {
     device.make_current();
-    let wish = Wish {
+    let request = InitRequest {
         id,
         ids: 1,
         ranks: ranks as i32,
@@ -48,10 +48,10 @@ fn ask(device: &Primary, id: Id, ranks: usize) -> Asked {
         waiting: None,
         ctas: Ctas::UNSAID,
         device: None,
-        patience: Patience::None,
+        laziness: Laziness::None,
         cached: Vec::new(),
     };
-    fabric::ask(&wish).unwrap()
+    fabric::ask(&request).unwrap()
 }
 
 pub fn nothing_is_left() {
@@ -71,7 +71,7 @@ fn ranks_of_one_process() {
     let asked: Vec<Asked> = devices.iter().map(|device| ask(device, id, devices.len())).collect();
     let met = fabric::complete(asked);
     let before = descriptor::open();
-    let made = fabric::all_here(&[0, 1, 2], Patience::None);
+    let made = fabric::all_here(&[0, 1, 2], Laziness::None);
     // What met before may still be closing some.
     assert!(descriptor::open() <= before, "one call takes no descriptor");
     for outcome in met.iter().chain(&made) {

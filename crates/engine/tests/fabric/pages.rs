@@ -8,8 +8,8 @@ use std::thread;
 use windlass_engine::agreed::Seat;
 use windlass_engine::descriptor;
 use windlass_engine::fabric::{
-    self, Asked, Configured, Course, Fabric, InitOutcome, NewCommunicator, Patience, Standing, Waiting,
-    Wanted, Wish,
+    self, Asked, Configured, Course, Fabric, InitOutcome, InitRequest, Laziness, NewCommunicator, Standing,
+    Waiting, Wanted,
 };
 use windlass_engine::forward::configuration::Kept;
 use windlass_engine::forward::init::Ctas;
@@ -44,9 +44,9 @@ fn agree(outcomes: &[InitOutcome]) {
     assert!(seats.iter().all(|seat| seat.ask(1) == Ok(23)));
 }
 
-pub fn ask(id: Id, device: i32, ranks: i32, patience: Patience) -> Asked {
+pub fn ask(id: Id, device: i32, ranks: i32, laziness: Laziness) -> Asked {
     let rank = device;
-    let wish = Wish {
+    let request = InitRequest {
         id,
         ids: 1,
         ranks,
@@ -54,10 +54,10 @@ pub fn ask(id: Id, device: i32, ranks: i32, patience: Patience) -> Asked {
         waiting: None,
         ctas: Ctas::UNSAID,
         device: Some(device),
-        patience,
+        laziness,
         cached: Vec::new(),
     };
-    fabric::ask(&wish).unwrap()
+    fabric::ask(&request).unwrap()
 }
 
 pub fn id() -> (Id, TcpListener) {
@@ -65,16 +65,16 @@ pub fn id() -> (Id, TcpListener) {
     (fabric::host(&id_of(&root)), root)
 }
 
-fn met(ranks: i32, patience: Patience) -> Vec<InitOutcome> {
+fn met(ranks: i32, laziness: Laziness) -> Vec<InitOutcome> {
     let (id, _root) = id();
-    fabric::complete((0..ranks).map(|rank| ask(id, rank, ranks, patience)).collect())
+    fabric::complete((0..ranks).map(|rank| ask(id, rank, ranks, laziness)).collect())
 }
 
 /// A child that NCCL makes, whose own making is a barrier.
 fn derive((parent, device): (&Fabric, i32), made: &Barrier) -> InitOutcome {
     let wanted = Wanted::Split(Some(0));
     let mut derivation = parent.derive(&wanted, Standing::Built).unwrap().begun();
-    assert_eq!(derivation.round(0, Patience::None.willing()), Ok(Course::Nccl));
+    assert_eq!(derivation.round(0, Laziness::None.vote()), Ok(Course::Nccl));
     made.wait();
     let new_communicator = NewCommunicator { device, rank: device as u32, ranks: 3 };
     let waiting = Some(Waiting::Blocking);
@@ -88,10 +88,10 @@ fn derive((parent, device): (&Fabric, i32), made: &Barrier) -> InitOutcome {
 fn ranks_of_one_process() {
     register();
     let Some(_devices) = three_devices() else { return };
-    let met = met(3, Patience::None);
+    let met = met(3, Laziness::None);
     agree(&met);
     let before = descriptor::open();
-    let made = fabric::all_here(&[0, 1, 2], Patience::None);
+    let made = fabric::all_here(&[0, 1, 2], Laziness::None);
     // What met before may still be closing some.
     assert!(descriptor::open() <= before);
     agree(&made);
@@ -114,7 +114,7 @@ fn ranks_of_one_process() {
 
     let lazy = fabric::complete({
         let (id, _root) = id();
-        (0..2).map(|rank| ask(id, rank, 2, Patience::AsConfigured)).collect()
+        (0..2).map(|rank| ask(id, rank, 2, Laziness::AsConfigured)).collect()
     });
     for outcome in &lazy {
         let InitOutcome::Fabric(fabric) = outcome else { panic!("{outcome:?}") };
@@ -134,7 +134,7 @@ fn without_a_version() {
     register();
     segment::current().nccl_version.store(21800, Ordering::Relaxed);
     let Some(_devices) = three_devices() else { return };
-    for outcomes in [met(2, Patience::None), fabric::all_here(&[0, 1], Patience::None)] {
+    for outcomes in [met(2, Laziness::None), fabric::all_here(&[0, 1], Laziness::None)] {
         for outcome in &outcomes {
             let InitOutcome::Fabric(fabric) = outcome else { panic!("{outcome:?}") };
             assert!(!fabric.negotiated().registers());

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use windlass_engine::agreed::Seat;
 use windlass_engine::arena;
-use windlass_engine::fabric::{self, InitOutcome, Patience};
+use windlass_engine::fabric::{self, InitOutcome, Laziness};
 use windlass_engine::rendezvous::id_tag::Id;
 
 use crate::inits::{nothing_is_left, three_devices};
@@ -15,7 +15,7 @@ use crate::support::*;
 
 /// One of two ranks in processes of their own, until both have asked.
 fn live(id: Id, rank: i32, mut socket: &UnixStream) {
-    let outcomes = fabric::complete(vec![ask(id, rank, 2, Patience::None)]);
+    let outcomes = fabric::complete(vec![ask(id, rank, 2, Laziness::None)]);
     let seat = Seat::new(page(&outcomes[0]).clone(), rank as u32, 2).unwrap();
     seat.offer([25, 23][rank as usize]);
     meet(socket);
@@ -61,7 +61,7 @@ fn let_go_of_late() {
     drop(there);
     let (id, _root) = id();
     (&here).write_all(&id).unwrap();
-    let (waits, leaves) = (ask(id, 0, 3, Patience::None), ask(id, 2, 3, Patience::None));
+    let (waits, leaves) = (ask(id, 0, 3, Laziness::None), ask(id, 2, 3, Laziness::None));
     let joined = std::thread::spawn(|| fabric::complete(vec![waits]));
     let slices = || arena::counters().0.iter().map(|arena| arena.slices).sum::<u64>();
     eventually("it prepares", || slices() == 1);
@@ -86,7 +86,7 @@ fn child_that_stops() {
     let _devices = three_devices().unwrap();
     let mut id: Id = [0; 128];
     (&inherited()).read_exact(&mut id).unwrap();
-    assert!(matches!(fabric::complete(vec![ask(id, 1, 3, Patience::None)])[..], [InitOutcome::Failed(_)]));
+    assert!(matches!(fabric::complete(vec![ask(id, 1, 3, Laziness::None)])[..], [InitOutcome::Failed(_)]));
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Communicators made right after others end, where the device has no room for one communicator more.
 
-use windlass_engine::fabric::{self, Fabric, InitOutcome, Patience};
+use windlass_engine::fabric::{self, Fabric, InitOutcome, Laziness};
 use windlass_engine::mailbox::{Direction, Operation};
 
 use nccl_sys::ncclSuccess;
@@ -10,7 +10,7 @@ use crate::support::*;
 
 /// Communicators of the first two devices.
 fn pair() -> Result<Vec<InitOutcome>, String> {
-    let outcomes = fabric::all_here(&[0, 1], Patience::None);
+    let outcomes = fabric::all_here(&[0, 1], Laziness::None);
     let plain = outcomes
         .iter()
         .find(|outcome| !matches!(outcome, InitOutcome::Fabric(_)))

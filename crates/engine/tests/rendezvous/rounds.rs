@@ -7,7 +7,7 @@ use std::thread;
 
 use windlass_engine::descriptor as ours;
 use windlass_engine::negotiated::{RANKS_MAX, Token};
-use windlass_engine::rendezvous::colors::{Course, Others, Parent, Table, Willing, Word};
+use windlass_engine::rendezvous::colors::{Course, LazyVote, Others, Parent, Table, Word};
 use windlass_engine::rendezvous::derived::{Invitation, Making, NOBODY, child};
 use windlass_engine::rendezvous::id_tag::Id;
 use windlass_engine::rendezvous::message::{FromHost, FromRank};
@@ -26,7 +26,7 @@ fn rendezvous() -> Rendezvous {
 }
 
 fn pair(color: i32, key: i32) -> Word {
-    Word { color: Some(color), key, willing: Willing::InPair, parent: Parent::Built }
+    Word { color: Some(color), key, vote: LazyVote::InPair, parent: Parent::Built }
 }
 
 /// A round of a parent of so many ranks, whose rank 0 is in the host's process.
@@ -86,7 +86,7 @@ fn wait_all(inquiries: Vec<Inquiry>) -> Vec<Answer> {
 fn all_hear_the_same() {
     let (host, other) = (rendezvous(), rendezvous());
     let round = Round::of(&host, 0, 5);
-    let none = Word { color: None, key: 0, willing: Willing::Unwilling, parent: Parent::Built };
+    let none = Word { color: None, key: 0, vote: LazyVote::No, parent: Parent::Built };
     let mut inquiries = vec![
         round.say(&other, 4, pair(7, -1)),
         round.say(&other, 1, pair(7, 0)),

@@ -62,7 +62,7 @@ application_calls! {
     fn cuMemHostUnregister(address: *mut c_void);
     fn cuMemCreate(handle: &mut u64, bytes: usize, properties: &[u64; 4], flags: u64);
     fn cuMemRelease(handle: u64);
-    fn cuMemAddressReserve(address: &mut u64, bytes: usize, alignment: usize, wish: u64, flags: u64);
+    fn cuMemAddressReserve(address: &mut u64, bytes: usize, alignment: usize, hint: u64, flags: u64);
     fn cuMemAddressFree(address: u64, bytes: usize);
     fn cuMemMap(address: u64, bytes: usize, offset: usize, handle: u64, flags: u64);
     fn cuMemUnmap(address: u64, bytes: usize);

@@ -59,15 +59,15 @@ pub struct Reservation {
 }
 
 impl Reservation {
-    /// `bytes` are a multiple of the page size; `alignment` is a power of two; `hint` is 0 or a wished address.
+    /// `bytes` are a multiple of the page size; `alignment` is a power of two; `hint` is 0 or a hinted address.
     pub fn new(bytes: usize, alignment: usize, hint: usize) -> Result<Self, Code> {
         let alignment = alignment.max(PAGE);
         let slack = alignment.checked_add(2 * PAGE).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
         let whole_bytes = bytes.checked_add(slack).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        let wish = hint.saturating_sub(alignment);
+        let start = hint.saturating_sub(alignment);
         // SAFETY: without MAP_FIXED the kernel picks free addresses.
-        let at = unsafe { libc::mmap(wish as *mut _, whole_bytes, libc::PROT_NONE, flags, -1, 0) };
+        let at = unsafe { libc::mmap(start as *mut _, whole_bytes, libc::PROT_NONE, flags, -1, 0) };
         if at == libc::MAP_FAILED {
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }

@@ -115,12 +115,12 @@ pub struct Mapped {
     pub access: Mutex<BTreeMap<Ordinal, u32>>,
 }
 
-pub fn reserve(bytes: usize, alignment: usize, wish: Address) -> Result<Address, Code> {
+pub fn reserve(bytes: usize, alignment: usize, hint: Address) -> Result<Address, Code> {
     let alignment_is_right = alignment == 0 || alignment.is_power_of_two();
     if bytes == 0 || !bytes.is_multiple_of(GRANULARITY) || !alignment_is_right {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    let place = Reservation::new(bytes, alignment.max(GRANULARITY), wish)?;
+    let place = Reservation::new(bytes, alignment.max(GRANULARITY), hint)?;
     let base = place.base;
     lock(&simulator()?.addresses).0.insert(base, Arc::new(place));
     Ok(base)

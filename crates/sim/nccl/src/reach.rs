@@ -47,7 +47,7 @@ impl Reach {
         let driver = driver()?;
         let largest = exported.iter().map(|one| one.bytes).max().unwrap_or(0);
         let stride = largest.next_multiple_of(STRIDE_UNIT_BYTES);
-        let record = driver.allocate_private(size_of::<Record>(), next_wish(), communicator.device)?;
+        let record = driver.allocate_private(size_of::<Record>(), next_hint(), communicator.device)?;
         let handle = record.at;
         let mut reach = Reach { space: None, record };
         let space = reach.space.insert(driver.reserve_space(exported.len() * stride)?);
@@ -85,7 +85,7 @@ impl Drop for Reach {
 
 /// Where the next record should be: not where one was, so that late uses of its handle are found out.
 // Divergence: NCCL's records come from a pool in device memory, where addresses come again.
-fn next_wish() -> usize {
+fn next_hint() -> usize {
     const FIRST: usize = 16 << 40;
     /// More than the record and the pages around it.
     const STEP_BYTES: usize = 16 << 20;

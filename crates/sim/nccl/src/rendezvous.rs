@@ -64,7 +64,7 @@ pub struct Member {
     pub bus_id: u64,
 }
 
-/// What an init answers that is lost by wish.
+/// What an init answers that is lost on request.
 pub const LOST: ncclResult_t = ncclRemoteError;
 
 /// The number of an init of this process.

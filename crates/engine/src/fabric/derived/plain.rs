@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use crate::fabric::{closing, wish};
+use crate::fabric::{closing, request};
 use crate::forward::configuration;
 use crate::forward::init::Ctas;
 use crate::negotiated::Token;
@@ -46,7 +46,7 @@ impl Plain {
     /// Before NCCL is asked: this rank enters the host-local rendezvous of the new communicator, if it will be in one. None if it will not, or does not
     /// wait: the others find that not all are there.
     pub fn enter_local(&self, wanted: &Wanted, waiting: Waiting) -> Option<LocalWait> {
-        wish::check_derived(Some(waiting)).ok()?;
+        request::check_derived(Some(waiting)).ok()?;
         let color = match wanted {
             Wanted::Split(color) => (*color)?,
             Wanted::Shrink(_) => 0,

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use crate::fabric::hosting::rendezvous;
 use crate::fabric::init::cannot_reach;
-use crate::fabric::{Asked, Patience, settle, wish};
+use crate::fabric::{Asked, Laziness, request, settle};
 use crate::negotiated::{RANKS_MAX, Token};
 use crate::rendezvous::LocalEntry;
-use crate::rendezvous::colors::{Course, Parent, Willing, Word};
+use crate::rendezvous::colors::{Course, LazyVote, Parent, Word};
 use crate::rendezvous::derived::{Invitation, child};
 use crate::rendezvous::local_rendezvous::{self, Answer};
 use crate::rendezvous::outcome::{Failure, Reason, SessionOutcome};
@@ -77,13 +77,13 @@ impl Derivation {
     /// Tells the other ranks of the call where this one goes (its key orders a split; a shrink's is 0), waits until all
     /// have spoken, and says what this rank does next; of a new communicator with its ranks in the parent. Ends with the parent. Where
     /// this rank has said that it goes to NCCL, or there is no round, nobody is waited for. Once.
-    pub fn round(&mut self, key: i32, willing: Willing) -> Result<Course, Failure> {
+    pub fn round(&mut self, key: i32, vote: LazyVote) -> Result<Course, Failure> {
         // The thread was there when the parent was made.
         let rendezvous = rendezvous().map_err(|_| Failure::HostLost)?;
         if std::mem::replace(&mut self.ahead, Ahead::Nccl) == Ahead::Nccl {
             return Ok(self.alone());
         }
-        let word = Word { color: self.color, key, willing, parent: self.parent };
+        let word = Word { color: self.color, key, vote, parent: self.parent };
         let (place, ranks) = self.line.among(self.ranks);
         let inquiry = rendezvous.ask_round(&self.invitation, place, ranks.len() as u32, word);
         let wait = Wait::new(&self.line, inquiry.canceller());
@@ -172,7 +172,7 @@ impl Derivation {
         new_communicator: NewCommunicator,
         configured: Configured,
     ) -> Result<Asked, Reason> {
-        self.ask_with(new_communicator, configured, Patience::None)
+        self.ask_with(new_communicator, configured, Laziness::None)
     }
 
     /// The same before NCCL has made it, where a round found that it is lazy.
@@ -181,16 +181,16 @@ impl Derivation {
         new_communicator: NewCommunicator,
         configured: Configured,
     ) -> Result<Asked, Reason> {
-        self.ask_with(new_communicator, configured, Patience::AsConfigured)
+        self.ask_with(new_communicator, configured, Laziness::AsConfigured)
     }
 
     fn ask_with(
         &mut self,
         new_communicator: NewCommunicator,
         configured: Configured,
-        patience: Patience,
+        laziness: Laziness,
     ) -> Result<Asked, Reason> {
-        let mut asked = self.ask_at(new_communicator, configured, patience)?;
+        let mut asked = self.ask_at(new_communicator, configured, laziness)?;
         self.leaves = Leaves::ToNccl;
         if let SessionPlace::AtRoster(Ok(local_entry)) =
             std::mem::replace(&mut self.session, SessionPlace::Nowhere)
@@ -204,14 +204,14 @@ impl Derivation {
         &self,
         new_communicator: NewCommunicator,
         configured: Configured,
-        patience: Patience,
+        laziness: Laziness,
     ) -> Result<Asked, Reason> {
         let invitation = self.invited(new_communicator.ranks)?;
-        wish::check_derived(configured.waiting)?;
+        request::check_derived(configured.waiting)?;
         settle();
         let ctas = configured.ctas.unwrap_or(self.line.ctas);
         let (arena, share, mut facts) =
-            wish::on(new_communicator.device, new_communicator.ranks, ctas, patience)?;
+            request::on(new_communicator.device, new_communicator.ranks, ctas, laziness)?;
         facts.member.rank = new_communicator.rank;
         let participant = rendezvous().and_then(|rendezvous| match &self.session {
             SessionPlace::AtRoster(_) => rendezvous.join_local(&invitation, facts),

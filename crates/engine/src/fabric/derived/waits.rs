@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::descriptor::Ours;
 use crate::fabric::closing::Life;
-use crate::fabric::wish;
+use crate::fabric::request;
 use crate::forward::init::Ctas;
 use crate::negotiated::{Member, NegotiatedConfig, Token};
 use crate::rendezvous::Canceller;
@@ -88,7 +88,7 @@ impl Line {
             negotiated: Some(negotiated.clone()),
             lives,
             has_rounds: negotiated.may_have_lazy_children(),
-            ctas: wish::ctas_of(negotiated, graphs),
+            ctas: request::ctas_of(negotiated, graphs),
             counted,
             waiting,
         })

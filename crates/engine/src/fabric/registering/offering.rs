@@ -19,24 +19,24 @@ impl Registering {
         if self.vetoes.load(Ordering::Relaxed) > 0 || size > self.size_max || size >= state.size_refused {
             return;
         }
-        if state.willing.has_offered() {
+        if state.pacing.has_offered() {
             if size > state.offered && self.prepare(state, size) {
                 self.offer(state, size);
             }
             return;
         }
-        if !state.willing.looks() {
+        if !state.pacing.looks() {
             return;
         }
         let fine = self.is_registrable(state, buffers.receive) && self.is_registrable(state, buffers.send);
-        if !state.willing.saw(fine) {
+        if !state.pacing.saw(fine) {
             return;
         }
         if self.prepare(state, size) && self.has_types(state, buffers) {
-            state.willing.offers();
+            state.pacing.offers();
             self.offer(state, size);
         } else {
-            state.willing.takes_back();
+            state.pacing.takes_back();
         }
     }
 
@@ -47,8 +47,8 @@ impl Registering {
     }
 
     pub(in crate::fabric) fn take_back(&self, state: &mut State) {
-        if state.willing.has_offered() {
-            state.willing.takes_back();
+        if state.pacing.has_offered() {
+            state.pacing.takes_back();
             self.offer(state, 0);
         }
     }
@@ -98,7 +98,7 @@ impl Registering {
     /// The application does by itself what this would, or nothing may run beside its calls: nothing is offered, and what
     /// nobody may ask for any more goes back, as the watch may not look at it.
     pub(super) fn withdraw(&self, state: &mut State) {
-        if !state.willing.has_offered() && state.cache.is_empty() {
+        if !state.pacing.has_offered() && state.cache.is_empty() {
             return;
         }
         self.take_back(state);

@@ -6,8 +6,8 @@ use crate::agreed::Number;
 use crate::config::config;
 use crate::fabric::aliases::Alias;
 use crate::fabric::giving::End;
+use crate::fabric::offer_pacing::OfferPacing;
 use crate::fabric::staging::Staging;
-use crate::fabric::willing::Willing;
 use crate::gpu::stream::{self, Event};
 use crate::gpu::{Failure, Home, StreamHandle};
 use crate::registration::{Cache, Limits, Use};
@@ -25,7 +25,7 @@ pub(in crate::fabric) struct State {
     pub real: Option<usize>,
     pub cache: Cache<Alias>,
     pub staging: Staging,
-    pub willing: Willing,
+    pub pacing: OfferPacing,
     /// Up to which size this rank has offered, as a power of two; 0 for nothing.
     pub offered: u8,
     /// There was no memory to offer that size.
@@ -62,7 +62,7 @@ impl State {
             real: None,
             cache: Cache::new(limits),
             staging: Staging::new(config().staging_bytes_max),
-            willing: Willing::new(),
+            pacing: OfferPacing::new(),
             offered: 0,
             size_refused: u8::MAX,
             next: 1,

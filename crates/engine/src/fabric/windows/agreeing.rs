@@ -35,7 +35,7 @@ const LIVES_EVERY: Duration = Duration::from_millis(100);
 
 /// What is to be registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wish {
+pub struct WindowRequest {
     /// The addresses.
     pub range: Range,
     /// As the application gave them.
@@ -45,7 +45,7 @@ pub struct Wish {
 /// A window that NCCL makes now.
 #[derive(Clone, Copy, Debug)]
 pub struct Making {
-    wish: Wish,
+    request: WindowRequest,
     number: Number,
     block: Option<Block>,
 }
@@ -65,8 +65,8 @@ pub enum Course {
 
 impl Windows {
     /// Agrees with the other ranks, which waits for them as NCCL does.
-    pub fn agree(&self, fabric: &Fabric, real: ncclComm_t, wish: Wish) -> Course {
-        let course = self.agreed(fabric, real, wish);
+    pub fn agree(&self, fabric: &Fabric, real: ncclComm_t, request: WindowRequest) -> Course {
+        let course = self.agreed(fabric, real, request);
         match course {
             Course::Hit(_) => count::windows(Kept::Hits, 1),
             Course::Refused(_) => count::windows(Kept::Refused, 1),
@@ -76,24 +76,24 @@ impl Windows {
         course
     }
 
-    fn agreed(&self, fabric: &Fabric, real: ncclComm_t, wish: Wish) -> Course {
+    fn agreed(&self, fabric: &Fabric, real: ncclComm_t, request: WindowRequest) -> Course {
         self.real.store(real as usize, Ordering::Release);
         if self.is_off.load(Ordering::Acquire) || self.is_aborted.load(Ordering::Acquire) {
             return Course::Forward;
         }
         self.drop_leaving();
-        let block = pool::block_of(wish.range.base).filter(|block| holds(block, wish.range));
-        if let Some((code, why)) = unfit(wish.range, block.as_ref()) {
+        let block = pool::block_of(request.range.base).filter(|block| holds(block, request.range));
+        if let Some((code, why)) = unfit(request.range, block.as_ref()) {
             // NCCL is not asked: of a communicator's first symmetric window it looks at nothing before all ranks are there
             // (2.28.9 to 2.30.7, ncclSymkInitOnce), and the others may wait here.
-            self.seat.is_unfit(&self.said(wish, None), code.0 as u32);
+            self.seat.is_unfit(&self.said(request, None), code.0 as u32);
             return Course::Refused(refuse(code, format_args!("ncclCommWindowRegister: {why}")));
         }
-        let said = self.said(wish, block.as_ref());
+        let said = self.said(request, block.as_ref());
         let round = self.seat.begin(&said);
         match self.wait(fabric, round) {
             Err(code) => Course::Refused(code),
-            Ok(Seen::All(all)) => self.decided(&all, Making { wish, number: round.number(), block }),
+            Ok(Seen::All(all)) => self.decided(&all, Making { request, number: round.number(), block }),
             Ok(Seen::Refused(unfit)) => Course::Refused(self.refused(round, &unfit)),
             Ok(_) => {
                 self.stop_keeping("another rank keeps none");
@@ -110,16 +110,16 @@ impl Windows {
     }
 
     /// NCCL has answered what it asks no other rank about.
-    pub fn was_refused(&self, wish: Wish, code: ncclResult_t) {
+    pub fn was_refused(&self, request: WindowRequest, code: ncclResult_t) {
         if self.is_off.load(Ordering::Acquire) {
             return;
         }
-        self.seat.is_unfit(&self.said(wish, None), code.0 as u32);
+        self.seat.is_unfit(&self.said(request, None), code.0 as u32);
     }
 
     /// NCCL has made it.
     pub fn made(&self, making: &Making, handle: usize) {
-        let Making { wish: Wish { range, flags }, number, block } = *making;
+        let Making { request: WindowRequest { range, flags }, number, block } = *making;
         let (block, life) = (block.map(|block| block.serial), block.map_or(0, |block| block.life));
         if handle == 0 {
             // Nor does it ask other ranks.
@@ -131,8 +131,8 @@ impl Windows {
         }
     }
 
-    fn said(&self, wish: Wish, block: Option<&Block>) -> Said {
-        let Wish { range, flags } = wish;
+    fn said(&self, request: WindowRequest, block: Option<&Block>) -> Said {
+        let WindowRequest { range, flags } = request;
         let book = self.book();
         let said =
             Said { address: range.base, bytes: range.bytes, flags, lost: book.lost(), ..Said::default() };
@@ -161,7 +161,7 @@ impl Windows {
             }
             Decision::Make => {
                 let taken = self.change(|book| {
-                    let mut taken = book.meet(making.wish.range, standing);
+                    let mut taken = book.meet(making.request.range, standing);
                     taken.extend(making.block.iter().flat_map(|block| book.make_way(block.serial, standing)));
                     taken
                 });

@@ -10,12 +10,12 @@ use crate::virtual_memory::{
 };
 
 exports! {
-    fn cuMemAddressReserve(address: Out<Address>, bytes: usize, alignment: usize, wish: Address, flags: u64) {
+    fn cuMemAddressReserve(address: Out<Address>, bytes: usize, alignment: usize, hint: Address, flags: u64) {
         address.check()?;
         if flags != 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        address.set(virtual_memory::reserve(bytes, alignment, wish)?)
+        address.set(virtual_memory::reserve(bytes, alignment, hint)?)
     }
 
     fn cuMemAddressFree(address: Address, bytes: usize) {

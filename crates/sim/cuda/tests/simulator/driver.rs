@@ -82,7 +82,7 @@ driver! {
     fn cuMemGetAddressRange_v2(base: &mut usize, bytes: &mut usize, at: usize);
     fn cuPointerGetAttribute(data: *mut c_void, attribute: u32, address: usize);
     fn cuPointerGetAttributes(count: u32, attributes: *const u32, data: *const *mut c_void, address: usize);
-    fn cuMemAddressReserve(address: &mut usize, bytes: usize, alignment: usize, wish: usize, flags: u64);
+    fn cuMemAddressReserve(address: &mut usize, bytes: usize, alignment: usize, hint: usize, flags: u64);
     fn cuMemAddressFree(address: usize, bytes: usize);
     fn cuMemCreate(handle: &mut u64, bytes: usize, properties: &[u64; 4], flags: u64);
     fn cuMemRelease(handle: u64);

@@ -67,11 +67,11 @@ impl Driver {
         check(unsafe { (self.plain_free)(address) }, "cuMemFree")
     }
 
-    /// Memory that peers never see and no device's allowance pays for, at `wish` where that is free.
-    pub fn allocate_private(&self, bytes: usize, wish: usize, device: c_int) -> Outcome<Mapping> {
+    /// Memory that peers never see and no device's allowance pays for, at `hint` where that is free.
+    pub fn allocate_private(&self, bytes: usize, hint: usize, device: c_int) -> Outcome<Mapping> {
         let location = Location { kind: LOCATION_TYPE_HOST_NUMA, id: device };
         let (handle, bytes) = self.create(bytes, location, 0)?;
-        let at = self.map_fresh(handle, bytes, wish, device..device + 1)?;
+        let at = self.map_fresh(handle, bytes, hint, device..device + 1)?;
         Ok(Mapping { of: at, bytes, at })
     }
 
@@ -94,11 +94,11 @@ impl Driver {
         Ok((handle, bytes))
     }
 
-    /// Reserves addresses, at `wish` where these are free.
-    pub(super) fn reserve(&self, bytes: usize, wish: usize) -> Outcome<usize> {
+    /// Reserves addresses, at `hint` where these are free.
+    pub(super) fn reserve(&self, bytes: usize, hint: usize) -> Outcome<usize> {
         let mut at = 0;
         // SAFETY: see above.
-        check(unsafe { (self.address_reserve)(&mut at, bytes, 0, wish, 0) }, "cuMemAddressReserve")?;
+        check(unsafe { (self.address_reserve)(&mut at, bytes, 0, hint, 0) }, "cuMemAddressReserve")?;
         Ok(at)
     }
 
@@ -133,10 +133,10 @@ impl Driver {
         &self,
         handle: c_ulonglong,
         bytes: usize,
-        wish: usize,
+        hint: usize,
         devices: Range<c_int>,
     ) -> Outcome<usize> {
-        let at = self.reserve(bytes, wish).inspect_err(|_| {
+        let at = self.reserve(bytes, hint).inspect_err(|_| {
             // SAFETY: the caller's handle, given up.
             unsafe { (self.memory_release)(handle) };
         })?;

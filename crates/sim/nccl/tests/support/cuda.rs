@@ -102,10 +102,10 @@ impl Cuda {
         handle
     }
 
-    /// Addresses, at `wish` if it is not 0.
-    pub fn addresses(&self, bytes: usize, wish: usize) -> usize {
+    /// Addresses, at `hint` if it is not 0.
+    pub fn addresses(&self, bytes: usize, hint: usize) -> usize {
         let mut at = 0;
-        unsafe { check((self.reserve)(&mut at, bytes, 0, wish, 0), "cuMemAddressReserve") };
+        unsafe { check((self.reserve)(&mut at, bytes, 0, hint, 0), "cuMemAddressReserve") };
         at
     }
 

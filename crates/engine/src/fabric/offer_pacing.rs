@@ -11,7 +11,7 @@ const SKIP_MOST: u32 = 64;
 
 /// What this rank has seen of its buffers.
 #[derive(Debug)]
-pub(super) struct Willing {
+pub(super) struct OfferPacing {
     /// How many in a row it takes.
     needed: u32,
     /// How many in a row there were.
@@ -23,9 +23,9 @@ pub(super) struct Willing {
     offers: bool,
 }
 
-impl Willing {
-    pub fn new() -> Willing {
-        Willing { needed: FIRST, row: 0, vain: 0, skip: 0, offers: false }
+impl OfferPacing {
+    pub fn new() -> OfferPacing {
+        OfferPacing { needed: FIRST, row: 0, vain: 0, skip: 0, offers: false }
     }
 
     /// Whether to look at the buffers of this candidate, which runs as ever.
@@ -72,13 +72,13 @@ mod tests {
     use super::*;
 
     /// How many candidates until it would offer, and at how many of them it looked.
-    fn until_offer(willing: &mut Willing, registrable: bool) -> (u32, u32) {
+    fn until_offer(pacing: &mut OfferPacing, registrable: bool) -> (u32, u32) {
         let mut looks = 0;
         for candidate in 1..=100_000 {
-            if willing.looks() {
+            if pacing.looks() {
                 looks += 1;
-                if willing.saw(registrable) {
-                    willing.offers();
+                if pacing.saw(registrable) {
+                    pacing.offers();
                     return (candidate, looks);
                 }
             }
@@ -88,17 +88,17 @@ mod tests {
 
     #[test]
     fn offers_after_a_few() {
-        let mut willing = Willing::new();
-        assert_eq!(until_offer(&mut willing, true), (FIRST, FIRST));
-        assert!(!willing.looks(), "what is offered stands till it is taken back");
-        willing.takes_back();
-        assert_eq!(until_offer(&mut willing, true), (2 * FIRST, 2 * FIRST));
+        let mut pacing = OfferPacing::new();
+        assert_eq!(until_offer(&mut pacing, true), (FIRST, FIRST));
+        assert!(!pacing.looks(), "what is offered stands till it is taken back");
+        pacing.takes_back();
+        assert_eq!(until_offer(&mut pacing, true), (2 * FIRST, 2 * FIRST));
     }
 
     /// Memory that cannot be registered is looked at less and less.
     #[test]
     fn seldom_in_vain() {
-        let (candidates, looks) = until_offer(&mut Willing::new(), false);
+        let (candidates, looks) = until_offer(&mut OfferPacing::new(), false);
         assert_eq!(candidates, 0);
         assert!(looks < 100_000 / 60, "{looks}");
     }
@@ -106,22 +106,22 @@ mod tests {
     /// One that changes its mind for ever offers ever more seldom.
     #[test]
     fn changes_seldom() {
-        let mut willing = Willing::new();
+        let mut pacing = OfferPacing::new();
         let mut last = 0;
         for _ in 0..40 {
-            let (candidates, _) = until_offer(&mut willing, true);
+            let (candidates, _) = until_offer(&mut pacing, true);
             assert!(candidates >= last && candidates <= MOST);
             last = candidates;
-            willing.takes_back();
+            pacing.takes_back();
         }
         assert_eq!(last, MOST);
         // One that cannot now and then begins its row anew.
-        let mut willing = Willing::new();
+        let mut pacing = OfferPacing::new();
         for _ in 0..1000 {
-            while !willing.looks() {}
-            assert!(!willing.saw(true));
-            while !willing.looks() {}
-            assert!(!willing.saw(false));
+            while !pacing.looks() {}
+            assert!(!pacing.saw(true));
+            while !pacing.looks() {}
+            assert!(!pacing.saw(false));
         }
     }
 }

@@ -14,7 +14,7 @@ use crate::gpu::{self, Ordinal, device};
 use crate::mailbox::Layout;
 use crate::negotiated::bytes::{Writer, checksum};
 use crate::negotiated::{Device, GRID_MAX, Member, NegotiatedConfig, RANKS_MAX, Token, Version, capability};
-use crate::rendezvous::colors::Willing;
+use crate::rendezvous::colors::LazyVote;
 use crate::rendezvous::derived::NOBODY;
 use crate::rendezvous::facts::{Facts, LocalFacts, Waiting, plain_reason};
 use crate::rendezvous::id_tag::{Id, IdTag};
@@ -29,7 +29,7 @@ use super::{Plain, features, tuned, watch};
 
 /// A rank of a communicator that is asked for by an id.
 #[derive(Clone, Debug)]
-pub struct Wish {
+pub struct InitRequest {
     /// The first id.
     pub id: Id,
     /// How many ids there are.
@@ -45,21 +45,21 @@ pub struct Wish {
     /// The rank's device, if it is not the current one any more.
     pub device: Option<Ordinal>,
     /// Whether NCCL's part may come later.
-    pub patience: Patience,
+    pub laziness: Laziness,
     /// NCCL's communicators that this rank has cached and that would fit, by name, in the order of its preference.
     pub cached: Vec<Token>,
 }
 
 /// Whether this rank would have NCCL's communicator built later only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Patience {
+pub enum Laziness {
     /// If the options say so.
     AsConfigured,
     /// NCCL makes it now.
     None,
 }
 
-impl Patience {
+impl Laziness {
     pub(super) fn capability(self, ranks: u32) -> u64 {
         let lazy = match config().lazy {
             Lazy::Off => false,
@@ -67,20 +67,20 @@ impl Patience {
             Lazy::All => true,
         };
         let caches = if config().cache_bytes_max > 0 { capability::CACHES } else { 0 };
-        if lazy && self == Patience::AsConfigured { capability::LAZY | caches } else { 0 }
+        if lazy && self == Laziness::AsConfigured { capability::LAZY | caches } else { 0 }
     }
 
     /// What this rank says before a split, where it may wait.
-    pub fn willing(self) -> Willing {
+    pub fn vote(self) -> LazyVote {
         match (self, config().lazy) {
-            (Patience::None, _) | (_, Lazy::Off) => Willing::Unwilling,
-            (_, Lazy::Pairs) => Willing::InPair,
-            (_, Lazy::All) => Willing::Always,
+            (Laziness::None, _) | (_, Lazy::Off) => LazyVote::No,
+            (_, Lazy::Pairs) => LazyVote::InPair,
+            (_, Lazy::All) => LazyVote::Always,
         }
     }
 }
 
-impl Wish {
+impl InitRequest {
     /// The id tag, or why there is no session.
     pub(super) fn check(&self) -> Result<IdTag, Reason> {
         let id_tag = IdTag::decode(&self.id);
@@ -154,11 +154,11 @@ fn forbidden() -> Option<Reason> {
 pub(super) fn current(
     ranks: u32,
     ctas: Ctas,
-    patience: Patience,
+    laziness: Laziness,
 ) -> Result<(Arc<Arena>, Share, Facts), Reason> {
     let driver = gpu::driver().map_err(no_identity)?;
     match driver.current_device().map_err(no_identity)? {
-        Some(device) => on(device, ranks, ctas, patience),
+        Some(device) => on(device, ranks, ctas, laziness),
         // NCCL would take the runtime's, which only the runtime knows.
         None => Err(no_identity("no device is current")),
     }
@@ -169,7 +169,7 @@ pub(super) fn on(
     ordinal: Ordinal,
     ranks: u32,
     ctas: Ctas,
-    patience: Patience,
+    laziness: Laziness,
 ) -> Result<(Arc<Arena>, Share, Facts), Reason> {
     let driver = gpu::driver().map_err(no_identity)?;
     let device = driver.device_facts(ordinal).map_err(no_identity)?;
@@ -192,7 +192,7 @@ pub(super) fn on(
         version: Version::THIS,
         place: place::here(nccl.host()).map_err(no_identity)?,
         capabilities: capabilities(&device)
-            | patience.capability(ranks)
+            | laziness.capability(ranks)
             | of_children()
             | basis.capabilities(),
         options: options(),
