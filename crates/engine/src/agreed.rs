@@ -1,9 +1,9 @@
 //! What ranks agree on from call to call without waiting for each other: a limit, by which each chooses the same path though
 //! their facts differ. Pure over a few words of memory that all ranks share.
 //!
-//! Ranks number the same *candidates* alike, from 1. Each [offers](Seat::offer) a limit (log2 of bytes, 0 for none) that it can
-//! serve. Whoever first [asks](Seat::ask) for a number decides it, as the least of all offers, by one compare-and-swap of one
-//! word ([`head`]); who comes later reads it. A number that is not yet [passed](Seat::passed) may be asked again, also after later
+//! Ranks number the same *candidates* alike, from 1. Each [offers](RegistrationSlot::offer) a limit (log2 of bytes, 0 for none) that it can
+//! serve. Whoever first [asks](RegistrationSlot::ask) for a number decides it, as the least of all offers, by one compare-and-swap of one
+//! word ([`head`]); who comes later reads it. A number that is not yet [passed](RegistrationSlot::passed) may be asked again, also after later
 //! ones: the answer is the same.
 //!
 //! # Why the answers are the same
@@ -12,7 +12,7 @@
 //! number at a time, so that of two deciders of one number one fails and looks again. The limit changes at `n` only after every
 //! rank was seen to have passed all numbers before the last change `c`: a rank asks for what it has not passed, so for nothing
 //! before `c` any more, and two limits are enough for all that may be asked. A change that is not allowed waits for a later
-//! number. Until then the limit may be above an offer, which is why an offer that was taken back still binds ([`Seat::owes`]).
+//! number. Until then the limit may be above an offer, which is why an offer that was taken back still binds ([`RegistrationSlot::owes`]).
 //!
 //! A limit that is set at `n` is at most every rank's offer at the moment the decider read it, after it had read the head with
 //! `n - 1`.
@@ -114,9 +114,9 @@ impl std::fmt::Display for Refusal {
 }
 
 /// A rank's place at the shared words. One thread at a time, as in a communicator; what is kept here is atomic only so that
-/// others may look ([`Seat::owes`] may then be that of a moment ago).
+/// others may look ([`RegistrationSlot::owes`] may then be that of a moment ago).
 #[derive(Debug)]
-pub struct Seat<W> {
+pub struct RegistrationSlot<W> {
     words: W,
     rank: usize,
     ranks: usize,
@@ -126,16 +126,22 @@ pub struct Seat<W> {
     before: AtomicU64,
 }
 
-impl<W: Deref> Seat<W>
+impl<W: Deref> RegistrationSlot<W>
 where
     W::Target: AsRef<[AtomicU64]>,
 {
-    /// For one of 2 to [`RANKS_MAX`] ranks, over at least [`WORDS`] words; none otherwise. A rank has one seat.
-    pub fn new(words: W, rank: u32, ranks: u32) -> Option<Seat<W>> {
+    /// For one of 2 to [`RANKS_MAX`] ranks, over at least [`WORDS`] words; none otherwise. A rank has one slot.
+    pub fn new(words: W, rank: u32, ranks: u32) -> Option<RegistrationSlot<W>> {
         let (rank, ranks) = (rank as usize, ranks as usize);
         let fits = (2..=RANKS_MAX).contains(&ranks) && rank < ranks && words.as_ref().len() >= WORDS;
-        let seat = || Seat { words, rank, ranks, firm_from: AtomicU64::new(0), before: AtomicU64::new(0) };
-        fits.then(seat)
+        let slot = || RegistrationSlot {
+            words,
+            rank,
+            ranks,
+            firm_from: AtomicU64::new(0),
+            before: AtomicU64::new(0),
+        };
+        fits.then(slot)
     }
 
     /// The limit at a number: log2 of bytes, 0 for none; the same on every rank. All numbers are asked for in turn; one that has
@@ -162,7 +168,7 @@ where
     }
 
     /// Up to which limit (log2 of bytes, 0 for none; at most [`LIMIT_MAX`]) this rank serves candidates from now on. What it has offered
-    /// before binds for as long as [`Seat::owes`] says.
+    /// before binds for as long as [`RegistrationSlot::owes`] says.
     pub fn offer(&self, limit: u8) {
         self.publish(limit.min(LIMIT_MAX));
         self.look_when_firm();

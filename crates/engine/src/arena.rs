@@ -66,14 +66,14 @@ pub struct Arena {
     /// Zeroing that was not seen done. Taken after `chunks`; held across the query of an event.
     zeroing: Mutex<BTreeMap<LeaseId, stream::Event>>,
     /// Who has what. Taken last, and never held across a call of the driver: events come from anywhere.
-    book: Mutex<Book>,
+    ledger: Mutex<HeapLedger>,
     stream: Stream,
     reservation: Arc<Reservation>,
     home: Home,
 }
 
 #[derive(Debug)]
-struct Book {
+struct HeapLedger {
     space: space::Space,
     quarantine: quarantine::Quarantine,
     seen: counters::Seen,
@@ -101,7 +101,7 @@ impl Arena {
         let stream = Stream::new(driver)?;
         drop(entered);
         let limits = space::Limits { granularity, mapped_bytes_max, span_bytes };
-        let book = Book {
+        let ledger = HeapLedger {
             space: space::Space::new(limits),
             quarantine: quarantine::Quarantine::default(),
             seen: counters::Seen::default(),
@@ -109,7 +109,7 @@ impl Arena {
         Ok(Arc::new(Arena {
             chunks: Mutex::default(),
             zeroing: Mutex::default(),
-            book: Mutex::new(book),
+            ledger: Mutex::new(ledger),
             stream,
             reservation,
             home,
@@ -145,7 +145,7 @@ impl Arena {
     ) -> Result<Slice, Refusal> {
         let lent = self.lend_now(bytes, holds, content);
         if lent.is_err() && !self.is_in_forked_child() {
-            lock(&self.book).seen.refused += 1;
+            lock(&self.ledger).seen.refused += 1;
         }
         lent.map_err(Refusal::told)
     }
@@ -153,7 +153,7 @@ impl Arena {
     /// Takes note of what happened to leases. Never waits for the driver; any thread, any time.
     pub fn note(&self, event: Event) {
         if !self.is_in_forked_child() {
-            lock(&self.book).quarantine.note(event);
+            lock(&self.ledger).quarantine.note(event);
         }
     }
 
@@ -173,26 +173,26 @@ impl Arena {
         if self.is_in_forked_child() {
             return Counters::default();
         }
-        let book = lock(&self.book);
+        let ledger = lock(&self.ledger);
         Counters {
             device: self.home.device,
-            mapped_bytes_limit: book.space.mapped_bytes_max(),
-            mapped_bytes: book.space.mapped_bytes(),
-            mapped_bytes_highest: book.seen.mapped_bytes_highest,
-            lent_bytes: book.space.lent_bytes(),
-            lent_bytes_highest: book.seen.lent_bytes_highest,
-            waiting_bytes: book.quarantine.waiting_bytes(),
-            slices: book.quarantine.len() as u64,
-            chunks: book.space.chunk_count() as u64,
-            grown: book.seen.grown,
-            refused: book.seen.refused,
+            mapped_bytes_limit: ledger.space.mapped_bytes_max(),
+            mapped_bytes: ledger.space.mapped_bytes(),
+            mapped_bytes_highest: ledger.seen.mapped_bytes_highest,
+            lent_bytes: ledger.space.lent_bytes(),
+            lent_bytes_highest: ledger.seen.lent_bytes_highest,
+            waiting_bytes: ledger.quarantine.waiting_bytes(),
+            slices: ledger.quarantine.len() as u64,
+            chunks: ledger.space.chunk_count() as u64,
+            grown: ledger.seen.grown,
+            refused: ledger.seen.refused,
         }
     }
 
     /// Whether nothing is lent and nothing mapped.
     fn is_idle(&self) -> bool {
-        let book = lock(&self.book);
-        book.quarantine.is_empty() && book.space.chunk_count() == 0
+        let ledger = lock(&self.ledger);
+        ledger.quarantine.is_empty() && ledger.space.chunk_count() == 0
     }
 
     fn lend_now(
@@ -213,12 +213,12 @@ impl Arena {
             Ok(done) => {
                 let mut zeroing = lock(&self.zeroing);
                 let lease = LeaseId(never_again());
-                lock(&self.book).quarantine.lend(lease, placement, holds.clone(), content);
+                lock(&self.ledger).quarantine.lend(lease, placement, holds.clone(), content);
                 zeroing.extend(done.map(|done| (lease, done)));
                 Ok(Slice::new(self.clone(), lease, placement))
             }
             Err(failure) => {
-                lock(&self.book).space.give_back(placement);
+                lock(&self.ledger).space.give_back(placement);
                 Err(failure.into())
             }
         }
@@ -244,31 +244,31 @@ impl Arena {
         chunks: &mut BTreeMap<Serial, Mapping>,
         bytes: u64,
     ) -> Result<Placement, Refusal> {
-        let full = |book: &Book| Refusal::Full {
+        let full = |ledger: &HeapLedger| Refusal::Full {
             device: self.home.device,
             asked_bytes: bytes,
-            lent_bytes: book.space.lent_bytes(),
-            mapped_bytes: book.space.mapped_bytes(),
-            mapped_bytes_limit: book.space.mapped_bytes_max(),
+            lent_bytes: ledger.space.lent_bytes(),
+            mapped_bytes: ledger.space.mapped_bytes(),
+            mapped_bytes_limit: ledger.space.mapped_bytes_max(),
         };
         let growth = {
-            let mut book = lock(&self.book);
-            match book.space.lend(bytes) {
-                Ok(placement) => return Ok(book.lent(placement)),
-                Err(space::Obstacle::Full) => return Err(full(&book)),
+            let mut ledger = lock(&self.ledger);
+            match ledger.space.lend(bytes) {
+                Ok(placement) => return Ok(ledger.lent(placement)),
+                Err(space::Obstacle::Full) => return Err(full(&ledger)),
                 Err(space::Obstacle::Grow(growth)) => growth,
             }
         };
         let mapping = self.map_chunk(growth)?;
-        let mut book = lock(&self.book);
+        let mut ledger = lock(&self.ledger);
         let serial = never_again();
-        if !book.space.grown(serial, growth.offset, mapping.physical().bytes) {
-            return Err(full(&book));
+        if !ledger.space.grown(serial, growth.offset, mapping.physical().bytes) {
+            return Err(full(&ledger));
         }
         chunks.insert(serial, mapping);
-        book.seen.grown += 1;
-        let placement = book.space.lend(bytes).map_err(|_| full(&book))?;
-        Ok(book.lent(placement))
+        ledger.seen.grown += 1;
+        let placement = ledger.space.lend(bytes).map_err(|_| full(&ledger))?;
+        Ok(ledger.lent(placement))
     }
 
     /// Virtual memory calls only. If the device is short of memory, what is needed must do.
@@ -305,7 +305,7 @@ impl Arena {
         }
         for lease in done {
             zeroing.remove(&lease);
-            lock(&self.book).quarantine.note(Event::Zeroed(lease));
+            lock(&self.ledger).quarantine.note(Event::Zeroed(lease));
         }
         Ok(())
     }
@@ -313,17 +313,17 @@ impl Arena {
     /// The context is gone, and what zeroed in it.
     fn forget_zeroing(&self) {
         let leases: Vec<LeaseId> = std::mem::take(&mut *lock(&self.zeroing)).into_keys().collect();
-        leases.into_iter().for_each(|lease| lock(&self.book).quarantine.note(Event::Zeroed(lease)));
+        leases.into_iter().for_each(|lease| lock(&self.ledger).quarantine.note(Event::Zeroed(lease)));
     }
 
     fn settle_within(&self, chunks: &mut BTreeMap<Serial, Mapping>) -> Result<(), Failure> {
         self.observe_zeroing(None)?;
         let empty = {
-            let mut book = lock(&self.book);
-            for (_, placement) in book.quarantine.take_over() {
-                book.space.give_back(placement);
+            let mut ledger = lock(&self.ledger);
+            for (_, placement) in ledger.quarantine.take_over() {
+                ledger.space.give_back(placement);
             }
-            book.space.take_empty()
+            ledger.space.take_empty()
         };
         // Each is unmapped and released here.
         empty.iter().for_each(|serial| drop(chunks.remove(serial)));
@@ -343,7 +343,7 @@ impl Arena {
     }
 }
 
-impl Book {
+impl HeapLedger {
     fn lent(&mut self, placement: Placement) -> Placement {
         self.seen.look(self.space.mapped_bytes(), self.space.lent_bytes());
         placement
@@ -354,7 +354,7 @@ impl Drop for Arena {
     /// The last owner is gone, but not every lease is over: the memory stays until the process ends, because peers,
     /// graphs or our own zeroing may still touch it.
     fn drop(&mut self) {
-        if self.is_in_forked_child() || lock(&self.book).quarantine.is_empty() {
+        if self.is_in_forked_child() || lock(&self.ledger).quarantine.is_empty() {
             return;
         }
         std::mem::take(&mut *lock(&self.chunks)).into_values().for_each(std::mem::forget);

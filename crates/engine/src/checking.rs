@@ -1,7 +1,7 @@
 //! What the ranks of a communicator call, told to each other and compared: `WINDLASS_CHECK=1`.
 //!
 //! Each rank writes what it calls, one [entry](Entry) a call, into a ring of its own in memory that all share
-//! ([`Seat`]), and goes on. Some thread reads what is there and [compares](compare) it. Where buffers lie is said by windows
+//! ([`CheckSlot`]), and goes on. Some thread reads what is there and [compares](compare) it. Where buffers lie is said by windows
 //! ([`Places`]), which are numbered alike on all ranks.
 //!
 //! Here nothing waits, and what comes too late is not compared.
@@ -9,11 +9,11 @@
 mod compare;
 mod entry;
 mod places;
-mod seat;
+mod slot;
 mod text;
 
 pub use compare::{Aspect, Divergence, Rules, compare};
 pub use entry::{Called, Entry, Place, Window};
 pub use places::Places;
-pub use seat::{Found, Seat, words_of};
+pub use slot::{CheckSlot, Found, words_of};
 pub use text::{absent, divergence};

@@ -27,7 +27,7 @@ mod leaving;
 mod line;
 mod offer_pacing;
 mod offers;
-mod pages;
+mod page_layout;
 mod preparing;
 mod recycling;
 pub mod registering;
@@ -55,8 +55,8 @@ use crate::forward::configuration;
 use crate::gpu::{self, Address, StreamHandle};
 use crate::mailbox::Operation;
 use crate::negotiated::NegotiatedConfig;
-use crate::page::Page;
 use crate::pool;
+use crate::shared_page::SharedPage;
 use crate::tuning::Limits;
 #[cfg(doc)]
 use crate::turns::Turns;
@@ -118,7 +118,7 @@ pub struct Fabric {
     holds: Arc<Holds>,
     lives: Vec<Arc<Life>>,
     /// Zeros at first; all ranks write to it.
-    page: Arc<Page>,
+    page: Arc<SharedPage>,
     /// Turns that were taken.
     runs: AtomicU64,
     /// Peers of groups that may not be done, a bit each.
@@ -183,7 +183,7 @@ impl Fabric {
     }
 
     /// Memory that all ranks share, zeros at first. Kept by whoever holds it, also beyond the peer group.
-    pub fn page(&self) -> &Arc<Page> {
+    pub fn shared_page(&self) -> &Arc<SharedPage> {
         &self.page
     }
 

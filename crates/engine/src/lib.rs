@@ -60,7 +60,7 @@ pub mod gpu;
 
 pub mod range;
 
-pub mod page;
+pub mod shared_page;
 
 pub mod stats;
 

@@ -199,7 +199,7 @@ pub mod capability {
     pub const LAZY_CHILDREN: u64 = 32;
     /// This rank keeps NCCL's communicators behind lazy ones that have ended: where all do, they are cached.
     pub const CACHES: u64 = 64;
-    /// This rank would register the buffers of some calls with NCCL: where all would, they share a page by which they agree on which.
+    /// This rank would register the buffers of some calls with NCCL: where all would, they have a shared page by which they agree on which.
     pub const REGISTERS: u64 = 128;
     /// This rank would have fast collectives, and has the kernels for them.
     pub const FAST: u64 = 256;

@@ -2,8 +2,8 @@
 //! freeing them takes NCCL milliseconds (2 to 5 on a host of 8 GPUs); handing one out again takes none of its work.
 //!
 //! A block is NCCL's own: what is not here NCCL makes, and what leaves NCCL frees, so that handles, alignment and access of peers
-//! are NCCL's whatever its version. This module decides and keeps the book; it calls neither NCCL nor, while it has the book, the
-//! driver. Who asks carries the answers out: what [`free`], [`trim`] and [`left`] give has left the book, and is NCCL's to free.
+//! are NCCL's whatever its version. This module decides and keeps the ledger; it calls neither NCCL nor, while it has the ledger, the
+//! driver. Who asks carries the answers out: what [`free`], [`trim`] and [`left`] give has left the ledger, and is NCCL's to free.
 //!
 //! A free of NCCL's waits for nothing on the device, so whoever may free memory has finished with it everywhere. That is what handing
 //! it out again at once stands on.
@@ -11,7 +11,7 @@
 //! `WINDLASS_POOL` bounds what is kept on a device, and so does [what is free](spare) there; `off` keeps nothing, and notes nothing. Nor
 //! is anything kept while [nobody looks after it](look_after): what nobody wants for a while is to [age], for others to have that memory.
 
-mod book;
+mod ledger;
 mod spare;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -30,12 +30,12 @@ use crate::range::Range;
 use crate::stats::count;
 use crate::stats::pool::Pooled;
 
-pub use book::{Block, Over, Registration};
-use book::{Book, Given, State};
+pub use ledger::{Block, Over, Registration};
+use ledger::{Given, PoolLedger, State};
 
 /// Who has which block. Held for some stores, never across the driver or NCCL; comes after every other lock.
-static BOOK: Mutex<Book> = Mutex::new(Book::new());
-/// Blocks in the book: without any there is nothing to look up.
+static LEDGER: Mutex<PoolLedger> = Mutex::new(PoolLedger::new());
+/// Blocks in the ledger: without any there is nothing to look up.
 static KNOWN: AtomicUsize = AtomicUsize::new(0);
 /// Blocks that are kept.
 static KEPT: AtomicUsize = AtomicUsize::new(0);
@@ -72,7 +72,7 @@ pub enum Supply {
 pub enum Return {
     /// It is none of ours: NCCL frees it, or says what is wrong with it.
     Forward,
-    /// It has left the book: NCCL frees it.
+    /// It has left the ledger: NCCL frees it.
     LetGo,
     /// It is kept, and these have left for it: NCCL frees them.
     Kept(Vec<Address>),
@@ -91,7 +91,7 @@ pub fn allocate(bytes: usize) -> Supply {
     let Some((driver, device)) = current() else { return Supply::Forward };
     let Some(bytes) = class(driver, device, bytes) else { return Supply::Forward };
     loop {
-        let taken = change(|book| book.take(device, bytes));
+        let taken = change(|ledger| ledger.take(device, bytes));
         let Some(block) = taken else { break };
         if is_still(driver, &block) {
             count::pooled(Pooled::Hits, 1);
@@ -112,7 +112,7 @@ pub fn made(making: &Making, address: Address) -> bool {
     if said.mapping != expected || said.device != making.device || !driver.is_mapped_by_handle(address) {
         return false;
     }
-    change(|book| book.enter(making.device, Range { base: address, bytes: making.bytes }, said.id));
+    change(|ledger| ledger.enter(making.device, Range { base: address, bytes: making.bytes }, said.id));
     true
 }
 
@@ -137,9 +137,9 @@ fn give_back(block: &Block) -> Return {
         return Return::Forward;
     };
     let bytes_max = bytes_max(driver, block.device, block.bytes);
-    let give_back = |book: &mut Book| {
-        book.at(now());
-        book.give_back(block, bytes_max)
+    let give_back = |ledger: &mut PoolLedger| {
+        ledger.at(now());
+        ledger.give_back(block, bytes_max)
     };
     match change(give_back) {
         Given::Kept { over } => {
@@ -168,7 +168,7 @@ pub fn block_of(address: Address) -> Option<Block> {
 /// This block is handed out never again: the next free of it is NCCL's, and if it is kept it is [leaving].
 pub fn taint(serial: u64) {
     if !is_empty() {
-        change(|book| book.taint(serial));
+        change(|ledger| ledger.taint(serial));
     }
 }
 
@@ -176,7 +176,7 @@ pub fn taint(serial: u64) {
 /// them. Memory that NCCL has freed they have for themselves.
 pub fn distrust(device: Option<Ordinal>) {
     if !is_empty() {
-        change(|book| book.taint_all(device));
+        change(|ledger| ledger.taint_all(device));
     }
 }
 
@@ -240,11 +240,11 @@ pub fn is_any_leaving() -> bool {
     !is_empty() && lock().sums().leaving_blocks > 0
 }
 
-/// The windows of a block that is [leaving] are gone. It leaves the book, and NCCL is to free what this gives; nothing if
+/// The windows of a block that is [leaving] are gone. It leaves the ledger, and NCCL is to free what this gives; nothing if
 /// somebody was here before.
 #[must_use]
 pub fn left(serial: u64) -> Option<Address> {
-    if is_empty() { None } else { change(|book| book.leave(serial)) }
+    if is_empty() { None } else { change(|ledger| ledger.leave(serial)) }
 }
 
 /// All that is kept on a device leaves: NCCL is to free what this gives.
@@ -253,7 +253,7 @@ pub fn trim(device: Ordinal) -> Vec<Address> {
     if !is_any_kept() {
         return Vec::new();
     }
-    let gone = change(|book| book.trim(device));
+    let gone = change(|ledger| ledger.trim(device));
     count::pooled(Pooled::Trimmed, gone.len() as u64);
     gone
 }
@@ -269,9 +269,9 @@ pub fn age(longest: Duration) -> Vec<Address> {
     if !is_any_kept() {
         return Vec::new();
     }
-    let gone = change(|book| {
-        book.at(now());
-        book.age(longest.as_millis() as u64)
+    let gone = change(|ledger| {
+        ledger.at(now());
+        ledger.age(longest.as_millis() as u64)
     });
     count::pooled(Pooled::Evicted, gone.len() as u64);
     gone
@@ -337,7 +337,7 @@ fn is_still(driver: &Driver, block: &Block) -> bool {
 
 #[cold]
 fn forget(block: &Block) {
-    change(|book| book.forget(block));
+    change(|ledger| ledger.forget(block));
     count::pooled(Pooled::Forgotten, 1);
     let Block { base, bytes, device, .. } = block;
     // At exit the driver may be gone before memory is freed.
@@ -349,11 +349,11 @@ fn forget(block: &Block) {
     }
 }
 
-/// Changes the book, and notes for readers what it holds.
-fn change<T>(act: impl FnOnce(&mut Book) -> T) -> T {
-    let mut book = lock();
-    let done = act(&mut book);
-    let now = book.sums();
+/// Changes the ledger, and notes for readers what it holds.
+fn change<T>(act: impl FnOnce(&mut PoolLedger) -> T) -> T {
+    let mut ledger = lock();
+    let done = act(&mut ledger);
+    let now = ledger.sums();
     KNOWN.store(now.held_blocks + now.kept_blocks + now.leaving_blocks, Ordering::Relaxed);
     KEPT.store(now.kept_blocks, Ordering::Relaxed);
     for (what, value) in [
@@ -368,9 +368,9 @@ fn change<T>(act: impl FnOnce(&mut Book) -> T) -> T {
     done
 }
 
-/// A panic elsewhere leaves the book whole: every change is complete before anything can fail.
-fn lock() -> MutexGuard<'static, Book> {
-    BOOK.lock().unwrap_or_else(PoisonError::into_inner)
+/// A panic elsewhere leaves the ledger whole: every change is complete before anything can fail.
+fn lock() -> MutexGuard<'static, PoolLedger> {
+    LEDGER.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -2,20 +2,20 @@
 //!
 //! A window is named by the round that made it, alike on all ranks. In a round every rank says what it registers, and which
 //! window of its own it could use for that; [`decide`] says the same on all of them: that window, a new one, or that the call is
-//! refused. A rank's windows are in its [`Book`]. What is said goes over a few words that all ranks share ([`Seat`]).
+//! refused. A rank's windows are in its [`WindowLedger`]. What is said goes over a few words that all ranks share ([`WindowSlot`]).
 //!
 //! Here nothing waits, and nothing of NCCL's is called.
 
 mod decide;
 mod hammering;
 mod list;
-mod seat;
+mod said;
 mod slot;
 
 pub use decide::{Decided, Decision, Rules, Unlike, decide};
-pub use list::{Book, Ended, Record, Standing};
-pub use seat::{Round, Seat, Seen};
-pub use slot::{Said, WORDS};
+pub use list::{Ended, Record, Standing, WindowLedger};
+pub use said::{Said, WORDS};
+pub use slot::{Round, Seen, WindowSlot};
 
 /// Names a window on all ranks, from 1; 0 names none.
 pub type Number = u64;

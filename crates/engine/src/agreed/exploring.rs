@@ -86,22 +86,22 @@ impl World {
         let Programs { programs, first } = programs;
         let Some(operation) = programs[rank].get(self.ranks[rank].done) else { return false };
         self.put(words);
-        let seat = Seat::new(words, rank as u32, self.ranks.len() as u32).unwrap();
+        let slot = RegistrationSlot::new(words, rank as u32, self.ranks.len() as u32).unwrap();
         let this = &mut self.ranks[rank];
-        seat.firm_from.store(this.firm_from, Ordering::Relaxed);
-        seat.before.store(this.before, Ordering::Relaxed);
+        slot.firm_from.store(this.firm_from, Ordering::Relaxed);
+        slot.before.store(this.before, Ordering::Relaxed);
         let before = Head::of(self.head);
         let mut is_done = true;
         match *operation {
             Operation::Offer(limit) if !this.published => {
-                seat.publish(limit);
+                slot.publish(limit);
                 (this.published, is_done) = (true, false);
             }
             Operation::Offer(_) => {
-                seat.look_when_firm();
+                slot.look_when_firm();
                 this.published = false;
             }
-            Operation::Passed(number) => seat.passed(number),
+            Operation::Passed(number) => slot.passed(number),
             Operation::Ask(number) => {
                 let asking = this.asking.get_or_insert_with(|| Asking::new(number, programs.len()));
                 if *asking == Asking::new(number, programs.len()) {
@@ -130,9 +130,9 @@ impl World {
             }
         }
         (this.firm_from, this.before) =
-            (seat.firm_from.load(Ordering::Relaxed), seat.before.load(Ordering::Relaxed));
+            (slot.firm_from.load(Ordering::Relaxed), slot.before.load(Ordering::Relaxed));
         if is_done {
-            this.owes = seat.owes();
+            this.owes = slot.owes();
             this.done += 1;
         }
         self.head = words[HEAD].load(Ordering::Relaxed);
@@ -228,23 +228,23 @@ fn three_ranks() {
 #[test]
 fn late_decider() {
     let words = zeroed();
-    let seats = [0, 1].map(|rank| Seat::new(&words[..], rank, 2).unwrap());
-    seats.iter().for_each(|seat| seat.offer(23));
+    let slots = [0, 1].map(|rank| RegistrationSlot::new(&words[..], rank, 2).unwrap());
+    slots.iter().for_each(|slot| slot.offer(23));
     let mut deciding = Asking::new(1, 2);
     // It looks and reads both offers.
     for _ in 0..3 {
         assert_eq!(deciding.turn(&words), None);
     }
-    seats[1].offer(0);
-    assert_eq!((seats[1].owes(), seats[1].limit()), (23, 0));
+    slots[1].offer(0);
+    assert_eq!((slots[1].owes(), slots[1].limit()), (23, 0));
     let answer = (0..9).find_map(|_| deciding.turn(&words));
-    assert_eq!((answer, seats[1].owes()), (Some(Ok(23)), 23));
-    assert_eq!((seats[1].ask(1), seats[1].ask(2), seats[1].owes()), (Ok(23), Ok(0), 23));
-    seats[1].passed(1);
-    assert_eq!(seats[1].owes(), 0);
-    seats[1].offer(25);
-    assert_eq!((seats[1].ask(3), seats[1].limit()), (Ok(0), 0), "rank 0 may still ask for 1");
-    assert_eq!((seats[0].ask(1), seats[0].ask(2), seats[0].ask(3)), (Ok(23), Ok(0), Ok(0)));
-    seats[0].passed(1);
-    assert_eq!((seats[0].ask(4), seats[1].ask(4)), (Ok(23), Ok(23)));
+    assert_eq!((answer, slots[1].owes()), (Some(Ok(23)), 23));
+    assert_eq!((slots[1].ask(1), slots[1].ask(2), slots[1].owes()), (Ok(23), Ok(0), 23));
+    slots[1].passed(1);
+    assert_eq!(slots[1].owes(), 0);
+    slots[1].offer(25);
+    assert_eq!((slots[1].ask(3), slots[1].limit()), (Ok(0), 0), "rank 0 may still ask for 1");
+    assert_eq!((slots[0].ask(1), slots[0].ask(2), slots[0].ask(3)), (Ok(23), Ok(0), Ok(0)));
+    slots[0].passed(1);
+    assert_eq!((slots[0].ask(4), slots[1].ask(4)), (Ok(23), Ok(23)));
 }

@@ -58,7 +58,7 @@ impl Slice {
         self.arena.refuse_child()?;
         let _entered = self.arena.home.enter()?;
         self.arena.observe_zeroing(Some(self.lease))?;
-        Ok(lock(&self.arena.book).quarantine.is_zeroed(self.lease))
+        Ok(lock(&self.arena.ledger).quarantine.is_zeroed(self.lease))
     }
 
     /// Waits until it holds zeros, at most so long. Blocks no stream and holds no lock.
@@ -110,7 +110,7 @@ impl Slice {
                 bytes: self.placement.bytes,
             };
             let given = give(mapping, place)?;
-            if !lock(&self.arena.book).quarantine.announce(self.lease, members) {
+            if !lock(&self.arena.ledger).quarantine.announce(self.lease, members) {
                 return Err(Refusal::NotZeroed { bytes: self.bytes(), waited_ms: 0 });
             }
             Ok(given)

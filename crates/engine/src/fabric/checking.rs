@@ -9,19 +9,19 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use crate::call::Call;
-use crate::checking::{self, Called, Entry, Found, Places, Rules, Seat, Window, compare};
+use crate::checking::{self, Called, CheckSlot, Entry, Found, Places, Rules, Window, compare};
 use crate::config::nccl::{self, Effect};
 use crate::config::{Switch, config};
 use crate::gpu;
 use crate::negotiated::{NegotiatedConfig, capability};
-use crate::page::Page;
 use crate::range::Range;
 use crate::rendezvous::outcome::Reason;
+use crate::shared_page::SharedPage;
 use crate::stats::checked::Checked;
 use crate::stats::{count, segment};
 use crate::windows;
 
-use super::pages::CHECKING_AT;
+use super::page_layout::CHECKING_AT;
 
 /// The rank that compares.
 const COMPARES: u32 = 0;
@@ -37,7 +37,7 @@ const NAMED_AFTER: Duration = Duration::from_secs(10);
 /// What a rank has of it.
 #[derive(Debug)]
 pub struct Checking {
-    seat: Seat<Arc<Page>>,
+    slot: CheckSlot<Arc<SharedPage>>,
     rank: u32,
     /// Equal on all ranks, for the log.
     hash: u64,
@@ -85,8 +85,12 @@ pub(super) fn say_why_not(serial: u64, reason: &Reason) {
 }
 
 impl Checking {
-    /// Where the negotiated config says so, for a rank of a fabric whose ranks share this page.
-    pub(super) fn new(negotiated: &NegotiatedConfig, page: &Arc<Page>, rank: u32) -> Option<Arc<Checking>> {
+    /// Where the negotiated config says so, for a rank of a fabric whose ranks have this shared page.
+    pub(super) fn new(
+        negotiated: &NegotiatedConfig,
+        page: &Arc<SharedPage>,
+        rank: u32,
+    ) -> Option<Arc<Checking>> {
         if !negotiated.checks() {
             return None;
         }
@@ -94,7 +98,7 @@ impl Checking {
         let has_policy =
             negotiated.capabilities & capability::UNBOUND == 0 || nccl::settings().has(Effect::Algorithms);
         Some(Arc::new(Checking {
-            seat: Seat::new(page.clone(), CHECKING_AT, rank, negotiated.members.len() as u32)?,
+            slot: CheckSlot::new(page.clone(), CHECKING_AT, rank, negotiated.members.len() as u32)?,
             rank,
             hash: negotiated.hash(),
             serial: AtomicU64::new(0),
@@ -148,11 +152,11 @@ impl Checking {
         if self.has_ended.swap(true, Ordering::AcqRel) {
             return;
         }
-        self.seat.leave();
+        self.slot.leave();
         self.look(gone);
         if self.rank == COMPARES {
             let mut compared = self.compared.lock().unwrap_or_else(PoisonError::into_inner);
-            let told = self.seat.latest(self.rank as usize).saturating_add(1);
+            let told = self.slot.latest(self.rank as usize).saturating_add(1);
             count::checked(Checked::NotCompared, told.saturating_sub(compared.next));
             compared.next = compared.next.max(told);
         }
@@ -171,7 +175,7 @@ impl Checking {
         if self.has_ended.load(Ordering::Acquire) {
             return;
         }
-        self.seat.post(entry);
+        self.slot.post(entry);
         if self.rank == COMPARES
             && let Some(mut compared) = self.try_compared()
         {
@@ -182,9 +186,9 @@ impl Checking {
     fn compare(&self, compared: &mut Compared, most: u32, gone: Option<&dyn Fn() -> u64>) {
         for _ in 0..most {
             let number = compared.next;
-            let found = self.seat.look(number);
+            let found = self.slot.look(number);
             if found.contains(&Found::Gone) {
-                let left = self.seat.first_left().max(number.saturating_add(1));
+                let left = self.slot.first_left().max(number.saturating_add(1));
                 count::checked(Checked::NotCompared, left - number);
                 compared.go_on(left);
                 continue;
@@ -230,7 +234,7 @@ impl Checking {
     fn say(&self, compared: &mut Compared, words: impl FnOnce() -> String) {
         compared.lines = compared.lines.saturating_add(1);
         let (hash, serial) = (self.hash, self.serial.load(Ordering::Relaxed));
-        let ranks = self.seat.ranks();
+        let ranks = self.slot.ranks();
         let name = format_args!("check: communicator {serial} of {ranks} ranks (fabric {hash:016x})");
         match compared.lines {
             lines if lines <= LINES_MAX => log::warn!("{name} {}", words()),
@@ -273,7 +277,7 @@ fn entry_of((rank, found): (usize, &Found)) -> Option<(usize, Entry)> {
 mod tests {
     use crate::negotiated::{Device, Member, Token, Version};
 
-    use super::super::pages;
+    use super::super::page_layout;
     use super::*;
 
     fn negotiated(ranks: u32) -> NegotiatedConfig {
@@ -303,7 +307,7 @@ mod tests {
 
     fn all(ranks: u32) -> Vec<Arc<Checking>> {
         let negotiated = negotiated(ranks);
-        let page = Arc::new(Page::create(pages::bytes(&negotiated)).unwrap().0);
+        let page = Arc::new(SharedPage::create(page_layout::bytes(&negotiated)).unwrap().0);
         (0..ranks).map(|rank| Checking::new(&negotiated, &page, rank).unwrap()).collect()
     }
 

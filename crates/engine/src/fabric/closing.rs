@@ -1,6 +1,6 @@
 //! Peer groups that this rank has closed, until the others have, too: then their memory goes back.
 //!
-//! Ranks tell each other by a bit each in the page that they share, and the end of a process is seen by its pidfd. So no
+//! Ranks tell each other by a bit each in the shared page, and the end of a process is seen by its pidfd. So no
 //! process is needed for it but those that still have the memory: whoever hosted the init may be gone.
 
 use std::collections::BTreeMap;
@@ -12,12 +12,12 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::arena::{self, Arena, Event, Holds, LeaseId, Slice};
 use crate::descriptor::Ours;
-use crate::page::Page;
 use crate::rendezvous;
+use crate::shared_page::SharedPage;
 use crate::{guard, process, thread};
 
 use super::line::Line;
-use super::pages::CLOSED_AT;
+use super::page_layout::CLOSED_AT;
 use super::{beside, boxes, exiting, leaving, watch};
 
 /// Giving memory back takes milliseconds, on a machine that does nothing else.
@@ -30,7 +30,7 @@ const GRAPHS_WITHIN: Duration = Duration::from_millis(250);
 #[derive(Debug)]
 pub(super) struct Word {
     /// Where each rank sets its bit; none after an init that failed before there was one.
-    page: Option<Arc<Page>>,
+    page: Option<Arc<SharedPage>>,
     rank: u32,
     /// After an init that failed: who touches the slice keeps the line open, or has said that it has a peer group, and a bit to set.
     line: Option<Line>,
@@ -40,12 +40,12 @@ pub(super) struct Word {
 
 impl Word {
     /// Of a peer group.
-    pub fn shared(page: Arc<Page>, rank: u32) -> Word {
+    pub fn shared(page: Arc<SharedPage>, rank: u32) -> Word {
         Word { page: Some(page), rank, line: None, is_known: true }
     }
 
     /// After an init that failed. Without a line nobody came to know the slice.
-    pub fn failed(page: Option<Arc<Page>>, rank: u32, line: Option<Line>) -> Word {
+    pub fn failed(page: Option<Arc<SharedPage>>, rank: u32, line: Option<Line>) -> Word {
         Word { page, rank, is_known: line.is_some(), line }
     }
 

@@ -10,14 +10,14 @@ use rustix::process::{PidfdFlags, getpid, pidfd_open};
 use crate::arena::{self, Arena, Holds, Member, Peer, PeerArena, PeerSlice, Place, Slice};
 use crate::descriptor::Ours;
 use crate::negotiated::{NegotiatedConfig, RANKS_MAX, Token};
-use crate::page::Page;
 use crate::rendezvous::Preparation;
 use crate::rendezvous::descriptors::{Parcel, Sending};
+use crate::shared_page::SharedPage;
 
 use super::boxes::{Boxes, Rings, Share};
 use super::closing::{Closing, Life, Word};
 use super::line::{Hold, Line};
-use super::pages::{self, PAGES_MAKER};
+use super::page_layout::{self, PAGE_MAKER};
 use super::{recycling, room};
 
 /// The end of a slice, where ranks leave words to be tested; all before it holds zeros.
@@ -48,7 +48,7 @@ pub(super) struct Prepared {
     /// To the owners of slices that this rank came to know there.
     pub lines: Vec<Hold>,
     /// Rank 0's making; none where it did not come.
-    pub page: Option<Arc<Page>>,
+    pub page: Option<Arc<SharedPage>>,
     pub rank: u32,
 }
 
@@ -228,7 +228,7 @@ struct Known<'a> {
     peers: &'a mut [Option<PeerSlice>],
     lives: &'a mut [Life],
     lines: Vec<Hold>,
-    page: Option<Arc<Page>>,
+    page: Option<Arc<SharedPage>>,
 }
 
 /// Our end of the line that others get is closed when this returns: what is in their queues stays open.
@@ -256,7 +256,7 @@ fn exchange(
             (announcement.place, Some([this, memory]))
         }
     };
-    let made = (lent.rank == PAGES_MAKER).then(|| pages::make(lent.negotiated)).transpose()?;
+    let made = (lent.rank == PAGE_MAKER).then(|| page_layout::make(lent.negotiated)).transpose()?;
     let (page, file) = made.unzip();
     known.page = page;
     let far = far.iter().flatten().map(AsFd::as_fd);
@@ -300,8 +300,9 @@ fn exchange(
             lent.map(rank, place, memory.as_fd())?
         };
         known.peers[rank as usize] = Some(slice);
-        if rank == PAGES_MAKER {
-            known.page = Some(Arc::new(pages::open(pages::bytes(lent.negotiated), descriptors.next())?));
+        if rank == PAGE_MAKER {
+            known.page =
+                Some(Arc::new(page_layout::open(page_layout::bytes(lent.negotiated), descriptors.next())?));
         }
     }
     let missing = known.peers.iter().zip(0..).find(|(peer, rank)| peer.is_none() && *rank != lent.rank);
@@ -317,7 +318,7 @@ fn lives_of(negotiated: &NegotiatedConfig, own: u32) -> Vec<Life> {
 }
 
 /// The rank, where its slice lies, and what came with it: a line; from another process also its pidfd and the slice's
-/// memory; last the page, from its maker.
+/// memory; last the shared page, from its maker.
 fn read(parcel: Parcel) -> Option<(u32, Place, Vec<Ours>)> {
     let (rank, place) = parcel.payload.split_first_chunk::<4>()?;
     let place = Place::from_wire(place.try_into().ok()?);
@@ -338,7 +339,8 @@ pub(super) fn in_one_hand(
     let mut peers: Vec<Vec<Option<PeerSlice>>> =
         lent.iter().map(|_| lent.iter().map(|_| None).collect()).collect();
     let mut failed = reach_all(&lent, &mut peers).err();
-    let made = pages::make(negotiated).map_err(|words| failed = failed.take().or(Some((PAGES_MAKER, words))));
+    let made =
+        page_layout::make(negotiated).map_err(|words| failed = failed.take().or(Some((PAGE_MAKER, words))));
     // All are here: nobody opens it once more.
     let page = made.ok().map(|(page, _)| page);
     let mut prepared = Vec::new();

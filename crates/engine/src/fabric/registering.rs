@@ -16,13 +16,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use nccl_sys::{ncclComm_t, ncclInternalError, ncclResult_t, ncclSuccess, ncclUnhandledCudaError};
 use once_cell::sync::OnceCell;
 
-use crate::agreed::{Number, Seat};
+use crate::agreed::{Number, RegistrationSlot};
 use crate::error::refuse;
 use crate::gate::Gate;
 use crate::gpu::stream::{self, Event};
 use crate::gpu::{self, Driver, Failure, Home, Ordinal, StreamHandle};
-use crate::page::Page;
 use crate::range::Range;
+use crate::shared_page::SharedPage;
 
 pub use super::giving::End;
 use super::staging::Copy;
@@ -37,7 +37,7 @@ pub(super) const EVERYTHING: Range = Range { base: 0, bytes: u64::MAX };
 /// What a communicator's ranks share of it, and this rank's own part.
 #[derive(Debug)]
 pub struct Registering {
-    agreed: Seat<Arc<Page>>,
+    agreed: RegistrationSlot<Arc<SharedPage>>,
     driver: &'static Driver,
     device: Ordinal,
     ranks: u32,
@@ -71,14 +71,19 @@ fn power(bytes: u64) -> u8 {
 }
 
 impl Registering {
-    /// For a rank of a fabric whose ranks share this page.
-    pub(super) fn new(page: Arc<Page>, rank: u32, ranks: u32, device: Ordinal) -> Option<Arc<Registering>> {
+    /// For a rank of a fabric whose ranks have this shared page.
+    pub(super) fn new(
+        page: Arc<SharedPage>,
+        rank: u32,
+        ranks: u32,
+        device: Ordinal,
+    ) -> Option<Arc<Registering>> {
         let driver = gpu::driver().ok()?;
         let home = Arc::new(Home::of(driver, device).ok()?);
         let state = State::new(home);
         let size_max = state.staging.size_max(ranks);
         Some(Arc::new(Registering {
-            agreed: Seat::new(page, rank, ranks)?,
+            agreed: RegistrationSlot::new(page, rank, ranks)?,
             driver,
             device,
             ranks,

@@ -22,15 +22,15 @@ use crate::forward::questions;
 use crate::gate::{Gate, Passed};
 use crate::gpu::{self, Home, Ordinal};
 use crate::negotiated::NegotiatedConfig;
-use crate::page::Page;
 use crate::pool;
 use crate::range::Range;
+use crate::shared_page::SharedPage;
 use crate::stats::windows::Kept;
 use crate::stats::{count, segment};
-use crate::windows::{Book, Ended, Record, Rules, Seat, Standing};
+use crate::windows::{Ended, Record, Rules, Standing, WindowLedger, WindowSlot};
 
 use super::giving::End;
-use super::pages::WINDOWS_AT;
+use super::page_layout::WINDOWS_AT;
 
 pub use agreeing::{Course, Making, WindowRequest, is_refused_alone};
 pub use leaving::free_left;
@@ -45,7 +45,7 @@ const LOOK_EVERY: Duration = Duration::from_micros(50);
 /// What a rank has of it.
 #[derive(Debug)]
 pub struct Windows {
-    seat: Seat<Arc<Page>>,
+    slot: WindowSlot<Arc<SharedPage>>,
     rules: Rules,
     rank: u32,
     /// None if the driver refused that: then it goes without.
@@ -53,7 +53,7 @@ pub struct Windows {
     gate: OnceCell<&'static Gate>,
     /// NCCL's own handle, since the first registration.
     real: AtomicUsize,
-    /// Whether there is anything in the book.
+    /// Whether there is anything in the ledger.
     has_any: AtomicBool,
     /// Some rank keeps none any more.
     is_off: AtomicBool,
@@ -66,7 +66,7 @@ pub struct Windows {
     /// Calls come that we do not see: no thread of ours may be in NCCL's communicator.
     is_shared: AtomicBool,
     /// Held for some stores and looks; the pool's lock comes after it.
-    book: Mutex<Book>,
+    ledger: Mutex<WindowLedger>,
 }
 
 /// Whether a window's block is the pool's no more.
@@ -87,10 +87,10 @@ fn standing(record: &Record) -> Standing {
 }
 
 impl Windows {
-    /// Where the negotiated config says so, for a rank of a fabric whose ranks share this page.
+    /// Where the negotiated config says so, for a rank of a fabric whose ranks have this shared page.
     pub(super) fn new(
         negotiated: &NegotiatedConfig,
-        page: &Arc<Page>,
+        page: &Arc<SharedPage>,
         rank: u32,
         device: Ordinal,
     ) -> Option<Arc<Windows>> {
@@ -99,7 +99,7 @@ impl Windows {
         }
         let version = segment::current().nccl_version.load(Ordering::Relaxed);
         Some(Arc::new(Windows {
-            seat: Seat::new(page.clone(), WINDOWS_AT, rank, negotiated.members.len() as u32)?,
+            slot: WindowSlot::new(page.clone(), WINDOWS_AT, rank, negotiated.members.len() as u32)?,
             rules: Rules::of(version),
             rank,
             home: gpu::driver().and_then(|driver| Home::of(driver, device)).ok(),
@@ -111,7 +111,7 @@ impl Windows {
             is_ended: AtomicBool::new(false),
             is_dropping: AtomicBool::new(false),
             is_shared: AtomicBool::new(false),
-            book: Mutex::default(),
+            ledger: Mutex::default(),
         }))
     }
 
@@ -137,18 +137,18 @@ impl Windows {
         self.drop_leaving();
         // No thread of ours may drop what is left of a communicator that is shared.
         let is_real = is_grouped || self.is_shared.load(Ordering::Acquire);
-        let record = self.book().find(handle);
+        let record = self.ledger().find(handle);
         let is_real = is_real || record.is_some_and(|record| !self.has_room_for(&record));
         let stays = |record: &Record| if is_real { Standing::Leaving } else { standing(record) };
-        let ended = self.change(|book| book.end(handle, stays));
+        let ended = self.change(|ledger| ledger.end(handle, stays));
         if ended == Ended::Cached {
             count::windows(Kept::Cached, 1);
             // Its block may have left a moment ago, when nothing stood on it that had to go first.
             if let Some(block) = record.filter(has_left).and_then(|record| record.block) {
-                let taken = self.change(|book| book.leave(block));
+                let taken = self.change(|ledger| ledger.leave(block));
                 self.drop_all(taken);
             }
-            let surplus = self.change(|book| book.limit(CACHED_MAX));
+            let surplus = self.change(|ledger| ledger.limit(CACHED_MAX));
             self.drop_all(surplus);
         }
         ended
@@ -157,7 +157,7 @@ impl Windows {
     /// Whether the blocks of cached windows, with this one's, are no more than would be kept: memory that has a window does not go
     /// back to the driver in the free itself.
     fn has_room_for(&self, record: &Record) -> bool {
-        let cached: Vec<(u64, Range)> = self.book().cached().collect();
+        let cached: Vec<(u64, Range)> = self.ledger().cached().collect();
         let Some(block) = pool::block_of(record.range.base) else { return true };
         let Some(driver) = gpu::opened() else { return false };
         let others = cached.iter().filter(|(serial, _)| *serial != block.serial);
@@ -168,7 +168,7 @@ impl Windows {
 
     /// Whether NCCL has a window that the application has ended.
     pub fn is_cached(&self, handle: usize) -> bool {
-        self.has_any() && self.book().is_cached(handle)
+        self.has_any() && self.ledger().is_cached(handle)
     }
 
     /// NCCL is about to get these buffers. Windows that the application does not have are dropped where they overlap.
@@ -176,13 +176,13 @@ impl Windows {
         if !self.has_any() {
             return;
         }
-        let book = self.book();
-        if !buffers.iter().any(|buffer| book.meets(*buffer, standing)) {
+        let ledger = self.ledger();
+        if !buffers.iter().any(|buffer| ledger.meets(*buffer, standing)) {
             return;
         }
-        drop(book);
-        let taken = self.change(|book| {
-            let taken = buffers.iter().flat_map(|buffer| book.meet(*buffer, standing));
+        drop(ledger);
+        let taken = self.change(|ledger| {
+            let taken = buffers.iter().flat_map(|buffer| ledger.meet(*buffer, standing));
             taken.collect::<Vec<_>>()
         });
         if !taken.is_empty() {
@@ -199,7 +199,7 @@ impl Windows {
     /// Windows of blocks that leave go, where [no thread of ours](leaving) may do that.
     fn drop_leaving(&self) {
         if self.is_shared.load(Ordering::Acquire) && self.has_any() && pool::is_any_leaving() {
-            let taken = self.change(|book| book.leave_all(standing));
+            let taken = self.change(|ledger| ledger.leave_all(standing));
             self.drop_all(taken);
         }
     }
@@ -207,7 +207,7 @@ impl Windows {
     /// What the application does not have goes; NCCL may then give back what stands behind it.
     pub fn end_cached(&self) {
         let _inside = self.pass();
-        let taken = self.change(|book| book.end_cached(standing));
+        let taken = self.change(|ledger| ledger.end_cached(standing));
         self.drop_all(taken);
     }
 
@@ -221,8 +221,8 @@ impl Windows {
         let _inside = self.pass();
         self.is_ended.store(true, Ordering::Release);
         self.end_cached();
-        self.change(Book::forget_all_names);
-        let left: Vec<(u64, bool)> = self.book().blocks().collect();
+        self.change(WindowLedger::forget_all_names);
+        let left: Vec<(u64, bool)> = self.ledger().blocks().collect();
         left.into_iter().for_each(|(block, _)| pool::taint(block));
     }
 
@@ -252,16 +252,16 @@ impl Windows {
             std::thread::sleep(LOOK_EVERY);
         }
         // Tainted before the pool hears that there are none.
-        let blocks: Vec<(u64, bool)> = self.book().blocks().collect();
+        let blocks: Vec<(u64, bool)> = self.ledger().blocks().collect();
         blocks.into_iter().for_each(|(block, _)| pool::taint(block));
-        self.change(Book::forget);
+        self.change(WindowLedger::forget);
         if is_inside() { End::Left } else { End::Clean }
     }
 
     /// From now on this rank keeps none, and the others follow.
     fn stop_keeping(&self, why: &str) {
         if !self.is_off.load(Ordering::Acquire) {
-            self.seat.go_off();
+            self.slot.go_off();
             self.go_off(why);
         }
     }
@@ -271,8 +271,8 @@ impl Windows {
             return;
         }
         log::info!("rank {}: windows are not kept any more: {why}", self.rank);
-        let taken = self.change(|book| book.end_cached(standing));
-        self.change(Book::forget_all_names);
+        let taken = self.change(|ledger| ledger.end_cached(standing));
+        self.change(WindowLedger::forget_all_names);
         self.drop_all(taken);
     }
 
@@ -303,17 +303,17 @@ impl Windows {
         self.gate.get().map(|gate| gate.pass())
     }
 
-    fn book(&self) -> MutexGuard<'_, Book> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    fn ledger(&self) -> MutexGuard<'_, WindowLedger> {
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The pool hears which blocks have windows.
-    fn change<T>(&self, act: impl FnOnce(&mut Book) -> T) -> T {
-        let mut book = self.book();
-        let before: Vec<(u64, bool)> = book.blocks().collect();
-        let answer = act(&mut book);
-        self.has_any.store(!book.is_empty(), Ordering::Release);
-        blocks::changed(&before, &book.blocks().collect::<Vec<_>>());
+    fn change<T>(&self, act: impl FnOnce(&mut WindowLedger) -> T) -> T {
+        let mut ledger = self.ledger();
+        let before: Vec<(u64, bool)> = ledger.blocks().collect();
+        let answer = act(&mut ledger);
+        self.has_any.store(!ledger.is_empty(), Ordering::Release);
+        blocks::changed(&before, &ledger.blocks().collect::<Vec<_>>());
         answer
     }
 }
@@ -321,6 +321,6 @@ impl Windows {
 impl Drop for Windows {
     /// NCCL has ended the communicator, or never will: its windows hold up no block any more.
     fn drop(&mut self) {
-        self.change(Book::forget);
+        self.change(WindowLedger::forget);
     }
 }

@@ -3,7 +3,7 @@
 use crate::arena::Place;
 use crate::fabric;
 use crate::negotiated::{NEGOTIATED_BYTES_MAX, RANKS_MAX};
-use crate::rendezvous::agreement::{Agreement, Event, Seat};
+use crate::rendezvous::agreement::{Agreement, ConnectionId, Event};
 use crate::rendezvous::colors::Table;
 use crate::rendezvous::id_tag::{self, Id, IdTag};
 use crate::rendezvous::local_rendezvous::{self, Course, Roster};
@@ -78,7 +78,7 @@ pub fn host(input: &[u8]) {
             return;
         }
         let what = choices.byte();
-        let seat = Seat(u64::from(what % 4));
+        let connection = ConnectionId(u64::from(what % 4));
         let mut step = |event| {
             for answer in agreement.step(event) {
                 assert!(answer.message.encode().len() <= message::HEADER_BYTES + FROM_HOST_BYTES_MAX);
@@ -92,10 +92,10 @@ pub fn host(input: &[u8]) {
             agreement.is_lazy();
         };
         match what / 4 {
-            0 => step(Event::Left(seat)),
+            0 => step(Event::Left(connection)),
             1 => step(Event::NonWindlass),
             2 => step(Event::Absent(Failure::Absent { rank: choices.byte().into() })),
-            3 => step(Event::Said(seat, FromRank::Confirm)),
+            3 => step(Event::Said(connection, FromRank::Confirm)),
             // A whole report of a rank, with some bytes changed.
             4..8 => {
                 let (rank, ranks) = (u32::from(what / 4 - 4), u32::from(choices.byte() % 5));
@@ -105,11 +105,15 @@ pub fn host(input: &[u8]) {
                     let place = usize::from(choices.short()) % bytes.len();
                     bytes[place] = choices.byte();
                 }
-                messages(&bytes, FROM_RANK_BYTES_MAX, FromRank::decode, |said| step(Event::Said(seat, said)));
+                messages(&bytes, FROM_RANK_BYTES_MAX, FromRank::decode, |said| {
+                    step(Event::Said(connection, said))
+                });
             }
             _ => {
                 let said = choices.counted();
-                messages(said, FROM_RANK_BYTES_MAX, FromRank::decode, |said| step(Event::Said(seat, said)));
+                messages(said, FROM_RANK_BYTES_MAX, FromRank::decode, |said| {
+                    step(Event::Said(connection, said))
+                });
             }
         }
     }
@@ -169,14 +173,14 @@ pub fn rounds(input: &[u8]) {
             return;
         }
         let what = choices.byte();
-        let seat = Seat(u64::from(what % 8));
+        let connection = ConnectionId(u64::from(what % 8));
         let answers = match what / 8 {
             0 => {
-                round.left(seat);
+                round.left(connection);
                 Vec::new()
             }
             1 => round.fail(Failure::Absent { rank: choices.byte().into() }),
-            2 => round.disorder(seat, choices.byte().into()),
+            2 => round.disorder(connection, choices.byte().into()),
             way => {
                 // Claims that agree, or any.
                 let (place, ranks) = match way {
@@ -185,7 +189,7 @@ pub fn rounds(input: &[u8]) {
                 };
                 let body = [&place.to_le_bytes()[..], &ranks.to_le_bytes(), choices.bytes(11)].concat();
                 match FromRank::decode(6, &body) {
-                    Some(FromRank::Word { place, ranks, word }) => round.said(seat, place, ranks, word),
+                    Some(FromRank::Word { place, ranks, word }) => round.said(connection, place, ranks, word),
                     _ => Vec::new(),
                 }
             }

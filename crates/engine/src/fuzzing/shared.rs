@@ -33,7 +33,8 @@ pub fn windows(input: &[u8]) {
     let mut choices = Choices(input);
     let shared = words(windows::WORDS);
     let ranks = u32::from(choices.byte() % 16) + 1;
-    let Some(seat) = windows::Seat::new(shared.clone(), 0, u32::from(choices.byte()) % ranks, ranks) else {
+    let Some(slot) = windows::WindowSlot::new(shared.clone(), 0, u32::from(choices.byte()) % ranks, ranks)
+    else {
         return assert!(ranks < 2);
     };
     let mut round = None;
@@ -48,13 +49,13 @@ pub fn windows(input: &[u8]) {
             ..windows::Said::default()
         };
         match choices.byte() % 8 {
-            0 => round = Some(seat.begin(&said(&mut choices))),
-            1 => seat.is_unfit(&said(&mut choices), choices.byte().into()),
-            2 => seat.go_off(),
-            3 => round.into_iter().for_each(|round| seat.settle(round)),
+            0 => round = Some(slot.begin(&said(&mut choices))),
+            1 => slot.is_unfit(&said(&mut choices), choices.byte().into()),
+            2 => slot.go_off(),
+            3 => round.into_iter().for_each(|round| slot.settle(round)),
             4 | 5 => {
                 let Some(round) = round else { continue };
-                match seat.look(round) {
+                match slot.look(round) {
                     windows::Seen::All(all) => {
                         assert_eq!(all.len(), ranks as usize);
                         windows::decide(&all, windows::Rules::of(choices.short().into()));
@@ -71,12 +72,13 @@ pub fn windows(input: &[u8]) {
     }
 }
 
-/// What ranks call, told over a page in which a peer writes anything.
+/// What ranks call, told over a shared page in which a peer writes anything.
 pub fn checking(input: &[u8]) {
     let mut choices = Choices(input);
     let ranks = u32::from(choices.byte() % 2) + 2;
     let shared = words(checking::words_of(ranks as usize));
-    let Some(seat) = checking::Seat::new(shared.clone(), 0, u32::from(choices.byte()) % ranks, ranks) else {
+    let Some(slot) = checking::CheckSlot::new(shared.clone(), 0, u32::from(choices.byte()) % ranks, ranks)
+    else {
         return;
     };
     let rules = checking::Rules { takes_unlike: ranks % 2 == 0, copies: choices.byte() & 1 != 0 };
@@ -88,18 +90,18 @@ pub fn checking(input: &[u8]) {
         match choices.byte() % 6 {
             0 => {
                 let bytes = choices.byte().into();
-                seat.post(&checking::Entry::Window(checking::Window {
+                slot.post(&checking::Entry::Window(checking::Window {
                     bytes,
                     flags: 1,
                     allocation: bytes,
                     offset: 0,
                 }));
             }
-            1 => seat.leave(),
-            2 => next = seat.first_left(),
-            3 => next = seat.latest(choices.byte() as usize % ranks as usize),
+            1 => slot.leave(),
+            2 => next = slot.first_left(),
+            3 => next = slot.latest(choices.byte() as usize % ranks as usize),
             4 => {
-                let found = seat.look(next);
+                let found = slot.look(next);
                 let here: Vec<checking::Entry> = found.iter().filter_map(entry).collect();
                 if let Some(divergence) = checking::compare(&here, rules) {
                     assert!(!checking::divergence(next, &here, divergence).is_empty());
@@ -135,8 +137,8 @@ pub fn agreed(input: &[u8]) {
     let mut choices = Choices(input);
     let ranks = u32::from(choices.byte() % 15) + 2;
     let shared = words(agreed::WORDS);
-    let seat = agreed::Seat::new(shared.clone(), u32::from(choices.byte()) % ranks, ranks);
-    let Some(seat) = seat else { return };
+    let slot = agreed::RegistrationSlot::new(shared.clone(), u32::from(choices.byte()) % ranks, ranks);
+    let Some(slot) = slot else { return };
     for _ in 0..STEPS_MAX {
         if choices.is_over() {
             return;
@@ -146,14 +148,14 @@ pub fn agreed(input: &[u8]) {
             byte => byte.into(),
         };
         match choices.byte() % 7 {
-            0 => match seat.ask(number(&mut choices)) {
+            0 => match slot.ask(number(&mut choices)) {
                 Ok(limit) => assert!(limit <= agreed::LIMIT_MAX),
                 Err(refusal) => assert!(!refusal.to_string().is_empty()),
             },
-            1 => seat.passed(number(&mut choices)),
-            2 => seat.offer(choices.byte()),
-            3 => drop(seat.owes()),
-            4 => assert!(seat.limit() <= agreed::LIMIT_MAX && seat.offers().len() == ranks as usize),
+            1 => slot.passed(number(&mut choices)),
+            2 => slot.offer(choices.byte()),
+            3 => drop(slot.owes()),
+            4 => assert!(slot.limit() <= agreed::LIMIT_MAX && slot.offers().len() == ranks as usize),
             _ => scribble(&shared, &mut choices),
         }
     }

@@ -12,15 +12,15 @@ use super::outcome::{Failure, Reason, SessionOutcome};
 
 /// A rank's connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Seat(pub u64);
+pub struct ConnectionId(pub u64);
 
 /// What happens to a session.
 #[derive(Clone, Debug)]
 pub enum Event {
     /// A rank says something.
-    Said(Seat, FromRank),
+    Said(ConnectionId, FromRank),
     /// A rank's connection is gone.
-    Left(Seat),
+    Left(ConnectionId),
     /// Someone connected who is not one of us.
     NonWindlass,
     /// A rank that has not reported never will.
@@ -31,14 +31,14 @@ pub enum Event {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
     /// Whose.
-    pub to: Seat,
+    pub to: ConnectionId,
     /// What.
     pub message: FromHost,
 }
 
 #[derive(Debug)]
 struct Present {
-    seat: Seat,
+    connection: ConnectionId,
     facts: Facts,
     stance: Stance,
 }
@@ -131,12 +131,12 @@ impl Agreement {
             Event::NonWindlass => Vec::new(),
             Event::Absent(failure) => self.without(SessionOutcome::Failed(failure)),
             Event::Said(_, FromRank::Decline(outcome)) => self.without(outcome),
-            Event::Left(seat) => self.left(seat),
-            Event::Said(seat, FromRank::Report(facts)) => self.report(seat, *facts),
-            Event::Said(seat, FromRank::Confirm) => self.confirm(seat),
-            Event::Said(seat, FromRank::Refuse(words)) => self.refuse(seat, words),
+            Event::Left(connection) => self.left(connection),
+            Event::Said(connection, FromRank::Report(facts)) => self.report(connection, *facts),
+            Event::Said(connection, FromRank::Confirm) => self.confirm(connection),
+            Event::Said(connection, FromRank::Refuse(words)) => self.refuse(connection, words),
             // Of another kind of talk.
-            Event::Said(seat, FromRank::Word { .. }) => match self.of_seat(seat) {
+            Event::Said(connection, FromRank::Word { .. }) => match self.of_connection(connection) {
                 Some(Present { facts, .. }) => {
                     let rank = facts.member.rank;
                     self.disorder(rank)
@@ -146,18 +146,20 @@ impl Agreement {
         }
     }
 
-    fn report(&mut self, seat: Seat, facts: Facts) -> Vec<Answer> {
+    fn report(&mut self, connection: ConnectionId, facts: Facts) -> Vec<Answer> {
         let rank = facts.member.rank;
-        if self.of_seat(seat).is_some() {
+        if self.of_connection(connection).is_some() {
             return self.disorder(rank);
         }
         match &self.phase {
             // Whoever comes after a fabric's outcome has a number that is taken.
             Phase::Over(SessionOutcome::Fabric) | Phase::Preparing | Phase::Stopping(_) => {
-                self.refuse_newcomer(seat, Failure::Duplicate { rank })
+                self.refuse_newcomer(connection, Failure::Duplicate { rank })
             }
-            Phase::Over(outcome) => vec![Answer { to: seat, message: FromHost::Outcome(outcome.clone()) }],
-            Phase::Arriving => self.gather(seat, facts),
+            Phase::Over(outcome) => {
+                vec![Answer { to: connection, message: FromHost::Outcome(outcome.clone()) }]
+            }
+            Phase::Arriving => self.gather(connection, facts),
         }
     }
 
@@ -166,21 +168,21 @@ impl Agreement {
         if self.phase == Phase::Arriving { self.end(outcome) } else { Vec::new() }
     }
 
-    fn gather(&mut self, seat: Seat, facts: Facts) -> Vec<Answer> {
+    fn gather(&mut self, connection: ConnectionId, facts: Facts) -> Vec<Answer> {
         let (rank, ranks) = (facts.member.rank, facts.ranks);
         let expected = *self.ranks.get_or_insert(ranks);
         if ranks != expected || rank >= ranks {
-            return self.refuse_newcomer(seat, Failure::Mismatch { rank, ranks, expected });
+            return self.refuse_newcomer(connection, Failure::Mismatch { rank, ranks, expected });
         }
         if self.present.iter().any(|present| present.facts.member.rank == rank) {
-            return self.refuse_newcomer(seat, Failure::Duplicate { rank });
+            return self.refuse_newcomer(connection, Failure::Duplicate { rank });
         }
         let conflict = if ranks as usize > RANKS_MAX {
             Some(Reason::ManyRanks)
         } else {
             decision::conflict(&facts, self.present.iter().map(|present| &present.facts))
         };
-        self.present.push(Present { seat, facts, stance: Stance::Here });
+        self.present.push(Present { connection, facts, stance: Stance::Here });
         if let Some(reason) = conflict {
             return self.end(SessionOutcome::Plain(reason));
         }
@@ -194,9 +196,9 @@ impl Agreement {
         self.tell_all(&FromHost::Prepare(negotiated))
     }
 
-    fn confirm(&mut self, seat: Seat) -> Vec<Answer> {
+    fn confirm(&mut self, connection: ConnectionId) -> Vec<Answer> {
         let (may_speak, over) = (self.is_preparing(), self.outcome().is_some());
-        match self.of_seat(seat) {
+        match self.of_connection(connection) {
             // Its confirmation crossed the outcome, or it never reported and was told so.
             _ if over => Vec::new(),
             Some(present) if may_speak && present.stance == Stance::Here => {
@@ -213,9 +215,9 @@ impl Agreement {
 
     /// A refusal is a rank's own word; it may also be what it makes of a peer's death. So the outcome waits until all
     /// have spoken: whoever died never does, and is seen to have left.
-    fn refuse(&mut self, seat: Seat, words: String) -> Vec<Answer> {
+    fn refuse(&mut self, connection: ConnectionId, words: String) -> Vec<Answer> {
         let over = self.outcome().is_some();
-        let Some(present) = self.of_seat(seat).filter(|_| !over) else { return Vec::new() };
+        let Some(present) = self.of_connection(connection).filter(|_| !over) else { return Vec::new() };
         let rank = present.facts.member.rank;
         if present.stance != Stance::Here {
             return self.disorder(rank);
@@ -249,8 +251,8 @@ impl Agreement {
     }
 
     /// Before the outcome whoever leaves is lost, however it leaves. After it the host is needed no more.
-    fn left(&mut self, seat: Seat) -> Vec<Answer> {
-        let Some(present) = self.of_seat(seat) else { return Vec::new() };
+    fn left(&mut self, connection: ConnectionId) -> Vec<Answer> {
+        let Some(present) = self.of_connection(connection) else { return Vec::new() };
         let rank = present.facts.member.rank;
         let before = std::mem::replace(&mut present.stance, Stance::Gone);
         if before == Stance::Gone || self.outcome().is_some() {
@@ -259,8 +261,8 @@ impl Agreement {
         self.end(SessionOutcome::Failed(Failure::Lost { rank }))
     }
 
-    fn of_seat(&mut self, seat: Seat) -> Option<&mut Present> {
-        self.present.iter_mut().find(|present| present.seat == seat)
+    fn of_connection(&mut self, connection: ConnectionId) -> Option<&mut Present> {
+        self.present.iter_mut().find(|present| present.connection == connection)
     }
 
     fn disorder(&mut self, rank: u32) -> Vec<Answer> {
@@ -273,10 +275,10 @@ impl Agreement {
 
     /// A rank with a claim that cannot be true holds the token all the same, so this is an error of the program, and
     /// all ranks hear of it while there is no outcome yet.
-    fn refuse_newcomer(&mut self, seat: Seat, failure: Failure) -> Vec<Answer> {
+    fn refuse_newcomer(&mut self, connection: ConnectionId, failure: Failure) -> Vec<Answer> {
         let outcome = SessionOutcome::Failed(failure);
         let mut answers = if self.outcome().is_none() { self.end(outcome.clone()) } else { Vec::new() };
-        answers.push(Answer { to: seat, message: FromHost::Outcome(outcome) });
+        answers.push(Answer { to: connection, message: FromHost::Outcome(outcome) });
         answers
     }
 
@@ -297,6 +299,6 @@ impl Agreement {
         let mut there: Vec<&Present> = self.present.iter().filter(|present| whom(present.stance)).collect();
         // The host's own last: its process may be gone as soon as they have heard.
         there.sort_by_key(|present| present.facts.member.process == self.host);
-        there.into_iter().map(|present| Answer { to: present.seat, message: message.clone() }).collect()
+        there.into_iter().map(|present| Answer { to: present.connection, message: message.clone() }).collect()
     }
 }

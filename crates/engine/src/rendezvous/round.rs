@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use crate::negotiated::RANKS_MAX;
 
-use super::agreement::{Answer, Seat};
+use super::agreement::{Answer, ConnectionId};
 use super::colors::{Table, Word};
 use super::message::FromHost;
 use super::outcome::{Failure, SessionOutcome};
@@ -18,18 +18,18 @@ pub struct Round {
     /// By their places.
     words: BTreeMap<u32, Word>,
     /// Who has spoken and may wait for the answer, with its place. The first place's process hosts.
-    seats: Vec<(u32, Seat)>,
+    connections: Vec<(u32, ConnectionId)>,
     answer: Option<FromHost>,
 }
 
 impl Round {
     /// The rank in this place, of so many, says its word. Ranks that have gone before the answer are no failure here: others
     /// notice when they need them.
-    pub fn said(&mut self, seat: Seat, place: u32, ranks: u32, word: Word) -> Vec<Answer> {
+    pub fn said(&mut self, connection: ConnectionId, place: u32, ranks: u32, word: Word) -> Vec<Answer> {
         if let Some(message) = &self.answer {
-            return vec![Answer { to: seat, message: message.clone() }];
+            return vec![Answer { to: connection, message: message.clone() }];
         }
-        self.seats.push((place, seat));
+        self.connections.push((place, connection));
         let expected = *self.ranks.get_or_insert(ranks);
         if ranks != expected || place >= ranks || ranks as usize > RANKS_MAX {
             return self.fail(Failure::Mismatch { rank: place, ranks, expected });
@@ -45,8 +45,8 @@ impl Round {
     }
 
     /// A rank said something else.
-    pub fn disorder(&mut self, seat: Seat, rank: u32) -> Vec<Answer> {
-        self.seats.push((rank, seat));
+    pub fn disorder(&mut self, connection: ConnectionId, rank: u32) -> Vec<Answer> {
+        self.connections.push((rank, connection));
         self.fail(Failure::Disorder { rank })
     }
 
@@ -59,8 +59,8 @@ impl Round {
     }
 
     /// A connection is gone.
-    pub fn left(&mut self, seat: Seat) {
-        self.seats.retain(|(_, other)| *other != seat);
+    pub fn left(&mut self, connection: ConnectionId) {
+        self.connections.retain(|(_, other)| *other != connection);
     }
 
     /// What all hear, once it has ended.
@@ -70,15 +70,15 @@ impl Round {
 
     /// Whether somebody waits.
     pub fn is_awaited(&self) -> bool {
-        self.answer.is_none() && !self.seats.is_empty()
+        self.answer.is_none() && !self.connections.is_empty()
     }
 
     fn end(&mut self, message: FromHost) -> Vec<Answer> {
         self.answer = Some(message.clone());
-        let mut seats = std::mem::take(&mut self.seats);
+        let mut connections = std::mem::take(&mut self.connections);
         // The host's own last: its process may be gone as soon as it has heard.
-        seats.sort_by_key(|(place, _)| std::cmp::Reverse(*place));
-        seats.into_iter().map(|(_, to)| Answer { to, message: message.clone() }).collect()
+        connections.sort_by_key(|(place, _)| std::cmp::Reverse(*place));
+        connections.into_iter().map(|(_, to)| Answer { to, message: message.clone() }).collect()
     }
 }
 
@@ -114,9 +114,9 @@ mod tests {
             for (count, rank) in order.iter().enumerate() {
                 prop_assert!(answers.is_empty());
                 if count == 6 {
-                    round.left(Seat(order[leaves].into()));
+                    round.left(ConnectionId(order[leaves].into()));
                 }
-                answers = round.said(Seat(u64::from(*rank)), *rank, 7, word(*rank));
+                answers = round.said(ConnectionId(u64::from(*rank)), *rank, 7, word(*rank));
             }
             let table = FromHost::Table(Table::new((0..7).map(word).collect()));
             prop_assert_eq!(answers.len(), if leaves == 6 { 7 } else { 6 });
@@ -129,15 +129,15 @@ mod tests {
     #[test]
     fn failures() {
         let mut round = Round::default();
-        assert!(round.said(Seat(1), 1, 3, word(1)).is_empty() && round.is_awaited());
+        assert!(round.said(ConnectionId(1), 1, 3, word(1)).is_empty() && round.is_awaited());
         let answers = round.fail(Failure::Absent { rank: 2 });
         assert_eq!((answers.len(), failed(&answers)), (1, &Failure::Absent { rank: 2 }));
         assert!(round.fail(Failure::Absent { rank: 0 }).is_empty());
-        let late = round.said(Seat(0), 0, 3, word(0));
-        assert_eq!((late[0].to, failed(&late)), (Seat(0), &Failure::Absent { rank: 2 }));
+        let late = round.said(ConnectionId(0), 0, 3, word(0));
+        assert_eq!((late[0].to, failed(&late)), (ConnectionId(0), &Failure::Absent { rank: 2 }));
 
         let mut alone = Round::default();
-        assert_eq!(alone.said(Seat(0), 0, 1, word(0)).len(), 1);
+        assert_eq!(alone.said(ConnectionId(0), 0, 1, word(0)).len(), 1);
         assert!(alone.fail(Failure::Absent { rank: 0 }).is_empty());
     }
 
@@ -146,9 +146,9 @@ mod tests {
     fn host_hears_last() {
         let mut round = Round::default();
         for rank in [2, 0] {
-            assert!(round.said(Seat(rank.into()), rank, 3, word(rank)).is_empty());
+            assert!(round.said(ConnectionId(rank.into()), rank, 3, word(rank)).is_empty());
         }
-        let answers = round.said(Seat(1), 1, 3, word(1));
+        let answers = round.said(ConnectionId(1), 1, 3, word(1));
         assert_eq!(answers.iter().map(|answer| answer.to.0).collect::<Vec<_>>(), [2, 1, 0]);
     }
 
@@ -157,16 +157,16 @@ mod tests {
     fn nonsense() {
         let after = |rank, ranks| {
             let mut round = Round::default();
-            round.said(Seat(1), 1, 3, word(1));
-            failed(&round.said(Seat(2), rank, ranks, word(rank))).clone()
+            round.said(ConnectionId(1), 1, 3, word(1));
+            failed(&round.said(ConnectionId(2), rank, ranks, word(rank))).clone()
         };
         assert_eq!(after(1, 3), Failure::Duplicate { rank: 1 });
         assert_eq!(after(0, 4), Failure::Mismatch { rank: 0, ranks: 4, expected: 3 });
         assert_eq!(after(3, 3), Failure::Mismatch { rank: 3, ranks: 3, expected: 3 });
         let mut round = Round::default();
-        let answers = round.said(Seat(1), 1, u32::MAX, word(1));
+        let answers = round.said(ConnectionId(1), 1, u32::MAX, word(1));
         assert!(matches!(failed(&answers), Failure::Mismatch { .. }));
         let mut round = Round::default();
-        assert_eq!(failed(&round.disorder(Seat(1), 1)), &Failure::Disorder { rank: 1 });
+        assert_eq!(failed(&round.disorder(ConnectionId(1), 1)), &Failure::Disorder { rank: 1 });
     }
 }

@@ -1,4 +1,4 @@
-//! Threads at the same words for a while, and books against a model of what NCCL must see.
+//! Threads at the same words for a while, and ledgers against a model of what NCCL must see.
 
 #![cfg(test)]
 
@@ -32,7 +32,7 @@ fn threads() {
             let (words, is_over, refused) = (words.clone(), &is_over, &refused);
             let heard_off = &heard_off;
             scope.spawn(move || {
-                let seat = Seat::new(words, 0, rank, RANKS).unwrap();
+                let slot = WindowSlot::new(words, 0, rank, RANKS).unwrap();
                 // Alike on all: whether a call is one that a rank makes alone; its own: how long it takes.
                 let (mut alike, mut own) = (Random(5), Random(77 + u64::from(rank)));
                 let mut heard = Vec::new();
@@ -44,13 +44,13 @@ fn threads() {
                     }
                     match kind {
                         // Refused on one rank; the others do not come.
-                        0 if rank == whose => seat.is_unfit(&said, 4),
+                        0 if rank == whose => slot.is_unfit(&said, 4),
                         0 => {}
                         // Refused on all.
-                        1 => seat.is_unfit(&said, 4),
+                        1 => slot.is_unfit(&said, 4),
                         // Refused on one; the others wait, until they give up.
                         2 if rank == whose => {
-                            seat.is_unfit(&said, 5);
+                            slot.is_unfit(&said, 5);
                             while !refused[call as usize].load(Ordering::Relaxed)
                                 && !is_over.load(Ordering::Relaxed)
                                 && Instant::now() < ends
@@ -59,9 +59,9 @@ fn threads() {
                             }
                         }
                         _ => {
-                            let round = seat.begin(&said);
+                            let round = slot.begin(&said);
                             let seen = loop {
-                                match seat.look(round) {
+                                match slot.look(round) {
                                     Seen::Missing(_) | Seen::Unfit(_) if is_over.load(Ordering::Relaxed) => {
                                         return heard;
                                     }
@@ -71,9 +71,9 @@ fn threads() {
                                     // Not of an earlier call of its.
                                     Seen::Unfit(unfit)
                                         if (kind, unfit) == (2, 1 << whose)
-                                            && seat.said(whose as usize, round).claim == 5 =>
+                                            && slot.said(whose as usize, round).claim == 5 =>
                                     {
-                                        seat.settle(round);
+                                        slot.settle(round);
                                     }
                                     Seen::Missing(_) | Seen::Unfit(_) => std::thread::yield_now(),
                                     seen => break seen,
@@ -97,17 +97,17 @@ fn threads() {
                 }
                 // One goes off, with a call before that NCCL refuses, or without; the others hear of it, at once or through others.
                 if rank == 2 || own.below(3) == 0 {
-                    seat.is_unfit(&Said::default(), 4);
+                    slot.is_unfit(&Said::default(), 4);
                 }
                 if rank != 2 {
-                    let round = seat.begin(&Said::default());
-                    while !matches!(seat.look(round), Seen::Off(_)) && Instant::now() < ends {
+                    let round = slot.begin(&Said::default());
+                    while !matches!(slot.look(round), Seen::Off(_)) && Instant::now() < ends {
                         std::thread::yield_now();
                     }
                     heard_off
-                        .fetch_add(u32::from(matches!(seat.look(round), Seen::Off(_))), Ordering::Relaxed);
+                        .fetch_add(u32::from(matches!(slot.look(round), Seen::Off(_))), Ordering::Relaxed);
                 }
-                seat.go_off();
+                slot.go_off();
                 heard
             })
         };

@@ -74,7 +74,7 @@ pub enum Ended {
 
 /// The list.
 #[derive(Debug, Default)]
-pub struct Book {
+pub struct WindowLedger {
     /// In the order of their making.
     records: Vec<Record>,
     /// Handles of windows that are gone, and how often the application has still to end each.
@@ -83,7 +83,7 @@ pub struct Book {
     lost: VecDeque<Number>,
 }
 
-impl Book {
+impl WindowLedger {
     /// How many there are.
     pub fn len(&self) -> usize {
         self.records.len()
@@ -312,10 +312,10 @@ mod tests {
         Record { number, handle, range: at(base), flags: 1, block, life, users: 1, times: 1 }
     }
 
-    fn book(records: &[Record]) -> Book {
-        let mut book = Book::default();
-        records.iter().for_each(|record| book.made(*record));
-        book
+    fn ledger(records: &[Record]) -> WindowLedger {
+        let mut ledger = WindowLedger::default();
+        records.iter().for_each(|record| ledger.made(*record));
+        ledger
     }
 
     fn held(life: u64) -> impl Fn(&Record) -> Standing {
@@ -329,54 +329,54 @@ mod tests {
     /// Registered, ended, found again; also without an end, in the block's next life, which the late end does not disturb.
     #[test]
     fn again() {
-        let mut book = book(&[record(5, 0x1000)]);
-        assert_eq!(book.end(80, held(1)), Ended::Cached);
-        assert_eq!(book.end(80, held(1)), Ended::Twice);
-        assert_eq!((book.claim(at(0x1000), 1, BLOCK), book.claim(at(0x1000), 0, BLOCK)), (5, 0));
-        assert_eq!((book.claim(at(0x2000), 1, BLOCK), book.claim(at(0x1000), 1, 4)), (0, 0));
-        assert_eq!(book.hit(5, 1), Some(80));
-        assert!(book.is_over(BLOCK, held(1)) && !book.is_over(BLOCK, held(2)));
-        assert_eq!(book.hit(5, 2), Some(80));
-        assert_eq!(book.end(80, held(2)), Ended::Counted);
-        assert!(book.is_over(BLOCK, held(2)) && book.meet(at(0x1000), held(2)).is_empty());
-        assert_eq!(book.end(80, held(2)), Ended::Cached);
-        assert_eq!(book.end(16, held(2)), Ended::Unknown);
+        let mut ledger = ledger(&[record(5, 0x1000)]);
+        assert_eq!(ledger.end(80, held(1)), Ended::Cached);
+        assert_eq!(ledger.end(80, held(1)), Ended::Twice);
+        assert_eq!((ledger.claim(at(0x1000), 1, BLOCK), ledger.claim(at(0x1000), 0, BLOCK)), (5, 0));
+        assert_eq!((ledger.claim(at(0x2000), 1, BLOCK), ledger.claim(at(0x1000), 1, 4)), (0, 0));
+        assert_eq!(ledger.hit(5, 1), Some(80));
+        assert!(ledger.is_over(BLOCK, held(1)) && !ledger.is_over(BLOCK, held(2)));
+        assert_eq!(ledger.hit(5, 2), Some(80));
+        assert_eq!(ledger.end(80, held(2)), Ended::Counted);
+        assert!(ledger.is_over(BLOCK, held(2)) && ledger.meet(at(0x1000), held(2)).is_empty());
+        assert_eq!(ledger.end(80, held(2)), Ended::Cached);
+        assert_eq!(ledger.end(16, held(2)), Ended::Unknown);
     }
 
     /// What NCCL is about to meet goes, but what the application has; its name is told, and a late end is counted.
     #[test]
     fn meets() {
-        let mut book = book(&[record(1, 0x1000), record(2, 0x2000), record(3, 0x8000)]);
-        assert_eq!(book.end(16, held(1)), Ended::Cached);
-        assert!(book.meet(at(0x3000), held(1)).is_empty());
-        assert_eq!(numbers(&book.meet(at(0x1800), held(1))), [1]);
-        assert_eq!((book.lost(), numbers(&book.meet(at(0x1800), held(2)))), (1, vec![2]));
-        assert_eq!((book.end(32, held(2)), book.end(32, held(2))), (Ended::Counted, Ended::Unknown));
-        assert!(book.forget_names(&[1], held(2)).is_empty());
-        assert_eq!((book.lost(), book.len()), (2, 1));
-        assert_eq!(numbers(&book.make_way(BLOCK, held(2))), [3]);
+        let mut ledger = ledger(&[record(1, 0x1000), record(2, 0x2000), record(3, 0x8000)]);
+        assert_eq!(ledger.end(16, held(1)), Ended::Cached);
+        assert!(ledger.meet(at(0x3000), held(1)).is_empty());
+        assert_eq!(numbers(&ledger.meet(at(0x1800), held(1))), [1]);
+        assert_eq!((ledger.lost(), numbers(&ledger.meet(at(0x1800), held(2)))), (1, vec![2]));
+        assert_eq!((ledger.end(32, held(2)), ledger.end(32, held(2))), (Ended::Counted, Ended::Unknown));
+        assert!(ledger.forget_names(&[1], held(2)).is_empty());
+        assert_eq!((ledger.lost(), ledger.len()), (2, 1));
+        assert_eq!(numbers(&ledger.make_way(BLOCK, held(2))), [3]);
     }
 
     /// A handle that comes again: the late end is that of the window before, and leaves the new one alone.
     #[test]
     fn handles_come_again() {
-        let mut book = book(&[record(1, 0x1000)]);
-        assert_eq!(numbers(&book.meet(at(0x1000), held(2))), [1]);
-        book.made(Record { handle: 16, life: 2, ..record(2, 0x4000) });
-        assert_eq!(book.end(16, held(2)), Ended::Counted);
-        assert!(book.is_over(BLOCK, held(2)) && !book.is_cached(16));
-        assert_eq!([book.end(16, held(2)), book.end(16, held(2))], [Ended::Cached, Ended::Twice]);
+        let mut ledger = ledger(&[record(1, 0x1000)]);
+        assert_eq!(numbers(&ledger.meet(at(0x1000), held(2))), [1]);
+        ledger.made(Record { handle: 16, life: 2, ..record(2, 0x4000) });
+        assert_eq!(ledger.end(16, held(2)), Ended::Counted);
+        assert!(ledger.is_over(BLOCK, held(2)) && !ledger.is_cached(16));
+        assert_eq!([ledger.end(16, held(2)), ledger.end(16, held(2))], [Ended::Cached, Ended::Twice]);
     }
 
     /// Forgotten names are claimed by nobody; what the application has stays till it ends it.
     #[test]
     fn forgetting() {
-        let mut book = book(&[record(1, 0x1000), record(2, 0x2000)]);
-        assert_eq!(book.end(16, held(1)), Ended::Cached);
-        assert_eq!(numbers(&book.forget_names(&[1, 2, 9], held(1))), [1]);
-        assert_eq!((book.lost(), book.claim(at(0x2000), 1, BLOCK)), (0, 0));
-        assert_eq!((book.end(32, held(1)), book.len()), (Ended::Real, 0));
-        assert!(book.is_empty());
+        let mut ledger = ledger(&[record(1, 0x1000), record(2, 0x2000)]);
+        assert_eq!(ledger.end(16, held(1)), Ended::Cached);
+        assert_eq!(numbers(&ledger.forget_names(&[1, 2, 9], held(1))), [1]);
+        assert_eq!((ledger.lost(), ledger.claim(at(0x2000), 1, BLOCK)), (0, 0));
+        assert_eq!((ledger.end(32, held(1)), ledger.len()), (Ended::Real, 0));
+        assert!(ledger.is_empty());
     }
 
     /// Of two at one address one is not kept without the other: NCCL would forget the wrong one.
@@ -384,7 +384,7 @@ mod tests {
     fn at_one_address() {
         let long = Range { bytes: 0x3000, ..at(0x1000) };
         let both =
-            || book(&[record(1, 0x1000), Record { range: long, ..record(2, 0x1000) }, record(3, 0x2000)]);
+            || ledger(&[record(1, 0x1000), Record { range: long, ..record(2, 0x1000) }, record(3, 0x2000)]);
         let mut ended = both();
         assert_eq!((ended.claim(at(0x1000), 1, BLOCK), ended.claim(long, 1, BLOCK)), (0, 0));
         assert_eq!(
@@ -406,50 +406,51 @@ mod tests {
     /// Not kept: what lies in other memory, and in blocks that go.
     #[test]
     fn not_kept() {
-        let mut book = book(&[Record { block: None, ..record(1, 0x1000) }, record(2, 0x2000)]);
-        assert!(book.meet(at(0x1000), |_| Standing::Leaving).is_empty());
-        assert_eq!(book.end(16, held(1)), Ended::Real);
-        assert_eq!(book.end(32, |_| Standing::Leaving), Ended::Real);
-        assert_eq!((book.lost(), book.len()), (1, 0));
+        let mut ledger = ledger(&[Record { block: None, ..record(1, 0x1000) }, record(2, 0x2000)]);
+        assert!(ledger.meet(at(0x1000), |_| Standing::Leaving).is_empty());
+        assert_eq!(ledger.end(16, held(1)), Ended::Real);
+        assert_eq!(ledger.end(32, |_| Standing::Leaving), Ended::Real);
+        assert_eq!((ledger.lost(), ledger.len()), (1, 0));
         let other = Record { block: Some(BLOCK + 1), users: 0, ..record(4, 0x9000) };
-        let mut book = self::book(&[record(3, 0x1000), other, Record { block: None, ..record(5, 0x5000) }]);
+        let mut ledger =
+            self::ledger(&[record(3, 0x1000), other, Record { block: None, ..record(5, 0x5000) }]);
         let goes = |one: &Record| if one.block == Some(BLOCK) { held(1)(one) } else { Standing::Leaving };
-        assert_eq!((numbers(&book.leave_all(goes)), book.len()), (vec![4], 2));
+        assert_eq!((numbers(&ledger.leave_all(goes)), ledger.len()), (vec![4], 2));
     }
 
     /// What the application owes the end of stays where the memory goes: its handle does not come again before that end.
     #[test]
     fn owed() {
         let leaving = |_: &Record| Standing::Leaving;
-        let mut book = book(&[record(1, 0x1000), record(2, 0x2000)]);
-        assert_eq!(book.end(32, held(1)), Ended::Cached);
-        assert_eq!(book.blocks().collect::<Vec<_>>(), [(BLOCK, true), (BLOCK, false)]);
-        assert_eq!(book.cached().collect::<Vec<_>>(), [(BLOCK, at(0x2000))]);
-        assert_eq!(numbers(&book.leave(BLOCK)), [2]);
-        assert!(book.leave_all(leaving).is_empty() && book.meet(at(0x1000), leaving).is_empty());
-        assert!(book.forget_names(&[1], leaving).is_empty());
-        assert_eq!((book.end(16, leaving), book.len()), (Ended::Real, 0));
+        let mut ledger = ledger(&[record(1, 0x1000), record(2, 0x2000)]);
+        assert_eq!(ledger.end(32, held(1)), Ended::Cached);
+        assert_eq!(ledger.blocks().collect::<Vec<_>>(), [(BLOCK, true), (BLOCK, false)]);
+        assert_eq!(ledger.cached().collect::<Vec<_>>(), [(BLOCK, at(0x2000))]);
+        assert_eq!(numbers(&ledger.leave(BLOCK)), [2]);
+        assert!(ledger.leave_all(leaving).is_empty() && ledger.meet(at(0x1000), leaving).is_empty());
+        assert!(ledger.forget_names(&[1], leaving).is_empty());
+        assert_eq!((ledger.end(16, leaving), ledger.len()), (Ended::Real, 0));
     }
 
     /// NCCL that gives one handle twice is told twice.
     #[test]
     fn counted_by_nccl() {
-        let mut book = book(&[record(1, 0x1000), Record { handle: 16, ..record(2, 0x1000) }]);
-        assert_eq!((book.len(), book.claim(at(0x1000), 1, BLOCK)), (1, 0));
-        assert_eq!([book.end(16, held(1)), book.end(16, held(1))], [Ended::Real; 2]);
-        assert_eq!(book.end(16, held(1)), Ended::Unknown);
+        let mut ledger = ledger(&[record(1, 0x1000), Record { handle: 16, ..record(2, 0x1000) }]);
+        assert_eq!((ledger.len(), ledger.claim(at(0x1000), 1, BLOCK)), (1, 0));
+        assert_eq!([ledger.end(16, held(1)), ledger.end(16, held(1))], [Ended::Real; 2]);
+        assert_eq!(ledger.end(16, held(1)), Ended::Unknown);
     }
 
     /// The oldest go where there are too many; ends and leaving take what they say.
     #[test]
     fn limits() {
-        let mut book = book(&[1, 2, 3, 4].map(|number| record(number, number * 0x1000)));
+        let mut ledger = ledger(&[1, 2, 3, 4].map(|number| record(number, number * 0x1000)));
         for handle in [16, 32, 48] {
-            assert_eq!(book.end(handle, held(1)), Ended::Cached);
+            assert_eq!(ledger.end(handle, held(1)), Ended::Cached);
         }
-        assert_eq!(numbers(&book.limit(2)), [1]);
-        assert_eq!(numbers(&book.end_cached(held(1))), [3, 2]);
-        assert_eq!((numbers(&book.leave(BLOCK)), book.blocks().count()), (vec![], 1));
-        assert_eq!((book.forget(), book.is_empty()), (vec![BLOCK], true));
+        assert_eq!(numbers(&ledger.limit(2)), [1]);
+        assert_eq!(numbers(&ledger.end_cached(held(1))), [3, 2]);
+        assert_eq!((numbers(&ledger.leave(BLOCK)), ledger.blocks().count()), (vec![], 1));
+        assert_eq!((ledger.forget(), ledger.is_empty()), (vec![BLOCK], true));
     }
 }

@@ -7,6 +7,6 @@ mod support;
 mod derived;
 mod ids;
 mod inits;
-mod pages;
 mod processes;
 mod room;
+mod shared_pages;

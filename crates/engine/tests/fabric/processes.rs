@@ -4,39 +4,39 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use windlass_engine::agreed::Seat;
+use windlass_engine::agreed::RegistrationSlot;
 use windlass_engine::arena;
 use windlass_engine::fabric::{self, InitOutcome, Laziness};
 use windlass_engine::rendezvous::id_tag::Id;
 
 use crate::inits::{nothing_is_left, three_devices};
-use crate::pages::{ask, id, page, register};
+use crate::shared_pages::{ask, id, page, register};
 use crate::support::*;
 
 /// One of two ranks in processes of their own, until both have asked.
 fn live(id: Id, rank: i32, mut socket: &UnixStream) {
     let outcomes = fabric::complete(vec![ask(id, rank, 2, Laziness::None)]);
-    let seat = Seat::new(page(&outcomes[0]).clone(), rank as u32, 2).unwrap();
-    seat.offer([25, 23][rank as usize]);
+    let slot = RegistrationSlot::new(page(&outcomes[0]).clone(), rank as u32, 2).unwrap();
+    slot.offer([25, 23][rank as usize]);
     meet(socket);
-    assert_eq!(seat.offers(), [25, 23]);
-    assert_eq!(seat.ask(1), Ok(23));
-    seat.passed(1);
+    assert_eq!(slot.offers(), [25, 23]);
+    assert_eq!(slot.ask(1), Ok(23));
+    slot.passed(1);
     meet(socket);
     // The rank that comes second sees what the first has decided.
-    seat.offer([25, 0][rank as usize]);
+    slot.offer([25, 0][rank as usize]);
     if rank == 0 {
         socket.read_exact(&mut [0]).unwrap();
     }
-    assert_eq!((seat.ask(2), seat.owes()), (Ok(0), [25, 0][rank as usize]));
+    assert_eq!((slot.ask(2), slot.owes()), (Ok(0), [25, 0][rank as usize]));
     if rank == 1 {
         socket.write_all(&[1]).unwrap();
     }
     meet(socket);
-    drop((seat, outcomes));
+    drop((slot, outcomes));
 }
 
-/// Ranks of two processes agree over the page, which comes with the slices' memory.
+/// Ranks of two processes agree over the shared page, which comes with the slices' memory.
 #[test]
 fn two_processes() {
     register();

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use proptest::prelude::*;
 
 use windlass_engine::negotiated::Token;
-use windlass_engine::rendezvous::agreement::{Agreement, Event, Seat};
+use windlass_engine::rendezvous::agreement::{Agreement, ConnectionId, Event};
 use windlass_engine::rendezvous::decision;
 use windlass_engine::rendezvous::message::{FromHost, FromRank};
 use windlass_engine::rendezvous::outcome::{Failure, Reason, SessionOutcome};
@@ -123,13 +123,13 @@ impl World {
             self.non_windlass_pending -= 1;
             return self.host_sees(Event::NonWindlass);
         }
-        let seat = Seat(index as u64 + 1);
+        let connection = ConnectionId(index as u64 + 1);
         let rank = &mut self.ranks[index];
         match what {
             0 => self.acts(index),
             1 => {
                 let message = rank.to_host.pop_front().unwrap();
-                self.host_sees(Event::Said(seat, message));
+                self.host_sees(Event::Said(connection, message));
             }
             2 => {
                 let message = rank.from_host.pop_front().unwrap();
@@ -137,7 +137,7 @@ impl World {
             }
             3 => {
                 rank.left_seen = true;
-                self.host_sees(Event::Left(seat));
+                self.host_sees(Event::Left(connection));
             }
             _ => rank.participation.lost(Failure::HostLost),
         }
@@ -328,9 +328,9 @@ fn without_host() {
     let lost = |without_host, confirms: bool, failure| {
         let mut host = Agreement::new(Token([5; 16]), HOST);
         let mut rank = Participation::new(facts(0, 2), without_host);
-        host.step(Event::Said(Seat(1), report(0, 2)));
-        let answers = host.step(Event::Said(Seat(2), report(1, 2)));
-        let own = answers.into_iter().find(|answer| answer.to == Seat(1)).unwrap();
+        host.step(Event::Said(ConnectionId(1), report(0, 2)));
+        let answers = host.step(Event::Said(ConnectionId(2), report(1, 2)));
+        let own = answers.into_iter().find(|answer| answer.to == ConnectionId(1)).unwrap();
         if confirms {
             rank.heard(own.message);
             assert_eq!(rank.confirm(), Turn::Speak);
@@ -350,17 +350,19 @@ fn absent() {
     let lost = Failure::Absent { rank: 5 };
     let mut host = Agreement::new(Token([0; 16]), HOST);
     assert_eq!(host.missing(), None);
-    host.step(Event::Said(Seat(1), report(0, 2)));
+    host.step(Event::Said(ConnectionId(1), report(0, 2)));
     assert_eq!(host.missing(), Some(1));
     assert_eq!(host.step(Event::Absent(lost.clone())).len(), 1);
     assert_eq!((host.missing(), host.outcome()), (None, Some(&SessionOutcome::Failed(lost.clone()))));
     // Where all are there, it was not waited for.
     let mut host = Agreement::new(Token([0; 16]), HOST);
-    host.step(Event::Said(Seat(1), report(0, 2)));
-    assert_eq!(host.step(Event::Said(Seat(2), report(1, 2))).len(), 2);
+    host.step(Event::Said(ConnectionId(1), report(0, 2)));
+    assert_eq!(host.step(Event::Said(ConnectionId(2), report(1, 2))).len(), 2);
     assert_eq!(host.missing(), None);
     assert!(host.step(Event::Absent(lost.clone())).is_empty());
-    assert!(host.step(Event::Said(Seat(3), FromRank::Decline(SessionOutcome::Failed(lost)))).is_empty());
+    assert!(
+        host.step(Event::Said(ConnectionId(3), FromRank::Decline(SessionOutcome::Failed(lost)))).is_empty()
+    );
     assert_eq!(host.outcome(), None);
     // No message says that there is a fabric.
     let bytes = FromRank::Decline(SessionOutcome::Fabric).encode();
@@ -400,28 +402,31 @@ fn impossible_claims() {
     ];
     for (claim, failure) in cases {
         let mut host = Agreement::new(Token([0; 16]), HOST);
-        assert!(host.step(Event::Said(Seat(1), report(0, 2))).is_empty());
+        assert!(host.step(Event::Said(ConnectionId(1), report(0, 2))).is_empty());
         let failed = SessionOutcome::Failed(failure);
-        assert_eq!(told(&host.step(Event::Said(Seat(2), claim))), [(1, failed.clone()), (2, failed.clone())]);
+        assert_eq!(
+            told(&host.step(Event::Said(ConnectionId(2), claim))),
+            [(1, failed.clone()), (2, failed.clone())]
+        );
         // Whoever comes later hears it too.
-        assert_eq!(told(&host.step(Event::Said(Seat(3), report(1, 2)))), [(3, failed)]);
+        assert_eq!(told(&host.step(Event::Said(ConnectionId(3), report(1, 2)))), [(3, failed)]);
     }
     let mut host = Agreement::new(Token([0; 16]), HOST);
-    assert!(host.step(Event::Said(Seat(1), FromRank::Confirm)).is_empty());
-    host.step(Event::Said(Seat(1), report(0, 2)));
+    assert!(host.step(Event::Said(ConnectionId(1), FromRank::Confirm)).is_empty());
+    host.step(Event::Said(ConnectionId(1), report(0, 2)));
     let disorder = SessionOutcome::Failed(Failure::Disorder { rank: 0 });
-    assert_eq!(told(&host.step(Event::Said(Seat(1), FromRank::Confirm))), [(1, disorder)]);
+    assert_eq!(told(&host.step(Event::Said(ConnectionId(1), FromRank::Confirm))), [(1, disorder)]);
 
     let mut host = Agreement::new(Token([0; 16]), HOST);
-    host.step(Event::Said(Seat(1), report(0, 2)));
-    host.step(Event::Said(Seat(2), report(1, 2)));
-    host.step(Event::Said(Seat(1), FromRank::Confirm));
-    let fabric = told(&host.step(Event::Said(Seat(2), FromRank::Confirm)));
+    host.step(Event::Said(ConnectionId(1), report(0, 2)));
+    host.step(Event::Said(ConnectionId(2), report(1, 2)));
+    host.step(Event::Said(ConnectionId(1), FromRank::Confirm));
+    let fabric = told(&host.step(Event::Said(ConnectionId(2), FromRank::Confirm)));
     assert_eq!(fabric, [(1, SessionOutcome::Fabric), (2, SessionOutcome::Fabric)]);
     let again = SessionOutcome::Failed(Failure::Duplicate { rank: 1 });
-    assert_eq!(told(&host.step(Event::Said(Seat(3), report(1, 2)))), [(3, again)]);
+    assert_eq!(told(&host.step(Event::Said(ConnectionId(3), report(1, 2)))), [(3, again)]);
     assert!(host.step(Event::NonWindlass).is_empty());
-    assert!(host.step(Event::Left(Seat(1))).is_empty(), "the others do not need the host for it");
+    assert!(host.step(Event::Left(ConnectionId(1))).is_empty(), "the others do not need the host for it");
 }
 
 /// The ranks of the hosting process hear last: it may end as soon as they have.
@@ -433,7 +438,7 @@ fn hosts_own_hear_last() {
         if rank < 2 {
             facts.member.process = HOST;
         }
-        Event::Said(Seat(rank.into()), FromRank::Report(Box::new(facts)))
+        Event::Said(ConnectionId(rank.into()), FromRank::Report(Box::new(facts)))
     };
     let answers: Vec<_> = (0..4).map(|rank| host.step(said(rank))).collect();
     let heard: Vec<u64> = answers[3].iter().map(|answer| answer.to.0).collect();
@@ -446,18 +451,18 @@ fn refusal_waits_for_all() {
     let begin = || {
         let mut host = Agreement::new(Token([0; 16]), HOST);
         for rank in 0..3 {
-            host.step(Event::Said(Seat(u64::from(rank) + 1), report(rank, 3)));
+            host.step(Event::Said(ConnectionId(u64::from(rank) + 1), report(rank, 3)));
         }
-        assert!(host.step(Event::Said(Seat(1), FromRank::Confirm)).is_empty());
-        let stops = host.step(Event::Said(Seat(2), FromRank::Refuse("full".into())));
+        assert!(host.step(Event::Said(ConnectionId(1), FromRank::Confirm)).is_empty());
+        let stops = host.step(Event::Said(ConnectionId(2), FromRank::Refuse("full".into())));
         // Whoever has spoken is not asked again.
         assert_eq!(stops.len(), 1);
-        assert_eq!((stops[0].to, &stops[0].message), (Seat(3), &FromHost::Stop));
+        assert_eq!((stops[0].to, &stops[0].message), (ConnectionId(3), &FromHost::Stop));
         host
     };
     for word in [FromRank::Confirm, FromRank::Refuse("stopped".into())] {
         let mut host = begin();
-        assert_eq!(host.step(Event::Said(Seat(3), word)).len(), 3);
+        assert_eq!(host.step(Event::Said(ConnectionId(3), word)).len(), 3);
         assert_eq!(
             host.outcome(),
             Some(&SessionOutcome::Plain(Reason::Refused { rank: 1, words: "full".into() }))
@@ -465,7 +470,7 @@ fn refusal_waits_for_all() {
     }
     for (gone, rank) in [(1, 0), (2, 1), (3, 2)] {
         let mut host = begin();
-        assert_eq!(host.step(Event::Left(Seat(gone))).len(), 2);
+        assert_eq!(host.step(Event::Left(ConnectionId(gone))).len(), 2);
         assert_eq!(host.outcome(), Some(&SessionOutcome::Failed(Failure::Lost { rank })));
     }
 }

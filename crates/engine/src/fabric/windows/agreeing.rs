@@ -86,11 +86,11 @@ impl Windows {
         if let Some((code, why)) = unfit(request.range, block.as_ref()) {
             // NCCL is not asked: of a communicator's first symmetric window it looks at nothing before all ranks are there
             // (2.28.9 to 2.30.7, ncclSymkInitOnce), and the others may wait here.
-            self.seat.is_unfit(&self.said(request, None), code.0 as u32);
+            self.slot.is_unfit(&self.said(request, None), code.0 as u32);
             return Course::Refused(refuse(code, format_args!("ncclCommWindowRegister: {why}")));
         }
         let said = self.said(request, block.as_ref());
-        let round = self.seat.begin(&said);
+        let round = self.slot.begin(&said);
         match self.wait(fabric, round) {
             Err(code) => Course::Refused(code),
             Ok(Seen::All(all)) => self.decided(&all, Making { request, number: round.number(), block }),
@@ -114,7 +114,7 @@ impl Windows {
         if self.is_off.load(Ordering::Acquire) {
             return;
         }
-        self.seat.is_unfit(&self.said(request, None), code.0 as u32);
+        self.slot.is_unfit(&self.said(request, None), code.0 as u32);
     }
 
     /// NCCL has made it.
@@ -126,22 +126,22 @@ impl Windows {
             self.stop_keeping("NCCL makes none");
         } else {
             let record = Record { number, handle, range, flags, block, life, users: 1, times: 1 };
-            self.change(|book| book.made(record));
+            self.change(|ledger| ledger.made(record));
             count::windows(Kept::Made, 1);
         }
     }
 
     fn said(&self, request: WindowRequest, block: Option<&Block>) -> Said {
         let WindowRequest { range, flags } = request;
-        let book = self.book();
+        let ledger = self.ledger();
         let said =
-            Said { address: range.base, bytes: range.bytes, flags, lost: book.lost(), ..Said::default() };
+            Said { address: range.base, bytes: range.bytes, flags, lost: ledger.lost(), ..Said::default() };
         let Some(block) = block else { return said };
         Said {
-            claim: book.claim(range, flags, block.serial),
+            claim: ledger.claim(range, flags, block.serial),
             allocation: block.bytes,
             offset: range.base - block.base,
-            is_over: book.is_over(block.serial, standing),
+            is_over: ledger.is_over(block.serial, standing),
             ..said
         }
     }
@@ -149,20 +149,22 @@ impl Windows {
     fn decided(&self, all: &[Said], making: Making) -> Course {
         let Decided { decision, drop } = decide(all, self.rules);
         if !drop.is_empty() {
-            let taken = self.change(|book| book.forget_names(&drop, standing));
+            let taken = self.change(|ledger| ledger.forget_names(&drop, standing));
             self.drop_all(taken);
         }
         match decision {
             Decision::Hit(number) => {
                 let life = making.block.map_or(0, |block| block.life);
                 let why = format_args!("window {number} of rank {} is gone", self.rank);
-                let hit = self.change(|book| book.hit(number, life));
+                let hit = self.change(|ledger| ledger.hit(number, life));
                 hit.map_or_else(|| Course::Refused(refuse(ncclInternalError, why)), Course::Hit)
             }
             Decision::Make => {
-                let taken = self.change(|book| {
-                    let mut taken = book.meet(making.request.range, standing);
-                    taken.extend(making.block.iter().flat_map(|block| book.make_way(block.serial, standing)));
+                let taken = self.change(|ledger| {
+                    let mut taken = ledger.meet(making.request.range, standing);
+                    taken.extend(
+                        making.block.iter().flat_map(|block| ledger.make_way(block.serial, standing)),
+                    );
                     taken
                 });
                 self.drop_all(taken);
@@ -184,7 +186,7 @@ impl Windows {
     fn refused(&self, round: Round, unfit: &[(usize, u32)]) -> ncclResult_t {
         let table: Vec<String> = unfit
             .iter()
-            .map(|(rank, code)| format!("{}, answer {code}", line((*rank, &self.seat.said(*rank, round)))))
+            .map(|(rank, code)| format!("{}, answer {code}", line((*rank, &self.slot.said(*rank, round)))))
             .collect();
         let code = unfit.first().map_or(0, |(_, code)| *code as i32);
         let code = if code == ncclSuccess.0 { ncclInvalidUsage } else { ncclResult_t(code) };
@@ -199,7 +201,7 @@ impl Windows {
         let began = Instant::now();
         let (mut looked, mut dead_since, mut unfit_since, mut is_named) = (began, None, None, false);
         loop {
-            let missing = match self.seat.look(round) {
+            let missing = match self.slot.look(round) {
                 Seen::Missing(missing) => {
                     unfit_since = None;
                     missing
@@ -208,7 +210,7 @@ impl Windows {
                 Seen::Unfit(_)
                     if unfit_since.get_or_insert_with(Instant::now).elapsed() >= config().hang_timeout =>
                 {
-                    self.seat.settle(round);
+                    self.slot.settle(round);
                     continue;
                 }
                 Seen::Unfit(unfit) => unfit,

@@ -5,10 +5,10 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::pool::{self, Over};
 
-/// By serial number. Held for some stores; after the lock of a book, before the pool's.
+/// By serial number. Held for some stores; after the lock of a ledger, before the pool's.
 static COUNTS: Mutex<BTreeMap<u64, Over>> = Mutex::new(BTreeMap::new());
 
-/// A book has changed: the block of each window, and whether the application has to end that yet, before and after.
+/// A ledger has changed: the block of each window, and whether the application has to end that yet, before and after.
 pub(super) fn changed(before: &[(u64, bool)], after: &[(u64, bool)]) {
     if before == after {
         return;

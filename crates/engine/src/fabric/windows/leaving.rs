@@ -86,7 +86,7 @@ impl Windows {
         let Some(_closed) = self.gate.get().and_then(|gate| gate.try_close()) else { return };
         self.is_dropping.store(true, Ordering::SeqCst);
         if self.may_drop() {
-            let taken = self.change(|book| book.leave(block));
+            let taken = self.change(|ledger| ledger.leave(block));
             self.drop_all(taken);
         }
         self.is_dropping.store(false, Ordering::SeqCst);

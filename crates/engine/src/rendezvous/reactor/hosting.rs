@@ -12,7 +12,7 @@ use crate::negotiated::Token;
 
 use super::wanting::Want;
 use super::{Endpoint, NewSession, Reactor};
-use crate::rendezvous::agreement::{Agreement, Event, Seat};
+use crate::rendezvous::agreement::{Agreement, ConnectionId, Event};
 use crate::rendezvous::connection::{self, Connection, Line};
 use crate::rendezvous::counts::Counts;
 use crate::rendezvous::derived::NOBODY;
@@ -447,7 +447,7 @@ impl Reactor {
         let spoke = if messages.is_empty() { line } else { Line::Open };
         let silent = messages.is_empty() && line == Line::Open;
         for message in messages {
-            self.happen(token, Event::Said(Seat(key), message));
+            self.happen(token, Event::Said(ConnectionId(key), message));
         }
         if !silent {
             self.arrived(key, token, spoke);
@@ -464,7 +464,7 @@ impl Reactor {
         if let Some(session) = self.sessions.get_mut(&token) {
             session.present -= 1;
         }
-        self.happen(token, Event::Left(Seat(key)));
+        self.happen(token, Event::Left(ConnectionId(key)));
     }
 
     /// Steps the agreement and sends its answers; whoever cannot be reached has left.

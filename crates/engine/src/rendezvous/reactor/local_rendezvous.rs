@@ -7,7 +7,7 @@ use crate::negotiated::Token;
 
 use super::hosting::Session;
 use super::{Endpoint, Expected, Reactor};
-use crate::rendezvous::agreement::{Event, Seat};
+use crate::rendezvous::agreement::{ConnectionId, Event};
 use crate::rendezvous::connection::{Connection, Line};
 use crate::rendezvous::counts::Counts;
 use crate::rendezvous::derived;
@@ -175,7 +175,7 @@ impl Reactor {
                     .entry(child)
                     .or_insert_with(|| Session::of_call(name, derived::comm_token(child)));
                 let said = FromRank::Decline(SessionOutcome::Plain(Reason::Apart));
-                self.happen(child, Event::Said(Seat(NOBODYS_KEY), said));
+                self.happen(child, Event::Said(ConnectionId(NOBODYS_KEY), said));
             }
         }
         self.look_at(name);

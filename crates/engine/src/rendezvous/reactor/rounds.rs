@@ -3,7 +3,7 @@
 use crate::negotiated::Token;
 
 use super::{Endpoint, Reactor};
-use crate::rendezvous::agreement::{Answer, Seat};
+use crate::rendezvous::agreement::{Answer, ConnectionId};
 use crate::rendezvous::connection::{Connection, Line};
 use crate::rendezvous::counts::Counts;
 use crate::rendezvous::message::{FROM_RANK_BYTES_MAX, FromHost, FromRank};
@@ -40,26 +40,26 @@ impl Reactor {
             Counts::up(&self.shared.counts.unreadable);
         }
         for message in messages {
-            self.said(Seat(key), name, rank, message);
+            self.said(ConnectionId(key), name, rank, message);
         }
         if line == Line::Closed {
             self.endpoints.remove(&key);
-            self.rounds.get_mut(&name).into_iter().for_each(|round| round.left(Seat(key)));
+            self.rounds.get_mut(&name).into_iter().for_each(|round| round.left(ConnectionId(key)));
             // Without a word it will never say one; with one, it has.
             self.arrivals_by_call.get_mut(&name).into_iter().for_each(|arrivals| arrivals.died(rank));
         }
         self.look_at(name);
     }
 
-    fn said(&mut self, seat: Seat, name: Token, rank: u32, message: FromRank) {
+    fn said(&mut self, connection: ConnectionId, name: Token, rank: u32, message: FromRank) {
         if !self.rounds.contains_key(&name) {
             return;
         }
         self.arrivals(name).spoke(rank);
         self.step(name, |round| match message {
-            FromRank::Word { place, ranks, word } => round.said(seat, place, ranks, word),
+            FromRank::Word { place, ranks, word } => round.said(connection, place, ranks, word),
             FromRank::Decline(SessionOutcome::Failed(failure)) => round.fail(failure),
-            _ => round.disorder(seat, rank),
+            _ => round.disorder(connection, rank),
         });
     }
 

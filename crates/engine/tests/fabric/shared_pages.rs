@@ -1,11 +1,11 @@
-//! The page that the ranks of a communicator share.
+//! The shared page of a communicator's ranks.
 
 use std::net::TcpListener;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Barrier, Weak};
 use std::thread;
 
-use windlass_engine::agreed::Seat;
+use windlass_engine::agreed::RegistrationSlot;
 use windlass_engine::descriptor;
 use windlass_engine::fabric::{
     self, Asked, Configured, Course, Fabric, InitOutcome, InitRequest, Laziness, NewCommunicator, Standing,
@@ -14,8 +14,8 @@ use windlass_engine::fabric::{
 use windlass_engine::forward::configuration::Kept;
 use windlass_engine::forward::init::Ctas;
 use windlass_engine::negotiated::capability;
-use windlass_engine::page::Page;
 use windlass_engine::rendezvous::id_tag::Id;
+use windlass_engine::shared_page::SharedPage;
 use windlass_engine::stats::segment;
 
 use crate::inits::{id_of, nothing_is_left, three_devices};
@@ -27,21 +27,22 @@ pub fn register() {
     segment::current().nccl_version.store(22809, Ordering::Relaxed);
 }
 
-pub fn page(outcome: &InitOutcome) -> &Arc<Page> {
+pub fn page(outcome: &InitOutcome) -> &Arc<SharedPage> {
     let InitOutcome::Fabric(fabric) = outcome else { panic!("{outcome:?}") };
     assert!(fabric.negotiated().registers());
-    fabric.page()
+    fabric.shared_page()
 }
 
-/// All ranks' seats are at the same words, which were zeros.
+/// All ranks' slots are at the same words, which were zeros.
 fn agree(outcomes: &[InitOutcome]) {
-    let seat = |(rank, outcome)| Seat::new(page(outcome).clone(), rank, outcomes.len() as u32).unwrap();
-    let seats: Vec<_> = (0..).zip(outcomes).map(seat).collect();
-    assert_eq!((seats[0].limit(), seats[0].offers()), (0, vec![0; outcomes.len()]));
-    for (seat, offer) in seats.iter().zip(23..) {
-        seat.offer(offer);
+    let slot =
+        |(rank, outcome)| RegistrationSlot::new(page(outcome).clone(), rank, outcomes.len() as u32).unwrap();
+    let slots: Vec<_> = (0..).zip(outcomes).map(slot).collect();
+    assert_eq!((slots[0].limit(), slots[0].offers()), (0, vec![0; outcomes.len()]));
+    for (slot, offer) in slots.iter().zip(23..) {
+        slot.offer(offer);
     }
-    assert!(seats.iter().all(|seat| seat.ask(1) == Ok(23)));
+    assert!(slots.iter().all(|slot| slot.ask(1) == Ok(23)));
 }
 
 pub fn ask(id: Id, device: i32, ranks: i32, laziness: Laziness) -> Asked {
@@ -82,7 +83,7 @@ fn derive((parent, device): (&Fabric, i32), made: &Barrier) -> InitOutcome {
     fabric::complete(vec![derivation.ask(new_communicator, configured).unwrap()]).pop().unwrap()
 }
 
-/// Ranks that met, that were made by one call and those of a split share a page each, for which no descriptor stays open and
+/// Ranks that met, that were made by one call and those of a split have a shared page each, for which no descriptor stays open and
 /// which goes with its communicator. A lazy communicator has one for its windows alone.
 #[test]
 fn ranks_of_one_process() {
@@ -106,7 +107,7 @@ fn ranks_of_one_process() {
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     agree(&split);
-    let pages: Vec<Weak<Page>> = [&met, &made, &split]
+    let pages: Vec<Weak<SharedPage>> = [&met, &made, &split]
         .iter()
         .flat_map(|outcomes| outcomes.iter().map(page).map(Arc::downgrade))
         .collect();

@@ -25,7 +25,7 @@ pub const fn words_of(ranks: usize) -> usize {
 
 /// A rank's place at the shared words. One thread at a time posts, as in a communicator.
 #[derive(Debug)]
-pub struct Seat<W> {
+pub struct CheckSlot<W> {
     words: W,
     from: usize,
     rank: usize,
@@ -47,16 +47,16 @@ pub enum Found {
     Gone,
 }
 
-impl<W: Deref> Seat<W>
+impl<W: Deref> CheckSlot<W>
 where
     W::Target: AsRef<[AtomicU64]>,
 {
-    /// For one of 2 to [`RANKS_MAX`] ranks, over [`words_of`] them from this word on; none otherwise. A rank has one seat.
-    pub fn new(words: W, from: usize, rank: u32, ranks: u32) -> Option<Seat<W>> {
+    /// For one of 2 to [`RANKS_MAX`] ranks, over [`words_of`] them from this word on; none otherwise. A rank has one slot.
+    pub fn new(words: W, from: usize, rank: u32, ranks: u32) -> Option<CheckSlot<W>> {
         let (rank, ranks) = (rank as usize, ranks as usize);
         let has_room = words.as_ref().len() >= from + words_of(ranks);
         let fits = (2..=RANKS_MAX).contains(&ranks) && rank < ranks && has_room;
-        fits.then(|| Seat { words, from, rank, ranks, next: AtomicU64::new(1) })
+        fits.then(|| CheckSlot { words, from, rank, ranks, next: AtomicU64::new(1) })
     }
 
     /// Tells of this rank's next call, the first of which is number 1.
@@ -138,11 +138,11 @@ mod tests {
     use super::super::Window;
     use super::*;
 
-    type Seats = Vec<Seat<Arc<[AtomicU64]>>>;
+    type Slots = Vec<CheckSlot<Arc<[AtomicU64]>>>;
 
-    fn seats(ranks: u32) -> Seats {
+    fn slots(ranks: u32) -> Slots {
         let words: Arc<[AtomicU64]> = (0..8 + words_of(ranks as usize)).map(|_| AtomicU64::new(0)).collect();
-        (0..ranks).map(|rank| Seat::new(words.clone(), 8, rank, ranks).unwrap()).collect()
+        (0..ranks).map(|rank| CheckSlot::new(words.clone(), 8, rank, ranks).unwrap()).collect()
     }
 
     /// All of it says the same number, so that a torn one is seen.
@@ -153,56 +153,56 @@ mod tests {
     /// Every rank reads every rank's, once it is there.
     #[test]
     fn all_read_all() {
-        let seats = seats(3);
+        let slots = slots(3);
         for number in 1..=3 * ENTRIES {
-            for seat in &seats {
-                assert_eq!(seat.look(number)[seat.rank], Found::Missing);
-                seat.post(&entry(10 * number + seat.rank as u64));
+            for slot in &slots {
+                assert_eq!(slot.look(number)[slot.rank], Found::Missing);
+                slot.post(&entry(10 * number + slot.rank as u64));
             }
             let all: Vec<Found> = (0..3).map(|rank| Found::Here(entry(10 * number + rank))).collect();
-            assert!(seats.iter().all(|seat| seat.look(number) == all));
+            assert!(slots.iter().all(|slot| slot.look(number) == all));
         }
-        assert_eq!(seats[0].look(1), [Found::Gone; 3]);
+        assert_eq!(slots[0].look(1), [Found::Gone; 3]);
     }
 
     /// What was written over is gone, what is left begins behind it; who has left tells nothing any more.
     #[test]
     fn gone() {
-        let seats = seats(2);
-        (1..=ENTRIES + 5).for_each(|number| seats[1].post(&entry(number)));
-        assert_eq!(seats[0].first_left(), 6);
-        assert_eq!(seats[0].look(5), [Found::Missing, Found::Gone]);
-        assert_eq!(seats[0].look(6), [Found::Missing, Found::Here(entry(6))]);
-        seats[0].post(&entry(1));
-        seats[0].leave();
-        assert_eq!(seats[1].look(6)[0], Found::Never);
-        assert_eq!((seats[1].latest(0), seats[1].latest(1)), (1, ENTRIES + 5));
+        let slots = slots(2);
+        (1..=ENTRIES + 5).for_each(|number| slots[1].post(&entry(number)));
+        assert_eq!(slots[0].first_left(), 6);
+        assert_eq!(slots[0].look(5), [Found::Missing, Found::Gone]);
+        assert_eq!(slots[0].look(6), [Found::Missing, Found::Here(entry(6))]);
+        slots[0].post(&entry(1));
+        slots[0].leave();
+        assert_eq!(slots[1].look(6)[0], Found::Never);
+        assert_eq!((slots[1].latest(0), slots[1].latest(1)), (1, ENTRIES + 5));
     }
 
     /// Memory that others write may say any number.
     #[test]
     fn wild_words() {
-        let seats = seats(2);
-        seats[0].words.iter().for_each(|word| word.store(u64::MAX, Ordering::Relaxed));
-        assert_eq!((seats[0].latest(1), seats[0].first_left()), (u64::MAX, u64::MAX - ENTRIES + 1));
+        let slots = slots(2);
+        slots[0].words.iter().for_each(|word| word.store(u64::MAX, Ordering::Relaxed));
+        assert_eq!((slots[0].latest(1), slots[0].first_left()), (u64::MAX, u64::MAX - ENTRIES + 1));
         for number in [1, u64::MAX / 2, u64::MAX] {
-            assert_eq!(seats[0].look(number).len(), 2);
+            assert_eq!(slots[0].look(number).len(), 2);
         }
     }
 
     /// A reader beside a writer that runs around the ring takes whole entries only.
     #[test]
     fn never_torn() {
-        let seats = seats(2);
+        let slots = slots(2);
         let last = 40 * ENTRIES;
         std::thread::scope(|scope| {
-            scope.spawn(|| (1..=last).for_each(|number| seats[1].post(&entry(number))));
+            scope.spawn(|| (1..=last).for_each(|number| slots[1].post(&entry(number))));
             let mut read = 0;
-            while seats[0].latest(1) < last {
-                let told = seats[0].latest(1);
+            while slots[0].latest(1) < last {
+                let told = slots[0].latest(1);
                 let number = told.max(1);
                 for number in number.saturating_sub(ENTRIES / 2).max(1)..number + 2 {
-                    match seats[0].look(number)[1] {
+                    match slots[0].look(number)[1] {
                         Found::Here(found) => {
                             assert_eq!(found, entry(number));
                             read += 1;
@@ -215,14 +215,14 @@ mod tests {
             }
             read
         });
-        assert_eq!(seats[0].look(last)[1], Found::Here(entry(last)));
+        assert_eq!(slots[0].look(last)[1], Found::Here(entry(last)));
     }
 
     /// So many ranks and words there are, and no more.
     #[test]
-    fn seats_there_are() {
+    fn slots_there_are() {
         let words: Arc<[AtomicU64]> = (0..words_of(2) + 8).map(|_| AtomicU64::new(0)).collect();
-        let is = |from, rank, ranks| Seat::new(words.clone(), from, rank, ranks).is_some();
+        let is = |from, rank, ranks| CheckSlot::new(words.clone(), from, rank, ranks).is_some();
         assert!(is(8, 1, 2) && is(0, 0, 2));
         assert!(!is(9, 0, 2) && !is(0, 2, 2) && !is(0, 0, 1) && !is(0, 0, 3));
     }

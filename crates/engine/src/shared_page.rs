@@ -25,19 +25,19 @@ pub const WORDS: usize = BYTES / size_of::<AtomicU64>();
 
 /// Mapped pages. Any thread.
 #[derive(Debug)]
-pub struct Page {
+pub struct SharedPage {
     address: NonNull<AtomicU64>,
     bytes: usize,
 }
 
 // SAFETY: the mapping belongs to the process, and its words are atomics.
-unsafe impl Send for Page {}
+unsafe impl Send for SharedPage {}
 // SAFETY: as above.
-unsafe impl Sync for Page {}
+unsafe impl Sync for SharedPage {}
 
-impl Page {
+impl SharedPage {
     /// So many bytes of zeros, a multiple of [`BYTES`], and what others open them by.
-    pub fn create(bytes: usize) -> Result<(Page, Ours)> {
+    pub fn create(bytes: usize) -> Result<(SharedPage, Ours)> {
         let file = Ours::new(new_file()?)?;
         // Takes the memory now; going over the process's limit of file sizes would kill it (SIGXFSZ).
         if getrlimit(Resource::Fsize).current.is_some_and(|limit| limit < bytes as u64) {
@@ -45,24 +45,24 @@ impl Page {
         }
         fallocate(&file, FallocateFlags::empty(), 0, bytes as u64)?;
         fcntl_add_seals(&file, sealed() | SealFlags::SEAL)?;
-        Ok((Page::map(file.as_fd(), bytes)?, file))
+        Ok((SharedPage::map(file.as_fd(), bytes)?, file))
     }
 
     /// What is behind a descriptor from another process, which may be closed then. Refuses what is not that long, or may become
     /// shorter.
-    pub fn open(file: BorrowedFd<'_>, bytes: usize) -> Result<Page> {
+    pub fn open(file: BorrowedFd<'_>, bytes: usize) -> Result<SharedPage> {
         let is_page = rustix::fs::fstat(file)?.st_size == bytes as i64;
         if !is_page || !fcntl_get_seals(file)?.contains(sealed()) {
             return Err(Errno::INVAL);
         }
-        Page::map(file, bytes)
+        SharedPage::map(file, bytes)
     }
 
-    fn map(file: BorrowedFd<'_>, bytes: usize) -> Result<Page> {
+    fn map(file: BorrowedFd<'_>, bytes: usize) -> Result<SharedPage> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a fresh mapping at an address of the kernel's choice.
         let address = unsafe { mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, file, 0)? };
-        NonNull::new(address.cast()).map(|address| Page { address, bytes }).ok_or(Errno::NOMEM)
+        NonNull::new(address.cast()).map(|address| SharedPage { address, bytes }).ok_or(Errno::NOMEM)
     }
 }
 
@@ -80,7 +80,7 @@ fn new_file() -> Result<OwnedFd> {
     }
 }
 
-impl AsRef<[AtomicU64]> for Page {
+impl AsRef<[AtomicU64]> for SharedPage {
     fn as_ref(&self) -> &[AtomicU64] {
         // SAFETY: the mapping is that long and aligned to a page, and lives as long as `self`; its file keeps its length. Any
         // bytes are a word, and other processes write whole words only as atomics.
@@ -88,7 +88,7 @@ impl AsRef<[AtomicU64]> for Page {
     }
 }
 
-impl Drop for Page {
+impl Drop for SharedPage {
     fn drop(&mut self) {
         // SAFETY: our own mapping, to which no reference is left.
         let unmapped = unsafe { munmap(self.address.as_ptr().cast(), self.bytes) };
@@ -118,13 +118,13 @@ mod tests {
     #[test]
     fn two_processes() {
         use std::os::fd::AsRawFd;
-        let (page, file) = Page::create(3 * BYTES).unwrap();
+        let (page, file) = SharedPage::create(3 * BYTES).unwrap();
         let words = page.as_ref();
         assert!(words.iter().all(|word| word.load(Ordering::Relaxed) == 0) && words.len() == 3 * WORDS);
         let given = rustix::io::dup(&file).unwrap();
         rustix::io::fcntl_setfd(&given, rustix::io::FdFlags::empty()).unwrap();
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "page::tests::other_process", "--ignored"]);
+        command.args(["--exact", "shared_page::tests::other_process", "--ignored"]);
         let mut child = command.env(DESCRIPTOR, given.as_raw_fd().to_string()).spawn().unwrap();
         drop((file, given));
         words[0].store(7, Ordering::Release);
@@ -142,7 +142,7 @@ mod tests {
         let number = std::env::var(DESCRIPTOR).unwrap().parse().unwrap();
         // SAFETY: inherited for this purpose; nobody else in this process knows it.
         let file = unsafe { OwnedFd::from_raw_fd(number) };
-        let page = Page::open(file.as_fd(), 3 * BYTES).unwrap();
+        let page = SharedPage::open(file.as_fd(), 3 * BYTES).unwrap();
         drop(file);
         let words = page.as_ref();
         wait_for(&words[0], 7);
@@ -151,33 +151,33 @@ mod tests {
         words[1].store(10, Ordering::Relaxed);
     }
 
-    /// A page keeps its length, whoever has the descriptor; what might not keep it is none.
+    /// A shared page keeps its length, whoever has the descriptor; what might not keep it is none.
     #[test]
     fn seals() {
-        let (_page, file) = Page::create(BYTES).unwrap();
+        let (_page, file) = SharedPage::create(BYTES).unwrap();
         for length in [0, 2 * BYTES as u64] {
             assert_eq!(rustix::fs::ftruncate(&file, length), Err(Errno::PERM));
         }
-        assert!(Page::open(file.as_fd(), BYTES).is_ok());
-        assert_eq!(Page::open(file.as_fd(), 2 * BYTES).unwrap_err(), Errno::INVAL);
+        assert!(SharedPage::open(file.as_fd(), BYTES).is_ok());
+        assert_eq!(SharedPage::open(file.as_fd(), 2 * BYTES).unwrap_err(), Errno::INVAL);
         assert_eq!(fcntl_add_seals(&file, SealFlags::WRITE), Err(Errno::PERM));
 
         let unsealed = new_file().unwrap();
         rustix::fs::ftruncate(&unsealed, BYTES as u64).unwrap();
-        assert_eq!(Page::open(unsealed.as_fd(), BYTES).unwrap_err(), Errno::INVAL);
+        assert_eq!(SharedPage::open(unsealed.as_fd(), BYTES).unwrap_err(), Errno::INVAL);
         fcntl_add_seals(&unsealed, sealed()).unwrap();
-        assert!(Page::open(unsealed.as_fd(), BYTES).is_ok());
+        assert!(SharedPage::open(unsealed.as_fd(), BYTES).is_ok());
         let short = new_file().unwrap();
         fcntl_add_seals(&short, sealed()).unwrap();
-        assert_eq!(Page::open(short.as_fd(), BYTES).unwrap_err(), Errno::INVAL);
+        assert_eq!(SharedPage::open(short.as_fd(), BYTES).unwrap_err(), Errno::INVAL);
         let null = std::fs::File::open("/dev/null").unwrap();
-        assert!(Page::open(null.as_fd(), BYTES).is_err());
+        assert!(SharedPage::open(null.as_fd(), BYTES).is_err());
     }
 
     /// The descriptor is ours, closed by an exec.
     #[test]
     fn descriptor_is_ours() {
-        let (_page, file) = Page::create(BYTES).unwrap();
+        let (_page, file) = SharedPage::create(BYTES).unwrap();
         assert!(rustix::io::fcntl_getfd(&file).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
     }
 }

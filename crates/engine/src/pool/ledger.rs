@@ -104,7 +104,7 @@ struct Shelf {
 }
 
 #[derive(Debug)]
-pub struct Book {
+pub struct PoolLedger {
     entries: BTreeMap<Address, Entry>,
     /// Addresses by serial.
     serials: BTreeMap<u64, Address>,
@@ -120,9 +120,9 @@ pub struct Book {
     time: u64,
 }
 
-impl Book {
-    pub const fn new() -> Book {
-        Book {
+impl PoolLedger {
+    pub const fn new() -> PoolLedger {
+        PoolLedger {
             entries: BTreeMap::new(),
             serials: BTreeMap::new(),
             shelves: BTreeMap::new(),
