@@ -31,7 +31,7 @@
 //! # Why ranks never act on different outcomes
 //!
 //! Two generals cannot both be sure: whoever sends the last message does not know that it arrived. So no rank is ever
-//! asked to be sure of another; there is one decider, and a rank without its word has no communicator.
+//! asked to be sure of another; there is one decider, and a rank without its message has no communicator.
 //!
 //! 1. The outcome is a step of one [machine](agreement::Agreement) in one process. All that ranks hear are copies of
 //!    it. So two ranks that hear an outcome hear the same one.
@@ -46,7 +46,7 @@
 //! 5. A rank that cannot prepare refuses, and the session will be plain; but the outcome waits until all have confirmed
 //!    or refused, since a refusal may be what a rank makes of a peer that is dying. A dead rank never speaks.
 //! 6. A rank that leaves after its report and before the outcome makes the session fail, whether it had confirmed or
-//!    not: nothing has been built on its word yet. After the outcome the host has no more to say, and all connections close:
+//!    not: nothing has been built on its message yet. After the outcome the host has no more to say, and all connections close:
 //!    a communicator never needs the process that hosted its init.
 //! 7. Nothing is timed. A rank that is minutes late is waited for, as NCCL waits; one that never comes and never goes
 //!    to NCCL is waited for until its peers are aborted, as with NCCL.
@@ -93,7 +93,7 @@ use crate::descriptor::{self, Ours};
 use crate::negotiated::{Token, Version};
 use crate::process::{self, afresh::Afresh};
 use crate::thread;
-use colors::{LazyVote, Parent, Word};
+use colors::{LazyVote, Parent, SplitMessage};
 use counts::Counts;
 use derived::Invitation;
 use descriptors::DescriptorSocket;
@@ -341,20 +341,28 @@ impl Rendezvous {
         self.shared.send(Command::Tell(invitation.process_listener, words));
     }
 
-    /// Begins a round before a split or shrink that so many ranks make, this one in this place among them: its word goes
+    /// Begins a round before a split or shrink that so many ranks make, this one in this place among them: its message goes
     /// out now. Never waits.
-    pub fn ask_round(&self, invitation: &Invitation, place: u32, ranks: u32, word: Word) -> Inquiry {
+    pub fn ask_round(
+        &self,
+        invitation: &Invitation,
+        place: u32,
+        ranks: u32,
+        message: SplitMessage,
+    ) -> Inquiry {
         let inquiry = Inquiry::new(self.shared.clone());
-        let reports = vec![inquiry.reporting(word_in_round(invitation, place, ranks, word))];
+        let reports = vec![inquiry.reporting(message_in_round(invitation, place, ranks, message))];
         self.shared.send(Command::Join(Host::ProcessListener(invitation.process_listener), reports));
         inquiry
     }
 
     /// The same for a rank that goes to NCCL without waiting, and so all do.
     pub fn go_to_nccl(&self, invitation: &Invitation, place: u32, ranks: u32, parent: Parent) {
-        let word = Word { color: None, key: 0, vote: LazyVote::InNccl, parent };
-        self.shared
-            .send(Command::Tell(invitation.process_listener, word_in_round(invitation, place, ranks, word)));
+        let message = SplitMessage { color: None, key: 0, vote: LazyVote::InNccl, parent };
+        self.shared.send(Command::Tell(
+            invitation.process_listener,
+            message_in_round(invitation, place, ranks, message),
+        ));
     }
 
     /// Enters the [host-local rendezvous](local_rendezvous) of this name on this host, as this rank of the parent. Waits for the thread of whoever keeps it, until `is_over`;
@@ -377,9 +385,9 @@ fn is_want(error: &io::Error) -> bool {
     Errno::from_io_error(error).is_some_and(descriptor::is_want)
 }
 
-fn word_in_round(invitation: &Invitation, place: u32, ranks: u32, word: Word) -> Vec<u8> {
+fn message_in_round(invitation: &Invitation, place: u32, ranks: u32, message: SplitMessage) -> Vec<u8> {
     let mut words = invitation.to_round().greeting();
-    words.extend(FromRank::Word { place, ranks, word }.encode());
+    words.extend(FromRank::Split { place, ranks, message }.encode());
     words
 }
 

@@ -62,7 +62,7 @@ impl Fabric {
     }
 }
 
-/// Word for a peer of a rank that has failed at an attempt.
+/// A message for a peer of a rank that has failed at an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LostAttempt {
     pub comm: Token,
@@ -71,18 +71,18 @@ pub(super) struct LostAttempt {
     pub attempt: u64,
 }
 
-const WORD: &[u8; 8] = b"lost try";
+const MAGIC: &[u8; 8] = b"lost try";
 
 impl LostAttempt {
     pub fn encode(self) -> Vec<u8> {
         let mut writer = Writer::default();
-        writer.raw(WORD).token(self.comm).u32(self.from).u32(self.to).u64(self.attempt);
+        writer.raw(MAGIC).token(self.comm).u32(self.from).u32(self.to).u64(self.attempt);
         writer.finish()
     }
 
     pub fn decode(words: &[u8]) -> Option<LostAttempt> {
         let mut reader = Reader::new(words);
-        if reader.raw::<8>()? != *WORD {
+        if reader.raw::<8>()? != *MAGIC {
             return None;
         }
         let (comm, from, to, attempt) = (reader.token()?, reader.u32()?, reader.u32()?, reader.u64()?);
@@ -95,7 +95,7 @@ impl LostAttempt {
 mod tests {
     use super::*;
 
-    /// Words read back, and are none of the others that a process is told.
+    /// Messages read back, and are none of the others that a process is told.
     #[test]
     fn words() {
         let lost = LostAttempt { comm: Token([5; 16]), from: 2, to: 1, attempt: 7 };

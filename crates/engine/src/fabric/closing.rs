@@ -28,7 +28,7 @@ const GRAPHS_WITHIN: Duration = Duration::from_millis(250);
 
 /// How it is known which ranks have closed.
 #[derive(Debug)]
-pub(super) struct Word {
+pub(super) struct ClosedSignal {
     /// Where each rank sets its bit; none after an init that failed before there was one.
     page: Option<Arc<SharedPage>>,
     rank: u32,
@@ -38,15 +38,15 @@ pub(super) struct Word {
     is_known: bool,
 }
 
-impl Word {
+impl ClosedSignal {
     /// Of a peer group.
-    pub fn shared(page: Arc<SharedPage>, rank: u32) -> Word {
-        Word { page: Some(page), rank, line: None, is_known: true }
+    pub fn shared(page: Arc<SharedPage>, rank: u32) -> ClosedSignal {
+        ClosedSignal { page: Some(page), rank, line: None, is_known: true }
     }
 
     /// After an init that failed. Without a line nobody came to know the slice.
-    pub fn failed(page: Option<Arc<SharedPage>>, rank: u32, line: Option<Line>) -> Word {
-        Word { page, rank, is_known: line.is_some(), line }
+    pub fn failed(page: Option<Arc<SharedPage>>, rank: u32, line: Option<Line>) -> ClosedSignal {
+        ClosedSignal { page, rank, is_known: line.is_some(), line }
     }
 
     /// This rank touches nothing of the others' any more.
@@ -104,7 +104,7 @@ impl Life {
 pub(super) struct Closing {
     arena: Arc<Arena>,
     leases: Vec<LeaseId>,
-    word: Word,
+    signal: ClosedSignal,
     open: Vec<Arc<Life>>,
     /// Graphs that captured this rank's kernels may still touch what is the others'.
     holds: Arc<Holds>,
@@ -118,8 +118,15 @@ static CLOSED: Mutex<Vec<Closing>> = Mutex::new(Vec::new());
 static EXITING: AtomicBool = AtomicBool::new(false);
 
 impl Closing {
-    pub fn new(slice: &Slice, word: Word, open: Vec<Arc<Life>>, holds: Arc<Holds>) -> Closing {
-        Closing { arena: slice.arena().clone(), leases: vec![slice.lease()], word, open, holds, told: false }
+    pub fn new(slice: &Slice, signal: ClosedSignal, open: Vec<Arc<Life>>, holds: Arc<Holds>) -> Closing {
+        Closing {
+            arena: slice.arena().clone(),
+            leases: vec![slice.lease()],
+            signal,
+            open,
+            holds,
+            told: false,
+        }
     }
 
     /// These were lent to the others later.
@@ -140,14 +147,14 @@ impl Closing {
     fn tell(&mut self) {
         if !self.told && self.holds.are_none() {
             self.told = true;
-            self.word.close();
+            self.signal.close();
         }
     }
 
     /// Looks who has closed or died; whether nobody is left, nor anything to tell.
     fn look(&mut self) -> bool {
         self.tell();
-        let closed = self.word.closed();
+        let closed = self.signal.closed();
         self.open.retain(|life| {
             if closed & (1 << life.rank) != 0 {
                 note_closed(&self.arena, &self.leases, life.rank);

@@ -211,7 +211,7 @@ mod tests {
         }
     }
 
-    /// NCCL refuses the call of a rank that went there, and the rank tries again: its word is out, and said once.
+    /// NCCL refuses the call of a rank that went there, and the rank tries again: its message is out, and said once.
     #[test]
     fn refused_and_tried_again() {
         let lines = parent(2, MAY);
@@ -221,7 +221,7 @@ mod tests {
         assert!(matches!(round(&lines, |_| Some(0))[0], Ok(Course::Lazy { .. })));
     }
 
-    /// A rank that gives its call up before its word ends the round for the others; one that is told that its communicator
+    /// A rank that gives its call up before its message ends the round for the others; one that is told that its communicator
     /// has no fabric goes to NCCL.
     #[test]
     fn given_up() {
@@ -256,7 +256,7 @@ mod tests {
     }
 
     /// The survivors of a shrink tell each other, too, at the process listener of the lowest; other shrinks and splits count for
-    /// themselves, and a word that is out stands for the next of its kind.
+    /// themselves, and a message that is out stands for the next of its kind.
     #[test]
     fn shrinks() {
         let lines = parent(3, MAY);

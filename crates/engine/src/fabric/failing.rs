@@ -110,7 +110,7 @@ fn is_of_capture(failure: &Failure) -> bool {
     failure.code.is_some_and(|code| (900..=908).contains(&code.0))
 }
 
-/// Word for a peer of a rank that has failed.
+/// A message for a peer of a rank that has failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Loss {
     pub comm: Token,
@@ -133,7 +133,7 @@ impl Loss {
     }
 }
 
-/// A word that has to arrive.
+/// A message that has to arrive.
 #[derive(Clone, Debug)]
 pub(super) struct Telling {
     pub words: Vec<u8>,
@@ -162,7 +162,7 @@ mod tests {
     use super::*;
     use crate::gpu::failure::Code;
 
-    /// Words read back, and are no question for a larger ring.
+    /// Messages read back, and are no question for a larger ring.
     #[test]
     fn words() {
         let loss = Loss { comm: Token([7; 16]), from: 3, to: 1 };

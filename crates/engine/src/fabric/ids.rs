@@ -39,18 +39,18 @@ pub(super) struct Question {
     pub number: u64,
 }
 
-const WORD: &[u8; 8] = b"which id";
+const MAGIC: &[u8; 8] = b"which id";
 
 impl Question {
     pub fn encode(self) -> Vec<u8> {
         let mut writer = Writer::default();
-        writer.raw(WORD).token(self.comm).u32(self.of).u64(self.number);
+        writer.raw(MAGIC).token(self.comm).u32(self.of).u64(self.number);
         writer.finish()
     }
 
     pub fn decode(words: &[u8]) -> Option<Question> {
         let mut reader = Reader::new(words);
-        if reader.raw::<8>()? != *WORD {
+        if reader.raw::<8>()? != *MAGIC {
             return None;
         }
         let (comm, of, number) = (reader.token()?, reader.u32()?, reader.u64()?);

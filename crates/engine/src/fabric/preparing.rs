@@ -15,7 +15,7 @@ use crate::rendezvous::descriptors::{Parcel, Sending};
 use crate::shared_page::SharedPage;
 
 use super::boxes::{Boxes, Rings, Share};
-use super::closing::{Closing, Life, Word};
+use super::closing::{ClosedSignal, Closing, Life};
 use super::line::{Hold, Line};
 use super::page_layout::{self, PAGE_MAKER};
 use super::{recycling, room};
@@ -61,8 +61,12 @@ impl Prepared {
 
     /// There is none, but others may still be testing the slice.
     pub fn fail(self) {
-        let closing =
-            Closing::new(&self.slice, Word::failed(self.page, self.rank, self.line), self.lives, self.holds);
+        let closing = Closing::new(
+            &self.slice,
+            ClosedSignal::failed(self.page, self.rank, self.line),
+            self.lives,
+            self.holds,
+        );
         drop((self.boxes, self.peers, self.slice));
         drop(self.lines);
         closing.begin();

@@ -242,7 +242,7 @@ fn options() -> u64 {
     checksum(&writer.finish())
 }
 
-/// What a communicator said of kernels, of which another is made without a word.
+/// What a communicator said of kernels, of which another is made without a message.
 pub(super) fn ctas_of(negotiated: &NegotiatedConfig, graphs: Graphs) -> Ctas {
     let policy = match negotiated.capabilities & capability::UNBOUND {
         0 => Policy::Own,

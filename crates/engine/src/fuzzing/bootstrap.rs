@@ -189,7 +189,9 @@ pub fn rounds(input: &[u8]) {
                 };
                 let body = [&place.to_le_bytes()[..], &ranks.to_le_bytes(), choices.bytes(11)].concat();
                 match FromRank::decode(6, &body) {
-                    Some(FromRank::Word { place, ranks, word }) => round.said(connection, place, ranks, word),
+                    Some(FromRank::Split { place, ranks, message }) => {
+                        round.said(connection, place, ranks, message)
+                    }
                     _ => Vec::new(),
                 }
             }
@@ -225,17 +227,20 @@ pub fn rosters(input: &[u8]) {
                 }
             }
             way @ 4..8 => {
-                let word = local_rendezvous::Word::decode(choices.bytes(local_rendezvous::WORD_BYTES));
-                match word {
-                    Some(local_rendezvous::Word::Ask { ranks }) if way < 7 => match roster.ask(key, ranks) {
+                let message =
+                    local_rendezvous::SplitMessage::decode(choices.bytes(local_rendezvous::MESSAGE_BYTES));
+                match message {
+                    Some(local_rendezvous::SplitMessage::Ask { ranks }) if way < 7 => match roster
+                        .ask(key, ranks)
+                    {
                         Some(Course::Meet { place, expected }) => {
                             assert!((place as usize) < RANKS_MAX);
                             assert!(expected.is_none_or(|places| places >> RANKS_MAX == 0 && places >> place & 1 == 1));
                         }
                         Some(Course::Apart) | None => {}
                     },
-                    word => {
-                        let missing = roster.left(key, word);
+                    message => {
+                        let missing = roster.left(key, message);
                         assert!(missing.is_none_or(|(place, _)| (place as usize) < RANKS_MAX));
                     }
                 }

@@ -2,7 +2,7 @@
 
 use crate::config;
 use crate::negotiated::{Device, Member, NegotiatedConfig, Token, Version, capability};
-use crate::rendezvous::colors::{LazyVote, Parent, Table, Word};
+use crate::rendezvous::colors::{LazyVote, Parent, SplitMessage, Table};
 use crate::rendezvous::derived::{Invitation, NOBODY};
 use crate::rendezvous::facts::{Facts, Place};
 use crate::rendezvous::id_tag::IdTag;
@@ -104,12 +104,12 @@ pub fn participant() -> Vec<Vec<u8>> {
         members: vec![member(0), member(1)],
     };
     let prepare = FromHost::Prepare(negotiated);
-    let word = |color| Word { color, key: 1, vote: LazyVote::InPair, parent: Parent::Built };
+    let message = |color| SplitMessage { color, key: 1, vote: LazyVote::InPair, parent: Parent::Built };
     let talks: [&[FromHost]; 4] = [
         &[prepare.clone(), FromHost::Outcome(SessionOutcome::Fabric)],
         &[prepare, FromHost::Stop],
         &[FromHost::Outcome(SessionOutcome::Failed(Failure::Mismatch { rank: 1, ranks: 2, expected: 3 }))],
-        &[FromHost::Table(Table::new(vec![word(Some(1)), word(Some(1)), word(None)]))],
+        &[FromHost::Table(Table::new(vec![message(Some(1)), message(Some(1)), message(None)]))],
     ];
     let of_talk = |talk: &[FromHost]| [vec![0xfc], talk.iter().flat_map(FromHost::encode).collect()].concat();
     talks.into_iter().map(of_talk).collect()
@@ -128,12 +128,13 @@ pub fn rounds() -> Vec<Vec<u8>> {
 
 pub fn rosters() -> Vec<Vec<u8>> {
     let enter = |key: u8| vec![key, key, 0, 0, 0];
-    let say = |what: u8, word: local_rendezvous::Word| [vec![what], word.encode()].concat();
-    let ask = local_rendezvous::Word::Ask { ranks: 2 };
+    let say = |what: u8, message: local_rendezvous::SplitMessage| [vec![what], message.encode()].concat();
+    let ask = local_rendezvous::SplitMessage::Ask { ranks: 2 };
     let answer = local_rendezvous::Answer::Complete { place: 1, process_listener: TOKEN }.encode();
     vec![
-        [enter(1), enter(2), say(65, ask), say(66, ask), say(113, local_rendezvous::Word::Leave)].concat(),
-        [enter(1), enter(2), say(65, ask), say(114, local_rendezvous::Word::Decline)].concat(),
+        [enter(1), enter(2), say(65, ask), say(66, ask), say(113, local_rendezvous::SplitMessage::Leave)]
+            .concat(),
+        [enter(1), enter(2), say(65, ask), say(114, local_rendezvous::SplitMessage::Decline)].concat(),
         [vec![128], answer].concat(),
     ]
 }
@@ -144,7 +145,7 @@ pub fn descriptors() -> Vec<Vec<u8>> {
 }
 
 pub fn requests() -> Vec<Vec<u8>> {
-    let of = |word: &[u8], rest: usize| [word, &TOKEN.0, &[1].repeat(rest)].concat();
+    let of = |message: &[u8], rest: usize| [message, &TOKEN.0, &[1].repeat(rest)].concat();
     let place = [64 << 20, 7, 8 << 20, 4 << 20, 10 << 20, 2 << 20].map(u64::to_le_bytes).concat();
     vec![
         place,

@@ -238,7 +238,7 @@ fn say_once(ranks: i32) {
     });
 }
 
-/// Before NCCL runs a group. A rank that makes its part of a group one after the other waits for this rank's word between
+/// Before NCCL runs a group. A rank that makes its part of a group one after the other waits for this rank's message between
 /// them, while NCCL here waits for all: so what is derived in a group has a session only if one thread brings several ranks
 /// of one call, which it cannot do without.
 pub fn before_group(awaited: Vec<Awaited>) -> Vec<Awaited> {

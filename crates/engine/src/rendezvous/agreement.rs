@@ -136,7 +136,7 @@ impl Agreement {
             Event::Said(connection, FromRank::Confirm) => self.confirm(connection),
             Event::Said(connection, FromRank::Refuse(words)) => self.refuse(connection, words),
             // Of another kind of talk.
-            Event::Said(connection, FromRank::Word { .. }) => match self.of_connection(connection) {
+            Event::Said(connection, FromRank::Split { .. }) => match self.of_connection(connection) {
                 Some(Present { facts, .. }) => {
                     let rank = facts.member.rank;
                     self.disorder(rank)
@@ -213,7 +213,7 @@ impl Agreement {
         }
     }
 
-    /// A refusal is a rank's own word; it may also be what it makes of a peer's death. So the outcome waits until all
+    /// A refusal is a rank's own message; it may also be what it makes of a peer's death. So the outcome waits until all
     /// have spoken: whoever died never does, and is seen to have left.
     fn refuse(&mut self, connection: ConnectionId, words: String) -> Vec<Answer> {
         let over = self.outcome().is_some();

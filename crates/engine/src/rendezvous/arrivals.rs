@@ -30,7 +30,7 @@ impl Arrivals {
         self.spoken |= bit(rank);
     }
 
-    /// A rank's process has died, or it left without a word.
+    /// A rank's process has died, or it left without a message.
     pub fn died(&mut self, rank: u32) {
         self.dead |= bit(rank);
     }

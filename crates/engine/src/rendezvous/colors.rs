@@ -48,7 +48,7 @@ pub enum Parent {
 
 /// What a rank says before a split or shrink.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Word {
+pub struct SplitMessage {
     /// None: it will be in no new communicator.
     pub color: Option<i32>,
     /// Orders the ranks of a color.
@@ -61,7 +61,7 @@ pub struct Word {
 
 /// What all ranks that make the call said, in the order of the parent.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Table(Vec<Word>);
+pub struct Table(Vec<SplitMessage>);
 
 /// What a rank does next.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -101,9 +101,9 @@ pub enum Others {
 }
 
 impl Table {
-    /// All words, by their places.
-    pub fn new(words: Vec<Word>) -> Table {
-        Table(words)
+    /// All messages, by their places.
+    pub fn new(messages: Vec<SplitMessage>) -> Table {
+        Table(messages)
     }
 
     /// How many said something.
@@ -115,7 +115,7 @@ impl Table {
     pub fn course(&self, rank: u32) -> Course {
         let nccl = self.needs_nccl();
         let is_shared = self.is_parent_shared();
-        let color = self.0.get(rank as usize).and_then(|word| word.color);
+        let color = self.0.get(rank as usize).and_then(|message| message.color);
         let ranks = color.map(|color| self.ordered(color));
         let place = |ranks: &[u32]| ranks.iter().position(|other| *other == rank).unwrap_or_default() as u32;
         match ranks {
@@ -137,34 +137,36 @@ impl Table {
 
     /// Whether all make NCCL's call, if any does: it has built the parent on all ranks, or will with all.
     fn is_parent_shared(&self) -> bool {
-        let first = self.0.first().map(|word| word.parent);
+        let first = self.0.first().map(|message| message.parent);
         matches!(first, Some(Parent::Built | Parent::Lazy))
-            && self.0.iter().all(|word| Some(word.parent) == first)
+            && self.0.iter().all(|message| Some(message.parent) == first)
     }
 
     fn is_shrink_without_parent(&self) -> bool {
-        self.0.iter().any(|word| word.parent == Parent::Unbuildable)
+        self.0.iter().any(|message| message.parent == Parent::Unbuildable)
     }
 
     /// Who does not wait makes a shrink without the parent where this is not built, and NCCL's call otherwise.
     fn is_torn(&self) -> bool {
-        let in_nccl = |word: &Word| word.vote == LazyVote::InNccl && word.parent != Parent::Unbuildable;
+        let in_nccl = |message: &SplitMessage| {
+            message.vote == LazyVote::InNccl && message.parent != Parent::Unbuildable
+        };
         !self.is_parent_shared() && self.0.iter().any(in_nccl)
     }
 
     fn needs_nccl(&self) -> bool {
         let by_nccl = |color| !self.is_lazy(&self.ordered(color));
-        self.is_real() || self.0.iter().filter_map(|word| word.color).any(by_nccl)
+        self.is_real() || self.0.iter().filter_map(|message| message.color).any(by_nccl)
     }
 
     fn is_real(&self) -> bool {
-        self.0.iter().any(|word| word.vote == LazyVote::InNccl)
+        self.0.iter().any(|message| message.vote == LazyVote::InNccl)
     }
 
     /// NCCL's own order: by key, then by the rank in the parent.
     fn ordered(&self, color: i32) -> Vec<u32> {
-        let of_color = (0..).zip(&self.0).filter(|(_, word)| word.color == Some(color));
-        let mut ranks: Vec<(i32, u32)> = of_color.map(|(rank, word)| (word.key, rank)).collect();
+        let of_color = (0..).zip(&self.0).filter(|(_, message)| message.color == Some(color));
+        let mut ranks: Vec<(i32, u32)> = of_color.map(|(rank, message)| (message.key, rank)).collect();
         ranks.sort();
         ranks.into_iter().map(|(_, rank)| rank).collect()
     }
@@ -176,7 +178,7 @@ impl Table {
 
     pub(super) fn put(&self, writer: &mut Writer) {
         writer.u32(self.0.len() as u32);
-        self.0.iter().for_each(|word| word.put(writer));
+        self.0.iter().for_each(|message| message.put(writer));
     }
 
     pub(super) fn take(reader: &mut Reader<'_>) -> Option<Table> {
@@ -184,11 +186,11 @@ impl Table {
         if ranks > RANKS_MAX {
             return None;
         }
-        (0..ranks).map(|_| Word::take(reader)).collect::<Option<_>>().map(Table)
+        (0..ranks).map(|_| SplitMessage::take(reader)).collect::<Option<_>>().map(Table)
     }
 }
 
-impl Word {
+impl SplitMessage {
     pub(super) fn put(&self, writer: &mut Writer) {
         let vote = match self.vote {
             LazyVote::InNccl => 0,
@@ -206,7 +208,7 @@ impl Word {
         writer.u32(self.key as u32).u8(vote).u8(parent);
     }
 
-    pub(super) fn take(reader: &mut Reader<'_>) -> Option<Word> {
+    pub(super) fn take(reader: &mut Reader<'_>) -> Option<SplitMessage> {
         let (has_color, color) = (reader.u8()?, reader.u32()? as i32);
         let color = match has_color {
             0 if color == 0 => None,
@@ -228,7 +230,7 @@ impl Word {
             3 => Parent::Unbuildable,
             _ => return None,
         };
-        Some(Word { color, key, vote, parent })
+        Some(SplitMessage { color, key, vote, parent })
     }
 }
 
@@ -238,7 +240,7 @@ mod tests {
 
     use super::*;
 
-    fn words() -> impl Strategy<Value = Vec<Word>> {
+    fn messages() -> impl Strategy<Value = Vec<SplitMessage>> {
         let vote = prop_oneof![
             1 => Just(LazyVote::InNccl),
             2 => Just(LazyVote::No),
@@ -249,38 +251,39 @@ mod tests {
         let key = prop_oneof![-2..3, Just(i32::MIN), Just(i32::MAX)];
         let color =
             proptest::option::weighted(0.8, prop_oneof![4 => 0..3, 1 => Just(i32::MAX), 1 => Just(-7)]);
-        let word = (color, key, vote).prop_map(|(color, key, vote)| Word {
+        let message = (color, key, vote).prop_map(|(color, key, vote)| SplitMessage {
             color,
             key,
             vote,
             parent: Parent::Built,
         });
-        proptest::collection::vec(word, 1..=RANKS_MAX)
+        proptest::collection::vec(message, 1..=RANKS_MAX)
     }
 
     /// The same, of a parent that NCCL has built on some ranks only.
-    fn words_of_any_parent() -> impl Strategy<Value = Vec<Word>> {
+    fn messages_of_any_parent() -> impl Strategy<Value = Vec<SplitMessage>> {
         let unbuilt = prop_oneof![Just(Parent::Lazy), Just(Parent::Lost), Just(Parent::Unbuildable)];
         let built = proptest::collection::vec(any::<bool>(), RANKS_MAX);
-        (words(), built, unbuilt).prop_map(|(mut words, built, unbuilt)| {
-            for (word, built) in words.iter_mut().zip(built) {
-                word.parent = if built { Parent::Built } else { unbuilt };
+        (messages(), built, unbuilt).prop_map(|(mut messages, built, unbuilt)| {
+            for (message, built) in messages.iter_mut().zip(built) {
+                message.parent = if built { Parent::Built } else { unbuilt };
                 // A shrink has one color; who does not wait says none.
                 if unbuilt == Parent::Unbuildable {
-                    word.color = if word.vote == LazyVote::InNccl { None } else { Some(0) };
-                    word.key = 0;
+                    message.color = if message.vote == LazyVote::InNccl { None } else { Some(0) };
+                    message.key = 0;
                 }
             }
-            words
+            messages
         })
     }
 
     /// As NCCL's source describes it: each rank is put behind those whose key is not greater.
-    fn ordered_by_nccl(words: &[Word], color: i32) -> Vec<u32> {
+    fn ordered_by_nccl(messages: &[SplitMessage], color: i32) -> Vec<u32> {
         let mut ranks: Vec<u32> = Vec::new();
-        for (rank, word) in (0..).zip(words) {
-            if word.color == Some(color) {
-                let behind = ranks.iter().take_while(|other| words[**other as usize].key <= word.key).count();
+        for (rank, message) in (0..).zip(messages) {
+            if message.color == Some(color) {
+                let behind =
+                    ranks.iter().take_while(|other| messages[**other as usize].key <= message.key).count();
                 ranks.insert(behind, rank);
             }
         }
@@ -291,30 +294,30 @@ mod tests {
         /// Every rank finds a course that fits all others': lazy communicators have the same ranks on all of them, in NCCL's order,
         /// each once; and NCCL's split is made by all or by none.
         #[test]
-        fn courses_fit(words in words()) {
-            let table = Table::new(words.clone());
-            let courses: Vec<Course> = (0..words.len() as u32).map(|rank| table.course(rank)).collect();
+        fn courses_fit(messages in messages()) {
+            let table = Table::new(messages.clone());
+            let courses: Vec<Course> = (0..messages.len() as u32).map(|rank| table.course(rank)).collect();
             let makes_nccl = |course: &Course| match course {
                 Course::Nccl => true,
                 Course::Lazy { others, .. } => *others == Others::Nccl,
                 Course::Nothing | Course::Apart { .. } | Course::Torn => false,
             };
             prop_assert!(courses.windows(2).all(|two| makes_nccl(&two[0]) == makes_nccl(&two[1])));
-            for (own, (course, word)) in (0..).zip(courses.iter().zip(&words)) {
+            for (own, (course, message)) in (0..).zip(courses.iter().zip(&messages)) {
                 match course {
                     Course::Lazy { rank, ranks, .. } => {
-                        let color = word.color.unwrap();
-                        prop_assert_eq!(ranks, &ordered_by_nccl(&words, color));
+                        let color = message.color.unwrap();
+                        prop_assert_eq!(ranks, &ordered_by_nccl(&messages, color));
                         prop_assert_eq!(ranks[*rank as usize], own);
                         prop_assert!(ranks.len() >= 2);
-                        prop_assert!(words.iter().all(|word| word.vote != LazyVote::InNccl));
+                        prop_assert!(messages.iter().all(|message| message.vote != LazyVote::InNccl));
                         for other in ranks {
-                            let vote = words[*other as usize].vote;
+                            let vote = messages[*other as usize].vote;
                             prop_assert!(vote == LazyVote::Always || vote == LazyVote::InPair && ranks.len() == 2);
                         }
                     }
                     Course::Nccl => prop_assert!(courses.iter().all(makes_nccl)),
-                    Course::Nothing => prop_assert_eq!(word.color, None),
+                    Course::Nothing => prop_assert_eq!(message.color, None),
                     Course::Apart { .. } | Course::Torn => prop_assert!(false, "{course:?}"),
                 }
             }
@@ -323,18 +326,18 @@ mod tests {
         /// The same where the parent is built on some ranks only: then nobody makes NCCL's call but who did not wait; and who
         /// is in a communicator without the parent is in the same as all others of it, or all that wait hear that they cannot.
         #[test]
-        fn courses_fit_without_a_parent(words in words_of_any_parent()) {
-            let table = Table::new(words.clone());
-            let alike = words.iter().all(|word| word.parent == words[0].parent)
-                && matches!(words[0].parent, Parent::Built | Parent::Lazy);
-            let waiting = (0..).zip(&words).filter(|(_, word)| word.vote != LazyVote::InNccl);
+        fn courses_fit_without_a_parent(messages in messages_of_any_parent()) {
+            let table = Table::new(messages.clone());
+            let alike = messages.iter().all(|message| message.parent == messages[0].parent)
+                && matches!(messages[0].parent, Parent::Built | Parent::Lazy);
+            let waiting = (0..).zip(&messages).filter(|(_, message)| message.vote != LazyVote::InNccl);
             let courses: Vec<(u32, Course)> = waiting.map(|(rank, _)| (rank, table.course(rank))).collect();
             let is_torn = courses.iter().any(|(_, course)| *course == Course::Torn);
             for (own, course) in &courses {
                 match course {
                     Course::Nccl => prop_assert!(alike),
                     Course::Lazy { others, .. } => prop_assert!(alike || *others == Others::Nothing),
-                    Course::Nothing => prop_assert!(words[*own as usize].color.is_none() && !is_torn),
+                    Course::Nothing => prop_assert!(messages[*own as usize].color.is_none() && !is_torn),
                     Course::Torn => prop_assert!(!alike),
                     Course::Apart { rank, ranks } => {
                         prop_assert!(!alike && !is_torn);
@@ -350,25 +353,25 @@ mod tests {
 
         /// Nobody goes to NCCL without a reason: somebody cannot wait, is alone, or does not want a lazy communicator of that size.
         #[test]
-        fn nccl_has_a_reason(words in words()) {
-            let table = Table::new(words.clone());
-            let reason = |word: &Word| {
-                let size = word.color.map_or(0, |color| ordered_by_nccl(&words, color).len());
-                let refuses = match word.vote {
+        fn nccl_has_a_reason(messages in messages()) {
+            let table = Table::new(messages.clone());
+            let reason = |message: &SplitMessage| {
+                let size = message.color.map_or(0, |color| ordered_by_nccl(&messages, color).len());
+                let refuses = match message.vote {
                     LazyVote::No => true,
                     LazyVote::InPair => size != 2,
                     _ => false,
                 };
-                word.vote == LazyVote::InNccl || word.color.is_some() && (size == 1 || refuses)
+                message.vote == LazyVote::InNccl || message.color.is_some() && (size == 1 || refuses)
             };
-            let needed = words.iter().any(reason);
-            prop_assert_eq!((0..words.len() as u32).any(|rank| table.course(rank) == Course::Nccl), needed);
+            let needed = messages.iter().any(reason);
+            prop_assert_eq!((0..messages.len() as u32).any(|rank| table.course(rank) == Course::Nccl), needed);
         }
 
         /// What is said is read back; cut, or with more behind it, it is nothing.
         #[test]
-        fn read_back(words in words()) {
-            let table = Table::new(words);
+        fn read_back(messages in messages()) {
+            let table = Table::new(messages);
             let mut writer = Writer::default();
             table.put(&mut writer);
             let bytes = writer.finish();
@@ -379,49 +382,52 @@ mod tests {
         }
     }
 
-    /// A word as it is written, pinned; and what no rank says is not read.
+    /// A message as it is written, pinned; and what no rank says is not read.
     #[test]
     fn unreadable() {
-        let word = Word { color: Some(-7), key: -1, vote: LazyVote::InPair, parent: Parent::Lazy };
+        let message = SplitMessage { color: Some(-7), key: -1, vote: LazyVote::InPair, parent: Parent::Lazy };
         let mut writer = Writer::default();
-        word.put(&mut writer);
+        message.put(&mut writer);
         let good = writer.finish();
         assert_eq!(good, [1, 0xf9, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2, 1]);
         for (place, wrong) in [(0, 0), (0, 2), (9, 4), (10, 4)] {
             let mut bytes = good.clone();
             bytes[place] = wrong;
-            assert_eq!(Word::take(&mut Reader::new(&bytes)), None);
+            assert_eq!(SplitMessage::take(&mut Reader::new(&bytes)), None);
         }
         let mut too_many = Writer::default();
         too_many.u32(RANKS_MAX as u32 + 1);
-        (0..=RANKS_MAX).for_each(|_| word.put(&mut too_many));
+        (0..=RANKS_MAX).for_each(|_| message.put(&mut too_many));
         assert_eq!(Table::take(&mut Reader::new(&too_many.finish())), None);
     }
 
     /// Some splits, as programs make them.
     #[test]
     fn examples() {
-        let word = |color, vote| Word { color, key: 0, vote, parent: Parent::Built };
+        let message = |color, vote| SplitMessage { color, key: 0, vote, parent: Parent::Built };
         let lazy_course = |rank, ranks: &[u32], others| Course::Lazy { rank, ranks: ranks.to_vec(), others };
         let pairs = LazyVote::InPair;
-        let two_pairs = Table::new([0, 1, 0, 1].map(|color| word(Some(color), pairs)).to_vec());
+        let two_pairs = Table::new([0, 1, 0, 1].map(|color| message(Some(color), pairs)).to_vec());
         assert_eq!(two_pairs.course(2), lazy_course(1, &[0, 2], Others::Nothing));
         // One pair, the others in none.
-        let one = Table::new(vec![word(None, pairs), word(Some(5), pairs), word(Some(5), pairs)]);
+        let one = Table::new(vec![message(None, pairs), message(Some(5), pairs), message(Some(5), pairs)]);
         assert_eq!(
             [one.course(0), one.course(1)],
             [Course::Nothing, lazy_course(0, &[1, 2], Others::Nothing)]
         );
         // A pair beside three, who are not lazy.
-        let mixed = Table::new([0, 1, 1, 1, 0].map(|color| word(Some(color), pairs)).to_vec());
+        let mixed = Table::new([0, 1, 1, 1, 0].map(|color| message(Some(color), pairs)).to_vec());
         assert_eq!([mixed.course(1), mixed.course(4)], [Course::Nccl, lazy_course(1, &[0, 4], Others::Nccl)]);
-        let all_in_none = Table::new(vec![word(None, LazyVote::No); 3]);
+        let all_in_none = Table::new(vec![message(None, LazyVote::No); 3]);
         assert_eq!(all_in_none.course(0), Course::Nothing);
-        let alone = Table::new(vec![word(Some(0), LazyVote::Always), word(None, LazyVote::Always)]);
+        let alone = Table::new(vec![message(Some(0), LazyVote::Always), message(None, LazyVote::Always)]);
         assert_eq!([alone.course(0), alone.course(1)], [Course::Nccl, Course::Nccl]);
         // One in no new communicator cannot wait.
-        let hurried =
-            Table::new(vec![word(Some(0), pairs), word(Some(0), pairs), word(None, LazyVote::InNccl)]);
+        let hurried = Table::new(vec![
+            message(Some(0), pairs),
+            message(Some(0), pairs),
+            message(None, LazyVote::InNccl),
+        ]);
         assert_eq!(hurried.course(0), Course::Nccl);
     }
 
@@ -431,8 +437,8 @@ mod tests {
         use Parent::{Built, Lazy, Lost, Unbuildable};
         let table = |parents: [Parent; 3], vote: [LazyVote; 3]| {
             let color = |vote| if vote == LazyVote::InNccl { None } else { Some(0) };
-            let word = |(parent, vote)| Word { color: color(vote), key: 0, vote, parent };
-            Table::new(parents.into_iter().zip(vote).map(word).collect())
+            let message = |(parent, vote)| SplitMessage { color: color(vote), key: 0, vote, parent };
+            Table::new(parents.into_iter().zip(vote).map(message).collect())
         };
         let wait = [LazyVote::No; 3];
         let apart = |rank| Course::Apart { rank, ranks: vec![0, 1, 2] };

@@ -108,7 +108,7 @@ impl Connection {
 
     /// After this nothing is said. The line stays open until the other side closes: closing first could destroy what
     /// it has not read.
-    pub fn last_words(&mut self, bytes: &[u8]) -> Line {
+    pub fn last_message(&mut self, bytes: &[u8]) -> Line {
         if self.last.is_none() {
             self.output.extend_from_slice(bytes);
             self.last = Some(Last::Queued);
@@ -184,7 +184,7 @@ pub fn connect(address: &SocketAddr) -> rustix::io::Result<Ours> {
     }
 }
 
-/// A host that vanished without a word is found dead by the kernel's clock, as any connection's peer is. A rank that waits
+/// A host that vanished without a message is found dead by the kernel's clock, as any connection's peer is. A rank that waits
 /// for the others says nothing for as long as they load: firewalls forget such a connection after minutes, and neither
 /// side would hear of it for hours.
 fn keep_alive(socket: impl AsFd + Copy) -> rustix::io::Result<()> {

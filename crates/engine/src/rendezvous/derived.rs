@@ -5,7 +5,7 @@
 //!
 //! **Rounds.** Before a call whose communicators may be lazy all ranks that make it say at one process listener where they
 //! go and what they want ([`super::colors`]), and hear what all said: at the process listener of rank 0 for a split, in which all take part, of the
-//! lowest survivor for a shrink. A rank that cannot wait only says that it goes to NCCL. One whose process dies before its word, or
+//! lowest survivor for a shrink. A rank that cannot wait only says that it goes to NCCL. One whose process dies before its message, or
 //! that withdraws it, ends the round for all; one that dies after it does not. Whoever hosts hears the answer last, so that it may
 //! be gone then.
 //!
@@ -17,7 +17,7 @@
 //! **Those that NCCL makes** have a [roster](super::local_rendezvous).
 //!
 //! The rules of [`super`] hold but for two. There is no root of NCCL's behind a process listener, so that no rank goes to NCCL
-//! without a word: it declines, which is tried as long as the host is there. And the host's death is a rank's: whoever
+//! without a message: it declines, which is tried as long as the host is there. And the host's death is a rank's: whoever
 //! finds no process listener fails, as those do who lose it, unless they come from a roster, where NCCL's communicator is
 //! there whatever becomes of the host.
 
@@ -116,7 +116,7 @@ pub struct Invitation {
     pub process_listener: Token,
     /// The name by which its ranks are waited for: the [`child`]'s own, its roster's, or before a round [`Making::name`].
     pub call: Token,
-    /// [`child`]; of a word in the round before the call, [`round`].
+    /// [`child`]; of a message in the round before the call, [`round`].
     pub child: Token,
     /// Who speaks, by its rank in the parent.
     pub rank: u32,

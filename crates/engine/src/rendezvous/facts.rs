@@ -1,6 +1,6 @@
 //! What a rank knows before it talks, and what follows from that alone.
 //!
-//! A rank for which [`plain_reason`] finds a reason goes to NCCL without a word to anyone. That is safe although its
+//! A rank for which [`plain_reason`] finds a reason goes to NCCL without a message to anyone. That is safe although its
 //! peers may be waiting in a session: its NCCL connects to the port in the id, which is the session's, and such a
 //! connection is the proof that makes the session plain for all.
 

@@ -1,4 +1,4 @@
-//! The caller's side of a round before a split: a rank that has said its word and waits for all others'.
+//! The caller's side of a round before a split: a rank that has said its message and waits for all others'.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -41,7 +41,7 @@ impl Hearing {
     }
 }
 
-/// A rank in a round; its word has gone out, or goes when the process listener has room.
+/// A rank in a round; its message has gone out, or goes when the process listener has room.
 #[derive(Debug)]
 pub struct Inquiry {
     hearing: Arc<Hearing>,
@@ -81,7 +81,7 @@ impl Inquiry {
 }
 
 impl Drop for Inquiry {
-    /// A word that has not gone out is withdrawn.
+    /// A message that has not gone out is withdrawn.
     fn drop(&mut self) {
         self.shared.send(Command::Leave(self.key));
     }

@@ -14,7 +14,7 @@ use crate::descriptor::Ours;
 use crate::negotiated::Token;
 
 use super::connection;
-use super::local_rendezvous::{self, ANSWER_BYTES, Answer, Word};
+use super::local_rendezvous::{self, ANSWER_BYTES, Answer, SplitMessage};
 use super::reactor::{Command, Shared};
 
 /// How long a rank tries to enter. It goes without a fabric then: as long as it has not entered nobody counts on it.
@@ -43,7 +43,7 @@ impl LocalEntry {
         let is_over = &|| is_over() || Instant::now() >= until;
         loop {
             let (socket, keeps) = connect(shared, name, is_over)?;
-            // Whatever comes of it, it may be counted by then: it does not go without a word.
+            // Whatever comes of it, it may be counted by then: it does not go silently.
             let local_entry = LocalEntry { socket, has_asked: Cell::new(false) };
             let greeted = say(&local_entry.socket, &local_rendezvous::greeting(name, rank));
             match greeted.and_then(|()| hear(&local_entry.socket, is_over)) {
@@ -64,7 +64,7 @@ impl LocalEntry {
     /// error this rank has declined.
     pub fn ask(&self, ranks: u32, is_over: &dyn Fn() -> bool) -> io::Result<Answer> {
         self.has_asked.set(true);
-        let asked = say(&self.socket, &Word::Ask { ranks }.encode());
+        let asked = say(&self.socket, &SplitMessage::Ask { ranks }.encode());
         let answer = asked.and_then(|()| hear(&self.socket, is_over));
         match answer {
             Ok(answer @ Answer::Complete { .. }) => return Ok(answer),
@@ -76,12 +76,12 @@ impl LocalEntry {
 
     /// This rank does not come to the session: the others have what NCCL gave them.
     pub fn decline(&self) {
-        let _ = say(&self.socket, &Word::Decline.encode());
+        let _ = say(&self.socket, &SplitMessage::Decline.encode());
     }
 
     /// The session is over, as this rank has heard.
     pub fn leave(&self) {
-        let _ = say(&self.socket, &Word::Leave.encode());
+        let _ = say(&self.socket, &SplitMessage::Leave.encode());
     }
 }
 

@@ -27,7 +27,7 @@ const GREETING_MAGIC: [u8; 8] = *b"\x01wndlss\x03";
 /// Bytes of a greeting: its name, and the caller's rank in the parent.
 pub const GREETING_BYTES: usize = 8 + 16 + 4;
 /// Bytes of what a rank says after it.
-pub const WORD_BYTES: usize = 5;
+pub const MESSAGE_BYTES: usize = 5;
 /// Ranks of one communicator on one host, also of one that is too large for a fabric; only unknown connections are more.
 const MEMBERS_MAX: usize = 1024;
 /// Bytes of an answer.
@@ -63,7 +63,7 @@ pub fn who(greeting: &[u8], name: Token) -> Option<u32> {
 
 /// What a rank says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Word {
+pub enum SplitMessage {
     /// NCCL has made the communicator, of so many ranks.
     Ask {
         /// How many.
@@ -76,13 +76,13 @@ pub enum Word {
     Leave,
 }
 
-impl Word {
+impl SplitMessage {
     /// The bytes.
     pub fn encode(&self) -> Vec<u8> {
         let (kind, ranks) = match self {
-            Word::Ask { ranks } => (1, *ranks),
-            Word::Leave => (2, 0),
-            Word::Decline => (3, 0),
+            SplitMessage::Ask { ranks } => (1, *ranks),
+            SplitMessage::Leave => (2, 0),
+            SplitMessage::Decline => (3, 0),
         };
         let mut bytes = Writer::default();
         bytes.u8(kind).u32(ranks);
@@ -90,16 +90,16 @@ impl Word {
     }
 
     /// Reads one.
-    pub fn decode(bytes: &[u8]) -> Option<Word> {
+    pub fn decode(bytes: &[u8]) -> Option<SplitMessage> {
         let mut reader = Reader::new(bytes);
-        let word = match (reader.u8()?, reader.u32()?) {
-            (1, ranks) => Word::Ask { ranks },
-            (2, 0) => Word::Leave,
-            (3, 0) => Word::Decline,
+        let message = match (reader.u8()?, reader.u32()?) {
+            (1, ranks) => SplitMessage::Ask { ranks },
+            (2, 0) => SplitMessage::Leave,
+            (3, 0) => SplitMessage::Decline,
             _ => return None,
         };
         reader.finish()?;
-        Some(word)
+        Some(message)
     }
 }
 
@@ -236,15 +236,15 @@ impl Roster {
         Some(Course::Meet { place: place as u32, expected })
     }
 
-    /// A connection is gone, after this word if it said one. Gives the place that is waited for in the session in vain.
-    pub fn left(&mut self, key: u64, word: Option<Word>) -> Option<(u32, Missing)> {
+    /// A connection is gone, after this message if it said one. Gives the place that is waited for in the session in vain.
+    pub fn left(&mut self, key: u64, message: Option<SplitMessage>) -> Option<(u32, Missing)> {
         let index = self.present.iter().position(|member| member.key == key)?;
         let member = self.present.swap_remove(index);
         let closed = self.closed.as_ref().filter(|closed| closed.is_complete)?;
         let place = closed.places.iter().position(|place| *place == key)? as u32;
-        match word {
-            Some(Word::Leave) if member.has_asked => None,
-            Some(Word::Leave | Word::Decline) => Some((place, Missing::Declines)),
+        match message {
+            Some(SplitMessage::Leave) if member.has_asked => None,
+            Some(SplitMessage::Leave | SplitMessage::Decline) => Some((place, Missing::Declines)),
             _ => Some((place, Missing::Dies)),
         }
     }
@@ -269,12 +269,12 @@ mod tests {
             bytes[wrong] ^= 1;
             assert_eq!(who(&bytes, NAME), None);
         }
-        for word in [Word::Ask { ranks: 8 }, Word::Leave, Word::Decline] {
-            assert_eq!(word.encode().len(), WORD_BYTES);
-            assert_eq!(Word::decode(&word.encode()), Some(word));
+        for message in [SplitMessage::Ask { ranks: 8 }, SplitMessage::Leave, SplitMessage::Decline] {
+            assert_eq!(message.encode().len(), MESSAGE_BYTES);
+            assert_eq!(SplitMessage::decode(&message.encode()), Some(message));
         }
-        assert_eq!(Word::decode(&[3, 0, 0, 0, 1]), None);
-        assert_eq!(Word::decode(&[4, 0, 0, 0, 0]), None);
+        assert_eq!(SplitMessage::decode(&[3, 0, 0, 0, 1]), None);
+        assert_eq!(SplitMessage::decode(&[4, 0, 0, 0, 0]), None);
         let place = |place| Answer::Complete { place, process_listener: NAME };
         for answer in [Answer::Entered, place(15), Answer::Apart] {
             assert_eq!(answer.encode().len(), ANSWER_BYTES);
@@ -293,10 +293,10 @@ mod tests {
         assert_eq!(roster.ask(12, 3), Some(Course::Meet { place: 1, expected: Some(0b111) }));
         assert!(!roster.enter(13, 4), "closed");
         assert_eq!(roster.ask(10, 3), Some(Course::Meet { place: 2, expected: None }));
-        assert_eq!(roster.left(12, Some(Word::Leave)), None);
+        assert_eq!(roster.left(12, Some(SplitMessage::Leave)), None);
         assert_eq!(roster.left(10, None), Some((2, Missing::Dies)));
         assert_eq!(roster.ask(11, 3), Some(Course::Meet { place: 0, expected: None }));
-        assert_eq!(roster.left(11, Some(Word::Decline)), Some((0, Missing::Declines)));
+        assert_eq!(roster.left(11, Some(SplitMessage::Decline)), Some((0, Missing::Declines)));
         assert_eq!(roster.left(11, None), None);
     }
 
@@ -305,19 +305,19 @@ mod tests {
     fn comes_again() {
         let mut roster = Roster::default();
         assert!(roster.enter(1, 0) && roster.enter(2, 1) && roster.enter(3, 0));
-        assert_eq!(roster.left(1, Some(Word::Leave)), None);
+        assert_eq!(roster.left(1, Some(SplitMessage::Leave)), None);
         assert_eq!(roster.ask(3, 2), Some(Course::Meet { place: 0, expected: Some(0b11) }));
     }
 
     /// Who has gone before the first question does not count; who goes then without having asked is missed, however it went.
     #[test]
     fn gone() {
-        for (word, missing) in [(None, Missing::Dies), (Some(Word::Leave), Missing::Declines)] {
+        for (message, missing) in [(None, Missing::Dies), (Some(SplitMessage::Leave), Missing::Declines)] {
             let mut roster = Roster::default();
             assert!(roster.enter(1, 0) && roster.enter(2, 1) && roster.enter(3, 2));
             assert_eq!(roster.left(1, None), None);
             assert_eq!(roster.ask(2, 2), Some(Course::Meet { place: 0, expected: Some(0b11) }));
-            assert_eq!(roster.left(3, word), Some((1, missing)));
+            assert_eq!(roster.left(3, message), Some((1, missing)));
         }
     }
 
@@ -334,7 +334,7 @@ mod tests {
         assert!(other.enter(1, 0) && other.enter(2, 1));
         assert_eq!(other.ask(1, 2), Some(Course::Meet { place: 0, expected: Some(0b11) }));
         assert_eq!(other.ask(2, 3), Some(Course::Apart));
-        assert_eq!(other.left(2, Some(Word::Leave)), Some((1, Missing::Declines)));
+        assert_eq!(other.left(2, Some(SplitMessage::Leave)), Some((1, Missing::Declines)));
         // Too many for a fabric, and too many at all.
         let (mut large, many) = (Roster::default(), RANKS_MAX as u32 + 1);
         assert!((0..many).all(|rank| large.enter(rank.into(), rank)));

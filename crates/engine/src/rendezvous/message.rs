@@ -5,7 +5,7 @@
 use crate::negotiated::bytes::{Reader, Writer};
 use crate::negotiated::{ATTACHMENT_BYTES_MAX, NEGOTIATED_BYTES_MAX, NegotiatedConfig, Token};
 
-use super::colors::{Table, Word};
+use super::colors::{SplitMessage, Table};
 use super::facts::Facts;
 use super::outcome::{SessionOutcome, WORDS_BYTES_MAX};
 
@@ -32,13 +32,13 @@ pub enum FromRank {
     /// Instead of a report, in a session that is not at the port of an id: I shall not come, and this is how it ends.
     Decline(SessionOutcome),
     /// In a round before a split.
-    Word {
+    Split {
         /// Its place among those who take part, in the order of the parent.
         place: u32,
         /// How many these are.
         ranks: u32,
         /// Of this rank.
-        word: Word,
+        message: SplitMessage,
     },
 }
 
@@ -149,9 +149,9 @@ impl FromRank {
                 1
             }
             FromRank::Confirm => 2,
-            FromRank::Word { place, ranks, word } => {
+            FromRank::Split { place, ranks, message } => {
                 body.u32(*place).u32(*ranks);
-                word.put(&mut body);
+                message.put(&mut body);
                 6
             }
             FromRank::Decline(outcome) => {
@@ -176,9 +176,11 @@ impl FromRank {
                 SessionOutcome::Fabric => return None,
                 outcome => FromRank::Decline(outcome),
             },
-            6 => {
-                FromRank::Word { place: reader.u32()?, ranks: reader.u32()?, word: Word::take(&mut reader)? }
-            }
+            6 => FromRank::Split {
+                place: reader.u32()?,
+                ranks: reader.u32()?,
+                message: SplitMessage::take(&mut reader)?,
+            },
             3 => FromRank::Refuse(String::from_utf8_lossy(reader.counted(WORDS_BYTES_MAX)?).into_owned()),
             _ => return None,
         };

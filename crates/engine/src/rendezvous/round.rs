@@ -1,4 +1,4 @@
-//! The host's side of a round before a split or shrink, as a pure machine: all ranks that make it say a word, and all who
+//! The host's side of a round before a split or shrink, as a pure machine: all ranks that make it send a message, and all who
 //! wait get the same table, or the same failure.
 
 use std::collections::BTreeMap;
@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use crate::negotiated::RANKS_MAX;
 
 use super::agreement::{Answer, ConnectionId};
-use super::colors::{Table, Word};
+use super::colors::{SplitMessage, Table};
 use super::message::FromHost;
 use super::outcome::{Failure, SessionOutcome};
 
@@ -16,16 +16,22 @@ pub struct Round {
     /// How many ranks take part, once one has said so.
     ranks: Option<u32>,
     /// By their places.
-    words: BTreeMap<u32, Word>,
+    messages: BTreeMap<u32, SplitMessage>,
     /// Who has spoken and may wait for the answer, with its place. The first place's process hosts.
     connections: Vec<(u32, ConnectionId)>,
     answer: Option<FromHost>,
 }
 
 impl Round {
-    /// The rank in this place, of so many, says its word. Ranks that have gone before the answer are no failure here: others
+    /// The rank in this place, of so many, says its part. Ranks that have gone before the answer are no failure here: others
     /// notice when they need them.
-    pub fn said(&mut self, connection: ConnectionId, place: u32, ranks: u32, word: Word) -> Vec<Answer> {
+    pub fn said(
+        &mut self,
+        connection: ConnectionId,
+        place: u32,
+        ranks: u32,
+        message: SplitMessage,
+    ) -> Vec<Answer> {
         if let Some(message) = &self.answer {
             return vec![Answer { to: connection, message: message.clone() }];
         }
@@ -34,13 +40,13 @@ impl Round {
         if ranks != expected || place >= ranks || ranks as usize > RANKS_MAX {
             return self.fail(Failure::Mismatch { rank: place, ranks, expected });
         }
-        if self.words.insert(place, word).is_some() {
+        if self.messages.insert(place, message).is_some() {
             return self.fail(Failure::Duplicate { rank: place });
         }
-        if self.words.len() < ranks as usize {
+        if self.messages.len() < ranks as usize {
             return Vec::new();
         }
-        let table = Table::new(self.words.values().copied().collect());
+        let table = Table::new(self.messages.values().copied().collect());
         self.end(FromHost::Table(table))
     }
 
@@ -89,8 +95,8 @@ mod tests {
     use super::super::colors::{LazyVote, Parent};
     use super::*;
 
-    fn word(rank: u32) -> Word {
-        Word {
+    fn message(rank: u32) -> SplitMessage {
+        SplitMessage {
             color: Some(rank as i32 % 2),
             key: -(rank as i32),
             vote: LazyVote::Always,
@@ -116,9 +122,9 @@ mod tests {
                 if count == 6 {
                     round.left(ConnectionId(order[leaves].into()));
                 }
-                answers = round.said(ConnectionId(u64::from(*rank)), *rank, 7, word(*rank));
+                answers = round.said(ConnectionId(u64::from(*rank)), *rank, 7, message(*rank));
             }
-            let table = FromHost::Table(Table::new((0..7).map(word).collect()));
+            let table = FromHost::Table(Table::new((0..7).map(message).collect()));
             prop_assert_eq!(answers.len(), if leaves == 6 { 7 } else { 6 });
             prop_assert!(answers.iter().all(|answer| answer.message == table));
             prop_assert!(!round.is_awaited());
@@ -129,15 +135,15 @@ mod tests {
     #[test]
     fn failures() {
         let mut round = Round::default();
-        assert!(round.said(ConnectionId(1), 1, 3, word(1)).is_empty() && round.is_awaited());
+        assert!(round.said(ConnectionId(1), 1, 3, message(1)).is_empty() && round.is_awaited());
         let answers = round.fail(Failure::Absent { rank: 2 });
         assert_eq!((answers.len(), failed(&answers)), (1, &Failure::Absent { rank: 2 }));
         assert!(round.fail(Failure::Absent { rank: 0 }).is_empty());
-        let late = round.said(ConnectionId(0), 0, 3, word(0));
+        let late = round.said(ConnectionId(0), 0, 3, message(0));
         assert_eq!((late[0].to, failed(&late)), (ConnectionId(0), &Failure::Absent { rank: 2 }));
 
         let mut alone = Round::default();
-        assert_eq!(alone.said(ConnectionId(0), 0, 1, word(0)).len(), 1);
+        assert_eq!(alone.said(ConnectionId(0), 0, 1, message(0)).len(), 1);
         assert!(alone.fail(Failure::Absent { rank: 0 }).is_empty());
     }
 
@@ -146,9 +152,9 @@ mod tests {
     fn host_hears_last() {
         let mut round = Round::default();
         for rank in [2, 0] {
-            assert!(round.said(ConnectionId(rank.into()), rank, 3, word(rank)).is_empty());
+            assert!(round.said(ConnectionId(rank.into()), rank, 3, message(rank)).is_empty());
         }
-        let answers = round.said(ConnectionId(1), 1, 3, word(1));
+        let answers = round.said(ConnectionId(1), 1, 3, message(1));
         assert_eq!(answers.iter().map(|answer| answer.to.0).collect::<Vec<_>>(), [2, 1, 0]);
     }
 
@@ -157,14 +163,14 @@ mod tests {
     fn nonsense() {
         let after = |rank, ranks| {
             let mut round = Round::default();
-            round.said(ConnectionId(1), 1, 3, word(1));
-            failed(&round.said(ConnectionId(2), rank, ranks, word(rank))).clone()
+            round.said(ConnectionId(1), 1, 3, message(1));
+            failed(&round.said(ConnectionId(2), rank, ranks, message(rank))).clone()
         };
         assert_eq!(after(1, 3), Failure::Duplicate { rank: 1 });
         assert_eq!(after(0, 4), Failure::Mismatch { rank: 0, ranks: 4, expected: 3 });
         assert_eq!(after(3, 3), Failure::Mismatch { rank: 3, ranks: 3, expected: 3 });
         let mut round = Round::default();
-        let answers = round.said(ConnectionId(1), 1, u32::MAX, word(1));
+        let answers = round.said(ConnectionId(1), 1, u32::MAX, message(1));
         assert!(matches!(failed(&answers), Failure::Mismatch { .. }));
         let mut round = Round::default();
         assert_eq!(failed(&round.disorder(ConnectionId(1), 1)), &Failure::Disorder { rank: 1 });

@@ -105,7 +105,7 @@ fn splits() {
     nothing_is_left();
 }
 
-/// A rank whose parent another thread ends while it waits in a round, after its word: it says so, or the others would find all words
+/// A rank whose parent another thread ends while it waits in a round, after its message: it says so, or the others would find all messages
 /// there, and wait for it where their communicator meets, for as long as its process lives.
 #[test]
 fn parent_ends_in_a_round() {
@@ -133,10 +133,10 @@ fn parent_ends_in_a_round() {
     nothing_is_left();
 }
 
-/// A rank says that it goes to NCCL, which refuses its call; when it calls again, its word has been said. NCCL makes all, and all find
+/// A rank says that it goes to NCCL, which refuses its call; when it calls again, its message has been sent. NCCL makes all, and all find
 /// each other then.
 #[test]
-fn refused_after_its_word() {
+fn refused_after_its_message() {
     let Some(_devices) = three_devices() else { return };
     let parents = fabric::all_here(&[0, 1, 2], Laziness::None);
     let derive = |rank: usize| match &parents[rank] {

@@ -94,7 +94,7 @@ fn a_rank_that_leaves() {
     let leaving = asked.pop().unwrap();
     std::thread::scope(|scope| {
         let joined = scope.spawn(|| fabric::complete(asked));
-        // Both have lent and zeroed, so they wait for the third one's word, or will.
+        // Both have lent and zeroed, so they wait for the third one's message, or will.
         eventually("they prepare", || {
             let (arenas, _) = arena::counters();
             arenas.iter().filter(|arena| arena.slices == 1).count() == 2

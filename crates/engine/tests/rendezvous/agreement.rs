@@ -25,7 +25,7 @@ enum Behavior {
     OtherVersion,
     SameDevice,
     Refuses,
-    /// Goes to NCCL without a word.
+    /// Goes to NCCL silently.
     NonWindlass,
     Never,
     /// Says instead of its report that it does not come, for this reason.
@@ -445,7 +445,7 @@ fn hosts_own_hear_last() {
     assert_eq!(heard, [2, 3, 0, 1]);
 }
 
-/// After a refusal the outcome waits for the words of all: a rank that leaves meanwhile makes the session fail.
+/// After a refusal the outcome waits for the messages of all: a rank that leaves meanwhile makes the session fail.
 #[test]
 fn refusal_waits_for_all() {
     let begin = || {
@@ -460,9 +460,9 @@ fn refusal_waits_for_all() {
         assert_eq!((stops[0].to, &stops[0].message), (ConnectionId(3), &FromHost::Stop));
         host
     };
-    for word in [FromRank::Confirm, FromRank::Refuse("stopped".into())] {
+    for message in [FromRank::Confirm, FromRank::Refuse("stopped".into())] {
         let mut host = begin();
-        assert_eq!(host.step(Event::Said(ConnectionId(3), word)).len(), 3);
+        assert_eq!(host.step(Event::Said(ConnectionId(3), message)).len(), 3);
         assert_eq!(
             host.outcome(),
             Some(&SessionOutcome::Plain(Reason::Refused { rank: 1, words: "full".into() }))

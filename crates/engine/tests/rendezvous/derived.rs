@@ -363,7 +363,7 @@ fn full_queue() {
     assert!(matches!(joined(aborted), Outcome::Failed(Failure::Aborted)));
     own.decline(&invites(2), SessionOutcome::Plain(Reason::NonBlocking));
     queued.iter().for_each(|_| drop(net::accept(&listener).unwrap()));
-    // The word of the one that was aborted comes, too: its host waits for it.
+    // The message of the one that was aborted comes, too: its host waits for it.
     let mut missing = vec![invites(1).greeting(), invites(2).greeting()];
     while !missing.is_empty() {
         let mut words = Vec::new();

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use windlass_engine::negotiated::{RANKS_MAX, Token};
 use windlass_engine::rendezvous::derived::{Invitation, child};
-use windlass_engine::rendezvous::local_rendezvous::{self, ANSWER_BYTES, Answer, Word};
+use windlass_engine::rendezvous::local_rendezvous::{self, ANSWER_BYTES, Answer, SplitMessage};
 use windlass_engine::rendezvous::outcome::{Failure, Reason};
 use windlass_engine::rendezvous::{Limits, LocalEntry, Outcome, Participant, Rendezvous, place};
 
@@ -99,10 +99,10 @@ fn apart() {
     while other.enter_local(name, 2, &never).is_err() {}
 }
 
-/// A rank whose process dies before it asks or before its word in the session: the others fail. Where its own call failed they
+/// A rank whose process dies before it asks or before its message in the session: the others fail. Where its own call failed they
 /// have what NCCL gave them.
 #[test]
-fn goes_without_a_word() {
+fn goes_without_a_message() {
     for way in ["fails", "dies", "asks and dies"] {
         let (process, name) = (rendezvous(), name());
         let local_entry = process.enter_local(name, 0, &never).unwrap();
@@ -110,10 +110,10 @@ fn goes_without_a_word() {
         assert_eq!(asks(&mut dying, &local_rendezvous::greeting(name, 1)), Some(Answer::Entered));
         let participant = process.join_local(&invited(name, &local_entry, 2), facts(0, 2)).unwrap();
         match way {
-            "fails" => dying.write_all(&Word::Leave.encode()).unwrap(),
+            "fails" => dying.write_all(&SplitMessage::Leave.encode()).unwrap(),
             "dies" => {}
             _ => {
-                let answer = asks(&mut dying, &Word::Ask { ranks: 2 }.encode());
+                let answer = asks(&mut dying, &SplitMessage::Ask { ranks: 2 }.encode());
                 assert!(matches!(answer, Some(Answer::Complete { place: 1, .. })));
             }
         }
@@ -157,7 +157,8 @@ fn declines_unheard() {
         let mut gone = connect(name);
         assert_eq!(asks(&mut gone, &local_rendezvous::greeting(name, 1)), Some(Answer::Entered));
         let participant = process.join_local(&invited(name, &local_entry, 2), facts(0, 2)).unwrap();
-        gone.write_all(&[Word::Ask { ranks: 2 }.encode(), Word::Decline.encode()].concat()).unwrap();
+        gone.write_all(&[SplitMessage::Ask { ranks: 2 }.encode(), SplitMessage::Decline.encode()].concat())
+            .unwrap();
         drop(gone);
         let outcome = joined(participant);
         assert!(matches!(outcome, Outcome::Plain(Reason::Apart)), "{outcome:?}");
@@ -233,11 +234,11 @@ fn unknown_connections() {
         })
         .collect();
     // In pieces, and two words at once.
-    let ask = Word::Ask { ranks: RANKS_MAX as u32 }.encode();
+    let ask = SplitMessage::Ask { ranks: RANKS_MAX as u32 }.encode();
     let one = all.first_mut().unwrap();
     one.write_all(&ask[..2]).unwrap();
     assert!(matches!(
-        asks(one, &[&ask[2..], &Word::Leave.encode()].concat()),
+        asks(one, &[&ask[2..], &SplitMessage::Leave.encode()].concat()),
         Some(Answer::Complete { place: 1, .. })
     ));
     assert!(matches!(first.ask(RANKS_MAX as u32, &never), Ok(Answer::Complete { place: 0, .. })));

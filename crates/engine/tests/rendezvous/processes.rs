@@ -54,7 +54,7 @@ impl Played {
     pub fn says(&mut self) -> String {
         loop {
             let mut line = String::new();
-            assert_ne!(self.says.read_line(&mut line).unwrap(), 0, "the process ended without a word");
+            assert_ne!(self.says.read_line(&mut line).unwrap(), 0, "the process ended silently");
             if let Some((_, words)) = line.split_once("part: ") {
                 return words.trim_end().to_owned();
             }
@@ -90,7 +90,7 @@ pub fn say(words: &str) {
 }
 
 /// Waits until the test says so; at its end, ends too.
-pub fn await_word() {
+pub fn await_message() {
     std::io::stdin().read_exact(&mut [0]).unwrap();
 }
 
@@ -124,7 +124,7 @@ fn part() {
             "die-preparing" => die(),
             "prepare-slowly" => {
                 say("preparing");
-                await_word();
+                await_message();
                 Ok(())
             }
             _ => Ok(()),
@@ -134,7 +134,7 @@ fn part() {
     report.member.process_id = std::process::id();
     if part == "when-told" {
         say("waiting");
-        await_word();
+        await_message();
     }
     let participant = rendezvous.join(&id, vec![report]).unwrap();
     let outcomes = participant.complete(prepare);
@@ -149,7 +149,7 @@ fn part() {
 /// Ranks without Windlass, when told: each says all it has to say and closes, and does not come again.
 fn nccl_ranks(id: &Id, ranks: u32) {
     say("waiting");
-    await_word();
+    await_message();
     for _ in 0..ranks {
         let mut rank =
             std::net::TcpStream::connect(windlass_engine::rendezvous::id_tag::address(id).unwrap()).unwrap();

@@ -7,7 +7,7 @@ use std::thread;
 
 use windlass_engine::descriptor as ours;
 use windlass_engine::negotiated::{RANKS_MAX, Token};
-use windlass_engine::rendezvous::colors::{Course, LazyVote, Others, Parent, Table, Word};
+use windlass_engine::rendezvous::colors::{Course, LazyVote, Others, Parent, SplitMessage, Table};
 use windlass_engine::rendezvous::derived::{Invitation, Making, NOBODY, child};
 use windlass_engine::rendezvous::id_tag::Id;
 use windlass_engine::rendezvous::message::{FromHost, FromRank};
@@ -15,7 +15,7 @@ use windlass_engine::rendezvous::outcome::{Failure, Reason, SessionOutcome};
 use windlass_engine::rendezvous::{Inquiry, Limits, Rendezvous};
 
 use crate::derived::{address, kill, pidfd_of, process};
-use crate::processes::{Played, await_word, play, say};
+use crate::processes::{Played, await_message, play, say};
 use crate::support::{facts, is_fabric, ready};
 
 const PARENT: Token = Token([9; 16]);
@@ -25,8 +25,8 @@ fn rendezvous() -> Rendezvous {
     Rendezvous::start(Limits::default()).unwrap()
 }
 
-fn pair(color: i32, key: i32) -> Word {
-    Word { color: Some(color), key, vote: LazyVote::InPair, parent: Parent::Built }
+fn pair(color: i32, key: i32) -> SplitMessage {
+    SplitMessage { color: Some(color), key, vote: LazyVote::InPair, parent: Parent::Built }
 }
 
 /// A round of a parent of so many ranks, whose rank 0 is in the host's process.
@@ -51,8 +51,8 @@ impl Round<'_> {
         self.host.await_ranks(name, (1 << self.ranks) - 1, Vec::new());
     }
 
-    fn say(&self, from: &Rendezvous, rank: u32, word: Word) -> Inquiry {
-        from.ask_round(&self.invites(rank), rank, self.ranks, word)
+    fn say(&self, from: &Rendezvous, rank: u32, message: SplitMessage) -> Inquiry {
+        from.ask_round(&self.invites(rank), rank, self.ranks, message)
     }
 
     fn connect(&self) -> UnixStream {
@@ -67,9 +67,9 @@ impl Round<'_> {
     }
 
     /// What a rank sends.
-    fn words(&self, rank: u32, ranks: u32, word: Word) -> Vec<u8> {
-        let word = FromRank::Word { place: rank, ranks, word }.encode();
-        [self.invites(rank).to_round().greeting(), word].concat()
+    fn messages(&self, rank: u32, ranks: u32, message: SplitMessage) -> Vec<u8> {
+        let message = FromRank::Split { place: rank, ranks, message }.encode();
+        [self.invites(rank).to_round().greeting(), message].concat()
     }
 }
 
@@ -86,7 +86,7 @@ fn wait_all(inquiries: Vec<Inquiry>) -> Vec<Answer> {
 fn all_hear_the_same() {
     let (host, other) = (rendezvous(), rendezvous());
     let round = Round::of(&host, 0, 5);
-    let none = Word { color: None, key: 0, vote: LazyVote::No, parent: Parent::Built };
+    let none = SplitMessage { color: None, key: 0, vote: LazyVote::No, parent: Parent::Built };
     let mut inquiries = vec![
         round.say(&other, 4, pair(7, -1)),
         round.say(&other, 1, pair(7, 0)),
@@ -117,7 +117,7 @@ fn all_hear_the_same() {
     });
 }
 
-/// Many rounds at once, of several calls and parents, their words mixed.
+/// Many rounds at once, of several calls and parents, their messages mixed.
 #[test]
 fn many_at_once() {
     let hosts = [rendezvous(), rendezvous()];
@@ -158,10 +158,10 @@ fn one_cannot_wait() {
     assert_eq!(waiting.wait().unwrap().course(1), Course::Nccl);
 }
 
-/// A process dies before its rank's word: all who wait fail, though others have not come, and those who come later. One
-/// that dies after its word is none of the round's business.
+/// A process dies before its rank's message: all who wait fail, though others have not come, and those who come later. One
+/// that dies after its message is none of the round's business.
 #[test]
-fn dies_before_its_word() {
+fn dies_before_its_message() {
     let host = rendezvous();
     let round = Round::of(&host, 0, 4);
     let ((dying, pidfd), (spoken, of_spoken)) = (process(), process());
@@ -179,19 +179,19 @@ fn dies_before_its_word() {
 
     let round = Round::of(&host, 1, 3);
     let (dying, pidfd) = process();
-    let mut words = round.connect();
-    words.write_all(&round.words(1, 3, pair(0, 0))).unwrap();
+    let mut messages = round.connect();
+    messages.write_all(&round.messages(1, 3, pair(0, 0))).unwrap();
     round.hear_all();
     host.await_ranks(round.invites(0).to_round().child, 0b111, vec![(1, pidfd)]);
-    drop(words);
+    drop(messages);
     kill(dying);
     let waiting = vec![round.say(&host, 0, pair(0, 0)), round.say(&host, 2, pair(0, 0))];
     assert!(wait_all(waiting).iter().all(Result::is_ok));
 }
 
-/// A rank that leaves between its greeting and its word will not say it, whether the host's rank has come or not.
+/// A rank that leaves between its greeting and its message will not say it, whether the host's rank has come or not.
 #[test]
-fn leaves_before_its_word() {
+fn leaves_before_its_message() {
     let host = rendezvous();
     for count in 0..2 {
         let round = Round::of(&host, count, 2);
@@ -204,7 +204,7 @@ fn leaves_before_its_word() {
     }
 }
 
-/// Another thread ends a wait: it returns at once. Its word stands if it has gone out, and else nobody waits for it.
+/// Another thread ends a wait: it returns at once. Its message stands if it has gone out, and else nobody waits for it.
 #[test]
 fn aborted() {
     let (host, own) = (rendezvous(), rendezvous());
@@ -249,22 +249,22 @@ fn host_is_gone() {
 #[test]
 fn nonsense() {
     let host = rendezvous();
-    let answer = |count: u32, words: &dyn Fn(&Round) -> Vec<u8>| {
+    let answer = |count: u32, messages: &dyn Fn(&Round) -> Vec<u8>| {
         let round = Round::of(&host, count, 3);
         round.begin();
         let waiting = round.say(&host, 0, pair(0, 0));
         let mut unknown_connection = round.connect();
-        unknown_connection.write_all(&words(&round)).unwrap();
+        unknown_connection.write_all(&messages(&round)).unwrap();
         let answer = waiting.wait();
         (answer, unknown_connection)
     };
     let greeted = |round: &Round, message: FromRank| {
         [round.invites(1).to_round().greeting(), message.encode()].concat()
     };
-    let (twice, _one) = answer(0, &|round| round.words(0, 3, pair(0, 0)));
+    let (twice, _one) = answer(0, &|round| round.messages(0, 3, pair(0, 0)));
     assert_eq!(twice, Err(Failure::Duplicate { rank: 0 }));
     // Either may have been first.
-    let (other_number, _two) = answer(1, &|round| round.words(1, 4, pair(0, 0)));
+    let (other_number, _two) = answer(1, &|round| round.messages(1, 4, pair(0, 0)));
     assert!(matches!(other_number, Err(Failure::Mismatch { .. })), "{other_number:?}");
     let (report, _three) = answer(2, &|round| greeted(round, FromRank::Report(Box::new(facts(1, 3)))));
     assert_eq!(report, Err(Failure::Disorder { rank: 1 }));
@@ -278,15 +278,15 @@ fn nonsense() {
     assert_eq!(five.read(&mut [0]).unwrap_or(0), 0);
     assert_eq!(host.counts().unreadable.load(Ordering::Relaxed), 1);
 
-    // A word in a session is out of turn.
+    // A message in a session is out of turn.
     let call = Making::Split { count: 9 }.name(PARENT);
     let invites =
         |rank| Invitation { process_listener: host.process_listener(), call, child: child(call, 0), rank };
     let participant = host.join_invited(&invites(0), facts(0, 2)).unwrap();
     let mut unknown_connection = UnixStream::connect_addr(&address(host.process_listener())).unwrap();
     let report = FromRank::Report(Box::new(facts(1, 2))).encode();
-    let word = FromRank::Word { place: 1, ranks: 2, word: pair(0, 0) }.encode();
-    unknown_connection.write_all(&[invites(1).greeting(), report, word].concat()).unwrap();
+    let message = FromRank::Split { place: 1, ranks: 2, message: pair(0, 0) }.encode();
+    unknown_connection.write_all(&[invites(1).greeting(), report, message].concat()).unwrap();
     let outcome = participant.complete(ready).remove(0);
     let failed = windlass_engine::rendezvous::Outcome::Failed(Failure::Disorder { rank: 1 });
     assert_eq!(format!("{outcome:?}"), format!("{failed:?}"));
@@ -343,7 +343,7 @@ fn too_many_rounds() {
     let host = Rendezvous::start(Limits { calls_max: 4, ..Limits::default() }).unwrap();
     let round = Round::of(&host, 0, 2);
     let mut waiting = round.connect();
-    waiting.write_all(&round.words(0, 2, pair(0, 0))).unwrap();
+    waiting.write_all(&round.messages(0, 2, pair(0, 0))).unwrap();
     round.hear_all();
     round.begin();
     for count in 1..=8 {
@@ -391,7 +391,7 @@ pub fn plays(part: &str, own: &Rendezvous, rank: u32, ranks: u32, id: &Id) -> bo
             let hex: Vec<String> =
                 own.process_listener().0.iter().map(|byte| format!("{byte:02x}")).collect();
             say(&hex.concat());
-            await_word();
+            await_message();
         }
         "speaks" => {
             let inquiry = own.ask_round(&invitation, rank, ranks, pair(0, 0));
@@ -401,11 +401,11 @@ pub fn plays(part: &str, own: &Rendezvous, rank: u32, ranks: u32, id: &Id) -> bo
         "hurries" => {
             own.go_to_nccl(&invitation, rank, ranks, Parent::Built);
             say("spoken");
-            await_word();
+            await_message();
         }
         "is-silent" => {
             say("here");
-            await_word();
+            await_message();
         }
         _ => return false,
     }
@@ -418,7 +418,7 @@ fn plays_in(round: &Round, part: &str, rank: u32) -> Played {
     play(&[], part, rank, round.ranks, &id)
 }
 
-/// Ranks in processes of their own hear the same; one that is killed before its word ends the round for all, whatever the
+/// Ranks in processes of their own hear the same; one that is killed before its message ends the round for all, whatever the
 /// others wait for.
 #[test]
 fn processes() {

@@ -54,7 +54,7 @@ impl Deriving {
     }
 
     /// This rank does not wait for the others of a round, so that NCCL makes all communicators of this call. Before the
-    /// real call; if NCCL refuses that, the word stands for the next one. Never waits.
+    /// real call; if NCCL refuses that, the message stands for the next one. Never waits.
     pub fn go_to_nccl(&self) {
         let Ok(rendezvous) = rendezvous() else { return };
         if !self.has_round() {

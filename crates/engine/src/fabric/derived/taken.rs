@@ -1,4 +1,4 @@
-//! A call for communicators made from another once NCCL has taken it: a round, where there is one, and this rank's word.
+//! A call for communicators made from another once NCCL has taken it: a round, where there is one, and this rank's message.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use crate::fabric::init::cannot_reach;
 use crate::fabric::{Asked, Laziness, request, settle};
 use crate::negotiated::{RANKS_MAX, Token};
 use crate::rendezvous::LocalEntry;
-use crate::rendezvous::colors::{Course, LazyVote, Parent, Word};
+use crate::rendezvous::colors::{Course, LazyVote, Parent, SplitMessage};
 use crate::rendezvous::derived::{Invitation, child};
 use crate::rendezvous::local_rendezvous::{self, Answer};
 use crate::rendezvous::outcome::{Failure, Reason, SessionOutcome};
@@ -18,7 +18,7 @@ use super::{Configured, NewCommunicator, Plain, asking};
 /// What comes before the communicators of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ahead {
-    /// This rank's word, and then all others'.
+    /// This rank's message, and then all others'.
     Round,
     /// NCCL's own split, of all.
     Nccl,
@@ -32,11 +32,11 @@ pub(super) enum SessionPlace {
     Nowhere,
     /// At the roster of this communicator, which this rank entered before NCCL was asked; or why it could not.
     AtRoster(Result<LocalEntry, String>),
-    /// At the process of the first rank, which waits for this one's word: all know who is in it, as they have heard each other.
+    /// At the process of the first rank, which waits for this one's message: all know who is in it, as they have heard each other.
     AtMember(Invitation),
 }
 
-/// What the others of a round hear of a rank that leaves it before its word.
+/// What the others of a round hear of a rank that leaves it before its message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Leaves {
     Failing,
@@ -83,14 +83,14 @@ impl Derivation {
         if std::mem::replace(&mut self.ahead, Ahead::Nccl) == Ahead::Nccl {
             return Ok(self.alone());
         }
-        let word = Word { color: self.color, key, vote, parent: self.parent };
+        let message = SplitMessage { color: self.color, key, vote, parent: self.parent };
         let (place, ranks) = self.line.among(self.ranks);
-        let inquiry = rendezvous.ask_round(&self.invitation, place, ranks.len() as u32, word);
+        let inquiry = rendezvous.ask_round(&self.invitation, place, ranks.len() as u32, message);
         let wait = Wait::new(&self.line, inquiry.canceller());
         let table = inquiry.wait();
         drop(wait);
         if let Err(Failure::Aborted) = &table {
-            // Its word is out: the others would wait for it where their communicator meets.
+            // Its message is out: the others would wait for it where their communicator meets.
             self.leave_round();
         }
         let in_parent = |places: Vec<u32>| {

@@ -24,7 +24,7 @@ pub struct Line {
     lives: Vec<Arc<Life>>,
     /// Whether those made from it may be lazy, so that its ranks speak before.
     pub(super) has_rounds: bool,
-    /// What it was told of kernels, which holds for those made from it without a word.
+    /// What it was told of kernels, which holds for those made from it without a message.
     pub(super) ctas: Ctas,
     /// Held for a few stores.
     counted: Mutex<BTreeMap<Kind, Counted>>,
@@ -60,7 +60,7 @@ pub(super) struct Counted {
 }
 
 impl Counted {
-    /// Whether this rank has said its word for the next call.
+    /// Whether this rank has sent its message for the next call.
     pub(super) fn has_hurried(&self) -> bool {
         self.hurried == Some(self.begun)
     }

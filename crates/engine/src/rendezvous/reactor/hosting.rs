@@ -53,7 +53,7 @@ pub(super) struct Session {
 enum Kind {
     /// Of an id, as NCCL made it, and where its root is.
     Id { id: Id, root: SocketAddr },
-    /// Of a call that makes communicators from another, with the connections that have not said a word, and whose they
+    /// Of a call that makes communicators from another, with the connections that have not sent a message, and whose they
     /// are. Kept until nobody can come any more.
     Call { call: Token, silent: Vec<(u64, u32)> },
     /// Of such a call, and all who could come have come.
@@ -91,7 +91,7 @@ impl Session {
         Some(())
     }
 
-    /// The first word of a connection: of which call, and whose.
+    /// The first message of a connection: of which call, and whose.
     pub(super) fn arrived(&mut self, key: u64) -> Option<(Token, u32)> {
         let Kind::Call { call, silent } = &mut self.kind else { return None };
         let index = silent.iter().position(|(silent, _)| *silent == key)?;
@@ -185,7 +185,7 @@ impl Reactor {
     /// one. Also not
     ///
     /// - a rank that dies, leaves or loses us before it hears the outcome: whoever has reported goes nowhere without the
-    ///   host's word, its init fails;
+    ///   host's message, its init fails;
     /// - anybody who has been there: the first connection that is relayed makes the session plain, so none was;
     /// - whoever else connects from now on: no rank is missing. It is refused, as by NCCL's root once all have been there.
     ///
@@ -493,7 +493,7 @@ impl Reactor {
                 };
                 let bytes = answer.message.encode();
                 let last = answer.message.is_last();
-                let line = if last { connection.last_words(&bytes) } else { connection.say(&bytes) };
+                let line = if last { connection.last_message(&bytes) } else { connection.say(&bytes) };
                 if line == Line::Closed {
                     self.endpoints.remove(&answer.to.0);
                     session.present -= 1;

@@ -116,7 +116,7 @@ impl Reactor {
             Some(Endpoint::Joining(joining)) => joining.words.clone(),
             _ => self.stop_knocking(key),
         };
-        // The host of a call waits for a word of each rank, and the report has not gone out.
+        // The host of a call waits for a message of each rank, and the report has not gone out.
         if let Some((process_listener, words)) = derived::withdrawal(&unsaid) {
             self.tell(process_listener, words);
         }

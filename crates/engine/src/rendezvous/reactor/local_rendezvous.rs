@@ -12,7 +12,7 @@ use crate::rendezvous::connection::{Connection, Line};
 use crate::rendezvous::counts::Counts;
 use crate::rendezvous::derived;
 use crate::rendezvous::local_rendezvous::{
-    self, Answer, Course, GREETING_BYTES, Missing, Roster, WORD_BYTES, Word,
+    self, Answer, Course, GREETING_BYTES, MESSAGE_BYTES, Missing, Roster, SplitMessage,
 };
 use crate::rendezvous::message::FromRank;
 use crate::rendezvous::outcome::{Reason, SessionOutcome};
@@ -33,7 +33,7 @@ pub(super) struct Visit {
     name: Token,
     has_entered: bool,
     /// How it says that it goes.
-    last: Option<Word>,
+    last: Option<SplitMessage>,
 }
 
 impl Reactor {
@@ -77,8 +77,8 @@ impl Reactor {
                 Said::Nothing => return,
                 Said::Closed => return self.leave_local_rendezvous(key),
                 Said::Greeting(rank) => self.enter_local_rendezvous(key, rank),
-                Said::Word(Word::Ask { ranks }) => self.ask_local_rendezvous(key, ranks),
-                Said::Word(last) => {
+                Said::SplitMessage(SplitMessage::Ask { ranks }) => self.ask_local_rendezvous(key, ranks),
+                Said::SplitMessage(last) => {
                     if let Some(Endpoint::AtLocalRendezvous(visit)) = self.endpoints.get_mut(&key) {
                         visit.last = Some(last);
                     }
@@ -89,7 +89,7 @@ impl Reactor {
 
     fn next_said(&mut self, key: u64) -> Option<Said> {
         let Some(Endpoint::AtLocalRendezvous(visit)) = self.endpoints.get_mut(&key) else { return None };
-        let length = if visit.has_entered { WORD_BYTES } else { GREETING_BYTES };
+        let length = if visit.has_entered { MESSAGE_BYTES } else { GREETING_BYTES };
         let line = visit.connection.fill(length);
         if visit.connection.input.len() < length {
             return Some(if line == Line::Open { Said::Nothing } else { Said::Closed });
@@ -97,7 +97,7 @@ impl Reactor {
         let words: Vec<u8> = visit.connection.input.drain(..length).collect();
         let said = match visit.has_entered {
             false => local_rendezvous::who(&words, visit.name).map(Said::Greeting),
-            true => Word::decode(&words).map(Said::Word),
+            true => SplitMessage::decode(&words).map(Said::SplitMessage),
         };
         if said.is_none() {
             Counts::up(&self.shared.counts.turned_away);
@@ -191,5 +191,5 @@ enum Said {
     /// Nothing any more.
     Closed,
     Greeting(u32),
-    Word(Word),
+    SplitMessage(SplitMessage),
 }

@@ -139,7 +139,7 @@ impl Reactor {
         self.arrivals_by_call.entry(call).or_default()
     }
 
-    /// A rank in a session of a call has said its first word, or left without one.
+    /// A rank in a session of a call has sent its first message, or left without one.
     pub(super) fn arrived(&mut self, key: u64, child: Token, line: Line) {
         let Some((call, rank)) = self.sessions.get_mut(&child).and_then(|session| session.arrived(key))
         else {
@@ -235,7 +235,7 @@ impl Reactor {
             Ok(socket) => {
                 let mut connection = Connection::new(self.poll.watch(socket));
                 let key = connection.watched.key();
-                if connection.last_words(&bytes) == Line::Open {
+                if connection.last_message(&bytes) == Line::Open {
                     self.endpoints.insert(key, Endpoint::Telling(connection));
                 }
             }

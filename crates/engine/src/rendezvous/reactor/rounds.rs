@@ -45,7 +45,7 @@ impl Reactor {
         if line == Line::Closed {
             self.endpoints.remove(&key);
             self.rounds.get_mut(&name).into_iter().for_each(|round| round.left(ConnectionId(key)));
-            // Without a word it will never say one; with one, it has.
+            // Without a message it will never send one; with one, it has.
             self.arrivals_by_call.get_mut(&name).into_iter().for_each(|arrivals| arrivals.died(rank));
         }
         self.look_at(name);
@@ -57,7 +57,7 @@ impl Reactor {
         }
         self.arrivals(name).spoke(rank);
         self.step(name, |round| match message {
-            FromRank::Word { place, ranks, word } => round.said(connection, place, ranks, word),
+            FromRank::Split { place, ranks, message } => round.said(connection, place, ranks, message),
             FromRank::Decline(SessionOutcome::Failed(failure)) => round.fail(failure),
             _ => round.disorder(connection, rank),
         });
@@ -89,7 +89,7 @@ impl Reactor {
         }
         for Answer { to, message } in answers {
             let Some(Endpoint::InRound(connection, ..)) = self.endpoints.get_mut(&to.0) else { continue };
-            if connection.last_words(&message.encode()) == Line::Closed {
+            if connection.last_message(&message.encode()) == Line::Closed {
                 self.endpoints.remove(&to.0);
             }
         }

@@ -28,10 +28,7 @@ fn start(part: &str, folder: &Path) -> Child {
         .spawn()
         .unwrap();
     let says = BufReader::new(child.stdout.take().unwrap());
-    assert!(
-        says.lines().any(|line| line.unwrap().contains("part: shared")),
-        "the process ended without a word"
-    );
+    assert!(says.lines().any(|line| line.unwrap().contains("part: shared")), "the process ended silently");
     child
 }
 
