@@ -35,7 +35,7 @@ static void all(struct rank* self) {
       }
     }
   }
-  /* Larger than any one buffer or chunk of the library. Mailboxes take a second a MiB on the simulator, and have a quarter there. */
+  /* Larger than any one buffer or chunk of the library. The p2p transport takes a second a MiB on the simulator, and has a quarter there. */
   for (int which = 0; which < known; which++, key++) {
     size_t count = (which >= ALL_TO_ALL && !on_gpus() ? (size_t)1 << 18 : (size_t)1 << 20) + 3;
     one(self, communicator, (struct transfer){.which = (enum collective)which, .type = ncclFloat32, .op = ncclSum,

@@ -91,7 +91,7 @@ def run(options, out, row, windlass):
     variables = row.variables.split() + ["WINDLASS_SIM_MULTICAST=1"]
     variables += [f"CTESTS_LATE={row.late}"] * bool(row.late) + [f"CTESTS_LATER={row.later}"] * bool(row.later)
     if windlass:
-        command += ["--windlass", options.windlass, "--fabric", "yes", "--served", "mailbox"]
+        command += ["--windlass", options.windlass, "--fabric", "yes", "--served", "p2p"]
     for variable in variables:
         command += ["--set", variable]
     ended = subprocess.run([*command, "--", options.program], capture_output=True, text=True, check=False)
@@ -122,7 +122,7 @@ def cells(out):
 
     lazy = {communicator.get("nccl") for communicator in communicators if communicator["ranks"] == 2}
     return [
-        "yes" if "mailbox" in paths else "no",
+        "yes" if "p2p" in paths else "no",
         said("fast" in paths, "native collectives"),
         "yes" if lazy == {"built", "reused"} else "no",
         "yes" if counted("pool", "hits") else "no",

@@ -71,11 +71,11 @@ pub mod tests {
         let before = snapshot(&[("ncclSend", "forward", 5, 0), ("ncclRecv", "fast", 1, 0)]);
         let after = snapshot(&[
             ("ncclSend", "forward", 5, 0),
-            ("ncclSend", "mailbox", 1, 0),
+            ("ncclSend", "p2p", 1, 0),
             ("ncclRecv", "fast", 2, 0),
             ("ncclAllReduce", "staged", 1, 0),
         ]);
-        assert_eq!(paths_between(&before, &after, &["ncclSend", "ncclRecv"]), "fast+mailbox");
+        assert_eq!(paths_between(&before, &after, &["ncclSend", "ncclRecv"]), "fast+p2p");
         assert_eq!(paths_between(&before, &after, &["ncclBcast"]), "");
     }
 }

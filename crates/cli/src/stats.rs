@@ -143,12 +143,11 @@ mod tests {
     /// One line a process, with sums over paths; the dead are marked.
     #[test]
     fn overviews() {
-        let snapshot = snapshot(&[("ncclSend", "forward", 2, 1024), ("ncclRecv", "mailbox", 1, 1024)]);
+        let snapshot = snapshot(&[("ncclSend", "forward", 2, 1024), ("ncclRecv", "p2p", 1, 1024)]);
         let text = overview(&[(snapshot, false)]);
         let cells: Vec<&str> = text.lines().nth(1).unwrap().split_whitespace().collect();
         let expected = [
-            "1", "x", "(ended)", "2.28.9", "1", "of", "1", "-", "3", "2.0", "KiB", "forward", "2", "mailbox",
-            "1",
+            "1", "x", "(ended)", "2.28.9", "1", "of", "1", "-", "3", "2.0", "KiB", "forward", "2", "p2p", "1",
         ];
         assert_eq!(cells, expected);
     }

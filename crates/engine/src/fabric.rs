@@ -1,5 +1,5 @@
 //! What the ranks of a communicator share once they have met: each lends a slice of its device's memory and maps the
-//! others', and the mailboxes over these. Not with `WINDLASS_PEER_GROUPS=off`.
+//! others', and the p2p transport over these. Not with `WINDLASS_PEER_GROUPS=off`.
 //!
 //! [`ask`] begins an init and waits for nobody; [`complete`] waits for the others, prepares and brings each rank's [`InitOutcome`]. A
 //! [`Fabric`] is kept with its communicator. Dropping it closes this rank; the slice goes back when all others have
@@ -53,8 +53,8 @@ use crate::error::refuse;
 use crate::fast::Task;
 use crate::forward::configuration;
 use crate::gpu::{self, Address, StreamHandle};
-use crate::mailbox::Operation;
 use crate::negotiated::NegotiatedConfig;
+use crate::p2p::Operation;
 use crate::pool;
 use crate::shared_page::SharedPage;
 use crate::tuning::Limits;
@@ -259,7 +259,7 @@ impl Fabric {
             }
             match operations {
                 [] => Ok(()),
-                operations => Ok(boxes.mailbox.launch(turn, operations)?),
+                operations => Ok(boxes.p2p.launch(turn, operations)?),
             }
         });
         let result = ran.map_or_else(|refused| self.refused(&refused, stream), |()| ncclSuccess);

@@ -19,7 +19,7 @@ use crate::forward::of_call::OfCall;
 use crate::gate::Passed;
 use crate::gpu::StreamHandle;
 use crate::lazy::{LazyCommunicator, Operator};
-use crate::mailbox::Operation;
+use crate::p2p::Operation;
 
 /// This thread's open group. Few groups await anything: the lists, which have destructors to look after, are let be then.
 #[derive(Clone, Copy, Default)]

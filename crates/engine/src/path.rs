@@ -9,7 +9,7 @@ pub enum Path {
     /// The real NCCL runs it, with buffers that are registered with it.
     Registered,
     /// Sends and receives: a kernel of ours runs them, over rings in the ranks' memory.
-    Mailbox,
+    P2p,
     /// Collectives: a kernel of ours runs each, over rings in the ranks' memory.
     Fast,
 }
@@ -19,14 +19,14 @@ pub const PATHS: usize = Path::ALL.len();
 
 impl Path {
     /// Every path, in the order in which they are counted.
-    pub const ALL: [Path; 4] = [Path::Forward, Path::Registered, Path::Mailbox, Path::Fast];
+    pub const ALL: [Path; 4] = [Path::Forward, Path::Registered, Path::P2p, Path::Fast];
 
     /// Its name in reports.
     pub fn name(self) -> &'static str {
         match self {
             Path::Forward => "forward",
             Path::Registered => "registered",
-            Path::Mailbox => "mailbox",
+            Path::P2p => "p2p",
             Path::Fast => "fast",
         }
     }

@@ -46,7 +46,7 @@ pub fn plan(call: &Shared, standing: Standing) -> Path {
     match (call.function, standing) {
         // Collectives that NCCL makes of sends and receives too. With a configuration they stay NCCL's.
         (Function::Send | Function::Recv | Function::AlltoAll | Function::Gather | Function::Scatter, _) => {
-            Path::Mailbox
+            Path::P2p
         }
         (Function::AllGather, Standing::Registering(_)) => Path::Registered,
         _ => Path::Forward,
@@ -122,7 +122,7 @@ mod tests {
             let point_to_point = matches!(function, Send | Recv | AlltoAll | Gather | Scatter);
             for count in [0, 1, usize::MAX] {
                 let call = call(function, count, ncclFloat32);
-                let expected = if point_to_point { Path::Mailbox } else { Path::Forward };
+                let expected = if point_to_point { Path::P2p } else { Path::Forward };
                 assert_eq!(plan(&call, Standing::Fabric(SLOW)), expected);
             }
         }
@@ -186,7 +186,7 @@ mod tests {
         }
         assert_eq!(plan(&call(Function::AllGather, 4, ncclFloat8e4m3), terms), Path::Fast);
         // NCCL makes it of sends and receives: ranks may mix both.
-        assert_eq!(plan(&call(Function::AlltoAll, 4, ncclFloat32), terms), Path::Mailbox);
+        assert_eq!(plan(&call(Function::AlltoAll, 4, ncclFloat32), terms), Path::P2p);
         let many = |datatype, operation| Shared { count: 100_000, ..reduce(datatype, operation) };
         assert_eq!(plan(&many(ncclBfloat16, ncclAvg), terms), Path::Fast);
         assert_eq!(plan(&many(ncclInt8, ncclSum), terms), Path::Forward);

@@ -44,7 +44,7 @@ pub const COLLECTIVES: usize = 7;
 
 impl Collective {
     /// Which cell a function has. With a configuration of its own a call stays NCCL's. An all-to-all has none: NCCL makes it of sends
-    /// and receives, so one rank may call it while the others send and receive in a group. Mailboxes serve both.
+    /// and receives, so one rank may call it while the others send and receive in a group. The p2p transport serves both.
     #[inline]
     pub fn of(function: Function) -> Option<Collective> {
         match function {

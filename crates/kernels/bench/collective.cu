@@ -20,7 +20,7 @@
 #include <thread>
 #include <vector>
 
-#include "../device/mailbox.h"
+#include "../device/p2p.h"
 #include "../host/collective_arrange.h"
 
 using namespace collective;

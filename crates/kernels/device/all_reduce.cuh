@@ -7,7 +7,7 @@ constexpr int result_groups = 2;
 
 // Reduces this rank's share and sends the result to all.
 template <class Reducer, int ranks_max, class From, class To>
-MAIL_DEVICE bool reduce_and_send(From& shares, To& results) {
+WINDLASS_DEVICE bool reduce_and_send(From& shares, To& results) {
   const WindlassCollectiveLaunch& launch = shares.launch;
   const uint32_t me = shares.me();
   for (; shares.has_step() && results.has_step(); ++shares.step, ++results.step) {
@@ -25,11 +25,11 @@ MAIL_DEVICE bool reduce_and_send(From& shares, To& results) {
 }
 
 template <int ranks_max, class From>
-MAIL_DEVICE bool take_results(From& results) {
+WINDLASS_DEVICE bool take_results(From& results) {
   for (; results.has_step(); ++results.step) {
     Vector x[ranks_max][From::groups];
     if (!take_unit(results, x, WINDLASS_WAITED_RESULT_DATA)) return false;
-    MAIL_UNROLL
+    WINDLASS_UNROLL
     for (int rank = 0; rank < ranks_max; ++rank)
       if (results.moves_peer(rank)) store_unit(results, x[rank], results.source.receive(rank), results.source.receive_bytes(rank));
     results.has_consumed();
@@ -39,7 +39,7 @@ MAIL_DEVICE bool take_results(From& results) {
 
 // See run_lines. Always even: shares may differ, units are sent empty then.
 template <class Reducer, int ranks_max, bool straight, class Source>
-MAIL_DEVICE void run_all_reduce(const typename Source::Parameter& parameter) {
+WINDLASS_DEVICE void run_all_reduce(const typename Source::Parameter& parameter) {
   const Source source(parameter);
   const WindlassCollectiveLaunch& launch = source.launch();
   begin_after_previous(launch.flags & WINDLASS_COLLECTIVE_EARLY_NEXT);
@@ -68,7 +68,7 @@ MAIL_DEVICE void run_all_reduce(const typename Source::Parameter& parameter) {
 }
 
 template <class Reducer, int ranks_max, bool straight>
-MAIL_DEVICE void run_posted_all_reduce(const WindlassCollectiveLaunch& launch) {
+WINDLASS_DEVICE void run_posted_all_reduce(const WindlassCollectiveLaunch& launch) {
   uint32_t* const counters = begin_posting(launch, 2);
   const uint32_t warp = warp_index(), role_warps = launch.role_warps;
   if (warp < role_warps) {

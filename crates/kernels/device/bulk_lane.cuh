@@ -28,7 +28,7 @@ struct alignas(16) BulkTask {
   uint32_t tellers;     // counters to look at: every mover, or the pusher's one
   uint32_t announced;   // poster: it has told the receiver from where on the ring is the grown one
 };
-static_assert(sizeof(BulkTask) == 64, "WindlassMailShared.tasks counts 64 bytes a task");
+static_assert(sizeof(BulkTask) == 64, "WindlassP2pShared.tasks counts 64 bytes a task");
 
 // The gate between a lane's two rings: all who send chunks of the lane must agree where the grown one begins.
 //  - Open: so many chunks of this launch may have gone, or may yet go, into the first ring. Movers raise it before they use
@@ -43,7 +43,7 @@ struct alignas(16) Order {
   uint32_t bytes;
   uint32_t task;
 };
-static_assert(sizeof(Order) == 16, "WindlassMailShared.orders counts 16 bytes an order");
+static_assert(sizeof(Order) == 16, "WindlassP2pShared.orders counts 16 bytes an order");
 
 // The block's shared memory.
 struct BulkBlock {
@@ -53,36 +53,36 @@ struct BulkBlock {
   uint32_t send_tasks;
   uint32_t receive_tasks;
 
-  MAIL_DEVICE uint32_t count() const { return send_tasks + receive_tasks; }
-  MAIL_DEVICE uint32_t* teller(uint32_t task, uint32_t mover) const { return told + task * movers + mover; }
+  WINDLASS_DEVICE uint32_t count() const { return send_tasks + receive_tasks; }
+  WINDLASS_DEVICE uint32_t* teller(uint32_t task, uint32_t mover) const { return told + task * movers + mover; }
 };
 
-MAIL_DEVICE char* bulk_slot(const Group& group, const WindlassMailChannel& channel, uint32_t lane, uint64_t count,
+WINDLASS_DEVICE char* bulk_slot(const Group& group, const WindlassP2pChannel& channel, uint32_t lane, uint64_t count,
                             uint64_t from, uint64_t grown) {
   return slot_of(channel.bulk_ring, group.geometry().bulk_slots, from, grown, lane, count, group.geometry().bulk_chunk_bytes);
 }
-MAIL_DEVICE uint64_t bulk_word(uint64_t words, uint32_t lane) { return words + lane * WINDLASS_BULK_WORD_STRIDE; }
+WINDLASS_DEVICE uint64_t bulk_word(uint64_t words, uint32_t lane) { return words + lane * WINDLASS_BULK_WORD_STRIDE; }
 // Beside the posted word.
-MAIL_DEVICE uint64_t bulk_from(const WindlassMailChannel& channel, uint32_t lane) {
+WINDLASS_DEVICE uint64_t bulk_from(const WindlassP2pChannel& channel, uint32_t lane) {
   return bulk_word(channel.bulk_posted, lane) + 8;
 }
-MAIL_DEVICE uint64_t bulk_growth(const WindlassMailChannel& channel) { return channel.growth + 8 * WINDLASS_GROWTH_BULK; }
+WINDLASS_DEVICE uint64_t bulk_growth(const WindlassP2pChannel& channel) { return channel.growth + 8 * WINDLASS_GROWTH_BULK; }
 
 // Bulk lanes of some channels that this block serves: of each at most one.
-MAIL_DEVICE uint32_t bulk_lanes_here(const Group& group, uint32_t first_channel, uint32_t channels) {
+WINDLASS_DEVICE uint32_t bulk_lanes_here(const Group& group, uint32_t first_channel, uint32_t channels) {
   uint32_t lanes = 0;
   for (uint32_t i = first_channel; i < first_channel + channels; ++i) {
-    const WindlassMailChannel channel = group.channel(i);
+    const WindlassP2pChannel channel = group.channel(i);
     if (blocks_behind(group, channel) < channel.active_bulk_lanes) ++lanes;
   }
   return lanes;
 }
 
 // Task number `index` of the block: its bulk lanes, channel after channel.
-MAIL_DEVICE void begin_bulk_task(const Group& group, const BulkBlock& block, uint32_t index) {
+WINDLASS_DEVICE void begin_bulk_task(const Group& group, const BulkBlock& block, uint32_t index) {
   const bool receive = index >= block.send_tasks;
   uint32_t left = index, channel_index = 0;
-  WindlassMailChannel channel = group.channel(0);
+  WindlassP2pChannel channel = group.channel(0);
   uint32_t lane = blocks_behind(group, channel);
   while (lane >= channel.active_bulk_lanes || left-- > 0) {
     channel = group.channel(++channel_index);
@@ -115,13 +115,13 @@ MAIL_DEVICE void begin_bulk_task(const Group& group, const BulkBlock& block, uin
 
 // --- movers -----------------------------------------------------------------------------------------------------------
 
-MAIL_DEVICE void take_gate(const BulkTask& task, uint32_t gate, Job& job) {
+WINDLASS_DEVICE void take_gate(const BulkTask& task, uint32_t gate, Job& job) {
   if (!(gate & gate_closed)) return;
   job.from = task.base + (gate & ~gate_closed);
   job.grown = task.grown;
 }
 
-MAIL_DEVICE void begin_bulk_job(const Group& group, const BulkBlock& block, const WindlassMailChannel& channel, Job& job) {
+WINDLASS_DEVICE void begin_bulk_job(const Group& group, const BulkBlock& block, const WindlassP2pChannel& channel, Job& job) {
   const BulkTask& task = block.tasks[job.task];
   job.count = task.base;
   job.seen = 0;
@@ -132,7 +132,7 @@ MAIL_DEVICE void begin_bulk_job(const Group& group, const BulkBlock& block, cons
   job.live = find_piece(group, channel, true, job.lane, 0, job.operation, job.step, piece);
 }
 
-MAIL_DEVICE void finish_part(const Group& group, const BulkBlock& block, const WindlassMailChannel& channel, uint32_t mover,
+WINDLASS_DEVICE void finish_part(const Group& group, const BulkBlock& block, const WindlassP2pChannel& channel, uint32_t mover,
                              Job& job) {
   ++job.count;
   ++job.step;
@@ -146,7 +146,7 @@ MAIL_DEVICE void finish_part(const Group& group, const BulkBlock& block, const W
 constexpr uint32_t vectors_in_flight = 4;
 
 // The sender has said that the lane moves: learn from where on. Before any chunk in the grown ring is taken for there.
-MAIL_DEVICE bool follow_bulk_lane(const BulkBlock& block, const WindlassMailChannel& channel, Job& job) {
+WINDLASS_DEVICE bool follow_bulk_lane(const BulkBlock& block, const WindlassP2pChannel& channel, Job& job) {
   if (job.grown) return true;
   const Move move = followed_move(bulk_from(channel, job.lane), bulk_growth(channel));
   if (!move.grown) return false;
@@ -158,7 +158,7 @@ MAIL_DEVICE bool follow_bulk_lane(const BulkBlock& block, const WindlassMailChan
 }
 
 // This mover's part of the next chunk, out of its slot. True if it was there.
-MAIL_DEVICE bool step_bulk_receive(const Group& group, const BulkBlock& block, const WindlassMailChannel& channel,
+WINDLASS_DEVICE bool step_bulk_receive(const Group& group, const BulkBlock& block, const WindlassP2pChannel& channel,
                                    uint32_t mover, Job& job) {
   if (job.seen <= job.count) {
     // One thread acquires for the warp; the vote inside from_first_lane orders nothing, so sync_warp hands it on.
@@ -176,10 +176,10 @@ MAIL_DEVICE bool step_bulk_receive(const Group& group, const BulkBlock& block, c
   const uint32_t vectors = (piece.bytes + 15) / 16, stride = block.movers * 32;
   for (uint32_t first = mover * 32 + lane_index(); first < vectors; first += stride * vectors_in_flight) {
     Vector v[vectors_in_flight];
-    MAIL_UNROLL
+    WINDLASS_UNROLL
     for (uint32_t i = 0; i < vectors_in_flight; ++i)
       if (first + i * stride < vectors) v[i] = load_slot(from + (uint64_t)(first + i * stride) * 16);
-    MAIL_UNROLL
+    WINDLASS_UNROLL
     for (uint32_t i = 0; i < vectors_in_flight; ++i) {
       const uint32_t at = (first + i * stride) * 16;
       if (at < piece.bytes) {
@@ -199,7 +199,7 @@ MAIL_DEVICE bool step_bulk_receive(const Group& group, const BulkBlock& block, c
 // The gate of a lane as one thread of a mover finds it, which is at chunk `count` and has just read `credit`. The movers of a
 // block go on by themselves, with what credit each has seen, so the gate decides where the lane moves: whoever uses the first
 // ring has raised it before, and the first mover closes it. A function of its own: the registers are needed elsewhere.
-MAIL_DEVICE_FUNCTION uint32_t pass_gate(BulkTask* task, uint64_t count, uint64_t credit, uint32_t slots, uint64_t growth_word) {
+WINDLASS_DEVICE_FUNCTION uint32_t pass_gate(BulkTask* task, uint64_t count, uint64_t credit, uint32_t slots, uint64_t growth_word) {
   if (count - credit < slots) {
     // Not beyond this launch: a move that lies ahead of its end would be forgotten.
     const uint64_t reach = credit + slots - task->base;
@@ -214,7 +214,7 @@ MAIL_DEVICE_FUNCTION uint32_t pass_gate(BulkTask* task, uint64_t count, uint64_t
 }
 
 // May this mover's part of the next chunk go?
-MAIL_DEVICE bool has_part_room(const Group& group, const BulkBlock& block, const WindlassMailChannel& channel, uint32_t mover,
+WINDLASS_DEVICE bool has_part_room(const Group& group, const BulkBlock& block, const WindlassP2pChannel& channel, uint32_t mover,
                                Job& job, bool look) {
   const uint32_t slots = group.geometry().bulk_slots;
   if (job.count - job.seen < slots_at(slots, job.from, job.grown, job.count)) return true;
@@ -233,7 +233,7 @@ MAIL_DEVICE bool has_part_room(const Group& group, const BulkBlock& block, const
 }
 
 // This mover's part of the next chunk, into its slot by ordinary stores.
-MAIL_DEVICE bool step_bulk_send(const Group& group, const BulkBlock& block, const WindlassMailChannel& channel,
+WINDLASS_DEVICE bool step_bulk_send(const Group& group, const BulkBlock& block, const WindlassP2pChannel& channel,
                                 uint32_t mover, Job& job, bool look) {
   if (!has_part_room(group, block, channel, mover, job, look)) return false;
   Piece piece;
@@ -244,7 +244,7 @@ MAIL_DEVICE bool step_bulk_send(const Group& group, const BulkBlock& block, cons
   const uint32_t vectors = (piece.bytes + 15) / 16, stride = block.movers * 32;
   for (uint32_t first = mover * 32 + lane_index(); first < vectors; first += stride * vectors_in_flight) {
     Vector v[vectors_in_flight];
-    MAIL_UNROLL
+    WINDLASS_UNROLL
     for (uint32_t i = 0; i < vectors_in_flight; ++i) {
       const uint32_t at = (first + i * stride) * 16;
       if (at < piece.bytes)
@@ -252,7 +252,7 @@ MAIL_DEVICE bool step_bulk_send(const Group& group, const BulkBlock& block, cons
                    ? load_input(from + at)
                    : load_narrow(from + at, piece.bytes - at < 16 ? piece.bytes - at : 16, width);
     }
-    MAIL_UNROLL
+    WINDLASS_UNROLL
     for (uint32_t i = 0; i < vectors_in_flight; ++i)
       if (first + i * stride < vectors) store_slot(to + (uint64_t)(first + i * stride) * 16, v[i]);
   }
@@ -263,7 +263,7 @@ MAIL_DEVICE bool step_bulk_send(const Group& group, const BulkBlock& block, cons
 // --- the poster -------------------------------------------------------------------------------------------------------
 
 // The ring in which the next launch goes on.
-MAIL_DEVICE uint64_t ring_at_end(const BulkTask& task, uint32_t gate, const WindlassMailChannel& channel, bool send) {
+WINDLASS_DEVICE uint64_t ring_at_end(const BulkTask& task, uint32_t gate, const WindlassP2pChannel& channel, bool send) {
   if (task.announced || !(gate & gate_closed)) return task.announced ? task.grown : 0;
   // A receiver that learnt of a move in this launch, which may lie still ahead: then the next launch asks again.
   const uint64_t from = send ? 0 : load_word_acquire(bulk_from(channel, task.lane));
@@ -271,7 +271,7 @@ MAIL_DEVICE uint64_t ring_at_end(const BulkTask& task, uint32_t gate, const Wind
 }
 
 // Each lane looks after tasks lane, lane + 32, ...
-MAIL_DEVICE void run_poster(const Group& group, const BulkBlock& block) {
+WINDLASS_DEVICE void run_poster(const Group& group, const BulkBlock& block) {
   uint32_t idle = 0;
   for (;;) {
     bool unfinished = false, moved = false;
@@ -306,7 +306,7 @@ MAIL_DEVICE void run_poster(const Group& group, const BulkBlock& block) {
         if (any_of_warp(news && index < block.send_tasks)) fence_system();
         if (news) {
           BulkTask& task = block.tasks[index];
-          const WindlassMailChannel channel = group.channel(task.channel);
+          const WindlassP2pChannel channel = group.channel(task.channel);
           const bool send = index < block.send_tasks;
           const uint64_t moves = send && task.announced ? WINDLASS_POSTED_MOVES : 0;
           store_word(bulk_word(send ? channel.bulk_posted : channel.bulk_credit, task.lane), (task.base + done) | moves);
@@ -329,7 +329,7 @@ MAIL_DEVICE void run_poster(const Group& group, const BulkBlock& block) {
 }
 
 // --- the pusher -------------------------------------------------------------------------------------------------------
-#if MAIL_HAS_BULK_COPIES
+#if WINDLASS_HAS_BULK_COPIES
 
 // One thread. Chunks pass through `stages` places of shared memory in the order in which they were loaded, whichever lanes
 // they are of; a chunk is loaded only when its lane has room for it, so nothing that was loaded ever waits for a peer and no
@@ -345,17 +345,17 @@ struct Pusher {
   uint32_t unfinished = 0;                           // lanes with chunks left to load
   uint32_t turn = 0;
 
-  MAIL_DEVICE bool served_here(uint32_t index) const {
+  WINDLASS_DEVICE bool served_here(uint32_t index) const {
     return !(group.channel(block.tasks[index].channel).flags & WINDLASS_CHANNEL_ORDINARY_STORES);
   }
 
   // The first chunk in the grown ring; the pusher alone closes the gates of its lanes.
-  MAIL_DEVICE static uint64_t from_of(BulkTask& task) {
+  WINDLASS_DEVICE static uint64_t from_of(BulkTask& task) {
     const uint32_t gate = told(&task.gate);
     return gate & gate_closed ? task.base + (gate & ~gate_closed) : from_none;
   }
 
-  MAIL_DEVICE bool has_room(BulkTask& task, const WindlassMailChannel& channel, bool look) {
+  WINDLASS_DEVICE bool has_room(BulkTask& task, const WindlassP2pChannel& channel, bool look) {
     const uint64_t count = task.base + task.pushed, from = from_of(task);
     const uint64_t slots = slots_at(group.geometry().bulk_slots, from, task.grown, count);
     if (count - task.seen < slots) return true;
@@ -371,13 +371,13 @@ struct Pusher {
 
   // Begins to load a chunk of the next lane that has room. Each lane is asked once. `look`: if one has none, look for a
   // larger ring.
-  MAIL_DEVICE bool load_one(bool look) {
+  WINDLASS_DEVICE bool load_one(bool look) {
     for (uint32_t asked = 0; asked < block.send_tasks; ++asked) {
       const uint32_t index = turn;
       turn = turn + 1 < block.send_tasks ? turn + 1 : 0;
       BulkTask& task = block.tasks[index];
       if (task.pushed == task.total || !served_here(index)) continue;
-      const WindlassMailChannel channel = group.channel(task.channel);
+      const WindlassP2pChannel channel = group.channel(task.channel);
       if (!has_room(task, channel, look)) continue;
 
       Piece piece;
@@ -403,7 +403,7 @@ struct Pusher {
     return false;
   }
 
-  MAIL_DEVICE void store_one() {
+  WINDLASS_DEVICE void store_one() {
     const uint32_t stage = stored % group.launch.stages;
     while (!barrier_passed(barriers + stage, stored / group.launch.stages & 1)) pause_thread();
     const Order& order = orders[stage];
@@ -414,7 +414,7 @@ struct Pusher {
   }
 
   // All but `left` of the stores are complete: tell the poster.
-  MAIL_DEVICE void complete(uint32_t left) {
+  WINDLASS_DEVICE void complete(uint32_t left) {
     wait_stores(left);
     for (; told_stored < stored - left; ++told_stored) {
       const uint32_t index = orders[told_stored % group.launch.stages].task;
@@ -422,7 +422,7 @@ struct Pusher {
     }
   }
 
-  MAIL_DEVICE void report_stuck() {
+  WINDLASS_DEVICE void report_stuck() {
     for (uint32_t index = 0; index < block.send_tasks; ++index) {
       const BulkTask& task = block.tasks[index];
       if (task.pushed == task.total || !served_here(index)) continue;
@@ -432,7 +432,7 @@ struct Pusher {
     }
   }
 
-  MAIL_DEVICE void wish() {
+  WINDLASS_DEVICE void wish() {
     for (uint32_t index = 0; index < block.send_tasks; ++index) {
       BulkTask& task = block.tasks[index];
       if (task.pushed < task.total && served_here(index) && from_of(task) == from_none)
@@ -440,7 +440,7 @@ struct Pusher {
     }
   }
 
-  MAIL_DEVICE void run() {
+  WINDLASS_DEVICE void run() {
     for (uint32_t index = 0; index < block.send_tasks; ++index)
       if (block.tasks[index].total && served_here(index)) ++unfinished;
     const uint32_t ahead = group.launch.stages / 2, under_way = group.launch.stages / 2;

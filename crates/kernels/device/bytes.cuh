@@ -3,17 +3,17 @@
 #include "vectors.cuh"
 
 // The widest access that the address and the place in the vector allow and `left` bytes need, up to 8.
-MAIL_DEVICE uint32_t next_width(uint64_t address_and_place, uint32_t left) {
+WINDLASS_DEVICE uint32_t next_width(uint64_t address_and_place, uint32_t left) {
   const uint32_t allowed = access_width(address_and_place | 8);
   return left >= allowed ? allowed : left >= 4 && allowed >= 4 ? 4 : left >= 2 && allowed >= 2 ? 2 : 1;
 }
 
 // Functions of their own: what is seldom run should not lie in the way of the rest.
 // `bytes` of them (1 and more; a vector has 16), never one outside.
-MAIL_DEVICE_FUNCTION Vector load_bytes(const char* from, uint32_t bytes) {
+WINDLASS_DEVICE_FUNCTION Vector load_bytes(const char* from, uint32_t bytes) {
   Vector v{0, 0};
   const uint32_t end = bytes < 16 ? bytes : 16;
-  MAIL_NO_UNROLL
+  WINDLASS_NO_UNROLL
   for (uint32_t at = 0; at < end;) {
     const char* const here = from + at;
     const uint32_t width = next_width((uint64_t)here | at, end - at);
@@ -26,9 +26,9 @@ MAIL_DEVICE_FUNCTION Vector load_bytes(const char* from, uint32_t bytes) {
   }
   return v;
 }
-MAIL_DEVICE_FUNCTION void store_bytes(char* to, Vector v, uint32_t bytes) {
+WINDLASS_DEVICE_FUNCTION void store_bytes(char* to, Vector v, uint32_t bytes) {
   const uint32_t end = bytes < 16 ? bytes : 16;
-  MAIL_NO_UNROLL
+  WINDLASS_NO_UNROLL
   for (uint32_t at = 0; at < end;) {
     char* const here = to + at;
     const uint32_t width = next_width((uint64_t)here | at, end - at);

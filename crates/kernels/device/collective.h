@@ -42,7 +42,7 @@ enum {
   WINDLASS_COLLECTIVE_EVEN = 4,
 };
 
-// Added to what WindlassMailReportEntry.waited_for says: the wire of a collective.
+// Added to what WindlassP2pReportEntry.waited_for says: the wire of a collective.
 enum {
   WINDLASS_WAITED_PAIRS_DATA = 6,
   WINDLASS_WAITED_LINES_CREDIT = 7,  // phase 0, the only one but of all-reduce
@@ -65,7 +65,7 @@ typedef struct WindlassCollectiveLaunch {
   uint64_t slices[WINDLASS_COLLECTIVE_RANKS_MAX];  // where the part for collectives of each rank's slice begins
   WindlassWire wires[2];                           // the second: of the second phase of an all-reduce
   uint64_t control;                                // address of the abort word (32 bits), in any device-visible memory
-  uint64_t report;                                 // address of a WindlassMailReport in device memory, or 0
+  uint64_t report;                                 // address of a WindlassP2pReport in device memory, or 0
   uint64_t first_tag;                              // tag of unit 0 of every lane; 0 is no tag
   uint64_t send[WINDLASS_COLLECTIVE_RANKS_MAX];           // what goes to each rank; of this rank: its own part
   uint64_t send_bytes[WINDLASS_COLLECTIVE_RANKS_MAX];

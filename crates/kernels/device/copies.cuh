@@ -6,7 +6,7 @@
 constexpr uint32_t copied_at_once = 4;
 
 // By 16-byte vectors where both addresses lie alike within one, after the bytes before the first whole one.
-MAIL_DEVICE void copy_message(const Message& to, const Message& from, uint64_t thread,
+WINDLASS_DEVICE void copy_message(const Message& to, const Message& from, uint64_t thread,
                               uint64_t threads) {
   const bool alike = ((to.address ^ from.address) & 15) == 0;
   const uint64_t before = (0 - to.address) & 15;
@@ -18,14 +18,14 @@ MAIL_DEVICE void copy_message(const Message& to, const Message& from, uint64_t t
   if (head && thread == 0) store_narrow(out - head, load_narrow(in - head, (uint32_t)head, 1), (uint32_t)head, 1);
   for (uint64_t first = thread; first < vectors; first += threads * copied_at_once) {
     Vector v[copied_at_once];
-    MAIL_UNROLL
+    WINDLASS_UNROLL
     for (uint32_t i = 0; i < copied_at_once; ++i) {
       const uint64_t at = (first + i * threads) * 16;
       if (at >= bytes) break;
       v[i] = alike && at + 16 <= bytes ? load_input(in + at)
                                        : load_narrow(in + at, (uint32_t)(bytes - at < 16 ? bytes - at : 16), load_width);
     }
-    MAIL_UNROLL
+    WINDLASS_UNROLL
     for (uint32_t i = 0; i < copied_at_once; ++i) {
       const uint64_t at = (first + i * threads) * 16;
       if (at >= bytes) break;
@@ -37,8 +37,8 @@ MAIL_DEVICE void copy_message(const Message& to, const Message& from, uint64_t t
   }
 }
 
-MAIL_DEVICE void run_copies(const Group& group, uint32_t block) {
-  const WindlassMailLaunch& launch = group.launch;
+WINDLASS_DEVICE void run_copies(const Group& group, uint32_t block) {
+  const WindlassP2pLaunch& launch = group.launch;
   const uint64_t thread = (uint64_t)block * thread_count() + thread_index();
   const uint64_t threads = (uint64_t)launch.copy_blocks * thread_count();
   for (uint32_t copy = 0; copy < launch.copies; ++copy) {

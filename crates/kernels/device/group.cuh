@@ -17,15 +17,15 @@ struct JobList {
   JobKind kind = job_line_send;
   uint32_t next = 0;
 
-  MAIL_DEVICE bool find_line(bool receive, Job& job) {
-    const WindlassMailLaunch& launch = group.launch;
+  WINDLASS_DEVICE bool find_line(bool receive, Job& job) {
+    const WindlassP2pLaunch& launch = group.launch;
     const uint32_t warps = receive ? launch.line_receive_warps : launch.line_send_warps;
     const uint32_t first_warp = receive ? launch.movers - warps : 0;
     if (mover < first_warp || mover >= first_warp + warps) return false;
     const uint32_t end = receive ? group.channels() : launch.send_channels;
     uint32_t left = mover - first_warp + warps * next, behind;
     uint32_t index = receive ? launch.send_channels : 0;
-    WindlassMailChannel channel;
+    WindlassP2pChannel channel;
     for (;; ++index) {
       if (index == end) return false;
       channel = group.channel(index);
@@ -44,11 +44,11 @@ struct JobList {
     return true;
   }
 
-  MAIL_DEVICE bool find_bulk(bool receive, Job& job) {
+  WINDLASS_DEVICE bool find_bulk(bool receive, Job& job) {
     while (next < (receive ? block.receive_tasks : block.send_tasks)) {
       const uint32_t index = (receive ? block.send_tasks : 0) + next++;
       const BulkTask& task = block.tasks[index];
-      const WindlassMailChannel channel = group.channel(task.channel);
+      const WindlassP2pChannel channel = group.channel(task.channel);
       if (!receive && !(channel.flags & WINDLASS_CHANNEL_ORDINARY_STORES)) continue;  // the pusher's
       job.channel = task.channel;
       job.lane = task.lane;
@@ -61,7 +61,7 @@ struct JobList {
     return false;
   }
 
-  MAIL_DEVICE bool find(Job& job) {
+  WINDLASS_DEVICE bool find(Job& job) {
     for (;;) {
       const bool found = kind == job_line_send      ? find_line(false, job)
                          : kind == job_line_receive ? find_line(true, job)
@@ -75,7 +75,7 @@ struct JobList {
   }
 };
 
-MAIL_DEVICE bool step_job(const Group& group, const BulkBlock& block, const WindlassMailChannel& channel, uint32_t mover,
+WINDLASS_DEVICE bool step_job(const Group& group, const BulkBlock& block, const WindlassP2pChannel& channel, uint32_t mover,
                           Job& job, bool look) {
   switch (job.kind) {
     case job_line_send: return step_line_send(group, channel, job, look);
@@ -85,9 +85,9 @@ MAIL_DEVICE bool step_job(const Group& group, const BulkBlock& block, const Wind
   }
 }
 
-MAIL_DEVICE void report_job(const Group& group, const Job& job) {
+WINDLASS_DEVICE void report_job(const Group& group, const Job& job) {
   if (lane_index() != 0) return;
-  const WindlassMailChannel channel = group.channel(job.channel);
+  const WindlassP2pChannel channel = group.channel(job.channel);
   const uint32_t waited_for = job.kind == job_line_send      ? WINDLASS_WAITED_LINE_CREDIT
                               : job.kind == job_line_receive ? WINDLASS_WAITED_LINE_DATA
                               : job.kind == job_bulk_send    ? WINDLASS_WAITED_BULK_CREDIT
@@ -96,7 +96,7 @@ MAIL_DEVICE void report_job(const Group& group, const Job& job) {
 }
 
 // A sender that has long been without room.
-MAIL_DEVICE void wish_for_job(const Group& group, const Job& job) {
+WINDLASS_DEVICE void wish_for_job(const Group& group, const Job& job) {
   const bool line = job.kind == job_line_send;
   if (lane_index() != 0 || job.grown || !(line || job.kind == job_bulk_send)) return;
   wish_for_growth(group, group.channel(job.channel).peer, line ? WINDLASS_GROWTH_LINES : WINDLASS_GROWTH_BULK);
@@ -107,7 +107,7 @@ struct Patience {
   uint32_t idle = 0;
 
   // After a look in vain: shall the warp give up?
-  MAIL_DEVICE bool ends(const Group& group, const Job& job) {
+  WINDLASS_DEVICE bool ends(const Group& group, const Job& job) {
     pause_thread();
     if (++idle % rounds_between_looks) return false;
     if (idle % rounds_before_wish == 0) wish_for_job(group, job);
@@ -115,13 +115,13 @@ struct Patience {
     report_job(group, job);
     return true;
   }
-  MAIL_DEVICE bool looks_for_growth() const {
+  WINDLASS_DEVICE bool looks_for_growth() const {
     return idle % rounds_between_looks == rounds_between_looks - 1;
   }
 };
 
 // The payload is on its way from memory while the warp looks for room (for the first unit: for the lane's state).
-MAIL_DEVICE void run_line_send(const Group& group, const WindlassMailChannel& channel, Job& job) {
+WINDLASS_DEVICE void run_line_send(const Group& group, const WindlassP2pChannel& channel, Job& job) {
   while (job.live) {
     Unit unit;
     Piece piece;
@@ -133,7 +133,7 @@ MAIL_DEVICE void run_line_send(const Group& group, const WindlassMailChannel& ch
   }
 }
 
-MAIL_DEVICE void run_line_receive(const Group& group, const WindlassMailChannel& channel, Job& job) {
+WINDLASS_DEVICE void run_line_receive(const Group& group, const WindlassP2pChannel& channel, Job& job) {
   Patience patience;
   Piece piece;
   find_piece(group, channel, false, job.lane, job.round, job.operation, job.step, piece);
@@ -145,7 +145,7 @@ MAIL_DEVICE void run_line_receive(const Group& group, const WindlassMailChannel&
 }
 
 // A mover with several jobs takes them in turn and never stays with one that cannot move.
-MAIL_DEVICE void run_several(const Group& group, const BulkBlock& block, uint32_t mover, Job* jobs, uint32_t count) {
+WINDLASS_DEVICE void run_several(const Group& group, const BulkBlock& block, uint32_t mover, Job* jobs, uint32_t count) {
   uint32_t idle = 0, live = count, turn = 0;
   while (live) {
     bool moved = false;
@@ -154,7 +154,7 @@ MAIL_DEVICE void run_several(const Group& group, const BulkBlock& block, uint32_
     for (uint32_t index = 0; index < count; ++index) {
       Job job = jobs[index];
       if (!job.live) continue;
-      const WindlassMailChannel channel = group.channel(job.channel);
+      const WindlassP2pChannel channel = group.channel(job.channel);
       if (step_job(group, block, channel, mover, job, look)) moved = true;
       if (!job.live) --live;
       // All lanes have read the job before one writes it, and it is written before all read it again.
@@ -179,12 +179,12 @@ MAIL_DEVICE void run_several(const Group& group, const BulkBlock& block, uint32_
   }
 }
 
-MAIL_DEVICE void run_mover(const Group& group, const BulkBlock& block, uint32_t mover, Job* jobs) {
+WINDLASS_DEVICE void run_mover(const Group& group, const BulkBlock& block, uint32_t mover, Job* jobs) {
   JobList list{group, block, mover};
   Job job;
   if (!list.find(job)) return;
   if (group.launch.jobs_per_warp == 0) {
-    const WindlassMailChannel channel = group.channel(job.channel);
+    const WindlassP2pChannel channel = group.channel(job.channel);
     if (job.kind == job_line_send)
       run_line_send(group, channel, job);
     else
@@ -201,7 +201,7 @@ MAIL_DEVICE void run_mover(const Group& group, const BulkBlock& block, uint32_t 
   run_several(group, block, mover, jobs, count);
 }
 
-MAIL_DEVICE void run_group(const WindlassMailLaunch& launch) {
+WINDLASS_DEVICE void run_group(const WindlassP2pLaunch& launch) {
   begin_after_previous(launch.flags & WINDLASS_LAUNCH_EARLY_NEXT);
   const Group group{launch, virtual_block(launch.used_blocks, block_index())};
   const uint32_t first_copy_block = block_count() - launch.copy_blocks;
@@ -211,7 +211,7 @@ MAIL_DEVICE void run_group(const WindlassMailLaunch& launch) {
   }
   if (group.block == no_block) return;
   char* const shared = shared_memory();
-  const WindlassMailShared layout = windlass_shared_layout(launch);
+  const WindlassP2pShared layout = windlass_shared_layout(launch);
   const bool bulk = launch.bulk_tasks != 0;
   BulkBlock block{reinterpret_cast<BulkTask*>(shared + layout.tasks), reinterpret_cast<uint32_t*>(shared + layout.told),
                   launch.movers, 0, 0};
@@ -223,7 +223,7 @@ MAIL_DEVICE void run_group(const WindlassMailLaunch& launch) {
 
   if (bulk) {
     for (uint32_t index = thread_index(); index < block.count(); index += thread_count()) begin_bulk_task(group, block, index);
-#if MAIL_HAS_BULK_COPIES
+#if WINDLASS_HAS_BULK_COPIES
     Barrier* const barriers = reinterpret_cast<Barrier*>(shared + layout.barriers);
     if (thread_index() == 0) {
       for (uint32_t stage = 0; stage < launch.stages; ++stage) barrier_make(barriers + stage);
@@ -233,7 +233,7 @@ MAIL_DEVICE void run_group(const WindlassMailLaunch& launch) {
     // The block's only barrier: everyone sees the tasks, and all bases are read before the poster writes progress.
     sync_block();
     if (warp_index() == 0) {
-#if MAIL_HAS_BULK_COPIES
+#if WINDLASS_HAS_BULK_COPIES
       if (lane_index() == 0 && launch.stages) {
         Pusher pusher{group, block, shared + layout.stages, barriers, reinterpret_cast<Order*>(shared + layout.orders)};
         pusher.run();

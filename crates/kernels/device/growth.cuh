@@ -12,11 +12,11 @@
 // No piece: this lane has not moved.
 constexpr uint64_t from_none = ~0ull;
 
-MAIL_DEVICE uint64_t ring_address(uint64_t ring) { return ring & ~127ull; }
-MAIL_DEVICE uint64_t ring_slots(uint64_t ring) { return 1ull << (ring & 63); }
+WINDLASS_DEVICE uint64_t ring_address(uint64_t ring) { return ring & ~127ull; }
+WINDLASS_DEVICE uint64_t ring_slots(uint64_t ring) { return 1ull << (ring & 63); }
 
 // A word that another side writes, the same for all threads of the warp: they must not part ways over it.
-MAIL_DEVICE uint64_t load_word_for_warp(uint64_t address) {
+WINDLASS_DEVICE uint64_t load_word_for_warp(uint64_t address) {
   uint64_t word = 0;
   if (lane_index() == 0) word = load_word_acquire(address);
   return from_first_lane(word);
@@ -29,7 +29,7 @@ struct Move {
 // Functions of their own: seldom called, and the registers are needed elsewhere.
 //
 // The receiver's side of a lane that waits in vain: has the sender moved? grown = 0: it has not.
-MAIL_DEVICE_FUNCTION Move followed_move(uint64_t from_word, uint64_t growth_word) {
+WINDLASS_DEVICE_FUNCTION Move followed_move(uint64_t from_word, uint64_t growth_word) {
   const uint64_t from = load_word_for_warp(from_word);
   if (!from) return Move{from_none, 0};
   // The receiver's host told its ring before the sender's told its own: who finds the sender's word finds this one.
@@ -38,7 +38,7 @@ MAIL_DEVICE_FUNCTION Move followed_move(uint64_t from_word, uint64_t growth_word
 }
 
 // Piece `count` of lane `lane`: where it lies.
-MAIL_DEVICE char* slot_of(uint64_t first_ring, uint64_t first_slots, uint64_t from, uint64_t grown, uint32_t lane,
+WINDLASS_DEVICE char* slot_of(uint64_t first_ring, uint64_t first_slots, uint64_t from, uint64_t grown, uint32_t lane,
                           uint64_t count, uint32_t slot_bytes) {
   const uint64_t ring = count >= from ? ring_address(grown) : first_ring;
   const uint64_t slots = count >= from ? ring_slots(grown) : first_slots;
@@ -47,6 +47,6 @@ MAIL_DEVICE char* slot_of(uint64_t first_ring, uint64_t first_slots, uint64_t fr
 
 // How many pieces beyond the credit may be under way at piece `count`. What still lies in the first ring counts against the
 // grown one: less room for a moment, and no need to remember `from` once the lane has passed it.
-MAIL_DEVICE uint64_t slots_at(uint64_t first_slots, uint64_t from, uint64_t grown, uint64_t count) {
+WINDLASS_DEVICE uint64_t slots_at(uint64_t first_slots, uint64_t from, uint64_t grown, uint64_t count) {
   return count >= from ? ring_slots(grown) : first_slots;
 }

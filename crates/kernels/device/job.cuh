@@ -26,7 +26,7 @@ struct alignas(16) Job {
   JobKind kind;
   uint8_t live;        // anything left to do
 };
-static_assert(sizeof(Job) == 64, "WindlassMailShared.jobs counts 64 bytes a job");
+static_assert(sizeof(Job) == 64, "WindlassP2pShared.jobs counts 64 bytes a job");
 
 // What is sent, received or copied.
 struct Message {
@@ -37,33 +37,33 @@ struct Message {
 
 // The launch as a thread reads it: what lies in the parameters comes from the constant bank.
 struct Group {
-  const WindlassMailLaunch& launch;
+  const WindlassP2pLaunch& launch;
   // The virtual block that this one is.
   const uint32_t block;
 
-  MAIL_DEVICE const WindlassMailGeometry& geometry() const { return launch.geometry; }
-  MAIL_DEVICE uint32_t channels() const { return launch.send_channels + launch.receive_channels; }
-  MAIL_DEVICE WindlassMailChannel channel(uint32_t index) const {
-    return reinterpret_cast<const WindlassMailChannel*>(launch.storage)[index];
+  WINDLASS_DEVICE const WindlassP2pGeometry& geometry() const { return launch.geometry; }
+  WINDLASS_DEVICE uint32_t channels() const { return launch.send_channels + launch.receive_channels; }
+  WINDLASS_DEVICE WindlassP2pChannel channel(uint32_t index) const {
+    return reinterpret_cast<const WindlassP2pChannel*>(launch.storage)[index];
   }
-  MAIL_DEVICE Message message(uint32_t index) const {
+  WINDLASS_DEVICE Message message(uint32_t index) const {
     // Two loads, as one is of the constant bank.
     if (launch.operation_list) return read(reinterpret_cast<const uint64_t*>(launch.operation_list) + index * 2);
-    return read(launch.storage + channels() * (uint32_t)(sizeof(WindlassMailChannel) / 8) + index * 2);
+    return read(launch.storage + channels() * (uint32_t)(sizeof(WindlassP2pChannel) / 8) + index * 2);
   }
-  MAIL_DEVICE static Message read(const uint64_t* at) {
+  WINDLASS_DEVICE static Message read(const uint64_t* at) {
     const uint64_t bytes = at[1];
     return Message{at[0], bytes & ((1ull << WINDLASS_BLOCKS_SHIFT) - 1), (uint32_t)(bytes >> WINDLASS_BLOCKS_SHIFT)};
   }
-  MAIL_DEVICE bool aborted() const { return load_control(launch.control) != WINDLASS_CONTROL_RUN; }
+  WINDLASS_DEVICE bool aborted() const { return load_control(launch.control) != WINDLASS_CONTROL_RUN; }
   // The same for a warp that waits for warps of its own kernel alone, and so has nothing to say of who waits.
-  MAIL_DEVICE bool ended() const { return load_control(launch.control) == WINDLASS_CONTROL_ABORT; }
+  WINDLASS_DEVICE bool ended() const { return load_control(launch.control) == WINDLASS_CONTROL_ABORT; }
 };
 
 // The virtual block that number `index` of the grid is: the grid begins with those in use, ascending. no_block: it only fills up
 // a cluster. By a warp together.
 constexpr uint32_t no_block = ~0u;
-MAIL_DEVICE uint32_t virtual_block(uint32_t used, uint32_t index) {
+WINDLASS_DEVICE uint32_t virtual_block(uint32_t used, uint32_t index) {
   const uint32_t candidate = lane_index();
   const bool is_it = used >> candidate & 1 && bits_set(used & ((1u << candidate) - 1)) == index;
   return first_bit(ballot_of_warp(is_it));
@@ -72,7 +72,7 @@ MAIL_DEVICE uint32_t virtual_block(uint32_t used, uint32_t index) {
 // Lane l of a channel is served by virtual block (first_block + l) modulo their number V: this follows from the pair of ranks and the
 // lane alone, so it is the same on both sides, whatever else their groups hold. So each block has one bulk lane of a channel, and
 // line lane b + V * round for each round, b being how many blocks it lies behind the first.
-MAIL_DEVICE uint32_t blocks_behind(const Group& group, const WindlassMailChannel& channel) {
+WINDLASS_DEVICE uint32_t blocks_behind(const Group& group, const WindlassP2pChannel& channel) {
   const uint32_t behind = group.block - channel.first_block;
   return group.block < channel.first_block ? behind + group.geometry().bulk_lanes : behind;
 }
@@ -88,7 +88,7 @@ struct Piece {
 // Bulk lane l of n carries chunks l, l + n, l + 2n ... Line lane b + V * round carries, of a message that goes over B blocks, units
 // b + B * round and every (B * rounds)-th after it: neighbouring units lie in neighbouring blocks, which is quicker than in one.
 // False when the channel has no more for this lane.
-MAIL_DEVICE bool find_piece(const Group& group, const WindlassMailChannel& channel, bool bulk, uint32_t lane, uint32_t round,
+WINDLASS_DEVICE bool find_piece(const Group& group, const WindlassP2pChannel& channel, bool bulk, uint32_t lane, uint32_t round,
                             uint32_t& operation, uint32_t& step, Piece& piece) {
   const uint32_t behind = bulk ? lane : lane - round * group.geometry().bulk_lanes;
   const uint32_t turn = bulk ? step : round + step * group.launch.line_rounds;
@@ -110,14 +110,14 @@ MAIL_DEVICE bool find_piece(const Group& group, const WindlassMailChannel& chann
 }
 
 // Asks the host for a larger ring: it may read this whenever it likes, so nothing orders it. Called by one thread.
-MAIL_DEVICE void wish_for_growth(const Group& group, uint32_t peer, uint32_t wire) {
+WINDLASS_DEVICE void wish_for_growth(const Group& group, uint32_t peer, uint32_t wire) {
   if (group.launch.wishes)
     set_byte(group.launch.wishes + wire * WINDLASS_WISHES_PER_WIRE + peer % WINDLASS_WISHES_PER_WIRE);
 }
 
 // Says what this job waited for. Called by one thread.
-MAIL_DEVICE void report_wait(const Group& group, uint32_t peer, uint32_t waited_for, uint32_t lane, uint32_t operation,
+WINDLASS_DEVICE void report_wait(const Group& group, uint32_t peer, uint32_t waited_for, uint32_t lane, uint32_t operation,
                              uint64_t sequence, uint64_t seen) {
   report_entry(group.launch.report, group.geometry().rank,
-               WindlassMailReportEntry{peer, waited_for, lane, operation, sequence, seen});
+               WindlassP2pReportEntry{peer, waited_for, lane, operation, sequence, seen});
 }

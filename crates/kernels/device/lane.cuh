@@ -31,25 +31,25 @@ struct Lane {
   Source source;
 
   // There are no more units than lanes in use, or all lanes are in use; so a shift divides.
-  MAIL_DEVICE uint32_t units_of(uint64_t units) const { return units > lane ? ((uint32_t)(units - lane - 1) >> launch.lanes_log2) + 1 : 0; }
+  WINDLASS_DEVICE uint32_t units_of(uint64_t units) const { return units > lane ? ((uint32_t)(units - lane - 1) >> launch.lanes_log2) + 1 : 0; }
   // `bytes`: what moves between this rank and rank place().
-  MAIL_DEVICE Lane(const Source& source, const WindlassWire& wire, uint32_t lane, uint64_t bytes)
+  WINDLASS_DEVICE Lane(const Source& source, const WindlassWire& wire, uint32_t lane, uint64_t bytes)
       : launch(source.launch()), wire(wire), lane(lane), source(source) {
     steps = units_of(launch.units);
     if (!straight) units = place() >= launch.ranks ? 0 : even() ? steps : units_of((bytes + payload_bytes - 1) / payload_bytes);
   }
-  MAIL_DEVICE uint32_t me() const { return launch.rank; }
+  WINDLASS_DEVICE uint32_t me() const { return launch.rank; }
   // The rank `distance` after this one.
-  MAIL_DEVICE uint32_t peer(uint32_t distance) const {
+  WINDLASS_DEVICE uint32_t peer(uint32_t distance) const {
     const uint32_t rank = launch.rank + distance;
     return rank < launch.ranks ? rank : rank - launch.ranks;
   }
-  MAIL_DEVICE uint32_t place() const { return lane_index() % 8; }
+  WINDLASS_DEVICE uint32_t place() const { return lane_index() % 8; }
   // Every rank sends every other one a unit of each number, be it empty.
-  MAIL_DEVICE bool even() const { return straight || launch.flags & WINDLASS_COLLECTIVE_EVEN; }
+  WINDLASS_DEVICE bool even() const { return straight || launch.flags & WINDLASS_COLLECTIVE_EVEN; }
 
   // What the next launch's sender begins with. For one thread.
-  MAIL_DEVICE void tell_sent(uint64_t base) const {
+  WINDLASS_DEVICE void tell_sent(uint64_t base) const {
     const uint64_t word = words_of(me()) + 8 * WINDLASS_LANE_SENT;
     // An even launch ends with something from every peer: each had ended the launches before it.
     if (even())
@@ -59,29 +59,29 @@ struct Lane {
   }
 
   // Is there anything to move in this step? Asked once for each.
-  MAIL_DEVICE bool has_step() {
+  WINDLASS_DEVICE bool has_step() {
     if (several && step < steps) source.find(step * launch.used_lanes + lane);
     if (straight) return step < steps;
     ranks = ballot_of_warp(step < units) & 0xff;
     return ranks != 0;
   }
   // Does this step move a unit of that rank's, this one's own part among them?
-  MAIL_DEVICE bool moves(uint32_t rank) const { return straight ? rank < launch.ranks : ranks >> rank & 1; }
-  MAIL_DEVICE bool moves_peer(uint32_t rank) const { return rank != me() && moves(rank); }
+  WINDLASS_DEVICE bool moves(uint32_t rank) const { return straight ? rank < launch.ranks : ranks >> rank & 1; }
+  WINDLASS_DEVICE bool moves_peer(uint32_t rank) const { return rank != me() && moves(rank); }
 
-  MAIL_DEVICE uint64_t words_of(uint32_t rank) const { return launch.slices[rank] + wire.lanes + lane * WINDLASS_LANE_BYTES; }
-  MAIL_DEVICE uint64_t credit_word(uint32_t owner, uint32_t of) const { return words_of(owner) + 8 * (WINDLASS_LANE_CREDIT + of); }
-  MAIL_DEVICE uint64_t number() const { return base + step; }
-  MAIL_DEVICE uint64_t tag() const { return launch.first_tag + number(); }
+  WINDLASS_DEVICE uint64_t words_of(uint32_t rank) const { return launch.slices[rank] + wire.lanes + lane * WINDLASS_LANE_BYTES; }
+  WINDLASS_DEVICE uint64_t credit_word(uint32_t owner, uint32_t of) const { return words_of(owner) + 8 * (WINDLASS_LANE_CREDIT + of); }
+  WINDLASS_DEVICE uint64_t number() const { return base + step; }
+  WINDLASS_DEVICE uint64_t tag() const { return launch.first_tag + number(); }
   // Where in any slice this number of a source lies.
-  MAIL_DEVICE uint64_t slot(uint32_t source) const {
+  WINDLASS_DEVICE uint64_t slot(uint32_t source) const {
     const uint32_t slots = launch.ring_slots;
     return wire.rings + (((source << launch.lanes_log2) + lane) * slots + ((uint32_t)number() & (slots - 1))) * Format::slot_bytes;
   }
-  MAIL_DEVICE uint64_t ring_bytes() const { return (uint64_t)(launch.ring_slots * Format::slot_bytes) << launch.lanes_log2; }
+  WINDLASS_DEVICE uint64_t ring_bytes() const { return (uint64_t)(launch.ring_slots * Format::slot_bytes) << launch.lanes_log2; }
   // In each buffer, where this step's unit begins; and how much of so many bytes it holds.
-  MAIL_DEVICE uint64_t offset() const { return ((uint64_t)step * launch.used_lanes + lane - source.first_unit()) * payload_bytes; }
-  MAIL_DEVICE uint32_t part_of(uint64_t bytes) const {
+  WINDLASS_DEVICE uint64_t offset() const { return ((uint64_t)step * launch.used_lanes + lane - source.first_unit()) * payload_bytes; }
+  WINDLASS_DEVICE uint32_t part_of(uint64_t bytes) const {
     const uint64_t from = offset();
     return from >= bytes ? 0 : bytes - from < payload_bytes ? (uint32_t)(bytes - from) : payload_bytes;
   }
@@ -93,12 +93,12 @@ struct Sender : Lane<Format, straight, Source> {
   Vector own;       // WINDLASS_LANE_SENT, WINDLASS_LANE_PROVEN
   uint64_t credit;  // numbers that rank place() is known to be done with
 
-  MAIL_DEVICE Sender(const Source& source, const WindlassWire& wire, uint32_t lane, uint64_t bytes) : Lane<Format, straight, Source>(source, wire, lane, bytes) {
+  WINDLASS_DEVICE Sender(const Source& source, const WindlassWire& wire, uint32_t lane, uint64_t bytes) : Lane<Format, straight, Source>(source, wire, lane, bytes) {
     own = load_own_words(this->words_of(this->me()) + 8 * WINDLASS_LANE_SENT);
     credit = load_word_relaxed(this->credit_word(this->me(), this->place()));
   }
   // Waits for the lane's words. Before it, loads of the user's data can be sent on their way.
-  MAIL_DEVICE void settle() {
+  WINDLASS_DEVICE void settle() {
     if (this->step) return;
     this->base = own.x;
     credit = credit > own.y ? credit : own.y;
@@ -106,10 +106,10 @@ struct Sender : Lane<Format, straight, Source> {
 
   // Waits till this step's units may go to their ranks. False: the communicator is aborted, and it is told what was waited for. For
   // all before the first goes: no peer needs this unit more than those without room do.
-  MAIL_DEVICE bool wait_for_room(uint32_t waited_for) {
+  WINDLASS_DEVICE bool wait_for_room(uint32_t waited_for) {
     const uint32_t slots = launch.ring_slots, place = this->place();
     const bool goes = this->moves_peer(place);
-    if (!MAIL_SELDOM(any_of_warp(goes && this->number() - credit >= slots))) return true;
+    if (!WINDLASS_SELDOM(any_of_warp(goes && this->number() - credit >= slots))) return true;
     const uint64_t word = this->credit_word(this->me(), place);
     Waiting waiting;
     for (;;) {
@@ -120,11 +120,11 @@ struct Sender : Lane<Format, straight, Source> {
       const bool stalled = goes && this->number() - credit >= slots;
       if (!any_of_warp(stalled)) return true;
       if (!waiting.ends(launch)) continue;
-      if (stalled && lane_index() < 8) report_entry(launch.report, this->me(), WindlassMailReportEntry{place, waited_for, this->lane, 0, this->number(), credit});
+      if (stalled && lane_index() < 8) report_entry(launch.report, this->me(), WindlassP2pReportEntry{place, waited_for, this->lane, 0, this->number(), credit});
       return false;
     }
   }
-  MAIL_DEVICE void end() {
+  WINDLASS_DEVICE void end() {
     settle();
     if (lane_index() == 0) this->tell_sent(this->base);
   }
@@ -134,14 +134,14 @@ template <class Format, bool straight, class Source = OneCall>
 struct Receiver : Lane<Format, straight, Source> {
   using Lane<Format, straight, Source>::launch;
 
-  MAIL_DEVICE Receiver(const Source& source, const WindlassWire& wire, uint32_t lane, uint64_t bytes) : Lane<Format, straight, Source>(source, wire, lane, bytes) {
+  WINDLASS_DEVICE Receiver(const Source& source, const WindlassWire& wire, uint32_t lane, uint64_t bytes) : Lane<Format, straight, Source>(source, wire, lane, bytes) {
     this->base = load_word_relaxed(this->words_of(this->me()) + 8 * WINDLASS_LANE_RECEIVED);
     if (!straight && this->place() == this->me()) this->units = 0;
   }
 
   // The units of this step have been used, so their loads have returned. If an even launch takes half a ring or less, none needs
   // credit: the proof of the launch before reaches as far.
-  MAIL_DEVICE void has_consumed() {
+  WINDLASS_DEVICE void has_consumed() {
     const uint32_t slots = launch.ring_slots;
     if (this->even() && this->steps <= slots / 2) return;
     const uint32_t next = this->step + 1, every = slots >= 4 ? slots / 4 : 1;
@@ -149,15 +149,15 @@ struct Receiver : Lane<Format, straight, Source> {
     if ((next & (every - 1)) == 0 || next == this->steps) give(this->moves_peer(this->place()), this->base + next);
   }
   // To rank place(), if so.
-  MAIL_DEVICE void give(bool so, uint64_t credit) const {
+  WINDLASS_DEVICE void give(bool so, uint64_t credit) const {
     if (lane_index() < 8 && so) store_word(this->credit_word(this->place(), this->me()), credit);
   }
   // The warp leaves without the next units of these ranks.
-  MAIL_DEVICE void report_missing(uint32_t ranks, uint32_t waited_for) const {
+  WINDLASS_DEVICE void report_missing(uint32_t ranks, uint32_t waited_for) const {
     if (lane_index() < 8 && ranks >> this->place() & 1)
-      report_entry(launch.report, this->me(), WindlassMailReportEntry{this->place(), waited_for, this->lane, 0, this->number(), this->number()});
+      report_entry(launch.report, this->me(), WindlassP2pReportEntry{this->place(), waited_for, this->lane, 0, this->number(), this->number()});
   }
-  MAIL_DEVICE void end() const {
+  WINDLASS_DEVICE void end() const {
     // Whoever sent less than others, or nothing, has all its numbers back, too.
     if (!this->even()) {
       sync_warp();
@@ -172,6 +172,6 @@ struct Receiver : Lane<Format, straight, Source> {
 struct Lanes {
   uint32_t next, last, stride;
 
-  MAIL_DEVICE Lanes(const WindlassCollectiveLaunch& launch, uint32_t warp)
+  WINDLASS_DEVICE Lanes(const WindlassCollectiveLaunch& launch, uint32_t warp)
       : next(block_index() + block_count() * warp), last(launch.used_lanes), stride(block_count() * launch.role_warps) {}
 };

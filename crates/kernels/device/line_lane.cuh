@@ -9,21 +9,21 @@
 #include "unit.cuh"
 
 // Once for many units: where the lane's slots are. Again when `count` has come to `from`.
-MAIL_DEVICE void find_line_slots(const Group& group, const WindlassMailChannel& channel, Job& job) {
+WINDLASS_DEVICE void find_line_slots(const Group& group, const WindlassP2pChannel& channel, Job& job) {
   const bool moved = job.count >= job.from;
   const uint64_t slots = moved ? ring_slots(job.grown) : group.geometry().line_slots;
   job.slots = (moved ? ring_address(job.grown) : channel.line_ring) + job.lane * slots * WINDLASS_UNIT_SLOT_BYTES;
   job.slot_mask = (uint32_t)slots - 1;
 }
-MAIL_DEVICE char* line_slot(const Job& job) {
+WINDLASS_DEVICE char* line_slot(const Job& job) {
   return reinterpret_cast<char*>(job.slots + (uint64_t)((uint32_t)job.count & job.slot_mask) * WINDLASS_UNIT_SLOT_BYTES);
 }
-MAIL_DEVICE uint64_t line_from(const WindlassMailChannel& channel, const Job& job) {
+WINDLASS_DEVICE uint64_t line_from(const WindlassP2pChannel& channel, const Job& job) {
   return channel.line_from + job.lane * WINDLASS_LINE_FROM_STRIDE;
 }
 
 // The lane's last unit of this group is done: the next launch goes on from here.
-MAIL_DEVICE void end_line_job(const WindlassMailChannel& channel, Job& job) {
+WINDLASS_DEVICE void end_line_job(const WindlassP2pChannel& channel, Job& job) {
   job.live = false;
   // A receiver may know of a move that lies still ahead: the next launch asks again.
   const uint64_t ring = job.count >= job.from ? job.grown : 0;
@@ -31,7 +31,7 @@ MAIL_DEVICE void end_line_job(const WindlassMailChannel& channel, Job& job) {
     store_own_words(channel.line_progress + job.lane * WINDLASS_PROGRESS_STRIDE, Vector{job.count, ring});
 }
 
-MAIL_DEVICE void begin_line_job(const Group& group, const WindlassMailChannel& channel, Job& job) {
+WINDLASS_DEVICE void begin_line_job(const Group& group, const WindlassP2pChannel& channel, Job& job) {
   const uint64_t progress = channel.line_progress + job.lane * WINDLASS_PROGRESS_STRIDE;
   const uint64_t credit = channel.line_credit + job.lane * WINDLASS_LINE_WORD_STRIDE;
   const Vector own = load_own_words(progress);
@@ -46,7 +46,7 @@ MAIL_DEVICE void begin_line_job(const Group& group, const WindlassMailChannel& c
 }
 
 // Is there a larger ring? Then the lane moves: unit `count`, the next, is the first in it. The ring, or 0.
-MAIL_DEVICE_FUNCTION uint64_t move_line_lane(uint64_t from_word, uint64_t growth_word, uint64_t count) {
+WINDLASS_DEVICE_FUNCTION uint64_t move_line_lane(uint64_t from_word, uint64_t growth_word, uint64_t count) {
   const uint64_t grown = load_word_for_warp(growth_word);
   if (grown && lane_index() == 0) {
     // Who reads our word finds what our host had heard of: see followed_move.
@@ -55,8 +55,8 @@ MAIL_DEVICE_FUNCTION uint64_t move_line_lane(uint64_t from_word, uint64_t growth
   }
   return grown;
 }
-MAIL_DEVICE uint64_t line_growth(const WindlassMailChannel& channel) { return channel.growth + 8 * WINDLASS_GROWTH_LINES; }
-MAIL_DEVICE bool move_line_job(const Group& group, const WindlassMailChannel& channel, Job& job) {
+WINDLASS_DEVICE uint64_t line_growth(const WindlassP2pChannel& channel) { return channel.growth + 8 * WINDLASS_GROWTH_LINES; }
+WINDLASS_DEVICE bool move_line_job(const Group& group, const WindlassP2pChannel& channel, Job& job) {
   if (job.grown) return false;
   job.grown = move_line_lane(line_from(channel, job), line_growth(channel), job.count);
   if (!job.grown) return false;
@@ -66,7 +66,7 @@ MAIL_DEVICE bool move_line_job(const Group& group, const WindlassMailChannel& ch
 }
 
 // Asked now and then by a receiver that waits in vain.
-MAIL_DEVICE void follow_line_job(const Group& group, const WindlassMailChannel& channel, Job& job) {
+WINDLASS_DEVICE void follow_line_job(const Group& group, const WindlassP2pChannel& channel, Job& job) {
   if (job.grown) return;
   const Move move = followed_move(line_from(channel, job), line_growth(channel));
   job.from = move.from;
@@ -76,7 +76,7 @@ MAIL_DEVICE void follow_line_job(const Group& group, const WindlassMailChannel& 
 
 // May the next unit go? One thread's value of the credit for all: threads that see different credits would part ways.
 // `look`: if not, look for a larger ring.
-MAIL_DEVICE bool has_line_room(const Group& group, const WindlassMailChannel& channel, Job& job, bool look) {
+WINDLASS_DEVICE bool has_line_room(const Group& group, const WindlassP2pChannel& channel, Job& job, bool look) {
   job.seen = from_first_lane(job.seen);
   if (job.count - job.seen <= job.slot_mask) return true;
   // Relaxed is enough here: the stores that follow depend on the branch, and the receiver's loads had returned before it
@@ -85,12 +85,12 @@ MAIL_DEVICE bool has_line_room(const Group& group, const WindlassMailChannel& ch
   return job.count - job.seen <= job.slot_mask || (look && move_line_job(group, channel, job));
 }
 
-MAIL_DEVICE void load_next(const Group& group, const WindlassMailChannel& channel, Job& job, Unit& unit, Piece& piece) {
+WINDLASS_DEVICE void load_next(const Group& group, const WindlassP2pChannel& channel, Job& job, Unit& unit, Piece& piece) {
   find_piece(group, channel, false, job.lane, job.round, job.operation, job.step, piece);
   load_payload(unit, reinterpret_cast<const char*>(piece.address + piece.offset), piece.bytes, access_width(piece.address));
 }
 
-MAIL_DEVICE void send_loaded(const Group& group, const WindlassMailChannel& channel, Job& job, const Unit& unit, Piece& piece) {
+WINDLASS_DEVICE void send_loaded(const Group& group, const WindlassP2pChannel& channel, Job& job, const Unit& unit, Piece& piece) {
   send_unit(line_slot(job), unit, piece.bytes, group.geometry().first_tag + job.count);
   ++job.count;
   ++job.step;
@@ -98,7 +98,7 @@ MAIL_DEVICE void send_loaded(const Group& group, const WindlassMailChannel& chan
 }
 
 // True if a unit was moved.
-MAIL_DEVICE bool step_line_send(const Group& group, const WindlassMailChannel& channel, Job& job, bool look) {
+WINDLASS_DEVICE bool step_line_send(const Group& group, const WindlassP2pChannel& channel, Job& job, bool look) {
   if (!has_line_room(group, channel, job, look)) return false;
   Unit unit;
   Piece piece;
@@ -108,7 +108,7 @@ MAIL_DEVICE bool step_line_send(const Group& group, const WindlassMailChannel& c
 }
 
 // One look at `piece`, the job's next. True if it was there; then `piece` is the one after it.
-MAIL_DEVICE bool receive_found(const Group& group, const WindlassMailChannel& channel, Job& job, Piece& piece) {
+WINDLASS_DEVICE bool receive_found(const Group& group, const WindlassP2pChannel& channel, Job& job, Piece& piece) {
   Unit unit;
   if (!receive_unit(unit, line_slot(job), piece.bytes, group.geometry().first_tag + job.count)) return false;
   const Piece here = piece;
@@ -128,7 +128,7 @@ MAIL_DEVICE bool receive_found(const Group& group, const WindlassMailChannel& ch
   return true;
 }
 
-MAIL_DEVICE bool step_line_receive(const Group& group, const WindlassMailChannel& channel, Job& job, bool look) {
+WINDLASS_DEVICE bool step_line_receive(const Group& group, const WindlassP2pChannel& channel, Job& job, bool look) {
   Piece piece;
   find_piece(group, channel, false, job.lane, job.round, job.operation, job.step, piece);
   if (receive_found(group, channel, job, piece)) return true;

@@ -9,8 +9,8 @@ struct LinesFormat {
   static constexpr int groups = groups_;
   static constexpr uint32_t payload_bytes = groups / 2 * WINDLASS_LINES_HALF_PAYLOAD_BYTES, slot_bytes = WINDLASS_LINES_SLOT_BYTES;
   // Whether this thread has payload in a group, and where in the unit.
-  static MAIL_DEVICE bool holds(int group) { return holds_payload(group); }
-  static MAIL_DEVICE uint32_t offset(int group) { return payload_offset(group); }
+  static WINDLASS_DEVICE bool holds(int group) { return holds_payload(group); }
+  static WINDLASS_DEVICE uint32_t offset(int group) { return payload_offset(group); }
 };
 template <int groups, bool straight, class Source>
 using LinesSender = Sender<LinesFormat<groups>, straight, Source>;
@@ -20,19 +20,19 @@ using LinesReceiver = Receiver<LinesFormat<groups>, straight, Source>;
 // Puts this step's unit into the lane of each of its ranks: out[distance - 1] for the rank at that distance, or the only one for all.
 // False: aborted.
 template <int ranks_max, int groups, bool straight, class Source, int units>
-MAIL_DEVICE bool put_unit(LinesSender<groups, straight, Source>& way, const Vector (&out)[units][groups], uint32_t waited_for) {
+WINDLASS_DEVICE bool put_unit(LinesSender<groups, straight, Source>& way, const Vector (&out)[units][groups], uint32_t waited_for) {
   way.settle();
   if (!way.wait_for_room(waited_for)) return false;
   const uint64_t own = way.slot(way.me()) + 16 * lane_index(), tag = way.tag();
   // The whole warp at once: see send_unit.
   sync_warp();
-  MAIL_UNROLL
+  WINDLASS_UNROLL
   for (int distance = 1; distance < ranks_max; ++distance) {
     const uint32_t rank = way.peer(distance);
     const bool goes = distance < (int)way.launch.ranks && way.moves(rank);
     const Vector(&unit)[groups] = out[units == 1 ? 0 : distance - 1];
     char* const at = reinterpret_cast<char*>(way.launch.slices[rank] + own);
-    MAIL_UNROLL
+    WINDLASS_UNROLL
     for (int half = 0; half < groups / 2; ++half) {
       const Vector first = unit[2 * half], second = unit[2 * half + 1];
       store_half_if(goes, at + half * 1024, Vector{first.x, keeps_line() ? tag : first.y},
@@ -44,30 +44,30 @@ MAIL_DEVICE bool put_unit(LinesSender<groups, straight, Source>& way, const Vect
 
 // Waits for this step's unit of each of its ranks; what x has of others stays. False: aborted.
 template <int groups, bool straight, class Source, int ranks_max>
-MAIL_DEVICE bool take_unit(LinesReceiver<groups, straight, Source>& way, Vector (&x)[ranks_max][groups], uint32_t waited_for) {
+WINDLASS_DEVICE bool take_unit(LinesReceiver<groups, straight, Source>& way, Vector (&x)[ranks_max][groups], uint32_t waited_for) {
   const char* const first = reinterpret_cast<const char*>(way.launch.slices[way.me()] + way.slot(0) + 16 * lane_index());
   const uint64_t ring_bytes = way.ring_bytes(), tag = way.tag();
   Waiting waiting;
   for (;;) {
     // As for one unit: see receive_unit.
     sync_warp();
-    MAIL_UNROLL
+    WINDLASS_UNROLL
     for (int rank = 0; rank < ranks_max; ++rank) load_lines_if(way.moves_peer(rank), x[rank], first + rank * ring_bytes, tag);
     bool there = true;
-    MAIL_UNROLL
+    WINDLASS_UNROLL
     for (int rank = 0; rank < ranks_max; ++rank) there &= !way.moves_peer(rank) || found_lines(x[rank], tag);
     if (all_of_warp(there)) break;
     if (!waiting.ends(way.launch)) continue;
     uint32_t missing = 0;
-    MAIL_UNROLL
+    WINDLASS_UNROLL
     for (int rank = 0; rank < ranks_max; ++rank)
       if (way.moves_peer(rank) && !all_of_warp(found_lines(x[rank], tag))) missing |= 1u << rank;
     way.report_missing(missing, waited_for);
     return false;
   }
-  MAIL_UNROLL
+  WINDLASS_UNROLL
   for (int rank = 0; rank < ranks_max; ++rank) {
-    MAIL_UNROLL
+    WINDLASS_UNROLL
     for (int group = 0; group < groups; group += 2) choose(x[rank][group].y, x[rank][group + 1].x, way.moves_peer(rank) && keeps_line());
   }
   return true;

@@ -1,4 +1,4 @@
-// The machine under the mailbox kernel: what a thread can do, named for what the protocol needs of it. Two builds
+// The machine under the p2p transport kernel: what a thread can do, named for what the protocol needs of it. Two builds
 // share every other file: machine_gpu.cuh for CUDA, ../host/machine_host.h for threads of this host.
 //
 // Promises of both (README.md "What the memory must do" says what each rests on):
@@ -13,7 +13,7 @@
 //   raise / set_bits           the same counters, changed by several: both orders, and the value before
 //   bulk_*, wait_*, barrier_*  asynchronous copies of one thread, global -> shared -> global
 #pragma once
-#include "mailbox.h"
+#include "p2p.h"
 
 struct alignas(16) Vector {
   uint64_t x, y;

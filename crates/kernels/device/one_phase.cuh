@@ -4,7 +4,7 @@
 
 // A warp has one role; each goes through the lanes by itself, so that the compiler keeps nothing of the other's in registers.
 template <class Reducer, int ranks_max, int groups, bool straight, class Source>
-MAIL_DEVICE void run_lines(const typename Source::Parameter& parameter) {
+WINDLASS_DEVICE void run_lines(const typename Source::Parameter& parameter) {
   const Source source(parameter);
   const WindlassCollectiveLaunch& launch = source.launch();
   begin_after_previous(launch.flags & WINDLASS_COLLECTIVE_EARLY_NEXT);
@@ -28,7 +28,7 @@ MAIL_DEVICE void run_lines(const typename Source::Parameter& parameter) {
 
 // Only even launches that reduce: the poster takes every lane to be used by all peers alike.
 template <class Reducer, int ranks_max, bool straight>
-MAIL_DEVICE void run_posted(const WindlassCollectiveLaunch& launch) {
+WINDLASS_DEVICE void run_posted(const WindlassCollectiveLaunch& launch) {
   uint32_t* const counters = begin_posting(launch, 1);
   const uint32_t warp = warp_index(), role_warps = launch.role_warps;
   if (warp < role_warps) {

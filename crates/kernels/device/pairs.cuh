@@ -8,25 +8,25 @@
 
 // A thread's 8 bytes of the user's; of the last ones, or at an odd address, so many bytes as there are.
 template <bool straight>
-MAIL_DEVICE uint64_t load_eight(uint64_t from, uint32_t left) {
+WINDLASS_DEVICE uint64_t load_eight(uint64_t from, uint32_t left) {
   const char* const bytes = reinterpret_cast<const char*>(from);
   uint64_t value = 0;
   if constexpr (straight) {
     value = load_piece<uint64_t>(bytes);
   } else {
-    MAIL_UNROLL
+    WINDLASS_UNROLL
     for (uint32_t at = 0; at < 8; ++at)
       if (at < left) value |= (uint64_t)load_piece<uint8_t>(bytes + at) << 8 * at;
   }
   return value;
 }
 template <bool straight>
-MAIL_DEVICE void store_eight(uint64_t to, uint64_t value, uint32_t left) {
+WINDLASS_DEVICE void store_eight(uint64_t to, uint64_t value, uint32_t left) {
   char* const bytes = reinterpret_cast<char*>(to);
   if constexpr (straight) {
     store_piece<uint64_t>(bytes, value);
   } else {
-    MAIL_UNROLL
+    WINDLASS_UNROLL
     for (uint32_t at = 0; at < 8; ++at)
       if (at < left) store_piece<uint8_t>(bytes + at, (uint8_t)(value >> 8 * at));
   }
@@ -37,40 +37,40 @@ struct LaunchPart {
   const WindlassCollectiveLaunch& launch;
   uint32_t at;
   // The same for every directed pair, and no more than the lanes hold.
-  MAIL_DEVICE uint32_t bytes() const { return (uint32_t)launch.send_bytes[0]; }
-  MAIL_DEVICE uint64_t send(uint32_t rank) const { return launch.send[rank] + at; }
-  MAIL_DEVICE uint64_t receive(uint32_t rank) const { return launch.receive[rank] + at; }
-  MAIL_DEVICE uint64_t result(uint32_t me) const { return receive(me); }
-  MAIL_DEVICE bool moves(uint32_t rank) const { return launch.receive[rank] != launch.send[rank]; }
+  WINDLASS_DEVICE uint32_t bytes() const { return (uint32_t)launch.send_bytes[0]; }
+  WINDLASS_DEVICE uint64_t send(uint32_t rank) const { return launch.send[rank] + at; }
+  WINDLASS_DEVICE uint64_t receive(uint32_t rank) const { return launch.receive[rank] + at; }
+  WINDLASS_DEVICE uint64_t result(uint32_t me) const { return receive(me); }
+  WINDLASS_DEVICE bool moves(uint32_t rank) const { return launch.receive[rank] != launch.send[rank]; }
 };
 // Of one collective of several.
 struct BatchPart {
   const WindlassBatchCall& call;
   uint32_t at;
-  MAIL_DEVICE uint32_t bytes() const { return call.bytes; }
-  MAIL_DEVICE uint64_t send(uint32_t rank) const { return call.send + rank * call.send_step + at; }
-  MAIL_DEVICE uint64_t receive(uint32_t rank) const { return call.receive + rank * call.receive_step + at; }
-  MAIL_DEVICE uint64_t result(uint32_t) const { return call.receive + at; }
-  MAIL_DEVICE bool moves(uint32_t rank) const { return receive(rank) != send(rank); }
+  WINDLASS_DEVICE uint32_t bytes() const { return call.bytes; }
+  WINDLASS_DEVICE uint64_t send(uint32_t rank) const { return call.send + rank * call.send_step + at; }
+  WINDLASS_DEVICE uint64_t receive(uint32_t rank) const { return call.receive + rank * call.receive_step + at; }
+  WINDLASS_DEVICE uint64_t result(uint32_t) const { return call.receive + at; }
+  WINDLASS_DEVICE bool moves(uint32_t rank) const { return receive(rank) != send(rank); }
 };
 
 // A lane of this rank.
 struct PairsLane {
   uint32_t number;
   uint64_t slice, count_word;
-  MAIL_DEVICE PairsLane(const WindlassCollectiveLaunch& launch, uint32_t number_)
+  WINDLASS_DEVICE PairsLane(const WindlassCollectiveLaunch& launch, uint32_t number_)
       : number(number_), slice(launch.slices[launch.rank]), count_word(slice + launch.wires[0].lanes + number * WINDLASS_PAIRS_COUNT_BYTES) {}
 };
 
 // A warp and a lane's unit number `count` from init. False: aborted.
 template <class Reducer, int ranks_max, bool straight, class Part>
-MAIL_DEVICE bool run_pairs_unit(const WindlassCollectiveLaunch& launch, const PairsLane& own, uint64_t count, const Part& part) {
+WINDLASS_DEVICE bool run_pairs_unit(const WindlassCollectiveLaunch& launch, const PairsLane& own, uint64_t count, const Part& part) {
   const uint32_t me = launch.rank, lane = own.number;
   const uint64_t slice = own.slice;
   const uint32_t bytes = part.bytes(), left = bytes > part.at ? bytes - part.at : 0;
   // What goes to each rank; then what has come from it.
   uint64_t x[ranks_max];
-  MAIL_UNROLL
+  WINDLASS_UNROLL
   for (int rank = 0; rank < ranks_max; ++rank) {
     x[rank] = 0;
     if (left && rank < (int)launch.ranks) x[rank] = load_eight<straight>(part.send(rank), left);
@@ -80,29 +80,29 @@ MAIL_DEVICE bool run_pairs_unit(const WindlassCollectiveLaunch& launch, const Pa
   const uint64_t in_slot = launch.wires[0].rings + (lane * WINDLASS_PAIRS_SLOTS + (uint32_t)count % WINDLASS_PAIRS_SLOTS) * WINDLASS_PAIRS_SLOT_BYTES + 16 * lane_index();
   const uint64_t ring_bytes = (uint64_t)(WINDLASS_PAIRS_SLOTS * WINDLASS_PAIRS_SLOT_BYTES) << launch.lanes_log2, own_slot = in_slot + me * ring_bytes;
   const auto is_peer = [&](int rank) { return rank != (int)me && rank < (int)launch.ranks && left != 0; };
-  MAIL_UNROLL
+  WINDLASS_UNROLL
   for (int rank = 0; rank < ranks_max; ++rank) store_pair_if(is_peer(rank), reinterpret_cast<char*>(launch.slices[rank] + own_slot), x[rank], tag);
 
   uint64_t found[ranks_max];
-  MAIL_UNROLL
+  WINDLASS_UNROLL
   for (int rank = 0; rank < ranks_max; ++rank) found[rank] = tag;
   Waiting waiting;
   for (;;) {
-    MAIL_UNROLL
+    WINDLASS_UNROLL
     for (int rank = 0; rank < ranks_max; ++rank)
       load_pair_if(is_peer(rank), reinterpret_cast<const char*>(slice + in_slot + rank * ring_bytes), tag, x[rank], found[rank]);
     bool there = true;
-    MAIL_UNROLL
+    WINDLASS_UNROLL
     for (int rank = 0; rank < ranks_max; ++rank) there &= found[rank] == tag;
     if (all_of_warp(there)) break;
     if (!waiting.ends(launch)) continue;
     uint32_t missing = 0;
-    MAIL_UNROLL
+    WINDLASS_UNROLL
     for (int rank = 0; rank < ranks_max; ++rank) missing |= (uint32_t)(found[rank] != tag) << rank;
-    MAIL_NO_UNROLL
+    WINDLASS_NO_UNROLL
     for (uint32_t rank = 0; rank < launch.ranks; ++rank)
       if (any_of_warp(missing >> rank & 1) && lane_index() == 0)
-        report_entry(launch.report, me, WindlassMailReportEntry{rank, WINDLASS_WAITED_PAIRS_DATA, lane, 0, count, count});
+        report_entry(launch.report, me, WindlassP2pReportEntry{rank, WINDLASS_WAITED_PAIRS_DATA, lane, 0, count, count});
     return false;
   }
   // All threads have read it, as the vote shows.
@@ -113,7 +113,7 @@ MAIL_DEVICE bool run_pairs_unit(const WindlassCollectiveLaunch& launch, const Pa
     store_eight<straight>(part.result(me), reduce_words<Reducer>(x, launch.ranks, Reduction{launch.reduction, launch.scale}), left);
   } else {
     // In place this rank's own part is where it belongs.
-    MAIL_UNROLL
+    WINDLASS_UNROLL
     for (int rank = 0; rank < ranks_max; ++rank)
       if (rank < (int)launch.ranks && (rank != (int)me || part.moves(rank))) store_eight<straight>(part.receive(rank), x[rank], left);
   }
@@ -122,11 +122,11 @@ MAIL_DEVICE bool run_pairs_unit(const WindlassCollectiveLaunch& launch, const Pa
 
 // `straight`: every part of every buffer lies and ends at multiples of 8.
 template <class Reducer, int ranks_max, bool straight>
-MAIL_DEVICE void run_pairs(const WindlassCollectiveLaunch& launch) {
+WINDLASS_DEVICE void run_pairs(const WindlassCollectiveLaunch& launch) {
   begin_after_previous(launch.flags & WINDLASS_COLLECTIVE_EARLY_NEXT);
   // Lanes in order: see Lanes.
   const uint32_t stride = block_count() * launch.role_warps;
-  MAIL_NO_UNROLL
+  WINDLASS_NO_UNROLL
   for (uint32_t lane = block_index() + block_count() * warp_index(); lane < launch.used_lanes; lane += stride) {
     const PairsLane own(launch, lane);
     const LaunchPart part{launch, lane * WINDLASS_PAIRS_PAYLOAD_BYTES + 8 * lane_index()};
@@ -137,15 +137,15 @@ MAIL_DEVICE void run_pairs(const WindlassCollectiveLaunch& launch) {
 // Several collectives: all their units in a row. A lane's are one warp's, one after the other, so that for the protocol they are as many
 // launches.
 template <class Reducer, int ranks_max, bool straight>
-MAIL_DEVICE void run_batch(const WindlassBatchLaunch& batch) {
+WINDLASS_DEVICE void run_batch(const WindlassBatchLaunch& batch) {
   const WindlassCollectiveLaunch& launch = batch.launch;
   begin_after_previous(launch.flags & WINDLASS_COLLECTIVE_EARLY_NEXT);
   const uint32_t stride = block_count() * launch.role_warps;
-  MAIL_NO_UNROLL
+  WINDLASS_NO_UNROLL
   for (uint32_t lane = block_index() + block_count() * warp_index(); lane < launch.used_lanes; lane += stride) {
     const PairsLane own(launch, lane);
     uint64_t count = load_word_relaxed(own.count_word);
-    MAIL_NO_UNROLL
+    WINDLASS_NO_UNROLL
     for (uint32_t unit = lane; unit < (uint32_t)launch.units; unit += launch.used_lanes, ++count) {
       const WindlassBatchCall& call = batch.calls[batch.call_of_unit[unit]];
       const BatchPart part{call, (unit - call.first_unit) * WINDLASS_PAIRS_PAYLOAD_BYTES + 8 * lane_index()};

@@ -9,14 +9,14 @@
 // The first `vectors` bytes, whole vectors, by pieces as wide as the address allows: all in flight at once, as every wait costs as much
 // as the wire does for a unit.
 template <class Format, class Piece>
-MAIL_DEVICE void load_vectors(Vector (&unit)[Format::groups], const char* from, uint32_t vectors) {
-  MAIL_UNROLL
+WINDLASS_DEVICE void load_vectors(Vector (&unit)[Format::groups], const char* from, uint32_t vectors) {
+  WINDLASS_UNROLL
   for (int group = 0; group < Format::groups; ++group)
     if (Format::holds(group) && Format::offset(group) < vectors) unit[group] = load_pieces<Piece>(from + Format::offset(group), 16);
 }
 template <class Format, class Piece>
-MAIL_DEVICE void store_vectors(const Vector (&unit)[Format::groups], char* to, uint32_t vectors) {
-  MAIL_UNROLL
+WINDLASS_DEVICE void store_vectors(const Vector (&unit)[Format::groups], char* to, uint32_t vectors) {
+  WINDLASS_UNROLL
   for (int group = 0; group < Format::groups; ++group)
     if (Format::holds(group) && Format::offset(group) < vectors) store_pieces<Piece>(to + Format::offset(group), unit[group], 16);
 }
@@ -24,14 +24,14 @@ MAIL_DEVICE void store_vectors(const Vector (&unit)[Format::groups], char* to, u
 // What is left beyond the first `vectors` bytes: a vector that the buffer does not fill, or all at an odd address. In a loop, and the
 // unit stays in registers, as only constants index it.
 template <class Format>
-MAIL_DEVICE void load_rest(Vector (&unit)[Format::groups], const char* from, uint32_t vectors, uint32_t part) {
-  MAIL_NO_UNROLL
+WINDLASS_DEVICE void load_rest(Vector (&unit)[Format::groups], const char* from, uint32_t vectors, uint32_t part) {
+  WINDLASS_NO_UNROLL
   for (int group = 0; group < Format::groups; ++group) {
     const uint32_t at = Format::offset(group);
     if (!Format::holds(group) || at < vectors || at >= part) continue;
     const bool even = (uint64_t)from % 2 == 0;
     const Vector v = part - at >= 16 && even ? load_pieces<uint16_t>(from + at, 16) : load_bytes(from + at, part - at);
-    MAIL_UNROLL
+    WINDLASS_UNROLL
     for (int place = 0; place < Format::groups; ++place) {
       choose(unit[place].x, v.x, place == group);
       choose(unit[place].y, v.y, place == group);
@@ -39,13 +39,13 @@ MAIL_DEVICE void load_rest(Vector (&unit)[Format::groups], const char* from, uin
   }
 }
 template <class Format>
-MAIL_DEVICE void store_rest(const Vector (&unit)[Format::groups], char* to, uint32_t vectors, uint32_t part) {
-  MAIL_NO_UNROLL
+WINDLASS_DEVICE void store_rest(const Vector (&unit)[Format::groups], char* to, uint32_t vectors, uint32_t part) {
+  WINDLASS_NO_UNROLL
   for (int group = 0; group < Format::groups; ++group) {
     const uint32_t at = Format::offset(group);
     if (!Format::holds(group) || at < vectors || at >= part) continue;
     Vector v = unit[0];
-    MAIL_UNROLL
+    WINDLASS_UNROLL
     for (int place = 1; place < Format::groups; ++place) {
       choose(v.x, unit[place].x, place == group);
       choose(v.y, unit[place].y, place == group);
@@ -56,10 +56,10 @@ MAIL_DEVICE void store_rest(const Vector (&unit)[Format::groups], char* to, uint
 
 // This step's unit of the user's buffer that begins at `buffer`. Whole vectors first, all in flight at once.
 template <class Format, bool straight, class Source>
-MAIL_DEVICE void load_unit(const Lane<Format, straight, Source>& way, Vector (&unit)[Format::groups], uint64_t buffer, uint64_t bytes) {
+WINDLASS_DEVICE void load_unit(const Lane<Format, straight, Source>& way, Vector (&unit)[Format::groups], uint64_t buffer, uint64_t bytes) {
   const char* const from = reinterpret_cast<const char*>(buffer + way.offset());
   const uint32_t part = way.part_of(bytes), width = straight ? 16 : access_width((uint64_t)from), vectors = straight ? part : width >= 4 ? part & ~15u : 0;
-  MAIL_UNROLL
+  WINDLASS_UNROLL
   for (int group = 0; group < Format::groups; ++group) {
     unit[group] = Vector{0, 0};
     if (Format::holds(group) && Format::offset(group) < (width == 16 ? vectors : 0)) unit[group] = load_input(from + Format::offset(group));
@@ -70,10 +70,10 @@ MAIL_DEVICE void load_unit(const Lane<Format, straight, Source>& way, Vector (&u
   }
 }
 template <class Format, bool straight, class Source>
-MAIL_DEVICE void store_unit(const Lane<Format, straight, Source>& way, const Vector (&unit)[Format::groups], uint64_t buffer, uint64_t bytes) {
+WINDLASS_DEVICE void store_unit(const Lane<Format, straight, Source>& way, const Vector (&unit)[Format::groups], uint64_t buffer, uint64_t bytes) {
   char* const to = reinterpret_cast<char*>(buffer + way.offset());
   const uint32_t part = way.part_of(bytes), width = straight ? 16 : access_width((uint64_t)to), vectors = straight ? part : width >= 4 ? part & ~15u : 0;
-  MAIL_UNROLL
+  WINDLASS_UNROLL
   for (int group = 0; group < Format::groups; ++group)
     if (Format::holds(group) && Format::offset(group) < (width == 16 ? vectors : 0)) store_output(to + Format::offset(group), unit[group]);
   if constexpr (!straight) {
@@ -84,21 +84,21 @@ MAIL_DEVICE void store_unit(const Lane<Format, straight, Source>& way, const Vec
 
 // This rank's own unit at every rank's place: others' come there.
 template <int groups, int ranks_max>
-MAIL_DEVICE void spread(Vector (&x)[ranks_max][groups], const Vector (&own)[groups]) {
-  MAIL_UNROLL
+WINDLASS_DEVICE void spread(Vector (&x)[ranks_max][groups], const Vector (&own)[groups]) {
+  WINDLASS_UNROLL
   for (int rank = 0; rank < ranks_max; ++rank) {
-    MAIL_UNROLL
+    WINDLASS_UNROLL
     for (int group = 0; group < groups; ++group) x[rank][group] = own[group];
   }
 }
 // One unit of each rank into one.
 template <class Reducer, int groups, int ranks_max>
-MAIL_DEVICE void reduce_unit(Vector (&result)[groups], const Vector (&x)[ranks_max][groups], const WindlassCollectiveLaunch& launch) {
+WINDLASS_DEVICE void reduce_unit(Vector (&result)[groups], const Vector (&x)[ranks_max][groups], const WindlassCollectiveLaunch& launch) {
   const Reduction how{launch.reduction, launch.scale};
-  MAIL_UNROLL
+  WINDLASS_UNROLL
   for (int group = 0; group < groups; ++group) {
     uint64_t low[ranks_max], high[ranks_max];
-    MAIL_UNROLL
+    WINDLASS_UNROLL
     for (int rank = 0; rank < ranks_max; ++rank) low[rank] = x[rank][group].x, high[rank] = x[rank][group].y;
     result[group] = Vector{reduce_words<Reducer>(low, launch.ranks, how), reduce_words<Reducer>(high, launch.ranks, how)};
   }
@@ -106,7 +106,7 @@ MAIL_DEVICE void reduce_unit(Vector (&result)[groups], const Vector (&x)[ranks_m
 
 // Sends its part to each rank. What a rank keeps itself is copied beside that, if data only moves.
 template <class Reducer, int ranks_max, class Way>
-MAIL_DEVICE bool send_parts(Way& way) {
+WINDLASS_DEVICE bool send_parts(Way& way) {
   const WindlassCollectiveLaunch& launch = way.launch;
   const uint32_t me = way.me();
   // Several that move bytes send the same to all.
@@ -114,7 +114,7 @@ MAIL_DEVICE bool send_parts(Way& way) {
   for (; way.has_step(); ++way.step) {
     // All loads are on their way before the first is waited for.
     Vector out[ranks_max - 1][Way::groups];
-    MAIL_UNROLL
+    WINDLASS_UNROLL
     for (int distance = 1; distance < ranks_max; ++distance) {
       const uint32_t rank = way.peer(distance);
       if (distance < (int)launch.ranks && way.moves(rank)) load_unit(way, out[distance - 1], way.source.send(rank), way.source.send_bytes(rank));
@@ -131,7 +131,7 @@ MAIL_DEVICE bool send_parts(Way& way) {
 
 // Sends the same to all.
 template <int ranks_max, class Way>
-MAIL_DEVICE bool send_same(Way& way) {
+WINDLASS_DEVICE bool send_same(Way& way) {
   const uint32_t me = way.me();
   const auto is_apart = [&] { return way.source.receive(me) != way.source.send(me); };
   const bool copies = !Way::several && is_apart();
@@ -145,7 +145,7 @@ MAIL_DEVICE bool send_same(Way& way) {
 }
 
 template <class Reducer, int ranks_max, class Way>
-MAIL_DEVICE bool receive_parts(Way& way) {
+WINDLASS_DEVICE bool receive_parts(Way& way) {
   const WindlassCollectiveLaunch& launch = way.launch;
   const uint32_t me = way.me();
   for (; way.has_step(); ++way.step) {
@@ -159,7 +159,7 @@ MAIL_DEVICE bool receive_parts(Way& way) {
       store_unit(way, own, way.source.receive(me), way.source.receive_bytes(me));
     } else {
       if (!take_unit(way, x, WINDLASS_WAITED_LINES_DATA)) return false;
-      MAIL_UNROLL
+      WINDLASS_UNROLL
       for (int rank = 0; rank < ranks_max; ++rank)
         if (way.moves_peer(rank)) store_unit(way, x[rank], way.source.receive(rank), way.source.receive_bytes(rank));
     }

@@ -10,8 +10,8 @@ template <int groups_>
 struct PostedFormat {
   static constexpr int groups = groups_;
   static constexpr uint32_t payload_bytes = groups * 512, slot_bytes = WINDLASS_LINES_SLOT_BYTES;
-  static MAIL_DEVICE bool holds(int) { return true; }
-  static MAIL_DEVICE uint32_t offset(int group) { return group * 512 + 16 * lane_index(); }
+  static WINDLASS_DEVICE bool holds(int) { return true; }
+  static WINDLASS_DEVICE uint32_t offset(int group) { return group * 512 + 16 * lane_index(); }
 };
 constexpr int posted_groups = 4;
 typedef PostedFormat<posted_groups> Posted;
@@ -24,10 +24,10 @@ struct Told {
 template <bool straight>
 struct PostedSender : Sender<Posted, straight> {
   Told& units_told;
-  MAIL_DEVICE PostedSender(const OneCall& source, const WindlassWire& wire, uint32_t lane, uint64_t bytes, Told& told)
+  WINDLASS_DEVICE PostedSender(const OneCall& source, const WindlassWire& wire, uint32_t lane, uint64_t bytes, Told& told)
       : Sender<Posted, straight>(source, wire, lane, bytes), units_told(told) {}
   // The poster does, when it has posted the last unit.
-  MAIL_DEVICE void end() {}
+  WINDLASS_DEVICE void end() {}
 };
 template <bool straight>
 struct PostedReceiver : Receiver<Posted, straight> {
@@ -37,16 +37,16 @@ struct PostedReceiver : Receiver<Posted, straight> {
 
 // As for lines.
 template <int ranks_max, bool straight, int units>
-MAIL_DEVICE bool put_unit(PostedSender<straight>& way, const Vector (&out)[units][posted_groups], uint32_t waited_for) {
+WINDLASS_DEVICE bool put_unit(PostedSender<straight>& way, const Vector (&out)[units][posted_groups], uint32_t waited_for) {
   way.settle();
   if (!way.wait_for_room(waited_for)) return false;
   const uint64_t own = way.slot(way.me()) + 16 * lane_index();
-  MAIL_UNROLL
+  WINDLASS_UNROLL
   for (int distance = 1; distance < ranks_max; ++distance) {
     const uint32_t rank = way.peer(distance);
     if (distance >= (int)way.launch.ranks || !way.moves(rank)) continue;
     char* const at = reinterpret_cast<char*>(way.launch.slices[rank] + own);
-    MAIL_UNROLL
+    WINDLASS_UNROLL
     for (int group = 0; group < posted_groups; ++group) store_slot(at + 512 * group, out[units == 1 ? 0 : distance - 1][group]);
   }
   // The whole warp's stores are made before its first thread tells.
@@ -57,7 +57,7 @@ MAIL_DEVICE bool put_unit(PostedSender<straight>& way, const Vector (&out)[units
 }
 
 template <int ranks_max, bool straight>
-MAIL_DEVICE bool take_unit(PostedReceiver<straight>& way, Vector (&x)[ranks_max][posted_groups], uint32_t waited_for) {
+WINDLASS_DEVICE bool take_unit(PostedReceiver<straight>& way, Vector (&x)[ranks_max][posted_groups], uint32_t waited_for) {
   const uint32_t place = way.place();
   const bool comes = way.moves_peer(place);
   const uint64_t word = way.words_of(way.me()) + 8 * (WINDLASS_LANE_POSTED + place);
@@ -72,17 +72,17 @@ MAIL_DEVICE bool take_unit(PostedReceiver<straight>& way, Vector (&x)[ranks_max]
   sync_warp();
   const char* const first = reinterpret_cast<const char*>(way.launch.slices[way.me()] + way.slot(0) + 16 * lane_index());
   const uint64_t ring_bytes = way.ring_bytes();
-  MAIL_UNROLL
+  WINDLASS_UNROLL
   for (int rank = 0; rank < ranks_max; ++rank) {
     if (!way.moves_peer(rank)) continue;
-    MAIL_UNROLL
+    WINDLASS_UNROLL
     for (int group = 0; group < posted_groups; ++group) x[rank][group] = load_slot(first + rank * ring_bytes + 512 * group);
   }
   return true;
 }
 
 // The counters of a block's sending warps, all zero; nobody has gone on before they are.
-MAIL_DEVICE uint32_t* begin_posting(const WindlassCollectiveLaunch& launch, uint32_t phases) {
+WINDLASS_DEVICE uint32_t* begin_posting(const WindlassCollectiveLaunch& launch, uint32_t phases) {
   uint32_t* const counters = reinterpret_cast<uint32_t*>(shared_memory());
   if (thread_index() < phases * launch.role_warps) counters[thread_index()] = 0;
   sync_block();
@@ -92,7 +92,7 @@ MAIL_DEVICE uint32_t* begin_posting(const WindlassCollectiveLaunch& launch, uint
 
 // The poster warp. A thread serves one sending warp of one phase (a channel) and some of the peers.
 template <int phases, bool straight>
-MAIL_DEVICE void post(const WindlassCollectiveLaunch& launch, uint32_t* counters) {
+WINDLASS_DEVICE void post(const WindlassCollectiveLaunch& launch, uint32_t* counters) {
   const uint32_t channels = phases * launch.role_warps, channel = lane_index() % channels, team = lane_index() / channels, teams = 32 / channels;
   const WindlassWire& wire = launch.wires[phases == 1 ? 0 : channel / launch.role_warps];
   const auto way_of = [&](uint32_t lane) { return Lane<Posted, straight>(OneCall(launch), wire, lane, 0); };

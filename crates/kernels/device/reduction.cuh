@@ -16,8 +16,8 @@ struct Reduction {
   uint32_t code;   // WindlassCollectiveLaunch.reduction
   uint64_t scale;  // WindlassCollectiveLaunch.scale
 
-  MAIL_DEVICE uint32_t type() const { return code & 0xff; }
-  MAIL_DEVICE uint32_t by() const { return code >> 8; }
+  WINDLASS_DEVICE uint32_t type() const { return code & 0xff; }
+  WINDLASS_DEVICE uint32_t by() const { return code >> 8; }
 };
 
 // Nothing is reduced: data only moves.
@@ -31,30 +31,30 @@ struct SumF32 {
   struct Fold {
     float low, high;
   };
-  static MAIL_DEVICE float part(uint64_t x, uint32_t at, float scale) {
+  static WINDLASS_DEVICE float part(uint64_t x, uint32_t at, float scale) {
     return multiply_floats(float_of_bits((uint32_t)(x >> 32 * at)), scale);
   }
-  static MAIL_DEVICE Fold begin(uint64_t x, const Reduction& how) {
+  static WINDLASS_DEVICE Fold begin(uint64_t x, const Reduction& how) {
     const float scale = float_of_bits((uint32_t)how.scale);
     return Fold{part(x, 0, scale), part(x, 1, scale)};
   }
-  static MAIL_DEVICE void add(Fold& fold, uint64_t x, const Reduction& how) {
+  static WINDLASS_DEVICE void add(Fold& fold, uint64_t x, const Reduction& how) {
     const float scale = float_of_bits((uint32_t)how.scale);
     fold.low = add_floats(fold.low, part(x, 0, scale));
     fold.high = add_floats(fold.high, part(x, 1, scale));
   }
-  static MAIL_DEVICE uint64_t end(const Fold& fold, const Reduction&) {
+  static WINDLASS_DEVICE uint64_t end(const Fold& fold, const Reduction&) {
     return bits_of_float(fold.low) | (uint64_t)bits_of_float(fold.high) << 32;
   }
 };
 
 struct Half {
-  static MAIL_DEVICE float wide(uint64_t x, uint32_t at) { return float_of_half((uint16_t)(x >> 16 * at)); }
-  static MAIL_DEVICE uint32_t narrow(float low, float high) { return halves_of_floats(low, high); }
+  static WINDLASS_DEVICE float wide(uint64_t x, uint32_t at) { return float_of_half((uint16_t)(x >> 16 * at)); }
+  static WINDLASS_DEVICE uint32_t narrow(float low, float high) { return halves_of_floats(low, high); }
 };
 struct Bfloat {
-  static MAIL_DEVICE float wide(uint64_t x, uint32_t at) { return float_of_bits((uint32_t)(x >> 16 * at) << 16); }
-  static MAIL_DEVICE uint32_t narrow(float low, float high) { return bfloats_of_floats(low, high); }
+  static WINDLASS_DEVICE float wide(uint64_t x, uint32_t at) { return float_of_bits((uint32_t)(x >> 16 * at) << 16); }
+  static WINDLASS_DEVICE uint32_t narrow(float low, float high) { return bfloats_of_floats(low, high); }
 };
 
 // Four elements of 16 bits, as wide ones.
@@ -62,11 +62,11 @@ struct Quad {
   float part[4];
 };
 template <class Element>
-MAIL_DEVICE Quad wide_quad(uint64_t x) {
+WINDLASS_DEVICE Quad wide_quad(uint64_t x) {
   return Quad{{Element::wide(x, 0), Element::wide(x, 1), Element::wide(x, 2), Element::wide(x, 3)}};
 }
 template <class Element>
-MAIL_DEVICE uint64_t narrow_quad(const Quad& quad) {
+WINDLASS_DEVICE uint64_t narrow_quad(const Quad& quad) {
   return Element::narrow(quad.part[0], quad.part[1]) | (uint64_t)Element::narrow(quad.part[2], quad.part[3]) << 32;
 }
 
@@ -74,18 +74,18 @@ template <class Element>
 struct SumOf16 {
   static constexpr bool reduces = true;
   typedef Quad Fold;
-  static MAIL_DEVICE Fold begin(uint64_t x, const Reduction& how) {
+  static WINDLASS_DEVICE Fold begin(uint64_t x, const Reduction& how) {
     Quad fold = wide_quad<Element>(x);
-    MAIL_UNROLL
+    WINDLASS_UNROLL
     for (int at = 0; at < 4; ++at) fold.part[at] = multiply_floats(fold.part[at], float_of_bits((uint32_t)how.scale));
     return fold;
   }
-  static MAIL_DEVICE void add(Fold& fold, uint64_t x, const Reduction& how) {
-    MAIL_UNROLL
+  static WINDLASS_DEVICE void add(Fold& fold, uint64_t x, const Reduction& how) {
+    WINDLASS_UNROLL
     for (int at = 0; at < 4; ++at)
       fold.part[at] = add_floats(fold.part[at], multiply_floats(Element::wide(x, at), float_of_bits((uint32_t)how.scale)));
   }
-  static MAIL_DEVICE uint64_t end(const Fold& fold, const Reduction&) { return narrow_quad<Element>(fold); }
+  static WINDLASS_DEVICE uint64_t end(const Fold& fold, const Reduction&) { return narrow_quad<Element>(fold); }
 };
 typedef SumOf16<Half> SumF16;
 typedef SumOf16<Bfloat> SumBf16;
@@ -96,10 +96,10 @@ struct AnyFold {
   uint64_t first, second;
 };
 
-MAIL_DEVICE uint64_t two_floats(float low, float high) { return bits_of_float(low) | (uint64_t)bits_of_float(high) << 32; }
-MAIL_DEVICE float float_at(uint64_t x, uint32_t at) { return float_of_bits((uint32_t)(x >> 32 * at)); }
+WINDLASS_DEVICE uint64_t two_floats(float low, float high) { return bits_of_float(low) | (uint64_t)bits_of_float(high) << 32; }
+WINDLASS_DEVICE float float_at(uint64_t x, uint32_t at) { return float_of_bits((uint32_t)(x >> 32 * at)); }
 
-MAIL_DEVICE float combine_floats(uint32_t by, float a, float b) {
+WINDLASS_DEVICE float combine_floats(uint32_t by, float a, float b) {
   switch (by) {
     case by_product: return multiply_floats(a, b);
     case by_max: return max_floats(a, b);
@@ -107,10 +107,10 @@ MAIL_DEVICE float combine_floats(uint32_t by, float a, float b) {
     default: return add_floats(a, b);
   }
 }
-MAIL_DEVICE uint64_t combine_two_floats(uint32_t by, uint64_t a, uint64_t b) {
+WINDLASS_DEVICE uint64_t combine_two_floats(uint32_t by, uint64_t a, uint64_t b) {
   return two_floats(combine_floats(by, float_at(a, 0), float_at(b, 0)), combine_floats(by, float_at(a, 1), float_at(b, 1)));
 }
-MAIL_DEVICE double combine_doubles(uint32_t by, double a, double b) {
+WINDLASS_DEVICE double combine_doubles(uint32_t by, double a, double b) {
   switch (by) {
     case by_product: return multiply_doubles(a, b);
     case by_max: return max_doubles(a, b);
@@ -120,11 +120,11 @@ MAIL_DEVICE double combine_doubles(uint32_t by, double a, double b) {
 }
 // Wide: an unsigned type in which the arithmetic wraps as the element does.
 template <class Element, class Wide>
-MAIL_DEVICE uint64_t combine_integers(uint32_t by, uint64_t a, uint64_t b) {
+WINDLASS_DEVICE uint64_t combine_integers(uint32_t by, uint64_t a, uint64_t b) {
   constexpr uint32_t bits = 8 * sizeof(Element);
   constexpr uint64_t mask = bits == 64 ? ~0ull : (1ull << bits % 64) - 1;
   uint64_t all = 0;
-  MAIL_UNROLL
+  WINDLASS_UNROLL
   for (uint32_t at = 0; at < 64; at += bits) {
     const Element x = (Element)(a >> at), y = (Element)(b >> at);
     Element z;
@@ -139,16 +139,16 @@ MAIL_DEVICE uint64_t combine_integers(uint32_t by, uint64_t a, uint64_t b) {
   return all;
 }
 template <class Element>
-MAIL_DEVICE uint64_t divide_integers(uint64_t a, uint64_t by) {
+WINDLASS_DEVICE uint64_t divide_integers(uint64_t a, uint64_t by) {
   constexpr uint32_t bits = 8 * sizeof(Element);
   constexpr uint64_t mask = bits == 64 ? ~0ull : (1ull << bits % 64) - 1;
   uint64_t all = 0;
-  MAIL_UNROLL
+  WINDLASS_UNROLL
   for (uint32_t at = 0; at < 64; at += bits) all |= ((uint64_t)(Element)((Element)(a >> at) / (Element)by) & mask) << at;
   return all;
 }
 
-MAIL_DEVICE uint64_t combine_words(uint32_t type, uint32_t by, uint64_t a, uint64_t b) {
+WINDLASS_DEVICE uint64_t combine_words(uint32_t type, uint32_t by, uint64_t a, uint64_t b) {
   switch (type) {
     case type_int8: return combine_integers<int8_t, uint32_t>(by, a, b);
     case type_uint8: return combine_integers<uint8_t, uint32_t>(by, a, b);
@@ -162,7 +162,7 @@ MAIL_DEVICE uint64_t combine_words(uint32_t type, uint32_t by, uint64_t a, uint6
 }
 
 // What comes into the fold: elements of floats are scaled if they are summed.
-MAIL_DEVICE AnyFold any_entry(uint64_t x, const Reduction& how) {
+WINDLASS_DEVICE AnyFold any_entry(uint64_t x, const Reduction& how) {
   const bool sums = how.by() == by_sum || how.by() == by_average;
   const float scale = sums ? float_of_bits((uint32_t)how.scale) : 1.0f;
   switch (how.type()) {
@@ -179,16 +179,16 @@ MAIL_DEVICE AnyFold any_entry(uint64_t x, const Reduction& how) {
     default: return AnyFold{x, 0};
   }
 }
-MAIL_DEVICE bool is_of_16(uint32_t type) { return type == type_half || type == type_bfloat; }
+WINDLASS_DEVICE bool is_of_16(uint32_t type) { return type == type_half || type == type_bfloat; }
 
-MAIL_DEVICE_FUNCTION AnyFold any_begin(uint64_t x, Reduction how) { return any_entry(x, how); }
-MAIL_DEVICE_FUNCTION AnyFold any_add(AnyFold fold, uint64_t x, Reduction how) {
+WINDLASS_DEVICE_FUNCTION AnyFold any_begin(uint64_t x, Reduction how) { return any_entry(x, how); }
+WINDLASS_DEVICE_FUNCTION AnyFold any_add(AnyFold fold, uint64_t x, Reduction how) {
   const AnyFold next = any_entry(x, how);
   if (is_of_16(how.type()))
     return AnyFold{combine_two_floats(how.by(), fold.first, next.first), combine_two_floats(how.by(), fold.second, next.second)};
   return AnyFold{combine_words(how.type(), how.by(), fold.first, next.first), 0};
 }
-MAIL_DEVICE_FUNCTION uint64_t any_end(AnyFold fold, Reduction how) {
+WINDLASS_DEVICE_FUNCTION uint64_t any_end(AnyFold fold, Reduction how) {
   const Quad quad{{float_at(fold.first, 0), float_at(fold.first, 1), float_at(fold.second, 0), float_at(fold.second, 1)}};
   if (how.type() == type_half) return narrow_quad<Half>(quad);
   if (how.type() == type_bfloat) return narrow_quad<Bfloat>(quad);
@@ -207,16 +207,16 @@ MAIL_DEVICE_FUNCTION uint64_t any_end(AnyFold fold, Reduction how) {
 struct AnyReduction {
   static constexpr bool reduces = true;
   typedef AnyFold Fold;
-  static MAIL_DEVICE Fold begin(uint64_t x, const Reduction& how) { return any_begin(x, how); }
-  static MAIL_DEVICE void add(Fold& fold, uint64_t x, const Reduction& how) { fold = any_add(fold, x, how); }
-  static MAIL_DEVICE uint64_t end(const Fold& fold, const Reduction& how) { return any_end(fold, how); }
+  static WINDLASS_DEVICE Fold begin(uint64_t x, const Reduction& how) { return any_begin(x, how); }
+  static WINDLASS_DEVICE void add(Fold& fold, uint64_t x, const Reduction& how) { fold = any_add(fold, x, how); }
+  static WINDLASS_DEVICE uint64_t end(const Fold& fold, const Reduction& how) { return any_end(fold, how); }
 };
 
 // One word of each rank.
 template <class Reducer, int ranks_max>
-MAIL_DEVICE uint64_t reduce_words(const uint64_t (&x)[ranks_max], uint32_t ranks, const Reduction& how) {
+WINDLASS_DEVICE uint64_t reduce_words(const uint64_t (&x)[ranks_max], uint32_t ranks, const Reduction& how) {
   typename Reducer::Fold fold = Reducer::begin(x[0], how);
-  MAIL_UNROLL
+  WINDLASS_UNROLL
   for (int rank = 1; rank < ranks_max; ++rank)
     if (rank < (int)ranks) Reducer::add(fold, x[rank], how);
   return Reducer::end(fold, how);

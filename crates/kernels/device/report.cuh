@@ -3,8 +3,8 @@
 #include "machine.cuh"
 
 // Called by one thread. What finds no room is counted all the same.
-MAIL_DEVICE void report_entry(uint64_t address, uint32_t rank, const WindlassMailReportEntry& entry) {
-  WindlassMailReport* const report = reinterpret_cast<WindlassMailReport*>(address);
+WINDLASS_DEVICE void report_entry(uint64_t address, uint32_t rank, const WindlassP2pReportEntry& entry) {
+  WindlassP2pReport* const report = reinterpret_cast<WindlassP2pReport*>(address);
   if (!report) return;
   const uint32_t index = claim(&report->claimed);
   if (index >= WINDLASS_REPORT_ENTRIES) return;

@@ -9,14 +9,14 @@ struct OneCall {
   static constexpr bool several = false;
   const WindlassCollectiveLaunch& of;
 
-  MAIL_DEVICE explicit OneCall(const WindlassCollectiveLaunch& launch) : of(launch) {}
-  MAIL_DEVICE const WindlassCollectiveLaunch& launch() const { return of; }
-  MAIL_DEVICE void find(uint32_t) {}
-  MAIL_DEVICE uint32_t first_unit() const { return 0; }
-  MAIL_DEVICE uint64_t send(uint32_t rank) const { return of.send[rank]; }
-  MAIL_DEVICE uint64_t send_bytes(uint32_t rank) const { return of.send_bytes[rank]; }
-  MAIL_DEVICE uint64_t receive(uint32_t rank) const { return of.receive[rank]; }
-  MAIL_DEVICE uint64_t receive_bytes(uint32_t rank) const { return of.receive_bytes[rank]; }
+  WINDLASS_DEVICE explicit OneCall(const WindlassCollectiveLaunch& launch) : of(launch) {}
+  WINDLASS_DEVICE const WindlassCollectiveLaunch& launch() const { return of; }
+  WINDLASS_DEVICE void find(uint32_t) {}
+  WINDLASS_DEVICE uint32_t first_unit() const { return 0; }
+  WINDLASS_DEVICE uint64_t send(uint32_t rank) const { return of.send[rank]; }
+  WINDLASS_DEVICE uint64_t send_bytes(uint32_t rank) const { return of.send_bytes[rank]; }
+  WINDLASS_DEVICE uint64_t receive(uint32_t rank) const { return of.receive[rank]; }
+  WINDLASS_DEVICE uint64_t receive_bytes(uint32_t rank) const { return of.receive_bytes[rank]; }
 };
 
 // `shares`: of all-reduces in two phases, whose ranks have a share each, the last ones less or nothing.
@@ -27,21 +27,21 @@ struct CallsOfBatch {
   const WindlassBatchLaunch& of;
   uint32_t call = 0;
 
-  MAIL_DEVICE explicit CallsOfBatch(const WindlassBatchLaunch& batch) : of(batch) {}
-  MAIL_DEVICE const WindlassCollectiveLaunch& launch() const { return of.launch; }
-  MAIL_DEVICE const WindlassBatchCall& own() const { return of.calls[call]; }
+  WINDLASS_DEVICE explicit CallsOfBatch(const WindlassBatchLaunch& batch) : of(batch) {}
+  WINDLASS_DEVICE const WindlassCollectiveLaunch& launch() const { return of.launch; }
+  WINDLASS_DEVICE const WindlassBatchCall& own() const { return of.calls[call]; }
   // Of units that share an entry the list names the first one's call; those that are empty have the next one's first unit.
-  MAIL_DEVICE void find(uint32_t unit) {
+  WINDLASS_DEVICE void find(uint32_t unit) {
     call = of.call_of_unit[unit >> of.units_log2];
-    MAIL_NO_UNROLL
+    WINDLASS_NO_UNROLL
     while (call + 1 < of.count && of.calls[call + 1].first_unit <= unit) ++call;
   }
-  MAIL_DEVICE uint32_t first_unit() const { return own().first_unit; }
-  MAIL_DEVICE uint64_t send(uint32_t rank) const { return own().send + (uint64_t)rank * own().send_step; }
-  MAIL_DEVICE uint64_t send_bytes(uint32_t rank) const { return bytes(rank, own().send_step); }
-  MAIL_DEVICE uint64_t receive(uint32_t rank) const { return own().receive + (uint64_t)rank * own().receive_step; }
-  MAIL_DEVICE uint64_t receive_bytes(uint32_t rank) const { return bytes(rank, own().receive_step); }
-  MAIL_DEVICE uint64_t bytes(uint32_t rank, uint32_t share) const {
+  WINDLASS_DEVICE uint32_t first_unit() const { return own().first_unit; }
+  WINDLASS_DEVICE uint64_t send(uint32_t rank) const { return own().send + (uint64_t)rank * own().send_step; }
+  WINDLASS_DEVICE uint64_t send_bytes(uint32_t rank) const { return bytes(rank, own().send_step); }
+  WINDLASS_DEVICE uint64_t receive(uint32_t rank) const { return own().receive + (uint64_t)rank * own().receive_step; }
+  WINDLASS_DEVICE uint64_t receive_bytes(uint32_t rank) const { return bytes(rank, own().receive_step); }
+  WINDLASS_DEVICE uint64_t bytes(uint32_t rank, uint32_t share) const {
     const uint64_t all = own().bytes, from = (uint64_t)rank * share;
     return !shares ? all : from >= all ? 0 : all - from < share ? all - from : share;
   }

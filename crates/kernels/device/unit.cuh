@@ -10,25 +10,25 @@
 constexpr int unit_groups = 4;
 typedef Vector Unit[unit_groups];
 
-MAIL_DEVICE bool keeps_line() { return (lane_index() & 7) == 7; }
+WINDLASS_DEVICE bool keeps_line() { return (lane_index() & 7) == 7; }
 // Does this thread hold payload of its own in group g, and where in the unit does it begin?
-MAIL_DEVICE bool holds_payload(int group) { return (group & 1) == 0 || !keeps_line(); }
-MAIL_DEVICE uint32_t payload_offset(int group) {
+WINDLASS_DEVICE bool holds_payload(int group) { return (group & 1) == 0 || !keeps_line(); }
+WINDLASS_DEVICE uint32_t payload_offset(int group) {
   const uint32_t lane = lane_index();
   return (uint32_t)(group / 2) * WINDLASS_HALF_UNIT_PAYLOAD_BYTES + 16 * (group & 1 ? 32 + lane - lane / 8 : lane);
 }
 
 // `bytes`: 1 to WINDLASS_UNIT_PAYLOAD_BYTES, the part of the message that this unit carries. Whole vectors first, all in flight
 // at once; then, if there is one, the vector that the message does not fill.
-MAIL_DEVICE void load_payload(Unit& unit, const char* from, uint32_t bytes, uint32_t width) {
+WINDLASS_DEVICE void load_payload(Unit& unit, const char* from, uint32_t bytes, uint32_t width) {
   const uint32_t whole = width == 16 ? bytes & ~15u : 0;
-  MAIL_UNROLL
+  WINDLASS_UNROLL
   for (int group = 0; group < unit_groups; ++group) {
     unit[group] = Vector{0, 0};
     if (holds_payload(group) && payload_offset(group) < whole) unit[group] = load_input(from + payload_offset(group));
   }
   if (whole == bytes) return;
-  MAIL_UNROLL
+  WINDLASS_UNROLL
   for (int group = 0; group < unit_groups; ++group) {
     const uint32_t at = payload_offset(group);
     if (holds_payload(group) && at >= whole && at < bytes)
@@ -36,13 +36,13 @@ MAIL_DEVICE void load_payload(Unit& unit, const char* from, uint32_t bytes, uint
   }
 }
 
-MAIL_DEVICE void store_payload(char* to, const Unit& unit, uint32_t bytes, uint32_t width) {
+WINDLASS_DEVICE void store_payload(char* to, const Unit& unit, uint32_t bytes, uint32_t width) {
   const uint32_t whole = width == 16 ? bytes & ~15u : 0;
-  MAIL_UNROLL
+  WINDLASS_UNROLL
   for (int group = 0; group < unit_groups; ++group)
     if (holds_payload(group) && payload_offset(group) < whole) store_output(to + payload_offset(group), unit[group]);
   if (whole == bytes) return;
-  MAIL_UNROLL
+  WINDLASS_UNROLL
   for (int group = 0; group < unit_groups; ++group) {
     const uint32_t at = payload_offset(group);
     if (holds_payload(group) && at >= whole && at < bytes)
@@ -51,11 +51,11 @@ MAIL_DEVICE void store_payload(char* to, const Unit& unit, uint32_t bytes, uint3
 }
 
 // Both sides move the second half of a slot only when the message reaches into it.
-MAIL_DEVICE bool uses_second_half(uint32_t bytes) { return bytes > WINDLASS_HALF_UNIT_PAYLOAD_BYTES; }
+WINDLASS_DEVICE bool uses_second_half(uint32_t bytes) { return bytes > WINDLASS_HALF_UNIT_PAYLOAD_BYTES; }
 
-MAIL_DEVICE void send_unit(char* slot, const Unit& unit, uint32_t bytes, uint64_t tag) {
+WINDLASS_DEVICE void send_unit(char* slot, const Unit& unit, uint32_t bytes, uint64_t tag) {
   char* const own = slot + lane_index() * 16;
-  MAIL_UNROLL
+  WINDLASS_UNROLL
   for (int half = 0; half < 2; ++half) {
     if (half == 1 && !uses_second_half(bytes)) return;
     Vector first = unit[2 * half], second = unit[2 * half + 1];
@@ -73,7 +73,7 @@ MAIL_DEVICE void send_unit(char* slot, const Unit& unit, uint32_t bytes, uint64_
 }
 
 // One look: true if the whole unit with this tag is there, and then `unit` is its payload.
-MAIL_DEVICE bool receive_unit(Unit& unit, const char* slot, uint32_t bytes, uint64_t tag) {
+WINDLASS_DEVICE bool receive_unit(Unit& unit, const char* slot, uint32_t bytes, uint64_t tag) {
   const char* const own = slot + lane_index() * 16;
   // The same race on this side (narrow stores of the unit before): payload loaded early, its keeper's tag late.
   sync_warp();

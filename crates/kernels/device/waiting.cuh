@@ -7,13 +7,13 @@ struct Waiting {
   uint32_t idle = 0;
 
   // Shall the warp give up?
-  MAIL_DEVICE bool ends(const WindlassCollectiveLaunch& launch) {
+  WINDLASS_DEVICE bool ends(const WindlassCollectiveLaunch& launch) {
     pause_thread();
-    return MAIL_SELDOM(++idle % rounds_between_looks == 0) && any_of_warp(load_control(launch.control) != WINDLASS_CONTROL_RUN);
+    return WINDLASS_SELDOM(++idle % rounds_between_looks == 0) && any_of_warp(load_control(launch.control) != WINDLASS_CONTROL_RUN);
   }
   // The same for a warp that waits for warps of its own kernel alone: where it is asked who waits, it has nothing to say.
-  MAIL_DEVICE bool ends_with_all(const WindlassCollectiveLaunch& launch) {
+  WINDLASS_DEVICE bool ends_with_all(const WindlassCollectiveLaunch& launch) {
     pause_thread();
-    return MAIL_SELDOM(++idle % rounds_between_looks == 0) && any_of_warp(load_control(launch.control) == WINDLASS_CONTROL_ABORT);
+    return WINDLASS_SELDOM(++idle % rounds_between_looks == 0) && any_of_warp(load_control(launch.control) == WINDLASS_CONTROL_ABORT);
   }
 };

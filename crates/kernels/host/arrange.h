@@ -5,9 +5,9 @@
 #include <cstring>
 #include <vector>
 
-#include "../device/mailbox.h"
+#include "../device/p2p.h"
 
-struct MailCall {
+struct P2pCall {
   uint64_t address;
   uint64_t bytes;
   uint32_t peer;  // index in the table of peers
@@ -15,18 +15,18 @@ struct MailCall {
 };
 
 // Addresses of both directions with one peer; the fields after `peer` are zero.
-struct MailPeer {
-  WindlassMailChannel send, receive;
+struct P2pPeer {
+  WindlassP2pChannel send, receive;
 };
 
-struct MailLimits {
+struct P2pLimits {
   uint32_t bulk_copies;  // does the architecture have them
   uint32_t stages;       // chunks in shared memory; even, 2 to 8
   uint32_t shared_bytes_max;
 };
 
-struct MailShape {
-  uint32_t blocks;  // 0: nothing to launch; mail_refused: a block has no room for the state of its lanes
+struct P2pShape {
+  uint32_t blocks;  // 0: nothing to launch; p2p_refused: a block has no room for the state of its lanes
   uint32_t threads;
   uint32_t shared_bytes;
   uint32_t cluster;          // blocks of a cluster; 1: no attribute
@@ -34,68 +34,68 @@ struct MailShape {
   uint32_t lists_operations; // the operations did not fit: place them and set operation_list
 };
 
-constexpr uint32_t mail_refused = ~0u;
-constexpr uint32_t mail_movers_max = 16;   // of a block
-constexpr uint32_t mail_bulk_movers = mail_movers_max - WINDLASS_BULK_SERVICE_WARPS;
-constexpr uint64_t mail_bytes_a_copying_thread = 128;
-constexpr uint32_t mail_copying_threads = 16 * 512;  // beside messages
-constexpr uint32_t mail_copy_blocks_max = 64;
+constexpr uint32_t p2p_refused = ~0u;
+constexpr uint32_t p2p_movers_max = 16;   // of a block
+constexpr uint32_t p2p_bulk_movers = p2p_movers_max - WINDLASS_BULK_SERVICE_WARPS;
+constexpr uint64_t p2p_bytes_a_copying_thread = 128;
+constexpr uint32_t p2p_copying_threads = 16 * 512;  // beside messages
+constexpr uint32_t p2p_copy_blocks_max = 64;
 
 inline uint32_t windlass_divided_up(uint32_t dividend, uint32_t divisor) { return (dividend + divisor - 1) / divisor; }
 
 // What one virtual block serves, by direction: sends, receives.
-struct MailLoad {
+struct P2pLoad {
   uint32_t lines[2], bulk[2];
   bool serves() const { return lines[0] || lines[1] || bulk[0] || bulk[1]; }
 };
 
 // The virtual block of lane 0 from `sender` to `receiver`.
-inline uint32_t mail_first_block(uint32_t sender, uint32_t receiver, uint32_t ranks, uint32_t blocks) {
+inline uint32_t p2p_first_block(uint32_t sender, uint32_t receiver, uint32_t ranks, uint32_t blocks) {
   const uint32_t ahead = (receiver % ranks + ranks - sender % ranks) % ranks;
   return ahead * std::max(1u, blocks / ranks) % blocks;
 }
 
 // The virtual blocks over which a message by lines goes: whole clusters, or all.
-inline uint32_t mail_blocks_of(uint64_t bytes, uint32_t blocks) {
+inline uint32_t p2p_blocks_of(uint64_t bytes, uint32_t blocks) {
   constexpr uint64_t bytes_a_block = WINDLASS_UNITS_A_BLOCK * WINDLASS_UNIT_PAYLOAD_BYTES;
   const uint32_t least = (uint32_t)std::min<uint64_t>((bytes + bytes_a_block - 1) / bytes_a_block, blocks);
   return least > 2 ? std::min((least + 3) / 4 * 4, blocks) : least;
 }
 
-inline uint32_t mail_lanes(uint64_t bytes, uint64_t piece_bytes, uint32_t lanes) {
+inline uint32_t p2p_lanes(uint64_t bytes, uint64_t piece_bytes, uint32_t lanes) {
   return (uint32_t)std::min<uint64_t>(lanes, (bytes + piece_bytes - 1) / piece_bytes);
 }
 
 // Writes the launch (all but control, report, operation_list and flags) and `operations`, which are also in the launch
 // unless shape.lists_operations.
-inline MailShape mail_arrange(const MailCall* calls, size_t count, const MailPeer* peers, size_t peer_count,
-                              const WindlassMailGeometry& geometry, const MailLimits& limits, WindlassMailLaunch& launch,
-                              std::vector<WindlassMailOperation>& operations) {
+inline P2pShape p2p_arrange(const P2pCall* calls, size_t count, const P2pPeer* peers, size_t peer_count,
+                              const WindlassP2pGeometry& geometry, const P2pLimits& limits, WindlassP2pLaunch& launch,
+                              std::vector<WindlassP2pOperation>& operations) {
   std::memset(&launch, 0, sizeof launch);
   launch.geometry = geometry;
   launch.line_rounds = (uint16_t)(geometry.line_lanes / geometry.bulk_lanes);
   constexpr uint64_t unit = WINDLASS_UNIT_PAYLOAD_BYTES;
   operations.clear();
-  auto* const channels = reinterpret_cast<WindlassMailChannel*>(launch.storage);
+  auto* const channels = reinterpret_cast<WindlassP2pChannel*>(launch.storage);
   uint32_t used = 0;
   bool pusher = false, ordinary = false;
-  MailLoad loads[WINDLASS_VIRTUAL_BLOCKS_MAX] = {};
+  P2pLoad loads[WINDLASS_VIRTUAL_BLOCKS_MAX] = {};
   for (uint32_t receive = 0; receive < 2; ++receive)
     for (size_t peer = 0; peer < peer_count; ++peer) {
       if (peer == geometry.rank) continue;
-      WindlassMailChannel channel = receive ? peers[peer].receive : peers[peer].send;
+      WindlassP2pChannel channel = receive ? peers[peer].receive : peers[peer].send;
       channel.flags = receive ? WINDLASS_CHANNEL_RECEIVE : 0;
       channel.first_operation = (uint32_t)operations.size();
       bool aligned = true;
       for (size_t i = 0; i < count; ++i) {
-        const MailCall& call = calls[i];
+        const P2pCall& call = calls[i];
         if (call.peer != peer || call.receive != receive || call.bytes == 0) continue;
         operations.push_back({call.address, std::min<uint64_t>(call.bytes, (1ull << WINDLASS_BLOCKS_SHIFT) - 1)});
         if (call.bytes >= geometry.bulk_from_bytes) {
-          channel.active_bulk_lanes = std::max(channel.active_bulk_lanes, mail_lanes(call.bytes, geometry.bulk_chunk_bytes, geometry.bulk_lanes));
+          channel.active_bulk_lanes = std::max(channel.active_bulk_lanes, p2p_lanes(call.bytes, geometry.bulk_chunk_bytes, geometry.bulk_lanes));
           aligned &= call.address % 16 == 0;
         } else {
-          const uint32_t over = mail_blocks_of(call.bytes, geometry.bulk_lanes);
+          const uint32_t over = p2p_blocks_of(call.bytes, geometry.bulk_lanes);
           operations.back().bytes |= (uint64_t)over << WINDLASS_BLOCKS_SHIFT;
           const uint64_t rounds = (call.bytes + over * unit - 1) / (over * unit);
           channel.active_line_blocks = std::max<uint16_t>(channel.active_line_blocks, (uint16_t)over);
@@ -113,8 +113,8 @@ inline MailShape mail_arrange(const MailCall* calls, size_t count, const MailPee
         }
       }
       const uint32_t blocks = geometry.bulk_lanes, ranks = (uint32_t)peer_count, other = (uint32_t)peer;
-      channel.first_block = (uint16_t)(receive ? mail_first_block(other, geometry.rank, ranks, blocks)
-                                               : mail_first_block(geometry.rank, other, ranks, blocks));
+      channel.first_block = (uint16_t)(receive ? p2p_first_block(other, geometry.rank, ranks, blocks)
+                                               : p2p_first_block(geometry.rank, other, ranks, blocks));
       for (uint32_t block = 0; block < channel.active_line_blocks; ++block)
         loads[(channel.first_block + block) % blocks].lines[receive] += channel.active_line_rounds;
       for (uint32_t lane = 0; lane < channel.active_bulk_lanes; ++lane) ++loads[(channel.first_block + lane) % blocks].bulk[receive];
@@ -135,12 +135,12 @@ inline MailShape mail_arrange(const MailCall* calls, size_t count, const MailPee
     ++launch.copies;
     copied += bytes;
   }
-  MailShape shape = {};
+  P2pShape shape = {};
   if (operations.empty()) return shape;
 
   uint32_t blocks = 0, lines[2] = {};
   for (uint32_t block = 0; block < geometry.bulk_lanes; ++block) {
-    const MailLoad& load = loads[block];
+    const P2pLoad& load = loads[block];
     if (!load.serves()) continue;
     ++blocks;
     launch.used_blocks |= 1u << block;
@@ -154,7 +154,7 @@ inline MailShape mail_arrange(const MailCall* calls, size_t count, const MailPee
     blocks = windlass_divided_up(blocks, 4) * 4;
     shape.cluster = 4;
   }
-  const uint32_t movers_max = bulk ? mail_bulk_movers : mail_movers_max;
+  const uint32_t movers_max = bulk ? p2p_bulk_movers : p2p_movers_max;
   const uint32_t warps_max = lines[0] && lines[1] ? movers_max / 2 : movers_max;
   launch.line_send_warps = std::min(warps_max, lines[0]);
   launch.line_receive_warps = std::min(warps_max, lines[1]);
@@ -164,7 +164,7 @@ inline MailShape mail_arrange(const MailCall* calls, size_t count, const MailPee
   const auto share = [](uint32_t lanes, uint32_t warps) { return warps ? windlass_divided_up(lanes, warps) : 0; };
   const auto jobs = [&] {
     uint32_t most = 0;
-    for (const MailLoad& load : loads)
+    for (const P2pLoad& load : loads)
       most = std::max(most, std::max(share(load.lines[0], launch.line_send_warps), share(load.lines[1], launch.line_receive_warps)) +
                                 load.bulk[1] + (ordinary ? load.bulk[0] : 0));
     return most > 1 || bulk ? most : 0;
@@ -182,16 +182,16 @@ inline MailShape mail_arrange(const MailCall* calls, size_t count, const MailPee
   }
   if (shape.shared_bytes > limits.shared_bytes_max) {
     shape = {};
-    shape.blocks = mail_refused;
+    shape.blocks = p2p_refused;
     return shape;
   }
-  shape.threads = 32 * (blocks ? launch.movers + (bulk ? WINDLASS_BULK_SERVICE_WARPS : 0) : mail_movers_max);
-  const uint64_t a_block = mail_bytes_a_copying_thread * shape.threads, copy_blocks = (copied + a_block - 1) / a_block;
-  const uint32_t most = std::min(blocks ? mail_copying_threads / shape.threads : mail_copy_blocks_max, mail_copy_blocks_max);
+  shape.threads = 32 * (blocks ? launch.movers + (bulk ? WINDLASS_BULK_SERVICE_WARPS : 0) : p2p_movers_max);
+  const uint64_t a_block = p2p_bytes_a_copying_thread * shape.threads, copy_blocks = (copied + a_block - 1) / a_block;
+  const uint32_t most = std::min(blocks ? p2p_copying_threads / shape.threads : p2p_copy_blocks_max, p2p_copy_blocks_max);
   launch.copy_blocks = (uint16_t)(windlass_divided_up((uint32_t)std::min<uint64_t>(copy_blocks, most), shape.cluster) * shape.cluster);
   shape.blocks = blocks + launch.copy_blocks;
-  uint32_t bytes = used * (uint32_t)sizeof(WindlassMailChannel);
-  const uint32_t listed = (uint32_t)(operations.size() * sizeof(WindlassMailOperation));
+  uint32_t bytes = used * (uint32_t)sizeof(WindlassP2pChannel);
+  const uint32_t listed = (uint32_t)(operations.size() * sizeof(WindlassP2pOperation));
   if (bytes + listed <= WINDLASS_INLINE_BYTES) {
     std::memcpy(reinterpret_cast<char*>(launch.storage) + bytes, operations.data(), listed);
     bytes += listed;

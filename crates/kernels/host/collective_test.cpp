@@ -469,12 +469,12 @@ void abort_in_the_middle() {
     const auto begin = std::chrono::steady_clock::now();
     for (std::thread& rank : ranks) rank.join();
     expect(std::chrono::steady_clock::now() - begin < std::chrono::seconds(20), "the kernels took long to leave");
-    const WindlassMailReport& report = world.reports[0];
+    const WindlassP2pReport& report = world.reports[0];
     const std::string name = call.name(o.ranks);
     expect(report.rank == 0 && report.claimed >= 1, name + ": no report");
     bool found = false;
     for (uint32_t i = 0; i < std::min<uint32_t>(report.claimed, WINDLASS_REPORT_ENTRIES); ++i) {
-      const WindlassMailReportEntry& entry = report.entries[i];
+      const WindlassP2pReportEntry& entry = report.entries[i];
       // Another role's warp may wait for a rank that waits itself.
       if (entry.waited_for != one.waited_for) continue;
       expect(entry.peer == missing, name + ": the report names rank " + std::to_string(entry.peer) + ", which is not missing");

@@ -159,13 +159,13 @@ struct World {
   collective::Layout layout;
   std::vector<Slice> slices;
   uint32_t control = 0;
-  std::vector<WindlassMailReport> reports;
+  std::vector<WindlassP2pReport> reports;
   std::vector<std::vector<uint64_t>> digests;  // [rank][call]
   std::atomic<uint32_t> begun{0};              // launches
   residency::Gpus* gpus = nullptr;             // null: all blocks are resident
 
   explicit World(const Options& o) : options(o), layout(geometry(0)), slices(o.ranks), reports(o.ranks), digests(o.ranks) {
-    std::memset(reports.data(), 0, reports.size() * sizeof(WindlassMailReport));
+    std::memset(reports.data(), 0, reports.size() * sizeof(WindlassP2pReport));
     for (Slice& slice : slices) {
       slice.make(layout.bytes);
       for (const WindlassWire& wire : {layout.lines, layout.results})
@@ -500,7 +500,7 @@ inline bool all_end(const std::vector<Run>& runs, residency::milliseconds patien
 inline void print_reports(const World& world) {
   for (uint32_t rank = 0; rank < world.options.ranks; ++rank)
     for (uint32_t i = 0; i < std::min<uint32_t>(world.reports[rank].claimed, 4); ++i) {
-      const WindlassMailReportEntry& entry = world.reports[rank].entries[i];
+      const WindlassP2pReportEntry& entry = world.reports[rank].entries[i];
       std::fprintf(stderr, "rank %u in call %zu waits for rank %u, lane %u, what %u, unit %llu, seen %llu\n", rank, world.digests[rank].size(), entry.peer, entry.lane, entry.waited_for,
                    (unsigned long long)entry.sequence, (unsigned long long)entry.seen);
     }

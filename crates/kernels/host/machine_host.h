@@ -38,12 +38,12 @@
 #include <thread>
 #include <vector>
 
-#define MAIL_DEVICE inline
-#define MAIL_DEVICE_FUNCTION inline
-#define MAIL_UNROLL
-#define MAIL_SELDOM(condition) (condition)
-#define MAIL_NO_UNROLL
-#define MAIL_HAS_BULK_COPIES 1
+#define WINDLASS_DEVICE inline
+#define WINDLASS_DEVICE_FUNCTION inline
+#define WINDLASS_UNROLL
+#define WINDLASS_SELDOM(condition) (condition)
+#define WINDLASS_NO_UNROLL
+#define WINDLASS_HAS_BULK_COPIES 1
 
 #if defined(__SANITIZE_THREAD__)
 #define HOST_TSAN 1

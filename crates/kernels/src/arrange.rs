@@ -32,7 +32,7 @@ pub enum Direction {
     Receive,
 }
 
-/// The addresses of both mailboxes shared with one peer; flags and counts in them are ignored.
+/// The addresses of both directions' rings shared with one peer; flags and counts in them are ignored.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Peer {
     /// This rank sends.
@@ -382,7 +382,7 @@ fn send_by_ordinary_stores(launch: &mut Launch) {
     }
 }
 
-/// Shared memory of a block: `windlass_shared_layout` of `device/mailbox.h`.
+/// Shared memory of a block: `windlass_shared_layout` of `device/p2p.h`.
 fn shared_bytes(launch: &Launch) -> u32 {
     let tasks = launch.bulk_tasks;
     let stage_count = u32::from(launch.stages);

@@ -30,7 +30,7 @@ pub const COLLECTIVE_SAME: u32 = 2;
 /// Every rank sends every other one as many units.
 pub const COLLECTIVE_EVEN: u32 = 4;
 
-/// Values of [`ReportEntry::waited_for`](crate::launch::ReportEntry), beside those of mailboxes.
+/// Values of [`ReportEntry::waited_for`](crate::launch::ReportEntry), beside those of the p2p transport.
 pub const WAITED_PAIRS_DATA: u32 = 6;
 pub const WAITED_LINES_CREDIT: u32 = 7;
 pub const WAITED_LINES_DATA: u32 = 8;

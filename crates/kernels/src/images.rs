@@ -1,4 +1,4 @@
-//! The compiled kernels, made by `scripts/kernels`: of mailboxes, and of collectives. They are packed, in a tenth of the room;
+//! The compiled kernels, made by `scripts/kernels`: of the p2p transport, and of collectives. They are packed, in a tenth of the room;
 //! only what a device is to load is unpacked, when it loads.
 
 use ruzstd::decoding::FrameDecoder;
@@ -28,8 +28,8 @@ impl Image {
     }
 }
 
-/// Name of the mailbox kernel in every image of its source.
-pub const MAIL_KERNEL: &str = "ncclWindlassMail";
+/// Name of the p2p transport kernel in every image of its source.
+pub const P2P_KERNEL: &str = "ncclWindlassMail";
 
 macro_rules! image {
     ($source:literal, $name:literal, $form:literal, $has_bulk_copies:literal) => {
@@ -59,9 +59,9 @@ macro_rules! images_of {
     }};
 }
 
-/// What to try to load on a device of this compute capability for mailboxes, best first.
+/// What to try to load on a device of this compute capability for the p2p transport, best first.
 pub fn images_for(major: u32) -> &'static [Image] {
-    images_of!("mailbox", major)
+    images_of!("p2p", major)
 }
 
 /// The same for collectives: each has all [kernels](crate::collectives::Kernel).

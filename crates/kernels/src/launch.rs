@@ -1,4 +1,4 @@
-//! The structures of `device/mailbox.h`, byte for byte. What each field means is said there.
+//! The structures of `device/p2p.h`, byte for byte. What each field means is said there.
 //!
 //! Addresses are device-visible. Counts of units and chunks start at zero with the communicator, so a slice that is
 //! zeroed at init needs no further preparation.
@@ -93,7 +93,7 @@ impl Geometry {
         u64::from(self.bulk_lanes) * u64::from(self.bulk_slots) * u64::from(self.bulk_chunk_bytes)
     }
 
-    /// Whether the kernel can work with it: see the fields in `device/mailbox.h`. `first_tag` must leave room for all
+    /// Whether the kernel can work with it: see the fields in `device/p2p.h`. `first_tag` must leave room for all
     /// tags that a lane will ever use, as 0 is no tag.
     pub fn is_valid(&self) -> bool {
         self.first_tag != 0

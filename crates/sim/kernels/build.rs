@@ -18,7 +18,7 @@ fn main() {
         .flag("-pthread")
         .flag("-ffp-contract=off")
         .flag_if_supported("-Wno-maybe-uninitialized");
-    for object in ["mail_object.cpp", "collective_object.cpp"] {
+    for object in ["p2p_object.cpp", "collective_object.cpp"] {
         build.file(format!("{kernels}/host/{object}"));
     }
     build.compile("windlass_host_kernels");

@@ -39,7 +39,7 @@ fn measures() {
         // The stand-ins are GPUs that nobody measured.
         let is_small = line["bytes"].as_u64().unwrap() <= 16 << 10;
         let path = match (line["op"] == "send_ring", is_small) {
-            (true, _) => "mailbox",
+            (true, _) => "p2p",
             (false, true) => "fast",
             (false, false) => "forward",
         };
@@ -109,7 +109,7 @@ fn every_operation() {
     }
 }
 
-/// Messages eager and in graphs beside a product and on two communicators, over mailboxes where ranks meet, with what the
+/// Messages eager and in graphs beside a product and on two communicators, over the p2p transport where ranks meet, with what the
 /// first messages of communicators cost.
 #[test]
 fn messages() {
@@ -128,7 +128,7 @@ fn messages() {
         lines.iter().partition(|line| line.get("what").is_some());
     assert_eq!(measured.len(), 5 * 2 * 2, "{text}");
     for line in measured {
-        let path = if line["op"] == "product" { "" } else { "mailbox" };
+        let path = if line["op"] == "product" { "" } else { "p2p" };
         assert_eq!(line["path"], path, "{line}");
     }
     assert_eq!(first_uses.len(), 7 * 3, "{text}");

@@ -34,8 +34,8 @@ struct Decided {
 enum Course {
     /// NCCL, as it came.
     Forward,
-    /// The fabric's mailboxes.
-    Mailbox(Arc<Fabric>),
+    /// The fabric's p2p transport.
+    P2p(Arc<Fabric>),
     /// A kernel of ours, over the fabric.
     Fast(Served),
     /// The same or NCCL: what else its group holds will tell.
@@ -53,13 +53,13 @@ pub fn call(call: &Call, communicator: &'static Communicator) -> ncclResult_t {
         || decide(call, communicator),
         |decided| match &decided.course {
             Course::Forward => forward::forward(call),
-            Course::Mailbox(fabric) => guard::call(|| messages::take(call, fabric)),
+            Course::P2p(fabric) => guard::call(|| messages::take(call, fabric)),
             Course::Fast(served) | Course::Perhaps(served) => guard::call(|| collectives::take(call, served)),
             Course::Lazy => lazy_calls::call(call),
             Course::Taken(taken) => registered::run(call, taken),
         },
         |decided, result| {
-            if !matches!(decided.course, Course::Mailbox(_) | Course::Fast(_) | Course::Perhaps(_)) {
+            if !matches!(decided.course, Course::P2p(_) | Course::Fast(_) | Course::Perhaps(_)) {
                 in_order::after_forward(Lane::of(call), communicator, result);
             }
         },
@@ -102,7 +102,7 @@ fn decide(call: &Call, communicator: &'static Communicator) -> Decided {
     checked::tell(call, communicator);
     let terms = terms_of(communicator);
     let course = match plan(&call.shared, Standing::Fabric(terms)) {
-        Path::Mailbox => messages::serves(call, communicator).map(Course::Mailbox),
+        Path::P2p => messages::serves(call, communicator).map(Course::P2p),
         // Many of a group are NCCL's. What has no elements is not held.
         Path::Fast if group::is_open() && call.shared.count > 0 => {
             collectives::serves(call, communicator).map(Course::Perhaps)
@@ -116,7 +116,7 @@ fn decide(call: &Call, communicator: &'static Communicator) -> Decided {
     let course = course.unwrap_or_else(|| forwarded(call, communicator, &terms, false));
     let path = match &course {
         Course::Forward | Course::Lazy => Path::Forward,
-        Course::Mailbox(_) => Path::Mailbox,
+        Course::P2p(_) => Path::P2p,
         Course::Fast(_) => Path::Fast,
         Course::Taken(taken) => taken.path(),
         // Counted when it is known.

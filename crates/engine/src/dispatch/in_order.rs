@@ -31,7 +31,7 @@ use crate::gpu::stream::Place;
 use crate::gpu::{self, StreamHandle};
 use crate::group::{self, Awaited, Ended, Followed, Held, Ours};
 use crate::guard;
-use crate::mailbox::Operation;
+use crate::p2p::Operation;
 use crate::stats::segment;
 
 use super::group_order::{self, Member, Nccls, Order, Schedule};

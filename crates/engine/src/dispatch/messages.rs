@@ -12,8 +12,8 @@ use crate::communicator::Communicator;
 use crate::error::refuse;
 use crate::fabric::Fabric;
 use crate::group::{self, Ours};
-use crate::mailbox::{Direction, Operation};
 use crate::negotiated::RANKS_MAX;
+use crate::p2p::{Direction, Operation};
 
 use super::in_order::{self, stream_of};
 

@@ -13,7 +13,7 @@ use crate::fast::Task;
 use crate::gpu::StreamHandle;
 use crate::group::{self, Awaited, Held, Ours};
 use crate::guard;
-use crate::mailbox::{self, Operation};
+use crate::p2p::{self, Operation};
 use crate::path::Path;
 use crate::plan::Terms;
 use crate::stats::count;
@@ -116,7 +116,7 @@ fn decide(held: &[Held]) -> (Vec<Part>, Vec<Call>) {
         let sorted = Sorted::of(own.iter().map(|(_, one)| (one.what, one.stream)), &terms, batches);
         let Some((_, Held { communicator, .. })) = own.first() else { continue };
         sorted.count(*communicator, &terms);
-        refused = refused.or_else(|| mailbox::unmatched(&sorted.operations, fabric.rank()));
+        refused = refused.or_else(|| p2p::unmatched(&sorted.operations, fabric.rank()));
         if let Some((first, _)) = own.iter().zip(&sorted.are_ours).find(|(_, is_ours)| !**is_ours) {
             forwarded.push((first.0, sorted.forwarded().collect::<Vec<Call>>()));
         }
@@ -253,7 +253,7 @@ mod tests {
     use super::*;
     use crate::call::{Function, Local};
     use crate::fast::{Collective, Kind};
-    use crate::mailbox::Direction;
+    use crate::p2p::Direction;
     use crate::tuning::{COLLECTIVES, Limits};
     use nccl_sys::{ncclBfloat16, ncclFloat32, ncclInt8, ncclMax, ncclSum};
     use proptest::prelude::*;

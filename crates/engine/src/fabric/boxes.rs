@@ -9,8 +9,8 @@ use crate::arena::Holds;
 use crate::config::{Collectives, config};
 use crate::fast::{self, Fast, Kernels};
 use crate::gpu::{self, Address, Home, Ordinal};
-use crate::mailbox::{self, Layout, Mailbox};
 use crate::negotiated::{GRID_MAX, NegotiatedConfig};
+use crate::p2p::{self, Layout, P2p};
 use crate::stats::features::Lacks;
 use crate::tuning;
 use crate::turns::{self, Graphs, Turns};
@@ -21,7 +21,7 @@ use super::features;
 /// What the communicators of one device share.
 #[derive(Clone, Debug)]
 struct Supplies {
-    mailbox: Arc<mailbox::Supply>,
+    p2p: Arc<p2p::Supply>,
     /// None where nobody wants it, or no code for the device is there.
     fast: Option<Arc<fast::Supply>>,
     turns: Arc<turns::Supply>,
@@ -46,7 +46,7 @@ pub(super) struct Share {
 /// What runs on a rank's GPU.
 #[derive(Debug)]
 pub(super) struct Boxes {
-    pub mailbox: Mailbox,
+    pub p2p: P2p,
     /// None where the negotiated config has it so.
     pub fast: Option<Fast>,
     pub turns: Arc<Turns>,
@@ -70,7 +70,7 @@ impl Share {
     /// All that runs, over the slices of all ranks as this rank's device sees them.
     pub fn boxes(self, rings: &Rings, slices: Vec<Address>, holds: &Arc<Holds>) -> Result<Boxes, Refused> {
         let Share { supplies, kernels, lacks, graphs } = self;
-        let (geometry, holds) = (rings.mailbox, holds.clone());
+        let (geometry, holds) = (rings.p2p, holds.clone());
         let rank = geometry.rank;
         let own = slices.get(rank as usize).copied().unwrap_or_default();
         let turns = Turns::new(turns::Parts {
@@ -89,15 +89,15 @@ impl Share {
             // Who has no kernels has said so, and the negotiated config has none.
             (_, _) => None,
         };
-        let parts = mailbox::Parts { supply: supplies.mailbox, turns: turns.clone(), geometry, slices };
-        Ok(Boxes { mailbox: Mailbox::new(parts)?, fast, turns, lacks })
+        let parts = p2p::Parts { supply: supplies.p2p, turns: turns.clone(), geometry, slices };
+        Ok(Boxes { p2p: P2p::new(parts)?, fast, turns, lacks })
     }
 }
 
 /// The shape of all rings in a slice, from what all ranks agreed on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rings {
-    mailbox: Geometry,
+    p2p: Geometry,
     /// None where the negotiated config has no fast collectives.
     fast: Option<fast::Geometry>,
     /// Of its grids.
@@ -115,9 +115,9 @@ impl Rings {
         let blocks = negotiated.grid_max();
         let ranks = negotiated.members.len() as u32;
         let tag = |number: u64| number >> 2 | 1;
-        let mailbox =
+        let p2p =
             Geometry { first_tag: tag(negotiated.comm.number()), ..Geometry::recommended(blocks, rank) };
-        let fast_at = Layout::of(ranks, &mailbox).bytes;
+        let fast_at = Layout::of(ranks, &p2p).bytes;
         let fast = tuning::serves(negotiated).then(|| {
             fast::Geometry::recommended(
                 negotiated.ctas_max(),
@@ -128,7 +128,7 @@ impl Rings {
         });
         let limits = fast::Limits { blocks_max: blocks, clusters: negotiated.has_clusters() };
         let bytes = fast_at + fast.map_or(0, |geometry| fast::Layout::of(&geometry).bytes);
-        Rings { mailbox, fast, limits, fast_at, bytes: bytes.next_multiple_of(128) }
+        Rings { p2p, fast, limits, fast_at, bytes: bytes.next_multiple_of(128) }
     }
 }
 
@@ -165,9 +165,9 @@ impl Supplies {
         fast.kernels(ranks).map_err(without_fast).ok()
     }
 
-    /// Whether no share and no mailbox has them.
+    /// Whether no share and no p2p transport has them.
     fn are_let_go(&self) -> bool {
-        Arc::strong_count(&self.mailbox) == 1
+        Arc::strong_count(&self.p2p) == 1
     }
 }
 
@@ -181,13 +181,13 @@ fn supplies(device: Ordinal) -> Result<Supplies, Refused> {
         all.remove(&device);
     }
     let driver = gpu::driver()?;
-    let turns = turns::Supply::new(Home::of(driver, device)?, mailbox::HOST_BYTES)?;
-    let mailbox = mailbox::Supply::new(turns.clone())?;
+    let turns = turns::Supply::new(Home::of(driver, device)?, p2p::HOST_BYTES)?;
+    let p2p = p2p::Supply::new(turns.clone())?;
     let fast = match config().collectives == Collectives::Auto {
         true => fast::Supply::new(turns.clone(), features::others_wait()).map_err(without_fast).ok(),
         false => None,
     };
-    let supplies = Supplies { mailbox, fast, turns };
+    let supplies = Supplies { p2p, fast, turns };
     all.insert(device, supplies.clone());
     Ok(supplies)
 }

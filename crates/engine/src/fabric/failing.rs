@@ -10,7 +10,7 @@ use nccl_sys::ncclResult_t;
 use crate::gpu::Failure;
 use crate::negotiated::Token;
 use crate::negotiated::bytes::{Reader, Writer};
-use crate::{fast, mailbox, turns};
+use crate::{fast, p2p, turns};
 
 /// How long a peer is told that does not answer: it may not be through its init yet, or have ended.
 const TOLD_WITHIN: Duration = Duration::from_secs(60);
@@ -27,7 +27,7 @@ pub(super) enum Went {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Refused {
     Turn(turns::Refusal),
-    Mailbox(mailbox::Refusal),
+    P2p(p2p::Refusal),
     Fast(fast::Refusal),
 }
 
@@ -37,12 +37,12 @@ impl From<turns::Refusal> for Refused {
     }
 }
 
-impl From<mailbox::Refusal> for Refused {
-    fn from(refusal: mailbox::Refusal) -> Refused {
+impl From<p2p::Refusal> for Refused {
+    fn from(refusal: p2p::Refusal) -> Refused {
         match refusal {
-            mailbox::Refusal::Cuda(failure) => failure.into(),
-            mailbox::Refusal::Turn(refusal) => Refused::Turn(refusal),
-            refusal => Refused::Mailbox(refusal),
+            p2p::Refusal::Cuda(failure) => failure.into(),
+            p2p::Refusal::Turn(refusal) => Refused::Turn(refusal),
+            refusal => Refused::P2p(refusal),
         }
     }
 }
@@ -74,7 +74,7 @@ impl Refused {
     pub fn result(&self) -> ncclResult_t {
         match self {
             Refused::Turn(refusal) => refusal.result(),
-            Refused::Mailbox(refusal) => refusal.result(),
+            Refused::P2p(refusal) => refusal.result(),
             Refused::Fast(refusal) => refusal.result(),
         }
     }
@@ -84,7 +84,7 @@ impl fmt::Display for Refused {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Refused::Turn(refusal) => refusal.fmt(out),
-            Refused::Mailbox(refusal) => refusal.fmt(out),
+            Refused::P2p(refusal) => refusal.fmt(out),
             Refused::Fast(refusal) => refusal.fmt(out),
         }
     }
@@ -100,7 +100,7 @@ pub(super) fn is_lost(refused: &Refused, went: Went) -> bool {
         (Refused::Turn(turns::Refusal::Cuda(failure)), _) => !is_of_capture(failure),
         // What has ended before, and the program's own mistakes.
         (Refused::Turn(turns::Refusal::Aborted { .. }), _) => false,
-        (Refused::Mailbox(mailbox::Refusal::NoRank { .. } | mailbox::Refusal::Unmatched { .. }), _) => false,
+        (Refused::P2p(p2p::Refusal::NoRank { .. } | p2p::Refusal::Unmatched { .. }), _) => false,
         _ => true,
     }
 }
@@ -179,7 +179,7 @@ mod tests {
             let failure = Failure::without_code("cuLaunchKernelEx", "a code", String::new());
             Refused::from(Failure { code: Some(Code(code)), ..failure })
         };
-        let room = || Refused::from(mailbox::Refusal::NoRoom { operations: 9, most: 8 });
+        let room = || Refused::from(p2p::Refusal::NoRoom { operations: 9, most: 8 });
         let kernel = fast::Refusal::NoKernel { name: "x" }.into();
         let lost = [cuda(719), cuda(400), room(), kernel].map(|refused| is_lost(&refused, Went::ToStream));
         assert_eq!(lost, [true; 4]);
@@ -187,8 +187,8 @@ mod tests {
         let aborted = turns::Refusal::Aborted { rank: 0 };
         let others = [
             cuda(901),
-            mailbox::Refusal::NoRank { peer: 3, ranks: 2 }.into(),
-            mailbox::Refusal::from(aborted.clone()).into(),
+            p2p::Refusal::NoRank { peer: 3, ranks: 2 }.into(),
+            p2p::Refusal::from(aborted.clone()).into(),
             fast::Refusal::from(aborted).into(),
         ];
         assert!(others.iter().all(|refused| !is_lost(refused, Went::ToStream)));

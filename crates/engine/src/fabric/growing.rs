@@ -10,9 +10,9 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::arena::{self, LeaseId, Member, Peer, PeerArena, PeerSlice, Place, Slice};
-use crate::mailbox::{Direction, Mailbox, Wire};
 use crate::negotiated::bytes::{Reader, Writer};
 use crate::negotiated::{self, Token};
+use crate::p2p::{Direction, P2p, Wire};
 use crate::rendezvous::request_socket::Answer;
 
 use super::Fabric;
@@ -103,8 +103,8 @@ impl Growing {
 impl Fabric {
     /// The rings that should be larger and were not asked for yet; now they are. Calls no driver.
     pub(super) fn ask_for_growth(&self) -> Vec<Question> {
-        let Some(Boxes { mailbox, .. }) = &self.boxes else { return Vec::new() };
-        let (stalled, early) = (mailbox.wants_growth(), mailbox.asks_early());
+        let Some(Boxes { p2p, .. }) = &self.boxes else { return Vec::new() };
+        let (stalled, early) = (p2p.wants_growth(), p2p.asks_early());
         let mut questions = Vec::new();
         for (wire, stalled, early) in
             [(Wire::Lines, stalled.lines, early.lines), (Wire::Bulk, stalled.bulk, early.bulk)]
@@ -132,12 +132,12 @@ impl Fabric {
     }
 
     fn grant(&self, Question { from, wire, .. }: Question) -> Result<Answer, String> {
-        let (mailbox, own) = self.parts()?;
+        let (p2p, own) = self.parts()?;
         let sender = self.member(from)?;
-        if mailbox.has_grown(Direction::Receive, from, wire) {
+        if p2p.has_grown(Direction::Receive, from, wire) {
             return Err("it has grown before".into());
         }
-        let lend = || own.arena().lend_as_it_is(mailbox.growth_bytes(wire), &self.holds);
+        let lend = || own.arena().lend_as_it_is(p2p.growth_bytes(wire), &self.holds);
         let make_room = |is_enough: &mut dyn FnMut() -> bool| {
             room::make();
             is_enough();
@@ -150,11 +150,11 @@ impl Fabric {
             let announcement = slice.announce(&[member]).map_err(words)?;
             (announcement.place, Some(announcement.descriptor))
         };
-        let told = mailbox.grow_receive(from, wire, slice.address(), mailbox.growth_slots(wire));
+        let told = p2p.grow_receive(from, wire, slice.address(), p2p.growth_slots(wire));
         // Announced: it stays until the sender has closed, whether it is used or not.
         self.growing.lock().slices.push(slice);
         told.map_err(words)?;
-        log::debug!("a larger ring for messages of rank {from}: {} bytes", mailbox.growth_bytes(wire));
+        log::debug!("a larger ring for messages of rank {from}: {} bytes", p2p.growth_bytes(wire));
         Ok(Answer { words: place.to_wire().to_vec(), descriptor })
     }
 
@@ -178,7 +178,7 @@ impl Fabric {
     }
 
     fn take(&self, Question { to, wire, .. }: Question, answer: Answer) -> Result<(), String> {
-        let (mailbox, own) = self.parts()?;
+        let (p2p, own) = self.parts()?;
         let receiver = self.member(to)?;
         let place = Place::from_wire(answer.words[..].try_into().map_err(|_| "an answer that says nothing")?);
         let slice = match answer.descriptor {
@@ -192,16 +192,16 @@ impl Fabric {
         };
         let (address, bytes) = (slice.address(), slice.bytes());
         self.growing.lock().peers.push(slice);
-        let expected = mailbox.growth_bytes(wire);
+        let expected = p2p.growth_bytes(wire);
         if bytes < expected {
             return Err(format!("it lends {bytes} bytes, expected {expected}"));
         }
-        mailbox.grow_send(to, wire, address, mailbox.growth_slots(wire)).map_err(words)
+        p2p.grow_send(to, wire, address, p2p.growth_slots(wire)).map_err(words)
     }
 
-    fn parts(&self) -> Result<(&Mailbox, &Slice), String> {
+    fn parts(&self) -> Result<(&P2p, &Slice), String> {
         let own = self.own.as_ref().map(|(slice, _)| slice);
-        self.boxes.as_ref().map(|boxes| &boxes.mailbox).zip(own).ok_or_else(|| "it is ending".into())
+        self.boxes.as_ref().map(|boxes| &boxes.p2p).zip(own).ok_or_else(|| "it is ending".into())
     }
 
     fn member(&self, rank: u32) -> Result<&negotiated::Member, String> {

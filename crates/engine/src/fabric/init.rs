@@ -115,7 +115,7 @@ pub fn complete(asked: Vec<Asked>) -> Vec<InitOutcome> {
     });
     let outcome = |(key, outcome)| match (outcome, take(key)) {
         (Outcome::Fabric(negotiated), Some(prepared)) => {
-            // Nobody confirms without mailboxes and the shared page.
+            // Nobody confirms without the p2p transport and the shared page.
             let fabric = Fabric::new(negotiated, prepared);
             fabric.map_or(InitOutcome::Failed(Failure::Unreadable), InitOutcome::Fabric)
         }

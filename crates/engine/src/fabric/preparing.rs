@@ -132,7 +132,7 @@ impl<'a> Lent<'a> {
         self.tested(rank, arena::reach(place, self.arena).map_err(words)?)
     }
 
-    /// The lines of the mailboxes rest on NVLink.
+    /// The lines of the p2p transport rest on NVLink.
     fn check_link(&self, rank: u32) -> Result<(), String> {
         let member = self.negotiated.members.get(rank as usize).ok_or("no such rank")?;
         match self.arena.home().driver.nvlink(self.arena.device(), &member.device.uuid, member.device.pci) {
@@ -216,7 +216,7 @@ pub(super) fn for_session(
         Err(words) => (None, Err(words)),
     };
     log::debug!(
-        "init {:?} rank {rank} lent after {} us, knew all slices after {} us, had its mailboxes after {} us",
+        "init {:?} rank {rank} lent after {} us, knew all slices after {} us, had its p2p transport after {} us",
         negotiated.comm,
         lent_at.as_micros(),
         exchanged_at.as_micros(),

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use nccl_sys::ncclRemoteError;
 
 use crate::config::config;
-use crate::mailbox::Progress;
+use crate::p2p::Progress;
 use crate::turns::{Stuck, Turns};
 
 use super::Fabric;
@@ -126,7 +126,7 @@ pub(super) struct Watched {
 impl Watched {
     /// Looks whether work is in flight and moves.
     pub fn look(&mut self, fabric: &Fabric, dead: &[u32]) {
-        let Some(Boxes { mailbox, fast, turns, lacks: _ }) = &fabric.boxes else { return };
+        let Some(Boxes { p2p, fast, turns, lacks: _ }) = &fabric.boxes else { return };
         let is_early = !self.is_asking() && self.asked.is_some_and(|asked| asked.elapsed() < ASK_EVERY);
         if self.over || is_early {
             return;
@@ -155,7 +155,7 @@ impl Watched {
             return;
         }
         let received = fast.as_ref().map_or(Ok(0), |fast| fast.progress());
-        let moved = match (idle, mailbox.progress(), received) {
+        let moved = match (idle, p2p.progress(), received) {
             (Ok(false), Ok(messages), Ok(received)) if with_dead => Moved { runs, received, messages },
             // Nothing waits; or the driver answers nothing, and its owner will see that.
             _ => {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use windlass_engine::arena::{Arena, Holds, Slice};
 use windlass_engine::fast::{self, Fast, Limits, Tuning};
 use windlass_engine::gpu::Home;
-use windlass_engine::mailbox::{self, Mailbox};
+use windlass_engine::p2p::{self, P2p};
 use windlass_engine::turns::{self, Turns};
 use windlass_kernels::launch::Geometry;
 
@@ -34,7 +34,7 @@ pub struct Device {
     primary: Primary,
     pub arena: Arc<Arena>,
     pub turns: Arc<turns::Supply>,
-    pub mailbox: Arc<mailbox::Supply>,
+    pub p2p: Arc<p2p::Supply>,
     pub fast: Arc<fast::Supply>,
 }
 
@@ -51,10 +51,10 @@ impl Device {
         let primary = Primary::of(ordinal);
         let arena = Arena::open(primary.driver, ordinal, 256 << 20).unwrap();
         let home = Home::of(primary.driver, ordinal).unwrap();
-        let turns = turns::Supply::new(home, mailbox::HOST_BYTES).unwrap();
-        let mailbox = mailbox::Supply::new(turns.clone()).unwrap();
+        let turns = turns::Supply::new(home, p2p::HOST_BYTES).unwrap();
+        let p2p = p2p::Supply::new(turns.clone()).unwrap();
         let fast = fast::Supply::new(turns.clone(), true).unwrap();
-        Device { primary, arena, turns, mailbox, fast }
+        Device { primary, arena, turns, p2p, fast }
     }
 
     pub fn stream(&self) -> AppStream {
@@ -78,7 +78,7 @@ impl Drop for Device {
 pub struct Rank {
     pub rank: u32,
     pub fast: Fast,
-    pub mailbox: Mailbox,
+    pub p2p: P2p,
     pub turns: Arc<Turns>,
     _slice: Slice,
     pub holds: Arc<Holds>,
@@ -91,7 +91,7 @@ pub fn devices(count: usize) -> Vec<Device> {
 /// A communicator with one rank on each device.
 pub fn communicator(devices: &[Device]) -> Vec<Rank> {
     let ranks = devices.len() as u32;
-    let layout = mailbox::Layout::of(ranks, &MESSAGES);
+    let layout = p2p::Layout::of(ranks, &MESSAGES);
     let bytes = layout.bytes + fast::Layout::of(&geometry(ranks, 0)).bytes;
     let lent: Vec<(Slice, Arc<Holds>)> = devices
         .iter()
@@ -123,13 +123,13 @@ pub fn communicator(devices: &[Device]) -> Vec<Rank> {
             limits: Limits { blocks_max: BLOCKS, clusters: true },
             slices: slices.iter().map(|slice| slice + layout.bytes).collect(),
         });
-        let mailbox = Mailbox::new(mailbox::Parts {
-            supply: device.mailbox.clone(),
+        let p2p = P2p::new(p2p::Parts {
+            supply: device.p2p.clone(),
             turns: turns.clone(),
             geometry: Geometry { rank, ..MESSAGES },
             slices: slices.clone(),
         });
-        Rank { rank, fast: fast.unwrap(), mailbox: mailbox.unwrap(), turns, _slice: slice, holds }
+        Rank { rank, fast: fast.unwrap(), p2p: p2p.unwrap(), turns, _slice: slice, holds }
     };
     (0..).zip(lent.into_iter().zip(devices)).map(rank).collect()
 }

@@ -1,7 +1,7 @@
 //! Inits that fail, aborts, and ends with work in flight.
 
 use windlass_engine::fast::{self, Fast, Kind, Limits, Refusal, Tuning};
-use windlass_engine::mailbox::Direction;
+use windlass_engine::p2p::Direction;
 use windlass_engine::turns::{self, Carries};
 
 use crate::communicator::*;

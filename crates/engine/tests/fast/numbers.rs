@@ -1,7 +1,7 @@
 //! Collectives of 32-bit integers that are verified.
 
 use windlass_engine::fast::{Collective, Kind, Reduction, Task};
-use windlass_engine::mailbox::{Direction, Operation};
+use windlass_engine::p2p::{Direction, Operation};
 
 use crate::support::*;
 

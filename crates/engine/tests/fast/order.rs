@@ -1,7 +1,7 @@
 //! Collectives and messages of a communicator come one after the other, whatever their streams.
 
 use windlass_engine::fast::Kind;
-use windlass_engine::mailbox::Direction;
+use windlass_engine::p2p::Direction;
 
 use crate::communicator::*;
 use crate::numbers::*;
@@ -25,7 +25,7 @@ fn messages_between() {
             rank.fast.run(&part.task, streams[round % 2].handle()).unwrap();
             let messages =
                 [message(sent, peer, Direction::Send), message(received, peer, Direction::Receive)];
-            rank.mailbox.run(&messages, streams[round / 2 % 2].handle()).unwrap();
+            rank.p2p.run(&messages, streams[round / 2 % 2].handle()).unwrap();
         }
         streams.iter().for_each(AppStream::synchronize);
         for (round, (part, _, received)) in (0..).zip(&rounds) {
@@ -46,7 +46,7 @@ fn a_later_stream_waits() {
     let sent = Numbers::new(vec![5]);
     let gate = Gate::on(&one);
     ranks[0].fast.run(&part.task, one.handle()).unwrap();
-    ranks[0].mailbox.run(&[message(&sent, 1, Direction::Send)], two.handle()).unwrap();
+    ranks[0].p2p.run(&[message(&sent, 1, Direction::Send)], two.handle()).unwrap();
     std::thread::sleep(std::time::Duration::from_millis(30));
     assert!(two.is_busy(), "credits are there, so only the order holds it up");
     gate.open();
@@ -55,7 +55,7 @@ fn a_later_stream_waits() {
     let theirs = Part::of(Kind::Broadcast { root: 0 }, 4, 1, 2);
     let received = Numbers::new(vec![0]);
     ranks[1].fast.run(&theirs.task, stream.handle()).unwrap();
-    ranks[1].mailbox.run(&[message(&received, 0, Direction::Receive)], stream.handle()).unwrap();
+    ranks[1].p2p.run(&[message(&received, 0, Direction::Receive)], stream.handle()).unwrap();
     stream.synchronize();
     theirs.check();
     assert_eq!(received.get(), [5]);
@@ -85,7 +85,7 @@ fn one_turn_of_many() {
             for part in &parts {
                 rank.fast.launch(turn, &part.task).unwrap();
             }
-            rank.mailbox.launch(turn, &messages).unwrap();
+            rank.p2p.launch(turn, &messages).unwrap();
             Ok::<(), windlass_engine::turns::Refusal>(())
         });
         turn.unwrap();

@@ -147,7 +147,7 @@ impl Bytes {
         self.u32(&[copies, stages, case.limits.shared_bytes_max]);
     }
 
-    /// The launch field by field, in the order of `device/mailbox.h`.
+    /// The launch field by field, in the order of `device/p2p.h`.
     fn launch(&mut self, l: &Launch) {
         self.geometry(&l.geometry);
         self.u64(&[l.control, l.report, l.operation_list, l.wishes]);
@@ -166,7 +166,7 @@ impl Bytes {
             arrange(&case.calls, &case.peers, &case.geometry, &case.limits, &mut launch, &mut operations);
         let shape = match arranged {
             Ok(shape) => shape,
-            // mail_refused
+            // p2p_refused
             Err(refusal) => {
                 assert_eq!(refusal, Refusal::TooManyLanes);
                 Shape { blocks: u32::MAX, ..Shape::default() }

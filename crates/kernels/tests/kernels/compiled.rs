@@ -8,7 +8,7 @@ use std::fs;
 
 use sha2::{Digest, Sha256};
 use windlass_kernels::collectives::Kernel;
-use windlass_kernels::images::{Image, MAIL_KERNEL, collective_images_for, images_for};
+use windlass_kernels::images::{Image, P2P_KERNEL, collective_images_for, images_for};
 
 /// The digests beside the output are those of the sources.
 #[test]
@@ -49,10 +49,8 @@ fn output_is_packed() {
 #[test]
 fn images_are_what_they_say() {
     let collectives = Kernel::all().map(|kernel| kernel.name()).collect();
-    let sources = [
-        (images_for as fn(u32) -> &'static [Image], vec![MAIL_KERNEL]),
-        (collective_images_for, collectives),
-    ];
+    let sources =
+        [(images_for as fn(u32) -> &'static [Image], vec![P2P_KERNEL]), (collective_images_for, collectives)];
     for (images_for, kernels) in sources {
         let mut seen = BTreeSet::new();
         for image in (8..14).flat_map(images_for) {

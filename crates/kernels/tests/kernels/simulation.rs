@@ -1,15 +1,15 @@
-//! The kernel on threads of this host: what each test holds is told beside the scenario in `host/mail_test.cpp`.
+//! The kernel on threads of this host: what each test holds is told beside the scenario in `host/p2p_test.cpp`.
 //!
 //! The seed is printed; `WINDLASS_SEED` repeats one.
 
 use super::host::{self, scenarios};
 
 fn plain() -> std::path::PathBuf {
-    host::compiled("mail_test.cpp", "mail_test", &["-O2"])
+    host::compiled("p2p_test.cpp", "p2p_test", &["-O2"])
 }
 
 fn sanitized() -> std::path::PathBuf {
-    host::compiled("mail_test.cpp", "mail_test_tsan", &["-O1", "-fsanitize=thread"])
+    host::compiled("p2p_test.cpp", "p2p_test_tsan", &["-O1", "-fsanitize=thread"])
 }
 
 scenarios!(plain:
@@ -35,7 +35,7 @@ fn all_scenarios_run() {
 /// The tests would notice: without the poster's fence, chunks are announced before they have arrived.
 #[test]
 fn a_missing_fence_is_found() {
-    let faulty = host::compiled("mail_test.cpp", "mail_test_faulty", &["-O1", "-DHOST_WITHOUT_FENCE"]);
+    let faulty = host::compiled("p2p_test.cpp", "p2p_test_faulty", &["-O1", "-DHOST_WITHOUT_FENCE"]);
     let output = host::output(&faulty, "both_ways");
     assert!(!output.status.success());
     assert!(String::from_utf8_lossy(&output.stderr).contains("FAILED"));

@@ -74,7 +74,7 @@ mod collective;
 mod operators;
 mod reduce;
 
-mod mailbox;
+mod p2p;
 
 // Memory.
 mod allocation;

@@ -8,9 +8,7 @@ use crate::refusal::{Outcome, lock, outcome, refuse};
 use crate::registration::Use;
 use crate::segment::CallFacts;
 use crate::settings::settings;
-use crate::{
-    agreement, arguments, collective, group, import, lookup, mailbox, reentry, sorting, strict, window,
-};
+use crate::{agreement, arguments, collective, group, import, lookup, p2p, reentry, sorting, strict, window};
 use nccl_sys::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -161,7 +159,7 @@ pub struct Collective {
 struct Operation {
     communicator: Arc<Communicator>,
     collectives: Vec<Collective>,
-    messages: Vec<mailbox::Message>,
+    messages: Vec<p2p::Message>,
     uses: Vec<Use>,
     windows: Vec<window::Use>,
     captured: bool,
@@ -267,13 +265,13 @@ fn launch(communicator: &Arc<Communicator>, queued: Vec<Queued>) -> Outcome {
         operation.windows.extend(windows);
         registered += u64::from(is_registered);
         if call.kind.is_message() {
-            operation.messages.push(mailbox::Message::new(&call, coverage, captured));
+            operation.messages.push(p2p::Message::new(&call, coverage, captured));
         } else {
             let facts = agreement::facts(communicator, &call, recipe.as_ref(), buffers, coverage, captured);
             operation.collectives.push(Collective { call, recipe, facts, arrives });
         }
     }
-    mailbox::check_self(communicator, &operation.messages)?;
+    p2p::check_self(communicator, &operation.messages)?;
     if !operation.collectives.is_empty() && communicator.ranks > 1 {
         communicator.segment().prepare_staging()?;
     }
@@ -393,7 +391,7 @@ fn run_in_order(operation: &Operation) {
     let _ = collectives
         .iter()
         .try_for_each(|collective| collective::run(communicator, collective))
-        .and_then(|()| mailbox::run(communicator, messages));
+        .and_then(|()| p2p::run(communicator, messages));
     record.call.set("");
     record.waits_for.set("");
     communicator.order.end(*ticket);

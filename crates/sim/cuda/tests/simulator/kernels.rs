@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::process::Command;
 
 use windlass_kernels::collectives::Kernel;
-use windlass_kernels::images::{MAIL_KERNEL, images_for};
+use windlass_kernels::images::{P2P_KERNEL, images_for};
 use windlass_kernels::launch::{Launch, Report};
 
 const SOURCE: &str = r#"
@@ -177,7 +177,7 @@ fn compiled_kernels_are_stood_in_for() {
         drop(code);
         let mut function = 0;
         assert_eq!(cuModuleGetFunction(&mut function, module, c"add".as_ptr()), 500);
-        let name = CString::new(MAIL_KERNEL).unwrap();
+        let name = CString::new(P2P_KERNEL).unwrap();
         ok(cuModuleGetFunction(&mut function, module, name.as_ptr()));
         let launch =
             Launch { control: control as u64, report: report as u64, movers: 1, ..Launch::default() };

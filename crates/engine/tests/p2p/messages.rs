@@ -1,6 +1,6 @@
 //! Every byte arrives, whatever the pattern.
 
-use windlass_engine::mailbox::Refusal;
+use windlass_engine::p2p::Refusal;
 
 use crate::communicator::*;
 use crate::support::*;
@@ -66,7 +66,7 @@ fn three_hundred() {
         let side = Side::of(rank.rank, &messages);
         // More than there are lists at once, and nobody waits between them.
         for _ in 0..10 {
-            rank.mailbox.run(&side.operations, stream.handle()).unwrap();
+            rank.p2p.run(&side.operations, stream.handle()).unwrap();
         }
         stream.synchronize();
         side.check();
@@ -86,11 +86,11 @@ fn to_itself() {
         let buffer = Buffer::new(100, 3);
         buffer.fill(9);
         let (out, back) = (send(&buffer, rank.rank), receive(&buffer, rank.rank));
-        rank.mailbox.run(&[out, back], stream.handle()).unwrap();
-        let refusal = rank.mailbox.run(&[out, back, out], stream.handle()).unwrap_err();
+        rank.p2p.run(&[out, back], stream.handle()).unwrap();
+        let refusal = rank.p2p.run(&[out, back, out], stream.handle()).unwrap_err();
         assert_eq!(refusal, Refusal::Unmatched { rank: rank.rank, sends: 2, receives: 1 });
         assert_eq!(refusal.result().name(), Some("ncclInvalidUsage"));
-        let refusal = rank.mailbox.run(&[send(&buffer, 2)], stream.handle()).unwrap_err();
+        let refusal = rank.p2p.run(&[send(&buffer, 2)], stream.handle()).unwrap_err();
         assert_eq!(refusal, Refusal::NoRank { peer: 2, ranks: 2 });
         assert_eq!(refusal.result().name(), Some("ncclInvalidArgument"));
         stream.synchronize();
@@ -110,9 +110,9 @@ fn nothing() {
     let stream = devices[0].stream();
     let buffer = Buffer::new(0, 0);
     let gate = Gate::on(&stream);
-    ranks[0].mailbox.run(&[], stream.handle()).unwrap();
-    ranks[0].mailbox.run(&[send(&buffer, 1), receive(&buffer, 1)], stream.handle()).unwrap();
-    assert!(ranks[0].mailbox.turns().is_idle().unwrap(), "nothing was issued");
+    ranks[0].p2p.run(&[], stream.handle()).unwrap();
+    ranks[0].p2p.run(&[send(&buffer, 1), receive(&buffer, 1)], stream.handle()).unwrap();
+    assert!(ranks[0].p2p.turns().is_idle().unwrap(), "nothing was issued");
     gate.open();
     stream.synchronize();
     drop((buffer, stream));
@@ -135,7 +135,7 @@ fn two_communicators() {
                     let order = if (index + turn) % 2 == 0 { [0, 1] } else { [1, 0] };
                     for which in order {
                         let rank = [first, second][which];
-                        rank.mailbox.run(&sides[which].operations, streams[which].handle()).unwrap();
+                        rank.p2p.run(&sides[which].operations, streams[which].handle()).unwrap();
                     }
                 }
                 streams.iter().for_each(AppStream::synchronize);

@@ -1,7 +1,7 @@
 //! Rings grow: when a sender is stalled, when large messages come, while kernels spin, in graphs; once, and where it can be.
 
 use windlass_engine::arena::Slice;
-use windlass_engine::mailbox::{Direction, Refusal, Wants, Wire};
+use windlass_engine::p2p::{Direction, Refusal, Wants, Wire};
 use windlass_engine::turns::Carries;
 use windlass_kernels::growth::ring_bytes;
 
@@ -28,8 +28,8 @@ fn ring(devices: &[Device], ranks: &[Rank], from: usize, to: usize, wire: Wire) 
 
 /// What the two hosts do once they have agreed.
 fn grow(ranks: &[Rank], from: usize, to: usize, wire: Wire, ring: &Slice) {
-    ranks[to].mailbox.grow_receive(from as u32, wire, ring.address(), SLOTS).unwrap();
-    ranks[from].mailbox.grow_send(to as u32, wire, ring.address(), SLOTS).unwrap();
+    ranks[to].p2p.grow_receive(from as u32, wire, ring.address(), SLOTS).unwrap();
+    ranks[from].p2p.grow_send(to as u32, wire, ring.address(), SLOTS).unwrap();
 }
 
 /// Both ranks' buffers, each on its own device.
@@ -41,7 +41,7 @@ fn sides(devices: &[Device], messages: &[Message]) -> [Side; 2] {
 }
 
 fn wants(rank: &Rank, wire: Wire) -> u64 {
-    let Wants { lines, bulk } = rank.mailbox.wants_growth();
+    let Wants { lines, bulk } = rank.p2p.wants_growth();
     if wire == Wire::Lines { lines } else { bulk }
 }
 
@@ -66,7 +66,7 @@ fn head_to_head() {
                         let side = Side::of(rank.rank, messages);
                         for direction in [Direction::Send, Direction::Receive] {
                             for operation in side.operations.iter().filter(|o| o.direction == direction) {
-                                rank.mailbox.run(&[*operation], stream.handle()).unwrap();
+                                rank.p2p.run(&[*operation], stream.handle()).unwrap();
                             }
                         }
                         stream.synchronize();
@@ -81,11 +81,11 @@ fn head_to_head() {
             }
             for from in [0, 1] {
                 grow(&ranks, from, 1 - from, wire, &rings[from]);
-                assert_eq!(ranks[from].mailbox.wants_growth(), Wants::default());
+                assert_eq!(ranks[from].p2p.wants_growth(), Wants::default());
             }
         });
         for rank in &ranks {
-            for progress in rank.mailbox.progress().unwrap() {
+            for progress in rank.p2p.progress().unwrap() {
                 let grown = (progress.lines_grown, progress.bulk_grown);
                 assert_eq!(grown, (wire == Wire::Lines, wire == Wire::Bulk), "{progress:?}");
             }
@@ -107,7 +107,7 @@ fn eight_deep() {
     let streams: Vec<AppStream> = devices.iter().map(Device::stream).collect();
     let sides = sides(&devices, &messages);
     for operation in &sides[0].operations {
-        ranks[0].mailbox.run(&[*operation], streams[0].handle()).unwrap();
+        ranks[0].p2p.run(&[*operation], streams[0].handle()).unwrap();
     }
     for (wire, ring) in WIRES.iter().zip(&rings) {
         eventually("a stalled sender asks", || wants(&ranks[0], *wire) == 2);
@@ -116,7 +116,7 @@ fn eight_deep() {
     }
     streams[0].synchronize();
     for operation in &sides[1].operations {
-        ranks[1].mailbox.run(&[*operation], streams[1].handle()).unwrap();
+        ranks[1].p2p.run(&[*operation], streams[1].handle()).unwrap();
     }
     streams[1].synchronize();
     sides[1].check();
@@ -130,18 +130,18 @@ fn large_messages_ask_early() {
     let devices = devices(3);
     let ranks = communicator(&devices);
     let bulk = |peers: u64| Wants { lines: 0, bulk: peers };
-    assert_eq!(ranks[0].mailbox.asks_early(), bulk(0));
+    assert_eq!(ranks[0].p2p.asks_early(), bulk(0));
     let messages = [message(0, 1, 40_000), message(0, 2, 39_999), message(2, 0, 40_000)];
     exchange(&devices, &ranks, &messages, 1);
-    let asked: Vec<Wants> = ranks.iter().map(|rank| rank.mailbox.asks_early()).collect();
+    let asked: Vec<Wants> = ranks.iter().map(|rank| rank.p2p.asks_early()).collect();
     assert_eq!(asked, [bulk(2), bulk(0), bulk(1)]);
     let rings = [ring(&devices, &ranks, 0, 1, Wire::Bulk), ring(&devices, &ranks, 2, 0, Wire::Bulk)];
     grow(&ranks, 0, 1, Wire::Bulk, &rings[0]);
     grow(&ranks, 2, 0, Wire::Bulk, &rings[1]);
-    ranks.iter().for_each(|rank| assert_eq!(rank.mailbox.asks_early(), bulk(0)));
+    ranks.iter().for_each(|rank| assert_eq!(rank.p2p.asks_early(), bulk(0)));
     exchange(&devices, &ranks, &messages, 3);
     let moved = |rank: usize, peer: u32| {
-        let all = ranks[rank].mailbox.progress().unwrap();
+        let all = ranks[rank].p2p.progress().unwrap();
         all.iter().filter(|p| p.peer == peer && p.bulk_grown).map(|p| p.direction).collect::<Vec<_>>()
     };
     assert_eq!((moved(0, 1), moved(1, 0)), (vec![Direction::Send], vec![Direction::Receive]));
@@ -162,7 +162,7 @@ fn graphs_see_it() {
             .map(|index| {
                 devices[index].make_current();
                 captured(&streams[index], || {
-                    ranks[index].mailbox.run(&sides[index].operations, streams[index].handle()).unwrap()
+                    ranks[index].p2p.run(&sides[index].operations, streams[index].handle()).unwrap()
                 })
             })
             .collect();
@@ -205,14 +205,14 @@ fn abort_in_a_grown_ring() {
         let stream = devices[0].stream();
         let messages: Vec<Message> = (0..12).map(|_| message(0, 1, long(wire))).collect();
         let side = Side::of(0, &messages);
-        ranks[0].mailbox.run(&side.operations, stream.handle()).unwrap();
+        ranks[0].p2p.run(&side.operations, stream.handle()).unwrap();
         eventually("a stalled sender asks", || wants(&ranks[0], wire) == 2);
         grow(&ranks, 0, 1, wire, &ring);
         std::thread::sleep(std::time::Duration::from_millis(500));
         assert!(stream.is_busy());
-        ranks[0].mailbox.turns().abort();
+        ranks[0].p2p.turns().abort();
         stream.synchronize();
-        let stuck = ranks[0].mailbox.turns().stuck().unwrap();
+        let stuck = ranks[0].p2p.turns().stuck().unwrap();
         assert!(!stuck.waits.is_empty());
         for wait in &stuck.waits {
             assert_eq!((wait.direction, wait.carries), (Direction::Send, Carries::Messages(wire)), "{stuck}");
@@ -229,26 +229,26 @@ fn abort_in_a_grown_ring() {
 fn refusals() {
     let devices = devices(2);
     let ranks = communicator(&devices);
-    let mailbox = &ranks[0].mailbox;
+    let p2p = &ranks[0].p2p;
     let no_growth = |result: Result<(), Refusal>| {
         let refusal = result.unwrap_err();
         assert!(matches!(refusal, Refusal::NoGrowth { peer: 1, wire: Wire::Lines, .. }), "{refusal}");
         assert_eq!(refusal.result().name(), Some("ncclInternalError"));
     };
     for (address, slots) in [(0, 32), (64, 32), (1 << 20, 33), (1 << 20, GEOMETRY.line_slots)] {
-        no_growth(mailbox.grow_send(1, Wire::Lines, address, slots));
-        no_growth(mailbox.grow_receive(1, Wire::Lines, address, slots));
+        no_growth(p2p.grow_send(1, Wire::Lines, address, slots));
+        no_growth(p2p.grow_receive(1, Wire::Lines, address, slots));
     }
     for peer in [0, 2] {
-        let refusal = mailbox.grow_send(peer, Wire::Bulk, 1 << 20, 32).unwrap_err();
+        let refusal = p2p.grow_send(peer, Wire::Bulk, 1 << 20, 32).unwrap_err();
         assert_eq!(refusal, Refusal::NoRank { peer, ranks: 2 });
     }
-    mailbox.grow_receive(1, Wire::Lines, 1 << 20, 32).unwrap();
-    no_growth(mailbox.grow_receive(1, Wire::Lines, 1 << 20, 32));
-    assert!(mailbox.growth_bytes(Wire::Lines) >= 64 << 20 && mailbox.growth_bytes(Wire::Bulk) >= 16 << 20);
+    p2p.grow_receive(1, Wire::Lines, 1 << 20, 32).unwrap();
+    no_growth(p2p.grow_receive(1, Wire::Lines, 1 << 20, 32));
+    assert!(p2p.growth_bytes(Wire::Lines) >= 64 << 20 && p2p.growth_bytes(Wire::Bulk) >= 16 << 20);
     end(ranks);
     let ranks = communicator(&devices);
-    assert!(ranks[0].mailbox.progress().unwrap().iter().all(|p| !p.lines_grown && !p.bulk_grown));
+    assert!(ranks[0].p2p.progress().unwrap().iter().all(|p| !p.lines_grown && !p.bulk_grown));
     exchange(&devices, &ranks, &[message(0, 1, 39_000), message(1, 0, 90_000)], 2);
     end(ranks);
 }

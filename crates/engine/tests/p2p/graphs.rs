@@ -1,4 +1,4 @@
-//! Captured groups: replayed, mixed with eager ones, over streams, and alive after the mailbox is gone.
+//! Captured groups: replayed, mixed with eager ones, over streams, and alive after the p2p transport is gone.
 
 use std::sync::Arc;
 
@@ -17,22 +17,22 @@ fn interleaved_with_eager() {
             .into_iter()
             .map(|bytes| Side::of(rank.rank, &[message(0, 1, bytes), message(1, 0, bytes + 1)]))
             .collect();
-        rank.mailbox.run(&sides[0].operations, streams[0].handle()).unwrap();
+        rank.p2p.run(&sides[0].operations, streams[0].handle()).unwrap();
         // Two operations in one graph; capturing runs nothing.
         let graph = captured(&streams[1], || {
-            rank.mailbox.run(&sides[1].operations, streams[1].handle()).unwrap();
-            rank.mailbox.run(&sides[2].operations, streams[1].handle()).unwrap();
+            rank.p2p.run(&sides[1].operations, streams[1].handle()).unwrap();
+            rank.p2p.run(&sides[2].operations, streams[1].handle()).unwrap();
         });
         for turn in 0..6 {
             ok(cuGraphLaunch(graph, streams[turn % 2].0));
-            rank.mailbox.run(&sides[0].operations, streams[turn / 2 % 2].handle()).unwrap();
+            rank.p2p.run(&sides[0].operations, streams[turn / 2 % 2].handle()).unwrap();
             streams.iter().for_each(AppStream::synchronize);
             sides.iter().for_each(Side::check);
             sides.iter().for_each(Side::clear);
         }
         for turn in 0..6 {
             ok(cuGraphLaunch(graph, streams[turn % 2].0));
-            rank.mailbox.run(&sides[0].operations, streams[(turn + 1) % 2].handle()).unwrap();
+            rank.p2p.run(&sides[0].operations, streams[(turn + 1) % 2].handle()).unwrap();
         }
         streams.iter().for_each(AppStream::synchronize);
         sides.iter().for_each(Side::check);
@@ -57,13 +57,13 @@ fn two_graphs_with_lists() {
             [Side::of(rank.rank, &many(3)), Side::of(rank.rank, &many(50)), Side::of(rank.rank, &many(7))];
         let graphs = [0, 1].map(|index| {
             captured(&streams[index], || {
-                rank.mailbox.run(&sides[index].operations, streams[index].handle()).unwrap();
+                rank.p2p.run(&sides[index].operations, streams[index].handle()).unwrap();
             })
         });
         for _ in 0..4 {
             ok(cuGraphLaunch(graphs[0], streams[0].0));
             ok(cuGraphLaunch(graphs[1], streams[1].0));
-            rank.mailbox.run(&sides[2].operations, streams[0].handle()).unwrap();
+            rank.p2p.run(&sides[2].operations, streams[0].handle()).unwrap();
             streams.iter().for_each(AppStream::synchronize);
             sides.iter().for_each(Side::check);
             sides.iter().for_each(Side::clear);
@@ -85,11 +85,11 @@ fn lists_come_back() {
     let messages: Vec<Message> = (0..3000).map(|_| message(0, 1, 1)).collect();
     let side = Side::of(0, &messages);
     // 3 parts each of the 48 that graphs may have, of 64.
-    let capture = || captured(&stream, || ranks[0].mailbox.run(&side.operations, stream.handle()).unwrap());
+    let capture = || captured(&stream, || ranks[0].p2p.run(&side.operations, stream.handle()).unwrap());
     for _ in 0..3 {
         let graphs: Vec<usize> = (0..16).map(|_| capture()).collect();
         ok(cuStreamBeginCapture_v2(stream.0, 0));
-        let refusal = ranks[0].mailbox.run(&side.operations, stream.handle()).unwrap_err();
+        let refusal = ranks[0].p2p.run(&side.operations, stream.handle()).unwrap_err();
         assert_eq!(refusal.result().name(), Some("ncclSystemError"), "{refusal}");
         ok(cuGraphDestroy(made(|out| cuStreamEndCapture(stream.0, out))));
         // Eager groups have room all the same.
@@ -115,9 +115,9 @@ fn streams_of_one_capture() {
         let graph = captured(&one, || {
             fork.record(one.handle(), Ordering::Inside).unwrap();
             device.driver.wait(two.handle(), &fork, Ordering::Inside).unwrap();
-            rank.mailbox.run(&sides[0].operations, one.handle()).unwrap();
-            rank.mailbox.run(&sides[1].operations, two.handle()).unwrap();
-            rank.mailbox.run(&sides[2].operations, one.handle()).unwrap();
+            rank.p2p.run(&sides[0].operations, one.handle()).unwrap();
+            rank.p2p.run(&sides[1].operations, two.handle()).unwrap();
+            rank.p2p.run(&sides[2].operations, one.handle()).unwrap();
             join.record(two.handle(), Ordering::Inside).unwrap();
             device.driver.wait(one.handle(), &join, Ordering::Inside).unwrap();
         });
@@ -149,8 +149,8 @@ fn order_within_a_capture() {
         fork.record(one.handle(), Ordering::Inside).unwrap();
         device.driver.wait(two.handle(), &fork, Ordering::Inside).unwrap();
         gate = Some(Gate::on(&one));
-        rank.mailbox.run(&sides[0].operations, one.handle()).unwrap();
-        rank.mailbox.run(&sides[1].operations, two.handle()).unwrap();
+        rank.p2p.run(&sides[0].operations, one.handle()).unwrap();
+        rank.p2p.run(&sides[1].operations, two.handle()).unwrap();
         join.record(two.handle(), Ordering::Inside).unwrap();
         device.driver.wait(one.handle(), &join, Ordering::Inside).unwrap();
     });
@@ -165,9 +165,9 @@ fn order_within_a_capture() {
     end(ranks);
 }
 
-/// A graph runs after its mailbox and slices were given up, and what it kept comes back after it.
+/// A graph runs after its p2p transport and slices were given up, and what it kept comes back after it.
 #[test]
-fn a_graph_outlives_its_mailbox() {
+fn a_graph_outlives_its_p2p() {
     let devices = devices(2);
     let mut ranks = communicator(&devices);
     let streams: Vec<AppStream> = devices.iter().map(Device::stream).collect();
@@ -182,12 +182,12 @@ fn a_graph_outlives_its_mailbox() {
             devices[index].make_current();
             let rank = &ranks[index];
             captured(&streams[index], || {
-                rank.mailbox.run(&sides[index].operations, streams[index].handle()).unwrap()
+                rank.p2p.run(&sides[index].operations, streams[index].handle()).unwrap()
             })
         })
         .collect();
     let holds: Vec<_> = ranks.iter().map(|rank| Arc::clone(&rank.holds)).collect();
-    ranks.iter().for_each(|rank| rank.mailbox.turns().wait_idle(soon()).unwrap());
+    ranks.iter().for_each(|rank| rank.p2p.turns().wait_idle(soon()).unwrap());
     ranks.clear();
     for device in &devices {
         device.arena.settle().unwrap();
@@ -195,7 +195,7 @@ fn a_graph_outlives_its_mailbox() {
     }
     // A communicator made meanwhile has words of its own.
     let others = communicator(&devices);
-    others[0].mailbox.turns().abort();
+    others[0].p2p.turns().abort();
     for _ in 0..3 {
         for ((graph, stream), device) in graphs.iter().zip(&streams).zip(&devices) {
             device.make_current();

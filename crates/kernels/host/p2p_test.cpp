@@ -1,5 +1,5 @@
-// Ranks as groups of threads of one process, mailboxes in shared arenas, the kernel of ../device compiled for the host.
-// Usage: mail_test SCENARIO [SEED]. Prints the seed; exits 0 only if every byte arrived and none beside it was touched.
+// Ranks as groups of threads of one process, p2p transports in shared arenas, the kernel of ../device compiled for the host.
+// Usage: p2p_test SCENARIO [SEED]. Prints the seed; exits 0 only if every byte arrived and none beside it was touched.
 #include "../device/group.cuh"
 #include "arrange.h"
 #include "residency.h"
@@ -58,11 +58,11 @@ struct Directed {  // sender -> receiver
 
 struct World {
   Options options;
-  WindlassMailGeometry geometry;
+  WindlassP2pGeometry geometry;
   std::vector<Directed> pairs;
-  std::vector<std::vector<MailPeer>> peers;  // [rank][peer]
+  std::vector<std::vector<P2pPeer>> peers;  // [rank][peer]
   uint32_t control = 0;
-  std::vector<WindlassMailReport> reports;
+  std::vector<WindlassP2pReport> reports;
   std::vector<std::vector<uint8_t>> wishes;  // [rank]
   residency::Gpus* gpus = nullptr;           // null: all blocks are resident
 
@@ -70,7 +70,7 @@ struct World {
     expect(o.line_lanes % o.bulk_lanes == 0, "as many line lanes for each virtual block");
     geometry = {o.first_tag, o.bulk_from, o.line_lanes, o.line_slots, o.bulk_lanes, o.bulk_slots, o.chunk, 0};
     for (auto& list : peers) list.resize(o.ranks);
-    std::memset(reports.data(), 0, reports.size() * sizeof(WindlassMailReport));
+    std::memset(reports.data(), 0, reports.size() * sizeof(WindlassP2pReport));
     for (uint32_t from = 0; from < o.ranks; ++from)
       for (uint32_t to = 0; to < o.ranks; ++to) {
         if (from == to) continue;
@@ -93,7 +93,7 @@ struct World {
           word(pair.bulk_credit.address + i * WINDLASS_BULK_WORD_STRIDE) = o.first_count;
           word(pair.posted.address + i * WINDLASS_BULK_WORD_STRIDE) = o.first_count;
         }
-        WindlassMailChannel channel = {};
+        WindlassP2pChannel channel = {};
         channel.line_ring = pair.line_ring.address;
         channel.line_credit = pair.line_credit.address;
         channel.bulk_ring = pair.bulk_ring.address;
@@ -142,35 +142,35 @@ struct World {
   static uint64_t& word(uint64_t address) { return *reinterpret_cast<uint64_t*>(address); }
 
   // One launch and its synchronisation, as one group of `rank` on its stream.
-  void group(uint32_t rank, const std::vector<MailCall>& calls, const MailLimits& limits, uint64_t random) {
-    WindlassMailLaunch launch;
-    std::vector<WindlassMailOperation> operations;
-    WindlassMailGeometry own = geometry;
+  void group(uint32_t rank, const std::vector<P2pCall>& calls, const P2pLimits& limits, uint64_t random) {
+    WindlassP2pLaunch launch;
+    std::vector<WindlassP2pOperation> operations;
+    WindlassP2pGeometry own = geometry;
     own.rank = rank;
-    const MailShape shape = mail_arrange(calls.data(), calls.size(), peers[rank].data(), peers[rank].size(), own, limits, launch, operations);
+    const P2pShape shape = p2p_arrange(calls.data(), calls.size(), peers[rank].data(), peers[rank].size(), own, limits, launch, operations);
     host::Device* const device = gpus ? &gpus->devices[rank] : nullptr;
     if (shape.blocks == 0) {
       if (device) ++device->launched;  // its turn is over
       return;
     }
-    expect(shape.blocks != mail_refused, "too many lanes");
+    expect(shape.blocks != p2p_refused, "too many lanes");
     if (rank == options.strayed_rank) {
       expect(launch.used_blocks == (1u << options.bulk_lanes) - 1, "all virtual blocks are in use");
-      auto* const channels = reinterpret_cast<WindlassMailChannel*>(launch.storage);
+      auto* const channels = reinterpret_cast<WindlassP2pChannel*>(launch.storage);
       for (uint32_t i = 0; i < launch.send_channels + launch.receive_channels; ++i)
         channels[i].first_block = (uint16_t)((channels[i].first_block + options.bulk_lanes / 2) % options.bulk_lanes);
     }
     launch.control = reinterpret_cast<uint64_t>(&control);
     launch.report = reinterpret_cast<uint64_t>(&reports[rank]);
     launch.wishes = reinterpret_cast<uint64_t>(wishes[rank].data());
-    for (const MailPeer& peer : peers[rank])
+    for (const P2pPeer& peer : peers[rank])
       if (peer.send.growth && __atomic_load_n(&word(peer.send.growth + 8 * WINDLASS_GROWTH_BULK), __ATOMIC_ACQUIRE))
         launch.flags |= WINDLASS_LAUNCH_BULK_GREW;
     if (shape.lists_operations) launch.operation_list = reinterpret_cast<uint64_t>(operations.data());
     // Only the used part is handed over: the rest is whatever was there.
     std::vector<uint64_t> parameter(WINDLASS_LAUNCH_BYTES / 8, 0xababababababababull);
     std::memcpy(parameter.data(), &launch, shape.parameter_bytes);
-    const auto& given = *reinterpret_cast<const WindlassMailLaunch*>(parameter.data());
+    const auto& given = *reinterpret_cast<const WindlassP2pLaunch*>(parameter.data());
     machine.launch(shape.blocks, shape.threads, shape.shared_bytes, random, [&given] { run_group(given); }, device, shape.cluster);
   }
   bool aborted() const { return __atomic_load_n(&control, __ATOMIC_ACQUIRE) != WINDLASS_CONTROL_RUN; }
@@ -178,7 +178,7 @@ struct World {
   void print_reports() const {
     for (uint32_t rank = 0; rank < options.ranks; ++rank)
       for (uint32_t i = 0; i < std::min<uint32_t>(reports[rank].claimed, 4); ++i) {
-        const WindlassMailReportEntry& entry = reports[rank].entries[i];
+        const WindlassP2pReportEntry& entry = reports[rank].entries[i];
         std::fprintf(stderr, "rank %u waits for rank %u, lane %u, what %u, message %u, unit %llu, seen %llu\n", rank, entry.peer, entry.lane, entry.waited_for, entry.operation,
                      (unsigned long long)entry.sequence, (unsigned long long)entry.seen);
       }
@@ -282,7 +282,7 @@ struct How {
   std::function<void(uint32_t, size_t)> turn = {};  // returns when this rank may launch this step
 };
 
-MailLimits limits_of(const Options& o) { return {o.bulk_copies, o.stages, 220u << 10}; }
+P2pLimits limits_of(const Options& o) { return {o.bulk_copies, o.stages, 220u << 10}; }
 
 // One rank's side of all steps.
 void run_rank(World& world, uint32_t rank, const std::vector<Step>& steps, const How& how, uint64_t random_seed) {
@@ -291,7 +291,7 @@ void run_rank(World& world, uint32_t rank, const std::vector<Step>& steps, const
   size_t number = 0;
   for (const Step& step : steps) {
     std::vector<std::unique_ptr<Buffer>> buffers(step.messages.size() * 2);
-    std::vector<MailCall> calls;
+    std::vector<P2pCall> calls;
     for (size_t i = 0; i < step.messages.size(); ++i) {
       const Message& message = step.messages[i];
       if (message.from == rank) {
@@ -309,7 +309,7 @@ void run_rank(World& world, uint32_t rank, const std::vector<Step>& steps, const
     if (how.late_microseconds) usleep((useconds_t)random.below(how.late_microseconds));
     if (rank == how.late_rank) usleep(20000);
     if (how.turn) how.turn(rank, number++);
-    const MailLimits limits = limits_of(world.options);
+    const P2pLimits limits = limits_of(world.options);
     if (how.sender_groups == 1) {
       world.group(rank, calls, limits, random.next());
     } else {
@@ -317,7 +317,7 @@ void run_rank(World& world, uint32_t rank, const std::vector<Step>& steps, const
       size_t at = 0;
       while (at < calls.size()) {
         const size_t take = std::min<size_t>(calls.size() - at, 1 + random.below(how.sender_groups));
-        world.group(rank, std::vector<MailCall>(calls.begin() + (long)at, calls.begin() + (long)(at + take)), limits, random.next());
+        world.group(rank, std::vector<P2pCall>(calls.begin() + (long)at, calls.begin() + (long)(at + take)), limits, random.next());
         at += take;
       }
     }
@@ -575,7 +575,7 @@ void sender_far_ahead() {
   }
   for (size_t i = 0; i < messages.size(); ++i)  // one group each; returns although nobody receives
     world.group(0, {{reinterpret_cast<uint64_t>(out[i]->data), messages[i].bytes, 1, 0}}, {1, 4, 220u << 10}, seed + i);
-  std::vector<MailCall> calls;
+  std::vector<P2pCall> calls;
   for (size_t i = 0; i < messages.size(); ++i) calls.push_back({reinterpret_cast<uint64_t>(in[i]->data), messages[i].bytes, 0, 1});
   world.group(1, calls, {1, 4, 220u << 10}, seed);
   for (size_t i = 0; i < messages.size(); ++i) in[i]->check(i, "received");
@@ -628,7 +628,7 @@ void none_holds_up_another() {
     o.bulk_from = bulk ? 1000 : 1 << 20;
     o.bulk_copies = bulk == 1;
     World world(o);
-    const MailLimits limits = limits_of(o);
+    const P2pLimits limits = limits_of(o);
     const size_t bytes = 300000;
     std::vector<std::unique_ptr<Buffer>> buffers;
     const auto make = [&](int id) {
@@ -674,7 +674,7 @@ void abort_in_the_middle(bool bulk_copies) {
     const auto address = [](Buffer& b) { return reinterpret_cast<uint64_t>(b.data); };
     // 0: a sender out of room by lines, 1: by chunks, 2: a receiver of lines, 3: of chunks; a finished exchange beside it
     const uint64_t bytes = what % 2 ? 180000 : 39000;
-    std::vector<MailCall> calls = {{address(buffer), bytes, 1, what >= 2}, {address(other), 5000, 2, 0}};
+    std::vector<P2pCall> calls = {{address(buffer), bytes, 1, what >= 2}, {address(other), 5000, 2, 0}};
     std::thread stuck([&] { world.group(0, calls, {bulk_copies, 4, 220u << 10}, seed); });
     Buffer sink(5000, 0);
     world.group(2, {{address(sink), 5000, 0, 1}}, {bulk_copies, 4, 220u << 10}, seed);
@@ -684,12 +684,12 @@ void abort_in_the_middle(bool bulk_copies) {
     stuck.join();
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - before).count();
     expect(seconds < 20, "the kernel took long to leave");
-    const WindlassMailReport& report = world.reports[0];
+    const WindlassP2pReport& report = world.reports[0];
     expect(report.claimed >= 1, "no report");
     expect(report.rank == 0, "the report names another rank");
     bool found = false;
     for (uint32_t i = 0; i < std::min<uint32_t>(report.claimed, WINDLASS_REPORT_ENTRIES); ++i) {
-      const WindlassMailReportEntry& entry = report.entries[i];
+      const WindlassP2pReportEntry& entry = report.entries[i];
       expect(entry.peer == 1, "the report names a peer that is not stuck");
       const uint32_t right[] = {WINDLASS_WAITED_LINE_CREDIT, WINDLASS_WAITED_BULK_CREDIT, WINDLASS_WAITED_LINE_DATA, WINDLASS_WAITED_BULK_DATA};
       expect(entry.waited_for == right[what], "the report names another wait: " + std::to_string(entry.waited_for));
@@ -713,8 +713,8 @@ struct Parcel {
   Parcel(uint64_t i, size_t bytes) : out(bytes, 0), in(bytes, 0), id(i) {
     for (size_t k = 0; k < bytes; ++k) out.data[k] = expected_byte(id, k);
   }
-  MailCall send(uint32_t to) const { return {reinterpret_cast<uint64_t>(out.data), out.size, to, 0}; }
-  MailCall receive(uint32_t from) const { return {reinterpret_cast<uint64_t>(in.data), in.size, from, 1}; }
+  P2pCall send(uint32_t to) const { return {reinterpret_cast<uint64_t>(out.data), out.size, to, 0}; }
+  P2pCall receive(uint32_t from) const { return {reinterpret_cast<uint64_t>(in.data), in.size, from, 1}; }
 };
 
 // How a wire is tried: by lines, by bulk copies, by ordinary stores.

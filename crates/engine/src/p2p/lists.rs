@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use windlass_kernels::launch::Operation;
 
-use crate::mailbox::layout::{LIST_BYTES, LISTED_MAX};
+use crate::p2p::layout::{LIST_BYTES, LISTED_MAX};
 
 const PARTS: usize = 64;
 const OPERATIONS_PER_PART: usize = LISTED_MAX / PARTS;

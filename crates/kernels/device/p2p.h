@@ -1,4 +1,4 @@
-// What the host side and the mailbox kernel say to each other: C structures, the same bytes in C++, CUDA and Rust
+// What the host side and the p2p transport kernel say to each other: C structures, the same bytes in C++, CUDA and Rust
 // (crates/kernels/src/launch.rs). Sizes and offsets are asserted at the end of this file and tested in Rust.
 //
 // All addresses are 64-bit device-visible addresses. All counts of units and chunks are counted from the init of the
@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define WINDLASS_MAIL_KERNEL "ncclWindlassMail"
+#define WINDLASS_P2P_KERNEL "ncclWindlassMail"
 
 enum {
   // A line is 128 bytes: 120 of payload, 8 of tag. A unit is what one warp moves at once: 16 lines.
@@ -41,10 +41,10 @@ enum {
 
 // In a posted word: the lane moves, or has moved, into its grown ring; the word after it says from which chunk on.
 #define WINDLASS_POSTED_MOVES (1ull << 63)
-// Words at WindlassMailChannel.growth.
+// Words at WindlassP2pChannel.growth.
 enum { WINDLASS_GROWTH_LINES = 0, WINDLASS_GROWTH_BULK = 1 };
 
-// WindlassMailChannel.flags
+// WindlassP2pChannel.flags
 enum {
   WINDLASS_CHANNEL_RECEIVE = 1,
   // Bulk messages of this channel are sent by ordinary loads and stores: the architecture lacks bulk copies, or a
@@ -52,7 +52,7 @@ enum {
   WINDLASS_CHANNEL_ORDINARY_STORES = 2,
 };
 
-// WindlassMailLaunch.flags
+// WindlassP2pLaunch.flags
 enum {
   // The next kernel of the stream may be set up while this one runs (programmatic serialization on its side).
   WINDLASS_LAUNCH_EARLY_NEXT = 1,
@@ -63,7 +63,7 @@ enum {
 // The word at `control`.
 enum { WINDLASS_CONTROL_RUN = 0, WINDLASS_CONTROL_ABORT = 1, WINDLASS_CONTROL_ASK = 2 };
 
-// WindlassMailReportEntry.waited_for
+// WindlassP2pReportEntry.waited_for
 enum {
   WINDLASS_WAITED_LINE_CREDIT = 1,   // a sender, for room in a line lane
   WINDLASS_WAITED_LINE_DATA = 2,     // a receiver, for a unit
@@ -72,7 +72,7 @@ enum {
 };
 
 // What the ranks of a communicator agreed on at its init; equal on all of them, constant for its life.
-typedef struct WindlassMailGeometry {
+typedef struct WindlassP2pGeometry {
   uint64_t first_tag;         // tag of the first unit of every line lane; tags grow by one a unit; 0 is no tag
   uint64_t bulk_from_bytes;   // messages of at least this many bytes go by bulk lanes, shorter ones by line lanes
   uint32_t line_lanes;        // line lanes of a directed pair; a multiple of bulk_lanes
@@ -81,17 +81,17 @@ typedef struct WindlassMailGeometry {
   uint32_t bulk_slots;        // chunks that a bulk lane's ring holds; a power of two
   uint32_t bulk_chunk_bytes;  // a multiple of 128
   uint32_t rank;              // own rank; for the report only
-} WindlassMailGeometry;
+} WindlassP2pGeometry;
 
 // One message. Messages of a channel stand in the order in which they were called.
-typedef struct WindlassMailOperation {
+typedef struct WindlassP2pOperation {
   uint64_t address;  // any alignment
   uint64_t bytes;    // of the message, and from bit WINDLASS_BLOCKS_SHIFT on over how many virtual blocks it goes by lines; 0: by chunks
-} WindlassMailOperation;
+} WindlassP2pOperation;
 #define WINDLASS_BLOCKS_SHIFT 56
 
 // All of a group's messages to one peer, or from one. "Mine" is this rank's memory, "the peer's" is mapped.
-typedef struct WindlassMailChannel {
+typedef struct WindlassP2pChannel {
   uint64_t line_ring;      // send: the peer's; receive: mine. [lane][slot][2048 bytes]
   uint64_t line_credit;    // units consumed, written by the receiver. send: mine; receive: the peer's. [lane], stride 32
   uint64_t line_progress;  // units done by this side, ring. mine. [lane], stride 16
@@ -111,14 +111,14 @@ typedef struct WindlassMailChannel {
   uint16_t active_line_blocks;  // the group's messages use line lanes of so many virtual blocks, from the first one on,
   uint16_t active_line_rounds;  // and of each so many
   uint32_t active_bulk_lanes;   // and bulk lanes 0 .. active - 1
-} WindlassMailChannel;
+} WindlassP2pChannel;
 
 // The kernel's one parameter. The storage holds the channels (sends, then receives), then, unless a list is given, the
 // operations and the copies: of each what it writes, then what it reads. A launch may hand over only the used part: WINDLASS_LAUNCH_HEAD_BYTES + the used storage.
-typedef struct WindlassMailLaunch {
-  WindlassMailGeometry geometry;
+typedef struct WindlassP2pLaunch {
+  WindlassP2pGeometry geometry;
   uint64_t control;         // address of the abort word (32 bits), in any device-visible memory
-  uint64_t report;          // address of a WindlassMailReport in device memory
+  uint64_t report;          // address of a WindlassP2pReport in device memory
   uint64_t operation_list;  // address of a list in device-visible memory, or 0: the operations are in the storage
   uint64_t wishes;          // address of bytes that senders without room set to 1, or 0. [wire][peer modulo 64]
   uint32_t send_channels;
@@ -136,27 +136,27 @@ typedef struct WindlassMailLaunch {
   uint32_t operations;          // of all channels
   uint32_t copies;
   uint64_t storage[WINDLASS_INLINE_BYTES / 8];
-} WindlassMailLaunch;
+} WindlassP2pLaunch;
 
 // What a warp waited for when it saw the abort word.
-typedef struct WindlassMailReportEntry {
+typedef struct WindlassP2pReportEntry {
   uint32_t peer;
   uint32_t waited_for;  // WINDLASS_WAITED_*
   uint32_t lane;
   uint32_t operation;   // index in the channel's messages
   uint64_t sequence;    // unit or chunk of the lane, counted from init
   uint64_t seen;        // the last count read of what it waits for (credit or posted word)
-} WindlassMailReportEntry;
+} WindlassP2pReportEntry;
 
-typedef struct WindlassMailReport {
+typedef struct WindlassP2pReport {
   uint32_t claimed;  // entries asked for; more than WINDLASS_REPORT_ENTRIES: the rest was dropped
   uint32_t rank;
   uint64_t reserved[3];
-  WindlassMailReportEntry entries[WINDLASS_REPORT_ENTRIES];
-} WindlassMailReport;
+  WindlassP2pReportEntry entries[WINDLASS_REPORT_ENTRIES];
+} WindlassP2pReport;
 
 // Bytes of shared memory of a launch, from its head: where each part begins. Of the blocks that move messages.
-typedef struct WindlassMailShared {
+typedef struct WindlassP2pShared {
   uint32_t stages;    // [stage][chunk]
   uint32_t barriers;  // [stage], 8 bytes
   uint32_t orders;    // [stage], 16 bytes
@@ -164,7 +164,7 @@ typedef struct WindlassMailShared {
   uint32_t told;      // [task][mover], 4 bytes
   uint32_t jobs;      // [mover][job], 64 bytes
   uint32_t total;
-} WindlassMailShared;
+} WindlassP2pShared;
 
 #if defined(__CUDACC__)
 #define WINDLASS_ANYWHERE __host__ __device__ __forceinline__
@@ -172,8 +172,8 @@ typedef struct WindlassMailShared {
 #define WINDLASS_ANYWHERE inline
 #endif
 #if defined(__cplusplus)
-WINDLASS_ANYWHERE WindlassMailShared windlass_shared_layout(const WindlassMailLaunch& launch) {
-  WindlassMailShared shared;
+WINDLASS_ANYWHERE WindlassP2pShared windlass_shared_layout(const WindlassP2pLaunch& launch) {
+  WindlassP2pShared shared;
   shared.stages = 0;
   shared.barriers = shared.stages + launch.stages * launch.geometry.bulk_chunk_bytes;
   shared.orders = shared.barriers + (launch.stages * 8 + 15) / 16 * 16;
@@ -184,11 +184,11 @@ WINDLASS_ANYWHERE WindlassMailShared windlass_shared_layout(const WindlassMailLa
   return shared;
 }
 
-static_assert(sizeof(WindlassMailGeometry) == 40 && offsetof(WindlassMailGeometry, line_lanes) == 16, "geometry");
-static_assert(sizeof(WindlassMailOperation) == 16, "operation");
-static_assert(sizeof(WindlassMailChannel) == 96 && offsetof(WindlassMailChannel, peer) == 72, "channel");
-static_assert(sizeof(WindlassMailLaunch) == WINDLASS_LAUNCH_BYTES, "launch");
-static_assert(offsetof(WindlassMailLaunch, control) == 40 && offsetof(WindlassMailLaunch, used_blocks) == 80, "launch");
-static_assert(offsetof(WindlassMailLaunch, storage) == WINDLASS_LAUNCH_HEAD_BYTES, "launch");
-static_assert(sizeof(WindlassMailReportEntry) == 32 && sizeof(WindlassMailReport) == 32 + 31 * 32, "report");
+static_assert(sizeof(WindlassP2pGeometry) == 40 && offsetof(WindlassP2pGeometry, line_lanes) == 16, "geometry");
+static_assert(sizeof(WindlassP2pOperation) == 16, "operation");
+static_assert(sizeof(WindlassP2pChannel) == 96 && offsetof(WindlassP2pChannel, peer) == 72, "channel");
+static_assert(sizeof(WindlassP2pLaunch) == WINDLASS_LAUNCH_BYTES, "launch");
+static_assert(offsetof(WindlassP2pLaunch, control) == 40 && offsetof(WindlassP2pLaunch, used_blocks) == 80, "launch");
+static_assert(offsetof(WindlassP2pLaunch, storage) == WINDLASS_LAUNCH_HEAD_BYTES, "launch");
+static_assert(sizeof(WindlassP2pReportEntry) == 32 && sizeof(WindlassP2pReport) == 32 + 31 * 32, "report");
 #endif

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use windlass_engine::mailbox::{Direction, Mailbox, Parts, Progress, Refusal, Wire};
+use windlass_engine::p2p::{Direction, P2p, Parts, Progress, Refusal, Wire};
 use windlass_engine::turns::{self, Carries, Turns};
 use windlass_kernels::launch::Geometry;
 
@@ -22,26 +22,26 @@ fn abort_in_the_middle() {
     let stream = devices[0].stream();
     // Rank 1's arrives, rank 2's does not.
     let side = Side::of(0, &[message(1, 0, 8), message(2, 0, 8)]);
-    ranks[0].mailbox.run(&side.operations, stream.handle()).unwrap();
+    ranks[0].p2p.run(&side.operations, stream.handle()).unwrap();
     let other = devices[1].stream();
     let sent = Side::of(1, &[message(1, 0, 8)]);
-    ranks[1].mailbox.run(&sent.operations, other.handle()).unwrap();
+    ranks[1].p2p.run(&sent.operations, other.handle()).unwrap();
     other.synchronize();
     assert!(stream.is_busy());
     assert!(matches!(
-        ranks[0].mailbox.turns().wait_idle(Duration::from_millis(20)),
+        ranks[0].p2p.turns().wait_idle(Duration::from_millis(20)),
         Err(turns::Refusal::Busy { rank: 0, .. })
     ));
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let began = Instant::now();
-            ranks[0].mailbox.turns().abort();
+            ranks[0].p2p.turns().abort();
             assert!(began.elapsed() < Duration::from_secs(20));
         });
     });
     devices[0].make_current();
     stream.synchronize();
-    let stuck = ranks[0].mailbox.turns().stuck().unwrap();
+    let stuck = ranks[0].p2p.turns().stuck().unwrap();
     assert_eq!((stuck.rank, stuck.waits.len(), stuck.dropped), (0, 1, 0), "{stuck}");
     let wait = stuck.waits[0];
     assert_eq!(
@@ -50,9 +50,9 @@ fn abort_in_the_middle() {
     );
     // Two units went over each of the two lanes of the first virtual block before.
     assert_eq!((wait.lane, wait.message, wait.sequence), (0, 0, 2), "{stuck}");
-    let refusal = ranks[0].mailbox.run(&side.operations, stream.handle()).unwrap_err();
+    let refusal = ranks[0].p2p.run(&side.operations, stream.handle()).unwrap_err();
     assert_eq!(refusal, turns::Refusal::Aborted { rank: 0 }.into());
-    assert_eq!(ranks[1].mailbox.turns().stuck().unwrap().waits, []);
+    assert_eq!(ranks[1].p2p.turns().stuck().unwrap().waits, []);
     drop((stream, other, side, sent));
     end(ranks);
 }
@@ -68,20 +68,20 @@ fn progress() {
     exchange(&devices, &ranks, &[message(0, 1, 1921), message(0, 1, 40_960), message(1, 2, 8)], 2);
     let stream = devices[0].stream();
     let side = Side::of(0, &[message(2, 0, 8)]);
-    ranks[0].mailbox.run(&side.operations, stream.handle()).unwrap();
+    ranks[0].p2p.run(&side.operations, stream.handle()).unwrap();
     for (rank, peer, direction, units, chunks) in [
         (0, 1, Direction::Send, 4, 20),
         (1, 0, Direction::Receive, 4, 20),
         (1, 2, Direction::Send, 2, 0),
         (0, 2, Direction::Receive, 0, 0),
     ] {
-        let all = ranks[rank].mailbox.progress().unwrap();
+        let all = ranks[rank].p2p.progress().unwrap();
         assert_eq!(all.len(), 4);
         let (lines_grown, bulk_grown) = (false, false);
         let expected = Progress { peer, direction, units, chunks, lines_grown, bulk_grown };
         assert!(all.contains(&expected), "{expected:?} among {all:?}");
     }
-    ranks[0].mailbox.turns().abort();
+    ranks[0].p2p.turns().abort();
     devices[0].make_current();
     stream.synchronize();
     drop((stream, side));
@@ -96,12 +96,12 @@ fn abort_of_senders() {
         let ranks = communicator(&devices);
         let stream = devices[0].stream();
         let side = Side::of(0, &[message(0, 1, bytes), message(0, 1, bytes)]);
-        ranks[0].mailbox.run(&side.operations, stream.handle()).unwrap();
+        ranks[0].p2p.run(&side.operations, stream.handle()).unwrap();
         std::thread::sleep(Duration::from_millis(50));
         assert!(stream.is_busy());
-        ranks[0].mailbox.turns().abort();
+        ranks[0].p2p.turns().abort();
         stream.synchronize();
-        let stuck = ranks[0].mailbox.turns().stuck().unwrap();
+        let stuck = ranks[0].p2p.turns().stuck().unwrap();
         assert!(!stuck.waits.is_empty());
         for wait in &stuck.waits {
             assert_eq!(
@@ -129,15 +129,15 @@ fn abort_of_a_full_queue() {
             devices[0].make_current();
             (0..GROUPS).find_map(|group| {
                 step(format!("group {group}"));
-                ranks[0].mailbox.run(&side.operations, stream.handle()).err()
+                ranks[0].p2p.run(&side.operations, stream.handle()).err()
             })
         });
         std::thread::sleep(Duration::from_millis(100));
         if issuing.is_finished() {
-            ranks[0].mailbox.turns().abort();
+            ranks[0].p2p.turns().abort();
             panic!("the host never waited: {:?}, stream busy {}", issuing.join(), stream.is_busy());
         }
-        ranks[0].mailbox.turns().abort();
+        ranks[0].p2p.turns().abort();
         assert_eq!(issuing.join().unwrap(), Some(turns::Refusal::Aborted { rank: 0 }.into()));
     });
     devices[0].make_current();
@@ -150,16 +150,16 @@ fn abort_of_a_full_queue() {
     step("the devices' end");
 }
 
-/// Dropped with work in flight, a mailbox lets the GPU go; the next communicator of the device is not aborted.
+/// Dropped with work in flight, a p2p transport lets the GPU go; the next communicator of the device is not aborted.
 #[test]
 fn dropped_in_flight() {
     let devices = devices(2);
     let mut ranks = communicator(&devices);
     let stream = devices[0].stream();
     let side = Side::of(0, &[message(1, 0, 8)]);
-    ranks[0].mailbox.run(&side.operations, stream.handle()).unwrap();
-    let Rank { mailbox, slice, .. } = ranks.remove(0);
-    drop(mailbox);
+    ranks[0].p2p.run(&side.operations, stream.handle()).unwrap();
+    let Rank { p2p, slice, .. } = ranks.remove(0);
+    drop(p2p);
     stream.synchronize();
     drop((slice, side, stream));
     end(ranks);
@@ -181,7 +181,7 @@ fn inits_that_fail() {
             graphs: turns::Graphs::Mixed,
         });
         let (turns, slices) = (turns.unwrap(), vec![address; ranks]);
-        Mailbox::new(Parts { supply: devices[0].supply.clone(), turns, geometry, slices }).map(drop)
+        P2p::new(Parts { supply: devices[0].supply.clone(), turns, geometry, slices }).map(drop)
     };
     assert!(init(GEOMETRY, 2, 1 << 20).is_ok());
     assert!(matches!(init(Geometry::default(), 2, 1 << 20), Err(Refusal::Strange { .. })));
@@ -224,10 +224,10 @@ fn asked(devices: &[Device]) {
     };
     let run = |rank: usize, (side, stream): &(Side, AppStream)| {
         devices[rank].make_current();
-        ranks[rank].mailbox.run(&side.operations[side.operations.len() - 1..], stream.handle()).unwrap();
+        ranks[rank].p2p.run(&side.operations[side.operations.len() - 1..], stream.handle()).unwrap();
     };
     let (receives, sends, more) = (side(1, &first), side(0, &first), side(0, &next));
-    let turns = ranks[0].mailbox.turns();
+    let turns = ranks[0].p2p.turns();
     turns.ask_who_waits();
     run(1, &receives);
     run(0, &sends);

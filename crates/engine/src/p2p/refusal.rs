@@ -1,4 +1,4 @@
-//! Why a mailbox could not do what was asked.
+//! Why a p2p transport could not do what was asked.
 
 use std::fmt;
 
@@ -20,7 +20,7 @@ pub enum Refusal {
     Turn(turns::Refusal),
     /// No compiled kernel is for this device.
     NoImage { device: i32, capability: i32 },
-    /// What the ranks agreed on is nothing that a mailbox can run with.
+    /// What the ranks agreed on is nothing that a p2p transport can run with.
     Strange { why: &'static str, ranks: usize, rank: u32 },
     /// The kernel cannot serve all lanes of such a group with so much shared memory a block.
     Lanes { shared_bytes_max: u32, why: arrange::Refusal },
@@ -82,10 +82,13 @@ impl fmt::Display for Refusal {
             Refusal::Cuda(failure) => failure.fmt(out),
             Refusal::Turn(refusal) => refusal.fmt(out),
             Refusal::NoImage { device, capability } => {
-                write!(out, "no mailbox kernel is for device {device} of capability {capability}")
+                write!(
+                    out,
+                    "no kernel of the p2p transport is for device {device} of capability {capability}"
+                )
             }
             Refusal::Strange { why, ranks, rank } => {
-                write!(out, "no mailbox for rank {rank} of {ranks}: {why}")
+                write!(out, "no p2p transport for rank {rank} of {ranks}: {why}")
             }
             Refusal::Lanes { shared_bytes_max, why } => {
                 write!(

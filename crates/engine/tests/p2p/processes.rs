@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use windlass_engine::arena::{Event, Holds, Member, PeerArena};
-use windlass_engine::mailbox::{Direction, Layout};
+use windlass_engine::p2p::{Direction, Layout};
 use windlass_kernels::launch::Geometry;
 
 use crate::communicator::*;
@@ -29,11 +29,11 @@ fn live(me: u32, socket: &UnixStream, body: impl FnOnce(&Device, &Rank)) {
     drop(descriptor);
     let mut slices = vec![slice.address(); 2];
     slices[other as usize] = mapped.address();
-    let mailbox = mailbox(&device, Geometry { rank: me, ..GEOMETRY }, slices, &holds);
-    let rank = Rank { rank: me, mailbox, slice, holds };
+    let p2p = p2p(&device, Geometry { rank: me, ..GEOMETRY }, slices, &holds);
+    let rank = Rank { rank: me, p2p, slice, holds };
     meet(socket);
     body(&device, &rank);
-    eventually("idle", || rank.mailbox.turns().is_idle().unwrap());
+    eventually("idle", || rank.p2p.turns().is_idle().unwrap());
     drop((rank, mapped));
     device.arena.note(Event::Died(u64::from(other)));
     peer.settle();
@@ -48,7 +48,7 @@ fn exchanges(me: u32, socket: &UnixStream) {
                 [message(0, 1, bytes), message(1, 0, bytes / 2), message(0, 1, 17), message(me, me, 5)];
             let side = Side::of(me, &messages);
             for _ in 0..3 {
-                rank.mailbox.run(&side.operations, stream.handle()).unwrap();
+                rank.p2p.run(&side.operations, stream.handle()).unwrap();
             }
             stream.synchronize();
             side.check();
@@ -83,15 +83,15 @@ fn a_peer_is_killed() {
     live(0, &here, |device, rank| {
         let stream = device.stream();
         let side = Side::of(0, &[message(1, 0, 8), message(1, 0, 300_000)]);
-        rank.mailbox.run(&side.operations, stream.handle()).unwrap();
+        rank.p2p.run(&side.operations, stream.handle()).unwrap();
         meet(&here);
         process.kill().unwrap();
         assert!(!process.wait().unwrap().success());
         std::thread::sleep(Duration::from_millis(20));
         assert!(stream.is_busy());
-        rank.mailbox.turns().abort();
+        rank.p2p.turns().abort();
         stream.synchronize();
-        let stuck = rank.mailbox.turns().stuck().unwrap();
+        let stuck = rank.p2p.turns().stuck().unwrap();
         assert!(!stuck.waits.is_empty());
         assert!(
             stuck.waits.iter().all(|wait| wait.peer == 1 && wait.direction == Direction::Receive),
@@ -107,7 +107,7 @@ fn child_that_is_killed() {
     live(1, &socket, |device, rank| {
         let stream = device.stream();
         let side = Side::of(1, &[message(1, 0, 8)]);
-        rank.mailbox.run(&side.operations, stream.handle()).unwrap();
+        rank.p2p.run(&side.operations, stream.handle()).unwrap();
         stream.synchronize();
         meet(&socket);
         // Until it is killed.

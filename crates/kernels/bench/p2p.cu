@@ -1,10 +1,10 @@
-// Mailboxes on GPUs: verifies random groups bitwise, then times them against NCCL in the same run. One process a GPU,
+// The p2p transport on GPUs: verifies random groups bitwise, then times them against NCCL in the same run. One process a GPU,
 // arenas mapped by CUDA IPC. The kernel is the committed one, as scripts/kernels --unpack writes it.
 //
-//   nvcc -arch=sm_90 -std=c++17 -O3 mailbox.cu -o mailbox -ldl -lpthread
-//   mailbox FOLDER_OF_UNPACKED [SECONDS_OF_VERIFICATION] [SEED]       NCCL_LIBRARY: path of libnccl.so.2
+//   nvcc -arch=sm_90 -std=c++17 -O3 p2p.cu -o p2p -ldl -lpthread
+//   p2p FOLDER_OF_UNPACKED [SECONDS_OF_VERIFICATION] [SEED]       NCCL_LIBRARY: path of libnccl.so.2
 //
-// Prints the result first, then tables; the same into $OUT/mailbox.txt.
+// Prints the result first, then tables; the same into $OUT/p2p.txt.
 #include <cuda.h>
 #include <cuda_runtime.h>
 #include <dlfcn.h>
@@ -176,7 +176,7 @@ static bool load_kernel(const std::string& path, bool bulk_copies, Kernel& kerne
   CUmodule module;
   const auto bytes = contents(path);
   if (bytes.size() < 2 || driver.load(&module, bytes.data())) return false;
-  CU(driver.get_function(&kernel.function, module, WINDLASS_MAIL_KERNEL));
+  CU(driver.get_function(&kernel.function, module, WINDLASS_P2P_KERNEL));
   CU(driver.set_attribute(kernel.function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 220 << 10));
   kernel.bulk_copies = bulk_copies;
   kernel.name = bulk_copies ? "bulk copies" : "ordinary stores";
@@ -189,11 +189,11 @@ struct Config {
 };
 struct Communicator {
   Config config;
-  WindlassMailGeometry geometry;
-  std::vector<MailPeer> peers;
+  WindlassP2pGeometry geometry;
+  std::vector<P2pPeer> peers;
   uint32_t* control;             // mapped host memory
   uint64_t control_on_device;
-  WindlassMailReport* report;    // device
+  WindlassP2pReport* report;    // device
   char *lists, *lists_on_device;  // for operations that do not fit: pinned, and a copy that the kernel reads
   size_t list_used = 0;
   char *arena = nullptr, *larger = nullptr;  // rings and words; the rings that these grow to
@@ -237,7 +237,7 @@ struct Communicator {
       theirs += pair * rank;
       const auto at = [&](char* base, size_t offset) { return reinterpret_cast<uint64_t>(base + offset); };
       const size_t o_posted = line + bulk, o_line_credit = o_posted + posted, o_bulk_credit = o_line_credit + line_credit, o_progress = o_bulk_credit + bulk_credit;
-      WindlassMailChannel send = {}, receive = {};
+      WindlassP2pChannel send = {}, receive = {};
       send.line_ring = at(theirs, 0);
       send.bulk_ring = at(theirs, line);
       send.bulk_posted = at(theirs, o_posted);
@@ -291,15 +291,15 @@ struct Communicator {
     __atomic_store_n(word, receive ? grown[peer].receive[wire] : grown[peer].send[wire], __ATOMIC_RELEASE);
   }
 
-  void group(const Kernel& kernel, const std::vector<MailCall>& calls, cudaStream_t stream, uint64_t bulk_from = 0) {
-    static thread_local std::vector<WindlassMailOperation> operations;
-    WindlassMailLaunch launch;
-    WindlassMailGeometry own = geometry;
+  void group(const Kernel& kernel, const std::vector<P2pCall>& calls, cudaStream_t stream, uint64_t bulk_from = 0) {
+    static thread_local std::vector<WindlassP2pOperation> operations;
+    WindlassP2pLaunch launch;
+    WindlassP2pGeometry own = geometry;
     if (bulk_from) own.bulk_from_bytes = bulk_from;
-    const MailLimits limits{kernel.bulk_copies, config.stages, 220u << 10};
-    const MailShape shape = mail_arrange(calls.data(), calls.size(), peers.data(), peers.size(), own, limits, launch, operations);
+    const P2pLimits limits{kernel.bulk_copies, config.stages, 220u << 10};
+    const P2pShape shape = p2p_arrange(calls.data(), calls.size(), peers.data(), peers.size(), own, limits, launch, operations);
     if (!shape.blocks) return;
-    if (shape.blocks == mail_refused) {
+    if (shape.blocks == p2p_refused) {
       fprintf(stderr, "too many lanes for a block\n");
       shared->failed = 1;
       _exit(1);
@@ -308,7 +308,7 @@ struct Communicator {
     launch.wishes = control_on_device + 128;
     launch.report = reinterpret_cast<uint64_t>(report);
     if (shape.lists_operations) {
-      const size_t bytes = operations.size() * sizeof(WindlassMailOperation);
+      const size_t bytes = operations.size() * sizeof(WindlassP2pOperation);
       if (list_used + bytes > lists_bytes) {
         CU(cudaDeviceSynchronize());
         list_used = 0;
@@ -349,7 +349,7 @@ struct Communicator {
 static Communicator communicators[4];
 
 static void print_report(Communicator& communicator, const char* name) {
-  WindlassMailReport report;
+  WindlassP2pReport report;
   cudaStream_t stream;
   if (cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)) return;
   if (cudaMemcpyAsync(&report, communicator.report, sizeof report, cudaMemcpyDeviceToHost, stream) || cudaStreamSynchronize(stream)) return;
@@ -405,7 +405,7 @@ static std::vector<Received> received;
 static Found* found_on_device;
 
 struct Placed {
-  std::vector<MailCall> calls;
+  std::vector<P2pCall> calls;
   std::vector<std::pair<uint8_t*, std::pair<size_t, uint64_t>>> expected;
   size_t first_received = 0;
 };
@@ -684,7 +684,7 @@ static void verify_head_to_head(const Kernel& kernel) {
         barrier();
         const auto begin = std::chrono::steady_clock::now();
         for (uint32_t receive = 0; receive < 2; ++receive)
-          for (const MailCall& call : placed.calls)
+          for (const P2pCall& call : placed.calls)
             if (call.receive == receive) communicators[3].group(kernel, {call}, streams[0], bulk_from);
         CU(cudaStreamSynchronize(streams[0]));
         (turn ? next : first) = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
@@ -701,7 +701,7 @@ static void verify_head_to_head(const Kernel& kernel) {
 // Nobody sends: the kernel must leave soon after the abort word is set, and say what it waited for.
 static void verify_abort(const Kernel& kernel) {
   Communicator& c = communicators[2];
-  std::vector<MailCall> calls;
+  std::vector<P2pCall> calls;
   const int peer = (rank + 1) % ranks;
   calls.push_back({reinterpret_cast<uint64_t>(output[0]), 100000, (uint32_t)peer, 1});
   calls.push_back({reinterpret_cast<uint64_t>(input[0]), 64 << 20, (uint32_t)peer, 0});
@@ -712,7 +712,7 @@ static void verify_abort(const Kernel& kernel) {
   *(volatile uint32_t*)c.control = WINDLASS_CONTROL_ABORT;
   CU(cudaStreamSynchronize(streams[0]));
   const double ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - before).count();
-  WindlassMailReport report;
+  WindlassP2pReport report;
   CU(cudaMemcpy(&report, c.report, sizeof report, cudaMemcpyDeviceToHost));
   bool right = report.claimed >= 1 && report.rank == (uint32_t)rank;
   for (uint32_t i = 0; i < std::min<uint32_t>(report.claimed, WINDLASS_REPORT_ENTRIES); ++i) {
@@ -818,7 +818,7 @@ static void times(const Kernel& kernel) {
         "bulk16", "bulk64", "lines4K");
     for (size_t bytes : sizes) {
       const bool sends = paired && (both || !(rank & 1)), receives = paired && (both || (rank & 1));
-      std::vector<MailCall> calls;
+      std::vector<P2pCall> calls;
       if (sends) calls.push_back({address(input[0]), bytes, (uint32_t)peer, 0});
       if (receives) calls.push_back({address(output[0]), bytes, (uint32_t)peer, 1});
       const double theirs = nccl.there ? microseconds(
@@ -846,7 +846,7 @@ static void times(const Kernel& kernel) {
   for (size_t bytes : sizes) {
     const size_t part = bytes / ranks / 16 * 16;
     if (!part) continue;
-    std::vector<MailCall> calls;
+    std::vector<P2pCall> calls;
     for (int p = 0; p < ranks; ++p) {
       if (p == rank) continue;
       calls.push_back({address(input[0] + p * part), part, (uint32_t)p, 0});
@@ -867,7 +867,7 @@ static void times(const Kernel& kernel) {
     double bulk[2] = {0, 0};
     if (bytes >= 4 << 20)
       for (int which = 0; which < 2; ++which) bulk[which] = microseconds([&] { communicators[which].group(kernel, calls, streams[0], 1); }, bytes);
-    std::vector<MailCall> all = calls;
+    std::vector<P2pCall> all = calls;
     for (uint32_t receive = 0; receive < 2; ++receive) all.push_back({address((receive ? output : input)[0] + rank * part), part, (uint32_t)rank, receive});
     const double own = microseconds([&] { communicators[1].group(kernel, all, streams[0], bytes >= 64 << 20 ? 1 : never); }, bytes);
     say("%10s %9.1f %9.1f %9.1f %9.1f %9.1f\n", size_name(bytes), theirs, lines, bulk[0], bulk[1], own);
@@ -877,7 +877,7 @@ static void times(const Kernel& kernel) {
     double odd[3];
     int i = 0;
     for (size_t offset : {8, 4, 1}) {
-      std::vector<MailCall> calls;
+      std::vector<P2pCall> calls;
       if (paired) calls = {{address(input[0]) + offset, bytes, (uint32_t)peer, 0}, {address(output[0]) + offset, bytes, (uint32_t)peer, 1}};
       odd[i++] = microseconds([&] { communicators[0].group(kernel, calls, streams[0]); }, bytes);
     }
@@ -916,7 +916,7 @@ static void times(const Kernel& kernel) {
     say("\ntwo 128 MB exchanges with different peers at once, two communicators: NCCL %.0f us; bulk %.0f, lines %.0f\n", theirs, ours[0], ours[1]);
   }
   // What the host pays for a call.
-  std::vector<MailCall> calls;
+  std::vector<P2pCall> calls;
   if (paired) calls = {{address(input[0]), 8, (uint32_t)peer, 0}, {address(output[0]), 8, (uint32_t)peer, 1}};
   CU(cudaDeviceSynchronize());
   barrier();
@@ -954,7 +954,7 @@ int main(int count, char** arguments) {
     else
       children.push_back(child);
   }
-  if (!rank && getenv("OUT")) file = fopen((std::string(getenv("OUT")) + "/mailbox.txt").c_str(), "w");
+  if (!rank && getenv("OUT")) file = fopen((std::string(getenv("OUT")) + "/p2p.txt").c_str(), "w");
   CU(cudaSetDevice(rank));
   CU(cudaFree(nullptr));
   std::thread(watch).detach();
@@ -974,13 +974,13 @@ int main(int count, char** arguments) {
     shared->failed = 1;
     _exit(1);
   }
-  if (!load_kernel(folder + "/mailbox.sm_90.cubin", true, cubin)) {
+  if (!load_kernel(folder + "/p2p.sm_90.cubin", true, cubin)) {
     say("no kernel in %s\n", folder.c_str());
     shared->failed = 1;
     _exit(1);
   }
-  const bool has_newer = load_kernel(folder + "/mailbox.compute_90.ptx", true, newer);
-  const bool has_older = load_kernel(folder + "/mailbox.compute_80.ptx", false, older);
+  const bool has_newer = load_kernel(folder + "/p2p.compute_90.ptx", true, newer);
+  const bool has_older = load_kernel(folder + "/p2p.compute_80.ptx", false, older);
   communicators[0].make(0, Config{});
   Config large;
   large.chunk = 65536;

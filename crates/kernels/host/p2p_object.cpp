@@ -1,7 +1,7 @@
-// The kernel of mailboxes in the stand-in driver's module.
+// The kernel of the p2p transport in the stand-in driver's module.
 #include "../device/group.cuh"
 #include "module.h"
 
 extern "C" void SIM_KERNEL(ncclWindlassMail)(const SimLaunch* launch, void** parameters) {
-  host::run_grid<WindlassMailLaunch>(launch, parameters, 512, run_group);
+  host::run_grid<WindlassP2pLaunch>(launch, parameters, 512, run_group);
 }

@@ -1,6 +1,6 @@
 //! Messages that are verified: buffers, their content, and one rank's operations.
 
-use windlass_engine::mailbox::{Direction, Operation};
+use windlass_engine::p2p::{Direction, Operation};
 
 use crate::support::*;
 

@@ -8,9 +8,9 @@ use windlass_kernels::arrange::{Direction, Peer};
 use windlass_kernels::growth::{self, Wire};
 
 use crate::gpu::Address;
-use crate::mailbox::calls::Words;
-use crate::mailbox::refusal::Refusal;
-use crate::mailbox::{Mailbox, Operation};
+use crate::p2p::calls::Words;
+use crate::p2p::refusal::Refusal;
+use crate::p2p::{Operation, P2p};
 
 /// Peers with whom a pair should have a larger ring, a bit for each rank. This rank sends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub(super) fn place_words(peers: &mut [Peer], words: Words<'_>) {
     }
 }
 
-impl Mailbox {
+impl P2p {
     /// The peers to whom this rank's kernel has been sending without room for some 250 ms, over a ring that has not grown.
     pub fn wants_growth(&self) -> Wants {
         let Some(words) = self.words() else { return Wants::default() };
@@ -56,13 +56,13 @@ impl Mailbox {
     }
 
     /// The ring in which messages of `peer` may arrive from now on: in this rank's arena, holding anything, for as long as the
-    /// slices. Once for each peer and wire, before the peer [tells its own kernels](Mailbox::grow_send).
+    /// slices. Once for each peer and wire, before the peer [tells its own kernels](P2p::grow_send).
     pub fn grow_receive(&self, peer: u32, wire: Wire, address: Address, slots: u32) -> Result<(), Refusal> {
         self.grow(Direction::Receive, peer, wire, address, slots).map_err(Refusal::told)
     }
 
     /// The ring in which messages to `peer` go from now on, where this rank's device has it mapped: after the peer has
-    /// [told its own kernels](Mailbox::grow_receive), and with the same slots.
+    /// [told its own kernels](P2p::grow_receive), and with the same slots.
     pub fn grow_send(&self, peer: u32, wire: Wire, address: Address, slots: u32) -> Result<(), Refusal> {
         self.grow(Direction::Send, peer, wire, address, slots).map_err(Refusal::told)
     }

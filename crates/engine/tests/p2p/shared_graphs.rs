@@ -37,7 +37,7 @@ impl Alone {
     }
 
     fn run(&self, side: &Side, stream: &AppStream) {
-        self.ranks[0].mailbox.run(&side.operations, stream.handle()).unwrap();
+        self.ranks[0].p2p.run(&side.operations, stream.handle()).unwrap();
     }
 
     fn wait(&self, stream: &AppStream, event: &Event) {
@@ -285,7 +285,7 @@ fn what_is_ordered_comes_after_other_captures() {
     });
     capture_into(graph, &streams[1], || {
         for _ in 0..3 {
-            let afterwards = alone.ranks[0].mailbox.turns().order(streams[1].handle());
+            let afterwards = alone.ranks[0].p2p.turns().order(streams[1].handle());
             assert_eq!(afterwards, Ok(Afterwards::FollowInCapture));
             ok(cuMemsetD32Async(word, 7, 1, streams[1].0));
         }

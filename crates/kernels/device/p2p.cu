@@ -2,6 +2,6 @@
 // loads empty all the time.
 #include "group.cuh"
 
-extern "C" __global__ void __launch_bounds__(512) ncclWindlassMail(const __grid_constant__ WindlassMailLaunch launch) {
+extern "C" __global__ void __launch_bounds__(512) ncclWindlassMail(const __grid_constant__ WindlassP2pLaunch launch) {
   run_group(launch);
 }

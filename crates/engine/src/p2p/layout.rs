@@ -60,7 +60,7 @@ impl Layout {
         Layout { ranks, block, report, list, bytes: end }
     }
 
-    /// The mailboxes that `rank` shares with `peer`, from where both slices begin for the device of `rank`. Words for
+    /// The rings that `rank` shares with `peer`, from where both slices begin for the device of `rank`. Words for
     /// larger rings lie in no slice: `growth` is left open.
     pub fn peer(&self, rank: u32, own: Address, peer: u32, theirs: Address) -> Peer {
         if peer == rank {

@@ -2,14 +2,14 @@
 //! one stream (`crates/kernels`), over rings in slices of the ranks' arenas, with no NCCL connection.
 //!
 //! Slices come and go elsewhere; here are addresses. A [`Supply`] per device has the loaded kernel. At init a rank lends a
-//! slice of [`Layout::bytes`] zeros, tells its peers, makes its [`Turns`] and its [`Mailbox`]; all that can fail for want of
+//! slice of [`Layout::bytes`] zeros, tells its peers, makes its [`Turns`] and its [`P2p`]; all that can fail for want of
 //! something fails there. After that nothing allocates on the device and nothing waits for it, except a group whose list of
 //! operations finds four lists before it still on their way.
 //!
 //! # Growing
-//! The first rings are small. A larger one is a slice too, of [`Mailbox::growth_bytes`] at the receiver, mapped by
-//! the sender; the ranks agree on it elsewhere, asked by [`Mailbox::wants_growth`] and [`Mailbox::asks_early`]. Then
-//! [`Mailbox::grow_receive`] at the receiver, and only after it [`Mailbox::grow_send`] at the sender: both are a store, so
+//! The first rings are small. A larger one is a slice too, of [`P2p::growth_bytes`] at the receiver, mapped by
+//! the sender; the ranks agree on it elsewhere, asked by [`P2p::wants_growth`] and [`P2p::asks_early`]. Then
+//! [`P2p::grow_receive`] at the receiver, and only after it [`P2p::grow_send`] at the sender: both are a store, so
 //! that kernels that run already see it, and graphs too. It stays as long as the first ones.
 
 pub mod calls;
@@ -54,7 +54,7 @@ use crate::turns::{Lent, Turn, Turns};
 use calls::{PEERS_MAX, Words};
 use lists::{Room, Run};
 
-/// What a mailbox is made of.
+/// What a p2p transport is made of.
 pub struct Parts {
     /// This rank's device's.
     pub supply: Arc<Supply>,
@@ -62,12 +62,12 @@ pub struct Parts {
     pub turns: Arc<Turns>,
     /// What the ranks agreed on, and which of them this is.
     pub geometry: Geometry,
-    /// Where each rank's slice begins for this rank's device, this rank's own too. They stay as long as the mailbox.
+    /// Where each rank's slice begins for this rank's device, this rank's own too. They stay as long as the p2p transport.
     pub slices: Vec<Address>,
 }
 
-/// One rank's mailboxes of one communicator.
-pub struct Mailbox {
+/// One rank's p2p transport of one communicator.
+pub struct P2p {
     supply: Arc<Supply>,
     turns: Arc<Turns>,
     peers: Vec<Peer>,
@@ -105,13 +105,13 @@ impl Released for Held {
     }
 }
 
-impl Mailbox {
+impl P2p {
     /// Makes this rank's side. Every rank's slice must hold zeros before any rank runs an operation.
-    pub fn new(parts: Parts) -> Result<Mailbox, Refusal> {
-        Mailbox::make(parts).map_err(Refusal::told)
+    pub fn new(parts: Parts) -> Result<P2p, Refusal> {
+        P2p::make(parts).map_err(Refusal::told)
     }
 
-    fn make(parts: Parts) -> Result<Mailbox, Refusal> {
+    fn make(parts: Parts) -> Result<P2p, Refusal> {
         let Parts { supply, turns, geometry, slices } = parts;
         let strange = |why| Refusal::Strange { why, ranks: slices.len(), rank: geometry.rank };
         if !geometry.is_valid() {
@@ -136,7 +136,7 @@ impl Mailbox {
         let words = words.ok_or_else(|| strange("its kit has no room for it"))?;
         words.reset();
         growing::place_words(&mut peers, words);
-        Ok(Mailbox {
+        Ok(P2p {
             turns,
             peers,
             geometry,
@@ -167,7 +167,7 @@ impl Mailbox {
         let work = &mut *self.work.lock().unwrap_or_else(PoisonError::into_inner);
         self.check(operations)?;
         self.note_chunks(operations);
-        let Mailbox { peers, geometry, limits, .. } = self;
+        let P2p { peers, geometry, limits, .. } = self;
         let shape = arrange(operations, peers, geometry, limits, &mut work.launch, &mut work.listed)
             .map_err(|why| self.lanes(why))?;
         if shape.blocks == 0 {
@@ -282,7 +282,7 @@ pub fn unmatched(operations: &[Operation], rank: u32) -> Option<Refusal> {
     (sends != receives).then_some(Refusal::Unmatched { rank, sends, receives })
 }
 
-/// Refuses at init what could not be arranged later: all mailboxes at once, both wires, both ways.
+/// Refuses at init what could not be arranged later: all peers at once, both wires, both ways.
 fn try_largest_group(peers: &[Peer], geometry: &Geometry, limits: &Limits) -> Result<(), Refusal> {
     let line = geometry.bulk_from_bytes - 1;
     let bulk = geometry.bulk_from_bytes.max(u64::from(geometry.bulk_lanes * geometry.bulk_chunk_bytes));
@@ -301,9 +301,9 @@ fn try_largest_group(peers: &[Peer], geometry: &Geometry, limits: &Limits) -> Re
         .map_err(|why| Refusal::Lanes { shared_bytes_max: limits.shared_bytes_max, why })
 }
 
-impl fmt::Debug for Mailbox {
+impl fmt::Debug for P2p {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_struct("Mailbox")
+        out.debug_struct("P2p")
             .field("rank", &self.geometry.rank)
             .field("ranks", &self.peers.len())
             .finish_non_exhaustive()

@@ -19,7 +19,7 @@ fn two_streams_in_turn() {
             })
             .collect();
         for (index, side) in sides.iter().enumerate() {
-            rank.mailbox.run(&side.operations, streams[index % 2].handle()).unwrap();
+            rank.p2p.run(&side.operations, streams[index % 2].handle()).unwrap();
         }
         streams.iter().for_each(AppStream::synchronize);
         sides.iter().for_each(Side::check);
@@ -35,21 +35,21 @@ fn a_later_stream_waits() {
     let (one, two) = (devices[0].stream(), devices[0].stream());
     let sides = [Side::of(0, &[message(0, 1, 100)]), Side::of(0, &[message(0, 1, 200)])];
     let gate = Gate::on(&one);
-    ranks[0].mailbox.run(&sides[0].operations, one.handle()).unwrap();
-    let afterwards = ranks[0].mailbox.turns().order(one.handle());
+    ranks[0].p2p.run(&sides[0].operations, one.handle()).unwrap();
+    let afterwards = ranks[0].p2p.turns().order(one.handle());
     assert_eq!(afterwards, Ok(Afterwards::Nothing), "there are no graphs");
     two.synchronize();
-    ranks[0].mailbox.run(&sides[1].operations, two.handle()).unwrap();
+    ranks[0].p2p.run(&sides[1].operations, two.handle()).unwrap();
     std::thread::sleep(std::time::Duration::from_millis(30));
     assert!(two.is_busy(), "credits are there, so only the order holds it up");
     gate.open();
     two.synchronize();
-    assert!(ranks[0].mailbox.turns().is_idle().unwrap());
+    assert!(ranks[0].p2p.turns().is_idle().unwrap());
     // The other rank receives both now.
     let stream = devices[1].stream();
     let sides = [Side::of(1, &[message(0, 1, 100)]), Side::of(1, &[message(0, 1, 200)])];
     for side in &sides {
-        ranks[1].mailbox.run(&side.operations, stream.handle()).unwrap();
+        ranks[1].p2p.run(&side.operations, stream.handle()).unwrap();
     }
     stream.synchronize();
     sides.iter().for_each(Side::check);
@@ -69,9 +69,9 @@ fn communicators_are_not_linked() {
             let (one, two) = (devices[0].stream(), devices[0].stream());
             let (a1, a2) = (Side::of(0, &small), Side::of(0, &small));
             let b1 = Side::of(0, &[message(1, 0, 64)]);
-            a[0].mailbox.run(&a1.operations, one.handle()).unwrap();
-            b[0].mailbox.run(&b1.operations, one.handle()).unwrap();
-            a[0].mailbox.run(&a2.operations, two.handle()).unwrap();
+            a[0].p2p.run(&a1.operations, one.handle()).unwrap();
+            b[0].p2p.run(&b1.operations, one.handle()).unwrap();
+            a[0].p2p.run(&a2.operations, two.handle()).unwrap();
             one.synchronize();
             two.synchronize();
             b1.check();
@@ -81,12 +81,12 @@ fn communicators_are_not_linked() {
             let stream = devices[1].stream();
             let sides = [Side::of(1, &small), Side::of(1, &small)];
             for side in &sides {
-                a[1].mailbox.run(&side.operations, stream.handle()).unwrap();
+                a[1].p2p.run(&side.operations, stream.handle()).unwrap();
             }
             stream.synchronize();
             sides.iter().for_each(Side::check);
             let b1 = Side::of(1, &[message(1, 0, 64)]);
-            b[1].mailbox.run(&b1.operations, stream.handle()).unwrap();
+            b[1].p2p.run(&b1.operations, stream.handle()).unwrap();
             stream.synchronize();
         });
     });

@@ -3,7 +3,7 @@
 use windlass_kernels::launch::{BULK_WORD_STRIDE, LINE_WORD_STRIDE};
 
 use crate::gpu::{Address, Failure};
-use crate::mailbox::{Direction, Mailbox, Refusal, Wire};
+use crate::p2p::{Direction, P2p, Refusal, Wire};
 
 /// How far a directed pair came since init, readable while kernels run: what does not grow for long is stuck.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub struct Progress {
     pub bulk_grown: bool,
 }
 
-impl Mailbox {
+impl P2p {
     /// How far every directed pair of this rank came. For reports and for who watches over stuck operations: it allocates
     /// and waits for copies of ours.
     pub fn progress(&self) -> Result<Vec<Progress>, Refusal> {

@@ -1,5 +1,5 @@
-//! What the mailbox asks of the driver beside [`crate::gpu`]: copies, the launch; and its part of the kit's host memory. All
-//! `unsafe` of the mailbox is here.
+//! What the p2p transport asks of the driver beside [`crate::gpu`]: copies, the launch; and its part of the kit's host memory. All
+//! `unsafe` of the p2p transport is here.
 
 #![allow(unsafe_code)]
 
@@ -13,7 +13,7 @@ use windlass_kernels::launch::{Launch, Operation, WISHES_PER_WIRE};
 
 use crate::gpu::module::{Function, Shape};
 use crate::gpu::{Address, Driver, Failure, Home, StreamHandle};
-use crate::mailbox::lists;
+use crate::p2p::lists;
 use crate::turns::Kit;
 
 /// `CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN`.
@@ -33,10 +33,10 @@ pub(super) const PEERS_MAX: usize = WISHES_PER_WIRE;
 const HEAD_BYTES: usize = size_of::<Head>();
 const _: () = assert!(HEAD_BYTES.is_multiple_of(128));
 
-/// Host memory that a kit has for mailboxes: the words, then room for lists.
+/// Host memory that a kit has for the p2p transport: the words, then room for lists.
 pub const HOST_BYTES: usize = HEAD_BYTES + lists::BYTES;
 
-/// The mailbox's part of a kit's memory.
+/// The p2p transport's part of a kit's memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Words<'kit> {
     kit: &'kit Kit,
@@ -136,7 +136,7 @@ pub(super) fn launch(
     shape: &Shape,
     launch: &mut Launch,
 ) -> Result<(), Failure> {
-    // SAFETY: the kernel has this one parameter. Mailboxes, word and report stay while it runs: the communicator's owner
+    // SAFETY: the kernel has this one parameter. Its memory, word and report stay while it runs: the communicator's owner
     // keeps the slices, the kit the word; the application vouches for its buffers.
     unsafe { driver.launch(function, stream, shape, &mut [(&raw mut *launch).cast()]) }
 }

@@ -1,14 +1,14 @@
-//! What the mailboxes of one device share: the loaded kernel.
+//! What the p2p transports of one device share: the loaded kernel.
 
 use std::ffi::CString;
 use std::sync::Arc;
 
 use windlass_kernels::arrange::{BulkSend, RECOMMENDED_STAGES};
-use windlass_kernels::images::{Image, MAIL_KERNEL, images_for};
+use windlass_kernels::images::{Image, P2P_KERNEL, images_for};
 
 use crate::gpu::module::{Function, Module, load_first};
-use crate::mailbox::calls;
-use crate::mailbox::refusal::Refusal;
+use crate::p2p::calls;
+use crate::p2p::refusal::Refusal;
 use crate::turns;
 
 /// One device's. Keep it as long as the process uses the device: dropping it unloads code, which may wait for work on the GPU, and
@@ -35,14 +35,14 @@ impl Supply {
         let entered = home.enter()?;
         let shared_bytes_max = calls::shared_bytes_max(home)?;
         let no_image = Refusal::NoImage { device: home.device, capability: turns.capability() };
-        let name = CString::new(MAIL_KERNEL).unwrap_or_default();
+        let name = CString::new(P2P_KERNEL).unwrap_or_default();
         let take =
             |module: Module| module.function(&name, shared_bytes_max).map(|function| (module, function));
-        let loaded = load_first(home.driver, images, "mailbox kernel", take)?;
+        let loaded = load_first(home.driver, images, "p2p transport kernel", take)?;
         let (image, (module, function)) = loaded.ok_or(no_image)?;
         drop(entered);
         ::log::debug!(
-            "device {}: mailbox kernel {}, {shared_bytes_max} bytes shared",
+            "device {}: p2p transport kernel {}, {shared_bytes_max} bytes shared",
             home.device,
             image.name
         );
@@ -59,7 +59,7 @@ impl Drop for Supply {
         let home = self.turns.home();
         let unloaded = self.module.take().map_or(Ok(()), |module| module.unload(home));
         if let Err(failure) = unloaded {
-            ::log::warn!("the mailbox kernel of device {} stays: {failure}", home.device);
+            ::log::warn!("the p2p transport kernel of device {} stays: {failure}", home.device);
         }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use windlass_engine::arena::{Arena, Holds, Slice};
 use windlass_engine::gpu::Home;
-use windlass_engine::mailbox::{HOST_BYTES, Layout, Mailbox, Parts, Supply};
+use windlass_engine::p2p::{HOST_BYTES, Layout, P2p, Parts, Supply};
 use windlass_engine::turns::{self, Turns};
 use windlass_kernels::launch::Geometry;
 
@@ -67,10 +67,10 @@ impl Drop for Device {
     }
 }
 
-/// One rank. Fields are dropped in this order: the mailbox before its slice.
+/// One rank. Fields are dropped in this order: the p2p transport before its slice.
 pub struct Rank {
     pub rank: u32,
-    pub mailbox: Mailbox,
+    pub p2p: P2p,
     pub slice: Slice,
     pub holds: Arc<Holds>,
 }
@@ -104,16 +104,16 @@ pub fn communicator_of(devices: &[Device], geometry: Geometry) -> Vec<Rank> {
         .zip(devices)
         .enumerate()
         .map(|(rank, ((slice, holds), device))| {
-            let mailbox = mailbox(device, Geometry { rank: rank as u32, ..geometry }, slices.clone(), &holds);
-            Rank { rank: rank as u32, mailbox, slice, holds }
+            let p2p = p2p(device, Geometry { rank: rank as u32, ..geometry }, slices.clone(), &holds);
+            Rank { rank: rank as u32, p2p, slice, holds }
         })
         .collect()
 }
 
-pub fn mailbox(device: &Device, geometry: Geometry, slices: Vec<u64>, holds: &Arc<Holds>) -> Mailbox {
+pub fn p2p(device: &Device, geometry: Geometry, slices: Vec<u64>, holds: &Arc<Holds>) -> P2p {
     let layout = Layout::of(slices.len() as u32, &geometry);
     let turns = turns(device, geometry.rank, slices[geometry.rank as usize] + layout.report, holds);
-    Mailbox::new(Parts { supply: device.supply.clone(), turns, geometry, slices }).unwrap()
+    P2p::new(Parts { supply: device.supply.clone(), turns, geometry, slices }).unwrap()
 }
 
 pub fn turns(device: &Device, rank: u32, report: u64, holds: &Arc<Holds>) -> Arc<Turns> {
@@ -136,7 +136,7 @@ pub fn all<'a>(devices: &'a [Device], ranks: &'a [Rank], body: impl Fn(&'a Devic
     impl Drop for Together<'_> {
         fn drop(&mut self) {
             if std::thread::panicking() {
-                self.0.iter().for_each(|rank| rank.mailbox.turns().abort());
+                self.0.iter().for_each(|rank| rank.p2p.turns().abort());
             }
         }
     }
@@ -156,7 +156,7 @@ pub fn all<'a>(devices: &'a [Device], ranks: &'a [Rank], body: impl Fn(&'a Devic
 /// Ends a communicator as its owner does.
 pub fn end(ranks: Vec<Rank>) {
     for rank in &ranks {
-        rank.mailbox.turns().wait_idle(soon()).unwrap();
+        rank.p2p.turns().wait_idle(soon()).unwrap();
     }
     drop(ranks);
 }
@@ -167,7 +167,7 @@ pub fn exchange(devices: &[Device], ranks: &[Rank], messages: &[Message], times:
         let stream = device.stream();
         let side = Side::of(rank.rank, messages);
         for _ in 0..times {
-            rank.mailbox.run(&side.operations, stream.handle()).unwrap();
+            rank.p2p.run(&side.operations, stream.handle()).unwrap();
             stream.synchronize();
             side.check();
             side.clear();
