@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Holds JSON lines of `windlass bench` against what is asked on H200 without multicast: of fast collectives of 4 ranks, of symmetric memory.
+"""Holds JSON lines of `windlass bench` against what is asked on H200 without multicast: of native collectives of 4 ranks, of symmetric memory.
 
     scripts/asked.py FILE...
 

@@ -9,14 +9,14 @@ target_link_libraries(harness PUBLIC nccl_link_stub cuda_link_stub Threads::Thre
 
 set(RUNS "${CMAKE_CURRENT_BINARY_DIR}/runs")
 
-# A tuning table of GPUs of these kinds by which all sizes are fast, whatever the ranks: so every kernel runs.
+# A tuning table of GPUs of these kinds by which all sizes are native, whatever the ranks: so every kernel runs.
 function(write_tuning path)
   set(table "windlass-tuning 1\n# not measured\n")
   foreach(ranks RANGE 2 8)
     foreach(collective all_reduce broadcast reduce all_gather reduce_scatter uneven_all_gather uneven_reduce_scatter)
       foreach(kind IN LISTS ARGN)
         foreach(multicast no yes)
-          string(APPEND table "${collective} ranks ${ranks} gpu ${kind} multicast ${multicast} fast_bytes_max 256M\n")
+          string(APPEND table "${collective} ranks ${ranks} gpu ${kind} multicast ${multicast} native_bytes_max 256M\n")
         endforeach()
       endforeach()
     endforeach()
@@ -24,7 +24,7 @@ function(write_tuning path)
   file(WRITE "${path}" "${table}")
 endfunction()
 
-# Where all sizes are fast, so that every wire is used. And of devices of so many multiprocessors.
+# Where all sizes are native, so that every wire is used. And of devices of so many multiprocessors.
 write_tuning("${CMAKE_CURRENT_BINARY_DIR}/all.tuning" 9.0/32 8.0/32)
 write_tuning("${CMAKE_CURRENT_BINARY_DIR}/grids.tuning" 9.0/132 9.0/108 9.0/78)
 file(WRITE "${CMAKE_CURRENT_BINARY_DIR}/nccl.conf" "# As an administrator writes it.\nNCCL_P2P_DISABLE=1\n")
@@ -67,7 +67,7 @@ target_link_libraries(one_sided PRIVATE harness)
 if(SIM_DIR AND WINDLASS_LIBRARY_DIR)
   add_test(NAME sim.one_sided.fabric COMMAND "${Python3_EXECUTABLE}" "${CMAKE_CURRENT_SOURCE_DIR}/support/newer_nccl.py"
            "${CMAKE_C_COMPILER}" "${NCCL_INCLUDE_DIR}:${STUBS}/include" "${SIM_DIR}/libnccl.so.2" "${RUNS}/sim.one_sided.fabric"
-           --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes --served fast -- $<TARGET_FILE:one_sided>)
+           --cuda "${SIM_DIR}" --windlass "${WINDLASS_LIBRARY_DIR}" --fabric yes --served native -- $<TARGET_FILE:one_sided>)
   set_tests_properties(sim.one_sided.fabric PROPERTIES LABELS "sim;quick" TIMEOUT 120 PROCESSORS 2)
 endif()
 

@@ -1,7 +1,7 @@
 /* Holds: many collectives in one group give what each would give alone, of any kinds, types, operations, sizes and places, on
  * several streams and communicators, among messages and larger ones, eager and captured, in whatever order each rank calls them.
  * Through Windlass, where ranks meet: those that fit are one kernel, if all ranks would have it so; with the word "alone" one would
- * not, with the word "tuned" all sizes are fast. */
+ * not, with the word "tuned" all sizes are native. */
 #include "../support/collective.h"
 #include "../support/fused.h"
 #include "../support/tuning.h"
@@ -229,7 +229,7 @@ static void opposite_orders(struct rank* self, ncclComm_t communicator) {
   settle(self, list, MIXED);
 }
 
-/* In a graph, replayed between eager groups; where all sizes are fast, by lines. */
+/* In a graph, replayed between eager groups; where all sizes are native, by lines. */
 static void captured(struct rank* self, ncclComm_t communicator) {
   enum { CALLS = 20, REPLAYS = 4 };
   CUgraph graph = NULL;
@@ -265,7 +265,7 @@ static void write_table(const struct rank* self) {
   static const char* const collectives[] = {"all_reduce", "all_gather", "reduce_scatter"};
   FILE* file = tuning_begin(self);
   if (!file) return;
-  for (int i = 0; i < 3; i++) tuning_row(file, self, collectives[i], "fast_bytes_max", "64M");
+  for (int i = 0; i < 3; i++) tuning_row(file, self, collectives[i], "native_bytes_max", "64M");
   tuning_end(file);
 }
 

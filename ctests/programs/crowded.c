@@ -90,7 +90,7 @@ static void write_table(const struct rank* self) {
   static const char* const collectives[] = {"all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter"};
   FILE* file = tuning_begin(self);
   if (!file) return;
-  for (int i = 0; i < KINDS; i++) tuning_row(file, self, collectives[i], "fast_bytes_max", "256M");
+  for (int i = 0; i < KINDS; i++) tuning_row(file, self, collectives[i], "native_bytes_max", "256M");
   tuning_end(file);
 }
 

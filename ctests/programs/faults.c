@@ -1,4 +1,4 @@
-/* Holds, over the p2p transport and fast collectives: when a rank's process dies in the middle of a message, its partner's receive ends with an
+/* Holds, over the p2p transport and native collectives: when a rank's process dies in the middle of a message, its partner's receive ends with an
  * asynchronous error after the configured time, the stream gets free, calls on that communicator answer the error, an abort
  * returns at once, and another communicator goes on all the while. An abort from another thread ends a receive that
  * nobody answers. What a rank has sent before it ended arrives, also behind work of the application's that takes longer than that time.
@@ -192,8 +192,8 @@ static void a_launch_fails(struct rank* self) {
 static void write_table(const struct rank* self) {
   FILE* file = tuning_begin(self);
   if (!file) return;
-  tuning_row(file, self, "all_reduce", "fast_bytes_max", "64M");
-  tuning_row(file, self, "all_gather", "fast_bytes_max", "64M");
+  tuning_row(file, self, "all_reduce", "native_bytes_max", "64M");
+  tuning_row(file, self, "all_gather", "native_bytes_max", "64M");
   tuning_end(file);
 }
 

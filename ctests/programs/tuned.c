@@ -1,4 +1,4 @@
-/* Holds: a tuning table that all ranks have decides what is fast; where one rank has another, none, or one that cannot be
+/* Holds: a tuning table that all ranks have decides what is native; where one rank has another, none, or one that cannot be
  * read, the built-in one holds on all of them, and nothing hangs. The argument says which: same, other, none or wrong. */
 #include "../support/collective.h"
 #include "../support/tuning.h"
@@ -7,13 +7,13 @@
 
 static const char* what;
 
-/* All-reduces to 1 MiB are fast, all-gathers never. */
+/* All-reduces to 1 MiB are native, all-gathers never. */
 static void write_table(const struct rank* self) {
   const bool is_odd = self->rank == 1;
   if (is_odd && !strcmp(what, "none")) return;
   FILE* file = tuning_begin(self);
   if (!file) return;
-  const char* key = is_odd && !strcmp(what, "wrong") ? "fast_bytes" : "fast_bytes_max";
+  const char* key = is_odd && !strcmp(what, "wrong") ? "native_bytes" : "native_bytes_max";
   tuning_row(file, self, "all_reduce", key, is_odd && !strcmp(what, "other") ? "2M" : "1M");
   tuning_row(file, self, "all_gather", key, "none");
   tuning_end(file);

@@ -123,7 +123,7 @@ def cells(out):
     lazy = {communicator.get("nccl") for communicator in communicators if communicator["ranks"] == 2}
     return [
         "yes" if "p2p" in paths else "no",
-        said("fast" in paths, "native collectives"),
+        said("native" in paths, "native collectives"),
         "yes" if lazy == {"built", "reused"} else "no",
         "yes" if counted("pool", "hits") else "no",
         said(counted("windows", "hits"), "kept windows"),

@@ -23,8 +23,8 @@ struct fused fused_now(void) {
 }
 
 static bool is_served(const struct rank* self) {
-  const char *fabric = getenv("WINDLASS_PEER_GROUPS"), *fast = getenv("WINDLASS_COLLECTIVES");
-  bool off = fast && strcmp(fast, "off") == 0;
+  const char *fabric = getenv("WINDLASS_PEER_GROUPS"), *native = getenv("WINDLASS_COLLECTIVES");
+  bool off = native && strcmp(native, "off") == 0;
   return self->kind == PROCESSES && windlass_function("windlassGetStats") && fabric && strcmp(fabric, "on") == 0 && !off;
 }
 

@@ -68,14 +68,14 @@ pub mod tests {
     /// Only paths whose counters moved, and only of the functions asked for.
     #[test]
     fn moved_paths() {
-        let before = snapshot(&[("ncclSend", "forward", 5, 0), ("ncclRecv", "fast", 1, 0)]);
+        let before = snapshot(&[("ncclSend", "forward", 5, 0), ("ncclRecv", "native", 1, 0)]);
         let after = snapshot(&[
             ("ncclSend", "forward", 5, 0),
             ("ncclSend", "p2p", 1, 0),
-            ("ncclRecv", "fast", 2, 0),
+            ("ncclRecv", "native", 2, 0),
             ("ncclAllReduce", "staged", 1, 0),
         ]);
-        assert_eq!(paths_between(&before, &after, &["ncclSend", "ncclRecv"]), "fast+p2p");
+        assert_eq!(paths_between(&before, &after, &["ncclSend", "ncclRecv"]), "native+p2p");
         assert_eq!(paths_between(&before, &after, &["ncclBcast"]), "");
     }
 }

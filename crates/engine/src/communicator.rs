@@ -59,9 +59,9 @@ pub struct Communicator {
     /// Whether the handle is ours.
     is_lazy: AtomicBool,
     has_run: AtomicBool,
-    /// Ranks of its fabric, and what fast collectives serve, as [`Limits`]: written before `has_fabric`.
+    /// Ranks of its fabric, and what native collectives serve, as [`Limits`]: written before `has_fabric`.
     members: AtomicUsize,
-    fast: [AtomicU64; COLLECTIVES],
+    native: [AtomicU64; COLLECTIVES],
     /// Whether a thread of ours may be in NCCL's communicator, too: then calls pass the gate.
     has_gate: AtomicBool,
     gate: Gate,
@@ -98,7 +98,7 @@ impl Communicator {
             is_lazy: AtomicBool::new(false),
             has_run: AtomicBool::new(false),
             members: AtomicUsize::new(0),
-            fast: [const { AtomicU64::new(0) }; COLLECTIVES],
+            native: [const { AtomicU64::new(0) }; COLLECTIVES],
             has_gate: AtomicBool::new(false),
             gate: Gate::new(),
             has_windows: AtomicBool::new(false),
@@ -131,10 +131,10 @@ impl Communicator {
         self.forwarded_on.store(NO_STREAM, Ordering::Relaxed);
         self.follows.store(false, Ordering::Relaxed);
         self.has_run.store(false, Ordering::Relaxed);
-        let fast = kept.fabric().map_or(Limits::NONE, |fabric| *fabric.limits());
+        let native = kept.fabric().map_or(Limits::NONE, |fabric| *fabric.limits());
         let members = kept.fabric().map_or(0, |fabric| fabric.negotiated().members.len());
         self.members.store(members, Ordering::Relaxed);
-        self.fast.iter().zip(fast.0).for_each(|(place, limit)| place.store(limit, Ordering::Relaxed));
+        self.native.iter().zip(native.0).for_each(|(place, limit)| place.store(limit, Ordering::Relaxed));
         self.is_lazy.store(matches!(kept, Kept::Lazy(_)), Ordering::Relaxed);
         let registering = kept.fabric().and_then(|fabric| fabric.registering());
         let windows = kept.fabric().and_then(|fabric| fabric.windows());
@@ -154,11 +154,11 @@ impl Communicator {
         self.has_fabric.load(Ordering::Acquire)
     }
 
-    /// How many ranks its fabric has, and what fast collectives serve of it; while it has one.
+    /// How many ranks its fabric has, and what native collectives serve of it; while it has one.
     #[inline]
     pub fn terms(&self) -> (usize, Limits) {
-        let fast = Limits(std::array::from_fn(|index| self.fast[index].load(Ordering::Relaxed)));
-        (self.members.load(Ordering::Relaxed), fast)
+        let native = Limits(std::array::from_fn(|index| self.native[index].load(Ordering::Relaxed)));
+        (self.members.load(Ordering::Relaxed), native)
     }
 
     /// To be held while NCCL runs anything of this communicator.

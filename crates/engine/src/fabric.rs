@@ -50,9 +50,9 @@ use once_cell::sync::OnceCell;
 
 use crate::arena::{Holds, PeerSlice, Slice};
 use crate::error::refuse;
-use crate::fast::Task;
 use crate::forward::configuration;
 use crate::gpu::{self, Address, StreamHandle};
+use crate::native::Task;
 use crate::negotiated::NegotiatedConfig;
 use crate::p2p::Operation;
 use crate::pool;
@@ -233,7 +233,7 @@ impl Fabric {
         registering::End::Clean
     }
 
-    /// Up to which size fast collectives serve it.
+    /// Up to which size native collectives serve it.
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
@@ -254,8 +254,8 @@ impl Fabric {
         }
         let Some(boxes) = &self.boxes else { return ncclInternalError };
         let ran = boxes.turns.take(stream, others, |turn| -> Result<(), Refused> {
-            if let Some(fast) = &boxes.fast {
-                tasks.iter().try_for_each(|task| fast.launch(turn, task))?;
+            if let Some(native) = &boxes.native {
+                tasks.iter().try_for_each(|task| native.launch(turn, task))?;
             }
             match operations {
                 [] => Ok(()),

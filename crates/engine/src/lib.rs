@@ -1,5 +1,5 @@
 //! Everything in Windlass that decides and acts. Read from the call downwards: a call of the face comes in at
-//! [`dispatch`], is described by [`call`], decided by [`plan`], and run by one mechanism: [`forward`], [`p2p`], [`fast`], or
+//! [`dispatch`], is described by [`call`], decided by [`plan`], and run by one mechanism: [`forward`], [`p2p`], [`native`], or
 //! [`forward`] over buffers that [`registration`] has given NCCL. What a module names lies in a row below its own;
 //! `tests/house.rs` of the workspace holds that.
 
@@ -36,7 +36,7 @@ pub mod arena;
 
 pub mod p2p;
 
-pub mod fast;
+pub mod native;
 
 pub mod registration;
 

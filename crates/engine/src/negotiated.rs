@@ -201,8 +201,8 @@ pub mod capability {
     pub const CACHES: u64 = 64;
     /// This rank would register the buffers of some calls with NCCL: where all would, they have a shared page by which they agree on which.
     pub const REGISTERS: u64 = 128;
-    /// This rank would have fast collectives, and has the kernels for them.
-    pub const FAST: u64 = 256;
+    /// This rank would have native collectives, and has the kernels for them.
+    pub const NATIVE: u64 = 256;
     /// This rank's configuration asks for no policy of blocks.
     pub const UNBOUND: u64 = 512;
     /// This rank would keep windows that are deregistered: where all would, they share words by which they agree on which to use again.

@@ -11,7 +11,7 @@ pub enum Path {
     /// Sends and receives: a kernel of ours runs them, over rings in the ranks' memory.
     P2p,
     /// Collectives: a kernel of ours runs each, over rings in the ranks' memory.
-    Fast,
+    Native,
 }
 
 /// How many [`Path`]s there are.
@@ -19,7 +19,7 @@ pub const PATHS: usize = Path::ALL.len();
 
 impl Path {
     /// Every path, in the order in which they are counted.
-    pub const ALL: [Path; 4] = [Path::Forward, Path::Registered, Path::P2p, Path::Fast];
+    pub const ALL: [Path; 4] = [Path::Forward, Path::Registered, Path::P2p, Path::Native];
 
     /// Its name in reports.
     pub fn name(self) -> &'static str {
@@ -27,7 +27,7 @@ impl Path {
             Path::Forward => "forward",
             Path::Registered => "registered",
             Path::P2p => "p2p",
-            Path::Fast => "fast",
+            Path::Native => "native",
         }
     }
 }

@@ -20,8 +20,8 @@ pub enum Standing {
 pub struct Terms {
     /// How many ranks it has.
     pub ranks: usize,
-    /// What fast collectives serve.
-    pub fast: Limits,
+    /// What native collectives serve.
+    pub native: Limits,
 }
 
 /// Bytes of the larger buffer from which on NCCL is faster with registered ones (docs/registration.md).
@@ -33,15 +33,15 @@ pub const REGISTERED_BYTES_MIN: u64 = 8 << 20;
 pub fn is_candidate(call: &Shared, terms: &Terms) -> bool {
     call.function == Function::AllGather
         && call.bytes(terms.ranks) >= REGISTERED_BYTES_MIN
-        && !is_fast(call, terms)
+        && !is_native(call, terms)
 }
 
 /// Chooses the path of a call.
 #[inline]
 pub fn plan(call: &Shared, standing: Standing) -> Path {
     let (Standing::Fabric(terms) | Standing::Registering(terms)) = standing;
-    if is_fast(call, &terms) {
-        return Path::Fast;
+    if is_native(call, &terms) {
+        return Path::Native;
     }
     match (call.function, standing) {
         // Collectives that NCCL makes of sends and receives too. With a configuration they stay NCCL's.
@@ -53,36 +53,36 @@ pub fn plan(call: &Shared, standing: Standing) -> Path {
     }
 }
 
-/// Whether fast collectives serve a call: one of theirs, of a size that they have, on elements that they know.
+/// Whether native collectives serve a call: one of theirs, of a size that they have, on elements that they know.
 #[inline]
-fn is_fast(call: &Shared, terms: &Terms) -> bool {
+fn is_native(call: &Shared, terms: &Terms) -> bool {
     let Some(collective) = Collective::of(call.function) else { return false };
     let bytes = call.bytes(terms.ranks);
-    terms.fast.serve(collective, bytes) && elements_bytes_max(call).is_some_and(|most| bytes <= most)
+    terms.native.serve(collective, bytes) && elements_bytes_max(call).is_some_and(|most| bytes <= most)
 }
 
 /// Whether one kernel serves these calls of one group, which follow each other: all broadcasts, or all reduces of one type and
 /// operation, each with a root of its own.
-pub fn are_fast_together<'a>(calls: impl Iterator<Item = &'a Shared> + Clone, terms: &Terms) -> bool {
+pub fn are_native_together<'a>(calls: impl Iterator<Item = &'a Shared> + Clone, terms: &Terms) -> bool {
     let Some(each) = calls.clone().next().and_then(|call| Collective::of(call.function)) else {
         return false;
     };
     let bytes = calls.clone().map(|call| call.bytes(terms.ranks));
     let total = bytes.clone().fold(0, u64::saturating_add);
-    terms.fast.serve_together(each, bytes, terms.ranks)
+    terms.native.serve_together(each, bytes, terms.ranks)
         && calls.clone().all(|call| elements_bytes_max(call).is_some_and(|most| total <= most))
 }
 
 /// Whether a call that a group holds could be one of those: then what becomes of it is known when the group ends.
 #[inline]
-pub fn may_be_fast_together(call: &Shared, terms: &Terms) -> bool {
+pub fn may_be_native_together(call: &Shared, terms: &Terms) -> bool {
     let Some(each) = Collective::of(call.function) else { return false };
     let bytes = call.bytes(terms.ranks);
-    terms.fast.may_serve_together(each, bytes, terms.ranks)
+    terms.native.may_serve_together(each, bytes, terms.ranks)
         && elements_bytes_max(call).is_some_and(|most| bytes <= most)
 }
 
-/// Up to how many bytes fast collectives may have a call's elements, beside their limits, which hold for what was measured. None:
+/// Up to how many bytes native collectives may have a call's elements, beside their limits, which hold for what was measured. None:
 /// these are NCCL's to judge. What only moves may be of any type. NCCL's numbers: int8 to bfloat16, sum to average; a program's own
 /// operations come after.
 fn elements_bytes_max(call: &Shared) -> Option<u64> {
@@ -106,7 +106,7 @@ mod tests {
     use nccl_sys::{ncclDataType_t, ncclFloat8e4m3, ncclMax, ncclRedOp_t};
     use proptest::prelude::*;
 
-    const SLOW: Terms = Terms { ranks: 4, fast: Limits::NONE };
+    const SLOW: Terms = Terms { ranks: 4, native: Limits::NONE };
 
     fn call(function: Function, count: usize, datatype: ncclDataType_t) -> Shared {
         use Function::{AllReduce, Reduce, ReduceScatter};
@@ -143,11 +143,11 @@ mod tests {
         }
     }
 
-    /// Up to its limit each collective is fast, and no other function is; what is fast is no candidate.
+    /// Up to its limit each collective is native, and no other function is; what is native is no candidate.
     #[test]
     fn up_to_the_limit() {
         for limit in [0, 1, 1 << 14, 64 << 20] {
-            let terms = Terms { ranks: 4, fast: Limits([limit + 1; COLLECTIVES]) };
+            let terms = Terms { ranks: 4, native: Limits([limit + 1; COLLECTIVES]) };
             for function in Function::ALL {
                 let elements = |bytes| bytes / (call(function, 1, ncclInt8).bytes(4)) as usize;
                 for (bytes, within) in [(limit as usize, true), (limit as usize + 4, false)] {
@@ -156,7 +156,7 @@ mod tests {
                     // Integers are summed by the kernel that was not timed.
                     let within = within && (!reduces || bytes as u64 <= OTHER_BYTES_MAX);
                     let expected = within && Collective::of(function).is_some();
-                    assert_eq!(plan(&call, Standing::Fabric(terms)) == Path::Fast, expected, "{call:?}");
+                    assert_eq!(plan(&call, Standing::Fabric(terms)) == Path::Native, expected, "{call:?}");
                     assert!(!expected || !is_candidate(&call, &terms));
                 }
             }
@@ -166,14 +166,14 @@ mod tests {
     /// Operations of the program's own, and types that are not summed, are NCCL's; they may be moved.
     #[test]
     fn elements() {
-        let terms = Standing::Fabric(Terms { ranks: 4, fast: Limits([1 << 20; COLLECTIVES]) });
+        let terms = Standing::Fabric(Terms { ranks: 4, native: Limits([1 << 20; COLLECTIVES]) });
         let reduce = |datatype, operation| Shared {
             operation: Some(operation),
             ..call(Function::AllReduce, 4, datatype)
         };
         let (own, negative) = (ncclRedOp_t(5), ncclRedOp_t(-1));
-        for fast in [reduce(ncclBfloat16, ncclAvg), reduce(ncclInt8, ncclMax)] {
-            assert_eq!(plan(&fast, terms), Path::Fast);
+        for native in [reduce(ncclBfloat16, ncclAvg), reduce(ncclInt8, ncclMax)] {
+            assert_eq!(plan(&native, terms), Path::Native);
         }
         for not in [
             reduce(ncclFloat8e4m3, ncclSum),
@@ -184,11 +184,11 @@ mod tests {
         ] {
             assert_eq!(plan(&not, terms), Path::Forward, "{not:?}");
         }
-        assert_eq!(plan(&call(Function::AllGather, 4, ncclFloat8e4m3), terms), Path::Fast);
+        assert_eq!(plan(&call(Function::AllGather, 4, ncclFloat8e4m3), terms), Path::Native);
         // NCCL makes it of sends and receives: ranks may mix both.
         assert_eq!(plan(&call(Function::AlltoAll, 4, ncclFloat32), terms), Path::P2p);
         let many = |datatype, operation| Shared { count: 100_000, ..reduce(datatype, operation) };
-        assert_eq!(plan(&many(ncclBfloat16, ncclAvg), terms), Path::Fast);
+        assert_eq!(plan(&many(ncclBfloat16, ncclAvg), terms), Path::Native);
         assert_eq!(plan(&many(ncclInt8, ncclSum), terms), Path::Forward);
         assert_eq!(plan(&many(ncclFloat32, ncclMax), terms), Path::Forward);
     }
@@ -202,10 +202,10 @@ mod tests {
             limits in any::<[u32; COLLECTIVES]>(),
             ranks in 2..17_usize,
         ) {
-            let standing = Standing::Fabric(Terms { ranks, fast: Limits(limits.map(u64::from)) });
-            let fast = |count| plan(&call(Function::ALL[function], count, ncclFloat32), standing) == Path::Fast;
+            let standing = Standing::Fabric(Terms { ranks, native: Limits(limits.map(u64::from)) });
+            let native = |count| plan(&call(Function::ALL[function], count, ncclFloat32), standing) == Path::Native;
             let (small, large) = (counts.0.min(counts.1), counts.0.max(counts.1));
-            prop_assert!(fast(small) || !fast(large));
+            prop_assert!(native(small) || !native(large));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Up to which size fast collectives serve: a table of what was measured, part of what ranks agree on. Pure.
+//! Up to which size native collectives serve: a table of what was measured, part of what ranks agree on. Pure.
 //!
 //! A cell is one collective over so many ranks of one kind of GPU. Above its limit NCCL is as fast or faster, or nothing was
 //! timed. A cell that nobody measured has a small limit, at which sending pairs wins anywhere.
@@ -109,7 +109,7 @@ pub fn serve_lists(count: usize, reduce: bool, smallest_bytes: u64) -> bool {
 pub const BATCHED_BYTES_MAX: u64 = 8 << 20;
 
 impl Limits {
-    /// Fast collectives serve nothing.
+    /// Native collectives serve nothing.
     pub const NONE: Limits = Limits([0; COLLECTIVES]);
 
     /// Whether they serve so many bytes.
@@ -208,12 +208,12 @@ fn key(negotiated: &NegotiatedConfig, collective: Collective) -> Option<Key> {
     negotiated.members.iter().all(|member| alike(&member.device)).then_some(key)
 }
 
-/// Whether fast collectives serve a communicator at all.
+/// Whether native collectives serve a communicator at all.
 pub fn serves(negotiated: &NegotiatedConfig) -> bool {
     negotiated.capabilities & NEEDED == NEEDED && negotiated.members.len() <= RANKS_MAX
 }
 
-const NEEDED: u64 = capability::FAST | capability::UNBOUND;
+const NEEDED: u64 = capability::NATIVE | capability::UNBOUND;
 
 /// A kind of GPU.
 #[derive(Clone, Copy, Debug)]
@@ -318,33 +318,33 @@ mod tests {
     /// A cell that was measured has its own limit; any other the small one; what not all ranks can, none.
     #[test]
     fn cells() {
-        let fast = NEEDED;
+        let native = NEEDED;
         let all_reduce = |negotiated: NegotiatedConfig| {
             Limits::of(&negotiated, &Table::default()).0[Collective::AllReduce as usize] - 1
         };
-        assert_eq!(all_reduce(negotiated(2, fast, 90, 132)), 256 << 20);
-        assert_eq!(all_reduce(negotiated(4, fast, 90, 114)), 16 << 20);
+        assert_eq!(all_reduce(negotiated(2, native, 90, 132)), 256 << 20);
+        assert_eq!(all_reduce(negotiated(4, native, 90, 114)), 16 << 20);
         for unmeasured in [
-            negotiated(3, fast, 90, 132),
-            negotiated(8, fast, 90, 132),
-            negotiated(4, fast, 90, 32),
-            negotiated(4, fast, 80, 132),
-            negotiated(4, fast | capability::MULTICAST, 90, 132),
+            negotiated(3, native, 90, 132),
+            negotiated(8, native, 90, 132),
+            negotiated(4, native, 90, 32),
+            negotiated(4, native, 80, 132),
+            negotiated(4, native | capability::MULTICAST, 90, 132),
         ] {
             assert_eq!(
                 Limits::of(&unmeasured, &Table::default()),
                 Limits([UNMEASURED_BYTES_MAX + 1; COLLECTIVES])
             );
         }
-        for without in [negotiated(9, fast, 90, 132), negotiated(4, capability::FAST, 90, 132)] {
+        for without in [negotiated(9, native, 90, 132), negotiated(4, capability::NATIVE, 90, 132)] {
             assert_eq!(Limits::of(&without, &Table::default()), Limits::NONE);
             assert!(!serves(&without));
         }
         // Under a limit on blocks less is served, and what was not measured stays as it is.
-        let limited = |ctas_max, ranks| NegotiatedConfig { ctas_max, ..negotiated(ranks, fast, 90, 132) };
+        let limited = |ctas_max, ranks| NegotiatedConfig { ctas_max, ..negotiated(ranks, native, 90, 132) };
         assert_eq!([1, 8, 31, 32].map(|ctas| all_reduce(limited(ctas, 2)) >> 10), [64, 512, 1984, 256 << 10]);
         assert_eq!(all_reduce(limited(8, 3)), UNMEASURED_BYTES_MAX);
-        let mut mixed = negotiated(4, fast, 90, 132);
+        let mut mixed = negotiated(4, native, 90, 132);
         mixed.members[3].device.capability = 100;
         assert_eq!(all_reduce(mixed), UNMEASURED_BYTES_MAX);
     }
@@ -354,9 +354,9 @@ mod tests {
     #[test]
     fn tuned() {
         let text = "windlass-tuning 1\n\
-            all_reduce ranks 2 gpu 9.0/132 multicast no fast_bytes_max 1G\n\
-            reduce ranks 2 gpu 9.0/132 multicast no fast_bytes_max none\n\
-            all_gather ranks 2 gpu 8.0/108 multicast yes fast_bytes_max 1M\n";
+            all_reduce ranks 2 gpu 9.0/132 multicast no native_bytes_max 1G\n\
+            reduce ranks 2 gpu 9.0/132 multicast no native_bytes_max none\n\
+            all_gather ranks 2 gpu 8.0/108 multicast yes native_bytes_max 1M\n";
         let table = Table::parse(text).unwrap();
         let with = |mut negotiated: NegotiatedConfig, hashes: [u64; 2]| {
             negotiated.members.iter_mut().zip(hashes).for_each(|(member, hash)| member.tuning = hash);
@@ -447,9 +447,9 @@ mod tests {
     #[test]
     fn tuned_together() {
         let text = "windlass-tuning 1\n\
-            broadcast ranks 4 gpu 9.0/132 multicast no fast_bytes_max 1K\n\
-            all_gather ranks 4 gpu 9.0/132 multicast no fast_bytes_max 16K\n\
-            reduce ranks 4 gpu 9.0/132 multicast no fast_bytes_max none\n";
+            broadcast ranks 4 gpu 9.0/132 multicast no native_bytes_max 1K\n\
+            all_gather ranks 4 gpu 9.0/132 multicast no native_bytes_max 16K\n\
+            reduce ranks 4 gpu 9.0/132 multicast no native_bytes_max none\n";
         let table = Table::parse(text).unwrap();
         let mut negotiated = negotiated(4, NEEDED, 90, 132);
         negotiated.members.iter_mut().for_each(|member| member.tuning = table.hash());
@@ -472,7 +472,7 @@ mod tests {
     fn tuned_uneven() {
         let limit_with = |lines: &[(&str, &str)]| {
             let line = |(name, most): &(&str, &str)| {
-                format!("{name} ranks 2 gpu 9.0/132 multicast no fast_bytes_max {most}\n")
+                format!("{name} ranks 2 gpu 9.0/132 multicast no native_bytes_max {most}\n")
             };
             let text = lines.iter().map(line).collect::<String>();
             let table = Table::parse(&format!("{}\n{text}", file::HEAD)).unwrap();

@@ -325,7 +325,7 @@ pub mod tests {
     /// A measurement for tests.
     pub fn cell(ratio: f64) -> CellDone {
         serde_json::from_value(serde_json::json!({
-            "position": 0, "bytes": 1024, "calls": 1, "path": "fast", "again": 0,
+            "position": 0, "bytes": 1024, "calls": 1, "path": "native", "again": 0,
             "cell": {"operation": "all_reduce", "bytes": 1024, "mode": "graph", "element": "bfloat16"},
             "plain": {"median": 1.0, "min": 1.0, "max": 1.0}, "plain_host_ns": null,
             "windlass": {"median": ratio, "min": ratio, "max": ratio}, "windlass_host_ns": null,
@@ -337,7 +337,7 @@ pub mod tests {
     #[test]
     fn described() {
         let done = CellDone { again: 3, ..cell(0.5) };
-        let text = "all_reduce bfloat16 1K graph: 1.00 us alone, 0.50 us through Windlass, 0.500 (fast), again 3 times";
+        let text = "all_reduce bfloat16 1K graph: 1.00 us alone, 0.50 us through Windlass, 0.500 (native), again 3 times";
         assert_eq!(done.describe(), text);
     }
 }

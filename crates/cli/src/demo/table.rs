@@ -76,14 +76,14 @@ mod tests {
             made.add_seconds("ncclAllReduce", seconds);
             (made, snapshot(&[("ncclAllReduce", path, 1, 8), ("ncclGroupStart", "", 0, 0)]))
         };
-        let rows = rows(&[rank("forward", 0.001), rank("fast", 0.002)]);
+        let rows = rows(&[rank("forward", 0.001), rank("native", 0.002)]);
         assert_eq!(rows.len(), 1);
         assert_eq!((rows[0].calls, rows[0].bytes, rows[0].seconds), (2, 16, 0.002));
         let text = render(&rows);
         assert_eq!(
             text,
             "function       calls  bytes  path          steps took\n\
-             ncclAllReduce      2     16  fast forward      2.0 ms\n"
+             ncclAllReduce      2     16  native forward    2.0 ms\n"
         );
     }
 }

@@ -160,7 +160,7 @@ fn judge_gpus(gpus: &Gpus, findings: &mut Findings) {
     for (what, loss, lacking) in [
         (
             "virtual memory calls (cuMemCreate)",
-            "no pool, no fast paths",
+            "no pool, no native paths",
             without(|device| device.virtual_memory),
         ),
         (

@@ -20,7 +20,7 @@ pub enum Finding {
 
 /// What a measurement says. Unclear is where the noise, by how far the medians lie above the shortest times, could turn it round.
 pub fn finding(done: &CellDone) -> Finding {
-    if done.path != "fast" {
+    if done.path != "native" {
         return Finding::NotOurs;
     }
     let above = done.windlass.median / done.plain.median / SLOWER_MOST - 1.0;
@@ -41,7 +41,7 @@ pub fn noise(done: &CellDone) -> f64 {
 }
 
 /// The largest size, in bytes, up to which Windlass was never the slower one, in any mode; none where it is at the smallest.
-pub fn fast_bytes_max(measured: &[CellDone]) -> Option<u64> {
+pub fn native_bytes_max(measured: &[CellDone]) -> Option<u64> {
     let mut sizes: Vec<u64> = measured.iter().map(|done| done.bytes).collect();
     sizes.sort();
     sizes.dedup();
@@ -91,7 +91,7 @@ mod tests {
             plain_busy_part: None,
             windlass_busy_part: None,
             again: 0,
-            path: "fast".into(),
+            path: "native".into(),
         }
     }
 
@@ -120,12 +120,12 @@ mod tests {
         let all = |points: &[(u64, f64, f64)]| {
             points.iter().flat_map(|(bytes, eager, graph)| at(*bytes, *eager, *graph)).collect::<Vec<_>>()
         };
-        assert_eq!(fast_bytes_max(&all(&[(4, 5.0, 5.0), (1, 5.0, 5.0), (2, 5.0, 5.0)])), Some(4));
-        assert_eq!(fast_bytes_max(&all(&[(1, 5.0, 5.0), (2, 5.0, 11.0), (4, 5.0, 5.0)])), Some(1));
-        assert_eq!(fast_bytes_max(&all(&[(1, 11.0, 5.0), (2, 5.0, 5.0)])), None);
-        assert_eq!(fast_bytes_max(&[]), None);
+        assert_eq!(native_bytes_max(&all(&[(4, 5.0, 5.0), (1, 5.0, 5.0), (2, 5.0, 5.0)])), Some(4));
+        assert_eq!(native_bytes_max(&all(&[(1, 5.0, 5.0), (2, 5.0, 11.0), (4, 5.0, 5.0)])), Some(1));
+        assert_eq!(native_bytes_max(&all(&[(1, 11.0, 5.0), (2, 5.0, 5.0)])), None);
+        assert_eq!(native_bytes_max(&[]), None);
         let unclear = done(2, Mode::Eager, (10.0, 9.9), 0.2);
-        assert_eq!(fast_bytes_max(&[done(1, Mode::Eager, (10.0, 5.0), 0.0), unclear]), Some(1));
+        assert_eq!(native_bytes_max(&[done(1, Mode::Eager, (10.0, 5.0), 0.0), unclear]), Some(1));
     }
 
     /// Only what could move the limit is measured again, and the steadier one is kept.
@@ -142,6 +142,6 @@ mod tests {
         replace(&mut measured, done(1, Mode::Eager, (10.0, 8.0), 0.0));
         assert_eq!(measured[0].windlass.median, 8.0);
         assert_eq!(again(&measured), []);
-        assert_eq!(fast_bytes_max(&measured), Some(1));
+        assert_eq!(native_bytes_max(&measured), Some(1));
     }
 }

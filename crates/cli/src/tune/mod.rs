@@ -115,15 +115,15 @@ fn usual_sizes(machine: &Machine) -> Result<Sizes> {
     text.parse().map_err(|reason: String| anyhow::anyhow!(reason))
 }
 
-/// The numbers of ranks, each once, all of which fast collectives know and this machine has devices for.
+/// The numbers of ranks, each once, all of which native collectives know and this machine has devices for.
 fn ranks(options: &Options, machine: &Machine) -> Result<Vec<usize>> {
     let mut ranks = options.ranks.clone();
     ranks.sort();
     ranks.dedup();
     for ranks in &ranks {
         machine.ranks(Some(*ranks), *ranks)?;
-        if !(2..=windlass_engine::fast::RANKS_MAX).contains(ranks) {
-            bail!("--ranks {ranks}: expected 2 to {}", windlass_engine::fast::RANKS_MAX);
+        if !(2..=windlass_engine::native::RANKS_MAX).contains(ranks) {
+            bail!("--ranks {ranks}: expected 2 to {}", windlass_engine::native::RANKS_MAX);
         }
     }
     Ok(ranks)

@@ -7,7 +7,7 @@ use crate::machine::Machine;
 use crate::nccl::version_text;
 use crate::text;
 use std::time::SystemTime;
-use windlass_engine::tuning::file::{Cell, FAST_BYTES_MAX, HEAD, Key, Multicast};
+use windlass_engine::tuning::file::{Cell, HEAD, Key, Multicast, NATIVE_BYTES_MAX};
 
 /// When and where it was measured.
 pub struct Circumstances {
@@ -42,7 +42,7 @@ impl Circumstances {
 impl Tuned {
     pub fn of(key: Key, mut measured: Vec<CellDone>) -> Tuned {
         measured.sort_by_key(|done| (done.bytes, done.cell.mode.name()));
-        Tuned { cell: Cell { key, fast_bytes_max: limit::fast_bytes_max(&measured) }, measured }
+        Tuned { cell: Cell { key, native_bytes_max: limit::native_bytes_max(&measured) }, measured }
     }
 }
 
@@ -50,7 +50,7 @@ impl Tuned {
 pub fn forced(keys: &[Key]) -> String {
     let all = |key: &Key| {
         [Multicast::No, Multicast::Yes].map(|multicast| {
-            let cell = Cell { key: Key { multicast, ..*key }, fast_bytes_max: Some(FAST_BYTES_MAX) };
+            let cell = Cell { key: Key { multicast, ..*key }, native_bytes_max: Some(NATIVE_BYTES_MAX) };
             format!("{cell}\n")
         })
     };
@@ -92,9 +92,9 @@ fn figures(done: &CellDone) -> String {
 
 /// What a user wants to see at once.
 pub fn summary(tuned: &[Tuned]) -> String {
-    let mut lines = vec![["ranks", "collective", "fast up to"].map(str::to_owned).to_vec()];
+    let mut lines = vec![["ranks", "collective", "native up to"].map(str::to_owned).to_vec()];
     lines.extend(tuned.iter().map(|Tuned { cell, .. }| {
-        let most = cell.fast_bytes_max.map_or_else(|| "none".to_owned(), text::size);
+        let most = cell.native_bytes_max.map_or_else(|| "none".to_owned(), text::size);
         vec![cell.key.ranks.to_string(), cell.key.collective.name().to_owned(), most]
     }));
     text::table(&lines, &[0, 2])
@@ -133,7 +133,7 @@ mod tests {
             plain_busy_part: None,
             windlass_busy_part: None,
             again: 0,
-            path: "fast".into(),
+            path: "native".into(),
         }
     }
 
@@ -159,7 +159,7 @@ mod tests {
             [
                 "#     1K graph 10.00 5.00 windlass",
                 "#     2K graph 10.00 12.00 NCCL",
-                "all_reduce ranks 4 gpu 9.0/132 multicast no fast_bytes_max 1K",
+                "all_reduce ranks 4 gpu 9.0/132 multicast no native_bytes_max 1K",
             ]
         );
         assert!(summary(&tuned).lines().nth(1).unwrap().ends_with("1K"));
@@ -170,7 +170,7 @@ mod tests {
     fn all_forced() {
         let table = Table::parse(&forced(&[KEY])).unwrap();
         for multicast in [Multicast::No, Multicast::Yes] {
-            assert_eq!(table.get(&Key { multicast, ..KEY }), Some(Some(FAST_BYTES_MAX)));
+            assert_eq!(table.get(&Key { multicast, ..KEY }), Some(Some(NATIVE_BYTES_MAX)));
         }
     }
 }

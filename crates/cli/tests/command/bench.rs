@@ -40,7 +40,7 @@ fn measures() {
         let is_small = line["bytes"].as_u64().unwrap() <= 16 << 10;
         let path = match (line["op"] == "send_ring", is_small) {
             (true, _) => "p2p",
-            (false, true) => "fast",
+            (false, true) => "native",
             (false, false) => "forward",
         };
         assert_eq!(line["path"], path, "{line}");
@@ -195,7 +195,7 @@ fn company() {
             for side in ["plain_busy_part", "windlass_busy_part"] {
                 assert!((0.0..=1.0).contains(&line[side].as_f64().unwrap()), "{line}");
             }
-            let path = if line["bytes"] == 1024 { "fast" } else { "forward" };
+            let path = if line["bytes"] == 1024 { "native" } else { "forward" };
             assert_eq!(line["path"], path, "{line}");
         }
         let picture = std::fs::read_to_string(plot.join("all_reduce-float-eager.svg")).unwrap();

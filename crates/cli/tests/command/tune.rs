@@ -41,7 +41,7 @@ fn writes_a_table() {
 fn a_table_holds() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("table");
-    let line = "ranks 2 gpu 9.0/32 multicast no fast_bytes_max";
+    let line = "ranks 2 gpu 9.0/32 multicast no native_bytes_max";
     let text = format!("windlass-tuning 1\nall_reduce {line} 64K\nall_gather {line} none\n");
     std::fs::write(&file, text).unwrap();
     let mut command = windlass(&["bench", "--sim", "--ranks", "2", "--op", "all_reduce,all_gather,reduce"]);
@@ -51,7 +51,7 @@ fn a_table_holds() {
     assert_eq!(code, Some(0), "{printed}{told}");
     let paths: Vec<&str> =
         printed.lines().skip(2).take(6).filter_map(|line| line.split_whitespace().last()).collect();
-    assert_eq!(paths, ["fast", "fast", "forward", "forward", "fast", "forward"], "{printed}");
+    assert_eq!(paths, ["native", "native", "forward", "forward", "native", "forward"], "{printed}");
 }
 
 /// What cannot be is said before anything is measured.

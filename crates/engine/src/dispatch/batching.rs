@@ -152,7 +152,7 @@ mod tests {
     use super::*;
     use crate::call::{Call, Local};
     use crate::dispatch::collectives;
-    use crate::fast::{Geometry, Layout, Task};
+    use crate::native::{Geometry, Layout, Task};
     use crate::tuning::{COLLECTIVES, Limits};
     use nccl_sys::{ncclAvg, ncclBfloat16, ncclFloat32, ncclInt8, ncclMax, ncclSum};
     use proptest::prelude::*;
@@ -160,7 +160,7 @@ mod tests {
     use windlass_kernels::collective::BatchLaunch;
     use windlass_kernels::collectives::{Limits as GridLimits, arrange_batch};
 
-    const TERMS: Terms = Terms { ranks: 4, fast: Limits([1 << 30; COLLECTIVES]) };
+    const TERMS: Terms = Terms { ranks: 4, native: Limits([1 << 30; COLLECTIVES]) };
 
     fn call(function: Function, count: usize) -> Shared {
         let operation = (function != Function::AllGather).then_some(ncclSum);
@@ -239,8 +239,8 @@ mod tests {
     /// What the ranks have said.
     #[test]
     fn agreed() {
-        use capability::{BATCHES, FAST, LARGER_BATCHES};
-        let known = [0, LARGER_BATCHES, BATCHES | FAST, BATCHES | LARGER_BATCHES].map(Batches::of);
+        use capability::{BATCHES, LARGER_BATCHES, NATIVE};
+        let known = [0, LARGER_BATCHES, BATCHES | NATIVE, BATCHES | LARGER_BATCHES].map(Batches::of);
         assert_eq!(known, [Batches::None, Batches::None, Batches::Small, Batches::All]);
     }
 
@@ -283,7 +283,7 @@ mod tests {
     /// Where even single ones have no measured limit, what is small goes by pairs, and so much as one kernel takes.
     #[test]
     fn unmeasured() {
-        let unmeasured = Terms { fast: Limits([tuning::UNMEASURED_BYTES_MAX + 1; COLLECTIVES]), ..TERMS };
+        let unmeasured = Terms { native: Limits([tuning::UNMEASURED_BYTES_MAX + 1; COLLECTIVES]), ..TERMS };
         // 16 KiB are 64 units.
         let calls = vec![call(Function::AllReduce, 4 << 10); 9];
         let steps: Vec<Step> = (0..calls.len()).map(Step::Alone).collect();

@@ -8,8 +8,8 @@ use nccl_sys::{ncclResult_t, ncclSuccess};
 use crate::call::{Call, Function};
 use crate::communicator::Communicator;
 use crate::fabric::Fabric;
-use crate::fast::{Collective, Kind, Part, RANKS_MAX, Reduction, Task, Uneven};
 use crate::group::{self, Ours};
+use crate::native::{Collective, Kind, Part, RANKS_MAX, Reduction, Task, Uneven};
 
 use super::in_order::{self, stream_of};
 

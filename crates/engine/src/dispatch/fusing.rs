@@ -3,7 +3,7 @@
 
 use crate::call::{Function, Shared};
 use crate::path::Path;
-use crate::plan::{Standing, Terms, are_fast_together, plan};
+use crate::plan::{Standing, Terms, are_native_together, plan};
 use crate::tuning::Collective;
 
 use super::steps::Step;
@@ -15,7 +15,7 @@ pub fn kernels(calls: &[Shared], terms: &Terms) -> Vec<Step> {
     while from < calls.len() {
         let run = from..from + run_of(&calls[from..]).len();
         from = run.end;
-        let is_ours = |place: &usize| plan(&calls[*place], Standing::Fabric(*terms)) == Path::Fast;
+        let is_ours = |place: &usize| plan(&calls[*place], Standing::Fabric(*terms)) == Path::Native;
         if run.len() == 1 {
             let place = run.start;
             steps.push(if is_ours(&place) { Step::Alone(place) } else { Step::Forwarded(place) });
@@ -38,7 +38,7 @@ pub fn kernels(calls: &[Shared], terms: &Terms) -> Vec<Step> {
 }
 
 fn are_together(calls: &[Shared], run: &[usize], terms: &Terms) -> bool {
-    run.len() > 1 && are_fast_together(run.iter().map(|place| &calls[*place]), terms)
+    run.len() > 1 && are_native_together(run.iter().map(|place| &calls[*place]), terms)
 }
 
 /// The first calls, as many as one kernel can run, at least one: alike but for roots and counts, with a root each.

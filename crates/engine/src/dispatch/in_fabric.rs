@@ -15,7 +15,7 @@ use crate::group::{self, Awaited};
 use crate::guard;
 use crate::lifecycle;
 use crate::path::Path;
-use crate::plan::{Standing, Terms, may_be_fast_together, plan};
+use crate::plan::{Standing, Terms, may_be_native_together, plan};
 
 use super::collectives::{self, Served};
 use super::in_order::Lane;
@@ -37,7 +37,7 @@ enum Course {
     /// The fabric's p2p transport.
     P2p(Arc<Fabric>),
     /// A kernel of ours, over the fabric.
-    Fast(Served),
+    Native(Served),
     /// The same or NCCL: what else its group holds will tell.
     Perhaps(Served),
     /// NCCL, which may have to build the communicator first.
@@ -54,12 +54,14 @@ pub fn call(call: &Call, communicator: &'static Communicator) -> ncclResult_t {
         |decided| match &decided.course {
             Course::Forward => forward::forward(call),
             Course::P2p(fabric) => guard::call(|| messages::take(call, fabric)),
-            Course::Fast(served) | Course::Perhaps(served) => guard::call(|| collectives::take(call, served)),
+            Course::Native(served) | Course::Perhaps(served) => {
+                guard::call(|| collectives::take(call, served))
+            }
             Course::Lazy => lazy_calls::call(call),
             Course::Taken(taken) => registered::run(call, taken),
         },
         |decided, result| {
-            if !matches!(decided.course, Course::P2p(_) | Course::Fast(_) | Course::Perhaps(_)) {
+            if !matches!(decided.course, Course::P2p(_) | Course::Native(_) | Course::Perhaps(_)) {
                 in_order::after_forward(Lane::of(call), communicator, result);
             }
         },
@@ -104,10 +106,10 @@ fn decide(call: &Call, communicator: &'static Communicator) -> Decided {
     let course = match plan(&call.shared, Standing::Fabric(terms)) {
         Path::P2p => messages::serves(call, communicator).map(Course::P2p),
         // Many of a group are NCCL's. What has no elements is not held.
-        Path::Fast if group::is_open() && call.shared.count > 0 => {
+        Path::Native if group::is_open() && call.shared.count > 0 => {
             collectives::serves(call, communicator).map(Course::Perhaps)
         }
-        Path::Fast => collectives::serves(call, communicator).map(Course::Fast),
+        Path::Native => collectives::serves(call, communicator).map(Course::Native),
         Path::Forward | Path::Registered if may_be_held(call, &terms) => {
             collectives::serves(call, communicator).map(Course::Perhaps)
         }
@@ -117,7 +119,7 @@ fn decide(call: &Call, communicator: &'static Communicator) -> Decided {
     let path = match &course {
         Course::Forward | Course::Lazy => Path::Forward,
         Course::P2p(_) => Path::P2p,
-        Course::Fast(_) => Path::Fast,
+        Course::Native(_) => Path::Native,
         Course::Taken(taken) => taken.path(),
         // Counted when it is known.
         Course::Perhaps(_) => {
@@ -129,13 +131,13 @@ fn decide(call: &Call, communicator: &'static Communicator) -> Decided {
 }
 
 fn terms_of(communicator: &Communicator) -> Terms {
-    let (ranks, fast) = communicator.terms();
-    Terms { ranks, fast }
+    let (ranks, native) = communicator.terms();
+    Terms { ranks, native }
 }
 
 /// Whether a call that is NCCL's by itself may be ours beside others of its group.
 fn may_be_held(call: &Call, terms: &Terms) -> bool {
-    group::is_open() && may_be_fast_together(&call.shared, terms)
+    group::is_open() && may_be_native_together(&call.shared, terms)
 }
 
 fn forwarded(call: &Call, communicator: &Communicator, terms: &Terms, is_ordered: bool) -> Course {

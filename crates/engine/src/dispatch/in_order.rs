@@ -25,12 +25,12 @@ use crate::call::Call;
 use crate::communicator::{self, Communicator};
 use crate::error::refuse;
 use crate::fabric::{Afterwards, Fabric};
-use crate::fast::Task;
 use crate::forward::known;
 use crate::gpu::stream::Place;
 use crate::gpu::{self, StreamHandle};
 use crate::group::{self, Awaited, Ended, Followed, Held, Ours};
 use crate::guard;
+use crate::native::Task;
 use crate::p2p::Operation;
 use crate::stats::segment;
 

@@ -9,10 +9,10 @@ use crate::call::{Call, Shared};
 use crate::communicator;
 use crate::error::{panicked, refuse};
 use crate::fabric::Fabric;
-use crate::fast::Task;
 use crate::gpu::StreamHandle;
 use crate::group::{self, Awaited, Held, Ours};
 use crate::guard;
+use crate::native::Task;
 use crate::p2p::{self, Operation};
 use crate::path::Path;
 use crate::plan::Terms;
@@ -111,7 +111,7 @@ fn decide(held: &[Held]) -> (Vec<Part>, Vec<Call>) {
         let own = held.iter().enumerate().filter(|(_, one)| Arc::ptr_eq(&one.fabric, fabric));
         let own: Vec<(usize, &Held)> = own.collect();
         let negotiated = fabric.negotiated();
-        let terms = Terms { ranks: negotiated.members.len(), fast: *fabric.limits() };
+        let terms = Terms { ranks: negotiated.members.len(), native: *fabric.limits() };
         let batches = Batches::of(negotiated.capabilities);
         let sorted = Sorted::of(own.iter().map(|(_, one)| (one.what, one.stream)), &terms, batches);
         let Some((_, Held { communicator, .. })) = own.first() else { continue };
@@ -220,10 +220,10 @@ impl Sorted {
         };
         for step in &self.steps {
             match step {
-                Step::Alone(place) => count(&self.collectives[*place], Path::Fast),
+                Step::Alone(place) => count(&self.collectives[*place], Path::Native),
                 Step::Forwarded(place) => count(&self.collectives[*place], Path::Forward),
                 Step::Together(run) | Step::Batch(run) => {
-                    run.iter().for_each(|place| count(&self.collectives[*place], Path::Fast));
+                    run.iter().for_each(|place| count(&self.collectives[*place], Path::Native));
                 }
             }
         }
@@ -252,14 +252,14 @@ impl Sorted {
 mod tests {
     use super::*;
     use crate::call::{Function, Local};
-    use crate::fast::{Collective, Kind};
+    use crate::native::{Collective, Kind};
     use crate::p2p::Direction;
     use crate::tuning::{COLLECTIVES, Limits};
     use nccl_sys::{ncclBfloat16, ncclFloat32, ncclInt8, ncclMax, ncclSum};
     use proptest::prelude::*;
     use std::ptr::{dangling, dangling_mut, null, null_mut, without_provenance_mut};
 
-    const TERMS: Terms = Terms { ranks: 4, fast: Limits([1000; COLLECTIVES]) };
+    const TERMS: Terms = Terms { ranks: 4, native: Limits([1000; COLLECTIVES]) };
 
     fn collective(function: Function, count: usize, root: Option<i32>) -> Ours {
         let operation = (function == Function::AllReduce).then_some(ncclSum);
@@ -358,7 +358,7 @@ mod tests {
             limit in prop_oneof![Just(64_u64 << 20), Just(1 << 20), Just(16 << 10)],
             batches in prop_oneof![Just(Batches::None), Just(Batches::Small), Just(Batches::All)],
         ) {
-            let terms = Terms { ranks: 4, fast: Limits([limit; COLLECTIVES]) };
+            let terms = Terms { ranks: 4, native: Limits([limit; COLLECTIVES]) };
             let [one, other] = [one, other].map(|order| run_in(&order, &calls, &terms, batches));
             prop_assert_eq!(one, other);
         }

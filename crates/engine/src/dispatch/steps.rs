@@ -87,15 +87,15 @@ mod tests {
     use super::*;
     use crate::call::Function;
     use crate::path::Path;
-    use crate::plan::{Standing, may_be_fast_together, plan};
+    use crate::plan::{Standing, may_be_native_together, plan};
     use crate::tuning::{COLLECTIVES, Limits};
     use nccl_sys::{ncclDataType_t, ncclFloat32, ncclInt8, ncclInt32, ncclMax, ncclMin, ncclSum};
     use proptest::prelude::*;
 
     const MIB: usize = 1 << 20;
     /// All-reduce, broadcast, reduce, all-gather, reduce-scatter, the last two of uneven sizes.
-    const FAST: Limits = Limits([16 << 20, 1 << 20, 1 << 20, 64 << 20, 64 << 20, 64 << 20, 64 << 20]);
-    const TERMS: Terms = Terms { ranks: 4, fast: FAST };
+    const NATIVE: Limits = Limits([16 << 20, 1 << 20, 1 << 20, 64 << 20, 64 << 20, 64 << 20, 64 << 20]);
+    const TERMS: Terms = Terms { ranks: 4, native: NATIVE };
 
     fn broadcast(root: i32, count: usize) -> Shared {
         Shared { function: Function::Broadcast, count, datatype: ncclInt8, operation: None, root: Some(root) }
@@ -289,17 +289,17 @@ mod tests {
             shift in 0..32_u32,
             batches in prop_oneof![Just(Batches::None), Just(Batches::Small), Just(Batches::All)],
         ) {
-            let terms = Terms { ranks: 4, fast: Limits(limits.map(|limit| u64::from(limit >> shift))) };
+            let terms = Terms { ranks: 4, native: Limits(limits.map(|limit| u64::from(limit >> shift))) };
             let (mut places, mut alone, mut lists) = (Vec::new(), 0, 0);
             for step in steps(&calls, &terms, batches) {
                 if let Step::Batch(run) = &step {
                     prop_assert!(batches != Batches::None);
                     prop_assert!(run.len() > 1 && run.is_sorted());
-                    prop_assert!(run.iter().all(|place| plan(&calls[*place], Standing::Fabric(terms)) == Path::Fast));
+                    prop_assert!(run.iter().all(|place| plan(&calls[*place], Standing::Fabric(terms)) == Path::Native));
                 }
                 match step {
                     Step::Alone(place) => {
-                        prop_assert_eq!(plan(&calls[place], Standing::Fabric(terms)), Path::Fast);
+                        prop_assert_eq!(plan(&calls[place], Standing::Fabric(terms)), Path::Native);
                         alone += 1;
                         places.push(place);
                     }
@@ -317,7 +317,7 @@ mod tests {
                         roots.sort();
                         roots.dedup();
                         prop_assert!(run.len() > 1 && roots.len() == run.len() && roots[0].is_some());
-                        prop_assert!(run.iter().all(|call| may_be_fast_together(call, &terms)));
+                        prop_assert!(run.iter().all(|call| may_be_native_together(call, &terms)));
                         prop_assert!(run.iter().all(|call| fusing::is_alike(run[0], call)));
                     }
                 }

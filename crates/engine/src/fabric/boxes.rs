@@ -7,8 +7,8 @@ use windlass_kernels::launch::Geometry;
 
 use crate::arena::Holds;
 use crate::config::{Collectives, config};
-use crate::fast::{self, Fast, Kernels};
 use crate::gpu::{self, Address, Home, Ordinal};
+use crate::native::{self, Kernels, Native};
 use crate::negotiated::{GRID_MAX, NegotiatedConfig};
 use crate::p2p::{self, Layout, P2p};
 use crate::stats::features::Lacks;
@@ -23,7 +23,7 @@ use super::features;
 struct Supplies {
     p2p: Arc<p2p::Supply>,
     /// None where nobody wants it, or no code for the device is there.
-    fast: Option<Arc<fast::Supply>>,
+    native: Option<Arc<native::Supply>>,
     turns: Arc<turns::Supply>,
 }
 
@@ -35,7 +35,7 @@ static SUPPLIES: Mutex<BTreeMap<Ordinal, Supplies>> = Mutex::new(BTreeMap::new()
 #[derive(Debug)]
 pub(super) struct Share {
     supplies: Supplies,
-    /// None where this rank has no fast collectives.
+    /// None where this rank has no native collectives.
     kernels: Option<Arc<Kernels>>,
     /// What this rank would not have, and why.
     pub lacks: Lacks,
@@ -48,7 +48,7 @@ pub(super) struct Share {
 pub(super) struct Boxes {
     pub p2p: P2p,
     /// None where the negotiated config has it so.
-    pub fast: Option<Fast>,
+    pub native: Option<Native>,
     pub turns: Arc<Turns>,
     /// What this rank would not have, and why.
     pub lacks: Lacks,
@@ -62,8 +62,8 @@ impl Share {
         Ok(Share { supplies, kernels, lacks: Lacks::default(), graphs: Graphs::default() })
     }
 
-    /// Whether this rank can have fast collectives.
-    pub fn has_fast(&self) -> bool {
+    /// Whether this rank can have native collectives.
+    pub fn has_native(&self) -> bool {
         self.kernels.is_some()
     }
 
@@ -80,17 +80,17 @@ impl Share {
             hold: Box::new(move |driver: &_, capture| holds.hold(driver, capture)),
             graphs,
         })?;
-        let fast = match (rings.fast, kernels) {
+        let native = match (rings.native, kernels) {
             (Some(geometry), Some(kernels)) => {
-                let slices = slices.iter().map(|slice| slice + rings.fast_at).collect();
+                let slices = slices.iter().map(|slice| slice + rings.native_at).collect();
                 let (turns, tuning, limits) = (turns.clone(), tuning::kernels(), rings.limits);
-                Some(Fast::new(fast::Parts { kernels, turns, geometry, tuning, limits, slices })?)
+                Some(Native::new(native::Parts { kernels, turns, geometry, tuning, limits, slices })?)
             }
             // Who has no kernels has said so, and the negotiated config has none.
             (_, _) => None,
         };
         let parts = p2p::Parts { supply: supplies.p2p, turns: turns.clone(), geometry, slices };
-        Ok(Boxes { p2p: P2p::new(parts)?, fast, turns, lacks })
+        Ok(Boxes { p2p: P2p::new(parts)?, native, turns, lacks })
     }
 }
 
@@ -98,12 +98,12 @@ impl Share {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rings {
     p2p: Geometry,
-    /// None where the negotiated config has no fast collectives.
-    fast: Option<fast::Geometry>,
+    /// None where the negotiated config has no native collectives.
+    native: Option<native::Geometry>,
     /// Of its grids.
-    limits: fast::Limits,
+    limits: native::Limits,
     /// Where their part of a slice begins.
-    fast_at: u64,
+    native_at: u64,
     /// Of all.
     pub bytes: u64,
 }
@@ -117,26 +117,26 @@ impl Rings {
         let tag = |number: u64| number >> 2 | 1;
         let p2p =
             Geometry { first_tag: tag(negotiated.comm.number()), ..Geometry::recommended(blocks, rank) };
-        let fast_at = Layout::of(ranks, &p2p).bytes;
-        let fast = tuning::serves(negotiated).then(|| {
-            fast::Geometry::recommended(
+        let native_at = Layout::of(ranks, &p2p).bytes;
+        let native = tuning::serves(negotiated).then(|| {
+            native::Geometry::recommended(
                 negotiated.ctas_max(),
                 ranks,
                 rank,
                 tag(negotiated.comm.other_number()),
             )
         });
-        let limits = fast::Limits { blocks_max: blocks, clusters: negotiated.has_clusters() };
-        let bytes = fast_at + fast.map_or(0, |geometry| fast::Layout::of(&geometry).bytes);
-        Rings { p2p, fast, limits, fast_at, bytes: bytes.next_multiple_of(128) }
+        let limits = native::Limits { blocks_max: blocks, clusters: negotiated.has_clusters() };
+        let bytes = native_at + native.map_or(0, |geometry| native::Layout::of(&geometry).bytes);
+        Rings { p2p, native, limits, native_at, bytes: bytes.next_multiple_of(128) }
     }
 }
 
 /// Device memory that a communicator of so many ranks takes of each rank's device, bytes: without limits on CTAs, and before its rings
 /// grow.
 pub fn communicator_bytes(ranks: u32) -> u64 {
-    let collectives = match ranks as usize <= fast::RANKS_MAX {
-        true => fast::Layout::of(&fast::Geometry::recommended(GRID_MAX, ranks, 0, 1)).bytes,
+    let collectives = match ranks as usize <= native::RANKS_MAX {
+        true => native::Layout::of(&native::Geometry::recommended(GRID_MAX, ranks, 0, 1)).bytes,
         false => 0,
     };
     Layout::of(ranks, &Geometry::recommended(GRID_MAX, 0)).bytes + collectives
@@ -161,8 +161,8 @@ impl Supplies {
 
     /// The kernels of collectives for so many ranks, if there are.
     fn kernels(&self, ranks: u32) -> Option<Arc<Kernels>> {
-        let fast = self.fast.as_ref().filter(|_| ranks as usize <= fast::RANKS_MAX)?;
-        fast.kernels(ranks).map_err(without_fast).ok()
+        let native = self.native.as_ref().filter(|_| ranks as usize <= native::RANKS_MAX)?;
+        native.kernels(ranks).map_err(without_native).ok()
     }
 
     /// Whether no share and no p2p transport has them.
@@ -183,18 +183,18 @@ fn supplies(device: Ordinal) -> Result<Supplies, Refused> {
     let driver = gpu::driver()?;
     let turns = turns::Supply::new(Home::of(driver, device)?, p2p::HOST_BYTES)?;
     let p2p = p2p::Supply::new(turns.clone())?;
-    let fast = match config().collectives == Collectives::Auto {
-        true => fast::Supply::new(turns.clone(), features::others_wait()).map_err(without_fast).ok(),
+    let native = match config().collectives == Collectives::Auto {
+        true => native::Supply::new(turns.clone(), features::others_wait()).map_err(without_native).ok(),
         false => None,
     };
-    let supplies = Supplies { p2p, fast, turns };
+    let supplies = Supplies { p2p, native, turns };
     all.insert(device, supplies.clone());
     Ok(supplies)
 }
 
 /// All ranks do without, where one has none.
-fn without_fast(refusal: fast::Refusal) {
-    log::info!("no fast collectives: {refusal}");
+fn without_native(refusal: native::Refusal) {
+    log::info!("no native collectives: {refusal}");
 }
 
 fn lock() -> MutexGuard<'static, BTreeMap<Ordinal, Supplies>> {

@@ -10,7 +10,7 @@ use nccl_sys::ncclResult_t;
 use crate::gpu::Failure;
 use crate::negotiated::Token;
 use crate::negotiated::bytes::{Reader, Writer};
-use crate::{fast, p2p, turns};
+use crate::{native, p2p, turns};
 
 /// How long a peer is told that does not answer: it may not be through its init yet, or have ended.
 const TOLD_WITHIN: Duration = Duration::from_secs(60);
@@ -28,7 +28,7 @@ pub(super) enum Went {
 pub(super) enum Refused {
     Turn(turns::Refusal),
     P2p(p2p::Refusal),
-    Fast(fast::Refusal),
+    Native(native::Refusal),
 }
 
 impl From<turns::Refusal> for Refused {
@@ -47,12 +47,12 @@ impl From<p2p::Refusal> for Refused {
     }
 }
 
-impl From<fast::Refusal> for Refused {
-    fn from(refusal: fast::Refusal) -> Refused {
+impl From<native::Refusal> for Refused {
+    fn from(refusal: native::Refusal) -> Refused {
         match refusal {
-            fast::Refusal::Cuda(failure) => failure.into(),
-            fast::Refusal::Turn(refusal) => Refused::Turn(refusal),
-            refusal => Refused::Fast(refusal),
+            native::Refusal::Cuda(failure) => failure.into(),
+            native::Refusal::Turn(refusal) => Refused::Turn(refusal),
+            refusal => Refused::Native(refusal),
         }
     }
 }
@@ -75,7 +75,7 @@ impl Refused {
         match self {
             Refused::Turn(refusal) => refusal.result(),
             Refused::P2p(refusal) => refusal.result(),
-            Refused::Fast(refusal) => refusal.result(),
+            Refused::Native(refusal) => refusal.result(),
         }
     }
 }
@@ -85,7 +85,7 @@ impl fmt::Display for Refused {
         match self {
             Refused::Turn(refusal) => refusal.fmt(out),
             Refused::P2p(refusal) => refusal.fmt(out),
-            Refused::Fast(refusal) => refusal.fmt(out),
+            Refused::Native(refusal) => refusal.fmt(out),
         }
     }
 }
@@ -180,7 +180,7 @@ mod tests {
             Refused::from(Failure { code: Some(Code(code)), ..failure })
         };
         let room = || Refused::from(p2p::Refusal::NoRoom { operations: 9, most: 8 });
-        let kernel = fast::Refusal::NoKernel { name: "x" }.into();
+        let kernel = native::Refusal::NoKernel { name: "x" }.into();
         let lost = [cuda(719), cuda(400), room(), kernel].map(|refused| is_lost(&refused, Went::ToStream));
         assert_eq!(lost, [true; 4]);
         assert!(!is_lost(&room(), Went::IntoCapture));
@@ -189,7 +189,7 @@ mod tests {
             cuda(901),
             p2p::Refusal::NoRank { peer: 3, ranks: 2 }.into(),
             p2p::Refusal::from(aborted.clone()).into(),
-            fast::Refusal::from(aborted).into(),
+            native::Refusal::from(aborted).into(),
         ];
         assert!(others.iter().all(|refused| !is_lost(refused, Went::ToStream)));
     }

@@ -7,9 +7,9 @@ use std::sync::atomic::Ordering;
 
 use crate::config::nccl::{Effect, Settings};
 use crate::config::{Batch, Collectives, Config, Register, Windows};
-use crate::fast;
 use crate::forward::init::{Ctas, Policy};
 use crate::gpu::device;
+use crate::native;
 use crate::negotiated::{GRID_MAX, NegotiatedConfig, capability};
 use crate::stats::features::{Feature, Lack, Lacks};
 use crate::stats::segment;
@@ -64,7 +64,7 @@ impl Basis<'_> {
         };
         let bits = [
             (self.has_multicast(), capability::MULTICAST),
-            (self.native().is_ok(), capability::FAST),
+            (self.native().is_ok(), capability::NATIVE),
             (self.ctas.policy == Policy::Default, capability::UNBOUND),
             (windows, capability::WINDOWS),
             (self.registration().is_ok(), capability::REGISTERS),
@@ -90,7 +90,7 @@ impl Basis<'_> {
     fn native(&self) -> Result<(), Lack> {
         if self.options.collectives == Collectives::Off {
             Err(Lack::Option)
-        } else if self.ranks as usize > fast::RANKS_MAX {
+        } else if self.ranks as usize > native::RANKS_MAX {
             Err(Lack::ManyRanks)
         } else if self.nccl.has(Effect::Algorithms) {
             Err(Lack::Variable)
@@ -309,7 +309,7 @@ mod tests {
         let (options, hopper) = (Config::default(), hopper());
         let nccl = set(Effect::NoCuMem);
         let basis = Basis { nccl: &nccl, ..basis(&options, &hopper) };
-        assert_eq!(basis.capabilities() & (capability::FAST | capability::WINDOWS), capability::FAST);
+        assert_eq!(basis.capabilities() & (capability::NATIVE | capability::WINDOWS), capability::NATIVE);
         let of = |capabilities| {
             let negotiated = NegotiatedConfig {
                 comm: Token([0; 16]),

@@ -7,10 +7,10 @@ use windlass_kernels::launch::Geometry;
 use crate::arena::Arena;
 use crate::config::nccl::{self, Effect};
 use crate::config::{Lazy, Switch, config};
-use crate::fast;
 use crate::forward::configuration;
 use crate::forward::init::{Ctas, Policy};
 use crate::gpu::{self, Ordinal, device};
+use crate::native;
 use crate::negotiated::bytes::{Writer, checksum};
 use crate::negotiated::{Device, GRID_MAX, Member, NegotiatedConfig, RANKS_MAX, Token, Version, capability};
 use crate::p2p::Layout;
@@ -183,7 +183,7 @@ pub(super) fn on(
         device: &device,
         ctas,
         ranks,
-        has_kernels: share.has_fast(),
+        has_kernels: share.has_native(),
     };
     share.lacks = basis.lacks();
     share.graphs = basis.graphs();
@@ -236,7 +236,7 @@ fn capabilities(device: &device::Facts) -> u64 {
 /// What stands for the protocol of the kernels, as numbers: the rings of unlimited communicators, and by what is chosen.
 fn options() -> u64 {
     let messages = Layout::of(2, &Geometry::recommended(GRID_MAX, 0)).bytes;
-    let collectives = fast::Layout::of(&fast::Geometry::recommended(GRID_MAX, 2, 0, 1)).bytes;
+    let collectives = native::Layout::of(&native::Geometry::recommended(GRID_MAX, 2, 0, 1)).bytes;
     let mut writer = Writer::default();
     writer.u64(messages).u64(collectives).u64(tuning::hash());
     checksum(&writer.finish())

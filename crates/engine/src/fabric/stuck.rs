@@ -126,7 +126,7 @@ pub(super) struct Watched {
 impl Watched {
     /// Looks whether work is in flight and moves.
     pub fn look(&mut self, fabric: &Fabric, dead: &[u32]) {
-        let Some(Boxes { p2p, fast, turns, lacks: _ }) = &fabric.boxes else { return };
+        let Some(Boxes { p2p, native, turns, lacks: _ }) = &fabric.boxes else { return };
         let is_early = !self.is_asking() && self.asked.is_some_and(|asked| asked.elapsed() < ASK_EVERY);
         if self.over || is_early {
             return;
@@ -154,7 +154,7 @@ impl Watched {
             self.still = None;
             return;
         }
-        let received = fast.as_ref().map_or(Ok(0), |fast| fast.progress());
+        let received = native.as_ref().map_or(Ok(0), |native| native.progress());
         let moved = match (idle, p2p.progress(), received) {
             (Ok(false), Ok(messages), Ok(received)) if with_dead => Moved { runs, received, messages },
             // Nothing waits; or the driver answers nothing, and its owner will see that.

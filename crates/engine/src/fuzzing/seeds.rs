@@ -34,7 +34,7 @@ fn member(rank: u32) -> Member {
     }
 }
 
-const CAPABILITIES: u64 = capability::FAST | capability::UNBOUND | capability::LAZY | capability::CACHES;
+const CAPABILITIES: u64 = capability::NATIVE | capability::UNBOUND | capability::LAZY | capability::CACHES;
 
 /// A rank that can all.
 pub fn facts(rank: u32, ranks: u32) -> Facts {
@@ -164,7 +164,7 @@ pub fn words() -> Vec<Vec<u8>> {
 
 pub fn tuning() -> Vec<Vec<u8>> {
     let row = |collective: &Collective| {
-        format!("{} ranks 2 gpu 9.0/132 multicast no fast_bytes_max 32M\n", collective.name())
+        format!("{} ranks 2 gpu 9.0/132 multicast no native_bytes_max 32M\n", collective.name())
     };
     let rows: String = Collective::ALL.iter().map(row).collect();
     vec![

@@ -3,8 +3,8 @@
 //! ```text
 //! windlass-tuning 1
 //! # anything
-//! all_reduce ranks 2 gpu 9.0/132 multicast no fast_bytes_max 32M
-//! reduce ranks 2 gpu 9.0/132 multicast no fast_bytes_max none
+//! all_reduce ranks 2 gpu 9.0/132 multicast no native_bytes_max 32M
+//! reduce ranks 2 gpu 9.0/132 multicast no native_bytes_max none
 //! ```
 //!
 //! A line is a cell: one collective over so many ranks, on GPUs of one compute capability and number of multiprocessors, where
@@ -21,7 +21,7 @@ pub const HEAD: &str = "windlass-tuning 1";
 /// No table is longer.
 pub const TEXT_BYTES_MAX: usize = 256 << 10;
 /// No limit is larger: the kernels count what one rank sends another in units of 256 bytes and more, in 32 bits.
-pub const FAST_BYTES_MAX: u64 = 256 << 30;
+pub const NATIVE_BYTES_MAX: u64 = 256 << 30;
 /// Nor has it more cells.
 pub const CELLS_MAX: usize = 1024;
 
@@ -45,12 +45,12 @@ pub enum Multicast {
     Yes,
 }
 
-/// A key and the largest size, in bytes, at which fast collectives serve; none at which they do.
+/// A key and the largest size, in bytes, at which native collectives serve; none at which they do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[allow(missing_docs)]
 pub struct Cell {
     pub key: Key,
-    pub fast_bytes_max: Option<u64>,
+    pub native_bytes_max: Option<u64>,
 }
 
 /// A table. The default one has no cells.
@@ -97,7 +97,7 @@ impl Table {
     /// The limit of a cell, if the table has it.
     pub fn get(&self, key: &Key) -> Option<Option<u64>> {
         let found = self.cells.binary_search_by(|cell| cell.key.cmp(key)).ok()?;
-        Some(self.cells[found].fast_bytes_max)
+        Some(self.cells[found].native_bytes_max)
     }
 
     /// The same as text, for fuzzing.
@@ -118,10 +118,10 @@ impl Table {
             return 0;
         }
         let mut writer = Writer::default();
-        for Cell { key, fast_bytes_max } in &self.cells {
+        for Cell { key, native_bytes_max } in &self.cells {
             writer.u64(key.collective as u64).u64(key.ranks as u64);
             writer.u16(key.capability).u16(key.multiprocessors).u8(key.multicast as u8);
-            writer.u8(u8::from(fast_bytes_max.is_some())).u64(fast_bytes_max.unwrap_or(0));
+            writer.u8(u8::from(native_bytes_max.is_some())).u64(native_bytes_max.unwrap_or(0));
         }
         checksum(&writer.finish()).max(1)
     }
@@ -145,14 +145,16 @@ fn cell(text: &str) -> Result<Cell, String> {
     let (capability, multiprocessors) = value(next(about)?, about, gpu_of)?;
     keyword(next("\"multicast\"")?, "multicast")?;
     let multicast = value(next("yes or no")?, "yes or no", multicast_of)?;
-    keyword(next("\"fast_bytes_max\"")?, "fast_bytes_max")?;
+    let word = next("\"native_bytes_max\"")?;
+    // Of earlier versions.
+    keyword(if word == "fast_bytes_max" { "native_bytes_max" } else { word }, "native_bytes_max")?;
     let about = "bytes up to 256G, with K, M or G for powers of 1024, or none";
-    let fast_bytes_max = value(next(about)?, about, limit_of)?;
+    let native_bytes_max = value(next(about)?, about, limit_of)?;
     match words.next() {
         Some(more) if !more.starts_with('#') => Err(format!("\"{more}\", expected the end of the line")),
         _ => Ok(Cell {
             key: Key { collective, ranks, capability, multiprocessors, multicast },
-            fast_bytes_max,
+            native_bytes_max,
         }),
     }
 }
@@ -206,7 +208,7 @@ fn limit_of(word: &str) -> Option<Option<u64>> {
         _ => return None,
     };
     let bytes = digits.parse::<u64>().ok()?.checked_mul(1 << shift)?;
-    (bytes <= FAST_BYTES_MAX).then_some(Some(bytes))
+    (bytes <= NATIVE_BYTES_MAX).then_some(Some(bytes))
 }
 
 /// As it is read.
@@ -217,10 +219,10 @@ impl fmt::Display for Cell {
         let multicast = if multicast == Multicast::Yes { "yes" } else { "no" };
         write!(
             f,
-            "{} ranks {ranks} gpu {major}.{minor}/{multiprocessors} multicast {multicast} fast_bytes_max ",
+            "{} ranks {ranks} gpu {major}.{minor}/{multiprocessors} multicast {multicast} native_bytes_max ",
             collective.name()
         )?;
-        match self.fast_bytes_max {
+        match self.native_bytes_max {
             None => f.write_str("none"),
             Some(0) => f.write_str("0"),
             Some(bytes) => {
@@ -273,7 +275,13 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const LINE: &str = "all_reduce ranks 2 gpu 9.0/132 multicast no fast_bytes_max 32M";
+    const LINE: &str = "all_reduce ranks 2 gpu 9.0/132 multicast no native_bytes_max 32M";
+
+    #[test]
+    fn earlier_word_is_read() {
+        let earlier = LINE.replace("native_bytes_max", "fast_bytes_max");
+        assert_eq!(table(&earlier).unwrap(), table(LINE).unwrap());
+    }
 
     fn table(lines: &str) -> Result<Table, Complaint> {
         Table::parse(&format!("{HEAD}\n{lines}\n"))
@@ -287,7 +295,7 @@ mod tests {
     #[test]
     fn read() {
         let text = format!(
-            "# when\n\n  windlass-tuning  1 \n# why\n{LINE} # how\nreduce ranks 2 gpu 9.0/132 multicast no fast_bytes_max none\n"
+            "# when\n\n  windlass-tuning  1 \n# why\n{LINE} # how\nreduce ranks 2 gpu 9.0/132 multicast no native_bytes_max none\n"
         );
         let table = Table::parse(&text).unwrap();
         assert_eq!(table.cells(), 2);
@@ -308,7 +316,7 @@ mod tests {
     /// Two texts with the same cells are one table; any other cell or limit is another, and none is 0.
     #[test]
     fn hashes() {
-        let other = "broadcast ranks 4 gpu 9.0/132 multicast yes fast_bytes_max 1000";
+        let other = "broadcast ranks 4 gpu 9.0/132 multicast yes native_bytes_max 1000";
         let hash = |lines: &str| table(lines).unwrap().hash();
         assert_eq!(hash(&format!("{LINE}\n{other}")), hash(&format!("# other words\n{other}\n\n{LINE}")));
         assert_eq!(hash(""), 0);
@@ -370,13 +378,13 @@ mod tests {
             ranks in 2..=RANKS_MAX,
             (capability, multiprocessors) in (0..200_u16, any::<u16>()),
             multicast in any::<bool>(),
-            fast_bytes_max in proptest::option::of(prop_oneof![0..=FAST_BYTES_MAX, (0..=38_u32).prop_map(|shift| 1 << shift)]),
+            native_bytes_max in proptest::option::of(prop_oneof![0..=NATIVE_BYTES_MAX, (0..=38_u32).prop_map(|shift| 1 << shift)]),
         ) {
             let multicast = if multicast { Multicast::Yes } else { Multicast::No };
             let collective = Collective::ALL[collective];
             let key = Key { collective, ranks, capability, multiprocessors, multicast };
-            let text = Cell { key, fast_bytes_max }.to_string();
-            prop_assert_eq!(table(&text).unwrap().get(&key), Some(fast_bytes_max), "{}", text);
+            let text = Cell { key, native_bytes_max }.to_string();
+            prop_assert_eq!(table(&text).unwrap().get(&key), Some(native_bytes_max), "{}", text);
         }
 
         /// No text makes it fall over.

@@ -59,7 +59,7 @@ impl Sums {
     /// Whether all of its kind is so little that NCCL's kernel for it is not ahead. Several kernels of ours would be behind that. Where
     /// nobody measured even single ones only what is small goes together.
     fn suit_lines(&self, call: &Candidate, terms: &Terms) -> bool {
-        if !terms.fast.serve(call.collective, tuning::UNMEASURED_BYTES_MAX + 1) {
+        if !terms.native.serve(call.collective, tuning::UNMEASURED_BYTES_MAX + 1) {
             return false;
         }
         let sum = self.bytes.iter().find(|(known, _)| *known == (call.work, call.kind));

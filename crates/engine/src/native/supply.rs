@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use windlass_kernels::collectives::Kernel;
 use windlass_kernels::images::{Image, collective_images_for};
 
-use crate::fast::refusal::Refusal;
 use crate::gpu::module::{Function, Module, load_first};
+use crate::native::refusal::Refusal;
 use crate::turns;
 
 /// One device's. Keep it as long as the process uses the device: dropping it unloads code, which may wait for work on the GPU, and

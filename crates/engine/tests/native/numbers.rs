@@ -1,6 +1,6 @@
 //! Collectives of 32-bit integers that are verified.
 
-use windlass_engine::fast::{Collective, Kind, Reduction, Task};
+use windlass_engine::native::{Collective, Kind, Reduction, Task};
 use windlass_engine::p2p::{Direction, Operation};
 
 use crate::support::*;

@@ -1,6 +1,6 @@
 //! Inits that fail, aborts, and ends with work in flight.
 
-use windlass_engine::fast::{self, Fast, Kind, Limits, Refusal, Tuning};
+use windlass_engine::native::{self, Kind, Limits, Native, Refusal, Tuning};
 use windlass_engine::p2p::Direction;
 use windlass_engine::turns::{self, Carries};
 
@@ -18,7 +18,7 @@ fn abort_in_the_middle() {
         let ranks = communicator(&devices);
         let stream = devices[0].stream();
         let part = Part::of(kind, count, 0, 2);
-        ranks[0].fast.run(&part.task, stream.handle()).unwrap();
+        ranks[0].native.run(&part.task, stream.handle()).unwrap();
         std::thread::sleep(std::time::Duration::from_millis(20));
         assert!(stream.is_busy());
         ranks[0].turns.abort();
@@ -29,7 +29,7 @@ fn abort_in_the_middle() {
             assert_eq!((wait.peer, wait.carries), (1, carries), "{stuck}");
         }
         assert!(stuck.waits.iter().any(|wait| wait.direction == Direction::Receive) || count > 10, "{stuck}");
-        let refused = ranks[0].fast.run(&part.task, stream.handle()).unwrap_err();
+        let refused = ranks[0].native.run(&part.task, stream.handle()).unwrap_err();
         assert_eq!(refused, turns::Refusal::Aborted { rank: 0 }.into());
         drop((part, stream));
         end(ranks);
@@ -46,7 +46,7 @@ fn abort_within_a_turn() {
     let turns = &ranks[0].turns;
     let gate = Gate::on(&streams[0]);
     let taken = turns.take(streams[0].handle(), &[streams[1].handle()], |turn| {
-        ranks[0].fast.launch(turn, &part.task).unwrap();
+        ranks[0].native.launch(turn, &part.task).unwrap();
         turns.abort();
         Err(turns::Refusal::Aborted { rank: 0 })
     });
@@ -66,11 +66,11 @@ fn abort_within_a_turn() {
 fn inits_that_fail() {
     let devices = devices(2);
     let ranks = communicator(&devices);
-    let init = |geometry: fast::Geometry, slices: Vec<u64>| {
-        let (kernels, turns) = (devices[0].fast.kernels(2).unwrap(), ranks[0].turns.clone());
+    let init = |geometry: native::Geometry, slices: Vec<u64>| {
+        let (kernels, turns) = (devices[0].native.kernels(2).unwrap(), ranks[0].turns.clone());
         let tuning = Tuning::default();
         let limits = Limits { blocks_max: BLOCKS, clusters: true };
-        Fast::new(fast::Parts { kernels, turns, geometry, tuning, limits, slices }).map(drop)
+        Native::new(native::Parts { kernels, turns, geometry, tuning, limits, slices }).map(drop)
     };
     let aligned = vec![1 << 20; 2];
     assert_eq!(init(geometry(2, 0), aligned.clone()), Ok(()));
@@ -79,7 +79,7 @@ fn inits_that_fail() {
     assert_eq!(init(geometry(2, 0), vec![1 << 20, 0]), slices);
     assert_eq!(init(geometry(3, 0), aligned.clone()), Err(Refusal::Slices { slices: 2, ranks: 3 }));
     assert!(matches!(init(geometry(2, 2), aligned.clone()), Err(Refusal::Arranged(_))));
-    let no_lanes = fast::Geometry { lanes: 0, ..geometry(2, 0) };
+    let no_lanes = native::Geometry { lanes: 0, ..geometry(2, 0) };
     assert!(matches!(init(no_lanes, aligned), Err(Refusal::Arranged(_))));
     end(ranks);
 }

@@ -4,8 +4,8 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use windlass_engine::arena::{Arena, Holds, Slice};
-use windlass_engine::fast::{self, Fast, Limits, Tuning};
 use windlass_engine::gpu::Home;
+use windlass_engine::native::{self, Limits, Native, Tuning};
 use windlass_engine::p2p::{self, P2p};
 use windlass_engine::turns::{self, Turns};
 use windlass_kernels::launch::Geometry;
@@ -25,8 +25,8 @@ const MESSAGES: Geometry = Geometry {
 pub const BLOCKS: u32 = 2;
 
 /// Few lanes: ordinary collectives go round their rings.
-pub fn geometry(ranks: u32, rank: u32) -> fast::Geometry {
-    fast::Geometry { first_tag: 7, rank, ranks, lanes: 4, slots: 2 }
+pub fn geometry(ranks: u32, rank: u32) -> native::Geometry {
+    native::Geometry { first_tag: 7, rank, ranks, lanes: 4, slots: 2 }
 }
 
 /// A device that the program uses, and what our side of it has.
@@ -35,7 +35,7 @@ pub struct Device {
     pub arena: Arc<Arena>,
     pub turns: Arc<turns::Supply>,
     pub p2p: Arc<p2p::Supply>,
-    pub fast: Arc<fast::Supply>,
+    pub native: Arc<native::Supply>,
 }
 
 impl Deref for Device {
@@ -53,8 +53,8 @@ impl Device {
         let home = Home::of(primary.driver, ordinal).unwrap();
         let turns = turns::Supply::new(home, p2p::HOST_BYTES).unwrap();
         let p2p = p2p::Supply::new(turns.clone()).unwrap();
-        let fast = fast::Supply::new(turns.clone(), true).unwrap();
-        Device { primary, arena, turns, p2p, fast }
+        let native = native::Supply::new(turns.clone(), true).unwrap();
+        Device { primary, arena, turns, p2p, native }
     }
 
     pub fn stream(&self) -> AppStream {
@@ -77,7 +77,7 @@ impl Drop for Device {
 /// One rank. Fields are dropped in this order: what runs before its slice.
 pub struct Rank {
     pub rank: u32,
-    pub fast: Fast,
+    pub native: Native,
     pub p2p: P2p,
     pub turns: Arc<Turns>,
     _slice: Slice,
@@ -92,7 +92,7 @@ pub fn devices(count: usize) -> Vec<Device> {
 pub fn communicator(devices: &[Device]) -> Vec<Rank> {
     let ranks = devices.len() as u32;
     let layout = p2p::Layout::of(ranks, &MESSAGES);
-    let bytes = layout.bytes + fast::Layout::of(&geometry(ranks, 0)).bytes;
+    let bytes = layout.bytes + native::Layout::of(&geometry(ranks, 0)).bytes;
     let lent: Vec<(Slice, Arc<Holds>)> = devices
         .iter()
         .map(|device| {
@@ -115,8 +115,8 @@ pub fn communicator(devices: &[Device]) -> Vec<Rank> {
             graphs: turns::Graphs::Mixed,
         })
         .unwrap();
-        let fast = Fast::new(fast::Parts {
-            kernels: device.fast.kernels(ranks).unwrap(),
+        let native = Native::new(native::Parts {
+            kernels: device.native.kernels(ranks).unwrap(),
             turns: turns.clone(),
             geometry: geometry(ranks, rank),
             tuning: Tuning::default(),
@@ -129,7 +129,7 @@ pub fn communicator(devices: &[Device]) -> Vec<Rank> {
             geometry: Geometry { rank, ..MESSAGES },
             slices: slices.clone(),
         });
-        Rank { rank, fast: fast.unwrap(), p2p: p2p.unwrap(), turns, _slice: slice, holds }
+        Rank { rank, native: native.unwrap(), p2p: p2p.unwrap(), turns, _slice: slice, holds }
     };
     (0..).zip(lent.into_iter().zip(devices)).map(rank).collect()
 }

@@ -1,6 +1,6 @@
 //! Every collective gives what NCCL's would, eager and from graphs.
 
-use windlass_engine::fast::{Kind, Task};
+use windlass_engine::native::{Kind, Task};
 
 use crate::communicator::*;
 use crate::numbers::*;
@@ -34,7 +34,7 @@ fn each_of_every_size() {
                 sizes.iter().flat_map(|size| kinds(ranks.len() as u32).into_iter().map(|kind| (kind, *size)));
             let parts: Vec<Part> = calls.map(of).collect();
             for part in &parts {
-                rank.fast.run(&part.task, stream.handle()).unwrap();
+                rank.native.run(&part.task, stream.handle()).unwrap();
             }
             stream.synchronize();
             parts.iter().for_each(Part::check);
@@ -64,13 +64,13 @@ fn several_as_one() {
             let alone = of(Kind::AllReduce, 50);
             let (sums, moves) = (batch(&reductions), batch(&copies));
             let graph = captured(&stream, || {
-                rank.fast.run(&sums, stream.handle()).unwrap();
-                rank.fast.run(&moves, stream.handle()).unwrap();
+                rank.native.run(&sums, stream.handle()).unwrap();
+                rank.native.run(&moves, stream.handle()).unwrap();
             });
             for _ in 0..3 {
-                rank.fast.run(&moves, stream.handle()).unwrap();
-                rank.fast.run(&alone.task, stream.handle()).unwrap();
-                rank.fast.run(&sums, stream.handle()).unwrap();
+                rank.native.run(&moves, stream.handle()).unwrap();
+                rank.native.run(&alone.task, stream.handle()).unwrap();
+                rank.native.run(&sums, stream.handle()).unwrap();
                 stream.synchronize();
                 let parts = || reductions.iter().chain(&copies).chain([&alone]);
                 parts().for_each(Part::check);
@@ -107,12 +107,12 @@ fn graphs_among_eager() {
         let parts =
             [part(Kind::AllReduce, 100), part(Kind::AllGather, 30_000), part(Kind::ReduceScatter, 70)];
         let graph = captured(&streams[1], || {
-            rank.fast.run(&parts[1].task, streams[1].handle()).unwrap();
-            rank.fast.run(&parts[2].task, streams[1].handle()).unwrap();
+            rank.native.run(&parts[1].task, streams[1].handle()).unwrap();
+            rank.native.run(&parts[2].task, streams[1].handle()).unwrap();
         });
         for turn in 0..6 {
             ok(cuGraphLaunch(graph, streams[turn % 2].0));
-            rank.fast.run(&parts[0].task, streams[turn / 2 % 2].handle()).unwrap();
+            rank.native.run(&parts[0].task, streams[turn / 2 % 2].handle()).unwrap();
             streams.iter().for_each(AppStream::synchronize);
             parts.iter().for_each(Part::check);
             parts.iter().for_each(Part::clear);

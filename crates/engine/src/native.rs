@@ -4,7 +4,7 @@
 //! All that a collective remembers lies in the slices; the host fills the kernel's parameter and launches it in a
 //! [turn](crate::turns). Which collectives come here is decided elsewhere: here every rank of the communicator must be. A
 //! [`Supply`] per device has the loaded kernels. At init a rank lends a slice with [`Layout::bytes`] zeros for this, tells its
-//! peers and makes its [`Fast`]; after that nothing allocates, nothing loads, and nothing waits.
+//! peers and makes its [`Native`]; after that nothing allocates, nothing loads, and nothing waits.
 
 mod calls;
 
@@ -67,7 +67,7 @@ pub enum Task {
 
 /// One rank's collectives of one communicator.
 #[derive(Debug)]
-pub struct Fast {
+pub struct Native {
     kernels: Arc<Kernels>,
     turns: Arc<Turns>,
     geometry: Geometry,
@@ -77,25 +77,25 @@ pub struct Fast {
     slices: Vec<Address>,
 }
 
-impl Fast {
+impl Native {
     /// Makes this rank's side. Every rank's slice must hold zeros before any rank runs a collective.
-    pub fn new(parts: Parts) -> Result<Fast, Refusal> {
+    pub fn new(parts: Parts) -> Result<Native, Refusal> {
         let Parts { kernels, turns, geometry, tuning, limits, slices } = parts;
         let ranks = slices.len() as u32;
         if ranks != geometry.ranks || slices.iter().any(|slice| *slice == 0 || !slice.is_multiple_of(128)) {
             return Err(Refusal::Slices { slices: slices.len(), ranks: geometry.ranks }.told());
         }
         let layout = Layout::of(&geometry);
-        let fast = Fast { kernels, turns, geometry, layout, tuning, limits, slices };
-        fast.try_one().map_err(Refusal::told)?;
-        Ok(fast)
+        let native = Native { kernels, turns, geometry, layout, tuning, limits, slices };
+        native.try_one().map_err(Refusal::told)?;
+        Ok(native)
     }
 
     /// Refuses at init what could not be arranged later: that depends on no call.
     fn try_one(&self) -> Result<(), Refusal> {
         let (kind, count, element_bytes) = (Kind::AllGather, 1, 1);
         let one = Collective { kind, count, element_bytes, reduction: None, send: 1, receive: 1 };
-        let Fast { geometry, layout, slices, tuning, limits, .. } = self;
+        let Native { geometry, layout, slices, tuning, limits, .. } = self;
         arrange(&one, geometry, layout, slices, tuning, limits, &mut CollectiveLaunch::default())
             .map(drop)
             .map_err(Refusal::Arranged)
@@ -111,7 +111,7 @@ impl Fast {
     ///
     /// A failure of the driver leaves peers waiting: the communicator is then for its owner to abort.
     pub fn launch(&self, turn: &mut Turn<'_>, task: &Task) -> Result<(), Refusal> {
-        let Fast { geometry, layout, slices, tuning, limits, .. } = self;
+        let Native { geometry, layout, slices, tuning, limits, .. } = self;
         if let Task::Batch(collectives) = task {
             let mut batch = BatchLaunch::default();
             let shape = arrange_batch(collectives, geometry, layout, slices, tuning, limits, &mut batch);

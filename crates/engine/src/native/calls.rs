@@ -1,4 +1,4 @@
-//! What fast collectives ask of the driver beside [`crate::gpu`]: all `unsafe` of theirs.
+//! What native collectives ask of the driver beside [`crate::gpu`]: all `unsafe` of theirs.
 
 #![allow(unsafe_code)]
 

@@ -1,6 +1,6 @@
 //! Collectives and messages of a communicator come one after the other, whatever their streams.
 
-use windlass_engine::fast::Kind;
+use windlass_engine::native::Kind;
 use windlass_engine::p2p::Direction;
 
 use crate::communicator::*;
@@ -22,7 +22,7 @@ fn messages_between() {
             })
             .collect();
         for (round, (part, sent, received)) in rounds.iter().enumerate() {
-            rank.fast.run(&part.task, streams[round % 2].handle()).unwrap();
+            rank.native.run(&part.task, streams[round % 2].handle()).unwrap();
             let messages =
                 [message(sent, peer, Direction::Send), message(received, peer, Direction::Receive)];
             rank.p2p.run(&messages, streams[round / 2 % 2].handle()).unwrap();
@@ -45,7 +45,7 @@ fn a_later_stream_waits() {
     let part = Part::of(Kind::Broadcast { root: 0 }, 4, 0, 2);
     let sent = Numbers::new(vec![5]);
     let gate = Gate::on(&one);
-    ranks[0].fast.run(&part.task, one.handle()).unwrap();
+    ranks[0].native.run(&part.task, one.handle()).unwrap();
     ranks[0].p2p.run(&[message(&sent, 1, Direction::Send)], two.handle()).unwrap();
     std::thread::sleep(std::time::Duration::from_millis(30));
     assert!(two.is_busy(), "credits are there, so only the order holds it up");
@@ -54,7 +54,7 @@ fn a_later_stream_waits() {
     let stream = devices[1].stream();
     let theirs = Part::of(Kind::Broadcast { root: 0 }, 4, 1, 2);
     let received = Numbers::new(vec![0]);
-    ranks[1].fast.run(&theirs.task, stream.handle()).unwrap();
+    ranks[1].native.run(&theirs.task, stream.handle()).unwrap();
     ranks[1].p2p.run(&[message(&received, 0, Direction::Receive)], stream.handle()).unwrap();
     stream.synchronize();
     theirs.check();
@@ -83,7 +83,7 @@ fn one_turn_of_many() {
         let messages = [message(&sent, peer, Direction::Send), message(&received, peer, Direction::Receive)];
         let turn = rank.turns.take(streams[0].handle(), &[streams[1].handle()], |turn| {
             for part in &parts {
-                rank.fast.launch(turn, &part.task).unwrap();
+                rank.native.launch(turn, &part.task).unwrap();
             }
             rank.p2p.launch(turn, &messages).unwrap();
             Ok::<(), windlass_engine::turns::Refusal>(())

@@ -1,6 +1,6 @@
 //! All-gather-v and reduce-scatter-v give every byte that they should, and touch no other.
 
-use windlass_engine::fast::{Part, Reduction, Task, Uneven};
+use windlass_engine::native::{Part, Reduction, Task, Uneven};
 
 use crate::communicator::*;
 use crate::support::*;
@@ -165,7 +165,7 @@ fn every_byte_and_no_other() {
             let shapes = shapes(count as usize);
             let sides: Vec<Side> = shapes.iter().map(|shape| Side::of(shape, rank.rank as usize)).collect();
             for side in &sides {
-                rank.fast.run(&side.task, stream.handle()).unwrap();
+                rank.native.run(&side.task, stream.handle()).unwrap();
             }
             stream.synchronize();
             sides.iter().zip(&shapes).for_each(|(side, shape)| side.check(shape));
@@ -186,12 +186,12 @@ fn replayed() {
         // An all-gather-v, a reduce-scatter-v; both out of place, so that each run does the same again.
         let (captured_ones, eager) = ([of(4), of(14)], of(18));
         let graph = captured(&stream, || {
-            captured_ones.iter().for_each(|(side, _)| rank.fast.run(&side.task, stream.handle()).unwrap());
+            captured_ones.iter().for_each(|(side, _)| rank.native.run(&side.task, stream.handle()).unwrap());
         });
         for _ in 0..4 {
             captured_ones.iter().for_each(|(side, _)| side.memory.set(&side.before));
             ok(cuGraphLaunch(graph, stream.0));
-            rank.fast.run(&eager.0.task, stream.handle()).unwrap();
+            rank.native.run(&eager.0.task, stream.handle()).unwrap();
             stream.synchronize();
             captured_ones.iter().for_each(|(side, shape)| side.check(shape));
             eager.0.check(eager.1);
