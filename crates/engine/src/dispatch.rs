@@ -1,16 +1,16 @@
 //! Every collective, send and receive comes through here: found, decided, run, counted.
 
-mod in_fabric;
+mod route;
 
 mod common_order;
 
-mod steps;
+mod group_plan;
 
 mod fusing;
 
 mod batching;
 
-pub mod settling;
+pub mod group_planning;
 
 pub mod uneven;
 
@@ -18,17 +18,17 @@ pub mod messages;
 
 pub mod collectives;
 
-pub mod in_order;
+pub mod ordering;
 
 pub mod group_order;
 
 pub mod lazy_calls;
 
-pub mod registered;
+pub mod registration;
 
-mod windowed;
+mod window_guard;
 
-mod checked;
+mod check;
 
 use nccl_sys::{ncclInProgress, ncclResult_t, ncclSuccess};
 
@@ -60,7 +60,7 @@ pub fn call(call: &Call) -> ncclResult_t {
         || find(call),
         |standing| match standing {
             Standing::Unseen | Standing::Plain { .. } => forward::forward(call),
-            Standing::InFabric(communicator) => in_fabric::call(call, communicator),
+            Standing::InFabric(communicator) => route::call(call, communicator),
         },
         |standing, result| {
             if matches!(standing, Standing::Unseen) {

@@ -20,7 +20,7 @@ use nccl_sys::{
 
 use crate::communicator::{self, Communicator};
 use crate::dispatch::group_order::Schedule;
-use crate::dispatch::{in_order, lazy_calls, registered, settling};
+use crate::dispatch::{group_planning, lazy_calls, ordering, registration};
 use crate::error::{panicked, refuse};
 use crate::fabric::registering;
 use crate::fabric::{self, InitOutcome};
@@ -295,32 +295,32 @@ pub fn group_end() -> ncclResult_t {
 #[inline(never)]
 fn end_of_much() -> ncclResult_t {
     let (met, ours) = (Cell::new(ncclSuccess), Cell::new(ncclSuccess));
-    let parts = settling::settle();
+    let parts = group_planning::plan();
     let result = guard::around(
         || (parts, RefCell::new(closing(Entry::ncclGroupEnd))),
         |(parts, ended)| {
-            let schedule = scheduled(ended, |ended| in_order::schedule(parts, ended));
+            let schedule = scheduled(ended, |ended| ordering::schedule(parts, ended));
             let run = |places: &[usize]| {
-                let ran = in_order::run_held(parts, places);
+                let ran = ordering::run_held(parts, places);
                 if ours.get() == ncclSuccess {
                     ours.set(ran);
                 }
             };
             run(&schedule.before);
             let candidates = std::mem::take(&mut ended.borrow_mut().candidates);
-            let ready = guard::call(|| registered::before_group(&candidates));
+            let ready = guard::call(|| registration::before_group(&candidates));
             let Closed { nccls, result } = match ready == ncclSuccess {
                 true => close(&mut ended.borrow_mut(), Simulated::No, known::group_end),
                 // The driver has failed; NCCL is to run nothing of it.
                 false => spoilt(ready),
             };
             if !candidates.is_empty() {
-                let ended = guard::call(|| registered::after_group(&candidates, is_taken(nccls)));
+                let ended = guard::call(|| registration::after_group(&candidates, is_taken(nccls)));
                 ours.set(if ours.get() == ncclSuccess { ended } else { ours.get() });
             }
             if is_taken(nccls) {
                 let followed = std::mem::take(&mut ended.borrow_mut().followed);
-                guard::or_else(|| (), || in_order::after_group(followed));
+                guard::or_else(|| (), || ordering::after_group(followed));
             }
             if is_taken(result) {
                 run(&schedule.after);
@@ -365,14 +365,14 @@ fn spoilt(why: ncclResult_t) -> Closed {
 pub fn group_simulate_end(estimate: *mut ncclSimInfo_t) -> ncclResult_t {
     let met = Cell::new(ncclSuccess);
     // The estimate is NCCL's, of what it would run.
-    drop(settling::settle());
+    drop(group_planning::plan());
     let result = guard::around(
         || RefCell::new(closing(Entry::ncclGroupSimulateEnd)),
         |ended| {
             let end = || known::group_simulate_end(estimate);
             let Closed { result, .. } = close(&mut ended.borrow_mut(), Simulated::Yes, end);
             let forget = || {
-                registered::forget(&ended.borrow().candidates);
+                registration::forget(&ended.borrow().candidates);
                 result
             };
             guard::or_else(|| panicked("the numbers of registered calls"), forget)

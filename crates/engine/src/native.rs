@@ -60,7 +60,7 @@ pub struct Parts {
 pub enum Task {
     One(Collective),
     /// Several of a group that are one: all-gather-v, reduce-scatter-v.
-    Together(Uneven),
+    Fused(Uneven),
     /// Several of a group beside each other.
     Batch(Vec<Collective>),
 }
@@ -125,14 +125,14 @@ impl Native {
             Task::One(collective) => {
                 arrange(collective, geometry, layout, slices, tuning, limits, &mut launch)
             }
-            Task::Together(uneven) => {
+            Task::Fused(uneven) => {
                 arrange_uneven(uneven, geometry, layout, slices, tuning, limits, &mut launch)
             }
             Task::Batch(_) => Ok(None),
         };
         let Some(shape) = shape.map_err(Refusal::Arranged)? else { return Ok(()) };
         self.start(turn, &shape, Parameter::One(&mut launch))?;
-        if let Task::Together(uneven) = task {
+        if let Task::Fused(uneven) = task {
             count::fused(uneven.parts.iter().filter(|part| part.bytes > 0).count() as u64);
         }
         Ok(())

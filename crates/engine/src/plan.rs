@@ -63,22 +63,22 @@ fn is_native(call: &Shared, terms: &Terms) -> bool {
 
 /// Whether one kernel serves these calls of one group, which follow each other: all broadcasts, or all reduces of one type and
 /// operation, each with a root of its own.
-pub fn are_native_together<'a>(calls: impl Iterator<Item = &'a Shared> + Clone, terms: &Terms) -> bool {
+pub fn are_native_fused<'a>(calls: impl Iterator<Item = &'a Shared> + Clone, terms: &Terms) -> bool {
     let Some(each) = calls.clone().next().and_then(|call| Collective::of(call.function)) else {
         return false;
     };
     let bytes = calls.clone().map(|call| call.bytes(terms.ranks));
     let total = bytes.clone().fold(0, u64::saturating_add);
-    terms.native.serve_together(each, bytes, terms.ranks)
+    terms.native.serve_fused(each, bytes, terms.ranks)
         && calls.clone().all(|call| elements_bytes_max(call).is_some_and(|most| total <= most))
 }
 
 /// Whether a call that a group holds could be one of those: then what becomes of it is known when the group ends.
 #[inline]
-pub fn may_be_native_together(call: &Shared, terms: &Terms) -> bool {
+pub fn may_be_fused(call: &Shared, terms: &Terms) -> bool {
     let Some(each) = Collective::of(call.function) else { return false };
     let bytes = call.bytes(terms.ranks);
-    terms.native.may_serve_together(each, bytes, terms.ranks)
+    terms.native.may_serve_fused(each, bytes, terms.ranks)
         && elements_bytes_max(call).is_some_and(|most| bytes <= most)
 }
 

@@ -1,13 +1,13 @@
 //! What was counted: [`segment`] is where, [`files`] whose, [`count`] how, [`snapshot`] what a reader sees, [`report`] how it is told.
 
-pub mod checked;
+pub mod check;
 pub mod count;
 pub mod fabric;
 pub mod features;
 pub mod files;
 mod named;
 pub mod pool;
-pub mod registered;
+pub mod registration;
 pub mod windows;
 
 pub mod report;

@@ -61,7 +61,7 @@ impl Collective {
 impl Collective {
     /// What several of one group are together where each has another root: all-gather-v, reduce-scatter-v.
     #[inline]
-    pub fn together(self) -> Option<Collective> {
+    pub fn fused(self) -> Option<Collective> {
         match self {
             Collective::Broadcast => Some(Collective::UnevenAllGather),
             Collective::Reduce => Some(Collective::UnevenReduceScatter),
@@ -86,22 +86,22 @@ pub struct Limits(pub [u64; COLLECTIVES]);
 /// Whether a group takes so many kernels of ours of one communicator, one after the other, the smallest of so many bytes: NCCL
 /// runs all of a group in one, and what it has ahead is used up by three small ones (2 × H200, graph and eager: 4 all-reduces of 1 KB
 /// 8.3 us for 6.3, 32 of them 65 for 9; 4 of 1 MB 28 for 47, 8 of these eager 66 for 59; `crates/kernels/bench/grouped.cu`).
-pub fn serve_apart(count: usize, smallest_bytes: u64) -> bool {
+pub fn serve_separate(count: usize, smallest_bytes: u64) -> bool {
     match smallest_bytes {
-        ..APART_BYTES_MIN => count <= 2,
+        ..SEPARATE_BYTES_MIN => count <= 2,
         _ => count <= 4,
     }
 }
 
 /// From here on a collective takes so long that two more kernels do not matter.
-const APART_BYTES_MIN: u64 = 1 << 20;
+const SEPARATE_BYTES_MIN: u64 = 1 << 20;
 
 /// Whether a group takes so many kernels each of which runs calls with a root each, the smallest of so many bytes in all. NCCL runs all of
 /// them in one, but takes longer to launch that (2 × H200, graph and eager: 2 all-gathers of 1 KB as two broadcasts each 5.9 us for 5.3, 9.7
 /// for 12.4, 3 of them 8.6 for 5.4, 14.0 for 13.0; 4 of 1 MB 22 for 31; reductions are dearer, 3 of 4 MB 48 for 44;
 /// `docs/measurements/2026-11-24-lists`).
 pub fn serve_lists(count: usize, reduce: bool, smallest_bytes: u64) -> bool {
-    count <= if smallest_bytes >= APART_BYTES_MIN && !reduce { 4 } else { 2 }
+    count <= if smallest_bytes >= SEPARATE_BYTES_MIN && !reduce { 4 } else { 2 }
 }
 
 /// The largest collective of a group that goes beside others in one kernel. Larger ones in one were not measured, and take so long
@@ -126,7 +126,7 @@ impl Limits {
     /// root's wires carry alone, while NCCL spreads it over all rings: so what makes that more than an even share may be as much as a
     /// single one has at its limit, where that was measured. Where no single one is served, none are together: a table that says so
     /// of broadcasts means all of them.
-    pub fn serve_together(
+    pub fn serve_fused(
         &self,
         each: Collective,
         bytes: impl Iterator<Item = u64> + Clone,
@@ -135,19 +135,19 @@ impl Limits {
         let total = bytes.clone().fold(0, u64::saturating_add);
         let largest = bytes.max().unwrap_or_default();
         let uneven = (ranks as u64).saturating_mul(largest).saturating_sub(total);
-        let serves = |together| {
-            self.serve(together, total) && self.serve(each, 0) && uneven <= self.uneven_bytes_max(each, ranks)
+        let serves = |fused| {
+            self.serve(fused, total) && self.serve(each, 0) && uneven <= self.uneven_bytes_max(each, ranks)
         };
-        each.together().is_some_and(|together| self.serve(each, largest) || serves(together))
+        each.fused().is_some_and(|fused| self.serve(each, largest) || serves(fused))
     }
 
     /// Whether there are others, known later, with which one kernel would serve a broadcast or reduce of so many bytes.
     #[inline]
-    pub fn may_serve_together(&self, each: Collective, bytes: u64, ranks: usize) -> bool {
-        let Some(together) = each.together() else { return false };
+    pub fn may_serve_fused(&self, each: Collective, bytes: u64, ranks: usize) -> bool {
+        let Some(fused) = each.fused() else { return false };
         let uneven = self.uneven_bytes_max(each, ranks);
         let least = (ranks as u64).saturating_mul(bytes).saturating_sub(uneven).max(bytes);
-        self.serve(each, bytes) || self.serve(each, 0) && self.serve(together, least)
+        self.serve(each, bytes) || self.serve(each, 0) && self.serve(fused, least)
     }
 
     /// As many times the largest part as there are ranks, less all parts.
@@ -256,7 +256,7 @@ pub fn kernels() -> Tuning {
 pub fn hash() -> u64 {
     let mut writer = Writer::default();
     writer.u64(EACH_BLOCK_BYTES_MAX);
-    writer.u64(PROTOCOL).u64(UNMEASURED_BYTES_MAX).u64(OTHER_BYTES_MAX).u64(APART_BYTES_MIN);
+    writer.u64(PROTOCOL).u64(UNMEASURED_BYTES_MAX).u64(OTHER_BYTES_MAX).u64(SEPARATE_BYTES_MIN);
     writer.u64(BATCH_CALLS_MAX as u64).u64(BATCH_ENTRIES as u64).u64(BATCHED_BYTES_MAX);
     for ranks in 2..=RANKS_MAX as u32 {
         for kind in [Kind::AllReduce, Kind::AllGather, Kind::ReduceScatter] {
@@ -397,29 +397,29 @@ mod tests {
 
     /// Even parts end where uneven ones do, or where each is NCCL's by itself; a single one ends where broadcasts do.
     #[test]
-    fn together() {
+    fn fused() {
         const MIB: u64 = 1 << 20;
         for (ranks, ends) in [(2, [(32, 64), (16, 32)]), (4, [(1, 64), (1, 16)])] {
             let limits = Limits::of(&negotiated(ranks, NEEDED, 90, 132), &Table::default());
             for (each, (alone, whole)) in [Collective::Broadcast, Collective::Reduce].into_iter().zip(ends) {
                 let (alone, whole) = (alone * MIB, whole * MIB);
-                let serve = |parts: &[u64]| limits.serve_together(each, parts.iter().copied(), ranks);
+                let serve = |parts: &[u64]| limits.serve_fused(each, parts.iter().copied(), ranks);
                 let even = |total: u64| vec![total / ranks as u64; ranks];
                 assert!(serve(&even(4096)) && serve(&even(whole)) && !serve(&even(whole + 4)));
                 assert!(serve(&[alone]) && !serve(&[alone + 1]));
                 let mut larger = even(4 * MIB);
                 larger[0] += alone;
-                assert_eq!(serve(&larger), alone + 4 * MIB <= limits.0[each.together().unwrap() as usize]);
+                assert_eq!(serve(&larger), alone + 4 * MIB <= limits.0[each.fused().unwrap() as usize]);
                 larger[0] += 1;
                 assert!(!serve(&larger));
-                assert!(!limits.may_serve_together(each, whole, ranks));
+                assert!(!limits.may_serve_fused(each, whole, ranks));
             }
-            assert!(!limits.serve_together(Collective::AllReduce, [1, 1].into_iter(), ranks));
-            assert!(!limits.may_serve_together(Collective::AllGather, 1, ranks));
+            assert!(!limits.serve_fused(Collective::AllReduce, [1, 1].into_iter(), ranks));
+            assert!(!limits.may_serve_fused(Collective::AllGather, 1, ranks));
         }
         for each in [Collective::Broadcast, Collective::Reduce] {
-            assert!(!Limits::NONE.may_serve_together(each, 0, 4));
-            assert!(!Limits::NONE.serve_together(each, [0, 0].into_iter(), 4));
+            assert!(!Limits::NONE.may_serve_fused(each, 0, 4));
+            assert!(!Limits::NONE.serve_fused(each, [0, 0].into_iter(), 4));
         }
     }
 
@@ -430,8 +430,8 @@ mod tests {
         const MIB: u64 = 1 << 20;
         let limits = Limits::of(&negotiated(2, NEEDED, 90, 132), &Table::default());
         let serve = |each, parts: [u64; 2]| {
-            let is_served = limits.serve_together(each, parts.into_iter(), 2);
-            assert!(!is_served || parts.iter().all(|part| limits.may_serve_together(each, *part, 2)));
+            let is_served = limits.serve_fused(each, parts.into_iter(), 2);
+            assert!(!is_served || parts.iter().all(|part| limits.may_serve_fused(each, *part, 2)));
             is_served
         };
         let shares = |total: u64| [total * 5 / 12, total * 7 / 12];
@@ -445,7 +445,7 @@ mod tests {
 
     /// Limits of a table hold for what runs together, too; where it has none for single ones, none run together.
     #[test]
-    fn tuned_together() {
+    fn tuned_fused() {
         let text = "windlass-tuning 1\n\
             broadcast ranks 4 gpu 9.0/132 multicast no native_bytes_max 1K\n\
             all_gather ranks 4 gpu 9.0/132 multicast no native_bytes_max 16K\n\
@@ -455,8 +455,8 @@ mod tests {
         negotiated.members.iter_mut().for_each(|member| member.tuning = table.hash());
         let limits = Limits::of(&negotiated, &table);
         let serve = |each, parts: [u64; 4]| {
-            let is_served = limits.serve_together(each, parts.into_iter(), 4);
-            let is_foreseen = parts.iter().all(|part| limits.may_serve_together(each, *part, 4));
+            let is_served = limits.serve_fused(each, parts.into_iter(), 4);
+            let is_foreseen = parts.iter().all(|part| limits.may_serve_fused(each, *part, 4));
             assert!(is_foreseen || !is_served);
             is_served
         };
@@ -500,9 +500,9 @@ mod tests {
         ) {
             let limits = Limits(limits.map(u64::from));
             let parts: Vec<u64> = parts.into_iter().take(ranks).map(|bytes| bytes >> scale).collect();
-            if limits.serve_together(Collective::Broadcast, parts.iter().copied(), ranks) {
+            if limits.serve_fused(Collective::Broadcast, parts.iter().copied(), ranks) {
                 for bytes in parts {
-                    prop_assert!(limits.may_serve_together(Collective::Broadcast, bytes, ranks));
+                    prop_assert!(limits.may_serve_fused(Collective::Broadcast, bytes, ranks));
                 }
             }
         }

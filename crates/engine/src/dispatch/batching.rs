@@ -1,5 +1,5 @@
 //! Which collectives of one communicator's part of a group one kernel runs beside each other: small ones over pairs, others over
-//! lines. Pure, and a function of what all ranks share: see [`steps`](super::steps), also for why one may not need another's result.
+//! lines. Pure, and a function of what all ranks share: see [`group_plan`](super::group_plan), also for why one may not need another's result.
 
 mod wires;
 
@@ -12,7 +12,7 @@ use crate::negotiated::capability;
 use crate::plan::Terms;
 use crate::tuning::{self, Collective};
 
-use super::steps::Step;
+use super::group_plan::Step;
 use wires::{Sums, Wire};
 
 /// What of a group one kernel runs, as the ranks have agreed.
@@ -61,7 +61,7 @@ struct Candidate {
 pub fn batched(steps: &[Step], calls: &[Shared], terms: &Terms, batches: Batches) -> Vec<Step> {
     let candidate = |step: &Step| match step {
         Step::Alone(place) => Candidate::of(*place, &calls[*place], terms),
-        Step::Together(_) | Step::Batch(_) | Step::Forwarded(_) => None,
+        Step::Fused(_) | Step::Batch(_) | Step::Forwarded(_) => None,
     };
     let candidates: Vec<Option<Candidate>> = steps.iter().map(candidate).collect();
     let sums = Sums::of(candidates.iter().flatten());
@@ -118,7 +118,7 @@ impl Open {
 }
 
 impl Candidate {
-    /// None of what has a root: these are one collective together, or rare.
+    /// None of what has a root: these are fused into one collective, or rare.
     fn of(place: usize, call: &Shared, terms: &Terms) -> Option<Candidate> {
         let (tuning, collective) = (tuning::kernels(), Collective::of(call.function)?);
         let (kind, work, crossover) = match call.function {
@@ -307,9 +307,9 @@ mod tests {
     fn others_stay() {
         let calls = [call(Function::AllGather, 1); 5];
         let steps =
-            [Step::Forwarded(0), Step::Alone(1), Step::Together(vec![2]), Step::Alone(3), Step::Forwarded(4)];
+            [Step::Forwarded(0), Step::Alone(1), Step::Fused(vec![2]), Step::Alone(3), Step::Forwarded(4)];
         let expected =
-            [Step::Forwarded(0), Step::Batch(vec![1, 3]), Step::Together(vec![2]), Step::Forwarded(4)];
+            [Step::Forwarded(0), Step::Batch(vec![1, 3]), Step::Fused(vec![2]), Step::Forwarded(4)];
         assert_eq!(batched(&steps, &calls, &TERMS, Batches::All), expected);
     }
 

@@ -11,7 +11,7 @@ use crate::fabric::Fabric;
 use crate::group::{self, Ours};
 use crate::native::{Collective, Kind, Part, RANKS_MAX, Reduction, Task, Uneven};
 
-use super::in_order::{self, stream_of};
+use super::ordering::{self, stream_of};
 
 /// A collective, and who serves it.
 pub struct Served {
@@ -21,7 +21,7 @@ pub struct Served {
 
 /// The fabric that serves this call; none if NCCL is to refuse it, or if another thread has just ended the communicator.
 pub fn serves(call: &Call, communicator: &Communicator) -> Option<Served> {
-    let fabric = in_order::fabric_of(call, communicator)?;
+    let fabric = ordering::fabric_of(call, communicator)?;
     let collective = collective_of(call, fabric.rank(), fabric.negotiated().members.len())?;
     Some(Served { fabric, collective })
 }
@@ -33,11 +33,11 @@ pub fn take(call: &Call, Served { fabric, collective }: &Served) -> ncclResult_t
         return ncclSuccess;
     }
     if group::is_open() {
-        in_order::hold(call, fabric, std::iter::once(Ours::Collective(*call)));
+        ordering::hold(call, fabric, std::iter::once(Ours::Collective(*call)));
         return ncclSuccess;
     }
     let one = [Task::One(*collective)];
-    in_order::run(call.local.communicator, fabric, &one, &[], stream_of(call), &[])
+    ordering::run(call.local.communicator, fabric, &one, &[], stream_of(call), &[])
 }
 
 /// One call of a group by itself; none where NCCL would have refused it.
@@ -46,7 +46,7 @@ pub(super) fn alone(call: &Call, rank: u32, ranks: usize) -> Option<Task> {
 }
 
 /// Broadcasts, or reduces, of a group with a root each, as one; none where NCCL would have refused one.
-pub(super) fn together<'a>(calls: impl Iterator<Item = &'a Call>, rank: u32, ranks: usize) -> Option<Task> {
+pub(super) fn fused<'a>(calls: impl Iterator<Item = &'a Call>, rank: u32, ranks: usize) -> Option<Task> {
     let mut uneven = Uneven { reduction: None, parts: [Part::default(); RANKS_MAX], own: 0 };
     for call in calls {
         let Collective { kind, count, element_bytes, reduction, send, receive } =
@@ -63,7 +63,7 @@ pub(super) fn together<'a>(calls: impl Iterator<Item = &'a Call>, rank: u32, ran
             uneven.own = own;
         }
     }
-    Some(Task::Together(uneven))
+    Some(Task::Fused(uneven))
 }
 
 /// Several calls of a group as one kernel, each by itself; none where NCCL would have refused one.
@@ -142,20 +142,20 @@ mod tests {
         let sized = |call: Call, count| Call { shared: Shared { count, ..call.shared }, ..call };
         let broadcast = |root, count, at| sized(call(Function::Broadcast, Some(root), at, at + 1), count);
         let calls = [broadcast(2, 5, 100), broadcast(1, 7, 200), broadcast(0, 1, 300)];
-        let Some(Task::Together(gather)) = together(calls.iter(), 1, 4) else { panic!("not one") };
+        let Some(Task::Fused(gather)) = fused(calls.iter(), 1, 4) else { panic!("not one") };
         assert_eq!((gather.reduction, gather.own), (None, 200));
         let parts = gather.parts.map(|part| (part.address, part.bytes));
         assert_eq!(parts[..5], [(301, 4), (201, 28), (101, 20), (0, 0), (0, 0)]);
         let reduce = |root, count, at| sized(call(Function::Reduce, Some(root), at, at + 1), count);
         let calls = [reduce(0, 5, 100), reduce(3, 7, 200)];
-        let Some(Task::Together(scatter)) = together(calls.iter(), 3, 4) else { panic!("not one") };
+        let Some(Task::Fused(scatter)) = fused(calls.iter(), 3, 4) else { panic!("not one") };
         assert_eq!((scatter.reduction.unwrap().operation, scatter.own), (0, 201));
         assert_eq!(scatter.parts[3], Part { address: 200, bytes: 28 });
         // A rank that is no root has nothing of its own.
-        let Some(Task::Together(other)) = together(calls.iter(), 2, 4) else { panic!("not one") };
+        let Some(Task::Fused(other)) = fused(calls.iter(), 2, 4) else { panic!("not one") };
         assert_eq!(other.own, 0);
-        assert_eq!(together([reduce(4, 1, 100)].iter(), 2, 4), None);
-        assert_eq!(together([call(Function::AllGather, None, 8, 8)].iter(), 2, 4), None);
+        assert_eq!(fused([reduce(4, 1, 100)].iter(), 2, 4), None);
+        assert_eq!(fused([call(Function::AllGather, None, 8, 8)].iter(), 2, 4), None);
     }
 
     /// Roots that are no ranks, unknown types, and buffers that are not there where they are needed, are NCCL's.

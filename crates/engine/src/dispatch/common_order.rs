@@ -1,5 +1,5 @@
 //! In which order a communicator's collectives of a group are taken: one that all ranks have, whatever order each called them in. Pure,
-//! and a function of what all ranks share: see [`steps`](super::steps), also for why one may not need another's result.
+//! and a function of what all ranks share: see [`group_plan`](super::group_plan), also for why one may not need another's result.
 //!
 //! NCCL sorts a group's collectives by size (2.28.9: `ncclTaskCollSorterInsert` in src/include/comm.h, `ncclPrepareTasks` in
 //! src/enqueue.cc; four bins for a power of two), so ranks may call them in any order if no two sizes are of one bin; of one bin they keep

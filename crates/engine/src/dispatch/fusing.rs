@@ -1,14 +1,14 @@
-//! Which collectives of one communicator's part of a group are one together: broadcasts with a root each an all-gather-v, reduces with
-//! a root each a reduce-scatter-v. Pure, and a function of what all ranks share: see [`steps`](super::steps).
+//! Which collectives of one communicator's part of a group are fused into one: broadcasts with a root each an all-gather-v, reduces with
+//! a root each a reduce-scatter-v. Pure, and a function of what all ranks share: see [`group_plan`](super::group_plan).
 
 use crate::call::{Function, Shared};
 use crate::path::Path;
-use crate::plan::{Standing, Terms, are_native_together, plan};
+use crate::plan::{Standing, Terms, are_native_fused, plan};
 use crate::tuning::Collective;
 
-use super::steps::Step;
+use super::group_plan::Step;
 
-/// A kernel each, but for what is one collective together.
+/// A kernel each, but for what is fused into one collective.
 pub fn kernels(calls: &[Shared], terms: &Terms) -> Vec<Step> {
     let mut steps = Vec::with_capacity(calls.len());
     let mut from = 0;
@@ -22,29 +22,29 @@ pub fn kernels(calls: &[Shared], terms: &Terms) -> Vec<Step> {
             continue;
         }
         let run: Vec<usize> = run.collect();
-        if are_together(calls, &run, terms) {
-            steps.push(Step::Together(run));
+        if are_fused(calls, &run, terms) {
+            steps.push(Step::Fused(run));
             continue;
         }
         // What is NCCL's by itself goes there; the rest is a smaller one.
         let (ours, nccls): (Vec<usize>, Vec<usize>) = run.into_iter().partition(is_ours);
         steps.extend(nccls.into_iter().map(Step::Forwarded));
-        match are_together(calls, &ours, terms) {
-            true => steps.push(Step::Together(ours)),
+        match are_fused(calls, &ours, terms) {
+            true => steps.push(Step::Fused(ours)),
             false => steps.extend(ours.into_iter().map(Step::Alone)),
         }
     }
     steps
 }
 
-fn are_together(calls: &[Shared], run: &[usize], terms: &Terms) -> bool {
-    run.len() > 1 && are_native_together(run.iter().map(|place| &calls[*place]), terms)
+fn are_fused(calls: &[Shared], run: &[usize], terms: &Terms) -> bool {
+    run.len() > 1 && are_native_fused(run.iter().map(|place| &calls[*place]), terms)
 }
 
 /// The first calls, as many as one kernel can run, at least one: alike but for roots and counts, with a root each.
 fn run_of(calls: &[Shared]) -> &[Shared] {
     let Some((first, others)) = calls.split_first() else { return calls };
-    if Collective::of(first.function).and_then(Collective::together).is_none() {
+    if Collective::of(first.function).and_then(Collective::fused).is_none() {
         return &calls[..1];
     }
     let mut length = 1;

@@ -22,7 +22,7 @@ use crate::negotiated::Token;
 use crate::stats::{count, fabric};
 use crate::thread;
 
-use super::in_order::{self, Lane};
+use super::ordering::{self, Lane};
 
 /// What becomes of a call.
 enum Look {
@@ -132,10 +132,10 @@ fn run(call: &Call, lazy: &LazyCommunicator) -> ncclResult_t {
         || Err(ncclInternalError),
         || {
             if let Some(communicator) = communicator::find(call.local.communicator) {
-                in_order::before_forward(Lane::of(call), communicator, false);
+                ordering::before_forward(Lane::of(call), communicator, false);
             }
             let before = if group::is_open() { None } else { lazy.measure() };
-            lazy.runs_on(in_order::stream_of(call));
+            lazy.runs_on(ordering::stream_of(call));
             Ok((lazy.translated(call).map_err(refused)?, before))
         },
     );
@@ -255,7 +255,7 @@ fn run_unit(work: Vec<LazyWork>) -> ncclResult_t {
     let closed = known::group_end();
     for lane in lanes {
         if let Some(communicator) = communicator::find(lane.communicator) {
-            in_order::after_forward(lane, communicator, closed);
+            ordering::after_forward(lane, communicator, closed);
         }
     }
     results.into_iter().map(|(result, _)| result).find(|result| *result != ncclSuccess).unwrap_or(closed)
@@ -281,9 +281,9 @@ fn run_one(LazyWork { lazy, work }: LazyWork) -> (ncclResult_t, Option<OfCall>) 
 /// A call whose reduction is NCCL's own already.
 fn run_made(call: &Call, lazy: &LazyCommunicator, real: ncclComm_t) -> ncclResult_t {
     if let Some(communicator) = communicator::find(lazy.handle()) {
-        in_order::before_forward(Lane::of(call), communicator, false);
+        ordering::before_forward(Lane::of(call), communicator, false);
     }
-    lazy.runs_on(in_order::stream_of(call));
+    lazy.runs_on(ordering::stream_of(call));
     let mut call = *call;
     call.local.communicator = real;
     forward::forward(&call)

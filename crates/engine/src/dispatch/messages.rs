@@ -15,11 +15,11 @@ use crate::group::{self, Ours};
 use crate::negotiated::RANKS_MAX;
 use crate::p2p::{Direction, Operation};
 
-use super::in_order::{self, stream_of};
+use super::ordering::{self, stream_of};
 
 /// The fabric that serves this call; none if NCCL is to refuse it, or if another thread has just ended the communicator.
 pub fn serves(call: &Call, communicator: &Communicator) -> Option<Arc<Fabric>> {
-    let fabric = in_order::fabric_of(call, communicator)?;
+    let fabric = ordering::fabric_of(call, communicator)?;
     Messages::of(call, &fabric).is_some().then_some(fabric)
 }
 
@@ -29,10 +29,10 @@ pub fn take(call: &Call, fabric: &Arc<Fabric>) -> ncclResult_t {
         return refuse(ncclInternalError, format_args!("a message without bytes or peer"));
     };
     if group::is_open() {
-        in_order::hold(call, fabric, messages.all().iter().copied().map(Ours::Message));
+        ordering::hold(call, fabric, messages.all().iter().copied().map(Ours::Message));
         return ncclSuccess;
     }
-    in_order::run(call.local.communicator, fabric, &[], messages.all(), stream_of(call), &[])
+    ordering::run(call.local.communicator, fabric, &[], messages.all(), stream_of(call), &[])
 }
 
 /// The sends and receives of a call, in NCCL's order.

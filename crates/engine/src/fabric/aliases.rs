@@ -12,7 +12,7 @@ use crate::gpu::memory::{Mapping, Physical, Reservation};
 use crate::gpu::{Address, Failure, Home};
 use crate::registration::{self as cache, Key, Registrar};
 use crate::stats::count;
-use crate::stats::registered::Registered;
+use crate::stats::registration::Registered;
 
 /// What NCCL registers is known to peers when a call first uses it, by descriptors that it opens for a moment; where it cannot, it
 /// runs that call unregistered on this rank alone and says nothing (2.28.9, ncclIpcLocalRegisterBuffer).

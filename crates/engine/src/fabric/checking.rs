@@ -17,7 +17,7 @@ use crate::negotiated::{NegotiatedConfig, capability};
 use crate::range::Range;
 use crate::rendezvous::outcome::Reason;
 use crate::shared_page::SharedPage;
-use crate::stats::checked::Checked;
+use crate::stats::check::Checked;
 use crate::stats::{count, segment};
 use crate::windows;
 

@@ -12,7 +12,7 @@ use crate::gpu::Address;
 use crate::range::Range;
 use crate::registration::Cache;
 use crate::stats::count;
-use crate::stats::registered::Registered;
+use crate::stats::registration::Registered;
 
 use super::aliases::{Alias, Aliases};
 use super::beside;

@@ -6,7 +6,7 @@ use nccl_sys::{ncclComm_t, ncclSuccess};
 use crate::forward::registration;
 use crate::gpu::{Address, Home};
 use crate::stats::count;
-use crate::stats::registered::Registered;
+use crate::stats::registration::Registered;
 
 /// Pieces begin at multiples of this.
 const ALIGNMENT: u64 = 4096;

@@ -11,8 +11,8 @@ use nccl_sys::{
 };
 
 use crate::communicator;
-use crate::dispatch::in_order::{self, Lane};
 use crate::dispatch::lazy_calls;
+use crate::dispatch::ordering::{self, Lane};
 use crate::error::refuse;
 use crate::fabric::registering::Registering;
 use crate::forward::known::put;
@@ -306,10 +306,10 @@ pub fn one_sided(entry: Entry, handle: ncclComm_t, call: OneSided) -> ncclResult
     let lane = Lane { communicator: handle, stream: call.stream(), is_empty: false };
     let find = || communicator::find(handle).filter(|known| known.has_fabric() && !is_missing(entry));
     let communicator = guard::or_else(|| None, find);
-    let before = || communicator.iter().for_each(|known| in_order::before_forward(lane, known, false));
+    let before = || communicator.iter().for_each(|known| ordering::before_forward(lane, known, false));
     guard::or_else(|| (), before);
     let result = ask(entry, handle, here, |real| questions::one_sided(real, call));
-    let after = || communicator.iter().for_each(|known| in_order::after_forward(lane, known, result));
+    let after = || communicator.iter().for_each(|known| ordering::after_forward(lane, known, result));
     guard::or_else(|| (), after);
     result
 }

@@ -8,11 +8,11 @@ use nccl_sys::Entry;
 
 use crate::call::Function;
 use crate::path::Path;
-use crate::stats::checked::Checked;
+use crate::stats::check::Checked;
 use crate::stats::fabric;
 use crate::stats::features::Lacks;
 use crate::stats::pool::Pooled;
-use crate::stats::registered::Registered;
+use crate::stats::registration::Registered;
 use crate::stats::segment::{self, COMMUNICATORS_MAX, Communicator, ENDED, FREE, LIVE, THREAD_SETS};
 use crate::stats::windows::Kept;
 

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use crate::stats::snapshot::{CallCounts, CommunicatorCounts, Snapshot};
-use crate::stats::{checked, features, pool, registered, windows};
+use crate::stats::{check, features, pool, registration, windows};
 
 /// One JSON object on one line.
 pub fn json(snapshot: &Snapshot) -> String {
@@ -39,10 +39,10 @@ pub fn text(snapshot: &Snapshot) -> String {
         let _ = writeln!(out, "fused: {calls} grouped collectives in {kernels} kernels");
     }
     let lines = [
-        registered::text(&snapshot.registrations, size),
+        registration::text(&snapshot.registrations, size),
         pool::text(&snapshot.pool, size),
         windows::text(&snapshot.windows),
-        checked::text(&snapshot.check),
+        check::text(&snapshot.check),
     ];
     for line in lines.into_iter().flatten() {
         let _ = writeln!(out, "{line}");

@@ -16,7 +16,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 use crate::call::FUNCTIONS;
 use crate::path::PATHS;
 use crate::stats::files::{self, Held};
-use crate::stats::{checked, pool, registered, windows};
+use crate::stats::{check, pool, registration, windows};
 
 /// Entry points that fit; more than the table has, so that the layout changes seldom.
 pub const ENTRIES_MAX: usize = 128;
@@ -27,7 +27,7 @@ pub const THREAD_SETS: usize = 16;
 
 /// Counts of registrations that fit.
 pub const REGISTRATIONS_MAX: usize = 32;
-const _: () = assert!(registered::COUNTS <= REGISTRATIONS_MAX);
+const _: () = assert!(registration::COUNTS <= REGISTRATIONS_MAX);
 
 /// Counts of recycled blocks that fit.
 pub const POOL_MAX: usize = 24;
@@ -39,7 +39,7 @@ const _: () = assert!(windows::COUNTS <= WINDOWS_MAX);
 
 /// Counts of compared calls that fit.
 pub const CHECKED_MAX: usize = 8;
-const _: () = assert!(checked::COUNTS <= CHECKED_MAX);
+const _: () = assert!(check::COUNTS <= CHECKED_MAX);
 
 /// The first word of a segment.
 pub const MAGIC: u64 = 0x5753_4e41_4c44_4e57;
@@ -74,13 +74,13 @@ pub struct Segment {
     pub fused_kernels: AtomicU64,
     /// Collectives that these ran.
     pub fused_calls: AtomicU64,
-    /// What is registered: numbers of [`crate::stats::registered`].
+    /// What is registered: numbers of [`crate::stats::registration`].
     pub registrations: [AtomicU64; REGISTRATIONS_MAX],
     /// Blocks of `ncclMemAlloc`: numbers of [`crate::stats::pool`].
     pub pool: [AtomicU64; POOL_MAX],
     /// Windows that are kept: numbers of [`crate::stats::windows`].
     pub windows: [AtomicU64; WINDOWS_MAX],
-    /// Calls that ranks compare: numbers of [`crate::stats::checked`].
+    /// Calls that ranks compare: numbers of [`crate::stats::check`].
     pub checked: [AtomicU64; CHECKED_MAX],
     /// Calls that the face passed on without looking, by entry point.
     pub passed: [AtomicU64; ENTRIES_MAX],

@@ -8,12 +8,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::call::Function;
 use crate::path::Path;
-use crate::stats::checked::Checked;
+use crate::stats::check::Checked;
 use crate::stats::count::UNKNOWN;
 use crate::stats::fabric;
 use crate::stats::features::Lacks;
 use crate::stats::pool::Pooled;
-use crate::stats::registered::Registered;
+use crate::stats::registration::Registered;
 use crate::stats::segment::{self, FREE, LIVE, Segment};
 use crate::stats::windows::Kept;
 
@@ -49,7 +49,7 @@ pub struct Snapshot {
     /// Collectives that these ran; they are counted with all others, too.
     #[serde(default)]
     pub fused_calls: u64,
-    /// What was registered with NCCL by itself, by the names of [`crate::stats::registered`]; only what is not 0.
+    /// What was registered with NCCL by itself, by the names of [`crate::stats::registration`]; only what is not 0.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub registrations: BTreeMap<String, u64>,
     /// Blocks of `ncclMemAlloc` that are recycled, by the names of [`crate::stats::pool`]; only what is not 0.
@@ -58,7 +58,7 @@ pub struct Snapshot {
     /// Windows that are kept, by the names of [`crate::stats::windows`]; only what is not 0.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub windows: BTreeMap<String, u64>,
-    /// Calls that ranks compare, by the names of [`crate::stats::checked`]; only what is not 0.
+    /// Calls that ranks compare, by the names of [`crate::stats::check`]; only what is not 0.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub check: BTreeMap<String, u64>,
     /// Calls by function, only those called; a `pnccl` name counts as its `nccl` name.

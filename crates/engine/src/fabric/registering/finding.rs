@@ -13,7 +13,7 @@ use crate::gpu::{Address, Driver};
 use crate::range::Range;
 use crate::registration::{Key, Use, Why};
 use crate::stats::count;
-use crate::stats::registered::Registered;
+use crate::stats::registration::Registered;
 
 use super::Registering;
 use super::state::State;

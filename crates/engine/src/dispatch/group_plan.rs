@@ -1,5 +1,5 @@
 //! What becomes of one communicator's part of a group: which collectives one kernel runs, which are NCCL's. [`fusing`] finds those that
-//! are one collective together, [`batching`] those that run beside each other. Pure, and a function of what all ranks share; pointers,
+//! are fused into one collective, [`batching`] those that run beside each other. Pure, and a function of what all ranks share; pointers,
 //! streams and what is in place cannot be passed in.
 //!
 //! # Why all ranks decide alike
@@ -29,8 +29,8 @@ use super::fusing;
 pub enum Step {
     /// One kernel runs this one.
     Alone(usize),
-    /// One kernel runs all these, which are one collective together.
-    Together(Vec<usize>),
+    /// One kernel runs all these, fused into one collective.
+    Fused(Vec<usize>),
     /// One kernel runs all these beside each other.
     Batch(Vec<usize>),
     /// NCCL runs it.
@@ -43,16 +43,16 @@ pub fn steps(calls: &[Shared], terms: &Terms, batches: Batches) -> Vec<Step> {
     let single = few_lists(fusing::kernels(calls, terms), calls, terms);
     let batched = batching::batched(&single, calls, terms, batches);
     let bytes_of = |place: &usize| calls[*place].bytes(terms.ranks);
-    let apart = || {
+    let separate = || {
         batched.iter().filter_map(|step| match step {
             Step::Alone(place) => Some(bytes_of(place)),
             // NCCL takes longer for so many calls than a kernel does.
             Step::Batch(run) if run.len() == BATCH_CALLS_MAX => None,
             Step::Batch(run) => Some(run.iter().map(bytes_of).fold(0, u64::saturating_add)),
-            Step::Together(_) | Step::Forwarded(_) => None,
+            Step::Fused(_) | Step::Forwarded(_) => None,
         })
     };
-    if tuning::serve_apart(apart().count(), apart().min().unwrap_or_default()) {
+    if tuning::serve_separate(separate().count(), separate().min().unwrap_or_default()) {
         return batched;
     }
     let course = |step| match step {
@@ -66,7 +66,7 @@ pub fn steps(calls: &[Shared], terms: &Terms, batches: Batches) -> Vec<Step> {
 fn few_lists(steps: Vec<Step>, calls: &[Shared], terms: &Terms) -> Vec<Step> {
     let lists = || {
         steps.iter().filter_map(|step| match step {
-            Step::Together(run) => Some(run),
+            Step::Fused(run) => Some(run),
             Step::Alone(_) | Step::Batch(_) | Step::Forwarded(_) => None,
         })
     };
@@ -76,7 +76,7 @@ fn few_lists(steps: Vec<Step>, calls: &[Shared], terms: &Terms) -> Vec<Step> {
         return steps;
     }
     let course = |step| match step {
-        Step::Together(run) => run.into_iter().map(Step::Forwarded).collect(),
+        Step::Fused(run) => run.into_iter().map(Step::Forwarded).collect(),
         other => vec![other],
     };
     steps.into_iter().flat_map(course).collect()
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
     use crate::call::Function;
     use crate::path::Path;
-    use crate::plan::{Standing, may_be_native_together, plan};
+    use crate::plan::{Standing, may_be_fused, plan};
     use crate::tuning::{COLLECTIVES, Limits};
     use nccl_sys::{ncclDataType_t, ncclFloat32, ncclInt8, ncclInt32, ncclMax, ncclMin, ncclSum};
     use proptest::prelude::*;
@@ -106,8 +106,8 @@ mod tests {
         Shared { function: Function::Reduce, count, datatype, operation: Some(ncclSum), root: Some(root) }
     }
 
-    fn together(run: std::ops::Range<usize>) -> Step {
-        Step::Together(run.collect())
+    fn fused(run: std::ops::Range<usize>) -> Step {
+        Step::Fused(run.collect())
     }
 
     /// An all-gather-v is one kernel, whatever its sizes, also if parts are larger than broadcasts may be.
@@ -117,16 +117,16 @@ mod tests {
             let calls: Vec<Shared> = (0..).zip(sizes).map(|(root, count)| broadcast(root, count)).collect();
             steps(&calls, &TERMS, Batches::All)
         };
-        assert_eq!(gather([1, 2, 3, 4]), [together(0..4)]);
-        assert_eq!(gather([MIB, 3 * MIB / 2, MIB / 2, MIB]), [together(0..4)]);
-        assert_eq!(gather([15 * MIB; 4]), [together(0..4)]);
+        assert_eq!(gather([1, 2, 3, 4]), [fused(0..4)]);
+        assert_eq!(gather([MIB, 3 * MIB / 2, MIB / 2, MIB]), [fused(0..4)]);
+        assert_eq!(gather([15 * MIB; 4]), [fused(0..4)]);
         let scatter: Vec<Shared> = (0..4).map(|root| reduce(3 - root, MIB / 2 + 9 * root as usize)).collect();
-        assert_eq!(steps(&scatter, &TERMS, Batches::All), [together(0..4)]);
+        assert_eq!(steps(&scatter, &TERMS, Batches::All), [fused(0..4)]);
         // Some roots are missing.
-        assert_eq!(steps(&[reduce(3, 5000), reduce(1, 9)], &TERMS, Batches::All), [together(0..2)]);
+        assert_eq!(steps(&[reduce(3, 5000), reduce(1, 9)], &TERMS, Batches::All), [fused(0..2)]);
         // The same in place, of another type: bytes are moved.
         let bcast = Shared { function: Function::Bcast, datatype: ncclInt32, ..broadcast(2, 5) };
-        assert_eq!(steps(&[broadcast(0, 7), bcast], &TERMS, Batches::All), [together(0..2)]);
+        assert_eq!(steps(&[broadcast(0, 7), bcast], &TERMS, Batches::All), [fused(0..2)]);
     }
 
     /// Above the limits what is too large by itself is NCCL's, and the rest a smaller one; a single one always goes its own way.
@@ -140,16 +140,16 @@ mod tests {
             steps(&calls, &TERMS, Batches::All)
         };
         assert_eq!(all([17 * MIB; 4]), [0, 1, 2, 3].map(Forwarded));
-        assert_eq!(all([8 * MIB, 10, 10, 10]), [Forwarded(0), together(1..4)]);
+        assert_eq!(all([8 * MIB, 10, 10, 10]), [Forwarded(0), fused(1..4)]);
         let split = all([10, 8 * MIB, 10, 8 * MIB]);
-        assert_eq!(split, [Forwarded(1), Forwarded(3), Step::Together(vec![0, 2])]);
+        assert_eq!(split, [Forwarded(1), Forwarded(3), Step::Fused(vec![0, 2])]);
         assert_eq!(
             all([8 * MIB, 10, 8 * MIB, 8 * MIB]),
             [Forwarded(0), Forwarded(2), Forwarded(3), Alone(1)]
         );
         let all_reduce = Shared { function: Function::AllReduce, root: None, ..reduce(0, 10) };
         let mixed = [broadcast(0, 10), all_reduce, broadcast(1, 10), broadcast(2, 10), reduce(0, 2 * MIB)];
-        assert_eq!(steps(&mixed, &TERMS, Batches::All), [Alone(0), Alone(1), together(2..4), Forwarded(4)]);
+        assert_eq!(steps(&mixed, &TERMS, Batches::All), [Alone(0), Alone(1), fused(2..4), Forwarded(4)]);
         assert_eq!(steps(&[], &TERMS, Batches::All), []);
     }
 
@@ -158,12 +158,12 @@ mod tests {
     fn ends_of_runs() {
         use Step::Alone;
         let again = [broadcast(0, 9), broadcast(1, 9), broadcast(1, 9), broadcast(0, 9)];
-        assert_eq!(fusing::kernels(&again, &TERMS), [together(0..2), together(2..4)]);
+        assert_eq!(fusing::kernels(&again, &TERMS), [fused(0..2), fused(2..4)]);
         let max = Shared { operation: Some(ncclMax), ..reduce(2, 9) };
         let other_type = Shared { datatype: ncclInt32, ..reduce(3, 9) };
         assert_eq!(
             steps(&[reduce(0, 9), reduce(1, 9), max, other_type], &TERMS, Batches::All),
-            [together(0..2), Alone(2), Alone(3)]
+            [fused(0..2), Alone(2), Alone(3)]
         );
         assert_eq!(steps(&[broadcast(0, 9), reduce(1, 9)], &TERMS, Batches::All), [Alone(0), Alone(1)]);
     }
@@ -175,7 +175,7 @@ mod tests {
             let max = |root| Shared { operation: Some(ncclMax), ..reduce(root, count) };
             steps(&[max(0), max(1), max(2), max(3)], &TERMS, Batches::All)
         };
-        assert_eq!(maxima(4096), [together(0..4)]);
+        assert_eq!(maxima(4096), [fused(0..4)]);
         assert_eq!(maxima(4097), [0, 1, 2, 3].map(Step::Forwarded), "four kernels");
         assert_eq!(maxima(16385), [0, 1, 2, 3].map(Step::Forwarded));
     }
@@ -188,7 +188,7 @@ mod tests {
         let lists = |count: usize, bytes: usize, of: Rooted| {
             let parts = if of(0, 1).operation.is_some() { bytes / 8 } else { bytes / 2 };
             let calls: Vec<Shared> = (0..count).flat_map(|_| [of(0, parts), of(1, parts)]).collect();
-            (steps(&calls, &TERMS, Batches::All), (0..count).map(|at| together(2 * at..2 * at + 2)).collect())
+            (steps(&calls, &TERMS, Batches::All), (0..count).map(|at| fused(2 * at..2 * at + 2)).collect())
         };
         let (broadcasts, reduces): (Rooted, Rooted) = (broadcast, reduce);
         for (count, bytes, of, are_ours) in [
@@ -202,9 +202,9 @@ mod tests {
             (2, 8, reduces, true),
             (3, MIB, reduces, false),
         ] {
-            let (steps, together): (Vec<Step>, Vec<Step>) = lists(count, bytes, of);
+            let (steps, fused): (Vec<Step>, Vec<Step>) = lists(count, bytes, of);
             let nccls: Vec<Step> = (0..2 * count).map(Step::Forwarded).collect();
-            assert_eq!(steps, if are_ours { together } else { nccls }, "{count} of {bytes} bytes");
+            assert_eq!(steps, if are_ours { fused } else { nccls }, "{count} of {bytes} bytes");
         }
         // Others are judged by themselves.
         let all_reduce = Shared { function: Function::AllReduce, root: None, ..reduce(0, 9) };
@@ -239,9 +239,9 @@ mod tests {
         let large = all_reduce(65 * KIB);
         let mixed = [large, large, broadcast(0, 9), broadcast(1, 9), large];
         use Step::{Alone, Batch, Forwarded};
-        let apart = [Forwarded(0), Forwarded(1), together(2..4), Forwarded(4)];
-        assert_eq!(steps(&mixed, &TERMS, Batches::None), apart);
-        assert_eq!(steps(&mixed, &TERMS, Batches::All), [Batch(vec![0, 1, 4]), together(2..4)]);
+        let separate = [Forwarded(0), Forwarded(1), fused(2..4), Forwarded(4)];
+        assert_eq!(steps(&mixed, &TERMS, Batches::None), separate);
+        assert_eq!(steps(&mixed, &TERMS, Batches::All), [Batch(vec![0, 1, 4]), fused(2..4)]);
         assert_eq!(all_reduces(3, 4, Batches::None), [0, 1, 2].map(Forwarded));
         assert_eq!(all_reduces(2, 4, Batches::None), [0, 1].map(Alone));
         // One kernel takes 64 calls, which is so many that NCCL would take longer: any number of such.
@@ -310,14 +310,14 @@ mod tests {
                     Step::Forwarded(place) => {
                         places.push(place);
                     }
-                    Step::Together(run) => {
+                    Step::Fused(run) => {
                         lists += 1;
                         let run: Vec<&Shared> = run.iter().map(|place| { places.push(*place); &calls[*place] }).collect();
                         let mut roots: Vec<_> = run.iter().map(|call| call.root).collect();
                         roots.sort();
                         roots.dedup();
                         prop_assert!(run.len() > 1 && roots.len() == run.len() && roots[0].is_some());
-                        prop_assert!(run.iter().all(|call| may_be_native_together(call, &terms)));
+                        prop_assert!(run.iter().all(|call| may_be_fused(call, &terms)));
                         prop_assert!(run.iter().all(|call| fusing::is_alike(run[0], call)));
                     }
                 }

@@ -35,7 +35,7 @@ use crate::p2p::Operation;
 use crate::stats::segment;
 
 use super::group_order::{self, Member, Nccls, Order, Schedule};
-use super::settling::Part;
+use super::group_planning::Part;
 
 /// Where NCCL is to run something of a communicator.
 #[derive(Clone, Copy, Debug)]

@@ -17,7 +17,7 @@ use crate::path::Path;
 use crate::plan::{self, Standing, Terms};
 use crate::range::Range;
 
-use super::in_order::stream_of;
+use super::ordering::stream_of;
 
 /// A call that is decided.
 pub struct Taken {

@@ -15,12 +15,12 @@ use crate::group::{self, Awaited};
 use crate::guard;
 use crate::lifecycle;
 use crate::path::Path;
-use crate::plan::{Standing, Terms, may_be_native_together, plan};
+use crate::plan::{Standing, Terms, may_be_fused, plan};
 
 use super::collectives::{self, Served};
-use super::in_order::Lane;
-use super::registered::{self, Taken};
-use super::{checked, count, in_order, lazy_calls, messages, windowed};
+use super::ordering::Lane;
+use super::registration::{self, Taken};
+use super::{check, count, lazy_calls, messages, ordering, window_guard};
 
 /// What is decided of a call before it runs.
 struct Decided {
@@ -58,11 +58,11 @@ pub fn call(call: &Call, communicator: &'static Communicator) -> ncclResult_t {
                 guard::call(|| collectives::take(call, served))
             }
             Course::Lazy => lazy_calls::call(call),
-            Course::Taken(taken) => registered::run(call, taken),
+            Course::Taken(taken) => registration::run(call, taken),
         },
         |decided, result| {
             if !matches!(decided.course, Course::P2p(_) | Course::Native(_) | Course::Perhaps(_)) {
-                in_order::after_forward(Lane::of(call), communicator, result);
+                ordering::after_forward(Lane::of(call), communicator, result);
             }
         },
     )
@@ -93,7 +93,7 @@ pub fn forward_held(call: &Call, is_ordered: bool) -> ncclResult_t {
         },
         |_, result| {
             if let Some(communicator) = communicator::find(handle) {
-                in_order::after_forward(Lane::of(call), communicator, result);
+                ordering::after_forward(Lane::of(call), communicator, result);
             }
         },
     )
@@ -101,7 +101,7 @@ pub fn forward_held(call: &Call, is_ordered: bool) -> ncclResult_t {
 
 fn decide(call: &Call, communicator: &'static Communicator) -> Decided {
     let inside = lifecycle::enter(communicator);
-    checked::tell(call, communicator);
+    check::tell(call, communicator);
     let terms = terms_of(communicator);
     let course = match plan(&call.shared, Standing::Fabric(terms)) {
         Path::P2p => messages::serves(call, communicator).map(Course::P2p),
@@ -137,15 +137,15 @@ fn terms_of(communicator: &Communicator) -> Terms {
 
 /// Whether a call that is NCCL's by itself may be ours beside others of its group.
 fn may_be_held(call: &Call, terms: &Terms) -> bool {
-    group::is_open() && may_be_native_together(&call.shared, terms)
+    group::is_open() && may_be_fused(&call.shared, terms)
 }
 
 fn forwarded(call: &Call, communicator: &Communicator, terms: &Terms, is_ordered: bool) -> Course {
-    windowed::before_forward(call, communicator);
+    window_guard::before_forward(call, communicator);
     if communicator.is_lazy() {
         return Course::Lazy;
     }
-    in_order::before_forward(Lane::of(call), communicator, is_ordered);
-    registered::take(call, communicator, *terms)
+    ordering::before_forward(Lane::of(call), communicator, is_ordered);
+    registration::take(call, communicator, *terms)
         .map_or(Course::Forward, |taken| Course::Taken(Box::new(taken)))
 }

@@ -21,8 +21,8 @@ use nccl_sys::{ncclInternalError, ncclResult_t};
 
 use super::batching::Batches;
 use super::group_order::Nccls;
-use super::steps::{self, Step};
-use super::{collectives, common_order, in_fabric};
+use super::group_plan::{self, Step};
+use super::{collectives, common_order, route};
 
 /// What one communicator runs within its fabric at the end of a group.
 #[derive(Debug)]
@@ -58,11 +58,11 @@ pub struct Part {
 ///
 /// Divergence: only where NCCL looks at pointers (NCCL_CHECK_POINTERS) or compares captures of streams does it refuse such a call;
 /// then the group's end says so first.
-pub fn settle() -> Vec<Part> {
-    settle_by(decide)
+pub fn plan() -> Vec<Part> {
+    plan_by(decide)
 }
 
-fn settle_by(decide: impl FnOnce(&[Held]) -> (Vec<Part>, Vec<Call>)) -> Vec<Part> {
+fn plan_by(decide: impl FnOnce(&[Held]) -> (Vec<Part>, Vec<Call>)) -> Vec<Part> {
     let decided = || {
         let held = group::take_held();
         let decided = decide(&held);
@@ -79,7 +79,7 @@ fn settle_by(decide: impl FnOnce(&[Held]) -> (Vec<Part>, Vec<Call>)) -> Vec<Part
     );
     for (call, is_ordered) in forwarded.iter().zip(are_ordered(&forwarded)) {
         // NCCL, and a lazy communicator, remember a refusal till the end of the group.
-        let _ = in_fabric::forward_held(call, is_ordered);
+        let _ = route::forward_held(call, is_ordered);
     }
     parts
 }
@@ -167,7 +167,7 @@ struct Sorted {
 }
 
 impl Sorted {
-    /// Of its calls, in order, each with its stream. `batches`: see [`steps::steps`].
+    /// Of its calls, in order, each with its stream. `batches`: see [`group_plan::steps`].
     fn of(
         calls: impl Iterator<Item = (Ours, StreamHandle)> + Clone,
         terms: &Terms,
@@ -189,7 +189,7 @@ impl Sorted {
             let order = common_order::places(&shared, terms.ranks);
             sorted.collectives = order.iter().map(|at| called[*at].1).collect();
             let shared: Vec<Shared> = order.iter().map(|at| shared[*at]).collect();
-            sorted.steps = steps::steps(&shared, terms, batches);
+            sorted.steps = group_plan::steps(&shared, terms, batches);
             for step in &sorted.steps {
                 if let Step::Forwarded(at) = step {
                     sorted.are_ours[called[order[*at]].0] = false;
@@ -207,7 +207,7 @@ impl Sorted {
     fn forwarded(&self) -> impl Iterator<Item = Call> {
         self.steps.iter().filter_map(|step| match step {
             Step::Forwarded(place) => Some(self.collectives[*place]),
-            Step::Alone(_) | Step::Together(_) | Step::Batch(_) => None,
+            Step::Alone(_) | Step::Fused(_) | Step::Batch(_) => None,
         })
     }
 
@@ -222,7 +222,7 @@ impl Sorted {
             match step {
                 Step::Alone(place) => count(&self.collectives[*place], Path::Native),
                 Step::Forwarded(place) => count(&self.collectives[*place], Path::Forward),
-                Step::Together(run) | Step::Batch(run) => {
+                Step::Fused(run) | Step::Batch(run) => {
                     run.iter().for_each(|place| count(&self.collectives[*place], Path::Native));
                 }
             }
@@ -232,8 +232,8 @@ impl Sorted {
     fn tasks(&self, rank: u32, ranks: usize) -> Result<Vec<Task>, ncclResult_t> {
         let task = |step: &Step| match step {
             Step::Alone(place) => Some(collectives::alone(&self.collectives[*place], rank, ranks)),
-            Step::Together(run) => {
-                Some(collectives::together(run.iter().map(|place| &self.collectives[*place]), rank, ranks))
+            Step::Fused(run) => {
+                Some(collectives::fused(run.iter().map(|place| &self.collectives[*place]), rank, ranks))
             }
             Step::Batch(run) => {
                 Some(collectives::batch(run.iter().map(|place| &self.collectives[*place]), rank, ranks))
@@ -289,7 +289,7 @@ mod tests {
     fn counts(sorted: &Sorted) -> Vec<u64> {
         let counts = |task| match task {
             Task::One(Collective { count, .. }) => vec![count],
-            Task::Together(_) => vec![u64::MAX],
+            Task::Fused(_) => vec![u64::MAX],
             Task::Batch(collectives) => collectives.iter().map(|collective| collective.count).collect(),
         };
         sorted.tasks(0, 4).unwrap().into_iter().flat_map(counts).collect()
@@ -435,7 +435,7 @@ mod tests {
     #[test]
     fn a_panic_fails_the_group() {
         group::opened();
-        let parts = settle_by(|_| panic!("on purpose"));
+        let parts = plan_by(|_| panic!("on purpose"));
         assert!(parts.is_empty());
         let awaited = group::closed().awaited;
         assert!(matches!(awaited[..], [Awaited::Failed(code)] if code == ncclInternalError), "{awaited:?}");
@@ -460,7 +460,7 @@ mod tests {
         assert_eq!(sorted.streams, [2, 3, 4].map(StreamHandle));
         assert_eq!(counts(&sorted), [u64::MAX, 7]);
         assert_eq!(sorted.operations.len(), 1);
-        let Task::Together(uneven) = &sorted.tasks(0, 4).unwrap()[0] else { panic!("not one") };
+        let Task::Fused(uneven) = &sorted.tasks(0, 4).unwrap()[0] else { panic!("not one") };
         assert_eq!(uneven.parts.map(|part| part.bytes)[..4], [0, 20, 10, 0]);
         let Ours::Collective(call) = collective(Function::AllGather, 1, None) else { unreachable!() };
         assert_eq!(
