@@ -56,14 +56,14 @@ use crate::native::Task;
 use crate::negotiated::NegotiatedConfig;
 use crate::p2p::Operation;
 use crate::pool;
+#[cfg(doc)]
+use crate::sequencer::Sequencer;
 use crate::shared_page::SharedPage;
 use crate::tuning::Limits;
-#[cfg(doc)]
-use crate::turns::Turns;
 
 pub use crate::rendezvous::colors::{Course, LazyVote, Others, Parent};
 pub use crate::rendezvous::facts::Waiting;
-pub use crate::turns::Afterwards;
+pub use crate::sequencer::Afterwards;
 use attempts::Attempts;
 use boxes::Boxes;
 pub use boxes::communicator_bytes;
@@ -143,7 +143,7 @@ impl Fabric {
         let signal = ClosedSignal::shared(page.clone(), rank);
         let closing = Closing::new(&slice, signal, lives.clone(), holds.clone());
         lines.into_iter().for_each(|line| line.keep(rank));
-        let line = derived::Line::of_fabric(&negotiated, rank, lives.clone(), boxes.turns.graphs());
+        let line = derived::Line::of_fabric(&negotiated, rank, lives.clone(), boxes.sequencer.graphs());
         tuned::say(&negotiated);
         let fabric = Arc::new(Fabric {
             limits: Limits::of(&negotiated, tuned::table()),
@@ -253,7 +253,7 @@ impl Fabric {
             return refuse(self.error(), format_args!("the communicator has failed"));
         }
         let Some(boxes) = &self.boxes else { return ncclInternalError };
-        let ran = boxes.turns.take(stream, others, |turn| -> Result<(), Refused> {
+        let ran = boxes.sequencer.take(stream, others, |turn| -> Result<(), Refused> {
             if let Some(native) = &boxes.native {
                 tasks.iter().try_for_each(|task| native.launch(turn, task))?;
             }
@@ -279,16 +279,16 @@ impl Fabric {
         result
     }
 
-    /// Lets what comes next on a stream run after all that ran here: see [`Turns::order`]. What fails is logged; whoever issues it meets
+    /// Lets what comes next on a stream run after all that ran here: see [`Sequencer::order`]. What fails is logged; whoever issues it meets
     /// the same device.
     pub fn order(&self, stream: StreamHandle) -> Afterwards {
-        let order = |boxes: &Boxes| boxes.turns.order(stream).unwrap_or(Afterwards::Nothing);
+        let order = |boxes: &Boxes| boxes.sequencer.order(stream).unwrap_or(Afterwards::Nothing);
         self.boxes.as_ref().map_or(Afterwards::Nothing, order)
     }
 
-    /// Lets all that comes here run after what was issued on that stream then: see [`Turns::follow`]. Whether it does, whatever graphs run.
+    /// Lets all that comes here run after what was issued on that stream then: see [`Sequencer::follow`]. Whether it does, whatever graphs run.
     pub fn follow(&self, stream: StreamHandle) -> bool {
-        self.boxes.as_ref().is_some_and(|boxes| boxes.turns.follow(stream) == Ok(true))
+        self.boxes.as_ref().is_some_and(|boxes| boxes.sequencer.follow(stream) == Ok(true))
     }
 
     /// The asynchronous error of what ran here; `ncclSuccess` if there is none.
@@ -312,19 +312,19 @@ impl Fabric {
 
     /// Frees the GPU of this rank's kernels at once, and refuses more. Any thread.
     pub fn abort(&self) {
-        self.boxes.iter().for_each(|boxes| boxes.turns.abort());
+        self.boxes.iter().for_each(|boxes| boxes.sequencer.abort());
     }
 
     /// Waits until all sends and receives are done, as NCCL does before it ends a communicator. An abort ends it; and where
     /// this rank has failed its peers may have given up what it waits for, and where something was issued in part nobody knows when
     /// it ends: that gets a moment.
     pub fn wait_idle(&self) {
-        if self.has_failed() || self.boxes.as_ref().is_some_and(|boxes| boxes.turns.is_doubtful()) {
-            self.boxes.iter().for_each(|boxes| drop(boxes.turns.wait_idle(stuck::LEAVES_WITHIN)));
+        if self.has_failed() || self.boxes.as_ref().is_some_and(|boxes| boxes.sequencer.is_doubtful()) {
+            self.boxes.iter().for_each(|boxes| drop(boxes.sequencer.wait_idle(stuck::LEAVES_WITHIN)));
             return self.abort();
         }
         // A driver that answers nothing any more has nothing in flight either.
-        self.boxes.iter().for_each(|boxes| drop(boxes.turns.wait_idle(Duration::MAX)));
+        self.boxes.iter().for_each(|boxes| drop(boxes.sequencer.wait_idle(Duration::MAX)));
     }
 
     /// This rank's device, until its memory has been given back.

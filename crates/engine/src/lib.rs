@@ -51,7 +51,7 @@ pub mod windows;
 pub mod checking;
 
 // What mechanisms that run on GPUs stand on.
-pub mod turns;
+pub mod sequencer;
 
 // The process and what it counts, says and is told.
 pub mod process;

@@ -2,15 +2,15 @@
 //! the ranks' arenas, on any pointers of the application.
 //!
 //! All that a collective remembers lies in the slices; the host fills the kernel's parameter and launches it in a
-//! [turn](crate::turns). Which collectives come here is decided elsewhere: here every rank of the communicator must be. A
-//! [`Supply`] per device has the loaded kernels. At init a rank lends a slice with [`Layout::bytes`] zeros for this, tells its
+//! [turn](crate::sequencer). Which collectives come here is decided elsewhere: here every rank of the communicator must be. A
+//! [`DeviceResources`] per device has the loaded kernels. At init a rank lends a slice with [`Layout::bytes`] zeros for this, tells its
 //! peers and makes its [`Native`]; after that nothing allocates, nothing loads, and nothing waits.
 
 mod calls;
 
 pub mod refusal;
 
-pub mod supply;
+pub mod device_resources;
 
 use std::sync::Arc;
 
@@ -20,8 +20,8 @@ use windlass_kernels::collective::{
 };
 use windlass_kernels::collectives::{self as kernels, arrange, arrange_batch, arrange_uneven};
 
+pub use device_resources::{DeviceResources, Kernels};
 pub use refusal::Refusal;
-pub use supply::{Kernels, Supply};
 pub use windlass_kernels::collectives::{
     Collective, Geometry, Kind, Layout, Limits, Part, Reduction, Tuning, Uneven,
 };
@@ -30,8 +30,8 @@ use calls::Parameter;
 
 use crate::gpu::module::{Shape, Start};
 use crate::gpu::{Address, StreamHandle};
+use crate::sequencer::{Sequencer, Turn};
 use crate::stats::count;
-use crate::turns::{Turn, Turns};
 
 /// A communicator of more ranks has none.
 pub const RANKS_MAX: usize = KERNEL_RANKS_MAX;
@@ -42,7 +42,7 @@ pub struct Parts {
     /// Those for so many ranks, of this rank's device.
     pub kernels: Arc<Kernels>,
     /// The communicator's.
-    pub turns: Arc<Turns>,
+    pub sequencer: Arc<Sequencer>,
     /// What the ranks agreed on, and which of them this is.
     pub geometry: Geometry,
     /// Which kernel serves which size: the same on all ranks.
@@ -69,7 +69,7 @@ pub enum Task {
 #[derive(Debug)]
 pub struct Native {
     kernels: Arc<Kernels>,
-    turns: Arc<Turns>,
+    sequencer: Arc<Sequencer>,
     geometry: Geometry,
     layout: Layout,
     tuning: Tuning,
@@ -80,13 +80,13 @@ pub struct Native {
 impl Native {
     /// Makes this rank's side. Every rank's slice must hold zeros before any rank runs a collective.
     pub fn new(parts: Parts) -> Result<Native, Refusal> {
-        let Parts { kernels, turns, geometry, tuning, limits, slices } = parts;
+        let Parts { kernels, sequencer, geometry, tuning, limits, slices } = parts;
         let ranks = slices.len() as u32;
         if ranks != geometry.ranks || slices.iter().any(|slice| *slice == 0 || !slice.is_multiple_of(128)) {
             return Err(Refusal::Slices { slices: slices.len(), ranks: geometry.ranks }.told());
         }
         let layout = Layout::of(&geometry);
-        let native = Native { kernels, turns, geometry, layout, tuning, limits, slices };
+        let native = Native { kernels, sequencer, geometry, layout, tuning, limits, slices };
         native.try_one().map_err(Refusal::told)?;
         Ok(native)
     }
@@ -103,7 +103,7 @@ impl Native {
 
     /// Runs one task on a stream, in a turn of its own.
     pub fn run(&self, task: &Task, stream: StreamHandle) -> Result<(), Refusal> {
-        let run = self.turns.take(stream, &[], |turn| self.launch(turn, task));
+        let run = self.sequencer.take(stream, &[], |turn| self.launch(turn, task));
         run.map_err(Refusal::told)
     }
 
@@ -185,7 +185,9 @@ impl Native {
         for (wire, lane_bytes, received) in wires {
             let words_a_lane = lane_bytes as usize / size_of::<u64>();
             let mut words = vec![0; self.geometry.lanes as usize * words_a_lane];
-            self.turns.read(own + wire.lanes, &mut words).map_err(|failure| Refusal::from(failure).told())?;
+            self.sequencer
+                .read(own + wire.lanes, &mut words)
+                .map_err(|failure| Refusal::from(failure).told())?;
             let counts = words.iter().skip(received).step_by(words_a_lane);
             sum = counts.fold(sum, |sum, count| sum.wrapping_add(*count));
         }

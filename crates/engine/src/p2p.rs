@@ -1,8 +1,8 @@
 //! Sends and receives between ranks that can write each other's memory: one kernel for each group of one communicator on
 //! one stream (`crates/kernels`), over rings in slices of the ranks' arenas, with no NCCL connection.
 //!
-//! Slices come and go elsewhere; here are addresses. A [`Supply`] per device has the loaded kernel. At init a rank lends a
-//! slice of [`Layout::bytes`] zeros, tells its peers, makes its [`Turns`] and its [`P2p`]; all that can fail for want of
+//! Slices come and go elsewhere; here are addresses. A [`DeviceResources`] per device has the loaded kernel. At init a rank lends a
+//! slice of [`Layout::bytes`] zeros, tells its peers, makes its [`Sequencer`] and its [`P2p`]; all that can fail for want of
 //! something fails there. After that nothing allocates on the device and nothing waits for it, except a group whose list of
 //! operations finds four lists before it still on their way.
 //!
@@ -24,7 +24,7 @@ pub mod progress;
 
 pub mod refusal;
 
-pub mod supply;
+pub mod device_resources;
 
 use std::fmt;
 use std::sync::atomic::AtomicU64;
@@ -34,11 +34,11 @@ use windlass_kernels::arrange::{Limits, Peer, arrange};
 use windlass_kernels::launch::{Geometry, LAUNCH_BULK_GREW, Launch, Operation as Listed};
 
 pub use calls::HOST_BYTES;
+pub use device_resources::DeviceResources;
 pub use growing::Wants;
 pub use layout::Layout;
 pub use progress::Progress;
 pub use refusal::Refusal;
-pub use supply::Supply;
 /// A send or a receive of a group; the peer is a rank of the communicator, also this one.
 pub use windlass_kernels::arrange::{Call as Operation, Direction};
 /// What a lane carries: short messages go by lines, long ones by chunks.
@@ -49,17 +49,17 @@ use crate::gpu::graph::Released;
 use crate::gpu::module::{Shape, Start};
 use crate::gpu::stream::{Capture, Ordering::Inside};
 use crate::gpu::{Address, StreamHandle};
-use crate::turns::supply::MARKS;
-use crate::turns::{Lent, Turn, Turns};
+use crate::sequencer::device_resources::MARKS;
+use crate::sequencer::{Lent, Sequencer, Turn};
 use calls::{PEERS_MAX, Words};
 use lists::{Room, Run};
 
 /// What a p2p transport is made of.
 pub struct Parts {
     /// This rank's device's.
-    pub supply: Arc<Supply>,
+    pub device_resources: Arc<DeviceResources>,
     /// The communicator's.
-    pub turns: Arc<Turns>,
+    pub sequencer: Arc<Sequencer>,
     /// What the ranks agreed on, and which of them this is.
     pub geometry: Geometry,
     /// Where each rank's slice begins for this rank's device, this rank's own too. They stay as long as the p2p transport.
@@ -68,13 +68,13 @@ pub struct Parts {
 
 /// One rank's p2p transport of one communicator.
 pub struct P2p {
-    supply: Arc<Supply>,
-    turns: Arc<Turns>,
+    device_resources: Arc<DeviceResources>,
+    sequencer: Arc<Sequencer>,
     peers: Vec<Peer>,
     geometry: Geometry,
     limits: Limits,
     list: Address,
-    /// Where graphs and streams have lists in the kit's memory.
+    /// Where graphs and streams have lists in the launch resources' memory.
     room: Arc<Room>,
     /// Peers to whom a group sent chunks.
     sent_chunks: AtomicU64,
@@ -87,12 +87,12 @@ pub struct P2p {
 struct Work {
     listed: Vec<Listed>,
     launch: Launch,
-    /// Eager lists that may not have been copied yet, each with its mark of the kit.
+    /// Eager lists that may not have been copied yet, each with its mark of the launch resources.
     copying: [Option<Run>; MARKS],
     next_copy: usize,
 }
 
-/// A list that a graph copies whenever it runs, and the kit that it lies in.
+/// A list that a graph copies whenever it runs, and the launch resources that it lies in.
 struct Held {
     _lent: Arc<Lent>,
     room: Arc<Room>,
@@ -112,7 +112,7 @@ impl P2p {
     }
 
     fn make(parts: Parts) -> Result<P2p, Refusal> {
-        let Parts { supply, turns, geometry, slices } = parts;
+        let Parts { device_resources, sequencer, geometry, slices } = parts;
         let strange = |why| Refusal::Strange { why, ranks: slices.len(), rank: geometry.rank };
         if !geometry.is_valid() {
             return Err(strange("the geometry is not one"));
@@ -130,14 +130,15 @@ impl P2p {
             .zip(&slices)
             .map(|(peer, slice)| layout.peer(geometry.rank, own, peer, *slice))
             .collect();
-        let limits = Limits { bulk: supply.bulk, shared_bytes_max: supply.shared_bytes_max };
+        let limits =
+            Limits { bulk: device_resources.bulk, shared_bytes_max: device_resources.shared_bytes_max };
         try_largest_group(&peers, &geometry, &limits)?;
-        let words = turns.lent().kit().and_then(Words::of);
-        let words = words.ok_or_else(|| strange("its kit has no room for it"))?;
+        let words = sequencer.lent().resources().and_then(Words::of);
+        let words = words.ok_or_else(|| strange("its launch resources have no room for it"))?;
         words.reset();
         growing::place_words(&mut peers, words);
         Ok(P2p {
-            turns,
+            sequencer,
             peers,
             geometry,
             limits,
@@ -145,18 +146,18 @@ impl P2p {
             room: Arc::default(),
             sent_chunks: AtomicU64::new(0),
             work: Mutex::default(),
-            supply,
+            device_resources,
         })
     }
 
-    /// The communicator's turns.
-    pub fn turns(&self) -> &Arc<Turns> {
-        &self.turns
+    /// The communicator's sequencer.
+    pub fn sequencer(&self) -> &Arc<Sequencer> {
+        &self.sequencer
     }
 
     /// Runs one group: its sends and receives, in call order, on one stream, in a turn of its own.
     pub fn run(&self, operations: &[Operation], stream: StreamHandle) -> Result<(), Refusal> {
-        let run = self.turns.take(stream, &[], |turn| self.launch(turn, operations));
+        let run = self.sequencer.take(stream, &[], |turn| self.launch(turn, operations));
         run.map_err(Refusal::told)
     }
 
@@ -190,7 +191,7 @@ impl P2p {
             words.copy_list(driver, run.offset(), &work.listed, self.list, stream)?;
             work.launch.operation_list = self.list;
             if capture.is_none() {
-                turn.kit().marks[work.next_copy].record(stream, Inside)?;
+                turn.resources().marks[work.next_copy].record(stream, Inside)?;
                 work.next_copy = (work.next_copy + 1) % MARKS;
             }
         }
@@ -208,11 +209,11 @@ impl P2p {
             domain: turn.domain(),
             start: Start::AfterStream,
         };
-        Ok(calls::launch(driver, self.supply.function, stream, &shape, &mut work.launch)?)
+        Ok(calls::launch(driver, self.device_resources.function, stream, &shape, &mut work.launch)?)
     }
 
     fn words(&self) -> Option<Words<'_>> {
-        self.turns.lent().kit().and_then(Words::of)
+        self.sequencer.lent().resources().and_then(Words::of)
     }
 
     fn lanes(&self, why: windlass_kernels::arrange::Refusal) -> Refusal {
@@ -220,7 +221,7 @@ impl P2p {
     }
 
     fn ended(&self) -> Refusal {
-        crate::turns::Refusal::Aborted { rank: self.geometry.rank }.into()
+        crate::sequencer::Refusal::Aborted { rank: self.geometry.rank }.into()
     }
 
     /// Peers must be ranks, and as many messages come from this rank to itself as go.
@@ -245,7 +246,7 @@ impl P2p {
         if let Some(capture) = capture {
             let list = self.room.take_for_graph(operations).ok_or_else(no_room)?;
             // Given back when the graph is gone, also if this fails.
-            let held = Held { _lent: self.turns.lent().clone(), room: self.room.clone(), list };
+            let held = Held { _lent: self.sequencer.lent().clone(), room: self.room.clone(), list };
             turn.driver().retain_in_graph(capture.graph, Arc::new(held))?;
             return Ok(list);
         }
@@ -257,8 +258,8 @@ impl P2p {
                 work.copying[next] = Some(run);
                 return Ok(run);
             }
-            while work.copying[index].is_some() && !turn.kit().marks[index].is_done()? {
-                if self.turns.is_aborted() {
+            while work.copying[index].is_some() && !turn.resources().marks[index].is_done()? {
+                if self.sequencer.is_aborted() {
                     return Err(self.ended());
                 }
                 std::thread::yield_now();

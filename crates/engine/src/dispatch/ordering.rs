@@ -14,7 +14,7 @@
 //!
 //! A graph runs where nobody looks. So from the first capture of either kind after one of ours on, what NCCL has taken is followed
 //! ([`after_forward`], [`after_group`]): it counts as an operation of ours that was last, for eager ones and graphs to wait for as for any
-//! ([`crate::turns`]). A communicator without graphs is spared that. What NCCL alone captured before any of ours ran is not seen.
+//! ([`crate::sequencer`]). A communicator without graphs is spared that. What NCCL alone captured before any of ours ran is not seen.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

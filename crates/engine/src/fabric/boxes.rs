@@ -11,30 +11,30 @@ use crate::gpu::{self, Address, Home, Ordinal};
 use crate::native::{self, Kernels, Native};
 use crate::negotiated::{GRID_MAX, NegotiatedConfig};
 use crate::p2p::{self, Layout, P2p};
+use crate::sequencer::{self, Graphs, Sequencer};
 use crate::stats::features::Lacks;
 use crate::tuning;
-use crate::turns::{self, Graphs, Turns};
 
 use super::failing::Refused;
 use super::features;
 
 /// What the communicators of one device share.
 #[derive(Clone, Debug)]
-struct Supplies {
-    p2p: Arc<p2p::Supply>,
+struct DeviceTransports {
+    p2p: Arc<p2p::DeviceResources>,
     /// None where nobody wants it, or no code for the device is there.
-    native: Option<Arc<native::Supply>>,
-    turns: Arc<turns::Supply>,
+    native: Option<Arc<native::DeviceResources>>,
+    sequencer: Arc<sequencer::DeviceResources>,
 }
 
 /// One for each device that had communicators. Kept to the end of the process or of the context: to unload code may wait for the device.
 /// Held while one is made, by inits alone.
-static SUPPLIES: Mutex<BTreeMap<Ordinal, Supplies>> = Mutex::new(BTreeMap::new());
+static TRANSPORTS: Mutex<BTreeMap<Ordinal, DeviceTransports>> = Mutex::new(BTreeMap::new());
 
 /// What a rank needs of its device to make its kernels, acquired before it reports.
 #[derive(Debug)]
 pub(super) struct Share {
-    supplies: Supplies,
+    transports: DeviceTransports,
     /// None where this rank has no native collectives.
     kernels: Option<Arc<Kernels>>,
     /// What this rank would not have, and why.
@@ -49,7 +49,7 @@ pub(super) struct Boxes {
     pub p2p: P2p,
     /// None where the negotiated config has it so.
     pub native: Option<Native>,
-    pub turns: Arc<Turns>,
+    pub sequencer: Arc<Sequencer>,
     /// What this rank would not have, and why.
     pub lacks: Lacks,
 }
@@ -57,9 +57,9 @@ pub(super) struct Boxes {
 impl Share {
     /// For a communicator of so many ranks.
     pub fn new(device: Ordinal, ranks: u32) -> Result<Share, String> {
-        let supplies = supplies(device).map_err(|refused| refused.to_string())?;
-        let kernels = supplies.kernels(ranks);
-        Ok(Share { supplies, kernels, lacks: Lacks::default(), graphs: Graphs::default() })
+        let transports = transports(device).map_err(|refused| refused.to_string())?;
+        let kernels = transports.kernels(ranks);
+        Ok(Share { transports, kernels, lacks: Lacks::default(), graphs: Graphs::default() })
     }
 
     /// Whether this rank can have native collectives.
@@ -69,12 +69,12 @@ impl Share {
 
     /// All that runs, over the slices of all ranks as this rank's device sees them.
     pub fn boxes(self, rings: &Rings, slices: Vec<Address>, holds: &Arc<Holds>) -> Result<Boxes, Refused> {
-        let Share { supplies, kernels, lacks, graphs } = self;
+        let Share { transports, kernels, lacks, graphs } = self;
         let (geometry, holds) = (rings.p2p, holds.clone());
         let rank = geometry.rank;
         let own = slices.get(rank as usize).copied().unwrap_or_default();
-        let turns = Turns::new(turns::Parts {
-            supply: supplies.turns,
+        let sequencer = Sequencer::new(sequencer::Parts {
+            device_resources: transports.sequencer,
             rank,
             report: own + Layout::of(slices.len() as u32, &geometry).report,
             hold: Box::new(move |driver: &_, capture| holds.hold(driver, capture)),
@@ -83,14 +83,15 @@ impl Share {
         let native = match (rings.native, kernels) {
             (Some(geometry), Some(kernels)) => {
                 let slices = slices.iter().map(|slice| slice + rings.native_at).collect();
-                let (turns, tuning, limits) = (turns.clone(), tuning::kernels(), rings.limits);
-                Some(Native::new(native::Parts { kernels, turns, geometry, tuning, limits, slices })?)
+                let (sequencer, tuning, limits) = (sequencer.clone(), tuning::kernels(), rings.limits);
+                Some(Native::new(native::Parts { kernels, sequencer, geometry, tuning, limits, slices })?)
             }
             // Who has no kernels has said so, and the negotiated config has none.
             (_, _) => None,
         };
-        let parts = p2p::Parts { supply: supplies.p2p, turns: turns.clone(), geometry, slices };
-        Ok(Boxes { p2p: P2p::new(parts)?, native, turns, lacks })
+        let parts =
+            p2p::Parts { device_resources: transports.p2p, sequencer: sequencer.clone(), geometry, slices };
+        Ok(Boxes { p2p: P2p::new(parts)?, native, sequencer, lacks })
     }
 }
 
@@ -144,19 +145,20 @@ pub fn communicator_bytes(ranks: u32) -> u64 {
 
 /// Whether no communicator and no graph uses anything of them.
 pub(super) fn are_unused() -> bool {
-    lock().values().all(Supplies::are_unused)
+    lock().values().all(DeviceTransports::are_unused)
 }
 
 /// Lets go of what no communicator uses: when the process ends.
 pub(super) fn give_back() {
-    let unused = |_: &Ordinal, supplies: &mut Supplies| supplies.are_let_go() && supplies.are_unused();
+    let unused =
+        |_: &Ordinal, transports: &mut DeviceTransports| transports.are_let_go() && transports.are_unused();
     let unused: Vec<_> = lock().extract_if(.., unused).collect();
     drop(unused);
 }
 
-impl Supplies {
+impl DeviceTransports {
     fn are_unused(&self) -> bool {
-        self.turns.is_unused()
+        self.sequencer.is_unused()
     }
 
     /// The kernels of collectives for so many ranks, if there are.
@@ -171,25 +173,27 @@ impl Supplies {
     }
 }
 
-fn supplies(device: Ordinal) -> Result<Supplies, Refused> {
+fn transports(device: Ordinal) -> Result<DeviceTransports, Refused> {
     let mut all = lock();
-    if let Some(supplies) = all.get(&device) {
-        if supplies.turns.home().is_there() {
-            return Ok(supplies.clone());
+    if let Some(transports) = all.get(&device) {
+        if transports.sequencer.home().is_there() {
+            return Ok(transports.clone());
         }
         log::info!("device {device}: its context is another than before, all begins anew there");
         all.remove(&device);
     }
     let driver = gpu::driver()?;
-    let turns = turns::Supply::new(Home::of(driver, device)?, p2p::HOST_BYTES)?;
-    let p2p = p2p::Supply::new(turns.clone())?;
+    let sequencer = sequencer::DeviceResources::new(Home::of(driver, device)?, p2p::HOST_BYTES)?;
+    let p2p = p2p::DeviceResources::new(sequencer.clone())?;
     let native = match config().collectives == Collectives::Auto {
-        true => native::Supply::new(turns.clone(), features::others_wait()).map_err(without_native).ok(),
+        true => native::DeviceResources::new(sequencer.clone(), features::others_wait())
+            .map_err(without_native)
+            .ok(),
         false => None,
     };
-    let supplies = Supplies { p2p, native, turns };
-    all.insert(device, supplies.clone());
-    Ok(supplies)
+    let transports = DeviceTransports { p2p, native, sequencer };
+    all.insert(device, transports.clone());
+    Ok(transports)
 }
 
 /// All ranks do without, where one has none.
@@ -197,6 +201,6 @@ fn without_native(refusal: native::Refusal) {
     log::info!("no native collectives: {refusal}");
 }
 
-fn lock() -> MutexGuard<'static, BTreeMap<Ordinal, Supplies>> {
-    SUPPLIES.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock() -> MutexGuard<'static, BTreeMap<Ordinal, DeviceTransports>> {
+    TRANSPORTS.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -130,7 +130,7 @@ mod tests {
     use crate::negotiated::{Device, Member, NegotiatedConfig, Token, Version, capability};
     use crate::rendezvous::colors::{Course, LazyVote, Others};
     use crate::rendezvous::outcome::{Failure, Reason};
-    use crate::turns::Graphs;
+    use crate::sequencer::Graphs;
 
     /// A parent of so many ranks, all of them here.
     fn parent(ranks: u32, capabilities: u64) -> Vec<Arc<Line>> {

@@ -10,7 +10,7 @@ use nccl_sys::ncclResult_t;
 use crate::gpu::Failure;
 use crate::negotiated::Token;
 use crate::negotiated::bytes::{Reader, Writer};
-use crate::{native, p2p, turns};
+use crate::{native, p2p, sequencer};
 
 /// How long a peer is told that does not answer: it may not be through its init yet, or have ended.
 const TOLD_WITHIN: Duration = Duration::from_secs(60);
@@ -26,13 +26,13 @@ pub(super) enum Went {
 /// Why what was to run did not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Refused {
-    Turn(turns::Refusal),
+    Turn(sequencer::Refusal),
     P2p(p2p::Refusal),
     Native(native::Refusal),
 }
 
-impl From<turns::Refusal> for Refused {
-    fn from(refusal: turns::Refusal) -> Refused {
+impl From<sequencer::Refusal> for Refused {
+    fn from(refusal: sequencer::Refusal) -> Refused {
         Refused::Turn(refusal)
     }
 }
@@ -63,9 +63,9 @@ impl From<Failure> for Refused {
     }
 }
 
-impl turns::Why for Refused {
+impl sequencer::Why for Refused {
     fn is_of_driver(&self) -> bool {
-        matches!(self, Refused::Turn(turns::Refusal::Cuda(_)))
+        matches!(self, Refused::Turn(sequencer::Refusal::Cuda(_)))
     }
 }
 
@@ -97,9 +97,9 @@ pub(super) fn is_lost(refused: &Refused, went: Went) -> bool {
     match (refused, went) {
         // Of a capture that did not come about nothing runs, here or elsewhere.
         (_, Went::IntoCapture) => false,
-        (Refused::Turn(turns::Refusal::Cuda(failure)), _) => !is_of_capture(failure),
+        (Refused::Turn(sequencer::Refusal::Cuda(failure)), _) => !is_of_capture(failure),
         // What has ended before, and the program's own mistakes.
-        (Refused::Turn(turns::Refusal::Aborted { .. }), _) => false,
+        (Refused::Turn(sequencer::Refusal::Aborted { .. }), _) => false,
         (Refused::P2p(p2p::Refusal::NoRank { .. } | p2p::Refusal::Unmatched { .. }), _) => false,
         _ => true,
     }
@@ -184,7 +184,7 @@ mod tests {
         let lost = [cuda(719), cuda(400), room(), kernel].map(|refused| is_lost(&refused, Went::ToStream));
         assert_eq!(lost, [true; 4]);
         assert!(!is_lost(&room(), Went::IntoCapture));
-        let aborted = turns::Refusal::Aborted { rank: 0 };
+        let aborted = sequencer::Refusal::Aborted { rank: 0 };
         let others = [
             cuda(901),
             p2p::Refusal::NoRank { peer: 3, ranks: 2 }.into(),

@@ -11,10 +11,10 @@ use crate::forward::init::{Ctas, Policy};
 use crate::gpu::device;
 use crate::native;
 use crate::negotiated::{GRID_MAX, NegotiatedConfig, capability};
+use crate::sequencer::Graphs;
 use crate::stats::features::{Feature, Lack, Lacks};
 use crate::stats::segment;
 use crate::tuning;
-use crate::turns::Graphs;
 
 /// All that a rank decides from.
 #[derive(Clone, Copy, Debug)]

@@ -29,14 +29,14 @@ impl Leaving {
         if self.is_over() {
             self.close();
         } else {
-            self.boxes.iter().for_each(|boxes| boxes.turns.abort());
+            self.boxes.iter().for_each(|boxes| boxes.sequencer.abort());
             leaving().push(self);
         }
     }
 
     /// A driver that answers nothing any more runs nothing either.
     fn is_over(&self) -> bool {
-        self.boxes.as_ref().is_none_or(|boxes| boxes.turns.is_idle().unwrap_or(true))
+        self.boxes.as_ref().is_none_or(|boxes| boxes.sequencer.is_idle().unwrap_or(true))
     }
 
     fn close(self) {
@@ -61,7 +61,7 @@ pub(super) fn close_over() {
 pub(super) fn is_any_on(device: Ordinal) -> bool {
     let is_on = |one: &Leaving| one.own.as_ref().is_some_and(|(slice, _)| slice.device() == device);
     // Of what was issued in part nobody knows when it ends.
-    let will_end = |one: &Leaving| one.boxes.as_ref().is_none_or(|boxes| !boxes.turns.is_doubtful());
+    let will_end = |one: &Leaving| one.boxes.as_ref().is_none_or(|boxes| !boxes.sequencer.is_doubtful());
     leaving().iter().any(|one| is_on(one) && will_end(one))
 }
 

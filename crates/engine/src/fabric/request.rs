@@ -20,8 +20,8 @@ use crate::rendezvous::facts::{Facts, LocalFacts, Waiting, plain_reason};
 use crate::rendezvous::id_tag::{Id, IdTag};
 use crate::rendezvous::outcome::Reason;
 use crate::rendezvous::place;
+use crate::sequencer::Graphs;
 use crate::tuning;
-use crate::turns::Graphs;
 
 use super::boxes::Share;
 use super::hosting::rendezvous;

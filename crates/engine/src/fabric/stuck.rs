@@ -16,7 +16,7 @@ use nccl_sys::ncclRemoteError;
 
 use crate::config::config;
 use crate::p2p::Progress;
-use crate::turns::{Stuck, Turns};
+use crate::sequencer::{Sequencer, Stuck};
 
 use super::Fabric;
 use super::boxes::Boxes;
@@ -126,25 +126,25 @@ pub(super) struct Watched {
 impl Watched {
     /// Looks whether work is in flight and moves.
     pub fn look(&mut self, fabric: &Fabric, dead: &[u32]) {
-        let Some(Boxes { p2p, native, turns, lacks: _ }) = &fabric.boxes else { return };
+        let Some(Boxes { p2p, native, sequencer, lacks: _ }) = &fabric.boxes else { return };
         let is_early = !self.is_asking() && self.asked.is_some_and(|asked| asked.elapsed() < ASK_EVERY);
         if self.over || is_early {
             return;
         }
         self.asked = Some(Instant::now());
         if let Some(due) = self.probe.due(Instant::now()) {
-            if let Some(stuck) = self.hear(turns, due) {
+            if let Some(stuck) = self.hear(sequencer, due) {
                 self.over = true;
-                end(fabric, turns, dead, stuck, self.probe.still_for);
+                end(fabric, sequencer, dead, stuck, self.probe.still_for);
             }
             return;
         }
         let runs = fabric.runs.load(Ordering::Relaxed);
         // Taken before it is asked: what is called meanwhile adds itself.
         let awaited = fabric.awaited.swap(0, Ordering::Acquire);
-        let idle = turns.is_idle();
+        let idle = sequencer.is_idle();
         // What graphs once captured they may run again, and nothing tells when.
-        if idle != Ok(true) || turns.is_captured() {
+        if idle != Ok(true) || sequencer.is_captured() {
             fabric.awaited.fetch_or(awaited, Ordering::Relaxed);
         }
         // Of what is in flight none may be with the dead: then it is not they who are waited for.
@@ -167,7 +167,7 @@ impl Watched {
             Some((since, before)) if *before == moved => {
                 if since.elapsed() >= config().hang_timeout {
                     self.probe.open(Instant::now(), since.elapsed());
-                    turns.ask_who_waits();
+                    sequencer.ask_who_waits();
                 }
             }
             _ => self.still = Some((Instant::now(), moved)),
@@ -181,45 +181,45 @@ impl Watched {
 
     /// The worker ends, and kernels may go on: who waits is asked no more.
     pub fn take_back(&mut self, fabric: &Fabric, dead: &[u32]) {
-        let Some(Boxes { turns, .. }) = &fabric.boxes else { return };
+        let Some(Boxes { sequencer, .. }) = &fabric.boxes else { return };
         if self.over || self.probe.asking == Asking::No {
             return;
         }
-        turns.ask_no_more();
+        sequencer.ask_no_more();
         std::thread::sleep(LEFT_AFTER);
-        if let Some(stuck) = self.hear(turns, Due::ReadLast) {
-            end(fabric, turns, dead, stuck, self.probe.still_for);
+        if let Some(stuck) = self.hear(sequencer, Due::ReadLast) {
+            end(fabric, sequencer, dead, stuck, self.probe.still_for);
         }
     }
 
     /// What kernels have answered. Without an answer none waits, and all begins anew.
-    fn hear(&mut self, turns: &Turns, due: Due) -> Option<Stuck> {
+    fn hear(&mut self, sequencer: &Sequencer, due: Due) -> Option<Stuck> {
         if due == Due::Wait {
             return None;
         }
         if due == Due::Close {
-            turns.ask_no_more();
+            sequencer.ask_no_more();
             self.probe.close(Instant::now());
         }
-        match (turns.stuck(), due) {
+        match (sequencer.stuck(), due) {
             (Ok(stuck), _) if !stuck.is_empty() => return Some(stuck),
             (Ok(_), Due::ReadLast) => {}
             (Ok(_), _) => return None,
             // The driver answers nothing, and its owner will see that.
             (Err(_), _) => {}
         }
-        turns.have_asked();
+        sequencer.have_asked();
         self.probe.end();
         self.still = None;
         None
     }
 }
 
-fn end(fabric: &Fabric, turns: &Turns, dead: &[u32], stuck: Stuck, still_for: Duration) {
+fn end(fabric: &Fabric, sequencer: &Sequencer, dead: &[u32], stuck: Stuck, still_for: Duration) {
     fabric.fail(ncclRemoteError);
-    turns.abort();
+    sequencer.abort();
     // Others of its kernels may report, too.
-    let place = turns.wait_idle(LEAVES_WITHIN).and_then(|()| turns.stuck()).unwrap_or(stuck);
+    let place = sequencer.wait_idle(LEAVES_WITHIN).and_then(|()| sequencer.stuck()).unwrap_or(stuck);
     log::error!(
         "rank {} of {}: rank {dead:?} is dead or has failed, and nothing has moved for {} ms: {place}",
         fabric.rank,

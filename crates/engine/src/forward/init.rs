@@ -15,8 +15,8 @@ use nccl_sys::{
 };
 
 use crate::forward::configuration::{Given, Kept};
+use crate::sequencer::Graphs;
 use crate::stats::count::Identity;
-use crate::turns::Graphs;
 
 const NCCL_SHRINK_ABORT: c_int = 1;
 

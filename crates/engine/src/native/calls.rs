@@ -39,6 +39,6 @@ pub(super) fn launch(
         Parameter::Several(batch) => (&raw mut *batch).cast(),
     };
     // SAFETY: the kernels have this one parameter, of the kind that the caller has looked at. Slices, word and report stay while one runs: the communicator's owner
-    // keeps the slices, the kit the word; the application vouches for its buffers.
+    // keeps the slices, the launch resources the word; the application vouches for its buffers.
     unsafe { driver.launch(function, stream, shape, &mut [parameter]) }
 }

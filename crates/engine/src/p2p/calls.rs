@@ -1,4 +1,4 @@
-//! What the p2p transport asks of the driver beside [`crate::gpu`]: copies, the launch; and its part of the kit's host memory. All
+//! What the p2p transport asks of the driver beside [`crate::gpu`]: copies, the launch; and its part of the launch resources' host memory. All
 //! `unsafe` of the p2p transport is here.
 
 #![allow(unsafe_code)]
@@ -14,7 +14,7 @@ use windlass_kernels::launch::{Launch, Operation, WISHES_PER_WIRE};
 use crate::gpu::module::{Function, Shape};
 use crate::gpu::{Address, Driver, Failure, Home, StreamHandle};
 use crate::p2p::lists;
-use crate::turns::Kit;
+use crate::sequencer::LaunchResources;
 
 /// `CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN`.
 const SHARED_BYTES_OPTIN: u32 = 97;
@@ -33,25 +33,25 @@ pub(super) const PEERS_MAX: usize = WISHES_PER_WIRE;
 const HEAD_BYTES: usize = size_of::<Head>();
 const _: () = assert!(HEAD_BYTES.is_multiple_of(128));
 
-/// Host memory that a kit has for the p2p transport: the words, then room for lists.
+/// Host memory that launch resources have for the p2p transport: the words, then room for lists.
 pub const HOST_BYTES: usize = HEAD_BYTES + lists::BYTES;
 
-/// The p2p transport's part of a kit's memory.
+/// The p2p transport's part of launch resources' memory.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Words<'kit> {
-    kit: &'kit Kit,
+pub(super) struct Words<'resources> {
+    resources: &'resources LaunchResources,
     base: NonNull<u8>,
 }
 
-impl<'kit> Words<'kit> {
-    /// None if the kit was made with too little room.
-    pub fn of(kit: &'kit Kit) -> Option<Words<'kit>> {
-        let (base, bytes) = kit.host.beside();
-        (bytes >= HOST_BYTES).then_some(Words { kit, base })
+impl<'resources> Words<'resources> {
+    /// None if the launch resources were made with too little room.
+    pub fn of(resources: &'resources LaunchResources) -> Option<Words<'resources>> {
+        let (base, bytes) = resources.host.beside();
+        (bytes >= HOST_BYTES).then_some(Words { resources, base })
     }
 
-    fn head(&self) -> &'kit Head {
-        // SAFETY: within the kit's memory, see `of`, and aligned; any bytes are a head, and all use it as atomics.
+    fn head(&self) -> &'resources Head {
+        // SAFETY: within the launch resources' memory, see `of`, and aligned; any bytes are a head, and all use it as atomics.
         unsafe { self.base.cast::<Head>().as_ref() }
     }
 
@@ -67,7 +67,7 @@ impl<'kit> Words<'kit> {
     }
 
     /// The word that tells the kernel of a larger ring. Released by whoever stores it, once.
-    pub fn growth(&self, direction: Direction, peer: u32, wire: Wire) -> &'kit AtomicU64 {
+    pub fn growth(&self, direction: Direction, peer: u32, wire: Wire) -> &'resources AtomicU64 {
         &self.growths(direction, peer)[wire as usize]
     }
 
@@ -76,7 +76,7 @@ impl<'kit> Words<'kit> {
         self.growths(direction, peer).as_ptr() as Address
     }
 
-    fn growths(&self, direction: Direction, peer: u32) -> &'kit [AtomicU64; 2] {
+    fn growths(&self, direction: Direction, peer: u32) -> &'resources [AtomicU64; 2] {
         &self.head().growth[direction as usize][peer as usize]
     }
 
@@ -95,7 +95,7 @@ impl<'kit> Words<'kit> {
         if !offset.is_multiple_of(16) || offset + bytes > lists::BYTES {
             return Err(Failure::without_code("a list", "no room", detail()));
         }
-        // SAFETY: within the kit's memory and aligned, see above; the caller owns this part.
+        // SAFETY: within the launch resources' memory and aligned, see above; the caller owns this part.
         let from = unsafe {
             let from = self.base.as_ptr().add(HEAD_BYTES + offset).cast::<Operation>();
             from.copy_from_nonoverlapping(operations.as_ptr(), operations.len());
@@ -112,7 +112,7 @@ impl<'kit> Words<'kit> {
         head.wishes.iter().flatten().for_each(|byte| byte.store(0, Ordering::Relaxed));
         head.growth.iter().flatten().flatten().for_each(|word| word.store(0, Ordering::Relaxed));
         // Release, for whoever runs kernels afterwards.
-        self.kit.host.reset();
+        self.resources.host.reset();
     }
 }
 
@@ -137,6 +137,6 @@ pub(super) fn launch(
     launch: &mut Launch,
 ) -> Result<(), Failure> {
     // SAFETY: the kernel has this one parameter. Its memory, word and report stay while it runs: the communicator's owner
-    // keeps the slices, the kit the word; the application vouches for its buffers.
+    // keeps the slices, the launch resources the word; the application vouches for its buffers.
     unsafe { driver.launch(function, stream, shape, &mut [(&raw mut *launch).cast()]) }
 }

@@ -52,7 +52,7 @@ impl P2p {
     fn sum(&self, at: Address, lanes: u32, stride: u32) -> Result<u64, Failure> {
         let step = stride as usize / size_of::<u64>();
         let mut words = vec![0; lanes as usize * step];
-        self.turns.read(at, &mut words)?;
+        self.sequencer.read(at, &mut words)?;
         Ok(words.iter().step_by(step).fold(0, |sum, word| sum.wrapping_add(*word)))
     }
 }

@@ -8,7 +8,7 @@ use windlass_kernels::growth::Wire;
 
 use crate::error::refuse;
 use crate::gpu::Failure;
-use crate::turns;
+use crate::sequencer;
 
 /// Why not, with the numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,7 +17,7 @@ pub enum Refusal {
     /// The driver could not.
     Cuda(Failure),
     /// It is not this communicator's turn.
-    Turn(turns::Refusal),
+    Turn(sequencer::Refusal),
     /// No compiled kernel is for this device.
     NoImage { device: i32, capability: i32 },
     /// What the ranks agreed on is nothing that a p2p transport can run with.
@@ -61,16 +61,16 @@ impl From<Failure> for Refusal {
     }
 }
 
-impl From<turns::Refusal> for Refusal {
-    fn from(refusal: turns::Refusal) -> Refusal {
+impl From<sequencer::Refusal> for Refusal {
+    fn from(refusal: sequencer::Refusal) -> Refusal {
         match refusal {
-            turns::Refusal::Cuda(failure) => Refusal::Cuda(failure),
+            sequencer::Refusal::Cuda(failure) => Refusal::Cuda(failure),
             refusal => Refusal::Turn(refusal),
         }
     }
 }
 
-impl turns::Why for Refusal {
+impl sequencer::Why for Refusal {
     fn is_of_driver(&self) -> bool {
         matches!(self, Refusal::Cuda(_))
     }

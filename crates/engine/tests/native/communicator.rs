@@ -7,7 +7,7 @@ use windlass_engine::arena::{Arena, Holds, Slice};
 use windlass_engine::gpu::Home;
 use windlass_engine::native::{self, Limits, Native, Tuning};
 use windlass_engine::p2p::{self, P2p};
-use windlass_engine::turns::{self, Turns};
+use windlass_engine::sequencer::{self, Sequencer};
 use windlass_kernels::launch::Geometry;
 
 use crate::support::*;
@@ -33,9 +33,9 @@ pub fn geometry(ranks: u32, rank: u32) -> native::Geometry {
 pub struct Device {
     primary: Primary,
     pub arena: Arc<Arena>,
-    pub turns: Arc<turns::Supply>,
-    pub p2p: Arc<p2p::Supply>,
-    pub native: Arc<native::Supply>,
+    pub sequencer: Arc<sequencer::DeviceResources>,
+    pub p2p: Arc<p2p::DeviceResources>,
+    pub native: Arc<native::DeviceResources>,
 }
 
 impl Deref for Device {
@@ -51,10 +51,10 @@ impl Device {
         let primary = Primary::of(ordinal);
         let arena = Arena::open(primary.driver, ordinal, 256 << 20).unwrap();
         let home = Home::of(primary.driver, ordinal).unwrap();
-        let turns = turns::Supply::new(home, p2p::HOST_BYTES).unwrap();
-        let p2p = p2p::Supply::new(turns.clone()).unwrap();
-        let native = native::Supply::new(turns.clone(), true).unwrap();
-        Device { primary, arena, turns, p2p, native }
+        let sequencer = sequencer::DeviceResources::new(home, p2p::HOST_BYTES).unwrap();
+        let p2p = p2p::DeviceResources::new(sequencer.clone()).unwrap();
+        let native = native::DeviceResources::new(sequencer.clone(), true).unwrap();
+        Device { primary, arena, sequencer, p2p, native }
     }
 
     pub fn stream(&self) -> AppStream {
@@ -68,7 +68,7 @@ impl Drop for Device {
         if std::thread::panicking() {
             return;
         }
-        eventually("graphs let go", || self.turns.is_unused());
+        eventually("graphs let go", || self.sequencer.is_unused());
         self.arena.settle().unwrap();
         assert_eq!(self.arena.counters().slices, 0, "slices are left");
     }
@@ -79,7 +79,7 @@ pub struct Rank {
     pub rank: u32,
     pub native: Native,
     pub p2p: P2p,
-    pub turns: Arc<Turns>,
+    pub sequencer: Arc<Sequencer>,
     _slice: Slice,
     pub holds: Arc<Holds>,
 }
@@ -107,29 +107,29 @@ pub fn communicator(devices: &[Device]) -> Vec<Rank> {
     let slices: Vec<u64> = lent.iter().map(|(slice, _)| slice.address()).collect();
     let rank = |(rank, ((slice, holds), device)): (u32, ((Slice, Arc<Holds>), &Device))| {
         let held = holds.clone();
-        let turns = Turns::new(turns::Parts {
-            supply: device.turns.clone(),
+        let sequencer = Sequencer::new(sequencer::Parts {
+            device_resources: device.sequencer.clone(),
             rank,
             report: slice.address() + layout.report,
             hold: Box::new(move |driver, capture| held.hold(driver, capture)),
-            graphs: turns::Graphs::Mixed,
+            graphs: sequencer::Graphs::Mixed,
         })
         .unwrap();
         let native = Native::new(native::Parts {
             kernels: device.native.kernels(ranks).unwrap(),
-            turns: turns.clone(),
+            sequencer: sequencer.clone(),
             geometry: geometry(ranks, rank),
             tuning: Tuning::default(),
             limits: Limits { blocks_max: BLOCKS, clusters: true },
             slices: slices.iter().map(|slice| slice + layout.bytes).collect(),
         });
         let p2p = P2p::new(p2p::Parts {
-            supply: device.p2p.clone(),
-            turns: turns.clone(),
+            device_resources: device.p2p.clone(),
+            sequencer: sequencer.clone(),
             geometry: Geometry { rank, ..MESSAGES },
             slices: slices.clone(),
         });
-        Rank { rank, native: native.unwrap(), p2p: p2p.unwrap(), turns, _slice: slice, holds }
+        Rank { rank, native: native.unwrap(), p2p: p2p.unwrap(), sequencer, _slice: slice, holds }
     };
     (0..).zip(lent.into_iter().zip(devices)).map(rank).collect()
 }
@@ -142,7 +142,7 @@ pub fn all<'a>(devices: &'a [Device], ranks: &'a [Rank], body: impl Fn(&'a Devic
     impl Drop for Together<'_> {
         fn drop(&mut self) {
             if std::thread::panicking() {
-                self.0.iter().for_each(|rank| rank.turns.abort());
+                self.0.iter().for_each(|rank| rank.sequencer.abort());
             }
         }
     }
@@ -162,7 +162,7 @@ pub fn all<'a>(devices: &'a [Device], ranks: &'a [Rank], body: impl Fn(&'a Devic
 /// Ends a communicator as its owner does.
 pub fn end(ranks: Vec<Rank>) {
     for rank in &ranks {
-        rank.turns.wait_idle(soon()).unwrap();
+        rank.sequencer.wait_idle(soon()).unwrap();
     }
     drop(ranks);
 }

@@ -2,7 +2,7 @@
 
 use windlass_engine::native::{self, Kind, Limits, Native, Refusal, Tuning};
 use windlass_engine::p2p::Direction;
-use windlass_engine::turns::{self, Carries};
+use windlass_engine::sequencer::{self, Carries};
 
 use crate::communicator::*;
 use crate::numbers::*;
@@ -21,16 +21,16 @@ fn abort_in_the_middle() {
         ranks[0].native.run(&part.task, stream.handle()).unwrap();
         std::thread::sleep(std::time::Duration::from_millis(20));
         assert!(stream.is_busy());
-        ranks[0].turns.abort();
+        ranks[0].sequencer.abort();
         stream.synchronize();
-        let stuck = ranks[0].turns.stuck().unwrap();
+        let stuck = ranks[0].sequencer.stuck().unwrap();
         assert!(!stuck.waits.is_empty());
         for wait in &stuck.waits {
             assert_eq!((wait.peer, wait.carries), (1, carries), "{stuck}");
         }
         assert!(stuck.waits.iter().any(|wait| wait.direction == Direction::Receive) || count > 10, "{stuck}");
         let refused = ranks[0].native.run(&part.task, stream.handle()).unwrap_err();
-        assert_eq!(refused, turns::Refusal::Aborted { rank: 0 }.into());
+        assert_eq!(refused, sequencer::Refusal::Aborted { rank: 0 }.into());
         drop((part, stream));
         end(ranks);
     }
@@ -43,20 +43,20 @@ fn abort_within_a_turn() {
     let ranks = communicator(&devices);
     let streams = [devices[0].stream(), devices[0].stream()];
     let part = Part::of(Kind::AllReduce, 10, 0, 2);
-    let turns = &ranks[0].turns;
+    let sequencer = &ranks[0].sequencer;
     let gate = Gate::on(&streams[0]);
-    let taken = turns.take(streams[0].handle(), &[streams[1].handle()], |turn| {
+    let taken = sequencer.take(streams[0].handle(), &[streams[1].handle()], |turn| {
         ranks[0].native.launch(turn, &part.task).unwrap();
-        turns.abort();
-        Err(turns::Refusal::Aborted { rank: 0 })
+        sequencer.abort();
+        Err(sequencer::Refusal::Aborted { rank: 0 })
     });
-    assert_eq!(taken, Err(turns::Refusal::Aborted { rank: 0 }));
-    assert!(!turns.is_doubtful());
-    assert!(!turns.is_idle().unwrap(), "the kernel has not even begun");
+    assert_eq!(taken, Err(sequencer::Refusal::Aborted { rank: 0 }));
+    assert!(!sequencer.is_doubtful());
+    assert!(!sequencer.is_idle().unwrap(), "the kernel has not even begun");
     gate.open();
-    turns.wait_idle(std::time::Duration::from_secs(20)).unwrap();
+    sequencer.wait_idle(std::time::Duration::from_secs(20)).unwrap();
     streams.iter().for_each(AppStream::synchronize);
-    assert!(turns.is_idle().unwrap());
+    assert!(sequencer.is_idle().unwrap());
     drop((part, streams));
     end(ranks);
 }
@@ -67,10 +67,10 @@ fn inits_that_fail() {
     let devices = devices(2);
     let ranks = communicator(&devices);
     let init = |geometry: native::Geometry, slices: Vec<u64>| {
-        let (kernels, turns) = (devices[0].native.kernels(2).unwrap(), ranks[0].turns.clone());
+        let (kernels, sequencer) = (devices[0].native.kernels(2).unwrap(), ranks[0].sequencer.clone());
         let tuning = Tuning::default();
         let limits = Limits { blocks_max: BLOCKS, clusters: true };
-        Native::new(native::Parts { kernels, turns, geometry, tuning, limits, slices }).map(drop)
+        Native::new(native::Parts { kernels, sequencer, geometry, tuning, limits, slices }).map(drop)
     };
     let aligned = vec![1 << 20; 2];
     assert_eq!(init(geometry(2, 0), aligned.clone()), Ok(()));

@@ -81,12 +81,12 @@ fn one_turn_of_many() {
         let (sent, received) = (Numbers::new(vec![3]), Numbers::new(vec![0]));
         let gate = Gate::on(&streams[1]);
         let messages = [message(&sent, peer, Direction::Send), message(&received, peer, Direction::Receive)];
-        let turn = rank.turns.take(streams[0].handle(), &[streams[1].handle()], |turn| {
+        let turn = rank.sequencer.take(streams[0].handle(), &[streams[1].handle()], |turn| {
             for part in &parts {
                 rank.native.launch(turn, &part.task).unwrap();
             }
             rank.p2p.launch(turn, &messages).unwrap();
-            Ok::<(), windlass_engine::turns::Refusal>(())
+            Ok::<(), windlass_engine::sequencer::Refusal>(())
         });
         turn.unwrap();
         assert!(streams[0].is_busy());

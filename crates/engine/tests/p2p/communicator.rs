@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use windlass_engine::arena::{Arena, Holds, Slice};
 use windlass_engine::gpu::Home;
-use windlass_engine::p2p::{HOST_BYTES, Layout, P2p, Parts, Supply};
-use windlass_engine::turns::{self, Turns};
+use windlass_engine::p2p::{DeviceResources, HOST_BYTES, Layout, P2p, Parts};
+use windlass_engine::sequencer::{self, Sequencer};
 use windlass_kernels::launch::Geometry;
 
 use crate::support::*;
@@ -28,8 +28,8 @@ pub const GEOMETRY: Geometry = Geometry {
 pub struct Device {
     primary: Primary,
     pub arena: Arc<Arena>,
-    pub supply: Arc<Supply>,
-    pub turns: Arc<turns::Supply>,
+    pub device_resources: Arc<DeviceResources>,
+    pub sequencer: Arc<sequencer::DeviceResources>,
 }
 
 impl Deref for Device {
@@ -45,9 +45,9 @@ impl Device {
         let primary = Primary::of(ordinal);
         let arena = Arena::open(primary.driver, ordinal, 256 << 20).unwrap();
         let home = Home::of(primary.driver, ordinal).unwrap();
-        let turns = turns::Supply::new(home, HOST_BYTES).unwrap();
-        let supply = Supply::new(turns.clone()).unwrap();
-        Device { primary, arena, supply, turns }
+        let sequencer = sequencer::DeviceResources::new(home, HOST_BYTES).unwrap();
+        let device_resources = DeviceResources::new(sequencer.clone()).unwrap();
+        Device { primary, arena, device_resources, sequencer }
     }
 
     pub fn stream(&self) -> AppStream {
@@ -61,7 +61,7 @@ impl Drop for Device {
         if std::thread::panicking() {
             return;
         }
-        eventually("graphs let go", || self.turns.is_unused());
+        eventually("graphs let go", || self.sequencer.is_unused());
         self.arena.settle().unwrap();
         assert_eq!(self.arena.counters().slices, 0, "slices are left");
     }
@@ -112,20 +112,21 @@ pub fn communicator_of(devices: &[Device], geometry: Geometry) -> Vec<Rank> {
 
 pub fn p2p(device: &Device, geometry: Geometry, slices: Vec<u64>, holds: &Arc<Holds>) -> P2p {
     let layout = Layout::of(slices.len() as u32, &geometry);
-    let turns = turns(device, geometry.rank, slices[geometry.rank as usize] + layout.report, holds);
-    P2p::new(Parts { supply: device.supply.clone(), turns, geometry, slices }).unwrap()
+    let sequencer = sequencer(device, geometry.rank, slices[geometry.rank as usize] + layout.report, holds);
+    P2p::new(Parts { device_resources: device.device_resources.clone(), sequencer, geometry, slices })
+        .unwrap()
 }
 
-pub fn turns(device: &Device, rank: u32, report: u64, holds: &Arc<Holds>) -> Arc<Turns> {
+pub fn sequencer(device: &Device, rank: u32, report: u64, holds: &Arc<Holds>) -> Arc<Sequencer> {
     let holds = holds.clone();
-    let parts = turns::Parts {
-        supply: device.turns.clone(),
+    let parts = sequencer::Parts {
+        device_resources: device.sequencer.clone(),
         rank,
         report,
         hold: Box::new(move |driver, capture| holds.hold(driver, capture)),
-        graphs: turns::Graphs::Mixed,
+        graphs: sequencer::Graphs::Mixed,
     };
-    Turns::new(parts).unwrap()
+    Sequencer::new(parts).unwrap()
 }
 
 /// Runs `body` for every rank on a thread of its own, with its device current. Where one fails, all are aborted, so that
@@ -136,7 +137,7 @@ pub fn all<'a>(devices: &'a [Device], ranks: &'a [Rank], body: impl Fn(&'a Devic
     impl Drop for Together<'_> {
         fn drop(&mut self) {
             if std::thread::panicking() {
-                self.0.iter().for_each(|rank| rank.p2p.turns().abort());
+                self.0.iter().for_each(|rank| rank.p2p.sequencer().abort());
             }
         }
     }
@@ -156,7 +157,7 @@ pub fn all<'a>(devices: &'a [Device], ranks: &'a [Rank], body: impl Fn(&'a Devic
 /// Ends a communicator as its owner does.
 pub fn end(ranks: Vec<Rank>) {
     for rank in &ranks {
-        rank.p2p.turns().wait_idle(soon()).unwrap();
+        rank.p2p.sequencer().wait_idle(soon()).unwrap();
     }
     drop(ranks);
 }

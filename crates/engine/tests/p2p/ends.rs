@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use windlass_engine::p2p::{Direction, P2p, Parts, Progress, Refusal, Wire};
-use windlass_engine::turns::{self, Carries, Turns};
+use windlass_engine::sequencer::{self, Carries, Sequencer};
 use windlass_kernels::launch::Geometry;
 
 use crate::communicator::*;
@@ -29,19 +29,19 @@ fn abort_in_the_middle() {
     other.synchronize();
     assert!(stream.is_busy());
     assert!(matches!(
-        ranks[0].p2p.turns().wait_idle(Duration::from_millis(20)),
-        Err(turns::Refusal::Busy { rank: 0, .. })
+        ranks[0].p2p.sequencer().wait_idle(Duration::from_millis(20)),
+        Err(sequencer::Refusal::Busy { rank: 0, .. })
     ));
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let began = Instant::now();
-            ranks[0].p2p.turns().abort();
+            ranks[0].p2p.sequencer().abort();
             assert!(began.elapsed() < Duration::from_secs(20));
         });
     });
     devices[0].make_current();
     stream.synchronize();
-    let stuck = ranks[0].p2p.turns().stuck().unwrap();
+    let stuck = ranks[0].p2p.sequencer().stuck().unwrap();
     assert_eq!((stuck.rank, stuck.waits.len(), stuck.dropped), (0, 1, 0), "{stuck}");
     let wait = stuck.waits[0];
     assert_eq!(
@@ -51,8 +51,8 @@ fn abort_in_the_middle() {
     // Two units went over each of the two lanes of the first virtual block before.
     assert_eq!((wait.lane, wait.message, wait.sequence), (0, 0, 2), "{stuck}");
     let refusal = ranks[0].p2p.run(&side.operations, stream.handle()).unwrap_err();
-    assert_eq!(refusal, turns::Refusal::Aborted { rank: 0 }.into());
-    assert_eq!(ranks[1].p2p.turns().stuck().unwrap().waits, []);
+    assert_eq!(refusal, sequencer::Refusal::Aborted { rank: 0 }.into());
+    assert_eq!(ranks[1].p2p.sequencer().stuck().unwrap().waits, []);
     drop((stream, other, side, sent));
     end(ranks);
 }
@@ -81,7 +81,7 @@ fn progress() {
         let expected = Progress { peer, direction, units, chunks, lines_grown, bulk_grown };
         assert!(all.contains(&expected), "{expected:?} among {all:?}");
     }
-    ranks[0].p2p.turns().abort();
+    ranks[0].p2p.sequencer().abort();
     devices[0].make_current();
     stream.synchronize();
     drop((stream, side));
@@ -99,9 +99,9 @@ fn abort_of_senders() {
         ranks[0].p2p.run(&side.operations, stream.handle()).unwrap();
         std::thread::sleep(Duration::from_millis(50));
         assert!(stream.is_busy());
-        ranks[0].p2p.turns().abort();
+        ranks[0].p2p.sequencer().abort();
         stream.synchronize();
-        let stuck = ranks[0].p2p.turns().stuck().unwrap();
+        let stuck = ranks[0].p2p.sequencer().stuck().unwrap();
         assert!(!stuck.waits.is_empty());
         for wait in &stuck.waits {
             assert_eq!(
@@ -134,11 +134,11 @@ fn abort_of_a_full_queue() {
         });
         std::thread::sleep(Duration::from_millis(100));
         if issuing.is_finished() {
-            ranks[0].p2p.turns().abort();
+            ranks[0].p2p.sequencer().abort();
             panic!("the host never waited: {:?}, stream busy {}", issuing.join(), stream.is_busy());
         }
-        ranks[0].p2p.turns().abort();
-        assert_eq!(issuing.join().unwrap(), Some(turns::Refusal::Aborted { rank: 0 }.into()));
+        ranks[0].p2p.sequencer().abort();
+        assert_eq!(issuing.join().unwrap(), Some(sequencer::Refusal::Aborted { rank: 0 }.into()));
     });
     devices[0].make_current();
     step("the stream's end");
@@ -173,15 +173,16 @@ fn dropped_in_flight() {
 fn inits_that_fail() {
     let devices = devices(1);
     let init = |geometry: Geometry, ranks: usize, address: u64| {
-        let turns = Turns::new(turns::Parts {
-            supply: devices[0].turns.clone(),
+        let sequencer = Sequencer::new(sequencer::Parts {
+            device_resources: devices[0].sequencer.clone(),
             rank: geometry.rank,
             report: address,
             hold: Box::new(|_, _| Ok(())),
-            graphs: turns::Graphs::Mixed,
+            graphs: sequencer::Graphs::Mixed,
         });
-        let (turns, slices) = (turns.unwrap(), vec![address; ranks]);
-        P2p::new(Parts { supply: devices[0].supply.clone(), turns, geometry, slices }).map(drop)
+        let (sequencer, slices) = (sequencer.unwrap(), vec![address; ranks]);
+        P2p::new(Parts { device_resources: devices[0].device_resources.clone(), sequencer, geometry, slices })
+            .map(drop)
     };
     assert!(init(GEOMETRY, 2, 1 << 20).is_ok());
     assert!(matches!(init(Geometry::default(), 2, 1 << 20), Err(Refusal::Strange { .. })));
@@ -198,13 +199,13 @@ fn inits_that_fail() {
 fn one_communicator_is_alone() {
     let devices = devices(2);
     let first = communicator(&devices);
-    assert!(devices.iter().all(|device| device.turns.is_of_one()));
+    assert!(devices.iter().all(|device| device.sequencer.is_of_one()));
     let second = communicator(&devices[..1]);
-    assert_eq!(devices.iter().map(|device| device.turns.is_of_one()).collect::<Vec<_>>(), [false, true]);
+    assert_eq!(devices.iter().map(|device| device.sequencer.is_of_one()).collect::<Vec<_>>(), [false, true]);
     end(second);
-    assert!(devices[0].turns.is_of_one());
+    assert!(devices[0].sequencer.is_of_one());
     end(first);
-    assert!(!devices[0].turns.is_of_one());
+    assert!(!devices[0].sequencer.is_of_one());
 }
 
 /// A group that begins while kernels are asked who waits, and whose peer is there: it says that it has left, or does all of its part.
@@ -227,15 +228,15 @@ fn asked(devices: &[Device]) {
         ranks[rank].p2p.run(&side.operations[side.operations.len() - 1..], stream.handle()).unwrap();
     };
     let (receives, sends, more) = (side(1, &first), side(0, &first), side(0, &next));
-    let turns = ranks[0].p2p.turns();
-    turns.ask_who_waits();
+    let sequencer = ranks[0].p2p.sequencer();
+    sequencer.ask_who_waits();
     run(1, &receives);
     run(0, &sends);
     devices[0].make_current();
     sends.1.synchronize();
-    turns.ask_no_more();
-    assert!(turns.stuck().unwrap().is_empty(), "nobody waits");
-    turns.have_asked();
+    sequencer.ask_no_more();
+    assert!(sequencer.stuck().unwrap().is_empty(), "nobody waits");
+    sequencer.have_asked();
     std::thread::sleep(Duration::from_millis(500));
     if receives.1.is_busy() {
         eprintln!("what was sent has not arrived, and the kernel that sent it has ended without a word");

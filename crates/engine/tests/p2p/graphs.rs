@@ -187,7 +187,7 @@ fn a_graph_outlives_its_p2p() {
         })
         .collect();
     let holds: Vec<_> = ranks.iter().map(|rank| Arc::clone(&rank.holds)).collect();
-    ranks.iter().for_each(|rank| rank.p2p.turns().wait_idle(soon()).unwrap());
+    ranks.iter().for_each(|rank| rank.p2p.sequencer().wait_idle(soon()).unwrap());
     ranks.clear();
     for device in &devices {
         device.arena.settle().unwrap();
@@ -195,7 +195,7 @@ fn a_graph_outlives_its_p2p() {
     }
     // A communicator made meanwhile has words of its own.
     let others = communicator(&devices);
-    others[0].p2p.turns().abort();
+    others[0].p2p.sequencer().abort();
     for _ in 0..3 {
         for ((graph, stream), device) in graphs.iter().zip(&streams).zip(&devices) {
             device.make_current();

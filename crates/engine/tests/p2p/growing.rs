@@ -2,7 +2,7 @@
 
 use windlass_engine::arena::Slice;
 use windlass_engine::p2p::{Direction, Refusal, Wants, Wire};
-use windlass_engine::turns::Carries;
+use windlass_engine::sequencer::Carries;
 use windlass_kernels::growth::ring_bytes;
 
 use crate::communicator::*;
@@ -210,9 +210,9 @@ fn abort_in_a_grown_ring() {
         grow(&ranks, 0, 1, wire, &ring);
         std::thread::sleep(std::time::Duration::from_millis(500));
         assert!(stream.is_busy());
-        ranks[0].p2p.turns().abort();
+        ranks[0].p2p.sequencer().abort();
         stream.synchronize();
-        let stuck = ranks[0].p2p.turns().stuck().unwrap();
+        let stuck = ranks[0].p2p.sequencer().stuck().unwrap();
         assert!(!stuck.waits.is_empty());
         for wait in &stuck.waits {
             assert_eq!((wait.direction, wait.carries), (Direction::Send, Carries::Messages(wire)), "{stuck}");

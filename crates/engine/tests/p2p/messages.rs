@@ -112,7 +112,7 @@ fn nothing() {
     let gate = Gate::on(&stream);
     ranks[0].p2p.run(&[], stream.handle()).unwrap();
     ranks[0].p2p.run(&[send(&buffer, 1), receive(&buffer, 1)], stream.handle()).unwrap();
-    assert!(ranks[0].p2p.turns().is_idle().unwrap(), "nothing was issued");
+    assert!(ranks[0].p2p.sequencer().is_idle().unwrap(), "nothing was issued");
     gate.open();
     stream.synchronize();
     drop((buffer, stream));

@@ -1,6 +1,6 @@
 //! A communicator's operations on a GPU come one after the other, whatever their streams.
 
-use windlass_engine::turns::Afterwards;
+use windlass_engine::sequencer::Afterwards;
 
 use crate::communicator::*;
 use crate::support::*;
@@ -36,7 +36,7 @@ fn a_later_stream_waits() {
     let sides = [Side::of(0, &[message(0, 1, 100)]), Side::of(0, &[message(0, 1, 200)])];
     let gate = Gate::on(&one);
     ranks[0].p2p.run(&sides[0].operations, one.handle()).unwrap();
-    let afterwards = ranks[0].p2p.turns().order(one.handle());
+    let afterwards = ranks[0].p2p.sequencer().order(one.handle());
     assert_eq!(afterwards, Ok(Afterwards::Nothing), "there are no graphs");
     two.synchronize();
     ranks[0].p2p.run(&sides[1].operations, two.handle()).unwrap();
@@ -44,7 +44,7 @@ fn a_later_stream_waits() {
     assert!(two.is_busy(), "credits are there, so only the order holds it up");
     gate.open();
     two.synchronize();
-    assert!(ranks[0].p2p.turns().is_idle().unwrap());
+    assert!(ranks[0].p2p.sequencer().is_idle().unwrap());
     // The other rank receives both now.
     let stream = devices[1].stream();
     let sides = [Side::of(1, &[message(0, 1, 100)]), Side::of(1, &[message(0, 1, 200)])];

@@ -33,7 +33,7 @@ fn live(me: u32, socket: &UnixStream, body: impl FnOnce(&Device, &Rank)) {
     let rank = Rank { rank: me, p2p, slice, holds };
     meet(socket);
     body(&device, &rank);
-    eventually("idle", || rank.p2p.turns().is_idle().unwrap());
+    eventually("idle", || rank.p2p.sequencer().is_idle().unwrap());
     drop((rank, mapped));
     device.arena.note(Event::Died(u64::from(other)));
     peer.settle();
@@ -89,9 +89,9 @@ fn a_peer_is_killed() {
         assert!(!process.wait().unwrap().success());
         std::thread::sleep(Duration::from_millis(20));
         assert!(stream.is_busy());
-        rank.p2p.turns().abort();
+        rank.p2p.sequencer().abort();
         stream.synchronize();
-        let stuck = rank.p2p.turns().stuck().unwrap();
+        let stuck = rank.p2p.sequencer().stuck().unwrap();
         assert!(!stuck.waits.is_empty());
         assert!(
             stuck.waits.iter().all(|wait| wait.peer == 1 && wait.direction == Direction::Receive),

@@ -2,7 +2,7 @@
 //! other, and what follows a launch waits for all of them.
 
 use windlass_engine::gpu::stream::{Event, Ordering};
-use windlass_engine::turns::Afterwards;
+use windlass_engine::sequencer::Afterwards;
 
 use crate::communicator::*;
 use crate::support::*;
@@ -285,7 +285,7 @@ fn what_is_ordered_comes_after_other_captures() {
     });
     capture_into(graph, &streams[1], || {
         for _ in 0..3 {
-            let afterwards = alone.ranks[0].p2p.turns().order(streams[1].handle());
+            let afterwards = alone.ranks[0].p2p.sequencer().order(streams[1].handle());
             assert_eq!(afterwards, Ok(Afterwards::FollowInCapture));
             ok(cuMemsetD32Async(word, 7, 1, streams[1].0));
         }

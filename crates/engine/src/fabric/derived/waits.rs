@@ -10,7 +10,7 @@ use crate::forward::init::Ctas;
 use crate::negotiated::{Member, NegotiatedConfig, Token};
 use crate::rendezvous::Canceller;
 use crate::rendezvous::derived::{Making, NOBODY};
-use crate::turns::Graphs;
+use crate::sequencer::Graphs;
 
 /// What a communicator has for those made from it, for as long as any of them is being made.
 #[derive(Debug)]

@@ -1,13 +1,13 @@
 //! A communicator's operations on a GPU come one after the other, as NCCL's do, whatever runs them and on whatever streams.
 //!
-//! [`Turns`] are one rank's: the order, the word that tells its kernels to leave, and where they say what they waited for. Whoever
-//! runs an operation [takes a turn](Turns::take), gets what its kernel needs from it and launches there. A [`Supply`] per device
+//! A [`Sequencer`] is one rank's: the order, the word that tells its kernels to leave, and where they say what they waited for. Whoever
+//! runs an operation [takes a turn](Sequencer::take), gets what its kernel needs from it and launches there. A [`DeviceResources`] per device
 //! has what goes from one communicator to the next.
 //!
 //! # The end
-//! NCCL's destroy waits for the work that was issued: [`Turns::wait_idle`], then all that uses them is dropped, then the slices.
-//! Turns that are dropped with work in flight abort it, so that the GPU gets free; the slices must then stay until
-//! [`Turns::is_idle`] would have said so, or for ever. Graphs that captured a turn keep the word for the kernel, the
+//! NCCL's destroy waits for the work that was issued: [`Sequencer::wait_idle`], then all that uses it is dropped, then the slices.
+//! A sequencer that is dropped with work in flight aborts it, so that the GPU gets free; the slices must then stay until
+//! [`Sequencer::is_idle`] would have said so, or for ever. Graphs that captured a turn keep the word for the kernel, the
 //! events and, by [`Parts::hold`], the slices; they may run after the communicator is gone, in order with each other.
 
 pub mod host;
@@ -18,7 +18,7 @@ pub mod refusal;
 
 pub mod stuck;
 
-pub mod supply;
+pub mod device_resources;
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,19 +32,19 @@ use crate::gpu::graph::Released;
 use crate::gpu::module::MemoryDomain;
 use crate::gpu::stream::{Capture, Ordering::Inside};
 use crate::gpu::{Address, Driver, Failure, StreamHandle};
+pub use device_resources::{DeviceResources, LaunchResources, Lent};
 pub use order::Graphs;
 use order::{Lane, Order};
 pub use refusal::{Refusal, Why};
 pub use stuck::{Carries, Stuck, Wait};
-pub use supply::{Kit, Lent, Supply};
 
 /// Lets the graph of a capture hold the communicator's slices; called by the first operation in a capture.
 pub type Hold = Box<dyn Fn(&Driver, Capture) -> Result<(), Failure> + Send + Sync>;
 
-/// What turns are made of.
+/// What a sequencer is made of.
 pub struct Parts {
     /// This rank's device's.
-    pub supply: Arc<Supply>,
+    pub device_resources: Arc<DeviceResources>,
     /// This rank.
     pub rank: u32,
     /// Where kernels report: a report in a slice of this rank, zero.
@@ -55,16 +55,16 @@ pub struct Parts {
     pub graphs: Graphs,
 }
 
-/// One rank's turns of one communicator.
-pub struct Turns {
-    supply: Arc<Supply>,
+/// One rank's sequencer of one communicator.
+pub struct Sequencer {
+    device_resources: Arc<DeviceResources>,
     lent: Arc<Lent>,
     rank: u32,
     report: Address,
     hold: Hold,
     graphs: Graphs,
     aborted: AtomicBool,
-    /// Kernels that wait are told to leave, so that they say so: see [`Turns::ask_who_waits`].
+    /// Kernels that wait are told to leave, so that they say so: see [`Sequencer::ask_who_waits`].
     asked: AtomicBool,
     /// The driver failed in the middle of a turn: what it left is never known to be done, and all that it may touch stays.
     doubtful: AtomicBool,
@@ -77,29 +77,29 @@ pub struct Turns {
 #[derive(Debug)]
 struct Issued {
     order: Order,
-    /// The capture that holds the kit already.
+    /// The capture that holds the launch resources already.
     held: Option<u64>,
 }
 
-/// What is to be done once what [was ordered](Turns::order) is issued.
+/// What is to be done once what [was ordered](Sequencer::order) is issued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Afterwards {
     /// No graph is to be ordered against what is eager: whoever runs the next looks at streams.
     Nothing,
-    /// A graph may run on any stream and looks at none: it waits for the turns' event.
+    /// A graph may run on any stream and looks at none: it waits for the sequencer's event.
     Follow,
     /// It is part of a capture, and the same.
     FollowInCapture,
 }
 
 /// One turn: what its operations need, in the order in which they ask for it.
-pub struct Turn<'turns> {
-    turns: &'turns Turns,
-    kit: &'turns Kit,
-    issued: &'turns mut Issued,
+pub struct Turn<'sequencer> {
+    sequencer: &'sequencer Sequencer,
+    resources: &'sequencer LaunchResources,
+    issued: &'sequencer mut Issued,
     stream: StreamHandle,
-    others: &'turns [StreamHandle],
-    placed: Option<(Lane, Current<'turns>)>,
+    others: &'sequencer [StreamHandle],
+    placed: Option<(Lane, Current<'sequencer>)>,
     begun: bool,
 }
 
@@ -112,17 +112,17 @@ impl Released for Held {
     fn released(&self) {}
 }
 
-impl Turns {
+impl Sequencer {
     /// Makes this rank's. At init only.
-    pub fn new(parts: Parts) -> Result<Arc<Turns>, Refusal> {
-        let Parts { supply, rank, report, hold, graphs } = parts;
+    pub fn new(parts: Parts) -> Result<Arc<Sequencer>, Refusal> {
+        let Parts { device_resources, rank, report, hold, graphs } = parts;
         let lend = || -> Result<Lent, Failure> {
-            let _entered = supply.home().enter()?;
-            supply.lend()
+            let _entered = device_resources.home().enter()?;
+            device_resources.lend()
         };
         let lent = Arc::new(lend().map_err(|failure| Refusal::from(failure).told())?);
-        Ok(Arc::new(Turns {
-            supply,
+        Ok(Arc::new(Sequencer {
+            device_resources,
             lent,
             rank,
             report,
@@ -141,7 +141,7 @@ impl Turns {
         self.graphs
     }
 
-    /// The kit, to be kept where it must outlive the turns.
+    /// The launch resources, to be kept where it must outlive the sequencer.
     pub fn lent(&self) -> &Arc<Lent> {
         &self.lent
     }
@@ -161,8 +161,9 @@ impl Turns {
             return Err(Refusal::Aborted { rank: self.rank }.into());
         }
         let issued = &mut *self.lock();
-        let kit = self.kit()?;
-        let mut turn = Turn { turns: self, kit, issued, stream, others, placed: None, begun: false };
+        let resources = self.resources()?;
+        let mut turn =
+            Turn { sequencer: self, resources, issued, stream, others, placed: None, begun: false };
         let ran = run(&mut turn);
         let may_run = turn.begun && turn.capture().is_none();
         if ran.is_err() && !may_run {
@@ -181,19 +182,19 @@ impl Turns {
     }
 
     /// Lets what comes next on a stream run after all turns so far, in its captures too. Where it may be of a graph, or graphs have
-    /// turns, [`Turns::follow`] is to be called when it was issued.
+    /// turns, [`Sequencer::follow`] is to be called when it was issued.
     pub fn order(&self, stream: StreamHandle) -> Result<Afterwards, Refusal> {
         let order = || -> Result<Afterwards, Refusal> {
             let issued = &mut *self.lock();
-            let home = self.supply.home();
+            let home = self.device_resources.home();
             let _current = home.be_current()?;
             let lane = Lane::of(home.driver, stream)?;
             if issued.order.is_all_in(lane) {
                 return Ok(Afterwards::Nothing);
             }
-            let kit = self.kit()?;
+            let resources = self.resources()?;
             self.hold_in(&mut issued.held, lane)?;
-            issued.order.before(home.driver, kit, lane)?;
+            issued.order.before(home.driver, resources, lane)?;
             Ok(match lane.capture() {
                 Some(_) => Afterwards::FollowInCapture,
                 None if issued.order.is_shared_with_graphs() => Afterwards::Follow,
@@ -203,19 +204,19 @@ impl Turns {
         order().map_err(Refusal::told)
     }
 
-    /// Lets all turns to come run after what was issued on a stream since [`Turns::order`] said so, in captures too. Whether
+    /// Lets all turns to come run after what was issued on a stream since [`Sequencer::order`] said so, in captures too. Whether
     /// that is all: of a capture it is what its graph will run.
     pub fn follow(&self, stream: StreamHandle) -> Result<bool, Refusal> {
         let follow = || -> Result<bool, Refusal> {
             let issued = &mut *self.lock();
-            let kit = self.kit()?;
-            let home = self.supply.home();
+            let resources = self.resources()?;
+            let home = self.device_resources.home();
             let _current = home.be_current()?;
             let lane = Lane::of(home.driver, stream)?;
             if lane.capture().is_none() && self.graphs == Graphs::Apart {
                 return Ok(false);
             }
-            issued.order.after(home.driver, kit, lane)?;
+            issued.order.after(home.driver, resources, lane)?;
             Ok(lane.capture().is_none())
         };
         follow().map_err(Refusal::told)
@@ -223,7 +224,7 @@ impl Turns {
 
     /// A capture that takes a turn keeps what that needs, as long as its graph lives.
     fn hold_in(&self, held: &mut Option<u64>, lane: Lane) -> Result<(), Failure> {
-        let driver = self.supply.home().driver;
+        let driver = self.device_resources.home().driver;
         if let Some(capture) = lane.capture()
             && *held != Some(capture.id)
         {
@@ -241,8 +242,8 @@ impl Turns {
     }
 
     /// Learns whether kernels wait, where whoever waits is lost anyway: one that has long found nothing [says what it waited for and
-    /// leaves](Turns::stuck). One that has not begun hears nothing of it, nor one that finds what it needs when it begins; until
-    /// [`Turns::ask_no_more`]. Nothing counts as done until [`Turns::have_asked`]. From one thread; calls no driver.
+    /// leaves](Sequencer::stuck). One that has not begun hears nothing of it, nor one that finds what it needs when it begins; until
+    /// [`Sequencer::ask_no_more`]. Nothing counts as done until [`Sequencer::have_asked`]. From one thread; calls no driver.
     ///
     /// No abort, which also ends what waits for warps of its own kernel alone, without a word: a kernel whose peers are there would
     /// end with a part of its work not done.
@@ -270,8 +271,8 @@ impl Turns {
     }
 
     fn tell_kernels(&self, word: u32) {
-        if let Some(kit) = self.lent.kit() {
-            kit.host.control().store(word, Ordering::SeqCst);
+        if let Some(resources) = self.lent.resources() {
+            resources.host.control().store(word, Ordering::SeqCst);
         }
     }
 
@@ -296,9 +297,9 @@ impl Turns {
         if self.is_doubtful() || is_asked {
             return Ok(false);
         }
-        let kit = self.kit()?;
-        let _entered = self.supply.home().enter()?;
-        Ok(kit.is_idle()?)
+        let resources = self.resources()?;
+        let _entered = self.device_resources.home().enter()?;
+        Ok(resources.is_idle()?)
     }
 
     /// Waits until all that was issued is done, at most so long, as NCCL's destroy does. Blocks no stream.
@@ -315,12 +316,12 @@ impl Turns {
     }
 
     /// What kernels waited for when they left on an abort; nothing was stuck if there are no waits. Complete once all
-    /// [is idle](Turns::is_idle).
+    /// [is idle](Sequencer::is_idle).
     pub fn stuck(&self) -> Result<Stuck, Refusal> {
-        let home = self.supply.home();
+        let home = self.device_resources.home();
         let read = || -> Result<Stuck, Failure> {
             let _entered = home.enter()?;
-            let report = host::report(home.driver, self.report, &self.supply.stream)?;
+            let report = host::report(home.driver, self.report, &self.device_resources.stream)?;
             Ok(Stuck::of(&report, self.rank))
         };
         read().map_err(|failure| Refusal::from(failure).told())
@@ -328,14 +329,14 @@ impl Turns {
 
     /// Reads words of a slice of this rank: allocates nothing, waits for a copy of ours.
     pub fn read(&self, at: Address, words: &mut [u64]) -> Result<(), Failure> {
-        let home = self.supply.home();
+        let home = self.device_resources.home();
         let _entered = home.enter()?;
-        host::words(home.driver, at, words, &self.supply.stream)
+        host::words(home.driver, at, words, &self.device_resources.stream)
     }
 
-    /// There is a kit until this is dropped.
-    fn kit(&self) -> Result<&Kit, Refusal> {
-        self.lent.kit().ok_or(Refusal::Aborted { rank: self.rank })
+    /// There are launch resources until this is dropped.
+    fn resources(&self) -> Result<&LaunchResources, Refusal> {
+        self.lent.resources().ok_or(Refusal::Aborted { rank: self.rank })
     }
 
     /// A panic elsewhere leaves the order whole.
@@ -344,10 +345,10 @@ impl Turns {
     }
 }
 
-impl<'turns> Turn<'turns> {
+impl<'sequencer> Turn<'sequencer> {
     /// The driver, in whose current context a turn is once it [is placed](Turn::place).
     pub fn driver(&self) -> &'static Driver {
-        self.turns.supply.home().driver
+        self.sequencer.device_resources.home().driver
     }
 
     /// Where it runs.
@@ -356,35 +357,35 @@ impl<'turns> Turn<'turns> {
     }
 
     /// The communicator's own.
-    pub fn kit(&self) -> &'turns Kit {
-        self.kit
+    pub fn resources(&self) -> &'sequencer LaunchResources {
+        self.resources
     }
 
     /// Where kernels find the word that tells them to leave.
     pub fn control(&self) -> Address {
-        self.kit.host.control_address()
+        self.resources.host.control_address()
     }
 
     /// Where they report.
     pub fn report(&self) -> Address {
-        self.turns.report
+        self.sequencer.report
     }
 
-    /// Whether nothing else launches kernels on this device, as far as this process knows ([`Supply::is_of_one`]).
+    /// Whether nothing else launches kernels on this device, as far as this process knows ([`DeviceResources::is_of_one`]).
     pub fn is_alone(&self) -> bool {
-        self.turns.supply.is_of_one()
+        self.sequencer.device_resources.is_of_one()
     }
 
     /// What a launch says of clusters of so many blocks. One block is said, too: an update of a graph lets a cluster stand of which the
     /// new launch says nothing, and a kernel whose grid that does not divide is then left out without an error (driver 580).
     /// Devices before 9.0 have none.
     pub fn cluster(&self, blocks: u32) -> u32 {
-        if self.turns.supply.is_since_hopper() { blocks } else { 0 }
+        if self.sequencer.device_resources.is_since_hopper() { blocks } else { 0 }
     }
 
     /// That of all kernels.
     pub fn domain(&self) -> MemoryDomain {
-        self.turns.supply.domain()
+        self.sequencer.device_resources.domain()
     }
 
     /// Makes the context current and looks whether the stream is part of a capture, which then holds all that it needs.
@@ -392,12 +393,12 @@ impl<'turns> Turn<'turns> {
         if let Some((lane, _)) = &self.placed {
             return Ok(lane.capture());
         }
-        let home = self.turns.supply.home();
+        let home = self.sequencer.device_resources.home();
         let current = home.be_current()?;
         let lane = Lane::of(home.driver, self.stream)?;
-        self.turns.hold_in(&mut self.issued.held, lane)?;
+        self.sequencer.hold_in(&mut self.issued.held, lane)?;
         if lane.capture().is_some() {
-            self.turns.captured.store(true, Ordering::Relaxed);
+            self.sequencer.captured.store(true, Ordering::Relaxed);
         }
         self.placed = Some((lane, current));
         Ok(lane.capture())
@@ -416,10 +417,10 @@ impl<'turns> Turn<'turns> {
         }
         let (driver, Some((lane, _))) = (self.driver(), &self.placed) else { return Ok(capture) };
         for other in self.others {
-            self.kit.joined.record(*other, Inside)?;
-            driver.wait(self.stream, &self.kit.joined, Inside)?;
+            self.resources.joined.record(*other, Inside)?;
+            driver.wait(self.stream, &self.resources.joined, Inside)?;
         }
-        self.issued.order.before(driver, self.kit, *lane)?;
+        self.issued.order.before(driver, self.resources, *lane)?;
         self.begun = true;
         Ok(capture)
     }
@@ -429,22 +430,24 @@ impl<'turns> Turn<'turns> {
         let (true, driver, Some((lane, _))) = (self.begun, self.driver(), &self.placed) else {
             return Ok(());
         };
-        self.issued.order.after(driver, self.kit, *lane)?;
+        self.issued.order.after(driver, self.resources, *lane)?;
         if !self.others.is_empty() {
-            self.kit.joined.record(self.stream, Inside)?;
+            self.resources.joined.record(self.stream, Inside)?;
         }
         for other in self.others {
-            driver.wait(*other, &self.kit.joined, Inside)?;
+            driver.wait(*other, &self.resources.joined, Inside)?;
         }
         Ok(())
     }
 }
 
-impl Drop for Turns {
+impl Drop for Sequencer {
     /// See the module's "The end". Work in flight is aborted, also a graph's; a graph that runs later is not touched.
     fn drop(&mut self) {
         // The word that tells kernels to leave ended with the context.
-        if self.supply.home().driver.is_in_forked_child() || !self.supply.home().is_there() {
+        if self.device_resources.home().driver.is_in_forked_child()
+            || !self.device_resources.home().is_there()
+        {
             return;
         }
         if !matches!(self.is_idle(), Ok(true)) {
@@ -453,8 +456,8 @@ impl Drop for Turns {
     }
 }
 
-impl fmt::Debug for Turns {
+impl fmt::Debug for Sequencer {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_struct("Turns").field("rank", &self.rank).finish_non_exhaustive()
+        out.debug_struct("Sequencer").field("rank", &self.rank).finish_non_exhaustive()
     }
 }

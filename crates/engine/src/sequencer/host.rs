@@ -1,5 +1,5 @@
 //! What the kernels of a communicator read of the host's memory while they run, and what the host reads of theirs
-//! afterwards. All `unsafe` of the turns is here.
+//! afterwards. All `unsafe` of the sequencer is here.
 
 #![allow(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! What the communicators of one device share: kits that go from one communicator to the next, because freeing host memory may
+//! What the communicators of one device share: launch resources that go from one communicator to the next, because freeing host memory may
 //! wait for the device.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,17 +7,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::gpu::module::MemoryDomain;
 use crate::gpu::stream::{Event, Stream};
 use crate::gpu::{Driver, Failure, Home};
+use crate::sequencer::host::HostMemory;
+use crate::sequencer::refusal::Refusal;
 use crate::stats::count;
-use crate::turns::host::HostMemory;
-use crate::turns::refusal::Refusal;
 
-/// Events of a kit for whoever has to know how far a stream came.
+/// Events for whoever has to know how far a stream came.
 pub const MARKS: usize = 4;
 
 /// One device's. Keep it as long as the process uses the device: dropping it frees, which may wait for work on the GPU, and
-/// graphs that captured its communicators' kernels must be gone ([`Supply::is_unused`]).
+/// graphs that captured its communicators' kernels must be gone ([`DeviceResources::is_unused`]).
 #[derive(Debug)]
-pub struct Supply {
+pub struct DeviceResources {
     domain: MemoryDomain,
     /// For what is read of the device: reports, after an abort.
     pub(super) stream: Stream,
@@ -31,18 +31,18 @@ pub struct Supply {
 /// of the driver.
 #[derive(Debug)]
 struct Shelf {
-    /// None once the supply is gone.
-    ready: Mutex<Option<Vec<Kit>>>,
-    /// Kits in use.
+    /// None once the device's are gone.
+    ready: Mutex<Option<Vec<LaunchResources>>>,
+    /// Launch resources in use.
     lent: AtomicUsize,
 }
 
-/// Kits in use of all devices.
+/// Launch resources in use of all devices.
 static LENT: AtomicUsize = AtomicUsize::new(0);
 
 /// What one communicator needs of the driver beside its slices.
 #[derive(Debug)]
-pub struct Kit {
+pub struct LaunchResources {
     /// What its kernels look at.
     pub host: HostMemory,
     /// After the communicator's last operation.
@@ -55,16 +55,16 @@ pub struct Kit {
     pub marks: [Event; MARKS],
 }
 
-/// A kit in use by a communicator and by graphs that captured it. Comes back without a driver call.
+/// Launch resources in use by a communicator and by graphs that captured it. They come back without a driver call.
 #[derive(Debug)]
 pub struct Lent {
-    kit: Option<Kit>,
+    resources: Option<LaunchResources>,
     shelf: Arc<Shelf>,
 }
 
-impl Supply {
-    /// For the device of `home`; kits have so much room for those who make kernels.
-    pub fn new(home: Home, beside_bytes: usize) -> Result<Arc<Supply>, Refusal> {
+impl DeviceResources {
+    /// For the device of `home`; launch resources have so much room for those who make kernels.
+    pub fn new(home: Home, beside_bytes: usize) -> Result<Arc<DeviceResources>, Refusal> {
         let facts = home.driver.device_facts(home.device)?;
         let entered = home.enter()?;
         let stream = Stream::new(home.driver)?;
@@ -72,7 +72,7 @@ impl Supply {
         let shelf = Shelf { ready: Mutex::new(Some(Vec::new())), lent: AtomicUsize::new(0) };
         let domain = if facts.memory_domains > 1 { MemoryDomain::Remote } else { MemoryDomain::Default };
         let (capability, shelf) = (facts.capability, Arc::new(shelf));
-        Ok(Arc::new(Supply { domain, stream, beside_bytes, capability, shelf, home }))
+        Ok(Arc::new(DeviceResources { domain, stream, beside_bytes, capability, shelf, home }))
     }
 
     /// The context that communicators of this device work in.
@@ -100,14 +100,14 @@ impl Supply {
         self.shelf.lent.load(Ordering::Acquire) == 0
     }
 
-    /// Whether one communicator is all that launches kernels on this device: there is no other one with a kit, no graph that has captured
+    /// Whether one communicator is all that launches kernels on this device: there is no other one with launch resources, no graph that has captured
     /// one, and none that NCCL alone runs, on any device of this process.
     pub fn is_of_one(&self) -> bool {
         let (here, everywhere) = (self.shelf.lent.load(Ordering::Relaxed), LENT.load(Ordering::Relaxed));
         here == 1 && count::living() <= everywhere
     }
 
-    /// A kit whose former work is done, or a new one. At init only, in the home's context.
+    /// Launch resources whose former work is done, or new ones. At init only, in the home's context.
     pub(super) fn lend(&self) -> Result<Lent, Failure> {
         let mut former = self.shelf.lock().replace(Vec::new()).unwrap_or_default();
         let mut found = None;
@@ -117,24 +117,24 @@ impl Supply {
                 break;
             }
         }
-        if let Some(kits) = &mut *self.shelf.lock() {
-            kits.append(&mut former);
+        if let Some(ready) = &mut *self.shelf.lock() {
+            ready.append(&mut former);
         }
-        let kit = match found {
-            Some(kit) => kit,
-            None => Kit::new(self.home.driver, self.beside_bytes)?,
+        let resources = match found {
+            Some(resources) => resources,
+            None => LaunchResources::new(self.home.driver, self.beside_bytes)?,
         };
-        kit.host.reset();
+        resources.host.reset();
         self.shelf.lent.fetch_add(1, Ordering::Relaxed);
         LENT.fetch_add(1, Ordering::Relaxed);
-        Ok(Lent { kit: Some(kit), shelf: self.shelf.clone() })
+        Ok(Lent { resources: Some(resources), shelf: self.shelf.clone() })
     }
 }
 
-impl Kit {
-    fn new(driver: &'static Driver, beside_bytes: usize) -> Result<Kit, Failure> {
+impl LaunchResources {
+    fn new(driver: &'static Driver, beside_bytes: usize) -> Result<LaunchResources, Failure> {
         let event = || Event::new(driver);
-        Ok(Kit {
+        Ok(LaunchResources {
             host: HostMemory::new(driver, beside_bytes)?,
             done: event()?,
             passed: event()?,
@@ -150,26 +150,26 @@ impl Kit {
 }
 
 impl Lent {
-    /// The kit; there is one until this is dropped.
-    pub fn kit(&self) -> Option<&Kit> {
-        self.kit.as_ref()
+    /// The launch resources; there are some until this is dropped.
+    pub fn resources(&self) -> Option<&LaunchResources> {
+        self.resources.as_ref()
     }
 }
 
 impl Shelf {
-    fn lock(&self) -> MutexGuard<'_, Option<Vec<Kit>>> {
+    fn lock(&self) -> MutexGuard<'_, Option<Vec<LaunchResources>>> {
         self.ready.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for Lent {
-    /// Perhaps on a thread of the driver's. A kit that finds the supply gone is left to the process's end.
+    /// Perhaps on a thread of the driver's. Launch resources that find those of the device gone are left to the process's end.
     fn drop(&mut self) {
-        let Some(kit) = self.kit.take() else { return };
+        let Some(resources) = self.resources.take() else { return };
         let mut ready = self.shelf.lock();
         match &mut *ready {
-            Some(kits) => kits.push(kit),
-            None => std::mem::forget(kit),
+            Some(ready) => ready.push(resources),
+            None => std::mem::forget(resources),
         }
         drop(ready);
         LENT.fetch_sub(1, Ordering::Relaxed);
@@ -177,19 +177,19 @@ impl Drop for Lent {
     }
 }
 
-impl Drop for Supply {
+impl Drop for DeviceResources {
     fn drop(&mut self) {
-        let kits = self.shelf.lock().take();
+        let ready = self.shelf.lock().take();
         if self.home.driver.is_in_forked_child() {
             return;
         }
         match self.home.enter() {
-            Ok(_entered) => drop(kits),
+            Ok(_entered) => drop(ready),
             // They went with the context.
-            Err(_) if !self.home.is_there() => std::mem::forget(kits),
+            Err(_) if !self.home.is_there() => std::mem::forget(ready),
             Err(failure) => {
-                ::log::warn!("kits of device {} stay: {failure}", self.home.device);
-                std::mem::forget(kits);
+                ::log::warn!("launch resources of device {} stay: {failure}", self.home.device);
+                std::mem::forget(ready);
             }
         }
     }

@@ -26,7 +26,7 @@
 use crate::gpu::record::{RecordNode, Records};
 use crate::gpu::stream::{Capture, Ordering, Place};
 use crate::gpu::{Driver, Failure, StreamHandle};
-use crate::turns::supply::Kit;
+use crate::sequencer::device_resources::LaunchResources;
 
 /// Captures that are in progress at once and use one communicator; the next one forgets that which was used least lately. Each body of a
 /// conditional node is captured by itself, while the graph around it is.
@@ -114,10 +114,15 @@ impl Order {
     }
 
     /// Lets the operation that comes now in `lane` run after all before it.
-    pub fn before(&mut self, driver: &Driver, kit: &Kit, lane: Lane) -> Result<(), Failure> {
+    pub fn before(
+        &mut self,
+        driver: &Driver,
+        resources: &LaunchResources,
+        lane: Lane,
+    ) -> Result<(), Failure> {
         let capture = match lane.place {
             Place::Eager(id) if self.shared_with_graphs || self.last.is_some_and(|last| last != id) => {
-                return driver.wait(lane.stream, &kit.done, Ordering::Inside);
+                return driver.wait(lane.stream, &resources.done, Ordering::Inside);
             }
             Place::Eager(_) => return Ok(()),
             Place::Captured(capture) => capture,
@@ -132,18 +137,18 @@ impl Order {
             return Ok(());
         }
         if self.shared_with_graphs {
-            driver.come_after(lane.stream, self.look(driver, kit, capture)?)?;
+            driver.come_after(lane.stream, self.look(driver, resources, capture)?)?;
         }
         // Also on the same stream, where it adds nothing: which stream it was cannot be asked.
-        driver.wait(lane.stream, &kit.done, Ordering::External)
+        driver.wait(lane.stream, &resources.done, Ordering::External)
     }
 
     /// The operation was issued in `lane`, after [`Order::before`] there.
-    pub fn after(&mut self, driver: &Driver, kit: &Kit, lane: Lane) -> Result<(), Failure> {
+    pub fn after(&mut self, driver: &Driver, resources: &LaunchResources, lane: Lane) -> Result<(), Failure> {
         let capture = match lane.place {
             Place::Captured(capture) => capture,
             Place::Eager(id) => {
-                kit.done.record(lane.stream, Ordering::Inside)?;
+                resources.done.record(lane.stream, Ordering::Inside)?;
                 self.last = Some(id);
                 return Ok(());
             }
@@ -158,7 +163,7 @@ impl Order {
             return Ok(());
         }
         let behind = match graphs {
-            Graphs::Mixed => Behind::Record(self.first_record(driver, kit, lane.stream, capture)?),
+            Graphs::Mixed => Behind::Record(self.first_record(driver, resources, lane.stream, capture)?),
             Graphs::Apart => Behind::Nodes(driver.last_nodes(lane.stream)?),
         };
         self.captures.truncate(CAPTURES - 1);
@@ -170,24 +175,29 @@ impl Order {
     fn first_record(
         &mut self,
         driver: &Driver,
-        kit: &Kit,
+        resources: &LaunchResources,
         stream: StreamHandle,
         capture: Capture,
     ) -> Result<RecordNode, Failure> {
-        let record = driver.add_record(stream, capture, &kit.done)?;
+        let record = driver.add_record(stream, capture, &resources.done)?;
         if let Some(looked) = self.looked.take().filter(|looked| looked.capture == capture) {
-            driver.redirect(&looked.found, &kit.passed);
+            driver.redirect(&looked.found, &resources.passed);
         }
         Ok(record)
     }
 
     /// What of a capture's graph records already, of another capture's operations. That capture gets a new node at its next
     /// operation: something comes after its present one now.
-    fn look(&mut self, driver: &Driver, kit: &Kit, capture: Capture) -> Result<&Records, Failure> {
+    fn look(
+        &mut self,
+        driver: &Driver,
+        resources: &LaunchResources,
+        capture: Capture,
+    ) -> Result<&Records, Failure> {
         let looked = match self.looked.take().filter(|looked| looked.capture == capture) {
             Some(looked) => looked,
             None => {
-                let found = driver.records_of(capture, &kit.done)?;
+                let found = driver.records_of(capture, &resources.done)?;
                 // Perhaps a graph of before with the same handle: of no use any more either.
                 self.captures.retain(|known| known.capture.graph != capture.graph);
                 Looked { capture, found }

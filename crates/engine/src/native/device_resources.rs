@@ -10,16 +10,16 @@ use windlass_kernels::images::{Image, collective_images_for};
 
 use crate::gpu::module::{Function, Module, load_first};
 use crate::native::refusal::Refusal;
-use crate::turns;
+use crate::sequencer;
 
 /// One device's. Keep it as long as the process uses the device: dropping it unloads code, which may wait for work on the GPU, and
-/// graphs that captured its kernels must be gone ([`turns::Supply::is_unused`]).
+/// graphs that captured its kernels must be gone ([`sequencer::DeviceResources::is_unused`]).
 #[derive(Debug)]
-pub struct Supply {
+pub struct DeviceResources {
     module: Option<Module>,
     /// By the ranks of a communicator. Held while they are found, by inits alone.
     found: Mutex<BTreeMap<u32, Arc<Kernels>>>,
-    turns: Arc<turns::Supply>,
+    sequencer: Arc<sequencer::DeviceResources>,
     /// See [`Kernels::may_be_early`].
     may_be_early: bool,
 }
@@ -33,29 +33,37 @@ pub struct Kernels {
     pub(super) may_be_early: bool,
 }
 
-impl Supply {
+impl DeviceResources {
     /// Loads the code for a device. `others_wait`: kernels that others have begin early wait for the one before.
-    pub fn new(turns: Arc<turns::Supply>, others_wait: bool) -> Result<Arc<Supply>, Refusal> {
-        let images = collective_images_for((turns.capability() / 10).max(0) as u32);
-        Supply::with_images(turns, images, others_wait)
+    pub fn new(
+        sequencer: Arc<sequencer::DeviceResources>,
+        others_wait: bool,
+    ) -> Result<Arc<DeviceResources>, Refusal> {
+        let images = collective_images_for((sequencer.capability() / 10).max(0) as u32);
+        DeviceResources::with_images(sequencer, images, others_wait)
     }
 
     /// The same with images of the caller's, best first: what tests use.
     pub fn with_images(
-        turns: Arc<turns::Supply>,
+        sequencer: Arc<sequencer::DeviceResources>,
         images: &[Image],
         others_wait: bool,
-    ) -> Result<Arc<Supply>, Refusal> {
-        let home = turns.home();
-        let no_image = Refusal::NoImage { device: home.device, capability: turns.capability() };
+    ) -> Result<Arc<DeviceResources>, Refusal> {
+        let home = sequencer.home();
+        let no_image = Refusal::NoImage { device: home.device, capability: sequencer.capability() };
         let entered = home.enter()?;
         let (image, module) =
             load_first(home.driver, images, "kernels of collectives", Ok)?.ok_or(no_image)?;
         drop(entered);
         ::log::debug!("device {}: kernels of collectives {}", home.device, image.name);
         // Code for older devices has no instruction to wait with.
-        let may_be_early = others_wait && turns.is_since_hopper() && image.has_bulk_copies;
-        Ok(Arc::new(Supply { module: Some(module), found: Mutex::default(), turns, may_be_early }))
+        let may_be_early = others_wait && sequencer.is_since_hopper() && image.has_bulk_copies;
+        Ok(Arc::new(DeviceResources {
+            module: Some(module),
+            found: Mutex::default(),
+            sequencer,
+            may_be_early,
+        }))
     }
 
     /// The kernels for communicators of so many ranks. At init only.
@@ -64,7 +72,7 @@ impl Supply {
         if let Some(kernels) = found.get(&ranks) {
             return Ok(kernels.clone());
         }
-        let _entered = self.turns.home().enter()?;
+        let _entered = self.sequencer.home().enter()?;
         let mut by_index = [None; Kernel::INDICES];
         for kernel in Kernel::all_for(ranks) {
             let name = CString::new(kernel.name()).unwrap_or_default();
@@ -84,9 +92,9 @@ impl Kernels {
     }
 }
 
-impl Drop for Supply {
+impl Drop for DeviceResources {
     fn drop(&mut self) {
-        let home = self.turns.home();
+        let home = self.sequencer.home();
         let unloaded = self.module.take().map_or(Ok(()), |module| module.unload(home));
         if let Err(failure) = unloaded {
             ::log::warn!("the kernels of collectives of device {} stay: {failure}", home.device);

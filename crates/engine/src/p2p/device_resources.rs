@@ -9,32 +9,35 @@ use windlass_kernels::images::{Image, P2P_KERNEL, images_for};
 use crate::gpu::module::{Function, Module, load_first};
 use crate::p2p::calls;
 use crate::p2p::refusal::Refusal;
-use crate::turns;
+use crate::sequencer;
 
 /// One device's. Keep it as long as the process uses the device: dropping it unloads code, which may wait for work on the GPU, and
-/// graphs that captured its kernel must be gone ([`turns::Supply::is_unused`]).
+/// graphs that captured its kernel must be gone ([`sequencer::DeviceResources::is_unused`]).
 #[derive(Debug)]
-pub struct Supply {
+pub struct DeviceResources {
     module: Option<Module>,
     pub(super) function: Function,
     pub(super) bulk: BulkSend,
     pub(super) shared_bytes_max: u32,
-    turns: Arc<turns::Supply>,
+    sequencer: Arc<sequencer::DeviceResources>,
 }
 
-impl Supply {
+impl DeviceResources {
     /// Loads the kernel for a device, whole.
-    pub fn new(turns: Arc<turns::Supply>) -> Result<Arc<Supply>, Refusal> {
-        let images = images_for((turns.capability() / 10).max(0) as u32);
-        Supply::with_images(turns, images)
+    pub fn new(sequencer: Arc<sequencer::DeviceResources>) -> Result<Arc<DeviceResources>, Refusal> {
+        let images = images_for((sequencer.capability() / 10).max(0) as u32);
+        DeviceResources::with_images(sequencer, images)
     }
 
     /// The same with images of the caller's, best first: what tests use.
-    pub fn with_images(turns: Arc<turns::Supply>, images: &[Image]) -> Result<Arc<Supply>, Refusal> {
-        let home = turns.home();
+    pub fn with_images(
+        sequencer: Arc<sequencer::DeviceResources>,
+        images: &[Image],
+    ) -> Result<Arc<DeviceResources>, Refusal> {
+        let home = sequencer.home();
         let entered = home.enter()?;
         let shared_bytes_max = calls::shared_bytes_max(home)?;
-        let no_image = Refusal::NoImage { device: home.device, capability: turns.capability() };
+        let no_image = Refusal::NoImage { device: home.device, capability: sequencer.capability() };
         let name = CString::new(P2P_KERNEL).unwrap_or_default();
         let take =
             |module: Module| module.function(&name, shared_bytes_max).map(|function| (module, function));
@@ -50,13 +53,13 @@ impl Supply {
             true => BulkSend::Copies { stages: RECOMMENDED_STAGES },
             false => BulkSend::OrdinaryStores,
         };
-        Ok(Arc::new(Supply { module: Some(module), function, bulk, shared_bytes_max, turns }))
+        Ok(Arc::new(DeviceResources { module: Some(module), function, bulk, shared_bytes_max, sequencer }))
     }
 }
 
-impl Drop for Supply {
+impl Drop for DeviceResources {
     fn drop(&mut self) {
-        let home = self.turns.home();
+        let home = self.sequencer.home();
         let unloaded = self.module.take().map_or(Ok(()), |module| module.unload(home));
         if let Err(failure) = unloaded {
             ::log::warn!("the p2p transport kernel of device {} stays: {failure}", home.device);
