@@ -15,7 +15,7 @@ pub mod device_resources;
 use std::sync::Arc;
 
 use windlass_kernels::collective::{
-    BatchLaunch, COLLECTIVE_EARLY_NEXT, CollectiveLaunch, LANE_BYTES, LANE_RECEIVED, PAIRS_COUNT_BYTES,
+    BatchLaunch, COLLECTIVE_EARLY_NEXT, CollectiveLaunch, LANE_BYTES, LANE_RECEIVED, LL_COUNT_BYTES,
     RANKS_MAX as KERNEL_RANKS_MAX,
 };
 use windlass_kernels::collectives::{self as kernels, arrange, arrange_batch, arrange_uneven};
@@ -170,15 +170,15 @@ impl Native {
         Ok(())
     }
 
-    /// What this rank has received on all lanes since init, in numbers of their units, as its kernels tell (those of lines and
-    /// posted units when they end): for who watches over stuck operations. It waits for copies of ours.
+    /// What this rank has received on all lanes since init, in numbers of their units, as its kernels tell (those of LL128 and
+    /// Simple units when they end): for who watches over stuck operations. It waits for copies of ours.
     pub fn progress(&self) -> Result<u64, Refusal> {
         let own = self.slices.get(self.geometry.rank as usize).copied().unwrap_or_default();
-        let Layout { pairs, lines, results, .. } = self.layout;
+        let Layout { ll, ll128, results, .. } = self.layout;
         // Of each wire, the bytes of a lane and which word of them counts.
         let wires = [
-            (pairs, PAIRS_COUNT_BYTES, 0),
-            (lines, LANE_BYTES, LANE_RECEIVED),
+            (ll, LL_COUNT_BYTES, 0),
+            (ll128, LANE_BYTES, LANE_RECEIVED),
             (results, LANE_BYTES, LANE_RECEIVED),
         ];
         let mut sum = 0_u64;

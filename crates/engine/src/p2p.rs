@@ -41,7 +41,7 @@ pub use progress::Progress;
 pub use refusal::Refusal;
 /// A send or a receive of a group; the peer is a rank of the communicator, also this one.
 pub use windlass_kernels::arrange::{Call as Operation, Direction};
-/// What a lane carries: short messages go by lines, long ones by chunks.
+/// What a lane carries: short messages go by LL128, long ones by chunks.
 pub use windlass_kernels::growth::Wire;
 
 use crate::gpu::capture::Relaxed;

@@ -1,7 +1,7 @@
 //! Up to which size native collectives serve: a table of what was measured, part of what ranks agree on. Pure.
 //!
 //! A cell is one collective over so many ranks of one kind of GPU. Above its limit NCCL is as fast or faster, or nothing was
-//! timed. A cell that nobody measured has a small limit, at which sending pairs wins anywhere.
+//! timed. A cell that nobody measured has a small limit, at which LL wins anywhere.
 
 pub mod file;
 
@@ -274,8 +274,8 @@ pub fn hash() -> u64 {
     }
     let Tuning { all_reduce, broadcast, reduce, all_gather, reduce_scatter } = kernels();
     for crossover in [all_reduce, broadcast, reduce, all_gather, reduce_scatter] {
-        let Crossover { pairs_bytes_max, two_groups_bytes_max, posted_bytes_min } = crossover;
-        writer.u64(pairs_bytes_max).u64(two_groups_bytes_max).u64(posted_bytes_min);
+        let Crossover { ll_bytes_max, two_groups_bytes_max, simple_bytes_min } = crossover;
+        writer.u64(ll_bytes_max).u64(two_groups_bytes_max).u64(simple_bytes_min);
     }
     checksum(&writer.finish())
 }

@@ -158,7 +158,7 @@ struct Grid {
 };
 static Grid grid_of(Family family, uint32_t lanes, uint32_t blocks_max, uint32_t warps_max) {
   Grid grid;
-  const uint32_t per_block = family == pairs ? getenv("PAIRS_WARPS") ? atoi(getenv("PAIRS_WARPS")) : 4 : 1;
+  const uint32_t per_block = family == ll ? getenv("LL_WARPS") ? atoi(getenv("LL_WARPS")) : 4 : 1;
   grid.blocks = std::min(blocks_max, (lanes + per_block - 1) / per_block);
   if (grid.blocks > 4 && blocks_max >= 4) grid.blocks = std::min(blocks_max, (grid.blocks + 3) / 4 * 4);
   grid.warps = std::min(warps_max, (lanes + grid.blocks - 1) / grid.blocks);
@@ -191,16 +191,16 @@ struct Rank {
     if (!launch.used_lanes) return;
     std::copy(slices, slices + 8, launch.slices);
     launch.control = (uint64_t)control;
-    if (choice.family == posted_two_phases) warps_max = std::min(warps_max, 4u);
+    if (choice.family == simple_two_phases) warps_max = std::min(warps_max, 4u);
     const Grid grid = grid_of(choice.family, launch.used_lanes, blocks_max, warps_max);
     launch.role_warps = grid.warps;
     if (early) launch.flags |= WINDLASS_COLLECTIVE_EARLY_NEXT;
     char name[80];
     const int kernel_ranks = ranks <= 2 ? 2 : ranks <= 4 ? 4 : 8;
     const char* const suffix = straight(launch, choice) ? "_whole" : "";
-    if (choice.family == pairs) snprintf(name, sizeof name, "ncclWindlass_LL_%s_%d%s", reducer(request), kernel_ranks, suffix);
-    else if (choice.family == lines) snprintf(name, sizeof name, "ncclWindlass_LL128x%d_%s_%d%s", choice.groups, reducer(request), kernel_ranks, suffix);
-    else snprintf(name, sizeof name, "ncclWindlass_%s_%s_%d%s", choice.family == two_phases ? "AllReduce" : choice.family == posted ? "Simple" : "SimpleAllReduce", reducer(request), kernel_ranks, suffix);
+    if (choice.family == ll) snprintf(name, sizeof name, "ncclWindlass_LL_%s_%d%s", reducer(request), kernel_ranks, suffix);
+    else if (choice.family == ll128) snprintf(name, sizeof name, "ncclWindlass_LL128x%d_%s_%d%s", choice.groups, reducer(request), kernel_ranks, suffix);
+    else snprintf(name, sizeof name, "ncclWindlass_%s_%s_%d%s", choice.family == two_phases ? "AllReduce" : choice.family == simple ? "Simple" : "SimpleAllReduce", reducer(request), kernel_ranks, suffix);
     CUfunction function;
     CU(cuModuleGetFunction(&function, module, name));
     CUlaunchAttribute attributes[3];
@@ -289,19 +289,19 @@ void Rank::verify(double seconds, uint64_t seed) {
     request.root = (uint32_t)random.below(ranks);
     const uint64_t scale = random.below(20);
     request.count = 1 + random.below(1ull << scale) + (random.below(40) == 0 ? random.below(8 << 20) / request.element_bytes : 0);
-    Choice choice{pairs, 0};
+    Choice choice{ll, 0};
     const uint32_t any = (uint32_t)random.below(request.kind == all_reduce ? 4 : 3);
-    switch (any ? any : !goes_by_pairs(request.kind, request.count * request.element_bytes, lanes_all)) {
-      case 1: choice = {lines, 2}; break;
-      case 2: choice = {lines, ranks > 4 ? 2u : 4u}; break;
+    switch (any ? any : !goes_by_ll(request.kind, request.count * request.element_bytes, lanes_all)) {
+      case 1: choice = {ll128, 2}; break;
+      case 2: choice = {ll128, ranks > 4 ? 2u : 4u}; break;
       case 3: choice = {two_phases, 2}; break;
     }
     const bool can_post = ranks <= 4 && (request.type == float_type || request.type == bfloat_type) && (request.by == 0 || request.by == 4);
-    // All-reduce in one step: only over pairs, which send and reduce in one warp.
-    if (request.kind == all_reduce && choice.family == lines) choice = {two_phases, 2};
+    // All-reduce in one step: only over LL, which send and reduce in one warp.
+    if (request.kind == all_reduce && choice.family == ll128) choice = {two_phases, 2};
     if (can_post && random.below(3) == 0) {
-      if (request.kind == reduce_scatter) choice = {posted, 4};
-      if (request.kind == all_reduce) choice = {posted_two_phases, 4};
+      if (request.kind == reduce_scatter) choice = {simple, 4};
+      if (request.kind == all_reduce) choice = {simple_two_phases, 4};
     }
     const bool in_place = random.below(2), early = random.below(2) && !getenv("NO_EARLY");
     const uint64_t id = operations + 1;
@@ -332,7 +332,7 @@ void Rank::verify(double seconds, uint64_t seed) {
       char words[200];
       snprintf(words, sizeof words, "%llu %s of %llu x %d type %d by %d, %s%d, root %d, in place %d, early %d, in +%llu, out +%llu, blocks %u warps %u, from %d",
                (unsigned long long)operations, kind_names[request.kind], (unsigned long long)request.count, size, request.type, request.by,
-               choice.family == pairs ? "pairs" : choice.family == lines ? "lines" : choice.family == two_phases ? "phases" : "posted", choice.groups, request.root, in_place, early,
+               choice.family == ll ? "LL" : choice.family == ll128 ? "LL128" : choice.family == two_phases ? "phases" : "Simple", choice.groups, request.root, in_place, early,
                (unsigned long long)((uint64_t)in % 16), (unsigned long long)((uint64_t)out % 16), blocks, warps, source);
       did[part] = words;
       check<<<32, 256, 0, stream>>>(at, request.count, id, source, first, request.type, size, request.by, ranks, bad, found + part++);
@@ -429,15 +429,15 @@ void Rank::table(bool graph) {
       if (comms[rank]) base = time(graph, [&] { by_nccl(request); });
       const bool early = !graph && bytes <= 2 << 20;
       double ours[5] = {0, 0, 0, 0, 0};
-      if (goes_by_pairs((Kind)k, request.count * 4, lanes_all)) ours[0] = time(graph, [&] { launch(request, {pairs, 0}, early); });
+      if (goes_by_ll((Kind)k, request.count * 4, lanes_all)) ours[0] = time(graph, [&] { launch(request, {ll, 0}, early); });
       if (k != all_reduce) {
-        ours[1] = time(graph, [&] { launch(request, {lines, 2}, early); });
-        if (ranks <= 4) ours[2] = time(graph, [&] { launch(request, {lines, 4}, early); });
+        ours[1] = time(graph, [&] { launch(request, {ll128, 2}, early); });
+        if (ranks <= 4) ours[2] = time(graph, [&] { launch(request, {ll128, 4}, early); });
       } else {
         ours[3] = time(graph, [&] { launch(request, {two_phases, 2}, early); });
       }
-      if (ranks <= 4 && bytes >= 1 << 20 && k == all_reduce) ours[4] = time(graph, [&] { launch(request, {posted_two_phases, 4}, early); });
-      if (ranks <= 4 && bytes >= 1 << 20 && k == reduce_scatter) ours[4] = time(graph, [&] { launch(request, {posted, 4}, early); });
+      if (ranks <= 4 && bytes >= 1 << 20 && k == all_reduce) ours[4] = time(graph, [&] { launch(request, {simple_two_phases, 4}, early); });
+      if (ranks <= 4 && bytes >= 1 << 20 && k == reduce_scatter) ours[4] = time(graph, [&] { launch(request, {simple, 4}, early); });
       if (rank == 0) {
         printf("%-14s %9llu %8.2f", kind_names[k], (unsigned long long)bytes, base);
         for (double one : ours) one ? printf(" %8.2f (%4.2f)", one, base ? one / base : 0.0) : printf(" %15s", "");

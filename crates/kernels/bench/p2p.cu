@@ -185,7 +185,7 @@ static bool load_kernel(const std::string& path, bool bulk_copies, Kernel& kerne
 
 // --- a communicator --------------------------------------------------------------------------------------------------------
 struct Config {
-  uint32_t line_lanes = 256, line_slots = 8, bulk_lanes = 32, bulk_slots = 32, chunk = 16384, stages = 8;
+  uint32_t ll128_lanes = 256, ll128_slots = 8, bulk_lanes = 32, bulk_slots = 32, chunk = 16384, stages = 8;
 };
 struct Communicator {
   Config config;
@@ -208,12 +208,12 @@ struct Communicator {
   static size_t up(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
   void make(int slot, const Config& c) {
     config = c;
-    geometry = {(1ull << 32) - 40, 12ull << 20, c.line_lanes, c.line_slots, c.bulk_lanes, c.bulk_slots, c.chunk, (uint32_t)rank};
-    const size_t line = up((size_t)c.line_lanes * c.line_slots * WINDLASS_UNIT_SLOT_BYTES), bulk = up((size_t)c.bulk_lanes * c.bulk_slots * c.chunk);
-    const size_t posted = up(c.bulk_lanes * WINDLASS_BULK_WORD_STRIDE), line_credit = up(c.line_lanes * WINDLASS_LINE_WORD_STRIDE), bulk_credit = posted;
-    const size_t progress = up((c.line_lanes + c.bulk_lanes) * WINDLASS_PROGRESS_STRIDE);
-    const size_t line_from = up(c.line_lanes * WINDLASS_LINE_FROM_STRIDE);
-    const size_t pair = line + bulk + posted + line_credit + bulk_credit + 2 * progress + line_from;
+    geometry = {(1ull << 32) - 40, 12ull << 20, c.ll128_lanes, c.ll128_slots, c.bulk_lanes, c.bulk_slots, c.chunk, (uint32_t)rank};
+    const size_t line = up((size_t)c.ll128_lanes * c.ll128_slots * WINDLASS_UNIT_SLOT_BYTES), bulk = up((size_t)c.bulk_lanes * c.bulk_slots * c.chunk);
+    const size_t posted = up(c.bulk_lanes * WINDLASS_BULK_WORD_STRIDE), ll128_credit = up(c.ll128_lanes * WINDLASS_LL128_WORD_STRIDE), bulk_credit = posted;
+    const size_t progress = up((c.ll128_lanes + c.bulk_lanes) * WINDLASS_PROGRESS_STRIDE);
+    const size_t ll128_from = up(c.ll128_lanes * WINDLASS_LL128_FROM_STRIDE);
+    const size_t pair = line + bulk + posted + ll128_credit + bulk_credit + 2 * progress + ll128_from;
     const size_t larger_pair = (line + bulk) * times_larger;
     arena_bytes = pair * ranks;
     larger_bytes = larger_pair * ranks;
@@ -236,24 +236,24 @@ struct Communicator {
       char* mine = arena + pair * peer;
       theirs += pair * rank;
       const auto at = [&](char* base, size_t offset) { return reinterpret_cast<uint64_t>(base + offset); };
-      const size_t o_posted = line + bulk, o_line_credit = o_posted + posted, o_bulk_credit = o_line_credit + line_credit, o_progress = o_bulk_credit + bulk_credit;
+      const size_t o_posted = line + bulk, o_ll128_credit = o_posted + posted, o_bulk_credit = o_ll128_credit + ll128_credit, o_progress = o_bulk_credit + bulk_credit;
       WindlassP2pChannel send = {}, receive = {};
-      send.line_ring = at(theirs, 0);
+      send.ll128_ring = at(theirs, 0);
       send.bulk_ring = at(theirs, line);
       send.bulk_posted = at(theirs, o_posted);
-      send.line_credit = at(mine, o_line_credit);
+      send.ll128_credit = at(mine, o_ll128_credit);
       send.bulk_credit = at(mine, o_bulk_credit);
-      send.line_progress = at(mine, o_progress);
-      send.bulk_progress = at(mine, o_progress + c.line_lanes * WINDLASS_PROGRESS_STRIDE);
-      receive.line_ring = at(mine, 0);
+      send.ll128_progress = at(mine, o_progress);
+      send.bulk_progress = at(mine, o_progress + c.ll128_lanes * WINDLASS_PROGRESS_STRIDE);
+      receive.ll128_ring = at(mine, 0);
       receive.bulk_ring = at(mine, line);
       receive.bulk_posted = at(mine, o_posted);
-      receive.line_credit = at(theirs, o_line_credit);
+      receive.ll128_credit = at(theirs, o_ll128_credit);
       receive.bulk_credit = at(theirs, o_bulk_credit);
-      receive.line_progress = at(mine, o_progress + progress);
-      receive.bulk_progress = at(mine, o_progress + progress + c.line_lanes * WINDLASS_PROGRESS_STRIDE);
-      send.line_from = at(theirs, o_progress + 2 * progress);
-      receive.line_from = at(mine, o_progress + 2 * progress);
+      receive.ll128_progress = at(mine, o_progress + progress);
+      receive.bulk_progress = at(mine, o_progress + progress + c.ll128_lanes * WINDLASS_PROGRESS_STRIDE);
+      send.ll128_from = at(theirs, o_progress + 2 * progress);
+      receive.ll128_from = at(mine, o_progress + 2 * progress);
       send.growth = control_on_device + 1024 + peer * 16;
       receive.growth = control_on_device + 2048 + peer * 16;
       send.peer = receive.peer = (uint32_t)peer;
@@ -262,8 +262,8 @@ struct Communicator {
       CU(cudaIpcOpenMemHandle((void**)&their_larger, shared->arenas[slot + 4][peer], cudaIpcMemLazyEnablePeerAccess));
       const auto slots = [](uint32_t first) { return (uint64_t)__builtin_ctz(first * times_larger); };
       char *to = their_larger + larger_pair * rank, *from = larger + larger_pair * peer;
-      grown[peer] = {{at(to, 0) | slots(c.line_slots), at(to, line * times_larger) | slots(c.bulk_slots)},
-                     {at(from, 0) | slots(c.line_slots), at(from, line * times_larger) | slots(c.bulk_slots)}};
+      grown[peer] = {{at(to, 0) | slots(c.ll128_slots), at(to, line * times_larger) | slots(c.bulk_slots)},
+                     {at(from, 0) | slots(c.ll128_slots), at(from, line * times_larger) | slots(c.bulk_slots)}};
     }
     CU(cudaMalloc((void**)&report, sizeof *report));
     CU(cudaMemset(report, 0, sizeof *report));
@@ -521,7 +521,7 @@ static void classify(const char* name) {
     second += r.where;
     if (shown++ < 8)
       fprintf(stderr, "rank %d %s: from %d, %zu bytes, offsets %u and %u, %s, communicator %d, group of %zu: %llu wrong, first at %lld (%02llx, not %02llx)\n", rank, name, r.from, r.bytes,
-              r.send_offset, r.receive_offset, r.bytes >= r.bulk_from ? "bulk" : "lines", r.where, r.in_group, found[i].wrong, (long long)(found[i].first >> 16) - margin, found[i].first & 255,
+              r.send_offset, r.receive_offset, r.bytes >= r.bulk_from ? "bulk" : "LL128", r.where, r.in_group, found[i].wrong, (long long)(found[i].first >> 16) - margin, found[i].first & 255,
               found[i].first >> 8 & 255);
   }
   if (wrong && shown < 40)
@@ -694,7 +694,7 @@ static void verify_head_to_head(const Kernel& kernel) {
       }
       const uint64_t grew = sum(growing.end());
       classify("head to head");
-      say("%s, head to head by %s: %.2f ms while rings grow (%llu grew), then %.2f ms\n", kernel.name, wire ? "chunks" : "lines", greatest(first) * 1e3, (unsigned long long)grew, greatest(next) * 1e3);
+      say("%s, head to head by %s: %.2f ms while rings grow (%llu grew), then %.2f ms\n", kernel.name, wire ? "chunks" : "LL128", greatest(first) * 1e3, (unsigned long long)grew, greatest(next) * 1e3);
     }
 }
 
@@ -717,7 +717,7 @@ static void verify_abort(const Kernel& kernel) {
   bool right = report.claimed >= 1 && report.rank == (uint32_t)rank;
   for (uint32_t i = 0; i < std::min<uint32_t>(report.claimed, WINDLASS_REPORT_ENTRIES); ++i) {
     const auto& e = report.entries[i];
-    right &= e.peer == (uint32_t)peer && ((e.waited_for == WINDLASS_WAITED_LINE_DATA && e.sequence == 0) || (e.waited_for == WINDLASS_WAITED_BULK_CREDIT && e.sequence == c.geometry.bulk_slots));
+    right &= e.peer == (uint32_t)peer && ((e.waited_for == WINDLASS_WAITED_P2P_LL128_DATA && e.sequence == 0) || (e.waited_for == WINDLASS_WAITED_BULK_CREDIT && e.sequence == c.geometry.bulk_slots));
   }
   const double slowest = greatest(ms);
   say("abort: kernels left %.2f ms after the word was set; %s (%u entries on rank 0)\n", slowest, sum(!right) ? "REPORT WRONG" : "reports right", report.claimed);
@@ -814,8 +814,8 @@ static void times(const Kernel& kernel) {
   const size_t sizes[] = {8, 1024, 4096, 16384, 65536, 262144, 1 << 20, 4 << 20, 8 << 20, 16 << 20, 64 << 20, 256 << 20};
   const auto address = [](void* p) { return reinterpret_cast<uint64_t>(p); };
   for (int both = 0; both < 2; ++both) {
-    say("\n%s, eager, us (lines; bulk with 16 KB and 64 KB chunks; lines with 4 KB parameters)\n%10s %9s %9s %9s %9s %9s\n", both ? "both ways" : "one way", "bytes", "NCCL", "lines",
-        "bulk16", "bulk64", "lines4K");
+    say("\n%s, eager, us (LL128; bulk with 16 KB and 64 KB chunks; LL128 with 4 KB parameters)\n%10s %9s %9s %9s %9s %9s\n", both ? "both ways" : "one way", "bytes", "NCCL", "lines",
+        "bulk16", "bulk64", "LL128 4K");
     for (size_t bytes : sizes) {
       const bool sends = paired && (both || !(rank & 1)), receives = paired && (both || (rank & 1));
       std::vector<P2pCall> calls;
@@ -831,14 +831,14 @@ static void times(const Kernel& kernel) {
                                              },
                                              bytes)
                                        : 0;
-      const double lines = microseconds([&] { communicators[0].group(kernel, calls, streams[0], never); }, bytes);
+      const double ll128 = microseconds([&] { communicators[0].group(kernel, calls, streams[0], never); }, bytes);
       double bulk[2] = {0, 0};
       if (bytes >= 1 << 20)
         for (int which = 0; which < 2; ++which) bulk[which] = microseconds([&] { communicators[which].group(kernel, calls, streams[0], 1); }, bytes);
       trimmed_parameters = false;
       const double full = bytes <= 65536 ? microseconds([&] { communicators[0].group(kernel, calls, streams[0], never); }, bytes) : 0;
       trimmed_parameters = trimmed_parameters_work;
-      say("%10s %9.1f %9.1f %9.1f %9.1f %9.1f\n", size_name(bytes), theirs, lines, bulk[0], bulk[1], full);
+      say("%10s %9.1f %9.1f %9.1f %9.1f %9.1f\n", size_name(bytes), theirs, ll128, bulk[0], bulk[1], full);
     }
   }
   say("\nall-to-all, eager, us; bytes: what a rank sends in all, own part included (own: with the own part in the kernel too)\n%10s %9s %9s %9s %9s %9s\n", "bytes", "NCCL", "lines",
@@ -863,16 +863,16 @@ static void times(const Kernel& kernel) {
                                            },
                                            bytes)
                                      : 0;
-    const double lines = microseconds([&] { communicators[0].group(kernel, calls, streams[0], never); }, bytes);
+    const double ll128 = microseconds([&] { communicators[0].group(kernel, calls, streams[0], never); }, bytes);
     double bulk[2] = {0, 0};
     if (bytes >= 4 << 20)
       for (int which = 0; which < 2; ++which) bulk[which] = microseconds([&] { communicators[which].group(kernel, calls, streams[0], 1); }, bytes);
     std::vector<P2pCall> all = calls;
     for (uint32_t receive = 0; receive < 2; ++receive) all.push_back({address((receive ? output : input)[0] + rank * part), part, (uint32_t)rank, receive});
     const double own = microseconds([&] { communicators[1].group(kernel, all, streams[0], bytes >= 64 << 20 ? 1 : never); }, bytes);
-    say("%10s %9.1f %9.1f %9.1f %9.1f %9.1f\n", size_name(bytes), theirs, lines, bulk[0], bulk[1], own);
+    say("%10s %9.1f %9.1f %9.1f %9.1f %9.1f\n", size_name(bytes), theirs, ll128, bulk[0], bulk[1], own);
   }
-  say("\nboth ways with buffers at odd addresses (offset 8, 4, 1 bytes; lines to 4 MB, then ordinary stores in bulk lanes), us\n");
+  say("\nboth ways with buffers at odd addresses (offset 8, 4, 1 bytes; LL128 to 4 MB, then ordinary stores in bulk lanes), us\n");
   for (size_t bytes : {(size_t)65536, (size_t)4 << 20, (size_t)64 << 20}) {
     double odd[3];
     int i = 0;
@@ -913,7 +913,7 @@ static void times(const Kernel& kernel) {
       ours[i] = two([&](int which, int other, cudaStream_t stream) {
         communicators[which].group(kernel, {{address(input[which]), bytes, (uint32_t)other, 0}, {address(output[which]), bytes, (uint32_t)other, 1}}, stream, i == 1 ? never : 1);
       });
-    say("\ntwo 128 MB exchanges with different peers at once, two communicators: NCCL %.0f us; bulk %.0f, lines %.0f\n", theirs, ours[0], ours[1]);
+    say("\ntwo 128 MB exchanges with different peers at once, two communicators: NCCL %.0f us; bulk %.0f, LL128 %.0f\n", theirs, ours[0], ours[1]);
   }
   // What the host pays for a call.
   std::vector<P2pCall> calls;
@@ -1011,9 +1011,9 @@ int main(int count, char** arguments) {
   const uint64_t in_graphs = take_bad();
   wrong += in_graphs;
   say("captured group replayed 40 times between eager ones: %llu wrong bytes\n", (unsigned long long)in_graphs);
-  // First rings as small as may be: 1 MiB of lines and 1 MiB of chunks, which grow eightfold.
+  // First rings as small as may be: 1 MiB of LL128 and 1 MiB of chunks, which grow eightfold.
   Config small;
-  small.line_slots = small.bulk_slots = 2;
+  small.ll128_slots = small.bulk_slots = 2;
   communicators[3].make(3, small);
   for (const Part& part : {Part{"sm_90 cubin", &cubin, 0.5, true}, Part{"compute_80 PTX (ordinary stores)", &older, 0.3, has_older}}) {
     if (!part.there) continue;

@@ -14,11 +14,11 @@ WINDLASS_DEVICE bool reduce_and_send(From& shares, To& results) {
     Vector x[ranks_max][From::groups], result[1][From::groups];
     load_unit(shares, result[0], shares.source.send(me), shares.source.send_bytes(me));
     spread(x, result[0]);
-    if (!take_unit(shares, x, WINDLASS_WAITED_LINES_DATA)) return false;
+    if (!take_unit(shares, x, WINDLASS_WAITED_LL128_DATA)) return false;
     reduce_unit<Reducer>(result[0], x, launch);
     if (!put_unit<ranks_max>(results, result, WINDLASS_WAITED_RESULT_CREDIT)) return false;
     store_unit(results, result[0], results.source.receive(me), results.source.receive_bytes(me));
-    // Now what was taken has been used, which alone says that it had come (posted units have no tags that would).
+    // Now what was taken has been used, which alone says that it had come (Simple units have no tags that would).
     shares.has_consumed();
   }
   return true;
@@ -37,7 +37,7 @@ WINDLASS_DEVICE bool take_results(From& results) {
   return true;
 }
 
-// See run_lines. Always even: shares may differ, units are sent empty then.
+// See run_ll128. Always even: shares may differ, units are sent empty then.
 template <class Reducer, int ranks_max, bool straight, class Source>
 WINDLASS_DEVICE void run_all_reduce(const typename Source::Parameter& parameter) {
   const Source source(parameter);
@@ -46,21 +46,21 @@ WINDLASS_DEVICE void run_all_reduce(const typename Source::Parameter& parameter)
   const uint32_t warp = warp_index(), role_warps = launch.role_warps;
   if (warp < role_warps) {
     for (Lanes lanes(launch, warp); lanes.next < lanes.last; lanes.next += lanes.stride) {
-      LinesSender<result_groups, straight, Source> shares(source, launch.wires[0], lanes.next, 0);
+      Ll128Sender<result_groups, straight, Source> shares(source, launch.wires[0], lanes.next, 0);
       if (!send_parts<Reducer, ranks_max>(shares)) return;
       shares.end();
     }
   } else if (warp < 2 * role_warps) {
     for (Lanes lanes(launch, warp - role_warps); lanes.next < lanes.last; lanes.next += lanes.stride) {
-      LinesReceiver<result_groups, straight, Source> shares(source, launch.wires[0], lanes.next, 0);
-      LinesSender<result_groups, straight, Source> results(source, launch.wires[1], lanes.next, 0);
+      Ll128Receiver<result_groups, straight, Source> shares(source, launch.wires[0], lanes.next, 0);
+      Ll128Sender<result_groups, straight, Source> results(source, launch.wires[1], lanes.next, 0);
       if (!reduce_and_send<Reducer, ranks_max>(shares, results)) return;
       shares.end();
       results.end();
     }
   } else {
     for (Lanes lanes(launch, warp - 2 * role_warps); lanes.next < lanes.last; lanes.next += lanes.stride) {
-      LinesReceiver<result_groups, straight, Source> results(source, launch.wires[1], lanes.next, 0);
+      Ll128Receiver<result_groups, straight, Source> results(source, launch.wires[1], lanes.next, 0);
       if (!take_results<ranks_max>(results)) return;
       results.end();
     }
@@ -68,26 +68,26 @@ WINDLASS_DEVICE void run_all_reduce(const typename Source::Parameter& parameter)
 }
 
 template <class Reducer, int ranks_max, bool straight>
-WINDLASS_DEVICE void run_posted_all_reduce(const WindlassCollectiveLaunch& launch) {
+WINDLASS_DEVICE void run_simple_all_reduce(const WindlassCollectiveLaunch& launch) {
   uint32_t* const counters = begin_posting(launch, 2);
   const uint32_t warp = warp_index(), role_warps = launch.role_warps;
   if (warp < role_warps) {
     Told told{counters + warp, 0};
     for (Lanes lanes(launch, warp); lanes.next < lanes.last; lanes.next += lanes.stride) {
-      PostedSender<straight> shares(OneCall(launch), launch.wires[0], lanes.next, 0, told);
+      SimpleSender<straight> shares(OneCall(launch), launch.wires[0], lanes.next, 0, told);
       if (!send_parts<Reducer, ranks_max>(shares)) return;
     }
   } else if (warp < 2 * role_warps) {
     Told told{counters + warp, 0};
     for (Lanes lanes(launch, warp - role_warps); lanes.next < lanes.last; lanes.next += lanes.stride) {
-      PostedReceiver<straight> shares(OneCall(launch), launch.wires[0], lanes.next, 0);
-      PostedSender<straight> results(OneCall(launch), launch.wires[1], lanes.next, 0, told);
+      SimpleReceiver<straight> shares(OneCall(launch), launch.wires[0], lanes.next, 0);
+      SimpleSender<straight> results(OneCall(launch), launch.wires[1], lanes.next, 0, told);
       if (!reduce_and_send<Reducer, ranks_max>(shares, results)) return;
       shares.end();
     }
   } else if (warp < 3 * role_warps) {
     for (Lanes lanes(launch, warp - 2 * role_warps); lanes.next < lanes.last; lanes.next += lanes.stride) {
-      PostedReceiver<straight> results(OneCall(launch), launch.wires[1], lanes.next, 0);
+      SimpleReceiver<straight> results(OneCall(launch), launch.wires[1], lanes.next, 0);
       if (!take_results<ranks_max>(results)) return;
       results.end();
     }

@@ -9,21 +9,21 @@
 
 enum {
   WINDLASS_COLLECTIVE_RANKS_MAX = 8,
-  // A pair (NCCL's LL) is 8 bytes of payload and 8 of tag, stored by one thread; a unit of pairs is a warp's 32.
-  WINDLASS_PAIRS_PAYLOAD_BYTES = 256,
-  WINDLASS_PAIRS_SLOT_BYTES = 512,
-  WINDLASS_PAIRS_SLOTS = 2,
-  WINDLASS_PAIRS_COUNT_BYTES = 8,
-  // Of a batch. Of pairs each unit has an entry.
+  // An LL pair is 8 bytes of payload and 8 of tag, stored by one thread; a unit of LL is a warp's 32.
+  WINDLASS_LL_PAYLOAD_BYTES = 256,
+  WINDLASS_LL_SLOT_BYTES = 512,
+  WINDLASS_LL_SLOTS = 2,
+  WINDLASS_LL_COUNT_BYTES = 8,
+  // Of a batch. Of LL each unit has an entry.
   WINDLASS_BATCH_CALLS_MAX = 64,
   WINDLASS_BATCH_ENTRIES = 512,
-  // A line (NCCL's LL128) is 120 bytes of payload and 8 of tag, stored by 8 threads; a unit is one half unit (8 lines, 960 bytes)
+  // An LL128 line is 120 bytes of payload and 8 of tag, stored by 8 threads; a unit is one half unit (8 lines, 960 bytes)
   // or two, as the kernel has it. Slots are for two.
-  WINDLASS_LINES_HALF_PAYLOAD_BYTES = 960,
-  WINDLASS_LINES_SLOT_BYTES = 2048,
-  // A posted unit fills a slot. Its kernels have counters in shared memory.
-  WINDLASS_POSTED_SHARED_BYTES = 128,
-  // The words of a lane of lines. Numbers of units, from init.
+  WINDLASS_LL128_HALF_PAYLOAD_BYTES = 960,
+  WINDLASS_LL128_SLOT_BYTES = 2048,
+  // A Simple unit fills a slot. Its kernels have counters in shared memory.
+  WINDLASS_SIMPLE_SHARED_BYTES = 128,
+  // The words of a lane of LL128. Numbers of units, from init.
   WINDLASS_LANE_SENT = 0,      // the next one to send. Written by the warp that sends
   WINDLASS_LANE_PROVEN = 1,    // those below are consumed by all peers for certain. Written by the warp that sends
   WINDLASS_LANE_RECEIVED = 2,  // the next one to receive. Written by the warp that receives
@@ -38,20 +38,20 @@ enum {
   WINDLASS_COLLECTIVE_EARLY_NEXT = 1,
   // All that is sent, and this rank's own part, is one and the same buffer.
   WINDLASS_COLLECTIVE_SAME = 2,
-  // Every rank sends every other one as many units, over lines: some may be empty.
+  // Every rank sends every other one as many units, over LL128: some may be empty.
   WINDLASS_COLLECTIVE_EVEN = 4,
 };
 
 // Added to what WindlassP2pReportEntry.waited_for says: the wire of a collective.
 enum {
-  WINDLASS_WAITED_PAIRS_DATA = 6,
-  WINDLASS_WAITED_LINES_CREDIT = 7,  // phase 0, the only one but of all-reduce
-  WINDLASS_WAITED_LINES_DATA = 8,
+  WINDLASS_WAITED_LL_DATA = 6,
+  WINDLASS_WAITED_LL128_CREDIT = 7,  // phase 0, the only one but of all-reduce
+  WINDLASS_WAITED_LL128_DATA = 8,
   WINDLASS_WAITED_RESULT_CREDIT = 9,  // phase 1
   WINDLASS_WAITED_RESULT_DATA = 10,
 };
 
-// Where a wire lies in every rank's slice. Rings: [source][lane][slot]. Lanes: [lane], of lines WINDLASS_LANE_*, of pairs the number of
+// Where a wire lies in every rank's slice. Rings: [source][lane][slot]. Lanes: [lane], of LL128 WINDLASS_LANE_*, of LL the number of
 // launches that have used it.
 typedef struct WindlassWire {
   uint64_t rings;
@@ -100,7 +100,7 @@ typedef struct WindlassBatchLaunch {
   WindlassCollectiveLaunch launch;
   WindlassBatchCall calls[WINDLASS_BATCH_CALLS_MAX];
   uint8_t call_of_unit[WINDLASS_BATCH_ENTRIES];  // for each 1 << units_log2 units the first one's call
-  uint32_t units_log2;                           // of pairs 0
+  uint32_t units_log2;                           // of LL 0
   uint32_t count;                                // of calls
 } WindlassBatchLaunch;
 

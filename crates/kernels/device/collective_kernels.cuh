@@ -2,4 +2,4 @@
 #pragma once
 #include "all_reduce.cuh"
 #include "one_phase.cuh"
-#include "pairs.cuh"
+#include "ll.cuh"

@@ -2,41 +2,41 @@
 // the same ones for the host, tests compare it with what src/collectives/kernel.rs launches.
 //
 // X(name, family, reducer, ranks, groups, threads_max, straight). `ranks`: the most of them, 3 ranks use the kernel for 4. `groups`: half
-// units that make a unit of lines, 0 of pairs. `threads_max`: of a block, its launch bound. `straight`: see lane.cuh and pairs.cuh.
+// units that make a unit of LL128, 0 of LL. `threads_max`: of a block, its launch bound. `straight`: see lane.cuh and ll.cuh.
 // WINDLASS_COLLECTIVE_ENTRY(family, reducer, ranks, groups, straight) is the entry point, of collective_kernels.cuh.
 #pragma once
 
 #define WINDLASS_COLLECTIVE_ENTRY(family, reducer, ranks, groups, straight) WINDLASS_COLLECTIVE_ENTRY_##family(reducer, ranks, groups, straight)
-#define WINDLASS_COLLECTIVE_ENTRY_pairs(reducer, ranks, groups, straight) run_pairs<reducer, ranks, straight>
+#define WINDLASS_COLLECTIVE_ENTRY_ll(reducer, ranks, groups, straight) run_ll<reducer, ranks, straight>
 #define WINDLASS_COLLECTIVE_ENTRY_batch(reducer, ranks, groups, straight) run_batch<reducer, ranks, straight>
-#define WINDLASS_COLLECTIVE_ENTRY_lines(reducer, ranks, groups, straight) run_lines<reducer, ranks, groups, straight, OneCall>
-#define WINDLASS_COLLECTIVE_ENTRY_batch_lines(reducer, ranks, groups, straight) run_lines<reducer, ranks, groups, straight, CallsOfBatch<false>>
-#define WINDLASS_COLLECTIVE_ENTRY_posted(reducer, ranks, groups, straight) run_posted<reducer, ranks, straight>
-#define WINDLASS_COLLECTIVE_ENTRY_posted_all_reduce(reducer, ranks, groups, straight) run_posted_all_reduce<reducer, ranks, straight>
+#define WINDLASS_COLLECTIVE_ENTRY_ll128(reducer, ranks, groups, straight) run_ll128<reducer, ranks, groups, straight, OneCall>
+#define WINDLASS_COLLECTIVE_ENTRY_batch_ll128(reducer, ranks, groups, straight) run_ll128<reducer, ranks, groups, straight, CallsOfBatch<false>>
+#define WINDLASS_COLLECTIVE_ENTRY_simple(reducer, ranks, groups, straight) run_simple<reducer, ranks, straight>
+#define WINDLASS_COLLECTIVE_ENTRY_simple_all_reduce(reducer, ranks, groups, straight) run_simple_all_reduce<reducer, ranks, straight>
 #define WINDLASS_COLLECTIVE_ENTRY_all_reduce(reducer, ranks, groups, straight) run_all_reduce<reducer, ranks, straight, OneCall>
 #define WINDLASS_COLLECTIVE_ENTRY_batch_all_reduce(reducer, ranks, groups, straight) run_all_reduce<reducer, ranks, straight, CallsOfBatch<true>>
 
 // The type of a kernel's one parameter.
 #define WINDLASS_COLLECTIVE_PARAMETER(family) WINDLASS_COLLECTIVE_PARAMETER_##family
-#define WINDLASS_COLLECTIVE_PARAMETER_pairs WindlassCollectiveLaunch
-#define WINDLASS_COLLECTIVE_PARAMETER_lines WindlassCollectiveLaunch
-#define WINDLASS_COLLECTIVE_PARAMETER_posted WindlassCollectiveLaunch
-#define WINDLASS_COLLECTIVE_PARAMETER_posted_all_reduce WindlassCollectiveLaunch
+#define WINDLASS_COLLECTIVE_PARAMETER_ll WindlassCollectiveLaunch
+#define WINDLASS_COLLECTIVE_PARAMETER_ll128 WindlassCollectiveLaunch
+#define WINDLASS_COLLECTIVE_PARAMETER_simple WindlassCollectiveLaunch
+#define WINDLASS_COLLECTIVE_PARAMETER_simple_all_reduce WindlassCollectiveLaunch
 #define WINDLASS_COLLECTIVE_PARAMETER_all_reduce WindlassCollectiveLaunch
 #define WINDLASS_COLLECTIVE_PARAMETER_batch WindlassBatchLaunch
-#define WINDLASS_COLLECTIVE_PARAMETER_batch_lines WindlassBatchLaunch
+#define WINDLASS_COLLECTIVE_PARAMETER_batch_ll128 WindlassBatchLaunch
 #define WINDLASS_COLLECTIVE_PARAMETER_batch_all_reduce WindlassBatchLaunch
 
 // R: the reducer in kernels' names. Four groups of 8 ranks would not fit into the registers.
 #define WINDLASS_COLLECTIVE_KERNELS_OF(X, R, reducer, suffix, straight)                \
-  X(ncclWindlass_LL_##R##_2##suffix, pairs, reducer, 2, 0, 512, straight)              \
-  X(ncclWindlass_LL_##R##_4##suffix, pairs, reducer, 4, 0, 512, straight)              \
-  X(ncclWindlass_LL_##R##_8##suffix, pairs, reducer, 8, 0, 512, straight)              \
-  X(ncclWindlass_LL128x2_##R##_2##suffix, lines, reducer, 2, 2, 512, straight)         \
-  X(ncclWindlass_LL128x2_##R##_4##suffix, lines, reducer, 4, 2, 512, straight)         \
-  X(ncclWindlass_LL128x2_##R##_8##suffix, lines, reducer, 8, 2, 512, straight)         \
-  X(ncclWindlass_LL128x4_##R##_2##suffix, lines, reducer, 2, 4, 512, straight)         \
-  X(ncclWindlass_LL128x4_##R##_4##suffix, lines, reducer, 4, 4, 512, straight)
+  X(ncclWindlass_LL_##R##_2##suffix, ll, reducer, 2, 0, 512, straight)                 \
+  X(ncclWindlass_LL_##R##_4##suffix, ll, reducer, 4, 0, 512, straight)                 \
+  X(ncclWindlass_LL_##R##_8##suffix, ll, reducer, 8, 0, 512, straight)                 \
+  X(ncclWindlass_LL128x2_##R##_2##suffix, ll128, reducer, 2, 2, 512, straight)         \
+  X(ncclWindlass_LL128x2_##R##_4##suffix, ll128, reducer, 4, 2, 512, straight)         \
+  X(ncclWindlass_LL128x2_##R##_8##suffix, ll128, reducer, 8, 2, 512, straight)         \
+  X(ncclWindlass_LL128x4_##R##_2##suffix, ll128, reducer, 2, 4, 512, straight)         \
+  X(ncclWindlass_LL128x4_##R##_4##suffix, ll128, reducer, 4, 4, 512, straight)
 
 // 8 warps of each of three roles; of 8 ranks 5, as a warp holds a line of each.
 #define WINDLASS_COLLECTIVE_ALL_REDUCE_KERNELS_OF(X, R, reducer, suffix, straight)     \
@@ -45,11 +45,11 @@
   X(ncclWindlass_AllReduce_##R##_8##suffix, all_reduce, reducer, 8, 2, 512, straight)
 
 // Reductions of large buffers. A warp of each role less, as units are larger; and the poster.
-#define WINDLASS_COLLECTIVE_POSTED_KERNELS_OF(X, R, reducer, suffix, straight)                              \
-  X(ncclWindlass_Simple_##R##_2##suffix, posted, reducer, 2, 4, 544, straight)                              \
-  X(ncclWindlass_Simple_##R##_4##suffix, posted, reducer, 4, 4, 544, straight)                              \
-  X(ncclWindlass_SimpleAllReduce_##R##_2##suffix, posted_all_reduce, reducer, 2, 4, 416, straight)          \
-  X(ncclWindlass_SimpleAllReduce_##R##_4##suffix, posted_all_reduce, reducer, 4, 4, 416, straight)
+#define WINDLASS_COLLECTIVE_SIMPLE_KERNELS_OF(X, R, reducer, suffix, straight)                              \
+  X(ncclWindlass_Simple_##R##_2##suffix, simple, reducer, 2, 4, 544, straight)                              \
+  X(ncclWindlass_Simple_##R##_4##suffix, simple, reducer, 4, 4, 544, straight)                              \
+  X(ncclWindlass_SimpleAllReduce_##R##_2##suffix, simple_all_reduce, reducer, 2, 4, 416, straight)          \
+  X(ncclWindlass_SimpleAllReduce_##R##_4##suffix, simple_all_reduce, reducer, 4, 4, 416, straight)
 
 #define WINDLASS_COLLECTIVE_KERNELS_FOR(X, suffix, straight)                           \
   WINDLASS_COLLECTIVE_KERNELS_OF(X, Copy, Copy, suffix, straight)                      \
@@ -57,9 +57,9 @@
   WINDLASS_COLLECTIVE_KERNELS_OF(X, SumF16, SumF16, suffix, straight)                  \
   WINDLASS_COLLECTIVE_KERNELS_OF(X, SumBf16, SumBf16, suffix, straight)                \
   WINDLASS_COLLECTIVE_KERNELS_OF(X, Any, AnyReduction, suffix, straight)               \
-  WINDLASS_COLLECTIVE_POSTED_KERNELS_OF(X, SumF32, SumF32, suffix, straight)           \
-  WINDLASS_COLLECTIVE_POSTED_KERNELS_OF(X, SumF16, SumF16, suffix, straight)           \
-  WINDLASS_COLLECTIVE_POSTED_KERNELS_OF(X, SumBf16, SumBf16, suffix, straight)         \
+  WINDLASS_COLLECTIVE_SIMPLE_KERNELS_OF(X, SumF32, SumF32, suffix, straight)           \
+  WINDLASS_COLLECTIVE_SIMPLE_KERNELS_OF(X, SumF16, SumF16, suffix, straight)           \
+  WINDLASS_COLLECTIVE_SIMPLE_KERNELS_OF(X, SumBf16, SumBf16, suffix, straight)         \
   WINDLASS_COLLECTIVE_ALL_REDUCE_KERNELS_OF(X, SumF32, SumF32, suffix, straight)       \
   WINDLASS_COLLECTIVE_ALL_REDUCE_KERNELS_OF(X, SumF16, SumF16, suffix, straight)       \
   WINDLASS_COLLECTIVE_ALL_REDUCE_KERNELS_OF(X, SumBf16, SumBf16, suffix, straight)     \
@@ -84,10 +84,10 @@
 
 // Larger ones. None is straight: fetching instructions is little of what they take, and each kernel is in every image.
 #define WINDLASS_LARGER_BATCH_KERNELS_OF(X, R, reducer)                       \
-  X(ncclWindlass_LL128Batch_##R##_2, batch_lines, reducer, 2, 4, 512, false)  \
-  X(ncclWindlass_LL128Batch_##R##_4, batch_lines, reducer, 4, 4, 512, false)  \
-  X(ncclWindlass_LL128Batch_##R##_8, batch_lines, reducer, 8, 2, 512, false)
-#define WINDLASS_BATCH_ALL_REDUCE_KERNELS_OF(X, R, reducer)                           \
+  X(ncclWindlass_LL128Batch_##R##_2, batch_ll128, reducer, 2, 4, 512, false)  \
+  X(ncclWindlass_LL128Batch_##R##_4, batch_ll128, reducer, 4, 4, 512, false)  \
+  X(ncclWindlass_LL128Batch_##R##_8, batch_ll128, reducer, 8, 2, 512, false)
+#define WINDLASS_BATCH_ALL_REDUCE_KERNELS_OF(X, R, reducer)                            \
   X(ncclWindlass_AllReduceBatch_##R##_2, batch_all_reduce, reducer, 2, 2, 768, false)  \
   X(ncclWindlass_AllReduceBatch_##R##_4, batch_all_reduce, reducer, 4, 2, 768, false)  \
   X(ncclWindlass_AllReduceBatch_##R##_8, batch_all_reduce, reducer, 8, 2, 512, false)

@@ -6,7 +6,7 @@
 #pragma once
 #include "bulk_lane.cuh"
 #include "copies.cuh"
-#include "line_lane.cuh"
+#include "ll128_lane.cuh"
 
 // The jobs of one mover, one after the other. The lines that a block serves are dealt to its warps.
 struct JobList {
@@ -14,12 +14,12 @@ struct JobList {
   const BulkBlock& block;
   const uint32_t mover;
   // where the list is
-  JobKind kind = job_line_send;
+  JobKind kind = job_ll128_send;
   uint32_t next = 0;
 
-  WINDLASS_DEVICE bool find_line(bool receive, Job& job) {
+  WINDLASS_DEVICE bool find_ll128(bool receive, Job& job) {
     const WindlassP2pLaunch& launch = group.launch;
-    const uint32_t warps = receive ? launch.line_receive_warps : launch.line_send_warps;
+    const uint32_t warps = receive ? launch.ll128_receive_warps : launch.ll128_send_warps;
     const uint32_t first_warp = receive ? launch.movers - warps : 0;
     if (mover < first_warp || mover >= first_warp + warps) return false;
     const uint32_t end = receive ? group.channels() : launch.send_channels;
@@ -30,16 +30,16 @@ struct JobList {
       if (index == end) return false;
       channel = group.channel(index);
       behind = blocks_behind(group, channel);
-      if (behind >= channel.active_line_blocks) continue;
-      if (left < channel.active_line_rounds) break;
-      left -= channel.active_line_rounds;
+      if (behind >= channel.active_ll128_blocks) continue;
+      if (left < channel.active_ll128_rounds) break;
+      left -= channel.active_ll128_rounds;
     }
     job.channel = (uint16_t)index;
     job.round = (uint16_t)left;
     job.lane = (uint16_t)(behind + left * group.geometry().bulk_lanes);
     job.operation = job.step = 0;
-    job.kind = receive ? job_line_receive : job_line_send;
-    begin_line_job(group, channel, job);
+    job.kind = receive ? job_ll128_receive : job_ll128_send;
+    begin_ll128_job(group, channel, job);
     ++next;
     return true;
   }
@@ -63,8 +63,8 @@ struct JobList {
 
   WINDLASS_DEVICE bool find(Job& job) {
     for (;;) {
-      const bool found = kind == job_line_send      ? find_line(false, job)
-                         : kind == job_line_receive ? find_line(true, job)
+      const bool found = kind == job_ll128_send      ? find_ll128(false, job)
+                         : kind == job_ll128_receive ? find_ll128(true, job)
                          : kind == job_bulk_send    ? find_bulk(false, job)
                                                     : find_bulk(true, job);
       if (found) return true;
@@ -78,8 +78,8 @@ struct JobList {
 WINDLASS_DEVICE bool step_job(const Group& group, const BulkBlock& block, const WindlassP2pChannel& channel, uint32_t mover,
                           Job& job, bool look) {
   switch (job.kind) {
-    case job_line_send: return step_line_send(group, channel, job, look);
-    case job_line_receive: return step_line_receive(group, channel, job, look);
+    case job_ll128_send: return step_ll128_send(group, channel, job, look);
+    case job_ll128_receive: return step_ll128_receive(group, channel, job, look);
     case job_bulk_send: return step_bulk_send(group, block, channel, mover, job, look);
     default: return step_bulk_receive(group, block, channel, mover, job);
   }
@@ -88,8 +88,8 @@ WINDLASS_DEVICE bool step_job(const Group& group, const BulkBlock& block, const 
 WINDLASS_DEVICE void report_job(const Group& group, const Job& job) {
   if (lane_index() != 0) return;
   const WindlassP2pChannel channel = group.channel(job.channel);
-  const uint32_t waited_for = job.kind == job_line_send      ? WINDLASS_WAITED_LINE_CREDIT
-                              : job.kind == job_line_receive ? WINDLASS_WAITED_LINE_DATA
+  const uint32_t waited_for = job.kind == job_ll128_send      ? WINDLASS_WAITED_P2P_LL128_CREDIT
+                              : job.kind == job_ll128_receive ? WINDLASS_WAITED_P2P_LL128_DATA
                               : job.kind == job_bulk_send    ? WINDLASS_WAITED_BULK_CREDIT
                                                              : WINDLASS_WAITED_BULK_DATA;
   report_wait(group, channel.peer, waited_for, job.lane, job.operation, job.count, job.seen);
@@ -97,12 +97,12 @@ WINDLASS_DEVICE void report_job(const Group& group, const Job& job) {
 
 // A sender that has long been without room.
 WINDLASS_DEVICE void wish_for_job(const Group& group, const Job& job) {
-  const bool line = job.kind == job_line_send;
-  if (lane_index() != 0 || job.grown || !(line || job.kind == job_bulk_send)) return;
-  wish_for_growth(group, group.channel(job.channel).peer, line ? WINDLASS_GROWTH_LINES : WINDLASS_GROWTH_BULK);
+  const bool ll128 = job.kind == job_ll128_send;
+  if (lane_index() != 0 || job.grown || !(ll128 || job.kind == job_bulk_send)) return;
+  wish_for_growth(group, group.channel(job.channel).peer, ll128 ? WINDLASS_GROWTH_LL128 : WINDLASS_GROWTH_BULK);
 }
 
-// Movers with one job, of lines: all of it in registers, nothing between two looks.
+// Movers with one job, of LL128: all of it in registers, nothing between two looks.
 struct Patience {
   uint32_t idle = 0;
 
@@ -121,25 +121,25 @@ struct Patience {
 };
 
 // The payload is on its way from memory while the warp looks for room (for the first unit: for the lane's state).
-WINDLASS_DEVICE void run_line_send(const Group& group, const WindlassP2pChannel& channel, Job& job) {
+WINDLASS_DEVICE void run_ll128_send(const Group& group, const WindlassP2pChannel& channel, Job& job) {
   while (job.live) {
     Unit unit;
     Piece piece;
     load_next(group, channel, job, unit, piece);
     Patience patience;
-    while (!has_line_room(group, channel, job, patience.looks_for_growth()))
+    while (!has_ll128_room(group, channel, job, patience.looks_for_growth()))
       if (patience.ends(group, job)) return;
     send_loaded(group, channel, job, unit, piece);
   }
 }
 
-WINDLASS_DEVICE void run_line_receive(const Group& group, const WindlassP2pChannel& channel, Job& job) {
+WINDLASS_DEVICE void run_ll128_receive(const Group& group, const WindlassP2pChannel& channel, Job& job) {
   Patience patience;
   Piece piece;
   find_piece(group, channel, false, job.lane, job.round, job.operation, job.step, piece);
   while (job.live) {
     if (receive_found(group, channel, job, piece)) continue;
-    if (patience.looks_for_growth()) follow_line_job(group, channel, job);
+    if (patience.looks_for_growth()) follow_ll128_job(group, channel, job);
     if (patience.ends(group, job)) return;
   }
 }
@@ -185,10 +185,10 @@ WINDLASS_DEVICE void run_mover(const Group& group, const BulkBlock& block, uint3
   if (!list.find(job)) return;
   if (group.launch.jobs_per_warp == 0) {
     const WindlassP2pChannel channel = group.channel(job.channel);
-    if (job.kind == job_line_send)
-      run_line_send(group, channel, job);
+    if (job.kind == job_ll128_send)
+      run_ll128_send(group, channel, job);
     else
-      run_line_receive(group, channel, job);
+      run_ll128_receive(group, channel, job);
     return;
   }
   uint32_t count = 0;

@@ -5,7 +5,7 @@
 #include "report.cuh"
 #include "vectors.cuh"
 
-enum JobKind : uint8_t { job_line_send, job_line_receive, job_bulk_send, job_bulk_receive };
+enum JobKind : uint8_t { job_ll128_send, job_ll128_receive, job_bulk_send, job_bulk_receive };
 
 // Kept in registers by a warp with one job, else in shared memory, read and written by the warp as a whole.
 struct alignas(16) Job {
@@ -13,15 +13,15 @@ struct alignas(16) Job {
   uint64_t seen;       // the last count read of credit (sender) or of the posted word (receiver of bulk)
   uint64_t from;       // the first unit or chunk in the grown ring: 0 before this launch, from_none: not known of
   uint64_t grown;      // that ring, if there is one
-  uint64_t slots;      // lines: where the lane's slots begin, in the ring in which the next unit lies
-  uint32_t slot_mask;  // lines: their number less one
+  uint64_t slots;      // LL128: where the lane's slots begin, in the ring in which the next unit lies
+  uint32_t slot_mask;  // LL128: their number less one
   uint32_t operation;  // the message at which the job is, in its channel
   uint32_t step;       // how many units or chunks of that message this lane has moved
   uint16_t channel;
   uint16_t lane;
   union {
     uint16_t task;   // bulk: which of the block's bulk lanes
-    uint16_t round;  // lines: which of the block's line lanes of its channel
+    uint16_t round;  // LL128: which of the block's LL128 lanes of its channel
   };
   JobKind kind;
   uint8_t live;        // anything left to do
@@ -32,7 +32,7 @@ static_assert(sizeof(Job) == 64, "WindlassP2pShared.jobs counts 64 bytes a job")
 struct Message {
   uint64_t address;
   uint64_t bytes;
-  uint32_t blocks;  // virtual blocks over which it goes by lines, from its channel's first on; 0: by chunks
+  uint32_t blocks;  // virtual blocks over which it goes by LL128, from its channel's first on; 0: by chunks
 };
 
 // The launch as a thread reads it: what lies in the parameters comes from the constant bank.
@@ -71,7 +71,7 @@ WINDLASS_DEVICE uint32_t virtual_block(uint32_t used, uint32_t index) {
 
 // Lane l of a channel is served by virtual block (first_block + l) modulo their number V: this follows from the pair of ranks and the
 // lane alone, so it is the same on both sides, whatever else their groups hold. So each block has one bulk lane of a channel, and
-// line lane b + V * round for each round, b being how many blocks it lies behind the first.
+// LL128 lane b + V * round for each round, b being how many blocks it lies behind the first.
 WINDLASS_DEVICE uint32_t blocks_behind(const Group& group, const WindlassP2pChannel& channel) {
   const uint32_t behind = group.block - channel.first_block;
   return group.block < channel.first_block ? behind + group.geometry().bulk_lanes : behind;
@@ -85,13 +85,13 @@ struct Piece {
 };
 
 // The piece at (operation, step) or the next after it that this lane carries: a function of bytes and geometry, equal on both sides.
-// Bulk lane l of n carries chunks l, l + n, l + 2n ... Line lane b + V * round carries, of a message that goes over B blocks, units
+// Bulk lane l of n carries chunks l, l + n, l + 2n ... LL128 lane b + V * round carries, of a message that goes over B blocks, units
 // b + B * round and every (B * rounds)-th after it: neighbouring units lie in neighbouring blocks, which is quicker than in one.
 // False when the channel has no more for this lane.
 WINDLASS_DEVICE bool find_piece(const Group& group, const WindlassP2pChannel& channel, bool bulk, uint32_t lane, uint32_t round,
                             uint32_t& operation, uint32_t& step, Piece& piece) {
   const uint32_t behind = bulk ? lane : lane - round * group.geometry().bulk_lanes;
-  const uint32_t turn = bulk ? step : round + step * group.launch.line_rounds;
+  const uint32_t turn = bulk ? step : round + step * group.launch.ll128_rounds;
   const uint32_t size = bulk ? group.geometry().bulk_chunk_bytes : (uint32_t)WINDLASS_UNIT_PAYLOAD_BYTES;
   for (uint32_t here = turn; operation < channel.operations; here = round) {
     const Message message = group.message(channel.first_operation + operation);

@@ -1,4 +1,4 @@
-// A lane of lines or of posted units, as the warp that sends on it has it, and as the warp that receives. README.md "Collectives" says why it is safe.
+// A lane of LL128 or Simple, as the warp that sends on it has it, and as the warp that receives. README.md "Collectives" says why it is safe.
 //
 // A lane numbers its units from init, all directed pairs alike: a launch takes as many numbers as the largest pair needs, and what a
 // smaller one has no unit for is left out. So slot and tag are the same for all peers. What is of each peer is spread over the warp:

@@ -6,7 +6,7 @@
 //                              line's tag finds the payload that was written with it. ONLY directly after sync_warp,
 //                              on both sides: a warp that has parted writes or reads a line in pieces
 //   store_half_if / load_lines_if, found_lines   the same for several peers, without branches
-//   store_pair_if / load_pair_if  16 bytes of one thread, likewise: who finds the tag finds the payload. No sync_warp needed
+//   store_ll_if / load_ll_if  16 bytes of one thread, likewise: who finds the tag finds the payload. No sync_warp needed
 //   load_word_*, store_word    64-bit words that peers read and write; acquire where the name says so
 //   fence_system               what this thread did, or learnt of by `told`, before it is there before what it stores after
 //   tell / told                a counter in shared memory, release and acquire within the block

@@ -147,13 +147,13 @@ WINDLASS_DEVICE bool found_lines(const Vector (&v)[groups], uint64_t tag) {
   return there || (lane_index() & 7) != 7;
 }
 
-// Pairs: 8 bytes of payload and 8 of tag, one access of one thread. Likewise.
-WINDLASS_DEVICE void store_pair_if(bool so, char* to, uint64_t payload, uint64_t tag) {
+// LL pairs: 8 bytes of payload and 8 of tag, one access of one thread. Likewise.
+WINDLASS_DEVICE void store_ll_if(bool so, char* to, uint64_t payload, uint64_t tag) {
   asm volatile("{.reg .pred p; setp.ne.u32 p,%3,0; @p st.volatile.global.v2.u64 [%0],{%1,%2};}" ::"l"(to), "l"(payload), "l"(tag),
                "r"((uint32_t)so)
                : "memory");
 }
-WINDLASS_DEVICE void load_pair_if(bool so, const char* from, uint64_t, uint64_t& payload, uint64_t& found) {
+WINDLASS_DEVICE void load_ll_if(bool so, const char* from, uint64_t, uint64_t& payload, uint64_t& found) {
   asm volatile("{.reg .pred p; setp.ne.u32 p,%3,0; @p ld.volatile.global.v2.u64 {%0,%1},[%2];}"
                : "+l"(payload), "+l"(found)
                : "l"(from), "r"((uint32_t)so)

@@ -4,7 +4,7 @@
 
 // A warp has one role; each goes through the lanes by itself, so that the compiler keeps nothing of the other's in registers.
 template <class Reducer, int ranks_max, int groups, bool straight, class Source>
-WINDLASS_DEVICE void run_lines(const typename Source::Parameter& parameter) {
+WINDLASS_DEVICE void run_ll128(const typename Source::Parameter& parameter) {
   const Source source(parameter);
   const WindlassCollectiveLaunch& launch = source.launch();
   begin_after_previous(launch.flags & WINDLASS_COLLECTIVE_EARLY_NEXT);
@@ -12,7 +12,7 @@ WINDLASS_DEVICE void run_lines(const typename Source::Parameter& parameter) {
   if (warp_index() >= launch.role_warps) {
     const uint64_t bytes = Source::several ? 0 : launch.receive_bytes[Reducer::reduces ? me : place];
     for (Lanes lanes(launch, warp_index() - launch.role_warps); lanes.next < lanes.last; lanes.next += lanes.stride) {
-      LinesReceiver<groups, straight, Source> way(source, launch.wires[0], lanes.next, bytes);
+      Ll128Receiver<groups, straight, Source> way(source, launch.wires[0], lanes.next, bytes);
       if (!receive_parts<Reducer, ranks_max>(way)) return;
       way.end();
     }
@@ -20,7 +20,7 @@ WINDLASS_DEVICE void run_lines(const typename Source::Parameter& parameter) {
   }
   const bool same = !Reducer::reduces && (Source::several || launch.flags & WINDLASS_COLLECTIVE_SAME);
   for (Lanes lanes(launch, warp_index()); lanes.next < lanes.last; lanes.next += lanes.stride) {
-    LinesSender<groups, straight, Source> way(source, launch.wires[0], lanes.next, Source::several ? 0 : launch.send_bytes[place]);
+    Ll128Sender<groups, straight, Source> way(source, launch.wires[0], lanes.next, Source::several ? 0 : launch.send_bytes[place]);
     if (!(same ? send_same<ranks_max>(way) : send_parts<Reducer, ranks_max>(way))) return;
     way.end();
   }
@@ -28,19 +28,19 @@ WINDLASS_DEVICE void run_lines(const typename Source::Parameter& parameter) {
 
 // Only even launches that reduce: the poster takes every lane to be used by all peers alike.
 template <class Reducer, int ranks_max, bool straight>
-WINDLASS_DEVICE void run_posted(const WindlassCollectiveLaunch& launch) {
+WINDLASS_DEVICE void run_simple(const WindlassCollectiveLaunch& launch) {
   uint32_t* const counters = begin_posting(launch, 1);
   const uint32_t warp = warp_index(), role_warps = launch.role_warps;
   if (warp < role_warps) {
     Told told{counters + warp, 0};
     for (Lanes lanes(launch, warp); lanes.next < lanes.last; lanes.next += lanes.stride) {
-      PostedSender<straight> way(OneCall(launch), launch.wires[0], lanes.next, 0, told);
+      SimpleSender<straight> way(OneCall(launch), launch.wires[0], lanes.next, 0, told);
       if (!send_parts<Reducer, ranks_max>(way)) return;
       way.end();
     }
   } else if (warp < 2 * role_warps) {
     for (Lanes lanes(launch, warp - role_warps); lanes.next < lanes.last; lanes.next += lanes.stride) {
-      PostedReceiver<straight> way(OneCall(launch), launch.wires[0], lanes.next, 0);
+      SimpleReceiver<straight> way(OneCall(launch), launch.wires[0], lanes.next, 0);
       if (!receive_parts<Reducer, ranks_max>(way)) return;
       way.end();
     }

@@ -17,14 +17,14 @@ enum {
   WINDLASS_UNIT_PAYLOAD_BYTES = 1920,
   // Half a unit (8 lines) is the least that goes over the wire.
   WINDLASS_HALF_UNIT_PAYLOAD_BYTES = 960,
-  // Distance between the credit words of neighbouring line lanes, and between the words of neighbouring bulk lanes:
+  // Distance between the credit words of neighbouring LL128 lanes, and between the words of neighbouring bulk lanes:
   // words that different warps write over the link do not share a sector.
-  WINDLASS_LINE_WORD_STRIDE = 32,
+  WINDLASS_LL128_WORD_STRIDE = 32,
   WINDLASS_BULK_WORD_STRIDE = 128,
   // A side's own words of a lane: its count, then the ring into which the lane has moved, or 0. Read by one load.
   WINDLASS_PROGRESS_STRIDE = 16,
-  // Words by which the sender of a line lane says where it moves.
-  WINDLASS_LINE_FROM_STRIDE = 8,
+  // Words by which the sender of an LL128 lane says where it moves.
+  WINDLASS_LL128_FROM_STRIDE = 8,
   WINDLASS_LAUNCH_BYTES = 4096,
   WINDLASS_LAUNCH_HEAD_BYTES = 120,
   WINDLASS_INLINE_BYTES = WINDLASS_LAUNCH_BYTES - WINDLASS_LAUNCH_HEAD_BYTES,
@@ -35,14 +35,14 @@ enum {
   WINDLASS_WISHES_PER_WIRE = 64,
   // Virtual blocks of a communicator at most: `used_blocks` has a bit for each.
   WINDLASS_VIRTUAL_BLOCKS_MAX = 32,
-  // A message by lines goes over so few virtual blocks that each has about so many of its units.
+  // A message by LL128 goes over so few virtual blocks that each has about so many of its units.
   WINDLASS_UNITS_A_BLOCK = 8,
 };
 
 // In a posted word: the lane moves, or has moved, into its grown ring; the word after it says from which chunk on.
 #define WINDLASS_POSTED_MOVES (1ull << 63)
 // Words at WindlassP2pChannel.growth.
-enum { WINDLASS_GROWTH_LINES = 0, WINDLASS_GROWTH_BULK = 1 };
+enum { WINDLASS_GROWTH_LL128 = 0, WINDLASS_GROWTH_BULK = 1 };
 
 // WindlassP2pChannel.flags
 enum {
@@ -65,18 +65,18 @@ enum { WINDLASS_CONTROL_RUN = 0, WINDLASS_CONTROL_ABORT = 1, WINDLASS_CONTROL_AS
 
 // WindlassP2pReportEntry.waited_for
 enum {
-  WINDLASS_WAITED_LINE_CREDIT = 1,   // a sender, for room in a line lane
-  WINDLASS_WAITED_LINE_DATA = 2,     // a receiver, for a unit
+  WINDLASS_WAITED_P2P_LL128_CREDIT = 1,   // a sender, for room in an LL128 lane
+  WINDLASS_WAITED_P2P_LL128_DATA = 2,     // a receiver, for a unit
   WINDLASS_WAITED_BULK_CREDIT = 3,   // a sender, for room in a bulk lane
   WINDLASS_WAITED_BULK_DATA = 4,     // a receiver, for a chunk
 };
 
 // What the ranks of a communicator agreed on at its init; equal on all of them, constant for its life.
 typedef struct WindlassP2pGeometry {
-  uint64_t first_tag;         // tag of the first unit of every line lane; tags grow by one a unit; 0 is no tag
-  uint64_t bulk_from_bytes;   // messages of at least this many bytes go by bulk lanes, shorter ones by line lanes
-  uint32_t line_lanes;        // line lanes of a directed pair; a multiple of bulk_lanes
-  uint32_t line_slots;        // units that a line lane's ring holds; a power of two
+  uint64_t first_tag;         // tag of the first unit of every LL128 lane; tags grow by one a unit; 0 is no tag
+  uint64_t bulk_from_bytes;   // messages of at least this many bytes go by bulk lanes, shorter ones by LL128 lanes
+  uint32_t ll128_lanes;        // LL128 lanes of a directed pair; a multiple of bulk_lanes
+  uint32_t ll128_slots;        // units that an LL128 lane's ring holds; a power of two
   uint32_t bulk_lanes;        // bulk lanes of a directed pair, and virtual blocks: 1 to 32
   uint32_t bulk_slots;        // chunks that a bulk lane's ring holds; a power of two
   uint32_t bulk_chunk_bytes;  // a multiple of 128
@@ -86,30 +86,30 @@ typedef struct WindlassP2pGeometry {
 // One message. Messages of a channel stand in the order in which they were called.
 typedef struct WindlassP2pOperation {
   uint64_t address;  // any alignment
-  uint64_t bytes;    // of the message, and from bit WINDLASS_BLOCKS_SHIFT on over how many virtual blocks it goes by lines; 0: by chunks
+  uint64_t bytes;    // of the message, and from bit WINDLASS_BLOCKS_SHIFT on over how many virtual blocks it goes by LL128; 0: by chunks
 } WindlassP2pOperation;
 #define WINDLASS_BLOCKS_SHIFT 56
 
 // All of a group's messages to one peer, or from one. "Mine" is this rank's memory, "the peer's" is mapped.
 typedef struct WindlassP2pChannel {
-  uint64_t line_ring;      // send: the peer's; receive: mine. [lane][slot][2048 bytes]
-  uint64_t line_credit;    // units consumed, written by the receiver. send: mine; receive: the peer's. [lane], stride 32
-  uint64_t line_progress;  // units done by this side, ring. mine. [lane], stride 16
-  uint64_t line_from;      // 1 + the first unit in the grown ring, or 0. send: the peer's; receive: mine. [lane], stride 8
+  uint64_t ll128_ring;      // send: the peer's; receive: mine. [lane][slot][2048 bytes]
+  uint64_t ll128_credit;    // units consumed, written by the receiver. send: mine; receive: the peer's. [lane], stride 32
+  uint64_t ll128_progress;  // units done by this side, ring. mine. [lane], stride 16
+  uint64_t ll128_from;      // 1 + the first unit in the grown ring, or 0. send: the peer's; receive: mine. [lane], stride 8
   uint64_t bulk_ring;      // send: the peer's; receive: mine. [lane][slot][chunk]
   uint64_t bulk_posted;    // chunks arrived, and 1 + the first chunk in the grown ring, or 0, written by the sender.
                            // send: the peer's; receive: mine. [lane], stride 128
   uint64_t bulk_credit;    // chunks consumed, written by the receiver. send: mine; receive: the peer's. [lane], stride 128
   uint64_t bulk_progress;  // chunks done by this side, ring. mine. [lane], stride 16
-  uint64_t growth;         // the larger rings, of lines and of chunks, once there are any (growth.cuh); written by this
+  uint64_t growth;         // the larger rings, of LL128 and of chunks, once there are any (growth.cuh); written by this
                            // side's host in its memory. Sends: the peer's ring; receives: mine
   uint32_t peer;           // rank; for the report only
   uint16_t flags;          // WINDLASS_CHANNEL_*
   uint16_t first_block;    // the virtual block that serves lane 0 of both wires; equal on both sides
   uint32_t first_operation;
   uint32_t operations;
-  uint16_t active_line_blocks;  // the group's messages use line lanes of so many virtual blocks, from the first one on,
-  uint16_t active_line_rounds;  // and of each so many
+  uint16_t active_ll128_blocks;  // the group's messages use LL128 lanes of so many virtual blocks, from the first one on,
+  uint16_t active_ll128_rounds;  // and of each so many
   uint32_t active_bulk_lanes;   // and bulk lanes 0 .. active - 1
 } WindlassP2pChannel;
 
@@ -125,13 +125,13 @@ typedef struct WindlassP2pLaunch {
   uint32_t receive_channels;
   uint32_t used_blocks;         // bit b: virtual block b serves a lane. The grid begins with these, ascending
   uint32_t bulk_tasks;          // bulk lanes of one block at most, both ways; 0: no chunks
-  uint32_t line_send_warps;     // movers of a block that send lines: its first ones
-  uint32_t line_receive_warps;  // movers of a block that receive lines: its last ones
+  uint32_t ll128_send_warps;     // movers of a block that send LL128: its first ones
+  uint32_t ll128_receive_warps;  // movers of a block that receive LL128: its last ones
   uint32_t movers;              // warps of a block that move data; all of them move bulk messages
   uint16_t stages;              // chunks that the pusher holds in shared memory, even; 0: no pusher
   uint16_t copy_blocks;         // blocks that copy what the rank sends to itself: the last ones of the grid
-  uint16_t jobs_per_warp;       // room in shared memory for a mover's jobs; 0: each has at most one, a line lane
-  uint16_t line_rounds;         // line lanes of a directed pair that one virtual block serves
+  uint16_t jobs_per_warp;       // room in shared memory for a mover's jobs; 0: each has at most one, an LL128 lane
+  uint16_t ll128_rounds;         // LL128 lanes of a directed pair that one virtual block serves
   uint32_t flags;               // WINDLASS_LAUNCH_*
   uint32_t operations;          // of all channels
   uint32_t copies;
@@ -184,7 +184,7 @@ WINDLASS_ANYWHERE WindlassP2pShared windlass_shared_layout(const WindlassP2pLaun
   return shared;
 }
 
-static_assert(sizeof(WindlassP2pGeometry) == 40 && offsetof(WindlassP2pGeometry, line_lanes) == 16, "geometry");
+static_assert(sizeof(WindlassP2pGeometry) == 40 && offsetof(WindlassP2pGeometry, ll128_lanes) == 16, "geometry");
 static_assert(sizeof(WindlassP2pOperation) == 16, "operation");
 static_assert(sizeof(WindlassP2pChannel) == 96 && offsetof(WindlassP2pChannel, peer) == 72, "channel");
 static_assert(sizeof(WindlassP2pLaunch) == WINDLASS_LAUNCH_BYTES, "launch");

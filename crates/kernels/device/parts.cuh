@@ -1,9 +1,9 @@
-// What a warp of one role does with the units of the user's buffers, over lines and over posted ones alike: some warps of a block send,
+// What a warp of one role does with the units of the user's buffers, over LL128 and Simple alike: some warps of a block send,
 // others receive, and neither waits for the other; so a lane moves bytes both ways at once.
 #pragma once
 #include "bytes.cuh"
-#include "lines.cuh"
-#include "posted.cuh"
+#include "ll128.cuh"
+#include "simple.cuh"
 #include "reduction.cuh"
 
 // The first `vectors` bytes, whole vectors, by pieces as wide as the address allows: all in flight at once, as every wait costs as much
@@ -124,7 +124,7 @@ WINDLASS_DEVICE bool send_parts(Way& way) {
       load_unit(way, own, way.source.send(me), way.source.send_bytes(me));
       store_unit(way, own, way.source.receive(me), way.source.receive_bytes(me));
     }
-    if (!put_unit<ranks_max>(way, out, WINDLASS_WAITED_LINES_CREDIT)) return false;
+    if (!put_unit<ranks_max>(way, out, WINDLASS_WAITED_LL128_CREDIT)) return false;
   }
   return true;
 }
@@ -138,7 +138,7 @@ WINDLASS_DEVICE bool send_same(Way& way) {
   for (; way.has_step(); ++way.step) {
     Vector own[1][Way::groups];
     load_unit(way, own[0], way.source.send(me), way.source.send_bytes(me));
-    if (!put_unit<ranks_max>(way, own, WINDLASS_WAITED_LINES_CREDIT)) return false;
+    if (!put_unit<ranks_max>(way, own, WINDLASS_WAITED_LL128_CREDIT)) return false;
     if ((Way::several ? is_apart() : copies) && way.moves(me)) store_unit(way, own[0], way.source.receive(me), way.source.receive_bytes(me));
   }
   return true;
@@ -154,11 +154,11 @@ WINDLASS_DEVICE bool receive_parts(Way& way) {
       Vector own[Way::groups];
       load_unit(way, own, way.source.send(me), way.source.send_bytes(me));
       spread(x, own);
-      if (!take_unit(way, x, WINDLASS_WAITED_LINES_DATA)) return false;
+      if (!take_unit(way, x, WINDLASS_WAITED_LL128_DATA)) return false;
       reduce_unit<Reducer>(own, x, launch);
       store_unit(way, own, way.source.receive(me), way.source.receive_bytes(me));
     } else {
-      if (!take_unit(way, x, WINDLASS_WAITED_LINES_DATA)) return false;
+      if (!take_unit(way, x, WINDLASS_WAITED_LL128_DATA)) return false;
       WINDLASS_UNROLL
       for (int rank = 0; rank < ranks_max; ++rank)
         if (way.moves_peer(rank)) store_unit(way, x[rank], way.source.receive(rank), way.source.receive_bytes(rank));

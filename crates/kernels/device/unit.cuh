@@ -1,4 +1,4 @@
-// A unit: what one warp puts into a slot of a line lane at once. Sixteen lines of 120 payload and 8 tag bytes.
+// A unit: what one warp puts into a slot of an LL128 lane at once. Sixteen lines of 120 payload and 8 tag bytes.
 //
 // Each thread holds four vectors. Group g is the 512 bytes (four lines) that the warp stores with one instruction. Every
 // eighth thread (the keeper of a line) owns the last 16 bytes of its line, of which 8 are the tag, so of two groups it has

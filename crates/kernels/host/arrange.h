@@ -45,8 +45,8 @@ inline uint32_t windlass_divided_up(uint32_t dividend, uint32_t divisor) { retur
 
 // What one virtual block serves, by direction: sends, receives.
 struct P2pLoad {
-  uint32_t lines[2], bulk[2];
-  bool serves() const { return lines[0] || lines[1] || bulk[0] || bulk[1]; }
+  uint32_t ll128[2], bulk[2];
+  bool serves() const { return ll128[0] || ll128[1] || bulk[0] || bulk[1]; }
 };
 
 // The virtual block of lane 0 from `sender` to `receiver`.
@@ -55,7 +55,7 @@ inline uint32_t p2p_first_block(uint32_t sender, uint32_t receiver, uint32_t ran
   return ahead * std::max(1u, blocks / ranks) % blocks;
 }
 
-// The virtual blocks over which a message by lines goes: whole clusters, or all.
+// The virtual blocks over which a message by LL128 goes: whole clusters, or all.
 inline uint32_t p2p_blocks_of(uint64_t bytes, uint32_t blocks) {
   constexpr uint64_t bytes_a_block = WINDLASS_UNITS_A_BLOCK * WINDLASS_UNIT_PAYLOAD_BYTES;
   const uint32_t least = (uint32_t)std::min<uint64_t>((bytes + bytes_a_block - 1) / bytes_a_block, blocks);
@@ -73,7 +73,7 @@ inline P2pShape p2p_arrange(const P2pCall* calls, size_t count, const P2pPeer* p
                               std::vector<WindlassP2pOperation>& operations) {
   std::memset(&launch, 0, sizeof launch);
   launch.geometry = geometry;
-  launch.line_rounds = (uint16_t)(geometry.line_lanes / geometry.bulk_lanes);
+  launch.ll128_rounds = (uint16_t)(geometry.ll128_lanes / geometry.bulk_lanes);
   constexpr uint64_t unit = WINDLASS_UNIT_PAYLOAD_BYTES;
   operations.clear();
   auto* const channels = reinterpret_cast<WindlassP2pChannel*>(launch.storage);
@@ -98,8 +98,8 @@ inline P2pShape p2p_arrange(const P2pCall* calls, size_t count, const P2pPeer* p
           const uint32_t over = p2p_blocks_of(call.bytes, geometry.bulk_lanes);
           operations.back().bytes |= (uint64_t)over << WINDLASS_BLOCKS_SHIFT;
           const uint64_t rounds = (call.bytes + over * unit - 1) / (over * unit);
-          channel.active_line_blocks = std::max<uint16_t>(channel.active_line_blocks, (uint16_t)over);
-          channel.active_line_rounds = std::max<uint16_t>(channel.active_line_rounds, (uint16_t)std::min<uint64_t>(rounds, launch.line_rounds));
+          channel.active_ll128_blocks = std::max<uint16_t>(channel.active_ll128_blocks, (uint16_t)over);
+          channel.active_ll128_rounds = std::max<uint16_t>(channel.active_ll128_rounds, (uint16_t)std::min<uint64_t>(rounds, launch.ll128_rounds));
         }
       }
       channel.operations = (uint32_t)operations.size() - channel.first_operation;
@@ -115,8 +115,8 @@ inline P2pShape p2p_arrange(const P2pCall* calls, size_t count, const P2pPeer* p
       const uint32_t blocks = geometry.bulk_lanes, ranks = (uint32_t)peer_count, other = (uint32_t)peer;
       channel.first_block = (uint16_t)(receive ? p2p_first_block(other, geometry.rank, ranks, blocks)
                                                : p2p_first_block(geometry.rank, other, ranks, blocks));
-      for (uint32_t block = 0; block < channel.active_line_blocks; ++block)
-        loads[(channel.first_block + block) % blocks].lines[receive] += channel.active_line_rounds;
+      for (uint32_t block = 0; block < channel.active_ll128_blocks; ++block)
+        loads[(channel.first_block + block) % blocks].ll128[receive] += channel.active_ll128_rounds;
       for (uint32_t lane = 0; lane < channel.active_bulk_lanes; ++lane) ++loads[(channel.first_block + lane) % blocks].bulk[receive];
       channels[used++] = channel;
       ++(receive ? launch.receive_channels : launch.send_channels);
@@ -138,14 +138,14 @@ inline P2pShape p2p_arrange(const P2pCall* calls, size_t count, const P2pPeer* p
   P2pShape shape = {};
   if (operations.empty()) return shape;
 
-  uint32_t blocks = 0, lines[2] = {};
+  uint32_t blocks = 0, ll128[2] = {};
   for (uint32_t block = 0; block < geometry.bulk_lanes; ++block) {
     const P2pLoad& load = loads[block];
     if (!load.serves()) continue;
     ++blocks;
     launch.used_blocks |= 1u << block;
     launch.bulk_tasks = std::max(launch.bulk_tasks, load.bulk[0] + load.bulk[1]);
-    for (int way = 0; way < 2; ++way) lines[way] = std::max(lines[way], load.lines[way]);
+    for (int way = 0; way < 2; ++way) ll128[way] = std::max(ll128[way], load.ll128[way]);
   }
   const bool bulk = launch.bulk_tasks;
   shape.cluster = 1;
@@ -155,17 +155,17 @@ inline P2pShape p2p_arrange(const P2pCall* calls, size_t count, const P2pPeer* p
     shape.cluster = 4;
   }
   const uint32_t movers_max = bulk ? p2p_bulk_movers : p2p_movers_max;
-  const uint32_t warps_max = lines[0] && lines[1] ? movers_max / 2 : movers_max;
-  launch.line_send_warps = std::min(warps_max, lines[0]);
-  launch.line_receive_warps = std::min(warps_max, lines[1]);
-  launch.movers = std::max(launch.line_send_warps + launch.line_receive_warps, bulk ? movers_max : 0);
+  const uint32_t warps_max = ll128[0] && ll128[1] ? movers_max / 2 : movers_max;
+  launch.ll128_send_warps = std::min(warps_max, ll128[0]);
+  launch.ll128_receive_warps = std::min(warps_max, ll128[1]);
+  launch.movers = std::max(launch.ll128_send_warps + launch.ll128_receive_warps, bulk ? movers_max : 0);
 
   // Most jobs that a mover can have: its lines of one direction, and its part in the block's bulk lanes.
   const auto share = [](uint32_t lanes, uint32_t warps) { return warps ? windlass_divided_up(lanes, warps) : 0; };
   const auto jobs = [&] {
     uint32_t most = 0;
     for (const P2pLoad& load : loads)
-      most = std::max(most, std::max(share(load.lines[0], launch.line_send_warps), share(load.lines[1], launch.line_receive_warps)) +
+      most = std::max(most, std::max(share(load.ll128[0], launch.ll128_send_warps), share(load.ll128[1], launch.ll128_receive_warps)) +
                                 load.bulk[1] + (ordinary ? load.bulk[0] : 0));
     return most > 1 || bulk ? most : 0;
   };

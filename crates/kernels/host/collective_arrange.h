@@ -17,7 +17,7 @@ struct Geometry {
 
 // Offsets in the part for collectives of a slice.
 struct Layout {
-  WindlassWire pairs, lines, results;
+  WindlassWire ll, ll128, results;
   uint64_t bytes;
   explicit Layout(const Geometry& geometry) {
     uint64_t end = 0;
@@ -27,30 +27,30 @@ struct Layout {
       return at;
     };
     const uint64_t ranks = geometry.ranks, lanes = geometry.lanes;
-    const auto lines_wire = [&] { return WindlassWire{take(ranks * lanes * geometry.slots * WINDLASS_LINES_SLOT_BYTES), take(lanes * WINDLASS_LANE_BYTES)}; };
-    pairs = {take(ranks * lanes * WINDLASS_PAIRS_SLOTS * WINDLASS_PAIRS_SLOT_BYTES), take(lanes * WINDLASS_PAIRS_COUNT_BYTES)};
-    lines = lines_wire();
-    results = lines_wire();
+    const auto ll128_wire = [&] { return WindlassWire{take(ranks * lanes * geometry.slots * WINDLASS_LL128_SLOT_BYTES), take(lanes * WINDLASS_LANE_BYTES)}; };
+    ll = {take(ranks * lanes * WINDLASS_LL_SLOTS * WINDLASS_LL_SLOT_BYTES), take(lanes * WINDLASS_LL_COUNT_BYTES)};
+    ll128 = ll128_wire();
+    results = ll128_wire();
     bytes = end;
   }
 };
 
-enum Family { pairs, lines, two_phases, posted, posted_two_phases };
-inline bool is_posted(Family family) { return family == posted || family == posted_two_phases; }
+enum Family { ll, ll128, two_phases, simple, simple_two_phases };
+inline bool is_simple(Family family) { return family == simple || family == simple_two_phases; }
 struct Choice {
   Family family;
-  uint32_t groups;  // of lines
+  uint32_t groups;  // of LL128
 };
 
-// Pairs are for what every rank sends every other one, a unit a lane.
-inline bool goes_by_pairs(Kind kind, uint64_t pair_bytes, uint32_t lanes) {
-  return kind != broadcast && kind != reduce && pair_bytes <= (uint64_t)lanes * WINDLASS_PAIRS_PAYLOAD_BYTES;
+// LL is for what every rank sends every other one, a unit a lane.
+inline bool goes_by_ll(Kind kind, uint64_t pair_bytes, uint32_t lanes) {
+  return kind != broadcast && kind != reduce && pair_bytes <= (uint64_t)lanes * WINDLASS_LL_PAYLOAD_BYTES;
 }
 
 inline uint64_t unit_bytes(const Choice& choice) {
-  if (choice.family == pairs) return WINDLASS_PAIRS_PAYLOAD_BYTES;
-  if (is_posted(choice.family)) return WINDLASS_LINES_SLOT_BYTES;
-  return choice.groups / 2 * WINDLASS_LINES_HALF_PAYLOAD_BYTES;
+  if (choice.family == ll) return WINDLASS_LL_PAYLOAD_BYTES;
+  if (is_simple(choice.family)) return WINDLASS_LL128_SLOT_BYTES;
+  return choice.groups / 2 * WINDLASS_LL128_HALF_PAYLOAD_BYTES;
 }
 
 struct Request {
@@ -91,7 +91,7 @@ inline bool straight(const WindlassCollectiveLaunch& launch, const Choice& choic
     if (launch.send_bytes[rank]) bits |= launch.send[rank] | launch.send_bytes[rank];
     if (launch.receive_bytes[rank]) bits |= launch.receive[rank] | launch.receive_bytes[rank];
   }
-  return launch.flags & WINDLASS_COLLECTIVE_EVEN && bits % (choice.family == pairs ? 8 : 16) == 0;
+  return launch.flags & WINDLASS_COLLECTIVE_EVEN && bits % (choice.family == ll ? 8 : 16) == 0;
 }
 
 // All but slices, control, report and the block's shape.
@@ -101,7 +101,7 @@ inline WindlassCollectiveLaunch arrange(const Request& request, const Geometry& 
   const Layout layout(geometry);
   const uint32_t me = geometry.rank, ranks = geometry.ranks;
   const uint64_t bytes = request.count * request.element_bytes;
-  launch.wires[0] = choice.family == pairs ? layout.pairs : layout.lines;
+  launch.wires[0] = choice.family == ll ? layout.ll : layout.ll128;
   launch.wires[1] = layout.results;
   launch.first_tag = geometry.first_tag;
   launch.rank = me;
@@ -118,7 +118,7 @@ inline WindlassCollectiveLaunch arrange(const Request& request, const Geometry& 
   uint64_t largest = bytes;
   switch (request.kind) {
     case all_reduce:
-      if (choice.family == two_phases || choice.family == posted_two_phases) {
+      if (choice.family == two_phases || choice.family == simple_two_phases) {
         // Shares of whole 16 bytes, but the last one that is not empty.
         const uint64_t share = ((bytes + ranks - 1) / ranks + 15) / 16 * 16;
         largest = share < bytes ? share : bytes;
@@ -169,8 +169,8 @@ inline WindlassCollectiveLaunch arrange(const Request& request, const Geometry& 
   return launch;
 }
 
-inline uint32_t roles(Family family) { return family == pairs ? 1 : family == two_phases || family == posted_two_phases ? 3 : 2; }
-inline uint32_t threads(Family family, uint32_t role_warps) { return 32 * (roles(family) * role_warps + is_posted(family)); }
-inline uint32_t shared_bytes(Family family) { return is_posted(family) ? WINDLASS_POSTED_SHARED_BYTES : 0; }
+inline uint32_t roles(Family family) { return family == ll ? 1 : family == two_phases || family == simple_two_phases ? 3 : 2; }
+inline uint32_t threads(Family family, uint32_t role_warps) { return 32 * (roles(family) * role_warps + is_simple(family)); }
+inline uint32_t shared_bytes(Family family) { return is_simple(family) ? WINDLASS_SIMPLE_SHARED_BYTES : 0; }
 
 }  // namespace collective

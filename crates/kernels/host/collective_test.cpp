@@ -22,24 +22,24 @@ constexpr int scale = 1;
 
 constexpr Kind kinds[] = {collective::all_reduce, collective::broadcast, collective::reduce, collective::all_gather, collective::reduce_scatter, collective::all_to_all};
 
-// How a collective may run. Over lines an all-reduce in one phase is not for one buffer: a sending warp would read results.
+// How a collective may run. Over LL128 an all-reduce in one phase is not for one buffer: a sending warp would read results.
 std::vector<Choice> choices_of(Kind kind, uint32_t ranks) {
-  std::vector<Choice> choices = {{collective::lines, 2}};
-  if (collective::goes_by_pairs(kind, 0, 0)) choices.push_back({collective::pairs, 2});
-  if (ranks <= 4) choices.push_back({collective::lines, 4});
+  std::vector<Choice> choices = {{collective::ll128, 2}};
+  if (collective::goes_by_ll(kind, 0, 0)) choices.push_back({collective::ll, 2});
+  if (ranks <= 4) choices.push_back({collective::ll128, 4});
   if (kind == collective::all_reduce) choices.push_back({collective::two_phases, 2});
   // Kernels for large reductions.
-  if (ranks <= 4 && kind == collective::all_reduce) choices.push_back({collective::posted_two_phases, 4});
-  if (ranks <= 4 && kind == collective::reduce_scatter) choices.push_back({collective::posted, 4});
+  if (ranks <= 4 && kind == collective::all_reduce) choices.push_back({collective::simple_two_phases, 4});
+  if (ranks <= 4 && kind == collective::reduce_scatter) choices.push_back({collective::simple, 4});
   return choices;
 }
-bool may_be_in_place(Kind kind, const Choice& choice) { return kind != collective::all_reduce || choice.family != collective::lines; }
+bool may_be_in_place(Kind kind, const Choice& choice) { return kind != collective::all_reduce || choice.family != collective::ll128; }
 
 uint64_t ring_bytes(const Options& o, const Choice& choice) {
-  return o.lanes * unit_bytes(choice) * (choice.family == collective::pairs ? (uint32_t)WINDLASS_PAIRS_SLOTS : o.slots);
+  return o.lanes * unit_bytes(choice) * (choice.family == collective::ll ? (uint32_t)WINDLASS_LL_SLOTS : o.slots);
 }
 // Of a directed pair.
-uint64_t bytes_max(const Options& o, const Choice& choice) { return choice.family == collective::pairs ? o.lanes * unit_bytes(choice) : ~0ull; }
+uint64_t bytes_max(const Options& o, const Choice& choice) { return choice.family == collective::ll ? o.lanes * unit_bytes(choice) : ~0ull; }
 
 // Any call: `bytes` of it on its largest way, and all else at random.
 Call any_call(host::Random& random, Kind kind, const Choice& choice, uint32_t ranks, uint64_t bytes) {
@@ -195,7 +195,7 @@ void special_values() {
   }
 }
 
-// Several calls one kernel, by pairs and by lines: more units than lanes and rings hold, kinds by turns, between single calls of every wire.
+// Several calls one kernel, by LL and by LL128: more units than lanes and rings hold, kinds by turns, between single calls of every wire.
 void batches() {
   host::Random random{world::seed};
   for (int worlds = 0; worlds < (HOST_TSAN ? 2 : 12); ++worlds) {
@@ -210,13 +210,13 @@ void batches() {
     const Kind copies[] = {collective::all_gather, collective::all_to_all}, reductions[] = {collective::all_reduce, collective::reduce_scatter};
     while (calls.size() < (HOST_TSAN ? 20 : 150)) {
       if (random.below(6) == 0) calls.push_back(any_call(random, o));
-      const bool reduces = random.below(3) != 0, by_pairs = random.below(2), in_shares = reduces && !by_pairs && random.below(2);
-      const Choice lines = {collective::lines, o.ranks <= 4 ? 4u : 2u}, shares = {collective::two_phases, 2}, pairs = {collective::pairs, 2};
-      const Choice choice = by_pairs ? pairs : in_shares ? shares : lines;
+      const bool reduces = random.below(3) != 0, by_ll = random.below(2), in_shares = reduces && !by_ll && random.below(2);
+      const Choice ll128 = {collective::ll128, o.ranks <= 4 ? 4u : 2u}, shares = {collective::two_phases, 2}, ll = {collective::ll, 2};
+      const Choice choice = by_ll ? ll : in_shares ? shares : ll128;
       const Call like = any_call(random, reduces ? collective::all_reduce : collective::all_gather, choice, o.ranks, 0);
-      const uint64_t most = by_pairs ? bytes_max(o, choice) : ring_bytes(o, choice);
+      const uint64_t most = by_ll ? bytes_max(o, choice) : ring_bytes(o, choice);
       for (uint64_t left = 1 + random.below(random.below(4) ? 20 : 90); left; --left) {
-        const uint64_t which = by_pairs ? random.below(2) : reduces && !in_shares;
+        const uint64_t which = by_ll ? random.below(2) : reduces && !in_shares;
         Call call = any_call(random, (reduces ? reductions : copies)[which], choice, o.ranks, 0);
         if (reduces) call.type = like.type, call.by = like.by, call.any_kernel = like.any_kernel;
         call.count = (random.below(4) ? random.below(600) : random.below(most + 1)) % (most + 1) / reference::element_bytes[call.type];
@@ -277,7 +277,7 @@ void one_way_lapped() {
         // Both ways then, on the same wire: little, so that it goes by proof.
         if (random.below(2)) calls.push_back(any_call(random, collective::all_gather, choice, o.ranks, random.below(ring_bytes(o, choice) / 2)));
         // And what shares nothing with them.
-        if (random.below(2)) calls.push_back(any_call(random, collective::all_gather, {collective::pairs, 2}, o.ranks, random.below(1000)));
+        if (random.below(2)) calls.push_back(any_call(random, collective::all_gather, {collective::ll, 2}, o.ranks, random.below(1000)));
       }
       How how;
       how.slow_rank = root_slow ? 0 : 1 + (uint32_t)random.below(o.ranks - 1);
@@ -289,7 +289,7 @@ void one_way_lapped() {
 // Sizes of their own for every directed pair, some nothing, as all-gather-v, reduce-scatter-v and worse make them.
 Call any_uneven_call(host::Random& random, const Options& o) {
   constexpr Kind own[] = {collective::all_gather, collective::reduce_scatter, collective::all_to_all};
-  const Choice choice{collective::lines, o.ranks <= 4 && random.below(2) ? 4u : 2u};
+  const Choice choice{collective::ll128, o.ranks <= 4 && random.below(2) ? 4u : 2u};
   Call call = any_call(random, own[random.below(3)], choice, o.ranks, 0);
   call.in_place = false;
   call.matrix.assign(o.ranks, std::vector<uint64_t>(o.ranks));
@@ -328,8 +328,8 @@ void some_calls(const Options& o, int count, const How& how = {}, reference::Val
   for (int i = 0; i < count; ++i) {
     calls.push_back(any_call(random, o, 3));
     if (values != reference::like_tags) continue;
-    // Posted units lie where lines do, and nobody but chance can make them look like lines: see README.md.
-    while (collective::is_posted(calls.back().choice.family)) calls.back() = any_call(random, o, 3);
+    // Simple units lie where LL128 lines do, and nobody but chance can make them look like lines: see README.md.
+    while (collective::is_simple(calls.back().choice.family)) calls.back() = any_call(random, o, 3);
     calls.back().type = reference::uint64;
     calls.back().count /= 8;
     calls.back().values = values;
@@ -417,15 +417,15 @@ void abort_in_the_middle() {
     uint32_t batch = 1;  // the rank that never comes makes the first of so many
   };
   const Case cases[] = {
-      {collective::all_gather, {collective::pairs, 2}, WINDLASS_WAITED_PAIRS_DATA, 0},
-      {collective::all_reduce, {collective::pairs, 2}, WINDLASS_WAITED_PAIRS_DATA, 1, 3},
-      {collective::all_reduce, {collective::two_phases, 2}, WINDLASS_WAITED_LINES_DATA, 3, 3},
-      {collective::all_gather, {collective::lines, 4}, WINDLASS_WAITED_LINES_DATA, 8, 3},
-      {collective::broadcast, {collective::lines, 2}, WINDLASS_WAITED_LINES_CREDIT, 4},
-      {collective::all_to_all, {collective::lines, 2}, WINDLASS_WAITED_LINES_DATA, 0},
-      {collective::broadcast, {collective::lines, 4}, WINDLASS_WAITED_LINES_CREDIT, 4},
-      {collective::all_reduce, {collective::two_phases, 2}, WINDLASS_WAITED_LINES_DATA, 0},
-      {collective::all_reduce, {collective::posted_two_phases, 4}, WINDLASS_WAITED_LINES_DATA, 0},
+      {collective::all_gather, {collective::ll, 2}, WINDLASS_WAITED_LL_DATA, 0},
+      {collective::all_reduce, {collective::ll, 2}, WINDLASS_WAITED_LL_DATA, 1, 3},
+      {collective::all_reduce, {collective::two_phases, 2}, WINDLASS_WAITED_LL128_DATA, 3, 3},
+      {collective::all_gather, {collective::ll128, 4}, WINDLASS_WAITED_LL128_DATA, 8, 3},
+      {collective::broadcast, {collective::ll128, 2}, WINDLASS_WAITED_LL128_CREDIT, 4},
+      {collective::all_to_all, {collective::ll128, 2}, WINDLASS_WAITED_LL128_DATA, 0},
+      {collective::broadcast, {collective::ll128, 4}, WINDLASS_WAITED_LL128_CREDIT, 4},
+      {collective::all_reduce, {collective::two_phases, 2}, WINDLASS_WAITED_LL128_DATA, 0},
+      {collective::all_reduce, {collective::simple_two_phases, 4}, WINDLASS_WAITED_LL128_DATA, 0},
   };
   for (const Case& one : cases) {
     Options o;
@@ -440,7 +440,7 @@ void abort_in_the_middle() {
     // The others complete a first call with the one that then never comes.
     Call before = call;
     before.kind = collective::all_gather;
-    before.choice = {one.choice.family == collective::pairs ? collective::lines : collective::pairs, 2};
+    before.choice = {one.choice.family == collective::ll ? collective::ll128 : collective::ll, 2};
     before.count = 100;
     std::vector<std::thread> ranks;
     std::atomic<uint32_t> ended{0};
@@ -502,7 +502,7 @@ std::vector<Call> of_each_way(host::Random& random, const Options& o) {
   for (Kind kind : kinds)
     for (const Choice& choice : choices_of(kind, o.ranks)) {
       const uint64_t bytes = std::min(ring_bytes(o, choice) / 2 + random.below(ring_bytes(o, choice)), bytes_max(o, choice));
-      calls.push_back(any_call(random, kind, choice, o.ranks, choice.family == collective::two_phases || choice.family == collective::posted_two_phases ? bytes * o.ranks : bytes));
+      calls.push_back(any_call(random, kind, choice, o.ranks, choice.family == collective::two_phases || choice.family == collective::simple_two_phases ? bytes * o.ranks : bytes));
     }
   for (int i = 0; i < 3; ++i) calls.push_back(any_uneven_call(random, o));
   shuffle(calls, random);
@@ -534,9 +534,9 @@ void few_blocks_resident() {
     world.gpus = &gpus;
     std::vector<Call> calls = of_each_way(random, o);
     // Small ones in a row, so that some are one kernel.
-    const Choice small[] = {{collective::pairs, 2}, {collective::lines, o.ranks <= 4 ? 4u : 2u}, {collective::two_phases, 2}};
+    const Choice small[] = {{collective::ll, 2}, {collective::ll128, o.ranks <= 4 ? 4u : 2u}, {collective::two_phases, 2}};
     for (const Choice& choice : small) {
-      const Kind kind = choice.family == collective::lines ? collective::all_gather : collective::all_reduce;
+      const Kind kind = choice.family == collective::ll128 ? collective::all_gather : collective::all_reduce;
       const Call like = any_call(random, kind, choice, o.ranks, 0);
       for (int i = 0; i < (HOST_TSAN ? 3 : 8); ++i) {
         calls.push_back(like);
@@ -589,7 +589,7 @@ void unlike_grids_hang() {
   world.gpus = &gpus;
   Call call;
   call.kind = collective::all_gather;
-  call.choice = {collective::lines, 2};
+  call.choice = {collective::ll128, 2};
   call.type = reference::uint8;
   call.count = o.lanes * unit_bytes(call.choice);
   const std::vector<Call> calls = {call};

@@ -49,26 +49,26 @@ struct BatchKernel {
 inline const Kernel kernels[] = {
     WINDLASS_SINGLE_KERNELS(WORLD_KERNEL)
     // Not on GPUs: so every type and operation goes every way here.
-    WINDLASS_COLLECTIVE_POSTED_KERNELS_OF(WORLD_KERNEL, Any, AnyReduction, _whole, true)
-    WINDLASS_COLLECTIVE_POSTED_KERNELS_OF(WORLD_KERNEL, Any, AnyReduction, , false)
+    WINDLASS_COLLECTIVE_SIMPLE_KERNELS_OF(WORLD_KERNEL, Any, AnyReduction, _whole, true)
+    WINDLASS_COLLECTIVE_SIMPLE_KERNELS_OF(WORLD_KERNEL, Any, AnyReduction, , false)
 };
 
 inline const BatchKernel batch_kernels[] = {WINDLASS_BATCH_KERNELS(WORLD_KERNEL)};
 
 // The one that runs several of what goes this way, if there is one.
 inline const BatchKernel* batch_kernel_for(const collective::Choice& choice, const std::string& reducer, uint32_t ranks, bool straight) {
-  static const std::string families[] = {"batch", "batch_lines", "batch_all_reduce"};
+  static const std::string families[] = {"batch", "batch_ll128", "batch_all_reduce"};
   for (const BatchKernel& kernel : batch_kernels)
     if (choice.family <= collective::two_phases && kernel.family == families[choice.family] && kernel.reducer == reducer && kernel.ranks >= ranks &&
-        kernel.groups == (choice.family == collective::pairs ? 0 : choice.groups) && kernel.straight == straight)
+        kernel.groups == (choice.family == collective::ll ? 0 : choice.groups) && kernel.straight == straight)
       return &kernel;
   return nullptr;
 }
 inline const Kernel& kernel_for(const collective::Choice& choice, const std::string& reducer, uint32_t ranks, bool straight) {
-  static const std::string families[] = {"pairs", "lines", "all_reduce", "posted", "posted_all_reduce"};
+  static const std::string families[] = {"ll", "ll128", "all_reduce", "simple", "simple_all_reduce"};
   for (const Kernel& kernel : kernels)
     if (kernel.family == families[choice.family] && kernel.reducer == reducer && kernel.ranks >= ranks &&
-        kernel.groups == (choice.family == collective::pairs ? 0 : choice.groups) && kernel.straight == straight)
+        kernel.groups == (choice.family == collective::ll ? 0 : choice.groups) && kernel.straight == straight)
       return kernel;
   fail("no kernel: " + families[choice.family] + " " + reducer + " of " + std::to_string(ranks));
 }
@@ -115,7 +115,7 @@ struct Buffer {
 
 struct Call {
   collective::Kind kind = collective::all_reduce;
-  collective::Choice choice = {collective::pairs, 2};
+  collective::Choice choice = {collective::ll, 2};
   uint64_t count = 0;
   uint32_t type = reference::single, by = reference::sum, root = 0;
   reference::Values values = reference::usual;
@@ -126,7 +126,7 @@ struct Call {
   std::vector<std::vector<uint64_t>> matrix;
 
   std::string name(uint32_t ranks) const {
-    static const char* const families[] = {"pairs", "lines", "two phases", "posted", "two phases posted"};
+    static const char* const families[] = {"LL", "LL128", "two phases", "Simple", "two phases, Simple"};
     return std::string(collective::kind_names[kind]) + " of " + std::to_string(count) + " " + reference::type_names[type] +
            (reduces(kind) ? std::string(" ") + reference::operation_names[by] : "") + " root " + std::to_string(root) + ", " + families[choice.family] + " " +
            std::to_string(choice.groups) + ", " + std::to_string(ranks) + " ranks" + (in_place ? ", in place" : "") + (matrix.empty() ? "" : ", uneven") +
@@ -168,9 +168,9 @@ struct World {
     std::memset(reports.data(), 0, reports.size() * sizeof(WindlassP2pReport));
     for (Slice& slice : slices) {
       slice.make(layout.bytes);
-      for (const WindlassWire& wire : {layout.lines, layout.results})
+      for (const WindlassWire& wire : {layout.ll128, layout.results})
         for (uint64_t at = 0; at < o.lanes * WINDLASS_LANE_BYTES; at += 8) word(slice.address + wire.lanes + at) = o.first_count;
-      for (uint32_t lane = 0; lane < o.lanes; ++lane) word(slice.address + layout.pairs.lanes + lane * WINDLASS_PAIRS_COUNT_BYTES) = o.first_count;
+      for (uint32_t lane = 0; lane < o.lanes; ++lane) word(slice.address + layout.ll.lanes + lane * WINDLASS_LL_COUNT_BYTES) = o.first_count;
     }
   }
   collective::Geometry geometry(uint32_t rank) const { return {options.first_tag, rank, options.ranks, options.lanes, options.slots}; }
@@ -204,14 +204,14 @@ struct World {
   void abort() { __atomic_store_n(&control, (uint32_t)WINDLASS_CONTROL_ABORT, __ATOMIC_RELEASE); }
   bool aborted() const { return __atomic_load_n(&control, __ATOMIC_ACQUIRE) != WINDLASS_CONTROL_RUN; }
 
-  // Every unit of lines that was sent was received, nobody takes for proven what was not, and at most half a ring still waits for proof.
+  // Every unit of LL128 that was sent was received, nobody takes for proven what was not, and at most half a ring still waits for proof.
   void check_words() {
     for (uint32_t rank = 1; rank < options.ranks; ++rank)
       for (uint32_t lane = 0; lane < options.lanes; ++lane) {
-        const uint64_t at = layout.pairs.lanes + lane * WINDLASS_PAIRS_COUNT_BYTES, own = word(slices[rank].address + at), first = word(slices[0].address + at);
-        expect(own == first, "ranks 0 and " + std::to_string(rank) + " have used lane " + std::to_string(lane) + " of pairs " + std::to_string(first) + " and " + std::to_string(own) + " times");
+        const uint64_t at = layout.ll.lanes + lane * WINDLASS_LL_COUNT_BYTES, own = word(slices[rank].address + at), first = word(slices[0].address + at);
+        expect(own == first, "ranks 0 and " + std::to_string(rank) + " have used lane " + std::to_string(lane) + " of LL " + std::to_string(first) + " and " + std::to_string(own) + " times");
       }
-    for (const WindlassWire& wire : {layout.lines, layout.results})
+    for (const WindlassWire& wire : {layout.ll128, layout.results})
       for (uint32_t lane = 0; lane < options.lanes; ++lane)
         for (uint32_t from = 0; from < options.ranks; ++from)
           for (uint32_t to = 0; to < options.ranks; ++to) {
@@ -259,11 +259,11 @@ struct Rank {
   const BatchKernel* batch_kernel(const Call& call, bool straight) const {
     return batch_kernel_for(call.choice, reduces(call.kind) ? reducer_for(call.type, call.by, call.any_kernel) : "Copy", ranks(), straight);
   }
-  // Pairs all that they are for; lines what the product gives them.
+  // LL all that it is for; LL128 what the product gives them.
   bool goes_in_batches(const Call& call) const {
     const collective::Family family = call.choice.family;
-    const bool fits = family == collective::pairs || family == collective::two_phases ||
-                      (family == collective::lines && (call.kind == collective::all_gather || call.kind == collective::reduce_scatter));
+    const bool fits = family == collective::ll || family == collective::two_phases ||
+                      (family == collective::ll128 && (call.kind == collective::all_gather || call.kind == collective::reduce_scatter));
     return fits && call.matrix.empty() && batch_kernel(call, false);
   }
 
@@ -280,8 +280,8 @@ struct Rank {
       const Call& call = calls[first + length];
       const bool alike = call.choice.family == family && call.choice.groups == calls[first].choice.groups && goes_in_batches(call) && reduces(call.kind) == reduces(calls[first].kind) &&
                          (!reduces(call.kind) || (call.type == calls[first].type && call.by == calls[first].by && call.any_kernel == calls[first].any_kernel));
-      units += (call.count * reference::element_bytes[call.type] + WINDLASS_PAIRS_PAYLOAD_BYTES - 1) / WINDLASS_PAIRS_PAYLOAD_BYTES;
-      if (length && (!alike || (family == collective::pairs && units > WINDLASS_BATCH_ENTRIES) || length == WINDLASS_BATCH_CALLS_MAX)) break;
+      units += (call.count * reference::element_bytes[call.type] + WINDLASS_LL_PAYLOAD_BYTES - 1) / WINDLASS_LL_PAYLOAD_BYTES;
+      if (length && (!alike || (family == collective::ll && units > WINDLASS_BATCH_ENTRIES) || length == WINDLASS_BATCH_CALLS_MAX)) break;
     }
     return length;
   }
@@ -317,13 +317,13 @@ struct Rank {
     batch.launch.used_lanes = std::min(units, world.options.lanes);
     // The list as short as it may be, now and then: then several calls share an entry.
     while (units > (uint32_t)WINDLASS_BATCH_ENTRIES << batch.units_log2) ++batch.units_log2;
-    if (family != collective::pairs) batch.units_log2 += seed % 4;
+    if (family != collective::ll) batch.units_log2 += seed % 4;
     for (uint32_t place = 0; place < batch.count; ++place) {
       const uint32_t end = place + 1 < batch.count ? batch.calls[place + 1].first_unit : units;
       for (uint32_t unit = batch.calls[place].first_unit; unit < end; ++unit)
         if (unit % (1u << batch.units_log2) == 0) batch.call_of_unit[unit >> batch.units_log2] = (uint8_t)place;
     }
-    const BatchKernel& kernel = *batch_kernel(calls[first], straight && family == collective::pairs);
+    const BatchKernel& kernel = *batch_kernel(calls[first], straight && family == collective::ll);
     const uint32_t warps_max = kernel.threads_max / 32 / collective::roles(family);
     world.launch(batch, kernel, family, blocks, std::min(role_warps, warps_max), random.next());
     if (world.aborted()) return;
@@ -446,7 +446,7 @@ struct Rank {
     }
     finish(launch, call.choice, world.geometry(me), largest * width);
     // As the product arranges them, where it has such ones.
-    if (call.choice.family == lines && (same || reducing)) {
+    if (call.choice.family == ll128 && (same || reducing)) {
       UnevenRequest request{reducing, call.type, call.by, {}, same ? out.address() : in.address()};
       for (uint32_t rank = 0; rank < ranks(); ++rank)
         request.parts[rank] = same ? UnevenPart{launch.receive[rank], launch.receive_bytes[rank]} : UnevenPart{launch.send[rank], launch.send_bytes[rank]};

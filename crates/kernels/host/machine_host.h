@@ -626,7 +626,7 @@ inline bool found_lines(const Vector (&v)[groups], uint64_t tag) {
   return there || (lane_index() & 7) != 7;
 }
 
-inline void store_pair_if(bool so, char* to, uint64_t payload, uint64_t tag) {
+inline void store_ll_if(bool so, char* to, uint64_t payload, uint64_t tag) {
   if (!so) return;
   auto* words = reinterpret_cast<uint64_t*>(to);
   host::current->moved();
@@ -634,7 +634,7 @@ inline void store_pair_if(bool so, char* to, uint64_t payload, uint64_t tag) {
   host::current->delay();
   __atomic_store_n(words + 1, tag, __ATOMIC_RELEASE);
 }
-inline void load_pair_if(bool so, const char* from, uint64_t tag, uint64_t& payload, uint64_t& found) {
+inline void load_ll_if(bool so, const char* from, uint64_t tag, uint64_t& payload, uint64_t& found) {
   if (!so) return;
   auto* words = reinterpret_cast<const uint64_t*>(from);
   host::current->delay();

@@ -27,7 +27,7 @@ void expect(bool condition, const std::string& what) {
 
 struct Options {
   uint32_t ranks = 2;
-  uint32_t line_lanes = 4, line_slots = 4, bulk_lanes = 2, bulk_slots = 4, chunk = 4096;
+  uint32_t ll128_lanes = 4, ll128_slots = 4, bulk_lanes = 2, bulk_slots = 4, chunk = 4096;
   uint64_t bulk_from = 40000;
   uint64_t first_tag = 1;
   uint64_t first_count = 0;  // units and chunks that every lane is said to have carried already
@@ -47,10 +47,10 @@ struct Slice {
 };
 
 struct Directed {  // sender -> receiver
-  Slice line_ring, bulk_ring, posted;            // in the receiver's arena
-  Slice line_credit, bulk_credit;                // in the sender's
-  Slice line_progress[2], bulk_progress[2];      // each side's own
-  Slice line_from;                               // in the receiver's
+  Slice ll128_ring, bulk_ring, posted;            // in the receiver's arena
+  Slice ll128_credit, bulk_credit;                // in the sender's
+  Slice ll128_progress[2], bulk_progress[2];      // each side's own
+  Slice ll128_from;                               // in the receiver's
   Slice growth[2];                               // each side's own, in host memory
   Slice grown[2];                                // the larger rings, by wire; in the receiver's arena, none at init
   uint64_t told[2] = {};                         // the words for them
@@ -67,45 +67,45 @@ struct World {
   residency::Gpus* gpus = nullptr;           // null: all blocks are resident
 
   explicit World(const Options& o) : options(o), pairs(o.ranks * o.ranks), peers(o.ranks), reports(o.ranks), wishes(o.ranks, std::vector<uint8_t>(2 * WINDLASS_WISHES_PER_WIRE)) {
-    expect(o.line_lanes % o.bulk_lanes == 0, "as many line lanes for each virtual block");
-    geometry = {o.first_tag, o.bulk_from, o.line_lanes, o.line_slots, o.bulk_lanes, o.bulk_slots, o.chunk, 0};
+    expect(o.ll128_lanes % o.bulk_lanes == 0, "as many LL128 lanes for each virtual block");
+    geometry = {o.first_tag, o.bulk_from, o.ll128_lanes, o.ll128_slots, o.bulk_lanes, o.bulk_slots, o.chunk, 0};
     for (auto& list : peers) list.resize(o.ranks);
     std::memset(reports.data(), 0, reports.size() * sizeof(WindlassP2pReport));
     for (uint32_t from = 0; from < o.ranks; ++from)
       for (uint32_t to = 0; to < o.ranks; ++to) {
         if (from == to) continue;
         Directed& pair = pairs[from * o.ranks + to];
-        pair.line_ring.make((size_t)o.line_lanes * o.line_slots * WINDLASS_UNIT_SLOT_BYTES);
+        pair.ll128_ring.make((size_t)o.ll128_lanes * o.ll128_slots * WINDLASS_UNIT_SLOT_BYTES);
         pair.bulk_ring.make((size_t)o.bulk_lanes * o.bulk_slots * o.chunk);
         pair.posted.make(o.bulk_lanes * WINDLASS_BULK_WORD_STRIDE);
-        pair.line_credit.make(o.line_lanes * WINDLASS_LINE_WORD_STRIDE);
+        pair.ll128_credit.make(o.ll128_lanes * WINDLASS_LL128_WORD_STRIDE);
         pair.bulk_credit.make(o.bulk_lanes * WINDLASS_BULK_WORD_STRIDE);
         for (int side = 0; side < 2; ++side) {
-          pair.line_progress[side].make(o.line_lanes * WINDLASS_PROGRESS_STRIDE);
+          pair.ll128_progress[side].make(o.ll128_lanes * WINDLASS_PROGRESS_STRIDE);
           pair.bulk_progress[side].make(o.bulk_lanes * WINDLASS_PROGRESS_STRIDE);
-          for (uint32_t i = 0; i < o.line_lanes; ++i) word(pair.line_progress[side].address + i * WINDLASS_PROGRESS_STRIDE) = o.first_count;
+          for (uint32_t i = 0; i < o.ll128_lanes; ++i) word(pair.ll128_progress[side].address + i * WINDLASS_PROGRESS_STRIDE) = o.first_count;
           for (uint32_t i = 0; i < o.bulk_lanes; ++i) word(pair.bulk_progress[side].address + i * WINDLASS_PROGRESS_STRIDE) = o.first_count;
           pair.growth[side].make(16);
         }
-        pair.line_from.make(o.line_lanes * WINDLASS_LINE_FROM_STRIDE);
-        for (uint32_t i = 0; i < o.line_lanes; ++i) word(pair.line_credit.address + i * WINDLASS_LINE_WORD_STRIDE) = o.first_count;
+        pair.ll128_from.make(o.ll128_lanes * WINDLASS_LL128_FROM_STRIDE);
+        for (uint32_t i = 0; i < o.ll128_lanes; ++i) word(pair.ll128_credit.address + i * WINDLASS_LL128_WORD_STRIDE) = o.first_count;
         for (uint32_t i = 0; i < o.bulk_lanes; ++i) {
           word(pair.bulk_credit.address + i * WINDLASS_BULK_WORD_STRIDE) = o.first_count;
           word(pair.posted.address + i * WINDLASS_BULK_WORD_STRIDE) = o.first_count;
         }
         WindlassP2pChannel channel = {};
-        channel.line_ring = pair.line_ring.address;
-        channel.line_credit = pair.line_credit.address;
+        channel.ll128_ring = pair.ll128_ring.address;
+        channel.ll128_credit = pair.ll128_credit.address;
         channel.bulk_ring = pair.bulk_ring.address;
         channel.bulk_posted = pair.posted.address;
         channel.bulk_credit = pair.bulk_credit.address;
-        channel.line_from = pair.line_from.address;
-        channel.line_progress = pair.line_progress[0].address;
+        channel.ll128_from = pair.ll128_from.address;
+        channel.ll128_progress = pair.ll128_progress[0].address;
         channel.bulk_progress = pair.bulk_progress[0].address;
         channel.growth = pair.growth[0].address;
         channel.peer = to;
         peers[from][to].send = channel;
-        channel.line_progress = pair.line_progress[1].address;
+        channel.ll128_progress = pair.ll128_progress[1].address;
         channel.bulk_progress = pair.bulk_progress[1].address;
         channel.growth = pair.growth[1].address;
         channel.peer = from;
@@ -119,7 +119,7 @@ struct World {
     Directed& directed = pair(from, to);
     expect(directed.grown[wire].address == 0 && (slots & (slots - 1)) == 0, "a ring grows once, to a power of two");
     const uint32_t lane_bytes = slots * (wire == WINDLASS_GROWTH_BULK ? options.chunk : (uint32_t)WINDLASS_UNIT_SLOT_BYTES);
-    directed.grown[wire].make((size_t)lane_bytes * (wire == WINDLASS_GROWTH_BULK ? options.bulk_lanes : options.line_lanes));
+    directed.grown[wire].make((size_t)lane_bytes * (wire == WINDLASS_GROWTH_BULK ? options.bulk_lanes : options.ll128_lanes));
     // It may hold anything.
     host::Random anything{seed ^ from ^ to << 8 ^ wire << 16};
     for (uint64_t& word : directed.grown[wire].words) word = anything.next();
@@ -135,7 +135,7 @@ struct World {
     if (between_microseconds) usleep(between_microseconds);
     tell_growth(from, to, wire, 0);
   }
-  uint32_t first_slots(uint32_t wire) const { return wire == WINDLASS_GROWTH_BULK ? options.bulk_slots : options.line_slots; }
+  uint32_t first_slots(uint32_t wire) const { return wire == WINDLASS_GROWTH_BULK ? options.bulk_slots : options.ll128_slots; }
   bool has_wish(uint32_t rank, uint32_t peer, uint32_t wire) {
     return __atomic_load_n(&wishes[rank][wire * WINDLASS_WISHES_PER_WIRE + peer], __ATOMIC_RELAXED);
   }
@@ -190,14 +190,14 @@ struct World {
       for (uint32_t to = 0; to < options.ranks; ++to) {
         if (from == to) continue;
         Directed& pair = pairs[from * options.ranks + to];
-        for (uint32_t i = 0; i < options.line_lanes; ++i) {
+        for (uint32_t i = 0; i < options.ll128_lanes; ++i) {
           const uint64_t own = i * WINDLASS_PROGRESS_STRIDE;
-          const uint64_t sent = word(pair.line_progress[0].address + own);
-          expect(sent == word(pair.line_progress[1].address + own), "line progress differs");
-          const uint64_t from = word(pair.line_from.address + i * WINDLASS_LINE_FROM_STRIDE);
-          check_rings(pair.line_progress, own, from, pair.grown[0]);
+          const uint64_t sent = word(pair.ll128_progress[0].address + own);
+          expect(sent == word(pair.ll128_progress[1].address + own), "LL128 progress differs");
+          const uint64_t from = word(pair.ll128_from.address + i * WINDLASS_LL128_FROM_STRIDE);
+          check_rings(pair.ll128_progress, own, from, pair.grown[0]);
           if (from) check_move(pair, i, from - 1, sent);
-          expect(sent == word(pair.line_credit.address + i * WINDLASS_LINE_WORD_STRIDE), "line credit is not full at the end");
+          expect(sent == word(pair.ll128_credit.address + i * WINDLASS_LL128_WORD_STRIDE), "LL128 credit is not full at the end");
         }
         for (uint32_t i = 0; i < options.bulk_lanes; ++i) {
           const uint64_t own = i * WINDLASS_PROGRESS_STRIDE, posted = word(pair.posted.address + i * WINDLASS_BULK_WORD_STRIDE);
@@ -216,7 +216,7 @@ struct World {
     const uint64_t sent = word(progress[0].address + own), sender = word(progress[0].address + own + 8), receiver = word(progress[1].address + own + 8);
     expect(!sender == !from && (!from || from - 1 <= sent), "a lane has moved and not said so");
     expect(!sender || (sender & ~127ull) == grown.address, "a lane has moved elsewhere");
-    // A receiver of lines that has not waited in vain since does not know yet; nothing has come by that ring.
+    // A receiver of LL128 that has not waited in vain since does not know yet; nothing has come by that ring.
     expect(receiver == sender || (receiver == 0 && from - 1 == sent), "the receiver does not know where the lane has moved");
     lanes_moved += sender != 0;
   }
@@ -227,7 +227,7 @@ struct World {
     };
     const uint64_t slots = 1ull << (pair.told[0] & 63);
     if (from > options.first_count)
-      expect(tag(pair.line_ring.address, options.line_slots, from - 1) == geometry.first_tag + from - 1, "a lane has moved later than it said");
+      expect(tag(pair.ll128_ring.address, options.ll128_slots, from - 1) == geometry.first_tag + from - 1, "a lane has moved later than it said");
     for (uint64_t unit = std::max(from, sent > slots ? sent - slots : 0); unit < sent; ++unit)
       expect(tag(pair.grown[0].address, slots, unit) == geometry.first_tag + unit, "a lane has moved earlier than it said");
   }
@@ -376,8 +376,8 @@ constexpr int scale = 1;
 
 std::vector<uint64_t> interesting_sizes(const Options& o) {
   std::vector<uint64_t> sizes = {0, 1, 2, 7, 8, 15, 16, 17, 119, 120, 121, 128, 959, 960, 961, 1024, 1919, 1920, 1921, 2048, 3840, 3841};
-  const uint64_t line_ring = (uint64_t)o.line_lanes * o.line_slots * 1920, stripe = (uint64_t)o.bulk_lanes * o.chunk;
-  for (uint64_t around : {(uint64_t)o.line_lanes * 1920, line_ring, o.bulk_from, (uint64_t)o.chunk * 10, stripe * o.bulk_slots, stripe * (o.bulk_slots + 1)})
+  const uint64_t ll128_ring = (uint64_t)o.ll128_lanes * o.ll128_slots * 1920, stripe = (uint64_t)o.bulk_lanes * o.chunk;
+  for (uint64_t around : {(uint64_t)o.ll128_lanes * 1920, ll128_ring, o.bulk_from, (uint64_t)o.chunk * 10, stripe * o.bulk_slots, stripe * (o.bulk_slots + 1)})
     for (int64_t by : {-1920, -17, -16, -1, 0, 1, 15, 16, 1921}) sizes.push_back((uint64_t)((int64_t)around + by));
   return sizes;
 }
@@ -456,9 +456,9 @@ void far_larger_than_the_ring() {
   Options o;
   o.bulk_from = 700000;
   World world(o);
-  const uint64_t line_ring = 4 * 4 * 1920, bulk_ring = 2 * 4 * 4096;
+  const uint64_t ll128_ring = 4 * 4 * 1920, bulk_ring = 2 * 4 * 4096;
   std::vector<Step> steps;
-  steps.push_back({{{0, 1, 20 * line_ring + 5}, {1, 0, 7 * line_ring + 5}}});
+  steps.push_back({{{0, 1, 20 * ll128_ring + 5}, {1, 0, 7 * ll128_ring + 5}}});
   steps.push_back({{{0, 1, 700000 + 3}, {1, 0, 20 * bulk_ring + 44700}}});
   o.bulk_from = 700000;
   run_all(world, steps);
@@ -469,7 +469,7 @@ void smallest_rings() {
   for (uint32_t slots : {1u, 2u})
     for (bool copies : {true, false}) {
       Options o;
-      o.line_slots = slots;
+      o.ll128_slots = slots;
       o.bulk_slots = slots;
       o.bulk_copies = copies;
       o.stages = 2;
@@ -515,7 +515,7 @@ void patterns(bool bulk_copies) {
 void five_ranks() {
   Options o;
   o.ranks = 5;
-  o.line_lanes = 3;  // not every number is a power of two
+  o.ll128_lanes = 3;  // not every number is a power of two
   o.bulk_lanes = 3;
   World world(o);
   host::Random random{seed};
@@ -558,10 +558,10 @@ void three_hundred_operations() {
 
 // The sender's calls end before the receiver has begun: as much as the rings take. Groups are cut differently on both sides.
 void sender_far_ahead() {
-  Options lines;
-  lines.line_lanes = 8 * lines.bulk_lanes;
-  lines.line_slots = 8;
-  World world(lines);
+  Options ll128;
+  ll128.ll128_lanes = 8 * ll128.bulk_lanes;
+  ll128.ll128_slots = 8;
+  World world(ll128);
   Messages messages;
   // Exactly what the rings hold: 8 slots of each of 8 lanes that one block serves, then of those that the other one serves.
   // Eight messages of any size fit, as they do over NCCL.
@@ -623,8 +623,8 @@ void none_holds_up_another() {
   for (int bulk = 0; bulk < 3; ++bulk) {
     Options o;
     o.ranks = 3;
-    o.line_lanes = 20;
-    o.line_slots = 2;
+    o.ll128_lanes = 20;
+    o.ll128_slots = 2;
     o.bulk_from = bulk ? 1000 : 1 << 20;
     o.bulk_copies = bulk == 1;
     World world(o);
@@ -672,7 +672,7 @@ void abort_in_the_middle(bool bulk_copies) {
     World world(o);
     Buffer buffer(200000, 0), other(200000, 0);
     const auto address = [](Buffer& b) { return reinterpret_cast<uint64_t>(b.data); };
-    // 0: a sender out of room by lines, 1: by chunks, 2: a receiver of lines, 3: of chunks; a finished exchange beside it
+    // 0: a sender out of room by LL128, 1: by chunks, 2: a receiver of LL128, 3: of chunks; a finished exchange beside it
     const uint64_t bytes = what % 2 ? 180000 : 39000;
     std::vector<P2pCall> calls = {{address(buffer), bytes, 1, what >= 2}, {address(other), 5000, 2, 0}};
     std::thread stuck([&] { world.group(0, calls, {bulk_copies, 4, 220u << 10}, seed); });
@@ -691,7 +691,7 @@ void abort_in_the_middle(bool bulk_copies) {
     for (uint32_t i = 0; i < std::min<uint32_t>(report.claimed, WINDLASS_REPORT_ENTRIES); ++i) {
       const WindlassP2pReportEntry& entry = report.entries[i];
       expect(entry.peer == 1, "the report names a peer that is not stuck");
-      const uint32_t right[] = {WINDLASS_WAITED_LINE_CREDIT, WINDLASS_WAITED_BULK_CREDIT, WINDLASS_WAITED_LINE_DATA, WINDLASS_WAITED_BULK_DATA};
+      const uint32_t right[] = {WINDLASS_WAITED_P2P_LL128_CREDIT, WINDLASS_WAITED_BULK_CREDIT, WINDLASS_WAITED_P2P_LL128_DATA, WINDLASS_WAITED_BULK_DATA};
       expect(entry.waited_for == right[what], "the report names another wait: " + std::to_string(entry.waited_for));
       // Four slots a lane: the sender waits with unit or chunk 4, the receiver with the first.
       expect(entry.sequence == (what < 2 ? 4u : 0u), "the report names sequence " + std::to_string(entry.sequence));
@@ -704,7 +704,7 @@ void abort_in_the_middle(bool bulk_copies) {
 
 // --- growing ------------------------------------------------------------------------------------------------------------
 
-constexpr uint32_t both_wires[] = {WINDLASS_GROWTH_LINES, WINDLASS_GROWTH_BULK};
+constexpr uint32_t both_wires[] = {WINDLASS_GROWTH_LL128, WINDLASS_GROWTH_BULK};
 
 // A message that takes a wire as `bytes` lie, and its buffers.
 struct Parcel {
@@ -717,7 +717,7 @@ struct Parcel {
   P2pCall receive(uint32_t from) const { return {reinterpret_cast<uint64_t>(in.data), in.size, from, 1}; }
 };
 
-// How a wire is tried: by lines, by bulk copies, by ordinary stores.
+// How a wire is tried: by LL128, by bulk copies, by ordinary stores.
 struct Wire {
   uint32_t wire;
   bool bulk_copies;
@@ -729,10 +729,10 @@ struct Wire {
   }
   // Bytes that fill so many slots of every lane.
   size_t bytes(const Options& o, size_t slots) const {
-    return slots * (wire == WINDLASS_GROWTH_BULK ? o.bulk_lanes * o.chunk : o.line_lanes * 1920);
+    return slots * (wire == WINDLASS_GROWTH_BULK ? o.bulk_lanes * o.chunk : o.ll128_lanes * 1920);
   }
 };
-constexpr Wire wires[] = {{WINDLASS_GROWTH_LINES, true}, {WINDLASS_GROWTH_BULK, true}, {WINDLASS_GROWTH_BULK, false}};
+constexpr Wire wires[] = {{WINDLASS_GROWTH_LL128, true}, {WINDLASS_GROWTH_BULK, true}, {WINDLASS_GROWTH_BULK, false}};
 
 // Without room and without a receiver a sender asks for a larger ring, moves into it when there is one, and ends. What it left
 // in both rings is found later, by a receiver that was told of nothing; and so on, around the larger ring.
@@ -757,7 +757,7 @@ void grow_while_stalled() {
       world.group(1, {first.receive(0)}, limits_of(o), seed + 1);
       first.in.check(1, "received");
       world.check_words();
-      expect(world.lanes_moved == (wire.wire ? o.bulk_lanes : o.line_lanes), "not every lane has moved");
+      expect(world.lanes_moved == (wire.wire ? o.bulk_lanes : o.ll128_lanes), "not every lane has moved");
       // As much as the larger ring takes, again with nobody there; and more than it takes.
       world.group(0, {second.send(1)}, limits_of(o), seed + 2);
       world.group(1, {second.receive(0)}, limits_of(o), seed + 3);
@@ -789,7 +789,7 @@ void grow_and_cut() {
   }
 }
 
-// A ring that has grown before anything was sent: lines move when they first lack room, chunks at once.
+// A ring that has grown before anything was sent: LL128 lanes move when they first lack room, chunks at once.
 void grow_before_use() {
   for (const Wire& wire : wires) {
     const Options o = wire.options();
@@ -800,7 +800,7 @@ void grow_before_use() {
     world.group(1, {parcel.receive(0)}, limits_of(o), seed + 1);
     parcel.in.check(1, "received");
     world.check_words();
-    expect(world.lanes_moved == (wire.wire ? o.bulk_lanes : o.line_lanes), "not every lane has moved");
+    expect(world.lanes_moved == (wire.wire ? o.bulk_lanes : o.ll128_lanes), "not every lane has moved");
     std::vector<Step> steps;
     for (int i = 0; i < 12 / scale; ++i) steps.push_back({{{0, 1, wire.bytes(o, 3) * (uint64_t)(1 + i)}, {1, 0, 5000}}});
     run_all(world, steps, {1, 200});
@@ -897,9 +897,9 @@ void grow_in_traffic(bool bulk_copies) {
   for (int round = 0, rounds = HOST_TSAN ? 1 : 10; round < rounds || (moved == 0 && round < rounds + 4); ++round) {
     Options o;
     o.bulk_copies = bulk_copies;
-    o.line_slots = o.bulk_slots = round < rounds ? 1u << random.below(3) : 1;
+    o.ll128_slots = o.bulk_slots = round < rounds ? 1u << random.below(3) : 1;
     o.bulk_lanes = 1 + (uint32_t)random.below(3);
-    o.line_lanes = o.bulk_lanes * (1 + (uint32_t)random.below(2));
+    o.ll128_lanes = o.bulk_lanes * (1 + (uint32_t)random.below(2));
     World world(o);
     std::vector<Step> steps;
     for (int i = 0; i < (HOST_TSAN ? 6 : 24); ++i) {
@@ -930,9 +930,9 @@ void random_groups() {
   do {
     Options o;
     o.ranks = 2 + (uint32_t)random.below(HOST_TSAN ? 2 : 3);
-    o.line_slots = 1u << random.below(4);
+    o.ll128_slots = 1u << random.below(4);
     o.bulk_lanes = 1 + (uint32_t)random.below(4);
-    o.line_lanes = o.bulk_lanes * (1 + (uint32_t)random.below(4));
+    o.ll128_lanes = o.bulk_lanes * (1 + (uint32_t)random.below(4));
     o.bulk_slots = 1u << random.below(4);
     o.chunk = 128u << random.below(7);
     o.bulk_from = 1 + random.below(20000);
@@ -969,12 +969,12 @@ Options of_few_blocks(host::Random& random, uint32_t ranks, uint32_t blocks) {
   Options o;
   o.ranks = ranks;
   o.bulk_lanes = blocks;
-  o.line_lanes = blocks * (1 + (uint32_t)random.below(3));
-  o.line_slots = 1u << random.below(3);
+  o.ll128_lanes = blocks * (1 + (uint32_t)random.below(3));
+  o.ll128_slots = 1u << random.below(3);
   o.bulk_slots = 1u << random.below(3);
   // Two chunks of a lane or three are a message.
-  o.chunk = windlass_divided_up(o.line_lanes * 1920 / o.bulk_lanes / 2, 128) * 128;
-  o.bulk_from = random.below(3) == 0 ? 1 << 30 : random.below(o.line_lanes * 1920);
+  o.chunk = windlass_divided_up(o.ll128_lanes * 1920 / o.bulk_lanes / 2, 128) * 128;
+  o.bulk_from = random.below(3) == 0 ? 1 << 30 : random.below(o.ll128_lanes * 1920);
   o.bulk_copies = random.below(3) != 0;
   o.stages = 2;
   return o;
@@ -982,7 +982,7 @@ Options of_few_blocks(host::Random& random, uint32_t ranks, uint32_t blocks) {
 uint32_t cluster_of(const Options& o) { return o.bulk_lanes < 4 ? 1 : 4; }
 uint32_t grid_of(const Options& o) { return o.bulk_lanes; }
 uint64_t any_size(host::Random& random, const Options& o) {
-  const uint64_t on_all_lanes = o.line_lanes * 1920;
+  const uint64_t on_all_lanes = o.ll128_lanes * 1920;
   return random.below(2) ? random.below(4000) : on_all_lanes / 2 + random.below(on_all_lanes);
 }
 // Every rank is in it: else it would have no part in the order of launches.
@@ -1028,7 +1028,7 @@ void few_blocks_resident() {
 void unlike_blocks_hang() {
   Options o;
   o.bulk_lanes = 8;
-  o.line_lanes = 16;
+  o.ll128_lanes = 16;
   o.bulk_from = 1 << 20;
   o.strayed_rank = 1;
   const std::vector<Step> steps = {pattern("all_to_all", 2, [&] { return o.bulk_lanes * WINDLASS_UNITS_A_BLOCK * 1920; })};
@@ -1068,7 +1068,7 @@ void communicators_share_gpus() {
       how.turn = [&world, &turns, i](uint32_t rank, size_t step) { turns.wait(rank, i, step, [&world] { return world.aborted(); }); };
       steps.push_back(any_steps(random, options[i], HOST_TSAN ? 1 : 2));
       if (tight)
-        for (Step& step : steps.back()) step = pattern("all_to_all", ranks, [&] { return (1 + random.below(2)) * options[i].line_lanes * 960; });
+        for (Step& step : steps.back()) step = pattern("all_to_all", ranks, [&] { return (1 + random.below(2)) * options[i].ll128_lanes * 960; });
       // What a rank sends to itself is copied by blocks more.
       for (Step& step : steps.back())
         step.messages.erase(std::remove_if(step.messages.begin(), step.messages.end(), [](const Message& message) { return message.from == message.to; }), step.messages.end());

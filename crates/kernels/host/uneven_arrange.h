@@ -20,7 +20,7 @@ struct UnevenRequest {
 inline WindlassCollectiveLaunch arrange_uneven(const UnevenRequest& request, const Geometry& geometry, uint32_t groups) {
   // Types, tags, wires and lanes as of an even one of nothing.
   const Kind like = request.reduces ? reduce_scatter : all_gather;
-  WindlassCollectiveLaunch launch = arrange({like, 0, 1, request.type, request.by, 0, 0, 0}, geometry, {lines, groups});
+  WindlassCollectiveLaunch launch = arrange({like, 0, 1, request.type, request.by, 0, 0, 0}, geometry, {ll128, groups});
   const uint32_t me = geometry.rank;
   const uint64_t own_bytes = request.parts[me].bytes;
   uint64_t largest = 0;
@@ -36,7 +36,7 @@ inline WindlassCollectiveLaunch arrange_uneven(const UnevenRequest& request, con
     is_even &= part.bytes == own_bytes;
   }
   if (is_even) launch.flags |= WINDLASS_COLLECTIVE_EVEN;
-  finish(launch, {lines, groups}, geometry, largest);
+  finish(launch, {ll128, groups}, geometry, largest);
   return launch;
 }
 

@@ -110,7 +110,7 @@ pub fn lanes_of(bytes: u64, piece_bytes: u64, lanes: u32) -> u32 {
     bytes.div_ceil(piece_bytes).min(u64::from(lanes)) as u32
 }
 
-/// The virtual blocks over which a message by lines goes, from its channel's first on: whole clusters, or all. A function of bytes and
+/// The virtual blocks over which a message by LL128 goes, from its channel's first on: whole clusters, or all. A function of bytes and
 /// geometry, equal on both sides. Few for what is small, as every block that waits for a peer's holds a multiprocessor.
 fn blocks_of(bytes: u64, blocks: u32) -> u32 {
     let least = bytes.div_ceil(UNITS_A_BLOCK * UNIT_PAYLOAD_BYTES).min(u64::from(blocks)) as u32;
@@ -130,8 +130,8 @@ pub fn arrange(
     launch: &mut Launch,
     operations: &mut Vec<Operation>,
 ) -> Result<Shape, Refusal> {
-    let line_rounds = (geometry.line_lanes / geometry.bulk_lanes) as u16;
-    *launch = Launch { geometry: *geometry, line_rounds, ..Launch::default() };
+    let ll128_rounds = (geometry.ll128_lanes / geometry.bulk_lanes) as u16;
+    *launch = Launch { geometry: *geometry, ll128_rounds, ..Launch::default() };
     operations.clear();
     let mut channels = 0;
     let mut by_copies = false;
@@ -174,12 +174,12 @@ pub fn arrange(
     let (blocks, cluster) = grid(launch.used_blocks.count_ones(), geometry.bulk_lanes);
     if blocks > 0 {
         let movers_max = if bulk { BULK_MOVERS } else { MOVERS_MAX };
-        let both = most.lines.iter().all(|lanes| *lanes > 0);
+        let both = most.ll128.iter().all(|lanes| *lanes > 0);
         let warps_max = if both { movers_max / 2 } else { movers_max };
-        launch.line_send_warps = most.lines[0].min(warps_max);
-        launch.line_receive_warps = most.lines[1].min(warps_max);
-        let line_warps = launch.line_send_warps + launch.line_receive_warps;
-        launch.movers = line_warps.max(if bulk { movers_max } else { 0 });
+        launch.ll128_send_warps = most.ll128[0].min(warps_max);
+        launch.ll128_receive_warps = most.ll128[1].min(warps_max);
+        let ll128_warps = launch.ll128_send_warps + launch.ll128_receive_warps;
+        launch.movers = ll128_warps.max(if bulk { movers_max } else { 0 });
         launch.stages = match limits.bulk {
             BulkSend::Copies { stages } if by_copies => stages,
             _ => 0,
@@ -260,8 +260,8 @@ fn channel<'a>(
         channel: Channel {
             flags,
             first_operation: first as u32,
-            active_line_blocks: 0,
-            active_line_rounds: 0,
+            active_ll128_blocks: 0,
+            active_ll128_rounds: 0,
             active_bulk_lanes: 0,
             ..*addresses
         },
@@ -282,10 +282,10 @@ fn channel<'a>(
             let rounds = lanes_of(
                 call.bytes,
                 u64::from(blocks) * UNIT_PAYLOAD_BYTES,
-                geometry.line_lanes / geometry.bulk_lanes,
+                geometry.ll128_lanes / geometry.bulk_lanes,
             );
-            channel.active_line_blocks = channel.active_line_blocks.max(blocks as u16);
-            channel.active_line_rounds = channel.active_line_rounds.max(rounds as u16);
+            channel.active_ll128_blocks = channel.active_ll128_blocks.max(blocks as u16);
+            channel.active_ll128_rounds = channel.active_ll128_rounds.max(rounds as u16);
         }
         operations.push(operation);
     }
@@ -317,14 +317,14 @@ fn first_block([sender, receiver]: [u32; 2], ranks: u32, blocks: u32) -> u16 {
 /// Lanes that each virtual block serves: sends, then receives.
 #[derive(Default)]
 struct Loads {
-    lines: [[u32; VIRTUAL_BLOCKS_MAX]; 2],
+    ll128: [[u32; VIRTUAL_BLOCKS_MAX]; 2],
     bulk: [[u32; VIRTUAL_BLOCKS_MAX]; 2],
 }
 
 /// What the blocks in use need at most.
 struct Most {
     used_blocks: u32,
-    lines: [u32; 2],
+    ll128: [u32; 2],
     bulk_tasks: u32,
 }
 
@@ -336,30 +336,30 @@ impl Loads {
             let (before, from_first) = loads[..blocks as usize].split_at_mut(channel.first_block.into());
             from_first.iter_mut().chain(before).take(of_blocks as usize).for_each(|load| *load += each);
         };
-        deal(&mut self.lines[way], channel.active_line_blocks.into(), channel.active_line_rounds.into());
+        deal(&mut self.ll128[way], channel.active_ll128_blocks.into(), channel.active_ll128_rounds.into());
         deal(&mut self.bulk[way], channel.active_bulk_lanes, 1);
     }
 
     fn most(&self, blocks: u32) -> Most {
-        let mut most = Most { used_blocks: 0, lines: [0; 2], bulk_tasks: 0 };
+        let mut most = Most { used_blocks: 0, ll128: [0; 2], bulk_tasks: 0 };
         for block in 0..blocks as usize {
-            let lines = [self.lines[0][block], self.lines[1][block]];
+            let ll128 = [self.ll128[0][block], self.ll128[1][block]];
             let tasks = self.bulk[0][block] + self.bulk[1][block];
-            most.used_blocks |= u32::from(lines != [0; 2] || tasks > 0) << block;
-            most.lines = [most.lines[0].max(lines[0]), most.lines[1].max(lines[1])];
+            most.used_blocks |= u32::from(ll128 != [0; 2] || tasks > 0) << block;
+            most.ll128 = [most.ll128[0].max(ll128[0]), most.ll128[1].max(ll128[1])];
             most.bulk_tasks = most.bulk_tasks.max(tasks);
         }
         most
     }
 
     /// Most jobs that a mover can have: its lines of one direction, and its part in the block's bulk lanes. None if each
-    /// has at most one line lane, which needs no room.
+    /// has at most one LL128 lane, which needs no room.
     fn jobs_per_warp(&self, launch: &Launch, by_stores: bool) -> Result<u16, Refusal> {
         let share = |lanes: u32, warps: u32| if warps > 0 { lanes.div_ceil(warps) } else { 0 };
         let jobs = |block: usize| {
-            let lines = share(self.lines[0][block], launch.line_send_warps)
-                .max(share(self.lines[1][block], launch.line_receive_warps));
-            lines + self.bulk[1][block] + if by_stores { self.bulk[0][block] } else { 0 }
+            let ll128 = share(self.ll128[0][block], launch.ll128_send_warps)
+                .max(share(self.ll128[1][block], launch.ll128_receive_warps));
+            ll128 + self.bulk[1][block] + if by_stores { self.bulk[0][block] } else { 0 }
         };
         let most = (0..VIRTUAL_BLOCKS_MAX).map(jobs).max().unwrap_or_default();
         let most = if most > 1 || launch.bulk_tasks > 0 { most } else { 0 };
@@ -400,8 +400,8 @@ mod tests {
     const GEOMETRY: Geometry = Geometry {
         first_tag: 1,
         bulk_from_bytes: 8 << 20,
-        line_lanes: 256,
-        line_slots: 8,
+        ll128_lanes: 256,
+        ll128_slots: 8,
         bulk_lanes: 32,
         bulk_slots: 32,
         bulk_chunk_bytes: 16384,
@@ -435,7 +435,7 @@ mod tests {
         let expected =
             Shape { blocks: 1, threads: 32, cluster: 1, parameter_bytes: 120 + 96 + 16, ..Shape::default() };
         assert_eq!(shape, expected);
-        assert_eq!((launch.line_send_warps, launch.movers), (1, 1));
+        assert_eq!((launch.ll128_send_warps, launch.movers), (1, 1));
     }
 
     /// Middle sizes spread over whole clusters, large ones over all blocks with 16 warps.
@@ -496,13 +496,13 @@ mod tests {
             .flat_map(|p| [call(1 << 20, p, Direction::Send), call(32 << 20, p, Direction::Receive)])
             .collect();
         for blocks in 1..=32 {
-            let geometry = Geometry { bulk_lanes: blocks, line_lanes: 8 * blocks, ..GEOMETRY };
+            let geometry = Geometry { bulk_lanes: blocks, ll128_lanes: 8 * blocks, ..GEOMETRY };
             let (mut launch, peers) = (Launch::default(), [Peer::default(); 8]);
             let shape = arrange(&calls, &peers, &geometry, &LIMITS, &mut launch, &mut Vec::new()).unwrap();
             assert_eq!(shape.blocks, blocks, "{shape:?}");
             assert_eq!(shape.cluster, if blocks > 3 && blocks.is_multiple_of(4) { 4 } else { 1 });
             assert!(shape.threads <= 512);
-            assert!(launch.line_send_warps + launch.line_receive_warps <= launch.movers);
+            assert!(launch.ll128_send_warps + launch.ll128_receive_warps <= launch.movers);
         }
         assert_eq!(
             [1, 3, 5, 7, 18, 31, 32, 99].map(|blocks| Geometry::recommended(blocks, 0).bulk_lanes),

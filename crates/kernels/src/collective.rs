@@ -8,19 +8,19 @@
 use std::mem::offset_of;
 
 pub const RANKS_MAX: usize = 8;
-pub const PAIRS_PAYLOAD_BYTES: u64 = 256;
-pub const PAIRS_SLOT_BYTES: u64 = 512;
-pub const PAIRS_SLOTS: u64 = 2;
-pub const PAIRS_COUNT_BYTES: u64 = 8;
+pub const LL_PAYLOAD_BYTES: u64 = 256;
+pub const LL_SLOT_BYTES: u64 = 512;
+pub const LL_SLOTS: u64 = 2;
+pub const LL_COUNT_BYTES: u64 = 8;
 /// Collectives that one kernel runs at most, and what its list of their units has room for.
 pub const BATCH_CALLS_MAX: usize = 64;
 pub const BATCH_ENTRIES: usize = 512;
-pub const LINES_HALF_PAYLOAD_BYTES: u64 = 960;
-pub const LINES_SLOT_BYTES: u64 = 2048;
-/// Of a block of the kernels of posted units.
-pub const POSTED_SHARED_BYTES: u32 = 128;
+pub const LL128_HALF_PAYLOAD_BYTES: u64 = 960;
+pub const LL128_SLOT_BYTES: u64 = 2048;
+/// Of a block of the kernels of Simple units.
+pub const SIMPLE_SHARED_BYTES: u32 = 128;
 pub const LANE_BYTES: u64 = 256;
-/// Which word of a lane of lines tells how many numbers have been received.
+/// Which word of a lane of LL128 tells how many numbers have been received.
 pub const LANE_RECEIVED: usize = 2;
 
 /// The next kernel of the stream may be set up while this one runs.
@@ -31,9 +31,9 @@ pub const COLLECTIVE_SAME: u32 = 2;
 pub const COLLECTIVE_EVEN: u32 = 4;
 
 /// Values of [`ReportEntry::waited_for`](crate::launch::ReportEntry), beside those of the p2p transport.
-pub const WAITED_PAIRS_DATA: u32 = 6;
-pub const WAITED_LINES_CREDIT: u32 = 7;
-pub const WAITED_LINES_DATA: u32 = 8;
+pub const WAITED_LL_DATA: u32 = 6;
+pub const WAITED_LL128_CREDIT: u32 = 7;
+pub const WAITED_LL128_DATA: u32 = 8;
 pub const WAITED_RESULT_CREDIT: u32 = 9;
 pub const WAITED_RESULT_DATA: u32 = 10;
 

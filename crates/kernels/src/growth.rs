@@ -6,7 +6,7 @@ use crate::launch::{Geometry, UNIT_PAYLOAD_BYTES, UNIT_SLOT_BYTES};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Wire {
-    Lines,
+    Ll128,
     Bulk,
 }
 
@@ -29,7 +29,7 @@ pub fn growth(ranks: u32, wire: Wire, geometry: &Geometry) -> u32 {
     let slots = match wire {
         // Every message begins at the first lane, so each may cost the first lanes a unit more. (Messages by chunks are so long that
         // NCCL takes two at most.)
-        Wire::Lines => absorbed.div_ceil(u64::from(geometry.line_lanes) * UNIT_PAYLOAD_BYTES) + MESSAGES,
+        Wire::Ll128 => absorbed.div_ceil(u64::from(geometry.ll128_lanes) * UNIT_PAYLOAD_BYTES) + MESSAGES,
         Wire::Bulk => {
             let chunks = u64::from(geometry.bulk_lanes) * u64::from(geometry.bulk_chunk_bytes);
             absorbed.div_ceil(chunks)
@@ -43,7 +43,7 @@ pub fn growth(ranks: u32, wire: Wire, geometry: &Geometry) -> u32 {
 /// Slots of each lane of the ring of init.
 pub fn first_slots(wire: Wire, geometry: &Geometry) -> u32 {
     match wire {
-        Wire::Lines => geometry.line_slots,
+        Wire::Ll128 => geometry.ll128_slots,
         Wire::Bulk => geometry.bulk_slots,
     }
 }
@@ -51,7 +51,7 @@ pub fn first_slots(wire: Wire, geometry: &Geometry) -> u32 {
 /// Bytes of a ring of so many slots a lane, of one directed pair.
 pub fn ring_bytes(wire: Wire, geometry: &Geometry, slots: u32) -> u64 {
     let (lanes, slot_bytes) = match wire {
-        Wire::Lines => (geometry.line_lanes, UNIT_SLOT_BYTES),
+        Wire::Ll128 => (geometry.ll128_lanes, UNIT_SLOT_BYTES),
         Wire::Bulk => (geometry.bulk_lanes, geometry.bulk_chunk_bytes),
     };
     u64::from(lanes) * u64::from(slot_bytes) * u64::from(slots)
@@ -71,7 +71,7 @@ pub fn ring_word(address: u64, wire: Wire, geometry: &Geometry, slots: u32) -> O
 mod tests {
     use super::*;
 
-    /// Whatever the grid, grown lines take what NCCL takes: in eight messages, or in one; their memory stays within bounds.
+    /// Whatever the grid, grown LL128 rings take what NCCL takes: in eight messages, or in one; their memory stays within bounds.
     #[test]
     fn takes_what_nccl_takes() {
         for blocks in 1..=32 {
@@ -80,22 +80,22 @@ mod tests {
                 [(2, 64 << 20), (3, 32 << 20), (4, 32 << 20), (5, 16 << 20), (8, 16 << 20)]
             {
                 assert_eq!(absorbed_bytes(ranks), absorbed);
-                let slots = growth(ranks, Wire::Lines, &geometry);
+                let slots = growth(ranks, Wire::Ll128, &geometry);
                 let messages = absorbed / MESSAGES;
-                let units = messages.div_ceil(UNIT_PAYLOAD_BYTES).div_ceil(u64::from(geometry.line_lanes));
+                let units = messages.div_ceil(UNIT_PAYLOAD_BYTES).div_ceil(u64::from(geometry.ll128_lanes));
                 assert!(u64::from(slots) >= MESSAGES * units, "{blocks} blocks, {ranks} ranks");
-                assert!(ring_bytes(Wire::Lines, &geometry, slots) <= 3 * absorbed);
+                assert!(ring_bytes(Wire::Ll128, &geometry, slots) <= 3 * absorbed);
                 let slots = growth(ranks, Wire::Bulk, &geometry);
                 let bytes = ring_bytes(Wire::Bulk, &geometry, slots);
                 assert!((absorbed..=2 * absorbed).contains(&bytes), "{bytes}");
-                for wire in [Wire::Lines, Wire::Bulk] {
+                for wire in [Wire::Ll128, Wire::Bulk] {
                     assert!(ring_word(1 << 40, wire, &geometry, growth(ranks, wire, &geometry)).is_some());
                 }
             }
         }
         let geometry = Geometry::recommended(32, 0);
         let bytes = |ranks, wire| ring_bytes(wire, &geometry, growth(ranks, wire, &geometry)) >> 20;
-        assert_eq!([2, 4, 8].map(|ranks| bytes(ranks, Wire::Lines)), [128, 64, 32]);
+        assert_eq!([2, 4, 8].map(|ranks| bytes(ranks, Wire::Ll128)), [128, 64, 32]);
         assert_eq!([2, 4, 8].map(|ranks| bytes(ranks, Wire::Bulk)), [64, 32, 16]);
     }
 
@@ -103,11 +103,11 @@ mod tests {
     #[test]
     fn words() {
         let geometry = Geometry::recommended(32, 0);
-        assert_eq!(ring_word(0x1_0000, Wire::Lines, &geometry, 64), Some(0x1_0000 | 6));
+        assert_eq!(ring_word(0x1_0000, Wire::Ll128, &geometry, 64), Some(0x1_0000 | 6));
         for (address, slots) in
-            [(0, 64), (0x1_0040, 64), (0x1_0000, 48), (0x1_0000, geometry.line_slots), (0x1_0000, 0)]
+            [(0, 64), (0x1_0040, 64), (0x1_0000, 48), (0x1_0000, geometry.ll128_slots), (0x1_0000, 0)]
         {
-            assert_eq!(ring_word(address, Wire::Lines, &geometry, slots), None);
+            assert_eq!(ring_word(address, Wire::Ll128, &geometry, slots), None);
         }
     }
 }

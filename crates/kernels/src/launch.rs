@@ -9,10 +9,10 @@ use std::mem::offset_of;
 
 pub const UNIT_SLOT_BYTES: u32 = 2048;
 pub const UNIT_PAYLOAD_BYTES: u64 = 1920;
-pub const LINE_WORD_STRIDE: u32 = 32;
+pub const LL128_WORD_STRIDE: u32 = 32;
 pub const BULK_WORD_STRIDE: u32 = 128;
 pub const PROGRESS_STRIDE: u32 = 16;
-pub const LINE_FROM_STRIDE: u32 = 8;
+pub const LL128_FROM_STRIDE: u32 = 8;
 pub const LAUNCH_BYTES: usize = 4096;
 pub const LAUNCH_HEAD_BYTES: usize = 120;
 pub const INLINE_BYTES: usize = LAUNCH_BYTES - LAUNCH_HEAD_BYTES;
@@ -39,8 +39,8 @@ pub const CONTROL_ABORT: u32 = 1;
 pub const CONTROL_ASK: u32 = 2;
 
 /// Values of [`ReportEntry::waited_for`].
-pub const WAITED_LINE_CREDIT: u32 = 1;
-pub const WAITED_LINE_DATA: u32 = 2;
+pub const WAITED_P2P_LL128_CREDIT: u32 = 1;
+pub const WAITED_P2P_LL128_DATA: u32 = 2;
 pub const WAITED_BULK_CREDIT: u32 = 3;
 pub const WAITED_BULK_DATA: u32 = 4;
 
@@ -50,8 +50,8 @@ pub const WAITED_BULK_DATA: u32 = 4;
 pub struct Geometry {
     pub first_tag: u64,
     pub bulk_from_bytes: u64,
-    pub line_lanes: u32,
-    pub line_slots: u32,
+    pub ll128_lanes: u32,
+    pub ll128_slots: u32,
     pub bulk_lanes: u32,
     pub bulk_slots: u32,
     pub bulk_chunk_bytes: u32,
@@ -60,7 +60,7 @@ pub struct Geometry {
 
 impl Geometry {
     /// The measured geometry for grids of at most this many blocks (equal on all ranks; from 4 on whole clusters of 4):
-    /// per directed pair at most 4 MiB of line ring and 2 MiB of bulk ring (3 and 1.5 MiB for 24 blocks). Rings [grow](crate::growth)
+    /// per directed pair at most 4 MiB of LL128 ring and 2 MiB of bulk ring (3 and 1.5 MiB for 24 blocks). Rings [grow](crate::growth)
     /// when they must; chunks through so small a ring are slow, and chunks of 32 KiB are slow where a block both sends and
     /// receives.
     pub fn recommended(blocks_max: u32, rank: u32) -> Geometry {
@@ -68,14 +68,14 @@ impl Geometry {
             few @ 1..4 => few,
             more => more / 4 * 4,
         };
-        let line_lanes = UNITS_A_BLOCK as u32 * bulk_lanes;
+        let ll128_lanes = UNITS_A_BLOCK as u32 * bulk_lanes;
         let bulk_chunk_bytes = 64 << 10;
         let slots = |ring_bytes: u32, lane_bytes: u32| 1 << (ring_bytes / lane_bytes).ilog2();
         Geometry {
             first_tag: 1,
             bulk_from_bytes: 32 << 20,
-            line_lanes,
-            line_slots: slots(4 << 20, line_lanes * UNIT_SLOT_BYTES),
+            ll128_lanes,
+            ll128_slots: slots(4 << 20, ll128_lanes * UNIT_SLOT_BYTES),
             bulk_lanes,
             bulk_slots: slots(2 << 20, bulk_lanes * bulk_chunk_bytes),
             bulk_chunk_bytes,
@@ -83,9 +83,9 @@ impl Geometry {
         }
     }
 
-    /// Bytes of the line ring of one directed pair, in the receiver's arena.
-    pub fn line_ring_bytes(&self) -> u64 {
-        u64::from(self.line_lanes) * u64::from(self.line_slots) * u64::from(UNIT_SLOT_BYTES)
+    /// Bytes of the LL128 ring of one directed pair, in the receiver's arena.
+    pub fn ll128_ring_bytes(&self) -> u64 {
+        u64::from(self.ll128_lanes) * u64::from(self.ll128_slots) * u64::from(UNIT_SLOT_BYTES)
     }
 
     /// Bytes of the bulk ring of one directed pair, in the receiver's arena.
@@ -98,10 +98,10 @@ impl Geometry {
     pub fn is_valid(&self) -> bool {
         self.first_tag != 0
             && self.bulk_from_bytes != 0
-            && (1..=u32::from(u16::MAX)).contains(&self.line_lanes)
+            && (1..=u32::from(u16::MAX)).contains(&self.ll128_lanes)
             && (1..=VIRTUAL_BLOCKS_MAX as u32).contains(&self.bulk_lanes)
-            && self.line_lanes.is_multiple_of(self.bulk_lanes)
-            && self.line_slots.is_power_of_two()
+            && self.ll128_lanes.is_multiple_of(self.bulk_lanes)
+            && self.ll128_slots.is_power_of_two()
             && self.bulk_slots.is_power_of_two()
             && self.bulk_chunk_bytes != 0
             && self.bulk_chunk_bytes.is_multiple_of(128)
@@ -120,10 +120,10 @@ pub struct Operation {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Channel {
-    pub line_ring: u64,
-    pub line_credit: u64,
-    pub line_progress: u64,
-    pub line_from: u64,
+    pub ll128_ring: u64,
+    pub ll128_credit: u64,
+    pub ll128_progress: u64,
+    pub ll128_from: u64,
     pub bulk_ring: u64,
     pub bulk_posted: u64,
     pub bulk_credit: u64,
@@ -134,8 +134,8 @@ pub struct Channel {
     pub first_block: u16,
     pub first_operation: u32,
     pub operations: u32,
-    pub active_line_blocks: u16,
-    pub active_line_rounds: u16,
+    pub active_ll128_blocks: u16,
+    pub active_ll128_rounds: u16,
     pub active_bulk_lanes: u32,
 }
 
@@ -147,10 +147,10 @@ impl Channel {
         let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
         let halves = |low: u16, high: u16| u32::from(low) | u32::from(high) << 16;
         [
-            self.line_ring,
-            self.line_credit,
-            self.line_progress,
-            self.line_from,
+            self.ll128_ring,
+            self.ll128_credit,
+            self.ll128_progress,
+            self.ll128_from,
             self.bulk_ring,
             self.bulk_posted,
             self.bulk_credit,
@@ -158,7 +158,7 @@ impl Channel {
             self.growth,
             pair(self.peer, halves(self.flags, self.first_block)),
             pair(self.first_operation, self.operations),
-            pair(halves(self.active_line_blocks, self.active_line_rounds), self.active_bulk_lanes),
+            pair(halves(self.active_ll128_blocks, self.active_ll128_rounds), self.active_bulk_lanes),
         ]
     }
 }
@@ -176,13 +176,13 @@ pub struct Launch {
     pub receive_channels: u32,
     pub used_blocks: u32,
     pub bulk_tasks: u32,
-    pub line_send_warps: u32,
-    pub line_receive_warps: u32,
+    pub ll128_send_warps: u32,
+    pub ll128_receive_warps: u32,
     pub movers: u32,
     pub stages: u16,
     pub copy_blocks: u16,
     pub jobs_per_warp: u16,
-    pub line_rounds: u16,
+    pub ll128_rounds: u16,
     pub flags: u32,
     pub operations: u32,
     pub copies: u32,
@@ -201,13 +201,13 @@ impl Default for Launch {
             receive_channels: 0,
             used_blocks: 0,
             bulk_tasks: 0,
-            line_send_warps: 0,
-            line_receive_warps: 0,
+            ll128_send_warps: 0,
+            ll128_receive_warps: 0,
             movers: 0,
             stages: 0,
             copy_blocks: 0,
             jobs_per_warp: 0,
-            line_rounds: 0,
+            ll128_rounds: 0,
             flags: 0,
             operations: 0,
             copies: 0,
@@ -239,7 +239,7 @@ pub struct Report {
 }
 
 const _: () = {
-    assert!(size_of::<Geometry>() == 40 && offset_of!(Geometry, line_lanes) == 16);
+    assert!(size_of::<Geometry>() == 40 && offset_of!(Geometry, ll128_lanes) == 16);
     assert!(size_of::<Operation>() == 16);
     assert!(size_of::<Channel>() == 96 && offset_of!(Channel, peer) == 72);
     assert!(size_of::<Launch>() == LAUNCH_BYTES && offset_of!(Launch, storage) == LAUNCH_HEAD_BYTES);

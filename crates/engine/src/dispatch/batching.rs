@@ -1,5 +1,5 @@
-//! Which collectives of one communicator's part of a group one kernel runs beside each other: small ones over pairs, others over
-//! lines. Pure, and a function of what all ranks share: see [`group_plan`](super::group_plan), also for why one may not need another's result.
+//! Which collectives of one communicator's part of a group one kernel runs beside each other: small ones over LL, others over
+//! LL128. Pure, and a function of what all ranks share: see [`group_plan`](super::group_plan), also for why one may not need another's result.
 
 mod wires;
 
@@ -20,9 +20,9 @@ use wires::{Sums, Wire};
 pub enum Batches {
     /// One collective.
     None,
-    /// What is small, over pairs.
+    /// What is small, over LL.
     Small,
-    /// Over lines, too.
+    /// Over LL128, too.
     All,
 }
 
@@ -53,7 +53,7 @@ struct Candidate {
     collective: Collective,
     work: Work,
     bytes: u64,
-    /// Of pairs, if it is small enough for them.
+    /// Of LL, if it is small enough for them.
     units: Option<u64>,
 }
 
@@ -107,7 +107,7 @@ impl Open {
     fn takes(&mut self, step: &mut Step, candidate: &Candidate) -> bool {
         let units = self.units + candidate.units.unwrap_or(0);
         match step {
-            _ if self.wire == Wire::Pairs && units > BATCH_ENTRIES as u64 => return false,
+            _ if self.wire == Wire::Ll && units > BATCH_ENTRIES as u64 => return false,
             Step::Alone(first) => *step = Step::Batch(vec![*first, candidate.place]),
             Step::Batch(run) if run.len() < BATCH_CALLS_MAX => run.push(candidate.place),
             _ => return false,
@@ -134,7 +134,7 @@ impl Candidate {
         let bytes = call.bytes(terms.ranks);
         let pair_bytes = (call.count as u64).checked_mul(call.datatype.size_bytes()? as u64)?;
         let units = units(pair_bytes);
-        let is_small = bytes <= crossover.pairs_bytes_max && units <= BATCH_ENTRIES as u64;
+        let is_small = bytes <= crossover.ll_bytes_max && units <= BATCH_ENTRIES as u64;
         let units = is_small.then_some(units);
         (bytes <= tuning::BATCHED_BYTES_MAX).then_some(Candidate {
             place,
@@ -194,7 +194,7 @@ mod tests {
         assert_eq!(alone(&[]), []);
     }
 
-    /// A full one is followed by another; beside what is not small, or where there is no room for units of pairs, each kind has its own.
+    /// A full one is followed by another; beside what is not small, or where there is no room for units of LL, each kind has its own.
     #[test]
     fn as_many_as_fit() {
         use Function::{AllGather, AllReduce, Reduce, ReduceScatter};
@@ -205,8 +205,8 @@ mod tests {
         let large = call(AllReduce, 16 << 10);
         let scattered = call(ReduceScatter, 1);
         assert_eq!(alone(&[large, large]), [Step::Batch(vec![0, 1])]);
-        let by_lines = [Step::Batch(vec![0, 2]), Step::Alone(1)];
-        assert_eq!(alone(&[large, scattered, large]), by_lines);
+        let by_ll128 = [Step::Batch(vec![0, 2]), Step::Alone(1)];
+        assert_eq!(alone(&[large, scattered, large]), by_ll128);
         assert_eq!(alone(&[large; 5]), [Step::Batch((0..5).collect())]);
         let larger = call(AllReduce, (16 << 10) + 1);
         let small = call(AllReduce, 1);
@@ -244,7 +244,7 @@ mod tests {
         assert_eq!(known, [Batches::None, Batches::None, Batches::Small, Batches::All]);
     }
 
-    /// More of one kind than one kernel may take has no kernel over lines, and what is large goes alone.
+    /// More of one kind than one kernel may take has no kernel over LL128, and what is large goes alone.
     #[test]
     fn not_too_large() {
         use Function::{AllGather, AllReduce, ReduceScatter};
@@ -261,7 +261,7 @@ mod tests {
             assert_eq!(in_all(function, most, 0), [Step::Batch((0..most).collect())], "{function:?}");
             let (mut more, small) = ((0..most).map(Step::Alone).collect::<Vec<_>>(), vec![most, most + 1]);
             more.push(Step::Batch(small));
-            assert_eq!(in_all(function, most, 2), more, "{function:?}: what is small goes by pairs");
+            assert_eq!(in_all(function, most, 2), more, "{function:?}: what is small goes by LL");
         }
         let full = [Step::Batch((0..64).collect()), Step::Batch((64..128).collect())];
         assert_eq!(in_all(AllGather, 128, 0), full);
@@ -280,7 +280,7 @@ mod tests {
         assert_eq!(alone(&[call(AllReduce, MIB); 3]), [0, 1, 2].map(Step::Alone));
     }
 
-    /// Where even single ones have no measured limit, what is small goes by pairs, and so much as one kernel takes.
+    /// Where even single ones have no measured limit, what is small goes by LL, and so much as one kernel takes.
     #[test]
     fn unmeasured() {
         let unmeasured = Terms { native: Limits([tuning::UNMEASURED_BYTES_MAX + 1; COLLECTIVES]), ..TERMS };
@@ -358,7 +358,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
-        /// Every call is in one step, and kernels take every batch: `small` ones over pairs, as the ranks have agreed.
+        /// Every call is in one step, and kernels take every batch: `small` ones over LL, as the ranks have agreed.
         #[test]
         fn kernels_take_it(
             calls in prop::collection::vec(any_call(), 1..100),
@@ -374,8 +374,8 @@ mod tests {
                     Step::Alone(place) => places.push(*place),
                     Step::Batch(run) => {
                         let kernel = kernel_of(run, &calls, ranks, blocks);
-                        let by_pairs = kernel.is_none_or(|name| name.starts_with("ncclWindlass_LLBatch_"));
-                        prop_assert!(batches == Batches::All || by_pairs, "{kernel:?} runs {run:?}");
+                        let by_ll = kernel.is_none_or(|name| name.starts_with("ncclWindlass_LLBatch_"));
+                        prop_assert!(batches == Batches::All || by_ll, "{kernel:?} runs {run:?}");
                         places.extend(run);
                     }
                     other => prop_assert!(false, "{other:?}"),

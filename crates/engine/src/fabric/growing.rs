@@ -60,7 +60,7 @@ impl Question {
         let mut reader = Reader::new(words);
         let (comm, from, to) = (reader.token()?, reader.u32()?, reader.u32()?);
         let wire = match reader.u8()? {
-            0 => Wire::Lines,
+            0 => Wire::Ll128,
             1 => Wire::Bulk,
             _ => return None,
         };
@@ -71,7 +71,7 @@ impl Question {
 
 fn index(wire: Wire) -> usize {
     match wire {
-        Wire::Lines => 0,
+        Wire::Ll128 => 0,
         Wire::Bulk => 1,
     }
 }
@@ -107,7 +107,7 @@ impl Fabric {
         let (stalled, early) = (p2p.wants_growth(), p2p.asks_early());
         let mut questions = Vec::new();
         for (wire, stalled, early) in
-            [(Wire::Lines, stalled.lines, early.lines), (Wire::Bulk, stalled.bulk, early.bulk)]
+            [(Wire::Ll128, stalled.ll128, early.ll128), (Wire::Bulk, stalled.bulk, early.bulk)]
         {
             let asked = &self.growing.asked[index(wire)];
             self.growing.ask_again(wire);
@@ -230,7 +230,7 @@ mod tests {
         growing.asked[1].store(0b110, Ordering::Relaxed);
         let (now, wire) = (Instant::now(), index(Wire::Bulk));
         growing.denied.lock().unwrap().extend([((wire, 1), now - AGAIN_AFTER), ((wire, 2), now)]);
-        growing.ask_again(Wire::Lines);
+        growing.ask_again(Wire::Ll128);
         assert_eq!(growing.asked[1].load(Ordering::Relaxed), 0b110);
         growing.ask_again(Wire::Bulk);
         assert_eq!(growing.asked[1].load(Ordering::Relaxed), 0b100);
@@ -240,7 +240,7 @@ mod tests {
     /// Questions read back; anything else is none.
     #[test]
     fn questions() {
-        for wire in [Wire::Lines, Wire::Bulk] {
+        for wire in [Wire::Ll128, Wire::Bulk] {
             let question = Question { comm: Token([7; 16]), from: 3, to: 1, wire };
             let mut bytes = question.encode();
             assert_eq!(Question::decode(&bytes), Some(question));

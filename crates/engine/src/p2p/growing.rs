@@ -16,7 +16,7 @@ use crate::p2p::{Operation, P2p};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Wants {
-    pub lines: u64,
+    pub ll128: u64,
     pub bulk: u64,
 }
 
@@ -33,7 +33,7 @@ impl P2p {
     pub fn wants_growth(&self) -> Wants {
         let Some(words) = self.words() else { return Wants::default() };
         Wants {
-            lines: words.wishes(Wire::Lines) & !self.grown_sends(Wire::Lines),
+            ll128: words.wishes(Wire::Ll128) & !self.grown_sends(Wire::Ll128),
             bulk: words.wishes(Wire::Bulk) & !self.grown_sends(Wire::Bulk),
         }
     }
@@ -42,7 +42,7 @@ impl P2p {
     /// the group is issued.
     pub fn asks_early(&self) -> Wants {
         let bulk = self.sent_chunks.load(Ordering::Relaxed) & !self.grown_sends(Wire::Bulk);
-        Wants { lines: 0, bulk }
+        Wants { ll128: 0, bulk }
     }
 
     /// Slots of each lane that a ring of this communicator grows to: enough for what NCCL takes before the receiver comes.

@@ -6,7 +6,7 @@
 
 use windlass_kernels::arrange::Peer;
 use windlass_kernels::launch::{
-    BULK_WORD_STRIDE, Channel, Geometry, LINE_FROM_STRIDE, LINE_WORD_STRIDE, Operation, PROGRESS_STRIDE,
+    BULK_WORD_STRIDE, Channel, Geometry, LL128_FROM_STRIDE, LL128_WORD_STRIDE, Operation, PROGRESS_STRIDE,
     Report,
 };
 
@@ -35,17 +35,17 @@ pub struct Layout {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Block {
     /// The other sends into these.
-    line_ring: u64,
+    ll128_ring: u64,
     bulk_ring: u64,
     posted: u64,
-    line_from: u64,
+    ll128_from: u64,
     /// The other gives credit here.
-    line_credit: u64,
+    ll128_credit: u64,
     bulk_credit: u64,
     /// Own counts.
-    sent_lines: u64,
+    sent_ll128: u64,
     sent_bulk: u64,
-    received_lines: u64,
+    received_ll128: u64,
     received_bulk: u64,
     bytes: u64,
 }
@@ -70,10 +70,10 @@ impl Layout {
         let mine = own + self.block_of(rank, peer);
         let theirs = theirs + self.block_of(peer, rank);
         let send = Channel {
-            line_ring: theirs + block.line_ring,
-            line_credit: mine + block.line_credit,
-            line_progress: mine + block.sent_lines,
-            line_from: theirs + block.line_from,
+            ll128_ring: theirs + block.ll128_ring,
+            ll128_credit: mine + block.ll128_credit,
+            ll128_progress: mine + block.sent_ll128,
+            ll128_from: theirs + block.ll128_from,
             bulk_ring: theirs + block.bulk_ring,
             bulk_posted: theirs + block.posted,
             bulk_credit: mine + block.bulk_credit,
@@ -82,10 +82,10 @@ impl Layout {
             ..Channel::default()
         };
         let receive = Channel {
-            line_ring: mine + block.line_ring,
-            line_credit: theirs + block.line_credit,
-            line_progress: mine + block.received_lines,
-            line_from: mine + block.line_from,
+            ll128_ring: mine + block.ll128_ring,
+            ll128_credit: theirs + block.ll128_credit,
+            ll128_progress: mine + block.received_ll128,
+            ll128_from: mine + block.ll128_from,
             bulk_ring: mine + block.bulk_ring,
             bulk_posted: mine + block.posted,
             bulk_credit: theirs + block.bulk_credit,
@@ -105,18 +105,18 @@ impl Layout {
 impl Block {
     fn of(geometry: &Geometry) -> Block {
         let mut end = 0;
-        let line_words = |stride: u32| u64::from(geometry.line_lanes) * u64::from(stride);
+        let ll128_words = |stride: u32| u64::from(geometry.ll128_lanes) * u64::from(stride);
         let bulk_words = |stride: u32| u64::from(geometry.bulk_lanes) * u64::from(stride);
         Block {
-            line_ring: take(&mut end, geometry.line_ring_bytes()),
+            ll128_ring: take(&mut end, geometry.ll128_ring_bytes()),
             bulk_ring: take(&mut end, geometry.bulk_ring_bytes()),
             posted: take(&mut end, bulk_words(BULK_WORD_STRIDE)),
-            line_from: take(&mut end, line_words(LINE_FROM_STRIDE)),
-            line_credit: take(&mut end, line_words(LINE_WORD_STRIDE)),
+            ll128_from: take(&mut end, ll128_words(LL128_FROM_STRIDE)),
+            ll128_credit: take(&mut end, ll128_words(LL128_WORD_STRIDE)),
             bulk_credit: take(&mut end, bulk_words(BULK_WORD_STRIDE)),
-            sent_lines: take(&mut end, line_words(PROGRESS_STRIDE)),
+            sent_ll128: take(&mut end, ll128_words(PROGRESS_STRIDE)),
             sent_bulk: take(&mut end, bulk_words(PROGRESS_STRIDE)),
-            received_lines: take(&mut end, line_words(PROGRESS_STRIDE)),
+            received_ll128: take(&mut end, ll128_words(PROGRESS_STRIDE)),
             received_bulk: take(&mut end, bulk_words(PROGRESS_STRIDE)),
             bytes: end,
         }
@@ -137,8 +137,8 @@ mod tests {
     const SMALL: Geometry = Geometry {
         first_tag: 1,
         bulk_from_bytes: 40_000,
-        line_lanes: 3,
-        line_slots: 4,
+        ll128_lanes: 3,
+        ll128_slots: 4,
         bulk_lanes: 2,
         bulk_slots: 4,
         bulk_chunk_bytes: 4096,
@@ -169,10 +169,10 @@ mod tests {
                 }
                 let (send, receive) = (pair(&layout, from, to).send, pair(&layout, to, from).receive);
                 let shared = |c: &Channel| {
-                    (c.line_ring, c.line_credit, c.line_from, c.bulk_ring, c.bulk_posted, c.bulk_credit)
+                    (c.ll128_ring, c.ll128_credit, c.ll128_from, c.bulk_ring, c.bulk_posted, c.bulk_credit)
                 };
                 assert_eq!(shared(&send), shared(&receive));
-                assert_ne!(send.line_progress, receive.line_progress);
+                assert_ne!(send.ll128_progress, receive.ll128_progress);
                 assert_eq!((send.peer, receive.peer), (to, from));
             }
         }
@@ -185,7 +185,7 @@ mod tests {
         {
             let layout = Layout::of(ranks, &geometry);
             let mut parts = Vec::new();
-            let line_words = |stride: u32| u64::from(geometry.line_lanes * stride);
+            let ll128_words = |stride: u32| u64::from(geometry.ll128_lanes * stride);
             let bulk_words = |stride: u32| u64::from(geometry.bulk_lanes * stride);
             for rank in 0..ranks {
                 parts.push((slice(&layout, rank) + layout.report, size_of::<Report>() as u64, rank));
@@ -193,15 +193,15 @@ mod tests {
                 for peer in (0..ranks).filter(|peer| *peer != rank) {
                     let Peer { send, receive } = pair(&layout, rank, peer);
                     parts.extend([
-                        (receive.line_ring, geometry.line_ring_bytes(), rank),
+                        (receive.ll128_ring, geometry.ll128_ring_bytes(), rank),
                         (receive.bulk_ring, geometry.bulk_ring_bytes(), rank),
                         (receive.bulk_posted, bulk_words(BULK_WORD_STRIDE), rank),
-                        (receive.line_from, line_words(LINE_FROM_STRIDE), rank),
-                        (send.line_credit, line_words(LINE_WORD_STRIDE), rank),
+                        (receive.ll128_from, ll128_words(LL128_FROM_STRIDE), rank),
+                        (send.ll128_credit, ll128_words(LL128_WORD_STRIDE), rank),
                         (send.bulk_credit, bulk_words(BULK_WORD_STRIDE), rank),
-                        (send.line_progress, line_words(PROGRESS_STRIDE), rank),
+                        (send.ll128_progress, ll128_words(PROGRESS_STRIDE), rank),
                         (send.bulk_progress, bulk_words(PROGRESS_STRIDE), rank),
-                        (receive.line_progress, line_words(PROGRESS_STRIDE), rank),
+                        (receive.ll128_progress, ll128_words(PROGRESS_STRIDE), rank),
                         (receive.bulk_progress, bulk_words(PROGRESS_STRIDE), rank),
                     ]);
                 }

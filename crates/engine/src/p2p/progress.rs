@@ -1,6 +1,6 @@
 //! How far every directed pair of a rank came.
 
-use windlass_kernels::launch::{BULK_WORD_STRIDE, LINE_WORD_STRIDE};
+use windlass_kernels::launch::{BULK_WORD_STRIDE, LL128_WORD_STRIDE};
 
 use crate::gpu::{Address, Failure};
 use crate::p2p::{Direction, P2p, Refusal, Wire};
@@ -16,8 +16,8 @@ pub struct Progress {
     pub units: u64,
     /// Chunks, likewise.
     pub chunks: u64,
-    /// This side's kernels may use a larger ring of lines.
-    pub lines_grown: bool,
+    /// This side's kernels may use a larger ring of LL128.
+    pub ll128_grown: bool,
     /// A larger ring of chunks, likewise.
     pub bulk_grown: bool,
 }
@@ -36,11 +36,11 @@ impl P2p {
                     [(Direction::Send, &channels.send), (Direction::Receive, &channels.receive)]
                 {
                     let geometry = &self.geometry;
-                    let units = self.sum(channel.line_credit, geometry.line_lanes, LINE_WORD_STRIDE)?;
+                    let units = self.sum(channel.ll128_credit, geometry.ll128_lanes, LL128_WORD_STRIDE)?;
                     let chunks = self.sum(channel.bulk_credit, geometry.bulk_lanes, BULK_WORD_STRIDE)?;
-                    let [lines_grown, bulk_grown] =
-                        [Wire::Lines, Wire::Bulk].map(|wire| self.has_grown(direction, peer, wire));
-                    all.push(Progress { peer, direction, units, chunks, lines_grown, bulk_grown });
+                    let [ll128_grown, bulk_grown] =
+                        [Wire::Ll128, Wire::Bulk].map(|wire| self.has_grown(direction, peer, wire));
+                    all.push(Progress { peer, direction, units, chunks, ll128_grown, bulk_grown });
                 }
             }
             Ok(all)

@@ -4,12 +4,12 @@ use std::fmt;
 
 use windlass_kernels::arrange::Direction;
 use windlass_kernels::collective::{
-    WAITED_LINES_CREDIT, WAITED_LINES_DATA, WAITED_PAIRS_DATA, WAITED_RESULT_CREDIT, WAITED_RESULT_DATA,
+    WAITED_LL_DATA, WAITED_LL128_CREDIT, WAITED_LL128_DATA, WAITED_RESULT_CREDIT, WAITED_RESULT_DATA,
 };
 use windlass_kernels::growth::Wire;
 use windlass_kernels::launch::{
-    REPORT_ENTRIES, Report, ReportEntry, WAITED_BULK_CREDIT, WAITED_BULK_DATA, WAITED_LINE_CREDIT,
-    WAITED_LINE_DATA,
+    REPORT_ENTRIES, Report, ReportEntry, WAITED_BULK_CREDIT, WAITED_BULK_DATA, WAITED_P2P_LL128_CREDIT,
+    WAITED_P2P_LL128_DATA,
 };
 
 /// All that a rank waited for.
@@ -48,9 +48,9 @@ pub enum Carries {
     /// Messages of groups.
     Messages(Wire),
     /// A small collective.
-    Pairs,
+    Ll,
     /// A larger one; of an all-reduce the parts to be reduced.
-    Lines,
+    Ll128,
     /// What an all-reduce has made of them.
     Results,
 }
@@ -74,13 +74,13 @@ impl Stuck {
 impl Wait {
     fn of(entry: &ReportEntry) -> Option<Wait> {
         let (direction, carries) = match entry.waited_for {
-            WAITED_LINE_CREDIT => (Direction::Send, Carries::Messages(Wire::Lines)),
-            WAITED_LINE_DATA => (Direction::Receive, Carries::Messages(Wire::Lines)),
+            WAITED_P2P_LL128_CREDIT => (Direction::Send, Carries::Messages(Wire::Ll128)),
+            WAITED_P2P_LL128_DATA => (Direction::Receive, Carries::Messages(Wire::Ll128)),
             WAITED_BULK_CREDIT => (Direction::Send, Carries::Messages(Wire::Bulk)),
             WAITED_BULK_DATA => (Direction::Receive, Carries::Messages(Wire::Bulk)),
-            WAITED_PAIRS_DATA => (Direction::Receive, Carries::Pairs),
-            WAITED_LINES_CREDIT => (Direction::Send, Carries::Lines),
-            WAITED_LINES_DATA => (Direction::Receive, Carries::Lines),
+            WAITED_LL_DATA => (Direction::Receive, Carries::Ll),
+            WAITED_LL128_CREDIT => (Direction::Send, Carries::Ll128),
+            WAITED_LL128_DATA => (Direction::Receive, Carries::Ll128),
             WAITED_RESULT_CREDIT => (Direction::Send, Carries::Results),
             WAITED_RESULT_DATA => (Direction::Receive, Carries::Results),
             _ => return None,
@@ -104,10 +104,10 @@ impl fmt::Display for Wait {
             Direction::Receive => ("receiving", "from"),
         };
         let (piece, lane) = match self.carries {
-            Carries::Messages(Wire::Lines) => ("unit", "line"),
+            Carries::Messages(Wire::Ll128) => ("unit", "LL128"),
             Carries::Messages(Wire::Bulk) => ("chunk", "bulk"),
-            Carries::Pairs => ("unit", "pair"),
-            Carries::Lines => ("unit", "line"),
+            Carries::Ll => ("unit", "LL"),
+            Carries::Ll128 => ("unit", "LL128"),
             Carries::Results => ("unit", "result"),
         };
         match self.carries {
@@ -144,7 +144,7 @@ mod tests {
         assert_eq!((stuck.waits.len(), stuck.dropped), (2, 1));
         assert_eq!(
             stuck.waits[0].to_string(),
-            "receiving message 1 of the group from rank 2: unit 77 of line lane 5, the peer was at 76"
+            "receiving message 1 of the group from rank 2: unit 77 of LL128 lane 5, the peer was at 76"
         );
         report.entries[1] =
             ReportEntry { peer: 1, waited_for: WAITED_RESULT_CREDIT, sequence: 9, ..report.entries[1] };

@@ -15,8 +15,8 @@ use crate::support::*;
 const MESSAGES: Geometry = Geometry {
     first_tag: 1,
     bulk_from_bytes: 40_000,
-    line_lanes: 4,
-    line_slots: 4,
+    ll128_lanes: 4,
+    ll128_slots: 4,
     bulk_lanes: 2,
     bulk_slots: 4,
     bulk_chunk_bytes: 4096,

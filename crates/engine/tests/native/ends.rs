@@ -13,7 +13,7 @@ use crate::support::*;
 fn abort_in_the_middle() {
     let devices = devices(2);
     for (kind, count, carries) in
-        [(Kind::AllReduce, 10, Carries::Pairs), (Kind::AllGather, 40_000, Carries::Lines)]
+        [(Kind::AllReduce, 10, Carries::Ll), (Kind::AllGather, 40_000, Carries::Ll128)]
     {
         let ranks = communicator(&devices);
         let stream = devices[0].stream();

@@ -12,12 +12,12 @@ use windlass_kernels::launch::Geometry;
 use crate::support::*;
 use crate::traffic::*;
 
-/// Small: rings of 31 KB of lines and 32 KiB of chunks, so that ordinary messages go round them.
+/// Small: rings of 31 KB of LL128 and 32 KiB of chunks, so that ordinary messages go round them.
 pub const GEOMETRY: Geometry = Geometry {
     first_tag: 1,
     bulk_from_bytes: 40_000,
-    line_lanes: 4,
-    line_slots: 4,
+    ll128_lanes: 4,
+    ll128_slots: 4,
     bulk_lanes: 2,
     bulk_slots: 4,
     bulk_chunk_bytes: 4096,

@@ -46,7 +46,7 @@ fn abort_in_the_middle() {
     let wait = stuck.waits[0];
     assert_eq!(
         (wait.peer, wait.direction, wait.carries),
-        (2, Direction::Receive, Carries::Messages(Wire::Lines))
+        (2, Direction::Receive, Carries::Messages(Wire::Ll128))
     );
     // Two units went over each of the two lanes of the first virtual block before.
     assert_eq!((wait.lane, wait.message, wait.sequence), (0, 0, 2), "{stuck}");
@@ -77,8 +77,8 @@ fn progress() {
     ] {
         let all = ranks[rank].p2p.progress().unwrap();
         assert_eq!(all.len(), 4);
-        let (lines_grown, bulk_grown) = (false, false);
-        let expected = Progress { peer, direction, units, chunks, lines_grown, bulk_grown };
+        let (ll128_grown, bulk_grown) = (false, false);
+        let expected = Progress { peer, direction, units, chunks, ll128_grown, bulk_grown };
         assert!(all.contains(&expected), "{expected:?} among {all:?}");
     }
     ranks[0].p2p.sequencer().abort();
@@ -92,7 +92,7 @@ fn progress() {
 #[test]
 fn abort_of_senders() {
     let devices = devices(2);
-    for (bytes, wire) in [(39_999, Wire::Lines), (200_000, Wire::Bulk)] {
+    for (bytes, wire) in [(39_999, Wire::Ll128), (200_000, Wire::Bulk)] {
         let ranks = communicator(&devices);
         let stream = devices[0].stream();
         let side = Side::of(0, &[message(0, 1, bytes), message(0, 1, bytes)]);
@@ -189,7 +189,7 @@ fn inits_that_fail() {
     assert!(matches!(init(Geometry { rank: 2, ..GEOMETRY }, 2, 1 << 20), Err(Refusal::Strange { .. })));
     assert!(matches!(init(GEOMETRY, 2, 100), Err(Refusal::Strange { .. })));
     // More lanes than virtual blocks can keep the state of.
-    let many = Geometry { line_lanes: 60_000, ..Geometry::recommended(1, 0) };
+    let many = Geometry { ll128_lanes: 60_000, ..Geometry::recommended(1, 0) };
     assert!(matches!(init(many, 8, 1 << 20), Err(Refusal::Lanes { .. })));
     assert!([1, 32].iter().all(|blocks| init(Geometry::recommended(*blocks, 0), 8, 1 << 20).is_ok()));
 }

@@ -10,11 +10,11 @@ use crate::support::*;
 use crate::traffic::*;
 
 const SLOTS: u32 = 32;
-const WIRES: [Wire; 2] = [Wire::Lines, Wire::Bulk];
+const WIRES: [Wire; 2] = [Wire::Ll128, Wire::Bulk];
 
 /// Bytes of a message that goes by this wire and is several first rings long (31 KB, 32 KiB), with the others below.
 fn long(wire: Wire) -> u64 {
-    if wire == Wire::Lines { 39_999 } else { 120_000 }
+    if wire == Wire::Ll128 { 39_999 } else { 120_000 }
 }
 
 /// A ring for what comes to `to`, zeroed, that `from` can write. Lent before kernels run: how slices come beside them is the
@@ -41,8 +41,8 @@ fn sides(devices: &[Device], messages: &[Message]) -> [Side; 2] {
 }
 
 fn wants(rank: &Rank, wire: Wire) -> u64 {
-    let Wants { lines, bulk } = rank.p2p.wants_growth();
-    if wire == Wire::Lines { lines } else { bulk }
+    let Wants { ll128, bulk } = rank.p2p.wants_growth();
+    if wire == Wire::Ll128 { ll128 } else { bulk }
 }
 
 /// Both ranks send more than the first ring takes and only then receive: lives, as on NCCL, because rings grow while both
@@ -86,8 +86,8 @@ fn head_to_head() {
         });
         for rank in &ranks {
             for progress in rank.p2p.progress().unwrap() {
-                let grown = (progress.lines_grown, progress.bulk_grown);
-                assert_eq!(grown, (wire == Wire::Lines, wire == Wire::Bulk), "{progress:?}");
+                let grown = (progress.ll128_grown, progress.bulk_grown);
+                assert_eq!(grown, (wire == Wire::Ll128, wire == Wire::Bulk), "{progress:?}");
             }
         }
         exchange(&devices, &ranks, &[message(0, 1, 300_000), message(1, 0, 39_000), message(0, 1, 5)], 3);
@@ -129,7 +129,7 @@ fn eight_deep() {
 fn large_messages_ask_early() {
     let devices = devices(3);
     let ranks = communicator(&devices);
-    let bulk = |peers: u64| Wants { lines: 0, bulk: peers };
+    let bulk = |peers: u64| Wants { ll128: 0, bulk: peers };
     assert_eq!(ranks[0].p2p.asks_early(), bulk(0));
     let messages = [message(0, 1, 40_000), message(0, 2, 39_999), message(2, 0, 40_000)];
     exchange(&devices, &ranks, &messages, 1);
@@ -232,23 +232,23 @@ fn refusals() {
     let p2p = &ranks[0].p2p;
     let no_growth = |result: Result<(), Refusal>| {
         let refusal = result.unwrap_err();
-        assert!(matches!(refusal, Refusal::NoGrowth { peer: 1, wire: Wire::Lines, .. }), "{refusal}");
+        assert!(matches!(refusal, Refusal::NoGrowth { peer: 1, wire: Wire::Ll128, .. }), "{refusal}");
         assert_eq!(refusal.result().name(), Some("ncclInternalError"));
     };
-    for (address, slots) in [(0, 32), (64, 32), (1 << 20, 33), (1 << 20, GEOMETRY.line_slots)] {
-        no_growth(p2p.grow_send(1, Wire::Lines, address, slots));
-        no_growth(p2p.grow_receive(1, Wire::Lines, address, slots));
+    for (address, slots) in [(0, 32), (64, 32), (1 << 20, 33), (1 << 20, GEOMETRY.ll128_slots)] {
+        no_growth(p2p.grow_send(1, Wire::Ll128, address, slots));
+        no_growth(p2p.grow_receive(1, Wire::Ll128, address, slots));
     }
     for peer in [0, 2] {
         let refusal = p2p.grow_send(peer, Wire::Bulk, 1 << 20, 32).unwrap_err();
         assert_eq!(refusal, Refusal::NoRank { peer, ranks: 2 });
     }
-    p2p.grow_receive(1, Wire::Lines, 1 << 20, 32).unwrap();
-    no_growth(p2p.grow_receive(1, Wire::Lines, 1 << 20, 32));
-    assert!(p2p.growth_bytes(Wire::Lines) >= 64 << 20 && p2p.growth_bytes(Wire::Bulk) >= 16 << 20);
+    p2p.grow_receive(1, Wire::Ll128, 1 << 20, 32).unwrap();
+    no_growth(p2p.grow_receive(1, Wire::Ll128, 1 << 20, 32));
+    assert!(p2p.growth_bytes(Wire::Ll128) >= 64 << 20 && p2p.growth_bytes(Wire::Bulk) >= 16 << 20);
     end(ranks);
     let ranks = communicator(&devices);
-    assert!(ranks[0].p2p.progress().unwrap().iter().all(|p| !p.lines_grown && !p.bulk_grown));
+    assert!(ranks[0].p2p.progress().unwrap().iter().all(|p| !p.ll128_grown && !p.bulk_grown));
     exchange(&devices, &ranks, &[message(0, 1, 39_000), message(1, 0, 90_000)], 2);
     end(ranks);
 }

@@ -1,13 +1,13 @@
-//! Several collectives of a group as one kernel: their units in a row, in call order, over pairs if all are small, else over lines.
+//! Several collectives of a group as one kernel: their units in a row, in call order, over LL if all are small, else over LL128.
 
 use super::buffers::share;
 use super::kernel::{Family, Kernel, Reducer, Straight};
 use super::{Collective, Geometry, Kind, Layout, Limits, Refused, Shape, Tuning, blank, ranks_of};
 use crate::collective::{
-    BATCH_CALLS_MAX, BATCH_ENTRIES, BatchCall, BatchLaunch, COLLECTIVE_EVEN, PAIRS_PAYLOAD_BYTES,
+    BATCH_CALLS_MAX, BATCH_ENTRIES, BatchCall, BatchLaunch, COLLECTIVE_EVEN, LL_PAYLOAD_BYTES,
 };
 
-/// Of all buffers of the collectives that one kernel runs over lines, each its larger one. On 2 × H200 NCCL's kernel for a whole group is
+/// Of all buffers of the collectives that one kernel runs over LL128, each its larger one. On 2 × H200 NCCL's kernel for a whole group is
 /// not ahead of ours up to there, graph or eager (`docs/measurements/2026-11-23-groups`); on more ranks this was not measured.
 pub const fn batch_bytes_max(kind: Kind, ranks: u32) -> u64 {
     let mib = match (kind, ranks) {
@@ -19,9 +19,9 @@ pub const fn batch_bytes_max(kind: Kind, ranks: u32) -> u64 {
     mib << 20
 }
 
-/// Units of pairs, of which there are at most [`BATCH_ENTRIES`], if so much goes from each rank to each other.
+/// Units of LL, of which there are at most [`BATCH_ENTRIES`], if so much goes from each rank to each other.
 pub fn units(pair_bytes: u64) -> u64 {
-    pair_bytes.div_ceil(PAIRS_PAYLOAD_BYTES)
+    pair_bytes.div_ceil(LL_PAYLOAD_BYTES)
 }
 
 /// As [`arrange`](super::arrange), for at most [`BATCH_CALLS_MAX`] collectives in which every rank sends every other one as much. Ranks
@@ -69,7 +69,7 @@ pub fn arrange_batch(
     let is_whole = family.has_straight() && bits.is_multiple_of(family.vector_bytes());
     let kernel = Kernel::of(family, reducer, ranks, Straight::of(is_whole));
     let limits = match family {
-        Family::BatchPairs => limits.modest(first.kind, ranks, total_bytes),
+        Family::BatchLl => limits.modest(first.kind, ranks, total_bytes),
         // NCCL's kernel for a group is as wide; with a single collective's 16 blocks 16 MiB of all-gathers took 1.5 times as long.
         _ => *limits,
     };
@@ -94,23 +94,22 @@ fn together(
     tuning: &Tuning,
 ) -> Result<Together, Refused> {
     let reducer = first.reducer(ranks)?;
-    let (mut total_bytes, mut pairs_units) = (0_u64, 0_u64);
-    let (mut may_be_pairs, mut may_be_lines) = (true, true);
+    let (mut total_bytes, mut ll_units) = (0_u64, 0_u64);
+    let (mut may_be_ll, mut may_be_ll128) = (true, true);
     for collective in collectives {
         let is_alike = collective.reducer(ranks)? == reducer
             && (reducer == Reducer::Copy || collective.reduction == first.reduction);
         let bytes = collective.total_bytes(ranks)?;
-        may_be_pairs &= is_alike
-            && collective.kind.is_even()
-            && bytes <= tuning.crossover(collective.kind).pairs_bytes_max;
-        may_be_lines &= is_alike && collective.kind == first.kind;
+        may_be_ll &=
+            is_alike && collective.kind.is_even() && bytes <= tuning.crossover(collective.kind).ll_bytes_max;
+        may_be_ll128 &= is_alike && collective.kind == first.kind;
         total_bytes = total_bytes.saturating_add(bytes);
-        pairs_units = pairs_units.saturating_add(units(collective.pair_bytes()));
+        ll_units = ll_units.saturating_add(units(collective.pair_bytes()));
     }
-    let family = if may_be_pairs && pairs_units <= BATCH_ENTRIES as u64 {
-        Some(Family::BatchPairs)
-    } else if may_be_lines && total_bytes <= batch_bytes_max(first.kind, ranks) {
-        over_lines(first.kind, ranks)
+    let family = if may_be_ll && ll_units <= BATCH_ENTRIES as u64 {
+        Some(Family::BatchLl)
+    } else if may_be_ll128 && total_bytes <= batch_bytes_max(first.kind, ranks) {
+        over_ll128(first.kind, ranks)
     } else {
         None
     };
@@ -120,11 +119,11 @@ fn together(
     Ok(Together { reducer, total_bytes, family })
 }
 
-fn over_lines(kind: Kind, ranks: u32) -> Option<Family> {
+fn over_ll128(kind: Kind, ranks: u32) -> Option<Family> {
     match kind {
         Kind::AllReduce => Some(Family::BatchAllReduce),
-        Kind::AllGather | Kind::ReduceScatter if ranks > 4 => Some(Family::BatchLines2),
-        Kind::AllGather | Kind::ReduceScatter => Some(Family::BatchLines4),
+        Kind::AllGather | Kind::ReduceScatter if ranks > 4 => Some(Family::BatchLl128x2),
+        Kind::AllGather | Kind::ReduceScatter => Some(Family::BatchLl128x4),
         Kind::Broadcast { .. } | Kind::Reduce { .. } => None,
     }
 }

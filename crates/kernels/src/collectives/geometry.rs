@@ -3,8 +3,7 @@
 use super::Refused;
 use super::kernel::Family;
 use crate::collective::{
-    LANE_BYTES, LINES_SLOT_BYTES, PAIRS_COUNT_BYTES, PAIRS_PAYLOAD_BYTES, PAIRS_SLOT_BYTES, PAIRS_SLOTS,
-    RANKS_MAX, Wire,
+    LANE_BYTES, LL_COUNT_BYTES, LL_PAYLOAD_BYTES, LL_SLOT_BYTES, LL_SLOTS, LL128_SLOT_BYTES, RANKS_MAX, Wire,
 };
 
 /// What the ranks agreed on at init; all but `rank` is equal on all of them.
@@ -18,7 +17,7 @@ pub struct Geometry {
     pub ranks: u32,
     /// Lanes of every wire: a power of two.
     pub lanes: u32,
-    /// Units that a lane's ring of lines holds: a power of two, at least 2.
+    /// Units that a lane's ring of LL128 holds: a power of two, at least 2.
     pub slots: u32,
 }
 
@@ -39,9 +38,9 @@ impl Geometry {
         Geometry { first_tag, rank, ranks, lanes, slots }
     }
 
-    /// Most bytes of a directed pair that pairs can carry: a unit a lane.
-    pub(super) fn pairs_bytes_max(&self) -> u64 {
-        u64::from(self.lanes) * PAIRS_PAYLOAD_BYTES
+    /// Most bytes of a directed pair that LL can carry: a unit a lane.
+    pub(super) fn ll_bytes_max(&self) -> u64 {
+        u64::from(self.lanes) * LL_PAYLOAD_BYTES
     }
 
     pub(super) fn check(&self) -> Result<(), Refused> {
@@ -63,10 +62,10 @@ impl Geometry {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// Units of 256 bytes, for small collectives in which every rank sends every other one as much.
-    pub pairs: Wire,
+    pub ll: Wire,
     /// Units of 960 or 1920 bytes.
-    pub lines: Wire,
-    /// As `lines`, for the second phase of an all-reduce.
+    pub ll128: Wire,
+    /// As `ll128`, for the second phase of an all-reduce.
     pub results: Wire,
     /// Of the whole part. Zeroed before any peer may write.
     pub bytes: u64,
@@ -76,9 +75,9 @@ impl Layout {
     /// Those that a kernel uses.
     pub(super) fn wires(&self, family: Family) -> [Wire; 2] {
         match family {
-            Family::Pairs | Family::BatchPairs => [self.pairs, Wire::default()],
-            _ if family.has_shares() => [self.lines, self.results],
-            _ => [self.lines, Wire::default()],
+            Family::Ll | Family::BatchLl => [self.ll, Wire::default()],
+            _ if family.has_shares() => [self.ll128, self.results],
+            _ => [self.ll128, Wire::default()],
         }
     }
 
@@ -92,15 +91,15 @@ impl Layout {
             bytes += part.next_multiple_of(128);
             at
         };
-        let pairs = Wire {
-            rings: take(sources * lanes * PAIRS_SLOTS * PAIRS_SLOT_BYTES),
-            lanes: take(lanes * PAIRS_COUNT_BYTES),
+        let ll = Wire {
+            rings: take(sources * lanes * LL_SLOTS * LL_SLOT_BYTES),
+            lanes: take(lanes * LL_COUNT_BYTES),
         };
-        let mut of_lines = || Wire {
-            rings: take(sources * lanes * u64::from(geometry.slots) * LINES_SLOT_BYTES),
+        let mut of_ll128 = || Wire {
+            rings: take(sources * lanes * u64::from(geometry.slots) * LL128_SLOT_BYTES),
             lanes: take(lanes * LANE_BYTES),
         };
-        let (lines, results) = (of_lines(), of_lines());
-        Layout { pairs, lines, results, bytes }
+        let (ll128, results) = (of_ll128(), of_ll128());
+        Layout { ll, ll128, results, bytes }
     }
 }

@@ -58,9 +58,9 @@ pub struct Shape {
 const CLUSTER: u32 = 4;
 /// A next kernel that waits spoils the placement of the blocks of larger ones.
 const EARLY_BYTES_MAX: u64 = 2 << 20;
-/// Warps of a block of the kernels of pairs while there are blocks left: 1 to 8 were as quick (within 2 %, 2 × H200), and fewer
+/// Warps of a block of the kernels of LL while there are blocks left: 1 to 8 were as quick (within 2 %, 2 × H200), and fewer
 /// blocks are in the way of fewer of others.
-const PAIRS_WARPS_FIRST: u32 = 8;
+const LL_WARPS_FIRST: u32 = 8;
 /// Blocks of all-gathers and reduce-scatters of up to so many bytes in all. Programs run these beside matrix products, and a block
 /// that waits for its peer's holds a multiprocessor, so that the product's last wave may need another. On 2 × H200, beside products of 0.17
 /// and 1.4 ms, 32 blocks made both together up to 17 % longer than NCCL's did, these not (`docs/measurements/2026-11-22-beside-products`);
@@ -72,9 +72,9 @@ const BESIDE_PRODUCTS_BYTES_MAX_OF_MORE: u64 = 1 << 20;
 impl Shape {
     pub(super) fn of(kernel: Kernel, used_lanes: u32, total_bytes: u64, limits: &Limits) -> Shape {
         let family = kernel.family();
-        // Lines spread over as many multiprocessors as they can: that is what their time depends on.
+        // LL128 blocks spread over as many multiprocessors as they can: that is what their time depends on.
         let role_warps_first =
-            if matches!(family, Family::Pairs | Family::BatchPairs) { PAIRS_WARPS_FIRST } else { 1 };
+            if matches!(family, Family::Ll | Family::BatchLl) { LL_WARPS_FIRST } else { 1 };
         let wanted = used_lanes.div_ceil(role_warps_first).min(limits.blocks_max);
         let (blocks, cluster) = if limits.clusters && wanted > 2 && limits.blocks_max >= CLUSTER {
             (wanted.div_ceil(CLUSTER).min(limits.blocks_max / CLUSTER) * CLUSTER, CLUSTER)

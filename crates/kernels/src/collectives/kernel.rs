@@ -1,29 +1,27 @@
 //! The kernels of `device/collective_list.h`; `tests/kernels/collectives.rs` holds that the lists are the same.
 
-use crate::collective::{
-    LINES_HALF_PAYLOAD_BYTES, LINES_SLOT_BYTES, PAIRS_PAYLOAD_BYTES, POSTED_SHARED_BYTES,
-};
+use crate::collective::{LL_PAYLOAD_BYTES, LL128_HALF_PAYLOAD_BYTES, LL128_SLOT_BYTES, SIMPLE_SHARED_BYTES};
 
 /// How data go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Family {
-    Pairs,
+    Ll,
     /// Units of two groups of lines.
-    Lines2,
+    Ll128x2,
     /// Of four.
-    Lines4,
-    /// Lines in two phases, two groups.
+    Ll128x4,
+    /// LL128 in two phases, two groups.
     AllReduce,
-    /// Posted units, in one phase.
-    Posted,
+    /// Simple, in one phase.
+    Simple,
     /// In two.
-    PostedAllReduce,
-    /// Several collectives, over pairs.
-    BatchPairs,
-    /// Over lines, in units of two groups among more than 4 ranks.
-    BatchLines2,
+    SimpleAllReduce,
+    /// Several collectives, over LL.
+    BatchLl,
+    /// Over LL128, in units of two groups among more than 4 ranks.
+    BatchLl128x2,
     /// Of four among fewer.
-    BatchLines4,
+    BatchLl128x4,
     /// All-reduces in two phases.
     BatchAllReduce,
 }
@@ -32,19 +30,19 @@ impl Family {
     /// Payload of a unit.
     pub(super) fn unit_bytes(self) -> u64 {
         match self {
-            Family::Pairs | Family::BatchPairs => PAIRS_PAYLOAD_BYTES,
-            Family::Lines2 | Family::AllReduce | Family::BatchLines2 | Family::BatchAllReduce => {
-                LINES_HALF_PAYLOAD_BYTES
+            Family::Ll | Family::BatchLl => LL_PAYLOAD_BYTES,
+            Family::Ll128x2 | Family::AllReduce | Family::BatchLl128x2 | Family::BatchAllReduce => {
+                LL128_HALF_PAYLOAD_BYTES
             }
-            Family::Lines4 | Family::BatchLines4 => 2 * LINES_HALF_PAYLOAD_BYTES,
-            Family::Posted | Family::PostedAllReduce => LINES_SLOT_BYTES,
+            Family::Ll128x4 | Family::BatchLl128x4 => 2 * LL128_HALF_PAYLOAD_BYTES,
+            Family::Simple | Family::SimpleAllReduce => LL128_SLOT_BYTES,
         }
     }
 
     /// What a thread moves at once, and where it must lie and end for that.
     pub(super) fn vector_bytes(self) -> u64 {
         match self {
-            Family::Pairs | Family::BatchPairs => 8,
+            Family::Ll | Family::BatchLl => 8,
             _ => 16,
         }
     }
@@ -52,39 +50,43 @@ impl Family {
     /// Roles among which the warps of a block are divided evenly.
     pub(super) fn roles(self) -> u32 {
         match self {
-            Family::Pairs | Family::BatchPairs => 1,
-            Family::Lines2 | Family::Lines4 | Family::Posted | Family::BatchLines2 | Family::BatchLines4 => 2,
-            Family::AllReduce | Family::PostedAllReduce | Family::BatchAllReduce => 3,
+            Family::Ll | Family::BatchLl => 1,
+            Family::Ll128x2
+            | Family::Ll128x4
+            | Family::Simple
+            | Family::BatchLl128x2
+            | Family::BatchLl128x4 => 2,
+            Family::AllReduce | Family::SimpleAllReduce | Family::BatchAllReduce => 3,
         }
     }
 
     /// All warps of a block: those of the roles, and the one that posts.
     pub(super) fn warps(self, role_warps: u32) -> u32 {
-        self.roles() * role_warps + u32::from(self.is_posted())
+        self.roles() * role_warps + u32::from(self.is_simple())
     }
 
     /// Bytes of shared memory of a block.
     pub(super) fn shared_bytes(self) -> u32 {
-        if self.is_posted() { POSTED_SHARED_BYTES } else { 0 }
+        if self.is_simple() { SIMPLE_SHARED_BYTES } else { 0 }
     }
 
-    fn is_posted(self) -> bool {
-        matches!(self, Family::Posted | Family::PostedAllReduce)
+    fn is_simple(self) -> bool {
+        matches!(self, Family::Simple | Family::SimpleAllReduce)
     }
 
     /// In two phases, of shares.
     pub(super) fn has_shares(self) -> bool {
-        matches!(self, Family::AllReduce | Family::PostedAllReduce | Family::BatchAllReduce)
+        matches!(self, Family::AllReduce | Family::SimpleAllReduce | Family::BatchAllReduce)
     }
 
     /// Several collectives.
     pub(super) fn is_batch(self) -> bool {
-        self == Family::BatchPairs || !self.has_straight()
+        self == Family::BatchLl || !self.has_straight()
     }
 
     /// Whether there are kernels for what is whole alone.
     pub(super) fn has_straight(self) -> bool {
-        !matches!(self, Family::BatchLines2 | Family::BatchLines4 | Family::BatchAllReduce)
+        !matches!(self, Family::BatchLl128x2 | Family::BatchLl128x4 | Family::BatchAllReduce)
     }
 }
 
@@ -98,7 +100,7 @@ pub(super) enum Reducer {
     Any,
 }
 
-/// Whether there are kernels of posted units: for sums of floats among few ranks, which alone are large enough.
+/// Whether there are kernels of Simple units: for sums of floats among few ranks, which alone are large enough.
 pub(super) fn can_post(reducer: Reducer, ranks: u32) -> bool {
     ranks <= 4 && matches!(reducer, Reducer::SumF32 | Reducer::SumF16 | Reducer::SumBf16)
 }
@@ -134,15 +136,15 @@ const RANKS: [u32; 3] = [2, 4, 8];
 const REDUCERS: [Reducer; 5] =
     [Reducer::Copy, Reducer::SumF32, Reducer::SumF16, Reducer::SumBf16, Reducer::Any];
 const FAMILIES: [Family; 10] = [
-    Family::Pairs,
-    Family::Lines2,
-    Family::Lines4,
+    Family::Ll,
+    Family::Ll128x2,
+    Family::Ll128x4,
     Family::AllReduce,
-    Family::Posted,
-    Family::PostedAllReduce,
-    Family::BatchPairs,
-    Family::BatchLines2,
-    Family::BatchLines4,
+    Family::Simple,
+    Family::SimpleAllReduce,
+    Family::BatchLl,
+    Family::BatchLl128x2,
+    Family::BatchLl128x4,
     Family::BatchAllReduce,
 ];
 
@@ -202,10 +204,10 @@ impl Kernel {
     fn exists(self) -> bool {
         let is_of_family = match self.family {
             Family::AllReduce | Family::BatchAllReduce => self.reducer != Reducer::Copy,
-            Family::Lines4 | Family::BatchLines4 => self.ranks < 8,
-            Family::BatchLines2 => self.ranks == 8,
-            Family::Posted | Family::PostedAllReduce => can_post(self.reducer, self.ranks),
-            Family::Pairs | Family::Lines2 | Family::BatchPairs => true,
+            Family::Ll128x4 | Family::BatchLl128x4 => self.ranks < 8,
+            Family::BatchLl128x2 => self.ranks == 8,
+            Family::Simple | Family::SimpleAllReduce => can_post(self.reducer, self.ranks),
+            Family::Ll | Family::Ll128x2 | Family::BatchLl => true,
         };
         let is_straight = self.straight == Straight::Whole;
         RANKS.contains(&self.ranks) && is_of_family && (!is_straight || self.family.has_straight())
@@ -227,8 +229,8 @@ impl Kernel {
     pub fn threads_max(&self) -> u32 {
         match (self.family, self.ranks) {
             (Family::AllReduce | Family::BatchAllReduce, 2 | 4) => 768,
-            (Family::Posted, _) => 544,
-            (Family::PostedAllReduce, _) => 416,
+            (Family::Simple, _) => 544,
+            (Family::SimpleAllReduce, _) => 416,
             _ => 512,
         }
     }

@@ -8,8 +8,8 @@ use super::kernel::Family;
 use super::reduction::{AVERAGE, BFLOAT16, ELEMENT_BYTES, FLOAT16, FLOAT32, FLOAT64, SUM};
 use super::*;
 use crate::collective::{
-    COLLECTIVE_EVEN, COLLECTIVE_SAME, LANE_BYTES, LINES_SLOT_BYTES, PAIRS_COUNT_BYTES, PAIRS_SLOT_BYTES,
-    PAIRS_SLOTS, RANKS_MAX, WAITED_RESULT_DATA,
+    COLLECTIVE_EVEN, COLLECTIVE_SAME, LANE_BYTES, LL_COUNT_BYTES, LL_SLOT_BYTES, LL_SLOTS, LL128_SLOT_BYTES,
+    RANKS_MAX, WAITED_RESULT_DATA,
 };
 
 const INT8_SUM: Reduction = Reduction { datatype: 0, operation: SUM };
@@ -24,11 +24,11 @@ fn kinds(ranks: u32) -> Vec<Kind> {
     [Kind::AllReduce, Kind::AllGather, Kind::ReduceScatter].into_iter().chain(rooted).collect()
 }
 
-/// Every kind by pairs, by units of two groups, of four, posted.
+/// Every kind by LL, by LL128 units of two groups, of four, by Simple.
 fn tunings() -> [Tuning; 4] {
     let of = [(u64::MAX, 0, u64::MAX), (0, u64::MAX, u64::MAX), (0, 0, u64::MAX), (0, 0, 0)];
-    of.map(|(pairs_bytes_max, two_groups_bytes_max, posted_bytes_min)| {
-        let every = Crossover { pairs_bytes_max, two_groups_bytes_max, posted_bytes_min };
+    of.map(|(ll_bytes_max, two_groups_bytes_max, simple_bytes_min)| {
+        let every = Crossover { ll_bytes_max, two_groups_bytes_max, simple_bytes_min };
         Tuning {
             all_reduce: every,
             broadcast: every,
@@ -147,12 +147,12 @@ fn wires_do_not_overlap() {
         let layout = Layout::of(&geometry);
         let lanes = u64::from(geometry.lanes);
         let mut parts = vec![
-            (layout.pairs.rings, u64::from(ranks) * lanes * PAIRS_SLOTS * PAIRS_SLOT_BYTES),
-            (layout.pairs.lanes, lanes * PAIRS_COUNT_BYTES),
+            (layout.ll.rings, u64::from(ranks) * lanes * LL_SLOTS * LL_SLOT_BYTES),
+            (layout.ll.lanes, lanes * LL_COUNT_BYTES),
         ];
-        for wire in [layout.lines, layout.results] {
+        for wire in [layout.ll128, layout.results] {
             let slots = u64::from(ranks) * lanes * u64::from(geometry.slots);
-            parts.extend([(wire.rings, slots * LINES_SLOT_BYTES), (wire.lanes, lanes * LANE_BYTES)]);
+            parts.extend([(wire.rings, slots * LL128_SLOT_BYTES), (wire.lanes, lanes * LANE_BYTES)]);
         }
         parts.sort();
         assert!(parts.windows(2).all(|two| two[0].0 + two[0].1 <= two[1].0), "{parts:?}");
@@ -283,7 +283,7 @@ fn one_buffer_for_all_is_told() {
     for (kind, tuning) in kinds(4).into_iter().flat_map(|kind| tunings().map(|tuning| (kind, tuning))) {
         let Arranged { shape, launch } = arranged(&collective(kind, 1 << 20), &geometry, &tuning, &limits);
         let same = match kind {
-            Kind::AllReduce => shape.kernel.family() == Family::Pairs,
+            Kind::AllReduce => shape.kernel.family() == Family::Ll,
             Kind::AllGather => true,
             Kind::Broadcast { root } => root == 1,
             _ => false,
@@ -293,7 +293,7 @@ fn one_buffer_for_all_is_told() {
 }
 
 /// Straight kernels are for what is even, and lies and ends at whole vectors everywhere; what has more than a unit a lane does not
-/// go by pairs.
+/// go by LL.
 #[test]
 fn straight_kernels_take_what_is_whole() {
     let geometry = Geometry::recommended(32, 4, 1, 1);
@@ -301,30 +301,30 @@ fn straight_kernels_take_what_is_whole() {
     let told = |call: &Collective, tuning| {
         let Arranged { shape, launch } = arranged(call, &geometry, tuning, &limits);
         assert_eq!(launch.flags & COLLECTIVE_EVEN != 0, call.kind.is_even());
-        (shape.kernel.family() == Family::Pairs, !shape.kernel.is_for_any())
+        (shape.kernel.family() == Family::Ll, !shape.kernel.is_for_any())
     };
-    let [by_pairs, by_lines, ..] = tunings();
+    let [by_ll, by_ll128, ..] = tunings();
     for kind in [Kind::AllReduce, Kind::AllGather, Kind::ReduceScatter] {
         let call = collective(kind, 800);
-        assert_eq!(told(&call, &by_pairs), (true, true), "{kind:?}");
-        assert_eq!(told(&call, &by_lines), (false, true), "{kind:?}");
+        assert_eq!(told(&call, &by_ll), (true, true), "{kind:?}");
+        assert_eq!(told(&call, &by_ll128), (false, true), "{kind:?}");
         let displaced = |by, count| {
             let call = Collective { count, ..call };
             [Collective { send: SEND + by, ..call }, Collective { receive: RECEIVE + by, ..call }]
         };
         for call in displaced(8, 800).into_iter().chain([Collective { count: 808, ..call }]) {
-            assert_eq!(told(&call, &by_pairs), (true, true), "{call:?}");
-            assert_eq!(told(&call, &by_lines), (false, false), "{call:?}");
+            assert_eq!(told(&call, &by_ll), (true, true), "{call:?}");
+            assert_eq!(told(&call, &by_ll128), (false, false), "{call:?}");
         }
         for call in displaced(4, 800).into_iter().chain([Collective { count: 804, ..call }]) {
-            assert_eq!(told(&call, &by_pairs), (true, false), "{call:?}");
-            assert_eq!(told(&call, &by_lines), (false, false), "{call:?}");
+            assert_eq!(told(&call, &by_ll), (true, false), "{call:?}");
+            assert_eq!(told(&call, &by_ll128), (false, false), "{call:?}");
         }
         let most = 256 * 256;
-        assert_eq!(told(&Collective { count: most, ..call }, &by_pairs), (true, true), "{kind:?}");
-        assert!(!told(&Collective { count: most + 16, ..call }, &by_pairs).0, "{kind:?}");
+        assert_eq!(told(&Collective { count: most, ..call }, &by_ll), (true, true), "{kind:?}");
+        assert!(!told(&Collective { count: most + 16, ..call }, &by_ll).0, "{kind:?}");
     }
     for kind in [Kind::Broadcast { root: 1 }, Kind::Reduce { root: 1 }] {
-        assert_eq!(told(&collective(kind, 800), &by_pairs), (false, false), "{kind:?}");
+        assert_eq!(told(&collective(kind, 800), &by_ll), (false, false), "{kind:?}");
     }
 }

@@ -7,14 +7,14 @@ use super::{Geometry, Kind};
 /// times ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Crossover {
-    /// Up to here it goes by pairs, if they have the lanes for it; 0: never. A broadcast and a reduce never do: pairs are
+    /// Up to here it goes by LL, if it has the lanes for it; 0: never. A broadcast and a reduce never do: LL is
     /// for what every rank sends every other one.
-    pub pairs_bytes_max: u64,
-    /// Above pairs up to here it goes by lines in units of two groups, above of four. An all-reduce, and more than 4 ranks,
+    pub ll_bytes_max: u64,
+    /// Above LL up to here it goes by LL128 in units of two groups, above of four. An all-reduce, and more than 4 ranks,
     /// always have two.
     pub two_groups_bytes_max: u64,
-    /// From here it goes by posted units: all-reduces and reduce-scatters that sum floats, of at most 4 ranks.
-    pub posted_bytes_min: u64,
+    /// From here it goes by Simple units: all-reduces and reduce-scatters that sum floats, of at most 4 ranks.
+    pub simple_bytes_min: u64,
 }
 
 /// A crossover for each kind. All ranks must have the same.
@@ -35,13 +35,13 @@ pub struct Tuning {
 const NEVER: u64 = u64::MAX;
 
 impl Default for Tuning {
-    /// Measured on 2 × H200 with 32 blocks; from 4 × H200 only that posted units pay there sooner
+    /// Measured on 2 × H200 with 32 blocks; from 4 × H200 only that Simple units pay there sooner
     /// (`docs/measurements/2026-11-22-collectives`).
     fn default() -> Self {
-        let crossover = |pairs_bytes_max, two_groups_bytes_max, posted_bytes_min| Crossover {
-            pairs_bytes_max,
+        let crossover = |ll_bytes_max, two_groups_bytes_max, simple_bytes_min| Crossover {
+            ll_bytes_max,
             two_groups_bytes_max,
-            posted_bytes_min,
+            simple_bytes_min,
         };
         Tuning {
             all_reduce: crossover(64 << 10, u64::MAX, 12 << 20),
@@ -74,19 +74,19 @@ impl Tuning {
         geometry: &Geometry,
     ) -> Family {
         let crossover = self.crossover(kind);
-        let is_posted = total_bytes >= crossover.posted_bytes_min && can_post(reducer, geometry.ranks);
+        let is_simple = total_bytes >= crossover.simple_bytes_min && can_post(reducer, geometry.ranks);
         match kind {
             _ if kind.is_even()
-                && total_bytes <= crossover.pairs_bytes_max
-                && pair_bytes <= geometry.pairs_bytes_max() =>
+                && total_bytes <= crossover.ll_bytes_max
+                && pair_bytes <= geometry.ll_bytes_max() =>
             {
-                Family::Pairs
+                Family::Ll
             }
-            Kind::AllReduce if is_posted => Family::PostedAllReduce,
+            Kind::AllReduce if is_simple => Family::SimpleAllReduce,
             Kind::AllReduce => Family::AllReduce,
-            Kind::ReduceScatter if is_posted => Family::Posted,
-            _ if total_bytes <= crossover.two_groups_bytes_max || geometry.ranks > 4 => Family::Lines2,
-            _ => Family::Lines4,
+            Kind::ReduceScatter if is_simple => Family::Simple,
+            _ if total_bytes <= crossover.two_groups_bytes_max || geometry.ranks > 4 => Family::Ll128x2,
+            _ => Family::Ll128x4,
         }
     }
 }

@@ -28,7 +28,7 @@ pub struct Uneven {
     pub own: u64,
 }
 
-/// As [`arrange`](super::arrange), for parts of sizes of their own. Always over lines: pairs are for what every rank sends every other
+/// As [`arrange`](super::arrange), for parts of sizes of their own. Always over LL128: LL is for what every rank sends every other
 /// alike.
 ///
 /// # Errors
@@ -51,7 +51,7 @@ pub fn arrange_uneven(
     let family = uneven.family(total_bytes, geometry, tuning);
 
     *launch = blank(geometry, slices);
-    launch.wires = [layout.lines, Default::default()];
+    launch.wires = [layout.ll128, Default::default()];
     if let Some(reduction) = uneven.reduction {
         (launch.reduction, launch.scale) = (reduction.word(), reduction.scale(ranks));
     }
@@ -104,11 +104,11 @@ impl Uneven {
         if self.reduction.is_some() { Kind::ReduceScatter } else { Kind::AllGather }
     }
 
-    /// As the even one of as many bytes, over lines.
+    /// As the even one of as many bytes, over LL128.
     fn family(&self, total_bytes: u64, geometry: &Geometry, tuning: &Tuning) -> Family {
         match tuning.family(self.even_kind(), Reducer::Copy, total_bytes, total_bytes, geometry) {
-            lines @ (Family::Lines2 | Family::Lines4) => lines,
-            _ => Family::Lines2,
+            ll128 @ (Family::Ll128x2 | Family::Ll128x4) => ll128,
+            _ => Family::Ll128x2,
         }
     }
 

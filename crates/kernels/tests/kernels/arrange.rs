@@ -53,10 +53,10 @@ fn case(random: &mut Random) -> Case {
         })
         .collect();
     let channel = |random: &mut Random| Channel {
-        line_ring: random.next(),
-        line_credit: random.next(),
-        line_progress: random.next(),
-        line_from: random.next(),
+        ll128_ring: random.next(),
+        ll128_credit: random.next(),
+        ll128_progress: random.next(),
+        ll128_from: random.next(),
         bulk_ring: random.next(),
         bulk_posted: random.next(),
         bulk_credit: random.next(),
@@ -73,8 +73,8 @@ fn case(random: &mut Random) -> Case {
         geometry: Geometry {
             first_tag: random.next(),
             bulk_from_bytes: random.one_of(&[1, 4096, 1 << 20, 12 << 20, 1 << 40]),
-            line_lanes: bulk_lanes * random.one_of(&[1, 3, 8]) as u32,
-            line_slots: random.one_of(&[1, 8]) as u32,
+            ll128_lanes: bulk_lanes * random.one_of(&[1, 3, 8]) as u32,
+            ll128_slots: random.one_of(&[1, 8]) as u32,
             bulk_lanes,
             bulk_slots: random.one_of(&[2, 32]) as u32,
             bulk_chunk_bytes: random.one_of(&[4096, 16384, 32768]) as u32,
@@ -104,10 +104,10 @@ impl Bytes {
 
     fn channel(&mut self, c: &Channel) {
         self.u64(&[
-            c.line_ring,
-            c.line_credit,
-            c.line_progress,
-            c.line_from,
+            c.ll128_ring,
+            c.ll128_credit,
+            c.ll128_progress,
+            c.ll128_from,
             c.bulk_ring,
             c.bulk_posted,
             c.bulk_credit,
@@ -119,14 +119,14 @@ impl Bytes {
             u32::from(c.flags) | u32::from(c.first_block) << 16,
             c.first_operation,
             c.operations,
-            u32::from(c.active_line_blocks) | u32::from(c.active_line_rounds) << 16,
+            u32::from(c.active_ll128_blocks) | u32::from(c.active_ll128_rounds) << 16,
             c.active_bulk_lanes,
         ]);
     }
 
     fn geometry(&mut self, g: &Geometry) {
         self.u64(&[g.first_tag, g.bulk_from_bytes]);
-        self.u32(&[g.line_lanes, g.line_slots, g.bulk_lanes, g.bulk_slots, g.bulk_chunk_bytes, g.rank]);
+        self.u32(&[g.ll128_lanes, g.ll128_slots, g.bulk_lanes, g.bulk_slots, g.bulk_chunk_bytes, g.rank]);
     }
 
     fn case(&mut self, case: &Case) {
@@ -152,9 +152,9 @@ impl Bytes {
         self.geometry(&l.geometry);
         self.u64(&[l.control, l.report, l.operation_list, l.wishes]);
         self.u32(&[l.send_channels, l.receive_channels, l.used_blocks, l.bulk_tasks]);
-        self.u32(&[l.line_send_warps, l.line_receive_warps]);
+        self.u32(&[l.ll128_send_warps, l.ll128_receive_warps]);
         let stages = u32::from(l.stages) | u32::from(l.copy_blocks) << 16;
-        let jobs = u32::from(l.jobs_per_warp) | u32::from(l.line_rounds) << 16;
+        let jobs = u32::from(l.jobs_per_warp) | u32::from(l.ll128_rounds) << 16;
         self.u32(&[l.movers, stages, jobs, l.flags, l.operations, l.copies]);
         self.u64(&l.storage);
     }

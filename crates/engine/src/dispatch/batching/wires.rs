@@ -1,4 +1,4 @@
-//! Over what a call of a group goes beside others: pairs or lines, as all of its work is small, or little enough.
+//! Over what a call of a group goes beside others: LL or LL128, as all of its work is small, or little enough.
 
 use windlass_kernels::collective::BATCH_ENTRIES;
 use windlass_kernels::collectives::{Kind, batch_bytes_max};
@@ -8,16 +8,16 @@ use crate::tuning;
 
 use super::{Batches, Candidate, Work};
 
-/// What goes by pairs of all that does one work may be of several kinds.
+/// What goes by LL of all that does one work may be of several kinds.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wire {
-    Pairs,
-    Lines(Kind),
+    Ll,
+    Ll128(Kind),
 }
 
 /// What there is of each work in all.
 pub(super) struct Sums {
-    /// Units of pairs; none where something of it is not small.
+    /// Units of LL; none where something of it is not small.
     units: Vec<(Work, Option<u64>)>,
     /// Bytes of each kind.
     bytes: Vec<((Work, Kind), u64)>,
@@ -41,16 +41,16 @@ impl Sums {
 
     /// How a call goes beside others; none: alone.
     pub(super) fn wire(&self, call: &Candidate, terms: &Terms, batches: Batches) -> Option<Wire> {
-        let by_pairs = call.units.map(|_| Wire::Pairs);
+        let by_ll = call.units.map(|_| Wire::Ll);
         match batches {
             Batches::None => None,
-            Batches::Small => by_pairs,
-            Batches::All if self.are_few_units(call) || !self.suit_lines(call, terms) => by_pairs,
-            Batches::All => Some(Wire::Lines(call.kind)),
+            Batches::Small => by_ll,
+            Batches::All if self.are_few_units(call) || !self.suit_ll128(call, terms) => by_ll,
+            Batches::All => Some(Wire::Ll128(call.kind)),
         }
     }
 
-    /// Whether all of its work is small, and little enough for one kernel. What is more, or larger, is quicker over lines.
+    /// Whether all of its work is small, and little enough for one kernel. What is more, or larger, is quicker over LL128.
     fn are_few_units(&self, call: &Candidate) -> bool {
         let sum = self.units.iter().find(|(known, _)| *known == call.work).and_then(|(_, sum)| *sum);
         sum.is_some_and(|units| units <= BATCH_ENTRIES as u64)
@@ -58,7 +58,7 @@ impl Sums {
 
     /// Whether all of its kind is so little that NCCL's kernel for it is not ahead. Several kernels of ours would be behind that. Where
     /// nobody measured even single ones only what is small goes together.
-    fn suit_lines(&self, call: &Candidate, terms: &Terms) -> bool {
+    fn suit_ll128(&self, call: &Candidate, terms: &Terms) -> bool {
         if !terms.native.serve(call.collective, tuning::UNMEASURED_BYTES_MAX + 1) {
             return false;
         }

@@ -1,7 +1,7 @@
 //! Several collectives as one kernel.
 
 use super::*;
-use crate::collective::{BATCH_CALLS_MAX, BATCH_ENTRIES, BatchLaunch, PAIRS_PAYLOAD_BYTES};
+use crate::collective::{BATCH_CALLS_MAX, BATCH_ENTRIES, BatchLaunch, LL_PAYLOAD_BYTES};
 
 const LIMITS: Limits = Limits { blocks_max: 32, clusters: true };
 
@@ -17,7 +17,7 @@ fn answer_with(
     Ok(shape.map(|shape| (shape, batch)))
 }
 
-/// Of all sizes by pairs, as long as they fit.
+/// Of all sizes by LL, as long as they fit.
 fn answer(
     collectives: &[Collective],
     geometry: &Geometry,
@@ -25,7 +25,7 @@ fn answer(
     answer_with(&tunings()[0], collectives, geometry)
 }
 
-/// Of two of them together, by pairs, and by lines if those have it.
+/// Of two of them together, by LL, and by LL128 if that has it.
 pub(super) fn kernels_of(call: &Collective, geometry: &Geometry) -> Vec<Kernel> {
     let answers = [0, 2].map(|tuning| answer_with(&tunings()[tuning], &[*call, *call], geometry));
     answers.into_iter().flatten().map(|answer| answer.unwrap().0.kernel).collect()
@@ -48,15 +48,15 @@ fn call_of(batch: &BatchLaunch, unit: u64) -> usize {
 #[test]
 fn each_is_what_it_is_alone() {
     let average = Reduction { datatype: 0, operation: AVERAGE };
-    let (pairs, lines) = (&tunings()[0], &tunings()[2]);
+    let (ll, ll128) = (&tunings()[0], &tunings()[2]);
     for ranks in 2..=8 {
         for (tuning, kinds, reduction) in [
-            (pairs, [Kind::AllReduce, Kind::ReduceScatter], INT8_SUM),
-            (pairs, [Kind::AllReduce, Kind::ReduceScatter], average),
-            (pairs, [Kind::AllGather; 2], INT8_SUM),
-            (lines, [Kind::AllReduce; 2], average),
-            (lines, [Kind::ReduceScatter; 2], INT8_SUM),
-            (lines, [Kind::AllGather; 2], INT8_SUM),
+            (ll, [Kind::AllReduce, Kind::ReduceScatter], INT8_SUM),
+            (ll, [Kind::AllReduce, Kind::ReduceScatter], average),
+            (ll, [Kind::AllGather; 2], INT8_SUM),
+            (ll128, [Kind::AllReduce; 2], average),
+            (ll128, [Kind::ReduceScatter; 2], INT8_SUM),
+            (ll128, [Kind::AllGather; 2], INT8_SUM),
         ] {
             let geometry = geometry(ranks);
             let me = geometry.rank as usize;
@@ -64,7 +64,7 @@ fn each_is_what_it_is_alone() {
                 let reduction = Some(reduction);
                 Collective { reduction, ..collective(kinds[place % 2], count) }
             };
-            let larger = if tuning == lines { [0, 300_001, 0, 600_000, 0] } else { [0; 5] };
+            let larger = if tuning == ll128 { [0, 300_001, 0, 600_000, 0] } else { [0; 5] };
             let counts = [1, 256, 257, 0, 4096, 5, 300].into_iter().chain(larger);
             let calls: Vec<Collective> = counts.enumerate().map(of).collect();
             let (shape, batch) = answer_with(tuning, &calls, &geometry).unwrap().unwrap();
@@ -133,13 +133,13 @@ fn straight_if_all_are() {
     assert_eq!(whole(&[8, 257]), Some(false));
     assert_eq!(whole(&[]), None);
     assert_eq!(whole(&[0, 0]), None);
-    assert_eq!(whole_with(&tunings()[2], &[16, 0, 4000]), Some(false), "lines have one kernel for all");
+    assert_eq!(whole_with(&tunings()[2], &[16, 0, 4000]), Some(false), "LL128 has one kernel for all");
     let beside = Collective { send: SEND + 4, ..collective(Kind::AllGather, 8) };
     let (shape, _) = answer(&[collective(Kind::AllGather, 8), beside], &geometry(4)).unwrap().unwrap();
     assert!(shape.kernel.is_for_any());
 }
 
-/// Small ones go by pairs as long as they fit; then, as with one that is not small, all go by lines.
+/// Small ones go by LL as long as they fit; then, as with one that is not small, all go by LL128.
 #[test]
 fn wires() {
     let tuning = Tuning::default();
@@ -171,12 +171,12 @@ fn too_many_or_unlike() {
     let refused = |calls: &[Collective]| answer(calls, &geometry(2)).unwrap_err();
     let too_many = BATCH_CALLS_MAX + 1;
     assert_eq!(refused(&vec![one; too_many]), Refused::Batch { calls: too_many, bytes: too_many as u64 });
-    let half_bytes = BATCH_ENTRIES as u64 / 2 * PAIRS_PAYLOAD_BYTES;
+    let half_bytes = BATCH_ENTRIES as u64 / 2 * LL_PAYLOAD_BYTES;
     let half = collective(Kind::AllReduce, half_bytes);
     assert!(answer(&[half, half], &geometry(2)).unwrap().is_some());
     let scattered = collective(Kind::ReduceScatter, 1);
     let bytes = 2 * half_bytes + 2;
-    assert_eq!(refused(&[half, half, scattered]), Refused::Batch { calls: 3, bytes }, "lines run one kind");
+    assert_eq!(refused(&[half, half, scattered]), Refused::Batch { calls: 3, bytes }, "LL128 runs one kind");
     for (kind, most_bytes) in
         [(Kind::AllReduce, 32 << 20), (Kind::AllGather, 128 << 20), (Kind::ReduceScatter, 48 << 20)]
     {

@@ -28,7 +28,7 @@ fn answer(
     Ok(shape.map(|shape| (shape, launch)))
 }
 
-/// Where all parts are alike and side by side, it is the even collective over lines.
+/// Where all parts are alike and side by side, it is the even collective over LL128.
 #[test]
 fn even_parts_are_the_even_collective() {
     for (ranks, count) in (2..=8).flat_map(|ranks| [1, 960, 5000, 1 << 20].map(|count| (ranks, count))) {
@@ -50,7 +50,7 @@ fn even_parts_are_the_even_collective() {
     }
 }
 
-/// All ranks have alike what they must; each expects what the other sends; nothing goes by pairs, whatever the tuning.
+/// All ranks have alike what they must; each expects what the other sends; nothing goes by LL, whatever the tuning.
 #[test]
 fn ranks_agree() {
     let sizes: [[u64; 4]; 5] =
@@ -64,7 +64,7 @@ fn ranks_agree() {
             };
             let all: Vec<(Shape, CollectiveLaunch)> = (0..4).map(of).collect();
             for (me, (shape, launch)) in all.iter().enumerate() {
-                assert!(matches!(shape.kernel.family(), Family::Lines2 | Family::Lines4));
+                assert!(matches!(shape.kernel.family(), Family::Ll128x2 | Family::Ll128x4));
                 let agreed = |(shape, launch): &(Shape, CollectiveLaunch)| {
                     (shape.kernel.family(), launch.used_lanes, launch.units, launch.flags)
                 };

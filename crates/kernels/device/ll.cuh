@@ -1,4 +1,4 @@
-// Collectives over pairs (NCCL's LL), for what is small and alike for all: every rank sends every other one unit of a lane, or none.
+// Collectives over LL, for what is small and alike for all: every rank sends every other one unit of a lane, or none.
 // So one count is enough for a lane, and two slots: who is at a lane's launch n has had something of every peer's launch n - 1, and
 // that peer had ended n - 2 by then. No credit, no loop over units, few instructions: what runs once must first be fetched.
 #pragma once
@@ -55,16 +55,16 @@ struct BatchPart {
 };
 
 // A lane of this rank.
-struct PairsLane {
+struct LlLane {
   uint32_t number;
   uint64_t slice, count_word;
-  WINDLASS_DEVICE PairsLane(const WindlassCollectiveLaunch& launch, uint32_t number_)
-      : number(number_), slice(launch.slices[launch.rank]), count_word(slice + launch.wires[0].lanes + number * WINDLASS_PAIRS_COUNT_BYTES) {}
+  WINDLASS_DEVICE LlLane(const WindlassCollectiveLaunch& launch, uint32_t number_)
+      : number(number_), slice(launch.slices[launch.rank]), count_word(slice + launch.wires[0].lanes + number * WINDLASS_LL_COUNT_BYTES) {}
 };
 
 // A warp and a lane's unit number `count` from init. False: aborted.
 template <class Reducer, int ranks_max, bool straight, class Part>
-WINDLASS_DEVICE bool run_pairs_unit(const WindlassCollectiveLaunch& launch, const PairsLane& own, uint64_t count, const Part& part) {
+WINDLASS_DEVICE bool run_ll_unit(const WindlassCollectiveLaunch& launch, const LlLane& own, uint64_t count, const Part& part) {
   const uint32_t me = launch.rank, lane = own.number;
   const uint64_t slice = own.slice;
   const uint32_t bytes = part.bytes(), left = bytes > part.at ? bytes - part.at : 0;
@@ -76,12 +76,12 @@ WINDLASS_DEVICE bool run_pairs_unit(const WindlassCollectiveLaunch& launch, cons
     if (left && rank < (int)launch.ranks) x[rank] = load_eight<straight>(part.send(rank), left);
   }
   const uint64_t tag = launch.first_tag + count;
-  // Where a source's pair lies in any slice.
-  const uint64_t in_slot = launch.wires[0].rings + (lane * WINDLASS_PAIRS_SLOTS + (uint32_t)count % WINDLASS_PAIRS_SLOTS) * WINDLASS_PAIRS_SLOT_BYTES + 16 * lane_index();
-  const uint64_t ring_bytes = (uint64_t)(WINDLASS_PAIRS_SLOTS * WINDLASS_PAIRS_SLOT_BYTES) << launch.lanes_log2, own_slot = in_slot + me * ring_bytes;
+  // Where a source's LL pair lies in any slice.
+  const uint64_t in_slot = launch.wires[0].rings + (lane * WINDLASS_LL_SLOTS + (uint32_t)count % WINDLASS_LL_SLOTS) * WINDLASS_LL_SLOT_BYTES + 16 * lane_index();
+  const uint64_t ring_bytes = (uint64_t)(WINDLASS_LL_SLOTS * WINDLASS_LL_SLOT_BYTES) << launch.lanes_log2, own_slot = in_slot + me * ring_bytes;
   const auto is_peer = [&](int rank) { return rank != (int)me && rank < (int)launch.ranks && left != 0; };
   WINDLASS_UNROLL
-  for (int rank = 0; rank < ranks_max; ++rank) store_pair_if(is_peer(rank), reinterpret_cast<char*>(launch.slices[rank] + own_slot), x[rank], tag);
+  for (int rank = 0; rank < ranks_max; ++rank) store_ll_if(is_peer(rank), reinterpret_cast<char*>(launch.slices[rank] + own_slot), x[rank], tag);
 
   uint64_t found[ranks_max];
   WINDLASS_UNROLL
@@ -90,7 +90,7 @@ WINDLASS_DEVICE bool run_pairs_unit(const WindlassCollectiveLaunch& launch, cons
   for (;;) {
     WINDLASS_UNROLL
     for (int rank = 0; rank < ranks_max; ++rank)
-      load_pair_if(is_peer(rank), reinterpret_cast<const char*>(slice + in_slot + rank * ring_bytes), tag, x[rank], found[rank]);
+      load_ll_if(is_peer(rank), reinterpret_cast<const char*>(slice + in_slot + rank * ring_bytes), tag, x[rank], found[rank]);
     bool there = true;
     WINDLASS_UNROLL
     for (int rank = 0; rank < ranks_max; ++rank) there &= found[rank] == tag;
@@ -102,7 +102,7 @@ WINDLASS_DEVICE bool run_pairs_unit(const WindlassCollectiveLaunch& launch, cons
     WINDLASS_NO_UNROLL
     for (uint32_t rank = 0; rank < launch.ranks; ++rank)
       if (any_of_warp(missing >> rank & 1) && lane_index() == 0)
-        report_entry(launch.report, me, WindlassP2pReportEntry{rank, WINDLASS_WAITED_PAIRS_DATA, lane, 0, count, count});
+        report_entry(launch.report, me, WindlassP2pReportEntry{rank, WINDLASS_WAITED_LL_DATA, lane, 0, count, count});
     return false;
   }
   // All threads have read it, as the vote shows.
@@ -122,15 +122,15 @@ WINDLASS_DEVICE bool run_pairs_unit(const WindlassCollectiveLaunch& launch, cons
 
 // `straight`: every part of every buffer lies and ends at multiples of 8.
 template <class Reducer, int ranks_max, bool straight>
-WINDLASS_DEVICE void run_pairs(const WindlassCollectiveLaunch& launch) {
+WINDLASS_DEVICE void run_ll(const WindlassCollectiveLaunch& launch) {
   begin_after_previous(launch.flags & WINDLASS_COLLECTIVE_EARLY_NEXT);
   // Lanes in order: see Lanes.
   const uint32_t stride = block_count() * launch.role_warps;
   WINDLASS_NO_UNROLL
   for (uint32_t lane = block_index() + block_count() * warp_index(); lane < launch.used_lanes; lane += stride) {
-    const PairsLane own(launch, lane);
-    const LaunchPart part{launch, lane * WINDLASS_PAIRS_PAYLOAD_BYTES + 8 * lane_index()};
-    if (!run_pairs_unit<Reducer, ranks_max, straight>(launch, own, load_word_relaxed(own.count_word), part)) return;
+    const LlLane own(launch, lane);
+    const LaunchPart part{launch, lane * WINDLASS_LL_PAYLOAD_BYTES + 8 * lane_index()};
+    if (!run_ll_unit<Reducer, ranks_max, straight>(launch, own, load_word_relaxed(own.count_word), part)) return;
   }
 }
 
@@ -143,13 +143,13 @@ WINDLASS_DEVICE void run_batch(const WindlassBatchLaunch& batch) {
   const uint32_t stride = block_count() * launch.role_warps;
   WINDLASS_NO_UNROLL
   for (uint32_t lane = block_index() + block_count() * warp_index(); lane < launch.used_lanes; lane += stride) {
-    const PairsLane own(launch, lane);
+    const LlLane own(launch, lane);
     uint64_t count = load_word_relaxed(own.count_word);
     WINDLASS_NO_UNROLL
     for (uint32_t unit = lane; unit < (uint32_t)launch.units; unit += launch.used_lanes, ++count) {
       const WindlassBatchCall& call = batch.calls[batch.call_of_unit[unit]];
-      const BatchPart part{call, (unit - call.first_unit) * WINDLASS_PAIRS_PAYLOAD_BYTES + 8 * lane_index()};
-      if (!run_pairs_unit<Reducer, ranks_max, straight>(launch, own, count, part)) return;
+      const BatchPart part{call, (unit - call.first_unit) * WINDLASS_LL_PAYLOAD_BYTES + 8 * lane_index()};
+      if (!run_ll_unit<Reducer, ranks_max, straight>(launch, own, count, part)) return;
     }
   }
 }

@@ -1,5 +1,5 @@
-// The wire of posted units: the full wire for large collectives, by ordinary stores. A unit is there when the sender's poster has said
-// so in a word beside the lane; so it comes a fence later than a line, and nothing of it is tags. It lies in the slots of lines, and counts
+// Simple: the full wire for large collectives, by ordinary stores. A unit is there when the sender's poster has said
+// so in a word beside the lane; so it comes a fence later than an LL128 line, and nothing of it is tags. It lies in the slots of LL128, and counts
 // in their numbers: what a slot holds from one format is overwritten by the other under the same rules.
 //
 // A sending warp does not fence: it tells the block's poster warp through shared memory, which makes one fence for all it was told.
@@ -7,14 +7,14 @@
 #include "lane.cuh"
 
 template <int groups_>
-struct PostedFormat {
+struct SimpleFormat {
   static constexpr int groups = groups_;
-  static constexpr uint32_t payload_bytes = groups * 512, slot_bytes = WINDLASS_LINES_SLOT_BYTES;
+  static constexpr uint32_t payload_bytes = groups * 512, slot_bytes = WINDLASS_LL128_SLOT_BYTES;
   static WINDLASS_DEVICE bool holds(int) { return true; }
   static WINDLASS_DEVICE uint32_t offset(int group) { return group * 512 + 16 * lane_index(); }
 };
-constexpr int posted_groups = 4;
-typedef PostedFormat<posted_groups> Posted;
+constexpr int simple_groups = 4;
+typedef SimpleFormat<simple_groups> Simple;
 
 // Units that a warp has put in this launch, on all its lanes.
 struct Told {
@@ -22,22 +22,22 @@ struct Told {
   uint32_t units;
 };
 template <bool straight>
-struct PostedSender : Sender<Posted, straight> {
+struct SimpleSender : Sender<Simple, straight> {
   Told& units_told;
-  WINDLASS_DEVICE PostedSender(const OneCall& source, const WindlassWire& wire, uint32_t lane, uint64_t bytes, Told& told)
-      : Sender<Posted, straight>(source, wire, lane, bytes), units_told(told) {}
+  WINDLASS_DEVICE SimpleSender(const OneCall& source, const WindlassWire& wire, uint32_t lane, uint64_t bytes, Told& told)
+      : Sender<Simple, straight>(source, wire, lane, bytes), units_told(told) {}
   // The poster does, when it has posted the last unit.
   WINDLASS_DEVICE void end() {}
 };
 template <bool straight>
-struct PostedReceiver : Receiver<Posted, straight> {
+struct SimpleReceiver : Receiver<Simple, straight> {
   uint64_t posted = 0;  // numbers below are there, from rank place()
-  using Receiver<Posted, straight>::Receiver;
+  using Receiver<Simple, straight>::Receiver;
 };
 
-// As for lines.
+// As for LL128.
 template <int ranks_max, bool straight, int units>
-WINDLASS_DEVICE bool put_unit(PostedSender<straight>& way, const Vector (&out)[units][posted_groups], uint32_t waited_for) {
+WINDLASS_DEVICE bool put_unit(SimpleSender<straight>& way, const Vector (&out)[units][simple_groups], uint32_t waited_for) {
   way.settle();
   if (!way.wait_for_room(waited_for)) return false;
   const uint64_t own = way.slot(way.me()) + 16 * lane_index();
@@ -47,7 +47,7 @@ WINDLASS_DEVICE bool put_unit(PostedSender<straight>& way, const Vector (&out)[u
     if (distance >= (int)way.launch.ranks || !way.moves(rank)) continue;
     char* const at = reinterpret_cast<char*>(way.launch.slices[rank] + own);
     WINDLASS_UNROLL
-    for (int group = 0; group < posted_groups; ++group) store_slot(at + 512 * group, out[units == 1 ? 0 : distance - 1][group]);
+    for (int group = 0; group < simple_groups; ++group) store_slot(at + 512 * group, out[units == 1 ? 0 : distance - 1][group]);
   }
   // The whole warp's stores are made before its first thread tells.
   sync_warp();
@@ -57,7 +57,7 @@ WINDLASS_DEVICE bool put_unit(PostedSender<straight>& way, const Vector (&out)[u
 }
 
 template <int ranks_max, bool straight>
-WINDLASS_DEVICE bool take_unit(PostedReceiver<straight>& way, Vector (&x)[ranks_max][posted_groups], uint32_t waited_for) {
+WINDLASS_DEVICE bool take_unit(SimpleReceiver<straight>& way, Vector (&x)[ranks_max][simple_groups], uint32_t waited_for) {
   const uint32_t place = way.place();
   const bool comes = way.moves_peer(place);
   const uint64_t word = way.words_of(way.me()) + 8 * (WINDLASS_LANE_POSTED + place);
@@ -76,7 +76,7 @@ WINDLASS_DEVICE bool take_unit(PostedReceiver<straight>& way, Vector (&x)[ranks_
   for (int rank = 0; rank < ranks_max; ++rank) {
     if (!way.moves_peer(rank)) continue;
     WINDLASS_UNROLL
-    for (int group = 0; group < posted_groups; ++group) x[rank][group] = load_slot(first + rank * ring_bytes + 512 * group);
+    for (int group = 0; group < simple_groups; ++group) x[rank][group] = load_slot(first + rank * ring_bytes + 512 * group);
   }
   return true;
 }
@@ -95,7 +95,7 @@ template <int phases, bool straight>
 WINDLASS_DEVICE void post(const WindlassCollectiveLaunch& launch, uint32_t* counters) {
   const uint32_t channels = phases * launch.role_warps, channel = lane_index() % channels, team = lane_index() / channels, teams = 32 / channels;
   const WindlassWire& wire = launch.wires[phases == 1 ? 0 : channel / launch.role_warps];
-  const auto way_of = [&](uint32_t lane) { return Lane<Posted, straight>(OneCall(launch), wire, lane, 0); };
+  const auto way_of = [&](uint32_t lane) { return Lane<Simple, straight>(OneCall(launch), wire, lane, 0); };
   const auto base_of = [&](uint32_t lane) { return load_word_relaxed(way_of(lane).words_of(launch.rank) + 8 * WINDLASS_LANE_SENT); };
   Lanes lanes(launch, channel % launch.role_warps);
   bool live = team < teams && lanes.next < lanes.last;

@@ -1,26 +1,26 @@
-// The wire of lines (NCCL's LL128): 8 threads store 120 bytes of payload and 8 of tag at once, so the payload tells by itself that it is
+// LL128: 8 threads store 120 bytes of payload and 8 of tag at once, so the payload tells by itself that it is
 // there. `groups` / 2 half units are one unit here.
 #pragma once
 #include "lane.cuh"
 #include "unit.cuh"
 
 template <int groups_>
-struct LinesFormat {
+struct Ll128Format {
   static constexpr int groups = groups_;
-  static constexpr uint32_t payload_bytes = groups / 2 * WINDLASS_LINES_HALF_PAYLOAD_BYTES, slot_bytes = WINDLASS_LINES_SLOT_BYTES;
+  static constexpr uint32_t payload_bytes = groups / 2 * WINDLASS_LL128_HALF_PAYLOAD_BYTES, slot_bytes = WINDLASS_LL128_SLOT_BYTES;
   // Whether this thread has payload in a group, and where in the unit.
   static WINDLASS_DEVICE bool holds(int group) { return holds_payload(group); }
   static WINDLASS_DEVICE uint32_t offset(int group) { return payload_offset(group); }
 };
 template <int groups, bool straight, class Source>
-using LinesSender = Sender<LinesFormat<groups>, straight, Source>;
+using Ll128Sender = Sender<Ll128Format<groups>, straight, Source>;
 template <int groups, bool straight, class Source>
-using LinesReceiver = Receiver<LinesFormat<groups>, straight, Source>;
+using Ll128Receiver = Receiver<Ll128Format<groups>, straight, Source>;
 
 // Puts this step's unit into the lane of each of its ranks: out[distance - 1] for the rank at that distance, or the only one for all.
 // False: aborted.
 template <int ranks_max, int groups, bool straight, class Source, int units>
-WINDLASS_DEVICE bool put_unit(LinesSender<groups, straight, Source>& way, const Vector (&out)[units][groups], uint32_t waited_for) {
+WINDLASS_DEVICE bool put_unit(Ll128Sender<groups, straight, Source>& way, const Vector (&out)[units][groups], uint32_t waited_for) {
   way.settle();
   if (!way.wait_for_room(waited_for)) return false;
   const uint64_t own = way.slot(way.me()) + 16 * lane_index(), tag = way.tag();
@@ -44,7 +44,7 @@ WINDLASS_DEVICE bool put_unit(LinesSender<groups, straight, Source>& way, const 
 
 // Waits for this step's unit of each of its ranks; what x has of others stays. False: aborted.
 template <int groups, bool straight, class Source, int ranks_max>
-WINDLASS_DEVICE bool take_unit(LinesReceiver<groups, straight, Source>& way, Vector (&x)[ranks_max][groups], uint32_t waited_for) {
+WINDLASS_DEVICE bool take_unit(Ll128Receiver<groups, straight, Source>& way, Vector (&x)[ranks_max][groups], uint32_t waited_for) {
   const char* const first = reinterpret_cast<const char*>(way.launch.slices[way.me()] + way.slot(0) + 16 * lane_index());
   const uint64_t ring_bytes = way.ring_bytes(), tag = way.tag();
   Waiting waiting;

@@ -1,4 +1,4 @@
-// Line lanes: one warp to one warp, a ring of units, no fence. A unit is there when its tag is. The tag of a lane's unit
+// LL128 lanes: one warp to one warp, a ring of units, no fence. A unit is there when its tag is. The tag of a lane's unit
 // number n is first_tag + n and never comes again, so a slot needs no cleaning; n % slots is its slot. Therefore a receiver
 // that does not know yet that the lane has moved waits in vain in the first ring, and takes nothing wrong.
 //
@@ -9,44 +9,44 @@
 #include "unit.cuh"
 
 // Once for many units: where the lane's slots are. Again when `count` has come to `from`.
-WINDLASS_DEVICE void find_line_slots(const Group& group, const WindlassP2pChannel& channel, Job& job) {
+WINDLASS_DEVICE void find_ll128_slots(const Group& group, const WindlassP2pChannel& channel, Job& job) {
   const bool moved = job.count >= job.from;
-  const uint64_t slots = moved ? ring_slots(job.grown) : group.geometry().line_slots;
-  job.slots = (moved ? ring_address(job.grown) : channel.line_ring) + job.lane * slots * WINDLASS_UNIT_SLOT_BYTES;
+  const uint64_t slots = moved ? ring_slots(job.grown) : group.geometry().ll128_slots;
+  job.slots = (moved ? ring_address(job.grown) : channel.ll128_ring) + job.lane * slots * WINDLASS_UNIT_SLOT_BYTES;
   job.slot_mask = (uint32_t)slots - 1;
 }
-WINDLASS_DEVICE char* line_slot(const Job& job) {
+WINDLASS_DEVICE char* ll128_slot(const Job& job) {
   return reinterpret_cast<char*>(job.slots + (uint64_t)((uint32_t)job.count & job.slot_mask) * WINDLASS_UNIT_SLOT_BYTES);
 }
-WINDLASS_DEVICE uint64_t line_from(const WindlassP2pChannel& channel, const Job& job) {
-  return channel.line_from + job.lane * WINDLASS_LINE_FROM_STRIDE;
+WINDLASS_DEVICE uint64_t ll128_from(const WindlassP2pChannel& channel, const Job& job) {
+  return channel.ll128_from + job.lane * WINDLASS_LL128_FROM_STRIDE;
 }
 
 // The lane's last unit of this group is done: the next launch goes on from here.
-WINDLASS_DEVICE void end_line_job(const WindlassP2pChannel& channel, Job& job) {
+WINDLASS_DEVICE void end_ll128_job(const WindlassP2pChannel& channel, Job& job) {
   job.live = false;
   // A receiver may know of a move that lies still ahead: the next launch asks again.
   const uint64_t ring = job.count >= job.from ? job.grown : 0;
   if (lane_index() == 0)
-    store_own_words(channel.line_progress + job.lane * WINDLASS_PROGRESS_STRIDE, Vector{job.count, ring});
+    store_own_words(channel.ll128_progress + job.lane * WINDLASS_PROGRESS_STRIDE, Vector{job.count, ring});
 }
 
-WINDLASS_DEVICE void begin_line_job(const Group& group, const WindlassP2pChannel& channel, Job& job) {
-  const uint64_t progress = channel.line_progress + job.lane * WINDLASS_PROGRESS_STRIDE;
-  const uint64_t credit = channel.line_credit + job.lane * WINDLASS_LINE_WORD_STRIDE;
+WINDLASS_DEVICE void begin_ll128_job(const Group& group, const WindlassP2pChannel& channel, Job& job) {
+  const uint64_t progress = channel.ll128_progress + job.lane * WINDLASS_PROGRESS_STRIDE;
+  const uint64_t credit = channel.ll128_credit + job.lane * WINDLASS_LL128_WORD_STRIDE;
   const Vector own = load_own_words(progress);
   job.count = own.x;
   job.grown = own.y;
   job.from = own.y ? 0 : from_none;
-  find_line_slots(group, channel, job);
+  find_ll128_slots(group, channel, job);
   // Read now, beside the progress word, so that a sender need not wait for it a moment later.
-  job.seen = job.kind == job_line_send ? load_word_relaxed(credit) : 0;
+  job.seen = job.kind == job_ll128_send ? load_word_relaxed(credit) : 0;
   Piece piece;
   job.live = find_piece(group, channel, false, job.lane, job.round, job.operation, job.step, piece);
 }
 
 // Is there a larger ring? Then the lane moves: unit `count`, the next, is the first in it. The ring, or 0.
-WINDLASS_DEVICE_FUNCTION uint64_t move_line_lane(uint64_t from_word, uint64_t growth_word, uint64_t count) {
+WINDLASS_DEVICE_FUNCTION uint64_t move_ll128_lane(uint64_t from_word, uint64_t growth_word, uint64_t count) {
   const uint64_t grown = load_word_for_warp(growth_word);
   if (grown && lane_index() == 0) {
     // Who reads our word finds what our host had heard of: see followed_move.
@@ -55,34 +55,34 @@ WINDLASS_DEVICE_FUNCTION uint64_t move_line_lane(uint64_t from_word, uint64_t gr
   }
   return grown;
 }
-WINDLASS_DEVICE uint64_t line_growth(const WindlassP2pChannel& channel) { return channel.growth + 8 * WINDLASS_GROWTH_LINES; }
-WINDLASS_DEVICE bool move_line_job(const Group& group, const WindlassP2pChannel& channel, Job& job) {
+WINDLASS_DEVICE uint64_t ll128_growth(const WindlassP2pChannel& channel) { return channel.growth + 8 * WINDLASS_GROWTH_LL128; }
+WINDLASS_DEVICE bool move_ll128_job(const Group& group, const WindlassP2pChannel& channel, Job& job) {
   if (job.grown) return false;
-  job.grown = move_line_lane(line_from(channel, job), line_growth(channel), job.count);
+  job.grown = move_ll128_lane(ll128_from(channel, job), ll128_growth(channel), job.count);
   if (!job.grown) return false;
   job.from = job.count;
-  find_line_slots(group, channel, job);
+  find_ll128_slots(group, channel, job);
   return true;
 }
 
 // Asked now and then by a receiver that waits in vain.
-WINDLASS_DEVICE void follow_line_job(const Group& group, const WindlassP2pChannel& channel, Job& job) {
+WINDLASS_DEVICE void follow_ll128_job(const Group& group, const WindlassP2pChannel& channel, Job& job) {
   if (job.grown) return;
-  const Move move = followed_move(line_from(channel, job), line_growth(channel));
+  const Move move = followed_move(ll128_from(channel, job), ll128_growth(channel));
   job.from = move.from;
   job.grown = move.grown;
-  find_line_slots(group, channel, job);
+  find_ll128_slots(group, channel, job);
 }
 
 // May the next unit go? One thread's value of the credit for all: threads that see different credits would part ways.
 // `look`: if not, look for a larger ring.
-WINDLASS_DEVICE bool has_line_room(const Group& group, const WindlassP2pChannel& channel, Job& job, bool look) {
+WINDLASS_DEVICE bool has_ll128_room(const Group& group, const WindlassP2pChannel& channel, Job& job, bool look) {
   job.seen = from_first_lane(job.seen);
   if (job.count - job.seen <= job.slot_mask) return true;
   // Relaxed is enough here: the stores that follow depend on the branch, and the receiver's loads had returned before it
   // gave the credit.
-  job.seen = from_first_lane(load_word_relaxed(channel.line_credit + job.lane * WINDLASS_LINE_WORD_STRIDE));
-  return job.count - job.seen <= job.slot_mask || (look && move_line_job(group, channel, job));
+  job.seen = from_first_lane(load_word_relaxed(channel.ll128_credit + job.lane * WINDLASS_LL128_WORD_STRIDE));
+  return job.count - job.seen <= job.slot_mask || (look && move_ll128_job(group, channel, job));
 }
 
 WINDLASS_DEVICE void load_next(const Group& group, const WindlassP2pChannel& channel, Job& job, Unit& unit, Piece& piece) {
@@ -91,15 +91,15 @@ WINDLASS_DEVICE void load_next(const Group& group, const WindlassP2pChannel& cha
 }
 
 WINDLASS_DEVICE void send_loaded(const Group& group, const WindlassP2pChannel& channel, Job& job, const Unit& unit, Piece& piece) {
-  send_unit(line_slot(job), unit, piece.bytes, group.geometry().first_tag + job.count);
+  send_unit(ll128_slot(job), unit, piece.bytes, group.geometry().first_tag + job.count);
   ++job.count;
   ++job.step;
-  if (!find_piece(group, channel, false, job.lane, job.round, job.operation, job.step, piece)) end_line_job(channel, job);
+  if (!find_piece(group, channel, false, job.lane, job.round, job.operation, job.step, piece)) end_ll128_job(channel, job);
 }
 
 // True if a unit was moved.
-WINDLASS_DEVICE bool step_line_send(const Group& group, const WindlassP2pChannel& channel, Job& job, bool look) {
-  if (!has_line_room(group, channel, job, look)) return false;
+WINDLASS_DEVICE bool step_ll128_send(const Group& group, const WindlassP2pChannel& channel, Job& job, bool look) {
+  if (!has_ll128_room(group, channel, job, look)) return false;
   Unit unit;
   Piece piece;
   load_next(group, channel, job, unit, piece);
@@ -110,28 +110,28 @@ WINDLASS_DEVICE bool step_line_send(const Group& group, const WindlassP2pChannel
 // One look at `piece`, the job's next. True if it was there; then `piece` is the one after it.
 WINDLASS_DEVICE bool receive_found(const Group& group, const WindlassP2pChannel& channel, Job& job, Piece& piece) {
   Unit unit;
-  if (!receive_unit(unit, line_slot(job), piece.bytes, group.geometry().first_tag + job.count)) return false;
+  if (!receive_unit(unit, ll128_slot(job), piece.bytes, group.geometry().first_tag + job.count)) return false;
   const Piece here = piece;
-  if (++job.count == job.from) find_line_slots(group, channel, job);
+  if (++job.count == job.from) find_ll128_slots(group, channel, job);
   ++job.step;
   const bool last = !find_piece(group, channel, false, job.lane, job.round, job.operation, job.step, piece);
   // Credit may go out before the payload is stored: the vote over the tags has waited for the loads of the whole warp.
   // Not for each unit, as a sender seldom waits for the newest; always for the last, as the next group may be far away.
-  const uint32_t slots = group.geometry().line_slots;
+  const uint32_t slots = group.geometry().ll128_slots;
   const uint32_t every = slots >= 4 ? slots / 4 : 1;
   if (last || (job.count & (every - 1)) == 0) {
     sync_warp();
-    if (lane_index() == 0) store_word(channel.line_credit + job.lane * WINDLASS_LINE_WORD_STRIDE, job.count);
+    if (lane_index() == 0) store_word(channel.ll128_credit + job.lane * WINDLASS_LL128_WORD_STRIDE, job.count);
   }
   store_payload(reinterpret_cast<char*>(here.address + here.offset), unit, here.bytes, access_width(here.address));
-  if (last) end_line_job(channel, job);
+  if (last) end_ll128_job(channel, job);
   return true;
 }
 
-WINDLASS_DEVICE bool step_line_receive(const Group& group, const WindlassP2pChannel& channel, Job& job, bool look) {
+WINDLASS_DEVICE bool step_ll128_receive(const Group& group, const WindlassP2pChannel& channel, Job& job, bool look) {
   Piece piece;
   find_piece(group, channel, false, job.lane, job.round, job.operation, job.step, piece);
   if (receive_found(group, channel, job, piece)) return true;
-  if (look) follow_line_job(group, channel, job);
+  if (look) follow_ll128_job(group, channel, job);
   return false;
 }
