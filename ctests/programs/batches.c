@@ -70,9 +70,9 @@ static void many(struct rank* self, ncclComm_t communicator) {
   }
 }
 
-/* More units than a kernel has lanes; one call more than it has room for over LL, so that this one goes alone, or all by LL128. */
+/* More packets than a kernel has channels; one call more than it has room for over LL, so that this one goes alone, or all by LL128. */
 static void full(struct rank* self, ncclComm_t communicator) {
-  enum { CALLS = 9, KIB_16 = 4096 /* elements: 64 units of LL, of 512 that fit */ };
+  enum { CALLS = 9, KIB_16 = 4096 /* elements: 64 packets of LL, of 512 that fit */ };
   struct transfer list[CALLS];
   for (int calls = CALLS - 1; calls <= CALLS; calls++) {
     for (int i = 0; i < calls; i++)
@@ -87,7 +87,7 @@ static void full(struct rank* self, ncclComm_t communicator) {
   }
 }
 
-/* By LL128, one kind after the other and all together: sizes of none, around those of units and shares, and more than half of what rings hold; in place and
+/* By LL128, one kind after the other and all together: sizes of none, around those of packets and shares, and more than half of what rings hold; in place and
  * not; on sizes that nobody measured NCCL runs them. */
 static void larger(struct rank* self, ncclComm_t communicator) {
   static const enum collective kinds[] = {ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER};

@@ -15,7 +15,7 @@ pub mod device_resources;
 use std::sync::Arc;
 
 use windlass_kernels::collective::{
-    BatchLaunch, COLLECTIVE_EARLY_NEXT, CollectiveLaunch, LANE_BYTES, LANE_RECEIVED, LL_COUNT_BYTES,
+    BatchLaunch, CHANNEL_BYTES, CHANNEL_RECEIVED, COLLECTIVE_EARLY_NEXT, CollectiveLaunch, LL_COUNT_BYTES,
     RANKS_MAX as KERNEL_RANKS_MAX,
 };
 use windlass_kernels::collectives::{self as kernels, arrange, arrange_batch, arrange_uneven};
@@ -170,25 +170,25 @@ impl Native {
         Ok(())
     }
 
-    /// What this rank has received on all lanes since init, in numbers of their units, as its kernels tell (those of LL128 and
-    /// Simple units when they end): for who watches over stuck operations. It waits for copies of ours.
+    /// What this rank has received on all channels since init, in numbers of their packets, as its kernels tell (those of LL128 and
+    /// Simple packets when they end): for who watches over stuck operations. It waits for copies of ours.
     pub fn progress(&self) -> Result<u64, Refusal> {
         let own = self.slices.get(self.geometry.rank as usize).copied().unwrap_or_default();
         let Layout { ll, ll128, results, .. } = self.layout;
-        // Of each wire, the bytes of a lane and which word of them counts.
+        // Of each wire, the bytes of a channel and which word of them counts.
         let wires = [
             (ll, LL_COUNT_BYTES, 0),
-            (ll128, LANE_BYTES, LANE_RECEIVED),
-            (results, LANE_BYTES, LANE_RECEIVED),
+            (ll128, CHANNEL_BYTES, CHANNEL_RECEIVED),
+            (results, CHANNEL_BYTES, CHANNEL_RECEIVED),
         ];
         let mut sum = 0_u64;
-        for (wire, lane_bytes, received) in wires {
-            let words_a_lane = lane_bytes as usize / size_of::<u64>();
-            let mut words = vec![0; self.geometry.lanes as usize * words_a_lane];
+        for (wire, channel_bytes, received) in wires {
+            let words_a_channel = channel_bytes as usize / size_of::<u64>();
+            let mut words = vec![0; self.geometry.channels as usize * words_a_channel];
             self.sequencer
-                .read(own + wire.lanes, &mut words)
+                .read(own + wire.channels, &mut words)
                 .map_err(|failure| Refusal::from(failure).told())?;
-            let counts = words.iter().skip(received).step_by(words_a_lane);
+            let counts = words.iter().skip(received).step_by(words_a_channel);
             sum = counts.fold(sum, |sum, count| sum.wrapping_add(*count));
         }
         Ok(sum)

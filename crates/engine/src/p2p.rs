@@ -41,7 +41,7 @@ pub use progress::Progress;
 pub use refusal::Refusal;
 /// A send or a receive of a group; the peer is a rank of the communicator, also this one.
 pub use windlass_kernels::arrange::{Call as Operation, Direction};
-/// What a lane carries: short messages go by LL128, long ones by chunks.
+/// What a channel carries: short messages go by LL128, long ones by chunks.
 pub use windlass_kernels::growth::Wire;
 
 use crate::gpu::capture::Relaxed;
@@ -170,7 +170,7 @@ impl P2p {
         self.note_chunks(operations);
         let P2p { peers, geometry, limits, .. } = self;
         let shape = arrange(operations, peers, geometry, limits, &mut work.launch, &mut work.listed)
-            .map_err(|why| self.lanes(why))?;
+            .map_err(|why| self.channels(why))?;
         if shape.blocks == 0 {
             return Ok(());
         }
@@ -216,8 +216,8 @@ impl P2p {
         self.sequencer.lent().resources().and_then(Words::of)
     }
 
-    fn lanes(&self, why: windlass_kernels::arrange::Refusal) -> Refusal {
-        Refusal::Lanes { shared_bytes_max: self.limits.shared_bytes_max, why }
+    fn channels(&self, why: windlass_kernels::arrange::Refusal) -> Refusal {
+        Refusal::Channels { shared_bytes_max: self.limits.shared_bytes_max, why }
     }
 
     fn ended(&self) -> Refusal {
@@ -286,7 +286,7 @@ pub fn unmatched(operations: &[Operation], rank: u32) -> Option<Refusal> {
 /// Refuses at init what could not be arranged later: all peers at once, both wires, both ways.
 fn try_largest_group(peers: &[Peer], geometry: &Geometry, limits: &Limits) -> Result<(), Refusal> {
     let line = geometry.bulk_from_bytes - 1;
-    let bulk = geometry.bulk_from_bytes.max(u64::from(geometry.bulk_lanes * geometry.bulk_chunk_bytes));
+    let bulk = geometry.bulk_from_bytes.max(u64::from(geometry.bulk_channels * geometry.bulk_chunk_bytes));
     let others = (0..peers.len() as u32).filter(|peer| *peer != geometry.rank);
     let calls: Vec<Operation> = others
         .flat_map(|peer| {
@@ -299,7 +299,7 @@ fn try_largest_group(peers: &[Peer], geometry: &Geometry, limits: &Limits) -> Re
         .collect();
     arrange(&calls, peers, geometry, limits, &mut Launch::default(), &mut Vec::new())
         .map(drop)
-        .map_err(|why| Refusal::Lanes { shared_bytes_max: limits.shared_bytes_max, why })
+        .map_err(|why| Refusal::Channels { shared_bytes_max: limits.shared_bytes_max, why })
 }
 
 impl fmt::Debug for P2p {

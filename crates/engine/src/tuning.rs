@@ -17,7 +17,7 @@ use file::{Key, Multicast, Table};
 pub const UNMEASURED_BYTES_MAX: u64 = 16 << 10;
 /// Of reductions whose kernel looks at type and operation as it goes, and was not timed: up to here arithmetic hardly counts.
 pub const OTHER_BYTES_MAX: u64 = 64 << 10;
-/// Of the kernels' protocol, and of what a group makes of its calls: another number for each change of units, rings, credit or shares, or
+/// Of the kernels' protocol, and of what a group makes of its calls: another number for each change of packets, rings, credit or shares, or
 /// of how groups are cut and ordered.
 const PROTOCOL: u64 = 9;
 /// Ranks that the kernels have at most.

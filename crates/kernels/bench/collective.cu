@@ -136,7 +136,7 @@ __global__ void linger(long long nanoseconds) {
 }
 
 // --- one rank ------------------------------------------------------------------------------------------------------------------------
-constexpr uint32_t lanes_all = 256;
+constexpr uint32_t channels_all = 256;
 static uint32_t slots_all() { return getenv("SLOTS") ? atoi(getenv("SLOTS")) : ranks <= 4 ? 8 : 4; }
 static uint64_t slices[8];
 static std::vector<char> image;
@@ -156,12 +156,12 @@ static double results[8];
 struct Grid {
   uint32_t blocks, warps, cluster;
 };
-static Grid grid_of(Family family, uint32_t lanes, uint32_t blocks_max, uint32_t warps_max) {
+static Grid grid_of(Family family, uint32_t channels, uint32_t blocks_max, uint32_t warps_max) {
   Grid grid;
   const uint32_t per_block = family == ll ? getenv("LL_WARPS") ? atoi(getenv("LL_WARPS")) : 4 : 1;
-  grid.blocks = std::min(blocks_max, (lanes + per_block - 1) / per_block);
+  grid.blocks = std::min(blocks_max, (channels + per_block - 1) / per_block);
   if (grid.blocks > 4 && blocks_max >= 4) grid.blocks = std::min(blocks_max, (grid.blocks + 3) / 4 * 4);
-  grid.warps = std::min(warps_max, (lanes + grid.blocks - 1) / grid.blocks);
+  grid.warps = std::min(warps_max, (channels + grid.blocks - 1) / grid.blocks);
   grid.cluster = grid.blocks % 4 == 0 && !getenv("NO_CLUSTER") ? 4 : 1;
   return grid;
 }
@@ -188,11 +188,11 @@ struct Rank {
   }
   void launch(const Request& request, const Choice& choice, bool early, uint32_t blocks_max = 32, uint32_t warps_max = 8) {
     WindlassCollectiveLaunch launch = arrange(request, geometry, choice);
-    if (!launch.used_lanes) return;
+    if (!launch.used_channels) return;
     std::copy(slices, slices + 8, launch.slices);
     launch.control = (uint64_t)control;
     if (choice.family == simple_two_phases) warps_max = std::min(warps_max, 4u);
-    const Grid grid = grid_of(choice.family, launch.used_lanes, blocks_max, warps_max);
+    const Grid grid = grid_of(choice.family, launch.used_channels, blocks_max, warps_max);
     launch.role_warps = grid.warps;
     if (early) launch.flags |= WINDLASS_COLLECTIVE_EARLY_NEXT;
     char name[80];
@@ -291,7 +291,7 @@ void Rank::verify(double seconds, uint64_t seed) {
     request.count = 1 + random.below(1ull << scale) + (random.below(40) == 0 ? random.below(8 << 20) / request.element_bytes : 0);
     Choice choice{ll, 0};
     const uint32_t any = (uint32_t)random.below(request.kind == all_reduce ? 4 : 3);
-    switch (any ? any : !goes_by_ll(request.kind, request.count * request.element_bytes, lanes_all)) {
+    switch (any ? any : !goes_by_ll(request.kind, request.count * request.element_bytes, channels_all)) {
       case 1: choice = {ll128, 2}; break;
       case 2: choice = {ll128, ranks > 4 ? 2u : 4u}; break;
       case 3: choice = {two_phases, 2}; break;
@@ -429,7 +429,7 @@ void Rank::table(bool graph) {
       if (comms[rank]) base = time(graph, [&] { by_nccl(request); });
       const bool early = !graph && bytes <= 2 << 20;
       double ours[5] = {0, 0, 0, 0, 0};
-      if (goes_by_ll((Kind)k, request.count * 4, lanes_all)) ours[0] = time(graph, [&] { launch(request, {ll, 0}, early); });
+      if (goes_by_ll((Kind)k, request.count * 4, channels_all)) ours[0] = time(graph, [&] { launch(request, {ll, 0}, early); });
       if (k != all_reduce) {
         ours[1] = time(graph, [&] { launch(request, {ll128, 2}, early); });
         if (ranks <= 4) ours[2] = time(graph, [&] { launch(request, {ll128, 4}, early); });
@@ -479,7 +479,7 @@ int main(int count, char** arguments) {
       Rank one{};
       one.rank = r;
       one.space = 160ull << 20;
-      one.geometry = Geometry{0x1234567, (uint32_t)r, (uint32_t)ranks, lanes_all, slots_all()};
+      one.geometry = Geometry{0x1234567, (uint32_t)r, (uint32_t)ranks, channels_all, slots_all()};
       CU(cudaStreamCreateWithFlags(&one.stream, cudaStreamNonBlocking));
       for (int other = 0; other < ranks; ++other)
         if (other != r) {

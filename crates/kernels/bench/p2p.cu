@@ -185,7 +185,7 @@ static bool load_kernel(const std::string& path, bool bulk_copies, Kernel& kerne
 
 // --- a communicator --------------------------------------------------------------------------------------------------------
 struct Config {
-  uint32_t ll128_lanes = 256, ll128_slots = 8, bulk_lanes = 32, bulk_slots = 32, chunk = 16384, stages = 8;
+  uint32_t ll128_channels = 256, ll128_slots = 8, bulk_channels = 32, bulk_slots = 32, chunk = 16384, stages = 8;
 };
 struct Communicator {
   Config config;
@@ -208,11 +208,11 @@ struct Communicator {
   static size_t up(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
   void make(int slot, const Config& c) {
     config = c;
-    geometry = {(1ull << 32) - 40, 12ull << 20, c.ll128_lanes, c.ll128_slots, c.bulk_lanes, c.bulk_slots, c.chunk, (uint32_t)rank};
-    const size_t line = up((size_t)c.ll128_lanes * c.ll128_slots * WINDLASS_UNIT_SLOT_BYTES), bulk = up((size_t)c.bulk_lanes * c.bulk_slots * c.chunk);
-    const size_t posted = up(c.bulk_lanes * WINDLASS_BULK_WORD_STRIDE), ll128_credit = up(c.ll128_lanes * WINDLASS_LL128_WORD_STRIDE), bulk_credit = posted;
-    const size_t progress = up((c.ll128_lanes + c.bulk_lanes) * WINDLASS_PROGRESS_STRIDE);
-    const size_t ll128_from = up(c.ll128_lanes * WINDLASS_LL128_FROM_STRIDE);
+    geometry = {(1ull << 32) - 40, 12ull << 20, c.ll128_channels, c.ll128_slots, c.bulk_channels, c.bulk_slots, c.chunk, (uint32_t)rank};
+    const size_t line = up((size_t)c.ll128_channels * c.ll128_slots * WINDLASS_PACKET_SLOT_BYTES), bulk = up((size_t)c.bulk_channels * c.bulk_slots * c.chunk);
+    const size_t posted = up(c.bulk_channels * WINDLASS_BULK_WORD_STRIDE), ll128_credit = up(c.ll128_channels * WINDLASS_LL128_WORD_STRIDE), bulk_credit = posted;
+    const size_t progress = up((c.ll128_channels + c.bulk_channels) * WINDLASS_PROGRESS_STRIDE);
+    const size_t ll128_from = up(c.ll128_channels * WINDLASS_LL128_FROM_STRIDE);
     const size_t pair = line + bulk + posted + ll128_credit + bulk_credit + 2 * progress + ll128_from;
     const size_t larger_pair = (line + bulk) * times_larger;
     arena_bytes = pair * ranks;
@@ -237,21 +237,21 @@ struct Communicator {
       theirs += pair * rank;
       const auto at = [&](char* base, size_t offset) { return reinterpret_cast<uint64_t>(base + offset); };
       const size_t o_posted = line + bulk, o_ll128_credit = o_posted + posted, o_bulk_credit = o_ll128_credit + ll128_credit, o_progress = o_bulk_credit + bulk_credit;
-      WindlassP2pChannel send = {}, receive = {};
+      WindlassP2pConnection send = {}, receive = {};
       send.ll128_ring = at(theirs, 0);
       send.bulk_ring = at(theirs, line);
       send.bulk_posted = at(theirs, o_posted);
       send.ll128_credit = at(mine, o_ll128_credit);
       send.bulk_credit = at(mine, o_bulk_credit);
       send.ll128_progress = at(mine, o_progress);
-      send.bulk_progress = at(mine, o_progress + c.ll128_lanes * WINDLASS_PROGRESS_STRIDE);
+      send.bulk_progress = at(mine, o_progress + c.ll128_channels * WINDLASS_PROGRESS_STRIDE);
       receive.ll128_ring = at(mine, 0);
       receive.bulk_ring = at(mine, line);
       receive.bulk_posted = at(mine, o_posted);
       receive.ll128_credit = at(theirs, o_ll128_credit);
       receive.bulk_credit = at(theirs, o_bulk_credit);
       receive.ll128_progress = at(mine, o_progress + progress);
-      receive.bulk_progress = at(mine, o_progress + progress + c.ll128_lanes * WINDLASS_PROGRESS_STRIDE);
+      receive.bulk_progress = at(mine, o_progress + progress + c.ll128_channels * WINDLASS_PROGRESS_STRIDE);
       send.ll128_from = at(theirs, o_progress + 2 * progress);
       receive.ll128_from = at(mine, o_progress + 2 * progress);
       send.growth = control_on_device + 1024 + peer * 16;
@@ -300,7 +300,7 @@ struct Communicator {
     const P2pShape shape = p2p_arrange(calls.data(), calls.size(), peers.data(), peers.size(), own, limits, launch, operations);
     if (!shape.blocks) return;
     if (shape.blocks == p2p_refused) {
-      fprintf(stderr, "too many lanes for a block\n");
+      fprintf(stderr, "too many channels for a block\n");
       shared->failed = 1;
       _exit(1);
     }
@@ -355,7 +355,7 @@ static void print_report(Communicator& communicator, const char* name) {
   if (cudaMemcpyAsync(&report, communicator.report, sizeof report, cudaMemcpyDeviceToHost, stream) || cudaStreamSynchronize(stream)) return;
   for (uint32_t i = 0; i < std::min<uint32_t>(report.claimed, 6); ++i) {
     const auto& e = report.entries[i];
-    fprintf(stderr, "rank %d %s: waited for %u of peer %u, lane %u, message %u, sequence %llu, seen %llu (%u entries)\n", rank, name, e.waited_for, e.peer, e.lane,
+    fprintf(stderr, "rank %d %s: waited for %u of peer %u, channel %u, message %u, sequence %llu, seen %llu (%u entries)\n", rank, name, e.waited_for, e.peer, e.channel,
             e.operation, (unsigned long long)e.sequence, (unsigned long long)e.seen, report.claimed);
   }
 }
@@ -872,7 +872,7 @@ static void times(const Kernel& kernel) {
     const double own = microseconds([&] { communicators[1].group(kernel, all, streams[0], bytes >= 64 << 20 ? 1 : never); }, bytes);
     say("%10s %9.1f %9.1f %9.1f %9.1f %9.1f\n", size_name(bytes), theirs, ll128, bulk[0], bulk[1], own);
   }
-  say("\nboth ways with buffers at odd addresses (offset 8, 4, 1 bytes; LL128 to 4 MB, then ordinary stores in bulk lanes), us\n");
+  say("\nboth ways with buffers at odd addresses (offset 8, 4, 1 bytes; LL128 to 4 MB, then ordinary stores in bulk channels), us\n");
   for (size_t bytes : {(size_t)65536, (size_t)4 << 20, (size_t)64 << 20}) {
     double odd[3];
     int i = 0;

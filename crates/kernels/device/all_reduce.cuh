@@ -1,4 +1,4 @@
-// All-reduce in two phases, unit by unit: some warps send every rank its share, some reduce this rank's share and send the result,
+// All-reduce in two phases, packet by packet: some warps send every rank its share, some reduce this rank's share and send the result,
 // some take the others' results. In place too: a share is overwritten by its result only after that was made of it.
 #pragma once
 #include "parts.cuh"
@@ -12,13 +12,13 @@ WINDLASS_DEVICE bool reduce_and_send(From& shares, To& results) {
   const uint32_t me = shares.me();
   for (; shares.has_step() && results.has_step(); ++shares.step, ++results.step) {
     Vector x[ranks_max][From::groups], result[1][From::groups];
-    load_unit(shares, result[0], shares.source.send(me), shares.source.send_bytes(me));
+    load_packet(shares, result[0], shares.source.send(me), shares.source.send_bytes(me));
     spread(x, result[0]);
-    if (!take_unit(shares, x, WINDLASS_WAITED_LL128_DATA)) return false;
-    reduce_unit<Reducer>(result[0], x, launch);
-    if (!put_unit<ranks_max>(results, result, WINDLASS_WAITED_RESULT_CREDIT)) return false;
-    store_unit(results, result[0], results.source.receive(me), results.source.receive_bytes(me));
-    // Now what was taken has been used, which alone says that it had come (Simple units have no tags that would).
+    if (!take_packet(shares, x, WINDLASS_WAITED_LL128_DATA)) return false;
+    reduce_packet<Reducer>(result[0], x, launch);
+    if (!put_packet<ranks_max>(results, result, WINDLASS_WAITED_RESULT_CREDIT)) return false;
+    store_packet(results, result[0], results.source.receive(me), results.source.receive_bytes(me));
+    // Now what was taken has been used, which alone says that it had come (Simple packets have no tags that would).
     shares.has_consumed();
   }
   return true;
@@ -28,16 +28,16 @@ template <int ranks_max, class From>
 WINDLASS_DEVICE bool take_results(From& results) {
   for (; results.has_step(); ++results.step) {
     Vector x[ranks_max][From::groups];
-    if (!take_unit(results, x, WINDLASS_WAITED_RESULT_DATA)) return false;
+    if (!take_packet(results, x, WINDLASS_WAITED_RESULT_DATA)) return false;
     WINDLASS_UNROLL
     for (int rank = 0; rank < ranks_max; ++rank)
-      if (results.moves_peer(rank)) store_unit(results, x[rank], results.source.receive(rank), results.source.receive_bytes(rank));
+      if (results.moves_peer(rank)) store_packet(results, x[rank], results.source.receive(rank), results.source.receive_bytes(rank));
     results.has_consumed();
   }
   return true;
 }
 
-// See run_ll128. Always even: shares may differ, units are sent empty then.
+// See run_ll128. Always even: shares may differ, packets are sent empty then.
 template <class Reducer, int ranks_max, bool straight, class Source>
 WINDLASS_DEVICE void run_all_reduce(const typename Source::Parameter& parameter) {
   const Source source(parameter);
@@ -45,22 +45,22 @@ WINDLASS_DEVICE void run_all_reduce(const typename Source::Parameter& parameter)
   begin_after_previous(launch.flags & WINDLASS_COLLECTIVE_EARLY_NEXT);
   const uint32_t warp = warp_index(), role_warps = launch.role_warps;
   if (warp < role_warps) {
-    for (Lanes lanes(launch, warp); lanes.next < lanes.last; lanes.next += lanes.stride) {
-      Ll128Sender<result_groups, straight, Source> shares(source, launch.wires[0], lanes.next, 0);
+    for (Channels channels(launch, warp); channels.next < channels.last; channels.next += channels.stride) {
+      Ll128Sender<result_groups, straight, Source> shares(source, launch.wires[0], channels.next, 0);
       if (!send_parts<Reducer, ranks_max>(shares)) return;
       shares.end();
     }
   } else if (warp < 2 * role_warps) {
-    for (Lanes lanes(launch, warp - role_warps); lanes.next < lanes.last; lanes.next += lanes.stride) {
-      Ll128Receiver<result_groups, straight, Source> shares(source, launch.wires[0], lanes.next, 0);
-      Ll128Sender<result_groups, straight, Source> results(source, launch.wires[1], lanes.next, 0);
+    for (Channels channels(launch, warp - role_warps); channels.next < channels.last; channels.next += channels.stride) {
+      Ll128Receiver<result_groups, straight, Source> shares(source, launch.wires[0], channels.next, 0);
+      Ll128Sender<result_groups, straight, Source> results(source, launch.wires[1], channels.next, 0);
       if (!reduce_and_send<Reducer, ranks_max>(shares, results)) return;
       shares.end();
       results.end();
     }
   } else {
-    for (Lanes lanes(launch, warp - 2 * role_warps); lanes.next < lanes.last; lanes.next += lanes.stride) {
-      Ll128Receiver<result_groups, straight, Source> results(source, launch.wires[1], lanes.next, 0);
+    for (Channels channels(launch, warp - 2 * role_warps); channels.next < channels.last; channels.next += channels.stride) {
+      Ll128Receiver<result_groups, straight, Source> results(source, launch.wires[1], channels.next, 0);
       if (!take_results<ranks_max>(results)) return;
       results.end();
     }
@@ -73,21 +73,21 @@ WINDLASS_DEVICE void run_simple_all_reduce(const WindlassCollectiveLaunch& launc
   const uint32_t warp = warp_index(), role_warps = launch.role_warps;
   if (warp < role_warps) {
     Told told{counters + warp, 0};
-    for (Lanes lanes(launch, warp); lanes.next < lanes.last; lanes.next += lanes.stride) {
-      SimpleSender<straight> shares(OneCall(launch), launch.wires[0], lanes.next, 0, told);
+    for (Channels channels(launch, warp); channels.next < channels.last; channels.next += channels.stride) {
+      SimpleSender<straight> shares(OneCall(launch), launch.wires[0], channels.next, 0, told);
       if (!send_parts<Reducer, ranks_max>(shares)) return;
     }
   } else if (warp < 2 * role_warps) {
     Told told{counters + warp, 0};
-    for (Lanes lanes(launch, warp - role_warps); lanes.next < lanes.last; lanes.next += lanes.stride) {
-      SimpleReceiver<straight> shares(OneCall(launch), launch.wires[0], lanes.next, 0);
-      SimpleSender<straight> results(OneCall(launch), launch.wires[1], lanes.next, 0, told);
+    for (Channels channels(launch, warp - role_warps); channels.next < channels.last; channels.next += channels.stride) {
+      SimpleReceiver<straight> shares(OneCall(launch), launch.wires[0], channels.next, 0);
+      SimpleSender<straight> results(OneCall(launch), launch.wires[1], channels.next, 0, told);
       if (!reduce_and_send<Reducer, ranks_max>(shares, results)) return;
       shares.end();
     }
   } else if (warp < 3 * role_warps) {
-    for (Lanes lanes(launch, warp - 2 * role_warps); lanes.next < lanes.last; lanes.next += lanes.stride) {
-      SimpleReceiver<straight> results(OneCall(launch), launch.wires[1], lanes.next, 0);
+    for (Channels channels(launch, warp - 2 * role_warps); channels.next < channels.last; channels.next += channels.stride) {
+      SimpleReceiver<straight> results(OneCall(launch), launch.wires[1], channels.next, 0);
       if (!take_results<ranks_max>(results)) return;
       results.end();
     }

@@ -2,7 +2,7 @@
 // the same ones for the host, tests compare it with what src/collectives/kernel.rs launches.
 //
 // X(name, family, reducer, ranks, groups, threads_max, straight). `ranks`: the most of them, 3 ranks use the kernel for 4. `groups`: half
-// units that make a unit of LL128, 0 of LL. `threads_max`: of a block, its launch bound. `straight`: see lane.cuh and ll.cuh.
+// packets that make a packet of LL128, 0 of LL. `threads_max`: of a block, its launch bound. `straight`: see channel.cuh and ll.cuh.
 // WINDLASS_COLLECTIVE_ENTRY(family, reducer, ranks, groups, straight) is the entry point, of collective_kernels.cuh.
 #pragma once
 
@@ -44,7 +44,7 @@
   X(ncclWindlass_AllReduce_##R##_4##suffix, all_reduce, reducer, 4, 2, 768, straight)  \
   X(ncclWindlass_AllReduce_##R##_8##suffix, all_reduce, reducer, 8, 2, 512, straight)
 
-// Reductions of large buffers. A warp of each role less, as units are larger; and the poster.
+// Reductions of large buffers. A warp of each role less, as packets are larger; and the poster.
 #define WINDLASS_COLLECTIVE_SIMPLE_KERNELS_OF(X, R, reducer, suffix, straight)                              \
   X(ncclWindlass_Simple_##R##_2##suffix, simple, reducer, 2, 4, 544, straight)                              \
   X(ncclWindlass_Simple_##R##_4##suffix, simple, reducer, 4, 4, 544, straight)                              \

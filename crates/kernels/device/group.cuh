@@ -1,12 +1,12 @@
 // The group kernel: all sends and receives of one group of one communicator on one stream.
 //
 // No block waits for another block of its grid, and no job for another job of its rank, except that a block's parts of one
-// bulk chunk are credited together. Which block serves a lane is the same on both of its sides (blocks_behind); which warp of it
-// does, is this launch's own affair: lanes keep their state in device memory between launches.
+// bulk chunk are credited together. Which block serves a channel is the same on both of its sides (blocks_behind); which warp of it
+// does, is this launch's own affair: channels keep their state in device memory between launches.
 #pragma once
-#include "bulk_lane.cuh"
+#include "bulk_channel.cuh"
 #include "copies.cuh"
-#include "ll128_lane.cuh"
+#include "ll128_channel.cuh"
 
 // The jobs of one mover, one after the other. The lines that a block serves are dealt to its warps.
 struct JobList {
@@ -22,24 +22,24 @@ struct JobList {
     const uint32_t warps = receive ? launch.ll128_receive_warps : launch.ll128_send_warps;
     const uint32_t first_warp = receive ? launch.movers - warps : 0;
     if (mover < first_warp || mover >= first_warp + warps) return false;
-    const uint32_t end = receive ? group.channels() : launch.send_channels;
+    const uint32_t end = receive ? group.connections() : launch.send_connections;
     uint32_t left = mover - first_warp + warps * next, behind;
-    uint32_t index = receive ? launch.send_channels : 0;
-    WindlassP2pChannel channel;
+    uint32_t index = receive ? launch.send_connections : 0;
+    WindlassP2pConnection connection;
     for (;; ++index) {
       if (index == end) return false;
-      channel = group.channel(index);
-      behind = blocks_behind(group, channel);
-      if (behind >= channel.active_ll128_blocks) continue;
-      if (left < channel.active_ll128_rounds) break;
-      left -= channel.active_ll128_rounds;
+      connection = group.connection(index);
+      behind = blocks_behind(group, connection);
+      if (behind >= connection.active_ll128_blocks) continue;
+      if (left < connection.active_ll128_rounds) break;
+      left -= connection.active_ll128_rounds;
     }
-    job.channel = (uint16_t)index;
+    job.connection = (uint16_t)index;
     job.round = (uint16_t)left;
-    job.lane = (uint16_t)(behind + left * group.geometry().bulk_lanes);
+    job.channel = (uint16_t)(behind + left * group.geometry().bulk_channels);
     job.operation = job.step = 0;
     job.kind = receive ? job_ll128_receive : job_ll128_send;
-    begin_ll128_job(group, channel, job);
+    begin_ll128_job(group, connection, job);
     ++next;
     return true;
   }
@@ -48,14 +48,14 @@ struct JobList {
     while (next < (receive ? block.receive_tasks : block.send_tasks)) {
       const uint32_t index = (receive ? block.send_tasks : 0) + next++;
       const BulkTask& task = block.tasks[index];
-      const WindlassP2pChannel channel = group.channel(task.channel);
-      if (!receive && !(channel.flags & WINDLASS_CHANNEL_ORDINARY_STORES)) continue;  // the pusher's
+      const WindlassP2pConnection connection = group.connection(task.connection);
+      if (!receive && !(connection.flags & WINDLASS_CONNECTION_ORDINARY_STORES)) continue;  // the pusher's
+      job.connection = task.connection;
       job.channel = task.channel;
-      job.lane = task.lane;
       job.operation = job.step = 0;
       job.task = (uint16_t)index;
       job.kind = receive ? job_bulk_receive : job_bulk_send;
-      begin_bulk_job(group, block, channel, job);
+      begin_bulk_job(group, block, connection, job);
       return true;
     }
     return false;
@@ -75,31 +75,31 @@ struct JobList {
   }
 };
 
-WINDLASS_DEVICE bool step_job(const Group& group, const BulkBlock& block, const WindlassP2pChannel& channel, uint32_t mover,
+WINDLASS_DEVICE bool step_job(const Group& group, const BulkBlock& block, const WindlassP2pConnection& connection, uint32_t mover,
                           Job& job, bool look) {
   switch (job.kind) {
-    case job_ll128_send: return step_ll128_send(group, channel, job, look);
-    case job_ll128_receive: return step_ll128_receive(group, channel, job, look);
-    case job_bulk_send: return step_bulk_send(group, block, channel, mover, job, look);
-    default: return step_bulk_receive(group, block, channel, mover, job);
+    case job_ll128_send: return step_ll128_send(group, connection, job, look);
+    case job_ll128_receive: return step_ll128_receive(group, connection, job, look);
+    case job_bulk_send: return step_bulk_send(group, block, connection, mover, job, look);
+    default: return step_bulk_receive(group, block, connection, mover, job);
   }
 }
 
 WINDLASS_DEVICE void report_job(const Group& group, const Job& job) {
   if (lane_index() != 0) return;
-  const WindlassP2pChannel channel = group.channel(job.channel);
+  const WindlassP2pConnection connection = group.connection(job.connection);
   const uint32_t waited_for = job.kind == job_ll128_send      ? WINDLASS_WAITED_P2P_LL128_CREDIT
                               : job.kind == job_ll128_receive ? WINDLASS_WAITED_P2P_LL128_DATA
                               : job.kind == job_bulk_send    ? WINDLASS_WAITED_BULK_CREDIT
                                                              : WINDLASS_WAITED_BULK_DATA;
-  report_wait(group, channel.peer, waited_for, job.lane, job.operation, job.count, job.seen);
+  report_wait(group, connection.peer, waited_for, job.channel, job.operation, job.count, job.seen);
 }
 
 // A sender that has long been without room.
 WINDLASS_DEVICE void wish_for_job(const Group& group, const Job& job) {
   const bool ll128 = job.kind == job_ll128_send;
   if (lane_index() != 0 || job.grown || !(ll128 || job.kind == job_bulk_send)) return;
-  wish_for_growth(group, group.channel(job.channel).peer, ll128 ? WINDLASS_GROWTH_LL128 : WINDLASS_GROWTH_BULK);
+  wish_for_growth(group, group.connection(job.connection).peer, ll128 ? WINDLASS_GROWTH_LL128 : WINDLASS_GROWTH_BULK);
 }
 
 // Movers with one job, of LL128: all of it in registers, nothing between two looks.
@@ -120,26 +120,26 @@ struct Patience {
   }
 };
 
-// The payload is on its way from memory while the warp looks for room (for the first unit: for the lane's state).
-WINDLASS_DEVICE void run_ll128_send(const Group& group, const WindlassP2pChannel& channel, Job& job) {
+// The payload is on its way from memory while the warp looks for room (for the first packet: for the channel's state).
+WINDLASS_DEVICE void run_ll128_send(const Group& group, const WindlassP2pConnection& connection, Job& job) {
   while (job.live) {
-    Unit unit;
+    Packet packet;
     Piece piece;
-    load_next(group, channel, job, unit, piece);
+    load_next(group, connection, job, packet, piece);
     Patience patience;
-    while (!has_ll128_room(group, channel, job, patience.looks_for_growth()))
+    while (!has_ll128_room(group, connection, job, patience.looks_for_growth()))
       if (patience.ends(group, job)) return;
-    send_loaded(group, channel, job, unit, piece);
+    send_loaded(group, connection, job, packet, piece);
   }
 }
 
-WINDLASS_DEVICE void run_ll128_receive(const Group& group, const WindlassP2pChannel& channel, Job& job) {
+WINDLASS_DEVICE void run_ll128_receive(const Group& group, const WindlassP2pConnection& connection, Job& job) {
   Patience patience;
   Piece piece;
-  find_piece(group, channel, false, job.lane, job.round, job.operation, job.step, piece);
+  find_piece(group, connection, false, job.channel, job.round, job.operation, job.step, piece);
   while (job.live) {
-    if (receive_found(group, channel, job, piece)) continue;
-    if (patience.looks_for_growth()) follow_ll128_job(group, channel, job);
+    if (receive_found(group, connection, job, piece)) continue;
+    if (patience.looks_for_growth()) follow_ll128_job(group, connection, job);
     if (patience.ends(group, job)) return;
   }
 }
@@ -149,13 +149,13 @@ WINDLASS_DEVICE void run_several(const Group& group, const BulkBlock& block, uin
   uint32_t idle = 0, live = count, turn = 0;
   while (live) {
     bool moved = false;
-    // By turns, not by idle ones: a lane that could move may stand beside others that always do.
+    // By turns, not by idle ones: a channel that could move may stand beside others that always do.
     const bool look = ++turn % rounds_between_looks == 0;
     for (uint32_t index = 0; index < count; ++index) {
       Job job = jobs[index];
       if (!job.live) continue;
-      const WindlassP2pChannel channel = group.channel(job.channel);
-      if (step_job(group, block, channel, mover, job, look)) moved = true;
+      const WindlassP2pConnection connection = group.connection(job.connection);
+      if (step_job(group, block, connection, mover, job, look)) moved = true;
       if (!job.live) --live;
       // All lanes have read the job before one writes it, and it is written before all read it again.
       sync_warp();
@@ -184,11 +184,11 @@ WINDLASS_DEVICE void run_mover(const Group& group, const BulkBlock& block, uint3
   Job job;
   if (!list.find(job)) return;
   if (group.launch.jobs_per_warp == 0) {
-    const WindlassP2pChannel channel = group.channel(job.channel);
+    const WindlassP2pConnection connection = group.connection(job.connection);
     if (job.kind == job_ll128_send)
-      run_ll128_send(group, channel, job);
+      run_ll128_send(group, connection, job);
     else
-      run_ll128_receive(group, channel, job);
+      run_ll128_receive(group, connection, job);
     return;
   }
   uint32_t count = 0;
@@ -216,8 +216,8 @@ WINDLASS_DEVICE void run_group(const WindlassP2pLaunch& launch) {
   BulkBlock block{reinterpret_cast<BulkTask*>(shared + layout.tasks), reinterpret_cast<uint32_t*>(shared + layout.told),
                   launch.movers, 0, 0};
   if (bulk) {
-    block.send_tasks = bulk_lanes_here(group, 0, launch.send_channels);
-    block.receive_tasks = bulk_lanes_here(group, launch.send_channels, launch.receive_channels);
+    block.send_tasks = bulk_channels_here(group, 0, launch.send_connections);
+    block.receive_tasks = bulk_channels_here(group, launch.send_connections, launch.receive_connections);
   }
   Job* const jobs = reinterpret_cast<Job*>(shared + layout.jobs);
 

@@ -1,15 +1,15 @@
-// Growing: a lane moves once, and for ever, from its first ring into a larger one, in the middle of traffic. README.md
+// Growing: a channel moves once, and for ever, from its first ring into a larger one, in the middle of traffic. README.md
 // "Growing a ring" says who tells whom and when.
 //
 // A ring is told by one word, so that no reader finds half of it: its address (a multiple of 128), and in the low bits the
-// binary logarithm of a lane's slots. The host writes it into host memory, once: a copy to the device might stand in a queue
+// binary logarithm of a channel's slots. The host writes it into host memory, once: a copy to the device might stand in a queue
 // behind the very kernel that waits for it. So it is slow to read, above all by many at once (32 blocks took 27 us, as if
-// one after the other), and read only by who has waited for long, or when the host says that there is one; a lane keeps
+// one after the other), and read only by who has waited for long, or when the host says that there is one; a channel keeps
 // its copy beside its count.
 #pragma once
 #include "machine.cuh"
 
-// No piece: this lane has not moved.
+// No piece: this channel has not moved.
 constexpr uint64_t from_none = ~0ull;
 
 WINDLASS_DEVICE uint64_t ring_address(uint64_t ring) { return ring & ~127ull; }
@@ -22,13 +22,13 @@ WINDLASS_DEVICE uint64_t load_word_for_warp(uint64_t address) {
   return from_first_lane(word);
 }
 
-// Where a lane goes on: pieces before `from` lie in its first ring, the others in `grown`.
+// Where a channel goes on: pieces before `from` lie in its first ring, the others in `grown`.
 struct Move {
   uint64_t from, grown;
 };
 // Functions of their own: seldom called, and the registers are needed elsewhere.
 //
-// The receiver's side of a lane that waits in vain: has the sender moved? grown = 0: it has not.
+// The receiver's side of a channel that waits in vain: has the sender moved? grown = 0: it has not.
 WINDLASS_DEVICE_FUNCTION Move followed_move(uint64_t from_word, uint64_t growth_word) {
   const uint64_t from = load_word_for_warp(from_word);
   if (!from) return Move{from_none, 0};
@@ -37,16 +37,16 @@ WINDLASS_DEVICE_FUNCTION Move followed_move(uint64_t from_word, uint64_t growth_
   return grown ? Move{from - 1, grown} : Move{from_none, 0};
 }
 
-// Piece `count` of lane `lane`: where it lies.
-WINDLASS_DEVICE char* slot_of(uint64_t first_ring, uint64_t first_slots, uint64_t from, uint64_t grown, uint32_t lane,
+// Piece `count` of channel `channel`: where it lies.
+WINDLASS_DEVICE char* slot_of(uint64_t first_ring, uint64_t first_slots, uint64_t from, uint64_t grown, uint32_t channel,
                           uint64_t count, uint32_t slot_bytes) {
   const uint64_t ring = count >= from ? ring_address(grown) : first_ring;
   const uint64_t slots = count >= from ? ring_slots(grown) : first_slots;
-  return reinterpret_cast<char*>(ring + (lane * slots + (count & (slots - 1))) * slot_bytes);
+  return reinterpret_cast<char*>(ring + (channel * slots + (count & (slots - 1))) * slot_bytes);
 }
 
 // How many pieces beyond the credit may be under way at piece `count`. What still lies in the first ring counts against the
-// grown one: less room for a moment, and no need to remember `from` once the lane has passed it.
+// grown one: less room for a moment, and no need to remember `from` once the channel has passed it.
 WINDLASS_DEVICE uint64_t slots_at(uint64_t first_slots, uint64_t from, uint64_t grown, uint64_t count) {
   return count >= from ? ring_slots(grown) : first_slots;
 }

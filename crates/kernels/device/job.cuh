@@ -1,4 +1,4 @@
-// A job: one lane of one channel that a warp serves, and how far it is. A job's step never waits: it moves one unit or
+// A job: one channel of one connection that a warp serves, and how far it is. A job's step never waits: it moves one packet or
 // chunk, or says that it cannot yet. So a warp can take several jobs in turn, and none holds up another.
 #pragma once
 #include "growth.cuh"
@@ -9,19 +9,19 @@ enum JobKind : uint8_t { job_ll128_send, job_ll128_receive, job_bulk_send, job_b
 
 // Kept in registers by a warp with one job, else in shared memory, read and written by the warp as a whole.
 struct alignas(16) Job {
-  uint64_t count;      // the next unit or chunk of this lane, from init
+  uint64_t count;      // the next packet or chunk of this channel, from init
   uint64_t seen;       // the last count read of credit (sender) or of the posted word (receiver of bulk)
-  uint64_t from;       // the first unit or chunk in the grown ring: 0 before this launch, from_none: not known of
+  uint64_t from;       // the first packet or chunk in the grown ring: 0 before this launch, from_none: not known of
   uint64_t grown;      // that ring, if there is one
-  uint64_t slots;      // LL128: where the lane's slots begin, in the ring in which the next unit lies
+  uint64_t slots;      // LL128: where the channel's slots begin, in the ring in which the next packet lies
   uint32_t slot_mask;  // LL128: their number less one
-  uint32_t operation;  // the message at which the job is, in its channel
-  uint32_t step;       // how many units or chunks of that message this lane has moved
+  uint32_t operation;  // the message at which the job is, in its connection
+  uint32_t step;       // how many packets or chunks of that message this channel has moved
+  uint16_t connection;
   uint16_t channel;
-  uint16_t lane;
   union {
-    uint16_t task;   // bulk: which of the block's bulk lanes
-    uint16_t round;  // LL128: which of the block's LL128 lanes of its channel
+    uint16_t task;   // bulk: which of the block's bulk channels
+    uint16_t round;  // LL128: which of the block's LL128 channels of its connection
   };
   JobKind kind;
   uint8_t live;        // anything left to do
@@ -32,7 +32,7 @@ static_assert(sizeof(Job) == 64, "WindlassP2pShared.jobs counts 64 bytes a job")
 struct Message {
   uint64_t address;
   uint64_t bytes;
-  uint32_t blocks;  // virtual blocks over which it goes by LL128, from its channel's first on; 0: by chunks
+  uint32_t blocks;  // virtual blocks over which it goes by LL128, from its connection's first on; 0: by chunks
 };
 
 // The launch as a thread reads it: what lies in the parameters comes from the constant bank.
@@ -42,14 +42,14 @@ struct Group {
   const uint32_t block;
 
   WINDLASS_DEVICE const WindlassP2pGeometry& geometry() const { return launch.geometry; }
-  WINDLASS_DEVICE uint32_t channels() const { return launch.send_channels + launch.receive_channels; }
-  WINDLASS_DEVICE WindlassP2pChannel channel(uint32_t index) const {
-    return reinterpret_cast<const WindlassP2pChannel*>(launch.storage)[index];
+  WINDLASS_DEVICE uint32_t connections() const { return launch.send_connections + launch.receive_connections; }
+  WINDLASS_DEVICE WindlassP2pConnection connection(uint32_t index) const {
+    return reinterpret_cast<const WindlassP2pConnection*>(launch.storage)[index];
   }
   WINDLASS_DEVICE Message message(uint32_t index) const {
     // Two loads, as one is of the constant bank.
     if (launch.operation_list) return read(reinterpret_cast<const uint64_t*>(launch.operation_list) + index * 2);
-    return read(launch.storage + channels() * (uint32_t)(sizeof(WindlassP2pChannel) / 8) + index * 2);
+    return read(launch.storage + connections() * (uint32_t)(sizeof(WindlassP2pConnection) / 8) + index * 2);
   }
   WINDLASS_DEVICE static Message read(const uint64_t* at) {
     const uint64_t bytes = at[1];
@@ -69,33 +69,33 @@ WINDLASS_DEVICE uint32_t virtual_block(uint32_t used, uint32_t index) {
   return first_bit(ballot_of_warp(is_it));
 }
 
-// Lane l of a channel is served by virtual block (first_block + l) modulo their number V: this follows from the pair of ranks and the
-// lane alone, so it is the same on both sides, whatever else their groups hold. So each block has one bulk lane of a channel, and
-// LL128 lane b + V * round for each round, b being how many blocks it lies behind the first.
-WINDLASS_DEVICE uint32_t blocks_behind(const Group& group, const WindlassP2pChannel& channel) {
-  const uint32_t behind = group.block - channel.first_block;
-  return group.block < channel.first_block ? behind + group.geometry().bulk_lanes : behind;
+// Channel l of a connection is served by virtual block (first_block + l) modulo their number V: this follows from the pair of ranks and the
+// channel alone, so it is the same on both sides, whatever else their groups hold. So each block has one bulk channel of a connection, and
+// LL128 channel b + V * round for each round, b being how many blocks it lies behind the first.
+WINDLASS_DEVICE uint32_t blocks_behind(const Group& group, const WindlassP2pConnection& connection) {
+  const uint32_t behind = group.block - connection.first_block;
+  return group.block < connection.first_block ? behind + group.geometry().bulk_channels : behind;
 }
 
-// A piece of a message: what one unit or one chunk carries.
+// A piece of a message: what one packet or one chunk carries.
 struct Piece {
   uint64_t address;  // of the message
   uint64_t offset;   // of the piece in it
   uint32_t bytes;    // of the piece
 };
 
-// The piece at (operation, step) or the next after it that this lane carries: a function of bytes and geometry, equal on both sides.
-// Bulk lane l of n carries chunks l, l + n, l + 2n ... LL128 lane b + V * round carries, of a message that goes over B blocks, units
-// b + B * round and every (B * rounds)-th after it: neighbouring units lie in neighbouring blocks, which is quicker than in one.
-// False when the channel has no more for this lane.
-WINDLASS_DEVICE bool find_piece(const Group& group, const WindlassP2pChannel& channel, bool bulk, uint32_t lane, uint32_t round,
+// The piece at (operation, step) or the next after it that this channel carries: a function of bytes and geometry, equal on both sides.
+// Bulk channel l of n carries chunks l, l + n, l + 2n ... LL128 channel b + V * round carries, of a message that goes over B blocks, packets
+// b + B * round and every (B * rounds)-th after it: neighbouring packets lie in neighbouring blocks, which is quicker than in one.
+// False when the connection has no more for this channel.
+WINDLASS_DEVICE bool find_piece(const Group& group, const WindlassP2pConnection& connection, bool bulk, uint32_t channel, uint32_t round,
                             uint32_t& operation, uint32_t& step, Piece& piece) {
-  const uint32_t behind = bulk ? lane : lane - round * group.geometry().bulk_lanes;
+  const uint32_t behind = bulk ? channel : channel - round * group.geometry().bulk_channels;
   const uint32_t turn = bulk ? step : round + step * group.launch.ll128_rounds;
-  const uint32_t size = bulk ? group.geometry().bulk_chunk_bytes : (uint32_t)WINDLASS_UNIT_PAYLOAD_BYTES;
-  for (uint32_t here = turn; operation < channel.operations; here = round) {
-    const Message message = group.message(channel.first_operation + operation);
-    const uint32_t blocks = bulk ? group.geometry().bulk_lanes : message.blocks;
+  const uint32_t size = bulk ? group.geometry().bulk_chunk_bytes : (uint32_t)WINDLASS_PACKET_PAYLOAD_BYTES;
+  for (uint32_t here = turn; operation < connection.operations; here = round) {
+    const Message message = group.message(connection.first_operation + operation);
+    const uint32_t blocks = bulk ? group.geometry().bulk_channels : message.blocks;
     const uint64_t offset = (uint64_t)(behind + here * blocks) * size;
     if (bulk ? message.blocks == 0 && offset < message.bytes : behind < blocks && offset < message.bytes) {
       piece.address = message.address;
@@ -116,8 +116,8 @@ WINDLASS_DEVICE void wish_for_growth(const Group& group, uint32_t peer, uint32_t
 }
 
 // Says what this job waited for. Called by one thread.
-WINDLASS_DEVICE void report_wait(const Group& group, uint32_t peer, uint32_t waited_for, uint32_t lane, uint32_t operation,
+WINDLASS_DEVICE void report_wait(const Group& group, uint32_t peer, uint32_t waited_for, uint32_t channel, uint32_t operation,
                              uint64_t sequence, uint64_t seen) {
   report_entry(group.launch.report, group.geometry().rank,
-               WindlassP2pReportEntry{peer, waited_for, lane, operation, sequence, seen});
+               WindlassP2pReportEntry{peer, waited_for, channel, operation, sequence, seen});
 }

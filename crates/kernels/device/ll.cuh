@@ -1,6 +1,6 @@
-// Collectives over LL, for what is small and alike for all: every rank sends every other one unit of a lane, or none.
-// So one count is enough for a lane, and two slots: who is at a lane's launch n has had something of every peer's launch n - 1, and
-// that peer had ended n - 2 by then. No credit, no loop over units, few instructions: what runs once must first be fetched.
+// Collectives over LL, for what is small and alike for all: every rank sends every other one packet of a channel, or none.
+// So one count is enough for a channel, and two slots: who is at a channel's launch n has had something of every peer's launch n - 1, and
+// that peer had ended n - 2 by then. No credit, no loop over packets, few instructions: what runs once must first be fetched.
 #pragma once
 #include "reduction.cuh"
 #include "report.cuh"
@@ -36,7 +36,7 @@ WINDLASS_DEVICE void store_eight(uint64_t to, uint64_t value, uint32_t left) {
 struct LaunchPart {
   const WindlassCollectiveLaunch& launch;
   uint32_t at;
-  // The same for every directed pair, and no more than the lanes hold.
+  // The same for every connection, and no more than the channels hold.
   WINDLASS_DEVICE uint32_t bytes() const { return (uint32_t)launch.send_bytes[0]; }
   WINDLASS_DEVICE uint64_t send(uint32_t rank) const { return launch.send[rank] + at; }
   WINDLASS_DEVICE uint64_t receive(uint32_t rank) const { return launch.receive[rank] + at; }
@@ -54,18 +54,18 @@ struct BatchPart {
   WINDLASS_DEVICE bool moves(uint32_t rank) const { return receive(rank) != send(rank); }
 };
 
-// A lane of this rank.
-struct LlLane {
+// A channel of this rank.
+struct LlChannel {
   uint32_t number;
   uint64_t slice, count_word;
-  WINDLASS_DEVICE LlLane(const WindlassCollectiveLaunch& launch, uint32_t number_)
-      : number(number_), slice(launch.slices[launch.rank]), count_word(slice + launch.wires[0].lanes + number * WINDLASS_LL_COUNT_BYTES) {}
+  WINDLASS_DEVICE LlChannel(const WindlassCollectiveLaunch& launch, uint32_t number_)
+      : number(number_), slice(launch.slices[launch.rank]), count_word(slice + launch.wires[0].channels + number * WINDLASS_LL_COUNT_BYTES) {}
 };
 
-// A warp and a lane's unit number `count` from init. False: aborted.
+// A warp and a channel's packet number `count` from init. False: aborted.
 template <class Reducer, int ranks_max, bool straight, class Part>
-WINDLASS_DEVICE bool run_ll_unit(const WindlassCollectiveLaunch& launch, const LlLane& own, uint64_t count, const Part& part) {
-  const uint32_t me = launch.rank, lane = own.number;
+WINDLASS_DEVICE bool run_ll_packet(const WindlassCollectiveLaunch& launch, const LlChannel& own, uint64_t count, const Part& part) {
+  const uint32_t me = launch.rank, channel = own.number;
   const uint64_t slice = own.slice;
   const uint32_t bytes = part.bytes(), left = bytes > part.at ? bytes - part.at : 0;
   // What goes to each rank; then what has come from it.
@@ -77,8 +77,8 @@ WINDLASS_DEVICE bool run_ll_unit(const WindlassCollectiveLaunch& launch, const L
   }
   const uint64_t tag = launch.first_tag + count;
   // Where a source's LL pair lies in any slice.
-  const uint64_t in_slot = launch.wires[0].rings + (lane * WINDLASS_LL_SLOTS + (uint32_t)count % WINDLASS_LL_SLOTS) * WINDLASS_LL_SLOT_BYTES + 16 * lane_index();
-  const uint64_t ring_bytes = (uint64_t)(WINDLASS_LL_SLOTS * WINDLASS_LL_SLOT_BYTES) << launch.lanes_log2, own_slot = in_slot + me * ring_bytes;
+  const uint64_t in_slot = launch.wires[0].rings + (channel * WINDLASS_LL_SLOTS + (uint32_t)count % WINDLASS_LL_SLOTS) * WINDLASS_LL_SLOT_BYTES + 16 * lane_index();
+  const uint64_t ring_bytes = (uint64_t)(WINDLASS_LL_SLOTS * WINDLASS_LL_SLOT_BYTES) << launch.channels_log2, own_slot = in_slot + me * ring_bytes;
   const auto is_peer = [&](int rank) { return rank != (int)me && rank < (int)launch.ranks && left != 0; };
   WINDLASS_UNROLL
   for (int rank = 0; rank < ranks_max; ++rank) store_ll_if(is_peer(rank), reinterpret_cast<char*>(launch.slices[rank] + own_slot), x[rank], tag);
@@ -102,7 +102,7 @@ WINDLASS_DEVICE bool run_ll_unit(const WindlassCollectiveLaunch& launch, const L
     WINDLASS_NO_UNROLL
     for (uint32_t rank = 0; rank < launch.ranks; ++rank)
       if (any_of_warp(missing >> rank & 1) && lane_index() == 0)
-        report_entry(launch.report, me, WindlassP2pReportEntry{rank, WINDLASS_WAITED_LL_DATA, lane, 0, count, count});
+        report_entry(launch.report, me, WindlassP2pReportEntry{rank, WINDLASS_WAITED_LL_DATA, channel, 0, count, count});
     return false;
   }
   // All threads have read it, as the vote shows.
@@ -124,17 +124,17 @@ WINDLASS_DEVICE bool run_ll_unit(const WindlassCollectiveLaunch& launch, const L
 template <class Reducer, int ranks_max, bool straight>
 WINDLASS_DEVICE void run_ll(const WindlassCollectiveLaunch& launch) {
   begin_after_previous(launch.flags & WINDLASS_COLLECTIVE_EARLY_NEXT);
-  // Lanes in order: see Lanes.
+  // Channels in order: see Channels.
   const uint32_t stride = block_count() * launch.role_warps;
   WINDLASS_NO_UNROLL
-  for (uint32_t lane = block_index() + block_count() * warp_index(); lane < launch.used_lanes; lane += stride) {
-    const LlLane own(launch, lane);
-    const LaunchPart part{launch, lane * WINDLASS_LL_PAYLOAD_BYTES + 8 * lane_index()};
-    if (!run_ll_unit<Reducer, ranks_max, straight>(launch, own, load_word_relaxed(own.count_word), part)) return;
+  for (uint32_t channel = block_index() + block_count() * warp_index(); channel < launch.used_channels; channel += stride) {
+    const LlChannel own(launch, channel);
+    const LaunchPart part{launch, channel * WINDLASS_LL_PAYLOAD_BYTES + 8 * lane_index()};
+    if (!run_ll_packet<Reducer, ranks_max, straight>(launch, own, load_word_relaxed(own.count_word), part)) return;
   }
 }
 
-// Several collectives: all their units in a row. A lane's are one warp's, one after the other, so that for the protocol they are as many
+// Several collectives: all their packets in a row. A channel's are one warp's, one after the other, so that for the protocol they are as many
 // launches.
 template <class Reducer, int ranks_max, bool straight>
 WINDLASS_DEVICE void run_batch(const WindlassBatchLaunch& batch) {
@@ -142,14 +142,14 @@ WINDLASS_DEVICE void run_batch(const WindlassBatchLaunch& batch) {
   begin_after_previous(launch.flags & WINDLASS_COLLECTIVE_EARLY_NEXT);
   const uint32_t stride = block_count() * launch.role_warps;
   WINDLASS_NO_UNROLL
-  for (uint32_t lane = block_index() + block_count() * warp_index(); lane < launch.used_lanes; lane += stride) {
-    const LlLane own(launch, lane);
+  for (uint32_t channel = block_index() + block_count() * warp_index(); channel < launch.used_channels; channel += stride) {
+    const LlChannel own(launch, channel);
     uint64_t count = load_word_relaxed(own.count_word);
     WINDLASS_NO_UNROLL
-    for (uint32_t unit = lane; unit < (uint32_t)launch.units; unit += launch.used_lanes, ++count) {
-      const WindlassBatchCall& call = batch.calls[batch.call_of_unit[unit]];
-      const BatchPart part{call, (unit - call.first_unit) * WINDLASS_LL_PAYLOAD_BYTES + 8 * lane_index()};
-      if (!run_ll_unit<Reducer, ranks_max, straight>(launch, own, count, part)) return;
+    for (uint32_t packet = channel; packet < (uint32_t)launch.packets; packet += launch.used_channels, ++count) {
+      const WindlassBatchCall& call = batch.calls[batch.call_of_packet[packet]];
+      const BatchPart part{call, (packet - call.first_packet) * WINDLASS_LL_PAYLOAD_BYTES + 8 * lane_index()};
+      if (!run_ll_packet<Reducer, ranks_max, straight>(launch, own, count, part)) return;
     }
   }
 }

@@ -1,14 +1,14 @@
 // LL128: 8 threads store 120 bytes of payload and 8 of tag at once, so the payload tells by itself that it is
-// there. `groups` / 2 half units are one unit here.
+// there. `groups` / 2 half packets are one packet here.
 #pragma once
-#include "lane.cuh"
-#include "unit.cuh"
+#include "channel.cuh"
+#include "packet.cuh"
 
 template <int groups_>
 struct Ll128Format {
   static constexpr int groups = groups_;
   static constexpr uint32_t payload_bytes = groups / 2 * WINDLASS_LL128_HALF_PAYLOAD_BYTES, slot_bytes = WINDLASS_LL128_SLOT_BYTES;
-  // Whether this thread has payload in a group, and where in the unit.
+  // Whether this thread has payload in a group, and where in the packet.
   static WINDLASS_DEVICE bool holds(int group) { return holds_payload(group); }
   static WINDLASS_DEVICE uint32_t offset(int group) { return payload_offset(group); }
 };
@@ -17,24 +17,24 @@ using Ll128Sender = Sender<Ll128Format<groups>, straight, Source>;
 template <int groups, bool straight, class Source>
 using Ll128Receiver = Receiver<Ll128Format<groups>, straight, Source>;
 
-// Puts this step's unit into the lane of each of its ranks: out[distance - 1] for the rank at that distance, or the only one for all.
+// Puts this step's packet into the channel of each of its ranks: out[distance - 1] for the rank at that distance, or the only one for all.
 // False: aborted.
-template <int ranks_max, int groups, bool straight, class Source, int units>
-WINDLASS_DEVICE bool put_unit(Ll128Sender<groups, straight, Source>& way, const Vector (&out)[units][groups], uint32_t waited_for) {
+template <int ranks_max, int groups, bool straight, class Source, int packets>
+WINDLASS_DEVICE bool put_packet(Ll128Sender<groups, straight, Source>& way, const Vector (&out)[packets][groups], uint32_t waited_for) {
   way.settle();
   if (!way.wait_for_room(waited_for)) return false;
   const uint64_t own = way.slot(way.me()) + 16 * lane_index(), tag = way.tag();
-  // The whole warp at once: see send_unit.
+  // The whole warp at once: see send_packet.
   sync_warp();
   WINDLASS_UNROLL
   for (int distance = 1; distance < ranks_max; ++distance) {
     const uint32_t rank = way.peer(distance);
     const bool goes = distance < (int)way.launch.ranks && way.moves(rank);
-    const Vector(&unit)[groups] = out[units == 1 ? 0 : distance - 1];
+    const Vector(&packet)[groups] = out[packets == 1 ? 0 : distance - 1];
     char* const at = reinterpret_cast<char*>(way.launch.slices[rank] + own);
     WINDLASS_UNROLL
     for (int half = 0; half < groups / 2; ++half) {
-      const Vector first = unit[2 * half], second = unit[2 * half + 1];
+      const Vector first = packet[2 * half], second = packet[2 * half + 1];
       store_half_if(goes, at + half * 1024, Vector{first.x, keeps_line() ? tag : first.y},
                     Vector{keeps_line() ? first.y : second.x, keeps_line() ? tag : second.y});
     }
@@ -42,14 +42,14 @@ WINDLASS_DEVICE bool put_unit(Ll128Sender<groups, straight, Source>& way, const 
   return true;
 }
 
-// Waits for this step's unit of each of its ranks; what x has of others stays. False: aborted.
+// Waits for this step's packet of each of its ranks; what x has of others stays. False: aborted.
 template <int groups, bool straight, class Source, int ranks_max>
-WINDLASS_DEVICE bool take_unit(Ll128Receiver<groups, straight, Source>& way, Vector (&x)[ranks_max][groups], uint32_t waited_for) {
+WINDLASS_DEVICE bool take_packet(Ll128Receiver<groups, straight, Source>& way, Vector (&x)[ranks_max][groups], uint32_t waited_for) {
   const char* const first = reinterpret_cast<const char*>(way.launch.slices[way.me()] + way.slot(0) + 16 * lane_index());
   const uint64_t ring_bytes = way.ring_bytes(), tag = way.tag();
   Waiting waiting;
   for (;;) {
-    // As for one unit: see receive_unit.
+    // As for one packet: see receive_packet.
     sync_warp();
     WINDLASS_UNROLL
     for (int rank = 0; rank < ranks_max; ++rank) load_lines_if(way.moves_peer(rank), x[rank], first + rank * ring_bytes, tag);

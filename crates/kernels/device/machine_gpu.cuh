@@ -197,7 +197,7 @@ WINDLASS_DEVICE uint32_t bfloats_of_floats(float low, float high) {
   return bits;
 }
 
-// Slots of bulk lanes. Reads bypass L1, which may hold what the slot had before.
+// Slots of bulk channels. Reads bypass L1, which may hold what the slot had before.
 WINDLASS_DEVICE Vector load_slot(const char* from) {
   Vector v;
   asm volatile("ld.global.cg.v2.u64 {%0,%1},[%2];" : "=l"(v.x), "=l"(v.y) : "l"(from) : "memory");

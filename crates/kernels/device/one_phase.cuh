@@ -2,7 +2,7 @@
 #pragma once
 #include "parts.cuh"
 
-// A warp has one role; each goes through the lanes by itself, so that the compiler keeps nothing of the other's in registers.
+// A warp has one role; each goes through the channels by itself, so that the compiler keeps nothing of the other's in registers.
 template <class Reducer, int ranks_max, int groups, bool straight, class Source>
 WINDLASS_DEVICE void run_ll128(const typename Source::Parameter& parameter) {
   const Source source(parameter);
@@ -11,36 +11,36 @@ WINDLASS_DEVICE void run_ll128(const typename Source::Parameter& parameter) {
   const uint32_t me = launch.rank, place = lane_index() % 8;
   if (warp_index() >= launch.role_warps) {
     const uint64_t bytes = Source::several ? 0 : launch.receive_bytes[Reducer::reduces ? me : place];
-    for (Lanes lanes(launch, warp_index() - launch.role_warps); lanes.next < lanes.last; lanes.next += lanes.stride) {
-      Ll128Receiver<groups, straight, Source> way(source, launch.wires[0], lanes.next, bytes);
+    for (Channels channels(launch, warp_index() - launch.role_warps); channels.next < channels.last; channels.next += channels.stride) {
+      Ll128Receiver<groups, straight, Source> way(source, launch.wires[0], channels.next, bytes);
       if (!receive_parts<Reducer, ranks_max>(way)) return;
       way.end();
     }
     return;
   }
   const bool same = !Reducer::reduces && (Source::several || launch.flags & WINDLASS_COLLECTIVE_SAME);
-  for (Lanes lanes(launch, warp_index()); lanes.next < lanes.last; lanes.next += lanes.stride) {
-    Ll128Sender<groups, straight, Source> way(source, launch.wires[0], lanes.next, Source::several ? 0 : launch.send_bytes[place]);
+  for (Channels channels(launch, warp_index()); channels.next < channels.last; channels.next += channels.stride) {
+    Ll128Sender<groups, straight, Source> way(source, launch.wires[0], channels.next, Source::several ? 0 : launch.send_bytes[place]);
     if (!(same ? send_same<ranks_max>(way) : send_parts<Reducer, ranks_max>(way))) return;
     way.end();
   }
 }
 
-// Only even launches that reduce: the poster takes every lane to be used by all peers alike.
+// Only even launches that reduce: the poster takes every channel to be used by all peers alike.
 template <class Reducer, int ranks_max, bool straight>
 WINDLASS_DEVICE void run_simple(const WindlassCollectiveLaunch& launch) {
   uint32_t* const counters = begin_posting(launch, 1);
   const uint32_t warp = warp_index(), role_warps = launch.role_warps;
   if (warp < role_warps) {
     Told told{counters + warp, 0};
-    for (Lanes lanes(launch, warp); lanes.next < lanes.last; lanes.next += lanes.stride) {
-      SimpleSender<straight> way(OneCall(launch), launch.wires[0], lanes.next, 0, told);
+    for (Channels channels(launch, warp); channels.next < channels.last; channels.next += channels.stride) {
+      SimpleSender<straight> way(OneCall(launch), launch.wires[0], channels.next, 0, told);
       if (!send_parts<Reducer, ranks_max>(way)) return;
       way.end();
     }
   } else if (warp < 2 * role_warps) {
-    for (Lanes lanes(launch, warp - role_warps); lanes.next < lanes.last; lanes.next += lanes.stride) {
-      SimpleReceiver<straight> way(OneCall(launch), launch.wires[0], lanes.next, 0);
+    for (Channels channels(launch, warp - role_warps); channels.next < channels.last; channels.next += channels.stride) {
+      SimpleReceiver<straight> way(OneCall(launch), launch.wires[0], channels.next, 0);
       if (!receive_parts<Reducer, ranks_max>(way)) return;
       way.end();
     }

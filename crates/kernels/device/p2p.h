@@ -1,7 +1,7 @@
 // What the host side and the p2p transport kernel say to each other: C structures, the same bytes in C++, CUDA and Rust
 // (crates/kernels/src/launch.rs). Sizes and offsets are asserted at the end of this file and tested in Rust.
 //
-// All addresses are 64-bit device-visible addresses. All counts of units and chunks are counted from the init of the
+// All addresses are 64-bit device-visible addresses. All counts of packets and chunks are counted from the init of the
 // communicator, so memory that is zeroed at init needs no further preparation.
 #pragma once
 #include <stddef.h>
@@ -10,20 +10,20 @@
 #define WINDLASS_P2P_KERNEL "ncclWindlassMail"
 
 enum {
-  // A line is 128 bytes: 120 of payload, 8 of tag. A unit is what one warp moves at once: 16 lines.
+  // A line is 128 bytes: 120 of payload, 8 of tag. A packet is what one warp moves at once: 16 lines.
   WINDLASS_LINE_BYTES = 128,
-  WINDLASS_LINES_PER_UNIT = 16,
-  WINDLASS_UNIT_SLOT_BYTES = 2048,
-  WINDLASS_UNIT_PAYLOAD_BYTES = 1920,
-  // Half a unit (8 lines) is the least that goes over the wire.
-  WINDLASS_HALF_UNIT_PAYLOAD_BYTES = 960,
-  // Distance between the credit words of neighbouring LL128 lanes, and between the words of neighbouring bulk lanes:
+  WINDLASS_LINES_PER_PACKET = 16,
+  WINDLASS_PACKET_SLOT_BYTES = 2048,
+  WINDLASS_PACKET_PAYLOAD_BYTES = 1920,
+  // Half a packet (8 lines) is the least that goes over the wire.
+  WINDLASS_HALF_PACKET_PAYLOAD_BYTES = 960,
+  // Distance between the credit words of neighbouring LL128 channels, and between the words of neighbouring bulk channels:
   // words that different warps write over the link do not share a sector.
   WINDLASS_LL128_WORD_STRIDE = 32,
   WINDLASS_BULK_WORD_STRIDE = 128,
-  // A side's own words of a lane: its count, then the ring into which the lane has moved, or 0. Read by one load.
+  // A side's own words of a channel: its count, then the ring into which the channel has moved, or 0. Read by one load.
   WINDLASS_PROGRESS_STRIDE = 16,
-  // Words by which the sender of an LL128 lane says where it moves.
+  // Words by which the sender of an LL128 channel says where it moves.
   WINDLASS_LL128_FROM_STRIDE = 8,
   WINDLASS_LAUNCH_BYTES = 4096,
   WINDLASS_LAUNCH_HEAD_BYTES = 120,
@@ -35,28 +35,28 @@ enum {
   WINDLASS_WISHES_PER_WIRE = 64,
   // Virtual blocks of a communicator at most: `used_blocks` has a bit for each.
   WINDLASS_VIRTUAL_BLOCKS_MAX = 32,
-  // A message by LL128 goes over so few virtual blocks that each has about so many of its units.
-  WINDLASS_UNITS_A_BLOCK = 8,
+  // A message by LL128 goes over so few virtual blocks that each has about so many of its packets.
+  WINDLASS_PACKETS_A_BLOCK = 8,
 };
 
-// In a posted word: the lane moves, or has moved, into its grown ring; the word after it says from which chunk on.
+// In a posted word: the channel moves, or has moved, into its grown ring; the word after it says from which chunk on.
 #define WINDLASS_POSTED_MOVES (1ull << 63)
-// Words at WindlassP2pChannel.growth.
+// Words at WindlassP2pConnection.growth.
 enum { WINDLASS_GROWTH_LL128 = 0, WINDLASS_GROWTH_BULK = 1 };
 
-// WindlassP2pChannel.flags
+// WindlassP2pConnection.flags
 enum {
-  WINDLASS_CHANNEL_RECEIVE = 1,
-  // Bulk messages of this channel are sent by ordinary loads and stores: the architecture lacks bulk copies, or a
+  WINDLASS_CONNECTION_RECEIVE = 1,
+  // Bulk messages of this connection are sent by ordinary loads and stores: the architecture lacks bulk copies, or a
   // buffer is not 16-byte aligned. The receiver cannot tell.
-  WINDLASS_CHANNEL_ORDINARY_STORES = 2,
+  WINDLASS_CONNECTION_ORDINARY_STORES = 2,
 };
 
 // WindlassP2pLaunch.flags
 enum {
   // The next kernel of the stream may be set up while this one runs (programmatic serialization on its side).
   WINDLASS_LAUNCH_EARLY_NEXT = 1,
-  // Some channel's chunks have a grown ring to go to: bulk lanes that have not moved look for it at once.
+  // Some connection's chunks have a grown ring to go to: bulk channels that have not moved look for it at once.
   WINDLASS_LAUNCH_BULK_GREW = 2,
 };
 
@@ -65,25 +65,25 @@ enum { WINDLASS_CONTROL_RUN = 0, WINDLASS_CONTROL_ABORT = 1, WINDLASS_CONTROL_AS
 
 // WindlassP2pReportEntry.waited_for
 enum {
-  WINDLASS_WAITED_P2P_LL128_CREDIT = 1,   // a sender, for room in an LL128 lane
-  WINDLASS_WAITED_P2P_LL128_DATA = 2,     // a receiver, for a unit
-  WINDLASS_WAITED_BULK_CREDIT = 3,   // a sender, for room in a bulk lane
-  WINDLASS_WAITED_BULK_DATA = 4,     // a receiver, for a chunk
+  WINDLASS_WAITED_P2P_LL128_CREDIT = 1,  // a sender, for room in an LL128 channel
+  WINDLASS_WAITED_P2P_LL128_DATA = 2,    // a receiver, for a packet
+  WINDLASS_WAITED_BULK_CREDIT = 3,       // a sender, for room in a bulk channel
+  WINDLASS_WAITED_BULK_DATA = 4,         // a receiver, for a chunk
 };
 
 // What the ranks of a communicator agreed on at its init; equal on all of them, constant for its life.
 typedef struct WindlassP2pGeometry {
-  uint64_t first_tag;         // tag of the first unit of every LL128 lane; tags grow by one a unit; 0 is no tag
-  uint64_t bulk_from_bytes;   // messages of at least this many bytes go by bulk lanes, shorter ones by LL128 lanes
-  uint32_t ll128_lanes;        // LL128 lanes of a directed pair; a multiple of bulk_lanes
-  uint32_t ll128_slots;        // units that an LL128 lane's ring holds; a power of two
-  uint32_t bulk_lanes;        // bulk lanes of a directed pair, and virtual blocks: 1 to 32
-  uint32_t bulk_slots;        // chunks that a bulk lane's ring holds; a power of two
+  uint64_t first_tag;         // tag of the first packet of every LL128 channel; tags grow by one a packet; 0 is no tag
+  uint64_t bulk_from_bytes;   // messages of at least this many bytes go by bulk channels, shorter ones by LL128 channels
+  uint32_t ll128_channels;    // LL128 channels of a connection; a multiple of bulk_channels
+  uint32_t ll128_slots;       // packets that an LL128 channel's ring holds; a power of two
+  uint32_t bulk_channels;     // bulk channels of a connection, and virtual blocks: 1 to 32
+  uint32_t bulk_slots;        // chunks that a bulk channel's ring holds; a power of two
   uint32_t bulk_chunk_bytes;  // a multiple of 128
   uint32_t rank;              // own rank; for the report only
 } WindlassP2pGeometry;
 
-// One message. Messages of a channel stand in the order in which they were called.
+// One message. Messages of a connection stand in the order in which they were called.
 typedef struct WindlassP2pOperation {
   uint64_t address;  // any alignment
   uint64_t bytes;    // of the message, and from bit WINDLASS_BLOCKS_SHIFT on over how many virtual blocks it goes by LL128; 0: by chunks
@@ -91,29 +91,29 @@ typedef struct WindlassP2pOperation {
 #define WINDLASS_BLOCKS_SHIFT 56
 
 // All of a group's messages to one peer, or from one. "Mine" is this rank's memory, "the peer's" is mapped.
-typedef struct WindlassP2pChannel {
-  uint64_t ll128_ring;      // send: the peer's; receive: mine. [lane][slot][2048 bytes]
-  uint64_t ll128_credit;    // units consumed, written by the receiver. send: mine; receive: the peer's. [lane], stride 32
-  uint64_t ll128_progress;  // units done by this side, ring. mine. [lane], stride 16
-  uint64_t ll128_from;      // 1 + the first unit in the grown ring, or 0. send: the peer's; receive: mine. [lane], stride 8
-  uint64_t bulk_ring;      // send: the peer's; receive: mine. [lane][slot][chunk]
-  uint64_t bulk_posted;    // chunks arrived, and 1 + the first chunk in the grown ring, or 0, written by the sender.
-                           // send: the peer's; receive: mine. [lane], stride 128
-  uint64_t bulk_credit;    // chunks consumed, written by the receiver. send: mine; receive: the peer's. [lane], stride 128
-  uint64_t bulk_progress;  // chunks done by this side, ring. mine. [lane], stride 16
-  uint64_t growth;         // the larger rings, of LL128 and of chunks, once there are any (growth.cuh); written by this
-                           // side's host in its memory. Sends: the peer's ring; receives: mine
-  uint32_t peer;           // rank; for the report only
-  uint16_t flags;          // WINDLASS_CHANNEL_*
-  uint16_t first_block;    // the virtual block that serves lane 0 of both wires; equal on both sides
+typedef struct WindlassP2pConnection {
+  uint64_t ll128_ring;      // send: the peer's; receive: mine. [channel][slot][2048 bytes]
+  uint64_t ll128_credit;    // packets consumed, written by the receiver. send: mine; receive: the peer's. [channel], stride 32
+  uint64_t ll128_progress;  // packets done by this side, ring. mine. [channel], stride 16
+  uint64_t ll128_from;      // 1 + the first packet in the grown ring, or 0. send: the peer's; receive: mine. [channel], stride 8
+  uint64_t bulk_ring;       // send: the peer's; receive: mine. [channel][slot][chunk]
+  uint64_t bulk_posted;     // chunks arrived, and 1 + the first chunk in the grown ring, or 0, written by the sender.
+                            // send: the peer's; receive: mine. [channel], stride 128
+  uint64_t bulk_credit;     // chunks consumed, written by the receiver. send: mine; receive: the peer's. [channel], stride 128
+  uint64_t bulk_progress;   // chunks done by this side, ring. mine. [channel], stride 16
+  uint64_t growth;          // the larger rings, of LL128 and of chunks, once there are any (growth.cuh); written by this
+                            // side's host in its memory. Sends: the peer's ring; receives: mine
+  uint32_t peer;            // rank; for the report only
+  uint16_t flags;           // WINDLASS_CONNECTION_*
+  uint16_t first_block;     // the virtual block that serves channel 0 of both wires; equal on both sides
   uint32_t first_operation;
   uint32_t operations;
-  uint16_t active_ll128_blocks;  // the group's messages use LL128 lanes of so many virtual blocks, from the first one on,
-  uint16_t active_ll128_rounds;  // and of each so many
-  uint32_t active_bulk_lanes;   // and bulk lanes 0 .. active - 1
-} WindlassP2pChannel;
+  uint16_t active_ll128_blocks;   // the group's messages use LL128 channels of so many virtual blocks, from the first one on,
+  uint16_t active_ll128_rounds;   // and of each so many
+  uint32_t active_bulk_channels;  // and bulk channels 0 .. active - 1
+} WindlassP2pConnection;
 
-// The kernel's one parameter. The storage holds the channels (sends, then receives), then, unless a list is given, the
+// The kernel's one parameter. The storage holds the connections (sends, then receives), then, unless a list is given, the
 // operations and the copies: of each what it writes, then what it reads. A launch may hand over only the used part: WINDLASS_LAUNCH_HEAD_BYTES + the used storage.
 typedef struct WindlassP2pLaunch {
   WindlassP2pGeometry geometry;
@@ -121,19 +121,19 @@ typedef struct WindlassP2pLaunch {
   uint64_t report;          // address of a WindlassP2pReport in device memory
   uint64_t operation_list;  // address of a list in device-visible memory, or 0: the operations are in the storage
   uint64_t wishes;          // address of bytes that senders without room set to 1, or 0. [wire][peer modulo 64]
-  uint32_t send_channels;
-  uint32_t receive_channels;
-  uint32_t used_blocks;         // bit b: virtual block b serves a lane. The grid begins with these, ascending
-  uint32_t bulk_tasks;          // bulk lanes of one block at most, both ways; 0: no chunks
+  uint32_t send_connections;
+  uint32_t receive_connections;
+  uint32_t used_blocks;          // bit b: virtual block b serves a channel. The grid begins with these, ascending
+  uint32_t bulk_tasks;           // bulk channels of one block at most, both ways; 0: no chunks
   uint32_t ll128_send_warps;     // movers of a block that send LL128: its first ones
   uint32_t ll128_receive_warps;  // movers of a block that receive LL128: its last ones
-  uint32_t movers;              // warps of a block that move data; all of them move bulk messages
-  uint16_t stages;              // chunks that the pusher holds in shared memory, even; 0: no pusher
-  uint16_t copy_blocks;         // blocks that copy what the rank sends to itself: the last ones of the grid
-  uint16_t jobs_per_warp;       // room in shared memory for a mover's jobs; 0: each has at most one, an LL128 lane
-  uint16_t ll128_rounds;         // LL128 lanes of a directed pair that one virtual block serves
-  uint32_t flags;               // WINDLASS_LAUNCH_*
-  uint32_t operations;          // of all channels
+  uint32_t movers;               // warps of a block that move data; all of them move bulk messages
+  uint16_t stages;               // chunks that the pusher holds in shared memory, even; 0: no pusher
+  uint16_t copy_blocks;          // blocks that copy what the rank sends to itself: the last ones of the grid
+  uint16_t jobs_per_warp;        // room in shared memory for a mover's jobs; 0: each has at most one, an LL128 channel
+  uint16_t ll128_rounds;         // LL128 channels of a connection that one virtual block serves
+  uint32_t flags;                // WINDLASS_LAUNCH_*
+  uint32_t operations;           // of all connections
   uint32_t copies;
   uint64_t storage[WINDLASS_INLINE_BYTES / 8];
 } WindlassP2pLaunch;
@@ -142,10 +142,10 @@ typedef struct WindlassP2pLaunch {
 typedef struct WindlassP2pReportEntry {
   uint32_t peer;
   uint32_t waited_for;  // WINDLASS_WAITED_*
-  uint32_t lane;
-  uint32_t operation;   // index in the channel's messages
-  uint64_t sequence;    // unit or chunk of the lane, counted from init
-  uint64_t seen;        // the last count read of what it waits for (credit or posted word)
+  uint32_t channel;
+  uint32_t operation;  // index in the connection's messages
+  uint64_t sequence;   // packet or chunk of the channel, counted from init
+  uint64_t seen;       // the last count read of what it waits for (credit or posted word)
 } WindlassP2pReportEntry;
 
 typedef struct WindlassP2pReport {
@@ -160,7 +160,7 @@ typedef struct WindlassP2pShared {
   uint32_t stages;    // [stage][chunk]
   uint32_t barriers;  // [stage], 8 bytes
   uint32_t orders;    // [stage], 16 bytes
-  uint32_t tasks;     // [bulk lanes of the block, sends first], 64 bytes
+  uint32_t tasks;     // [bulk channels of the block, sends first], 64 bytes
   uint32_t told;      // [task][mover], 4 bytes
   uint32_t jobs;      // [mover][job], 64 bytes
   uint32_t total;
@@ -184,9 +184,9 @@ WINDLASS_ANYWHERE WindlassP2pShared windlass_shared_layout(const WindlassP2pLaun
   return shared;
 }
 
-static_assert(sizeof(WindlassP2pGeometry) == 40 && offsetof(WindlassP2pGeometry, ll128_lanes) == 16, "geometry");
+static_assert(sizeof(WindlassP2pGeometry) == 40 && offsetof(WindlassP2pGeometry, ll128_channels) == 16, "geometry");
 static_assert(sizeof(WindlassP2pOperation) == 16, "operation");
-static_assert(sizeof(WindlassP2pChannel) == 96 && offsetof(WindlassP2pChannel, peer) == 72, "channel");
+static_assert(sizeof(WindlassP2pConnection) == 96 && offsetof(WindlassP2pConnection, peer) == 72, "connection");
 static_assert(sizeof(WindlassP2pLaunch) == WINDLASS_LAUNCH_BYTES, "launch");
 static_assert(offsetof(WindlassP2pLaunch, control) == 40 && offsetof(WindlassP2pLaunch, used_blocks) == 80, "launch");
 static_assert(offsetof(WindlassP2pLaunch, storage) == WINDLASS_LAUNCH_HEAD_BYTES, "launch");

@@ -1,10 +1,10 @@
-// Simple: the full wire for large collectives, by ordinary stores. A unit is there when the sender's poster has said
-// so in a word beside the lane; so it comes a fence later than an LL128 line, and nothing of it is tags. It lies in the slots of LL128, and counts
+// Simple: the full wire for large collectives, by ordinary stores. A packet is there when the sender's poster has said
+// so in a word beside the channel; so it comes a fence later than an LL128 line, and nothing of it is tags. It lies in the slots of LL128, and counts
 // in their numbers: what a slot holds from one format is overwritten by the other under the same rules.
 //
 // A sending warp does not fence: it tells the block's poster warp through shared memory, which makes one fence for all it was told.
 #pragma once
-#include "lane.cuh"
+#include "channel.cuh"
 
 template <int groups_>
 struct SimpleFormat {
@@ -16,17 +16,17 @@ struct SimpleFormat {
 constexpr int simple_groups = 4;
 typedef SimpleFormat<simple_groups> Simple;
 
-// Units that a warp has put in this launch, on all its lanes.
+// Packets that a warp has put in this launch, on all its channels.
 struct Told {
   uint32_t* counter;
-  uint32_t units;
+  uint32_t packets;
 };
 template <bool straight>
 struct SimpleSender : Sender<Simple, straight> {
-  Told& units_told;
-  WINDLASS_DEVICE SimpleSender(const OneCall& source, const WindlassWire& wire, uint32_t lane, uint64_t bytes, Told& told)
-      : Sender<Simple, straight>(source, wire, lane, bytes), units_told(told) {}
-  // The poster does, when it has posted the last unit.
+  Told& packets_told;
+  WINDLASS_DEVICE SimpleSender(const OneCall& source, const WindlassWire& wire, uint32_t channel, uint64_t bytes, Told& told)
+      : Sender<Simple, straight>(source, wire, channel, bytes), packets_told(told) {}
+  // The poster does, when it has posted the last packet.
   WINDLASS_DEVICE void end() {}
 };
 template <bool straight>
@@ -36,8 +36,8 @@ struct SimpleReceiver : Receiver<Simple, straight> {
 };
 
 // As for LL128.
-template <int ranks_max, bool straight, int units>
-WINDLASS_DEVICE bool put_unit(SimpleSender<straight>& way, const Vector (&out)[units][simple_groups], uint32_t waited_for) {
+template <int ranks_max, bool straight, int packets>
+WINDLASS_DEVICE bool put_packet(SimpleSender<straight>& way, const Vector (&out)[packets][simple_groups], uint32_t waited_for) {
   way.settle();
   if (!way.wait_for_room(waited_for)) return false;
   const uint64_t own = way.slot(way.me()) + 16 * lane_index();
@@ -47,20 +47,20 @@ WINDLASS_DEVICE bool put_unit(SimpleSender<straight>& way, const Vector (&out)[u
     if (distance >= (int)way.launch.ranks || !way.moves(rank)) continue;
     char* const at = reinterpret_cast<char*>(way.launch.slices[rank] + own);
     WINDLASS_UNROLL
-    for (int group = 0; group < simple_groups; ++group) store_slot(at + 512 * group, out[units == 1 ? 0 : distance - 1][group]);
+    for (int group = 0; group < simple_groups; ++group) store_slot(at + 512 * group, out[packets == 1 ? 0 : distance - 1][group]);
   }
   // The whole warp's stores are made before its first thread tells.
   sync_warp();
-  ++way.units_told.units;
-  if (lane_index() == 0) tell(way.units_told.counter, way.units_told.units);
+  ++way.packets_told.packets;
+  if (lane_index() == 0) tell(way.packets_told.counter, way.packets_told.packets);
   return true;
 }
 
 template <int ranks_max, bool straight>
-WINDLASS_DEVICE bool take_unit(SimpleReceiver<straight>& way, Vector (&x)[ranks_max][simple_groups], uint32_t waited_for) {
+WINDLASS_DEVICE bool take_packet(SimpleReceiver<straight>& way, Vector (&x)[ranks_max][simple_groups], uint32_t waited_for) {
   const uint32_t place = way.place();
   const bool comes = way.moves_peer(place);
-  const uint64_t word = way.words_of(way.me()) + 8 * (WINDLASS_LANE_POSTED + place);
+  const uint64_t word = way.words_of(way.me()) + 8 * (WINDLASS_CHANNEL_POSTED + place);
   Waiting waiting;
   while (!all_of_warp(!comes || way.posted > way.number())) {
     if (comes) way.posted = load_word_acquire(word);
@@ -90,20 +90,20 @@ WINDLASS_DEVICE uint32_t* begin_posting(const WindlassCollectiveLaunch& launch, 
   return counters;
 }
 
-// The poster warp. A thread serves one sending warp of one phase (a channel) and some of the peers.
+// The poster warp. A thread serves one sending warp of one phase (a connection) and some of the peers.
 template <int phases, bool straight>
 WINDLASS_DEVICE void post(const WindlassCollectiveLaunch& launch, uint32_t* counters) {
-  const uint32_t channels = phases * launch.role_warps, channel = lane_index() % channels, team = lane_index() / channels, teams = 32 / channels;
-  const WindlassWire& wire = launch.wires[phases == 1 ? 0 : channel / launch.role_warps];
-  const auto way_of = [&](uint32_t lane) { return Lane<Simple, straight>(OneCall(launch), wire, lane, 0); };
-  const auto base_of = [&](uint32_t lane) { return load_word_relaxed(way_of(lane).words_of(launch.rank) + 8 * WINDLASS_LANE_SENT); };
-  Lanes lanes(launch, channel % launch.role_warps);
-  bool live = team < teams && lanes.next < lanes.last;
+  const uint32_t connections = phases * launch.role_warps, connection = lane_index() % connections, team = lane_index() / connections, teams = 32 / connections;
+  const WindlassWire& wire = launch.wires[phases == 1 ? 0 : connection / launch.role_warps];
+  const auto way_of = [&](uint32_t channel) { return Channel<Simple, straight>(OneCall(launch), wire, channel, 0); };
+  const auto base_of = [&](uint32_t channel) { return load_word_relaxed(way_of(channel).words_of(launch.rank) + 8 * WINDLASS_CHANNEL_SENT); };
+  Channels channels(launch, connection % launch.role_warps);
+  bool live = team < teams && channels.next < channels.last;
   uint32_t seen = 0, at = 0;
-  uint64_t base = live ? base_of(lanes.next) : 0;
+  uint64_t base = live ? base_of(channels.next) : 0;
   Waiting waiting;
   while (any_of_warp(live)) {
-    const uint32_t now = live ? told(counters + channel) : seen;
+    const uint32_t now = live ? told(counters + connection) : seen;
     if (!any_of_warp(now != seen)) {
       if (waiting.ends_with_all(launch)) return;
       continue;
@@ -111,21 +111,21 @@ WINDLASS_DEVICE void post(const WindlassCollectiveLaunch& launch, uint32_t* coun
     // What its warp told a thread, that thread posts: the stores before, its own fence, the word.
     fence_system();
     while (seen != now) {
-      const auto way = way_of(lanes.next);
+      const auto way = way_of(channels.next);
       const uint32_t step = now - seen < way.steps - at ? now - seen : way.steps - at;
       seen += step;
       at += step;
       for (uint32_t distance = 1 + team; distance < launch.ranks; distance += teams)
-        store_word(way.words_of(way.peer(distance)) + 8 * (WINDLASS_LANE_POSTED + launch.rank), base + at);
+        store_word(way.words_of(way.peer(distance)) + 8 * (WINDLASS_CHANNEL_POSTED + launch.rank), base + at);
       if (at < way.steps) continue;
       at = 0;
-      lanes.next += lanes.stride;
-      live = lanes.next < lanes.last;
-      if (live) base = base_of(lanes.next);
+      channels.next += channels.stride;
+      live = channels.next < channels.last;
+      if (live) base = base_of(channels.next);
     }
   }
   // Not before all have read it.
   sync_warp();
   if (team != 0) return;
-  for (Lanes served(launch, channel % launch.role_warps); served.next < served.last; served.next += served.stride) way_of(served.next).tell_sent(base_of(served.next));
+  for (Channels served(launch, connection % launch.role_warps); served.next < served.last; served.next += served.stride) way_of(served.next).tell_sent(base_of(served.next));
 }

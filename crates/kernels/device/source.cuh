@@ -1,5 +1,5 @@
-// Where units lie in the user's buffers: of the one collective that a kernel runs, or of several whose units follow each other. What
-// a source says of buffers is of the unit that it was last asked to find.
+// Where packets lie in the user's buffers: of the one collective that a kernel runs, or of several whose packets follow each other. What
+// a source says of buffers is of the packet that it was last asked to find.
 #pragma once
 #include "collective.h"
 #include "machine.cuh"
@@ -12,7 +12,7 @@ struct OneCall {
   WINDLASS_DEVICE explicit OneCall(const WindlassCollectiveLaunch& launch) : of(launch) {}
   WINDLASS_DEVICE const WindlassCollectiveLaunch& launch() const { return of; }
   WINDLASS_DEVICE void find(uint32_t) {}
-  WINDLASS_DEVICE uint32_t first_unit() const { return 0; }
+  WINDLASS_DEVICE uint32_t first_packet() const { return 0; }
   WINDLASS_DEVICE uint64_t send(uint32_t rank) const { return of.send[rank]; }
   WINDLASS_DEVICE uint64_t send_bytes(uint32_t rank) const { return of.send_bytes[rank]; }
   WINDLASS_DEVICE uint64_t receive(uint32_t rank) const { return of.receive[rank]; }
@@ -30,13 +30,13 @@ struct CallsOfBatch {
   WINDLASS_DEVICE explicit CallsOfBatch(const WindlassBatchLaunch& batch) : of(batch) {}
   WINDLASS_DEVICE const WindlassCollectiveLaunch& launch() const { return of.launch; }
   WINDLASS_DEVICE const WindlassBatchCall& own() const { return of.calls[call]; }
-  // Of units that share an entry the list names the first one's call; those that are empty have the next one's first unit.
-  WINDLASS_DEVICE void find(uint32_t unit) {
-    call = of.call_of_unit[unit >> of.units_log2];
+  // Of packets that share an entry the list names the first one's call; those that are empty have the next one's first packet.
+  WINDLASS_DEVICE void find(uint32_t packet) {
+    call = of.call_of_packet[packet >> of.packets_log2];
     WINDLASS_NO_UNROLL
-    while (call + 1 < of.count && of.calls[call + 1].first_unit <= unit) ++call;
+    while (call + 1 < of.count && of.calls[call + 1].first_packet <= packet) ++call;
   }
-  WINDLASS_DEVICE uint32_t first_unit() const { return own().first_unit; }
+  WINDLASS_DEVICE uint32_t first_packet() const { return own().first_packet; }
   WINDLASS_DEVICE uint64_t send(uint32_t rank) const { return own().send + (uint64_t)rank * own().send_step; }
   WINDLASS_DEVICE uint64_t send_bytes(uint32_t rank) const { return bytes(rank, own().send_step); }
   WINDLASS_DEVICE uint64_t receive(uint32_t rank) const { return own().receive + (uint64_t)rank * own().receive_step; }

@@ -16,7 +16,7 @@ struct P2pCall {
 
 // Addresses of both directions with one peer; the fields after `peer` are zero.
 struct P2pPeer {
-  WindlassP2pChannel send, receive;
+  WindlassP2pConnection send, receive;
 };
 
 struct P2pLimits {
@@ -26,7 +26,7 @@ struct P2pLimits {
 };
 
 struct P2pShape {
-  uint32_t blocks;  // 0: nothing to launch; p2p_refused: a block has no room for the state of its lanes
+  uint32_t blocks;  // 0: nothing to launch; p2p_refused: a block has no room for the state of its channels
   uint32_t threads;
   uint32_t shared_bytes;
   uint32_t cluster;          // blocks of a cluster; 1: no attribute
@@ -49,7 +49,7 @@ struct P2pLoad {
   bool serves() const { return ll128[0] || ll128[1] || bulk[0] || bulk[1]; }
 };
 
-// The virtual block of lane 0 from `sender` to `receiver`.
+// The virtual block of channel 0 from `sender` to `receiver`.
 inline uint32_t p2p_first_block(uint32_t sender, uint32_t receiver, uint32_t ranks, uint32_t blocks) {
   const uint32_t ahead = (receiver % ranks + ranks - sender % ranks) % ranks;
   return ahead * std::max(1u, blocks / ranks) % blocks;
@@ -57,13 +57,13 @@ inline uint32_t p2p_first_block(uint32_t sender, uint32_t receiver, uint32_t ran
 
 // The virtual blocks over which a message by LL128 goes: whole clusters, or all.
 inline uint32_t p2p_blocks_of(uint64_t bytes, uint32_t blocks) {
-  constexpr uint64_t bytes_a_block = WINDLASS_UNITS_A_BLOCK * WINDLASS_UNIT_PAYLOAD_BYTES;
+  constexpr uint64_t bytes_a_block = WINDLASS_PACKETS_A_BLOCK * WINDLASS_PACKET_PAYLOAD_BYTES;
   const uint32_t least = (uint32_t)std::min<uint64_t>((bytes + bytes_a_block - 1) / bytes_a_block, blocks);
   return least > 2 ? std::min((least + 3) / 4 * 4, blocks) : least;
 }
 
-inline uint32_t p2p_lanes(uint64_t bytes, uint64_t piece_bytes, uint32_t lanes) {
-  return (uint32_t)std::min<uint64_t>(lanes, (bytes + piece_bytes - 1) / piece_bytes);
+inline uint32_t p2p_channels(uint64_t bytes, uint64_t piece_bytes, uint32_t channels) {
+  return (uint32_t)std::min<uint64_t>(channels, (bytes + piece_bytes - 1) / piece_bytes);
 }
 
 // Writes the launch (all but control, report, operation_list and flags) and `operations`, which are also in the launch
@@ -73,53 +73,53 @@ inline P2pShape p2p_arrange(const P2pCall* calls, size_t count, const P2pPeer* p
                               std::vector<WindlassP2pOperation>& operations) {
   std::memset(&launch, 0, sizeof launch);
   launch.geometry = geometry;
-  launch.ll128_rounds = (uint16_t)(geometry.ll128_lanes / geometry.bulk_lanes);
-  constexpr uint64_t unit = WINDLASS_UNIT_PAYLOAD_BYTES;
+  launch.ll128_rounds = (uint16_t)(geometry.ll128_channels / geometry.bulk_channels);
+  constexpr uint64_t packet = WINDLASS_PACKET_PAYLOAD_BYTES;
   operations.clear();
-  auto* const channels = reinterpret_cast<WindlassP2pChannel*>(launch.storage);
+  auto* const connections = reinterpret_cast<WindlassP2pConnection*>(launch.storage);
   uint32_t used = 0;
   bool pusher = false, ordinary = false;
   P2pLoad loads[WINDLASS_VIRTUAL_BLOCKS_MAX] = {};
   for (uint32_t receive = 0; receive < 2; ++receive)
     for (size_t peer = 0; peer < peer_count; ++peer) {
       if (peer == geometry.rank) continue;
-      WindlassP2pChannel channel = receive ? peers[peer].receive : peers[peer].send;
-      channel.flags = receive ? WINDLASS_CHANNEL_RECEIVE : 0;
-      channel.first_operation = (uint32_t)operations.size();
+      WindlassP2pConnection connection = receive ? peers[peer].receive : peers[peer].send;
+      connection.flags = receive ? WINDLASS_CONNECTION_RECEIVE : 0;
+      connection.first_operation = (uint32_t)operations.size();
       bool aligned = true;
       for (size_t i = 0; i < count; ++i) {
         const P2pCall& call = calls[i];
         if (call.peer != peer || call.receive != receive || call.bytes == 0) continue;
         operations.push_back({call.address, std::min<uint64_t>(call.bytes, (1ull << WINDLASS_BLOCKS_SHIFT) - 1)});
         if (call.bytes >= geometry.bulk_from_bytes) {
-          channel.active_bulk_lanes = std::max(channel.active_bulk_lanes, p2p_lanes(call.bytes, geometry.bulk_chunk_bytes, geometry.bulk_lanes));
+          connection.active_bulk_channels = std::max(connection.active_bulk_channels, p2p_channels(call.bytes, geometry.bulk_chunk_bytes, geometry.bulk_channels));
           aligned &= call.address % 16 == 0;
         } else {
-          const uint32_t over = p2p_blocks_of(call.bytes, geometry.bulk_lanes);
+          const uint32_t over = p2p_blocks_of(call.bytes, geometry.bulk_channels);
           operations.back().bytes |= (uint64_t)over << WINDLASS_BLOCKS_SHIFT;
-          const uint64_t rounds = (call.bytes + over * unit - 1) / (over * unit);
-          channel.active_ll128_blocks = std::max<uint16_t>(channel.active_ll128_blocks, (uint16_t)over);
-          channel.active_ll128_rounds = std::max<uint16_t>(channel.active_ll128_rounds, (uint16_t)std::min<uint64_t>(rounds, launch.ll128_rounds));
+          const uint64_t rounds = (call.bytes + over * packet - 1) / (over * packet);
+          connection.active_ll128_blocks = std::max<uint16_t>(connection.active_ll128_blocks, (uint16_t)over);
+          connection.active_ll128_rounds = std::max<uint16_t>(connection.active_ll128_rounds, (uint16_t)std::min<uint64_t>(rounds, launch.ll128_rounds));
         }
       }
-      channel.operations = (uint32_t)operations.size() - channel.first_operation;
-      if (channel.operations == 0) continue;
-      if (!receive && channel.active_bulk_lanes) {
+      connection.operations = (uint32_t)operations.size() - connection.first_operation;
+      if (connection.operations == 0) continue;
+      if (!receive && connection.active_bulk_channels) {
         if (limits.bulk_copies && aligned) {
           pusher = true;
         } else {
-          channel.flags |= WINDLASS_CHANNEL_ORDINARY_STORES;
+          connection.flags |= WINDLASS_CONNECTION_ORDINARY_STORES;
           ordinary = true;
         }
       }
-      const uint32_t blocks = geometry.bulk_lanes, ranks = (uint32_t)peer_count, other = (uint32_t)peer;
-      channel.first_block = (uint16_t)(receive ? p2p_first_block(other, geometry.rank, ranks, blocks)
+      const uint32_t blocks = geometry.bulk_channels, ranks = (uint32_t)peer_count, other = (uint32_t)peer;
+      connection.first_block = (uint16_t)(receive ? p2p_first_block(other, geometry.rank, ranks, blocks)
                                                : p2p_first_block(geometry.rank, other, ranks, blocks));
-      for (uint32_t block = 0; block < channel.active_ll128_blocks; ++block)
-        loads[(channel.first_block + block) % blocks].ll128[receive] += channel.active_ll128_rounds;
-      for (uint32_t lane = 0; lane < channel.active_bulk_lanes; ++lane) ++loads[(channel.first_block + lane) % blocks].bulk[receive];
-      channels[used++] = channel;
-      ++(receive ? launch.receive_channels : launch.send_channels);
+      for (uint32_t block = 0; block < connection.active_ll128_blocks; ++block)
+        loads[(connection.first_block + block) % blocks].ll128[receive] += connection.active_ll128_rounds;
+      for (uint32_t channel = 0; channel < connection.active_bulk_channels; ++channel) ++loads[(connection.first_block + channel) % blocks].bulk[receive];
+      connections[used++] = connection;
+      ++(receive ? launch.receive_connections : launch.send_connections);
     }
   launch.operations = (uint32_t)operations.size();
   // What the rank sends to itself: the first send into the first receive, and so on.
@@ -139,7 +139,7 @@ inline P2pShape p2p_arrange(const P2pCall* calls, size_t count, const P2pPeer* p
   if (operations.empty()) return shape;
 
   uint32_t blocks = 0, ll128[2] = {};
-  for (uint32_t block = 0; block < geometry.bulk_lanes; ++block) {
+  for (uint32_t block = 0; block < geometry.bulk_channels; ++block) {
     const P2pLoad& load = loads[block];
     if (!load.serves()) continue;
     ++blocks;
@@ -149,7 +149,7 @@ inline P2pShape p2p_arrange(const P2pCall* calls, size_t count, const P2pPeer* p
   }
   const bool bulk = launch.bulk_tasks;
   shape.cluster = 1;
-  if (blocks > 2 && windlass_divided_up(blocks, 4) * 4 <= geometry.bulk_lanes) {
+  if (blocks > 2 && windlass_divided_up(blocks, 4) * 4 <= geometry.bulk_channels) {
     // Whole clusters, or the first blocks crowd on one part of the GPU and starve its links.
     blocks = windlass_divided_up(blocks, 4) * 4;
     shape.cluster = 4;
@@ -160,8 +160,8 @@ inline P2pShape p2p_arrange(const P2pCall* calls, size_t count, const P2pPeer* p
   launch.ll128_receive_warps = std::min(warps_max, ll128[1]);
   launch.movers = std::max(launch.ll128_send_warps + launch.ll128_receive_warps, bulk ? movers_max : 0);
 
-  // Most jobs that a mover can have: its lines of one direction, and its part in the block's bulk lanes.
-  const auto share = [](uint32_t lanes, uint32_t warps) { return warps ? windlass_divided_up(lanes, warps) : 0; };
+  // Most jobs that a mover can have: its lines of one direction, and its part in the block's bulk channels.
+  const auto share = [](uint32_t channels, uint32_t warps) { return warps ? windlass_divided_up(channels, warps) : 0; };
   const auto jobs = [&] {
     uint32_t most = 0;
     for (const P2pLoad& load : loads)
@@ -175,8 +175,8 @@ inline P2pShape p2p_arrange(const P2pCall* calls, size_t count, const P2pPeer* p
   if (launch.stages && shape.shared_bytes > limits.shared_bytes_max) {
     launch.stages = 0;
     ordinary = true;
-    for (uint32_t i = 0; i < launch.send_channels; ++i)
-      if (channels[i].active_bulk_lanes) channels[i].flags |= WINDLASS_CHANNEL_ORDINARY_STORES;
+    for (uint32_t i = 0; i < launch.send_connections; ++i)
+      if (connections[i].active_bulk_channels) connections[i].flags |= WINDLASS_CONNECTION_ORDINARY_STORES;
     launch.jobs_per_warp = (uint16_t)jobs();
     shape.shared_bytes = windlass_shared_layout(launch).total;
   }
@@ -190,7 +190,7 @@ inline P2pShape p2p_arrange(const P2pCall* calls, size_t count, const P2pPeer* p
   const uint32_t most = std::min(blocks ? p2p_copying_threads / shape.threads : p2p_copy_blocks_max, p2p_copy_blocks_max);
   launch.copy_blocks = (uint16_t)(windlass_divided_up((uint32_t)std::min<uint64_t>(copy_blocks, most), shape.cluster) * shape.cluster);
   shape.blocks = blocks + launch.copy_blocks;
-  uint32_t bytes = used * (uint32_t)sizeof(WindlassP2pChannel);
+  uint32_t bytes = used * (uint32_t)sizeof(WindlassP2pConnection);
   const uint32_t listed = (uint32_t)(operations.size() * sizeof(WindlassP2pOperation));
   if (bytes + listed <= WINDLASS_INLINE_BYTES) {
     std::memcpy(reinterpret_cast<char*>(launch.storage) + bytes, operations.data(), listed);

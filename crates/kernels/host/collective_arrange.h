@@ -12,7 +12,7 @@ inline const char* const kind_names[] = {"all-reduce", "broadcast", "reduce", "a
 
 struct Geometry {
   uint64_t first_tag;
-  uint32_t rank, ranks, lanes, slots;  // lanes and slots: powers of two
+  uint32_t rank, ranks, channels, slots;  // channels and slots: powers of two
 };
 
 // Offsets in the part for collectives of a slice.
@@ -26,9 +26,9 @@ struct Layout {
       end += (bytes + 127) / 128 * 128;
       return at;
     };
-    const uint64_t ranks = geometry.ranks, lanes = geometry.lanes;
-    const auto ll128_wire = [&] { return WindlassWire{take(ranks * lanes * geometry.slots * WINDLASS_LL128_SLOT_BYTES), take(lanes * WINDLASS_LANE_BYTES)}; };
-    ll = {take(ranks * lanes * WINDLASS_LL_SLOTS * WINDLASS_LL_SLOT_BYTES), take(lanes * WINDLASS_LL_COUNT_BYTES)};
+    const uint64_t ranks = geometry.ranks, channels = geometry.channels;
+    const auto ll128_wire = [&] { return WindlassWire{take(ranks * channels * geometry.slots * WINDLASS_LL128_SLOT_BYTES), take(channels * WINDLASS_CHANNEL_BYTES)}; };
+    ll = {take(ranks * channels * WINDLASS_LL_SLOTS * WINDLASS_LL_SLOT_BYTES), take(channels * WINDLASS_LL_COUNT_BYTES)};
     ll128 = ll128_wire();
     results = ll128_wire();
     bytes = end;
@@ -42,12 +42,12 @@ struct Choice {
   uint32_t groups;  // of LL128
 };
 
-// LL is for what every rank sends every other one, a unit a lane.
-inline bool goes_by_ll(Kind kind, uint64_t pair_bytes, uint32_t lanes) {
-  return kind != broadcast && kind != reduce && pair_bytes <= (uint64_t)lanes * WINDLASS_LL_PAYLOAD_BYTES;
+// LL is for what every rank sends every other one, a packet a channel.
+inline bool goes_by_ll(Kind kind, uint64_t connection_bytes, uint32_t channels) {
+  return kind != broadcast && kind != reduce && connection_bytes <= (uint64_t)channels * WINDLASS_LL_PAYLOAD_BYTES;
 }
 
-inline uint64_t unit_bytes(const Choice& choice) {
+inline uint64_t packet_bytes(const Choice& choice) {
   if (choice.family == ll) return WINDLASS_LL_PAYLOAD_BYTES;
   if (is_simple(choice.family)) return WINDLASS_LL128_SLOT_BYTES;
   return choice.groups / 2 * WINDLASS_LL128_HALF_PAYLOAD_BYTES;
@@ -77,11 +77,11 @@ inline uint64_t scale_of(uint32_t type, uint32_t by, uint32_t ranks) {
   return bits;
 }
 
-// What follows from the buffers. `largest`: bytes of the largest directed pair of all.
+// What follows from the buffers. `largest`: bytes of the largest connection of all.
 inline void finish(WindlassCollectiveLaunch& launch, const Choice& choice, const Geometry& geometry, uint64_t largest) {
-  const uint64_t unit = unit_bytes(choice);
-  launch.units = (largest + unit - 1) / unit;
-  launch.used_lanes = launch.units < geometry.lanes ? (uint32_t)launch.units : geometry.lanes;
+  const uint64_t packet = packet_bytes(choice);
+  launch.packets = (largest + packet - 1) / packet;
+  launch.used_channels = launch.packets < geometry.channels ? (uint32_t)launch.packets : geometry.channels;
 }
 
 // Whether this rank may use the straight kernel.
@@ -106,7 +106,7 @@ inline WindlassCollectiveLaunch arrange(const Request& request, const Geometry& 
   launch.first_tag = geometry.first_tag;
   launch.rank = me;
   launch.ranks = ranks;
-  while (1u << launch.lanes_log2 < geometry.lanes) ++launch.lanes_log2;
+  while (1u << launch.channels_log2 < geometry.channels) ++launch.channels_log2;
   launch.ring_slots = geometry.slots;
   const bool reduces = request.kind == all_reduce || request.kind == reduce || request.kind == reduce_scatter;
   if (reduces) {

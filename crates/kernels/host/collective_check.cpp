@@ -9,15 +9,15 @@ int main() {
   WINDLASS_COLLECTIVE_KERNELS(KERNEL)
 #define FIELD(field) std::printf("%s %zu %zu\n", #field, offsetof(WindlassCollectiveLaunch, field), sizeof(WindlassCollectiveLaunch::field));
   FIELD(slices) FIELD(wires) FIELD(control) FIELD(report) FIELD(first_tag) FIELD(send) FIELD(send_bytes) FIELD(receive)
-  FIELD(receive_bytes) FIELD(rank) FIELD(ranks) FIELD(lanes_log2) FIELD(ring_slots) FIELD(used_lanes) FIELD(role_warps)
-  FIELD(reduction) FIELD(flags) FIELD(units) FIELD(scale)
+  FIELD(receive_bytes) FIELD(rank) FIELD(ranks) FIELD(channels_log2) FIELD(ring_slots) FIELD(used_channels) FIELD(role_warps)
+  FIELD(reduction) FIELD(flags) FIELD(packets) FIELD(scale)
 #define BATCH_FIELD(field) std::printf("batch_%s %zu %zu\n", #field, offsetof(WindlassBatchLaunch, field), sizeof(WindlassBatchLaunch::field));
-  BATCH_FIELD(launch) BATCH_FIELD(calls) BATCH_FIELD(call_of_unit) BATCH_FIELD(units_log2) BATCH_FIELD(count)
+  BATCH_FIELD(launch) BATCH_FIELD(calls) BATCH_FIELD(call_of_packet) BATCH_FIELD(packets_log2) BATCH_FIELD(count)
 #define CALL_FIELD(field) std::printf("call_%s %zu %zu\n", #field, offsetof(WindlassBatchCall, field), sizeof(WindlassBatchCall::field));
-  CALL_FIELD(send) CALL_FIELD(receive) CALL_FIELD(send_step) CALL_FIELD(receive_step) CALL_FIELD(bytes) CALL_FIELD(first_unit)
+  CALL_FIELD(send) CALL_FIELD(receive) CALL_FIELD(send_step) CALL_FIELD(receive_step) CALL_FIELD(bytes) CALL_FIELD(first_packet)
 #define CONSTANT(name) std::printf("%s %d\n", #name, WINDLASS_##name);
   CONSTANT(COLLECTIVE_RANKS_MAX) CONSTANT(LL_PAYLOAD_BYTES) CONSTANT(LL_SLOT_BYTES) CONSTANT(LL_SLOTS) CONSTANT(LL_COUNT_BYTES) CONSTANT(BATCH_CALLS_MAX) CONSTANT(BATCH_ENTRIES) CONSTANT(LL128_HALF_PAYLOAD_BYTES)
-  CONSTANT(LL128_SLOT_BYTES) CONSTANT(LANE_BYTES) CONSTANT(SIMPLE_SHARED_BYTES) CONSTANT(COLLECTIVE_EARLY_NEXT) CONSTANT(COLLECTIVE_SAME) CONSTANT(COLLECTIVE_EVEN)
+  CONSTANT(LL128_SLOT_BYTES) CONSTANT(CHANNEL_BYTES) CONSTANT(SIMPLE_SHARED_BYTES) CONSTANT(COLLECTIVE_EARLY_NEXT) CONSTANT(COLLECTIVE_SAME) CONSTANT(COLLECTIVE_EVEN)
   CONSTANT(WAITED_LL_DATA) CONSTANT(WAITED_LL128_CREDIT) CONSTANT(WAITED_LL128_DATA)
-  CONSTANT(WAITED_RESULT_CREDIT) CONSTANT(WAITED_RESULT_DATA) CONSTANT(LANE_RECEIVED)
+  CONSTANT(WAITED_RESULT_CREDIT) CONSTANT(WAITED_RESULT_DATA) CONSTANT(CHANNEL_RECEIVED)
 }

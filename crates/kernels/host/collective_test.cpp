@@ -7,7 +7,7 @@ namespace {
 
 using collective::Choice;
 using collective::Kind;
-using collective::unit_bytes;
+using collective::packet_bytes;
 using world::Call;
 using world::expect;
 using world::How;
@@ -36,10 +36,10 @@ std::vector<Choice> choices_of(Kind kind, uint32_t ranks) {
 bool may_be_in_place(Kind kind, const Choice& choice) { return kind != collective::all_reduce || choice.family != collective::ll128; }
 
 uint64_t ring_bytes(const Options& o, const Choice& choice) {
-  return o.lanes * unit_bytes(choice) * (choice.family == collective::ll ? (uint32_t)WINDLASS_LL_SLOTS : o.slots);
+  return o.channels * packet_bytes(choice) * (choice.family == collective::ll ? (uint32_t)WINDLASS_LL_SLOTS : o.slots);
 }
-// Of a directed pair.
-uint64_t bytes_max(const Options& o, const Choice& choice) { return choice.family == collective::ll ? o.lanes * unit_bytes(choice) : ~0ull; }
+// Of a connection.
+uint64_t bytes_max(const Options& o, const Choice& choice) { return choice.family == collective::ll ? o.channels * packet_bytes(choice) : ~0ull; }
 
 // Any call: `bytes` of it on its largest way, and all else at random.
 Call any_call(host::Random& random, Kind kind, const Choice& choice, uint32_t ranks, uint64_t bytes) {
@@ -66,7 +66,7 @@ uint64_t any_bytes(host::Random& random, const Options& o, const Choice& choice,
     switch (random.below(8)) {
       case 0: return random.below(3) * random.below(20);
       case 1:
-      case 2: return random.below(2 * unit_bytes(choice));
+      case 2: return random.below(2 * packet_bytes(choice));
       case 3: return ring_bytes(o, choice) / 2 + random.below(64);
       case 4: return ring_bytes(o, choice) - random.below(2) * random.below(64);
       case 5: return random.below(rings * ring_bytes(o, choice));
@@ -113,7 +113,7 @@ void all_variants(const Call& like, uint32_t ranks, std::vector<Call>& calls) {
 
 void exhaustive() {
   host::Random random{world::seed};
-  How how;  // hardly any warp has two lanes to serve
+  How how;  // hardly any warp has two channels to serve
   how.blocks_max = 2;
   how.role_warps_max = 1;
   for (uint32_t ranks : {2, 3, 4, 5, 8}) {
@@ -147,7 +147,7 @@ void exhaustive() {
   }
 }
 
-// Sizes around those of units, of a unit on each lane, and of rings, on every way.
+// Sizes around those of packets, of a packet on each channel, and of rings, on every way.
 void sizes() {
   host::Random random{world::seed};
   for (uint32_t ranks : {2, 4}) {
@@ -157,8 +157,8 @@ void sizes() {
     std::vector<Call> calls;
     for (Kind kind : kinds)
       for (const Choice& choice : choices_of(kind, ranks)) {
-        const uint64_t unit = unit_bytes(choice), ring = ring_bytes(o, choice);
-        for (uint64_t around : {unit, 2 * unit, o.lanes * unit, ring / 2, ring, ring + o.lanes * unit, 3 * ring, ranks * unit, ranks * o.lanes * unit})
+        const uint64_t packet = packet_bytes(choice), ring = ring_bytes(o, choice);
+        for (uint64_t around : {packet, 2 * packet, o.channels * packet, ring / 2, ring, ring + o.channels * packet, 3 * ring, ranks * packet, ranks * o.channels * packet})
           for (int by : {-16, -1, 0, 1, 16}) {
             Call call = any_call(random, kind, choice, ranks, 0);
             call.type = random.below(2) ? reference::uint8 : reference::single;
@@ -177,7 +177,7 @@ void special_values() {
   for (uint32_t ranks : {2, 3, 8}) {
     Options o;
     o.ranks = ranks;
-    o.lanes = 16;  // as pairs hold no more than a unit a lane
+    o.channels = 16;  // as pairs hold no more than a packet a channel
     World world(o);
     std::vector<Call> calls;
     for (Kind kind : {collective::all_reduce, collective::reduce, collective::reduce_scatter})
@@ -195,13 +195,13 @@ void special_values() {
   }
 }
 
-// Several calls one kernel, by LL and by LL128: more units than lanes and rings hold, kinds by turns, between single calls of every wire.
+// Several calls one kernel, by LL and by LL128: more packets than channels and rings hold, kinds by turns, between single calls of every wire.
 void batches() {
   host::Random random{world::seed};
   for (int worlds = 0; worlds < (HOST_TSAN ? 2 : 12); ++worlds) {
     Options o;
     o.ranks = HOST_TSAN ? 2 + (uint32_t)random.below(2) : (uint32_t[]){2, 3, 4, 5, 8}[random.below(5)];
-    o.lanes = 2u << random.below(4);
+    o.channels = 2u << random.below(4);
     o.slots = 2u << random.below(4);
     o.first_tag = random.below(2) ? (1ull << 32) - 1 - random.below(300) : 1 + random.next() / 2;
     o.first_count = random.below(2) ? (1ull << 32) - 1 - random.below(100) : 0;
@@ -241,7 +241,7 @@ void mixed() {
   do {
     Options o;
     o.ranks = HOST_TSAN ? 2 + (uint32_t)random.below(2) : (uint32_t[]){2, 3, 4, 5, 8}[random.below(5)];
-    o.lanes = 2u << random.below(3);
+    o.channels = 2u << random.below(3);
     o.slots = 2u << random.below(3);
     o.first_tag = 1 + random.next() / 2;
     World world(o);
@@ -286,7 +286,7 @@ void one_way_lapped() {
     }
 }
 
-// Sizes of their own for every directed pair, some nothing, as all-gather-v, reduce-scatter-v and worse make them.
+// Sizes of their own for every connection, some nothing, as all-gather-v, reduce-scatter-v and worse make them.
 Call any_uneven_call(host::Random& random, const Options& o) {
   constexpr Kind own[] = {collective::all_gather, collective::reduce_scatter, collective::all_to_all};
   const Choice choice{collective::ll128, o.ranks <= 4 && random.below(2) ? 4u : 2u};
@@ -328,7 +328,7 @@ void some_calls(const Options& o, int count, const How& how = {}, reference::Val
   for (int i = 0; i < count; ++i) {
     calls.push_back(any_call(random, o, 3));
     if (values != reference::like_tags) continue;
-    // Simple units lie where LL128 lines do, and nobody but chance can make them look like lines: see README.md.
+    // Simple packets lie where LL128 lines do, and nobody but chance can make them look like lines: see README.md.
     while (collective::is_simple(calls.back().choice.family)) calls.back() = any_call(random, o, 3);
     calls.back().type = reference::uint64;
     calls.back().count /= 8;
@@ -337,12 +337,12 @@ void some_calls(const Options& o, int count, const How& how = {}, reference::Val
   world::run(world, calls, how);
 }
 
-// Rings of two units: every second one waits.
+// Rings of two packets: every second one waits.
 void ring_of_two() {
   for (uint32_t ranks : {2, 3, 4}) {
     Options o;
     o.ranks = ranks;
-    o.lanes = 2;
+    o.channels = 2;
     o.slots = 2;
     How how;
     how.late_microseconds = 200;
@@ -360,7 +360,7 @@ void tags() {
   }
 }
 
-// Lanes that have carried nearly 2^32 units.
+// Channels that have carried nearly 2^32 packets.
 void counts_32() {
   Options o;
   o.ranks = 3;
@@ -378,13 +378,13 @@ void payload_like_tags() {
   }
 }
 
-// Each rank has a grid of its own, rank 0 a single warp for each role: lanes are served in order, so all come to the same one.
+// Each rank has a grid of its own, rank 0 a single warp for each role: channels are served in order, so all come to the same one.
 void grids() {
   for (uint32_t ranks : {2, 4, 8}) {
     if (HOST_TSAN && ranks > 2) continue;
     Options o;
     o.ranks = ranks;
-    o.lanes = 8;
+    o.channels = 8;
     o.slots = 2;
     How how;
     how.grid_by_rank = true;
@@ -430,7 +430,7 @@ void abort_in_the_middle() {
   for (const Case& one : cases) {
     Options o;
     o.ranks = 3;
-    if (one.batch > 1) o.lanes = 1;  // so that the second call waits behind the first
+    if (one.batch > 1) o.channels = 1;  // so that the second call waits behind the first
     World world(o);
     Call call;
     call.kind = one.kind;
@@ -445,7 +445,7 @@ void abort_in_the_middle() {
     std::vector<std::thread> ranks;
     std::atomic<uint32_t> ended{0};
     const uint32_t missing = 2;
-    // One warp of each role, so all are at lane 0. With other grids ranks may rightly be found missing that wait on a lane before.
+    // One warp of each role, so all are at channel 0. With other grids ranks may rightly be found missing that wait on a channel before.
     How how;
     how.blocks_max = how.role_warps_max = 1;
     how.batches_of = one.batch;
@@ -478,8 +478,8 @@ void abort_in_the_middle() {
       // Another role's warp may wait for a rank that waits itself.
       if (entry.waited_for != one.waited_for) continue;
       expect(entry.peer == missing, name + ": the report names rank " + std::to_string(entry.peer) + ", which is not missing");
-      expect(entry.sequence == one.sequence, name + ": the report names unit " + std::to_string(entry.sequence));
-      expect(entry.lane == 0, name + ": the report names lane " + std::to_string(entry.lane));
+      expect(entry.sequence == one.sequence, name + ": the report names packet " + std::to_string(entry.sequence));
+      expect(entry.channel == 0, name + ": the report names channel " + std::to_string(entry.channel));
       found = true;
     }
     expect(found, name + ": the report does not say who is missing");
@@ -491,12 +491,12 @@ void abort_in_the_middle() {
 Options of_few_blocks(host::Random& random, uint32_t ranks) {
   Options o;
   o.ranks = ranks;
-  o.lanes = 8u << random.below(2);
+  o.channels = 8u << random.below(2);
   o.slots = 2u << random.below(3);
   o.first_tag = 1 + random.next() / 2;
   return o;
 }
-// Of each kind and way one, of sizes that use all lanes, and uneven ones.
+// Of each kind and way one, of sizes that use all channels, and uneven ones.
 std::vector<Call> of_each_way(host::Random& random, const Options& o) {
   std::vector<Call> calls;
   for (Kind kind : kinds)
@@ -583,7 +583,7 @@ void communicators_share_gpus() {
 // found.
 void unlike_grids_hang() {
   Options o;
-  o.lanes = 16;
+  o.channels = 16;
   residency::Gpus gpus(12, 4, {4, 4});
   World world(o);
   world.gpus = &gpus;
@@ -591,7 +591,7 @@ void unlike_grids_hang() {
   call.kind = collective::all_gather;
   call.choice = {collective::ll128, 2};
   call.type = reference::uint8;
-  call.count = o.lanes * unit_bytes(call.choice);
+  call.count = o.channels * packet_bytes(call.choice);
   const std::vector<Call> calls = {call};
   How how;
   how.blocks_of_rank = {12, 8};

@@ -135,9 +135,9 @@ struct Call {
 };
 
 struct Options {
-  uint32_t ranks = 2, lanes = 4, slots = 4;
+  uint32_t ranks = 2, channels = 4, slots = 4;
   uint64_t first_tag = 1;
-  uint64_t first_count = 0;  // units that every lane is said to have carried already
+  uint64_t first_count = 0;  // packets that every channel is said to have carried already
 };
 
 struct How {
@@ -169,14 +169,14 @@ struct World {
     for (Slice& slice : slices) {
       slice.make(layout.bytes);
       for (const WindlassWire& wire : {layout.ll128, layout.results})
-        for (uint64_t at = 0; at < o.lanes * WINDLASS_LANE_BYTES; at += 8) word(slice.address + wire.lanes + at) = o.first_count;
-      for (uint32_t lane = 0; lane < o.lanes; ++lane) word(slice.address + layout.ll.lanes + lane * WINDLASS_LL_COUNT_BYTES) = o.first_count;
+        for (uint64_t at = 0; at < o.channels * WINDLASS_CHANNEL_BYTES; at += 8) word(slice.address + wire.channels + at) = o.first_count;
+      for (uint32_t channel = 0; channel < o.channels; ++channel) word(slice.address + layout.ll.channels + channel * WINDLASS_LL_COUNT_BYTES) = o.first_count;
     }
   }
-  collective::Geometry geometry(uint32_t rank) const { return {options.first_tag, rank, options.ranks, options.lanes, options.slots}; }
+  collective::Geometry geometry(uint32_t rank) const { return {options.first_tag, rank, options.ranks, options.channels, options.slots}; }
   static uint64_t& word(uint64_t address) { return *reinterpret_cast<uint64_t*>(address); }
-  uint64_t& lane_word(uint32_t rank, const WindlassWire& wire, uint32_t lane, uint32_t which) {
-    return word(slices[rank].address + wire.lanes + lane * WINDLASS_LANE_BYTES + 8 * which);
+  uint64_t& channel_word(uint32_t rank, const WindlassWire& wire, uint32_t channel, uint32_t which) {
+    return word(slices[rank].address + wire.channels + channel * WINDLASS_CHANNEL_BYTES + 8 * which);
   }
 
   // One launch and its synchronisation.
@@ -204,21 +204,21 @@ struct World {
   void abort() { __atomic_store_n(&control, (uint32_t)WINDLASS_CONTROL_ABORT, __ATOMIC_RELEASE); }
   bool aborted() const { return __atomic_load_n(&control, __ATOMIC_ACQUIRE) != WINDLASS_CONTROL_RUN; }
 
-  // Every unit of LL128 that was sent was received, nobody takes for proven what was not, and at most half a ring still waits for proof.
+  // Every packet of LL128 that was sent was received, nobody takes for proven what was not, and at most half a ring still waits for proof.
   void check_words() {
     for (uint32_t rank = 1; rank < options.ranks; ++rank)
-      for (uint32_t lane = 0; lane < options.lanes; ++lane) {
-        const uint64_t at = layout.ll.lanes + lane * WINDLASS_LL_COUNT_BYTES, own = word(slices[rank].address + at), first = word(slices[0].address + at);
-        expect(own == first, "ranks 0 and " + std::to_string(rank) + " have used lane " + std::to_string(lane) + " of LL " + std::to_string(first) + " and " + std::to_string(own) + " times");
+      for (uint32_t channel = 0; channel < options.channels; ++channel) {
+        const uint64_t at = layout.ll.channels + channel * WINDLASS_LL_COUNT_BYTES, own = word(slices[rank].address + at), first = word(slices[0].address + at);
+        expect(own == first, "ranks 0 and " + std::to_string(rank) + " have used channel " + std::to_string(channel) + " of LL " + std::to_string(first) + " and " + std::to_string(own) + " times");
       }
     for (const WindlassWire& wire : {layout.ll128, layout.results})
-      for (uint32_t lane = 0; lane < options.lanes; ++lane)
+      for (uint32_t channel = 0; channel < options.channels; ++channel)
         for (uint32_t from = 0; from < options.ranks; ++from)
           for (uint32_t to = 0; to < options.ranks; ++to) {
             if (from == to) continue;
-            const uint64_t sent = lane_word(from, wire, lane, WINDLASS_LANE_SENT), received = lane_word(to, wire, lane, WINDLASS_LANE_RECEIVED);
-            const uint64_t credit = lane_word(from, wire, lane, WINDLASS_LANE_CREDIT + to), proven = lane_word(from, wire, lane, WINDLASS_LANE_PROVEN);
-            const std::string where = " from rank " + std::to_string(from) + " to " + std::to_string(to) + " on lane " + std::to_string(lane) + ": sent " +
+            const uint64_t sent = channel_word(from, wire, channel, WINDLASS_CHANNEL_SENT), received = channel_word(to, wire, channel, WINDLASS_CHANNEL_RECEIVED);
+            const uint64_t credit = channel_word(from, wire, channel, WINDLASS_CHANNEL_CREDIT + to), proven = channel_word(from, wire, channel, WINDLASS_CHANNEL_PROVEN);
+            const std::string where = " from rank " + std::to_string(from) + " to " + std::to_string(to) + " on channel " + std::to_string(channel) + ": sent " +
                                       std::to_string(sent) + ", received " + std::to_string(received) + ", credit " + std::to_string(credit) + ", proven " + std::to_string(proven);
             expect(sent == received, "numbers sent and received differ" + where);
             expect(credit <= sent && proven <= sent, "more is consumed than was sent" + where);
@@ -274,14 +274,14 @@ struct Rank {
     const collective::Family family = calls[first].choice.family;
     host::Random of_first{seed ^ first};
     const size_t wanted = how.batches_full ? most : 1 + of_first.below(most);
-    uint64_t units = 0;
+    uint64_t packets = 0;
     size_t length = 0;
     for (; length < wanted && first + length < calls.size(); ++length) {
       const Call& call = calls[first + length];
       const bool alike = call.choice.family == family && call.choice.groups == calls[first].choice.groups && goes_in_batches(call) && reduces(call.kind) == reduces(calls[first].kind) &&
                          (!reduces(call.kind) || (call.type == calls[first].type && call.by == calls[first].by && call.any_kernel == calls[first].any_kernel));
-      units += (call.count * reference::element_bytes[call.type] + WINDLASS_LL_PAYLOAD_BYTES - 1) / WINDLASS_LL_PAYLOAD_BYTES;
-      if (length && (!alike || (family == collective::ll && units > WINDLASS_BATCH_ENTRIES) || length == WINDLASS_BATCH_CALLS_MAX)) break;
+      packets += (call.count * reference::element_bytes[call.type] + WINDLASS_LL_PAYLOAD_BYTES - 1) / WINDLASS_LL_PAYLOAD_BYTES;
+      if (length && (!alike || (family == collective::ll && packets > WINDLASS_BATCH_ENTRIES) || length == WINDLASS_BATCH_CALLS_MAX)) break;
     }
     return length;
   }
@@ -295,7 +295,7 @@ struct Rank {
     WindlassBatchLaunch batch;
     std::memset(&batch, 0, sizeof batch);
     const collective::Family family = calls[first].choice.family;
-    uint32_t units = 0;
+    uint32_t packets = 0;
     bool straight = true;
     for (size_t index = first; index < last; ++index) {
       const WindlassCollectiveLaunch launch = prepare(calls[index], index);
@@ -308,20 +308,20 @@ struct Rank {
                                     (uint32_t)(launch.send[1] - launch.send[0]),
                                     one_result ? 0 : (uint32_t)(receive[1] - receive[0]),
                                     (uint32_t)(calls[index].count * reference::element_bytes[calls[index].type]),
-                                    units};
-      units += (uint32_t)launch.units;
+                                    packets};
+      packets += (uint32_t)launch.packets;
       buffers.push_back({std::move(out), std::move(in)});
     }
     batch.count = (uint32_t)(last - first);
-    batch.launch.units = units;
-    batch.launch.used_lanes = std::min(units, world.options.lanes);
+    batch.launch.packets = packets;
+    batch.launch.used_channels = std::min(packets, world.options.channels);
     // The list as short as it may be, now and then: then several calls share an entry.
-    while (units > (uint32_t)WINDLASS_BATCH_ENTRIES << batch.units_log2) ++batch.units_log2;
-    if (family != collective::ll) batch.units_log2 += seed % 4;
+    while (packets > (uint32_t)WINDLASS_BATCH_ENTRIES << batch.packets_log2) ++batch.packets_log2;
+    if (family != collective::ll) batch.packets_log2 += seed % 4;
     for (uint32_t place = 0; place < batch.count; ++place) {
-      const uint32_t end = place + 1 < batch.count ? batch.calls[place + 1].first_unit : units;
-      for (uint32_t unit = batch.calls[place].first_unit; unit < end; ++unit)
-        if (unit % (1u << batch.units_log2) == 0) batch.call_of_unit[unit >> batch.units_log2] = (uint8_t)place;
+      const uint32_t end = place + 1 < batch.count ? batch.calls[place + 1].first_packet : packets;
+      for (uint32_t packet = batch.calls[place].first_packet; packet < end; ++packet)
+        if (packet % (1u << batch.packets_log2) == 0) batch.call_of_packet[packet >> batch.packets_log2] = (uint8_t)place;
     }
     const BatchKernel& kernel = *batch_kernel(calls[first], straight && family == collective::ll);
     const uint32_t warps_max = kernel.threads_max / 32 / collective::roles(family);
@@ -432,7 +432,7 @@ struct Rank {
       for (uint32_t to = 0; to < me && !same; ++to) at += matrix[from][to];
       return at;
     };
-    // What all of a kind need (types, tags, wires, lanes) as for an even call; then all sizes and places by hand.
+    // What all of a kind need (types, tags, wires, channels) as for an even call; then all sizes and places by hand.
     launch = arrange({reducing ? reduce_scatter : all_to_all, largest, width, call.type, call.by, 0, 0, 0}, world.geometry(me), call.choice);
     launch.flags &= ~WINDLASS_COLLECTIVE_EVEN;
     if (same) launch.flags |= WINDLASS_COLLECTIVE_SAME;
@@ -501,7 +501,7 @@ inline void print_reports(const World& world) {
   for (uint32_t rank = 0; rank < world.options.ranks; ++rank)
     for (uint32_t i = 0; i < std::min<uint32_t>(world.reports[rank].claimed, 4); ++i) {
       const WindlassP2pReportEntry& entry = world.reports[rank].entries[i];
-      std::fprintf(stderr, "rank %u in call %zu waits for rank %u, lane %u, what %u, unit %llu, seen %llu\n", rank, world.digests[rank].size(), entry.peer, entry.lane, entry.waited_for,
+      std::fprintf(stderr, "rank %u in call %zu waits for rank %u, channel %u, what %u, packet %llu, seen %llu\n", rank, world.digests[rank].size(), entry.peer, entry.channel, entry.waited_for,
                    (unsigned long long)entry.sequence, (unsigned long long)entry.seen);
     }
 }

@@ -5,7 +5,7 @@
 //  - store_half directly after sync_warp: the payload first, then (after the warp has met) the tag words, with release.
 //    load_lines directly after sync_warp: the tag words with acquire, and only if they match the payload. So payload and
 //    tag are 8-byte accesses with nothing between them but the order that LL128 claims of a GPU: who finds the tag
-//    finds the payload written with it. Lines of a unit may arrive one by one.
+//    finds the payload written with it. Lines of a packet may arrive one by one.
 //    Without sync_warp directly before (memory operations, votes and shuffles end its effect) the warp counts as parted:
 //    every lane stores or loads its 16 bytes in its own time, and tags may be seen before payload.
 //  - Slots and user buffers are ordinary memory: with ThreadSanitizer, any overwriting of a slot that is still read,

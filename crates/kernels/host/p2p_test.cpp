@@ -27,13 +27,13 @@ void expect(bool condition, const std::string& what) {
 
 struct Options {
   uint32_t ranks = 2;
-  uint32_t ll128_lanes = 4, ll128_slots = 4, bulk_lanes = 2, bulk_slots = 4, chunk = 4096;
+  uint32_t ll128_channels = 4, ll128_slots = 4, bulk_channels = 2, bulk_slots = 4, chunk = 4096;
   uint64_t bulk_from = 40000;
   uint64_t first_tag = 1;
-  uint64_t first_count = 0;  // units and chunks that every lane is said to have carried already
+  uint64_t first_count = 0;  // packets and chunks that every channel is said to have carried already
   uint32_t stages = 4;
   bool bulk_copies = true;
-  uint32_t strayed_rank = ~0u;  // deals its lanes to other virtual blocks than its peers do
+  uint32_t strayed_rank = ~0u;  // deals its channels to other virtual blocks than its peers do
 };
 
 // Memory that is 128-byte aligned and zeroed, as a slice at init.
@@ -67,49 +67,49 @@ struct World {
   residency::Gpus* gpus = nullptr;           // null: all blocks are resident
 
   explicit World(const Options& o) : options(o), pairs(o.ranks * o.ranks), peers(o.ranks), reports(o.ranks), wishes(o.ranks, std::vector<uint8_t>(2 * WINDLASS_WISHES_PER_WIRE)) {
-    expect(o.ll128_lanes % o.bulk_lanes == 0, "as many LL128 lanes for each virtual block");
-    geometry = {o.first_tag, o.bulk_from, o.ll128_lanes, o.ll128_slots, o.bulk_lanes, o.bulk_slots, o.chunk, 0};
+    expect(o.ll128_channels % o.bulk_channels == 0, "as many LL128 channels for each virtual block");
+    geometry = {o.first_tag, o.bulk_from, o.ll128_channels, o.ll128_slots, o.bulk_channels, o.bulk_slots, o.chunk, 0};
     for (auto& list : peers) list.resize(o.ranks);
     std::memset(reports.data(), 0, reports.size() * sizeof(WindlassP2pReport));
     for (uint32_t from = 0; from < o.ranks; ++from)
       for (uint32_t to = 0; to < o.ranks; ++to) {
         if (from == to) continue;
         Directed& pair = pairs[from * o.ranks + to];
-        pair.ll128_ring.make((size_t)o.ll128_lanes * o.ll128_slots * WINDLASS_UNIT_SLOT_BYTES);
-        pair.bulk_ring.make((size_t)o.bulk_lanes * o.bulk_slots * o.chunk);
-        pair.posted.make(o.bulk_lanes * WINDLASS_BULK_WORD_STRIDE);
-        pair.ll128_credit.make(o.ll128_lanes * WINDLASS_LL128_WORD_STRIDE);
-        pair.bulk_credit.make(o.bulk_lanes * WINDLASS_BULK_WORD_STRIDE);
+        pair.ll128_ring.make((size_t)o.ll128_channels * o.ll128_slots * WINDLASS_PACKET_SLOT_BYTES);
+        pair.bulk_ring.make((size_t)o.bulk_channels * o.bulk_slots * o.chunk);
+        pair.posted.make(o.bulk_channels * WINDLASS_BULK_WORD_STRIDE);
+        pair.ll128_credit.make(o.ll128_channels * WINDLASS_LL128_WORD_STRIDE);
+        pair.bulk_credit.make(o.bulk_channels * WINDLASS_BULK_WORD_STRIDE);
         for (int side = 0; side < 2; ++side) {
-          pair.ll128_progress[side].make(o.ll128_lanes * WINDLASS_PROGRESS_STRIDE);
-          pair.bulk_progress[side].make(o.bulk_lanes * WINDLASS_PROGRESS_STRIDE);
-          for (uint32_t i = 0; i < o.ll128_lanes; ++i) word(pair.ll128_progress[side].address + i * WINDLASS_PROGRESS_STRIDE) = o.first_count;
-          for (uint32_t i = 0; i < o.bulk_lanes; ++i) word(pair.bulk_progress[side].address + i * WINDLASS_PROGRESS_STRIDE) = o.first_count;
+          pair.ll128_progress[side].make(o.ll128_channels * WINDLASS_PROGRESS_STRIDE);
+          pair.bulk_progress[side].make(o.bulk_channels * WINDLASS_PROGRESS_STRIDE);
+          for (uint32_t i = 0; i < o.ll128_channels; ++i) word(pair.ll128_progress[side].address + i * WINDLASS_PROGRESS_STRIDE) = o.first_count;
+          for (uint32_t i = 0; i < o.bulk_channels; ++i) word(pair.bulk_progress[side].address + i * WINDLASS_PROGRESS_STRIDE) = o.first_count;
           pair.growth[side].make(16);
         }
-        pair.ll128_from.make(o.ll128_lanes * WINDLASS_LL128_FROM_STRIDE);
-        for (uint32_t i = 0; i < o.ll128_lanes; ++i) word(pair.ll128_credit.address + i * WINDLASS_LL128_WORD_STRIDE) = o.first_count;
-        for (uint32_t i = 0; i < o.bulk_lanes; ++i) {
+        pair.ll128_from.make(o.ll128_channels * WINDLASS_LL128_FROM_STRIDE);
+        for (uint32_t i = 0; i < o.ll128_channels; ++i) word(pair.ll128_credit.address + i * WINDLASS_LL128_WORD_STRIDE) = o.first_count;
+        for (uint32_t i = 0; i < o.bulk_channels; ++i) {
           word(pair.bulk_credit.address + i * WINDLASS_BULK_WORD_STRIDE) = o.first_count;
           word(pair.posted.address + i * WINDLASS_BULK_WORD_STRIDE) = o.first_count;
         }
-        WindlassP2pChannel channel = {};
-        channel.ll128_ring = pair.ll128_ring.address;
-        channel.ll128_credit = pair.ll128_credit.address;
-        channel.bulk_ring = pair.bulk_ring.address;
-        channel.bulk_posted = pair.posted.address;
-        channel.bulk_credit = pair.bulk_credit.address;
-        channel.ll128_from = pair.ll128_from.address;
-        channel.ll128_progress = pair.ll128_progress[0].address;
-        channel.bulk_progress = pair.bulk_progress[0].address;
-        channel.growth = pair.growth[0].address;
-        channel.peer = to;
-        peers[from][to].send = channel;
-        channel.ll128_progress = pair.ll128_progress[1].address;
-        channel.bulk_progress = pair.bulk_progress[1].address;
-        channel.growth = pair.growth[1].address;
-        channel.peer = from;
-        peers[to][from].receive = channel;
+        WindlassP2pConnection connection = {};
+        connection.ll128_ring = pair.ll128_ring.address;
+        connection.ll128_credit = pair.ll128_credit.address;
+        connection.bulk_ring = pair.bulk_ring.address;
+        connection.bulk_posted = pair.posted.address;
+        connection.bulk_credit = pair.bulk_credit.address;
+        connection.ll128_from = pair.ll128_from.address;
+        connection.ll128_progress = pair.ll128_progress[0].address;
+        connection.bulk_progress = pair.bulk_progress[0].address;
+        connection.growth = pair.growth[0].address;
+        connection.peer = to;
+        peers[from][to].send = connection;
+        connection.ll128_progress = pair.ll128_progress[1].address;
+        connection.bulk_progress = pair.bulk_progress[1].address;
+        connection.growth = pair.growth[1].address;
+        connection.peer = from;
+        peers[to][from].receive = connection;
       }
   }
   Directed& pair(uint32_t from, uint32_t to) { return pairs[from * options.ranks + to]; }
@@ -118,8 +118,8 @@ struct World {
   void make_growth(uint32_t from, uint32_t to, uint32_t wire, uint32_t slots) {
     Directed& directed = pair(from, to);
     expect(directed.grown[wire].address == 0 && (slots & (slots - 1)) == 0, "a ring grows once, to a power of two");
-    const uint32_t lane_bytes = slots * (wire == WINDLASS_GROWTH_BULK ? options.chunk : (uint32_t)WINDLASS_UNIT_SLOT_BYTES);
-    directed.grown[wire].make((size_t)lane_bytes * (wire == WINDLASS_GROWTH_BULK ? options.bulk_lanes : options.ll128_lanes));
+    const uint32_t channel_bytes = slots * (wire == WINDLASS_GROWTH_BULK ? options.chunk : (uint32_t)WINDLASS_PACKET_SLOT_BYTES);
+    directed.grown[wire].make((size_t)channel_bytes * (wire == WINDLASS_GROWTH_BULK ? options.bulk_channels : options.ll128_channels));
     // It may hold anything.
     host::Random anything{seed ^ from ^ to << 8 ^ wire << 16};
     for (uint64_t& word : directed.grown[wire].words) word = anything.next();
@@ -153,12 +153,12 @@ struct World {
       if (device) ++device->launched;  // its turn is over
       return;
     }
-    expect(shape.blocks != p2p_refused, "too many lanes");
+    expect(shape.blocks != p2p_refused, "too many channels");
     if (rank == options.strayed_rank) {
-      expect(launch.used_blocks == (1u << options.bulk_lanes) - 1, "all virtual blocks are in use");
-      auto* const channels = reinterpret_cast<WindlassP2pChannel*>(launch.storage);
-      for (uint32_t i = 0; i < launch.send_channels + launch.receive_channels; ++i)
-        channels[i].first_block = (uint16_t)((channels[i].first_block + options.bulk_lanes / 2) % options.bulk_lanes);
+      expect(launch.used_blocks == (1u << options.bulk_channels) - 1, "all virtual blocks are in use");
+      auto* const connections = reinterpret_cast<WindlassP2pConnection*>(launch.storage);
+      for (uint32_t i = 0; i < launch.send_connections + launch.receive_connections; ++i)
+        connections[i].first_block = (uint16_t)((connections[i].first_block + options.bulk_channels / 2) % options.bulk_channels);
     }
     launch.control = reinterpret_cast<uint64_t>(&control);
     launch.report = reinterpret_cast<uint64_t>(&reports[rank]);
@@ -179,18 +179,18 @@ struct World {
     for (uint32_t rank = 0; rank < options.ranks; ++rank)
       for (uint32_t i = 0; i < std::min<uint32_t>(reports[rank].claimed, 4); ++i) {
         const WindlassP2pReportEntry& entry = reports[rank].entries[i];
-        std::fprintf(stderr, "rank %u waits for rank %u, lane %u, what %u, message %u, unit %llu, seen %llu\n", rank, entry.peer, entry.lane, entry.waited_for, entry.operation,
+        std::fprintf(stderr, "rank %u waits for rank %u, channel %u, what %u, message %u, packet %llu, seen %llu\n", rank, entry.peer, entry.channel, entry.waited_for, entry.operation,
                      (unsigned long long)entry.sequence, (unsigned long long)entry.seen);
       }
   }
 
-  // At the end every unit sent was received, and the two sides agree on how many.
+  // At the end every packet sent was received, and the two sides agree on how many.
   void check_words() {
     for (uint32_t from = 0; from < options.ranks; ++from)
       for (uint32_t to = 0; to < options.ranks; ++to) {
         if (from == to) continue;
         Directed& pair = pairs[from * options.ranks + to];
-        for (uint32_t i = 0; i < options.ll128_lanes; ++i) {
+        for (uint32_t i = 0; i < options.ll128_channels; ++i) {
           const uint64_t own = i * WINDLASS_PROGRESS_STRIDE;
           const uint64_t sent = word(pair.ll128_progress[0].address + own);
           expect(sent == word(pair.ll128_progress[1].address + own), "LL128 progress differs");
@@ -199,39 +199,39 @@ struct World {
           if (from) check_move(pair, i, from - 1, sent);
           expect(sent == word(pair.ll128_credit.address + i * WINDLASS_LL128_WORD_STRIDE), "LL128 credit is not full at the end");
         }
-        for (uint32_t i = 0; i < options.bulk_lanes; ++i) {
+        for (uint32_t i = 0; i < options.bulk_channels; ++i) {
           const uint64_t own = i * WINDLASS_PROGRESS_STRIDE, posted = word(pair.posted.address + i * WINDLASS_BULK_WORD_STRIDE);
           const uint64_t sent = word(pair.bulk_progress[0].address + own);
           expect(sent == word(pair.bulk_progress[1].address + own), "bulk progress differs");
           check_rings(pair.bulk_progress, own, word(pair.posted.address + i * WINDLASS_BULK_WORD_STRIDE + 8), pair.grown[1]);
-          expect(!(posted & WINDLASS_POSTED_MOVES) == !word(pair.bulk_progress[0].address + own + 8), "the posted word does not say that the lane has moved");
+          expect(!(posted & WINDLASS_POSTED_MOVES) == !word(pair.bulk_progress[0].address + own + 8), "the posted word does not say that the channel has moved");
           expect(sent == word(pair.bulk_credit.address + i * WINDLASS_BULK_WORD_STRIDE), "bulk credit is not full at the end");
           expect(sent == (posted & ~WINDLASS_POSTED_MOVES), "posted word is behind");
         }
       }
   }
 
-  // A lane that has moved knows its ring on the sender's side, and on the receiver's if that has come so far.
+  // A channel that has moved knows its ring on the sender's side, and on the receiver's if that has come so far.
   void check_rings(const Slice* progress, uint64_t own, uint64_t from, const Slice& grown) {
     const uint64_t sent = word(progress[0].address + own), sender = word(progress[0].address + own + 8), receiver = word(progress[1].address + own + 8);
-    expect(!sender == !from && (!from || from - 1 <= sent), "a lane has moved and not said so");
-    expect(!sender || (sender & ~127ull) == grown.address, "a lane has moved elsewhere");
+    expect(!sender == !from && (!from || from - 1 <= sent), "a channel has moved and not said so");
+    expect(!sender || (sender & ~127ull) == grown.address, "a channel has moved elsewhere");
     // A receiver of LL128 that has not waited in vain since does not know yet; nothing has come by that ring.
-    expect(receiver == sender || (receiver == 0 && from - 1 == sent), "the receiver does not know where the lane has moved");
-    lanes_moved += sender != 0;
+    expect(receiver == sender || (receiver == 0 && from - 1 == sent), "the receiver does not know where the channel has moved");
+    channels_moved += sender != 0;
   }
-  // The unit before the move is the last in the first ring, and all after it lie in the other.
-  void check_move(const Directed& pair, uint32_t lane, uint64_t from, uint64_t sent) {
-    const auto tag = [&](uint64_t ring, uint64_t slots, uint64_t unit) {
-      return word(ring + (lane * slots + (unit & (slots - 1))) * WINDLASS_UNIT_SLOT_BYTES + WINDLASS_LINE_BYTES - 8);
+  // The packet before the move is the last in the first ring, and all after it lie in the other.
+  void check_move(const Directed& pair, uint32_t channel, uint64_t from, uint64_t sent) {
+    const auto tag = [&](uint64_t ring, uint64_t slots, uint64_t packet) {
+      return word(ring + (channel * slots + (packet & (slots - 1))) * WINDLASS_PACKET_SLOT_BYTES + WINDLASS_LINE_BYTES - 8);
     };
     const uint64_t slots = 1ull << (pair.told[0] & 63);
     if (from > options.first_count)
-      expect(tag(pair.ll128_ring.address, options.ll128_slots, from - 1) == geometry.first_tag + from - 1, "a lane has moved later than it said");
-    for (uint64_t unit = std::max(from, sent > slots ? sent - slots : 0); unit < sent; ++unit)
-      expect(tag(pair.grown[0].address, slots, unit) == geometry.first_tag + unit, "a lane has moved earlier than it said");
+      expect(tag(pair.ll128_ring.address, options.ll128_slots, from - 1) == geometry.first_tag + from - 1, "a channel has moved later than it said");
+    for (uint64_t packet = std::max(from, sent > slots ? sent - slots : 0); packet < sent; ++packet)
+      expect(tag(pair.grown[0].address, slots, packet) == geometry.first_tag + packet, "a channel has moved earlier than it said");
   }
-  uint32_t lanes_moved = 0;
+  uint32_t channels_moved = 0;
 };
 
 // --- messages -----------------------------------------------------------------------------------------------------------
@@ -376,8 +376,8 @@ constexpr int scale = 1;
 
 std::vector<uint64_t> interesting_sizes(const Options& o) {
   std::vector<uint64_t> sizes = {0, 1, 2, 7, 8, 15, 16, 17, 119, 120, 121, 128, 959, 960, 961, 1024, 1919, 1920, 1921, 2048, 3840, 3841};
-  const uint64_t ll128_ring = (uint64_t)o.ll128_lanes * o.ll128_slots * 1920, stripe = (uint64_t)o.bulk_lanes * o.chunk;
-  for (uint64_t around : {(uint64_t)o.ll128_lanes * 1920, ll128_ring, o.bulk_from, (uint64_t)o.chunk * 10, stripe * o.bulk_slots, stripe * (o.bulk_slots + 1)})
+  const uint64_t ll128_ring = (uint64_t)o.ll128_channels * o.ll128_slots * 1920, stripe = (uint64_t)o.bulk_channels * o.chunk;
+  for (uint64_t around : {(uint64_t)o.ll128_channels * 1920, ll128_ring, o.bulk_from, (uint64_t)o.chunk * 10, stripe * o.bulk_slots, stripe * (o.bulk_slots + 1)})
     for (int64_t by : {-1920, -17, -16, -1, 0, 1, 15, 16, 1921}) sizes.push_back((uint64_t)((int64_t)around + by));
   return sizes;
 }
@@ -451,7 +451,7 @@ void both_ways() {
   run_all(world, steps, {1, 200});
 }
 
-// Many times the ring, in both kinds of lanes.
+// Many times the ring, in both kinds of channels.
 void far_larger_than_the_ring() {
   Options o;
   o.bulk_from = 700000;
@@ -464,7 +464,7 @@ void far_larger_than_the_ring() {
   run_all(world, steps);
 }
 
-// Rings of one or two slots: every unit waits for credit.
+// Rings of one or two slots: every packet waits for credit.
 void smallest_rings() {
   for (uint32_t slots : {1u, 2u})
     for (bool copies : {true, false}) {
@@ -515,8 +515,8 @@ void patterns(bool bulk_copies) {
 void five_ranks() {
   Options o;
   o.ranks = 5;
-  o.ll128_lanes = 3;  // not every number is a power of two
-  o.bulk_lanes = 3;
+  o.ll128_channels = 3;  // not every number is a power of two
+  o.bulk_channels = 3;
   World world(o);
   host::Random random{seed};
   std::vector<Step> steps;
@@ -524,7 +524,7 @@ void five_ranks() {
   run_all(world, steps, {1, 300});
 }
 
-// Several messages to one peer in one group, of both kinds, in order on every lane.
+// Several messages to one peer in one group, of both kinds, in order on every channel.
 void several_to_one_peer() {
   World world(Options{});
   host::Random random{seed};
@@ -559,11 +559,11 @@ void three_hundred_operations() {
 // The sender's calls end before the receiver has begun: as much as the rings take. Groups are cut differently on both sides.
 void sender_far_ahead() {
   Options ll128;
-  ll128.ll128_lanes = 8 * ll128.bulk_lanes;
+  ll128.ll128_channels = 8 * ll128.bulk_channels;
   ll128.ll128_slots = 8;
   World world(ll128);
   Messages messages;
-  // Exactly what the rings hold: 8 slots of each of 8 lanes that one block serves, then of those that the other one serves.
+  // Exactly what the rings hold: 8 slots of each of 8 channels that one block serves, then of those that the other one serves.
   // Eight messages of any size fit, as they do over NCCL.
   for (int i = 0; i < 4; ++i) messages.push_back({0, 1, 1920 * 8});
   for (int i = 0; i < 4; ++i) messages.push_back({0, 1, 1920 * 16});
@@ -581,7 +581,7 @@ void sender_far_ahead() {
   for (size_t i = 0; i < messages.size(); ++i) in[i]->check(i, "received");
   world.check_words();
 
-  // 8 chunks in 2 lanes of 4 slots.
+  // 8 chunks in 2 channels of 4 slots.
   Options bulk;
   bulk.bulk_from = 20000;
   World large(bulk);
@@ -618,12 +618,12 @@ void tags_near(uint64_t first_tag, uint64_t first_count) {
 }
 
 // Rank 2 sends to rank 1 only when it has everything of rank 0; rank 1 wants both at once. A warp of rank 0 or 1 that stays with
-// one lane until it moves would wait for ever: the ring from 0 to 1 is full, and what comes from 2 depends on the rest.
+// one channel until it moves would wait for ever: the ring from 0 to 1 is full, and what comes from 2 depends on the rest.
 void none_holds_up_another() {
   for (int bulk = 0; bulk < 3; ++bulk) {
     Options o;
     o.ranks = 3;
-    o.ll128_lanes = 20;
+    o.ll128_channels = 20;
     o.ll128_slots = 2;
     o.bulk_from = bulk ? 1000 : 1 << 20;
     o.bulk_copies = bulk == 1;
@@ -693,7 +693,7 @@ void abort_in_the_middle(bool bulk_copies) {
       expect(entry.peer == 1, "the report names a peer that is not stuck");
       const uint32_t right[] = {WINDLASS_WAITED_P2P_LL128_CREDIT, WINDLASS_WAITED_BULK_CREDIT, WINDLASS_WAITED_P2P_LL128_DATA, WINDLASS_WAITED_BULK_DATA};
       expect(entry.waited_for == right[what], "the report names another wait: " + std::to_string(entry.waited_for));
-      // Four slots a lane: the sender waits with unit or chunk 4, the receiver with the first.
+      // Four slots a channel: the sender waits with packet or chunk 4, the receiver with the first.
       expect(entry.sequence == (what < 2 ? 4u : 0u), "the report names sequence " + std::to_string(entry.sequence));
       expect(entry.operation == 0, "the report names another operation");
       found = true;
@@ -727,9 +727,9 @@ struct Wire {
     o.bulk_from = wire == WINDLASS_GROWTH_BULK ? 1 : 1 << 30;
     return o;
   }
-  // Bytes that fill so many slots of every lane.
+  // Bytes that fill so many slots of every channel.
   size_t bytes(const Options& o, size_t slots) const {
-    return slots * (wire == WINDLASS_GROWTH_BULK ? o.bulk_lanes * o.chunk : o.ll128_lanes * 1920);
+    return slots * (wire == WINDLASS_GROWTH_BULK ? o.bulk_channels * o.chunk : o.ll128_channels * 1920);
   }
 };
 constexpr Wire wires[] = {{WINDLASS_GROWTH_LL128, true}, {WINDLASS_GROWTH_BULK, true}, {WINDLASS_GROWTH_BULK, false}};
@@ -757,7 +757,7 @@ void grow_while_stalled() {
       world.group(1, {first.receive(0)}, limits_of(o), seed + 1);
       first.in.check(1, "received");
       world.check_words();
-      expect(world.lanes_moved == (wire.wire ? o.bulk_lanes : o.ll128_lanes), "not every lane has moved");
+      expect(world.channels_moved == (wire.wire ? o.bulk_channels : o.ll128_channels), "not every channel has moved");
       // As much as the larger ring takes, again with nobody there; and more than it takes.
       world.group(0, {second.send(1)}, limits_of(o), seed + 2);
       world.group(1, {second.receive(0)}, limits_of(o), seed + 3);
@@ -789,7 +789,7 @@ void grow_and_cut() {
   }
 }
 
-// A ring that has grown before anything was sent: LL128 lanes move when they first lack room, chunks at once.
+// A ring that has grown before anything was sent: LL128 channels move when they first lack room, chunks at once.
 void grow_before_use() {
   for (const Wire& wire : wires) {
     const Options o = wire.options();
@@ -800,7 +800,7 @@ void grow_before_use() {
     world.group(1, {parcel.receive(0)}, limits_of(o), seed + 1);
     parcel.in.check(1, "received");
     world.check_words();
-    expect(world.lanes_moved == (wire.wire ? o.bulk_lanes : o.ll128_lanes), "not every lane has moved");
+    expect(world.channels_moved == (wire.wire ? o.bulk_channels : o.ll128_channels), "not every channel has moved");
     std::vector<Step> steps;
     for (int i = 0; i < 12 / scale; ++i) steps.push_back({{{0, 1, wire.bytes(o, 3) * (uint64_t)(1 + i)}, {1, 0, 5000}}});
     run_all(world, steps, {1, 200});
@@ -815,7 +815,7 @@ void grow_one_side_first() {
     world.make_growth(0, 1, wire.wire, 16);
     world.tell_growth(0, 1, wire.wire, 1);
     run_all(world, {{{{0, 1, wire.bytes(o, 11) + 7}}}, {{{0, 1, 99}}}});
-    expect(world.lanes_moved == 0, "a lane has moved without its sender");
+    expect(world.channels_moved == 0, "a channel has moved without its sender");
     world.tell_growth(0, 1, wire.wire, 0);
     run_all(world, {{{{0, 1, wire.bytes(o, 30) + 7}}}, {{{0, 1, wire.bytes(o, 16)}}}, {{{0, 1, 99}}}});
   }
@@ -892,14 +892,14 @@ struct Hosts {
 void grow_in_traffic(bool bulk_copies) {
   host::Random random{seed};
   uint32_t moved = 0;
-  // A lane that always finds room does not move: another round then, with the smallest rings. On a slow machine rings may also
+  // A channel that always finds room does not move: another round then, with the smallest rings. On a slow machine rings may also
   // come when nobody is stalled.
   for (int round = 0, rounds = HOST_TSAN ? 1 : 10; round < rounds || (moved == 0 && round < rounds + 4); ++round) {
     Options o;
     o.bulk_copies = bulk_copies;
     o.ll128_slots = o.bulk_slots = round < rounds ? 1u << random.below(3) : 1;
-    o.bulk_lanes = 1 + (uint32_t)random.below(3);
-    o.ll128_lanes = o.bulk_lanes * (1 + (uint32_t)random.below(2));
+    o.bulk_channels = 1 + (uint32_t)random.below(3);
+    o.ll128_channels = o.bulk_channels * (1 + (uint32_t)random.below(2));
     World world(o);
     std::vector<Step> steps;
     for (int i = 0; i < (HOST_TSAN ? 6 : 24); ++i) {
@@ -915,11 +915,11 @@ void grow_in_traffic(bool bulk_copies) {
       run_all(world, steps, {1 + (uint32_t)random.below(2) * 3, 300});
     }
     run_all(world, {steps[0], steps[1]});
-    for (int more = 0; more < 4 && moved + world.lanes_moved == 0; ++more) run_all(world, steps);
-    moved += world.lanes_moved;
+    for (int more = 0; more < 4 && moved + world.channels_moved == 0; ++more) run_all(world, steps);
+    moved += world.channels_moved;
   }
-  expect(moved > 0, "no lane has moved");
-  std::printf("%u lanes moved\n", moved);
+  expect(moved > 0, "no channel has moved");
+  std::printf("%u channels moved\n", moved);
 }
 
 // Random groups over 2 to 4 ranks, grids, sizes, alignments and geometries, one after the other.
@@ -931,8 +931,8 @@ void random_groups() {
     Options o;
     o.ranks = 2 + (uint32_t)random.below(HOST_TSAN ? 2 : 3);
     o.ll128_slots = 1u << random.below(4);
-    o.bulk_lanes = 1 + (uint32_t)random.below(4);
-    o.ll128_lanes = o.bulk_lanes * (1 + (uint32_t)random.below(4));
+    o.bulk_channels = 1 + (uint32_t)random.below(4);
+    o.ll128_channels = o.bulk_channels * (1 + (uint32_t)random.below(4));
     o.bulk_slots = 1u << random.below(4);
     o.chunk = 128u << random.below(7);
     o.bulk_from = 1 + random.below(20000);
@@ -968,22 +968,22 @@ uint32_t any_blocks(host::Random& random) { return (uint32_t[]){2, 3, 4, 6, 8, 8
 Options of_few_blocks(host::Random& random, uint32_t ranks, uint32_t blocks) {
   Options o;
   o.ranks = ranks;
-  o.bulk_lanes = blocks;
-  o.ll128_lanes = blocks * (1 + (uint32_t)random.below(3));
+  o.bulk_channels = blocks;
+  o.ll128_channels = blocks * (1 + (uint32_t)random.below(3));
   o.ll128_slots = 1u << random.below(3);
   o.bulk_slots = 1u << random.below(3);
-  // Two chunks of a lane or three are a message.
-  o.chunk = windlass_divided_up(o.ll128_lanes * 1920 / o.bulk_lanes / 2, 128) * 128;
-  o.bulk_from = random.below(3) == 0 ? 1 << 30 : random.below(o.ll128_lanes * 1920);
+  // Two chunks of a channel or three are a message.
+  o.chunk = windlass_divided_up(o.ll128_channels * 1920 / o.bulk_channels / 2, 128) * 128;
+  o.bulk_from = random.below(3) == 0 ? 1 << 30 : random.below(o.ll128_channels * 1920);
   o.bulk_copies = random.below(3) != 0;
   o.stages = 2;
   return o;
 }
-uint32_t cluster_of(const Options& o) { return o.bulk_lanes < 4 ? 1 : 4; }
-uint32_t grid_of(const Options& o) { return o.bulk_lanes; }
+uint32_t cluster_of(const Options& o) { return o.bulk_channels < 4 ? 1 : 4; }
+uint32_t grid_of(const Options& o) { return o.bulk_channels; }
 uint64_t any_size(host::Random& random, const Options& o) {
-  const uint64_t on_all_lanes = o.ll128_lanes * 1920;
-  return random.below(2) ? random.below(4000) : on_all_lanes / 2 + random.below(on_all_lanes);
+  const uint64_t on_all_channels = o.ll128_channels * 1920;
+  return random.below(2) ? random.below(4000) : on_all_channels / 2 + random.below(on_all_channels);
 }
 // Every rank is in it: else it would have no part in the order of launches.
 Step any_step(host::Random& random, const Options& o) {
@@ -1024,20 +1024,20 @@ void few_blocks_resident() {
   std::printf("%d communicators\n", worlds);
 }
 
-// What the tests of few blocks rest on: where a lane is another block's on one side than on the other, half of them do not do.
+// What the tests of few blocks rest on: where a channel is another block's on one side than on the other, half of them do not do.
 void unlike_blocks_hang() {
   Options o;
-  o.bulk_lanes = 8;
-  o.ll128_lanes = 16;
+  o.bulk_channels = 8;
+  o.ll128_channels = 16;
   o.bulk_from = 1 << 20;
   o.strayed_rank = 1;
-  const std::vector<Step> steps = {pattern("all_to_all", 2, [&] { return o.bulk_lanes * WINDLASS_UNITS_A_BLOCK * 1920; })};
+  const std::vector<Step> steps = {pattern("all_to_all", 2, [&] { return o.bulk_channels * WINDLASS_PACKETS_A_BLOCK * 1920; })};
   World whole(o);  // all blocks resident
   run_all(whole, steps);
   residency::Gpus gpus(grid_of(o), 4, {4, 4});
   World world(o);
   world.gpus = &gpus;
-  expect(!all_end({{world, steps, How{}}}, std::chrono::seconds(HOST_TSAN ? 5 : 1)), "lanes in unlike blocks, of which half are resident, went through");
+  expect(!all_end({{world, steps, How{}}}, std::chrono::seconds(HOST_TSAN ? 5 : 1)), "channels in unlike blocks, of which half are resident, went through");
   expect(world.reports[0].claimed && world.reports[1].claimed, "nobody says what he waited for");
 }
 
@@ -1068,7 +1068,7 @@ void communicators_share_gpus() {
       how.turn = [&world, &turns, i](uint32_t rank, size_t step) { turns.wait(rank, i, step, [&world] { return world.aborted(); }); };
       steps.push_back(any_steps(random, options[i], HOST_TSAN ? 1 : 2));
       if (tight)
-        for (Step& step : steps.back()) step = pattern("all_to_all", ranks, [&] { return (1 + random.below(2)) * options[i].ll128_lanes * 960; });
+        for (Step& step : steps.back()) step = pattern("all_to_all", ranks, [&] { return (1 + random.below(2)) * options[i].ll128_channels * 960; });
       // What a rank sends to itself is copied by blocks more.
       for (Step& step : steps.back())
         step.messages.erase(std::remove_if(step.messages.begin(), step.messages.end(), [](const Message& message) { return message.from == message.to; }), step.messages.end());

@@ -18,7 +18,7 @@ struct UnevenRequest {
 
 // All but slices, control, report and the block's shape.
 inline WindlassCollectiveLaunch arrange_uneven(const UnevenRequest& request, const Geometry& geometry, uint32_t groups) {
-  // Types, tags, wires and lanes as of an even one of nothing.
+  // Types, tags, wires and channels as of an even one of nothing.
   const Kind like = request.reduces ? reduce_scatter : all_gather;
   WindlassCollectiveLaunch launch = arrange({like, 0, 1, request.type, request.by, 0, 0, 0}, geometry, {ll128, groups});
   const uint32_t me = geometry.rank;

@@ -1,13 +1,13 @@
-//! From the calls of a group to a launch: pure decisions about channels, blocks, warps and shared memory.
+//! From the calls of a group to a launch: pure decisions about connections, blocks, warps and shared memory.
 //!
 //! The C++ tests use `host/arrange.h`, which decides the same; `tests/kernels/arrange.rs` holds that both give the same bytes.
-//! Lanes, chunks and the virtual block that serves each of them concern the peer: they follow from a message's bytes, the pair
+//! Channels, chunks and the virtual block that serves each of them concern the peer: they follow from a message's bytes, the pair
 //! of ranks and the geometry. What else is decided here (warps, how data is loaded) is this rank's own affair.
 
 use crate::launch::{
-    BLOCKS_SHIFT, BULK_SERVICE_WARPS, CHANNEL_ORDINARY_STORES, CHANNEL_RECEIVE, CHANNEL_WORDS, Channel,
-    Geometry, INLINE_BYTES, LAUNCH_HEAD_BYTES, Launch, Operation, UNIT_PAYLOAD_BYTES, UNITS_A_BLOCK,
-    VIRTUAL_BLOCKS_MAX,
+    BLOCKS_SHIFT, BULK_SERVICE_WARPS, CONNECTION_ORDINARY_STORES, CONNECTION_RECEIVE, CONNECTION_WORDS,
+    Connection, Geometry, INLINE_BYTES, LAUNCH_HEAD_BYTES, Launch, Operation, PACKET_PAYLOAD_BYTES,
+    PACKETS_A_BLOCK, VIRTUAL_BLOCKS_MAX,
 };
 
 /// A send or a receive of a group, in call order.
@@ -36,9 +36,9 @@ pub enum Direction {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Peer {
     /// This rank sends.
-    pub send: Channel,
+    pub send: Connection,
     /// This rank receives.
-    pub receive: Channel,
+    pub receive: Connection,
 }
 
 /// What this rank's device allows.
@@ -97,23 +97,23 @@ const CLUSTER: u32 = 4;
 /// Why a group cannot be arranged. Neither happens in a communicator whose largest group was tried at init.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// More channels (41) than the launch holds: more peers than a host has.
+    /// More connections (41) than the launch holds: more peers than a host has.
     TooManyPeers,
-    /// A block's shared memory cannot keep the state of all the lanes that it must serve. With [`Geometry::recommended`] 16 ranks
+    /// A block's shared memory cannot keep the state of all the channels that it must serve. With [`Geometry::recommended`] 16 ranks
     /// fit into 163 KiB.
-    TooManyLanes,
+    TooManyChannels,
 }
 
-/// Lanes that a message of this many bytes uses, in pieces of a unit's or a chunk's size.
-pub fn lanes_of(bytes: u64, piece_bytes: u64, lanes: u32) -> u32 {
-    // At most `lanes`, so it fits.
-    bytes.div_ceil(piece_bytes).min(u64::from(lanes)) as u32
+/// Channels that a message of this many bytes uses, in pieces of a packet's or a chunk's size.
+pub fn channels_of(bytes: u64, piece_bytes: u64, channels: u32) -> u32 {
+    // At most `channels`, so it fits.
+    bytes.div_ceil(piece_bytes).min(u64::from(channels)) as u32
 }
 
-/// The virtual blocks over which a message by LL128 goes, from its channel's first on: whole clusters, or all. A function of bytes and
+/// The virtual blocks over which a message by LL128 goes, from its connection's first on: whole clusters, or all. A function of bytes and
 /// geometry, equal on both sides. Few for what is small, as every block that waits for a peer's holds a multiprocessor.
 fn blocks_of(bytes: u64, blocks: u32) -> u32 {
-    let least = bytes.div_ceil(UNITS_A_BLOCK * UNIT_PAYLOAD_BYTES).min(u64::from(blocks)) as u32;
+    let least = bytes.div_ceil(PACKETS_A_BLOCK * PACKET_PAYLOAD_BYTES).min(u64::from(blocks)) as u32;
     if least > 2 { least.next_multiple_of(CLUSTER).min(blocks) } else { least }
 }
 
@@ -130,10 +130,10 @@ pub fn arrange(
     launch: &mut Launch,
     operations: &mut Vec<Operation>,
 ) -> Result<Shape, Refusal> {
-    let ll128_rounds = (geometry.ll128_lanes / geometry.bulk_lanes) as u16;
+    let ll128_rounds = (geometry.ll128_channels / geometry.bulk_channels) as u16;
     *launch = Launch { geometry: *geometry, ll128_rounds, ..Launch::default() };
     operations.clear();
-    let mut channels = 0;
+    let mut connections = 0;
     let mut by_copies = false;
     let mut by_stores = false;
     let mut loads = Loads::default();
@@ -142,23 +142,26 @@ pub fn arrange(
             let own = calls
                 .iter()
                 .filter(|call| call.peer as usize == index && call.direction == direction && call.bytes > 0);
-            let Some(mut channel) = channel(own, peer, direction, geometry, operations) else { continue };
+            let Some(mut connection) = connection(own, peer, direction, geometry, operations) else {
+                continue;
+            };
             let sides = match direction {
                 Direction::Send => [geometry.rank, index as u32],
                 Direction::Receive => [index as u32, geometry.rank],
             };
-            channel.channel.first_block = first_block(sides, peers.len() as u32, geometry.bulk_lanes);
-            loads.add(&channel.channel, direction, geometry.bulk_lanes);
-            if direction == Direction::Send && channel.channel.active_bulk_lanes > 0 {
-                if channel.aligned && matches!(limits.bulk, BulkSend::Copies { .. }) {
+            connection.connection.first_block =
+                first_block(sides, peers.len() as u32, geometry.bulk_channels);
+            loads.add(&connection.connection, direction, geometry.bulk_channels);
+            if direction == Direction::Send && connection.connection.active_bulk_channels > 0 {
+                if connection.aligned && matches!(limits.bulk, BulkSend::Copies { .. }) {
                     by_copies = true;
                 } else {
-                    channel.channel.flags |= CHANNEL_ORDINARY_STORES;
+                    connection.connection.flags |= CONNECTION_ORDINARY_STORES;
                     by_stores = true;
                 }
             }
-            add(launch, channels, &channel.channel, direction)?;
-            channels += 1;
+            add(launch, connections, &connection.connection, direction)?;
+            connections += 1;
         }
     }
     launch.operations = operations.len() as u32;
@@ -168,13 +171,13 @@ pub fn arrange(
         return Ok(Shape::default());
     }
 
-    let most = loads.most(geometry.bulk_lanes);
+    let most = loads.most(geometry.bulk_channels);
     (launch.used_blocks, launch.bulk_tasks) = (most.used_blocks, most.bulk_tasks);
     let bulk = launch.bulk_tasks > 0;
-    let (blocks, cluster) = grid(launch.used_blocks.count_ones(), geometry.bulk_lanes);
+    let (blocks, cluster) = grid(launch.used_blocks.count_ones(), geometry.bulk_channels);
     if blocks > 0 {
         let movers_max = if bulk { BULK_MOVERS } else { MOVERS_MAX };
-        let both = most.ll128.iter().all(|lanes| *lanes > 0);
+        let both = most.ll128.iter().all(|channels| *channels > 0);
         let warps_max = if both { movers_max / 2 } else { movers_max };
         launch.ll128_send_warps = most.ll128[0].min(warps_max);
         launch.ll128_receive_warps = most.ll128[1].min(warps_max);
@@ -191,7 +194,7 @@ pub fn arrange(
             launch.jobs_per_warp = loads.jobs_per_warp(launch, true)?;
         }
         if shared_bytes(launch) > limits.shared_bytes_max {
-            return Err(Refusal::TooManyLanes);
+            return Err(Refusal::TooManyChannels);
         }
     }
     let warps = launch.movers + if bulk { BULK_SERVICE_WARPS } else { 0 };
@@ -201,16 +204,16 @@ pub fn arrange(
     let copy_blocks = copy_blocks.min(most).min(COPY_BLOCKS_MAX) as u32;
     launch.copy_blocks = copy_blocks.next_multiple_of(cluster) as u16;
 
-    let channel_words = channels * CHANNEL_WORDS;
+    let connection_words = connections * CONNECTION_WORDS;
     let operation_words = operations.len() * 2;
-    let fits = (channel_words + operation_words) * 8 <= INLINE_BYTES;
+    let fits = (connection_words + operation_words) * 8 <= INLINE_BYTES;
     if fits {
-        let room = &mut launch.storage[channel_words..];
+        let room = &mut launch.storage[connection_words..];
         for (words, operation) in room.chunks_exact_mut(2).zip(operations.iter()) {
             words.copy_from_slice(&[operation.address, operation.bytes]);
         }
     }
-    let words = channel_words + if fits { operation_words } else { 0 };
+    let words = connection_words + if fits { operation_words } else { 0 };
     Ok(Shape {
         blocks: blocks + u32::from(launch.copy_blocks),
         threads,
@@ -238,13 +241,13 @@ fn copies(calls: &[Call], rank: u32, operations: &mut Vec<Operation>) -> u64 {
 }
 
 struct Found {
-    channel: Channel,
+    connection: Connection,
     /// All buffers of bulk messages begin at a multiple of 16.
     aligned: bool,
 }
 
-/// The channel of these calls, whose operations are appended; none if there are none.
-fn channel<'a>(
+/// The connection of these calls, whose operations are appended; none if there are none.
+fn connection<'a>(
     calls: impl Iterator<Item = &'a Call>,
     peer: &Peer,
     direction: Direction,
@@ -253,68 +256,74 @@ fn channel<'a>(
 ) -> Option<Found> {
     let (addresses, flags) = match direction {
         Direction::Send => (&peer.send, 0),
-        Direction::Receive => (&peer.receive, CHANNEL_RECEIVE),
+        Direction::Receive => (&peer.receive, CONNECTION_RECEIVE),
     };
     let first = operations.len();
     let mut found = Found {
-        channel: Channel {
+        connection: Connection {
             flags,
             first_operation: first as u32,
             active_ll128_blocks: 0,
             active_ll128_rounds: 0,
-            active_bulk_lanes: 0,
+            active_bulk_channels: 0,
             ..*addresses
         },
         aligned: true,
     };
-    let channel = &mut found.channel;
+    let connection = &mut found.connection;
     for call in calls {
         // No memory holds more; the kernel faults where it would have to.
         let bytes = call.bytes.min((1 << BLOCKS_SHIFT) - 1);
         let mut operation = Operation { address: call.address, bytes };
         if call.bytes >= geometry.bulk_from_bytes {
-            let lanes = lanes_of(call.bytes, u64::from(geometry.bulk_chunk_bytes), geometry.bulk_lanes);
-            channel.active_bulk_lanes = channel.active_bulk_lanes.max(lanes);
+            let channels =
+                channels_of(call.bytes, u64::from(geometry.bulk_chunk_bytes), geometry.bulk_channels);
+            connection.active_bulk_channels = connection.active_bulk_channels.max(channels);
             found.aligned &= call.address.is_multiple_of(16);
         } else {
-            let blocks = blocks_of(call.bytes, geometry.bulk_lanes);
+            let blocks = blocks_of(call.bytes, geometry.bulk_channels);
             operation.bytes |= u64::from(blocks) << BLOCKS_SHIFT;
-            let rounds = lanes_of(
+            let rounds = channels_of(
                 call.bytes,
-                u64::from(blocks) * UNIT_PAYLOAD_BYTES,
-                geometry.ll128_lanes / geometry.bulk_lanes,
+                u64::from(blocks) * PACKET_PAYLOAD_BYTES,
+                geometry.ll128_channels / geometry.bulk_channels,
             );
-            channel.active_ll128_blocks = channel.active_ll128_blocks.max(blocks as u16);
-            channel.active_ll128_rounds = channel.active_ll128_rounds.max(rounds as u16);
+            connection.active_ll128_blocks = connection.active_ll128_blocks.max(blocks as u16);
+            connection.active_ll128_rounds = connection.active_ll128_rounds.max(rounds as u16);
         }
         operations.push(operation);
     }
-    channel.operations = (operations.len() - first) as u32;
-    (channel.operations > 0).then_some(found)
+    connection.operations = (operations.len() - first) as u32;
+    (connection.operations > 0).then_some(found)
 }
 
-fn add(launch: &mut Launch, index: usize, channel: &Channel, direction: Direction) -> Result<(), Refusal> {
-    let at = index * CHANNEL_WORDS;
+fn add(
+    launch: &mut Launch,
+    index: usize,
+    connection: &Connection,
+    direction: Direction,
+) -> Result<(), Refusal> {
+    let at = index * CONNECTION_WORDS;
     launch
         .storage
-        .get_mut(at..at + CHANNEL_WORDS)
+        .get_mut(at..at + CONNECTION_WORDS)
         .ok_or(Refusal::TooManyPeers)?
-        .copy_from_slice(&channel.words());
+        .copy_from_slice(&connection.words());
     match direction {
-        Direction::Send => launch.send_channels += 1,
-        Direction::Receive => launch.receive_channels += 1,
+        Direction::Send => launch.send_connections += 1,
+        Direction::Receive => launch.receive_connections += 1,
     }
     Ok(())
 }
 
-/// The virtual block that serves lane 0 from the first of the ranks to the second. Pairs as far apart share it, so that a rank's
+/// The virtual block that serves channel 0 from the first of the ranks to the second. Pairs as far apart share it, so that a rank's
 /// messages to all others, and from them, spread over all blocks.
 fn first_block([sender, receiver]: [u32; 2], ranks: u32, blocks: u32) -> u16 {
     let ahead = (receiver % ranks + ranks - sender % ranks) % ranks;
     (ahead * (blocks / ranks).max(1) % blocks) as u16
 }
 
-/// Lanes that each virtual block serves: sends, then receives.
+/// Channels that each virtual block serves: sends, then receives.
 #[derive(Default)]
 struct Loads {
     ll128: [[u32; VIRTUAL_BLOCKS_MAX]; 2],
@@ -329,15 +338,19 @@ struct Most {
 }
 
 impl Loads {
-    /// Deals a channel's lanes to virtual blocks, as `blocks_behind` of `device/job.cuh` finds them.
-    fn add(&mut self, channel: &Channel, direction: Direction, blocks: u32) {
+    /// Deals a connection's channels to virtual blocks, as `blocks_behind` of `device/job.cuh` finds them.
+    fn add(&mut self, connection: &Connection, direction: Direction, blocks: u32) {
         let way = direction as usize;
         let deal = |loads: &mut [u32], of_blocks: u32, each: u32| {
-            let (before, from_first) = loads[..blocks as usize].split_at_mut(channel.first_block.into());
+            let (before, from_first) = loads[..blocks as usize].split_at_mut(connection.first_block.into());
             from_first.iter_mut().chain(before).take(of_blocks as usize).for_each(|load| *load += each);
         };
-        deal(&mut self.ll128[way], channel.active_ll128_blocks.into(), channel.active_ll128_rounds.into());
-        deal(&mut self.bulk[way], channel.active_bulk_lanes, 1);
+        deal(
+            &mut self.ll128[way],
+            connection.active_ll128_blocks.into(),
+            connection.active_ll128_rounds.into(),
+        );
+        deal(&mut self.bulk[way], connection.active_bulk_channels, 1);
     }
 
     fn most(&self, blocks: u32) -> Most {
@@ -352,10 +365,10 @@ impl Loads {
         most
     }
 
-    /// Most jobs that a mover can have: its lines of one direction, and its part in the block's bulk lanes. None if each
-    /// has at most one LL128 lane, which needs no room.
+    /// Most jobs that a mover can have: its lines of one direction, and its part in the block's bulk channels. None if each
+    /// has at most one LL128 channel, which needs no room.
     fn jobs_per_warp(&self, launch: &Launch, by_stores: bool) -> Result<u16, Refusal> {
-        let share = |lanes: u32, warps: u32| if warps > 0 { lanes.div_ceil(warps) } else { 0 };
+        let share = |channels: u32, warps: u32| if warps > 0 { channels.div_ceil(warps) } else { 0 };
         let jobs = |block: usize| {
             let ll128 = share(self.ll128[0][block], launch.ll128_send_warps)
                 .max(share(self.ll128[1][block], launch.ll128_receive_warps));
@@ -363,7 +376,7 @@ impl Loads {
         };
         let most = (0..VIRTUAL_BLOCKS_MAX).map(jobs).max().unwrap_or_default();
         let most = if most > 1 || launch.bulk_tasks > 0 { most } else { 0 };
-        u16::try_from(most).map_err(|_| Refusal::TooManyLanes)
+        u16::try_from(most).map_err(|_| Refusal::TooManyChannels)
     }
 }
 
@@ -374,10 +387,11 @@ fn grid(used: u32, virtual_blocks: u32) -> (u32, u32) {
 }
 
 fn send_by_ordinary_stores(launch: &mut Launch) {
-    for channel in launch.storage.chunks_exact_mut(CHANNEL_WORDS).take(launch.send_channels as usize) {
-        let active_bulk_lanes = channel[CHANNEL_WORDS - 1] >> 32;
-        if active_bulk_lanes > 0 {
-            channel[CHANNEL_WORDS - 3] |= u64::from(CHANNEL_ORDINARY_STORES) << 32;
+    for connection in launch.storage.chunks_exact_mut(CONNECTION_WORDS).take(launch.send_connections as usize)
+    {
+        let active_bulk_channels = connection[CONNECTION_WORDS - 1] >> 32;
+        if active_bulk_channels > 0 {
+            connection[CONNECTION_WORDS - 3] |= u64::from(CONNECTION_ORDINARY_STORES) << 32;
         }
     }
 }
@@ -400,9 +414,9 @@ mod tests {
     const GEOMETRY: Geometry = Geometry {
         first_tag: 1,
         bulk_from_bytes: 8 << 20,
-        ll128_lanes: 256,
+        ll128_channels: 256,
         ll128_slots: 8,
-        bulk_lanes: 32,
+        bulk_channels: 32,
         bulk_slots: 32,
         bulk_chunk_bytes: 16384,
         rank: 0,
@@ -463,7 +477,7 @@ mod tests {
         ] {
             let (shape, launch) = arranged(&calls, limits);
             assert_eq!(launch.stages, 0);
-            assert_eq!((launch.storage[CHANNEL_WORDS - 3] >> 32) as u16, CHANNEL_ORDINARY_STORES);
+            assert_eq!((launch.storage[CONNECTION_WORDS - 3] >> 32) as u16, CONNECTION_ORDINARY_STORES);
             assert!(shape.shared_bytes < 4096);
         }
     }
@@ -480,7 +494,7 @@ mod tests {
         assert_eq!(launch.storage[..4], [4096, 100_000, 64, 100_000]);
         let (shape, launch) = arranged(&[send, call(65536, 1, Direction::Send), receive], &LIMITS);
         assert_eq!((shape.blocks, shape.cluster, launch.copy_blocks), (16, 4, 8));
-        assert_eq!(launch.storage[CHANNEL_WORDS + 2..][..2], [4096, 100_000]);
+        assert_eq!(launch.storage[CONNECTION_WORDS + 2..][..2], [4096, 100_000]);
         // In place, or nothing, or no partner: nothing to do.
         for calls in
             [[send, Call { address: 64, ..receive }], [send, Call { bytes: 0, ..receive }], [send, send]]
@@ -496,7 +510,7 @@ mod tests {
             .flat_map(|p| [call(1 << 20, p, Direction::Send), call(32 << 20, p, Direction::Receive)])
             .collect();
         for blocks in 1..=32 {
-            let geometry = Geometry { bulk_lanes: blocks, ll128_lanes: 8 * blocks, ..GEOMETRY };
+            let geometry = Geometry { bulk_channels: blocks, ll128_channels: 8 * blocks, ..GEOMETRY };
             let (mut launch, peers) = (Launch::default(), [Peer::default(); 8]);
             let shape = arrange(&calls, &peers, &geometry, &LIMITS, &mut launch, &mut Vec::new()).unwrap();
             assert_eq!(shape.blocks, blocks, "{shape:?}");
@@ -505,30 +519,30 @@ mod tests {
             assert!(launch.ll128_send_warps + launch.ll128_receive_warps <= launch.movers);
         }
         assert_eq!(
-            [1, 3, 5, 7, 18, 31, 32, 99].map(|blocks| Geometry::recommended(blocks, 0).bulk_lanes),
+            [1, 3, 5, 7, 18, 31, 32, 99].map(|blocks| Geometry::recommended(blocks, 0).bulk_channels),
             [1, 3, 4, 4, 16, 28, 32, 32]
         );
     }
 
-    /// Both sides of a pair have a lane in the same virtual block, whatever else their groups hold.
+    /// Both sides of a connection have a channel in the same virtual block, whatever else their groups hold.
     #[test]
-    fn both_sides_serve_a_lane_in_one_block() {
-        let channel = |rank: u32, calls: &[Call], receives: bool| {
+    fn both_sides_serve_a_channel_in_one_block() {
+        let connection = |rank: u32, calls: &[Call], receives: bool| {
             let (geometry, peers) = (Geometry { rank, ..GEOMETRY }, [Peer::default(); 5]);
             let mut launch = Launch::default();
             arrange(calls, &peers, &geometry, &LIMITS, &mut launch, &mut Vec::new()).unwrap();
-            let first = if receives { launch.send_channels as usize } else { 0 };
-            let flags = launch.storage[(first + 1) * CHANNEL_WORDS - 3] >> 32;
+            let first = if receives { launch.send_connections as usize } else { 0 };
+            let flags = launch.storage[(first + 1) * CONNECTION_WORDS - 3] >> 32;
             (flags >> 16, launch.used_blocks)
         };
         for (sender, receiver) in (0..5).flat_map(|one| (0..5).map(move |other| (one, other))) {
             let third = (0..5).find(|rank| ![sender, receiver].contains(rank)).unwrap();
             let sends = [call(64 << 10, receiver, Direction::Send), call(1 << 20, third, Direction::Receive)];
             if sender != receiver {
-                let there = channel(sender, &sends, false);
-                let here = channel(receiver, &[call(64 << 10, sender, Direction::Receive)], true);
+                let there = connection(sender, &sends, false);
+                let here = connection(receiver, &[call(64 << 10, sender, Direction::Receive)], true);
                 assert_eq!(there.0, here.0);
-                // 35 units are over 8 blocks, and the other message has all of them.
+                // 35 packets are over 8 blocks, and the other message has all of them.
                 assert_eq!((here.1.count_ones(), there.1), (8, u32::MAX));
             }
         }
@@ -562,7 +576,7 @@ mod tests {
         let peers = [Peer::default(); 16];
         let refused =
             arrange(&calls, &peers, &GEOMETRY, &small, &mut Launch::default(), &mut Vec::new()).err();
-        assert_eq!(refused, Some(Refusal::TooManyLanes));
+        assert_eq!(refused, Some(Refusal::TooManyChannels));
     }
 
     /// More peers than fit are refused.

@@ -1,6 +1,6 @@
 //! The structures of `device/collective.h`, byte for byte. What each field means is said there.
 //!
-//! Addresses are device-visible, offsets in slices equal on all ranks. Units are counted from the init of the
+//! Addresses are device-visible, offsets in slices equal on all ranks. Packets are counted from the init of the
 //! communicator, so a slice that is zeroed at init needs no further preparation.
 
 #![allow(missing_docs)]
@@ -12,22 +12,22 @@ pub const LL_PAYLOAD_BYTES: u64 = 256;
 pub const LL_SLOT_BYTES: u64 = 512;
 pub const LL_SLOTS: u64 = 2;
 pub const LL_COUNT_BYTES: u64 = 8;
-/// Collectives that one kernel runs at most, and what its list of their units has room for.
+/// Collectives that one kernel runs at most, and what its list of their packets has room for.
 pub const BATCH_CALLS_MAX: usize = 64;
 pub const BATCH_ENTRIES: usize = 512;
 pub const LL128_HALF_PAYLOAD_BYTES: u64 = 960;
 pub const LL128_SLOT_BYTES: u64 = 2048;
-/// Of a block of the kernels of Simple units.
+/// Of a block of the kernels of Simple packets.
 pub const SIMPLE_SHARED_BYTES: u32 = 128;
-pub const LANE_BYTES: u64 = 256;
-/// Which word of a lane of LL128 tells how many numbers have been received.
-pub const LANE_RECEIVED: usize = 2;
+pub const CHANNEL_BYTES: u64 = 256;
+/// Which word of a channel of LL128 tells how many numbers have been received.
+pub const CHANNEL_RECEIVED: usize = 2;
 
 /// The next kernel of the stream may be set up while this one runs.
 pub const COLLECTIVE_EARLY_NEXT: u32 = 1;
 /// All that is sent, and this rank's own part, is one and the same buffer.
 pub const COLLECTIVE_SAME: u32 = 2;
-/// Every rank sends every other one as many units.
+/// Every rank sends every other one as many packets.
 pub const COLLECTIVE_EVEN: u32 = 4;
 
 /// Values of [`ReportEntry::waited_for`](crate::launch::ReportEntry), beside those of the p2p transport.
@@ -42,7 +42,7 @@ pub const WAITED_RESULT_DATA: u32 = 10;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Wire {
     pub rings: u64,
-    pub lanes: u64,
+    pub channels: u64,
 }
 
 /// The kernels' one parameter.
@@ -60,13 +60,13 @@ pub struct CollectiveLaunch {
     pub receive_bytes: [u64; RANKS_MAX],
     pub rank: u32,
     pub ranks: u32,
-    pub lanes_log2: u32,
+    pub channels_log2: u32,
     pub ring_slots: u32,
-    pub used_lanes: u32,
+    pub used_channels: u32,
     pub role_warps: u32,
     pub reduction: u32,
     pub flags: u32,
-    pub units: u64,
+    pub packets: u64,
     pub scale: u64,
 }
 
@@ -79,7 +79,7 @@ pub struct BatchCall {
     pub send_step: u32,
     pub receive_step: u32,
     pub bytes: u32,
-    pub first_unit: u32,
+    pub first_packet: u32,
 }
 
 /// The one parameter of the kernels that run several.
@@ -88,8 +88,8 @@ pub struct BatchCall {
 pub struct BatchLaunch {
     pub launch: CollectiveLaunch,
     pub calls: [BatchCall; BATCH_CALLS_MAX],
-    pub call_of_unit: [u8; BATCH_ENTRIES],
-    pub units_log2: u32,
+    pub call_of_packet: [u8; BATCH_ENTRIES],
+    pub packets_log2: u32,
     pub count: u32,
 }
 
@@ -98,8 +98,8 @@ impl Default for BatchLaunch {
         BatchLaunch {
             launch: CollectiveLaunch::default(),
             calls: [BatchCall::default(); BATCH_CALLS_MAX],
-            call_of_unit: [0; BATCH_ENTRIES],
-            units_log2: 0,
+            call_of_packet: [0; BATCH_ENTRIES],
+            packets_log2: 0,
             count: 0,
         }
     }
@@ -108,7 +108,7 @@ impl Default for BatchLaunch {
 const _: () = {
     assert!(size_of::<BatchCall>() == 32 && offset_of!(BatchCall, bytes) == 24);
     assert!(size_of::<BatchLaunch>() == 424 + 2048 + 512 + 8 && offset_of!(BatchLaunch, calls) == 424);
-    assert!(size_of::<Wire>() == 16 && offset_of!(Wire, lanes) == 8);
+    assert!(size_of::<Wire>() == 16 && offset_of!(Wire, channels) == 8);
     assert!(size_of::<CollectiveLaunch>() == 424 && offset_of!(CollectiveLaunch, wires) == 64);
     assert!(offset_of!(CollectiveLaunch, control) == 96 && offset_of!(CollectiveLaunch, send) == 120);
     assert!(offset_of!(CollectiveLaunch, rank) == 376 && offset_of!(CollectiveLaunch, scale) == 416);

@@ -1,6 +1,6 @@
-//! From a collective to a launch: pure decisions about kernels, buffers, lanes, blocks and warps.
+//! From a collective to a launch: pure decisions about kernels, buffers, channels, blocks and warps.
 //!
-//! What peers must decide alike (the kernel, `used_lanes`, the bytes of each directed pair, the grid) follows from the collective, the
+//! What peers must decide alike (the kernel, `used_channels`, the bytes of each connection, the grid) follows from the collective, the
 //! [`Geometry`], the [`Limits`] and the [`Tuning`], which all ranks share. Warps are this rank's own affair.
 
 mod batch;
@@ -16,7 +16,7 @@ mod uneven;
 #[cfg(test)]
 mod tests;
 
-pub use batch::{arrange_batch, batch_bytes_max, units};
+pub use batch::{arrange_batch, batch_bytes_max, packets};
 pub use geometry::{Geometry, Layout};
 pub use grid::{Limits, Shape};
 pub use kernel::Kernel;
@@ -50,7 +50,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Every rank sends every other one as many units.
+    /// Every rank sends every other one as many packets.
     fn is_even(self) -> bool {
         match self {
             Kind::AllReduce | Kind::AllGather | Kind::ReduceScatter => true,
@@ -100,25 +100,25 @@ pub fn arrange(
     if total_bytes == 0 {
         return Ok(None);
     }
-    let pair_bytes = collective.pair_bytes();
-    let family = tuning.family(collective.kind, reducer, total_bytes, pair_bytes, geometry);
+    let connection_bytes = collective.connection_bytes();
+    let family = tuning.family(collective.kind, reducer, total_bytes, connection_bytes, geometry);
 
     *launch = blank(geometry, slices);
     launch.wires = layout.wires(family);
     if let Some(reduction) = collective.reduction.filter(|_| reducer != Reducer::Copy) {
         (launch.reduction, launch.scale) = (reduction.word(), reduction.scale(ranks));
     }
-    let largest_pair_bytes = buffers::write(collective, family, launch);
-    launch.units = largest_pair_bytes.div_ceil(family.unit_bytes());
-    // At most `lanes`, so it fits.
-    launch.used_lanes = launch.units.min(u64::from(geometry.lanes)) as u32;
+    let largest_connection_bytes = buffers::write(collective, family, launch);
+    launch.packets = largest_connection_bytes.div_ceil(family.packet_bytes());
+    // At most `channels`, so it fits.
+    launch.used_channels = launch.packets.min(u64::from(geometry.channels)) as u32;
     if collective.kind.is_even() {
         launch.flags |= COLLECTIVE_EVEN;
     }
     let straight = Straight::of(collective.kind.is_even() && launch.is_whole(family.vector_bytes()));
     let kernel = Kernel::of(family, reducer, ranks, straight);
     let limits = limits.modest(collective.kind, ranks, total_bytes);
-    let shape = Shape::of(kernel, launch.used_lanes, total_bytes, &limits);
+    let shape = Shape::of(kernel, launch.used_channels, total_bytes, &limits);
     launch.role_warps = shape.role_warps;
     Ok(Some(shape))
 }
@@ -139,7 +139,7 @@ fn blank(geometry: &Geometry, slices: &[u64]) -> CollectiveLaunch {
         first_tag: geometry.first_tag,
         rank: geometry.rank,
         ranks: geometry.ranks,
-        lanes_log2: geometry.lanes.ilog2(),
+        channels_log2: geometry.channels.ilog2(),
         ring_slots: geometry.slots,
         ..CollectiveLaunch::default()
     };
@@ -160,7 +160,7 @@ impl Collective {
     }
 
     /// Bytes from one rank to another, if nobody reduces in between. The product was found to fit.
-    fn pair_bytes(&self) -> u64 {
+    fn connection_bytes(&self) -> u64 {
         self.count * u64::from(self.element_bytes)
     }
 

@@ -1,8 +1,8 @@
 //! How large a ring grows, and the word by which kernels are told of it (`device/growth.cuh`).
 
-use crate::launch::{Geometry, UNIT_PAYLOAD_BYTES, UNIT_SLOT_BYTES};
+use crate::launch::{Geometry, PACKET_PAYLOAD_BYTES, PACKET_SLOT_BYTES};
 
-/// The two kinds of lanes.
+/// The two kinds of channels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Wire {
@@ -22,16 +22,18 @@ pub fn absorbed_bytes(ranks: u32) -> u64 {
     }
 }
 
-/// Slots of each lane of the larger ring: so many that a pair in a communicator of so many ranks takes at least what NCCL does
+/// Slots of each channel of the larger ring: so many that a connection in a communicator of so many ranks takes at least what NCCL does
 /// before the receiver comes, whichever way it goes. A power of two, more than the first ring has.
 pub fn growth(ranks: u32, wire: Wire, geometry: &Geometry) -> u32 {
     let absorbed = absorbed_bytes(ranks);
     let slots = match wire {
-        // Every message begins at the first lane, so each may cost the first lanes a unit more. (Messages by chunks are so long that
+        // Every message begins at the first channel, so each may cost the first channels a packet more. (Messages by chunks are so long that
         // NCCL takes two at most.)
-        Wire::Ll128 => absorbed.div_ceil(u64::from(geometry.ll128_lanes) * UNIT_PAYLOAD_BYTES) + MESSAGES,
+        Wire::Ll128 => {
+            absorbed.div_ceil(u64::from(geometry.ll128_channels) * PACKET_PAYLOAD_BYTES) + MESSAGES
+        }
         Wire::Bulk => {
-            let chunks = u64::from(geometry.bulk_lanes) * u64::from(geometry.bulk_chunk_bytes);
+            let chunks = u64::from(geometry.bulk_channels) * u64::from(geometry.bulk_chunk_bytes);
             absorbed.div_ceil(chunks)
         }
     };
@@ -40,7 +42,7 @@ pub fn growth(ranks: u32, wire: Wire, geometry: &Geometry) -> u32 {
     slots.next_power_of_two().max(2 * first_slots(wire, geometry))
 }
 
-/// Slots of each lane of the ring of init.
+/// Slots of each channel of the ring of init.
 pub fn first_slots(wire: Wire, geometry: &Geometry) -> u32 {
     match wire {
         Wire::Ll128 => geometry.ll128_slots,
@@ -48,16 +50,16 @@ pub fn first_slots(wire: Wire, geometry: &Geometry) -> u32 {
     }
 }
 
-/// Bytes of a ring of so many slots a lane, of one directed pair.
+/// Bytes of a ring of so many slots a channel, of one connection.
 pub fn ring_bytes(wire: Wire, geometry: &Geometry, slots: u32) -> u64 {
-    let (lanes, slot_bytes) = match wire {
-        Wire::Ll128 => (geometry.ll128_lanes, UNIT_SLOT_BYTES),
-        Wire::Bulk => (geometry.bulk_lanes, geometry.bulk_chunk_bytes),
+    let (channels, slot_bytes) = match wire {
+        Wire::Ll128 => (geometry.ll128_channels, PACKET_SLOT_BYTES),
+        Wire::Bulk => (geometry.bulk_channels, geometry.bulk_chunk_bytes),
     };
-    u64::from(lanes) * u64::from(slot_bytes) * u64::from(slots)
+    u64::from(channels) * u64::from(slot_bytes) * u64::from(slots)
 }
 
-/// The word for a ring. None if it is not one that a lane can move into: not aligned to 128 bytes, or not of a power of two
+/// The word for a ring. None if it is not one that a channel can move into: not aligned to 128 bytes, or not of a power of two
 /// of slots, more than the first ring has (a sender finds room as soon as it has moved).
 pub fn ring_word(address: u64, wire: Wire, geometry: &Geometry, slots: u32) -> Option<u64> {
     let fits = address != 0
@@ -82,8 +84,9 @@ mod tests {
                 assert_eq!(absorbed_bytes(ranks), absorbed);
                 let slots = growth(ranks, Wire::Ll128, &geometry);
                 let messages = absorbed / MESSAGES;
-                let units = messages.div_ceil(UNIT_PAYLOAD_BYTES).div_ceil(u64::from(geometry.ll128_lanes));
-                assert!(u64::from(slots) >= MESSAGES * units, "{blocks} blocks, {ranks} ranks");
+                let packets =
+                    messages.div_ceil(PACKET_PAYLOAD_BYTES).div_ceil(u64::from(geometry.ll128_channels));
+                assert!(u64::from(slots) >= MESSAGES * packets, "{blocks} blocks, {ranks} ranks");
                 assert!(ring_bytes(Wire::Ll128, &geometry, slots) <= 3 * absorbed);
                 let slots = growth(ranks, Wire::Bulk, &geometry);
                 let bytes = ring_bytes(Wire::Bulk, &geometry, slots);
@@ -99,7 +102,7 @@ mod tests {
         assert_eq!([2, 4, 8].map(|ranks| bytes(ranks, Wire::Bulk)), [64, 32, 16]);
     }
 
-    /// What no lane can move into has no word.
+    /// What no channel can move into has no word.
     #[test]
     fn words() {
         let geometry = Geometry::recommended(32, 0);

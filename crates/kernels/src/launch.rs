@@ -1,14 +1,14 @@
 //! The structures of `device/p2p.h`, byte for byte. What each field means is said there.
 //!
-//! Addresses are device-visible. Counts of units and chunks start at zero with the communicator, so a slice that is
+//! Addresses are device-visible. Counts of packets and chunks start at zero with the communicator, so a slice that is
 //! zeroed at init needs no further preparation.
 
 #![allow(missing_docs)]
 
 use std::mem::offset_of;
 
-pub const UNIT_SLOT_BYTES: u32 = 2048;
-pub const UNIT_PAYLOAD_BYTES: u64 = 1920;
+pub const PACKET_SLOT_BYTES: u32 = 2048;
+pub const PACKET_PAYLOAD_BYTES: u64 = 1920;
 pub const LL128_WORD_STRIDE: u32 = 32;
 pub const BULK_WORD_STRIDE: u32 = 128;
 pub const PROGRESS_STRIDE: u32 = 16;
@@ -22,14 +22,14 @@ pub const BULK_SERVICE_WARPS: u32 = 2;
 pub const WISHES_PER_WIRE: usize = 64;
 /// Virtual blocks of a communicator at most.
 pub const VIRTUAL_BLOCKS_MAX: usize = 32;
-pub const UNITS_A_BLOCK: u64 = 8;
+pub const PACKETS_A_BLOCK: u64 = 8;
 /// Where in [`Operation::bytes`] the blocks begin.
 pub const BLOCKS_SHIFT: u32 = 56;
 
-pub const CHANNEL_RECEIVE: u16 = 1;
-/// The channel's bulk messages are sent by ordinary loads and stores; the receiver cannot tell.
-pub const CHANNEL_ORDINARY_STORES: u16 = 2;
-/// Some channel's chunks have a grown ring to go to.
+pub const CONNECTION_RECEIVE: u16 = 1;
+/// The connection's bulk messages are sent by ordinary loads and stores; the receiver cannot tell.
+pub const CONNECTION_ORDINARY_STORES: u16 = 2;
+/// Some connection's chunks have a grown ring to go to.
 pub const LAUNCH_BULK_GREW: u32 = 2;
 
 /// Values of the word at [`Launch::control`].
@@ -50,9 +50,9 @@ pub const WAITED_BULK_DATA: u32 = 4;
 pub struct Geometry {
     pub first_tag: u64,
     pub bulk_from_bytes: u64,
-    pub ll128_lanes: u32,
+    pub ll128_channels: u32,
     pub ll128_slots: u32,
-    pub bulk_lanes: u32,
+    pub bulk_channels: u32,
     pub bulk_slots: u32,
     pub bulk_chunk_bytes: u32,
     pub rank: u32,
@@ -60,47 +60,47 @@ pub struct Geometry {
 
 impl Geometry {
     /// The measured geometry for grids of at most this many blocks (equal on all ranks; from 4 on whole clusters of 4):
-    /// per directed pair at most 4 MiB of LL128 ring and 2 MiB of bulk ring (3 and 1.5 MiB for 24 blocks). Rings [grow](crate::growth)
+    /// per connection at most 4 MiB of LL128 ring and 2 MiB of bulk ring (3 and 1.5 MiB for 24 blocks). Rings [grow](crate::growth)
     /// when they must; chunks through so small a ring are slow, and chunks of 32 KiB are slow where a block both sends and
     /// receives.
     pub fn recommended(blocks_max: u32, rank: u32) -> Geometry {
-        let bulk_lanes = match blocks_max.clamp(1, VIRTUAL_BLOCKS_MAX as u32) {
+        let bulk_channels = match blocks_max.clamp(1, VIRTUAL_BLOCKS_MAX as u32) {
             few @ 1..4 => few,
             more => more / 4 * 4,
         };
-        let ll128_lanes = UNITS_A_BLOCK as u32 * bulk_lanes;
+        let ll128_channels = PACKETS_A_BLOCK as u32 * bulk_channels;
         let bulk_chunk_bytes = 64 << 10;
-        let slots = |ring_bytes: u32, lane_bytes: u32| 1 << (ring_bytes / lane_bytes).ilog2();
+        let slots = |ring_bytes: u32, channel_bytes: u32| 1 << (ring_bytes / channel_bytes).ilog2();
         Geometry {
             first_tag: 1,
             bulk_from_bytes: 32 << 20,
-            ll128_lanes,
-            ll128_slots: slots(4 << 20, ll128_lanes * UNIT_SLOT_BYTES),
-            bulk_lanes,
-            bulk_slots: slots(2 << 20, bulk_lanes * bulk_chunk_bytes),
+            ll128_channels,
+            ll128_slots: slots(4 << 20, ll128_channels * PACKET_SLOT_BYTES),
+            bulk_channels,
+            bulk_slots: slots(2 << 20, bulk_channels * bulk_chunk_bytes),
             bulk_chunk_bytes,
             rank,
         }
     }
 
-    /// Bytes of the LL128 ring of one directed pair, in the receiver's arena.
+    /// Bytes of the LL128 ring of one connection, in the receiver's arena.
     pub fn ll128_ring_bytes(&self) -> u64 {
-        u64::from(self.ll128_lanes) * u64::from(self.ll128_slots) * u64::from(UNIT_SLOT_BYTES)
+        u64::from(self.ll128_channels) * u64::from(self.ll128_slots) * u64::from(PACKET_SLOT_BYTES)
     }
 
-    /// Bytes of the bulk ring of one directed pair, in the receiver's arena.
+    /// Bytes of the bulk ring of one connection, in the receiver's arena.
     pub fn bulk_ring_bytes(&self) -> u64 {
-        u64::from(self.bulk_lanes) * u64::from(self.bulk_slots) * u64::from(self.bulk_chunk_bytes)
+        u64::from(self.bulk_channels) * u64::from(self.bulk_slots) * u64::from(self.bulk_chunk_bytes)
     }
 
     /// Whether the kernel can work with it: see the fields in `device/p2p.h`. `first_tag` must leave room for all
-    /// tags that a lane will ever use, as 0 is no tag.
+    /// tags that a channel will ever use, as 0 is no tag.
     pub fn is_valid(&self) -> bool {
         self.first_tag != 0
             && self.bulk_from_bytes != 0
-            && (1..=u32::from(u16::MAX)).contains(&self.ll128_lanes)
-            && (1..=VIRTUAL_BLOCKS_MAX as u32).contains(&self.bulk_lanes)
-            && self.ll128_lanes.is_multiple_of(self.bulk_lanes)
+            && (1..=u32::from(u16::MAX)).contains(&self.ll128_channels)
+            && (1..=VIRTUAL_BLOCKS_MAX as u32).contains(&self.bulk_channels)
+            && self.ll128_channels.is_multiple_of(self.bulk_channels)
             && self.ll128_slots.is_power_of_two()
             && self.bulk_slots.is_power_of_two()
             && self.bulk_chunk_bytes != 0
@@ -119,7 +119,7 @@ pub struct Operation {
 /// All of a group's messages to one peer, or from one.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Channel {
+pub struct Connection {
     pub ll128_ring: u64,
     pub ll128_credit: u64,
     pub ll128_progress: u64,
@@ -136,14 +136,14 @@ pub struct Channel {
     pub operations: u32,
     pub active_ll128_blocks: u16,
     pub active_ll128_rounds: u16,
-    pub active_bulk_lanes: u32,
+    pub active_bulk_channels: u32,
 }
 
-/// Words of a channel in [`Launch::storage`].
-pub const CHANNEL_WORDS: usize = size_of::<Channel>() / 8;
+/// Words of a connection in [`Launch::storage`].
+pub const CONNECTION_WORDS: usize = size_of::<Connection>() / 8;
 
-impl Channel {
-    pub(crate) fn words(&self) -> [u64; CHANNEL_WORDS] {
+impl Connection {
+    pub(crate) fn words(&self) -> [u64; CONNECTION_WORDS] {
         let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
         let halves = |low: u16, high: u16| u32::from(low) | u32::from(high) << 16;
         [
@@ -158,7 +158,7 @@ impl Channel {
             self.growth,
             pair(self.peer, halves(self.flags, self.first_block)),
             pair(self.first_operation, self.operations),
-            pair(halves(self.active_ll128_blocks, self.active_ll128_rounds), self.active_bulk_lanes),
+            pair(halves(self.active_ll128_blocks, self.active_ll128_rounds), self.active_bulk_channels),
         ]
     }
 }
@@ -172,8 +172,8 @@ pub struct Launch {
     pub report: u64,
     pub operation_list: u64,
     pub wishes: u64,
-    pub send_channels: u32,
-    pub receive_channels: u32,
+    pub send_connections: u32,
+    pub receive_connections: u32,
     pub used_blocks: u32,
     pub bulk_tasks: u32,
     pub ll128_send_warps: u32,
@@ -197,8 +197,8 @@ impl Default for Launch {
             report: 0,
             operation_list: 0,
             wishes: 0,
-            send_channels: 0,
-            receive_channels: 0,
+            send_connections: 0,
+            receive_connections: 0,
             used_blocks: 0,
             bulk_tasks: 0,
             ll128_send_warps: 0,
@@ -222,7 +222,7 @@ impl Default for Launch {
 pub struct ReportEntry {
     pub peer: u32,
     pub waited_for: u32,
-    pub lane: u32,
+    pub channel: u32,
     pub operation: u32,
     pub sequence: u64,
     pub seen: u64,
@@ -239,9 +239,9 @@ pub struct Report {
 }
 
 const _: () = {
-    assert!(size_of::<Geometry>() == 40 && offset_of!(Geometry, ll128_lanes) == 16);
+    assert!(size_of::<Geometry>() == 40 && offset_of!(Geometry, ll128_channels) == 16);
     assert!(size_of::<Operation>() == 16);
-    assert!(size_of::<Channel>() == 96 && offset_of!(Channel, peer) == 72);
+    assert!(size_of::<Connection>() == 96 && offset_of!(Connection, peer) == 72);
     assert!(size_of::<Launch>() == LAUNCH_BYTES && offset_of!(Launch, storage) == LAUNCH_HEAD_BYTES);
     assert!(offset_of!(Launch, control) == 40 && offset_of!(Launch, used_blocks) == 80);
     assert!(size_of::<ReportEntry>() == 32 && size_of::<Report>() == 32 + 31 * 32);

@@ -5,7 +5,7 @@ mod wires;
 
 use nccl_sys::{ncclDataType_t, ncclRedOp_t};
 use windlass_kernels::collective::{BATCH_CALLS_MAX, BATCH_ENTRIES};
-use windlass_kernels::collectives::{Kind, units};
+use windlass_kernels::collectives::{Kind, packets};
 
 use crate::call::{Function, Shared};
 use crate::negotiated::capability;
@@ -54,7 +54,7 @@ struct Candidate {
     work: Work,
     bytes: u64,
     /// Of LL, if it is small enough for them.
-    units: Option<u64>,
+    packets: Option<u64>,
 }
 
 /// Puts those that would take a kernel each together, as far as they fit, where the first of them was.
@@ -95,24 +95,24 @@ struct Open {
     wire: Wire,
     /// Its place among the new steps.
     step: usize,
-    units: u64,
+    packets: u64,
 }
 
 impl Open {
     fn of(first: &Candidate, wire: Wire, step: usize) -> Open {
-        Open { work: first.work, wire, step, units: first.units.unwrap_or(0) }
+        Open { work: first.work, wire, step, packets: first.packets.unwrap_or(0) }
     }
 
     /// Adds a call to what one kernel runs, if that has room.
     fn takes(&mut self, step: &mut Step, candidate: &Candidate) -> bool {
-        let units = self.units + candidate.units.unwrap_or(0);
+        let packets = self.packets + candidate.packets.unwrap_or(0);
         match step {
-            _ if self.wire == Wire::Ll && units > BATCH_ENTRIES as u64 => return false,
+            _ if self.wire == Wire::Ll && packets > BATCH_ENTRIES as u64 => return false,
             Step::Alone(first) => *step = Step::Batch(vec![*first, candidate.place]),
             Step::Batch(run) if run.len() < BATCH_CALLS_MAX => run.push(candidate.place),
             _ => return false,
         }
-        self.units = units;
+        self.packets = packets;
         true
     }
 }
@@ -132,17 +132,17 @@ impl Candidate {
             _ => return None,
         };
         let bytes = call.bytes(terms.ranks);
-        let pair_bytes = (call.count as u64).checked_mul(call.datatype.size_bytes()? as u64)?;
-        let units = units(pair_bytes);
-        let is_small = bytes <= crossover.ll_bytes_max && units <= BATCH_ENTRIES as u64;
-        let units = is_small.then_some(units);
+        let connection_bytes = (call.count as u64).checked_mul(call.datatype.size_bytes()? as u64)?;
+        let packets = packets(connection_bytes);
+        let is_small = bytes <= crossover.ll_bytes_max && packets <= BATCH_ENTRIES as u64;
+        let packets = is_small.then_some(packets);
         (bytes <= tuning::BATCHED_BYTES_MAX).then_some(Candidate {
             place,
             kind,
             collective,
             work,
             bytes,
-            units,
+            packets,
         })
     }
 }
@@ -194,14 +194,14 @@ mod tests {
         assert_eq!(alone(&[]), []);
     }
 
-    /// A full one is followed by another; beside what is not small, or where there is no room for units of LL, each kind has its own.
+    /// A full one is followed by another; beside what is not small, or where there is no room for packets of LL, each kind has its own.
     #[test]
     fn as_many_as_fit() {
         use Function::{AllGather, AllReduce, Reduce, ReduceScatter};
         let full = alone(&vec![call(AllReduce, 1); BATCH_CALLS_MAX + 2]);
         let last = vec![BATCH_CALLS_MAX, BATCH_CALLS_MAX + 1];
         assert_eq!(full, [Step::Batch((0..BATCH_CALLS_MAX).collect()), Step::Batch(last)]);
-        // 64 KiB are 256 units.
+        // 64 KiB are 256 packets.
         let large = call(AllReduce, 16 << 10);
         let scattered = call(ReduceScatter, 1);
         assert_eq!(alone(&[large, large]), [Step::Batch(vec![0, 1])]);
@@ -221,12 +221,12 @@ mod tests {
         assert_eq!(alone(&[overflows, overflows]), [Step::Alone(0), Step::Alone(1)]);
     }
 
-    /// Where ranks have agreed on small ones alone, what has no room for its units is the next kernel, and what is larger has its own.
+    /// Where ranks have agreed on small ones alone, what has no room for its packets is the next kernel, and what is larger has its own.
     #[test]
     fn small_alone() {
         use Function::{AllGather, AllReduce, ReduceScatter};
         let small = |calls: &[Shared]| alone_with(Batches::Small, calls);
-        // 64 KiB are 256 units.
+        // 64 KiB are 256 packets.
         let (large, larger) = (call(AllReduce, 16 << 10), call(AllReduce, (16 << 10) + 1));
         assert_eq!(small(&[large; 3]), [Step::Batch(vec![0, 1]), Step::Alone(2)]);
         assert_eq!(small(&[large; 4]), [Step::Batch(vec![0, 1]), Step::Batch(vec![2, 3])]);
@@ -284,7 +284,7 @@ mod tests {
     #[test]
     fn unmeasured() {
         let unmeasured = Terms { native: Limits([tuning::UNMEASURED_BYTES_MAX + 1; COLLECTIVES]), ..TERMS };
-        // 16 KiB are 64 units.
+        // 16 KiB are 64 packets.
         let calls = vec![call(Function::AllReduce, 4 << 10); 9];
         let steps: Vec<Step> = (0..calls.len()).map(Step::Alone).collect();
         let cut = [Step::Batch((0..8).collect()), Step::Alone(8)];

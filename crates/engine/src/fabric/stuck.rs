@@ -37,7 +37,7 @@ const LEFT_AFTER: Duration = ASK_EVERY;
 struct Moved {
     /// Groups and calls issued.
     runs: u64,
-    /// Units that collectives have received.
+    /// Packets that collectives have received.
     received: u64,
     messages: Vec<Progress>,
 }

@@ -12,7 +12,7 @@ use crate::p2p::calls::Words;
 use crate::p2p::refusal::Refusal;
 use crate::p2p::{Operation, P2p};
 
-/// Peers with whom a pair should have a larger ring, a bit for each rank. This rank sends.
+/// Peers with whom a connection should have a larger ring, a bit for each rank. This rank sends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Wants {
@@ -20,7 +20,7 @@ pub struct Wants {
     pub bulk: u64,
 }
 
-/// Gives every channel its words for larger rings.
+/// Gives every connection its words for larger rings.
 pub(super) fn place_words(peers: &mut [Peer], words: Words<'_>) {
     for (index, peer) in (0..).zip(peers) {
         peer.send.growth = words.growth_address(Direction::Send, index);
@@ -45,7 +45,7 @@ impl P2p {
         Wants { ll128: 0, bulk }
     }
 
-    /// Slots of each lane that a ring of this communicator grows to: enough for what NCCL takes before the receiver comes.
+    /// Slots of each channel that a ring of this communicator grows to: enough for what NCCL takes before the receiver comes.
     pub fn growth_slots(&self, wire: Wire) -> u32 {
         growth::growth(self.peers.len() as u32, wire, &self.geometry)
     }

@@ -1,4 +1,4 @@
-//! Where the parts of every directed pair lie in the ranks' slices: a function of what all ranks agreed on, and of
+//! Where the parts of every connection lie in the ranks' slices: a function of what all ranks agreed on, and of
 //! nothing else, so that every rank computes its peers' addresses too.
 //!
 //! A slice holds one block for each other rank, then what the rank has once: the report and the list of operations. All
@@ -6,7 +6,7 @@
 
 use windlass_kernels::arrange::Peer;
 use windlass_kernels::launch::{
-    BULK_WORD_STRIDE, Channel, Geometry, LL128_FROM_STRIDE, LL128_WORD_STRIDE, Operation, PROGRESS_STRIDE,
+    BULK_WORD_STRIDE, Connection, Geometry, LL128_FROM_STRIDE, LL128_WORD_STRIDE, Operation, PROGRESS_STRIDE,
     Report,
 };
 
@@ -69,7 +69,7 @@ impl Layout {
         let block = &self.block;
         let mine = own + self.block_of(rank, peer);
         let theirs = theirs + self.block_of(peer, rank);
-        let send = Channel {
+        let send = Connection {
             ll128_ring: theirs + block.ll128_ring,
             ll128_credit: mine + block.ll128_credit,
             ll128_progress: mine + block.sent_ll128,
@@ -79,9 +79,9 @@ impl Layout {
             bulk_credit: mine + block.bulk_credit,
             bulk_progress: mine + block.sent_bulk,
             peer,
-            ..Channel::default()
+            ..Connection::default()
         };
-        let receive = Channel {
+        let receive = Connection {
             ll128_ring: mine + block.ll128_ring,
             ll128_credit: theirs + block.ll128_credit,
             ll128_progress: mine + block.received_ll128,
@@ -91,7 +91,7 @@ impl Layout {
             bulk_credit: theirs + block.bulk_credit,
             bulk_progress: mine + block.received_bulk,
             peer,
-            ..Channel::default()
+            ..Connection::default()
         };
         Peer { send, receive }
     }
@@ -105,8 +105,8 @@ impl Layout {
 impl Block {
     fn of(geometry: &Geometry) -> Block {
         let mut end = 0;
-        let ll128_words = |stride: u32| u64::from(geometry.ll128_lanes) * u64::from(stride);
-        let bulk_words = |stride: u32| u64::from(geometry.bulk_lanes) * u64::from(stride);
+        let ll128_words = |stride: u32| u64::from(geometry.ll128_channels) * u64::from(stride);
+        let bulk_words = |stride: u32| u64::from(geometry.bulk_channels) * u64::from(stride);
         Block {
             ll128_ring: take(&mut end, geometry.ll128_ring_bytes()),
             bulk_ring: take(&mut end, geometry.bulk_ring_bytes()),
@@ -137,9 +137,9 @@ mod tests {
     const SMALL: Geometry = Geometry {
         first_tag: 1,
         bulk_from_bytes: 40_000,
-        ll128_lanes: 3,
+        ll128_channels: 3,
         ll128_slots: 4,
-        bulk_lanes: 2,
+        bulk_channels: 2,
         bulk_slots: 4,
         bulk_chunk_bytes: 4096,
         rank: 0,
@@ -158,7 +158,7 @@ mod tests {
         layout.peer(rank, slice(layout, rank), peer, slice(layout, peer))
     }
 
-    /// Both sides of a directed pair mean the same rings and words, and not the same counts.
+    /// Both sides of a connection mean the same rings and words, and not the same counts.
     #[test]
     fn both_sides_agree() {
         for geometry in geometries() {
@@ -168,7 +168,7 @@ mod tests {
                     continue;
                 }
                 let (send, receive) = (pair(&layout, from, to).send, pair(&layout, to, from).receive);
-                let shared = |c: &Channel| {
+                let shared = |c: &Connection| {
                     (c.ll128_ring, c.ll128_credit, c.ll128_from, c.bulk_ring, c.bulk_posted, c.bulk_credit)
                 };
                 assert_eq!(shared(&send), shared(&receive));
@@ -185,8 +185,8 @@ mod tests {
         {
             let layout = Layout::of(ranks, &geometry);
             let mut parts = Vec::new();
-            let ll128_words = |stride: u32| u64::from(geometry.ll128_lanes * stride);
-            let bulk_words = |stride: u32| u64::from(geometry.bulk_lanes * stride);
+            let ll128_words = |stride: u32| u64::from(geometry.ll128_channels * stride);
+            let bulk_words = |stride: u32| u64::from(geometry.bulk_channels * stride);
             for rank in 0..ranks {
                 parts.push((slice(&layout, rank) + layout.report, size_of::<Report>() as u64, rank));
                 parts.push((slice(&layout, rank) + layout.list, LIST_BYTES, rank));
@@ -217,7 +217,7 @@ mod tests {
         }
     }
 
-    /// What the recommended geometry costs: 6 MiB a directed pair, less than 8 MiB for a pair of ranks.
+    /// What the recommended geometry costs: 6 MiB a connection, less than 8 MiB for a pair of ranks.
     #[test]
     fn bytes_of_the_recommended() {
         let bytes = |ranks| Layout::of(ranks, &Geometry::recommended(32, 0)).bytes;

@@ -1,19 +1,19 @@
-//! How far every directed pair of a rank came.
+//! How far every connection of a rank came.
 
 use windlass_kernels::launch::{BULK_WORD_STRIDE, LL128_WORD_STRIDE};
 
 use crate::gpu::{Address, Failure};
 use crate::p2p::{Direction, P2p, Refusal, Wire};
 
-/// How far a directed pair came since init, readable while kernels run: what does not grow for long is stuck.
+/// How far a connection came since init, readable while kernels run: what does not grow for long is stuck.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// The other side.
     pub peer: u32,
     /// Seen from this rank.
     pub direction: Direction,
-    /// Units that the receiver has consumed and told of, over all lanes; it tells at least every quarter of a ring.
-    pub units: u64,
+    /// Packets that the receiver has consumed and told of, over all channels; it tells at least every quarter of a ring.
+    pub packets: u64,
     /// Chunks, likewise.
     pub chunks: u64,
     /// This side's kernels may use a larger ring of LL128.
@@ -23,24 +23,26 @@ pub struct Progress {
 }
 
 impl P2p {
-    /// How far every directed pair of this rank came. For reports and for who watches over stuck operations: it allocates
+    /// How far every connection of this rank came. For reports and for who watches over stuck operations: it allocates
     /// and waits for copies of ours.
     pub fn progress(&self) -> Result<Vec<Progress>, Refusal> {
         let read = || -> Result<Vec<Progress>, Failure> {
             let mut all = Vec::new();
-            for (peer, channels) in (0..).zip(&self.peers) {
+            for (peer, connections) in (0..).zip(&self.peers) {
                 if peer == self.geometry.rank {
                     continue;
                 }
-                for (direction, channel) in
-                    [(Direction::Send, &channels.send), (Direction::Receive, &channels.receive)]
+                for (direction, connection) in
+                    [(Direction::Send, &connections.send), (Direction::Receive, &connections.receive)]
                 {
                     let geometry = &self.geometry;
-                    let units = self.sum(channel.ll128_credit, geometry.ll128_lanes, LL128_WORD_STRIDE)?;
-                    let chunks = self.sum(channel.bulk_credit, geometry.bulk_lanes, BULK_WORD_STRIDE)?;
+                    let packets =
+                        self.sum(connection.ll128_credit, geometry.ll128_channels, LL128_WORD_STRIDE)?;
+                    let chunks =
+                        self.sum(connection.bulk_credit, geometry.bulk_channels, BULK_WORD_STRIDE)?;
                     let [ll128_grown, bulk_grown] =
                         [Wire::Ll128, Wire::Bulk].map(|wire| self.has_grown(direction, peer, wire));
-                    all.push(Progress { peer, direction, units, chunks, ll128_grown, bulk_grown });
+                    all.push(Progress { peer, direction, packets, chunks, ll128_grown, bulk_grown });
                 }
             }
             Ok(all)
@@ -48,10 +50,10 @@ impl P2p {
         read().map_err(|failure| Refusal::from(failure).told())
     }
 
-    /// The sum of the words of all lanes.
-    fn sum(&self, at: Address, lanes: u32, stride: u32) -> Result<u64, Failure> {
+    /// The sum of the words of all channels.
+    fn sum(&self, at: Address, channels: u32, stride: u32) -> Result<u64, Failure> {
         let step = stride as usize / size_of::<u64>();
-        let mut words = vec![0; lanes as usize * step];
+        let mut words = vec![0; channels as usize * step];
         self.sequencer.read(at, &mut words)?;
         Ok(words.iter().step_by(step).fold(0, |sum, word| sum.wrapping_add(*word)))
     }

@@ -22,15 +22,15 @@ pub enum Refusal {
     NoImage { device: i32, capability: i32 },
     /// What the ranks agreed on is nothing that a p2p transport can run with.
     Strange { why: &'static str, ranks: usize, rank: u32 },
-    /// The kernel cannot serve all lanes of such a group with so much shared memory a block.
-    Lanes { shared_bytes_max: u32, why: arrange::Refusal },
+    /// The kernel cannot serve all channels of such a group with so much shared memory a block.
+    Channels { shared_bytes_max: u32, why: arrange::Refusal },
     /// There is no such rank.
     NoRank { peer: u32, ranks: u32 },
     /// A send to itself without a receive, or the other way.
     Unmatched { rank: u32, sends: usize, receives: usize },
     /// Graphs hold all room for lists of operations, or one list is too long.
     NoRoom { operations: usize, most: usize },
-    /// No lane can move into such a ring.
+    /// No channel can move into such a ring.
     NoGrowth { peer: u32, wire: Wire, why: &'static str },
 }
 
@@ -44,7 +44,9 @@ impl Refusal {
             // As NCCL at the end of a group.
             Refusal::Unmatched { .. } => ncclInvalidUsage,
             Refusal::NoImage { .. } | Refusal::NoRoom { .. } => ncclSystemError,
-            Refusal::Strange { .. } | Refusal::Lanes { .. } | Refusal::NoGrowth { .. } => ncclInternalError,
+            Refusal::Strange { .. } | Refusal::Channels { .. } | Refusal::NoGrowth { .. } => {
+                ncclInternalError
+            }
         }
     }
 
@@ -90,7 +92,7 @@ impl fmt::Display for Refusal {
             Refusal::Strange { why, ranks, rank } => {
                 write!(out, "no p2p transport for rank {rank} of {ranks}: {why}")
             }
-            Refusal::Lanes { shared_bytes_max, why } => {
+            Refusal::Channels { shared_bytes_max, why } => {
                 write!(
                     out,
                     "a block of {shared_bytes_max} bytes of shared memory cannot serve a group: {why:?}"

@@ -23,26 +23,26 @@ pub struct Stuck {
     pub dropped: u32,
 }
 
-/// One lane that did not get on.
+/// One channel that did not get on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wait {
     /// The other side.
     pub peer: u32,
     /// Seen from this rank.
     pub direction: Direction,
-    /// What the lane carries.
+    /// What the channel carries.
     pub carries: Carries,
-    /// Which lane of the pair.
-    pub lane: u32,
+    /// Which channel of the connection.
+    pub channel: u32,
     /// Of messages: which of the group's to or from this peer, the first is 0.
     pub message: u32,
-    /// Which unit or chunk of the lane since init it was.
+    /// Which packet or chunk of the channel since init it was.
     pub sequence: u64,
-    /// How far the other side was: units or chunks consumed for a send, arrived for a receive.
+    /// How far the other side was: packets or chunks consumed for a send, arrived for a receive.
     pub seen: u64,
 }
 
-/// What lanes carry.
+/// What channels carry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Carries {
     /// Messages of groups.
@@ -89,7 +89,7 @@ impl Wait {
             peer: entry.peer,
             direction,
             carries,
-            lane: entry.lane,
+            channel: entry.channel,
             message: entry.operation,
             sequence: entry.sequence,
             seen: entry.seen,
@@ -103,12 +103,12 @@ impl fmt::Display for Wait {
             Direction::Send => ("sending", "to"),
             Direction::Receive => ("receiving", "from"),
         };
-        let (piece, lane) = match self.carries {
-            Carries::Messages(Wire::Ll128) => ("unit", "LL128"),
+        let (piece, protocol) = match self.carries {
+            Carries::Messages(Wire::Ll128) => ("packet", "LL128"),
             Carries::Messages(Wire::Bulk) => ("chunk", "bulk"),
-            Carries::Ll => ("unit", "LL"),
-            Carries::Ll128 => ("unit", "LL128"),
-            Carries::Results => ("unit", "result"),
+            Carries::Ll => ("packet", "LL"),
+            Carries::Ll128 => ("packet", "LL128"),
+            Carries::Results => ("packet", "result"),
         };
         match self.carries {
             Carries::Messages(_) => write!(out, "{verb} message {} of the group", self.message)?,
@@ -116,8 +116,8 @@ impl fmt::Display for Wait {
         }
         write!(
             out,
-            " {preposition} rank {}: {piece} {} of {lane} lane {}, the peer was at {}",
-            self.peer, self.sequence, self.lane, self.seen
+            " {preposition} rank {}: {piece} {} of {protocol} channel {}, the peer was at {}",
+            self.peer, self.sequence, self.channel, self.seen
         )
     }
 }
@@ -138,19 +138,19 @@ mod tests {
     fn reports() {
         let mut report = Report { claimed: 3, ..Report::default() };
         report.entries[0] =
-            ReportEntry { peer: 2, waited_for: 2, lane: 5, operation: 1, sequence: 77, seen: 76 };
+            ReportEntry { peer: 2, waited_for: 2, channel: 5, operation: 1, sequence: 77, seen: 76 };
         report.entries[1] = ReportEntry { waited_for: 3, ..ReportEntry::default() };
         let stuck = Stuck::of(&report, 4);
         assert_eq!((stuck.waits.len(), stuck.dropped), (2, 1));
         assert_eq!(
             stuck.waits[0].to_string(),
-            "receiving message 1 of the group from rank 2: unit 77 of LL128 lane 5, the peer was at 76"
+            "receiving message 1 of the group from rank 2: packet 77 of LL128 channel 5, the peer was at 76"
         );
         report.entries[1] =
             ReportEntry { peer: 1, waited_for: WAITED_RESULT_CREDIT, sequence: 9, ..report.entries[1] };
         assert_eq!(
             Stuck::of(&report, 4).waits[1].to_string(),
-            "sending a collective to rank 1: unit 9 of result lane 0, the peer was at 0"
+            "sending a collective to rank 1: packet 9 of result channel 0, the peer was at 0"
         );
         report.claimed = 1000;
         assert_eq!(Stuck::of(&report, 4).dropped, 998);

@@ -20,7 +20,7 @@ use crate::negotiated::bytes::{Writer, checksum};
 pub const HEAD: &str = "windlass-tuning 1";
 /// No table is longer.
 pub const TEXT_BYTES_MAX: usize = 256 << 10;
-/// No limit is larger: the kernels count what one rank sends another in units of 256 bytes and more, in 32 bits.
+/// No limit is larger: the kernels count what one rank sends another in packets of 256 bytes and more, in 32 bits.
 pub const NATIVE_BYTES_MAX: u64 = 256 << 30;
 /// Nor has it more cells.
 pub const CELLS_MAX: usize = 1024;

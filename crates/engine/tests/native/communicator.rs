@@ -15,18 +15,18 @@ use crate::support::*;
 const MESSAGES: Geometry = Geometry {
     first_tag: 1,
     bulk_from_bytes: 40_000,
-    ll128_lanes: 4,
+    ll128_channels: 4,
     ll128_slots: 4,
-    bulk_lanes: 2,
+    bulk_channels: 2,
     bulk_slots: 4,
     bulk_chunk_bytes: 4096,
     rank: 0,
 };
 pub const BLOCKS: u32 = 2;
 
-/// Few lanes: ordinary collectives go round their rings.
+/// Few channels: ordinary collectives go round their rings.
 pub fn geometry(ranks: u32, rank: u32) -> native::Geometry {
-    native::Geometry { first_tag: 7, rank, ranks, lanes: 4, slots: 2 }
+    native::Geometry { first_tag: 7, rank, ranks, channels: 4, slots: 2 }
 }
 
 /// A device that the program uses, and what our side of it has.

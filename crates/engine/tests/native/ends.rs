@@ -79,7 +79,7 @@ fn inits_that_fail() {
     assert_eq!(init(geometry(2, 0), vec![1 << 20, 0]), slices);
     assert_eq!(init(geometry(3, 0), aligned.clone()), Err(Refusal::Slices { slices: 2, ranks: 3 }));
     assert!(matches!(init(geometry(2, 2), aligned.clone()), Err(Refusal::Arranged(_))));
-    let no_lanes = native::Geometry { lanes: 0, ..geometry(2, 0) };
-    assert!(matches!(init(no_lanes, aligned), Err(Refusal::Arranged(_))));
+    let no_channels = native::Geometry { channels: 0, ..geometry(2, 0) };
+    assert!(matches!(init(no_channels, aligned), Err(Refusal::Arranged(_))));
     end(ranks);
 }

@@ -127,7 +127,7 @@ impl Side {
     }
 }
 
-/// Sizes of none, of one byte, around units and beyond rings, roots that are missing, in place and not, at odd addresses.
+/// Sizes of none, of one byte, around packets and beyond rings, roots that are missing, in place and not, at odd addresses.
 fn shapes(ranks: usize) -> Vec<Shape> {
     let lists: [[usize; 3]; 8] = [
         [1, 0, 0],

@@ -16,9 +16,9 @@ use crate::traffic::*;
 pub const GEOMETRY: Geometry = Geometry {
     first_tag: 1,
     bulk_from_bytes: 40_000,
-    ll128_lanes: 4,
+    ll128_channels: 4,
     ll128_slots: 4,
-    bulk_lanes: 2,
+    bulk_channels: 2,
     bulk_slots: 4,
     bulk_chunk_bytes: 4096,
     rank: 0,

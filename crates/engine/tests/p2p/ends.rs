@@ -48,8 +48,8 @@ fn abort_in_the_middle() {
         (wait.peer, wait.direction, wait.carries),
         (2, Direction::Receive, Carries::Messages(Wire::Ll128))
     );
-    // Two units went over each of the two lanes of the first virtual block before.
-    assert_eq!((wait.lane, wait.message, wait.sequence), (0, 0, 2), "{stuck}");
+    // Two packets went over each of the two channels of the first virtual block before.
+    assert_eq!((wait.channel, wait.message, wait.sequence), (0, 0, 2), "{stuck}");
     let refusal = ranks[0].p2p.run(&side.operations, stream.handle()).unwrap_err();
     assert_eq!(refusal, sequencer::Refusal::Aborted { rank: 0 }.into());
     assert_eq!(ranks[1].p2p.sequencer().stuck().unwrap().waits, []);
@@ -57,7 +57,7 @@ fn abort_in_the_middle() {
     end(ranks);
 }
 
-/// While kernels run, both sides see how far a pair came: units and chunks that were consumed.
+/// While kernels run, both sides see how far a connection came: packets and chunks that were consumed.
 #[test]
 fn progress() {
     if !has_devices(3) {
@@ -69,7 +69,7 @@ fn progress() {
     let stream = devices[0].stream();
     let side = Side::of(0, &[message(2, 0, 8)]);
     ranks[0].p2p.run(&side.operations, stream.handle()).unwrap();
-    for (rank, peer, direction, units, chunks) in [
+    for (rank, peer, direction, packets, chunks) in [
         (0, 1, Direction::Send, 4, 20),
         (1, 0, Direction::Receive, 4, 20),
         (1, 2, Direction::Send, 2, 0),
@@ -78,7 +78,7 @@ fn progress() {
         let all = ranks[rank].p2p.progress().unwrap();
         assert_eq!(all.len(), 4);
         let (ll128_grown, bulk_grown) = (false, false);
-        let expected = Progress { peer, direction, units, chunks, ll128_grown, bulk_grown };
+        let expected = Progress { peer, direction, packets, chunks, ll128_grown, bulk_grown };
         assert!(all.contains(&expected), "{expected:?} among {all:?}");
     }
     ranks[0].p2p.sequencer().abort();
@@ -168,7 +168,7 @@ fn dropped_in_flight() {
     end(ranks);
 }
 
-/// What cannot run later is refused at communicator init: lanes that do not fit, strange facts, images that do not load.
+/// What cannot run later is refused at communicator init: channels that do not fit, strange facts, images that do not load.
 #[test]
 fn inits_that_fail() {
     let devices = devices(1);
@@ -188,9 +188,9 @@ fn inits_that_fail() {
     assert!(matches!(init(Geometry::default(), 2, 1 << 20), Err(Refusal::Strange { .. })));
     assert!(matches!(init(Geometry { rank: 2, ..GEOMETRY }, 2, 1 << 20), Err(Refusal::Strange { .. })));
     assert!(matches!(init(GEOMETRY, 2, 100), Err(Refusal::Strange { .. })));
-    // More lanes than virtual blocks can keep the state of.
-    let many = Geometry { ll128_lanes: 60_000, ..Geometry::recommended(1, 0) };
-    assert!(matches!(init(many, 8, 1 << 20), Err(Refusal::Lanes { .. })));
+    // More channels than virtual blocks can keep the state of.
+    let many = Geometry { ll128_channels: 60_000, ..Geometry::recommended(1, 0) };
+    assert!(matches!(init(many, 8, 1 << 20), Err(Refusal::Channels { .. })));
     assert!([1, 32].iter().all(|blocks| init(Geometry::recommended(*blocks, 0), 8, 1 << 20).is_ok()));
 }
 

@@ -224,7 +224,7 @@ fn abort_in_a_grown_ring() {
     }
 }
 
-/// Once for each peer, direction and wire; only to what a lane can move into; the next communicator begins small.
+/// Once for each peer, direction and wire; only to what a channel can move into; the next communicator begins small.
 #[test]
 fn refusals() {
     let devices = devices(2);

@@ -6,7 +6,7 @@ use crate::communicator::*;
 use crate::support::*;
 use crate::traffic::*;
 
-/// Sizes around what a unit, a ring, a chunk and the change of wires hold.
+/// Sizes around what a packet, a ring, a chunk and the change of wires hold.
 const SIZES: &[u64] = &[1, 8, 1919, 1920, 1921, 7680, 31_000, 39_999, 40_000, 50_001, 200_000];
 
 /// Each to the next, each size, several times: rings go round.

@@ -1,4 +1,4 @@
-//! Several collectives of a group as one kernel: their units in a row, in call order, over LL if all are small, else over LL128.
+//! Several collectives of a group as one kernel: their packets in a row, in call order, over LL if all are small, else over LL128.
 
 use super::buffers::share;
 use super::kernel::{Family, Kernel, Reducer, Straight};
@@ -19,9 +19,9 @@ pub const fn batch_bytes_max(kind: Kind, ranks: u32) -> u64 {
     mib << 20
 }
 
-/// Units of LL, of which there are at most [`BATCH_ENTRIES`], if so much goes from each rank to each other.
-pub fn units(pair_bytes: u64) -> u64 {
-    pair_bytes.div_ceil(LL_PAYLOAD_BYTES)
+/// Packets of LL, of which there are at most [`BATCH_ENTRIES`], if so much goes from each rank to each other.
+pub fn packets(connection_bytes: u64) -> u64 {
+    connection_bytes.div_ceil(LL_PAYLOAD_BYTES)
 }
 
 /// As [`arrange`](super::arrange), for at most [`BATCH_CALLS_MAX`] collectives in which every rank sends every other one as much. Ranks
@@ -43,19 +43,19 @@ pub fn arrange_batch(
     let Some(first) = collectives.first() else { return Ok(None) };
     let Together { reducer, total_bytes, family } = together(collectives, first, ranks, tuning)?;
 
-    let (mut first_unit, mut bits) = (0_u64, 0);
+    let (mut first_packet, mut bits) = (0_u64, 0);
     for (collective, entry) in collectives.iter().zip(&mut batch.calls) {
-        *entry = call(collective, family, ranks, first_unit as u32);
+        *entry = call(collective, family, ranks, first_packet as u32);
         bits |= entry.send | entry.receive | u64::from(entry.bytes);
-        first_unit += largest_pair_bytes(collective, family, ranks).div_ceil(family.unit_bytes());
+        first_packet += largest_connection_bytes(collective, family, ranks).div_ceil(family.packet_bytes());
     }
-    let all_units = first_unit;
-    if all_units == 0 {
+    let all_packets = first_packet;
+    if all_packets == 0 {
         return Ok(None);
     }
     batch.count = collectives.len() as u32;
-    batch.units_log2 = all_units.div_ceil(BATCH_ENTRIES as u64).next_power_of_two().trailing_zeros();
-    list(batch, all_units);
+    batch.packets_log2 = all_packets.div_ceil(BATCH_ENTRIES as u64).next_power_of_two().trailing_zeros();
+    list(batch, all_packets);
 
     let mut launch = blank(geometry, slices);
     launch.wires = layout.wires(family);
@@ -63,9 +63,9 @@ pub fn arrange_batch(
     if let Some(reduction) = first.reduction.filter(|_| reducer != Reducer::Copy) {
         (launch.reduction, launch.scale) = (reduction.word(), reduction.scale(ranks));
     }
-    launch.units = all_units;
-    // At most `lanes`, so it fits.
-    launch.used_lanes = all_units.min(u64::from(geometry.lanes)) as u32;
+    launch.packets = all_packets;
+    // At most `channels`, so it fits.
+    launch.used_channels = all_packets.min(u64::from(geometry.channels)) as u32;
     let is_whole = family.has_straight() && bits.is_multiple_of(family.vector_bytes());
     let kernel = Kernel::of(family, reducer, ranks, Straight::of(is_whole));
     let limits = match family {
@@ -73,7 +73,7 @@ pub fn arrange_batch(
         // NCCL's kernel for a group is as wide; with a single collective's 16 blocks 16 MiB of all-gathers took 1.5 times as long.
         _ => *limits,
     };
-    let shape = Shape::of(kernel, launch.used_lanes, total_bytes, &limits);
+    let shape = Shape::of(kernel, launch.used_channels, total_bytes, &limits);
     launch.role_warps = shape.role_warps;
     batch.launch = launch;
     Ok(Some(shape))
@@ -94,7 +94,7 @@ fn together(
     tuning: &Tuning,
 ) -> Result<Together, Refused> {
     let reducer = first.reducer(ranks)?;
-    let (mut total_bytes, mut ll_units) = (0_u64, 0_u64);
+    let (mut total_bytes, mut ll_packets) = (0_u64, 0_u64);
     let (mut may_be_ll, mut may_be_ll128) = (true, true);
     for collective in collectives {
         let is_alike = collective.reducer(ranks)? == reducer
@@ -104,9 +104,9 @@ fn together(
             is_alike && collective.kind.is_even() && bytes <= tuning.crossover(collective.kind).ll_bytes_max;
         may_be_ll128 &= is_alike && collective.kind == first.kind;
         total_bytes = total_bytes.saturating_add(bytes);
-        ll_units = ll_units.saturating_add(units(collective.pair_bytes()));
+        ll_packets = ll_packets.saturating_add(packets(collective.connection_bytes()));
     }
-    let family = if may_be_ll && ll_units <= BATCH_ENTRIES as u64 {
+    let family = if may_be_ll && ll_packets <= BATCH_ENTRIES as u64 {
         Some(Family::BatchLl)
     } else if may_be_ll128 && total_bytes <= batch_bytes_max(first.kind, ranks) {
         over_ll128(first.kind, ranks)
@@ -128,15 +128,15 @@ fn over_ll128(kind: Kind, ranks: u32) -> Option<Family> {
     }
 }
 
-fn largest_pair_bytes(collective: &Collective, family: Family, ranks: u32) -> u64 {
-    let bytes = collective.pair_bytes();
+fn largest_connection_bytes(collective: &Collective, family: Family, ranks: u32) -> u64 {
+    let bytes = collective.connection_bytes();
     if family.has_shares() { share(bytes, ranks).min(bytes) } else { bytes }
 }
 
-fn call(collective: &Collective, family: Family, ranks: u32, first_unit: u32) -> BatchCall {
+fn call(collective: &Collective, family: Family, ranks: u32, first_packet: u32) -> BatchCall {
     let Collective { send, receive, .. } = *collective;
     // Few enough in all that everything fits.
-    let bytes = collective.pair_bytes() as u32;
+    let bytes = collective.connection_bytes() as u32;
     let (send_step, receive_step) = match collective.kind {
         Kind::AllReduce if family.has_shares() => {
             let share = share(bytes.into(), ranks) as u32;
@@ -148,16 +148,16 @@ fn call(collective: &Collective, family: Family, ranks: u32, first_unit: u32) ->
         // Others are not even.
         Kind::Broadcast { .. } | Kind::Reduce { .. } => (bytes, bytes),
     };
-    BatchCall { send, receive, send_step, receive_step, bytes, first_unit }
+    BatchCall { send, receive, send_step, receive_step, bytes, first_packet }
 }
 
-/// Writes for each entry the call of its first unit.
-fn list(batch: &mut BatchLaunch, all_units: u64) {
-    let entry_of = |unit: u64| unit.div_ceil(1 << batch.units_log2) as usize;
+/// Writes for each entry the call of its first packet.
+fn list(batch: &mut BatchLaunch, all_packets: u64) {
+    let entry_of = |packet: u64| packet.div_ceil(1 << batch.packets_log2) as usize;
     for place in 0..batch.count as usize {
         let next = batch.calls[..batch.count as usize].get(place + 1);
-        let end = next.map_or(all_units, |next| next.first_unit.into());
-        let entries = entry_of(batch.calls[place].first_unit.into())..entry_of(end);
-        batch.call_of_unit[entries].fill(place as u8);
+        let end = next.map_or(all_packets, |next| next.first_packet.into());
+        let entries = entry_of(batch.calls[place].first_packet.into())..entry_of(end);
+        batch.call_of_packet[entries].fill(place as u8);
     }
 }

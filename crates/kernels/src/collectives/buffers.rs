@@ -13,12 +13,12 @@ pub(super) fn share(bytes: u64, ranks: u32) -> u64 {
     bytes.div_ceil(ranks.into()).next_multiple_of(SHARE_ALIGNMENT)
 }
 
-/// Writes the buffers and their bytes, of the launch's rank. Bytes of the largest directed pair among all ranks.
+/// Writes the buffers and their bytes, of the launch's rank. Bytes of the largest connection among all ranks.
 pub(super) fn write(collective: &Collective, family: Family, launch: &mut CollectiveLaunch) -> u64 {
     let Collective { send, receive, .. } = *collective;
     let (me, ranks) = (launch.rank as usize, launch.ranks as usize);
     // What `count` stands for.
-    let bytes = collective.pair_bytes();
+    let bytes = collective.connection_bytes();
     // Wrapping: an address that ends nowhere faults on the device, as NCCL's do.
     let part = |buffer: u64, rank: usize| buffer.wrapping_add(rank as u64 * bytes);
     match collective.kind {

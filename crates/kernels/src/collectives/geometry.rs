@@ -3,26 +3,27 @@
 use super::Refused;
 use super::kernel::Family;
 use crate::collective::{
-    LANE_BYTES, LL_COUNT_BYTES, LL_PAYLOAD_BYTES, LL_SLOT_BYTES, LL_SLOTS, LL128_SLOT_BYTES, RANKS_MAX, Wire,
+    CHANNEL_BYTES, LL_COUNT_BYTES, LL_PAYLOAD_BYTES, LL_SLOT_BYTES, LL_SLOTS, LL128_SLOT_BYTES, RANKS_MAX,
+    Wire,
 };
 
 /// What the ranks agreed on at init; all but `rank` is equal on all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
-    /// Tag of unit 0 of every lane; 0 is no tag, and those that follow must not reach it.
+    /// Tag of packet 0 of every channel; 0 is no tag, and those that follow must not reach it.
     pub first_tag: u64,
     /// This rank.
     pub rank: u32,
     /// 2 to 8.
     pub ranks: u32,
-    /// Lanes of every wire: a power of two.
-    pub lanes: u32,
-    /// Units that a lane's ring of LL128 holds: a power of two, at least 2.
+    /// Channels of every wire: a power of two.
+    pub channels: u32,
+    /// Packets that a channel's ring of LL128 holds: a power of two, at least 2.
     pub slots: u32,
 }
 
-/// Lanes for each block: as many as a block has senders at full size.
-const LANES_A_BLOCK: u32 = 8;
+/// Channels for each block: as many as a block has senders at full size.
+const CHANNELS_A_BLOCK: u32 = 8;
 const BLOCKS_MAX: u32 = 32;
 /// With 4 slots large collectives of 2 ranks took up to a quarter longer; for more than 4 ranks there is no room for 8.
 const SLOTS: u32 = 8;
@@ -33,26 +34,26 @@ impl Geometry {
     /// 17, 33 and 34 MiB for 2, 4 and 8 ranks.
     pub fn recommended(blocks_max: u32, ranks: u32, rank: u32, first_tag: u64) -> Geometry {
         // The largest power of two that is not more.
-        let lanes = LANES_A_BLOCK << blocks_max.clamp(1, BLOCKS_MAX).ilog2();
+        let channels = CHANNELS_A_BLOCK << blocks_max.clamp(1, BLOCKS_MAX).ilog2();
         let slots = if ranks <= 4 { SLOTS } else { SLOTS_OF_MANY };
-        Geometry { first_tag, rank, ranks, lanes, slots }
+        Geometry { first_tag, rank, ranks, channels, slots }
     }
 
-    /// Most bytes of a directed pair that LL can carry: a unit a lane.
+    /// Most bytes of a connection that LL can carry: a packet a channel.
     pub(super) fn ll_bytes_max(&self) -> u64 {
-        u64::from(self.lanes) * LL_PAYLOAD_BYTES
+        u64::from(self.channels) * LL_PAYLOAD_BYTES
     }
 
     pub(super) fn check(&self) -> Result<(), Refused> {
-        let Geometry { first_tag, rank, ranks, lanes, slots } = *self;
+        let Geometry { first_tag, rank, ranks, channels, slots } = *self;
         if !(2..=RANKS_MAX as u32).contains(&ranks) {
             return Err(Refused::Ranks(ranks));
         }
         if rank >= ranks {
             return Err(Refused::Rank { rank, ranks });
         }
-        if !lanes.is_power_of_two() || slots < 2 || !slots.is_power_of_two() || first_tag == 0 {
-            return Err(Refused::Geometry { lanes, slots, first_tag });
+        if !channels.is_power_of_two() || slots < 2 || !slots.is_power_of_two() || first_tag == 0 {
+            return Err(Refused::Geometry { channels, slots, first_tag });
         }
         Ok(())
     }
@@ -61,9 +62,9 @@ impl Geometry {
 /// Where each wire lies in the part for collectives of every rank's slice: offsets from its beginning, 128-byte aligned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// Units of 256 bytes, for small collectives in which every rank sends every other one as much.
+    /// Packets of 256 bytes, for small collectives in which every rank sends every other one as much.
     pub ll: Wire,
-    /// Units of 960 or 1920 bytes.
+    /// Packets of 960 or 1920 bytes.
     pub ll128: Wire,
     /// As `ll128`, for the second phase of an all-reduce.
     pub results: Wire,
@@ -83,7 +84,7 @@ impl Layout {
 
     /// The same on all ranks.
     pub fn of(geometry: &Geometry) -> Layout {
-        let lanes = u64::from(geometry.lanes);
+        let channels = u64::from(geometry.channels);
         let sources = u64::from(geometry.ranks);
         let mut bytes = 0;
         let mut take = |part: u64| {
@@ -92,12 +93,12 @@ impl Layout {
             at
         };
         let ll = Wire {
-            rings: take(sources * lanes * LL_SLOTS * LL_SLOT_BYTES),
-            lanes: take(lanes * LL_COUNT_BYTES),
+            rings: take(sources * channels * LL_SLOTS * LL_SLOT_BYTES),
+            channels: take(channels * LL_COUNT_BYTES),
         };
         let mut of_ll128 = || Wire {
-            rings: take(sources * lanes * u64::from(geometry.slots) * LL128_SLOT_BYTES),
-            lanes: take(lanes * LANE_BYTES),
+            rings: take(sources * channels * u64::from(geometry.slots) * LL128_SLOT_BYTES),
+            channels: take(channels * CHANNEL_BYTES),
         };
         let (ll128, results) = (of_ll128(), of_ll128());
         Layout { ll, ll128, results, bytes }

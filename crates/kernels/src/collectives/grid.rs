@@ -1,4 +1,4 @@
-//! How many blocks and warps serve the lanes: lane `l` is served by block `l % blocks`, and each warp goes through its lanes in
+//! How many blocks and warps serve the channels: channel `l` is served by block `l % blocks`, and each warp goes through its channels in
 //! increasing order. The grid is equal on all ranks, so that a block waits for blocks of its own number alone.
 
 use super::Kind;
@@ -70,18 +70,18 @@ const BESIDE_PRODUCTS: [(u64, u32); 2] = [(64 << 10, 8), (16 << 20, 16)];
 const BESIDE_PRODUCTS_BYTES_MAX_OF_MORE: u64 = 1 << 20;
 
 impl Shape {
-    pub(super) fn of(kernel: Kernel, used_lanes: u32, total_bytes: u64, limits: &Limits) -> Shape {
+    pub(super) fn of(kernel: Kernel, used_channels: u32, total_bytes: u64, limits: &Limits) -> Shape {
         let family = kernel.family();
         // LL128 blocks spread over as many multiprocessors as they can: that is what their time depends on.
         let role_warps_first =
             if matches!(family, Family::Ll | Family::BatchLl) { LL_WARPS_FIRST } else { 1 };
-        let wanted = used_lanes.div_ceil(role_warps_first).min(limits.blocks_max);
+        let wanted = used_channels.div_ceil(role_warps_first).min(limits.blocks_max);
         let (blocks, cluster) = if limits.clusters && wanted > 2 && limits.blocks_max >= CLUSTER {
             (wanted.div_ceil(CLUSTER).min(limits.blocks_max / CLUSTER) * CLUSTER, CLUSTER)
         } else {
             (wanted, 1)
         };
-        let role_warps = used_lanes.div_ceil(blocks).min(kernel.role_warps_max());
+        let role_warps = used_channels.div_ceil(blocks).min(kernel.role_warps_max());
         let threads = 32 * family.warps(role_warps);
         let early = total_bytes <= EARLY_BYTES_MAX;
         Shape { kernel, blocks, threads, role_warps, shared_bytes: family.shared_bytes(), cluster, early }

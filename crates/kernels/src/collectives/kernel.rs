@@ -6,7 +6,7 @@ use crate::collective::{LL_PAYLOAD_BYTES, LL128_HALF_PAYLOAD_BYTES, LL128_SLOT_B
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Family {
     Ll,
-    /// Units of two groups of lines.
+    /// Packets of two groups of lines.
     Ll128x2,
     /// Of four.
     Ll128x4,
@@ -18,7 +18,7 @@ pub(super) enum Family {
     SimpleAllReduce,
     /// Several collectives, over LL.
     BatchLl,
-    /// Over LL128, in units of two groups among more than 4 ranks.
+    /// Over LL128, in packets of two groups among more than 4 ranks.
     BatchLl128x2,
     /// Of four among fewer.
     BatchLl128x4,
@@ -27,8 +27,8 @@ pub(super) enum Family {
 }
 
 impl Family {
-    /// Payload of a unit.
-    pub(super) fn unit_bytes(self) -> u64 {
+    /// Payload of a packet.
+    pub(super) fn packet_bytes(self) -> u64 {
         match self {
             Family::Ll | Family::BatchLl => LL_PAYLOAD_BYTES,
             Family::Ll128x2 | Family::AllReduce | Family::BatchLl128x2 | Family::BatchAllReduce => {
@@ -100,7 +100,7 @@ pub(super) enum Reducer {
     Any,
 }
 
-/// Whether there are kernels of Simple units: for sums of floats among few ranks, which alone are large enough.
+/// Whether there are kernels of Simple packets: for sums of floats among few ranks, which alone are large enough.
 pub(super) fn can_post(reducer: Reducer, ranks: u32) -> bool {
     ranks <= 4 && matches!(reducer, Reducer::SumF32 | Reducer::SumF16 | Reducer::SumBf16)
 }

@@ -14,8 +14,8 @@ pub enum Refused {
     Ranks(u32),
     /// No such rank.
     Rank { rank: u32, ranks: u32 },
-    /// No lanes, no power of two of slots that is at least 2, or a first tag of 0, which is none.
-    Geometry { lanes: u32, slots: u32, first_tag: u64 },
+    /// No channels, no power of two of slots that is at least 2, or a first tag of 0, which is none.
+    Geometry { channels: u32, slots: u32, first_tag: u64 },
     /// Not one slice of each rank.
     Slices { slices: usize, ranks: u32 },
     /// A grid of no blocks.
@@ -39,8 +39,8 @@ impl fmt::Display for Refused {
         match self {
             Refused::Ranks(ranks) => write!(f, "{ranks} ranks, not 2 to {RANKS_MAX}"),
             Refused::Rank { rank, ranks } => write!(f, "rank {rank} of {ranks}"),
-            Refused::Geometry { lanes, slots, first_tag } => {
-                write!(f, "rings of {lanes} lanes, {slots} slots, first tag {first_tag}")
+            Refused::Geometry { channels, slots, first_tag } => {
+                write!(f, "rings of {channels} channels, {slots} slots, first tag {first_tag}")
             }
             Refused::Slices { slices, ranks } => write!(f, "{slices} slices of {ranks} ranks"),
             Refused::Blocks(blocks) => write!(f, "a grid of {blocks} blocks"),

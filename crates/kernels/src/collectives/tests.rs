@@ -8,8 +8,8 @@ use super::kernel::Family;
 use super::reduction::{AVERAGE, BFLOAT16, ELEMENT_BYTES, FLOAT16, FLOAT32, FLOAT64, SUM};
 use super::*;
 use crate::collective::{
-    COLLECTIVE_EVEN, COLLECTIVE_SAME, LANE_BYTES, LL_COUNT_BYTES, LL_SLOT_BYTES, LL_SLOTS, LL128_SLOT_BYTES,
-    RANKS_MAX, WAITED_RESULT_DATA,
+    CHANNEL_BYTES, COLLECTIVE_EVEN, COLLECTIVE_SAME, LL_COUNT_BYTES, LL_SLOT_BYTES, LL_SLOTS,
+    LL128_SLOT_BYTES, RANKS_MAX, WAITED_RESULT_DATA,
 };
 
 const INT8_SUM: Reduction = Reduction { datatype: 0, operation: SUM };
@@ -24,7 +24,7 @@ fn kinds(ranks: u32) -> Vec<Kind> {
     [Kind::AllReduce, Kind::AllGather, Kind::ReduceScatter].into_iter().chain(rooted).collect()
 }
 
-/// Every kind by LL, by LL128 units of two groups, of four, by Simple.
+/// Every kind by LL, by LL128 packets of two groups, of four, by Simple.
 fn tunings() -> [Tuning; 4] {
     let of = [(u64::MAX, 0, u64::MAX), (0, u64::MAX, u64::MAX), (0, 0, u64::MAX), (0, 0, 0)];
     of.map(|(ll_bytes_max, two_groups_bytes_max, simple_bytes_min)| {
@@ -62,8 +62,8 @@ fn arranged(collective: &Collective, geometry: &Geometry, tuning: &Tuning, limit
     Arranged { shape: shape.unwrap(), launch }
 }
 
-/// Grids stay within their limits and blocks within what their kernels load with, at any size; every lane is served, by as
-/// many warps as there are lanes where the limits allow.
+/// Grids stay within their limits and blocks within what their kernels load with, at any size; every channel is served, by as
+/// many warps as there are channels where the limits allow.
 #[test]
 fn grids_keep_their_limits() {
     let mut clustered = 0;
@@ -83,10 +83,14 @@ fn grids_keep_their_limits() {
                     assert!(shape.threads > 0 && shape.threads <= shape.kernel.threads_max(), "{shape:?}");
                     assert_eq!(shape.threads, 32 * family.warps(launch.role_warps));
                     assert!(shape.blocks.is_multiple_of(shape.cluster) && (clusters || shape.cluster == 1));
-                    assert!((1..=geometry.lanes).contains(&launch.used_lanes));
+                    assert!((1..=geometry.channels).contains(&launch.used_channels));
                     let warps = shape.blocks * launch.role_warps;
                     let full = shape.kernel.role_warps_max() == launch.role_warps;
-                    assert!(warps >= launch.used_lanes || full, "{shape:?} for {} lanes", launch.used_lanes);
+                    assert!(
+                        warps >= launch.used_channels || full,
+                        "{shape:?} for {} channels",
+                        launch.used_channels
+                    );
                     let parts = match kind {
                         Kind::AllReduce | Kind::Broadcast { .. } | Kind::Reduce { .. } => 1,
                         _ => u64::from(ranks),
@@ -112,7 +116,7 @@ fn sizes_choose_kernels() {
         let limits = Limits { blocks_max: 32, clusters: true };
         let Arranged { shape, launch } = arranged(&call, &geometry, &Tuning::default(), &limits);
         let name = shape.kernel.name().strip_prefix("ncclWindlass_").unwrap().trim_end_matches("_whole");
-        (name, launch.used_lanes, shape.blocks, shape.threads)
+        (name, launch.used_channels, shape.blocks, shape.threads)
     };
     let (kib, mib) = (1 << 10, 1 << 20);
     assert_eq!(told(Kind::AllReduce, kib, 4), ("LL_SumF32_4", 4, 1, 128));
@@ -145,14 +149,14 @@ fn wires_do_not_overlap() {
     for (ranks, blocks) in (2..=8).flat_map(|ranks| BLOCKS.map(|blocks| (ranks, blocks))) {
         let geometry = Geometry::recommended(blocks, ranks, 0, 1);
         let layout = Layout::of(&geometry);
-        let lanes = u64::from(geometry.lanes);
+        let channels = u64::from(geometry.channels);
         let mut parts = vec![
-            (layout.ll.rings, u64::from(ranks) * lanes * LL_SLOTS * LL_SLOT_BYTES),
-            (layout.ll.lanes, lanes * LL_COUNT_BYTES),
+            (layout.ll.rings, u64::from(ranks) * channels * LL_SLOTS * LL_SLOT_BYTES),
+            (layout.ll.channels, channels * LL_COUNT_BYTES),
         ];
         for wire in [layout.ll128, layout.results] {
-            let slots = u64::from(ranks) * lanes * u64::from(geometry.slots);
-            parts.extend([(wire.rings, slots * LL128_SLOT_BYTES), (wire.lanes, lanes * LANE_BYTES)]);
+            let slots = u64::from(ranks) * channels * u64::from(geometry.slots);
+            parts.extend([(wire.rings, slots * LL128_SLOT_BYTES), (wire.channels, channels * CHANNEL_BYTES)]);
         }
         parts.sort();
         assert!(parts.windows(2).all(|two| two[0].0 + two[0].1 <= two[1].0), "{parts:?}");
@@ -242,7 +246,7 @@ fn nonsense_is_refused() {
     assert_eq!(on(Geometry { ranks: 1, ..geometry }), Refused::Ranks(1));
     assert_eq!(on(Geometry { rank: 4, ..geometry }), Refused::Rank { rank: 4, ranks: 4 });
     for wrong in [
-        Geometry { lanes: 0, ..geometry },
+        Geometry { channels: 0, ..geometry },
         Geometry { slots: 1, ..geometry },
         Geometry { slots: 3, ..geometry },
         Geometry { first_tag: 0, ..geometry },
@@ -292,7 +296,7 @@ fn one_buffer_for_all_is_told() {
     }
 }
 
-/// Straight kernels are for what is even, and lies and ends at whole vectors everywhere; what has more than a unit a lane does not
+/// Straight kernels are for what is even, and lies and ends at whole vectors everywhere; what has more than a packet a channel does not
 /// go by LL.
 #[test]
 fn straight_kernels_take_what_is_whole() {

@@ -7,13 +7,13 @@ use super::{Geometry, Kind};
 /// times ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Crossover {
-    /// Up to here it goes by LL, if it has the lanes for it; 0: never. A broadcast and a reduce never do: LL is
+    /// Up to here it goes by LL, if it has the channels for it; 0: never. A broadcast and a reduce never do: LL is
     /// for what every rank sends every other one.
     pub ll_bytes_max: u64,
-    /// Above LL up to here it goes by LL128 in units of two groups, above of four. An all-reduce, and more than 4 ranks,
+    /// Above LL up to here it goes by LL128 in packets of two groups, above of four. An all-reduce, and more than 4 ranks,
     /// always have two.
     pub two_groups_bytes_max: u64,
-    /// From here it goes by Simple units: all-reduces and reduce-scatters that sum floats, of at most 4 ranks.
+    /// From here it goes by Simple packets: all-reduces and reduce-scatters that sum floats, of at most 4 ranks.
     pub simple_bytes_min: u64,
 }
 
@@ -35,7 +35,7 @@ pub struct Tuning {
 const NEVER: u64 = u64::MAX;
 
 impl Default for Tuning {
-    /// Measured on 2 × H200 with 32 blocks; from 4 × H200 only that Simple units pay there sooner
+    /// Measured on 2 × H200 with 32 blocks; from 4 × H200 only that Simple packets pay there sooner
     /// (`docs/measurements/2026-11-22-collectives`).
     fn default() -> Self {
         let crossover = |ll_bytes_max, two_groups_bytes_max, simple_bytes_min| Crossover {
@@ -64,13 +64,13 @@ impl Tuning {
         }
     }
 
-    /// `pair_bytes`: what goes from one rank to another.
+    /// `connection_bytes`: what goes from one rank to another.
     pub(super) fn family(
         &self,
         kind: Kind,
         reducer: Reducer,
         total_bytes: u64,
-        pair_bytes: u64,
+        connection_bytes: u64,
         geometry: &Geometry,
     ) -> Family {
         let crossover = self.crossover(kind);
@@ -78,7 +78,7 @@ impl Tuning {
         match kind {
             _ if kind.is_even()
                 && total_bytes <= crossover.ll_bytes_max
-                && pair_bytes <= geometry.ll_bytes_max() =>
+                && connection_bytes <= geometry.ll_bytes_max() =>
             {
                 Family::Ll
             }

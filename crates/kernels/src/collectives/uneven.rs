@@ -55,10 +55,10 @@ pub fn arrange_uneven(
     if let Some(reduction) = uneven.reduction {
         (launch.reduction, launch.scale) = (reduction.word(), reduction.scale(ranks));
     }
-    let largest_pair_bytes = uneven.write(launch);
-    launch.units = largest_pair_bytes.div_ceil(family.unit_bytes());
-    // At most `lanes`, so it fits.
-    launch.used_lanes = launch.units.min(u64::from(geometry.lanes)) as u32;
+    let largest_connection_bytes = uneven.write(launch);
+    launch.packets = largest_connection_bytes.div_ceil(family.packet_bytes());
+    // At most `channels`, so it fits.
+    launch.used_channels = launch.packets.min(u64::from(geometry.channels)) as u32;
     let is_even = uneven.is_even(ranks);
     if is_even {
         launch.flags |= COLLECTIVE_EVEN;
@@ -66,7 +66,7 @@ pub fn arrange_uneven(
     let straight = Straight::of(is_even && launch.is_whole(family.vector_bytes()));
     let kernel = Kernel::of(family, reducer, ranks, straight);
     let limits = limits.modest(uneven.even_kind(), ranks, total_bytes);
-    let shape = Shape::of(kernel, launch.used_lanes, total_bytes, &limits);
+    let shape = Shape::of(kernel, launch.used_channels, total_bytes, &limits);
     launch.role_warps = shape.role_warps;
     Ok(Some(shape))
 }
@@ -112,7 +112,7 @@ impl Uneven {
         }
     }
 
-    /// Writes buffers and bytes. Bytes of the largest directed pair among all ranks.
+    /// Writes buffers and bytes. Bytes of the largest connection among all ranks.
     fn write(&self, launch: &mut CollectiveLaunch) -> u64 {
         let (me, ranks) = (launch.rank as usize, launch.ranks as usize);
         let parts = &self.parts[..ranks];

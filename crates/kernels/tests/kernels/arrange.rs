@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::process::{Command, Stdio};
 
 use windlass_kernels::arrange::{BulkSend, Call, Direction, Limits, Peer, Refusal, Shape, arrange};
-use windlass_kernels::launch::{Channel, Geometry, LAUNCH_BYTES, Launch};
+use windlass_kernels::launch::{Connection, Geometry, LAUNCH_BYTES, Launch};
 
 struct Random(u64);
 
@@ -52,7 +52,7 @@ fn case(random: &mut Random) -> Case {
             direction: if random.below(2) == 0 { Direction::Send } else { Direction::Receive },
         })
         .collect();
-    let channel = |random: &mut Random| Channel {
+    let connection = |random: &mut Random| Connection {
         ll128_ring: random.next(),
         ll128_credit: random.next(),
         ll128_progress: random.next(),
@@ -63,19 +63,20 @@ fn case(random: &mut Random) -> Case {
         bulk_progress: random.next(),
         growth: random.next(),
         peer: random.below(8) as u32,
-        ..Channel::default()
+        ..Connection::default()
     };
-    let peers = (0..peer_count).map(|_| Peer { send: channel(random), receive: channel(random) }).collect();
-    let bulk_lanes = random.one_of(&[1, 5, 24, 32]) as u32;
+    let peers =
+        (0..peer_count).map(|_| Peer { send: connection(random), receive: connection(random) }).collect();
+    let bulk_channels = random.one_of(&[1, 5, 24, 32]) as u32;
     Case {
         calls,
         peers,
         geometry: Geometry {
             first_tag: random.next(),
             bulk_from_bytes: random.one_of(&[1, 4096, 1 << 20, 12 << 20, 1 << 40]),
-            ll128_lanes: bulk_lanes * random.one_of(&[1, 3, 8]) as u32,
+            ll128_channels: bulk_channels * random.one_of(&[1, 3, 8]) as u32,
             ll128_slots: random.one_of(&[1, 8]) as u32,
-            bulk_lanes,
+            bulk_channels,
             bulk_slots: random.one_of(&[2, 32]) as u32,
             bulk_chunk_bytes: random.one_of(&[4096, 16384, 32768]) as u32,
             rank: random.below(8) as u32,
@@ -102,7 +103,7 @@ impl Bytes {
         self.0.extend(values.iter().flat_map(|value| value.to_le_bytes()));
     }
 
-    fn channel(&mut self, c: &Channel) {
+    fn connection(&mut self, c: &Connection) {
         self.u64(&[
             c.ll128_ring,
             c.ll128_credit,
@@ -120,13 +121,20 @@ impl Bytes {
             c.first_operation,
             c.operations,
             u32::from(c.active_ll128_blocks) | u32::from(c.active_ll128_rounds) << 16,
-            c.active_bulk_lanes,
+            c.active_bulk_channels,
         ]);
     }
 
     fn geometry(&mut self, g: &Geometry) {
         self.u64(&[g.first_tag, g.bulk_from_bytes]);
-        self.u32(&[g.ll128_lanes, g.ll128_slots, g.bulk_lanes, g.bulk_slots, g.bulk_chunk_bytes, g.rank]);
+        self.u32(&[
+            g.ll128_channels,
+            g.ll128_slots,
+            g.bulk_channels,
+            g.bulk_slots,
+            g.bulk_chunk_bytes,
+            g.rank,
+        ]);
     }
 
     fn case(&mut self, case: &Case) {
@@ -136,8 +144,8 @@ impl Bytes {
             self.u32(&[call.peer, u32::from(call.direction == Direction::Receive)]);
         }
         for peer in &case.peers {
-            self.channel(&peer.send);
-            self.channel(&peer.receive);
+            self.connection(&peer.send);
+            self.connection(&peer.receive);
         }
         self.geometry(&case.geometry);
         let (copies, stages) = match case.limits.bulk {
@@ -151,7 +159,7 @@ impl Bytes {
     fn launch(&mut self, l: &Launch) {
         self.geometry(&l.geometry);
         self.u64(&[l.control, l.report, l.operation_list, l.wishes]);
-        self.u32(&[l.send_channels, l.receive_channels, l.used_blocks, l.bulk_tasks]);
+        self.u32(&[l.send_connections, l.receive_connections, l.used_blocks, l.bulk_tasks]);
         self.u32(&[l.ll128_send_warps, l.ll128_receive_warps]);
         let stages = u32::from(l.stages) | u32::from(l.copy_blocks) << 16;
         let jobs = u32::from(l.jobs_per_warp) | u32::from(l.ll128_rounds) << 16;
@@ -168,7 +176,7 @@ impl Bytes {
             Ok(shape) => shape,
             // p2p_refused
             Err(refusal) => {
-                assert_eq!(refusal, Refusal::TooManyLanes);
+                assert_eq!(refusal, Refusal::TooManyChannels);
                 Shape { blocks: u32::MAX, ..Shape::default() }
             }
         };

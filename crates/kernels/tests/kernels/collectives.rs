@@ -25,11 +25,11 @@ fn rust_and_cpp_mean_the_same() {
             .map(move |(name, threads, straight)| format!("{name} {ranks} {threads} {straight}"))
     });
     let fields = fields!(CollectiveLaunch ""
-        slices wires control report first_tag send send_bytes receive receive_bytes rank ranks lanes_log2 ring_slots
-        used_lanes role_warps reduction flags units scale
+        slices wires control report first_tag send send_bytes receive receive_bytes rank ranks channels_log2 ring_slots
+        used_channels role_warps reduction flags packets scale
     );
-    let of_batches = fields!(BatchLaunch "batch_" launch calls call_of_unit units_log2 count);
-    let of_calls = fields!(BatchCall "call_" send receive send_step receive_step bytes first_unit);
+    let of_batches = fields!(BatchLaunch "batch_" launch calls call_of_packet packets_log2 count);
+    let of_calls = fields!(BatchCall "call_" send receive send_step receive_step bytes first_packet);
     let constants = [
         ("COLLECTIVE_RANKS_MAX", c::RANKS_MAX as u64),
         ("LL_PAYLOAD_BYTES", c::LL_PAYLOAD_BYTES),
@@ -40,7 +40,7 @@ fn rust_and_cpp_mean_the_same() {
         ("BATCH_ENTRIES", c::BATCH_ENTRIES as u64),
         ("LL128_HALF_PAYLOAD_BYTES", c::LL128_HALF_PAYLOAD_BYTES),
         ("LL128_SLOT_BYTES", c::LL128_SLOT_BYTES),
-        ("LANE_BYTES", c::LANE_BYTES),
+        ("CHANNEL_BYTES", c::CHANNEL_BYTES),
         ("SIMPLE_SHARED_BYTES", c::SIMPLE_SHARED_BYTES.into()),
         ("COLLECTIVE_EARLY_NEXT", c::COLLECTIVE_EARLY_NEXT.into()),
         ("COLLECTIVE_SAME", c::COLLECTIVE_SAME.into()),
@@ -50,7 +50,7 @@ fn rust_and_cpp_mean_the_same() {
         ("WAITED_LL128_DATA", c::WAITED_LL128_DATA.into()),
         ("WAITED_RESULT_CREDIT", c::WAITED_RESULT_CREDIT.into()),
         ("WAITED_RESULT_DATA", c::WAITED_RESULT_DATA.into()),
-        ("LANE_RECEIVED", c::LANE_RECEIVED as u64),
+        ("CHANNEL_RECEIVED", c::CHANNEL_RECEIVED as u64),
     ];
     let constants = constants.map(|(name, value)| format!("{name} {value}"));
     let fields = fields.into_iter().chain(of_batches).chain(of_calls);

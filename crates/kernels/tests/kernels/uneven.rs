@@ -34,18 +34,18 @@ fn case(random: &mut Random) -> Case {
     let element = [1, 1, 4, 4, 8, 8, 2, 4, 8, 2];
     let reduction = (random.below(2) == 0)
         .then(|| Reduction { datatype: random.below(10) as i32, operation: random.below(5) as i32 });
-    let unit = reduction.map_or(1, |reduction| element[reduction.datatype as usize]);
+    let packet = reduction.map_or(1, |reduction| element[reduction.datatype as usize]);
     let mut parts = [Part::default(); RANKS_MAX];
     for part in parts.iter_mut().take(ranks as usize) {
         let limit = 1 << random.below(26);
-        let bytes = if random.below(4) == 0 { 0 } else { random.below(limit) * unit };
+        let bytes = if random.below(4) == 0 { 0 } else { random.below(limit) * packet };
         *part = Part { address: random.below(1 << 48), bytes };
     }
     let geometry = Geometry {
         first_tag: 1 + random.below(1 << 50),
         rank: random.below(ranks.into()) as u32,
         ranks,
-        lanes: 1 << random.below(9),
+        channels: 1 << random.below(9),
         slots: 2 << random.below(3),
     };
     let groups = if ranks > 4 { 2 } else { 2 + 2 * random.below(2) };
@@ -54,10 +54,10 @@ fn case(random: &mut Random) -> Case {
 
 fn question(case: &Case) -> Vec<u8> {
     let Case { uneven, geometry, groups } = case;
-    let Geometry { first_tag, rank, ranks, lanes, slots } = *geometry;
+    let Geometry { first_tag, rank, ranks, channels, slots } = *geometry;
     let (datatype, operation) =
         uneven.reduction.map_or((0, 0), |reduction| (reduction.datatype, reduction.operation));
-    let small = [rank, ranks, lanes, slots].map(u64::from);
+    let small = [rank, ranks, channels, slots].map(u64::from);
     let reduction = [u64::from(uneven.reduction.is_some()), datatype as u64, operation as u64];
     let parts = uneven.parts.iter().flat_map(|part| [part.address, part.bytes]);
     let numbers = [first_tag].into_iter().chain(small).chain([*groups]).chain(reduction).chain([uneven.own]);
@@ -67,13 +67,13 @@ fn question(case: &Case) -> Vec<u8> {
 /// The launch field by field, in the order of `device/collective.h`; what C++ leaves to its callers is not told.
 fn told(launch: &CollectiveLaunch, layout: &Layout) -> Vec<u8> {
     let l = launch;
-    let wires = [l.wires[0], layout.results].into_iter().flat_map(|wire| [wire.rings, wire.lanes]);
+    let wires = [l.wires[0], layout.results].into_iter().flat_map(|wire| [wire.rings, wire.channels]);
     let front = [0; RANKS_MAX].into_iter().chain(wires).chain([0, 0, l.first_tag]);
     let buffers = [l.send, l.send_bytes, l.receive, l.receive_bytes].into_iter().flatten();
-    let small = [l.rank, l.ranks, l.lanes_log2, l.ring_slots, l.used_lanes, 0, l.reduction, l.flags];
+    let small = [l.rank, l.ranks, l.channels_log2, l.ring_slots, l.used_channels, 0, l.reduction, l.flags];
     let mut bytes: Vec<u8> = front.chain(buffers).flat_map(u64::to_le_bytes).collect();
     bytes.extend(small.into_iter().flat_map(u32::to_le_bytes));
-    bytes.extend([l.units, l.scale].into_iter().flat_map(u64::to_le_bytes));
+    bytes.extend([l.packets, l.scale].into_iter().flat_map(u64::to_le_bytes));
     assert_eq!(bytes.len(), size_of::<CollectiveLaunch>());
     bytes
 }

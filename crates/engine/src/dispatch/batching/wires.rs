@@ -17,19 +17,19 @@ pub(super) enum Wire {
 
 /// What there is of each work in all.
 pub(super) struct Sums {
-    /// Units of LL; none where something of it is not small.
-    units: Vec<(Work, Option<u64>)>,
+    /// Packets of LL; none where something of it is not small.
+    packets: Vec<(Work, Option<u64>)>,
     /// Bytes of each kind.
     bytes: Vec<((Work, Kind), u64)>,
 }
 
 impl Sums {
     pub(super) fn of<'a>(candidates: impl Iterator<Item = &'a Candidate>) -> Sums {
-        let mut sums = Sums { units: Vec::new(), bytes: Vec::new() };
-        for Candidate { work, kind, bytes, units, .. } in candidates {
-            match sums.units.iter_mut().find(|(known, _)| known == work) {
-                Some((_, sum)) => *sum = sum.zip(*units).map(|(sum, units)| sum + units),
-                None => sums.units.push((*work, *units)),
+        let mut sums = Sums { packets: Vec::new(), bytes: Vec::new() };
+        for Candidate { work, kind, bytes, packets, .. } in candidates {
+            match sums.packets.iter_mut().find(|(known, _)| known == work) {
+                Some((_, sum)) => *sum = sum.zip(*packets).map(|(sum, packets)| sum + packets),
+                None => sums.packets.push((*work, *packets)),
             }
             match sums.bytes.iter_mut().find(|(known, _)| *known == (*work, *kind)) {
                 Some((_, sum)) => *sum = sum.saturating_add(*bytes),
@@ -41,19 +41,19 @@ impl Sums {
 
     /// How a call goes beside others; none: alone.
     pub(super) fn wire(&self, call: &Candidate, terms: &Terms, batches: Batches) -> Option<Wire> {
-        let by_ll = call.units.map(|_| Wire::Ll);
+        let by_ll = call.packets.map(|_| Wire::Ll);
         match batches {
             Batches::None => None,
             Batches::Small => by_ll,
-            Batches::All if self.are_few_units(call) || !self.suit_ll128(call, terms) => by_ll,
+            Batches::All if self.are_few_packets(call) || !self.suit_ll128(call, terms) => by_ll,
             Batches::All => Some(Wire::Ll128(call.kind)),
         }
     }
 
     /// Whether all of its work is small, and little enough for one kernel. What is more, or larger, is quicker over LL128.
-    fn are_few_units(&self, call: &Candidate) -> bool {
-        let sum = self.units.iter().find(|(known, _)| *known == call.work).and_then(|(_, sum)| *sum);
-        sum.is_some_and(|units| units <= BATCH_ENTRIES as u64)
+    fn are_few_packets(&self, call: &Candidate) -> bool {
+        let sum = self.packets.iter().find(|(known, _)| *known == call.work).and_then(|(_, sum)| *sum);
+        sum.is_some_and(|packets| packets <= BATCH_ENTRIES as u64)
     }
 
     /// Whether all of its kind is so little that NCCL's kernel for it is not ahead. Several kernels of ours would be behind that. Where

@@ -11,7 +11,7 @@ fn answer_with(
     geometry: &Geometry,
 ) -> Result<Option<(Shape, Box<BatchLaunch>)>, Refused> {
     // What lies there before is told apart from what is written.
-    let mut batch = Box::new(BatchLaunch { call_of_unit: [99; BATCH_ENTRIES], ..Default::default() });
+    let mut batch = Box::new(BatchLaunch { call_of_packet: [99; BATCH_ENTRIES], ..Default::default() });
     let (layout, slices) = (Layout::of(geometry), slices(geometry.ranks));
     let shape = arrange_batch(collectives, geometry, &layout, &slices, tuning, &LIMITS, &mut batch)?;
     Ok(shape.map(|shape| (shape, batch)))
@@ -35,10 +35,10 @@ fn geometry(ranks: u32) -> Geometry {
     Geometry::recommended(32, ranks, ranks - 1, 1)
 }
 
-/// The call of a unit, as kernels find it.
-fn call_of(batch: &BatchLaunch, unit: u64) -> usize {
-    let mut place = usize::from(batch.call_of_unit[(unit >> batch.units_log2) as usize]);
-    while place + 1 < batch.count as usize && u64::from(batch.calls[place + 1].first_unit) <= unit {
+/// The call of a packet, as kernels find it.
+fn call_of(batch: &BatchLaunch, packet: u64) -> usize {
+    let mut place = usize::from(batch.call_of_packet[(packet >> batch.packets_log2) as usize]);
+    while place + 1 < batch.count as usize && u64::from(batch.calls[place + 1].first_packet) <= packet {
         place += 1;
     }
     place
@@ -68,20 +68,20 @@ fn each_is_what_it_is_alone() {
             let counts = [1, 256, 257, 0, 4096, 5, 300].into_iter().chain(larger);
             let calls: Vec<Collective> = counts.enumerate().map(of).collect();
             let (shape, batch) = answer_with(tuning, &calls, &geometry).unwrap().unwrap();
-            let mut unit = 0;
+            let mut packet = 0;
             for (place, call) in calls.iter().enumerate() {
                 let ours = &batch.calls[place];
-                assert_eq!((u64::from(ours.first_unit), u64::from(ours.bytes)), (unit, call.count));
+                assert_eq!((u64::from(ours.first_packet), u64::from(ours.bytes)), (packet, call.count));
                 if call.count == 0 {
                     continue;
                 }
                 let Arranged { shape: own_shape, launch: alone } = arranged(call, &geometry, tuning, &LIMITS);
-                let unit_bytes = own_shape.kernel.family().unit_bytes();
-                assert_eq!(unit_bytes, shape.kernel.family().unit_bytes());
-                for own in 0..alone.units {
-                    assert_eq!(call_of(&batch, unit + own), place);
+                let packet_bytes = own_shape.kernel.family().packet_bytes();
+                assert_eq!(packet_bytes, shape.kernel.family().packet_bytes());
+                for own in 0..alone.packets {
+                    assert_eq!(call_of(&batch, packet + own), place);
                 }
-                unit += alone.units;
+                packet += alone.packets;
                 let has_shares = shape.kernel.family().has_shares();
                 for rank in 0..ranks as usize {
                     let at = |step: u32| rank as u64 * u64::from(step);
@@ -106,14 +106,17 @@ fn each_is_what_it_is_alone() {
                     }
                 }
                 let alike = |launch: &CollectiveLaunch| {
-                    (launch.wires, launch.first_tag, launch.reduction, launch.scale, launch.lanes_log2)
+                    (launch.wires, launch.first_tag, launch.reduction, launch.scale, launch.channels_log2)
                 };
                 assert_eq!(alike(&batch.launch), alike(&alone));
             }
-            assert_eq!((batch.launch.units, u64::from(batch.launch.used_lanes)), (unit, unit.min(256)));
-            let entries = unit.div_ceil(1 << batch.units_log2) as usize;
-            assert_eq!(batch.units_log2 > 0, unit > BATCH_ENTRIES as u64);
-            assert!(batch.call_of_unit[entries..].iter().all(|place| *place == 99));
+            assert_eq!(
+                (batch.launch.packets, u64::from(batch.launch.used_channels)),
+                (packet, packet.min(256))
+            );
+            let entries = packet.div_ceil(1 << batch.packets_log2) as usize;
+            assert_eq!(batch.packets_log2 > 0, packet > BATCH_ENTRIES as u64);
+            assert!(batch.call_of_packet[entries..].iter().all(|place| *place == 99));
             assert_eq!(shape.threads, 32 * batch.launch.role_warps * shape.kernel.family().roles());
             assert!(shape.kernel.runs_several() && shape.kernel.is_for_any());
         }

@@ -3,10 +3,15 @@
 use super::*;
 
 /// All ranks' launches, each with other limits.
-fn everyone(of: impl Fn(usize) -> Collective, ranks: u32, lanes_for: u32, tuning: &Tuning) -> Vec<Arranged> {
+fn everyone(
+    of: impl Fn(usize) -> Collective,
+    ranks: u32,
+    channels_for: u32,
+    tuning: &Tuning,
+) -> Vec<Arranged> {
     (0..ranks as usize)
         .map(|rank| {
-            let geometry = Geometry::recommended(lanes_for, ranks, rank as u32, 1 << 20);
+            let geometry = Geometry::recommended(channels_for, ranks, rank as u32, 1 << 20);
             let limits =
                 Limits { blocks_max: BLOCKS[(rank * 5 + 3) % BLOCKS.len()], clusters: rank % 3 != 0 };
             arranged(&of(rank), &geometry, tuning, &limits)
@@ -22,9 +27,19 @@ fn assert_agreed(all: &[Arranged]) {
         assert_eq!(shape.kernel, first.shape.kernel);
         assert_eq!((launch.rank as usize, launch.ranks as usize), (me, all.len()));
         let shared = |launch: &CollectiveLaunch| {
-            let CollectiveLaunch { slices, wires, first_tag, lanes_log2, ring_slots, used_lanes, .. } =
-                *launch;
-            (slices, wires, first_tag, lanes_log2, ring_slots, used_lanes, launch.reduction, launch.scale)
+            let CollectiveLaunch {
+                slices, wires, first_tag, channels_log2, ring_slots, used_channels, ..
+            } = *launch;
+            (
+                slices,
+                wires,
+                first_tag,
+                channels_log2,
+                ring_slots,
+                used_channels,
+                launch.reduction,
+                launch.scale,
+            )
         };
         assert_eq!(shared(launch), shared(&first.launch));
         for (peer, Arranged { launch: theirs, .. }) in all.iter().enumerate() {
@@ -33,8 +48,8 @@ fn assert_agreed(all: &[Arranged]) {
             if shape.kernel.family() == Family::AllReduce {
                 assert_eq!(launch.receive_bytes[me], theirs.receive_bytes[me], "result of {me} to {peer}");
             }
-            let units = launch.send_bytes[peer].div_ceil(shape.kernel.family().unit_bytes());
-            assert!(units.min(1 << launch.lanes_log2) <= launch.used_lanes.into());
+            let packets = launch.send_bytes[peer].div_ceil(shape.kernel.family().packet_bytes());
+            assert!(packets.min(1 << launch.channels_log2) <= launch.used_channels.into());
         }
     }
 }

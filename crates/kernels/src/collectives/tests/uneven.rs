@@ -66,7 +66,7 @@ fn ranks_agree() {
             for (me, (shape, launch)) in all.iter().enumerate() {
                 assert!(matches!(shape.kernel.family(), Family::Ll128x2 | Family::Ll128x4));
                 let agreed = |(shape, launch): &(Shape, CollectiveLaunch)| {
-                    (shape.kernel.family(), launch.used_lanes, launch.units, launch.flags)
+                    (shape.kernel.family(), launch.used_channels, launch.packets, launch.flags)
                 };
                 assert_eq!(agreed(&all[me]), agreed(&all[0]));
                 for (peer, (_, theirs)) in all.iter().enumerate() {

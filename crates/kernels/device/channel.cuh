@@ -1,7 +1,7 @@
-// A lane of LL128 or Simple, as the warp that sends on it has it, and as the warp that receives. README.md "Collectives" says why it is safe.
+// A channel of LL128 or Simple, as the warp that sends on it has it, and as the warp that receives. README.md "Collectives" says why it is safe.
 //
-// A lane numbers its units from init, all directed pairs alike: a launch takes as many numbers as the largest pair needs, and what a
-// smaller one has no unit for is left out. So slot and tag are the same for all peers. What is of each peer is spread over the warp:
+// A channel numbers its packets from init, all connections alike: a launch takes as many numbers as the largest connection needs, and what a
+// smaller one has no packet for is left out. So slot and tag are the same for all peers. What is of each peer is spread over the warp:
 // thread p, and p + 8, p + 16 and p + 24, hold rank p's.
 #pragma once
 #include "report.cuh"
@@ -9,34 +9,34 @@
 #include "vectors.cuh"
 #include "waiting.cuh"
 
-// Format: how a unit looks, payload_bytes of it in a slot of slot_bytes.
+// Format: how a packet looks, payload_bytes of it in a slot of slot_bytes.
 //
-// `straight` code is for launches in which every rank sends every other one as many units (WINDLASS_COLLECTIVE_EVEN), and every part of
+// `straight` code is for launches in which every rank sends every other one as many packets (WINDLASS_COLLECTIVE_EVEN), and every part of
 // every buffer lies and ends at multiples of 16. All else has kernels of its own: what is not run is still in the way.
 //
-// Source: where its units lie in the user's buffers.
+// Source: where its packets lie in the user's buffers.
 template <class Format, bool straight, class Source = OneCall>
-struct Lane {
+struct Channel {
   static constexpr int groups = Format::groups;
   static constexpr bool several = Source::several;
   static constexpr uint32_t payload_bytes = Format::payload_bytes;
   const WindlassCollectiveLaunch& launch;
   const WindlassWire& wire;
-  const uint32_t lane;
+  const uint32_t channel;
   uint32_t steps;     // numbers that this launch takes
   uint32_t step = 0;  // which one it is at
   uint64_t base;      // the first of them. Known once this side has settled
-  // Not straight: units of rank place(); the ranks whose units this step moves, a bit each.
-  uint32_t units, ranks;
+  // Not straight: packets of rank place(); the ranks whose packets this step moves, a bit each.
+  uint32_t packets, ranks;
   Source source;
 
-  // There are no more units than lanes in use, or all lanes are in use; so a shift divides.
-  WINDLASS_DEVICE uint32_t units_of(uint64_t units) const { return units > lane ? ((uint32_t)(units - lane - 1) >> launch.lanes_log2) + 1 : 0; }
+  // There are no more packets than channels in use, or all channels are in use; so a shift divides.
+  WINDLASS_DEVICE uint32_t packets_of(uint64_t packets) const { return packets > channel ? ((uint32_t)(packets - channel - 1) >> launch.channels_log2) + 1 : 0; }
   // `bytes`: what moves between this rank and rank place().
-  WINDLASS_DEVICE Lane(const Source& source, const WindlassWire& wire, uint32_t lane, uint64_t bytes)
-      : launch(source.launch()), wire(wire), lane(lane), source(source) {
-    steps = units_of(launch.units);
-    if (!straight) units = place() >= launch.ranks ? 0 : even() ? steps : units_of((bytes + payload_bytes - 1) / payload_bytes);
+  WINDLASS_DEVICE Channel(const Source& source, const WindlassWire& wire, uint32_t channel, uint64_t bytes)
+      : launch(source.launch()), wire(wire), channel(channel), source(source) {
+    steps = packets_of(launch.packets);
+    if (!straight) packets = place() >= launch.ranks ? 0 : even() ? steps : packets_of((bytes + payload_bytes - 1) / payload_bytes);
   }
   WINDLASS_DEVICE uint32_t me() const { return launch.rank; }
   // The rank `distance` after this one.
@@ -45,12 +45,12 @@ struct Lane {
     return rank < launch.ranks ? rank : rank - launch.ranks;
   }
   WINDLASS_DEVICE uint32_t place() const { return lane_index() % 8; }
-  // Every rank sends every other one a unit of each number, be it empty.
+  // Every rank sends every other one a packet of each number, be it empty.
   WINDLASS_DEVICE bool even() const { return straight || launch.flags & WINDLASS_COLLECTIVE_EVEN; }
 
   // What the next launch's sender begins with. For one thread.
   WINDLASS_DEVICE void tell_sent(uint64_t base) const {
-    const uint64_t word = words_of(me()) + 8 * WINDLASS_LANE_SENT;
+    const uint64_t word = words_of(me()) + 8 * WINDLASS_CHANNEL_SENT;
     // An even launch ends with something from every peer: each had ended the launches before it.
     if (even())
       store_own_words(word, Vector{base + steps, base});
@@ -60,27 +60,27 @@ struct Lane {
 
   // Is there anything to move in this step? Asked once for each.
   WINDLASS_DEVICE bool has_step() {
-    if (several && step < steps) source.find(step * launch.used_lanes + lane);
+    if (several && step < steps) source.find(step * launch.used_channels + channel);
     if (straight) return step < steps;
-    ranks = ballot_of_warp(step < units) & 0xff;
+    ranks = ballot_of_warp(step < packets) & 0xff;
     return ranks != 0;
   }
-  // Does this step move a unit of that rank's, this one's own part among them?
+  // Does this step move a packet of that rank's, this one's own part among them?
   WINDLASS_DEVICE bool moves(uint32_t rank) const { return straight ? rank < launch.ranks : ranks >> rank & 1; }
   WINDLASS_DEVICE bool moves_peer(uint32_t rank) const { return rank != me() && moves(rank); }
 
-  WINDLASS_DEVICE uint64_t words_of(uint32_t rank) const { return launch.slices[rank] + wire.lanes + lane * WINDLASS_LANE_BYTES; }
-  WINDLASS_DEVICE uint64_t credit_word(uint32_t owner, uint32_t of) const { return words_of(owner) + 8 * (WINDLASS_LANE_CREDIT + of); }
+  WINDLASS_DEVICE uint64_t words_of(uint32_t rank) const { return launch.slices[rank] + wire.channels + channel * WINDLASS_CHANNEL_BYTES; }
+  WINDLASS_DEVICE uint64_t credit_word(uint32_t owner, uint32_t of) const { return words_of(owner) + 8 * (WINDLASS_CHANNEL_CREDIT + of); }
   WINDLASS_DEVICE uint64_t number() const { return base + step; }
   WINDLASS_DEVICE uint64_t tag() const { return launch.first_tag + number(); }
   // Where in any slice this number of a source lies.
   WINDLASS_DEVICE uint64_t slot(uint32_t source) const {
     const uint32_t slots = launch.ring_slots;
-    return wire.rings + (((source << launch.lanes_log2) + lane) * slots + ((uint32_t)number() & (slots - 1))) * Format::slot_bytes;
+    return wire.rings + (((source << launch.channels_log2) + channel) * slots + ((uint32_t)number() & (slots - 1))) * Format::slot_bytes;
   }
-  WINDLASS_DEVICE uint64_t ring_bytes() const { return (uint64_t)(launch.ring_slots * Format::slot_bytes) << launch.lanes_log2; }
-  // In each buffer, where this step's unit begins; and how much of so many bytes it holds.
-  WINDLASS_DEVICE uint64_t offset() const { return ((uint64_t)step * launch.used_lanes + lane - source.first_unit()) * payload_bytes; }
+  WINDLASS_DEVICE uint64_t ring_bytes() const { return (uint64_t)(launch.ring_slots * Format::slot_bytes) << launch.channels_log2; }
+  // In each buffer, where this step's packet begins; and how much of so many bytes it holds.
+  WINDLASS_DEVICE uint64_t offset() const { return ((uint64_t)step * launch.used_channels + channel - source.first_packet()) * payload_bytes; }
   WINDLASS_DEVICE uint32_t part_of(uint64_t bytes) const {
     const uint64_t from = offset();
     return from >= bytes ? 0 : bytes - from < payload_bytes ? (uint32_t)(bytes - from) : payload_bytes;
@@ -88,24 +88,24 @@ struct Lane {
 };
 
 template <class Format, bool straight, class Source = OneCall>
-struct Sender : Lane<Format, straight, Source> {
-  using Lane<Format, straight, Source>::launch;
-  Vector own;       // WINDLASS_LANE_SENT, WINDLASS_LANE_PROVEN
+struct Sender : Channel<Format, straight, Source> {
+  using Channel<Format, straight, Source>::launch;
+  Vector own;       // WINDLASS_CHANNEL_SENT, WINDLASS_CHANNEL_PROVEN
   uint64_t credit;  // numbers that rank place() is known to be done with
 
-  WINDLASS_DEVICE Sender(const Source& source, const WindlassWire& wire, uint32_t lane, uint64_t bytes) : Lane<Format, straight, Source>(source, wire, lane, bytes) {
-    own = load_own_words(this->words_of(this->me()) + 8 * WINDLASS_LANE_SENT);
+  WINDLASS_DEVICE Sender(const Source& source, const WindlassWire& wire, uint32_t channel, uint64_t bytes) : Channel<Format, straight, Source>(source, wire, channel, bytes) {
+    own = load_own_words(this->words_of(this->me()) + 8 * WINDLASS_CHANNEL_SENT);
     credit = load_word_relaxed(this->credit_word(this->me(), this->place()));
   }
-  // Waits for the lane's words. Before it, loads of the user's data can be sent on their way.
+  // Waits for the channel's words. Before it, loads of the user's data can be sent on their way.
   WINDLASS_DEVICE void settle() {
     if (this->step) return;
     this->base = own.x;
     credit = credit > own.y ? credit : own.y;
   }
 
-  // Waits till this step's units may go to their ranks. False: the communicator is aborted, and it is told what was waited for. For
-  // all before the first goes: no peer needs this unit more than those without room do.
+  // Waits till this step's packets may go to their ranks. False: the communicator is aborted, and it is told what was waited for. For
+  // all before the first goes: no peer needs this packet more than those without room do.
   WINDLASS_DEVICE bool wait_for_room(uint32_t waited_for) {
     const uint32_t slots = launch.ring_slots, place = this->place();
     const bool goes = this->moves_peer(place);
@@ -120,7 +120,7 @@ struct Sender : Lane<Format, straight, Source> {
       const bool stalled = goes && this->number() - credit >= slots;
       if (!any_of_warp(stalled)) return true;
       if (!waiting.ends(launch)) continue;
-      if (stalled && lane_index() < 8) report_entry(launch.report, this->me(), WindlassP2pReportEntry{place, waited_for, this->lane, 0, this->number(), credit});
+      if (stalled && lane_index() < 8) report_entry(launch.report, this->me(), WindlassP2pReportEntry{place, waited_for, this->channel, 0, this->number(), credit});
       return false;
     }
   }
@@ -131,15 +131,15 @@ struct Sender : Lane<Format, straight, Source> {
 };
 
 template <class Format, bool straight, class Source = OneCall>
-struct Receiver : Lane<Format, straight, Source> {
-  using Lane<Format, straight, Source>::launch;
+struct Receiver : Channel<Format, straight, Source> {
+  using Channel<Format, straight, Source>::launch;
 
-  WINDLASS_DEVICE Receiver(const Source& source, const WindlassWire& wire, uint32_t lane, uint64_t bytes) : Lane<Format, straight, Source>(source, wire, lane, bytes) {
-    this->base = load_word_relaxed(this->words_of(this->me()) + 8 * WINDLASS_LANE_RECEIVED);
-    if (!straight && this->place() == this->me()) this->units = 0;
+  WINDLASS_DEVICE Receiver(const Source& source, const WindlassWire& wire, uint32_t channel, uint64_t bytes) : Channel<Format, straight, Source>(source, wire, channel, bytes) {
+    this->base = load_word_relaxed(this->words_of(this->me()) + 8 * WINDLASS_CHANNEL_RECEIVED);
+    if (!straight && this->place() == this->me()) this->packets = 0;
   }
 
-  // The units of this step have been used, so their loads have returned. If an even launch takes half a ring or less, none needs
+  // The packets of this step have been used, so their loads have returned. If an even launch takes half a ring or less, none needs
   // credit: the proof of the launch before reaches as far.
   WINDLASS_DEVICE void has_consumed() {
     const uint32_t slots = launch.ring_slots;
@@ -152,10 +152,10 @@ struct Receiver : Lane<Format, straight, Source> {
   WINDLASS_DEVICE void give(bool so, uint64_t credit) const {
     if (lane_index() < 8 && so) store_word(this->credit_word(this->place(), this->me()), credit);
   }
-  // The warp leaves without the next units of these ranks.
+  // The warp leaves without the next packets of these ranks.
   WINDLASS_DEVICE void report_missing(uint32_t ranks, uint32_t waited_for) const {
     if (lane_index() < 8 && ranks >> this->place() & 1)
-      report_entry(launch.report, this->me(), WindlassP2pReportEntry{this->place(), waited_for, this->lane, 0, this->number(), this->number()});
+      report_entry(launch.report, this->me(), WindlassP2pReportEntry{this->place(), waited_for, this->channel, 0, this->number(), this->number()});
   }
   WINDLASS_DEVICE void end() const {
     // Whoever sent less than others, or nothing, has all its numbers back, too.
@@ -163,15 +163,15 @@ struct Receiver : Lane<Format, straight, Source> {
       sync_warp();
       give(this->place() < launch.ranks && this->place() != this->me(), this->base + this->steps);
     }
-    if (lane_index() == 0) store_word(this->words_of(this->me()) + 8 * WINDLASS_LANE_RECEIVED, this->base + this->steps);
+    if (lane_index() == 0) store_word(this->words_of(this->me()) + 8 * WINDLASS_CHANNEL_RECEIVED, this->base + this->steps);
   }
 };
 
-// The lanes that a warp serves, one after the other, in order: the first lane that is unfinished anywhere is then served by all
+// The channels that a warp serves, one after the other, in order: the first channel that is unfinished anywhere is then served by all
 // ranks, as their grids are equal, so none waits for ever.
-struct Lanes {
+struct Channels {
   uint32_t next, last, stride;
 
-  WINDLASS_DEVICE Lanes(const WindlassCollectiveLaunch& launch, uint32_t warp)
-      : next(block_index() + block_count() * warp), last(launch.used_lanes), stride(block_count() * launch.role_warps) {}
+  WINDLASS_DEVICE Channels(const WindlassCollectiveLaunch& launch, uint32_t warp)
+      : next(block_index() + block_count() * warp), last(launch.used_channels), stride(block_count() * launch.role_warps) {}
 };

@@ -1,40 +1,40 @@
-// Bulk lanes: rings of chunks for large messages. A chunk is there when the posted word says so.
+// Bulk channels: rings of chunks for large messages. A chunk is there when the posted word says so.
 //
 // Roles in a block. The pusher (one thread) moves whole chunks by asynchronous copies, user -> shared memory -> slot. The
 // movers (all other warps) copy chunks out, each its part of each chunk, and, where the pusher cannot serve, copy them in.
-// The poster (one warp) is the only writer of the words that the peer reads: posted words of lanes that send, credit words
-// of lanes that receive. All others only tell it, through counters in shared memory, how far they are. This way
-//  - a system fence, which waits for all of an SM's stores, holds up neither pusher nor movers, and one serves all lanes;
+// The poster (one warp) is the only writer of the words that the peer reads: posted words of channels that send, credit words
+// of channels that receive. All others only tell it, through counters in shared memory, how far they are. This way
+//  - a system fence, which waits for all of an SM's stores, holds up neither pusher nor movers, and one serves all channels;
 //  - a word has one writer, so it cannot step back.
 //
-// Invariant of a lane: credit <= copied out <= posted <= copied in <= credit + slots.
+// Invariant of a channel: credit <= copied out <= posted <= copied in <= credit + slots.
 #pragma once
 #include "job.cuh"
 
-// A bulk lane that this block serves, sends first. Lies in shared memory.
+// A bulk channel that this block serves, sends first. Lies in shared memory.
 struct alignas(16) BulkTask {
-  uint64_t base;        // chunks of the lane before this launch
-  uint64_t seen;        // pusher: the last credit read
-  uint64_t grown;       // the ring into which the lane moves or has moved; to be read only once `gate` is closed
-  uint32_t total;       // chunks of this launch
-  uint32_t published;   // of these, how many the poster has posted or credited
-  uint32_t pushed;      // pusher: of these, how many it has begun to load
-  uint32_t stored;      // pusher: of these, how many it has told complete
-  uint32_t operation;   // pusher: at which piece it is
+  uint64_t base;       // chunks of the channel before this launch
+  uint64_t seen;       // pusher: the last credit read
+  uint64_t grown;      // the ring into which the channel moves or has moved; to be read only once `gate` is closed
+  uint32_t total;      // chunks of this launch
+  uint32_t published;  // of these, how many the poster has posted or credited
+  uint32_t pushed;     // pusher: of these, how many it has begun to load
+  uint32_t stored;     // pusher: of these, how many it has told complete
+  uint32_t operation;  // pusher: at which piece it is
   uint32_t step;
   uint32_t gate;        // see gate_closed
+  uint16_t connection;
   uint16_t channel;
-  uint16_t lane;
-  uint32_t tellers;     // counters to look at: every mover, or the pusher's one
-  uint32_t announced;   // poster: it has told the receiver from where on the ring is the grown one
+  uint32_t tellers;    // counters to look at: every mover, or the pusher's one
+  uint32_t announced;  // poster: it has told the receiver from where on the ring is the grown one
 };
 static_assert(sizeof(BulkTask) == 64, "WindlassP2pShared.tasks counts 64 bytes a task");
 
-// The gate between a lane's two rings: all who send chunks of the lane must agree where the grown one begins.
+// The gate between a channel's two rings: all who send chunks of the channel must agree where the grown one begins.
 //  - Open: so many chunks of this launch may have gone, or may yet go, into the first ring. Movers raise it before they use
 //    room that they have just seen.
 //  - Closed, by one of them: with the bit, and chunks from that number on go into the grown ring.
-// On a lane that receives: closed once a mover has learnt of a move, or if the lane moved before this launch.
+// On a channel that receives: closed once a mover has learnt of a move, or if the channel moved before this launch.
 constexpr uint32_t gate_closed = 1u << 31;
 
 // A chunk between its two copies.
@@ -57,53 +57,53 @@ struct BulkBlock {
   WINDLASS_DEVICE uint32_t* teller(uint32_t task, uint32_t mover) const { return told + task * movers + mover; }
 };
 
-WINDLASS_DEVICE char* bulk_slot(const Group& group, const WindlassP2pChannel& channel, uint32_t lane, uint64_t count,
+WINDLASS_DEVICE char* bulk_slot(const Group& group, const WindlassP2pConnection& connection, uint32_t channel, uint64_t count,
                             uint64_t from, uint64_t grown) {
-  return slot_of(channel.bulk_ring, group.geometry().bulk_slots, from, grown, lane, count, group.geometry().bulk_chunk_bytes);
+  return slot_of(connection.bulk_ring, group.geometry().bulk_slots, from, grown, channel, count, group.geometry().bulk_chunk_bytes);
 }
-WINDLASS_DEVICE uint64_t bulk_word(uint64_t words, uint32_t lane) { return words + lane * WINDLASS_BULK_WORD_STRIDE; }
+WINDLASS_DEVICE uint64_t bulk_word(uint64_t words, uint32_t channel) { return words + channel * WINDLASS_BULK_WORD_STRIDE; }
 // Beside the posted word.
-WINDLASS_DEVICE uint64_t bulk_from(const WindlassP2pChannel& channel, uint32_t lane) {
-  return bulk_word(channel.bulk_posted, lane) + 8;
+WINDLASS_DEVICE uint64_t bulk_from(const WindlassP2pConnection& connection, uint32_t channel) {
+  return bulk_word(connection.bulk_posted, channel) + 8;
 }
-WINDLASS_DEVICE uint64_t bulk_growth(const WindlassP2pChannel& channel) { return channel.growth + 8 * WINDLASS_GROWTH_BULK; }
+WINDLASS_DEVICE uint64_t bulk_growth(const WindlassP2pConnection& connection) { return connection.growth + 8 * WINDLASS_GROWTH_BULK; }
 
-// Bulk lanes of some channels that this block serves: of each at most one.
-WINDLASS_DEVICE uint32_t bulk_lanes_here(const Group& group, uint32_t first_channel, uint32_t channels) {
-  uint32_t lanes = 0;
-  for (uint32_t i = first_channel; i < first_channel + channels; ++i) {
-    const WindlassP2pChannel channel = group.channel(i);
-    if (blocks_behind(group, channel) < channel.active_bulk_lanes) ++lanes;
+// Bulk channels of some connections that this block serves: of each at most one.
+WINDLASS_DEVICE uint32_t bulk_channels_here(const Group& group, uint32_t first_connection, uint32_t connections) {
+  uint32_t channels = 0;
+  for (uint32_t i = first_connection; i < first_connection + connections; ++i) {
+    const WindlassP2pConnection connection = group.connection(i);
+    if (blocks_behind(group, connection) < connection.active_bulk_channels) ++channels;
   }
-  return lanes;
+  return channels;
 }
 
-// Task number `index` of the block: its bulk lanes, channel after channel.
+// Task number `index` of the block: its bulk channels, connection after connection.
 WINDLASS_DEVICE void begin_bulk_task(const Group& group, const BulkBlock& block, uint32_t index) {
   const bool receive = index >= block.send_tasks;
-  uint32_t left = index, channel_index = 0;
-  WindlassP2pChannel channel = group.channel(0);
-  uint32_t lane = blocks_behind(group, channel);
-  while (lane >= channel.active_bulk_lanes || left-- > 0) {
-    channel = group.channel(++channel_index);
-    lane = blocks_behind(group, channel);
+  uint32_t left = index, connection_index = 0;
+  WindlassP2pConnection connection = group.connection(0);
+  uint32_t channel = blocks_behind(group, connection);
+  while (channel >= connection.active_bulk_channels || left-- > 0) {
+    connection = group.connection(++connection_index);
+    channel = blocks_behind(group, connection);
   }
   BulkTask& task = block.tasks[index];
-  const Vector own = load_own_words(channel.bulk_progress + lane * WINDLASS_PROGRESS_STRIDE);
+  const Vector own = load_own_words(connection.bulk_progress + channel * WINDLASS_PROGRESS_STRIDE);
   task.base = own.x;
   const bool may_move = !receive && own.y == 0 && group.launch.flags & WINDLASS_LAUNCH_BULK_GREW;
-  task.grown = may_move ? load_word_acquire(bulk_growth(channel)) : own.y;
+  task.grown = may_move ? load_word_acquire(bulk_growth(connection)) : own.y;
   task.announced = own.y != 0;
   task.seen = 0;
   task.published = task.pushed = task.stored = task.operation = task.step = 0;
-  task.channel = (uint16_t)channel_index;
-  task.lane = (uint16_t)lane;
-  task.tellers = receive || channel.flags & WINDLASS_CHANNEL_ORDINARY_STORES ? block.movers : 1;
-  const uint64_t stride = (uint64_t)group.geometry().bulk_lanes * group.geometry().bulk_chunk_bytes;
-  const uint64_t first = (uint64_t)lane * group.geometry().bulk_chunk_bytes;
+  task.connection = (uint16_t)connection_index;
+  task.channel = (uint16_t)channel;
+  task.tellers = receive || connection.flags & WINDLASS_CONNECTION_ORDINARY_STORES ? block.movers : 1;
+  const uint64_t stride = (uint64_t)group.geometry().bulk_channels * group.geometry().bulk_chunk_bytes;
+  const uint64_t first = (uint64_t)channel * group.geometry().bulk_chunk_bytes;
   uint32_t total = 0;
-  for (uint32_t i = 0; i < channel.operations; ++i) {
-    const Message message = group.message(channel.first_operation + i);
+  for (uint32_t i = 0; i < connection.operations; ++i) {
+    const Message message = group.message(connection.first_operation + i);
     if (message.blocks == 0 && message.bytes > first) total += (uint32_t)((message.bytes - first + stride - 1) / stride);
   }
   task.total = total;
@@ -121,7 +121,7 @@ WINDLASS_DEVICE void take_gate(const BulkTask& task, uint32_t gate, Job& job) {
   job.grown = task.grown;
 }
 
-WINDLASS_DEVICE void begin_bulk_job(const Group& group, const BulkBlock& block, const WindlassP2pChannel& channel, Job& job) {
+WINDLASS_DEVICE void begin_bulk_job(const Group& group, const BulkBlock& block, const WindlassP2pConnection& connection, Job& job) {
   const BulkTask& task = block.tasks[job.task];
   job.count = task.base;
   job.seen = 0;
@@ -129,10 +129,10 @@ WINDLASS_DEVICE void begin_bulk_job(const Group& group, const BulkBlock& block, 
   job.grown = 0;
   take_gate(task, told(&block.tasks[job.task].gate), job);
   Piece piece;
-  job.live = find_piece(group, channel, true, job.lane, 0, job.operation, job.step, piece);
+  job.live = find_piece(group, connection, true, job.channel, 0, job.operation, job.step, piece);
 }
 
-WINDLASS_DEVICE void finish_part(const Group& group, const BulkBlock& block, const WindlassP2pChannel& channel, uint32_t mover,
+WINDLASS_DEVICE void finish_part(const Group& group, const BulkBlock& block, const WindlassP2pConnection& connection, uint32_t mover,
                              Job& job) {
   ++job.count;
   ++job.step;
@@ -140,15 +140,15 @@ WINDLASS_DEVICE void finish_part(const Group& group, const BulkBlock& block, con
   sync_warp();
   if (lane_index() == 0) tell(block.teller(job.task, mover), (uint32_t)(job.count - block.tasks[job.task].base));
   Piece next;
-  job.live = find_piece(group, channel, true, job.lane, 0, job.operation, job.step, next);
+  job.live = find_piece(group, connection, true, job.channel, 0, job.operation, job.step, next);
 }
 
 constexpr uint32_t vectors_in_flight = 4;
 
-// The sender has said that the lane moves: learn from where on. Before any chunk in the grown ring is taken for there.
-WINDLASS_DEVICE bool follow_bulk_lane(const BulkBlock& block, const WindlassP2pChannel& channel, Job& job) {
+// The sender has said that the channel moves: learn from where on. Before any chunk in the grown ring is taken for there.
+WINDLASS_DEVICE bool follow_bulk_channel(const BulkBlock& block, const WindlassP2pConnection& connection, Job& job) {
   if (job.grown) return true;
-  const Move move = followed_move(bulk_from(channel, job.lane), bulk_growth(channel));
+  const Move move = followed_move(bulk_from(connection, job.channel), bulk_growth(connection));
   if (!move.grown) return false;
   job.from = move.from;
   job.grown = move.grown;
@@ -158,19 +158,19 @@ WINDLASS_DEVICE bool follow_bulk_lane(const BulkBlock& block, const WindlassP2pC
 }
 
 // This mover's part of the next chunk, out of its slot. True if it was there.
-WINDLASS_DEVICE bool step_bulk_receive(const Group& group, const BulkBlock& block, const WindlassP2pChannel& channel,
+WINDLASS_DEVICE bool step_bulk_receive(const Group& group, const BulkBlock& block, const WindlassP2pConnection& connection,
                                    uint32_t mover, Job& job) {
   if (job.seen <= job.count) {
     // One thread acquires for the warp; the vote inside from_first_lane orders nothing, so sync_warp hands it on.
-    const uint64_t posted = load_word_for_warp(bulk_word(channel.bulk_posted, job.lane));
+    const uint64_t posted = load_word_for_warp(bulk_word(connection.bulk_posted, job.channel));
     sync_warp();
-    if (posted & WINDLASS_POSTED_MOVES && !follow_bulk_lane(block, channel, job)) return false;
+    if (posted & WINDLASS_POSTED_MOVES && !follow_bulk_channel(block, connection, job)) return false;
     job.seen = posted & ~WINDLASS_POSTED_MOVES;
     if (job.seen <= job.count) return false;
   }
   Piece piece;
-  find_piece(group, channel, true, job.lane, 0, job.operation, job.step, piece);
-  const char* const from = bulk_slot(group, channel, job.lane, job.count, job.from, job.grown);
+  find_piece(group, connection, true, job.channel, 0, job.operation, job.step, piece);
+  const char* const from = bulk_slot(group, connection, job.channel, job.count, job.from, job.grown);
   char* const to = reinterpret_cast<char*>(piece.address + piece.offset);
   const uint32_t width = access_width(piece.address);
   const uint32_t vectors = (piece.bytes + 15) / 16, stride = block.movers * 32;
@@ -192,12 +192,12 @@ WINDLASS_DEVICE bool step_bulk_receive(const Group& group, const BulkBlock& bloc
   }
   // Credit only now: the values were stored, so their loads have returned. A credit that leaves while a load without a
   // consumer is in flight lets the sender overwrite the slot under it.
-  finish_part(group, block, channel, mover, job);
+  finish_part(group, block, connection, mover, job);
   return true;
 }
 
-// The gate of a lane as one thread of a mover finds it, which is at chunk `count` and has just read `credit`. The movers of a
-// block go on by themselves, with what credit each has seen, so the gate decides where the lane moves: whoever uses the first
+// The gate of a channel as one thread of a mover finds it, which is at chunk `count` and has just read `credit`. The movers of a
+// block go on by themselves, with what credit each has seen, so the gate decides where the channel moves: whoever uses the first
 // ring has raised it before, and the first mover closes it. A function of its own: the registers are needed elsewhere.
 WINDLASS_DEVICE_FUNCTION uint32_t pass_gate(BulkTask* task, uint64_t count, uint64_t credit, uint32_t slots, uint64_t growth_word) {
   if (count - credit < slots) {
@@ -214,7 +214,7 @@ WINDLASS_DEVICE_FUNCTION uint32_t pass_gate(BulkTask* task, uint64_t count, uint
 }
 
 // May this mover's part of the next chunk go?
-WINDLASS_DEVICE bool has_part_room(const Group& group, const BulkBlock& block, const WindlassP2pChannel& channel, uint32_t mover,
+WINDLASS_DEVICE bool has_part_room(const Group& group, const BulkBlock& block, const WindlassP2pConnection& connection, uint32_t mover,
                                Job& job, bool look) {
   const uint32_t slots = group.geometry().bulk_slots;
   if (job.count - job.seen < slots_at(slots, job.from, job.grown, job.count)) return true;
@@ -222,8 +222,8 @@ WINDLASS_DEVICE bool has_part_room(const Group& group, const BulkBlock& block, c
   uint64_t credit = 0;
   uint32_t gate = 0;
   if (lane_index() == 0) {
-    credit = load_word_acquire(bulk_word(channel.bulk_credit, job.lane));
-    if (job.from == from_none) gate = pass_gate(task, job.count, credit, slots, look && mover == 0 ? bulk_growth(channel) : 0);
+    credit = load_word_acquire(bulk_word(connection.bulk_credit, job.channel));
+    if (job.from == from_none) gate = pass_gate(task, job.count, credit, slots, look && mover == 0 ? bulk_growth(connection) : 0);
   }
   job.seen = from_first_lane(credit);
   gate = (uint32_t)from_first_lane(gate);
@@ -233,13 +233,13 @@ WINDLASS_DEVICE bool has_part_room(const Group& group, const BulkBlock& block, c
 }
 
 // This mover's part of the next chunk, into its slot by ordinary stores.
-WINDLASS_DEVICE bool step_bulk_send(const Group& group, const BulkBlock& block, const WindlassP2pChannel& channel,
+WINDLASS_DEVICE bool step_bulk_send(const Group& group, const BulkBlock& block, const WindlassP2pConnection& connection,
                                 uint32_t mover, Job& job, bool look) {
-  if (!has_part_room(group, block, channel, mover, job, look)) return false;
+  if (!has_part_room(group, block, connection, mover, job, look)) return false;
   Piece piece;
-  find_piece(group, channel, true, job.lane, 0, job.operation, job.step, piece);
+  find_piece(group, connection, true, job.channel, 0, job.operation, job.step, piece);
   const char* const from = reinterpret_cast<const char*>(piece.address + piece.offset);
-  char* const to = bulk_slot(group, channel, job.lane, job.count, job.from, job.grown);
+  char* const to = bulk_slot(group, connection, job.channel, job.count, job.from, job.grown);
   const uint32_t width = access_width(piece.address);
   const uint32_t vectors = (piece.bytes + 15) / 16, stride = block.movers * 32;
   for (uint32_t first = mover * 32 + lane_index(); first < vectors; first += stride * vectors_in_flight) {
@@ -256,18 +256,18 @@ WINDLASS_DEVICE bool step_bulk_send(const Group& group, const BulkBlock& block, 
     for (uint32_t i = 0; i < vectors_in_flight; ++i)
       if (first + i * stride < vectors) store_slot(to + (uint64_t)(first + i * stride) * 16, v[i]);
   }
-  finish_part(group, block, channel, mover, job);
+  finish_part(group, block, connection, mover, job);
   return true;
 }
 
 // --- the poster -------------------------------------------------------------------------------------------------------
 
 // The ring in which the next launch goes on.
-WINDLASS_DEVICE uint64_t ring_at_end(const BulkTask& task, uint32_t gate, const WindlassP2pChannel& channel, bool send) {
+WINDLASS_DEVICE uint64_t ring_at_end(const BulkTask& task, uint32_t gate, const WindlassP2pConnection& connection, bool send) {
   if (task.announced || !(gate & gate_closed)) return task.announced ? task.grown : 0;
   // A receiver that learnt of a move in this launch, which may lie still ahead: then the next launch asks again.
-  const uint64_t from = send ? 0 : load_word_acquire(bulk_from(channel, task.lane));
-  return from && task.base + task.total >= from - 1 ? load_word_acquire(bulk_growth(channel)) : 0;
+  const uint64_t from = send ? 0 : load_word_acquire(bulk_from(connection, task.channel));
+  return from && task.base + task.total >= from - 1 ? load_word_acquire(bulk_growth(connection)) : 0;
 }
 
 // Each lane looks after tasks lane, lane + 32, ...
@@ -291,13 +291,13 @@ WINDLASS_DEVICE void run_poster(const Group& group, const BulkBlock& block) {
       const bool news = done > published;
       if (any_of_warp(news)) {
         moved = true;
-        // Where the lane moves, before the word that says so. Asked after the counters: who has told of a chunk in the grown
+        // Where the channel moves, before the word that says so. Asked after the counters: who has told of a chunk in the grown
         // ring had found the gate closed.
         if (news && index < block.send_tasks && !block.tasks[index].announced) {
           BulkTask& task = block.tasks[index];
           const uint32_t gate = told(&task.gate);
           if (gate & gate_closed) {
-            store_word(bulk_from(group.channel(task.channel), task.lane), task.base + (gate & ~gate_closed) + 1);
+            store_word(bulk_from(group.connection(task.connection), task.channel), task.base + (gate & ~gate_closed) + 1);
             task.announced = 1;
           }
         }
@@ -306,14 +306,14 @@ WINDLASS_DEVICE void run_poster(const Group& group, const BulkBlock& block) {
         if (any_of_warp(news && index < block.send_tasks)) fence_system();
         if (news) {
           BulkTask& task = block.tasks[index];
-          const WindlassP2pChannel channel = group.channel(task.channel);
+          const WindlassP2pConnection connection = group.connection(task.connection);
           const bool send = index < block.send_tasks;
           const uint64_t moves = send && task.announced ? WINDLASS_POSTED_MOVES : 0;
-          store_word(bulk_word(send ? channel.bulk_posted : channel.bulk_credit, task.lane), (task.base + done) | moves);
+          store_word(bulk_word(send ? connection.bulk_posted : connection.bulk_credit, task.channel), (task.base + done) | moves);
           task.published = done;
           if (done == task.total)
-            store_own_words(channel.bulk_progress + task.lane * WINDLASS_PROGRESS_STRIDE,
-                            Vector{task.base + done, ring_at_end(task, told(&task.gate), channel, send)});
+            store_own_words(connection.bulk_progress + task.channel * WINDLASS_PROGRESS_STRIDE,
+                            Vector{task.base + done, ring_at_end(task, told(&task.gate), connection, send)});
         }
       }
       unfinished |= mine && done < block.tasks[index].total;
@@ -331,9 +331,9 @@ WINDLASS_DEVICE void run_poster(const Group& group, const BulkBlock& block) {
 // --- the pusher -------------------------------------------------------------------------------------------------------
 #if WINDLASS_HAS_BULK_COPIES
 
-// One thread. Chunks pass through `stages` places of shared memory in the order in which they were loaded, whichever lanes
-// they are of; a chunk is loaded only when its lane has room for it, so nothing that was loaded ever waits for a peer and no
-// lane waits behind another. Without room anywhere all that is under way is completed and told before the pusher polls: the
+// One thread. Chunks pass through `stages` places of shared memory in the order in which they were loaded, whichever channels
+// they are of; a chunk is loaded only when its channel has room for it, so nothing that was loaded ever waits for a peer and no
+// channel waits behind another. Without room anywhere all that is under way is completed and told before the pusher polls: the
 // credit that it waits for may depend on it.
 struct Pusher {
   const Group& group;
@@ -341,35 +341,35 @@ struct Pusher {
   char* stages;
   Barrier* barriers;
   Order* orders;
-  uint32_t loaded = 0, stored = 0, told_stored = 0;  // chunks, over all lanes
-  uint32_t unfinished = 0;                           // lanes with chunks left to load
+  uint32_t loaded = 0, stored = 0, told_stored = 0;  // chunks, over all channels
+  uint32_t unfinished = 0;                           // channels with chunks left to load
   uint32_t turn = 0;
 
   WINDLASS_DEVICE bool served_here(uint32_t index) const {
-    return !(group.channel(block.tasks[index].channel).flags & WINDLASS_CHANNEL_ORDINARY_STORES);
+    return !(group.connection(block.tasks[index].connection).flags & WINDLASS_CONNECTION_ORDINARY_STORES);
   }
 
-  // The first chunk in the grown ring; the pusher alone closes the gates of its lanes.
+  // The first chunk in the grown ring; the pusher alone closes the gates of its channels.
   WINDLASS_DEVICE static uint64_t from_of(BulkTask& task) {
     const uint32_t gate = told(&task.gate);
     return gate & gate_closed ? task.base + (gate & ~gate_closed) : from_none;
   }
 
-  WINDLASS_DEVICE bool has_room(BulkTask& task, const WindlassP2pChannel& channel, bool look) {
+  WINDLASS_DEVICE bool has_room(BulkTask& task, const WindlassP2pConnection& connection, bool look) {
     const uint64_t count = task.base + task.pushed, from = from_of(task);
     const uint64_t slots = slots_at(group.geometry().bulk_slots, from, task.grown, count);
     if (count - task.seen < slots) return true;
-    task.seen = load_word_acquire(bulk_word(channel.bulk_credit, task.lane));
+    task.seen = load_word_acquire(bulk_word(connection.bulk_credit, task.channel));
     if (count - task.seen < slots) return true;
     if (!look || from != from_none) return false;
-    const uint64_t grown = load_word_acquire(bulk_growth(channel));
+    const uint64_t grown = load_word_acquire(bulk_growth(connection));
     if (!grown) return false;
     task.grown = grown;
     tell(&task.gate, gate_closed | task.pushed);
     return true;
   }
 
-  // Begins to load a chunk of the next lane that has room. Each lane is asked once. `look`: if one has none, look for a
+  // Begins to load a chunk of the next channel that has room. Each channel is asked once. `look`: if one has none, look for a
   // larger ring.
   WINDLASS_DEVICE bool load_one(bool look) {
     for (uint32_t asked = 0; asked < block.send_tasks; ++asked) {
@@ -377,11 +377,11 @@ struct Pusher {
       turn = turn + 1 < block.send_tasks ? turn + 1 : 0;
       BulkTask& task = block.tasks[index];
       if (task.pushed == task.total || !served_here(index)) continue;
-      const WindlassP2pChannel channel = group.channel(task.channel);
-      if (!has_room(task, channel, look)) continue;
+      const WindlassP2pConnection connection = group.connection(task.connection);
+      if (!has_room(task, connection, look)) continue;
 
       Piece piece;
-      find_piece(group, channel, true, task.lane, 0, task.operation, task.step, piece);
+      find_piece(group, connection, true, task.channel, 0, task.operation, task.step, piece);
       const uint32_t stage_count = group.launch.stages, stage = loaded % stage_count;
       // The stage is free: fewer than half of the stages are loaded and not stored, at most half stored and not complete.
       char* const at = stages + (uint64_t)stage * group.geometry().bulk_chunk_bytes;
@@ -393,7 +393,7 @@ struct Pusher {
         for (uint32_t i = whole; i < piece.bytes; ++i) at[i] = load_piece<char>(from + i);
         fence_stage();
       }
-      char* const slot = bulk_slot(group, channel, task.lane, task.base + task.pushed, from_of(task), task.grown);
+      char* const slot = bulk_slot(group, connection, task.channel, task.base + task.pushed, from_of(task), task.grown);
       orders[stage] = Order{reinterpret_cast<uint64_t>(slot), piece.bytes, index};
       ++loaded;
       ++task.step;
@@ -426,7 +426,7 @@ struct Pusher {
     for (uint32_t index = 0; index < block.send_tasks; ++index) {
       const BulkTask& task = block.tasks[index];
       if (task.pushed == task.total || !served_here(index)) continue;
-      report_wait(group, group.channel(task.channel).peer, WINDLASS_WAITED_BULK_CREDIT, task.lane, task.operation,
+      report_wait(group, group.connection(task.connection).peer, WINDLASS_WAITED_BULK_CREDIT, task.channel, task.operation,
                   task.base + task.pushed, task.seen);
       return;
     }
@@ -436,7 +436,7 @@ struct Pusher {
     for (uint32_t index = 0; index < block.send_tasks; ++index) {
       BulkTask& task = block.tasks[index];
       if (task.pushed < task.total && served_here(index) && from_of(task) == from_none)
-        wish_for_growth(group, group.channel(task.channel).peer, WINDLASS_GROWTH_BULK);
+        wish_for_growth(group, group.connection(task.connection).peer, WINDLASS_GROWTH_BULK);
     }
   }
 
