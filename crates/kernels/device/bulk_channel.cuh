@@ -1,10 +1,10 @@
 // Bulk channels: rings of chunks for large messages. A chunk is there when the posted word says so.
 //
-// Roles in a block. The pusher (one thread) moves whole chunks by asynchronous copies, user -> shared memory -> slot. The
-// movers (all other warps) copy chunks out, each its part of each chunk, and, where the pusher cannot serve, copy them in.
-// The poster (one warp) is the only writer of the words that the peer reads: posted words of channels that send, credit words
+// Roles in a block. The TMA producer (one thread) moves whole chunks by asynchronous copies, user -> shared memory -> slot. The
+// copy warps (all other warps) copy chunks out, each its part of each chunk, and, where the TMA producer cannot serve, copy them in.
+// The signal warp is the only writer of the words that the peer reads: posted words of channels that send, credit words
 // of channels that receive. All others only tell it, through counters in shared memory, how far they are. This way
-//  - a system fence, which waits for all of an SM's stores, holds up neither pusher nor movers, and one serves all channels;
+//  - a system fence, which waits for all of an SM's stores, holds up neither TMA producer nor copy warps, and one serves all channels;
 //  - a word has one writer, so it cannot step back.
 //
 // Invariant of a channel: credit <= copied out <= posted <= copied in <= credit + slots.
@@ -14,27 +14,27 @@
 // A bulk channel that this block serves, sends first. Lies in shared memory.
 struct alignas(16) BulkTask {
   uint64_t base;       // chunks of the channel before this launch
-  uint64_t seen;       // pusher: the last credit read
+  uint64_t seen;       // TMA producer: the last credit read
   uint64_t grown;      // the ring into which the channel moves or has moved; to be read only once `gate` is closed
   uint32_t total;      // chunks of this launch
-  uint32_t published;  // of these, how many the poster has posted or credited
-  uint32_t pushed;     // pusher: of these, how many it has begun to load
-  uint32_t stored;     // pusher: of these, how many it has told complete
-  uint32_t operation;  // pusher: at which piece it is
+  uint32_t published;  // of these, how many the signal warp has posted or credited
+  uint32_t pushed;     // TMA producer: of these, how many it has begun to load
+  uint32_t stored;     // TMA producer: of these, how many it has told complete
+  uint32_t operation;  // TMA producer: at which piece it is
   uint32_t step;
   uint32_t gate;        // see gate_closed
   uint16_t connection;
   uint16_t channel;
-  uint32_t tellers;    // counters to look at: every mover, or the pusher's one
-  uint32_t announced;  // poster: it has told the receiver from where on the ring is the grown one
+  uint32_t tellers;    // counters to look at: every copy warp, or the TMA producer's one
+  uint32_t announced;  // signal warp: it has told the receiver from where on the ring is the grown one
 };
 static_assert(sizeof(BulkTask) == 64, "WindlassP2pShared.tasks counts 64 bytes a task");
 
 // The gate between a channel's two rings: all who send chunks of the channel must agree where the grown one begins.
-//  - Open: so many chunks of this launch may have gone, or may yet go, into the first ring. Movers raise it before they use
+//  - Open: so many chunks of this launch may have gone, or may yet go, into the first ring. Copy warps raise it before they use
 //    room that they have just seen.
 //  - Closed, by one of them: with the bit, and chunks from that number on go into the grown ring.
-// On a channel that receives: closed once a mover has learnt of a move, or if the channel moved before this launch.
+// On a channel that receives: closed once a copy warp has learnt of a move, or if the channel moved before this launch.
 constexpr uint32_t gate_closed = 1u << 31;
 
 // A chunk between its two copies.
@@ -48,13 +48,13 @@ static_assert(sizeof(Order) == 16, "WindlassP2pShared.orders counts 16 bytes an 
 // The block's shared memory.
 struct BulkBlock {
   BulkTask* tasks;
-  uint32_t* told;  // [task][mover]: chunks of this launch that a mover (or, at mover 0, the pusher) is done with
-  uint32_t movers;
+  uint32_t* told;  // [task][copy warp]: chunks of this launch that a copy warp (or, at copy warp 0, the TMA producer) is done with
+  uint32_t copy_warps;
   uint32_t send_tasks;
   uint32_t receive_tasks;
 
   WINDLASS_DEVICE uint32_t count() const { return send_tasks + receive_tasks; }
-  WINDLASS_DEVICE uint32_t* teller(uint32_t task, uint32_t mover) const { return told + task * movers + mover; }
+  WINDLASS_DEVICE uint32_t* teller(uint32_t task, uint32_t copy_warp) const { return told + task * copy_warps + copy_warp; }
 };
 
 WINDLASS_DEVICE char* bulk_slot(const Group& group, const WindlassP2pConnection& connection, uint32_t channel, uint64_t count,
@@ -98,7 +98,7 @@ WINDLASS_DEVICE void begin_bulk_task(const Group& group, const BulkBlock& block,
   task.published = task.pushed = task.stored = task.operation = task.step = 0;
   task.connection = (uint16_t)connection_index;
   task.channel = (uint16_t)channel;
-  task.tellers = receive || connection.flags & WINDLASS_CONNECTION_ORDINARY_STORES ? block.movers : 1;
+  task.tellers = receive || connection.flags & WINDLASS_CONNECTION_ORDINARY_STORES ? block.copy_warps : 1;
   const uint64_t stride = (uint64_t)group.geometry().bulk_channels * group.geometry().bulk_chunk_bytes;
   const uint64_t first = (uint64_t)channel * group.geometry().bulk_chunk_bytes;
   uint32_t total = 0;
@@ -107,13 +107,13 @@ WINDLASS_DEVICE void begin_bulk_task(const Group& group, const BulkBlock& block,
     if (message.blocks == 0 && message.bytes > first) total += (uint32_t)((message.bytes - first + stride - 1) / stride);
   }
   task.total = total;
-  // Chunks that a mover may send with a credit of zero.
+  // Chunks that a copy warp may send with a credit of zero.
   const uint64_t slots = group.geometry().bulk_slots, at_first = slots > task.base ? slots - task.base : 0;
   task.gate = task.grown ? gate_closed : (uint32_t)(at_first < total ? at_first : total);
-  for (uint32_t mover = 0; mover < block.movers; ++mover) *block.teller(index, mover) = 0;
+  for (uint32_t copy_warp = 0; copy_warp < block.copy_warps; ++copy_warp) *block.teller(index, copy_warp) = 0;
 }
 
-// --- movers -----------------------------------------------------------------------------------------------------------
+// --- copy warps -----------------------------------------------------------------------------------------------------------
 
 WINDLASS_DEVICE void take_gate(const BulkTask& task, uint32_t gate, Job& job) {
   if (!(gate & gate_closed)) return;
@@ -132,13 +132,13 @@ WINDLASS_DEVICE void begin_bulk_job(const Group& group, const BulkBlock& block, 
   job.live = find_piece(group, connection, true, job.channel, 0, job.operation, job.step, piece);
 }
 
-WINDLASS_DEVICE void finish_part(const Group& group, const BulkBlock& block, const WindlassP2pConnection& connection, uint32_t mover,
+WINDLASS_DEVICE void finish_part(const Group& group, const BulkBlock& block, const WindlassP2pConnection& connection, uint32_t copy_warp,
                              Job& job) {
   ++job.count;
   ++job.step;
   // The whole warp's part is done before its first lane tells.
   sync_warp();
-  if (lane_index() == 0) tell(block.teller(job.task, mover), (uint32_t)(job.count - block.tasks[job.task].base));
+  if (lane_index() == 0) tell(block.teller(job.task, copy_warp), (uint32_t)(job.count - block.tasks[job.task].base));
   Piece next;
   job.live = find_piece(group, connection, true, job.channel, 0, job.operation, job.step, next);
 }
@@ -152,14 +152,14 @@ WINDLASS_DEVICE bool follow_bulk_channel(const BulkBlock& block, const WindlassP
   if (!move.grown) return false;
   job.from = move.from;
   job.grown = move.grown;
-  // For the poster, which keeps it for the next launch.
+  // For the signal warp, which keeps it for the next launch.
   if (lane_index() == 0) tell(&block.tasks[job.task].gate, gate_closed);
   return true;
 }
 
-// This mover's part of the next chunk, out of its slot. True if it was there.
+// This copy warp's part of the next chunk, out of its slot. True if it was there.
 WINDLASS_DEVICE bool step_bulk_receive(const Group& group, const BulkBlock& block, const WindlassP2pConnection& connection,
-                                   uint32_t mover, Job& job) {
+                                   uint32_t copy_warp, Job& job) {
   if (job.seen <= job.count) {
     // One thread acquires for the warp; the vote inside from_first_lane orders nothing, so sync_warp hands it on.
     const uint64_t posted = load_word_for_warp(bulk_word(connection.bulk_posted, job.channel));
@@ -173,8 +173,8 @@ WINDLASS_DEVICE bool step_bulk_receive(const Group& group, const BulkBlock& bloc
   const char* const from = bulk_slot(group, connection, job.channel, job.count, job.from, job.grown);
   char* const to = reinterpret_cast<char*>(piece.address + piece.offset);
   const uint32_t width = access_width(piece.address);
-  const uint32_t vectors = (piece.bytes + 15) / 16, stride = block.movers * 32;
-  for (uint32_t first = mover * 32 + lane_index(); first < vectors; first += stride * vectors_in_flight) {
+  const uint32_t vectors = (piece.bytes + 15) / 16, stride = block.copy_warps * 32;
+  for (uint32_t first = copy_warp * 32 + lane_index(); first < vectors; first += stride * vectors_in_flight) {
     Vector v[vectors_in_flight];
     WINDLASS_UNROLL
     for (uint32_t i = 0; i < vectors_in_flight; ++i)
@@ -192,13 +192,13 @@ WINDLASS_DEVICE bool step_bulk_receive(const Group& group, const BulkBlock& bloc
   }
   // Credit only now: the values were stored, so their loads have returned. A credit that leaves while a load without a
   // consumer is in flight lets the sender overwrite the slot under it.
-  finish_part(group, block, connection, mover, job);
+  finish_part(group, block, connection, copy_warp, job);
   return true;
 }
 
-// The gate of a channel as one thread of a mover finds it, which is at chunk `count` and has just read `credit`. The movers of a
+// The gate of a channel as one thread of a copy warp finds it, which is at chunk `count` and has just read `credit`. The copy warps of a
 // block go on by themselves, with what credit each has seen, so the gate decides where the channel moves: whoever uses the first
-// ring has raised it before, and the first mover closes it. A function of its own: the registers are needed elsewhere.
+// ring has raised it before, and the first copy warp closes it. A function of its own: the registers are needed elsewhere.
 WINDLASS_DEVICE_FUNCTION uint32_t pass_gate(BulkTask* task, uint64_t count, uint64_t credit, uint32_t slots, uint64_t growth_word) {
   if (count - credit < slots) {
     // Not beyond this launch: a move that lies ahead of its end would be forgotten.
@@ -213,8 +213,8 @@ WINDLASS_DEVICE_FUNCTION uint32_t pass_gate(BulkTask* task, uint64_t count, uint
   return set_bits(&task->gate, gate_closed) | gate_closed;
 }
 
-// May this mover's part of the next chunk go?
-WINDLASS_DEVICE bool has_part_room(const Group& group, const BulkBlock& block, const WindlassP2pConnection& connection, uint32_t mover,
+// May this copy warp's part of the next chunk go?
+WINDLASS_DEVICE bool has_part_room(const Group& group, const BulkBlock& block, const WindlassP2pConnection& connection, uint32_t copy_warp,
                                Job& job, bool look) {
   const uint32_t slots = group.geometry().bulk_slots;
   if (job.count - job.seen < slots_at(slots, job.from, job.grown, job.count)) return true;
@@ -223,7 +223,7 @@ WINDLASS_DEVICE bool has_part_room(const Group& group, const BulkBlock& block, c
   uint32_t gate = 0;
   if (lane_index() == 0) {
     credit = load_word_acquire(bulk_word(connection.bulk_credit, job.channel));
-    if (job.from == from_none) gate = pass_gate(task, job.count, credit, slots, look && mover == 0 ? bulk_growth(connection) : 0);
+    if (job.from == from_none) gate = pass_gate(task, job.count, credit, slots, look && copy_warp == 0 ? bulk_growth(connection) : 0);
   }
   job.seen = from_first_lane(credit);
   gate = (uint32_t)from_first_lane(gate);
@@ -232,17 +232,17 @@ WINDLASS_DEVICE bool has_part_room(const Group& group, const BulkBlock& block, c
   return job.count - job.seen < slots_at(slots, job.from, job.grown, job.count);
 }
 
-// This mover's part of the next chunk, into its slot by ordinary stores.
+// This copy warp's part of the next chunk, into its slot by ordinary stores.
 WINDLASS_DEVICE bool step_bulk_send(const Group& group, const BulkBlock& block, const WindlassP2pConnection& connection,
-                                uint32_t mover, Job& job, bool look) {
-  if (!has_part_room(group, block, connection, mover, job, look)) return false;
+                                uint32_t copy_warp, Job& job, bool look) {
+  if (!has_part_room(group, block, connection, copy_warp, job, look)) return false;
   Piece piece;
   find_piece(group, connection, true, job.channel, 0, job.operation, job.step, piece);
   const char* const from = reinterpret_cast<const char*>(piece.address + piece.offset);
   char* const to = bulk_slot(group, connection, job.channel, job.count, job.from, job.grown);
   const uint32_t width = access_width(piece.address);
-  const uint32_t vectors = (piece.bytes + 15) / 16, stride = block.movers * 32;
-  for (uint32_t first = mover * 32 + lane_index(); first < vectors; first += stride * vectors_in_flight) {
+  const uint32_t vectors = (piece.bytes + 15) / 16, stride = block.copy_warps * 32;
+  for (uint32_t first = copy_warp * 32 + lane_index(); first < vectors; first += stride * vectors_in_flight) {
     Vector v[vectors_in_flight];
     WINDLASS_UNROLL
     for (uint32_t i = 0; i < vectors_in_flight; ++i) {
@@ -256,11 +256,11 @@ WINDLASS_DEVICE bool step_bulk_send(const Group& group, const BulkBlock& block, 
     for (uint32_t i = 0; i < vectors_in_flight; ++i)
       if (first + i * stride < vectors) store_slot(to + (uint64_t)(first + i * stride) * 16, v[i]);
   }
-  finish_part(group, block, connection, mover, job);
+  finish_part(group, block, connection, copy_warp, job);
   return true;
 }
 
-// --- the poster -------------------------------------------------------------------------------------------------------
+// --- the signal warp -------------------------------------------------------------------------------------------------------
 
 // The ring in which the next launch goes on.
 WINDLASS_DEVICE uint64_t ring_at_end(const BulkTask& task, uint32_t gate, const WindlassP2pConnection& connection, bool send) {
@@ -271,7 +271,7 @@ WINDLASS_DEVICE uint64_t ring_at_end(const BulkTask& task, uint32_t gate, const 
 }
 
 // Each lane looks after tasks lane, lane + 32, ...
-WINDLASS_DEVICE void run_poster(const Group& group, const BulkBlock& block) {
+WINDLASS_DEVICE void run_signal_warp(const Group& group, const BulkBlock& block) {
   uint32_t idle = 0;
   for (;;) {
     bool unfinished = false, moved = false;
@@ -283,8 +283,8 @@ WINDLASS_DEVICE void run_poster(const Group& group, const BulkBlock& block) {
         const BulkTask& task = block.tasks[index];
         published = task.published;
         done = task.total;
-        for (uint32_t mover = 0; mover < task.tellers; ++mover) {
-          const uint32_t one = told(block.teller(index, mover));
+        for (uint32_t copy_warp = 0; copy_warp < task.tellers; ++copy_warp) {
+          const uint32_t one = told(block.teller(index, copy_warp));
           done = one < done ? one : done;
         }
       }
@@ -301,7 +301,7 @@ WINDLASS_DEVICE void run_poster(const Group& group, const BulkBlock& block) {
             task.announced = 1;
           }
         }
-        // The chunks, before the words that announce them. Completion of the pusher's copies is not arrival at the peer:
+        // The chunks, before the words that announce them. Completion of the TMA producer's copies is not arrival at the peer:
         // without this fence a receiver read old bytes. (For credit alone no fence would be needed.)
         if (any_of_warp(news && index < block.send_tasks)) fence_system();
         if (news) {
@@ -328,14 +328,14 @@ WINDLASS_DEVICE void run_poster(const Group& group, const BulkBlock& block) {
   }
 }
 
-// --- the pusher -------------------------------------------------------------------------------------------------------
+// --- the TMA producer -------------------------------------------------------------------------------------------------------
 #if WINDLASS_HAS_BULK_COPIES
 
 // One thread. Chunks pass through `stages` places of shared memory in the order in which they were loaded, whichever channels
 // they are of; a chunk is loaded only when its channel has room for it, so nothing that was loaded ever waits for a peer and no
-// channel waits behind another. Without room anywhere all that is under way is completed and told before the pusher polls: the
+// channel waits behind another. Without room anywhere all that is under way is completed and told before the TMA producer polls: the
 // credit that it waits for may depend on it.
-struct Pusher {
+struct TmaProducer {
   const Group& group;
   const BulkBlock& block;
   char* stages;
@@ -349,7 +349,7 @@ struct Pusher {
     return !(group.connection(block.tasks[index].connection).flags & WINDLASS_CONNECTION_ORDINARY_STORES);
   }
 
-  // The first chunk in the grown ring; the pusher alone closes the gates of its channels.
+  // The first chunk in the grown ring; the TMA producer alone closes the gates of its channels.
   WINDLASS_DEVICE static uint64_t from_of(BulkTask& task) {
     const uint32_t gate = told(&task.gate);
     return gate & gate_closed ? task.base + (gate & ~gate_closed) : from_none;
@@ -413,7 +413,7 @@ struct Pusher {
     ++stored;
   }
 
-  // All but `left` of the stores are complete: tell the poster.
+  // All but `left` of the stores are complete: tell the signal warp.
   WINDLASS_DEVICE void complete(uint32_t left) {
     wait_stores(left);
     for (; told_stored < stored - left; ++told_stored) {

@@ -44,7 +44,7 @@
   X(ncclWindlass_AllReduce_##R##_4##suffix, all_reduce, reducer, 4, 2, 768, straight)  \
   X(ncclWindlass_AllReduce_##R##_8##suffix, all_reduce, reducer, 8, 2, 512, straight)
 
-// Reductions of large buffers. A warp of each role less, as packets are larger; and the poster.
+// Reductions of large buffers. A warp of each role less, as packets are larger; and the signal warp.
 #define WINDLASS_COLLECTIVE_SIMPLE_KERNELS_OF(X, R, reducer, suffix, straight)                              \
   X(ncclWindlass_Simple_##R##_2##suffix, simple, reducer, 2, 4, 544, straight)                              \
   X(ncclWindlass_Simple_##R##_4##suffix, simple, reducer, 4, 4, 544, straight)                              \

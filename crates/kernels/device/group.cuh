@@ -8,11 +8,11 @@
 #include "copies.cuh"
 #include "ll128_channel.cuh"
 
-// The jobs of one mover, one after the other. The lines that a block serves are dealt to its warps.
+// The jobs of one copy warp, one after the other. The lines that a block serves are dealt to its warps.
 struct JobList {
   const Group& group;
   const BulkBlock& block;
-  const uint32_t mover;
+  const uint32_t copy_warp;
   // where the list is
   JobKind kind = job_ll128_send;
   uint32_t next = 0;
@@ -20,10 +20,10 @@ struct JobList {
   WINDLASS_DEVICE bool find_ll128(bool receive, Job& job) {
     const WindlassP2pLaunch& launch = group.launch;
     const uint32_t warps = receive ? launch.ll128_receive_warps : launch.ll128_send_warps;
-    const uint32_t first_warp = receive ? launch.movers - warps : 0;
-    if (mover < first_warp || mover >= first_warp + warps) return false;
+    const uint32_t first_warp = receive ? launch.copy_warps - warps : 0;
+    if (copy_warp < first_warp || copy_warp >= first_warp + warps) return false;
     const uint32_t end = receive ? group.connections() : launch.send_connections;
-    uint32_t left = mover - first_warp + warps * next, behind;
+    uint32_t left = copy_warp - first_warp + warps * next, behind;
     uint32_t index = receive ? launch.send_connections : 0;
     WindlassP2pConnection connection;
     for (;; ++index) {
@@ -49,7 +49,7 @@ struct JobList {
       const uint32_t index = (receive ? block.send_tasks : 0) + next++;
       const BulkTask& task = block.tasks[index];
       const WindlassP2pConnection connection = group.connection(task.connection);
-      if (!receive && !(connection.flags & WINDLASS_CONNECTION_ORDINARY_STORES)) continue;  // the pusher's
+      if (!receive && !(connection.flags & WINDLASS_CONNECTION_ORDINARY_STORES)) continue;  // the TMA producer's
       job.connection = task.connection;
       job.channel = task.channel;
       job.operation = job.step = 0;
@@ -75,13 +75,13 @@ struct JobList {
   }
 };
 
-WINDLASS_DEVICE bool step_job(const Group& group, const BulkBlock& block, const WindlassP2pConnection& connection, uint32_t mover,
+WINDLASS_DEVICE bool step_job(const Group& group, const BulkBlock& block, const WindlassP2pConnection& connection, uint32_t copy_warp,
                           Job& job, bool look) {
   switch (job.kind) {
     case job_ll128_send: return step_ll128_send(group, connection, job, look);
     case job_ll128_receive: return step_ll128_receive(group, connection, job, look);
-    case job_bulk_send: return step_bulk_send(group, block, connection, mover, job, look);
-    default: return step_bulk_receive(group, block, connection, mover, job);
+    case job_bulk_send: return step_bulk_send(group, block, connection, copy_warp, job, look);
+    default: return step_bulk_receive(group, block, connection, copy_warp, job);
   }
 }
 
@@ -102,7 +102,7 @@ WINDLASS_DEVICE void wish_for_job(const Group& group, const Job& job) {
   wish_for_growth(group, group.connection(job.connection).peer, ll128 ? WINDLASS_GROWTH_LL128 : WINDLASS_GROWTH_BULK);
 }
 
-// Movers with one job, of LL128: all of it in registers, nothing between two looks.
+// Copy warps with one job, of LL128: all of it in registers, nothing between two looks.
 struct Patience {
   uint32_t idle = 0;
 
@@ -144,8 +144,8 @@ WINDLASS_DEVICE void run_ll128_receive(const Group& group, const WindlassP2pConn
   }
 }
 
-// A mover with several jobs takes them in turn and never stays with one that cannot move.
-WINDLASS_DEVICE void run_several(const Group& group, const BulkBlock& block, uint32_t mover, Job* jobs, uint32_t count) {
+// A copy warp with several jobs takes them in turn and never stays with one that cannot move.
+WINDLASS_DEVICE void run_several(const Group& group, const BulkBlock& block, uint32_t copy_warp, Job* jobs, uint32_t count) {
   uint32_t idle = 0, live = count, turn = 0;
   while (live) {
     bool moved = false;
@@ -155,7 +155,7 @@ WINDLASS_DEVICE void run_several(const Group& group, const BulkBlock& block, uin
       Job job = jobs[index];
       if (!job.live) continue;
       const WindlassP2pConnection connection = group.connection(job.connection);
-      if (step_job(group, block, connection, mover, job, look)) moved = true;
+      if (step_job(group, block, connection, copy_warp, job, look)) moved = true;
       if (!job.live) --live;
       // All lanes have read the job before one writes it, and it is written before all read it again.
       sync_warp();
@@ -179,8 +179,8 @@ WINDLASS_DEVICE void run_several(const Group& group, const BulkBlock& block, uin
   }
 }
 
-WINDLASS_DEVICE void run_mover(const Group& group, const BulkBlock& block, uint32_t mover, Job* jobs) {
-  JobList list{group, block, mover};
+WINDLASS_DEVICE void run_copy_warp(const Group& group, const BulkBlock& block, uint32_t copy_warp, Job* jobs) {
+  JobList list{group, block, copy_warp};
   Job job;
   if (!list.find(job)) return;
   if (group.launch.jobs_per_warp == 0) {
@@ -198,7 +198,7 @@ WINDLASS_DEVICE void run_mover(const Group& group, const BulkBlock& block, uint3
     ++count;
   } while (list.find(job));
   sync_warp();
-  run_several(group, block, mover, jobs, count);
+  run_several(group, block, copy_warp, jobs, count);
 }
 
 WINDLASS_DEVICE void run_group(const WindlassP2pLaunch& launch) {
@@ -214,7 +214,7 @@ WINDLASS_DEVICE void run_group(const WindlassP2pLaunch& launch) {
   const WindlassP2pShared layout = windlass_shared_layout(launch);
   const bool bulk = launch.bulk_tasks != 0;
   BulkBlock block{reinterpret_cast<BulkTask*>(shared + layout.tasks), reinterpret_cast<uint32_t*>(shared + layout.told),
-                  launch.movers, 0, 0};
+                  launch.copy_warps, 0, 0};
   if (bulk) {
     block.send_tasks = bulk_channels_here(group, 0, launch.send_connections);
     block.receive_tasks = bulk_channels_here(group, launch.send_connections, launch.receive_connections);
@@ -230,23 +230,23 @@ WINDLASS_DEVICE void run_group(const WindlassP2pLaunch& launch) {
       barriers_made();
     }
 #endif
-    // The block's only barrier: everyone sees the tasks, and all bases are read before the poster writes progress.
+    // The block's only barrier: everyone sees the tasks, and all bases are read before the signal warp writes progress.
     sync_block();
     if (warp_index() == 0) {
 #if WINDLASS_HAS_BULK_COPIES
       if (lane_index() == 0 && launch.stages) {
-        Pusher pusher{group, block, shared + layout.stages, barriers, reinterpret_cast<Order*>(shared + layout.orders)};
-        pusher.run();
+        TmaProducer tma_producer{group, block, shared + layout.stages, barriers, reinterpret_cast<Order*>(shared + layout.orders)};
+        tma_producer.run();
       }
 #endif
       return;
     }
     if (warp_index() == 1) {
-      run_poster(group, block);
+      run_signal_warp(group, block);
       return;
     }
   }
   // Called from one place: it is most of the code.
-  const uint32_t mover = warp_index() - (bulk ? WINDLASS_BULK_SERVICE_WARPS : 0);
-  run_mover(group, block, mover, jobs + mover * launch.jobs_per_warp);
+  const uint32_t copy_warp = warp_index() - (bulk ? WINDLASS_BULK_SERVICE_WARPS : 0);
+  run_copy_warp(group, block, copy_warp, jobs + copy_warp * launch.jobs_per_warp);
 }

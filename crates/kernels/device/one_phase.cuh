@@ -26,7 +26,7 @@ WINDLASS_DEVICE void run_ll128(const typename Source::Parameter& parameter) {
   }
 }
 
-// Only even launches that reduce: the poster takes every channel to be used by all peers alike.
+// Only even launches that reduce: the signal warp takes every channel to be used by all peers alike.
 template <class Reducer, int ranks_max, bool straight>
 WINDLASS_DEVICE void run_simple(const WindlassCollectiveLaunch& launch) {
   uint32_t* const counters = begin_posting(launch, 1);

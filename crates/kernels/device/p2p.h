@@ -29,7 +29,7 @@ enum {
   WINDLASS_LAUNCH_HEAD_BYTES = 120,
   WINDLASS_INLINE_BYTES = WINDLASS_LAUNCH_BYTES - WINDLASS_LAUNCH_HEAD_BYTES,
   WINDLASS_REPORT_ENTRIES = 31,
-  // Warps before the movers in a launch that moves bulk messages: the pusher and the poster.
+  // Warps before the copy warps in a launch that moves bulk messages: the TMA producer and the signal warp.
   WINDLASS_BULK_SERVICE_WARPS = 2,
   // Bytes at `wishes`: of each wire, one for each peer (by its rank, modulo).
   WINDLASS_WISHES_PER_WIRE = 64,
@@ -125,12 +125,12 @@ typedef struct WindlassP2pLaunch {
   uint32_t receive_connections;
   uint32_t used_blocks;          // bit b: virtual block b serves a channel. The grid begins with these, ascending
   uint32_t bulk_tasks;           // bulk channels of one block at most, both ways; 0: no chunks
-  uint32_t ll128_send_warps;     // movers of a block that send LL128: its first ones
-  uint32_t ll128_receive_warps;  // movers of a block that receive LL128: its last ones
-  uint32_t movers;               // warps of a block that move data; all of them move bulk messages
-  uint16_t stages;               // chunks that the pusher holds in shared memory, even; 0: no pusher
+  uint32_t ll128_send_warps;     // copy warps of a block that send LL128: its first ones
+  uint32_t ll128_receive_warps;  // copy warps of a block that receive LL128: its last ones
+  uint32_t copy_warps;           // warps of a block that move data; all of them move bulk messages
+  uint16_t stages;               // chunks that the TMA producer holds in shared memory, even; 0: no TMA producer
   uint16_t copy_blocks;          // blocks that copy what the rank sends to itself: the last ones of the grid
-  uint16_t jobs_per_warp;        // room in shared memory for a mover's jobs; 0: each has at most one, an LL128 channel
+  uint16_t jobs_per_warp;        // room in shared memory for a copy warp's jobs; 0: each has at most one, an LL128 channel
   uint16_t ll128_rounds;         // LL128 channels of a connection that one virtual block serves
   uint32_t flags;                // WINDLASS_LAUNCH_*
   uint32_t operations;           // of all connections
@@ -161,8 +161,8 @@ typedef struct WindlassP2pShared {
   uint32_t barriers;  // [stage], 8 bytes
   uint32_t orders;    // [stage], 16 bytes
   uint32_t tasks;     // [bulk channels of the block, sends first], 64 bytes
-  uint32_t told;      // [task][mover], 4 bytes
-  uint32_t jobs;      // [mover][job], 64 bytes
+  uint32_t told;      // [task][copy warp], 4 bytes
+  uint32_t jobs;      // [copy warp][job], 64 bytes
   uint32_t total;
 } WindlassP2pShared;
 
@@ -179,8 +179,8 @@ WINDLASS_ANYWHERE WindlassP2pShared windlass_shared_layout(const WindlassP2pLaun
   shared.orders = shared.barriers + (launch.stages * 8 + 15) / 16 * 16;
   shared.tasks = shared.orders + launch.stages * 16;
   shared.told = shared.tasks + launch.bulk_tasks * 64;
-  shared.jobs = shared.told + (launch.bulk_tasks * launch.movers * 4 + 15) / 16 * 16;
-  shared.total = shared.jobs + launch.movers * launch.jobs_per_warp * 64;
+  shared.jobs = shared.told + (launch.bulk_tasks * launch.copy_warps * 4 + 15) / 16 * 16;
+  shared.total = shared.jobs + launch.copy_warps * launch.jobs_per_warp * 64;
   return shared;
 }
 

@@ -1,8 +1,8 @@
-// Simple: the full wire for large collectives, by ordinary stores. A packet is there when the sender's poster has said
+// Simple: the full wire for large collectives, by ordinary stores. A packet is there when the sender's signal warp has said
 // so in a word beside the channel; so it comes a fence later than an LL128 line, and nothing of it is tags. It lies in the slots of LL128, and counts
 // in their numbers: what a slot holds from one format is overwritten by the other under the same rules.
 //
-// A sending warp does not fence: it tells the block's poster warp through shared memory, which makes one fence for all it was told.
+// A sending warp does not fence: it tells the block's signal warp through shared memory, which makes one fence for all it was told.
 #pragma once
 #include "channel.cuh"
 
@@ -26,7 +26,7 @@ struct SimpleSender : Sender<Simple, straight> {
   Told& packets_told;
   WINDLASS_DEVICE SimpleSender(const OneCall& source, const WindlassWire& wire, uint32_t channel, uint64_t bytes, Told& told)
       : Sender<Simple, straight>(source, wire, channel, bytes), packets_told(told) {}
-  // The poster does, when it has posted the last packet.
+  // The signal warp does, when it has posted the last packet.
   WINDLASS_DEVICE void end() {}
 };
 template <bool straight>
@@ -90,7 +90,7 @@ WINDLASS_DEVICE uint32_t* begin_posting(const WindlassCollectiveLaunch& launch, 
   return counters;
 }
 
-// The poster warp. A thread serves one sending warp of one phase (a connection) and some of the peers.
+// The signal warp. A thread serves one sending warp of one phase (a connection) and some of the peers.
 template <int phases, bool straight>
 WINDLASS_DEVICE void post(const WindlassCollectiveLaunch& launch, uint32_t* counters) {
   const uint32_t connections = phases * launch.role_warps, connection = lane_index() % connections, team = lane_index() / connections, teams = 32 / connections;

@@ -35,8 +35,8 @@ struct P2pShape {
 };
 
 constexpr uint32_t p2p_refused = ~0u;
-constexpr uint32_t p2p_movers_max = 16;   // of a block
-constexpr uint32_t p2p_bulk_movers = p2p_movers_max - WINDLASS_BULK_SERVICE_WARPS;
+constexpr uint32_t p2p_copy_warps_max = 16;   // of a block
+constexpr uint32_t p2p_bulk_copy_warps = p2p_copy_warps_max - WINDLASS_BULK_SERVICE_WARPS;
 constexpr uint64_t p2p_bytes_a_copying_thread = 128;
 constexpr uint32_t p2p_copying_threads = 16 * 512;  // beside messages
 constexpr uint32_t p2p_copy_blocks_max = 64;
@@ -78,7 +78,7 @@ inline P2pShape p2p_arrange(const P2pCall* calls, size_t count, const P2pPeer* p
   operations.clear();
   auto* const connections = reinterpret_cast<WindlassP2pConnection*>(launch.storage);
   uint32_t used = 0;
-  bool pusher = false, ordinary = false;
+  bool tma_producer = false, ordinary = false;
   P2pLoad loads[WINDLASS_VIRTUAL_BLOCKS_MAX] = {};
   for (uint32_t receive = 0; receive < 2; ++receive)
     for (size_t peer = 0; peer < peer_count; ++peer) {
@@ -106,7 +106,7 @@ inline P2pShape p2p_arrange(const P2pCall* calls, size_t count, const P2pPeer* p
       if (connection.operations == 0) continue;
       if (!receive && connection.active_bulk_channels) {
         if (limits.bulk_copies && aligned) {
-          pusher = true;
+          tma_producer = true;
         } else {
           connection.flags |= WINDLASS_CONNECTION_ORDINARY_STORES;
           ordinary = true;
@@ -154,13 +154,13 @@ inline P2pShape p2p_arrange(const P2pCall* calls, size_t count, const P2pPeer* p
     blocks = windlass_divided_up(blocks, 4) * 4;
     shape.cluster = 4;
   }
-  const uint32_t movers_max = bulk ? p2p_bulk_movers : p2p_movers_max;
-  const uint32_t warps_max = ll128[0] && ll128[1] ? movers_max / 2 : movers_max;
+  const uint32_t copy_warps_max = bulk ? p2p_bulk_copy_warps : p2p_copy_warps_max;
+  const uint32_t warps_max = ll128[0] && ll128[1] ? copy_warps_max / 2 : copy_warps_max;
   launch.ll128_send_warps = std::min(warps_max, ll128[0]);
   launch.ll128_receive_warps = std::min(warps_max, ll128[1]);
-  launch.movers = std::max(launch.ll128_send_warps + launch.ll128_receive_warps, bulk ? movers_max : 0);
+  launch.copy_warps = std::max(launch.ll128_send_warps + launch.ll128_receive_warps, bulk ? copy_warps_max : 0);
 
-  // Most jobs that a mover can have: its lines of one direction, and its part in the block's bulk channels.
+  // Most jobs that a copy warp can have: its lines of one direction, and its part in the block's bulk channels.
   const auto share = [](uint32_t channels, uint32_t warps) { return warps ? windlass_divided_up(channels, warps) : 0; };
   const auto jobs = [&] {
     uint32_t most = 0;
@@ -170,7 +170,7 @@ inline P2pShape p2p_arrange(const P2pCall* calls, size_t count, const P2pPeer* p
     return most > 1 || bulk ? most : 0;
   };
   launch.jobs_per_warp = (uint16_t)jobs();
-  launch.stages = (uint16_t)(pusher ? limits.stages : 0);
+  launch.stages = (uint16_t)(tma_producer ? limits.stages : 0);
   shape.shared_bytes = blocks ? windlass_shared_layout(launch).total : 0;
   if (launch.stages && shape.shared_bytes > limits.shared_bytes_max) {
     launch.stages = 0;
@@ -185,7 +185,7 @@ inline P2pShape p2p_arrange(const P2pCall* calls, size_t count, const P2pPeer* p
     shape.blocks = p2p_refused;
     return shape;
   }
-  shape.threads = 32 * (blocks ? launch.movers + (bulk ? WINDLASS_BULK_SERVICE_WARPS : 0) : p2p_movers_max);
+  shape.threads = 32 * (blocks ? launch.copy_warps + (bulk ? WINDLASS_BULK_SERVICE_WARPS : 0) : p2p_copy_warps_max);
   const uint64_t a_block = p2p_bytes_a_copying_thread * shape.threads, copy_blocks = (copied + a_block - 1) / a_block;
   const uint32_t most = std::min(blocks ? p2p_copying_threads / shape.threads : p2p_copy_blocks_max, p2p_copy_blocks_max);
   launch.copy_blocks = (uint16_t)(windlass_divided_up((uint32_t)std::min<uint64_t>(copy_blocks, most), shape.cluster) * shape.cluster);

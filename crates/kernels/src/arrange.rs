@@ -84,9 +84,9 @@ pub struct Shape {
     pub lists_operations: bool,
 }
 
-/// Movers of a block: of a kernel of at most 16 warps.
-const MOVERS_MAX: u32 = 16;
-const BULK_MOVERS: u32 = MOVERS_MAX - BULK_SERVICE_WARPS;
+/// Copy warps of a block: of a kernel of at most 16 warps.
+const COPY_WARPS_MAX: u32 = 16;
+const BULK_COPY_WARPS: u32 = COPY_WARPS_MAX - BULK_SERVICE_WARPS;
 /// What a rank sends to itself is copied by blocks of their own, beside messages by few threads.
 const BYTES_A_COPYING_THREAD: u64 = 128;
 const COPYING_THREADS: u64 = 16 * 512;
@@ -176,13 +176,13 @@ pub fn arrange(
     let bulk = launch.bulk_tasks > 0;
     let (blocks, cluster) = grid(launch.used_blocks.count_ones(), geometry.bulk_channels);
     if blocks > 0 {
-        let movers_max = if bulk { BULK_MOVERS } else { MOVERS_MAX };
+        let copy_warps_max = if bulk { BULK_COPY_WARPS } else { COPY_WARPS_MAX };
         let both = most.ll128.iter().all(|channels| *channels > 0);
-        let warps_max = if both { movers_max / 2 } else { movers_max };
+        let warps_max = if both { copy_warps_max / 2 } else { copy_warps_max };
         launch.ll128_send_warps = most.ll128[0].min(warps_max);
         launch.ll128_receive_warps = most.ll128[1].min(warps_max);
         let ll128_warps = launch.ll128_send_warps + launch.ll128_receive_warps;
-        launch.movers = ll128_warps.max(if bulk { movers_max } else { 0 });
+        launch.copy_warps = ll128_warps.max(if bulk { copy_warps_max } else { 0 });
         launch.stages = match limits.bulk {
             BulkSend::Copies { stages } if by_copies => stages,
             _ => 0,
@@ -197,8 +197,8 @@ pub fn arrange(
             return Err(Refusal::TooManyChannels);
         }
     }
-    let warps = launch.movers + if bulk { BULK_SERVICE_WARPS } else { 0 };
-    let threads = 32 * if blocks > 0 { warps } else { MOVERS_MAX };
+    let warps = launch.copy_warps + if bulk { BULK_SERVICE_WARPS } else { 0 };
+    let threads = 32 * if blocks > 0 { warps } else { COPY_WARPS_MAX };
     let most = if blocks > 0 { COPYING_THREADS / u64::from(threads) } else { COPY_BLOCKS_MAX };
     let copy_blocks = copied.div_ceil(BYTES_A_COPYING_THREAD * u64::from(threads));
     let copy_blocks = copy_blocks.min(most).min(COPY_BLOCKS_MAX) as u32;
@@ -365,7 +365,7 @@ impl Loads {
         most
     }
 
-    /// Most jobs that a mover can have: its lines of one direction, and its part in the block's bulk channels. None if each
+    /// Most jobs that a copy warp can have: its lines of one direction, and its part in the block's bulk channels. None if each
     /// has at most one LL128 channel, which needs no room.
     fn jobs_per_warp(&self, launch: &Launch, by_stores: bool) -> Result<u16, Refusal> {
         let share = |channels: u32, warps: u32| if warps > 0 { channels.div_ceil(warps) } else { 0 };
@@ -403,8 +403,8 @@ fn shared_bytes(launch: &Launch) -> u32 {
     let stages = stage_count * launch.geometry.bulk_chunk_bytes;
     let barriers = (stage_count * 8).next_multiple_of(16);
     let orders = stage_count * 16;
-    let told = (tasks * launch.movers * 4).next_multiple_of(16);
-    stages + barriers + orders + tasks * 64 + told + launch.movers * u32::from(launch.jobs_per_warp) * 64
+    let told = (tasks * launch.copy_warps * 4).next_multiple_of(16);
+    stages + barriers + orders + tasks * 64 + told + launch.copy_warps * u32::from(launch.jobs_per_warp) * 64
 }
 
 #[cfg(test)]
@@ -449,7 +449,7 @@ mod tests {
         let expected =
             Shape { blocks: 1, threads: 32, cluster: 1, parameter_bytes: 120 + 96 + 16, ..Shape::default() };
         assert_eq!(shape, expected);
-        assert_eq!((launch.ll128_send_warps, launch.movers), (1, 1));
+        assert_eq!((launch.ll128_send_warps, launch.copy_warps), (1, 1));
     }
 
     /// Middle sizes spread over whole clusters, large ones over all blocks with 16 warps.
@@ -516,7 +516,7 @@ mod tests {
             assert_eq!(shape.blocks, blocks, "{shape:?}");
             assert_eq!(shape.cluster, if blocks > 3 && blocks.is_multiple_of(4) { 4 } else { 1 });
             assert!(shape.threads <= 512);
-            assert!(launch.ll128_send_warps + launch.ll128_receive_warps <= launch.movers);
+            assert!(launch.ll128_send_warps + launch.ll128_receive_warps <= launch.copy_warps);
         }
         assert_eq!(
             [1, 3, 5, 7, 18, 31, 32, 99].map(|blocks| Geometry::recommended(blocks, 0).bulk_channels),
@@ -563,7 +563,7 @@ mod tests {
     fn largest_groups() {
         let both = |bytes: u64, p: u32| [call(bytes, p, Direction::Send), call(bytes, p, Direction::Receive)];
         let calls: Vec<Call> = (1..16).flat_map(|p| [both(4 << 20, p), both(64 << 20, p)].concat()).collect();
-        // An A100 lacks bulk copies, so that movers have more jobs, and has 163 KiB.
+        // An A100 lacks bulk copies, so that copy warps have more jobs, and has 163 KiB.
         let a100 = Limits { bulk: BulkSend::OrdinaryStores, shared_bytes_max: 163 << 10 };
         let hopper = Limits { bulk: BulkSend::Copies { stages: RECOMMENDED_STAGES }, ..LIMITS };
         for (blocks, limits) in (1..=32).flat_map(|blocks| [(blocks, a100), (blocks, hopper)]) {

@@ -209,7 +209,7 @@ fn one_communicator_is_alone() {
 }
 
 /// A group that begins while kernels are asked who waits, and whose peer is there: it says that it has left, or does all of its part.
-/// Here movers copy a chunk for so long that what posts chunks finds nothing to do meanwhile.
+/// Here copy warps copy a chunk for so long that what posts chunks finds nothing to do meanwhile.
 #[test]
 fn asked_as_it_begins() {
     let devices = devices(2);

@@ -163,7 +163,7 @@ impl Bytes {
         self.u32(&[l.ll128_send_warps, l.ll128_receive_warps]);
         let stages = u32::from(l.stages) | u32::from(l.copy_blocks) << 16;
         let jobs = u32::from(l.jobs_per_warp) | u32::from(l.ll128_rounds) << 16;
-        self.u32(&[l.movers, stages, jobs, l.flags, l.operations, l.copies]);
+        self.u32(&[l.copy_warps, stages, jobs, l.flags, l.operations, l.copies]);
         self.u64(&l.storage);
     }
 

@@ -32,7 +32,7 @@ fn all_scenarios_run() {
     assert!(sanitized::NAMES.iter().all(|name| plain::NAMES.contains(name)));
 }
 
-/// The tests would notice: without the poster's fence, chunks are announced before they have arrived.
+/// The tests would notice: without the signal warp's fence, chunks are announced before they have arrived.
 #[test]
 fn a_missing_fence_is_found() {
     let faulty = host::compiled("p2p_test.cpp", "p2p_test_faulty", &["-O1", "-DHOST_WITHOUT_FENCE"]);

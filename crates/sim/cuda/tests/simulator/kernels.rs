@@ -180,7 +180,7 @@ fn compiled_kernels_are_stood_in_for() {
         let name = CString::new(P2P_KERNEL).unwrap();
         ok(cuModuleGetFunction(&mut function, module, name.as_ptr()));
         let launch =
-            Launch { control: control as u64, report: report as u64, movers: 1, ..Launch::default() };
+            Launch { control: control as u64, report: report as u64, copy_warps: 1, ..Launch::default() };
         let parameters: [*const c_void; 1] = [(&raw const launch).cast()];
         ok(cuLaunchKernel(function, 2, 1, 1, 64, 1, 1, 4096, stream, parameters.as_ptr(), std::ptr::null()));
         ok(cuStreamSynchronize(stream));
